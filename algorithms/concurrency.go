@@ -1,0 +1,36 @@
+package algorithms
+
+// concurrency admits while no more than limit units are open at once. It is the
+// on-its-way rule without a bound: a request counts from its admission until it is
+// released, at the end of the response's body. It remembers one word.
+//
+// Source: Stripe, "Scaling your API with rate limiters" (2017), the concurrent
+// requests limiter.
+type concurrency struct {
+	site
+	limit int64
+}
+
+func (concurrency) words() (words, rings int) { return 1, 0 }
+
+func (r concurrency) earliest(l *Ledger, now Moment, n int64) int64 {
+	if l.word[r.word]+n <= r.limit {
+		return now.At
+	}
+	return Never
+}
+
+func (r concurrency) depart(l *Ledger, _ Moment, n int64) { l.word[r.word] += n }
+
+func (r concurrency) release(l *Ledger, n int64) { l.word[r.word] = max(0, l.word[r.word]-n) }
+
+func (concurrency) land(*Ledger, Moment, int64) {}
+
+func (r concurrency) used(l *Ledger, _ Moment) int64 { return l.word[r.word] }
+
+func (r concurrency) fresh(l *Ledger, now Moment) int64 {
+	if l.word[r.word] > 0 {
+		return Never
+	}
+	return now.At
+}

@@ -1,0 +1,117 @@
+package algorithms
+
+import "math/bits"
+
+// bucket is the arithmetic of the token bucket, of the leaky bucket as a meter
+// and of the generic cell rate algorithm, told as the last of them: one instant,
+// the theoretical arrival time, at which the bucket will be as if untouched. It
+// admits n units while that instant is no further ahead than the rest of the
+// bucket takes: at most burst + t·limit/window in every interval of length t.
+//
+// The instant is exact: whole microseconds and a remainder in 1/limit of one, so
+// that 3 units a second are 3 units a second for ever. It remembers two words.
+//
+// Source: ITU-T I.371 (2004), annex A; the equivalence of the virtual scheduling
+// and the continuous-state leaky bucket form is shown there.
+type bucket struct {
+	site
+	limit, window, burst int64
+	step, rest           int64 // one unit, in microseconds and 1/limit of one
+}
+
+func newBucket(t Tier, s site) bucket {
+	r := bucket{site: s, limit: t.Limit, window: micros(t.Window), burst: t.Burst}
+	r.step, r.rest = r.window/r.limit, r.window%r.limit
+	return r
+}
+
+// A tat is a theoretical arrival time: at + part/limit microseconds.
+type tat struct{ at, part int64 }
+
+func (bucket) words() (words, rings int) { return 2, 0 }
+
+func (r bucket) tat(l *Ledger) tat { return tat{l.word[r.word], l.word[r.word+1]} }
+
+// add is the time after n more units at an instant.
+func (r bucket) add(t tat, at, n int64) tat {
+	if t.at < at {
+		t = tat{at, 0}
+	}
+	step, rest := r.step, r.rest
+	if n != 1 {
+		step, rest = mulDiv(n, r.window, r.limit)
+	}
+	t.at += step
+	if t.part += rest; t.part >= r.limit {
+		t.part -= r.limit
+		t.at++
+	}
+	return t
+}
+
+// admits is the first instant, now or later, at which no more than free units
+// are missing until t.
+func (r bucket) admits(now int64, t tat, free int64) int64 {
+	if t.at < now || t.at == now && t.part == 0 {
+		return now
+	}
+	// (t.at − now) + t.part/limit ≤ free × window/limit, without the division
+	missHi, missLo := bits.Mul64(uint64(t.at-now), uint64(r.limit))
+	missLo, carry := bits.Add64(missLo, uint64(t.part), 0)
+	freeHi, freeLo := bits.Mul64(uint64(free), uint64(r.window))
+	if _, borrow := bits.Sub64(freeLo, missLo, 0); freeHi > missHi+carry || freeHi == missHi+carry && borrow == 0 {
+		return now
+	}
+	step, rest := mulDiv(free, r.window, r.limit)
+	at := t.at - step
+	if t.part > rest {
+		at++
+	}
+	return max(now, at)
+}
+
+func (r bucket) earliest(l *Ledger, now Moment, n int64) int64 {
+	t, free := r.tat(l), r.burst-l.aloft(r.unit)-n
+	if free >= 0 {
+		if at := r.admits(now.At, t, free); at == now.At {
+			return at
+		}
+	}
+	// What is on its way begins to drain only when it lands.
+	from := now.At
+	for i := range l.slots() {
+		lands, carried := l.landing(i, r.unit)
+		if free >= 0 {
+			if at := r.admits(from, t, free); at <= lands {
+				return at
+			}
+		}
+		t, free, from = r.add(t, lands, carried), free+carried, lands
+	}
+	return r.admits(from, t, free)
+}
+
+func (r bucket) land(l *Ledger, at Moment, n int64) {
+	t := r.add(r.tat(l), at.At, n)
+	l.word[r.word], l.word[r.word+1] = t.at, t.part
+}
+
+func (r bucket) used(l *Ledger, now Moment) int64 {
+	t := r.tat(l)
+	if t.at < now.At {
+		return 0
+	}
+	units, rest := mulDiv(t.at-now.At, r.limit, r.window)
+	if rest+t.part > 0 {
+		units += (rest + t.part + r.window - 1) / r.window
+	}
+	return units
+}
+
+func (r bucket) fresh(l *Ledger, now Moment) int64 {
+	t := r.tat(l)
+	if t.part > 0 {
+		t.at++
+	}
+	return max(now.At, t.at)
+}

@@ -1,0 +1,345 @@
+package algorithms_test
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+var laws = flag.Int("laws", 250_000, "admissions to check in TestLaws, over all algorithms")
+
+var all = []Algorithm{
+	SlidingLog, SlidingWindow, WeightedWindow, FixedWindow, AnchoredWindow, TokenBucket, LeakyBucket, GCRA, Concurrency,
+}
+
+// TestLaws plays random policies, costs, arrivals and cancellations, and has the
+// strict provider's counters, which share no code with these, judge every one.
+func TestLaws(t *testing.T) {
+	for _, a := range all {
+		t.Run(a.String(), func(t *testing.T) {
+			t.Parallel()
+			done, waited := 0, 0
+			for seed := uint64(1); done < *laws/len(all); seed++ {
+				g := newGame(t, rand.New(rand.NewPCG(uint64(a), seed)), a)
+				g.name = fmt.Sprintf("%v, seed %d", a, seed)
+				g.play(100 + g.rand.IntN(200))
+				done += g.admitted
+				waited += g.waited
+			}
+			t.Logf("%d admissions, %d of which had to wait", done, waited)
+			if waited < done/10 {
+				t.Errorf("only %d of %d admissions had to wait: the game proves little", waited, done)
+			}
+		})
+	}
+}
+
+// FuzzLaws is TestLaws with the randomness in the fuzzer's hands.
+func FuzzLaws(f *testing.F) {
+	for _, a := range all {
+		f.Add(uint64(a), uint64(1), uint8(a))
+	}
+	f.Fuzz(func(t *testing.T, s1, s2 uint64, a uint8) {
+		g := newGame(t, rand.New(rand.NewPCG(s1, s2)), all[int(a)%len(all)])
+		g.name = fmt.Sprintf("seed %d %d %d", s1, s2, a)
+		g.play(150)
+	})
+}
+
+// A game is one random policy under random load.
+type game struct {
+	t     *testing.T
+	name  string
+	rand  *rand.Rand
+	tiers []Tier
+	plan  *Plan
+	l     Ledger
+	guard int64
+
+	strict  *throttletest.Counter // fed at admission, where there is no guard
+	now     Moment
+	pace    float64 // mean microseconds between requests
+	open    []*sent
+	history []*sent
+
+	admitted, waited int
+}
+
+// A sent request may reach the provider at any instant from t to the one at which
+// it has landed.
+type sent struct {
+	t, landed int64
+	cost      []int64
+	flight    Flight
+	cancelled bool
+	held      bool
+}
+
+func newGame(t *testing.T, r *rand.Rand, first Algorithm) *game {
+	g := &game{t: t, rand: r}
+	window := math.Exp(r.Float64()*math.Log(2.6e12/1e3)) * 1e3 // 1 ms to 30 days, in µs
+	limit := int64(math.Exp(r.Float64() * math.Log(200)))
+	if r.IntN(10) == 0 {
+		limit *= 30_000 // large limits with large costs
+	}
+	g.pace = window / float64(limit) / 2
+	g.addTier(first, window, limit)
+	for range r.IntN(3) {
+		k := 1 + r.Float64()*5
+		g.addTier(all[r.IntN(len(all))], window*k, max(1, int64(float64(limit)*(1+(k-1)*r.Float64()))))
+	}
+	if r.IntN(2) == 0 {
+		g.guard = int64(math.Exp(r.Float64()*math.Log(window))) + 1
+	}
+	var err error
+	g.plan, err = NewPlan(g.tiers, time.Duration(g.guard)*time.Microsecond)
+	if err != nil {
+		t.Fatalf("%v: %v", g.tiers, err)
+	}
+	g.l = g.plan.NewLedger()
+	g.strict, err = throttletest.NewCounter(g.tiers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := int64(1.6e15) + r.Int64N(1e14) // some day after 2020
+	g.now = Moment{At: start, Wall: start}
+	return g
+}
+
+func (g *game) addTier(a Algorithm, window float64, limit int64) {
+	t := Tier{Limit: limit, Window: time.Duration(window) * time.Microsecond, Algorithm: a}
+	if g.rand.IntN(4) == 0 {
+		t.Unit = "tokens"
+	}
+	switch a {
+	case TokenBucket, LeakyBucket, GCRA:
+		t.Burst = g.rand.Int64N(limit + 1)
+	case FixedWindow, WeightedWindow:
+		t.Phase = time.Duration(g.rand.Float64()*window) * time.Microsecond
+	case SlidingWindow:
+		if g.rand.IntN(2) == 0 {
+			t.Precision = max(t.Window/time.Duration(1+g.rand.IntN(100)), time.Microsecond).Truncate(time.Microsecond)
+		}
+	case Concurrency:
+		t.Window = 0
+	}
+	g.tiers = append(g.tiers, t)
+}
+
+func (g *game) play(steps int) {
+	for range steps {
+		g.step()
+	}
+	g.land(len(g.open))
+	g.judge()
+}
+
+func (g *game) step() {
+	g.to(g.now.At + int64(g.rand.ExpFloat64()*g.pace))
+	cost := g.cost()
+	asked := g.now.At
+	for {
+		at := g.earliest(cost)
+		if at == g.now.At {
+			break
+		}
+		// Something may happen before, and change when it is.
+		if len(g.open) > 0 && (at == Never || g.rand.IntN(4) == 0) {
+			if at != Never {
+				g.to(g.now.At + g.rand.Int64N(at-g.now.At))
+			}
+			g.endOne()
+			continue
+		}
+		g.to(at)
+	}
+	g.admit(cost, asked)
+	if g.rand.IntN(3) == 0 && len(g.open) > 0 {
+		g.endOne()
+	}
+}
+
+// earliest asks, and proves that asking changes nothing.
+func (g *game) earliest(cost []int64) int64 {
+	before := g.l.Clone()
+	before.Advance(g.now)
+	at, tier := g.l.Earliest(g.now, cost)
+	if !g.l.SameAs(&before) {
+		g.fatalf("L3: asking for %v changed the ledger", cost)
+	}
+	if (tier < 0) != (at == g.now.At) || at < g.now.At {
+		g.fatalf("asked at %d: %d by tier %d", g.now.At, at, tier)
+	}
+	return at
+}
+
+func (g *game) admit(cost []int64, asked int64) {
+	held := g.rand.IntN(2) == 0 || g.plan.Concurrent()
+	s := &sent{t: g.now.At, landed: g.now.At + g.guard, cost: cost, held: held}
+	if g.guard == 0 && !g.plan.Concurrent() {
+		g.checkEarliest(s, asked)
+	}
+	s.flight = g.l.Admit(g.now, cost, held)
+	g.history = append(g.history, s)
+	if held {
+		g.open = append(g.open, s)
+	}
+	g.judgeConcurrency()
+	g.admitted++
+	if s.t > asked {
+		g.waited++
+	}
+	if n := g.l.Slots(); n > 34 {
+		g.fatalf("%d slots on their way, at most 34 are promised", n)
+	}
+}
+
+// checkEarliest has the provider confirm that it admits the request now and would
+// not have done so before (L2).
+func (g *game) checkEarliest(s *sent, asked int64) {
+	late := int64(1)
+	for _, t := range g.plan.Tiers() {
+		if t.Algorithm == SlidingWindow {
+			late = max(late, 1+t.Precision.Microseconds())
+		}
+	}
+	if sooner := s.t - late; sooner >= asked && g.strict.Admits(sooner, g.named(s.cost)) == -1 {
+		g.fatalf("L2: admitted %v at %d, but the provider admits it at %d", s.cost, s.t, sooner)
+	}
+	if !g.strict.Arrive(s.t, g.named(s.cost)) {
+		g.fatalf("L1: admitted %v at %d, but the provider refuses it", s.cost, s.t)
+	}
+}
+
+// to moves the clock.
+func (g *game) to(at int64) {
+	d := max(0, at-g.now.At)
+	g.now.At += d
+	g.now.Wall += d
+}
+
+// endOne ends a random open request: its response comes, or it was never sent.
+func (g *game) endOne() {
+	g.end(g.rand.IntN(len(g.open)), g.rand.IntN(4) == 0)
+}
+
+func (g *game) end(i int, cancel bool) {
+	s := g.open[i]
+	g.open = slices.Delete(g.open, i, i+1)
+	inTime := g.guard > 0 && g.now.At < s.landed
+	if cancel && inTime {
+		s.cancelled = true
+		g.l.Cancel(g.now, s.flight, s.cost)
+		return
+	}
+	g.l.Land(g.now, s.flight, s.cost)
+	g.l.Release(s.cost)
+	s.landed = min(s.landed, g.now.At)
+}
+
+func (g *game) land(n int) {
+	for range n {
+		g.end(0, false)
+	}
+}
+
+// judge draws for each request when it reached the provider, which must accept all (L1).
+func (g *game) judge() {
+	for mode := range 4 {
+		type arrival struct {
+			at   int64
+			cost []int64
+		}
+		var arrivals []arrival
+		for _, s := range g.history {
+			if s.cancelled {
+				continue
+			}
+			at := s.t
+			switch {
+			case mode == 1, mode > 1 && g.rand.IntN(3) == 0:
+				at = s.landed
+			case mode > 1:
+				at += g.rand.Int64N(s.landed - s.t + 1)
+			}
+			arrivals = append(arrivals, arrival{at, s.cost})
+		}
+		slices.SortStableFunc(arrivals, func(a, b arrival) int { return int(min(1, max(-1, a.at-b.at))) })
+		provider, err := throttletest.NewCounter(g.rateTiers()...)
+		if err != nil {
+			g.t.Fatal(err)
+		}
+		for i, a := range arrivals {
+			if tier := provider.Admits(a.at, g.named(a.cost)); tier >= 0 {
+				g.fatalf("L1: arrival %d of %v at %d is refused by %v (mode %d)", i, a.cost, a.at, g.rateTiers()[tier], mode)
+			}
+			provider.Arrive(a.at, g.named(a.cost))
+		}
+	}
+}
+
+// rateTiers are those that count arrivals, not what is open.
+func (g *game) rateTiers() []Tier {
+	rate := slices.DeleteFunc(slices.Clone(g.tiers), func(t Tier) bool { return t.Algorithm == Concurrency })
+	if len(rate) == 0 {
+		rate = []Tier{{Limit: MaxLimit, Window: time.Microsecond}}
+	}
+	return rate
+}
+
+// judgeConcurrency counts what is open, for the tiers that limit it (L1).
+func (g *game) judgeConcurrency() {
+	for _, t := range g.plan.Tiers() {
+		if t.Algorithm != Concurrency {
+			continue
+		}
+		var open int64
+		for _, s := range g.open {
+			open += g.named(s.cost)[t.Unit]
+		}
+		if open > t.Limit {
+			g.fatalf("L1: %d %s are open, %d may be", open, t.Unit, t.Limit)
+		}
+	}
+}
+
+func (g *game) named(cost []int64) map[string]int64 {
+	m := map[string]int64{Requests: 0}
+	for i, u := range g.plan.Units() {
+		m[u] = cost[i]
+	}
+	return m
+}
+
+// cost draws amounts that every tier can admit.
+func (g *game) cost() []int64 {
+	cost := make([]int64, len(g.plan.Units()))
+	for i, u := range g.plan.Units() {
+		most := int64(math.MaxInt64)
+		for _, t := range g.plan.Tiers() {
+			if t.Unit == u {
+				most = min(most, t.Capacity())
+			}
+		}
+		cost[i] = 1
+		if g.rand.IntN(3) == 0 || most > 1000 {
+			cost[i] = g.rand.Int64N(most + 1)
+		}
+	}
+	if g.plan.TooLarge(cost) >= 0 {
+		g.fatalf("%v is too large for %v", cost, g.tiers)
+	}
+	return cost
+}
+
+func (g *game) fatalf(format string, args ...any) {
+	g.t.Helper()
+	g.t.Fatalf("%s: tiers %v, guard %d µs: %s", g.name, g.tiers, g.guard, fmt.Sprintf(format, args...))
+}

@@ -1,0 +1,203 @@
+package algorithms
+
+import (
+	"slices"
+	"time"
+)
+
+// A Moment is one instant on two clocks, both in microseconds. At never runs
+// backwards, from any origin; Wall is Unix time, may step, and matters only to
+// tiers whose windows are aligned to the clock.
+type Moment struct {
+	At   int64
+	Wall int64
+}
+
+// on is the moment at an instant of the first clock.
+func (m Moment) on(at int64) Moment { return Moment{at, m.Wall + at - m.At} }
+
+// Later is the moment at an instant of the first clock, or m if that has passed.
+func (m Moment) Later(at int64) Moment { return m.on(max(m.At, at)) }
+
+// A Ledger is what one quota remembers, and decides over all of its tiers as
+// one. Every method takes the present moment; their At must not decrease. A
+// Ledger is not safe for concurrent use.
+//
+// It is a flat list of words: those of each tier, the units on their way, then
+// the slots of the requests on their way, oldest first. A rolling log keeps its
+// stamps in a ring beside it.
+type Ledger struct {
+	plan  *Plan
+	word  []int64
+	rings *[][]int64 // nil where no tier needs one
+	first int64      // number of the oldest slot
+}
+
+// NewLedger returns a ledger of which nothing is used.
+func (p *Plan) NewLedger() Ledger {
+	l := Ledger{plan: p, word: make([]int64, p.tierWords+len(p.units))}
+	if p.rings > 0 {
+		rings := make([][]int64, p.rings)
+		l.rings = &rings
+	}
+	return l
+}
+
+// Clone returns a copy that shares nothing that changes.
+func (l *Ledger) Clone() Ledger {
+	c := *l
+	c.word = slices.Clone(l.word)
+	if l.rings != nil {
+		rings := make([][]int64, len(*l.rings))
+		for i, r := range *l.rings {
+			rings[i] = slices.Clone(r)
+		}
+		c.rings = &rings
+	}
+	return c
+}
+
+func (l *Ledger) ring(s site) *[]int64 { return &(*l.rings)[s.ring] }
+
+// Plan returns the plan whose tiers the ledger keeps.
+func (l *Ledger) Plan() *Plan { return l.plan }
+
+// Earliest returns the first instant from now on at which every tier admits the
+// cost, behind everything that has landed or is on its way, and the tier that
+// decides it, -1 if that is now. It is Never where only a release can help. The
+// ledger stays as it was.
+func (l *Ledger) Earliest(now Moment, cost []int64) (at int64, tier int) {
+	l.advance(now)
+	at, tier = now.At, -1
+	for i, r := range l.plan.rules {
+		n := cost[r.of()]
+		if n == 0 {
+			continue
+		}
+		if e := r.earliest(l, now, n); e > at {
+			at, tier = e, i
+		}
+	}
+	return at, tier
+}
+
+// Admit charges the cost now. It does not ask whether the tiers admit it. A
+// request that is held may be landed or cancelled before the guard has passed.
+func (l *Ledger) Admit(now Moment, cost []int64, held bool) Flight {
+	l.advance(now)
+	for _, r := range l.plan.rules {
+		if n := cost[r.of()]; n > 0 {
+			r.depart(l, now, n)
+		}
+	}
+	if l.plan.guard == 0 {
+		l.land(now, cost)
+		return Landed
+	}
+	return l.depart(now.At, cost, held)
+}
+
+// Land says that the provider has counted the request by now. After the guard it
+// changes nothing.
+func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
+	l.advance(now)
+	if l.alight(f, cost) {
+		l.land(now, cost)
+	}
+}
+
+// Cancel says that the request was never sent and gives back what it was
+// charged. After the guard only what a concurrency tier holds is given back: the
+// request may long have been counted.
+func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) {
+	l.advance(now)
+	l.alight(f, cost)
+	l.Release(cost)
+}
+
+// Release says that the request is over, for the tiers that count what is open at once.
+func (l *Ledger) Release(cost []int64) {
+	for _, r := range l.plan.rules {
+		if c, ok := r.(concurrency); ok {
+			c.release(l, cost[c.unit])
+		}
+	}
+}
+
+// LandHeld lands every held request now: the best that can come, for a forecast.
+func (l *Ledger) LandHeld(now Moment) {
+	l.advance(now)
+	held := make([]int64, len(l.plan.units))
+	for i := range l.slots() {
+		s := l.slot(i)
+		for u := range held {
+			n := s[heldOf(u)]
+			held[u] += n
+			s[totalOf(u)] -= n
+			s[heldOf(u)] = 0
+			l.word[l.plan.tierWords+u] -= n
+		}
+	}
+	l.land(now, held)
+	for _, r := range l.plan.rules {
+		if c, ok := r.(concurrency); ok {
+			c.release(l, Never)
+		}
+	}
+}
+
+// land tells every tier of what has been counted.
+func (l *Ledger) land(at Moment, cost []int64) {
+	for _, r := range l.plan.rules {
+		if n := cost[r.of()]; n > 0 {
+			r.land(l, at, n)
+		}
+	}
+}
+
+// Usage is what one tier has used.
+type Usage struct {
+	Used  int64 // units charged, those on their way included
+	Next  int64 // the first instant at which the tier admits one unit more
+	Fresh int64 // the instant from which all of it counts no more; Never while something must be released
+}
+
+// Usage reports every tier.
+func (l *Ledger) Usage(now Moment) []Usage {
+	l.advance(now)
+	landed := l.Clone()
+	last := landed.landAll(now)
+	usage := make([]Usage, len(l.plan.rules))
+	for i, r := range l.plan.rules {
+		usage[i].Used = r.used(l, now)
+		if _, ok := r.(concurrency); !ok {
+			usage[i].Used += l.aloft(r.of())
+		}
+		usage[i].Next = r.earliest(l, now, 1)
+		usage[i].Fresh = now.At
+		if usage[i].Used > 0 {
+			usage[i].Fresh = max(last.At, r.fresh(&landed, last))
+		}
+	}
+	return usage
+}
+
+// Fresh tells whether the ledger decides as a new one would.
+func (l *Ledger) Fresh(now Moment) bool {
+	l.advance(now)
+	for _, r := range l.plan.rules {
+		if l.aloft(r.of()) > 0 || r.fresh(l, now) > now.At {
+			return false
+		}
+	}
+	return true
+}
+
+// Until is the time from now to an instant, rounded to what a Duration holds.
+func (m Moment) Until(at int64) time.Duration {
+	const most = int64(1<<63-1) / int64(time.Microsecond)
+	if at == Never || at-m.At > most {
+		return 1<<63 - 1
+	}
+	return time.Duration(at-m.At) * time.Microsecond
+}

@@ -1,0 +1,39 @@
+package algorithms
+
+import (
+	"math"
+	"math/bits"
+)
+
+// Never is the instant of what no passing of time brings about.
+const Never = math.MaxInt64
+
+// mulDiv returns a×b÷c and the remainder, for a, b ≥ 0 and c > 0. A quotient
+// that an int64 cannot hold is returned as Never.
+func mulDiv(a, b, c int64) (quotient, remainder int64) {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	if hi >= uint64(c) {
+		return Never, 0
+	}
+	q, r := bits.Div64(hi, lo, uint64(c))
+	if q > math.MaxInt64 {
+		return Never, 0
+	}
+	return int64(q), int64(r)
+}
+
+func ceilMulDiv(a, b, c int64) int64 {
+	q, r := mulDiv(a, b, c)
+	if r > 0 {
+		q++
+	}
+	return q
+}
+
+func floorDiv(a, b int64) int64 {
+	q := a / b
+	if a%b < 0 {
+		q--
+	}
+	return q
+}

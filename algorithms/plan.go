@@ -1,0 +1,153 @@
+package algorithms
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// flightSlots is how many groups a guard is cut into: requests that leave within
+// the same 1/32 of the guard land together, with the last of them.
+const flightSlots = 32
+
+// A Plan is a set of tiers made ready to decide. It never changes, so that any
+// number of ledgers and goroutines share one.
+type Plan struct {
+	tiers      []Tier
+	rules      []rule
+	units      []string
+	guard      int64 // microseconds
+	grain      int64 // microseconds of a flight slot
+	tierWords  int   // words of a ledger that belong to the tiers
+	rings      int
+	aligned    bool
+	concurrent bool
+}
+
+// A rule is the counter of one tier. It never changes either: what it remembers
+// of a quota lies in that quota's ledger, at its site.
+type rule interface {
+	// words says how much of a ledger the rule needs.
+	words() (words, rings int)
+	// of is the index of the unit that it counts.
+	of() int
+	// earliest is the first instant from now on at which n units are admitted
+	// behind everything that has landed or is on its way.
+	earliest(l *Ledger, now Moment, n int64) int64
+	// depart is told of n units that are admitted, before they are on their way.
+	depart(l *Ledger, now Moment, n int64)
+	// land is told of n units that have been counted by the provider at the latest.
+	land(l *Ledger, at Moment, n int64)
+	// used is how many units that have landed still count.
+	used(l *Ledger, now Moment) int64
+	// fresh is the instant from which all that has landed counts no more.
+	fresh(l *Ledger, now Moment) int64
+}
+
+// A site is where in a ledger a rule finds what it remembers.
+type site struct {
+	word, ring, unit int
+}
+
+func (s site) of() int                     { return s.unit }
+func (site) depart(*Ledger, Moment, int64) {}
+
+// NewPlan makes tiers ready. The guard is the longest that an admitted request
+// may take to reach the provider, rounded up to microseconds; zero means that it
+// arrives the instant it is admitted. The error joins every problem, each naming
+// its tier.
+func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
+	var errs []error
+	if len(tiers) == 0 {
+		errs = append(errs, errors.New("Tiers is empty: it must have at least one tier, such as PerSecond(5)"))
+	}
+	if guard < 0 || guard > MaxWindow {
+		errs = append(errs, fmt.Errorf("Guard is %v: it must be from 0 to %v", guard, MaxWindow))
+	}
+	for i, t := range tiers {
+		if err := t.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("tier %d %q: %w", i, t, err))
+		}
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	p := &Plan{guard: micros(guard)}
+	p.grain = max(1, (p.guard+flightSlots-1)/flightSlots)
+	for _, t := range tiers {
+		p.add(t.normal())
+	}
+	return p, nil
+}
+
+func (p *Plan) add(t Tier) {
+	u := slices.Index(p.units, t.Unit)
+	if u < 0 {
+		u = len(p.units)
+		p.units = append(p.units, t.Unit)
+	}
+	r := newRule(t, site{word: p.tierWords, ring: p.rings, unit: u})
+	words, rings := r.words()
+	p.tiers = append(p.tiers, t)
+	p.rules = append(p.rules, r)
+	p.tierWords += words
+	p.rings += rings
+	p.aligned = p.aligned || t.Algorithm.isAligned()
+	p.concurrent = p.concurrent || t.Algorithm == Concurrency
+}
+
+func newRule(t Tier, s site) rule {
+	switch t.Algorithm {
+	case SlidingWindow:
+		return newSlidingWindow(t, s)
+	case WeightedWindow:
+		return weightedWindow{s, newAligned(t)}
+	case FixedWindow:
+		return fixedWindow{s, newAligned(t)}
+	case AnchoredWindow:
+		return newAnchoredWindow(t, s)
+	case TokenBucket:
+		return newTokenBucket(t, s)
+	case LeakyBucket:
+		return newLeakyBucket(t, s)
+	case GCRA:
+		return newBucket(t, s)
+	case Concurrency:
+		return concurrency{s, t.Limit}
+	default:
+		return slidingLog{s, t.Limit, micros(t.Window)}
+	}
+}
+
+// Tiers are the plan's tiers with their defaults written out.
+func (p *Plan) Tiers() []Tier { return p.tiers }
+
+// Units are the names of what the tiers count. The i-th amount of a cost is of
+// the i-th unit.
+func (p *Plan) Units() []string { return p.units }
+
+// Guard is the longest that a request may be on its way.
+func (p *Plan) Guard() time.Duration { return time.Duration(p.guard) * time.Microsecond }
+
+// Aligned tells whether a tier follows the wall clock, so that Moment.Wall matters.
+func (p *Plan) Aligned() bool { return p.aligned }
+
+// Concurrent tells whether a tier limits what is open at once, so that every
+// admission must be released.
+func (p *Plan) Concurrent() bool { return p.concurrent }
+
+// TooLarge returns the first tier that can never admit the cost, or -1.
+func (p *Plan) TooLarge(cost []int64) int {
+	for i, t := range p.tiers {
+		if cost[p.rules[i].of()] > t.Capacity() {
+			return i
+		}
+	}
+	return -1
+}
+
+// Equal tells whether two plans decide alike.
+func (p *Plan) Equal(q *Plan) bool {
+	return p == q || p.guard == q.guard && slices.Equal(p.tiers, q.tiers)
+}

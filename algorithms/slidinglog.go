@@ -1,0 +1,79 @@
+package algorithms
+
+import "slices"
+
+// slidingLog admits at most limit units in every half-open interval of one
+// window: the exact rolling window. 60 a minute is 60 in any minute, and never
+// 119 around a full one.
+//
+// It is a ring of the last limit stamps. The stamp that a new one would overwrite
+// is the one that must have left the window, so a decision reads one word,
+// whatever the limit, and nothing is ever trimmed. The ring grows as it fills, to
+// 8 bytes a unit: 80 KB for 10,000 an hour.
+//
+// Source: the sliding window log of Redis' and many providers' guides, kept as a
+// ring instead of a sorted set; bsm, "Rate limiting with sorted sets".
+type slidingLog struct {
+	site
+	limit, window int64
+}
+
+func (slidingLog) words() (words, rings int) { return 1, 1 }
+
+// stamp returns the k-th oldest of the last limit stamps, and whether there is one.
+func (r slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
+	ring, oldest := *l.ring(r.site), l.word[r.word]
+	k -= r.limit - int64(len(ring)) // the first ones are missing while the ring grows
+	if k <= 0 {
+		return 0, false
+	}
+	return ring[(oldest+k-1)%int64(len(ring))], true
+}
+
+func (r slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
+	// The unit that must have left is the k-th oldest of those landed, or if they
+	// are too few, one of those on their way, which leaves a window after it lands.
+	k := l.aloft(r.unit) + n
+	if k <= r.limit {
+		if s, ok := r.stamp(l, k); ok {
+			return max(now.At, s+r.window)
+		}
+		return now.At
+	}
+	return l.nthLanding(r.unit, k-r.limit) + r.window
+}
+
+func (r slidingLog) land(l *Ledger, at Moment, n int64) {
+	ring, oldest := l.ring(r.site), &l.word[r.word]
+	grow := min(n, r.limit-int64(len(*ring)))
+	if need := len(*ring) + int(grow); need > cap(*ring) {
+		bigger := make([]int64, len(*ring), min(r.limit, int64(max(need, 2*cap(*ring), 4))))
+		copy(bigger, *ring)
+		*ring = bigger
+	}
+	for range grow {
+		*ring = append(*ring, at.At)
+	}
+	for range n - grow {
+		(*ring)[*oldest] = at.At
+		*oldest = (*oldest + 1) % r.limit
+	}
+}
+
+func (r slidingLog) used(l *Ledger, now Moment) int64 {
+	ring, oldest := *l.ring(r.site), int(l.word[r.word])
+	older, newer := ring[oldest:], ring[:oldest]
+	return r.inside(older, now) + r.inside(newer, now)
+}
+
+func (r slidingLog) inside(stamps []int64, now Moment) int64 {
+	i, _ := slices.BinarySearch(stamps, now.At-r.window+1)
+	return int64(len(stamps) - i)
+}
+
+func (r slidingLog) fresh(l *Ledger, now Moment) int64 {
+	if s, ok := r.stamp(l, r.limit); ok {
+		return s + r.window
+	}
+	return now.At
+}

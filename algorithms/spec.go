@@ -1,0 +1,144 @@
+package algorithms
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// letters name the windows that have a one-letter form.
+var letters = []struct {
+	name   string
+	length time.Duration
+}{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}}
+
+// FormatDuration writes a length as ParseDuration reads it: "s", "h" and "d" for
+// one of each when short is set, whole days as "30d", and otherwise as Go does.
+func FormatDuration(d time.Duration, short bool) string {
+	for _, l := range letters {
+		if short && d == l.length {
+			return l.name
+		}
+	}
+	if day := letters[0].length; d > 0 && d%day == 0 {
+		return strconv.FormatInt(int64(d/day), 10) + "d"
+	}
+	return d.String()
+}
+
+// ParseDuration reads "s", "m", "h", "d", whole days such as "30d", and what
+// time.ParseDuration reads.
+func ParseDuration(s string) (time.Duration, error) {
+	for _, l := range letters {
+		if s == l.name {
+			return l.length, nil
+		}
+	}
+	if days, ok := strings.CutSuffix(s, "d"); ok {
+		n, err := strconv.ParseInt(days, 10, 64)
+		if err == nil && n >= 0 && n <= int64(MaxWindow/letters[0].length) {
+			return time.Duration(n) * letters[0].length, nil
+		}
+	} else if d, err := time.ParseDuration(s); err == nil {
+		return d, nil
+	}
+	return 0, fmt.Errorf("%q is not a length of time: use s, m, h, d, or a length such as 500ms, 20s, 1h30m or 30d", s)
+}
+
+// String writes the tier as ParseTier reads it: "5/s",
+// "100000/m;unit=tokens;algo=token_bucket;burst=20000".
+func (t Tier) String() string {
+	var b strings.Builder
+	b.WriteString(strconv.FormatInt(t.Limit, 10))
+	if t.Window != 0 || t.Algorithm != Concurrency {
+		b.WriteString("/" + FormatDuration(t.Window, true))
+	}
+	option := func(name, value string) { b.WriteString(";" + name + "=" + value) }
+	if t.Unit != "" {
+		option("unit", t.Unit)
+	}
+	if t.Algorithm != SlidingLog {
+		option("algo", t.Algorithm.String())
+	}
+	if t.Burst != 0 {
+		option("burst", strconv.FormatInt(t.Burst, 10))
+	}
+	if t.Precision != 0 {
+		option("precision", FormatDuration(t.Precision, false))
+	}
+	if t.Phase != 0 {
+		option("phase", FormatDuration(t.Phase, false))
+	}
+	return b.String()
+}
+
+// ParseTier reads a limit and a window, "10000/h" or "60/20s", and any of the
+// options unit, algo, burst, precision and phase, each after a semicolon. A
+// concurrency tier has no window: "10;algo=concurrency". The tier it returns is valid.
+func ParseTier(spec string) (Tier, error) {
+	fields := strings.Split(spec, ";")
+	var t Tier
+	limit, window, hasWindow := strings.Cut(strings.TrimSpace(fields[0]), "/")
+	n, err := ParseCount(limit)
+	if err != nil {
+		return Tier{}, fmt.Errorf("limit: %w", err)
+	}
+	t.Limit = n
+	if hasWindow {
+		if t.Window, err = ParseDuration(strings.TrimSpace(window)); err != nil {
+			return Tier{}, fmt.Errorf("window: %w", err)
+		}
+	}
+	err = EachOption(fields[1:], func(name, value string) (err error) {
+		switch name {
+		case "unit":
+			t.Unit = value
+		case "algo":
+			t.Algorithm, err = ParseAlgorithm(value)
+		case "burst":
+			t.Burst, err = ParseCount(value)
+		case "precision":
+			t.Precision, err = ParseDuration(value)
+		case "phase":
+			t.Phase, err = ParseDuration(value)
+		default:
+			err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision or phase")
+		}
+		return err
+	})
+	if err != nil {
+		return Tier{}, err
+	}
+	return t, t.Validate()
+}
+
+// EachOption calls set for every "name=value" and returns the first error, with
+// the option's name. No option may stand twice or be empty.
+func EachOption(options []string, set func(name, value string) error) error {
+	seen := make(map[string]bool)
+	for _, o := range options {
+		name, value, ok := strings.Cut(o, "=")
+		name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+		if !ok || value == "" {
+			return fmt.Errorf("option %q: write name=value", strings.TrimSpace(o))
+		}
+		if seen[name] {
+			return fmt.Errorf("option %q stands twice", name)
+		}
+		seen[name] = true
+		if err := set(name, value); err != nil {
+			return fmt.Errorf("option %q: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// ParseCount reads a whole number of at least 0.
+func ParseCount(s string) (int64, error) {
+	n, err := strconv.ParseInt(strings.TrimSpace(s), 10, 64)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("%q is not a whole number", s)
+	}
+	return n, nil
+}

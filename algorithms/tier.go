@@ -1,0 +1,183 @@
+package algorithms
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// An Algorithm names the way a provider counts.
+//
+// A limit is only half said by "5 per second": a provider that counts by the
+// second of the clock takes ten requests around a full second, one that counts
+// over any second does not. Name the counter that the provider uses; where its
+// documentation is silent keep [SlidingLog], the strictest of those in common use.
+type Algorithm uint8
+
+// The counters in use among providers. Each has a file of its own, which tells
+// how it counts, where it comes from and what it costs.
+const (
+	SlidingLog     Algorithm = iota // at most Limit in any Window: the exact rolling window
+	SlidingWindow                   // the same, remembered in sub-buckets of Precision
+	WeightedWindow                  // current window + previous window × its part still in view
+	FixedWindow                     // windows aligned to the clock
+	AnchoredWindow                  // a window opens with the first request, as a key with an expiry does
+	TokenBucket                     // a bucket of Burst tokens, refilled at Limit per Window
+	LeakyBucket                     // a funnel of Burst units, drained at Limit per Window
+	GCRA                            // the same arithmetic told as a theoretical arrival time
+	Concurrency                     // at most Limit at once
+	algorithmCount
+)
+
+var algorithmNames = [algorithmCount]string{
+	"sliding_log", "sliding_window", "weighted_window", "fixed_window", "anchored_window",
+	"token_bucket", "leaky_bucket", "gcra", "concurrency",
+}
+
+// String returns the name that ParseAlgorithm takes, such as "token_bucket".
+func (a Algorithm) String() string {
+	if a < algorithmCount {
+		return algorithmNames[a]
+	}
+	return fmt.Sprintf("algorithm(%d)", uint8(a))
+}
+
+// ParseAlgorithm returns the algorithm of that name.
+func ParseAlgorithm(name string) (Algorithm, error) {
+	for i, n := range algorithmNames {
+		if n == name {
+			return Algorithm(i), nil
+		}
+	}
+	return 0, fmt.Errorf("algorithm %q is not known: use one of %s", name, strings.Join(algorithmNames[:], ", "))
+}
+
+func (a Algorithm) isBucket() bool  { return a == TokenBucket || a == LeakyBucket || a == GCRA }
+func (a Algorithm) isAligned() bool { return a == FixedWindow || a == WeightedWindow }
+
+// Requests is the unit of a Tier that names none.
+const Requests = "requests"
+
+// A Tier is one limit of a provider: so many units in so much time, and how the
+// provider counts them. "10,000 requests an hour" is Tier{Limit: 10000, Window: time.Hour}.
+type Tier struct {
+	Limit     int64         // units admitted per Window; > 0
+	Window    time.Duration // > 0 and whole microseconds, but for Concurrency, where it must be zero
+	Algorithm Algorithm     // how the provider counts. If zero, SlidingLog
+	Burst     int64         // capacity of TokenBucket, LeakyBucket and GCRA, in units. If zero, Limit
+	Precision time.Duration // sub-bucket of SlidingWindow, whole microseconds. If zero, Window/60
+	Phase     time.Duration // offset of the boundaries of FixedWindow and WeightedWindow from the Unix epoch
+	Unit      string        // what is counted. If empty, "requests"
+}
+
+// PerSecond is a Tier of n requests in any second.
+func PerSecond(n int64) Tier { return Tier{Limit: n, Window: time.Second} }
+
+// PerMinute is a Tier of n requests in any minute.
+func PerMinute(n int64) Tier { return Tier{Limit: n, Window: time.Minute} }
+
+// PerHour is a Tier of n requests in any hour.
+func PerHour(n int64) Tier { return Tier{Limit: n, Window: time.Hour} }
+
+// PerDay is a Tier of n requests in any 24 hours.
+func PerDay(n int64) Tier { return Tier{Limit: n, Window: 24 * time.Hour} }
+
+// Capacity is the largest cost the tier can ever admit at once: Burst for the
+// buckets, Limit for all others.
+func (t Tier) Capacity() int64 {
+	if t.Algorithm.isBucket() && t.Burst > 0 {
+		return t.Burst
+	}
+	return t.Limit
+}
+
+// What a tier can hold. The bounds keep every instant a whole number of
+// microseconds below 2^53, which Go and Lua count alike.
+const (
+	MaxLimit      = 1_000_000_000_000          // units
+	MaxWindow     = 100 * 365 * 24 * time.Hour // a hundred years
+	MaxLog        = 10_000                     // stamps of a SlidingLog; a larger one is kept as SlidingWindow
+	maxSubBuckets = 10_000                     // of a SlidingWindow
+	subBuckets    = 60                         // of a SlidingWindow that names no Precision
+	maxWindowUS   = int64(MaxWindow / time.Microsecond)
+)
+
+// Validate reports everything that is wrong with the tier, each problem with
+// its field, its value and what is allowed.
+func (t Tier) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+
+	if t.Limit <= 0 || t.Limit > MaxLimit {
+		bad("Limit is %d: it must be from 1 to %d", t.Limit, int64(MaxLimit))
+	}
+	if t.Algorithm >= algorithmCount {
+		bad("Algorithm is %d: it must be one of %s", uint8(t.Algorithm), strings.Join(algorithmNames[:], ", "))
+	}
+	if strings.ContainsAny(t.Unit, "+;|=\" \t\r\n") {
+		bad("Unit is %q: it must have no space and none of + ; | = \"", t.Unit)
+	}
+	switch {
+	case t.Algorithm == Concurrency && t.Window != 0:
+		bad("Window is %v: Concurrency has none, leave it zero", t.Window)
+	case t.Algorithm != Concurrency:
+		errs = append(errs, checkLength("Window", t.Window, time.Microsecond, MaxWindow))
+	}
+	switch {
+	case t.Burst == 0:
+	case !t.Algorithm.isBucket():
+		bad("Burst is %d: %v has none, leave it zero or use token_bucket, leaky_bucket or gcra", t.Burst, t.Algorithm)
+	case t.Burst < 0 || t.Burst > MaxLimit:
+		bad("Burst is %d: it must be from 1 to %d, or zero for Limit", t.Burst, int64(MaxLimit))
+	case t.Limit > 0 && t.Window > 0 && ceilMulDiv(t.Burst, micros(t.Window), t.Limit) > maxWindowUS:
+		bad("Burst is %d: refilling it at %d per %v takes longer than %v", t.Burst, t.Limit, t.Window, MaxWindow)
+	}
+	switch {
+	case t.Precision == 0:
+	case t.Algorithm != SlidingWindow:
+		bad("Precision is %v: %v has none, leave it zero or use sliding_window", t.Precision, t.Algorithm)
+	default:
+		errs = append(errs, checkLength("Precision", t.Precision, max(time.Microsecond, t.Window/maxSubBuckets), t.Window))
+	}
+	switch {
+	case t.Phase == 0:
+	case !t.Algorithm.isAligned():
+		bad("Phase is %v: %v has none, leave it zero or use fixed_window or weighted_window", t.Phase, t.Algorithm)
+	default:
+		errs = append(errs, checkLength("Phase", t.Phase, 0, t.Window-time.Microsecond))
+	}
+	return errors.Join(errs...)
+}
+
+func checkLength(field string, d, least, most time.Duration) error {
+	switch {
+	case d < least || d > most:
+		return fmt.Errorf("%s is %v: it must be from %v to %v", field, d, least, most)
+	case d%time.Microsecond != 0:
+		return fmt.Errorf("%s is %v: it must be whole microseconds", field, d)
+	}
+	return nil
+}
+
+// normal returns the tier with its defaults written out.
+func (t Tier) normal() Tier {
+	if t.Unit == "" {
+		t.Unit = Requests
+	}
+	if t.Algorithm.isBucket() && t.Burst == 0 {
+		t.Burst = t.Limit
+	}
+	if t.Algorithm == SlidingLog && t.Limit > MaxLog {
+		t.Algorithm = SlidingWindow
+	}
+	if t.Algorithm == SlidingWindow && t.Precision == 0 {
+		t.Precision = max(time.Microsecond, (t.Window / subBuckets).Truncate(time.Microsecond))
+	}
+	return t
+}
+
+// micros returns d in whole microseconds, rounded up.
+func micros(d time.Duration) int64 {
+	return int64((d + time.Microsecond - 1) / time.Microsecond)
+}

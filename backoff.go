@@ -1,0 +1,66 @@
+package throttle
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/refusal"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A backoff remembers the refusals in a row that named no time to wait. It is
+// guarded by its room's lock.
+type backoff struct {
+	level int   // pauses in a row
+	epoch int64 // the quota's epoch after the last of them
+}
+
+const firstPause = time.Second
+
+// pause is how long the next one is: a second, doubled once per pause, times 1 to
+// 2 at random so that fleets do not return in step; but at most the longest allowed.
+func (b backoff) pause(most time.Duration) time.Duration {
+	d := firstPause
+	for range b.level {
+		if d *= 2; d >= most {
+			return most
+		}
+	}
+	return min(most, d+time.Duration(rand.Float64()*float64(d)))
+}
+
+// refused pauses the quota for everyone after a response that refused, or closes
+// it if the response asks for more than a pause may last.
+func (g *gate) refused(ctx context.Context, b store.Booking, r refusal.Refusal) error {
+	if r.Known {
+		_, err := g.quota.Pause(ctx, store.Pause{For: r.Delay, Close: r.Delay > g.policy.maxPause()})
+		return err
+	}
+	room := g.aside()
+	room.mu.Lock()
+	d := room.backoff.pause(g.policy.maxPause())
+	room.mu.Unlock()
+	// Refusals of requests that were admitted before the last pause are one event.
+	done, err := g.quota.Pause(ctx, store.Pause{For: d, Once: true, Epoch: b.Epoch})
+	if done.Applied {
+		room.mu.Lock()
+		room.backoff.level++
+		room.backoff.epoch = done.Epoch
+		room.mu.Unlock()
+	}
+	return err
+}
+
+// accepted ends the back-off, if the request was admitted after its last pause.
+func (g *gate) accepted(b store.Booking) {
+	room := g.room.Load()
+	if room == nil {
+		return
+	}
+	room.mu.Lock()
+	defer room.mu.Unlock()
+	if b.Epoch >= room.backoff.epoch {
+		room.backoff = backoff{}
+	}
+}

@@ -1,0 +1,3 @@
+module github.com/apithrottle/throttle
+
+go 1.25

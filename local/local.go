@@ -1,0 +1,261 @@
+// Package local keeps quotas in the memory of one process: one lock and one
+// clock read per decision. Rolling windows, logs and buckets follow the monotonic
+// clock; windows aligned to the clock follow wall time and are never reopened.
+//
+// On Linux the monotonic clock stands still while the machine is suspended, so
+// that a suspended program resumes with the quota that it had.
+package local
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A Store shares quotas by key within one process. The zero Store is ready. Its
+// methods do not block and are safe for concurrent use.
+type Store struct {
+	mu     sync.Mutex // guards all below
+	quotas map[string]*shared
+}
+
+var _ store.Store = (*Store)(nil)
+
+// New returns an empty Store.
+func New() *Store { return new(Store) }
+
+// Open returns the quota of a key, the same for all who open it. An empty key is
+// shared with nobody. A key that is open with other tiers or another guard is an
+// error.
+func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+	if key == "" {
+		return newQuota(plan), nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q, ok := s.quotas[key]
+	if !ok {
+		if s.quotas == nil {
+			s.quotas = make(map[string]*shared)
+		}
+		q = &shared{quota: newQuota(plan), store: s, key: key}
+		s.quotas[key] = q
+	}
+	if open := q.ledger.Plan(); !open.Equal(plan) {
+		return nil, fmt.Errorf("quota %q is open as %v: a store keeps one set of tiers and one guard per name, so use another name for %v",
+			key, open.Tiers(), plan.Tiers())
+	}
+	q.openers++
+	return q, nil
+}
+
+// A shared quota is kept by its store until nobody has it open and it is idle.
+type shared struct {
+	*quota
+	store   *Store
+	key     string
+	openers int // guarded by store.mu
+}
+
+func (q *shared) Close() {
+	q.store.mu.Lock()
+	defer q.store.mu.Unlock()
+	if q.openers--; q.openers == 0 && q.Idle() {
+		delete(q.store.quotas, q.key)
+	}
+}
+
+// origin is when the process's clock began to run.
+var origin = time.Now()
+
+type quota struct {
+	mu       sync.Mutex // guards all below
+	ledger   algorithms.Ledger
+	paused   int64 // instant at which the pause ends
+	closed   int64 // instant at which the ban ends
+	epoch    int64 // pauses so far
+	watchers *watchers
+}
+
+// watchers are those who wait: nil while nobody does.
+type watchers map[*func(store.Change)]struct{}
+
+var (
+	_ store.Quota      = (*quota)(nil)
+	_ store.Forecaster = (*quota)(nil)
+	_ store.Idler      = (*quota)(nil)
+)
+
+func newQuota(plan *algorithms.Plan) *quota {
+	return &quota{ledger: plan.NewLedger()}
+}
+
+// now reads the clock, once.
+func (q *quota) now() algorithms.Moment {
+	if !q.ledger.Plan().Aligned() {
+		return algorithms.Moment{At: int64(time.Since(origin) / time.Microsecond)}
+	}
+	t := time.Now()
+	return algorithms.Moment{At: int64(t.Sub(origin) / time.Microsecond), Wall: t.UnixMicro()}
+}
+
+func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, error) {
+	b := store.Booking{Request: r, Tier: -1}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := q.now()
+	b.Epoch = q.epoch
+	if q.closed > now.At {
+		b.Verdict, b.Wait = store.Closed, now.Until(q.closed)
+		return b, nil
+	}
+	at, tier := q.ledger.Earliest(now, r.Cost)
+	if q.paused > at {
+		at, tier = q.paused, -1
+	}
+	if at > now.At {
+		b.Tier, b.Wait = tier, now.Until(at)
+		return b, nil
+	}
+	b.Verdict, b.Flight = store.Admitted, q.ledger.Admit(now, r.Cost, r.Held)
+	return b, nil
+}
+
+func (q *quota) Arrived(b store.Booking) {
+	q.mu.Lock()
+	q.ledger.Land(q.now(), b.Flight, b.Cost)
+	q.unlockAndTell(store.Freed)
+}
+
+func (q *quota) Release(b store.Booking) {
+	q.mu.Lock()
+	q.ledger.Release(b.Cost)
+	q.unlockAndTell(store.Freed)
+}
+
+func (q *quota) Return(_ context.Context, b store.Booking) error {
+	q.mu.Lock()
+	q.ledger.Cancel(q.now(), b.Flight, b.Cost)
+	q.unlockAndTell(store.Freed)
+	return nil
+}
+
+func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
+	q.mu.Lock()
+	now := q.now()
+	until, change := &q.paused, store.Slowed
+	if p.Close {
+		until, change = &q.closed, store.Shut
+	}
+	end := now.At + int64((p.For+time.Microsecond-1)/time.Microsecond)
+	if p.Once && p.Epoch != q.epoch || end <= max(now.At, *until) {
+		defer q.mu.Unlock()
+		return store.Paused{Epoch: q.epoch}, nil
+	}
+	*until = end
+	q.epoch++
+	done := store.Paused{Applied: true, Epoch: q.epoch}
+	q.unlockAndTell(change)
+	return done, nil
+}
+
+func (q *quota) Status(context.Context) (store.Status, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := q.now()
+	s := store.Status{
+		Paused: max(0, now.Until(q.paused)),
+		Closed: max(0, now.Until(q.closed)),
+	}
+	for i, u := range q.ledger.Usage(now) {
+		t := q.ledger.Plan().Tiers()[i]
+		s.Tiers = append(s.Tiers, store.TierStatus{
+			Tier:       t,
+			Limited:    u.Next > now.At,
+			Limit:      t.Capacity(),
+			Used:       u.Used,
+			Remaining:  max(0, t.Capacity()-u.Used),
+			RetryAfter: now.Until(u.Next),
+			ResetAfter: now.Until(u.Fresh),
+		})
+	}
+	return s, nil
+}
+
+func (q *quota) Watch(changed func(store.Change)) (stop func()) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.watchers == nil {
+		q.watchers = &watchers{}
+	}
+	(*q.watchers)[&changed] = struct{}{}
+	return func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if delete(*q.watchers, &changed); len(*q.watchers) == 0 {
+			q.watchers = nil
+		}
+	}
+}
+
+// unlockAndTell unlocks before it calls out.
+func (q *quota) unlockAndTell(c store.Change) {
+	if q.watchers == nil {
+		q.mu.Unlock()
+		return
+	}
+	tell := make([]func(store.Change), 0, len(*q.watchers))
+	for w := range *q.watchers {
+		tell = append(tell, *w)
+	}
+	q.mu.Unlock()
+	for _, changed := range tell {
+		changed(c)
+	}
+}
+
+func (q *quota) Idle() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := q.now()
+	return max(q.paused, q.closed) <= now.At && q.ledger.Fresh(now)
+}
+
+func (q *quota) Close() {}
+
+func (q *quota) Forecast() store.Forecast {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := q.now()
+	f := &forecast{quota: q, ledger: q.ledger.Clone()}
+	f.ledger.LandHeld(now)
+	f.last = now.Later(q.paused)
+	return f
+}
+
+// A forecast plays a copy of the ledger forward.
+type forecast struct {
+	quota  *quota // for its clock
+	ledger algorithms.Ledger
+	last   algorithms.Moment // nothing is admitted before
+}
+
+func (f *forecast) Book(r store.Request, within time.Duration) (time.Duration, bool) {
+	now := f.quota.now()
+	at, _ := f.ledger.Earliest(now.Later(f.last.At), r.Cost)
+	wait := now.Until(at)
+	if wait > within {
+		return wait, false
+	}
+	f.last = now.Later(at)
+	flight := f.ledger.Admit(f.last, r.Cost, r.Held)
+	if r.Held {
+		f.ledger.Land(f.last, flight, r.Cost)
+		f.ledger.Release(r.Cost)
+	}
+	return wait, true
+}

@@ -1,0 +1,275 @@
+package throttle
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+// A Tier is one limit of a provider: so many units in so much time, and how the
+// provider counts them. See [algorithms.Tier] for its fields: Limit, Window,
+// Algorithm, Burst, Precision, Phase and Unit.
+type Tier = algorithms.Tier
+
+// An Algorithm names the way a provider counts.
+type Algorithm = algorithms.Algorithm
+
+// The counters in use among providers.
+const (
+	SlidingLog     = algorithms.SlidingLog     // at most Limit in any Window: the exact rolling window
+	SlidingWindow  = algorithms.SlidingWindow  // the same, remembered in sub-buckets of Precision
+	WeightedWindow = algorithms.WeightedWindow // current window + previous window × its part still in view
+	FixedWindow    = algorithms.FixedWindow    // windows aligned to the clock
+	AnchoredWindow = algorithms.AnchoredWindow // a window opens with the first request
+	TokenBucket    = algorithms.TokenBucket    // a bucket of Burst tokens, refilled at Limit per Window
+	LeakyBucket    = algorithms.LeakyBucket    // a funnel of Burst units, drained at Limit per Window
+	GCRA           = algorithms.GCRA           // the same, told as a theoretical arrival time
+	Concurrency    = algorithms.Concurrency    // at most Limit at once
+)
+
+// PerSecond is a Tier of n requests in any second.
+func PerSecond(n int64) Tier { return algorithms.PerSecond(n) }
+
+// PerMinute is a Tier of n requests in any minute.
+func PerMinute(n int64) Tier { return algorithms.PerMinute(n) }
+
+// PerHour is a Tier of n requests in any hour.
+func PerHour(n int64) Tier { return algorithms.PerHour(n) }
+
+// PerDay is a Tier of n requests in any 24 hours.
+func PerDay(n int64) Tier { return algorithms.PerDay(n) }
+
+// A Policy is what a provider allows, and how patient the program is. It has no
+// useful zero value: it needs at least one tier.
+type Policy struct {
+	Name     string        // names the quota in errors and in a shared store
+	Tiers    []Tier        // all must admit
+	Guard    time.Duration // the longest an admitted request may take to reach the provider. If zero, 50 ms; NoGuard for none
+	MaxWait  time.Duration // refuse what would wait longer. If zero, as long as the context allows
+	MaxQueue int           // refuse when so many already wait. If zero, no bound
+	MaxPause time.Duration // the longest pause a response may impose. If zero, 15 minutes
+}
+
+// NoGuard is the Guard of a Policy whose requests reach the provider the instant
+// they are admitted. They cannot be cancelled either: they have been counted.
+const NoGuard time.Duration = -1
+
+const (
+	defaultGuard    = 50 * time.Millisecond
+	defaultMaxPause = 15 * time.Minute
+)
+
+func (p Policy) guard() time.Duration {
+	switch p.Guard {
+	case 0:
+		return defaultGuard
+	case NoGuard:
+		return 0
+	}
+	return p.Guard
+}
+
+func (p Policy) maxPause() time.Duration {
+	if p.MaxPause == 0 {
+		return defaultMaxPause
+	}
+	return p.MaxPause
+}
+
+// Validate reports every problem at once, each with its field, its value and what
+// is allowed, and those of a tier with its index and text.
+func (p Policy) Validate() error {
+	_, err := p.plan()
+	return err
+}
+
+// plan makes the policy ready to decide.
+func (p Policy) plan() (*algorithms.Plan, error) {
+	var errs []error
+	if strings.ContainsFunc(p.Name, func(r rune) bool { return r < ' ' }) {
+		errs = append(errs, fmt.Errorf("Name is %q: it must have no control characters", p.Name))
+	}
+	if p.Guard < 0 && p.Guard != NoGuard {
+		errs = append(errs, fmt.Errorf("Guard is %v: it must be at least 0, or NoGuard", p.Guard))
+	}
+	if p.MaxWait < 0 {
+		errs = append(errs, fmt.Errorf("MaxWait is %v: it must be at least 0", p.MaxWait))
+	}
+	if p.MaxQueue < 0 {
+		errs = append(errs, fmt.Errorf("MaxQueue is %d: it must be at least 0", p.MaxQueue))
+	}
+	if p.MaxPause < 0 {
+		errs = append(errs, fmt.Errorf("MaxPause is %v: it must be at least 0", p.MaxPause))
+	}
+	plan, err := algorithms.NewPlan(p.Tiers, max(0, p.guard()))
+	if err = errors.Join(append(errs, err)...); err != nil {
+		return nil, fmt.Errorf("throttle: policy %q: %w", p.Name, err)
+	}
+	return plan, nil
+}
+
+// ParsePolicy reads tiers joined by "+", each as "limit/window" with options
+// after semicolons, and after a bar what holds for all of them:
+//
+//	5/s + 10000/h
+//	100000/m;unit=tokens;algo=token_bucket;burst=20000
+//	20;algo=concurrency + 60/20s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m
+//
+// A window is s, m, h, d, or a length such as 20s or 30d. The options of a tier
+// are unit, algo, burst, precision and phase; those of the policy guard (or
+// guard=none), max_wait, max_queue and max_pause. The policy it returns is valid.
+func ParsePolicy(name, spec string) (Policy, error) {
+	p := Policy{Name: name}
+	fail := func(format string, args ...any) (Policy, error) {
+		return Policy{}, fmt.Errorf("throttle: policy %q: "+format, append([]any{name}, args...)...)
+	}
+	tiers, options, hasOptions := strings.Cut(spec, "|")
+	for i, text := range strings.Split(tiers, "+") {
+		text = strings.TrimSpace(text)
+		t, err := algorithms.ParseTier(text)
+		if err != nil {
+			return fail("tier %d %q: %w", i, text, err)
+		}
+		p.Tiers = append(p.Tiers, t)
+	}
+	if hasOptions {
+		if err := algorithms.EachOption(strings.Split(options, ";"), p.setOption); err != nil {
+			return fail("%w", err)
+		}
+	}
+	if err := p.Validate(); err != nil {
+		return Policy{}, err
+	}
+	return p, nil
+}
+
+func (p *Policy) setOption(name, value string) (err error) {
+	switch name {
+	case "guard":
+		if value == "none" {
+			p.Guard = NoGuard
+			return nil
+		}
+		p.Guard, err = algorithms.ParseDuration(value)
+	case "max_wait":
+		p.MaxWait, err = algorithms.ParseDuration(value)
+	case "max_queue":
+		p.MaxQueue, err = strconv.Atoi(value)
+	case "max_pause":
+		p.MaxPause, err = algorithms.ParseDuration(value)
+	default:
+		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue or max_pause")
+	}
+	return err
+}
+
+// String writes the policy without its name, as ParsePolicy reads it.
+func (p Policy) String() string {
+	var tiers, options []string
+	for _, t := range p.Tiers {
+		tiers = append(tiers, t.String())
+	}
+	length := func(name string, d time.Duration) {
+		if d != 0 {
+			options = append(options, name+"="+algorithms.FormatDuration(d, false))
+		}
+	}
+	if p.Guard == NoGuard {
+		options = append(options, "guard=none")
+	} else {
+		length("guard", p.Guard)
+	}
+	length("max_wait", p.MaxWait)
+	if p.MaxQueue != 0 {
+		options = append(options, "max_queue="+strconv.Itoa(p.MaxQueue))
+	}
+	length("max_pause", p.MaxPause)
+	spec := strings.Join(tiers, " + ")
+	if len(options) > 0 {
+		spec += " | " + strings.Join(options, ";")
+	}
+	return spec
+}
+
+// A Cost is units by name. A Cost without "requests" counts one request, and 0
+// must be written; nil is one request.
+type Cost map[string]int64
+
+// terms is a policy made ready, shared by all limiters under it.
+type terms struct {
+	policy Policy
+	plan   *algorithms.Plan
+	one    []int64 // the cost of one request
+}
+
+func newTerms(p Policy) (*terms, error) {
+	plan, err := p.plan()
+	if err != nil {
+		return nil, err
+	}
+	p.Tiers = slices.Clone(p.Tiers)
+	t := &terms{policy: p, plan: plan}
+	t.one = t.requests(1)
+	return t, nil
+}
+
+// requests is the cost of n requests.
+func (t *terms) requests(n int64) []int64 {
+	cost := make([]int64, len(t.plan.Units()))
+	if i := slices.Index(t.plan.Units(), algorithms.Requests); i >= 0 {
+		cost[i] = n
+	}
+	return cost
+}
+
+// amounts puts a cost in the order of the plan's units.
+func (t *terms) amounts(c Cost) ([]int64, error) {
+	if c == nil {
+		return t.one, nil
+	}
+	amounts := t.requests(1)
+	for unit, n := range c {
+		i := slices.Index(t.plan.Units(), unit)
+		switch {
+		case n < 0:
+			return nil, t.errorf("cost of %q is %d: it must be at least 0", unit, n)
+		case i >= 0:
+			amounts[i] = n
+		case unit != algorithms.Requests:
+			return nil, t.errorf("cost names the unit %q: the policy counts %s", unit, strings.Join(t.plan.Units(), ", "))
+		}
+	}
+	return amounts, nil
+}
+
+// count is the cost of n requests, checked.
+func (t *terms) count(n int64) ([]int64, error) {
+	switch {
+	case n < 0:
+		return nil, t.errorf("n is %d: it must be at least 0", n)
+	case n == 1:
+		return t.one, nil
+	}
+	return t.requests(n), nil
+}
+
+func (t *terms) errorf(format string, args ...any) error {
+	return fmt.Errorf("throttle: policy %q: "+format, append([]any{t.policy.Name}, args...)...)
+}
+
+// refuse is a refusal under the policy, by a tier or by none where it is -1.
+func (t *terms) refuse(reason error, tier int, wait time.Duration) *WaitError {
+	e := &WaitError{Policy: t.policy.Name, Err: reason}
+	if tier >= 0 {
+		e.Tier = t.policy.Tiers[tier].String()
+	}
+	if wait < forever {
+		e.Wait = wait
+	}
+	return e
+}

@@ -1,0 +1,138 @@
+// Package store is the contract between a limiter and what keeps its quota: the
+// memory of one process (package local) or a server that a fleet shares. The root
+// package aliases what its users see of it.
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+// A Store keeps quotas by key. It is safe for concurrent use.
+type Store interface {
+	// Open returns the quota of a key. Whoever opens the same key of the same
+	// store shares one quota.
+	Open(key string, plan *algorithms.Plan) (Quota, error)
+}
+
+// A Quota decides over all tiers of a plan at once. It is safe for concurrent use.
+type Quota interface {
+	// Reserve charges the cost, or says when to ask again and charges nothing.
+	Reserve(ctx context.Context, r Request) (Booking, error)
+	// Arrived says that the provider has counted a held request: it is no longer on
+	// its way.
+	Arrived(b Booking)
+	// Release says that a held request is over, for tiers that count what is open.
+	Release(b Booking)
+	// Return gives back the charge of a held request that was never sent, as far as
+	// it is still on its way.
+	Return(ctx context.Context, b Booking) error
+	// Pause admits nothing for some time.
+	Pause(ctx context.Context, p Pause) (Paused, error)
+	// Status reports every tier.
+	Status(ctx context.Context) (Status, error)
+	// Watch calls changed, from any goroutine, whenever something else than time
+	// may have changed when a waiting request can go; until stop is called.
+	Watch(changed func(Change)) (stop func())
+	// Close says that its opener will not use the quota again. The store may forget
+	// a quota that nobody has open once it equals a fresh one.
+	Close()
+}
+
+// A Forecaster is a Quota that can foretell how long a queue will take.
+type Forecaster interface {
+	Forecast() Forecast
+}
+
+// A Forecast is the quota's future if all goes as well as it can: every response
+// comes at once and every permit is free.
+type Forecast interface {
+	// Book puts a request behind those booked before, and returns how long from now
+	// it waits; but if that is longer than within, it is not booked.
+	Book(r Request, within time.Duration) (wait time.Duration, booked bool)
+}
+
+// An Idler is a Quota that can tell whether it decides as a fresh one would, so
+// that it may be forgotten. A Quota that is none keeps nothing in this process.
+type Idler interface {
+	Idle() bool
+}
+
+// A Request asks for an admission.
+type Request struct {
+	Cost []int64 // amounts, in the order of the plan's units
+	Held bool    // Arrived, Release or Return will tell what became of it
+}
+
+// A Verdict is what Reserve decided.
+type Verdict uint8
+
+// The verdicts.
+const (
+	Later    Verdict = iota // ask again after Wait
+	Admitted                // charged: the request may be sent now
+	Closed                  // the provider has closed the quota for Wait
+)
+
+// A Booking is the answer to a Request.
+type Booking struct {
+	Request
+	Verdict Verdict
+	Tier    int               // where Later: the tier that decides, -1 for a pause
+	Wait    time.Duration     // Forever where only a release can help
+	Flight  algorithms.Flight // names a held request to the store
+	Epoch   int64             // how many pauses the quota had seen
+}
+
+// Forever is the Wait of what no passing of time brings about.
+const Forever time.Duration = 1<<63 - 1
+
+// A Pause asks that nothing be admitted for some time. A shorter pause never
+// shortens a longer one.
+type Pause struct {
+	For   time.Duration
+	Close bool // refuse callers with the time it ends, instead of letting them wait
+
+	// Once makes the pause void unless the quota is still in Epoch, so that many
+	// refusals of one moment are one event.
+	Once  bool
+	Epoch int64
+}
+
+// Paused is the answer to a Pause.
+type Paused struct {
+	Applied bool  // false where it was void or shorter than one in force
+	Epoch   int64 // how many pauses the quota has seen
+}
+
+// A Change is what a watcher is told.
+type Change uint8
+
+// The changes.
+const (
+	Freed  Change = iota // something was landed, released or returned
+	Slowed               // a pause makes requests wait longer
+	Shut                 // the quota was closed
+)
+
+// A Status is the state of a quota at one moment.
+type Status struct {
+	Tiers   []TierStatus
+	Waiting int           // callers in this limiter's waiting room
+	Paused  time.Duration // until the pause ends, zero if there is none
+	Closed  time.Duration // until the provider's ban ends, zero if there is none
+}
+
+// A TierStatus is the state of one tier. Its fields answer what redis-cell
+// answers, in full resolution.
+type TierStatus struct {
+	Tier       algorithms.Tier
+	Limited    bool          // one unit more would have to wait
+	Limit      int64         // the most it admits at once, units
+	Used       int64         // units charged, those on their way included
+	Remaining  int64         // units that it would admit now
+	RetryAfter time.Duration // until it admits one unit; Forever where only a release can help
+	ResetAfter time.Duration // until nothing is used; Forever while something must be released
+}
