@@ -158,6 +158,7 @@ func (g *game) step() {
 			g.endOne()
 			continue
 		}
+		g.checkPromise(at, cost)
 		g.to(at)
 	}
 	g.admit(cost, asked)
@@ -215,6 +216,24 @@ func (g *game) checkEarliest(s *sent, asked int64) {
 	}
 	if !g.strict.Arrive(s.t, g.named(s.cost)) {
 		g.fatalf("L1: admitted %v at %d, but the provider refuses it", s.cost, s.t)
+	}
+}
+
+// checkPromise has time alone pass until the instant that was named, which must
+// admit the cost while the one before does not. Groups of stamps may grow while
+// they land, and then leave later than foreseen.
+func (g *game) checkPromise(at int64, cost []int64) {
+	for _, t := range g.plan.Tiers() {
+		if t.Algorithm == SlidingWindow || t.Algorithm == AnchoredWindow {
+			return
+		}
+	}
+	l := g.l.Clone()
+	if e, _ := l.Earliest(g.now.Later(at-1), cost); e != at {
+		g.fatalf("asked at %d: %v may go at %d; asked at %d: at %d", g.now.At, cost, at, at-1, e)
+	}
+	if e, _ := l.Earliest(g.now.Later(at), cost); e != at {
+		g.fatalf("asked at %d: %v may go at %d; asked then: at %d", g.now.At, cost, at, e)
 	}
 }
 
