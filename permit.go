@@ -15,6 +15,7 @@ import (
 type Permit struct {
 	quota   store.Quota
 	booking store.Booking
+	cost    []int64
 	state   atomic.Uint32
 }
 
@@ -32,7 +33,7 @@ func (p *Permit) first(marks uint32) bool {
 // request: its window runs from here.
 func (p *Permit) Arrived() {
 	if p.first(arrived) {
-		p.quota.Arrived(p.booking)
+		p.quota.Arrived(p.booking, p.cost)
 	}
 }
 
@@ -40,7 +41,7 @@ func (p *Permit) Arrived() {
 func (p *Permit) Release() {
 	p.Arrived()
 	if p.first(released) {
-		p.quota.Release(p.booking)
+		p.quota.Release(p.booking, p.cost)
 	}
 }
 
@@ -52,5 +53,5 @@ func (p *Permit) Cancel(ctx context.Context) error {
 	if !p.first(arrived | released) {
 		return nil
 	}
-	return p.quota.Return(ctx, p.booking)
+	return p.quota.Return(ctx, p.booking, p.cost)
 }

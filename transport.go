@@ -90,17 +90,16 @@ func (t *Transport) admit(l *Limiter, req *http.Request) (attempt, error) {
 	if l.err != nil {
 		return attempt{}, l.err
 	}
-	a := attempt{gate: l.gate}
-	cost := a.gate.one
+	a := attempt{gate: l.gate, cost: l.gate.one}
 	if t.Cost != nil {
 		var err error
-		if cost, err = a.gate.amounts(t.Cost(req)); err != nil {
+		if a.cost, err = a.gate.amounts(t.Cost(req)); err != nil {
 			return a, err
 		}
 	}
 	ctx := req.Context()
 	var err error
-	if a.booking, err = l.acquire(ctx, cost); err != nil {
+	if a.booking, err = l.acquire(ctx, a.cost); err != nil {
 		return a, err
 	}
 	if err = ctx.Err(); err != nil {
@@ -113,6 +112,7 @@ func (t *Transport) admit(l *Limiter, req *http.Request) (attempt, error) {
 type attempt struct {
 	gate    *gate // nil if nothing is limited
 	booking store.Booking
+	cost    []int64
 	cancel  context.CancelFunc // ends AttemptTimeout; nil if there is none
 }
 
@@ -129,7 +129,7 @@ func (a attempt) send(base http.RoundTripper, req *http.Request) (*http.Response
 	}()
 	resp, err := base.RoundTrip(req)
 	if a.charged() {
-		a.gate.quota.Arrived(a.booking)
+		a.gate.quota.Arrived(a.booking, a.cost)
 	}
 	if err != nil {
 		return resp, err
@@ -150,7 +150,7 @@ func (a attempt) lasts() bool {
 // over ends the attempt.
 func (a attempt) over() {
 	if a.charged() && a.gate.plan.Concurrent() {
-		a.gate.quota.Release(a.booking)
+		a.gate.quota.Release(a.booking, a.cost)
 	}
 	if a.cancel != nil {
 		a.cancel()
@@ -161,13 +161,17 @@ func (a attempt) over() {
 func (a attempt) undo(ctx context.Context) {
 	if a.charged() {
 		// The store's time is bounded by the store; the caller's is over.
-		_ = a.gate.quota.Return(context.WithoutCancel(ctx), a.booking)
+		_ = a.gate.quota.Return(context.WithoutCancel(ctx), a.booking, a.cost)
 	}
 }
 
 // learn pauses the quota on a refusal and ends the back-off on a success.
 func (a attempt) learn(ctx context.Context, resp *http.Response) {
 	if a.gate == nil {
+		return
+	}
+	if resp.StatusCode < 400 {
+		a.gate.accepted(a.booking)
 		return
 	}
 	if r, refused := refusal.Read(resp, time.Now()); refused {

@@ -153,14 +153,14 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Permit{quota: l.gate.quota, booking: b}, nil
+	return &Permit{quota: l.gate.quota, booking: b, cost: cost}, nil
 }
 
 // acquire admits a held request.
 func (l *Limiter) acquire(ctx context.Context, cost []int64) (store.Booking, error) {
 	r := store.Request{Cost: cost, Held: true}
 	if isZero(cost) {
-		return store.Booking{Request: r, Verdict: store.Later}, ctx.Err()
+		return store.Booking{}, ctx.Err()
 	}
 	b, err := l.gate.admit(ctx, r)
 	runtime.KeepAlive(l)

@@ -20,28 +20,28 @@ type anchoredWindow struct {
 // opening is the hi of a window of which no request has landed yet.
 const opening = Never
 
-func newAnchoredWindow(t Tier, s site) anchoredWindow {
+func newAnchoredWindow(t Tier, s site) *anchoredWindow {
 	t.Algorithm = SlidingWindow
 	rolling := newSlidingWindow(t.normal(), s)
 	words, _ := rolling.words()
-	return anchoredWindow{rolling, s.word + words}
+	return &anchoredWindow{*rolling, s.word + words}
 }
 
-func (anchoredWindow) words() (words, rings int) { return 3, 1 }
+func (*anchoredWindow) words() (words, rings int) { return 3, 1 }
 
-func (r anchoredWindow) lohi(l *Ledger) (lo, hi *int64) {
+func (r *anchoredWindow) lohi(l *Ledger) (lo, hi *int64) {
 	return &l.word[r.bounds], &l.word[r.bounds+1]
 }
 
 // landed is what hi becomes when a request lands.
-func (r anchoredWindow) landed(lo, hi, at int64) int64 {
+func (r *anchoredWindow) landed(lo, hi, at int64) int64 {
 	if hi == opening || at >= lo {
 		return at + r.window
 	}
 	return hi
 }
 
-func (r anchoredWindow) earliest(l *Ledger, now Moment, n int64) int64 {
+func (r *anchoredWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	plo, phi := r.lohi(l)
 	hi, opens := *phi, now.At
 	for i := range l.slots() {
@@ -55,7 +55,7 @@ func (r anchoredWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	return min(opens, r.slidingWindow.earliest(l, now, n))
 }
 
-func (r anchoredWindow) depart(l *Ledger, now Moment, _ int64) {
+func (r *anchoredWindow) depart(l *Ledger, now Moment, _ int64) {
 	lo, hi := r.lohi(l)
 	if l.aloft(r.unit) == 0 && (*hi == opening || *hi <= now.At) {
 		*lo, *hi = now.At+r.window, opening
@@ -63,20 +63,20 @@ func (r anchoredWindow) depart(l *Ledger, now Moment, _ int64) {
 	}
 }
 
-func (r anchoredWindow) land(l *Ledger, at Moment, n int64) {
+func (r *anchoredWindow) land(l *Ledger, at Moment, n int64) {
 	lo, hi := r.lohi(l)
 	*hi = r.landed(*lo, *hi, at.At)
 	r.slidingWindow.land(l, at, n)
 }
 
-func (r anchoredWindow) used(l *Ledger, now Moment) int64 {
+func (r *anchoredWindow) used(l *Ledger, now Moment) int64 {
 	if _, hi := r.lohi(l); *hi <= now.At && l.aloft(r.unit) == 0 {
 		return 0
 	}
 	return r.slidingWindow.used(l, now)
 }
 
-func (r anchoredWindow) fresh(l *Ledger, now Moment) int64 {
+func (r *anchoredWindow) fresh(l *Ledger, now Moment) int64 {
 	if _, hi := r.lohi(l); *hi != opening {
 		return max(now.At, *hi)
 	}

@@ -11,24 +11,24 @@ type concurrency struct {
 	limit int64
 }
 
-func (concurrency) words() (words, rings int) { return 1, 0 }
+func (*concurrency) words() (words, rings int) { return 1, 0 }
 
-func (r concurrency) earliest(l *Ledger, now Moment, n int64) int64 {
+func (r *concurrency) earliest(l *Ledger, now Moment, n int64) int64 {
 	if l.word[r.word]+n <= r.limit {
 		return now.At
 	}
 	return Never
 }
 
-func (r concurrency) depart(l *Ledger, _ Moment, n int64) { l.word[r.word] += n }
+func (r *concurrency) depart(l *Ledger, _ Moment, n int64) { l.word[r.word] += n }
 
-func (r concurrency) release(l *Ledger, n int64) { l.word[r.word] = max(0, l.word[r.word]-n) }
+func (r *concurrency) release(l *Ledger, n int64) { l.word[r.word] = max(0, l.word[r.word]-n) }
 
-func (concurrency) land(*Ledger, Moment, int64) {}
+func (*concurrency) land(*Ledger, Moment, int64) {}
 
-func (r concurrency) used(l *Ledger, _ Moment) int64 { return l.word[r.word] }
+func (r *concurrency) used(l *Ledger, _ Moment) int64 { return l.word[r.word] }
 
-func (r concurrency) fresh(l *Ledger, now Moment) int64 {
+func (r *concurrency) fresh(l *Ledger, now Moment) int64 {
 	if l.word[r.word] > 0 {
 		return Never
 	}

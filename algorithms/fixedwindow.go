@@ -30,9 +30,9 @@ type fixedWindow struct {
 }
 
 // The number of the current window, and the units that landed in it.
-func (fixedWindow) words() (words, rings int) { return 2, 0 }
+func (*fixedWindow) words() (words, rings int) { return 2, 0 }
 
-func (r fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
+func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	w := l.word[r.word:]
 	current := r.index(now, w[0])
 	aloft := l.aloft(r.unit)
@@ -49,13 +49,13 @@ func (r fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	return r.start(now, next)
 }
 
-func (r fixedWindow) land(l *Ledger, at Moment, n int64) {
+func (r *fixedWindow) land(l *Ledger, at Moment, n int64) {
 	w := l.word[r.word:]
 	w[1] = r.used(l, at) + n
 	w[0] = r.index(at, w[0])
 }
 
-func (r fixedWindow) used(l *Ledger, now Moment) int64 {
+func (r *fixedWindow) used(l *Ledger, now Moment) int64 {
 	w := l.word[r.word:]
 	if r.index(now, w[0]) > w[0] {
 		return 0
@@ -63,7 +63,7 @@ func (r fixedWindow) used(l *Ledger, now Moment) int64 {
 	return w[1]
 }
 
-func (r fixedWindow) fresh(l *Ledger, now Moment) int64 {
+func (r *fixedWindow) fresh(l *Ledger, now Moment) int64 {
 	if r.used(l, now) == 0 {
 		return now.At
 	}

@@ -83,8 +83,8 @@ func (l *Ledger) landUntil(now Moment) {
 	done := 0
 	for done < l.slots() && l.slot(done)[0] <= now.At {
 		at := now.on(l.slot(done)[0])
-		for _, r := range l.plan.rules {
-			if _, n := l.landing(done, r.of()); n > 0 {
+		for i, r := range l.plan.rules {
+			if _, n := l.landing(done, l.plan.unit[i]); n > 0 {
 				r.land(l, at, n)
 			}
 		}

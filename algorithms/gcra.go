@@ -19,8 +19,8 @@ type bucket struct {
 	step, rest           int64 // one unit, in microseconds and 1/limit of one
 }
 
-func newBucket(t Tier, s site) bucket {
-	r := bucket{site: s, limit: t.Limit, window: micros(t.Window), burst: t.Burst}
+func newBucket(t Tier, s site) *bucket {
+	r := &bucket{site: s, limit: t.Limit, window: micros(t.Window), burst: t.Burst}
 	r.step, r.rest = r.window/r.limit, r.window%r.limit
 	return r
 }
@@ -28,12 +28,12 @@ func newBucket(t Tier, s site) bucket {
 // A tat is a theoretical arrival time: at + part/limit microseconds.
 type tat struct{ at, part int64 }
 
-func (bucket) words() (words, rings int) { return 2, 0 }
+func (*bucket) words() (words, rings int) { return 2, 0 }
 
-func (r bucket) tat(l *Ledger) tat { return tat{l.word[r.word], l.word[r.word+1]} }
+func (r *bucket) tat(l *Ledger) tat { return tat{l.word[r.word], l.word[r.word+1]} }
 
 // add is the time after n more units at an instant.
-func (r bucket) add(t tat, at, n int64) tat {
+func (r *bucket) add(t tat, at, n int64) tat {
 	if t.at < at {
 		t = tat{at, 0}
 	}
@@ -51,7 +51,7 @@ func (r bucket) add(t tat, at, n int64) tat {
 
 // admits is the first instant, now or later, at which no more than free units
 // are missing until t.
-func (r bucket) admits(now int64, t tat, free int64) int64 {
+func (r *bucket) admits(now int64, t tat, free int64) int64 {
 	if t.at < now || t.at == now && t.part == 0 {
 		return now
 	}
@@ -70,7 +70,7 @@ func (r bucket) admits(now int64, t tat, free int64) int64 {
 	return max(now, at)
 }
 
-func (r bucket) earliest(l *Ledger, now Moment, n int64) int64 {
+func (r *bucket) earliest(l *Ledger, now Moment, n int64) int64 {
 	t, free := r.tat(l), r.burst-l.aloft(r.unit)-n
 	if free >= 0 {
 		if at := r.admits(now.At, t, free); at == now.At {
@@ -91,12 +91,12 @@ func (r bucket) earliest(l *Ledger, now Moment, n int64) int64 {
 	return r.admits(from, t, free)
 }
 
-func (r bucket) land(l *Ledger, at Moment, n int64) {
+func (r *bucket) land(l *Ledger, at Moment, n int64) {
 	t := r.add(r.tat(l), at.At, n)
 	l.word[r.word], l.word[r.word+1] = t.at, t.part
 }
 
-func (r bucket) used(l *Ledger, now Moment) int64 {
+func (r *bucket) used(l *Ledger, now Moment) int64 {
 	t := r.tat(l)
 	if t.at < now.At {
 		return 0
@@ -108,7 +108,7 @@ func (r bucket) used(l *Ledger, now Moment) int64 {
 	return units
 }
 
-func (r bucket) fresh(l *Ledger, now Moment) int64 {
+func (r *bucket) fresh(l *Ledger, now Moment) int64 {
 	t := r.tat(l)
 	if t.part > 0 {
 		t.at++

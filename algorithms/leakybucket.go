@@ -7,4 +7,4 @@ package algorithms
 // that falls by one every three seconds is 1 per 3s, burst 15.
 //
 // Source: ATM Forum, UNI 3.1 (1994), the continuous-state leaky bucket.
-func newLeakyBucket(t Tier, s site) bucket { return newBucket(t, s) }
+func newLeakyBucket(t Tier, s site) *bucket { return newBucket(t, s) }

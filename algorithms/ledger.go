@@ -70,7 +70,7 @@ func (l *Ledger) Earliest(now Moment, cost []int64) (at int64, tier int) {
 	l.advance(now)
 	at, tier = now.At, -1
 	for i, r := range l.plan.rules {
-		n := cost[r.of()]
+		n := cost[l.plan.unit[i]]
 		if n == 0 {
 			continue
 		}
@@ -85,9 +85,9 @@ func (l *Ledger) Earliest(now Moment, cost []int64) (at int64, tier int) {
 // request that is held may be landed or cancelled before the guard has passed.
 func (l *Ledger) Admit(now Moment, cost []int64, held bool) Flight {
 	l.advance(now)
-	for _, r := range l.plan.rules {
-		if n := cost[r.of()]; n > 0 {
-			r.depart(l, now, n)
+	for _, d := range l.plan.departures {
+		if n := cost[d.unit]; n > 0 {
+			d.depart(l, now, n)
 		}
 	}
 	if l.plan.guard == 0 {
@@ -118,7 +118,7 @@ func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) {
 // Release says that the request is over, for the tiers that count what is open at once.
 func (l *Ledger) Release(cost []int64) {
 	for _, r := range l.plan.rules {
-		if c, ok := r.(concurrency); ok {
+		if c, ok := r.(*concurrency); ok {
 			c.release(l, cost[c.unit])
 		}
 	}
@@ -140,7 +140,7 @@ func (l *Ledger) LandHeld(now Moment) {
 	}
 	l.land(now, held)
 	for _, r := range l.plan.rules {
-		if c, ok := r.(concurrency); ok {
+		if c, ok := r.(*concurrency); ok {
 			c.release(l, Never)
 		}
 	}
@@ -148,8 +148,8 @@ func (l *Ledger) LandHeld(now Moment) {
 
 // land tells every tier of what has been counted.
 func (l *Ledger) land(at Moment, cost []int64) {
-	for _, r := range l.plan.rules {
-		if n := cost[r.of()]; n > 0 {
+	for i, r := range l.plan.rules {
+		if n := cost[l.plan.unit[i]]; n > 0 {
 			r.land(l, at, n)
 		}
 	}
@@ -170,8 +170,8 @@ func (l *Ledger) Usage(now Moment) []Usage {
 	usage := make([]Usage, len(l.plan.rules))
 	for i, r := range l.plan.rules {
 		usage[i].Used = r.used(l, now)
-		if _, ok := r.(concurrency); !ok {
-			usage[i].Used += l.aloft(r.of())
+		if _, ok := r.(*concurrency); !ok {
+			usage[i].Used += l.aloft(l.plan.unit[i])
 		}
 		usage[i].Next = r.earliest(l, now, 1)
 		usage[i].Fresh = now.At
@@ -185,8 +185,8 @@ func (l *Ledger) Usage(now Moment) []Usage {
 // Fresh tells whether the ledger decides as a new one would.
 func (l *Ledger) Fresh(now Moment) bool {
 	l.advance(now)
-	for _, r := range l.plan.rules {
-		if l.aloft(r.of()) > 0 || r.fresh(l, now) > now.At {
+	for i, r := range l.plan.rules {
+		if l.aloft(l.plan.unit[i]) > 0 || r.fresh(l, now) > now.At {
 			return false
 		}
 	}

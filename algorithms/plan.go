@@ -16,6 +16,8 @@ const flightSlots = 32
 type Plan struct {
 	tiers      []Tier
 	rules      []rule
+	unit       []int // which unit each tier counts
+	departures []departure
 	units      []string
 	guard      int64 // microseconds
 	grain      int64 // microseconds of a flight slot
@@ -30,13 +32,9 @@ type Plan struct {
 type rule interface {
 	// words says how much of a ledger the rule needs.
 	words() (words, rings int)
-	// of is the index of the unit that it counts.
-	of() int
 	// earliest is the first instant from now on at which n units are admitted
 	// behind everything that has landed or is on its way.
 	earliest(l *Ledger, now Moment, n int64) int64
-	// depart is told of n units that are admitted, before they are on their way.
-	depart(l *Ledger, now Moment, n int64)
 	// land is told of n units that have been counted by the provider at the latest.
 	land(l *Ledger, at Moment, n int64)
 	// used is how many units that have landed still count.
@@ -45,13 +43,22 @@ type rule interface {
 	fresh(l *Ledger, now Moment) int64
 }
 
+// A departer is a rule that must also be told of n units when they are admitted,
+// before they are on their way.
+type departer interface {
+	depart(l *Ledger, now Moment, n int64)
+}
+
+// A departure is a departer and the unit that it counts.
+type departure struct {
+	departer
+	unit int
+}
+
 // A site is where in a ledger a rule finds what it remembers.
 type site struct {
 	word, ring, unit int
 }
-
-func (s site) of() int                     { return s.unit }
-func (site) depart(*Ledger, Moment, int64) {}
 
 // NewPlan makes tiers ready. The guard is the longest that an admitted request
 // may take to reach the provider, rounded up to microseconds; zero means that it
@@ -91,6 +98,10 @@ func (p *Plan) add(t Tier) {
 	words, rings := r.words()
 	p.tiers = append(p.tiers, t)
 	p.rules = append(p.rules, r)
+	p.unit = append(p.unit, u)
+	if d, ok := r.(departer); ok {
+		p.departures = append(p.departures, departure{d, u})
+	}
 	p.tierWords += words
 	p.rings += rings
 	p.aligned = p.aligned || t.Algorithm.isAligned()
@@ -102,9 +113,9 @@ func newRule(t Tier, s site) rule {
 	case SlidingWindow:
 		return newSlidingWindow(t, s)
 	case WeightedWindow:
-		return weightedWindow{s, newAligned(t)}
+		return &weightedWindow{s, newAligned(t)}
 	case FixedWindow:
-		return fixedWindow{s, newAligned(t)}
+		return &fixedWindow{s, newAligned(t)}
 	case AnchoredWindow:
 		return newAnchoredWindow(t, s)
 	case TokenBucket:
@@ -114,9 +125,9 @@ func newRule(t Tier, s site) rule {
 	case GCRA:
 		return newBucket(t, s)
 	case Concurrency:
-		return concurrency{s, t.Limit}
+		return &concurrency{s, t.Limit}
 	default:
-		return slidingLog{s, t.Limit, micros(t.Window)}
+		return &slidingLog{s, t.Limit, micros(t.Window)}
 	}
 }
 
@@ -140,7 +151,7 @@ func (p *Plan) Concurrent() bool { return p.concurrent }
 // TooLarge returns the first tier that can never admit the cost, or -1.
 func (p *Plan) TooLarge(cost []int64) int {
 	for i, t := range p.tiers {
-		if cost[p.rules[i].of()] > t.Capacity() {
+		if cost[p.unit[i]] > t.Capacity() {
 			return i
 		}
 	}

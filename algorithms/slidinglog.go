@@ -18,10 +18,10 @@ type slidingLog struct {
 	limit, window int64
 }
 
-func (slidingLog) words() (words, rings int) { return 1, 1 }
+func (*slidingLog) words() (words, rings int) { return 1, 1 }
 
 // stamp returns the k-th oldest of the last limit stamps, and whether there is one.
-func (r slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
+func (r *slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
 	ring, oldest := *l.ring(r.site), l.word[r.word]
 	k -= r.limit - int64(len(ring)) // the first ones are missing while the ring grows
 	if k <= 0 {
@@ -30,7 +30,7 @@ func (r slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
 	return ring[(oldest+k-1)%int64(len(ring))], true
 }
 
-func (r slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
+func (r *slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
 	// The unit that must have left is the k-th oldest of those landed, or if they
 	// are too few, one of those on their way, which leaves a window after it lands.
 	k := l.aloft(r.unit) + n
@@ -43,7 +43,7 @@ func (r slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
 	return l.nthLanding(r.unit, k-r.limit) + r.window
 }
 
-func (r slidingLog) land(l *Ledger, at Moment, n int64) {
+func (r *slidingLog) land(l *Ledger, at Moment, n int64) {
 	ring, oldest := l.ring(r.site), &l.word[r.word]
 	grow := min(n, r.limit-int64(len(*ring)))
 	if need := len(*ring) + int(grow); need > cap(*ring) {
@@ -60,18 +60,18 @@ func (r slidingLog) land(l *Ledger, at Moment, n int64) {
 	}
 }
 
-func (r slidingLog) used(l *Ledger, now Moment) int64 {
+func (r *slidingLog) used(l *Ledger, now Moment) int64 {
 	ring, oldest := *l.ring(r.site), int(l.word[r.word])
 	older, newer := ring[oldest:], ring[:oldest]
 	return r.inside(older, now) + r.inside(newer, now)
 }
 
-func (r slidingLog) inside(stamps []int64, now Moment) int64 {
+func (r *slidingLog) inside(stamps []int64, now Moment) int64 {
 	i, _ := slices.BinarySearch(stamps, now.At-r.window+1)
 	return int64(len(stamps) - i)
 }
 
-func (r slidingLog) fresh(l *Ledger, now Moment) int64 {
+func (r *slidingLog) fresh(l *Ledger, now Moment) int64 {
 	if s, ok := r.stamp(l, r.limit); ok {
 		return s + r.window
 	}

@@ -14,15 +14,15 @@ type slidingWindow struct {
 	limit, window, precision int64
 }
 
-func newSlidingWindow(t Tier, s site) slidingWindow {
-	return slidingWindow{s, t.Limit, micros(t.Window), micros(t.Precision)}
+func newSlidingWindow(t Tier, s site) *slidingWindow {
+	return &slidingWindow{s, t.Limit, micros(t.Window), micros(t.Precision)}
 }
 
 // One word counts all groups in the ring, some of which may have left the window;
 // the ring is a list of pairs, a group's last stamp and its units.
-func (slidingWindow) words() (words, rings int) { return 1, 1 }
+func (*slidingWindow) words() (words, rings int) { return 1, 1 }
 
-func (r slidingWindow) earliest(l *Ledger, now Moment, n int64) int64 {
+func (r *slidingWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	excess := l.word[r.word] + l.aloft(r.unit) + n - r.limit
 	if excess <= 0 {
 		return now.At
@@ -36,7 +36,7 @@ func (r slidingWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	return l.nthLanding(r.unit, excess) + r.window
 }
 
-func (r slidingWindow) land(l *Ledger, at Moment, n int64) {
+func (r *slidingWindow) land(l *Ledger, at Moment, n int64) {
 	groups, total := l.ring(r.site), &l.word[r.word]
 	gone := 0
 	for ; gone < len(*groups) && (*groups)[gone]+r.window <= at.At; gone += 2 {
@@ -53,7 +53,7 @@ func (r slidingWindow) land(l *Ledger, at Moment, n int64) {
 	*groups = append(*groups, at.At, n)
 }
 
-func (r slidingWindow) used(l *Ledger, now Moment) int64 {
+func (r *slidingWindow) used(l *Ledger, now Moment) int64 {
 	used := l.word[r.word]
 	for groups := *l.ring(r.site); len(groups) > 0 && groups[0]+r.window <= now.At; groups = groups[2:] {
 		used -= groups[1]
@@ -61,14 +61,14 @@ func (r slidingWindow) used(l *Ledger, now Moment) int64 {
 	return used
 }
 
-func (r slidingWindow) fresh(l *Ledger, now Moment) int64 {
+func (r *slidingWindow) fresh(l *Ledger, now Moment) int64 {
 	if groups := *l.ring(r.site); len(groups) > 0 {
 		return groups[len(groups)-2] + r.window
 	}
 	return now.At
 }
 
-func (r slidingWindow) clear(l *Ledger) {
+func (r *slidingWindow) clear(l *Ledger) {
 	l.word[r.word] = 0
 	*l.ring(r.site) = (*l.ring(r.site))[:0]
 }

@@ -7,4 +7,4 @@ package algorithms
 //
 // Source: the lazy-fill token bucket of Coinbase Exchange's rate limit page;
 // J. S. Turner, "New directions in communications" (1986).
-func newTokenBucket(t Tier, s site) bucket { return newBucket(t, s) }
+func newTokenBucket(t Tier, s site) *bucket { return newBucket(t, s) }

@@ -13,7 +13,7 @@ type weightedWindow struct {
 }
 
 // The number of the current window, its units, and those of the one before.
-func (weightedWindow) words() (words, rings int) { return 3, 0 }
+func (*weightedWindow) words() (words, rings int) { return 3, 0 }
 
 // counts are the units of the window of that index and of the one before it.
 type counts struct{ index, current, previous int64 }
@@ -29,12 +29,12 @@ func (c counts) roll(index int64) counts {
 	}
 }
 
-func (r weightedWindow) counts(l *Ledger, m Moment) counts {
+func (r *weightedWindow) counts(l *Ledger, m Moment) counts {
 	w := l.word[r.word:]
 	return counts{w[0], w[1], w[2]}.roll(r.index(m, w[0]))
 }
 
-func (r weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
+func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	c, aloft := r.counts(l, now), l.aloft(r.unit)
 	for t, slot := now.At, 0; ; {
 		end := r.start(now, c.index+1)
@@ -62,7 +62,7 @@ func (r weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 
 // inView is how much of the previous window may still be in view for its units
 // to weigh no more than free.
-func (r weightedWindow) inView(free, previous int64) int64 {
+func (r *weightedWindow) inView(free, previous int64) int64 {
 	if previous <= free {
 		return r.window
 	}
@@ -70,17 +70,17 @@ func (r weightedWindow) inView(free, previous int64) int64 {
 	return view
 }
 
-func (r weightedWindow) land(l *Ledger, at Moment, n int64) {
+func (r *weightedWindow) land(l *Ledger, at Moment, n int64) {
 	c := r.counts(l, at)
 	copy(l.word[r.word:], []int64{c.index, c.current + n, c.previous})
 }
 
-func (r weightedWindow) used(l *Ledger, now Moment) int64 {
+func (r *weightedWindow) used(l *Ledger, now Moment) int64 {
 	c := r.counts(l, now)
 	return c.current + ceilMulDiv(c.previous, min(r.window, r.start(now, c.index+1)-now.At), r.window)
 }
 
-func (r weightedWindow) fresh(l *Ledger, now Moment) int64 {
+func (r *weightedWindow) fresh(l *Ledger, now Moment) int64 {
 	switch c := r.counts(l, now); {
 	case c.current > 0:
 		return r.start(now, c.index+2)

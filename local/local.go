@@ -104,7 +104,7 @@ func (q *quota) now() algorithms.Moment {
 }
 
 func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, error) {
-	b := store.Booking{Request: r, Tier: -1}
+	b := store.Booking{Tier: -1}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.now()
@@ -125,21 +125,21 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 	return b, nil
 }
 
-func (q *quota) Arrived(b store.Booking) {
+func (q *quota) Arrived(b store.Booking, cost []int64) {
 	q.mu.Lock()
-	q.ledger.Land(q.now(), b.Flight, b.Cost)
+	q.ledger.Land(q.now(), b.Flight, cost)
 	q.unlockAndTell(store.Freed)
 }
 
-func (q *quota) Release(b store.Booking) {
+func (q *quota) Release(_ store.Booking, cost []int64) {
 	q.mu.Lock()
-	q.ledger.Release(b.Cost)
+	q.ledger.Release(cost)
 	q.unlockAndTell(store.Freed)
 }
 
-func (q *quota) Return(_ context.Context, b store.Booking) error {
+func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
 	q.mu.Lock()
-	q.ledger.Cancel(q.now(), b.Flight, b.Cost)
+	q.ledger.Cancel(q.now(), b.Flight, cost)
 	q.unlockAndTell(store.Freed)
 	return nil
 }

@@ -23,12 +23,12 @@ type Quota interface {
 	Reserve(ctx context.Context, r Request) (Booking, error)
 	// Arrived says that the provider has counted a held request: it is no longer on
 	// its way.
-	Arrived(b Booking)
+	Arrived(b Booking, cost []int64)
 	// Release says that a held request is over, for tiers that count what is open.
-	Release(b Booking)
+	Release(b Booking, cost []int64)
 	// Return gives back the charge of a held request that was never sent, as far as
 	// it is still on its way.
-	Return(ctx context.Context, b Booking) error
+	Return(ctx context.Context, b Booking, cost []int64) error
 	// Pause admits nothing for some time.
 	Pause(ctx context.Context, p Pause) (Paused, error)
 	// Status reports every tier.
@@ -78,7 +78,6 @@ const (
 
 // A Booking is the answer to a Request.
 type Booking struct {
-	Request
 	Verdict Verdict
 	Tier    int               // where Later: the tier that decides, -1 for a pause
 	Wait    time.Duration     // Forever where only a release can help

@@ -1,0 +1,317 @@
+package algorithms_test
+
+import (
+	"math/big"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	. "github.com/apithrottle/throttle/algorithms"
+)
+
+func ledger(t *testing.T, guard time.Duration, tiers ...Tier) *Ledger {
+	t.Helper()
+	p, err := NewPlan(tiers, guard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := p.NewLedger()
+	return &l
+}
+
+// at is a moment of which both clocks show the same.
+func at(d time.Duration) Moment {
+	us := int64(1.7e15) + d.Microseconds() // 2023-11-14T22:13:20Z, a whole minute and 20 s
+	return Moment{At: us, Wall: us}
+}
+
+// earliest is when the ledger admits the cost, counted as at counts.
+func earliest(l *Ledger, now time.Duration, cost ...int64) time.Duration {
+	e, _ := l.Earliest(at(now), cost)
+	if e == Never {
+		return -1
+	}
+	return time.Duration(e-at(0).At) * time.Microsecond
+}
+
+func TestBucketsAreOneArithmetic(t *testing.T) {
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(1, seed))
+		tier := Tier{Limit: 1 + r.Int64N(50), Window: time.Duration(1+r.Int64N(1e6)) * time.Microsecond, Burst: 1 + r.Int64N(50)}
+		var ls []*Ledger
+		for _, a := range []Algorithm{TokenBucket, LeakyBucket, GCRA} {
+			tier.Algorithm = a
+			ls = append(ls, ledger(t, 0, tier))
+		}
+		tokens := newTokens(tier)
+		now := at(0)
+		for step := range 500 {
+			now = now.Later(now.At + r.Int64N(tier.Window.Microseconds()/tier.Limit*2+2))
+			cost := []int64{1 + r.Int64N(tier.Burst)}
+			admitted := tokens.take(now.At, cost[0])
+			for i, l := range ls {
+				e, _ := l.Earliest(now, cost)
+				if (e == now.At) != admitted {
+					t.Fatalf("seed %d step %d: %v: admitted %v, tokens say %v", seed, step, l.Plan().Tiers(), e == now.At, admitted)
+				}
+				if e0, _ := ls[0].Earliest(now, cost); e != e0 {
+					t.Fatalf("seed %d step %d: ledger %d says %d, ledger 0 %d", seed, step, i, e, e0)
+				}
+			}
+			if admitted {
+				for _, l := range ls {
+					l.Admit(now, cost, false)
+				}
+			}
+		}
+	}
+}
+
+// tokens is the token bucket as its definition has it, in exact fractions.
+type tokens struct {
+	full, level, rate *big.Rat
+	last              int64
+}
+
+func newTokens(t Tier) *tokens {
+	full := new(big.Rat).SetInt64(t.Burst)
+	return &tokens{full, full, big.NewRat(t.Limit, t.Window.Microseconds()), at(0).At}
+}
+
+func (b *tokens) take(now, n int64) bool {
+	gain := new(big.Rat).Mul(b.rate, new(big.Rat).SetInt64(now-b.last))
+	level := gain.Add(gain, b.level)
+	if level.Cmp(b.full) > 0 {
+		level = b.full
+	}
+	b.level, b.last = level, now
+	left := new(big.Rat).Sub(level, new(big.Rat).SetInt64(n))
+	if left.Sign() < 0 {
+		return false
+	}
+	b.level = left
+	return true
+}
+
+// In the long run a rate is its Limit per Window to the microsecond, where a
+// rounded interval of 333 ns would be 3,003,003 a second.
+func TestRatesAreExact(t *testing.T) {
+	for _, tier := range []Tier{
+		{Limit: 3_000_000, Window: time.Second, Burst: 4, Algorithm: GCRA},
+		{Limit: 3, Window: time.Second, Burst: 2, Algorithm: TokenBucket},
+		{Limit: 1, Window: 30 * 24 * time.Hour, Algorithm: LeakyBucket},
+		{Limit: 1_000_000, Window: 30 * 24 * time.Hour, Burst: 7, Algorithm: GCRA},
+		{Limit: 999_999_999_989, Window: MaxWindow, Burst: 999, Algorithm: GCRA},
+	} {
+		l := ledger(t, 0, tier)
+		now, one := at(0), []int64{1}
+		const units = 300_000
+		for range tier.Capacity() + units {
+			e, _ := l.Earliest(now, one)
+			now = now.Later(e)
+			l.Admit(now, one, false)
+		}
+		// The burst goes at once, the last of the others when its turn is due, rounded up.
+		due := new(big.Int).Mul(big.NewInt(units), big.NewInt(tier.Window.Microseconds()))
+		due.Add(due, big.NewInt(tier.Limit-1)).Div(due, big.NewInt(tier.Limit))
+		if got := now.At - at(0).At; due.Cmp(big.NewInt(got)) != 0 {
+			t.Errorf("%v: %d units took %d µs, exact is %v", tier, units, got, due)
+		}
+	}
+}
+
+// Wall time may step. Windows of the clock follow it but are never reopened, and
+// nothing else takes notice.
+func TestWallClockSteps(t *testing.T) {
+	minute := Tier{Limit: 2, Window: time.Minute}
+	two := []int64{2}
+	for _, tc := range []struct {
+		algorithm Algorithm
+		step      time.Duration
+		elapsed   time.Duration // since 2 units were admitted 20 s into a minute
+		want      time.Duration // from then until 2 more are
+	}{
+		{FixedWindow, 0, time.Second, 39 * time.Second},
+		{FixedWindow, -8 * time.Second, time.Second, 47 * time.Second},
+		{FixedWindow, -time.Hour, time.Second, time.Hour + 39*time.Second},
+		{FixedWindow, 30 * time.Second, time.Second, 9 * time.Second},
+		{FixedWindow, time.Hour, time.Second, 0},
+		{WeightedWindow, -8 * time.Second, time.Second, 107 * time.Second},
+		{WeightedWindow, time.Hour, time.Second, 0},
+		{SlidingLog, -time.Hour, time.Second, 59 * time.Second},
+		{SlidingLog, time.Hour, time.Second, 59 * time.Second},
+		{AnchoredWindow, -time.Hour, time.Second, 59 * time.Second},
+		{GCRA, time.Hour, time.Second, 59 * time.Second},
+	} {
+		minute.Algorithm = tc.algorithm
+		l := ledger(t, 0, minute)
+		l.Admit(at(0), two, false)
+		now := at(tc.elapsed)
+		now.Wall += tc.step.Microseconds()
+		e, _ := l.Earliest(now, two)
+		if got := now.Until(e); got != tc.want {
+			t.Errorf("%v, wall stepped by %v: 2 more after %v, want %v", tc.algorithm, tc.step, got, tc.want)
+		}
+	}
+}
+
+// A request on its way counts in full, and its window runs from where it landed.
+func TestOnItsWay(t *testing.T) {
+	const guard = 400 * time.Millisecond
+	second := func(a Algorithm) Tier { return Tier{Limit: 2, Window: time.Second, Algorithm: a} }
+	for _, tc := range []struct {
+		name   string
+		tier   Tier
+		landed time.Duration // of both requests, sent at 0; the guard if zero
+		want   time.Duration // when two more may go, asked at 500 ms
+	}{
+		{"log, landed at once", second(SlidingLog), time.Microsecond, time.Second + time.Microsecond},
+		{"log, landed after 100 ms", second(SlidingLog), 100 * time.Millisecond, 1100 * time.Millisecond},
+		{"log, never heard of", second(SlidingLog), 0, 1400 * time.Millisecond},
+		{"buckets", second(GCRA), 100 * time.Millisecond, 1100 * time.Millisecond},
+		{"buckets, never heard of", second(TokenBucket), 0, 1400 * time.Millisecond},
+		{"anchored", second(AnchoredWindow), 100 * time.Millisecond, 1100 * time.Millisecond},
+		{"fixed: the clock opens the next", second(FixedWindow), 100 * time.Millisecond, time.Second},
+		{"groups", second(SlidingWindow), 100 * time.Millisecond, 1100 * time.Millisecond},
+	} {
+		l := ledger(t, guard, tc.tier)
+		cost := []int64{2}
+		f := l.Admit(at(0), cost, true)
+		if e := earliest(l, 0, 1); e <= 0 {
+			t.Errorf("%s: a third request may go at once", tc.name)
+		}
+		if tc.landed > 0 {
+			l.Land(at(tc.landed), f, cost)
+			l.Land(at(tc.landed+time.Millisecond), f, make([]int64, 1)) // landing nothing changes nothing
+		}
+		if got := earliest(l, 500*time.Millisecond, 2); got != tc.want {
+			t.Errorf("%s: two more at %v, want %v", tc.name, got, tc.want)
+		}
+	}
+}
+
+// A fixed window counts what is on its way across the boundary in both windows.
+func TestFixedWindowAcrossTheBoundary(t *testing.T) {
+	l := ledger(t, 400*time.Millisecond, Tier{Limit: 2, Window: time.Second, Algorithm: FixedWindow})
+	l.Admit(at(900*time.Millisecond), []int64{2}, false)
+	for _, tc := range []struct{ now, want time.Duration }{
+		{950 * time.Millisecond, 2 * time.Second},
+		{1299 * time.Millisecond, 2 * time.Second},
+		{1300 * time.Millisecond, 2 * time.Second}, // landed in the second window
+		{2 * time.Second, 2 * time.Second},
+	} {
+		if got := earliest(l, tc.now, 1); got != tc.want {
+			t.Errorf("asked at %v: %v, want %v", tc.now, got, tc.want)
+		}
+	}
+}
+
+// What is cancelled on its way leaves the ledger as if it had never come.
+func TestCancel(t *testing.T) {
+	const guard = 50 * time.Millisecond
+	for _, a := range all {
+		tier := Tier{Limit: 100, Window: time.Second, Algorithm: a}
+		if a == Concurrency {
+			tier.Window = 0
+		}
+		for _, newestFirst := range []bool{false, true} {
+			l := ledger(t, guard, tier)
+			one := []int64{1}
+			var flights []Flight
+			for i := range 99 {
+				flights = append(flights, l.Admit(at(time.Duration(i)*10*time.Microsecond), one, true))
+			}
+			for i := range flights {
+				if newestFirst {
+					i = len(flights) - 1 - i
+				}
+				l.Cancel(at(time.Millisecond), flights[i], one)
+			}
+			if got := earliest(l, time.Millisecond, 100); got != time.Millisecond {
+				t.Errorf("%v, newest first %v: all 100 at %v, want at once", a, newestFirst, got)
+			}
+			if !l.Fresh(at(time.Millisecond)) {
+				t.Errorf("%v, newest first %v: the ledger is not as new", a, newestFirst)
+			}
+		}
+	}
+}
+
+// An anchored window whose opening request was not sent opens with the next one sent.
+func TestAnchoredWindowOpensWithTheFirstSent(t *testing.T) {
+	l := ledger(t, 50*time.Millisecond, Tier{Limit: 2, Window: time.Second, Algorithm: AnchoredWindow})
+	one := []int64{1}
+	opener := l.Admit(at(0), one, true)
+	next := l.Admit(at(20*time.Millisecond), one, true)
+	l.Cancel(at(25*time.Millisecond), opener, one)
+	l.Land(at(30*time.Millisecond), next, one)
+	if got := earliest(l, 40*time.Millisecond, 2); got != 1030*time.Millisecond {
+		t.Errorf("the whole window is free again at %v, want 1.03s", got)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	for _, tc := range []struct {
+		tier  Tier
+		used  int64
+		next  time.Duration // until one more is admitted, 500 ms after 3 of 4 were used and landed
+		fresh time.Duration
+	}{
+		{Tier{Limit: 4, Window: time.Second}, 3, 0, 500 * time.Millisecond},
+		{Tier{Limit: 3, Window: time.Second}, 3, 500 * time.Millisecond, 500 * time.Millisecond},
+		{Tier{Limit: 4, Window: time.Second, Algorithm: SlidingWindow}, 3, 0, 500 * time.Millisecond},
+		{Tier{Limit: 4, Window: time.Second, Algorithm: FixedWindow}, 3, 0, 500 * time.Millisecond},
+		{Tier{Limit: 4, Window: time.Second, Algorithm: WeightedWindow}, 3, 0, 1500 * time.Millisecond},
+		{Tier{Limit: 4, Window: time.Second, Algorithm: AnchoredWindow}, 3, 0, 500 * time.Millisecond},
+		{Tier{Limit: 4, Window: time.Second, Algorithm: GCRA}, 1, 0, 250 * time.Millisecond},
+		{Tier{Limit: 1, Window: time.Second, Burst: 3, Algorithm: TokenBucket}, 3, 500 * time.Millisecond, 2500 * time.Millisecond},
+		{Tier{Limit: 3, Algorithm: Concurrency}, 3, -1, -1},
+	} {
+		l := ledger(t, 0, tc.tier)
+		l.Admit(at(0), []int64{3}, true)
+		now := at(500 * time.Millisecond)
+		u := l.Usage(now)[0]
+		until := func(at int64) time.Duration {
+			if at == Never {
+				return -1
+			}
+			return now.Until(at)
+		}
+		if u.Used != tc.used || until(u.Next) != tc.next || until(u.Fresh) != tc.fresh {
+			t.Errorf("%v: used %d, next in %v, fresh in %v; want %d, %v, %v",
+				tc.tier, u.Used, until(u.Next), until(u.Fresh), tc.used, tc.next, tc.fresh)
+		}
+	}
+}
+
+// A ledger is fresh exactly when Usage says that it will be.
+func TestFreshAgreesWithUsage(t *testing.T) {
+	for _, a := range all {
+		if a == Concurrency {
+			continue
+		}
+		l := ledger(t, 50*time.Millisecond, Tier{Limit: 5, Window: time.Second, Algorithm: a})
+		l.Admit(at(0), []int64{2}, false)
+		l.Admit(at(300*time.Millisecond), []int64{1}, false)
+		now := at(310 * time.Millisecond)
+		fresh := l.Usage(now)[0].Fresh
+		if l.Fresh(now.Later(fresh - 1)) {
+			t.Errorf("%v: fresh a microsecond too soon", a)
+		}
+		if !l.Fresh(now.Later(fresh)) {
+			t.Errorf("%v: not fresh at %d", a, fresh)
+		}
+	}
+}
+
+func TestLogAbove10000IsKeptInGroups(t *testing.T) {
+	for limit, want := range map[int64]Algorithm{MaxLog: SlidingLog, MaxLog + 1: SlidingWindow} {
+		p, err := NewPlan([]Tier{PerHour(limit)}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.Tiers()[0].Algorithm; got != want {
+			t.Errorf("%d an hour is kept as %v, want %v", limit, got, want)
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package throttle_test
+
+import (
+	"context"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/local"
+)
+
+func TestParsePolicy(t *testing.T) {
+	got, err := throttle.ParsePolicy("coinbase", "5/s + 10000/h;algo=fixed_window;phase=1m | guard=100ms; max_wait=30s; max_queue=1000; max_pause=10m")
+	want := throttle.Policy{
+		Name: "coinbase",
+		Tiers: []throttle.Tier{
+			throttle.PerSecond(5),
+			{Limit: 10000, Window: time.Hour, Algorithm: throttle.FixedWindow, Phase: time.Minute},
+		},
+		Guard:    100 * time.Millisecond,
+		MaxWait:  30 * time.Second,
+		MaxQueue: 1000,
+		MaxPause: 10 * time.Minute,
+	}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v\nwant %+v", got, err, want)
+	}
+	const spec = "5/s + 10000/h;algo=fixed_window;phase=1m0s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m0s"
+	if got.String() != spec {
+		t.Errorf("written as %q\nwant       %q", got, spec)
+	}
+	if p, err := throttle.ParsePolicy("", "5/s|guard=none"); err != nil || p.Guard != throttle.NoGuard || p.String() != "5/s | guard=none" {
+		t.Errorf("guard=none: %+v (%v), %v", p, p, err)
+	}
+}
+
+func TestParsePolicyRefuses(t *testing.T) {
+	for spec, want := range map[string]string{
+		"":                               `policy "p": tier 0 "": limit: "" is not a whole number`,
+		"5/s +":                          `policy "p": tier 1 "": limit`,
+		"5/s + 5/x":                      `policy "p": tier 1 "5/x": window: "x" is not a length of time`,
+		"5//s":                           `policy "p": tier 0 "5//s": window: "/s"`,
+		"5/s | burst=3":                  `policy "p": option "burst": is not an option of a policy: use guard`,
+		"5/s | guard=fast":               `option "guard": "fast" is not a length of time`,
+		"5/s | guard=-5ms":               "Guard is -5ms: it must be at least 0, or NoGuard",
+		"5/s | max_queue=-1":             "MaxQueue is -1: it must be at least 0",
+		"5/s | max_wait=-1s":             "MaxWait is -1s",
+		"5/s | max_pause=-1s":            "MaxPause is -1s",
+		"5/s | ":                         `option "": write name=value`,
+		"5/s | guard=1s | x":             "is not a length of time",
+		"5/s;algo=token_bucket;burst=-3": `option "burst": "-3" is not a whole number`,
+	} {
+		p, err := throttle.ParsePolicy("p", spec)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v\ndoes not say %q", spec, err, want)
+		}
+		if !reflect.DeepEqual(p, throttle.Policy{}) {
+			t.Errorf("%q: an error and half a policy, %+v", spec, p)
+		}
+	}
+}
+
+func FuzzParsePolicy(f *testing.F) {
+	for _, spec := range []string{
+		"5/s + 10000/h", "100000/m;unit=tokens;algo=token_bucket;burst=20000", "10;algo=concurrency", "1/30d",
+		"5/s | guard=none;max_wait=1h", "9/h;algo=sliding_window;precision=10s", "5/x", "5//s", "+", "|", ";", "",
+	} {
+		f.Add(spec)
+	}
+	f.Fuzz(func(t *testing.T, spec string) {
+		p, err := throttle.ParsePolicy("fuzz", spec)
+		if err != nil {
+			return
+		}
+		if err := p.Validate(); err != nil {
+			t.Fatalf("%q is read as a policy that is not valid: %v", spec, err)
+		}
+		again, err := throttle.ParsePolicy("fuzz", p.String())
+		if err != nil || !reflect.DeepEqual(p, again) {
+			t.Fatalf("%q is written as %q and read as %+v, %v; was %+v", spec, p, again, err, p)
+		}
+		if _, err := throttle.New(p, nil); err != nil {
+			t.Fatalf("%q: %v", spec, err)
+		}
+	})
+}
+
+// Every problem is reported at once, each with what it is about.
+func TestValidateReportsAll(t *testing.T) {
+	p := throttle.Policy{
+		Name:     "bad\nname",
+		Tiers:    []throttle.Tier{throttle.PerSecond(5), {Limit: 0, Window: time.Second}, {Limit: 3, Window: time.Second, Burst: -1, Algorithm: throttle.GCRA}},
+		Guard:    -2,
+		MaxWait:  -1,
+		MaxQueue: -1,
+		MaxPause: -1,
+	}
+	err := p.Validate()
+	if err == nil {
+		t.Fatal("valid")
+	}
+	for _, want := range []string{
+		`Name is "bad\nname"`, "Guard is -2ns", "MaxWait is -1ns", "MaxQueue is -1", "MaxPause is -1ns",
+		`tier 1 "0/s": Limit is 0: it must be from 1`, `tier 2 "3/s;algo=gcra;burst=-1": Burst is -1`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v\ndoes not say %q", err, want)
+		}
+	}
+	for name, make := range map[string]func(throttle.Policy, throttle.Store) error{
+		"New":      func(p throttle.Policy, s throttle.Store) error { _, err := throttle.New(p, s); return err },
+		"NewGroup": func(p throttle.Policy, s throttle.Store) error { _, err := throttle.NewGroup(p, s); return err },
+	} {
+		if err := make(p, nil); err == nil {
+			t.Errorf("%s takes a policy that is not valid", name)
+		}
+		if err := make(throttle.Policy{}, nil); err == nil || !strings.Contains(err.Error(), "Tiers is empty") {
+			t.Errorf("%s of a zero policy: %v", name, err)
+		}
+		if err := make(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}}, local.New()); err == nil || !strings.Contains(err.Error(), "Name is empty") {
+			t.Errorf("%s of a nameless policy in a shared store: %v", name, err)
+		}
+	}
+}
+
+// A limiter does not notice that its caller changes the policy afterwards.
+func TestPolicyIsCopied(t *testing.T) {
+	p := throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}}
+	l, err := throttle.New(p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Tiers[0].Limit = 1000
+	l.Allow()
+	if s, _ := l.Status(context.Background()); s.Tiers[0].Tier.Limit != 1 || l.Allow() {
+		t.Errorf("the tiers are shared with the caller: %+v", s.Tiers[0])
+	}
+}
