@@ -110,7 +110,7 @@ func (g *Group) sweep(n int) {
 
 // idle tells whether nothing is lost when the gate is dropped.
 func (g *gate) idle() bool {
-	if g.waiting.Load() > 0 {
+	if g.waiting() > 0 {
 		return false
 	}
 	q, ok := g.quota.(store.Idler)

@@ -4,6 +4,7 @@ import (
 	"container/list"
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/apithrottle/throttle/store"
@@ -20,6 +21,8 @@ type room struct {
 	made     time.Time      // when the forecast was made
 	late     bool           // someone who is booked in the forecast has left the queue
 	backoff  backoff
+
+	waiting atomic.Int64 // callers in the queue, for those who need not lock
 }
 
 // A waiter is one caller in the queue.
@@ -42,6 +45,14 @@ func (g *gate) aside() *room {
 	}
 	g.room.CompareAndSwap(nil, new(room))
 	return g.room.Load()
+}
+
+// waiting is how many callers are in the queue.
+func (g *gate) waiting() int {
+	if r := g.room.Load(); r != nil {
+		return int(r.waiting.Load())
+	}
+	return 0
 }
 
 // wait takes a place in the queue and blocks until the request is admitted, its
@@ -140,7 +151,7 @@ func (g *gate) join(ctx context.Context, req store.Request) (*waiter, error) {
 		return nil, err
 	}
 	w.place = r.queue.PushBack(w)
-	g.waiting.Add(1)
+	r.waiting.Add(1)
 	if r.stop == nil {
 		r.stop = g.quota.Watch(g.changed)
 	}
@@ -173,7 +184,7 @@ func (g *gate) leave(w *waiter, admitted bool) {
 func (g *gate) remove(r *room, w *waiter) {
 	r.queue.Remove(w.place)
 	w.place = nil
-	if g.waiting.Add(-1) == 0 {
+	if r.waiting.Add(-1) == 0 {
 		r.stop()
 		r.stop, r.forecast = nil, nil
 	}

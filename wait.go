@@ -46,9 +46,8 @@ type Limiter struct {
 // the back-off. Limiters are handles on it.
 type gate struct {
 	*terms
-	quota   store.Quota
-	waiting atomic.Int64 // callers in the room
-	room    atomic.Pointer[room]
+	quota store.Quota
+	room  atomic.Pointer[room] // nil until somebody needs it
 }
 
 // New returns a Limiter of the policy. With a nil store its quota is its own, in
@@ -119,7 +118,7 @@ func (l *Limiter) AllowN(n int64) bool {
 		return err == nil
 	}
 	g := l.gate
-	if g.waiting.Load() > 0 || g.fits(cost) != nil {
+	if g.waiting() > 0 || g.fits(cost) != nil {
 		return false
 	}
 	b, err := g.quota.Reserve(context.Background(), store.Request{Cost: cost})
@@ -188,7 +187,7 @@ func (l *Limiter) Status(ctx context.Context) (Status, error) {
 		return Status{}, l.err
 	}
 	s, err := l.gate.quota.Status(ctx)
-	s.Waiting = int(l.gate.waiting.Load())
+	s.Waiting = l.gate.waiting()
 	for i := range s.Tiers {
 		s.Tiers[i].Tier = l.gate.policy.Tiers[i]
 	}
@@ -204,7 +203,7 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 	if err := g.fits(r.Cost); err != nil {
 		return store.Booking{}, err
 	}
-	if g.waiting.Load() == 0 {
+	if g.waiting() == 0 {
 		b, err := g.quota.Reserve(ctx, r)
 		switch {
 		case err != nil || b.Verdict == store.Admitted:

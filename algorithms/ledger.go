@@ -35,7 +35,12 @@ type Ledger struct {
 
 // NewLedger returns a ledger of which nothing is used.
 func (p *Plan) NewLedger() Ledger {
-	l := Ledger{plan: p, word: make([]int64, p.tierWords+len(p.units))}
+	l := Ledger{plan: p}
+	words, oneSlot := p.tierWords+len(p.units), l.stride()
+	if p.guard == 0 {
+		oneSlot = 0
+	}
+	l.word = make([]int64, words, words+oneSlot)
 	if p.rings > 0 {
 		rings := make([][]int64, p.rings)
 		l.rings = &rings

@@ -75,9 +75,9 @@ var origin = time.Now()
 type quota struct {
 	mu       sync.Mutex // guards all below
 	ledger   algorithms.Ledger
-	paused   int64 // instant at which the pause ends
-	closed   int64 // instant at which the ban ends
-	epoch    int64 // pauses so far
+	until    int64  // instant at which the longest pause or ban ends
+	shut     bool   // it is a ban
+	epoch    uint32 // pauses and bans so far
 	watchers *watchers
 }
 
@@ -108,14 +108,14 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.now()
-	b.Epoch = q.epoch
-	if q.closed > now.At {
-		b.Verdict, b.Wait = store.Closed, now.Until(q.closed)
+	b.Epoch = int64(q.epoch)
+	if q.shut && q.until > now.At {
+		b.Verdict, b.Wait = store.Closed, now.Until(q.until)
 		return b, nil
 	}
 	at, tier := q.ledger.Earliest(now, r.Cost)
-	if q.paused > at {
-		at, tier = q.paused, -1
+	if q.until > at {
+		at, tier = q.until, -1
 	}
 	if at > now.At {
 		b.Tier, b.Wait = tier, now.Until(at)
@@ -147,19 +147,19 @@ func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
 func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	q.mu.Lock()
 	now := q.now()
-	until, change := &q.paused, store.Slowed
-	if p.Close {
-		until, change = &q.closed, store.Shut
-	}
 	end := now.At + int64((p.For+time.Microsecond-1)/time.Microsecond)
-	if p.Once && p.Epoch != q.epoch || end <= max(now.At, *until) {
+	if p.Once && p.Epoch != int64(q.epoch) || end <= max(now.At, q.until) {
 		defer q.mu.Unlock()
-		return store.Paused{Epoch: q.epoch}, nil
+		return store.Paused{Epoch: int64(q.epoch)}, nil
 	}
-	*until = end
+	q.until, q.shut = end, p.Close
 	q.epoch++
-	done := store.Paused{Applied: true, Epoch: q.epoch}
-	q.unlockAndTell(change)
+	done := store.Paused{Applied: true, Epoch: int64(q.epoch)}
+	if p.Close {
+		q.unlockAndTell(store.Shut)
+	} else {
+		q.unlockAndTell(store.Slowed)
+	}
 	return done, nil
 }
 
@@ -167,9 +167,11 @@ func (q *quota) Status(context.Context) (store.Status, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.now()
-	s := store.Status{
-		Paused: max(0, now.Until(q.paused)),
-		Closed: max(0, now.Until(q.closed)),
+	var s store.Status
+	if left := max(0, now.Until(q.until)); q.shut {
+		s.Closed = left
+	} else {
+		s.Paused = left
 	}
 	for i, u := range q.ledger.Usage(now) {
 		t := q.ledger.Plan().Tiers()[i]
@@ -222,7 +224,7 @@ func (q *quota) Idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.now()
-	return max(q.paused, q.closed) <= now.At && q.ledger.Fresh(now)
+	return q.until <= now.At && q.ledger.Fresh(now)
 }
 
 func (q *quota) Close() {}
@@ -233,7 +235,10 @@ func (q *quota) Forecast() store.Forecast {
 	now := q.now()
 	f := &forecast{quota: q, ledger: q.ledger.Clone()}
 	f.ledger.LandHeld(now)
-	f.last = now.Later(q.paused)
+	f.last = now
+	if !q.shut { // else nobody will wait: they are refused
+		f.last = now.Later(q.until)
+	}
 	return f
 }
 

@@ -88,8 +88,8 @@ type Booking struct {
 // Forever is the Wait of what no passing of time brings about.
 const Forever time.Duration = 1<<63 - 1
 
-// A Pause asks that nothing be admitted for some time. A shorter pause never
-// shortens a longer one.
+// A Pause asks that nothing be admitted for some time. Of two pauses the one that
+// ends later holds.
 type Pause struct {
 	For   time.Duration
 	Close bool // refuse callers with the time it ends, instead of letting them wait
