@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"runtime"
 	"sync"
 	"time"
 
@@ -48,10 +49,9 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if l == nil && t.AttemptTimeout <= 0 {
 		return t.base().RoundTrip(req)
 	}
-	a := attempt{}
+	var a attempt
 	if l != nil {
-		var err error
-		if a, err = t.admit(l, req); err != nil {
+		if err := t.admit(&a, l, req); err != nil {
 			closeBody(req)
 			return nil, err
 		}
@@ -61,7 +61,9 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		ctx, a.cancel = context.WithTimeout(req.Context(), t.AttemptTimeout)
 		req = req.WithContext(ctx)
 	}
-	return a.send(t.base(), req)
+	resp, err := a.send(t.base(), req)
+	runtime.KeepAlive(l) // a Group may drop a gate that nobody holds, and with it the pause that the response asked for
+	return resp, err
 }
 
 // CloseIdleConnections forwards to the Base, if it has the method.
@@ -86,26 +88,24 @@ func (t *Transport) limiter(req *http.Request) *Limiter {
 }
 
 // admit waits for the limiter. A request whose context has ended meanwhile is not sent.
-func (t *Transport) admit(l *Limiter, req *http.Request) (attempt, error) {
+func (t *Transport) admit(a *attempt, l *Limiter, req *http.Request) (err error) {
 	if l.err != nil {
-		return attempt{}, l.err
+		return l.err
 	}
-	a := attempt{gate: l.gate, cost: l.gate.one}
+	a.gate, a.cost = l.gate, l.gate.one
 	if t.Cost != nil {
-		var err error
 		if a.cost, err = a.gate.amounts(t.Cost(req)); err != nil {
-			return a, err
+			return err
 		}
 	}
 	ctx := req.Context()
-	var err error
 	if a.booking, err = l.acquire(ctx, a.cost); err != nil {
-		return a, err
+		return err
 	}
 	if err = ctx.Err(); err != nil {
 		a.undo(ctx)
 	}
-	return a, err
+	return err
 }
 
 // An attempt is one admitted request on its way.
@@ -116,11 +116,11 @@ type attempt struct {
 	cancel  context.CancelFunc // ends AttemptTimeout; nil if there is none
 }
 
-func (a attempt) charged() bool { return a.gate != nil && a.booking.Verdict == store.Admitted }
+func (a *attempt) charged() bool { return a.gate != nil && a.booking.Verdict == store.Admitted }
 
 // send hands the request to the base, and tells the quota of its arrival and its
 // end, each once, whatever the base does.
-func (a attempt) send(base http.RoundTripper, req *http.Request) (*http.Response, error) {
+func (a *attempt) send(base http.RoundTripper, req *http.Request) (*http.Response, error) {
 	handedOn := false
 	defer func() {
 		if !handedOn {
@@ -143,12 +143,12 @@ func (a attempt) send(base http.RoundTripper, req *http.Request) (*http.Response
 }
 
 // lasts tells whether the end of the body matters.
-func (a attempt) lasts() bool {
+func (a *attempt) lasts() bool {
 	return a.cancel != nil || a.charged() && a.gate.plan.Concurrent()
 }
 
 // over ends the attempt.
-func (a attempt) over() {
+func (a *attempt) over() {
 	if a.charged() && a.gate.plan.Concurrent() {
 		a.gate.quota.Release(a.booking, a.cost)
 	}
@@ -158,28 +158,27 @@ func (a attempt) over() {
 }
 
 // undo gives back the charge of a request that is not sent.
-func (a attempt) undo(ctx context.Context) {
+func (a *attempt) undo(ctx context.Context) {
 	if a.charged() {
 		// The store's time is bounded by the store; the caller's is over.
 		_ = a.gate.quota.Return(context.WithoutCancel(ctx), a.booking, a.cost)
 	}
 }
 
-// learn pauses the quota on a refusal and ends the back-off on a success.
-func (a attempt) learn(ctx context.Context, resp *http.Response) {
+// learn pauses the quota on a refusal and ends the back-off on a success. A server
+// that fails does neither.
+func (a *attempt) learn(ctx context.Context, resp *http.Response) {
 	if a.gate == nil {
 		return
 	}
-	if resp.StatusCode < 400 {
+	if resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests {
 		a.gate.accepted(a.booking)
 		return
 	}
 	if r, refused := refusal.Read(resp, time.Now()); refused {
 		// A pause that a shared store did not take is made by the next refusal.
 		_ = a.gate.refused(context.WithoutCancel(ctx), a.booking, r)
-		return
 	}
-	a.gate.accepted(a.booking)
 }
 
 func closeBody(req *http.Request) {
@@ -190,8 +189,8 @@ func closeBody(req *http.Request) {
 
 // watch returns a body that ends the attempt at EOF, at any other error, or when
 // it is closed, once. The body of a 101 response stays writable.
-func (a attempt) watch(b io.ReadCloser) io.ReadCloser {
-	watched := &watchedBody{ReadCloser: b, attempt: a}
+func (a *attempt) watch(b io.ReadCloser) io.ReadCloser {
+	watched := &watchedBody{ReadCloser: b, attempt: *a}
 	if w, ok := b.(io.Writer); ok {
 		return struct {
 			*watchedBody

@@ -97,8 +97,11 @@ func (l *Limiter) Wait(ctx context.Context) error {
 // refuses with ErrNever what is above a tier's capacity.
 func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 	cost, err := l.cost(n)
-	if err != nil || n == 0 {
-		return errors.Join(err, ctx.Err())
+	if err != nil {
+		return err
+	}
+	if n == 0 {
+		return ctx.Err()
 	}
 	_, err = l.gate.admit(ctx, store.Request{Cost: cost})
 	runtime.KeepAlive(l)
@@ -158,13 +161,16 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 // acquire admits a held request.
 func (l *Limiter) acquire(ctx context.Context, cost []int64) (store.Booking, error) {
 	r := store.Request{Cost: cost, Held: true}
-	if isZero(cost) {
+	if !l.gate.isOne(cost) && isZero(cost) {
 		return store.Booking{}, ctx.Err()
 	}
 	b, err := l.gate.admit(ctx, r)
 	runtime.KeepAlive(l)
 	return b, err
 }
+
+// isOne tells whether a cost is that of one request, without a look at it.
+func (t *terms) isOne(cost []int64) bool { return &cost[0] == &t.one[0] }
 
 func isZero(cost []int64) bool {
 	return !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 })
@@ -217,8 +223,8 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 
 // fits refuses a cost that no wait will admit.
 func (g *gate) fits(cost []int64) error {
-	if &cost[0] == &g.one[0] {
-		return nil // every tier admits one
+	if g.isOne(cost) {
+		return nil // every tier admits it
 	}
 	if tier := g.plan.TooLarge(cost); tier >= 0 {
 		return g.refuse(ErrNever, tier, 0)

@@ -1,6 +1,7 @@
 package algorithms
 
-// A Flight is the place of a held request among those on their way.
+// A Flight names the slot in which a held request travels: when it left, in grains
+// of the guard.
 type Flight int64
 
 // Landed is the Flight of a request that counted the instant it was admitted.
@@ -9,24 +10,28 @@ const Landed Flight = -1
 // A slot is a stretch of the words: the instant at which its requests land, then
 // for each unit how much it carries and how much of that is held. Requests that
 // leave within one grain of the guard share a slot and land with the last of
-// them, so a guard has at most 34 slots at any rate.
+// them, so a guard has at most 66 slots at any rate.
 const slotHead = 1
 
 func totalOf(unit int) int { return slotHead + 2*unit }
 func heldOf(unit int) int  { return slotHead + 2*unit + 1 }
 
-func (l *Ledger) stride() int { return slotHead + 2*len(l.plan.units) }
+func (p *Plan) stride() int { return slotHead + 2*len(p.units) }
+
+// flight is that of a request which leaves at an instant.
+func (p *Plan) flight(at int64) Flight { return Flight(at >> p.grain) }
+
+// flightOf is that of the requests in a slot.
+func (p *Plan) flightOf(slot []int64) Flight { return p.flight(slot[0] - p.guard) }
 
 // aloft is how many of a unit are on their way.
-func (l *Ledger) aloft(unit int) int64 { return l.word[l.plan.tierWords+unit] }
+func (l *Ledger) aloft(unit int) int64 { return l.word[unit] }
 
-func (l *Ledger) slots() int {
-	return (len(l.word) - l.plan.tierWords - len(l.plan.units)) / l.stride()
-}
+func (l *Ledger) slots() int { return (len(l.word) - l.plan.base) / l.plan.stride() }
 
 func (l *Ledger) slot(i int) []int64 {
-	start := l.plan.tierWords + len(l.plan.units) + i*l.stride()
-	return l.word[start : start+l.stride()]
+	start := l.plan.base + i*l.plan.stride()
+	return l.word[start : start+l.plan.stride()]
 }
 
 // landing is when slot i lands and how many of a unit it carries.
@@ -37,51 +42,66 @@ func (l *Ledger) landing(i, unit int) (at, n int64) {
 
 // depart puts the cost on its way.
 func (l *Ledger) depart(at int64, cost []int64, held bool) Flight {
-	last := l.slots() - 1
-	if last < 0 || at/l.plan.grain != (l.slot(last)[0]-l.plan.guard)/l.plan.grain {
-		last++
-		for range l.stride() {
+	f := l.plan.flight(at)
+	s := l.lastSlot()
+	if s == nil || l.plan.flightOf(s) != f {
+		for range l.plan.stride() {
 			l.word = append(l.word, 0)
 		}
+		s = l.lastSlot()
 	}
-	s := l.slot(last)
 	s[0] = at + l.plan.guard
 	for u, n := range cost {
 		s[totalOf(u)] += n
 		if held {
 			s[heldOf(u)] += n
 		}
-		l.word[l.plan.tierWords+u] += n
+		l.word[u] += n
 	}
-	return Flight(l.first + int64(last))
+	return f
+}
+
+func (l *Ledger) lastSlot() []int64 {
+	if len(l.word) == l.plan.base {
+		return nil
+	}
+	return l.word[len(l.word)-l.plan.stride():]
 }
 
 // alight takes a held cost off its way and tells whether it still was on it.
 func (l *Ledger) alight(f Flight, cost []int64) bool {
-	if f == Landed || int64(f) < l.first {
+	i := l.slots() - 1
+	for i >= 0 && l.plan.flightOf(l.slot(i)) > f {
+		i--
+	}
+	if i < 0 || l.plan.flightOf(l.slot(i)) != f {
 		return false
 	}
-	s := l.slot(int(int64(f) - l.first))
+	s := l.slot(i)
 	for u, n := range cost {
 		s[totalOf(u)] -= n
 		s[heldOf(u)] -= n
-		l.word[l.plan.tierWords+u] -= n
+		l.word[u] -= n
 	}
 	return true
 }
 
-// advance lands the requests whose guard has passed.
-func (l *Ledger) advance(now Moment) {
-	base := l.plan.tierWords + len(l.plan.units)
-	if len(l.word) == base || l.word[base] > now.At {
-		return
+// advance moves the clock, lands the requests whose guard has passed, and returns
+// the present moment.
+func (l *Ledger) advance(now Moment) Moment {
+	if now.At < l.last {
+		now = now.on(l.last)
 	}
-	l.landUntil(now)
+	l.last = now.At
+	if len(l.word) > l.plan.base && l.word[l.plan.base] <= now.At {
+		l.landUntil(now)
+	}
+	return now
 }
 
 func (l *Ledger) landUntil(now Moment) {
 	done := 0
-	for done < l.slots() && l.slot(done)[0] <= now.At {
+	for ; done < l.slots() && l.slot(done)[0] <= now.At; done++ {
 		at := now.on(l.slot(done)[0])
 		for i, r := range l.plan.rules {
 			if _, n := l.landing(done, l.plan.unit[i]); n > 0 {
@@ -90,23 +110,19 @@ func (l *Ledger) landUntil(now Moment) {
 		}
 		for u := range l.plan.units {
 			_, n := l.landing(done, u)
-			l.word[l.plan.tierWords+u] -= n
+			l.word[u] -= n
 		}
-		done++
 	}
-	base := l.plan.tierWords + len(l.plan.units)
-	l.word = append(l.word[:base], l.word[base+done*l.stride():]...)
-	l.first += int64(done)
+	l.word = append(l.word[:l.plan.base], l.word[l.plan.base+done*l.plan.stride():]...)
 }
 
 // landAll lands everything, each when its guard has passed, and returns the
 // moment of the last.
 func (l *Ledger) landAll(now Moment) Moment {
-	if n := l.slots(); n > 0 {
-		now = now.on(l.slot(n - 1)[0])
+	if s := l.lastSlot(); s != nil {
+		now = now.on(s[0])
 	}
-	l.advance(now)
-	return now
+	return l.advance(now)
 }
 
 // nthLanding is when the n-th oldest of a unit on its way lands.

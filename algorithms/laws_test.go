@@ -187,7 +187,7 @@ func (g *game) admit(cost []int64, asked int64) {
 	if g.guard == 0 && !g.plan.Concurrent() {
 		g.checkEarliest(s, asked)
 	}
-	s.flight = g.l.Admit(g.now, cost, held)
+	s.flight = g.l.Charge(g.now, cost, held)
 	g.history = append(g.history, s)
 	if held {
 		g.open = append(g.open, s)
@@ -197,8 +197,8 @@ func (g *game) admit(cost []int64, asked int64) {
 	if s.t > asked {
 		g.waited++
 	}
-	if n := g.l.Slots(); n > 34 {
-		g.fatalf("%d slots on their way, at most 34 are promised", n)
+	if n := g.l.Slots(); n > 66 {
+		g.fatalf("%d slots on their way, at most 66 are promised", n)
 	}
 }
 

@@ -20,27 +20,28 @@ func (m Moment) on(at int64) Moment { return Moment{at, m.Wall + at - m.At} }
 func (m Moment) Later(at int64) Moment { return m.on(max(m.At, at)) }
 
 // A Ledger is what one quota remembers, and decides over all of its tiers as
-// one. Every method takes the present moment; their At must not decrease. A
-// Ledger is not safe for concurrent use.
+// one. Every method takes the present moment; one that is older than the last is
+// taken for the last, so that a ledger's time never runs backwards. A Ledger is not
+// safe for concurrent use.
 //
-// It is a flat list of words: those of each tier, the units on their way, then
-// the slots of the requests on their way, oldest first. A rolling log keeps its
-// stamps in a ring beside it.
+// It is a flat list of words: the units on their way, those of each tier, then the
+// slots of the requests on their way, oldest first. A rolling log keeps its stamps
+// in a ring beside it.
 type Ledger struct {
 	plan  *Plan
 	word  []int64
 	rings *[][]int64 // nil where no tier needs one
-	first int64      // number of the oldest slot
+	last  int64      // the latest instant seen
 }
 
 // NewLedger returns a ledger of which nothing is used.
 func (p *Plan) NewLedger() Ledger {
 	l := Ledger{plan: p}
-	words, oneSlot := p.tierWords+len(p.units), l.stride()
+	oneSlot := p.stride()
 	if p.guard == 0 {
 		oneSlot = 0
 	}
-	l.word = make([]int64, words, words+oneSlot)
+	l.word = make([]int64, p.base, p.base+oneSlot)
 	if p.rings > 0 {
 		rings := make([][]int64, p.rings)
 		l.rings = &rings
@@ -69,10 +70,13 @@ func (l *Ledger) Plan() *Plan { return l.plan }
 
 // Earliest returns the first instant from now on at which every tier admits the
 // cost, behind everything that has landed or is on its way, and the tier that
-// decides it, -1 if that is now. It is Never where only a release can help. The
-// ledger stays as it was.
+// decides it, -1 if that is now. It is Never where only a release can help. But for
+// its clock the ledger stays as it was.
 func (l *Ledger) Earliest(now Moment, cost []int64) (at int64, tier int) {
-	l.advance(now)
+	return l.earliest(l.advance(now), cost)
+}
+
+func (l *Ledger) earliest(now Moment, cost []int64) (at int64, tier int) {
 	at, tier = now.At, -1
 	for i, r := range l.plan.rules {
 		n := cost[l.plan.unit[i]]
@@ -86,10 +90,23 @@ func (l *Ledger) Earliest(now Moment, cost []int64) (at int64, tier int) {
 	return at, tier
 }
 
-// Admit charges the cost now. It does not ask whether the tiers admit it. A
-// request that is held may be landed or cancelled before the guard has passed.
-func (l *Ledger) Admit(now Moment, cost []int64, held bool) Flight {
-	l.advance(now)
+// Take charges the cost if every tier admits it now, and else changes nothing: at
+// and tier are those of Earliest, and tier is -1 if the cost was charged. A request
+// that is held may be landed or cancelled before the guard has passed.
+func (l *Ledger) Take(now Moment, cost []int64, held bool) (f Flight, at int64, tier int) {
+	now = l.advance(now)
+	if at, tier = l.earliest(now, cost); tier < 0 {
+		f = l.charge(now, cost, held)
+	}
+	return f, at, tier
+}
+
+// Charge is Take without asking.
+func (l *Ledger) Charge(now Moment, cost []int64, held bool) Flight {
+	return l.charge(l.advance(now), cost, held)
+}
+
+func (l *Ledger) charge(now Moment, cost []int64, held bool) Flight {
 	for _, d := range l.plan.departures {
 		if n := cost[d.unit]; n > 0 {
 			d.depart(l, now, n)
@@ -105,7 +122,7 @@ func (l *Ledger) Admit(now Moment, cost []int64, held bool) Flight {
 // Land says that the provider has counted the request by now. After the guard it
 // changes nothing.
 func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
-	l.advance(now)
+	now = l.advance(now)
 	if l.alight(f, cost) {
 		l.land(now, cost)
 	}
@@ -131,7 +148,7 @@ func (l *Ledger) Release(cost []int64) {
 
 // LandHeld lands every held request now: the best that can come, for a forecast.
 func (l *Ledger) LandHeld(now Moment) {
-	l.advance(now)
+	now = l.advance(now)
 	held := make([]int64, len(l.plan.units))
 	for i := range l.slots() {
 		s := l.slot(i)
@@ -140,7 +157,7 @@ func (l *Ledger) LandHeld(now Moment) {
 			held[u] += n
 			s[totalOf(u)] -= n
 			s[heldOf(u)] = 0
-			l.word[l.plan.tierWords+u] -= n
+			l.word[u] -= n
 		}
 	}
 	l.land(now, held)
@@ -169,7 +186,7 @@ type Usage struct {
 
 // Usage reports every tier.
 func (l *Ledger) Usage(now Moment) []Usage {
-	l.advance(now)
+	now = l.advance(now)
 	landed := l.Clone()
 	last := landed.landAll(now)
 	usage := make([]Usage, len(l.plan.rules))
@@ -189,7 +206,7 @@ func (l *Ledger) Usage(now Moment) []Usage {
 
 // Fresh tells whether the ledger decides as a new one would.
 func (l *Ledger) Fresh(now Moment) bool {
-	l.advance(now)
+	now = l.advance(now)
 	for i, r := range l.plan.rules {
 		if l.aloft(l.plan.unit[i]) > 0 || r.fresh(l, now) > now.At {
 			return false

@@ -3,13 +3,14 @@ package algorithms
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"time"
 )
 
-// flightSlots is how many groups a guard is cut into: requests that leave within
-// the same 1/32 of the guard land together, with the last of them.
-const flightSlots = 32
+// grains is how fine a guard is cut at least: requests that leave within the same
+// 1/32 of it land together, with the last of them.
+const grains = 32
 
 // A Plan is a set of tiers made ready to decide. It never changes, so that any
 // number of ledgers and goroutines share one.
@@ -20,8 +21,8 @@ type Plan struct {
 	departures []departure
 	units      []string
 	guard      int64 // microseconds
-	grain      int64 // microseconds of a flight slot
-	tierWords  int   // words of a ledger that belong to the tiers
+	grain      int   // a slot of the guard is 1<<grain microseconds
+	base       int   // words of a ledger before its slots
 	rings      int
 	aligned    bool
 	concurrent bool
@@ -81,7 +82,13 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 		return nil, errors.Join(errs...)
 	}
 	p := &Plan{guard: micros(guard)}
-	p.grain = max(1, (p.guard+flightSlots-1)/flightSlots)
+	p.grain = max(1, bits.Len64(uint64(p.guard/grains))) - 1
+	for _, t := range tiers {
+		if unit := t.normal().Unit; !slices.Contains(p.units, unit) {
+			p.units = append(p.units, unit)
+		}
+	}
+	p.base = len(p.units)
 	for _, t := range tiers {
 		p.add(t.normal())
 	}
@@ -90,11 +97,7 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 
 func (p *Plan) add(t Tier) {
 	u := slices.Index(p.units, t.Unit)
-	if u < 0 {
-		u = len(p.units)
-		p.units = append(p.units, t.Unit)
-	}
-	r := newRule(t, site{word: p.tierWords, ring: p.rings, unit: u})
+	r := newRule(t, site{word: p.base, ring: p.rings, unit: u})
 	words, rings := r.words()
 	p.tiers = append(p.tiers, t)
 	p.rules = append(p.rules, r)
@@ -102,7 +105,7 @@ func (p *Plan) add(t Tier) {
 	if d, ok := r.(departer); ok {
 		p.departures = append(p.departures, departure{d, u})
 	}
-	p.tierWords += words
+	p.base += words
 	p.rings += rings
 	p.aligned = p.aligned || t.Algorithm.isAligned()
 	p.concurrent = p.concurrent || t.Algorithm == Concurrency

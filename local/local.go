@@ -69,11 +69,15 @@ func (q *shared) Close() {
 	}
 }
 
-// origin is when the process's clock began to run.
-var origin = time.Now()
+// origin is the Unix epoch on the process's monotonic clock. It lies before the
+// year 2000, in which the clock of a testing/synctest bubble begins, so that no
+// instant is negative there.
+var origin = epoch(time.Now())
+
+func epoch(now time.Time) time.Time { return now.Add(-time.Duration(now.UnixNano())) }
 
 type quota struct {
-	mu       sync.Mutex // guards all below
+	mu       sync.Mutex // guards all below but ledger.Plan
 	ledger   algorithms.Ledger
 	until    int64  // instant at which the longest pause or ban ends
 	shut     bool   // it is a ban
@@ -94,7 +98,8 @@ func newQuota(plan *algorithms.Plan) *quota {
 	return &quota{ledger: plan.NewLedger()}
 }
 
-// now reads the clock, once.
+// now reads the clock, once and without the lock: the ledger puts the readings of
+// several goroutines in order.
 func (q *quota) now() algorithms.Moment {
 	if !q.ledger.Plan().Aligned() {
 		return algorithms.Moment{At: int64(time.Since(origin) / time.Microsecond)}
@@ -104,25 +109,33 @@ func (q *quota) now() algorithms.Moment {
 }
 
 func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, error) {
-	b := store.Booking{Tier: -1}
+	now := q.now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	now := q.now()
-	b.Epoch = int64(q.epoch)
-	if q.shut && q.until > now.At {
-		b.Verdict, b.Wait = store.Closed, now.Until(q.until)
+	b := store.Booking{Tier: -1, Epoch: int64(q.epoch)}
+	if q.until > now.At {
+		q.hold(&b, now, r)
 		return b, nil
+	}
+	var at int64
+	if b.Flight, at, b.Tier = q.ledger.Take(now, r.Cost, r.Held); b.Tier < 0 {
+		b.Verdict = store.Admitted
+	} else {
+		b.Wait = now.Until(at)
+	}
+	return b, nil
+}
+
+// hold refuses while there is a pause or a ban.
+func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
+	if q.shut {
+		b.Verdict, b.Wait = store.Closed, now.Until(q.until)
+		return
 	}
 	at, tier := q.ledger.Earliest(now, r.Cost)
-	if q.until > at {
-		at, tier = q.until, -1
+	if b.Wait = now.Until(max(at, q.until)); at > q.until {
+		b.Tier = tier
 	}
-	if at > now.At {
-		b.Tier, b.Wait = tier, now.Until(at)
-		return b, nil
-	}
-	b.Verdict, b.Flight = store.Admitted, q.ledger.Admit(now, r.Cost, r.Held)
-	return b, nil
 }
 
 func (q *quota) Arrived(b store.Booking, cost []int64) {
@@ -257,7 +270,7 @@ func (f *forecast) Book(r store.Request, within time.Duration) (time.Duration, b
 		return wait, false
 	}
 	f.last = now.Later(at)
-	flight := f.ledger.Admit(f.last, r.Cost, r.Held)
+	flight := f.ledger.Charge(f.last, r.Cost, r.Held)
 	if r.Held {
 		f.ledger.Land(f.last, flight, r.Cost)
 		f.ledger.Release(r.Cost)

@@ -1,0 +1,54 @@
+# The race detector needs a C compiler on Linux and Windows; "make test RACE=" does
+# without both.
+RACE ?= -race
+
+# How many admissions "make laws" checks, and how long each fuzz test runs: a
+# duration, or a number of runs such as 20000x.
+LAWS     ?= 2000000
+FUZZTIME ?= 30s
+
+STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
+
+.PHONY: all test redis lint bench laws fuzz example
+
+all: lint test
+
+# test runs every test, the benchmarks' own too. THROTTLE_REQUIRE_REDIS=1 makes it
+# fail where there is no redis-server and none can be installed.
+test: redis
+	go test $(RACE) ./...
+	cd bench && go vet ./... && go test ./...
+
+# redis installs a redis-server if there is none and apt-get can.
+redis:
+	@sh tools/redis.sh
+
+lint:
+	@files=$$(gofmt -l .) || exit 1; \
+	if [ -n "$$files" ]; then echo "not formatted by gofmt:"; echo "$$files"; exit 1; fi
+	go vet ./...
+	$(STATICCHECK) ./...
+	cd bench && go vet ./... && $(STATICCHECK) ./...
+
+# bench prints the tables of the README: what the calls of this library and of
+# others take, and the ratios. BENCHFLAGS="-count 10" is slower and steadier.
+bench:
+	@cd bench && go run ./cmd/table $(BENCHFLAGS)
+
+# laws checks the laws for far longer than the tests do.
+laws:
+	go test -run Law -timeout 60m ./algorithms/... -args -laws=$(LAWS)
+	go test -run '^$$' -fuzz '^FuzzLaws$$' -fuzztime $(FUZZTIME) ./algorithms
+
+# fuzz runs every fuzz test there is.
+fuzz:
+	@set -e; for package in $$(go list ./...); do \
+		for test in $$(go test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+			echo "$$test in $$package"; \
+			go test -run '^$$' -fuzz "^$$test\$$" -fuzztime $(FUZZTIME) $$package; \
+		done; \
+	done
+
+# example sends a batch to a copy of a provider that runs in the same process.
+example:
+	go run ./examples/coinbase $(EXAMPLEFLAGS)

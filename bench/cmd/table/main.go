@@ -1,0 +1,17 @@
+// Table runs the benchmarks of the current directory and prints what they compare
+// as tables in Markdown. See package table.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/apithrottle/throttle/bench/table"
+)
+
+func main() {
+	if err := table.Run(os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "table:", err)
+		os.Exit(1)
+	}
+}

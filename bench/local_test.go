@@ -1,0 +1,362 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"math"
+	"net/http"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/failsafe-go/failsafe-go/ratelimiter"
+	"go.uber.org/ratelimit"
+	"golang.org/x/time/rate"
+)
+
+// Limits that no caller on one machine can reach.
+const (
+	perSecond = 1_000_000_000
+	perHour   = 1_000_000_000_000
+)
+
+var errRefused = errors.New("refused, but no limit was reached")
+
+// BenchmarkLocal/<library>/<case> times one call. The package comment tells what
+// the cases are; a library that can't do one is not in it.
+func BenchmarkLocal(b *testing.B) {
+	for _, bm := range []struct {
+		name string
+		run  func(*testing.B)
+	}{
+		// Case by case, not library by library: what is compared runs side by side.
+		{"throttle/wait1", throttleWait1},
+		{"xtime/wait1", xtimeWait1},
+		{"uber/wait1", uberWait1},
+		{"failsafe/wait1", failsafeWait1},
+		{"floor/wait1", floorAllow1}, // a floor that never waits has nothing else to do
+
+		{"throttle/wait2", throttleWait2},
+		{"xtime/wait2", xtimeWait2},
+		{"uber/wait2", uberWait2},
+		{"failsafe/wait2", failsafeWait2},
+		{"floor/wait2", floorWait2},
+
+		{"throttle/wait2window", throttleWait2Window},
+
+		{"throttle/roundtrip2", throttleRoundTrip2},
+		{"xtime/roundtrip2", xtimeRoundTrip2},
+		{"uber/roundtrip2", uberRoundTrip2},
+		{"failsafe/roundtrip2", failsafeRoundTrip2},
+		{"floor/roundtrip2", floorRoundTrip2},
+
+		{"throttle/allow1", throttleAllow1},
+		{"xtime/allow1", xtimeAllow1},
+		{"failsafe/allow1", failsafeAllow1},
+		{"floor/allow1", floorAllow1},
+
+		{"throttle/allow1parallel", throttleAllow1Parallel},
+		{"xtime/allow1parallel", xtimeAllow1Parallel},
+		{"failsafe/allow1parallel", failsafeAllow1Parallel},
+		{"floor/allow1parallel", floorAllow1Parallel},
+
+		{"throttle/allow2parallel", throttleAllow2Parallel},
+		{"xtime/allow2parallel", xtimeAllow2Parallel},
+		{"failsafe/allow2parallel", failsafeAllow2Parallel},
+		{"floor/allow2parallel", floorAllow2Parallel},
+	} {
+		b.Run(bm.name, func(b *testing.B) {
+			b.ReportAllocs()
+			bm.run(b)
+		})
+	}
+}
+
+// throttle
+
+func newThrottle(b *testing.B, algorithm throttle.Algorithm, tiers int) *throttle.Limiter {
+	b.Helper()
+	lim, err := throttle.New(throttle.Policy{Name: "bench", Tiers: []throttle.Tier{
+		{Limit: perSecond, Window: time.Second, Algorithm: algorithm},
+		{Limit: perHour, Window: time.Hour, Algorithm: algorithm},
+	}[:tiers]}, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return lim
+}
+
+func throttleAllow1(b *testing.B) {
+	lim := newThrottle(b, throttle.GCRA, 1)
+	for b.Loop() {
+		if !lim.Allow() {
+			b.Fatal(errRefused)
+		}
+	}
+}
+
+func throttleAllow1Parallel(b *testing.B) {
+	twoGoroutines(b, newThrottle(b, throttle.GCRA, 1).Allow)
+}
+
+func throttleAllow2Parallel(b *testing.B) {
+	twoGoroutines(b, newThrottle(b, throttle.GCRA, 2).Allow)
+}
+
+func throttleWait1(b *testing.B) { throttleWait(b, newThrottle(b, throttle.GCRA, 1)) }
+
+func throttleWait2(b *testing.B) { throttleWait(b, newThrottle(b, throttle.GCRA, 2)) }
+
+// throttleWait2Window waits on two tiers of the default algorithm. Logs of that
+// size are kept as sliding windows.
+func throttleWait2Window(b *testing.B) { throttleWait(b, newThrottle(b, throttle.SlidingLog, 2)) }
+
+func throttleWait(b *testing.B, lim *throttle.Limiter) {
+	ctx := context.Background()
+	for b.Loop() {
+		if err := lim.Wait(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func throttleRoundTrip2(b *testing.B) {
+	roundTrip(b, &throttle.Transport{Base: newBase(), Limiter: newThrottle(b, throttle.GCRA, 2)})
+}
+
+// golang.org/x/time/rate
+
+func newXtime() (second, hour *rate.Limiter) {
+	return rate.NewLimiter(perSecond, math.MaxInt32), rate.NewLimiter(perHour/3600, math.MaxInt32)
+}
+
+func xtimeAllow1(b *testing.B) {
+	lim, _ := newXtime()
+	for b.Loop() {
+		if !lim.Allow() {
+			b.Fatal(errRefused)
+		}
+	}
+}
+
+func xtimeAllow1Parallel(b *testing.B) {
+	lim, _ := newXtime()
+	twoGoroutines(b, lim.Allow)
+}
+
+func xtimeAllow2Parallel(b *testing.B) {
+	second, hour := newXtime()
+	twoGoroutines(b, func() bool { return second.Allow() && hour.Allow() })
+}
+
+func xtimeWait1(b *testing.B) {
+	ctx := context.Background()
+	lim, _ := newXtime()
+	for b.Loop() {
+		if err := lim.Wait(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func xtimeWait2(b *testing.B) {
+	ctx := context.Background()
+	second, hour := newXtime()
+	for b.Loop() {
+		if err := second.Wait(ctx); err != nil {
+			b.Fatal(err)
+		}
+		if err := hour.Wait(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func xtimeRoundTrip2(b *testing.B) {
+	second, hour := newXtime()
+	roundTrip(b, &waiter{newBase(), func(ctx context.Context) error {
+		if err := second.Wait(ctx); err != nil {
+			return err
+		}
+		return hour.Wait(ctx)
+	}})
+}
+
+// go.uber.org/ratelimit, which has no way not to wait
+
+func newUber() (second, hour ratelimit.Limiter) {
+	return ratelimit.New(perSecond), ratelimit.New(perHour / 3600)
+}
+
+func uberWait1(b *testing.B) {
+	lim, _ := newUber()
+	for b.Loop() {
+		lim.Take()
+	}
+}
+
+func uberWait2(b *testing.B) {
+	second, hour := newUber()
+	for b.Loop() {
+		second.Take()
+		hour.Take()
+	}
+}
+
+func uberRoundTrip2(b *testing.B) {
+	second, hour := newUber()
+	roundTrip(b, &waiter{newBase(), func(context.Context) error {
+		second.Take()
+		hour.Take()
+		return nil
+	}})
+}
+
+// github.com/failsafe-go/failsafe-go
+
+func newFailsafe() (second, hour ratelimiter.RateLimiter[any]) {
+	return ratelimiter.NewBursty[any](perSecond, time.Second), ratelimiter.NewBursty[any](math.MaxInt32, time.Second)
+}
+
+func failsafeAllow1(b *testing.B) {
+	lim, _ := newFailsafe()
+	for b.Loop() {
+		if !lim.TryAcquirePermit() {
+			b.Fatal(errRefused)
+		}
+	}
+}
+
+func failsafeAllow1Parallel(b *testing.B) {
+	lim, _ := newFailsafe()
+	twoGoroutines(b, lim.TryAcquirePermit)
+}
+
+func failsafeAllow2Parallel(b *testing.B) {
+	second, hour := newFailsafe()
+	twoGoroutines(b, func() bool { return second.TryAcquirePermit() && hour.TryAcquirePermit() })
+}
+
+func failsafeWait1(b *testing.B) {
+	ctx := context.Background()
+	lim, _ := newFailsafe()
+	for b.Loop() {
+		if err := lim.AcquirePermit(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func failsafeWait2(b *testing.B) {
+	ctx := context.Background()
+	second, hour := newFailsafe()
+	for b.Loop() {
+		if err := second.AcquirePermit(ctx); err != nil {
+			b.Fatal(err)
+		}
+		if err := hour.AcquirePermit(ctx); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func failsafeRoundTrip2(b *testing.B) {
+	second, hour := newFailsafe()
+	roundTrip(b, &waiter{newBase(), func(ctx context.Context) error {
+		if err := second.AcquirePermit(ctx); err != nil {
+			return err
+		}
+		return hour.AcquirePermit(ctx)
+	}})
+}
+
+// the floor
+
+func floorAllow1(b *testing.B) { floorAllow(b, newFloor(1)) }
+
+func floorWait2(b *testing.B) { floorAllow(b, newFloor(2)) }
+
+func floorAllow(b *testing.B, f *floor) {
+	for b.Loop() {
+		if !f.allow() {
+			b.Fatal(errRefused)
+		}
+	}
+}
+
+func floorAllow1Parallel(b *testing.B) { twoGoroutines(b, newFloor(1).allow) }
+
+func floorAllow2Parallel(b *testing.B) { twoGoroutines(b, newFloor(2).allow) }
+
+func floorRoundTrip2(b *testing.B) {
+	f := newFloor(2)
+	roundTrip(b, &waiter{newBase(), func(context.Context) error {
+		if !f.allow() {
+			return errRefused
+		}
+		return nil
+	}})
+}
+
+// What the cases share.
+
+// twoGoroutines calls allow from exactly two goroutines on two processors, however
+// many the machine has. RunParallel starts one for each.
+func twoGoroutines(b *testing.B, allow func() bool) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
+	b.SetParallelism(1)
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if !allow() {
+				b.Error(errRefused)
+				return
+			}
+		}
+	})
+}
+
+func roundTrip(b *testing.B, rt http.RoundTripper) {
+	req, err := http.NewRequest(http.MethodGet, "http://api.example/", nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		resp, err := rt.RoundTrip(req)
+		if err != nil {
+			b.Fatal(err)
+		}
+		resp.Body.Close()
+	}
+}
+
+// A base answers at once, and always with the same response.
+type base struct{ resp http.Response }
+
+func newBase() *base {
+	return &base{http.Response{
+		Status: "200 OK", StatusCode: http.StatusOK,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{},
+	}}
+}
+
+func (t *base) RoundTrip(req *http.Request) (*http.Response, error) {
+	t.resp.Body = http.NoBody // again: the last caller may have wrapped it
+	t.resp.Request = req
+	return &t.resp, nil
+}
+
+// A waiter is the RoundTripper that one writes around a limiter that has none.
+type waiter struct {
+	base http.RoundTripper
+	wait func(context.Context) error
+}
+
+func (t *waiter) RoundTrip(req *http.Request) (*http.Response, error) {
+	if err := t.wait(req.Context()); err != nil {
+		return nil, err
+	}
+	return t.base.RoundTrip(req)
+}

@@ -1,0 +1,68 @@
+package table
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+)
+
+// Run is the command "table": it runs the benchmarks of the current directory,
+// writes their output to stderr as it comes, and the tables to stdout. With -from
+// it reads an output from a file instead.
+//
+// A round is a run of go test of its own, since go test -count runs the samples of
+// one benchmark in a row, which a slow moment then spoils together.
+func Run(args []string, stdout, stderr io.Writer) error {
+	flags := flag.NewFlagSet("table", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	bench := flags.String("bench", ".", "run the benchmarks that match this `pattern`")
+	count := flags.Int("count", 5, "take the median of this many `rounds`")
+	benchtime := flags.String("benchtime", "500ms", "run each benchmark for this `duration` in each round")
+	from := flags.String("from", "", "read the output of go test -bench from this `file`, and run nothing")
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return nil
+		}
+		return err
+	}
+	if flags.NArg() > 0 || *count < 1 {
+		return errors.New("usage: table [-bench pattern] [-count rounds] [-benchtime duration] [-from file]")
+	}
+	var r Results
+	if *from != "" {
+		if err := r.parseFile(*from); err != nil {
+			return err
+		}
+		return r.Markdown(stdout, "Local")
+	}
+	for range *count {
+		if err := r.measure(*bench, *benchtime, stderr); err != nil {
+			return err
+		}
+	}
+	return r.Markdown(stdout, "Local")
+}
+
+func (r *Results) parseFile(name string) error {
+	f, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return r.Parse(f)
+}
+
+func (r *Results) measure(bench, benchtime string, stderr io.Writer) error {
+	var out bytes.Buffer
+	cmd := exec.Command("go", "test", "-run=^$", "-count=1", "-bench="+bench, "-benchtime="+benchtime, ".")
+	cmd.Stdout = io.MultiWriter(&out, stderr)
+	cmd.Stderr = stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%v: %w", cmd, err)
+	}
+	return r.Parse(&out)
+}

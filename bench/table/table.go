@@ -1,0 +1,182 @@
+// Package table turns what "go test -bench" prints into tables in Markdown: one
+// of libraries compared case by case, one of what else was measured.
+package table
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Results are the samples of benchmarks, by name. Parse adds to them, so that one
+// Results can hold several runs. The zero value is empty and ready.
+type Results struct {
+	names   []string                        // in the order of their first sample
+	samples map[string]map[string][]float64 // by benchmark and unit
+}
+
+// processors is what go test adds to a name when GOMAXPROCS isn't one.
+var processors = regexp.MustCompile(`-\d+$`)
+
+// Parse adds the output of "go test -bench" to r. It skips all lines that are not
+// results, and fails on a result that it can't read or a run that failed.
+func (r *Results) Parse(in io.Reader) error {
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		line := lines.Text()
+		if strings.HasPrefix(line, "FAIL") || strings.HasPrefix(line, "--- FAIL") {
+			return fmt.Errorf("the benchmarks failed: %q", line)
+		}
+		fields := strings.Fields(line)
+		if len(fields) < 2 || !strings.HasPrefix(fields[0], "Benchmark") {
+			continue
+		}
+		if err := r.add(fields); err != nil {
+			return fmt.Errorf("%w in %q", err, line)
+		}
+	}
+	return lines.Err()
+}
+
+// add takes a name, a number of iterations, and pairs of a value and its unit.
+func (r *Results) add(fields []string) error {
+	if len(fields)%2 != 0 {
+		return errors.New("a value without a unit")
+	}
+	name := processors.ReplaceAllString(strings.TrimPrefix(fields[0], "Benchmark"), "")
+	if r.samples == nil {
+		r.samples = make(map[string]map[string][]float64)
+	}
+	if r.samples[name] == nil {
+		r.samples[name] = make(map[string][]float64)
+		r.names = append(r.names, name)
+	}
+	for pair := range slices.Chunk(fields[2:], 2) {
+		value, err := strconv.ParseFloat(pair[0], 64)
+		if err != nil {
+			return err
+		}
+		r.samples[name][pair[1]] = append(r.samples[name][pair[1]], value)
+	}
+	return nil
+}
+
+// Median returns the median of a benchmark's samples in a unit, and false if it
+// has none.
+func (r *Results) Median(name, unit string) (float64, bool) {
+	s := slices.Sorted(slices.Values(r.samples[name][unit]))
+	if len(s) == 0 {
+		return 0, false
+	}
+	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2, true
+}
+
+// Markdown writes the tables. In the first the benchmarks called group/library/case
+// are rows of cases and columns of libraries; the library named first is divided by
+// each other one. In the second is every unit that benchmarks chose themselves.
+func (r *Results) Markdown(w io.Writer, group string) error {
+	if len(r.names) == 0 {
+		return errors.New("there are no results")
+	}
+	var b strings.Builder
+	r.compare(&b, group)
+	r.list(&b)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func (r *Results) compare(b *strings.Builder, group string) {
+	libraries, cases := r.axes(group)
+	if len(libraries) == 0 {
+		return
+	}
+	first, others := libraries[0], libraries[1:]
+	header := append([]string{"ns per call"}, libraries...)
+	for _, other := range others {
+		header = append(header, first+"/"+other)
+	}
+	row(b, header)
+	row(b, append([]string{"---"}, slices.Repeat([]string{"---:"}, len(header)-1)...))
+	for _, c := range cases {
+		cells := []string{c}
+		for _, library := range libraries {
+			cells = append(cells, r.time(group+"/"+library+"/"+c))
+		}
+		for _, other := range others {
+			cells = append(cells, r.ratio(group+"/"+first+"/"+c, group+"/"+other+"/"+c))
+		}
+		row(b, cells)
+	}
+}
+
+// axes returns the libraries and cases of a group, in the order of their first
+// sample.
+func (r *Results) axes(group string) (libraries, cases []string) {
+	for _, name := range r.names {
+		rest, ok := strings.CutPrefix(name, group+"/")
+		library, c, isCase := strings.Cut(rest, "/")
+		if !ok || !isCase {
+			continue
+		}
+		if !slices.Contains(libraries, library) {
+			libraries = append(libraries, library)
+		}
+		if !slices.Contains(cases, c) {
+			cases = append(cases, c)
+		}
+	}
+	return libraries, cases
+}
+
+// time returns nanoseconds, and what was allocated where that isn't nothing.
+func (r *Results) time(name string) string {
+	ns, ok := r.Median(name, "ns/op")
+	if !ok {
+		return ""
+	}
+	if allocs, _ := r.Median(name, "allocs/op"); allocs > 0 {
+		return fmt.Sprintf("%.0f (%.0f allocs)", ns, allocs)
+	}
+	return fmt.Sprintf("%.0f", ns)
+}
+
+func (r *Results) ratio(name, other string) string {
+	a, ok1 := r.Median(name, "ns/op")
+	b, ok2 := r.Median(other, "ns/op")
+	if !ok1 || !ok2 || b == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%.2f", a/b)
+}
+
+func (r *Results) list(b *strings.Builder) {
+	empty := true
+	for _, name := range r.names {
+		var units []string
+		for unit := range r.samples[name] {
+			if !strings.HasSuffix(unit, "/op") {
+				units = append(units, unit)
+			}
+		}
+		slices.Sort(units)
+		for _, unit := range units {
+			if empty {
+				b.WriteByte('\n')
+				row(b, []string{"measured", "median", "unit"})
+				row(b, []string{"---", "---:", "---"})
+				empty = false
+			}
+			m, _ := r.Median(name, unit)
+			row(b, []string{name, fmt.Sprintf("%.1f", m), unit})
+		}
+	}
+}
+
+func row(b *strings.Builder, cells []string) {
+	b.WriteString("| " + strings.Join(cells, " | ") + " |\n")
+}

@@ -1,0 +1,107 @@
+package table
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const output = `goos: linux
+pkg: example/bench
+BenchmarkLocal/throttle/wait1-2   	 1000	        75.0 ns/op	       0 B/op	       0 allocs/op
+BenchmarkLocal/other/wait1-2      	 1000	       100 ns/op	     248 B/op	       3 allocs/op
+BenchmarkLocal/throttle/wait2-2   	 1000	        80 ns/op	       0 B/op	       0 allocs/op
+BenchmarkLocal/throttle/wait1-2   	 1000	        50 ns/op	       0 B/op	       0 allocs/op
+BenchmarkLocal/throttle/wait1-2   	 1000	       999 ns/op	       0 B/op	       0 allocs/op
+BenchmarkLocal/floor/wait1-2      	 1000	        30 ns/op	       0 B/op	       0 allocs/op
+BenchmarkLocal/floor/wait1-2      	 1000	        20 ns/op	       0 B/op	       0 allocs/op
+BenchmarkIdle-2                   	    1	4032159545 ns/op	       339.96 B/quota	 12.5 a-metric
+PASS
+ok  	example/bench	7.195s
+`
+
+const tables = `| ns per call | throttle | other | floor | throttle/other | throttle/floor |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| wait1 | 75 | 100 (3 allocs) | 25 | 0.75 | 3.00 |
+| wait2 | 80 |  |  |  |  |
+
+| measured | median | unit |
+| --- | ---: | --- |
+| Idle | 340.0 | B/quota |
+| Idle | 12.5 | a-metric |
+`
+
+func TestMarkdown(t *testing.T) {
+	var r Results
+	half := strings.Index(output, "BenchmarkLocal/throttle/wait2")
+	for _, part := range []string{output[:half], output[half:]} { // as two runs
+		if err := r.Parse(strings.NewReader(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got strings.Builder
+	if err := r.Markdown(&got, "Local"); err != nil {
+		t.Fatal(err)
+	}
+	if got.String() != tables {
+		t.Errorf("got\n%s\nwant\n%s", got.String(), tables)
+	}
+}
+
+func TestParseOneProcessor(t *testing.T) {
+	var r Results
+	if err := r.Parse(strings.NewReader("BenchmarkIdle 1 5 ns/op\n")); err != nil {
+		t.Fatal(err)
+	}
+	if m, ok := r.Median("Idle", "ns/op"); m != 5 || !ok {
+		t.Errorf("Median = %v, %v, want 5, true", m, ok)
+	}
+}
+
+func TestParseErrors(t *testing.T) {
+	for name, in := range map[string]string{
+		"a failure":            "BenchmarkIdle 1 5 ns/op\nFAIL example/bench 1s\n",
+		"a failed benchmark":   "--- FAIL: BenchmarkIdle\n",
+		"not a number":         "BenchmarkIdle 1 five ns/op\n",
+		"value without unit":   "BenchmarkIdle 1 5\n",
+		"line that never ends": strings.Repeat("x", 1<<20),
+	} {
+		if err := new(Results).Parse(strings.NewReader(in)); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+func TestRun(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "output.txt")
+	if err := os.WriteFile(file, []byte(output), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	if err := Run([]string{"-from", file}, &got, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	if got.String() != tables {
+		t.Errorf("got\n%s\nwant\n%s", got.String(), tables)
+	}
+}
+
+func TestRunErrors(t *testing.T) {
+	empty := filepath.Join(t.TempDir(), "empty.txt")
+	if err := os.WriteFile(empty, []byte("PASS\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"-from", empty},
+		{"-from", empty + ".missing"},
+		{"-count", "0"},
+		{"-unknown"},
+		{"extra"},
+	} {
+		if err := Run(args, io.Discard, io.Discard); err == nil {
+			t.Errorf("Run(%q): no error", args)
+		}
+	}
+}
