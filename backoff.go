@@ -41,8 +41,10 @@ func (g *gate) refused(ctx context.Context, b store.Booking, r refusal.Refusal) 
 	room.mu.Lock()
 	d := room.backoff.pause(g.policy.maxPause())
 	room.mu.Unlock()
-	// Refusals of requests that were admitted before the last pause are one event.
-	done, err := g.quota.Pause(ctx, store.Pause{For: d, Once: true, Epoch: b.Epoch})
+	// Refusals of requests that were admitted before the last pause are one event. A
+	// request that cost nothing was not admitted, so that nobody knows when it left.
+	charged := b.Verdict == store.Admitted
+	done, err := g.quota.Pause(ctx, store.Pause{For: d, Once: charged, Epoch: b.Epoch})
 	if done.Applied {
 		room.mu.Lock()
 		room.backoff.level++

@@ -24,9 +24,11 @@ const (
 	released                    // it is over
 )
 
-// first marks what was not marked before and tells whether that is all of it.
-func (p *Permit) first(marks uint32) bool {
-	return p != nil && p.booking.Verdict == store.Admitted && p.state.Or(marks)&marks == 0
+func (p *Permit) charged() bool { return p != nil && p.booking.Verdict == store.Admitted }
+
+// first sets a mark and tells whether it was not set before.
+func (p *Permit) first(mark uint32) bool {
+	return p.charged() && p.state.Or(mark)&mark == 0
 }
 
 // Arrived says that the response is in, so that the provider has counted the
@@ -50,7 +52,7 @@ func (p *Permit) Release() {
 // limiter has to take the request for counted. After Arrived or Release it does
 // nothing. With a shared store it blocks for one round trip at most.
 func (p *Permit) Cancel(ctx context.Context) error {
-	if !p.first(arrived | released) {
+	if !p.charged() || !p.state.CompareAndSwap(0, arrived|released) {
 		return nil
 	}
 	return p.quota.Return(ctx, p.booking, p.cost)

@@ -16,6 +16,7 @@ import (
 type room struct {
 	mu       sync.Mutex     // guards all below
 	queue    list.List      // of *waiter
+	asking   *waiter        // the head while it asks the quota, which may have charged it already
 	stop     func()         // ends the watch on the quota; nil while nobody waits
 	forecast store.Forecast // with everybody in the queue booked; nil if there is none
 	made     time.Time      // when the forecast was made
@@ -74,6 +75,7 @@ func (g *gate) wait(ctx context.Context, req store.Request) (store.Booking, erro
 				g.leave(w, err == nil)
 				return b, err
 			}
+			g.asked()
 			next = b.Wait
 			if !w.patience.IsZero() {
 				next = min(next, time.Until(w.patience))
@@ -94,7 +96,8 @@ func (g *gate) ask(ctx context.Context, w *waiter) (store.Booking, error) {
 		return b, err
 	case b.Verdict == store.Closed:
 		return b, g.banned(b.Wait)
-	case !w.patience.IsZero() && time.Until(w.patience) <= 0:
+	case !w.patience.IsZero() && time.Until(w.patience) <= 0,
+		b.Tier < 0 && !w.deadline.IsZero() && time.Until(w.deadline) < b.Wait: // a pause makes it late
 		return b, g.refuse(ErrDeadline, b.Tier, b.Wait)
 	}
 	return b, nil
@@ -163,7 +166,18 @@ func (g *gate) turn(w *waiter) (head bool, err error) {
 	r := g.aside()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return w.place != nil && r.queue.Front() == w.place, w.refusal
+	if head = w.place != nil && r.queue.Front() == w.place; head {
+		r.asking = w
+	}
+	return head, w.refusal
+}
+
+// asked says that the waiter at the head has not been admitted.
+func (g *gate) asked() {
+	r := g.aside()
+	r.mu.Lock()
+	r.asking = nil
+	r.mu.Unlock()
 }
 
 // leave gives up the place, and wakes who is at the head then.
@@ -184,6 +198,9 @@ func (g *gate) leave(w *waiter, admitted bool) {
 func (g *gate) remove(r *room, w *waiter) {
 	r.queue.Remove(w.place)
 	w.place = nil
+	if r.asking == w {
+		r.asking = nil
+	}
 	if r.waiting.Add(-1) == 0 {
 		r.stop()
 		r.stop, r.forecast = nil, nil
@@ -224,7 +241,12 @@ func (g *gate) forecast(r *room) bool {
 	}
 	r.forecast, r.made, r.late = f.Forecast(), time.Now(), false
 	for e := r.queue.Front(); e != nil; e = e.Next() {
-		r.forecast.Book(e.Value.(*waiter).request, forever)
+		w := e.Value.(*waiter)
+		if w == r.asking {
+			r.made = time.Time{} // it may be charged already, or not: the forecast is for one look
+			continue
+		}
+		r.forecast.Book(w.request, forever)
 	}
 	return true
 }
@@ -258,6 +280,9 @@ func (g *gate) review(r *room) {
 	for e := r.queue.Front(); e != nil; {
 		w := e.Value.(*waiter)
 		e = e.Next()
+		if w == r.asking {
+			continue // it may be charged already; if not, the quota tells it
+		}
 		within := forever
 		if !w.deadline.IsZero() {
 			within = time.Until(w.deadline)

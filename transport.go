@@ -128,13 +128,15 @@ func (a *attempt) send(base http.RoundTripper, req *http.Request) (*http.Respons
 		}
 	}()
 	resp, err := base.RoundTrip(req)
+	if err == nil {
+		a.learn(req.Context(), resp) // first of all: nobody slips past a pause
+	}
 	if a.charged() {
 		a.gate.quota.Arrived(a.booking, a.cost)
 	}
 	if err != nil {
 		return resp, err
 	}
-	a.learn(req.Context(), resp)
 	if resp.Body != nil && resp.Body != http.NoBody && a.lasts() {
 		resp.Body = a.watch(resp.Body)
 		handedOn = true

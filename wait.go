@@ -184,6 +184,7 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration) error {
 		return l.err
 	}
 	_, err := l.gate.quota.Pause(ctx, store.Pause{For: d})
+	runtime.KeepAlive(l)
 	return err
 }
 
@@ -193,6 +194,7 @@ func (l *Limiter) Status(ctx context.Context) (Status, error) {
 		return Status{}, l.err
 	}
 	s, err := l.gate.quota.Status(ctx)
+	runtime.KeepAlive(l)
 	s.Waiting = l.gate.waiting()
 	for i := range s.Tiers {
 		s.Tiers[i].Tier = l.gate.policy.Tiers[i]

@@ -38,7 +38,7 @@ func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	q, ok := s.quotas[key]
-	if !ok {
+	if !ok || q.openers == 0 && q.Idle() {
 		if s.quotas == nil {
 			s.quotas = make(map[string]*shared)
 		}

@@ -1,0 +1,216 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/apithrottle/throttle"
+)
+
+// Five a second and 10,000 an hour, both kept as one decision.
+func ExampleNew() {
+	lim, err := throttle.New(throttle.Policy{
+		Name:  "orders",
+		Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(10_000)},
+	}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(lim.Allow())
+
+	_, err = throttle.New(throttle.Policy{Name: "orders"}, nil)
+	fmt.Println(err)
+	// Output:
+	// true
+	// throttle: policy "orders": Tiers is empty: it must have at least one tier, such as PerSecond(5)
+}
+
+// Without a guard, as here, requests count the instant they are admitted: two in
+// any 20 ms take the third to the next 20 ms.
+func ExampleLimiter_Wait() {
+	lim, err := throttle.New(throttle.Policy{
+		Tiers: []throttle.Tier{{Limit: 2, Window: 20 * time.Millisecond}},
+		Guard: throttle.NoGuard,
+	}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	start := time.Now()
+	for range 3 {
+		if err := lim.Wait(context.Background()); err != nil {
+			fmt.Println(err)
+			return
+		}
+		// send the request
+	}
+	fmt.Println("it took 20ms or more:", time.Since(start) >= 20*time.Millisecond)
+	// Output: it took 20ms or more: true
+}
+
+// A cost that no wait will admit is refused at once.
+func ExampleLimiter_WaitN() {
+	lim, err := throttle.New(throttle.Policy{Name: "mail", Tiers: []throttle.Tier{throttle.PerHour(100)}}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(lim.WaitN(context.Background(), 100))
+	err = lim.WaitN(context.Background(), 101)
+	fmt.Println(errors.Is(err, throttle.ErrNever))
+	fmt.Println(err)
+	// Output:
+	// <nil>
+	// true
+	// throttle: policy "mail" tier 100/h costs more than the tier ever admits at once
+}
+
+func ExampleLimiter_Allow() {
+	lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(3)}}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 4 {
+		fmt.Println(lim.Allow())
+	}
+	// Output:
+	// true
+	// true
+	// true
+	// false
+}
+
+// All or nothing: what does not fit is not charged.
+func ExampleLimiter_AllowN() {
+	lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(3)}}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(lim.AllowN(2), lim.AllowN(2), lim.AllowN(1))
+	// Output: true false true
+}
+
+// A policy that counts requests, tokens and what is open at once.
+func ExampleLimiter_Acquire() {
+	policy, err := throttle.ParsePolicy("chat", "60/m + 10000/m;unit=tokens;algo=token_bucket + 4;algo=concurrency")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	lim, err := throttle.New(policy, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	permit, err := lim.Acquire(context.Background(), throttle.Cost{"tokens": 1200}) // and one request
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	// send the request
+	permit.Arrived() // the response is in
+	// read its body to the end
+	permit.Release()
+
+	s, err := lim.Status(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(s.Tiers[0].Used, "request,", s.Tiers[2].Used, "open")
+	// Output: 1 request, 0 open
+}
+
+// Nothing was sent, so nothing is charged.
+func ExamplePermit_Cancel() {
+	lim, err := throttle.New(throttle.Policy{
+		Tiers: []throttle.Tier{throttle.PerHour(1)},
+		Guard: time.Minute, // for within it the request is surely not yet counted
+	}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	permit, err := lim.Acquire(context.Background(), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(lim.Allow())
+	fmt.Println(permit.Cancel(context.Background()))
+	fmt.Println(lim.Allow())
+	// Output:
+	// false
+	// <nil>
+	// true
+}
+
+// A pause holds for everybody who shares the quota. Who cannot wait so long is
+// told at once.
+func ExampleLimiter_Pause() {
+	lim, err := throttle.New(throttle.Policy{Name: "maps", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := lim.Pause(context.Background(), time.Hour); err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(lim.Allow())
+
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	fmt.Println(errors.Is(lim.Wait(ctx), throttle.ErrDeadline))
+	// Output:
+	// false
+	// true
+}
+
+func ExampleLimiter_Status() {
+	lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(5), throttle.PerHour(100)}}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	lim.AllowN(5)
+	s, err := lim.Status(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, t := range s.Tiers {
+		fmt.Printf("%v: %d used, %d remain, limited: %v\n", t.Tier, t.Used, t.Remaining, t.Limited)
+	}
+	// Output:
+	// 5/m: 5 used, 0 remain, limited: true
+	// 100/h: 5 used, 95 remain, limited: false
+}
+
+// A WaitError tells how long the wait would have been, so that the caller can do
+// something else meanwhile.
+func ExampleWaitError() {
+	lim, err := throttle.New(throttle.Policy{Name: "reports", Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	lim.Allow()
+
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	err = lim.Wait(ctx)
+	var refusal *throttle.WaitError
+	if errors.As(err, &refusal) {
+		fmt.Println(refusal.Policy, refusal.Wait.Round(time.Minute))
+	}
+	fmt.Println(errors.Is(err, throttle.ErrDeadline), errors.Is(err, context.DeadlineExceeded))
+	// Output:
+	// reports 1h0m0s
+	// true true
+}

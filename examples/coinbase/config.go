@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/url"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+// A config is the command line.
+type config struct {
+	duration time.Duration
+	workers  int
+	policy   throttle.Policy
+	url      string // of a real endpoint. If empty, the stand-in
+	json     bool
+}
+
+// command is the program: 0 if all went well, 1 if the batch failed, 2 if the
+// command line is wrong.
+func command(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	c, flags, err := parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(stdout, "Usage: coinbase [flags]\n\nRuns a batch of requests inside the limits of an API.\n\n")
+		flags.SetOutput(stdout)
+		flags.PrintDefaults()
+		return 0
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "coinbase: %v\nRun it with -h for the flags.\n", err)
+		return 2
+	}
+	api := endpoint(c.url, c.workers)
+	if c.url == "" {
+		api = standIn(c.policy, c.workers)
+	}
+	defer api.close()
+	if err := run(ctx, c, api, stdout, stderr); err != nil {
+		fmt.Fprintln(stderr, "coinbase:", err)
+		return 1
+	}
+	return 0
+}
+
+// parse reads and checks the command line.
+func parse(args []string) (config, *flag.FlagSet, error) {
+	var c config
+	flags := flag.NewFlagSet("coinbase", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.DurationVar(&c.duration, "duration", 15*time.Second, "how `long` to send requests")
+	flags.IntVar(&c.workers, "workers", 4, "how `many` goroutines send them")
+	spec := flags.String("policy", "5/s + 10000/h", "the `limits`, as ParsePolicy reads them; the stand-in counts by the same tiers.\nA batch waits for as long as it must, so max_wait and max_queue do not matter")
+	flags.StringVar(&c.url, "url", "", "a real `endpoint` to GET from instead of the stand-in")
+	flags.BoolVar(&c.json, "json", false, "write one JSON object as the last line")
+	if err := flags.Parse(args); err != nil {
+		return c, flags, err
+	}
+	var err error
+	c.policy, err = throttle.ParsePolicy("coinbase", *spec)
+	c.policy.MaxWait, c.policy.MaxQueue = 0, 0
+	switch {
+	case err != nil:
+		err = fmt.Errorf("-policy: %w", err)
+	case flags.NArg() > 0:
+		err = fmt.Errorf("%q is not a flag", flags.Arg(0))
+	case c.duration <= 0:
+		err = fmt.Errorf("-duration is %v: it must be above 0", c.duration)
+	case c.workers <= 0:
+		err = fmt.Errorf("-workers is %d: it must be at least 1", c.workers)
+	case c.url != "":
+		err = checkURL(c.url)
+	}
+	return c, flags, err
+}
+
+func checkURL(text string) error {
+	u, err := url.Parse(text)
+	if err != nil {
+		return fmt.Errorf("-url: %w", err)
+	}
+	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
+		return fmt.Errorf("-url is %q: it must be like https://api.example.com/v1/time", text)
+	}
+	return nil
+}
+
+// oneOfEach is what a request costs: one of each unit that the policy counts.
+func oneOfEach(p throttle.Policy) map[string]int64 {
+	cost := map[string]int64{algorithms.Requests: 1}
+	for _, t := range p.Tiers {
+		if t.Unit != "" {
+			cost[t.Unit] = 1
+		}
+	}
+	return cost
+}

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"net"
+	"strings"
+	"testing"
+)
+
+func TestBadCommandLines(t *testing.T) {
+	for _, test := range []struct{ args, says string }{
+		{"-policy 5/x", `-policy: throttle: policy "coinbase": tier 0 "5/x"`},
+		{"-policy 0/s", "Limit is 0"},
+		{"-policy=", "-policy: "},
+		{"-workers 0", "-workers is 0: it must be at least 1"},
+		{"-workers many", "many"},
+		{"-duration -1s", "-duration is -1s: it must be above 0"},
+		{"-duration 15", "15"},
+		{"-url localhost:80", "-url"},
+		{"-url ftp://example.com", "-url"},
+		{"-speed 5", "-speed"},
+		{"15s", `"15s" is not a flag`},
+	} {
+		var out, errs strings.Builder
+		code := command(t.Context(), strings.Fields(test.args), &out, &errs)
+		if code != 2 || out.Len() > 0 || !strings.Contains(errs.String(), test.says) {
+			t.Errorf("%s: code %d, stdout %q, stderr %q, which should say %q", test.args, code, &out, &errs, test.says)
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	var out, errs strings.Builder
+	if code := command(t.Context(), []string{"-h"}, &out, &errs); code != 0 || errs.Len() > 0 {
+		t.Errorf("code %d, stderr %q", code, &errs)
+	}
+	for _, name := range []string{"-duration", "-workers", "-policy", "-url", "-json"} {
+		if !strings.Contains(out.String(), "\n  "+name) {
+			t.Errorf("nothing about %s in\n%s", name, &out)
+		}
+	}
+}
+
+// The stand-in takes two and the batch is over: the next would come an hour later.
+func TestStandIn(t *testing.T) {
+	var out, errs strings.Builder
+	if code := command(t.Context(), []string{"-policy", "2/h", "-duration", "1s"}, &out, &errs); code != 0 {
+		t.Errorf("code %d, stderr %q", code, &errs)
+	}
+	const want = `sent         2 in 1 s
+accepted     2
+refused      0
+rate         2.00/s
+worst second 2, as the provider saw it
+utilisation  100.0 % of the 2 that were possible
+`
+	if out.String() != want {
+		t.Errorf("got\n%swant\n%s", &out, want)
+	}
+}
+
+func TestNobodyListens(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	var out, errs strings.Builder
+	code := command(t.Context(), []string{"-policy", "50/s", "-url", "http://" + l.Addr().String()}, &out, &errs)
+	if code != 1 || !strings.Contains(errs.String(), "gave up") || !strings.Contains(out.String(), "\nfailed ") {
+		t.Errorf("code %d, stdout\n%sstderr\n%s", code, &out, &errs)
+	}
+}

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"time"
+)
+
+// showProgress shows how far the batch is: on a terminal in one line that is
+// written again and again, elsewhere in a line every five seconds. It ends with
+// the function it returns.
+func showProgress(w io.Writer, count *tally, duration time.Duration) (stop func()) {
+	every, format := 5*time.Second, "%s\n"
+	if isTerminal(w) {
+		every, format = 200*time.Millisecond, "\r%s\x1b[K"
+	}
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		ticker := time.NewTicker(every)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ticker.C:
+				fmt.Fprintf(w, format, count.line(duration))
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(quit)
+		<-done
+		if isTerminal(w) {
+			fmt.Fprint(w, "\r\x1b[K")
+		}
+	}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}

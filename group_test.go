@@ -1,0 +1,431 @@
+package throttle_test
+
+import (
+	"errors"
+	"fmt"
+	"log"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/local"
+)
+
+func groupOf(t *testing.T, p throttle.Policy, maxKeys int) *throttle.Group {
+	t.Helper()
+	g, err := throttle.NewGroup(p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.MaxKeys = maxKeys
+	return g
+}
+
+func groupPerSecond(n int64) throttle.Policy {
+	return throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(n)}, Guard: throttle.NoGuard}
+}
+
+// groupForget lets the garbage collector notice what nobody holds.
+func groupForget() {
+	for range 3 {
+		runtime.GC()
+	}
+}
+
+func TestGroupOneQuotaPerKey(t *testing.T) {
+	g := groupOf(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(2)}}, 0)
+	for i, step := range []struct {
+		key  string
+		want bool
+		len  int
+	}{
+		{"a", true, 1}, {"a", true, 1}, {"a", false, 1},
+		{"b", true, 2}, {"b", true, 2}, {"b", false, 2},
+		{"", true, 3}, {"a\x00", true, 4}, {"a", false, 4},
+	} {
+		if got := g.For(step.key).Allow(); got != step.want {
+			t.Errorf("step %d: Allow of %q is %v", i, step.key, got)
+		}
+		if got := g.Len(); got != step.len {
+			t.Errorf("step %d: %d quotas, want %d", i, got, step.len)
+		}
+	}
+}
+
+func TestGroupHeldLimiterStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, groupPerSecond(2), 0)
+		held := g.For("held")
+		for i := range 2000 {
+			if g.For("held") != held {
+				t.Fatalf("after %d other keys it is another Limiter", i)
+			}
+			g.For(fmt.Sprint(i)).Allow()
+			if i%500 == 0 {
+				groupForget()
+			}
+			time.Sleep(trMS)
+		}
+		if !held.Allow() || !g.For("held").Allow() || held.Allow() || g.For("held").Allow() {
+			t.Error("it is another quota")
+		}
+		runtime.KeepAlive(held)
+	})
+}
+
+// A group of one key shows what is dropped when: another key fits only then.
+func TestGroupDrops(t *testing.T) {
+	fits := func(g *throttle.Group) bool {
+		groupForget()
+		return g.For("other").Allow()
+	}
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, groupPerSecond(2), 1)
+		held := g.For("held")
+		if fits(g) {
+			t.Error("dropped while somebody holds it")
+		}
+		runtime.KeepAlive(held)
+		held = nil
+		if !fits(g) {
+			t.Error("kept although it is fresh and nobody holds it")
+		}
+		if g.Len() != 1 {
+			t.Errorf("%d quotas", g.Len())
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, groupPerSecond(2), 1)
+		g.For("used").Allow()
+		time.Sleep(time.Second - time.Microsecond)
+		if fits(g) {
+			t.Error("dropped while it is not fresh")
+		}
+		time.Sleep(time.Microsecond)
+		if !fits(g) {
+			t.Error("kept although it is fresh")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, groupPerSecond(2), 1)
+		g.For("paused").Pause(t.Context(), time.Minute)
+		time.Sleep(time.Minute - time.Microsecond)
+		if fits(g) {
+			t.Error("dropped while it is paused")
+		}
+		time.Sleep(time.Microsecond)
+		if !fits(g) {
+			t.Error("kept although the pause is over")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, trAtOnce(1), 1)
+		permit, err := g.For("busy").Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		for range 3 {
+			groupForget()
+			if err := g.For("other").Pause(t.Context(), 1); !errors.Is(err, throttle.ErrTooManyKeys) {
+				t.Errorf("dropped while a request is open: %v", err)
+			}
+		}
+		permit.Release()
+		groupForget()
+		if err := g.For("other").Pause(t.Context(), 1); err != nil {
+			t.Errorf("kept although the request is over: %v", err)
+		}
+	})
+}
+
+// A full group looks at many before it refuses: one that can go is found.
+func TestGroupFindsRoom(t *testing.T) {
+	const keys = 300
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(2)}}, keys)
+		for i := range keys - 1 {
+			g.For(fmt.Sprint(i)).Allow()
+		}
+		g.For("fresh")
+		groupForget()
+		if !g.For("new").Allow() {
+			t.Error("the one that can go was not found")
+		}
+		if g.For("newer").Allow() || g.Len() != keys {
+			t.Errorf("%d quotas, want %d", g.Len(), keys)
+		}
+	})
+}
+
+// Those who wait keep their quota, even if nobody else holds it.
+func TestGroupKeepsThoseWhoWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, groupPerSecond(1), 1)
+		start := time.Now()
+		var mu sync.Mutex
+		var admitted []time.Duration
+		for range 4 {
+			go func() {
+				if err := g.For("key").Wait(t.Context()); err != nil {
+					t.Error(err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				admitted = append(admitted, time.Since(start))
+			}()
+		}
+		for range 8 {
+			synctest.Wait()
+			groupForget()
+			if start.Add(4*time.Second).After(time.Now()) && g.For("other").Allow() {
+				t.Errorf("dropped after %v", time.Since(start))
+			}
+			time.Sleep(500 * trMS)
+		}
+		want := []time.Duration{0, time.Second, 2 * time.Second, 3 * time.Second}
+		if mu.Lock(); !slices.Equal(admitted, want) {
+			t.Errorf("admitted at %v, want %v", admitted, want)
+		}
+		mu.Unlock()
+		if groupForget(); !g.For("other").Allow() {
+			t.Error("kept although it is fresh and nobody waits")
+		}
+	})
+}
+
+// A request that outlives its window still reports to its key's quota: the pause
+// that its response asks for is not lost.
+func TestGroupKeepsThoseInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, groupPerSecond(5), 1)
+		tr := &throttle.Transport{
+			Route: func(r *http.Request) *throttle.Limiter { return g.For(r.URL.Host) },
+			Base: trNewBase(func(int, *http.Request) (*http.Response, error) {
+				time.Sleep(10 * time.Second)
+				return trAnswer(429, "Retry-After", "60"), nil
+			}),
+		}
+		var group sync.WaitGroup
+		group.Go(func() { trExpect(t, tr, 429) })
+		for range 9 {
+			time.Sleep(time.Second)
+			groupForget()
+			if g.For("other.test").Allow() {
+				t.Error("dropped while a request is in flight")
+			}
+		}
+		group.Wait()
+		s, err := g.For("provider.test").Status(t.Context())
+		if err != nil || s.Paused != time.Minute {
+			t.Errorf("paused for %v, %v", s.Paused, err)
+		}
+	})
+}
+
+func TestGroupTooManyKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, groupPerSecond(5), 2)
+		g.For("a").Allow()
+		g.For("b").Allow()
+		l := g.For("c")
+		for name, err := range map[string]error{
+			"Wait":       l.Wait(t.Context()),
+			"WaitN":      l.WaitN(t.Context(), 2),
+			"WaitN of 0": l.WaitN(t.Context(), 0),
+			"Acquire":    func() error { _, err := l.Acquire(t.Context(), nil); return err }(),
+			"Pause":      l.Pause(t.Context(), time.Second),
+			"Status":     func() error { _, err := l.Status(t.Context()); return err }(),
+			"Transport": func() error {
+				route := func(*http.Request) *throttle.Limiter { return g.For("c") }
+				_, err := trSend(t.Context(), &throttle.Transport{Base: trNewBase(nil), Route: route})
+				return err
+			}(),
+		} {
+			var e *throttle.WaitError
+			if !errors.Is(err, throttle.ErrTooManyKeys) || !errors.As(err, &e) || e.Policy != "api" {
+				t.Errorf("%s: error is %v", name, err)
+			}
+		}
+		if l.Allow() || l.AllowN(2) || l.AllowN(0) {
+			t.Error("Allow admits")
+		}
+		if !g.For("a").Allow() || !g.For("b").Allow() || g.Len() != 2 {
+			t.Error("the keys that it keeps do not work")
+		}
+		// Time makes room.
+		time.Sleep(time.Second)
+		groupForget()
+		if err := g.For("c").Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrTooManyKeys) {
+			t.Errorf("a Limiter that refuses goes on to refuse; it says %v", err)
+		}
+	})
+}
+
+func TestGroupStaysBounded(t *testing.T) {
+	const keys, perSecond = 10_000, 100
+	for _, c := range []struct {
+		name           string
+		maxKeys, bound int
+	}{
+		{"MaxKeys", 150, 150},
+		{"unbounded", 0, 1000}, // about 100 are charged, 100 not yet collected, and as many again not yet looked at
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := groupOf(t, groupPerSecond(5), c.maxKeys)
+				most := 0
+				for i := range keys {
+					if err := g.For(fmt.Sprint(i)).Wait(t.Context()); err != nil && (c.maxKeys == 0 || !errors.Is(err, throttle.ErrTooManyKeys)) {
+						t.Fatal(err)
+					}
+					most = max(most, g.Len())
+					time.Sleep(time.Second / perSecond)
+					if i%perSecond == 0 {
+						runtime.GC()
+					}
+				}
+				if most > c.bound {
+					t.Errorf("up to %d quotas, want at most %d", most, c.bound)
+				}
+			})
+		})
+	}
+}
+
+func TestNewGroup(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		policy throttle.Policy
+		store  throttle.Store
+		err    string
+	}{
+		{name: "no name in this process", policy: throttle.Policy{Tiers: trTier(1, time.Second)}},
+		{name: "no name in a store", policy: throttle.Policy{Tiers: trTier(1, time.Second)}, store: local.New(), err: "Name is empty"},
+		{name: "name in a store", policy: groupPerSecond(1), store: local.New()},
+		{name: "no tiers", policy: throttle.Policy{Name: "api"}, err: "Tiers is empty"},
+		{name: "bad tier", policy: groupPerSecond(0), err: "Limit is 0"},
+	} {
+		g, err := throttle.NewGroup(c.policy, c.store)
+		if c.err == "" && (err != nil || g == nil) || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+			t.Errorf("%s: error is %v, want %q", c.name, err, c.err)
+		}
+	}
+}
+
+func TestGroupOnAStore(t *testing.T) {
+	store := local.New()
+	policy := throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(2)}}
+	open := func(p throttle.Policy) *throttle.Group {
+		g, err := throttle.NewGroup(p, store)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	one, two := open(policy), open(policy)
+	if !one.For("a").Allow() || !two.For("a").Allow() || one.For("a").Allow() || two.For("a").Allow() {
+		t.Error("two groups of one name do not share a key's quota")
+	}
+	if !two.For("b").Allow() {
+		t.Error("two keys share a quota")
+	}
+	policy.Name = "other"
+	if !open(policy).For("a").Allow() {
+		t.Error("two names share a quota")
+	}
+	policy.Name = "api"
+	policy.Tiers = []throttle.Tier{throttle.PerHour(3)}
+	clash := open(policy)
+	if err := clash.For("a").Wait(t.Context()); err == nil || clash.Len() != 0 {
+		t.Errorf("a key that the store keeps with other tiers: %v, %d quotas", err, clash.Len())
+	}
+	if lim, err := throttle.New(throttle.Policy{Name: "api", Tiers: trTier(1, time.Hour)}, store); err != nil || !lim.Allow() {
+		t.Errorf("a limiter of the group's name shares with a key: %v", err)
+	}
+}
+
+// A store forgets a key when its group drops it, so that it can be opened anew.
+func TestGroupClosesQuotas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := local.New()
+		open := func(n int64) *throttle.Group {
+			g, err := throttle.NewGroup(groupPerSecond(n), store)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g.MaxKeys = 1
+			return g
+		}
+		g := open(1)
+		g.For("a").Allow()
+		time.Sleep(time.Second)
+		groupForget()
+		if !g.For("b").Allow() {
+			t.Fatal("no room")
+		}
+		if err := open(2).For("a").Wait(t.Context()); err != nil {
+			t.Errorf("the store did not forget the key: %v", err)
+		}
+	})
+}
+
+// However For, Allow and the garbage collector interleave, a key has one quota.
+func TestGroupConcurrentFor(t *testing.T) {
+	const keys, limit = 20, 10
+	g := groupOf(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(limit)}}, keys)
+	var admitted [keys]atomic.Int64
+	var group sync.WaitGroup
+	for worker := range 16 {
+		group.Go(func() {
+			for i := range 400 {
+				key := (worker + i) % keys
+				if g.For(fmt.Sprint(key)).Allow() {
+					admitted[key].Add(1)
+				}
+				if i%100 == worker {
+					runtime.GC()
+				}
+				g.Len()
+			}
+		})
+	}
+	group.Wait()
+	for key := range admitted {
+		if n := admitted[key].Load(); n != limit {
+			t.Errorf("key %d: admitted %d, want %d", key, n, limit)
+		}
+	}
+	if g.Len() != keys {
+		t.Errorf("%d quotas", g.Len())
+	}
+}
+
+func ExampleGroup() {
+	perUser, err := throttle.NewGroup(throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(2)}}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, user := range []string{"alice", "alice", "alice", "bob"} {
+		fmt.Println(user, perUser.For(user).Allow())
+	}
+	// As a Transport's Route it keeps one quota per API key.
+	_ = &http.Client{Transport: &throttle.Transport{
+		Route: func(r *http.Request) *throttle.Limiter { return perUser.For(r.Header.Get("X-Api-Key")) },
+	}}
+	// Output:
+	// alice true
+	// alice true
+	// alice false
+	// bob true
+}

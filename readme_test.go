@@ -1,0 +1,75 @@
+package throttle_test
+
+import (
+	"context"
+	"fmt"
+	"go/format"
+	"log"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// The code of the README, as it stands there.
+func Example() {
+	provider := throttletest.NewProvider(throttle.PerSecond(5), throttle.PerHour(10000))
+	defer provider.Close()
+	url := provider.URL
+
+	lim, err := throttle.New(throttle.Policy{
+		Name:  "coinbase",
+		Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(10000)},
+	}, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client := &http.Client{Transport: &throttle.Transport{Limiter: lim}}
+	resp, err := client.Get(url) // waits its turn, in all tiers
+
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.Status)
+	fmt.Println(beforeBatch(context.Background(), lim))
+	// Output:
+	// 200 OK
+	// <nil>
+}
+
+func beforeBatch(ctx context.Context, lim *throttle.Limiter) error {
+	if err := lim.Wait(ctx); err != nil {
+		return err // the context's own error, or a *throttle.WaitError
+	}
+	return nil
+}
+
+// TestReadme finds every Go block of the README in this file, where it compiles and runs.
+func TestReadme(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := os.ReadFile("readme_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := strings.Split(string(readme), "```go\n")[1:]
+	if len(blocks) < 2 {
+		t.Fatalf("the README has %d Go blocks", len(blocks))
+	}
+	for _, block := range blocks {
+		code, _, _ := strings.Cut(block, "```")
+		formatted, err := format.Source([]byte("\t" + strings.ReplaceAll(strings.TrimSpace(code), "\n", "\n\t")))
+		if err != nil {
+			t.Errorf("%v:\n%s", err, code)
+		}
+		if !strings.Contains(string(source), string(formatted)) {
+			t.Errorf("not in readme_test.go, or otherwise there:\n%s", formatted)
+		}
+	}
+}

@@ -1,0 +1,1359 @@
+package throttle_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+const (
+	trURL = "http://provider.test/v1/things"
+	trMS  = time.Millisecond
+)
+
+// A trBase is a RoundTripper that answers as told, closes the request's body as it
+// must, and remembers when each request was sent.
+type trBase struct {
+	start  time.Time
+	answer func(n int, r *http.Request) (*http.Response, error) // n counts from 0; if nil, 200 at once
+
+	mu       sync.Mutex // guards all below
+	sent     []time.Duration
+	requests []*http.Request
+}
+
+func trNewBase(answer func(n int, r *http.Request) (*http.Response, error)) *trBase {
+	return &trBase{start: time.Now(), answer: answer}
+}
+
+func (b *trBase) RoundTrip(r *http.Request) (*http.Response, error) {
+	b.mu.Lock()
+	n := len(b.sent)
+	b.sent = append(b.sent, time.Since(b.start))
+	b.requests = append(b.requests, r)
+	b.mu.Unlock()
+	if r.Body != nil {
+		r.Body.Close()
+	}
+	if b.answer == nil {
+		return trAnswer(200), nil
+	}
+	return b.answer(n, r)
+}
+
+// times are those at which requests were sent, since the start.
+func (b *trBase) times() []time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.sent)
+}
+
+// trAnswer is a response with a body and with headers in pairs.
+func trAnswer(status int, header ...string) *http.Response {
+	h := http.Header{}
+	for i := 0; i < len(header); i += 2 {
+		h.Add(header[i], header[i+1])
+	}
+	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader("answer"))}
+}
+
+func trLimiter(t *testing.T, p throttle.Policy) *throttle.Limiter {
+	t.Helper()
+	l, err := throttle.New(p, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func trTier(n int64, window time.Duration) []throttle.Tier {
+	return []throttle.Tier{{Limit: n, Window: window}}
+}
+
+func trAtOnce(n int64) throttle.Policy {
+	return throttle.Policy{Name: "api", Guard: throttle.NoGuard, Tiers: []throttle.Tier{{Limit: n, Algorithm: throttle.Concurrency}}}
+}
+
+// trSend sends a GET and reads and closes the body of its response.
+func trSend(ctx context.Context, rt http.RoundTripper) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, "GET", trURL, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := rt.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(io.Discard, resp.Body)
+	return resp, err
+}
+
+// trExpect is trSend of a request that is to be answered with the status.
+func trExpect(t *testing.T, rt http.RoundTripper, status int) {
+	t.Helper()
+	resp, err := trSend(t.Context(), rt)
+	if err != nil {
+		t.Error(err)
+	} else if resp.StatusCode != status {
+		t.Errorf("status is %d, want %d", resp.StatusCode, status)
+	}
+}
+
+func trUsed(t *testing.T, l *throttle.Limiter) int64 {
+	t.Helper()
+	s, err := l.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Tiers[0].Used
+}
+
+// trPaused is the time at which the pause ends, as the Status has it.
+func trPaused(t *testing.T, l *throttle.Limiter) time.Time {
+	t.Helper()
+	s, err := l.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return time.Now().Add(s.Paused)
+}
+
+func TestTransportZero(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(w, r.Body)
+	}))
+	defer server.Close()
+	tr := &throttle.Transport{}
+	defer tr.CloseIdleConnections()
+	client := &http.Client{Transport: tr}
+	for range 3 {
+		resp, err := client.Post(server.URL, "text/plain", strings.NewReader("hello"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || string(text) != "hello" {
+			t.Fatalf("got %q, %v", text, err)
+		}
+	}
+}
+
+func TestTransportRoute(t *testing.T) {
+	hour := throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(100)}}
+	limiter, other := trLimiter(t, hour), trLimiter(t, hour)
+	for _, c := range []struct {
+		name                   string
+		limiter                *throttle.Limiter
+		route                  func(*http.Request) *throttle.Limiter
+		limiterPaid, otherPaid int64
+	}{
+		{name: "neither", limiter: nil, route: nil},
+		{name: "limiter", limiter: limiter, limiterPaid: 1},
+		{name: "route instead of limiter", limiter: limiter, route: func(*http.Request) *throttle.Limiter { return other }, otherPaid: 1},
+		{name: "route to nothing", limiter: limiter, route: func(*http.Request) *throttle.Limiter { return nil }},
+		{name: "route by path", route: func(r *http.Request) *throttle.Limiter {
+			return map[string]*throttle.Limiter{"/v1/things": other}[r.URL.Path]
+		}, otherPaid: 1},
+	} {
+		l, o := trUsed(t, limiter), trUsed(t, other)
+		base := trNewBase(nil)
+		trExpect(t, &throttle.Transport{Base: base, Limiter: c.limiter, Route: c.route}, 200)
+		if got := trUsed(t, limiter) - l; got != c.limiterPaid {
+			t.Errorf("%s: limiter was charged %d, want %d", c.name, got, c.limiterPaid)
+		}
+		if got := trUsed(t, other) - o; got != c.otherPaid {
+			t.Errorf("%s: other limiter was charged %d, want %d", c.name, got, c.otherPaid)
+		}
+		if len(base.sent) != 1 {
+			t.Errorf("%s: sent %d", c.name, len(base.sent))
+		}
+	}
+}
+
+func TestTransportCost(t *testing.T) {
+	lim := trLimiter(t, throttle.Policy{Name: "llm", Tiers: []throttle.Tier{
+		throttle.PerHour(10),
+		{Limit: 1000, Window: time.Hour, Unit: "tokens"},
+	}})
+	for _, c := range []struct {
+		name             string
+		cost             throttle.Cost
+		requests, tokens int64 // charged
+		err              string
+	}{
+		{name: "nil", cost: nil, requests: 1},
+		{name: "empty", cost: throttle.Cost{}, requests: 1},
+		{name: "tokens", cost: throttle.Cost{"tokens": 300}, requests: 1, tokens: 300},
+		{name: "both", cost: throttle.Cost{"requests": 2, "tokens": 5}, requests: 2, tokens: 5},
+		{name: "tokens alone", cost: throttle.Cost{"requests": 0, "tokens": 5}, tokens: 5},
+		{name: "nothing", cost: throttle.Cost{"requests": 0}},
+		{name: "unknown unit", cost: throttle.Cost{"tokns": 5}, err: `throttle: policy "llm": cost names the unit "tokns"`},
+		{name: "negative", cost: throttle.Cost{"tokens": -5}, err: `cost of "tokens" is -5`},
+		{name: "too much", cost: throttle.Cost{"tokens": 1001}, err: "costs more than the tier ever admits"},
+	} {
+		before, _ := lim.Status(t.Context())
+		base := trNewBase(nil)
+		tr := &throttle.Transport{Base: base, Limiter: lim, Cost: func(r *http.Request) throttle.Cost {
+			if r.URL.String() != trURL {
+				t.Errorf("%s: cost is asked of %s", c.name, r.URL)
+			}
+			return c.cost
+		}}
+		_, err := trSend(t.Context(), tr)
+		if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.Contains(err.Error(), c.err)) {
+			t.Errorf("%s: error is %v, want %q", c.name, err, c.err)
+		}
+		if sent := len(base.sent); (sent == 1) != (c.err == "") {
+			t.Errorf("%s: sent %d", c.name, sent)
+		}
+		after, _ := lim.Status(t.Context())
+		for i, want := range []int64{c.requests, c.tokens} {
+			if got := after.Tiers[i].Used - before.Tiers[i].Used; got != want {
+				t.Errorf("%s: tier %d was charged %d, want %d", c.name, i, got, want)
+			}
+		}
+	}
+}
+
+// TestTransportStrictProvider sends 12,000 requests, each 5 to 50 ms late, to a
+// provider that allows 5/s + 10000/h. It refuses none, and each is sent at the first
+// instant at which it could be known that it would not be.
+func TestTransportStrictProvider(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, workers = 12_000, 16
+		tiers := []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(10_000)}
+		api := throttletest.New(tiers...)
+		api.Delay = func() time.Duration { return 5*trMS + time.Duration(rand.IntN(45_001))*time.Microsecond }
+		base := trNewBase(func(_ int, r *http.Request) (*http.Response, error) { return api.RoundTrip(r) })
+		tr := &throttle.Transport{Base: base, Limiter: trLimiter(t, throttle.Policy{Tiers: tiers})}
+		var left atomic.Int64
+		left.Store(n)
+		var group sync.WaitGroup
+		for range workers {
+			group.Go(func() {
+				for left.Add(-1) >= 0 {
+					if _, err := trSend(t.Context(), tr); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		group.Wait()
+		if s := api.Summary(); s.Sent != n || s.Refused != 0 || s.WorstSecond != 5 {
+			t.Errorf("summary is %+v", s)
+		}
+		arrived, sent := api.Arrivals(), base.times()
+		for i, at := range sent {
+			first := time.Duration(0)
+			for _, tier := range tiers {
+				if k := i - int(tier.Limit); k >= 0 {
+					first = max(first, arrived[k].At.Sub(base.start)+tier.Window)
+				}
+			}
+			if at != first {
+				t.Fatalf("request %d was sent at %v, want %v", i, at, first)
+			}
+		}
+	})
+}
+
+// A trBody counts how often it is closed.
+type trBody struct {
+	io.Reader
+	closed atomic.Int32
+}
+
+func (b *trBody) Close() error {
+	b.closed.Add(1)
+	return nil
+}
+
+func TestTransportClosesBodyOnce(t *testing.T) {
+	failed := errors.New("connection refused")
+	one := throttle.Policy{Name: "api", Tiers: trTier(1, time.Hour)}
+	taken := func(t *testing.T, p throttle.Policy) *throttle.Limiter {
+		l := trLimiter(t, p)
+		if !l.Allow() {
+			t.Fatal("not admitted")
+		}
+		return l
+	}
+	for _, c := range []struct {
+		name   string
+		tr     func(t *testing.T) *throttle.Transport
+		within time.Duration // of the context; 0 for no deadline
+		cancel time.Duration // when the context is cancelled; 0 for never
+		answer func(int, *http.Request) (*http.Response, error)
+		err    error
+		at     time.Duration // when the error comes
+		sent   int
+		panics bool
+	}{
+		{
+			name: "not limited",
+			tr:   func(t *testing.T) *throttle.Transport { return &throttle.Transport{} },
+			sent: 1,
+		},
+		{
+			name: "admitted",
+			tr:   func(t *testing.T) *throttle.Transport { return &throttle.Transport{Limiter: trLimiter(t, one)} },
+			sent: 1,
+		},
+		{
+			name: "admitted with a timeout",
+			tr: func(t *testing.T) *throttle.Transport {
+				return &throttle.Transport{Limiter: trLimiter(t, one), AttemptTimeout: time.Second}
+			},
+			sent: 1,
+		},
+		{
+			name:   "base fails",
+			tr:     func(t *testing.T) *throttle.Transport { return &throttle.Transport{Limiter: trLimiter(t, one)} },
+			answer: func(int, *http.Request) (*http.Response, error) { return nil, failed },
+			err:    failed,
+			sent:   1,
+		},
+		{
+			name:   "base panics",
+			tr:     func(t *testing.T) *throttle.Transport { return &throttle.Transport{Limiter: trLimiter(t, one)} },
+			answer: func(int, *http.Request) (*http.Response, error) { panic("base") },
+			panics: true,
+			sent:   1,
+		},
+		{
+			name:   "429",
+			tr:     func(t *testing.T) *throttle.Transport { return &throttle.Transport{Limiter: trLimiter(t, one)} },
+			answer: func(int, *http.Request) (*http.Response, error) { return trAnswer(429, "Retry-After", "5"), nil },
+			sent:   1,
+		},
+		{
+			name: "never",
+			tr: func(t *testing.T) *throttle.Transport {
+				return &throttle.Transport{Limiter: trLimiter(t, one), Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"requests": 2} }}
+			},
+			err: throttle.ErrNever,
+		},
+		{
+			name:   "deadline",
+			tr:     func(t *testing.T) *throttle.Transport { return &throttle.Transport{Limiter: taken(t, one)} },
+			within: time.Second,
+			err:    throttle.ErrDeadline,
+		},
+		{
+			name: "longer than MaxWait",
+			tr: func(t *testing.T) *throttle.Transport {
+				return &throttle.Transport{Limiter: taken(t, throttle.Policy{Tiers: trTier(1, time.Hour), MaxWait: time.Minute})}
+			},
+			err: throttle.ErrDeadline,
+		},
+		{
+			name: "queue is full",
+			tr: func(t *testing.T) *throttle.Transport {
+				l := taken(t, throttle.Policy{Tiers: trTier(1, time.Hour), MaxQueue: 1})
+				go l.Wait(t.Context())
+				synctest.Wait()
+				return &throttle.Transport{Limiter: l}
+			},
+			err: throttle.ErrQueueFull,
+		},
+		{
+			name: "banned",
+			tr: func(t *testing.T) *throttle.Transport {
+				l := trLimiter(t, throttle.Policy{Tiers: trTier(10, time.Hour)})
+				base := trNewBase(func(int, *http.Request) (*http.Response, error) {
+					return trAnswer(429, "Retry-After", "7200"), nil
+				})
+				trExpect(t, &throttle.Transport{Base: base, Limiter: l}, 429)
+				return &throttle.Transport{Limiter: l}
+			},
+			err: throttle.ErrBanned,
+		},
+		{
+			name:   "cancelled while waiting",
+			tr:     func(t *testing.T) *throttle.Transport { return &throttle.Transport{Limiter: taken(t, one)} },
+			cancel: 3 * time.Second,
+			err:    context.Canceled,
+			at:     3 * time.Second,
+		},
+		{
+			name: "unknown unit",
+			tr: func(t *testing.T) *throttle.Transport {
+				return &throttle.Transport{Limiter: trLimiter(t, one), Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 2} }}
+			},
+			err: errors.ErrUnsupported, // stands for any
+		},
+		{
+			name: "too many keys",
+			tr: func(t *testing.T) *throttle.Transport {
+				g, err := throttle.NewGroup(one, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				g.MaxKeys = 1
+				g.For("other").Allow()
+				return &throttle.Transport{Route: func(r *http.Request) *throttle.Limiter { return g.For(r.URL.Host) }}
+			},
+			err: throttle.ErrTooManyKeys,
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tr, base := c.tr(t), trNewBase(c.answer)
+				tr.Base = base
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if c.within > 0 {
+					ctx, cancel = context.WithTimeout(ctx, c.within)
+					defer cancel()
+				}
+				if c.cancel > 0 {
+					time.AfterFunc(c.cancel, cancel)
+				}
+				body := &trBody{Reader: strings.NewReader("body")}
+				req, err := http.NewRequestWithContext(ctx, "POST", trURL, body)
+				if err != nil {
+					t.Fatal(err)
+				}
+				func() {
+					defer func() {
+						if p := recover(); (p != nil) != c.panics {
+							t.Errorf("panic is %v", p)
+						}
+					}()
+					resp, e := tr.RoundTrip(req)
+					if err = e; err == nil {
+						resp.Body.Close()
+					} else if resp != nil {
+						t.Errorf("a response %v beside the error", resp)
+					}
+				}()
+				if c.err == errors.ErrUnsupported && err != nil {
+					err = c.err
+				}
+				if !errors.Is(err, c.err) || err != nil && c.err == nil {
+					t.Errorf("error is %v, want %v", err, c.err)
+				}
+				if at := time.Since(base.start); at != c.at {
+					t.Errorf("ended at %v, want %v", at, c.at)
+				}
+				if n := body.closed.Load(); n != 1 {
+					t.Errorf("body was closed %d times", n)
+				}
+				if len(base.sent) != c.sent {
+					t.Errorf("sent %d, want %d", len(base.sent), c.sent)
+				}
+			})
+		})
+	}
+}
+
+func TestTransportContextEndsWhileWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		base := trNewBase(nil)
+		lim := trLimiter(t, throttle.Policy{Tiers: trTier(1, time.Minute), Guard: throttle.NoGuard})
+		tr := &throttle.Transport{Base: base, Limiter: lim}
+		trExpect(t, tr, 200)
+
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(10*time.Second, func() { cancel(errors.New("the user has left")) })
+		go trExpect(t, tr, 200) // at the head
+		synctest.Wait()
+		go trSend(ctx, tr)
+		synctest.Wait()
+		if _, err := trSend(ctx, tr); err != context.Canceled {
+			t.Errorf("error is %v, want the context's own", err)
+		}
+		if got := time.Since(base.start); got != 10*time.Second {
+			t.Errorf("left after %v", got)
+		}
+		trExpect(t, tr, 200) // behind the head, as if the others had never come
+		if got, want := base.times(), []time.Duration{0, time.Minute, 2 * time.Minute}; !slices.Equal(got, want) {
+			t.Errorf("sent at %v, want %v", got, want)
+		}
+	})
+}
+
+// A trTaker is a context that ends the instant the limiter charges somebody.
+type trTaker struct {
+	context.Context
+	t   *testing.T
+	lim *throttle.Limiter
+}
+
+func (c trTaker) Err() error {
+	if trUsed(c.t, c.lim) > 0 {
+		return context.Canceled
+	}
+	return nil
+}
+
+func TestTransportContextEndsAtAdmission(t *testing.T) {
+	for name, tier := range map[string]throttle.Tier{
+		"rolling":     throttle.PerHour(5),
+		"concurrency": {Limit: 5, Algorithm: throttle.Concurrency},
+	} {
+		lim := trLimiter(t, throttle.Policy{Tiers: []throttle.Tier{tier}, Guard: time.Hour})
+		base := trNewBase(nil)
+		_, err := trSend(trTaker{t.Context(), t, lim}, &throttle.Transport{Base: base, Limiter: lim})
+		if err != context.Canceled {
+			t.Errorf("%s: error is %v", name, err)
+		}
+		if len(base.sent) != 0 {
+			t.Errorf("%s: it was sent", name)
+		}
+		if n := trUsed(t, lim); n != 0 {
+			t.Errorf("%s: %d are still charged", name, n)
+		}
+	}
+}
+
+// TestTransportRetryAfter has a first request answered with a refusal after 50 ms,
+// three more queued behind it, and one that comes while the quota is paused.
+func TestTransportRetryAfter(t *testing.T) {
+	const answered, apart = 50 * trMS, 100 * trMS
+	bubble := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // when a synctest bubble begins
+	date := func(d time.Duration) string { return bubble.Add(d).Format(http.TimeFormat) }
+	for _, c := range []struct {
+		name   string
+		status int
+		header []string
+		min    time.Duration // the pause, from the answer on
+		max    time.Duration // if zero, exactly min
+	}{
+		{name: "seconds", status: 429, header: []string{"Retry-After", "3"}, min: 3 * time.Second},
+		{name: "decimal", status: 429, header: []string{"Retry-After", "2.25"}, min: 2250 * trMS},
+		{name: "zero dot", status: 429, header: []string{"Retry-After", "0.5"}, min: 500 * trMS},
+		{name: "date against Date", status: 429, header: []string{"Retry-After", date(time.Hour + 7*time.Second), "Date", date(time.Hour)}, min: 7 * time.Second},
+		{name: "date against our clock", status: 429, header: []string{"Retry-After", date(7 * time.Second)}, min: 7*time.Second - answered},
+		{name: "the longest of several", status: 429, header: []string{"Retry-After", "2", "Retry-After", "9", "Retry-After", "4"}, min: 9 * time.Second},
+		{name: "MaxPause itself", status: 429, header: []string{"Retry-After", "900"}, min: 15 * time.Minute},
+		{name: "503", status: 503, header: []string{"Retry-After", "7"}, min: 7 * time.Second},
+		{name: "503 with an hour", status: 503, header: []string{"Retry-After", "3600"}, min: time.Minute},
+		{name: "503 for centuries", status: 503, header: []string{"Retry-After", strings.Repeat("9", 30)}, min: time.Minute},
+
+		{name: "503 alone", status: 503, min: apart - answered},
+		{name: "503 with junk", status: 503, header: []string{"Retry-After", "soon"}, min: apart - answered},
+		{name: "500 with Retry-After", status: 500, header: []string{"Retry-After", "7"}, min: apart - answered},
+		{name: "403 with Retry-After", status: 403, header: []string{"Retry-After", "7"}, min: apart - answered},
+		{name: "200 with Retry-After", status: 200, header: []string{"Retry-After", "7"}, min: apart - answered},
+
+		{name: "nothing", status: 429, min: time.Second, max: 2 * time.Second},
+		{name: "empty", status: 429, header: []string{"Retry-After", ""}, min: time.Second, max: 2 * time.Second},
+		{name: "junk", status: 429, header: []string{"Retry-After", "soon"}, min: time.Second, max: 2 * time.Second},
+		{name: "negative", status: 429, header: []string{"Retry-After", "-5"}, min: time.Second, max: 2 * time.Second},
+		{name: "zero", status: 429, header: []string{"Retry-After", "0"}, min: time.Second, max: 2 * time.Second},
+		{name: "NaN", status: 429, header: []string{"Retry-After", "NaN"}, min: time.Second, max: 2 * time.Second},
+		{name: "a date in the past", status: 429, header: []string{"Retry-After", date(-time.Minute)}, min: time.Second, max: 2 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				base := trNewBase(func(n int, _ *http.Request) (*http.Response, error) {
+					if n > 0 {
+						return trAnswer(200), nil
+					}
+					time.Sleep(answered)
+					return trAnswer(c.status, c.header...), nil
+				})
+				lim := trLimiter(t, throttle.Policy{Tiers: trTier(1, apart), Guard: throttle.NoGuard})
+				tr := &throttle.Transport{Base: base, Limiter: lim}
+				go trExpect(t, tr, c.status)
+				synctest.Wait()
+				for range 3 {
+					go trExpect(t, tr, 200)
+				}
+				time.Sleep(answered)
+				synctest.Wait()
+				time.Sleep(200 * trMS)
+				trExpect(t, tr, 200)
+				sent := base.times()
+				if len(sent) != 5 {
+					t.Fatalf("sent at %v", sent)
+				}
+				most := max(c.min, c.max)
+				if pause := sent[1] - answered; pause < c.min || pause > most {
+					t.Errorf("paused for %v, want %v to %v", pause, c.min, most)
+				}
+				for i := 2; i < len(sent); i++ {
+					if got := sent[i] - sent[i-1]; got != apart {
+						t.Errorf("request %d was sent %v after the one before", i, got)
+					}
+				}
+			})
+		})
+	}
+}
+
+// Limiters of one name on one store share the pause and the ban, those queued too.
+func TestTransportSharesThePause(t *testing.T) {
+	for _, c := range []struct {
+		after string
+		err   error
+		end   time.Duration // of those queued
+	}{
+		{after: "30", end: 31 * time.Second},
+		{after: "3600", err: throttle.ErrBanned, end: time.Second},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			shared := local.New()
+			transport := func(answer func(int, *http.Request) (*http.Response, error)) *throttle.Transport {
+				lim, err := throttle.New(throttle.Policy{Name: "api", Tiers: trTier(1, 2*time.Second), Guard: throttle.NoGuard}, shared)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return &throttle.Transport{Base: trNewBase(answer), Limiter: lim}
+			}
+			refused := transport(func(int, *http.Request) (*http.Response, error) {
+				time.Sleep(time.Second)
+				return trAnswer(429, "Retry-After", c.after), nil
+			})
+			other := transport(nil)
+			start := time.Now()
+			go trExpect(t, refused, 429)
+			synctest.Wait()
+			_, err := trSend(t.Context(), other)
+			if !errors.Is(err, c.err) || err != nil && c.err == nil {
+				t.Errorf("Retry-After %s: error is %v, want %v", c.after, err, c.err)
+			}
+			if got := time.Since(start); got != c.end {
+				t.Errorf("Retry-After %s: ended at %v, want %v", c.after, got, c.end)
+			}
+		})
+	}
+}
+
+// A pause that makes a queued request late refuses it at once, and makes room for
+// those behind it.
+func TestTransportPauseMakesLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		base := trNewBase(func(n int, _ *http.Request) (*http.Response, error) {
+			if n > 0 {
+				return trAnswer(200), nil
+			}
+			time.Sleep(500 * trMS)
+			return trAnswer(429, "Retry-After", "30"), nil
+		})
+		lim := trLimiter(t, throttle.Policy{Tiers: trTier(1, time.Second), Guard: throttle.NoGuard})
+		tr := &throttle.Transport{Base: base, Limiter: lim}
+		go trExpect(t, tr, 429)
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		go func() {
+			_, err := trSend(ctx, tr)
+			if !errors.Is(err, throttle.ErrDeadline) || !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("error is %v", err)
+			}
+			if at := time.Since(base.start); at != 500*trMS {
+				t.Errorf("refused at %v", at)
+			}
+		}()
+		synctest.Wait()
+		trExpect(t, tr, 200)
+		if got, want := base.times(), []time.Duration{0, 30500 * trMS}; !slices.Equal(got, want) {
+			t.Errorf("sent at %v, want %v", got, want)
+		}
+	})
+}
+
+func TestTransportBan(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		maxPause time.Duration
+		after    string
+		ban      time.Duration
+	}{
+		{name: "a second beyond the default", after: "901", ban: 901 * time.Second},
+		{name: "beyond MaxPause", maxPause: time.Minute, after: "60.5", ban: 60500 * trMS},
+		{name: "484,289 hours", after: "1743440400", ban: 1743440400 * time.Second},
+		{name: "absurd", after: "99999999999999999999", ban: 100 * 365 * 24 * time.Hour},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				base := trNewBase(func(n int, _ *http.Request) (*http.Response, error) {
+					if n > 0 {
+						return trAnswer(200), nil
+					}
+					time.Sleep(time.Second)
+					return trAnswer(429, "Retry-After", c.after), nil
+				})
+				lim := trLimiter(t, throttle.Policy{Name: "api", Tiers: trTier(1, time.Minute), Guard: throttle.NoGuard, MaxPause: c.maxPause})
+				tr := &throttle.Transport{Base: base, Limiter: lim}
+				until := base.start.Add(time.Second + c.ban)
+				banned := func(at time.Duration) {
+					t.Helper()
+					_, err := trSend(t.Context(), tr)
+					var e *throttle.WaitError
+					if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) {
+						t.Errorf("error is %v", err)
+						return
+					}
+					if got := time.Since(base.start); got != at {
+						t.Errorf("refused at %v, want %v", got, at)
+					}
+					if !e.Until.Equal(until) || e.Wait != c.ban-(at-time.Second) || e.Policy != "api" {
+						t.Errorf("error is %+v, want until %v", e, until)
+					}
+				}
+				var group sync.WaitGroup
+				group.Go(func() { trExpect(t, tr, 429) })
+				synctest.Wait()
+				for range 4 {
+					group.Go(func() { banned(time.Second) })
+				}
+				group.Wait()
+				time.Sleep(c.ban - time.Microsecond)
+				banned(time.Since(base.start))
+				if lim.Allow() {
+					t.Error("admitted while banned")
+				}
+				if s, _ := lim.Status(t.Context()); s.Closed != time.Microsecond || s.Waiting != 0 {
+					t.Errorf("status is %+v", s)
+				}
+				time.Sleep(time.Microsecond)
+				trExpect(t, tr, 200)
+				if sent := base.times(); sent[len(sent)-1] != time.Second+c.ban {
+					t.Errorf("sent at %v", sent)
+				}
+			})
+		})
+	}
+}
+
+// trGaps sends n requests one after the other, each refused without a word how
+// long, and returns how long each waited.
+func trGaps(t *testing.T, lim *throttle.Limiter, n int) (gaps []time.Duration) {
+	t.Helper()
+	base := trNewBase(func(int, *http.Request) (*http.Response, error) { return trAnswer(429), nil })
+	tr := &throttle.Transport{Base: base, Limiter: lim}
+	for range n {
+		trExpect(t, tr, 429)
+	}
+	for i, at := range base.times() {
+		if i > 0 {
+			at -= base.times()[i-1]
+		}
+		gaps = append(gaps, at)
+	}
+	return gaps
+}
+
+func trWithin(t *testing.T, name string, d, from, to time.Duration) {
+	t.Helper()
+	if d < from || d > to {
+		t.Errorf("%s: paused for %v, want %v to %v", name, d, from, to)
+	}
+}
+
+func TestTransportBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		firsts := map[time.Duration]bool{}
+		for range 20 {
+			lim := trLimiter(t, throttle.Policy{Tiers: trTier(1000, time.Second), MaxPause: time.Minute})
+			gaps := trGaps(t, lim, 10)
+			if gaps[0] != 0 {
+				t.Errorf("the first waited %v", gaps[0])
+			}
+			for i, gap := range gaps[1:] {
+				from := time.Second << i
+				trWithin(t, fmt.Sprint("pause ", i+1), gap, min(from, time.Minute), min(2*from, time.Minute))
+			}
+			firsts[gaps[1]] = true
+		}
+		if len(firsts) == 1 {
+			t.Error("all first pauses are equally long: fleets would return in step")
+		}
+	})
+}
+
+func TestTransportBackoffBelowASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim := trLimiter(t, throttle.Policy{Tiers: trTier(1000, time.Second), MaxPause: 300 * trMS})
+		want := []time.Duration{0, 300 * trMS, 300 * trMS, 300 * trMS}
+		if got := trGaps(t, lim, 4); !slices.Equal(got, want) {
+			t.Errorf("waited %v, want %v", got, want)
+		}
+	})
+}
+
+// Eight refusals of requests that were in flight together are one event.
+func TestTransportBackoffOneEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim := trLimiter(t, throttle.Policy{Tiers: trTier(1000, time.Second)})
+		base := trNewBase(func(n int, _ *http.Request) (*http.Response, error) {
+			time.Sleep(time.Duration(n+1) * 10 * trMS)
+			return trAnswer(429), nil
+		})
+		tr := &throttle.Transport{Base: base, Limiter: lim}
+		for range 8 {
+			go trExpect(t, tr, 429)
+			synctest.Wait()
+		}
+		time.Sleep(15 * trMS)
+		end := trPaused(t, lim)
+		trWithin(t, "the first", end.Sub(base.start)-10*trMS, time.Second, 2*time.Second)
+		time.Sleep(75 * trMS)
+		if got := trPaused(t, lim); !got.Equal(end) {
+			t.Errorf("the pause ends at %v, after the first refusal it was %v", got, end)
+		}
+		gaps := trGaps(t, lim, 3)
+		if got := base.start.Add(90*trMS + gaps[0]); !got.Equal(end) {
+			t.Errorf("the next was sent at %v, want %v", got, end)
+		}
+		trWithin(t, "the second", gaps[1], 2*time.Second, 4*time.Second)
+		trWithin(t, "the third", gaps[2], 4*time.Second, 8*time.Second)
+	})
+}
+
+// One request is refused at once and pauses the quota. Another one, admitted before
+// or after the pause, is answered later.
+func TestTransportBackoffLate(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		before   bool // the other request was admitted before the pause
+		status   int
+		pauses   bool // its response pauses the quota
+		from, to time.Duration
+	}{
+		{name: "refusal of one before", before: true, status: 429, from: 2 * time.Second, to: 4 * time.Second},
+		{name: "success of one before", before: true, status: 200, from: 2 * time.Second, to: 4 * time.Second},
+		{name: "refusal of one after", status: 429, pauses: true, from: 4 * time.Second, to: 8 * time.Second},
+		{name: "success of one after", status: 200, from: time.Second, to: 2 * time.Second},
+		{name: "not found, after", status: 404, from: time.Second, to: 2 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				lim := trLimiter(t, throttle.Policy{Tiers: trTier(1000, time.Second)})
+				late := &throttle.Transport{Limiter: lim, Base: trNewBase(func(int, *http.Request) (*http.Response, error) {
+					time.Sleep(5 * time.Second)
+					return trAnswer(c.status), nil
+				})}
+				var group sync.WaitGroup
+				if c.before {
+					group.Go(func() { trExpect(t, late, c.status) })
+					synctest.Wait()
+				}
+				trGaps(t, lim, 1)
+				if !c.before {
+					group.Go(func() { trExpect(t, late, c.status) })
+				}
+				group.Wait()
+				if s, _ := lim.Status(t.Context()); (s.Paused > 0) != c.pauses {
+					t.Errorf("paused for %v", s.Paused)
+				}
+				trWithin(t, "the next", trGaps(t, lim, 2)[1], c.from, c.to)
+			})
+		})
+	}
+}
+
+// A server that fails has not succeeded: the doubling goes on.
+func TestTransportBackoffFailure(t *testing.T) {
+	for name, answer := range map[string]func(int, *http.Request) (*http.Response, error){
+		"500":                     func(int, *http.Request) (*http.Response, error) { return trAnswer(500), nil },
+		"503 without Retry-After": func(int, *http.Request) (*http.Response, error) { return trAnswer(503), nil },
+		"no response":             func(int, *http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				lim := trLimiter(t, throttle.Policy{Tiers: trTier(1000, time.Second)})
+				tr := &throttle.Transport{Limiter: lim, Base: trNewBase(answer)}
+				trGaps(t, lim, 1)
+				trSend(t.Context(), tr)
+				trWithin(t, "the next", trGaps(t, lim, 2)[1], 2*time.Second, 4*time.Second)
+			})
+		})
+	}
+}
+
+func TestTransportHandsOnTheResponse(t *testing.T) {
+	for _, status := range []int{200, 304, 404, 429, 500, 503} {
+		for name, lim := range map[string]*throttle.Limiter{
+			"not limited": nil,
+			"limited":     trLimiter(t, throttle.Policy{Tiers: trTier(10, time.Hour)}),
+		} {
+			want := trAnswer(status, "Retry-After", "1", "X-One", "1")
+			body, header := want.Body, want.Header.Clone()
+			base := trNewBase(func(int, *http.Request) (*http.Response, error) { return want, nil })
+			req := httptest.NewRequest("GET", trURL, nil)
+			got, err := (&throttle.Transport{Base: base, Limiter: lim}).RoundTrip(req)
+			if err != nil || got != want {
+				t.Fatalf("%s: %v, %v", name, got, err)
+			}
+			if got.Body != body {
+				t.Errorf("%s: the body is wrapped without need", name)
+			}
+			if got.StatusCode != status || !reflect.DeepEqual(got.Header, header) {
+				t.Errorf("%s: status %d, header %v", name, got.StatusCode, got.Header)
+			}
+			if base.requests[0] != req {
+				t.Errorf("%s: the request is cloned without need", name)
+			}
+			if text, err := io.ReadAll(got.Body); string(text) != "answer" || err != nil {
+				t.Errorf("%s: body is %q, %v", name, text, err)
+			}
+		}
+	}
+}
+
+// A trPipe is the body of a 101 response: a connection.
+type trPipe struct {
+	io.Reader
+	bytes.Buffer
+	closed int
+}
+
+func (p *trPipe) Read(b []byte) (int, error) { return p.Reader.Read(b) }
+
+func (p *trPipe) Close() error {
+	p.closed++
+	return nil
+}
+
+func TestTransportUpgrade(t *testing.T) {
+	for name, tr := range map[string]*throttle.Transport{
+		"not limited":    {},
+		"limited":        {Limiter: trLimiter(t, throttle.Policy{Tiers: trTier(1, time.Hour)})},
+		"concurrency":    {Limiter: trLimiter(t, trAtOnce(1))},
+		"AttemptTimeout": {AttemptTimeout: time.Hour},
+	} {
+		pipe := &trPipe{Reader: strings.NewReader("from the server")}
+		tr.Base = trNewBase(func(int, *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: http.StatusSwitchingProtocols, Body: pipe}, nil
+		})
+		resp, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, ok := resp.Body.(io.ReadWriteCloser)
+		if !ok {
+			t.Fatalf("%s: the body is a %T", name, resp.Body)
+		}
+		if _, err := io.WriteString(conn, "to the server"); err != nil || pipe.String() != "to the server" {
+			t.Errorf("%s: wrote %q, %v", name, pipe.String(), err)
+		}
+		if text, err := io.ReadAll(conn); string(text) != "from the server" || err != nil {
+			t.Errorf("%s: read %q, %v", name, text, err)
+		}
+		if err := conn.Close(); err != nil || pipe.closed != 1 {
+			t.Errorf("%s: closed %d times, %v", name, pipe.closed, err)
+		}
+	}
+}
+
+// A trReader fails in the middle.
+type trReader struct{}
+
+func (trReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+func TestTransportConcurrency(t *testing.T) {
+	readAll := func(b io.ReadCloser) error { _, err := io.ReadAll(b); return err }
+	body := func(r io.Reader) func(int, *http.Request) (*http.Response, error) {
+		return func(int, *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Body: io.NopCloser(r)}, nil
+		}
+	}
+	for _, c := range []struct {
+		name   string
+		answer func(int, *http.Request) (*http.Response, error)
+		end    func(io.ReadCloser) error // ends the body; nil if the place is free with the headers
+		err    error
+	}{
+		{name: "EOF", answer: body(strings.NewReader("answer")), end: readAll},
+		{name: "Close", answer: body(strings.NewReader("answer")), end: io.ReadCloser.Close},
+		{name: "read error", answer: body(trReader{}), end: readAll, err: io.ErrUnexpectedEOF},
+		{name: "429", answer: func(int, *http.Request) (*http.Response, error) { return trAnswer(429, "Retry-After", "1"), nil }, end: readAll},
+		{name: "NoBody", answer: func(int, *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 204, Body: http.NoBody}, nil
+		}},
+		{name: "nil body", answer: func(int, *http.Request) (*http.Response, error) { return &http.Response{StatusCode: 204}, nil }},
+		{name: "base error", answer: func(int, *http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }, err: io.ErrUnexpectedEOF},
+		{name: "base panic", answer: func(int, *http.Request) (*http.Response, error) { panic("base") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			lim := trLimiter(t, trAtOnce(2))
+			other, err := lim.Acquire(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer other.Release()
+			tr := &throttle.Transport{Limiter: lim, Base: trNewBase(func(n int, r *http.Request) (*http.Response, error) {
+				if got := trUsed(t, lim); got != 2 {
+					t.Errorf("%d places are taken while it is sent", got)
+				}
+				return c.answer(n, r)
+			})}
+			var resp *http.Response
+			func() {
+				defer func() { recover() }()
+				resp, err = tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+			}()
+			if c.end != nil {
+				if got := trUsed(t, lim); got != 2 {
+					t.Errorf("%d places are taken after the headers", got)
+				}
+				err = c.end(resp.Body)
+			}
+			if err != c.err {
+				t.Errorf("error is %v, want %v", err, c.err)
+			}
+			if got := trUsed(t, lim); got != 1 {
+				t.Errorf("%d places are taken after the end", got)
+			}
+			if c.end != nil { // again
+				resp.Body.Read(make([]byte, 1))
+				resp.Body.Close()
+				resp.Body.Close()
+			}
+			if got := trUsed(t, lim); got != 1 {
+				t.Errorf("%d places are taken when it has ended twice", got)
+			}
+		})
+	}
+}
+
+// Two places and a slow reader: the third request is sent when a body ends.
+func TestTransportConcurrencyWaitsForTheBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		base := trNewBase(nil)
+		tr := &throttle.Transport{Base: base, Limiter: trLimiter(t, trAtOnce(2))}
+		for i := range 2 {
+			resp, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			time.AfterFunc(time.Duration(i+1)*time.Minute, func() { resp.Body.Close() })
+		}
+		for range 3 {
+			trExpect(t, tr, 200)
+		}
+		if got, want := base.times(), []time.Duration{0, 0, time.Minute, time.Minute, time.Minute}; !slices.Equal(got, want) {
+			t.Errorf("sent at %v, want %v", got, want)
+		}
+	})
+}
+
+// The window of 1/s begins when the response comes, or when the guard has passed.
+func TestTransportOnItsWay(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		guard    time.Duration
+		response time.Duration
+		err      error
+		second   time.Duration // when the next is sent
+	}{
+		{name: "fast", guard: 500 * trMS, response: 20 * trMS, second: 1020 * trMS},
+		{name: "at once", guard: 500 * trMS, second: time.Second},
+		{name: "slow", guard: 500 * trMS, response: 800 * trMS, second: 1500 * trMS},
+		{name: "fast, default guard", response: 20 * trMS, second: 1020 * trMS},
+		{name: "slow, default guard", response: 800 * trMS, second: 1050 * trMS},
+		{name: "NoGuard", guard: throttle.NoGuard, response: 800 * trMS, second: time.Second},
+		{name: "no response", guard: 500 * trMS, response: 20 * trMS, err: io.ErrUnexpectedEOF, second: 1020 * trMS},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				base := trNewBase(func(int, *http.Request) (*http.Response, error) {
+					time.Sleep(c.response)
+					return trAnswer(200), c.err
+				})
+				tr := &throttle.Transport{Base: base, Limiter: trLimiter(t, throttle.Policy{Tiers: trTier(1, time.Second), Guard: c.guard})}
+				var group sync.WaitGroup
+				for range 2 {
+					group.Go(func() { trSend(t.Context(), tr) })
+				}
+				group.Wait()
+				if got, want := base.times(), []time.Duration{0, c.second}; !slices.Equal(got, want) {
+					t.Errorf("sent at %v, want %v", got, want)
+				}
+			})
+		})
+	}
+}
+
+// A trSlowBody ends after a while, or with the context.
+type trSlowBody struct {
+	ctx  context.Context
+	long time.Duration
+}
+
+func (b *trSlowBody) Read([]byte) (int, error) {
+	select {
+	case <-time.After(b.long):
+		return 0, io.EOF
+	case <-b.ctx.Done():
+		return 0, b.ctx.Err()
+	}
+}
+
+func (b *trSlowBody) Close() error { return nil }
+
+// A request waits ten seconds for its turn, and may then take two.
+func TestTransportAttemptTimeout(t *testing.T) {
+	for _, c := range []struct {
+		name          string
+		headers, body time.Duration
+		err           error
+		end           time.Duration
+	}{
+		{name: "in time", headers: time.Second, end: 11 * time.Second},
+		{name: "in time with the body", headers: time.Second, body: 900 * trMS, end: 11900 * trMS},
+		{name: "slow headers", headers: 3 * time.Second, err: context.DeadlineExceeded, end: 12 * time.Second},
+		{name: "slow body", headers: time.Second, body: 3 * time.Second, err: context.DeadlineExceeded, end: 12 * time.Second},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				base := trNewBase(func(_ int, r *http.Request) (*http.Response, error) {
+					slow := &trSlowBody{r.Context(), c.headers}
+					if _, err := slow.Read(nil); err != io.EOF {
+						return nil, err
+					}
+					return &http.Response{StatusCode: 200, Body: &trSlowBody{r.Context(), c.body}}, nil
+				})
+				lim := trLimiter(t, throttle.Policy{Tiers: trTier(1, 10*time.Second), Guard: throttle.NoGuard})
+				if !lim.Allow() {
+					t.Fatal("not admitted")
+				}
+				tr := &throttle.Transport{Base: base, Limiter: lim, AttemptTimeout: 2 * time.Second}
+				if _, err := trSend(t.Context(), tr); err != c.err {
+					t.Errorf("error is %v, want %v", err, c.err)
+				}
+				if got, want := base.times(), []time.Duration{10 * time.Second}; !slices.Equal(got, want) {
+					t.Errorf("sent at %v, want %v", got, want)
+				}
+				if got := time.Since(base.start); got != c.end {
+					t.Errorf("ended at %v, want %v", got, c.end)
+				}
+			})
+		})
+	}
+}
+
+// The timeout's context ends with the attempt, and leaves no timer behind.
+func TestTransportAttemptTimeoutEnds(t *testing.T) {
+	answer := func(*http.Request) (*http.Response, error) { return trAnswer(200), nil }
+	for _, c := range []struct {
+		name   string
+		answer func(*http.Request) (*http.Response, error)
+		end    func(io.ReadCloser)
+	}{
+		{name: "EOF", answer: answer, end: func(b io.ReadCloser) { io.ReadAll(b) }},
+		{name: "Close", answer: answer, end: func(b io.ReadCloser) { b.Close() }},
+		{name: "NoBody", answer: func(*http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 204, Body: http.NoBody}, nil
+		}},
+		{name: "base error", answer: func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }},
+		{name: "base panic", answer: func(*http.Request) (*http.Response, error) { panic("base") }},
+	} {
+		var ctx context.Context
+		tr := &throttle.Transport{AttemptTimeout: time.Hour, Base: trNewBase(func(_ int, r *http.Request) (*http.Response, error) {
+			ctx = r.Context()
+			return c.answer(r)
+		})}
+		req := httptest.NewRequest("GET", trURL, nil)
+		before := req.Context()
+		var resp *http.Response
+		func() {
+			defer func() { recover() }()
+			resp, _ = tr.RoundTrip(req)
+		}()
+		if _, ok := ctx.Deadline(); !ok || req.Context() != before {
+			t.Errorf("%s: the timeout is not on a copy of the request", c.name)
+		}
+		if c.end != nil {
+			if err := ctx.Err(); err != nil {
+				t.Errorf("%s: %v before the end of the body", c.name, err)
+			}
+			c.end(resp.Body)
+		}
+		if err := ctx.Err(); err != context.Canceled {
+			t.Errorf("%s: the context's error is %v", c.name, err)
+		}
+	}
+}
+
+// http.Client.Timeout counts the waiting too, so what would wait longer is refused
+// at once.
+func TestTransportClientTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		base := trNewBase(nil)
+		lim := trLimiter(t, throttle.Policy{Tiers: trTier(1, 10*time.Second)})
+		client := &http.Client{Transport: &throttle.Transport{Base: base, Limiter: lim}, Timeout: 5 * time.Second}
+		for i, want := range []error{nil, throttle.ErrDeadline} {
+			resp, err := client.Get(trURL)
+			if !errors.Is(err, want) {
+				t.Fatalf("request %d: error is %v, want %v", i, err, want)
+			}
+			if err == nil {
+				resp.Body.Close()
+				continue
+			}
+			var e *url.Error
+			if !errors.As(err, &e) || !e.Timeout() {
+				t.Errorf("request %d: %v is no timeout", i, err)
+			}
+		}
+		if got := time.Since(base.start); got != 0 {
+			t.Errorf("refused after %v", got)
+		}
+	})
+}
+
+type trCloser struct {
+	trBase
+	closed int
+}
+
+func (c *trCloser) CloseIdleConnections() { c.closed++ }
+
+func TestTransportCloseIdleConnections(t *testing.T) {
+	base := &trCloser{}
+	client := &http.Client{Transport: &throttle.Transport{Base: &throttle.Transport{Base: base}}}
+	client.CloseIdleConnections()
+	if base.closed != 1 {
+		t.Errorf("forwarded %d times", base.closed)
+	}
+	(&throttle.Transport{Base: trNewBase(nil)}).CloseIdleConnections() // has no such method
+}
+
+// Many goroutines share one Transport, and some give up.
+func TestTransportConcurrentUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tiers := []throttle.Tier{{Limit: 7, Algorithm: throttle.Concurrency}, {Limit: 100, Window: time.Second}}
+		api := throttletest.New(tiers...)
+		random := func() time.Duration { return time.Duration(rand.IntN(50)) * trMS }
+		api.Delay, api.Hold = random, random
+		lim := trLimiter(t, throttle.Policy{Tiers: tiers})
+		tr := &throttle.Transport{Base: api, Limiter: lim, AttemptTimeout: time.Second}
+		var answered, gaveUp, refused atomic.Int64
+		var group sync.WaitGroup
+		for i := range 64 {
+			group.Go(func() {
+				for range 20 {
+					ctx, cancel := context.WithCancel(t.Context())
+					switch i % 4 {
+					case 0:
+						time.AfterFunc(random(), cancel)
+					case 1:
+						ctx, cancel = context.WithTimeout(ctx, 10*random())
+					}
+					_, err := trSend(ctx, tr)
+					cancel()
+					switch {
+					case err == nil:
+						answered.Add(1)
+					case errors.Is(err, throttle.ErrDeadline):
+						refused.Add(1)
+					case errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded):
+						gaveUp.Add(1)
+					default:
+						t.Error(err)
+					}
+				}
+			})
+		}
+		group.Wait()
+		if s := api.Summary(); s.Refused != 0 || s.Accepted < answered.Load() {
+			t.Errorf("summary is %+v, %d were answered", s, answered.Load())
+		}
+		if n := answered.Load(); n < 32*20 {
+			t.Errorf("%d were answered, %d gave up, %d were refused", n, gaveUp.Load(), refused.Load())
+		}
+		if s, _ := lim.Status(t.Context()); s.Tiers[0].Used != 0 || s.Waiting != 0 {
+			t.Errorf("status is %+v", s)
+		}
+	})
+}
+
+// net/http repeats an idempotent request by itself when a kept-alive connection
+// turns out to be closed, and the limiter does not see it.
+func TestTransportUnseenRepeat(t *testing.T) {
+	var seen atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if seen.Add(1) != 2 {
+			io.WriteString(w, "answer")
+			return
+		}
+		conn, _, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		conn.Close()
+	}))
+	defer server.Close()
+	for _, c := range []struct {
+		name        string
+		noKeepAlive bool
+		seen        int64
+		failed      int
+	}{
+		{name: "kept alive", seen: 3},
+		{name: "DisableKeepAlives", noKeepAlive: true, seen: 2, failed: 1},
+	} {
+		seen.Store(0)
+		lim := trLimiter(t, throttle.Policy{Tiers: trTier(10, time.Hour)})
+		base := &http.Transport{DisableKeepAlives: c.noKeepAlive}
+		client := &http.Client{Transport: &throttle.Transport{Base: base, Limiter: lim}}
+		failed := 0
+		for range 2 {
+			resp, err := client.Get(server.URL)
+			if err != nil {
+				failed++
+				continue
+			}
+			io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+		}
+		client.CloseIdleConnections()
+		if n := seen.Load(); n != c.seen || failed != c.failed {
+			t.Errorf("%s: the server saw %d requests, %d failed; want %d, %d", c.name, n, failed, c.seen, c.failed)
+		}
+		if n := trUsed(t, lim); n != 2 {
+			t.Errorf("%s: the limiter charged %d", c.name, n)
+		}
+	}
+}
+
+func ExampleTransport() {
+	api := throttletest.NewProvider(throttle.Tier{Limit: 5, Window: 100 * time.Millisecond}) // stands for the real one
+	defer api.Close()
+
+	policy, err := throttle.ParsePolicy("api", "5/100ms + 10000/h | guard=1s")
+	if err != nil {
+		log.Fatal(err)
+	}
+	limiter, err := throttle.New(policy, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client := &http.Client{Transport: &throttle.Transport{Limiter: limiter}}
+	for range 12 {
+		resp, err := client.Get(api.URL)
+		if err != nil {
+			log.Fatal(err)
+		}
+		resp.Body.Close()
+	}
+	fmt.Println(api.Summary().Accepted, "accepted,", api.Summary().Refused, "refused")
+	// Output: 12 accepted, 0 refused
+}
