@@ -27,7 +27,7 @@ import (
 
 const (
 	trURL = "http://provider.test/v1/things"
-	trMS  = time.Millisecond
+	trTick  = time.Millisecond
 )
 
 // A trBase is a RoundTripper that answers as told, closes the request's body as it
@@ -244,7 +244,7 @@ func TestTransportStrictProvider(t *testing.T) {
 		const n, workers = 12_000, 16
 		tiers := []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(10_000)}
 		api := throttletest.New(tiers...)
-		api.Delay = func() time.Duration { return 5*trMS + time.Duration(rand.IntN(45_001))*time.Microsecond }
+		api.Delay = func() time.Duration { return 5*trTick + time.Duration(rand.IntN(45_001))*time.Microsecond }
 		base := trNewBase(func(_ int, r *http.Request) (*http.Response, error) { return api.RoundTrip(r) })
 		tr := &throttle.Transport{Base: base, Limiter: trLimiter(t, throttle.Policy{Tiers: tiers})}
 		var left atomic.Int64
@@ -531,7 +531,7 @@ func TestTransportContextEndsAtAdmission(t *testing.T) {
 // TestTransportRetryAfter has a first request answered with a refusal after 50 ms,
 // three more queued behind it, and one that comes while the quota is paused.
 func TestTransportRetryAfter(t *testing.T) {
-	const answered, apart = 50 * trMS, 100 * trMS
+	const answered, apart = 50 * trTick, 100 * trTick
 	bubble := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // when a synctest bubble begins
 	date := func(d time.Duration) string { return bubble.Add(d).Format(http.TimeFormat) }
 	for _, c := range []struct {
@@ -542,8 +542,8 @@ func TestTransportRetryAfter(t *testing.T) {
 		max    time.Duration // if zero, exactly min
 	}{
 		{name: "seconds", status: 429, header: []string{"Retry-After", "3"}, min: 3 * time.Second},
-		{name: "decimal", status: 429, header: []string{"Retry-After", "2.25"}, min: 2250 * trMS},
-		{name: "zero dot", status: 429, header: []string{"Retry-After", "0.5"}, min: 500 * trMS},
+		{name: "decimal", status: 429, header: []string{"Retry-After", "2.25"}, min: 2250 * trTick},
+		{name: "zero dot", status: 429, header: []string{"Retry-After", "0.5"}, min: 500 * trTick},
 		{name: "date against Date", status: 429, header: []string{"Retry-After", date(time.Hour + 7*time.Second), "Date", date(time.Hour)}, min: 7 * time.Second},
 		{name: "date against our clock", status: 429, header: []string{"Retry-After", date(7 * time.Second)}, min: 7*time.Second - answered},
 		{name: "the longest of several", status: 429, header: []string{"Retry-After", "2", "Retry-After", "9", "Retry-After", "4"}, min: 9 * time.Second},
@@ -584,7 +584,7 @@ func TestTransportRetryAfter(t *testing.T) {
 				}
 				time.Sleep(answered)
 				synctest.Wait()
-				time.Sleep(200 * trMS)
+				time.Sleep(200 * trTick)
 				trExpect(t, tr, 200)
 				sent := base.times()
 				if len(sent) != 5 {
@@ -650,7 +650,7 @@ func TestTransportPauseMakesLate(t *testing.T) {
 			if n > 0 {
 				return trAnswer(200), nil
 			}
-			time.Sleep(500 * trMS)
+			time.Sleep(500 * trTick)
 			return trAnswer(429, "Retry-After", "30"), nil
 		})
 		lim := trLimiter(t, throttle.Policy{Tiers: trTier(1, time.Second), Guard: throttle.NoGuard})
@@ -664,13 +664,13 @@ func TestTransportPauseMakesLate(t *testing.T) {
 			if !errors.Is(err, throttle.ErrDeadline) || !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("error is %v", err)
 			}
-			if at := time.Since(base.start); at != 500*trMS {
+			if at := time.Since(base.start); at != 500*trTick {
 				t.Errorf("refused at %v", at)
 			}
 		}()
 		synctest.Wait()
 		trExpect(t, tr, 200)
-		if got, want := base.times(), []time.Duration{0, 30500 * trMS}; !slices.Equal(got, want) {
+		if got, want := base.times(), []time.Duration{0, 30500 * trTick}; !slices.Equal(got, want) {
 			t.Errorf("sent at %v, want %v", got, want)
 		}
 	})
@@ -684,7 +684,7 @@ func TestTransportBan(t *testing.T) {
 		ban      time.Duration
 	}{
 		{name: "a second beyond the default", after: "901", ban: 901 * time.Second},
-		{name: "beyond MaxPause", maxPause: time.Minute, after: "60.5", ban: 60500 * trMS},
+		{name: "beyond MaxPause", maxPause: time.Minute, after: "60.5", ban: 60500 * trTick},
 		{name: "484,289 hours", after: "1743440400", ban: 1743440400 * time.Second},
 		{name: "absurd", after: "99999999999999999999", ban: 100 * 365 * 24 * time.Hour},
 	} {
@@ -788,8 +788,8 @@ func TestTransportBackoff(t *testing.T) {
 
 func TestTransportBackoffBelowASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		lim := trLimiter(t, throttle.Policy{Tiers: trTier(1000, time.Second), MaxPause: 300 * trMS})
-		want := []time.Duration{0, 300 * trMS, 300 * trMS, 300 * trMS}
+		lim := trLimiter(t, throttle.Policy{Tiers: trTier(1000, time.Second), MaxPause: 300 * trTick})
+		want := []time.Duration{0, 300 * trTick, 300 * trTick, 300 * trTick}
 		if got := trGaps(t, lim, 4); !slices.Equal(got, want) {
 			t.Errorf("waited %v, want %v", got, want)
 		}
@@ -801,7 +801,7 @@ func TestTransportBackoffOneEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lim := trLimiter(t, throttle.Policy{Tiers: trTier(1000, time.Second)})
 		base := trNewBase(func(n int, _ *http.Request) (*http.Response, error) {
-			time.Sleep(time.Duration(n+1) * 10 * trMS)
+			time.Sleep(time.Duration(n+1) * 10 * trTick)
 			return trAnswer(429), nil
 		})
 		tr := &throttle.Transport{Base: base, Limiter: lim}
@@ -809,15 +809,15 @@ func TestTransportBackoffOneEvent(t *testing.T) {
 			go trExpect(t, tr, 429)
 			synctest.Wait()
 		}
-		time.Sleep(15 * trMS)
+		time.Sleep(15 * trTick)
 		end := trPaused(t, lim)
-		trWithin(t, "the first", end.Sub(base.start)-10*trMS, time.Second, 2*time.Second)
-		time.Sleep(75 * trMS)
+		trWithin(t, "the first", end.Sub(base.start)-10*trTick, time.Second, 2*time.Second)
+		time.Sleep(75 * trTick)
 		if got := trPaused(t, lim); !got.Equal(end) {
 			t.Errorf("the pause ends at %v, after the first refusal it was %v", got, end)
 		}
 		gaps := trGaps(t, lim, 3)
-		if got := base.start.Add(90*trMS + gaps[0]); !got.Equal(end) {
+		if got := base.start.Add(90*trTick + gaps[0]); !got.Equal(end) {
 			t.Errorf("the next was sent at %v, want %v", got, end)
 		}
 		trWithin(t, "the second", gaps[1], 2*time.Second, 4*time.Second)
@@ -1062,13 +1062,13 @@ func TestTransportOnItsWay(t *testing.T) {
 		err      error
 		second   time.Duration // when the next is sent
 	}{
-		{name: "fast", guard: 500 * trMS, response: 20 * trMS, second: 1020 * trMS},
-		{name: "at once", guard: 500 * trMS, second: time.Second},
-		{name: "slow", guard: 500 * trMS, response: 800 * trMS, second: 1500 * trMS},
-		{name: "fast, default guard", response: 20 * trMS, second: 1020 * trMS},
-		{name: "slow, default guard", response: 800 * trMS, second: 1050 * trMS},
-		{name: "NoGuard", guard: throttle.NoGuard, response: 800 * trMS, second: time.Second},
-		{name: "no response", guard: 500 * trMS, response: 20 * trMS, err: io.ErrUnexpectedEOF, second: 1020 * trMS},
+		{name: "fast", guard: 500 * trTick, response: 20 * trTick, second: 1020 * trTick},
+		{name: "at once", guard: 500 * trTick, second: time.Second},
+		{name: "slow", guard: 500 * trTick, response: 800 * trTick, second: 1500 * trTick},
+		{name: "fast, default guard", response: 20 * trTick, second: 1020 * trTick},
+		{name: "slow, default guard", response: 800 * trTick, second: 1050 * trTick},
+		{name: "NoGuard", guard: throttle.NoGuard, response: 800 * trTick, second: time.Second},
+		{name: "no response", guard: 500 * trTick, response: 20 * trTick, err: io.ErrUnexpectedEOF, second: 1020 * trTick},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -1116,7 +1116,7 @@ func TestTransportAttemptTimeout(t *testing.T) {
 		end           time.Duration
 	}{
 		{name: "in time", headers: time.Second, end: 11 * time.Second},
-		{name: "in time with the body", headers: time.Second, body: 900 * trMS, end: 11900 * trMS},
+		{name: "in time with the body", headers: time.Second, body: 900 * trTick, end: 11900 * trTick},
 		{name: "slow headers", headers: 3 * time.Second, err: context.DeadlineExceeded, end: 12 * time.Second},
 		{name: "slow body", headers: time.Second, body: 3 * time.Second, err: context.DeadlineExceeded, end: 12 * time.Second},
 	} {
@@ -1240,7 +1240,7 @@ func TestTransportConcurrentUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tiers := []throttle.Tier{{Limit: 7, Algorithm: throttle.Concurrency}, {Limit: 100, Window: time.Second}}
 		api := throttletest.New(tiers...)
-		random := func() time.Duration { return time.Duration(rand.IntN(50)) * trMS }
+		random := func() time.Duration { return time.Duration(rand.IntN(50)) * trTick }
 		api.Delay, api.Hold = random, random
 		lim := trLimiter(t, throttle.Policy{Tiers: tiers})
 		tr := &throttle.Transport{Base: api, Limiter: lim, AttemptTimeout: time.Second}
