@@ -26,8 +26,8 @@ import (
 )
 
 const (
-	trURL = "http://provider.test/v1/things"
-	trTick  = time.Millisecond
+	trURL  = "http://provider.test/v1/things"
+	trTick = time.Millisecond
 )
 
 // A trBase is a RoundTripper that answers as told, closes the request's body as it
