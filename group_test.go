@@ -71,7 +71,7 @@ func TestGroupHeldLimiterStays(t *testing.T) {
 			if i%500 == 0 {
 				groupForget()
 			}
-			time.Sleep(trMS)
+			time.Sleep(trTick)
 		}
 		if !held.Allow() || !g.For("held").Allow() || held.Allow() || g.For("held").Allow() {
 			t.Error("it is another quota")
@@ -188,7 +188,7 @@ func TestGroupKeepsThoseWhoWait(t *testing.T) {
 			if start.Add(4*time.Second).After(time.Now()) && g.For("other").Allow() {
 				t.Errorf("dropped after %v", time.Since(start))
 			}
-			time.Sleep(500 * trMS)
+			time.Sleep(500 * trTick)
 		}
 		want := []time.Duration{0, time.Second, 2 * time.Second, 3 * time.Second}
 		if mu.Lock(); !slices.Equal(admitted, want) {
