@@ -208,8 +208,10 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 	if err := ctx.Err(); err != nil {
 		return store.Booking{}, err
 	}
-	if err := g.fits(r.Cost); err != nil {
-		return store.Booking{}, err
+	if !g.isOne(r.Cost) { // every tier admits one
+		if err := g.fits(r.Cost); err != nil {
+			return store.Booking{}, err
+		}
 	}
 	if g.waiting() == 0 {
 		b, err := g.quota.Reserve(ctx, r)
@@ -225,9 +227,6 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 
 // fits refuses a cost that no wait will admit.
 func (g *gate) fits(cost []int64) error {
-	if g.isOne(cost) {
-		return nil // every tier admits it
-	}
 	if tier := g.plan.TooLarge(cost); tier >= 0 {
 		return g.refuse(ErrNever, tier, 0)
 	}
