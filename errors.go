@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/apithrottle/throttle/store"
 )
 
 // What a caller may decide on. Every refusal is a [*WaitError] that unwraps to one
@@ -31,9 +33,9 @@ var (
 	// ErrTooManyKeys says that a Group already keeps MaxKeys quotas.
 	ErrTooManyKeys = errors.New("group keeps as many quotas as MaxKeys allows")
 
-	// ErrUnavailable says that the shared store did not answer; the cause is
-	// wrapped too.
-	ErrUnavailable = errors.New("store is unavailable")
+	// ErrUnavailable says that the shared store did not answer until the context
+	// ended; the error also matches the context's own and the cause.
+	ErrUnavailable = store.ErrUnavailable
 )
 
 // A WaitError is a refusal: the request was not admitted and nothing was charged.
@@ -43,6 +45,7 @@ type WaitError struct {
 	Wait   time.Duration // how long the wait would have been; zero where no wait helps or none is known
 	Until  time.Time     // when the quota opens again, for ErrBanned
 	Err    error         // one of the errors above
+	Cause  error         // why the store is unavailable, for ErrUnavailable
 }
 
 func (e *WaitError) Error() string {
@@ -61,13 +64,20 @@ func (e *WaitError) Error() string {
 	if !e.Until.IsZero() {
 		fmt.Fprintf(&b, ", until %s", e.Until.UTC().Format(time.RFC3339))
 	}
+	if e.Cause != nil {
+		fmt.Fprintf(&b, ": %v", e.Cause)
+	}
 	return b.String()
 }
 
-// Unwrap returns the reason, and for lack of time context.DeadlineExceeded too.
+// Unwrap returns the reason and the cause, and for lack of time
+// context.DeadlineExceeded too.
 func (e *WaitError) Unwrap() []error {
-	if e.Err == ErrDeadline {
+	switch {
+	case e.Err == ErrDeadline:
 		return []error{e.Err, context.DeadlineExceeded}
+	case e.Cause != nil:
+		return []error{e.Err, e.Cause}
 	}
 	return []error{e.Err}
 }

@@ -3,6 +3,9 @@ package throttle
 import (
 	"container/list"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,13 +13,22 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A room is where callers wait for their turn. Only the one at the head asks the
-// quota and has a timer; the others sleep until they are at the head. A place
-// holds no tokens, so who leaves gives up nothing and owes nobody anything.
+// A room is where callers wait for their turn, in the order in which they came. A
+// place holds no tokens: who leaves gives up nothing and owes nobody anything.
+//
+// A quota that books ahead gives times to the room, not to callers: the first
+// place has the first of them, the second the second. When somebody leaves, those
+// behind move up, and a time that nobody wants goes back.
 type room struct {
-	mu       sync.Mutex     // guards all below
-	queue    list.List      // of *waiter
-	asking   *waiter        // the head while it asks the quota, which may have charged it already
+	mu      sync.Mutex      // guards all below
+	queue   list.List       // of *waiter
+	booked  []store.Booking // the times of the first places, in order
+	asking  []*waiter       // those for whom the quota is being asked, which may have charged them already
+	changed bool            // something changed since it was asked
+	askAt   time.Time       // when to ask for the first place without a time, if that is told's
+	told    *waiter
+	outage  error // why the quota had no answer the last time
+
 	stop     func()         // ends the watch on the quota; nil while nobody waits
 	forecast store.Forecast // with everybody in the queue booked; nil if there is none
 	made     time.Time      // when the forecast was made
@@ -32,12 +44,16 @@ type waiter struct {
 	patience time.Time     // MaxWait ends; zero for never
 	deadline time.Time     // the earlier of patience and the context's; zero for never
 	wake     chan struct{} // holds one: look again
-	place    *list.Element // nil once it is out of the queue
-	refusal  error         // set with place nil
+	place    *list.Element // nil once it is out of the queue, with one of these:
+	booking  store.Booking
+	refusal  error
 }
 
-// refresh is how old a forecast may grow: it does not see timers firing late.
-const refresh = time.Second
+const (
+	refresh    = time.Second            // how old a forecast may grow: it does not see timers firing late
+	retryStore = 250 * time.Millisecond // how often a store that does not answer is asked
+	mostAsked  = 256                    // for how many a quota is asked at once
+)
 
 // aside returns the room, which is built when somebody first needs it.
 func (g *gate) aside() *room {
@@ -64,49 +80,18 @@ func (g *gate) wait(ctx context.Context, req store.Request) (store.Booking, erro
 		return store.Booking{}, err
 	}
 	for {
-		head, err := g.turn(w)
-		if err != nil {
-			return store.Booking{}, err
-		}
-		next := forever
-		if head {
-			b, err := g.ask(ctx, w)
-			if err != nil || b.Verdict == store.Admitted {
-				g.leave(w, err == nil)
-				return b, err
-			}
-			g.asked()
-			next = b.Wait
-			if !w.patience.IsZero() {
-				next = min(next, time.Until(w.patience))
+		ask, nap := g.step(w)
+		switch {
+		case ask:
+			g.ask(ctx)
+		case nap == 0:
+			return w.booking, w.refusal
+		default:
+			if err := w.sleep(ctx, nap); err != nil {
+				return g.quit(w, err)
 			}
 		}
-		if err := w.sleep(ctx, next); err != nil {
-			g.leave(w, false) // it was charged nothing: the next in line moves up
-			return store.Booking{}, err
-		}
 	}
-}
-
-// ask tries to be admitted, for the waiter at the head.
-func (g *gate) ask(ctx context.Context, w *waiter) (store.Booking, error) {
-	b, err := g.quota.Reserve(ctx, w.request)
-	switch {
-	case err != nil || b.Verdict == store.Admitted:
-		return b, err
-	case b.Verdict == store.Closed:
-		return b, g.banned(b.Wait)
-	case !w.patience.IsZero() && time.Until(w.patience) <= 0,
-		b.Tier < 0 && !w.deadline.IsZero() && time.Until(w.deadline) < b.Wait: // a pause makes it late
-		return b, g.refuse(ErrDeadline, b.Tier, b.Wait)
-	}
-	return b, nil
-}
-
-func (g *gate) banned(wait time.Duration) error {
-	e := g.refuse(ErrBanned, -1, wait)
-	e.Until = time.Now().Add(wait)
-	return e
 }
 
 // sleep is the one place that does. It ends at the time, when the waiter is told
@@ -147,7 +132,7 @@ func (g *gate) join(ctx context.Context, req store.Request) (*waiter, error) {
 	r := g.aside()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if g.policy.MaxQueue > 0 && r.queue.Len() >= g.policy.MaxQueue {
+	if g.full(r, r.queue.Len()+1) {
 		return nil, g.refuse(ErrQueueFull, -1, 0)
 	}
 	if err := g.foresee(r, w); err != nil {
@@ -161,55 +146,275 @@ func (g *gate) join(ctx context.Context, req store.Request) (*waiter, error) {
 	return w, nil
 }
 
-// turn tells whether the waiter is at the head, or why it was refused.
-func (g *gate) turn(w *waiter) (head bool, err error) {
+// full tells whether n in the queue are too many, where they are known to wait: a
+// caller who waits for the store to answer may be admitted by the answer.
+func (g *gate) full(r *room, n int) bool {
+	return g.policy.MaxQueue > 0 && n > g.policy.MaxQueue &&
+		(g.booker == nil || len(r.booked) > 0 || r.askAt.After(time.Now()))
+}
+
+// step tells a waiter what to do: to ask the quota, to sleep, or, with nap zero,
+// to go, since it is out of the queue.
+func (g *gate) step(w *waiter) (ask bool, nap time.Duration) {
 	r := g.aside()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if head = w.place != nil && r.queue.Front() == w.place; head {
-		r.asking = w
+	now := time.Now()
+	if len(r.booked) > 0 && !r.booked[0].Ahead.Start.After(now) {
+		g.settle(r, now, w)
 	}
-	return head, w.refusal
+	switch {
+	case w.place == nil:
+		return false, 0
+	case w.place == r.first() && len(r.asking) == 0:
+		if ask = g.prepare(r, now); ask {
+			return true, 0
+		}
+		nap = time.Until(r.next(w))
+		if !w.patience.IsZero() {
+			nap = min(nap, time.Until(w.patience))
+		}
+		return false, max(1, nap)
+	case w.place == r.queue.Front() && len(r.booked) > 0:
+		return false, max(1, time.Until(r.booked[0].Ahead.Start))
+	}
+	return false, forever
 }
 
-// asked says that the waiter at the head has not been admitted.
-func (g *gate) asked() {
+// first is the first place without a time, nil if there is none.
+func (r *room) first() *list.Element {
+	e := r.queue.Front()
+	for range r.booked {
+		e = e.Next()
+	}
+	return e
+}
+
+// next is when the quota is to be asked for the first waiter without a time.
+func (r *room) next(first *waiter) time.Time {
+	if n := len(r.booked); n > 0 {
+		return r.booked[n-1].Ahead.Again
+	}
+	if first == r.told || r.outage != nil {
+		return r.askAt
+	}
+	return time.Time{}
+}
+
+// prepare sets down for whom the quota is to be asked now, and tells whether it is
+// for anybody.
+func (g *gate) prepare(r *room, now time.Time) bool {
+	e := r.first()
+	if e == nil {
+		return false
+	}
+	w := e.Value.(*waiter)
+	if r.next(w).After(now) && (w.patience.IsZero() || w.patience.After(now)) {
+		return false
+	}
+	most := 1
+	if g.booker != nil {
+		most = mostAsked
+	}
+	for ; e != nil && len(r.asking) < most; e = e.Next() {
+		w := e.Value.(*waiter)
+		if w.request.Within = forever; !w.deadline.IsZero() {
+			w.request.Within = max(0, w.deadline.Sub(now))
+		}
+		r.asking = append(r.asking, w)
+	}
+	r.changed = false
+	return true
+}
+
+// ask asks the quota, after prepare.
+func (g *gate) ask(ctx context.Context) {
+	r := g.aside()
+	if g.booker == nil {
+		w := r.asking[0] // the caller's own: nobody else changes asking meanwhile
+		b, err := g.quota.Reserve(ctx, w.request)
+		g.answered([]store.Booking{b}, err)
+		return
+	}
+	r.mu.Lock()
+	var behind *store.Ahead
+	if n := len(r.booked); n > 0 {
+		behind = r.booked[n-1].Ahead
+	}
+	requests := make([]store.Request, len(r.asking))
+	for i, w := range r.asking {
+		requests[i] = w.request
+	}
+	r.mu.Unlock()
+	g.booker.Book(behind, requests, g.answered)
+}
+
+// answered is told the quota's answers for those who were first in asking.
+func (g *gate) answered(got []store.Booking, err error) {
 	r := g.aside()
 	r.mu.Lock()
-	r.asking = nil
+	now := time.Now()
+	asked := r.asking
+	r.asking, r.askAt, r.outage = nil, time.Time{}, nil
+	switch {
+	case errors.Is(err, ErrUnavailable):
+		r.outage, r.askAt = err, now.Add(retryStore)
+		got = nil
+	case err != nil:
+		got = nil
+		for _, w := range asked {
+			g.expel(r, w, fmt.Errorf("throttle: policy %q: %w", g.policy.Name, err))
+		}
+	}
+	for i, b := range got {
+		g.answer(r, asked[i], b, now)
+	}
+	for _, w := range asked {
+		if !w.patience.IsZero() && !w.patience.After(now) && r.outage != nil {
+			g.expel(r, w, g.unavailable(r, context.DeadlineExceeded))
+		}
+	}
+	if r.changed {
+		r.askAt = time.Time{}
+	}
+	var self *waiter
+	if g.booker == nil {
+		self = asked[0]
+	}
+	g.settle(r, now, self)
+	more := g.booker != nil && g.prepare(r, now)
 	r.mu.Unlock()
+	if more {
+		g.ask(context.Background())
+	}
 }
 
-// leave gives up the place, and wakes who is at the head then.
-func (g *gate) leave(w *waiter, admitted bool) {
+// answer acts on the answer for one waiter, who may have left.
+func (g *gate) answer(r *room, w *waiter, b store.Booking, now time.Time) {
+	switch {
+	case b.Verdict == store.Admitted && b.Ahead != nil:
+		r.booked = append(r.booked, b)
+	case b.Verdict == store.Admitted:
+		w.booking = b
+		g.remove(r, w)
+	case b.Verdict == store.Closed:
+		g.expel(r, w, g.banned(b.Wait))
+	case b.Verdict == store.Late,
+		!w.patience.IsZero() && !w.patience.After(now),
+		b.Tier < 0 && !w.deadline.IsZero() && w.deadline.Sub(now) < b.Wait: // a pause makes it late
+		g.expel(r, w, g.refuse(ErrDeadline, b.Tier, b.Wait))
+	default:
+		r.told, r.askAt = w, now.Add(b.Wait)
+	}
+}
+
+func (g *gate) banned(wait time.Duration) error {
+	e := g.refuse(ErrBanned, -1, wait)
+	e.Until = time.Now().Add(wait)
+	return e
+}
+
+func (g *gate) unavailable(r *room, ended error) error {
+	e := g.refuse(ErrUnavailable, -1, 0)
+	e.Cause = fmt.Errorf("%w: %w", ended, r.outage)
+	return e
+}
+
+// quit gives up the place of a waiter whose context has ended. It was charged
+// nothing; a time that was booked for it goes to those behind.
+func (g *gate) quit(w *waiter, err error) (store.Booking, error) {
 	r := g.aside()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if w.place == nil {
-		return
+		return w.booking, w.refusal
+	}
+	if r.outage != nil {
+		err = g.unavailable(r, err)
 	}
 	g.remove(r, w)
-	r.late = r.late || !admitted
-	if next := r.queue.Front(); next != nil {
-		next.Value.(*waiter).look()
+	r.late = true
+	g.settle(r, time.Now(), nil)
+	return store.Booking{}, err
+}
+
+// expel refuses a waiter, if it is still in the queue.
+func (g *gate) expel(r *room, w *waiter, err error) {
+	if w.place != nil {
+		w.refusal = err
+		g.remove(r, w)
+		r.late = true
 	}
 }
 
+// remove takes a waiter out of the queue, who then finds its booking or refusal.
 func (g *gate) remove(r *room, w *waiter) {
 	r.queue.Remove(w.place)
 	w.place = nil
-	if r.asking == w {
-		r.asking = nil
-	}
+	w.look()
 	if r.waiting.Add(-1) == 0 {
 		r.stop()
 		r.stop, r.forecast = nil, nil
 	}
 }
 
+// settle puts the room in order after any change: it drops times that are void,
+// matches the others with the places, and lets those go whose time has come. It
+// wakes whoever has to look at the clock anew, but for the caller itself.
+func (g *gate) settle(r *room, now time.Time, self *waiter) {
+	unused := g.match(r, now)
+	for len(r.booked) > 0 && !r.booked[0].Ahead.Start.After(now) {
+		w := r.queue.Front().Value.(*waiter)
+		w.booking = r.booked[0]
+		r.booked = r.booked[1:]
+		g.remove(r, w)
+	}
+	for len(r.asking) < r.queue.Len() && g.full(r, r.queue.Len()) {
+		g.expel(r, r.queue.Back().Value.(*waiter), g.refuse(ErrQueueFull, -1, 0))
+	}
+	if len(r.booked) > r.queue.Len() {
+		unused = append(unused, g.match(r, now)...)
+	}
+	for _, e := range []*list.Element{r.queue.Front(), r.first()} {
+		if e != nil && e.Value.(*waiter) != self {
+			e.Value.(*waiter).look()
+		}
+	}
+	if len(unused) > 0 {
+		g.booker.Unbook(unused)
+	}
+}
+
+// match keeps the times that fit: each for the first place behind the last one
+// matched, if its cost is equal. It refuses whom that makes late.
+func (g *gate) match(r *room, now time.Time) (unused []store.Booking) {
+	kept := r.booked[:0]
+	e := r.queue.Front()
+	for _, b := range r.booked {
+		for e != nil && e.Value.(*waiter).isLate(b.Ahead.Start) {
+			late := e.Value.(*waiter)
+			e = e.Next()
+			g.expel(r, late, g.refuse(ErrDeadline, -1, b.Ahead.Start.Sub(now)))
+		}
+		if e == nil || b.Ahead.Void(now) || !slices.Equal(b.Ahead.Cost, e.Value.(*waiter).request.Cost) {
+			unused = append(unused, b)
+			continue
+		}
+		kept = append(kept, b)
+		e = e.Next()
+	}
+	r.booked = kept
+	return unused
+}
+
+func (w *waiter) isLate(at time.Time) bool { return !w.deadline.IsZero() && at.After(w.deadline) }
+
 // foresee books the waiter in the forecast behind everybody in the queue, and
 // refuses it if even that is too late.
 func (g *gate) foresee(r *room, w *waiter) error {
+	if n := len(r.booked); n > 0 && w.isLate(r.booked[n-1].Ahead.Start) {
+		return g.refuse(ErrDeadline, -1, time.Until(r.booked[n-1].Ahead.Start))
+	}
 	if r.forecast != nil && time.Since(r.made) > refresh {
 		r.forecast = nil
 	}
@@ -240,9 +445,9 @@ func (g *gate) forecast(r *room) bool {
 		return false
 	}
 	r.forecast, r.made, r.late = f.Forecast(), time.Now(), false
-	for e := r.queue.Front(); e != nil; e = e.Next() {
+	for e := r.first(); e != nil; e = e.Next() {
 		w := e.Value.(*waiter)
-		if w == r.asking {
+		if slices.Contains(r.asking, w) {
 			r.made = time.Time{} // it may be charged already, or not: the forecast is for one look
 			continue
 		}
@@ -252,20 +457,37 @@ func (g *gate) forecast(r *room) bool {
 }
 
 // changed is what the quota calls when something else than time has changed.
-func (g *gate) changed(c store.Change) {
+func (g *gate) changed(c store.Change, left time.Duration) {
 	r := g.aside()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	now := time.Now()
+	r.changed, r.askAt = true, time.Time{}
 	if c == store.Freed {
 		r.late = true
 	} else {
 		r.forecast = nil
+		g.void(r, c, now.Add(left))
 	}
-	if c == store.Slowed {
+	switch c {
+	case store.Slowed:
 		g.review(r)
+	case store.Shut:
+		g.expelAll(r, g.banned(left))
 	}
-	if head := r.queue.Front(); head != nil {
-		head.Value.(*waiter).look()
+	g.settle(r, now, nil)
+}
+
+// void drops the times that are worth nothing after a pause until end, or the
+// loss of what they were charged to.
+func (g *gate) void(r *room, c store.Change, end time.Time) {
+	n := 0
+	for n < len(r.booked) && (c == store.Lost || r.booked[n].Ahead.Start.Before(end)) {
+		n++
+	}
+	if n > 0 {
+		g.booker.Unbook(slices.Clone(r.booked[:n]))
+		r.booked = r.booked[n:]
 	}
 }
 
@@ -277,10 +499,10 @@ func (g *gate) review(r *room) {
 		return
 	}
 	forecast := f.Forecast()
-	for e := r.queue.Front(); e != nil; {
+	for e := r.first(); e != nil; {
 		w := e.Value.(*waiter)
 		e = e.Next()
-		if w == r.asking {
+		if slices.Contains(r.asking, w) {
 			continue // it may be charged already; if not, the quota tells it
 		}
 		within := forever
@@ -288,9 +510,17 @@ func (g *gate) review(r *room) {
 			within = time.Until(w.deadline)
 		}
 		if wait, ok := forecast.Book(w.request, within); !ok {
-			w.refusal = g.refuse(ErrDeadline, -1, wait)
-			g.remove(r, w)
-			w.look()
+			g.expel(r, w, g.refuse(ErrDeadline, -1, wait))
+		}
+	}
+}
+
+func (g *gate) expelAll(r *room, err error) {
+	for e := r.queue.Front(); e != nil; {
+		w := e.Value.(*waiter)
+		e = e.Next()
+		if !slices.Contains(r.asking, w) {
+			g.expel(r, w, err)
 		}
 	}
 }

@@ -46,8 +46,9 @@ type Limiter struct {
 // the back-off. Limiters are handles on it.
 type gate struct {
 	*terms
-	quota store.Quota
-	room  atomic.Pointer[room] // nil until somebody needs it
+	quota  store.Quota
+	booker store.Booker         // the quota, if it books ahead
+	room   atomic.Pointer[room] // nil until somebody needs it
 }
 
 // New returns a Limiter of the policy. With a nil store its quota is its own, in
@@ -77,7 +78,9 @@ func (t *terms) open(s Store, key string) (*gate, error) {
 	if err != nil {
 		return nil, fmt.Errorf("throttle: policy %q: %w", t.policy.Name, err)
 	}
-	return &gate{terms: t, quota: q}, nil
+	g := &gate{terms: t, quota: q}
+	g.booker, _ = q.(store.Booker)
+	return g, nil
 }
 
 // Wait blocks until one request may be sent.
@@ -213,12 +216,12 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 			return store.Booking{}, err
 		}
 	}
-	if g.waiting() == 0 {
+	if g.waiting() == 0 && g.booker == nil {
 		b, err := g.quota.Reserve(ctx, r)
 		switch {
-		case err != nil || b.Verdict == store.Admitted:
-			return b, err
-		case b.Verdict == store.Closed:
+		case err == nil && b.Verdict == store.Admitted:
+			return b, nil
+		case err == nil && b.Verdict == store.Closed:
 			return b, g.banned(b.Wait)
 		}
 	}

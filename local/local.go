@@ -86,7 +86,7 @@ type quota struct {
 }
 
 // watchers are those who wait: nil while nobody does.
-type watchers map[*func(store.Change)]struct{}
+type watchers map[*func(store.Change, time.Duration)]struct{}
 
 var (
 	_ store.Quota      = (*quota)(nil)
@@ -141,19 +141,19 @@ func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
 func (q *quota) Arrived(b store.Booking, cost []int64) {
 	q.mu.Lock()
 	q.ledger.Land(q.now(), b.Flight, cost)
-	q.unlockAndTell(store.Freed)
+	q.unlockAndTell(store.Freed, 0)
 }
 
 func (q *quota) Release(_ store.Booking, cost []int64) {
 	q.mu.Lock()
 	q.ledger.Release(cost)
-	q.unlockAndTell(store.Freed)
+	q.unlockAndTell(store.Freed, 0)
 }
 
 func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
 	q.mu.Lock()
 	q.ledger.Cancel(q.now(), b.Flight, cost)
-	q.unlockAndTell(store.Freed)
+	q.unlockAndTell(store.Freed, 0)
 	return nil
 }
 
@@ -169,9 +169,9 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	q.epoch++
 	done := store.Paused{Applied: true, Epoch: int64(q.epoch)}
 	if p.Close {
-		q.unlockAndTell(store.Shut)
+		q.unlockAndTell(store.Shut, now.Until(end))
 	} else {
-		q.unlockAndTell(store.Slowed)
+		q.unlockAndTell(store.Slowed, now.Until(end))
 	}
 	return done, nil
 }
@@ -201,7 +201,7 @@ func (q *quota) Status(context.Context) (store.Status, error) {
 	return s, nil
 }
 
-func (q *quota) Watch(changed func(store.Change)) (stop func()) {
+func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.watchers == nil {
@@ -218,18 +218,18 @@ func (q *quota) Watch(changed func(store.Change)) (stop func()) {
 }
 
 // unlockAndTell unlocks before it calls out.
-func (q *quota) unlockAndTell(c store.Change) {
+func (q *quota) unlockAndTell(c store.Change, left time.Duration) {
 	if q.watchers == nil {
 		q.mu.Unlock()
 		return
 	}
-	tell := make([]func(store.Change), 0, len(*q.watchers))
+	tell := make([]func(store.Change, time.Duration), 0, len(*q.watchers))
 	for w := range *q.watchers {
 		tell = append(tell, *w)
 	}
 	q.mu.Unlock()
 	for _, changed := range tell {
-		changed(c)
+		changed(c, left)
 	}
 }
 

@@ -184,11 +184,11 @@ func TestWatch(t *testing.T) {
 		s, p := local.New(), plan(t, 50*ms, algorithms.PerSecond(5))
 		q, other := open(t, s, "a", p), open(t, s, "a", p)
 		var first, second []store.Change
-		stopFirst := q.Watch(func(c store.Change) {
+		stopFirst := q.Watch(func(c store.Change, _ time.Duration) {
 			first = append(first, c)
 			used(t, q) // no lock is held: it may ask
 		})
-		stopSecond := other.Watch(func(c store.Change) { second = append(second, c) })
+		stopSecond := other.Watch(func(c store.Change, _ time.Duration) { second = append(second, c) })
 
 		var b store.Booking
 		steps := []struct {
@@ -231,7 +231,7 @@ func TestWatchRace(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for range 200 {
-				stop := q.Watch(func(store.Change) { q.(store.Forecaster).Forecast() })
+				stop := q.Watch(func(store.Change, time.Duration) { q.(store.Forecaster).Forecast() })
 				q.Return(background, reserve(t, q, 1, true), one)
 				stop()
 			}

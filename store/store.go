@@ -5,6 +5,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -34,12 +35,44 @@ type Quota interface {
 	// Status reports every tier.
 	Status(ctx context.Context) (Status, error)
 	// Watch calls changed, from any goroutine, whenever something else than time
-	// may have changed when a waiting request can go; until stop is called.
-	Watch(changed func(Change)) (stop func())
+	// may have changed when a waiting request can go; until stop is called. For a
+	// pause or a ban, left is how long it still lasts.
+	Watch(changed func(c Change, left time.Duration)) (stop func())
 	// Close says that its opener will not use the quota again. The store may forget
 	// a quota that nobody has open once it equals a fresh one.
 	Close()
 }
+
+// A Booker is a Quota that books ahead, for many callers in one round trip. Its
+// limiter sends all who wait through Book, and Reserve is for who doesn't wait.
+type Booker interface {
+	// Book asks for requests in their order, behind a booking that the caller still
+	// has, if any, and does not block: done is called later, from another goroutine,
+	// with the answers for the first of the requests. Those without an answer may be
+	// asked for again at once. An error that is ErrUnavailable means the same later.
+	Book(behind *Ahead, requests []Request, done func([]Booking, error))
+	// Unbook gives back bookings that nobody will use. It does not block.
+	Unbook(bookings []Booking)
+}
+
+// An Ahead is a time that was booked.
+type Ahead struct {
+	Start time.Time // the request may be sent from here on
+	End   time.Time // and no later: then the booking is void
+	Again time.Time // when to ask for more behind it
+	At    int64     // Start, as the store tells time
+	Cost  []int64   // what was booked
+	State int64     // which state of the store it is charged to
+}
+
+// Void tells whether the booking can't be used any more. It looks at the wall clock
+// too, since the monotonic one stands still while a machine is suspended.
+func (a *Ahead) Void(now time.Time) bool {
+	return now.After(a.End) || now.Round(0).After(a.End.Round(0))
+}
+
+// ErrUnavailable says that a shared store did not answer, so that it may later.
+var ErrUnavailable = errors.New("store is unavailable")
 
 // A Forecaster is a Quota that can foretell how long a queue will take.
 type Forecaster interface {
@@ -62,8 +95,9 @@ type Idler interface {
 
 // A Request asks for an admission.
 type Request struct {
-	Cost []int64 // amounts, in the order of the plan's units
-	Held bool    // Arrived, Release or Return will tell what became of it
+	Cost   []int64       // amounts, in the order of the plan's units
+	Held   bool          // Arrived, Release or Return will tell what became of it
+	Within time.Duration // for a Booker: the longest wait that is of use
 }
 
 // A Verdict is what Reserve decided.
@@ -72,8 +106,9 @@ type Verdict uint8
 // The verdicts.
 const (
 	Later    Verdict = iota // ask again after Wait
-	Admitted                // charged: the request may be sent now
+	Admitted                // charged: the request may be sent now, or when it is booked for
 	Closed                  // the provider has closed the quota for Wait
+	Late                    // would wait for Wait, which is too long: charged nothing
 )
 
 // A Booking is the answer to a Request.
@@ -83,6 +118,7 @@ type Booking struct {
 	Wait    time.Duration     // Forever where only a release can help
 	Flight  algorithms.Flight // names a held request to the store
 	Epoch   int64             // how many pauses the quota had seen
+	Ahead   *Ahead            // where it was booked for a time; nil for now
 }
 
 // Forever is the Wait of what no passing of time brings about.
@@ -114,6 +150,7 @@ const (
 	Freed  Change = iota // something was landed, released or returned
 	Slowed               // a pause makes requests wait longer
 	Shut                 // the quota was closed
+	Lost                 // the store lost its state: what was booked is void
 )
 
 // A Status is the state of a quota at one moment.
