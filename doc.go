@@ -74,5 +74,6 @@
 //
 // New with a nil store keeps the quota in this process: one lock, one clock read and
 // no allocation for a decision, no goroutine and no timer for a limiter at rest. A
-// [Store] shares quotas by the policy's name.
+// [Store] shares quotas by the policy's name; that of package distributed shares
+// them among the processes of a fleet, through Redis or Valkey.
 package throttle

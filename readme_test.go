@@ -10,7 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -36,9 +39,18 @@ func Example() {
 	defer resp.Body.Close()
 	fmt.Println(resp.Status)
 	fmt.Println(beforeBatch(context.Background(), lim))
+	_, err = forFleet(throttle.Policy{Name: "coinbase", Tiers: []throttle.Tier{throttle.PerSecond(5)}})
+	fmt.Println(err)
 	// Output:
 	// 200 OK
 	// <nil>
+	// <nil>
+}
+
+func forFleet(policy throttle.Policy) (*throttle.Limiter, error) {
+	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	lim, err := throttle.New(policy, distributed.New(rdb, distributed.Options{}))
+	return lim, err
 }
 
 func beforeBatch(ctx context.Context, lim *throttle.Limiter) error {

@@ -144,6 +144,10 @@ func (p *Plan) Units() []string { return p.units }
 // Guard is the longest that a request may be on its way.
 func (p *Plan) Guard() time.Duration { return time.Duration(p.guard) * time.Microsecond }
 
+// Grain is how finely departures are told apart: requests that leave within the
+// same 1<<Grain microseconds land together.
+func (p *Plan) Grain() int { return p.grain }
+
 // Aligned tells whether a tier follows the wall clock, so that Moment.Wall matters.
 func (p *Plan) Aligned() bool { return p.aligned }
 

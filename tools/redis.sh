@@ -3,31 +3,46 @@
 # can be had without asking: from apt-get, as root or by a sudo that wants no
 # password. Without one those tests are skipped; with THROTTLE_REQUIRE_REDIS=1 in
 # the environment that is an error.
+#
+# The tests that step a server's clock take libfaketime too. It is installed in the
+# same way, but nothing is said when it can't be.
 set -u
+
+as_root=
+if ! command -v apt-get >/dev/null 2>&1; then
+	cannot="there is no apt-get to install it"
+elif [ "$(id -u)" = 0 ]; then
+	cannot=
+elif command -v sudo >/dev/null 2>&1 && sudo -n true >/dev/null 2>&1; then
+	cannot=
+	as_root="sudo -n"
+else
+	cannot="installing it with apt-get takes root"
+fi
+
+install() {
+	[ -z "$cannot" ] &&
+		$as_root apt-get update -qq &&
+		$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$1"
+}
+
+if ! ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1; then
+	install faketime >/dev/null 2>&1
+fi
 
 if command -v redis-server >/dev/null 2>&1; then
 	exit 0
 fi
-
-as_root=
-if ! command -v apt-get >/dev/null 2>&1; then
-	why="and there is no apt-get to install it"
-elif [ "$(id -u)" != 0 ] && ! { command -v sudo && sudo -n true; } >/dev/null 2>&1; then
-	why="and installing it with apt-get takes root"
-else
-	[ "$(id -u)" = 0 ] || as_root="sudo -n"
+if [ -z "$cannot" ]; then
 	echo "redis-server is missing: installing it with apt-get" >&2
-	if {
-		$as_root apt-get update -qq &&
-			$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends redis-server
-	} >&2 && command -v redis-server >/dev/null 2>&1; then
+	if install redis-server >&2 && command -v redis-server >/dev/null 2>&1; then
 		exit 0
 	fi
-	why="and apt-get could not install it"
+	cannot="apt-get could not install it"
 fi
 
 if [ "${THROTTLE_REQUIRE_REDIS:-}" = 1 ]; then
-	echo "error: redis-server is missing, $why, but THROTTLE_REQUIRE_REDIS=1 asks for it" >&2
+	echo "error: redis-server is missing, and $cannot, but THROTTLE_REQUIRE_REDIS=1 asks for it" >&2
 	exit 1
 fi
-echo "note: redis-server is missing, $why: the tests that start a Redis server will be skipped" >&2
+echo "note: redis-server is missing, and $cannot: the tests that start a Redis server will be skipped" >&2

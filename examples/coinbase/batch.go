@@ -24,29 +24,37 @@ func run(ctx context.Context, c config, api target, stdout, stderr io.Writer) er
 	fmt.Fprintf(stderr, "%s; %v; workers: %d; for %v\n", api.name, c.policy, c.workers, c.duration)
 
 	start := time.Now()
-	end := start.Add(c.duration)
+	count := newTally(start)
+	stop := showProgress(stderr, func() string { return count.line(c.duration) })
+	err = send(ctx, c, limiter, api, count)
+	stop()
+	return conclude(ctx, c, api, start, count.report(), err, stdout)
+}
+
+// send runs the workers from the start of the tally on.
+func send(ctx context.Context, c config, limiter *throttle.Limiter, api target, count *tally) error {
+	end := count.start.Add(c.duration)
 	during, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
 	after, cancel := afterwards(during)
 	defer cancel()
 
-	count := newTally(start)
 	client := newClient(limiter, c.policy, &wire{base: api.base, end: end, after: after, count: count})
-	stop := showProgress(stderr, count, c.duration)
 	workers, working := errgroup.WithContext(during)
 	for range c.workers {
 		workers.Go(func() error { return work(working, client, api.url, count) })
 	}
-	err = workers.Wait()
-	stop()
+	return workers.Wait()
+}
 
+// conclude writes the report on a run that began at start and ended now, with err.
+func conclude(ctx context.Context, c config, api target, start time.Time, r report, err error, stdout io.Writer) error {
 	seconds := c.duration
 	if err != nil || ctx.Err() != nil {
 		seconds = min(seconds, max(time.Since(start), time.Microsecond)) // it ended early
 	}
-	r := count.report()
-	if api.worstSecond != nil {
-		r.WorstSecond, r.seenBy = api.worstSecond(), "the provider"
+	if api.seen != nil {
+		r.WorstSecond, r.seenBy = api.seen().WorstSecond, "the provider"
 	}
 	r.over(seconds, possible(c.policy, start, seconds))
 	if err == nil && ctx.Err() == nil && r.Accepted == 0 {
@@ -77,7 +85,7 @@ func work(ctx context.Context, client *http.Client, url string, count *tally) er
 		case errors.Is(err, throttle.ErrDeadline), errors.Is(err, errOver):
 			return nil // the next one could start only when the run is over
 		case errors.As(err, &refusal):
-			return refusal // the provider closed the quota
+			return refusal // the provider closed the quota, or Redis is away
 		case err != nil && ctx.Err() != nil:
 			return nil // interrupted while it waited, or on its way for too long
 		}

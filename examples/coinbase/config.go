@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 )
@@ -20,6 +22,8 @@ type config struct {
 	policy   throttle.Policy
 	url      string // of a real endpoint. If empty, the stand-in
 	json     bool
+	fleet    int    // processes that share the quota. If 0, this one has its own
+	redis    string // where they share it. If empty, a stand-in
 }
 
 // command is the program: 0 if all went well, 1 if the batch failed, 2 if the
@@ -41,7 +45,11 @@ func command(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		api = standIn(c.policy, c.workers)
 	}
 	defer api.close()
-	if err := run(ctx, c, api, stdout, stderr); err != nil {
+	batch := run
+	if c.fleet > 0 {
+		batch = runFleet
+	}
+	if err := batch(ctx, c, api, stdout, stderr); err != nil {
 		fmt.Fprintln(stderr, "coinbase:", err)
 		return 1
 	}
@@ -54,12 +62,17 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 	flags := flag.NewFlagSet("coinbase", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.DurationVar(&c.duration, "duration", 15*time.Second, "how `long` to send requests")
-	flags.IntVar(&c.workers, "workers", 4, "how `many` goroutines send them")
+	flags.IntVar(&c.workers, "workers", 4, "how `many` goroutines send them, in each process")
 	spec := flags.String("policy", "5/s + 10000/h", "the `limits`, as ParsePolicy reads them; the stand-in counts by the same tiers.\nA batch waits for as long as it must, so max_wait and max_queue do not matter")
 	flags.StringVar(&c.url, "url", "", "a real `endpoint` to GET from instead of the stand-in")
 	flags.BoolVar(&c.json, "json", false, "write one JSON object as the last line")
+	flags.IntVar(&c.fleet, "fleet", 0, "how `many` processes share one quota, at most 64; they share it in Redis")
+	flags.StringVar(&c.redis, "redis", "", "the `address` of a Redis for the fleet, such as redis://localhost:6379/0, instead\nof a stand-in that runs here; without -fleet, for a fleet of one")
 	if err := flags.Parse(args); err != nil {
 		return c, flags, err
+	}
+	if c.redis != "" && c.fleet == 0 {
+		c.fleet = 1
 	}
 	var err error
 	c.policy, err = throttle.ParsePolicy("coinbase", *spec)
@@ -73,10 +86,23 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 		err = fmt.Errorf("-duration is %v: it must be above 0", c.duration)
 	case c.workers <= 0:
 		err = fmt.Errorf("-workers is %d: it must be at least 1", c.workers)
+	case c.fleet < 0 || c.fleet > mostProcesses:
+		err = fmt.Errorf("-fleet is %d: it must be from 1 to %d, or 0 for none", c.fleet, mostProcesses)
+	case c.fleet > 0 && c.url != "":
+		err = errors.New("-url is set: a fleet sends to the stand-in, which is all that sees the whole of it")
+	case c.redis != "":
+		err = checkRedis(c.redis)
 	case c.url != "":
 		err = checkURL(c.url)
 	}
 	return c, flags, err
+}
+
+func checkRedis(text string) error {
+	if _, err := redis.ParseURL(text); err != nil {
+		return fmt.Errorf("-redis: %w: it must be like redis://localhost:6379/0", err)
+	}
+	return nil
 }
 
 func checkURL(text string) error {

@@ -19,6 +19,13 @@ func TestBadCommandLines(t *testing.T) {
 		{"-url ftp://example.com", "-url"},
 		{"-speed 5", "-speed"},
 		{"15s", `"15s" is not a flag`},
+		{"-fleet -1", "-fleet is -1: it must be from 1 to 64"},
+		{"-fleet 65", "-fleet is 65: it must be from 1 to 64"},
+		{"-fleet 2 -url http://localhost", "-url is set"},
+		{"-redis redis://localhost -url http://localhost", "-url is set"},
+		{"-redis localhost:6379", "-redis: "},
+		{"-redis http://localhost:6379 -fleet 2", "-redis: "},
+		{"-redis redis://localhost/none", "-redis: "},
 	} {
 		var out, errs strings.Builder
 		code := command(t.Context(), strings.Fields(test.args), &out, &errs)
@@ -33,7 +40,7 @@ func TestHelp(t *testing.T) {
 	if code := command(t.Context(), []string{"-h"}, &out, &errs); code != 0 || errs.Len() > 0 {
 		t.Errorf("code %d, stderr %q", code, &errs)
 	}
-	for _, name := range []string{"-duration", "-workers", "-policy", "-url", "-json"} {
+	for _, name := range []string{"-duration", "-workers", "-policy", "-url", "-json", "-fleet", "-redis"} {
 		if !strings.Contains(out.String(), "\n  "+name) {
 			t.Errorf("nothing about %s in\n%s", name, &out)
 		}

@@ -10,7 +10,7 @@ import (
 // showProgress shows how far the batch is: on a terminal in one line that is
 // written again and again, elsewhere in a line every five seconds. It ends with
 // the function it returns.
-func showProgress(w io.Writer, count *tally, duration time.Duration) (stop func()) {
+func showProgress(w io.Writer, line func() string) (stop func()) {
 	every, format := 5*time.Second, "%s\n"
 	if isTerminal(w) {
 		every, format = 200*time.Millisecond, "\r%s\x1b[K"
@@ -23,7 +23,7 @@ func showProgress(w io.Writer, count *tally, duration time.Duration) (stop func(
 		for {
 			select {
 			case <-ticker.C:
-				fmt.Fprintf(w, format, count.line(duration))
+				fmt.Fprintf(w, format, line())
 			case <-quit:
 				return
 			}

@@ -79,9 +79,7 @@ func (t *tally) report() report {
 func (t *tally) line(duration time.Duration) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	elapsed := time.Since(t.start)
-	s := fmt.Sprintf("%v of %v: sent %d, accepted %d, refused %d, %.1f/s", elapsed.Round(time.Second), duration,
-		t.r.Sent, t.r.Accepted, t.r.Rejected, float64(t.r.Accepted)/elapsed.Seconds())
+	s := t.r.line(time.Since(t.start), duration)
 	if t.inARow > 0 {
 		s += fmt.Sprintf(", failing: %v", t.failure)
 	}
@@ -98,9 +96,21 @@ type report struct {
 	WorstSecond int64    `json:"worst_second"` // the most within any second
 	Utilisation *float64 `json:"utilisation"`  // of what was possible, 0 to 1; null if the tiers set no bound
 
+	// Of a fleet only.
+	Fleet       int      `json:"fleet,omitempty"`                     // processes
+	PerWorker   []int64  `json:"per_worker,omitempty"`                // what each of them sent
+	LeastToMost *float64 `json:"least_to_most,omitempty"`             // of PerWorker, 0 to 1; none if nothing was sent
+	RedisCalls  *float64 `json:"redis_calls_per_admission,omitempty"` // runs of the script; none if nothing was sent
+
 	possible int64
 	seenBy   string // who saw the worst second
 	failure  error  // the last one, of the requests that were neither accepted nor refused
+}
+
+// line says how far the batch is.
+func (r report) line(elapsed, duration time.Duration) string {
+	return fmt.Sprintf("%v of %v: sent %d, accepted %d, refused %d, %.1f/s", elapsed.Round(time.Second), duration,
+		r.Sent, r.Accepted, r.Rejected, float64(r.Accepted)/elapsed.Seconds())
 }
 
 // over works out the rates.
@@ -134,6 +144,13 @@ func (r *report) write(w io.Writer, asJSON bool) error {
 	row("worst second", "%d, as %s saw it", r.WorstSecond, r.seenBy)
 	if r.Utilisation != nil {
 		row("utilisation", "%.1f %% of the %d that were possible", 100**r.Utilisation, r.possible)
+	}
+	if r.Fleet > 0 {
+		row("per process", "%s", strings.Trim(fmt.Sprint(r.PerWorker), "[]"))
+	}
+	if r.LeastToMost != nil {
+		row("least ÷ most", "%.2f", *r.LeastToMost)
+		row("Redis calls", "%.2f for each that was sent", *r.RedisCalls)
 	}
 	if asJSON {
 		line, err := json.Marshal(r)

@@ -11,11 +11,11 @@ import (
 
 // A target is what the batch sends its requests to.
 type target struct {
-	name        string
-	url         string
-	base        http.RoundTripper
-	worstSecond func() int64 // what the provider has seen. If nil, nobody but the batch knows
-	close       func()
+	name  string
+	url   string
+	base  http.RoundTripper
+	seen  func() throttletest.Summary // by the provider. If nil, nobody but the batch knows
+	close func()
 }
 
 // standIn starts a strict provider on this machine. It counts by the policy's
@@ -25,11 +25,11 @@ func standIn(p throttle.Policy, workers int) target {
 	api := throttletest.NewProvider(p.Tiers...)
 	asCoinbase(api, p)
 	return target{
-		name:        "stand-in for Coinbase at " + api.URL,
-		url:         api.URL + "/v1/accounts",
-		base:        connections(workers),
-		worstSecond: func() int64 { return api.Summary().WorstSecond },
-		close:       api.Close,
+		name:  "stand-in for Coinbase at " + api.URL,
+		url:   api.URL + "/v1/accounts",
+		base:  connections(workers),
+		seen:  api.Summary,
+		close: api.Close,
 	}
 }
 

@@ -1,0 +1,145 @@
+package distributed
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle/store"
+)
+
+// Leases are what this process holds of the tiers that limit concurrency. Every
+// call says how much that is, in all, so that a grant whose reply was lost is given
+// back by the next one; and calls take turns and are numbered, so that one which
+// arrives late changes nothing. The methods of nil leases do nothing.
+type leases struct {
+	quota *quota
+	owner int64
+	turn  chan struct{} // holds one while a call is made
+
+	mu      sync.Mutex // guards all below
+	number  int64      // of the last call
+	held    []int64    // by unit
+	untold  bool       // held has become less since the last call
+	telling bool       // a goroutine is about to tell
+	renewal *time.Timer
+}
+
+func newLeases(q *quota) *leases {
+	return &leases{
+		quota: q,
+		owner: rand.Int64N(1 << 48),
+		turn:  make(chan struct{}, 1),
+		held:  make([]int64, len(q.plan.Units())),
+	}
+}
+
+func (l *leases) lock() {
+	if l != nil {
+		l.turn <- struct{}{}
+	}
+}
+
+func (l *leases) unlock() {
+	if l != nil {
+		<-l.turn
+	}
+}
+
+// append adds what every call says. It must be its turn.
+func (l *leases) append(args []any) []any {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.number++
+	l.untold = false
+	return appendCost(append(args, l.owner, l.number, micros(l.quota.store.options.Lease)), l.held)
+}
+
+// grant adds what was admitted. It must still be its turn.
+func (l *leases) grant(got []store.Booking) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, b := range got {
+		if b.Verdict == store.Admitted {
+			l.add(b.Ahead.Cost, 1)
+		}
+	}
+	l.renewLater()
+}
+
+func (l *leases) add(cost []int64, sign int64) {
+	for u, n := range cost {
+		l.held[u] += sign * n
+	}
+}
+
+// release gives back and tells Redis, in a goroutine that ends with the call.
+func (l *leases) release(cost []int64) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	l.add(cost, -1)
+	l.untold = true
+	start := !l.telling
+	l.telling = true
+	l.mu.Unlock()
+	if start {
+		go l.tell()
+	}
+}
+
+// tell says what is held, until there is nothing new to say.
+func (l *leases) tell() {
+	for {
+		l.lock()
+		l.mu.Lock()
+		if !l.untold { // another call has said it meanwhile
+			l.telling = false
+			l.mu.Unlock()
+			l.unlock()
+			return
+		}
+		l.mu.Unlock()
+		err := l.sync()
+		l.unlock()
+		l.quota.freed()
+		if err != nil {
+			l.mu.Lock()
+			l.untold, l.telling = true, false
+			l.renewLater()
+			l.mu.Unlock()
+			return // the renewal tells, and else the lease ends
+		}
+	}
+}
+
+func (l *leases) sync() error {
+	reply, t, err := l.quota.call(context.Background(), l.quota.begin("l", 0))
+	if err == nil {
+		l.quota.learn(parseHeader(reply), t)
+	}
+	return err
+}
+
+// renewLater sees to it that what is held is told again before the lease ends. It
+// needs mu.
+func (l *leases) renewLater() {
+	if l.renewal != nil || !l.untold && !slices.ContainsFunc(l.held, func(n int64) bool { return n != 0 }) {
+		return
+	}
+	l.renewal = time.AfterFunc(l.quota.store.options.Lease/3, func() {
+		l.lock()
+		_ = l.sync() // another renewal follows
+		l.unlock()
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.renewal = nil
+		l.renewLater()
+	})
+}

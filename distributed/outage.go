@@ -1,0 +1,133 @@
+package distributed
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// alone is the State of bookings that Redis knows nothing of.
+const alone = -1
+
+// A share is what this process may send while Redis is away. It is charged with
+// all that the process sends, so that it knows what it has sent already when the
+// outage begins. The methods of a nil share do nothing.
+type share struct {
+	mu     sync.Mutex // guards all below
+	ledger algorithms.Ledger
+	owed   []int64 // sent alone and not yet charged in Redis, by unit
+}
+
+func newShare(p *algorithms.Plan, workers int) *share {
+	tiers := make([]algorithms.Tier, len(p.Tiers()))
+	for i, t := range p.Tiers() {
+		tiers[i] = part(t, int64(workers))
+	}
+	plan, err := algorithms.NewPlan(tiers, p.Guard())
+	if err != nil {
+		return nil // a window would be longer than any that is allowed
+	}
+	return &share{ledger: plan.NewLedger(), owed: make([]int64, len(plan.Units()))}
+}
+
+// part is one of n equal parts of a tier. Where that is less than one unit, the
+// window is longer instead; of fewer open requests than processes nobody has a part.
+func part(t algorithms.Tier, n int64) algorithms.Tier {
+	if t.Burst > 0 {
+		t.Burst = max(1, t.Burst/n)
+	}
+	if t.Limit >= n || t.Algorithm == algorithms.Concurrency {
+		t.Limit /= n
+		return t
+	}
+	t.Window *= time.Duration((n + t.Limit - 1) / t.Limit)
+	t.Limit, t.Precision = 1, 0
+	return t
+}
+
+var beginning = time.Now()
+
+func moment(t time.Time) algorithms.Moment {
+	return algorithms.Moment{At: micros(t.Sub(beginning)), Wall: t.UnixMicro()}
+}
+
+// book decides on requests in Redis's place, if that is away.
+func (s *share) book(requests []store.Request, err error) ([]store.Booking, error) {
+	if s == nil || !errors.Is(err, store.ErrUnavailable) {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	m := moment(now)
+	var got []store.Booking
+	for _, r := range requests {
+		at, tier := s.ledger.Earliest(m, r.Cost)
+		b := store.Booking{Tier: tier, Wait: m.Until(at)}
+		switch {
+		case tier < 0:
+			s.ledger.Charge(m, r.Cost, r.Held)
+			for u, n := range r.Cost {
+				s.owed[u] += n
+			}
+			b.Verdict, b.Ahead = store.Admitted, &store.Ahead{Start: now, End: now.Add(unguarded), Again: now, Cost: r.Cost, State: alone}
+		case b.Wait > r.Within:
+			b.Verdict = store.Late
+		default:
+			b.Wait = min(b.Wait, lastTry) // Redis may be back
+			return append(got, b), nil
+		}
+		got = append(got, b)
+	}
+	return got, nil
+}
+
+// charge takes note of what Redis admitted.
+func (s *share) charge(got []store.Booking) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, b := range got {
+		if b.Verdict == store.Admitted {
+			s.ledger.Charge(moment(time.Now()), b.Ahead.Cost, false)
+		}
+	}
+}
+
+func (s *share) release(cost []int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ledger.Release(cost)
+}
+
+// repay charges in Redis what was sent without it.
+func (q *quota) repay() {
+	s := q.share
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	owed := slices.Clone(s.owed)
+	clear(s.owed)
+	s.mu.Unlock()
+	if !slices.ContainsFunc(owed, func(n int64) bool { return n != 0 }) {
+		return
+	}
+	q.leases.lock()
+	_, _, err := q.call(context.Background(), appendCost(q.begin("c", len(owed)), owed))
+	q.leases.unlock()
+	if err != nil {
+		s.mu.Lock()
+		for u, n := range owed {
+			s.owed[u] += n
+		}
+		s.mu.Unlock()
+	}
+}

@@ -1,0 +1,263 @@
+package distributed
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+const (
+	mostACall   = 64                    // callers that share one call of the script
+	mostCalls   = 4                     // calls that share a round trip, where that is slow
+	slowTrip    = time.Millisecond      // what is slow
+	unguarded   = 50 * time.Millisecond // how long a booking is good with NoGuard
+	worthWaking = 5 * time.Millisecond  // who sleeps for less is not told of a pause
+	never       = -1                    // an instant in a reply
+	lastInstant = 1<<53 - 1             // the last that a script can tell from the next
+)
+
+// A quota is what one limiter sees of a key: to the fleet each is a process of its
+// own.
+type quota struct {
+	store   *Store
+	key     string // its name in Redis
+	plan    *algorithms.Plan
+	args    []any // of the plan
+	circuit *circuit
+	leases  *leases // nil unless a tier limits concurrency
+	share   *share  // nil unless the process goes on without Redis
+
+	mu       sync.Mutex // guards all below
+	state    state
+	watchers map[*watcher]struct{}
+}
+
+type watcher struct {
+	changed func(store.Change, time.Duration)
+}
+
+// A state is what this process last heard of the one in Redis.
+type state struct {
+	generation int64
+	expires    time.Time // until then the generation can't change
+	epoch      int64
+	until      time.Time // the pause or ban ends
+	shut       bool      // it is a ban
+	alone      bool      // Redis was not told of it
+}
+
+var (
+	_ store.Quota      = (*quota)(nil)
+	_ store.Booker     = (*quota)(nil)
+	_ store.Forecaster = (*quota)(nil)
+)
+
+func (s *Store) newQuota(key string, plan *algorithms.Plan) *quota {
+	q := &quota{
+		store:    s,
+		key:      s.name(key),
+		plan:     plan,
+		args:     planArgs(plan),
+		circuit:  &s.circuit,
+		watchers: make(map[*watcher]struct{}),
+	}
+	if _, ok := s.rdb.(*redis.ClusterClient); ok {
+		q.circuit = new(circuit) // one shard may be away while the others answer
+	}
+	if plan.Concurrent() {
+		q.leases = newLeases(q)
+	}
+	if s.options.Outage.Workers > 0 {
+		q.share = newShare(plan, s.options.Outage.Workers)
+	}
+	return q
+}
+
+// good is how long a booking is good for.
+func (q *quota) good() time.Duration {
+	if g := q.plan.Guard(); g > 0 {
+		return g
+	}
+	return unguarded
+}
+
+func micros(d time.Duration) int64 { return int64(d / time.Microsecond) }
+
+func microseconds(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
+
+// begin begins the arguments of an operation. For a plan with leases it must be the
+// lessee's turn.
+func (q *quota) begin(op string, more int) []any {
+	args := make([]any, 0, 1+len(q.args)+2+len(q.plan.Units())+more)
+	args = append(append(args, op), q.args...)
+	if q.leases != nil {
+		args = q.leases.append(args)
+	}
+	return args
+}
+
+func appendCost(args []any, cost []int64) []any {
+	for _, n := range cost {
+		args = append(args, n)
+	}
+	return args
+}
+
+// Book asks Redis, in a goroutine that ends with the call.
+func (q *quota) Book(behind *store.Ahead, requests []store.Request, done func([]store.Booking, error)) {
+	go q.book(behind, requests, done)
+}
+
+func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]store.Booking, error)) {
+	if b, held := q.held(); held {
+		done(slices.Repeat([]store.Booking{b}, len(requests)), nil)
+		return
+	}
+	q.repay()
+	q.leases.lock()
+	t := q.bookTrip(behind, requests)
+	q.run(t, func(err error) {
+		var got []store.Booking
+		if err == nil {
+			got = q.read(t, requests)
+			q.leases.grant(got)
+			err = q.tooSlow(t)
+		}
+		q.leases.unlock()
+		if err != nil {
+			q.Unbook(got)
+			done(q.share.book(requests, err))
+			return
+		}
+		q.share.charge(got)
+		q.listen(got)
+		done(got, nil)
+	}, func() {
+		q.giveBack(q.read(t, requests))
+	})
+}
+
+// bookTrip asks for as many as may travel at once.
+func (q *quota) bookTrip(behind *store.Ahead, requests []store.Request) *trip {
+	calls := 1
+	if q.leases == nil {
+		calls = min(mostCalls, 1+int(q.store.trip.get()/slowTrip))
+	}
+	var floor int64
+	if behind != nil {
+		floor = behind.At
+	}
+	t := new(trip)
+	within, horizon := store.Forever, q.store.options.Horizon
+	for i := 0; i < calls && len(requests) > 0; i++ {
+		n := min(mostACall, len(requests))
+		if i > 0 {
+			// Only the first of all may be booked further ahead than the horizon, and
+			// none of these before those that travel with it.
+			within, floor = horizon, lastInstant
+		}
+		args := append(q.begin("r", 2+n*(2+len(q.plan.Units()))), micros(horizon), floor)
+		t.calls = append(t.calls, &call{args: appendRequests(args, requests[:n], within)})
+		requests = requests[n:]
+	}
+	return t
+}
+
+// appendRequests writes equal requests once.
+func appendRequests(args []any, requests []store.Request, most time.Duration) []any {
+	for i := 0; i < len(requests); {
+		r, n := requests[i], 1
+		within := min(r.Within, most)
+		for i+n < len(requests) && min(requests[i+n].Within, most) == within && slices.Equal(requests[i+n].Cost, r.Cost) {
+			n++
+		}
+		args = append(args, n)
+		if within == store.Forever {
+			args = append(args, never)
+		} else {
+			args = append(args, micros(within))
+		}
+		args = appendCost(args, r.Cost)
+		i += n
+	}
+	return args
+}
+
+// tooSlow tells whether the answer came so late that what it booked is void.
+func (q *quota) tooSlow(t *trip) error {
+	if took := t.got.Sub(t.sent); took >= q.good() {
+		return tooSlow(took, q.good())
+	}
+	return nil
+}
+
+// A header is what every reply begins with.
+type header struct {
+	now, generation, ttl, epoch, until, shut int64
+}
+
+const headerLen = 6
+
+func parseHeader(reply []int64) header {
+	return header{reply[0], reply[1], reply[2], reply[3], reply[4], reply[5]}
+}
+
+func (h header) left() time.Duration { return microseconds(max(0, h.until-h.now)) }
+
+// read turns replies into the verdicts on the first of the requests, and what
+// else was booked after the first that was not.
+func (q *quota) read(t *trip, requests []store.Request) []store.Booking {
+	var got []store.Booking
+	stopped := false
+	for _, c := range t.calls {
+		h := parseHeader(c.reply)
+		q.learn(h, t)
+		n := min(mostACall, len(requests))
+		if h.shut == 1 && h.left() > 0 {
+			closed := store.Booking{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
+			return append(got, slices.Repeat([]store.Booking{closed}, len(requests))...)
+		}
+		decided := c.reply[headerLen:]
+		ahead := make([]store.Ahead, len(decided)/2)
+		for i := range ahead {
+			b := q.decided(decided[2*i], decided[2*i+1], h, t, requests[i], &ahead[i])
+			if !stopped || b.Verdict == store.Admitted {
+				got = append(got, b)
+			}
+			stopped = stopped || b.Verdict == store.Later
+		}
+		stopped = stopped || len(ahead) < n
+		requests = requests[n:]
+	}
+	return got
+}
+
+// decided is the booking that two numbers of a reply stand for: which tier decided,
+// or that it was booked, and the time.
+func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *store.Ahead) store.Booking {
+	b := store.Booking{Tier: -1, Wait: store.Forever, Epoch: h.epoch}
+	if at != never {
+		b.Wait = max(0, microseconds(at-h.now))
+	}
+	if what > 0 {
+		b.Tier = int(what - 1)
+	}
+	switch {
+	case what == 0:
+		// The script ran between sent and got: no sooner than the one and no later
+		// than the other.
+		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + q.good()), At: at, Cost: r.Cost, State: h.generation}
+		a.Again = a.Start.Add(-2*q.store.trip.get() - time.Millisecond)
+		b.Verdict, b.Flight, b.Ahead = store.Admitted, algorithms.Flight(at), a
+	case b.Wait > r.Within:
+		b.Verdict = store.Late
+	default:
+		b.Wait = min(b.Wait, q.store.options.Horizon) // a release may be missed
+	}
+	return b
+}

@@ -1,0 +1,77 @@
+package distributed
+
+import (
+	"crypto/sha1"
+	"embed"
+	"encoding/hex"
+	"hash/fnv"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+//go:embed script/*.lua
+var scriptFiles embed.FS
+
+// scriptParts are the script's parts, each after those that it uses.
+var scriptParts = []string{
+	"number", "pack", "plan", "queue", "flight",
+	"slidinglog", "slidingwindow", "anchoredwindow", "fixedwindow", "weightedwindow", "gcra", "concurrency",
+	"pool", "layout", "convert", "state", "main",
+}
+
+// The script that decides, and the name by which a server knows it.
+var (
+	scriptSource = joinScript()
+	scriptSHA    = sha(scriptSource)
+)
+
+func joinScript() string {
+	var b strings.Builder
+	for _, name := range scriptParts {
+		part, err := scriptFiles.ReadFile("script/" + name + ".lua")
+		if err != nil {
+			panic(err) // embedded: it cannot be missing
+		}
+		b.Write(part)
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+func sha(s string) string {
+	sum := sha1.Sum([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
+
+// planArgs are the script's arguments that tell the plan, from its guard to its
+// last tier.
+func planArgs(p *algorithms.Plan) []any {
+	args := []any{p.Guard().Microseconds(), p.Grain(), len(p.Units()), len(p.Tiers())}
+	unit := make(map[string]int)
+	for i, name := range p.Units() {
+		unit[name] = i
+		h := fnv.New32a()
+		h.Write([]byte(name))
+		args = append(args, h.Sum32())
+	}
+	for _, t := range p.Tiers() {
+		args = append(args, int(t.Algorithm), unit[t.Unit], t.Limit, t.Window.Microseconds(), t.Burst, extra(t).Microseconds())
+	}
+	return args
+}
+
+// extra is what only one algorithm knows of a tier.
+func extra(t algorithms.Tier) time.Duration {
+	if t.Algorithm != algorithms.AnchoredWindow {
+		return t.Precision + t.Phase // no tier has both
+	}
+	// Its rolling bound is a sliding window of the usual precision.
+	t.Algorithm, t.Burst = algorithms.SlidingWindow, 0
+	rolling, err := algorithms.NewPlan([]algorithms.Tier{t}, 0)
+	if err != nil {
+		panic(err) // the tier was valid as it came
+	}
+	return rolling.Tiers()[0].Precision
+}

@@ -1,0 +1,97 @@
+-- flight.lua: what is on its way, and the ledger's clock. Units: µs.
+-- Twin: algorithms/flight.go and ledger.go, of requests that are not held.
+--
+-- A slot is the instant at which its requests land, and what they carry of each
+-- unit. Requests that leave within one grain of the guard share a slot.
+
+local rules, unitOf = {}, {} -- of each tier
+local aloft = {} -- of each unit, how much is on its way
+local slots -- a queue
+local frontier -- the latest instant decided on: the next booking is not before it
+
+-- When slot i lands, and how much of a unit it carries.
+local function landing(i, unit)
+  local s = record(slots, i)
+  return slots[s + 1], slots[s + 1 + unit]
+end
+
+-- When the n-th oldest of a unit on its way lands.
+local function nthLanding(unit, n)
+  for i = slots.first, slots.last do
+    local at, carried = landing(i, unit)
+    n = n - carried
+    if n <= 0 then return at end
+  end
+  return NEVER
+end
+
+-- When the last of a unit on its way lands, nil if there is none.
+local function lastLanding(unit)
+  if aloft[unit] == 0 then return nil end
+  for i = slots.last, slots.first, -1 do
+    local at, carried = landing(i, unit)
+    if carried > 0 then return at end
+  end
+end
+
+-- Moves the frontier, and lands the requests whose guard has passed.
+local function advance(now)
+  frontier = max(frontier, now)
+  while slots.first <= slots.last do
+    local s = record(slots, slots.first)
+    local at = slots[s + 1]
+    if at > frontier then break end
+    for i = 1, #rules do
+      local n = slots[s + 1 + unitOf[i]]
+      if n > 0 then rules[i].land(at, n) end
+    end
+    for u = 1, units do aloft[u] = aloft[u] - slots[s + 1 + u] end
+    slots.first = slots.first + 1
+  end
+  return frontier
+end
+
+-- The first instant, from the frontier on, at which every tier admits the cost,
+-- and the tier that decides it, or -1.
+local function earliest(cost)
+  local at, tier = frontier, -1
+  for i = 1, #rules do
+    local n = cost[unitOf[i]]
+    if n > 0 then
+      local e = rules[i].earliest(frontier, n)
+      if e > at then at, tier = e, i end
+    end
+  end
+  return at, tier
+end
+
+local function depart(at, cost)
+  local lands, s = at + guard, nil
+  if slots.first <= slots.last then
+    s = lastRecord(slots)
+    lands = max(lands, slots[s + 1]) -- it may have left under a longer guard
+    if floor((slots[s + 1] - guard) / grain) ~= floor(at / grain) then s = nil end
+  end
+  if not s then
+    s = append(slots)
+    for u = 1, units do slots[s + 1 + u] = 0 end
+  end
+  slots[s + 1] = lands
+  for u = 1, units do
+    slots[s + 1 + u] = slots[s + 1 + u] + cost[u]
+    aloft[u] = aloft[u] + cost[u]
+  end
+end
+
+-- Charges the cost at an instant, or at the frontier if that is later.
+local function charge(at, cost)
+  at = advance(at)
+  for i = 1, #rules do
+    local n, rule = cost[unitOf[i]], rules[i]
+    if n > 0 then
+      if rule.depart then rule.depart(at) end
+      if guard == 0 then rule.land(at, n) end
+    end
+  end
+  if guard > 0 then depart(at, cost) end
+end

@@ -1,0 +1,49 @@
+-- number.lua: whole numbers from 0 to 2^53, exact in Lua's doubles as in Go's int64.
+-- Twin: algorithms/number.go.
+
+local NEVER = 2 ^ 53 -- the instant of what no passing of time brings about
+local LATEST = 2 ^ 52 -- an instant beyond, 142 years ahead, is as good as never
+
+local floor, max, min = math.floor, math.max, math.min
+
+-- p ÷ c and the remainder, for c > 0. The quotient of two doubles may round up to
+-- a whole number, never down below one.
+local function divMod(p, c)
+  local q = floor(p / c)
+  local r = p - q * c
+  if r < 0 then return q - 1, r + c end
+  return q, r
+end
+
+-- a × b ÷ c and the remainder, for a, b ≥ 0 and c > 0.
+local function mulDiv(a, b, c)
+  local product = (a + 0.0) * b -- a float: Lua 5.4 would let integers wrap
+  if product < NEVER then return divMod(product, c) end
+  -- 1,000,000 units × 30 days in µs is 2.6e18: divide first, then what is left.
+  local whole, rest = divMod(b, c)
+  local q, r = 0, 0
+  if (a + 0.0) * rest < NEVER then
+    q, r = divMod(a * rest, c)
+  else
+    local bit = 1
+    while bit * 2 <= a do bit = bit * 2 end
+    local left = a
+    while bit >= 1 do -- double and add, and never keep a c more than needed
+      q, r = q * 2, r * 2
+      if r >= c then q, r = q + 1, r - c end
+      if left >= bit then
+        left, r = left - bit, r + rest
+        if r >= c then q, r = q + 1, r - c end
+      end
+      bit = bit / 2
+    end
+  end
+  q = q + (a + 0.0) * whole
+  if q >= NEVER then return NEVER, 0 end
+  return q, r
+end
+
+local function ceilMulDiv(a, b, c)
+  local q, r = mulDiv(a, b, c)
+  return r > 0 and q + 1 or q
+end

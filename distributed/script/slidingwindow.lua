@@ -1,0 +1,68 @@
+-- slidingwindow.lua: what slidinglog.lua counts, in groups of stamps within one
+-- precision. Units: µs. Twin: algorithms/slidingwindow.go.
+--
+-- total counts all groups, some of which may have left the window; a group is its
+-- last stamp and its units.
+
+local function slidingWindow(unit, limit, window, precision, total, groups)
+  local rule = {groups = groups}
+
+  function rule.earliest(now, n)
+    local excess = total + aloft[unit] + n - limit
+    if excess <= 0 then return now end
+    for i = groups.first, groups.last do
+      local g = record(groups, i)
+      excess = excess - groups[g + 2]
+      if excess <= 0 then return max(now, groups[g + 1] + window) end
+    end
+    return nthLanding(unit, excess) + window
+  end
+
+  function rule.land(at, n)
+    while groups.first <= groups.last do
+      local g = record(groups, groups.first)
+      if groups[g + 1] + window > at then break end
+      total = total - groups[g + 2]
+      groups.first = groups.first + 1
+    end
+    total = total + n
+    if groups.first <= groups.last then
+      local g = lastRecord(groups)
+      if floor(groups[g + 1] / precision) == floor(at / precision) then
+        groups[g + 1], groups[g + 2] = at, groups[g + 2] + n
+        return
+      end
+    end
+    local g = append(groups)
+    groups[g + 1], groups[g + 2] = at, n
+  end
+
+  function rule.used(now)
+    local used = total
+    for i = groups.first, groups.last do
+      local g = record(groups, i)
+      if groups[g + 1] + window > now then break end
+      used = used - groups[g + 2]
+    end
+    return used
+  end
+
+  function rule.fresh(now)
+    if groups.first > groups.last then return now end
+    return groups[record(groups, groups.last) + 1] + window
+  end
+
+  function rule.expires()
+    local lands = lastLanding(unit)
+    return lands and lands + window or rule.fresh(0)
+  end
+
+  function rule.words() return pack('>I7I7', total, length(groups)) end
+
+  function rule.clear()
+    total = 0
+    clear(groups)
+  end
+
+  return rule
+end

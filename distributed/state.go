@@ -1,0 +1,292 @@
+package distributed
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
+)
+
+// Reserve asks Redis once and does not book ahead.
+func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, error) {
+	if b, held := q.held(); held {
+		return b, nil
+	}
+	requests := []store.Request{{Cost: r.Cost, Held: r.Held}}
+	q.leases.lock()
+	args := append(q.begin("r", 5), 0, 0)
+	_, t, err := q.call(ctx, appendRequests(args, requests, 0))
+	var got []store.Booking
+	if err == nil {
+		got = q.read(t, requests)
+		q.leases.grant(got)
+		err = q.tooSlow(t)
+	}
+	q.leases.unlock()
+	if err != nil {
+		if got, err = q.share.book(requests, err); err != nil {
+			return store.Booking{}, err
+		}
+	}
+	b := got[0]
+	if b.Verdict == store.Late {
+		b.Verdict = store.Later
+	}
+	return b, nil
+}
+
+// Pause stops the fleet, and if Redis is away at least this process.
+func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) {
+	flag := map[bool]int{true: 1}
+	length := int64((p.For + time.Microsecond - 1) / time.Microsecond)
+	q.leases.lock()
+	reply, t, err := q.call(ctx, append(q.begin("p", 4), length, flag[p.Close], flag[p.Once], p.Epoch))
+	q.leases.unlock()
+	if err != nil {
+		return q.pauseAlone(p), err
+	}
+	h := parseHeader(reply)
+	q.learn(h, t)
+	return store.Paused{Applied: reply[headerLen] == 1, Epoch: h.epoch}, nil
+}
+
+func (q *quota) pauseAlone(p store.Pause) store.Paused {
+	q.mu.Lock()
+	end := time.Now().Add(p.For)
+	s := &q.state
+	if !end.After(s.until) || p.Once && (p.Epoch != s.epoch || s.alone && time.Now().Before(s.until)) {
+		defer q.mu.Unlock()
+		return store.Paused{Epoch: s.epoch}
+	}
+	s.until, s.shut, s.alone = end, p.Close, true
+	q.unlockAndTell(s.change(), p.For)
+	return store.Paused{Applied: true, Epoch: p.Epoch}
+}
+
+func (s *state) change() store.Change {
+	if s.shut {
+		return store.Shut
+	}
+	return store.Slowed
+}
+
+// held is the answer while this process keeps a pause of which Redis was not told.
+func (q *quota) held() (store.Booking, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	left := time.Until(q.state.until)
+	if !q.state.alone || left <= 0 {
+		return store.Booking{}, false
+	}
+	b := store.Booking{Tier: -1, Wait: left, Epoch: q.state.epoch}
+	if q.state.shut {
+		b.Verdict = store.Closed
+	}
+	return b, true
+}
+
+// learn takes note of what a reply says besides its answer.
+func (q *quota) learn(h header, t *trip) {
+	q.mu.Lock()
+	s := &q.state
+	if h.generation < s.generation {
+		q.mu.Unlock()
+		return // a reply that was overtaken
+	}
+	if h.generation > s.generation {
+		lost := s.generation != 0 && t.got.Before(s.expires)
+		s.generation, s.epoch = h.generation, 0
+		if lost {
+			defer q.lost()
+		}
+	}
+	if expires := t.sent.Add(time.Duration(h.ttl) * time.Millisecond); expires.After(s.expires) {
+		s.expires = expires
+	}
+	q.hear(h.epoch, h.left(), h.shut == 1, t.got)
+}
+
+// hear takes note of a pause or a ban, and unlocks.
+func (q *quota) hear(epoch int64, left time.Duration, shut bool, now time.Time) {
+	s := &q.state
+	if epoch <= s.epoch {
+		q.mu.Unlock()
+		return
+	}
+	s.epoch = epoch
+	if left <= 0 || s.alone && now.Add(left).Before(s.until) {
+		q.mu.Unlock()
+		return
+	}
+	s.until, s.shut, s.alone = now.Add(left), shut, false
+	q.unlockAndTell(s.change(), left)
+}
+
+// lost reports that the state in Redis is not the one that was charged.
+func (q *quota) lost() {
+	q.mu.Lock()
+	q.unlockAndTell(store.Lost, 0)
+	if q.store.options.OnLost != nil {
+		q.store.options.OnLost(q.key)
+	}
+}
+
+// freed tells those who wait that a permit may be free.
+func (q *quota) freed() {
+	q.mu.Lock()
+	q.unlockAndTell(store.Freed, 0)
+}
+
+// heard is told of messages to the fleet.
+func (q *quota) heard(message string) {
+	if message == "freed" {
+		q.freed()
+		return
+	}
+	var left, shut, epoch int64
+	if n, _ := fmt.Sscanf(message, "pause %d %d %d", &left, &shut, &epoch); n == 3 {
+		q.mu.Lock()
+		q.hear(epoch, microseconds(left), shut == 1, time.Now())
+	}
+}
+
+func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
+	w := &watcher{changed}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.watchers[w] = struct{}{}
+	return func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		delete(q.watchers, w)
+	}
+}
+
+// unlockAndTell unlocks before it calls out.
+func (q *quota) unlockAndTell(c store.Change, left time.Duration) {
+	tell := make([]*watcher, 0, len(q.watchers))
+	for w := range q.watchers {
+		tell = append(tell, w)
+	}
+	q.mu.Unlock()
+	for _, w := range tell {
+		w.changed(c, left)
+	}
+}
+
+func (q *quota) watched() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.watchers) > 0
+}
+
+// Unbook gives back what nobody will use: the permits, and the times that are
+// still to come.
+func (q *quota) Unbook(bookings []store.Booking) {
+	for _, b := range bookings {
+		if b.Verdict == store.Admitted {
+			q.Release(b, b.Ahead.Cost)
+		}
+	}
+	go q.giveBack(bookings)
+}
+
+// giveBack gives times back for the next one who asks for as much. It is not tried
+// again: a time that was given back twice would be handed out twice.
+func (q *quota) giveBack(bookings []store.Booking) {
+	now := time.Now()
+	var args []any
+	generation := int64(0)
+	for _, b := range bookings {
+		a := b.Ahead
+		if a == nil || a.State == alone || !a.Start.After(now) {
+			continue
+		}
+		if generation == 0 {
+			generation = a.State
+		}
+		if a.State == generation && len(args) < mostACall*(1+len(a.Cost)) {
+			args = appendCost(append(args, a.At), a.Cost)
+		}
+	}
+	if len(args) == 0 {
+		return
+	}
+	q.leases.lock()
+	call := append(append(q.begin("u", 1+len(args)), generation), args...)
+	_, _, _ = q.call(context.Background(), call)
+	q.leases.unlock()
+}
+
+// Arrived does nothing: telling Redis would be a second call for each request, so
+// there a request is on its way for the whole of Policy.Guard.
+func (q *quota) Arrived(store.Booking, []int64) {}
+
+// Release gives back what a request held of a Concurrency tier.
+func (q *quota) Release(b store.Booking, cost []int64) {
+	if b.Ahead != nil && b.Ahead.State == alone {
+		q.share.release(cost)
+	}
+	q.leases.release(cost)
+}
+
+// Return is Release: the time of a request that was admitted has passed, so that
+// nobody else can have it.
+func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
+	q.Release(b, cost)
+	return nil
+}
+
+// Status asks Redis.
+func (q *quota) Status(ctx context.Context) (store.Status, error) {
+	q.leases.lock()
+	reply, t, err := q.call(ctx, q.begin("q", 0))
+	q.leases.unlock()
+	if err != nil {
+		return store.Status{}, err
+	}
+	h := parseHeader(reply)
+	q.learn(h, t)
+	var s store.Status
+	if h.shut == 1 {
+		s.Closed = h.left()
+	} else {
+		s.Paused = h.left()
+	}
+	for i, tier := range q.plan.Tiers() {
+		used, next, fresh := reply[headerLen+3*i], reply[headerLen+3*i+1], reply[headerLen+3*i+2]
+		s.Tiers = append(s.Tiers, store.TierStatus{
+			Tier:       tier,
+			Limited:    next == never || next > h.now,
+			Limit:      tier.Capacity(),
+			Used:       used,
+			Remaining:  max(0, tier.Capacity()-used),
+			RetryAfter: h.after(next),
+			ResetAfter: h.after(fresh),
+		})
+	}
+	return s, nil
+}
+
+func (h header) after(at int64) time.Duration {
+	if at == never {
+		return store.Forever
+	}
+	return algorithms.Moment{At: h.now}.Until(max(h.now, at))
+}
+
+// Forecast foretells what would be if nobody else in the fleet sent anything.
+func (q *quota) Forecast() store.Forecast {
+	idle, _ := local.New().Open("", q.plan) // the empty key is never taken
+	q.mu.Lock()
+	left := time.Until(q.state.until)
+	q.mu.Unlock()
+	_, _ = idle.Pause(context.Background(), store.Pause{For: left})
+	return idle.(store.Forecaster).Forecast()
+}
+
+// Close ends what the quota has with the listener.
+func (q *quota) Close() { q.store.listener.forget(q) }

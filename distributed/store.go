@@ -1,0 +1,175 @@
+// Package distributed keeps quotas in Redis or Valkey, so that any number of
+// processes share one: all tiers of a policy are one decision, made by one script
+// on one key.
+//
+//	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+//	lim, err := throttle.New(policy, distributed.New(rdb, distributed.Options{}))
+//
+// # Booking
+//
+// Who has to wait is told when it is its turn, and sleeps until then. All who wait
+// on a limiter share round trips, at most 64 callers a call of the script. A
+// process may always have one time booked, however far ahead, and more only within
+// Options.Horizon, so that a busy process does not shut out another. A booking is
+// good for Policy.Guard, or for 50 ms with NoGuard; a process that was stopped for
+// longer books anew. Policy.Guard must be longer than Redis takes to answer.
+//
+// What is lost is charged, never admitted twice: a process that dies loses what it
+// has booked, at most 64 admissions (256 where Redis is a millisecond or more away),
+// and so does one whose call got no answer, for each such call.
+//
+// # Clocks
+//
+// Time is Redis's own, made such that it never runs backwards for a quota. When it
+// steps forward, as after a failover to a server whose clock is ahead, at most one
+// burst or window too much passes, as nobody can tell the step from idleness.
+//
+// # Concurrency
+//
+// What a process holds of a Concurrency tier is leased to it for Options.Lease and
+// renewed while it is held. The permits of a process that died come back when its
+// lease ends; a process that is stopped for longer than that may exceed the limit
+// with what it still has open when it wakes.
+//
+// # Deployment
+//
+// Any [redis.UniversalClient] will do: a single server, Sentinel, Cluster; Redis 5
+// or later, or Valkey. A quota is one key, so Cluster needs no hash tags; set
+// ClusterOptions.ClusterStateReloadInterval to a second or two, because by default
+// the client looks for a new master once a minute. The server needs maxmemory-policy
+// noeviction, best on an instance of its own: a key that is evicted is a quota that
+// starts anew, which Options.OnLost reports. Replication is asynchronous: a failover
+// may forget the last admissions, and then admits them once more.
+//
+// A user with restricted rights needs the keys and channels of the prefix and the
+// commands that the script runs for it:
+//
+//	ACL SETUSER limiter on >secret ~throttle:* &throttle:* +evalsha +eval +script|load +time
+//	    +get +set +getrange +setrange +pexpire +publish +subscribe +unsubscribe +ping
+//
+// The value of a key has a version. A release that finds a newer one, or something
+// else, refuses to touch it.
+package distributed
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// Options are the settings of a Store.
+type Options struct {
+	// Prefix begins the name of every key and channel. What follows is a hash of the
+	// policy's name and the Group's key, never the key itself. If zero, "throttle:".
+	Prefix string
+
+	// Timeout is the longest that a call may take before its callers are told that
+	// Redis is away. If zero, a second.
+	Timeout time.Duration
+
+	// Horizon is how far ahead a process books more than one time. If zero, 500 ms.
+	Horizon time.Duration
+
+	// Lease is how long a process holds permits of a Concurrency tier after it was
+	// last heard of. If zero, 10 s.
+	Lease time.Duration
+
+	// Outage is what limiters do while Redis is away. If zero, callers wait for it
+	// until their context ends, and then get ErrUnavailable.
+	Outage Outage
+
+	// OnLost is called when a quota's state was found to be lost: evicted, flushed,
+	// or forgotten in a failover or restart. The quota has started anew. key is its
+	// name in Redis. It must not block. If nil, nobody is told.
+	OnLost func(key string)
+}
+
+// An Outage lets each process go on by itself while Redis is away, with its share
+// of every tier: Limit ÷ Workers, or where that is less than one, one in a window
+// that is longer by as much. What was admitted so is charged when Redis is back.
+type Outage struct {
+	Workers int // how many processes share the quota at most. If zero, callers wait
+}
+
+const (
+	defaultPrefix  = "throttle:"
+	defaultTimeout = time.Second
+	defaultHorizon = 500 * time.Millisecond
+	defaultLease   = 10 * time.Second
+)
+
+// A Store keeps quotas in Redis. It is safe for concurrent use. It starts nothing
+// before somebody waits, and needs no closing; the client is the caller's to close.
+type Store struct {
+	rdb      redis.UniversalClient
+	options  Options
+	circuit  circuit
+	listener listener
+	trip     roundTrip
+}
+
+var _ store.Store = (*Store)(nil)
+
+// New returns a Store on a client. Nothing is sent before the first request; what
+// is wrong with the client or the server is the error of Open or of that request.
+func New(rdb redis.UniversalClient, o Options) *Store {
+	if o.Prefix == "" {
+		o.Prefix = defaultPrefix
+	}
+	o.Timeout = orDefault(o.Timeout, defaultTimeout)
+	o.Horizon = orDefault(o.Horizon, defaultHorizon)
+	o.Lease = orDefault(o.Lease, defaultLease)
+	s := &Store{rdb: rdb, options: o}
+	s.listener.store = s
+	return s
+}
+
+func orDefault(d, otherwise time.Duration) time.Duration {
+	if d == 0 {
+		return otherwise
+	}
+	return d
+}
+
+// Open returns the quota of a key. It does not block.
+func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+	if err := s.validate(); err != nil {
+		return nil, err
+	}
+	if key == "" {
+		return nil, errors.New("distributed: the key is empty: quotas are kept by name, so give the policy a Name")
+	}
+	return s.newQuota(key, plan), nil
+}
+
+func (s *Store) validate() error {
+	var errs []error
+	if isNil(s.rdb) {
+		errs = append(errs, errors.New("distributed: the client is nil: pass New a redis.UniversalClient"))
+	}
+	o := s.options
+	for _, f := range []struct {
+		name  string
+		value time.Duration
+	}{{"Timeout", o.Timeout}, {"Horizon", o.Horizon}, {"Lease", o.Lease}} {
+		if f.value < time.Millisecond || f.value > time.Hour {
+			errs = append(errs, fieldError(f.name, f.value, "from 1ms to 1h, or zero for the default"))
+		}
+	}
+	if o.Outage.Workers < 0 {
+		errs = append(errs, fieldError("Outage.Workers", o.Outage.Workers, "the number of processes, or zero to wait for Redis"))
+	}
+	return errors.Join(errs...)
+}
+
+// name is that of a key in Redis: nobody who can list keys learns what was passed.
+func (s *Store) name(key string) string {
+	sum := sha256.Sum256([]byte(key))
+	return s.options.Prefix + base64.RawURLEncoding.EncodeToString(sum[:16])
+}

@@ -1,0 +1,675 @@
+package distributed
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/redistest"
+)
+
+// The twin of the script: what it should answer, told by a Ledger. It shares no
+// line with the script and keeps nothing packed.
+type twin struct {
+	plan       *algorithms.Plan
+	ledger     *algorithms.Ledger // of the tiers that are not Concurrency; nil if all are
+	ledgerTier []int              // which tier of the plan each of its tiers is
+	ledgerUnit []int              // which unit of the plan each of its units is
+	concurrent bool
+
+	alive                    bool // a state exists
+	now, wall, gen, frontier int64
+	until, epoch             int64
+	shut, starving           bool
+	pool                     []pooled
+	leases                   []lease
+	caller                   int64    // owner of the lease of this call
+	history                  []pooled // all charges, to be charged again under another plan
+}
+
+type pooled struct {
+	at   int64
+	cost []int64
+}
+
+type lease struct {
+	owner, seq, expiry int64
+	held               []int64
+}
+
+var errStale = errors.New("stale")
+
+func newTwin(plan *algorithms.Plan) *twin {
+	m := new(twin)
+	m.adopt(plan)
+	return m
+}
+
+// adopt makes an unused ledger for the plan.
+func (m *twin) adopt(plan *algorithms.Plan) {
+	m.plan, m.ledger, m.ledgerTier, m.ledgerUnit, m.concurrent = plan, nil, nil, nil, false
+	var tiers []algorithms.Tier
+	for i, t := range plan.Tiers() {
+		if t.Algorithm == algorithms.Concurrency {
+			m.concurrent = true
+			continue
+		}
+		tiers, m.ledgerTier = append(tiers, t), append(m.ledgerTier, i)
+	}
+	if len(tiers) == 0 {
+		return
+	}
+	p, err := algorithms.NewPlan(tiers, plan.Guard())
+	if err != nil {
+		panic(err)
+	}
+	for _, u := range p.Units() {
+		m.ledgerUnit = append(m.ledgerUnit, slices.Index(plan.Units(), u))
+	}
+	l := p.NewLedger()
+	m.ledger = &l
+}
+
+// change is adopt with what was spent. It is what the script does where the tiers'
+// states do not depend on when the plan changed.
+func (m *twin) change(plan *algorithms.Plan) {
+	m.adopt(plan)
+	m.pool = nil
+	for _, c := range m.history {
+		m.ledger.Charge(m.moment(c.at), m.ledgerCost(c.cost), false)
+	}
+}
+
+func (m *twin) moment(at int64) algorithms.Moment {
+	return algorithms.Moment{At: at, Wall: at + m.wall - m.now}
+}
+
+func (m *twin) ledgerCost(cost []int64) []int64 {
+	part := make([]int64, len(m.ledgerUnit))
+	for i, u := range m.ledgerUnit {
+		part[i] = cost[u]
+	}
+	return part
+}
+
+func (m *twin) open(unit int) (n int64) {
+	for _, l := range m.leases {
+		n += l.held[unit]
+	}
+	return n
+}
+
+// answer runs one step at a TIME.
+func (m *twin) answer(time int64, s step) ([]int64, error) {
+	if !m.alive {
+		plan := m.plan
+		*m = twin{alive: true, wall: time, gen: time}
+		m.adopt(plan)
+	}
+	before := *m
+	m.now += max(0, time-m.wall)
+	m.wall = time
+	if m.concurrent && !m.sync(s.lease) {
+		*m = before
+		return nil, errStale
+	}
+	var own []int64
+	switch s.op {
+	case "r":
+		own = m.reserve(args{s.args})
+	case "u":
+		own = m.unbook(args{s.args})
+	case "p":
+		own = m.pause(args{s.args})
+	case "q":
+		own = m.status()
+	case "c":
+		m.charge(m.now, s.args)
+	}
+	head := []int64{m.now, m.gen, m.ttl(), m.epoch, 0, 0}
+	if m.until > m.now {
+		head[4] = m.until
+		if m.shut {
+			head[5] = 1
+		}
+	}
+	return append(head, own...), nil
+}
+
+type args struct{ rest []int64 }
+
+func (a *args) next() int64 {
+	n := a.rest[0]
+	a.rest = a.rest[1:]
+	return n
+}
+
+func (a *args) cost(units int) []int64 {
+	c := a.rest[:units]
+	a.rest = a.rest[units:]
+	return c
+}
+
+func (m *twin) sync(told []int64) bool {
+	owner, seq, length, held := told[0], told[1], told[2], slices.Clone(told[3:])
+	m.caller = owner
+	units := len(m.plan.Units())
+	var before []int64
+	for u := range units {
+		before = append(before, m.open(u))
+	}
+	m.leases = slices.DeleteFunc(slices.Clone(m.leases), func(l lease) bool { return l.expiry <= m.now })
+	i := slices.IndexFunc(m.leases, func(l lease) bool { return l.owner == owner })
+	if i >= 0 && seq <= m.leases[i].seq {
+		return false
+	}
+	if i < 0 {
+		m.leases, i = append(m.leases, lease{}), len(m.leases)
+	}
+	m.leases[i] = lease{owner, seq, m.now + length, held}
+	for u := range units {
+		m.starving = m.starving && m.open(u) >= before[u]
+	}
+	return true
+}
+
+func (m *twin) hold(cost []int64) {
+	for i := range m.leases {
+		for u, n := range cost {
+			if m.leases[i].owner == m.caller {
+				m.leases[i].held[u] += n
+			}
+		}
+	}
+}
+
+func (m *twin) full(cost []int64) int {
+	for i, t := range m.plan.Tiers() {
+		u := slices.Index(m.plan.Units(), t.Unit)
+		if t.Algorithm == algorithms.Concurrency && cost[u] > 0 && m.open(u)+cost[u] > t.Limit {
+			return i
+		}
+	}
+	return -1
+}
+
+func (m *twin) earliest(cost []int64) (at int64, tier int) {
+	at, tier = m.frontier, -1
+	if m.ledger == nil {
+		return at, tier
+	}
+	if at, tier = m.ledger.Earliest(m.moment(m.frontier), m.ledgerCost(cost)); tier >= 0 {
+		return at, m.ledgerTier[tier] + 1
+	}
+	return at, tier
+}
+
+// advance moves the frontier, and the ledger's clock, which lands what must have.
+func (m *twin) advance(at int64) {
+	m.frontier = max(m.frontier, at)
+	m.earliest(make([]int64, len(m.plan.Units())))
+}
+
+func (m *twin) charge(at int64, cost []int64) {
+	m.frontier = max(m.frontier, at)
+	m.history = append(m.history, pooled{m.frontier, cost})
+	if m.ledger != nil {
+		m.ledger.Charge(m.moment(m.frontier), m.ledgerCost(cost), false)
+	}
+}
+
+func (m *twin) drain() {
+	m.pool = slices.DeleteFunc(m.pool, func(p pooled) bool { return p.at < max(m.now, m.until) })
+}
+
+func (m *twin) reserve(a args) (out []int64) {
+	horizon, floor := a.next(), a.next()
+	if m.shut && m.until > m.now {
+		return nil
+	}
+	m.drain()
+	m.advance(max(m.now, m.until))
+	booked := false
+	for len(a.rest) > 0 {
+		count, within := a.next(), a.next()
+		cost := a.cost(len(m.plan.Units()))
+		for range count {
+			if i := m.plan.TooLarge(cost); i >= 0 {
+				out = append(out, int64(i+1), -1)
+				continue
+			}
+			if i := m.full(cost); i >= 0 {
+				m.starving = true
+				return append(out, int64(i+1), -1)
+			}
+			lent := -1
+			for i, p := range m.pool {
+				if p.at >= floor && slices.Equal(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
+					lent = i
+				}
+			}
+			at, tier := int64(0), -1
+			if lent >= 0 {
+				at = m.pool[lent].at
+			} else {
+				at, tier = m.earliest(cost)
+			}
+			switch {
+			case at > 1<<52:
+				out = append(out, int64(tier), -1)
+				continue
+			case within >= 0 && at-m.now > within:
+				out = append(out, int64(tier), at)
+				continue
+			case booked && at-m.now > horizon:
+				return append(out, int64(tier), at)
+			}
+			if lent >= 0 {
+				m.pool = slices.Delete(m.pool, lent, lent+1)
+			} else {
+				m.charge(at, cost)
+			}
+			m.hold(cost)
+			booked = true
+			out = append(out, 0, at)
+		}
+	}
+	return out
+}
+
+func (m *twin) unbook(a args) []int64 {
+	gen, taken := a.next(), int64(0)
+	m.drain()
+	for len(a.rest) > 0 {
+		at, cost := a.next(), a.cost(len(m.plan.Units()))
+		if gen == m.gen && at > m.now && at >= m.until && len(m.pool) < 64 {
+			m.pool = append(m.pool, pooled{at, cost})
+			taken++
+		}
+	}
+	return []int64{taken}
+}
+
+func (m *twin) pause(a args) []int64 {
+	end, ban, once, epoch := m.now+a.next(), a.next(), a.next(), a.next()
+	if once == 1 && epoch != m.epoch || end <= max(m.now, m.until) {
+		return []int64{0}
+	}
+	m.until, m.shut = end, ban == 1
+	m.epoch++
+	return []int64{1}
+}
+
+func instant(at int64) int64 {
+	if at == algorithms.Never {
+		return -1
+	}
+	return at
+}
+
+func (m *twin) status() []int64 {
+	m.frontier = max(m.frontier, m.now)
+	out := make([]int64, 3*len(m.plan.Tiers()))
+	if m.ledger != nil {
+		for i, u := range m.ledger.Usage(m.moment(m.frontier)) {
+			copy(out[3*m.ledgerTier[i]:], []int64{u.Used, instant(u.Next), instant(u.Fresh)})
+		}
+	}
+	for i, t := range m.plan.Tiers() {
+		if t.Algorithm != algorithms.Concurrency {
+			continue
+		}
+		open, next, fresh := m.open(slices.Index(m.plan.Units(), t.Unit)), m.frontier, m.frontier
+		if open >= t.Limit {
+			next = -1
+		}
+		if open > 0 {
+			fresh = -1
+		}
+		copy(out[3*i:], []int64{open, next, fresh})
+	}
+	return out
+}
+
+// fresh is the instant from which nothing that was ever charged matters.
+func (m *twin) fresh() int64 {
+	at := max(m.now, m.frontier, m.until)
+	for _, l := range m.leases {
+		at = max(at, l.expiry)
+	}
+	if m.ledger != nil {
+		l := m.ledger.Clone()
+		for _, u := range l.Usage(m.moment(max(m.now, m.frontier))) {
+			at = max(at, u.Fresh)
+		}
+	}
+	return at
+}
+
+func (m *twin) ttl() int64 { return 1000 + (m.fresh()-m.now+999)/1000 }
+
+// ttlOK tells whether a key lives until nothing in it matters, and at most a
+// guard longer: the script does not play the landings forward to find out.
+func (m *twin) ttlOK(ttl int64) bool {
+	return ttl >= m.ttl() && ttl <= m.ttl()+m.plan.Guard().Milliseconds()+2
+}
+
+// A step is one call of the script.
+type step struct {
+	op          string
+	lease, args []int64
+}
+
+func (s step) String() string {
+	text := s.op + " " + numbers(s.args)
+	if s.lease != nil {
+		text += " lease " + numbers(s.lease)
+	}
+	return text
+}
+
+func numbers(list []int64) string {
+	words := make([]string, len(list))
+	for i, n := range list {
+		words[i] = strconv.FormatInt(n, 10)
+	}
+	return strings.Join(words, " ")
+}
+
+// A subject is a server that runs the script at a TIME that the test chooses.
+type subject struct {
+	rdb  *redis.Client
+	key  string
+	args []any // of the plan
+	// set tells the server the time, where that can be done; nil where the script
+	// is told, by one more argument.
+	set  func(time.Time)
+	eval func(keys []string, args ...any) *redis.Cmd
+}
+
+const theClock = "redis.call('TIME')"
+
+// toldScript is the script with its TIME from the last argument.
+var toldScript = "local told = table.remove(ARGV)\n" +
+	strings.Replace(scriptSource, theClock, "{string.sub(told, 1, -7), string.sub(told, -6)}", 1)
+
+func mini(t testing.TB) *subject {
+	m := miniredis.RunT(t)
+	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
+	t.Cleanup(func() { rdb.Close() })
+	return newSubject(t, rdb, scriptSource, m.SetTime)
+}
+
+func real(t testing.TB) *subject {
+	return newSubject(t, redistest.Start(t).Client(), toldScript, nil)
+}
+
+func newSubject(t testing.TB, rdb *redis.Client, source string, set func(time.Time)) *subject {
+	t.Helper()
+	ctx := context.Background()
+	hash, err := rdb.ScriptLoad(ctx, source).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &subject{rdb: rdb, set: set, eval: func(keys []string, args ...any) *redis.Cmd {
+		return rdb.EvalSha(ctx, hash, keys, args...)
+	}}
+}
+
+// begin turns to an unused quota.
+func (s *subject) begin(plan *algorithms.Plan) {
+	s.key = "quota:" + strconv.FormatUint(rand.Uint64(), 36)
+	s.args = planArgs(plan)
+}
+
+func (s *subject) answer(at int64, st step) ([]int64, error) {
+	args := append([]any{st.op}, s.args...)
+	for _, n := range st.lease {
+		args = append(args, n)
+	}
+	for _, n := range st.args {
+		args = append(args, n)
+	}
+	if s.set != nil {
+		s.set(time.UnixMicro(at))
+	} else {
+		args = append(args, at)
+	}
+	return s.eval([]string{s.key}, args...).Int64Slice()
+}
+
+// compare answers a step by both and reports the first difference.
+func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
+	t.Helper()
+	want, wantErr := m.answer(at, st)
+	got, err := s.answer(at, st)
+	if wantErr != nil {
+		if err == nil || !strings.Contains(err.Error(), "THROTTLE "+wantErr.Error()) {
+			t.Fatalf("%d %v:\n got %v, %v\nwant error %v", at, st, got, err, wantErr)
+		}
+		return nil
+	}
+	if err == nil && len(got) > 2 && m.ttlOK(got[2]) {
+		got[2] = want[2]
+	}
+	if err != nil || !slices.Equal(got, want) {
+		t.Fatalf("at %d %v:\n got %v, %v\nwant %v\nplan %v, %v", at, st, got, err, want, m.plan.Tiers(), m.plan.Guard())
+	}
+	return got
+}
+
+// TestTwins plays random traces to the script and to its twin.
+func TestTwinsMini(t *testing.T) { playRandom(t, mini(t), 60_000) }
+
+func TestTwinsReal(t *testing.T) { playRandom(t, real(t), 200_000) }
+
+var seed = flag.Uint64("seed", 0, "of the random traces; 0: another one each time")
+
+func playRandom(t *testing.T, s *subject, decisions int) {
+	first := *seed
+	if first == 0 {
+		first = rand.Uint64()
+	}
+	done := 0
+	for n := first; done < decisions && !t.Failed(); n++ {
+		t.Run(fmt.Sprintf("seed=%d", n), func(t *testing.T) {
+			g := &generator{Rand: rand.New(rand.NewPCG(n, 1))}
+			done += g.trace(t, s)
+		})
+	}
+	t.Logf("%d decisions", done)
+}
+
+// A generator makes traces that go where it hurts: to the instants that were
+// answered, into batches, around clock steps.
+type generator struct {
+	*rand.Rand
+	plan   *algorithms.Plan
+	booked []pooled
+	seqs   [3]int64
+	held   [3][]int64
+}
+
+func pick[T any](g *generator, list ...T) T { return list[g.IntN(len(list))] }
+
+func (g *generator) tier(a algorithms.Algorithm) algorithms.Tier {
+	t := algorithms.Tier{
+		Algorithm: a,
+		Limit:     pick[int64](g, 1, 2, 3, 5, 10, 30),
+		Window:    pick(g, time.Second, 20*time.Second, 100*time.Millisecond, 7919*time.Microsecond, time.Hour),
+		Unit:      pick(g, "", "", "tokens"),
+	}
+	if t.Unit != "" {
+		t.Limit *= pick[int64](g, 1, 7, 1000)
+	}
+	switch {
+	case a == algorithms.Concurrency:
+		t.Window = 0
+	case a == algorithms.SlidingWindow:
+		t.Precision = pick[time.Duration](g, 0, t.Window/3, t.Window/100).Truncate(time.Microsecond)
+	case a == algorithms.FixedWindow, a == algorithms.WeightedWindow:
+		t.Phase = pick[time.Duration](g, 0, t.Window/3).Truncate(time.Microsecond)
+	case a >= algorithms.TokenBucket:
+		t.Burst = pick[int64](g, 0, 1, t.Limit/2+1, 2*t.Limit)
+		if g.IntN(8) == 0 { // products beyond 2^53
+			t.Limit, t.Window, t.Burst = 999_983*pick[int64](g, 1, 1000), 30*24*time.Hour, pick[int64](g, 0, 3, 999)
+		}
+	}
+	return t
+}
+
+func (g *generator) newPlan() *algorithms.Plan {
+	var tiers []algorithms.Tier
+	for range 1 + g.IntN(4) {
+		a := algorithms.Algorithm(g.IntN(int(algorithms.Concurrency)))
+		if g.IntN(10) == 0 {
+			a = algorithms.Concurrency
+		}
+		tiers = append(tiers, g.tier(a))
+	}
+	guard := pick[time.Duration](g, 0, 3*time.Microsecond, time.Millisecond, 50*time.Millisecond, 50*time.Millisecond, 2*time.Second)
+	plan, err := algorithms.NewPlan(tiers, guard)
+	if err != nil {
+		panic(err)
+	}
+	return plan
+}
+
+func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
+	g.plan = g.newPlan()
+	m := newTwin(g.plan)
+	s.begin(g.plan)
+	for i := range g.held {
+		g.held[i] = make([]int64, len(g.plan.Units()))
+	}
+	at := int64(1_700_000_000_000_000) + g.Int64N(1e12)
+	for range 40 {
+		at += g.elapse(at, m)
+		st, owner := g.step(m)
+		got := compare(t, s, m, at, st)
+		if st.op != "r" || got == nil {
+			continue
+		}
+		costs := costsOf(st.args[2:], len(g.plan.Units()))
+		for i := 6; i < len(got); i += 2 {
+			decisions++
+			if got[i] != 0 {
+				continue
+			}
+			cost := costs[(i-6)/2]
+			g.booked = append(g.booked, pooled{got[i+1], cost})
+			for u, n := range cost {
+				g.held[owner][u] += n
+			}
+		}
+	}
+	return decisions
+}
+
+func costsOf(groups []int64, units int) (costs [][]int64) {
+	for a := (args{groups}); len(a.rest) > 0; {
+		count, _ := a.next(), a.next()
+		cost := a.cost(units)
+		for range count {
+			costs = append(costs, cost)
+		}
+	}
+	return costs
+}
+
+func (g *generator) elapse(at int64, m *twin) int64 {
+	switch g.IntN(20) {
+	case 0:
+		return -g.Int64N(5_000_000)
+	case 1:
+		return g.Int64N(7200e6)
+	case 2, 3, 4:
+		return max(0, m.frontier-m.now+g.Int64N(3)-1)
+	case 5, 6:
+		return max(0, m.frontier+m.plan.Guard().Microseconds()-m.now+g.Int64N(3)-1)
+	case 7, 8:
+		return max(0, (m.fresh()-m.now)/2)
+	case 9:
+		return 0
+	default:
+		return int64(math.Exp(g.Float64() * 14))
+	}
+}
+
+func (g *generator) cost() []int64 {
+	cost := make([]int64, len(g.plan.Units()))
+	for u := range cost {
+		most := int64(3)
+		for _, t := range g.plan.Tiers() {
+			if t.Unit == g.plan.Units()[u] && g.IntN(3) == 0 {
+				most = t.Capacity() + g.Int64N(2)
+			}
+		}
+		cost[u] = pick[int64](g, 1, 1, 1, 0, 1+g.Int64N(most))
+	}
+	return cost
+}
+
+func (g *generator) within() int64 {
+	return pick[int64](g, -1, -1, 0, g.Int64N(100_000), g.Int64N(10_000_000))
+}
+
+func (g *generator) step(m *twin) (s step, owner int) {
+	if m.concurrent {
+		owner = g.IntN(len(g.held))
+		for u := range g.held[owner] {
+			if n := g.held[owner][u]; n > 0 && g.IntN(2) == 0 {
+				g.held[owner][u] -= 1 + g.Int64N(n)
+			}
+		}
+		if g.seqs[owner]++; g.IntN(20) == 0 {
+			g.seqs[owner] -= g.Int64N(2)
+		}
+		s.lease = append([]int64{int64(owner) + 1<<47, g.seqs[owner], pick[int64](g, 1, 100_000, 30_000_000)}, g.held[owner]...)
+	}
+	add := func(n ...int64) { s.args = append(s.args, n...) }
+	switch roll := g.IntN(20); {
+	case roll == 0:
+		s.op = "q"
+	case roll == 1:
+		s.op = "c"
+		add(g.cost()...)
+	case roll == 2:
+		s.op = "p"
+		add(g.Int64N(3_000_000), g.Int64N(2)*g.Int64N(2), g.Int64N(2), max(0, m.epoch-g.Int64N(2)))
+	case roll == 3 && m.concurrent:
+		s.op = "l"
+	case roll <= 6 && len(g.booked) > 0:
+		s.op = "u"
+		add(m.gen - g.Int64N(10)/9)
+		for range 1 + g.IntN(min(8, len(g.booked))) {
+			i := len(g.booked) - 1
+			add(g.booked[i].at)
+			add(g.booked[i].cost...)
+			g.booked = g.booked[:i]
+			if i == 0 {
+				break
+			}
+		}
+	default:
+		s.op = "r"
+		add(pick[int64](g, 0, 500_000, 1<<52, g.Int64N(30_000_000)), pick[int64](g, 0, 0, m.frontier))
+		for range 1 + g.IntN(3) {
+			add(pick[int64](g, 1, 2, 5, 30), g.within())
+			add(g.cost()...)
+		}
+	}
+	return s, owner
+}

@@ -1,0 +1,170 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"golang.org/x/sync/errgroup"
+)
+
+const mostProcesses = 64
+
+// runFleet is run with several processes, which share one quota in Redis. They are
+// ended when one of them fails, when the context ends, and with this process.
+func runFleet(ctx context.Context, c config, api target, stdout, stderr io.Writer) error {
+	at := c.redis
+	if at == "" {
+		server, err := miniredis.Run()
+		if err != nil {
+			return err
+		}
+		defer server.Close()
+		at = "redis://" + server.Addr()
+	}
+	c.policy.Name += fmt.Sprintf("-%08x", rand.Uint32()) // every run has a quota of its own
+	fmt.Fprintf(stderr, "%s; %v; processes: %d, workers in each: %d; for %v\n", api.name, c.policy, c.fleet, c.workers, c.duration)
+
+	working, end := context.WithCancel(ctx)
+	f := fleet{processes: make([]process, c.fleet), end: end}
+	defer f.wait()
+	err := f.each(func(p *process) error {
+		return p.start(working, order{Policy: c.policy, Duration: c.duration, Workers: c.workers, URL: api.url, Redis: at})
+	})
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	stop := showProgress(stderr, func() string {
+		s := api.seen()
+		return report{Sent: s.Sent, Accepted: s.Accepted, Rejected: s.Refused}.line(time.Since(start), c.duration)
+	})
+	err = f.each((*process).work)
+	stop()
+	return conclude(ctx, c, api, start, f.report(), err, stdout)
+}
+
+// A fleet is the processes of a run.
+type fleet struct {
+	processes []process
+	end       context.CancelFunc // tells them to end
+}
+
+// each does something with all processes at once. The first error ends them all.
+func (f *fleet) each(do func(*process) error) error {
+	var all errgroup.Group
+	for i := range f.processes {
+		all.Go(func() error {
+			err := do(&f.processes[i])
+			if err != nil {
+				f.end()
+				return fmt.Errorf("process %d: %w", i+1, err)
+			}
+			return nil
+		})
+	}
+	return all.Wait()
+}
+
+// wait ends the processes and waits until none is left.
+func (f *fleet) wait() {
+	f.end()
+	for i := range f.processes {
+		_ = f.processes[i].exit()
+	}
+}
+
+// report adds up what the processes answered.
+func (f *fleet) report() report {
+	r := report{Fleet: len(f.processes)}
+	calls := int64(0)
+	for i := range f.processes {
+		a := f.processes[i].last
+		r.Sent, r.Accepted, r.Rejected = r.Sent+a.Sent, r.Accepted+a.Accepted, r.Rejected+a.Rejected
+		r.PerWorker = append(r.PerWorker, a.Sent)
+		calls += a.Calls
+		if a.Failure != "" {
+			r.failure = errors.New(a.Failure)
+		}
+	}
+	if r.Sent > 0 {
+		fair := round(float64(slices.Min(r.PerWorker))/float64(slices.Max(r.PerWorker)), 4)
+		each := round(float64(calls)/float64(r.Sent), 4)
+		r.LeastToMost, r.RedisCalls = &fair, &each
+	}
+	return r
+}
+
+// A process is a worker as its parent sees it: this program once more. The zero
+// process is none yet.
+type process struct {
+	cmd     *exec.Cmd
+	orders  *json.Encoder
+	answers *json.Decoder
+	last    answer
+	stderr  bytes.Buffer
+}
+
+// start starts the process and blocks until it is ready.
+func (p *process) start(ctx context.Context, o order) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, self)
+	cmd.Env = append(os.Environ(), asWorker+"=1")
+	cmd.Stderr = &p.stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	cmd.Cancel = stdin.Close      // it ends by itself,
+	cmd.WaitDelay = grace + grace // or is killed
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	p.cmd, p.orders, p.answers = cmd, json.NewEncoder(stdin), json.NewDecoder(stdout)
+	_ = p.orders.Encode(o) // if it fails, so does the answer
+	return p.answer()
+}
+
+// work tells the process to begin and blocks until it has answered.
+func (p *process) work() error {
+	_ = p.orders.Encode(true)
+	return p.answer()
+}
+
+// answer reads what the process says next.
+func (p *process) answer() error {
+	if err := p.answers.Decode(&p.last); err != nil {
+		return errors.Join(fmt.Errorf("no answer: %w", err), p.exit())
+	}
+	if p.last.Error != "" {
+		return errors.New(p.last.Error)
+	}
+	return nil
+}
+
+// exit waits until the process has ended.
+func (p *process) exit() error {
+	if p.cmd == nil || p.cmd.ProcessState != nil {
+		return nil
+	}
+	if err := p.cmd.Wait(); err != nil {
+		return fmt.Errorf("%w\n%s", err, &p.stderr)
+	}
+	return nil
+}

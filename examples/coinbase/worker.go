@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+)
+
+// asWorker is the environment variable that makes the program a worker.
+const asWorker = "COINBASE_WORKER"
+
+// An order is the first line on a worker's standard input. The second, true, tells
+// it to begin, and the end of the input to stop.
+type order struct {
+	Policy   throttle.Policy
+	Duration time.Duration
+	Workers  int    // goroutines
+	URL      string // of the provider
+	Redis    string
+}
+
+// An answer is a line on a worker's standard output: the first when it is ready,
+// the second when the run is over. None comes after one with an Error.
+type answer struct {
+	Sent, Accepted, Rejected int64
+	Calls                    int64  // of the script in Redis, during the run
+	Failure                  string // why a request had no answer, the last one; empty if all had
+	Error                    string // why the worker gave up; empty if it didn't
+}
+
+// worker is one process of a fleet. It ends with its parent, whatever becomes of
+// that: its input ends then. The result is the exit code.
+func worker(ctx context.Context, stdin io.Reader, stdout io.Writer) int {
+	orders, answers := json.NewDecoder(stdin), json.NewEncoder(stdout)
+	a, err := obey(ctx, orders, func() error { return answers.Encode(answer{}) })
+	if err != nil {
+		a.Error = err.Error()
+	}
+	if answers.Encode(a) != nil || err != nil {
+		return 1
+	}
+	return 0
+}
+
+// obey takes an order, says when it is ready, and sends when it is told to begin.
+func obey(ctx context.Context, orders *json.Decoder, ready func() error) (a answer, err error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	var o order
+	if err := orders.Decode(&o); err != nil {
+		return a, fmt.Errorf("no order: %w", err)
+	}
+	options, err := redis.ParseURL(o.Redis)
+	if err != nil {
+		return a, err
+	}
+	rdb := redis.NewClient(options)
+	defer rdb.Close()
+	calls := new(counter)
+	rdb.AddHook(calls)
+	limiter, err := throttle.New(o.Policy, distributed.New(rdb, distributed.Options{})) // the only difference
+	if err != nil {
+		return a, err
+	}
+	if _, err := limiter.Status(ctx); err != nil { // charges nothing, and fails if Redis won't do
+		return a, fmt.Errorf("Redis at %s: %w", options.Addr, err)
+	}
+	before := calls.n.Load()
+
+	var begin bool
+	if err := errors.Join(ready(), orders.Decode(&begin)); err != nil {
+		return a, fmt.Errorf("not told to begin: %w", err)
+	}
+	go func() {
+		_ = orders.Decode(new(any)) // blocks until the input ends
+		stop()
+	}()
+	count := newTally(time.Now())
+	c := config{duration: o.Duration, workers: o.Workers, policy: o.Policy}
+	err = send(ctx, c, limiter, endpoint(o.URL, o.Workers), count)
+	r := count.report()
+	a = answer{Sent: r.Sent, Accepted: r.Accepted, Rejected: r.Rejected, Calls: calls.n.Load() - before}
+	if r.Sent > r.Accepted+r.Rejected {
+		a.Failure = r.failure.Error()
+	}
+	return a, err
+}
+
+// A counter counts how often a client runs a script: not what it sends to set up
+// a connection, nor the subscription of those who wait.
+type counter struct{ n atomic.Int64 }
+
+var _ redis.Hook = (*counter)(nil)
+
+func (c *counter) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *counter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.count(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (c *counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.count(cmds...)
+		return next(ctx, cmds)
+	}
+}
+
+func (c *counter) count(cmds ...redis.Cmder) {
+	for _, cmd := range cmds {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			c.n.Add(1)
+		}
+	}
+}
