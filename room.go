@@ -263,7 +263,7 @@ func (g *gate) answered(got []store.Booking, err error) {
 	case err != nil:
 		got = nil
 		for _, w := range asked {
-			g.expel(r, w, fmt.Errorf("throttle: policy %q: %w", g.policy.Name, err))
+			g.expel(r, w, g.broken(err))
 		}
 	}
 	for i, b := range got {
@@ -312,6 +312,14 @@ func (g *gate) banned(wait time.Duration) error {
 	e := g.refuse(ErrBanned, -1, wait)
 	e.Until = time.Now().Add(wait)
 	return e
+}
+
+// broken is the error of a store that will not do better later.
+func (g *gate) broken(err error) error {
+	if err == context.Canceled || err == context.DeadlineExceeded {
+		return err // the caller's own
+	}
+	return fmt.Errorf("throttle: policy %q: %w", g.policy.Name, err)
 }
 
 func (g *gate) unavailable(r *room, ended error) error {

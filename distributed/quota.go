@@ -44,6 +44,7 @@ type watcher struct {
 // A state is what this process last heard of the one in Redis.
 type state struct {
 	generation int64
+	asOf       time.Time // when it was heard
 	expires    time.Time // until then the generation can't change
 	epoch      int64
 	until      time.Time // the pause or ban ends

@@ -92,17 +92,18 @@ func (q *quota) held() (store.Booking, bool) {
 func (q *quota) learn(h header, t *trip) {
 	q.mu.Lock()
 	s := &q.state
-	if h.generation < s.generation {
-		q.mu.Unlock()
-		return // a reply that was overtaken
-	}
-	if h.generation > s.generation {
+	if h.generation != s.generation {
+		if t.sent.Before(s.asOf) {
+			q.mu.Unlock()
+			return // it was overtaken by a reply of another generation
+		}
 		lost := s.generation != 0 && t.got.Before(s.expires)
 		s.generation, s.epoch = h.generation, 0
 		if lost {
 			defer q.lost()
 		}
 	}
+	s.asOf = t.got
 	if expires := t.sent.Add(time.Duration(h.ttl) * time.Millisecond); expires.After(s.expires) {
 		s.expires = expires
 	}
