@@ -163,12 +163,18 @@ func (c *circuit) report(err error) {
 	c.err, c.delay = nil, 0
 }
 
-// A roundTrip is how long trips take, smoothed.
+// A roundTrip is how long trips take, smoothed. It is quick to believe a shorter
+// one: the first of them also made the connection.
 type roundTrip struct{ nanos atomic.Int64 }
 
 func (r *roundTrip) add(d time.Duration) {
-	if old := r.nanos.Load(); old > 0 {
-		d = time.Duration((7*old + int64(d)) / 8)
+	old := time.Duration(r.nanos.Load())
+	switch {
+	case old == 0:
+	case d < old:
+		d = (old + d) / 2
+	default:
+		d = (7*old + d) / 8
 	}
 	r.nanos.Store(int64(d))
 }

@@ -24,7 +24,7 @@ func isNil(rdb redis.UniversalClient) bool {
 // An outage is an error that may be gone the next time: it is store.ErrUnavailable.
 type outage struct{ cause error }
 
-func (e *outage) Error() string        { return "redis: " + e.cause.Error() }
+func (e *outage) Error() string        { return e.cause.Error() }
 func (e *outage) Unwrap() error        { return e.cause }
 func (e *outage) Is(target error) bool { return target == store.ErrUnavailable }
 
@@ -34,17 +34,21 @@ var transient = []string{
 	"TRYAGAIN ", "MOVED ", "ASK ", "UNKILLABLE ", "ERR max number of clients reached",
 }
 
+const lacksRight = "the user lacks a right: the package documentation lists those it needs"
+
 // What a server says that will not change by itself, and what to do about it.
 var permanent = []struct{ reply, fix string }{
 	{"WRONGTYPE", "something else is stored under the name: use another Options.Prefix"},
 	{"THROTTLE version", "a newer release keeps this quota: upgrade this one"},
 	{"THROTTLE foreign", "something else is stored under the name: use another Options.Prefix"},
 	{"THROTTLE corrupt", "the value was damaged: delete the key, and the quota starts anew"},
-	{"NOPERM", "the user lacks a right: the package documentation lists those it needs"},
+	{"NOPERM", lacksRight},
+	{"ERR The user executing the script can't ", lacksRight}, // Redis 7.0
+	{"ERR ACL failure in script", lacksRight},                // later
 	{"NOAUTH", "the server wants a password"},
 	{"WRONGPASS", "the server knows no such user and password"},
 	{"ERR unknown command", "the server does not run scripts: it must be Redis 5 or later, or Valkey"},
-	{"ERR Write commands not allowed after non deterministic", "the server is too old: it must be Redis 5 or later, or Valkey"},
+	{"Write commands not allowed after non deterministic", "the server is too old: it must be Redis 5 or later, or Valkey"},
 }
 
 // explain turns what the client returned into what callers decide on.

@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -15,6 +16,7 @@ const (
 	mostACall   = 64                    // callers that share one call of the script
 	mostCalls   = 4                     // calls that share a round trip, where that is slow
 	slowTrip    = time.Millisecond      // what is slow
+	slowTrips   = 2                     // how often an answer that came too late is asked for again
 	unguarded   = 50 * time.Millisecond // how long a booking is good with NoGuard
 	worthWaking = 5 * time.Millisecond  // who sleeps for less is not told of a pause
 	never       = -1                    // an instant in a reply
@@ -28,6 +30,7 @@ type quota struct {
 	key     string // its name in Redis
 	plan    *algorithms.Plan
 	args    []any // of the plan
+	ahead   int   // how many of one trip may be booked for later
 	circuit *circuit
 	leases  *leases // nil unless a tier limits concurrency
 	share   *share  // nil unless the process goes on without Redis
@@ -64,6 +67,7 @@ func (s *Store) newQuota(key string, plan *algorithms.Plan) *quota {
 		key:      s.name(key),
 		plan:     plan,
 		args:     planArgs(plan),
+		ahead:    bookedAhead(plan, s.options.Horizon),
 		circuit:  &s.circuit,
 		watchers: make(map[*watcher]struct{}),
 	}
@@ -111,10 +115,12 @@ func appendCost(args []any, cost []int64) []any {
 
 // Book asks Redis, in a goroutine that ends with the call.
 func (q *quota) Book(behind *store.Ahead, requests []store.Request, done func([]store.Booking, error)) {
-	go q.book(behind, requests, done)
+	go q.book(behind, requests, done, slowTrips)
 }
 
-func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]store.Booking, error)) {
+// book tries again as often as it may when the answer comes so late that what it
+// booked is void.
+func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]store.Booking, error), again int) {
 	if b, held := q.held(); held {
 		done(slices.Repeat([]store.Booking{b}, len(requests)), nil)
 		return
@@ -124,23 +130,43 @@ func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]
 	t := q.bookTrip(behind, requests)
 	q.run(t, func(err error) {
 		var got []store.Booking
+		slow := error(nil)
 		if err == nil {
 			got = q.read(t, requests)
 			q.leases.grant(got)
-			err = q.tooSlow(t)
+			slow = q.tooSlow(t)
 		}
 		q.leases.unlock()
-		if err != nil {
+		switch {
+		case slow != nil && again > 0:
 			q.Unbook(got)
+			go q.book(behind, requests, done, again-1)
+		case slow != nil:
+			q.Unbook(got)
+			done(nil, slow)
+		case err != nil:
 			done(q.share.book(requests, err))
-			return
+		default:
+			q.share.charge(got)
+			q.listen(got)
+			done(got, nil)
 		}
-		q.share.charge(got)
-		q.listen(got)
-		done(got, nil)
 	}, func() {
 		q.giveBack(q.read(t, requests))
 	})
+}
+
+// bookedAhead is how many times the fastest tier admits within the horizon. A count
+// is fair between processes where a time is not: of a burst that is one for all, the
+// first to ask would have the rest.
+func bookedAhead(p *algorithms.Plan, horizon time.Duration) int {
+	ahead := 1.0
+	for _, t := range p.Tiers() {
+		if t.Window > 0 {
+			ahead = max(ahead, math.Floor(float64(t.Limit)*float64(horizon)/float64(t.Window)))
+		}
+	}
+	return int(min(ahead, mostACall*mostCalls))
 }
 
 // bookTrip asks for as many as may travel at once.
@@ -154,17 +180,17 @@ func (q *quota) bookTrip(behind *store.Ahead, requests []store.Request) *trip {
 		floor = behind.At
 	}
 	t := new(trip)
-	within, horizon := store.Forever, q.store.options.Horizon
+	within, ahead := store.Forever, q.ahead
 	for i := 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
 		if i > 0 {
-			// Only the first of all may be booked further ahead than the horizon, and
-			// none of these before those that travel with it.
-			within, floor = horizon, lastInstant
+			// Only the first of all may be booked any time ahead, and none of these
+			// before those that travel with it.
+			within, floor = q.store.options.Horizon, lastInstant
 		}
-		args := append(q.begin("r", 2+n*(2+len(q.plan.Units()))), micros(horizon), floor)
+		args := append(q.begin("r", 2+n*(2+len(q.plan.Units()))), max(0, ahead), floor)
 		t.calls = append(t.calls, &call{args: appendRequests(args, requests[:n], within)})
-		requests = requests[n:]
+		requests, ahead = requests[n:], ahead-n
 	}
 	return t
 }
@@ -253,7 +279,9 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 		// The script ran between sent and got: no sooner than the one and no later
 		// than the other.
 		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + q.good()), At: at, Cost: r.Cost, State: h.generation}
-		a.Again = a.Start.Add(-2*q.store.trip.get() - time.Millisecond)
+		// Who booked longer ago asks again earlier, so that processes take turns.
+		turn := min(b.Wait/64, 100*time.Millisecond)
+		a.Again = a.Start.Add(-2*q.store.trip.get() - time.Millisecond - turn)
 		b.Verdict, b.Flight, b.Ahead = store.Admitted, algorithms.Flight(at), a
 	case b.Wait > r.Within:
 		b.Verdict = store.Late

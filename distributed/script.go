@@ -18,7 +18,7 @@ var scriptFiles embed.FS
 var scriptParts = []string{
 	"number", "pack", "plan", "queue", "flight",
 	"slidinglog", "slidingwindow", "anchoredwindow", "fixedwindow", "weightedwindow", "gcra", "concurrency",
-	"pool", "layout", "convert", "state", "main",
+	"pool", "state", "convert", "tiers", "lease", "main", "save",
 }
 
 // The script that decides, and the name by which a server knows it.

@@ -3,7 +3,12 @@ package distributed
 import (
 	"context"
 	"fmt"
+	"math"
+	"math/big"
+	"math/bits"
+	"math/rand/v2"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -53,7 +58,341 @@ func serverTime(t testing.TB, rdb *redis.Client, calls int, call func()) float64
 	return us
 }
 
-// TestSpeed tells what a call costs the server. It judges nothing: machines differ.
+// TestNumbers: products that no double holds are divided exactly.
+func TestNumbers(t *testing.T) {
+	number, err := scriptFiles.ReadFile("script/number.lua")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := string(number) + `
+		local q, r = mulDiv(tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]))
+		return {string.format('%.0f', q), string.format('%.0f', r)}`
+	for _, s := range []*subject{newSubject(t, mini(t).rdb, source, nil), newSubject(t, real(t).rdb, source, nil)} {
+		for range 5_000 {
+			upTo := func(most int64) int64 { return rand.Int64N(1 << rand.IntN(bits.Len64(uint64(most)))) }
+			a, b, c := upTo(1<<52), upTo(1<<51), 1+upTo(1<<51)
+			if rand.IntN(2) == 0 { // quotients just below a whole number
+				c = 1 + upTo(1<<26)
+				a, b = 1, c*(1+upTo(1<<52/c))-1
+			}
+			got, err := s.eval(nil, a, b, c).StringSlice()
+			q, r := new(big.Int).QuoRem(new(big.Int).Mul(big.NewInt(a), big.NewInt(b)), big.NewInt(c), new(big.Int))
+			if q.BitLen() > 53 {
+				q, r = big.NewInt(1<<53), new(big.Int)
+			}
+			if err != nil || got[0] != q.String() || got[1] != r.String() {
+				t.Fatalf("%d × %d ÷ %d: got %v, %v, want %v rest %v", a, b, c, got, err, q, r)
+			}
+		}
+	}
+}
+
+// value is the state of a quota after some steps.
+func value(t *testing.T, s *subject, plan *algorithms.Plan) string {
+	t.Helper()
+	s.begin(plan)
+	for i, st := range []step{step1(3), step1(4), {op: "p", args: []int64{1000, 0, 0, 0}}} {
+		if _, err := s.answer(1_700_000_000_000_000+int64(i)*10_000, st); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s.rdb.Get(context.Background(), s.key).Val()
+}
+
+// TestForeignValues: what is no state, or not a whole one, is an error and stays.
+func TestForeignValues(t *testing.T) {
+	t.Run("miniredis", func(t *testing.T) { foreignValues(t, mini(t)) })
+	t.Run("redis", func(t *testing.T) { foreignValues(t, real(t)) })
+}
+
+func foreignValues(t *testing.T, s *subject) {
+	ctx := context.Background()
+	refused := func(v, want string) {
+		t.Helper()
+		s.rdb.Set(ctx, s.key, v, 0)
+		for _, st := range []step{step1(1), {op: "q"}, {op: "c", args: []int64{1}}} {
+			if got, err := s.answer(1_700_000_001_000_000, st); err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("%.60q, %v: got %v, %v, want %s", v, st, got, err, want)
+			}
+		}
+		if now := s.rdb.Get(ctx, s.key).Val(); now != v {
+			t.Errorf("%.60q became %.60q", v, now)
+		}
+		if s.rdb.TTL(ctx, s.key).Val() != -1 {
+			t.Errorf("%.60q now expires", v)
+		}
+	}
+	for _, tiers := range [][]string{{"5/s;algo=gcra"}, {"5/s", "7/m"}, {"5/s;algo=anchored_window", "9/m;algo=sliding_window"}} {
+		plan := planOf(t, 50*time.Millisecond, tiers...)
+		v := value(t, s, plan)
+		head := strings.IndexByte(v, '\n') + 1
+		for _, foreign := range []string{"", "1", "hello", "thr", "thr1", "throttle"} {
+			refused(foreign, "THROTTLE foreign")
+		}
+		for _, corrupt := range []string{"thr1 ", "thr1 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:]} {
+			refused(corrupt, "THROTTLE corrupt")
+		}
+		refused("thr2"+v[4:], "THROTTLE version")
+		refused("thr12 anything\n", "THROTTLE version")
+		refused("thr1 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
+		refused("thr1 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
+		rings := 0
+		for _, tier := range plan.Tiers() {
+			if tier.Algorithm == algorithms.SlidingLog {
+				rings += 7 + 7*int(tier.Limit)
+			}
+		}
+		for n := head; n < len(v)-rings/8; n++ { // behind a body with rings there is a reserve
+			refused(v[:n], "THROTTLE corrupt")
+		}
+		if rings == 0 {
+			refused(v+"\x00", "THROTTLE corrupt")
+		}
+		if rings > 0 {
+			b := []byte(v)
+			b[head+rings+45+7]++ // stamps in the first ring
+			refused(string(b), "THROTTLE corrupt")
+			b = []byte(v)
+			b[head+6]-- // the capacity of the first ring
+			refused(string(b), "THROTTLE corrupt")
+		}
+		for at := 40; at < 45; at++ { // the lengths of the queues
+			b := []byte(v)
+			b[head+rings+at]++
+			refused(string(b), "THROTTLE corrupt")
+		}
+
+		s.rdb.Del(ctx, s.key)
+		s.rdb.RPush(ctx, s.key, "a list")
+		if _, err := s.answer(1_700_000_001_000_000, step1(1)); err == nil || !strings.Contains(err.Error(), "WRONGTYPE") {
+			t.Errorf("a list: %v", err)
+		}
+		if s.rdb.Type(ctx, s.key).Val() != "list" {
+			t.Error("the list is gone")
+		}
+	}
+}
+
+// TestPolicyChange: a changed limit keeps what has been spent, on its way or landed,
+// for each algorithm, up and down.
+func TestPolicyChange(t *testing.T) {
+	t.Run("miniredis", func(t *testing.T) { policyChange(t, mini(t)) })
+	t.Run("redis", func(t *testing.T) { policyChange(t, real(t)) })
+}
+
+func policyChange(t *testing.T, s *subject) {
+	const at = 1_700_000_000_000_000
+	used := func(plan *algorithms.Plan, at int64) []int64 {
+		s.args = planArgs(plan)
+		got, err := s.answer(at, step{op: "q"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var used []int64
+		for i := 6; i < len(got); i += 3 {
+			used = append(used, got[i])
+		}
+		return used
+	}
+	for a := algorithms.SlidingLog; a < algorithms.Concurrency; a++ {
+		for _, later := range []int64{10_000, 60_000} { // still on its way, and landed
+			tier := func(limit int64) algorithms.Tier {
+				return algorithms.Tier{Limit: limit, Window: time.Hour, Algorithm: a}
+			}
+			plan := func(tiers ...algorithms.Tier) *algorithms.Plan {
+				p, err := algorithms.NewPlan(tiers, 50*time.Millisecond)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return p
+			}
+			check := func(what string, got, want []int64) {
+				t.Helper()
+				if !slices.Equal(got, want) {
+					t.Errorf("%v after %d µs, %s: used %d, want %d", a, later, what, got, want)
+				}
+			}
+			s.begin(plan(tier(10)))
+			if _, err := s.answer(at, step1(7)); err != nil {
+				t.Fatal(err)
+			}
+			now := at + later
+			check("as it was", used(plan(tier(10)), now), []int64{7})
+			check("higher", used(plan(tier(20)), now), []int64{7})
+			other := algorithms.Tier{Limit: 9, Window: time.Minute, Algorithm: algorithms.GCRA}
+			up := int64(0)
+			if later < 50_000 {
+				up = 7
+			}
+			check("another tier before", used(plan(other, tier(20)), now), []int64{up, 7})
+			tokens := algorithms.Tier{Limit: 9, Window: time.Minute, Algorithm: a, Unit: "tokens"}
+			check("another unit before", used(plan(tokens, tier(20)), now), []int64{0, 7})
+			check("lower", used(plan(tier(5)), now), []int64{7})
+			check("as it was again", used(plan(tier(10)), now), []int64{7})
+			check("gone", used(plan(other), now), []int64{up})
+
+			s.begin(plan(tier(10)))
+			if _, err := s.answer(at, step1(7)); err != nil {
+				t.Fatal(err)
+			}
+			check("lower by turns", used(plan(tier(5)), now), []int64{7})
+			check("lower and landed", used(plan(tier(5)), now+60_000), []int64{7})
+			check("higher by turns", used(plan(tier(10)), now+60_000), []int64{7})
+
+			// What has left the window takes no place.
+			check("hours later", used(plan(tier(5)), now+3*3600_000_000), []int64{0})
+			if _, err := s.answer(now+3*3600_000_000, step1(5)); err != nil {
+				t.Fatal(err)
+			}
+			check("hours later, used", used(plan(tier(3)), now+3*3600_000_000+60_000), []int64{5})
+			check("days later", used(plan(tier(2)), now+50*3600_000_000), []int64{0})
+
+			if a == algorithms.FixedWindow || a == algorithms.WeightedWindow {
+				// 800 s after a full hour the windows of the latter are one ahead.
+				late, early := tier(10), tier(10)
+				late.Phase, early.Phase = 1000*time.Second, 600*time.Second
+				s.begin(plan(late))
+				if _, err := s.answer(at, step1(7)); err != nil {
+					t.Fatal(err)
+				}
+				check("landed", used(plan(late), now), []int64{7})
+				check("another phase", used(plan(early), now), []int64{7})
+			}
+		}
+	}
+}
+
+// TestLeasesChange: held places survive a change of policy.
+func TestLeasesChange(t *testing.T) {
+	s := mini(t)
+	const at = 1_700_000_000_000_000
+	s.begin(planOf(t, 0, "3;algo=concurrency", "5/s"))
+	ask := func(st step, want ...int64) {
+		t.Helper()
+		if got, err := s.answer(at, st); err != nil || !slices.Equal(got[6:], want) {
+			t.Errorf("%v: got %v, %v, want %v", st, got, err, want)
+		}
+	}
+	ask(step{op: "r", lease: []int64{7, 1, 1e6, 0}, args: []int64{0, 0, 2, -1, 1}}, 0, 0, 0, 0)
+	s.args = planArgs(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
+	ask(step{op: "r", lease: []int64{9, 1, 1e6, 0, 0}, args: []int64{0, 0, 1, -1, 0, 1}}, 2, -1)
+	ask(step{op: "r", lease: []int64{7, 2, 1e6, 0, 1}, args: []int64{0, 0, 1, -1, 0, 1}}, 0, 0)
+}
+
+// TestExpiry: the key lives as long as the answer says, and what it loses then is
+// what TestTwins checks to be nothing.
+func TestExpiry(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	s := newSubject(t, rdb, scriptSource, func(time.Time) {})
+	for _, tiers := range []string{"5/s;algo=gcra", "5/s", "100/h;algo=sliding_window"} {
+		s.begin(planOf(t, 50*time.Millisecond, tiers))
+		for range 3 {
+			got, err := s.answer(0, step1(1))
+			if err != nil {
+				t.Fatal(err)
+			}
+			left := rdb.PTTL(context.Background(), s.key).Val().Milliseconds()
+			if left > got[2] || left < got[2]-500 {
+				t.Errorf("%s: expires in %d ms, answered %d", tiers, left, got[2])
+			}
+		}
+	}
+}
+
+// TestMemory: what a quota takes in the server, its name included.
+func TestMemory(t *testing.T) {
+	ctx := context.Background()
+	s := real(t)
+	const at = 1_700_000_000_000_000
+	for _, c := range []struct {
+		tiers     []string
+		batches   int // of 100
+		mostBytes int64
+	}{
+		{[]string{"5/s;algo=gcra", "10000/h;algo=gcra"}, 0, 300},
+		{[]string{"10000/h"}, 0, 90_000},
+		{[]string{"10000/h"}, 101, 90_000},
+		{[]string{"5/s", "10000/h"}, 0, 90_000},
+	} {
+		s.begin(planOf(t, 50*time.Millisecond, c.tiers...))
+		s.key = fmt.Sprintf("%-35.35s", s.key+strings.Repeat("x", 35))
+		if _, err := s.answer(at, step1(1)); err != nil {
+			t.Fatal(err)
+		}
+		for i := range c.batches {
+			if _, err := s.answer(at+int64(i)*100_000, step1(100)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		size := s.rdb.MemoryUsage(ctx, s.key).Val()
+		t.Logf("%v: %d bytes", c.tiers, size)
+		if size > c.mostBytes {
+			t.Errorf("%v: %d bytes, want at most %d", c.tiers, size, c.mostBytes)
+		}
+	}
+}
+
+// TestNews: the fleet is told of pauses, and of places that come free while someone
+// waits for one.
+func TestNews(t *testing.T) {
+	ctx := context.Background()
+	s := mini(t)
+	const at = 1_700_000_000_000_000
+	s.begin(planOf(t, 0, "1;algo=concurrency"))
+	sub := s.rdb.Subscribe(ctx, s.key)
+	defer sub.Close()
+	if _, err := sub.Receive(ctx); err != nil {
+		t.Fatal(err)
+	}
+	told := sub.Channel()
+	for _, c := range []struct {
+		step
+		want string
+	}{
+		{step{op: "p", lease: []int64{7, 1, 1e6, 0}, args: []int64{2000, 0, 0, 0}}, "pause 2000 0 1"},
+		{step{op: "p", lease: []int64{7, 2, 1e6, 0}, args: []int64{1000, 1, 0, 0}}, ""},
+		{step{op: "p", lease: []int64{7, 3, 1e6, 0}, args: []int64{3000, 1, 1, 1}}, "pause 3000 1 2"},
+	} {
+		if _, err := s.answer(at, c.step); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case m := <-told:
+			if m.Payload != c.want {
+				t.Errorf("%v: told %q, want %q", c.step, m.Payload, c.want)
+			}
+		case <-time.After(100 * time.Millisecond):
+			if c.want != "" {
+				t.Errorf("%v: told nothing, want %q", c.step, c.want)
+			}
+		}
+	}
+	// 9 takes the place, 7 is refused, 9 lets go.
+	for i, st := range []step{
+		{op: "r", lease: []int64{9, 4, 1e6, 0}, args: []int64{0, 0, 1, -1, 1}},
+		{op: "l", lease: []int64{9, 5, 1e6, 0}}, // nobody waits
+		{op: "r", lease: []int64{9, 6, 1e6, 0}, args: []int64{0, 0, 1, -1, 1}},
+		{op: "r", lease: []int64{7, 7, 1e6, 0}, args: []int64{0, 0, 1, -1, 1}},
+		{op: "l", lease: []int64{9, 8, 1e6, 0}},
+	} {
+		if _, err := s.answer(at+4000, st); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case m := <-told:
+			if i != 4 || m.Payload != "freed" {
+				t.Errorf("step %d: told %q", i, m.Payload)
+			}
+		case <-time.After(100 * time.Millisecond):
+			if i == 4 {
+				t.Error("nobody was told that a place came free")
+			}
+		}
+	}
+}
+
+// TestSpeed tells what a call costs the server. It judges nothing: machines
+// differ. The state has 60 slots.
 func TestSpeed(t *testing.T) {
 	rdb := redistest.Start(t).Client()
 	ctx := context.Background()
@@ -66,8 +405,8 @@ func TestSpeed(t *testing.T) {
 		guard time.Duration
 		tiers []string
 	}{
-		{"two buckets, a burst of", 1, guard, []string{"100000/s;algo=gcra;burst=1000000", "1000000000/h;algo=gcra"}},
-		{"two buckets, a burst of", 64, guard, []string{"100000/s;algo=gcra;burst=1000000", "1000000000/h;algo=gcra"}},
+		{"two buckets, a burst of", 1, guard, []string{"100000/s;algo=gcra", "10000000/h;algo=gcra"}},
+		{"two buckets, a burst of", 64, guard, []string{"100000/s;algo=gcra", "10000000/h;algo=gcra"}},
 		{"two buckets, ahead of time", 1, 50 * time.Millisecond, []string{"1000/s;algo=gcra;burst=70", "100000/h;algo=gcra"}},
 		{"two buckets, ahead of time", 64, 50 * time.Millisecond, []string{"1000/s;algo=gcra;burst=70", "100000/h;algo=gcra"}},
 		{"two buckets, full burst on its way", 1, guard, []string{"1/s;algo=gcra;burst=60", "1000/h;algo=gcra"}},
@@ -90,16 +429,17 @@ func TestSpeed(t *testing.T) {
 			}
 		}
 		size := rdb.StrLen(ctx, told.key).Val()
-		us := serverTime(t, rdb, 300, func() {
-			if _, err := now.answer(0, step1(c.n)); err != nil {
-				t.Fatal(err)
-			}
-		})
-		t.Logf("%-36s n = %2d: %6.1f µs a call, %d bytes", c.name, c.n, us, size)
+		best := math.Inf(1)
+		for range 5 {
+			best = min(best, serverTime(t, rdb, 100, func() {
+				if _, err := now.answer(0, step1(c.n)); err != nil {
+					t.Fatal(err)
+				}
+			}))
+		}
+		t.Logf("%-36s n = %2d: %6.1f µs a call, %d bytes", c.name, c.n, best, size)
 	}
 }
 
 // step1 reserves n times one.
-func step1(n int64) step { return step{op: "r", args: []int64{1 << 52, 0, n, -1, 1}} }
-
-var _ = fmt.Sprint
+func step1(n int64) step { return step{op: "r", args: []int64{n, 0, n, -1, 1}} }

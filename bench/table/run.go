@@ -10,6 +10,9 @@ import (
 	"os/exec"
 )
 
+// The benchmarks that compare libraries.
+var groups = []string{"Local", "Redis"}
+
 // Run is the command "table": it runs the benchmarks of the current directory,
 // writes their output to stderr as it comes, and the tables to stdout. With -from
 // it reads an output from a file instead.
@@ -22,6 +25,7 @@ func Run(args []string, stdout, stderr io.Writer) error {
 	bench := flags.String("bench", ".", "run the benchmarks that match this `pattern`")
 	count := flags.Int("count", 5, "take the median of this many `rounds`")
 	benchtime := flags.String("benchtime", "500ms", "run each benchmark for this `duration` in each round")
+	short := flags.Bool("short", false, "take less time for what takes a minute")
 	from := flags.String("from", "", "read the output of go test -bench from this `file`, and run nothing")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -30,21 +34,21 @@ func Run(args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	if flags.NArg() > 0 || *count < 1 {
-		return errors.New("usage: table [-bench pattern] [-count rounds] [-benchtime duration] [-from file]")
+		return errors.New("usage: table [-bench pattern] [-count rounds] [-benchtime duration] [-short] [-from file]")
 	}
 	var r Results
 	if *from != "" {
 		if err := r.parseFile(*from); err != nil {
 			return err
 		}
-		return r.Markdown(stdout, "Local")
+		return r.Markdown(stdout, groups...)
 	}
 	for range *count {
-		if err := r.measure(*bench, *benchtime, stderr); err != nil {
+		if err := r.measure(stderr, "-bench="+*bench, "-benchtime="+*benchtime, fmt.Sprint("-short=", *short)); err != nil {
 			return err
 		}
 	}
-	return r.Markdown(stdout, "Local")
+	return r.Markdown(stdout, groups...)
 }
 
 func (r *Results) parseFile(name string) error {
@@ -56,9 +60,9 @@ func (r *Results) parseFile(name string) error {
 	return r.Parse(f)
 }
 
-func (r *Results) measure(bench, benchtime string, stderr io.Writer) error {
+func (r *Results) measure(stderr io.Writer, args ...string) error {
 	var out bytes.Buffer
-	cmd := exec.Command("go", "test", "-run=^$", "-count=1", "-bench="+bench, "-benchtime="+benchtime, ".")
+	cmd := exec.Command("go", append([]string{"test", "-run=^$", "-count=1"}, args...)...)
 	cmd.Stdout = io.MultiWriter(&out, stderr)
 	cmd.Stderr = stderr
 	if err := cmd.Run(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -76,15 +77,18 @@ func (r *Results) Median(name, unit string) (float64, bool) {
 	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2, true
 }
 
-// Markdown writes the tables. In the first the benchmarks called group/library/case
-// are rows of cases and columns of libraries; the library named first is divided by
-// each other one. In the second is every unit that benchmarks chose themselves.
-func (r *Results) Markdown(w io.Writer, group string) error {
+// Markdown writes the tables. There is one for each group, in which the benchmarks
+// called group/library/case are rows of cases and columns of libraries; the library
+// named first is divided by each other one. In the last is every unit that
+// benchmarks chose themselves.
+func (r *Results) Markdown(w io.Writer, groups ...string) error {
 	if len(r.names) == 0 {
 		return errors.New("there are no results")
 	}
 	var b strings.Builder
-	r.compare(&b, group)
+	for _, group := range groups {
+		r.compare(&b, group)
+	}
 	r.list(&b)
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -100,15 +104,14 @@ func (r *Results) compare(b *strings.Builder, group string) {
 	for _, other := range others {
 		header = append(header, first+"/"+other)
 	}
-	row(b, header)
-	row(b, append([]string{"---"}, slices.Repeat([]string{"---:"}, len(header)-1)...))
+	begin(b, header, append([]string{"---"}, slices.Repeat([]string{"---:"}, len(header)-1)...))
 	for _, c := range cases {
 		cells := []string{c}
 		for _, library := range libraries {
-			cells = append(cells, r.time(group+"/"+library+"/"+c))
+			cells = append(cells, r.time(r.find(group, library, c)))
 		}
 		for _, other := range others {
-			cells = append(cells, r.ratio(group+"/"+first+"/"+c, group+"/"+other+"/"+c))
+			cells = append(cells, r.ratio(r.find(group, first, c), r.find(group, other, c)))
 		}
 		row(b, cells)
 	}
@@ -133,16 +136,44 @@ func (r *Results) axes(group string) (libraries, cases []string) {
 	return libraries, cases
 }
 
-// time returns nanoseconds, and what was allocated where that isn't nothing.
+// find returns the name of a library's case. A floor that has cases of its own, such
+// as ping/c64, stands for one/c64 with the fastest that has as many callers.
+func (r *Results) find(group, library, c string) string {
+	name := group + "/" + library + "/" + c
+	if _, ok := r.samples[name]; ok || library != "floor" {
+		return name
+	}
+	_, callers, ok := strings.Cut(c, "/")
+	if !ok {
+		return name
+	}
+	least := math.Inf(1)
+	for _, other := range r.names {
+		ns, ok := r.Median(other, "ns/op")
+		if ok && ns < least && strings.HasPrefix(other, group+"/floor/") && strings.HasSuffix(other, "/"+callers) {
+			name, least = other, ns
+		}
+	}
+	return name
+}
+
+// time returns nanoseconds, and what else a call took where that isn't nothing.
 func (r *Results) time(name string) string {
 	ns, ok := r.Median(name, "ns/op")
 	if !ok {
 		return ""
 	}
+	var others []string
 	if allocs, _ := r.Median(name, "allocs/op"); allocs > 0 {
-		return fmt.Sprintf("%.0f (%.0f allocs)", ns, allocs)
+		others = append(others, fmt.Sprintf("%.0f allocs", allocs))
 	}
-	return fmt.Sprintf("%.0f", ns)
+	if server, ok := r.Median(name, "server-µs/op"); ok {
+		others = append(others, fmt.Sprintf("%.1f server-µs", server))
+	}
+	if len(others) == 0 {
+		return fmt.Sprintf("%.0f", ns)
+	}
+	return fmt.Sprintf("%.0f (%s)", ns, strings.Join(others, ", "))
 }
 
 func (r *Results) ratio(name, other string) string {
@@ -151,11 +182,14 @@ func (r *Results) ratio(name, other string) string {
 	if !ok1 || !ok2 || b == 0 {
 		return ""
 	}
+	if a/b < 0.1 {
+		return fmt.Sprintf("%.3f", a/b)
+	}
 	return fmt.Sprintf("%.2f", a/b)
 }
 
 func (r *Results) list(b *strings.Builder) {
-	empty := true
+	begun := false
 	for _, name := range r.names {
 		var units []string
 		for unit := range r.samples[name] {
@@ -165,16 +199,31 @@ func (r *Results) list(b *strings.Builder) {
 		}
 		slices.Sort(units)
 		for _, unit := range units {
-			if empty {
-				b.WriteByte('\n')
-				row(b, []string{"measured", "median", "unit"})
-				row(b, []string{"---", "---:", "---"})
-				empty = false
+			if !begun {
+				begin(b, []string{"measured", "median", "unit"}, []string{"---", "---:", "---"})
+				begun = true
 			}
 			m, _ := r.Median(name, unit)
-			row(b, []string{name, fmt.Sprintf("%.1f", m), unit})
+			row(b, []string{name, significant(m), unit})
 		}
 	}
+}
+
+// significant writes a ratio as one, and a large number without a pretence.
+func significant(f float64) string {
+	if math.Abs(f) < 10 {
+		return fmt.Sprintf("%.2f", f)
+	}
+	return fmt.Sprintf("%.1f", f)
+}
+
+// begin begins a table, an empty line after the one before.
+func begin(b *strings.Builder, header, rule []string) {
+	if b.Len() > 0 {
+		b.WriteByte('\n')
+	}
+	row(b, header)
+	row(b, rule)
 }
 
 func row(b *strings.Builder, cells []string) {

@@ -17,6 +17,11 @@ BenchmarkLocal/throttle/wait1-2   	 1000	        50 ns/op	       0 B/op	       0
 BenchmarkLocal/throttle/wait1-2   	 1000	       999 ns/op	       0 B/op	       0 allocs/op
 BenchmarkLocal/floor/wait1-2      	 1000	        30 ns/op	       0 B/op	       0 allocs/op
 BenchmarkLocal/floor/wait1-2      	 1000	        20 ns/op	       0 B/op	       0 allocs/op
+BenchmarkRedis/throttle/one/c1-2  	 1000	     20000 ns/op	        10.25 server-µs/op	       4 allocs/op
+BenchmarkRedis/other/one/c1-2     	 1000	     40000 ns/op	        20.00 server-µs/op	       0 allocs/op
+BenchmarkRedis/floor/ping/c1-2    	 1000	     10000 ns/op	         5.00 server-µs/op	       0 allocs/op
+BenchmarkRedis/floor/noop/c1-2    	 1000	     12500 ns/op	         6.00 server-µs/op	       0 allocs/op
+BenchmarkRedis/floor/noop/c16-2   	 1000	      5000 ns/op	         6.00 server-µs/op	       0 allocs/op
 BenchmarkIdle-2                   	    1	4032159545 ns/op	       339.96 B/quota	 12.5 a-metric
 PASS
 ok  	example/bench	7.195s
@@ -26,6 +31,13 @@ const tables = `| ns per call | throttle | other | floor | throttle/other | thro
 | --- | ---: | ---: | ---: | ---: | ---: |
 | wait1 | 75 | 100 (3 allocs) | 25 | 0.75 | 3.00 |
 | wait2 | 80 |  |  |  |  |
+
+| ns per call | throttle | other | floor | throttle/other | throttle/floor |
+| --- | ---: | ---: | ---: | ---: | ---: |
+| one/c1 | 20000 (4 allocs, 10.2 server-µs) | 40000 (20.0 server-µs) | 10000 (5.0 server-µs) | 0.50 | 2.00 |
+| ping/c1 |  |  | 10000 (5.0 server-µs) |  |  |
+| noop/c1 |  |  | 12500 (6.0 server-µs) |  |  |
+| noop/c16 |  |  | 5000 (6.0 server-µs) |  |  |
 
 | measured | median | unit |
 | --- | ---: | --- |
@@ -42,7 +54,7 @@ func TestMarkdown(t *testing.T) {
 		}
 	}
 	var got strings.Builder
-	if err := r.Markdown(&got, "Local"); err != nil {
+	if err := r.Markdown(&got, "Local", "Redis"); err != nil {
 		t.Fatal(err)
 	}
 	if got.String() != tables {

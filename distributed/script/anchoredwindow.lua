@@ -29,8 +29,8 @@ local function anchoredWindow(unit, limit, window, precision, total, groups, lo,
   function rule.earliest(now, n)
     local closes, last = sentSoFar()
     local opens = last or now
-    if closes ~= OPENING then opens = max(opens, closes) end
-    return min(opens, rolling.earliest(now, n))
+    if closes ~= OPENING then opens = math.max(opens, closes) end
+    return math.min(opens, rolling.earliest(now, n))
   end
 
   function rule.depart(at)
@@ -50,7 +50,7 @@ local function anchoredWindow(unit, limit, window, precision, total, groups, lo,
     return rolling.used(now)
   end
 
-  function rule.fresh(now) return hi == OPENING and now or max(now, hi) end
+  function rule.fresh(now) return hi == OPENING and now or math.max(now, hi) end
 
   function rule.expires()
     local closes = sentSoFar()

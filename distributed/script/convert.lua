@@ -5,102 +5,105 @@
 -- and generation are not the policy's. What was given back is dropped: it is
 -- charged in the old tiers, but maybe not in the new ones.
 
--- What each old tier remembers, and where in the body the slots begin.
-local function remembered(old, rings)
-  local list, ring, words, groups = {}, 1, HEAD + 7 * old[3] + 1, frontOf(old) + 1
+if old then
+  local function nameOf(p, t) return table.concat({p[t], p[t + 3], p[5 + p[t + 1]]}, ' ') end
+
+  -- What each old tier remembers, by name.
+  local remembered, words, groups = {}, body + HEAD + 7 * old[3], body + (sizes(old))
+  local ring, log = oldRings, 0
   for t = 5 + old[3], #old, 6 do
     local algorithm, limit = old[t], old[t + 2]
-    local size = algorithm == LOG and 7 * limit or 0
-    local grouped = hasGroups(algorithm) and 14 * parse('>I7', body, words + 7) or 0
-    list[#list + 1] = {
-      name = concat({algorithm, old[t + 3], old[5 + old[t + 1]]}, ' '),
-      limit = limit, phase = old[t + 5],
-      words = sub(body, words, words + 7 * WORDS[algorithm] - 1),
-      groups = sub(body, groups, groups + grouped - 1),
-      ring = sub(rings, ring, ring + size - 1),
+    local n = hasGroups(algorithm) and parse('>I7', state, words + 7) or 0
+    local size = 0
+    if algorithm == LOG then
+      log = log + 1
+      size = 7 * capacities[log]
+    end
+    remembered[nameOf(old, t)] = remembered[nameOf(old, t)] or {
+      limit = limit,
+      up = parse('>I7', state, body + HEAD + 7 * old[t + 1]),
+      phase = old[t + 5],
+      words = string.sub(state, words, words + 7 * WORDS[algorithm] - 1),
+      groups = string.sub(state, groups, groups + 14 * n - 1),
+      ring = string.sub(state, ring, ring + size - 1),
     }
-    words, groups, ring = words + 7 * WORDS[algorithm], groups + grouped, ring + size
+    words, groups, ring = words + 7 * WORDS[algorithm], groups + 14 * n, ring + size
   end
-  return list, groups
-end
 
--- The newest stamps of a ring, in a ring of another size.
-local function convertLog(old, limit)
-  local length, place, newest = parse('>I7I7I7', old.words, 1)
-  local inOrder = sub(old.ring, 7 * place + 1) .. sub(old.ring, 1, 7 * place)
-  length = min(length, limit)
-  old.ring = sub(inOrder, #inOrder - 7 * length + 1) .. rep('\0', 7 * (limit - length))
-  old.words = pack('>I7I7I7', length, length % limit, newest)
-end
-
--- The units that are missing from a bucket take another time to come back.
-local function convertBucket(old, limit, at)
-  local tat, part = parse('>I7I7', old.words, 1)
-  local ahead = max(0, tat - at + (part > 0 and 1 or 0))
-  old.words = pack('>I7I7', at + ceilMulDiv(ahead, old.limit, limit), 0)
-end
-
--- A window of the clock ends where it ended, or with the first one after that.
-local function convertAligned(old, phase)
-  local index = parse('>I7', old.words, 1)
-  if old.phase > phase then old.words = pack('>I7', index + 1) .. sub(old.words, 8) end
-end
-
--- The records of a part of the body, with the amounts of the new units after the
--- first numbers of each.
-local function convertRecords(at, n, fixed, oldUnits, oldUnitOf)
-  local out, width = {}, fixed + oldUnits
-  for i = 1, n do
-    local r = {parse(sevens(width), body, at + 7 * width * (i - 1))}
-    local new = {spread(r, 1, fixed)}
-    for u = 1, units do new[fixed + u] = oldUnitOf[u] and r[fixed + oldUnitOf[u]] or 0 end
-    out[i] = pack(sevens(fixed + units), spread(new))
+  -- The newest stamps of a ring, in a ring of another size. All that are in view or
+  -- on their way have a place, be they more than limit: while a fleet changes its
+  -- policy, the next call may be one of the larger limit again.
+  local function resize(was, limit, window)
+    local length, next, newest = parse('>I7I7I7', was.words, 1)
+    local inOrder = string.sub(was.ring, 7 * next + 1) .. string.sub(was.ring, 1, 7 * next)
+    local few, many = 0, length -- how many are in view
+    while few < many do
+      local middle = few + (divMod(many - few, 2))
+      local stamp = parse('>I7', inOrder, #inOrder - 7 * middle - 6)
+      if stamp > frontier - window then few = middle + 1 else many = middle end
+    end
+    local capacity = math.max(limit, few + was.up)
+    length = math.min(length, capacity)
+    return pack('>I7I7I7', length, length % capacity, newest),
+      string.sub(inOrder, #inOrder - 7 * length + 1) .. string.rep('\0', 7 * (capacity - length))
   end
-  return concat(out)
-end
 
--- Makes body that of the new plan, and returns the rings before it.
-local function convert(old, rings, at)
-  local oldUnits, oldUnitOf = old[3], {}
-  for u = 1, units do
-    for o = 1, oldUnits do
-      if old[4 + o] == plan[4 + u] then oldUnitOf[u] = o end
-    end
+  -- The units that are missing from a bucket take another time to come back, from
+  -- the frontier on: what is on its way lands after that.
+  local function refill(was, limit)
+    local tat, part = parse('>I7I7', was.words, 1)
+    local ahead = math.max(0, tat - frontier + (part > 0 and 1 or 0))
+    return pack('>I7I7', frontier + ceilMulDiv(ahead, was.limit, limit), 0)
   end
-  local list, rest = remembered(old, rings)
-  local words, groups, ringsNew, concurrent = {}, {}, {}, false
-  for t = 5 + plan[3], #plan, 6 do
-    local algorithm, limit, tier = plan[t], plan[t + 2], nil
-    local name = concat({algorithm, plan[t + 3], plan[5 + plan[t + 1]]}, ' ')
-    for i = #list, 1, -1 do
-      if list[i].name == name then tier = list[i] end
+
+  -- A window of the clock ends where it would have, or at the first boundary after.
+  local function shift(was, phase)
+    if was.phase <= phase then return was.words end
+    return pack('>I7', parse('>I7', was.words, 1) + 1) .. string.sub(was.words, 8)
+  end
+
+  local tierWords, tierGroups, tierRings, concurrent = {}, {}, {}, false
+  capacities, image = {}, start
+  for t = 5 + units, #plan, 6 do
+    local algorithm, limit = plan[t], plan[t + 2]
+    local was = remembered[nameOf(plan, t)]
+    local words, ring = string.rep('\0', 7 * WORDS[algorithm]), ''
+    if was then words = was.words end
+    if algorithm == LOG then
+      ring = string.rep('\0', 7 * limit)
+      if was then words, ring = resize(was, limit, plan[t + 3]) end
+      capacities[#capacities + 1] = #ring / 7
+      image = image .. pack('>I7', #ring / 7)
+    elseif was and isBucket(algorithm) then
+      words = refill(was, limit)
+    elseif was and (algorithm == FIXED or algorithm == WEIGHTED) then
+      words = shift(was, plan[t + 5])
     end
-    if not tier then
-      tier = {words = rep('\0', 7 * WORDS[algorithm]), groups = '',
-        ring = algorithm == LOG and rep('\0', 7 * limit) or ''}
-    else
-      local copy = {}
-      for k, v in pairs(tier) do copy[k] = v end
-      tier = copy
-      if algorithm == LOG then convertLog(tier, limit) end
-      if isBucket(algorithm) then convertBucket(tier, limit, at) end
-      if isAligned(algorithm) then convertAligned(tier, plan[t + 5]) end
-    end
-    words[#words + 1], groups[#groups + 1] = tier.words, tier.groups
-    ringsNew[#ringsNew + 1] = tier.ring
+    tierWords[#tierWords + 1], tierRings[#tierRings + 1] = words, ring
+    tierGroups[#tierGroups + 1] = was and was.groups or ''
     concurrent = concurrent or algorithm == CONCURRENCY
   end
-  local slots, pooled, leased = parse('>I2I1I2', body, COUNTS)
-  local up = convertRecords(HEAD + 1, 1, 0, oldUnits, oldUnitOf)
-  local flying = convertRecords(rest, slots, 1, oldUnits, oldUnitOf)
-  local held = ''
-  if concurrent then
-    local at = rest + 7 * (1 + oldUnits) * (slots + pooled)
-    held = convertRecords(at, leased, 3, oldUnits, oldUnitOf)
-  else
-    leased = 0
+
+  -- n records whose first numbers stay and whose amounts are told by unit.
+  local function retell(at, n, fixed)
+    local records = readRecords(state, at, n, fixed + old[3])
+    for i, r in ipairs(records) do
+      local new = {spread(r, 1, fixed)}
+      for u = 1, units do
+        new[fixed + u] = 0
+        for o = 1, old[3] do
+          if old[4 + o] == plan[4 + u] then new[fixed + u] = r[fixed + o] end
+        end
+      end
+      records[i] = new
+    end
+    return recordBytes(records, fixed + units)
   end
-  body = sub(body, 1, COUNTS - 1) .. pack('>I2I1I2', slots, 0, leased)
-    .. up .. concat(words) .. concat(groups) .. flying .. held
-  return concat(ringsNew)
+
+  local leasesAt = groups + 7 * (1 + old[3]) * (slotCount + poolCount)
+  poolCount, leaseCount = 0, concurrent and leaseCount or 0
+  state = string.sub(state, body, body + HEAD - 1) .. retell(body + HEAD, 1, 0)
+    .. table.concat(tierWords) .. table.concat(tierGroups)
+    .. retell(groups, slotCount, 1) .. retell(leasesAt, leaseCount, 3)
+  body, image = 1, image .. table.concat(tierRings)
 end

@@ -6,7 +6,7 @@ local drift -- Unix time less the clock that never runs backwards
 -- The number of the window of an instant, but never less than least: a wall clock
 -- that steps back does not reopen a window.
 local function indexOf(at, least, window, phase)
-  return max(least, (divMod(at + drift - phase, window)))
+  return math.max(least, (divMod(at + drift - phase, window)))
 end
 
 -- The instant at which a window opens.
@@ -24,7 +24,7 @@ local function fixedWindow(unit, limit, window, phase, index, count)
     while up + n > limit do
       local at, carried = landing(i, unit)
       up, i = up - carried, i + 1
-      next = max(next, indexOf(at, current, window, phase) + 1)
+      next = math.max(next, indexOf(at, current, window, phase) + 1)
     end
     return startOf(next, window, phase)
   end

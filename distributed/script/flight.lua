@@ -7,6 +7,7 @@
 local rules, unitOf = {}, {} -- of each tier
 local aloft = {} -- of each unit, how much is on its way
 local slots -- a queue
+local firstLanding -- of the first slot
 local frontier -- the latest instant decided on: the next booking is not before it
 
 -- When slot i lands, and how much of a unit it carries.
@@ -36,17 +37,17 @@ end
 
 -- Moves the frontier, and lands the requests whose guard has passed.
 local function advance(now)
-  frontier = max(frontier, now)
-  while slots.first <= slots.last do
+  if now > frontier then frontier = now end
+  while firstLanding <= frontier do
     local s = record(slots, slots.first)
     local at = slots[s + 1]
-    if at > frontier then break end
     for i = 1, #rules do
       local n = slots[s + 1 + unitOf[i]]
       if n > 0 then rules[i].land(at, n) end
     end
     for u = 1, units do aloft[u] = aloft[u] - slots[s + 1 + u] end
     slots.first = slots.first + 1
+    firstLanding = slots.first <= slots.last and landing(slots.first, 0) or NEVER
   end
   return frontier
 end
@@ -69,14 +70,17 @@ local function depart(at, cost)
   local lands, s = at + guard, nil
   if slots.first <= slots.last then
     s = lastRecord(slots)
-    lands = max(lands, slots[s + 1]) -- it may have left under a longer guard
-    if floor((slots[s + 1] - guard) / grain) ~= floor(at / grain) then s = nil end
+    local last = slots[s + 1]
+    if last > lands then lands = last end -- it left under a longer guard
+    last = last - guard
+    if last - last % grain ~= at - at % grain then s = nil end
   end
   if not s then
     s = append(slots)
     for u = 1, units do slots[s + 1 + u] = 0 end
   end
   slots[s + 1] = lands
+  if slots.first == slots.last then firstLanding = lands end
   for u = 1, units do
     slots[s + 1 + u] = slots[s + 1 + u] + cost[u]
     aloft[u] = aloft[u] + cost[u]

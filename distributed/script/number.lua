@@ -1,18 +1,18 @@
 -- number.lua: whole numbers from 0 to 2^53, exact in Lua's doubles as in Go's int64.
 -- Twin: algorithms/number.go.
+--
+-- A call pays for every function that the script defines and for every local that
+-- a function shares. So what runs once is no function, and what the library has
+-- by name is called by that.
 
 local NEVER = 2 ^ 53 -- the instant of what no passing of time brings about
-local LATEST = 2 ^ 52 -- an instant beyond, 142 years ahead, is as good as never
 
-local floor, max, min = math.floor, math.max, math.min
-
--- p ÷ c and the remainder, for c > 0. The quotient of two doubles may round up to
--- a whole number, never down below one.
+-- p ÷ c and the remainder, for c > 0. What is less than 2^53 misses the next whole
+-- quotient by more than a double rounds.
 local function divMod(p, c)
-  local q = floor(p / c)
-  local r = p - q * c
-  if r < 0 then return q - 1, r + c end
-  return q, r
+  local q = p / c
+  q = q - q % 1
+  return q, p - q * c
 end
 
 -- a × b ÷ c and the remainder, for a, b ≥ 0 and c > 0.
@@ -22,12 +22,12 @@ local function mulDiv(a, b, c)
   -- 1,000,000 units × 30 days in µs is 2.6e18: divide first, then what is left.
   local whole, rest = divMod(b, c)
   local q, r = 0, 0
-  if (a + 0.0) * rest < NEVER then
-    q, r = divMod(a * rest, c)
+  product = (a + 0.0) * rest
+  if product < NEVER then
+    q, r = divMod(product, c)
   else
-    local bit = 1
+    local bit, left = 1, a
     while bit * 2 <= a do bit = bit * 2 end
-    local left = a
     while bit >= 1 do -- double and add, and never keep a c more than needed
       q, r = q * 2, r * 2
       if r >= c then q, r = q + 1, r - c end
@@ -43,6 +43,7 @@ local function mulDiv(a, b, c)
   return q, r
 end
 
+-- The same, rounded up.
 local function ceilMulDiv(a, b, c)
   local q, r = mulDiv(a, b, c)
   return r > 0 and q + 1 or q

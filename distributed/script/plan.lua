@@ -2,23 +2,23 @@
 -- Units: windows, precision and phase in µs. Twin: algorithms/plan.go.
 --
 -- A plan is the list of numbers from ARGV[2] on: guard, grain, number of units,
--- number of tiers, the units' hashes, six numbers for each tier. The state keeps
--- the same numbers as text, so that a changed policy is found by comparing two
--- strings and read only then. Its tiers are at 5 + plan[3], six numbers later, and so on.
+-- number of tiers, the units' hashes, and from 5 + number of units on, six numbers
+-- a tier. The state begins with the same numbers as text, so that a changed policy
+-- is found by comparing two strings, and read only then.
 
-local LOG, WINDOW, ANCHORED, CONCURRENCY = 0, 1, 4, 8 -- as in algorithms/tier.go
+local LOG, WINDOW, WEIGHTED, FIXED, ANCHORED, CONCURRENCY = 0, 1, 2, 3, 4, 8 -- as in algorithms/tier.go
 local WORDS = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0} -- what a tier of each algorithm remembers
 
 local key, op = KEYS[1], ARGV[1]
 local cursor = 6 + ARGV[4] + 6 * ARGV[5] -- the next argument
-local planText = concat(ARGV, ' ', 2, cursor - 1)
-local plan = {}
-for i = 2, cursor - 1 do plan[i - 1] = tonumber(ARGV[i]) end
+local planText = table.concat(ARGV, ' ', 2, cursor - 1)
+local plan = {spread(ARGV, 2, cursor - 1)}
+for i = 1, #plan do plan[i] = plan[i] + 0 end
 local guard, grain, units = plan[1], 2 ^ plan[2], plan[3]
 
 local function argument()
   cursor = cursor + 1
-  return tonumber(ARGV[cursor - 1])
+  return ARGV[cursor - 1] + 0
 end
 
 -- The next amounts, one for each unit.

@@ -5,7 +5,7 @@
 --
 -- A queue is a table: its fields, and the numbers read so far in its array part.
 
-local body = '' -- the bytes of the state that follow the rings
+local state -- the bytes in which queues lie
 
 local function queue(at, count, width)
   return {at = at, width = width, first = 1, last = count, intact = count, page = 1}
@@ -17,18 +17,22 @@ local function record(q, i)
   local width = q.width
   local base = (i - 1) * width
   if not q[base + 1] then
-    local n = min(q.page, q.intact - i + 1) * width
-    local numbers = {parse(sevens(n), body, q.at + 7 * base)}
-    for j = 1, n do q[base + j] = numbers[j] end
-    q.page = min(64, q.page * 2)
+    local n = math.min(q.page, q.intact - i + 1) * width
+    if n == 2 then
+      q[base + 1], q[base + 2] = parse('>I7I7', state, q.at + 7 * base)
+    else
+      local numbers = {parse(sevens(n), state, q.at + 7 * base)}
+      for j = 1, n do q[base + j] = numbers[j] end
+    end
+    q.page = math.min(64, q.page * 2)
   end
   return base
 end
 
--- The index before the numbers of a last record that may be changed.
+-- The index before the numbers of the last record, which may be changed.
 local function lastRecord(q)
   local base = record(q, q.last)
-  q.intact = min(q.intact, q.last - 1)
+  if q.intact == q.last then q.intact = q.last - 1 end
   return base
 end
 
@@ -38,18 +42,12 @@ local function append(q)
   return (q.last - 1) * q.width
 end
 
-local function length(q) return q.last - q.first + 1 end
-
-local function clear(q) q.first, q.intact = q.last + 1, min(q.intact, q.last) end
-
--- What is left of the queue, as bytes.
-local function bytes(q)
-  local size, from = 7 * q.width, max(q.first, q.intact + 1)
-  local kept = sub(body, q.at + size * (q.first - 1), q.at + size * (from - 1) - 1)
-  if from > q.last then return kept end
-  local format, records = sevens(q.width), {kept}
+-- Adds what is left of a queue to parts, as bytes.
+local function putQueue(parts, q)
+  local size, from = 7 * q.width, q.intact + 1
+  if from < q.first then from = q.first end
+  parts[#parts + 1] = string.sub(state, q.at + size * (q.first - 1), q.at + size * (from - 1) - 1)
   for i = from, q.last do
-    records[#records + 1] = pack(format, spread(q, (i - 1) * q.width + 1, i * q.width))
+    parts[#parts + 1] = pack(sevens(q.width), spread(q, (i - 1) * q.width + 1, i * q.width))
   end
-  return concat(records)
 end

@@ -1,30 +1,30 @@
 -- slidinglog.lua: at most limit units in every half-open interval of one window.
 -- Units: µs. Twin: algorithms/slidinglog.go.
 --
--- The last limit stamps lie in a ring of seven bytes each, beside the body. The
--- stamp that a new one would overwrite is the one that must have left the window:
--- a decision reads one of them, whatever the limit. What lands in this call is
--- written when the call ends.
+-- The last stamps, limit of them or more, lie in a ring of seven bytes each, beside
+-- the body. The one before the last limit must have left the window: a decision
+-- reads one of them, whatever the limit. What lands in this call is written when
+-- the call ends.
 
-local stored -- function(first, last): the bytes of the state, from 0; see state.lua
+local image -- the bytes before the body where they are yet to be written, or nil
 
--- ring is where the ring lies in the state, length how many stamps it has, place
--- where the next one goes, and newest the last.
-local function slidingLog(unit, limit, window, ring, length, place, newest)
+-- ring is where the ring lies in the state, capacity how many stamps it holds,
+-- length how many it has, place where the next one goes, and newest the last.
+local function slidingLog(unit, limit, window, ring, capacity, length, place, newest)
   local instants, upTo, added = {}, {}, 0 -- what landed in this call, in runs
   local rule = {}
 
-  -- The k-th oldest of the last limit stamps, nil where there are fewer.
-  local function stamp(k)
-    local newer = limit - k
+  -- The stamp after which so many newer ones came, nil where there are fewer.
+  local function stamp(newer)
     if newer >= length then return nil end
     if newer < added then
       local run = #upTo
       while run > 1 and upTo[run - 1] >= added - newer do run = run - 1 end
       return instants[run]
     end
-    local at = ring + 7 * ((place + k - 1) % limit)
-    return (parse('>I7', stored(at, at + 6), 1))
+    local at = ring + 7 * ((place - 1 - newer) % capacity)
+    if image then return (parse('>I7', image, at + 1)) end
+    return (parse('>I7', redis.call('GETRANGE', key, text(at), text(at + 6)), 1))
   end
 
   function rule.earliest(now, n)
@@ -32,22 +32,22 @@ local function slidingLog(unit, limit, window, ring, length, place, newest)
     -- are too few, one of those on their way, which leaves a window after it lands.
     local k = aloft[unit] + n
     if k > limit then return nthLanding(unit, k - limit) + window end
-    local s = stamp(k)
-    return s and max(now, s + window) or now
+    local s = stamp(limit - k)
+    return s and math.max(now, s + window) or now
   end
 
   function rule.land(at, n)
-    n = min(n, limit)
+    if n > capacity then n = capacity end
     added = added + n
     instants[#instants + 1], upTo[#upTo + 1] = at, added
-    length, place, newest = min(limit, length + n), (place + n) % limit, at
+    length, place, newest = math.min(capacity, length + n), (place + n) % capacity, at
   end
 
   function rule.used(now)
     local few, many = 0, length -- how many may still be in view
     while few < many do
-      local middle = floor((few + many) / 2)
-      if stamp(limit - middle) > now - window then few = middle + 1 else many = middle end
+      local middle = math.floor((few + many) / 2)
+      if stamp(middle) > now - window then few = middle + 1 else many = middle end
     end
     return few
   end
@@ -65,14 +65,14 @@ local function slidingLog(unit, limit, window, ring, length, place, newest)
     if added == 0 then return end
     local runs, before = {}, 0
     for i = 1, #upTo do
-      runs[i] = rep(pack('>I7', instants[i]), upTo[i] - before)
+      runs[i] = string.rep(pack('>I7', instants[i]), upTo[i] - before)
       before = upTo[i]
     end
-    local stamps = sub(concat(runs), -7 * limit)
-    local first = (place - #stamps / 7) % limit
-    local fits = 7 * (limit - first)
-    redis.call('SETRANGE', key, text(ring + 7 * first), sub(stamps, 1, fits))
-    if #stamps > fits then redis.call('SETRANGE', key, text(ring), sub(stamps, fits + 1)) end
+    local stamps = string.sub(table.concat(runs), -7 * capacity)
+    local first = (place - #stamps / 7) % capacity
+    local fits = 7 * (capacity - first)
+    redis.call('SETRANGE', key, text(ring + 7 * first), string.sub(stamps, 1, fits))
+    if #stamps > fits then redis.call('SETRANGE', key, text(ring), string.sub(stamps, fits + 1)) end
   end
 
   return rule

@@ -13,7 +13,7 @@ local function slidingWindow(unit, limit, window, precision, total, groups)
     for i = groups.first, groups.last do
       local g = record(groups, i)
       excess = excess - groups[g + 2]
-      if excess <= 0 then return max(now, groups[g + 1] + window) end
+      if excess <= 0 then return math.max(now, groups[g + 1] + window) end
     end
     return nthLanding(unit, excess) + window
   end
@@ -28,7 +28,8 @@ local function slidingWindow(unit, limit, window, precision, total, groups)
     total = total + n
     if groups.first <= groups.last then
       local g = lastRecord(groups)
-      if floor(groups[g + 1] / precision) == floor(at / precision) then
+      local last = groups[g + 1]
+      if last - last % precision == at - at % precision then
         groups[g + 1], groups[g + 2] = at, groups[g + 2] + n
         return
       end
@@ -57,11 +58,10 @@ local function slidingWindow(unit, limit, window, precision, total, groups)
     return lands and lands + window or rule.fresh(0)
   end
 
-  function rule.words() return pack('>I7I7', total, length(groups)) end
+  function rule.words() return pack('>I7I7', total, groups.last - groups.first + 1) end
 
   function rule.clear()
-    total = 0
-    clear(groups)
+    total, groups.first = 0, groups.last + 1
   end
 
   return rule

@@ -29,7 +29,7 @@ local function weightedWindow(unit, limit, window, phase, index, current, previo
       local closes = startOf(index + 1, window, phase)
       local free = limit - current - up - n
       if free >= 0 then
-        local at = max(now, closes - inView(free, previous))
+        local at = math.max(now, closes - inView(free, previous))
         if at < closes then return at end
       end
       local next = index + 1
@@ -37,7 +37,7 @@ local function weightedWindow(unit, limit, window, phase, index, current, previo
         local at, carried = landing(i, unit)
         if at >= closes then
           if up + n > limit then -- nothing can pass before it lands
-            next = max(next, indexOf(at, index, window, phase))
+            next = math.max(next, indexOf(at, index, window, phase))
           end
           break
         end
@@ -55,7 +55,7 @@ local function weightedWindow(unit, limit, window, phase, index, current, previo
 
   function rule.used(now)
     local index, current, previous = counts(now)
-    local view = min(window, startOf(index + 1, window, phase) - now)
+    local view = math.min(window, startOf(index + 1, window, phase) - now)
     return current + ceilMulDiv(previous, view, window)
   end
 

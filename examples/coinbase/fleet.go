@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,7 +42,7 @@ func runFleet(ctx context.Context, c config, api target, stdout, stderr io.Write
 		return p.start(working, order{Policy: c.policy, Duration: c.duration, Workers: c.workers, URL: api.url, Redis: at})
 	})
 	if err != nil {
-		return err
+		return cmp.Or(context.Cause(ctx), err)
 	}
 	start := time.Now()
 	stop := showProgress(stderr, func() string {
@@ -141,16 +142,20 @@ func (p *process) start(ctx context.Context, o order) error {
 	return p.answer()
 }
 
-// work tells the process to begin and blocks until it has answered.
+// work tells the process to begin and blocks until it has answered and ended.
 func (p *process) work() error {
 	_ = p.orders.Encode(true)
-	return p.answer()
+	if err := p.answer(); err != nil {
+		return err
+	}
+	return p.exit()
 }
 
 // answer reads what the process says next.
 func (p *process) answer() error {
 	if err := p.answers.Decode(&p.last); err != nil {
-		return errors.Join(fmt.Errorf("no answer: %w", err), p.exit())
+		_ = p.cmd.Cancel() // if it is not dead
+		return cmp.Or(p.exit(), fmt.Errorf("no answer: %w", err))
 	}
 	if p.last.Error != "" {
 		return errors.New(p.last.Error)
@@ -163,8 +168,8 @@ func (p *process) exit() error {
 	if p.cmd == nil || p.cmd.ProcessState != nil {
 		return nil
 	}
-	if err := p.cmd.Wait(); err != nil {
-		return fmt.Errorf("%w\n%s", err, &p.stderr)
+	if err := p.cmd.Wait(); !p.cmd.ProcessState.Success() { // there is an error too if it was told to end
+		return fmt.Errorf("%w %s", err, bytes.TrimSpace(p.stderr.Bytes()))
 	}
 	return nil
 }

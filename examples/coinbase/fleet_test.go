@@ -28,16 +28,19 @@ func TestMain(m *testing.M) {
 // The fleet takes its nine and the run is over: the next would come an hour later.
 func TestFleet(t *testing.T) {
 	server := miniredis.RunT(t)
-	for name, args := range map[string][]string{
-		"stand-in":      {"-fleet", "3"},
-		"Redis":         {"-fleet", "3", "-redis", "redis://" + server.Addr() + "/1"},
-		"Redis, again":  {"-fleet", "3", "-redis", "redis://" + server.Addr() + "/1"}, // the quota is new
-		"Redis and one": {"-redis", "redis://" + server.Addr()},
+	for name, test := range map[string]struct {
+		args      string
+		processes int
+	}{
+		"stand-in":      {"-fleet 3", 3},
+		"Redis":         {"-fleet 3 -redis redis://" + server.Addr() + "/1", 3},
+		"Redis, again":  {"-fleet 3 -redis redis://" + server.Addr() + "/1", 3}, // the quota is new
+		"Redis and one": {"-redis redis://" + server.Addr(), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var out, errs strings.Builder
-			if code := command(t.Context(), append(args, "-policy", "9/h", "-duration", "2s", "-json"), &out, &errs); code != 0 {
+			if code := command(t.Context(), strings.Fields(test.args+" -policy 9/h|guard=1s -duration 2s -json"), &out, &errs); code != 0 {
 				t.Fatalf("code %d, stderr %q", code, &errs)
 			}
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
@@ -52,8 +55,8 @@ func TestFleet(t *testing.T) {
 			if r.Sent != 9 || r.Accepted != 9 || r.Rejected != 0 || *r.Utilisation != 1 || sum != 9 {
 				t.Errorf("%s", &out)
 			}
-			if want := max(1, 3*(len(args)/2-1), 3*strings.Count(args[0], "fleet")); r.Fleet != want || len(r.PerWorker) != want {
-				t.Errorf("%d processes, of %d: %v", want, r.Fleet, r.PerWorker)
+			if r.Fleet != test.processes || len(r.PerWorker) != test.processes {
+				t.Errorf("%d processes, each sent %v", r.Fleet, r.PerWorker)
 			}
 			if *r.RedisCalls <= 0 || *r.LeastToMost < 0 || *r.LeastToMost > 1 {
 				t.Errorf("%v calls each, least to most %v", *r.RedisCalls, *r.LeastToMost)
@@ -76,6 +79,7 @@ func TestFleetReport(t *testing.T) {
 	}}
 	var b strings.Builder
 	r := f.report()
+	r.seenBy = "the provider"
 	r.over(time.Second, 20)
 	if err := r.write(&b, true); err != nil {
 		t.Error(err)
@@ -85,7 +89,7 @@ accepted     16
 refused      1
 failed       1, last: connection reset
 rate         16.00/s
-worst second 0, as  saw it
+worst second 0, as the provider saw it
 utilisation  80.0 % of the 20 that were possible
 per process  10 8
 least ÷ most 0.80
@@ -128,7 +132,7 @@ func TestFleetWithoutRedis(t *testing.T) {
 
 // A fleet that is interrupted reports what it has sent, and none of it is left.
 func TestFleetInterrupted(t *testing.T) {
-	c, _, err := parse([]string{"-fleet", "2", "-policy", "3/h", "-duration", "10h", "-json"}) // they wait for the next hour
+	c, _, err := parse([]string{"-fleet", "2", "-policy", "3/h | guard=1s", "-duration", "10h", "-json"}) // they wait for the next hour
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,14 +156,12 @@ func TestFleetInterrupted(t *testing.T) {
 
 // One that fails ends the others, and what they sent is reported.
 func TestFleetFails(t *testing.T) {
-	c, _, err := parse([]string{"-fleet", "2", "-policy", "3/h", "-duration", "10h"})
+	c, _, err := parse([]string{"-fleet", "2", "-policy", "3/h | guard=1s", "-duration", "10h"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	api := throttletest.NewProvider(c.policy.Tiers...)
 	defer api.Close()
-	api.Status = 403
-	api.Hold = func() time.Duration { return 0 }
 	server := miniredis.RunT(t)
 	c.redis = "redis://" + server.Addr()
 	api.Delay = func() time.Duration {
@@ -180,7 +182,7 @@ func TestFleetFails(t *testing.T) {
 
 // A worker's input ends with its parent, and it with its input.
 func TestWorkerEndsWithItsInput(t *testing.T) {
-	policy := parsed(t, "3/h")
+	policy := parsed(t, "3/h | guard=1s")
 	api := throttletest.NewProvider(policy.Tiers...)
 	defer api.Close()
 	o := order{Policy: policy, Duration: 10 * time.Hour, Workers: 2, URL: api.URL, Redis: "redis://" + miniredis.RunT(t).Addr()}

@@ -1,0 +1,370 @@
+package distributed_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redistest"
+)
+
+// The tests here give bad input. Each has to end in an error that says what is wrong
+// and what to do about it, in good time, and in no admission.
+
+func named(tiers ...throttle.Tier) throttle.Policy {
+	return throttle.Policy{Name: "vendor api", Tiers: tiers}
+}
+
+func client(t *testing.T, o *redis.Options) *redis.Client {
+	t.Helper()
+	o.DialTimeout, o.DialerRetries, o.ReadTimeout = sec, 1, sec
+	c := redis.NewClient(o)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// says checks that an error has all of the parts.
+func says(t *testing.T, what string, err error, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("%s: no error, want one with %q", what, parts)
+		return
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: %v; want it to say %q", what, err, part)
+		}
+	}
+}
+
+// fails checks that a limiter admits nothing and says why, and at once.
+func fails(t *testing.T, what string, l *throttle.Limiter, parts ...string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*sec)
+	defer cancel()
+	began := time.Now()
+	err := l.Wait(ctx)
+	says(t, what, err, append(parts, `policy "vendor api"`)...)
+	if errors.Is(err, throttle.ErrUnavailable) {
+		t.Errorf("%s: %v is said to be gone the next time", what, err)
+	}
+	if took := time.Since(began); took > 2*sec {
+		t.Errorf("%s: it took %v", what, took)
+	}
+	if l.Allow() {
+		t.Errorf("%s: Allow is true", what)
+	}
+	_, err = l.Status(context.Background())
+	says(t, what+", Status", err, parts...)
+	says(t, what+", Pause", l.Pause(context.Background(), time.Microsecond), parts...)
+}
+
+func TestInputOptions(t *testing.T) {
+	rdb := client(t, &redis.Options{Addr: "localhost:1"})
+	for _, test := range []struct {
+		what  string
+		rdb   redis.UniversalClient
+		o     distributed.Options
+		parts []string
+	}{
+		{"no client", nil, distributed.Options{}, []string{"client is nil"}},
+		{"a nil *Client", (*redis.Client)(nil), distributed.Options{}, []string{"client is nil"}},
+		{"a nil *ClusterClient", (*redis.ClusterClient)(nil), distributed.Options{}, []string{"client is nil"}},
+		{"Timeout", rdb, distributed.Options{Timeout: -sec}, []string{"Options.Timeout is -1s", "from 1ms"}},
+		{"Horizon", rdb, distributed.Options{Horizon: -1}, []string{"Options.Horizon is -1ns", "from 1ms"}},
+		{"Lease", rdb, distributed.Options{Lease: -ms}, []string{"Options.Lease is -1ms", "from 1ms"}},
+		{"a lease of ever", rdb, distributed.Options{Lease: 2 * hour}, []string{"Options.Lease is 2h", "to 1h"}},
+		{"Workers", rdb, distributed.Options{Outage: distributed.Outage{Workers: -1}}, []string{"Options.Outage.Workers is -1"}},
+		{"all at once", nil, distributed.Options{Timeout: -1, Lease: -1}, []string{"client is nil", "Options.Timeout", "Options.Lease"}},
+	} {
+		_, err := throttle.New(named(throttle.PerSecond(5)), distributed.New(test.rdb, test.o))
+		says(t, test.what, err, append(test.parts, `policy "vendor api"`)...)
+	}
+	_, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}}, distributed.New(rdb, distributed.Options{}))
+	says(t, "no name", err, "Name is empty")
+}
+
+// Open asks nobody, and whoever waits for a server that is not there is told why
+// when its context ends.
+func TestInputNobodyListens(t *testing.T) {
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	began := time.Now()
+	l := limiter(t, named(throttle.PerSecond(5)), distributed.New(client(t, &redis.Options{Addr: closed.Addr().String()}), distributed.Options{}))
+	if took := time.Since(began); took > 50*ms {
+		t.Errorf("Open took %v", took)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 300*ms)
+	defer cancel()
+	began = time.Now()
+	err = l.Wait(ctx)
+	if !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v, want ErrUnavailable, with the context's error", err)
+	}
+	says(t, "nobody listens", err, "refused", `policy "vendor api"`)
+	if took := time.Since(began); took < 250*ms || took > sec {
+		t.Errorf("it took %v, want 300ms", took)
+	}
+	if l.Allow() {
+		t.Error("Allow is true")
+	}
+}
+
+// documented are the rights that the package documentation says a user needs.
+func documented(without string) []any {
+	rights := []any{"ACL", "SETUSER", "limiter", "on", ">secret", "~throttle:*", "&throttle:*"}
+	for _, r := range []string{"+evalsha", "+eval", "+script|load", "+time", "+get", "+set", "+getrange", "+setrange",
+		"+pexpire", "+publish", "+subscribe", "+unsubscribe", "+ping"} {
+		if r != without {
+			rights = append(rights, r)
+		}
+	}
+	return rights
+}
+
+func TestInputRights(t *testing.T) {
+	s := redistest.Start(t)
+	ctx := context.Background()
+	for _, without := range []string{"", "+evalsha", "+time", "+get", "+set"} {
+		admin := s.Client()
+		admin.Do(ctx, "ACL", "DELUSER", "limiter")
+		admin.FlushAll(ctx)
+		admin.ScriptFlush(ctx)
+		if err := admin.Do(ctx, documented(without)...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		rdb := client(t, &redis.Options{Addr: s.Addr(), Username: "limiter", Password: "secret"})
+		l := limiter(t, named(per(200*ms, 5, throttle.SlidingLog)), distributed.New(rdb, distributed.Options{}))
+		if without != "" {
+			fails(t, "without "+without, l, "lacks a right", "package documentation")
+			continue
+		}
+		other := limiter(t, named(per(200*ms, 5, throttle.SlidingLog)), distributed.New(rdb, distributed.Options{}))
+		time.AfterFunc(20*ms, func() {
+			if err := other.Pause(ctx, 300*ms); err != nil {
+				t.Errorf("the documented rights are too few for a pause: %v", err)
+			}
+		})
+		began := time.Now()
+		for range 12 { // it waits, and listens
+			if err := l.Wait(ctx); err != nil {
+				t.Fatalf("the documented rights are too few: %v", err)
+			}
+		}
+		if took := time.Since(began); took < 500*ms {
+			t.Errorf("it took %v, with a pause in it", took)
+		}
+		if _, err := l.Status(ctx); err != nil {
+			t.Errorf("the documented rights are too few for Status: %v", err)
+		}
+	}
+	log, err := s.Client().Do(ctx, "ACL", "LOG").Slice()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range log {
+		if m, _ := entry.(map[any]any); m["object"] == "publish" || m["object"] == "subscribe" {
+			t.Errorf("denied, though documented: %v", entry)
+		}
+	}
+}
+
+// A server that wants a password, or does not run scripts, says so.
+func TestInputServer(t *testing.T) {
+	plan := named(throttle.PerSecond(5))
+	t.Run("password", func(t *testing.T) {
+		s := miniredis.RunT(t)
+		s.RequireAuth("secret")
+		fails(t, "no password", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr()}), distributed.Options{})), "NOAUTH", "wants a password")
+		fails(t, "a wrong one", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr(), Password: "wrong"}), distributed.Options{})), "WRONGPASS")
+	})
+	t.Run("scripts", func(t *testing.T) {
+		s := redistest.Start(t, "--rename-command", "EVALSHA", "", "--rename-command", "EVAL", "")
+		fails(t, "no scripts", limiter(t, plan, distributed.New(s.Client(), distributed.Options{})), "unknown command", "Redis 5 or later")
+	})
+	t.Run("old", func(t *testing.T) {
+		s := miniredis.RunT(t)
+		s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+			if cmd == "EVALSHA" || cmd == "EVAL" {
+				c.WriteError("ERR Error running script: @user_script: Write commands not allowed after non deterministic commands")
+				return true
+			}
+			return false
+		})
+		fails(t, "Redis 4", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr()}), distributed.Options{})), "too old", "Redis 5 or later")
+	})
+	t.Run("closed", func(t *testing.T) {
+		rdb := client(t, &redis.Options{Addr: miniredis.RunT(t).Addr()})
+		rdb.Close()
+		fails(t, "a closed client", limiter(t, plan, distributed.New(rdb, distributed.Options{})), "client is closed")
+	})
+}
+
+// onlyKey is the one key that there is.
+func onlyKey(t *testing.T, rdb *redis.Client) string {
+	t.Helper()
+	keys, err := rdb.Keys(context.Background(), "*").Result()
+	if err != nil || len(keys) != 1 {
+		t.Fatalf("the keys are %q, %v; want one", keys, err)
+	}
+	return keys[0]
+}
+
+// What is under the key is not a state, or not whole, or of a later release: nothing
+// is admitted, and it is left as it was.
+func TestInputStoredValue(t *testing.T) {
+	s, ctx := redistest.Start(t), context.Background()
+	rdb := s.Client()
+	for _, tier := range []throttle.Tier{per(hour, 50, throttle.TokenBucket), per(hour, 50, throttle.SlidingLog), per(hour, 50, throttle.SlidingWindow)} {
+		fresh := func() (*throttle.Limiter, string, string) {
+			rdb.FlushAll(ctx)
+			l := limiter(t, named(tier), distributed.New(rdb, distributed.Options{}))
+			if !l.AllowN(7) {
+				t.Fatal("a fresh quota refuses")
+			}
+			key := onlyKey(t, rdb)
+			return l, key, rdb.Get(ctx, key).Val()
+		}
+		l, key, _ := fresh()
+		rdb.Del(ctx, key)
+		rdb.LPush(ctx, key, "other")
+		fails(t, "a list", l, "WRONGTYPE", "another Options.Prefix", key)
+
+		for _, test := range []struct {
+			what  string
+			spoil func(value string) string
+			parts []string
+		}{
+			{"another program's", func(string) string { return "a string" }, []string{"foreign", "another Options.Prefix"}},
+			{"an empty string", func(string) string { return "" }, []string{"foreign"}},
+			{"a number", func(string) string { return "12" }, []string{"foreign"}},
+			{"a later release's", func(v string) string { return v[:3] + string(v[3]+1) + v[4:] }, []string{"version", "upgrade"}},
+			{"only the beginning", func(v string) string { return v[:3] }, []string{"THROTTLE"}},
+			{"cut in the plan", func(v string) string { return v[:20] }, []string{"corrupt", "delete the key"}},
+			{"cut in half", func(v string) string { return v[:len(v)/2] }, []string{"corrupt", "delete the key"}},
+			{"a plan of nonsense", func(v string) string { return v[:6] + strings.Repeat("9", 12) + v[18:] }, []string{"corrupt", "delete the key"}},
+		} {
+			l, key, value := fresh()
+			spoiled := test.spoil(value)
+			rdb.Set(ctx, key, spoiled, 0)
+			fails(t, tier.String()+", "+test.what, l, append(test.parts, key)...)
+			if now := rdb.Get(ctx, key).Val(); now != spoiled {
+				t.Errorf("%v, %s: the value was changed", tier, test.what)
+			}
+			if rdb.Del(ctx, key); !l.AllowN(50) {
+				t.Errorf("%v, %s: the quota does not start anew when the key is deleted", tier, test.what)
+			}
+		}
+	}
+}
+
+// A name, and what a Group calls its keys, may be a secret.
+func TestInputKeysAreHashed(t *testing.T) {
+	s, ctx := redistest.Start(t), context.Background()
+	rdb := s.Client()
+	store := distributed.New(rdb, distributed.Options{Prefix: "limits:"})
+	l := limiter(t, named(per(hour, 50, throttle.SlidingLog)), store)
+	g, err := throttle.NewGroup(named(per(hour, 50, throttle.GCRA)), store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !l.Allow() || !g.For("sk-secret").Allow() {
+		t.Fatal("a fresh quota refuses")
+	}
+	keys := rdb.Keys(ctx, "*").Val()
+	if len(keys) != 2 {
+		t.Errorf("%d keys, want 2", len(keys))
+	}
+	for _, key := range keys {
+		if !strings.HasPrefix(key, "limits:") {
+			t.Errorf("key %q has not the prefix", key)
+		}
+		for _, text := range []string{key, rdb.Get(ctx, key).Val()} {
+			if strings.Contains(text, "vendor") || strings.Contains(text, "secret") {
+				t.Errorf("%q tells what was passed", text)
+			}
+		}
+		if ttl := rdb.PTTL(ctx, key).Val(); ttl <= 0 || ttl > 2*hour+2*sec {
+			t.Errorf("key %q expires in %v", key, ttl)
+		}
+	}
+}
+
+// Status answers for every algorithm, and to the microsecond.
+func TestInputStatus(t *testing.T) {
+	s, ctx := redistest.Start(t), context.Background()
+	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.WeightedWindow, throttle.FixedWindow,
+		throttle.AnchoredWindow, throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA} {
+		p := policy(per(hour, 10, a), per(24*hour, 1000, throttle.SlidingLog))
+		p.Name, p.Guard = a.String(), 5*ms
+		l := limiter(t, p, distributed.New(s.Client(), distributed.Options{}))
+		status := func() throttle.Status {
+			t.Helper()
+			st, err := l.Status(ctx)
+			if err != nil || len(st.Tiers) != 2 {
+				t.Fatalf("%v: %+v, %v", a, st, err)
+			}
+			return st
+		}
+		fresh := status().Tiers[0]
+		if fresh.Limited || fresh.Limit != 10 || fresh.Used != 0 || fresh.Remaining != 10 || fresh.RetryAfter != 0 || fresh.ResetAfter != 0 {
+			t.Errorf("%v: fresh, it is %+v", a, fresh)
+		}
+		if !l.AllowN(10) {
+			t.Fatalf("%v: a fresh quota refuses", a)
+		}
+		st := status()
+		full := st.Tiers[0]
+		if !full.Limited || full.Used != 10 || full.Remaining != 0 || full.RetryAfter <= 0 || full.ResetAfter < full.RetryAfter || full.ResetAfter > 2*hour+sec {
+			t.Errorf("%v: used up, it is %+v", a, full)
+		}
+		if slices.Contains([]throttle.Algorithm{throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA}, a) &&
+			(full.RetryAfter > 6*time.Minute+10*ms || full.RetryAfter < 6*time.Minute-2*sec || full.RetryAfter%ms == 0 && full.ResetAfter%ms == 0) {
+			t.Errorf("%v: used up, it is %+v, want 6 minutes to the microsecond", a, full)
+		}
+		if other := st.Tiers[1]; other.Limited || other.Used != 10 || other.Remaining != 990 {
+			t.Errorf("%v: the other tier is %+v", a, other)
+		}
+		if err := l.Pause(ctx, hour); err != nil {
+			t.Fatal(err)
+		}
+		if st := status(); st.Paused <= 59*time.Minute || st.Paused > hour || st.Closed != 0 {
+			t.Errorf("%v: paused for %v, closed for %v, want an hour and nothing", a, st.Paused, st.Closed)
+		}
+	}
+	p := policy(throttle.Tier{Limit: 2, Algorithm: throttle.Concurrency})
+	p.Name = "open"
+	l := limiter(t, p, distributed.New(s.Client(), distributed.Options{}))
+	var permits []*throttle.Permit
+	for range 2 {
+		permit, err := l.Acquire(ctx, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		permits = append(permits, permit)
+	}
+	st, err := l.Status(ctx)
+	if err != nil || !st.Tiers[0].Limited || st.Tiers[0].Used != 2 || st.Tiers[0].Remaining != 0 {
+		t.Errorf("concurrency: %+v, %v", st, err)
+	}
+	for _, permit := range permits {
+		permit.Release()
+	}
+	until(t, "the permits are back", func() bool {
+		st, err := l.Status(ctx)
+		return err == nil && st.Tiers[0].Used == 0 && st.Tiers[0].Remaining == 2 && !st.Tiers[0].Limited
+	})
+}

@@ -1,0 +1,41 @@
+-- lease.lua: what each process (owner) holds of the concurrency tiers. It tells so
+-- with every call, numbered by seq, and is believed for the length of its lease:
+-- a process that dies frees its places. Units: µs.
+
+local leases = readRecords(state, queues, leaseCount, 3 + units) -- owner, seq, expiry, held of each unit
+local lease -- the caller's
+local starving, freed = flags >= 2, false -- someone was refused; a place came free since
+
+local function count()
+  local sum = {}
+  for u = 1, units do
+    sum[u] = 0
+    for i = 1, #leases do sum[u] = sum[u] + leases[i][3 + u] end
+  end
+  return sum
+end
+
+if concurrent then
+  local owner, seq, expiry = argument(), argument(), now + argument()
+  local full, alive = count(), {}
+  for i = 1, #leases do
+    local l = leases[i]
+    if l[3] > now then
+      alive[#alive + 1] = l
+      if l[1] == owner then lease = l end
+    end
+  end
+  if lease and seq <= lease[2] then
+    return redis.error_reply('THROTTLE stale call: a later one has come before it')
+  end
+  leases = alive
+  if not lease then
+    lease = {}
+    leases[#leases + 1] = lease
+  end
+  lease[1], lease[2], lease[3] = owner, seq, expiry
+  for u = 1, units do lease[3 + u] = argument() end
+  open = count()
+  for u = 1, units do freed = freed or starving and open[u] < full[u] end
+  starving = starving and not freed
+end

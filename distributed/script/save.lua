@@ -1,0 +1,51 @@
+-- save.lua: writes the state, and answers. Units: µs, expiry ms.
+
+-- The key expires a second after all in it has ceased to matter, or a guard later:
+-- then nothing is lost with it.
+local done = math.max(now, frontier, pause)
+if slots.first <= slots.last then done = math.max(done, (landing(slots.last, 0))) end
+for i = 1, #rules do done = math.max(done, rules[i].expires()) end
+for i = 1, #leases do done = math.max(done, leases[i][3]) end
+local expiry = 1000 + (divMod(done - now + 999, 1000))
+
+local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, pause, epoch,
+  flags % 2 + (starving and 2 or 0), slots.last - slots.first + 1, #pool, #leases)}
+for u = 1, units do parts[2 + u] = pack('>I7', aloft[u]) end
+for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
+for i = 1, #rules do
+  if rules[i].groups then putQueue(parts, rules[i].groups) end
+end
+putQueue(parts, slots)
+parts[#parts + 1] = recordBytes(pool, 1 + units)
+parts[#parts + 1] = recordBytes(leases, 3 + units)
+if image then
+  local reserve = divMod(#image - ringsAt, 8)
+  parts[#parts + 1] = string.rep('\0', math.min(8192, reserve))
+  redis.call('SET', key, table.concat(parts), 'PX', text(expiry))
+else
+  redis.call('SETRANGE', key, text(bodyAt), table.concat(parts))
+  redis.call('PEXPIRE', key, text(expiry))
+end
+for i = 1, #rules do
+  if rules[i].save then rules[i].save() end
+end
+if freed then news = 'freed' end
+if news then redis.pcall('PUBLISH', key, news) end -- a user who may not publish is not to fail
+
+reply[3], reply[4] = expiry, epoch
+if pause > now then reply[5], reply[6] = pause, flags % 2 end
+
+if op == 'q' then
+  -- To know when a tier is unused, all on its way lands; that is not saved.
+  local at = frontier
+  if slots.first <= slots.last then advance((landing(slots.last, 0))) end
+  for i = 1, #rules do
+    local fresh = at
+    if reply[4 + 3 * i] > 0 then fresh = math.max(frontier, rules[i].fresh(frontier)) end
+    reply[6 + 3 * i] = fresh < NEVER and fresh or -1
+  end
+end
+if math.tointeger then -- Lua 5.4 tells 3.0 from 3, and a server may answer so
+  for i = 1, #reply do reply[i] = math.tointeger(reply[i]) end
+end
+return reply
