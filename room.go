@@ -44,7 +44,8 @@ type waiter struct {
 	patience time.Time     // MaxWait ends; zero for never
 	deadline time.Time     // the earlier of patience and the context's; zero for never
 	wake     chan struct{} // holds one: look again
-	place    *list.Element // nil once it is out of the queue, with one of these:
+	place    *list.Element // nil once it is out of the queue
+	out      atomic.Bool   // it is out of the queue, with one of these:
 	booking  store.Booking
 	refusal  error
 }
@@ -75,22 +76,20 @@ func (g *gate) waiting() int {
 // wait takes a place in the queue and blocks until the request is admitted, its
 // context ends, or it is known to be late.
 func (g *gate) wait(ctx context.Context, req store.Request) (store.Booking, error) {
-	w, err := g.join(ctx, req)
+	w, ask, nap, err := g.join(ctx, req)
 	if err != nil {
 		return store.Booking{}, err
 	}
 	for {
-		ask, nap := g.step(w)
-		switch {
-		case ask:
+		if ask {
 			g.ask(ctx)
-		case nap == 0:
-			return w.booking, w.refusal
-		default:
-			if err := w.sleep(ctx, nap); err != nil {
-				return g.quit(w, err)
-			}
+		} else if err := w.sleep(ctx, nap); err != nil && !w.out.Load() {
+			return g.quit(w, err)
 		}
+		if w.out.Load() {
+			return w.booking, w.refusal
+		}
+		ask, nap = g.step(w)
 	}
 }
 
@@ -119,9 +118,10 @@ func (w *waiter) look() {
 	}
 }
 
-// join takes the last place, unless the room is full or the wait would be too long.
-func (g *gate) join(ctx context.Context, req store.Request) (*waiter, error) {
-	w := &waiter{request: req, wake: make(chan struct{}, 1)}
+// join takes the last place, unless the room is full or the wait would be too
+// long, and tells what to do as step does.
+func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool, nap time.Duration, err error) {
+	w = &waiter{request: req, wake: make(chan struct{}, 1)}
 	if g.policy.MaxWait > 0 {
 		w.patience = time.Now().Add(g.policy.MaxWait)
 		w.deadline = w.patience
@@ -133,17 +133,18 @@ func (g *gate) join(ctx context.Context, req store.Request) (*waiter, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if g.full(r, r.queue.Len()+1) {
-		return nil, g.refuse(ErrQueueFull, -1, 0)
+		return nil, false, 0, g.refuse(ErrQueueFull, -1, 0)
 	}
 	if err := g.foresee(r, w); err != nil {
-		return nil, err
+		return nil, false, 0, err
 	}
 	w.place = r.queue.PushBack(w)
 	r.waiting.Add(1)
 	if r.stop == nil {
 		r.stop = g.quota.Watch(g.changed)
 	}
-	return w, nil
+	ask, nap = g.next(r, w)
+	return w, ask, nap, nil
 }
 
 // full tells whether n in the queue are too many, where they are known to wait: a
@@ -153,30 +154,34 @@ func (g *gate) full(r *room, n int) bool {
 		(g.booker == nil || len(r.booked) > 0 || r.askAt.After(time.Now()))
 }
 
-// step tells a waiter what to do: to ask the quota, to sleep, or, with nap zero,
-// to go, since it is out of the queue.
+// step tells a waiter that is still in the queue what to do: to ask the quota, or
+// to sleep.
 func (g *gate) step(w *waiter) (ask bool, nap time.Duration) {
 	r := g.aside()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return g.next(r, w)
+}
+
+func (g *gate) next(r *room, w *waiter) (ask bool, nap time.Duration) {
 	now := time.Now()
 	if len(r.booked) > 0 && !r.booked[0].Ahead.Start.After(now) {
 		g.settle(r, now, w)
 	}
 	switch {
 	case w.place == nil:
-		return false, 0
+		return false, forever // its wake-up is on its way
 	case w.place == r.first() && len(r.asking) == 0:
-		if ask = g.prepare(r, now); ask {
+		if g.prepare(r, now) {
 			return true, 0
 		}
-		nap = time.Until(r.next(w))
+		nap = time.Until(r.due(w))
 		if !w.patience.IsZero() {
 			nap = min(nap, time.Until(w.patience))
 		}
-		return false, max(1, nap)
+		return false, nap
 	case w.place == r.queue.Front() && len(r.booked) > 0:
-		return false, max(1, time.Until(r.booked[0].Ahead.Start))
+		return false, time.Until(r.booked[0].Ahead.Start)
 	}
 	return false, forever
 }
@@ -190,8 +195,8 @@ func (r *room) first() *list.Element {
 	return e
 }
 
-// next is when the quota is to be asked for the first waiter without a time.
-func (r *room) next(first *waiter) time.Time {
+// due is when the quota is to be asked for the first waiter without a time.
+func (r *room) due(first *waiter) time.Time {
 	if n := len(r.booked); n > 0 {
 		return r.booked[n-1].Ahead.Again
 	}
@@ -209,7 +214,7 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 		return false
 	}
 	w := e.Value.(*waiter)
-	if r.next(w).After(now) && (w.patience.IsZero() || w.patience.After(now)) {
+	if r.due(w).After(now) && (w.patience.IsZero() || w.patience.After(now)) {
 		return false
 	}
 	most := 1
@@ -359,6 +364,7 @@ func (g *gate) expel(r *room, w *waiter, err error) {
 func (g *gate) remove(r *room, w *waiter) {
 	r.queue.Remove(w.place)
 	w.place = nil
+	w.out.Store(true)
 	w.look()
 	if r.waiting.Add(-1) == 0 {
 		r.stop()
