@@ -14,7 +14,9 @@ import (
 const linger = 2 * time.Second
 
 // A listener hears what the fleet is told while somebody sleeps: that there is a
-// pause, or that a permit is free. A message may be lost; the state is the truth.
+// pause, or that a permit is free. A message may be lost before it listens or while
+// its connection is broken, but the state is the truth: whenever it begins to listen
+// it looks there.
 type listener struct {
 	store *Store
 
@@ -56,20 +58,33 @@ func (l *listener) want(q *quota) {
 
 // run tells the quotas what is heard, for as long as anybody may sleep.
 func (l *listener) run(ps *redis.PubSub) {
-	messages := ps.Channel()
+	heard := ps.ChannelWithSubscriptions()
 	for {
 		select {
-		case m, ok := <-messages:
+		case m, ok := <-heard:
 			if !ok {
 				return
 			}
-			for _, q := range l.quotas(m.Channel) {
-				q.heard(m.Payload)
-			}
+			l.tell(m)
 		case <-time.After(linger):
 		}
 		if l.sweep(ps) {
 			return
+		}
+	}
+}
+
+func (l *listener) tell(m any) {
+	switch m := m.(type) {
+	case *redis.Message:
+		for _, q := range l.quotas(m.Channel) {
+			q.heard(m.Payload)
+		}
+	case *redis.Subscription:
+		if m.Kind == "subscribe" {
+			for _, q := range l.quotas(m.Channel) {
+				go func() { _, _ = q.Status(context.Background()) }() // it learns of a pause
+			}
 		}
 	}
 }
