@@ -2,6 +2,7 @@ package distributed
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -264,6 +265,16 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Booking {
 	return got
 }
 
+// lead is how long before a time that was waited for the next ones are asked for:
+// soon enough for the answer; and, since the first to ask gets the best of them, who
+// has waited longer asks earlier, and those who have waited alike in any order,
+// rather than always the one that is further away.
+func (q *quota) lead(waited time.Duration) time.Duration {
+	answer := max(2*q.store.trip.get()+time.Millisecond, min(waited/16, 10*time.Millisecond))
+	turn := waited/64 + time.Duration(rand.Float64()*float64(waited/128))
+	return answer + min(turn, time.Second)
+}
+
 // decided is the booking that two numbers of a reply stand for: which tier decided,
 // or that it was booked, and the time.
 func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *store.Ahead) store.Booking {
@@ -279,9 +290,7 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 		// The script ran between sent and got: no sooner than the one and no later
 		// than the other.
 		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + q.good()), At: at, Cost: r.Cost, State: h.generation}
-		// Who booked longer ago asks again earlier, so that processes take turns.
-		turn := min(b.Wait/64, 100*time.Millisecond)
-		a.Again = a.Start.Add(-2*q.store.trip.get() - time.Millisecond - turn)
+		a.Again = a.Start.Add(-q.lead(b.Wait))
 		b.Verdict, b.Flight, b.Ahead = store.Admitted, algorithms.Flight(at), a
 	case b.Wait > r.Within:
 		b.Verdict = store.Late
