@@ -2,7 +2,6 @@ package distributed
 
 import (
 	"math"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -266,17 +265,17 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Booking {
 }
 
 // lead is how long before a time that was waited for the next ones are asked for:
-// soon enough for the answer; and, since the first to ask gets the best of them, who
-// has waited longer asks earlier, and those who have waited alike in any order,
-// rather than always the one that is further away.
-func (q *quota) lead(waited time.Duration) time.Duration {
+// soon enough for the answer; and, since the first to ask gets the best of them, in
+// the order in which the processes have their times: who has waited longer asks
+// earlier, and of those who wait for the same instant, who was there before.
+func (q *quota) lead(waited time.Duration, nth int64) time.Duration {
 	answer := max(2*q.store.trip.get()+time.Millisecond, min(waited/16, 10*time.Millisecond))
-	turn := waited/64 + time.Duration(rand.Float64()*float64(waited/128))
-	return answer + min(turn, time.Second)
+	turn := min(waited/64, time.Second)
+	return answer + turn + turn/8*time.Duration(max(0, 8-nth))
 }
 
-// decided is the booking that two numbers of a reply stand for: which tier decided,
-// or that it was booked, and the time.
+// decided is the booking that two numbers of a reply stand for: that it was booked,
+// or which tier decided, and the time.
 func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *store.Ahead) store.Booking {
 	b := store.Booking{Tier: -1, Wait: store.Forever, Epoch: h.epoch}
 	if at != never {
@@ -286,11 +285,11 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 		b.Tier = int(what - 1)
 	}
 	switch {
-	case what == 0:
+	case what < -1:
 		// The script ran between sent and got: no sooner than the one and no later
 		// than the other.
 		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + q.good()), At: at, Cost: r.Cost, State: h.generation}
-		a.Again = a.Start.Add(-q.lead(b.Wait))
+		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
 		b.Verdict, b.Flight, b.Ahead = store.Admitted, algorithms.Flight(at), a
 	case b.Wait > r.Within:
 		b.Verdict = store.Late

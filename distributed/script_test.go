@@ -150,13 +150,13 @@ func foreignValues(t *testing.T, s *subject) {
 		}
 		if rings > 0 {
 			b := []byte(v)
-			b[head+rings+45+7]++ // stamps in the first ring
+			b[head+rings+48+7]++ // stamps in the first ring
 			refused(string(b), "THROTTLE corrupt")
 			b = []byte(v)
 			b[head+6]-- // the capacity of the first ring
 			refused(string(b), "THROTTLE corrupt")
 		}
-		for at := 40; at < 45; at++ { // the lengths of the queues
+		for at := 43; at < 48; at++ { // the lengths of the queues
 			b := []byte(v)
 			b[head+rings+at]++
 			refused(string(b), "THROTTLE corrupt")
@@ -273,10 +273,10 @@ func TestLeasesChange(t *testing.T) {
 			t.Errorf("%v: got %v, %v, want %v", st, got, err, want)
 		}
 	}
-	ask(step{op: "r", lease: []int64{7, 1, 1e6, 0}, args: []int64{0, 0, 2, -1, 1}}, 0, 0, 0, 0)
+	ask(step{op: "r", lease: []int64{7, 1, 1e6, 0}, args: []int64{0, 0, 2, -1, 1}}, -2, 0, -3, 0)
 	s.args = planArgs(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
 	ask(step{op: "r", lease: []int64{9, 1, 1e6, 0, 0}, args: []int64{0, 0, 1, -1, 0, 1}}, 2, -1)
-	ask(step{op: "r", lease: []int64{7, 2, 1e6, 0, 1}, args: []int64{0, 0, 1, -1, 0, 1}}, 0, 0)
+	ask(step{op: "r", lease: []int64{7, 2, 1e6, 0, 1}, args: []int64{0, 0, 1, -1, 0, 1}}, -4, 0)
 }
 
 // TestExpiry: the key lives as long as the answer says, and what it loses then is

@@ -33,6 +33,7 @@ type twin struct {
 
 	alive                    bool // a state exists
 	now, wall, gen, frontier int64
+	crowd                    int64 // how many were booked at the frontier
 	until, epoch             int64
 	shut, starving           bool
 	pool                     []pooled
@@ -220,12 +221,15 @@ func (m *twin) earliest(cost []int64) (at int64, tier int) {
 
 // advance moves the frontier, and the ledger's clock, which lands what must have.
 func (m *twin) advance(at int64) {
-	m.frontier = max(m.frontier, at)
+	if at > m.frontier {
+		m.frontier, m.crowd = at, 0
+	}
 	m.earliest(make([]int64, len(m.plan.Units())))
 }
 
 func (m *twin) charge(at int64, cost []int64) {
-	m.frontier = max(m.frontier, at)
+	m.advance(at)
+	m.crowd++
 	m.history = append(m.history, pooled{m.frontier, cost})
 	if m.ledger != nil {
 		m.ledger.Charge(m.moment(m.frontier), m.ledgerCost(cost), false)
@@ -288,7 +292,11 @@ func (m *twin) reserve(a args) (out []int64) {
 			}
 			m.hold(cost)
 			booked = true
-			out = append(out, 0, at)
+			nth := m.crowd
+			if lent >= 0 {
+				nth = 1
+			}
+			out = append(out, -1-nth, at)
 		}
 	}
 	return out
@@ -325,7 +333,7 @@ func instant(at int64) int64 {
 }
 
 func (m *twin) status() []int64 {
-	m.frontier = max(m.frontier, m.now)
+	m.advance(m.now)
 	out := make([]int64, 3*len(m.plan.Tiers()))
 	if m.ledger != nil {
 		for i, u := range m.ledger.Usage(m.moment(m.frontier)) {
@@ -691,7 +699,7 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		costs := costsOf(st.args[2:], len(g.plan.Units()))
 		for i := 6; i < len(got); i += 2 {
 			decisions++
-			if got[i] != 0 {
+			if got[i] >= -1 {
 				continue
 			}
 			cost := costs[(i-6)/2]

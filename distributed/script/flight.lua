@@ -9,6 +9,7 @@ local aloft = {} -- of each unit, how much is on its way
 local slots -- a queue
 local firstLanding -- of the first slot
 local frontier -- the latest instant decided on: the next booking is not before it
+local crowd -- how many were charged at that instant
 
 -- When slot i lands, and how much of a unit it carries.
 local function landing(i, unit)
@@ -37,7 +38,7 @@ end
 
 -- Moves the frontier, and lands the requests whose guard has passed.
 local function advance(now)
-  if now > frontier then frontier = now end
+  if now > frontier then frontier, crowd = now, 0 end
   while firstLanding <= frontier do
     local s = record(slots, slots.first)
     local at = slots[s + 1]
@@ -90,6 +91,7 @@ end
 -- Charges the cost at an instant, or at the frontier if that is later.
 local function charge(at, cost)
   at = advance(at)
+  crowd = crowd + 1
   for i = 1, #rules do
     local n, rule = cost[unitOf[i]], rules[i]
     if n > 0 then

@@ -14,7 +14,8 @@
 --   lease  only with a concurrency tier: owner, seq, length, U amounts held now
 --   op's own, where a cost is U amounts:
 --   r  reserve  ahead, floor, then groups of: count, within (-1: no bound), cost.
---               Answers pairs of what and t, for each request: 0 is booked at t;
+--               Answers pairs of what and t, for each request: -1-n is booked at t,
+--               as the n-th of that instant (one that was given back: as the first);
 --               i > 0: tier i would be ready at t, or -1: never; -1: what was booked
 --               before, or a pause, decides. What would wait longer than within is
 --               not booked. The first that has to wait is booked any time ahead, with
@@ -76,7 +77,7 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
               end
             end
             if at > now then ahead = ahead - 1 end
-            booked, what = true, 0
+            booked, what = true, lent and -2 or -1 - crowd
           end
         end
       end

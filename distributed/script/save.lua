@@ -8,7 +8,7 @@ for i = 1, #rules do done = math.max(done, rules[i].expires()) end
 for i = 1, #leases do done = math.max(done, leases[i][3]) end
 local expiry = 1000 + (divMod(done - now + 999, 1000))
 
-local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, pause, epoch,
+local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
   flags % 2 + (starving and 2 or 0), slots.last - slots.first + 1, #pool, #leases)}
 for u = 1, units do parts[2 + u] = pack('>I7', aloft[u]) end
 for i = 1, #rules do parts[#parts + 1] = rules[i].words() end

@@ -1,0 +1,651 @@
+package distributed_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redistest"
+)
+
+// The tests here are about what breaks between a fleet and its Redis, or in it, while
+// the fleet is at work. Each is one row of a table: how much more than the policy was
+// admitted, and the longest time without an admission once the fault was over.
+
+// A crew is what a fleet consists of.
+type crew struct {
+	members int // if zero, 3
+	policy  throttle.Policy
+	options distributed.Options
+}
+
+// A fleet is some processes in one: members that have nothing in common but Redis,
+// each with a client, a store and a limiter of its own, and with callers who ask
+// again and again.
+type fleet struct {
+	t        *testing.T
+	tiers    []throttle.Tier
+	limiters []*throttle.Limiter
+	end      context.CancelFunc
+	working  sync.WaitGroup
+	lost     atomic.Int64 // how often OnLost was called
+
+	mu     sync.Mutex // guards all below
+	events []event
+	errs   []error // of callers before the end
+}
+
+var (
+	// In steady state these admit a few every 250 ms, the guard included, ...
+	inWindows = policy(per(200*ms, 10, throttle.SlidingLog), throttle.PerMinute(1000))
+	// ... and these one every 20 ms.
+	evenly = policy(per(sec, 50, throttle.GCRA), throttle.PerMinute(1000))
+)
+
+const callers = 12 // of three members; each has one booking at most
+
+const (
+	usual  = 500 * ms  // the longest time between two admissions where nothing is wrong: a window, and 250 ms for a slow machine
+	resume = sec       // the longest time that a fleet may take to go on
+	ahead  = 600 * ms  // for so long what was booked before a fault is still admitted
+	known  = 1200 * ms // for so long a fault may have no name: that of the first call that failed
+	watch  = 1200 * ms // how long a fleet is watched after a fault
+)
+
+// startFleet sets a fleet to work, and returns when all of it has been for a while.
+func startFleet[C redis.UniversalClient](t *testing.T, c crew, client func() C) *fleet {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	f := &fleet{t: t, tiers: c.policy.Tiers, end: cancel}
+	c.options.OnLost = func(string) { f.lost.Add(1) }
+	c.policy.Name = "fleet"
+	for range cmp.Or(c.members, 3) {
+		f.limiters = append(f.limiters, limiter(t, c.policy, distributed.New(client(), c.options)))
+	}
+	began := time.Now()
+	for i := range f.limiters {
+		for range callers / 3 {
+			f.working.Go(func() { f.work(ctx, i) })
+		}
+	}
+	until(t, "the whole fleet is at work", func() bool {
+		busy := make(map[int]bool)
+		for _, e := range f.between(began, time.Now()) {
+			busy[e.Worker] = true
+		}
+		return len(busy) == len(f.limiters)
+	})
+	time.Sleep(watch / 2)
+	return f
+}
+
+func (f *fleet) work(ctx context.Context, member int) {
+	for {
+		came := time.Now()
+		err := f.limiters[member].Wait(ctx)
+		at := time.Now()
+		f.mu.Lock()
+		switch {
+		case err == nil:
+			f.events = append(f.events, event{Worker: member, Came: came.UnixMicro(), At: at.UnixMicro(), Cost: 1})
+		case ctx.Err() == nil:
+			f.errs = append(f.errs, err)
+		}
+		f.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// between returns what was admitted from one instant to another.
+func (f *fleet) between(from, to time.Time) (some []event) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, e := range f.events {
+		if from.UnixMicro() <= e.At && e.At < to.UnixMicro() {
+			some = append(some, e)
+		}
+	}
+	return some
+}
+
+// finish ends the work a while after the fault was over, and checks the row of the
+// table that it prints: so much may be admitted beyond the policy, and for so long
+// may nothing be admitted after the fault.
+func (f *fleet) finish(fault string, over time.Time, most int, longest time.Duration) {
+	f.t.Helper()
+	time.Sleep(watch - time.Since(over))
+	last := time.Now()
+	f.end()
+	home := make(chan struct{})
+	go func() { f.working.Wait(); close(home) }()
+	select {
+	case <-home:
+	case <-time.After(2 * sec):
+		f.t.Fatal("some callers have not returned 2 s after their context ended")
+	}
+	if len(f.errs) > 0 {
+		f.t.Errorf("%d callers got errors, the first %v", len(f.errs), f.errs[0])
+	}
+	slices.SortStableFunc(f.events, func(a, b event) int { return cmp.Compare(a.At, b.At) })
+	checkOrder(f.t, f.events)
+
+	provider, excess := counter(f.t, f.tiers...), 0
+	before, gap := over.UnixMicro(), int64(0)
+	for _, e := range f.events {
+		if !provider.Arrive(e.At, e.cost()) {
+			excess++
+		}
+		if e.At > before {
+			before, gap = e.At, max(gap, e.At-before)
+		}
+	}
+	resumed := time.Duration(max(gap, last.UnixMicro()-before)) * time.Microsecond
+	f.t.Logf("| %s | %d | %v |", fault, excess, resumed.Round(ms))
+	if excess > most {
+		f.t.Errorf("%d were admitted beyond the policy, want %d at most", excess, most)
+	}
+	if resumed > longest {
+		f.t.Errorf("nothing was admitted for %v after the fault, want %v at most", resumed, longest)
+	}
+}
+
+// stands checks that nothing was admitted between two instants.
+func (f *fleet) stands(from, to time.Time) {
+	f.t.Helper()
+	if some := f.between(from, to); len(some) > 0 {
+		last := time.UnixMicro(some[len(some)-1].At).Sub(from)
+		f.t.Errorf("%d were admitted, the last after %v of %v, want none", len(some), last, to.Sub(from))
+	}
+}
+
+// unavailable checks what callers get whose patience ends in the fault: at once, and
+// with the cause.
+func (f *fleet) unavailable(cause string) {
+	f.t.Helper()
+	const patience = 300 * ms
+	for _, l := range f.limiters {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		began := time.Now()
+		err := l.Wait(ctx)
+		if late := time.Since(began) - patience; late > 50*ms {
+			f.t.Errorf("a caller came back %v after its context ended", late)
+		}
+		cancel()
+		if !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), cause) {
+			f.t.Errorf("a caller whose context ended got %v, want ErrUnavailable and %q", err, cause)
+		}
+	}
+}
+
+// A spy sees what a client does: how often it calls the script, and how often it
+// dials.
+type spy struct {
+	calls, dials atomic.Int64
+	called       func(n int64) // before the n-th call of the script; nil for nothing
+}
+
+func (s *spy) DialHook(next redis.DialHook) redis.DialHook {
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		s.dials.Add(1)
+		return next(ctx, network, addr)
+	}
+}
+
+func (s *spy) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		s.see(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+func (s *spy) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		s.see(cmds...)
+		return next(ctx, cmds)
+	}
+}
+
+func (s *spy) see(cmds ...redis.Cmder) {
+	for _, cmd := range cmds {
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			if n := s.calls.Add(1); s.called != nil {
+				s.called(n)
+			}
+		}
+	}
+}
+
+func TestFaults(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"killed", func(t *testing.T) { killed(t, inWindows, 10) }},
+		{"killed, GCRA", func(t *testing.T) { killed(t, evenly, 50) }},
+		{"scripts flushed", scriptsFlushed},
+		{"replies lost", repliesLost},
+		{"far", far},
+		{"too far", tooFar},
+		{"half-open", halfOpen},
+		{"stopped", stopped},
+		{"gone", gone},
+		{"out of memory", outOfMemory},
+		{"failover of Sentinel", sentinelFailover},
+		{"failover of Cluster", clusterFailover},
+		{"slot moved", slotMoved},
+		{"clock back", func(t *testing.T) { clock(t, -8*sec, inWindows, 0) }},
+		{"clock back, GCRA", func(t *testing.T) { clock(t, -8*sec, evenly, 0) }},
+		{"clock forward", func(t *testing.T) { clock(t, 30*sec, inWindows, 10+callers) }},
+		{"clock forward, GCRA", func(t *testing.T) { clock(t, 30*sec, evenly, 50+callers) }},
+		{"clock back, miniredis", func(t *testing.T) { miniredisClock(t, -8*sec, 0) }},
+		{"clock forward, miniredis", func(t *testing.T) { miniredisClock(t, 30*sec, 10+callers) }},
+		{"paused", paused},
+		{"paused, unheard", pausedUnheard},
+		{"gone, with shares", func(t *testing.T) { goneWithShares(t, inWindows, 10) }},
+		{"gone, with shares, GCRA", func(t *testing.T) { goneWithShares(t, evenly, 50) }},
+		{"shares know", sharesKnow},
+		{"shares of permits", sharesOfPermits},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			test.run(t)
+		})
+	}
+}
+
+// A server that starts again has forgotten everything: one capacity too much may
+// pass, besides what was booked before.
+func killed(t *testing.T, p throttle.Policy, capacity int) {
+	s := redistest.Start(t)
+	f := startFleet(t, crew{policy: p}, s.Client)
+	s.Restart()
+	f.finish("kill -9 and restart, "+p.Tiers[0].String(), time.Now(), capacity+callers, resume)
+	if n := f.lost.Load(); n != 3 {
+		t.Errorf("OnLost was called %d times, want 3: once in each process", n)
+	}
+}
+
+func scriptsFlushed(t *testing.T) {
+	s := redistest.Start(t)
+	f := startFleet(t, crew{policy: inWindows}, s.Client)
+	began, admin := time.Now(), s.Client()
+	for range 20 {
+		if err := admin.ScriptFlush(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * ms)
+	}
+	f.finish("SCRIPT FLUSH, 20 times a second", began, 0, usual)
+}
+
+// A call whose reply is lost is not repeated: it may have booked, and what it booked
+// is then lost.
+func repliesLost(t *testing.T) {
+	s := redistest.Start(t)
+	var spies []*spy
+	f := startFleet(t, crew{policy: inWindows}, func() *redis.Client {
+		proxy := redistest.NewProxy(t, s.Addr())
+		spy := &spy{called: func(n int64) {
+			if n%3 == 0 {
+				proxy.DropReplies(1)
+			}
+		}}
+		spies = append(spies, spy)
+		client := proxy.Client()
+		client.AddHook(spy)
+		return client
+	})
+	began := time.Now()
+	time.Sleep(2 * sec)
+	f.finish("every 3rd reply lost", began, 0, resume)
+	until(t, "the server has run the script as often as it was asked to", func() bool {
+		asked := 0
+		for _, spy := range spies {
+			asked += int(spy.calls.Load())
+		}
+		return scriptCalls(t, s) == asked
+	})
+}
+
+func far(t *testing.T) {
+	proxy := redistest.NewProxy(t, redistest.Start(t).Addr())
+	proxy.SetDelay(10 * ms)
+	f := startFleet(t, crew{policy: inWindows}, proxy.Client)
+	f.finish("10 ms each way", time.Now().Add(-watch/2), 0, usual)
+}
+
+// What is booked with an answer that takes longer than the guard is void before it
+// is in.
+func tooFar(t *testing.T) {
+	proxy := redistest.NewProxy(t, redistest.Start(t).Addr())
+	f := startFleet(t, crew{policy: inWindows}, proxy.Client)
+	proxy.SetDelay(100 * ms)
+	began := time.Now()
+	time.Sleep(known)
+	f.unavailable("Policy.Guard")
+	proxy.SetDelay(0)
+	over := time.Now()
+	f.stands(began.Add(ahead), over)
+	f.finish("100 ms each way, guard 50 ms", over, 0, resume)
+}
+
+func halfOpen(t *testing.T) {
+	proxy := redistest.NewProxy(t, redistest.Start(t).Addr())
+	options := distributed.Options{Timeout: 500 * ms} // less than the client's
+	f := startFleet(t, crew{policy: inWindows, options: options}, proxy.Client)
+	idle := limiter(t, throttle.Policy{Name: "idle", Tiers: inWindows.Tiers}, distributed.New(proxy.Client(), options))
+	proxy.Hang(true)
+	began := time.Now()
+	allows, slow := 0, 0
+	for time.Since(began) < 2*sec {
+		asked := time.Now()
+		if idle.Allow() {
+			t.Error("Allow is true, with nobody to ask")
+		}
+		if allows++; time.Since(asked) > 100*ms {
+			slow++
+		}
+	}
+	if allows < 1000 || slow > 4 {
+		t.Errorf("Allow was asked %d times in 2 s, and %d times it took long: want many, and 4 at most", allows, slow)
+	}
+	f.unavailable("no answer within Options.Timeout")
+	proxy.Hang(false)
+	over := time.Now()
+	f.stands(began.Add(ahead), over)
+	f.finish("no answers for 3 s, connections stay", over, 0, resume)
+}
+
+func stopped(t *testing.T) {
+	s := redistest.Start(t)
+	f := startFleet(t, crew{policy: inWindows}, s.Client)
+	s.Stop()
+	time.Sleep(2 * sec)
+	s.Resume()
+	f.finish("SIGSTOP of the server for 2 s", time.Now(), 0, resume)
+}
+
+// However many callers wait for a Redis that is gone, it is dialed now and then.
+func gone(t *testing.T) {
+	proxy := redistest.NewProxy(t, redistest.Start(t).Addr())
+	spy := new(spy)
+	f := startFleet(t, crew{members: 1, policy: inWindows}, func() *redis.Client {
+		client := proxy.Client()
+		client.AddHook(spy)
+		return client
+	})
+	proxy.Refuse(true)
+	proxy.Cut()
+	began, before := time.Now(), spy.dials.Load()
+	ctx, cancel := context.WithCancel(t.Context())
+	errs := make(chan error)
+	for range 1000 {
+		go func() { errs <- f.limiters[0].Wait(ctx) }()
+	}
+	time.Sleep(2 * sec)
+	n, most := spy.dials.Load()-before, int64(15*time.Since(began).Seconds())
+	cancel()
+	ended := time.Now()
+	for range 1000 {
+		if err := <-errs; !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.Canceled) || !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("a caller whose context ended got %v, want ErrUnavailable and the cause", err)
+		}
+	}
+	if took := time.Since(ended); took > 250*ms {
+		t.Errorf("it took %v until all of them had left", took)
+	}
+	if n > most {
+		t.Errorf("there were %d attempts to connect, want %d at most", n, most)
+	}
+	proxy.Refuse(false)
+	over := time.Now()
+	f.stands(began.Add(ahead), over)
+	f.finish("connections refused, 1000 callers", over, 0, resume)
+}
+
+func outOfMemory(t *testing.T) {
+	s := redistest.Start(t)
+	f := startFleet(t, crew{policy: inWindows}, s.Client)
+	admin := s.Client()
+	limit := func(bytes string) time.Time {
+		if err := admin.ConfigSet(t.Context(), "maxmemory", bytes).Err(); err != nil {
+			t.Fatal(err)
+		}
+		return time.Now()
+	}
+	began := limit("1")
+	time.Sleep(known)
+	f.unavailable("OOM")
+	f.stands(began.Add(ahead), time.Now())
+	f.finish("maxmemory reached, noeviction", limit("0"), 0, resume)
+}
+
+// The replica that takes over may lack the last admissions.
+func sentinelFailover(t *testing.T) {
+	s := redistest.StartSentinel(t)
+	f := startFleet(t, crew{policy: inWindows}, s.Client)
+	s.KillMaster()
+	until(t, "the sentinels tell where the new master is", func() bool {
+		for _, n := range s.Sentinels {
+			if !strings.Contains(n.Info("sentinel", "master0"), "address="+s.Replica.Addr()) {
+				return false
+			}
+		}
+		return true
+	})
+	f.finish("failover by Sentinel", time.Now(), 10, resume)
+}
+
+func clusterFailover(t *testing.T) {
+	c := redistest.StartCluster(t, 3, 1)
+	f := startFleet(t, crew{policy: inWindows}, c.Client)
+	key := keyIn(t, c)
+	old := c.Master(key)
+	old.Kill()
+	until(t, "a replica takes over", func() bool { return c.Master(key) != old })
+	f.finish("loss of the key's master in a Cluster", time.Now(), 10, 2*resume) // clients look for it once a second
+}
+
+func slotMoved(t *testing.T) {
+	c := redistest.StartCluster(t, 3, 0)
+	f := startFleet(t, crew{policy: inWindows}, c.Client)
+	began, key := time.Now(), keyIn(t, c)
+	for _, to := range c.Nodes { // to two of them in fact
+		if to != c.Master(key) {
+			c.MoveSlot(key, to, func(bool) { time.Sleep(usual) })
+		}
+	}
+	f.finish("the key's slot moves in a Cluster, twice", began, 0, usual)
+	if n := f.lost.Load(); n != 0 {
+		t.Errorf("OnLost was called %d times, want none", n)
+	}
+}
+
+// keyIn is the name of the fleet's key, the only one in the cluster.
+func keyIn(t *testing.T, c *redistest.Cluster) (key string) {
+	t.Helper()
+	err := c.Client().ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
+		keys, err := node.Keys(ctx, "*").Result()
+		if len(keys) > 0 {
+			key = keys[0]
+		}
+		return err
+	})
+	if err != nil || key == "" {
+		t.Fatalf("the key was not found: %v", err)
+	}
+	return key
+}
+
+// A step forward can't be told from idleness: the same may pass.
+func clock(t *testing.T, d time.Duration, p throttle.Policy, most int) {
+	s, step := redistest.StartWithClock(t)
+	f := startFleet(t, crew{policy: p}, s.Client)
+	step(d)
+	f.finish("the clock steps "+d.String()+", "+p.Tiers[0].String(), time.Now(), most, resume)
+}
+
+func miniredisClock(t *testing.T, d time.Duration, most int) {
+	s := miniredis.RunT(t)
+	var offset atomic.Int64
+	s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+		if cmd != "TIME" {
+			return false
+		}
+		now := time.Now().UnixMicro() + offset.Load()
+		c.WriteStrings([]string{strconv.FormatInt(now/1e6, 10), strconv.FormatInt(now%1e6, 10)})
+		return true
+	})
+	f := startFleet(t, crew{policy: inWindows}, func() *redis.Client {
+		client := redis.NewClient(&redis.Options{Addr: s.Addr()})
+		t.Cleanup(func() { client.Close() })
+		return client
+	})
+	offset.Store(d.Microseconds())
+	f.finish("the clock of a miniredis steps "+d.String(), time.Now(), most, resume)
+}
+
+// A pause is heard by those who sleep until their time, and who came first is still
+// the first after it.
+func paused(t *testing.T) {
+	f := startFleet(t, crew{policy: inWindows}, redistest.Start(t).Client)
+	f.pause("a pause of 1 s", 50*ms)
+}
+
+// Where the message doesn't come through, the next answer tells.
+func pausedUnheard(t *testing.T) {
+	s := redistest.Start(t)
+	if err := s.Client().Do(t.Context(), "ACL", "SETUSER", "default", "resetchannels").Err(); err != nil {
+		t.Fatal(err)
+	}
+	f := startFleet(t, crew{policy: inWindows}, s.Client)
+	f.pause("a pause of 1 s, the message is lost", 500*ms)
+}
+
+func (f *fleet) pause(fault string, heard time.Duration) {
+	f.t.Helper()
+	began := time.Now()
+	if err := f.limiters[0].Pause(context.Background(), sec); err != nil {
+		f.t.Fatal(err)
+	}
+	told := time.Now()
+	time.Sleep(time.Until(began.Add(sec)))
+	f.stands(told.Add(heard), began.Add(sec))
+	f.finish(fault, began.Add(sec), 0, usual)
+}
+
+// Without Redis each process goes on with its share, and what they sent counts when
+// it is back. The shares know nothing of each other: of what Redis admitted last, one
+// process may have had all and the others none; and the same once more when Redis, as
+// it has forgotten everything, is back for the first of them.
+func goneWithShares(t *testing.T, p throttle.Policy, capacity int) {
+	s := redistest.Start(t)
+	options := distributed.Options{Outage: distributed.Outage{Workers: 3}}
+	f := startFleet(t, crew{policy: p, options: options}, s.Client)
+	s.Kill()
+	began := time.Now()
+	time.Sleep(3 * sec)
+	alone := len(f.between(began.Add(ahead), time.Now()))
+	if alone < 60 {
+		t.Errorf("%d were admitted without Redis, want 90 or so", alone)
+	}
+	s.Restart()
+	over := time.Now()
+	f.finish("kill -9 and restart after 3 s, with shares, "+p.Tiers[0].String(), over, 2*capacity, usual)
+	status, err := f.limiters[0].Status(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used := status.Tiers[1].Used; used < int64(alone) {
+		t.Errorf("%d are charged, want the %d at least that were sent without Redis", used, alone)
+	}
+}
+
+// Who goes on alone has sent already what Redis admitted.
+func sharesKnow(t *testing.T) {
+	s := redistest.Start(t)
+	p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{throttle.PerMinute(10)}}
+	l := limiter(t, p, distributed.New(s.Client(), distributed.Options{Outage: distributed.Outage{Workers: 1}}))
+	for range 7 {
+		if !l.Allow() {
+			t.Fatal("Allow is false, within the limit")
+		}
+	}
+	s.Kill()
+	alone := 0
+	for range 10 {
+		if l.Allow() {
+			alone++
+		}
+	}
+	if alone != 3 {
+		t.Errorf("Redis admitted 7, and then Allow was true %d times, want 3 of 10 in all", alone)
+	}
+}
+
+// A permit counts from whoever it came, until it is released.
+func sharesOfPermits(t *testing.T) {
+	s := redistest.Start(t)
+	p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{{Limit: 2, Algorithm: throttle.Concurrency}}}
+	l := limiter(t, p, distributed.New(s.Client(), distributed.Options{Outage: distributed.Outage{Workers: 1}}))
+	acquire := func() (*throttle.Permit, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), 300*ms)
+		defer cancel()
+		return l.Acquire(ctx, nil)
+	}
+	var held []*throttle.Permit
+	full := func(when string) {
+		t.Helper()
+		for len(held) < 2 {
+			permit, err := acquire()
+			if err != nil {
+				t.Fatalf("%s: with %d held: %v", when, len(held), err)
+			}
+			held = append(held, permit)
+		}
+		if _, err := acquire(); err == nil {
+			t.Fatalf("%s: 3 are open", when)
+		}
+	}
+	release := func() {
+		held[0].Release()
+		held = held[1:]
+	}
+	for range 3 {
+		full("with Redis")
+		release()
+	}
+	s.Kill()
+	full("alone, one is from before")
+	release()
+	full("alone")
+	s.Restart()
+	until(t, "Redis knows of those that are open", func() bool {
+		status, err := l.Status(context.Background())
+		return err == nil && status.Tiers[0].Used == 2
+	})
+	full("with Redis again, both are from before")
+	release()
+	release()
+	full("with Redis again")
+	release()
+	release()
+}
