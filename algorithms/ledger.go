@@ -107,16 +107,29 @@ func (l *Ledger) Charge(now Moment, cost []int64, held bool) Flight {
 }
 
 func (l *Ledger) charge(now Moment, cost []int64, held bool) Flight {
+	if l.plan.guard == 0 {
+		l.count(now, cost)
+		return Landed
+	}
+	l.start(now, cost)
+	return l.depart(now.At, cost, held)
+}
+
+// Count charges what the provider has counted already, without asking.
+func (l *Ledger) Count(now Moment, cost []int64) { l.count(l.advance(now), cost) }
+
+func (l *Ledger) count(now Moment, cost []int64) {
+	l.start(now, cost)
+	l.land(now, cost)
+}
+
+// start tells the tiers that want to know that requests leave.
+func (l *Ledger) start(now Moment, cost []int64) {
 	for _, d := range l.plan.departures {
 		if n := cost[d.unit]; n > 0 {
 			d.depart(l, now, n)
 		}
 	}
-	if l.plan.guard == 0 {
-		l.land(now, cost)
-		return Landed
-	}
-	return l.depart(now.At, cost, held)
 }
 
 // Land says that the provider has counted the request by now. After the guard it

@@ -70,7 +70,7 @@ func (s *share) book(requests []store.Request, err error) ([]store.Booking, erro
 		at, tier := s.ledger.Earliest(m, r.Cost)
 		b := store.Booking{Tier: tier, Wait: m.Until(at)}
 		switch {
-		case tier < 0:
+		case at <= m.At:
 			s.ledger.Charge(m, r.Cost, r.Held)
 			for u, n := range r.Cost {
 				s.owed[u] += n
@@ -96,32 +96,41 @@ func (s *share) charge(got []store.Booking) {
 	defer s.mu.Unlock()
 	for _, b := range got {
 		if b.Verdict == store.Admitted {
-			s.ledger.Charge(moment(time.Now()), b.Ahead.Cost, false)
+			s.ledger.Charge(moment(b.Ahead.Start), b.Ahead.Cost, false)
 		}
 	}
 }
 
 func (s *share) release(cost []int64) {
+	if s == nil {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ledger.Release(cost)
 }
 
-// repay charges in Redis what was sent without it.
+// repay charges in Redis what was sent without it, as far as the tiers have it still
+// in view: each at most with this process's part.
 func (q *quota) repay() {
 	s := q.share
 	if s == nil {
 		return
 	}
 	s.mu.Lock()
-	owed := slices.Clone(s.owed)
-	clear(s.owed)
-	s.mu.Unlock()
-	if !slices.ContainsFunc(owed, func(n int64) bool { return n != 0 }) {
+	if !slices.ContainsFunc(s.owed, func(n int64) bool { return n != 0 }) {
+		s.mu.Unlock()
 		return
 	}
+	owed, used := slices.Clone(s.owed), s.ledger.Usage(moment(time.Now()))
+	clear(s.owed)
+	s.mu.Unlock()
+	amounts := make([]int64, len(used))
+	for i, t := range q.plan.Tiers() {
+		amounts[i] = min(used[i].Used, owed[slices.Index(q.plan.Units(), t.Unit)])
+	}
 	q.leases.lock()
-	_, _, err := q.call(context.Background(), appendCost(q.begin("c", len(owed)), owed))
+	_, _, err := q.call(context.Background(), appendCost(q.begin("c", len(amounts)), amounts))
 	q.leases.unlock()
 	if err != nil {
 		s.mu.Lock()

@@ -133,9 +133,12 @@ func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]
 		slow := error(nil)
 		if err == nil {
 			got = q.read(t, requests)
-			q.leases.grant(got)
 			slow = q.tooSlow(t)
+			q.share.charge(got)
+		} else {
+			got, err = q.share.book(requests, err)
 		}
+		q.leases.grant(got)
 		q.leases.unlock()
 		switch {
 		case slow != nil && again > 0:
@@ -144,12 +147,9 @@ func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]
 		case slow != nil:
 			q.Unbook(got)
 			done(nil, slow)
-		case err != nil:
-			done(q.share.book(requests, err))
 		default:
-			q.share.charge(got)
 			q.listen(got)
-			done(got, nil)
+			done(got, err)
 		}
 	}, func() {
 		q.giveBack(q.read(t, requests))

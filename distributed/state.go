@@ -22,14 +22,16 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	var got []store.Booking
 	if err == nil {
 		got = q.read(t, requests)
-		q.leases.grant(got)
+		q.share.charge(got)
 		err = q.tooSlow(t)
 	}
+	if err != nil {
+		got, err = q.share.book(requests, err)
+	}
+	q.leases.grant(got)
 	q.leases.unlock()
 	if err != nil {
-		if got, err = q.share.book(requests, err); err != nil {
-			return store.Booking{}, err
-		}
+		return store.Booking{}, err
 	}
 	b := got[0]
 	if b.Verdict == store.Late {
@@ -228,9 +230,7 @@ func (q *quota) Arrived(store.Booking, []int64) {}
 
 // Release gives back what a request held of a Concurrency tier.
 func (q *quota) Release(b store.Booking, cost []int64) {
-	if b.Ahead != nil && b.Ahead.State == alone {
-		q.share.release(cost)
-	}
+	q.share.release(cost)
 	q.leases.release(cost)
 }
 

@@ -43,8 +43,9 @@ type twin struct {
 }
 
 type pooled struct {
-	at   int64
-	cost []int64
+	at     int64
+	cost   []int64
+	landed bool // at once, and not a guard later
 }
 
 type lease struct {
@@ -91,7 +92,7 @@ func (m *twin) change(plan *algorithms.Plan) {
 	m.adopt(plan)
 	m.pool = nil
 	for _, c := range m.history {
-		m.ledger.Charge(m.moment(c.at), m.ledgerCost(c.cost), false)
+		m.charged(c)
 	}
 }
 
@@ -139,7 +140,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	case "q":
 		own = m.status()
 	case "c":
-		m.charge(m.now, s.args)
+		m.count(s.args)
 	}
 	head := []int64{m.now, m.gen, m.ttl(), m.epoch, 0, 0}
 	if m.until > m.now {
@@ -230,9 +231,31 @@ func (m *twin) advance(at int64) {
 func (m *twin) charge(at int64, cost []int64) {
 	m.advance(at)
 	m.crowd++
-	m.history = append(m.history, pooled{m.frontier, cost})
-	if m.ledger != nil {
-		m.ledger.Charge(m.moment(m.frontier), m.ledgerCost(cost), false)
+	m.history = append(m.history, pooled{at: m.frontier, cost: cost})
+	m.charged(m.history[len(m.history)-1])
+}
+
+// count charges each tier with what has landed already. The generator gives tiers of
+// one unit the same.
+func (m *twin) count(amounts []int64) {
+	m.advance(m.now)
+	cost := make([]int64, len(m.plan.Units()))
+	for i, t := range m.plan.Tiers() {
+		cost[slices.Index(m.plan.Units(), t.Unit)] = amounts[i]
+	}
+	m.history = append(m.history, pooled{at: m.frontier, cost: cost, landed: true})
+	m.charged(m.history[len(m.history)-1])
+}
+
+// charged charges the ledger.
+func (m *twin) charged(c pooled) {
+	if m.ledger == nil {
+		return
+	}
+	if c.landed {
+		m.ledger.Count(m.moment(c.at), m.ledgerCost(c.cost))
+	} else {
+		m.ledger.Charge(m.moment(c.at), m.ledgerCost(c.cost), false)
 	}
 }
 
@@ -308,7 +331,7 @@ func (m *twin) unbook(a args) []int64 {
 	for len(a.rest) > 0 {
 		at, cost := a.next(), a.cost(len(m.plan.Units()))
 		if gen == m.gen && at > m.now && at >= m.until && len(m.pool) < 64 {
-			m.pool = append(m.pool, pooled{at, cost})
+			m.pool = append(m.pool, pooled{at: at, cost: cost})
 			taken++
 		}
 	}
@@ -703,7 +726,7 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 				continue
 			}
 			cost := costs[(i-6)/2]
-			g.booked = append(g.booked, pooled{got[i+1], cost})
+			g.booked = append(g.booked, pooled{at: got[i+1], cost: cost})
 			for u, n := range cost {
 				g.held[owner][u] += n
 			}
@@ -789,7 +812,10 @@ func (g *generator) step(m *twin) (s step, owner int) {
 		s.op = "q"
 	case roll == 1:
 		s.op = "c"
-		add(g.overCost()...)
+		cost := g.overCost()
+		for _, t := range g.plan.Tiers() {
+			add(cost[slices.Index(g.plan.Units(), t.Unit)])
+		}
 	case roll == 2:
 		s.op = "p"
 		add(pick(g, g.Int64N(3_000_000), max(0, m.until-m.now)), g.Int64N(2)*g.Int64N(2), g.Int64N(2), max(0, m.epoch-g.Int64N(2)))

@@ -28,7 +28,7 @@
 --               than what is; with once, only if nothing came since epoch.
 --   q  status   Answers for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
---   c  charge   cost. Charges without asking.
+--   c  charge   for each tier an amount that its provider has counted already.
 -- Reply    now, generation, expiry of the key in ms, epoch, end of the pause (0:
 --          none), 1 if that is a ban, and then the op's own
 --
@@ -110,5 +110,12 @@ elseif op == 'q' then
     reply[n + 1], reply[n + 2], n = used, next < NEVER and next or -1, n + 3
   end
 elseif op == 'c' then
-  charge(now, amounts())
+  advance(now)
+  for i = 1, #rules do
+    local amount, rule = argument(), rules[i]
+    if amount > 0 then
+      if rule.depart then rule.depart(frontier) end
+      rule.land(frontier, amount)
+    end
+  end
 end
