@@ -9,10 +9,11 @@
 //
 // Who has to wait is told when it is its turn, and sleeps until then. All who wait
 // on a limiter share round trips, at most 64 callers a call of the script. A
-// process may always have one time booked, however far ahead, and more only within
-// Options.Horizon, so that a busy process does not shut out another. A booking is
-// good for Policy.Guard, or for 50 ms with NoGuard; a process that was stopped for
-// longer books anew. Policy.Guard must be longer than Redis takes to answer.
+// process asks when the last of its times is about to come, and is given one, however
+// far ahead, and at most as many as the fastest tier admits in Options.Horizon: equal
+// numbers for all in turn, so that a busy or nearer process does not shut out another.
+// A booking is good for Policy.Guard, or for 50 ms with NoGuard; a process that was
+// stopped for longer books anew. Policy.Guard must be longer than Redis takes to answer.
 //
 // What is lost is charged, never admitted twice: a process that dies loses what it
 // has booked, at most 64 admissions (256 where Redis is a millisecond or more away),
@@ -22,7 +23,8 @@
 //
 // Time is Redis's own, made such that it never runs backwards for a quota. When it
 // steps forward, as after a failover to a server whose clock is ahead, at most one
-// burst or window too much passes, as nobody can tell the step from idleness.
+// burst or window too much passes, besides what was booked before, as nobody can
+// tell the step from idleness.
 //
 // # Concurrency
 //
@@ -38,7 +40,8 @@
 // ClusterOptions.ClusterStateReloadInterval to a second or two, because by default
 // the client looks for a new master once a minute. The server needs maxmemory-policy
 // noeviction, best on an instance of its own: a key that is evicted is a quota that
-// starts anew, which Options.OnLost reports. Replication is asynchronous: a failover
+// starts anew, so that as much may pass as after a step of the clock; Options.OnLost
+// reports it. Replication is asynchronous: a failover
 // may forget the last admissions, and then admits them once more.
 //
 // A user with restricted rights needs the keys and channels of the prefix and the
@@ -73,7 +76,9 @@ type Options struct {
 	// Redis is away. If zero, a second.
 	Timeout time.Duration
 
-	// Horizon is how far ahead a process books more than one time. If zero, 500 ms.
+	// Horizon is for how long, at the pace of the fastest tier, a process books ahead
+	// at once: 500 ms of 50/s are 25 times, of 1/s one, and never more than 256. If
+	// zero, 500 ms.
 	Horizon time.Duration
 
 	// Lease is how long a process holds permits of a Concurrency tier after it was
@@ -92,7 +97,9 @@ type Options struct {
 
 // An Outage lets each process go on by itself while Redis is away, with its share
 // of every tier: Limit ÷ Workers, or where that is less than one, one in a window
-// that is longer by as much. What was admitted so is charged when Redis is back.
+// that is longer by as much. What was admitted so is charged when Redis is back. The
+// shares know nothing of each other: when an outage begins and when it ends, up to one
+// capacity too much may pass.
 type Outage struct {
 	Workers int // how many processes share the quota at most. If zero, callers wait
 }
