@@ -205,6 +205,7 @@ type terms struct {
 	policy Policy
 	plan   *algorithms.Plan
 	one    []int64 // the cost of one request
+	books  bool    // the quotas book ahead
 }
 
 func newTerms(p Policy) (*terms, error) {

@@ -151,7 +151,7 @@ func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool
 // caller who waits for the store to answer may be admitted by the answer.
 func (g *gate) full(r *room, n int) bool {
 	return g.policy.MaxQueue > 0 && n > g.policy.MaxQueue &&
-		(g.booker == nil || len(r.booked) > 0 || r.askAt.After(time.Now()))
+		(!g.books || len(r.booked) > 0 || r.askAt.After(time.Now()))
 }
 
 // step tells a waiter that is still in the queue what to do: to ask the quota, or
@@ -218,7 +218,7 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 		return false
 	}
 	most := 1
-	if g.booker != nil {
+	if g.books {
 		most = mostAsked
 	}
 	for ; e != nil && len(r.asking) < most; e = e.Next() {
@@ -232,10 +232,13 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 	return true
 }
 
+// booker is the quota, which books ahead.
+func (g *gate) booker() store.Booker { return g.quota.(store.Booker) }
+
 // ask asks the quota, after prepare.
 func (g *gate) ask(ctx context.Context) {
 	r := g.aside()
-	if g.booker == nil {
+	if !g.books {
 		w := r.asking[0] // the caller's own: nobody else changes asking meanwhile
 		b, err := g.quota.Reserve(ctx, w.request)
 		g.answered([]store.Booking{b}, err)
@@ -251,7 +254,7 @@ func (g *gate) ask(ctx context.Context) {
 		requests[i] = w.request
 	}
 	r.mu.Unlock()
-	g.booker.Book(behind, requests, g.answered)
+	g.booker().Book(behind, requests, g.answered)
 }
 
 // answered is told the quota's answers for those who were first in asking.
@@ -283,11 +286,11 @@ func (g *gate) answered(got []store.Booking, err error) {
 		r.askAt = time.Time{}
 	}
 	var self *waiter
-	if g.booker == nil {
+	if !g.books {
 		self = asked[0]
 	}
 	g.settle(r, now, self)
-	more := g.booker != nil && g.prepare(r, now)
+	more := g.books && g.prepare(r, now)
 	r.mu.Unlock()
 	if more {
 		g.ask(context.Background())
@@ -395,7 +398,7 @@ func (g *gate) settle(r *room, now time.Time, self *waiter) {
 		}
 	}
 	if len(unused) > 0 {
-		g.booker.Unbook(unused)
+		g.booker().Unbook(unused)
 	}
 }
 
@@ -500,7 +503,7 @@ func (g *gate) void(r *room, c store.Change, end time.Time) {
 		n++
 	}
 	if n > 0 {
-		g.booker.Unbook(slices.Clone(r.booked[:n]))
+		g.booker().Unbook(slices.Clone(r.booked[:n]))
 		r.booked = r.booked[n:]
 	}
 }

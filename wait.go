@@ -46,9 +46,8 @@ type Limiter struct {
 // the back-off. Limiters are handles on it.
 type gate struct {
 	*terms
-	quota  store.Quota
-	booker store.Booker         // the quota, if it books ahead
-	room   atomic.Pointer[room] // nil until somebody needs it
+	quota store.Quota
+	room  atomic.Pointer[room] // nil until somebody needs it
 }
 
 // New returns a Limiter of the policy. With a nil store its quota is its own, in
@@ -79,7 +78,9 @@ func (t *terms) open(s Store, key string) (*gate, error) {
 		return nil, fmt.Errorf("throttle: policy %q: %w", t.policy.Name, err)
 	}
 	g := &gate{terms: t, quota: q}
-	g.booker, _ = q.(store.Booker)
+	if _, books := q.(store.Booker); books != t.books { // as all of a store do
+		t.books = books
+	}
 	return g, nil
 }
 
@@ -216,7 +217,7 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 			return store.Booking{}, err
 		}
 	}
-	if g.waiting() == 0 && g.booker == nil {
+	if g.waiting() == 0 && !g.books {
 		b, err := g.quota.Reserve(ctx, r)
 		switch {
 		case err == nil && b.Verdict == store.Admitted:

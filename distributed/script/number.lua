@@ -26,16 +26,17 @@ local function mulDiv(a, b, c)
   if product < NEVER then
     q, r = divMod(product, c)
   else
-    local bit, left = 1, a
-    while bit * 2 <= a do bit = bit * 2 end
-    while bit >= 1 do -- double and add, and never keep a c more than needed
-      q, r = q * 2, r * 2
-      if r >= c then q, r = q + 1, r - c end
-      if left >= bit then
-        left, r = left - bit, r + rest
-        if r >= c then q, r = q + 1, r - c end
-      end
-      bit = bit / 2
+    -- Long division, a's digits from the first on. The base keeps r × base and
+    -- r + digit × rest below 2^53; both r and rest are less than c.
+    local base, power, left = math.max(2, (divMod(NEVER - 1, c))), 1, a + 0.0
+    while power * base <= a do power = power * base end
+    while power >= 1 do
+      local digit, more
+      digit, left = divMod(left, power)
+      more, r = divMod(r * base, c)
+      q = q * base + more
+      more, r = divMod(r + digit * rest, c)
+      q, power = q + more, power / base
     end
   end
   q = q + (a + 0.0) * whole
