@@ -221,6 +221,7 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 	if g.books {
 		most = mostAsked
 	}
+	r.asking = make([]*waiter, 0, min(most, r.queue.Len()-len(r.booked)))
 	for ; e != nil && len(r.asking) < most; e = e.Next() {
 		w := e.Value.(*waiter)
 		if w.request.Within = forever; !w.deadline.IsZero() {

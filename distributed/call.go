@@ -25,7 +25,7 @@ type trip struct {
 
 // once is a command that the client must not repeat when its reply was lost: the
 // script would book twice.
-type once struct{ *redis.Cmd }
+type once struct{ *redis.IntSliceCmd }
 
 func (once) NoRetry() bool { return true }
 
@@ -102,7 +102,7 @@ func (q *quota) make(t *trip) error {
 func (q *quota) send(ctx context.Context, calls []*call, command, script string) (unknown []*call) {
 	cmds := make([]once, len(calls))
 	for i, c := range calls {
-		cmds[i] = once{redis.NewCmd(ctx, append([]any{command, script, 1, q.key}, c.args...)...)}
+		cmds[i] = once{redis.NewIntSliceCmd(ctx, append([]any{command, script, 1, q.key}, c.args...)...)}
 		cmds[i].SetFirstKeyPos(3)
 	}
 	if len(cmds) == 1 {
@@ -115,9 +115,7 @@ func (q *quota) send(ctx context.Context, calls []*call, command, script string)
 		_, _ = pipe.Exec(ctx)
 	}
 	for i, c := range calls {
-		if c.err = cmds[i].Err(); c.err == nil {
-			c.reply, c.err = cmds[i].Int64Slice()
-		} else if redis.HasErrorPrefix(c.err, "NOSCRIPT") {
+		if c.reply, c.err = cmds[i].Result(); redis.HasErrorPrefix(c.err, "NOSCRIPT") {
 			unknown = append(unknown, c)
 		}
 	}

@@ -266,7 +266,7 @@ func (c *circuit) why() error {
 
 func (q *cell) send(cost int64) throttled {
 	ctx := context.Background()
-	cmd := once{redis.NewCmd(ctx, "cl.throttle", q.key,
+	cmd := once{redis.NewIntSliceCmd(ctx, "cl.throttle", q.key,
 		q.tier.Capacity()-1, q.tier.Limit, int64(q.tier.Window/time.Second), cost)}
 	cmd.SetFirstKeyPos(1)
 	if err := q.rdb.Process(ctx, cmd); err != nil {
@@ -275,7 +275,7 @@ func (q *cell) send(cost int64) throttled {
 		}
 		return throttled{err: explain(q.key, err)}
 	}
-	n, err := cmd.Int64Slice()
+	n, err := cmd.Result()
 	if err != nil || len(n) != cellReplies {
 		return throttled{err: fmt.Errorf("distributed: Cell: key %q: CL.THROTTLE answered %v, not five integers", q.key, cmd.Val())}
 	}

@@ -14,8 +14,7 @@ import (
 
 const (
 	mostACall   = 64                    // callers that share one call of the script
-	mostCalls   = 4                     // calls that share a round trip, where that is slow
-	slowTrip    = time.Millisecond      // what is slow
+	mostCalls   = 4                     // calls that share a round trip, where so many wait
 	slowTrips   = 2                     // how often an answer that came too late is asked for again
 	unguarded   = 50 * time.Millisecond // how long a booking is good with NoGuard
 	worthWaking = 5 * time.Millisecond  // who sleeps for less is not told of a pause
@@ -171,9 +170,9 @@ func bookedAhead(p *algorithms.Plan, horizon time.Duration) int {
 
 // bookTrip asks for as many as may travel at once.
 func (q *quota) bookTrip(behind *store.Ahead, requests []store.Request) *trip {
-	calls := 1
-	if q.leases == nil {
-		calls = min(mostCalls, 1+int(q.store.trip.get()/slowTrip))
+	calls := mostCalls
+	if q.leases != nil {
+		calls = 1 // each says what is held, and the next must know what this one is granted
 	}
 	var floor int64
 	if behind != nil {
@@ -239,7 +238,7 @@ func (h header) left() time.Duration { return microseconds(max(0, h.until-h.now)
 // read turns replies into the verdicts on the first of the requests, and what
 // else was booked after the first that was not.
 func (q *quota) read(t *trip, requests []store.Request) []store.Booking {
-	var got []store.Booking
+	got := make([]store.Booking, 0, min(len(requests), mostACall*len(t.calls)))
 	stopped := false
 	for _, c := range t.calls {
 		h := parseHeader(c.reply)

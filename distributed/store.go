@@ -8,7 +8,7 @@
 // # Booking
 //
 // Who has to wait is told when it is its turn, and sleeps until then. All who wait
-// on a limiter share round trips, at most 64 callers a call of the script. A
+// on a limiter share round trips: 64 callers a call of the script, four calls a trip. A
 // process asks when the last of its times is about to come, and is given one, however
 // far ahead, and at most as many as the fastest tier admits in Options.Horizon: equal
 // numbers for all in turn, so that a busy or nearer process does not shut out another.
@@ -16,8 +16,8 @@
 // stopped for longer books anew. Policy.Guard must be longer than Redis takes to answer.
 //
 // What is lost is charged, never admitted twice: a process that dies loses what it
-// has booked, at most 64 admissions (256 where Redis is a millisecond or more away),
-// and so does one whose call got no answer, for each such call.
+// has booked, at most 256 admissions and no more than waited, and so does one whose
+// calls got no answer, for each such trip.
 //
 // # Clocks
 //
