@@ -736,7 +736,7 @@ func TestFleetFairness(t *testing.T) {
 	}
 	t.Logf("%v admitted, %.2f calls an admission, the longest wait %d ms, in one line %d ms", counts, calls, longest/1000, inLine/1000)
 	least, most := slices.Min(counts), slices.Max(counts)
-	if least*10 < most*8 && most-least > 10 { // who comes first in a turn may have ten more at the end
+	if least*10 < most*8 && most-least > 16 { // a turn is eight, and one may have begun and ended with one more
 		t.Errorf("the processes had %v", counts)
 	}
 	if calls > 1.3 {
