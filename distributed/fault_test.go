@@ -569,7 +569,8 @@ func goneWithShares(t *testing.T, p throttle.Policy, capacity int) {
 	}
 	s.Restart()
 	over := time.Now()
-	f.finish("kill -9 and restart after 3 s, with shares, "+p.Tiers[0].String(), over, 2*capacity, usual)
+	// What the three repay is at most a capacity, which a bucket has back in a second.
+	f.finish("kill -9 and restart after 3 s, with shares, "+p.Tiers[0].String(), over, 2*capacity, usual+sec)
 	status, err := f.limiters[0].Status(context.Background())
 	if err != nil {
 		t.Fatal(err)
