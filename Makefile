@@ -14,9 +14,14 @@ STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 all: lint test
 
 # test runs every test, the benchmarks' own too. THROTTLE_REQUIRE_REDIS=1 makes it
-# fail where there is no redis-server and none can be installed.
+# fail where there is no redis-server and none can be installed; without it, the
+# tests that were skipped are listed at the end.
 test: redis
-	go test $(RACE) ./...
+	@echo go test $(RACE) ./...; \
+	THROTTLE_SKIPPED=$$(mktemp); export THROTTLE_SKIPPED; \
+	go test $(RACE) ./...; status=$$?; \
+	if [ -s "$$THROTTLE_SKIPPED" ]; then echo "skipped:"; sort "$$THROTTLE_SKIPPED"; fi; \
+	rm -f "$$THROTTLE_SKIPPED"; exit $$status
 	cd bench && go vet ./... && go test ./...
 
 # redis installs a redis-server if there is none and apt-get can.

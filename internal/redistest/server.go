@@ -107,7 +107,19 @@ func absent(t testing.TB, variable, why string) {
 	if os.Getenv(variable) == "1" {
 		t.Fatalf("%s, but %s=1 asks for it", why, variable)
 	}
+	note(t.Name() + ": " + why)
 	t.Skip(why)
+}
+
+// note adds a line to the file that $THROTTLE_SKIPPED names, if it does: go test
+// itself does not tell what was skipped.
+func note(line string) {
+	f, err := os.OpenFile(os.Getenv("THROTTLE_SKIPPED"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	_, _ = f.WriteString(line + "\n")
 }
 
 // freePort returns a port that nobody listens on, nor on the one 10000 above it,
