@@ -332,7 +332,8 @@ func atBest(t *testing.T, all []event, end int64, tiers ...throttle.Tier) (times
 // checkUse says that until the end a part was admitted of what a client who knows
 // everything would have sent, or at least what he sends in that part of the time,
 // since the end may come just before a window does. With a guard of 50 ms and windows
-// of a second that part is 0.95 at most.
+// of a second that part is 0.95 at most, and less on a machine that is slow to wake who
+// sleeps: it is to tell a stall from that, not to measure.
 func checkUse(t *testing.T, all []event, end time.Time, part float64, tiers ...throttle.Tier) {
 	t.Helper()
 	var sent int64
@@ -447,7 +448,7 @@ func TestFleetLaws(t *testing.T) {
 			own := slices.DeleteFunc(slices.Clone(all), func(e event) bool { return e.Task != tasks[i].Name })
 			checkBound(t, own, p.Tiers...)
 			checkOrder(t, own)
-			checkUse(t, own, end, 0.9-0.1*tasks[i].Cancel/0.7, p.Tiers...)
+			checkUse(t, own, end, 0.75-0.1*tasks[i].Cancel/0.7, p.Tiers...)
 		})
 	}
 }
