@@ -91,7 +91,7 @@ func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []st
 			return append(got, b), nil
 		default:
 			first, s.last = false, at
-			s.ledger.Charge(m.Later(at), r.Cost, false)
+			s.ledger.Charge(m.Later(at), r.Cost, 0, false)
 			start := now.Add(b.Wait)
 			b.Verdict = store.Admitted
 			b.Ahead = &store.Ahead{Start: start, End: sent.Add(b.Wait + 50*ms), Again: start.Add(-ms - 2*s.trip), At: at, Cost: r.Cost}

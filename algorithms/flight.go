@@ -1,7 +1,7 @@
 package algorithms
 
-// A Flight names the slot in which a held request travels: when it left, in grains
-// of the guard.
+// A Flight names the slot in which a held request travels: when it lands at the
+// latest, in grains of the plan's guard.
 type Flight int64
 
 // Landed is the Flight of a request that counted the instant it was admitted.
@@ -9,8 +9,8 @@ const Landed Flight = -1
 
 // A slot is a stretch of the words: the instant at which its requests land, then
 // for each unit how much it carries and how much of that is held. Requests that
-// leave within one grain of the guard share a slot and land with the last of
-// them, so a guard has at most 66 slots at any rate.
+// would land within one grain of the plan's guard share a slot and land with the
+// last of them, so a guard has at most 66 slots at any rate.
 const slotHead = 1
 
 func totalOf(unit int) int { return slotHead + 2*unit }
@@ -18,11 +18,8 @@ func heldOf(unit int) int  { return slotHead + 2*unit + 1 }
 
 func (p *Plan) stride() int { return slotHead + 2*len(p.units) }
 
-// flight is that of a request which leaves at an instant.
-func (p *Plan) flight(at int64) Flight { return Flight(at >> p.grain) }
-
-// flightOf is that of the requests in a slot.
-func (p *Plan) flightOf(slot []int64) Flight { return p.flight(slot[0] - p.guard) }
+// flight is that of a request which lands at an instant.
+func (p *Plan) flight(lands int64) Flight { return Flight(lands >> p.grain) }
 
 // aloft is how many of a unit are on their way.
 func (l *Ledger) aloft(unit int) int64 { return l.word[unit] }
@@ -40,17 +37,21 @@ func (l *Ledger) landing(i, unit int) (at, n int64) {
 	return s[0], s[totalOf(unit)]
 }
 
-// depart puts the cost on its way.
-func (l *Ledger) depart(at int64, cost []int64, held bool) Flight {
-	f := l.plan.flight(at)
+// depart puts the cost on its way, to land no earlier than what left before it.
+func (l *Ledger) depart(at, guard int64, cost []int64, held bool) Flight {
+	lands := at + guard
 	s := l.lastSlot()
-	if s == nil || l.plan.flightOf(s) != f {
+	if s != nil && s[0] > lands { // it left under a longer guard
+		lands = s[0]
+	}
+	f := l.plan.flight(lands)
+	if s == nil || l.plan.flight(s[0]) != f {
 		for range l.plan.stride() {
 			l.word = append(l.word, 0)
 		}
 		s = l.lastSlot()
 	}
-	s[0] = at + l.plan.guard
+	s[0] = lands
 	for u, n := range cost {
 		s[totalOf(u)] += n
 		if held {
@@ -71,10 +72,10 @@ func (l *Ledger) lastSlot() []int64 {
 // alight takes a held cost off its way and tells whether it still was on it.
 func (l *Ledger) alight(f Flight, cost []int64) bool {
 	i := l.slots() - 1
-	for i >= 0 && l.plan.flightOf(l.slot(i)) > f {
+	for i >= 0 && l.plan.flight(l.slot(i)[0]) > f {
 		i--
 	}
-	if i < 0 || l.plan.flightOf(l.slot(i)) != f {
+	if i < 0 || l.plan.flight(l.slot(i)[0]) != f {
 		return false
 	}
 	s := l.slot(i)

@@ -187,7 +187,7 @@ func (g *game) admit(cost []int64, asked int64) {
 	if g.guard == 0 && !g.plan.Concurrent() {
 		g.checkEarliest(s, asked)
 	}
-	s.flight = g.l.Charge(g.now, cost, held)
+	s.flight = g.l.Charge(g.now, cost, 0, held)
 	g.history = append(g.history, s)
 	if held {
 		g.open = append(g.open, s)

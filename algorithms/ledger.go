@@ -91,28 +91,32 @@ func (l *Ledger) earliest(now Moment, cost []int64) (at int64, tier int) {
 }
 
 // Take charges the cost if every tier admits it now, and else changes nothing: at
-// and tier are those of Earliest, and tier is -1 if the cost was charged. A request
-// that is held may be landed or cancelled before the guard has passed.
-func (l *Ledger) Take(now Moment, cost []int64, held bool) (f Flight, at int64, tier int) {
+// and tier are those of Earliest, and tier is -1 if the cost was charged. The request
+// lands when the guard has passed, in microseconds, 0 for the plan's; one that is
+// held may be landed or cancelled before.
+func (l *Ledger) Take(now Moment, cost []int64, guard int64, held bool) (f Flight, at int64, tier int) {
 	now = l.advance(now)
 	if at, tier = l.earliest(now, cost); tier < 0 {
-		f = l.charge(now, cost, held)
+		f = l.charge(now, cost, guard, held)
 	}
 	return f, at, tier
 }
 
 // Charge is Take without asking.
-func (l *Ledger) Charge(now Moment, cost []int64, held bool) Flight {
-	return l.charge(l.advance(now), cost, held)
+func (l *Ledger) Charge(now Moment, cost []int64, guard int64, held bool) Flight {
+	return l.charge(l.advance(now), cost, guard, held)
 }
 
-func (l *Ledger) charge(now Moment, cost []int64, held bool) Flight {
+func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight {
 	if l.plan.guard == 0 {
 		l.count(now, cost)
 		return Landed
 	}
 	l.start(now, cost)
-	return l.depart(now.At, cost, held)
+	if guard == 0 {
+		guard = l.plan.guard
+	}
+	return l.depart(now.At, guard, cost, held)
 }
 
 // Count charges what the provider has counted already, without asking.

@@ -60,7 +60,7 @@ func TestBucketsAreOneArithmetic(t *testing.T) {
 			}
 			if admitted {
 				for _, l := range ls {
-					l.Charge(now, cost, false)
+					l.Charge(now, cost, 0, false)
 				}
 			}
 		}
@@ -109,7 +109,7 @@ func TestRatesAreExact(t *testing.T) {
 		for range tier.Capacity() + units {
 			e, _ := l.Earliest(now, one)
 			now = now.Later(e)
-			l.Charge(now, one, false)
+			l.Charge(now, one, 0, false)
 		}
 		// The burst goes at once, the last of the others when its turn is due, rounded up.
 		due := new(big.Int).Mul(big.NewInt(units), big.NewInt(tier.Window.Microseconds()))
@@ -145,7 +145,7 @@ func TestWallClockSteps(t *testing.T) {
 	} {
 		minute.Algorithm = tc.algorithm
 		l := ledger(t, 0, minute)
-		l.Charge(at(0), two, false)
+		l.Charge(at(0), two, 0, false)
 		now := at(tc.elapsed)
 		now.Wall += tc.step.Microseconds()
 		e, _ := l.Earliest(now, two)
@@ -176,7 +176,7 @@ func TestOnItsWay(t *testing.T) {
 	} {
 		l := ledger(t, guard, tc.tier)
 		cost := []int64{2}
-		f := l.Charge(at(0), cost, true)
+		f := l.Charge(at(0), cost, 0, true)
 		if e := earliest(l, 0, 1); e <= 0 {
 			t.Errorf("%s: a third request may go at once", tc.name)
 		}
@@ -193,7 +193,7 @@ func TestOnItsWay(t *testing.T) {
 // A fixed window counts what is on its way across the boundary in both windows.
 func TestFixedWindowAcrossTheBoundary(t *testing.T) {
 	l := ledger(t, 400*time.Millisecond, Tier{Limit: 2, Window: time.Second, Algorithm: FixedWindow})
-	l.Charge(at(900*time.Millisecond), []int64{2}, false)
+	l.Charge(at(900*time.Millisecond), []int64{2}, 0, false)
 	for _, tc := range []struct{ now, want time.Duration }{
 		{950 * time.Millisecond, 2 * time.Second},
 		{1299 * time.Millisecond, 2 * time.Second},
@@ -219,7 +219,7 @@ func TestCancel(t *testing.T) {
 			one := []int64{1}
 			var flights []Flight
 			for i := range 99 {
-				flights = append(flights, l.Charge(at(time.Duration(i)*10*time.Microsecond), one, true))
+				flights = append(flights, l.Charge(at(time.Duration(i)*10*time.Microsecond), one, 0, true))
 			}
 			for i := range flights {
 				if newestFirst {
@@ -241,8 +241,8 @@ func TestCancel(t *testing.T) {
 func TestAnchoredWindowOpensWithTheFirstSent(t *testing.T) {
 	l := ledger(t, 50*time.Millisecond, Tier{Limit: 2, Window: time.Second, Algorithm: AnchoredWindow})
 	one := []int64{1}
-	opener := l.Charge(at(0), one, true)
-	next := l.Charge(at(20*time.Millisecond), one, true)
+	opener := l.Charge(at(0), one, 0, true)
+	next := l.Charge(at(20*time.Millisecond), one, 0, true)
 	l.Cancel(at(25*time.Millisecond), opener, one)
 	l.Land(at(30*time.Millisecond), next, one)
 	if got := earliest(l, 40*time.Millisecond, 2); got != 1030*time.Millisecond {
@@ -268,7 +268,7 @@ func TestUsage(t *testing.T) {
 		{Tier{Limit: 3, Algorithm: Concurrency}, 3, -1, -1},
 	} {
 		l := ledger(t, 0, tc.tier)
-		l.Charge(at(0), []int64{3}, true)
+		l.Charge(at(0), []int64{3}, 0, true)
 		now := at(500 * time.Millisecond)
 		u := l.Usage(now)[0]
 		until := func(at int64) time.Duration {
@@ -291,8 +291,8 @@ func TestFreshAgreesWithUsage(t *testing.T) {
 			continue
 		}
 		l := ledger(t, 50*time.Millisecond, Tier{Limit: 5, Window: time.Second, Algorithm: a})
-		l.Charge(at(0), []int64{2}, false)
-		l.Charge(at(300*time.Millisecond), []int64{1}, false)
+		l.Charge(at(0), []int64{2}, 0, false)
+		l.Charge(at(300*time.Millisecond), []int64{1}, 0, false)
 		now := at(310 * time.Millisecond)
 		fresh := l.Usage(now)[0].Fresh
 		if l.Fresh(now.Later(fresh - 1)) {

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// grains is how fine a guard is cut at least: requests that leave within the same
-// 1/32 of it land together, with the last of them.
+// grains is how fine a guard is cut at least: requests that would land within the
+// same 1/32 of it land together, with the last of them.
 const grains = 32
 
 // A Plan is a set of tiers made ready to decide. It never changes, so that any
@@ -141,11 +141,11 @@ func (p *Plan) Tiers() []Tier { return p.tiers }
 // the i-th unit.
 func (p *Plan) Units() []string { return p.units }
 
-// Guard is the longest that a request may be on its way.
+// Guard is how long a request is on its way at most, where it names no guard itself.
 func (p *Plan) Guard() time.Duration { return time.Duration(p.guard) * time.Microsecond }
 
-// Grain is how finely departures are told apart: requests that leave within the
-// same 1<<Grain microseconds land together.
+// Grain is how finely requests on their way are told apart: those that would land
+// within the same 1<<Grain microseconds land together.
 func (p *Plan) Grain() int { return p.grain }
 
 // Aligned tells whether a tier follows the wall clock, so that Moment.Wall matters.

@@ -2,7 +2,6 @@ package distributed
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +19,7 @@ type call struct {
 // A trip is some calls that travel together, in order.
 type trip struct {
 	calls     []*call
+	guard     time.Duration // of the requests it books
 	sent, got time.Time
 }
 
@@ -178,9 +178,3 @@ func (r *roundTrip) add(d time.Duration) {
 }
 
 func (r *roundTrip) get() time.Duration { return time.Duration(r.nanos.Load()) }
-
-// tooSlow is the error where bookings are void before their reply is in.
-func tooSlow(took, good time.Duration) error {
-	return &outage{fmt.Errorf("the answer took %v, and a booking is good for %v: set Policy.Guard well above the round trip to Redis",
-		took.Round(time.Microsecond), good)}
-}

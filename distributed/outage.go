@@ -71,7 +71,7 @@ func (s *share) book(requests []store.Request, err error) ([]store.Booking, erro
 		b := store.Booking{Tier: tier, Wait: m.Until(at)}
 		switch {
 		case at <= m.At:
-			s.ledger.Charge(m, r.Cost, r.Held)
+			s.ledger.Charge(m, r.Cost, 0, r.Held)
 			for u, n := range r.Cost {
 				s.owed[u] += n
 			}
@@ -96,7 +96,7 @@ func (s *share) charge(got []store.Booking) {
 	defer s.mu.Unlock()
 	for _, b := range got {
 		if b.Verdict == store.Admitted {
-			s.ledger.Charge(moment(b.Ahead.Start), b.Ahead.Cost, false)
+			s.ledger.Charge(moment(b.Ahead.Start), b.Ahead.Cost, 0, false)
 		}
 	}
 }

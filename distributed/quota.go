@@ -1,6 +1,8 @@
 package distributed
 
 import (
+	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
@@ -17,6 +19,7 @@ const (
 	mostCalls   = 4                     // calls that share a round trip, where so many wait
 	slowTrips   = 2                     // how often an answer that came too late is asked for again
 	unguarded   = 50 * time.Millisecond // how long a booking is good with NoGuard
+	wakeUp      = 10 * time.Millisecond // how late a process may wake up that has slept until its time
 	worthWaking = 5 * time.Millisecond  // who sleeps for less is not told of a pause
 	never       = -1                    // an instant in a reply
 	lastInstant = 1<<53 - 1             // the last that a script can tell from the next
@@ -82,13 +85,17 @@ func (s *Store) newQuota(key string, plan *algorithms.Plan) *quota {
 	return q
 }
 
-// good is how long a booking is good for.
-func (q *quota) good() time.Duration {
-	if g := q.plan.Guard(); g > 0 {
-		return g
+// guard is the plan's, or what the requests name for their way to the provider and
+// what it takes beyond that to hear of a booking and to wake up for it.
+func (q *quota) guard(requests []store.Request) time.Duration {
+	if way := requests[0].Guard; way > 0 {
+		return way + 2*q.store.trip.get() + wakeUp
 	}
-	return unguarded
+	return q.plan.Guard()
 }
+
+// good is how long what the trip books is good for.
+func (t *trip) good() time.Duration { return cmp.Or(t.guard, unguarded) }
 
 func micros(d time.Duration) int64 { return int64(d / time.Microsecond) }
 
@@ -132,7 +139,7 @@ func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]
 		slow := error(nil)
 		if err == nil {
 			got = q.read(t, requests)
-			slow = q.tooSlow(t)
+			slow = t.tooSlow()
 			q.share.charge(got)
 		} else {
 			got, err = q.share.book(requests, err)
@@ -178,7 +185,7 @@ func (q *quota) bookTrip(behind *store.Ahead, requests []store.Request) *trip {
 	if behind != nil {
 		floor = behind.At
 	}
-	t := new(trip)
+	t := &trip{guard: q.guard(requests)}
 	within, ahead := store.Forever, q.ahead
 	for i := 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
@@ -187,7 +194,7 @@ func (q *quota) bookTrip(behind *store.Ahead, requests []store.Request) *trip {
 			// before those that travel with it.
 			within, floor = q.store.options.Horizon, lastInstant
 		}
-		args := append(q.begin("r", 2+n*(2+len(q.plan.Units()))), max(0, ahead), floor)
+		args := append(q.begin("r", 3+n*(2+len(q.plan.Units()))), max(0, ahead), floor, micros(t.guard))
 		t.calls = append(t.calls, &call{args: appendRequests(args, requests[:n], within)})
 		requests, ahead = requests[n:], ahead-n
 	}
@@ -215,11 +222,13 @@ func appendRequests(args []any, requests []store.Request, most time.Duration) []
 }
 
 // tooSlow tells whether the answer came so late that what it booked is void.
-func (q *quota) tooSlow(t *trip) error {
-	if took := t.got.Sub(t.sent); took >= q.good() {
-		return tooSlow(took, q.good())
+func (t *trip) tooSlow() error {
+	took := t.got.Sub(t.sent)
+	if took < t.good() {
+		return nil
 	}
-	return nil
+	return &outage{fmt.Errorf("the answer took %v, and a booking is good for %v: set Policy.Guard well above the round trip to Redis",
+		took.Round(time.Microsecond), t.good())}
 }
 
 // A header is what every reply begins with.
@@ -287,7 +296,7 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 	case what < -1:
 		// The script ran between sent and got: no sooner than the one and no later
 		// than the other.
-		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + q.good()), At: at, Cost: r.Cost, State: h.generation}
+		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + t.good()), At: at, Cost: r.Cost, State: h.generation}
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
 		b.Verdict, b.Flight, b.Ahead = store.Admitted, algorithms.Flight(at), a
 	case b.Wait > r.Within:

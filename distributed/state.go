@@ -15,15 +15,17 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	if b, held := q.held(); held {
 		return b, nil
 	}
-	requests := []store.Request{{Cost: r.Cost, Held: r.Held}}
+	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard}}
+	guard := q.guard(requests)
 	q.leases.lock()
-	args := append(q.begin("r", 5), 0, 0)
+	args := append(q.begin("r", 6), 0, 0, micros(guard))
 	_, t, err := q.call(ctx, appendRequests(args, requests, 0))
 	var got []store.Booking
 	if err == nil {
+		t.guard = guard
 		got = q.read(t, requests)
 		q.share.charge(got)
-		err = q.tooSlow(t)
+		err = t.tooSlow()
 	}
 	if err != nil {
 		got, err = q.share.book(requests, err)

@@ -45,7 +45,8 @@ type twin struct {
 type pooled struct {
 	at     int64
 	cost   []int64
-	landed bool // at once, and not a guard later
+	guard  int64 // until it lands
+	landed bool  // at once
 }
 
 type lease struct {
@@ -228,10 +229,10 @@ func (m *twin) advance(at int64) {
 	m.earliest(make([]int64, len(m.plan.Units())))
 }
 
-func (m *twin) charge(at int64, cost []int64) {
+func (m *twin) charge(at, guard int64, cost []int64) {
 	m.advance(at)
 	m.crowd++
-	m.history = append(m.history, pooled{at: m.frontier, cost: cost})
+	m.history = append(m.history, pooled{at: m.frontier, guard: guard, cost: cost})
 	m.charged(m.history[len(m.history)-1])
 }
 
@@ -255,7 +256,7 @@ func (m *twin) charged(c pooled) {
 	if c.landed {
 		m.ledger.Count(m.moment(c.at), m.ledgerCost(c.cost))
 	} else {
-		m.ledger.Charge(m.moment(c.at), m.ledgerCost(c.cost), false)
+		m.ledger.Charge(m.moment(c.at), m.ledgerCost(c.cost), c.guard, false)
 	}
 }
 
@@ -264,7 +265,10 @@ func (m *twin) drain() {
 }
 
 func (m *twin) reserve(a args) (out []int64) {
-	ahead, floor := a.next(), a.next()
+	ahead, floor, guard := a.next(), a.next(), a.next()
+	if guard == 0 {
+		guard = m.plan.Guard().Microseconds()
+	}
 	if m.shut && m.until > m.now {
 		return nil
 	}
@@ -311,7 +315,7 @@ func (m *twin) reserve(a args) (out []int64) {
 			if lent >= 0 {
 				m.pool = slices.Delete(m.pool, lent, lent+1)
 			} else {
-				m.charge(at, cost)
+				m.charge(at, guard, cost)
 			}
 			m.hold(cost)
 			booked = true
@@ -548,7 +552,7 @@ func TestTraces(t *testing.T) {
 //	# a comment
 //	plan 50ms 5/s + 10000/h    the guard and the tiers from here on
 //	@1700000000000000          the time, in microseconds; @+1000 is later, @-1000 earlier
-//	r 0 0 3 -1 1               a step: arguments as in script/main.lua;
+//	r 0 0 0 3 -1 1             a step: arguments as in script/main.lua;
 //	q lease 7 1 1000000 2      with a lease, if the plan needs one
 //	= 0 17 1000 0 0 0          its answer, or an error's first word
 func playFile(t *testing.T, s *subject, file string) {
@@ -719,7 +723,7 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		if st.op != "r" || got == nil {
 			continue
 		}
-		costs := costsOf(st.args[2:], len(g.plan.Units()))
+		costs := costsOf(st.args[3:], len(g.plan.Units()))
 		for i := 6; i < len(got); i += 2 {
 			decisions++
 			if got[i] >= -1 {
@@ -793,6 +797,14 @@ func (g *generator) within() int64 {
 	return pick[int64](g, -1, -1, 0, g.Int64N(100_000), g.Int64N(10_000_000))
 }
 
+// guard is the plan's, or a shorter one that the requests name themselves.
+func (g *generator) guard() int64 {
+	if most := g.plan.Guard().Microseconds(); most > 0 {
+		return pick(g, 0, 0, 1+g.Int64N(most))
+	}
+	return 0
+}
+
 func (g *generator) step(m *twin) (s step, owner int) {
 	if m.concurrent {
 		owner = g.IntN(len(g.held))
@@ -835,7 +847,7 @@ func (g *generator) step(m *twin) (s step, owner int) {
 		}
 	default:
 		s.op = "r"
-		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier))
+		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard())
 		for range 1 + g.IntN(3) {
 			add(pick[int64](g, 1, 2, 5, 30, 64), g.within())
 			add(g.cost()...)

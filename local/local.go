@@ -118,13 +118,16 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 		return b, nil
 	}
 	var at int64
-	if b.Flight, at, b.Tier = q.ledger.Take(now, r.Cost, r.Held); b.Tier < 0 {
+	if b.Flight, at, b.Tier = q.ledger.Take(now, r.Cost, micros(r.Guard), r.Held); b.Tier < 0 {
 		b.Verdict = store.Admitted
 	} else {
 		b.Wait = now.Until(at)
 	}
 	return b, nil
 }
+
+// micros is d in whole microseconds, rounded up.
+func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
 // hold refuses while there is a pause or a ban.
 func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
@@ -160,7 +163,7 @@ func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
 func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	q.mu.Lock()
 	now := q.now()
-	end := now.At + int64((p.For+time.Microsecond-1)/time.Microsecond)
+	end := now.At + micros(p.For)
 	if p.Once && p.Epoch != int64(q.epoch) || end <= max(now.At, q.until) {
 		defer q.mu.Unlock()
 		return store.Paused{Epoch: int64(q.epoch)}, nil
@@ -270,7 +273,7 @@ func (f *forecast) Book(r store.Request, within time.Duration) (time.Duration, b
 		return wait, false
 	}
 	f.last = now.Later(at)
-	flight := f.ledger.Charge(f.last, r.Cost, r.Held)
+	flight := f.ledger.Charge(f.last, r.Cost, micros(r.Guard), r.Held)
 	if r.Held {
 		f.ledger.Land(f.last, flight, r.Cost)
 		f.ledger.Release(r.Cost)

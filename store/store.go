@@ -97,6 +97,7 @@ type Idler interface {
 type Request struct {
 	Cost   []int64       // amounts, in the order of the plan's units
 	Held   bool          // Arrived, Release or Return will tell what became of it
+	Guard  time.Duration // how long it is on its way at most, if not the plan's; zero for that
 	Within time.Duration // for a Booker: the longest wait that is of use
 }
 

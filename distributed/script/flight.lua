@@ -2,7 +2,7 @@
 -- Twin: algorithms/flight.go and ledger.go, of requests that are not held.
 --
 -- A slot is the instant at which its requests land, and what they carry of each
--- unit. Requests that leave within one grain of the guard share a slot.
+-- unit. Requests that would land within one grain of each other share a slot.
 
 local rules, unitOf = {}, {} -- of each tier
 local aloft = {} -- of each unit, how much is on its way
@@ -73,8 +73,7 @@ local function depart(at, cost)
     s = lastRecord(slots)
     local last = slots[s + 1]
     if last > lands then lands = last end -- it left under a longer guard
-    last = last - guard
-    if last - last % grain ~= at - at % grain then s = nil end
+    if last - last % grain ~= lands - lands % grain then s = nil end
   end
   if not s then
     s = append(slots)

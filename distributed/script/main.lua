@@ -8,13 +8,13 @@
 --          is told of a pause, "pause <for> <ban> <epoch>", or of a place, "freed"
 -- ARGV     whole numbers, instants and lengths in µs
 --   op     r, u, l, p, q or c, see below
---   plan   guard, grain (a slot of the guard is 2^grain µs), U units, K tiers,
+--   plan   guard, grain (what lands within 2^grain µs lands together), U units, K tiers,
 --          U hashes of the units' names, and for each tier: algorithm, unit from 0,
 --          limit, window, burst, extra (precision or phase)
 --   lease  only with a concurrency tier: owner, seq, length, U amounts held now
 --   op's own, where a cost is U amounts:
---   r  reserve  ahead, floor, then groups of: count, within (-1: no bound), cost.
---               Answers pairs of what and t, for each request: -1-n is booked at t,
+--   r  reserve  ahead, floor, the guard of these requests (0: the plan's), then groups
+--               of: count, within (-1: no bound), cost. Answers pairs of what and t, for each request: -1-n is booked at t,
 --               as the n-th of that instant (one that was given back: as the first);
 --               i > 0: tier i would be ready at t, or -1: never; -1: what was booked
 --               before, or a pause, decides. What would wait longer than within is
@@ -43,7 +43,8 @@ local held = math.max(now, pause) -- nothing goes before
 while pool[1] and pool[1][1] < held do table.remove(pool, 1) end
 
 if op == 'r' and not (flags % 2 == 1 and pause > now) then
-  local ahead, least = argument(), math.max(held, argument())
+  local ahead, least, own = argument(), math.max(held, argument()), argument()
+  if own > 0 then guard = own end
   local booked, more = false, true
   advance(held)
   while more and cursor <= #ARGV do
