@@ -16,6 +16,7 @@ type Permit struct {
 	quota   store.Quota
 	booking store.Booking
 	cost    []int64
+	journey journey
 	state   atomic.Uint32
 }
 
@@ -35,6 +36,7 @@ func (p *Permit) first(mark uint32) bool {
 // request: its window runs from here.
 func (p *Permit) Arrived() {
 	if p.first(arrived) {
+		p.journey.answered()
 		p.quota.Arrived(p.booking, p.cost)
 	}
 }

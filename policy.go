@@ -49,7 +49,7 @@ func PerDay(n int64) Tier { return algorithms.PerDay(n) }
 type Policy struct {
 	Name     string        // names the quota in errors and in a shared store
 	Tiers    []Tier        // all must admit
-	Guard    time.Duration // the longest an admitted request may take to reach the provider. If zero, 50 ms; NoGuard for none
+	Guard    time.Duration // the longest an admitted request may take to reach the provider. If zero, 50 ms; NoGuard for none, AutoGuard to learn it
 	MaxWait  time.Duration // refuse what would wait longer. If zero, as long as the context allows
 	MaxQueue int           // refuse when so many already wait. If zero, no bound
 	MaxPause time.Duration // the longest pause a response may impose. If zero, 15 minutes
@@ -70,6 +70,8 @@ func (p Policy) guard() time.Duration {
 		return defaultGuard
 	case NoGuard:
 		return 0
+	case AutoGuard:
+		return mostGuard
 	}
 	return p.Guard
 }
@@ -94,8 +96,8 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 	if strings.ContainsFunc(p.Name, func(r rune) bool { return r < ' ' }) {
 		errs = append(errs, fmt.Errorf("Name is %q: it must have no control characters", p.Name))
 	}
-	if p.Guard < 0 && p.Guard != NoGuard {
-		errs = append(errs, fmt.Errorf("Guard is %v: it must be at least 0, or NoGuard", p.Guard))
+	if p.Guard < 0 && p.Guard != NoGuard && p.Guard != AutoGuard {
+		errs = append(errs, fmt.Errorf("Guard is %v: it must be at least 0, NoGuard or AutoGuard", p.Guard))
 	}
 	if p.MaxWait < 0 {
 		errs = append(errs, fmt.Errorf("MaxWait is %v: it must be at least 0", p.MaxWait))
@@ -122,7 +124,7 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 //
 // A window is s, m, h, d, or a length such as 20s or 30d. The options of a tier
 // are unit, algo, burst, precision and phase; those of the policy guard (or
-// guard=none), max_wait, max_queue and max_pause. The policy it returns is valid.
+// guard=none, guard=auto), max_wait, max_queue and max_pause. The policy it returns is valid.
 func ParsePolicy(name, spec string) (Policy, error) {
 	p := Policy{Name: name}
 	fail := func(format string, args ...any) (Policy, error) {
@@ -148,11 +150,13 @@ func ParsePolicy(name, spec string) (Policy, error) {
 	return p, nil
 }
 
+var guardNames = map[string]time.Duration{"none": NoGuard, "auto": AutoGuard}
+
 func (p *Policy) setOption(name, value string) (err error) {
 	switch name {
 	case "guard":
-		if value == "none" {
-			p.Guard = NoGuard
+		if named, ok := guardNames[value]; ok {
+			p.Guard = named
 			return nil
 		}
 		p.Guard, err = algorithms.ParseDuration(value)
@@ -179,9 +183,12 @@ func (p Policy) String() string {
 			options = append(options, name+"="+algorithms.FormatDuration(d, false))
 		}
 	}
-	if p.Guard == NoGuard {
+	switch p.Guard {
+	case NoGuard:
 		options = append(options, "guard=none")
-	} else {
+	case AutoGuard:
+		options = append(options, "guard=auto")
+	default:
 		length("guard", p.Guard)
 	}
 	length("max_wait", p.MaxWait)

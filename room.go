@@ -34,6 +34,7 @@ type room struct {
 	made     time.Time      // when the forecast was made
 	late     bool           // someone who is booked in the forecast has left the queue
 	backoff  backoff
+	network  *network // nil unless the guard is learned
 
 	waiting atomic.Int64 // callers in the queue, for those who need not lock
 }
@@ -61,7 +62,11 @@ func (g *gate) aside() *room {
 	if r := g.room.Load(); r != nil {
 		return r
 	}
-	g.room.CompareAndSwap(nil, new(room))
+	r := new(room)
+	if g.policy.Guard == AutoGuard {
+		r.network = newNetwork()
+	}
+	g.room.CompareAndSwap(nil, r)
 	return g.room.Load()
 }
 
@@ -227,6 +232,7 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 		if w.request.Within = forever; !w.deadline.IsZero() {
 			w.request.Within = max(0, w.deadline.Sub(now))
 		}
+		w.request.Guard = g.guard()
 		r.asking = append(r.asking, w)
 	}
 	r.changed = false

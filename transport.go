@@ -104,8 +104,10 @@ func (t *Transport) admit(a *attempt, l *Limiter, req *http.Request) (err error)
 	}
 	if err = ctx.Err(); err != nil {
 		a.undo(ctx)
+		return err
 	}
-	return err
+	a.journey = a.gate.network().start()
+	return nil
 }
 
 // An attempt is one admitted request on its way.
@@ -113,6 +115,7 @@ type attempt struct {
 	gate    *gate // nil if nothing is limited
 	booking store.Booking
 	cost    []int64
+	journey journey
 	cancel  context.CancelFunc // ends AttemptTimeout; nil if there is none
 }
 
@@ -127,8 +130,9 @@ func (a *attempt) send(base http.RoundTripper, req *http.Request) (*http.Respons
 			a.over()
 		}
 	}()
-	resp, err := base.RoundTrip(req)
+	resp, err := base.RoundTrip(a.journey.trace(req))
 	if err == nil {
+		a.journey.answered()
 		a.learn(req.Context(), resp) // first of all: nobody slips past a pause
 	}
 	if a.charged() {
@@ -178,6 +182,7 @@ func (a *attempt) learn(ctx context.Context, resp *http.Response) {
 		return
 	}
 	if r, refused := refusal.Read(resp, time.Now()); refused {
+		a.journey.refused()
 		// A pause that a shared store did not take is made by the next refusal.
 		_ = a.gate.refused(context.WithoutCancel(ctx), a.booking, r)
 	}

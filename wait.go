@@ -92,7 +92,7 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	if l.gate.plan.Concurrent() {
 		return l.gate.refuse(ErrNeedsPermit, -1, 0)
 	}
-	_, err := l.gate.admit(ctx, store.Request{Cost: l.gate.one})
+	_, err := l.gate.admit(ctx, l.gate.request(l.gate.one, false))
 	runtime.KeepAlive(l) // a Group may drop a gate that is fresh and held by nobody
 	return err
 }
@@ -107,7 +107,7 @@ func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 	if n == 0 {
 		return ctx.Err()
 	}
-	_, err = l.gate.admit(ctx, store.Request{Cost: cost})
+	_, err = l.gate.admit(ctx, l.gate.request(cost, false))
 	runtime.KeepAlive(l)
 	return err
 }
@@ -128,7 +128,7 @@ func (l *Limiter) AllowN(n int64) bool {
 	if g.waiting() > 0 || g.fits(cost) != nil {
 		return false
 	}
-	b, err := g.quota.Reserve(context.Background(), store.Request{Cost: cost})
+	b, err := g.quota.Reserve(context.Background(), g.request(cost, false))
 	runtime.KeepAlive(l)
 	return err == nil && b.Verdict == store.Admitted
 }
@@ -159,18 +159,22 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Permit{quota: l.gate.quota, booking: b, cost: cost}, nil
+	return &Permit{quota: l.gate.quota, booking: b, cost: cost, journey: l.gate.network().start()}, nil
 }
 
 // acquire admits a held request.
 func (l *Limiter) acquire(ctx context.Context, cost []int64) (store.Booking, error) {
-	r := store.Request{Cost: cost, Held: true}
 	if !l.gate.isOne(cost) && isZero(cost) {
 		return store.Booking{}, ctx.Err()
 	}
-	b, err := l.gate.admit(ctx, r)
+	b, err := l.gate.admit(ctx, l.gate.request(cost, true))
 	runtime.KeepAlive(l)
 	return b, err
+}
+
+// request asks for an admission.
+func (g *gate) request(cost []int64, held bool) store.Request {
+	return store.Request{Cost: cost, Held: held, Guard: g.guard()}
 }
 
 // isOne tells whether a cost is that of one request, without a look at it.

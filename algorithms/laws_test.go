@@ -183,11 +183,15 @@ func (g *game) earliest(cost []int64) int64 {
 
 func (g *game) admit(cost []int64, asked int64) {
 	held := g.rand.IntN(2) == 0 || g.plan.Concurrent()
-	s := &sent{t: g.now.At, landed: g.now.At + g.guard, cost: cost, held: held}
+	guard := g.guard
+	if guard > 0 && g.rand.IntN(2) == 0 {
+		guard = 1 + g.rand.Int64N(guard)
+	}
+	s := &sent{t: g.now.At, landed: g.now.At + guard, cost: cost, held: held}
 	if g.guard == 0 && !g.plan.Concurrent() {
 		g.checkEarliest(s, asked)
 	}
-	s.flight = g.l.Charge(g.now, cost, 0, held)
+	s.flight = g.l.Charge(g.now, cost, guard, held)
 	g.history = append(g.history, s)
 	if held {
 		g.open = append(g.open, s)

@@ -1,0 +1,165 @@
+package throttle
+
+import (
+	"net/http"
+	"net/http/httptrace"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// AutoGuard is the Guard of a Policy that learns from the answers how long a
+// request takes to reach the provider. It is for networks whose delays nobody
+// knows, and for slow servers: an answer after seconds says that the server was
+// busy, not that the request was late.
+//
+// It lies between 20 ms and 1 s, and is 1 s until eight answers have come. From then
+// on it is a quarter more than the longest round trip of the last five to ten
+// minutes, where most are as quick as a network is; and else, where it is the server that
+// takes its time, twice the longest that a connection took to be made, or 50 ms
+// where none was seen. Every refusal doubles it for as long.
+//
+// A Transport sees round trips and connections; a Permit round trips, if Arrived is
+// called. Requests admitted by Wait and Allow teach nothing: for them alone name a
+// Guard. In a fleet every process learns for itself.
+const AutoGuard time.Duration = -2
+
+const (
+	leastGuard    = 20 * time.Millisecond
+	mostGuard     = time.Second
+	fewAnswers    = 8
+	recentAnswers = 32
+	guardMemory   = 5 * time.Minute
+)
+
+// A network is what answers tell of the way to the provider.
+type network struct {
+	bound atomic.Int64 // what has been learned: nanoseconds
+
+	mu          sync.Mutex // guards all below
+	answers     int
+	recent      [recentAnswers]time.Duration // the last round trips
+	now, before extremes
+	began       time.Time // when now did
+}
+
+// Extremes are the longest of some minutes.
+type extremes struct {
+	trip   time.Duration // from admission to the answer
+	setup  time.Duration // from admission to a new connection
+	raised time.Duration // what refusals made of the guard
+}
+
+func newNetwork() *network {
+	n := &network{began: time.Now()}
+	n.bound.Store(int64(mostGuard))
+	return n
+}
+
+// guard is what a request that is admitted now may take; zero for what the policy says.
+func (g *gate) guard() time.Duration {
+	if g.policy.Guard != AutoGuard {
+		return 0
+	}
+	return time.Duration(g.network().bound.Load())
+}
+
+// network is what the quota's answers tell, nil if its guard is not learned.
+func (g *gate) network() *network {
+	if g.policy.Guard != AutoGuard {
+		return nil
+	}
+	return g.aside().network
+}
+
+// answered takes note of a round trip.
+func (n *network) answered(trip time.Duration) {
+	n.learn(func() {
+		n.recent[n.answers%recentAnswers] = trip
+		n.answers++
+		n.now.trip = max(n.now.trip, trip)
+	})
+}
+
+// connected takes note of a connection that was made for a request.
+func (n *network) connected(setup time.Duration) {
+	n.learn(func() { n.now.setup = max(n.now.setup, setup) })
+}
+
+// refused takes note of a refusal of a request that was admitted under a guard: it,
+// or one before, came later than was thought.
+func (n *network) refused(guard time.Duration) {
+	n.learn(func() { n.now.raised = max(n.now.raised, 2*guard) })
+}
+
+func (n *network) learn(what func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if time.Since(n.began) > guardMemory {
+		n.before, n.now, n.began = n.now, extremes{}, time.Now()
+	}
+	what()
+	if n.answers >= fewAnswers {
+		n.bound.Store(int64(n.estimate()))
+	}
+}
+
+func (n *network) estimate() time.Duration {
+	trip, setup := max(n.now.trip, n.before.trip), max(n.now.setup, n.before.setup)
+	estimate := trip + trip/4
+	switch median := n.median(); {
+	case setup == 0 && median > 250*time.Millisecond:
+		estimate = defaultGuard
+	case setup > 0 && median > 4*setup+50*time.Millisecond:
+		estimate = 2 * setup
+	}
+	return min(mostGuard, max(leastGuard, estimate, n.now.raised, n.before.raised))
+}
+
+func (n *network) median() time.Duration {
+	trips := n.recent
+	known := trips[:min(n.answers, recentAnswers)]
+	slices.Sort(known)
+	return known[len(known)/2]
+}
+
+// A journey is what one request tells a network. That of a nil network tells nothing.
+type journey struct {
+	network  *network
+	admitted time.Time
+	guard    time.Duration
+}
+
+func (n *network) start() journey {
+	if n == nil {
+		return journey{}
+	}
+	return journey{n, time.Now(), time.Duration(n.bound.Load())}
+}
+
+// trace has net/http tell of the connection that it makes for the request.
+func (j journey) trace(req *http.Request) *http.Request {
+	if j.network == nil {
+		return req
+	}
+	return req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GotConn: func(c httptrace.GotConnInfo) {
+			if !c.Reused {
+				j.network.connected(time.Since(j.admitted))
+			}
+		},
+	}))
+}
+
+func (j journey) answered() {
+	if j.network != nil {
+		j.network.answered(time.Since(j.admitted))
+	}
+}
+
+func (j journey) refused() {
+	if j.network != nil {
+		j.network.refused(j.guard)
+	}
+}

@@ -1,0 +1,176 @@
+package throttle_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// A path is the way to a provider: a connection is made in dial, and told of as
+// net/http tells; requests and answers go over it as the provider's Delay and Hold say.
+type path struct {
+	api  *throttletest.Provider
+	dial time.Duration // zero: nothing is told of connections
+}
+
+func (p path) RoundTrip(req *http.Request) (*http.Response, error) {
+	if trace := httptrace.ContextClientTrace(req.Context()); trace != nil && p.dial > 0 {
+		time.Sleep(p.dial)
+		trace.GotConn(httptrace.GotConnInfo{})
+	}
+	return p.api.RoundTrip(req)
+}
+
+// saturate sends with so many workers for so long, and returns the share that was
+// refused and the part used of what 5 per second allow.
+func saturate(t *testing.T, guard time.Duration, p path, workers int, length time.Duration) (refused, used float64) {
+	lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}, Guard: guard}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Transport: &throttle.Transport{Base: p, Limiter: lim}}
+	var wg sync.WaitGroup
+	end := time.Now().Add(length)
+	for ; workers > 0; workers-- {
+		wg.Go(func() {
+			for time.Now().Before(end) {
+				resp, err := client.Get("http://api.test/")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				resp.Body.Close()
+			}
+		})
+	}
+	wg.Wait()
+	for _, a := range p.api.Arrivals() {
+		switch {
+		case !a.Accepted:
+			refused++
+		case a.At.Before(end):
+			used++
+		}
+	}
+	return refused / float64(p.api.Summary().Sent), used / (5 * length.Seconds())
+}
+
+func uniform(from, to time.Duration) func() time.Duration {
+	return func() time.Duration { return from + rand.N(to-from) }
+}
+
+// heavyTailed is 25 ms in the middle, and 500 ms at most.
+func heavyTailed() time.Duration {
+	return min(500*time.Millisecond, time.Duration(25e6*math.Exp(1.1*rand.NormFloat64())))
+}
+
+func TestAutoGuard(t *testing.T) {
+	const ms, sec = time.Millisecond, time.Second
+	tests := []struct {
+		name        string
+		dial        time.Duration
+		delay, hold func() time.Duration
+		guard       time.Duration
+		refused     float64 // at most
+		used        float64 // at least
+	}{
+		{"near", ms, nil, nil, throttle.AutoGuard, 0, 0.99},
+		{"jitter", ms, uniform(5*ms, 50*ms), nil, throttle.AutoGuard, 0, 0.96},
+		{"heavy tail", ms, heavyTailed, nil, throttle.AutoGuard, 0.002, 0.75},
+		{"heavy tail, nothing known of connections", 0, heavyTailed, nil, throttle.AutoGuard, 0.002, 0.75},
+		{"slow server, near", ms, nil, uniform(sec, 5*sec), throttle.AutoGuard, 0, 0.96},
+		{"slow server", 10 * ms, uniform(5*ms, 15*ms), uniform(sec, 5*sec), throttle.AutoGuard, 0, 0.96},
+		{"slow server, nothing known of connections", 0, nil, uniform(sec, 5*sec), throttle.AutoGuard, 0, 0.93},
+		{"the same with a long guard", ms, nil, uniform(sec, 5*sec), 500 * ms, 0, 0},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := throttletest.New(throttle.PerSecond(5))
+				api.Delay, api.Hold = tt.delay, tt.hold
+				refused, used := saturate(t, tt.guard, path{api, tt.dial}, 64, 10*time.Minute)
+				t.Logf("%.2f %% refused, %.1f %% used", 100*refused, 100*used)
+				if refused > tt.refused || used < tt.used {
+					t.Errorf("%.2f %% refused, %.1f %% used; want %.2f %% at most and %.1f %% at least",
+						100*refused, 100*used, 100*tt.refused, 100*tt.used)
+				}
+			})
+		})
+	}
+}
+
+// What is learned shows in how long a request counts that nobody reports on.
+func TestAutoGuardBounds(t *testing.T) {
+	const ms = time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		api := throttletest.New()
+		lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}, Guard: throttle.AutoGuard}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		client := &http.Client{Transport: &throttle.Transport{Base: path{api, 3 * ms}, Limiter: lim}}
+		send := func(n int, trip time.Duration) {
+			api.Hold = func() time.Duration { return trip - 3*ms }
+			for range n {
+				resp, err := client.Get("http://api.test/")
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+			}
+		}
+		want := func(guard time.Duration, when string) {
+			t.Helper()
+			time.Sleep(3 * time.Second)
+			if err := lim.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s, err := lim.Status(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := s.Tiers[0].ResetAfter - time.Second; got != guard {
+				t.Errorf("%s the guard is %v, want %v", when, got, guard)
+			}
+		}
+		want(time.Second, "before any answer")
+		send(7, 8*ms)
+		want(time.Second, "after seven answers")
+		send(1, 8*ms)
+		want(20*ms, "after eight quick ones")
+		send(1, 40*ms)
+		want(50*ms, "after one of 40 ms")
+		send(1, 3*time.Second)
+		want(time.Second, "after one of 3 s among quick ones")
+		send(32, 2*time.Second)
+		want(20*ms, "when the server is slow")
+		send(32, 16*ms)
+		want(time.Second, "when it is quick again")
+		time.Sleep(5 * time.Minute)
+		send(1, 16*ms)
+		time.Sleep(5 * time.Minute)
+		send(1, 16*ms)
+		want(20*ms, "ten minutes later")
+
+		refuse := throttletest.New(throttle.Tier{Limit: 1, Window: time.Hour})
+		client.Transport.(*throttle.Transport).Base = path{refuse, 3 * ms}
+		refuse.Penalty = time.Second
+		send(2, 16*ms)
+		want(40*ms, "after a refusal")
+	})
+}
+
+func TestAutoGuardIsAPolicy(t *testing.T) {
+	p, err := throttle.ParsePolicy("api", "5/s | guard=auto")
+	if err != nil || p.Guard != throttle.AutoGuard || p.String() != "5/s | guard=auto" {
+		t.Errorf("%+v, %v, written as %q", p, err, p)
+	}
+}
