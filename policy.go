@@ -13,7 +13,7 @@ import (
 
 // A Tier is one limit of a provider: so many units in so much time, and how the
 // provider counts them. See [algorithms.Tier] for its fields: Limit, Window,
-// Algorithm, Burst, Precision, Phase and Unit.
+// Algorithm, Burst, Precision, Phase, Unit and Spread.
 type Tier = algorithms.Tier
 
 // An Algorithm names the way a provider counts.
@@ -31,6 +31,10 @@ const (
 	GCRA           = algorithms.GCRA           // the same, told as a theoretical arrival time
 	Concurrency    = algorithms.Concurrency    // at most Limit at once
 )
+
+// UnknownPhase is the Phase of a FixedWindow whose boundaries nobody has told: they
+// are learned where Transport.Reset tells of them, and its windows are rolling until then.
+const UnknownPhase = algorithms.UnknownPhase
 
 // PerSecond is a Tier of n requests in any second.
 func PerSecond(n int64) Tier { return algorithms.PerSecond(n) }
@@ -53,7 +57,17 @@ type Policy struct {
 	MaxWait  time.Duration // refuse what would wait longer. If zero, as long as the context allows
 	MaxQueue int           // refuse when so many already wait. If zero, no bound
 	MaxPause time.Duration // the longest pause a response may impose. If zero, 15 minutes
+	Start    Start         // what to take for used at first. If zero, StartFull
 }
+
+// Start is what a new quota in this process takes for used, of which nobody knows
+// what an earlier process sent. A store that survives the process knows.
+type Start uint8
+
+const (
+	StartFull  Start = iota // nothing: right where the program has not run for the longest Window
+	StartEmpty              // everything: nothing goes before the tiers make room again, at worst a Window after New or NewGroup
+)
 
 // NoGuard is the Guard of a Policy whose requests reach the provider the instant
 // they are admitted. They cannot be cancelled either: they have been counted.
@@ -108,9 +122,15 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 	if p.MaxPause < 0 {
 		errs = append(errs, fmt.Errorf("MaxPause is %v: it must be at least 0", p.MaxPause))
 	}
+	if p.Start > StartEmpty {
+		errs = append(errs, fmt.Errorf("Start is %d: it must be StartFull or StartEmpty", p.Start))
+	}
 	plan, err := algorithms.NewPlan(p.Tiers, max(0, p.guard()))
 	if err = errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("throttle: policy %q: %w", p.Name, err)
+	}
+	if p.Start == StartEmpty {
+		plan = plan.Starting(time.Now())
 	}
 	return plan, nil
 }
@@ -120,11 +140,11 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 //
 //	5/s + 10000/h
 //	100000/m;unit=tokens;algo=token_bucket;burst=20000
-//	20;algo=concurrency + 60/20s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m
+//	20;algo=concurrency + 60/20s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m;start=empty
 //
 // A window is s, m, h, d, or a length such as 20s or 30d. The options of a tier
-// are unit, algo, burst, precision and phase; those of the policy guard (or
-// guard=none, guard=auto), max_wait, max_queue and max_pause. The policy it returns is valid.
+// are unit, algo, burst, precision, phase and spread; those of the policy guard (or
+// guard=none, guard=auto), max_wait, max_queue, max_pause and start. The policy it returns is valid.
 func ParsePolicy(name, spec string) (Policy, error) {
 	p := Policy{Name: name}
 	fail := func(format string, args ...any) (Policy, error) {
@@ -166,8 +186,16 @@ func (p *Policy) setOption(name, value string) (err error) {
 		p.MaxQueue, err = strconv.Atoi(value)
 	case "max_pause":
 		p.MaxPause, err = algorithms.ParseDuration(value)
+	case "start":
+		switch value {
+		case "empty":
+			p.Start = StartEmpty
+		case "full":
+		default:
+			err = fmt.Errorf("%q is not a start: use full or empty", value)
+		}
 	default:
-		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue or max_pause")
+		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause or start")
 	}
 	return err
 }
@@ -196,6 +224,9 @@ func (p Policy) String() string {
 		options = append(options, "max_queue="+strconv.Itoa(p.MaxQueue))
 	}
 	length("max_pause", p.MaxPause)
+	if p.Start == StartEmpty {
+		options = append(options, "start=empty")
+	}
 	spec := strings.Join(tiers, " + ")
 	if len(options) > 0 {
 		spec += " | " + strings.Join(options, ";")
@@ -274,7 +305,7 @@ func (t *terms) errorf(format string, args ...any) error {
 func (t *terms) refuse(reason error, tier int, wait time.Duration) *WaitError {
 	e := &WaitError{Policy: t.policy.Name, Err: reason}
 	if tier >= 0 {
-		e.Tier = t.policy.Tiers[tier].String()
+		e.Tier = t.policy.Tiers[t.plan.Declared(tier)].String()
 	}
 	if wait < forever {
 		e.Wait = wait

@@ -31,8 +31,13 @@ func TestParsePolicy(t *testing.T) {
 	if got.String() != spec {
 		t.Errorf("written as %q\nwant       %q", got, spec)
 	}
-	if p, err := throttle.ParsePolicy("", "5/s|guard=none"); err != nil || p.Guard != throttle.NoGuard || p.String() != "5/s | guard=none" {
-		t.Errorf("guard=none: %+v (%v), %v", p, p, err)
+	for _, spec := range []string{
+		"5/s | guard=none", "5/s | guard=auto", "5/s | start=empty",
+		"60/m;algo=fixed_window;phase=unknown", "10000/h;unit=tokens;algo=token_bucket;burst=500;spread=20",
+	} {
+		if p, err := throttle.ParsePolicy("", spec); err != nil || p.String() != spec {
+			t.Errorf("%s is written as %s, %v", spec, p, err)
+		}
 	}
 }
 
@@ -44,10 +49,14 @@ func TestParsePolicyRefuses(t *testing.T) {
 		"5//s":                           `policy "p": tier 0 "5//s": window: "/s"`,
 		"5/s | burst=3":                  `policy "p": option "burst": is not an option of a policy: use guard`,
 		"5/s | guard=fast":               `option "guard": "fast" is not a length of time`,
-		"5/s | guard=-5ms":               "Guard is -5ms: it must be at least 0, or NoGuard",
+		"5/s | guard=-5ms":               "Guard is -5ms: it must be at least 0, NoGuard or AutoGuard",
 		"5/s | max_queue=-1":             "MaxQueue is -1: it must be at least 0",
 		"5/s | max_wait=-1s":             "MaxWait is -1s",
 		"5/s | max_pause=-1s":            "MaxPause is -1s",
+		"5/s | start=soon":               `option "start": "soon" is not a start: use full or empty`,
+		"5/s;phase=unknown":              "Phase is -1ns: sliding_log has none",
+		"5/s;spread=6":                   "Spread is 6: it must be from 1 to Limit, 5, or zero for none",
+		"5;algo=concurrency;spread=1":    "Spread is 1: Concurrency has no window to spread over",
 		"5/s | ":                         `option "": write name=value`,
 		"5/s | guard=1s | x":             "is not a length of time",
 		"5/s;algo=token_bucket;burst=-3": `option "burst": "-3" is not a whole number`,
@@ -65,7 +74,7 @@ func TestParsePolicyRefuses(t *testing.T) {
 func FuzzParsePolicy(f *testing.F) {
 	for _, spec := range []string{
 		"5/s + 10000/h", "100000/m;unit=tokens;algo=token_bucket;burst=20000", "10;algo=concurrency", "1/30d",
-		"5/s | guard=none;max_wait=1h", "9/h;algo=sliding_window;precision=10s", "5/x", "5//s", "+", "|", ";", "",
+		"5/s | guard=none;max_wait=1h;start=empty", "9/h;algo=fixed_window;phase=unknown;spread=3", "9/h;algo=sliding_window;precision=10s", "5/x", "5//s", "+", "|", ";", "",
 	} {
 		f.Add(spec)
 	}
@@ -92,7 +101,8 @@ func TestValidateReportsAll(t *testing.T) {
 	p := throttle.Policy{
 		Name:     "bad\nname",
 		Tiers:    []throttle.Tier{throttle.PerSecond(5), {Limit: 0, Window: time.Second}, {Limit: 3, Window: time.Second, Burst: -1, Algorithm: throttle.GCRA}},
-		Guard:    -2,
+		Guard:    -3,
+		Start:    2,
 		MaxWait:  -1,
 		MaxQueue: -1,
 		MaxPause: -1,
@@ -102,7 +112,7 @@ func TestValidateReportsAll(t *testing.T) {
 		t.Fatal("valid")
 	}
 	for _, want := range []string{
-		`Name is "bad\nname"`, "Guard is -2ns", "MaxWait is -1ns", "MaxQueue is -1", "MaxPause is -1ns",
+		`Name is "bad\nname"`, "Start is 2: it must be StartFull or StartEmpty", "Guard is -3ns", "MaxWait is -1ns", "MaxQueue is -1", "MaxPause is -1ns",
 		`tier 1 "0/s": Limit is 0: it must be from 1`, `tier 2 "3/s;algo=gcra;burst=-1": Burst is -1`,
 	} {
 		if !strings.Contains(err.Error(), want) {

@@ -36,11 +36,12 @@ import (
 //
 // A Transport must not be changed once in use. It is safe for concurrent use.
 type Transport struct {
-	Base           http.RoundTripper            // If nil, http.DefaultTransport
-	Limiter        *Limiter                     // If nil, and Route too, nothing is limited
-	Route          func(*http.Request) *Limiter // chooses the quota. If nil, Limiter; a nil result is not limited
-	Cost           func(*http.Request) Cost     // what the request costs. If nil, one request
-	AttemptTimeout time.Duration                // from admission to the end of the body, which http.Client.Timeout would count the waiting into. If zero, none
+	Base           http.RoundTripper              // If nil, http.DefaultTransport
+	Limiter        *Limiter                       // If nil, and Route too, nothing is limited
+	Route          func(*http.Request) *Limiter   // chooses the quota. If nil, Limiter; a nil result is not limited
+	Cost           func(*http.Request) Cost       // what the request costs. If nil, one request
+	Reset          func(*http.Response) time.Time // when the provider's window ends, by its clock and to the second, for a tier of UnknownPhase; zero if the response does not tell. If nil, nothing is learned
+	AttemptTimeout time.Duration                  // from admission to the end of the body, which http.Client.Timeout would count the waiting into. If zero, none
 }
 
 // RoundTrip sends the request when it is admitted.
@@ -61,7 +62,14 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		ctx, a.cancel = context.WithTimeout(req.Context(), t.AttemptTimeout)
 		req = req.WithContext(ctx)
 	}
+	var sent time.Time
+	if t.Reset != nil {
+		sent = time.Now()
+	}
 	resp, err := a.send(t.base(), req)
+	if err == nil && l != nil && t.Reset != nil {
+		l.gate.align(sent, resp, t.Reset(resp))
+	}
 	runtime.KeepAlive(l) // a Group may drop a gate that nobody holds, and with it the pause that the response asked for
 	return resp, err
 }
@@ -186,6 +194,22 @@ func (a *attempt) learn(ctx context.Context, resp *http.Response) {
 		// A pause that a shared store did not take is made by the next refusal.
 		_ = a.gate.refused(context.WithoutCancel(ctx), a.booking, r)
 	}
+}
+
+// align tells the quota of the end of a window. The provider's clock is read from
+// the response's Date, which it wrote to the second after the request was sent;
+// without one it is taken to be ours.
+func (g *gate) align(sent time.Time, resp *http.Response, ends time.Time) {
+	q, ok := g.quota.(store.Aligner)
+	if !ok || ends.IsZero() {
+		return
+	}
+	from, to := ends.Add(-time.Second), ends.Add(time.Second)
+	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
+		left := ends.Sub(date)
+		from, to = sent.Add(left-2*time.Second), time.Now().Add(left+time.Second)
+	}
+	q.Align(from, to)
 }
 
 func closeBody(req *http.Request) {

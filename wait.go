@@ -204,10 +204,27 @@ func (l *Limiter) Status(ctx context.Context) (Status, error) {
 	s, err := l.gate.quota.Status(ctx)
 	runtime.KeepAlive(l)
 	s.Waiting = l.gate.waiting()
-	for i := range s.Tiers {
-		s.Tiers[i].Tier = l.gate.policy.Tiers[i]
-	}
+	s.Tiers = l.gate.declared(s.Tiers)
 	return s, err
+}
+
+// declared is the state of the policy's tiers, each with its pace, if it has one.
+func (t *terms) declared(deciding []TierStatus) (tiers []TierStatus) {
+	for i, s := range deciding {
+		n := t.plan.Declared(i)
+		if n < len(tiers) { // a pace
+			of := &tiers[n]
+			of.Limited = of.Limited || s.Limited
+			of.Limit = min(of.Limit, s.Limit)
+			of.Remaining = min(of.Remaining, s.Remaining)
+			of.RetryAfter = max(of.RetryAfter, s.RetryAfter)
+			of.ResetAfter = max(of.ResetAfter, s.ResetAfter)
+			continue
+		}
+		s.Tier = t.policy.Tiers[n]
+		tiers = append(tiers, s)
+	}
+	return tiers
 }
 
 // admit charges the request at once if nobody waits and the tiers admit it, and

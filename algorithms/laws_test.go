@@ -104,7 +104,7 @@ func newGame(t *testing.T, r *rand.Rand, first Algorithm) *game {
 		t.Fatalf("%v: %v", g.tiers, err)
 	}
 	g.l = g.plan.NewLedger()
-	g.strict, err = throttletest.NewCounter(g.tiers...)
+	g.strict, err = throttletest.NewCounter(g.judges(nil)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,12 +123,18 @@ func (g *game) addTier(a Algorithm, window float64, limit int64) {
 		t.Burst = g.rand.Int64N(limit + 1)
 	case FixedWindow, WeightedWindow:
 		t.Phase = time.Duration(g.rand.Float64()*window) * time.Microsecond
+		if a == FixedWindow && g.rand.IntN(3) == 0 {
+			t.Phase = UnknownPhase
+		}
 	case SlidingWindow:
 		if g.rand.IntN(2) == 0 {
 			t.Precision = max(t.Window/time.Duration(1+g.rand.IntN(100)), time.Microsecond).Truncate(time.Microsecond)
 		}
 	case Concurrency:
 		t.Window = 0
+	}
+	if a != Concurrency && g.rand.IntN(6) == 0 {
+		t.Spread = 1 + g.rand.Int64N(limit)
 	}
 	g.tiers = append(g.tiers, t)
 }
@@ -143,6 +149,9 @@ func (g *game) play(steps int) {
 
 func (g *game) step() {
 	g.to(g.now.At + int64(g.rand.ExpFloat64()*g.pace))
+	if g.rand.IntN(8) == 0 {
+		g.tellBoundary()
+	}
 	cost := g.cost()
 	asked := g.now.At
 	for {
@@ -164,6 +173,21 @@ func (g *game) step() {
 	g.admit(cost, asked)
 	if g.rand.IntN(3) == 0 && len(g.open) > 0 {
 		g.endOne()
+	}
+}
+
+// tellBoundary tells, more or less exactly, when a window ends whose phase the plan
+// does not know. The provider has it begin with the epoch.
+func (g *game) tellBoundary() {
+	for _, t := range g.tiers {
+		if t.Phase == UnknownPhase {
+			window := t.Window.Microseconds()
+			at := g.now.Wall/window*window + g.rand.Int64N(5)*window - g.now.Wall + g.now.At
+			vague := int64(math.Exp(g.rand.Float64() * math.Log(float64(window))))
+			from := g.rand.Int64N(vague + 1)
+			g.l.Boundary(g.now, at-from, at+vague-from)
+			return
+		}
 	}
 }
 
@@ -213,6 +237,9 @@ func (g *game) checkEarliest(s *sent, asked int64) {
 	for _, t := range g.plan.Tiers() {
 		if t.Algorithm == SlidingWindow {
 			late = max(late, 1+t.Precision.Microseconds())
+		}
+		if t.Phase == UnknownPhase {
+			late = 1 + s.t - asked // rolling, which may be later than need be
 		}
 	}
 	if sooner := s.t - late; sooner >= asked && g.strict.Admits(sooner, g.named(s.cost)) == -1 {
@@ -308,9 +335,24 @@ func (g *game) judge() {
 	}
 }
 
+// judges are the tiers as a strict provider has them, a spread one with its pace; but
+// for some.
+func (g *game) judges(but func(Tier) bool) (tiers []Tier) {
+	for _, t := range g.tiers {
+		tiers = append(tiers, t)
+		if t.Spread > 0 {
+			tiers = append(tiers, Tier{Limit: t.Limit, Window: t.Window, Algorithm: GCRA, Burst: t.Spread, Unit: t.Unit})
+		}
+	}
+	if but != nil {
+		tiers = slices.DeleteFunc(tiers, but)
+	}
+	return tiers
+}
+
 // rateTiers are those that count arrivals, not what is open.
 func (g *game) rateTiers() []Tier {
-	rate := slices.DeleteFunc(slices.Clone(g.tiers), func(t Tier) bool { return t.Algorithm == Concurrency })
+	rate := g.judges(func(t Tier) bool { return t.Algorithm == Concurrency })
 	if len(rate) == 0 {
 		rate = []Tier{{Limit: MaxLimit, Window: time.Microsecond}}
 	}

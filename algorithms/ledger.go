@@ -127,6 +127,22 @@ func (l *Ledger) count(now Moment, cost []int64) {
 	l.land(now, cost)
 }
 
+// Spend charges every tier with all that it has left, as if that had been sent until
+// now and had yet to arrive. What is open at once is known, and not charged.
+func (l *Ledger) Spend(now Moment) {
+	now = l.advance(now.on(now.At + l.plan.guard))
+	for i, r := range l.plan.rules {
+		if _, ok := r.(*concurrency); ok {
+			continue
+		}
+		left := max(0, l.plan.tiers[i].Capacity()-r.used(l, now))
+		if d, ok := r.(departer); ok {
+			d.depart(l, now, left)
+		}
+		r.land(l, now, left)
+	}
+}
+
 // start tells the tiers that want to know that requests leave.
 func (l *Ledger) start(now Moment, cost []int64) {
 	for _, d := range l.plan.departures {

@@ -315,3 +315,88 @@ func TestLogAbove10000IsKeptInGroups(t *testing.T) {
 		}
 	}
 }
+
+// A window whose end is not known is a rolling one, and ends where it is known to
+// have ended.
+func TestUnknownPhase(t *testing.T) {
+	const sec = time.Second
+	for _, limit := range []int64{10, 20_000} { // a log, and sub-buckets
+		l := ledger(t, 0, Tier{Limit: limit, Window: 10 * sec, Algorithm: FixedWindow, Phase: UnknownPhase})
+		l.Charge(at(3*sec), []int64{limit}, 0, false)
+		boundary := func(from, to time.Duration) { l.Boundary(at(3*sec), at(from).At, at(to).At) }
+		steps := []struct {
+			what     string
+			from, to time.Duration
+			want     time.Duration
+		}{
+			{"too vague", 0, 10 * sec, 13 * sec},
+			{"a window ends", 6 * sec, 8 * sec, 8 * sec},
+			{"some windows later", 106*sec + sec/2, 107*sec + sec/2, 7*sec + sec/2},
+			{"some before, less exactly", -14 * sec, -11 * sec, 7*sec + sec/2},
+			{"a contradiction", 24 * sec, 25 * sec, 13 * sec},
+			{"what comes after it", 24 * sec, 25 * sec, 5 * sec},
+			{"no contradiction", 5 * sec, 25*sec - 1, 5 * sec},
+		}
+		for _, s := range steps {
+			boundary(s.from, s.to)
+			if got := earliest(l, 3*sec, 1); got != s.want {
+				t.Errorf("limit %d, %s: room at %v, want %v", limit, s.what, got, s.want)
+			}
+		}
+		// A day later the clocks may have parted by 5 s, and it is a rolling window again.
+		day := 24 * time.Hour
+		l.Charge(at(day), []int64{limit}, 0, false)
+		if got := earliest(l, day, 1); got != day+10*sec {
+			t.Errorf("limit %d: a day later there is room at %v, want %v", limit, got, day+10*sec)
+		}
+	}
+}
+
+// A spread tier lets a few go at once, and the others evenly.
+func TestSpread(t *testing.T) {
+	l := ledger(t, 0, Tier{Limit: 3600, Window: time.Hour, Spread: 3}, Tier{Limit: 10, Window: time.Minute})
+	want := []time.Duration{0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 60, 60, 60, 61}
+	for i, s := range want {
+		now := earliest(l, 0, 1)
+		if now != s*time.Second {
+			t.Fatalf("request %d goes at %v, want %v", i, now, s*time.Second)
+		}
+		l.Charge(at(now), []int64{1}, 0, false)
+	}
+	for i, declared := range []int{0, 0, 1} {
+		if got := l.Plan().Declared(i); got != declared {
+			t.Errorf("deciding tier %d is of tier %d, want %d", i, got, declared)
+		}
+	}
+	if tier := l.Plan().TooLarge([]int64{4}); tier != 1 {
+		t.Errorf("4 at once are refused by %d, want the pace, 1", tier)
+	}
+}
+
+// What is spent makes room as what was sent a guard later would.
+func TestSpend(t *testing.T) {
+	const ms, sec = time.Millisecond, time.Second
+	for _, tt := range []struct {
+		tier Tier
+		want time.Duration // until one fits
+	}{
+		{Tier{Limit: 5, Window: sec}, 1050 * ms},
+		{Tier{Limit: 50_000, Window: sec, Precision: 100 * ms, Algorithm: SlidingWindow}, 1050 * ms},
+		{Tier{Limit: 5, Window: time.Minute, Algorithm: FixedWindow}, 40 * sec}, // at(0) is 20 s after a full minute
+		{Tier{Limit: 5, Window: time.Minute, Algorithm: FixedWindow, Phase: UnknownPhase}, 60*sec + 50*ms},
+		{Tier{Limit: 5, Window: time.Minute, Algorithm: WeightedWindow}, 40*sec + 12*sec},
+		{Tier{Limit: 5, Window: sec, Algorithm: AnchoredWindow}, 1050 * ms},
+		{Tier{Limit: 5, Window: sec, Algorithm: TokenBucket}, 250 * ms},
+		{Tier{Limit: 5, Window: sec, Burst: 1, Algorithm: GCRA}, 250 * ms},
+		{Tier{Limit: 5, Algorithm: Concurrency}, 50 * ms},
+		{Tier{Limit: 3600, Window: time.Hour, Spread: 5}, time.Hour + 50*ms},
+	} {
+		l := ledger(t, 50*ms, tt.tier)
+		l.Charge(at(0), []int64{1}, 0, true) // all the same if something was sent
+		l.Release([]int64{1})
+		l.Spend(at(0))
+		if got := earliest(l, 0, 1); got != tt.want {
+			t.Errorf("%v: one fits after %v, want %v", tt.tier, got, tt.want)
+		}
+	}
+}

@@ -15,7 +15,8 @@ const grains = 32
 // A Plan is a set of tiers made ready to decide. It never changes, so that any
 // number of ledgers and goroutines share one.
 type Plan struct {
-	tiers      []Tier
+	tiers      []Tier // those that decide, the paces too
+	declared   []int  // the index of each among the tiers that were given
 	rules      []rule
 	unit       []int // which unit each tier counts
 	departures []departure
@@ -24,6 +25,8 @@ type Plan struct {
 	grain      int   // a slot of the guard is 1<<grain microseconds
 	base       int   // words of a ledger before its slots
 	rings      int
+	start      time.Time // what was sent before is unknown, zero if nothing was
+	learns     *view     // of the first tier whose boundaries may be learned, nil if there is none
 	aligned    bool
 	concurrent bool
 }
@@ -89,19 +92,26 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 		}
 	}
 	p.base = len(p.units)
-	for _, t := range tiers {
-		p.add(t.normal())
+	for i, t := range tiers {
+		p.add(t.normal(), i)
+		if t.Spread > 0 {
+			p.add(t.pace().normal(), i)
+		}
 	}
 	return p, nil
 }
 
-func (p *Plan) add(t Tier) {
+func (p *Plan) add(t Tier, declared int) {
 	u := slices.Index(p.units, t.Unit)
 	r := newRule(t, site{word: p.base, ring: p.rings, unit: u})
 	words, rings := r.words()
 	p.tiers = append(p.tiers, t)
+	p.declared = append(p.declared, declared)
 	p.rules = append(p.rules, r)
 	p.unit = append(p.unit, u)
+	if v, ok := r.(viewer); ok && t.Phase == UnknownPhase && p.learns == nil {
+		p.learns = v.boundaries()
+	}
 	if d, ok := r.(departer); ok {
 		p.departures = append(p.departures, departure{d, u})
 	}
@@ -130,12 +140,16 @@ func newRule(t Tier, s site) rule {
 	case Concurrency:
 		return &concurrency{s, t.Limit}
 	default:
-		return &slidingLog{s, t.Limit, micros(t.Window)}
+		return newSlidingLog(t, s)
 	}
 }
 
-// Tiers are the plan's tiers with their defaults written out.
+// Tiers are the tiers that decide: those that were given, with their defaults written
+// out, each followed by its pace where it is spread.
 func (p *Plan) Tiers() []Tier { return p.tiers }
+
+// Declared is the index of a tier, or of the one whose pace it is, among those given.
+func (p *Plan) Declared(tier int) int { return p.declared[tier] }
 
 // Units are the names of what the tiers count. The i-th amount of a cost is of
 // the i-th unit.
@@ -143,6 +157,17 @@ func (p *Plan) Units() []string { return p.units }
 
 // Guard is how long a request is on its way at most, where it names no guard itself.
 func (p *Plan) Guard() time.Duration { return time.Duration(p.guard) * time.Microsecond }
+
+// Starting is the plan for quotas that count as spent at an instant, because nobody
+// knows what was sent before.
+func (p *Plan) Starting(at time.Time) *Plan {
+	started := *p
+	started.start = at
+	return &started
+}
+
+// Start is that instant; zero for quotas that begin with nothing used.
+func (p *Plan) Start() time.Time { return p.start }
 
 // Grain is how finely requests on their way are told apart: those that would land
 // within the same 1<<Grain microseconds land together.

@@ -1,6 +1,6 @@
 package algorithms
 
-import "slices"
+import "sort"
 
 // slidingLog admits at most limit units in every half-open interval of one
 // window: the exact rolling window. 60 a minute is 60 in any minute, and never
@@ -15,10 +15,15 @@ import "slices"
 // ring instead of a sorted set; bsm, "Rate limiting with sorted sets".
 type slidingLog struct {
 	site
-	limit, window int64
+	view
+	limit int64
 }
 
-func (*slidingLog) words() (words, rings int) { return 1, 1 }
+func newSlidingLog(t Tier, s site) *slidingLog {
+	return &slidingLog{s, newView(t, s.word+1), t.Limit}
+}
+
+func (r *slidingLog) words() (words, rings int) { return 1 + r.remembers(), 1 }
 
 // stamp returns the k-th oldest of the last limit stamps, and whether there is one.
 func (r *slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
@@ -36,11 +41,11 @@ func (r *slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
 	k := l.aloft(r.unit) + n
 	if k <= r.limit {
 		if s, ok := r.stamp(l, k); ok {
-			return max(now.At, s+r.window)
+			return max(now.At, r.leaves(l, s))
 		}
 		return now.At
 	}
-	return l.nthLanding(r.unit, k-r.limit) + r.window
+	return r.leaves(l, l.nthLanding(r.unit, k-r.limit))
 }
 
 func (r *slidingLog) land(l *Ledger, at Moment, n int64) {
@@ -63,17 +68,17 @@ func (r *slidingLog) land(l *Ledger, at Moment, n int64) {
 func (r *slidingLog) used(l *Ledger, now Moment) int64 {
 	ring, oldest := *l.ring(r.site), int(l.word[r.word])
 	older, newer := ring[oldest:], ring[:oldest]
-	return r.inside(older, now) + r.inside(newer, now)
+	return r.inside(l, older, now) + r.inside(l, newer, now)
 }
 
-func (r *slidingLog) inside(stamps []int64, now Moment) int64 {
-	i, _ := slices.BinarySearch(stamps, now.At-r.window+1)
-	return int64(len(stamps) - i)
+func (r *slidingLog) inside(l *Ledger, stamps []int64, now Moment) int64 {
+	gone := sort.Search(len(stamps), func(i int) bool { return r.leaves(l, stamps[i]) > now.At })
+	return int64(len(stamps) - gone)
 }
 
 func (r *slidingLog) fresh(l *Ledger, now Moment) int64 {
 	if s, ok := r.stamp(l, r.limit); ok {
-		return s + r.window
+		return r.leaves(l, s)
 	}
 	return now.At
 }

@@ -11,16 +11,17 @@ package algorithms
 // counters are aligned; these open with the first stamp of a group.
 type slidingWindow struct {
 	site
-	limit, window, precision int64
+	view
+	limit, precision int64
 }
 
 func newSlidingWindow(t Tier, s site) *slidingWindow {
-	return &slidingWindow{s, t.Limit, micros(t.Window), micros(t.Precision)}
+	return &slidingWindow{s, newView(t, s.word+1), t.Limit, micros(t.Precision)}
 }
 
 // One word counts all groups in the ring, some of which may have left the window;
 // the ring is a list of pairs, a group's last stamp and its units.
-func (*slidingWindow) words() (words, rings int) { return 1, 1 }
+func (r *slidingWindow) words() (words, rings int) { return 1 + r.remembers(), 1 }
 
 func (r *slidingWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	excess := l.word[r.word] + l.aloft(r.unit) + n - r.limit
@@ -30,16 +31,16 @@ func (r *slidingWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	groups := *l.ring(r.site)
 	for ; len(groups) > 0; groups = groups[2:] {
 		if excess -= groups[1]; excess <= 0 {
-			return max(now.At, groups[0]+r.window)
+			return max(now.At, r.leaves(l, groups[0]))
 		}
 	}
-	return l.nthLanding(r.unit, excess) + r.window
+	return r.leaves(l, l.nthLanding(r.unit, excess))
 }
 
 func (r *slidingWindow) land(l *Ledger, at Moment, n int64) {
 	groups, total := l.ring(r.site), &l.word[r.word]
 	gone := 0
-	for ; gone < len(*groups) && (*groups)[gone]+r.window <= at.At; gone += 2 {
+	for ; gone < len(*groups) && r.leaves(l, (*groups)[gone]) <= at.At; gone += 2 {
 		*total -= (*groups)[gone+1]
 	}
 	*groups = append((*groups)[:0], (*groups)[gone:]...)
@@ -55,7 +56,7 @@ func (r *slidingWindow) land(l *Ledger, at Moment, n int64) {
 
 func (r *slidingWindow) used(l *Ledger, now Moment) int64 {
 	used := l.word[r.word]
-	for groups := *l.ring(r.site); len(groups) > 0 && groups[0]+r.window <= now.At; groups = groups[2:] {
+	for groups := *l.ring(r.site); len(groups) > 0 && r.leaves(l, groups[0]) <= now.At; groups = groups[2:] {
 		used -= groups[1]
 	}
 	return used
@@ -63,7 +64,7 @@ func (r *slidingWindow) used(l *Ledger, now Moment) int64 {
 
 func (r *slidingWindow) fresh(l *Ledger, now Moment) int64 {
 	if groups := *l.ring(r.site); len(groups) > 0 {
-		return groups[len(groups)-2] + r.window
+		return r.leaves(l, groups[len(groups)-2])
 	}
 	return now.At
 }

@@ -67,14 +67,21 @@ func (t Tier) String() string {
 	if t.Precision != 0 {
 		option("precision", FormatDuration(t.Precision, false))
 	}
-	if t.Phase != 0 {
+	switch t.Phase {
+	case 0:
+	case UnknownPhase:
+		option("phase", "unknown")
+	default:
 		option("phase", FormatDuration(t.Phase, false))
+	}
+	if t.Spread != 0 {
+		option("spread", strconv.FormatInt(t.Spread, 10))
 	}
 	return b.String()
 }
 
 // ParseTier reads a limit and a window, "10000/h" or "60/20s", and any of the
-// options unit, algo, burst, precision and phase, each after a semicolon. A
+// options unit, algo, burst, precision, phase (which may be "unknown") and spread, each after a semicolon. A
 // concurrency tier has no window: "10;algo=concurrency". The tier it returns is valid.
 func ParseTier(spec string) (Tier, error) {
 	fields := strings.Split(spec, ";")
@@ -101,9 +108,13 @@ func ParseTier(spec string) (Tier, error) {
 		case "precision":
 			t.Precision, err = ParseDuration(value)
 		case "phase":
-			t.Phase, err = ParseDuration(value)
+			if t.Phase = UnknownPhase; value != "unknown" {
+				t.Phase, err = ParseDuration(value)
+			}
+		case "spread":
+			t.Spread, err = ParseCount(value)
 		default:
-			err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision or phase")
+			err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase or spread")
 		}
 		return err
 	})

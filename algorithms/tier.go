@@ -67,9 +67,15 @@ type Tier struct {
 	Algorithm Algorithm     // how the provider counts. If zero, SlidingLog
 	Burst     int64         // capacity of TokenBucket, LeakyBucket and GCRA, in units. If zero, Limit
 	Precision time.Duration // sub-bucket of SlidingWindow, whole microseconds. If zero, Window/60
-	Phase     time.Duration // offset of the boundaries of FixedWindow and WeightedWindow from the Unix epoch
+	Phase     time.Duration // offset of the boundaries of FixedWindow and WeightedWindow from the Unix epoch; of FixedWindow it may be UnknownPhase
 	Unit      string        // what is counted. If empty, "requests"
+	Spread    int64         // how many units may go at once, the others evenly over the Window. If zero, all
 }
+
+// UnknownPhase is the Phase of a FixedWindow whose boundaries nobody has told. Until
+// they are, its windows are taken as rolling, as SlidingLog does, which is safe
+// wherever they begin; and from then on as far as they are known.
+const UnknownPhase time.Duration = -1
 
 // PerSecond is a Tier of n requests in any second.
 func PerSecond(n int64) Tier { return Tier{Limit: n, Window: time.Second} }
@@ -84,12 +90,21 @@ func PerHour(n int64) Tier { return Tier{Limit: n, Window: time.Hour} }
 func PerDay(n int64) Tier { return Tier{Limit: n, Window: 24 * time.Hour} }
 
 // Capacity is the largest cost the tier can ever admit at once: Burst for the
-// buckets, Limit for all others.
+// buckets, Limit for all others, and no more than Spread.
 func (t Tier) Capacity() int64 {
+	capacity := t.Limit
 	if t.Algorithm.isBucket() && t.Burst > 0 {
-		return t.Burst
+		capacity = t.Burst
 	}
-	return t.Limit
+	if t.Spread > 0 {
+		capacity = min(capacity, t.Spread)
+	}
+	return capacity
+}
+
+// pace is the tier that spreads t over its window.
+func (t Tier) pace() Tier {
+	return Tier{Limit: t.Limit, Window: t.Window, Algorithm: GCRA, Burst: t.Spread, Unit: t.Unit}
 }
 
 // What a tier can hold. The bounds keep every instant a whole number of
@@ -141,11 +156,18 @@ func (t Tier) Validate() error {
 		errs = append(errs, checkLength("Precision", t.Precision, max(time.Microsecond, t.Window/maxSubBuckets), t.Window))
 	}
 	switch {
-	case t.Phase == 0:
+	case t.Phase == 0, t.Phase == UnknownPhase && t.Algorithm == FixedWindow:
 	case !t.Algorithm.isAligned():
 		bad("Phase is %v: %v has none, leave it zero or use fixed_window or weighted_window", t.Phase, t.Algorithm)
 	default:
 		errs = append(errs, checkLength("Phase", t.Phase, 0, t.Window-time.Microsecond))
+	}
+	switch {
+	case t.Spread == 0:
+	case t.Algorithm == Concurrency:
+		bad("Spread is %d: Concurrency has no window to spread over, leave it zero", t.Spread)
+	case t.Spread < 0 || t.Spread > t.Limit:
+		bad("Spread is %d: it must be from 1 to Limit, %d, or zero for none", t.Spread, t.Limit)
 	}
 	return errors.Join(errs...)
 }
@@ -160,7 +182,7 @@ func checkLength(field string, d, least, most time.Duration) error {
 	return nil
 }
 
-// normal returns the tier with its defaults written out.
+// normal returns the tier with its defaults written out, without its pace.
 func (t Tier) normal() Tier {
 	if t.Unit == "" {
 		t.Unit = Requests
@@ -168,6 +190,10 @@ func (t Tier) normal() Tier {
 	if t.Algorithm.isBucket() && t.Burst == 0 {
 		t.Burst = t.Limit
 	}
+	if t.Phase == UnknownPhase {
+		t.Algorithm = SlidingLog
+	}
+	t.Spread = 0
 	if t.Algorithm == SlidingLog && t.Limit > MaxLog {
 		t.Algorithm = SlidingWindow
 	}

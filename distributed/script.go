@@ -64,6 +64,9 @@ func planArgs(p *algorithms.Plan) []any {
 
 // extra is what only one algorithm knows of a tier.
 func extra(t algorithms.Tier) time.Duration {
+	if t.Phase == algorithms.UnknownPhase {
+		t.Phase = 0 // the script learns none: the window stays rolling
+	}
 	if t.Algorithm != algorithms.AnchoredWindow {
 		return t.Precision + t.Phase // no tier has both
 	}

@@ -92,10 +92,18 @@ var (
 	_ store.Quota      = (*quota)(nil)
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Idler      = (*quota)(nil)
+	_ store.Aligner    = (*quota)(nil)
 )
 
 func newQuota(plan *algorithms.Plan) *quota {
-	return &quota{ledger: plan.NewLedger()}
+	q := &quota{ledger: plan.NewLedger()}
+	if start := plan.Start(); !start.IsZero() {
+		q.ledger.Spend(moment(start))
+		if q.ledger.Fresh(q.now()) {
+			q.ledger = plan.NewLedger() // in less memory
+		}
+	}
+	return q
 }
 
 // now reads the clock, once and without the lock: the ledger puts the readings of
@@ -104,7 +112,10 @@ func (q *quota) now() algorithms.Moment {
 	if !q.ledger.Plan().Aligned() {
 		return algorithms.Moment{At: int64(time.Since(origin) / time.Microsecond)}
 	}
-	t := time.Now()
+	return moment(time.Now())
+}
+
+func moment(t time.Time) algorithms.Moment {
 	return algorithms.Moment{At: int64(t.Sub(origin) / time.Microsecond), Wall: t.UnixMicro()}
 }
 
@@ -177,6 +188,12 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 		q.unlockAndTell(store.Slowed, now.Until(end))
 	}
 	return done, nil
+}
+
+func (q *quota) Align(from, to time.Time) {
+	q.mu.Lock()
+	q.ledger.Boundary(q.now(), int64(from.Sub(origin)/time.Microsecond), micros(to.Sub(origin)))
+	q.unlockAndTell(store.Freed, 0)
 }
 
 func (q *quota) Status(context.Context) (store.Status, error) {

@@ -74,6 +74,13 @@ func (a *Ahead) Void(now time.Time) bool {
 // ErrUnavailable says that a shared store did not answer, so that it may later.
 var ErrUnavailable = errors.New("store is unavailable")
 
+// An Aligner is a Quota that learns when the provider's windows end.
+type Aligner interface {
+	// Align says that a window of the first tier of UnknownPhase ends between two
+	// instants.
+	Align(from, to time.Time)
+}
+
 // A Forecaster is a Quota that can foretell how long a queue will take.
 type Forecaster interface {
 	Forecast() Forecast

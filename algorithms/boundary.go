@@ -1,0 +1,69 @@
+package algorithms
+
+// A view is how long the provider counts what has landed: for one window, or where
+// boundaries of its windows are known, until the next one.
+type view struct {
+	window int64
+	known  int // where the ledger remembers a boundary: three words; 0 for nowhere
+}
+
+// A viewer is a rule whose view may narrow with what is known of boundaries.
+type viewer interface{ boundaries() *view }
+
+func (v *view) boundaries() *view { return v }
+
+func newView(t Tier, word int) view {
+	v := view{window: micros(t.Window)}
+	if t.Phase == UnknownPhase {
+		v.known = word
+	}
+	return v
+}
+
+// remembers is how many words the view needs.
+func (v *view) remembers() int {
+	if v.known == 0 {
+		return 0
+	}
+	return 3
+}
+
+// drift is how far two clocks part at most: 2^-14, 61 millionths, of the time.
+func drift(t int64) int64 { return max(0, t) >> 14 }
+
+// leaves is the instant from which a stamp counts no more.
+func (v *view) leaves(l *Ledger, stamp int64) int64 {
+	if v.known == 0 || l.word[v.known+1] == 0 {
+		return stamp + v.window
+	}
+	from, to, asOf := l.word[v.known], l.word[v.known+1], l.word[v.known+2]
+	from, to = from-drift(stamp-asOf), to+drift(stamp-asOf)
+	next := floorDiv(stamp-from, v.window) + 1 // whatever came by then came before that boundary
+	return min(stamp+v.window, to+next*v.window)
+}
+
+// learn takes note that a window of the provider ends between two instants. What
+// contradicts what was known makes it unknown again.
+func (v *view) learn(l *Ledger, now Moment, from, to int64) {
+	if to-from >= v.window {
+		return
+	}
+	w := l.word[v.known:]
+	if w[1] != 0 {
+		knownFrom, knownTo := w[0]-drift(now.At-w[2]), w[1]+drift(now.At-w[2])
+		windows := floorDiv(from+to-knownFrom-knownTo+v.window, 2*v.window) * v.window
+		from, to = max(from, knownFrom+windows), min(to, knownTo+windows)
+	}
+	if from > to {
+		from, to = 0, 0
+	}
+	w[0], w[1], w[2] = from, to, now.At
+}
+
+// Boundary says that a window of the provider ends between two instants, for the
+// first tier of UnknownPhase; without one it changes nothing.
+func (l *Ledger) Boundary(now Moment, from, to int64) {
+	if v := l.plan.learns; v != nil {
+		v.learn(l, l.advance(now), from, to)
+	}
+}

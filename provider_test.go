@@ -1,0 +1,169 @@
+package throttle_test
+
+import (
+	"net/http"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// A program that starts again knows nothing of what it sent a second ago. It can begin
+// with what is certain.
+func TestStart(t *testing.T) {
+	tiers := []throttle.Tier{throttle.PerSecond(5), {Limit: 60, Window: 20 * time.Second}}
+	for _, algorithm := range []throttle.Algorithm{throttle.SlidingLog, throttle.FixedWindow, throttle.TokenBucket} {
+		for _, start := range []throttle.Start{throttle.StartFull, throttle.StartEmpty} {
+			synctest.Test(t, func(t *testing.T) {
+				policy := throttle.Policy{Start: start}
+				for _, tier := range tiers {
+					tier.Algorithm = algorithm
+					policy.Tiers = append(policy.Tiers, tier)
+				}
+				api := throttletest.New(policy.Tiers...)
+				api.Delay = uniform(5*time.Millisecond, 50*time.Millisecond)
+				for range 3 {
+					saturate(t, policy, api, 8, 45*time.Second)
+				}
+				refused, _ := outcome(api)
+				if (refused > 0) != (start == throttle.StartFull) {
+					t.Errorf("%v, start %d: %v refused", algorithm, start, refused)
+				}
+			})
+		}
+	}
+}
+
+// The keys of a group begin with the group: a new one, or one that was dropped, does
+// not begin with nothing once a window has passed.
+func TestStartOfAGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, err := throttle.NewGroup(throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(5)}, Start: throttle.StartEmpty}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if g.For("a").Allow() {
+			t.Error("a key was admitted at once")
+		}
+		time.Sleep(time.Minute)
+		if g.For("b").Allow() {
+			t.Error("a key was admitted after a minute, when what was sent before might just have arrived")
+		}
+		time.Sleep(50 * time.Millisecond)
+		if !g.For("a").Allow() || !g.For("b").Allow() || !g.For("c").Allow() {
+			t.Error("a key was not admitted after a window")
+		}
+	})
+}
+
+// A spread tier goes evenly, even for a provider that wants equal spacing.
+func TestSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := throttletest.New(throttle.Tier{Limit: 36000, Window: time.Hour, Algorithm: throttle.GCRA, Burst: 1})
+		api.Delay = uniform(5*time.Millisecond, 50*time.Millisecond)
+		spread := throttle.Tier{Limit: 36000, Window: time.Hour, Spread: 1}
+		saturate(t, throttle.Policy{Tiers: []throttle.Tier{spread}}, api, 8, 10*time.Minute)
+		refused, accepted := outcome(api)
+		// A tenth of a second, and the way there, which is 27.5 ms on average.
+		if possible := 600 / 0.1275; refused > 0 || accepted < 0.95*possible {
+			t.Errorf("%v refused, %v accepted, of %v", refused, accepted, possible)
+		}
+	})
+}
+
+func TestStatusOfASpreadTier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hour := throttle.Tier{Limit: 3600, Window: time.Hour, Spread: 4}
+		lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{hour, throttle.PerMinute(100)}, Guard: throttle.NoGuard}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := lim.WaitN(t.Context(), 4); err != nil {
+			t.Fatal(err)
+		}
+		s, err := lim.Status(t.Context())
+		if err != nil || len(s.Tiers) != 2 {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		want := throttle.TierStatus{
+			Tier: hour, Limited: true, Limit: 4, Used: 4, Remaining: 0, RetryAfter: time.Second, ResetAfter: time.Hour,
+		}
+		if s.Tiers[0] != want {
+			t.Errorf("%+v, want %+v", s.Tiers[0], want)
+		}
+		if got := s.Tiers[1]; got.Tier != throttle.PerMinute(100) || got.Remaining != 96 {
+			t.Errorf("%+v", got)
+		}
+		err = lim.WaitN(t.Context(), 5)
+		if want := `throttle: tier 3600/h;spread=4 costs more than the tier ever admits at once`; err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	})
+}
+
+// A headed API tells with every answer when its window ends, and by a clock that is
+// an hour fast.
+type headed struct {
+	api           *throttletest.Provider
+	window, phase time.Duration
+}
+
+const fast = time.Hour
+
+func (h headed) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := h.api.RoundTrip(req)
+	if err == nil {
+		now := time.Now()
+		ends := now.Add(-h.phase).Truncate(h.window).Add(h.window + h.phase)
+		resp.Header.Set("Date", now.Add(fast).UTC().Format(http.TimeFormat))
+		resp.Header.Set("X-Reset", strconv.FormatInt(ends.Add(fast).Unix(), 10))
+	}
+	return resp, err
+}
+
+// A fixed window of unknown phase is a rolling one until its end is known: then there
+// is no need to wait for longer than that.
+func TestUnknownPhase(t *testing.T) {
+	reset := func(resp *http.Response) time.Time {
+		n, _ := strconv.ParseInt(resp.Header.Get("X-Reset"), 10, 64)
+		return time.Unix(n, 0)
+	}
+	for _, tt := range []struct {
+		reset       func(*http.Response) time.Time
+		least, most time.Duration // until the 61st
+	}{
+		{nil, time.Minute, time.Minute + 50*time.Millisecond},
+		{reset, 37 * time.Second, 41 * time.Second},
+		{func(*http.Response) time.Time { return time.Time{} }, time.Minute, time.Minute + 50*time.Millisecond},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			const phase = 37 * time.Second // the clock of a bubble begins at a full minute
+			api := throttletest.New(throttle.Tier{Limit: 60, Window: time.Minute, Algorithm: throttle.FixedWindow, Phase: phase})
+			api.Delay = uniform(5*time.Millisecond, 50*time.Millisecond)
+			lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{
+				{Limit: 60, Window: time.Minute, Algorithm: throttle.FixedWindow, Phase: throttle.UnknownPhase},
+			}}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			client := &http.Client{Transport: &throttle.Transport{Base: headed{api, time.Minute, phase}, Limiter: lim, Reset: tt.reset}}
+			began := time.Now()
+			for i := range 300 {
+				resp, err := client.Get("http://api.test/")
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+				if took := time.Since(began); i == 60 && (took < tt.least || took > tt.most+50*time.Millisecond) {
+					t.Errorf("the 61st was answered after %v, want %v to %v", took, tt.least, tt.most)
+				}
+			}
+			if refused, _ := outcome(api); refused > 0 {
+				t.Errorf("%v refused", refused)
+			}
+		})
+	}
+}
