@@ -45,12 +45,17 @@ func (v *view) leaves(l *Ledger, stamp int64) int64 {
 // learn takes note that a window of the provider ends between two instants. What
 // contradicts what was known makes it unknown again.
 func (v *view) learn(l *Ledger, now Moment, from, to int64) {
-	if to-from >= v.window {
-		return
-	}
 	w := l.word[v.known:]
-	if w[1] != 0 {
-		knownFrom, knownTo := w[0]-drift(now.At-w[2]), w[1]+drift(now.At-w[2])
+	known, since := w[1] != 0, drift(now.At-w[2])
+	knownFrom, knownTo := w[0]-since, w[1]+since
+	switch vague := to - from; {
+	case vague >= v.window:
+		return
+	case known && vague+knownTo-knownFrom >= v.window: // they may speak of two boundaries or of one
+		if vague >= knownTo-knownFrom {
+			return
+		}
+	case known:
 		windows := floorDiv(from+to-knownFrom-knownTo+v.window, 2*v.window) * v.window
 		from, to = max(from, knownFrom+windows), min(to, knownTo+windows)
 	}

@@ -10,7 +10,8 @@ const Landed Flight = -1
 // A slot is a stretch of the words: the instant at which its requests land, then
 // for each unit how much it carries and how much of that is held. Requests that
 // would land within one grain of the plan's guard share a slot and land with the
-// last of them, so a guard has at most 66 slots at any rate.
+// last of them, so a guard has at most 66 slots at any rate. No guard is shorter
+// than a grain, so that no slot has the name of one that has landed.
 const slotHead = 1
 
 func totalOf(unit int) int { return slotHead + 2*unit }

@@ -92,8 +92,8 @@ func (l *Ledger) earliest(now Moment, cost []int64) (at int64, tier int) {
 
 // Take charges the cost if every tier admits it now, and else changes nothing: at
 // and tier are those of Earliest, and tier is -1 if the cost was charged. The request
-// lands when the guard has passed, in microseconds, 0 for the plan's; one that is
-// held may be landed or cancelled before.
+// lands when the guard has passed: in microseconds, a grain at least, 0 for the plan's;
+// one that is held may be landed or cancelled before.
 func (l *Ledger) Take(now Moment, cost []int64, guard int64, held bool) (f Flight, at int64, tier int) {
 	now = l.advance(now)
 	if at, tier = l.earliest(now, cost); tier < 0 {
@@ -116,7 +116,7 @@ func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight
 	if guard == 0 {
 		guard = l.plan.guard
 	}
-	return l.depart(now.At, guard, cost, held)
+	return l.depart(now.At, max(guard, 1<<l.plan.grain), cost, held)
 }
 
 // Count charges what the provider has counted already, without asking.

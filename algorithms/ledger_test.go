@@ -316,6 +316,19 @@ func TestLogAbove10000IsKeptInGroups(t *testing.T) {
 	}
 }
 
+// A request that leaves under a short guard is not taken for one that has landed.
+func TestFlightsHaveNamesOfTheirOwn(t *testing.T) {
+	const ms = time.Millisecond
+	for start := range 10 * time.Duration(1000) {
+		l := ledger(t, 200*ms, Tier{Limit: 10, Window: time.Second})
+		sent := start * time.Microsecond
+		first := l.Charge(at(sent), []int64{3}, 0, true)
+		if second := l.Charge(at(sent+200*ms), []int64{2}, 1, true); first == second {
+			t.Fatalf("one that left at %v, and one that left when it had landed, are both %v", sent, first)
+		}
+	}
+}
+
 // A window whose end is not known is a rolling one, and ends where it is known to
 // have ended.
 func TestUnknownPhase(t *testing.T) {
@@ -332,6 +345,7 @@ func TestUnknownPhase(t *testing.T) {
 			{"too vague", 0, 10 * sec, 13 * sec},
 			{"a window ends", 6 * sec, 8 * sec, 8 * sec},
 			{"some windows later", 106*sec + sec/2, 107*sec + sec/2, 7*sec + sec/2},
+			{"this one or the next", 7*sec + sec*4/10, 16*sec + sec*7/10, 7*sec + sec/2},
 			{"some before, less exactly", -14 * sec, -11 * sec, 7*sec + sec/2},
 			{"a contradiction", 24 * sec, 25 * sec, 13 * sec},
 			{"what comes after it", 24 * sec, 25 * sec, 5 * sec},

@@ -44,7 +44,7 @@ while pool[1] and pool[1][1] < held do table.remove(pool, 1) end
 
 if op == 'r' and not (flags % 2 == 1 and pause > now) then
   local ahead, least, own = argument(), math.max(held, argument()), argument()
-  if own > 0 then guard = own end
+  if own > 0 then guard = math.max(own, grain) end
   local booked, more = false, true
   advance(held)
   while more and cursor <= #ARGV do
