@@ -55,7 +55,17 @@
 //
 // A Transport and a Permit report the response. Wait and Allow cannot, so that
 // their requests are on their way for the whole of Guard. If requests can take
-// longer than Guard to reach the provider, raise it.
+// longer than Guard to reach the provider, raise it, or have it learned: [AutoGuard].
+// A server that takes seconds to answer costs a one-second tier the whole Guard each
+// time; AutoGuard finds that the network is quicker than the server.
+//
+// # What nobody told
+//
+// Of what an earlier process sent, a limiter in this process knows nothing. A Policy
+// of [StartEmpty] takes all for used at first; a store that survives knows better. A
+// [FixedWindow] whose boundaries are not known has [UnknownPhase]: it is rolling until
+// responses tell. And a tier that should last, 10,000 an hour without a rush in the
+// first minutes, has a Spread: so many at once, the others evenly.
 //
 // # Refusals
 //
@@ -74,6 +84,7 @@
 //
 // New with a nil store keeps the quota in this process: one lock, one clock read and
 // no allocation for a decision, no goroutine and no timer for a limiter at rest. A
-// [Store] shares quotas by the policy's name; that of package distributed shares
-// them among the processes of a fleet, through Redis or Valkey.
+// [Store] shares quotas by the policy's name: that of package distributed among the
+// processes of a fleet, through Redis or Valkey, that of package host among those of
+// one host, in a file.
 package throttle
