@@ -69,7 +69,6 @@ func heavyTailed() time.Duration {
 }
 
 func TestAutoGuard(t *testing.T) {
-	const ms, sec = time.Millisecond, time.Second
 	tests := []struct {
 		name        string
 		dial        time.Duration
@@ -108,7 +107,6 @@ func TestAutoGuard(t *testing.T) {
 
 // What is learned shows in how long a request counts that nobody reports on.
 func TestAutoGuardBounds(t *testing.T) {
-	const ms = time.Millisecond
 	synctest.Test(t, func(t *testing.T) {
 		api := throttletest.New()
 		lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}, Guard: throttle.AutoGuard}, nil)

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"reflect"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/leak"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/throttletest"
@@ -31,31 +31,7 @@ const (
 	hour = time.Hour
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if left := leftRunning(); code == 0 && left != "" {
-		fmt.Fprintf(os.Stderr, "goroutines of this module still run after the tests:\n%s\n", left)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-// leftRunning returns the stacks of the goroutines, but for this one, that run
-// code of this module. It lets those that are ending end.
-func leftRunning() (left string) {
-	for range 10_000 {
-		buf := make([]byte, 1<<20)
-		stacks := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
-		left = strings.Join(slices.DeleteFunc(stacks[1:], func(s string) bool {
-			return !strings.Contains(s, "apithrottle/throttle")
-		}), "\n\n")
-		if left == "" {
-			return ""
-		}
-		runtime.Gosched()
-	}
-	return left
-}
+func TestMain(m *testing.M) { os.Exit(leak.Run(m)) }
 
 // TestRootLinksNoThirdParty: whoever imports the root package links the standard
 // library and this module, nothing else.

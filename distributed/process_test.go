@@ -11,10 +11,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -23,6 +21,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/leak"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -45,28 +44,7 @@ func TestMain(m *testing.M) {
 		work()
 		return
 	}
-	code := m.Run()
-	if left := leftRunning(); code == 0 && left != "" {
-		fmt.Fprintf(os.Stderr, "goroutines of this module still run after the tests:\n%s\n", left)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-// leftRunning returns the stacks of the goroutines, but for this one, that run
-// code of this module. Those that are ending have 6 seconds: a listener lingers.
-func leftRunning() (left string) {
-	for end := time.Now().Add(6 * sec); time.Now().Before(end); time.Sleep(10 * ms) {
-		buf := make([]byte, 1<<20)
-		stacks := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
-		left = strings.Join(slices.DeleteFunc(stacks[1:], func(s string) bool {
-			return !strings.Contains(s, "apithrottle/throttle")
-		}), "\n\n")
-		if left == "" {
-			return ""
-		}
-	}
-	return left
+	os.Exit(leak.Run(m))
 }
 
 // A task is what a worker does, maybe among others: its callers ask again and again.

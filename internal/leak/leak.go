@@ -1,0 +1,48 @@
+// Package leak finds goroutines of this module that tests leave behind.
+package leak
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	module    = "apithrottle/throttle"
+	patience  = 6 * time.Second // a listener to Redis lingers for five
+	lookAgain = 10 * time.Millisecond
+)
+
+// Run runs the tests and returns the exit code: a failure, too, if they pass and
+// leave goroutines of this module running. It is for a TestMain.
+func Run(m *testing.M) int {
+	code := m.Run()
+	if code != 0 {
+		return code
+	}
+	var left string
+	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(lookAgain) {
+		if left = running(); left == "" {
+			return 0
+		}
+	}
+	fmt.Fprintf(os.Stderr, "goroutines of this module still run after the tests:\n%s\n", left)
+	return 1
+}
+
+// running returns the stacks of the goroutines, but for this one, that run code of
+// this module.
+func running() string {
+	buf := make([]byte, 1<<20)
+	stacks := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+	var ours []string
+	for _, s := range stacks[1:] {
+		if strings.Contains(s, module) {
+			ours = append(ours, s)
+		}
+	}
+	return strings.Join(ours, "\n\n")
+}
