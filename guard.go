@@ -14,11 +14,12 @@ import (
 // knows, and for slow servers: an answer after seconds says that the server was
 // busy, not that the request was late.
 //
-// It lies between 20 ms and 1 s, and is 1 s until eight answers have come. From then
-// on it is a quarter more than the longest round trip of the last five to ten
-// minutes, where most are as quick as a network is; and else, where it is the server that
-// takes its time, twice the longest that a connection took to be made, or 50 ms
-// where none was seen. Every refusal doubles it for as long.
+// It lies between 20 ms and 1 s, goes by the answers of the last five to ten minutes,
+// and is 1 s while those are fewer than eight. Where most are as quick as a network is,
+// it is the longest round trip of n and 1/4 + 64/n of that more, since a few answers say
+// little of the longest to come. Where it is the server that takes its time, it is
+// twice the longest that a connection took to be made, or 50 ms where none was seen.
+// Every refusal doubles it for as long.
 //
 // A Transport sees round trips and connections; a Permit round trips, if Arrived is
 // called. Requests admitted by Wait and Allow teach nothing: for them alone name a
@@ -37,18 +38,23 @@ const (
 type network struct {
 	bound atomic.Int64 // what has been learned: nanoseconds
 
-	mu          sync.Mutex // guards all below
-	answers     int
+	mu          sync.Mutex                   // guards all below
 	recent      [recentAnswers]time.Duration // the last round trips
+	next        int                          // where in recent the next one goes
 	now, before extremes
 	began       time.Time // when now did
 }
 
 // Extremes are the longest of some minutes.
 type extremes struct {
-	trip   time.Duration // from admission to the answer
-	setup  time.Duration // from admission to a new connection
-	raised time.Duration // what refusals made of the guard
+	answers int
+	trip    time.Duration // from admission to the answer
+	setup   time.Duration // from admission to a new connection
+	raised  time.Duration // what refusals made of the guard
+}
+
+func (e extremes) with(o extremes) extremes {
+	return extremes{e.answers + o.answers, max(e.trip, o.trip), max(e.setup, o.setup), max(e.raised, o.raised)}
 }
 
 func newNetwork() *network {
@@ -75,51 +81,55 @@ func (g *gate) network() *network {
 
 // answered takes note of a round trip.
 func (n *network) answered(trip time.Duration) {
-	n.learn(func() {
-		n.recent[n.answers%recentAnswers] = trip
-		n.answers++
-		n.now.trip = max(n.now.trip, trip)
-	})
+	n.learn(extremes{answers: 1, trip: trip})
 }
 
 // connected takes note of a connection that was made for a request.
 func (n *network) connected(setup time.Duration) {
-	n.learn(func() { n.now.setup = max(n.now.setup, setup) })
+	n.learn(extremes{setup: setup})
 }
 
 // refused takes note of a refusal of a request that was admitted under a guard: it,
 // or one before, came later than was thought.
 func (n *network) refused(guard time.Duration) {
-	n.learn(func() { n.now.raised = max(n.now.raised, 2*guard) })
+	n.learn(extremes{raised: 2 * guard})
 }
 
-func (n *network) learn(what func()) {
+func (n *network) learn(e extremes) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if time.Since(n.began) > guardMemory {
+	if age := time.Since(n.began); age > guardMemory {
 		n.before, n.now, n.began = n.now, extremes{}, time.Now()
+		if age > 2*guardMemory {
+			n.before = extremes{}
+		}
 	}
-	what()
-	if n.answers >= fewAnswers {
-		n.bound.Store(int64(n.estimate()))
+	n.now = n.now.with(e)
+	if e.answers > 0 {
+		n.recent[n.next%recentAnswers] = e.trip
+		n.next++
 	}
+	n.bound.Store(int64(n.estimate()))
 }
 
 func (n *network) estimate() time.Duration {
-	trip, setup := max(n.now.trip, n.before.trip), max(n.now.setup, n.before.setup)
-	estimate := trip + trip/4
-	switch median := n.median(); {
-	case setup == 0 && median > 250*time.Millisecond:
-		estimate = defaultGuard
-	case setup > 0 && median > 4*setup+50*time.Millisecond:
-		estimate = 2 * setup
+	all := n.before.with(n.now)
+	if all.answers < fewAnswers {
+		return mostGuard
 	}
-	return min(mostGuard, max(leastGuard, estimate, n.now.raised, n.before.raised))
+	estimate := all.trip + all.trip/4 + 64*all.trip/time.Duration(all.answers)
+	switch median := n.median(); {
+	case all.setup == 0 && median > 250*time.Millisecond:
+		estimate = defaultGuard
+	case all.setup > 0 && median > 4*all.setup+50*time.Millisecond:
+		estimate = 2 * all.setup
+	}
+	return min(mostGuard, max(leastGuard, estimate, all.raised))
 }
 
 func (n *network) median() time.Duration {
 	trips := n.recent
-	known := trips[:min(n.answers, recentAnswers)]
+	known := trips[:min(n.next, recentAnswers)]
 	slices.Sort(known)
 	return known[len(known)/2]
 }

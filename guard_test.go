@@ -134,33 +134,39 @@ func TestAutoGuardBounds(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := s.Tiers[0].ResetAfter - time.Second; got != guard {
+			if got := (s.Tiers[0].ResetAfter - time.Second).Round(ms); got != guard {
 				t.Errorf("%s the guard is %v, want %v", when, got, guard)
 			}
 		}
 		want(time.Second, "before any answer")
-		send(7, 8*ms)
+		send(7, 16*ms)
 		want(time.Second, "after seven answers")
-		send(1, 8*ms)
-		want(20*ms, "after eight quick ones")
-		send(1, 40*ms)
-		want(50*ms, "after one of 40 ms")
-		send(1, 3*time.Second)
-		want(time.Second, "after one of 3 s among quick ones")
+		send(1, 16*ms)
+		want(148*ms, "after eight quick ones")
+		send(120, 16*ms)
+		want(28*ms, "after 128 quick ones")
+		send(128, 40*ms)
+		want(60*ms, "after as many of 40 ms")
+		send(1, 5*time.Second)
+		want(time.Second, "after one of 5 s among quick ones")
 		send(32, 2*time.Second)
 		want(20*ms, "when the server is slow")
 		send(32, 16*ms)
 		want(time.Second, "when it is quick again")
-		time.Sleep(5 * time.Minute)
-		send(1, 16*ms)
-		time.Sleep(5 * time.Minute)
-		send(1, 16*ms)
-		want(20*ms, "ten minutes later")
+		time.Sleep(6 * time.Minute)
+		send(64, 16*ms)
+		time.Sleep(6 * time.Minute)
+		send(64, 16*ms)
+		want(28*ms, "ten minutes later")
+		time.Sleep(12 * time.Minute)
+		want(28*ms, "long after the last answer")
+		send(8, 16*ms)
+		want(148*ms, "when all but eight are forgotten")
 
 		refuse := throttletest.New(throttle.Tier{Limit: 1, Window: time.Hour})
 		client.Transport.(*throttle.Transport).Base = path{refuse, 3 * ms}
 		refuse.Penalty = time.Second
 		send(2, 16*ms)
-		want(40*ms, "after a refusal")
+		want(268*ms, "after a refusal") // twice what nine answers make it
 	})
 }

@@ -48,8 +48,8 @@ func TestAutoGuard(t *testing.T) {
 				return s.Tiers[0].ResetAfter - 10*sec
 			}
 			// The guard, less what it takes to ask for the status.
-			if got := counts(learned); got < 0 || got > 250*ms {
-				t.Errorf("who has learned is on its way for %v, want 20 ms and a little more", got)
+			if got := counts(learned); got < 0 || got > 400*ms {
+				t.Errorf("who has learned is on its way for %v, want 148 ms and a little more", got)
 			}
 			if got := counts(new); got < 700*ms || got > 1250*ms {
 				t.Errorf("who has not is on its way for %v, want 1s and a little more", got)
