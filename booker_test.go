@@ -21,7 +21,8 @@ import (
 type farStore struct {
 	trip    time.Duration // a round trip
 	horizon time.Duration
-	most    int // callers a call
+	most    int           // callers a call
+	lead    time.Duration // how long before a booked time it is to be asked for the next
 
 	mu       sync.Mutex // guards all below
 	plan     *algorithms.Plan
@@ -30,13 +31,14 @@ type farStore struct {
 	until    int64 // a pause ends
 	shut     bool
 	away     error
+	full     bool // only a release helps
 	calls    int
 	returned []store.Booking
 	watchers map[*func(store.Change, time.Duration)]struct{}
 }
 
 func far(trip time.Duration) *farStore {
-	return &farStore{trip: trip, horizon: 500 * ms, most: 64, watchers: make(map[*func(store.Change, time.Duration)]struct{})}
+	return &farStore{trip: trip, horizon: 500 * ms, most: 64, lead: ms + 2*trip, watchers: make(map[*func(store.Change, time.Duration)]struct{})}
 }
 
 func (s *farStore) Open(_ string, plan *algorithms.Plan) (store.Quota, error) {
@@ -85,6 +87,9 @@ func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []st
 		at, tier := s.ledger.Earliest(m.Later(max(s.until, s.last)), r.Cost)
 		b := store.Booking{Tier: tier, Wait: m.Until(at)}
 		switch {
+		case s.full:
+			b.Wait = 500 * ms // as a store says that may miss it
+			return append(got, b), nil
 		case b.Wait > r.Within:
 			b.Verdict = store.Late
 		case !first && b.Wait > s.horizon:
@@ -94,7 +99,7 @@ func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []st
 			s.ledger.Charge(m.Later(at), r.Cost, 0, false)
 			start := now.Add(b.Wait)
 			b.Verdict = store.Admitted
-			b.Ahead = &store.Ahead{Start: start, End: sent.Add(b.Wait + 50*ms), Again: start.Add(-ms - 2*s.trip), At: at, Cost: r.Cost}
+			b.Ahead = &store.Ahead{Start: start, End: sent.Add(b.Wait + 50*ms), Again: start.Add(-s.lead), At: at, Cost: r.Cost}
 		}
 		got = append(got, b)
 	}
@@ -223,6 +228,30 @@ func TestOneCallForAll(t *testing.T) {
 			t.Errorf("%d calls, want 4", s.calls)
 		}
 	})
+}
+
+// TestAskedInVain: a quota that has nothing to give, where it is time to ask for more,
+// is asked again when it said so, and not before.
+func TestAskedInVain(t *testing.T) {
+	for name, vain := range map[string]func(*farStore){
+		"full": func(s *farStore) { s.full = true },
+		"away": func(s *farStore) { s.away = store.ErrUnavailable },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := far(ms)
+			s.horizon, s.lead = 0, 900*ms
+			l := limiter(t, throttle.Policy{Name: "far", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, s)
+			callers := []arrival{{}, {}, {cancel: 900 * ms}}
+			time.AfterFunc(50*ms, func() { s.mu.Lock(); vain(s); s.mu.Unlock() })
+			arrive(t, l, callers)
+			if callers[1].err != nil || callers[2].err == nil {
+				t.Errorf("%s: %+v", name, callers)
+			}
+			if s.calls > 8 {
+				t.Errorf("%s: %d calls", name, s.calls)
+			}
+		})
+	}
 }
 
 // TestBookedCancel: who leaves is as if it had never come for those behind it, and

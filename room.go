@@ -25,8 +25,9 @@ type room struct {
 	booked  []store.Booking // the times of the first places, in order
 	asking  []*waiter       // those for whom the quota is being asked, which may have charged them already
 	changed bool            // something changed since it was asked
-	askAt   time.Time       // when to ask for the first place without a time, if that is told's
-	told    *waiter
+	told    *waiter         // who was told to ask again
+	toldAt  time.Time       // when the quota last answered
+	askAt   time.Time       // when to ask again, if told has the first place without a time
 	outage  error // why the quota had no answer the last time
 
 	stop     func()         // ends the watch on the quota; nil while nobody waits
@@ -202,13 +203,14 @@ func (r *room) first() *list.Element {
 
 // due is when the quota is to be asked for the first waiter without a time.
 func (r *room) due(first *waiter) time.Time {
+	var due time.Time
 	if n := len(r.booked); n > 0 {
-		return r.booked[n-1].Ahead.Again
+		due = r.booked[n-1].Ahead.Again
 	}
-	if first == r.told || r.outage != nil {
+	if (first == r.told || r.outage != nil) && !r.toldAt.Before(due) { // it was asked then, in vain
 		return r.askAt
 	}
-	return time.Time{}
+	return due
 }
 
 // prepare sets down for whom the quota is to be asked now, and tells whether it is
@@ -270,7 +272,7 @@ func (g *gate) answered(got []store.Booking, err error) {
 	r.mu.Lock()
 	now := time.Now()
 	asked := r.asking
-	r.asking, r.askAt, r.outage = nil, time.Time{}, nil
+	r.asking, r.toldAt, r.askAt, r.outage = nil, now, time.Time{}, nil
 	switch {
 	case errors.Is(err, ErrUnavailable):
 		r.outage, r.askAt = err, now.Add(retryStore)
