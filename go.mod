@@ -6,6 +6,7 @@ require (
 	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/hashicorp/go-retryablehttp v0.7.8
 	github.com/redis/go-redis/v9 v9.22.0
+	go.etcd.io/bbolt v1.4.3
 	golang.org/x/sync v0.22.0
 )
 

@@ -28,7 +28,7 @@ type room struct {
 	told    *waiter         // who was told to ask again
 	toldAt  time.Time       // when the quota last answered
 	askAt   time.Time       // when to ask again, if told has the first place without a time
-	outage  error // why the quota had no answer the last time
+	outage  error           // why the quota had no answer the last time
 
 	stop     func()         // ends the watch on the quota; nil while nobody waits
 	forecast store.Forecast // with everybody in the queue booked; nil if there is none

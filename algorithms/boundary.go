@@ -13,7 +13,7 @@ type viewer interface{ boundaries() *view }
 func (v *view) boundaries() *view { return v }
 
 func newView(t Tier, word int) view {
-	v := view{window: micros(t.Window)}
+	v := view{window: Micros(t.Window)}
 	if t.Phase == UnknownPhase {
 		v.known = word
 	}

@@ -5,7 +5,7 @@ type aligned struct {
 	limit, window, phase int64
 }
 
-func newAligned(t Tier) aligned { return aligned{t.Limit, micros(t.Window), micros(t.Phase)} }
+func newAligned(t Tier) aligned { return aligned{t.Limit, Micros(t.Window), Micros(t.Phase)} }
 
 // index is the number of the window of a moment, but never less than least: a
 // wall clock that steps back does not reopen a window.

@@ -20,7 +20,7 @@ type bucket struct {
 }
 
 func newBucket(t Tier, s site) *bucket {
-	r := &bucket{site: s, limit: t.Limit, window: micros(t.Window), burst: t.Burst}
+	r := &bucket{site: s, limit: t.Limit, window: Micros(t.Window), burst: t.Burst}
 	r.step, r.rest = r.window/r.limit, r.window%r.limit
 	return r
 }

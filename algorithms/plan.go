@@ -84,7 +84,7 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	p := &Plan{guard: micros(guard)}
+	p := &Plan{guard: Micros(guard)}
 	p.grain = max(1, bits.Len64(uint64(p.guard/grains))) - 1
 	for _, t := range tiers {
 		if unit := t.normal().Unit; !slices.Contains(p.units, unit) {

@@ -16,7 +16,7 @@ type slidingWindow struct {
 }
 
 func newSlidingWindow(t Tier, s site) *slidingWindow {
-	return &slidingWindow{s, newView(t, s.word+1), t.Limit, micros(t.Precision)}
+	return &slidingWindow{s, newView(t, s.word+1), t.Limit, Micros(t.Precision)}
 }
 
 // One word counts all groups in the ring, some of which may have left the window;

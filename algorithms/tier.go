@@ -145,7 +145,7 @@ func (t Tier) Validate() error {
 		bad("Burst is %d: %v has none, leave it zero or use token_bucket, leaky_bucket or gcra", t.Burst, t.Algorithm)
 	case t.Burst < 0 || t.Burst > MaxLimit:
 		bad("Burst is %d: it must be from 1 to %d, or zero for Limit", t.Burst, int64(MaxLimit))
-	case t.Limit > 0 && t.Window > 0 && ceilMulDiv(t.Burst, micros(t.Window), t.Limit) > maxWindowUS:
+	case t.Limit > 0 && t.Window > 0 && ceilMulDiv(t.Burst, Micros(t.Window), t.Limit) > maxWindowUS:
 		bad("Burst is %d: refilling it at %d per %v takes longer than %v", t.Burst, t.Limit, t.Window, MaxWindow)
 	}
 	switch {
@@ -203,7 +203,7 @@ func (t Tier) normal() Tier {
 	return t
 }
 
-// micros returns d in whole microseconds, rounded up.
-func micros(d time.Duration) int64 {
+// Micros returns d in whole microseconds, rounded up.
+func Micros(d time.Duration) int64 {
 	return int64((d + time.Microsecond - 1) / time.Microsecond)
 }

@@ -45,7 +45,7 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 // Pause stops the fleet, and if Redis is away at least this process.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) {
 	flag := map[bool]int{true: 1}
-	length := int64((p.For + time.Microsecond - 1) / time.Microsecond)
+	length := algorithms.Micros(p.For)
 	q.leases.lock()
 	reply, t, err := q.call(ctx, append(q.begin("p", 4), length, flag[p.Close], flag[p.Once], p.Epoch))
 	q.leases.unlock()

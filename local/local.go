@@ -129,16 +129,13 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 		return b, nil
 	}
 	var at int64
-	if b.Flight, at, b.Tier = q.ledger.Take(now, r.Cost, micros(r.Guard), r.Held); b.Tier < 0 {
+	if b.Flight, at, b.Tier = q.ledger.Take(now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
 		b.Verdict = store.Admitted
 	} else {
 		b.Wait = now.Until(at)
 	}
 	return b, nil
 }
-
-// micros is d in whole microseconds, rounded up.
-func micros(d time.Duration) int64 { return int64((d + time.Microsecond - 1) / time.Microsecond) }
 
 // hold refuses while there is a pause or a ban.
 func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
@@ -174,7 +171,7 @@ func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
 func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	q.mu.Lock()
 	now := q.now()
-	end := now.At + micros(p.For)
+	end := now.At + algorithms.Micros(p.For)
 	if p.Once && p.Epoch != int64(q.epoch) || end <= max(now.At, q.until) {
 		defer q.mu.Unlock()
 		return store.Paused{Epoch: int64(q.epoch)}, nil
@@ -192,7 +189,7 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 
 func (q *quota) Align(from, to time.Time) {
 	q.mu.Lock()
-	q.ledger.Boundary(q.now(), int64(from.Sub(origin)/time.Microsecond), micros(to.Sub(origin)))
+	q.ledger.Boundary(q.now(), int64(from.Sub(origin)/time.Microsecond), algorithms.Micros(to.Sub(origin)))
 	q.unlockAndTell(store.Freed, 0)
 }
 
@@ -206,18 +203,7 @@ func (q *quota) Status(context.Context) (store.Status, error) {
 	} else {
 		s.Paused = left
 	}
-	for i, u := range q.ledger.Usage(now) {
-		t := q.ledger.Plan().Tiers()[i]
-		s.Tiers = append(s.Tiers, store.TierStatus{
-			Tier:       t,
-			Limited:    u.Next > now.At,
-			Limit:      t.Capacity(),
-			Used:       u.Used,
-			Remaining:  max(0, t.Capacity()-u.Used),
-			RetryAfter: now.Until(u.Next),
-			ResetAfter: now.Until(u.Fresh),
-		})
-	}
+	s.Tiers = store.Tiers(&q.ledger, now)
 	return s, nil
 }
 
@@ -265,35 +251,9 @@ func (q *quota) Close() {}
 func (q *quota) Forecast() store.Forecast {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	now := q.now()
-	f := &forecast{quota: q, ledger: q.ledger.Clone()}
-	f.ledger.LandHeld(now)
-	f.last = now
-	if !q.shut { // else nobody will wait: they are refused
-		f.last = now.Later(q.until)
+	from := q.until
+	if q.shut { // nobody will wait: they are refused
+		from = 0
 	}
-	return f
-}
-
-// A forecast plays a copy of the ledger forward.
-type forecast struct {
-	quota  *quota // for its clock
-	ledger algorithms.Ledger
-	last   algorithms.Moment // nothing is admitted before
-}
-
-func (f *forecast) Book(r store.Request, within time.Duration) (time.Duration, bool) {
-	now := f.quota.now()
-	at, _ := f.ledger.Earliest(now.Later(f.last.At), r.Cost)
-	wait := now.Until(at)
-	if wait > within {
-		return wait, false
-	}
-	f.last = now.Later(at)
-	flight := f.ledger.Charge(f.last, r.Cost, micros(r.Guard), r.Held)
-	if r.Held {
-		f.ledger.Land(f.last, flight, r.Cost)
-		f.ledger.Release(r.Cost)
-	}
-	return wait, true
+	return store.Foretell(&q.ledger, q.now, from)
 }

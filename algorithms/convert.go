@@ -1,0 +1,99 @@
+package algorithms
+
+import "slices"
+
+// Convert returns what a ledger of another plan remembers as a ledger of this one,
+// so that a changed policy keeps what has been spent. Until the instant it
+// returns too, the new ledger would forget something that counts: use it from then on.
+//
+// A tier takes over from the first old one of its algorithm, window, phase and unit.
+// Any other is charged now what old tiers of its unit still count, the most of them;
+// what they never knew it can't know either. What is on its way stays so.
+func (p *Plan) Convert(old Ledger, now Moment) (l Ledger, ready int64) {
+	l, old = p.NewLedger(), old.Clone()
+	now = old.advance(now)
+	l.last, ready = now.At, now.At
+	for i := range p.tiers {
+		ready = max(ready, l.takeOver(i, &old, now))
+	}
+	for i := range old.slots() {
+		l.carry(old.slot(i), old.plan)
+	}
+	return l, ready
+}
+
+// site is where the i-th tier remembers, and how many words that takes.
+func (p *Plan) site(i int) (s site, words, rings int) {
+	s = site{word: len(p.units), unit: p.unit[i]}
+	for _, r := range p.rules[:i] {
+		words, rings = r.words()
+		s.word, s.ring = s.word+words, s.ring+rings
+	}
+	words, rings = p.rules[i].words()
+	return s, words, rings
+}
+
+// takeOver makes the i-th tier remember what old ones do.
+func (l *Ledger) takeOver(i int, old *Ledger, now Moment) (ready int64) {
+	t, r := l.plan.tiers[i], l.plan.rules[i]
+	like, used := -1, int64(0)
+	for j, was := range old.plan.tiers {
+		switch {
+		case was.Unit != t.Unit:
+		case like < 0 && was.Algorithm == t.Algorithm && was.Window == t.Window && was.Phase == t.Phase:
+			like = j
+		case was.Algorithm != Concurrency:
+			used = max(used, old.plan.rules[j].used(old, now))
+		}
+	}
+	_, isBucket := r.(*bucket)
+	switch {
+	case like >= 0 && !isBucket:
+		return l.inherit(i, like, old, now)
+	case like >= 0:
+		used = old.plan.rules[like].used(old, now)
+	}
+	if used > 0 && t.Algorithm != Concurrency {
+		r.land(l, now, min(used, t.Capacity()))
+	}
+	return now.At
+}
+
+// inherit copies what an old tier remembers, which only for logs depends on the limit.
+func (l *Ledger) inherit(i, like int, old *Ledger, now Moment) (ready int64) {
+	to, words, rings := l.plan.site(i)
+	from, _, _ := old.plan.site(like)
+	copy(l.word[to.word:to.word+words], old.word[from.word:])
+	r, isLog := l.plan.rules[i].(*slidingLog)
+	if !isLog {
+		if rings > 0 {
+			*l.ring(to) = *old.ring(from)
+		}
+		return now.At
+	}
+	ring, oldest := *old.ring(from), l.word[to.word]
+	l.word[to.word] = 0
+	for _, stamps := range [][]int64{ring[oldest:], ring[:oldest]} {
+		for _, at := range stamps {
+			r.land(l, now.on(at), 1)
+		}
+	}
+	// A smaller log may not forget a stamp before that has left the window: whoever
+	// has the old policy still counts it.
+	return newSlidingLog(l.plan.tiers[i], from).earliest(old, now, 0)
+}
+
+// carry puts on its way what travels in a slot of an old plan.
+func (l *Ledger) carry(was []int64, old *Plan) {
+	total, held := make([]int64, len(l.plan.units)), make([]int64, len(l.plan.units))
+	for u, unit := range l.plan.units {
+		if o := slices.Index(old.units, unit); o >= 0 {
+			total[u], held[u] = was[totalOf(o)], was[heldOf(o)]
+		}
+	}
+	l.depart(was[0], 0, total, false)
+	s := l.lastSlot()
+	for u, n := range held {
+		s[heldOf(u)] += n
+	}
+}

@@ -1,0 +1,65 @@
+package algorithms
+
+import (
+	"testing"
+	"time"
+)
+
+// What no ledger comes to is refused, number by number.
+func TestUnmarshalUnsound(t *testing.T) {
+	tier := func(a Algorithm) Tier { return Tier{Limit: 9, Window: time.Second, Algorithm: a} }
+	unknown := tier(FixedWindow)
+	unknown.Phase = UnknownPhase
+	p, err := NewPlan([]Tier{PerSecond(3), tier(SlidingWindow), tier(AnchoredWindow), tier(GCRA), tier(FixedWindow), tier(WeightedWindow),
+		unknown, {Limit: 9, Algorithm: Concurrency}}, 50*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := func(l *Ledger, tier int) []int64 {
+		s, n, _ := p.site(tier)
+		return l.word[s.word : s.word+n]
+	}
+	ring := func(l *Ledger, tier int) []int64 {
+		s, _, _ := p.site(tier)
+		return *l.ring(s)
+	}
+	for what, poke := range map[string]func(l *Ledger){
+		"a clock before its origin":      func(l *Ledger) { l.last = -1 },
+		"half a slot":                    func(l *Ledger) { l.word = l.word[:len(l.word)-1] },
+		"too few words":                  func(l *Ledger) { l.word = l.word[:p.base-1] },
+		"more on its way than in slots":  func(l *Ledger) { l.word[0]++ },
+		"slots out of order":             func(l *Ledger) { l.lastSlot()[0] = 1 },
+		"more held than there is":        func(l *Ledger) { l.lastSlot()[heldOf(0)] = 9 },
+		"fewer than none held":           func(l *Ledger) { l.lastSlot()[heldOf(0)] = -1 },
+		"a log that begins after itself": func(l *Ledger) { words(l, 0)[0] = 3 },
+		"a log that begins before":       func(l *Ledger) { words(l, 0)[0] = -1 },
+		"a log out of order":             func(l *Ledger) { ring(l, 0)[1] = 1 },
+		"groups that do not add up":      func(l *Ledger) { words(l, 1)[0]++ },
+		"a group in eternity":            func(l *Ledger) { ring(l, 1)[0] = mostStored + 1 },
+		"a window that never opened":     func(l *Ledger) { words(l, 2)[1] = -1 },
+		"a unit of a bucket as a part":   func(l *Ledger) { words(l, 3)[1] = 9 },
+		"a window in eternity":           func(l *Ledger) { words(l, 4)[0] = mostStored },
+		"a window of fewer than none":    func(l *Ledger) { words(l, 4)[1] = -1 },
+		"one of which that is said of":   func(l *Ledger) { words(l, 5)[2] = -1 },
+		"a boundary in eternity":         func(l *Ledger) { words(l, 6)[1] = 1 << 62 },
+		"a boundary that ends before":    func(l *Ledger) { words(l, 6)[1], words(l, 6)[2] = 2, 1 },
+		"fewer than none open":           func(l *Ledger) { words(l, 7)[0] = -1 },
+	} {
+		l := p.NewLedger()
+		for i := range int64(5) {
+			at := 1e15 + i*30_000
+			l.Charge(Moment{At: at, Wall: at}, []int64{1}, 0, true)
+		}
+		read := func() error {
+			data, _ := l.AppendBinary(nil)
+			again := p.NewLedger()
+			return again.UnmarshalBinary(data)
+		}
+		if err := read(); err != nil {
+			t.Fatal(err)
+		}
+		if poke(&l); read() == nil {
+			t.Errorf("%s is taken for a ledger", what)
+		}
+	}
+}

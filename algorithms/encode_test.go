@@ -1,0 +1,206 @@
+package algorithms_test
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// encode is what a ledger writes, after a look that another one reads the same.
+func encode(t *testing.T, l *Ledger) []byte {
+	t.Helper()
+	data, err := l.AppendBinary(nil)
+	again := l.Plan().NewLedger()
+	if err == nil {
+		err = again.UnmarshalBinary(data)
+	}
+	if err != nil || !again.SameAs(l) {
+		t.Fatalf("%v: what was written is read as another ledger: %v", l.Plan().Tiers(), err)
+	}
+	return data
+}
+
+// A ledger that is written and read between any two steps of a random game plays on
+// as if it had not been.
+func TestEncodeLaws(t *testing.T) {
+	for _, a := range all {
+		for seed := range uint64(30) {
+			g := newGame(t, rand.New(rand.NewPCG(uint64(a), seed)), a)
+			for range 100 {
+				g.step()
+				data := encode(t, &g.l)
+				g.l = g.plan.NewLedger()
+				if err := g.l.UnmarshalBinary(data); err != nil {
+					t.Fatal(err)
+				}
+			}
+			g.land(len(g.open))
+			g.judge()
+		}
+	}
+}
+
+// FuzzUnmarshal hands a ledger whatever the fuzzer makes of true ones: it refuses
+// that, or can live with it.
+func FuzzUnmarshal(f *testing.F) {
+	for _, a := range all {
+		f.Add(uint64(a), uint64(1), written(uint64(a), 1))
+	}
+	f.Fuzz(func(t *testing.T, a, seed uint64, data []byte) { liveWith(t, a, seed, data) })
+}
+
+// Of what was damaged somewhere, little is taken for a ledger, and that is harmless.
+func TestUnmarshalDamaged(t *testing.T) {
+	refused := 0
+	for seed := range uint64(3000) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		data := written(seed, seed)
+		switch at := r.IntN(len(data)); r.IntN(3) {
+		case 0:
+			data = data[:at]
+		case 1:
+			data = append(data, byte(r.Uint32()))
+		case 2:
+			for range 1 + r.IntN(3) {
+				data[r.IntN(len(data))] ^= 1 << r.IntN(8)
+			}
+		}
+		if !liveWith(t, seed, seed, data) {
+			refused++
+		}
+	}
+	if refused < 2400 {
+		t.Errorf("%d of 3000 are refused, want most", refused)
+	}
+}
+
+// written is what the ledger of a game wrote.
+func written(a, seed uint64) []byte {
+	g := newGame(&testing.T{}, rand.New(rand.NewPCG(a, seed)), all[a%uint64(len(all))])
+	for range 30 {
+		g.step()
+	}
+	data, _ := g.l.AppendBinary(nil)
+	return data
+}
+
+// liveWith has the ledger of the same game read data, which it refuses or uses.
+func liveWith(t *testing.T, a, seed uint64, data []byte) (taken bool) {
+	g := newGame(t, rand.New(rand.NewPCG(a, seed)), all[a%uint64(len(all))])
+	before := encode(t, &g.l)
+	if g.l.UnmarshalBinary(data) != nil {
+		if !slices.Equal(encode(t, &g.l), before) {
+			t.Fatal("a ledger that has refused has changed")
+		}
+		return false
+	}
+	encode(t, &g.l)
+	cost := slices.Repeat([]int64{1}, len(g.plan.Units()))
+	for range 3 {
+		g.l.Usage(g.now)
+		f, at, tier := g.l.Take(g.now, cost, 0, true)
+		if tier < 0 {
+			g.l.Land(g.now, f, cost)
+		} else if at < math.MaxInt64 {
+			g.now = g.now.Later(at)
+		}
+		g.l.Fresh(g.now)
+	}
+	return true
+}
+
+// Two policies that take turns on one ledger, with other limits of the same tiers,
+// never send more than the larger limits allow.
+func TestConvertNeverForgets(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		a := []Algorithm{SlidingLog, SlidingWindow, FixedWindow, WeightedWindow, AnchoredWindow}[seed%5]
+		window, guard := time.Second, time.Duration(seed%3)*20*time.Millisecond
+		limits := [2]int64{1 + r.Int64N(20), 1 + r.Int64N(20)}
+		plans := [2]*Plan{}
+		for i, limit := range limits {
+			tier := Tier{Limit: limit, Window: window, Algorithm: a}
+			plans[i] = ledger(t, guard+time.Duration(i)*guard, tier).Plan()
+		}
+		provider, err := throttletest.NewCounter(Tier{Limit: max(limits[0], limits[1]), Window: window, Algorithm: a})
+		if err != nil {
+			t.Fatal(err)
+		}
+		now := Moment{At: 1e15, Wall: 1e15}
+		l := plans[0].NewLedger()
+		for range 300 {
+			next, ready := plans[r.IntN(2)].Convert(l, now)
+			at, _ := next.Earliest(now, []int64{1})
+			if ready <= now.At {
+				l = next // as with news of an answer
+			}
+			if ready > now.At || at > now.At {
+				now = now.Later(now.At + r.Int64N(100_000))
+				continue
+			}
+			// It arrives the instant it is admitted, or when it lands.
+			f := l.Charge(now, []int64{1}, 0, true)
+			if r.IntN(2) == 0 {
+				l.Land(now, f, []int64{1})
+			}
+			encode(t, &l)
+			if !provider.Arrive(now.Wall, nil) {
+				t.Fatalf("seed %d: %v, limits %v: the provider refuses", seed, a, limits)
+			}
+			now = now.Later(now.At + r.Int64N(20_000))
+		}
+	}
+}
+
+func TestConvert(t *testing.T) {
+	hour := func(limit int64, a Algorithm) Tier { return Tier{Limit: limit, Window: time.Hour, Algorithm: a} }
+	tokens := hour(100, SlidingLog)
+	tokens.Unit = "tokens"
+	for _, test := range []struct {
+		name     string
+		from, to Tier
+		used     int64 // after 6 of 10
+	}{
+		{"another limit", hour(10, SlidingLog), hour(20, SlidingLog), 6},
+		{"a smaller limit", hour(10, SlidingLog), hour(4, SlidingLog), 4},
+		{"a bucket of another limit", hour(10, TokenBucket), hour(20, TokenBucket), 6},
+		{"another algorithm", hour(10, SlidingLog), hour(10, GCRA), 6},
+		{"a log too large for one", hour(10, SlidingLog), hour(20_000, SlidingLog), 6},
+		{"another window", hour(10, SlidingLog), PerDay(10), 6},
+		{"a smaller capacity", hour(10, SlidingLog), PerMinute(3), 3},
+		{"a window that opens", hour(10, SlidingLog), hour(10, AnchoredWindow), 6},
+		{"another unit", hour(10, SlidingLog), tokens, 0},
+		{"another phase", Tier{Limit: 10, Window: time.Hour, Algorithm: FixedWindow, Phase: 50 * time.Minute}, hour(10, FixedWindow), 6},
+		{"what is open", Tier{Limit: 10, Algorithm: Concurrency}, Tier{Limit: 20, Algorithm: Concurrency}, 6},
+	} {
+		old := ledger(t, 0, test.from)
+		now := Moment{At: 1e15, Wall: 1e15}
+		old.Charge(now, []int64{6}, 0, false)
+		l, _ := ledger(t, time.Second, test.to).Plan().Convert(*old, now)
+		encode(t, &l)
+		if used := l.Usage(now)[0].Used; used != test.used {
+			t.Errorf("%s: %d are used, want %d", test.name, used, test.used)
+		}
+	}
+}
+
+// What is on its way stays so, told by unit, and may still be landed.
+func TestConvertOnItsWay(t *testing.T) {
+	tokens := Tier{Limit: 1000, Window: time.Second, Unit: "tokens"}
+	old := ledger(t, 64*time.Millisecond, PerSecond(5))
+	now := Moment{At: 1e15}
+	f := old.Charge(now, []int64{2}, 0, true)
+	l, ready := ledger(t, 64*time.Millisecond, tokens, PerSecond(5)).Plan().Convert(*old, now)
+	if ready != now.At {
+		t.Errorf("ready %d µs from now, want at once", ready-now.At)
+	}
+	l.Land(now.Later(now.At+10_000), f, []int64{0, 2})
+	if at, _ := l.Earliest(now.Later(now.At+20_000), []int64{0, 5}); at != now.At+1_010_000 {
+		t.Errorf("five more after %d µs, want 1010000", at-now.At)
+	}
+}

@@ -1,0 +1,208 @@
+package host_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/host"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+var _ throttle.Store = (*host.Store)(nil)
+
+const (
+	ms  = time.Millisecond
+	sec = time.Second
+)
+
+var background = context.Background()
+
+func file(t testing.TB) string { return filepath.Join(t.TempDir(), "quotas.db") }
+
+func openFile(t testing.TB, path string) *host.Store {
+	t.Helper()
+	s, err := host.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func limiter(t testing.TB, p throttle.Policy, s throttle.Store) *throttle.Limiter {
+	t.Helper()
+	if p.Name == "" {
+		p.Name = "api"
+	}
+	l, err := throttle.New(p, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func policy(tiers ...throttle.Tier) throttle.Policy { return throttle.Policy{Tiers: tiers} }
+
+// exact is a policy without a guard.
+func exact(tiers ...throttle.Tier) throttle.Policy {
+	return throttle.Policy{Tiers: tiers, Guard: throttle.NoGuard}
+}
+
+func plan(t testing.TB, guard time.Duration, tiers ...algorithms.Tier) *algorithms.Plan {
+	t.Helper()
+	p, err := algorithms.NewPlan(tiers, guard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func open(t testing.TB, s throttle.Store, p *algorithms.Plan) store.Quota {
+	t.Helper()
+	q, err := s.Open("api", p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+// allowed is how many of n may go now.
+func allowed(l *throttle.Limiter, n int) (yes int) {
+	for range n {
+		if l.Allow() {
+			yes++
+		}
+	}
+	return yes
+}
+
+// A program that is restarted again and again, each time in the middle of a burst,
+// is refused nothing, and uses the limit as if it had not been.
+func TestRestart(t *testing.T) {
+	for _, restarts := range []int{0, 20} {
+		synctest.Test(t, func(t *testing.T) {
+			path, tiers := file(t), []throttle.Tier{throttle.PerSecond(5), {Limit: 40, Window: 10 * sec}}
+			api := throttletest.New(tiers...)
+			api.Delay = func() time.Duration { return rand.N(45 * ms) }
+			run := 60 * sec / time.Duration(restarts+1)
+			end := time.Now().Add(run)
+			for range restarts + 1 {
+				s := openFile(t, path)
+				client := http.Client{Transport: &throttle.Transport{Base: api, Limiter: limiter(t, policy(tiers...), s)}}
+				for time.Now().Before(end) {
+					response, err := client.Get("http://api.test/")
+					if err != nil {
+						t.Fatal(err)
+					}
+					_ = response.Body.Close()
+				}
+				if err := s.Close(); err != nil {
+					t.Fatal(err)
+				}
+				end = end.Add(run)
+			}
+			sum := api.Summary()
+			if sum.Refused > 0 || sum.Accepted < 238 {
+				t.Errorf("%d restarts: the provider refused %d and accepted %d, want 0, and 240 or nearly", restarts, sum.Refused, sum.Accepted)
+			}
+		})
+	}
+}
+
+// The store decides as its twin in memory does, whatever is asked of the two.
+func TestTwin(t *testing.T) {
+	tiers := [][]algorithms.Tier{
+		{algorithms.PerSecond(5), {Limit: 60, Window: 20 * sec, Algorithm: algorithms.SlidingWindow}},
+		{{Limit: 10, Window: sec, Algorithm: algorithms.TokenBucket}, {Limit: 20, Window: 3 * sec, Algorithm: algorithms.FixedWindow}},
+		{{Limit: 9, Window: sec, Algorithm: algorithms.AnchoredWindow}, {Limit: 30, Window: 4 * sec, Algorithm: algorithms.WeightedWindow}},
+		{{Limit: 9, Window: sec, Algorithm: algorithms.FixedWindow, Phase: algorithms.UnknownPhase}, {Limit: 30, Window: 4 * sec, Spread: 2}},
+	}
+	for i, tiers := range tiers {
+		synctest.Test(t, func(t *testing.T) {
+			p := plan(t, time.Duration(i%2)*50*ms, tiers...)
+			g := &pair{T: t, rand: rand.New(rand.NewPCG(uint64(i), 1)), plan: p, file: openFile(t, file(t)), twin: open(t, local.New(), p)}
+			g.quota = open(t, g.file, p)
+			for step := range 1500 {
+				g.what = fmt.Sprintf("plan %d, step %d", i, step)
+				g.step()
+				time.Sleep(g.random(60 * ms))
+			}
+		})
+	}
+}
+
+// A pair is a quota in a file and its twin in memory.
+type pair struct {
+	*testing.T
+	what        string
+	rand        *rand.Rand
+	plan        *algorithms.Plan
+	file        *host.Store
+	twin, quota store.Quota
+	held        []store.Booking
+}
+
+var one = []int64{1}
+
+func (g *pair) random(below time.Duration) time.Duration {
+	return time.Duration(g.rand.Int64N(int64(below)))
+}
+
+func (g *pair) step() {
+	switch what := g.rand.IntN(20); {
+	case what < 12:
+		g.reserve(store.Request{Cost: one, Held: g.rand.IntN(2) == 0})
+	case what < 17 && len(g.held) > 0:
+		g.twin.Arrived(g.held[0], one)
+		g.quota.Arrived(g.held[0], one)
+		g.held = g.held[1:]
+	case what == 17 && len(g.held) > 0:
+		g.same(nil, g.twin.Return(background, g.held[0], one), g.quota.Return(background, g.held[0], one))
+		g.held = g.held[1:]
+	case what == 17:
+		from := time.Now().Add(g.random(sec))
+		g.twin.(store.Aligner).Align(from, from.Add(10*ms))
+		g.quota.(store.Aligner).Align(from, from.Add(10*ms))
+	case what == 18 && g.rand.IntN(10) == 0:
+		pause := store.Pause{For: g.random(sec), Close: g.rand.IntN(2) == 0}
+		want, _ := g.twin.Pause(background, pause)
+		got, err := g.quota.Pause(background, pause)
+		g.same(err, got, want)
+	case what == 19:
+		want, _ := g.twin.Status(background)
+		got, err := g.quota.Status(background)
+		g.same(err, got, want)
+		g.quota = open(g, g.file, g.plan) // as another process would, now that the file has all news
+	}
+}
+
+func (g *pair) reserve(r store.Request) {
+	want, _ := g.twin.Reserve(background, r)
+	got, err := g.quota.Reserve(background, r)
+	if got.Verdict == store.Late {
+		got.Verdict = store.Later // the twin asks nobody else, and does not say so
+	}
+	if got.Wait == 500*ms {
+		got.Wait = max(got.Wait, want.Wait)
+	}
+	g.same(err, got, want)
+	if got.Verdict == store.Admitted && r.Held {
+		g.held = append(g.held, got)
+	}
+}
+
+func (g *pair) same(err error, got, want any) {
+	g.Helper()
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+		g.Fatalf("%s: %+v, %v, want %+v", g.what, got, err, want)
+	}
+}

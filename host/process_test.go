@@ -1,0 +1,166 @@
+package host_test
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/host"
+	"github.com/apithrottle/throttle/internal/leak"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// asWorker is set where this test binary is to be a worker: another process, which
+// asks again and again, from several goroutines, and tells when it was admitted.
+const asWorker = "THROTTLE_TEST_HOST_WORKER"
+
+func TestMain(m *testing.M) {
+	if arguments := os.Getenv(asWorker); arguments != "" {
+		path, spec, _ := strings.Cut(arguments, "\n")
+		work(path, spec)
+	}
+	os.Exit(leak.Run(m))
+}
+
+func work(path, spec string) {
+	go func() { // ends with the test, however that ends
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0)
+	}()
+	p, err := throttle.ParsePolicy("api", spec)
+	must(err)
+	s, err := host.Open(path)
+	must(err)
+	l, err := throttle.New(p, s)
+	must(err)
+	for range 4 {
+		go func() {
+			for {
+				must(l.Wait(context.Background()))
+				_, _ = os.Stdout.WriteString(strconv.FormatInt(time.Now().UnixMicro(), 10) + "\n")
+			}
+		}()
+	}
+	busy, err := throttle.New(throttle.Policy{Name: "busy", Tiers: []throttle.Tier{throttle.PerSecond(1e9)}}, s)
+	must(err)
+	for { // most of the time the file is being written
+		_ = busy.Allow()
+	}
+}
+
+func must(err error) {
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(2)
+	}
+}
+
+// A fleet is the processes of one host, and what they have told.
+type fleet struct {
+	t          *testing.T
+	path, spec string
+	telling    sync.WaitGroup
+
+	mu   sync.Mutex // guards told
+	told []int64    // when somebody was admitted
+}
+
+// start starts a worker, and returns what is kill -9 to it.
+func (f *fleet) start() (kill func()) {
+	f.t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), asWorker+"="+f.path+"\n"+f.spec)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		f.t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	f.telling.Go(func() {
+		defer close(ended)
+		f.listen(out)
+	})
+	return func() {
+		_ = cmd.Process.Kill()
+		<-ended
+		_ = cmd.Wait()
+		_ = in.Close()
+	}
+}
+
+func (f *fleet) listen(out io.Reader) {
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		at, err := strconv.ParseInt(lines.Text(), 10, 64)
+		f.mu.Lock()
+		if err != nil {
+			f.t.Error(lines.Text())
+		} else {
+			f.told = append(f.told, at)
+		}
+		f.mu.Unlock()
+	}
+}
+
+// Processes that write a file all the time, killed at any instant and started anew all the time,
+// together send no more than the provider admits.
+func TestProcesses(t *testing.T) {
+	// The wide tier remembers the dead. The guard is for a machine that is slow to wake
+	// who was admitted.
+	f := &fleet{t: t, path: file(t), spec: "150/250ms + 1000/3s;algo=token_bucket;burst=700 | guard=250ms"}
+	p, err := throttle.ParsePolicy("api", f.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kills, killed := make([]func(), 3), 0
+	for i := range kills {
+		kills[i] = f.start()
+	}
+	for end := time.Now().Add(4 * sec); time.Now().Before(end); killed++ {
+		time.Sleep(rand.N(60 * ms))
+		i := rand.IntN(len(kills))
+		kills[i]()
+		kills[i] = f.start()
+	}
+	for _, kill := range kills {
+		kill()
+	}
+	f.telling.Wait()
+
+	slices.SortFunc(f.told, cmp.Compare)
+	provider, err := throttletest.NewCounter(p.Tiers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := 0
+	for _, at := range f.told {
+		if !provider.Arrive(at, nil) {
+			refused++
+		}
+	}
+	t.Logf("%d were admitted in processes of which %d were killed", len(f.told), killed)
+	if refused > 0 {
+		t.Errorf("the provider refuses %d of %d", refused, len(f.told))
+	}
+	if len(f.told) < 500 {
+		t.Errorf("only %d were admitted", len(f.told))
+	}
+}

@@ -1,0 +1,57 @@
+package store
+
+import (
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+// Tiers reports every tier of a ledger.
+func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
+	tiers := make([]TierStatus, 0, len(l.Plan().Tiers()))
+	for i, u := range l.Usage(now) {
+		t := l.Plan().Tiers()[i]
+		tiers = append(tiers, TierStatus{
+			Tier:       t,
+			Limited:    u.Next > now.At,
+			Limit:      t.Capacity(),
+			Used:       u.Used,
+			Remaining:  max(0, t.Capacity()-u.Used),
+			RetryAfter: now.Until(u.Next),
+			ResetAfter: now.Until(u.Fresh),
+		})
+	}
+	return tiers
+}
+
+// Foretell plays a copy of a ledger forward, by a clock. Nothing is admitted before
+// an instant.
+func Foretell(l *algorithms.Ledger, clock func() algorithms.Moment, from int64) Forecast {
+	f := &forecast{ledger: l.Clone(), clock: clock}
+	now := clock()
+	f.ledger.LandHeld(now)
+	f.last = now.Later(from)
+	return f
+}
+
+type forecast struct {
+	ledger algorithms.Ledger
+	clock  func() algorithms.Moment
+	last   algorithms.Moment // nothing is admitted before
+}
+
+func (f *forecast) Book(r Request, within time.Duration) (time.Duration, bool) {
+	now := f.clock()
+	at, _ := f.ledger.Earliest(now.Later(f.last.At), r.Cost)
+	wait := now.Until(at)
+	if wait > within {
+		return wait, false
+	}
+	f.last = now.Later(at)
+	flight := f.ledger.Charge(f.last, r.Cost, algorithms.Micros(r.Guard), r.Held)
+	if r.Held {
+		f.ledger.Land(f.last, flight, r.Cost)
+		f.ledger.Release(r.Cost)
+	}
+	return wait, true
+}
