@@ -9,7 +9,7 @@ FUZZTIME ?= 30s
 
 STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 
-.PHONY: all test redis lint bench laws fuzz example
+.PHONY: all test redis lint bench fidelity laws fuzz example
 
 all: lint test
 
@@ -39,6 +39,12 @@ lint:
 # others take, and the ratios. BENCHFLAGS="-count 10" is slower and steadier.
 bench:
 	@cd bench && go run ./cmd/table $(BENCHFLAGS)
+
+# fidelity shows how well this library and others keep a provider's limit, and how much
+# of it they use: FIDELITYFLAGS="-svg charts" runs everything in full length.
+FIDELITYFLAGS ?= -quick
+fidelity:
+	@cd bench && go run ./fidelity $(FIDELITYFLAGS)
 
 # laws checks the laws for far longer than the tests do.
 laws:

@@ -1,0 +1,271 @@
+package chart
+
+import (
+	"encoding/xml"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+var charts = []struct {
+	file  string
+	draw  func([]Row) string
+	rows  []Row
+	drawn func(Row) []string // the numbers of a row that are to be seen
+}{
+	{
+		"fidelity-uniform.svg", uniform, every(clients, twoTiers, providers, []name{{key: "uniform"}}),
+		func(r Row) []string { return []string{strconv.FormatInt(r.Refused, 10), used(r)} },
+	},
+	{
+		"fidelity-delays.svg", slower, every(few, "5/s", []name{{key: "rolling"}}, delays),
+		func(r Row) []string { return []string{percent(refused(r)), used(r)} },
+	},
+	{
+		"fidelity-restart.svg", restart, every(starts, twoTiers, providers[:2], []name{{key: "uniform"}}),
+		func(r Row) []string { return []string{strconv.FormatInt(r.Refused, 10), used(r)} },
+	},
+}
+
+// every has a row for each client, provider and delay, each with other numbers.
+func every(clients []name, policy string, providers, delays []name) (rows []Row) {
+	for _, c := range clients {
+		for _, p := range providers {
+			for _, d := range delays {
+				n := int64(len(rows))
+				rows = append(rows, Row{
+					Client: c.key, Provider: p.key, Delay: d.key, Policy: policy, Clock: "virtual",
+					Sent: 2500 + n, Accepted: 2500 - 20*n, Refused: 21 * n,
+					Utilisation: 1 - float64(n)/101, Seconds: 60,
+				})
+			}
+		}
+	}
+	return rows
+}
+
+func TestWrite(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "made", "if need be")
+	var rows []Row
+	var want []string
+	for _, c := range charts {
+		rows, want = append(rows, c.rows...), append(want, filepath.Join(dir, c.file))
+	}
+	if paths, err := Write(dir, rows); err != nil || !slices.Equal(paths, want) {
+		t.Fatalf("all rows: wrote %q, %v, want %q", paths, err, want)
+	}
+	for i, path := range want {
+		got, err := os.ReadFile(path)
+		if err != nil || string(got) != charts[i].draw(charts[i].rows) {
+			t.Errorf("%s is not what its own rows make: %v", path, err)
+		}
+	}
+	if paths, err := Write(filepath.Join(want[0], "below"), rows); err == nil {
+		t.Errorf("a directory below a file: wrote %q, want an error", paths)
+	}
+}
+
+func TestWriteWithoutRows(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "charts")
+	other := Row{Client: "throttle", Provider: "fixed", Delay: "none", Policy: "60/m"}
+	for _, rows := range [][]Row{nil, {other}} {
+		if paths, err := Write(dir, rows); err == nil {
+			t.Errorf("%v: wrote %q, want an error", rows, paths)
+		}
+	}
+	for _, c := range charts {
+		paths, err := Write(dir, append(c.rows[:1:1], other))
+		if want := []string{filepath.Join(dir, c.file)}; err != nil || !slices.Equal(paths, want) {
+			t.Errorf("one row: wrote %q, %v, want %q", paths, err, want)
+		}
+	}
+}
+
+func TestNumbers(t *testing.T) {
+	for _, c := range charts {
+		d := parse(t, c.draw(c.rows))
+		for _, r := range c.rows {
+			for _, s := range c.drawn(r) {
+				if !slices.ContainsFunc(d.Texts, func(t text) bool { return t.S == s }) {
+					t.Errorf("%s does not draw %q of %+v", c.file, s, r)
+				}
+			}
+			if s := fmt.Sprintf("%d of %d refused, %s used", r.Refused, r.Sent, used(r)); !strings.Contains(d.Desc, s) {
+				t.Errorf("%s does not describe %q", c.file, s)
+			}
+		}
+	}
+}
+
+// TestCells looks for the numbers in the place where they belong.
+func TestCells(t *testing.T) {
+	d := parse(t, uniform(charts[0].rows))
+	heads := d.of("column middle")
+	heads = slices.DeleteFunc(heads, func(t text) bool { return t.Y < heads[1].Y }) // the second line
+	sides := d.of("name")
+	if len(heads) != len(providers)+1 || len(sides) != len(clients) {
+		t.Fatalf("%d columns and %d rows, want %d and %d", len(heads), len(sides), len(providers)+1, len(clients))
+	}
+	for i, r := range charts[0].rows {
+		head, side := heads[i%len(providers)], sides[i/len(providers)]
+		for _, s := range []string{strconv.FormatInt(r.Refused, 10), used(r)} {
+			in := func(t text) bool {
+				return t.S == s && math.Abs(t.X-head.X) < 40 && math.Abs(t.Y-side.Y) < 10
+			}
+			if !slices.ContainsFunc(d.Texts, in) {
+				t.Errorf("%s, %s: %q is not in its cell", r.Client, r.Provider, s)
+			}
+		}
+	}
+}
+
+func TestTheWorstRowCounts(t *testing.T) {
+	r := Row{Client: "uber", Provider: "fixed", Delay: "uniform", Policy: twoTiers, Clock: "real", Seconds: 60}
+	r.Sent, r.Refused, r.Utilisation = 200, 3, 0.97
+	less, more := r, r
+	less.Refused, less.Utilisation = 0, 0.5
+	more.Utilisation = 0.98
+	for _, rows := range [][]Row{{r, less, more}, {less, more, r}, {more, r, less}} {
+		if s := uniform(rows); !strings.Contains(s, "3 of 200 refused, 97 % used") {
+			t.Errorf("%+v: described as %q", rows, parse(t, s).Desc)
+		}
+	}
+}
+
+// TestFits draws names and numbers of any length: nothing leaves the picture, and
+// no text touches another.
+func TestFits(t *testing.T) {
+	for _, c := range charts {
+		long := slices.Clone(c.rows)
+		for i := range long {
+			long[i].Sent, long[i].Refused, long[i].Utilisation = 99_999, 99_999-int64(i), 1.5
+			if c.file == "fidelity-uniform.svg" && i%2 == 0 {
+				long[i].Client = strings.Repeat(`<"&é`, 50+i/14)
+			}
+			if c.file == "fidelity-restart.svg" && i%2 == 0 {
+				long[i].Provider = strings.Repeat("a", 500)
+			}
+			long[i].Clock = strings.Repeat("long", 50)
+		}
+		for _, rows := range [][]Row{c.rows, c.rows[:1], long} {
+			parse(t, c.draw(rows)).check(t, c.file)
+		}
+	}
+}
+
+func TestPercent(t *testing.T) {
+	for share, want := range map[float64]string{
+		0: "0 %", 0.0004: "0.04 %", 0.041: "4.1 %", 0.2: "20 %", 1: "100 %",
+	} {
+		if got := percent(share); got != want {
+			t.Errorf("percent(%v) is %q, want %q", share, got, want)
+		}
+	}
+	for u, want := range map[float64]string{0.29: "29 %", 0.9999: "99 %", 1: "100 %"} {
+		if got := used(Row{Utilisation: u}); got != want {
+			t.Errorf("used of %v is %q, want %q", u, got, want)
+		}
+	}
+}
+
+func TestColour(t *testing.T) {
+	for refusals, want := range map[int64]string{0: "none", 1: "few", 50: "few", 51: "some", 250: "some", 251: "many"} {
+		if got := colour(Row{Sent: 1000, Refused: refusals}); got != want {
+			t.Errorf("%d of 1000 refused: %q, want %q", refusals, got, want)
+		}
+	}
+}
+
+type drawing struct {
+	ViewBox string `xml:"viewBox,attr"`
+	Title   string `xml:"title"`
+	Desc    string `xml:"desc"`
+	Texts   []text `xml:"text"`
+	Rects   []box  `xml:"rect"`
+}
+
+type text struct {
+	Class string  `xml:"class,attr"`
+	X     float64 `xml:"x,attr"`
+	Y     float64 `xml:"y,attr"`
+	S     string  `xml:",chardata"`
+}
+
+type box struct {
+	X float64 `xml:"x,attr"`
+	Y float64 `xml:"y,attr"`
+	W float64 `xml:"width,attr"`
+	H float64 `xml:"height,attr"`
+}
+
+func parse(t *testing.T, svg string) (d drawing) {
+	t.Helper()
+	if err := xml.Unmarshal([]byte(svg), &d); err != nil {
+		t.Fatalf("%v in %s", err, svg)
+	}
+	if d.Title == "" || d.Desc == "" || len(d.Texts) == 0 {
+		t.Fatalf("no title, description or text in %s", svg)
+	}
+	return d
+}
+
+func (d drawing) of(class string) (all []text) {
+	for _, t := range d.Texts {
+		if t.Class == class {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// box is about where a text is, in a font of usual width.
+func (t text) box() box {
+	size := 12.0
+	for class, other := range map[string]float64{"title": 19, "name": 13, "big": 15} {
+		if strings.Contains(t.Class, class) {
+			size = other
+		}
+	}
+	b := box{t.X, t.Y - 0.75*size, 0.55 * size * float64(utf8.RuneCountInString(t.S)), size}
+	switch {
+	case strings.Contains(t.Class, "end"):
+		b.X -= b.W
+	case strings.Contains(t.Class, "middle"):
+		b.X -= b.W / 2
+	}
+	return b
+}
+
+func (d drawing) check(t *testing.T, file string) {
+	t.Helper()
+	var sheet box
+	if _, err := fmt.Sscan(d.ViewBox, &sheet.X, &sheet.Y, &sheet.W, &sheet.H); err != nil {
+		t.Fatal(err)
+	}
+	inside := func(b box) bool {
+		return b.X >= 0 && b.Y >= 0 && b.W >= 0 && b.H >= 0 && b.X+b.W <= sheet.W && b.Y+b.H <= sheet.H
+	}
+	for _, r := range d.Rects {
+		if !inside(r) {
+			t.Errorf("%s: %+v leaves %+v", file, r, sheet)
+		}
+	}
+	for i, a := range d.Texts {
+		p := a.box()
+		if !inside(p) {
+			t.Errorf("%s: %+v leaves %+v", file, a, sheet)
+		}
+		for _, b := range d.Texts[:i] {
+			q := b.box()
+			if p.X < q.X+q.W && q.X < p.X+p.W && p.Y < q.Y+q.H && q.Y < p.Y+p.H {
+				t.Errorf("%s: %+v overlaps %+v", file, a, b)
+			}
+		}
+	}
+}

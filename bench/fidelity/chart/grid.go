@@ -1,0 +1,115 @@
+package chart
+
+import "strconv"
+
+const (
+	labelWidth = 158
+	cellHeight = 34
+	cellGap    = 3
+	gridTop    = 156
+)
+
+// grid draws a cell for each result: how many requests were refused and how much
+// was used, filled as far as that, and coloured by the share that was refused.
+func (t *table) grid() string {
+	if len(t.results) == 0 {
+		return ""
+	}
+	c := newCanvas(t)
+	x := c.swatch("none", margin, 84, "none refused")
+	x = c.swatch("few", x, 84, "up to 5 % refused")
+	x = c.swatch("some", x, 84, "up to 25 %")
+	x = c.swatch("many", x, 84, "more")
+	c.text("note", x+8, 84, "Filled as far as the allowance was used.")
+	for i, column := range t.columns {
+		t.heading(c, i, column)
+	}
+	if len(t.columns) > 1 {
+		t.heading(c, len(t.columns), name{label: "all", note: "together"})
+	}
+	y := float64(gridTop)
+	for i, row := range t.rows {
+		if i > 0 && row.ours() != t.rows[i-1].ours() {
+			y += 3 * cellGap
+		}
+		t.row(c, y, row)
+		y += cellHeight + cellGap
+	}
+	return c.svg(y - cellGap + margin)
+}
+
+// at is where a column begins, and how wide it is. There is room for one more, of
+// all together, which stands apart.
+func (t *table) at(column int) (x, w float64) {
+	w = (width - 2*margin - labelWidth - 2*cellGap) / float64(len(t.columns)+1)
+	x = margin + labelWidth + float64(column)*w
+	if column == len(t.columns) {
+		x += 2 * cellGap
+	}
+	return x, w - cellGap
+}
+
+func (t *table) heading(c *canvas, column int, n name) {
+	x, w := t.at(column)
+	c.text("column middle", x+w/2, gridTop-41, fit(n.label, w))
+	c.text("column middle", x+w/2, gridTop-26, fit(n.note, w))
+	c.text("note", x+5, gridTop-6, "429s")
+	c.text("note end", x+w-5, gridTop-6, "used")
+}
+
+func (t *table) row(c *canvas, y float64, n name) {
+	first := y + 14
+	if n.note == "" {
+		first += 8
+	}
+	c.text("name", margin, first, fit(n.label, labelWidth-8))
+	c.text("note", margin, y+29, fit(n.note, labelWidth-8))
+	var all []Row
+	for i, column := range t.columns {
+		if r, ok := t.results[cell{n.key, column.key}]; ok {
+			t.cell(c, i, y, r)
+			all = append(all, r)
+		}
+	}
+	if len(all) == len(t.columns) && len(all) > 1 { // fewer would not compare
+		t.cell(c, len(t.columns), y, together(all))
+	}
+}
+
+func (t *table) cell(c *canvas, column int, y float64, r Row) {
+	x, w := t.at(column)
+	c.rect("rest", x, y, w, cellHeight)
+	c.rect(colour(r), x, y, w*min(1, r.Utilisation), cellHeight)
+	c.text("big", x+5, y+23, count(r.Refused))
+	c.text("end", x+w-5, y+22, used(r))
+}
+
+// together sums what was sent, and takes the mean of what was used.
+func together(rows []Row) (sum Row) {
+	for _, r := range rows {
+		sum.Sent += r.Sent
+		sum.Refused += r.Refused
+		sum.Utilisation += r.Utilisation / float64(len(rows))
+	}
+	return sum
+}
+
+func colour(r Row) string {
+	switch share := refused(r); {
+	case share == 0:
+		return "none"
+	case share <= 0.05:
+		return "few"
+	case share <= 0.25:
+		return "some"
+	}
+	return "many"
+}
+
+// count writes at most four digits.
+func count(n int64) string {
+	if n < 10_000 {
+		return strconv.FormatInt(n, 10)
+	}
+	return strconv.FormatInt(n/1000, 10) + "k"
+}

@@ -1,0 +1,144 @@
+package gauntlet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os/exec"
+	"os/signal"
+	"regexp"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+
+	"github.com/apithrottle/throttle/bench/fidelity/chart"
+	"github.com/apithrottle/throttle/internal/redistest"
+)
+
+// Command runs the gauntlet as its arguments say, and writes the result. t is for
+// testing/synctest. The result is the exit code.
+func Command(t *testing.T, args []string, stdout, stderr io.Writer) int {
+	c := config{stderr: stderr}
+	if err := c.parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			return 0
+		}
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	rows, err := c.run(ctx, t)
+	if rows != nil {
+		err = errors.Join(err, c.write(stdout, rows))
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return 1
+	}
+	return 0
+}
+
+type config struct {
+	quick, json bool
+	svg, redis  string
+	seed        uint64
+	match       *regexp.Regexp
+	stderr      io.Writer
+}
+
+func (c *config) parse(args []string) error {
+	f := flag.NewFlagSet("fidelity", flag.ContinueOnError)
+	f.SetOutput(c.stderr)
+	f.BoolVar(&c.quick, "quick", false, "shorter runs in virtual time: less than 3 minutes in all")
+	f.BoolVar(&c.json, "json", false, "write one array of rows for a program, in place of tables")
+	f.StringVar(&c.svg, "svg", "", "write charts into this `directory`")
+	f.StringVar(&c.redis, "redis", "", "`URL` of the Redis server for runs in real time. If empty, a redis-server is started, or one in this process")
+	f.Uint64Var(&c.seed, "seed", 1, "of all that is random")
+	match := f.String("run", "", "only runs whose clock/client/provider/delay/policy matches this `regexp`")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	var err error
+	if c.match, err = regexp.Compile(*match); err != nil {
+		fmt.Fprintln(c.stderr, err)
+	}
+	return err
+}
+
+// run makes the runs in real time first, with the machine to themselves.
+func (c *config) run(ctx context.Context, t *testing.T) (rows []chart.Row, err error) {
+	rows = []chart.Row{} // an array, even if it is empty
+	if runs := c.only("real", InRealTime(c.seed)); len(runs) > 0 {
+		fmt.Fprintf(c.stderr, "%d runs of %v in real time; ", len(runs), realLength)
+		late := watch(ctx)
+		t.Run("real", func(t *testing.T) {
+			rows, err = Real(ctx, runs, c.server(t))
+		})
+		fmt.Fprintf(c.stderr, "this machine was up to %v late\n", late().Round(time.Millisecond))
+	}
+	virtual := c.only("virtual", InVirtualTime(c.quick, c.seed))
+	fmt.Fprintf(c.stderr, "%d runs in virtual time\n", len(virtual))
+	more, errVirtual := inParallel(ctx, t, virtual)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return append(rows, more...), errors.Join(err, errVirtual)
+}
+
+func (c *config) only(clock string, all []Run) (runs []Run) {
+	for _, r := range all {
+		if c.match.MatchString(clock + "/" + r.String()) {
+			runs = append(runs, r)
+		}
+	}
+	return runs
+}
+
+// server is the URL of a Redis server, which ends with t unless it is the user's own.
+func (c *config) server(t *testing.T) string {
+	if c.redis != "" {
+		return c.redis
+	}
+	if _, err := exec.LookPath("redis-server"); err == nil {
+		return "redis://" + redistest.Start(t).Addr()
+	}
+	return "redis://" + miniredis.RunT(t).Addr()
+}
+
+// inParallel makes runs in virtual time, as many at once as there are processors.
+func inParallel(ctx context.Context, t *testing.T, runs []Run) ([]chart.Row, error) {
+	rows, errs := make([]chart.Row, len(runs)), make([]error, len(runs))
+	t.Run("virtual", func(t *testing.T) {
+		for i, r := range runs {
+			t.Run(r.String(), func(t *testing.T) {
+				t.Parallel()
+				if errs[i] = context.Cause(ctx); errs[i] == nil {
+					rows[i], errs[i] = r.Virtual(t)
+				}
+			})
+		}
+	})
+	return rows, errors.Join(errs...)
+}
+
+func (c *config) write(w io.Writer, rows []chart.Row) error {
+	if c.svg != "" {
+		paths, err := chart.Write(c.svg, rows)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(c.stderr, paths)
+	}
+	if !c.json {
+		return writeTables(w, rows)
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(rows)
+}

@@ -1,0 +1,90 @@
+package gauntlet
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+
+	"github.com/apithrottle/throttle/bench/fidelity/chart"
+)
+
+func TestMain(m *testing.M) {
+	if IsMember() {
+		if err := Member(os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// Processes and sockets do what bubbles do. How well the limit is kept depends on how
+// busy the machine is, and is left to the command.
+func TestReal(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes 5 s")
+	}
+	var runs []Run
+	for _, name := range []string{"throttle", "throttle-redis", "xtime-1", "redis_rate"} {
+		runs = append(runs, Run{Client: name, Provider: "bucket", Delay: "uniform", Policy: "5/s", Length: 2 * time.Second, Seed: 1})
+	}
+	rows, err := Real(t.Context(), runs, "redis://"+miniredis.RunT(t).Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, row := range rows {
+		shared := strings.Contains(row.Client, "redis")
+		if row.Client != runs[i].Client || row.Clock != "real" || row.Accepted == 0 || row.Accepted > 15 ||
+			row.Utilisation <= 0 || row.Utilisation > 1 || row.RedisCallsPerAdmission > 0 != shared {
+			t.Errorf("%+v", row)
+		}
+	}
+}
+
+func TestCommand(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	args := []string{"-quick", "-json", "-svg", t.TempDir(), "-run", "^virtual/(throttle|uber)/rolling/uniform/5/s \\+"}
+	if code := Command(t, args, &stdout, &stderr); code != 0 {
+		t.Fatalf("exit code %d: %s", code, &stderr)
+	}
+	var rows []chart.Row
+	if err := json.Unmarshal(stdout.Bytes(), &rows); err != nil {
+		t.Fatal(err)
+	}
+	if len(rows) != 2 || rows[0].Client != "throttle" || rows[1].Client != "uber" || rows[0].Policy != twoTiers {
+		t.Errorf("the rows are %+v", rows)
+	}
+	if !strings.Contains(stderr.String(), "fidelity-uniform.svg") {
+		t.Errorf("no chart: %s", &stderr)
+	}
+	for _, args := range [][]string{{"-run", "("}, {"-unknown"}} {
+		if code := Command(t, args, &stdout, &stderr); code != 2 {
+			t.Errorf("%q: exit code %d, want 2", args, code)
+		}
+	}
+}
+
+func TestTables(t *testing.T) {
+	row := func(client, delay string, refused int64, used float64) chart.Row {
+		return chart.Row{Client: client, Provider: "fixed", Delay: delay, Policy: "5/s", Clock: "virtual", Refused: refused, Utilisation: used, Seconds: 60}
+	}
+	var b strings.Builder
+	err := writeTables(&b, []chart.Row{row("a", "none", 0, 1), row("a", "heavy", 3, 0.99999), row("b", "heavy", 12, 0.5)})
+	want := `refused / used of what is possible
+
+5/s, fixed, 60 s of virtual time
+                              none        heavy
+   a                     0 / 100.0 %   3 / 99.9 %
+   b                                  12 / 50.0 %
+`
+	if got := b.String(); err != nil || strings.Join(strings.Fields(got), " ") != strings.Join(strings.Fields(want), " ") {
+		t.Errorf("printed\n%s\n%v, want\n%s", got, err, want)
+	}
+}
