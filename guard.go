@@ -15,11 +15,11 @@ import (
 // busy, not that the request was late.
 //
 // It lies between 20 ms and 1 s, goes by the answers of the last five to ten minutes,
-// and is 1 s while those are fewer than eight. Where most are as quick as a network is,
-// it is the longest round trip of n and 1/4 + 64/n of that more, since a few answers say
-// little of the longest to come. Where it is the server that takes its time, it is
-// twice the longest that a connection took to be made, or 50 ms where none was seen.
-// Every refusal doubles it for as long.
+// and is 1 s while those are fewer than eight. Where it is the server that takes its
+// time, it is twice the longest that a connection took to be made, or 50 ms where none
+// was seen. Where most answers are as quick as a network is, it is the longest round
+// trip of n and 1/4 + 64/n of that more, since a few say little of the longest to come,
+// and 1 s for less than 64. Every refusal doubles it for as long.
 //
 // A Transport sees round trips and connections; a Permit round trips, if Arrived is
 // called. Requests admitted by Wait and Allow teach nothing: for them alone name a
@@ -29,7 +29,8 @@ const AutoGuard time.Duration = -2
 const (
 	leastGuard    = 20 * time.Millisecond
 	mostGuard     = time.Second
-	fewAnswers    = 8
+	fewAnswers    = 8  // to tell a slow server
+	enoughAnswers = 64 // to tell the longest round trip
 	recentAnswers = 32
 	guardMemory   = 5 * time.Minute
 )
@@ -117,12 +118,16 @@ func (n *network) estimate() time.Duration {
 	if all.answers < fewAnswers {
 		return mostGuard
 	}
-	estimate := all.trip + all.trip/4 + 64*all.trip/time.Duration(all.answers)
+	var estimate time.Duration
 	switch median := n.median(); {
 	case all.setup == 0 && median > 250*time.Millisecond:
 		estimate = defaultGuard
 	case all.setup > 0 && median > 4*all.setup+50*time.Millisecond:
 		estimate = 2 * all.setup
+	case all.answers < enoughAnswers:
+		return mostGuard
+	default:
+		estimate = all.trip + all.trip/4 + enoughAnswers*all.trip/time.Duration(all.answers)
 	}
 	return min(mostGuard, max(leastGuard, estimate, all.raised))
 }

@@ -142,8 +142,10 @@ func TestAutoGuardBounds(t *testing.T) {
 		send(7, 16*ms)
 		want(time.Second, "after seven answers")
 		send(1, 16*ms)
-		want(148*ms, "after eight quick ones")
-		send(120, 16*ms)
+		want(time.Second, "after eight quick ones")
+		send(56, 16*ms)
+		want(36*ms, "after 64 quick ones")
+		send(64, 16*ms)
 		want(28*ms, "after 128 quick ones")
 		send(128, 40*ms)
 		want(60*ms, "after as many of 40 ms")
@@ -161,12 +163,14 @@ func TestAutoGuardBounds(t *testing.T) {
 		time.Sleep(12 * time.Minute)
 		want(28*ms, "long after the last answer")
 		send(8, 16*ms)
-		want(148*ms, "when all but eight are forgotten")
+		want(time.Second, "when all but eight are forgotten")
+		send(55, 2*time.Second)
+		want(20*ms, "when the server is slow")
 
 		refuse := throttletest.New(throttle.Tier{Limit: 1, Window: time.Hour})
 		client.Transport.(*throttle.Transport).Base = path{refuse, 3 * ms}
 		refuse.Penalty = time.Second
 		send(2, 16*ms)
-		want(268*ms, "after a refusal") // twice what nine answers make it
+		want(40*ms, "after a refusal")
 	})
 }

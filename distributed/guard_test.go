@@ -24,12 +24,12 @@ func TestAutoGuard(t *testing.T) {
 			t.Parallel()
 			server := addr(t)
 			process := func() *throttle.Limiter {
-				p := policy(per(10*sec, 100, throttle.SlidingLog))
+				p := policy(per(10*sec, 1000, throttle.SlidingLog))
 				p.Name, p.Guard = "auto", throttle.AutoGuard
 				return limiter(t, p, distributed.New(client(t, &redis.Options{Addr: server}), distributed.Options{}))
 			}
 			learned, new := process(), process()
-			for range 8 {
+			for range 64 {
 				permit, err := learned.Acquire(t.Context(), nil)
 				if err != nil {
 					t.Fatal(err)
@@ -49,7 +49,7 @@ func TestAutoGuard(t *testing.T) {
 			}
 			// The guard, less what it takes to ask for the status.
 			if got := counts(learned); got < 0 || got > 400*ms {
-				t.Errorf("who has learned is on its way for %v, want 148 ms and a little more", got)
+				t.Errorf("who has learned is on its way for %v, want 20 ms and a little more", got)
 			}
 			if got := counts(new); got < 700*ms || got > 1250*ms {
 				t.Errorf("who has not is on its way for %v, want 1s and a little more", got)

@@ -9,7 +9,7 @@ import (
 )
 
 var (
-	providers = []string{"fixed", "rolling", "weighted", "bucket", "spacing", "rolling+concurrency", "concurrency"}
+	providers = []string{"fixed", "rolling", "weighted", "bucket", "bucket-100", "spacing", "rolling+concurrency", "concurrency"}
 	delays    = []string{"none", "uniform", "heavy", "slow"}
 	policies  = []string{"5/s", twoTiers, "60/m", "100000/m;unit=tokens + 60/m", hourly, onlyConcurrency}
 )
@@ -24,7 +24,8 @@ const (
 // Redis take a second for an hour, and those that poll it a minute.
 const (
 	windows, leastVirtual = 180, 10 * time.Minute
-	quicker, polls        = 6, 3 // times shorter
+	quickFleet, quickOne  = 6, 2 // times shorter, if it has to be quick
+	polls                 = 3    // times shorter, where a fleet polls
 	realLength            = time.Minute
 )
 
@@ -78,8 +79,8 @@ func (r Run) makesSense() bool {
 	case c.restarts:
 		return r.Policy == twoTiers && r.Delay == "uniform" && (r.Provider == "fixed" || r.Provider == "rolling")
 	case r.Policy == hourly: // to be spread, or not
-		return r.Delay == "uniform" && (r.Provider == "bucket" || r.Provider == "spacing") && !c.redis
-	case r.Client == "throttle-spread":
+		return r.Delay == "uniform" && (r.Provider == "bucket-100" || r.Provider == "spacing") && !c.redis
+	case r.Client == "throttle-spread", r.Provider == "bucket-100":
 		return false
 	case r.countsTokens() && r.Client == "uber": // which knows no cost
 		return false
@@ -111,11 +112,14 @@ func (r Run) virtualLength(quick bool) time.Duration {
 	case c.restarts:
 		return 4 * aLife
 	case r.Policy == hourly:
-		return 2 * time.Hour
+		return 3 * time.Hour
 	}
 	shorter := time.Duration(1)
-	if quick && c.redis {
-		shorter *= quicker
+	switch {
+	case quick && c.redis:
+		shorter = quickFleet
+	case quick:
+		shorter = quickOne
 	}
 	if c.redis && c.guard == nil {
 		shorter *= polls

@@ -63,8 +63,8 @@ func (s seat) join(url string) (*crowd, error) {
 }
 
 // settling is what a fleet gets after a run to give back what it has booked in vain,
-// before its connections are closed.
-const settling = 3 * time.Second
+// and to end its listeners, before its connections are closed.
+const settling = 6 * time.Second
 
 // work blocks until the context ends.
 func (c *crowd) work(ctx context.Context, workers int) Tally {

@@ -14,7 +14,7 @@
 // A request reaches the provider's counter a while after it was sent: at once
 // ("none"), after 5 to 50 ms ("uniform"), or after 25 ms in the median with a heavy
 // tail that is cut at 500 ms ("heavy"). "slow" is a near provider, which is reached
-// within 5 ms, with answers that take 1 to 5 s to come, as those of language models do.
+// after 5 to 15 ms, with answers that take 1 to 5 s to come, as those of language models do.
 // A connection takes a millisecond to be made. Eight workers in each process are enough
 // to saturate all but these, where there are 64.
 //
@@ -25,8 +25,8 @@
 // whatever comes next the instant that the provider would accept it, and has no delay
 // ([Run.Possible]). Both begin with a provider that has counted nothing.
 //
-// It is measured where the run has settled: after the first of the longest window,
-// and over whole ones. What a client may send at the beginning depends on whether it
+// It is measured where the run has settled: after two of the longest window, and over
+// whole ones. What a client may send at the beginning depends on whether it
 // knows the phase and what was sent before, which is another question: see the
 // restarts. Refusals count from the beginning.
 //
@@ -108,9 +108,8 @@ func (r Run) asCounted() []throttle.Tier {
 			t.Algorithm = throttle.WeightedWindow // aligned to the clock, as in Cloudflare's description of it
 		case "bucket":
 			t.Algorithm, t.Burst = throttle.TokenBucket, t.Limit
-			if r.Policy == hourly {
-				t.Burst = 100 // who promises so much for an hour rarely takes it at once
-			}
+		case "bucket-100": // who promises much for an hour rarely takes it at once
+			t.Algorithm, t.Burst = throttle.TokenBucket, 100
 		case "spacing":
 			t.Algorithm, t.Burst = throttle.GCRA, 1
 			if t.Unit == tokens {
@@ -157,7 +156,7 @@ func (r Run) delay() func() time.Duration {
 	}
 	least, most := 5*time.Millisecond, 50*time.Millisecond
 	if r.Delay == "slow" {
-		least, most = 0, 5*time.Millisecond
+		most = 15 * time.Millisecond
 	}
 	return r.draw("delay", func(random *rand.Rand) time.Duration {
 		return least + time.Duration(random.Int64N(int64(most-least)))
@@ -173,7 +172,7 @@ func (r Run) settled(start time.Time) (from, to time.Time) {
 	if longest == 0 {
 		return start, start.Add(r.Length)
 	}
-	return start.Add(longest), start.Add(r.Length.Truncate(longest))
+	return start.Add(2 * longest), start.Add(r.Length.Truncate(longest))
 }
 
 // hold draws how long the provider takes to answer.

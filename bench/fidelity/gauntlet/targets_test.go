@@ -117,8 +117,8 @@ func TestRestart(t *testing.T) {
 // A quota of an hour that is spread is not refused by a provider that takes a little
 // of it at once.
 func TestSpread(t *testing.T) {
-	for _, provider := range []string{"bucket", "spacing"} {
-		r := Run{Client: "throttle-spread", Provider: provider, Delay: "uniform", Policy: hourly, Length: 2 * time.Hour, Seed: 1}
+	for _, provider := range []string{"bucket-100", "spacing"} {
+		r := Run{Client: "throttle-spread", Provider: provider, Delay: "uniform", Policy: hourly, Length: 3 * time.Hour, Seed: 1}
 		row, err := r.Virtual(t)
 		if err != nil || row.Refused != 0 || row.Utilisation < 0.92 {
 			t.Errorf("%s: %d refused, %.3f used, %v, want 0 and 0.92", provider, row.Refused, row.Utilisation, err)
