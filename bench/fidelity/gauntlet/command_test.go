@@ -29,11 +29,11 @@ func TestMain(m *testing.M) {
 // busy the machine is, and is left to the command.
 func TestReal(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes 5 s")
+		t.Skip("takes ten seconds or more")
 	}
 	var runs []Run
 	for _, name := range []string{"throttle", "throttle-redis", "xtime-1", "redis_rate"} {
-		runs = append(runs, Run{Client: name, Provider: "bucket", Delay: "uniform", Policy: "5/s", Length: 2 * time.Second, Seed: 1})
+		runs = append(runs, Run{Client: name, Provider: "bucket", Delay: "uniform", Policy: "5/s", Length: 4 * time.Second, Seed: 1}) // two of them to settle in
 	}
 	rows, err := Real(t.Context(), runs, "redis://"+miniredis.RunT(t).Addr())
 	if err != nil {
@@ -41,8 +41,8 @@ func TestReal(t *testing.T) {
 	}
 	for i, row := range rows {
 		shared := strings.Contains(row.Client, "redis")
-		if row.Client != runs[i].Client || row.Clock != "real" || row.Accepted == 0 || row.Accepted > 15 ||
-			row.Utilisation <= 0 || row.Utilisation > 1 || row.RedisCallsPerAdmission > 0 != shared {
+		if row.Client != runs[i].Client || row.Clock != "real" || row.Accepted == 0 || row.Accepted > 25 ||
+			row.Utilisation <= 0 || row.Utilisation > 1.2 || row.RedisCallsPerAdmission > 0 != shared {
 			t.Errorf("%+v", row)
 		}
 	}
