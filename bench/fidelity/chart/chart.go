@@ -20,8 +20,8 @@ import (
 //     rolling window;
 //   - fidelity-restart.svg has what becomes of a limiter made anew in mid-run.
 //
-// Where several rows are of one client, provider, delay and policy, the worst one
-// counts. Rows of other policies and delays are left out; it is an error if that
+// Where several rows are of one client, provider, delay and policy, those in virtual
+// time count, and of them the worst one. Rows of other policies and delays are left out; it is an error if that
 // leaves nothing.
 func Write(dir string, rows []Row) ([]string, error) {
 	charts := []struct{ file, svg string }{
@@ -110,6 +110,9 @@ func newTable(clients, columns []name, rows []Row, column func(Row) (string, boo
 }
 
 func worse(r, other Row) bool {
+	if r.Clock != other.Clock {
+		return r.Clock == "virtual"
+	}
 	return cmp.Or(cmp.Compare(refused(r), refused(other)), cmp.Compare(other.Utilisation, r.Utilisation)) > 0
 }
 

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -21,7 +20,7 @@ var charts = []struct {
 }{
 	{
 		"fidelity-uniform.svg", uniform, every(clients, twoTiers, providers, []name{{key: "uniform"}}),
-		func(r Row) []string { return []string{strconv.FormatInt(r.Refused, 10), used(r)} },
+		func(r Row) []string { return []string{perThousand(r), used(r)} },
 	},
 	{
 		"fidelity-delays.svg", slower, every(few, "5/s", []name{{key: "rolling"}}, delays),
@@ -29,7 +28,7 @@ var charts = []struct {
 	},
 	{
 		"fidelity-restart.svg", restart, every(starts, twoTiers, providers[:2], []name{{key: "uniform"}}),
-		func(r Row) []string { return []string{strconv.FormatInt(r.Refused, 10), used(r)} },
+		func(r Row) []string { return []string{perThousand(r), used(r)} },
 	},
 }
 
@@ -114,7 +113,7 @@ func TestCells(t *testing.T) {
 	}
 	for i, r := range charts[0].rows {
 		head, side := heads[i%len(providers)], sides[i/len(providers)]
-		for _, s := range []string{strconv.FormatInt(r.Refused, 10), used(r)} {
+		for _, s := range []string{perThousand(r), used(r)} {
 			in := func(t text) bool {
 				return t.S == s && math.Abs(t.X-head.X) < 40 && math.Abs(t.Y-side.Y) < 10
 			}

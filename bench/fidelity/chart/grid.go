@@ -1,6 +1,9 @@
 package chart
 
-import "strconv"
+import (
+	"math"
+	"strconv"
+)
 
 const (
 	labelWidth = 158
@@ -9,8 +12,8 @@ const (
 	gridTop    = 156
 )
 
-// grid draws a cell for each result: how many requests were refused and how much
-// was used, filled as far as that, and coloured by the share that was refused.
+// grid draws a cell for each result: how many of 1,000 requests were refused and how
+// much was used, filled as far as that, and coloured by the share that was refused.
 func (t *table) grid() string {
 	if len(t.results) == 0 {
 		return ""
@@ -20,7 +23,7 @@ func (t *table) grid() string {
 	x = c.swatch("few", x, 84, "up to 5 % refused")
 	x = c.swatch("some", x, 84, "up to 25 %")
 	x = c.swatch("many", x, 84, "more")
-	c.text("note", x+8, 84, "Filled as far as the allowance was used.")
+	c.text("note", x+8, 84, "Filled as far as it was used; 429s of 1,000 requests.")
 	for i, column := range t.columns {
 		t.heading(c, i, column)
 	}
@@ -80,7 +83,7 @@ func (t *table) cell(c *canvas, column int, y float64, r Row) {
 	x, w := t.at(column)
 	c.rect("rest", x, y, w, cellHeight)
 	c.rect(colour(r), x, y, w*min(1, r.Utilisation), cellHeight)
-	c.text("big", x+5, y+23, count(r.Refused))
+	c.text("big", x+5, y+23, perThousand(r))
 	c.text("end", x+w-5, y+22, used(r))
 }
 
@@ -106,10 +109,8 @@ func colour(r Row) string {
 	return "many"
 }
 
-// count writes at most four digits.
-func count(n int64) string {
-	if n < 10_000 {
-		return strconv.FormatInt(n, 10)
-	}
-	return strconv.FormatInt(n/1000, 10) + "k"
+// perThousand is how many of a thousand requests were refused, rounded up, so that few
+// do not read as none.
+func perThousand(r Row) string {
+	return strconv.FormatInt(int64(math.Ceil(1000*refused(r)-1e-9)), 10)
 }

@@ -110,7 +110,7 @@ func (r Run) virtualLength(quick bool) time.Duration {
 	c, _ := r.client()
 	switch {
 	case c.restarts:
-		return 4 * aLife
+		return 12 * aLife
 	case r.Policy == hourly:
 		return 3 * time.Hour
 	}

@@ -95,7 +95,7 @@ func TestDeterministic(t *testing.T) {
 func TestRestart(t *testing.T) {
 	result := make(map[string]chart.Row)
 	for _, c := range clients {
-		r := Run{Client: c.name, Provider: "rolling", Delay: "uniform", Policy: twoTiers, Length: 4 * aLife, Seed: 1}
+		r := Run{Client: c.name, Provider: "rolling", Delay: "uniform", Policy: twoTiers, Length: 12 * aLife, Seed: 1}
 		if !c.restarts {
 			continue
 		}
