@@ -214,3 +214,40 @@ func ExampleWaitError() {
 	// reports 1h0m0s
 	// true true
 }
+
+// An hour's quota that is to last the hour: three at once, the others one a second.
+func Example_pacing() {
+	p, err := throttle.ParsePolicy("reports", "3600/h;spread=3")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	lim, err := throttle.New(p, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 4 {
+		fmt.Println(lim.Allow())
+	}
+	// Output:
+	// true
+	// true
+	// true
+	// false
+}
+
+// A program that was running a moment ago, and knows nothing of what it sent then.
+func Example_start() {
+	p := throttle.Policy{Name: "reports", Tiers: []throttle.Tier{throttle.PerMinute(60)}, Start: throttle.StartEmpty}
+	lim, err := throttle.New(p, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	fmt.Println(errors.Is(lim.Wait(ctx), throttle.ErrDeadline))
+	// Output:
+	// true
+}
