@@ -15,11 +15,12 @@ import (
 // busy, not that the request was late.
 //
 // It lies between 20 ms and 1 s, goes by the answers of the last five to ten minutes,
-// and is 1 s while those are fewer than eight. Where it is the server that takes its
-// time, it is twice the longest that a connection took to be made, or 50 ms where none
-// was seen. Where most answers are as quick as a network is, it is the longest round
-// trip of n and 1/4 + 64/n of that more, since a few say little of the longest to come,
-// and 1 s for less than 64. Every refusal doubles it for as long.
+// and is 1 s while those are fewer than eight. Where three in four take longer than a
+// network does, which is 50 ms and four times the longest that a connection took to be
+// made, it is the server that takes its time: then it is twice that longest. (Where no
+// connection was seen, a network takes 250 ms, and then it is 50 ms.) Otherwise it is
+// the longest round trip of n and 1/4 + 128/n of that more, since a few say little of
+// the longest to come, and 1 s for less than 64. Every refusal doubles it for as long.
 //
 // A Transport sees round trips and connections; a Permit round trips, if Arrived is
 // called. Requests admitted by Wait and Allow teach nothing: for them alone name a
@@ -119,24 +120,25 @@ func (n *network) estimate() time.Duration {
 		return mostGuard
 	}
 	var estimate time.Duration
-	switch median := n.median(); {
-	case all.setup == 0 && median > 250*time.Millisecond:
+	switch quick := n.quick(); {
+	case all.setup == 0 && quick > 250*time.Millisecond:
 		estimate = defaultGuard
-	case all.setup > 0 && median > 4*all.setup+50*time.Millisecond:
+	case all.setup > 0 && quick > 4*all.setup+50*time.Millisecond:
 		estimate = 2 * all.setup
 	case all.answers < enoughAnswers:
 		return mostGuard
 	default:
-		estimate = all.trip + all.trip/4 + enoughAnswers*all.trip/time.Duration(all.answers)
+		estimate = all.trip + all.trip/4 + 2*enoughAnswers*all.trip/time.Duration(all.answers)
 	}
 	return min(mostGuard, max(leastGuard, estimate, all.raised))
 }
 
-func (n *network) median() time.Duration {
+// quick is what three in four of the last round trips took longer than.
+func (n *network) quick() time.Duration {
 	trips := n.recent
 	known := trips[:min(n.next, recentAnswers)]
 	slices.Sort(known)
-	return known[len(known)/2]
+	return known[len(known)/4]
 }
 
 // A journey is what one request tells a network. That of a nil network tells nothing.
