@@ -20,7 +20,7 @@ import (
 // made, it is the server that takes its time: then it is twice that longest. (Where no
 // connection was seen, a network takes 250 ms, and then it is 50 ms.) Otherwise it is
 // the longest round trip of n and 1/4 + 128/n of that more, since a few say little of
-// the longest to come, and 1 s for less than 64. Every refusal doubles it for as long.
+// the longest to come. Every refusal doubles it for as long.
 //
 // A Transport sees round trips and connections; a Permit round trips, if Arrived is
 // called. Requests admitted by Wait and Allow teach nothing: for them alone name a
@@ -30,8 +30,7 @@ const AutoGuard time.Duration = -2
 const (
 	leastGuard    = 20 * time.Millisecond
 	mostGuard     = time.Second
-	fewAnswers    = 8  // to tell a slow server
-	enoughAnswers = 64 // to tell the longest round trip
+	fewAnswers    = 8
 	recentAnswers = 32
 	guardMemory   = 5 * time.Minute
 )
@@ -125,10 +124,8 @@ func (n *network) estimate() time.Duration {
 		estimate = defaultGuard
 	case all.setup > 0 && quick > 4*all.setup+50*time.Millisecond:
 		estimate = 2 * all.setup
-	case all.answers < enoughAnswers:
-		return mostGuard
 	default:
-		estimate = all.trip + all.trip/4 + 2*enoughAnswers*all.trip/time.Duration(all.answers)
+		estimate = all.trip + all.trip/4 + 128*all.trip/time.Duration(all.answers)
 	}
 	return min(mostGuard, max(leastGuard, estimate, all.raised))
 }

@@ -142,7 +142,7 @@ func TestAutoGuardBounds(t *testing.T) {
 		send(7, 16*ms)
 		want(time.Second, "after seven answers")
 		send(1, 16*ms)
-		want(time.Second, "after eight quick ones")
+		want(276*ms, "after eight quick ones")
 		send(56, 16*ms)
 		want(52*ms, "after 64 quick ones")
 		send(64, 16*ms)
@@ -163,7 +163,7 @@ func TestAutoGuardBounds(t *testing.T) {
 		time.Sleep(12 * time.Minute)
 		want(36*ms, "long after the last answer")
 		send(8, 16*ms)
-		want(time.Second, "when all but eight are forgotten")
+		want(276*ms, "when all but eight are forgotten")
 		send(55, 2*time.Second)
 		want(20*ms, "when the server is slow")
 
