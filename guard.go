@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"net/http"
 	"net/http/httptrace"
 	"slices"
@@ -42,6 +43,7 @@ type network struct {
 	mu          sync.Mutex                   // guards all below
 	recent      [recentAnswers]time.Duration // the last round trips
 	next        int                          // where in recent the next one goes
+	setup       time.Duration                // of the last connection
 	now, before extremes
 	began       time.Time // when now did
 }
@@ -106,9 +108,12 @@ func (n *network) learn(e extremes) {
 		}
 	}
 	n.now = n.now.with(e)
-	if e.answers > 0 {
+	switch {
+	case e.answers > 0:
 		n.recent[n.next%recentAnswers] = e.trip
 		n.next++
+	case e.setup > 0:
+		n.setup = e.setup
 	}
 	n.bound.Store(int64(n.estimate()))
 }
@@ -118,12 +123,13 @@ func (n *network) estimate() time.Duration {
 	if all.answers < fewAnswers {
 		return mostGuard
 	}
+	setup := cmp.Or(all.setup, n.setup) // it may long have been the same connection
 	var estimate time.Duration
 	switch quick := n.quick(); {
-	case all.setup == 0 && quick > 250*time.Millisecond:
+	case setup == 0 && quick > 250*time.Millisecond:
 		estimate = defaultGuard
-	case all.setup > 0 && quick > 4*all.setup+50*time.Millisecond:
-		estimate = 2 * all.setup
+	case setup > 0 && quick > 4*setup+50*time.Millisecond:
+		estimate = 2 * setup
 	default:
 		estimate = all.trip + all.trip/4 + 128*all.trip/time.Duration(all.answers)
 	}

@@ -17,14 +17,17 @@ import (
 // A path is the way to a provider: a connection is made in dial, and told of as
 // net/http tells; requests and answers go over it as the provider's Delay and Hold say.
 type path struct {
-	api  *throttletest.Provider
-	dial time.Duration // zero: nothing is told of connections
+	api    *throttletest.Provider
+	dial   time.Duration // zero: nothing is told of connections
+	reused bool          // the connection is there already
 }
 
 func (p path) RoundTrip(req *http.Request) (*http.Response, error) {
 	if trace := httptrace.ContextClientTrace(req.Context()); trace != nil && p.dial > 0 {
-		time.Sleep(p.dial)
-		trace.GotConn(httptrace.GotConnInfo{})
+		if !p.reused {
+			time.Sleep(p.dial)
+		}
+		trace.GotConn(httptrace.GotConnInfo{Reused: p.reused})
 	}
 	return p.api.RoundTrip(req)
 }
@@ -92,7 +95,7 @@ func TestAutoGuard(t *testing.T) {
 				api := throttletest.New(throttle.PerSecond(5))
 				api.Delay, api.Hold = tt.delay, tt.hold
 				policy := throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}, Guard: tt.guard}
-				saturate(t, policy, path{api, tt.dial}, 64, 10*time.Minute)
+				saturate(t, policy, path{api, tt.dial, false}, 64, 10*time.Minute)
 				refused, used := outcome(api)
 				refused, used = refused/(refused+used), used/(5*600+64) // every worker's last one is sent after the end
 				t.Logf("%.2f %% refused, %.1f %% used", 100*refused, 100*used)
@@ -113,7 +116,7 @@ func TestAutoGuardBounds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client := &http.Client{Transport: &throttle.Transport{Base: path{api, 3 * ms}, Limiter: lim}}
+		client := &http.Client{Transport: &throttle.Transport{Base: path{api, 3 * ms, false}, Limiter: lim}}
 		send := func(n int, trip time.Duration) {
 			api.Hold = func() time.Duration { return trip - 3*ms }
 			for range n {
@@ -167,8 +170,15 @@ func TestAutoGuardBounds(t *testing.T) {
 		send(55, 2*time.Second)
 		want(20*ms, "when the server is slow")
 
+		client.Transport.(*throttle.Transport).Base = path{api, 3 * ms, true}
+		for range 4 {
+			time.Sleep(4 * time.Minute)
+			send(8, 2*time.Second)
+		}
+		want(20*ms, "when the connections are old")
+
 		refuse := throttletest.New(throttle.Tier{Limit: 1, Window: time.Hour})
-		client.Transport.(*throttle.Transport).Base = path{refuse, 3 * ms}
+		client.Transport.(*throttle.Transport).Base = path{refuse, 3 * ms, false}
 		refuse.Penalty = time.Second
 		send(2, 16*ms)
 		want(40*ms, "after a refusal")
