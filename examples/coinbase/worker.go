@@ -6,14 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/calls"
 )
 
 // asWorker is the environment variable that makes the program a worker.
@@ -66,8 +65,8 @@ func obey(ctx context.Context, orders *json.Decoder, ready func() error) (a answ
 	}
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
-	calls := new(counter)
-	rdb.AddHook(calls)
+	asked := new(calls.Counter)
+	rdb.AddHook(asked)
 	limiter, err := throttle.New(o.Policy, distributed.New(rdb, distributed.Options{})) // the only difference
 	if err != nil {
 		return a, err
@@ -75,7 +74,7 @@ func obey(ctx context.Context, orders *json.Decoder, ready func() error) (a answ
 	if _, err := limiter.Status(ctx); err != nil { // charges nothing, and fails if Redis won't do
 		return a, fmt.Errorf("Redis at %s: %w", options.Addr, err)
 	}
-	before := calls.n.Load()
+	before := asked.Count()
 
 	var begin bool
 	if err := errors.Join(ready(), orders.Decode(&begin)); err != nil {
@@ -89,39 +88,9 @@ func obey(ctx context.Context, orders *json.Decoder, ready func() error) (a answ
 	c := config{duration: o.Duration, workers: o.Workers, policy: o.Policy}
 	err = send(ctx, c, limiter, endpoint(o.URL, o.Workers), count)
 	r := count.report()
-	a = answer{Sent: r.Sent, Accepted: r.Accepted, Rejected: r.Rejected, Calls: calls.n.Load() - before}
+	a = answer{Sent: r.Sent, Accepted: r.Accepted, Rejected: r.Rejected, Calls: asked.Count() - before}
 	if r.Sent > r.Accepted+r.Rejected {
 		a.Failure = r.failure.Error()
 	}
 	return a, err
-}
-
-// A counter counts how often a client runs a script: not what it sends to set up
-// a connection, nor the subscription of those who wait.
-type counter struct{ n atomic.Int64 }
-
-var _ redis.Hook = (*counter)(nil)
-
-func (c *counter) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *counter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		c.count(cmd)
-		return next(ctx, cmd)
-	}
-}
-
-func (c *counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		c.count(cmds...)
-		return next(ctx, cmds)
-	}
-}
-
-func (c *counter) count(cmds ...redis.Cmder) {
-	for _, cmd := range cmds {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			c.n.Add(1)
-		}
-	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/bench/fidelity/chart"
+	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -158,7 +159,7 @@ func play(ctx context.Context, o order) []Tally {
 
 func (p part) play(ctx context.Context, o order) (t Tally, err error) {
 	var rdb *redis.Client
-	var calls counter
+	var asked calls.Counter
 	if o.Redis != "" {
 		options, err := redis.ParseURL(o.Redis)
 		if err != nil {
@@ -166,7 +167,7 @@ func (p part) play(ctx context.Context, o order) (t Tally, err error) {
 		}
 		rdb = redis.NewClient(options)
 		defer rdb.Close()
-		rdb.AddHook(&calls)
+		rdb.AddHook(&asked)
 	}
 	r := p.Run
 	base := http.DefaultTransport.(*http.Transport).Clone()
@@ -185,7 +186,7 @@ func (p part) play(ctx context.Context, o order) (t Tally, err error) {
 	// Not a deadline, which limiters would know and refuse who can't be in time.
 	defer time.AfterFunc(time.Until(p.Start.Add(r.Length)), cancel).Stop()
 	t = crowd.work(ctx, r.workers())
-	t.Calls = calls.n.Load()
+	t.Calls = asked.Count()
 	if rdb != nil {
 		time.Sleep(settling)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/bench/fidelity/chart"
+	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -87,10 +88,10 @@ func (r Run) live(member, life int, length time.Duration, b bubble) (t Tally) {
 	if c.saves {
 		s.file = filepath.Join(b.dir, "quotas")
 	}
-	var calls counter
+	var asked calls.Counter
 	if c.redis {
 		s.rdb = dial(b.redis)
-		s.rdb.AddHook(&calls)
+		s.rdb.AddHook(&asked)
 	}
 	crowd, err := s.join("http://provider")
 	if err != nil {
@@ -99,7 +100,7 @@ func (r Run) live(member, life int, length time.Duration, b bubble) (t Tally) {
 	ctx, cancel := context.WithCancel(context.Background())
 	time.AfterFunc(length, cancel)
 	t = crowd.work(ctx, r.workers())
-	t.Calls = calls.n.Load()
+	t.Calls = asked.Count()
 	if s.rdb != nil {
 		time.Sleep(settling)
 		_ = s.rdb.Close()
