@@ -30,7 +30,8 @@ func inMemory(t *testing.T, p throttle.Policy) (l *throttle.Limiter, set func(ti
 	t.Helper()
 	s := miniredis.RunT(t)
 	s.SetTime(beginning)
-	return limiter(t, p, distributed.New(client(t, &redis.Options{Addr: s.Addr()}), distributed.Options{})), s.SetTime
+	rdb := client(t, &redis.Options{Addr: s.Addr()})
+	return limiter(t, p, distributed.New(rdb, distributed.Options{Timeout: 10 * sec})), s.SetTime // no machine is so slow
 }
 
 // beginning is when a window of any whole second begins.
