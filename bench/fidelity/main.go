@@ -2,7 +2,7 @@
 // much of it they use.
 //
 //	go run ./fidelity -quick              # tables, in less than 3 minutes
-//	go run ./fidelity -json -svg charts   # every run in full length: about half an hour
+//	go run ./fidelity -json -svg charts   # every run in full length
 //	go run ./fidelity -run 'virtual/(throttle|xtime-1)/rolling/'
 //
 // Package gauntlet tells what is measured and how the clients are set up.

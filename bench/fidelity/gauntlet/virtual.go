@@ -1,6 +1,7 @@
 package gauntlet
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"net/http"
@@ -137,14 +138,51 @@ func dial(server *miniredis.Miniredis) *redis.Client {
 		PoolSize: 256,              // nobody waits for a connection, with a timer that outlives the bubble
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			conn, err := server.Dial()
-			return away{conn}, err
+			if err != nil {
+				return nil, err
+			}
+			return leave(conn), nil
 		},
 	})
 }
 
-type away struct{ net.Conn }
+// An away connection takes a while to bring what is written, and meanwhile holds nobody
+// up: who writes may have a lock, and time stands still for those who wait for one.
+type away struct {
+	net.Conn
+	written chan []byte
+	closed  chan struct{}
+	close   sync.Once
+}
 
-func (c away) Write(b []byte) (int, error) {
-	time.Sleep(500 * time.Microsecond)
-	return c.Conn.Write(b)
+func leave(conn net.Conn) *away {
+	c := &away{Conn: conn, written: make(chan []byte, 1024), closed: make(chan struct{})}
+	go c.bring()
+	return c
+}
+
+func (c *away) bring() {
+	for {
+		select {
+		case b := <-c.written:
+			time.Sleep(500 * time.Microsecond)
+			_, _ = c.Conn.Write(b) // who reads learns of an error
+		case <-c.closed:
+			return
+		}
+	}
+}
+
+func (c *away) Write(b []byte) (int, error) {
+	select {
+	case c.written <- bytes.Clone(b):
+		return len(b), nil
+	case <-c.closed:
+		return 0, net.ErrClosed
+	}
+}
+
+func (c *away) Close() error {
+	c.close.Do(func() { close(c.closed) })
+	return c.Conn.Close()
 }
