@@ -20,6 +20,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
@@ -198,38 +199,14 @@ func (f *fleet) unavailable(cause string) {
 // A spy sees what a client does: how often it calls the script, and how often it
 // dials.
 type spy struct {
-	calls, dials atomic.Int64
-	called       func(n int64) // before the n-th call of the script; nil for nothing
+	calls.Counter
+	dials atomic.Int64
 }
 
 func (s *spy) DialHook(next redis.DialHook) redis.DialHook {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		s.dials.Add(1)
 		return next(ctx, network, addr)
-	}
-}
-
-func (s *spy) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		s.see(cmd)
-		return next(ctx, cmd)
-	}
-}
-
-func (s *spy) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		s.see(cmds...)
-		return next(ctx, cmds)
-	}
-}
-
-func (s *spy) see(cmds ...redis.Cmder) {
-	for _, cmd := range cmds {
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			if n := s.calls.Add(1); s.called != nil {
-				s.called(n)
-			}
-		}
 	}
 }
 
@@ -303,11 +280,11 @@ func repliesLost(t *testing.T) {
 	var spies []*spy
 	f := startFleet(t, crew{policy: inWindows}, func() *redis.Client {
 		proxy := redistest.NewProxy(t, s.Addr())
-		spy := &spy{called: func(n int64) {
+		spy := &spy{Counter: calls.Counter{Called: func(n int64) {
 			if n%3 == 0 {
 				proxy.DropReplies(1)
 			}
-		}}
+		}}}
 		spies = append(spies, spy)
 		client := proxy.Client()
 		client.AddHook(spy)
@@ -319,7 +296,7 @@ func repliesLost(t *testing.T) {
 	until(t, "the server has run the script as often as it was asked to", func() bool {
 		asked := 0
 		for _, spy := range spies {
-			asked += int(spy.calls.Load())
+			asked += int(spy.Count())
 		}
 		return scriptCalls(t, s) == asked
 	})

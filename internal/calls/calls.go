@@ -11,7 +11,11 @@ import (
 
 // A Counter counts how often a client runs a script: not what it sends to set up a
 // connection, nor the subscription of those who wait. It is a hook for that client.
-type Counter struct{ n atomic.Int64 }
+type Counter struct {
+	Called func(n int64) // before the n-th. If nil, nobody is told
+
+	n atomic.Int64
+}
 
 var _ redis.Hook = (*Counter)(nil)
 
@@ -40,7 +44,9 @@ func (c *Counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 func (c *Counter) see(cmds ...redis.Cmder) {
 	for _, cmd := range cmds {
 		if strings.HasPrefix(cmd.Name(), "eval") {
-			c.n.Add(1)
+			if n := c.n.Add(1); c.Called != nil {
+				c.Called(n)
+			}
 		}
 	}
 }
