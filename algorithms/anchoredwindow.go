@@ -42,6 +42,9 @@ func (r *anchoredWindow) landed(lo, hi, at int64) int64 {
 }
 
 func (r *anchoredWindow) earliest(l *Ledger, now Moment, n int64) int64 {
+	if l.unslotted(r.unit) > 0 { // nobody knows when it lands
+		return r.slidingWindow.earliest(l, now, n)
+	}
 	plo, phi := r.lohi(l)
 	hi, opens := *phi, now.At
 	for i := range l.slots() {

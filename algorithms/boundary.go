@@ -33,6 +33,9 @@ func drift(t int64) int64 { return max(0, t) >> 14 }
 
 // leaves is the instant from which a stamp counts no more.
 func (v *view) leaves(l *Ledger, stamp int64) int64 {
+	if stamp == Never {
+		return Never
+	}
 	if v.known == 0 || l.word[v.known+1] == 0 {
 		return stamp + v.window
 	}

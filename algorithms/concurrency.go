@@ -28,6 +28,8 @@ func (*concurrency) land(*Ledger, Moment, int64) {}
 
 func (r *concurrency) used(l *Ledger, _ Moment) int64 { return l.word[r.word] }
 
+func (*concurrency) forget(*Ledger, Moment, int64) {}
+
 func (r *concurrency) fresh(l *Ledger, now Moment) int64 {
 	if l.word[r.word] > 0 {
 		return Never

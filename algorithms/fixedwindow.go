@@ -42,6 +42,9 @@ func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	// A boundary clears what has landed, but not what is on its way across it.
 	next := current + 1
 	for i := 0; aloft+n > r.limit; i++ {
+		if i == l.slots() {
+			return Never // estimates
+		}
 		at, carried := l.landing(i, r.unit)
 		aloft -= carried
 		next = max(next, r.index(now.on(at), current)+1)
@@ -61,6 +64,16 @@ func (r *fixedWindow) used(l *Ledger, now Moment) int64 {
 		return 0
 	}
 	return w[1]
+}
+
+func (r *fixedWindow) opened(l *Ledger, now Moment) int64 {
+	return r.start(now, r.index(now, l.word[r.word]))
+}
+
+func (r *fixedWindow) forget(l *Ledger, now Moment, keep int64) {
+	if r.used(l, now) > keep {
+		l.word[r.word+1] = keep
+	}
 }
 
 func (r *fixedWindow) fresh(l *Ledger, now Moment) int64 {

@@ -25,6 +25,17 @@ func (p *Plan) flight(lands int64) Flight { return Flight(lands >> p.grain) }
 // aloft is how many of a unit are on their way.
 func (l *Ledger) aloft(unit int) int64 { return l.word[unit] }
 
+// unslotted is how many of a unit are on their way without a slot, because they are
+// estimates.
+func (l *Ledger) unslotted(unit int) int64 {
+	n := l.word[unit]
+	for i := range l.slots() {
+		_, carried := l.landing(i, unit)
+		n -= carried
+	}
+	return n
+}
+
 func (l *Ledger) slots() int { return (len(l.word) - l.plan.base) / l.plan.stride() }
 
 func (l *Ledger) slot(i int) []int64 {
@@ -54,6 +65,9 @@ func (l *Ledger) depart(at, guard int64, cost []int64, held bool) Flight {
 	}
 	s[0] = lands
 	for u, n := range cost {
+		if held && l.plan.estimated[u] {
+			continue
+		}
 		s[totalOf(u)] += n
 		if held {
 			s[heldOf(u)] += n
@@ -81,6 +95,9 @@ func (l *Ledger) alight(f Flight, cost []int64) bool {
 	}
 	s := l.slot(i)
 	for u, n := range cost {
+		if l.plan.estimated[u] {
+			continue
+		}
 		s[totalOf(u)] -= n
 		s[heldOf(u)] -= n
 		l.word[u] -= n

@@ -41,7 +41,7 @@ func (r *bucket) add(t tat, at, n int64) tat {
 	if n != 1 {
 		step, rest = mulDiv(n, r.window, r.limit)
 	}
-	t.at += step
+	t.at += min(step, mostStored)
 	if t.part += rest; t.part >= r.limit {
 		t.part -= r.limit
 		t.at++
@@ -88,6 +88,9 @@ func (r *bucket) earliest(l *Ledger, now Moment, n int64) int64 {
 		}
 		t, free, from = r.add(t, lands, carried), free+carried, lands
 	}
+	if free < 0 {
+		return Never // estimates
+	}
 	return r.admits(from, t, free)
 }
 
@@ -106,6 +109,13 @@ func (r *bucket) used(l *Ledger, now Moment) int64 {
 		units += (rest + t.part + r.window - 1) / r.window
 	}
 	return units
+}
+
+func (r *bucket) forget(l *Ledger, now Moment, keep int64) {
+	if r.used(l, now) > keep {
+		t := r.add(tat{}, now.At, keep)
+		l.word[r.word], l.word[r.word+1] = t.at, t.part
+	}
 }
 
 func (r *bucket) fresh(l *Ledger, now Moment) int64 {

@@ -76,7 +76,9 @@ type game struct {
 // it has landed.
 type sent struct {
 	t, landed int64
+	settled   int64 // until when an estimate may have been counted
 	cost      []int64
+	actual    []int64 // what of the cost is no estimate, and what the rest has turned out to be
 	flight    Flight
 	cancelled bool
 	held      bool
@@ -117,6 +119,7 @@ func (g *game) addTier(a Algorithm, window float64, limit int64) {
 	t := Tier{Limit: limit, Window: time.Duration(window) * time.Microsecond, Algorithm: a}
 	if g.rand.IntN(4) == 0 {
 		t.Unit = "tokens"
+		t.Estimated = a != Concurrency && g.rand.IntN(2) == 0
 	}
 	switch a {
 	case TokenBucket, LeakyBucket, GCRA:
@@ -206,13 +209,13 @@ func (g *game) earliest(cost []int64) int64 {
 }
 
 func (g *game) admit(cost []int64, asked int64) {
-	held := g.rand.IntN(2) == 0 || g.plan.Concurrent()
+	held := g.rand.IntN(2) == 0 || g.plan.Concurrent() || g.plan.Estimates()
 	guard := g.guard
 	if guard > 0 && g.rand.IntN(2) == 0 {
 		guard = 1 + g.rand.Int64N(guard)
 	}
-	s := &sent{t: g.now.At, landed: g.now.At + guard, cost: cost, held: held}
-	if g.guard == 0 && !g.plan.Concurrent() {
+	s := &sent{t: g.now.At, landed: g.now.At + guard, settled: g.now.At, cost: cost, actual: cost, held: held}
+	if g.guard == 0 && !g.plan.Concurrent() && !g.plan.Estimates() {
 		g.checkEarliest(s, asked)
 	}
 	s.flight = g.l.Charge(g.now, cost, guard, held)
@@ -290,8 +293,38 @@ func (g *game) end(i int, cancel bool) {
 		return
 	}
 	g.l.Land(g.now, s.flight, s.cost)
+	s.actual = slices.Clone(s.cost)
+	for u, n := range s.cost {
+		if g.plan.Estimated(u) {
+			s.actual[u] = g.rand.Int64N(n + 1)
+		}
+	}
+	g.l.Settle(g.now, s.cost, s.actual)
 	g.l.Release(s.cost)
-	s.landed = min(s.landed, g.now.At)
+	s.landed, s.settled = min(s.landed, g.now.At), g.now.At
+}
+
+// parts are what arrives of a request at two instants: what is known of its cost, and
+// what was estimated of it.
+func (g *game) parts(s *sent) (known, estimated []int64) {
+	known, estimated = slices.Clone(s.actual), make([]int64, len(s.actual))
+	for u, n := range s.actual {
+		if g.plan.Estimated(u) {
+			known[u], estimated[u] = 0, n
+		}
+	}
+	return known, estimated
+}
+
+// arrives draws when a request reaches the provider.
+func (g *game) arrives(mode int, first, last int64) int64 {
+	switch {
+	case mode == 1, mode > 1 && g.rand.IntN(3) == 0:
+		return last
+	case mode > 1:
+		return first + g.rand.Int64N(last-first+1)
+	}
+	return first
 }
 
 func (g *game) land(n int) {
@@ -312,14 +345,11 @@ func (g *game) judge() {
 			if s.cancelled {
 				continue
 			}
-			at := s.t
-			switch {
-			case mode == 1, mode > 1 && g.rand.IntN(3) == 0:
-				at = s.landed
-			case mode > 1:
-				at += g.rand.Int64N(s.landed - s.t + 1)
+			known, estimated := g.parts(s)
+			arrivals = append(arrivals, arrival{g.arrives(mode, s.t, s.landed), known})
+			if g.plan.Estimates() {
+				arrivals = append(arrivals, arrival{g.arrives(mode, s.t, s.settled), estimated})
 			}
-			arrivals = append(arrivals, arrival{at, s.cost})
 		}
 		slices.SortStableFunc(arrivals, func(a, b arrival) int { return int(min(1, max(-1, a.at-b.at))) })
 		provider, err := throttletest.NewCounter(g.rateTiers()...)

@@ -108,11 +108,14 @@ func (l *Ledger) Charge(now Moment, cost []int64, guard int64, held bool) Flight
 }
 
 func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight {
+	l.start(now, cost)
+	if held {
+		l.open(cost, 1)
+	}
 	if l.plan.guard == 0 {
-		l.count(now, cost)
+		l.land(now, cost, held)
 		return Landed
 	}
-	l.start(now, cost)
 	if guard == 0 {
 		guard = l.plan.guard
 	}
@@ -124,7 +127,7 @@ func (l *Ledger) Count(now Moment, cost []int64) { l.count(l.advance(now), cost)
 
 func (l *Ledger) count(now Moment, cost []int64) {
 	l.start(now, cost)
-	l.land(now, cost)
+	l.land(now, cost, false)
 }
 
 // Spend charges every tier with all that it has left, as if that had been sent until
@@ -152,22 +155,85 @@ func (l *Ledger) start(now Moment, cost []int64) {
 	}
 }
 
-// Land says that the provider has counted the request by now. After the guard it
-// changes nothing.
+// open puts what is estimated of a held request on its way, or takes it off: it has no
+// slot, for nobody knows when it lands.
+func (l *Ledger) open(cost []int64, sign int64) {
+	for u, estimated := range l.plan.estimated {
+		if estimated {
+			l.word[u] = max(0, l.word[u]+sign*cost[u])
+		}
+	}
+}
+
+// Settle says what a held request has really cost, in the units of which its cost was
+// an estimate: that lands now. It may be more than any tier admits.
+func (l *Ledger) Settle(now Moment, cost, actual []int64) {
+	now = l.advance(now)
+	l.open(cost, -1)
+	for i, r := range l.plan.rules {
+		if u := l.plan.unit[i]; l.plan.estimated[u] && actual[u] > 0 {
+			r.land(l, now, actual[u])
+		}
+	}
+}
+
+// Land says that the provider has counted the request by now, but for what is
+// estimated of it. After the guard it changes nothing.
 func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
 	now = l.advance(now)
 	if l.alight(f, cost) {
-		l.land(now, cost)
+		l.land(now, cost, true)
 	}
 }
 
 // Cancel says that the request was never sent and gives back what it was
-// charged. After the guard only what a concurrency tier holds is given back: the
-// request may long have been counted.
+// charged. After the guard only what a concurrency tier holds and what was estimated
+// are given back: the rest may long have been counted.
 func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) {
 	l.advance(now)
 	l.alight(f, cost)
+	l.open(cost, -1)
 	l.Release(cost)
+}
+
+// An Observation is what the provider says it counts of a tier.
+type Observation struct {
+	Tier  int   // that decides
+	Used  int64 // units
+	Since int64 // when the request was admitted whose response says so
+	Exact bool  // it is the truth: what the ledger counts beyond it was not counted
+}
+
+// Observe makes a tier count at least what the provider counts, and if that is exact
+// no more. What has yet to arrive comes on top of it; but what is estimated has arrived.
+func (l *Ledger) Observe(now Moment, o Observation) {
+	now = l.advance(now)
+	r, unit := l.plan.rules[o.Tier], l.plan.unit[o.Tier]
+	if _, ok := r.(*concurrency); ok {
+		return // what is open is known better here
+	}
+	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since {
+		return // it speaks of a window that has ended
+	}
+	used := r.used(l, now)
+	more := min(o.Used, l.plan.tiers[o.Tier].Capacity()) - used
+	if l.plan.estimated[unit] {
+		more -= l.aloft(unit)
+	}
+	switch {
+	case more > 0:
+		if d, ok := r.(departer); ok {
+			d.depart(l, now, more)
+		}
+		r.land(l, now, more)
+	case o.Exact:
+		r.forget(l, now, max(0, used+more))
+	}
+}
+
+// A windowed rule knows when its current window opened.
+type windowed interface {
+	opened(l *Ledger, now Moment) int64
 }
 
 // Release says that the request is over, for the tiers that count what is open at once.
@@ -193,7 +259,12 @@ func (l *Ledger) LandHeld(now Moment) {
 			l.word[u] -= n
 		}
 	}
-	l.land(now, held)
+	l.land(now, held, true)
+	for u := range held {
+		if l.plan.estimated[u] {
+			l.word[u] -= l.unslotted(u)
+		}
+	}
 	for _, r := range l.plan.rules {
 		if c, ok := r.(*concurrency); ok {
 			c.release(l, Never)
@@ -201,10 +272,12 @@ func (l *Ledger) LandHeld(now Moment) {
 	}
 }
 
-// land tells every tier of what has been counted.
-func (l *Ledger) land(at Moment, cost []int64) {
+// land tells every tier of what has been counted, but not of estimates where those
+// are open.
+func (l *Ledger) land(at Moment, cost []int64, open bool) {
 	for i, r := range l.plan.rules {
-		if n := cost[l.plan.unit[i]]; n > 0 {
+		u := l.plan.unit[i]
+		if n := cost[u]; n > 0 && !(open && l.plan.estimated[u]) {
 			r.land(l, at, n)
 		}
 	}
@@ -232,6 +305,9 @@ func (l *Ledger) Usage(now Moment) []Usage {
 		usage[i].Fresh = now.At
 		if usage[i].Used > 0 {
 			usage[i].Fresh = max(last.At, r.fresh(&landed, last))
+		}
+		if landed.aloft(l.plan.unit[i]) > 0 {
+			usage[i].Fresh = Never
 		}
 	}
 	return usage

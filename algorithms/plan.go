@@ -18,7 +18,8 @@ type Plan struct {
 	tiers      []Tier // those that decide, the paces too
 	declared   []int  // the index of each among the tiers that were given
 	rules      []rule
-	unit       []int // which unit each tier counts
+	unit       []int  // which unit each tier counts
+	estimated  []bool // of each unit
 	departures []departure
 	units      []string
 	guard      int64 // microseconds
@@ -29,6 +30,7 @@ type Plan struct {
 	learns     *view     // of the first tier whose boundaries may be learned, nil if there is none
 	aligned    bool
 	concurrent bool
+	estimates  bool // some unit is estimated
 }
 
 // A rule is the counter of one tier. It never changes either: what it remembers
@@ -45,6 +47,8 @@ type rule interface {
 	used(l *Ledger, now Moment) int64
 	// fresh is the instant from which all that has landed counts no more.
 	fresh(l *Ledger, now Moment) int64
+	// forget makes all but some of the units that have landed count no more.
+	forget(l *Ledger, now Moment, keep int64)
 }
 
 // A departer is a rule that must also be told of n units when they are admitted,
@@ -92,6 +96,12 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 		}
 	}
 	p.base = len(p.units)
+	p.estimated = make([]bool, len(p.units))
+	for _, t := range tiers {
+		if t.Estimated {
+			p.estimated[slices.Index(p.units, t.Unit)], p.estimates = true, true
+		}
+	}
 	for i, t := range tiers {
 		p.add(t.normal(), i)
 		if t.Spread > 0 {
@@ -179,6 +189,13 @@ func (p *Plan) Aligned() bool { return p.aligned }
 // Concurrent tells whether a tier limits what is open at once, so that every
 // admission must be released.
 func (p *Plan) Concurrent() bool { return p.concurrent }
+
+// Estimates tells whether a unit is estimated, so that every admission must be
+// settled or released.
+func (p *Plan) Estimates() bool { return p.estimates }
+
+// Estimated tells whether amounts of a unit are estimates until they are settled.
+func (p *Plan) Estimated(unit int) bool { return p.estimated[unit] }
 
 // TooLarge returns the first tier that can never admit the cost, or -1.
 func (p *Plan) TooLarge(cost []int64) int {

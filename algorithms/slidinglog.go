@@ -1,6 +1,9 @@
 package algorithms
 
-import "sort"
+import (
+	"slices"
+	"sort"
+)
 
 // slidingLog admits at most limit units in every half-open interval of one
 // window: the exact rolling window. 60 a minute is 60 in any minute, and never
@@ -49,6 +52,7 @@ func (r *slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
 }
 
 func (r *slidingLog) land(l *Ledger, at Moment, n int64) {
+	n = min(n, r.limit)
 	ring, oldest := l.ring(r.site), &l.word[r.word]
 	grow := min(n, r.limit-int64(len(*ring)))
 	if need := len(*ring) + int(grow); need > cap(*ring) {
@@ -74,6 +78,16 @@ func (r *slidingLog) used(l *Ledger, now Moment) int64 {
 func (r *slidingLog) inside(l *Ledger, stamps []int64, now Moment) int64 {
 	gone := sort.Search(len(stamps), func(i int) bool { return r.leaves(l, stamps[i]) > now.At })
 	return int64(len(stamps) - gone)
+}
+
+// forget keeps the newest stamps.
+func (r *slidingLog) forget(l *Ledger, now Moment, keep int64) {
+	if r.used(l, now) <= keep {
+		return
+	}
+	ring, oldest := *l.ring(r.site), l.word[r.word]
+	newest := slices.Concat(ring[oldest:], ring[:oldest])
+	*l.ring(r.site), l.word[r.word] = newest[int64(len(newest))-keep:], 0
 }
 
 func (r *slidingLog) fresh(l *Ledger, now Moment) int64 {

@@ -62,6 +62,18 @@ func (r *slidingWindow) used(l *Ledger, now Moment) int64 {
 	return used
 }
 
+// forget keeps the newest.
+func (r *slidingWindow) forget(l *Ledger, now Moment, keep int64) {
+	groups, total := l.ring(r.site), &l.word[r.word]
+	for r.used(l, now) > keep {
+		over := min((*groups)[1], *total-keep)
+		*total -= over
+		if (*groups)[1] -= over; (*groups)[1] == 0 {
+			*groups = append((*groups)[:0], (*groups)[2:]...)
+		}
+	}
+}
+
 func (r *slidingWindow) fresh(l *Ledger, now Moment) int64 {
 	if groups := *l.ring(r.site); len(groups) > 0 {
 		return r.leaves(l, groups[len(groups)-2])

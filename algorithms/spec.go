@@ -77,12 +77,15 @@ func (t Tier) String() string {
 	if t.Spread != 0 {
 		option("spread", strconv.FormatInt(t.Spread, 10))
 	}
+	if t.Estimated {
+		option("estimated", "true")
+	}
 	return b.String()
 }
 
 // ParseTier reads a limit and a window, "10000/h" or "60/20s", and any of the
-// options unit, algo, burst, precision, phase (which may be "unknown") and spread, each after a semicolon. A
-// concurrency tier has no window: "10;algo=concurrency". The tier it returns is valid.
+// options unit, algo, burst, precision, phase (which may be "unknown"), spread and estimated ("true"), each after
+// a semicolon. A concurrency tier has no window: "10;algo=concurrency". The tier it returns is valid.
 func ParseTier(spec string) (Tier, error) {
 	fields := strings.Split(spec, ";")
 	var t Tier
@@ -113,8 +116,10 @@ func ParseTier(spec string) (Tier, error) {
 			}
 		case "spread":
 			t.Spread, err = ParseCount(value)
+		case "estimated":
+			t.Estimated, err = strconv.ParseBool(value)
 		default:
-			err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase or spread")
+			err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase, spread or estimated")
 		}
 		return err
 	})

@@ -70,6 +70,7 @@ type Tier struct {
 	Phase     time.Duration // offset of the boundaries of FixedWindow and WeightedWindow from the Unix epoch; of FixedWindow it may be UnknownPhase
 	Unit      string        // what is counted. If empty, "requests"
 	Spread    int64         // how many units may go at once, the others evenly over the Window. If zero, all
+	Estimated bool          // what a request costs in Unit is an estimate until it is settled, see Settle. If one tier says so, it holds for all of the Unit
 }
 
 // UnknownPhase is the Phase of a FixedWindow whose boundaries nobody has told. Until
@@ -168,6 +169,13 @@ func (t Tier) Validate() error {
 		bad("Spread is %d: Concurrency has no window to spread over, leave it zero", t.Spread)
 	case t.Spread < 0 || t.Spread > t.Limit:
 		bad("Spread is %d: it must be from 1 to Limit, %d, or zero for none", t.Spread, t.Limit)
+	}
+	switch {
+	case !t.Estimated:
+	case t.Algorithm == Concurrency:
+		bad("Estimated is true: what Concurrency counts is released, not settled, leave it false")
+	case t.normal().Unit == Requests:
+		bad("Estimated is true: requests are counted, not estimated, so name another Unit")
 	}
 	return errors.Join(errs...)
 }

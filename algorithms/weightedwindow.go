@@ -44,6 +44,9 @@ func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 			}
 		}
 		next := c.index + 1
+		if slot == l.slots() && aloft+n > r.limit {
+			return Never // estimates
+		}
 		for ; slot < l.slots(); slot++ {
 			at, carried := l.landing(slot, r.unit)
 			if at >= end {
@@ -78,6 +81,18 @@ func (r *weightedWindow) land(l *Ledger, at Moment, n int64) {
 func (r *weightedWindow) used(l *Ledger, now Moment) int64 {
 	c := r.counts(l, now)
 	return c.current + ceilMulDiv(c.previous, min(r.window, r.start(now, c.index+1)-now.At), r.window)
+}
+
+func (r *weightedWindow) forget(l *Ledger, now Moment, keep int64) {
+	for r.used(l, now) > keep {
+		c := r.counts(l, now)
+		if c.previous > 0 {
+			c.previous = 0
+		} else {
+			c.current = keep
+		}
+		copy(l.word[r.word:], []int64{c.index, c.current, c.previous})
+	}
 }
 
 func (r *weightedWindow) fresh(l *Ledger, now Moment) int64 {
