@@ -318,7 +318,7 @@ func (g *gate) answer(r *room, w *waiter, b store.Booking, now time.Time) {
 		g.expel(r, w, g.banned(b.Wait))
 	case b.Verdict == store.Late,
 		!w.patience.IsZero() && !w.patience.After(now),
-		b.Tier < 0 && !w.deadline.IsZero() && w.deadline.Sub(now) < b.Wait: // a pause makes it late
+		b.Tier == -1 && !w.deadline.IsZero() && w.deadline.Sub(now) < b.Wait: // a pause makes it late
 		g.expel(r, w, g.refuse(ErrDeadline, b.Tier, b.Wait))
 	default:
 		r.told, r.askAt = w, now.Add(b.Wait)

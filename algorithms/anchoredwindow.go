@@ -79,6 +79,13 @@ func (r *anchoredWindow) used(l *Ledger, now Moment) int64 {
 	return r.slidingWindow.used(l, now)
 }
 
+func (r *anchoredWindow) forget(l *Ledger, now Moment, keep int64) {
+	if r.slidingWindow.forget(l, now, keep); keep == 0 {
+		lo, hi := r.lohi(l)
+		*lo, *hi = 0, 0
+	}
+}
+
 func (r *anchoredWindow) fresh(l *Ledger, now Moment) int64 {
 	if _, hi := r.lohi(l); *hi != opening {
 		return max(now.At, *hi)

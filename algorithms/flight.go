@@ -95,6 +95,11 @@ func (l *Ledger) alight(f Flight, cost []int64) bool {
 	}
 	s := l.slot(i)
 	for u, n := range cost {
+		if !l.plan.estimated[u] && s[heldOf(u)] < n {
+			return false // it is not in there
+		}
+	}
+	for u, n := range cost {
 		if l.plan.estimated[u] {
 			continue
 		}

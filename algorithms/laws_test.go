@@ -97,6 +97,10 @@ func newGame(t *testing.T, r *rand.Rand, first Algorithm) *game {
 		k := 1 + r.Float64()*5
 		g.addTier(all[r.IntN(len(all))], window*k, max(1, int64(float64(limit)*(1+(k-1)*r.Float64()))))
 	}
+	limitsOpen := func(t Tier) bool { return t.Algorithm == Concurrency && t.Unit == "tokens" }
+	for i := range g.tiers {
+		g.tiers[i].Estimated = g.tiers[i].Estimated && !slices.ContainsFunc(g.tiers, limitsOpen)
+	}
 	if r.IntN(2) == 0 {
 		g.guard = int64(math.Exp(r.Float64()*math.Log(window))) + 1
 	}

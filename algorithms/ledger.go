@@ -188,12 +188,13 @@ func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
 
 // Cancel says that the request was never sent and gives back what it was
 // charged. After the guard only what a concurrency tier holds and what was estimated
-// are given back: the rest may long have been counted.
-func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) {
+// are given back: the rest may long have been counted. It tells whether that was not so.
+func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	l.advance(now)
-	l.alight(f, cost)
+	inTime = l.alight(f, cost)
 	l.open(cost, -1)
 	l.Release(cost)
+	return inTime
 }
 
 // An Observation is what the provider says it counts of a tier.

@@ -85,6 +85,11 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 			errs = append(errs, fmt.Errorf("tier %d %q: %w", i, t, err))
 		}
 	}
+	for i, t := range tiers {
+		if t.Algorithm == Concurrency && slices.ContainsFunc(tiers, func(o Tier) bool { return o.Estimated && o.Unit == t.Unit }) {
+			errs = append(errs, fmt.Errorf("tier %d %q: Unit is %q: Concurrency can't count what is Estimated, name another", i, t, t.Unit))
+		}
+	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}

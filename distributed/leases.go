@@ -10,8 +10,8 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// Leases are what this process holds of the tiers that limit concurrency. Every
-// call says how much that is, in all, so that a grant whose reply was lost is given
+// Leases are what this process holds of the tiers that limit concurrency, and what it
+// has estimated and not settled. Every call says how much that is, in all, so that a grant whose reply was lost is given
 // back by the next one; and calls take turns and are numbered, so that one which
 // arrives late changes nothing. The methods of nil leases do nothing.
 type leases struct {
@@ -22,8 +22,10 @@ type leases struct {
 	mu      sync.Mutex // guards all below
 	number  int64      // of the last call
 	held    []int64    // by unit
+	settled []int64    // by unit, since the last call
+	telling []int64    // by unit, of that, what this call tells
 	untold  bool       // held has become less since the last call
-	telling bool       // a goroutine is about to tell
+	tells   bool       // a goroutine is about to tell
 	renewal *time.Timer
 }
 
@@ -33,6 +35,9 @@ func newLeases(q *quota) *leases {
 		owner: rand.Int64N(1 << 48),
 		turn:  make(chan struct{}, 1),
 		held:  make([]int64, len(q.plan.Units())),
+
+		settled: make([]int64, len(q.plan.Units())),
+		telling: make([]int64, len(q.plan.Units())),
 	}
 }
 
@@ -42,10 +47,21 @@ func (l *leases) lock() {
 	}
 }
 
-func (l *leases) unlock() {
-	if l != nil {
-		<-l.turn
+// unlock ends the turn. What was settled is told again if nobody knows whether the call
+// was made: it may count twice, and is not lost.
+func (l *leases) unlock(err error) {
+	if l == nil {
+		return
 	}
+	l.mu.Lock()
+	for u, n := range l.telling {
+		if err != nil {
+			l.settled[u] += n
+		}
+		l.telling[u] = 0
+	}
+	l.mu.Unlock()
+	<-l.turn
 }
 
 // append adds what every call says. It must be its turn.
@@ -54,7 +70,13 @@ func (l *leases) append(args []any) []any {
 	defer l.mu.Unlock()
 	l.number++
 	l.untold = false
-	return appendCost(append(args, l.owner, l.number, micros(l.quota.store.options.Lease)), l.held)
+	args = appendCost(append(args, l.owner, l.number, micros(l.quota.store.options.Lease)), l.held)
+	if l.quota.plan.Estimates() {
+		args = appendCost(args, l.settled)
+		copy(l.telling, l.settled)
+		clear(l.settled)
+	}
+	return args
 }
 
 // grant adds what was admitted. It must still be its turn.
@@ -78,16 +100,29 @@ func (l *leases) add(cost []int64, sign int64) {
 	}
 }
 
-// release gives back and tells Redis, in a goroutine that ends with the call.
-func (l *leases) release(cost []int64) {
+// release gives back places, and settle estimates: what they really cost is nil where
+// that is nothing. Redis is told in a goroutine that ends with the call.
+func (l *leases) release(cost []int64) { l.giveBack(cost, nil, false) }
+
+func (l *leases) settle(cost, actual []int64) { l.giveBack(cost, actual, true) }
+
+func (l *leases) giveBack(cost, actual []int64, estimated bool) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
-	l.add(cost, -1)
+	for u, n := range cost {
+		if l.quota.plan.Estimated(u) != estimated {
+			continue
+		}
+		l.held[u] -= n
+		if actual != nil {
+			l.settled[u] += actual[u]
+		}
+	}
 	l.untold = true
-	start := !l.telling
-	l.telling = true
+	start := !l.tells
+	l.tells = true
 	l.mu.Unlock()
 	if start {
 		go l.tell()
@@ -100,18 +135,18 @@ func (l *leases) tell() {
 		l.lock()
 		l.mu.Lock()
 		if !l.untold { // another call has said it meanwhile
-			l.telling = false
+			l.tells = false
 			l.mu.Unlock()
-			l.unlock()
+			l.unlock(nil)
 			return
 		}
 		l.mu.Unlock()
 		err := l.sync()
-		l.unlock()
+		l.unlock(err)
 		l.quota.freed()
 		if err != nil {
 			l.mu.Lock()
-			l.untold, l.telling = true, false
+			l.untold, l.tells = true, false
 			l.renewLater()
 			l.mu.Unlock()
 			return // the renewal tells, and else the lease ends
@@ -135,8 +170,7 @@ func (l *leases) renewLater() {
 	}
 	l.renewal = time.AfterFunc(l.quota.store.options.Lease/3, func() {
 		l.lock()
-		_ = l.sync() // another renewal follows
-		l.unlock()
+		l.unlock(l.sync()) // another renewal follows
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.renewal = nil

@@ -101,6 +101,26 @@ func (s *share) charge(got []store.Booking) {
 	}
 }
 
+// settle says what was really sent of an estimate; actual is nil where it was nothing.
+func (s *share) settle(b store.Booking, cost, actual []int64) {
+	if s == nil || b.Ahead.State != alone {
+		return
+	}
+	if actual == nil {
+		actual = make([]int64, len(cost))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ledger.Settle(moment(time.Now()), cost, actual)
+	for u := range cost {
+		if s.plan().Estimated(u) {
+			s.owed[u] = max(0, s.owed[u]+actual[u]-cost[u])
+		}
+	}
+}
+
+func (s *share) plan() *algorithms.Plan { return s.ledger.Plan() }
+
 func (s *share) release(cost []int64) {
 	if s == nil {
 		return
@@ -131,7 +151,7 @@ func (q *quota) repay() {
 	}
 	q.leases.lock()
 	_, _, err := q.call(context.Background(), appendCost(q.begin("c", len(amounts)), amounts))
-	q.leases.unlock()
+	q.leases.unlock(err)
 	if err != nil {
 		s.mu.Lock()
 		for u, n := range owed {

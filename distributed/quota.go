@@ -15,14 +15,15 @@ import (
 )
 
 const (
-	mostACall   = 64                    // callers that share one call of the script
-	mostCalls   = 4                     // calls that share a round trip, where so many wait
-	slowTrips   = 2                     // how often an answer that came too late is asked for again
-	unguarded   = 50 * time.Millisecond // how long a booking is good with NoGuard
-	wakeUp      = 10 * time.Millisecond // how late a process may wake up that has slept until its time
-	worthWaking = 5 * time.Millisecond  // who sleeps for less is not told of a pause
-	never       = -1                    // an instant in a reply
-	lastInstant = 1<<53 - 1             // the last that a script can tell from the next
+	mostACall   = 64                     // callers that share one call of the script
+	mostCalls   = 4                      // calls that share a round trip, where so many wait
+	slowTrips   = 2                      // how often an answer that came too late is asked for again
+	unguarded   = 50 * time.Millisecond  // how long a booking is good with NoGuard
+	wakeUp      = 10 * time.Millisecond  // how late a process may wake up that has slept until its time
+	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
+	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
+	never       = -1                     // an instant in a reply
+	lastInstant = 1<<53 - 1              // the last that a script can tell from the next
 )
 
 // A quota is what one limiter sees of a key: to the fleet each is a process of its
@@ -34,11 +35,12 @@ type quota struct {
 	args    []any // of the plan
 	ahead   int   // how many of one trip may be booked for later
 	circuit *circuit
-	leases  *leases // nil unless a tier limits concurrency
+	leases  *leases // nil unless a tier limits concurrency or a unit is estimated
 	share   *share  // nil unless the process goes on without Redis
 
 	mu       sync.Mutex // guards all below
 	state    state
+	observed time.Time // when Redis was last told what the provider counts
 	watchers map[*watcher]struct{}
 }
 
@@ -61,6 +63,7 @@ var (
 	_ store.Quota      = (*quota)(nil)
 	_ store.Booker     = (*quota)(nil)
 	_ store.Forecaster = (*quota)(nil)
+	_ store.Observer   = (*quota)(nil)
 )
 
 func (s *Store) newQuota(key string, plan *algorithms.Plan) *quota {
@@ -76,7 +79,7 @@ func (s *Store) newQuota(key string, plan *algorithms.Plan) *quota {
 	if _, ok := s.rdb.(*redis.ClusterClient); ok {
 		q.circuit = new(circuit) // one shard may be away while the others answer
 	}
-	if plan.Concurrent() {
+	if plan.Concurrent() || plan.Estimates() {
 		q.leases = newLeases(q)
 	}
 	if s.options.Outage.Workers > 0 {
@@ -136,7 +139,7 @@ func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]
 	t := q.bookTrip(behind, requests)
 	q.run(t, func(err error) {
 		var got []store.Booking
-		slow := error(nil)
+		lost, slow := err, error(nil)
 		if err == nil {
 			got = q.read(t, requests)
 			slow = t.tooSlow()
@@ -145,7 +148,7 @@ func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]
 			got, err = q.share.book(requests, err)
 		}
 		q.leases.grant(got)
-		q.leases.unlock()
+		q.leases.unlock(lost)
 		switch {
 		case slow != nil && again > 0:
 			q.Unbook(got)
@@ -296,9 +299,9 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 	case what < -1:
 		// The script ran between sent and got: no sooner than the one and no later
 		// than the other.
-		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + t.good()), At: at, Cost: r.Cost, State: h.generation}
+		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + t.good()), At: at, Cost: r.Cost, Guard: t.guard, State: h.generation}
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
-		b.Verdict, b.Flight, b.Ahead = store.Admitted, algorithms.Flight(at), a
+		b.Verdict, b.Flight, b.At, b.Ahead = store.Admitted, algorithms.Flight(at), at, a
 	case b.Wait > r.Within:
 		b.Verdict = store.Late
 	default:

@@ -45,6 +45,9 @@ func sha(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// estimate is added to the hash of a unit whose amounts are estimates.
+const estimate = 1 << 32
+
 // planArgs are the script's arguments that tell the plan, from its guard to its
 // last tier.
 func planArgs(p *algorithms.Plan) []any {
@@ -54,7 +57,11 @@ func planArgs(p *algorithms.Plan) []any {
 		unit[name] = i
 		h := fnv.New32a()
 		h.Write([]byte(name))
-		args = append(args, h.Sum32())
+		hash := int64(h.Sum32())
+		if p.Estimated(i) {
+			hash += estimate
+		}
+		args = append(args, hash)
 	}
 	for _, t := range p.Tiers() {
 		args = append(args, int(t.Algorithm), unit[t.Unit], t.Limit, t.Window.Microseconds(), t.Burst, extra(t).Microseconds())

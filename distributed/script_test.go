@@ -91,7 +91,7 @@ func TestNumbers(t *testing.T) {
 func value(t *testing.T, s *subject, plan *algorithms.Plan) string {
 	t.Helper()
 	s.begin(plan)
-	for i, st := range []step{step1(3), step1(4), {op: "p", args: []int64{1000, 0, 0, 0}}} {
+	for i, st := range []step{step1(3), step1(4), {op: "p", args: []int64{1000, 0, 0, 0, 0}}} {
 		if _, err := s.answer(1_700_000_000_000_000+int64(i)*10_000, st); err != nil {
 			t.Fatal(err)
 		}
@@ -349,9 +349,9 @@ func TestNews(t *testing.T) {
 		step
 		want string
 	}{
-		{step{op: "p", lease: []int64{7, 1, 1e6, 0}, args: []int64{2000, 0, 0, 0}}, "pause 2000 0 1"},
-		{step{op: "p", lease: []int64{7, 2, 1e6, 0}, args: []int64{1000, 1, 0, 0}}, ""},
-		{step{op: "p", lease: []int64{7, 3, 1e6, 0}, args: []int64{3000, 1, 1, 1}}, "pause 3000 1 2"},
+		{step{op: "p", lease: []int64{7, 1, 1e6, 0}, args: []int64{2000, 0, 0, 0, 0}}, "pause 2000 0 1"},
+		{step{op: "p", lease: []int64{7, 2, 1e6, 0}, args: []int64{1000, 1, 0, 0, 0}}, ""},
+		{step{op: "p", lease: []int64{7, 3, 1e6, 0}, args: []int64{3000, 1, 1, 1, 0}}, "pause 3000 1 2"},
 	} {
 		if _, err := s.answer(at, c.step); err != nil {
 			t.Fatal(err)

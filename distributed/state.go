@@ -3,6 +3,7 @@ package distributed
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -19,7 +20,8 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	guard := q.guard(requests)
 	q.leases.lock()
 	args := append(q.begin("r", 6), 0, 0, micros(guard))
-	_, t, err := q.call(ctx, appendRequests(args, requests, 0))
+	_, t, lost := q.call(ctx, appendRequests(args, requests, 0))
+	err := lost
 	var got []store.Booking
 	if err == nil {
 		t.guard = guard
@@ -31,7 +33,7 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 		got, err = q.share.book(requests, err)
 	}
 	q.leases.grant(got)
-	q.leases.unlock()
+	q.leases.unlock(lost)
 	if err != nil {
 		return store.Booking{}, err
 	}
@@ -47,8 +49,8 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) 
 	flag := map[bool]int{true: 1}
 	length := algorithms.Micros(p.For)
 	q.leases.lock()
-	reply, t, err := q.call(ctx, append(q.begin("p", 4), length, flag[p.Close], flag[p.Once], p.Epoch))
-	q.leases.unlock()
+	reply, t, err := q.call(ctx, append(q.begin("p", 5), length, flag[p.Close], flag[p.Once], p.Epoch, flag[p.Probe]))
+	q.leases.unlock(err)
 	if err != nil {
 		return q.pauseAlone(p), err
 	}
@@ -188,32 +190,39 @@ func (q *quota) watched() bool {
 	return len(q.watchers) > 0
 }
 
-// Unbook gives back what nobody will use: the permits, and the times that are
-// still to come.
+// Unbook gives back what nobody will use: the permits, and the times.
 func (q *quota) Unbook(bookings []store.Booking) {
 	for _, b := range bookings {
 		if b.Verdict == store.Admitted {
-			q.Release(b, b.Ahead.Cost)
+			q.drop(b, b.Ahead.Cost)
 		}
 	}
 	go q.giveBack(bookings)
 }
 
-// giveBack gives times back for the next one who asks for as much. It is not tried
-// again: a time that was given back twice would be handed out twice.
+// drop gives back what is held of a booking that will not be used.
+func (q *quota) drop(b store.Booking, cost []int64) {
+	q.Release(b, cost)
+	q.leases.settle(cost, nil)
+	q.share.settle(b, cost, nil)
+}
+
+// giveBack gives times back: those to come for the next one who asks for as much, those
+// that have come by taking the request off its way. It is not tried again: what was
+// given back twice would be handed out twice.
 func (q *quota) giveBack(bookings []store.Booking) {
 	now := time.Now()
 	var args []any
-	generation := int64(0)
+	generation, guard := int64(0), time.Duration(0)
 	for _, b := range bookings {
 		a := b.Ahead
-		if a == nil || a.State == alone || !a.Start.After(now) {
+		if a == nil || a.State == alone || !a.End.After(now) {
 			continue
 		}
 		if generation == 0 {
-			generation = a.State
+			generation, guard = a.State, a.Guard
 		}
-		if a.State == generation && len(args) < mostACall*(1+len(a.Cost)) {
+		if a.State == generation && a.Guard == guard && len(args) < mostACall*(1+len(a.Cost)) {
 			args = appendCost(append(args, a.At), a.Cost)
 		}
 	}
@@ -221,9 +230,9 @@ func (q *quota) giveBack(bookings []store.Booking) {
 		return
 	}
 	q.leases.lock()
-	call := append(append(q.begin("u", 1+len(args)), generation), args...)
-	_, _, _ = q.call(context.Background(), call)
-	q.leases.unlock()
+	call := append(append(q.begin("u", 2+len(args)), generation, micros(guard)), args...)
+	_, _, err := q.call(context.Background(), call)
+	q.leases.unlock(err)
 }
 
 // Arrived does nothing: telling Redis would be a second call for each request, so
@@ -236,18 +245,62 @@ func (q *quota) Release(b store.Booking, cost []int64) {
 	q.leases.release(cost)
 }
 
-// Return is Release: the time of a request that was admitted has passed, so that
-// nobody else can have it.
+// Settle says what was really spent with the next call, or one of its own.
+func (q *quota) Settle(b store.Booking, cost, actual []int64) {
+	if b.Ahead.State == alone {
+		q.share.settle(b, cost, actual)
+		actual = nil // it is charged when Redis is back
+	}
+	q.leases.settle(cost, actual)
+}
+
+// Return gives back what is held, and in a goroutine that ends with the call, takes the
+// request off its way.
 func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
-	q.Release(b, cost)
+	q.Unbook([]store.Booking{b})
 	return nil
+}
+
+// Observe tells Redis, in a goroutine that ends with the call; but not if it was told
+// a moment ago and something is left.
+func (q *quota) Observe(b store.Booking, seen []store.Observation) {
+	if b.Ahead == nil || b.Ahead.State == alone || !q.worthTelling(seen) {
+		return
+	}
+	go func() {
+		q.leases.lock()
+		args := q.begin("o", 4*len(seen))
+		for _, o := range seen {
+			exact := 0
+			if o.Exact {
+				exact = 1
+			}
+			args = append(args, o.Tier+1, o.Used, b.At, exact)
+		}
+		reply, t, err := q.call(context.Background(), args)
+		q.leases.unlock(err)
+		if err == nil {
+			q.learn(parseHeader(reply), t)
+		}
+	}()
+}
+
+func (q *quota) worthTelling(seen []store.Observation) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	usedUp := slices.ContainsFunc(seen, func(o store.Observation) bool { return o.Used >= q.plan.Tiers()[o.Tier].Capacity() })
+	if !usedUp && time.Since(q.observed) < tellAgain {
+		return false
+	}
+	q.observed = time.Now()
+	return true
 }
 
 // Status asks Redis.
 func (q *quota) Status(ctx context.Context) (store.Status, error) {
 	q.leases.lock()
 	reply, t, err := q.call(ctx, q.begin("q", 0))
-	q.leases.unlock()
+	q.leases.unlock(err)
 	if err != nil {
 		return store.Status{}, err
 	}

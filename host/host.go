@@ -132,6 +132,9 @@ func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 		if t.Algorithm == algorithms.Concurrency {
 			return nil, fmt.Errorf("host: tier %q: what is open is not kept in a file: use package local or distributed", t)
 		}
+		if t.Estimated {
+			return nil, fmt.Errorf("host: tier %q: what is estimated would stay so in the file when its process dies: leave Estimated false, or use package local or distributed", t)
+		}
 	}
 	return newQuota(s, key, plan), nil
 }

@@ -37,6 +37,7 @@ var (
 	_ store.Quota      = (*quota)(nil)
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Aligner    = (*quota)(nil)
+	_ store.Observer   = (*quota)(nil)
 )
 
 func newQuota(s *Store, key string, plan *algorithms.Plan) *quota {
@@ -179,9 +180,12 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (b store.Booking, 
 func (t *turn) reserve(r store.Request) store.Booking {
 	b := store.Booking{Tier: -1, Epoch: t.epoch}
 	switch from := max(t.until, t.ready); {
-	case t.shut > 0 && t.until > t.now.At:
+	case t.shut&ban > 0 && t.until > t.now.At:
 		b.Verdict, b.Wait = store.Closed, t.now.Until(t.until)
 	case from > t.now.At:
+		if t.shut&probing > 0 {
+			b.Tier = store.Probing
+		}
 		at, tier := t.ledger.Earliest(t.now, r.Cost)
 		if b.Wait = t.now.Until(max(at, from)); at > from {
 			b.Tier = tier
@@ -191,7 +195,10 @@ func (t *turn) reserve(r store.Request) store.Booking {
 	default:
 		var at int64
 		if b.Flight, at, b.Tier = t.ledger.Take(t.now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
-			b.Verdict = store.Admitted
+			b.Verdict, b.At = store.Admitted, t.now.At
+			if t.shut&probe > 0 {
+				t.until, t.shut = t.now.At+algorithms.Micros(store.ProbeTime), probing
+			}
 		} else {
 			b.Wait = t.now.Until(at)
 		}
@@ -211,6 +218,21 @@ func (q *quota) Arrived(b store.Booking, cost []int64) {
 
 // Release does nothing: there are no tiers that count what is open.
 func (q *quota) Release(store.Booking, []int64) {}
+
+// Settle does nothing: there are no estimates.
+func (q *quota) Settle(store.Booking, []int64, []int64) {}
+
+// Observe is told to the file with the next transaction.
+func (q *quota) Observe(b store.Booking, seen []store.Observation) {
+	q.hear(func(t *turn) {
+		for _, o := range seen {
+			t.ledger.Observe(t.now, algorithms.Observation{Tier: o.Tier, Used: o.Used, Since: b.At, Exact: o.Exact && b.At >= t.exact})
+			if o.Exact {
+				t.exact = max(t.exact, b.At)
+			}
+		}
+	})
+}
 
 func (q *quota) Return(ctx context.Context, b store.Booking, cost []int64) error {
 	if b.Flight == algorithms.Landed {
@@ -233,10 +255,17 @@ func (q *quota) Align(from, to time.Time) {
 func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, err error) {
 	err = q.take(ctx, func(t *turn) bool {
 		end := t.now.At + algorithms.Micros(p.For)
-		if (!p.Once || p.Epoch == t.epoch) && end > max(t.now.At, t.until) {
-			t.until, t.shut = end, 0
+		until, shut := t.until, t.shut
+		if shut&probing > 0 {
+			until, shut = 0, probe
+		}
+		if (!p.Once || p.Epoch == t.epoch) && end > max(t.now.At, until) {
+			t.until, t.shut = end, shut&probe
 			if p.Close {
-				t.shut = 1
+				t.shut |= ban
+			}
+			if p.Probe {
+				t.shut |= probe
 			}
 			t.epoch++
 			done.Applied = true
@@ -249,7 +278,7 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, er
 
 // change is what a pause is to those who wait.
 func (t *turn) change() store.Change {
-	if t.shut > 0 {
+	if t.shut&ban > 0 {
 		return store.Shut
 	}
 	return store.Slowed
@@ -264,7 +293,7 @@ func (q *quota) Status(ctx context.Context) (s store.Status, err error) {
 }
 
 func (t *turn) status() (s store.Status) {
-	if left := max(0, t.now.Until(t.until)); t.shut > 0 {
+	if left := max(0, t.now.Until(t.until)); t.shut&ban > 0 {
 		s.Closed = left
 	} else {
 		s.Paused = left
@@ -287,7 +316,7 @@ func (q *quota) Forecast() store.Forecast {
 	defer q.mu.Unlock()
 	seen := q.seen
 	from := max(seen.until, seen.ready)
-	if seen.shut > 0 { // nobody will wait: they are refused
+	if seen.shut&(ban|probing) > 0 { // nobody will wait: they are refused, or it is not known for how long
 		from = seen.ready
 	}
 	return store.Foretell(&seen.ledger, func() algorithms.Moment {

@@ -19,8 +19,9 @@ type state struct {
 	last   int64 // when it was written
 	offset int64 // of its clock to the wall clock
 	until  int64 // the longest pause or ban ends
-	shut   int64 // 1 if it is a ban
+	shut   int64 // ban, probe, probing
 	epoch  int64 // pauses and bans so far
+	exact  int64 // when the request was admitted whose response last told the truth
 	plan   string
 	ledger []byte
 }
@@ -30,15 +31,24 @@ const (
 	headLen = 5 // the format and the checksum
 )
 
+// What a pause is, as bits.
+const (
+	ban     = 1 << iota // callers are refused
+	probe               // one request is to go first when it ends
+	probing             // that has gone, and the pause is for its answer
+)
+
 var (
 	errNewer = errors.New("a newer release keeps this quota: upgrade this one")
 	castTab  = crc32.MakeTable(crc32.Castagnoli)
 )
 
-func (s *state) numbers() []*int64 { return []*int64{&s.last, &s.offset, &s.until, &s.shut, &s.epoch} }
+func (s *state) numbers() []*int64 {
+	return []*int64{&s.last, &s.offset, &s.until, &s.shut, &s.epoch, &s.exact}
+}
 
 func (s *state) encode() []byte {
-	b := make([]byte, headLen, headLen+6*binary.MaxVarintLen64+len(s.plan)+len(s.ledger))
+	b := make([]byte, headLen, headLen+7*binary.MaxVarintLen64+len(s.plan)+len(s.ledger))
 	b[0] = format
 	for _, n := range s.numbers() {
 		b = binary.AppendVarint(b, *n)

@@ -81,6 +81,9 @@ type quota struct {
 	ledger   algorithms.Ledger
 	until    int64  // instant at which the longest pause or ban ends
 	shut     bool   // it is a ban
+	probe    bool   // one request is to go first when it ends
+	probing  bool   // it has gone, and the pause is for its answer
+	exact    int64  // when the request was admitted whose response last told the truth
 	epoch    uint32 // pauses and bans so far
 	watchers *watchers
 }
@@ -93,6 +96,7 @@ var (
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Idler      = (*quota)(nil)
 	_ store.Aligner    = (*quota)(nil)
+	_ store.Observer   = (*quota)(nil)
 )
 
 func newQuota(plan *algorithms.Plan) *quota {
@@ -130,7 +134,11 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 	}
 	var at int64
 	if b.Flight, at, b.Tier = q.ledger.Take(now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
-		b.Verdict = store.Admitted
+		b.Verdict, b.At = store.Admitted, now.At
+		if q.probe {
+			b.Probe, q.probe, q.probing, q.shut = true, false, true, false
+			q.until = now.At + algorithms.Micros(store.ProbeTime)
+		}
 	} else {
 		b.Wait = now.Until(at)
 	}
@@ -144,14 +152,26 @@ func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
 		return
 	}
 	at, tier := q.ledger.Earliest(now, r.Cost)
-	if b.Wait = now.Until(max(at, q.until)); at > q.until {
+	switch b.Wait = now.Until(max(at, q.until)); {
+	case at > q.until:
 		b.Tier = tier
+	case q.probing:
+		b.Tier = store.Probing
 	}
+}
+
+// probed ends the wait for the answer to a probe.
+func (q *quota) probed(b store.Booking) (ended bool) {
+	if ended = b.Probe && q.probing && b.Epoch == int64(q.epoch); ended {
+		q.until, q.probing = 0, false
+	}
+	return ended
 }
 
 func (q *quota) Arrived(b store.Booking, cost []int64) {
 	q.mu.Lock()
 	q.ledger.Land(q.now(), b.Flight, cost)
+	q.probed(b)
 	q.unlockAndTell(store.Freed, 0)
 }
 
@@ -161,9 +181,16 @@ func (q *quota) Release(_ store.Booking, cost []int64) {
 	q.unlockAndTell(store.Freed, 0)
 }
 
+func (q *quota) Settle(_ store.Booking, cost, actual []int64) {
+	q.mu.Lock()
+	q.ledger.Settle(q.now(), cost, actual)
+	q.unlockAndTell(store.Freed, 0)
+}
+
 func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
 	q.mu.Lock()
 	q.ledger.Cancel(q.now(), b.Flight, cost)
+	q.probe = q.probed(b) || q.probe
 	q.unlockAndTell(store.Freed, 0)
 	return nil
 }
@@ -172,11 +199,16 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	q.mu.Lock()
 	now := q.now()
 	end := now.At + algorithms.Micros(p.For)
-	if p.Once && p.Epoch != int64(q.epoch) || end <= max(now.At, q.until) {
+	until := q.until
+	if q.probing {
+		until = 0
+	}
+	if p.Once && p.Epoch != int64(q.epoch) || end <= max(now.At, until) {
 		defer q.mu.Unlock()
 		return store.Paused{Epoch: int64(q.epoch)}, nil
 	}
 	q.until, q.shut = end, p.Close
+	q.probe, q.probing = q.probe || q.probing || p.Probe, false
 	q.epoch++
 	done := store.Paused{Applied: true, Epoch: int64(q.epoch)}
 	if p.Close {
@@ -191,6 +223,18 @@ func (q *quota) Align(from, to time.Time) {
 	q.mu.Lock()
 	q.ledger.Boundary(q.now(), int64(from.Sub(origin)/time.Microsecond), algorithms.Micros(to.Sub(origin)))
 	q.unlockAndTell(store.Freed, 0)
+}
+
+func (q *quota) Observe(b store.Booking, seen []store.Observation) {
+	q.mu.Lock()
+	now := q.now()
+	for _, o := range seen {
+		q.ledger.Observe(now, algorithms.Observation{Tier: o.Tier, Used: o.Used, Since: b.At, Exact: o.Exact && b.At >= q.exact})
+		if o.Exact {
+			q.exact = max(q.exact, b.At)
+		}
+	}
+	q.unlockAndTell(store.Freed, 0) // or taken, which who asks again learns
 }
 
 func (q *quota) Status(context.Context) (store.Status, error) {
@@ -252,7 +296,7 @@ func (q *quota) Forecast() store.Forecast {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	from := q.until
-	if q.shut { // nobody will wait: they are refused
+	if q.shut || q.probing { // nobody will wait: they are refused, or it is not known for how long
 		from = 0
 	}
 	return store.Foretell(&q.ledger, q.now, from)

@@ -27,6 +27,10 @@ type Quota interface {
 	Arrived(b Booking, cost []int64)
 	// Release says that a held request is over, for tiers that count what is open.
 	Release(b Booking, cost []int64)
+	// Settle says what a held request has really cost, in those units of which its
+	// cost was an estimate. It is called once, and before Release, where the plan has
+	// such units.
+	Settle(b Booking, cost, actual []int64)
 	// Return gives back the charge of a held request that was never sent, as far as
 	// it is still on its way.
 	Return(ctx context.Context, b Booking, cost []int64) error
@@ -57,12 +61,13 @@ type Booker interface {
 
 // An Ahead is a time that was booked.
 type Ahead struct {
-	Start time.Time // the request may be sent from here on
-	End   time.Time // and no later: then the booking is void
-	Again time.Time // when to ask for more behind it
-	At    int64     // Start, as the store tells time
-	Cost  []int64   // what was booked
-	State int64     // which state of the store it is charged to
+	Start time.Time     // the request may be sent from here on
+	End   time.Time     // and no later: then the booking is void
+	Again time.Time     // when to ask for more behind it
+	At    int64         // Start, as the store tells time
+	Cost  []int64       // what was booked
+	Guard time.Duration // how long it is on its way at most
+	State int64         // which state of the store it is charged to
 }
 
 // Void tells whether the booking can't be used any more. It looks at the wall clock
@@ -79,6 +84,19 @@ type Aligner interface {
 	// Align says that a window of the first tier of UnknownPhase ends between two
 	// instants.
 	Align(from, to time.Time)
+}
+
+// An Observer is a Quota that can be told what the provider counts.
+type Observer interface {
+	// Observe tells it, by the response to a request. It does not block.
+	Observe(b Booking, seen []Observation)
+}
+
+// An Observation is what the provider says it counts of a tier.
+type Observation struct {
+	Tier  int   // of the plan
+	Used  int64 // units
+	Exact bool  // it is the truth: what was counted here beyond it was not counted there
 }
 
 // A Forecaster is a Quota that can foretell how long a queue will take.
@@ -122,12 +140,21 @@ const (
 // A Booking is the answer to a Request.
 type Booking struct {
 	Verdict Verdict
-	Tier    int               // where Later: the tier that decides, -1 for a pause
+	Tier    int               // where Later: the tier that decides, -1 for a pause, Probing for a request that tries whether it is over
 	Wait    time.Duration     // Forever where only a release can help
 	Flight  algorithms.Flight // names a held request to the store
 	Epoch   int64             // how many pauses the quota had seen
+	At      int64             // when it was admitted, as the store tells time
+	Probe   bool              // it is the first after a pause, for which others wait
 	Ahead   *Ahead            // where it was booked for a time; nil for now
 }
+
+// Probing is the Tier of a Booking that waits for the first request after a pause.
+const Probing = -2
+
+// ProbeTime is how long the first request after a pause goes alone, if its answer does
+// not come sooner.
+const ProbeTime = time.Second
 
 // Forever is the Wait of what no passing of time brings about.
 const Forever time.Duration = 1<<63 - 1
@@ -137,6 +164,7 @@ const Forever time.Duration = 1<<63 - 1
 type Pause struct {
 	For   time.Duration
 	Close bool // refuse callers with the time it ends, instead of letting them wait
+	Probe bool // when it ends one request goes first, and the others only then
 
 	// Once makes the pause void unless the quota is still in Epoch, so that many
 	// refusals of one moment are one event.

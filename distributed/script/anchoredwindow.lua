@@ -27,6 +27,7 @@ local function anchoredWindow(unit, limit, window, precision, total, groups, lo,
   end
 
   function rule.earliest(now, n)
+    if estimated[unit] and open[unit] > 0 then return rolling.earliest(now, n) end -- nobody knows when it lands
     local closes, last = sentSoFar()
     local opens = last or now
     if closes ~= OPENING then opens = math.max(opens, closes) end
@@ -51,6 +52,11 @@ local function anchoredWindow(unit, limit, window, precision, total, groups, lo,
   end
 
   function rule.fresh(now) return hi == OPENING and now or math.max(now, hi) end
+
+  function rule.forget(now, keep)
+    rolling.forget(now, keep)
+    if keep == 0 then lo, hi = 0, 0 end
+  end
 
   function rule.expires()
     local closes = sentSoFar()

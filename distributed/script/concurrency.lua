@@ -2,8 +2,6 @@
 -- Units: µs. Twin: algorithms/concurrency.go decides alike; that a process may die
 -- without releasing is known only here, see lease.lua.
 
-local open = {} -- of each unit, what is held by all processes
-
 local function concurrency(unit, limit)
   local rule = {concurrent = true}
   function rule.earliest(now, n) return open[unit] + n <= limit and now or NEVER end

@@ -6,7 +6,7 @@
 -- charged in the old tiers, but maybe not in the new ones.
 
 if old then
-  local function nameOf(p, t) return table.concat({p[t], p[t + 3], p[5 + p[t + 1]]}, ' ') end
+  local function nameOf(p, t) return table.concat({p[t], p[t + 3], p[5 + p[t + 1]] % ESTIMATE}, ' ') end
 
   -- What each old tier remembers, by name.
   local remembered, words, groups = {}, body + HEAD + 7 * old[3], body + (sizes(old))
@@ -62,7 +62,7 @@ if old then
     return pack('>I7', parse('>I7', was.words, 1) + 1) .. string.sub(was.words, 8)
   end
 
-  local tierWords, tierGroups, tierRings, concurrent = {}, {}, {}, false
+  local tierWords, tierGroups, tierRings, concurrent = {}, {}, {}, estimates
   capacities, image = {}, start
   for t = 5 + units, #plan, 6 do
     local algorithm, limit = plan[t], plan[t + 2]
@@ -92,7 +92,7 @@ if old then
       for u = 1, units do
         new[fixed + u] = 0
         for o = 1, old[3] do
-          if old[4 + o] == plan[4 + u] then new[fixed + u] = r[fixed + o] end
+          if old[4 + o] % ESTIMATE == plan[4 + u] % ESTIMATE then new[fixed + u] = r[fixed + o] end
         end
       end
       records[i] = new

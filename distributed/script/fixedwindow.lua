@@ -22,6 +22,7 @@ local function fixedWindow(unit, limit, window, phase, index, count)
     -- A boundary clears what has landed, but not what is on its way across it.
     local next, i = current + 1, slots.first
     while up + n > limit do
+      if i > slots.last then return NEVER end -- estimates
       local at, carried = landing(i, unit)
       up, i = up - carried, i + 1
       next = math.max(next, indexOf(at, current, window, phase) + 1)
@@ -40,6 +41,12 @@ local function fixedWindow(unit, limit, window, phase, index, count)
 
   function rule.fresh(now)
     return rule.used(now) == 0 and now or startOf(index + 1, window, phase)
+  end
+
+  function rule.opened(now) return startOf(indexOf(now, index, window, phase), window, phase) end
+
+  function rule.forget(now, keep)
+    if rule.used(now) > keep then count = keep end
   end
 
   function rule.expires()

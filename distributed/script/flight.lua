@@ -1,11 +1,13 @@
 -- flight.lua: what is on its way, and the ledger's clock. Units: µs.
--- Twin: algorithms/flight.go and ledger.go, of requests that are not held.
+-- Twin: algorithms/flight.go and ledger.go, of requests that are not held but for
+-- their estimates, which are on their way without a slot until they are settled.
 --
 -- A slot is the instant at which its requests land, and what they carry of each
 -- unit. Requests that would land within one grain of each other share a slot.
 
 local rules, unitOf = {}, {} -- of each tier
 local aloft = {} -- of each unit, how much is on its way
+local open = {} -- of each unit, what all processes hold of it, or have estimated and not settled
 local slots -- a queue
 local firstLanding -- of the first slot
 local frontier -- the latest instant decided on: the next booking is not before it
@@ -82,9 +84,34 @@ local function depart(at, cost)
   slots[s + 1] = lands
   if slots.first == slots.last then firstLanding = lands end
   for u = 1, units do
-    slots[s + 1 + u] = slots[s + 1 + u] + cost[u]
-    aloft[u] = aloft[u] + cost[u]
+    if not estimated[u] then
+      slots[s + 1 + u] = slots[s + 1 + u] + cost[u]
+      aloft[u] = aloft[u] + cost[u]
+    end
   end
+end
+
+-- Takes off its way what would land at an instant, if it is still there, and tells.
+local function cancel(lands, cost)
+  for i = slots.last, slots.first, -1 do
+    local s = record(slots, i)
+    local at = slots[s + 1]
+    if at - at % grain == lands - lands % grain then
+      for u = 1, units do
+        if not estimated[u] and slots[s + 1 + u] < cost[u] then return false end
+      end
+      for u = 1, units do
+        if not estimated[u] then
+          slots[s + 1 + u], aloft[u] = slots[s + 1 + u] - cost[u], aloft[u] - cost[u]
+        end
+      end
+      rewrite(slots, i)
+      return true
+    elseif at < lands then
+      return false
+    end
+  end
+  return false
 end
 
 -- Charges the cost at an instant, or at the frontier if that is later.
@@ -95,7 +122,7 @@ local function charge(at, cost)
     local n, rule = cost[unitOf[i]], rules[i]
     if n > 0 then
       if rule.depart then rule.depart(at) end
-      if guard == 0 then rule.land(at, n) end
+      if guard == 0 and not estimated[unitOf[i]] then rule.land(at, n) end
     end
   end
   if guard > 0 then depart(at, cost) end

@@ -24,6 +24,12 @@ local function bucket(unit, limit, window, burst, tat, part)
 
   local function fresh(now) return math.max(now, part > 0 and tat + 1 or tat) end
 
+  local function used(now)
+    if tat < now then return 0 end
+    local used, rest = mulDiv(tat - now, limit, window)
+    return used + ceilMulDiv(rest + part, 1, window)
+  end
+
   return {
     earliest = function(now, n)
       local tat, part, free = tat, part, burst - aloft[unit] - n
@@ -38,15 +44,16 @@ local function bucket(unit, limit, window, burst, tat, part)
         tat, part = add(tat, part, lands, carried)
         free, now = free + carried, lands
       end
+      if free < 0 then return NEVER end -- estimates
       return admits(now, tat, part, free)
     end,
 
     land = function(at, n) tat, part = add(tat, part, at, n) end,
 
-    used = function(now)
-      if tat < now then return 0 end
-      local used, rest = mulDiv(tat - now, limit, window)
-      return used + ceilMulDiv(rest + part, 1, window)
+    used = used,
+
+    forget = function(now, keep)
+      if used(now) > keep then tat, part = add(0, 0, now, keep) end
     end,
 
     fresh = fresh,

@@ -1,10 +1,11 @@
--- lease.lua: what each process (owner) holds of the concurrency tiers. It tells so
--- with every call, numbered by seq, and is believed for the length of its lease:
--- a process that dies frees its places. Units: µs.
+-- lease.lua: what each process (owner) holds of the concurrency tiers, and what it has
+-- estimated and not settled yet. It tells so with every call, numbered by seq, and is
+-- believed for the length of its lease: a process that dies frees its places, and its
+-- estimates are taken for what its requests cost. Units: µs.
 
 local leases = readRecords(state, queues, leaseCount, 3 + units) -- owner, seq, expiry, held of each unit
 local lease -- the caller's
-local starving, freed = flags >= 2, false -- someone was refused; a place came free since
+local starving, freed = flags % 4 >= 2, false -- someone was refused; a place came free since
 
 local function count()
   local sum = {}
@@ -15,7 +16,9 @@ local function count()
   return sum
 end
 
-if concurrent then
+if concurrent or estimates then
+  local settled = {} -- of each unit, what was told and what has expired
+  for u = 1, units do settled[u] = 0 end
   local owner, seq, expiry = argument(), argument(), now + argument()
   local full, alive = count(), {}
   for i = 1, #leases do
@@ -23,6 +26,8 @@ if concurrent then
     if l[3] > now then
       alive[#alive + 1] = l
       if l[1] == owner then lease = l end
+    else
+      for u = 1, units do settled[u] = settled[u] + l[3 + u] end
     end
   end
   if lease and seq <= lease[2] then
@@ -38,4 +43,16 @@ if concurrent then
   open = count()
   for u = 1, units do freed = freed or starving and open[u] < full[u] end
   starving = starving and not freed
+
+  if estimates then
+    for u = 1, units do
+      settled[u] = settled[u] + argument()
+      if estimated[u] then aloft[u] = aloft[u] + open[u] end
+    end
+    advance(now)
+    for i = 1, #rules do
+      local u = unitOf[i]
+      if estimated[u] and settled[u] > 0 then rules[i].land(frontier, settled[u]) end
+    end
+  end
 end

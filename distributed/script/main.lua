@@ -11,7 +11,8 @@
 --   plan   guard, grain (what lands within 2^grain µs lands together), U units, K tiers,
 --          U hashes of the units' names, and for each tier: algorithm, unit from 0,
 --          limit, window, burst, extra (precision or phase)
---   lease  only with a concurrency tier: owner, seq, length, U amounts held now
+--   lease  only with a concurrency tier or estimates: owner, seq, length, U amounts held
+--          now, and with estimates U amounts settled since the last call
 --   op's own, where a cost is U amounts:
 --   r  reserve  ahead, floor, the guard of these requests (0: the plan's), then groups
 --               of: count, within (-1: no bound), cost. Answers pairs of what and t, for each request: -1-n is booked at t,
@@ -22,10 +23,15 @@
 --               it no more than ahead of them: the next ends the call, as a full
 --               concurrency tier does. What was given back goes out again first, but
 --               not before floor, the caller's own last booking.
---   u  unbook   generation, then groups of: t, cost. Answers how many can be lent.
+--   u  unbook   generation, the guard of these requests (0: the plan's), then groups of: t,
+--               cost. What is booked for later can be lent, but not with estimates; what
+--               is on its way is cancelled. Answers how many of them.
 --   l  lease    nothing. Only tells what is held.
---   p  pause    for, ban 0 or 1, once 0 or 1, epoch. Answers 1 if it lasts longer
---               than what is; with once, only if nothing came since epoch.
+--   p  pause    for, ban 0 or 1, once 0 or 1, epoch, probe 0 or 1. Answers 1 if it lasts
+--               longer than what is; with once, only if nothing came since epoch. With
+--               probe, one request is booked for its end, and the next a second later.
+--   o  observe  groups of: tier from 1, units that its provider counts, instant at which
+--               the request was admitted whose response says so, 1 if that is exact.
 --   q  status   Answers for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
 --   c  charge   for each tier an amount that its provider has counted already.
@@ -38,6 +44,8 @@ local LATEST = 2 ^ 52 -- an instant beyond, 142 years ahead, is as good as never
 
 local reply, n = {now, generation, 0, epoch, 0, 0}, 6
 local news -- what the fleet is told
+local probe = flags >= 4
+local PROBE = 1000000 -- for how long the first request after a pause goes alone
 local held = math.max(now, pause) -- nothing goes before
 
 while pool[1] and pool[1][1] < held do table.remove(pool, 1) end
@@ -55,7 +63,7 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
     end
     while more and count > 0 do
       local what, at, lent = impossible or -1, NEVER, nil
-      if concurrent and not impossible then
+      if concurrent and not impossible then -- full
         for i = #rules, 1, -1 do
           local amount = cost[unitOf[i]]
           if rules[i].concurrent and amount > 0 and rules[i].earliest(now, amount) == NEVER then
@@ -64,21 +72,27 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
         end
       end
       if more and not impossible then
-        lent = pool[1] and find(least, cost)
+        lent = not probe and pool[1] and find(least, cost)
         if lent then at = pool[lent][1] else at, what = earliest(cost) end
         if at > LATEST then
           at = NEVER
+          if estimates then starving, more = true, false end -- only what is settled can help
         elseif within < 0 or at - now <= within then
           more = at <= now or ahead > 0 or not booked
           if more then
             if lent then table.remove(pool, lent) else charge(at, cost) end
-            if concurrent then
+            if lease then
               for u = 1, units do
                 lease[3 + u], open[u] = lease[3 + u] + cost[u], open[u] + cost[u]
+                if estimated[u] then aloft[u] = aloft[u] + cost[u] end
               end
             end
             if at > now then ahead = ahead - 1 end
             booked, what = true, lent and -2 or -1 - crowd
+            if probe then
+              probe = false
+              advance(at + PROBE)
+            end
           end
         end
       end
@@ -87,20 +101,27 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
     end
   end
 elseif op == 'u' then
-  local of, taken = argument(), 0
+  local of, own, taken = argument(), argument(), 0
+  if own > 0 then guard = math.max(own, grain) end
   while cursor <= #ARGV do
     local at, cost = argument(), amounts()
-    if of == generation and at > now and at >= pause and #pool < POOL then
+    if of ~= generation then
+      -- it was charged to a state that is lost
+    elseif at <= now or estimates then -- whoever got it would have no place for its estimates
+      advance(now)
+      if cancel(at + guard, cost) then taken = taken + 1 end
+    elseif at >= pause and #pool < POOL then
       giveBack(at, cost)
       taken = taken + 1
     end
   end
   reply[7] = taken
 elseif op == 'p' then
-  local ends, ban, once, of = math.min(now + argument(), LATEST), argument(), argument(), argument()
+  local ends, ban, once, of, first = math.min(now + argument(), LATEST), argument(), argument(), argument(), argument()
   reply[7] = 0
   if (once == 0 or of == epoch) and ends > held then
     pause, flags, epoch, reply[7] = ends, ban, (epoch + 1) % 2 ^ 32, 1
+    probe = probe or first == 1
     news = string.format('pause %.0f %.0f %.0f', ends - now, ban, epoch)
   end
 elseif op == 'q' then
@@ -109,6 +130,24 @@ elseif op == 'q' then
     local used, next = rules[i].used(frontier), rules[i].earliest(frontier, 1)
     if not rules[i].concurrent then used = used + aloft[unitOf[i]] end
     reply[n + 1], reply[n + 2], n = used, next < NEVER and next or -1, n + 3
+  end
+elseif op == 'o' then
+  advance(now)
+  while cursor <= #ARGV do
+    local i, used, since, sure = argument(), argument(), argument(), argument()
+    local rule, u = rules[i], unitOf[i]
+    if not rule.concurrent and not (rule.opened and rule.opened(frontier) > since) then
+      local have = rule.used(frontier)
+      local more = math.min(used, capacity[i]) - have
+      if estimated[u] then more = more - aloft[u] end
+      if more > 0 then
+        if rule.depart then rule.depart(frontier) end
+        rule.land(frontier, more)
+      elseif sure == 1 and since >= exact then
+        rule.forget(frontier, math.max(0, have + more))
+      end
+    end
+    if sure == 1 then exact = math.max(exact, since) end
   end
 elseif op == 'c' then
   advance(now)

@@ -15,6 +15,12 @@ local planText = table.concat(ARGV, ' ', 2, cursor - 1)
 local plan = {spread(ARGV, 2, cursor - 1)}
 for i = 1, #plan do plan[i] = plan[i] + 0 end
 local guard, grain, units = plan[1], 2 ^ plan[2], plan[3]
+local ESTIMATE = 2 ^ 32 -- is added to the hash of a unit whose amounts are estimates
+local estimates, estimated = false, {} -- whether there are any, and of each unit
+for u = 1, units do
+  estimated[u] = plan[4 + u] >= ESTIMATE
+  estimates = estimates or estimated[u]
+end
 
 local function argument()
   cursor = cursor + 1

@@ -42,6 +42,12 @@ local function append(q)
   return (q.last - 1) * q.width
 end
 
+-- Says that record i was changed.
+local function rewrite(q, i)
+  for j = i + 1, q.intact do record(q, j) end
+  if q.intact >= i then q.intact = i - 1 end
+end
+
 -- Adds what is left of a queue to parts, as bytes.
 local function putQueue(parts, q)
   local size, from = 7 * q.width, q.intact + 1

@@ -6,11 +6,20 @@ local done = math.max(now, frontier, pause)
 if slots.first <= slots.last then done = math.max(done, (landing(slots.last, 0))) end
 for i = 1, #rules do done = math.max(done, rules[i].expires()) end
 for i = 1, #leases do done = math.max(done, leases[i][3]) end
+if estimates then -- what is open lands when a lease ends, and then counts for so long at most
+  local landing = done
+  for i = 1, #rules do
+    local n, t = open[unitOf[i]], 5 + units + 6 * (i - 1)
+    if estimated[unitOf[i]] and n > 0 then
+      done = math.max(done, landing + 2 * plan[t + 3] + ceilMulDiv(n, plan[t + 3], plan[t + 2]))
+    end
+  end
+end
 local expiry = 1000 + (divMod(done - now + 999, 1000))
 
 local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
-  flags % 2 + (starving and 2 or 0), slots.last - slots.first + 1, #pool, #leases)}
-for u = 1, units do parts[2 + u] = pack('>I7', aloft[u]) end
+  flags % 2 + (starving and 2 or 0) + (probe and 4 or 0), exact, slots.last - slots.first + 1, #pool, #leases)}
+for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
 for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
 for i = 1, #rules do
   if rules[i].groups then putQueue(parts, rules[i].groups) end
@@ -41,7 +50,11 @@ if op == 'q' then
   if slots.first <= slots.last then advance((landing(slots.last, 0))) end
   for i = 1, #rules do
     local fresh = at
-    if reply[4 + 3 * i] > 0 then fresh = math.max(frontier, rules[i].fresh(frontier)) end
+    if aloft[unitOf[i]] > 0 then
+      fresh = NEVER
+    elseif reply[4 + 3 * i] > 0 then
+      fresh = math.max(frontier, rules[i].fresh(frontier))
+    end
     reply[6 + 3 * i] = fresh < NEVER and fresh or -1
   end
 end

@@ -31,7 +31,7 @@ local function slidingLog(unit, limit, window, ring, capacity, length, place, ne
     -- The unit that must have left is the k-th oldest of those landed, or if they
     -- are too few, one of those on their way, which leaves a window after it lands.
     local k = aloft[unit] + n
-    if k > limit then return nthLanding(unit, k - limit) + window end
+    if k > limit then return math.min(NEVER, nthLanding(unit, k - limit) + window) end
     local s = stamp(limit - k)
     return s and math.max(now, s + window) or now
   end
@@ -53,6 +53,11 @@ local function slidingLog(unit, limit, window, ring, capacity, length, place, ne
   end
 
   function rule.fresh(now) return length > 0 and newest + window or now end
+
+  -- Keeps the newest.
+  function rule.forget(now, keep)
+    if rule.used(now) > keep then length = keep end
+  end
 
   function rule.expires()
     local lands = lastLanding(unit)

@@ -15,7 +15,7 @@ local function slidingWindow(unit, limit, window, precision, total, groups)
       excess = excess - groups[g + 2]
       if excess <= 0 then return math.max(now, groups[g + 1] + window) end
     end
-    return nthLanding(unit, excess) + window
+    return math.min(NEVER, nthLanding(unit, excess) + window)
   end
 
   function rule.land(at, n)
@@ -51,6 +51,16 @@ local function slidingWindow(unit, limit, window, precision, total, groups)
   function rule.fresh(now)
     if groups.first > groups.last then return now end
     return groups[record(groups, groups.last) + 1] + window
+  end
+
+  -- Keeps the newest.
+  function rule.forget(now, keep)
+    while rule.used(now) > keep do
+      local g = record(groups, groups.first)
+      local over = math.min(groups[g + 2], total - keep)
+      groups[g + 2], total = groups[g + 2] - over, total - over
+      if groups[g + 2] == 0 then groups.first = groups.first + 1 else rewrite(groups, groups.first) end
+    end
   end
 
   function rule.expires()

@@ -8,14 +8,15 @@
 -- rings is as long from its first day as it may become, because Redis doubles a
 -- string that grows; what lies behind its body means nothing.
 
-local FORMAT = '>I7I7I7I7I3I7I4I1I2I1I2' -- now, wall, generation, frontier, crowd, pause,
--- epoch, flags, and the numbers of slots, of the pool's entries and of leases
-local HEAD = 48 -- bytes of that
+local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2' -- now, wall, generation, frontier, crowd, pause,
+-- epoch, flags, exact, and the numbers of slots, of the pool's entries and of leases
+local HEAD = 55 -- bytes of that
 
 local now, wall -- the virtual clock, and TIME, as of this call
 local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and how many there were
-local flags -- 1: it is a ban, 2: someone waits for a place
+local flags -- 1: it is a ban, 2: someone waits for a place, 4: when it ends one request goes first
+local exact -- when the request was admitted whose response last told the truth
 
 local function hasGroups(algorithm) return algorithm == WINDOW or algorithm == ANCHORED end
 local function isBucket(algorithm) return algorithm >= 5 and algorithm <= 7 end
@@ -58,7 +59,7 @@ local body -- where in state it begins
 local old, oldRings -- the plan that the state was kept for, if that was another
 local expected, size = front, 0 -- of what is in the state
 if not raw then
-  state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0) .. string.rep('\0', front - HEAD), 1
+  state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. string.rep('\0', front - HEAD), 1
   image, capacities = start, logs
   for i = 1, #logs do image = image .. pack('>I7', logs[i]) end
   for i = 1, #logs do image = image .. string.rep('\0', 7 * logs[i]) end
@@ -95,7 +96,7 @@ end
 local have = #state - body + 1
 if have < expected then return redis.error_reply('THROTTLE corrupt state: it ends too soon') end
 local before, slotCount, poolCount, leaseCount
-now, before, generation, frontier, crowd, pause, epoch, flags, slotCount, poolCount, leaseCount =
+now, before, generation, frontier, crowd, pause, epoch, flags, exact, slotCount, poolCount, leaseCount =
   parse(FORMAT, state, body)
 
 local kept = old or plan

@@ -33,6 +33,7 @@ local function weightedWindow(unit, limit, window, phase, index, current, previo
         if at < closes then return at end
       end
       local next = index + 1
+      if i > slots.last and up + n > limit then return NEVER end -- estimates
       while i <= slots.last do
         local at, carried = landing(i, unit)
         if at >= closes then
@@ -57,6 +58,13 @@ local function weightedWindow(unit, limit, window, phase, index, current, previo
     local index, current, previous = counts(now)
     local view = math.min(window, startOf(index + 1, window, phase) - now)
     return current + ceilMulDiv(previous, view, window)
+  end
+
+  function rule.forget(now, keep)
+    while rule.used(now) > keep do
+      index, current, previous = counts(now)
+      if previous > 0 then previous = 0 else current = keep end
+    end
   end
 
   function rule.fresh(now)
