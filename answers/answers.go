@@ -24,8 +24,6 @@ package answers
 import (
 	"net/http"
 	"time"
-
-	"github.com/apithrottle/throttle/internal/refusal"
 )
 
 // A Profile says where the responses of one provider tell of its limits. The zero
@@ -48,24 +46,32 @@ type Quota struct {
 	Unit   string        // what is counted. If empty, "requests"
 	Window time.Duration // the limit's window, where the documentation tells it rather than the response. If zero, not known
 
-	Limit     Field  // units allowed per window. If it is told as 0 nothing is read: Okta reports so what isn't of this quota
-	Remaining Field  // units left
-	Used      Field  // units used
-	Share     Field  // the fraction used, such as 0.85, where no units are told
-	Rate      Field  // units that come back per second, of which with Limit the window is computed
-	Length    Field  // the window's length, a duration
-	Reset     Field  // when the window ends, or the bucket is full again
-	Combined  Field  // a header of several values at once; if it tells something, the fields above are not read
-	Policy    string // the header of the drafts' quota policies, which tell Limit and Window to Combined or to the fields above
+	Limit     Field // units allowed per window. If it is told as 0 nothing is read: Okta reports so what isn't of this quota
+	Remaining Field // units left
+	Used      Field // units used
+	Share     Field // the fraction used, such as 0.85, where no units are told
+	Rate      Field // units that come back per second, of which with Limit the window is computed
+	Length    Field // the window's length, a duration
+	Reset     Field // when the window ends, or the bucket is full again
+	Combined  Field // a header of several values at once; if it tells something, the fields above are not read
 
-	Full  bool // Reset is when all is available again, not when some is
-	Rough bool // what is left is rounded or estimated: a reason to slow down, not a number to count with
+	// Read, instead of all these Fields, reads what they can't say as data, such as the
+	// structured fields of package drafts. It sets of a Reading what is told; names are
+	// put behind Name, and what is out of a Reading's bounds is left out. It must be safe
+	// for concurrent use. If nil, the Fields are read.
+	Read func(Response) []Reading
+
+	Full          bool // Reset is when all is available again, not when some is
+	Rough         bool // what is left is rounded or estimated: a reason to slow down, not a number to count with
+	Authoritative bool // what is told is the truth: it replaces what the limiter counted beside
 }
 
-// A Charge says where the cost of the request is told.
+// A Charge says where the cost of the request, or a part of it, is told: Charges of one
+// Unit are added up, such as Anthropic's input tokens and those that went into a cache.
 type Charge struct {
 	Unit  string // what is counted. If empty, "requests"
-	Field Field
+	Field Field  // in the body, if it has a Path, which then is for a Meter to read
+	Or    Field  // another place of the same number, as in a stream; what a body tells later counts
 }
 
 // A Response is what Read looks at.
@@ -80,7 +86,7 @@ type Response struct {
 // An Answer is what a response tells.
 type Answer struct {
 	Readings []Reading // in the order of Profile.Quotas; none if the response comes from a cache (a positive Age)
-	Charged  []Amount  // in the order of Profile.Charges; the same
+	Charged  []Amount  // what the header tells, in the order of Profile.Charges, those of one unit added up; the same. A Meter tells what is told in the body
 	Refusal
 }
 
@@ -116,8 +122,9 @@ type Reading struct {
 	Reset     time.Duration // from Got on, in whole microseconds, rounded up; 0 if it is past
 	Slack     time.Duration // by how much sooner than Reset it may be, by the road back and the seconds that clocks were cut to
 
-	Full  bool // see Quota.Full
-	Rough bool // see Quota.Rough
+	Full          bool // see Quota.Full
+	Rough         bool // see Quota.Rough
+	Authoritative bool // see Quota.Authoritative
 }
 
 // Read returns what r tells by the profile. It never fails: what is missing, malformed
@@ -130,8 +137,13 @@ func (p Profile) Read(r Response) Answer {
 	if date, err := http.ParseTime(r.Header.Get("Date")); err == nil {
 		e.now, e.dated = date, true
 	}
+	if len(r.Body) > 0 {
+		wants, _ := p.wants(r.Status, r.Header)
+		e.body = newScanner(wants)
+		e.body.write(r.Body)
+	}
 	var a Answer
-	if age, ok := refusal.Seconds(r.Header.Get("Age")); !ok || age == 0 {
+	if !cached(r.Header) {
 		a.Readings, a.Charged = p.readings(&e), p.charged(&e)
 	}
 	a.Refusal = p.refusal(&e, a.Readings)
@@ -151,16 +163,28 @@ func (p *Profile) readings(e *event) (rs []Reading) {
 func (p *Profile) charged(e *event) (as []Amount) {
 	for i := range p.Charges {
 		c := &p.Charges[i]
-		if n, ok := c.Field.count(e, up); ok {
-			as = append(as, Amount{unit(c.Unit), n})
+		if n, ok := c.told(e); ok {
+			as = charge(as, c.Unit, n)
 		}
 	}
 	return as
 }
 
+// told is what the header tells of the charge.
+func (c *Charge) told(e *event) (n int64, ok bool) {
+	if c.Field.Header != "" {
+		n, ok = c.Field.count(e, up)
+	}
+	if c.Or.Header != "" && !ok {
+		n, ok = c.Or.count(e, up)
+	}
+	return n, ok
+}
+
 // An event is a response and the provider's clock.
 type event struct {
 	Response
+	body  scanner       // with what the body tells
 	now   time.Time     // by the provider, when it answered
 	dated bool          // now is its Date, cut to the second
 	slack time.Duration // the response was on its way at most for so long

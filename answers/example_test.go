@@ -42,14 +42,3 @@ func ExampleProfile_Read() {
 	// true 20s
 	// true insufficient_quota
 }
-
-func ExampleDrafts() {
-	header := http.Header{}
-	header.Set("RateLimit-Policy", `"burst";q=100;w=60`)
-	header.Set("RateLimit", `"burst";r=50;t=30`)
-	for _, r := range answers.Drafts().Read(answers.Response{Status: 200, Header: header}).Readings {
-		fmt.Println(r.Name, r.Remaining, "of", r.Limit, "per", r.Window, "left, more in", r.Reset)
-	}
-	// Output:
-	// burst 50 of 100 per 1m0s left, more in 30s
-}

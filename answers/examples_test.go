@@ -1,4 +1,4 @@
-package answers
+package answers_test
 
 import (
 	"encoding/json"
@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	. "github.com/apithrottle/throttle/answers"
 )
 
 var update = flag.Bool("update", false, "write testdata/expect.txt anew: read every line of the difference")
@@ -54,6 +56,9 @@ func tell(a Answer) string {
 	if a.Kind != Passed || a.Reason != "" {
 		add("%s", []string{"passed", "limited", "banned", "other"}[a.Kind])
 	}
+	if a.Wide {
+		add("wide")
+	}
 	if a.Known {
 		add("for %v", a.Delay)
 	}
@@ -85,6 +90,7 @@ func tellReading(r Reading) string {
 	add(r.Slack != 0, "slack %v", r.Slack)
 	add(r.Full, "full")
 	add(r.Rough, "rough")
+	add(r.Authoritative, "authoritative")
 	return strings.Join(s, " ")
 }
 
@@ -104,7 +110,7 @@ func TestExamples(t *testing.T) {
 			if !ok {
 				t.Fatalf("no profile of %s", p.Provider)
 			}
-			key, is := fmt.Sprintf("%s | %d | %s", p.Provider, c.Status, c.what), tell(profile.Read(c.Response))
+			key, is := fmt.Sprintf("%s | %d | %s", p.Provider, c.Status, c.what), tell(read(profile, c.Response))
 			got = append(got, key+" => "+is)
 			if want[key] != is && !*update {
 				t.Errorf("%s\nread %s\nwant %s", key, is, want[key])

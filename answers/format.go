@@ -2,6 +2,7 @@ package answers
 
 import (
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,7 +32,6 @@ const (
 	NamedUses     // "api-usage=25/5000; per-app-api-usage=17/250(appName=a)" (Salesforce)
 	UsedPerWindow // a number used, the window being in the header's name: 1M in X-MBX-USED-WEIGHT-1M (Binance)
 	Pairs         // "total=100; remaining=99; resets=41" (Zendesk), "b=per_hour;q=10;r=9;t=774,b=per_day;…" (Auth0), "burst:100;rate:10" (Qomon)
-	List          // the drafts' RateLimit: a list of named items since -08, a dictionary in -07; as a Limit their RateLimit-Limit, which until -03 held policies too
 )
 
 // A Field says where a value is and how it is written. The zero Field is nowhere.
@@ -61,21 +61,35 @@ const (
 	up   rounding = true  // what has been
 )
 
-// text is the value as it is written.
-func (f *Field) text(e *event) (v string, ok bool) {
+// text is the value as it is written, "" if there is none.
+func (f *Field) text(e *event) string {
 	switch {
 	case f.Header != "":
-		v = e.Header.Get(f.Header)
+		return f.trimmed(e.Header.Get(f.Header))
 	case f.Path != "":
-		v = firstAt(e.Body, f.Path)
+		return f.trimmed(string(e.body.at(f.Path, "").value))
 	}
+	return ""
+}
+
+// trimmed is what of a value counts.
+func (f *Field) trimmed(v string) string {
 	if f.After != "" {
 		_, v, _ = strings.Cut(v, f.After)
 		v = strings.TrimLeft(v, " ")
 		v = strings.TrimRight(v[:numberLength(v)], ".")
 	}
-	v = strings.Trim(v, " \t")
-	return v, v != ""
+	return strings.Trim(v, " \t")
+}
+
+func (f *Field) inBody() bool { return f.Header == "" && f.Path != "" }
+
+// want adds the field's place in the body, if it is there, to what is looked for.
+func (f *Field) want(to []want, last bool) []want {
+	if !f.inBody() || slices.ContainsFunc(to, func(w want) bool { return w.path == f.Path && w.text == "" }) {
+		return to
+	}
+	return append(to, want{path: f.Path, last: last})
 }
 
 func numberLength(v string) int {
@@ -87,12 +101,13 @@ func numberLength(v string) int {
 	return len(v)
 }
 
-func (f *Field) count(e *event, r rounding) (int64, bool) {
-	v, ok := f.text(e)
-	if !ok || f.Format != Number {
+func (f *Field) count(e *event, r rounding) (int64, bool) { return f.number(f.text(e), r) }
+
+func (f *Field) number(text string, r rounding) (int64, bool) {
+	if f.Format != Number {
 		return 0, false
 	}
-	return count(v, r)
+	return count(text, r)
 }
 
 // count parses a decimal number, clamped to 0 … mostCount.
@@ -141,11 +156,7 @@ func (f *Field) wait(e *event) (d time.Duration, ok bool) {
 		}
 		return d, d > 0
 	}
-	v, ok := f.text(e)
-	if !ok {
-		return 0, false
-	}
-	return f.Format.wait(v, e.now)
+	return f.Format.wait(f.text(e), e.now)
 }
 
 func (f Format) wait(v string, now time.Time) (time.Duration, bool) {

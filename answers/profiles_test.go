@@ -1,6 +1,11 @@
-package answers
+package answers_test
 
-import "time"
+import (
+	"time"
+
+	. "github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/answers/drafts"
+)
 
 func at(header string, f Format) Field { return Field{Header: header, Format: f} }
 func in(path string, f Format) Field   { return Field{Path: path, Format: f} }
@@ -73,6 +78,11 @@ var profiles = map[string]Profile{
 		},
 	},
 	"Anthropic": {
+		Charges: []Charge{
+			{Unit: "input tokens", Field: in("usage.input_tokens", Number), Or: in("message.usage.input_tokens", Number)},
+			{Unit: "input tokens", Field: in("usage.cache_creation_input_tokens", Number), Or: in("message.usage.cache_creation_input_tokens", Number)},
+			{Unit: "output tokens", Field: in("usage.output_tokens", Number), Or: in("message.usage.output_tokens", Number)},
+		},
 		Quotas: []Quota{
 			anthropic("", "requests"),
 			rough(anthropic("input tokens", "input-tokens")),
@@ -86,7 +96,7 @@ var profiles = map[string]Profile{
 		},
 	},
 	"Google Gemini API": {Rules: []Rule{
-		{Status: 429, Path: "error.details.*.violations.*.quotaId", Text: "*PerDay*", Kind: Limited, Wait: time.Hour},
+		{Status: 429, Path: "error.details.*.violations.*.quotaId", Text: "*PerDay*", Kind: Limited, Until: "America/Los_Angeles"},
 		{Status: 429, Path: "error.status", Text: "RESOURCE_EXHAUSTED", Kind: Limited, Delay: []Field{in("error.details.*.retryDelay", Duration)}},
 	}},
 	"Azure OpenAI": {
@@ -131,6 +141,10 @@ var profiles = map[string]Profile{
 	"Discord": {
 		Quotas:  []Quota{nameIn(family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset-After", Seconds), "X-RateLimit-Bucket")},
 		Reasons: []string{"X-RateLimit-Scope"},
+		Rules: []Rule{
+			{Status: 429, Header: "X-RateLimit-Global", Value: "true", Kind: Limited, Wide: true},
+			{Status: 429, Header: "X-RateLimit-Scope", Value: "global", Kind: Limited, Wide: true},
+		},
 	},
 	"Notion":   {Rules: []Rule{{Status: 529, Kind: Limited, Reason: "service_overload"}}},
 	"Airtable": {Rules: []Rule{{Status: 429, Kind: Limited, Wait: 30 * time.Second}}},
@@ -154,7 +168,7 @@ var profiles = map[string]Profile{
 	"Jira Cloud": {
 		Quotas: []Quota{
 			family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", Timestamp),
-			{Unit: "points", Combined: at("Beta-RateLimit", List), Policy: "Beta-RateLimit-Policy"},
+			withUnit(drafts.Quota("Beta-RateLimit"), "points"),
 		},
 		Reasons: []string{"RateLimit-Reason"},
 		Rules:   []Rule{{Status: 503, Header: "Retry-After", Kind: Limited}},
@@ -183,7 +197,7 @@ var profiles = map[string]Profile{
 		Quotas: []Quota{full(windowed(family("points", "Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset", EpochSeconds), time.Minute))},
 		Rules:  ended("Ratelimit-Reset", EpochSeconds),
 	},
-	"Cloudflare API": {Quotas: append(Drafts().Quotas, Quota{Reset: at("X-RateLimit-Reset", HTTPDate)})},
+	"Cloudflare API": {Quotas: append(drafts.Profile().Quotas, Quota{Reset: at("X-RateLimit-Reset", HTTPDate)})},
 	"AWS": {Rules: []Rule{
 		{Status: 400, Path: "__type", Text: "*Throttl*", Kind: Limited},
 		{Status: 400, Path: "__type", Text: "*RequestLimitExceeded", Kind: Limited},
@@ -229,13 +243,13 @@ var profiles = map[string]Profile{
 	}},
 	"CoinGecko": {Rules: []Rule{{Status: 403, Text: "*1020*", Kind: Banned}}},
 	"Etherscan": {Rules: []Rule{{Status: 200, Path: "result", Text: "Max rate limit reached*", Kind: Limited, Wait: time.Second}}},
-	"Infura":    {Rules: []Rule{{Status: 402, Kind: Other, Reason: "the day's credit is spent"}}},
+	"Infura":    {Rules: []Rule{{Status: 402, Kind: Limited, Until: "UTC", Reason: "the day's credit is spent"}}},
 	"Alchemy":   {Rules: []Rule{{Path: "error.code", Text: "429", Kind: Limited}}},
 
-	"IETF draft-10 (and master 2025-09)":                       Drafts(),
-	"IETF draft-07":                                            Drafts(),
-	"IETF draft-06 triple (e.g. Resend)":                       Drafts(),
-	"IETF draft-01..03 (RateLimit-Limit with policies inside)": Drafts(),
+	"IETF draft-10 (and master 2025-09)":                       drafts.Profile(),
+	"IETF draft-07":                                            drafts.Profile(),
+	"IETF draft-06 triple (e.g. Resend)":                       drafts.Profile(),
+	"IETF draft-01..03 (RateLimit-Limit with policies inside)": drafts.Profile(),
 
 	"Airweave (IETF name, epoch value)":            {Quotas: []Quota{{Reset: at("RateLimit-Reset", EpochSeconds)}}},
 	"Prisjakt (delta milliseconds)":                {Quotas: []Quota{{Reset: at("X-Rate-Limit-Reset", Millis)}}},

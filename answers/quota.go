@@ -15,34 +15,55 @@ const mostReadings = 32 // of one response: no provider tells more, and what is 
 
 func unit(u string) string { return cmp.Or(u, "requests") }
 
+// fields lists those that tell one value each.
+func (q *Quota) fields() [7]*Field {
+	return [...]*Field{&q.Limit, &q.Remaining, &q.Used, &q.Share, &q.Rate, &q.Length, &q.Reset}
+}
+
 // read appends what e tells by q.
 func (q *Quota) read(e *event, to []Reading) []Reading {
-	base := Reading{Name: q.Name, Unit: unit(q.Unit), Window: q.Window, Full: q.Full, Rough: q.Rough}
+	base := Reading{Name: q.Name, Unit: unit(q.Unit), Window: q.Window, Full: q.Full, Rough: q.Rough, Authoritative: q.Authoritative}
 	if q.NameIn != "" {
 		base.Name = cmp.Or(e.Header.Get(q.NameIn), q.Name)
 	}
-	var policies, found []Reading
-	if q.Policy != "" {
-		policies = policyList(e.Header.Values(q.Policy), base)
-	}
-	if q.Combined.Header != "" {
+	var found []Reading
+	switch {
+	case q.Read != nil:
+		for _, r := range q.Read(e.Response) {
+			to = add(to, r.bounded(base, e), &base)
+		}
+		return to
+	case q.Combined.Header != "":
 		found = q.combined(e, base)
 	}
 	if found == nil {
-		var one [1]Reading // not on the heap
-		one[0], policies = q.plain(e, base, policies)
-		found = one[:]
+		return add(to, q.plain(e, base), &base)
 	}
 	for i := range found {
-		policies = adopt(&found[i], policies)
 		to = add(to, found[i], &base)
 	}
-	for i := range policies {
-		if policies[i].Limit > 0 {
-			to = add(to, policies[i], &base)
-		}
-	}
 	return to
+}
+
+// bounded is a reading that a Quota.Read made, as if it had been read here.
+func (r Reading) bounded(base Reading, e *event) Reading {
+	name := r.Name
+	r.Name = base.Name
+	r.within(name)
+	r.Unit = cmp.Or(r.Unit, base.Unit)
+	for _, n := range []*int64{&r.Limit, &r.Remaining, &r.Used, &r.Share} {
+		*n = min(max(*n, 0), mostCount)
+	}
+	if r.Window <= 0 || r.Window >= farthest {
+		r.Window = base.Window
+	}
+	if r.Slack = e.slack; r.Has&HasReset == 0 || r.Reset < 0 || r.Reset >= farthest {
+		r.Has &^= HasReset
+		r.Reset, r.Slack = 0, 0
+	}
+	r.Reset = refusal.Micros(r.Reset)
+	r.Full, r.Rough, r.Authoritative = r.Full || base.Full, r.Rough || base.Rough, r.Authoritative || base.Authoritative
+	return r
 }
 
 // add appends r if it tells anything.
@@ -61,32 +82,21 @@ func add(to []Reading, r Reading, base *Reading) []Reading {
 	return append(to, r)
 }
 
-// plain reads one value per header. The policies that stand in a Limit come back with
-// those of the policy header.
-func (q *Quota) plain(e *event, r Reading, policies []Reading) (Reading, []Reading) {
+// plain reads one value per field.
+func (q *Quota) plain(e *event, r Reading) Reading {
 	empty := r
 	var told bool
-	if q.Limit.Format == List {
-		if all := policyList(e.Header.Values(q.Limit.Header), r); len(all) > 0 {
-			told, r.Limit = true, all[0].Limit
-			policies = append(policies, all[1:]...)
-		}
-	} else {
-		r.Limit, told = q.Limit.count(e, down)
-	}
-	if told && r.Limit == 0 {
-		return empty, policies
+	if r.Limit, told = q.Limit.count(e, down); told && r.Limit == 0 {
+		return empty
 	}
 	r.tell(HasRemaining, &r.Remaining, &q.Remaining, e, down)
 	r.tell(HasUsed, &r.Used, &q.Used, e, up)
-	if v, ok := q.Share.text(e); ok {
-		if n, ok := share(v); ok {
-			r.Share = n
-			r.Has |= HasShare
-		}
+	if n, ok := share(q.Share.text(e)); ok {
+		r.Share = n
+		r.Has |= HasShare
 	}
 	q.times(e, &r)
-	return r, policies
+	return r
 }
 
 func (r *Reading) tell(fact Facts, to *int64, from *Field, e *event, round rounding) {
@@ -127,29 +137,6 @@ func (r *Reading) reset(d time.Duration, date bool, e *event) {
 	r.Has |= HasReset
 }
 
-// adopt gives r the limit and window of the policy that it is of, and returns the
-// policies that are left. An unnamed reading is of the policy with its limit, if only
-// one has it.
-func adopt(r *Reading, policies []Reading) []Reading {
-	mine := -1
-	for i, p := range policies {
-		if p.Name != r.Name || r.Key != "" && p.Key != "" && p.Key != r.Key || p.Name == "" && p.Limit != r.Limit {
-			continue
-		}
-		if mine >= 0 {
-			return policies
-		}
-		mine = i
-	}
-	if mine < 0 {
-		return policies
-	}
-	p := policies[mine]
-	r.Limit, r.Unit, r.Window = p.Limit, p.Unit, cmp.Or(p.Window, r.Window)
-	r.Key = cmp.Or(r.Key, p.Key)
-	return slices.Delete(policies, mine, mine+1)
-}
-
 // combined reads a header of several values, or all whose names begin alike.
 func (q *Quota) combined(e *event, base Reading) (rs []Reading) {
 	prefix, many := strings.CutSuffix(q.Combined.Header, "*")
@@ -174,9 +161,6 @@ func (q *Quota) combined(e *event, base Reading) (rs []Reading) {
 func (f Format) readings(lines []string, rest string, r Reading, e *event) []Reading {
 	if len(lines) == 0 {
 		return nil
-	}
-	if f == List {
-		return itemList(lines, r, e)
 	}
 	v, ok := strings.Trim(lines[0], " \t"), false
 	switch f {

@@ -3,7 +3,6 @@ package answers
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"math/bits"
 	"net/http"
@@ -28,6 +27,7 @@ type Refusal struct {
 	Kind   Kind
 	Delay  time.Duration // from the response on, in whole microseconds; 0 if not Known
 	Known  bool          // Delay is the provider's word, or its documentation's
+	Wide   bool          // see Rule.Wide
 	Reason string        // in the words of the rule or of the response; "" if there is none
 }
 
@@ -41,8 +41,10 @@ type Rule struct {
 	Text   string // as Value. Apart from its stars it must stand in the body unescaped
 
 	Kind   Kind          // what it means
+	Wide   bool          // it is of a wider scope than the limit of the request's own route, such as all of the account
 	Delay  []Field       // where the wait is told, the first that is usable, if Profile.RetryAfter doesn't tell
 	Asked  Field         // the units asked for, where no wait is told: it is until the first of the Quotas with a Rate has so many
+	Until  string        // where no wait is told and a day's quota is spent: the zone at whose next midnight there is more, as in "America/Los_Angeles" or "UTC"
 	Wait   time.Duration // the wait if nothing else tells it. If zero, not known
 	Reason string        // If empty, what a header of Profile.Reasons says, or else Text
 }
@@ -72,6 +74,7 @@ func (p *Profile) by(rule *Rule, e *event, told []Reading) Refusal {
 	if r.Kind == Passed {
 		return r
 	}
+	r.Wide = rule.Wide
 	after := p.RetryAfter
 	if after == nil {
 		after = []Field{{Header: "Retry-After", Format: RetryAfter}}
@@ -81,6 +84,9 @@ func (p *Profile) by(rule *Rule, e *event, told []Reading) Refusal {
 	}
 	if asked, ok := rule.Asked.count(e, up); ok && !r.Known {
 		r.Delay, r.Known = refilled(asked, told)
+	}
+	if !r.Known {
+		r.Delay, r.Known = rule.midnight(e.now)
 	}
 	if !r.Known {
 		r.Delay, r.Known = rule.Wait, rule.Wait > 0
@@ -114,6 +120,31 @@ func first(fields []Field, e *event) (time.Duration, bool) {
 	return 0, false
 }
 
+// midnight is the time left of the day in the zone that the rule names.
+func (r *Rule) midnight(now time.Time) (time.Duration, bool) {
+	zone, err := location(r.Until)
+	if err != nil {
+		return 0, false
+	}
+	year, month, day := now.In(zone).Date()
+	at := time.Date(year, month, day+1, 0, 0, 0, 0, zone)
+	if at.Day() == day { // clocks go from 0:00 to 1:00 then, and Date has gone by those before
+		at = at.Add(time.Hour)
+	}
+	return refusal.Micros(at.Sub(now)), true
+}
+
+// location is the zone of a Rule.Until. That of this machine is none: an answer must not
+// depend on it.
+func location(zone string) (*time.Location, error) {
+	if zone == "" || zone == "Local" {
+		return nil, errNoZone
+	}
+	return time.LoadLocation(zone)
+}
+
+var errNoZone = errors.New("not a zone of the IANA")
+
 func (p *Profile) reason(e *event) string {
 	for _, name := range p.Reasons {
 		if v := e.Header.Get(name); v != "" {
@@ -124,25 +155,24 @@ func (p *Profile) reason(e *event) string {
 }
 
 func (r *Rule) matches(e *event) bool {
-	if r.Status != 0 && r.Status != e.Status {
+	switch {
+	case !r.matchesHead(e.Status, e.Header):
 		return false
-	}
-	if r.Header != "" {
-		v := e.Header.Get(r.Header)
-		if v == "" || r.Value != "" && !glob(r.Value, v) {
-			return false
-		}
-	}
-	if r.Text == "" {
+	case r.Text == "":
 		return true
+	case r.Path == "":
+		return bytes.Contains(e.Body, []byte(strings.Trim(r.Text, "*"))) && glob(r.Text, string(e.Body))
 	}
-	if !bytes.Contains(e.Body, []byte(strings.Trim(r.Text, "*"))) { // most don't, and parsing takes time
+	return e.body.at(r.Path, r.Text).nth > 0
+}
+
+// matchesHead tells whether the status and header are those of the rule.
+func (r *Rule) matchesHead(status int, h http.Header) bool {
+	if r.Status != 0 && r.Status != status {
 		return false
 	}
-	if r.Path == "" {
-		return glob(r.Text, string(e.Body))
-	}
-	return lookUp(e.Body, r.Path, func(v string) bool { return glob(r.Text, v) })
+	v := h.Get(r.Header)
+	return r.Header == "" || v != "" && (r.Value == "" || glob(r.Value, v))
 }
 
 // glob matches a text with a pattern that may begin and end in "*".
@@ -159,80 +189,3 @@ func glob(pattern, v string) bool {
 	}
 	return v == pattern
 }
-
-// lookUp calls visit with each string, number and boolean at the path, until it
-// returns true. The body may be cut off anywhere: what stands before counts.
-func lookUp(body []byte, path string, visit func(string) bool) bool {
-	key := path[strings.LastIndexByte(path, '.')+1:]
-	if key != "*" && !bytes.Contains(body, []byte(key)) {
-		return false
-	}
-	body = bytes.TrimRight(body, "+-.0123456789Ee") // a number at the end may be half of one
-	d := json.NewDecoder(bytes.NewReader(body))
-	d.UseNumber()
-	return errors.Is(walk(d, path, visit), errFound)
-}
-
-// firstAt is the first value at the path, "" if there is none.
-func firstAt(body []byte, path string) (v string) {
-	lookUp(body, path, func(found string) bool {
-		v = found
-		return true
-	})
-	return v
-}
-
-var errFound = errors.New("found")
-
-// walk reads one value, which is at what is left of the path.
-func walk(d *json.Decoder, path string, visit func(string) bool) error {
-	t, err := d.Token()
-	if err != nil {
-		return err
-	}
-	delim, nested := t.(json.Delim)
-	if !nested {
-		if v, ok := scalar(t); ok && path == "" && visit(v) {
-			return errFound
-		}
-		return nil
-	}
-	step, rest, _ := strings.Cut(path, ".")
-	for d.More() {
-		here := step == "*"
-		if delim == '{' {
-			key, err := d.Token()
-			if err != nil {
-				return err
-			}
-			here = key == step
-		}
-		if here && path != "" {
-			err = walk(d, rest, visit)
-		} else {
-			err = d.Decode(&skipped{})
-		}
-		if err != nil {
-			return err
-		}
-	}
-	_, err = d.Token()
-	return err
-}
-
-func scalar(t json.Token) (string, bool) {
-	switch t := t.(type) {
-	case string:
-		return t, true
-	case json.Number:
-		return t.String(), true
-	case bool:
-		return map[bool]string{true: "true", false: "false"}[t], true
-	}
-	return "", false
-}
-
-// A skipped value is scanned, but not kept.
-type skipped struct{}
-
-func (*skipped) UnmarshalJSON([]byte) error { return nil }
