@@ -11,7 +11,7 @@ import (
 // A Retry-After is trusted with a bound: one seen in the wild asked for 484,289 hours.
 const (
 	longest       = 100 * 365 * 24 * time.Hour // no delay is longer
-	longestOutage = time.Minute                // a 503 speaks of the server's health, not of our quota
+	LongestOutage = time.Minute                // a 503 speaks of the server's health, not of our quota
 )
 
 // A Refusal says how long the provider wants to be left alone. The zero value is a
@@ -38,35 +38,41 @@ func Read(resp *http.Response, now time.Time) (r Refusal, refused bool) {
 		now = date
 	}
 	for _, line := range resp.Header.Values("Retry-After") {
-		r.Delay = max(r.Delay, delay(strings.Trim(line, " \t"), now))
+		r.Delay = max(r.Delay, Delay(line, now))
 	}
 	r.Known = r.Delay > 0
 	if resp.StatusCode == http.StatusServiceUnavailable {
-		r.Delay = min(r.Delay, longestOutage)
+		r.Delay = min(r.Delay, LongestOutage)
 		return r, r.Known
 	}
 	return r, true
 }
 
-// delay is what one Retry-After asks for, between 0 and longest; 0 if it is not usable.
-func delay(v string, now time.Time) time.Duration {
-	if d, ok := seconds(v); ok {
+// Delay is what one Retry-After asks for, from 0 to a hundred years; 0 if it is not usable.
+func Delay(v string, now time.Time) time.Duration {
+	v = strings.Trim(v, " \t")
+	if d, ok := Seconds(v); ok {
 		return d
 	}
 	at, err := http.ParseTime(v)
 	if err != nil {
 		return 0
 	}
-	d := min(max(at.Sub(now), 0), longest) // Sub saturates: no overflow
+	return Micros(min(max(at.Sub(now), 0), longest)) // Sub saturates: no overflow
+}
+
+// Micros rounds a wait up to whole microseconds; d is not negative.
+func Micros(d time.Duration) time.Duration {
 	if over := d % time.Microsecond; over > 0 {
 		d += time.Microsecond - over
 	}
 	return d
 }
 
-// seconds parses "2" and "2.05", rounded up to whole microseconds. It goes by the
-// digits, not through a float: strconv's floats know "NaN", "1e400" and "0x1p-2" too.
-func seconds(v string) (d time.Duration, ok bool) {
+// Seconds parses "2" and "2.05", rounded up to whole microseconds; beyond a hundred
+// years it is a hundred years. It goes by the digits, not through a float: strconv's
+// floats know "NaN", "1e400" and "0x1p-2" too.
+func Seconds(v string) (d time.Duration, ok bool) {
 	whole, fraction, point := strings.Cut(v, ".")
 	if !digits(whole) || point && !digits(fraction) {
 		return 0, false

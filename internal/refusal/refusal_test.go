@@ -112,7 +112,7 @@ func FuzzRead(f *testing.F) {
 		r, refused := Read(response(status, date, first, second), time.Unix(0, nanos))
 		most := longest
 		if status == http.StatusServiceUnavailable {
-			most = longestOutage
+			most = LongestOutage
 		}
 		switch {
 		case r.Delay < 0 || r.Delay > most:

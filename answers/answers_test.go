@@ -1,0 +1,318 @@
+package answers_test
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/apithrottle/throttle/answers"
+)
+
+// response builds one from "Name: value" lines; a Date is Monday noon unless given.
+func response(status int, body string, lines ...string) Response {
+	r := Response{Status: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(body), Got: monday}
+	r.Header.Set("Date", monday.Format(http.TimeFormat))
+	for _, line := range lines {
+		name, v, _ := strings.Cut(line, ": ")
+		if name == "Date" {
+			r.Header.Del(name)
+		}
+		if v != "" {
+			r.Header.Add(name, v)
+		}
+	}
+	return r
+}
+
+type readTest struct {
+	name    string
+	profile Profile
+	status  int
+	lines   []string
+	body    string
+	want    string
+}
+
+func runWith(t *testing.T, p Profile, tests []readTest) {
+	for i := range tests {
+		tests[i].profile = p
+	}
+	run(t, tests)
+}
+
+func run(t *testing.T, tests []readTest) {
+	for _, c := range tests {
+		t.Run(c.name, func(t *testing.T) {
+			if got := tell(read(c.profile, response(c.status, c.body, c.lines...))); got != c.want {
+				t.Errorf("read %s\nwant %s", got, c.want)
+			}
+		})
+	}
+}
+
+// read is all that a response tells: with what a Meter reads of its body.
+func read(p Profile, r Response) Answer {
+	a := p.Read(r)
+	if m := p.Meter(r); m != nil {
+		m.Write(r.Body)
+		a.Charged = append(a.Charged, m.Charged()...)
+	}
+	return a
+}
+
+func until(zone string) Profile {
+	return Profile{Rules: []Rule{{Status: 429, Kind: Limited, Until: zone, Wait: 7 * time.Second}}}
+}
+
+func quota(f Field) Profile { return Profile{Quotas: []Quota{{Reset: f}}} }
+func left(h string) Profile { return Profile{Quotas: []Quota{{Limit: num("L"), Remaining: num(h)}}} }
+
+// TestTraps has a case for each way to read a value wrongly that providers invite to.
+func TestTraps(t *testing.T) {
+	noon := []string{"1777896000", "1777896000000"} // Monday's, as epochs
+	run(t, []readTest{
+		{name: "one name, four meanings: delta", profile: quota(at("Ratelimit-Reset", Seconds)), lines: []string{"RateLimit-Reset: 41"}, want: "[reset 41s]"},
+		{name: "epoch under the IETF's name", profile: quota(at("Ratelimit-Reset", EpochSeconds)), lines: []string{"RateLimit-Reset: 1777896041"}, want: "[reset 41s slack 1s]"},
+		{name: "epoch in milliseconds", profile: quota(at("R", EpochMillis)), lines: []string{"R: 1777896041500"}, want: "[reset 41.5s slack 1s]"},
+		{name: "milliseconds left", profile: quota(at("R", Millis)), lines: []string{"R: 41500"}, want: "[reset 41.5s]"},
+		{name: "fractional epoch", profile: quota(at("R", EpochSeconds)), lines: []string{"R: 1777896041.123"}, want: "[reset 41.123s slack 1s]"},
+		{name: "date without seconds", profile: quota(at("R", Timestamp)), lines: []string{"R: 2026-05-04T12:01Z"}, want: "[reset 1m0s slack 1s]"},
+		{name: "date with an offset", profile: quota(at("R", Timestamp)), lines: []string{"R: 2026-05-04T14:01:00+02:00"}, want: "[reset 1m0s slack 1s]"},
+		{name: "an epoch read as seconds left", profile: quota(at("R", Seconds)), lines: []string{"R: " + noon[0]}, want: "nothing"},
+		{name: "milliseconds read as seconds since 1970", profile: quota(at("R", EpochSeconds)), lines: []string{"R: " + noon[1]}, want: "nothing"},
+		{name: "seconds read as milliseconds since 1970", profile: quota(at("R", EpochMillis)), lines: []string{"R: " + noon[0]}, want: "nothing"},
+		{name: "seconds left read as an epoch", profile: quota(at("R", EpochSeconds)), lines: []string{"R: 41"}, want: "nothing"},
+		{name: "a bare number as a duration", profile: quota(at("R", Duration)), lines: []string{"R: 64"}, want: "nothing"},
+		{name: "zone named UTC", profile: quota(at("R", HTTPDate)), lines: []string{"R: Mon, 04 May 2026 12:01:00 UTC"}, want: "nothing"},
+		{name: "past", profile: quota(at("R", EpochSeconds)), lines: []string{"R: 1777895999"}, want: "[reset 0s slack 1s]"},
+		{name: "negative", profile: quota(at("R", Seconds)), lines: []string{"R: -1"}, want: "nothing"},
+		{name: "negative duration", profile: quota(at("R", Duration)), lines: []string{"R: -1s"}, want: "nothing"},
+		{name: "absurd", profile: quota(at("R", Seconds)), lines: []string{"R: 1" + strings.Repeat("0", 100)}, want: "nothing"},
+		{name: "exponent", profile: quota(at("R", Seconds)), lines: []string{"R: 1e100"}, want: "nothing"},
+		{name: "366 days", profile: quota(at("R", Seconds)), lines: []string{"R: 31622400"}, want: "nothing"},
+		{name: "a second less", profile: quota(at("R", Seconds)), lines: []string{"R: 31622399"}, want: "[reset 8783h59m59s]"},
+		{name: "nanoseconds round up", profile: quota(at("R", Duration)), lines: []string{"R: 1ns"}, want: "[reset 1µs]"},
+		{name: "half a microsecond", profile: quota(at("R", Millis)), lines: []string{"R: 0.0005"}, want: "[reset 1µs]"},
+		{name: "a reset without a format", profile: quota(num("R")), lines: []string{"R: 41"}, want: "nothing"},
+		{name: "the server's clock is an hour ahead", profile: quota(at("R", EpochSeconds)), lines: []string{"Date: Mon, 04 May 2026 13:00:00 GMT", "R: 1777899641"}, want: "[reset 41s slack 1s]"},
+		{name: "no Date: our clock", profile: quota(at("R", EpochSeconds)), lines: []string{"Date: ", "R: 1777896041"}, want: "[reset 41s]"},
+		{name: "a Date that is none", profile: quota(at("R", EpochSeconds)), lines: []string{"Date: yesterday", "R: 1777896041"}, want: "[reset 41s]"},
+
+		{name: "decimal, rounded down", profile: left("R"), lines: []string{"R: 588.9"}, want: "[left 588]"},
+		{name: "negative is zero", profile: left("R"), lines: []string{"R: -27689"}, want: "[left 0]"},
+		{name: "more left than the limit", profile: left("R"), lines: []string{"L: 10", "R: 11"}, want: "[limit 10 left 10]"},
+		{name: "a limit of zero", profile: left("R"), lines: []string{"L: 0", "R: 0"}, want: "nothing"},
+		{name: "too large", profile: left("R"), lines: []string{"R: 9223372036854775808"}, want: "[left 999999999999999]"},
+		{name: "16 digits", profile: left("R"), lines: []string{"R: 1000000000000000"}, want: "[left 999999999999999]"},
+		{name: "two lines: the first", profile: left("R"), lines: []string{"R: 5", "R: 9"}, want: "[left 5]"},
+		{name: "two in one line", profile: left("R"), lines: []string{"R: 5, 9"}, want: "nothing"},
+		{name: "NaN", profile: left("R"), lines: []string{"R: NaN"}, want: "nothing"},
+		{name: "a period for a limit", profile: left("R"), lines: []string{"L: 1m"}, want: "nothing"},
+		{name: "from a cache", profile: left("R"), lines: []string{"R: 5", "Age: 3"}, want: "nothing"},
+		{name: "fresh", profile: left("R"), lines: []string{"R: 5", "Age: 0"}, want: "[left 5]"},
+
+		{name: "used without a limit", profile: profiles["Shopify REST Admin"], lines: []string{"X-Shopify-Shop-Api-Call-Limit: 32"}, want: "nothing"},
+		{name: "no number used", profile: profiles["Shopify REST Admin"], lines: []string{"X-Shopify-Shop-Api-Call-Limit: x/40"}, want: "nothing"},
+		{name: "an epoch in a bucket", profile: profiles["Auth0"], lines: []string{"Auth0-Client-Quota-Limit: q=2;r=1;t=1777896000"}, want: `["client" limit 2 left 1]`},
+		{name: "used above the limit", profile: profiles["Shopify REST Admin"], lines: []string{"X-Shopify-Shop-Api-Call-Limit: 41/40"}, want: "[limit 40 left 0 used 41]"},
+		{name: "used of nothing", profile: profiles["Shopify REST Admin"], lines: []string{"X-Shopify-Shop-Api-Call-Limit: 3/0"}, want: "nothing"},
+		{name: "many windows", profile: profiles["Binance Spot"], lines: []string{"X-MBX-USED-WEIGHT-1S: 1", "X-MBX-USED-WEIGHT-3M: 2", "X-MBX-USED-WEIGHT-2D: 3", "X-MBX-USED-WEIGHT-4H: 4"},
+			want: `["REQUEST_WEIGHT" weight used 1 window 1s] ["REQUEST_WEIGHT" weight used 3 window 48h0m0s] ["REQUEST_WEIGHT" weight used 2 window 3m0s] ["REQUEST_WEIGHT" weight used 4 window 4h0m0s]`},
+		{name: "buckets on two lines", profile: profiles["Auth0"], lines: []string{"Auth0-Client-Quota-Limit: b=per_hour;q=3;r=x", "Auth0-Client-Quota-Limit: b=per_second;q=2;r=1;t=1"}, want: `["client/per_second" limit 2 left 1 window 1s reset 1s]`},
+		{name: "no window in the name", profile: profiles["Binance Spot"], lines: []string{"X-MBX-USED-WEIGHT-: 7", "X-MBX-USED-WEIGHT-M: 7", "X-MBX-USED-WEIGHT-3Y: 7"}, want: "nothing"},
+		{name: "a bucket that is none", profile: profiles["Auth0"], lines: []string{"Auth0-Client-Quota-Limit: b=per_hour;q=x,junk,b=per_day;q=100;r=99;t=22374"}, want: `["client/per_day" limit 100 left 99 window 24h0m0s reset 6h12m54s]`},
+	})
+}
+
+const (
+	gemini  = `{"error":{"code":429,"status":"RESOURCE_EXHAUSTED","details":[{"@type":"type.googleapis.com/google.rpc.QuotaFailure","violations":[{"quotaId":"GenerateRequestsPer%sPerProjectPerModel-FreeTier","quotaValue":"250"}]},{"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"22s"}]}}`
+	shopify = `{"errors":[{"message":"Throttled","extensions":{"code":"THROTTLED"}}],"extensions":{"cost":{"requestedQueryCost":70,"actualQueryCost":null,"throttleStatus":{"maximumAvailable":1000,"currentlyAvailable":66,"restoreRate":50}}}}`
+)
+
+// TestRefusals has the refusals that are no 429, and the 429s that are none.
+func TestRefusals(t *testing.T) {
+	of := func(name string) Profile { return profiles[name] }
+	run(t, []readTest{
+		{name: "429", status: 429, want: "limited"},
+		{name: "503", status: 503, want: "nothing"},
+		{name: "503 with Retry-After", status: 503, lines: []string{"Retry-After: 7"}, want: "limited for 7s"},
+		{name: "503 with hours", status: 503, lines: []string{"Retry-After: 7200"}, want: "limited for 1m0s"},
+		{name: "200 with Retry-After", status: 200, lines: []string{"Retry-After: 7"}, want: "nothing"},
+		{name: "Lemlist: Retry-After on success", profile: of("Lemlist (JS Date string)"), status: 200, lines: []string{"Retry-After: 2"}, want: "nothing"},
+		{name: "Retry-After zero", status: 429, lines: []string{"Retry-After: 0"}, want: "limited"},
+		{name: "Retry-After before all else", profile: of("Okta"), status: 429, lines: []string{"Retry-After: 3", "X-Rate-Limit-Reset: 1777896041"}, want: "[window 1m0s reset 41s slack 1s] limited for 3s"},
+		{name: "retry-after-ms before Retry-After", profile: of("OpenAI"), status: 429, lines: []string{"Retry-After: 1", "retry-after-ms: 125.5"}, want: "limited for 125.5ms"},
+		{name: "retry-after-ms that is none", profile: of("OpenAI"), status: 429, lines: []string{"Retry-After: 1", "retry-after-ms: soon"}, want: "limited for 1s"},
+		{name: "retry-after-ms of zero", profile: of("OpenAI"), status: 429, lines: []string{"Retry-After: 1", "retry-after-ms: 0"}, want: "limited for 1s"},
+		{name: "503 with hours in milliseconds", profile: of("OpenAI"), status: 503, lines: []string{"Retry-After: 1", "retry-after-ms: 7200000"}, want: "limited for 1m0s"},
+		{name: "OpenAI: the bill", profile: of("OpenAI"), status: 429, body: `{"error":{"code":"credit_balance_exhausted","type":"insufficient_quota"}}`, want: `other "insufficient_quota"`},
+		{name: "OpenAI: the rate", profile: of("OpenAI"), status: 429, body: `{"error":{"type":"tokens","message":"not insufficient_quota"}}`, want: "limited"},
+		{name: "OpenAI: the cost", profile: of("OpenAI"), status: 200, body: `{"id":"a","usage":{"total_tokens":64},"x":1}`, want: "charged 64 tokens"},
+		{name: "cut off within the cost", profile: of("OpenAI"), status: 200, body: `{"id":"a","usage":{"total_tokens":6`, want: "nothing"},
+		{name: "Stripe: a locked object", profile: of("Stripe"), status: 429, body: `{"error":{"code":"lock_timeout"}}`, want: `other "lock_timeout"`},
+		{name: "Stripe: the rate", profile: of("Stripe"), status: 429, lines: []string{"Stripe-Rate-Limited-Reason: global-rate"}, body: `{"error":{"code":"lock_timeout"}}`, want: `limited "global-rate"`},
+		{name: "Binance: ban", profile: of("Binance Spot"), status: 418, lines: []string{"Retry-After: 120"}, want: "banned for 2m0s"},
+		{name: "Binance: ban told in words", profile: of("Binance Spot"), status: 418, body: `{"code":-1003,"msg":"Way too much request weight used; IP banned until 1777896120180. Please use the websocket for live updates to avoid bans."}`, want: "banned for 2m0.18s"},
+		{name: "Binance: WAF", profile: of("Binance Spot"), status: 403, want: `banned "WAF"`},
+		{name: "GitHub: forbidden", profile: of("GitHub REST"), status: 403, lines: []string{"X-RateLimit-Remaining: 12"}, want: "[left 12 window 1h0m0s]"},
+		{name: "GitHub: primary", profile: of("GitHub REST"), status: 403, lines: []string{"X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 1777896041"}, want: `[left 0 window 1h0m0s reset 41s slack 1s] limited for 41s "primary"`},
+		{name: "GitHub: secondary", profile: of("GitHub REST"), status: 403, lines: []string{"X-RateLimit-Remaining: 12", "Retry-After: 60"}, want: `[left 12 window 1h0m0s] limited for 1m0s "secondary"`},
+		{name: "Kraken: until", profile: of("Kraken Spot REST"), status: 200, body: `{"error":["EService: Throttled: 1777896041"]}`, want: `limited for 41s "EService: Throttled"`},
+		{name: "Kraken: counter", profile: of("Kraken Spot REST"), status: 200, body: `{"error":["EAPI:Rate limit exceeded"]}`, want: `limited "Rate limit exceeded"`},
+		{name: "Kraken: another error", profile: of("Kraken Spot REST"), status: 200, body: `{"error":["Rate limit exceeded? No."]}`, want: "nothing"},
+		{name: "Kraken: success", profile: of("Kraken Spot REST"), status: 200, body: `{"error":[],"result":"Rate limit exceeded"}`, want: "nothing"},
+		{name: "Gemini: a minute's", profile: of("Google Gemini API"), status: 429, body: strings.Replace(gemini, "%s", "Minute", 1), want: `limited for 22s "RESOURCE_EXHAUSTED"`},
+		{name: "Gemini: a day's, where 22 s do not help", profile: of("Google Gemini API"), status: 429, body: strings.Replace(gemini, "%s", "Day", 1), want: `limited for 19h0m0s "PerDay"`},
+		{name: "Gemini: a day's, an hour before its end", profile: of("Google Gemini API"), status: 429, lines: []string{"Date: Tue, 05 May 2026 06:00:00 GMT"}, body: strings.Replace(gemini, "%s", "Day", 1), want: `limited for 1h0m0s "PerDay"`},
+		{name: "Gemini: a day of 23 hours", profile: of("Google Gemini API"), status: 429, lines: []string{"Date: Sun, 08 Mar 2026 08:00:00 GMT"}, body: strings.Replace(gemini, "%s", "Day", 1), want: `limited for 23h0m0s "PerDay"`},
+		{name: "a day that begins at one", profile: until("Africa/Cairo"), status: 429, lines: []string{"Date: Thu, 23 Apr 2026 21:59:59 GMT"}, want: "limited for 1s"},
+		{name: "another", profile: until("Asia/Beirut"), status: 429, lines: []string{"Date: Sat, 28 Mar 2026 21:59:59 GMT"}, want: "limited for 1s"},
+		{name: "a zone that isn't known", profile: until("Mars/Olympus"), status: 429, want: "limited for 7s"},
+		{name: "a zone that is this machine's", profile: until("Local"), status: 429, want: "limited for 7s"},
+		{name: "until midnight, but less is told", profile: until("UTC"), status: 429, lines: []string{"Retry-After: 3"}, want: "limited for 3s"},
+		{name: "Discord: global", profile: of("Discord"), status: 429, lines: []string{"Retry-After: 65", "X-RateLimit-Global: true"}, want: "limited wide for 1m5s"},
+		{name: "Discord: a route's", profile: of("Discord"), status: 429, lines: []string{"Retry-After: 65", "X-RateLimit-Scope: user"}, want: `limited for 1m5s "user"`},
+		{name: "the wait in the body", profile: Profile{RetryAfter: []Field{in("retry_after", Seconds)}}, status: 429, body: `{"retry_after":1336.57}`, want: "limited for 22m16.57s"},
+		{name: "the wait in the body of no refusal", profile: Profile{RetryAfter: []Field{in("retry_after", Seconds)}}, status: 200, body: `{"retry_after":1336.57}`, want: "nothing"},
+		{name: "two texts at one path", profile: Profile{Rules: []Rule{{Path: "e.*", Text: "a", Kind: Banned}, {Path: "e.*", Text: "b*", Kind: Limited}}}, status: 200, body: `{"e":["c","bb","b"]}`, want: `limited "b"`},
+		{name: "the first value, the second's text", profile: Profile{Rules: []Rule{{Path: "e.*", Text: "b", Kind: Limited, Delay: []Field{in("e.*", Seconds)}}}}, status: 200, body: `{"e":[5,"b"]}`, want: `limited for 5s "b"`},
+		{name: "Azure: 200", profile: of("Azure OpenAI"), status: 200, lines: []string{"retry-after: 4"}, body: "event: error", want: `limited for 4s "in the stream"`},
+		{name: "Shopify GraphQL: throttled", profile: of("Shopify GraphQL Admin"), status: 200, body: shopify, want: `[points limit 1000 left 66 window 20s] limited for 80ms "THROTTLED"`},
+		{name: "Shopify GraphQL: never", profile: of("Shopify GraphQL Admin"), status: 200, body: strings.Replace(shopify, "70", "1001", 1), want: `[points limit 1000 left 66 window 20s] limited "THROTTLED"`},
+		{name: "Shopify GraphQL: served", profile: of("Shopify GraphQL Admin"), status: 200, body: strings.NewReplacer("null", "10", "THROTTLED", "X").Replace(shopify), want: "[points limit 1000 left 66 window 20s] charged 10 points"},
+		{name: "Salesforce", profile: of("Salesforce"), status: 403, body: `[{"errorCode":"REQUEST_LIMIT_EXCEEDED","message":"TotalRequests Limit exceeded."}]`, want: `limited "REQUEST_LIMIT_EXCEEDED"`},
+		{name: "Salesforce: forbidden", profile: of("Salesforce"), status: 403, body: `[{"errorCode":"INSUFFICIENT_ACCESS"}]`, want: "nothing"},
+		{name: "Jira: 503 with minutes", profile: of("Jira Cloud"), status: 503, lines: []string{"Retry-After: 1847"}, want: "limited for 30m47s"},
+		{name: "Jira: Beta-Retry-After stops nobody", profile: of("Jira Cloud"), status: 200, lines: []string{"Beta-Retry-After: 50"}, want: "nothing"},
+		{name: "Reddit: 200", profile: of("Reddit"), status: 200, body: `{"ratelimit":512.2,"errors":["RATELIMIT","You are doing that too much.","ratelimit"]}`, want: `limited for 8m32.2s "RATELIMIT"`},
+		{name: "Google Maps", profile: of("Google Maps (legacy web services)"), status: 200, body: `{"results":[{"x":[1,{"status":"OK"}]}],"status":"OVER_QUERY_LIMIT"}`, want: `limited "OVER_QUERY_LIMIT"`},
+		{name: "Okta: concurrency", profile: of("Okta"), status: 429, lines: []string{"X-Rate-Limit-Limit: 0", "X-Rate-Limit-Remaining: 0", "X-Rate-Limit-Reset: 1777896041"}, want: `limited "concurrency"`},
+		{name: "Linear: 400", profile: of("Linear"), status: 400, lines: []string{"X-RateLimit-Requests-Remaining: 0", "X-RateLimit-Requests-Reset: 1777896041000"}, body: `{"errors":[{"extensions":{"code":"RATELIMITED"}}]}`, want: `[left 0 window 1h0m0s reset 41s slack 1s] limited for 41s "RATELIMITED"`},
+		{name: "Linear: a bad request", profile: of("Linear"), status: 400, body: `{"errors":[{"extensions":{"code":"INVALID"}}]}`, want: "nothing"},
+		{name: "Mailgun", profile: of("Mailgun"), status: 429, body: `{"retry-seconds":60}`, want: "limited for 1m0s"},
+		{name: "Alpha Vantage", profile: of("Alpha Vantage"), status: 200, body: `{"Note":"Thank you for using Alpha Vantage! Our standard API call frequency is 5 calls per minute"}`, want: `limited "call frequency"`},
+		{name: "Etherscan", profile: of("Etherscan"), status: 200, body: `{"status":"0","message":"NOTOK","result":"Max rate limit reached, please use API Key for higher rate limit"}`, want: `limited for 1s "Max rate limit reached"`},
+		{name: "Infura: 402", profile: of("Infura"), status: 402, want: `limited for 12h0m0s "the day's credit is spent"`},
+		{name: "Alchemy", profile: of("Alchemy"), status: 200, body: `{"jsonrpc":"2.0","error":{"code":429}}`, want: `limited "429"`},
+		{name: "CoinGecko: CDN", profile: of("CoinGecko"), status: 403, body: "error code: 1020", want: `banned "1020"`},
+		{name: "AWS", profile: of("AWS"), status: 400, body: `{"__type":"com.amazon#ThrottlingException","message":"Rate exceeded"}`, want: `limited "Throttl"`},
+		{name: "Airtable: 30 s", profile: of("Airtable"), status: 429, want: "limited for 30s"},
+		{name: "Notion: 529", profile: of("Notion"), status: 529, lines: []string{"Retry-After: 42"}, want: `limited for 42s "service_overload"`},
+		{name: "Auth0: 500 that is none", profile: of("Auth0"), status: 500, body: `{"error":"x"}`, want: "nothing"},
+		{name: "Spotify", profile: of("Spotify"), status: 429, lines: []string{"Retry-After: 43200"}, body: `{"error":{"status":429,"reason":"QUOTA_EXCEEDED"}}`, want: `limited for 12h0m0s "QUOTA_EXCEEDED"`},
+		{name: "a rule that lets pass", profile: Profile{Rules: []Rule{{Status: 429, Header: "X-Ok"}}}, status: 429, lines: []string{"X-Ok: 1", "Retry-After: 1"}, want: "nothing"},
+		{name: "a rule's header with another value", profile: Profile{Rules: []Rule{{Header: "X", Value: "a*", Kind: Banned}}}, status: 200, lines: []string{"X: ba"}, want: "nothing"},
+		{name: "JSON cut off behind the sign", profile: of("Linear"), status: 400, body: `{"errors":[{"extensions":{"code":"RATELIMITED","m`, want: `limited "RATELIMITED"`},
+		{name: "an empty key behind the path", profile: of("Linear"), status: 400, body: `{"errors":[{"extensions":{"code":{"":"RATELIMITED"}}}]}`, want: "nothing"},
+		{name: "JSON that is none", profile: of("Linear"), status: 400, body: `<html>RATELIMITED code`, want: "nothing"},
+	})
+}
+
+// The response may be late: so much sooner than Reset the reset may be.
+func TestSlack(t *testing.T) {
+	r := response(200, "", "R: 41", "E: 1777896041")
+	r.Sent = r.Got.Add(-300 * time.Millisecond)
+	got := Profile{Quotas: []Quota{{Reset: at("R", Seconds)}, {Reset: at("E", EpochSeconds)}}}.Read(r)
+	if s := tell(got); s != "[reset 41s slack 300ms] [reset 41s slack 1.3s]" {
+		t.Error(s)
+	}
+	r.Sent = r.Got.Add(time.Hour) // by a clock that was set back
+	if got := quota(at("R", Seconds)).Read(r); got.Readings[0].Slack != 0 {
+		t.Error(tell(got))
+	}
+}
+
+func TestReadNothing(t *testing.T) {
+	for name, p := range profiles {
+		if got := tell(p.Read(Response{})); got != "nothing" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// FuzzRead has every profile read hostile values, in every header it knows.
+func FuzzRead(f *testing.F) {
+	for _, p := range providers(f) {
+		for _, h := range p.Headers {
+			f.Add(200, "Mon, 04 May 2026 12:00:00 GMT", h.Example, "1", "")
+		}
+		for _, s := range p.Samples {
+			f.Add(s.Status, "", "1", "2", s.Body)
+		}
+	}
+	f.Add(429, "", "-1", "9223372036854775808", shopify)
+	f.Add(200, "", `"a";r=1;t=2`, `limit=1`, gemini)
+	headers := map[string][]string{}
+	for _, p := range providers(f) {
+		for _, h := range p.Headers {
+			headers[p.Provider] = append(headers[p.Provider], h.Name)
+		}
+	}
+	f.Fuzz(func(t *testing.T, status int, date, first, second, body string) {
+		for name, p := range profiles {
+			r := Response{Status: status, Header: http.Header{"Date": {date}}, Body: []byte(body), Got: monday, Sent: monday}
+			for i, h := range headers[name] {
+				r.Header.Add(h, []string{first, second}[i%2])
+				r.Header.Add(h, second)
+			}
+			before := bytes.Clone(r.Body)
+			sound(t, name, p.Read(r))
+			if !bytes.Equal(before, r.Body) {
+				t.Fatalf("%s: the body was changed", name)
+			}
+		}
+	})
+}
+
+// sound checks what holds of any answer.
+func sound(t *testing.T, name string, a Answer) {
+	for _, r := range a.Readings {
+		switch {
+		case r.Limit < 0 || r.Limit > 999_999_999_999_999, r.Remaining < 0 || r.Remaining > 999_999_999_999_999, r.Used < 0 || r.Used > 999_999_999_999_999, r.Share < 0:
+			t.Fatalf("%s: count out of range: %+v", name, r)
+		case r.Limit > 0 && r.Remaining > r.Limit:
+			t.Fatalf("%s: more left than there is: %+v", name, r)
+		case r.Reset < 0 || r.Reset >= 366*24*time.Hour || r.Reset%time.Microsecond != 0, r.Window < 0 || r.Window > 366*24*time.Hour, r.Slack < 0:
+			t.Fatalf("%s: time out of range: %+v", name, r)
+		}
+	}
+	if len(a.Readings) > 32 {
+		t.Fatalf("%s: %d readings", name, len(a.Readings))
+	}
+	for _, c := range a.Charged {
+		if c.N < 0 || c.N > 999_999_999_999_999 {
+			t.Fatalf("%s: charge out of range: %+v", name, c)
+		}
+	}
+	if a.Wide && a.Kind == Passed || a.Delay < 0 || a.Delay%time.Microsecond != 0 || a.Known != (a.Delay > 0) || a.Known && a.Kind == Passed {
+		t.Fatalf("%s: %+v", name, a.Refusal)
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	for _, c := range []struct {
+		name  string
+		lines []string
+		body  string
+	}{
+		{"GitHub REST", []string{"X-Ratelimit-Limit: 5000", "X-Ratelimit-Remaining: 4999", "X-Ratelimit-Used: 1", "X-Ratelimit-Reset: 1777896041", "X-Ratelimit-Resource: core"}, ""},
+		{"OpenAI", []string{"X-Ratelimit-Limit-Requests: 60", "X-Ratelimit-Limit-Tokens: 150000", "X-Ratelimit-Remaining-Requests: 59", "X-Ratelimit-Remaining-Tokens: 149984", "X-Ratelimit-Reset-Requests: 1s", "X-Ratelimit-Reset-Tokens: 6m0s"}, ""},
+		{"Binance Spot", []string{"X-Mbx-Used-Weight-1m: 70"}, ""},
+		{"IETF draft-10 (and master 2025-09)", []string{`Ratelimit: "burst";r=50;t=30`, `Ratelimit-Policy: "burst";q=100;w=60`}, ""},
+		{"Linear", nil, ""},
+		{"Shopify GraphQL Admin", nil, shopify},
+		{"Shopify GraphQL Admin", nil, `{"data":[` + strings.Repeat(`{"id":"gid://shopify/Product/1","title":"a"},`, 1400) + `1],` + shopify[1:]},
+		{"Coinbase Exchange", nil, ""},
+	} {
+		b.Run(fmt.Sprintf("%s/%dB", strings.Fields(c.name)[0], len(c.body)), func(b *testing.B) {
+			p, r := profiles[c.name], response(200, c.body, c.lines...)
+			b.ReportAllocs()
+			for b.Loop() {
+				p.Read(r)
+			}
+		})
+	}
+}

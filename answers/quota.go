@@ -1,0 +1,271 @@
+package answers
+
+import (
+	"cmp"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/refusal"
+)
+
+const mostReadings = 32 // of one response: no provider tells more, and what is told is kept
+
+func unit(u string) string { return cmp.Or(u, "requests") }
+
+// fields lists those that tell one value each.
+func (q *Quota) fields() [7]*Field {
+	return [...]*Field{&q.Limit, &q.Remaining, &q.Used, &q.Share, &q.Rate, &q.Length, &q.Reset}
+}
+
+// read appends what e tells by q.
+func (q *Quota) read(e *event, to []Reading) []Reading {
+	base := Reading{Name: q.Name, Unit: unit(q.Unit), Window: q.Window, Full: q.Full, Rough: q.Rough, Authoritative: q.Authoritative}
+	if q.NameIn != "" {
+		base.Name = cmp.Or(e.Header.Get(q.NameIn), q.Name)
+	}
+	var found []Reading
+	switch {
+	case q.Read != nil:
+		for _, r := range q.Read(e.Response) {
+			to = add(to, r.bounded(base, e), &base)
+		}
+		return to
+	case q.Combined.Header != "":
+		found = q.combined(e, base)
+	}
+	if found == nil {
+		return add(to, q.plain(e, base), &base)
+	}
+	for i := range found {
+		to = add(to, found[i], &base)
+	}
+	return to
+}
+
+// bounded is a reading that a Quota.Read made, as if it had been read here.
+func (r Reading) bounded(base Reading, e *event) Reading {
+	name := r.Name
+	r.Name = base.Name
+	r.within(name)
+	r.Unit = cmp.Or(r.Unit, base.Unit)
+	for _, n := range []*int64{&r.Limit, &r.Remaining, &r.Used, &r.Share} {
+		*n = min(max(*n, 0), mostCount)
+	}
+	if r.Window <= 0 || r.Window >= farthest {
+		r.Window = base.Window
+	}
+	if r.Slack = e.slack; r.Has&HasReset == 0 || r.Reset < 0 || r.Reset >= farthest {
+		r.Has &^= HasReset
+		r.Reset, r.Slack = 0, 0
+	}
+	r.Reset = refusal.Micros(r.Reset)
+	r.Full, r.Rough, r.Authoritative = r.Full || base.Full, r.Rough || base.Rough, r.Authoritative || base.Authoritative
+	return r
+}
+
+// add appends r if it tells anything.
+func add(to []Reading, r Reading, base *Reading) []Reading {
+	if r.Limit == 0 && r.Has == 0 && r.Window == base.Window || len(to) == mostReadings {
+		return to
+	}
+	switch {
+	case r.Limit == 0:
+	case r.Has&HasRemaining != 0:
+		r.Remaining = min(r.Remaining, r.Limit)
+	case r.Has&HasUsed != 0:
+		r.Remaining = max(r.Limit-r.Used, 0)
+		r.Has |= HasRemaining
+	}
+	return append(to, r)
+}
+
+// plain reads one value per field.
+func (q *Quota) plain(e *event, r Reading) Reading {
+	empty := r
+	var told bool
+	if r.Limit, told = q.Limit.count(e, down); told && r.Limit == 0 {
+		return empty
+	}
+	r.tell(HasRemaining, &r.Remaining, &q.Remaining, e, down)
+	r.tell(HasUsed, &r.Used, &q.Used, e, up)
+	if n, ok := share(q.Share.text(e)); ok {
+		r.Share = n
+		r.Has |= HasShare
+	}
+	q.times(e, &r)
+	return r
+}
+
+func (r *Reading) tell(fact Facts, to *int64, from *Field, e *event, round rounding) {
+	if n, ok := from.count(e, round); ok {
+		*to = n
+		r.Has |= fact
+	}
+}
+
+// times reads the window and the reset.
+func (q *Quota) times(e *event, r *Reading) {
+	if d, ok := q.Length.wait(e); ok && d > 0 && d < farthest {
+		r.Window = d
+	}
+	if rate, ok := q.Rate.count(e, down); ok {
+		r.refill(rate)
+	}
+	if d, ok := q.Reset.wait(e); ok && d < farthest {
+		r.reset(d, q.Reset.Format.absolute(), e)
+	}
+}
+
+// refill sets the window in which rate units a second make up the limit.
+func (r *Reading) refill(rate int64) {
+	if rate <= 0 || rate > 1e9 || r.Limit == 0 || r.Limit/rate >= int64(farthest/time.Second) {
+		return
+	}
+	r.Window = time.Duration(r.Limit/rate)*time.Second + time.Duration(r.Limit%rate)*time.Second/time.Duration(rate)
+}
+
+// reset sets the time left. A date is by the provider's clock, which its Date tells to
+// the second only.
+func (r *Reading) reset(d time.Duration, date bool, e *event) {
+	r.Reset, r.Slack = d, e.slack
+	if date && e.dated {
+		r.Slack += time.Second
+	}
+	r.Has |= HasReset
+}
+
+// combined reads a header of several values, or all whose names begin alike.
+func (q *Quota) combined(e *event, base Reading) (rs []Reading) {
+	prefix, many := strings.CutSuffix(q.Combined.Header, "*")
+	if !many {
+		return q.Combined.Format.readings(e.Header.Values(prefix), "", base, e)
+	}
+	prefix = http.CanonicalHeaderKey(prefix)
+	var names []string
+	for name := range e.Header {
+		if strings.HasPrefix(name, prefix) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names) // a map has no order
+	for _, name := range names[:min(len(names), mostReadings)] {
+		rs = append(rs, q.Combined.Format.readings(e.Header[name], strings.ToLower(name[len(prefix):]), base, e)...)
+	}
+	return rs
+}
+
+// readings parses the lines of one header; rest is what its name has in place of "*".
+func (f Format) readings(lines []string, rest string, r Reading, e *event) []Reading {
+	if len(lines) == 0 {
+		return nil
+	}
+	v, ok := strings.Trim(lines[0], " \t"), false
+	switch f {
+	case UsedOfLimit:
+		r.within(rest)
+		ok = r.usedOfLimit(v)
+	case UsedPerWindow:
+		if r.Window, ok = window(rest); ok {
+			r.Used, ok = count(v, up)
+			r.Has |= HasUsed
+		}
+	case NamedUses:
+		return namedUses(v, r)
+	case Pairs:
+		r.within(rest)
+		return pairs(lines, r, e)
+	}
+	if !ok {
+		return nil
+	}
+	return []Reading{r}
+}
+
+// within names a reading that is one of several, all of the quota's name.
+func (r *Reading) within(name string) {
+	if r.Name != "" && name != "" {
+		name = r.Name + "/" + name
+	}
+	r.Name = cmp.Or(name, r.Name)
+}
+
+func (r *Reading) usedOfLimit(v string) (ok bool) {
+	used, limit, _ := strings.Cut(v, "/")
+	limit, _, _ = strings.Cut(limit, "(")
+	r.Limit, ok = count(limit, down)
+	if !ok || r.Limit == 0 {
+		return false
+	}
+	r.Used, ok = count(used, up)
+	r.Has |= HasUsed
+	return ok
+}
+
+func namedUses(v string, base Reading) (rs []Reading) {
+	for part := range strings.SplitSeq(v, ";") {
+		r := base
+		name, uses, _ := strings.Cut(part, "=")
+		r.within(strings.Trim(name, " \t"))
+		if r.usedOfLimit(uses) && len(rs) < mostReadings {
+			rs = append(rs, r)
+		}
+	}
+	return rs
+}
+
+// window parses "1m" and "10s", Binance's intervals, in lower case.
+func window(v string) (time.Duration, bool) {
+	units := map[byte]time.Duration{'s': time.Second, 'm': time.Minute, 'h': time.Hour, 'd': 24 * time.Hour}
+	if v == "" {
+		return 0, false
+	}
+	n, err := strconv.ParseUint(v[:len(v)-1], 10, 16)
+	d := time.Duration(n) * units[v[len(v)-1]]
+	return d, err == nil && d > 0 && d < farthest
+}
+
+// pairs parses lists of buckets, each of pairs of a key and a number.
+func pairs(lines []string, base Reading, e *event) (rs []Reading) {
+	for part := range strings.SplitSeq(strings.Join(lines, ","), ",") {
+		r, rate := base, int64(0)
+		ok := true
+		for pair := range strings.SplitSeq(part, ";") {
+			at := strings.IndexAny(pair, "=:")
+			if at < 0 {
+				ok = false
+				break
+			}
+			ok = ok && r.pair(strings.Trim(pair[:at], " \t"), strings.Trim(pair[at+1:], " \t"), &rate, e)
+		}
+		if r.refill(rate); ok && r.Limit > 0 && len(rs) < mostReadings {
+			rs = append(rs, r)
+		}
+	}
+	return rs
+}
+
+// pair reads one pair; false if its value is none. An unknown key is passed over.
+func (r *Reading) pair(key, v string, rate *int64, e *event) (ok bool) {
+	ok = true
+	switch key {
+	case "b", "name":
+		r.within(v)
+		r.Window = map[string]time.Duration{"per_second": time.Second, "per_minute": time.Minute, "per_hour": time.Hour, "per_day": 24 * time.Hour}[v]
+	case "q", "limit", "total", "burst":
+		r.Limit, ok = count(v, down)
+	case "r", "remaining":
+		r.Remaining, ok = count(v, down)
+		r.Has |= HasRemaining
+	case "rate":
+		*rate, ok = count(v, down)
+	case "t", "reset", "resets":
+		var d time.Duration
+		if d, ok = refusal.Seconds(v); ok && d < farthest {
+			r.reset(d, false, e)
+		}
+	}
+	return ok
+}
