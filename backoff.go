@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/refusal"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -30,21 +30,26 @@ func (b backoff) pause(most time.Duration) time.Duration {
 	return min(most, d+time.Duration(rand.Float64()*float64(d)))
 }
 
-// refused pauses the quota for everyone after a response that refused, or closes
-// it if the response asks for more than a pause may last.
-func (g *gate) refused(ctx context.Context, b store.Booking, r refusal.Refusal) error {
-	if r.Known {
-		_, err := g.quota.Pause(ctx, store.Pause{For: r.Delay, Close: r.Delay > g.policy.maxPause()})
+// refused pauses the quota for everyone after a response that refused, or closes it
+// after one that bans or asks for more than a pause may last.
+func (g *gate) refused(ctx context.Context, b store.Booking, r answers.Refusal) error {
+	most := g.policy.maxPause()
+	switch {
+	case r.Known:
+		_, err := g.quota.Pause(ctx, store.Pause{For: r.Delay, Close: r.Kind == answers.Banned || r.Delay > most, Probe: true})
+		return err
+	case r.Kind == answers.Banned:
+		_, err := g.quota.Pause(ctx, store.Pause{For: most, Close: true, Probe: true})
 		return err
 	}
 	room := g.aside()
 	room.mu.Lock()
-	d := room.backoff.pause(g.policy.maxPause())
+	d := room.backoff.pause(most)
 	room.mu.Unlock()
 	// Refusals of requests that were admitted before the last pause are one event. A
 	// request that cost nothing was not admitted, so that nobody knows when it left.
 	charged := b.Verdict == store.Admitted
-	done, err := g.quota.Pause(ctx, store.Pause{For: d, Once: charged, Epoch: b.Epoch})
+	done, err := g.quota.Pause(ctx, store.Pause{For: d, Once: charged, Epoch: b.Epoch, Probe: true})
 	if done.Applied {
 		room.mu.Lock()
 		room.backoff.level++

@@ -33,6 +33,7 @@ type Group struct {
 type entry struct {
 	gate   *gate
 	holder weak.Pointer[Limiter]
+	nested weak.Pointer[Limiter] // the last inside another
 }
 
 // How many entries For looks at for one to drop: some whenever a key comes, more
@@ -76,6 +77,26 @@ func (g *Group) For(key string) *Limiter {
 	e.holder = weak.Make(l)
 	g.entries[key] = e
 	return l
+}
+
+// Within is For of a key whose quota lies inside another, see Limiter.Within. All calls
+// for a key should name the same outer Limiter: callers inside different ones stand in
+// different lines.
+func (g *Group) Within(key string, outer *Limiter) *Limiter {
+	l := g.For(key)
+	if l.err != nil || outer.err != nil {
+		return l.Within(outer)
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e := g.entries[key]
+	if n := e.nested.Value(); n != nil && n.parts[1].gate == outer.gate {
+		return n
+	}
+	n := l.Within(outer)
+	e.nested = weak.Make(n)
+	g.entries[key] = e
+	return n
 }
 
 // Len returns how many quotas the group keeps.

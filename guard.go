@@ -2,8 +2,6 @@ package throttle
 
 import (
 	"cmp"
-	"net/http"
-	"net/http/httptrace"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -68,7 +66,7 @@ func newNetwork() *network {
 
 // guard is what a request that is admitted now may take; zero for what the policy says.
 func (g *gate) guard() time.Duration {
-	if g.policy.Guard != AutoGuard {
+	if !g.auto {
 		return 0
 	}
 	return time.Duration(g.network().bound.Load())
@@ -76,7 +74,7 @@ func (g *gate) guard() time.Duration {
 
 // network is what the quota's answers tell, nil if its guard is not learned.
 func (g *gate) network() *network {
-	if g.policy.Guard != AutoGuard {
+	if !g.auto {
 		return nil
 	}
 	return g.aside().network
@@ -158,18 +156,10 @@ func (n *network) start() journey {
 	return journey{n, time.Now(), time.Duration(n.bound.Load())}
 }
 
-// trace has net/http tell of the connection that it makes for the request.
-func (j journey) trace(req *http.Request) *http.Request {
-	if j.network == nil {
-		return req
+func (j journey) connected() {
+	if j.network != nil {
+		j.network.connected(time.Since(j.admitted))
 	}
-	return req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
-		GotConn: func(c httptrace.GotConnInfo) {
-			if !c.Reused {
-				j.network.connected(time.Since(j.admitted))
-			}
-		},
-	}))
 }
 
 func (j journey) answered() {

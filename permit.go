@@ -2,6 +2,7 @@ package throttle
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 
 	"github.com/apithrottle/throttle/store"
@@ -13,7 +14,7 @@ import (
 // each method does anything, and a nil Permit's methods do nothing. It is safe for
 // concurrent use.
 type Permit struct {
-	quota   store.Quota
+	gate    *gate
 	booking store.Booking
 	cost    []int64
 	journey journey
@@ -23,6 +24,7 @@ type Permit struct {
 const (
 	arrived  uint32 = 1 << iota // the provider has counted it
 	released                    // it is over
+	settled                     // what it cost is known
 )
 
 func (p *Permit) charged() bool { return p != nil && p.booking.Verdict == store.Admitted }
@@ -37,25 +39,63 @@ func (p *Permit) first(mark uint32) bool {
 func (p *Permit) Arrived() {
 	if p.first(arrived) {
 		p.journey.answered()
-		p.quota.Arrived(p.booking, p.cost)
+		p.gate.quota.Arrived(p.booking, p.cost)
 	}
 }
 
-// Release says that the request is over: the response's body has ended.
-func (p *Permit) Release() {
+// Settle says what the request has really cost in the units that are Estimated; one
+// that is not named cost what was estimated. It blocks for nothing. An amount of any
+// other unit is an error.
+func (p *Permit) Settle(actual Cost) error {
+	if !p.charged() {
+		return nil
+	}
+	if err := p.gate.settles(actual); err != nil {
+		return err
+	}
 	p.Arrived()
-	if p.first(released) {
-		p.quota.Release(p.booking, p.cost)
+	if p.gate.estimates && p.first(settled) {
+		p.gate.quota.Settle(p.booking, p.cost, p.gate.actual(p.cost, told(actual)))
+	}
+	return nil
+}
+
+// settles refuses amounts that are no estimates.
+func (t *terms) settles(actual Cost) error {
+	for unit, n := range actual {
+		u := slices.Index(t.units, unit)
+		switch {
+		case u < 0 || !t.estimated[u]:
+			return t.errorf("cost of %q can't be settled: set Estimated in a tier of that unit", unit)
+		case n < 0:
+			return t.errorf("cost of %q is %d: it must be at least 0", unit, n)
+		}
+	}
+	return nil
+}
+
+// told is a meter of what is known.
+type told Cost
+
+func (told) Write(p []byte) (int, error) { return len(p), nil }
+func (t told) Cost() Cost                { return Cost(t) }
+
+// Release says that the request is over: the response's body has ended. What was not
+// settled cost what was estimated.
+func (p *Permit) Release() {
+	_ = p.Settle(nil)
+	if p.charged() && p.gate.concurrent && p.first(released) {
+		p.gate.quota.Release(p.booking, p.cost)
 	}
 }
 
 // Cancel says that nothing was sent, and gives back what was charged. Once Guard
-// has passed it gives back only the place of a Concurrency tier: by then the
-// limiter has to take the request for counted. After Arrived or Release it does
-// nothing. With a shared store it blocks for one round trip at most.
+// has passed it gives back only the place of a Concurrency tier and what was Estimated:
+// by then the limiter has to take the rest for counted. After Arrived, Settle or Release
+// it does nothing. With a shared store it blocks for one round trip at most.
 func (p *Permit) Cancel(ctx context.Context) error {
-	if !p.charged() || !p.state.CompareAndSwap(0, arrived|released) {
+	if !p.charged() || !p.state.CompareAndSwap(0, arrived|released|settled) {
 		return nil
 	}
-	return p.quota.Return(ctx, p.booking, p.cost)
+	return p.gate.quota.Return(ctx, p.booking, p.cost)
 }

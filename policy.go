@@ -33,7 +33,7 @@ const (
 )
 
 // UnknownPhase is the Phase of a FixedWindow whose boundaries nobody has told: they
-// are learned where Transport.Reset tells of them, and its windows are rolling until then.
+// are learned where the Transport's Profile reads of them, and its windows are rolling until then.
 const UnknownPhase = algorithms.UnknownPhase
 
 // PerSecond is a Tier of n requests in any second.
@@ -244,6 +244,13 @@ type terms struct {
 	plan   *algorithms.Plan
 	one    []int64 // the cost of one request
 	books  bool    // the quotas book ahead
+
+	units      []string // what a cost counts, those of the scopes around included
+	estimated  []bool   // of each unit
+	most       []int64  // of each unit, the highest estimate that is charged; nil where none is estimated
+	estimates  bool     // some unit is estimated
+	concurrent bool     // some tier limits what is open at once
+	auto       bool     // some guard is learned
 }
 
 func newTerms(p Policy) (*terms, error) {
@@ -252,15 +259,24 @@ func newTerms(p Policy) (*terms, error) {
 		return nil, err
 	}
 	p.Tiers = slices.Clone(p.Tiers)
-	t := &terms{policy: p, plan: plan}
+	t := &terms{
+		policy: p, plan: plan, units: plan.Units(),
+		estimates: plan.Estimates(), concurrent: plan.Concurrent(), auto: p.Guard == AutoGuard,
+	}
+	for u := range t.units {
+		t.estimated = append(t.estimated, plan.Estimated(u))
+	}
+	if t.estimates {
+		t.most = plan.Most()
+	}
 	t.one = t.requests(1)
 	return t, nil
 }
 
 // requests is the cost of n requests.
 func (t *terms) requests(n int64) []int64 {
-	cost := make([]int64, len(t.plan.Units()))
-	if i := slices.Index(t.plan.Units(), algorithms.Requests); i >= 0 {
+	cost := make([]int64, len(t.units))
+	if i := slices.Index(t.units, algorithms.Requests); i >= 0 {
 		cost[i] = n
 	}
 	return cost
@@ -273,17 +289,36 @@ func (t *terms) amounts(c Cost) ([]int64, error) {
 	}
 	amounts := t.requests(1)
 	for unit, n := range c {
-		i := slices.Index(t.plan.Units(), unit)
+		i := slices.Index(t.units, unit)
 		switch {
 		case n < 0:
 			return nil, t.errorf("cost of %q is %d: it must be at least 0", unit, n)
 		case i >= 0:
 			amounts[i] = n
 		case unit != algorithms.Requests:
-			return nil, t.errorf("cost names the unit %q: the policy counts %s", unit, strings.Join(t.plan.Units(), ", "))
+			return nil, t.errorf("cost names the unit %q: the policy counts %s", unit, strings.Join(t.units, ", "))
 		}
 	}
-	return amounts, nil
+	return t.clamp(amounts), nil
+}
+
+// mostActual is the most that a request can turn out to have cost.
+const mostActual = algorithms.MaxLimit
+
+// clamp lowers estimates that are above what the tiers ever admit, or they would never be
+// admitted: such a request waits until the tiers are unused, and is charged in full
+// when it is settled.
+func (t *terms) clamp(cost []int64) []int64 {
+	clamped := cost
+	for u, most := range t.most {
+		if t.estimated[u] && cost[u] > most {
+			if &clamped[0] == &cost[0] {
+				clamped = slices.Clone(cost)
+			}
+			clamped[u] = most
+		}
+	}
+	return clamped
 }
 
 // count is the cost of n requests, checked.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -127,17 +128,16 @@ func (h headed) RoundTrip(req *http.Request) (*http.Response, error) {
 // A fixed window of unknown phase is a rolling one until its end is known: then there
 // is no need to wait for longer than that.
 func TestUnknownPhase(t *testing.T) {
-	reset := func(resp *http.Response) time.Time {
-		n, _ := strconv.ParseInt(resp.Header.Get("X-Reset"), 10, 64)
-		return time.Unix(n, 0)
+	reset := func(header string) *answers.Profile {
+		return &answers.Profile{Quotas: []answers.Quota{{Reset: answers.Field{Header: header, Format: answers.EpochSeconds}}}}
 	}
 	for _, tt := range []struct {
-		reset       func(*http.Response) time.Time
+		reset       *answers.Profile
 		least, most time.Duration // until the 61st
 	}{
 		{nil, time.Minute, time.Minute + 50*time.Millisecond},
-		{reset, 37 * time.Second, 41 * time.Second},
-		{func(*http.Response) time.Time { return time.Time{} }, time.Minute, time.Minute + 50*time.Millisecond},
+		{reset("X-Reset"), 37 * time.Second, 41 * time.Second},
+		{reset("X-Other"), time.Minute, time.Minute + 50*time.Millisecond},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			const phase = 37 * time.Second // the clock of a bubble begins at a full minute
@@ -149,7 +149,7 @@ func TestUnknownPhase(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			client := &http.Client{Transport: &throttle.Transport{Base: headed{api, time.Minute, phase}, Limiter: lim, Reset: tt.reset}}
+			client := &http.Client{Transport: &throttle.Transport{Base: headed{api, time.Minute, phase}, Limiter: lim, Profile: tt.reset}}
 			began := time.Now()
 			for i := range 300 {
 				resp, err := client.Get("http://api.test/")

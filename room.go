@@ -64,7 +64,7 @@ func (g *gate) aside() *room {
 		return r
 	}
 	r := new(room)
-	if g.policy.Guard == AutoGuard {
+	if g.auto {
 		r.network = newNetwork()
 	}
 	g.room.CompareAndSwap(nil, r)
@@ -249,7 +249,7 @@ func (g *gate) ask(ctx context.Context) {
 	r := g.aside()
 	if !g.books {
 		w := r.asking[0] // the caller's own: nobody else changes asking meanwhile
-		b, err := g.quota.Reserve(ctx, w.request)
+		b, err := g.stand(ctx, w.request)
 		g.answered([]store.Booking{b}, err)
 		return
 	}
@@ -331,10 +331,21 @@ func (g *gate) banned(wait time.Duration) error {
 	return e
 }
 
+// stand asks for the first waiter, which may stand in the line of an outer quota.
+func (g *gate) stand(ctx context.Context, r store.Request) (store.Booking, error) {
+	if n, ok := g.quota.(*nested); ok {
+		return n.stand(ctx, r)
+	}
+	return g.quota.Reserve(ctx, r)
+}
+
 // broken is the error of a store that will not do better later.
 func (g *gate) broken(err error) error {
 	if err == context.Canceled || err == context.DeadlineExceeded {
 		return err // the caller's own
+	}
+	if outer := (*WaitError)(nil); errors.As(err, &outer) {
+		return err
 	}
 	return fmt.Errorf("throttle: policy %q: %w", g.policy.Name, err)
 }

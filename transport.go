@@ -5,10 +5,9 @@ import (
 	"io"
 	"net/http"
 	"runtime"
-	"sync"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/refusal"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -17,16 +16,18 @@ import (
 //
 // RoundTrip blocks until the request is admitted or its context ends; a request
 // that is not admitted is not sent, and its error is the limiter's. A 429, or a 503
-// with Retry-After, pauses the quota for everyone who shares it: for as long as
-// Retry-After says, but at most one minute on a 503; for a second where it says
-// nothing, doubled with every further pause until a request succeeds, times 1 to 2
-// at random. A Retry-After beyond Policy.MaxPause closes the quota: callers get
-// ErrBanned until it ends. The response is handed on as it came; whoever wants the
-// request repeated uses package retry.
+// with Retry-After, or what else the Profile takes for a refusal, pauses the quota for
+// everyone who shares it: for as long as the provider says, but at most one minute on
+// a 503; for a second where it says nothing, doubled with every further pause until a
+// request succeeds, times 1 to 2 at random. Then one request goes first, and the
+// others follow when it has been answered. A wait beyond Policy.MaxPause, and a ban,
+// close the quota: callers get ErrBanned until it ends. The response is handed on as it
+// came; whoever wants the request repeated uses package retry.
 //
 // An admitted request is on its way until the response comes, and on a policy with
-// Concurrency it holds its place to the end of the response's body: read it to EOF
-// or close it.
+// Concurrency or Estimated tiers to the end of the response's body: read it to EOF or
+// close it. A request of which nothing was sent, because no connection was made or the
+// context ended before, is charged nothing, as far as the Base tells (net/http does).
 //
 // net/http's own Transport sends a request again, unseen by the limiter, if a
 // kept-alive connection turns out to be closed before the first byte of an answer,
@@ -36,12 +37,13 @@ import (
 //
 // A Transport must not be changed once in use. It is safe for concurrent use.
 type Transport struct {
-	Base           http.RoundTripper              // If nil, http.DefaultTransport
-	Limiter        *Limiter                       // If nil, and Route too, nothing is limited
-	Route          func(*http.Request) *Limiter   // chooses the quota. If nil, Limiter; a nil result is not limited
-	Cost           func(*http.Request) Cost       // what the request costs. If nil, one request
-	Reset          func(*http.Response) time.Time // when the provider's window ends, by its clock and to the second, for a tier of UnknownPhase; zero if the response does not tell. If nil, nothing is learned
-	AttemptTimeout time.Duration                  // from admission to the end of the body, which http.Client.Timeout would count the waiting into. If zero, none
+	Base           http.RoundTripper            // If nil, http.DefaultTransport
+	Limiter        *Limiter                     // If nil, and Route too, nothing is limited
+	Route          func(*http.Request) *Limiter // chooses the quota. If nil, Limiter; a nil result is not limited
+	Cost           func(*http.Request) Cost     // what the request costs, or is estimated to. If nil, one request
+	Profile        *answers.Profile             // what responses tell: refusals, what is left, what was charged. If nil, 429, and 503 with Retry-After
+	Meter          func(*http.Response) Meter   // tells what was really charged in Estimated units; a nil result tells nothing. If nil, what the Profile reads
+	AttemptTimeout time.Duration                // from admission to the end of the body, which http.Client.Timeout would count the waiting into. If zero, none
 }
 
 // RoundTrip sends the request when it is admitted.
@@ -50,9 +52,9 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	if l == nil && t.AttemptTimeout <= 0 {
 		return t.base().RoundTrip(req)
 	}
-	var a attempt
+	a := attempt{transport: t}
 	if l != nil {
-		if err := t.admit(&a, l, req); err != nil {
+		if err := a.admit(l, req); err != nil {
 			closeBody(req)
 			return nil, err
 		}
@@ -62,14 +64,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		ctx, a.cancel = context.WithTimeout(req.Context(), t.AttemptTimeout)
 		req = req.WithContext(ctx)
 	}
-	var sent time.Time
-	if t.Reset != nil {
-		sent = time.Now()
-	}
-	resp, err := a.send(t.base(), req)
-	if err == nil && l != nil && t.Reset != nil {
-		l.gate.align(sent, resp, t.Reset(resp))
-	}
+	resp, err := a.send(req)
 	runtime.KeepAlive(l) // a Group may drop a gate that nobody holds, and with it the pause that the response asked for
 	return resp, err
 }
@@ -95,14 +90,25 @@ func (t *Transport) limiter(req *http.Request) *Limiter {
 	return t.Limiter
 }
 
+// An attempt is one admitted request on its way.
+type attempt struct {
+	transport *Transport
+	gate      *gate // nil if nothing is limited
+	booking   store.Booking
+	cost      []int64
+	journey   journey
+	sent      time.Time
+	cancel    context.CancelFunc // ends AttemptTimeout; nil if there is none
+}
+
 // admit waits for the limiter. A request whose context has ended meanwhile is not sent.
-func (t *Transport) admit(a *attempt, l *Limiter, req *http.Request) (err error) {
+func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	if l.err != nil {
 		return l.err
 	}
 	a.gate, a.cost = l.gate, l.gate.one
-	if t.Cost != nil {
-		if a.cost, err = a.gate.amounts(t.Cost(req)); err != nil {
+	if a.transport.Cost != nil {
+		if a.cost, err = a.gate.amounts(a.transport.Cost(req)); err != nil {
 			return err
 		}
 	}
@@ -111,60 +117,71 @@ func (t *Transport) admit(a *attempt, l *Limiter, req *http.Request) (err error)
 		return err
 	}
 	if err = ctx.Err(); err != nil {
-		a.undo(ctx)
+		a.undo()
 		return err
 	}
 	a.journey = a.gate.network().start()
 	return nil
 }
 
-// An attempt is one admitted request on its way.
-type attempt struct {
-	gate    *gate // nil if nothing is limited
-	booking store.Booking
-	cost    []int64
-	journey journey
-	cancel  context.CancelFunc // ends AttemptTimeout; nil if there is none
-}
-
 func (a *attempt) charged() bool { return a.gate != nil && a.booking.Verdict == store.Admitted }
 
 // send hands the request to the base, and tells the quota of its arrival and its
 // end, each once, whatever the base does.
-func (a *attempt) send(base http.RoundTripper, req *http.Request) (*http.Response, error) {
+func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	handedOn := false
 	defer func() {
 		if !handedOn {
-			a.over()
+			a.over(nil)
 		}
 	}()
-	resp, err := base.RoundTrip(a.journey.trace(req))
-	if err == nil {
-		a.journey.answered()
-		a.learn(req.Context(), resp) // first of all: nobody slips past a pause
-	}
-	if a.charged() {
-		a.gate.quota.Arrived(a.booking, a.cost)
-	}
-	if err != nil {
+	traced, d := a.trace(req)
+	a.sent = time.Now()
+	resp, err := a.transport.base().RoundTrip(traced)
+	switch {
+	case err != nil && d.unsent():
+		a.undo()
 		return resp, err
+	case err != nil:
+		a.arrived()
+		return resp, err
+	case resp.Request == traced:
+		resp.Request = req
 	}
-	if resp.Body != nil && resp.Body != http.NoBody && a.lasts() {
-		resp.Body = a.watch(resp.Body)
+	a.journey.answered()
+	answer := a.learn(req.Context(), resp)
+	a.arrived()
+	a.observe(answer)
+	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.lasts() {
+		resp.Body = a.watch(resp.Body, m)
 		handedOn = true
+	} else if m != nil {
+		handedOn = true
+		a.over(m)
 	}
 	return resp, nil
 }
 
-// lasts tells whether the end of the body matters.
-func (a *attempt) lasts() bool {
-	return a.cancel != nil || a.charged() && a.gate.plan.Concurrent()
+func (a *attempt) arrived() {
+	if a.charged() {
+		a.gate.quota.Arrived(a.booking, a.cost)
+	}
 }
 
-// over ends the attempt.
-func (a *attempt) over() {
-	if a.charged() && a.gate.plan.Concurrent() {
-		a.gate.quota.Release(a.booking, a.cost)
+// lasts tells whether the end of the body matters.
+func (a *attempt) lasts() bool {
+	return a.cancel != nil || a.charged() && (a.gate.concurrent || a.gate.estimates)
+}
+
+// over ends the attempt, of which a meter may know the cost.
+func (a *attempt) over(m Meter) {
+	if a.charged() {
+		if a.gate.estimates {
+			a.gate.quota.Settle(a.booking, a.cost, a.gate.actual(a.cost, m))
+		}
+		if a.gate.concurrent {
+			a.gate.quota.Release(a.booking, a.cost)
+		}
 	}
 	if a.cancel != nil {
 		a.cancel()
@@ -172,44 +189,12 @@ func (a *attempt) over() {
 }
 
 // undo gives back the charge of a request that is not sent.
-func (a *attempt) undo(ctx context.Context) {
+func (a *attempt) undo() {
 	if a.charged() {
-		// The store's time is bounded by the store; the caller's is over.
-		_ = a.gate.quota.Return(context.WithoutCancel(ctx), a.booking, a.cost)
+		// The store's time is bounded by the store; the caller's may be over.
+		_ = a.gate.quota.Return(context.Background(), a.booking, a.cost)
+		a.booking = store.Booking{}
 	}
-}
-
-// learn pauses the quota on a refusal and ends the back-off on a success. A server
-// that fails does neither.
-func (a *attempt) learn(ctx context.Context, resp *http.Response) {
-	if a.gate == nil {
-		return
-	}
-	if resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests {
-		a.gate.accepted(a.booking)
-		return
-	}
-	if r, refused := refusal.Read(resp, time.Now()); refused {
-		a.journey.refused()
-		// A pause that a shared store did not take is made by the next refusal.
-		_ = a.gate.refused(context.WithoutCancel(ctx), a.booking, r)
-	}
-}
-
-// align tells the quota of the end of a window. The provider's clock is read from
-// the response's Date, which it wrote to the second after the request was sent;
-// without one it is taken to be ours.
-func (g *gate) align(sent time.Time, resp *http.Response, ends time.Time) {
-	q, ok := g.quota.(store.Aligner)
-	if !ok || ends.IsZero() {
-		return
-	}
-	from, to := ends.Add(-time.Second), ends.Add(time.Second)
-	if date, err := http.ParseTime(resp.Header.Get("Date")); err == nil {
-		left := ends.Sub(date)
-		from, to = sent.Add(left-2*time.Second), time.Now().Add(left+time.Second)
-	}
-	q.Align(from, to)
 }
 
 func closeBody(req *http.Request) {
@@ -220,8 +205,8 @@ func closeBody(req *http.Request) {
 
 // watch returns a body that ends the attempt at EOF, at any other error, or when
 // it is closed, once. The body of a 101 response stays writable.
-func (a *attempt) watch(b io.ReadCloser) io.ReadCloser {
-	watched := &watchedBody{ReadCloser: b, attempt: *a}
+func (a *attempt) watch(b io.ReadCloser, m Meter) io.ReadCloser {
+	watched := &watchedBody{ReadCloser: b, attempt: *a, meter: m}
 	if w, ok := b.(io.Writer); ok {
 		return struct {
 			*watchedBody
@@ -229,23 +214,4 @@ func (a *attempt) watch(b io.ReadCloser) io.ReadCloser {
 		}{watched, w}
 	}
 	return watched
-}
-
-type watchedBody struct {
-	io.ReadCloser
-	attempt attempt
-	once    sync.Once
-}
-
-func (b *watchedBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil {
-		b.once.Do(b.attempt.over)
-	}
-	return n, err
-}
-
-func (b *watchedBody) Close() error {
-	defer b.once.Do(b.attempt.over)
-	return b.ReadCloser.Close()
 }

@@ -38,8 +38,9 @@ const forever = store.Forever
 // A refusal is a [*WaitError]. A context's own error is returned as it is. A
 // Limiter is made by New or Group.For and is safe for concurrent use.
 type Limiter struct {
-	gate *gate
-	err  error // refuses everything, where a Group has too many keys
+	gate  *gate
+	parts [2]*Limiter // of which a nested one is made, which must not be dropped
+	err   error       // refuses everything, where a Group has too many keys
 }
 
 // A gate is a quota with what this process keeps around it: the waiting room and
@@ -47,6 +48,7 @@ type Limiter struct {
 type gate struct {
 	*terms
 	quota store.Quota
+	outer *gate                // around this one, nil if there is none
 	room  atomic.Pointer[room] // nil until somebody needs it
 }
 
@@ -89,7 +91,7 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
 	}
-	if l.gate.plan.Concurrent() {
+	if l.gate.concurrent {
 		return l.gate.refuse(ErrNeedsPermit, -1, 0)
 	}
 	_, err := l.gate.admit(ctx, l.gate.request(l.gate.one, false))
@@ -138,7 +140,7 @@ func (l *Limiter) cost(n int64) ([]int64, error) {
 	if l.err != nil {
 		return nil, l.err
 	}
-	if l.gate.plan.Concurrent() {
+	if l.gate.concurrent {
 		return nil, l.gate.refuse(ErrNeedsPermit, -1, 0)
 	}
 	return l.gate.count(n)
@@ -159,7 +161,7 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Permit{quota: l.gate.quota, booking: b, cost: cost, journey: l.gate.network().start()}, nil
+	return &Permit{gate: l.gate, booking: b, cost: cost, journey: l.gate.network().start()}, nil
 }
 
 // acquire admits a held request.
@@ -205,6 +207,13 @@ func (l *Limiter) Status(ctx context.Context) (Status, error) {
 	runtime.KeepAlive(l)
 	s.Waiting = l.gate.waiting()
 	s.Tiers = l.gate.declared(s.Tiers)
+	for g := l.gate.outer; g != nil && err == nil; g = g.outer {
+		var around Status
+		around, err = g.quota.Status(ctx)
+		s.Tiers = append(s.Tiers, g.declared(around.Tiers)...)
+		s.Waiting += g.waiting()
+		s.Paused, s.Closed = max(s.Paused, around.Paused), max(s.Closed, around.Closed)
+	}
 	return s, err
 }
 

@@ -202,6 +202,15 @@ func (p *Plan) Estimates() bool { return p.estimates }
 // Estimated tells whether amounts of a unit are estimates until they are settled.
 func (p *Plan) Estimated(unit int) bool { return p.estimated[unit] }
 
+// Most is for each unit the largest amount that every tier can admit.
+func (p *Plan) Most() []int64 {
+	most := slices.Repeat([]int64{MaxLimit}, len(p.units))
+	for i, t := range p.tiers {
+		most[p.unit[i]] = min(most[p.unit[i]], t.Capacity())
+	}
+	return most
+}
+
 // TooLarge returns the first tier that can never admit the cost, or -1.
 func (p *Plan) TooLarge(cost []int64) int {
 	for i, t := range p.tiers {

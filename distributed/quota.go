@@ -22,7 +22,9 @@ const (
 	wakeUp      = 10 * time.Millisecond  // how late a process may wake up that has slept until its time
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
 	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
-	never       = -1                     // an instant in a reply
+	never       = -1                     // an instant in a reply, a bound in a call
+	onlyAsked   = time.Duration(-1)      // the bound of a request that is not to be booked
+	askOnly     = -2                     // the same in a call
 	lastInstant = 1<<53 - 1              // the last that a script can tell from the next
 )
 
@@ -213,9 +215,12 @@ func appendRequests(args []any, requests []store.Request, most time.Duration) []
 			n++
 		}
 		args = append(args, n)
-		if within == store.Forever {
+		switch within {
+		case store.Forever:
 			args = append(args, never)
-		} else {
+		case onlyAsked:
+			args = append(args, askOnly)
+		default:
 			args = append(args, micros(within))
 		}
 		args = appendCost(args, r.Cost)

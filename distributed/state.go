@@ -17,10 +17,14 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 		return b, nil
 	}
 	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard}}
+	within := time.Duration(0)
+	if r.Ask {
+		within = onlyAsked
+	}
 	guard := q.guard(requests)
 	q.leases.lock()
 	args := append(q.begin("r", 6), 0, 0, micros(guard))
-	_, t, lost := q.call(ctx, appendRequests(args, requests, 0))
+	_, t, lost := q.call(ctx, appendRequests(args, requests, within))
 	err := lost
 	var got []store.Booking
 	if err == nil {
@@ -38,7 +42,10 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 		return store.Booking{}, err
 	}
 	b := got[0]
-	if b.Verdict == store.Late {
+	switch {
+	case r.Ask && b.Tier < 0 && b.Wait == 0:
+		b.Verdict = store.Ready
+	case b.Verdict == store.Late:
 		b.Verdict = store.Later
 	}
 	return b, nil

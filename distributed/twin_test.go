@@ -340,7 +340,7 @@ func (m *twin) reserve(a args) (out []int64) {
 					return out
 				}
 				continue
-			case within >= 0 && at-m.now > within:
+			case within >= 0 && at-m.now > within, within == -2:
 				out = append(out, int64(tier), at)
 				continue
 			case booked && at > m.now && ahead <= 0:
@@ -897,7 +897,7 @@ func (g *generator) overCost() []int64 {
 }
 
 func (g *generator) within() int64 {
-	return pick[int64](g, -1, -1, 0, g.Int64N(100_000), g.Int64N(10_000_000))
+	return pick[int64](g, -1, -1, -1, -2, 0, g.Int64N(100_000), g.Int64N(10_000_000))
 }
 
 // guard is the plan's, or a shorter one that the requests name themselves.

@@ -192,6 +192,12 @@ func (t *turn) reserve(r store.Request) store.Booking {
 		} else if b.Wait > r.Within {
 			b.Verdict = store.Late
 		}
+	case r.Ask:
+		var at int64
+		if at, b.Tier = t.ledger.Earliest(t.now, r.Cost); b.Tier < 0 {
+			b.Verdict = store.Ready
+		}
+		b.Wait = t.now.Until(at)
 	default:
 		var at int64
 		if b.Flight, at, b.Tier = t.ledger.Take(t.now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {

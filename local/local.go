@@ -132,6 +132,10 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 		q.hold(&b, now, r)
 		return b, nil
 	}
+	if r.Ask {
+		q.tell(&b, now, r)
+		return b, nil
+	}
 	var at int64
 	if b.Flight, at, b.Tier = q.ledger.Take(now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
 		b.Verdict, b.At = store.Admitted, now.At
@@ -143,6 +147,15 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 		b.Wait = now.Until(at)
 	}
 	return b, nil
+}
+
+// tell tells when the request would be admitted.
+func (q *quota) tell(b *store.Booking, now algorithms.Moment, r store.Request) {
+	var at int64
+	if at, b.Tier = q.ledger.Earliest(now, r.Cost); b.Tier < 0 {
+		b.Verdict = store.Ready
+	}
+	b.Wait = now.Until(at)
 }
 
 // hold refuses while there is a pause or a ban.

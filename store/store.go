@@ -124,6 +124,7 @@ type Request struct {
 	Held   bool          // Arrived, Release or Return will tell what became of it
 	Guard  time.Duration // how long it is on its way at most, if not the plan's; zero for that
 	Within time.Duration // for a Booker: the longest wait that is of use
+	Ask    bool          // only tell whether it would be admitted: Ready
 }
 
 // A Verdict is what Reserve decided.
@@ -135,6 +136,7 @@ const (
 	Admitted                // charged: the request may be sent now, or when it is booked for
 	Closed                  // the provider has closed the quota for Wait
 	Late                    // would wait for Wait, which is too long: charged nothing
+	Ready                   // would be admitted now: charged nothing, as was asked for
 )
 
 // A Booking is the answer to a Request.
@@ -146,6 +148,7 @@ type Booking struct {
 	Epoch   int64             // how many pauses the quota had seen
 	At      int64             // when it was admitted, as the store tells time
 	Probe   bool              // it is the first after a pause, for which others wait
+	Outer   *Booking          // of the quota around this one, which the store does not know of
 	Ahead   *Ahead            // where it was booked for a time; nil for now
 }
 

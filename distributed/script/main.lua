@@ -15,7 +15,7 @@
 --          now, and with estimates U amounts settled since the last call
 --   op's own, where a cost is U amounts:
 --   r  reserve  ahead, floor, the guard of these requests (0: the plan's), then groups
---               of: count, within (-1: no bound), cost. Answers pairs of what and t, for each request: -1-n is booked at t,
+--               of: count, within (-1: no bound, -2: only asked), cost. Answers pairs of what and t, for each request: -1-n is booked at t,
 --               as the n-th of that instant (one that was given back: as the first);
 --               i > 0: tier i would be ready at t, or -1: never; -1: what was booked
 --               before, or a pause, decides. What would wait longer than within is
@@ -77,7 +77,7 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
         if at > LATEST then
           at = NEVER
           if estimates then starving, more = true, false end -- only what is settled can help
-        elseif within < 0 or at - now <= within then
+        elseif within == -1 or at - now <= within then
           more = at <= now or ahead > 0 or not booked
           if more then
             if lent then table.remove(pool, lent) else charge(at, cost) end

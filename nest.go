@@ -1,0 +1,210 @@
+package throttle
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/apithrottle/throttle/store"
+)
+
+// Within returns a Limiter of the same quota inside another: an endpoint's limit inside
+// its account's, an account's inside an IP address's. A request is admitted by all of
+// them or charged in none.
+//
+// Who waits for the inner limit waits there, and only the first of them stands in the
+// line of the outer one when it is the inner's turn: a tenant that waits for its own
+// quota does not hold up an idle shared one. Callers of the returned Limiter are
+// admitted in their order. Call it once and keep what it returns: another one has a
+// line of its own. The Status has the tiers of all, the inner ones first.
+//
+// With stores on a server an admission takes a few round trips one after the other, and
+// what was charged for a request that another scope then refuses is taken back.
+func (l *Limiter) Within(outer *Limiter) *Limiter {
+	switch {
+	case l.err != nil:
+		return l
+	case outer.err != nil:
+		return outer
+	}
+	return &Limiter{gate: l.gate.within(outer.gate), parts: [2]*Limiter{l, outer}}
+}
+
+func (g *gate) within(outer *gate) *gate {
+	t := *g.terms
+	t.books = false
+	n := &nested{Quota: g.quota, inner: g, outer: outer, units: len(t.units)}
+	t.units, t.estimated = slices.Clone(t.units), slices.Clone(t.estimated)
+	for u, unit := range outer.units {
+		i := slices.Index(t.units, unit)
+		if i < 0 {
+			i, t.units, t.estimated = len(t.units), append(t.units, unit), append(t.estimated, false)
+		}
+		t.estimated[i] = t.estimated[i] || outer.estimated[u]
+		n.index = append(n.index, i)
+	}
+	t.concurrent, t.estimates, t.auto = t.concurrent || outer.concurrent, t.estimates || outer.estimates, t.auto || outer.auto
+	t.most = nil // each scope has its own
+	t.one = t.requests(1)
+	return &gate{terms: &t, quota: n, outer: outer}
+}
+
+// own is the quota of the gate itself, without those around it.
+func (g *gate) own() store.Quota {
+	if n, ok := g.quota.(*nested); ok {
+		return n.inner.own()
+	}
+	return g.quota
+}
+
+// A nested quota is one inside others. A cost has the inner units first.
+type nested struct {
+	store.Quota
+	inner *gate
+	outer *gate
+	units int
+	index []int // of each unit of the outer quota, where in a cost it is
+}
+
+var (
+	_ store.Forecaster = (*nested)(nil)
+	_ store.Idler      = (*nested)(nil)
+)
+
+func (n *nested) innerCost(cost []int64) []int64 { return n.inner.clamp(cost[:n.units]) }
+
+func (n *nested) outerCost(cost []int64) []int64 { return n.outer.clamp(n.outerPart(cost)) }
+
+func (n *nested) outerPart(cost []int64) []int64 {
+	part := make([]int64, len(n.index))
+	for u, i := range n.index {
+		part[u] = cost[i]
+	}
+	return part
+}
+
+// Reserve does not wait: it is refused where others stand in the outer line.
+func (n *nested) Reserve(ctx context.Context, r store.Request) (store.Booking, error) {
+	return n.reserve(ctx, r, func(ctx context.Context, r store.Request) (store.Booking, error) {
+		if err := n.outer.fits(r.Cost); err != nil {
+			return store.Booking{}, err
+		}
+		if n.outer.waiting() > 0 {
+			return store.Booking{Tier: -1, Wait: forever}, nil
+		}
+		return n.outer.quota.Reserve(ctx, r)
+	})
+}
+
+// stand is Reserve that, when it is the inner's turn, waits in the outer line.
+func (n *nested) stand(ctx context.Context, r store.Request) (store.Booking, error) {
+	limited := ctx
+	if r.Within < forever {
+		var cancel context.CancelFunc
+		limited, cancel = context.WithTimeout(ctx, r.Within)
+		defer cancel()
+	}
+	b, err := n.reserve(limited, r, n.outer.admit)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		return store.Booking{Tier: -1}, nil // the waiting room says how late it is
+	}
+	return b, err
+}
+
+// reserve asks the inner quota whether it is ready, has the outer one charged, and then
+// charges the inner one.
+func (n *nested) reserve(ctx context.Context, r store.Request, charge func(context.Context, store.Request) (store.Booking, error)) (store.Booking, error) {
+	inner, outer := r, r
+	inner.Cost, outer.Cost, outer.Guard = n.innerCost(r.Cost), n.outerCost(r.Cost), n.guard(r)
+	inner.Ask = true
+	b, err := n.Quota.Reserve(ctx, inner)
+	if err != nil || b.Verdict != store.Ready || isZero(outer.Cost) && r.Ask {
+		return b, err
+	}
+	var around *store.Booking
+	if !isZero(outer.Cost) {
+		ob, err := charge(ctx, outer)
+		if err != nil || ob.Verdict != store.Admitted {
+			ob.Tier = min(ob.Tier, -1) // the tiers that are told are the inner ones
+			return ob, err
+		}
+		around = &ob
+	}
+	inner.Ask = false
+	if b, err = n.Quota.Reserve(ctx, inner); err == nil && b.Verdict == store.Admitted {
+		b.Outer = around
+		return b, nil
+	}
+	if around != nil { // somebody else has used the inner quota, or it was paused
+		_ = n.outer.quota.Return(context.WithoutCancel(ctx), *around, outer.Cost)
+	}
+	return b, err
+}
+
+// guard is that of the outer request, which is learned with the inner one.
+func (n *nested) guard(r store.Request) time.Duration {
+	if n.outer.auto && r.Guard > 0 {
+		return r.Guard
+	}
+	return 0
+}
+
+func (n *nested) Arrived(b store.Booking, cost []int64) {
+	n.Quota.Arrived(b, n.innerCost(cost))
+	if b.Outer != nil {
+		n.outer.quota.Arrived(*b.Outer, n.outerCost(cost))
+	}
+}
+
+func (n *nested) Release(b store.Booking, cost []int64) {
+	if n.inner.concurrent {
+		n.Quota.Release(b, n.innerCost(cost))
+	}
+	if b.Outer != nil && n.outer.concurrent {
+		n.outer.quota.Release(*b.Outer, n.outerCost(cost))
+	}
+}
+
+func (n *nested) Settle(b store.Booking, cost, actual []int64) {
+	if n.inner.estimates {
+		n.Quota.Settle(b, n.innerCost(cost), actual[:n.units])
+	}
+	if b.Outer != nil && n.outer.estimates {
+		n.outer.quota.Settle(*b.Outer, n.outerCost(cost), n.outerPart(actual))
+	}
+}
+
+func (n *nested) Return(ctx context.Context, b store.Booking, cost []int64) error {
+	err := n.Quota.Return(ctx, b, n.innerCost(cost))
+	if b.Outer != nil {
+		err = errors.Join(err, n.outer.quota.Return(ctx, *b.Outer, n.outerCost(cost)))
+	}
+	return err
+}
+
+func (n *nested) Idle() bool {
+	q, ok := n.Quota.(store.Idler)
+	return !ok || q.Idle()
+}
+
+// Forecast is that of the inner quota, as if the outer one were idle.
+func (n *nested) Forecast() store.Forecast {
+	if q, ok := n.Quota.(store.Forecaster); ok {
+		return innerForecast{q.Forecast(), n}
+	}
+	return innerForecast{nil, n}
+}
+
+type innerForecast struct {
+	store.Forecast
+	nested *nested
+}
+
+func (f innerForecast) Book(r store.Request, within time.Duration) (time.Duration, bool) {
+	if f.Forecast == nil {
+		return 0, true
+	}
+	r.Cost = f.nested.innerCost(r.Cost)
+	return f.Forecast.Book(r, within)
+}
