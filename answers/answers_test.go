@@ -17,7 +17,7 @@ func response(status int, body string, lines ...string) Response {
 	r.Header.Set("Date", monday.Format(http.TimeFormat))
 	for _, line := range lines {
 		name, v, _ := strings.Cut(line, ": ")
-		if name == "Date" {
+		if name == "Date" || name == "Content-Type" {
 			r.Header.Del(name)
 		}
 		if v != "" {

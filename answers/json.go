@@ -6,7 +6,10 @@ import (
 	"strings"
 )
 
-const mostToken = 4096 // bytes of a key or value; a longer one is passed over
+const (
+	mostToken = 4096 // bytes of a key or value; a longer one is passed over
+	mostSteps = 63   // of a path: a scanner has a bit for each
+)
 
 // A want is a value that is looked for in JSON.
 type want struct {
@@ -135,7 +138,7 @@ func (s *scanner) value(c byte) {
 }
 
 func (s *scanner) open(array bool) {
-	if !s.deeper || s.depth == 63 {
+	if !s.deeper || s.depth == mostSteps {
 		s.state, s.skipped = inSkipped, 1
 		return
 	}
