@@ -88,6 +88,6 @@ func ExampleProfile_Validate() {
 	}
 	fmt.Println(github.Validate())
 	// Output:
-	// answers: Quotas[0].Reset has the Format 0, which can't be read here: set a time, such as Seconds or EpochSeconds
+	// answers: Quotas[0].Reset has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds
 	// Rules[0].Header is empty: set the one that has the Value, or clear that
 }

@@ -31,7 +31,7 @@ func (w *want) back() {
 }
 
 // A scanner finds values in a JSON text that is written to it in portions. It keeps no
-// more of it than the key or value at hand. Behind what is malformed it finds nothing;
+// more of it than the key or value at hand. It is to be reset before it is written to. Behind what is malformed it finds nothing;
 // what no path leads to is passed over, with an eye to strings and brackets only.
 type scanner struct {
 	wants   []want
@@ -65,16 +65,25 @@ const (
 	over
 )
 
-func newScanner(wants []want) scanner {
-	return scanner{wants: wants, pending: len(wants), deeper: true}
+// reset makes ready for a text; what was found stays.
+func (s *scanner) reset() {
+	pending := 0
+	for i := range s.wants {
+		w := &s.wants[i]
+		if w.live, w.rest = 0, 0; !w.settled() {
+			pending++
+		}
+	}
+	*s = scanner{wants: s.wants, found: s.found, pending: pending, token: s.token, deeper: true}
+	if pending == 0 {
+		s.state = over
+	}
 }
 
-// reset makes ready for another text; what was found stays.
-func (s *scanner) reset() {
-	for i := range s.wants {
-		s.wants[i].live, s.wants[i].rest = 0, 0
-	}
-	*s = scanner{wants: s.wants, found: s.found, pending: s.pending, token: s.token, deeper: true}
+// scan takes a whole text, or the beginning of one.
+func (s *scanner) scan(p []byte) {
+	s.reset()
+	s.write(p)
 }
 
 func (s *scanner) write(p []byte) {

@@ -11,7 +11,8 @@ import (
 // scan writes doc in portions of n bytes, and returns the first and the last value at
 // the path, and the first that has an a in it.
 func scan(doc []byte, path string, n int) (found [3]string) {
-	s := newScanner([]want{{path: path}, {path: path, last: true}, {path: path, text: "*a*"}})
+	s := scanner{wants: []want{{path: path}, {path: path, last: true}, {path: path, text: "*a*"}}}
+	s.reset()
 	for portion := range slices.Chunk(doc, n) {
 		s.write(portion)
 	}
@@ -79,9 +80,16 @@ func TestScanner(t *testing.T) {
 
 // Of a text with all that is wanted at its beginning the rest isn't looked at.
 func TestScannerStops(t *testing.T) {
-	s := newScanner([]want{{path: "a"}})
-	if s.write([]byte(`{"a":1,`)); s.state != over {
+	s := scanner{wants: []want{{path: "a"}}}
+	if s.scan([]byte(`{"a":1,`)); s.state != over {
 		t.Error("it goes on")
+	}
+	if s.scan([]byte(`{"a":2}`)); string(s.wants[0].value) != "1" {
+		t.Errorf("what was found first is now %s", s.wants[0].value)
+	}
+	s.wants = nil
+	if s.scan([]byte("{")); s.state != over {
+		t.Error("nothing is wanted, and it goes on")
 	}
 }
 
@@ -163,10 +171,9 @@ func BenchmarkScanner(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			b.SetBytes(int64(len(c.doc)))
 			b.ReportAllocs()
-			s, doc := newScanner([]want{{path: c.path, last: true}}), []byte(c.doc)
+			s, doc := scanner{wants: []want{{path: c.path, last: true}}}, []byte(c.doc)
 			for b.Loop() {
-				s.reset()
-				s.write(doc)
+				s.scan(doc)
 			}
 		})
 	}

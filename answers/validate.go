@@ -154,7 +154,7 @@ func (v *validator) field(name string, f *Field, p purpose) {
 		v.add(name, "has the Header %q: it must end in a *, where its window is", f.Header)
 	}
 	if f.Format < p.first || f.Format > p.last {
-		v.add(name, "has the Format %d, which can't be read here: %s", f.Format, p.hint)
+		v.add(name, "has the Format %v, which can't be read here: %s", f.Format, p.hint)
 	}
 	v.path(strings.TrimPrefix(name+".Path", "."), f.Path)
 }

@@ -24,10 +24,11 @@ func TestValidate(t *testing.T) {
 		{quota(Quota{}), "Quotas[0] reads nothing: set a Field or Read"},
 		{quota(Quota{Read: reads}), ""},
 		{quota(Quota{Read: reads, Limit: num("L")}), "Quotas[0].Read is set beside Fields: they are not read; use a Quota for each"},
-		{quota(Quota{Reset: num("R")}), "Quotas[0].Reset has the Format 0, which can't be read here: set a time, such as Seconds or EpochSeconds"},
-		{quota(Quota{Length: at("R", Pairs)}), "Quotas[0].Length has the Format 13, which can't be read here: set a time, such as Seconds or EpochSeconds"},
-		{quota(Quota{Limit: at("L", Seconds)}), "Quotas[0].Limit has the Format 1, which can't be read here: clear it, for a Number"},
-		{quota(Quota{Combined: num("L")}), "Quotas[0].Combined has the Format 0, which can't be read here: set one of several values, such as Pairs"},
+		{quota(Quota{Reset: num("R")}), "Quotas[0].Reset has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds"},
+		{quota(Quota{Length: at("R", Pairs)}), "Quotas[0].Length has the Format Pairs, which can't be read here: set a time, such as Seconds or EpochSeconds"},
+		{quota(Quota{Limit: at("L", Seconds)}), "Quotas[0].Limit has the Format Seconds, which can't be read here: clear it, for a Number"},
+		{quota(Quota{Reset: at("R", 99)}), "Quotas[0].Reset has the Format 99, which can't be read here: set a time, such as Seconds or EpochSeconds"},
+		{quota(Quota{Combined: num("L")}), "Quotas[0].Combined has the Format Number, which can't be read here: set one of several values, such as Pairs"},
 		{quota(Quota{Combined: in("a", Pairs)}), "Quotas[0].Combined has a Path: several values are read from a Header only"},
 		{quota(Quota{Combined: at("L", UsedPerWindow)}), `Quotas[0].Combined has the Header "L": it must end in a *, where its window is`},
 		{quota(Quota{Used: num("L*")}), `Quotas[0].Used has the Header "L*": only that of Combined may end in a *`},
@@ -39,8 +40,8 @@ func TestValidate(t *testing.T) {
 		{quota(Quota{Limit: in("a.b*", Number)}), `Quotas[0].Limit.Path is "a.b*": it must be keys between points, a * for each of an array's, as in "errors.*.code"`},
 		{quota(Quota{Limit: in(strings.Repeat("a.", 63)+"a", Number)}), "Quotas[0].Limit.Path has 64 steps: it may have 63"},
 		{quota(Quota{Limit: in(strings.Repeat("a.", 62)+"a", Number)}), ""},
-		{Profile{Charges: []Charge{{Or: at("C", Seconds)}}}, "Charges[0].Field is empty: set its Header or Path\nCharges[0].Or has the Format 1, which can't be read here: clear it, for a Number"},
-		{Profile{RetryAfter: []Field{num("R"), in(".a", Seconds)}}, "RetryAfter[0] has the Format 0, which can't be read here: set a time, such as Seconds or EpochSeconds\n" +
+		{Profile{Charges: []Charge{{Or: at("C", Seconds)}}}, "Charges[0].Field is empty: set its Header or Path\nCharges[0].Or has the Format Seconds, which can't be read here: clear it, for a Number"},
+		{Profile{RetryAfter: []Field{num("R"), in(".a", Seconds)}}, "RetryAfter[0] has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds\n" +
 			`RetryAfter[1].Path is ".a": it must be keys between points, a * for each of an array's, as in "errors.*.code"`},
 		{rules(Rule{Status: 42}, Rule{Status: 1000}), "Rules[0].Status is 42: it must be from 100 to 999, or 0 for any\nRules[1].Status is 1000: it must be from 100 to 999, or 0 for any"},
 		{rules(Rule{Value: "v"}), "Rules[0].Header is empty: set the one that has the Value, or clear that"},
@@ -49,8 +50,8 @@ func TestValidate(t *testing.T) {
 		{rules(Rule{Until: "Local"}), `Rules[0].Until is "Local": it must be a zone of the IANA, such as "UTC" (not a zone of the IANA)`},
 		{rules(Rule{Until: "PST8PST"}), `Rules[0].Until is "PST8PST": it must be a zone of the IANA, such as "UTC" (unknown time zone PST8PST)`},
 		{rules(Rule{Header: "H", Value: "a*b", Text: "*a*b*"}), `Rules[0].Value is "a*b": a * must begin or end it` + "\n" + `Rules[0].Text is "*a*b*": a * must begin or end it`},
-		{rules(Rule{Delay: []Field{at("R", Seconds), num("R")}, Asked: at("R", Seconds)}), "Rules[0].Delay[1] has the Format 0, which can't be read here: set a time, such as Seconds or EpochSeconds\n" +
-			"Rules[0].Asked has the Format 1, which can't be read here: clear it, for a Number"},
+		{rules(Rule{Delay: []Field{at("R", Seconds), num("R")}, Asked: at("R", Seconds)}), "Rules[0].Delay[1] has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds\n" +
+			"Rules[0].Asked has the Format Seconds, which can't be read here: clear it, for a Number"},
 		{rules(Rule{Status: 429}, Rule{Status: 429, Text: "a"}), "Rules[1] can't match: Rules[0] matches whatever it would; put it before that"},
 		{rules(Rule{Header: "x-a"}, Rule{Status: 429, Header: "X-A", Value: "b"}), "Rules[1] can't match: Rules[0] matches whatever it would; put it before that"},
 		{rules(Rule{Status: 429, Text: "a"}, Rule{Status: 429}, Rule{Status: 403}), ""},
