@@ -9,6 +9,7 @@ import (
 	"time"
 
 	. "github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/answers/drafts"
 )
 
 // response builds one from "Name: value" lines; a Date is Monday noon unless given.
@@ -217,6 +218,10 @@ func TestSlack(t *testing.T) {
 	r.Sent = r.Got.Add(-300 * time.Millisecond)
 	got := Profile{Quotas: []Quota{{Reset: at("R", Seconds)}, {Reset: at("E", EpochSeconds)}}}.Read(r)
 	if s := tell(got); s != "[reset 41s slack 300ms] [reset 41s slack 1.3s]" {
+		t.Error(s)
+	}
+	r.Header.Set("RateLimit", `"a";t=41`)
+	if s := tell(drafts.Profile().Read(r)); s != `["a" reset 41s slack 300ms]` {
 		t.Error(s)
 	}
 	r.Sent = r.Got.Add(time.Hour) // by a clock that was set back

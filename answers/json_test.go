@@ -57,6 +57,7 @@ func TestScanner(t *testing.T) {
 		{"no colon", `{"a" 1}`, "a", "none"},
 		{"the wrong bracket", `{"b":[1},"a":1}`, "a", "1"}, // nothing is wanted there, so nobody looks
 		{"the wrong bracket on the way", `{"a":[1},"a":1}`, "a.b", "none"},
+		{"another", `{"a":{"b":1],"a":{"c":2}}`, "a.c", "none"},
 		{"a comma at the end", `{"a":{"b":1,},"c":2}`, "a.c", "none"},
 		{"a word that is none", `{"a":nul,"a":1}`, "a", "none"},
 		{"a number that is none", `{"a":01,"a":1}`, "a", "none"},
@@ -90,6 +91,16 @@ func TestScannerStops(t *testing.T) {
 	s.wants = nil
 	if s.scan([]byte("{")); s.state != over {
 		t.Error("nothing is wanted, and it goes on")
+	}
+}
+
+func TestScannerOfNestedPaths(t *testing.T) {
+	s := scanner{wants: []want{{path: "a.b"}, {path: "a"}, {path: "a.b.c"}}}
+	s.scan([]byte(`{"a":1,"a":{"b":{"c":2},"b":3}}`))
+	for i, want := range []string{"3", "1", "2"} {
+		if got := string(s.wants[i].value); got != want {
+			t.Errorf("at %s: %s, want %s", s.wants[i].path, got, want)
+		}
 	}
 }
 

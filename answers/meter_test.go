@@ -67,6 +67,7 @@ func TestMeterStreams(t *testing.T) {
 		{"no empty line at the end", openai, strings.TrimRight(openaiStream[:strings.Index(openaiStream, "data: [")], "\n"), "charged 12 tokens"},
 		{"no space", openai, "data:{\"usage\":{\"total_tokens\":3}}\n\n", "charged 3 tokens"},
 		{"over lines", openai, "data: {\"usage\":\ndata: {\"total_tokens\":\nid: 7\n: so\ndata: 3\ndata: }}\n\n", "charged 3 tokens"},
+		{"a number over lines", openai, "data: {\"usage\":{\"total_tokens\":1\ndata:2}}\n\n", "charged 1 tokens"},
 		{"an event that is none in between", openai, "data: {\"usage\":\n\ndata: {\"total_tokens\":3}}\n\n", "nothing"},
 		{"other fields", openai, "event: {\"usage\":{\"total_tokens\":3}}\ndatum: {\"usage\":{\"total_tokens\":3}}\ndat\ndata\n\n", "nothing"},
 		{"malformed before", openai, "data: {\"usage\" 3}\n\ndata: {\"usage\":{\"total_tokens\":3}}\n\n", "charged 3 tokens"},

@@ -95,8 +95,8 @@ func TestPeeks(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
-	waits := Profile{RetryAfter: []Field{in("retry_after", Seconds)}}
-	if r := response(200, ""); !waits.Peeks(429, r.Header) || waits.Peeks(200, r.Header) {
+	waits := Profile{RetryAfter: []Field{in("retry_after", Seconds)}, Rules: []Rule{{Status: 404}, {Status: 403, Kind: Banned}}}
+	if h := response(0, "").Header; !waits.Peeks(429, h) || !waits.Peeks(403, h) || waits.Peeks(200, h) || waits.Peeks(404, h) {
 		t.Error("a wait in the body counts where there is a refusal")
 	}
 }
