@@ -30,9 +30,9 @@ func (w *want) back() {
 	w.rest = strings.LastIndexByte(w.path[:w.rest-1], '.') + 1
 }
 
-// A scanner finds values in a JSON text that is written to it in portions. It keeps no
-// more of it than the key or value at hand. It is to be reset before it is written to. Behind what is malformed it finds nothing;
-// what no path leads to is passed over, with an eye to strings and brackets only.
+// A scanner finds values in a JSON text that is written to it in portions, after reset.
+// It keeps no more of it than the key or value at hand. Behind what is malformed it finds
+// nothing; what no path leads to is passed over, with an eye to strings and brackets only.
 type scanner struct {
 	wants   []want
 	found   int // so many times a value was

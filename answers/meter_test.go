@@ -125,7 +125,20 @@ func TestMeter(t *testing.T) {
 	}
 }
 
-// Charges in headers are Read's: of one unit they are added up, and the other place counts if the first is empty.
+// Gemini streams an array, if it isn't asked for events, each with the total so far.
+func TestMeterOfArray(t *testing.T) {
+	p := Profile{Charges: []Charge{{Unit: "tokens", Field: in("u.total", Number), Or: in("*.u.total", Number)}}}
+	h := http.Header{"Content-Type": {"application/json"}}
+	if got := charged(p, h, `[{"u":{"total":1}},{"u":{"total":5}}]`, 3); got != "charged 5 tokens" {
+		t.Error(got)
+	}
+	if got := charged(p, h, `{"u":{"total":5}}`, 3); got != "charged 5 tokens" {
+		t.Error(got)
+	}
+}
+
+// Charges in headers are Read's: those of one unit are added up, and the other place
+// counts if the first is empty.
 func TestChargesInHeaders(t *testing.T) {
 	p := Profile{Charges: []Charge{
 		{Unit: "t", Field: num("A"), Or: num("B")}, {Unit: "t", Field: num("C")}, {Unit: "u", Field: num("D")}, {Unit: "t", Field: in("a", Number)},
