@@ -15,10 +15,15 @@
 //	}}}
 //	answer := github.Read(answers.Response{Status: 200, Header: resp.Header, Sent: sent, Got: time.Now()})
 //
-// Everything here is a pure function: no clock, no I/O, no state. A value is read with
-// distrust, for it comes from outside: counts are clamped to 0 … 999,999,999,999,999,
-// what is left to the limit, and a reset that lies more than 366 days from now, before
-// or behind, is not believed at all.
+// What the request cost may stand in the body only, at its end: a [Meter] reads it there
+// while the caller reads the body. The structured fields of the IETF's drafts are read by
+// package drafts, whose parser isn't of the standard library.
+//
+// Reading is a pure function: no clock, no state, and no I/O but to look up the zone of a
+// [Rule] until whose midnight a wait lasts. A value is read with distrust, for it comes
+// from outside: counts are clamped to 0 … 999,999,999,999,999, what is left to the limit,
+// and a reset that lies more than 366 days from now, before or behind, is not believed at
+// all.
 package answers
 
 import (
@@ -78,7 +83,7 @@ type Charge struct {
 type Response struct {
 	Status int
 	Header http.Header
-	Body   []byte    // its beginning, as much as the caller cares to look at; nil if it doesn't
+	Body   []byte    // its beginning, as much as the caller cares to look at; nil if it doesn't, as where Peeks says so
 	Sent   time.Time // when the request was sent. If zero, Got
 	Got    time.Time // when the response came; what is told as a date is measured against its own Date, or Got if there is none
 }
@@ -86,7 +91,7 @@ type Response struct {
 // An Answer is what a response tells.
 type Answer struct {
 	Readings []Reading // in the order of Profile.Quotas; none if the response comes from a cache (a positive Age)
-	Charged  []Amount  // what the header tells, in the order of Profile.Charges, those of one unit added up; the same. A Meter tells what is told in the body
+	Charged  []Amount  // what the header tells of the cost, a Meter telling the rest: in the order of Profile.Charges, those of one unit added up; none from a cache
 	Refusal
 }
 
@@ -138,9 +143,8 @@ func (p Profile) Read(r Response) Answer {
 		e.now, e.dated = date, true
 	}
 	if len(r.Body) > 0 {
-		wants, _ := p.wants(r.Status, r.Header)
-		e.body = newScanner(wants)
-		e.body.write(r.Body)
+		e.body.wants, _ = p.wants(r.Status, r.Header)
+		e.body.scan(r.Body)
 	}
 	var a Answer
 	if !cached(r.Header) {

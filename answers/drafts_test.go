@@ -39,6 +39,9 @@ func TestDrafts(t *testing.T) {
 		{name: "the new shape beside the old", lines: []string{`RateLimit: "p";r=5;t=9`, `RateLimit-Limit: 100`, `RateLimit-Remaining: 5`}, want: `["p" left 5 reset 9s]`},
 		{name: "malformed, beside the old", lines: []string{`RateLimit: "p";r=-5`, `RateLimit-Limit: 100`, `RateLimit-Remaining: 5`}, want: "[limit 100 left 5]"},
 		{name: "an epoch for a reset", lines: []string{`RateLimit-Remaining: 5`, `RateLimit-Reset: 1777896000`}, want: "[left 5]"},
+		{name: "seconds that overflow a Duration into half of one", lines: []string{`RateLimit: "p";r=5;t=18446744073710`}, want: `["p" left 5]`},
+		{name: "the policy's partition", lines: []string{`RateLimit-Policy: "p";q=9;pk=:YQ==:`, `RateLimit: "p";r=7`}, want: `["p" key 61 limit 9 left 7]`},
+		{name: "the partition of a policy for all", lines: []string{`RateLimit-Policy: "p";q=9`, `RateLimit: "p";r=7;pk=:YQ==:`}, want: `["p" key 61 limit 9 left 7]`},
 		{name: "an unknown parameter", lines: []string{`RateLimit: "p";r=5;x="y"`}, want: `["p" left 5]`},
 		{name: "a unit that is no string", lines: []string{`RateLimit-Policy: "p";q=9;qu=7`}, want: "nothing"},
 		{name: "-06 with a limit of zero", lines: []string{`RateLimit-Limit: 0`, `RateLimit-Remaining: 5`}, want: "nothing"},
@@ -59,11 +62,24 @@ func TestHook(t *testing.T) {
 		{name: "empty", profile: tells(Reading{}), want: "nothing"},
 		{name: "what the quota says", profile: tells(Reading{Limit: 5}), want: `["a" u limit 5 window 1m0s full rough authoritative]`},
 		{name: "its own", profile: tells(Reading{Name: "b", Unit: "v", Window: time.Hour, Limit: 5}), want: `["a/b" v limit 5 window 1h0m0s full rough authoritative]`},
+		{name: "all of it its own", want: "[limit 5 full rough authoritative]", profile: Profile{Quotas: []Quota{{
+			Read: func(Response) []Reading { return []Reading{{Limit: 5, Full: true, Rough: true, Authoritative: true}} },
+		}}}},
 		{name: "out of bounds", profile: tells(Reading{Limit: -1, Remaining: -1, Has: HasRemaining | HasReset, Reset: -1, Window: -1}), want: `["a" u left 0 window 1m0s full rough authoritative]`},
 		{name: "beyond them", profile: tells(Reading{Limit: 1e15, Remaining: 2e15, Has: HasRemaining | HasReset, Reset: 366 * 24 * time.Hour}), want: `["a" u limit 999999999999999 left 999999999999999 window 1m0s full rough authoritative]`},
 		{name: "a reset that it doesn't tell", profile: tells(Reading{Limit: 1, Reset: time.Hour}), want: `["a" u limit 1 window 1m0s full rough authoritative]`},
 		{name: "a nanosecond", profile: tells(Reading{Has: HasReset, Reset: 1}), want: `["a" u window 1m0s reset 1µs full rough authoritative]`},
 	})
+}
+
+// No response makes more than 32 readings: what is told is kept.
+func TestMostReadings(t *testing.T) {
+	p := Profile{Quotas: []Quota{{Read: func(Response) []Reading {
+		return slices.Repeat([]Reading{{Limit: 5}}, 40)
+	}}}}
+	if n := len(p.Read(Response{}).Readings); n != 32 {
+		t.Error(n)
+	}
 }
 
 // TestLinks: the structured fields are in a package of their own, so that the others of

@@ -2,7 +2,9 @@ package answers_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
@@ -41,4 +43,51 @@ func ExampleProfile_Read() {
 	// 149984 of 150000 tokens left, all of them in 6m0s
 	// true 20s
 	// true insufficient_quota
+}
+
+// Charges of one unit are added up; of several events the last counts.
+func ExampleProfile_Meter() {
+	anthropic := answers.Profile{Charges: []answers.Charge{
+		{Unit: "input tokens", Field: answers.Field{Path: "usage.input_tokens"}, Or: answers.Field{Path: "message.usage.input_tokens"}},
+		{Unit: "input tokens", Field: answers.Field{Path: "usage.cache_creation_input_tokens"}, Or: answers.Field{Path: "message.usage.cache_creation_input_tokens"}},
+		{Unit: "output tokens", Field: answers.Field{Path: "usage.output_tokens"}, Or: answers.Field{Path: "message.usage.output_tokens"}},
+	}}
+	header := http.Header{"Content-Type": {"text/event-stream"}}
+	body := strings.NewReader(`event: message_start
+data: {"type":"message_start","message":{"usage":{"input_tokens":25,"cache_creation_input_tokens":100,"output_tokens":1}}}
+
+event: message_delta
+data: {"type":"message_delta","usage":{"output_tokens":15}}
+
+`)
+	if meter := anthropic.Meter(answers.Response{Status: 200, Header: header}); meter != nil {
+		io.Copy(io.Discard, io.TeeReader(body, meter))
+		for _, cost := range meter.Charged() {
+			fmt.Println(cost.N, cost.Unit)
+		}
+	}
+	// Output:
+	// 125 input tokens
+	// 15 output tokens
+}
+
+func ExampleProfile_Peeks() {
+	openai := answers.Profile{Rules: []answers.Rule{
+		{Status: 429, Path: "error.type", Text: "insufficient_quota", Kind: answers.Other},
+	}}
+	header := http.Header{"Content-Type": {"application/json"}}
+	fmt.Println(openai.Peeks(200, header), openai.Peeks(429, header))
+	// Output:
+	// false true
+}
+
+func ExampleProfile_Validate() {
+	github := answers.Profile{
+		Quotas: []answers.Quota{{Reset: answers.Field{Header: "X-RateLimit-Reset"}}},
+		Rules:  []answers.Rule{{Status: 403, Value: "0", Kind: answers.Limited}},
+	}
+	fmt.Println(github.Validate())
+	// Output:
+	// answers: Quotas[0].Reset has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds
+	// Rules[0].Header is empty: set the one that has the Value, or clear that
 }

@@ -13,6 +13,7 @@ import (
 // A Format says how a value is written.
 type Format uint8
 
+// The formats, each with examples.
 const (
 	Number Format = iota // a count: "59"; "588.0" (Reddit), what is left being rounded down; "-27689" (Azure), which is 0
 
@@ -34,6 +35,19 @@ const (
 	Pairs         // "total=100; remaining=99; resets=41" (Zendesk), "b=per_hour;q=10;r=9;t=774,b=per_day;…" (Auth0), "burst:100;rate:10" (Qomon)
 )
 
+var formatNames = [...]string{
+	"Number", "Seconds", "Millis", "Duration", "EpochSeconds", "EpochMillis", "Timestamp", "HTTPDate", "JSDate", "RetryAfter",
+	"UsedOfLimit", "NamedUses", "UsedPerWindow", "Pairs",
+}
+
+// String returns the constant's name.
+func (f Format) String() string {
+	if int(f) < len(formatNames) {
+		return formatNames[f]
+	}
+	return strconv.Itoa(int(f))
+}
+
 // A Field says where a value is and how it is written. The zero Field is nowhere.
 type Field struct {
 	// Header is a name in any case; in net/http's, such as X-Ratelimit-Limit, it is found
@@ -42,7 +56,8 @@ type Field struct {
 	Header string
 
 	// Path, instead of Header, is the keys to a string or number in a JSON body, as in
-	// "error.details.*.retryDelay": a * is each of an array's. The first that is there counts.
+	// "error.details.*.retryDelay": a * is each of an array's. The first that is there
+	// counts, for a Meter the last; one longer than 4 KB is not there.
 	Path string
 
 	After  string // the number after this text is the value. If empty, all of it is

@@ -1,6 +1,11 @@
 package answers
 
 import (
+	"encoding/json"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -14,4 +19,60 @@ func TestRefilled(t *testing.T) {
 	if d, ok := refilled(mostCount, []Reading{{Has: HasRemaining, Limit: mostCount, Window: farthest}}); ok {
 		t.Error("more than 128 bits hold:", d)
 	}
+}
+
+// lastIn is the last count that the events of a stream have at the path, by way of
+// encoding/json; false if the data of one of them is not JSON.
+func lastIn(body, path string) (as []Amount, valid bool) {
+	body = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(body)
+	var last, data string
+	for line := range strings.SplitSeq(body+"\n\n", "\n") {
+		if value, ok := strings.CutPrefix(line, "data:"); ok {
+			data += value + "\n"
+		}
+		if line != "" || data == "" {
+			continue
+		}
+		if !json.Valid([]byte(data)) {
+			return nil, false
+		}
+		d := json.NewDecoder(strings.NewReader(data))
+		d.UseNumber()
+		for _, v := range valuesAt(d, path) {
+			last = v
+		}
+		data = ""
+	}
+	if n, ok := count(last, up); ok {
+		as = []Amount{{"tokens", n}}
+	}
+	return as, true
+}
+
+func FuzzMeter(f *testing.F) {
+	for _, body := range []string{
+		`data: {"usage":{"total_tokens":3}}` + "\n\n" + `data: {"usage":null}` + "\n\ndata: [DONE]\n\n",
+		`data: {"usage":` + "\r\n" + `data: {"total_tokens":3.5}}` + "\r\n\r\n", ":\r\rdata: 1\r",
+		`data:{"usage":{"total_tokens":"3"}}` + "\n\n" + `data:{"usage":{"total_tokens":4}}`, `{"usage":{"total_tokens":5}}`,
+	} {
+		f.Add(body, uint8(1))
+	}
+	p := Profile{Charges: []Charge{{Unit: "tokens", Field: Field{Path: "usage.total_tokens"}}}}
+	f.Fuzz(func(t *testing.T, body string, n uint8) {
+		for _, kind := range []string{"text/event-stream", "application/json"} {
+			r := Response{Header: http.Header{"Content-Type": {kind}}}
+			whole, parts := p.Meter(r), p.Meter(r)
+			whole.Write([]byte(body))
+			for part := range slices.Chunk([]byte(body), int(n%32)+1) {
+				parts.Write(part)
+			}
+			if got, want := parts.Charged(), whole.Charged(); !reflect.DeepEqual(got, want) {
+				t.Fatalf("in portions %v, at once %v", got, want)
+			}
+			want, ok := lastIn(body, "usage.total_tokens")
+			if got := whole.Charged(); ok && kind == "text/event-stream" && len(body) <= mostToken && !reflect.DeepEqual(got, want) {
+				t.Fatalf("%q: %v, encoding/json: %v", body, got, want)
+			}
+		}
+	})
 }

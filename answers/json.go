@@ -6,7 +6,10 @@ import (
 	"strings"
 )
 
-const mostToken = 4096 // bytes of a key or value; a longer one is passed over
+const (
+	mostToken = 4096 // bytes of a key or value; a longer one is passed over
+	mostSteps = 63   // of a path: a scanner has a bit for each
+)
 
 // A want is a value that is looked for in JSON.
 type want struct {
@@ -27,9 +30,9 @@ func (w *want) back() {
 	w.rest = strings.LastIndexByte(w.path[:w.rest-1], '.') + 1
 }
 
-// A scanner finds values in a JSON text that is written to it in portions. It keeps no
-// more of it than the key or value at hand. Behind what is malformed it finds nothing;
-// what no path leads to is passed over, with an eye to strings and brackets only.
+// A scanner finds values in a JSON text that is written to it in portions, after reset.
+// It keeps no more of it than the key or value at hand. Behind what is malformed it finds
+// nothing; what no path leads to is passed over, with an eye to strings and brackets only.
 type scanner struct {
 	wants   []want
 	found   int // so many times a value was
@@ -62,16 +65,25 @@ const (
 	over
 )
 
-func newScanner(wants []want) scanner {
-	return scanner{wants: wants, pending: len(wants), deeper: true}
+// reset makes ready for a text; what was found stays.
+func (s *scanner) reset() {
+	pending := 0
+	for i := range s.wants {
+		w := &s.wants[i]
+		if w.live, w.rest = 0, 0; !w.settled() {
+			pending++
+		}
+	}
+	*s = scanner{wants: s.wants, found: s.found, pending: pending, token: s.token, deeper: true}
+	if pending == 0 {
+		s.state = over
+	}
 }
 
-// reset makes ready for another text; what was found stays.
-func (s *scanner) reset() {
-	for i := range s.wants {
-		s.wants[i].live, s.wants[i].rest = 0, 0
-	}
-	*s = scanner{wants: s.wants, found: s.found, pending: s.pending, token: s.token, deeper: true}
+// scan takes a whole text, or the beginning of one.
+func (s *scanner) scan(p []byte) {
+	s.reset()
+	s.write(p)
 }
 
 func (s *scanner) write(p []byte) {
@@ -135,7 +147,7 @@ func (s *scanner) value(c byte) {
 }
 
 func (s *scanner) open(array bool) {
-	if !s.deeper || s.depth == 63 {
+	if !s.deeper || s.depth == mostSteps {
 		s.state, s.skipped = inSkipped, 1
 		return
 	}

@@ -28,7 +28,6 @@ func (p Profile) Meter(r Response) *Meter {
 	}
 	m := &Meter{stream: kind == eventStream}
 	e := event{Response: r}
-	var wants []want
 	for i := range p.Charges {
 		c := &p.Charges[i]
 		if _, told := c.told(&e); told {
@@ -36,13 +35,13 @@ func (p Profile) Meter(r Response) *Meter {
 		}
 		if c.Field.inBody() || c.Or.inBody() {
 			m.charges = append(m.charges, *c)
-			wants = c.Or.want(c.Field.want(wants, true), true)
+			m.scan.wants = c.Or.want(c.Field.want(m.scan.wants, true), true)
 		}
 	}
 	if m.charges == nil {
 		return nil
 	}
-	m.scan = newScanner(wants)
+	m.scan.reset()
 	return m
 }
 

@@ -1,0 +1,102 @@
+package answers_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/apithrottle/throttle/answers"
+)
+
+func TestValidate(t *testing.T) {
+	for name, p := range profiles {
+		if err := p.Validate(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	quota := func(q Quota) Profile { return Profile{Quotas: []Quota{q}} }
+	rules := func(rs ...Rule) Profile { return Profile{Rules: rs} }
+	reads := func(Response) []Reading { return nil }
+	for _, c := range []struct {
+		profile Profile
+		want    string // of lines, all that is wrong
+	}{
+		{quota(Quota{}), "Quotas[0] reads nothing: set a Field or Read"},
+		{quota(Quota{Read: reads}), ""},
+		{quota(Quota{Read: reads, Limit: num("L")}), "Quotas[0].Read is set beside Fields: they are not read; use a Quota for each"},
+		{quota(Quota{Reset: num("R")}), "Quotas[0].Reset has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds"},
+		{quota(Quota{Length: at("R", Pairs)}), "Quotas[0].Length has the Format Pairs, which can't be read here: set a time, such as Seconds or EpochSeconds"},
+		{quota(Quota{Limit: at("L", Seconds)}), "Quotas[0].Limit has the Format Seconds, which can't be read here: clear it, for a Number"},
+		{quota(Quota{Reset: at("R", 99)}), "Quotas[0].Reset has the Format 99, which can't be read here: set a time, such as Seconds or EpochSeconds"},
+		{quota(Quota{Combined: num("L")}), "Quotas[0].Combined has the Format Number, which can't be read here: set one of several values, such as Pairs"},
+		{quota(Quota{Combined: in("a", Pairs)}), "Quotas[0].Combined has a Path: several values are read from a Header only"},
+		{quota(Quota{Combined: at("L", UsedPerWindow)}), `Quotas[0].Combined has the Header "L": it must end in a *, where its window is`},
+		{quota(Quota{Used: num("L*")}), `Quotas[0].Used has the Header "L*": only that of Combined may end in a *`},
+		{quota(Quota{Remaining: Field{Header: "L", Path: "a"}}), "Quotas[0].Remaining has a Header and a Path: clear one, for the Header alone is read"},
+		{quota(Quota{Share: Field{After: "x"}}), "Quotas[0].Share has neither a Header nor a Path: set one"},
+		{quota(Quota{Rate: num("R"), Window: -1}), "Quotas[0].Window is -1ns: it must be at least 0\nQuotas[0].Rate is of no use without Limit: set that, too"},
+		{quota(Quota{Limit: in("a..b", Number)}), `Quotas[0].Limit.Path is "a..b": it must be keys between points, a * for each of an array's, as in "errors.*.code"`},
+		{quota(Quota{Limit: in("$.a", Number)}), `Quotas[0].Limit.Path is "$.a": it must be keys between points, a * for each of an array's, as in "errors.*.code"`},
+		{quota(Quota{Limit: in("a.b*", Number)}), `Quotas[0].Limit.Path is "a.b*": it must be keys between points, a * for each of an array's, as in "errors.*.code"`},
+		{quota(Quota{Limit: in(strings.Repeat("a.", 63)+"a", Number)}), "Quotas[0].Limit.Path has 64 steps: it may have 63"},
+		{quota(Quota{Limit: in(strings.Repeat("a.", 62)+"a", Number)}), ""},
+		{Profile{Charges: []Charge{{Or: at("C", Seconds)}}}, "Charges[0].Field is empty: set its Header or Path\nCharges[0].Or has the Format Seconds, which can't be read here: clear it, for a Number"},
+		{Profile{RetryAfter: []Field{num("R"), in(".a", Seconds)}}, "RetryAfter[0] has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds\n" +
+			`RetryAfter[1].Path is ".a": it must be keys between points, a * for each of an array's, as in "errors.*.code"`},
+		{rules(Rule{Status: 42}, Rule{Status: 1000}), "Rules[0].Status is 42: it must be from 100 to 999, or 0 for any\nRules[1].Status is 1000: it must be from 100 to 999, or 0 for any"},
+		{rules(Rule{Value: "v"}), "Rules[0].Header is empty: set the one that has the Value, or clear that"},
+		{rules(Rule{Path: "a"}), `Rules[0].Text is empty: set what the value at Path must be, "*" for anything`},
+		{rules(Rule{Kind: 9, Wait: -time.Second}), "Rules[0].Kind is 9: it must be Passed, Limited, Banned or Other\nRules[0].Wait is -1s: it must be at least 0"},
+		{rules(Rule{Until: "Local"}), `Rules[0].Until is "Local": it must be a zone of the IANA, such as "UTC" (not a zone of the IANA)`},
+		{rules(Rule{Until: "PST8PST"}), `Rules[0].Until is "PST8PST": it must be a zone of the IANA, such as "UTC" (unknown time zone PST8PST)`},
+		{rules(Rule{Header: "H", Value: "a*b", Text: "*a*b*"}), `Rules[0].Value is "a*b": a * must begin or end it` + "\n" + `Rules[0].Text is "*a*b*": a * must begin or end it`},
+		{rules(Rule{Delay: []Field{at("R", Seconds), num("R")}, Asked: at("R", Seconds)}), "Rules[0].Delay[1] has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds\n" +
+			"Rules[0].Asked has the Format Seconds, which can't be read here: clear it, for a Number"},
+		{rules(Rule{Status: 429}, Rule{Status: 429, Text: "a"}), "Rules[1] can't match: Rules[0] matches whatever it would; put it before that"},
+		{rules(Rule{Header: "x-a"}, Rule{Status: 429, Header: "X-A", Value: "b"}), "Rules[1] can't match: Rules[0] matches whatever it would; put it before that"},
+		{rules(Rule{Status: 429, Text: "a"}, Rule{Status: 429}, Rule{Status: 403}), ""},
+		{rules(Rule{Status: 429}, Rule{}), ""},
+	} {
+		got := ""
+		if err := c.profile.Validate(); err != nil {
+			got = strings.TrimPrefix(err.Error(), "answers: ")
+		}
+		if got != c.want {
+			t.Errorf("problems:\n%s\nwant:\n%s", got, c.want)
+		}
+	}
+}
+
+func TestPeeks(t *testing.T) {
+	const json = "Content-Type: application/json"
+	for _, c := range []struct {
+		name   string
+		of     string
+		status int
+		lines  []string
+		want   bool
+	}{
+		{"a quota in the body", "Shopify GraphQL Admin", 200, []string{json}, true},
+		{"of what is no JSON", "Shopify GraphQL Admin", 200, []string{"Content-Type: text/html"}, false},
+		{"of what may be JSON", "Shopify GraphQL Admin", 200, nil, true},
+		{"compressed", "Shopify GraphQL Admin", 200, []string{json, "Content-Encoding: br"}, false},
+		{"a stream", "Shopify GraphQL Admin", 200, []string{"Content-Type: text/event-stream"}, false},
+		{"a rule of the status", "OpenAI", 429, []string{json}, true},
+		{"of another", "OpenAI", 200, []string{json}, false},
+		{"a rule of the header alone before it", "Stripe", 429, []string{json, "Stripe-Rate-Limited-Reason: global-rate"}, false},
+		{"not of this header", "Stripe", 429, []string{json}, true},
+		{"words anywhere", "CoinGecko", 403, []string{"Content-Type: text/html"}, true},
+		{"a charge, which is for a Meter", "OpenAI", 200, []string{json}, false},
+		{"headers only", "GitHub REST", 403, []string{json}, false},
+		{"a wait in the body", "Mailgun", 429, []string{json}, true},
+	} {
+		r := response(c.status, "", append([]string{"Content-Type: "}, c.lines...)...)
+		if got := profiles[c.of].Peeks(r.Status, r.Header); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+	waits := Profile{RetryAfter: []Field{in("retry_after", Seconds)}, Rules: []Rule{{Status: 404}, {Status: 403, Kind: Banned}}}
+	if h := response(0, "").Header; !waits.Peeks(429, h) || !waits.Peeks(403, h) || waits.Peeks(200, h) || waits.Peeks(404, h) {
+		t.Error("a wait in the body counts where there is a refusal")
+	}
+}
