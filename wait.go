@@ -129,6 +129,7 @@ func (l *Limiter) AllowN(n int64) bool {
 		return false
 	}
 	b, err := g.quota.Reserve(context.Background(), g.request(cost, false))
+	g.alert(b)
 	runtime.KeepAlive(l)
 	return err == nil && b.Verdict == store.Admitted
 }
@@ -242,12 +243,17 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 		b, err := g.quota.Reserve(ctx, r)
 		switch {
 		case err == nil && b.Verdict == store.Admitted:
+			g.alert(b)
 			return b, nil
 		case err == nil && b.Verdict == store.Closed:
 			return b, g.banned(b.Wait)
+		case err == nil && b.Verdict == store.Exhausted:
+			return b, g.exhausted(b)
 		}
 	}
-	return g.wait(ctx, r)
+	b, err := g.wait(ctx, r)
+	g.alert(b)
+	return b, err
 }
 
 // fits refuses a cost that no wait will admit.

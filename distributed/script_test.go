@@ -183,7 +183,7 @@ func TestPolicyChange(t *testing.T) {
 func policyChange(t *testing.T, s *subject) {
 	const at = 1_700_000_000_000_000
 	used := func(plan *algorithms.Plan, at int64) []int64 {
-		s.args = planArgs(plan)
+		s.change(plan)
 		got, err := s.answer(at, step{op: "q"})
 		if err != nil {
 			t.Fatal(err)
@@ -274,7 +274,7 @@ func TestLeasesChange(t *testing.T) {
 		}
 	}
 	ask(step{op: "r", lease: []int64{7, 1, 1e6, 0}, args: []int64{0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
-	s.args = planArgs(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
+	s.change(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
 	ask(step{op: "r", lease: []int64{9, 1, 1e6, 0, 0}, args: []int64{0, 0, 0, 1, -1, 0, 1}}, 2, -1)
 	ask(step{op: "r", lease: []int64{7, 2, 1e6, 0, 1}, args: []int64{0, 0, 0, 1, -1, 0, 1}}, -4, 0)
 }
@@ -420,7 +420,7 @@ func TestSpeed(t *testing.T) {
 			"50/s;algo=fixed_window", "50/s;algo=anchored_window", "50/s;algo=gcra"}},
 	} {
 		told.begin(planOf(t, c.guard, c.tiers...))
-		now.key, now.args = told.key, told.args
+		now.key, now.plan, now.args = told.key, told.plan, told.args
 		start := rdb.Time(ctx).Val().UnixMicro()
 		step := c.guard.Microseconds() / slots
 		for i := range int64(slots) {

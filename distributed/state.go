@@ -18,7 +18,7 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard}}
 	guard := q.guard(requests)
 	q.leases.lock()
-	args := append(q.begin("r", 6), 0, 0, micros(guard))
+	args := append(q.beginReserve(6), 0, 0, micros(guard))
 	_, t, err := q.call(ctx, appendRequests(args, requests, 0))
 	var got []store.Booking
 	if err == nil {

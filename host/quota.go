@@ -191,10 +191,13 @@ func (t *turn) reserve(r store.Request) store.Booking {
 	default:
 		var at int64
 		if b.Flight, at, b.Tier = t.ledger.Take(t.now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
-			b.Verdict = store.Admitted
+			b.Verdict, b.Crossed = store.Admitted, t.ledger.Crossings(t.now)
 		} else {
 			b.Wait = t.now.Until(at)
 		}
+	}
+	if b.Verdict != store.Admitted && t.ledger.Plan().Exhausted(b.Tier) {
+		b.Verdict = store.Exhausted
 	}
 	return b
 }

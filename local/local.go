@@ -130,10 +130,11 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 	}
 	var at int64
 	if b.Flight, at, b.Tier = q.ledger.Take(now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
-		b.Verdict = store.Admitted
-	} else {
-		b.Wait = now.Until(at)
+		b.Verdict, b.Crossed = store.Admitted, q.ledger.Crossings(now)
+		return b, nil
 	}
+	b.Wait = now.Until(at)
+	q.exhaust(&b)
 	return b, nil
 }
 
@@ -146,6 +147,14 @@ func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
 	at, tier := q.ledger.Earliest(now, r.Cost)
 	if b.Wait = now.Until(max(at, q.until)); at > q.until {
 		b.Tier = tier
+		q.exhaust(b)
+	}
+}
+
+// exhaust refuses what a budget has no room for.
+func (q *quota) exhaust(b *store.Booking) {
+	if q.ledger.Plan().Exhausted(b.Tier) {
+		b.Verdict = store.Exhausted
 	}
 }
 

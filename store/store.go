@@ -113,10 +113,11 @@ type Verdict uint8
 
 // The verdicts.
 const (
-	Later    Verdict = iota // ask again after Wait
-	Admitted                // charged: the request may be sent now, or when it is booked for
-	Closed                  // the provider has closed the quota for Wait
-	Late                    // would wait for Wait, which is too long: charged nothing
+	Later     Verdict = iota // ask again after Wait
+	Admitted                 // charged: the request may be sent now, or when it is booked for
+	Closed                   // the provider has closed the quota for Wait
+	Late                     // would wait for Wait, which is too long: charged nothing
+	Exhausted                // Tier, a budget, has no room for Wait: charged nothing
 )
 
 // A Booking is the answer to a Request.
@@ -127,6 +128,10 @@ type Booking struct {
 	Flight  algorithms.Flight // names a held request to the store
 	Epoch   int64             // how many pauses the quota had seen
 	Ahead   *Ahead            // where it was booked for a time; nil for now
+
+	// Crossed tells where calendar tiers have come to with this charge, or with others
+	// since the last one: each percent is told to one caller of all.
+	Crossed []algorithms.Crossing
 }
 
 // Forever is the Wait of what no passing of time brings about.

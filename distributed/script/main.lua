@@ -7,10 +7,11 @@
 -- KEYS[1]  the quota: a string, see state.lua; also the channel on which the fleet
 --          is told of a pause, "pause <for> <ban> <epoch>", or of a place, "freed"
 -- ARGV     whole numbers, instants and lengths in µs
---   op     r, u, l, p, q or c, see below
+--   op     r, b, u, l, p, q or c, see below
 --   plan   guard, grain (what lands within 2^grain µs lands together), U units, K tiers,
 --          U hashes of the units' names, and for each tier: algorithm, unit from 0,
---          limit, window, burst, extra (precision or phase)
+--          limit, window, burst, extra (precision, phase, or a hash of period and zone)
+--   starts only with calendar tiers: for each, when five periods begin, see calendar.lua
 --   lease  only with a concurrency tier: owner, seq, length, U amounts held now
 --   op's own, where a cost is U amounts:
 --   r  reserve  ahead, floor, the guard of these requests (0: the plan's), then groups
@@ -22,6 +23,11 @@
 --               it no more than ahead of them: the next ends the call, as a full
 --               concurrency tier does. What was given back goes out again first, but
 --               not before floor, the caller's own last booking.
+--               With calendar tiers there are four numbers more for each: from and to how
+--               many percent it has come, if it has, units used, and its end as Unix time;
+--               and t may be the end of what is known, if it is later.
+--   b  reserve  how many tiers are budgets, which they are, and then as r. What they have
+--               no room for is not booked: i is the first of them then.
 --   u  unbook   generation, then groups of: t, cost. Answers how many can be lent.
 --   l  lease    nothing. Only tells what is held.
 --   p  pause    for, ban 0 or 1, once 0 or 1, epoch. Answers 1 if it lasts longer
@@ -42,11 +48,13 @@ local held = math.max(now, pause) -- nothing goes before
 
 while pool[1] and pool[1][1] < held do table.remove(pool, 1) end
 
-if op == 'r' and not (flags % 2 == 1 and pause > now) then
+if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
+  local budgets = op == 'b' and {}
+  for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
   local ahead, least, own = argument(), math.max(held, argument()), argument()
   if own > 0 then guard = math.max(own, grain) end
-  local booked, more = false, true
-  advance(held)
+  local booked, more = false, held < known
+  if more then advance(held) else reply[n + 1], reply[n + 2], n = -1, held, n + 2 end
   while more and cursor <= #ARGV do
     local count, within, cost = argument(), argument(), amounts()
     local impossible
@@ -66,8 +74,17 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
       if more and not impossible then
         lent = pool[1] and find(least, cost)
         if lent then at = pool[lent][1] else at, what = earliest(cost) end
-        if at > LATEST then
+        local exhausted = false
+        for i = budgets and #budgets or 0, 1, -1 do
+          local b = budgets[i]
+          local amount = not lent and at > frontier and cost[unitOf[b]] or 0
+          if amount > 0 and rules[b].earliest(frontier, amount) > frontier then what, exhausted = b, true end
+        end
+        if at >= known then
+          at = known
+        elseif at > LATEST then
           at = NEVER
+        elseif exhausted then -- nobody waits for a budget
         elseif within < 0 or at - now <= within then
           more = at <= now or ahead > 0 or not booked
           if more then
@@ -85,6 +102,10 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
       reply[n + 1], reply[n + 2], n = what, at < NEVER and at or -1, n + 2
       count = count - 1
     end
+  end
+  for i = 1, #calendars do
+    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4], n = 0, 0, 0, 0, n + 4
+    if booked then reply[n - 3], reply[n - 2], reply[n - 1], reply[n] = calendars[i].crossed(frontier) end
   end
 elseif op == 'u' then
   local of, taken = argument(), 0
