@@ -299,6 +299,22 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
+// TestCalendarExpiry: the key of a month lives until that ends, and no longer than it must.
+func TestCalendarExpiry(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	s := newSubject(t, rdb, scriptSource, func(time.Time) {})
+	s.begin(planOf(t, 50*time.Millisecond, "100/month;zone=Asia/Beirut"))
+	now := time.Now()
+	if _, err := s.answer(now.UnixMicro(), step1(1)); err != nil {
+		t.Fatal(err)
+	}
+	ends := time.UnixMicro(s.plan.Starts(now.UnixMicro())[2])
+	expires := time.Now().Add(rdb.PTTL(context.Background(), s.key).Val())
+	if expires.Before(ends.Add(time.Millisecond)) || expires.After(ends.Add(2*time.Second)) {
+		t.Errorf("expires at %v, and the month ends at %v", expires, ends)
+	}
+}
+
 // TestMemory: what a quota takes in the server, its name included.
 func TestMemory(t *testing.T) {
 	ctx := context.Background()

@@ -323,11 +323,14 @@ func (m *twin) reserve(a args) (out []int64) {
 				at, tier = m.earliest(cost)
 			}
 			switch {
+			case tier > 0 && m.plan.Exhausted(tier-1):
+				if at > 1<<52 {
+					at = -1
+				}
+				out = append(out, int64(tier), at)
+				continue
 			case at >= m.known:
 				out = append(out, int64(tier), m.known)
-				continue
-			case tier > 0 && m.plan.Exhausted(tier-1):
-				out = append(out, int64(tier), at)
 				continue
 			case at > 1<<52:
 				out = append(out, int64(tier), -1)

@@ -80,7 +80,7 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
           local amount = not lent and at > frontier and cost[unitOf[b]] or 0
           if amount > 0 and rules[b].earliest(frontier, amount) > frontier then what, exhausted = b, true end
         end
-        if at >= known then
+        if at >= known and not exhausted then
           at = known
         elseif at > LATEST then
           at = NEVER
