@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/standin"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -81,7 +82,13 @@ func unrefused(t *testing.T, api *standin.Server, least float64) {
 	if refused := api.Refused(); len(refused) > 0 {
 		t.Errorf("refused %v", refused)
 	}
-	if served := api.Served(); float64(served) < least {
+	served := api.Served()
+	if t.Logf("%d served", served); float64(served) < least {
 		t.Errorf("%d served, want %.0f", served, least)
 	}
+}
+
+// serve has a client's requests answered by a stand-in.
+func serve(client *http.Client, api *standin.Server) {
+	client.Transport.(*throttle.Transport).Base = api
 }

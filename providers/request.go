@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/url"
 	"path"
+	"time"
 
 	"github.com/apithrottle/throttle"
 )
@@ -26,6 +28,11 @@ func some(name, page string, key func(*http.Request) (string, bool), tiers ...th
 	s := every(name, page, tiers...)
 	s.Key = key
 	return s
+}
+
+// when is the Key of a scope with one quota, in which the requests count that are so.
+func when(is func(*http.Request) bool) func(*http.Request) (string, bool) {
+	return func(req *http.Request) (string, bool) { return "", is(req) }
 }
 
 const mostBody = 64 << 10 // of a request's body, in bytes: what is behind is not looked at
@@ -54,9 +61,25 @@ func decode(req *http.Request, v any) bool {
 	return len(b) > 0 && json.Unmarshal(b, v) == nil
 }
 
+// form is the request's parameters, of its query and of a body that is a form.
+func form(req *http.Request) url.Values {
+	all := req.URL.Query()
+	if sent, err := url.ParseQuery(string(body(req))); err == nil {
+		for name, values := range sent {
+			all[name] = append(all[name], values...)
+		}
+	}
+	return all
+}
+
 // under tells whether the request's path is like pattern, as path.Match has it: a * is
 // one part of it.
 func under(req *http.Request, pattern string) bool {
 	ok, err := path.Match(pattern, req.URL.Path)
 	return ok && err == nil
+}
+
+// bucket is a tier of a bucket that gains limit in each window and holds size.
+func bucket(limit int64, window time.Duration, size int64) throttle.Tier {
+	return throttle.Tier{Limit: limit, Window: window, Algorithm: throttle.TokenBucket, Burst: size}
 }
