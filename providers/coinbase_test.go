@@ -37,7 +37,7 @@ func TestCoinbaseExchange(t *testing.T) {
 				api := standin.CoinbaseExchange()
 				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.CoinbaseExchange(), api), 8, 2*time.Minute, func(int) *http.Request { return load.next(t) })
-				unrefused(t, api, 0.93*load.rate*120)
+				unrefused(t, api, 0.97*load.rate*120)
 			})
 		})
 	}
@@ -52,7 +52,7 @@ func TestCoinbaseExchange(t *testing.T) {
 				}
 				return private(t, paths[worker/2%len(paths)])
 			})
-			unrefused(t, api, 0.93*25*120)
+			unrefused(t, api, 0.97*25*120)
 		})
 	})
 	t.Run("429 says nothing and pauses the profile alone", func(t *testing.T) {
