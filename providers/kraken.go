@@ -14,9 +14,8 @@ import (
 //
 // Private calls count in the key's counter: to 15, falling by 0.33 a second (Intermediate
 // 20 and 0.5, Pro 20 and 1); calls for ledgers and the history of trades count 2, those
-// that add or cancel an order nothing. The counter falls in steps, so that here it holds
-// one less. Public calls count in limits that are not documented with it, and are not
-// limited here.
+// that add or cancel an order nothing. Public calls count in limits that are not documented
+// with it, and are not limited here.
 //
 // Adding or editing an order counts in the counter of its pair, in the matching engine:
 // to 60, falling by 1 a second (Intermediate 125 and 2.34, Pro 180 and 3.75). Editing
@@ -34,7 +33,7 @@ func Kraken() Provider {
 			some("pair", engine, krakenPair,
 				throttle.Tier{Limit: 1, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 60, Unit: "engine"}),
 			some("key", page, when(func(req *http.Request) bool { return krakenCalls(req) > 0 }),
-				throttle.Tier{Limit: 33, Window: 100 * time.Second, Algorithm: throttle.LeakyBucket, Burst: 14}),
+				throttle.Tier{Limit: 33, Window: 100 * time.Second, Algorithm: throttle.LeakyBucket, Burst: 15}),
 		},
 		Cost: func(req *http.Request) throttle.Cost {
 			return throttle.Cost{"requests": krakenCalls(req), "engine": krakenEngine(req)}

@@ -24,9 +24,6 @@ func (w *window) left(now time.Time) int64 {
 	return w.limit - w.used
 }
 
-// ends is when the window ends.
-func (w *window) ends() time.Time { return w.start.Add(w.length) }
-
 // Binance is Binance's Spot API, for one address and one account. Who sends before the
 // Retry-After of a 429 is over is banned, for two minutes and then for twice as long each
 // time.

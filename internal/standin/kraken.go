@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A falling counter rises with calls to most at the highest, and falls by one each step,
-// all at once.
+// A falling counter rises with calls to most at the highest, and falls by one at each
+// step of the clock.
 type falling struct {
 	most  int64
 	step  time.Duration
@@ -17,7 +17,7 @@ type falling struct {
 
 func (f *falling) fits(now time.Time, n int64) bool {
 	if f.since.IsZero() {
-		f.since = now
+		f.since = now.Truncate(f.step)
 	}
 	steps := now.Sub(f.since) / f.step
 	f.n, f.since = max(0, f.n-int64(steps)), f.since.Add(steps*f.step)
