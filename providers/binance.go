@@ -36,7 +36,11 @@ func Binance() Provider {
 			every("address", page, fixed(6_000, time.Minute, "weight"), fixed(61_000, 5*time.Minute, "")),
 		},
 		Cost: func(req *http.Request) throttle.Cost {
-			return throttle.Cost{"weight": binanceWeight(req), "orders": binanceOrders(req)}
+			c := throttle.Cost{"weight": binanceWeight(req)}
+			if n := binanceOrders(req); n > 0 {
+				c["orders"] = n
+			}
+			return c
 		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{

@@ -35,8 +35,8 @@ func TestBinance(t *testing.T) {
 					}
 					return get(t, binance+"depth?symbol=BTCUSDT&limit=500")
 				})
-				// Each 10 seconds have 50 orders, of weight 1, and a minute 6,000 of weight.
-				unrefused(t, api, 0.97*5*(300+(6_000-300)/25))
+				// The queries, of weight 25, use up a minute's 6,000 while its first 50 orders go.
+				unrefused(t, api, 0.97*5*(50+(6_000-50)/25))
 			})
 		})
 	}

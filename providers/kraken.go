@@ -36,7 +36,11 @@ func Kraken() Provider {
 				throttle.Tier{Limit: 33, Window: 100 * time.Second, Algorithm: throttle.LeakyBucket, Burst: 15}),
 		},
 		Cost: func(req *http.Request) throttle.Cost {
-			return throttle.Cost{"requests": krakenCalls(req), "engine": krakenEngine(req)}
+			c := throttle.Cost{"requests": krakenCalls(req)}
+			if n := krakenEngine(req); n > 0 {
+				c["engine"] = n
+			}
+			return c
 		},
 		Profile: answers.Profile{Rules: []answers.Rule{
 			{Path: "error.*", Text: "EService: Throttled*", Kind: answers.Limited, Wide: true, Delay: []answers.Field{{Path: "error.*", After: "Throttled: ", Format: answers.EpochSeconds}}},

@@ -38,7 +38,7 @@ import (
 type Provider struct {
 	Name    string
 	Scopes  []Scope                           // inner first: a request is admitted by all in which it counts, or charged in none
-	Cost    func(*http.Request) throttle.Cost // what a request costs in all scopes; a unit that a scope doesn't count is nothing there. If nil, one request
+	Cost    func(*http.Request) throttle.Cost // what a request costs, in units that some scope counts in which it counts. If nil, one request
 	Profile answers.Profile                   // what its responses tell
 	Hosts   []string                          // requests to other hosts are not limited; "*.example.com" is all below example.com. If empty, every host is the provider's
 }

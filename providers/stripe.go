@@ -10,25 +10,24 @@ import (
 
 // Stripe is Stripe's API: in live mode 100 requests a second for an account, in a sandbox
 // 25; 25 for an endpoint, which is a method and a path whose ids may be any; 20 for
-// searching, 20 each for reading and writing files; 1,000 updates an hour of a payment
-// intent. The client is taken to use one account; sandboxes are known by their keys.
-// Seconds are taken as rolling, for their kind is not said. Stripe raises limits on
-// request.
+// searching, 20 each for reading and writing files. The client is taken to use one account;
+// sandboxes are known by their keys. Seconds are taken as rolling, for their kind is not
+// said. Stripe raises limits on request.
 //
 // Not limited here are how many requests are open at once, which is not published, and
-// what may be done to one subscription.
+// what may be done to one object, such as 1,000 updates of a payment intent in an hour.
 //
-// A refusal names its limit, but no time to wait. A 429 because an object is locked is
-// none. In a path whatever has a digit or a capital letter is taken for an id.
+// A refusal names its limit, but no time to wait. One that is of an object alone, or a 429
+// because an object is locked, pauses nothing. In a path whatever has a digit or a capital
+// letter is taken for an id.
 func Stripe() Provider {
 	const page = "https://docs.stripe.com/rate-limits"
 	return Provider{
 		Name: "stripe",
 		Scopes: []Scope{
-			some("payment_intent", page, stripeIntent, throttle.PerHour(1_000)),
+			some("endpoint", page, func(req *http.Request) (string, bool) { return stripeEndpoint(req), true }, throttle.PerSecond(25)),
 			some("search", page, when(func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }), throttle.PerSecond(20)),
 			some("files", page, stripeFiles, throttle.PerSecond(20)),
-			some("endpoint", page, func(req *http.Request) (string, bool) { return stripeEndpoint(req), true }, throttle.PerSecond(25)),
 			some("sandbox", page, when(stripeSandbox), throttle.PerSecond(25)),
 			some("account", page, when(func(req *http.Request) bool { return !stripeSandbox(req) }), throttle.PerSecond(100)),
 		},
@@ -36,6 +35,7 @@ func Stripe() Provider {
 			Reasons: []string{"Stripe-Rate-Limited-Reason"},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Header: "Stripe-Rate-Limited-Reason", Value: "global-*", Kind: answers.Limited, Wide: true},
+				{Status: http.StatusTooManyRequests, Header: "Stripe-Rate-Limited-Reason", Value: "resource-specific", Kind: answers.Other},
 				{Status: http.StatusTooManyRequests, Header: "Stripe-Rate-Limited-Reason", Kind: answers.Limited},
 				{Status: http.StatusTooManyRequests, Path: "error.code", Text: "lock_timeout", Kind: answers.Other},
 			},
@@ -63,13 +63,6 @@ func stripeEndpoint(req *http.Request) string {
 		}
 	}
 	return req.Method + " " + strings.Join(parts, "/")
-}
-
-// stripeIntent is the id of the payment intent that the request changes.
-func stripeIntent(req *http.Request) (id string, counts bool) {
-	rest, is := strings.CutPrefix(req.URL.Path, "/v1/payment_intents/")
-	id, _, _ = strings.Cut(rest, "/")
-	return id, is && id != "search" && req.Method == http.MethodPost
 }
 
 func stripeFiles(req *http.Request) (key string, counts bool) {

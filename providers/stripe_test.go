@@ -50,16 +50,6 @@ func TestStripe(t *testing.T) {
 			})
 		})
 	}
-	t.Run("one payment intent", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			api := standin.Stripe()
-			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-			saturate(t, over(t, providers.Stripe(), api), 8, 2*time.Hour, func(int) *http.Request {
-				return stripe(t, "POST", "payment_intents/pi_3Mt1/confirm", live)
-			})
-			unrefused(t, api, 2_000)
-		})
-	})
 }
 
 func TestStripeRefusals(t *testing.T) {
@@ -77,6 +67,7 @@ func TestStripeRefusals(t *testing.T) {
 		{"an endpoint's limit leaves the others alone", limited("endpoint-concurrency"), "refunds", false},
 		{"a global limit pauses all", limited("global-rate"), "refunds", true},
 		{"a global limit of concurrency pauses all", limited("global-concurrency"), "refunds", true},
+		{"a limit of one object pauses nothing", limited("resource-specific"), "charges", false},
 		{"a 429 without a reason", standin.Reply{Status: 429, Body: `{"error":{"code":"rate_limit"}}`}, "charges", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -14,7 +14,6 @@ var stripeID = regexp.MustCompile(`/[a-z]+_[A-Za-z0-9]+\b`)
 func Stripe() *Server {
 	live, sandbox := newCounters(algorithms.PerSecond(100)), newCounters(algorithms.PerSecond(25))
 	endpoints, search := newCounters(algorithms.PerSecond(25)), newCounters(algorithms.PerSecond(20))
-	objects := newCounters(algorithms.PerHour(1_000))
 	return newServer(func(c *Call) Reply {
 		key := strings.TrimPrefix(c.Header.Get("Authorization"), "Bearer ")
 		account := live
@@ -28,10 +27,6 @@ func Stripe() *Server {
 		}
 		if strings.HasSuffix(path, "/search") {
 			limits = append(limits, limit{"endpoint-rate", search.of(key), nil})
-		}
-		if id, ok := strings.CutPrefix(path, "/v1/payment_intents/pi_"); ok && c.Method == http.MethodPost {
-			id, _, _ = strings.Cut(id, "/")
-			limits = append(limits, limit{"resource-specific", objects.of(id), nil})
 		}
 		if by, _ := charge(c.Now, limits...); by != "" {
 			return Reply{
