@@ -19,9 +19,8 @@ import (
 // of clocks and lets as much through.
 //
 // The weight of a request is that of its path and parameters; paths that are not known
-// weigh 20. Orders count when they are placed, and those that are filled are given back
-// by Binance, not here. Some requests weigh more when they fail, which the used weight
-// that responses tell puts right.
+// weigh 20. What responses tell of the weight and the orders that are used is believed, for
+// some requests weigh more when they fail, and orders that are filled count no more.
 //
 // Who goes on after a 429 is banned, for 2 minutes to 3 days: then callers get
 // throttle.ErrBanned with the time it ends.
@@ -44,8 +43,8 @@ func Binance() Provider {
 		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
-				{Name: "REQUEST_WEIGHT", Unit: "weight", Combined: answers.Field{Header: "X-Mbx-Used-Weight-*", Format: answers.UsedPerWindow}},
-				{Name: "ORDERS", Unit: "orders", Combined: answers.Field{Header: "X-Mbx-Order-Count-*", Format: answers.UsedPerWindow}},
+				{Name: "REQUEST_WEIGHT", Unit: "weight", Authoritative: true, Combined: answers.Field{Header: "X-Mbx-Used-Weight-*", Format: answers.UsedPerWindow}},
+				{Name: "ORDERS", Unit: "orders", Authoritative: true, Combined: answers.Field{Header: "X-Mbx-Order-Count-*", Format: answers.UsedPerWindow}},
 			},
 			Rules: []answers.Rule{
 				{Status: http.StatusTeapot, Kind: answers.Banned, Delay: []answers.Field{ban}, Wide: true},

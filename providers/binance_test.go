@@ -50,7 +50,17 @@ func TestBinance(t *testing.T) {
 				}
 				return post(t, binance+"order?symbol=BTCUSDT")
 			})
-			unrefused(t, api, 12*50/2)
+			unrefused(t, api, 0.95*12*50/1.5)
+		})
+	})
+	t.Run("filled orders count no more", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Binance()
+			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			saturate(t, over(t, providers.Binance(), api), 4, time.Minute, func(int) *http.Request {
+				return post(t, binance+"order?symbol=BTCUSDT&type=MARKET")
+			})
+			unrefused(t, api, 5_900) // all of the weight
 		})
 	})
 }

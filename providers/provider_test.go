@@ -6,12 +6,14 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -32,6 +34,9 @@ func TestPresets(t *testing.T) {
 		names[p.Name] = true
 		if _, err := p.Transport(nil); err != nil {
 			t.Error(err)
+		}
+		if err := p.Profile.Validate(); err != nil {
+			t.Errorf("%s: %v", p.Name, err)
 		}
 		scopes := map[string]bool{}
 		for _, s := range p.Scopes {
@@ -65,6 +70,30 @@ func TestTransportErrors(t *testing.T) {
 	if p.Scope("no such") != nil {
 		t.Error("there is a scope of no name")
 	}
+}
+
+// Clients with one store have one quota.
+func TestSharedStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, store := standin.Stripe(), new(local.Store)
+		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+		var clients [3]*throttle.Transport
+		for i := range clients {
+			var err error
+			if clients[i], err = providers.Stripe().Transport(store); err != nil {
+				t.Fatal(err)
+			}
+			clients[i].Base = api
+		}
+		var wg sync.WaitGroup
+		for _, c := range clients {
+			wg.Go(func() {
+				saturate(t, c, 8, time.Minute, func(int) *http.Request { return stripe(t, "GET", "customers", live) })
+			})
+		}
+		wg.Wait()
+		unrefused(t, api, 0.93*60*25)
+	})
 }
 
 // A changed limit is the limit.

@@ -26,7 +26,7 @@ func (w *window) left(now time.Time) int64 {
 
 // Binance is Binance's Spot API, for one address and one account. Who sends before the
 // Retry-After of a 429 is over is banned, for two minutes and then for twice as long each
-// time.
+// time. Orders with the type MARKET are filled at once, and then count no more.
 func Binance() *Server {
 	weight := &window{limit: 6_000, length: time.Minute}
 	raw := &window{limit: 61_000, length: 5 * time.Minute}
@@ -62,6 +62,9 @@ func Binance() *Server {
 		if n > 0 {
 			orders.used, daily.used = orders.used+n, daily.used+n
 			header["X-MBX-ORDER-COUNT-10S"], header["X-MBX-ORDER-COUNT-1D"] = strconv.FormatInt(orders.used, 10), strconv.FormatInt(daily.used, 10)
+		}
+		if c.URL.Query().Get("type") == "MARKET" {
+			orders.used, daily.used = orders.used-n, daily.used-n
 		}
 		return Reply{Header: header, Body: `{}`}
 	})
