@@ -16,7 +16,7 @@ import (
 // account. What holds for an account is told by GET /api/v3/exchangeInfo, under rateLimits.
 //
 // Windows are those of Binance's clock. Here they are rolling, which needs no agreement
-// of clocks and lets as much through.
+// of clocks and lets as much through in the long run.
 //
 // The weight of a request is that of its path and parameters; paths that are not known
 // weigh 20. What responses tell of the weight and the orders that are used is believed, for

@@ -28,9 +28,9 @@ func ShopifyREST() Provider {
 
 // ShopifyGraphQL is Shopify's GraphQL Admin API with the limits of its standard plan: for
 // an app in a shop, a bucket that gains 100 points a second (Advanced Shopify 200, Shopify
-// Plus 1,000). It is taken to hold 1,000, the most that one query may cost; the larger
-// ones of larger plans are told by responses. The client is taken to be one app; each host
-// is a shop.
+// Plus 1,000). It is taken to hold 1,000, the most that one query may cost; what it holds
+// responses tell as maximumAvailable. The client is taken to be one app; each host is a
+// shop.
 //
 // What a query costs is known when it has run: until then the most that a query may cost
 // is set aside, and the rest given back when the response tells the actual cost. If you
