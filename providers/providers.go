@@ -43,7 +43,10 @@ type Provider struct {
 	Hosts   []string                          // requests to other hosts are not limited; "*.example.com" is all below example.com. If empty, every host is the provider's
 }
 
-// A Scope is one quota that requests count in, or one for each key.
+// A Scope is one quota that requests count in, or one for each key. Scopes nest: a key
+// has a quota of its own inside each quota of the scopes around it, so a channel's of one
+// team is not that of another's channel of the same name. A scope around which sometimes
+// one scope lies and sometimes another has a quota in each.
 type Scope struct {
 	Name   string                                        // names the quota beside the provider's name
 	Policy throttle.Policy                               // what the provider allows. If its Name is empty, the names of provider and scope
