@@ -44,9 +44,9 @@ type Provider struct {
 }
 
 // A Scope is one quota that requests count in, or one for each key. Scopes nest: a key
-// has a quota of its own inside each quota of the scopes around it, so a channel's of one
-// team is not that of another's channel of the same name. A scope around which sometimes
-// one scope lies and sometimes another has a quota in each.
+// has a quota of its own inside each quota of the scopes around it: "general" in one team
+// is not "general" in another. A limit that lies neither inside another nor around it, as
+// an object's beside an endpoint's, is no Scope.
 type Scope struct {
 	Name   string                                        // names the quota beside the provider's name
 	Policy throttle.Policy                               // what the provider allows. If its Name is empty, the names of provider and scope
