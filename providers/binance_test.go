@@ -29,6 +29,7 @@ func TestBinance(t *testing.T) {
 				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Skew = skew
 				rt := over(t, providers.Binance(), api)
+				time.Sleep(50 * time.Second) // so that its minute ends soon, or ours
 				saturate(t, rt, 16, 5*time.Minute, func(worker int) *http.Request {
 					if worker%4 == 0 {
 						return post(t, binance+"order?symbol=BTCUSDT")

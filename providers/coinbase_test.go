@@ -30,7 +30,6 @@ func TestCoinbaseExchange(t *testing.T) {
 		{"private", 15, func(t *testing.T) *http.Request { return private(t, "/orders") }},
 		{"fills", 10, func(t *testing.T) *http.Request { return private(t, "/fills") }},
 		{"loans", 10, func(t *testing.T) *http.Request { return private(t, "/loans") }},
-		{"loan assets are public", 10, func(t *testing.T) *http.Request { return get(t, exchange+"/loans/assets") }},
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -54,6 +53,14 @@ func TestCoinbaseExchange(t *testing.T) {
 			})
 			unrefused(t, api, 0.97*25*120)
 		})
+	})
+	t.Run("the list of loan assets is public", func(t *testing.T) {
+		p, req := providers.CoinbaseExchange(), private(t, "/loans/assets")
+		for scope, want := range map[string]bool{"address": true, "profile": false, "loans": false} {
+			if _, counts := p.Scope(scope).Key(req); counts != want {
+				t.Errorf("%s: counts %v", scope, counts)
+			}
+		}
 	})
 	t.Run("429 says nothing and pauses the profile alone", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {

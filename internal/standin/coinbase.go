@@ -8,7 +8,8 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// CoinbaseExchange is Coinbase Exchange: a private request is one with a CB-ACCESS-KEY.
+// CoinbaseExchange is Coinbase Exchange: a private request is one with a CB-ACCESS-KEY, but for
+// /loans/assets.
 func CoinbaseExchange() *Server {
 	tokens := func(rate, burst int64) counters {
 		return newCounters(algorithms.Tier{Limit: rate, Window: time.Second, Algorithm: algorithms.TokenBucket, Burst: burst})
@@ -16,12 +17,12 @@ func CoinbaseExchange() *Server {
 	address, profile, fills, loans := tokens(10, 15), tokens(15, 30), tokens(10, 20), tokens(10, 10)
 	return newServer(func(c *Call) Reply {
 		limits := []limit{{"address", address.of(""), nil}}
-		if key := c.Header.Get("CB-ACCESS-KEY"); key != "" {
+		if key := c.Header.Get("CB-ACCESS-KEY"); key != "" && c.URL.Path != "/loans/assets" {
 			limits[0] = limit{"profile", profile.of(key), nil}
 			switch {
 			case strings.HasPrefix(c.URL.Path, "/fills"):
 				limits = append(limits, limit{"fills", fills.of(key), nil})
-			case strings.HasPrefix(c.URL.Path, "/loans") && c.URL.Path != "/loans/assets":
+			case strings.HasPrefix(c.URL.Path, "/loans"):
 				limits = append(limits, limit{"loans", loans.of(key), nil})
 			}
 		}
