@@ -28,46 +28,57 @@ func (w *window) left(now time.Time) int64 {
 // Retry-After of a 429 is over is banned, for two minutes and then for twice as long each
 // time. Orders with the type MARKET are filled at once, and then count no more.
 func Binance() *Server {
-	weight := &window{limit: 6_000, length: time.Minute}
-	raw := &window{limit: 61_000, length: 5 * time.Minute}
-	orders := &window{limit: 50, length: 10 * time.Second}
-	daily := &window{limit: 160_000, length: 24 * time.Hour}
-	var blocked, banned time.Time
-	ban := 2 * time.Minute
-	return newServer(func(c *Call) Reply {
-		now := c.Now
-		if now.Before(blocked) {
-			banned, blocked = now.Add(ban), time.Time{}
-			ban = min(2*ban, 72*time.Hour)
-		}
-		if now.Before(banned) {
-			return Reply{
-				Status: http.StatusTeapot, Refused: "ban", Header: map[string]string{"Retry-After": strconv.FormatInt(seconds(banned.Sub(now)), 10)},
-				Body: fmt.Sprintf(`{"code":-1003,"msg":"Way too much request weight used; IP banned until %d. Please use WebSocket Streams for live updates to avoid bans."}`, banned.UnixMilli()),
-			}
-		}
-		w, n := binanceCosts(c)
-		if weight.left(now) < w || raw.left(now) < 1 {
-			blocked = now.Truncate(time.Minute).Add(time.Minute)
-			return Reply{
-				Status: http.StatusTooManyRequests, Refused: "weight", Header: map[string]string{"Retry-After": strconv.FormatInt(seconds(blocked.Sub(now)), 10)},
-				Body: `{"code":-1003,"msg":"Too much request weight used; current limit is 6000 request weight per 1 MINUTE. Please use WebSocket Streams for live updates to avoid polling the API."}`,
-			}
-		}
-		weight.used, raw.used = weight.used+w, raw.used+1
-		header := map[string]string{"X-MBX-USED-WEIGHT": strconv.FormatInt(weight.used, 10), "X-MBX-USED-WEIGHT-1M": strconv.FormatInt(weight.used, 10)}
-		if orders.left(now) < n || daily.left(now) < n {
-			return Reply{Status: http.StatusTooManyRequests, Refused: "orders", Header: header, Body: `{"code":-1015,"msg":"Too many new orders; current limit is 50 orders per 10 SECOND."}`}
-		}
-		if n > 0 {
-			orders.used, daily.used = orders.used+n, daily.used+n
-			header["X-MBX-ORDER-COUNT-10S"], header["X-MBX-ORDER-COUNT-1D"] = strconv.FormatInt(orders.used, 10), strconv.FormatInt(daily.used, 10)
-		}
-		if c.URL.Query().Get("type") == "MARKET" {
-			orders.used, daily.used = orders.used-n, daily.used-n
-		}
-		return Reply{Header: header, Body: `{}`}
-	})
+	b := &binance{
+		weight: window{limit: 6_000, length: time.Minute}, raw: window{limit: 61_000, length: 5 * time.Minute},
+		orders: window{limit: 50, length: 10 * time.Second}, daily: window{limit: 160_000, length: 24 * time.Hour},
+		ban: 2 * time.Minute,
+	}
+	return newServer(b.decide)
+}
+
+type binance struct {
+	weight, raw, orders, daily window
+
+	blocked time.Time     // until when to keep away after a 429
+	banned  time.Time     // until when
+	ban     time.Duration // the next
+}
+
+func (b *binance) decide(c *Call) Reply {
+	now := c.Now
+	if now.Before(b.blocked) {
+		b.banned, b.blocked = now.Add(b.ban), time.Time{}
+		b.ban = min(2*b.ban, 72*time.Hour)
+	}
+	if now.Before(b.banned) {
+		return refusal(418, "ban", b.banned.Sub(now),
+			fmt.Sprintf(`{"code":-1003,"msg":"Way too much request weight used; IP banned until %d. Please use WebSocket Streams for live updates to avoid bans."}`, b.banned.UnixMilli()))
+	}
+	weight, orders := binanceCosts(c)
+	if b.weight.left(now) < weight || b.raw.left(now) < 1 {
+		b.blocked = now.Truncate(time.Minute).Add(time.Minute)
+		return refusal(429, "weight", b.blocked.Sub(now),
+			`{"code":-1003,"msg":"Too much request weight used; current limit is 6000 request weight per 1 MINUTE. Please use WebSocket Streams for live updates to avoid polling the API."}`)
+	}
+	b.weight.used, b.raw.used = b.weight.used+weight, b.raw.used+1
+	r := Reply{Header: map[string]string{"X-MBX-USED-WEIGHT-1M": strconv.FormatInt(b.weight.used, 10)}, Body: `{}`}
+	if b.orders.left(now) < orders || b.daily.left(now) < orders {
+		r.Status, r.Refused, r.Body = http.StatusTooManyRequests, "orders", `{"code":-1015,"msg":"Too many new orders; current limit is 50 orders per 10 SECOND."}`
+		return r
+	}
+	if orders > 0 {
+		b.orders.used, b.daily.used = b.orders.used+orders, b.daily.used+orders
+		r.Header["X-MBX-ORDER-COUNT-10S"], r.Header["X-MBX-ORDER-COUNT-1D"] = strconv.FormatInt(b.orders.used, 10), strconv.FormatInt(b.daily.used, 10)
+	}
+	if c.URL.Query().Get("type") == "MARKET" {
+		b.orders.used, b.daily.used = b.orders.used-orders, b.daily.used-orders
+	}
+	return r
+}
+
+// refusal is a reply with a Retry-After.
+func refusal(status int, by string, wait time.Duration, body string) Reply {
+	return Reply{Status: status, Refused: by, Body: body, Header: map[string]string{"Retry-After": strconv.FormatInt(seconds(wait), 10)}}
 }
 
 // binanceCosts is what the calls cost that the tests make.
