@@ -93,7 +93,11 @@ func (n *nested) Reserve(ctx context.Context, r store.Request) (store.Booking, e
 		if n.outer.waiting() > 0 {
 			return store.Booking{Tier: -1, Wait: forever}, nil
 		}
-		return n.outer.quota.Reserve(ctx, r)
+		b, err := n.outer.quota.Reserve(ctx, r)
+		if err == nil && b.Verdict == store.Closed {
+			err = n.outer.banned(b.Wait)
+		}
+		return b, err
 	})
 }
 

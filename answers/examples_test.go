@@ -17,7 +17,8 @@ var update = flag.Bool("update", false, "write testdata/expect.txt anew: read ev
 
 var monday = time.Date(2026, time.May, 4, 12, 0, 0, 0, time.UTC)
 
-// A provider is an entry of testdata/headers.json.
+// A provider is an entry of testdata/headers.json: what providers document, or were seen
+// to send.
 type provider struct {
 	Provider string
 	Headers  []struct {

@@ -38,7 +38,7 @@ type Rule struct {
 	Header string // must be there, and, if Value is not empty, match it
 	Value  string // a text which may begin or end in "*", or both: "*PerDay*"
 	Path   string // the keys to a value in a JSON body, as Field.Path, that must match Text. If empty, Text is matched with the body as it is
-	Text   string // as Value. Apart from its stars it must stand in the body unescaped
+	Text   string // as Value
 
 	Kind   Kind          // what it means
 	Wide   bool          // it is of a wider scope than the limit of the request's own route, such as all of the account

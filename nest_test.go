@@ -1,0 +1,207 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+func mustNew(t testing.TB, p throttle.Policy, s throttle.Store) *throttle.Limiter {
+	t.Helper()
+	l, err := throttle.New(p, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func used(t testing.TB, l *throttle.Limiter) (used []int64) {
+	t.Helper()
+	s, err := l.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tier := range s.Tiers {
+		used = append(used, tier.Used)
+	}
+	return used
+}
+
+// A request counts in all scopes or in none, and the costs of each find their way.
+func TestWithin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ip := mustNew(t, throttle.Policy{Name: "ip", Tiers: []throttle.Tier{{Limit: 100, Window: time.Minute, Unit: "weight"}, throttle.PerMinute(10)}}, nil)
+		account := mustNew(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerMinute(4)}}, nil)
+		endpoint := mustNew(t, throttle.Policy{Name: "endpoint", Tiers: []throttle.Tier{{Limit: 2, Window: time.Minute, Unit: "orders"}, {Limit: 50, Window: time.Minute, Unit: "weight"}}}, nil)
+		l := endpoint.Within(account.Within(ip))
+		send := func(c throttle.Cost) error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			p, err := l.Acquire(ctx, c)
+			p.Release()
+			return err
+		}
+		if err := send(throttle.Cost{"weight": 20, "orders": 1}); err != nil {
+			t.Fatal(err)
+		}
+		if got := used(t, l); !slices.Equal(got, []int64{1, 20, 1, 20, 1}) {
+			t.Errorf("used %v", got)
+		}
+		for _, tt := range []struct {
+			cost throttle.Cost
+			want string // nothing but the refusal
+		}{
+			{throttle.Cost{"orders": 2}, `throttle: policy "endpoint" would wait past the deadline: the wait is 1m0s`},
+			{throttle.Cost{"weight": 60}, `throttle: policy "endpoint" tier 50/m;unit=weight costs more than the tier ever admits at once`},
+			{throttle.Cost{"requests": 4}, `throttle: policy "account" would wait past the deadline: the wait is 1m0s`},
+			{throttle.Cost{"requests": 5}, `throttle: policy "account" tier 4/m costs more than the tier ever admits at once`},
+			{throttle.Cost{"cats": 5}, `throttle: policy "endpoint": cost names the unit "cats": the policy counts orders, weight, requests`},
+		} {
+			if err := send(tt.cost); err == nil || err.Error() != tt.want {
+				t.Errorf("%v: %v\nwant %s", tt.cost, err, tt.want)
+			}
+		}
+		if got := used(t, l); !slices.Equal(got, []int64{1, 20, 1, 20, 1}) {
+			t.Errorf("used %v after refusals", got)
+		}
+	})
+}
+
+// Tenants wait for their own quotas, and while one does the shared one serves the others.
+// The provider counts all of them and refuses nothing.
+func TestTenants(t *testing.T) {
+	own, shared := throttle.PerSecond(2), throttle.PerSecond(5)
+	synctest.Test(t, func(t *testing.T) {
+		stores := []throttle.Store{nil}
+		for _, s := range stores {
+			testTenants(t, own, shared, s)
+		}
+	})
+}
+
+func TestTenantsInAFleet(t *testing.T) {
+	m := miniredis.RunT(t)
+	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
+	defer rdb.Close()
+	testTenants(t, throttle.PerSecond(2), throttle.PerSecond(5), distributed.New(rdb, distributed.Options{}))
+}
+
+func testTenants(t *testing.T, own, shared throttle.Tier, s throttle.Store) {
+	api := throttletest.New(shared)
+	tenants := make(map[string]*throttletest.Provider)
+	ip := mustNew(t, throttle.Policy{Name: "ip", Tiers: []throttle.Tier{shared}}, s)
+	g, err := throttle.NewGroup(throttle.Policy{Name: "tenant", Tiers: []throttle.Tier{own}}, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		tenants[fmt.Sprint("tenant", i)] = throttletest.New(own)
+	}
+	client := &http.Client{Transport: &throttle.Transport{
+		Route: func(r *http.Request) *throttle.Limiter { return g.Within(r.URL.Hostname(), ip) },
+		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			if resp, err := tenants[r.URL.Hostname()].RoundTrip(r); err != nil || resp.StatusCode != 200 {
+				return resp, err
+			}
+			return api.RoundTrip(r)
+		}),
+	}}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i, callers := range []int{20, 1, 1, 1} { // the first tenant is greedy
+		for range callers {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					req, _ := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://tenant%d/", i), nil)
+					resp, err := client.Do(req)
+					if err != nil {
+						return // refused, because it would be too late
+					}
+					resp.Body.Close()
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if api.Summary().Refused > 0 || api.Summary().Accepted < 17 {
+		t.Errorf("the shared quota: %+v", api.Summary())
+	}
+	for name, p := range tenants {
+		s := p.Summary()
+		t.Logf("%s: %d", name, s.Accepted)
+		if s.Refused > 0 || s.Accepted < 3 {
+			t.Errorf("%s: %+v", name, s)
+		}
+	}
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Callers of a nested limiter are admitted in their order, and who gives up while it
+// stands in the outer line leaves nothing behind.
+func TestWithinOrderAndCancel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, nil)
+		l := mustNew(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(3)}}, nil).Within(outer)
+		var mu sync.Mutex
+		var order []int
+		for i := range 6 {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			go func() {
+				if err := l.Wait(ctx); err == nil {
+					mu.Lock()
+					order = append(order, i)
+					mu.Unlock()
+				} else if !errors.Is(err, context.Canceled) {
+					t.Errorf("%d: %v", i, err)
+				}
+			}()
+			synctest.Wait()
+			if i == 1 || i == 3 {
+				defer cancel(nil)
+				time.AfterFunc(100*time.Millisecond, func() { cancel(nil) })
+			}
+		}
+		time.Sleep(10 * time.Second)
+		if !slices.Equal(order, []int{0, 2, 4, 5}) {
+			t.Errorf("admitted %v", order)
+		}
+		if got := used(t, l); !slices.Equal(got, []int64{0, 0}) {
+			t.Errorf("%v are still used", got)
+		}
+	})
+}
+
+// A ban of one scope is told to who is inside.
+func TestWithinBanned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, nil)
+		l := mustNew(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(3)}}, nil).Within(outer)
+		ban := &http.Client{Transport: &throttle.Transport{Limiter: outer, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			return trAnswer(429, "Retry-After", "3600"), nil
+		})}}
+		if _, err := ban.Get(trURL); err != nil {
+			t.Fatal(err)
+		}
+		var e *throttle.WaitError
+		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || e.Policy != "outer" || e.Wait != time.Hour {
+			t.Errorf("%v", err)
+		}
+	})
+}
