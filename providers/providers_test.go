@@ -5,6 +5,9 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -18,9 +21,29 @@ import (
 )
 
 var presets = []func() providers.Provider{
-	providers.Binance, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Etherscan, providers.Kraken,
+	providers.Binance, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Etherscan, providers.GitHub, providers.Kraken,
 	providers.ShopifyGraphQL, providers.ShopifyREST, providers.Stripe,
 	func() providers.Provider { return providers.Twilio(1) },
+}
+
+// TestEveryPreset fails where a constructor is not among the presets that are tested.
+func TestEveryPreset(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	constructor := regexp.MustCompile(`(?m)^func [A-Z]\w*\(.*\) Provider `)
+	n := 0
+	for _, name := range files {
+		source, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += len(constructor.FindAll(source, -1))
+	}
+	if n != len(presets) {
+		t.Errorf("%d constructors, %d presets", n, len(presets))
+	}
 }
 
 // Every preset says where each of its limits is from, and is ready to use.
