@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"path"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -70,13 +69,6 @@ func form(req *http.Request) url.Values {
 		}
 	}
 	return all
-}
-
-// under tells whether the request's path is like pattern, as path.Match has it: a * is
-// one part of it.
-func under(req *http.Request, pattern string) bool {
-	ok, err := path.Match(pattern, req.URL.Path)
-	return ok && err == nil
 }
 
 // bucket is a tier of a bucket that gains limit in each window and holds size.

@@ -19,8 +19,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"github.com/apithrottle/throttle/throttletest"
 )
 
 // A Server is an API. It is made by the functions of this package that have a provider's
@@ -210,18 +208,6 @@ func sleep(ctx context.Context, draw func() time.Duration) error {
 // Between draws lengths of time from low to high.
 func Between(low, high time.Duration) func() time.Duration {
 	return func() time.Duration { return low + rand.N(high-low+1) }
-}
-
-// take counts a cost at once if every tier admits it. Otherwise tier is the first that
-// refuses, and wait how long it does, 0 if time alone doesn't help; else tier is -1.
-func take(c *throttletest.Counter, now time.Time, cost map[string]int64) (tier int, wait time.Duration) {
-	at := now.UnixMicro()
-	if tier = c.Admits(at, cost); tier < 0 {
-		c.Arrive(at, cost)
-	} else if next, ok := c.Earliest(at, cost); ok {
-		wait = time.Duration(next-at) * time.Microsecond
-	}
-	return tier, wait
 }
 
 // seconds is d in whole seconds, rounded up.
