@@ -1,0 +1,99 @@
+package standin
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// A window is a counter of the windows of the clock.
+type window struct {
+	limit  int64
+	length time.Duration
+
+	start time.Time
+	used  int64
+}
+
+// left is how much is left in the window of now.
+func (w *window) left(now time.Time) int64 {
+	if start := now.Truncate(w.length); start.After(w.start) {
+		w.start, w.used = start, 0
+	}
+	return w.limit - w.used
+}
+
+// Binance is Binance's Spot API, for one address and one account. Who sends before the
+// Retry-After of a 429 is over is banned, for two minutes and then for twice as long each
+// time. Orders with the type MARKET are filled at once, and then count no more.
+func Binance() *Server {
+	b := &binance{
+		weight: window{limit: 6_000, length: time.Minute}, raw: window{limit: 61_000, length: 5 * time.Minute},
+		orders: window{limit: 50, length: 10 * time.Second}, daily: window{limit: 160_000, length: 24 * time.Hour},
+		ban: 2 * time.Minute,
+	}
+	return newServer(b.decide)
+}
+
+type binance struct {
+	weight, raw, orders, daily window
+
+	blocked time.Time     // until when to keep away after a 429
+	banned  time.Time     // until when
+	ban     time.Duration // the next
+}
+
+func (b *binance) decide(c *Call) Reply {
+	now := c.Now
+	if now.Before(b.blocked) {
+		b.banned, b.blocked = now.Add(b.ban), time.Time{}
+		b.ban = min(2*b.ban, 72*time.Hour)
+	}
+	if now.Before(b.banned) {
+		return refusal(418, "ban", b.banned.Sub(now),
+			fmt.Sprintf(`{"code":-1003,"msg":"Way too much request weight used; IP banned until %d. Please use WebSocket Streams for live updates to avoid bans."}`, b.banned.UnixMilli()))
+	}
+	weight, orders := binanceCosts(c)
+	if b.weight.left(now) < weight || b.raw.left(now) < 1 {
+		b.blocked = now.Truncate(time.Minute).Add(time.Minute)
+		return refusal(429, "weight", b.blocked.Sub(now),
+			`{"code":-1003,"msg":"Too much request weight used; current limit is 6000 request weight per 1 MINUTE. Please use WebSocket Streams for live updates to avoid polling the API."}`)
+	}
+	b.weight.used, b.raw.used = b.weight.used+weight, b.raw.used+1
+	r := Reply{Header: map[string]string{"X-MBX-USED-WEIGHT-1M": strconv.FormatInt(b.weight.used, 10)}, Body: `{}`}
+	if b.orders.left(now) < orders || b.daily.left(now) < orders {
+		r.Status, r.Refused, r.Body = http.StatusTooManyRequests, "orders", `{"code":-1015,"msg":"Too many new orders; current limit is 50 orders per 10 SECOND."}`
+		return r
+	}
+	if orders > 0 {
+		b.orders.used, b.daily.used = b.orders.used+orders, b.daily.used+orders
+		r.Header["X-MBX-ORDER-COUNT-10S"], r.Header["X-MBX-ORDER-COUNT-1D"] = strconv.FormatInt(b.orders.used, 10), strconv.FormatInt(b.daily.used, 10)
+	}
+	if c.URL.Query().Get("type") == "MARKET" {
+		b.orders.used, b.daily.used = b.orders.used-orders, b.daily.used-orders
+	}
+	return r
+}
+
+// refusal is a reply with a Retry-After.
+func refusal(status int, by string, wait time.Duration, body string) Reply {
+	return Reply{Status: status, Refused: by, Body: body, Header: map[string]string{"Retry-After": strconv.FormatInt(seconds(wait), 10)}}
+}
+
+// binanceCosts is what the calls cost that the tests make.
+func binanceCosts(c *Call) (weight, orders int64) {
+	switch c.Method + " " + c.URL.Path {
+	case "GET /api/v3/depth":
+		return map[string]int64{"": 5, "500": 25, "1000": 50, "5000": 250}[c.URL.Query().Get("limit")], 0
+	case "GET /api/v3/klines":
+		return 2, 0
+	case "GET /api/v3/exchangeInfo":
+		return 20, 0
+	case "POST /api/v3/order":
+		return 1, 1
+	case "POST /api/v3/orderList/oco":
+		return 1, 2
+	}
+	return 1, 0
+}

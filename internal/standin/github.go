@@ -1,0 +1,96 @@
+package standin
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+// GitHub is GitHub's REST and GraphQL APIs for one user, of whom it takes so many
+// requests to REST in an hour, which may be shorter, and as many points to GraphQL. Windows
+// begin at 17/60 of an hour. What a GraphQL query costs is the number of its variable "cost".
+func GitHub(most int64, hour time.Duration) *Server {
+	resources := map[string]*window{
+		"core":        {limit: most, length: hour},
+		"graphql":     {limit: most, length: hour},
+		"search":      {limit: 30, length: time.Minute},
+		"code_search": {limit: 9, length: time.Minute},
+	}
+	points := newCounters(algorithms.PerMinute(900)).of("")
+	graphql := newCounters(algorithms.PerMinute(2_000)).of("")
+	content := newCounters(algorithms.PerMinute(80), algorithms.PerHour(500)).of("")
+	open, phase := 0, 17*hour/60
+	return newServer(func(c *Call) Reply {
+		name, cost, mutates := githubCall(c)
+		weight := map[string]int64{"requests": 1}
+		if mutates {
+			weight["requests"] = 5
+		}
+		primary, at := resources[name], c.Now.Add(-phase)
+		told := func() map[string]string {
+			left := primary.left(at)
+			return map[string]string{
+				"X-RateLimit-Limit": strconv.FormatInt(primary.limit, 10), "X-RateLimit-Remaining": strconv.FormatInt(left, 10),
+				"X-RateLimit-Used":  strconv.FormatInt(primary.limit-left, 10),
+				"X-RateLimit-Reset": strconv.FormatInt(primary.start.Add(primary.length+phase+time.Second-1).Unix(), 10), "X-RateLimit-Resource": name,
+			}
+		}
+		if primary.left(at) < cost {
+			return githubSpent(name, told())
+		}
+		limits := []limit{{"points", points, weight}}
+		if name == "graphql" {
+			limits[0] = limit{"graphql points", graphql, weight}
+		}
+		if c.Method == http.MethodPost && (name != "graphql" || mutates) {
+			limits = append(limits, limit{"content", content, nil})
+		}
+		if open == 100 {
+			return githubSecondary("concurrency", told())
+		}
+		if by, _ := charge(c.Now, limits...); by != "" {
+			return githubSecondary(by, told())
+		}
+		primary.used += cost
+		open++
+		return Reply{Header: told(), Body: fmt.Sprintf(`{"data":{"rateLimit":{"cost":%d}}}`, cost), Release: func() { open-- }}
+	})
+}
+
+// githubCall is of which resource a call is, what it costs of that, and whether it writes.
+func githubCall(c *Call) (resource string, cost int64, writes bool) {
+	writes = c.Method != http.MethodGet
+	switch path := c.URL.Path; {
+	case path == "/graphql":
+		var query struct {
+			Query     string
+			Variables struct{ Cost int64 }
+		}
+		_ = json.Unmarshal(c.Body, &query)
+		return "graphql", max(1, query.Variables.Cost), strings.HasPrefix(query.Query, "mutation")
+	case path == "/search/code":
+		return "code_search", 1, false
+	case strings.HasPrefix(path, "/search/"):
+		return "search", 1, false
+	case path == "/rate_limit":
+		return "core", 0, false
+	}
+	return "core", 1, writes
+}
+
+func githubSpent(resource string, header map[string]string) Reply {
+	if resource == "graphql" {
+		return Reply{Refused: resource, Header: header, Body: `{"errors":[{"type":"RATE_LIMITED","message":"API rate limit exceeded for user ID 1."}]}`}
+	}
+	return Reply{Status: http.StatusForbidden, Refused: resource, Header: header, Body: `{"message":"API rate limit exceeded for user ID 1."}`}
+}
+
+// githubSecondary says nothing of when it ends.
+func githubSecondary(by string, header map[string]string) Reply {
+	return Reply{Status: http.StatusForbidden, Refused: by, Header: header, Body: `{"message":"You have exceeded a secondary rate limit. Please wait a few minutes before you try again."}`}
+}

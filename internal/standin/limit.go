@@ -1,0 +1,57 @@
+package standin
+
+import (
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// Counters are counters by key, all with the same tiers.
+type counters struct {
+	tiers []algorithms.Tier
+	by    map[string]*throttletest.Counter
+}
+
+func newCounters(tiers ...algorithms.Tier) counters {
+	return counters{tiers, map[string]*throttletest.Counter{}}
+}
+
+// of is the counter of a key.
+func (cs counters) of(key string) *throttletest.Counter {
+	c, ok := cs.by[key]
+	if !ok {
+		var err error
+		if c, err = throttletest.NewCounter(cs.tiers...); err != nil {
+			panic(err.Error())
+		}
+		cs.by[key] = c
+	}
+	return c
+}
+
+// A limit is what a call costs in one counter.
+type limit struct {
+	name    string
+	counter *throttletest.Counter
+	cost    map[string]int64
+}
+
+// charge counts a call at once in all limits, if all admit it, and else in none: by is
+// the name of the first that refuses, and wait how long it does, 0 if time alone doesn't
+// help.
+func charge(now time.Time, limits ...limit) (by string, wait time.Duration) {
+	at := now.UnixMicro()
+	for _, l := range limits {
+		if l.counter.Admits(at, l.cost) >= 0 {
+			if next, ok := l.counter.Earliest(at, l.cost); ok {
+				wait = time.Duration(next-at) * time.Microsecond
+			}
+			return l.name, wait
+		}
+	}
+	for _, l := range limits {
+		l.counter.Arrive(at, l.cost)
+	}
+	return "", 0
+}

@@ -1,0 +1,196 @@
+package providers_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+const binance = "https://api.binance.com/api/v3/"
+
+func post(t *testing.T, url string) *http.Request {
+	req := get(t, url)
+	req.Method = http.MethodPost
+	return req
+}
+
+func TestBinance(t *testing.T) {
+	for _, skew := range []time.Duration{0, 17 * time.Second} {
+		t.Run(fmt.Sprintf("saturated, its clock ahead by %v", skew), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Binance()
+				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				api.Skew = skew
+				rt := over(t, providers.Binance(), api)
+				time.Sleep(50 * time.Second) // so that its minute ends soon, or ours
+				saturate(t, rt, 16, 5*time.Minute, func(worker int) *http.Request {
+					if worker%4 == 0 {
+						return post(t, binance+"order?symbol=BTCUSDT")
+					}
+					return get(t, binance+"depth?symbol=BTCUSDT&limit=500")
+				})
+				// The queries, of weight 25, use up a minute's 6,000 while its first 50 orders go.
+				unrefused(t, api, 0.97*5*(50+(6_000-50)/25))
+			})
+		})
+	}
+	t.Run("orders", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Binance()
+			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			saturate(t, over(t, providers.Binance(), api), 8, 2*time.Minute, func(worker int) *http.Request {
+				if worker%2 == 0 {
+					return post(t, binance+"orderList/oco?symbol=BTCUSDT")
+				}
+				return post(t, binance+"order?symbol=BTCUSDT")
+			})
+			unrefused(t, api, 0.95*12*50/1.5)
+		})
+	})
+	t.Run("filled orders count no more", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Binance()
+			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			saturate(t, over(t, providers.Binance(), api), 4, time.Minute, func(int) *http.Request {
+				return post(t, binance+"order?symbol=BTCUSDT&type=MARKET")
+			})
+			unrefused(t, api, 5_900) // all of the weight
+		})
+	})
+}
+
+func TestBinanceRefusals(t *testing.T) {
+	order := binance + "order?symbol=BTCUSDT"
+	klines := binance + "klines?symbol=BTCUSDT"
+	trap := func(name string, reply standin.Reply, check func(*testing.T, http.RoundTripper)) {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Binance()
+				rt := over(t, providers.Binance(), api)
+				api.Trap(reply)
+				if status, _, _ := send(t, rt, post(t, order)); status != reply.Status {
+					t.Errorf("status %d", status)
+				}
+				check(t, rt)
+			})
+		})
+	}
+	trap("418 bans with a time and no sleep",
+		standin.Reply{Status: 418, Header: map[string]string{"Retry-After": "120"}, Body: `{"code":-1003,"msg":"Way too much request weight used; IP banned until 946684920000."}`},
+		func(t *testing.T, rt http.RoundTripper) {
+			start := time.Now()
+			_, err := rt.RoundTrip(get(t, klines))
+			var e *throttle.WaitError
+			if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || !e.Until.Equal(start.Add(2*time.Minute)) {
+				t.Errorf("%v, want a ban of two minutes", err)
+			}
+			if slept := time.Since(start); slept != 0 {
+				t.Errorf("slept %v", slept)
+			}
+			time.Sleep(2 * time.Minute)
+			if status, _, took := send(t, rt, get(t, klines)); status != 200 || took != 0 {
+				t.Errorf("after the ban: %d in %v", status, took)
+			}
+		})
+	trap("418 without Retry-After tells the time in its text",
+		standin.Reply{Status: 418, Body: fmt.Sprintf(`{"code":-1003,"msg":"Way too much request weight used; IP banned until %d."}`, time.Date(2000, 1, 1, 0, 3, 0, 0, time.UTC).UnixMilli())},
+		func(t *testing.T, rt http.RoundTripper) {
+			_, err := rt.RoundTrip(get(t, klines))
+			var e *throttle.WaitError
+			if !errors.As(err, &e) || !e.Until.Equal(time.Now().Add(3*time.Minute)) {
+				t.Errorf("%v, want a ban of three minutes", err)
+			}
+		})
+	trap("429 of the weight pauses everything",
+		standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "40"}, Body: `{"code":-1003,"msg":"Too much request weight used; current limit is 6000 request weight per 1 MINUTE."}`},
+		func(t *testing.T, rt http.RoundTripper) {
+			if _, _, took := send(t, rt, get(t, klines)); took != 40*time.Second {
+				t.Errorf("waited %v, want 40 s", took)
+			}
+		})
+	trap("429 of the orders has no Retry-After and pauses orders alone",
+		standin.Reply{Status: 429, Body: `{"code":-1015,"msg":"Too many new orders; current limit is 50 orders per 10 SECOND."}`},
+		func(t *testing.T, rt http.RoundTripper) {
+			if _, _, took := send(t, rt, get(t, klines)); took != 0 {
+				t.Errorf("a query waited %v", took)
+			}
+			if _, _, took := send(t, rt, post(t, order)); took < time.Second || took > 2*time.Second {
+				t.Errorf("an order waited %v, want one to two seconds", took)
+			}
+		})
+	trap("403 of the firewall bans without a time", standin.Reply{Status: 403, Body: `<html>`},
+		func(t *testing.T, rt http.RoundTripper) {
+			if _, err := rt.RoundTrip(get(t, klines)); !errors.Is(err, throttle.ErrBanned) {
+				t.Errorf("%v, want ErrBanned", err)
+			}
+		})
+}
+
+// Whoever else uses the address is seen in the used weight of every response.
+func TestBinanceForeignUse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.Binance()
+		rt := over(t, providers.Binance(), api)
+		for range 110 { // 5,500 of weight
+			send(t, api, get(t, binance+"depth?limit=1000"))
+		}
+		saturate(t, rt, 1, 59*time.Second, func(int) *http.Request { return get(t, binance+"depth?limit=1000") })
+		unrefused(t, api, 120)
+	})
+}
+
+func TestBinanceWeights(t *testing.T) {
+	cost := providers.Binance().Cost
+	for _, test := range []struct {
+		request string
+		weight  int64
+		orders  int64
+	}{
+		{"GET ping", 1, 0},
+		{"GET depth?symbol=BTCUSDT", 5, 0}, {"GET depth?limit=100", 5, 0}, {"GET depth?limit=101", 25, 0},
+		{"GET depth?limit=1000", 50, 0}, {"GET depth?limit=5000", 250, 0}, {"GET depth?limit=9999", 250, 0},
+		{"GET ticker/24hr", 80, 0}, {"GET ticker/24hr?symbol=BTCUSDT", 2, 0}, {"GET ticker/24hr?symbols=[1,2,3]", 2, 0},
+		{"GET ticker/price", 4, 0}, {"GET ticker/price?symbol=BTCUSDT", 2, 0}, {"GET ticker/price?symbols=[1]", 4, 0},
+		{"GET ticker?symbol=BTCUSDT", 4, 0}, {"GET ticker?symbols=[1,2]", 8, 0},
+		{"GET openOrders", 80, 0}, {"GET openOrders?symbol=BTCUSDT", 6, 0},
+		{"GET myTrades?symbol=BTCUSDT", 20, 0}, {"GET myTrades?orderId=7", 5, 0},
+		{"GET order?orderId=7", 4, 0}, {"DELETE order?orderId=7", 1, 0}, {"POST order", 1, 1}, {"POST orderList/otoco", 1, 3},
+		{"POST order/test", 1, 0}, {"POST order/test?computeCommissionRates=true", 20, 0},
+		{"PUT order/amend/keepPriority", 4, 0}, {"POST order/cancelReplace", 1, 1},
+		{"GET madeUpYesterday", 20, 0},
+	} {
+		var method, path string
+		fmt.Sscan(test.request, &method, &path)
+		req := get(t, binance+path)
+		req.Method = method
+		if c := cost(req); c["weight"] != test.weight || c["orders"] != test.orders {
+			t.Errorf("%s costs %v, want weight %d and %d orders", test.request, c, test.weight, test.orders)
+		}
+	}
+}
+
+func ExampleBinance() {
+	p := providers.Binance()
+	client, err := p.Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.Binance()) // instead of the network
+
+	resp, err := client.Get("https://api.binance.com/api/v3/depth?symbol=BTCUSDT&limit=1000")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.Status, "for", p.Cost(resp.Request)["weight"], "of 6000 a minute")
+	// Output: 200 OK for 50 of 6000 a minute
+}

@@ -1,0 +1,59 @@
+package providers
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// CoinbaseExchange is the REST API of Coinbase Exchange: lazily filled token buckets,
+// for public requests per IP address and for private ones, which are those with a
+// CB-ACCESS-KEY, per profile. The client is taken to be one address and one profile.
+//
+// Whether /fills and /loans count in the profile's quota besides their own is not said;
+// here they do. Nor is the bucket of /loans, which is taken as a rolling second.
+// Responses tell nothing of limits.
+func CoinbaseExchange() Provider {
+	const page = "https://docs.cdp.coinbase.com/exchange/rest-api/rate-limits.md"
+	private := func(req *http.Request) bool {
+		return req.Header.Get("CB-ACCESS-KEY") != "" && req.URL.Path != "/loans/assets"
+	}
+	below := func(path string) func(*http.Request) (string, bool) {
+		return when(func(req *http.Request) bool {
+			return private(req) && strings.HasPrefix(req.URL.Path+"/", path)
+		})
+	}
+	return Provider{
+		Name: "coinbase-exchange",
+		Scopes: []Scope{
+			some("fills", page, below("/fills/"), bucket(10, time.Second, 20)),
+			some("loans", page, below("/loans/"), throttle.PerSecond(10)),
+			some("profile", page, when(private), bucket(15, time.Second, 30)),
+			some("address", page, when(func(req *http.Request) bool { return !private(req) }), bucket(10, time.Second, 15)),
+		},
+		Hosts: []string{"api.exchange.coinbase.com"},
+	}
+}
+
+// CoinbaseApp is the API of the Coinbase app, the paths that begin with /v2: 10,000
+// requests an hour for an API key, or for each user who has authorized an OAuth app. The
+// client is taken to be one of these; one for several users has the Key of its scope
+// "key" tell them apart. The hour is taken as rolling, for its kind is not said.
+//
+// Advanced Trade, the paths that begin with /api/v3, has other limits and is not limited
+// here. Responses tell nothing of limits.
+func CoinbaseApp() Provider {
+	return Provider{
+		Name: "coinbase-app",
+		Scopes: []Scope{some("key", "https://docs.cdp.coinbase.com/coinbase-app/api-architecture/rate-limiting",
+			when(func(req *http.Request) bool { return strings.HasPrefix(req.URL.Path, "/v2/") }),
+			throttle.PerHour(10_000))},
+		Profile: answers.Profile{Rules: []answers.Rule{
+			{Status: http.StatusTooManyRequests, Path: "errors.*.id", Text: "rate_limit_exceeded", Kind: answers.Limited},
+		}},
+		Hosts: []string{"api.coinbase.com"},
+	}
+}

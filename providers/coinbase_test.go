@@ -1,0 +1,130 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+const exchange = "https://api.exchange.coinbase.com"
+
+// private is a request of one profile.
+func private(t *testing.T, path string) *http.Request {
+	req := get(t, exchange+path)
+	req.Header.Set("CB-ACCESS-KEY", "key")
+	return req
+}
+
+func TestCoinbaseExchange(t *testing.T) {
+	for _, load := range []struct {
+		name string
+		rate float64 // a second
+		next func(*testing.T) *http.Request
+	}{
+		{"public", 10, func(t *testing.T) *http.Request { return get(t, exchange+"/products") }},
+		{"private", 15, func(t *testing.T) *http.Request { return private(t, "/orders") }},
+		{"fills", 10, func(t *testing.T) *http.Request { return private(t, "/fills") }},
+		{"loans", 10, func(t *testing.T) *http.Request { return private(t, "/loans") }},
+	} {
+		t.Run(load.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.CoinbaseExchange()
+				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				saturate(t, over(t, providers.CoinbaseExchange(), api), 8, 2*time.Minute, func(int) *http.Request { return load.next(t) })
+				unrefused(t, api, 0.97*load.rate*120)
+			})
+		})
+	}
+	t.Run("all at once", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.CoinbaseExchange()
+			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			paths := []string{"/orders", "/fills", "/loans", "/accounts"}
+			saturate(t, over(t, providers.CoinbaseExchange(), api), 16, 2*time.Minute, func(worker int) *http.Request {
+				if worker%2 == 0 {
+					return get(t, exchange+"/products")
+				}
+				return private(t, paths[worker/2%len(paths)])
+			})
+			unrefused(t, api, 0.97*25*120)
+		})
+	})
+	t.Run("the list of loan assets is public", func(t *testing.T) {
+		p, req := providers.CoinbaseExchange(), private(t, "/loans/assets")
+		for scope, want := range map[string]bool{"address": true, "profile": false, "loans": false} {
+			if _, counts := p.Scope(scope).Key(req); counts != want {
+				t.Errorf("%s: counts %v", scope, counts)
+			}
+		}
+	})
+	t.Run("429 says nothing and pauses the profile alone", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.CoinbaseExchange()
+			rt := over(t, providers.CoinbaseExchange(), api)
+			api.Trap(standin.Reply{Status: http.StatusTooManyRequests, Body: `{"message":"Too many requests"}`})
+			if status, body, _ := send(t, rt, private(t, "/orders")); status != 429 || body != `{"message":"Too many requests"}` {
+				t.Errorf("%d %s", status, body)
+			}
+			if _, _, took := send(t, rt, get(t, exchange+"/products")); took != 0 {
+				t.Errorf("a public request waited %v", took)
+			}
+			if _, _, took := send(t, rt, private(t, "/orders")); took < time.Second || took > 2*time.Second {
+				t.Errorf("a private request waited %v, want one to two seconds", took)
+			}
+		})
+	})
+}
+
+func TestCoinbaseApp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.CoinbaseApp()
+		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+		rt := over(t, providers.CoinbaseApp(), api)
+		saturate(t, rt, 8, 3*time.Hour, func(int) *http.Request { return get(t, "https://api.coinbase.com/v2/accounts") })
+		unrefused(t, api, 30_000)
+		if _, _, took := send(t, rt, get(t, "https://api.coinbase.com/api/v3/brokerage/accounts")); took > time.Second {
+			t.Errorf("Advanced Trade waited %v for another API", took)
+		}
+	})
+}
+
+func ExampleCoinbaseExchange() {
+	client, err := providers.CoinbaseExchange().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.CoinbaseExchange()) // instead of the network
+
+	resp, err := client.Get("https://api.exchange.coinbase.com/products")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.Status)
+	// Output: 200 OK
+}
+
+func ExampleCoinbaseApp() {
+	client, err := providers.CoinbaseApp().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.CoinbaseApp()) // instead of the network
+
+	resp, err := client.Get("https://api.coinbase.com/v2/accounts")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.Status)
+	// Output: 200 OK
+}

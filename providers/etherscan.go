@@ -1,0 +1,27 @@
+package providers
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// Etherscan is Etherscan's API V2 with the limits of its free plan: 3 requests a second
+// and 100,000 a day, for all API keys of an account together. The paid plans have 5, 10,
+// 20 and 30 a second and 100,000 to 1,500,000 a day. Seconds and days are taken as
+// rolling, for their kind is not said.
+//
+// A refusal has status 200, and names no time to wait.
+func Etherscan() Provider {
+	return Provider{
+		Name: "etherscan",
+		Scopes: []Scope{every("account", "https://docs.etherscan.io/rate-limits.md",
+			throttle.PerSecond(3), throttle.PerDay(100_000))},
+		Profile: answers.Profile{Rules: []answers.Rule{
+			{Status: http.StatusOK, Path: "result", Text: "*rate limit reached*", Kind: answers.Limited, Wait: time.Second},
+		}},
+		Hosts: []string{"api.etherscan.io"},
+	}
+}

@@ -1,0 +1,71 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+const etherscan = "https://api.etherscan.io/v2/api?chainid=1&module=account&action=balance"
+
+func TestEtherscan(t *testing.T) {
+	t.Run("saturated", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Etherscan()
+			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			saturate(t, over(t, providers.Etherscan(), api), 4, 5*time.Minute, func(int) *http.Request { return get(t, etherscan) })
+			unrefused(t, api, 0.95*3*300)
+		})
+	})
+	t.Run("a refusal with status 200 and no time", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Etherscan()
+			rt := over(t, providers.Etherscan(), api)
+			for range 3 { // somebody else, with the same account
+				send(t, api, get(t, etherscan))
+			}
+			if status, body, _ := send(t, rt, get(t, etherscan)); status != 200 || body[:12] != `{"status":"0` {
+				t.Errorf("%d %s", status, body)
+			}
+			if _, body, took := send(t, rt, get(t, etherscan)); took != time.Second || body[:12] != `{"status":"1` {
+				t.Errorf("%s after %v, want a balance after a second", body, took)
+			}
+		})
+	})
+	t.Run("a wrong key is no refusal", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Etherscan()
+			rt := over(t, providers.Etherscan(), api)
+			api.Trap(standin.Reply{Body: `{"status":"0","message":"NOTOK","result":"Invalid API Key"}`})
+			send(t, rt, get(t, etherscan))
+			if _, _, took := send(t, rt, get(t, etherscan)); took != 0 {
+				t.Errorf("waited %v", took)
+			}
+		})
+	})
+}
+
+func ExampleEtherscan() {
+	p := providers.Etherscan()
+	p.Scope("account").Policy.Tiers[0].Limit = 5 // a paid plan
+	client, err := p.Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.Etherscan()) // instead of the network
+
+	resp, err := client.Get("https://api.etherscan.io/v2/api?chainid=1&module=account&action=balance")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.Status)
+	// Output: 200 OK
+}

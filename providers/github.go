@@ -1,0 +1,127 @@
+package providers
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// GitHub is GitHub's REST and GraphQL APIs, with the limits of an authenticated user: an
+// hour's 5,000 requests to REST, and beside them 5,000 points to GraphQL; of searches 30
+// a minute, of code 9. These are counted for a user, whatever the token, so all that one
+// user's programs do counts; responses tell how much of it is left. Without a token it is
+// 60 an hour, and for the organizations of Enterprise Cloud 15,000 (10,000 points).
+//
+// Around these lie the secondary limits, which nothing tells the use of: 100 requests at
+// once, 900 points a minute to REST and 2,000 to GraphQL, where what writes is 5 points
+// and all else 1, and 80 requests a minute and 500 an hour that create content. GitHub
+// has more, of CPU time and undisclosed ones. Every POST to REST is taken to create
+// content, and every mutation.
+//
+// A GraphQL query is taken to cost one point of the hour's. Have it ask for
+// rateLimit { cost } and it is charged what it has cost; or let Cost say so in the unit
+// "graphql-points". Whether it is a mutation is read from a JSON body.
+//
+// When the hour is spent, requests wait for the next one to begin. A refusal by a
+// secondary limit pauses everything for as long as it says, or for a minute.
+func GitHub() Provider {
+	const rest = "https://github.com/github/docs/blob/21143d5/content/rest/using-the-rest-api/rate-limits-for-the-rest-api.md"
+	const graphql = "https://github.com/github/docs/blob/5ce330d/content/graphql/overview/rate-limits-and-node-limits-for-the-graphql-api.md"
+	const search = "https://github.com/github/docs/blob/49d9837/content/rest/search/search.md"
+	const secondary = "https://github.com/github/docs/blob/058fa63/data/reusables/rest-api/secondary-rate-limit-rest-graphql.md"
+	p := Provider{
+		Name: "github",
+		Scopes: []Scope{
+			some("core", rest, githubResource("core"), fixed(5_000, time.Hour, "")),
+			some("search", search, githubResource("search"), fixed(30, time.Minute, "")),
+			some("code_search", search, githubResource("code_search"), fixed(9, time.Minute, "")),
+			some("rest", secondary, when(func(req *http.Request) bool { return !githubGraphQL(req) }), minute(900, "points")),
+			some("graphql", graphql, when(githubGraphQL), githubPoints(5_000), minute(2_000, "points")),
+			every("user", secondary, throttle.Tier{Limit: 100, Algorithm: throttle.Concurrency},
+				minute(80, "content"), throttle.Tier{Limit: 500, Window: time.Hour, Unit: "content"}),
+		},
+		Cost:    githubCost,
+		Profile: githubProfile(),
+		Hosts:   []string{"api.github.com"},
+	}
+	for i := range p.Scopes {
+		p.Scopes[i].Policy.MaxPause = time.Hour + time.Minute // until the window ends
+	}
+	return p
+}
+
+func minute(limit int64, unit string) throttle.Tier {
+	return throttle.Tier{Limit: limit, Window: time.Minute, Unit: unit}
+}
+
+func githubPoints(limit int64) throttle.Tier {
+	t := fixed(limit, time.Hour, "graphql-points")
+	t.Estimated = true
+	return t
+}
+
+// githubProfile tells the primary limits from the secondary ones. The same headers tell of
+// requests and of points: what isn't counted by a request's scopes passes over them.
+func githubProfile() answers.Profile {
+	const left, resource, second = "X-Ratelimit-Remaining", "X-Ratelimit-Resource", "*secondary rate limit*"
+	requests := answers.Quota{
+		NameIn:    resource,
+		Limit:     answers.Field{Header: "X-Ratelimit-Limit"},
+		Remaining: answers.Field{Header: left},
+		Reset:     answers.Field{Header: "X-Ratelimit-Reset", Format: answers.EpochSeconds},
+	}
+	points, reset := requests, []answers.Field{requests.Reset}
+	points.Unit = "graphql-points"
+	return answers.Profile{
+		Quotas:  []answers.Quota{requests, points},
+		Charges: []answers.Charge{{Unit: points.Unit, Field: answers.Field{Path: "data.rateLimit.cost"}}},
+		Rules: []answers.Rule{
+			{Status: 403, Header: "Retry-After", Kind: answers.Limited, Wide: true, Reason: "secondary"},
+			{Status: 429, Header: "Retry-After", Kind: answers.Limited, Wide: true, Reason: "secondary"},
+			{Status: 403, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
+			{Status: 429, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
+			{Status: 403, Path: "message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"}, // else a lack of rights
+			{Status: 429, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
+			{Status: 200, Header: left, Value: "0", Path: "errors.*.type", Text: "RATE_LIMITED", Kind: answers.Limited, Delay: reset, Reason: "primary"},
+			{Status: 200, Header: resource, Value: "graphql", Path: "errors.*.message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
+		},
+	}
+}
+
+func githubGraphQL(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/graphql") }
+
+// githubResource is the Key of a primary limit of REST.
+func githubResource(name string) func(*http.Request) (string, bool) {
+	return when(func(req *http.Request) bool {
+		switch path := req.URL.Path; {
+		case githubGraphQL(req) || path == "/rate_limit": // asking for the limits is free
+			return false
+		case path == "/search/code":
+			return name == "code_search"
+		case strings.HasPrefix(path, "/search/"):
+			return name == "search"
+		}
+		return name == "core"
+	})
+}
+
+// githubCost is what a request costs in secondary limits.
+func githubCost(req *http.Request) throttle.Cost {
+	writes, creates := req.Method != http.MethodGet && req.Method != http.MethodHead && req.Method != http.MethodOptions, req.Method == http.MethodPost
+	c := throttle.Cost{"points": 1, "content": 0}
+	if githubGraphQL(req) {
+		var query struct{ Query string }
+		writes = decode(req, &query) && strings.HasPrefix(strings.TrimSpace(query.Query), "mutation")
+		creates, c["graphql-points"] = writes, 1
+	}
+	if writes {
+		c["points"] = 5
+	}
+	if creates {
+		c["content"] = 1
+	}
+	return c
+}

@@ -1,0 +1,155 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+const github = "https://api.github.com"
+
+// githubQuery is a GraphQL query that costs so many points.
+func githubQuery(t *testing.T, cost int) *http.Request {
+	t.Helper()
+	return postJSON(t, github+"/graphql", fmt.Sprintf(`{"query":"{ viewer { login } rateLimit { cost } }","variables":{"cost":%d}}`, cost))
+}
+
+func TestGitHub(t *testing.T) {
+	for _, load := range []struct {
+		name string
+		next func(*testing.T, int) *http.Request
+		d    time.Duration
+		want float64
+	}{
+		{"hours of reading", func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 3 * time.Hour, 20_000},
+		{"writing", func(t *testing.T, _ int) *http.Request {
+			return postJSON(t, github+"/repos/a/b/issues", `{"title":"a"}`)
+		}, 10 * time.Minute, 500},
+		{"searching", func(t *testing.T, i int) *http.Request {
+			return get(t, github+[]string{"/search/issues", "/search/code"}[i%2])
+		}, 10 * time.Minute, 9 * (30 + 9)}, // of a minute some seconds are lost: the Date is cut to one
+		{"GraphQL", func(t *testing.T, _ int) *http.Request { return githubQuery(t, 1) }, 3 * time.Hour, 20_000},
+	} {
+		t.Run(load.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.GitHub(5_000, time.Hour)
+				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				api.Hold = standin.Between(20*time.Millisecond, 200*time.Millisecond)
+				saturate(t, over(t, providers.GitHub(), api), 16, load.d, func(w int) *http.Request { return load.next(t, w) })
+				unrefused(t, api, 0.9*load.want)
+			})
+		})
+	}
+}
+
+// A query costs more than it was taken to: what is left is known from the answers, so
+// that only those at once on their way are too many.
+func TestGitHubQueriesOfUnknownCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.GitHub(5_000, time.Hour)
+		api.Hold = standin.Between(20*time.Millisecond, 200*time.Millisecond)
+		const workers, windows = 8, 4
+		saturate(t, over(t, providers.GitHub(), api), workers, 3*time.Hour, func(w int) *http.Request { return githubQuery(t, 1+w) })
+		if n := api.Refused()["graphql"]; n > workers*windows || float64(api.Served()) < 0.9*windows*5_000/4.5 {
+			t.Errorf("%d served, %d refused", api.Served(), n)
+		}
+	})
+}
+
+func TestGitHubRefusals(t *testing.T) {
+	header := func(more ...string) map[string]string {
+		h := map[string]string{"X-RateLimit-Limit": "5000", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "946685820", "X-RateLimit-Resource": "core"} // 00:17
+		for i := 0; i < len(more); i += 2 {
+			h[more[i]] = more[i+1]
+		}
+		return h
+	}
+	const secondary = `{"message":"You have exceeded a secondary rate limit. Please wait a few minutes before you try again."}`
+	read, search, graphql := github+"/user", github+"/search/issues", github+"/graphql"
+	for _, test := range []struct {
+		name     string
+		first    string
+		reply    standin.Reply
+		next     string
+		min, max time.Duration
+	}{
+		{"403 with remaining 0 pauses until the reset", read, standin.Reply{Status: 403, Header: header(), Body: `{"message":"API rate limit exceeded"}`}, read, 17 * time.Minute, 17*time.Minute + 2*time.Second},
+		{"429 with remaining 0 too", read, standin.Reply{Status: 429, Header: header()}, read, 17 * time.Minute, 17*time.Minute + 2*time.Second},
+		{"one resource's reset leaves the others alone", read, standin.Reply{Status: 403, Header: header()}, search, 0, 0},
+		{"secondary limit has no headers", read, standin.Reply{Status: 403, Body: secondary}, search, time.Minute, time.Minute},
+		{"secondary limit with Retry-After", read, standin.Reply{Status: 403, Header: header("Retry-After", "90"), Body: secondary}, search, 90 * time.Second, 90 * time.Second},
+		{"secondary limit as 429", read, standin.Reply{Status: 429, Header: header("X-RateLimit-Remaining", "17")}, search, time.Minute, time.Minute},
+		{"a 403 for lack of rights is no limit", read, standin.Reply{Status: 403, Header: header("X-RateLimit-Remaining", "17"), Body: `{"message":"Resource not accessible by integration"}`}, read, 0, 0},
+		{"GraphQL 200 RATE_LIMITED", graphql, standin.Reply{Header: header("X-RateLimit-Resource", "graphql"), Body: `{"errors":[{"type":"RATE_LIMITED"}]}`}, graphql, 17 * time.Minute, 17*time.Minute + 2*time.Second},
+		{"GraphQL 200 of a secondary limit", graphql, standin.Reply{Header: header("X-RateLimit-Remaining", "9", "X-RateLimit-Resource", "graphql"), Body: `{"errors":[{"message":"You have exceeded a secondary rate limit."}]}`}, read, time.Minute, time.Minute},
+		{"asking for the limits is free", read, standin.Reply{Status: 403, Header: header()}, github + "/rate_limit", 0, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.GitHub(5_000, time.Hour)
+				rt := over(t, providers.GitHub(), api)
+				request := func(url string) *http.Request {
+					if url == graphql {
+						return githubQuery(t, 1)
+					}
+					return get(t, url)
+				}
+				api.Trap(test.reply)
+				send(t, rt, request(test.first))
+				if status, _, took := send(t, rt, request(test.next)); status != 200 || took < test.min || took > test.max {
+					t.Errorf("%d after %v, want 200 after %v to %v", status, took, test.min, test.max)
+				}
+			})
+		})
+	}
+}
+
+// What the user's other programs use is told by the answers.
+func TestGitHubUsedElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.GitHub(100, time.Hour)
+		p := providers.GitHub()
+		p.Scope("core").Policy.Tiers[0].Limit = 100
+		rt := over(t, p, api)
+		for range 60 {
+			send(t, api, get(t, github+"/user"))
+		}
+		saturate(t, rt, 1, 10*time.Minute, func(int) *http.Request { return get(t, github+"/user") })
+		unrefused(t, api, 100)
+	})
+}
+
+func ExampleGitHub() {
+	client, err := providers.GitHub().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.GitHub(5_000, time.Hour)) // instead of the network
+
+	resp, err := client.Get("https://api.github.com/users/octocat")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.Status, "with", resp.Header.Get("X-RateLimit-Remaining"), "of", resp.Header.Get("X-RateLimit-Limit"), "left")
+	// Output: 200 OK with 4999 of 5000 left
+}
+
+// postJSON is a request with a body.
+func postJSON(t *testing.T, url, body string) *http.Request {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/json")
+	return req
+}

@@ -1,0 +1,82 @@
+package providers
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// Kraken is the Spot REST API of Kraken with the limits of its lowest tier, Starter. The
+// client is taken to use one API key.
+//
+// Private calls count in the key's counter: to 15, falling by 0.33 a second (Intermediate
+// 20 and 0.5, Pro 20 and 1); calls for ledgers and the history of trades count 2, those
+// that add or cancel an order nothing. Public calls count in limits that are not documented
+// with it, and are not limited here.
+//
+// Adding or editing an order counts in the counter of its pair, in the matching engine:
+// to 60, falling by 1 a second (Intermediate 125 and 2.34, Pro 180 and 3.75). Editing
+// counts the most that it may, 7, as it depends on the order's age. Amending and
+// cancelling, up to 8, name no pair and are not counted: leave room for them. The pair is
+// read from the request's body; what can't be read counts as one pair.
+//
+// Refusals have status 200. "EService: Throttled" names the time to wait for.
+func Kraken() Provider {
+	const page = "https://docs.kraken.com/exchange/guides/rest/ratelimits.md"
+	const engine = "https://docs.kraken.com/exchange/guides/general/ratelimits.md"
+	return Provider{
+		Name: "kraken",
+		Scopes: []Scope{
+			some("pair", engine, krakenPair,
+				throttle.Tier{Limit: 1, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 60, Unit: "engine"}),
+			some("key", page, when(func(req *http.Request) bool { return krakenCalls(req) > 0 }),
+				throttle.Tier{Limit: 33, Window: 100 * time.Second, Algorithm: throttle.LeakyBucket, Burst: 15}),
+		},
+		Cost: func(req *http.Request) throttle.Cost {
+			c := throttle.Cost{"requests": krakenCalls(req)}
+			if n := krakenEngine(req); n > 0 {
+				c["engine"] = n
+			}
+			return c
+		},
+		Profile: answers.Profile{Rules: []answers.Rule{
+			{Path: "error.*", Text: "EService: Throttled*", Kind: answers.Limited, Wide: true, Delay: []answers.Field{{Path: "error.*", After: "Throttled: ", Format: answers.EpochSeconds}}},
+			{Path: "error.*", Text: "EOrder:Rate limit exceeded", Kind: answers.Limited},
+			{Path: "error.*", Text: "EAPI:Rate limit exceeded", Kind: answers.Limited, Wide: true},
+		}},
+		Hosts: []string{"api.kraken.com"},
+	}
+}
+
+// krakenCalls is what a request counts in the key's counter.
+func krakenCalls(req *http.Request) int64 {
+	call, private := strings.CutPrefix(req.URL.Path, "/0/private/")
+	switch {
+	case !private, call == "AddOrder", call == "CancelOrder":
+		return 0
+	case call == "Ledgers", call == "QueryLedgers", call == "TradesHistory", call == "QueryTrades":
+		return 2
+	}
+	return 1
+}
+
+// krakenEngine is what a request counts at most in its pair's counter.
+func krakenEngine(req *http.Request) int64 {
+	switch req.URL.Path {
+	case "/0/private/AddOrder":
+		return 1
+	case "/0/private/EditOrder":
+		return 7
+	}
+	return 0
+}
+
+func krakenPair(req *http.Request) (pair string, counts bool) {
+	if krakenEngine(req) == 0 {
+		return "", false
+	}
+	return form(req).Get("pair"), true
+}

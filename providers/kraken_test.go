@@ -1,0 +1,95 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+// kraken is a private call.
+func kraken(t *testing.T, call, form string) *http.Request {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://api.kraken.com/0/private/"+call, strings.NewReader(form))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return req
+}
+
+func TestKraken(t *testing.T) {
+	for _, load := range []struct {
+		name string
+		want float64
+		next func(t *testing.T, worker int) *http.Request
+	}{
+		{"calls", 0.97 * (15 + 600*0.33), func(t *testing.T, _ int) *http.Request { return kraken(t, "Balance", "") }},
+		{"ledgers count twice", 0.97 * (15 + 600*0.33) / 2, func(t *testing.T, _ int) *http.Request { return kraken(t, "Ledgers", "") }},
+		{"orders of two pairs", 0.97 * 2 * (60 + 600), func(t *testing.T, worker int) *http.Request {
+			return kraken(t, "AddOrder", fmt.Sprintf("nonce=1&pair=PAIR%d&type=buy", worker%2))
+		}},
+	} {
+		t.Run(load.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Kraken()
+				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				saturate(t, over(t, providers.Kraken(), api), 8, 10*time.Minute, func(worker int) *http.Request { return load.next(t, worker) })
+				unrefused(t, api, load.want)
+			})
+		})
+	}
+}
+
+func TestKrakenRefusals(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		refused     string // the call
+		body        string
+		next        string
+		least, most time.Duration
+	}{
+		{"EService: Throttled with a time", "Balance", `{"error":["EService: Throttled: 946684805"]}`, "Balance", 5 * time.Second, 5 * time.Second},
+		{"EAPI with status 200", "Balance", `{"error":["EAPI:Rate limit exceeded"]}`, "Balance", time.Second, 2 * time.Second},
+		{"EOrder with status 200", "AddOrder", `{"error":["EOrder:Rate limit exceeded"]}`, "AddOrder", time.Second, 2 * time.Second},
+		{"EOrder leaves the other calls alone", "AddOrder", `{"error":["EOrder:Rate limit exceeded"]}`, "Balance", 0, 0},
+		{"another error is no refusal", "AddOrder", `{"error":["EOrder:Insufficient funds"]}`, "AddOrder", 0, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Kraken()
+				rt := over(t, providers.Kraken(), api)
+				api.Trap(standin.Reply{Body: test.body})
+				if status, body, _ := send(t, rt, kraken(t, test.refused, "pair=XBTUSD")); status != 200 || body != test.body {
+					t.Errorf("%d %s", status, body)
+				}
+				if _, _, took := send(t, rt, kraken(t, test.next, "pair=XBTUSD")); took < test.least || took > test.most {
+					t.Errorf("waited %v, want %v to %v", took, test.least, test.most)
+				}
+			})
+		})
+	}
+}
+
+func ExampleKraken() {
+	client, err := providers.Kraken().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.Kraken()) // instead of the network
+
+	order := strings.NewReader("nonce=1&pair=XBTUSD&type=buy&ordertype=market&volume=0.001")
+	resp, err := client.Post("https://api.kraken.com/0/private/AddOrder", "application/x-www-form-urlencoded", order)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.Status)
+	// Output: 200 OK
+}

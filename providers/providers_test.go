@@ -1,0 +1,244 @@
+package providers_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/providers"
+)
+
+var presets = []func() providers.Provider{
+	providers.Binance, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Etherscan, providers.GitHub, providers.Kraken,
+	providers.ShopifyGraphQL, providers.ShopifyREST, providers.Stripe,
+	func() providers.Provider { return providers.Twilio(1) },
+}
+
+// TestEveryPreset fails where a constructor is not among the presets that are tested.
+func TestEveryPreset(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	constructor := regexp.MustCompile(`(?m)^func [A-Z]\w*\(.*\) Provider `)
+	n := 0
+	for _, name := range files {
+		source, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += len(constructor.FindAll(source, -1))
+	}
+	if n != len(presets) {
+		t.Errorf("%d constructors, %d presets", n, len(presets))
+	}
+}
+
+// Every preset says where each of its limits is from, and is ready to use.
+func TestPresets(t *testing.T) {
+	names := map[string]bool{}
+	for _, preset := range presets {
+		p := preset()
+		if p.Name == "" || names[p.Name] || len(p.Scopes) == 0 || len(p.Hosts) == 0 {
+			t.Errorf("%q: Name twice, or no Scopes or Hosts", p.Name)
+		}
+		names[p.Name] = true
+		if _, err := p.Transport(nil); err != nil {
+			t.Error(err)
+		}
+		if err := p.Profile.Validate(); err != nil {
+			t.Errorf("%s: %v", p.Name, err)
+		}
+		scopes := map[string]bool{}
+		for _, s := range p.Scopes {
+			if s.Name == "" || scopes[s.Name] || !strings.HasPrefix(s.Page, "https://") {
+				t.Errorf("%s: scope %q: page %q", p.Name, s.Name, s.Page)
+			}
+			if _, err := time.Parse(time.DateOnly, s.Read); err != nil {
+				t.Errorf("%s: scope %q: %v", p.Name, s.Name, err)
+			}
+			scopes[s.Name] = true
+		}
+		if other := preset(); &other.Scopes[0] == &p.Scopes[0] || &other.Scopes[0].Policy.Tiers[0] == &p.Scopes[0].Policy.Tiers[0] || &other.Hosts[0] == &p.Hosts[0] {
+			t.Errorf("%s: two of them share what may be changed", p.Name)
+		}
+	}
+}
+
+func TestTransportErrors(t *testing.T) {
+	p := providers.Stripe()
+	p.Scope("search").Policy.Tiers[0].Limit = 0
+	p.Scope("account").Policy.MaxWait = -1
+	_, err := p.Transport(nil)
+	for _, want := range []string{`stripe: scope "search"`, "Limit is 0", `stripe: scope "account"`, "MaxWait is"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error lacks %s: %v", want, err)
+		}
+	}
+	if _, err := p.Client(nil); err == nil {
+		t.Error("a client of it was made")
+	}
+	if p.Scope("no such") != nil {
+		t.Error("there is a scope of no name")
+	}
+}
+
+// Clients with one store have one quota.
+func TestSharedStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, store := standin.Stripe(), new(local.Store)
+		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+		var clients [3]*throttle.Transport
+		for i := range clients {
+			var err error
+			if clients[i], err = providers.Stripe().Transport(store); err != nil {
+				t.Fatal(err)
+			}
+			clients[i].Base = api
+		}
+		var wg sync.WaitGroup
+		for _, c := range clients {
+			wg.Go(func() {
+				saturate(t, c, 8, time.Minute, func(int) *http.Request { return stripe(t, "GET", "customers", live) })
+			})
+		}
+		wg.Wait()
+		unrefused(t, api, 0.93*60*25)
+	})
+}
+
+// A changed limit is the limit.
+func TestOverride(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := providers.Etherscan()
+		p.Scope("account").Policy.Tiers = []throttle.Tier{throttle.PerMinute(1)}
+		p.Scope("account").Policy.MaxWait = time.Second
+		rt := over(t, p, standin.Etherscan())
+		send(t, rt, get(t, etherscan))
+		_, err := rt.RoundTrip(get(t, etherscan))
+		if !errors.Is(err, throttle.ErrDeadline) || !strings.Contains(err.Error(), `policy "etherscan/account"`) {
+			t.Errorf("%v, want ErrDeadline of etherscan/account", err)
+		}
+	})
+}
+
+func TestHosts(t *testing.T) {
+	for _, test := range []struct {
+		hosts   []string
+		url     string
+		limited bool
+	}{
+		{[]string{"api.example.com"}, "https://api.example.com/", true},
+		{[]string{"api.example.com"}, "https://API.Example.com:8443/", true},
+		{[]string{"api.example.com"}, "https://example.com/", false},
+		{[]string{"*.example.com"}, "https://a.b.example.com/", true},
+		{[]string{"*.example.com"}, "https://example.com/", false},
+		{[]string{"*.example.com"}, "https://badexample.com/", false},
+		{[]string{"a.example", "b.example"}, "https://b.example/", true},
+		{nil, "http://127.0.0.1:8080/", true},
+	} {
+		p := providers.Provider{Name: "p", Hosts: test.hosts, Scopes: []providers.Scope{{Name: "s", Policy: throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}}}}}
+		transport, err := p.Transport(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := transport.Route(get(t, test.url)) != nil; got != test.limited {
+			t.Errorf("%v, %s: limited %v", test.hosts, test.url, got)
+		}
+	}
+}
+
+// A key of an inner scope has a quota of its own in each quota around it, and each quota
+// stays the same for as long as somebody holds it.
+func TestKeys(t *testing.T) {
+	synctest.Test(t, testKeys)
+}
+
+func testKeys(t *testing.T) {
+	scope := func(name string, tier throttle.Tier) providers.Scope {
+		return providers.Scope{
+			Name: name, Policy: throttle.Policy{Tiers: []throttle.Tier{tier}, Guard: throttle.NoGuard, MaxWait: time.Nanosecond},
+			Key: func(req *http.Request) (string, bool) {
+				v := req.Header.Get(name)
+				return v, v != ""
+			},
+		}
+	}
+	p := providers.Provider{Name: "p", Scopes: []providers.Scope{scope("Channel", throttle.PerHour(1)), scope("Team", throttle.PerMinute(2))}}
+	rt := over(t, p, standin.Twilio(9))
+	for i, step := range []struct {
+		team, channel string
+		admitted      bool
+		then          time.Duration
+	}{
+		{"A", "x", true, 0},
+		{"A", "x", false, 0}, // the channel is used up, and the team isn't charged
+		{"A", "y", true, 0},
+		{"A", "z", false, 0}, // the team is used up, and the channel isn't charged
+		{"B", "x", true, 0},  // another team's channel of that name
+		{"", "x", true, 0},   // in no team
+		{"", "x", false, 0},
+		{"", "", true, 0}, // counts nowhere
+		{"B", "", true, 0},
+		{"B", "", false, time.Minute},
+		{"A", "z", true, 0},
+		{"A", "x", false, 0},
+	} {
+		req := get(t, "https://example.com/")
+		req.Header.Set("Team", step.team)
+		req.Header.Set("Channel", step.channel)
+		resp, err := rt.RoundTrip(req)
+		if err == nil {
+			resp.Body.Close()
+		}
+		if (err == nil) != step.admitted || err != nil && !errors.Is(err, throttle.ErrDeadline) {
+			t.Errorf("step %d: %+v: %v", i, step, err)
+		}
+		time.Sleep(step.then)
+	}
+}
+
+// A body is looked at through GetBody alone, and stays whole.
+func TestBodies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pairs := func(body io.Reader) *http.Request {
+			req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://api.kraken.com/0/private/AddOrder", body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return req
+		}
+		key := providers.Kraken().Scope("pair").Key
+		const form = "nonce=1&pair=XBTUSD"
+		req := pairs(strings.NewReader(form))
+		if pair, _ := key(req); pair != "XBTUSD" {
+			t.Errorf("pair %q", pair)
+		}
+		if b, err := io.ReadAll(req.Body); string(b) != form || err != nil {
+			t.Errorf("the body is %q, %v", b, err)
+		}
+		if pair, counts := key(pairs(io.MultiReader(strings.NewReader(form)))); pair != "" || !counts {
+			t.Errorf("a body that can be read but once: %q, %v", pair, counts)
+		}
+		if pair, _ := key(pairs(strings.NewReader(strings.Repeat("x=1&", 32<<10) + "pair=XBTUSD"))); pair != "" {
+			t.Errorf("read %q behind 64 KB", pair)
+		}
+		broken := pairs(strings.NewReader(form))
+		broken.GetBody = func() (io.ReadCloser, error) { return nil, context.Canceled }
+		if pair, counts := key(broken); pair != "" || !counts {
+			t.Errorf("a broken GetBody: %q, %v", pair, counts)
+		}
+	})
+}

@@ -1,0 +1,108 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+// stripe is a request with a key of live mode, or of a sandbox.
+func stripe(t *testing.T, method, path, key string) *http.Request {
+	req := get(t, "https://api.stripe.com/v1/"+path)
+	req.Method = method
+	req.Header.Set("Authorization", "Bearer "+key)
+	return req
+}
+
+const (
+	live    = "sk_live_4eC39HqLyjWDarjtT1zdp7dc"
+	sandbox = "sk_test_4eC39HqLyjWDarjtT1zdp7dc"
+)
+
+func TestStripe(t *testing.T) {
+	six := []string{"customers", "charges", "refunds", "payouts", "disputes", "invoices"}
+	for _, load := range []struct {
+		name string
+		rate float64 // a second
+		next func(t *testing.T, worker int) *http.Request
+	}{
+		{"account", 100, func(t *testing.T, w int) *http.Request { return stripe(t, "GET", six[w%len(six)], live) }},
+		{"sandbox", 25, func(t *testing.T, w int) *http.Request { return stripe(t, "GET", six[w%len(six)], sandbox) }},
+		{"endpoint", 25, func(t *testing.T, w int) *http.Request {
+			return stripe(t, "GET", fmt.Sprintf("payment_intents/pi_3Mt%d", w), live)
+		}},
+		{"search", 20, func(t *testing.T, w int) *http.Request { return stripe(t, "GET", six[w%len(six)]+"/search", live) }},
+		{"live mode and sandbox", 50, func(t *testing.T, w int) *http.Request {
+			return stripe(t, "POST", "customers", []string{live, sandbox}[w%2])
+		}},
+	} {
+		t.Run(load.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Stripe()
+				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				saturate(t, over(t, providers.Stripe(), api), 24, 2*time.Minute, func(w int) *http.Request { return load.next(t, w) })
+				unrefused(t, api, 0.93*load.rate*120)
+			})
+		})
+	}
+}
+
+func TestStripeRefusals(t *testing.T) {
+	limited := func(reason string) standin.Reply {
+		return standin.Reply{Status: 429, Header: map[string]string{"Stripe-Rate-Limited-Reason": reason}, Body: `{"error":{"code":"rate_limit"}}`}
+	}
+	for _, test := range []struct {
+		name   string
+		reply  standin.Reply
+		path   string // of the next request
+		paused bool
+	}{
+		{"429 lock_timeout is no limit", standin.Reply{Status: 429, Body: `{"error":{"code":"lock_timeout","message":"This object cannot be accessed right now"}}`}, "charges", false},
+		{"an endpoint's limit pauses the endpoint", limited("endpoint-rate"), "charges", true},
+		{"an endpoint's limit leaves the others alone", limited("endpoint-concurrency"), "refunds", false},
+		{"a global limit pauses all", limited("global-rate"), "refunds", true},
+		{"a global limit of concurrency pauses all", limited("global-concurrency"), "refunds", true},
+		{"a limit of one object pauses nothing", limited("resource-specific"), "charges", false},
+		{"a 429 without a reason", standin.Reply{Status: 429, Body: `{"error":{"code":"rate_limit"}}`}, "charges", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Stripe()
+				rt := over(t, providers.Stripe(), api)
+				api.Trap(test.reply)
+				if status, body, _ := send(t, rt, stripe(t, "GET", "charges", live)); status != 429 || body != test.reply.Body {
+					t.Errorf("%d %s", status, body)
+				}
+				_, _, took := send(t, rt, stripe(t, "GET", test.path, live))
+				if test.paused && (took < time.Second || took > 2*time.Second) || !test.paused && took != 0 {
+					t.Errorf("waited %v, paused %v", took, test.paused)
+				}
+			})
+		})
+	}
+}
+
+func ExampleStripe() {
+	p := providers.Stripe()
+	p.Scope("account").Policy.Tiers[0].Limit = 500 // as Stripe may allow on request
+	client, err := p.Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.Stripe()) // instead of the network
+
+	resp, err := client.Get("https://api.stripe.com/v1/customers")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.Status)
+	// Output: 200 OK
+}

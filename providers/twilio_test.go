@@ -1,0 +1,65 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+const twilio = "https://api.twilio.com/2010-04-01/Accounts/AC1/Messages.json"
+
+func TestTwilio(t *testing.T) {
+	t.Run("saturated", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Twilio(5)
+			api.Hold = func() time.Duration { return 100 * time.Millisecond }
+			saturate(t, over(t, providers.Twilio(5), api), 50, time.Minute, func(int) *http.Request { return post(t, twilio) })
+			unrefused(t, api, 5*600-5)
+		})
+	})
+	t.Run("20429 names no time", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Twilio(5)
+			rt := over(t, providers.Twilio(5), api)
+			api.Trap(standin.Reply{Status: 429, Body: `{"code":20429,"status":429}`})
+			send(t, rt, post(t, twilio))
+			if _, _, took := send(t, rt, post(t, twilio)); took < time.Second || took > 2*time.Second {
+				t.Errorf("waited %v, want one to two seconds", took)
+			}
+		})
+	})
+	t.Run("the gauge is no limit", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Twilio(5)
+			rt := over(t, providers.Twilio(5), api)
+			api.Trap(standin.Reply{Header: map[string]string{"Twilio-Concurrent-Requests": "12"}})
+			send(t, rt, post(t, twilio))
+			if _, _, took := send(t, rt, post(t, twilio)); took != 0 {
+				t.Errorf("waited %v", took)
+			}
+		})
+	})
+}
+
+func ExampleTwilio() {
+	client, err := providers.Twilio(10).Client(nil) // ten at once
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.Twilio(10)) // instead of the network
+
+	resp, err := client.Get("https://api.twilio.com/2010-04-01/Accounts/AC1/Messages.json")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	fmt.Println(resp.Status)
+	// Output: 200 OK
+}
