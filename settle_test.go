@@ -1,0 +1,350 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// A model is an API that counts tokens, of which a request says how many it will take;
+// the client doesn't look at that, and learns it from the answer.
+type model struct{ api *throttletest.Provider }
+
+func newModel(tokens throttle.Tier, hold func() time.Duration) model {
+	m := model{throttletest.New(tokens)}
+	m.api.Hold = hold
+	m.api.Delay = uniform(5*time.Millisecond, 50*time.Millisecond)
+	m.api.Cost = func(r *http.Request) map[string]int64 {
+		n, _ := strconv.ParseInt(r.Header.Get("X-Tokens"), 10, 64)
+		return map[string]int64{"tokens": n}
+	}
+	return m
+}
+
+func (m model) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := m.api.RoundTrip(r)
+	if err == nil && resp.StatusCode == 200 {
+		resp.Body.Close()
+		resp.Header.Set("Content-Type", "application/json")
+		resp.Body = io.NopCloser(strings.NewReader(`{"usage": {"total_tokens": ` + r.Header.Get("X-Tokens") + `}}`))
+	}
+	return resp, err
+}
+
+// tokens is how many were accepted.
+func (m model) tokens() (n int64) {
+	for _, a := range m.api.Arrivals() {
+		if a.Accepted {
+			n += a.Cost["tokens"]
+		}
+	}
+	return n
+}
+
+var totalTokens = &answers.Profile{Charges: []answers.Charge{{Unit: "tokens", Field: answers.Field{Path: "usage.total_tokens"}}}}
+
+// twice is a client whose estimates are two times too high.
+func twice(m model, lim *throttle.Limiter) *http.Client {
+	return &http.Client{Transport: &throttle.Transport{
+		Base: m, Limiter: lim, Profile: totalTokens,
+		Cost: func(r *http.Request) throttle.Cost {
+			n, _ := strconv.ParseInt(r.Header.Get("X-Tokens"), 10, 64)
+			return throttle.Cost{"tokens": 2 * n}
+		},
+	}}
+}
+
+// complete sends requests of 50 to 2,050 tokens until the time is over.
+func complete(ctx context.Context, client *http.Client, callers int) {
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				req, _ := http.NewRequestWithContext(ctx, "POST", "http://model.test/", nil)
+				req.Header.Set("X-Tokens", strconv.Itoa(50+rand.IntN(2000)))
+				resp, err := client.Do(req)
+				if err != nil {
+					return
+				}
+				_, _ = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Estimates that are two times too high leave nothing of the limit unused, and what
+// answers say later is never more than the provider has.
+func TestEstimatesTwiceTooHigh(t *testing.T) {
+	tier := throttle.Tier{Limit: 90_000, Window: time.Minute, Algorithm: throttle.TokenBucket, Unit: "tokens"}
+	for _, algorithm := range []throttle.Algorithm{throttle.TokenBucket, throttle.FixedWindow} {
+		synctest.Test(t, func(t *testing.T) {
+			tier := tier
+			tier.Algorithm = algorithm
+			m := newModel(tier, uniform(500*time.Millisecond, 3*time.Second))
+			tier.Estimated = true
+			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{tier}}, nil)
+			const minutes = 30
+			ctx, cancel := context.WithTimeout(t.Context(), minutes*time.Minute)
+			defer cancel()
+			complete(ctx, twice(m, lim), 64)
+			got, possible := m.tokens(), tier.Limit*minutes
+			if algorithm == throttle.TokenBucket {
+				possible += tier.Limit // it begins full
+			}
+			t.Logf("%v: %d of %d tokens, %.3f; %d refused", algorithm, got, possible, float64(got)/float64(possible), m.api.Summary().Refused)
+			if m.api.Summary().Refused > 0 || float64(got) < 0.95*float64(possible) {
+				t.Errorf("%v: %d of %d tokens, %d refused", algorithm, got, possible, m.api.Summary().Refused)
+			}
+		})
+	}
+}
+
+// In a fleet what is estimated is leased, and settled with the calls that follow.
+func TestEstimatesOfAFleet(t *testing.T) {
+	server := miniredis.RunT(t)
+	tier := throttle.Tier{Limit: 20_000, Window: time.Second, Algorithm: throttle.TokenBucket, Unit: "tokens"}
+	m := newModel(tier, uniform(20*time.Millisecond, 60*time.Millisecond))
+	tier.Estimated = true
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+	defer cancel()
+	var wg sync.WaitGroup
+	for range 2 {
+		rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+		defer rdb.Close()
+		policy := throttle.Policy{Name: "model", Tiers: []throttle.Tier{tier}}
+		client := twice(m, mustNew(t, policy, distributed.New(rdb, distributed.Options{})))
+		wg.Go(func() { complete(ctx, client, 16) })
+	}
+	wg.Wait()
+	possible := tier.Limit * 5
+	t.Logf("%d of %d tokens, %d refused", m.tokens(), possible, m.api.Summary().Refused)
+	if m.api.Summary().Refused > 0 || m.tokens() < possible/2 { // the machine may be busy
+		t.Errorf("%d of %d tokens, %d refused", m.tokens(), possible, m.api.Summary().Refused)
+	}
+}
+
+func estimating(t *testing.T, n int64) *throttle.Limiter {
+	t.Helper()
+	return mustNew(t, throttle.Policy{Tiers: []throttle.Tier{
+		throttle.PerMinute(100), {Limit: n, Window: time.Minute, Unit: "tokens", Algorithm: throttle.TokenBucket, Estimated: true},
+	}}, nil)
+}
+
+// A stream passes through unbuffered, and its last word on the cost counts.
+func TestStreamIsMetered(t *testing.T) {
+	lim := estimating(t, 1000)
+	more := make(chan string)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		w.(http.Flusher).Flush()
+		for text := range more {
+			fmt.Fprintf(w, "data: %s\n\n", text)
+			w.(http.Flusher).Flush()
+		}
+	}))
+	defer server.Close()
+	client := &http.Client{Transport: &throttle.Transport{
+		Limiter: lim, Profile: totalTokens, Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 500} },
+	}}
+	resp, err := client.Get(server.URL) // while nothing of the body was sent
+	if err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 1000)
+	for i, text := range []string{`{"choices": []}`, `{"usage": {"total_tokens": 7}}`, `{"usage": {"total_tokens": 123}}`, `[DONE]`} {
+		more <- text
+		if n, err := resp.Body.Read(buf); err != nil || string(buf[:n]) != "data: "+text+"\n\n" {
+			t.Fatalf("%d: %q, %v", i, buf[:n], err)
+		}
+		if got := used(t, lim)[1]; got != 500 {
+			t.Errorf("%d: %d tokens are used before the end", i, got)
+		}
+	}
+	close(more)
+	if _, err := resp.Body.Read(buf); err != io.EOF {
+		t.Fatal(err)
+	}
+	if got := used(t, lim); got[1] > 123 || got[1] < 100 { // some have come back
+		t.Errorf("used %v", got)
+	}
+	resp.Body.Close()
+}
+
+// What a response really cost counts, and an estimate where it does not tell.
+func TestSettle(t *testing.T) {
+	fixed := throttle.Tier{Limit: 1000, Window: time.Hour, Algorithm: throttle.FixedWindow, Unit: "tokens", Estimated: true}
+	respond := func(status int, kind, body string) *http.Response {
+		resp := trAnswer(status, "Content-Type", kind, "X-Tokens", "")
+		resp.Body = io.NopCloser(strings.NewReader(body))
+		return resp
+	}
+	for name, tt := range map[string]struct {
+		resp   *http.Response
+		read   int // bytes, before it is closed; -1 for all
+		meter  func(*http.Response) throttle.Meter
+		tokens int64
+	}{
+		"told":                  {respond(200, "application/json", `{"usage": {"total_tokens": 123}}`), -1, nil, 123},
+		"more than estimated":   {respond(200, "application/json", `{"usage": {"total_tokens": 1234}}`), -1, nil, 1234},
+		"nothing":               {respond(200, "application/json", `{"usage": {"total_tokens": 0}}`), -1, nil, 0},
+		"not told":              {respond(200, "application/json", `{}`), -1, nil, 500},
+		"another kind of body":  {respond(200, "text/plain", `{"usage": {"total_tokens": 123}}`), -1, nil, 500},
+		"closed before the end": {respond(200, "application/json", `{"usage": {"total_tokens": 123}}`), 10, nil, 500},
+		"refused":               {respond(429, "application/json", `{}`), -1, nil, 0},
+		"the caller's mistake":  {respond(404, "text/plain", `no`), -1, nil, 0},
+		"the server's":          {respond(500, "text/plain", `no`), -1, nil, 500},
+		"a mistake that cost":   {respond(400, "application/json", `{"usage": {"total_tokens": 9}}`), -1, nil, 9},
+		"the user's own meter":  {respond(200, "text/plain", `12345`), -1, func(*http.Response) throttle.Meter { return new(length) }, 5},
+		"no meter":              {respond(200, "application/json", `{"usage": {"total_tokens": 123}}`), -1, func(*http.Response) throttle.Meter { return nil }, 500},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{fixed}}, nil)
+			tr := &throttle.Transport{Limiter: lim, Profile: totalTokens, Meter: tt.meter,
+				Base: roundTripper(func(*http.Request) (*http.Response, error) { return tt.resp, nil }),
+				Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 500} },
+			}
+			resp, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.read < 0 {
+				_, _ = io.Copy(io.Discard, resp.Body)
+			} else {
+				_, _ = io.CopyN(io.Discard, resp.Body, int64(tt.read))
+			}
+			resp.Body.Close()
+			if got := used(t, lim)[0]; got != tt.tokens {
+				t.Errorf("%d tokens are used, want %d", got, tt.tokens)
+			}
+		})
+	}
+}
+
+// A length is a Meter that counts bytes.
+type length int64
+
+func (n *length) Write(p []byte) (int, error) {
+	*n += length(len(p))
+	return len(p), nil
+}
+
+func (n *length) Cost() throttle.Cost { return throttle.Cost{"tokens": int64(*n)} }
+
+// An estimate above what a tier ever admits waits until the tier is unused, and is
+// charged in full when it is known.
+func TestEstimateAboveCapacity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim := estimating(t, 600)
+		first, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": 300})
+		if err != nil {
+			t.Fatal(err)
+		}
+		first.Release()
+		began := time.Now()
+		p, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": 5000})
+		if waited := time.Since(began); err != nil || waited != 30*time.Second {
+			t.Fatalf("%v after %v", err, waited)
+		}
+		if err := p.Settle(throttle.Cost{"tokens": 1200}); err != nil {
+			t.Fatal(err)
+		}
+		p.Release()
+		began = time.Now()
+		if p, err = lim.Acquire(t.Context(), throttle.Cost{"tokens": 600}); err != nil || time.Since(began) != 2*time.Minute {
+			t.Errorf("%v after %v, want the two minutes that 1,200 take to come back", err, time.Since(began))
+		}
+		p.Release()
+	})
+}
+
+func TestPermitSettle(t *testing.T) {
+	lim := estimating(t, 600)
+	p, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": 300})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		cost throttle.Cost
+		want string
+	}{
+		{throttle.Cost{"requests": 2}, `throttle: policy "": cost of "requests" can't be settled: set Estimated in a tier of that unit`},
+		{throttle.Cost{"cats": 2}, `throttle: policy "": cost of "cats" can't be settled: set Estimated in a tier of that unit`},
+		{throttle.Cost{"tokens": -1}, `throttle: policy "": cost of "tokens" is -1: it must be at least 0`},
+	} {
+		if err := p.Settle(tt.cost); err == nil || err.Error() != tt.want {
+			t.Errorf("%v, want %s", err, tt.want)
+		}
+	}
+	if err := p.Settle(throttle.Cost{"tokens": 0}); err != nil || used(t, lim)[1] != 0 {
+		t.Errorf("%v, used %v", err, used(t, lim))
+	}
+	if err := p.Settle(throttle.Cost{"tokens": 500}); err != nil || used(t, lim)[1] != 0 {
+		t.Errorf("settled twice: %v, used %v", err, used(t, lim))
+	}
+	p.Release()
+	p, _ = lim.Acquire(t.Context(), throttle.Cost{"tokens": 300})
+	if err := p.Cancel(t.Context()); err != nil || !slices.Equal(used(t, lim), []int64{1, 0}) {
+		t.Errorf("cancelled: %v, used %v", err, used(t, lim))
+	}
+}
+
+// A request of which nothing was sent costs nothing.
+func TestUnsent(t *testing.T) {
+	refused := errors.New("connection refused")
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return nil, refused }
+	hang := func(ctx context.Context, _, _ string) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() }
+	cut := func(context.Context, string, string) (net.Conn, error) {
+		client, server := net.Pipe()
+		go func() {
+			_, _ = server.Read(make([]byte, 100))
+			server.Close()
+		}()
+		return client, nil
+	}
+	for name, tt := range map[string]struct {
+		base http.RoundTripper
+		used int64
+	}{
+		"no connection":            {&http.Transport{DialContext: dial}, 0},
+		"the context ended before": {&http.Transport{DialContext: hang}, 0},
+		"the connection broke":     {&http.Transport{DialContext: cut}, 1},
+		"a base that tells nothing": {roundTripper(func(*http.Request) (*http.Response, error) {
+			return nil, refused
+		}), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: time.Minute}, nil)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			req, _ := http.NewRequestWithContext(ctx, "POST", "http://provider.test/", strings.NewReader("body"))
+			if _, err := (&throttle.Transport{Base: tt.base, Limiter: lim}).RoundTrip(req); err == nil {
+				t.Fatal("no error")
+			}
+			if got := used(t, lim)[0]; got != tt.used {
+				t.Errorf("%d used, want %d", got, tt.used)
+			}
+		})
+	}
+}
