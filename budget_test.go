@@ -53,6 +53,23 @@ func TestBudgetRefusesAtOnce(t *testing.T) {
 	})
 }
 
+// A pause does not make callers wait for a budget.
+func TestBudgetWhilePaused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limiter(t, exact(throttle.Budget(1, "", throttle.Day)), nil)
+		if !l.Allow() {
+			t.Fatal("a new budget refuses")
+		}
+		begin := time.Now()
+		if err := l.Pause(context.Background(), hour); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Wait(context.Background()); !errors.Is(err, throttle.ErrExhausted) || time.Since(begin) != 0 {
+			t.Errorf("%v after %v", err, time.Since(begin))
+		}
+	})
+}
+
 func TestBudgetAllow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(throttle.Budget(3, "", throttle.Month)), nil)

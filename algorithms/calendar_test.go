@@ -194,17 +194,21 @@ func TestConvertCalendar(t *testing.T) {
 	higher.Limit, higher.Budget, london.Zone, day.Period = 20, true, "Europe/London", Day
 	for _, tc := range []struct {
 		tier Tier
-		told int // percent of what it has used already
-	}{{higher, 70}, {london, 0}, {day, 0}} {
-		to := ledger(t, 0, tc.tier)
-		got, ready := to.Plan().Convert(*l, at(time.Minute))
-		if u := got.Usage(at(time.Minute))[0]; u.Used != 7 || ready != at(time.Minute).At {
-			t.Errorf("%v: used %d, ready %d", tc.tier, u.Used, ready)
+		told int    // percent of what it has used already
+		ends string // what it counts
+	}{
+		{higher, 70, "2023-12-01T00:00:00+01:00"},
+		{london, 0, "2023-12-01T00:00:00Z"},
+		{day, 0, "2023-11-15T00:00:00+01:00"},
+	} {
+		got, ready := ledger(t, 0, tc.tier).Plan().Convert(*l, at(time.Minute))
+		u := got.Usage(at(time.Minute))[0]
+		if u.Used != 7 || ready != at(time.Minute).At || u.Fresh != instant(t, tc.ends).UnixMicro() {
+			t.Errorf("%v: used %d until %v, ready %d", tc.tier, u.Used, time.UnixMicro(u.Fresh).UTC(), ready)
 		}
-		for _, c := range got.Crossings(at(time.Minute)) {
-			if c.From != tc.told {
-				t.Errorf("%v: tells from %d, want %d", tc.tier, c.From, tc.told)
-			}
+		got.Charge(at(time.Minute), []int64{tc.tier.Limit - 7}, 0, false)
+		if c := got.Crossings(at(time.Minute)); len(c) != 1 || c[0].From != tc.told || c[0].To != 100 {
+			t.Errorf("%v: tells %+v, want from %d to 100", tc.tier, c, tc.told)
 		}
 	}
 }

@@ -299,6 +299,24 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
+// TestCalendarChange: another limit keeps what was spent, another zone or period begins anew.
+func TestCalendarChange(t *testing.T) {
+	const at = 1_700_000_000_000_000
+	for spec, used := range map[string]int64{
+		"9/month;zone=Europe/Berlin": 3, "5/month;zone=Europe/London": 0, "5/month": 0, "5/week;zone=Europe/Berlin": 0,
+	} {
+		s := mini(t)
+		s.begin(planOf(t, 0, "5/month;zone=Europe/Berlin"))
+		if _, err := s.answer(at, step1(3)); err != nil {
+			t.Fatal(err)
+		}
+		s.change(planOf(t, 0, spec))
+		if got, err := s.answer(at+1, step{op: "q"}); err != nil || got[6] != used {
+			t.Errorf("%s: %v, %v, want %d used", spec, got, err, used)
+		}
+	}
+}
+
 // TestCalendarExpiry: the key of a month lives until that ends, and no longer than it must.
 func TestCalendarExpiry(t *testing.T) {
 	rdb := redistest.Start(t).Client()
