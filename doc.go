@@ -67,6 +67,13 @@
 // responses tell. And a tier that should last, 10,000 an hour without a rush in the
 // first minutes, has a Spread: so many at once, the others evenly.
 //
+// # Budgets
+//
+// A [Calendar] tier counts by the day, week or month of a time zone, in requests or any
+// other unit, such as millionths of a dollar: see [Budget]. A tier that is a budget keeps
+// nobody waiting: what it has no room for is refused at once with [ErrExhausted], before
+// anything is charged or sent. [Alert] tells when part of it is spent.
+//
 // # Refusals
 //
 // Should a response still be a 429, or a 503 with Retry-After, the quota is paused

@@ -20,6 +20,10 @@ var (
 	// ErrNever says that the cost is above a tier's capacity: no wait helps.
 	ErrNever = errors.New("costs more than the tier ever admits at once")
 
+	// ErrExhausted says that a tier which is a budget has not enough left: it returns at
+	// once, and Until is when there will be, if nothing is given back before.
+	ErrExhausted = errors.New("the budget is used up until its period ends")
+
 	// ErrQueueFull says that MaxQueue callers already wait.
 	ErrQueueFull = errors.New("waiting room is full")
 
@@ -43,7 +47,7 @@ type WaitError struct {
 	Policy string        // the policy's name
 	Tier   string        // the tier that refused, as ParsePolicy reads it; empty if it was none
 	Wait   time.Duration // how long the wait would have been; zero where no wait helps or none is known
-	Until  time.Time     // when the quota opens again, for ErrBanned
+	Until  time.Time     // when the quota opens again, for ErrBanned, or the budget does, for ErrExhausted
 	Err    error         // one of the errors above
 	Cause  error         // why the store is unavailable, for ErrUnavailable
 }

@@ -51,6 +51,30 @@ func ExampleLimiter_Wait() {
 	// Output: it took 20ms or more: true
 }
 
+// $1.00 a day, in millionths, and an alert when half of it is spent. What there is no
+// room for is refused at once.
+func ExampleBudget() {
+	lim, err := throttle.New(throttle.Policy{
+		Name:    "llm",
+		Tiers:   []throttle.Tier{throttle.Budget(1_000_000, "usd", throttle.Day)},
+		AlertAt: []int{50},
+		Alert:   func(a throttle.Alert) { fmt.Printf("%d %% of %s is spent\n", a.Percent, a.Policy) },
+	}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 3 {
+		_, err := lim.Acquire(context.Background(), throttle.Cost{"usd": 370_000})
+		fmt.Println("exhausted:", errors.Is(err, throttle.ErrExhausted))
+	}
+	// Output:
+	// exhausted: false
+	// 50 % of llm is spent
+	// exhausted: false
+	// exhausted: true
+}
+
 // A cost that no wait will admit is refused at once.
 func ExampleLimiter_WaitN() {
 	lim, err := throttle.New(throttle.Policy{Name: "mail", Tiers: []throttle.Tier{throttle.PerHour(100)}}, nil)

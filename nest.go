@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -94,9 +95,13 @@ func (n *nested) Reserve(ctx context.Context, r store.Request) (store.Booking, e
 			return store.Booking{Tier: -1, Wait: forever}, nil
 		}
 		b, err := n.outer.quota.Reserve(ctx, r)
-		if err == nil && b.Verdict == store.Closed {
+		switch {
+		case err == nil && b.Verdict == store.Closed:
 			err = n.outer.banned(b.Wait)
+		case err == nil && b.Verdict == store.Exhausted:
+			err = n.outer.exhausted(b)
 		}
+		n.outer.alert(b.Crossed)
 		return b, err
 	})
 }
@@ -170,12 +175,12 @@ func (n *nested) Release(b store.Booking, cost []int64) {
 	}
 }
 
-func (n *nested) Settle(b store.Booking, cost, actual []int64) {
+func (n *nested) Settle(b store.Booking, cost, actual []int64, crossed func([]algorithms.Crossing)) {
 	if n.inner.estimates {
-		n.Quota.Settle(b, n.innerCost(cost), actual[:n.units])
+		n.Quota.Settle(b, n.innerCost(cost), actual[:n.units], crossed)
 	}
 	if b.Outer != nil && n.outer.estimates {
-		n.outer.quota.Settle(*b.Outer, n.outerCost(cost), n.outerPart(actual))
+		n.outer.reckon(*b.Outer, n.outerCost(cost), n.outerPart(actual))
 	}
 }
 

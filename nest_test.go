@@ -162,7 +162,8 @@ func TestWithinOrderAndCancel(t *testing.T) {
 		var mu sync.Mutex
 		var order []int
 		for i := range 6 {
-			ctx, cancel := context.WithCancelCause(t.Context())
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
 			go func() {
 				if err := l.Wait(ctx); err == nil {
 					mu.Lock()
@@ -174,8 +175,7 @@ func TestWithinOrderAndCancel(t *testing.T) {
 			}()
 			synctest.Wait()
 			if i == 1 || i == 3 {
-				defer cancel(nil)
-				time.AfterFunc(100*time.Millisecond, func() { cancel(nil) })
+				time.AfterFunc(100*time.Millisecond, cancel)
 			}
 		}
 		time.Sleep(10 * time.Second)

@@ -55,7 +55,7 @@ func (p *Permit) Settle(actual Cost) error {
 	}
 	p.Arrived()
 	if p.gate.estimates && p.first(settled) {
-		p.gate.quota.Settle(p.booking, p.cost, p.gate.actual(p.cost, told(actual)))
+		p.gate.reckon(p.booking, p.cost, p.gate.actual(p.cost, told(actual)))
 	}
 	return nil
 }

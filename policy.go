@@ -13,7 +13,7 @@ import (
 
 // A Tier is one limit of a provider: so many units in so much time, and how the
 // provider counts them. See [algorithms.Tier] for its fields: Limit, Window,
-// Algorithm, Burst, Precision, Phase, Unit and Spread.
+// Algorithm, Burst, Precision, Phase, Unit, Spread, Period, Zone and Budget.
 type Tier = algorithms.Tier
 
 // An Algorithm names the way a provider counts.
@@ -30,6 +30,7 @@ const (
 	LeakyBucket    = algorithms.LeakyBucket    // a funnel of Burst units, drained at Limit per Window
 	GCRA           = algorithms.GCRA           // the same, told as a theoretical arrival time
 	Concurrency    = algorithms.Concurrency    // at most Limit at once
+	Calendar       = algorithms.Calendar       // days, weeks or months of a time zone
 )
 
 // UnknownPhase is the Phase of a FixedWindow whose boundaries nobody has told: they
@@ -58,6 +59,8 @@ type Policy struct {
 	MaxQueue int           // refuse when so many already wait. If zero, no bound
 	MaxPause time.Duration // the longest pause a response may impose. If zero, 15 minutes
 	Start    Start         // what to take for used at first. If zero, StartFull
+	AlertAt  []int         // when Alert is called: percent of every Calendar tier that is a Budget, 1 to 100, ascending, at most eight. If empty, no alerts
+	Alert    func(Alert)   // is told once a period for each of AlertAt, and must not block. If nil, nobody is
 }
 
 // Start is what a new quota in this process takes for used, of which nobody knows
@@ -122,6 +125,9 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 	if p.MaxPause < 0 {
 		errs = append(errs, fmt.Errorf("MaxPause is %v: it must be at least 0", p.MaxPause))
 	}
+	if err := p.checkAlerts(); err != nil {
+		errs = append(errs, err)
+	}
 	if p.Start > StartEmpty {
 		errs = append(errs, fmt.Errorf("Start is %d: it must be StartFull or StartEmpty", p.Start))
 	}
@@ -143,8 +149,12 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 //	20;algo=concurrency + 60/20s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m;start=empty
 //
 // A window is s, m, h, d, or a length such as 20s or 30d. The options of a tier
-// are unit, algo, burst, precision, phase and spread; those of the policy guard (or
-// guard=none, guard=auto), max_wait, max_queue, max_pause and start. The policy it returns is valid.
+// are unit, algo, burst, precision, phase, spread, zone and budget; those of the policy guard (or
+// guard=none, guard=auto), max_wait, max_queue, max_pause, start and alert_at. The policy it returns is valid.
+//
+// A window of the calendar is day, week or month, in a zone, and may be a budget:
+//
+//	100000000/month;unit=usd;zone=Europe/Berlin;budget=true | alert_at=50,80,100
 func ParsePolicy(name, spec string) (Policy, error) {
 	p := Policy{Name: name}
 	fail := func(format string, args ...any) (Policy, error) {
@@ -194,8 +204,10 @@ func (p *Policy) setOption(name, value string) (err error) {
 		default:
 			err = fmt.Errorf("%q is not a start: use full or empty", value)
 		}
+	case "alert_at":
+		p.AlertAt, err = parseAlertAt(value)
 	default:
-		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause or start")
+		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause, start or alert_at")
 	}
 	return err
 }
@@ -226,6 +238,9 @@ func (p Policy) String() string {
 	length("max_pause", p.MaxPause)
 	if p.Start == StartEmpty {
 		options = append(options, "start=empty")
+	}
+	if len(p.AlertAt) > 0 {
+		options = append(options, "alert_at="+formatAlertAt(p.AlertAt))
 	}
 	spec := strings.Join(tiers, " + ")
 	if len(options) > 0 {
@@ -258,7 +273,7 @@ func newTerms(p Policy) (*terms, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Tiers = slices.Clone(p.Tiers)
+	p.Tiers, p.AlertAt = slices.Clone(p.Tiers), slices.Clone(p.AlertAt)
 	t := &terms{
 		policy: p, plan: plan, units: plan.Units(),
 		estimates: plan.Estimates(), concurrent: plan.Concurrent(), auto: p.Guard == AutoGuard,

@@ -316,6 +316,8 @@ func (g *gate) answer(r *room, w *waiter, b store.Booking, now time.Time) {
 		g.remove(r, w)
 	case b.Verdict == store.Closed:
 		g.expel(r, w, g.banned(b.Wait))
+	case b.Verdict == store.Exhausted:
+		g.expel(r, w, g.exhausted(b))
 	case b.Verdict == store.Late,
 		!w.patience.IsZero() && !w.patience.After(now),
 		b.Tier == -1 && !w.deadline.IsZero() && w.deadline.Sub(now) < b.Wait: // a pause makes it late

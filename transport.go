@@ -177,7 +177,7 @@ func (a *attempt) lasts() bool {
 func (a *attempt) over(m Meter) {
 	if a.charged() {
 		if a.gate.estimates {
-			a.gate.quota.Settle(a.booking, a.cost, a.gate.actual(a.cost, m))
+			a.gate.reckon(a.booking, a.cost, a.gate.actual(a.cost, m))
 		}
 		if a.gate.concurrent {
 			a.gate.quota.Release(a.booking, a.cost)

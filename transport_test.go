@@ -355,6 +355,13 @@ func TestTransportClosesBodyOnce(t *testing.T) {
 			err: throttle.ErrNever,
 		},
 		{
+			name: "budget used up",
+			tr: func(t *testing.T) *throttle.Transport {
+				return &throttle.Transport{Limiter: taken(t, throttle.Policy{Tiers: []throttle.Tier{throttle.Budget(1, "", throttle.Month)}})}
+			},
+			err: throttle.ErrExhausted,
+		},
+		{
 			name:   "deadline",
 			tr:     func(t *testing.T) *throttle.Transport { return &throttle.Transport{Limiter: taken(t, one)} },
 			within: time.Second,

@@ -131,6 +131,7 @@ func (l *Limiter) AllowN(n int64) bool {
 		return false
 	}
 	b, err := g.quota.Reserve(context.Background(), g.request(cost, false))
+	g.alert(b.Crossed)
 	runtime.KeepAlive(l)
 	return err == nil && b.Verdict == store.Admitted
 }
@@ -251,12 +252,17 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 		b, err := g.quota.Reserve(ctx, r)
 		switch {
 		case err == nil && b.Verdict == store.Admitted:
+			g.alert(b.Crossed)
 			return b, nil
 		case err == nil && b.Verdict == store.Closed:
 			return b, g.banned(b.Wait)
+		case err == nil && b.Verdict == store.Exhausted:
+			return b, g.exhausted(b)
 		}
 	}
-	return g.wait(ctx, r)
+	b, err := g.wait(ctx, r)
+	g.alert(b.Crossed)
+	return b, err
 }
 
 // fits refuses a cost that no wait will admit.

@@ -6,7 +6,8 @@ import "slices"
 // so that a changed policy keeps what has been spent. Until the instant it
 // returns too, the new ledger would forget something that counts: use it from then on.
 //
-// A tier takes over from the first old one of its algorithm, window, phase and unit.
+// A tier takes over from the first old one of its algorithm, unit, and window and
+// phase or period and zone.
 // Any other is charged now what old tiers of its unit still count, the most of them;
 // what they never knew it can't know either. What is on its way stays so.
 func (p *Plan) Convert(old Ledger, now Moment) (l Ledger, ready int64) {
@@ -40,7 +41,7 @@ func (l *Ledger) takeOver(i int, old *Ledger, now Moment) (ready int64) {
 	for j, was := range old.plan.tiers {
 		switch {
 		case was.Unit != t.Unit:
-		case like < 0 && was.Algorithm == t.Algorithm && was.Window == t.Window && was.Phase == t.Phase:
+		case like < 0 && was.isLike(t):
 			like = j
 		case was.Algorithm != Concurrency:
 			used = max(used, old.plan.rules[j].used(old, now))
@@ -57,6 +58,11 @@ func (l *Ledger) takeOver(i int, old *Ledger, now Moment) (ready int64) {
 		r.land(l, now, min(used, t.Capacity()))
 	}
 	return now.At
+}
+
+// isLike tells whether a tier of the same unit goes on where the other one was.
+func (t Tier) isLike(o Tier) bool {
+	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone
 }
 
 // inherit copies what an old tier remembers, which only for logs depends on the limit.

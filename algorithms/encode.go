@@ -152,6 +152,8 @@ func (l *Ledger) tierSound(r rule) bool {
 		return r.indexSound(l.word[r.word]) && stored(l.word[r.word+1:r.word+3]...)
 	case *concurrency:
 		return stored(l.word[r.word])
+	case *calendar:
+		return stored(l.word[r.word:r.word+3]...) && l.word[r.word+2] <= 100
 	}
 	return false
 }

@@ -11,7 +11,7 @@ func TestUnmarshalUnsound(t *testing.T) {
 	unknown := tier(FixedWindow)
 	unknown.Phase = UnknownPhase
 	p, err := NewPlan([]Tier{PerSecond(3), tier(SlidingWindow), tier(AnchoredWindow), tier(GCRA), tier(FixedWindow), tier(WeightedWindow),
-		unknown, {Limit: 9, Algorithm: Concurrency}}, 50*time.Millisecond)
+		unknown, {Limit: 9, Algorithm: Concurrency}, {Limit: 9, Algorithm: Calendar, Period: Day}}, 50*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,6 +43,8 @@ func TestUnmarshalUnsound(t *testing.T) {
 		"one of which that is said of":   func(l *Ledger) { words(l, 5)[2] = -1 },
 		"a boundary in eternity":         func(l *Ledger) { words(l, 6)[1] = 1 << 62 },
 		"a boundary that ends before":    func(l *Ledger) { words(l, 6)[1], words(l, 6)[2] = 2, 1 },
+		"a period in eternity":           func(l *Ledger) { words(l, 8)[0] = mostStored + 1 },
+		"more than all of it told":       func(l *Ledger) { words(l, 8)[2] = 101 },
 		"fewer than none open":           func(l *Ledger) { words(l, 7)[0] = -1 },
 	} {
 		l := p.NewLedger()

@@ -16,7 +16,7 @@ import (
 var laws = flag.Int("laws", 250_000, "admissions to check in TestLaws, over all algorithms")
 
 var all = []Algorithm{
-	SlidingLog, SlidingWindow, WeightedWindow, FixedWindow, AnchoredWindow, TokenBucket, LeakyBucket, GCRA, Concurrency,
+	SlidingLog, SlidingWindow, WeightedWindow, FixedWindow, AnchoredWindow, TokenBucket, LeakyBucket, GCRA, Concurrency, Calendar,
 }
 
 // TestLaws plays random policies, costs, arrivals and cancellations, and has the
@@ -87,6 +87,9 @@ type sent struct {
 func newGame(t *testing.T, r *rand.Rand, first Algorithm) *game {
 	g := &game{t: t, rand: r}
 	window := math.Exp(r.Float64()*math.Log(2.6e12/1e3)) * 1e3 // 1 ms to 30 days, in µs
+	if first == Calendar {
+		window = float64(pick[int64](r, 24, 7*24, 30*24) * time.Hour.Microseconds())
+	}
 	limit := int64(math.Exp(r.Float64() * math.Log(200)))
 	if r.IntN(10) == 0 {
 		limit *= 30_000 // large limits with large costs
@@ -139,12 +142,18 @@ func (g *game) addTier(a Algorithm, window float64, limit int64) {
 		}
 	case Concurrency:
 		t.Window = 0
+	case Calendar:
+		t.Period, t.Window = pick(g.rand, Day, Week, Month), 0
+		t.Zone = pick(g.rand, "", "Europe/Berlin", "America/Havana", "America/Sao_Paulo", "Australia/Lord_Howe", "Asia/Beirut")
+		t.Budget = g.rand.IntN(2) == 0
 	}
-	if a != Concurrency && g.rand.IntN(6) == 0 {
+	if t.Window > 0 && g.rand.IntN(6) == 0 {
 		t.Spread = 1 + g.rand.Int64N(limit)
 	}
 	g.tiers = append(g.tiers, t)
 }
+
+func pick[T any](r *rand.Rand, list ...T) T { return list[r.IntN(len(list))] }
 
 func (g *game) play(steps int) {
 	for range steps {

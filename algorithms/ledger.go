@@ -70,7 +70,7 @@ func (l *Ledger) Plan() *Plan { return l.plan }
 
 // Earliest returns the first instant from now on at which every tier admits the
 // cost, behind everything that has landed or is on its way, and the tier that
-// decides it, -1 if that is now. It is Never where only a release can help. But for
+// decides it, -1 if that is now; a budget that has no room before all others. It is Never where only a release can help. But for
 // its clock the ledger stays as it was.
 func (l *Ledger) Earliest(now Moment, cost []int64) (at int64, tier int) {
 	return l.earliest(l.advance(now), cost)
@@ -86,6 +86,9 @@ func (l *Ledger) earliest(now Moment, cost []int64) (at int64, tier int) {
 		if e := r.earliest(l, now, n); e > at {
 			at, tier = e, i
 		}
+	}
+	if tier >= 0 && l.plan.budgets {
+		tier = l.exhausted(now, cost, tier)
 	}
 	return at, tier
 }

@@ -19,6 +19,14 @@ func ledger(t *testing.T, guard time.Duration, tiers ...Tier) *Ledger {
 	return &l
 }
 
+// byCalendar is the tier with a day for its window, if it counts by the calendar.
+func byCalendar(t Tier) Tier {
+	if t.Algorithm == Calendar {
+		t.Window, t.Period = 0, Day
+	}
+	return t
+}
+
 // at is a moment of which both clocks show the same.
 func at(d time.Duration) Moment {
 	us := int64(1.7e15) + d.Microseconds() // 2023-11-14T22:13:20Z, a whole minute and 20 s
@@ -141,10 +149,13 @@ func TestWallClockSteps(t *testing.T) {
 		{SlidingLog, -time.Hour, time.Second, 59 * time.Second},
 		{SlidingLog, time.Hour, time.Second, 59 * time.Second},
 		{AnchoredWindow, -time.Hour, time.Second, 59 * time.Second},
+		{Calendar, 0, time.Second, 106*time.Minute + 39*time.Second},
+		{Calendar, -31 * 24 * time.Hour, time.Second, 31*24*time.Hour + 106*time.Minute + 39*time.Second},
+		{Calendar, 2 * time.Hour, time.Second, 0},
 		{GCRA, time.Hour, time.Second, 59 * time.Second},
 	} {
 		minute.Algorithm = tc.algorithm
-		l := ledger(t, 0, minute)
+		l := ledger(t, 0, byCalendar(minute))
 		l.Charge(at(0), two, 0, false)
 		now := at(tc.elapsed)
 		now.Wall += tc.step.Microseconds()
@@ -210,7 +221,7 @@ func TestFixedWindowAcrossTheBoundary(t *testing.T) {
 func TestCancel(t *testing.T) {
 	const guard = 50 * time.Millisecond
 	for _, a := range all {
-		tier := Tier{Limit: 100, Window: time.Second, Algorithm: a}
+		tier := byCalendar(Tier{Limit: 100, Window: time.Second, Algorithm: a})
 		if a == Concurrency {
 			tier.Window = 0
 		}
@@ -266,6 +277,8 @@ func TestUsage(t *testing.T) {
 		{Tier{Limit: 4, Window: time.Second, Algorithm: GCRA}, 1, 0, 250 * time.Millisecond},
 		{Tier{Limit: 1, Window: time.Second, Burst: 3, Algorithm: TokenBucket}, 3, 500 * time.Millisecond, 2500 * time.Millisecond},
 		{Tier{Limit: 3, Algorithm: Concurrency}, 3, -1, -1},
+		{Tier{Limit: 4, Algorithm: Calendar, Period: Day}, 3, 0, 106*time.Minute + 39500*time.Millisecond},
+		{Tier{Limit: 3, Algorithm: Calendar, Period: Day}, 3, 106*time.Minute + 39500*time.Millisecond, 106*time.Minute + 39500*time.Millisecond},
 	} {
 		l := ledger(t, 0, tc.tier)
 		l.Charge(at(0), []int64{3}, 0, true)
@@ -290,7 +303,7 @@ func TestFreshAgreesWithUsage(t *testing.T) {
 		if a == Concurrency {
 			continue
 		}
-		l := ledger(t, 50*time.Millisecond, Tier{Limit: 5, Window: time.Second, Algorithm: a})
+		l := ledger(t, 50*time.Millisecond, byCalendar(Tier{Limit: 5, Window: time.Second, Algorithm: a}))
 		l.Charge(at(0), []int64{2}, 0, false)
 		l.Charge(at(300*time.Millisecond), []int64{1}, 0, false)
 		now := at(310 * time.Millisecond)

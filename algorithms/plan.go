@@ -21,6 +21,7 @@ type Plan struct {
 	unit       []int  // which unit each tier counts
 	estimated  []bool // of each unit
 	departures []departure
+	calendars  []*calendar
 	units      []string
 	guard      int64 // microseconds
 	grain      int   // a slot of the guard is 1<<grain microseconds
@@ -29,6 +30,7 @@ type Plan struct {
 	start      time.Time // what was sent before is unknown, zero if nothing was
 	learns     *view     // of the first tier whose boundaries may be learned, nil if there is none
 	aligned    bool
+	budgets    bool // a tier is one
 	concurrent bool
 	estimates  bool // some unit is estimated
 }
@@ -119,6 +121,10 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 func (p *Plan) add(t Tier, declared int) {
 	u := slices.Index(p.units, t.Unit)
 	r := newRule(t, site{word: p.base, ring: p.rings, unit: u})
+	if c, ok := r.(*calendar); ok {
+		c.tier = len(p.tiers)
+		p.calendars = append(p.calendars, c)
+	}
 	words, rings := r.words()
 	p.tiers = append(p.tiers, t)
 	p.declared = append(p.declared, declared)
@@ -132,7 +138,8 @@ func (p *Plan) add(t Tier, declared int) {
 	}
 	p.base += words
 	p.rings += rings
-	p.aligned = p.aligned || t.Algorithm.isAligned()
+	p.aligned = p.aligned || t.Algorithm.isAligned() || t.Algorithm == Calendar
+	p.budgets = p.budgets || t.Budget
 	p.concurrent = p.concurrent || t.Algorithm == Concurrency
 }
 
@@ -154,6 +161,8 @@ func newRule(t Tier, s site) rule {
 		return newBucket(t, s)
 	case Concurrency:
 		return &concurrency{s, t.Limit}
+	case Calendar:
+		return newCalendar(t, s)
 	default:
 		return newSlidingLog(t, s)
 	}

@@ -51,14 +51,17 @@ func ParseDuration(s string) (time.Duration, error) {
 func (t Tier) String() string {
 	var b strings.Builder
 	b.WriteString(strconv.FormatInt(t.Limit, 10))
-	if t.Window != 0 || t.Algorithm != Concurrency {
+	switch {
+	case t.Window == 0 && t.Algorithm == Calendar:
+		b.WriteString("/" + t.Period.String())
+	case t.Window != 0 || t.Algorithm != Concurrency:
 		b.WriteString("/" + FormatDuration(t.Window, true))
 	}
 	option := func(name, value string) { b.WriteString(";" + name + "=" + value) }
 	if t.Unit != "" {
 		option("unit", t.Unit)
 	}
-	if t.Algorithm != SlidingLog {
+	if t.Algorithm != SlidingLog && t.Algorithm != Calendar {
 		option("algo", t.Algorithm.String())
 	}
 	if t.Burst != 0 {
@@ -80,12 +83,20 @@ func (t Tier) String() string {
 	if t.Estimated {
 		option("estimated", "true")
 	}
+	if t.Zone != "" {
+		option("zone", t.Zone)
+	}
+	if t.Budget {
+		option("budget", "true")
+	}
 	return b.String()
 }
 
 // ParseTier reads a limit and a window, "10000/h" or "60/20s", and any of the
-// options unit, algo, burst, precision, phase (which may be "unknown"), spread and estimated ("true"), each after
-// a semicolon. A concurrency tier has no window: "10;algo=concurrency". The tier it returns is valid.
+// options unit, algo, burst, precision, phase (which may be "unknown"), spread, zone,
+// budget and estimated (true or false), each after a semicolon. The windows day, week
+// and month are those of a calendar tier. A concurrency tier has no window:
+// "10;algo=concurrency". The tier it returns is valid.
 func ParseTier(spec string) (Tier, error) {
 	fields := strings.Split(spec, ";")
 	var t Tier
@@ -95,8 +106,11 @@ func ParseTier(spec string) (Tier, error) {
 		return Tier{}, fmt.Errorf("limit: %w", err)
 	}
 	t.Limit = n
-	if hasWindow {
-		if t.Window, err = ParseDuration(strings.TrimSpace(window)); err != nil {
+	window = strings.TrimSpace(window)
+	if p, ok := parsePeriod(window); ok {
+		t.Period, t.Algorithm = p, Calendar
+	} else if hasWindow {
+		if t.Window, err = ParseDuration(window); err != nil {
 			return Tier{}, fmt.Errorf("window: %w", err)
 		}
 	}
@@ -117,9 +131,13 @@ func ParseTier(spec string) (Tier, error) {
 		case "spread":
 			t.Spread, err = ParseCount(value)
 		case "estimated":
-			t.Estimated, err = strconv.ParseBool(value)
+			t.Estimated, err = parseBool(value)
+		case "zone":
+			t.Zone = value
+		case "budget":
+			t.Budget, err = parseBool(value)
 		default:
-			err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase, spread or estimated")
+			err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase, spread, zone, budget or estimated")
 		}
 		return err
 	})

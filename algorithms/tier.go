@@ -27,12 +27,13 @@ const (
 	LeakyBucket                     // a funnel of Burst units, drained at Limit per Window
 	GCRA                            // the same arithmetic told as a theoretical arrival time
 	Concurrency                     // at most Limit at once
+	Calendar                        // days, weeks or months of a time zone
 	algorithmCount
 )
 
 var algorithmNames = [algorithmCount]string{
 	"sliding_log", "sliding_window", "weighted_window", "fixed_window", "anchored_window",
-	"token_bucket", "leaky_bucket", "gcra", "concurrency",
+	"token_bucket", "leaky_bucket", "gcra", "concurrency", "calendar",
 }
 
 // String returns the name that ParseAlgorithm takes, such as "token_bucket".
@@ -55,6 +56,7 @@ func ParseAlgorithm(name string) (Algorithm, error) {
 
 func (a Algorithm) isBucket() bool  { return a == TokenBucket || a == LeakyBucket || a == GCRA }
 func (a Algorithm) isAligned() bool { return a == FixedWindow || a == WeightedWindow }
+func (a Algorithm) hasWindow() bool { return a != Concurrency && a != Calendar }
 
 // Requests is the unit of a Tier that names none.
 const Requests = "requests"
@@ -63,13 +65,16 @@ const Requests = "requests"
 // provider counts them. "10,000 requests an hour" is Tier{Limit: 10000, Window: time.Hour}.
 type Tier struct {
 	Limit     int64         // units admitted per Window; > 0
-	Window    time.Duration // > 0 and whole microseconds, but for Concurrency, where it must be zero
+	Window    time.Duration // > 0 and whole microseconds, but for Concurrency and Calendar, where it must be zero
 	Algorithm Algorithm     // how the provider counts. If zero, SlidingLog
 	Burst     int64         // capacity of TokenBucket, LeakyBucket and GCRA, in units. If zero, Limit
 	Precision time.Duration // sub-bucket of SlidingWindow, whole microseconds. If zero, Window/60
 	Phase     time.Duration // offset of the boundaries of FixedWindow and WeightedWindow from the Unix epoch; of FixedWindow it may be UnknownPhase
 	Unit      string        // what is counted. If empty, "requests"
 	Spread    int64         // how many units may go at once, the others evenly over the Window. If zero, all
+	Period    Period        // what Calendar counts over: Day, Week or Month
+	Zone      string        // by whose clocks the Period begins, such as Europe/Berlin; programs on machines that know no zones import time/tzdata. If empty, UTC
+	Budget    bool          // where it is used up, callers are refused at once with ErrExhausted instead of waiting for room
 	Estimated bool          // what a request costs in Unit is an estimate until it is settled, see Settle. If one tier says so, it holds for all of the Unit
 }
 
@@ -119,6 +124,9 @@ const (
 	maxWindowUS   = int64(MaxWindow / time.Microsecond)
 )
 
+// reserved are the characters that a tier's text gives a meaning.
+const reserved = "+;|=\" \t\r\n"
+
 // Validate reports everything that is wrong with the tier, each problem with
 // its field, its value and what is allowed.
 func (t Tier) Validate() error {
@@ -131,13 +139,13 @@ func (t Tier) Validate() error {
 	if t.Algorithm >= algorithmCount {
 		bad("Algorithm is %d: it must be one of %s", uint8(t.Algorithm), strings.Join(algorithmNames[:], ", "))
 	}
-	if strings.ContainsAny(t.Unit, "+;|=\" \t\r\n") {
+	if strings.ContainsAny(t.Unit, reserved) {
 		bad("Unit is %q: it must have no space and none of + ; | = \"", t.Unit)
 	}
 	switch {
 	case t.Algorithm == Concurrency && t.Window != 0:
 		bad("Window is %v: Concurrency has none, leave it zero", t.Window)
-	case t.Algorithm != Concurrency:
+	case t.Algorithm.hasWindow():
 		errs = append(errs, checkLength("Window", t.Window, time.Microsecond, MaxWindow))
 	}
 	switch {
@@ -163,6 +171,7 @@ func (t Tier) Validate() error {
 	default:
 		errs = append(errs, checkLength("Phase", t.Phase, 0, t.Window-time.Microsecond))
 	}
+	t.checkCalendar(bad)
 	switch {
 	case t.Spread == 0:
 	case t.Algorithm == Concurrency:
@@ -200,6 +209,9 @@ func (t Tier) normal() Tier {
 	}
 	if t.Phase == UnknownPhase {
 		t.Algorithm = SlidingLog
+	}
+	if t.Algorithm == Calendar && t.Zone == "" {
+		t.Zone = "UTC"
 	}
 	t.Spread = 0
 	if t.Algorithm == SlidingLog && t.Limit > MaxLog {

@@ -36,6 +36,15 @@ func TestTierValidate(t *testing.T) {
 		{"phase of a whole window", Tier{Limit: 1, Window: second, Algorithm: FixedWindow, Phase: second}, []string{"Phase is 1s: it must be from 0s to 999.999ms"}},
 		{"phase of a bucket", Tier{Limit: 1, Window: second, Algorithm: GCRA, Phase: 1000}, []string{"Phase is 1µs: gcra has none"}},
 		{"unit", Tier{Limit: 1, Window: second, Unit: "a b"}, []string{`Unit is "a b"`}},
+		{"calendar", Tier{Limit: 1, Algorithm: Calendar, Period: Month, Zone: "Europe/Berlin", Budget: true}, nil},
+		{"calendar with window", Tier{Limit: 1, Window: second, Algorithm: Calendar, Period: Day, Spread: 1}, []string{"Window is 1s: Calendar has a Period instead", "Spread is 1: the periods"}},
+		{"calendar without period", Tier{Limit: 1, Algorithm: Calendar}, []string{"Period is 0: it must be Day, Week or Month"}},
+		{"period of a log", Tier{Limit: 1, Window: second, Period: Day, Zone: "UTC"}, []string{"Period is day: sliding_log has none", `Zone is "UTC": sliding_log has none`}},
+		{"zone", Tier{Limit: 1, Algorithm: Calendar, Period: Day, Zone: "Mars/Olympus"}, []string{`Zone is "Mars/Olympus": unknown time zone Mars/Olympus: use a name of the IANA database`, "import time/tzdata"}},
+		{"zone of the machine", Tier{Limit: 1, Algorithm: Calendar, Period: Day, Zone: "Local"}, []string{`Zone is "Local": it must be the name of a place`}},
+		{"zone with a plus", Tier{Limit: 1, Algorithm: Calendar, Period: Day, Zone: "Etc/GMT+5"}, []string{`Zone is "Etc/GMT+5": it must be the name of a place`}},
+		{"budget", Tier{Limit: 1, Window: second, Budget: true}, nil},
+		{"budget of permits", Tier{Limit: 1, Algorithm: Concurrency, Budget: true}, []string{"Budget is true: what Concurrency has no room for waits"}},
 		{"everything", Tier{Limit: 0, Window: 0, Burst: 1, Phase: 1, Unit: "+"}, []string{"Limit", "Window", "Burst", "Phase", "Unit"}},
 	} {
 		err := tc.tier.Validate()
@@ -65,6 +74,9 @@ func TestParseTier(t *testing.T) {
 		{"100000/m;unit=tokens;algo=token_bucket;burst=20000", Tier{Limit: 100000, Window: time.Minute, Unit: "tokens", Algorithm: TokenBucket, Burst: 20000}},
 		{"10;algo=concurrency", Tier{Limit: 10, Algorithm: Concurrency}},
 		{"6000/m;algo=fixed_window;phase=500ms", Tier{Limit: 6000, Window: time.Minute, Algorithm: FixedWindow, Phase: 500 * time.Millisecond}},
+		{"100000000/month;unit=usd;zone=Europe/Berlin;budget=true", Tier{Limit: 100_000_000, Unit: "usd", Algorithm: Calendar, Period: Month, Zone: "Europe/Berlin", Budget: true}},
+		{"7/ week ;algo=calendar", Tier{Limit: 7, Algorithm: Calendar, Period: Week}},
+		{"5/s;budget=true", Tier{Limit: 5, Window: time.Second, Budget: true}},
 		{"9/h;algo=sliding_window; precision = 10s", Tier{Limit: 9, Window: time.Hour, Algorithm: SlidingWindow, Precision: 10 * time.Second}},
 	} {
 		got, err := ParseTier(tc.spec)
@@ -89,6 +101,9 @@ func TestParseTier(t *testing.T) {
 		"5/s;speed=3":            `option "speed": is not an option of a tier`,
 		"5/s;unit=a;unit=b":      `option "unit" stands twice`,
 		"5/s;burst=3":            "Burst is 3: sliding_log has none",
+		"5/day;budget=yes":       `option "budget": "yes" is neither true nor false`,
+		"5/day;algo=gcra":        "Period is day: gcra has none",
+		"5/s;algo=calendar":      "Window is 1s: Calendar has a Period instead",
 		"5/s;algo=concurrency":   "Window is 1s: Concurrency has none",
 		"99999999999999999999/s": "is not a whole number",
 		"5/9999999999d":          "is not a length of time",

@@ -149,6 +149,9 @@ func (q *cell) Reserve(ctx context.Context, r store.Request) (store.Booking, err
 	if got.retryAfter >= 0 {
 		b.Wait = max(fastest, q.atMost(max(1, r.Cost[0]-got.remaining), got.retryAfter))
 	}
+	if q.tier.Budget {
+		b.Verdict = store.Exhausted
+	}
 	return b, nil
 }
 

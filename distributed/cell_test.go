@@ -240,6 +240,18 @@ func TestCellSends(t *testing.T) {
 	}
 }
 
+// Nobody waits for a budget there either.
+func TestCellBudget(t *testing.T) {
+	p := gcra(10, time.Minute, 2)
+	p.Tiers[0].Budget = true
+	l := newLimiter(t, p, distributed.Cell(newCellServer(t, redisCell).client(t)))
+	for i, want := range []error{nil, nil, throttle.ErrExhausted} {
+		if err := l.Wait(t.Context()); !errors.Is(err, want) {
+			t.Errorf("request %d: %v, want %v", i, err, want)
+		}
+	}
+}
+
 // What it makes of a refusal: the longest that the wait can be, by what the server
 // says and by what the tier can need.
 func TestCellWait(t *testing.T) {

@@ -42,6 +42,7 @@ var permanent = []struct{ reply, fix string }{
 	{"THROTTLE version", "a newer release keeps this quota: upgrade this one"},
 	{"THROTTLE foreign", "something else is stored under the name: use another Options.Prefix"},
 	{"THROTTLE corrupt", "the value was damaged: delete the key, and the quota starts anew"},
+	{"THROTTLE clocks", "set them: a tier counts by the calendar"},
 	{"NOPERM", lacksRight},
 	{"ERR The user executing the script can't ", lacksRight}, // Redis 7.0
 	{"ERR ACL failure in script", lacksRight},                // later

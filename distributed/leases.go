@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -19,13 +20,14 @@ type leases struct {
 	owner int64
 	turn  chan struct{} // holds one while a call is made
 
-	mu      sync.Mutex // guards all below
-	number  int64      // of the last call
-	held    []int64    // by unit
-	settled []int64    // by unit, since the last call
-	telling []int64    // by unit, of that, what this call tells
-	untold  bool       // held has become less since the last call
-	tells   bool       // a goroutine is about to tell
+	mu      sync.Mutex                  // guards all below
+	number  int64                       // of the last call
+	held    []int64                     // by unit
+	settled []int64                     // by unit, since the last call
+	telling []int64                     // by unit, of that, what this call tells
+	crossed func([]algorithms.Crossing) // who is told where calendar tiers have come to
+	untold  bool                        // held has become less since the last call
+	tells   bool                        // a goroutine is about to tell
 	renewal *time.Timer
 }
 
@@ -102,15 +104,20 @@ func (l *leases) add(cost []int64, sign int64) {
 
 // release gives back places, and settle estimates: what they really cost is nil where
 // that is nothing. Redis is told in a goroutine that ends with the call.
-func (l *leases) release(cost []int64) { l.giveBack(cost, nil, false) }
+func (l *leases) release(cost []int64) { l.giveBack(cost, nil, nil, false) }
 
-func (l *leases) settle(cost, actual []int64) { l.giveBack(cost, actual, true) }
+func (l *leases) settle(cost, actual []int64, crossed func([]algorithms.Crossing)) {
+	l.giveBack(cost, actual, crossed, true)
+}
 
-func (l *leases) giveBack(cost, actual []int64, estimated bool) {
+func (l *leases) giveBack(cost, actual []int64, crossed func([]algorithms.Crossing), estimated bool) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
+	if crossed != nil {
+		l.crossed = crossed
+	}
 	for u, n := range cost {
 		if l.quota.plan.Estimated(u) != estimated {
 			continue
@@ -156,10 +163,17 @@ func (l *leases) tell() {
 
 func (l *leases) sync() error {
 	reply, t, err := l.quota.call(context.Background(), l.quota.begin("l", 0))
-	if err == nil {
-		l.quota.learn(parseHeader(reply), t)
+	if err != nil {
+		return err
 	}
-	return err
+	l.quota.learn(parseHeader(reply), t)
+	l.mu.Lock()
+	crossed := l.crossed
+	l.mu.Unlock()
+	if _, told := l.quota.crossed(reply[headerLen:]); told != nil && crossed != nil {
+		crossed(told)
+	}
+	return nil
 }
 
 // renewLater sees to it that what is held is told again before the lease ends. It

@@ -36,12 +36,12 @@ func newShare(p *algorithms.Plan, workers int) *share {
 }
 
 // part is one of n equal parts of a tier. Where that is less than one unit, the
-// window is longer instead; of fewer open requests than processes nobody has a part.
+// window is longer instead; where there is none to be longer nobody has a part.
 func part(t algorithms.Tier, n int64) algorithms.Tier {
 	if t.Burst > 0 {
 		t.Burst = max(1, t.Burst/n)
 	}
-	if t.Limit >= n || t.Algorithm == algorithms.Concurrency {
+	if t.Limit >= n || t.Window == 0 {
 		t.Limit /= n
 		return t
 	}

@@ -35,6 +35,7 @@ type quota struct {
 	key     string // its name in Redis
 	plan    *algorithms.Plan
 	args    []any // of the plan
+	budgets []any // its tiers that are, from 1
 	ahead   int   // how many of one trip may be booked for later
 	circuit *circuit
 	leases  *leases // nil unless a tier limits concurrency or a unit is estimated
@@ -81,6 +82,11 @@ func (s *Store) newQuota(key string, plan *algorithms.Plan) *quota {
 	if _, ok := s.rdb.(*redis.ClusterClient); ok {
 		q.circuit = new(circuit) // one shard may be away while the others answer
 	}
+	for i := range plan.Tiers() {
+		if plan.Exhausted(i) {
+			q.budgets = append(q.budgets, i+1)
+		}
+	}
 	if plan.Concurrent() || plan.Estimates() {
 		q.leases = newLeases(q)
 	}
@@ -111,10 +117,20 @@ func microseconds(n int64) time.Duration { return time.Duration(n) * time.Micros
 func (q *quota) begin(op string, more int) []any {
 	args := make([]any, 0, 1+len(q.args)+2+len(q.plan.Units())+more)
 	args = append(append(args, op), q.args...)
+	args = appendCost(args, q.plan.Starts(time.Now().UnixMicro()))
 	if q.leases != nil {
 		args = q.leases.append(args)
 	}
 	return args
+}
+
+// beginReserve begins a reservation: with the tiers for which nobody waits, if there are any.
+func (q *quota) beginReserve(more int) []any {
+	if len(q.budgets) == 0 {
+		return q.begin("r", more)
+	}
+	args := append(q.begin("b", 1+len(q.budgets)+more), len(q.budgets))
+	return append(args, q.budgets...)
 }
 
 func appendCost(args []any, cost []int64) []any {
@@ -199,7 +215,7 @@ func (q *quota) bookTrip(behind *store.Ahead, requests []store.Request) *trip {
 			// before those that travel with it.
 			within, floor = q.store.options.Horizon, lastInstant
 		}
-		args := append(q.begin("r", 3+n*(2+len(q.plan.Units()))), max(0, ahead), floor, micros(t.guard))
+		args := append(q.beginReserve(3+n*(2+len(q.plan.Units()))), max(0, ahead), floor, micros(t.guard))
 		t.calls = append(t.calls, &call{args: appendRequests(args, requests[:n], within)})
 		requests, ahead = requests[n:], ahead-n
 	}
@@ -265,10 +281,13 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Booking {
 			closed := store.Booking{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
 			return append(got, slices.Repeat([]store.Booking{closed}, len(requests))...)
 		}
-		decided := c.reply[headerLen:]
+		decided, crossed := q.crossed(c.reply[headerLen:])
 		ahead := make([]store.Ahead, len(decided)/2)
 		for i := range ahead {
 			b := q.decided(decided[2*i], decided[2*i+1], h, t, requests[i], &ahead[i])
+			if b.Verdict == store.Admitted {
+				b.Crossed, crossed = crossed, nil
+			}
 			if !stopped || b.Verdict == store.Admitted {
 				got = append(got, b)
 			}
@@ -278,6 +297,21 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Booking {
 		requests = requests[n:]
 	}
 	return got
+}
+
+// crossed parts what was decided from what is told of calendar tiers.
+func (q *quota) crossed(own []int64) (decided []int64, crossed []algorithms.Crossing) {
+	at := len(own)
+	for i := len(q.plan.Tiers()) - 1; i >= 0; i-- {
+		if q.plan.Tiers()[i].Algorithm != algorithms.Calendar {
+			continue
+		}
+		at -= 4
+		if c := own[at:]; c[1] > 0 {
+			crossed = append(crossed, algorithms.Crossing{Tier: i, From: int(c[0]), To: int(c[1]), Used: c[2], Until: time.UnixMicro(c[3])})
+		}
+	}
+	return own[:at], crossed
 }
 
 // lead is how long before a time that was waited for the next ones are asked for:
@@ -307,6 +341,8 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + t.good()), At: at, Cost: r.Cost, Guard: t.guard, State: h.generation}
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
 		b.Verdict, b.Flight, b.At, b.Ahead = store.Admitted, algorithms.Flight(at), at, a
+	case q.plan.Exhausted(b.Tier):
+		b.Verdict = store.Exhausted
 	case b.Wait > r.Within:
 		b.Verdict = store.Late
 	default:

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"hash/fnv"
 	"strings"
-	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
 )
@@ -18,7 +17,7 @@ var scriptFiles embed.FS
 var scriptParts = []string{
 	"number", "pack", "plan", "queue", "flight",
 	"slidinglog", "slidingwindow", "anchoredwindow", "fixedwindow", "weightedwindow", "gcra", "concurrency",
-	"pool", "state", "convert", "tiers", "lease", "main", "save",
+	"pool", "state", "calendar", "convert", "tiers", "lease", "main", "save",
 }
 
 // The script that decides, and the name by which a server knows it.
@@ -64,18 +63,23 @@ func planArgs(p *algorithms.Plan) []any {
 		args = append(args, hash)
 	}
 	for _, t := range p.Tiers() {
-		args = append(args, int(t.Algorithm), unit[t.Unit], t.Limit, t.Window.Microseconds(), t.Burst, extra(t).Microseconds())
+		args = append(args, int(t.Algorithm), unit[t.Unit], t.Limit, t.Window.Microseconds(), t.Burst, extra(t))
 	}
 	return args
 }
 
-// extra is what only one algorithm knows of a tier.
-func extra(t algorithms.Tier) time.Duration {
+// extra is what only one algorithm knows of a tier, in µs where it is a length.
+func extra(t algorithms.Tier) int64 {
+	if t.Algorithm == algorithms.Calendar {
+		h := fnv.New64a()
+		h.Write([]byte(t.Period.String() + " " + t.Zone))
+		return int64(h.Sum64() >> 16) // what a double holds
+	}
 	if t.Phase == algorithms.UnknownPhase {
 		t.Phase = 0 // the script learns none: the window stays rolling
 	}
 	if t.Algorithm != algorithms.AnchoredWindow {
-		return t.Precision + t.Phase // no tier has both
+		return (t.Precision + t.Phase).Microseconds() // no tier has both
 	}
 	// Its rolling bound is a sliding window of the usual precision.
 	t.Algorithm, t.Burst = algorithms.SlidingWindow, 0
@@ -83,5 +87,5 @@ func extra(t algorithms.Tier) time.Duration {
 	if err != nil {
 		panic(err) // the tier was valid as it came
 	}
-	return rolling.Tiers()[0].Precision
+	return rolling.Tiers()[0].Precision.Microseconds()
 }

@@ -183,7 +183,7 @@ func TestPolicyChange(t *testing.T) {
 func policyChange(t *testing.T, s *subject) {
 	const at = 1_700_000_000_000_000
 	used := func(plan *algorithms.Plan, at int64) []int64 {
-		s.args = planArgs(plan)
+		s.change(plan)
 		got, err := s.answer(at, step{op: "q"})
 		if err != nil {
 			t.Fatal(err)
@@ -274,7 +274,7 @@ func TestLeasesChange(t *testing.T) {
 		}
 	}
 	ask(step{op: "r", lease: []int64{7, 1, 1e6, 0}, args: []int64{0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
-	s.args = planArgs(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
+	s.change(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
 	ask(step{op: "r", lease: []int64{9, 1, 1e6, 0, 0}, args: []int64{0, 0, 0, 1, -1, 0, 1}}, 2, -1)
 	ask(step{op: "r", lease: []int64{7, 2, 1e6, 0, 1}, args: []int64{0, 0, 0, 1, -1, 0, 1}}, -4, 0)
 }
@@ -296,6 +296,22 @@ func TestExpiry(t *testing.T) {
 				t.Errorf("%s: expires in %d ms, answered %d", tiers, left, got[2])
 			}
 		}
+	}
+}
+
+// TestCalendarExpiry: the key of a month lives until that ends, and no longer than it must.
+func TestCalendarExpiry(t *testing.T) {
+	rdb := redistest.Start(t).Client()
+	s := newSubject(t, rdb, scriptSource, func(time.Time) {})
+	s.begin(planOf(t, 50*time.Millisecond, "100/month;zone=Asia/Beirut"))
+	now := time.Now()
+	if _, err := s.answer(now.UnixMicro(), step1(1)); err != nil {
+		t.Fatal(err)
+	}
+	ends := time.UnixMicro(s.plan.Starts(now.UnixMicro())[2])
+	expires := time.Now().Add(rdb.PTTL(context.Background(), s.key).Val())
+	if expires.Before(ends.Add(time.Millisecond)) || expires.After(ends.Add(2*time.Second)) {
+		t.Errorf("expires at %v, and the month ends at %v", expires, ends)
 	}
 }
 
@@ -420,7 +436,7 @@ func TestSpeed(t *testing.T) {
 			"50/s;algo=fixed_window", "50/s;algo=anchored_window", "50/s;algo=gcra"}},
 	} {
 		told.begin(planOf(t, c.guard, c.tiers...))
-		now.key, now.args = told.key, told.args
+		now.key, now.plan, now.args = told.key, told.plan, told.args
 		start := rdb.Time(ctx).Val().UnixMicro()
 		step := c.guard.Microseconds() / slots
 		for i := range int64(slots) {

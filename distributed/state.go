@@ -23,7 +23,7 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	}
 	guard := q.guard(requests)
 	q.leases.lock()
-	args := append(q.begin("r", 6), 0, 0, micros(guard))
+	args := append(q.beginReserve(6), 0, 0, micros(guard))
 	_, t, lost := q.call(ctx, appendRequests(args, requests, within))
 	err := lost
 	var got []store.Booking
@@ -210,7 +210,7 @@ func (q *quota) Unbook(bookings []store.Booking) {
 // drop gives back what is held of a booking that will not be used.
 func (q *quota) drop(b store.Booking, cost []int64) {
 	q.Release(b, cost)
-	q.leases.settle(cost, nil)
+	q.leases.settle(cost, nil, nil)
 	q.share.settle(b, cost, nil)
 }
 
@@ -253,12 +253,12 @@ func (q *quota) Release(b store.Booking, cost []int64) {
 }
 
 // Settle says what was really spent with the next call, or one of its own.
-func (q *quota) Settle(b store.Booking, cost, actual []int64) {
+func (q *quota) Settle(b store.Booking, cost, actual []int64, crossed func([]algorithms.Crossing)) {
 	if b.Ahead.State == alone {
 		q.share.settle(b, cost, actual)
 		actual = nil // it is charged when Redis is back
 	}
-	q.leases.settle(cost, actual)
+	q.leases.settle(cost, actual, crossed)
 }
 
 // Return gives back what is held, and in a goroutine that ends with the call, takes the

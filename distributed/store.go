@@ -26,6 +26,10 @@
 // burst or window too much passes, besides what was booked before, as nobody can
 // tell the step from idleness.
 //
+// Scripts know no time zones: what the days and months of a Calendar tier are is told with
+// each call. The clock of a process may be up to a period away from Redis's; farther,
+// its calls are errors. Which period it is, Redis's clock decides.
+//
 // # Concurrency
 //
 // What a process holds of a Concurrency tier is leased to it for Options.Lease and

@@ -32,7 +32,8 @@ type twin struct {
 	concurrent bool
 	estimates  bool
 
-	alive                    bool // a state exists
+	known                    int64 // what would be at this instant or later is not booked
+	alive                    bool  // a state exists
 	now, wall, gen, frontier int64
 	crowd                    int64 // how many were booked at the frontier
 	until, epoch             int64
@@ -56,7 +57,10 @@ type lease struct {
 	held               []int64
 }
 
-var errStale = errors.New("stale")
+var (
+	errStale  = errors.New("stale")
+	errClocks = errors.New("clocks")
+)
 
 func newTwin(plan *algorithms.Plan) *twin {
 	m := new(twin)
@@ -120,6 +124,15 @@ func (m *twin) open(unit int) (n int64) {
 
 // answer runs one step at a TIME.
 func (m *twin) answer(time int64, s step) ([]int64, error) {
+	known := int64(math.MaxInt64)
+	starts := m.plan.Starts(time + s.skew)
+	for ; len(starts) > 0; starts = starts[5:] {
+		if time < starts[0] || time >= starts[3] {
+			return nil, errClocks
+		}
+		next, _ := slices.BinarySearch(starts[:5], time+1)
+		known = min(known, starts[next+1])
+	}
 	if !m.alive {
 		plan := m.plan
 		*m = twin{alive: true, wall: time, gen: time}
@@ -128,6 +141,10 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	before := *m
 	m.now += max(0, time-m.wall)
 	m.wall = time
+	m.known = known
+	if known < math.MaxInt64 {
+		m.known -= m.wall - m.now
+	}
 	if m.leased() && !m.sync(s.lease) {
 		*m = before
 		return nil, errStale
@@ -136,6 +153,8 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	switch s.op {
 	case "r":
 		own = m.reserve(args{s.args})
+	case "b":
+		own = m.reserve(args{s.args[1+s.args[0]:]})
 	case "u":
 		own = m.unbook(args{s.args})
 	case "p":
@@ -144,6 +163,8 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		own = m.status()
 	case "c":
 		m.count(s.args)
+	case "l":
+		own = m.crossed(true)
 	case "o":
 		m.observe(args{s.args})
 	}
@@ -307,8 +328,12 @@ func (m *twin) reserve(a args) (out []int64) {
 		return nil
 	}
 	m.drain()
+	if held := max(m.now, m.until); held >= m.known {
+		return append([]int64{-1, held}, m.crossed(false)...)
+	}
 	m.advance(max(m.now, m.until))
 	booked := false
+	defer func() { out = append(out, m.crossed(booked)...) }()
 	for len(a.rest) > 0 {
 		count, within := a.next(), a.next()
 		cost := a.cost(len(m.plan.Units()))
@@ -334,11 +359,20 @@ func (m *twin) reserve(a args) (out []int64) {
 				at, tier = m.earliest(cost)
 			}
 			switch {
-			case at > 1<<52:
-				if out = append(out, int64(tier), -1); m.estimates {
-					m.starving = true
-					return out
+			case tier > 0 && m.plan.Exhausted(tier-1):
+				if at > 1<<52 {
+					at = -1
 				}
+				out = append(out, int64(tier), at)
+				continue
+			case at > 1<<52 && m.estimates:
+				m.starving = true
+				return append(out, int64(tier), -1)
+			case at >= m.known:
+				out = append(out, int64(tier), m.known)
+				continue
+			case at > 1<<52:
+				out = append(out, int64(tier), -1)
 				continue
 			case within >= 0 && at-m.now > within, within == -2:
 				out = append(out, int64(tier), at)
@@ -365,6 +399,27 @@ func (m *twin) reserve(a args) (out []int64) {
 				m.probe = false
 				m.advance(at + 1_000_000)
 			}
+		}
+	}
+	return out
+}
+
+// crossed is what is told of each calendar tier.
+func (m *twin) crossed(booked bool) (out []int64) {
+	told := make(map[int]algorithms.Crossing)
+	if booked && m.ledger != nil {
+		for _, c := range m.ledger.Crossings(m.moment(m.frontier)) {
+			told[m.ledgerTier[c.Tier]] = c
+		}
+	}
+	for i, t := range m.plan.Tiers() {
+		if t.Algorithm != algorithms.Calendar {
+			continue
+		}
+		if c, ok := told[i]; ok {
+			out = append(out, int64(c.From), int64(c.To), c.Used, c.Until.UnixMicro())
+		} else {
+			out = append(out, 0, 0, 0, 0)
 		}
 	}
 	return out
@@ -520,6 +575,7 @@ func (m *twin) mustBeFresh(t testing.TB, at int64) {
 type step struct {
 	op          string
 	lease, args []int64
+	skew        int64 // how far the caller's wall clock is ahead of TIME
 }
 
 func (s step) String() string {
@@ -542,6 +598,7 @@ func numbers(list []int64) string {
 type subject struct {
 	rdb  *redis.Client
 	key  string
+	plan *algorithms.Plan
 	args []any // of the plan
 	// set tells the server the time, where that can be done; nil where the script
 	// is told, by one more argument.
@@ -581,11 +638,14 @@ func newSubject(t testing.TB, rdb *redis.Client, source string, set func(time.Ti
 // begin turns to an unused quota.
 func (s *subject) begin(plan *algorithms.Plan) {
 	s.key = "quota:" + strconv.FormatUint(rand.Uint64(), 36)
-	s.args = planArgs(plan)
+	s.change(plan)
 }
 
+// change turns to another plan.
+func (s *subject) change(plan *algorithms.Plan) { s.plan, s.args = plan, planArgs(plan) }
+
 func (s *subject) answer(at int64, st step) ([]int64, error) {
-	args := append([]any{st.op}, s.args...)
+	args := appendCost(append([]any{st.op}, s.args...), s.plan.Starts(at+st.skew))
 	for _, n := range st.lease {
 		args = append(args, n)
 	}
@@ -681,7 +741,7 @@ func playFile(t *testing.T, s *subject, file string) {
 				s.begin(plan)
 			} else {
 				m.change(plan)
-				s.args = planArgs(plan)
+				s.change(plan)
 			}
 		case word[0] == '@':
 			n := integers(t, word[1:])[0]
@@ -780,6 +840,9 @@ func (g *generator) tier(a algorithms.Algorithm) algorithms.Tier {
 		t.Estimated = true
 	}
 	switch {
+	case a == algorithms.Calendar:
+		t.Window, t.Period = 0, pick(g, algorithms.Day, algorithms.Week, algorithms.Month)
+		t.Zone = pick(g, "", "Europe/Berlin", "America/Sao_Paulo", "Asia/Beirut")
 	case a == algorithms.SlidingWindow:
 		t.Precision = pick[time.Duration](g, 0, t.Window/3, t.Window/100).Truncate(time.Microsecond)
 	case a == algorithms.FixedWindow, a == algorithms.WeightedWindow:
@@ -790,6 +853,7 @@ func (g *generator) tier(a algorithms.Algorithm) algorithms.Tier {
 			t.Limit, t.Window, t.Burst = 999_983*pick[int64](g, 1, 1000), 30*24*time.Hour, pick[int64](g, 0, 3, 999)
 		}
 	}
+	t.Budget = a != algorithms.Concurrency && g.IntN(6) == 0
 	return t
 }
 
@@ -797,8 +861,11 @@ func (g *generator) newPlan() *algorithms.Plan {
 	var tiers []algorithms.Tier
 	for range 1 + g.IntN(4) {
 		a := algorithms.Algorithm(g.IntN(int(algorithms.Concurrency)))
-		if g.IntN(10) == 0 {
+		switch g.IntN(10) {
+		case 0:
 			a = algorithms.Concurrency
+		case 1:
+			a = algorithms.Calendar
 		}
 		tiers = append(tiers, g.tier(a))
 	}
@@ -823,11 +890,12 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		at += g.elapse(at, m)
 		st, owner := g.step(m, at)
 		got := compare(t, s, m, at, st)
-		if st.op != "r" || got == nil {
+		if st.op != "r" && st.op != "b" || got == nil {
 			continue
 		}
-		costs := costsOf(st.args[3:], len(g.plan.Units()))
-		for i := 6; i < len(got); i += 2 {
+		budgets := budgetsOf(g.plan)
+		costs := costsOf(st.args[len(budgets)+3:], len(g.plan.Units()))
+		for i := 6; i < len(got)-len(m.crossed(false)); i += 2 {
 			decisions++
 			if got[i] >= -1 {
 				continue
@@ -840,6 +908,19 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		}
 	}
 	return decisions
+}
+
+// budgetsOf is what a reservation begins with, if anything.
+func budgetsOf(p *algorithms.Plan) (list []int64) {
+	for i, t := range p.Tiers() {
+		if t.Budget {
+			list = append(list, int64(i+1))
+		}
+	}
+	if list == nil {
+		return nil
+	}
+	return append([]int64{int64(len(list))}, list...)
 }
 
 func costsOf(groups []int64, units int) (costs [][]int64) {
@@ -945,6 +1026,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	if m.leased() {
 		owner = g.lease(m, at, &s)
 	}
+	s.skew = pick[int64](g, 0, 0, 0, g.Int64N(2*86400e6)-86400e6)
 	add := func(n ...int64) { s.args = append(s.args, n...) }
 	switch roll := g.IntN(21); {
 	case roll == 20:
@@ -980,6 +1062,10 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		}
 	default:
 		s.op = "r"
+		if list := budgetsOf(g.plan); list != nil {
+			s.op = "b"
+			add(list...)
+		}
 		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard())
 		for range 1 + g.IntN(3) {
 			add(pick[int64](g, 1, 2, 5, 30, 64), g.within())

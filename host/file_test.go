@@ -88,6 +88,26 @@ func TestClockOfWindows(t *testing.T) {
 	}
 }
 
+// A budget is in the file for the processes that come, and alerts with it.
+func TestBudget(t *testing.T) {
+	path := file(t)
+	told := 0
+	p := exact(throttle.Tier{Limit: 4, Algorithm: throttle.Calendar, Period: throttle.Month, Zone: "Asia/Beirut", Budget: true})
+	p.AlertAt, p.Alert = []int{50}, func(throttle.Alert) { told++ }
+	for run, want := range []error{nil, nil, throttle.ErrExhausted} {
+		s := openFile(t, path)
+		if err := limiter(t, p, s).WaitN(background, 2); !errors.Is(err, want) {
+			t.Errorf("run %d: %v, want %v", run, err, want)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if told != 1 {
+		t.Errorf("half of it was told %d times", told)
+	}
+}
+
 // Of a changed policy like tiers keep what was spent, in processes that take turns too.
 func TestTwoPolicies(t *testing.T) {
 	path := file(t)

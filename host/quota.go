@@ -201,13 +201,16 @@ func (t *turn) reserve(r store.Request) store.Booking {
 	default:
 		var at int64
 		if b.Flight, at, b.Tier = t.ledger.Take(t.now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
-			b.Verdict, b.At = store.Admitted, t.now.At
+			b.Verdict, b.At, b.Crossed = store.Admitted, t.now.At, t.ledger.Crossings(t.now)
 			if t.shut&probe > 0 {
 				t.until, t.shut = t.now.At+algorithms.Micros(store.ProbeTime), probing
 			}
 		} else {
 			b.Wait = t.now.Until(at)
 		}
+	}
+	if b.Verdict != store.Admitted && t.ledger.Plan().Exhausted(b.Tier) {
+		b.Verdict = store.Exhausted
 	}
 	return b
 }
@@ -226,7 +229,7 @@ func (q *quota) Arrived(b store.Booking, cost []int64) {
 func (q *quota) Release(store.Booking, []int64) {}
 
 // Settle does nothing: there are no estimates.
-func (q *quota) Settle(store.Booking, []int64, []int64) {}
+func (q *quota) Settle(store.Booking, []int64, []int64, func([]algorithms.Crossing)) {}
 
 // Observe is told to the file with the next transaction.
 func (q *quota) Observe(b store.Booking, seen []store.Observation) {

@@ -138,14 +138,15 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 	}
 	var at int64
 	if b.Flight, at, b.Tier = q.ledger.Take(now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
-		b.Verdict, b.At = store.Admitted, now.At
+		b.Verdict, b.At, b.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
 		if q.probe {
 			b.Probe, q.probe, q.probing, q.shut = true, false, true, false
 			q.until = now.At + algorithms.Micros(store.ProbeTime)
 		}
-	} else {
-		b.Wait = now.Until(at)
+		return b, nil
 	}
+	b.Wait = now.Until(at)
+	q.exhaust(&b)
 	return b, nil
 }
 
@@ -156,6 +157,7 @@ func (q *quota) tell(b *store.Booking, now algorithms.Moment, r store.Request) {
 		b.Verdict = store.Ready
 	}
 	b.Wait = now.Until(at)
+	q.exhaust(b)
 }
 
 // hold refuses while there is a pause or a ban.
@@ -168,8 +170,16 @@ func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
 	switch b.Wait = now.Until(max(at, q.until)); {
 	case at > q.until:
 		b.Tier = tier
+		q.exhaust(b)
 	case q.probing:
 		b.Tier = store.Probing
+	}
+}
+
+// exhaust refuses what a budget has no room for.
+func (q *quota) exhaust(b *store.Booking) {
+	if q.ledger.Plan().Exhausted(b.Tier) {
+		b.Verdict = store.Exhausted
 	}
 }
 
@@ -194,10 +204,15 @@ func (q *quota) Release(_ store.Booking, cost []int64) {
 	q.unlockAndTell(store.Freed, 0)
 }
 
-func (q *quota) Settle(_ store.Booking, cost, actual []int64) {
+func (q *quota) Settle(_ store.Booking, cost, actual []int64, crossed func([]algorithms.Crossing)) {
 	q.mu.Lock()
-	q.ledger.Settle(q.now(), cost, actual)
+	now := q.now()
+	q.ledger.Settle(now, cost, actual)
+	told := q.ledger.Crossings(now)
 	q.unlockAndTell(store.Freed, 0)
+	if told != nil && crossed != nil {
+		crossed(told)
+	}
 }
 
 func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {

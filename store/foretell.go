@@ -42,7 +42,10 @@ type forecast struct {
 
 func (f *forecast) Book(r Request, within time.Duration) (time.Duration, bool) {
 	now := f.clock()
-	at, _ := f.ledger.Earliest(now.Later(f.last.At), r.Cost)
+	at, tier := f.ledger.Earliest(now.Later(f.last.At), r.Cost)
+	if f.ledger.Plan().Exhausted(tier) {
+		return 0, true // it will be refused when its turn comes, unless something is given back
+	}
 	wait := now.Until(at)
 	if wait > within {
 		return wait, false

@@ -29,8 +29,9 @@ type Quota interface {
 	Release(b Booking, cost []int64)
 	// Settle says what a held request has really cost, in those units of which its
 	// cost was an estimate. It is called once, and before Release, where the plan has
-	// such units.
-	Settle(b Booking, cost, actual []int64)
+	// such units. crossed, which may be nil, is told once where calendar tiers have come
+	// to with it, if that is further than before, maybe later and in another goroutine.
+	Settle(b Booking, cost, actual []int64, crossed func([]algorithms.Crossing))
 	// Return gives back the charge of a held request that was never sent, as far as
 	// it is still on its way.
 	Return(ctx context.Context, b Booking, cost []int64) error
@@ -132,11 +133,12 @@ type Verdict uint8
 
 // The verdicts.
 const (
-	Later    Verdict = iota // ask again after Wait
-	Admitted                // charged: the request may be sent now, or when it is booked for
-	Closed                  // the provider has closed the quota for Wait
-	Late                    // would wait for Wait, which is too long: charged nothing
-	Ready                   // would be admitted now: charged nothing, as was asked for
+	Later     Verdict = iota // ask again after Wait
+	Admitted                 // charged: the request may be sent now, or when it is booked for
+	Closed                   // the provider has closed the quota for Wait
+	Late                     // would wait for Wait, which is too long: charged nothing
+	Exhausted                // Tier, a budget, has no room for Wait: charged nothing
+	Ready                    // would be admitted now: charged nothing, as was asked for
 )
 
 // A Booking is the answer to a Request.
@@ -150,6 +152,10 @@ type Booking struct {
 	Probe   bool              // it is the first after a pause, for which others wait
 	Outer   *Booking          // of the quota around this one, which the store does not know of
 	Ahead   *Ahead            // where it was booked for a time; nil for now
+
+	// Crossed tells where calendar tiers have come to with this charge, or with others
+	// since the last one: each percent is told to one caller of all.
+	Crossed []algorithms.Crossing
 }
 
 // Probing is the Tier of a Booking that waits for the first request after a pause.

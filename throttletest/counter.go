@@ -81,6 +81,12 @@ func newCount(t algorithms.Tier) count {
 			burst = t.Limit
 		}
 		return &bucket{limit: t.Limit, window: window, burst: burst}
+	case algorithms.Calendar:
+		zone, err := time.LoadLocation(t.Zone)
+		if err != nil {
+			panic(err) // the tier is valid
+		}
+		return &calendar{limit: t.Limit, period: t.Period, zone: zone}
 	case algorithms.Concurrency:
 		return &inFlight{limit: t.Limit}
 	}
@@ -317,6 +323,43 @@ func (b *bucket) take(t, c int64) {
 		b.start, b.n = t, 0
 	}
 	b.n += c
+}
+
+// calendar: at most limit in every day, week or month by the date on a zone's clocks.
+type calendar struct {
+	limit  int64
+	period algorithms.Period
+	zone   *time.Location
+	now    [3]int // the date that stands for the current period
+	n      int64  // units in it
+}
+
+// locate returns what all dates of the period of t have in common.
+func (c *calendar) locate(t int64) (date [3]int) {
+	local := time.UnixMicro(t).In(c.zone)
+	switch year, week := local.ISOWeek(); c.period {
+	case algorithms.Day:
+		date = [3]int{local.Year(), int(local.Month()), local.Day()}
+	case algorithms.Week:
+		date = [3]int{year, week}
+	default:
+		date = [3]int{local.Year(), int(local.Month())}
+	}
+	return date
+}
+
+func (c *calendar) fits(t, n int64) bool {
+	if c.locate(t) != c.now {
+		return n <= c.limit
+	}
+	return n <= c.limit-c.n
+}
+
+func (c *calendar) take(t, n int64) {
+	if now := c.locate(t); now != c.now {
+		c.now, c.n = now, 0
+	}
+	c.n += n
 }
 
 // inFlight: at most limit arrived and not yet released.

@@ -136,6 +136,12 @@ func TestCounter(t *testing.T) {
 			{at: 15*day + 2_592*ms - 1, units: 500_000, want: false},
 			{at: 15*day + 2_592*ms, units: 500_000, want: true},
 		}},
+		{"Calendar", []algorithms.Tier{{Limit: 3, Algorithm: algorithms.Calendar, Period: algorithms.Week, Zone: "Europe/Berlin"}}, []step{
+			{at: 0, units: 3, want: true}, // a Thursday
+			{at: 4*day - 3600*sec - 1, units: 1, want: false},
+			{at: 4*day - 3600*sec, units: 3, want: true},
+			{at: 10 * day, units: 1, want: false},
+		}},
 		{"Concurrency", []algorithms.Tier{{Limit: 3, Algorithm: algorithms.Concurrency}}, []step{
 			{at: 0, units: 2, want: true},
 			{at: 0, units: 2, want: false},

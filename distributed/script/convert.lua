@@ -1,12 +1,15 @@
 -- convert.lua: a changed policy keeps what has been spent. Units: µs.
 --
--- A tier takes over from the first old one of its algorithm, window and unit; the
+-- A tier takes over from the first old one of its algorithm, window (and period and
+-- zone, where it is of the calendar) and unit; the
 -- others begin fresh. What is on its way stays on its way. Clock, frontier, pause
 -- and generation are not the policy's. What was given back is dropped: it is
 -- charged in the old tiers, but maybe not in the new ones.
 
 if old then
-  local function nameOf(p, t) return table.concat({p[t], p[t + 3], p[5 + p[t + 1]] % ESTIMATE}, ' ') end
+  local function nameOf(p, t)
+    return table.concat({p[t], p[t + 3], p[5 + p[t + 1]] % ESTIMATE, p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
+  end
 
   -- What each old tier remembers, by name.
   local remembered, words, groups = {}, body + HEAD + 7 * old[3], body + (sizes(old))

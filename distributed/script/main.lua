@@ -7,10 +7,11 @@
 -- KEYS[1]  the quota: a string, see state.lua; also the channel on which the fleet
 --          is told of a pause, "pause <for> <ban> <epoch>", or of a place, "freed"
 -- ARGV     whole numbers, instants and lengths in µs
---   op     r, u, l, p, q or c, see below
+--   op     r, b, u, l, p, q or c, see below
 --   plan   guard, grain (what lands within 2^grain µs lands together), U units, K tiers,
 --          U hashes of the units' names, and for each tier: algorithm, unit from 0,
---          limit, window, burst, extra (precision or phase)
+--          limit, window, burst, extra (precision, phase, or a hash of period and zone)
+--   starts only with calendar tiers: for each, when five periods begin, see calendar.lua
 --   lease  only with a concurrency tier or estimates: owner, seq, length, U amounts held
 --          now, and with estimates U amounts settled since the last call
 --   op's own, where a cost is U amounts:
@@ -23,10 +24,17 @@
 --               it no more than ahead of them: the next ends the call, as a full
 --               concurrency tier does. What was given back goes out again first, but
 --               not before floor, the caller's own last booking.
+--               With calendar tiers there are four numbers more for each: from and to how
+--               many percent it has come, if it has, units used, and its end as Unix time;
+--               and t may be the end of what is known, if it is later.
+--   b  reserve  how many tiers are budgets, which they are, and then as r. What they have
+--               no room for is not booked: i is the first of them then.
+--   u  unbook   generation, then groups of: t, cost. Answers how many can be lent.
 --   u  unbook   generation, the guard of these requests (0: the plan's), then groups of: t,
 --               cost. What is booked for later can be lent, but not with estimates; what
 --               is on its way is cancelled. Answers how many of them.
---   l  lease    nothing. Only tells what is held.
+--   l  lease    nothing. Only tells what is held, and answers the four numbers of
+--               calendar tiers.
 --   p  pause    for, ban 0 or 1, once 0 or 1, epoch, probe 0 or 1. Answers 1 if it lasts
 --               longer than what is; with once, only if nothing came since epoch. With
 --               probe, one request is booked for its end, and the next a second later.
@@ -43,6 +51,7 @@
 local LATEST = 2 ^ 52 -- an instant beyond, 142 years ahead, is as good as never
 
 local reply, n = {now, generation, 0, epoch, 0, 0}, 6
+local crossing -- whether it is told how far calendars have come; nil: not even that it is not
 local news -- what the fleet is told
 local probe = flags >= 4
 local PROBE = 1000000 -- for how long the first request after a pause goes alone
@@ -50,11 +59,13 @@ local held = math.max(now, pause) -- nothing goes before
 
 while pool[1] and pool[1][1] < held do table.remove(pool, 1) end
 
-if op == 'r' and not (flags % 2 == 1 and pause > now) then
+if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
+  local budgets = op == 'b' and {}
+  for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
   local ahead, least, own = argument(), math.max(held, argument()), argument()
   if own > 0 then guard = math.max(own, grain) end
-  local booked, more = false, true
-  advance(held)
+  local booked, more = false, held < known
+  if more then advance(held) else reply[n + 1], reply[n + 2], n = -1, held, n + 2 end
   while more and cursor <= #ARGV do
     local count, within, cost = argument(), argument(), amounts()
     local impossible
@@ -74,9 +85,19 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
       if more and not impossible then
         lent = not probe and pool[1] and find(least, cost)
         if lent then at = pool[lent][1] else at, what = earliest(cost) end
-        if at > LATEST then
-          at = NEVER
-          if estimates then starving, more = true, false end -- only what is settled can help
+        local exhausted = false
+        for i = budgets and #budgets or 0, 1, -1 do
+          local b = budgets[i]
+          local amount = not lent and at > frontier and cost[unitOf[b]] or 0
+          if amount > 0 and rules[b].earliest(frontier, amount) > frontier then what, exhausted = b, true end
+        end
+        if at > LATEST then at = NEVER end
+        if exhausted then -- nobody waits for a budget
+        elseif at == NEVER and estimates then
+          starving, more = true, false -- only what is settled can help
+        elseif at >= known then
+          at = known
+        elseif at == NEVER then -- nor for centuries
         elseif within == -1 or at - now <= within then
           more = at <= now or ahead > 0 or not booked
           if more then
@@ -100,6 +121,7 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
       count = count - 1
     end
   end
+  crossing = booked
 elseif op == 'u' then
   local of, own, taken = argument(), argument(), 0
   if own > 0 then guard = math.max(own, grain) end
@@ -157,5 +179,13 @@ elseif op == 'c' then
       if rule.depart then rule.depart(frontier) end
       rule.land(frontier, amount)
     end
+  end
+end
+
+if op == 'l' then crossing = true end
+if crossing ~= nil then
+  for i = 1, #calendars do
+    reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4], n = 0, 0, 0, 0, n + 4
+    if crossing then reply[n - 3], reply[n - 2], reply[n - 1], reply[n] = calendars[i].crossed(frontier) end
   end
 end

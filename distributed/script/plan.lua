@@ -6,8 +6,8 @@
 -- a tier. The state begins with the same numbers as text, so that a changed policy
 -- is found by comparing two strings, and read only then.
 
-local LOG, WINDOW, WEIGHTED, FIXED, ANCHORED, CONCURRENCY = 0, 1, 2, 3, 4, 8 -- as in algorithms/tier.go
-local WORDS = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0} -- what a tier of each algorithm remembers
+local LOG, WINDOW, WEIGHTED, FIXED, ANCHORED, CONCURRENCY, CALENDAR = 0, 1, 2, 3, 4, 8, 9 -- as in algorithms/tier.go
+local WORDS = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3} -- what a tier of each algorithm remembers
 
 local key, op = KEYS[1], ARGV[1]
 local cursor = 6 + ARGV[4] + 6 * ARGV[5] -- the next argument

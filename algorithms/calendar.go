@@ -1,0 +1,294 @@
+package algorithms
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+	"time"
+)
+
+// A Period is what a tier of [Calendar] counts over.
+type Period uint8
+
+// The periods. Each begins at the first instant of a date.
+const (
+	NoPeriod Period = iota
+	Day
+	Week // begins on Monday
+	Month
+	periodCount
+)
+
+var periodNames = [periodCount]string{"", "day", "week", "month"}
+
+// String returns the name that stands for the window in a tier's text, such as "day".
+func (p Period) String() string {
+	if p < periodCount {
+		return periodNames[p]
+	}
+	return fmt.Sprintf("period(%d)", uint8(p))
+}
+
+// parsePeriod returns the period of that name, if there is one.
+func parsePeriod(name string) (p Period, ok bool) {
+	for p = Day; p < periodCount; p++ {
+		if name == periodNames[p] {
+			return p, true
+		}
+	}
+	return NoPeriod, false
+}
+
+func parseBool(value string) (bool, error) {
+	switch value {
+	case "true", "false":
+		return value == "true", nil
+	}
+	return false, fmt.Errorf("%q is neither true nor false", value)
+}
+
+// Budget is a Tier of so much of a unit in every calendar period, by UTC, which
+// refuses what it has no room for instead of having it wait.
+//
+// Amounts are whole numbers, so count money in millionths of its unit: $100.00 a month
+// is Budget(100_000_000, "usd", Month), and a request of $0.37 costs 370_000 of "usd".
+func Budget(limit int64, unit string, p Period) Tier {
+	return Tier{Limit: limit, Unit: unit, Algorithm: Calendar, Period: p, Budget: true}
+}
+
+// checkCalendar reports what is wrong with the fields that belong to a calendar.
+func (t Tier) checkCalendar(bad func(format string, args ...any)) {
+	if t.Budget && t.Algorithm == Concurrency {
+		bad("Budget is true: what Concurrency has no room for waits for a release, leave it false")
+	}
+	if t.Algorithm != Calendar {
+		if t.Period != NoPeriod {
+			bad("Period is %v: %v has none, leave it zero or use calendar", t.Period, t.Algorithm)
+		}
+		if t.Zone != "" {
+			bad("Zone is %q: %v has none, leave it empty or use calendar", t.Zone, t.Algorithm)
+		}
+		return
+	}
+	if t.Window != 0 {
+		bad("Window is %v: Calendar has a Period instead, leave it zero", t.Window)
+	}
+	if t.Period == NoPeriod || t.Period >= periodCount {
+		bad("Period is %d: it must be Day, Week or Month", uint8(t.Period))
+	}
+	if t.Spread != 0 {
+		bad("Spread is %d: the periods of Calendar differ in length, leave it zero", t.Spread)
+	}
+	if _, err := location(t.Zone); err != nil {
+		bad("Zone is %q: %w", t.Zone, err)
+	}
+}
+
+// location is the zone of a name.
+func location(zone string) (*time.Location, error) {
+	if zone == "Local" || strings.ContainsAny(zone, reserved) {
+		return nil, fmt.Errorf("it must be the name of a place, such as Europe/Berlin, or empty for UTC")
+	}
+	loc, err := time.LoadLocation(zone)
+	if err != nil {
+		return nil, fmt.Errorf("%w: use a name of the IANA database, such as Europe/Berlin, and import time/tzdata where the machine has none", err)
+	}
+	return loc, nil
+}
+
+// calendar admits at most limit units in every day, week or month of a time zone. A
+// period begins at the first instant of its date, so that a day may have 23 or 25
+// hours, and begins at 01:00 where there is no midnight. It is otherwise as
+// fixedWindow is: twice the limit can pass around a boundary, and a request on its way
+// counts in every period that it may arrive in. It remembers three words.
+//
+// Source: the daily limits of the Gemini API, which "reset at midnight Pacific time",
+// and of HubSpot, at midnight in the account's time zone.
+type calendar struct {
+	site
+	limit  int64
+	period Period
+	zone   *time.Location
+	tier   int // which of the plan's it is
+}
+
+func newCalendar(t Tier, s site) *calendar {
+	loc, err := location(t.Zone)
+	if err != nil {
+		panic(err) // the tier was valid as it came
+	}
+	return &calendar{site: s, limit: t.Limit, period: t.Period, zone: loc}
+}
+
+// The end of the current period, as Unix time, the units that landed in it, and the
+// percent of the limit that was told.
+func (*calendar) words() (words, rings int) { return 3, 0 }
+
+// ends is the end of the period in which a moment counts, as Unix time. A wall clock
+// that steps back does not reopen a period.
+func (r *calendar) ends(l *Ledger, m Moment) int64 {
+	if end := l.word[r.word]; m.Wall < end {
+		return end
+	}
+	return r.begins(m.Wall, 1)
+}
+
+// begins is when the n-th period after that of an instant begins.
+func (r *calendar) begins(wall int64, n int) int64 {
+	year, month, day := time.UnixMicro(wall).In(r.zone).Date()
+	for ; ; n++ { // where a date comes twice, and where one was skipped
+		if at := r.period.start(year, month, day, n, r.zone).UnixMicro(); at > wall || n <= 0 {
+			return at
+		}
+	}
+}
+
+// start is the first instant of the n-th period after that of a date.
+func (p Period) start(year int, month time.Month, day, n int, zone *time.Location) time.Time {
+	switch p {
+	case Day:
+		day += n
+	case Week:
+		weekday := time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Weekday()
+		day += 7*n - int(weekday+6)%7
+	case Month:
+		month, day = month+time.Month(n), 1
+	}
+	return firstInstant(time.Date(year, month, day, 0, 0, 0, 0, time.UTC), zone)
+}
+
+// firstInstant is the first instant at which a zone has the date of a midnight UTC, or
+// a later one. There may be no midnight then, or two: clocks are set at midnight too.
+func firstInstant(midnight time.Time, zone *time.Location) time.Time {
+	const around = 36 * time.Hour // of that midnight, everywhere
+	offset := func(t time.Time) time.Duration {
+		_, east := t.In(zone).Zone()
+		return time.Duration(east) * time.Second
+	}
+	from := midnight.Add(-around)
+	before := offset(from)
+	first := midnight.Add(-before)
+	if offset(midnight.Add(around)) == before {
+		return first
+	}
+	set := from.Add(time.Second * time.Duration(sort.Search(int(2*around/time.Second), func(s int) bool {
+		return offset(from.Add(time.Duration(s)*time.Second)) != before
+	})))
+	if first.Before(set) {
+		return first
+	}
+	if first = midnight.Add(-offset(set)); first.Before(set) {
+		return set
+	}
+	return first
+}
+
+func (r *calendar) earliest(l *Ledger, now Moment, n int64) int64 {
+	aloft := l.aloft(r.unit)
+	if r.used(l, now)+aloft+n <= r.limit {
+		return now.At
+	}
+	// A boundary clears what has landed, but not what is on its way across it.
+	next := r.ends(l, now)
+	for i := 0; aloft+n > r.limit; i++ {
+		if i == l.slots() {
+			return Never // estimates
+		}
+		at, carried := l.landing(i, r.unit)
+		aloft -= carried
+		next = max(next, r.ends(l, now.on(at)))
+	}
+	return next - now.Wall + now.At
+}
+
+// turn begins a new period, if it is time.
+func (r *calendar) turn(l *Ledger, m Moment) {
+	if w := l.word[r.word:]; m.Wall >= w[0] {
+		w[0], w[1], w[2] = r.ends(l, m), 0, 0
+	}
+}
+
+func (r *calendar) land(l *Ledger, at Moment, n int64) {
+	r.turn(l, at)
+	l.word[r.word+1] += n
+}
+
+func (r *calendar) opened(l *Ledger, now Moment) int64 {
+	return r.begins(r.ends(l, now)-1, 0) - now.Wall + now.At
+}
+
+func (r *calendar) forget(l *Ledger, now Moment, keep int64) {
+	if r.used(l, now) > keep {
+		l.word[r.word+1] = keep
+	}
+}
+
+func (r *calendar) used(l *Ledger, now Moment) int64 {
+	if w := l.word[r.word:]; now.Wall < w[0] {
+		return w[1]
+	}
+	return 0
+}
+
+func (r *calendar) fresh(l *Ledger, now Moment) int64 {
+	if r.used(l, now) == 0 {
+		return now.At
+	}
+	return l.word[r.word] - now.Wall + now.At
+}
+
+// A Crossing says that a [Calendar] tier has come from one percent of its Limit to
+// another.
+type Crossing struct {
+	Tier     int
+	From, To int       // percent, rounded down, of which 100 is the most
+	Used     int64     // units that have landed or are on their way, without estimates
+	Until    time.Time // the period ends
+}
+
+// Crossings tells how far the calendar tiers have come since it last told, and
+// remembers that: each percent of a period is told once, even if it is reached again
+// after something was given back.
+func (l *Ledger) Crossings(now Moment) (told []Crossing) {
+	if len(l.plan.calendars) == 0 {
+		return nil
+	}
+	now = l.advance(now)
+	for _, r := range l.plan.calendars {
+		r.turn(l, now)
+		w := l.word[r.word:]
+		used := w[1] + l.aloft(r.unit) - l.unslotted(r.unit)
+		if percent := min(100, used*100/r.limit); percent > w[2] {
+			told = append(told, Crossing{r.tier, int(w[2]), int(percent), used, time.UnixMicro(w[0])})
+			w[2] = percent
+		}
+	}
+	return told
+}
+
+// Starts tells, for each calendar tier in turn, when five periods begin, as Unix time in
+// µs: the one before that of an instant, its own, and the next three.
+func (p *Plan) Starts(wall int64) (starts []int64) {
+	for _, r := range p.calendars {
+		own := r.begins(wall, 0)
+		starts = append(starts, r.begins(own-1, 0), own)
+		for range 3 {
+			starts = append(starts, r.begins(starts[len(starts)-1], 1))
+		}
+	}
+	return starts
+}
+
+// Exhausted tells whether a tier that decided is a budget: then nobody waits for it.
+func (p *Plan) Exhausted(tier int) bool { return tier >= 0 && p.tiers[tier].Budget }
+
+// exhausted is the first budget that has no room for the cost now, or else the tier
+// that decides.
+func (l *Ledger) exhausted(now Moment, cost []int64, tier int) int {
+	for i, t := range l.plan.tiers {
+		if n := cost[l.plan.unit[i]]; t.Budget && n > 0 && l.plan.rules[i].earliest(l, now, n) > now.At {
+			return i
+		}
+	}
+	return tier
+}

@@ -1,0 +1,224 @@
+package algorithms_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/apithrottle/throttle/algorithms"
+)
+
+// instant is the time of a text.
+func instant(t *testing.T, text string) time.Time {
+	t.Helper()
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at
+}
+
+// wall is a moment of which both clocks show a time.
+func wall(at time.Time) Moment { return Moment{At: at.UnixMicro(), Wall: at.UnixMicro()} }
+
+// A period begins at the first instant of its date, whatever the clocks do.
+func TestCalendarPeriods(t *testing.T) {
+	for _, tc := range []struct {
+		zone   string
+		period Period
+		in     string // an instant
+		ends   string // the period that holds it
+	}{
+		{"", Day, "2023-11-14T22:13:20Z", "2023-11-15T00:00:00Z"},
+		{"", Week, "2023-11-14T22:13:20Z", "2023-11-20T00:00:00Z"},
+		{"", Week, "2023-11-19T23:59:59Z", "2023-11-20T00:00:00Z"},
+		{"", Week, "2023-11-20T00:00:00Z", "2023-11-27T00:00:00Z"},
+		{"", Month, "2023-12-31T23:59:59Z", "2024-01-01T00:00:00Z"},
+		{"", Month, "2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z"},
+
+		{"Europe/Berlin", Day, "2024-03-31T00:00:00+01:00", "2024-04-01T00:00:00+02:00"}, // 23 hours
+		{"Europe/Berlin", Day, "2024-10-27T00:00:00+02:00", "2024-10-28T00:00:00+01:00"}, // 25
+		{"Europe/Berlin", Week, "2024-03-25T00:00:00+01:00", "2024-04-01T00:00:00+02:00"},
+		{"Europe/Berlin", Week, "2024-10-27T23:59:59+01:00", "2024-10-28T00:00:00+01:00"},
+		{"Europe/Berlin", Month, "2024-03-01T00:00:00+01:00", "2024-04-01T00:00:00+02:00"},
+		{"Europe/Berlin", Month, "2024-10-31T23:59:59+01:00", "2024-11-01T00:00:00+01:00"},
+
+		{"America/New_York", Day, "2024-03-10T00:00:00-05:00", "2024-03-11T00:00:00-04:00"},
+		{"America/New_York", Day, "2024-11-03T01:30:00-05:00", "2024-11-04T00:00:00-05:00"},
+		{"America/New_York", Week, "2024-11-03T00:00:00-04:00", "2024-11-04T00:00:00-05:00"},
+		{"America/New_York", Month, "2024-11-01T00:00:00-04:00", "2024-12-01T00:00:00-05:00"},
+
+		{"Europe/Berlin", Month, "2044-12-22T00:00:00+01:00", "2045-01-01T00:00:00+01:00"}, // beyond the table, in a leap year
+
+		{"Australia/Lord_Howe", Day, "2024-04-07T00:00:00+11:00", "2024-04-08T00:00:00+10:30"}, // half an hour
+		{"Australia/Lord_Howe", Day, "2024-10-06T00:00:00+10:30", "2024-10-07T00:00:00+11:00"},
+		{"Australia/Lord_Howe", Month, "2024-04-30T23:59:59+10:30", "2024-05-01T00:00:00+10:30"},
+
+		{"America/Sao_Paulo", Day, "2018-11-03T12:00:00-03:00", "2018-11-04T01:00:00-02:00"}, // has no midnight
+		{"America/Sao_Paulo", Day, "2018-11-04T01:00:00-02:00", "2018-11-05T00:00:00-02:00"},
+		{"America/Sao_Paulo", Day, "2018-02-17T23:30:00-02:00", "2018-02-18T00:00:00-03:00"}, // 23:30 comes twice
+		{"America/Sao_Paulo", Day, "2018-02-17T23:30:00-03:00", "2018-02-18T00:00:00-03:00"},
+		{"America/Sao_Paulo", Week, "2018-11-04T12:00:00-02:00", "2018-11-05T00:00:00-02:00"},
+		{"America/Sao_Paulo", Month, "2018-11-01T00:00:00-03:00", "2018-12-01T00:00:00-02:00"},
+
+		{"Asia/Beirut", Day, "2022-03-26T12:00:00+02:00", "2022-03-27T01:00:00+03:00"}, // has no midnight
+		{"Asia/Beirut", Day, "2022-10-29T23:30:00+03:00", "2022-10-30T00:00:00+02:00"},
+		{"Asia/Beirut", Week, "2022-03-27T12:00:00+03:00", "2022-03-28T00:00:00+03:00"},
+		{"Asia/Beirut", Month, "2022-03-31T23:00:00+03:00", "2022-04-01T00:00:00+03:00"},
+
+		{"America/Havana", Day, "2024-11-02T12:00:00-04:00", "2024-11-03T00:00:00-04:00"}, // midnight comes twice
+		{"America/Havana", Day, "2024-11-03T00:30:00-04:00", "2024-11-04T00:00:00-05:00"},
+		{"America/Havana", Day, "2024-11-03T00:30:00-05:00", "2024-11-04T00:00:00-05:00"},
+		{"America/St_Johns", Day, "2010-11-07T00:00:30-02:30", "2010-11-08T00:00:00-03:30"}, // then 23:01 of the 6th
+		{"America/St_Johns", Day, "2010-11-06T23:30:00-03:30", "2010-11-08T00:00:00-03:30"},
+		{"Pacific/Apia", Day, "2011-12-29T12:00:00-10:00", "2011-12-31T00:00:00+14:00"}, // there was no 30th
+		{"Pacific/Apia", Day, "2011-12-31T00:00:00+14:00", "2012-01-01T00:00:00+14:00"},
+	} {
+		in, ends := instant(t, tc.in), instant(t, tc.ends)
+		tier := Tier{Limit: 1, Algorithm: Calendar, Period: tc.period, Zone: tc.zone}
+		l := ledger(t, 0, tier)
+		l.Charge(wall(in), []int64{1}, 0, false)
+		if at, _ := l.Earliest(wall(in), []int64{1}); !time.UnixMicro(at).Equal(ends) {
+			t.Errorf("%v in %s: ends at %v, want %s", tier, tc.in, time.UnixMicro(at).UTC(), tc.ends)
+		}
+		if at, _ := l.Earliest(wall(ends.Add(-time.Microsecond)), []int64{1}); at != ends.UnixMicro() {
+			t.Errorf("%v in %s: open a microsecond too soon", tier, tc.in)
+		}
+		starts := l.Plan().Starts(in.UnixMicro())
+		if i := next(starts, in.UnixMicro()); i < 2 || i > 3 || starts[i] != ends.UnixMicro() {
+			t.Errorf("%v in %s: periods begin at %d, of which %d is to be the next", tier, tc.in, starts, ends.UnixMicro())
+		}
+	}
+}
+
+// next checks that instants are in order, and returns the index of the first after another.
+func next(starts []int64, at int64) int {
+	found := -1
+	for i, s := range starts {
+		if i > 0 && s <= starts[i-1] {
+			return -1
+		}
+		if s > at && found < 0 {
+			found = i
+		}
+	}
+	return found
+}
+
+// Requests on their way across the end of a month count in both.
+func TestCalendarAcrossTheBoundary(t *testing.T) {
+	l := ledger(t, time.Second, Tier{Limit: 2, Algorithm: Calendar, Period: Month})
+	end := instant(t, "2024-03-01T00:00:00Z")
+	l.Charge(wall(end.Add(-500*time.Millisecond)), []int64{2}, 0, false)
+	april := instant(t, "2024-04-01T00:00:00Z").UnixMicro()
+	for _, ahead := range []time.Duration{-400 * time.Millisecond, 0, time.Second} { // it landed in March
+		if at, _ := l.Earliest(wall(end.Add(ahead)), []int64{1}); at != april {
+			t.Errorf("%v after the end: %v, want April", ahead, time.UnixMicro(at).UTC())
+		}
+	}
+}
+
+// A budget that has no room decides, also before a tier that makes wait longer.
+func TestExhaustedDecides(t *testing.T) {
+	day := Tier{Limit: 3, Algorithm: Calendar, Period: Day}
+	budget := day
+	budget.Budget = true
+	month := Tier{Limit: 2, Algorithm: Calendar, Period: Month}
+	for _, tc := range []struct {
+		tiers []Tier
+		used  int64
+		tier  int
+	}{
+		{[]Tier{budget}, 2, -1},
+		{[]Tier{budget}, 3, 0},
+		{[]Tier{day}, 3, 0},
+		{[]Tier{month, budget}, 3, 1},
+		{[]Tier{budget, month}, 3, 0},
+		{[]Tier{budget, month}, 2, 1}, // has room itself
+		{[]Tier{month, day}, 3, 0},
+		{[]Tier{month, {Limit: 3, Window: time.Hour, Budget: true}}, 3, 1},
+	} {
+		l := ledger(t, 0, tc.tiers...)
+		l.Charge(at(0), []int64{tc.used}, 0, false)
+		_, tier := l.Earliest(at(time.Second), []int64{1})
+		if tier != tc.tier {
+			t.Errorf("%v with %d used: tier %d decides, want %d", tc.tiers, tc.used, tier, tc.tier)
+		}
+		if got, want := l.Plan().Exhausted(tier), tier >= 0 && tc.tiers[tier].Budget; got != want {
+			t.Errorf("%v with %d used: exhausted is %v, want %v", tc.tiers, tc.used, got, want)
+		}
+	}
+}
+
+// Each percent of a period is told once, also when it was given back and used again.
+func TestCrossings(t *testing.T) {
+	l := ledger(t, time.Second, Tier{Limit: 200, Algorithm: Calendar, Period: Day}, Tier{Limit: 9, Window: time.Second, Unit: "other"})
+	now := at(0)
+	crossed := func(from, to int, used int64) {
+		t.Helper()
+		got := l.Crossings(now)
+		switch {
+		case to == 0 && got == nil:
+		case len(got) != 1 || got[0].From != from || got[0].To != to || got[0].Used != used || got[0].Tier != 0:
+			t.Errorf("%d µs later: told %+v, want from %d to %d with %d used", now.At-at(0).At, got, from, to, used)
+		case now.Wall >= got[0].Until.UnixMicro() || now.Wall < got[0].Until.Add(-24*time.Hour).UnixMicro():
+			t.Errorf("until %v", got[0].Until)
+		}
+	}
+	crossed(0, 0, 0)
+	l.Charge(now, []int64{1, 0}, 0, false)
+	crossed(0, 0, 0) // half a percent
+	f := l.Charge(now, []int64{100, 0}, 0, true)
+	crossed(0, 50, 101)
+	crossed(0, 0, 0)
+	l.Cancel(now, f, []int64{100, 0})
+	l.Charge(now, []int64{100, 0}, 0, false)
+	crossed(0, 0, 0) // was told
+	now = at(5 * time.Second)
+	l.Charge(now, []int64{99, 0}, 0, false)
+	crossed(50, 100, 200)
+	l.Charge(now, []int64{99, 0}, 0, false)
+	crossed(0, 0, 0)
+	now = at(26 * time.Hour)
+	l.Charge(now, []int64{20, 0}, 0, false)
+	crossed(0, 10, 20)
+}
+
+// A changed zone or period is another tier, which is charged with what the old one counts.
+func TestConvertCalendar(t *testing.T) {
+	berlin := Tier{Limit: 10, Algorithm: Calendar, Period: Month, Zone: "Europe/Berlin"}
+	l := ledger(t, 0, berlin)
+	l.Charge(at(0), []int64{7}, 0, false)
+	l.Crossings(at(0))
+	higher, london, day := berlin, berlin, berlin
+	higher.Limit, higher.Budget, london.Zone, day.Period = 20, true, "Europe/London", Day
+	for _, tc := range []struct {
+		tier Tier
+		told int // percent of what it has used already
+	}{{higher, 70}, {london, 0}, {day, 0}} {
+		to := ledger(t, 0, tc.tier)
+		got, ready := to.Plan().Convert(*l, at(time.Minute))
+		if u := got.Usage(at(time.Minute))[0]; u.Used != 7 || ready != at(time.Minute).At {
+			t.Errorf("%v: used %d, ready %d", tc.tier, u.Used, ready)
+		}
+		for _, c := range got.Crossings(at(time.Minute)) {
+			if c.From != tc.told {
+				t.Errorf("%v: tells from %d, want %d", tc.tier, c.From, tc.told)
+			}
+		}
+	}
+}
+
+func TestBudget(t *testing.T) {
+	const text = "100000000/month;unit=usd;budget=true"
+	if got := Budget(100_000_000, "usd", Month).String(); got != text {
+		t.Errorf("written as %s, want %s", got, text)
+	}
+	p, err := NewPlan([]Tier{Budget(100_000_000, "usd", Month)}, 0)
+	if err != nil || p.Tiers()[0].Zone != "UTC" || p.TooLarge([]int64{100_000_001}) != 0 {
+		t.Errorf("%+v, %v", p.Tiers(), err)
+	}
+	if !strings.HasPrefix(Period(9).String(), "period(9)") {
+		t.Error(Period(9))
+	}
+}

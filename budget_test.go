@@ -1,0 +1,243 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+)
+
+// cents is a budget of whole hundredths.
+func cents(n int64, p throttle.Period) throttle.Tier { return throttle.Budget(n, "cents", p) }
+
+// buy asks for cents at once.
+func buy(l *throttle.Limiter, n int64) (*throttle.Permit, error) {
+	return l.Acquire(context.Background(), throttle.Cost{"cents": n})
+}
+
+// What a budget has no room for is refused at once, and charged nowhere.
+func TestBudgetRefusesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		day := cents(10, throttle.Day)
+		l := limiter(t, exact(day, throttle.PerSecond(5)), nil)
+		begin := time.Now() // a midnight of UTC
+		if _, err := buy(l, 8); err != nil {
+			t.Fatal(err)
+		}
+		_, err := buy(l, 3)
+		var e *throttle.WaitError
+		if !errors.As(err, &e) || !errors.Is(err, throttle.ErrExhausted) || errors.Is(err, context.DeadlineExceeded) ||
+			e.Tier != day.String() || e.Wait != 24*hour || !e.Until.Equal(begin.Add(24*hour)) {
+			t.Errorf("refused with %v, %+v", err, e)
+		}
+		if _, err := buy(l, 11); !errors.Is(err, throttle.ErrNever) {
+			t.Errorf("more than the budget: %v", err)
+		}
+		if got := status(t, l); time.Since(begin) != 0 || got.Tiers[0].Used != 8 || got.Tiers[1].Used != 1 {
+			t.Errorf("after %v: %+v", time.Since(begin), got)
+		}
+		if _, err := buy(l, 2); err != nil {
+			t.Errorf("what is left: %v", err)
+		}
+		time.Sleep(24 * hour)
+		if _, err := buy(l, 10); err != nil {
+			t.Errorf("the next day: %v", err)
+		}
+	})
+}
+
+func TestBudgetAllow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limiter(t, exact(throttle.Budget(3, "", throttle.Month)), nil)
+		if !l.AllowN(2) || l.AllowN(2) || !l.Allow() || l.Allow() {
+			t.Error("a budget of 3 allows 2, not 2 more, 1, and no more")
+		}
+		if err := l.Wait(context.Background()); !errors.Is(err, throttle.ErrExhausted) {
+			t.Errorf("Wait: %v", err)
+		}
+	})
+}
+
+// A queue of a thousand is refused when its head is, and not one by one as its turn comes.
+func TestBudgetRefusesTheQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limiter(t, exact(throttle.PerSecond(1), throttle.Budget(3, "", throttle.Month)), nil)
+		begin := time.Now()
+		var admitted, refused []time.Duration
+		var mu sync.Mutex
+		var callers sync.WaitGroup
+		for range 1000 {
+			callers.Go(func() {
+				err := l.Wait(context.Background())
+				mu.Lock()
+				defer mu.Unlock()
+				switch {
+				case err == nil:
+					admitted = append(admitted, time.Since(begin))
+				case errors.Is(err, throttle.ErrExhausted):
+					refused = append(refused, time.Since(begin))
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		callers.Wait()
+		if !slices.Equal(admitted, []time.Duration{0, sec, 2 * sec}) || len(refused) != 997 || refused[996] != 2*sec {
+			t.Errorf("admitted after %v, %d refused", admitted, len(refused))
+		}
+	})
+}
+
+// Who will be refused keeps nobody behind it waiting, in the forecast either.
+func TestBudgetInTheForecast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limiter(t, exact(throttle.PerSecond(1), cents(10, throttle.Month)), nil)
+		begin := time.Now()
+		var came [4]time.Duration
+		var errs [4]error
+		var callers sync.WaitGroup
+		for i, n := range []int64{4, 6, 5, 0} {
+			callers.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 5*sec)
+				defer cancel()
+				if i < 3 {
+					ctx = context.Background()
+				}
+				_, errs[i] = l.Acquire(ctx, throttle.Cost{"cents": n})
+				came[i] = time.Since(begin)
+			})
+			synctest.Wait()
+		}
+		callers.Wait()
+		if want := [4]time.Duration{0, sec, sec, 2 * sec}; came != want || !errors.Is(errs[2], throttle.ErrExhausted) || errs[3] != nil {
+			t.Errorf("after %v: %v, want %v and the third exhausted", came, errs, want)
+		}
+	})
+}
+
+// What was not sent is given back, and a tier beside the budget makes wait as ever.
+func TestBudgetGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{cents(10, throttle.Day)}, Guard: sec}, nil)
+		p, err := buy(l, 10)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := buy(l, 1); !errors.Is(err, throttle.ErrExhausted) {
+			t.Errorf("all is on its way: %v", err)
+		}
+		if err := p.Cancel(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := buy(l, 10); err != nil {
+			t.Errorf("all was given back: %v", err)
+		}
+	})
+}
+
+// A thousand callers at once spend the budget but for less than one request, and not more.
+func TestBudgetOfAThousand(t *testing.T) {
+	const limit, cost = 100_000_000, 370_000
+	l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{throttle.Budget(limit, "usd", throttle.Month)}}, nil)
+	var spent atomic.Int64
+	var callers sync.WaitGroup
+	for range 1000 {
+		callers.Go(func() {
+			switch _, err := l.Acquire(context.Background(), throttle.Cost{"usd": cost}); {
+			case err == nil:
+				spent.Add(cost)
+			case !errors.Is(err, throttle.ErrExhausted):
+				t.Error(err)
+			}
+		})
+	}
+	callers.Wait()
+	if n := spent.Load(); n > limit || n <= limit-cost {
+		t.Errorf("spent %d of %d, at %d each", n, limit, cost)
+	}
+}
+
+func TestAlerts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told []throttle.Alert
+		p := exact(cents(200, throttle.Day), throttle.Tier{Limit: 200, Unit: "cents", Algorithm: throttle.Calendar, Period: throttle.Month})
+		p.AlertAt = []int{50, 80, 100}
+		p.Alert = func(a throttle.Alert) { told = append(told, a) }
+		l := limiter(t, p, nil)
+		midnight := time.Now().Add(24 * hour)
+		check := func(cost int64, used int64, percents ...int) {
+			t.Helper()
+			told = nil
+			if _, err := buy(l, cost); err != nil {
+				t.Fatal(err)
+			}
+			for i, percent := range percents {
+				want := throttle.Alert{Policy: "api", Tier: p.Tiers[0].String(), Percent: percent, Used: used, Limit: 200, Until: midnight}
+				if i >= len(told) || !told[i].Until.Equal(midnight) {
+					t.Fatalf("with %d used: told %+v, want %+v", used, told, want)
+				}
+				if told[i].Until = midnight; told[i] != want {
+					t.Errorf("with %d used: told %+v, want %+v", used, told[i], want)
+				}
+			}
+			if len(told) != len(percents) {
+				t.Errorf("with %d used: told %+v, want %v", used, told, percents)
+			}
+		}
+		check(99, 99)
+		check(1, 100, 50)
+		check(1, 101)
+		if !l.AllowN(3) { // costs no cents
+			t.Error("requests are not counted")
+		}
+		check(99, 200, 80, 100)
+	})
+}
+
+// An alert is the request's own, also of one that had to wait.
+func TestAlertOfAWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var at []time.Duration
+		begin := time.Now()
+		p := exact(throttle.PerSecond(1), throttle.Budget(2, "", throttle.Day))
+		p.AlertAt = []int{100}
+		var l *throttle.Limiter
+		p.Alert = func(throttle.Alert) {
+			at = append(at, time.Since(begin))
+			l.Status(context.Background()) // no lock is held
+		}
+		l = limiter(t, p, nil)
+		for range 2 {
+			if err := l.Wait(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !slices.Equal(at, []time.Duration{sec}) {
+			t.Errorf("told after %v, want 1s", at)
+		}
+	})
+}
+
+func TestAlertAtValidate(t *testing.T) {
+	for spec, want := range map[string]string{
+		"5/day;budget=true | alert_at=0":                 "AlertAt is [0]: it must be at most 8 percentages from 1 to 100, ascending",
+		"5/day;budget=true | alert_at=101":               "AlertAt is [101]",
+		"5/day;budget=true | alert_at=80,50":             "AlertAt is [80 50]",
+		"5/day;budget=true | alert_at=50,50":             "AlertAt is [50 50]",
+		"5/day;budget=true | alert_at=1,2,3,4,5,6,7,8,9": "AlertAt is [1 2 3 4 5 6 7 8 9]",
+		"5/day;budget=true | alert_at=half":              `option "alert_at": "half" is not a whole number`,
+		"5/day | alert_at=50":                            "AlertAt is set: no tier is a budget over the calendar",
+		"5/s;budget=true | alert_at=50":                  "AlertAt is set: no tier is a budget over the calendar",
+	} {
+		if _, err := throttle.ParsePolicy("p", spec); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v\ndoes not say %q", spec, err, want)
+		}
+	}
+}
