@@ -32,6 +32,25 @@ func TestHubSpot(t *testing.T) {
 	}
 }
 
+// The day ends at midnight of the account's zone, which is 05:00 UTC, and what other apps
+// have used of it is seen.
+func TestHubSpotDay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		zone, err := time.LoadLocation("America/New_York")
+		if err != nil {
+			t.Fatal(err)
+		}
+		api := standin.HubSpot(300, zone)
+		p := providers.HubSpot(zone.String())
+		p.Scope("app").Policy.Tiers[1].Limit = 300
+		for range 50 {
+			send(t, api, get(t, hubspot))
+		}
+		saturate(t, over(t, p, api), 1, 29*time.Hour-time.Second, func(int) *http.Request { return get(t, hubspot) })
+		unrefused(t, api, 600)
+	})
+}
+
 func TestHubSpotRefusals(t *testing.T) {
 	for _, test := range []struct {
 		name     string
