@@ -53,10 +53,6 @@ func GitHub() Provider {
 	return p
 }
 
-func minute(limit int64, unit string) throttle.Tier {
-	return throttle.Tier{Limit: limit, Window: time.Minute, Unit: unit}
-}
-
 func githubPoints(limit int64) throttle.Tier {
 	t := fixed(limit, time.Hour, "graphql-points")
 	t.Estimated = true

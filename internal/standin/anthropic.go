@@ -1,0 +1,59 @@
+package standin
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// Anthropic is Anthropic's Messages API, for one family of models of which it takes so
+// many requests, tokens of input and of output a minute: three buckets, of which a
+// request takes its estimated input and its max_tokens until it ends. It answers with a
+// quarter of what it may.
+func Anthropic(requests, input, output int64) *Server {
+	limits := []*bucket{
+		{limit: requests, size: requests, window: time.Minute}, {limit: input, size: input, window: time.Minute}, {limit: output, size: output, window: time.Minute},
+	}
+	names := []string{"requests", "input-tokens", "output-tokens"}
+	return newServer(func(c *Call) Reply {
+		call, _ := openAICall(c) // the fields have the same names
+		cost := []int64{1, call.prompt, call.MaxTokens}
+		header := map[string]string{}
+		for i, l := range limits {
+			if wait := l.wait(c.Now, cost[i]); wait > 0 {
+				header["Retry-After"] = strconv.FormatInt(seconds(wait), 10)
+				return Reply{Status: http.StatusTooManyRequests, Refused: names[i], Header: header,
+					Body: `{"type":"error","error":{"type":"rate_limit_error","message":"This request would exceed your organization's rate limit of ` + names[i] + ` per minute."}}`}
+			}
+		}
+		for i, l := range limits {
+			l.take(c.Now, cost[i])
+			left, name := l.tokens(c.Now), "anthropic-ratelimit-"+names[i]
+			if i > 0 {
+				left = (left + 500) / 1000 * 1000
+			}
+			header[name+"-limit"], header[name+"-remaining"] = strconv.FormatInt(l.size, 10), strconv.FormatInt(left, 10)
+			header[name+"-reset"] = c.Now.Add(l.wait(c.Now, l.size)).UTC().Format(time.RFC3339) // when it is full
+		}
+		used := call.MaxTokens / 4
+		release := func() { limits[2].take(time.Now(), used-call.MaxTokens) }
+		if call.Stream {
+			header["Content-Type"] = "text/event-stream"
+		}
+		return Reply{Header: header, Body: call.message(used), Release: release}
+	})
+}
+
+// message is the answer, as a stream if it is asked for as one.
+func (c chat) message(output int64) string {
+	const message = `{"id":"msg_1","type":"message","role":"assistant","model":%q,"content":[%s],"usage":{"input_tokens":%d,"output_tokens":%d}}`
+	const text = `{"type":"text","text":"Hello!"}`
+	if !c.Stream {
+		return fmt.Sprintf(message, c.Model, text, c.prompt, output)
+	}
+	return fmt.Sprintf("event: message_start\ndata: {\"type\":\"message_start\",\"message\":"+message+"}\n\n", c.Model, "", c.prompt, 1) +
+		"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"Hello!\"}}\n\n" +
+		fmt.Sprintf("event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":%d}}\n\n", output) +
+		"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
+}

@@ -1,0 +1,65 @@
+package standin
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+// HubSpot is HubSpot's API for one private app in a Starter account, which takes so many
+// requests a day that begins at midnight in its zone.
+func HubSpot(daily int64, zone *time.Location) *Server {
+	tens, search := &rolled{limit: 100, length: 10 * time.Second}, newCounters(algorithms.PerSecond(4)).of("")
+	day, used := "", int64(0)
+	return newServer(func(c *Call) Reply {
+		if today := c.Now.In(zone).Format(time.DateOnly); today != day {
+			day, used = today, 0
+		}
+		searches := strings.HasSuffix(c.URL.Path, "/search")
+		switch {
+		case used == daily:
+			return hubspotRefusal("DAILY", "daily")
+		case tens.left(c.Now) == 0:
+			return hubspotRefusal("TEN_SECONDLY_ROLLING", "ten_secondly_rolling")
+		case searches && search.Admits(c.Now.UnixMicro(), nil) >= 0:
+			return hubspotRefusal("SECONDLY", "secondly")
+		case searches:
+			search.Arrive(c.Now.UnixMicro(), nil)
+		}
+		used++
+		tens.at = append(tens.at, c.Now)
+		if searches {
+			return Reply{Body: `{"total":0,"results":[]}`}
+		}
+		return Reply{Body: `{"results":[]}`, Header: map[string]string{
+			"X-HubSpot-RateLimit-Daily": strconv.FormatInt(daily, 10), "X-HubSpot-RateLimit-Daily-Remaining": strconv.FormatInt(daily-used, 10),
+			"X-HubSpot-RateLimit-Interval-Milliseconds": "10000",
+			"X-HubSpot-RateLimit-Max":                   "100", "X-HubSpot-RateLimit-Remaining": strconv.FormatInt(tens.left(c.Now), 10),
+		}}
+	})
+}
+
+func hubspotRefusal(policy, limit string) Reply {
+	return Reply{
+		Status: http.StatusTooManyRequests, Refused: policy,
+		Body: fmt.Sprintf(`{"status":"error","message":"You have reached your %s limit.","errorType":"RATE_LIMIT","policyName":%q}`, limit, policy),
+	}
+}
+
+// A rolled limit takes so many in any interval of its length.
+type rolled struct {
+	limit  int64
+	length time.Duration
+	at     []time.Time
+}
+
+func (r *rolled) left(now time.Time) int64 {
+	for len(r.at) > 0 && now.Sub(r.at[0]) >= r.length {
+		r.at = r.at[1:]
+	}
+	return r.limit - int64(len(r.at))
+}

@@ -1,0 +1,121 @@
+package standin_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+)
+
+// Each takes at once what is documented, and refuses the next as documented.
+func TestRefusals(t *testing.T) {
+	url := func(method, url string) func(*testing.T, int) *http.Request {
+		return func(t *testing.T, i int) *http.Request {
+			return request(t, method, strings.ReplaceAll(url, "#", fmt.Sprint(i)), "")
+		}
+	}
+	sent := func(url, body string) func(*testing.T, int) *http.Request {
+		return func(t *testing.T, _ int) *http.Request { return request(t, "POST", url, body) }
+	}
+	small := func() *standin.Server { return standin.GitHub(60, time.Hour) }
+	large := func() *standin.Server { return standin.GitHub(5_000, time.Hour) }
+	openai := func() *standin.Server { return standin.OpenAI(120, 1_000, time.Minute) }
+	anthropic := func() *standin.Server { return standin.Anthropic(5, 1_000, 300) }
+	slack := func() *standin.Server { return standin.Slack(time.Minute) }
+	hubspot := func() *standin.Server { return standin.HubSpot(7, time.UTC) }
+	const github, chat, query = "https://api.github.com", "https://api.openai.com/v1/chat/completions", `{"query":"{a}","variables":{"cost":7}}`
+	for _, test := range []struct {
+		name    string
+		api     func() *standin.Server
+		next    func(*testing.T, int) *http.Request
+		allowed int
+		by      string
+		status  int
+		header  string // its value, and that of X-RateLimit-Remaining
+		want    string
+	}{
+		{"GitHub", small, url("GET", github+"/user"), 60, "core", 403, "X-RateLimit-Reset", "946685820 0"},
+		{"GitHub, at once", large, url("GET", github+"/users/#"), 100, "concurrency", 403, "Retry-After", " 4900"},
+		{"GitHub, writing", large, url("POST", github+"/gists"), 80, "content", 403, "Retry-After", " 4920"},
+		{"GitHub, searching", large, url("GET", github+"/search/issues"), 30, "search", 403, "X-RateLimit-Resource", "search 0"},
+		{"GitHub, searching code", large, url("GET", github+"/search/code"), 9, "code_search", 403, "X-RateLimit-Limit", "9 0"},
+		{"GitHub, GraphQL", small, sent(github+"/graphql", query), 8, "graphql", 200, "X-RateLimit-Used", "56 4"},
+		{"OpenAI, requests", openai, sent(chat, `{}`), 2, "requests", 429, "retry-after-ms", "500 "},
+		{"OpenAI, tokens", openai, sent(chat, `{"max_tokens":600}`), 1, "tokens", 429, "retry-after-ms", "12000 "},
+		{"Anthropic, requests", anthropic, sent("https://api.anthropic.com/v1/messages", `{}`), 5, "requests", 429, "Retry-After", "12 "},
+		{"Anthropic, input", anthropic, sent("https://api.anthropic.com/v1/messages", `{"messages":[{"content":"`+strings.Repeat("word", 600)+`"}]}`), 1, "input-tokens", 429, "Retry-After", "12 "},
+		{"Anthropic, output", anthropic, sent("https://api.anthropic.com/v1/messages", `{"max_tokens":160}`), 1, "output-tokens", 429, "Retry-After", "4 "},
+		{"Slack, a method", slack, url("POST", "https://slack.com/api/users.list"), 20, "users.list", 429, "Retry-After", "60 "},
+		{"Slack, of tier 4", slack, url("POST", "https://slack.com/api/users.info"), 100, "users.info", 429, "Retry-After", "60 "},
+		{"Slack, messages", slack, url("POST", "https://slack.com/api/chat.postMessage"), 1, "channel ", 429, "Retry-After", "1 "},
+		{"Discord, a route", standin.Discord, url("GET", "https://discord.com/api/channels/1/messages/#"), 5, "user", 429, "X-RateLimit-Reset-After", "5.000 0"},
+		{"Discord, all", standin.Discord, url("GET", "https://discord.com/api/guilds/#/members"), 50, "global", 429, "X-RateLimit-Global", "true "},
+		{"Notion", standin.Notion, url("GET", "https://api.notion.com/v1/users"), 180, "connection", 429, "Retry-After", "17 "},
+		{"HubSpot, a day", hubspot, url("GET", "https://api.hubapi.com/a"), 7, "DAILY", 429, "Retry-After", " "},
+		{"HubSpot, searching", hubspot, url("POST", "https://api.hubapi.com/a/search"), 4, "SECONDLY", 429, "Retry-After", " "},
+		{"HubSpot, ten seconds", func() *standin.Server { return standin.HubSpot(1_000, time.UTC) }, url("GET", "https://api.hubapi.com/a"), 100, "TEN_SECONDLY_ROLLING", 429, "Retry-After", " "},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := test.api()
+				for i := range test.allowed {
+					do(t, api, test.next(t, i)) // the body stays open
+				}
+				resp := do(t, api, test.next(t, test.allowed))
+				if served, refused := api.Served(), api.Refused()[test.by]; served != test.allowed || refused != 1 || resp.StatusCode != test.status {
+					t.Errorf("%d served, %v refused with %d, want %d and one by %s with %d", served, api.Refused(), resp.StatusCode, test.allowed, test.by, test.status)
+				}
+				if got := resp.Header.Get(test.header) + " " + resp.Header.Get("X-RateLimit-Remaining"); got != test.want {
+					t.Errorf("%s is %q, want %q", test.header, got, test.want)
+				}
+			})
+		})
+	}
+}
+
+// What was set aside for an answer is given back at its end.
+func TestAnthropicGivesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.Anthropic(5, 1_000, 300)
+		for range 3 {
+			resp := do(t, api, request(t, "POST", "https://api.anthropic.com/v1/messages", `{"max_tokens":160}`))
+			if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if api.Served() != 3 { // 40 each, of 300
+			t.Errorf("%d served, %v refused", api.Served(), api.Refused())
+		}
+	})
+}
+
+// Streams are what the documentation says: events, each of one JSON text.
+func TestStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, test := range []struct {
+			api    *standin.Server
+			events int
+		}{{standin.OpenAI(60, 1_000, time.Minute), 3}, {standin.Anthropic(60, 1_000, 1_000), 4}} {
+			resp := do(t, test.api, request(t, "POST", "https://example.com/", `{"stream":true,"model":"m","max_tokens":8}`))
+			body, err := io.ReadAll(resp.Body)
+			if err != nil || resp.Header.Get("Content-Type") != "text/event-stream" {
+				t.Errorf("%v, %v", resp.Header, err)
+			}
+			events := 0
+			for line := range strings.SplitSeq(string(body), "\n") {
+				if data, ok := strings.CutPrefix(line, "data: {"); ok && json.Valid([]byte("{"+data)) {
+					events++
+				}
+			}
+			if events != test.events {
+				t.Errorf("%d events, want %d: %s", events, test.events, body)
+			}
+		}
+	})
+}

@@ -1,0 +1,108 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+// message is a request for a message whose prompt has so many tokens, and its answer at most so many.
+func message(t *testing.T, model string, prompt, most int, stream bool) *http.Request {
+	t.Helper()
+	text := strings.Repeat("word", prompt-1) + " one" // a space: it is text
+	return postJSON(t, "https://api.anthropic.com/v1/messages",
+		fmt.Sprintf(`{"model":%q,"max_tokens":%d,"stream":%t,"messages":[{"role":"user","content":%q}]}`, model, most, stream, text))
+}
+
+func TestAnthropic(t *testing.T) {
+	for _, load := range []struct {
+		name         string
+		prompt, most int
+		stream       bool
+		want         float64 // a minute
+	}{
+		{"many small requests", 10, 4, false, 100},
+		{"large answers", 10, 400, false, 8_000 / 100},
+		{"streams of large answers", 10, 400, true, 8_000 / 100},
+		{"large prompts", 1_500, 100, true, 30_000 / 1_500},
+	} {
+		t.Run(load.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Anthropic(100, 30_000, 8_000)
+				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				api.Hold = standin.Between(200*time.Millisecond, 3*time.Second)
+				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, 10*time.Minute, func(int) *http.Request {
+					return message(t, "claude-sonnet-4-5", load.prompt, load.most, load.stream)
+				})
+				unrefused(t, api, 0.9*10*load.want)
+			})
+		})
+	}
+}
+
+func TestAnthropicRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.Anthropic(100, 30_000, 8_000)
+		rt := over(t, providers.Anthropic(100, 30_000, 8_000), api)
+		api.Trap(standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "7"}, Body: `{"type":"error","error":{"type":"rate_limit_error"}}`})
+		send(t, rt, message(t, "claude-sonnet-4-5", 10, 10, false))
+		if _, _, took := send(t, rt, message(t, "claude-3-5-haiku-20241022", 10, 10, false)); took != 0 {
+			t.Errorf("another family waited %v", took)
+		}
+		if status, _, took := send(t, rt, message(t, "claude-sonnet-4-20250514", 10, 10, false)); status != 200 || took != 7*time.Second {
+			t.Errorf("%d after %v, want 200 after 7 s", status, took)
+		}
+	})
+}
+
+// The reset is the time of the full refill: with nothing left, more comes long before it.
+func TestAnthropicResetIsTheTimeOfTheFullRefill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.Anthropic(100, 30_000, 8_000)
+		rt := over(t, providers.Anthropic(100, 30_000, 8_000), api)
+		api.Trap(standin.Reply{Header: map[string]string{
+			"anthropic-ratelimit-tokens-limit": "38000", "anthropic-ratelimit-tokens-remaining": "0", "anthropic-ratelimit-tokens-reset": "2000-01-01T00:01:00Z",
+		}})
+		send(t, rt, message(t, "claude-sonnet-4-5", 10, 10, false))
+		if _, _, took := send(t, rt, message(t, "claude-sonnet-4-5", 10, 10, false)); took != 0 {
+			t.Errorf("waited %v", took)
+		}
+	})
+}
+
+// Input that others of the organization use is told by the answers, in thousands.
+func TestAnthropicUsedElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.Anthropic(100, 30_000, 8_000)
+		send(t, api, message(t, "claude-sonnet-4-5", 24_000, 10, false))
+		saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 1, 5*time.Minute, func(int) *http.Request {
+			return message(t, "claude-sonnet-4-5", 2_000, 10, true)
+		})
+		unrefused(t, api, 0.9*(6_000+4*30_000)/2_000)
+	})
+}
+
+func ExampleAnthropic() {
+	client, err := providers.Anthropic(100, 30_000, 8_000).Client(nil) // requests, tokens in and tokens out a minute
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.Anthropic(100, 30_000, 8_000)) // instead of the network
+
+	body := strings.NewReader(`{"model":"claude-sonnet-4-5","max_tokens":1000,"messages":[{"role":"user","content":"Say hello."}]}`)
+	resp, err := client.Post("https://api.anthropic.com/v1/messages", "application/json", body)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close() // before its end: what was set aside for the answer stays charged
+	fmt.Println(resp.Header.Get("anthropic-ratelimit-output-tokens-remaining"), "tokens of output left while 1,000 are set aside")
+	// Output: 7000 tokens of output left while 1,000 are set aside
+}

@@ -1,0 +1,130 @@
+package providers_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+const discord = "https://discord.com/api/v10"
+
+func TestDiscord(t *testing.T) {
+	t.Run("routes are learned", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Discord()
+			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			api.Hold = standin.Between(20*time.Millisecond, 100*time.Millisecond)
+			saturate(t, over(t, providers.Discord(), api), 16, 10*time.Minute, func(w int) *http.Request {
+				return get(t, fmt.Sprintf("%s/channels/%d/messages/%d", discord, w%4, time.Now().UnixNano()))
+			})
+			unrefused(t, api, 0.95*4*600) // 5 in 5 seconds, each of 4
+		})
+	})
+	t.Run("50 a second in all", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Discord()
+			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			saturate(t, over(t, providers.Discord(), api), 100, time.Minute, func(w int) *http.Request {
+				return get(t, fmt.Sprintf("%s/guilds/%d/members", discord, w))
+			})
+			unrefused(t, api, 0.9*50*60)
+		})
+	})
+}
+
+func TestDiscordRefusals(t *testing.T) {
+	one, two := discord+"/channels/1/messages", discord+"/channels/2/messages"
+	bucket := func(more ...string) map[string]string {
+		h := map[string]string{"X-RateLimit-Limit": "10", "X-RateLimit-Remaining": "9", "X-RateLimit-Reset-After": "64.57", "X-RateLimit-Bucket": "abcd1234"}
+		for i := 0; i < len(more); i += 2 {
+			h[more[i]] = more[i+1]
+		}
+		return h
+	}
+	for _, test := range []struct {
+		name  string
+		reply standin.Reply
+		next  string
+		wait  time.Duration
+	}{
+		{"remaining 0 pauses the route until the reset", standin.Reply{Header: bucket("X-RateLimit-Remaining", "0")}, one, 64570 * time.Millisecond},
+		{"and no other", standin.Reply{Header: bucket("X-RateLimit-Remaining", "0")}, two, 0},
+		{"a bucket's 429", standin.Reply{Status: 429, Header: bucket("X-RateLimit-Remaining", "0", "Retry-After", "65", "X-RateLimit-Scope", "user")}, one, 65 * time.Second},
+		{"leaves other routes alone", standin.Reply{Status: 429, Header: bucket("Retry-After", "65", "X-RateLimit-Scope", "user")}, two, 0},
+		{"a shared 429 says another wait than the bucket", standin.Reply{Status: 429, Header: bucket("Retry-After", "337", "X-RateLimit-Scope", "shared")}, one, 337 * time.Second},
+		{"a global 429 stops every route", standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "65", "X-RateLimit-Global": "true", "X-RateLimit-Scope": "global"}}, two, 65 * time.Second},
+		{"but interactions", standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "65", "X-RateLimit-Global": "true"}}, discord + "/interactions/7/secret/callback", 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Discord()
+				rt := over(t, providers.Discord(), api)
+				api.Trap(test.reply)
+				send(t, rt, get(t, one))
+				if status, _, took := send(t, rt, get(t, test.next)); status != 200 || took != test.wait {
+					t.Errorf("%d after %v, want 200 after %v", status, took, test.wait)
+				}
+			})
+		})
+	}
+	t.Run("a shared 429 of half an hour closes the route", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := standin.Discord()
+			rt := over(t, providers.Discord(), api)
+			api.Trap(standin.Reply{Status: 429, Header: bucket("Retry-After", "1337", "X-RateLimit-Scope", "shared")})
+			send(t, rt, get(t, one))
+			if _, err := rt.RoundTrip(get(t, one)); !errors.Is(err, throttle.ErrBanned) {
+				t.Errorf("%v, want ErrBanned", err)
+			}
+		})
+	})
+}
+
+func TestDiscordRoutes(t *testing.T) {
+	key := providers.Discord().Scope("route").Key
+	of := func(path string) string {
+		k, _ := key(get(t, "https://discord.com"+path))
+		return k
+	}
+	for path, want := range map[string]string{
+		"/api/v10/channels/1/messages":                         "GET channels/1/messages",
+		"/api/channels/1/messages/2":                           "GET channels/1/messages/*",
+		"/api/v9/guilds/3/members/4/roles/5":                   "GET guilds/3/members/*/roles/*",
+		"/api/v10/channels/1/messages/2/reactions/%F0%9F%A6/6": "GET channels/1/messages/*/reactions/*/*",
+		"/api/v10/users/@me":                                   "GET users/@me",
+		"/api/v10/users/7":                                     "GET users/*",
+	} {
+		if got := of(path); got != want {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
+	}
+	if a, b := of("/api/v10/webhooks/1/tokenA"), of("/api/v10/webhooks/1/tokenB"); a == b || strings.Contains(a, "tokenA") {
+		t.Errorf("webhooks with different tokens: %q, %q", a, b)
+	}
+}
+
+func ExampleDiscord() {
+	client, err := providers.Discord().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.Discord()) // instead of the network
+
+	resp, err := client.Get("https://discord.com/api/v10/channels/1/messages")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.Header.Get("X-RateLimit-Remaining"), "of", resp.Header.Get("X-RateLimit-Limit"), "left, until they are the next waits")
+	// Output: 4 of 5 left, until they are the next waits
+}

@@ -1,0 +1,50 @@
+package providers
+
+import (
+	"cmp"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// HubSpot is HubSpot's API with the limits of a free or Starter account: for an app 100
+// requests in any 10 seconds, and for the account 250,000 a day, which begins at midnight
+// in the account's time zone, such as "America/New_York"; UTC if that is empty. Searching
+// is limited to 4 a second besides. Paid accounts have more. For an app that uses OAuth
+// there is no limit of a day: leave its tier out.
+//
+// What the account's other apps have used of the day is told by responses. When the day is
+// used up requests wait for midnight; a refusal closes the quota until then, with
+// throttle.ErrBanned, unless the Policy.MaxPause of the scope "app" allows to wait so long.
+func HubSpot(zone string) Provider {
+	zone = cmp.Or(zone, "UTC")
+	const page, search = "https://developers.hubspot.com/apisbytier", "https://developers.hubspot.com/changelog/crm-search-api-rate-limit-increase"
+	return Provider{
+		Name: "hubspot",
+		Scopes: []Scope{
+			some("search", search, when(func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }), throttle.PerSecond(4)),
+			every("app", page, throttle.Tier{Limit: 100, Window: 10 * time.Second},
+				throttle.Tier{Limit: 250_000, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: zone}),
+		},
+		Profile: answers.Profile{
+			Quotas: []answers.Quota{
+				{Name: "daily", Limit: answers.Field{Header: "X-Hubspot-Ratelimit-Daily"}, Remaining: answers.Field{Header: "X-Hubspot-Ratelimit-Daily-Remaining"}},
+				{
+					Name:      "interval",
+					Limit:     answers.Field{Header: "X-Hubspot-Ratelimit-Max"},
+					Remaining: answers.Field{Header: "X-Hubspot-Ratelimit-Remaining"},
+					Length:    answers.Field{Header: "X-Hubspot-Ratelimit-Interval-Milliseconds", Format: answers.Millis},
+				},
+			},
+			Rules: []answers.Rule{
+				{Status: http.StatusTooManyRequests, Path: "policyName", Text: "DAILY", Kind: answers.Limited, Until: zone, Wide: true},
+				{Status: http.StatusTooManyRequests, Path: "policyName", Text: "TEN_SECONDLY_ROLLING", Kind: answers.Limited, Wide: true},
+				{Status: http.StatusLocked, Kind: answers.Limited},
+			},
+		},
+		Hosts: []string{"api.hubapi.com"},
+	}
+}

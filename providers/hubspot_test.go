@@ -1,0 +1,96 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+const hubspot = "https://api.hubapi.com/crm/v3/objects/contacts"
+
+func TestHubSpot(t *testing.T) {
+	for _, load := range []struct {
+		name, url string
+		want      float64 // in 10 minutes
+	}{
+		{"reading", hubspot, 6_000},
+		{"searching", hubspot + "/search", 2_400},
+	} {
+		t.Run(load.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.HubSpot(250_000, time.UTC)
+				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				saturate(t, over(t, providers.HubSpot("UTC"), api), 16, 10*time.Minute, func(int) *http.Request { return get(t, load.url) })
+				unrefused(t, api, 0.95*load.want)
+			})
+		})
+	}
+}
+
+// The day ends at midnight of the account's zone, which is 05:00 UTC, and what other apps
+// have used of it is seen.
+func TestHubSpotDay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		zone, err := time.LoadLocation("America/New_York")
+		if err != nil {
+			t.Fatal(err)
+		}
+		api := standin.HubSpot(300, zone)
+		p := providers.HubSpot(zone.String())
+		p.Scope("app").Policy.Tiers[1].Limit = 300
+		for range 50 {
+			send(t, api, get(t, hubspot))
+		}
+		saturate(t, over(t, p, api), 1, 29*time.Hour-time.Second, func(int) *http.Request { return get(t, hubspot) })
+		unrefused(t, api, 600)
+	})
+}
+
+func TestHubSpotRefusals(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		reply    standin.Reply
+		min, max time.Duration
+	}{
+		{"daily limit until midnight of the account", standin.Reply{Status: 429, Body: `{"status":"error","policyName":"DAILY"}`}, 5 * time.Hour, 5*time.Hour + time.Second},
+		{"ten seconds, which says no wait", standin.Reply{Status: 429, Body: `{"status":"error","policyName":"TEN_SECONDLY_ROLLING"}`}, time.Second, 2 * time.Second},
+		{"locked", standin.Reply{Status: 423, Header: map[string]string{"Retry-After": "2"}}, 2 * time.Second, 2 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.HubSpot(250_000, time.UTC)
+				p := providers.HubSpot("America/New_York") // midnight is at 05:00 UTC
+				p.Scope("app").Policy.MaxPause = 24 * time.Hour
+				rt := over(t, p, api)
+				api.Trap(test.reply)
+				send(t, rt, get(t, hubspot))
+				if status, _, took := send(t, rt, get(t, hubspot)); status != 200 || took < test.min || took > test.max {
+					t.Errorf("%d after %v, want 200 after %v to %v", status, took, test.min, test.max)
+				}
+			})
+		})
+	}
+}
+
+func ExampleHubSpot() {
+	client, err := providers.HubSpot("America/New_York").Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.HubSpot(250_000, time.UTC)) // instead of the network
+
+	resp, err := client.Get("https://api.hubapi.com/crm/v3/objects/contacts")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.Header.Get("X-HubSpot-RateLimit-Remaining"), "of", resp.Header.Get("X-HubSpot-RateLimit-Max"), "left")
+	// Output: 99 of 100 left
+}

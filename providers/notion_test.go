@@ -1,0 +1,61 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+const notion = "https://api.notion.com/v1/users"
+
+func TestNotion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.Notion()
+		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+		saturate(t, over(t, providers.Notion(), api), 8, 10*time.Minute, func(int) *http.Request { return get(t, notion) })
+		unrefused(t, api, 0.95*10*180)
+	})
+}
+
+func TestNotionRefusals(t *testing.T) {
+	wait := map[string]string{"Retry-After": "42"}
+	for _, reply := range []standin.Reply{
+		{Status: 429, Header: wait, Body: `{"code":"rate_limited","additional_data":{"rate_limit_reason":"workspace"}}`},
+		{Status: 529, Header: wait, Body: `{"code":"service_overload"}`},
+	} {
+		t.Run(fmt.Sprint(reply.Status), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Notion()
+				rt := over(t, providers.Notion(), api)
+				api.Trap(reply)
+				send(t, rt, get(t, notion))
+				if status, _, took := send(t, rt, get(t, notion)); status != 200 || took != 42*time.Second {
+					t.Errorf("%d after %v, want 200 after 42 s", status, took)
+				}
+			})
+		})
+	}
+}
+
+func ExampleNotion() {
+	client, err := providers.Notion().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.Notion()) // instead of the network
+
+	resp, err := client.Get("https://api.notion.com/v1/users")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.Status)
+	// Output: 200 OK
+}

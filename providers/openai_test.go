@@ -1,0 +1,142 @@
+package providers_test
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+// chat is a chat completion whose prompt has so many tokens, and its answer at most as many more.
+func chat(t *testing.T, model string, prompt, most int) *http.Request {
+	t.Helper()
+	text := strings.Repeat("word", prompt-1) + " one" // a space: it is text
+	return postJSON(t, "https://api.openai.com/v1/chat/completions",
+		fmt.Sprintf(`{"messages":[{"role":"user","content":%q}],"model":%q,"max_tokens":%d}`, text, model, most))
+}
+
+func TestOpenAI(t *testing.T) {
+	for _, load := range []struct {
+		name         string
+		prompt, most int
+		want         float64 // a minute
+	}{
+		{"many small requests", 10, 10, 500},
+		{"large answers", 100, 500, 30_000 / 605},
+		{"large prompts", 2_000, 100, 30_000 / 2_105},
+	} {
+		t.Run(load.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.OpenAI(500, 30_000, time.Minute)
+				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				api.Hold = standin.Between(200*time.Millisecond, 3*time.Second)
+				saturate(t, over(t, providers.OpenAI(500, 30_000), api), 64, 10*time.Minute, func(int) *http.Request {
+					return chat(t, "gpt-4o", load.prompt, load.most)
+				})
+				unrefused(t, api, 0.9*10*load.want)
+			})
+		})
+	}
+}
+
+func TestOpenAIRefusals(t *testing.T) {
+	limited := map[string]string{"retry-after-ms": "1250", "Retry-After": "2"}
+	for _, test := range []struct {
+		name  string
+		reply standin.Reply
+		wait  time.Duration
+	}{
+		{"insufficient_quota is not retried as a limit", standin.Reply{Status: 429, Body: `{"error":{"message":"You exceeded your current quota.","type":"insufficient_quota","code":"credit_balance_exhausted"}}`}, 0},
+		{"x-should-retry false", standin.Reply{Status: 429, Header: map[string]string{"x-should-retry": "false"}}, 0},
+		{"retry-after-ms goes before Retry-After", standin.Reply{Status: 429, Header: limited, Body: `{"error":{"type":"tokens","code":"rate_limit_exceeded"}}`}, 1250 * time.Millisecond},
+		{"Retry-After may have a fraction", standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "0.25"}}, 250 * time.Millisecond},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.OpenAI(600, 30_000, time.Minute)
+				rt := over(t, providers.OpenAI(600, 30_000), api)
+				api.Trap(test.reply)
+				if status, body, _ := send(t, rt, chat(t, "gpt-4o", 10, 10)); status != 429 || body != test.reply.Body {
+					t.Errorf("%d %s", status, body)
+				}
+				if _, _, took := send(t, rt, chat(t, "o4-mini", 10, 10)); took != 0 {
+					t.Errorf("another model waited %v", took)
+				}
+				if status, _, took := send(t, rt, chat(t, "gpt-4o", 10, 10)); status != 200 || took != test.wait {
+					t.Errorf("%d after %v, want 200 after %v", status, took, test.wait)
+				}
+			})
+		})
+	}
+}
+
+// Tokens that others of the organization use are told by the answers.
+func TestOpenAIUsedElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.OpenAI(600, 30_000, time.Minute)
+		send(t, api, chat(t, "gpt-4o", 10_000, 15_000))
+		time.Sleep(time.Second)
+		saturate(t, over(t, providers.OpenAI(600, 30_000), api), 1, 5*time.Minute, func(int) *http.Request { return chat(t, "gpt-4o", 100, 1_000) })
+		unrefused(t, api, 0.8*5*30_000/1_105)
+	})
+}
+
+func TestOpenAICost(t *testing.T) {
+	p := providers.OpenAI(1, 1)
+	image := strings.Repeat("iVBORw0KGgo", 1_000)
+	long := strings.Repeat("four ", 80_000)
+	for _, test := range []struct {
+		name, body, model string
+		tokens            int64
+	}{
+		{"a chat", `{"model":"m","messages":[{"role":"user","content":"four, four"}],"max_completion_tokens":100}`, "m", 15 + 100},
+		{"a response", `{"max_output_tokens":7,"input":"four","model":"m"}`, "m", 8 + 7},
+		{"choices", `{"model":"m","prompt":"","max_tokens":10,"n":3}`, "m", 6 + 30},
+		{"an image", `{"model":"m","input":[{"image_url":"data:image/png;base64,` + image + `"}]}`, "m", 5},
+		{"a model behind a long prompt", `{"input":"` + long + `","model":"m"}`, "m", 100_003},
+		{"a model that is not the request's", `{"input":{"model":"x"}}`, "", 3},
+		{"absurd", `{"model":5,"max_tokens":-7,"n":-1,"input":`, "5", 6},
+		{"no JSON", "--boundary", "", 0},
+	} {
+		req := postJSON(t, "https://api.openai.com/v1/responses", test.body)
+		model, counts := p.Scopes[0].Key(req)
+		if cost := p.Cost(req)["tokens"]; model != test.model || !counts || cost != test.tokens {
+			t.Errorf("%s: model %q, %v, %d tokens, want %d", test.name, model, counts, cost, test.tokens)
+		}
+	}
+	once := postJSON(t, "https://api.openai.com/v1/responses", `{"model":"m","max_tokens":100}`)
+	once.GetBody = nil
+	if model, _ := p.Scopes[0].Key(once); model != "" || p.Cost(once)["tokens"] != 8 {
+		t.Errorf("a body that can be read but once: model %q, %d tokens", model, p.Cost(once)["tokens"])
+	}
+}
+
+func ExampleOpenAI() {
+	client, err := providers.OpenAI(500, 30_000).Client(nil) // requests and tokens a minute
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.OpenAI(500, 30_000, time.Minute)) // instead of the network
+
+	body := strings.NewReader(`{"model":"gpt-4o","messages":[{"role":"user","content":"Say hello."}],"max_tokens":100,"stream":true}`)
+	resp, err := client.Post("https://api.openai.com/v1/chat/completions", "application/json", body)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer resp.Body.Close()
+	stream, err := io.ReadAll(resp.Body)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(resp.Header.Get("x-ratelimit-remaining-tokens"), "tokens left after a stream of", strings.Count(string(stream), "data: "), "events")
+	// Output: 29897 tokens left after a stream of 4 events
+}

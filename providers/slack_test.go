@@ -1,0 +1,101 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/providers"
+)
+
+const slack = "https://slack.com/api/"
+
+// slackForm is a call as Slack's clients make it.
+func slackForm(t *testing.T, method, channel string) *http.Request {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, slack+method, strings.NewReader(url.Values{"channel": {channel}, "text": {"hello"}}.Encode()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	return req
+}
+
+func TestSlack(t *testing.T) {
+	for _, load := range []struct {
+		name string
+		next func(*testing.T, int) *http.Request
+		want float64 // in 10 minutes
+	}{
+		{"methods of three tiers", func(t *testing.T, w int) *http.Request {
+			return slackForm(t, []string{"conversations.list", "conversations.history", "users.info", "users.list"}[w%4], "C1")
+		}, 10 * (20 + 50 + 100 + 20)},
+		{"messages as forms", func(t *testing.T, w int) *http.Request {
+			return slackForm(t, "chat.postMessage", fmt.Sprintf("C%d", w%2))
+		}, 2 * 600},
+		{"messages as JSON", func(t *testing.T, w int) *http.Request {
+			return postJSON(t, slack+"chat.postMessage", fmt.Sprintf(`{"channel":"C%d","text":"hello"}`, w%2))
+		}, 2 * 600},
+	} {
+		t.Run(load.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Slack(time.Minute)
+				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				saturate(t, over(t, providers.Slack(), api), 8, 10*time.Minute, func(w int) *http.Request { return load.next(t, w) })
+				unrefused(t, api, 0.95*load.want)
+			})
+		})
+	}
+}
+
+func TestSlackRefusals(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		reply standin.Reply
+	}{
+		{"429", standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "30"}, Body: `{"ok":false,"error":"ratelimited"}`}},
+		{"Retry-After on 200", standin.Reply{Header: map[string]string{"Retry-After": "30"}, Body: `{"ok":true}`}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Slack(time.Minute)
+				rt := over(t, providers.Slack(), api)
+				api.Trap(test.reply)
+				send(t, rt, slackForm(t, "users.list", ""))
+				if _, _, took := send(t, rt, slackForm(t, "users.info", "")); took != 0 {
+					t.Errorf("another method waited %v", took)
+				}
+				if status, _, took := send(t, rt, slackForm(t, "users.list", "")); status != 200 || took != 30*time.Second {
+					t.Errorf("%d after %v, want 200 after 30 s", status, took)
+				}
+			})
+		})
+	}
+}
+
+func ExampleSlack() {
+	client, err := providers.Slack().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, standin.Slack(time.Minute)) // instead of the network
+
+	for _, channel := range []string{"C1", "C2"} { // each has a message a second
+		resp, err := client.PostForm("https://slack.com/api/chat.postMessage", url.Values{"channel": {channel}, "text": {"Hello!"}})
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		resp.Body.Close()
+		fmt.Println(channel, resp.Status)
+	}
+	// Output:
+	// C1 200 OK
+	// C2 200 OK
+}
