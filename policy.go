@@ -58,6 +58,8 @@ type Policy struct {
 	MaxQueue int           // refuse when so many already wait. If zero, no bound
 	MaxPause time.Duration // the longest pause a response may impose. If zero, 15 minutes
 	Start    Start         // what to take for used at first. If zero, StartFull
+	Ageing   time.Duration // how long a Normal request yields to Interactive ones that come later, and a Batch one to Normal ones: see Class. If zero, 10 s
+	Headroom int           // percent of every tier's capacity that Batch leaves to the others, 0 to 90. If zero, none
 }
 
 // Start is what a new quota in this process takes for used, of which nobody knows
@@ -76,6 +78,8 @@ const NoGuard time.Duration = -1
 const (
 	defaultGuard    = 50 * time.Millisecond
 	defaultMaxPause = 15 * time.Minute
+	defaultAgeing   = 10 * time.Second
+	mostHeadroom    = 90 // percent
 )
 
 func (p Policy) guard() time.Duration {
@@ -95,6 +99,13 @@ func (p Policy) maxPause() time.Duration {
 		return defaultMaxPause
 	}
 	return p.MaxPause
+}
+
+func (p Policy) ageing() time.Duration {
+	if p.Ageing == 0 {
+		return defaultAgeing
+	}
+	return p.Ageing
 }
 
 // Validate reports every problem at once, each with its field, its value and what
@@ -125,6 +136,12 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 	if p.Start > StartEmpty {
 		errs = append(errs, fmt.Errorf("Start is %d: it must be StartFull or StartEmpty", p.Start))
 	}
+	if p.Ageing < 0 || p.Ageing > algorithms.MaxWindow {
+		errs = append(errs, fmt.Errorf("Ageing is %v: it must be from 0 to %v", p.Ageing, algorithms.MaxWindow))
+	}
+	if p.Headroom < 0 || p.Headroom > mostHeadroom {
+		errs = append(errs, fmt.Errorf("Headroom is %d: it must be from 0 to %d percent", p.Headroom, mostHeadroom))
+	}
 	plan, err := algorithms.NewPlan(p.Tiers, max(0, p.guard()))
 	if err = errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("throttle: policy %q: %w", p.Name, err)
@@ -144,7 +161,8 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 //
 // A window is s, m, h, d, or a length such as 20s or 30d. The options of a tier
 // are unit, algo, burst, precision, phase and spread; those of the policy guard (or
-// guard=none, guard=auto), max_wait, max_queue, max_pause and start. The policy it returns is valid.
+// guard=none, guard=auto), max_wait, max_queue, max_pause, start, ageing and headroom. The
+// policy it returns is valid.
 func ParsePolicy(name, spec string) (Policy, error) {
 	p := Policy{Name: name}
 	fail := func(format string, args ...any) (Policy, error) {
@@ -194,8 +212,12 @@ func (p *Policy) setOption(name, value string) (err error) {
 		default:
 			err = fmt.Errorf("%q is not a start: use full or empty", value)
 		}
+	case "ageing":
+		p.Ageing, err = algorithms.ParseDuration(value)
+	case "headroom":
+		p.Headroom, err = strconv.Atoi(value)
 	default:
-		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause or start")
+		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause, start, ageing or headroom")
 	}
 	return err
 }
@@ -226,6 +248,10 @@ func (p Policy) String() string {
 	length("max_pause", p.MaxPause)
 	if p.Start == StartEmpty {
 		options = append(options, "start=empty")
+	}
+	length("ageing", p.Ageing)
+	if p.Headroom != 0 {
+		options = append(options, "headroom="+strconv.Itoa(p.Headroom))
 	}
 	spec := strings.Join(tiers, " + ")
 	if len(options) > 0 {

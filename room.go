@@ -20,15 +20,16 @@ import (
 // place has the first of them, the second the second. When somebody leaves, those
 // behind move up, and a time that nobody wants goes back.
 type room struct {
-	mu      sync.Mutex      // guards all below
-	queue   list.List       // of *waiter
-	booked  []store.Booking // the times of the first places, in order
-	asking  []*waiter       // those for whom the quota is being asked, which may have charged them already
-	changed bool            // something changed since it was asked
-	told    *waiter         // who was told to ask again
-	toldAt  time.Time       // when the quota last answered
-	askAt   time.Time       // when to ask again, if told has the first place without a time
-	outage  error           // why the quota had no answer the last time
+	mu      sync.Mutex             // guards all below
+	queue   list.List              // of *waiter, by rank
+	newest  [classes]*list.Element // of each class, the last place known to rank before all of it to come; nil for none
+	booked  []store.Booking        // the times of the first places, in order
+	asking  []*waiter              // those for whom the quota is being asked, which may have charged them already
+	changed bool                   // something changed since it was asked
+	told    *waiter                // who was told to ask again
+	toldAt  time.Time              // when the quota last answered
+	askAt   time.Time              // when to ask again, if told has the first place without a time
+	outage  error                  // why the quota had no answer the last time
 
 	stop     func()         // ends the watch on the quota; nil while nobody waits
 	forecast store.Forecast // with everybody in the queue booked; nil if there is none
@@ -43,6 +44,8 @@ type room struct {
 // A waiter is one caller in the queue.
 type waiter struct {
 	request  store.Request
+	class    Class
+	rank     time.Time     // as if it were Interactive and had come then
 	patience time.Time     // MaxWait ends; zero for never
 	deadline time.Time     // the earlier of patience and the context's; zero for never
 	wake     chan struct{} // holds one: look again
@@ -127,7 +130,7 @@ func (w *waiter) look() {
 // join takes the last place, unless the room is full or the wait would be too
 // long, and tells what to do as step does.
 func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool, nap time.Duration, err error) {
-	w = &waiter{request: req, wake: make(chan struct{}, 1)}
+	w = &waiter{request: req, class: classOf(ctx), wake: make(chan struct{}, 1)}
 	if g.policy.MaxWait > 0 {
 		w.patience = time.Now().Add(g.policy.MaxWait)
 		w.deadline = w.patience
@@ -141,16 +144,74 @@ func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool
 	if g.full(r, r.queue.Len()+1) {
 		return nil, false, 0, g.refuse(ErrQueueFull, -1, 0)
 	}
-	if err := g.foresee(r, w); err != nil {
+	now := time.Now()
+	w.rank = g.policy.rank(w.class, now)
+	g.age(w, now)
+	overtaken := g.overtaken(r, w)
+	err = g.foresee(r, w, overtaken)
+	if overtaken != nil {
+		r.forecast = nil // it lacks the newcomer, or those behind it
+	}
+	if err != nil {
 		return nil, false, 0, err
 	}
-	w.place = r.queue.PushBack(w)
-	r.waiting.Add(1)
+	r.enter(w, overtaken)
 	if r.stop == nil {
 		r.stop = g.quota.Watch(g.changed)
 	}
+	if overtaken != nil {
+		g.settle(r, now, w) // the times of the first places move on
+	}
 	ask, nap = g.next(r, w)
 	return w, ask, nap, nil
+}
+
+// age has a waiter's request yield for as long as its class does: a Batch one counts as
+// a Normal one that came when it had waited for Ageing.
+func (g *gate) age(w *waiter, now time.Time) {
+	if w.class == Batch {
+		g.policy.yield(&w.request, w.rank.Add(-g.policy.ageing()).Sub(now))
+	}
+}
+
+// overtaken is the first place that a newcomer goes ahead of, nil for none. Ranks of a
+// class only grow, so that the search goes on where the last of the class ended, and
+// passes nobody twice.
+//
+// The times of a quota that books ahead are for what the first places cost, in their
+// order: who costs something else goes behind them.
+func (g *gate) overtaken(r *room, w *waiter) *list.Element {
+	e := r.queue.Front()
+	if last := r.newest[w.class]; last != nil {
+		e = last.Next()
+	}
+	for e != nil && !e.Value.(*waiter).rank.After(w.rank) {
+		e = e.Next()
+	}
+	if e == nil || !g.books {
+		return e
+	}
+	timed, passed, fits := r.queue.Front(), false, true
+	for n := len(r.booked) + len(r.asking); n > 0 && timed != nil; n-- {
+		passed = passed || timed == e
+		fits = fits && (!passed || slices.Equal(timed.Value.(*waiter).request.Cost, w.request.Cost))
+		timed = timed.Next()
+	}
+	if fits {
+		return e
+	}
+	return timed
+}
+
+// enter puts a newcomer into the queue.
+func (r *room) enter(w *waiter, overtaken *list.Element) {
+	if overtaken != nil {
+		w.place = r.queue.InsertBefore(w, overtaken)
+	} else {
+		w.place = r.queue.PushBack(w)
+	}
+	r.newest[w.class] = w.place
+	r.waiting.Add(1)
 }
 
 // full tells whether n in the queue are too many, where they are known to wait: a
@@ -235,6 +296,7 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 			w.request.Within = max(0, w.deadline.Sub(now))
 		}
 		w.request.Guard = g.guard()
+		g.age(w, now)
 		r.asking = append(r.asking, w)
 	}
 	r.changed = false
@@ -321,6 +383,9 @@ func (g *gate) answer(r *room, w *waiter, b store.Booking, now time.Time) {
 		b.Tier < 0 && !w.deadline.IsZero() && w.deadline.Sub(now) < b.Wait: // a pause makes it late
 		g.expel(r, w, g.refuse(ErrDeadline, b.Tier, b.Wait))
 	default:
+		if w.request.Yields > 0 { // then it may go where it may not now
+			b.Wait = min(b.Wait, w.request.Yields)
+		}
 		r.told, r.askAt = w, now.Add(b.Wait)
 	}
 }
@@ -374,6 +439,11 @@ func (g *gate) expel(r *room, w *waiter, err error) {
 
 // remove takes a waiter out of the queue, who then finds its booking or refusal.
 func (g *gate) remove(r *room, w *waiter) {
+	for c, e := range r.newest {
+		if e == w.place {
+			r.newest[c] = e.Prev()
+		}
+	}
 	r.queue.Remove(w.place)
 	w.place = nil
 	w.out.Store(true)
@@ -435,13 +505,19 @@ func (g *gate) match(r *room, now time.Time) (unused []store.Booking) {
 
 func (w *waiter) isLate(at time.Time) bool { return !w.deadline.IsZero() && at.After(w.deadline) }
 
-// foresee books the waiter in the forecast behind everybody in the queue, and
-// refuses it if even that is too late.
-func (g *gate) foresee(r *room, w *waiter) error {
-	if n := len(r.booked); n > 0 && w.isLate(r.booked[n-1].Ahead.Start) {
-		return g.refuse(ErrDeadline, -1, time.Until(r.booked[n-1].Ahead.Start))
+// foresee books a newcomer in the forecast behind those ahead of it, and refuses it
+// if even that is too late.
+func (g *gate) foresee(r *room, w *waiter, overtaken *list.Element) error {
+	if ahead := r.timed(overtaken); len(r.booked) > 0 {
+		last := r.booked[min(ahead, len(r.booked)-1)].Ahead.Start // its own, or of the last ahead of it
+		if w.isLate(last) {
+			return g.refuse(ErrDeadline, -1, time.Until(last))
+		}
+		if ahead < len(r.booked) {
+			return nil
+		}
 	}
-	if r.forecast != nil && time.Since(r.made) > refresh {
+	if r.forecast != nil && (overtaken != nil || time.Since(r.made) > refresh) {
 		r.forecast = nil
 	}
 	if w.deadline.IsZero() {
@@ -450,12 +526,12 @@ func (g *gate) foresee(r *room, w *waiter) error {
 		}
 		return nil
 	}
-	if r.forecast == nil && !g.forecast(r) {
+	if r.forecast == nil && !g.forecast(r, overtaken) {
 		return nil // who is at the head learns it from the quota
 	}
 	within := time.Until(w.deadline)
 	wait, ok := r.forecast.Book(w.request, within)
-	if !ok && r.late && g.forecast(r) {
+	if !ok && r.late && g.forecast(r, overtaken) {
 		wait, ok = r.forecast.Book(w.request, within)
 	}
 	if !ok {
@@ -464,19 +540,30 @@ func (g *gate) foresee(r *room, w *waiter) error {
 	return nil
 }
 
-// forecast makes a new forecast and tells whether the quota can.
-func (g *gate) forecast(r *room) bool {
+// timed is how many of the times are those of places ahead of one, nil for the end.
+func (r *room) timed(e *list.Element) (n int) {
+	for ahead := r.queue.Front(); n < len(r.booked) && ahead != e; ahead = ahead.Next() {
+		n++
+	}
+	return n
+}
+
+// forecast makes a new forecast with those ahead of a place booked, nil for the end, and
+// tells whether the quota can.
+func (g *gate) forecast(r *room, end *list.Element) bool {
 	f, ok := g.quota.(store.Forecaster)
 	if !ok {
 		return false
 	}
-	r.forecast, r.made, r.late = f.Forecast(), time.Now(), false
-	for e := r.first(); e != nil; e = e.Next() {
+	now := time.Now()
+	r.forecast, r.made, r.late = f.Forecast(), now, false
+	for e := r.first(); e != end; e = e.Next() {
 		w := e.Value.(*waiter)
 		if slices.Contains(r.asking, w) {
 			r.made = time.Time{} // it may be charged already, or not: the forecast is for one look
 			continue
 		}
+		g.age(w, now)
 		r.forecast.Book(w.request, forever)
 	}
 	return true
@@ -535,6 +622,7 @@ func (g *gate) review(r *room) {
 		if !w.deadline.IsZero() {
 			within = time.Until(w.deadline)
 		}
+		g.age(w, time.Now())
 		if wait, ok := forecast.Book(w.request, within); !ok {
 			g.expel(r, w, g.refuse(ErrDeadline, -1, wait))
 		}

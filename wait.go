@@ -239,6 +239,9 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 		}
 	}
 	if g.waiting() == 0 && !g.books {
+		if g.policy.Headroom > 0 && classOf(ctx) == Batch {
+			g.policy.yield(&r, g.policy.ageing())
+		}
 		b, err := g.quota.Reserve(ctx, r)
 		switch {
 		case err == nil && b.Verdict == store.Admitted:

@@ -182,7 +182,7 @@ func (t *turn) reserve(r store.Request) store.Booking {
 	case t.shut > 0 && t.until > t.now.At:
 		b.Verdict, b.Wait = store.Closed, t.now.Until(t.until)
 	case from > t.now.At:
-		at, tier := t.ledger.Earliest(t.now, r.Cost)
+		at, tier := t.ledger.EarliestLeaving(t.now, r.Cost, r.Headroom)
 		if b.Wait = t.now.Until(max(at, from)); at > from {
 			b.Tier = tier
 		} else if b.Wait > r.Within {
@@ -190,7 +190,7 @@ func (t *turn) reserve(r store.Request) store.Booking {
 		}
 	default:
 		var at int64
-		if b.Flight, at, b.Tier = t.ledger.Take(t.now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
+		if b.Flight, at, b.Tier = t.ledger.TakeLeaving(t.now, r.Cost, r.Headroom, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
 			b.Verdict = store.Admitted
 		} else {
 			b.Wait = t.now.Until(at)

@@ -42,7 +42,12 @@ type forecast struct {
 
 func (f *forecast) Book(r Request, within time.Duration) (time.Duration, bool) {
 	now := f.clock()
-	at, _ := f.ledger.Earliest(now.Later(f.last.At), r.Cost)
+	next := now.Later(f.last.At)
+	at, _ := f.ledger.Earliest(next, r.Cost)
+	if r.Headroom > 0 {
+		leaving, _ := f.ledger.EarliestLeaving(next, r.Cost, r.Headroom)
+		at = min(leaving, max(at, now.At+algorithms.Micros(r.Yields)))
+	}
 	wait := now.Until(at)
 	if wait > within {
 		return wait, false

@@ -106,6 +106,12 @@ type Request struct {
 	Held   bool          // Arrived, Release or Return will tell what became of it
 	Guard  time.Duration // how long it is on its way at most, if not the plan's; zero for that
 	Within time.Duration // for a Booker: the longest wait that is of use
+
+	// Yields is for how long it still yields to others, zero if it does not. Until then
+	// it is never booked for later, and admitted only where every tier has room for it
+	// and Headroom, of which it is charged its cost.
+	Yields   time.Duration
+	Headroom int64 // percent of a tier's capacity; zero for a request that does not yield
 }
 
 // A Verdict is what Reserve decided.
