@@ -17,7 +17,7 @@ import (
 // ones that have waited for less than 10 s and of the Batch ones that have waited for
 // less than 20 s; a Normal one ahead of the Batch ones that have waited for less than
 // 10 s; and nobody starves. Within a class it is first in, first out. Who is overtaken
-// keeps its place and its deadline, and is refused if that makes it late.
+// keeps its place among the others, and its deadline.
 //
 // A Batch request that has waited for less than Ageing leaves Policy.Headroom of every
 // tier to the others. In a fleet it is not booked ahead of time either, so that the
