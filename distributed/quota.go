@@ -201,19 +201,27 @@ func (q *quota) bookTrip(behind *store.Ahead, requests []store.Request) *trip {
 	return t
 }
 
-// appendRequests writes equal requests once.
+// appendRequests writes equal requests once, and of those that yield the headroom too.
 func appendRequests(args []any, requests []store.Request, most time.Duration) []any {
 	for i := 0; i < len(requests); {
 		r, n := requests[i], 1
 		within := min(r.Within, most)
-		for i+n < len(requests) && min(requests[i+n].Within, most) == within && slices.Equal(requests[i+n].Cost, r.Cost) {
+		yields := r.Yields > 0
+		for i+n < len(requests) && min(requests[i+n].Within, most) == within && (requests[i+n].Yields > 0) == yields && slices.Equal(requests[i+n].Cost, r.Cost) {
 			n++
 		}
-		args = append(args, n)
+		if yields {
+			args = append(args, -n)
+		} else {
+			args = append(args, n)
+		}
 		if within == store.Forever {
 			args = append(args, never)
 		} else {
 			args = append(args, micros(within))
+		}
+		if yields {
+			args = append(args, r.Headroom)
 		}
 		args = appendCost(args, r.Cost)
 		i += n

@@ -15,7 +15,8 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	if b, held := q.held(); held {
 		return b, nil
 	}
-	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard}}
+	r.Within = 0
+	requests := []store.Request{r}
 	guard := q.guard(requests)
 	q.leases.lock()
 	args := append(q.begin("r", 6), 0, 0, micros(guard))

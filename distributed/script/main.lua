@@ -14,14 +14,17 @@
 --   lease  only with a concurrency tier: owner, seq, length, U amounts held now
 --   op's own, where a cost is U amounts:
 --   r  reserve  ahead, floor, the guard of these requests (0: the plan's), then groups
---               of: count, within (-1: no bound), cost. Answers pairs of what and t, for each request: -1-n is booked at t,
+--               of: count, within (-1: no bound), cost; or of -count, within, headroom,
+--               cost for requests that yield, which leave so many percent of every tier's
+--               capacity. Answers pairs of what and t, for each request: -1-n is booked at t,
 --               as the n-th of that instant (one that was given back: as the first);
 --               i > 0: tier i would be ready at t, or -1: never; -1: what was booked
 --               before, or a pause, decides. What would wait longer than within is
 --               not booked. The first that has to wait is booked any time ahead, with
 --               it no more than ahead of them: the next ends the call, as a full
---               concurrency tier does. What was given back goes out again first, but
---               not before floor, the caller's own last booking.
+--               concurrency tier does, and what yields and can't go now. What was given
+--               back goes out again first, but not before floor, the caller's own last
+--               booking, and not to what yields: it is never booked ahead.
 --   u  unbook   generation, then groups of: t, cost. Answers how many can be lent.
 --   l  lease    nothing. Only tells what is held.
 --   p  pause    for, ban 0 or 1, once 0 or 1, epoch. Answers 1 if it lasts longer
@@ -48,28 +51,35 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
   local booked, more = false, true
   advance(held)
   while more and cursor <= #ARGV do
-    local count, within, cost = argument(), argument(), amounts()
+    local count, within = argument(), argument()
+    local yields, headroom = count < 0, 0
+    if yields then count, headroom = -count, argument() end
+    local cost, spare = amounts(), {}
     local impossible
     for i = #rules, 1, -1 do
-      if cost[unitOf[i]] > capacity[i] then impossible = i end
+      local left = capacity[i] - cost[unitOf[i]]
+      if left < 0 then impossible = i end
+      spare[i] = math.min(math.floor(capacity[i] * headroom / 100), left)
     end
     while more and count > 0 do
       local what, at, lent = impossible or -1, NEVER, nil
       if concurrent and not impossible then
         for i = #rules, 1, -1 do
           local amount = cost[unitOf[i]]
-          if rules[i].concurrent and amount > 0 and rules[i].earliest(now, amount) == NEVER then
+          if rules[i].concurrent and amount > 0 and rules[i].earliest(now, amount + spare[i]) == NEVER then
             what, starving, more = i, true, false -- only a release can help
           end
         end
       end
       if more and not impossible then
-        lent = pool[1] and find(least, cost)
+        lent = not yields and pool[1] and find(least, cost)
         if lent then at = pool[lent][1] else at, what = earliest(cost) end
         if at > LATEST then
           at = NEVER
         elseif within < 0 or at - now <= within then
+          if headroom > 0 then at, what = earliest(cost, spare) end
           more = at <= now or ahead > 0 or not booked
+          if yields then more = at <= now end
           if more then
             if lent then table.remove(pool, lent) else charge(at, cost) end
             if concurrent then
@@ -79,6 +89,8 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
             end
             if at > now then ahead = ahead - 1 end
             booked, what = true, lent and -2 or -1 - crowd
+          elseif yields then
+            at = math.min(at, within < 0 and LATEST or now + within) -- it is not late
           end
         end
       end
