@@ -20,6 +20,7 @@ const (
 	slowTrips   = 2                     // how often an answer that came too late is asked for again
 	unguarded   = 50 * time.Millisecond // how long a booking is good with NoGuard
 	wakeUp      = 10 * time.Millisecond // how late a process may wake up that has slept until its time
+	wellAhead   = 10 * time.Millisecond // beyond a round trip, how far ahead what yields is booked at most
 	worthWaking = 5 * time.Millisecond  // who sleeps for less is not told of a pause
 	never       = -1                    // an instant in a reply
 	lastInstant = 1<<53 - 1             // the last that a script can tell from the next
@@ -195,14 +196,18 @@ func (q *quota) bookTrip(behind *store.Ahead, requests []store.Request) *trip {
 			within, floor = q.store.options.Horizon, lastInstant
 		}
 		args := append(q.begin("r", 3+n*(2+len(q.plan.Units()))), max(0, ahead), floor, micros(t.guard))
-		t.calls = append(t.calls, &call{args: appendRequests(args, requests[:n], within)})
+		t.calls = append(t.calls, &call{args: q.appendRequests(args, requests[:n], within)})
 		requests, ahead = requests[n:], ahead-n
 	}
 	return t
 }
 
-// appendRequests writes equal requests once, and of those that yield the headroom too.
-func appendRequests(args []any, requests []store.Request, most time.Duration) []any {
+// soon is how far ahead what yields is booked: so little that nobody minds, and enough
+// for the next to be asked for in time.
+func (q *quota) soon() time.Duration { return 2*q.store.trip.get() + wellAhead }
+
+// appendRequests writes equal requests once, and how those yield that do.
+func (q *quota) appendRequests(args []any, requests []store.Request, most time.Duration) []any {
 	for i := 0; i < len(requests); {
 		r, n := requests[i], 1
 		within := min(r.Within, most)
@@ -221,7 +226,7 @@ func appendRequests(args []any, requests []store.Request, most time.Duration) []
 			args = append(args, micros(within))
 		}
 		if yields {
-			args = append(args, r.Headroom)
+			args = append(args, r.Headroom, micros(q.soon()))
 		}
 		args = appendCost(args, r.Cost)
 		i += n
@@ -310,6 +315,9 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 	case b.Wait > r.Within:
 		b.Verdict = store.Late
 	default:
+		if r.Yields > 0 {
+			b.Wait = max(0, b.Wait-q.soon()/2)
+		}
 		b.Wait = min(b.Wait, q.store.options.Horizon) // a release may be missed
 	}
 	return b

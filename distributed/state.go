@@ -20,7 +20,7 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	guard := q.guard(requests)
 	q.leases.lock()
 	args := append(q.begin("r", 6), 0, 0, micros(guard))
-	_, t, err := q.call(ctx, appendRequests(args, requests, 0))
+	_, t, err := q.call(ctx, q.appendRequests(args, requests, 0))
 	var got []store.Booking
 	if err == nil {
 		t.guard = guard

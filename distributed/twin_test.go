@@ -168,12 +168,12 @@ func (a *args) cost(units int) []int64 {
 }
 
 // group is one of a reservation.
-func (a *args) group(units int) (count, within int64, yields bool, headroom int64, cost []int64) {
+func (a *args) group(units int) (count, within int64, yields bool, headroom, soon int64, cost []int64) {
 	count, within = a.next(), a.next()
 	if yields = count < 0; yields {
-		count, headroom = -count, a.next()
+		count, headroom, soon = -count, a.next(), a.next()
 	}
-	return count, within, yields, headroom, a.cost(units)
+	return count, within, yields, headroom, soon, a.cost(units)
 }
 
 func (m *twin) sync(told []int64) bool {
@@ -286,7 +286,7 @@ func (m *twin) reserve(a args) (out []int64) {
 	m.advance(max(m.now, m.until))
 	booked := false
 	for len(a.rest) > 0 {
-		count, within, yields, headroom, cost := a.group(len(m.plan.Units()))
+		count, within, yields, headroom, soon, cost := a.group(len(m.plan.Units()))
 		for range count {
 			if i := m.plan.TooLarge(cost); i >= 0 {
 				out = append(out, int64(i+1), -1)
@@ -319,14 +319,15 @@ func (m *twin) reserve(a args) (out []int64) {
 			case within >= 0 && at-m.now > within:
 				out = append(out, int64(tier), at)
 				continue
-			case yields && leaving > m.now:
+			case yields && leaving > m.now+soon:
 				if leaving = min(leaving, 1<<52); within >= 0 {
 					leaving = min(leaving, m.now+within)
 				}
 				return append(out, int64(held), leaving)
-			case booked && at > m.now && ahead <= 0:
+			case !yields && booked && at > m.now && ahead <= 0:
 				return append(out, int64(tier), at)
 			}
+			at = leaving
 			if at > m.now {
 				ahead--
 			}
@@ -759,7 +760,7 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 
 func costsOf(groups []int64, units int) (costs [][]int64) {
 	for a := (args{groups}); len(a.rest) > 0; {
-		count, _, _, _, cost := a.group(units)
+		count, _, _, _, _, cost := a.group(units)
 		for range count {
 			costs = append(costs, cost)
 		}
@@ -867,7 +868,7 @@ func (g *generator) step(m *twin) (s step, owner int) {
 		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard())
 		for range 1 + g.IntN(3) {
 			if count := pick[int64](g, 1, 2, 5, 30, 64); g.IntN(3) == 0 {
-				add(-count, g.within(), pick(g, 0, g.Int64N(91)))
+				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)))
 			} else {
 				add(count, g.within())
 			}

@@ -15,16 +15,16 @@
 --   op's own, where a cost is U amounts:
 --   r  reserve  ahead, floor, the guard of these requests (0: the plan's), then groups
 --               of: count, within (-1: no bound), cost; or of -count, within, headroom,
---               cost for requests that yield, which leave so many percent of every tier's
---               capacity. Answers pairs of what and t, for each request: -1-n is booked at t,
+--               soon, cost for requests that yield: they leave so many percent of every
+--               tier's capacity, and are booked so little ahead of time. Answers pairs of what and t, for each request: -1-n is booked at t,
 --               as the n-th of that instant (one that was given back: as the first);
 --               i > 0: tier i would be ready at t, or -1: never; -1: what was booked
 --               before, or a pause, decides. What would wait longer than within is
 --               not booked. The first that has to wait is booked any time ahead, with
 --               it no more than ahead of them: the next ends the call, as a full
---               concurrency tier does, and what yields and can't go now. What was given
+--               concurrency tier does, and what yields and can't go soon. What was given
 --               back goes out again first, but not before floor, the caller's own last
---               booking, and not to what yields: it is never booked ahead.
+--               booking, and not to what yields.
 --   u  unbook   generation, then groups of: t, cost. Answers how many can be lent.
 --   l  lease    nothing. Only tells what is held.
 --   p  pause    for, ban 0 or 1, once 0 or 1, epoch. Answers 1 if it lasts longer
@@ -52,8 +52,8 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
   advance(held)
   while more and cursor <= #ARGV do
     local count, within = argument(), argument()
-    local yields, headroom = count < 0, 0
-    if yields then count, headroom = -count, argument() end
+    local yields, headroom, soon = count < 0, 0, 0
+    if yields then count, headroom, soon = -count, argument(), argument() end
     local cost, spare = amounts(), {}
     local impossible
     for i = #rules, 1, -1 do
@@ -79,7 +79,7 @@ if op == 'r' and not (flags % 2 == 1 and pause > now) then
         elseif within < 0 or at - now <= within then
           if headroom > 0 then at, what = earliest(cost, spare) end
           more = at <= now or ahead > 0 or not booked
-          if yields then more = at <= now end
+          if yields then more = at <= now + soon end
           if more then
             if lent then table.remove(pool, lent) else charge(at, cost) end
             if concurrent then
