@@ -313,3 +313,83 @@ func TestClassDeadlines(t *testing.T) {
 		t.Errorf("overtaken: %v after %v; the other: %v after %v", got[3].err, got[3].end, got[8].err, got[8].end)
 	}
 }
+
+// TestClassesOvertakeBookings: where times are booked ahead of time, who goes first has
+// the first of them, and the others move on; but who costs something else goes behind.
+func TestClassesOvertakeBookings(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		late  arrival
+		order []int
+		at    time.Duration // the latecomer ends
+	}{
+		{"it has the next time", arrival{}, []int{0, 1, 5, 2, 3, 4}, 200 * ms},
+		{"which is in time", arrival{within: 90 * ms}, []int{0, 1, 5, 2, 3, 4}, 200 * ms},
+		{"or not", arrival{within: 70 * ms}, []int{0, 1, 2, 3, 4}, 120 * ms},
+		{"it leaves", arrival{cancel: 150 * ms}, []int{0, 1, 2, 3, 4}, 150 * ms},
+		{"it costs two", arrival{n: 2}, []int{0, 1, 2, 3, 4, 5}, 600 * ms},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, p := far(0), steady()
+				p.Tiers[0].Burst = 2
+				callers := []arrival{{n: 2}, {}, {}, {}, {}, test.late}
+				callers[5].class, callers[5].at = throttle.Interactive, 120*ms
+				if order := arrive(t, limiter(t, p, s), callers); !slices.Equal(order, test.order) {
+					t.Errorf("the order was %v, want %v", order, test.order)
+				}
+				if callers[5].ended != test.at {
+					t.Errorf("it ended after %v with %v, want %v", callers[5].ended, callers[5].err, test.at)
+				}
+			})
+		})
+	}
+}
+
+// TestClassesStormAtAFarStore: callers of all classes and costs come, leave and have
+// deadlines. Within a class nobody overtakes, and nobody is forgotten.
+func TestClassesStormAtAFarStore(t *testing.T) {
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		callers := make([]arrival, 150)
+		for i := range callers {
+			c := arrival{at: time.Duration(r.IntN(8000)) * ms, class: classes[r.IntN(len(classes))]}
+			if i > 0 {
+				c.at = callers[i-1].at + time.Duration(r.IntN(120))*ms
+			}
+			if seed%2 == 0 {
+				c.n = 1 + r.Int64N(3)
+			}
+			switch r.IntN(4) {
+			case 0:
+				c.cancel = c.at + time.Duration(1+r.IntN(2000))*ms
+			case 1:
+				c.within = time.Duration(1+r.IntN(4000)) * ms
+			}
+			callers[i] = c
+		}
+		synctest.Test(t, func(t *testing.T) {
+			s, p := far(time.Duration(r.IntN(30))*ms), steady()
+			p.Tiers[0].Burst, p.Ageing = 3, time.Duration(1+r.IntN(5))*sec
+			l := limiter(t, p, s)
+			order := arrive(t, l, callers)
+			for _, c := range classes {
+				own := slices.DeleteFunc(slices.Clone(order), func(i int) bool { return callers[i].class != c })
+				if !slices.IsSorted(own) {
+					t.Errorf("seed %d: of %v the order was %v", seed, c, own)
+				}
+			}
+			for i, c := range callers {
+				if c.err == nil && c.cancel > 0 && c.ended > c.cancel || c.err != nil && c.cancel == 0 && !errors.Is(c.err, context.DeadlineExceeded) {
+					t.Errorf("seed %d: caller %d %+v", seed, i, c)
+				}
+			}
+			if n := status(t, l).Waiting; n != 0 {
+				t.Errorf("seed %d: %d still wait", seed, n)
+			}
+			if len(order) < 50 {
+				t.Errorf("seed %d: %d were admitted", seed, len(order))
+			}
+		})
+	}
+}
