@@ -50,7 +50,8 @@ func visit(t *testing.T, p throttle.Policy, s throttle.Store, guests []guest) []
 				ctx, cancel := context.WithCancel(throttle.WithClass(context.Background(), g.class))
 				defer cancel()
 				if g.leaves > 0 {
-					defer time.AfterFunc(g.leaves-time.Since(start), cancel).Stop()
+					left := g.leaves - time.Since(start)
+					defer time.AfterFunc(left, cancel).Stop()
 				}
 				if g.within > 0 {
 					ctx, cancel = context.WithTimeout(ctx, g.within)
@@ -75,9 +76,6 @@ func byRank(t *testing.T, p throttle.Policy, guests []guest) []guest {
 		return g.arrives + map[throttle.Class]time.Duration{throttle.Normal: p.Ageing, throttle.Batch: 2 * p.Ageing}[g.class]
 	}
 	var there []*guest
-	arrive := func(now time.Duration) {
-		there = slices.DeleteFunc(there, func(g *guest) bool { return g.leaves > 0 && g.leaves <= now })
-	}
 	for next := 0; next < len(guests) || len(there) > 0; {
 		if len(there) == 0 {
 			there = append(there, &guests[next])
@@ -89,7 +87,8 @@ func byRank(t *testing.T, p throttle.Policy, guests []guest) []guest {
 		for ; next < len(guests) && guests[next].arrives <= at; next++ {
 			there = append(there, &guests[next])
 		}
-		if arrive(at); len(there) == 0 {
+		there = slices.DeleteFunc(there, func(g *guest) bool { return g.leaves > 0 && g.leaves <= at })
+		if len(there) == 0 {
 			continue
 		}
 		head := slices.MinFunc(there, func(a, b *guest) int { return int(rank(a) - rank(b)) })
@@ -311,6 +310,33 @@ func TestClassDeadlines(t *testing.T) {
 	got = visit(t, exact(per(sec, 1, throttle.GCRA)), nil, guests)
 	if got[3].end != 4500*ms || !errors.Is(got[3].err, context.DeadlineExceeded) || got[8].end != 2*sec {
 		t.Errorf("overtaken: %v after %v; the other: %v after %v", got[3].err, got[3].end, got[8].err, got[8].end)
+	}
+}
+
+// TestClassesForecasts: newcomers of several classes, with deadlines, do not each play the
+// whole queue through, and are judged as exactly as those of one class are.
+func TestClassesForecasts(t *testing.T) {
+	s := new(foretelling)
+	var guests []guest
+	for i := range 900 { // one a second: the first at once, the last of each class after 300, 599 and 899 s
+		guests = append(guests, guest{class: classes[i%3], within: hour})
+	}
+	for _, late := range []struct {
+		class  throttle.Class
+		served time.Duration // behind those of its class and of the latecomers that go before
+	}{{throttle.Interactive, 301 * sec}, {throttle.Normal, 601 * sec}, {throttle.Batch, 902 * sec}} {
+		guests = append(guests, guest{class: late.class, within: late.served - ms}, guest{class: late.class, within: late.served + ms})
+	}
+	p := exact(per(sec, 1, throttle.GCRA))
+	p.Ageing = hour
+	got := visit(t, p, s, guests)
+	if made := s.made.Load(); made > 6 {
+		t.Errorf("%d forecasts were made for one crowd", made)
+	}
+	for i, g := range got[900:] {
+		if refused := errors.Is(g.err, throttle.ErrDeadline) && g.end == 0; refused != (i%2 == 0) || !refused && (g.err != nil || g.end != g.within-ms) {
+			t.Errorf("latecomer %d: %v after %v", i, g.err, g.end)
+		}
 	}
 }
 

@@ -20,25 +20,31 @@ import (
 // place has the first of them, the second the second. When somebody leaves, those
 // behind move up, and a time that nobody wants goes back.
 type room struct {
-	mu      sync.Mutex             // guards all below
-	queue   list.List              // of *waiter, by rank
-	newest  [classes]*list.Element // of each class, the last place known to rank before all of it to come; nil for none
-	booked  []store.Booking        // the times of the first places, in order
-	asking  []*waiter              // those for whom the quota is being asked, which may have charged them already
-	changed bool                   // something changed since it was asked
-	told    *waiter                // who was told to ask again
-	toldAt  time.Time              // when the quota last answered
-	askAt   time.Time              // when to ask again, if told has the first place without a time
-	outage  error                  // why the quota had no answer the last time
+	mu      sync.Mutex // guards all below
+	queue   list.List  // of *waiter, by rank
+	lines   [classes]line
+	booked  []store.Booking // the times of the first places, in order
+	asking  []*waiter       // those for whom the quota is being asked, which may have charged them already
+	changed bool            // something changed since it was asked
+	told    *waiter         // who was told to ask again
+	toldAt  time.Time       // when the quota last answered
+	askAt   time.Time       // when to ask again, if told has the first place without a time
+	outage  error           // why the quota had no answer the last time
 
-	stop     func()         // ends the watch on the quota; nil while nobody waits
-	forecast store.Forecast // with everybody in the queue booked; nil if there is none
-	made     time.Time      // when the forecast was made
-	late     bool           // someone who is booked in the forecast has left the queue
-	backoff  backoff
-	network  *network // nil unless the guard is learned
+	stop    func() // ends the watch on the quota; nil while nobody waits
+	backoff backoff
+	network *network // nil unless the guard is learned
 
 	waiting atomic.Int64 // callers in the queue, for those who need not lock
+}
+
+// A line is what a room knows of those who are served before the next newcomer of a
+// class.
+type line struct {
+	last     *list.Element  // all places up to this one are served before; nil for none known
+	forecast store.Forecast // with all of them booked; nil if there is none
+	made     time.Time      // when the forecast was made
+	late     bool           // someone who is booked in the forecast has left, or goes ahead of others in it
 }
 
 // A waiter is one caller in the queue.
@@ -148,11 +154,7 @@ func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool
 	w.rank = g.policy.rank(w.class, now)
 	g.age(w, now)
 	overtaken := g.overtaken(r, w)
-	err = g.foresee(r, w, overtaken)
-	if overtaken != nil {
-		r.forecast = nil // it lacks the newcomer, or those behind it
-	}
-	if err != nil {
+	if err := g.foresee(r, w, overtaken); err != nil {
 		return nil, false, 0, err
 	}
 	r.enter(w, overtaken)
@@ -175,18 +177,20 @@ func (g *gate) age(w *waiter, now time.Time) {
 }
 
 // overtaken is the first place that a newcomer goes ahead of, nil for none. Ranks of a
-// class only grow, so that the search goes on where the last of the class ended, and
+// class only grow, so that the search goes on where the last one of the class ended, and
 // passes nobody twice.
 //
 // The times of a quota that books ahead are for what the first places cost, in their
 // order: who costs something else goes behind them.
 func (g *gate) overtaken(r *room, w *waiter) *list.Element {
+	l := &r.lines[w.class]
 	e := r.queue.Front()
-	if last := r.newest[w.class]; last != nil {
-		e = last.Next()
+	if l.last != nil {
+		e = l.last.Next()
 	}
-	for e != nil && !e.Value.(*waiter).rank.After(w.rank) {
-		e = e.Next()
+	for ; e != nil && !e.Value.(*waiter).rank.After(w.rank); e = e.Next() {
+		g.foretell(r, l, e)
+		l.last = e
 	}
 	if e == nil || !g.books {
 		return e
@@ -210,8 +214,15 @@ func (r *room) enter(w *waiter, overtaken *list.Element) {
 	} else {
 		w.place = r.queue.PushBack(w)
 	}
-	r.newest[w.class] = w.place
+	r.lines[w.class].last = w.place
 	r.waiting.Add(1)
+	for c := range r.lines {
+		l := &r.lines[c]
+		if l.last != nil && l.forecast != nil && l.last.Value.(*waiter).rank.After(w.rank) {
+			l.forecast.Book(w.request, forever)
+			l.late = true
+		}
+	}
 }
 
 // full tells whether n in the queue are too many, where they are known to wait: a
@@ -423,7 +434,7 @@ func (g *gate) quit(w *waiter, err error) (store.Booking, error) {
 		err = g.unavailable(r, err)
 	}
 	g.remove(r, w)
-	r.late = true
+	r.outdate()
 	g.settle(r, time.Now(), nil)
 	return store.Booking{}, err
 }
@@ -433,15 +444,15 @@ func (g *gate) expel(r *room, w *waiter, err error) {
 	if w.place != nil {
 		w.refusal = err
 		g.remove(r, w)
-		r.late = true
+		r.outdate()
 	}
 }
 
 // remove takes a waiter out of the queue, who then finds its booking or refusal.
 func (g *gate) remove(r *room, w *waiter) {
-	for c, e := range r.newest {
-		if e == w.place {
-			r.newest[c] = e.Prev()
+	for c := range r.lines {
+		if l := &r.lines[c]; l.last == w.place {
+			l.last = l.last.Prev()
 		}
 	}
 	r.queue.Remove(w.place)
@@ -450,7 +461,21 @@ func (g *gate) remove(r *room, w *waiter) {
 	w.look()
 	if r.waiting.Add(-1) == 0 {
 		r.stop()
-		r.stop, r.forecast = nil, nil
+		r.stop = nil
+		r.forget()
+	}
+}
+
+// outdate says that the forecasts foretell longer waits than there will be.
+func (r *room) outdate() {
+	for c := range r.lines {
+		r.lines[c].late = true
+	}
+}
+
+func (r *room) forget() {
+	for c := range r.lines {
+		r.lines[c].forecast = nil
 	}
 }
 
@@ -517,22 +542,23 @@ func (g *gate) foresee(r *room, w *waiter, overtaken *list.Element) error {
 			return nil
 		}
 	}
-	if r.forecast != nil && (overtaken != nil || time.Since(r.made) > refresh) {
-		r.forecast = nil
+	l := &r.lines[w.class]
+	if time.Since(l.made) > refresh {
+		l.forecast = nil
 	}
 	if w.deadline.IsZero() {
-		if r.forecast != nil {
-			r.forecast.Book(w.request, forever)
+		if l.forecast != nil {
+			l.forecast.Book(w.request, forever)
 		}
 		return nil
 	}
-	if r.forecast == nil && !g.forecast(r, overtaken) {
+	if l.forecast == nil && !g.forecast(r, l, overtaken) {
 		return nil // who is at the head learns it from the quota
 	}
 	within := time.Until(w.deadline)
-	wait, ok := r.forecast.Book(w.request, within)
-	if !ok && r.late && g.forecast(r, overtaken) {
-		wait, ok = r.forecast.Book(w.request, within)
+	wait, ok := l.forecast.Book(w.request, within)
+	if !ok && l.late && g.forecast(r, l, overtaken) {
+		wait, ok = l.forecast.Book(w.request, within)
 	}
 	if !ok {
 		return g.refuse(ErrDeadline, -1, wait)
@@ -548,25 +574,31 @@ func (r *room) timed(e *list.Element) (n int) {
 	return n
 }
 
-// forecast makes a new forecast with those ahead of a place booked, nil for the end, and
-// tells whether the quota can.
-func (g *gate) forecast(r *room, end *list.Element) bool {
+// forecast makes a new forecast for a line that ends before a place, nil for the last,
+// and tells whether the quota can.
+func (g *gate) forecast(r *room, l *line, end *list.Element) bool {
 	f, ok := g.quota.(store.Forecaster)
 	if !ok {
 		return false
 	}
-	now := time.Now()
-	r.forecast, r.made, r.late = f.Forecast(), now, false
+	l.forecast, l.made, l.late = f.Forecast(), time.Now(), false
 	for e := r.first(); e != end; e = e.Next() {
-		w := e.Value.(*waiter)
-		if slices.Contains(r.asking, w) {
-			r.made = time.Time{} // it may be charged already, or not: the forecast is for one look
-			continue
-		}
-		g.age(w, now)
-		r.forecast.Book(w.request, forever)
+		g.foretell(r, l, e)
 	}
 	return true
+}
+
+// foretell books a place in the forecast of a line, if it has one.
+func (g *gate) foretell(r *room, l *line, e *list.Element) {
+	w := e.Value.(*waiter)
+	switch {
+	case l.forecast == nil:
+	case slices.Contains(r.asking, w):
+		l.made = time.Time{} // it may be charged already, or not: the forecast is for one look
+	default:
+		g.age(w, time.Now())
+		l.forecast.Book(w.request, forever)
+	}
 }
 
 // changed is what the quota calls when something else than time has changed.
@@ -577,9 +609,9 @@ func (g *gate) changed(c store.Change, left time.Duration) {
 	now := time.Now()
 	r.changed, r.askAt = true, time.Time{}
 	if c == store.Freed {
-		r.late = true
+		r.outdate()
 	} else {
-		r.forecast = nil
+		r.forget()
 		g.void(r, c, now.Add(left))
 	}
 	switch c {
