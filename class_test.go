@@ -71,6 +71,9 @@ func visit(t *testing.T, p throttle.Policy, s throttle.Store, guests []guest) []
 // request more, it is that of the least rank among those who are there.
 func byRank(t *testing.T, p throttle.Policy, guests []guest) []guest {
 	guests = slices.Clone(guests)
+	for i := range guests {
+		guests[i].end = 0
+	}
 	provider, start := counter(t, p.Tiers...), bubbleStart.UnixMicro()
 	rank := func(g *guest) time.Duration {
 		return g.arrives + map[throttle.Class]time.Duration{throttle.Normal: p.Ageing, throttle.Batch: 2 * p.Ageing}[g.class]
@@ -131,6 +134,48 @@ func TestClassesByRank(t *testing.T) {
 			}
 			if overtaken < 100 {
 				t.Errorf("%d went ahead of others: this proves little", overtaken)
+			}
+		})
+	}
+}
+
+// TestClassesDeadlinesByRank: of a crowd with deadlines a newcomer is refused at once if,
+// and only if, those who are there already make it late.
+func TestClassesDeadlinesByRank(t *testing.T) {
+	for _, a := range counters {
+		t.Run(a.String(), func(t *testing.T) {
+			refused := 0
+			for seed := range uint64(8) {
+				r := rand.New(rand.NewPCG(seed, 7+uint64(a)))
+				p, customers := randomCrowd(r, a, 150)
+				slot := p.Tiers[0].Window / time.Duration(p.Tiers[0].Limit)
+				p.Ageing = (slot * time.Duration(1+r.IntN(20))).Truncate(time.Microsecond)
+				guests := make([]guest, len(customers))
+				for i, c := range customers {
+					guests[i] = guest{class: classes[r.IntN(len(classes))], arrives: time.Duration(c.arrives) * time.Microsecond,
+						within: (slot * time.Duration(1+r.IntN(60))).Truncate(time.Microsecond) + 500*time.Nanosecond}
+				}
+				var there []guest
+				for i, g := range visit(t, p, nil, guests) {
+					late := g
+					late.leaves = g.arrives + g.within
+					there = append(there, late)
+					want := byRank(t, p, there)[len(there)-1].end
+					if g.err == nil || g.end > g.arrives { // it was let in
+						if want == 0 {
+							t.Fatalf("seed %d: guest %d %+v is late and was let in", seed, i, g)
+						}
+						continue
+					}
+					if want != 0 {
+						t.Fatalf("seed %d: guest %d %+v was refused and could go at %v", seed, i, g, want)
+					}
+					refused++
+					there = there[:len(there)-1]
+				}
+			}
+			if refused < 100 {
+				t.Errorf("%d were refused: this proves little", refused)
 			}
 		})
 	}

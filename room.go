@@ -47,6 +47,11 @@ type line struct {
 	late     bool           // someone who is booked in the forecast has left, or goes ahead of others in it
 }
 
+// has tells whether a waiter is in the line.
+func (l *line) has(w *waiter) bool {
+	return l.last != nil && !w.rank.After(l.last.Value.(*waiter).rank)
+}
+
 // A waiter is one caller in the queue.
 type waiter struct {
 	request  store.Request
@@ -218,7 +223,7 @@ func (r *room) enter(w *waiter, overtaken *list.Element) {
 	r.waiting.Add(1)
 	for c := range r.lines {
 		l := &r.lines[c]
-		if l.last != nil && l.forecast != nil && l.last.Value.(*waiter).rank.After(w.rank) {
+		if l.forecast != nil && Class(c) != w.class && l.has(w) {
 			l.forecast.Book(w.request, forever)
 			l.late = true
 		}
@@ -303,9 +308,7 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 	r.asking = make([]*waiter, 0, min(most, r.queue.Len()-len(r.booked)))
 	for ; e != nil && len(r.asking) < most; e = e.Next() {
 		w := e.Value.(*waiter)
-		if w.request.Within = forever; !w.deadline.IsZero() {
-			w.request.Within = max(0, w.deadline.Sub(now))
-		}
+		w.request.Within = max(0, w.left())
 		w.request.Guard = g.guard()
 		g.age(w, now)
 		r.asking = append(r.asking, w)
@@ -451,7 +454,11 @@ func (g *gate) expel(r *room, w *waiter, err error) {
 // remove takes a waiter out of the queue, who then finds its booking or refusal.
 func (g *gate) remove(r *room, w *waiter) {
 	for c := range r.lines {
-		if l := &r.lines[c]; l.last == w.place {
+		l := &r.lines[c]
+		if w.booking.Verdict == store.Admitted && !l.has(w) {
+			l.forecast = nil // it does not know what was charged
+		}
+		if l.last == w.place {
 			l.last = l.last.Prev()
 		}
 	}
@@ -528,6 +535,14 @@ func (g *gate) match(r *room, now time.Time) (unused []store.Booking) {
 	return unused
 }
 
+// left is the time to the deadline.
+func (w *waiter) left() time.Duration {
+	if w.deadline.IsZero() {
+		return forever
+	}
+	return time.Until(w.deadline)
+}
+
 func (w *waiter) isLate(at time.Time) bool { return !w.deadline.IsZero() && at.After(w.deadline) }
 
 // foresee books a newcomer in the forecast behind those ahead of it, and refuses it
@@ -555,10 +570,9 @@ func (g *gate) foresee(r *room, w *waiter, overtaken *list.Element) error {
 	if l.forecast == nil && !g.forecast(r, l, overtaken) {
 		return nil // who is at the head learns it from the quota
 	}
-	within := time.Until(w.deadline)
-	wait, ok := l.forecast.Book(w.request, within)
+	wait, ok := l.forecast.Book(w.request, w.left())
 	if !ok && l.late && g.forecast(r, l, overtaken) {
-		wait, ok = l.forecast.Book(w.request, within)
+		wait, ok = l.forecast.Book(w.request, w.left())
 	}
 	if !ok {
 		return g.refuse(ErrDeadline, -1, wait)
@@ -597,7 +611,7 @@ func (g *gate) foretell(r *room, l *line, e *list.Element) {
 		l.made = time.Time{} // it may be charged already, or not: the forecast is for one look
 	default:
 		g.age(w, time.Now())
-		l.forecast.Book(w.request, forever)
+		l.forecast.Book(w.request, w.left()) // unless it was overtaken and will be late
 	}
 }
 
@@ -650,12 +664,8 @@ func (g *gate) review(r *room) {
 		if slices.Contains(r.asking, w) {
 			continue // it may be charged already; if not, the quota tells it
 		}
-		within := forever
-		if !w.deadline.IsZero() {
-			within = time.Until(w.deadline)
-		}
 		g.age(w, time.Now())
-		if wait, ok := forecast.Book(w.request, within); !ok {
+		if wait, ok := forecast.Book(w.request, w.left()); !ok {
 			g.expel(r, w, g.refuse(ErrDeadline, -1, wait))
 		}
 	}
