@@ -20,9 +20,9 @@ import (
 // keeps its place among the others, and its deadline.
 //
 // A Batch request that has waited for less than Ageing leaves Policy.Headroom of every
-// tier to the others. In a fleet it is not booked ahead of time either, so that the
-// others of all processes go ahead of it. Where those of different processes are booked,
-// Interactive and Normal ones are served in the order of booking.
+// tier to the others. In a fleet it is not booked ahead of time either, but for some
+// milliseconds, so that the others of all processes go ahead of it. Interactive and Normal
+// requests of different processes are served in the order in which they are booked.
 type Class uint8
 
 const (

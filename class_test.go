@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/http"
 	"slices"
 	"sync"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/throttletest"
 )
 
 var classes = []throttle.Class{throttle.Normal, throttle.Interactive, throttle.Batch}
@@ -356,6 +358,39 @@ func TestClassDeadlines(t *testing.T) {
 	if got[3].end != 4500*ms || !errors.Is(got[3].err, context.DeadlineExceeded) || got[8].end != 2*sec {
 		t.Errorf("overtaken: %v after %v; the other: %v after %v", got[3].err, got[3].end, got[8].err, got[8].end)
 	}
+}
+
+// TestClassOfATransport: the class is that of the request's context.
+func TestClassOfATransport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		provider := throttletest.New(throttle.PerSecond(1))
+		tr := &throttle.Transport{Base: provider, Limiter: limiter(t, exact(throttle.PerSecond(1)), nil)}
+		var wg sync.WaitGroup
+		for _, c := range []throttle.Class{throttle.Normal, throttle.Batch, throttle.Batch, throttle.Normal, 7, throttle.Interactive} {
+			wg.Go(func() {
+				req, err := http.NewRequestWithContext(throttle.WithClass(t.Context(), c), "GET", "http://provider/"+c.String(), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				resp, err := tr.RoundTrip(req)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				resp.Body.Close()
+			})
+			synctest.Wait()
+		}
+		wg.Wait()
+		var order []string
+		for _, a := range provider.Arrivals() {
+			order = append(order, a.Path)
+		}
+		if want := []string{"/normal", "/interactive", "/normal", "/class(7)", "/batch", "/batch"}; !slices.Equal(order, want) {
+			t.Errorf("the order was %v, want %v", order, want)
+		}
+	})
 }
 
 // TestClassesForecasts: newcomers of several classes, with deadlines, do not each play the

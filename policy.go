@@ -58,8 +58,8 @@ type Policy struct {
 	MaxQueue int           // refuse when so many already wait. If zero, no bound
 	MaxPause time.Duration // the longest pause a response may impose. If zero, 15 minutes
 	Start    Start         // what to take for used at first. If zero, StartFull
-	Ageing   time.Duration // how long a Normal request yields to Interactive ones that come later, and a Batch one to Normal ones: see Class. If zero, 10 s
-	Headroom int           // percent of every tier's capacity that Batch leaves to the others, 0 to 90. If zero, none
+	Ageing   time.Duration // how long a Normal request yields to Interactive ones that come after it, and a Batch one to Normal ones: see Class. If zero, 10 s
+	Headroom int           // percent of every tier's capacity that Batch requests leave to the others for as long, 0 to 90. If zero, none
 }
 
 // Start is what a new quota in this process takes for used, of which nobody knows

@@ -33,7 +33,8 @@ const forever = store.Forever
 //
 // Callers hold places, not tokens: only an admitted request is charged, in all
 // tiers or in none, and one whose context ends leaves the queue as if it had never
-// come. Nothing overtakes, however large the cost at the head.
+// come. Nothing overtakes, however large the cost at the head, but a request of a
+// [Class] that goes first.
 //
 // A refusal is a [*WaitError]. A context's own error is returned as it is. A
 // Limiter is made by New or Group.For and is safe for concurrent use.

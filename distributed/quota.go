@@ -315,8 +315,8 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 	case b.Wait > r.Within:
 		b.Verdict = store.Late
 	default:
-		if r.Yields > 0 {
-			b.Wait = max(0, b.Wait-q.soon()/2)
+		if soon := q.soon(); r.Yields > 0 && b.Wait > soon {
+			b.Wait -= soon / 2
 		}
 		b.Wait = min(b.Wait, q.store.options.Horizon) // a release may be missed
 	}

@@ -108,8 +108,8 @@ type Request struct {
 	Within time.Duration // for a Booker: the longest wait that is of use
 
 	// Yields is for how long it still yields to others, zero if it does not. Until then
-	// it is never booked for later, and admitted only where every tier has room for it
-	// and Headroom, of which it is charged its cost.
+	// a Booker books it some milliseconds ahead at most, and it is admitted only where
+	// every tier has room for its cost, which is charged, and Headroom, which is not.
 	Yields   time.Duration
 	Headroom int64 // percent of a tier's capacity; zero for a request that does not yield
 }
