@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"time"
-
-	"github.com/apithrottle/throttle/store"
 )
 
 // A Class tells whom a request goes ahead of when it has to wait. All classes share one
@@ -63,12 +61,4 @@ func classOf(ctx context.Context) Class {
 // came then.
 func (p Policy) rank(c Class, came time.Time) time.Time {
 	return came.Add(p.ageing() * time.Duration([...]int{Interactive: 0, Normal: 1, Batch: 2}[c]))
-}
-
-// yield has a request yield to others for some time yet.
-func (p Policy) yield(r *store.Request, d time.Duration) {
-	r.Yields, r.Headroom = max(0, d), 0
-	if d > 0 {
-		r.Headroom = int64(p.Headroom)
-	}
 }

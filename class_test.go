@@ -452,28 +452,45 @@ func TestClassesOvertakeBookings(t *testing.T) {
 	}
 }
 
+// TestClassesOvertakenLate: whose time moves on past its deadline is refused at once, and
+// the others move up.
+func TestClassesOvertakenLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		callers := []arrival{{}, {}, {}, {within: 350 * ms}, {}, {at: 120 * ms, class: throttle.Interactive}}
+		order := arrive(t, limiter(t, steady(), far(0)), callers)
+		if want := []int{0, 1, 5, 2, 4}; !slices.Equal(order, want) {
+			t.Errorf("the order was %v, want %v", order, want)
+		}
+		if c := callers[3]; !errors.Is(c.err, throttle.ErrDeadline) || c.ended != 120*ms {
+			t.Errorf("who is late ended after %v with %v", c.ended, c.err)
+		}
+	})
+}
+
+// randomArrivals are callers of all classes, some of whom leave or have deadlines.
+func randomArrivals(r *rand.Rand, most int64) []arrival {
+	callers := make([]arrival, 150)
+	at := time.Duration(0)
+	for i := range callers {
+		at += time.Duration(r.IntN(120)) * ms
+		c := arrival{at: at, n: 1 + r.Int64N(most), class: classes[r.IntN(len(classes))]}
+		switch r.IntN(4) {
+		case 0:
+			c.cancel = at + time.Duration(1+r.IntN(2000))*ms
+		case 1:
+			c.within = time.Duration(1+r.IntN(4000)) * ms
+		}
+		callers[i] = c
+	}
+	return callers
+}
+
 // TestClassesStormAtAFarStore: callers of all classes and costs come, leave and have
 // deadlines. Within a class nobody overtakes, and nobody is forgotten.
 func TestClassesStormAtAFarStore(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 2))
-		callers := make([]arrival, 150)
-		for i := range callers {
-			c := arrival{at: time.Duration(r.IntN(8000)) * ms, class: classes[r.IntN(len(classes))]}
-			if i > 0 {
-				c.at = callers[i-1].at + time.Duration(r.IntN(120))*ms
-			}
-			if seed%2 == 0 {
-				c.n = 1 + r.Int64N(3)
-			}
-			switch r.IntN(4) {
-			case 0:
-				c.cancel = c.at + time.Duration(1+r.IntN(2000))*ms
-			case 1:
-				c.within = time.Duration(1+r.IntN(4000)) * ms
-			}
-			callers[i] = c
-		}
+		callers := randomArrivals(r, 1+2*int64(seed%2)) // of one cost, or of three
 		synctest.Test(t, func(t *testing.T) {
 			s, p := far(time.Duration(r.IntN(30))*ms), steady()
 			p.Tiers[0].Burst, p.Ageing = 3, time.Duration(1+r.IntN(5))*sec

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
 )
 
 // A Tier is one limit of a provider: so many units in so much time, and how the
@@ -268,8 +269,9 @@ type Cost map[string]int64
 type terms struct {
 	policy Policy
 	plan   *algorithms.Plan
-	one    []int64 // the cost of one request
-	books  bool    // the quotas book ahead
+	one    []int64         // the cost of one request
+	books  bool            // the quotas book ahead
+	yields *store.Patience // of a Batch request that has just come; nil if it leaves no headroom
 }
 
 func newTerms(p Policy) (*terms, error) {
@@ -280,6 +282,9 @@ func newTerms(p Policy) (*terms, error) {
 	p.Tiers = slices.Clone(p.Tiers)
 	t := &terms{policy: p, plan: plan}
 	t.one = t.requests(1)
+	if p.Headroom > 0 {
+		t.yields = &store.Patience{Yields: p.ageing(), Headroom: int64(p.Headroom)}
+	}
 	return t, nil
 }
 

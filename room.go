@@ -20,9 +20,9 @@ import (
 // place has the first of them, the second the second. When somebody leaves, those
 // behind move up, and a time that nobody wants goes back.
 type room struct {
-	mu      sync.Mutex // guards all below
-	queue   list.List  // of *waiter, by rank
-	lines   [classes]line
+	mu      sync.Mutex      // guards all below
+	queue   list.List       // of *waiter, by rank
+	lines   [classes]line   // by class
 	booked  []store.Booking // the times of the first places, in order
 	asking  []*waiter       // those for whom the quota is being asked, which may have charged them already
 	changed bool            // something changed since it was asked
@@ -157,7 +157,7 @@ func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool
 	}
 	now := time.Now()
 	w.rank = g.policy.rank(w.class, now)
-	g.age(w, now)
+	w.request.Patience = g.patience(w, now)
 	overtaken := g.overtaken(r, w)
 	if err := g.foresee(r, w, overtaken); err != nil {
 		return nil, false, 0, err
@@ -173,12 +173,14 @@ func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool
 	return w, ask, nap, nil
 }
 
-// age has a waiter's request yield for as long as its class does: a Batch one counts as
-// a Normal one that came when it had waited for Ageing.
-func (g *gate) age(w *waiter, now time.Time) {
-	if w.class == Batch {
-		g.policy.yield(&w.request, w.rank.Add(-g.policy.ageing()).Sub(now))
+// patience is how a waiter's request waits from now on: a Batch one counts as a Normal
+// one that came when it had waited for Ageing, and yields until then.
+func (g *gate) patience(w *waiter, now time.Time) *store.Patience {
+	p := &store.Patience{Within: max(0, w.left())}
+	if old := w.rank.Add(-g.policy.ageing()); w.class == Batch && old.After(now) {
+		p.Yields, p.Headroom = old.Sub(now), int64(g.policy.Headroom)
 	}
+	return p
 }
 
 // overtaken is the first place that a newcomer goes ahead of, nil for none. Ranks of a
@@ -308,9 +310,8 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 	r.asking = make([]*waiter, 0, min(most, r.queue.Len()-len(r.booked)))
 	for ; e != nil && len(r.asking) < most; e = e.Next() {
 		w := e.Value.(*waiter)
-		w.request.Within = max(0, w.left())
 		w.request.Guard = g.guard()
-		g.age(w, now)
+		w.request.Patience = g.patience(w, now)
 		r.asking = append(r.asking, w)
 	}
 	r.changed = false
@@ -610,7 +611,7 @@ func (g *gate) foretell(r *room, l *line, e *list.Element) {
 	case slices.Contains(r.asking, w):
 		l.made = time.Time{} // it may be charged already, or not: the forecast is for one look
 	default:
-		g.age(w, time.Now())
+		w.request.Patience = g.patience(w, time.Now())
 		l.forecast.Book(w.request, w.left()) // unless it was overtaken and will be late
 	}
 }
@@ -664,7 +665,7 @@ func (g *gate) review(r *room) {
 		if slices.Contains(r.asking, w) {
 			continue // it may be charged already; if not, the quota tells it
 		}
-		g.age(w, time.Now())
+		w.request.Patience = g.patience(w, time.Now())
 		if wait, ok := forecast.Book(w.request, w.left()); !ok {
 			g.expel(r, w, g.refuse(ErrDeadline, -1, wait))
 		}

@@ -240,8 +240,8 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 		}
 	}
 	if g.waiting() == 0 && !g.books {
-		if g.policy.Headroom > 0 && classOf(ctx) == Batch {
-			g.policy.yield(&r, g.policy.ageing())
+		if g.yields != nil && classOf(ctx) == Batch {
+			r.Patience = g.yields
 		}
 		b, err := g.quota.Reserve(ctx, r)
 		switch {

@@ -15,7 +15,11 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	if b, held := q.held(); held {
 		return b, nil
 	}
-	r.Within = 0
+	now := store.Patience{} // which waits for nothing
+	if r.Patience != nil {
+		now.Yields, now.Headroom = r.Yields, r.Headroom
+	}
+	r.Patience = &now
 	requests := []store.Request{r}
 	guard := q.guard(requests)
 	q.leases.lock()

@@ -182,15 +182,15 @@ func (t *turn) reserve(r store.Request) store.Booking {
 	case t.shut > 0 && t.until > t.now.At:
 		b.Verdict, b.Wait = store.Closed, t.now.Until(t.until)
 	case from > t.now.At:
-		at, tier := t.ledger.EarliestLeaving(t.now, r.Cost, r.Headroom)
+		at, tier := t.ledger.EarliestLeaving(t.now, r.Cost, r.Leaves())
 		if b.Wait = t.now.Until(max(at, from)); at > from {
 			b.Tier = tier
-		} else if b.Wait > r.Within {
+		} else if r.Patience != nil && b.Wait > r.Within {
 			b.Verdict = store.Late
 		}
 	default:
 		var at int64
-		if b.Flight, at, b.Tier = t.ledger.TakeLeaving(t.now, r.Cost, r.Headroom, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
+		if b.Flight, at, b.Tier = t.ledger.TakeLeaving(t.now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
 			b.Verdict = store.Admitted
 		} else {
 			b.Wait = t.now.Until(at)

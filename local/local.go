@@ -129,7 +129,7 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 		return b, nil
 	}
 	var at int64
-	if b.Flight, at, b.Tier = q.ledger.TakeLeaving(now, r.Cost, r.Headroom, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
+	if b.Flight, at, b.Tier = q.ledger.TakeLeaving(now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
 		b.Verdict = store.Admitted
 	} else {
 		b.Wait = now.Until(at)
@@ -143,7 +143,7 @@ func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
 		b.Verdict, b.Wait = store.Closed, now.Until(q.until)
 		return
 	}
-	at, tier := q.ledger.EarliestLeaving(now, r.Cost, r.Headroom)
+	at, tier := q.ledger.EarliestLeaving(now, r.Cost, r.Leaves())
 	if b.Wait = now.Until(max(at, q.until)); at > q.until {
 		b.Tier = tier
 	}

@@ -44,7 +44,7 @@ func (f *forecast) Book(r Request, within time.Duration) (time.Duration, bool) {
 	now := f.clock()
 	next := now.Later(f.last.At)
 	at, _ := f.ledger.Earliest(next, r.Cost)
-	if r.Headroom > 0 {
+	if r.Leaves() > 0 {
 		leaving, _ := f.ledger.EarliestLeaving(next, r.Cost, r.Headroom)
 		at = min(leaving, max(at, now.At+algorithms.Micros(r.Yields)))
 	}
