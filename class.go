@@ -23,6 +23,7 @@ import (
 // requests of different processes are served in the order in which they are booked.
 type Class uint8
 
+// The classes of requests.
 const (
 	Normal      Class = iota // neither of these, and what Allow asks for
 	Interactive              // somebody waits for it
