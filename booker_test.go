@@ -144,6 +144,7 @@ type arrival struct {
 	n      int64         // units
 	within time.Duration // of its context; zero for no end
 	cancel time.Duration // when its context is cancelled; zero for never
+	class  throttle.Class
 	ended  time.Duration
 	err    error
 }
@@ -159,7 +160,7 @@ func arrive(t *testing.T, l *throttle.Limiter, callers []arrival) (order []int) 
 		c := &callers[i]
 		wg.Go(func() {
 			time.Sleep(c.at + time.Duration(i)) // in order
-			ctx := context.Background()
+			ctx := throttle.WithClass(context.Background(), c.class)
 			if c.within > 0 {
 				var cancel context.CancelFunc
 				ctx, cancel = context.WithTimeout(ctx, c.within)

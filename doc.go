@@ -36,12 +36,22 @@
 //
 // Wait(ctx) blocks until one request may be sent, WaitN until n may, Allow never
 // blocks, and Acquire takes a [Cost] in several units and returns a [Permit].
-// Callers are admitted in the order in which they came. They hold places, not
-// tokens: a caller that gives up leaves the queue as if it had never come.
+// Callers are admitted in the order in which they came, but for those whose [Class] goes
+// first. They hold places, not tokens: a caller that gives up leaves the queue as if it
+// had never come.
 //
 // A wait that is known to outlast the context's deadline or Policy.MaxWait is
 // refused at once with [ErrDeadline], and a cost that no tier will ever admit with
 // [ErrNever]. Both cost nothing. Every refusal is a [*WaitError].
+//
+// # What goes first
+//
+// A batch job and the requests of users who wait may share one quota. Each call says
+// with its context what it is, WithClass(ctx, Interactive) or Batch, and the users' calls
+// go first. Nobody starves: after Policy.Ageing a Batch request counts as a Normal one
+// that has just come, and after as long again as an Interactive one. Policy.Headroom is
+// the part of every tier that Batch requests leave to the others, so that these need not
+// wait for a window that a job has filled.
 //
 // # Limits hold where the provider counts
 //

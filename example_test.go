@@ -119,6 +119,35 @@ func ExampleLimiter_AllowN() {
 	// Output: true false true
 }
 
+// A batch job leaves a fifth of the tier to the others, and those for whom somebody waits
+// go ahead of it.
+func ExampleWithClass() {
+	policy, err := throttle.ParsePolicy("search", "5/m | headroom=20")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	lim, err := throttle.New(policy, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	job, cancel := context.WithTimeout(throttle.WithClass(context.Background(), throttle.Batch), time.Second)
+	defer cancel()
+	for range 4 {
+		fmt.Println(lim.Wait(job))
+	}
+	fmt.Println("the fifth is too late:", errors.Is(lim.Wait(job), throttle.ErrDeadline))
+	fmt.Println(lim.Wait(throttle.WithClass(context.Background(), throttle.Interactive)))
+	// Output:
+	// <nil>
+	// <nil>
+	// <nil>
+	// <nil>
+	// the fifth is too late: true
+	// <nil>
+}
+
 // A policy that counts requests, tokens and what is open at once.
 func ExampleLimiter_Acquire() {
 	policy, err := throttle.ParsePolicy("chat", "60/m + 10000/m;unit=tokens;algo=token_bucket + 4;algo=concurrency")

@@ -109,7 +109,7 @@ func (n *nested) Reserve(ctx context.Context, r store.Request) (store.Booking, e
 // stand is Reserve that, when it is the inner's turn, waits in the outer line.
 func (n *nested) stand(ctx context.Context, r store.Request) (store.Booking, error) {
 	limited := ctx
-	if r.Within < forever {
+	if r.Patience != nil && r.Within < forever {
 		var cancel context.CancelFunc
 		limited, cancel = context.WithTimeout(ctx, r.Within)
 		defer cancel()
@@ -126,9 +126,16 @@ func (n *nested) stand(ctx context.Context, r store.Request) (store.Booking, err
 func (n *nested) reserve(ctx context.Context, r store.Request, charge func(context.Context, store.Request) (store.Booking, error)) (store.Booking, error) {
 	inner, outer := r, r
 	inner.Cost, outer.Cost, outer.Guard = n.innerCost(r.Cost), n.outerCost(r.Cost), n.guard(r)
-	inner.Ask = true
+	asked := store.Patience{Ask: true}
+	if r.Patience != nil {
+		asked.Yields, asked.Headroom = r.Yields, r.Headroom
+	}
+	inner.Patience, outer.Patience = &asked, n.outer.fresh(ctx)
+	if r.Asks() {
+		outer.Patience = &store.Patience{Ask: true}
+	}
 	b, err := n.Quota.Reserve(ctx, inner)
-	if err != nil || b.Verdict != store.Ready || isZero(outer.Cost) && r.Ask {
+	if err != nil || b.Verdict != store.Ready || isZero(outer.Cost) && r.Asks() {
 		return b, err
 	}
 	var around *store.Booking
@@ -140,7 +147,7 @@ func (n *nested) reserve(ctx context.Context, r store.Request, charge func(conte
 		}
 		around = &ob
 	}
-	inner.Ask = false
+	inner.Patience = r.Patience
 	if b, err = n.Quota.Reserve(ctx, inner); err == nil && b.Verdict == store.Admitted {
 		b.Outer = around
 		return b, nil

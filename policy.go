@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
 )
 
 // A Tier is one limit of a provider: so many units in so much time, and how the
@@ -61,6 +62,8 @@ type Policy struct {
 	Start    Start         // what to take for used at first. If zero, StartFull
 	AlertAt  []int         // when Alert is called: percent of every Calendar tier that is a Budget, 1 to 100, ascending, at most eight. If empty, no alerts
 	Alert    func(Alert)   // is told once a period for each of AlertAt, and must not block. If nil, nobody is
+	Ageing   time.Duration // how long a Normal request yields to Interactive ones that come after it, and a Batch one to Normal ones: see Class. If zero, 10 s
+	Headroom int           // percent of every tier's capacity that Batch requests leave to the others for as long, 0 to 90. If zero, none
 }
 
 // Start is what a new quota in this process takes for used, of which nobody knows
@@ -79,6 +82,8 @@ const NoGuard time.Duration = -1
 const (
 	defaultGuard    = 50 * time.Millisecond
 	defaultMaxPause = 15 * time.Minute
+	defaultAgeing   = 10 * time.Second
+	mostHeadroom    = 90 // percent
 )
 
 func (p Policy) guard() time.Duration {
@@ -98,6 +103,13 @@ func (p Policy) maxPause() time.Duration {
 		return defaultMaxPause
 	}
 	return p.MaxPause
+}
+
+func (p Policy) ageing() time.Duration {
+	if p.Ageing == 0 {
+		return defaultAgeing
+	}
+	return p.Ageing
 }
 
 // Validate reports every problem at once, each with its field, its value and what
@@ -131,6 +143,12 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 	if p.Start > StartEmpty {
 		errs = append(errs, fmt.Errorf("Start is %d: it must be StartFull or StartEmpty", p.Start))
 	}
+	if p.Ageing < 0 || p.Ageing > algorithms.MaxWindow {
+		errs = append(errs, fmt.Errorf("Ageing is %v: it must be from 0 to %v", p.Ageing, algorithms.MaxWindow))
+	}
+	if p.Headroom < 0 || p.Headroom > mostHeadroom {
+		errs = append(errs, fmt.Errorf("Headroom is %d: it must be from 0 to %d percent", p.Headroom, mostHeadroom))
+	}
 	plan, err := algorithms.NewPlan(p.Tiers, max(0, p.guard()))
 	if err = errors.Join(append(errs, err)...); err != nil {
 		return nil, fmt.Errorf("throttle: policy %q: %w", p.Name, err)
@@ -149,8 +167,9 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 //	20;algo=concurrency + 60/20s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m;start=empty
 //
 // A window is s, m, h, d, or a length such as 20s or 30d. The options of a tier
-// are unit, algo, burst, precision, phase, spread, zone and budget; those of the policy guard (or
-// guard=none, guard=auto), max_wait, max_queue, max_pause, start and alert_at. The policy it returns is valid.
+// are unit, algo, burst, precision, phase, spread, zone, budget and estimated; those of the
+// policy guard (or guard=none, guard=auto), max_wait, max_queue, max_pause, start, ageing,
+// headroom and alert_at. The policy it returns is valid.
 //
 // A window of the calendar is day, week or month, in a zone, and may be a budget:
 //
@@ -206,8 +225,12 @@ func (p *Policy) setOption(name, value string) (err error) {
 		}
 	case "alert_at":
 		p.AlertAt, err = parseAlertAt(value)
+	case "ageing":
+		p.Ageing, err = algorithms.ParseDuration(value)
+	case "headroom":
+		p.Headroom, err = strconv.Atoi(value)
 	default:
-		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause, start or alert_at")
+		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause, start, ageing, headroom or alert_at")
 	}
 	return err
 }
@@ -239,6 +262,10 @@ func (p Policy) String() string {
 	if p.Start == StartEmpty {
 		options = append(options, "start=empty")
 	}
+	length("ageing", p.Ageing)
+	if p.Headroom != 0 {
+		options = append(options, "headroom="+strconv.Itoa(p.Headroom))
+	}
 	if len(p.AlertAt) > 0 {
 		options = append(options, "alert_at="+formatAlertAt(p.AlertAt))
 	}
@@ -257,8 +284,9 @@ type Cost map[string]int64
 type terms struct {
 	policy Policy
 	plan   *algorithms.Plan
-	one    []int64 // the cost of one request
-	books  bool    // the quotas book ahead
+	one    []int64         // the cost of one request
+	books  bool            // the quotas book ahead
+	yields *store.Patience // of a Batch request that has just come; nil if it leaves no headroom
 
 	units      []string // what a cost counts, those of the scopes around included
 	estimated  []bool   // of each unit
@@ -285,6 +313,9 @@ func newTerms(p Policy) (*terms, error) {
 		t.most = plan.Most()
 	}
 	t.one = t.requests(1)
+	if p.Headroom > 0 {
+		t.yields = &store.Patience{Yields: p.ageing(), Headroom: int64(p.Headroom)}
+	}
 	return t, nil
 }
 

@@ -32,7 +32,7 @@ func TestParsePolicy(t *testing.T) {
 		t.Errorf("written as %q\nwant       %q", got, spec)
 	}
 	for _, spec := range []string{
-		"5/s | guard=none", "5/s | guard=auto", "5/s | start=empty",
+		"5/s | ageing=30s;headroom=20", "5/s | guard=none", "5/s | guard=auto", "5/s | start=empty",
 		"60/m;algo=fixed_window;phase=unknown", "10000/h;unit=tokens;algo=token_bucket;burst=500;spread=20",
 		"100000000/month;unit=usd;zone=Europe/Berlin;budget=true | alert_at=50,80,100", "7/week + 1/day | guard=none",
 	} {
@@ -54,6 +54,10 @@ func TestParsePolicyRefuses(t *testing.T) {
 		"5/s | max_queue=-1":             "MaxQueue is -1: it must be at least 0",
 		"5/s | max_wait=-1s":             "MaxWait is -1s",
 		"5/s | max_pause=-1s":            "MaxPause is -1s",
+		"5/s | ageing=-1s":               "Ageing is -1s: it must be from 0 to",
+		"5/s | headroom=91":              "Headroom is 91: it must be from 0 to 90 percent",
+		"5/s | headroom=-1":              "Headroom is -1",
+		"5/s | headroom=half":            `option "headroom"`,
 		"5/s | start=soon":               `option "start": "soon" is not a start: use full or empty`,
 		"5/s;phase=unknown":              "Phase is -1ns: sliding_log has none",
 		"5/s;spread=6":                   "Spread is 6: it must be from 1 to Limit, 5, or zero for none",
@@ -75,8 +79,8 @@ func TestParsePolicyRefuses(t *testing.T) {
 func FuzzParsePolicy(f *testing.F) {
 	for _, spec := range []string{
 		"5/s + 10000/h", "100000/m;unit=tokens;algo=token_bucket;burst=20000", "10;algo=concurrency", "1/30d",
-		"5/s | guard=none;max_wait=1h;start=empty", "9/h;algo=fixed_window;phase=unknown;spread=3", "9/h;algo=sliding_window;precision=10s",
-		"9/month;zone=Asia/Beirut;budget=true + 5/day + 1/week | alert_at=50,80", "5/x", "5//s", "+", "|", ";", "",
+		"5/s | guard=none;max_wait=1h;start=empty", "5/s | ageing=1m;headroom=90", "9/h;algo=fixed_window;phase=unknown;spread=3", "9/h;algo=sliding_window;precision=10s",
+		"9/month;zone=Asia/Beirut;budget=true + 5/day + 1/week | alert_at=50,80", "1/s;unit=usd;estimated=true", "5/x", "5//s", "+", "|", ";", "",
 	} {
 		f.Add(spec)
 	}

@@ -21,7 +21,8 @@ import (
 // behind move up, and a time that nobody wants goes back.
 type room struct {
 	mu      sync.Mutex      // guards all below
-	queue   list.List       // of *waiter
+	queue   list.List       // of *waiter, by rank
+	lines   [classes]line   // by class
 	booked  []store.Booking // the times of the first places, in order
 	asking  []*waiter       // those for whom the quota is being asked, which may have charged them already
 	changed bool            // something changed since it was asked
@@ -30,19 +31,32 @@ type room struct {
 	askAt   time.Time       // when to ask again, if told has the first place without a time
 	outage  error           // why the quota had no answer the last time
 
-	stop     func()         // ends the watch on the quota; nil while nobody waits
-	forecast store.Forecast // with everybody in the queue booked; nil if there is none
-	made     time.Time      // when the forecast was made
-	late     bool           // someone who is booked in the forecast has left the queue
-	backoff  backoff
-	network  *network // nil unless the guard is learned
+	stop    func() // ends the watch on the quota; nil while nobody waits
+	backoff backoff
+	network *network // nil unless the guard is learned
 
 	waiting atomic.Int64 // callers in the queue, for those who need not lock
+}
+
+// A line is what a room knows of those who are served before the next newcomer of a
+// class.
+type line struct {
+	last     *list.Element  // all places up to this one are served before; nil for none known
+	forecast store.Forecast // with all of them booked; nil if there is none
+	made     time.Time      // when the forecast was made
+	late     bool           // someone who is booked in the forecast has left, or goes ahead of others in it
+}
+
+// has tells whether a waiter is in the line.
+func (l *line) has(w *waiter) bool {
+	return l.last != nil && !w.rank.After(l.last.Value.(*waiter).rank)
 }
 
 // A waiter is one caller in the queue.
 type waiter struct {
 	request  store.Request
+	class    Class
+	rank     time.Time     // as if it were Interactive and had come then
 	patience time.Time     // MaxWait ends; zero for never
 	deadline time.Time     // the earlier of patience and the context's; zero for never
 	wake     chan struct{} // holds one: look again
@@ -127,7 +141,7 @@ func (w *waiter) look() {
 // join takes the last place, unless the room is full or the wait would be too
 // long, and tells what to do as step does.
 func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool, nap time.Duration, err error) {
-	w = &waiter{request: req, wake: make(chan struct{}, 1)}
+	w = &waiter{request: req, class: classOf(ctx), wake: make(chan struct{}, 1)}
 	if g.policy.MaxWait > 0 {
 		w.patience = time.Now().Add(g.policy.MaxWait)
 		w.deadline = w.patience
@@ -141,16 +155,81 @@ func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool
 	if g.full(r, r.queue.Len()+1) {
 		return nil, false, 0, g.refuse(ErrQueueFull, -1, 0)
 	}
-	if err := g.foresee(r, w); err != nil {
+	now := time.Now()
+	w.rank = g.policy.rank(w.class, now)
+	w.request.Patience = g.patience(w, now)
+	overtaken := g.overtaken(r, w)
+	if err := g.foresee(r, w, overtaken); err != nil {
 		return nil, false, 0, err
 	}
-	w.place = r.queue.PushBack(w)
-	r.waiting.Add(1)
+	r.enter(w, overtaken)
 	if r.stop == nil {
 		r.stop = g.quota.Watch(g.changed)
 	}
+	if overtaken != nil {
+		g.settle(r, now, w) // the times of the first places move on
+	}
 	ask, nap = g.next(r, w)
 	return w, ask, nap, nil
+}
+
+// patience is how a waiter's request waits from now on: a Batch one counts as a Normal
+// one that came when it had waited for Ageing, and yields until then.
+func (g *gate) patience(w *waiter, now time.Time) *store.Patience {
+	p := &store.Patience{Within: max(0, w.left())}
+	if old := w.rank.Add(-g.policy.ageing()); w.class == Batch && old.After(now) {
+		p.Yields, p.Headroom = old.Sub(now), int64(g.policy.Headroom)
+	}
+	return p
+}
+
+// overtaken is the first place that a newcomer goes ahead of, nil for none. Ranks of a
+// class only grow, so that the search goes on where the last one of the class ended, and
+// passes nobody twice.
+//
+// The times of a quota that books ahead are for what the first places cost, in their
+// order: who costs something else goes behind them.
+func (g *gate) overtaken(r *room, w *waiter) *list.Element {
+	l := &r.lines[w.class]
+	e := r.queue.Front()
+	if l.last != nil {
+		e = l.last.Next()
+	}
+	for ; e != nil && !e.Value.(*waiter).rank.After(w.rank); e = e.Next() {
+		g.foretell(r, l, e)
+		l.last = e
+	}
+	if e == nil || !g.books {
+		return e
+	}
+	timed, passed, fits := r.queue.Front(), false, true
+	for n := len(r.booked) + len(r.asking); n > 0 && timed != nil; n-- {
+		passed = passed || timed == e
+		fits = fits && (!passed || slices.Equal(timed.Value.(*waiter).request.Cost, w.request.Cost))
+		timed = timed.Next()
+	}
+	if fits {
+		return e
+	}
+	return timed
+}
+
+// enter puts a newcomer into the queue.
+func (r *room) enter(w *waiter, overtaken *list.Element) {
+	if overtaken != nil {
+		w.place = r.queue.InsertBefore(w, overtaken)
+	} else {
+		w.place = r.queue.PushBack(w)
+	}
+	r.lines[w.class].last = w.place
+	r.waiting.Add(1)
+	for c := range r.lines {
+		l := &r.lines[c]
+		if l.forecast != nil && Class(c) != w.class && l.has(w) {
+			l.forecast.Book(w.request, forever)
+			l.late = true
+		}
+	}
 }
 
 // full tells whether n in the queue are too many, where they are known to wait: a
@@ -231,10 +310,8 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 	r.asking = make([]*waiter, 0, min(most, r.queue.Len()-len(r.booked)))
 	for ; e != nil && len(r.asking) < most; e = e.Next() {
 		w := e.Value.(*waiter)
-		if w.request.Within = forever; !w.deadline.IsZero() {
-			w.request.Within = max(0, w.deadline.Sub(now))
-		}
 		w.request.Guard = g.guard()
+		w.request.Patience = g.patience(w, now)
 		r.asking = append(r.asking, w)
 	}
 	r.changed = false
@@ -323,6 +400,9 @@ func (g *gate) answer(r *room, w *waiter, b store.Booking, now time.Time) {
 		b.Tier == -1 && !w.deadline.IsZero() && w.deadline.Sub(now) < b.Wait: // a pause makes it late
 		g.expel(r, w, g.refuse(ErrDeadline, b.Tier, b.Wait))
 	default:
+		if w.request.Yields > 0 { // then it may go where it may not now
+			b.Wait = min(b.Wait, w.request.Yields)
+		}
 		r.told, r.askAt = w, now.Add(b.Wait)
 	}
 }
@@ -371,7 +451,7 @@ func (g *gate) quit(w *waiter, err error) (store.Booking, error) {
 		err = g.unavailable(r, err)
 	}
 	g.remove(r, w)
-	r.late = true
+	r.outdate()
 	g.settle(r, time.Now(), nil)
 	return store.Booking{}, err
 }
@@ -381,19 +461,42 @@ func (g *gate) expel(r *room, w *waiter, err error) {
 	if w.place != nil {
 		w.refusal = err
 		g.remove(r, w)
-		r.late = true
+		r.outdate()
 	}
 }
 
 // remove takes a waiter out of the queue, who then finds its booking or refusal.
 func (g *gate) remove(r *room, w *waiter) {
+	for c := range r.lines {
+		l := &r.lines[c]
+		if w.booking.Verdict == store.Admitted && !l.has(w) {
+			l.forecast = nil // it does not know what was charged
+		}
+		if l.last == w.place {
+			l.last = l.last.Prev()
+		}
+	}
 	r.queue.Remove(w.place)
 	w.place = nil
 	w.out.Store(true)
 	w.look()
 	if r.waiting.Add(-1) == 0 {
 		r.stop()
-		r.stop, r.forecast = nil, nil
+		r.stop = nil
+		r.forget()
+	}
+}
+
+// outdate says that the forecasts foretell longer waits than there will be.
+func (r *room) outdate() {
+	for c := range r.lines {
+		r.lines[c].late = true
+	}
+}
+
+func (r *room) forget() {
+	for c := range r.lines {
+		r.lines[c].forecast = nil
 	}
 }
 
@@ -446,30 +549,44 @@ func (g *gate) match(r *room, now time.Time) (unused []store.Booking) {
 	return unused
 }
 
+// left is the time to the deadline.
+func (w *waiter) left() time.Duration {
+	if w.deadline.IsZero() {
+		return forever
+	}
+	return time.Until(w.deadline)
+}
+
 func (w *waiter) isLate(at time.Time) bool { return !w.deadline.IsZero() && at.After(w.deadline) }
 
-// foresee books the waiter in the forecast behind everybody in the queue, and
-// refuses it if even that is too late.
-func (g *gate) foresee(r *room, w *waiter) error {
-	if n := len(r.booked); n > 0 && w.isLate(r.booked[n-1].Ahead.Start) {
-		return g.refuse(ErrDeadline, -1, time.Until(r.booked[n-1].Ahead.Start))
+// foresee books a newcomer in the forecast behind those ahead of it, and refuses it
+// if even that is too late.
+func (g *gate) foresee(r *room, w *waiter, overtaken *list.Element) error {
+	if ahead := r.timed(overtaken); len(r.booked) > 0 {
+		last := r.booked[min(ahead, len(r.booked)-1)].Ahead.Start // its own, or of the last ahead of it
+		if w.isLate(last) {
+			return g.refuse(ErrDeadline, -1, time.Until(last))
+		}
+		if ahead < len(r.booked) {
+			return nil
+		}
 	}
-	if r.forecast != nil && time.Since(r.made) > refresh {
-		r.forecast = nil
+	l := &r.lines[w.class]
+	if time.Since(l.made) > refresh {
+		l.forecast = nil
 	}
 	if w.deadline.IsZero() {
-		if r.forecast != nil {
-			r.forecast.Book(w.request, forever)
+		if l.forecast != nil {
+			l.forecast.Book(w.request, forever)
 		}
 		return nil
 	}
-	if r.forecast == nil && !g.forecast(r) {
+	if l.forecast == nil && !g.forecast(r, l, overtaken) {
 		return nil // who is at the head learns it from the quota
 	}
-	within := time.Until(w.deadline)
-	wait, ok := r.forecast.Book(w.request, within)
-	if !ok && r.late && g.forecast(r) {
-		wait, ok = r.forecast.Book(w.request, within)
+	wait, ok := l.forecast.Book(w.request, w.left())
+	if !ok && l.late && g.forecast(r, l, overtaken) {
+		wait, ok = l.forecast.Book(w.request, w.left())
 	}
 	if !ok {
 		return g.refuse(ErrDeadline, -1, wait)
@@ -477,22 +594,39 @@ func (g *gate) foresee(r *room, w *waiter) error {
 	return nil
 }
 
-// forecast makes a new forecast and tells whether the quota can.
-func (g *gate) forecast(r *room) bool {
+// timed is how many of the times are those of places ahead of one, nil for the end.
+func (r *room) timed(e *list.Element) (n int) {
+	for ahead := r.queue.Front(); n < len(r.booked) && ahead != e; ahead = ahead.Next() {
+		n++
+	}
+	return n
+}
+
+// forecast makes a new forecast for a line that ends before a place, nil for the last,
+// and tells whether the quota can.
+func (g *gate) forecast(r *room, l *line, end *list.Element) bool {
 	f, ok := g.quota.(store.Forecaster)
 	if !ok {
 		return false
 	}
-	r.forecast, r.made, r.late = f.Forecast(), time.Now(), false
-	for e := r.first(); e != nil; e = e.Next() {
-		w := e.Value.(*waiter)
-		if slices.Contains(r.asking, w) {
-			r.made = time.Time{} // it may be charged already, or not: the forecast is for one look
-			continue
-		}
-		r.forecast.Book(w.request, forever)
+	l.forecast, l.made, l.late = f.Forecast(), time.Now(), false
+	for e := r.first(); e != end; e = e.Next() {
+		g.foretell(r, l, e)
 	}
 	return true
+}
+
+// foretell books a place in the forecast of a line, if it has one.
+func (g *gate) foretell(r *room, l *line, e *list.Element) {
+	w := e.Value.(*waiter)
+	switch {
+	case l.forecast == nil:
+	case slices.Contains(r.asking, w):
+		l.made = time.Time{} // it may be charged already, or not: the forecast is for one look
+	default:
+		w.request.Patience = g.patience(w, time.Now())
+		l.forecast.Book(w.request, w.left()) // unless it was overtaken and will be late
+	}
 }
 
 // changed is what the quota calls when something else than time has changed.
@@ -503,9 +637,9 @@ func (g *gate) changed(c store.Change, left time.Duration) {
 	now := time.Now()
 	r.changed, r.askAt = true, time.Time{}
 	if c == store.Freed {
-		r.late = true
+		r.outdate()
 	} else {
-		r.forecast = nil
+		r.forget()
 		g.void(r, c, now.Add(left))
 	}
 	switch c {
@@ -544,11 +678,8 @@ func (g *gate) review(r *room) {
 		if slices.Contains(r.asking, w) {
 			continue // it may be charged already; if not, the quota tells it
 		}
-		within := forever
-		if !w.deadline.IsZero() {
-			within = time.Until(w.deadline)
-		}
-		if wait, ok := forecast.Book(w.request, within); !ok {
+		w.request.Patience = g.patience(w, time.Now())
+		if wait, ok := forecast.Book(w.request, w.left()); !ok {
 			g.expel(r, w, g.refuse(ErrDeadline, -1, wait))
 		}
 	}

@@ -314,7 +314,9 @@ func TestPermitSettle(t *testing.T) {
 func TestUnsent(t *testing.T) {
 	refused := errors.New("connection refused")
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return nil, refused }
-	hang := func(ctx context.Context, _, _ string) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() }
+	over := make(chan struct{})
+	defer close(over)
+	hang := func(context.Context, string, string) (net.Conn, error) { <-over; return nil, refused }
 	cut := func(context.Context, string, string) (net.Conn, error) {
 		client, server := net.Pipe()
 		go func() {

@@ -33,7 +33,8 @@ const forever = store.Forever
 //
 // Callers hold places, not tokens: only an admitted request is charged, in all
 // tiers or in none, and one whose context ends leaves the queue as if it had never
-// come. Nothing overtakes, however large the cost at the head.
+// come. Nothing overtakes, however large the cost at the head, but a request of a
+// [Class] that goes first.
 //
 // A refusal is a [*WaitError]. A context's own error is returned as it is. A
 // Limiter is made by New or Group.For and is safe for concurrent use.
@@ -249,6 +250,7 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 		}
 	}
 	if g.waiting() == 0 && !g.books {
+		r.Patience = g.fresh(ctx)
 		b, err := g.quota.Reserve(ctx, r)
 		switch {
 		case err == nil && b.Verdict == store.Admitted:
@@ -263,6 +265,14 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 	b, err := g.wait(ctx, r)
 	g.alert(b.Crossed)
 	return b, err
+}
+
+// fresh is how a request that has just come waits.
+func (g *gate) fresh(ctx context.Context) *store.Patience {
+	if g.yields != nil && classOf(ctx) == Batch {
+		return g.yields
+	}
+	return nil
 }
 
 // fits refuses a cost that no wait will admit.

@@ -73,15 +73,25 @@ func (l *Ledger) Plan() *Plan { return l.plan }
 // decides it, -1 if that is now; a budget that has no room before all others. It is Never where only a release can help. But for
 // its clock the ledger stays as it was.
 func (l *Ledger) Earliest(now Moment, cost []int64) (at int64, tier int) {
-	return l.earliest(l.advance(now), cost)
+	return l.earliest(l.advance(now), cost, 0)
 }
 
-func (l *Ledger) earliest(now Moment, cost []int64) (at int64, tier int) {
+// EarliestLeaving is Earliest for a request that leaves headroom to others: so many
+// percent of every tier's capacity, rounded down, as far as the cost itself does.
+func (l *Ledger) EarliestLeaving(now Moment, cost []int64, headroom int64) (at int64, tier int) {
+	return l.earliest(l.advance(now), cost, headroom)
+}
+
+func (l *Ledger) earliest(now Moment, cost []int64, headroom int64) (at int64, tier int) {
 	at, tier = now.At, -1
 	for i, r := range l.plan.rules {
 		n := cost[l.plan.unit[i]]
 		if n == 0 {
 			continue
+		}
+		if headroom > 0 {
+			capacity := l.plan.tiers[i].Capacity()
+			n += max(0, min(capacity*headroom/100, capacity-n))
 		}
 		if e := r.earliest(l, now, n); e > at {
 			at, tier = e, i
@@ -98,8 +108,14 @@ func (l *Ledger) earliest(now Moment, cost []int64) (at int64, tier int) {
 // lands when the guard has passed: in microseconds, a grain at least, 0 for the plan's;
 // one that is held may be landed or cancelled before.
 func (l *Ledger) Take(now Moment, cost []int64, guard int64, held bool) (f Flight, at int64, tier int) {
+	return l.TakeLeaving(now, cost, 0, guard, held)
+}
+
+// TakeLeaving is Take if the tiers have room for the cost and the headroom, of which it
+// charges the cost: at and tier are those of EarliestLeaving.
+func (l *Ledger) TakeLeaving(now Moment, cost []int64, headroom, guard int64, held bool) (f Flight, at int64, tier int) {
 	now = l.advance(now)
-	if at, tier = l.earliest(now, cost); tier < 0 {
+	if at, tier = l.earliest(now, cost, headroom); tier < 0 {
 		f = l.charge(now, cost, guard, held)
 	}
 	return f, at, tier

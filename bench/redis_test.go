@@ -251,7 +251,7 @@ func BenchmarkRedisScript(b *testing.B) {
 			}
 			requests := make([]store.Request, n)
 			for i := range requests {
-				requests[i] = store.Request{Cost: []int64{1}, Within: store.Forever}
+				requests[i] = store.Request{Cost: []int64{1}, Patience: &store.Patience{Within: store.Forever}}
 			}
 			done := make(chan error)
 			reset(b, rdb)

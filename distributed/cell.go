@@ -31,6 +31,8 @@ import (
 //     waiting. Within each process callers are admitted as they came.
 //   - Pauses: a 429 pauses the limiters of this CellStore and nobody else in the
 //     fleet, each process until it gets one of its own.
+//   - Policy.Headroom: a Batch request leaves nothing to the others of other processes;
+//     those of its own go ahead of it.
 //   - What is given back: a request that is cancelled stays charged, and so does one
 //     whose call got no answer.
 //

@@ -67,7 +67,7 @@ func (s *share) book(requests []store.Request, err error) ([]store.Booking, erro
 	m := moment(now)
 	var got []store.Booking
 	for _, r := range requests {
-		at, tier := s.ledger.Earliest(m, r.Cost)
+		at, tier := s.ledger.EarliestLeaving(m, r.Cost, r.Leaves())
 		b := store.Booking{Tier: tier, Wait: m.Until(at)}
 		switch {
 		case at <= m.At:

@@ -58,6 +58,8 @@ type task struct {
 	Cancel  float64       // the part of the requests that are cancelled within 200 ms
 	Hold    time.Duration // how long a permit is held, half as long at least. If zero, Wait is called
 	Lease   time.Duration // Options.Lease
+	Class   throttle.Class
+	Every   time.Duration // how long a caller pauses between its requests, half as long at least
 }
 
 // An event is what a worker tells of a request. Instants are µs since 1970.
@@ -100,13 +102,16 @@ func (k task) work() {
 	if err != nil {
 		panic(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(throttle.WithClass(context.Background(), k.Class))
 	time.AfterFunc(k.For, cancel) // not a deadline: that would refuse who can't make it
 	var wg sync.WaitGroup
 	for range k.Callers {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				k.request(ctx, l)
+				if k.Every > 0 {
+					time.Sleep(k.Every/2 + rand.N(k.Every/2))
+				}
 			}
 		})
 	}
@@ -762,6 +767,110 @@ func TestFleetFairnessInAFlow(t *testing.T) {
 	t.Logf("%d and %d admitted", a, b)
 	if max(a, b)-min(a, b) > 60 { // each has 25 at a time, and one may have begun with two turns
 		t.Errorf("the processes had %d and %d", a, b)
+	}
+}
+
+// Two processes ask for far more than there is, and a third now and then, for those who
+// wait. With classes these go ahead of the job, which gets the rest.
+func TestFleetClasses(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	tier := per(sec, 40, throttle.GCRA)
+	tier.Burst = 4
+	p := policy(tier)
+	p.Ageing, p.Headroom = time.Minute, 25
+	workers := startWorkers(t, 3)
+	for i, w := range workers {
+		with := task{Addr: s.Addr(), Name: "with", Policy: p.String(), Callers: 20, For: 6 * sec, Class: throttle.Batch}
+		if i == 0 {
+			with.Callers, with.Every, with.Class = 2, 400*ms, throttle.Interactive
+		}
+		without := with
+		without.Name, without.Class = "without", throttle.Normal
+		w.begin(with, without)
+	}
+	all := finish(t, workers...)
+	slowest := func(name string, interactive bool) time.Duration {
+		var waits []int64
+		for _, e := range all {
+			if e.Task == name && (e.Worker == 0) == interactive {
+				waits = append(waits, e.At-e.Came)
+			}
+		}
+		slices.Sort(waits)
+		t.Logf("%s classes, interactive %v: %d admitted, 99 in 100 within %d ms", name, interactive, len(waits), waits[len(waits)*99/100]/1000)
+		return time.Duration(waits[len(waits)*99/100]) * time.Microsecond
+	}
+	for _, name := range []string{"with", "without"} {
+		checkBound(t, slices.DeleteFunc(slices.Clone(all), func(e event) bool { return e.Task != name }), tier)
+	}
+	fast, slow, job := slowest("with", true), slowest("without", true), slowest("with", false)
+	slowest("without", false)
+	if n := len(slices.DeleteFunc(slices.Clone(all), func(e event) bool { return e.Task != "with" || e.Worker == 0 })); n < 100 { // of 240, less some 40
+		t.Errorf("the job had %d", n)
+	}
+	if 3*fast > min(slow, job) {
+		t.Errorf("interactive requests wait for %v, without classes for %v, the job for %v", fast, slow, job)
+	}
+}
+
+// TestFleetHeadroom: what a job leaves in one process the others have in another, at once.
+func TestFleetHeadroom(t *testing.T) {
+	s := redistest.Start(t)
+	p := policy(per(time.Hour, 100, throttle.SlidingLog))
+	p.Headroom = 20
+	take := func(l *throttle.Limiter, c throttle.Class) (n int) {
+		ctx := throttle.WithClass(context.Background(), c)
+		for ; ; n++ {
+			soon, cancel := context.WithTimeout(ctx, 200*ms)
+			err := l.Wait(soon)
+			cancel()
+			if err != nil {
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Fatal(err)
+				}
+				return n
+			}
+		}
+	}
+	if n := take(open(t, s, p), throttle.Batch); n != 80 {
+		t.Errorf("the job has %d of 100 at once", n)
+	}
+	if n := take(open(t, s, p), throttle.Interactive); n != 20 {
+		t.Errorf("the others have %d of the 20 that were left to them", n)
+	}
+}
+
+// TestFleetAgeing: another process always has more booked ahead than there is. A Batch
+// request goes all the same when it has waited for Ageing, after what is booked then.
+func TestFleetAgeing(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t)
+	p := policy(per(sec, 20, throttle.GCRA))
+	p.Tiers[0].Burst, p.Ageing = 1, 500*ms
+	ctx, cancel := context.WithCancel(context.Background())
+	busy, job := open(t, s, p), open(t, s, p)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	for range 20 {
+		wg.Go(func() {
+			for busy.Wait(ctx) == nil {
+			}
+		})
+	}
+	until(t, "all wait", func() bool {
+		st, err := busy.Status(ctx)
+		return err == nil && st.Waiting > 15
+	})
+	soon, giveUp := context.WithTimeout(throttle.WithClass(ctx, throttle.Batch), 5*sec)
+	defer giveUp()
+	start := time.Now()
+	err := job.Wait(soon)
+	took := time.Since(start)
+	t.Logf("admitted after %v", took)
+	if err != nil || took < p.Ageing || took > p.Ageing+2*sec {
+		t.Errorf("%v after %v, and Ageing is %v", err, took, p.Ageing)
 	}
 }
 

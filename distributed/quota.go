@@ -21,6 +21,7 @@ const (
 	unguarded   = 50 * time.Millisecond  // how long a booking is good with NoGuard
 	wakeUp      = 10 * time.Millisecond  // how late a process may wake up that has slept until its time
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
+	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
 	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
 	never       = -1                     // an instant in a reply, a bound in a call
 	onlyAsked   = time.Duration(-1)      // the bound of a request that is not to be booked
@@ -216,21 +217,30 @@ func (q *quota) bookTrip(behind *store.Ahead, requests []store.Request) *trip {
 			within, floor = q.store.options.Horizon, lastInstant
 		}
 		args := append(q.beginReserve(3+n*(2+len(q.plan.Units()))), max(0, ahead), floor, micros(t.guard))
-		t.calls = append(t.calls, &call{args: appendRequests(args, requests[:n], within)})
+		t.calls = append(t.calls, &call{args: q.appendRequests(args, requests[:n], within)})
 		requests, ahead = requests[n:], ahead-n
 	}
 	return t
 }
 
-// appendRequests writes equal requests once.
-func appendRequests(args []any, requests []store.Request, most time.Duration) []any {
+// soon is how far ahead what yields is booked: so little that nobody minds, and enough
+// for the next to be asked for in time.
+func (q *quota) soon() time.Duration { return 2*q.store.trip.get() + wellAhead }
+
+// appendRequests writes equal requests once, and how those yield that do.
+func (q *quota) appendRequests(args []any, requests []store.Request, most time.Duration) []any {
 	for i := 0; i < len(requests); {
 		r, n := requests[i], 1
 		within := min(r.Within, most)
-		for i+n < len(requests) && min(requests[i+n].Within, most) == within && slices.Equal(requests[i+n].Cost, r.Cost) {
+		yields := r.Yields > 0
+		for i+n < len(requests) && min(requests[i+n].Within, most) == within && (requests[i+n].Yields > 0) == yields && slices.Equal(requests[i+n].Cost, r.Cost) {
 			n++
 		}
-		args = append(args, n)
+		if yields {
+			args = append(args, -n)
+		} else {
+			args = append(args, n)
+		}
 		switch within {
 		case store.Forever:
 			args = append(args, never)
@@ -238,6 +248,9 @@ func appendRequests(args []any, requests []store.Request, most time.Duration) []
 			args = append(args, askOnly)
 		default:
 			args = append(args, micros(within))
+		}
+		if yields {
+			args = append(args, r.Headroom, micros(q.soon()))
 		}
 		args = appendCost(args, r.Cost)
 		i += n
@@ -343,9 +356,12 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 		b.Verdict, b.Flight, b.At, b.Ahead = store.Admitted, algorithms.Flight(at), at, a
 	case q.plan.Exhausted(b.Tier):
 		b.Verdict = store.Exhausted
-	case b.Wait > r.Within:
+	case at != never && b.Wait > r.Within: // else a release may help in time
 		b.Verdict = store.Late
 	default:
+		if soon := q.soon(); r.Yields > 0 && b.Wait > soon {
+			b.Wait -= soon / 2
+		}
 		b.Wait = min(b.Wait, q.store.options.Horizon) // a release may be missed
 	}
 	return b

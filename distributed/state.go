@@ -16,15 +16,18 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	if b, held := q.held(); held {
 		return b, nil
 	}
-	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard}}
-	within := time.Duration(0)
-	if r.Ask {
-		within = onlyAsked
+	patience := store.Patience{} // it waits for nothing
+	if r.Patience != nil {
+		patience.Yields, patience.Headroom = r.Yields, r.Headroom
+		if r.Ask {
+			patience.Within = onlyAsked
+		}
 	}
+	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard, Patience: &patience}}
 	guard := q.guard(requests)
 	q.leases.lock()
 	args := append(q.beginReserve(6), 0, 0, micros(guard))
-	_, t, lost := q.call(ctx, appendRequests(args, requests, within))
+	_, t, lost := q.call(ctx, q.appendRequests(args, requests, 0))
 	err := lost
 	var got []store.Booking
 	if err == nil {
@@ -43,7 +46,7 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	}
 	b := got[0]
 	switch {
-	case r.Ask && b.Tier < 0 && b.Wait == 0:
+	case r.Asks() && b.Tier < 0 && b.Wait == 0:
 		b.Verdict = store.Ready
 	case b.Verdict == store.Late:
 		b.Verdict = store.Later

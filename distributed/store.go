@@ -15,6 +15,10 @@
 // A booking is good for Policy.Guard, or for 50 ms with NoGuard; a process that was
 // stopped for longer books anew. Policy.Guard must be longer than Redis takes to answer.
 //
+// A Batch request that has waited for less than Policy.Ageing is booked some milliseconds
+// ahead at most, so that it holds nobody up: where it can't go, its process asks again when
+// it may. That is a call for each process that has such requests, whenever one of them goes.
+//
 // What is lost is charged, never admitted twice: a process that dies loses what it
 // has booked, at most 256 admissions and no more than waited, and so does one whose
 // calls got no answer, for each such trip.

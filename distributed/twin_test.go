@@ -194,6 +194,15 @@ func (a *args) cost(units int) []int64 {
 
 func (m *twin) leased() bool { return m.concurrent || m.estimates }
 
+// group is one of a reservation.
+func (a *args) group(units int) (count, within int64, yields bool, headroom, soon int64, cost []int64) {
+	count, within = a.next(), a.next()
+	if yields = count < 0; yields {
+		count, headroom, soon = -count, a.next(), a.next()
+	}
+	return count, within, yields, headroom, soon, a.cost(units)
+}
+
 func (m *twin) sync(told []int64) bool {
 	units := len(m.plan.Units())
 	owner, seq, length, held := told[0], told[1], told[2], slices.Clone(told[3:3+units])
@@ -255,22 +264,23 @@ func (m *twin) hold(cost []int64) {
 	}
 }
 
-func (m *twin) full(cost []int64) int {
+// full is the first concurrency tier that has no room for the cost and the headroom.
+func (m *twin) full(cost []int64, headroom int64) int {
 	for i, t := range m.plan.Tiers() {
 		u := slices.Index(m.plan.Units(), t.Unit)
-		if t.Algorithm == algorithms.Concurrency && cost[u] > 0 && m.open(u)+cost[u] > t.Limit {
+		if t.Algorithm == algorithms.Concurrency && cost[u] > 0 && m.open(u)+cost[u]+min(t.Limit*headroom/100, t.Limit-cost[u]) > t.Limit {
 			return i
 		}
 	}
 	return -1
 }
 
-func (m *twin) earliest(cost []int64) (at int64, tier int) {
+func (m *twin) earliest(cost []int64, headroom int64) (at int64, tier int) {
 	at, tier = m.frontier, -1
 	if m.ledger == nil {
 		return at, tier
 	}
-	if at, tier = m.ledger.Earliest(m.moment(m.frontier), m.ledgerCost(cost)); tier >= 0 {
+	if at, tier = m.ledger.EarliestLeaving(m.moment(m.frontier), m.ledgerCost(cost), headroom); tier >= 0 {
 		return at, m.ledgerTier[tier] + 1
 	}
 	return at, tier
@@ -281,7 +291,7 @@ func (m *twin) advance(at int64) {
 	if at > m.frontier {
 		m.frontier, m.crowd = at, 0
 	}
-	m.earliest(make([]int64, len(m.plan.Units())))
+	m.earliest(make([]int64, len(m.plan.Units())), 0)
 }
 
 func (m *twin) charge(at, guard int64, cost []int64) {
@@ -335,20 +345,19 @@ func (m *twin) reserve(a args) (out []int64) {
 	booked := false
 	defer func() { out = append(out, m.crossed(booked)...) }()
 	for len(a.rest) > 0 {
-		count, within := a.next(), a.next()
-		cost := a.cost(len(m.plan.Units()))
+		count, within, yields, headroom, soon, cost := a.group(len(m.plan.Units()))
 		for range count {
 			if i := m.plan.TooLarge(cost); i >= 0 {
 				out = append(out, int64(i+1), -1)
 				continue
 			}
-			if i := m.full(cost); i >= 0 { // only a release can help
+			if i := m.full(cost, headroom); i >= 0 { // only a release can help
 				m.starving = true
 				return append(out, int64(i+1), -1)
 			}
 			lent := -1
 			for i, p := range m.pool {
-				if !m.probe && !m.estimates && p.at >= floor && slices.Equal(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
+				if !m.probe && !yields && !m.estimates && p.at >= floor && slices.Equal(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
 					lent = i
 				}
 			}
@@ -356,7 +365,11 @@ func (m *twin) reserve(a args) (out []int64) {
 			if lent >= 0 {
 				at = m.pool[lent].at
 			} else {
-				at, tier = m.earliest(cost)
+				at, tier = m.earliest(cost, 0)
+			}
+			leaving, held := at, tier
+			if yields {
+				leaving, held = m.earliest(cost, headroom)
 			}
 			switch {
 			case tier > 0 && m.plan.Exhausted(tier-1):
@@ -377,9 +390,15 @@ func (m *twin) reserve(a args) (out []int64) {
 			case within >= 0 && at-m.now > within, within == -2:
 				out = append(out, int64(tier), at)
 				continue
-			case booked && at > m.now && ahead <= 0:
+			case yields && leaving > m.now+soon:
+				if leaving = min(leaving, 1<<52); within >= 0 {
+					leaving = min(leaving, m.now+within)
+				}
+				return append(out, int64(held), leaving)
+			case !yields && booked && at > m.now && ahead <= 0:
 				return append(out, int64(tier), at)
 			}
+			at = leaving
 			if at > m.now {
 				ahead--
 			}
@@ -925,8 +944,7 @@ func budgetsOf(p *algorithms.Plan) (list []int64) {
 
 func costsOf(groups []int64, units int) (costs [][]int64) {
 	for a := (args{groups}); len(a.rest) > 0; {
-		count, _ := a.next(), a.next()
-		cost := a.cost(units)
+		count, _, _, _, _, cost := a.group(units)
 		for range count {
 			costs = append(costs, cost)
 		}
@@ -1068,7 +1086,11 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		}
 		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard())
 		for range 1 + g.IntN(3) {
-			add(pick[int64](g, 1, 2, 5, 30, 64), g.within())
+			if count := pick[int64](g, 1, 2, 5, 30, 64); g.IntN(3) == 0 {
+				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)))
+			} else {
+				add(count, g.within())
+			}
 			add(g.cost()...)
 		}
 	}

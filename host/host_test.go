@@ -75,6 +75,32 @@ func open(t testing.TB, s throttle.Store, p *algorithms.Plan) store.Quota {
 	return q
 }
 
+// TestHeadroom: what a batch job leaves in one process the others have in another.
+func TestHeadroom(t *testing.T) {
+	path := file(t)
+	synctest.Test(t, func(t *testing.T) {
+		p := exact(throttle.PerHour(50))
+		p.Headroom = 20
+		for _, step := range []struct {
+			class throttle.Class
+			most  int
+		}{{throttle.Batch, 40}, {throttle.Interactive, 10}} {
+			l, n := limiter(t, p, openFile(t, path)), 0
+			for ; n < 60; n++ {
+				ctx, cancel := context.WithTimeout(throttle.WithClass(background, step.class), sec)
+				err := l.Wait(ctx)
+				cancel()
+				if err != nil {
+					break
+				}
+			}
+			if n != step.most {
+				t.Errorf("%v has %d at once, want %d", step.class, n, step.most)
+			}
+		}
+	})
+}
+
 // allowed is how many of n may go now.
 func allowed(l *throttle.Limiter, n int) (yes int) {
 	for range n {

@@ -186,21 +186,21 @@ func (t *turn) reserve(r store.Request) store.Booking {
 		if t.shut&probing > 0 {
 			b.Tier = store.Probing
 		}
-		at, tier := t.ledger.Earliest(t.now, r.Cost)
+		at, tier := t.ledger.EarliestLeaving(t.now, r.Cost, r.Leaves())
 		if b.Wait = t.now.Until(max(at, from)); at > from {
 			b.Tier = tier
-		} else if b.Wait > r.Within {
+		} else if r.Patience != nil && b.Wait > r.Within {
 			b.Verdict = store.Late
 		}
-	case r.Ask:
+	case r.Asks():
 		var at int64
-		if at, b.Tier = t.ledger.Earliest(t.now, r.Cost); b.Tier < 0 {
+		if at, b.Tier = t.ledger.EarliestLeaving(t.now, r.Cost, r.Leaves()); b.Tier < 0 {
 			b.Verdict = store.Ready
 		}
 		b.Wait = t.now.Until(at)
 	default:
 		var at int64
-		if b.Flight, at, b.Tier = t.ledger.Take(t.now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
+		if b.Flight, at, b.Tier = t.ledger.TakeLeaving(t.now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
 			b.Verdict, b.At, b.Crossed = store.Admitted, t.now.At, t.ledger.Crossings(t.now)
 			if t.shut&probe > 0 {
 				t.until, t.shut = t.now.At+algorithms.Micros(store.ProbeTime), probing

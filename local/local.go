@@ -132,12 +132,12 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 		q.hold(&b, now, r)
 		return b, nil
 	}
-	if r.Ask {
+	if r.Asks() {
 		q.tell(&b, now, r)
 		return b, nil
 	}
 	var at int64
-	if b.Flight, at, b.Tier = q.ledger.Take(now, r.Cost, algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
+	if b.Flight, at, b.Tier = q.ledger.TakeLeaving(now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
 		b.Verdict, b.At, b.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
 		if q.probe {
 			b.Probe, q.probe, q.probing, q.shut = true, false, true, false
@@ -153,7 +153,7 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 // tell tells when the request would be admitted.
 func (q *quota) tell(b *store.Booking, now algorithms.Moment, r store.Request) {
 	var at int64
-	if at, b.Tier = q.ledger.Earliest(now, r.Cost); b.Tier < 0 {
+	if at, b.Tier = q.ledger.EarliestLeaving(now, r.Cost, r.Leaves()); b.Tier < 0 {
 		b.Verdict = store.Ready
 	}
 	b.Wait = now.Until(at)
@@ -166,7 +166,7 @@ func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
 		b.Verdict, b.Wait = store.Closed, now.Until(q.until)
 		return
 	}
-	at, tier := q.ledger.Earliest(now, r.Cost)
+	at, tier := q.ledger.EarliestLeaving(now, r.Cost, r.Leaves())
 	switch b.Wait = now.Until(max(at, q.until)); {
 	case at > q.until:
 		b.Tier = tier

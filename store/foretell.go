@@ -42,9 +42,14 @@ type forecast struct {
 
 func (f *forecast) Book(r Request, within time.Duration) (time.Duration, bool) {
 	now := f.clock()
-	at, tier := f.ledger.Earliest(now.Later(f.last.At), r.Cost)
+	next := now.Later(f.last.At)
+	at, tier := f.ledger.Earliest(next, r.Cost)
 	if f.ledger.Plan().Exhausted(tier) {
 		return 0, true // it will be refused when its turn comes, unless something is given back
+	}
+	if r.Leaves() > 0 {
+		leaving, _ := f.ledger.EarliestLeaving(next, r.Cost, r.Headroom)
+		at = min(leaving, max(at, now.At+algorithms.Micros(r.Yields)))
 	}
 	wait := now.Until(at)
 	if wait > within {
@@ -54,6 +59,7 @@ func (f *forecast) Book(r Request, within time.Duration) (time.Duration, bool) {
 	flight := f.ledger.Charge(f.last, r.Cost, algorithms.Micros(r.Guard), r.Held)
 	if r.Held {
 		f.ledger.Land(f.last, flight, r.Cost)
+		f.ledger.Settle(f.last, r.Cost, make([]int64, len(r.Cost)))
 		f.ledger.Release(r.Cost)
 	}
 	return wait, true

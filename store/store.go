@@ -121,11 +121,34 @@ type Idler interface {
 
 // A Request asks for an admission.
 type Request struct {
-	Cost   []int64       // amounts, in the order of the plan's units
-	Held   bool          // Arrived, Release or Return will tell what became of it
-	Guard  time.Duration // how long it is on its way at most, if not the plan's; zero for that
+	Cost      []int64       // amounts, in the order of the plan's units
+	Held      bool          // Arrived, Release or Return will tell what became of it
+	Guard     time.Duration // how long it is on its way at most, if not the plan's; zero for that
+	*Patience               // how it waits, which nobody changes; a Booker's have one, and nil yields to nobody
+}
+
+// Patience is how a request waits. It is apart from the Request so that this stays in the
+// processor's registers.
+type Patience struct {
 	Within time.Duration // for a Booker: the longest wait that is of use
 	Ask    bool          // only tell whether it would be admitted: Ready
+
+	// Yields is for how long the request still yields to others, zero if it does not.
+	// Until then a Booker books it some milliseconds ahead at most, and it is admitted
+	// only where every tier has room for its cost and Headroom.
+	Yields   time.Duration
+	Headroom int64 // percent of a tier's capacity; zero where it does not yield
+}
+
+// Asks tells whether the request only asks.
+func (r Request) Asks() bool { return r.Patience != nil && r.Ask }
+
+// Leaves is the headroom that the request leaves to others, in percent.
+func (r Request) Leaves() int64 {
+	if r.Patience == nil {
+		return 0
+	}
+	return r.Headroom
 }
 
 // A Verdict is what Reserve decided.

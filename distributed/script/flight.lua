@@ -55,13 +55,14 @@ local function advance(now)
   return frontier
 end
 
--- The first instant, from the frontier on, at which every tier admits the cost,
--- and the tier that decides it, or -1.
-local function earliest(cost)
+-- The first instant, from the frontier on, at which every tier admits the cost and
+-- what it is to spare, if anything, and the tier that decides it, or -1.
+local function earliest(cost, spare)
   local at, tier = frontier, -1
   for i = 1, #rules do
     local n = cost[unitOf[i]]
     if n > 0 then
+      if spare then n = n + spare[i] end
       local e = rules[i].earliest(frontier, n)
       if e > at then at, tier = e, i end
     end

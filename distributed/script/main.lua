@@ -16,14 +16,17 @@
 --          now, and with estimates U amounts settled since the last call
 --   op's own, where a cost is U amounts:
 --   r  reserve  ahead, floor, the guard of these requests (0: the plan's), then groups
---               of: count, within (-1: no bound, -2: only asked), cost. Answers pairs of what and t, for each request: -1-n is booked at t,
+--               of: count, within (-1: no bound, -2: only asked), cost; or of -count, within, headroom,
+--               soon, cost for requests that yield: they leave so many percent of every
+--               tier's capacity, and are booked so little ahead of time. Answers pairs of what and t, for each request: -1-n is booked at t,
 --               as the n-th of that instant (one that was given back: as the first);
 --               i > 0: tier i would be ready at t, or -1: never; -1: what was booked
 --               before, or a pause, decides. What would wait longer than within is
 --               not booked. The first that has to wait is booked any time ahead, with
 --               it no more than ahead of them: the next ends the call, as a full
---               concurrency tier does. What was given back goes out again first, but
---               not before floor, the caller's own last booking.
+--               concurrency tier does, and what yields and can't go soon. What was given
+--               back goes out again first, but not before floor, the caller's own last
+--               booking, and not to what yields.
 --               With calendar tiers there are four numbers more for each: from and to how
 --               many percent it has come, if it has, units used, and its end as Unix time;
 --               and t may be the end of what is known, if it is later.
@@ -67,23 +70,28 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
   local booked, more = false, held < known
   if more then advance(held) else reply[n + 1], reply[n + 2], n = -1, held, n + 2 end
   while more and cursor <= #ARGV do
-    local count, within, cost = argument(), argument(), amounts()
+    local count, within = argument(), argument()
+    local yields, headroom, soon = count < 0, 0, 0
+    if yields then count, headroom, soon = -count, argument(), argument() end
+    local cost, spare = amounts(), {}
     local impossible
     for i = #rules, 1, -1 do
-      if cost[unitOf[i]] > capacity[i] then impossible = i end
+      local left = capacity[i] - cost[unitOf[i]]
+      if left < 0 then impossible = i end
+      spare[i] = math.min(math.floor(capacity[i] * headroom / 100), left)
     end
     while more and count > 0 do
       local what, at, lent = impossible or -1, NEVER, nil
       if concurrent and not impossible then -- full
         for i = #rules, 1, -1 do
           local amount = cost[unitOf[i]]
-          if rules[i].concurrent and amount > 0 and rules[i].earliest(now, amount) == NEVER then
+          if rules[i].concurrent and amount > 0 and rules[i].earliest(now, amount + spare[i]) == NEVER then
             what, starving, more = i, true, false -- only a release can help
           end
         end
       end
       if more and not impossible then
-        lent = not probe and pool[1] and find(least, cost)
+        lent = not probe and not yields and pool[1] and find(least, cost)
         if lent then at = pool[lent][1] else at, what = earliest(cost) end
         local exhausted = false
         for i = budgets and #budgets or 0, 1, -1 do
@@ -99,7 +107,9 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
           at = known
         elseif at == NEVER then -- nor for centuries
         elseif within == -1 or at - now <= within then
+          if headroom > 0 then at, what = earliest(cost, spare) end
           more = at <= now or ahead > 0 or not booked
+          if yields then more = at <= now + soon end
           if more then
             if lent then table.remove(pool, lent) else charge(at, cost) end
             if lease then
@@ -114,6 +124,8 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
               probe = false
               advance(at + PROBE)
             end
+          elseif yields then
+            at = math.min(at, within < 0 and LATEST or now + within) -- it is not late
           end
         end
       end
