@@ -60,7 +60,7 @@ type Policy struct {
 	MaxPause time.Duration // the longest pause a response may impose. If zero, 15 minutes
 	Start    Start         // what to take for used at first. If zero, StartFull
 	AlertAt  []int         // when Alert is called: percent of every Calendar tier that is a Budget, 1 to 100, ascending, at most eight. If empty, no alerts
-	Alert    func(Alert)   // is told once a period for each of AlertAt, and must not block. If nil, nobody is
+	Alert    func(Alert)   `json:"-"` // is told once a period for each of AlertAt, and must not block. If nil, nobody is
 }
 
 // Start is what a new quota in this process takes for used, of which nobody knows
