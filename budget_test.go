@@ -2,7 +2,9 @@ package throttle_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -240,6 +242,21 @@ func TestAlertOfAWaiter(t *testing.T) {
 			t.Errorf("told after %v, want 1s", at)
 		}
 	})
+}
+
+// A policy can be kept as JSON, all but whom it tells.
+func TestPolicyOfABudgetAsJSON(t *testing.T) {
+	p := throttle.Policy{Name: "llm", Tiers: []throttle.Tier{cents(5, throttle.Day)}, AlertAt: []int{50}}
+	alerting := p
+	alerting.Alert = func(throttle.Alert) {}
+	data, err := json.Marshal(alerting)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again throttle.Policy
+	if err := json.Unmarshal(data, &again); err != nil || !reflect.DeepEqual(again, p) {
+		t.Errorf("%s is read as %+v, %v", data, again, err)
+	}
 }
 
 func TestAlertAtValidate(t *testing.T) {
