@@ -11,6 +11,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/verdict"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -46,6 +47,7 @@ func (a *attempt) learn(ctx context.Context, resp *http.Response) (answer answer
 		return answer
 	}
 	answer = a.read(resp)
+	verdict.Tell(ctx, answer.Refusal)
 	switch {
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.journey.refused()

@@ -9,15 +9,17 @@
 //
 // # What is sent again
 //
-// A refusal, that is a 429, or a 503 with a Retry-After: always, for the provider did
-// nothing with the request. So is a request that had no connection to leave by.
+// A refusal for lack of quota, that is a 429, or a 503 with a Retry-After, or what else
+// the transport's Profile takes for one: always, for the provider did nothing with the
+// request. So is a request that had no connection to leave by.
 //
 // Other failures, that is a lost connection, an AttemptTimeout, or a status of 500 and
 // more except 501: only if twice does no more than once, as with GET, HEAD, OPTIONS,
 // TRACE, PUT and DELETE, and with an Idempotency-Key or X-Idempotency-Key header. A POST
 // that was answered 502 may have bought something.
 //
-// Never: the library's own errors ([throttle.ErrBanned], [throttle.ErrDeadline] and the
+// Never: a ban, and what the Profile says is no lack of quota, such as a 429 for an
+// unpaid bill; the library's own errors ([throttle.ErrBanned], [throttle.ErrDeadline] and the
 // others come back at once, unchanged), a request whose context has ended, bad
 // certificates and bad URLs, and a request whose body can't be had a second time. A
 // body is sent whole or not at all: where Request.GetBody is nil there is one attempt,
@@ -41,7 +43,8 @@ import (
 	"github.com/hashicorp/go-retryablehttp"
 
 	"github.com/apithrottle/throttle"
-	"github.com/apithrottle/throttle/internal/refusal"
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/verdict"
 )
 
 const (
@@ -126,9 +129,10 @@ type attempts struct {
 // was let through: where err is nil, an error is not the Base's but the library's own.
 type attempt struct {
 	base        http.RoundTripper
-	err         error       // from base
-	limited     bool        // by any Limiter
-	wanted, got atomic.Bool // a connection, says httptrace; a base that doesn't know it wants none
+	err         error           // from base
+	limited     bool            // by any Limiter
+	refusal     answers.Refusal // as the throttled transport has it, if it limits
+	wanted, got atomic.Bool     // a connection, says httptrace; a base that doesn't know it wants none
 }
 
 // RoundTrip sends the request once more, with its whole body or not at all.
@@ -148,7 +152,7 @@ func (a *attempts) RoundTrip(bare *http.Request) (*http.Response, error) {
 		a.last.limited = l != nil
 		return l
 	}
-	req := bare.WithContext(bare.Context())
+	req := bare.WithContext(verdict.Into(bare.Context(), &a.last.refusal))
 	req.Body, req.GetBody = a.req.Body, a.req.GetBody
 	if a.begun > 1 && hasBody(req) {
 		var err error
@@ -198,17 +202,31 @@ func (a *attempts) worthwhile(resp *http.Response, err error) bool {
 			return false
 		}
 		unsent = a.last.wanted.Load() && !a.last.got.Load()
-	} else if r, refused := refusal.Read(resp, time.Now()); refused {
-		switch {
-		case a.last.limited:
+	} else {
+		switch r := a.refusal(resp); {
+		case r.Kind == answers.Banned || r.Kind == answers.Other:
+			return false
+		case r.Kind == answers.Limited && a.last.limited:
 			a.wait = 0 // the pause is the limiter's
-		case r.Known:
-			a.wait = r.Delay
+			return true
+		case r.Kind == answers.Limited:
+			a.wait = cmp.Or(r.Delay, a.wait)
+			return a.wait <= waitMax
 		}
-		return a.wait <= waitMax
 	}
 	retry, _ := retryablehttp.ErrorPropagatedRetryPolicy(context.Background(), resp, err)
 	return retry && (unsent || idempotent(a.req))
+}
+
+// refusal is what the response was taken for, or where nothing limits, what its header
+// says.
+func (a *attempts) refusal(resp *http.Response) answers.Refusal {
+	if a.last.limited {
+		return a.last.refusal
+	}
+	return cmp.Or(a.of.throttled.Profile, new(answers.Profile)).Read(answers.Response{
+		Status: resp.StatusCode, Header: resp.Header, Got: time.Now(),
+	}).Refusal
 }
 
 // backoff is called when there will be another attempt.

@@ -1,0 +1,306 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/local"
+)
+
+// answering is a base whose answers are written as "status", header lines, and after an
+// empty line a body.
+func answering(texts ...string) http.RoundTripper {
+	var mu sync.Mutex
+	return roundTripper(func(*http.Request) (*http.Response, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		head, body, _ := strings.Cut(texts[0], "\n\n")
+		if len(texts) > 1 {
+			texts = texts[1:]
+		}
+		lines := strings.Split(head, "\n")
+		resp := trAnswer(0)
+		_, _ = fmt.Sscan(lines[0], &resp.StatusCode)
+		resp.Header.Set("Content-Type", "application/json")
+		for _, line := range lines[1:] {
+			name, value, _ := strings.Cut(line, ": ")
+			resp.Header.Set(name, value)
+		}
+		resp.Body = io.NopCloser(strings.NewReader(body))
+		return resp, nil
+	})
+}
+
+func field(header string, f answers.Format) answers.Field {
+	return answers.Field{Header: header, Format: f}
+}
+
+// What refuses is not always a 429, nor is a 429 always a refusal. Whatever it is, the
+// caller gets all of the response.
+func TestRefusals(t *testing.T) {
+	profile := &answers.Profile{Rules: []answers.Rule{
+		{Status: 403, Header: "X-Left", Value: "0", Kind: answers.Limited, Delay: []answers.Field{field("X-Reset", answers.Seconds)}},
+		{Status: 418, Kind: answers.Banned, Delay: []answers.Field{{Path: "msg", After: "until ", Format: answers.Seconds}}},
+		{Status: 403, Path: "code", Text: "WAF", Kind: answers.Banned},
+		{Status: 529, Kind: answers.Limited},
+		{Status: 400, Path: "errors.*.code", Text: "RATELIMITED", Kind: answers.Limited, Wait: 7 * time.Second},
+		{Status: 402, Kind: answers.Limited, Until: "UTC"},
+		{Status: 200, Path: "status", Text: "0", Kind: answers.Limited, Wait: 5 * time.Second},
+		{Status: 429, Path: "error.code", Text: "lock_timeout", Kind: answers.Other},
+	}}
+	for _, tt := range []struct {
+		text   string
+		paused time.Duration
+		closed bool
+	}{
+		{"200\n\n{\"status\": \"1\"}", 0, false},
+		{"403\nX-Left: 3", 0, false},
+		{"403\nX-Left: 0\nX-Reset: 30", 30 * time.Second, false},
+		{"403\nX-Left: 0\nX-Reset: 3600", time.Hour, true}, // beyond MaxPause
+		{"418\n\n{\"msg\": \"banned until 120\"}", 2 * time.Minute, true},
+		{"403\n\n{\"code\": \"WAF\"}", 15 * time.Minute, true}, // nobody says until when
+		{"529\nRetry-After: 3", 3 * time.Second, false},
+		{"503\nRetry-After: 3600", time.Minute, false},
+		{"503", 0, false},
+		{"400\n\n{\"errors\": [{}, {\"code\": \"RATELIMITED\"}]}", 7 * time.Second, false},
+		{"400\n\n{\"errors\": [{\"code\": \"INVALID\"}]}", 0, false},
+		{"402", 24 * time.Hour, true},
+		{"200\n\n{\"status\": \"0\", \"result\": \"" + strings.Repeat("x", 20_000) + "\"}", 5 * time.Second, false},
+		{"429\n\n{\"error\": {\"code\": \"lock_timeout\"}}", 0, false},
+		{"429\nRetry-After: 9\n\n{\"error\": {\"code\": \"other\"}}", 9 * time.Second, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+			resp, err := (&throttle.Transport{Limiter: lim, Profile: profile, Base: answering(tt.text)}).RoundTrip(httptest.NewRequest("GET", trURL, nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, want, _ := strings.Cut(tt.text, "\n\n")
+			if body, err := io.ReadAll(resp.Body); string(body) != want || err != nil {
+				t.Errorf("%.60q: body %.60q, %v", tt.text, body, err)
+			}
+			s, _ := lim.Status(t.Context())
+			paused := s.Paused
+			if tt.closed {
+				paused = s.Closed
+			}
+			if paused != tt.paused {
+				t.Errorf("%.60q: paused %v, closed %v, want %v", tt.text, s.Paused, s.Closed, tt.paused)
+			}
+			var e *throttle.WaitError
+			if err := lim.Wait(t.Context()); tt.closed {
+				if !errors.As(err, &e) || e.Err != throttle.ErrBanned || e.Until.Sub(time.Now()) != tt.paused {
+					t.Errorf("%.60q: %v", tt.text, err)
+				}
+			} else if err != nil {
+				t.Errorf("%.60q: %v", tt.text, err)
+			}
+		})
+	}
+}
+
+// A body that breaks while it is looked at breaks for the caller at the same place.
+func TestPeekOfABrokenBody(t *testing.T) {
+	broken := errors.New("broken")
+	lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+	profile := &answers.Profile{Rules: []answers.Rule{{Status: 200, Path: "status", Text: "0", Kind: answers.Limited}}}
+	closed := 0
+	resp, err := (&throttle.Transport{Limiter: lim, Profile: profile, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+		resp := trAnswer(200, "Content-Type", "application/json")
+		resp.Body = &countedBody{io.MultiReader(strings.NewReader(`{"sta`), failingReader{broken}), &closed}
+		return resp, nil
+	})}).RoundTrip(httptest.NewRequest("GET", trURL, nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := io.ReadAll(resp.Body); string(text) != `{"sta` || err != broken {
+		t.Errorf("%q, %v", text, err)
+	}
+	if resp.Body.Close(); closed != 1 {
+		t.Errorf("closed %d times", closed)
+	}
+}
+
+type failingReader struct{ err error }
+
+func (f failingReader) Read([]byte) (int, error) { return 0, f.err }
+
+type countedBody struct {
+	io.Reader
+	closed *int
+}
+
+func (b *countedBody) Close() error { *b.closed++; return nil }
+
+var github = &answers.Profile{Quotas: []answers.Quota{{
+	Window: time.Hour, Limit: field("X-Limit", answers.Number), Remaining: field("X-Remaining", answers.Number),
+	Reset: field("X-Reset", answers.Seconds),
+}}}
+
+// What the provider says is left lowers what the limiter thinks, net of what is on its
+// way, and raises it only where that is the truth.
+func TestRemaining(t *testing.T) {
+	truth := *github
+	truth.Quotas = slices.Clone(truth.Quotas)
+	truth.Quotas[0].Authoritative = true
+	for name, tt := range map[string]struct {
+		profile *answers.Profile
+		answers []string
+		used    []int64 // after each
+	}{
+		"as it was thought":   {github, []string{"X-Limit: 100\nX-Remaining: 99\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 98\nX-Reset: 60"}, []int64{1, 2}},
+		"others use it too":   {github, []string{"X-Limit: 100\nX-Remaining: 60\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 50\nX-Reset: 60"}, []int64{40, 50}},
+		"more than thought":   {github, []string{"X-Limit: 5000\nX-Remaining: 4000\nX-Reset: 60"}, []int64{1}},
+		"a late answer":       {github, []string{"X-Limit: 100\nX-Remaining: 50\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 70\nX-Reset: 60"}, []int64{50, 51}},
+		"of a window before":  {github, []string{"X-Limit: 100\nX-Remaining: 0\nX-Reset: 0"}, []int64{1}},
+		"the truth":           {&truth, []string{"X-Limit: 100\nX-Remaining: 50\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 70\nX-Reset: 60"}, []int64{50, 30}},
+		"nothing that counts": {github, []string{"X-Limit: x\nX-Remaining: -\nX-Reset: 60"}, []int64{1}},
+		"none left":           {github, []string{"X-Limit: 100\nX-Remaining: 0\nX-Reset: 60"}, []int64{100}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(100), throttle.PerSecond(10)}}, nil)
+			for i, text := range tt.answers {
+				tr := &throttle.Transport{Limiter: lim, Profile: tt.profile, Base: answering("200\n" + text)}
+				if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
+					t.Fatal(err)
+				}
+				if got := used(t, lim)[0]; got != tt.used[i] {
+					t.Errorf("after %d: %d used, want %d", i, got, tt.used[i])
+				}
+			}
+		})
+	}
+}
+
+// What is still on its way the provider has not counted, so that it comes on top.
+func TestRemainingNetOfInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(100)}, Guard: time.Second}, nil)
+		for range 7 {
+			if _, err := lim.Acquire(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tr := &throttle.Transport{Limiter: lim, Profile: github, Base: answering("200\nX-Limit: 100\nX-Remaining: 40\nX-Reset: 60")}
+		if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil || used(t, lim)[0] != 67 {
+			t.Errorf("%v, %v used, want 60 and the 7 on their way", err, used(t, lim))
+		}
+	})
+}
+
+// An answer that was sent before that of another tells no truth any more.
+func TestTruthIsOrdered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		truth := *github
+		truth.Quotas = slices.Clone(truth.Quotas)
+		truth.Quotas[0].Authoritative = true
+		lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(100)}}, nil)
+		send := func(after time.Duration, text string) {
+			base := answering(text)
+			tr := &throttle.Transport{Limiter: lim, Profile: &truth, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				time.Sleep(after)
+				return base.RoundTrip(r)
+			})}
+			_, _ = tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+		}
+		go send(time.Minute, "200\nX-Limit: 100\nX-Remaining: 99\nX-Reset: 600")
+		time.Sleep(time.Second)
+		send(time.Second, "200\nX-Limit: 100\nX-Remaining: 20\nX-Reset: 600")
+		time.Sleep(time.Hour / 2)
+		if got := used(t, lim)[0]; got != 80 {
+			t.Errorf("%d used, want the 80 of the later request", got)
+		}
+	})
+}
+
+// What no tier of the policy counts pauses the quota where none of it is left.
+func TestRemainingOfNoTier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(10)}}, nil)
+		for _, tt := range []struct {
+			text   string
+			paused time.Duration
+		}{
+			{"200\nX-Limit: 100\nX-Remaining: 1\nX-Reset: 60", 0},
+			{"200\nX-Limit: 100\nX-Remaining: 0\nX-Reset: 60", time.Minute},
+		} {
+			tr := &throttle.Transport{Limiter: lim, Profile: github, Base: answering(tt.text)}
+			if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
+				t.Fatal(err)
+			}
+			if s, _ := lim.Status(t.Context()); s.Paused != tt.paused {
+				t.Errorf("%q: paused for %v, want %v", tt.text, s.Paused, tt.paused)
+			}
+		}
+	})
+}
+
+// When a pause ends one request tries, and the others follow when it has been answered.
+func TestProbe(t *testing.T) {
+	for name, s := range map[string]throttle.Store{"in process": nil, "of a shared store": local.New()} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
+				var sent []time.Duration
+				began := time.Now()
+				lim := mustNew(t, throttle.Policy{Name: "probe", Tiers: []throttle.Tier{throttle.PerSecond(4)}}, s)
+				tr := &throttle.Transport{Limiter: lim, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+					mu.Lock()
+					n := len(sent)
+					sent = append(sent, time.Since(began))
+					mu.Unlock()
+					time.Sleep(300 * time.Millisecond)
+					if n < 3 { // the first, and two that try
+						return trAnswer(429, "Retry-After", "2"), nil
+					}
+					return trAnswer(200), nil
+				})}
+				_, _ = tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+				var wg sync.WaitGroup
+				for range 7 {
+					wg.Go(func() { _, _ = tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)) })
+				}
+				wg.Wait()
+				ms := time.Millisecond
+				// 0.3 + 2, 2.6 + 2, 4.9, with what the tier still counts of the one that tried
+				want := []time.Duration{0, 2300 * ms, 4600 * ms, 6900 * ms, 7200 * ms, 7200 * ms, 7200 * ms}
+				if len(sent) != 8 || !slices.Equal(sent[:7], want) {
+					t.Errorf("sent at %v, want %v and one", sent, want)
+				}
+			})
+		})
+	}
+}
+
+// Who would be late by no more than the answer to the probe is not refused before it.
+func TestProbeDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(10)}}, nil)
+		slow := answering("429\nRetry-After: 1", "200")
+		tr := &throttle.Transport{Limiter: lim, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			time.Sleep(100 * time.Millisecond)
+			return slow.RoundTrip(r)
+		})}
+		_, _ = tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+		time.Sleep(time.Second)
+		go func() { _, _ = tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)) }()
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		if err := lim.Wait(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}
