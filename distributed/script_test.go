@@ -150,13 +150,13 @@ func foreignValues(t *testing.T, s *subject) {
 		}
 		if rings > 0 {
 			b := []byte(v)
-			b[head+rings+48+7]++ // stamps in the first ring
+			b[head+rings+55+7]++ // stamps in the first ring
 			refused(string(b), "THROTTLE corrupt")
 			b = []byte(v)
 			b[head+6]-- // the capacity of the first ring
 			refused(string(b), "THROTTLE corrupt")
 		}
-		for at := 43; at < 48; at++ { // the lengths of the queues
+		for at := 50; at < 55; at++ { // the lengths of the queues
 			b := []byte(v)
 			b[head+rings+at]++
 			refused(string(b), "THROTTLE corrupt")
