@@ -3,7 +3,9 @@ package throttle
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"sync/atomic"
@@ -18,13 +20,17 @@ import (
 // A delivery is what net/http tells of a request on its way.
 type delivery struct{ connects, writes atomic.Bool }
 
-// unsent tells whether nothing of the request was written. A base that does not tell
-// may have written it.
-func (d *delivery) unsent() bool { return d != nil && d.connects.Load() && !d.writes.Load() }
+// unsent tells whether nothing of a request that failed was written. A base that does
+// not tell may have written it.
+func (d *delivery) unsent(err error) bool {
+	var op *net.OpError
+	return d != nil && d.connects.Load() && !d.writes.Load() || errors.As(err, &op) && op.Op == "dial"
+}
 
-// trace has net/http tell what becomes of a charged request.
+// trace has net/http tell what becomes of a charged request, unless nobody can call it
+// off: a connection that can't be made tells of itself.
 func (a *attempt) trace(req *http.Request) (*http.Request, *delivery) {
-	if !a.charged() {
+	if !a.charged() || req.Context().Done() == nil && a.journey.network == nil {
 		return req, nil
 	}
 	d, j := new(delivery), a.journey

@@ -326,21 +326,27 @@ func TestUnsent(t *testing.T) {
 		return client, nil
 	}
 	for name, tt := range map[string]struct {
-		base http.RoundTripper
-		used int64
+		base    http.RoundTripper
+		used    int64
+		forever bool
 	}{
-		"no connection":            {&http.Transport{DialContext: dial}, 0},
-		"the context ended before": {&http.Transport{DialContext: hang}, 0},
-		"the connection broke":     {&http.Transport{DialContext: cut}, 1},
+		"no connection":               {&http.Transport{DialContext: dial}, 0, false},
+		"nobody listens there":        {&http.Transport{}, 0, true},
+		"the context ended before":    {&http.Transport{DialContext: hang}, 0, false},
+		"the connection broke":        {&http.Transport{DialContext: cut}, 1, false},
+		"the connection broke, again": {&http.Transport{DialContext: cut}, 1, true},
 		"a base that tells nothing": {roundTripper(func(*http.Request) (*http.Response, error) {
 			return nil, refused
-		}), 1},
+		}), 1, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: time.Minute}, nil)
 			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
-			req, _ := http.NewRequestWithContext(ctx, "POST", "http://provider.test/", strings.NewReader("body"))
+			if tt.forever {
+				ctx = context.Background()
+			}
+			req, _ := http.NewRequestWithContext(ctx, "POST", "http://127.0.0.1:1/", strings.NewReader("body"))
 			if _, err := (&throttle.Transport{Base: tt.base, Limiter: lim}).RoundTrip(req); err == nil {
 				t.Fatal("no error")
 			}

@@ -136,10 +136,12 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		}
 	}()
 	traced, d := a.trace(req)
-	a.sent = time.Now()
+	if a.transport.Profile != nil {
+		a.sent = time.Now()
+	}
 	resp, err := a.transport.base().RoundTrip(traced)
 	switch {
-	case err != nil && d.unsent():
+	case err != nil && d.unsent(err):
 		a.undo()
 		return resp, err
 	case err != nil:
