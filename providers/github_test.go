@@ -47,6 +47,7 @@ func TestGitHub(t *testing.T) {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := standin.GitHub(5_000, time.Hour)
+				api.Skew = 17 * time.Second
 				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = standin.Between(load.hold+20*time.Millisecond, load.hold+200*time.Millisecond)
 				saturate(t, over(t, providers.GitHub(), api), load.workers, load.d, func(w int) *http.Request { return load.next(t, w) })
