@@ -62,18 +62,40 @@ func TestAnthropicRefusals(t *testing.T) {
 }
 
 // The reset is the time of the full refill: with nothing left, more comes long before it.
+// So nothing waits for it, not even where no tier counts those tokens.
 func TestAnthropicResetIsTheTimeOfTheFullRefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := standin.Anthropic(100, 30_000, 8_000)
-		rt := over(t, providers.Anthropic(100, 30_000, 8_000), api)
+		p := providers.Anthropic(100, 30_000, 8_000)
+		p.Cost, p.Scopes[0].Policy.Tiers = nil, p.Scopes[0].Policy.Tiers[:1]
+		rt := over(t, p, api)
 		api.Trap(standin.Reply{Header: map[string]string{
-			"anthropic-ratelimit-tokens-limit": "38000", "anthropic-ratelimit-tokens-remaining": "0", "anthropic-ratelimit-tokens-reset": "2000-01-01T00:01:00Z",
+			"anthropic-ratelimit-input-tokens-limit": "30000", "anthropic-ratelimit-input-tokens-remaining": "0", "anthropic-ratelimit-input-tokens-reset": "2000-01-01T00:01:00Z",
+			"anthropic-ratelimit-output-tokens-limit": "8000", "anthropic-ratelimit-output-tokens-remaining": "0", "anthropic-ratelimit-output-tokens-reset": "2000-01-01T00:01:00Z",
 		}})
 		send(t, rt, message(t, "claude-sonnet-4-5", 10, 10, false))
 		if _, _, took := send(t, rt, message(t, "claude-sonnet-4-5", 10, 10, false)); took != 0 {
 			t.Errorf("waited %v", took)
 		}
 	})
+}
+
+// A prompt that is read from the cache is estimated and then found to be free.
+func TestAnthropicCachedInput(t *testing.T) {
+	for _, stream := range []bool{false, true} {
+		t.Run(fmt.Sprintf("stream %t", stream), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := standin.Anthropic(100, 30_000, 8_000)
+				api.Hold = standin.Between(200*time.Millisecond, 3*time.Second)
+				cached := strings.Repeat("long prompt ", 1_000) // 3,000 tokens
+				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, 10*time.Minute, func(int) *http.Request {
+					return postJSON(t, "https://api.anthropic.com/v1/messages",
+						fmt.Sprintf(`{"model":"claude-opus-4-1","max_tokens":40,"stream":%t,"system":%q,"messages":[{"role":"user","content":"Go on."}]}`, stream, cached))
+				})
+				unrefused(t, api, 0.9*10*100)
+			})
+		})
+	}
 }
 
 // Input that others of the organization use is told by the answers, in thousands.

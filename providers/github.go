@@ -26,7 +26,9 @@ import (
 // "graphql-points". Whether it is a mutation is read from a JSON body.
 //
 // When the hour is spent, requests wait for the next one to begin. A refusal by a
-// secondary limit pauses everything for as long as it says, or for a minute.
+// secondary limit pauses everything for as long as it says, or for a minute. The package
+// go-github refuses by itself what would be too much: it waits instead if its Client's
+// DisableRateLimitCheck is set.
 func GitHub() Provider {
 	const rest = "https://github.com/github/docs/blob/21143d5/content/rest/using-the-rest-api/rate-limits-for-the-rest-api.md"
 	const graphql = "https://github.com/github/docs/blob/5ce330d/content/graphql/overview/rate-limits-and-node-limits-for-the-graphql-api.md"

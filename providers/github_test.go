@@ -22,26 +22,35 @@ func githubQuery(t *testing.T, cost int) *http.Request {
 
 func TestGitHub(t *testing.T) {
 	for _, load := range []struct {
-		name string
-		next func(*testing.T, int) *http.Request
-		d    time.Duration
-		want float64
+		name    string
+		next    func(*testing.T, int) *http.Request
+		workers int
+		hold    time.Duration
+		d       time.Duration
+		want    float64
 	}{
-		{"hours of reading", func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 3 * time.Hour, 20_000},
+		{"hours of reading", func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 16, 0, 3 * time.Hour, 20_000},
 		{"writing", func(t *testing.T, _ int) *http.Request {
 			return postJSON(t, github+"/repos/a/b/issues", `{"title":"a"}`)
-		}, 10 * time.Minute, 500},
+		}, 16, 0, 10 * time.Minute, 500},
+		{"changing", func(t *testing.T, _ int) *http.Request {
+			req := postJSON(t, github+"/repos/a/b/issues/1", `{"title":"b"}`)
+			req.Method = http.MethodPatch
+			return req
+		}, 16, 0, 10 * time.Minute, 10 * 900 / 5},
+		{"slow answers", func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 120, 20 * time.Second, 10 * time.Minute, 30 * 100},
 		{"searching", func(t *testing.T, i int) *http.Request {
 			return get(t, github+[]string{"/search/issues", "/search/code"}[i%2])
-		}, 10 * time.Minute, 9 * (30 + 9)}, // of a minute some seconds are lost: the Date is cut to one
-		{"GraphQL", func(t *testing.T, _ int) *http.Request { return githubQuery(t, 1) }, 3 * time.Hour, 20_000},
+		}, 16, 0, 10 * time.Minute, 9 * (30 + 9)}, // of a minute some seconds are lost: the Date is cut to one
+		{"GraphQL", func(t *testing.T, _ int) *http.Request { return githubQuery(t, 1) }, 16, 0, 3 * time.Hour, 20_000},
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := standin.GitHub(5_000, time.Hour)
+				api.Skew = 17 * time.Second
 				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-				api.Hold = standin.Between(20*time.Millisecond, 200*time.Millisecond)
-				saturate(t, over(t, providers.GitHub(), api), 16, load.d, func(w int) *http.Request { return load.next(t, w) })
+				api.Hold = standin.Between(load.hold+20*time.Millisecond, load.hold+200*time.Millisecond)
+				saturate(t, over(t, providers.GitHub(), api), load.workers, load.d, func(w int) *http.Request { return load.next(t, w) })
 				unrefused(t, api, 0.9*load.want)
 			})
 		})

@@ -46,7 +46,7 @@ func TestHubSpotDay(t *testing.T) {
 		for range 50 {
 			send(t, api, get(t, hubspot))
 		}
-		saturate(t, over(t, p, api), 1, 29*time.Hour-time.Second, func(int) *http.Request { return get(t, hubspot) })
+		saturate(t, over(t, p, api), 1, 10*time.Hour, func(int) *http.Request { return get(t, hubspot) })
 		unrefused(t, api, 600)
 	})
 }

@@ -87,6 +87,21 @@ func TestOpenAIUsedElsewhere(t *testing.T) {
 	})
 }
 
+// The reset is the time of the full refill: with nothing left, more comes long before it.
+func TestOpenAIResetIsTheTimeOfTheFullRefill(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.OpenAI(600, 30_000, time.Minute)
+		p := providers.OpenAI(600, 30_000)
+		p.Cost, p.Scopes[0].Policy.Tiers = nil, p.Scopes[0].Policy.Tiers[:1] // nothing counts tokens
+		rt := over(t, p, api)
+		api.Trap(standin.Reply{Header: map[string]string{"x-ratelimit-limit-tokens": "30000", "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m0s"}})
+		send(t, rt, chat(t, "gpt-4o", 10, 10))
+		if _, _, took := send(t, rt, chat(t, "gpt-4o", 10, 10)); took != 0 {
+			t.Errorf("waited %v", took)
+		}
+	})
+}
+
 func TestOpenAICost(t *testing.T) {
 	p := providers.OpenAI(1, 1)
 	image := strings.Repeat("iVBORw0KGgo", 1_000)

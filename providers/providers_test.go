@@ -21,8 +21,11 @@ import (
 )
 
 var presets = []func() providers.Provider{
-	providers.Binance, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Etherscan, providers.GitHub, providers.Kraken,
-	providers.ShopifyGraphQL, providers.ShopifyREST, providers.Stripe,
+	providers.Binance, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord, providers.Etherscan, providers.GitHub,
+	providers.Kraken, providers.Notion, providers.ShopifyGraphQL, providers.ShopifyREST, providers.Slack, providers.Stripe,
+	func() providers.Provider { return providers.Anthropic(100, 30_000, 8_000) },
+	func() providers.Provider { return providers.HubSpot("Europe/Berlin") },
+	func() providers.Provider { return providers.OpenAI(500, 30_000) },
 	func() providers.Provider { return providers.Twilio(1) },
 }
 

@@ -9,8 +9,8 @@ import (
 
 // Anthropic is Anthropic's Messages API, for one family of models of which it takes so
 // many requests, tokens of input and of output a minute: three buckets, of which a
-// request takes its estimated input and its max_tokens until it ends. It answers with a
-// quarter of what it may.
+// request takes its input and its max_tokens until it ends. What stands in system is read
+// from the prompt cache, and free. It answers with a quarter of what it may.
 func Anthropic(requests, input, output int64) *Server {
 	limits := []*bucket{
 		{limit: requests, size: requests, window: time.Minute}, {limit: input, size: input, window: time.Minute}, {limit: output, size: output, window: time.Minute},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/throttletest"
 )
 
 // GitHub is GitHub's REST and GraphQL APIs for one user, of whom it takes so many
@@ -21,16 +22,9 @@ func GitHub(most int64, hour time.Duration) *Server {
 		"search":      {limit: 30, length: time.Minute},
 		"code_search": {limit: 9, length: time.Minute},
 	}
-	points := newCounters(algorithms.PerMinute(900)).of("")
-	graphql := newCounters(algorithms.PerMinute(2_000)).of("")
-	content := newCounters(algorithms.PerMinute(80), algorithms.PerHour(500)).of("")
-	open, phase := 0, 17*hour/60
+	phase, secondary := 17*hour/60, newGitHubLimits()
 	return newServer(func(c *Call) Reply {
-		name, cost, mutates := githubCall(c)
-		weight := map[string]int64{"requests": 1}
-		if mutates {
-			weight["requests"] = 5
-		}
+		name, cost, writes := githubCall(c)
 		primary, at := resources[name], c.Now.Add(-phase)
 		told := func() map[string]string {
 			left := primary.left(at)
@@ -43,23 +37,47 @@ func GitHub(most int64, hour time.Duration) *Server {
 		if primary.left(at) < cost {
 			return githubSpent(name, told())
 		}
-		limits := []limit{{"points", points, weight}}
-		if name == "graphql" {
-			limits[0] = limit{"graphql points", graphql, weight}
-		}
-		if c.Method == http.MethodPost && (name != "graphql" || mutates) {
-			limits = append(limits, limit{"content", content, nil})
-		}
-		if open == 100 {
-			return githubSecondary("concurrency", told())
-		}
-		if by, _ := charge(c.Now, limits...); by != "" {
+		if by := secondary.charge(c, name == "graphql", writes); by != "" {
 			return githubSecondary(by, told())
 		}
 		primary.used += cost
-		open++
-		return Reply{Header: told(), Body: fmt.Sprintf(`{"data":{"rateLimit":{"cost":%d}}}`, cost), Release: func() { open-- }}
+		secondary.open++
+		return Reply{Header: told(), Body: fmt.Sprintf(`{"data":{"rateLimit":{"cost":%d}}}`, cost), Release: func() { secondary.open-- }}
 	})
+}
+
+// gitHubLimits are the secondary limits, of which nothing is told.
+type gitHubLimits struct {
+	points, graphql, content *throttletest.Counter
+	open                     int
+}
+
+func newGitHubLimits() *gitHubLimits {
+	return &gitHubLimits{
+		points:  newCounters(algorithms.PerMinute(900)).of(""),
+		graphql: newCounters(algorithms.PerMinute(2_000)).of(""),
+		content: newCounters(algorithms.PerMinute(80), algorithms.PerHour(500)).of(""),
+	}
+}
+
+// charge counts a call, or says which limit refuses it.
+func (g *gitHubLimits) charge(c *Call, graphql, writes bool) (by string) {
+	weight := map[string]int64{"requests": 1}
+	if writes {
+		weight["requests"] = 5
+	}
+	limits := []limit{{"points", g.points, weight}}
+	if graphql {
+		limits[0] = limit{"graphql points", g.graphql, weight}
+	}
+	if c.Method == http.MethodPost && (!graphql || writes) {
+		limits = append(limits, limit{"content", g.content, nil})
+	}
+	if g.open == 100 {
+		return "concurrency"
+	}
+	by, _ = charge(c.Now, limits...)
+	return by
 }
 
 // githubCall is of which resource a call is, what it costs of that, and whether it writes.
