@@ -141,7 +141,7 @@ func (g *gate) observe(b store.Booking, readings []answers.Reading) (others []an
 			seen = append(seen, store.Observation{Tier: tier, Used: used, Exact: r.Authoritative})
 		}
 	}
-	if o, ok := g.own().(store.Observer); ok && len(seen) > 0 {
+	if o, ok := g.innermost().quota.(store.Observer); ok && len(seen) > 0 {
 		o.Observe(b, seen)
 	}
 	return others
@@ -198,7 +198,7 @@ func usedOf(r answers.Reading, t algorithms.Tier) (used int64, ok bool) {
 // align tells the quota of the end of a window, of which both clocks may be cut to the
 // second.
 func (g *gate) align(r answers.Reading) {
-	if q, ok := g.own().(store.Aligner); ok {
+	if q, ok := g.innermost().quota.(store.Aligner); ok {
 		ends := time.Now().Add(r.Reset)
 		q.Align(ends.Add(-r.Slack-time.Second), ends.Add(time.Second))
 	}

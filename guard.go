@@ -66,18 +66,21 @@ func newNetwork() *network {
 
 // guard is what a request that is admitted now may take; zero for what the policy says.
 func (g *gate) guard() time.Duration {
-	if !g.auto {
+	if g = g.innermost(); !g.auto {
 		return 0
 	}
-	return time.Duration(g.network().bound.Load())
+	return time.Duration(g.aside().network.bound.Load())
 }
 
-// network is what the quota's answers tell, nil if its guard is not learned.
+// network is what the quota's answers tell, nil if its guard is not learned. Where
+// several quotas are nested, it is that of the innermost one that learns.
 func (g *gate) network() *network {
-	if !g.auto {
-		return nil
+	for ; g != nil; g = g.outer {
+		if in := g.innermost(); in.auto {
+			return in.aside().network
+		}
 	}
-	return g.aside().network
+	return nil
 }
 
 // answered takes note of a round trip.

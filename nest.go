@@ -45,18 +45,19 @@ func (g *gate) within(outer *gate) *gate {
 		t.estimated[i] = t.estimated[i] || outer.estimated[u]
 		n.index = append(n.index, i)
 	}
-	t.concurrent, t.estimates, t.auto = t.concurrent || outer.concurrent, t.estimates || outer.estimates, t.auto || outer.auto
+	t.concurrent, t.estimates = t.concurrent || outer.concurrent, t.estimates || outer.estimates
 	t.most = nil // each scope has its own
 	t.one = t.requests(1)
 	return &gate{terms: &t, quota: n, outer: outer}
 }
 
-// own is the quota of the gate itself, without those around it.
-func (g *gate) own() store.Quota {
+// innermost is the gate that keeps what this process has learned of a quota: a nested
+// one lives no longer than somebody holds its Limiter.
+func (g *gate) innermost() *gate {
 	if n, ok := g.quota.(*nested); ok {
-		return n.inner.own()
+		return n.inner.innermost()
 	}
-	return g.quota
+	return g
 }
 
 // A nested quota is one inside others. A cost has the inner units first.
@@ -160,10 +161,10 @@ func (n *nested) reserve(ctx context.Context, r store.Request, charge func(conte
 
 // guard is that of the outer request, which is learned with the inner one.
 func (n *nested) guard(r store.Request) time.Duration {
-	if n.outer.auto && r.Guard > 0 {
+	if n.inner.auto && n.outer.auto {
 		return r.Guard
 	}
-	return 0
+	return n.outer.guard()
 }
 
 func (n *nested) Arrived(b store.Booking, cost []int64) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -202,6 +203,33 @@ func TestWithinBanned(t *testing.T) {
 		var e *throttle.WaitError
 		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || e.Policy != "outer" || e.Wait != time.Hour {
 			t.Errorf("%v", err)
+		}
+	})
+}
+
+// What was learned of a quota outlives the Limiters that route to it.
+func TestWithinRemembersBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+		g, err := throttle.NewGroup(throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr := &throttle.Transport{
+			Route: func(*http.Request) *throttle.Limiter { return g.Within("key", outer) },
+			Base:  roundTripper(func(*http.Request) (*http.Response, error) { return trAnswer(429), nil }),
+		}
+		last := time.Now()
+		for i, least := range []time.Duration{0, time.Second, 2 * time.Second, 4 * time.Second} {
+			if _, err := trSend(t.Context(), tr); err != nil {
+				t.Fatal(err)
+			}
+			if gap := time.Since(last); gap < least || gap > 2*least {
+				t.Errorf("%d: after %v, want %v to %v", i, gap, least, 2*least)
+			}
+			last = time.Now()
+			runtime.GC()
+			runtime.GC()
 		}
 	})
 }
