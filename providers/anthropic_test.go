@@ -88,11 +88,11 @@ func TestAnthropicCachedInput(t *testing.T) {
 				api := standin.Anthropic(100, 30_000, 8_000)
 				api.Hold = standin.Between(200*time.Millisecond, 3*time.Second)
 				cached := strings.Repeat("long prompt ", 1_000) // 3,000 tokens
-				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, 10*time.Minute, func(int) *http.Request {
+				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, 4*time.Minute, func(int) *http.Request {
 					return postJSON(t, "https://api.anthropic.com/v1/messages",
 						fmt.Sprintf(`{"model":"claude-opus-4-1","max_tokens":40,"stream":%t,"system":%q,"messages":[{"role":"user","content":"Go on."}]}`, stream, cached))
 				})
-				unrefused(t, api, 0.9*10*100)
+				unrefused(t, api, 0.9*4*100)
 			})
 		})
 	}

@@ -12,12 +12,11 @@ import (
 // Slack is Slack's Web API, for one app in one workspace: a quota for each method, of 20
 // calls a minute, as most methods allow at least, or of 50 or 100 for those known to be of
 // tier 3 or 4; and for chat.postMessage one message a second for each channel. Slack
-// tolerates bursts beyond that, and nothing is said of how it counts: minutes are rolling
-// here.
+// tolerates bursts beyond that, and doesn't say how it counts: minutes are rolling here.
 //
-// Not limited are methods of tier 1 any further, which may be called once a minute, what a
-// workspace may post in all, which is not published, and the lower limits of
-// conversations.history and .replies for new apps that are sold outside the Marketplace.
+// Lower limits are not known to it: of methods of tier 1, one call a minute; what may be
+// posted to a workspace in all, which is not published; and those of conversations.history
+// and .replies for apps that are new and sold outside the Marketplace.
 //
 // The channel is read from a body of JSON or a form; where it can't be, one quota is
 // shared. A Retry-After counts on a response of status 200 too.
