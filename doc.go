@@ -87,10 +87,27 @@
 // # Refusals
 //
 // Should a response still be a 429, or a 503 with Retry-After, the quota is paused
-// for everyone who shares it, those who already wait too. If the provider asks for
-// more than Policy.MaxPause, callers get [ErrBanned] with the time it ends instead of
-// sleeping for hours. The response is handed on as it is; package retry makes an
-// http.Client that sends again what was refused.
+// for everyone who shares it, those who already wait too; then one request tries, and
+// the others follow its answer. If the provider asks for more than Policy.MaxPause, or
+// bans, callers get [ErrBanned] with the time it ends instead of sleeping for hours. The
+// response is handed on as it is; package retry makes an http.Client that sends again
+// what was refused.
+//
+// # What responses tell
+//
+// A Transport's Profile says, as data, where a provider's responses tell what is left,
+// what was charged, and what is a refusal: see package answers, and package providers
+// for those of well-known APIs with their limits.
+//
+// A tier whose Unit is known only afterwards, such as a language model's tokens, is
+// Estimated: [Transport].Cost says what a request may cost, and that counts as on its way
+// until the response, or [Permit].Settle, says what it did.
+//
+// # Who goes first
+//
+// [WithClass] gives the requests of a context a [Class]: users go before batch jobs, who
+// leave Policy.Headroom to them, and nobody starves. [Limiter.Within] puts a limit inside
+// another: an endpoint's inside its account's.
 //
 // # Quotas by key
 //

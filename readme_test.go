@@ -9,11 +9,13 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/providers"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -39,12 +41,39 @@ func Example() {
 	defer resp.Body.Close()
 	fmt.Println(resp.Status)
 	fmt.Println(beforeBatch(context.Background(), lim))
+	fmt.Println(forGitHub())
+	_ = inMoney(context.Background())
 	_, err = forFleet(throttle.Policy{Name: "coinbase", Tiers: []throttle.Tier{throttle.PerSecond(5)}})
 	fmt.Println(err)
 	// Output:
 	// 200 OK
 	// <nil>
 	// <nil>
+	// <nil>
+}
+
+func forGitHub() error {
+	client, err := providers.GitHub().Client(nil) // or (store), for a fleet
+	_ = client
+	return err
+}
+
+func inMoney(ctx context.Context) context.Context {
+	policy := throttle.Policy{
+		Name: "model",
+		Tiers: []throttle.Tier{
+			{Limit: 90_000, Window: time.Minute, Algorithm: throttle.TokenBucket, Unit: "tokens", Estimated: true},
+			throttle.Budget(100_000_000, "usd", throttle.Month), // $100.00, in millionths
+		},
+		AlertAt:  []int{80, 100}, // percent; once a month, in one process of a fleet
+		Alert:    func(a throttle.Alert) { log.Printf("%d %% of %s are spent", a.Percent, a.Tier) },
+		Headroom: 20, // percent of every tier that batch jobs leave to others
+	}
+	ctx = throttle.WithClass(ctx, throttle.Batch)
+	if err := policy.Validate(); err != nil {
+		log.Fatal(err)
+	}
+	return ctx
 }
 
 func forFleet(policy throttle.Policy) (*throttle.Limiter, error) {
