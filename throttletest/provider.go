@@ -22,11 +22,11 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/memory"
 )
 
 // A Provider is an API with limits. Each request is counted at one instant by a
@@ -175,36 +175,7 @@ func (p *Provider) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &http.Response{
-		Status:        fmt.Sprintf("%d %s", a.status, http.StatusText(a.status)),
-		StatusCode:    a.status,
-		Proto:         "HTTP/1.1",
-		ProtoMajor:    1,
-		ProtoMinor:    1,
-		Header:        a.header,
-		Body:          &body{strings.NewReader(a.body), a.release},
-		ContentLength: int64(len(a.body)),
-		Request:       r,
-	}, nil
-}
-
-// A body releases at its end, or when closed.
-type body struct {
-	io.Reader
-	release func()
-}
-
-func (b *body) Read(buf []byte) (int, error) {
-	n, err := b.Reader.Read(buf)
-	if err != nil {
-		b.release()
-	}
-	return n, err
-}
-
-func (b *body) Close() error {
-	b.release()
-	return nil
+	return memory.Response(r, a.status, a.header, a.body, a.release), nil
 }
 
 type answer struct {

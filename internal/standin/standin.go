@@ -11,14 +11,14 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
 	"net/http"
-	"strings"
 	"sync"
 	"time"
+
+	"github.com/apithrottle/throttle/internal/memory"
 )
 
 // A Server is an API. It is made by the functions of this package that have a provider's
@@ -102,34 +102,7 @@ func (s *Server) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &http.Response{
-		Status:     fmt.Sprintf("%d %s", reply.Status, http.StatusText(reply.Status)),
-		StatusCode: reply.Status,
-		Proto:      "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header:        reply.header(),
-		Body:          &body{strings.NewReader(reply.Body), release},
-		ContentLength: int64(len(reply.Body)),
-		Request:       r,
-	}, nil
-}
-
-// A body releases at its end, or when closed.
-type body struct {
-	io.Reader
-	release func()
-}
-
-func (b *body) Read(p []byte) (int, error) {
-	n, err := b.Reader.Read(p)
-	if err != nil {
-		b.release()
-	}
-	return n, err
-}
-
-func (b *body) Close() error {
-	b.release()
-	return nil
+	return memory.Response(r, reply.Status, reply.header(), reply.Body, release), nil
 }
 
 func (r Reply) header() http.Header {

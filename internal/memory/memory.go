@@ -1,0 +1,43 @@
+// Package memory makes responses without a network, for providers to test against.
+package memory
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+)
+
+// Response answers a request. release is called, maybe more than once, when the body has
+// been read to its end or is closed.
+func Response(r *http.Request, status int, header http.Header, text string, release func()) *http.Response {
+	return &http.Response{
+		Status:        fmt.Sprintf("%d %s", status, http.StatusText(status)),
+		StatusCode:    status,
+		Proto:         "HTTP/1.1",
+		ProtoMajor:    1,
+		ProtoMinor:    1,
+		Header:        header,
+		Body:          &body{strings.NewReader(text), release},
+		ContentLength: int64(len(text)),
+		Request:       r,
+	}
+}
+
+type body struct {
+	io.Reader
+	release func()
+}
+
+func (b *body) Read(buf []byte) (int, error) {
+	n, err := b.Reader.Read(buf)
+	if err != nil {
+		b.release()
+	}
+	return n, err
+}
+
+func (b *body) Close() error {
+	b.release()
+	return nil
+}
