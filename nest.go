@@ -33,6 +33,9 @@ func (l *Limiter) Within(outer *Limiter) *Limiter {
 }
 
 func (g *gate) within(outer *gate) *gate {
+	if n, ok := g.quota.(*nested); ok { // around what is around it
+		return n.inner.within(n.outer.within(outer))
+	}
 	t := *g.terms
 	t.books = false
 	n := &nested{Quota: g.quota, inner: g, outer: outer, units: len(t.units)}

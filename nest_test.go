@@ -233,3 +233,39 @@ func TestWithinRemembersBackoff(t *testing.T) {
 		}
 	})
 }
+
+// In which order limits are put into one another does not matter.
+func TestWithinThreeDeep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, nest := range map[string]func(a, b, c *throttle.Limiter) *throttle.Limiter{
+			"from the outside": func(a, b, c *throttle.Limiter) *throttle.Limiter { return a.Within(b.Within(c)) },
+			"from the inside":  func(a, b, c *throttle.Limiter) *throttle.Limiter { return a.Within(b).Within(c) },
+		} {
+			a := mustNew(t, throttle.Policy{Name: "a", Tiers: []throttle.Tier{{Limit: 100, Window: time.Minute, Unit: "tokens", Estimated: true}, throttle.PerMinute(10)}}, nil)
+			b := mustNew(t, throttle.Policy{Name: "b", Tiers: []throttle.Tier{{Limit: 2, Algorithm: throttle.Concurrency}}}, nil)
+			c := mustNew(t, throttle.Policy{Name: "c", Tiers: []throttle.Tier{{Limit: 200, Window: time.Minute, Unit: "tokens", Estimated: true}}}, nil)
+			l := nest(a, b, c)
+			p, err := l.Acquire(t.Context(), throttle.Cost{"tokens": 150}) // above what a ever admits
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			if got := used(t, l); !slices.Equal(got, []int64{100, 1, 1, 150}) {
+				t.Errorf("%s: used %v", name, got)
+			}
+			if err := p.Settle(throttle.Cost{"tokens": 30}); err != nil {
+				t.Error(name, err)
+			}
+			p.Release()
+			if got := used(t, l); !slices.Equal(got, []int64{30, 1, 0, 30}) {
+				t.Errorf("%s: used %v when it is over", name, got)
+			}
+			p, err = l.Acquire(t.Context(), throttle.Cost{"tokens": 50})
+			if err := errors.Join(err, p.Cancel(t.Context())); err != nil {
+				t.Error(name, err)
+			}
+			if got := used(t, l); !slices.Equal(got, []int64{30, 1, 0, 30}) {
+				t.Errorf("%s: used %v after a cancel", name, got)
+			}
+		}
+	})
+}

@@ -277,6 +277,9 @@ func (g *gate) fresh(ctx context.Context) *store.Patience {
 
 // fits refuses a cost that no wait will admit.
 func (g *gate) fits(cost []int64) error {
+	if n, ok := g.quota.(*nested); ok {
+		return n.inner.fits(n.innerCost(cost))
+	}
 	if tier := g.plan.TooLarge(cost); tier >= 0 {
 		return g.refuse(ErrNever, tier, 0)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
@@ -148,4 +149,37 @@ func TestFleetUnsent(t *testing.T) {
 		t.Fatal("somebody listens there")
 	}
 	eventually(t, "the request still counts", func() bool { return usedOf(t, limiters[1]) == 0 })
+}
+
+// A process that holds nothing any more has nothing to renew.
+func TestSettledLeasesRest(t *testing.T) {
+	s := redistest.Start(t)
+	rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
+	defer rdb.Close()
+	counter := new(calls.Counter)
+	rdb.AddHook(counter)
+	lim, err := throttle.New(throttle.Policy{Name: "rest", Tiers: []throttle.Tier{
+		throttle.PerHour(10), {Limit: 1000, Window: time.Hour, Unit: "tokens", Algorithm: throttle.FixedWindow, Estimated: true},
+	}}, distributed.New(rdb, distributed.Options{Lease: 30 * time.Millisecond}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Settle(throttle.Cost{"tokens": 20}); err != nil {
+		t.Fatal(err)
+	}
+	p.Release()
+	eventually(t, "the 20 tokens are not all that is used", func() bool {
+		s, err := lim.Status(t.Context())
+		return err == nil && s.Tiers[1].Used == 20
+	})
+	time.Sleep(50 * time.Millisecond) // a renewal that was on its way
+	before := counter.Count()
+	time.Sleep(300 * time.Millisecond)
+	if more := counter.Count() - before; more > 0 {
+		t.Errorf("%d calls in ten leases", more)
+	}
 }

@@ -18,6 +18,7 @@ import (
 type leases struct {
 	quota *quota
 	owner int64
+	holds []bool // of each unit, whether it is estimated, or limited at once
 	turn  chan struct{} // holds one while a call is made
 
 	mu      sync.Mutex                  // guards all below
@@ -32,7 +33,7 @@ type leases struct {
 }
 
 func newLeases(q *quota) *leases {
-	return &leases{
+	l := &leases{
 		quota: q,
 		owner: rand.Int64N(1 << 48),
 		turn:  make(chan struct{}, 1),
@@ -41,6 +42,12 @@ func newLeases(q *quota) *leases {
 		settled: make([]int64, len(q.plan.Units())),
 		telling: make([]int64, len(q.plan.Units())),
 	}
+	for u, unit := range q.plan.Units() {
+		l.holds = append(l.holds, q.plan.Estimated(u) || slices.ContainsFunc(q.plan.Tiers(), func(t algorithms.Tier) bool {
+			return t.Unit == unit && t.Algorithm == algorithms.Concurrency
+		}))
+	}
+	return l
 }
 
 func (l *leases) lock() {
@@ -98,7 +105,9 @@ func (l *leases) grant(got []store.Booking) {
 
 func (l *leases) add(cost []int64, sign int64) {
 	for u, n := range cost {
-		l.held[u] += sign * n
+		if l.holds[u] {
+			l.held[u] += sign * n
+		}
 	}
 }
 
@@ -119,7 +128,7 @@ func (l *leases) giveBack(cost, actual []int64, crossed func([]algorithms.Crossi
 		l.crossed = crossed
 	}
 	for u, n := range cost {
-		if l.quota.plan.Estimated(u) != estimated {
+		if !l.holds[u] || l.quota.plan.Estimated(u) != estimated {
 			continue
 		}
 		l.held[u] -= n
