@@ -114,37 +114,38 @@ func ParseTier(spec string) (Tier, error) {
 			return Tier{}, fmt.Errorf("window: %w", err)
 		}
 	}
-	err = EachOption(fields[1:], func(name, value string) (err error) {
-		switch name {
-		case "unit":
-			t.Unit = value
-		case "algo":
-			t.Algorithm, err = ParseAlgorithm(value)
-		case "burst":
-			t.Burst, err = ParseCount(value)
-		case "precision":
-			t.Precision, err = ParseDuration(value)
-		case "phase":
-			if t.Phase = UnknownPhase; value != "unknown" {
-				t.Phase, err = ParseDuration(value)
-			}
-		case "spread":
-			t.Spread, err = ParseCount(value)
-		case "estimated":
-			t.Estimated, err = parseBool(value)
-		case "zone":
-			t.Zone = value
-		case "budget":
-			t.Budget, err = parseBool(value)
-		default:
-			err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase, spread, zone, budget or estimated")
-		}
-		return err
-	})
-	if err != nil {
+	if err = EachOption(fields[1:], t.setOption); err != nil {
 		return Tier{}, err
 	}
 	return t, t.Validate()
+}
+
+func (t *Tier) setOption(name, value string) (err error) {
+	switch name {
+	case "unit":
+		t.Unit = value
+	case "algo":
+		t.Algorithm, err = ParseAlgorithm(value)
+	case "burst":
+		t.Burst, err = ParseCount(value)
+	case "precision":
+		t.Precision, err = ParseDuration(value)
+	case "phase":
+		if t.Phase = UnknownPhase; value != "unknown" {
+			t.Phase, err = ParseDuration(value)
+		}
+	case "spread":
+		t.Spread, err = ParseCount(value)
+	case "estimated":
+		t.Estimated, err = parseBool(value)
+	case "zone":
+		t.Zone = value
+	case "budget":
+		t.Budget, err = parseBool(value)
+	default:
+		err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase, spread, zone, budget or estimated")
+	}
+	return err
 }
 
 // EachOption calls set for every "name=value" and returns the first error, with
