@@ -34,12 +34,23 @@
 // each call. The clock of a process may be up to a period away from Redis's; farther,
 // its calls are errors. Which period it is, Redis's clock decides.
 //
-// # Concurrency
+// # Concurrency and estimates
 //
 // What a process holds of a Concurrency tier is leased to it for Options.Lease and
 // renewed while it is held. The permits of a process that died come back when its
 // lease ends; a process that is stopped for longer than that may exceed the limit
 // with what it still has open when it wakes.
+//
+// What is Estimated is leased alike, and what it really cost is told with the next call or
+// with one of its own. What a process that died had estimated is charged when its lease
+// ends. A call whose answer was lost is taken for one that was not made, so that a cost may
+// count twice, but is never lost.
+//
+// # Responses
+//
+// What responses say is left is told to Redis at most every 100 ms for each limiter, or at
+// once where nothing is. After a pause one request of the whole fleet goes first, and the
+// others a second later.
 //
 // # Deployment
 //

@@ -256,9 +256,13 @@ func TestGroup(t *testing.T) {
 
 func TestOpenRefuses(t *testing.T) {
 	s := openFile(t, file(t))
-	ten := throttle.Tier{Limit: 10, Algorithm: throttle.Concurrency}
-	if _, err := throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{ten}}, s); err == nil || !strings.Contains(err.Error(), "local or distributed") {
-		t.Errorf("%v, want an error that says what to use for %v", err, ten)
+	for _, tier := range []throttle.Tier{
+		{Limit: 10, Algorithm: throttle.Concurrency},
+		{Limit: 10, Window: time.Minute, Unit: "tokens", Estimated: true},
+	} {
+		if _, err := throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{tier}}, s); err == nil || !strings.Contains(err.Error(), "local or distributed") {
+			t.Errorf("%v, want an error that says what to use for %v", err, tier)
+		}
 	}
 	if _, err := s.Open("", plan(t, 0, algorithms.PerSecond(1))); err == nil {
 		t.Error("an empty key is opened")

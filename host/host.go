@@ -35,7 +35,8 @@
 // window and unit; another tier starts with what those of its unit still count. A tier
 // that the other policy lacks is forgotten whenever that one is used.
 //
-// Concurrency is not kept: what a process holds open would stay so when it dies.
+// Neither Concurrency nor estimates are kept: what a process holds open would stay so
+// when it dies.
 //
 // # Clocks
 //
@@ -123,7 +124,8 @@ func (s *Store) Close() error {
 	return nil
 }
 
-// Open returns the quota of a key. It does not block. A tier of Concurrency is an error.
+// Open returns the quota of a key. It does not block. A tier of Concurrency, or
+// one that is Estimated, is an error.
 func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	if key == "" {
 		return nil, errors.New("host: the key is empty: quotas are kept by name, so give the policy a Name")
