@@ -47,14 +47,16 @@ func (a *attempt) trace(req *http.Request) (*http.Request, *delivery) {
 }
 
 // learn reads the response, pauses the quota on a refusal, and ends the back-off on a
-// success. A server that fails does neither.
-func (a *attempt) learn(ctx context.Context, resp *http.Response) (answer answers.Answer) {
+// success. A server that fails does neither. The answer is nil where there is nothing to
+// know.
+func (a *attempt) learn(ctx context.Context, resp *http.Response) *answers.Answer {
 	if a.gate == nil {
-		return answer
+		return nil
 	}
-	answer = a.read(resp)
-	verdict.Tell(ctx, answer.Refusal)
+	answer := a.read(resp)
 	switch {
+	case answer == nil:
+		a.gate.accepted(a.booking)
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.journey.refused()
 		g, b := a.gate, a.booking
@@ -66,17 +68,21 @@ func (a *attempt) learn(ctx context.Context, resp *http.Response) (answer answer
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
 		a.gate.accepted(a.booking)
 	}
+	if answer != nil && answer.Kind != answers.Passed {
+		verdict.Tell(ctx, answer.Refusal)
+	}
 	return answer
 }
 
 // standard is the Profile of a Transport that has none.
 var standard answers.Profile
 
-func (a *attempt) read(resp *http.Response) answers.Answer {
+// read is what the response tells, nil if that is not worth a look.
+func (a *attempt) read(resp *http.Response) *answers.Answer {
 	p := a.transport.Profile
 	if p == nil {
 		if resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests {
-			return answers.Answer{}
+			return nil
 		}
 		p = &standard
 	}
@@ -84,7 +90,8 @@ func (a *attempt) read(resp *http.Response) answers.Answer {
 	if p.Peeks(r.Status, r.Header) && resp.Body != nil && resp.Body != http.NoBody {
 		r.Body = peek(resp)
 	}
-	return p.Read(r)
+	answer := p.Read(r)
+	return &answer
 }
 
 // peekSize is how much of a body is looked at before it is handed on.
@@ -112,8 +119,8 @@ type failed struct{ err error }
 func (f failed) Read([]byte) (int, error) { return 0, f.err }
 
 // observe tells the quotas what the provider says it counts.
-func (a *attempt) observe(answer answers.Answer) {
-	if len(answer.Readings) == 0 || !a.charged() {
+func (a *attempt) observe(answer *answers.Answer) {
+	if answer == nil || len(answer.Readings) == 0 || !a.charged() {
 		return
 	}
 	left := answer.Readings

@@ -40,12 +40,15 @@ func (m *profileMeter) Cost() Cost {
 
 // meter is that of a response, nil if nothing of the cost was an estimate. What was
 // refused, or was the caller's error, cost nothing but what the response says.
-func (a *attempt) meter(resp *http.Response, answer answers.Answer) Meter {
+func (a *attempt) meter(resp *http.Response, answer *answers.Answer) Meter {
 	if !a.charged() || !a.gate.estimates {
 		return nil
 	}
 	if a.transport.Meter != nil {
 		return a.transport.Meter(resp)
+	}
+	if answer == nil {
+		answer = new(answers.Answer)
 	}
 	m := &profileMeter{cost: Cost{}}
 	if answer.Kind == answers.Limited || answer.Kind == answers.Banned || resp.StatusCode/100 == 4 {

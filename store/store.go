@@ -167,12 +167,12 @@ const (
 // A Booking is the answer to a Request.
 type Booking struct {
 	Verdict Verdict
+	Probe   bool              // it is the first after a pause, for which others wait
 	Tier    int               // where Later: the tier that decides, -1 for a pause, Probing for a request that tries whether it is over
 	Wait    time.Duration     // Forever where only a release can help
 	Flight  algorithms.Flight // names a held request to the store
 	Epoch   int64             // how many pauses the quota had seen
 	At      int64             // when it was admitted, as the store tells time
-	Probe   bool              // it is the first after a pause, for which others wait
 	Outer   *Booking          // of the quota around this one, which the store does not know of
 	Ahead   *Ahead            // where it was booked for a time; nil for now
 
