@@ -75,14 +75,19 @@ type watchedBody struct {
 func (b *watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if b.meter != nil && n > 0 {
-		b.mu.Lock()
-		_, _ = b.meter.Write(p[:n]) // what it can't read it doesn't count
-		b.mu.Unlock()
+		b.count(p[:n])
 	}
 	if err != nil {
 		b.end()
 	}
 	return n, err
+}
+
+// count lets go of the lock even if the meter panics: the body is closed then.
+func (b *watchedBody) count(p []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, _ = b.meter.Write(p) // what it can't read it doesn't count
 }
 
 func (b *watchedBody) Close() error {

@@ -32,8 +32,10 @@ func (l *Limiter) Within(outer *Limiter) *Limiter {
 	return &Limiter{gate: l.gate.within(outer.gate), parts: [2]*Limiter{l, outer}}
 }
 
+// within puts a gate inside another. One that is nested is taken apart, so that only the
+// outer ones are: each scope's waiters then stand in the line of the next.
 func (g *gate) within(outer *gate) *gate {
-	if n, ok := g.quota.(*nested); ok { // around what is around it
+	if n, ok := g.quota.(*nested); ok {
 		return n.inner.within(n.outer.within(outer))
 	}
 	t := *g.terms
@@ -139,11 +141,11 @@ func (n *nested) reserve(ctx context.Context, r store.Request, charge func(conte
 		outer.Patience = &store.Patience{Ask: true}
 	}
 	b, err := n.Quota.Reserve(ctx, inner)
-	if err != nil || b.Verdict != store.Ready || isZero(outer.Cost) && r.Asks() {
+	if err != nil || b.Verdict != store.Ready || n.outer.free(outer.Cost) && r.Asks() {
 		return b, err
 	}
 	var around *store.Booking
-	if !isZero(outer.Cost) {
+	if !n.outer.free(outer.Cost) {
 		ob, err := charge(ctx, outer)
 		if err != nil || ob.Verdict != store.Admitted {
 			ob.Tier = min(ob.Tier, -1) // the tiers that are told are the inner ones

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -268,4 +270,79 @@ func TestWithinThreeDeep(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Whatever becomes of requests in three scopes, put together in either way: nobody hangs,
+// the budget has what was spent, and in the end nothing is used.
+func TestNestedStorm(t *testing.T) {
+	for seed := range uint64(20) {
+		for _, together := range []func(a, b, c *throttle.Limiter) *throttle.Limiter{
+			func(a, b, c *throttle.Limiter) *throttle.Limiter { return a.Within(b.Within(c)) },
+			func(a, b, c *throttle.Limiter) *throttle.Limiter { return a.Within(b).Within(c) },
+		} {
+			synctest.Test(t, func(t *testing.T) { nestedStorm(t, rand.New(rand.NewPCG(seed, 1)), together) })
+		}
+	}
+}
+
+func nestedStorm(t *testing.T, rnd *rand.Rand, together func(a, b, c *throttle.Limiter) *throttle.Limiter) {
+	tokens := throttle.Tier{Limit: 100, Window: time.Second, Unit: "tokens", Estimated: true}
+	budget := throttle.Budget(1_000_000, "tokens", throttle.Day)
+	budget.Estimated = true
+	pool := throttle.Tier{Limit: 4, Algorithm: throttle.Concurrency}
+	around := mustNew(t, throttle.Policy{Name: "ip", Tiers: []throttle.Tier{budget, throttle.PerSecond(30)}, MaxWait: time.Second}, nil)
+	middle := mustNew(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{pool}, MaxQueue: 5}, nil)
+	scopes := []*throttle.Limiter{around, middle}
+	var nested []*throttle.Limiter
+	for range 3 {
+		l := mustNew(t, throttle.Policy{Name: "endpoint", Tiers: []throttle.Tier{tokens, throttle.PerSecond(20)}}, nil)
+		scopes, nested = append(scopes, l), append(nested, together(l, middle, around))
+	}
+	var spent atomic.Int64
+	var all sync.WaitGroup
+	for range 100 {
+		r := rand.New(rand.NewPCG(rnd.Uint64(), 1))
+		all.Go(func() { spent.Add(stormy(t, r, nested[r.IntN(3)])) })
+	}
+	for range 5 {
+		time.Sleep(time.Duration(rnd.Int64N(int64(time.Second))))
+		_ = scopes[rnd.IntN(len(scopes))].Pause(t.Context(), time.Second)
+	}
+	all.Wait()
+	if got := used(t, around)[0]; got != spent.Load() {
+		t.Errorf("the budget has %d of the %d that were spent", got, spent.Load())
+	}
+	time.Sleep(24 * time.Hour)
+	for _, l := range slices.Concat(scopes, nested) {
+		if got := used(t, l); slices.Max(got) > 0 {
+			t.Errorf("used %v in the end", got)
+		}
+	}
+}
+
+// stormy makes a request whose caller may give up, and returns how many tokens it spent.
+func stormy(t *testing.T, r *rand.Rand, l *throttle.Limiter) (spent int64) {
+	short := func() time.Duration { return time.Duration(r.Int64N(int64(time.Second))) }
+	time.Sleep(5 * short())
+	ctx, cancel := context.WithCancel(throttle.WithClass(t.Context(), throttle.Class(r.IntN(3))))
+	defer cancel()
+	if r.IntN(2) == 0 {
+		time.AfterFunc(short(), cancel)
+	}
+	estimate, actual := r.Int64N(60), r.Int64N(80)
+	p, err := l.Acquire(ctx, throttle.Cost{"requests": r.Int64N(2), "tokens": estimate})
+	if err != nil {
+		return 0
+	}
+	time.Sleep(short() / 4)
+	switch spent = estimate; r.IntN(3) {
+	case 0:
+		_, spent = p.Cancel(ctx), 0
+	case 1:
+		_, spent = p.Settle(throttle.Cost{"tokens": actual}), actual
+	}
+	p.Release()
+	_ = p.Settle(throttle.Cost{"tokens": 1}) // too late, as is this:
+	_ = p.Cancel(ctx)
+	return spent
 }

@@ -386,7 +386,7 @@ func (g *gate) answered(got []store.Booking, err error) {
 // answer acts on the answer for one waiter, who may have left.
 func (g *gate) answer(r *room, w *waiter, b store.Booking, now time.Time) {
 	switch {
-	case b.Verdict == store.Admitted && b.Ahead != nil:
+	case b.Verdict == store.Admitted && g.books && b.Ahead != nil:
 		r.booked = append(r.booked, b)
 	case b.Verdict == store.Admitted:
 		w.booking = b

@@ -252,6 +252,70 @@ func (n *length) Write(p []byte) (int, error) {
 
 func (n *length) Cost() throttle.Cost { return throttle.Cost{"tokens": int64(*n)} }
 
+// A meter that panics ends the request as one that knows nothing.
+func TestMeterPanics(t *testing.T) {
+	for _, m := range []*panicking{{inWrite: true}, {inWrite: false}} {
+		pool := throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}
+		tokens := throttle.Tier{Limit: 1000, Window: time.Hour, Unit: "tokens", Estimated: true}
+		lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{pool, tokens}}, nil)
+		resp, err := (&throttle.Transport{Limiter: lim,
+			Base:  roundTripper(func(*http.Request) (*http.Response, error) { return trAnswer(200), nil }),
+			Cost:  func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 500} },
+			Meter: func(*http.Response) throttle.Meter { return m },
+		}).RoundTrip(httptest.NewRequest("GET", trURL, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		func() {
+			defer func() { _ = recover() }()
+			defer resp.Body.Close()
+			_, _ = io.Copy(io.Discard, resp.Body)
+		}()
+		if got := used(t, lim); !slices.Equal(got, []int64{0, 500}) {
+			t.Errorf("%+v: used %v, want no place and the estimate", *m, got)
+		}
+	}
+}
+
+// A panicking Meter does so when it is written, or else when it is asked.
+type panicking struct{ inWrite bool }
+
+func (m *panicking) Write(p []byte) (int, error) {
+	if m.inWrite {
+		panic("meter")
+	}
+	return len(p), nil
+}
+
+func (m *panicking) Cost() throttle.Cost {
+	if !m.inWrite {
+		panic("meter")
+	}
+	return nil
+}
+
+// What nobody could estimate is charged in all scopes once it is known.
+func TestEstimateOfNothing(t *testing.T) {
+	budget := throttle.Budget(100, "cents", throttle.Month)
+	budget.Estimated = true
+	around := mustNew(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{budget}}, nil)
+	for _, lim := range []*throttle.Limiter{
+		around, mustNew(t, throttle.Policy{Name: "key", Tiers: []throttle.Tier{throttle.PerDay(10)}}, nil).Within(around),
+	} {
+		before := used(t, around)[0]
+		p, err := lim.Acquire(t.Context(), throttle.Cost{"cents": 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Settle(throttle.Cost{"cents": 7}); err != nil {
+			t.Fatal(err)
+		}
+		if got := used(t, around)[0] - before; got != 7 {
+			t.Errorf("%d are charged, want 7", got)
+		}
+	}
+}
+
 // An estimate above what a tier ever admits waits until the tier is unused, and is
 // charged in full when it is known.
 func TestEstimateAboveCapacity(t *testing.T) {

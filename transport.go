@@ -59,11 +59,6 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	if t.AttemptTimeout > 0 {
-		var ctx context.Context
-		ctx, a.cancel = context.WithTimeout(req.Context(), t.AttemptTimeout)
-		req = req.WithContext(ctx)
-	}
 	resp, err := a.send(req)
 	runtime.KeepAlive(l) // a Group may drop a gate that nobody holds, and with it the pause that the response asked for
 	return resp, err
@@ -135,7 +130,13 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 			a.over(nil)
 		}
 	}()
-	traced, d := a.trace(req)
+	sent := req
+	if timeout := a.transport.AttemptTimeout; timeout > 0 {
+		var ctx context.Context
+		ctx, a.cancel = context.WithTimeout(req.Context(), timeout)
+		sent = req.WithContext(ctx)
+	}
+	traced, d := a.trace(sent)
 	if a.transport.Profile != nil {
 		a.sent = time.Now()
 	}
@@ -175,18 +176,22 @@ func (a *attempt) lasts() bool {
 	return a.cancel != nil || a.charged() && (a.gate.concurrent || a.gate.estimates)
 }
 
-// over ends the attempt, of which a meter may know the cost.
+// over ends the attempt, of which a meter may know the cost. One that panics knows
+// nothing, and the rest is done all the same.
 func (a *attempt) over(m Meter) {
-	if a.charged() {
-		if a.gate.estimates {
-			a.gate.reckon(a.booking, a.cost, a.gate.actual(a.cost, m))
-		}
-		if a.gate.concurrent {
-			a.gate.quota.Release(a.booking, a.cost)
-		}
-	}
 	if a.cancel != nil {
-		a.cancel()
+		defer a.cancel()
+	}
+	if !a.charged() {
+		return
+	}
+	if a.gate.concurrent {
+		defer a.gate.quota.Release(a.booking, a.cost)
+	}
+	if a.gate.estimates {
+		actual := a.cost
+		defer func() { a.gate.reckon(a.booking, a.cost, actual) }()
+		actual = a.gate.actual(a.cost, m)
 	}
 }
 

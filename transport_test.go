@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -923,6 +924,25 @@ func TestTransportHandsOnTheResponse(t *testing.T) {
 	}
 }
 
+// Whatever the Transport adds to the request on its way, the response is the caller's.
+func TestTransportRequestOfTheResponse(t *testing.T) {
+	base := trNewBase(func(_ int, r *http.Request) (*http.Response, error) {
+		resp := trAnswer(200)
+		resp.Request = r
+		return resp, nil
+	})
+	req := httptest.NewRequest("GET", trURL, nil).WithContext(t.Context())
+	tr := &throttle.Transport{Base: base, Limiter: trLimiter(t, trAtOnce(1)), AttemptTimeout: time.Hour}
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.Request != req {
+		t.Error("the response has another request than the caller's")
+	}
+}
+
 // A trPipe is the body of a 101 response: a connection.
 type trPipe struct {
 	io.Reader
@@ -943,6 +963,8 @@ func TestTransportUpgrade(t *testing.T) {
 		"limited":        {Limiter: trLimiter(t, throttle.Policy{Tiers: trTier(1, time.Hour)})},
 		"concurrency":    {Limiter: trLimiter(t, trAtOnce(1))},
 		"AttemptTimeout": {AttemptTimeout: time.Hour},
+		"profile of bodies": {Limiter: trLimiter(t, throttle.Policy{Tiers: trTier(1, time.Hour)}),
+			Profile: &answers.Profile{Quotas: []answers.Quota{{Remaining: answers.Field{Path: "left"}}}}},
 	} {
 		pipe := &trPipe{Reader: strings.NewReader("from the server")}
 		tr.Base = trNewBase(func(int, *http.Request) (*http.Response, error) {

@@ -168,7 +168,7 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 
 // acquire admits a held request.
 func (l *Limiter) acquire(ctx context.Context, cost []int64) (store.Booking, error) {
-	if !l.gate.isOne(cost) && isZero(cost) {
+	if !l.gate.isOne(cost) && l.gate.free(cost) {
 		return store.Booking{}, ctx.Err()
 	}
 	b, err := l.gate.admit(ctx, l.gate.request(cost, true))
@@ -183,6 +183,9 @@ func (g *gate) request(cost []int64, held bool) store.Request {
 
 // isOne tells whether a cost is that of one request, without a look at it.
 func (t *terms) isOne(cost []int64) bool { return &cost[0] == &t.one[0] }
+
+// free tells whether a cost charges nothing, neither now nor when it is settled.
+func (t *terms) free(cost []int64) bool { return !t.estimates && isZero(cost) }
 
 func isZero(cost []int64) bool {
 	return !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 })

@@ -9,11 +9,11 @@ import (
 
 // Peeks reports whether Read could learn more from a response with such a status and
 // header if it were given the beginning of the body: to see it takes time and memory. A
-// compressed body and a stream of events tell nothing; nor, where values are wanted by
-// their Path, does what says that it isn't JSON.
+// compressed body, a stream of events and an upgraded connection tell nothing; nor, where
+// values are wanted by their Path, does what says that it isn't JSON.
 func (p Profile) Peeks(status int, h http.Header) bool {
 	kind := media(h)
-	if encoded(h) || kind == eventStream {
+	if encoded(h) || kind == eventStream || status == http.StatusSwitchingProtocols {
 		return false
 	}
 	wants, whole := p.wants(status, h)

@@ -240,6 +240,9 @@ func TestFaults(t *testing.T) {
 		{"gone, with shares, GCRA", func(t *testing.T) { goneWithShares(t, evenly, 50) }},
 		{"shares know", sharesKnow},
 		{"shares of permits", sharesOfPermits},
+		{"shares of scopes", sharesOfScopes},
+		{"scopes given up", scopesGivenUp},
+		{"settled while away", settledWhileAway},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -626,4 +629,78 @@ func sharesOfPermits(t *testing.T) {
 	full("with Redis again")
 	release()
 	release()
+}
+
+// Who goes on alone asks in one scope before the other is charged: that costs nothing.
+func sharesOfScopes(t *testing.T) {
+	s := redistest.Start(t)
+	store := distributed.New(s.Client(), distributed.Options{Outage: distributed.Outage{Workers: 1}})
+	inner := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerMinute(10)}}, store)
+	outer := limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerMinute(8)}}, store)
+	l := inner.Within(outer)
+	s.Kill()
+	alone := 0
+	for range 12 {
+		if l.Allow() {
+			alone++
+		}
+	}
+	if alone != 8 {
+		t.Errorf("Allow was true %d times, want 8: 10 in one scope and 8 in the other", alone)
+	}
+}
+
+// A caller that gives up while one scope after the other is asked is charged in none.
+func scopesGivenUp(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.NewProxy(t, s.Addr())
+	proxy.SetDelay(20 * ms)
+	store := distributed.New(proxy.Client(), distributed.Options{})
+	open := func(name string) *throttle.Limiter {
+		return limiter(t, throttle.Policy{Name: name, Tiers: []throttle.Tier{throttle.PerHour(1000)}, Guard: 60 * sec}, store)
+	}
+	l := open("inner").Within(open("outer"))
+	var admitted atomic.Int64
+	var callers sync.WaitGroup
+	for i := range 30 {
+		callers.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Duration(20*i)*ms)
+			defer cancel()
+			if l.Wait(ctx) == nil {
+				admitted.Add(1)
+			}
+		})
+	}
+	callers.Wait()
+	until(t, "both scopes have what was admitted", func() bool {
+		status, err := l.Status(context.Background())
+		return err == nil && status.Tiers[0].Used == admitted.Load() && status.Tiers[1].Used == admitted.Load()
+	})
+}
+
+// What is settled while Redis is away arrives there although nobody asks for more.
+func settledWhileAway(t *testing.T) {
+	s := redistest.Start(t)
+	proxy := redistest.NewProxy(t, s.Addr())
+	p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{{Limit: 1000, Window: time.Hour, Unit: "tokens", Estimated: true}}}
+	rdb, asked := proxy.Client(), new(calls.Counter)
+	rdb.AddHook(asked)
+	l := limiter(t, p, distributed.New(rdb, distributed.Options{Lease: 2 * sec}))
+	permit, err := l.Acquire(context.Background(), throttle.Cost{"tokens": 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.Refuse(true)
+	proxy.Cut()
+	before := asked.Count()
+	if err := permit.Settle(throttle.Cost{"tokens": 10}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it was told in vain, and again", func() bool { return asked.Count() >= before+2 })
+	proxy.Refuse(false)
+	another := limiter(t, p, distributed.New(s.Client(), distributed.Options{}))
+	until(t, "it was told", func() bool {
+		status, err := another.Status(context.Background())
+		return err == nil && status.Tiers[0].Used == 10
+	})
 }

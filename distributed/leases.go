@@ -2,10 +2,13 @@ package distributed
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/store"
@@ -57,7 +60,8 @@ func (l *leases) lock() {
 }
 
 // unlock ends the turn. What was settled is told again if nobody knows whether the call
-// was made: it may count twice, and is not lost.
+// was made: it may count twice, and is not lost. If no other call comes, the renewal tells;
+// but not once the client is closed.
 func (l *leases) unlock(err error) {
 	if l == nil {
 		return
@@ -68,6 +72,10 @@ func (l *leases) unlock(err error) {
 			l.settled[u] += n
 		}
 		l.telling[u] = 0
+	}
+	if err != nil && !errors.Is(err, redis.ErrClosed) {
+		l.untold = true
+		l.renewLater()
 	}
 	l.mu.Unlock()
 	<-l.turn
@@ -162,8 +170,7 @@ func (l *leases) tell() {
 		l.quota.freed()
 		if err != nil {
 			l.mu.Lock()
-			l.untold, l.tells = true, false
-			l.renewLater()
+			l.tells = false
 			l.mu.Unlock()
 			return // the renewal tells, and else the lease ends
 		}

@@ -70,6 +70,7 @@ func (s *share) book(requests []store.Request, err error) ([]store.Booking, erro
 		at, tier := s.ledger.EarliestLeaving(m, r.Cost, r.Leaves())
 		b := store.Booking{Tier: tier, Wait: m.Until(at)}
 		switch {
+		case at <= m.At && r.Within == onlyAsked: // nobody is charged
 		case at <= m.At:
 			s.ledger.Charge(m, r.Cost, 0, r.Held)
 			for u, n := range r.Cost {

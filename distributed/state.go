@@ -11,11 +11,31 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// Reserve asks Redis once and does not book ahead.
-func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, error) {
+// Reserve asks Redis once and does not book ahead. A caller whose context ends leaves at
+// once; what it is granted then goes back.
+func (q *quota) Reserve(ctx context.Context, r store.Request) (b store.Booking, err error) {
 	if b, held := q.held(); held {
 		return b, nil
 	}
+	done := make(chan func())
+	go func() {
+		got, lost := q.reserve(r)
+		select {
+		case done <- func() { b, err = got, lost }:
+		case <-ctx.Done():
+			q.Unbook([]store.Booking{got})
+		}
+	}()
+	select {
+	case set := <-done:
+		set()
+		return b, err
+	case <-ctx.Done():
+		return b, ctx.Err()
+	}
+}
+
+func (q *quota) reserve(r store.Request) (store.Booking, error) {
 	patience := store.Patience{} // it waits for nothing
 	if r.Patience != nil {
 		patience.Yields, patience.Headroom = r.Yields, r.Headroom
@@ -27,7 +47,7 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (store.Booking, er
 	guard := q.guard(requests)
 	q.leases.lock()
 	args := append(q.beginReserve(6), 0, 0, micros(guard))
-	_, t, lost := q.call(ctx, q.appendRequests(args, requests, 0))
+	_, t, lost := q.call(context.Background(), q.appendRequests(args, requests, 0))
 	err := lost
 	var got []store.Booking
 	if err == nil {
