@@ -182,6 +182,8 @@ func TestWithinOrderAndCancel(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Second)
+		mu.Lock()
+		defer mu.Unlock()
 		if !slices.Equal(order, []int{0, 2, 4, 5}) {
 			t.Errorf("admitted %v", order)
 		}
