@@ -112,17 +112,22 @@ func (n *nested) Reserve(ctx context.Context, r store.Request) (store.Booking, e
 	})
 }
 
-// stand is Reserve that, when it is the inner's turn, waits in the outer line.
-func (n *nested) stand(ctx context.Context, r store.Request) (store.Booking, error) {
-	limited := ctx
-	if r.Patience != nil && r.Within < forever {
-		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeout(ctx, r.Within)
-		defer cancel()
+// stand asks for the first waiter of a room. One of a nested quota stands in the outer
+// line, until somebody comes who goes ahead of it: then it is called back.
+func (g *gate) stand(ctx context.Context, r store.Request) (store.Booking, error) {
+	n, ok := g.quota.(*nested)
+	if !ok {
+		return g.quota.Reserve(ctx, r)
 	}
+	limited, recall := context.WithTimeout(ctx, r.Within) // Forever is out of reach
+	defer recall()
+	room := g.aside()
+	room.mu.Lock()
+	room.recall = recall
+	room.mu.Unlock()
 	b, err := n.reserve(limited, r, n.outer.admit)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		return store.Booking{Tier: -1}, nil // the waiting room says how late it is
+		return store.Booking{Tier: -1}, nil // the room says who is next, or how late it is
 	}
 	return b, err
 }

@@ -348,3 +348,29 @@ func stormy(t *testing.T, r *rand.Rand, l *throttle.Limiter) (spent int64) {
 	_ = p.Cancel(ctx)
 	return spent
 }
+
+// Who goes ahead in the inner line does so in the outer one.
+func TestWithinClasses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, nil)
+		l := mustNew(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil).Within(outer)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		send := func(l *throttle.Limiter, c throttle.Class) {
+			wg.Go(func() {
+				for l.Wait(throttle.WithClass(ctx, c)) == nil {
+				}
+			})
+			synctest.Wait()
+		}
+		send(outer, throttle.Normal) // always two others stand in the outer line
+		send(outer, throttle.Normal)
+		send(l, throttle.Batch)
+		began := time.Now()
+		if err := l.Wait(throttle.WithClass(ctx, throttle.Interactive)); err != nil || time.Since(began) > 1100*time.Millisecond {
+			t.Errorf("%v after %v, want no more than the next second", err, time.Since(began))
+		}
+	})
+}

@@ -30,6 +30,7 @@ type room struct {
 	toldAt  time.Time       // when the quota last answered
 	askAt   time.Time       // when to ask again, if told has the first place without a time
 	outage  error           // why the quota had no answer the last time
+	recall  func()          // calls back who stands in an outer line, if anybody does; nil where there is none
 
 	stop    func() // ends the watch on the quota; nil while nobody waits
 	backoff backoff
@@ -168,6 +169,9 @@ func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool
 	}
 	if overtaken != nil {
 		g.settle(r, now, w) // the times of the first places move on
+	}
+	if r.recall != nil && w.place == r.queue.Front() {
+		r.recall()
 	}
 	ask, nap = g.next(r, w)
 	return w, ask, nap, nil
@@ -411,14 +415,6 @@ func (g *gate) banned(wait time.Duration) error {
 	e := g.refuse(ErrBanned, -1, wait)
 	e.Until = time.Now().Add(wait)
 	return e
-}
-
-// stand asks for the first waiter, which may stand in the line of an outer quota.
-func (g *gate) stand(ctx context.Context, r store.Request) (store.Booking, error) {
-	if n, ok := g.quota.(*nested); ok {
-		return n.stand(ctx, r)
-	}
-	return g.quota.Reserve(ctx, r)
 }
 
 // broken is the error of a store that will not do better later.
