@@ -101,7 +101,7 @@ func TestRefusals(t *testing.T) {
 			}
 			var e *throttle.WaitError
 			if err := lim.Wait(t.Context()); tt.closed {
-				if !errors.As(err, &e) || e.Err != throttle.ErrBanned || e.Until.Sub(time.Now()) != tt.paused {
+				if !errors.As(err, &e) || e.Err != throttle.ErrBanned || time.Until(e.Until) != tt.paused {
 					t.Errorf("%.60q: %v", tt.text, err)
 				}
 			} else if err != nil {

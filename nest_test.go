@@ -182,6 +182,7 @@ func TestWithinOrderAndCancel(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Second)
+		synctest.Wait()
 		if !slices.Equal(order, []int{0, 2, 4, 5}) {
 			t.Errorf("admitted %v", order)
 		}
