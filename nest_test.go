@@ -182,8 +182,7 @@ func TestWithinOrderAndCancel(t *testing.T) {
 			}
 		}
 		time.Sleep(10 * time.Second)
-		mu.Lock()
-		defer mu.Unlock()
+		synctest.Wait()
 		if !slices.Equal(order, []int{0, 2, 4, 5}) {
 			t.Errorf("admitted %v", order)
 		}
