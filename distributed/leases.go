@@ -21,7 +21,7 @@ import (
 type leases struct {
 	quota *quota
 	owner int64
-	holds []bool // of each unit, whether it is estimated, or limited at once
+	holds []bool        // of each unit, whether it is estimated, or limited at once
 	turn  chan struct{} // holds one while a call is made
 
 	mu      sync.Mutex                  // guards all below
