@@ -112,14 +112,21 @@ func (n *nested) Reserve(ctx context.Context, r store.Request) (store.Booking, e
 	})
 }
 
-// stand is Reserve that, when it is the inner's turn, waits in the outer line.
+// stand is Reserve that, when it is the inner's turn, waits in the outer line. A pause or
+// a ban of the inner quota calls it back: it asks there again.
 func (n *nested) stand(ctx context.Context, r store.Request) (store.Booking, error) {
-	limited := ctx
+	limited, cancel := context.WithCancel(ctx)
+	defer cancel()
 	if r.Patience != nil && r.Within < forever {
-		var cancel context.CancelFunc
-		limited, cancel = context.WithTimeout(ctx, r.Within)
-		defer cancel()
+		var done context.CancelFunc
+		limited, done = context.WithTimeout(limited, r.Within)
+		defer done()
 	}
+	defer n.Quota.Watch(func(c store.Change, _ time.Duration) {
+		if c != store.Freed {
+			cancel()
+		}
+	})()
 	b, err := n.reserve(limited, r, n.outer.admit)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		return store.Booking{Tier: -1}, nil // the waiting room says how late it is

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"runtime"
 	"slices"
 	"sync"
@@ -234,6 +235,35 @@ func TestWithinRemembersBackoff(t *testing.T) {
 			runtime.GC()
 			runtime.GC()
 		}
+	})
+}
+
+// Who stands in the outer line hears of a ban of the inner quota at once.
+func TestWithinBannedWhileStanding(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerMinute(1)}}, nil)
+		inner := mustNew(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(3)}}, nil)
+		l := inner.Within(outer)
+		if err := l.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		var waiting sync.WaitGroup
+		for range 2 {
+			waiting.Go(func() {
+				if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrBanned) || time.Since(start) != time.Second {
+					t.Errorf("after %v: %v", time.Since(start), err)
+				}
+			})
+		}
+		time.Sleep(time.Second)
+		resp, err := (&throttle.Transport{Limiter: inner, Base: answering("429\nRetry-After: 7200")}).
+			RoundTrip(httptest.NewRequest("GET", trURL, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		waiting.Wait()
 	})
 }
 
