@@ -171,16 +171,13 @@ func (g *gate) tierOf(r answers.Reading) int {
 	for i, t := range g.plan.Tiers() {
 		switch {
 		case t.Unit != r.Unit || t.Algorithm == Concurrency || i > 0 && g.plan.Declared(i) == g.plan.Declared(i-1):
-		case r.Window != 0:
-			if t.Window == r.Window {
-				return i
-			}
+		case r.Window != 0 && t.Window != r.Window:
 		case r.Limit == t.Capacity():
 			return i
-		case found >= 0:
-			found = len(g.plan.Tiers()) // which of them?
-		default:
+		case found < 0:
 			found = i
+		default:
+			found = len(g.plan.Tiers()) // which of them?
 		}
 	}
 	if found == len(g.plan.Tiers()) {

@@ -113,7 +113,8 @@ func (n *nested) Reserve(ctx context.Context, r store.Request) (store.Booking, e
 }
 
 // stand asks for the first waiter of a room. One of a nested quota stands in the outer
-// line, until somebody comes who goes ahead of it: then it is called back.
+// line, until somebody comes who goes ahead of it, or the inner quota is paused: then it is
+// called back.
 func (g *gate) stand(ctx context.Context, r store.Request) (store.Booking, error) {
 	n, ok := g.quota.(*nested)
 	if !ok {
@@ -160,13 +161,20 @@ func (n *nested) reserve(ctx context.Context, r store.Request, charge func(conte
 	}
 	inner.Patience = r.Patience
 	if b, err = n.Quota.Reserve(ctx, inner); err == nil && b.Verdict == store.Admitted {
-		b.Outer = around
-		return b, nil
+		if b.Outer = around; !isVoid(around) {
+			return b, nil
+		}
+		return store.Booking{Tier: -1}, n.Return(context.WithoutCancel(ctx), b, r.Cost)
 	}
 	if around != nil { // somebody else has used the inner quota, or it was paused
 		_ = n.outer.quota.Return(context.WithoutCancel(ctx), *around, outer.Cost)
 	}
 	return b, err
+}
+
+// isVoid tells whether a booking took so long to get that it can't be used any more.
+func isVoid(b *store.Booking) bool {
+	return b != nil && b.Ahead != nil && b.Ahead.Void(time.Now())
 }
 
 // guard is that of the outer request, which is learned with the inner one.

@@ -632,6 +632,9 @@ func (g *gate) changed(c store.Change, left time.Duration) {
 	defer r.mu.Unlock()
 	now := time.Now()
 	r.changed, r.askAt = true, time.Time{}
+	if r.recall != nil && c != store.Freed {
+		r.recall()
+	}
 	if c == store.Freed {
 		r.outdate()
 	} else {

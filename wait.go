@@ -216,7 +216,6 @@ func (l *Limiter) Status(ctx context.Context) (Status, error) {
 		var around Status
 		around, err = g.quota.Status(ctx)
 		s.Tiers = append(s.Tiers, g.declared(around.Tiers)...)
-		s.Waiting += g.waiting()
 		s.Paused, s.Closed = max(s.Paused, around.Paused), max(s.Closed, around.Closed)
 	}
 	return s, err

@@ -32,6 +32,7 @@ type leases struct {
 	crossed func([]algorithms.Crossing) // who is told where calendar tiers have come to
 	untold  bool                        // held has become less since the last call
 	tells   bool                        // a goroutine is about to tell
+	closed  bool                        // the client is: nobody can be told any more
 	renewal *time.Timer
 }
 
@@ -73,7 +74,10 @@ func (l *leases) unlock(err error) {
 		}
 		l.telling[u] = 0
 	}
-	if err != nil && !errors.Is(err, redis.ErrClosed) {
+	switch {
+	case errors.Is(err, redis.ErrClosed):
+		l.closed = true
+	case err != nil:
 		l.untold = true
 		l.renewLater()
 	}
@@ -195,7 +199,7 @@ func (l *leases) sync() error {
 // renewLater sees to it that what is held is told again before the lease ends. It
 // needs mu.
 func (l *leases) renewLater() {
-	if l.renewal != nil || !l.untold && !slices.ContainsFunc(l.held, func(n int64) bool { return n != 0 }) {
+	if l.closed || l.renewal != nil || !l.untold && !slices.ContainsFunc(l.held, func(n int64) bool { return n != 0 }) {
 		return
 	}
 	l.renewal = time.AfterFunc(l.quota.store.options.Lease/3, func() {

@@ -44,7 +44,8 @@
 // What is Estimated is leased alike, and what it really cost is told with the next call or
 // with one of its own. What a process that died had estimated is charged when its lease
 // ends. A call whose answer was lost is taken for one that was not made, so that a cost may
-// count twice, but is never lost.
+// count twice, but is never lost. Change a tier's Estimated while no process runs: those
+// that have the one policy don't count what is open under the other.
 //
 // # Responses
 //

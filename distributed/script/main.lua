@@ -32,7 +32,6 @@
 --               and t may be the end of what is known, if it is later.
 --   b  reserve  how many tiers are budgets, which they are, and then as r. What they have
 --               no room for is not booked: i is the first of them then.
---   u  unbook   generation, then groups of: t, cost. Answers how many can be lent.
 --   u  unbook   generation, the guard of these requests (0: the plan's), then groups of: t,
 --               cost. What is booked for later can be lent, but not with estimates; what
 --               is on its way is cancelled. Answers how many of them.
