@@ -42,7 +42,7 @@ func (g *gate) refused(ctx context.Context, b store.Booking, r answers.Refusal) 
 		_, err := g.quota.Pause(ctx, store.Pause{For: most, Close: true, Probe: true})
 		return err
 	}
-	room := g.own.aside()
+	room := g.innermost().aside()
 	room.mu.Lock()
 	d := room.backoff.pause(most)
 	room.mu.Unlock()
@@ -61,7 +61,7 @@ func (g *gate) refused(ctx context.Context, b store.Booking, r answers.Refusal) 
 
 // accepted ends the back-off, if the request was admitted after its last pause.
 func (g *gate) accepted(b store.Booking) {
-	room := g.own.room.Load()
+	room := g.innermost().room.Load()
 	if room == nil {
 		return
 	}

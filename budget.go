@@ -91,12 +91,9 @@ func (g *gate) reckon(b store.Booking, cost, actual []int64) {
 
 // alert tells of the thresholds that were crossed with a charge.
 func (g *gate) alert(crossed []algorithms.Crossing) {
-	if len(crossed) > 0 && g.policy.Alert != nil {
-		g.tell(crossed)
+	if g.policy.Alert == nil {
+		return
 	}
-}
-
-func (g *gate) tell(crossed []algorithms.Crossing) {
 	for _, c := range crossed {
 		tier := g.policy.Tiers[g.plan.Declared(c.Tier)]
 		for _, percent := range g.policy.AlertAt {

@@ -60,8 +60,8 @@ func (a *attempt) learn(ctx context.Context, resp *http.Response) *answers.Answe
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.journey.refused()
 		g, b := a.gate, a.booking
-		for answer.Wide && g.outer != nil && b.Outer() != nil {
-			g, b = g.outer, *b.Outer()
+		for answer.Wide && g.outer != nil && b.Outer != nil {
+			g, b = g.outer, *b.Outer
 		}
 		// A pause that a shared store did not take is made by the next refusal.
 		_ = g.refused(context.WithoutCancel(ctx), b, answer.Refusal)
@@ -124,8 +124,8 @@ func (a *attempt) observe(answer *answers.Answer) {
 		return
 	}
 	left := answer.Readings
-	for g, b := a.gate, &a.booking; g != nil && b != nil; g, b = g.outer, b.Outer() {
-		left = g.observe(*b, a.sent, left)
+	for g, b := a.gate, &a.booking; g != nil && b != nil; g, b = g.outer, b.Outer {
+		left = g.observe(*b, left)
 	}
 	for _, r := range left {
 		a.gate.heed(a.booking, r)
@@ -133,7 +133,7 @@ func (a *attempt) observe(answer *answers.Answer) {
 }
 
 // observe takes the readings that are of the gate's own tiers, and returns the others.
-func (g *gate) observe(b store.Booking, sent time.Time, readings []answers.Reading) (others []answers.Reading) {
+func (g *gate) observe(b store.Booking, readings []answers.Reading) (others []answers.Reading) {
 	var seen []store.Observation
 	for _, r := range readings {
 		tier := g.tierOf(r)
@@ -148,8 +148,8 @@ func (g *gate) observe(b store.Booking, sent time.Time, readings []answers.Readi
 			seen = append(seen, store.Observation{Tier: tier, Used: used, Exact: r.Authoritative})
 		}
 	}
-	if o, ok := g.own.quota.(store.Observer); ok && len(seen) > 0 {
-		o.Observe(b, sent, seen)
+	if o, ok := g.innermost().quota.(store.Observer); ok && len(seen) > 0 {
+		o.Observe(b, seen)
 	}
 	return others
 }
@@ -202,7 +202,7 @@ func usedOf(r answers.Reading, t algorithms.Tier) (used int64, ok bool) {
 // align tells the quota of the end of a window, of which both clocks may be cut to the
 // second.
 func (g *gate) align(r answers.Reading) {
-	if q, ok := g.own.quota.(store.Aligner); ok {
+	if q, ok := g.innermost().quota.(store.Aligner); ok {
 		ends := time.Now().Add(r.Reset)
 		q.Align(ends.Add(-r.Slack-time.Second), ends.Add(time.Second))
 	}

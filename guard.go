@@ -66,18 +66,18 @@ func newNetwork() *network {
 
 // guard is what a request that is admitted now may take; zero for what the policy says.
 func (g *gate) guard() time.Duration {
-	if !g.own.auto {
+	if g = g.innermost(); !g.auto {
 		return 0
 	}
-	return time.Duration(g.own.aside().network.bound.Load())
+	return time.Duration(g.aside().network.bound.Load())
 }
 
 // network is what the quota's answers tell, nil if its guard is not learned. Where
 // several quotas are nested, it is that of the innermost one that learns.
 func (g *gate) network() *network {
 	for ; g != nil; g = g.outer {
-		if g.own.auto {
-			return g.own.aside().network
+		if in := g.innermost(); in.auto {
+			return in.aside().network
 		}
 	}
 	return nil

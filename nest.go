@@ -53,7 +53,16 @@ func (g *gate) within(outer *gate) *gate {
 	t.concurrent, t.estimates = t.concurrent || outer.concurrent, t.estimates || outer.estimates
 	t.most = nil // each scope has its own
 	t.one = t.requests(1)
-	return &gate{terms: &t, quota: n, own: g.own, outer: outer}
+	return &gate{terms: &t, quota: n, outer: outer}
+}
+
+// innermost is the gate that keeps what this process has learned of a quota: a nested
+// one lives no longer than somebody holds its Limiter.
+func (g *gate) innermost() *gate {
+	if n, ok := g.quota.(*nested); ok {
+		return n.inner.innermost()
+	}
+	return g
 }
 
 // A nested quota is one inside others. A cost has the inner units first.
@@ -98,7 +107,7 @@ func (n *nested) Reserve(ctx context.Context, r store.Request) (store.Booking, e
 		case err == nil && b.Verdict == store.Exhausted:
 			err = n.outer.exhausted(b)
 		}
-		n.outer.alert(b.Crossed())
+		n.outer.alert(b.Crossed)
 		return b, err
 	})
 }
@@ -152,7 +161,7 @@ func (n *nested) reserve(ctx context.Context, r store.Request, charge func(conte
 	}
 	inner.Patience = r.Patience
 	if b, err = n.Quota.Reserve(ctx, inner); err == nil && b.Verdict == store.Admitted {
-		if b = b.Inside(around); !isVoid(around) {
+		if b.Outer = around; !isVoid(around) {
 			return b, nil
 		}
 		return store.Booking{Tier: -1}, n.Return(context.WithoutCancel(ctx), b, r.Cost)
@@ -178,8 +187,8 @@ func (n *nested) guard(r store.Request) time.Duration {
 
 func (n *nested) Arrived(b store.Booking, cost []int64) {
 	n.Quota.Arrived(b, n.innerCost(cost))
-	if outer := b.Outer(); outer != nil {
-		n.outer.quota.Arrived(*outer, n.outerCost(cost))
+	if b.Outer != nil {
+		n.outer.quota.Arrived(*b.Outer, n.outerCost(cost))
 	}
 }
 
@@ -187,8 +196,8 @@ func (n *nested) Release(b store.Booking, cost []int64) {
 	if n.inner.concurrent {
 		n.Quota.Release(b, n.innerCost(cost))
 	}
-	if outer := b.Outer(); outer != nil && n.outer.concurrent {
-		n.outer.quota.Release(*outer, n.outerCost(cost))
+	if b.Outer != nil && n.outer.concurrent {
+		n.outer.quota.Release(*b.Outer, n.outerCost(cost))
 	}
 }
 
@@ -196,15 +205,15 @@ func (n *nested) Settle(b store.Booking, cost, actual []int64, crossed func([]al
 	if n.inner.estimates {
 		n.Quota.Settle(b, n.innerCost(cost), actual[:n.units], crossed)
 	}
-	if outer := b.Outer(); outer != nil && n.outer.estimates {
-		n.outer.reckon(*outer, n.outerCost(cost), n.outerPart(actual))
+	if b.Outer != nil && n.outer.estimates {
+		n.outer.reckon(*b.Outer, n.outerCost(cost), n.outerPart(actual))
 	}
 }
 
 func (n *nested) Return(ctx context.Context, b store.Booking, cost []int64) error {
 	err := n.Quota.Return(ctx, b, n.innerCost(cost))
-	if outer := b.Outer(); outer != nil {
-		err = errors.Join(err, n.outer.quota.Return(ctx, *outer, n.outerCost(cost)))
+	if b.Outer != nil {
+		err = errors.Join(err, n.outer.quota.Return(ctx, *b.Outer, n.outerCost(cost)))
 	}
 	return err
 }

@@ -49,7 +49,6 @@ type Limiter struct {
 type gate struct {
 	*terms
 	quota store.Quota
-	own   *gate                // this one, or of a nested one the innermost: it keeps what was learned, for a nested one lives no longer than somebody holds its Limiter
 	outer *gate                // around this one, nil if there is none
 	room  atomic.Pointer[room] // nil until somebody needs it
 }
@@ -82,7 +81,6 @@ func (t *terms) open(s Store, key string) (*gate, error) {
 		return nil, fmt.Errorf("throttle: policy %q: %w", t.policy.Name, err)
 	}
 	g := &gate{terms: t, quota: q}
-	g.own = g
 	if _, books := q.(store.Booker); books != t.books { // as all of a store do
 		t.books = books
 	}
@@ -134,7 +132,7 @@ func (l *Limiter) AllowN(n int64) bool {
 		return false
 	}
 	b, err := g.quota.Reserve(context.Background(), g.request(cost, false))
-	g.alert(b.Crossed())
+	g.alert(b.Crossed)
 	runtime.KeepAlive(l)
 	return err == nil && b.Verdict == store.Admitted
 }
@@ -258,7 +256,7 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 		b, err := g.quota.Reserve(ctx, r)
 		switch {
 		case err == nil && b.Verdict == store.Admitted:
-			g.alert(b.Crossed())
+			g.alert(b.Crossed)
 			return b, nil
 		case err == nil && b.Verdict == store.Closed:
 			return b, g.banned(b.Wait)
@@ -267,16 +265,16 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 		}
 	}
 	b, err := g.wait(ctx, r)
-	g.alert(b.Crossed())
+	g.alert(b.Crossed)
 	return b, err
 }
 
 // fresh is how a request that has just come waits.
 func (g *gate) fresh(ctx context.Context) *store.Patience {
-	if g.yields == nil || classOf(ctx) != Batch {
-		return nil
+	if g.yields != nil && classOf(ctx) == Batch {
+		return g.yields
 	}
-	return g.yields
+	return nil
 }
 
 // fits refuses a cost that no wait will admit.

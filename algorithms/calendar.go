@@ -249,14 +249,10 @@ type Crossing struct {
 // Crossings tells how far the calendar tiers have come since it last told, and
 // remembers that: each percent of a period is told once, even if it is reached again
 // after something was given back.
-func (l *Ledger) Crossings(now Moment) []Crossing {
+func (l *Ledger) Crossings(now Moment) (told []Crossing) {
 	if len(l.plan.calendars) == 0 {
 		return nil
 	}
-	return l.crossings(now)
-}
-
-func (l *Ledger) crossings(now Moment) (told []Crossing) {
 	now = l.advance(now)
 	for _, r := range l.plan.calendars {
 		r.turn(l, now)

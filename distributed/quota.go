@@ -299,9 +299,7 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Booking {
 		for i := range ahead {
 			b := q.decided(decided[2*i], decided[2*i+1], h, t, requests[i], &ahead[i])
 			if b.Verdict == store.Admitted {
-				if crossed != nil {
-					b.Beside, crossed = &store.Beside{Crossed: crossed}, nil
-				}
+				b.Crossed, crossed = crossed, nil
 			}
 			if !stopped || b.Verdict == store.Admitted {
 				got = append(got, b)
@@ -355,7 +353,7 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 		// than the other.
 		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + t.good()), At: at, Cost: r.Cost, Guard: t.guard, State: h.generation}
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
-		b.Verdict, b.Flight, b.Ahead = store.Admitted, algorithms.Flight(at), a
+		b.Verdict, b.Flight, b.At, b.Ahead = store.Admitted, algorithms.Flight(at), at, a
 	case q.plan.Exhausted(b.Tier):
 		b.Verdict = store.Exhausted
 	case at != never && b.Wait > r.Within: // else a release may help in time

@@ -293,7 +293,7 @@ func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
 
 // Observe tells Redis, in a goroutine that ends with the call; but not if it was told
 // a moment ago and something is left.
-func (q *quota) Observe(b store.Booking, _ time.Time, seen []store.Observation) {
+func (q *quota) Observe(b store.Booking, seen []store.Observation) {
 	if b.Ahead == nil || b.Ahead.State == alone || !q.worthTelling(seen) {
 		return
 	}
@@ -305,7 +305,7 @@ func (q *quota) Observe(b store.Booking, _ time.Time, seen []store.Observation) 
 			if o.Exact {
 				exact = 1
 			}
-			args = append(args, o.Tier+1, o.Used, b.Ahead.At, exact)
+			args = append(args, o.Tier+1, o.Used, b.At, exact)
 		}
 		reply, t, err := q.call(context.Background(), args)
 		q.leases.unlock(err)

@@ -201,10 +201,7 @@ func (t *turn) reserve(r store.Request) store.Booking {
 	default:
 		var at int64
 		if b.Flight, at, b.Tier = t.ledger.TakeLeaving(t.now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
-			b.Verdict = store.Admitted
-			if crossed := t.ledger.Crossings(t.now); crossed != nil {
-				b.Beside = &store.Beside{Crossed: crossed}
-			}
+			b.Verdict, b.At, b.Crossed = store.Admitted, t.now.At, t.ledger.Crossings(t.now)
 			if t.shut&probe > 0 {
 				t.until, t.shut = t.now.At+algorithms.Micros(store.ProbeTime), probing
 			}
@@ -235,13 +232,12 @@ func (q *quota) Release(store.Booking, []int64) {}
 func (q *quota) Settle(store.Booking, []int64, []int64, func([]algorithms.Crossing)) {}
 
 // Observe is told to the file with the next transaction.
-func (q *quota) Observe(_ store.Booking, sent time.Time, seen []store.Observation) {
+func (q *quota) Observe(b store.Booking, seen []store.Observation) {
 	q.hear(func(t *turn) {
-		since := t.at(sent.UnixMicro()).At
 		for _, o := range seen {
-			t.ledger.Observe(t.now, algorithms.Observation{Tier: o.Tier, Used: o.Used, Since: since, Exact: o.Exact && since >= t.exact})
+			t.ledger.Observe(t.now, algorithms.Observation{Tier: o.Tier, Used: o.Used, Since: b.At, Exact: o.Exact && b.At >= t.exact})
 			if o.Exact {
-				t.exact = max(t.exact, since)
+				t.exact = max(t.exact, b.At)
 			}
 		}
 	})

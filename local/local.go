@@ -138,12 +138,9 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 	}
 	var at int64
 	if b.Flight, at, b.Tier = q.ledger.TakeLeaving(now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
-		b.Verdict = store.Admitted
-		if crossed := q.ledger.Crossings(now); crossed != nil || q.probe {
-			b.Beside = &store.Beside{Probe: q.probe, Crossed: crossed}
-		}
+		b.Verdict, b.At, b.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
 		if q.probe {
-			q.probe, q.probing, q.shut = false, true, false
+			b.Probe, q.probe, q.probing, q.shut = true, false, true, false
 			q.until = now.At + algorithms.Micros(store.ProbeTime)
 		}
 		return b, nil
@@ -188,7 +185,7 @@ func (q *quota) exhaust(b *store.Booking) {
 
 // probed ends the wait for the answer to a probe.
 func (q *quota) probed(b store.Booking) (ended bool) {
-	if ended = b.Probes() && q.probing && b.Epoch == int64(q.epoch); ended {
+	if ended = b.Probe && q.probing && b.Epoch == int64(q.epoch); ended {
 		q.until, q.probing = 0, false
 	}
 	return ended
@@ -256,13 +253,13 @@ func (q *quota) Align(from, to time.Time) {
 	q.unlockAndTell(store.Freed, 0)
 }
 
-func (q *quota) Observe(_ store.Booking, sent time.Time, seen []store.Observation) {
+func (q *quota) Observe(b store.Booking, seen []store.Observation) {
 	q.mu.Lock()
-	now, since := q.now(), moment(sent).At
+	now := q.now()
 	for _, o := range seen {
-		q.ledger.Observe(now, algorithms.Observation{Tier: o.Tier, Used: o.Used, Since: since, Exact: o.Exact && since >= q.exact})
+		q.ledger.Observe(now, algorithms.Observation{Tier: o.Tier, Used: o.Used, Since: b.At, Exact: o.Exact && b.At >= q.exact})
 		if o.Exact {
-			q.exact = max(q.exact, since)
+			q.exact = max(q.exact, b.At)
 		}
 	}
 	q.unlockAndTell(store.Freed, 0) // or taken, which who asks again learns

@@ -89,9 +89,8 @@ type Aligner interface {
 
 // An Observer is a Quota that can be told what the provider counts.
 type Observer interface {
-	// Observe tells it, by the response to a request and when that was sent. It does not
-	// block.
-	Observe(b Booking, sent time.Time, seen []Observation)
+	// Observe tells it, by the response to a request. It does not block.
+	Observe(b Booking, seen []Observation)
 }
 
 // An Observation is what the provider says it counts of a tier.
@@ -168,50 +167,18 @@ const (
 // A Booking is the answer to a Request.
 type Booking struct {
 	Verdict Verdict
+	Probe   bool              // it is the first after a pause, for which others wait
 	Tier    int               // where Later: the tier that decides, -1 for a pause, Probing for a request that tries whether it is over
 	Wait    time.Duration     // Forever where only a release can help
 	Flight  algorithms.Flight // names a held request to the store
 	Epoch   int64             // how many pauses the quota had seen
+	At      int64             // when it was admitted, as the store tells time
+	Outer   *Booking          // of the quota around this one, which the store does not know of
 	Ahead   *Ahead            // where it was booked for a time; nil for now
-	Beside  *Beside           // what few bookings have; nil if there is nothing
-}
-
-// Beside is what few bookings have. It is apart from the Booking so that this stays in the
-// processor's registers.
-type Beside struct {
-	Probe bool     // it is the first after a pause, for which others wait
-	Outer *Booking // of the quota around this one, which the store does not know of
 
 	// Crossed tells where calendar tiers have come to with this charge, or with others
 	// since the last one: each percent is told to one caller of all.
 	Crossed []algorithms.Crossing
-}
-
-// Probes tells whether others wait for the answer to the request.
-func (b Booking) Probes() bool { return b.Beside != nil && b.Beside.Probe }
-
-// Outer is the booking of the quota around this one, nil if there is none.
-func (b Booking) Outer() *Booking {
-	if b.Beside == nil {
-		return nil
-	}
-	return b.Beside.Outer
-}
-
-// Crossed is where calendar tiers have come to.
-func (b Booking) Crossed() []algorithms.Crossing {
-	if b.Beside == nil {
-		return nil
-	}
-	return b.Beside.Crossed
-}
-
-// Inside is the booking inside another one, which may be nil.
-func (b Booking) Inside(outer *Booking) Booking {
-	if outer != nil {
-		b.Beside = &Beside{b.Probes(), outer, b.Crossed()}
-	}
-	return b
 }
 
 // Probing is the Tier of a Booking that waits for the first request after a pause.
