@@ -343,6 +343,31 @@ func TestEstimateAboveCapacity(t *testing.T) {
 	})
 }
 
+// But of a budget no more can be set aside than there is.
+func TestEstimateAboveABudget(t *testing.T) {
+	tier := throttle.Budget(600, "tokens", throttle.Day)
+	tier.Estimated = true
+	lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{tier}}, nil)
+	for _, tt := range []struct {
+		estimate, actual int64
+		want             error
+	}{
+		{601, 0, throttle.ErrNever},
+		{500, 100, nil},
+		{501, 0, throttle.ErrExhausted},
+		{500, 550, nil}, // an estimate that was too low
+		{1, 0, throttle.ErrExhausted},
+	} {
+		p, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": tt.estimate})
+		if !errors.Is(err, tt.want) {
+			t.Errorf("%d: %v, want %v", tt.estimate, err, tt.want)
+		}
+		if err := p.Settle(throttle.Cost{"tokens": tt.actual}); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestPermitSettle(t *testing.T) {
 	lim := estimating(t, 600)
 	p, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": 300})

@@ -211,11 +211,17 @@ func (p *Plan) Estimates() bool { return p.estimates }
 // Estimated tells whether amounts of a unit are estimates until they are settled.
 func (p *Plan) Estimated(unit int) bool { return p.estimated[unit] }
 
-// Most is for each unit the largest amount that every tier can admit.
+// Most is for each unit the largest amount that every tier can admit; any amount of a
+// unit that a budget counts, of which more than the budget is refused.
 func (p *Plan) Most() []int64 {
 	most := slices.Repeat([]int64{MaxLimit}, len(p.units))
 	for i, t := range p.tiers {
 		most[p.unit[i]] = min(most[p.unit[i]], t.Capacity())
+	}
+	for i, t := range p.tiers {
+		if t.Budget {
+			most[p.unit[i]] = MaxLimit
+		}
 	}
 	return most
 }
