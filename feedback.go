@@ -101,15 +101,14 @@ const peekSize = 16 << 10
 func peek(resp *http.Response) []byte {
 	var begin bytes.Buffer
 	_, err := io.CopyN(&begin, resp.Body, peekSize)
-	rest := resp.Body
-	body := struct {
+	rest := io.Reader(resp.Body)
+	if err != nil {
+		rest = failed{err}
+	}
+	resp.Body = struct {
 		io.Reader
 		io.Closer
-	}{io.MultiReader(bytes.NewReader(begin.Bytes()), rest), rest}
-	if err != nil {
-		body.Reader = io.MultiReader(bytes.NewReader(begin.Bytes()), failed{err})
-	}
-	resp.Body = body
+	}{io.MultiReader(bytes.NewReader(begin.Bytes()), rest), resp.Body}
 	return begin.Bytes()
 }
 
@@ -128,7 +127,7 @@ func (a *attempt) observe(answer *answers.Answer) {
 		left = g.observe(*b, left)
 	}
 	for _, r := range left {
-		a.gate.heed(a.booking, r)
+		a.gate.heed(r)
 	}
 }
 
@@ -156,7 +155,7 @@ func (g *gate) observe(b store.Booking, readings []answers.Reading) (others []an
 
 // heed pauses the quota where the provider says that something is used up which is no
 // tier of the policy, until it says there will be more.
-func (g *gate) heed(b store.Booking, r answers.Reading) {
+func (g *gate) heed(r answers.Reading) {
 	if r.Has&answers.HasRemaining == 0 || r.Remaining > 0 || r.Has&answers.HasReset == 0 || r.Reset <= 0 || r.Full {
 		return
 	}

@@ -3,6 +3,7 @@ package throttle
 import (
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 
 	"github.com/apithrottle/throttle/answers"
@@ -114,13 +115,9 @@ func (t *terms) nothing() Cost {
 	return c
 }
 
-// actual is what a request cost, by its meter or else its estimate.
-func (t *terms) actual(estimate []int64, m Meter) []int64 {
-	if m == nil {
-		return estimate
-	}
-	actual, told := make([]int64, len(estimate)), m.Cost()
-	copy(actual, estimate)
+// actual is what a request cost: what was told, or else its estimate.
+func (t *terms) actual(estimate []int64, told Cost) []int64 {
+	actual := slices.Clone(estimate)
 	for u, unit := range t.units {
 		if n, ok := told[unit]; ok && t.estimated[u] {
 			actual[u] = min(max(0, n), mostActual)

@@ -60,24 +60,22 @@ func (g *gate) within(outer *gate) *gate {
 // one lives no longer than somebody holds its Limiter.
 func (g *gate) innermost() *gate {
 	if n, ok := g.quota.(*nested); ok {
-		return n.inner.innermost()
+		return n.inner
 	}
 	return g
 }
 
-// A nested quota is one inside others. A cost has the inner units first.
+// A nested quota is one inside others, and is not nested itself: see within. A cost has
+// the inner units first.
 type nested struct {
 	store.Quota
-	inner *gate
+	inner *gate // never nested
 	outer *gate
 	units int
 	index []int // of each unit of the outer quota, where in a cost it is
 }
 
-var (
-	_ store.Forecaster = (*nested)(nil)
-	_ store.Idler      = (*nested)(nil)
-)
+var _ store.Forecaster = (*nested)(nil)
 
 func (n *nested) innerCost(cost []int64) []int64 { return n.inner.clamp(cost[:n.units]) }
 
@@ -143,11 +141,8 @@ func (n *nested) reserve(ctx context.Context, r store.Request, charge func(conte
 		asked.Yields, asked.Headroom = r.Yields, r.Headroom
 	}
 	inner.Patience, outer.Patience = &asked, n.outer.fresh(ctx)
-	if r.Asks() {
-		outer.Patience = &store.Patience{Ask: true}
-	}
 	b, err := n.Quota.Reserve(ctx, inner)
-	if err != nil || b.Verdict != store.Ready || n.outer.free(outer.Cost) && r.Asks() {
+	if err != nil || b.Verdict != store.Ready {
 		return b, err
 	}
 	var around *store.Booking
@@ -216,11 +211,6 @@ func (n *nested) Return(ctx context.Context, b store.Booking, cost []int64) erro
 		err = errors.Join(err, n.outer.quota.Return(ctx, *b.Outer, n.outerCost(cost)))
 	}
 	return err
-}
-
-func (n *nested) Idle() bool {
-	q, ok := n.Quota.(store.Idler)
-	return !ok || q.Idle()
 }
 
 // Forecast is that of the inner quota, as if the outer one were idle.

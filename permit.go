@@ -55,7 +55,7 @@ func (p *Permit) Settle(actual Cost) error {
 	}
 	p.Arrived()
 	if p.gate.estimates && p.first(settled) {
-		p.gate.reckon(p.booking, p.cost, p.gate.actual(p.cost, told(actual)))
+		p.gate.reckon(p.booking, p.cost, p.gate.actual(p.cost, actual))
 	}
 	return nil
 }
@@ -73,12 +73,6 @@ func (t *terms) settles(actual Cost) error {
 	}
 	return nil
 }
-
-// told is a meter of what is known.
-type told Cost
-
-func (told) Write(p []byte) (int, error) { return len(p), nil }
-func (t told) Cost() Cost                { return Cost(t) }
 
 // Release says that the request is over: the response's body has ended. What was not
 // settled cost what was estimated.

@@ -14,7 +14,7 @@ import (
 
 // A Tier is one limit of a provider: so many units in so much time, and how the
 // provider counts them. See [algorithms.Tier] for its fields: Limit, Window,
-// Algorithm, Burst, Precision, Phase, Unit, Spread, Period, Zone and Budget.
+// Algorithm, Burst, Precision, Phase, Unit, Spread, Period, Zone, Budget and Estimated.
 type Tier = algorithms.Tier
 
 // An Algorithm names the way a provider counts.

@@ -191,7 +191,9 @@ func (a *attempt) over(m Meter) {
 	if a.gate.estimates {
 		actual := a.cost
 		defer func() { a.gate.reckon(a.booking, a.cost, actual) }()
-		actual = a.gate.actual(a.cost, m)
+		if m != nil {
+			actual = a.gate.actual(a.cost, m.Cost())
+		}
 	}
 }
 

@@ -39,14 +39,6 @@ func parsePeriod(name string) (p Period, ok bool) {
 	return NoPeriod, false
 }
 
-func parseBool(value string) (bool, error) {
-	switch value {
-	case "true", "false":
-		return value == "true", nil
-	}
-	return false, fmt.Errorf("%q is neither true nor false", value)
-}
-
 // Budget is a Tier of so much of a unit in every calendar period, by UTC, which
 // refuses what it has no room for instead of having it wait.
 //

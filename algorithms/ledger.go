@@ -70,8 +70,8 @@ func (l *Ledger) Plan() *Plan { return l.plan }
 
 // Earliest returns the first instant from now on at which every tier admits the
 // cost, behind everything that has landed or is on its way, and the tier that
-// decides it, -1 if that is now; a budget that has no room before all others. It is Never where only a release can help. But for
-// its clock the ledger stays as it was.
+// decides it, -1 if that is now; a budget that has no room before all others. It is
+// Never where only a release can help. But for its clock the ledger stays as it was.
 func (l *Ledger) Earliest(now Moment, cost []int64) (at int64, tier int) {
 	return l.earliest(l.advance(now), cost, 0)
 }

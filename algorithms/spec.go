@@ -177,3 +177,11 @@ func ParseCount(s string) (int64, error) {
 	}
 	return n, nil
 }
+
+func parseBool(value string) (bool, error) {
+	switch value {
+	case "true", "false":
+		return value == "true", nil
+	}
+	return false, fmt.Errorf("%q is neither true nor false", value)
+}

@@ -15,8 +15,8 @@ import (
 )
 
 // Leases are what this process holds of the tiers that limit concurrency, and what it
-// has estimated and not settled. Every call says how much that is, in all, so that a grant whose reply was lost is given
-// back by the next one; and calls take turns and are numbered, so that one which
+// has estimated and not settled. Every call says how much that is, in all, so that a
+// grant whose reply was lost is given back by the next one; and calls take turns and are numbered, so that one which
 // arrives late changes nothing. The methods of nil leases do nothing.
 type leases struct {
 	quota *quota
@@ -109,16 +109,16 @@ func (l *leases) grant(got []store.Booking) {
 	defer l.mu.Unlock()
 	for _, b := range got {
 		if b.Verdict == store.Admitted {
-			l.add(b.Ahead.Cost, 1)
+			l.add(b.Ahead.Cost)
 		}
 	}
 	l.renewLater()
 }
 
-func (l *leases) add(cost []int64, sign int64) {
+func (l *leases) add(cost []int64) {
 	for u, n := range cost {
 		if l.holds[u] {
-			l.held[u] += sign * n
+			l.held[u] += n
 		}
 	}
 }

@@ -114,13 +114,11 @@ func (s *share) settle(b store.Booking, cost, actual []int64) {
 	defer s.mu.Unlock()
 	s.ledger.Settle(moment(time.Now()), cost, actual)
 	for u := range cost {
-		if s.plan().Estimated(u) {
+		if s.ledger.Plan().Estimated(u) {
 			s.owed[u] = max(0, s.owed[u]+actual[u]-cost[u])
 		}
 	}
 }
-
-func (s *share) plan() *algorithms.Plan { return s.ledger.Plan() }
 
 func (s *share) release(cost []int64) {
 	if s == nil {

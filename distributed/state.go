@@ -76,10 +76,9 @@ func (q *quota) reserve(r store.Request) (store.Booking, error) {
 
 // Pause stops the fleet, and if Redis is away at least this process.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) {
-	flag := map[bool]int{true: 1}
 	length := algorithms.Micros(p.For)
 	q.leases.lock()
-	reply, t, err := q.call(ctx, append(q.begin("p", 5), length, flag[p.Close], flag[p.Once], p.Epoch, flag[p.Probe]))
+	reply, t, err := q.call(ctx, append(q.begin("p", 5), length, bit(p.Close), bit(p.Once), p.Epoch, bit(p.Probe)))
 	q.leases.unlock(err)
 	if err != nil {
 		return q.pauseAlone(p), err
@@ -87,6 +86,14 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) 
 	h := parseHeader(reply)
 	q.learn(h, t)
 	return store.Paused{Applied: reply[headerLen] == 1, Epoch: h.epoch}, nil
+}
+
+// bit is how the script is told yes or no.
+func bit(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
 }
 
 func (q *quota) pauseAlone(p store.Pause) store.Paused {
@@ -301,11 +308,7 @@ func (q *quota) Observe(b store.Booking, seen []store.Observation) {
 		q.leases.lock()
 		args := q.begin("o", 4*len(seen))
 		for _, o := range seen {
-			exact := 0
-			if o.Exact {
-				exact = 1
-			}
-			args = append(args, o.Tier+1, o.Used, b.At, exact)
+			args = append(args, o.Tier+1, o.Used, b.At, bit(o.Exact))
 		}
 		reply, t, err := q.call(context.Background(), args)
 		q.leases.unlock(err)

@@ -234,12 +234,7 @@ func (q *quota) Settle(store.Booking, []int64, []int64, func([]algorithms.Crossi
 // Observe is told to the file with the next transaction.
 func (q *quota) Observe(b store.Booking, seen []store.Observation) {
 	q.hear(func(t *turn) {
-		for _, o := range seen {
-			t.ledger.Observe(t.now, algorithms.Observation{Tier: o.Tier, Used: o.Used, Since: b.At, Exact: o.Exact && b.At >= t.exact})
-			if o.Exact {
-				t.exact = max(t.exact, b.At)
-			}
-		}
+		t.exact = store.Observe(&t.ledger, t.now, b.At, t.exact, seen)
 	})
 }
 

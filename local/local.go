@@ -255,13 +255,7 @@ func (q *quota) Align(from, to time.Time) {
 
 func (q *quota) Observe(b store.Booking, seen []store.Observation) {
 	q.mu.Lock()
-	now := q.now()
-	for _, o := range seen {
-		q.ledger.Observe(now, algorithms.Observation{Tier: o.Tier, Used: o.Used, Since: b.At, Exact: o.Exact && b.At >= q.exact})
-		if o.Exact {
-			q.exact = max(q.exact, b.At)
-		}
-	}
+	q.exact = store.Observe(&q.ledger, q.now(), b.At, q.exact, seen)
 	q.unlockAndTell(store.Freed, 0) // or taken, which who asks again learns
 }
 

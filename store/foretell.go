@@ -64,3 +64,17 @@ func (f *forecast) Book(r Request, within time.Duration) (time.Duration, bool) {
 	}
 	return wait, true
 }
+
+// Observe tells a ledger what the provider says it counts, by the response to a request
+// that was admitted at an instant. What is exact holds only if the request was not admitted
+// before the one whose response last was: exact is when that was, and what it becomes.
+func Observe(l *algorithms.Ledger, now algorithms.Moment, admitted, exact int64, seen []Observation) int64 {
+	latest := exact
+	for _, o := range seen {
+		l.Observe(now, algorithms.Observation{Tier: o.Tier, Used: o.Used, Since: admitted, Exact: o.Exact && admitted >= exact})
+		if o.Exact {
+			latest = max(latest, admitted)
+		}
+	}
+	return latest
+}

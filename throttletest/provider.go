@@ -14,7 +14,6 @@
 package throttletest
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -194,11 +193,11 @@ func (p *Provider) serve(r *http.Request) (*answer, error) {
 	if err := drain(r.Body); err != nil {
 		return nil, err
 	}
-	if err := sleep(r.Context(), p.Delay); err != nil {
+	if err := memory.Sleep(r.Context(), p.Delay); err != nil {
 		return nil, err // it never reached the counter
 	}
 	a := p.count(r.URL.Path, cost)
-	if err := sleep(r.Context(), p.Hold); err != nil {
+	if err := memory.Sleep(r.Context(), p.Hold); err != nil {
 		a.release() // it stays counted, but its place in flight is free
 		return nil, err
 	}
@@ -286,19 +285,4 @@ func drain(body io.ReadCloser) error {
 	defer body.Close()
 	_, err := io.Copy(io.Discard, body)
 	return err
-}
-
-// sleep blocks for what draw returns, or until the context ends.
-func sleep(ctx context.Context, draw func() time.Duration) error {
-	if draw == nil {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(draw())
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }

@@ -1,11 +1,13 @@
-// Package memory makes responses without a network, for providers to test against.
+// Package memory has responses and delays without a network, for providers to test against.
 package memory
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"strings"
+	"time"
 )
 
 // Response answers a request. release is called, maybe more than once, when the body has
@@ -40,4 +42,18 @@ func (b *body) Read(buf []byte) (int, error) {
 func (b *body) Close() error {
 	b.release()
 	return nil
+}
+
+// Sleep blocks for what draw returns, or until the context ends. A nil draw is no delay.
+func Sleep(ctx context.Context, draw func() time.Duration) error {
+	if draw == nil {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(draw())
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return ctx.Err()
 }

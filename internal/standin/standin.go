@@ -10,7 +10,6 @@ package standin
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"io"
 	"maps"
 	"math/rand/v2"
@@ -124,7 +123,7 @@ func (s *Server) serve(r *http.Request) (reply Reply, release func(), err error)
 		call.Request = r.WithContext(r.Context()) // r is the caller's
 		call.Request.Body = io.NopCloser(bytes.NewReader(call.Body))
 	}
-	if err := sleep(r.Context(), s.Latency); err != nil {
+	if err := memory.Sleep(r.Context(), s.Latency); err != nil {
 		return reply, nil, err // it was never counted
 	}
 	reply = s.count(call)
@@ -135,7 +134,7 @@ func (s *Server) serve(r *http.Request) (reply Reply, release func(), err error)
 			reply.Release()
 		}
 	})
-	if err := sleep(r.Context(), s.Hold); err != nil {
+	if err := memory.Sleep(r.Context(), s.Hold); err != nil {
 		release()
 		return reply, nil, err
 	}
@@ -161,21 +160,6 @@ func (s *Server) count(c *Call) (r Reply) {
 	}
 	r.Header["Date"] = c.Now.UTC().Format(http.TimeFormat)
 	return r
-}
-
-// sleep blocks for what draw returns, or until the context ends.
-func sleep(ctx context.Context, draw func() time.Duration) error {
-	if draw == nil {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(draw())
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 // Between draws lengths of time from low to high.
