@@ -32,7 +32,7 @@ func (b backoff) pause(most time.Duration) time.Duration {
 
 // refused pauses the quota for everyone after a response that refused, or closes it
 // after one that bans or asks for more than a pause may last.
-func (g *gate) refused(ctx context.Context, b store.Booking, r answers.Refusal) error {
+func (g *gate) refused(ctx context.Context, b store.Decision, r answers.Refusal) error {
 	most := g.policy.maxPause()
 	switch {
 	case r.Known:
@@ -60,7 +60,7 @@ func (g *gate) refused(ctx context.Context, b store.Booking, r answers.Refusal) 
 }
 
 // accepted ends the back-off, if the request was admitted after its last pause.
-func (g *gate) accepted(b store.Booking) {
+func (g *gate) accepted(b store.Decision) {
 	room := g.innermost().room.Load()
 	if room == nil {
 		return

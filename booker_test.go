@@ -33,7 +33,7 @@ type farStore struct {
 	away     error
 	full     bool // only a release helps
 	calls    int
-	returned []store.Booking
+	returned []store.Decision
 	watchers map[*func(store.Change, time.Duration)]struct{}
 }
 
@@ -54,7 +54,7 @@ type farQuota struct {
 
 var dayOne = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // a synctest bubble begins
 
-func (q *farQuota) Book(behind *store.Ahead, requests []store.Request, done func([]store.Booking, error)) {
+func (q *farQuota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 	go func() {
 		sent := time.Now()
 		time.Sleep(q.s.trip / 2)
@@ -62,15 +62,15 @@ func (q *farQuota) Book(behind *store.Ahead, requests []store.Request, done func
 		got, err := q.s.book(sent, now, requests)
 		time.Sleep(q.s.trip / 2)
 		for i, b := range got {
-			if b.Ahead != nil { // they were told from the server's time, and the reply took time
-				got[i].Ahead.Start = b.Ahead.Start.Add(time.Since(now))
+			if b.Reservation != nil { // they were told from the server's time, and the reply took time
+				got[i].Reservation.Start = b.Reservation.Start.Add(time.Since(now))
 			}
 		}
 		done(got, err)
 	}()
 }
 
-func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []store.Booking, err error) {
+func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []store.Decision, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls++
@@ -81,16 +81,16 @@ func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []st
 	first := true
 	for _, r := range requests[:min(s.most, len(requests))] {
 		if s.shut && s.until > m.At {
-			got = append(got, store.Booking{Verdict: store.Closed, Tier: -1, Wait: m.Until(s.until)})
+			got = append(got, store.Decision{Verdict: store.Closed, Tier: -1, Wait: m.Until(s.until)})
 			continue
 		}
 		at, tier := s.ledger.Earliest(m.Later(max(s.until, s.last)), r.Cost)
-		b := store.Booking{Tier: tier, Wait: m.Until(at)}
+		b := store.Decision{Tier: tier, Wait: m.Until(at)}
 		switch {
 		case s.full:
 			b.Wait = 500 * ms // as a store says that may miss it
 			return append(got, b), nil
-		case b.Wait > r.Within:
+		case b.Wait > r.MaxWait:
 			b.Verdict = store.Late
 		case !first && b.Wait > s.horizon:
 			return append(got, b), nil
@@ -99,14 +99,14 @@ func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []st
 			s.ledger.Charge(m.Later(at), r.Cost, 0, false)
 			start := now.Add(b.Wait)
 			b.Verdict = store.Admitted
-			b.Ahead = &store.Ahead{Start: start, End: sent.Add(b.Wait + 50*ms), Again: start.Add(-s.lead), At: at, Cost: r.Cost}
+			b.Reservation = &store.Reservation{Start: start, End: sent.Add(b.Wait + 50*ms), Again: start.Add(-s.lead), At: at, Cost: r.Cost}
 		}
 		got = append(got, b)
 	}
 	return got, nil
 }
 
-func (q *farQuota) Unbook(bookings []store.Booking) {
+func (q *farQuota) Cancel(bookings []store.Decision) {
 	q.s.mu.Lock()
 	defer q.s.mu.Unlock()
 	q.s.returned = append(q.s.returned, bookings...)
@@ -274,7 +274,7 @@ func TestBookedCancel(t *testing.T) {
 		if !errors.Is(callers[1].err, context.Canceled) {
 			t.Errorf("the first to leave got %v", callers[1].err)
 		}
-		if len(s.returned) != 2 || s.returned[0].Ahead.At < 400_000 {
+		if len(s.returned) != 2 || s.returned[0].Reservation.At < 400_000 {
 			t.Errorf("given back: %+v, want the times of the last two", s.returned)
 		}
 	})
@@ -295,7 +295,7 @@ func TestBookedMixedCosts(t *testing.T) {
 		if want := []time.Duration{0, 50 * ms, 300 * ms, 400 * ms}; !slices.Equal(ends(callers), want) {
 			t.Errorf("they ended at %v, want %v", ends(callers), want)
 		}
-		if len(s.returned) != 1 || s.returned[0].Ahead.At != 100_000 {
+		if len(s.returned) != 1 || s.returned[0].Reservation.At != 100_000 {
 			t.Errorf("given back: %v", s.returned)
 		}
 	})
@@ -361,7 +361,7 @@ func TestBookedPause(t *testing.T) {
 		if callers[2].ended < 250*ms {
 			t.Errorf("number 2 went at %v, inside the pause", callers[2].ended)
 		}
-		if len(s.returned) != 1 || s.returned[0].Ahead.At != 200_000 {
+		if len(s.returned) != 1 || s.returned[0].Reservation.At != 200_000 {
 			t.Errorf("dropped: %+v, want the time at 200ms alone", s.returned)
 		}
 	})

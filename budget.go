@@ -85,7 +85,7 @@ func formatAlertAt(at []int) string {
 }
 
 // reckon tells the quota what a request has really cost.
-func (g *gate) reckon(b store.Booking, cost, actual []int64) {
+func (g *gate) reckon(b store.Decision, cost, actual []int64) {
 	g.quota.Settle(b, cost, actual, g.alert)
 }
 
@@ -108,7 +108,7 @@ func (g *gate) alert(crossed []algorithms.Crossing) {
 }
 
 // exhausted is the refusal of what a budget has no room for.
-func (g *gate) exhausted(b store.Booking) error {
+func (g *gate) exhausted(b store.Decision) error {
 	e := g.refuse(ErrExhausted, b.Tier, b.Wait)
 	if b.Wait < forever {
 		e.Until = time.Now().Add(b.Wait)

@@ -132,7 +132,7 @@ func (a *attempt) observe(answer *answers.Answer) {
 }
 
 // observe takes the readings that are of the gate's own tiers, and returns the others.
-func (g *gate) observe(b store.Booking, readings []answers.Reading) (others []answers.Reading) {
+func (g *gate) observe(b store.Decision, readings []answers.Reading) (others []answers.Reading) {
 	var seen []store.Observation
 	for _, r := range readings {
 		tier := g.tierOf(r)
@@ -148,7 +148,7 @@ func (g *gate) observe(b store.Booking, readings []answers.Reading) (others []an
 		}
 	}
 	if o, ok := g.innermost().quota.(store.Observer); ok && len(seen) > 0 {
-		o.Observe(b, seen)
+		o.Observe(b, nil, seen)
 	}
 	return others
 }

@@ -89,16 +89,16 @@ func (n *nested) outerPart(cost []int64) []int64 {
 	return part
 }
 
-// Reserve does not wait: it is refused where others stand in the outer line.
-func (n *nested) Reserve(ctx context.Context, r store.Request) (store.Booking, error) {
-	return n.reserve(ctx, r, func(ctx context.Context, r store.Request) (store.Booking, error) {
+// TryAcquire does not wait: it is refused where others stand in the outer line.
+func (n *nested) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
+	return n.reserve(ctx, r, func(ctx context.Context, r store.Request) (store.Decision, error) {
 		if err := n.outer.fits(r.Cost); err != nil {
-			return store.Booking{}, err
+			return store.Decision{}, err
 		}
 		if n.outer.waiting() > 0 {
-			return store.Booking{Tier: -1, Wait: forever}, nil
+			return store.Decision{Tier: -1, Wait: forever}, nil
 		}
-		b, err := n.outer.quota.Reserve(ctx, r)
+		b, err := n.outer.quota.TryAcquire(ctx, r)
 		switch {
 		case err == nil && b.Verdict == store.Closed:
 			err = n.outer.banned(b.Wait)
@@ -113,12 +113,12 @@ func (n *nested) Reserve(ctx context.Context, r store.Request) (store.Booking, e
 // stand asks for the first waiter of a room. One of a nested quota stands in the outer
 // line, until somebody comes who goes ahead of it, or the inner quota is paused: then it is
 // called back.
-func (g *gate) stand(ctx context.Context, r store.Request) (store.Booking, error) {
+func (g *gate) stand(ctx context.Context, r store.Request) (store.Decision, error) {
 	n, ok := g.quota.(*nested)
 	if !ok {
-		return g.quota.Reserve(ctx, r)
+		return g.quota.TryAcquire(ctx, r)
 	}
-	limited, recall := context.WithTimeout(ctx, r.Within) // Forever is out of reach
+	limited, recall := context.WithTimeout(ctx, r.MaxWait) // Forever is out of reach
 	defer recall()
 	room := g.aside()
 	room.mu.Lock()
@@ -126,26 +126,26 @@ func (g *gate) stand(ctx context.Context, r store.Request) (store.Booking, error
 	room.mu.Unlock()
 	b, err := n.reserve(limited, r, n.outer.admit)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		return store.Booking{Tier: -1}, nil // the room says who is next, or how late it is
+		return store.Decision{Tier: -1}, nil // the room says who is next, or how late it is
 	}
 	return b, err
 }
 
 // reserve asks the inner quota whether it is ready, has the outer one charged, and then
 // charges the inner one.
-func (n *nested) reserve(ctx context.Context, r store.Request, charge func(context.Context, store.Request) (store.Booking, error)) (store.Booking, error) {
+func (n *nested) reserve(ctx context.Context, r store.Request, charge func(context.Context, store.Request) (store.Decision, error)) (store.Decision, error) {
 	inner, outer := r, r
 	inner.Cost, outer.Cost, outer.Guard = n.innerCost(r.Cost), n.outerCost(r.Cost), n.guard(r)
-	asked := store.Patience{Ask: true}
-	if r.Patience != nil {
-		asked.Yields, asked.Headroom = r.Yields, r.Headroom
+	asked := store.WaitSpec{DryRun: true}
+	if r.WaitSpec != nil {
+		asked.YieldFor, asked.Headroom = r.YieldFor, r.Headroom
 	}
-	inner.Patience, outer.Patience = &asked, n.outer.fresh(ctx)
-	b, err := n.Quota.Reserve(ctx, inner)
+	inner.WaitSpec, outer.WaitSpec = &asked, n.outer.fresh(ctx)
+	b, err := n.Quota.TryAcquire(ctx, inner)
 	if err != nil || b.Verdict != store.Ready {
 		return b, err
 	}
-	var around *store.Booking
+	var around *store.Decision
 	if !n.outer.free(outer.Cost) {
 		ob, err := charge(ctx, outer)
 		if err != nil || ob.Verdict != store.Admitted {
@@ -154,12 +154,12 @@ func (n *nested) reserve(ctx context.Context, r store.Request, charge func(conte
 		}
 		around = &ob
 	}
-	inner.Patience = r.Patience
-	if b, err = n.Quota.Reserve(ctx, inner); err == nil && b.Verdict == store.Admitted {
+	inner.WaitSpec = r.WaitSpec
+	if b, err = n.Quota.TryAcquire(ctx, inner); err == nil && b.Verdict == store.Admitted {
 		if b.Outer = around; !isVoid(around) {
 			return b, nil
 		}
-		return store.Booking{Tier: -1}, n.Return(context.WithoutCancel(ctx), b, r.Cost)
+		return store.Decision{Tier: -1}, n.Return(context.WithoutCancel(ctx), b, r.Cost)
 	}
 	if around != nil { // somebody else has used the inner quota, or it was paused
 		_ = n.outer.quota.Return(context.WithoutCancel(ctx), *around, outer.Cost)
@@ -168,8 +168,8 @@ func (n *nested) reserve(ctx context.Context, r store.Request, charge func(conte
 }
 
 // isVoid tells whether a booking took so long to get that it can't be used any more.
-func isVoid(b *store.Booking) bool {
-	return b != nil && b.Ahead != nil && b.Ahead.Void(time.Now())
+func isVoid(b *store.Decision) bool {
+	return b != nil && b.Reservation != nil && b.Reservation.Expired(time.Now())
 }
 
 // guard is that of the outer request, which is learned with the inner one.
@@ -180,14 +180,21 @@ func (n *nested) guard(r store.Request) time.Duration {
 	return n.outer.guard()
 }
 
-func (n *nested) Arrived(b store.Booking, cost []int64) {
+func (n *nested) Arrived(b store.Decision, cost []int64) {
 	n.Quota.Arrived(b, n.innerCost(cost))
 	if b.Outer != nil {
 		n.outer.quota.Arrived(*b.Outer, n.outerCost(cost))
 	}
 }
 
-func (n *nested) Release(b store.Booking, cost []int64) {
+func (n *nested) Unanswered(b store.Decision, cost []int64) {
+	n.Quota.Unanswered(b, n.innerCost(cost))
+	if b.Outer != nil {
+		n.outer.quota.Unanswered(*b.Outer, n.outerCost(cost))
+	}
+}
+
+func (n *nested) Release(b store.Decision, cost []int64) {
 	if n.inner.concurrent {
 		n.Quota.Release(b, n.innerCost(cost))
 	}
@@ -196,7 +203,7 @@ func (n *nested) Release(b store.Booking, cost []int64) {
 	}
 }
 
-func (n *nested) Settle(b store.Booking, cost, actual []int64, crossed func([]algorithms.Crossing)) {
+func (n *nested) Settle(b store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
 	if n.inner.estimates {
 		n.Quota.Settle(b, n.innerCost(cost), actual[:n.units], crossed)
 	}
@@ -205,7 +212,7 @@ func (n *nested) Settle(b store.Booking, cost, actual []int64, crossed func([]al
 	}
 }
 
-func (n *nested) Return(ctx context.Context, b store.Booking, cost []int64) error {
+func (n *nested) Return(ctx context.Context, b store.Decision, cost []int64) error {
 	err := n.Quota.Return(ctx, b, n.innerCost(cost))
 	if b.Outer != nil {
 		err = errors.Join(err, n.outer.quota.Return(ctx, *b.Outer, n.outerCost(cost)))

@@ -15,7 +15,7 @@ import (
 // concurrent use.
 type Permit struct {
 	gate    *gate
-	booking store.Booking
+	booking store.Decision
 	cost    []int64
 	journey journey
 	state   atomic.Uint32

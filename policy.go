@@ -286,7 +286,7 @@ type terms struct {
 	plan   *algorithms.Plan
 	one    []int64         // the cost of one request
 	books  bool            // the quotas book ahead
-	yields *store.Patience // of a Batch request that has just come; nil if it leaves no headroom
+	yields *store.WaitSpec // of a Batch request that has just come; nil if it leaves no headroom
 
 	units      []string // what a cost counts, those of the scopes around included
 	estimated  []bool   // of each unit
@@ -314,7 +314,7 @@ func newTerms(p Policy) (*terms, error) {
 	}
 	t.one = t.requests(1)
 	if p.Headroom > 0 {
-		t.yields = &store.Patience{Yields: p.ageing(), Headroom: int64(p.Headroom)}
+		t.yields = &store.WaitSpec{YieldFor: p.ageing(), Headroom: int64(p.Headroom)}
 	}
 	return t, nil
 }

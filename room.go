@@ -23,7 +23,7 @@ type room struct {
 	mu      sync.Mutex      // guards all below
 	queue   list.List       // of *waiter, by rank
 	lines   [classes]line   // by class
-	booked  []store.Booking // the times of the first places, in order
+	booked  []store.Decision // the times of the first places, in order
 	asking  []*waiter       // those for whom the quota is being asked, which may have charged them already
 	changed bool            // something changed since it was asked
 	told    *waiter         // who was told to ask again
@@ -63,7 +63,7 @@ type waiter struct {
 	wake     chan struct{} // holds one: look again
 	place    *list.Element // nil once it is out of the queue
 	out      atomic.Bool   // it is out of the queue, with one of these:
-	booking  store.Booking
+	booking  store.Decision
 	refusal  error
 }
 
@@ -96,10 +96,10 @@ func (g *gate) waiting() int {
 
 // wait takes a place in the queue and blocks until the request is admitted, its
 // context ends, or it is known to be late.
-func (g *gate) wait(ctx context.Context, req store.Request) (store.Booking, error) {
+func (g *gate) wait(ctx context.Context, req store.Request) (store.Decision, error) {
 	w, ask, nap, err := g.join(ctx, req)
 	if err != nil {
-		return store.Booking{}, err
+		return store.Decision{}, err
 	}
 	for {
 		if ask {
@@ -158,7 +158,7 @@ func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool
 	}
 	now := time.Now()
 	w.rank = g.policy.rank(w.class, now)
-	w.request.Patience = g.patience(w, now)
+	w.request.WaitSpec = g.patience(w, now)
 	overtaken := g.overtaken(r, w)
 	if err := g.foresee(r, w, overtaken); err != nil {
 		return nil, false, 0, err
@@ -179,10 +179,10 @@ func (g *gate) join(ctx context.Context, req store.Request) (w *waiter, ask bool
 
 // patience is how a waiter's request waits from now on: a Batch one counts as a Normal
 // one that came when it had waited for Ageing, and yields until then.
-func (g *gate) patience(w *waiter, now time.Time) *store.Patience {
-	p := &store.Patience{Within: max(0, w.left())}
+func (g *gate) patience(w *waiter, now time.Time) *store.WaitSpec {
+	p := &store.WaitSpec{MaxWait: max(0, w.left())}
 	if old := w.rank.Add(-g.policy.ageing()); w.class == Batch && old.After(now) {
-		p.Yields, p.Headroom = old.Sub(now), int64(g.policy.Headroom)
+		p.YieldFor, p.Headroom = old.Sub(now), int64(g.policy.Headroom)
 	}
 	return p
 }
@@ -254,7 +254,7 @@ func (g *gate) step(w *waiter) (ask bool, nap time.Duration) {
 
 func (g *gate) next(r *room, w *waiter) (ask bool, nap time.Duration) {
 	now := time.Now()
-	if len(r.booked) > 0 && !r.booked[0].Ahead.Start.After(now) {
+	if len(r.booked) > 0 && !r.booked[0].Reservation.Start.After(now) {
 		g.settle(r, now, w)
 	}
 	switch {
@@ -270,7 +270,7 @@ func (g *gate) next(r *room, w *waiter) (ask bool, nap time.Duration) {
 		}
 		return false, nap
 	case w.place == r.queue.Front() && len(r.booked) > 0:
-		return false, time.Until(r.booked[0].Ahead.Start)
+		return false, time.Until(r.booked[0].Reservation.Start)
 	}
 	return false, forever
 }
@@ -288,7 +288,7 @@ func (r *room) first() *list.Element {
 func (r *room) due(first *waiter) time.Time {
 	var due time.Time
 	if n := len(r.booked); n > 0 {
-		due = r.booked[n-1].Ahead.Again
+		due = r.booked[n-1].Reservation.Again
 	}
 	if (first == r.told || r.outage != nil) && !r.toldAt.Before(due) { // it was asked then, in vain
 		return r.askAt
@@ -315,7 +315,7 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 	for ; e != nil && len(r.asking) < most; e = e.Next() {
 		w := e.Value.(*waiter)
 		w.request.Guard = g.guard()
-		w.request.Patience = g.patience(w, now)
+		w.request.WaitSpec = g.patience(w, now)
 		r.asking = append(r.asking, w)
 	}
 	r.changed = false
@@ -323,7 +323,7 @@ func (g *gate) prepare(r *room, now time.Time) bool {
 }
 
 // booker is the quota, which books ahead.
-func (g *gate) booker() store.Booker { return g.quota.(store.Booker) }
+func (g *gate) booker() store.Reserver { return g.quota.(store.Reserver) }
 
 // ask asks the quota, after prepare.
 func (g *gate) ask(ctx context.Context) {
@@ -331,24 +331,24 @@ func (g *gate) ask(ctx context.Context) {
 	if !g.books {
 		w := r.asking[0] // the caller's own: nobody else changes asking meanwhile
 		b, err := g.stand(ctx, w.request)
-		g.answered([]store.Booking{b}, err)
+		g.answered([]store.Decision{b}, err)
 		return
 	}
 	r.mu.Lock()
-	var behind *store.Ahead
+	var behind *store.Reservation
 	if n := len(r.booked); n > 0 {
-		behind = r.booked[n-1].Ahead
+		behind = r.booked[n-1].Reservation
 	}
 	requests := make([]store.Request, len(r.asking))
 	for i, w := range r.asking {
 		requests[i] = w.request
 	}
 	r.mu.Unlock()
-	g.booker().Book(behind, requests, g.answered)
+	g.booker().Reserve(behind, requests, g.answered)
 }
 
 // answered is told the quota's answers for those who were first in asking.
-func (g *gate) answered(got []store.Booking, err error) {
+func (g *gate) answered(got []store.Decision, err error) {
 	r := g.aside()
 	r.mu.Lock()
 	now := time.Now()
@@ -388,9 +388,9 @@ func (g *gate) answered(got []store.Booking, err error) {
 }
 
 // answer acts on the answer for one waiter, who may have left.
-func (g *gate) answer(r *room, w *waiter, b store.Booking, now time.Time) {
+func (g *gate) answer(r *room, w *waiter, b store.Decision, now time.Time) {
 	switch {
-	case b.Verdict == store.Admitted && g.books && b.Ahead != nil:
+	case b.Verdict == store.Admitted && g.books && b.Reservation != nil:
 		r.booked = append(r.booked, b)
 	case b.Verdict == store.Admitted:
 		w.booking = b
@@ -404,8 +404,8 @@ func (g *gate) answer(r *room, w *waiter, b store.Booking, now time.Time) {
 		b.Tier == -1 && !w.deadline.IsZero() && w.deadline.Sub(now) < b.Wait: // a pause makes it late
 		g.expel(r, w, g.refuse(ErrDeadline, b.Tier, b.Wait))
 	default:
-		if w.request.Yields > 0 { // then it may go where it may not now
-			b.Wait = min(b.Wait, w.request.Yields)
+		if w.request.YieldFor > 0 { // then it may go where it may not now
+			b.Wait = min(b.Wait, w.request.YieldFor)
 		}
 		r.told, r.askAt = w, now.Add(b.Wait)
 	}
@@ -436,7 +436,7 @@ func (g *gate) unavailable(r *room, ended error) error {
 
 // quit gives up the place of a waiter whose context has ended. It was charged
 // nothing; a time that was booked for it goes to those behind.
-func (g *gate) quit(w *waiter, err error) (store.Booking, error) {
+func (g *gate) quit(w *waiter, err error) (store.Decision, error) {
 	r := g.aside()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -449,7 +449,7 @@ func (g *gate) quit(w *waiter, err error) (store.Booking, error) {
 	g.remove(r, w)
 	r.outdate()
 	g.settle(r, time.Now(), nil)
-	return store.Booking{}, err
+	return store.Decision{}, err
 }
 
 // expel refuses a waiter, if it is still in the queue.
@@ -501,7 +501,7 @@ func (r *room) forget() {
 // wakes whoever has to look at the clock anew, but for the caller itself.
 func (g *gate) settle(r *room, now time.Time, self *waiter) {
 	unused := g.match(r, now)
-	for len(r.booked) > 0 && !r.booked[0].Ahead.Start.After(now) {
+	for len(r.booked) > 0 && !r.booked[0].Reservation.Start.After(now) {
 		w := r.queue.Front().Value.(*waiter)
 		w.booking = r.booked[0]
 		r.booked = r.booked[1:]
@@ -519,22 +519,22 @@ func (g *gate) settle(r *room, now time.Time, self *waiter) {
 		}
 	}
 	if len(unused) > 0 {
-		g.booker().Unbook(unused)
+		g.booker().Cancel(unused)
 	}
 }
 
 // match keeps the times that fit: each for the first place behind the last one
 // matched, if its cost is equal. It refuses whom that makes late.
-func (g *gate) match(r *room, now time.Time) (unused []store.Booking) {
+func (g *gate) match(r *room, now time.Time) (unused []store.Decision) {
 	kept := r.booked[:0]
 	e := r.queue.Front()
 	for _, b := range r.booked {
-		for e != nil && e.Value.(*waiter).isLate(b.Ahead.Start) {
+		for e != nil && e.Value.(*waiter).isLate(b.Reservation.Start) {
 			late := e.Value.(*waiter)
 			e = e.Next()
-			g.expel(r, late, g.refuse(ErrDeadline, -1, b.Ahead.Start.Sub(now)))
+			g.expel(r, late, g.refuse(ErrDeadline, -1, b.Reservation.Start.Sub(now)))
 		}
-		if e == nil || b.Ahead.Void(now) || !slices.Equal(b.Ahead.Cost, e.Value.(*waiter).request.Cost) {
+		if e == nil || b.Reservation.Expired(now) || !slices.Equal(b.Reservation.Cost, e.Value.(*waiter).request.Cost) {
 			unused = append(unused, b)
 			continue
 		}
@@ -559,7 +559,7 @@ func (w *waiter) isLate(at time.Time) bool { return !w.deadline.IsZero() && at.A
 // if even that is too late.
 func (g *gate) foresee(r *room, w *waiter, overtaken *list.Element) error {
 	if ahead := r.timed(overtaken); len(r.booked) > 0 {
-		last := r.booked[min(ahead, len(r.booked)-1)].Ahead.Start // its own, or of the last ahead of it
+		last := r.booked[min(ahead, len(r.booked)-1)].Reservation.Start // its own, or of the last ahead of it
 		if w.isLate(last) {
 			return g.refuse(ErrDeadline, -1, time.Until(last))
 		}
@@ -620,7 +620,7 @@ func (g *gate) foretell(r *room, l *line, e *list.Element) {
 	case slices.Contains(r.asking, w):
 		l.made = time.Time{} // it may be charged already, or not: the forecast is for one look
 	default:
-		w.request.Patience = g.patience(w, time.Now())
+		w.request.WaitSpec = g.patience(w, time.Now())
 		l.forecast.Book(w.request, w.left()) // unless it was overtaken and will be late
 	}
 }
@@ -654,11 +654,11 @@ func (g *gate) changed(c store.Change, left time.Duration) {
 // loss of what they were charged to.
 func (g *gate) void(r *room, c store.Change, end time.Time) {
 	n := 0
-	for n < len(r.booked) && (c == store.Lost || r.booked[n].Ahead.Start.Before(end)) {
+	for n < len(r.booked) && (c == store.Lost || r.booked[n].Reservation.Start.Before(end)) {
 		n++
 	}
 	if n > 0 {
-		g.booker().Unbook(slices.Clone(r.booked[:n]))
+		g.booker().Cancel(slices.Clone(r.booked[:n]))
 		r.booked = r.booked[n:]
 	}
 }
@@ -677,7 +677,7 @@ func (g *gate) review(r *room) {
 		if slices.Contains(r.asking, w) {
 			continue // it may be charged already; if not, the quota tells it
 		}
-		w.request.Patience = g.patience(w, time.Now())
+		w.request.WaitSpec = g.patience(w, time.Now())
 		if wait, ok := forecast.Book(w.request, w.left()); !ok {
 			g.expel(r, w, g.refuse(ErrDeadline, -1, wait))
 		}

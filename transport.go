@@ -89,7 +89,7 @@ func (t *Transport) limiter(req *http.Request) *Limiter {
 type attempt struct {
 	transport *Transport
 	gate      *gate // nil if nothing is limited
-	booking   store.Booking
+	booking   store.Decision
 	cost      []int64
 	journey   journey
 	sent      time.Time
@@ -202,7 +202,7 @@ func (a *attempt) undo() {
 	if a.charged() {
 		// The store's time is bounded by the store; the caller's may be over.
 		_ = a.gate.quota.Return(context.Background(), a.booking, a.cost)
-		a.booking = store.Booking{}
+		a.booking = store.Decision{}
 	}
 }
 

@@ -81,7 +81,7 @@ func (t *terms) open(s Store, key string) (*gate, error) {
 		return nil, fmt.Errorf("throttle: policy %q: %w", t.policy.Name, err)
 	}
 	g := &gate{terms: t, quota: q}
-	if _, books := q.(store.Booker); books != t.books { // as all of a store do
+	if _, books := q.(store.Reserver); books != t.books { // as all of a store do
 		t.books = books
 	}
 	return g, nil
@@ -131,7 +131,7 @@ func (l *Limiter) AllowN(n int64) bool {
 	if g.waiting() > 0 || g.fits(cost) != nil {
 		return false
 	}
-	b, err := g.quota.Reserve(context.Background(), g.request(cost, false))
+	b, err := g.quota.TryAcquire(context.Background(), g.request(cost, false))
 	g.alert(b.Crossed)
 	runtime.KeepAlive(l)
 	return err == nil && b.Verdict == store.Admitted
@@ -167,9 +167,9 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 }
 
 // acquire admits a held request.
-func (l *Limiter) acquire(ctx context.Context, cost []int64) (store.Booking, error) {
+func (l *Limiter) acquire(ctx context.Context, cost []int64) (store.Decision, error) {
 	if !l.gate.isOne(cost) && l.gate.free(cost) {
-		return store.Booking{}, ctx.Err()
+		return store.Decision{}, ctx.Err()
 	}
 	b, err := l.gate.admit(ctx, l.gate.request(cost, true))
 	runtime.KeepAlive(l)
@@ -242,18 +242,18 @@ func (t *terms) declared(deciding []TierStatus) (tiers []TierStatus) {
 
 // admit charges the request at once if nobody waits and the tiers admit it, and
 // otherwise takes a place in the waiting room.
-func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error) {
+func (g *gate) admit(ctx context.Context, r store.Request) (store.Decision, error) {
 	if err := ctx.Err(); err != nil {
-		return store.Booking{}, err
+		return store.Decision{}, err
 	}
 	if !g.isOne(r.Cost) { // every tier admits one
 		if err := g.fits(r.Cost); err != nil {
-			return store.Booking{}, err
+			return store.Decision{}, err
 		}
 	}
 	if g.waiting() == 0 && !g.books {
-		r.Patience = g.fresh(ctx)
-		b, err := g.quota.Reserve(ctx, r)
+		r.WaitSpec = g.fresh(ctx)
+		b, err := g.quota.TryAcquire(ctx, r)
 		switch {
 		case err == nil && b.Verdict == store.Admitted:
 			g.alert(b.Crossed)
@@ -270,7 +270,7 @@ func (g *gate) admit(ctx context.Context, r store.Request) (store.Booking, error
 }
 
 // fresh is how a request that has just come waits.
-func (g *gate) fresh(ctx context.Context) *store.Patience {
+func (g *gate) fresh(ctx context.Context) *store.WaitSpec {
 	if g.yields != nil && classOf(ctx) == Batch {
 		return g.yields
 	}

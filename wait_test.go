@@ -1090,12 +1090,12 @@ func (s *hooked) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	return hookedQuota{q, s}, err
 }
 
-func (q hookedQuota) Reserve(ctx context.Context, r store.Request) (store.Booking, error) {
+func (q hookedQuota) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
 	call := q.s.calls.Add(1)
 	if q.s.before != nil {
 		q.s.before(call)
 	}
-	b, err := q.Quota.Reserve(ctx, r)
+	b, err := q.Quota.TryAcquire(ctx, r)
 	if q.s.after != nil {
 		q.s.after(call)
 	}

@@ -103,3 +103,15 @@ func (l *Ledger) carry(was []int64, old *Plan) {
 		s[heldOf(u)] += n
 	}
 }
+
+// Translate returns a cost under another plan as one under this plan, by the names of
+// the units. A unit that only one of them has is left out, or zero.
+func (p *Plan) Translate(old *Plan, cost []int64) []int64 {
+	translated := make([]int64, len(p.units))
+	for u, unit := range p.units {
+		if o := slices.Index(old.units, unit); o >= 0 {
+			translated[u] = cost[o]
+		}
+	}
+	return translated
+}

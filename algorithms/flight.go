@@ -84,13 +84,22 @@ func (l *Ledger) lastSlot() []int64 {
 	return l.word[len(l.word)-l.plan.stride():]
 }
 
-// alight takes a held cost off its way and tells whether it still was on it.
-func (l *Ledger) alight(f Flight, cost []int64) bool {
+// find returns the slot of a flight, or -1 once that has landed.
+func (l *Ledger) find(f Flight) int {
 	i := l.slots() - 1
 	for i >= 0 && l.plan.flight(l.slot(i)[0]) > f {
 		i--
 	}
-	if i < 0 || l.plan.flight(l.slot(i)[0]) != f {
+	if i >= 0 && l.plan.flight(l.slot(i)[0]) == f {
+		return i
+	}
+	return -1
+}
+
+// alight takes a held cost off its way and tells whether it still was on it.
+func (l *Ledger) alight(f Flight, cost []int64) bool {
+	i := l.find(f)
+	if i < 0 {
 		return false
 	}
 	s := l.slot(i)

@@ -131,12 +131,12 @@ func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight
 	if held {
 		l.open(cost, 1)
 	}
-	if l.plan.guard == 0 {
-		l.land(now, cost, held)
-		return Landed
-	}
 	if guard == 0 {
 		guard = l.plan.guard
+	}
+	if guard == 0 {
+		l.land(now, cost, held)
+		return Landed
 	}
 	return l.depart(now.At, max(guard, 1<<l.plan.grain), cost, held)
 }
@@ -192,6 +192,25 @@ func (l *Ledger) Settle(now Moment, cost, actual []int64) {
 	for i, r := range l.plan.rules {
 		if u := l.plan.unit[i]; l.plan.estimated[u] && actual[u] > 0 {
 			r.land(l, now, actual[u])
+		}
+	}
+}
+
+// Unanswered reports that a held request will get no response. What was estimated of
+// it stands, and lands together with the rest when the guard has passed.
+func (l *Ledger) Unanswered(now Moment, f Flight, cost []int64) {
+	now = l.advance(now)
+	if !l.plan.estimates {
+		return
+	}
+	i := l.find(f)
+	if i < 0 {
+		l.Settle(now, cost, cost)
+		return
+	}
+	for u, estimated := range l.plan.estimated {
+		if estimated {
+			l.slot(i)[totalOf(u)] += cost[u]
 		}
 	}
 }

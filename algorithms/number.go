@@ -8,6 +8,9 @@ import (
 // Never is the instant of what no passing of time brings about.
 const Never = math.MaxInt64
 
+// Latest is the last instant to which a quota can be paused: 142 years from the origin.
+const Latest = 1 << 52
+
 // mulDiv returns a×b÷c and the remainder, for a, b ≥ 0 and c > 0. A quotient
 // that an int64 cannot hold is returned as Never.
 func mulDiv(a, b, c int64) (quotient, remainder int64) {

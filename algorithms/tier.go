@@ -225,5 +225,9 @@ func (t Tier) normal() Tier {
 
 // Micros returns d in whole microseconds, rounded up.
 func Micros(d time.Duration) int64 {
-	return int64((d + time.Microsecond - 1) / time.Microsecond)
+	n := int64(d / time.Microsecond)
+	if d%time.Microsecond > 0 {
+		n++
+	}
+	return n
 }

@@ -133,15 +133,15 @@ var (
 	_ store.Idler      = (*cell)(nil)
 )
 
-// Reserve asks the server once.
-func (q *cell) Reserve(ctx context.Context, r store.Request) (store.Booking, error) {
+// TryAcquire asks the server once.
+func (q *cell) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
 	b, err := q.paused(ctx)
 	if err != nil || b.Verdict != store.Admitted || r.Cost[0] == 0 {
 		return b, err
 	}
 	got, err := q.throttle(ctx, r.Cost[0])
 	if err != nil {
-		return store.Booking{}, err
+		return store.Decision{}, err
 	}
 	// A pause may have begun meanwhile: then what was charged is lost.
 	if b, err = q.paused(ctx); err != nil || b.Verdict != store.Admitted || !got.limited {
@@ -158,8 +158,8 @@ func (q *cell) Reserve(ctx context.Context, r store.Request) (store.Booking, err
 }
 
 // paused admits what costs nothing, unless there is a pause or a ban.
-func (q *cell) paused(ctx context.Context) (store.Booking, error) {
-	return q.pauses.Reserve(ctx, store.Request{Cost: []int64{0}})
+func (q *cell) paused(ctx context.Context) (store.Decision, error) {
+	return q.pauses.TryAcquire(ctx, store.Request{Cost: []int64{0}})
 }
 
 // atMost is the longest that it can take until so many units are free, if the server
@@ -214,13 +214,16 @@ func (q *cell) Status(ctx context.Context) (store.Status, error) {
 
 // Arrived, Release and Return do nothing: the server counts a request when it is
 // admitted, and takes nothing back.
-func (q *cell) Arrived(store.Booking, []int64) {}
+func (q *cell) Arrived(store.Decision, []int64) {}
 
 // Release does nothing.
-func (q *cell) Release(store.Booking, []int64) {}
+func (q *cell) Release(store.Decision, []int64) {}
+
+// Unanswered does nothing.
+func (q *cell) Unanswered(store.Decision, []int64) {}
 
 // Return does nothing.
-func (q *cell) Return(context.Context, store.Booking, []int64) error { return nil }
+func (q *cell) Return(context.Context, store.Decision, []int64) error { return nil }
 
 // A throttled is the server's reply.
 type throttled struct {

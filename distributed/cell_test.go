@@ -234,7 +234,7 @@ func TestCellSends(t *testing.T) {
 	s.mute = true
 	s.mu.Unlock()
 	q := openCell(t, distributed.Cell(s.client(t)), 100, time.Minute, 7)
-	_, err := q.Reserve(t.Context(), store.Request{Cost: []int64{1}})
+	_, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}})
 	if n := len(s.called()); !errors.Is(err, store.ErrUnavailable) || n != 2 {
 		t.Errorf("a lost reply: %v after %d calls, want ErrUnavailable after one", err, n-1)
 	}
@@ -284,8 +284,8 @@ func TestCellWait(t *testing.T) {
 				start := time.Now()
 				s.clock = func() time.Time { return start }
 				q := openCell(t, distributed.Cell(s.client(t)), c.limit, c.window, c.burst)
-				ask := func(n int64) store.Booking {
-					b, err := q.Reserve(t.Context(), store.Request{Cost: []int64{n}})
+				ask := func(n int64) store.Decision {
+					b, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{n}})
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -318,10 +318,10 @@ func TestCellWaitsForADebt(t *testing.T) {
 	s.clock = func() time.Time { return start }
 	request := store.Request{Cost: []int64{1}}
 	large, small := openCell(t, distributed.Cell(s.client(t)), 1, time.Second, 100), openCell(t, distributed.Cell(s.client(t)), 1, time.Second, 1)
-	if _, err := large.Reserve(t.Context(), store.Request{Cost: []int64{100}}); err != nil {
+	if _, err := large.TryAcquire(t.Context(), store.Request{Cost: []int64{100}}); err != nil {
 		t.Fatal(err)
 	}
-	b, err := small.Reserve(t.Context(), request)
+	b, err := small.TryAcquire(t.Context(), request)
 	if want := 99 * time.Second; err != nil || b.Wait != want {
 		t.Errorf("%+v, %v; want wait %v, a second less than it is said", b, err, want)
 	}
@@ -492,7 +492,7 @@ func TestCellBan(t *testing.T) {
 	if err != nil || !done.Applied || done.Epoch != 1 || <-told != store.Shut {
 		t.Fatalf("%+v, %v; want it applied, and told", done, err)
 	}
-	b, err := q.Reserve(t.Context(), store.Request{Cost: []int64{1}})
+	b, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}})
 	if err != nil || b.Verdict != store.Closed || b.Wait <= 0 || b.Epoch != 1 || len(s.called()) != 0 {
 		t.Errorf("%+v, %v after %d calls; want Closed, without any", b, err, len(s.called()))
 	}
@@ -562,10 +562,10 @@ func TestCellSlow(t *testing.T) {
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
-		if _, err := q.Reserve(ctx, store.Request{Cost: []int64{1}}); err != context.DeadlineExceeded || time.Since(start) != 300*time.Millisecond {
+		if _, err := q.TryAcquire(ctx, store.Request{Cost: []int64{1}}); err != context.DeadlineExceeded || time.Since(start) != 300*time.Millisecond {
 			t.Errorf("%v after %v, want the context's own error with it", err, time.Since(start))
 		}
-		if _, err := q.Reserve(t.Context(), store.Request{Cost: []int64{1}}); !errors.Is(err, store.ErrUnavailable) || time.Since(start) != 1300*time.Millisecond {
+		if _, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}}); !errors.Is(err, store.ErrUnavailable) || time.Since(start) != 1300*time.Millisecond {
 			t.Errorf("%v after %v, want ErrUnavailable after 1s", err, time.Since(start))
 		}
 	})

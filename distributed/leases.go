@@ -101,7 +101,7 @@ func (l *leases) append(args []any) []any {
 }
 
 // grant adds what was admitted. It must still be its turn.
-func (l *leases) grant(got []store.Booking) {
+func (l *leases) grant(got []store.Decision) {
 	if l == nil {
 		return
 	}
@@ -109,7 +109,7 @@ func (l *leases) grant(got []store.Booking) {
 	defer l.mu.Unlock()
 	for _, b := range got {
 		if b.Verdict == store.Admitted {
-			l.add(b.Ahead.Cost)
+			l.add(b.Reservation.Cost)
 		}
 	}
 	l.renewLater()

@@ -26,7 +26,7 @@ type listener struct {
 }
 
 // listen makes sure that those who have to wait will be told.
-func (q *quota) listen(got []store.Booking) {
+func (q *quota) listen(got []store.Decision) {
 	for _, b := range got {
 		if b.Wait >= worthWaking {
 			q.store.listener.want(q)

@@ -57,7 +57,7 @@ func moment(t time.Time) algorithms.Moment {
 }
 
 // book decides on requests in Redis's place, if that is away.
-func (s *share) book(requests []store.Request, err error) ([]store.Booking, error) {
+func (s *share) book(requests []store.Request, err error) ([]store.Decision, error) {
 	if s == nil || !errors.Is(err, store.ErrUnavailable) {
 		return nil, err
 	}
@@ -65,19 +65,19 @@ func (s *share) book(requests []store.Request, err error) ([]store.Booking, erro
 	defer s.mu.Unlock()
 	now := time.Now()
 	m := moment(now)
-	var got []store.Booking
+	var got []store.Decision
 	for _, r := range requests {
 		at, tier := s.ledger.EarliestLeaving(m, r.Cost, r.Leaves())
-		b := store.Booking{Tier: tier, Wait: m.Until(at)}
+		b := store.Decision{Tier: tier, Wait: m.Until(at)}
 		switch {
-		case at <= m.At && r.Within == onlyAsked: // nobody is charged
+		case at <= m.At && r.MaxWait == onlyAsked: // nobody is charged
 		case at <= m.At:
 			s.ledger.Charge(m, r.Cost, 0, r.Held)
 			for u, n := range r.Cost {
 				s.owed[u] += n
 			}
-			b.Verdict, b.Ahead = store.Admitted, &store.Ahead{Start: now, End: now.Add(unguarded), Again: now, Cost: r.Cost, State: alone}
-		case b.Wait > r.Within:
+			b.Verdict, b.Reservation = store.Admitted, &store.Reservation{Start: now, End: now.Add(unguarded), Again: now, Cost: r.Cost, State: alone}
+		case b.Wait > r.MaxWait:
 			b.Verdict = store.Late
 		default:
 			b.Wait = min(b.Wait, lastTry) // Redis may be back
@@ -89,7 +89,7 @@ func (s *share) book(requests []store.Request, err error) ([]store.Booking, erro
 }
 
 // charge takes note of what Redis admitted.
-func (s *share) charge(got []store.Booking) {
+func (s *share) charge(got []store.Decision) {
 	if s == nil {
 		return
 	}
@@ -97,14 +97,14 @@ func (s *share) charge(got []store.Booking) {
 	defer s.mu.Unlock()
 	for _, b := range got {
 		if b.Verdict == store.Admitted {
-			s.ledger.Charge(moment(b.Ahead.Start), b.Ahead.Cost, 0, false)
+			s.ledger.Charge(moment(b.Reservation.Start), b.Reservation.Cost, 0, false)
 		}
 	}
 }
 
 // settle says what was really sent of an estimate; actual is nil where it was nothing.
-func (s *share) settle(b store.Booking, cost, actual []int64) {
-	if s == nil || b.Ahead.State != alone {
+func (s *share) settle(b store.Decision, cost, actual []int64) {
+	if s == nil || b.Reservation.State != alone {
 		return
 	}
 	if actual == nil {

@@ -65,7 +65,7 @@ type state struct {
 
 var (
 	_ store.Quota      = (*quota)(nil)
-	_ store.Booker     = (*quota)(nil)
+	_ store.Reserver     = (*quota)(nil)
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Observer   = (*quota)(nil)
 )
@@ -141,23 +141,23 @@ func appendCost(args []any, cost []int64) []any {
 	return args
 }
 
-// Book asks Redis, in a goroutine that ends with the call.
-func (q *quota) Book(behind *store.Ahead, requests []store.Request, done func([]store.Booking, error)) {
+// Reserve asks Redis, in a goroutine that ends with the call.
+func (q *quota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 	go q.book(behind, requests, done, slowTrips)
 }
 
 // book tries again as often as it may when the answer comes so late that what it
 // booked is void.
-func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]store.Booking, error), again int) {
+func (q *quota) book(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error), again int) {
 	if b, held := q.held(); held {
-		done(slices.Repeat([]store.Booking{b}, len(requests)), nil)
+		done(slices.Repeat([]store.Decision{b}, len(requests)), nil)
 		return
 	}
 	q.repay()
 	q.leases.lock()
 	t := q.bookTrip(behind, requests)
 	q.run(t, func(err error) {
-		var got []store.Booking
+		var got []store.Decision
 		lost, slow := err, error(nil)
 		if err == nil {
 			got = q.read(t, requests)
@@ -170,10 +170,10 @@ func (q *quota) book(behind *store.Ahead, requests []store.Request, done func([]
 		q.leases.unlock(lost)
 		switch {
 		case slow != nil && again > 0:
-			q.Unbook(got)
+			q.Cancel(got)
 			go q.book(behind, requests, done, again-1)
 		case slow != nil:
-			q.Unbook(got)
+			q.Cancel(got)
 			done(nil, slow)
 		default:
 			q.listen(got)
@@ -198,7 +198,7 @@ func bookedAhead(p *algorithms.Plan, horizon time.Duration) int {
 }
 
 // bookTrip asks for as many as may travel at once.
-func (q *quota) bookTrip(behind *store.Ahead, requests []store.Request) *trip {
+func (q *quota) bookTrip(behind *store.Reservation, requests []store.Request) *trip {
 	calls := mostCalls
 	if q.leases != nil {
 		calls = 1 // each says what is held, and the next must know what this one is granted
@@ -231,9 +231,9 @@ func (q *quota) soon() time.Duration { return 2*q.store.trip.get() + wellAhead }
 func (q *quota) appendRequests(args []any, requests []store.Request, most time.Duration) []any {
 	for i := 0; i < len(requests); {
 		r, n := requests[i], 1
-		within := min(r.Within, most)
-		yields := r.Yields > 0
-		for i+n < len(requests) && min(requests[i+n].Within, most) == within && (requests[i+n].Yields > 0) == yields && slices.Equal(requests[i+n].Cost, r.Cost) {
+		within := min(r.MaxWait, most)
+		yields := r.YieldFor > 0
+		for i+n < len(requests) && min(requests[i+n].MaxWait, most) == within && (requests[i+n].YieldFor > 0) == yields && slices.Equal(requests[i+n].Cost, r.Cost) {
 			n++
 		}
 		if yields {
@@ -283,19 +283,19 @@ func (h header) left() time.Duration { return microseconds(max(0, h.until-h.now)
 
 // read turns replies into the verdicts on the first of the requests, and what
 // else was booked after the first that was not.
-func (q *quota) read(t *trip, requests []store.Request) []store.Booking {
-	got := make([]store.Booking, 0, min(len(requests), mostACall*len(t.calls)))
+func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
+	got := make([]store.Decision, 0, min(len(requests), mostACall*len(t.calls)))
 	stopped := false
 	for _, c := range t.calls {
 		h := parseHeader(c.reply)
 		q.learn(h, t)
 		n := min(mostACall, len(requests))
 		if h.shut == 1 && h.left() > 0 {
-			closed := store.Booking{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
-			return append(got, slices.Repeat([]store.Booking{closed}, len(requests))...)
+			closed := store.Decision{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
+			return append(got, slices.Repeat([]store.Decision{closed}, len(requests))...)
 		}
 		decided, crossed := q.crossed(c.reply[headerLen:])
-		ahead := make([]store.Ahead, len(decided)/2)
+		ahead := make([]store.Reservation, len(decided)/2)
 		for i := range ahead {
 			b := q.decided(decided[2*i], decided[2*i+1], h, t, requests[i], &ahead[i])
 			if b.Verdict == store.Admitted {
@@ -339,8 +339,8 @@ func (q *quota) lead(waited time.Duration, nth int64) time.Duration {
 
 // decided is the booking that two numbers of a reply stand for: that it was booked,
 // or which tier decided, and the time.
-func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *store.Ahead) store.Booking {
-	b := store.Booking{Tier: -1, Wait: store.Forever, Epoch: h.epoch}
+func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *store.Reservation) store.Decision {
+	b := store.Decision{Tier: -1, Wait: store.Forever, Epoch: h.epoch}
 	if at != never {
 		b.Wait = max(0, microseconds(at-h.now))
 	}
@@ -351,15 +351,15 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 	case what < -1:
 		// The script ran between sent and got: no sooner than the one and no later
 		// than the other.
-		*a = store.Ahead{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + t.good()), At: at, Cost: r.Cost, Guard: t.guard, State: h.generation}
+		*a = store.Reservation{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + t.good()), At: at, Cost: r.Cost, Guard: t.guard, State: h.generation}
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
-		b.Verdict, b.Flight, b.At, b.Ahead = store.Admitted, algorithms.Flight(at), at, a
+		b.Verdict, b.Flight, b.At, b.Reservation = store.Admitted, algorithms.Flight(at), at, a
 	case q.plan.Exhausted(b.Tier):
 		b.Verdict = store.Exhausted
-	case at != never && b.Wait > r.Within: // else a release may help in time
+	case at != never && b.Wait > r.MaxWait: // else a release may help in time
 		b.Verdict = store.Late
 	default:
-		if soon := q.soon(); r.Yields > 0 && b.Wait > soon {
+		if soon := q.soon(); r.YieldFor > 0 && b.Wait > soon {
 			b.Wait -= soon / 2
 		}
 		b.Wait = min(b.Wait, q.store.options.Horizon) // a release may be missed

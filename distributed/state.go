@@ -2,6 +2,7 @@ package distributed
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -11,9 +12,9 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// Reserve asks Redis once and does not book ahead. A caller whose context ends leaves at
+// TryAcquire asks Redis once and does not book ahead. A caller whose context ends leaves at
 // once; what it is granted then goes back.
-func (q *quota) Reserve(ctx context.Context, r store.Request) (b store.Booking, err error) {
+func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decision, err error) {
 	if b, held := q.held(); held {
 		return b, nil
 	}
@@ -23,7 +24,7 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (b store.Booking, 
 		select {
 		case done <- func() { b, err = got, lost }:
 		case <-ctx.Done():
-			q.Unbook([]store.Booking{got})
+			q.Cancel([]store.Decision{got})
 		}
 	}()
 	select {
@@ -35,21 +36,21 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (b store.Booking, 
 	}
 }
 
-func (q *quota) reserve(r store.Request) (store.Booking, error) {
-	patience := store.Patience{} // it waits for nothing
-	if r.Patience != nil {
-		patience.Yields, patience.Headroom = r.Yields, r.Headroom
-		if r.Ask {
-			patience.Within = onlyAsked
+func (q *quota) reserve(r store.Request) (store.Decision, error) {
+	patience := store.WaitSpec{} // it waits for nothing
+	if r.WaitSpec != nil {
+		patience.YieldFor, patience.Headroom = r.YieldFor, r.Headroom
+		if r.DryRun {
+			patience.MaxWait = onlyAsked
 		}
 	}
-	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard, Patience: &patience}}
+	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard, WaitSpec: &patience}}
 	guard := q.guard(requests)
 	q.leases.lock()
 	args := append(q.beginReserve(6), 0, 0, micros(guard))
 	_, t, lost := q.call(context.Background(), q.appendRequests(args, requests, 0))
 	err := lost
-	var got []store.Booking
+	var got []store.Decision
 	if err == nil {
 		t.guard = guard
 		got = q.read(t, requests)
@@ -62,11 +63,11 @@ func (q *quota) reserve(r store.Request) (store.Booking, error) {
 	q.leases.grant(got)
 	q.leases.unlock(lost)
 	if err != nil {
-		return store.Booking{}, err
+		return store.Decision{}, err
 	}
 	b := got[0]
 	switch {
-	case r.Asks() && b.Tier < 0 && b.Wait == 0:
+	case r.IsDryRun() && b.Tier < 0 && b.Wait == 0:
 		b.Verdict = store.Ready
 	case b.Verdict == store.Late:
 		b.Verdict = store.Later
@@ -117,14 +118,14 @@ func (s *state) change() store.Change {
 }
 
 // held is the answer while this process keeps a pause of which Redis was not told.
-func (q *quota) held() (store.Booking, bool) {
+func (q *quota) held() (store.Decision, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	left := time.Until(q.state.until)
 	if !q.state.alone || left <= 0 {
-		return store.Booking{}, false
+		return store.Decision{}, false
 	}
-	b := store.Booking{Tier: -1, Wait: left, Epoch: q.state.epoch}
+	b := store.Decision{Tier: -1, Wait: left, Epoch: q.state.epoch}
 	if q.state.shut {
 		b.Verdict = store.Closed
 	}
@@ -227,18 +228,18 @@ func (q *quota) watched() bool {
 	return len(q.watchers) > 0
 }
 
-// Unbook gives back what nobody will use: the permits, and the times.
-func (q *quota) Unbook(bookings []store.Booking) {
+// Cancel gives back what nobody will use: the permits, and the times.
+func (q *quota) Cancel(bookings []store.Decision) {
 	for _, b := range bookings {
 		if b.Verdict == store.Admitted {
-			q.drop(b, b.Ahead.Cost)
+			q.drop(b, b.Reservation.Cost)
 		}
 	}
 	go q.giveBack(bookings)
 }
 
 // drop gives back what is held of a booking that will not be used.
-func (q *quota) drop(b store.Booking, cost []int64) {
+func (q *quota) drop(b store.Decision, cost []int64) {
 	q.Release(b, cost)
 	q.leases.settle(cost, nil, nil)
 	q.share.settle(b, cost, nil)
@@ -247,12 +248,12 @@ func (q *quota) drop(b store.Booking, cost []int64) {
 // giveBack gives times back: those to come for the next one who asks for as much, those
 // that have come by taking the request off its way. It is not tried again: what was
 // given back twice would be handed out twice.
-func (q *quota) giveBack(bookings []store.Booking) {
+func (q *quota) giveBack(bookings []store.Decision) {
 	now := time.Now()
 	var args []any
 	generation, guard := int64(0), time.Duration(0)
 	for _, b := range bookings {
-		a := b.Ahead
+		a := b.Reservation
 		if a == nil || a.State == alone || !a.End.After(now) {
 			continue
 		}
@@ -274,17 +275,27 @@ func (q *quota) giveBack(bookings []store.Booking) {
 
 // Arrived does nothing: telling Redis would be a second call for each request, so
 // there a request is on its way for the whole of Policy.Guard.
-func (q *quota) Arrived(store.Booking, []int64) {}
+func (q *quota) Arrived(store.Decision, []int64) {}
+
+// Unanswered settles what was estimated.
+func (q *quota) Unanswered(b store.Decision, cost []int64) {
+	if q.plan.Estimates() {
+		q.Settle(b, cost, cost, nil)
+	}
+}
+
+// Resume ends the pause that this process knows.
+func (q *quota) Resume(context.Context) error { return errors.ErrUnsupported }
 
 // Release gives back what a request held of a Concurrency tier.
-func (q *quota) Release(b store.Booking, cost []int64) {
+func (q *quota) Release(b store.Decision, cost []int64) {
 	q.share.release(cost)
 	q.leases.release(cost)
 }
 
 // Settle says what was really spent with the next call, or one of its own.
-func (q *quota) Settle(b store.Booking, cost, actual []int64, crossed func([]algorithms.Crossing)) {
-	if b.Ahead.State == alone {
+func (q *quota) Settle(b store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
+	if b.Reservation.State == alone {
 		q.share.settle(b, cost, actual)
 		actual = nil // it is charged when Redis is back
 	}
@@ -293,15 +304,15 @@ func (q *quota) Settle(b store.Booking, cost, actual []int64, crossed func([]alg
 
 // Return gives back what is held, and in a goroutine that ends with the call, takes the
 // request off its way.
-func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
-	q.Unbook([]store.Booking{b})
+func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error {
+	q.Cancel([]store.Decision{b})
 	return nil
 }
 
 // Observe tells Redis, in a goroutine that ends with the call; but not if it was told
 // a moment ago and something is left.
-func (q *quota) Observe(b store.Booking, seen []store.Observation) {
-	if b.Ahead == nil || b.Ahead.State == alone || !q.worthTelling(seen) {
+func (q *quota) Observe(b store.Decision, _ []int64, seen []store.Observation) {
+	if b.Reservation == nil || b.Reservation.State == alone || !q.worthTelling(seen) {
 		return
 	}
 	go func() {

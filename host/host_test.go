@@ -174,7 +174,7 @@ type pair struct {
 	plan        *algorithms.Plan
 	file        *host.Store
 	twin, quota store.Quota
-	held        []store.Booking
+	held        []store.Decision
 }
 
 var one = []int64{1}
@@ -212,8 +212,8 @@ func (g *pair) step() {
 }
 
 func (g *pair) reserve(r store.Request) {
-	want, _ := g.twin.Reserve(background, r)
-	got, err := g.quota.Reserve(background, r)
+	want, _ := g.twin.TryAcquire(background, r)
+	got, err := g.quota.TryAcquire(background, r)
 	if got.Verdict == store.Late {
 		got.Verdict = store.Later // the twin asks nobody else, and does not say so
 	}

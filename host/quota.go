@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -163,13 +164,13 @@ func (t *turn) at(wall int64) algorithms.Moment {
 	return algorithms.Moment{At: wall + t.offset, Wall: wall}
 }
 
-func (q *quota) Reserve(ctx context.Context, r store.Request) (b store.Booking, err error) {
+func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decision, err error) {
 	err = q.take(ctx, func(t *turn) bool {
 		b = t.reserve(r)
 		return b.Verdict == store.Admitted
 	})
 	if err != nil {
-		return store.Booking{}, err
+		return store.Decision{}, err
 	}
 	if b.Verdict == store.Later {
 		b.Wait = min(b.Wait, horizon)
@@ -177,8 +178,8 @@ func (q *quota) Reserve(ctx context.Context, r store.Request) (b store.Booking, 
 	return b, nil
 }
 
-func (t *turn) reserve(r store.Request) store.Booking {
-	b := store.Booking{Tier: -1, Epoch: t.epoch}
+func (t *turn) reserve(r store.Request) store.Decision {
+	b := store.Decision{Tier: -1, Epoch: t.epoch}
 	switch from := max(t.until, t.ready); {
 	case t.shut&ban > 0 && t.until > t.now.At:
 		b.Verdict, b.Wait = store.Closed, t.now.Until(t.until)
@@ -189,10 +190,10 @@ func (t *turn) reserve(r store.Request) store.Booking {
 		at, tier := t.ledger.EarliestLeaving(t.now, r.Cost, r.Leaves())
 		if b.Wait = t.now.Until(max(at, from)); at > from {
 			b.Tier = tier
-		} else if r.Patience != nil && b.Wait > r.Within {
+		} else if r.WaitSpec != nil && b.Wait > r.MaxWait {
 			b.Verdict = store.Late
 		}
-	case r.Asks():
+	case r.IsDryRun():
 		var at int64
 		if at, b.Tier = t.ledger.EarliestLeaving(t.now, r.Cost, r.Leaves()); b.Tier < 0 {
 			b.Verdict = store.Ready
@@ -217,7 +218,7 @@ func (t *turn) reserve(r store.Request) store.Booking {
 
 // Arrived is told to the file with the next transaction: those who wait here make one
 // at once. Until then the request counts as on its way, for its guard at most.
-func (q *quota) Arrived(b store.Booking, cost []int64) {
+func (q *quota) Arrived(b store.Decision, cost []int64) {
 	if b.Flight != algorithms.Landed {
 		wall := q.store.wall()
 		q.hear(func(t *turn) { t.ledger.Land(t.at(wall), b.Flight, cost) })
@@ -226,19 +227,25 @@ func (q *quota) Arrived(b store.Booking, cost []int64) {
 }
 
 // Release does nothing: there are no tiers that count what is open.
-func (q *quota) Release(store.Booking, []int64) {}
+func (q *quota) Release(store.Decision, []int64) {}
 
 // Settle does nothing: there are no estimates.
-func (q *quota) Settle(store.Booking, []int64, []int64, func([]algorithms.Crossing)) {}
+func (q *quota) Settle(store.Decision, []int64, []int64, func([]algorithms.Crossing)) {}
 
 // Observe is told to the file with the next transaction.
-func (q *quota) Observe(b store.Booking, seen []store.Observation) {
+func (q *quota) Observe(b store.Decision, _ []int64, seen []store.Observation) {
 	q.hear(func(t *turn) {
 		t.exact = store.Observe(&t.ledger, t.now, b.At, t.exact, seen)
 	})
 }
 
-func (q *quota) Return(ctx context.Context, b store.Booking, cost []int64) error {
+// Unanswered leaves the request in flight.
+func (q *quota) Unanswered(store.Decision, []int64) {}
+
+// Resume ends the pause or ban.
+func (q *quota) Resume(context.Context) error { return errors.ErrUnsupported }
+
+func (q *quota) Return(ctx context.Context, b store.Decision, cost []int64) error {
 	if b.Flight == algorithms.Landed {
 		return nil
 	}

@@ -58,15 +58,42 @@ type shared struct {
 	*quota
 	store   *Store
 	key     string
-	openers int // guarded by store.mu
+	openers int     // guarded by store.mu
+	next    *shared // guarded by store.mu: under the plan that replaced its own, nil if none did
 }
 
 func (q *shared) Close() {
 	q.store.mu.Lock()
 	defer q.store.mu.Unlock()
+	q = q.newest()
 	if q.openers--; q.openers == 0 && q.Idle() {
 		delete(q.store.quotas, q.key)
 	}
+}
+
+// newest needs store.mu.
+func (q *shared) newest() *shared {
+	for q.next != nil {
+		q = q.next
+	}
+	return q
+}
+
+func (q *shared) Change(_ context.Context, plan *algorithms.Plan) error {
+	q.store.mu.Lock()
+	old := q.newest()
+	old.next = &shared{quota: old.convert(plan), store: q.store, key: q.key, openers: old.openers}
+	q.store.quotas[q.key] = old.next
+	q.store.mu.Unlock()
+	old.replanned()
+	return nil
+}
+
+func (q *shared) Successor() (store.Quota, *algorithms.Plan) {
+	q.store.mu.Lock()
+	defer q.store.mu.Unlock()
+	newest := q.newest()
+	return newest, newest.ledger.Plan()
 }
 
 // origin is the Unix epoch on the process's monotonic clock. It lies before the
@@ -79,13 +106,14 @@ func epoch(now time.Time) time.Time { return now.Add(-time.Duration(now.UnixNano
 type quota struct {
 	mu       sync.Mutex // guards all below but ledger.Plan
 	ledger   algorithms.Ledger
-	until    int64  // instant at which the longest pause or ban ends
-	shut     bool   // it is a ban
+	until    int64  // instant at which the longest pause ends
+	banned   int64  // instant at which the longest ban ends, which is a pause too
 	probe    bool   // one request is to go first when it ends
 	probing  bool   // it has gone, and the pause is for its answer
 	exact    int64  // when the request was admitted whose response last told the truth
 	epoch    uint32 // pauses and bans so far
 	watchers *watchers
+	next     *quota // under the plan that replaced the ledger's, nil if none did
 }
 
 // watchers are those who wait: nil while nobody does.
@@ -97,6 +125,8 @@ var (
 	_ store.Idler      = (*quota)(nil)
 	_ store.Aligner    = (*quota)(nil)
 	_ store.Observer   = (*quota)(nil)
+	_ store.Changer    = (*quota)(nil)
+	_ store.Changer    = (*shared)(nil)
 )
 
 func newQuota(plan *algorithms.Plan) *quota {
@@ -123,16 +153,20 @@ func moment(t time.Time) algorithms.Moment {
 	return algorithms.Moment{At: int64(t.Sub(origin) / time.Microsecond), Wall: t.UnixMicro()}
 }
 
-func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, error) {
+func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, error) {
 	now := q.now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	b := store.Booking{Tier: -1, Epoch: int64(q.epoch)}
+	b := store.Decision{Tier: -1, Epoch: int64(q.epoch)}
+	if q.next != nil {
+		b.Verdict = store.Moved
+		return b, nil
+	}
 	if q.until > now.At {
 		q.hold(&b, now, r)
 		return b, nil
 	}
-	if r.Asks() {
+	if r.IsDryRun() {
 		q.tell(&b, now, r)
 		return b, nil
 	}
@@ -140,8 +174,7 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 	if b.Flight, at, b.Tier = q.ledger.TakeLeaving(now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
 		b.Verdict, b.At, b.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
 		if q.probe {
-			b.Probe, q.probe, q.probing, q.shut = true, false, true, false
-			q.until = now.At + algorithms.Micros(store.ProbeTime)
+			q.startProbe(&b, now, r)
 		}
 		return b, nil
 	}
@@ -150,8 +183,19 @@ func (q *quota) Reserve(_ context.Context, r store.Request) (store.Booking, erro
 	return b, nil
 }
 
+// startProbe has the others wait for the response to the request. A held one that gets
+// none within its time is followed by another probe.
+func (q *quota) startProbe(b *store.Decision, now algorithms.Moment, r store.Request) {
+	b.Probe, q.probing, q.probe = true, true, r.Held
+	alone := store.ProbeTime
+	if r.Held {
+		alone = store.ProbeTimeout + max(r.Guard, q.ledger.Plan().Guard())
+	}
+	q.until = now.At + algorithms.Micros(alone)
+}
+
 // tell tells when the request would be admitted.
-func (q *quota) tell(b *store.Booking, now algorithms.Moment, r store.Request) {
+func (q *quota) tell(b *store.Decision, now algorithms.Moment, r store.Request) {
 	var at int64
 	if at, b.Tier = q.ledger.EarliestLeaving(now, r.Cost, r.Leaves()); b.Tier < 0 {
 		b.Verdict = store.Ready
@@ -161,9 +205,9 @@ func (q *quota) tell(b *store.Booking, now algorithms.Moment, r store.Request) {
 }
 
 // hold refuses while there is a pause or a ban.
-func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
-	if q.shut {
-		b.Verdict, b.Wait = store.Closed, now.Until(q.until)
+func (q *quota) hold(b *store.Decision, now algorithms.Moment, r store.Request) {
+	if q.banned > now.At {
+		b.Verdict, b.Wait = store.Closed, now.Until(q.banned)
 		return
 	}
 	at, tier := q.ledger.EarliestLeaving(now, r.Cost, r.Leaves())
@@ -177,35 +221,61 @@ func (q *quota) hold(b *store.Booking, now algorithms.Moment, r store.Request) {
 }
 
 // exhaust refuses what a budget has no room for.
-func (q *quota) exhaust(b *store.Booking) {
+func (q *quota) exhaust(b *store.Decision) {
 	if q.ledger.Plan().Exhausted(b.Tier) {
 		b.Verdict = store.Exhausted
 	}
 }
 
-// probed ends the wait for the answer to a probe.
-func (q *quota) probed(b store.Booking) (ended bool) {
+// endProbe ends the wait for the response to the probe, if that is what the decision
+// admitted.
+func (q *quota) endProbe(b store.Decision) (ended bool) {
 	if ended = b.Probe && q.probing && b.Epoch == int64(q.epoch); ended {
-		q.until, q.probing = 0, false
+		q.until, q.probing, q.probe = 0, false, false
 	}
 	return ended
 }
 
-func (q *quota) Arrived(b store.Booking, cost []int64) {
+// lock locks the quota, or the one under the newest plan, for what was admitted under
+// this one's: there only the amounts of units that still exist count, and what is in
+// flight lands with its guard.
+func (q *quota) lock(b store.Decision, costs ...*[]int64) (*quota, store.Decision) {
 	q.mu.Lock()
+	for q.next != nil {
+		next := q.next
+		q.mu.Unlock()
+		for _, c := range costs {
+			*c = next.ledger.Plan().Translate(q.ledger.Plan(), *c)
+		}
+		b.Flight = algorithms.Landed
+		q = next
+		q.mu.Lock()
+	}
+	return q, b
+}
+
+func (q *quota) Arrived(b store.Decision, cost []int64) {
+	q, b = q.lock(b, &cost)
 	q.ledger.Land(q.now(), b.Flight, cost)
-	q.probed(b)
+	q.endProbe(b)
 	q.unlockAndTell(store.Freed, 0)
 }
 
-func (q *quota) Release(_ store.Booking, cost []int64) {
-	q.mu.Lock()
+func (q *quota) Unanswered(b store.Decision, cost []int64) {
+	q, b = q.lock(b, &cost)
+	q.ledger.Unanswered(q.now(), b.Flight, cost)
+	q.probe = q.endProbe(b) || q.probe
+	q.unlockAndTell(store.Freed, 0)
+}
+
+func (q *quota) Release(b store.Decision, cost []int64) {
+	q, _ = q.lock(b, &cost)
 	q.ledger.Release(cost)
 	q.unlockAndTell(store.Freed, 0)
 }
 
-func (q *quota) Settle(_ store.Booking, cost, actual []int64, crossed func([]algorithms.Crossing)) {
-	q.mu.Lock()
+func (q *quota) Settle(b store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
+	q, _ = q.lock(b, &cost, &actual)
 	now := q.now()
 	q.ledger.Settle(now, cost, actual)
 	told := q.ledger.Crossings(now)
@@ -215,36 +285,78 @@ func (q *quota) Settle(_ store.Booking, cost, actual []int64, crossed func([]alg
 	}
 }
 
-func (q *quota) Return(_ context.Context, b store.Booking, cost []int64) error {
-	q.mu.Lock()
+func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error {
+	q, b = q.lock(b, &cost)
 	q.ledger.Cancel(q.now(), b.Flight, cost)
-	q.probe = q.probed(b) || q.probe
-	q.unlockAndTell(store.Freed, 0)
+	q.probe = q.endProbe(b) || q.probe
+	q.unlockAndTell(store.Eased, 0)
 	return nil
 }
 
 func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
-	q.mu.Lock()
+	q, _ = q.lock(store.Decision{})
 	now := q.now()
-	end := now.At + algorithms.Micros(p.For)
+	end := min(now.At+algorithms.Micros(p.For), algorithms.Latest)
 	until := q.until
 	if q.probing {
 		until = 0
 	}
-	if p.Once && p.Epoch != int64(q.epoch) || end <= max(now.At, until) {
+	longer := end > max(now.At, until) || p.Probe && p.For == 0 && until <= now.At
+	if p.Once && p.Epoch != int64(q.epoch) || !longer {
 		defer q.mu.Unlock()
 		return store.Paused{Epoch: int64(q.epoch)}, nil
 	}
-	q.until, q.shut = end, p.Close
-	q.probe, q.probing = q.probe || q.probing || p.Probe, false
+	q.probe = q.probe || p.Probe || q.probing && q.until > now.At
+	q.until, q.probing = max(end, until), false
 	q.epoch++
 	done := store.Paused{Applied: true, Epoch: int64(q.epoch)}
 	if p.Close {
-		q.unlockAndTell(store.Shut, now.Until(end))
+		q.banned = max(q.banned, end)
+		q.unlockAndTell(store.Shut, now.Until(q.banned))
 	} else {
 		q.unlockAndTell(store.Slowed, now.Until(end))
 	}
 	return done, nil
+}
+
+func (q *quota) Resume(context.Context) error {
+	q, _ = q.lock(store.Decision{})
+	q.until, q.banned, q.probe, q.probing = 0, 0, false, false
+	q.unlockAndTell(store.Eased, 0)
+	return nil
+}
+
+func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
+	for q.next != nil {
+		q = q.next
+	}
+	q.convert(plan)
+	q.replanned()
+	return nil
+}
+
+// convert makes the successor, which goes on with all that the quota remembers.
+func (q *quota) convert(plan *algorithms.Plan) *quota {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	ledger, _ := plan.Convert(q.ledger, q.now())
+	q.next = &quota{
+		ledger: ledger,
+		until:  q.until, banned: q.banned, probe: q.probe, probing: q.probing, exact: q.exact, epoch: q.epoch,
+	}
+	return q.next
+}
+
+// replanned tells those who wait that the quota has a successor.
+func (q *quota) replanned() {
+	q.mu.Lock()
+	q.unlockAndTell(store.Replanned, 0)
+}
+
+func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
+	q, _ = q.lock(store.Decision{})
+	defer q.mu.Unlock()
+	return q, q.ledger.Plan()
 }
 
 func (q *quota) Align(from, to time.Time) {
@@ -253,8 +365,12 @@ func (q *quota) Align(from, to time.Time) {
 	q.unlockAndTell(store.Freed, 0)
 }
 
-func (q *quota) Observe(b store.Booking, seen []store.Observation) {
+func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
 	q.mu.Lock()
+	if q.next != nil { // the readings are of other tiers
+		q.mu.Unlock()
+		return
+	}
 	q.exact = store.Observe(&q.ledger, q.now(), b.At, q.exact, seen)
 	q.unlockAndTell(store.Freed, 0) // or taken, which who asks again learns
 }
@@ -264,10 +380,8 @@ func (q *quota) Status(context.Context) (store.Status, error) {
 	defer q.mu.Unlock()
 	now := q.now()
 	var s store.Status
-	if left := max(0, now.Until(q.until)); q.shut {
-		s.Closed = left
-	} else {
-		s.Paused = left
+	if s.Closed = max(0, now.Until(q.banned)); s.Closed == 0 && q.until > now.At {
+		s.Paused = now.Until(q.until)
 	}
 	s.Tiers = store.Tiers(&q.ledger, now)
 	return s, nil
@@ -309,7 +423,7 @@ func (q *quota) Idle() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := q.now()
-	return q.until <= now.At && q.ledger.Fresh(now)
+	return q.until <= now.At && !q.probe && q.ledger.Fresh(now)
 }
 
 func (q *quota) Close() {}
@@ -318,7 +432,7 @@ func (q *quota) Forecast() store.Forecast {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	from := q.until
-	if q.shut || q.probing { // nobody will wait: they are refused, or it is not known for how long
+	if q.banned > q.now().At || q.probing { // nobody will wait: they are refused, or it is not known for how long
 		from = 0
 	}
 	return store.Foretell(&q.ledger, q.now, from)

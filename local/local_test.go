@@ -41,9 +41,9 @@ func open(t *testing.T, s store.Store, key string, p *algorithms.Plan) store.Quo
 var one = []int64{1}
 
 // reserve asks for n of one unit.
-func reserve(t *testing.T, q store.Quota, n int64, held bool) store.Booking {
+func reserve(t *testing.T, q store.Quota, n int64, held bool) store.Decision {
 	t.Helper()
-	b, err := q.Reserve(background, store.Request{Cost: []int64{n}, Held: held})
+	b, err := q.TryAcquire(background, store.Request{Cost: []int64{n}, Held: held})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func TestWatch(t *testing.T) {
 		})
 		stopSecond := other.Watch(func(c store.Change, _ time.Duration) { second = append(second, c) })
 
-		var b store.Booking
+		var b store.Decision
 		steps := []struct {
 			name string
 			do   func()
@@ -199,7 +199,7 @@ func TestWatch(t *testing.T) {
 			{"reserve", func() { b = reserve(t, q, 1, true) }, nil},
 			{"arrived", func() { q.Arrived(b, one) }, []store.Change{store.Freed}},
 			{"release", func() { other.Release(b, one) }, []store.Change{store.Freed}},
-			{"return", func() { other.Return(background, reserve(t, other, 1, true), one) }, []store.Change{store.Freed}},
+			{"return", func() { other.Return(background, reserve(t, other, 1, true), one) }, []store.Change{store.Eased}},
 			{"pause", func() { other.Pause(background, store.Pause{For: time.Second}) }, []store.Change{store.Slowed}},
 			{"shorter pause", func() { other.Pause(background, store.Pause{For: ms}) }, nil},
 			{"close", func() { q.Pause(background, store.Pause{For: 2 * time.Second, Close: true}) }, []store.Change{store.Shut}},
@@ -269,7 +269,8 @@ func TestPause(t *testing.T) {
 			{"a shorter ban", 300 * ms, store.Pause{For: time.Second, Close: true}, store.Paused{Epoch: 3}, 1900 * ms, 0},
 			{"a ban", 300 * ms, store.Pause{For: 3 * time.Second, Close: true}, store.Paused{Applied: true, Epoch: 4}, 0, 3 * time.Second},
 			{"a pause shorter than the ban", 400 * ms, store.Pause{For: 2 * time.Second}, store.Paused{Epoch: 4}, 0, 2900 * ms},
-			{"a pause longer than the ban", 400 * ms, store.Pause{For: 4 * time.Second}, store.Paused{Applied: true, Epoch: 5}, 4 * time.Second, 0},
+			{"a pause longer than the ban", 400 * ms, store.Pause{For: 4 * time.Second}, store.Paused{Applied: true, Epoch: 5}, 0, 2900 * ms}, // which stays a ban until it ends
+			{"after the ban, inside the pause", 3500 * ms, once(ms, 5), store.Paused{Epoch: 5}, 900 * ms, 0},
 			{"long after", time.Hour, once(time.Nanosecond, 5), store.Paused{Applied: true, Epoch: 6}, time.Microsecond, 0},
 		}
 		start := time.Now()
@@ -348,7 +349,7 @@ func TestForecast(t *testing.T) {
 
 			request := func() store.Request { return store.Request{Cost: []int64{1 + r.Int64N(limit)}, Held: held} }
 			send := func(req store.Request) (wait time.Duration) {
-				b, err := q.Reserve(background, req)
+				b, err := q.TryAcquire(background, req)
 				if err != nil {
 					t.Fatal(err)
 				}

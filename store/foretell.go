@@ -49,7 +49,7 @@ func (f *forecast) Book(r Request, within time.Duration) (time.Duration, bool) {
 	}
 	if r.Leaves() > 0 {
 		leaving, _ := f.ledger.EarliestLeaving(next, r.Cost, r.Headroom)
-		at = min(leaving, max(at, now.At+algorithms.Micros(r.Yields)))
+		at = min(leaving, max(at, now.At+algorithms.Micros(r.YieldFor)))
 	}
 	wait := now.Until(at)
 	if wait > within {

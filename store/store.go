@@ -20,23 +20,30 @@ type Store interface {
 
 // A Quota decides over all tiers of a plan at once. It is safe for concurrent use.
 type Quota interface {
-	// Reserve charges the cost, or says when to ask again and charges nothing.
-	Reserve(ctx context.Context, r Request) (Booking, error)
-	// Arrived says that the provider has counted a held request: it is no longer on
-	// its way.
-	Arrived(b Booking, cost []int64)
-	// Release says that a held request is over, for tiers that count what is open.
-	Release(b Booking, cost []int64)
+	// TryAcquire charges the cost, or reports when to ask again and charges nothing.
+	TryAcquire(ctx context.Context, r Request) (Decision, error)
+	// Arrived reports that the response to a held request is in: the provider has
+	// counted the request, and it is no longer in flight.
+	Arrived(b Decision, cost []int64)
+	// Unanswered reports that a held request was sent, or may have been, and that no
+	// response will come. The request stays in flight until its guard has passed, and
+	// lands then with what was estimated of it. If it was a probe, the next request
+	// probes. It is called at most once for a decision, instead of Arrived and Settle.
+	Unanswered(d Decision, cost []int64)
+	// Release reports that a held request has ended, for tiers that count what is open.
+	Release(b Decision, cost []int64)
 	// Settle says what a held request has really cost, in those units of which its
 	// cost was an estimate. It is called once, and before Release, where the plan has
 	// such units. crossed, which may be nil, is told once where calendar tiers have come
 	// to with it, if that is further than before, maybe later and in another goroutine.
-	Settle(b Booking, cost, actual []int64, crossed func([]algorithms.Crossing))
-	// Return gives back the charge of a held request that was never sent, as far as
-	// it is still on its way.
-	Return(ctx context.Context, b Booking, cost []int64) error
+	Settle(b Decision, cost, actual []int64, crossed func([]algorithms.Crossing))
+	// Return refunds a held request that was never sent, as far as it is still in
+	// flight. If it was a probe, the next request probes.
+	Return(ctx context.Context, b Decision, cost []int64) error
 	// Pause admits nothing for some time.
 	Pause(ctx context.Context, p Pause) (Paused, error)
+	// Resume ends the pause or ban in force, and with it the wait for a probe.
+	Resume(ctx context.Context) error
 	// Status reports every tier.
 	Status(ctx context.Context) (Status, error)
 	// Watch calls changed, from any goroutine, whenever something else than time
@@ -48,20 +55,20 @@ type Quota interface {
 	Close()
 }
 
-// A Booker is a Quota that books ahead, for many callers in one round trip. Its
+// A Reserver is a Quota that books ahead, for many callers in one round trip. Its
 // limiter sends all who wait through Book, and Reserve is for who doesn't wait.
-type Booker interface {
-	// Book asks for requests in their order, behind a booking that the caller still
+type Reserver interface {
+	// Reserve asks for requests in their order, behind a booking that the caller still
 	// has, if any, and does not block: done is called later, from another goroutine,
 	// with the answers for the first of the requests. Those without an answer may be
 	// asked for again at once. An error that is ErrUnavailable means the same later.
-	Book(behind *Ahead, requests []Request, done func([]Booking, error))
-	// Unbook gives back bookings that nobody will use. It does not block.
-	Unbook(bookings []Booking)
+	Reserve(behind *Reservation, requests []Request, done func([]Decision, error))
+	// Cancel gives back bookings that nobody will use. It does not block.
+	Cancel(bookings []Decision)
 }
 
-// An Ahead is a time that was booked.
-type Ahead struct {
+// An Reservation is a time that was booked.
+type Reservation struct {
 	Start time.Time     // the request may be sent from here on
 	End   time.Time     // and no later: then the booking is void
 	Again time.Time     // when to ask for more behind it
@@ -71,10 +78,23 @@ type Ahead struct {
 	State int64         // which state of the store it is charged to
 }
 
-// Void tells whether the booking can't be used any more. It looks at the wall clock
+// Expired tells whether the booking can't be used any more. It looks at the wall clock
 // too, since the monotonic one stands still while a machine is suspended.
-func (a *Ahead) Void(now time.Time) bool {
+func (a *Reservation) Expired(now time.Time) bool {
 	return now.After(a.End) || now.Round(0).After(a.End.Round(0))
+}
+
+// A Changer is a Quota whose plan can change while it is in use.
+type Changer interface {
+	// Change replaces the plan of the quota, for all in this process who have opened
+	// its key, and keeps what is charged. From then on TryAcquire returns [Moved] and
+	// Reserve answers with it. The other methods stay valid for what the quota admitted
+	// under the plan before. Watchers receive Replanned.
+	Change(ctx context.Context, plan *algorithms.Plan) error
+	// Successor returns the quota under the newest plan, and that plan: the quota
+	// itself if its plan has not changed. The caller who adopts a successor closes it
+	// instead of the quota.
+	Successor() (Quota, *algorithms.Plan)
 }
 
 // ErrUnavailable says that a shared store did not answer, so that it may later.
@@ -87,17 +107,25 @@ type Aligner interface {
 	Align(from, to time.Time)
 }
 
-// An Observer is a Quota that can be told what the provider counts.
+// An Observer is a Quota that accepts what the provider reports of its own counters.
 type Observer interface {
-	// Observe tells it, by the response to a request. It does not block.
-	Observe(b Booking, seen []Observation)
+	// Observe takes the readings of the response to a request, after Arrived. It does
+	// not block.
+	Observe(d Decision, cost []int64, seen []Observation)
 }
 
-// An Observation is what the provider says it counts of a tier.
+// An Observation is what a response reports of one tier.
 type Observation struct {
 	Tier  int   // of the plan
-	Used  int64 // units
-	Exact bool  // it is the truth: what was counted here beyond it was not counted there
+	Used  int64 // units that the provider counts
+	Exact bool  // the report is authoritative: the provider counts no more than Used
+
+	// Reset is how long after the response the count is told to end, rounded up by
+	// what the provider may have cut off. If zero, the response does not tell.
+	Reset time.Duration
+	// Full reports that Reset is when the whole limit is free again, as a bucket
+	// reports it, and not the end of a window.
+	Full bool
 }
 
 // A Forecaster is a Quota that can foretell how long a queue will take.
@@ -124,28 +152,28 @@ type Request struct {
 	Cost      []int64       // amounts, in the order of the plan's units
 	Held      bool          // Arrived, Release or Return will tell what became of it
 	Guard     time.Duration // how long it is on its way at most, if not the plan's; zero for that
-	*Patience               // how it waits, which nobody changes; a Booker's have one, and nil yields to nobody
+	*WaitSpec               // how it waits, which nobody changes; a Reserver's have one, and nil yields to nobody
 }
 
-// Patience is how a request waits. It is apart from the Request so that this stays in the
+// WaitSpec is how a request waits. It is apart from the Request so that this stays in the
 // processor's registers.
-type Patience struct {
-	Within time.Duration // for a Booker: the longest wait that is of use
-	Ask    bool          // only tell whether it would be admitted: Ready
+type WaitSpec struct {
+	MaxWait time.Duration // for a Reserver: the longest wait that is of use
+	DryRun  bool          // only tell whether it would be admitted: Ready
 
-	// Yields is for how long the request still yields to others, zero if it does not.
-	// Until then a Booker books it some milliseconds ahead at most, and it is admitted
+	// YieldFor is for how long the request still yields to others, zero if it does not.
+	// Until then a Reserver reserves it some milliseconds ahead at most, and it is admitted
 	// only where every tier has room for its cost and Headroom.
-	Yields   time.Duration
+	YieldFor time.Duration
 	Headroom int64 // percent of a tier's capacity; zero where it does not yield
 }
 
-// Asks tells whether the request only asks.
-func (r Request) Asks() bool { return r.Patience != nil && r.Ask }
+// IsDryRun tells whether the request only asks.
+func (r Request) IsDryRun() bool { return r.WaitSpec != nil && r.DryRun }
 
 // Leaves is the headroom that the request leaves to others, in percent.
 func (r Request) Leaves() int64 {
-	if r.Patience == nil {
+	if r.WaitSpec == nil {
 		return 0
 	}
 	return r.Headroom
@@ -162,31 +190,36 @@ const (
 	Late                     // would wait for Wait, which is too long: charged nothing
 	Exhausted                // Tier, a budget, has no room for Wait: charged nothing
 	Ready                    // would be admitted now: charged nothing, as was asked for
+	Moved                    // the quota has a successor: charged nothing, ask that
 )
 
-// A Booking is the answer to a Request.
-type Booking struct {
-	Verdict Verdict
-	Probe   bool              // it is the first after a pause, for which others wait
-	Tier    int               // where Later: the tier that decides, -1 for a pause, Probing for a request that tries whether it is over
-	Wait    time.Duration     // Forever where only a release can help
-	Flight  algorithms.Flight // names a held request to the store
-	Epoch   int64             // how many pauses the quota had seen
-	At      int64             // when it was admitted, as the store tells time
-	Outer   *Booking          // of the quota around this one, which the store does not know of
-	Ahead   *Ahead            // where it was booked for a time; nil for now
+// A Decision is the answer to a Request.
+type Decision struct {
+	Verdict     Verdict
+	Probe       bool              // it is the first after a pause, for which others wait
+	Tier        int               // where Later: the tier that decides, -1 for a pause, Probing for a request that tries whether it is over
+	Wait        time.Duration     // Forever where only a release can help
+	Flight      algorithms.Flight // names a held request to the store
+	Epoch       int64             // how many pauses the quota had seen
+	At          int64             // when it was admitted, as the store tells time
+	Outer       *Decision         // of the quota around this one, which the store does not know of
+	Reservation *Reservation      // where it was booked for a time; nil for now
 
 	// Crossed tells where calendar tiers have come to with this charge, or with others
 	// since the last one: each percent is told to one caller of all.
 	Crossed []algorithms.Crossing
 }
 
-// Probing is the Tier of a Booking that waits for the first request after a pause.
+// Probing is the Tier of a Decision that waits for the first request after a pause.
 const Probing = -2
 
-// ProbeTime is how long the first request after a pause goes alone, if its answer does
-// not come sooner.
+// ProbeTime is how long the first request after a pause goes alone if nothing will
+// report its response: then the others follow.
 const ProbeTime = time.Second
+
+// ProbeTimeout is how long, beyond its guard, a held probe goes alone if its response
+// does not come: then the next request probes.
+const ProbeTimeout = 30 * time.Second
 
 // Forever is the Wait of what no passing of time brings about.
 const Forever time.Duration = 1<<63 - 1
@@ -215,10 +248,12 @@ type Change uint8
 
 // The changes.
 const (
-	Freed  Change = iota // something was landed, released or returned
-	Slowed               // a pause makes requests wait longer
-	Shut                 // the quota was closed
-	Lost                 // the store lost its state: what was booked is void
+	Freed     Change = iota // something was landed, released or returned
+	Slowed                  // a pause makes requests wait longer
+	Shut                    // the quota was closed
+	Lost                    // the store lost its state: what was booked is void
+	Eased                   // a pause or ban ended early, or what was charged became less
+	Replanned               // the quota has a successor
 )
 
 // A Status is the state of a quota at one moment.
