@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/queue"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -34,6 +35,9 @@ var (
 	// admission must be released: use Acquire.
 	ErrNeedsPermit = errors.New("limits concurrency: use Acquire and release the permit")
 
+	// ErrClosed says that the Limiter, or its key in a Group, was closed.
+	ErrClosed = errors.New("limiter is closed")
+
 	// ErrTooManyKeys says that a Group already keeps MaxKeys quotas.
 	ErrTooManyKeys = errors.New("group keeps as many quotas as MaxKeys allows")
 
@@ -47,6 +51,7 @@ type WaitError struct {
 	Policy string        // the policy's name
 	Tier   string        // the tier that refused, as ParsePolicy reads it; empty if it was none
 	Wait   time.Duration // how long the wait would have been; zero where no wait helps or none is known
+	Ahead  int           // callers of this process that were ahead
 	Until  time.Time     // when the quota opens again, for ErrBanned, or the budget does, for ErrExhausted
 	Err    error         // one of the errors above
 	Cause  error         // why the store is unavailable, for ErrUnavailable
@@ -64,6 +69,9 @@ func (e *WaitError) Error() string {
 	b.WriteString(e.Err.Error())
 	if e.Wait > 0 {
 		fmt.Fprintf(&b, ": the wait is %v", e.Wait.Round(time.Microsecond))
+	}
+	if e.Ahead > 0 {
+		fmt.Fprintf(&b, ", %d ahead", e.Ahead)
 	}
 	if !e.Until.IsZero() {
 		fmt.Fprintf(&b, ", until %s", e.Until.UTC().Format(time.RFC3339))
@@ -86,5 +94,76 @@ func (e *WaitError) Unwrap() []error {
 	return []error{e.Err}
 }
 
-// Timeout tells whether it was for lack of time, as net.Error has it.
+// Timeout reports whether the refusal is for lack of time, as in net.Error.
 func (e *WaitError) Timeout() bool { return e.Err == ErrDeadline }
+
+// reasons are the errors for the reasons of a queue.
+var reasons = map[queue.Reason]error{
+	queue.Late:        ErrDeadline,
+	queue.Full:        ErrQueueFull,
+	queue.Banned:      ErrBanned,
+	queue.Exhausted:   ErrExhausted,
+	queue.Unavailable: ErrUnavailable,
+	queue.Closed:      ErrClosed,
+}
+
+// refusal returns the error for a refusal under the policy: the one place where they are
+// made.
+func (c *compiled) refusal(r *queue.Refusal) *WaitError {
+	e := c.refuse(reasons[r.Reason], r.Tier, r.Wait)
+	e.Ahead, e.Cause = r.Ahead, r.Cause
+	if r.Reason == queue.Banned || r.Reason == queue.Exhausted && r.Wait < forever {
+		e.Until = time.Now().Add(r.Wait)
+	}
+	return e
+}
+
+// refuse returns a refusal by a tier of the plan, or by none if that is -1.
+func (c *compiled) refuse(reason error, tier int, wait time.Duration) *WaitError {
+	e := &WaitError{Policy: c.policy.Name, Tier: c.tierName(tier), Err: reason}
+	if wait < forever {
+		e.Wait = wait
+	}
+	return e
+}
+
+func (c *compiled) tierName(tier int) string {
+	if tier < 0 {
+		return ""
+	}
+	return c.policy.Tiers[c.plan.Declared(tier)].String()
+}
+
+// refused returns the error for what a quota has refused.
+func (c *compiled) refused(d store.Decision) error {
+	r := &queue.Refusal{Reason: queue.Banned, Tier: d.Tier, Wait: d.Wait}
+	if d.Verdict == store.Exhausted {
+		r.Reason = queue.Exhausted
+	}
+	return c.refusal(r)
+}
+
+// explain returns the error of a wait: a refusal, the context's own error as it is, or
+// the error of a store that will not do better later.
+func (c *compiled) explain(err error) error {
+	var refusal *queue.Refusal
+	var outer *queue.Final
+	switch {
+	case errors.As(err, &outer):
+		return outer.Err // of another scope
+	case errors.As(err, &refusal):
+		return c.refusal(refusal)
+	case err == context.Canceled || err == context.DeadlineExceeded:
+		return err
+	}
+	return fmt.Errorf("throttle: policy %q: %w", c.policy.Name, err)
+}
+
+// reasonOf returns why a queue refused, and a reason of its own for any other error.
+func reasonOf(err error) queue.Reason {
+	var r *queue.Refusal
+	if errors.As(err, &r) {
+		return r.Reason
+	}
+	return queue.Reason(255)
+}

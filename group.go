@@ -1,9 +1,11 @@
 package throttle
 
 import (
+	"context"
 	"errors"
+	"iter"
+	"math"
 	"sync"
-	"weak"
 
 	"github.com/apithrottle/throttle/store"
 )
@@ -11,92 +13,144 @@ import (
 // A Group keeps one quota per key under one policy: per host, API key or account.
 // Use its For as a Transport's Route.
 //
-// A quota is dropped only when it decides as a fresh one would, nobody waits on it
-// and nobody holds its Limiter, so that dropping it changes nothing: a Limiter that
-// somebody holds stays its key's quota. Dropping happens as new keys come, without a
-// goroutine. A Group is safe for concurrent use.
+// A quota is dropped only when it decides as a fresh one would and no call uses it, so
+// that dropping it changes nothing: a Limiter of its key that somebody still holds opens it
+// anew. Dropping happens as new keys come, without a goroutine. A Group is safe for
+// concurrent use.
 type Group struct {
-	// MaxKeys is how many quotas the group keeps. Beyond it, For returns a Limiter
-	// that refuses everything with ErrTooManyKeys. Set it before the first For. If
-	// zero, no bound.
+	// MaxKeys is how many quotas the group keeps. Beyond it a new key takes the place of
+	// one whose quota is unused; if none is found, For returns a Limiter that refuses
+	// everything with ErrTooManyKeys. It looks at 64 quotas for each refused key on
+	// average. Set it before the first For. If zero, no bound.
 	MaxKeys int
 
-	terms *terms
 	store Store
 
-	mu      sync.Mutex // guards entries
-	entries map[string]entry
+	mu       sync.Mutex // guards all below
+	compiled *compiled
+	entries  map[string]*entry
+	recent   entry // the ring of entries, from the one least recently asked for
+	credit   int   // how many entries a full group may look at for one to drop
 }
 
-// An entry keeps a key's gate for as long as it is needed, and knows whether
-// somebody holds it.
+// An entry is a key's quota, and its place in the ring.
 type entry struct {
-	gate   *gate
-	holder weak.Pointer[Limiter]
-	nested weak.Pointer[Limiter] // the last inside another
+	key        string
+	limiter    *Limiter
+	nested     *Limiter // the last inside another
+	prev, next *entry
 }
 
-// How many entries For looks at for one to drop: some whenever a key comes, more
-// when the group is full.
+// How many entries are looked at for one to drop: some whenever a key comes, more when
+// the group is full.
 const (
 	sweepOne  = 2
-	sweepFull = 1024
+	sweepFull = 64
 )
+
+// dropped is added to the calls that use a scope when it is dropped.
+const dropped = math.MinInt64 / 2
 
 // NewGroup returns a Group of the policy. With a nil store its quotas are its own,
 // in this process; on a shared store they are kept under the policy's name and the
 // key.
 func NewGroup(p Policy, s Store) (*Group, error) {
-	t, err := newTerms(p)
+	c, err := compile(p)
 	if err != nil {
 		return nil, err
 	}
 	if s != nil && p.Name == "" {
 		return nil, errors.New("throttle: policy \"\": Name is empty: a shared store keeps quotas by name, so give it one")
 	}
-	return &Group{terms: t, store: s, entries: make(map[string]entry)}, nil
+	g := &Group{compiled: c, store: s, entries: make(map[string]*entry)}
+	g.recent.prev, g.recent.next = &g.recent, &g.recent
+	return g, nil
 }
 
 // For returns the Limiter of a key, never nil. It does not block.
 func (g *Group) For(key string) *Limiter {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	e, ok := g.entries[key]
-	if ok {
-		if l := e.holder.Value(); l != nil {
-			return l
-		}
-	} else {
-		gate, err := g.open(key)
-		if err != nil {
-			return &Limiter{err: err}
-		}
-		e.gate = gate
+	e, err := g.entry(key)
+	if err != nil {
+		return &Limiter{err: err}
 	}
-	l := &Limiter{gate: e.gate}
-	e.holder = weak.Make(l)
-	g.entries[key] = e
-	return l
+	return e.limiter
 }
 
 // Within is For of a key whose quota lies inside another, see Limiter.Within. All calls
 // for a key should name the same outer Limiter: callers inside different ones stand in
-// different lines.
+// different queues.
 func (g *Group) Within(key string, outer *Limiter) *Limiter {
-	l := g.For(key)
-	if l.err != nil || outer.err != nil {
-		return l.Within(outer)
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	e := g.entries[key]
-	if n := e.nested.Value(); n != nil && n.parts[1].gate == outer.gate {
-		return n
+	e, err := g.entry(key)
+	if err != nil {
+		return &Limiter{err: err}
 	}
-	n := l.Within(outer)
-	e.nested = weak.Make(n)
-	g.entries[key] = e
-	return n
+	if e.nested == nil || e.nested.outer != outer {
+		e.nested = e.limiter.Within(outer)
+	}
+	return e.nested
+}
+
+// All returns the keys that the group keeps, in no order, and their Limiters.
+func (g *Group) All() iter.Seq2[string, *Limiter] {
+	return func(yield func(string, *Limiter) bool) {
+		for key, l := range g.limiters() {
+			if !yield(key, l) {
+				return
+			}
+		}
+	}
+}
+
+func (g *Group) limiters() map[string]*Limiter {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := make(map[string]*Limiter, len(g.entries))
+	for key, e := range g.entries {
+		all[key] = e.limiter
+	}
+	return all
+}
+
+// Delete closes the Limiters of a key: callers that wait get ErrClosed. The next For of the
+// key opens a quota anew, which in this process is unused.
+func (g *Group) Delete(key string) {
+	g.mu.Lock()
+	e := g.entries[key]
+	if e != nil {
+		g.remove(e)
+	}
+	g.mu.Unlock()
+	if e != nil {
+		e.limiter.scope.Load().close()
+	}
+}
+
+// SetPolicy replaces the policy of all keys, as Limiter.SetPolicy does. If the store does
+// not take it for some keys, those keep the policy they had, and the error names why.
+func (g *Group) SetPolicy(ctx context.Context, p Policy) error {
+	g.mu.Lock()
+	c, err := g.compiled.replacement(p)
+	if err == nil {
+		g.compiled = c
+	}
+	g.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, l := range g.limiters() {
+		if s, err := l.enter(); err == nil {
+			own := *c
+			own.reserves = s.terms.Load().reserves
+			errs = append(errs, s.setPolicy(ctx, &own))
+			s.leave()
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // Len returns how many quotas the group keeps.
@@ -106,34 +160,122 @@ func (g *Group) Len() int {
 	return len(g.entries)
 }
 
-func (g *Group) open(key string) (*gate, error) {
-	g.sweep(sweepOne)
-	if g.MaxKeys > 0 && len(g.entries) >= g.MaxKeys {
-		if g.sweep(sweepFull); len(g.entries) >= g.MaxKeys {
-			return nil, g.terms.refuse(ErrTooManyKeys, -1, 0)
+// entry returns the entry of a key, which it makes if it must.
+func (g *Group) entry(key string) (*entry, error) {
+	if e := g.entries[key]; e != nil {
+		g.touch(e)
+		return e, nil
+	}
+	g.sweep(sweepOne, false)
+	if g.MaxKeys <= 0 || len(g.entries) < g.MaxKeys {
+		g.credit = len(g.entries)
+	} else {
+		g.credit = min(len(g.entries), g.credit+sweepFull)
+		g.credit -= g.sweep(g.credit, true)
+		if len(g.entries) >= g.MaxKeys {
+			return nil, g.compiled.refuse(ErrTooManyKeys, -1, 0)
 		}
 	}
-	return g.terms.open(g.store, g.terms.policy.Name+"\x00"+key)
+	s, err := openScope(g.compiled, g.store, g.compiled.policy.Name+"\x00"+key)
+	if err != nil {
+		return nil, err
+	}
+	s.grouped = true
+	e := &entry{key: key, limiter: &Limiter{group: g, key: key}}
+	e.limiter.scope.Store(s)
+	g.entries[key] = e
+	g.link(e)
+	return e, nil
 }
 
-// sweep drops what is not needed among n entries, which the map picks at random.
-func (g *Group) sweep(n int) {
-	for key, e := range g.entries {
-		if n--; n < 0 {
-			return
-		}
-		if e.holder.Value() == nil && e.gate.idle() {
-			e.gate.quota.Close()
-			delete(g.entries, key)
-		}
+// enter returns the scope of a Limiter's key, which is not dropped until leave is called.
+func (g *Group) enter(l *Limiter) (*scope, error) {
+	s := l.scope.Load()
+	if s.uses.Add(1) > 0 {
+		return s, nil
+	}
+	s.uses.Add(-1)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e, err := g.entry(l.key)
+	if err != nil {
+		return nil, err
+	}
+	s = e.limiter.scope.Load()
+	l.scope.Store(s)
+	s.uses.Add(1)
+	return s, nil
+}
+
+func (s *scope) leave() {
+	if s.grouped {
+		s.uses.Add(-1)
 	}
 }
 
-// idle tells whether nothing is lost when the gate is dropped.
-func (g *gate) idle() bool {
-	if g.waiting() > 0 {
+// sweep looks at up to n entries, from the one least recently asked for, and drops the
+// unused ones: when forced also one that has learned something, but one at most. The others
+// go to the end of the ring. It returns at how many it looked.
+func (g *Group) sweep(n int, force bool) (seen int) {
+	for ; seen < n && len(g.entries) > 0; seen++ {
+		e := g.recent.next
+		if !e.limiter.scope.Load().drop(force) {
+			g.touch(e)
+			continue
+		}
+		g.remove(e)
+		if force {
+			return seen + 1
+		}
+	}
+	return seen
+}
+
+func (g *Group) touch(e *entry) {
+	g.unlink(e)
+	g.link(e)
+}
+
+func (g *Group) link(e *entry) {
+	e.prev, e.next = g.recent.prev, &g.recent
+	e.prev.next, e.next.prev = e, e
+}
+
+func (g *Group) unlink(e *entry) { e.prev.next, e.next.prev = e.next, e.prev }
+
+func (g *Group) remove(e *entry) {
+	g.unlink(e)
+	delete(g.entries, e.key)
+}
+
+// drop closes a scope that no call uses and that decides as a fresh one would, and
+// reports whether it did.
+func (s *scope) drop(force bool) bool {
+	if !s.uses.CompareAndSwap(0, dropped) {
 		return false
 	}
-	q, ok := g.quota.(store.Idler)
-	return !ok || q.Idle()
+	t := s.terms.Load()
+	if s.waiting() > 0 || !isIdle(t.quota) || !force && s.learned() {
+		s.uses.Add(-dropped)
+		return false
+	}
+	t.quota.Close()
+	return true
+}
+
+func isIdle(q store.Quota) bool {
+	idler, ok := q.(store.Idler)
+	return !ok || idler.Idle()
+}
+
+// learned reports whether the scope has learned from responses what a fresh one would have
+// to learn again: the end of the provider's windows, a guard, a back-off.
+func (s *scope) learned() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.network.Load(); n != nil && n.learned() || s.backoff.level > 0 {
+		return true
+	}
+	q, ok := s.terms.Load().quota.(store.Learner)
+	return ok && q.Learned()
 }

@@ -64,23 +64,11 @@ func newNetwork() *network {
 	return n
 }
 
-// guard is what a request that is admitted now may take; zero for what the policy says.
-func (g *gate) guard() time.Duration {
-	if g = g.innermost(); !g.auto {
-		return 0
-	}
-	return time.Duration(g.aside().network.bound.Load())
-}
-
-// network is what the quota's answers tell, nil if its guard is not learned. Where
-// several quotas are nested, it is that of the innermost one that learns.
-func (g *gate) network() *network {
-	for ; g != nil; g = g.outer {
-		if in := g.innermost(); in.auto {
-			return in.aside().network
-		}
-	}
-	return nil
+// learned reports whether responses of the last minutes are remembered.
+func (n *network) learned() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return time.Since(n.began) < 2*guardMemory && n.before.with(n.now).answers > 0
 }
 
 // answered takes note of a round trip.

@@ -3,7 +3,6 @@ package throttle
 import (
 	"io"
 	"net/http"
-	"slices"
 	"sync"
 
 	"github.com/apithrottle/throttle/answers"
@@ -42,7 +41,7 @@ func (m *profileMeter) Cost() Cost {
 // meter is that of a response, nil if nothing of the cost was an estimate. What was
 // refused, or was the caller's error, cost nothing but what the response says.
 func (a *attempt) meter(resp *http.Response, answer *answers.Answer) Meter {
-	if !a.charged() || !a.gate.estimates {
+	if !a.estimates() {
 		return nil
 	}
 	if a.transport.Meter != nil {
@@ -53,7 +52,7 @@ func (a *attempt) meter(resp *http.Response, answer *answers.Answer) Meter {
 	}
 	m := &profileMeter{cost: Cost{}}
 	if answer.Kind == answers.Limited || answer.Kind == answers.Banned || resp.StatusCode/100 == 4 {
-		m.cost = a.gate.nothing()
+		m.cost = a.zeroEstimate()
 	}
 	for _, c := range answer.Charged {
 		m.cost[c.Unit] = c.N
@@ -100,28 +99,19 @@ func (b *watchedBody) end() {
 	b.once.Do(func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		b.attempt.over(b.meter)
+		b.attempt.finish(b.meter)
 	})
 }
 
-// nothing is a Cost of zero in every unit that is estimated.
-func (t *terms) nothing() Cost {
-	c := Cost{}
-	for u, unit := range t.units {
-		if t.estimated[u] {
-			c[unit] = 0
+// zeroEstimate returns a Cost of zero in every unit that is estimated.
+func (a *admitted) zeroEstimate() Cost {
+	cost := Cost{}
+	a.each(func(c *charge) {
+		for u, unit := range c.terms.plan.Units() {
+			if c.terms.plan.Estimated(u) {
+				cost[unit] = 0
+			}
 		}
-	}
-	return c
-}
-
-// actual is what a request cost: what was told, or else its estimate.
-func (t *terms) actual(estimate []int64, told Cost) []int64 {
-	actual := slices.Clone(estimate)
-	for u, unit := range t.units {
-		if n, ok := told[unit]; ok && t.estimated[u] {
-			actual[u] = min(max(0, n), mostActual)
-		}
-	}
-	return actual
+	})
+	return cost
 }

@@ -68,9 +68,9 @@ func TestWithin(t *testing.T) {
 			cost throttle.Cost
 			want string // nothing but the refusal
 		}{
-			{throttle.Cost{"orders": 2}, `throttle: policy "endpoint" would wait past the deadline: the wait is 1m0s`},
+			{throttle.Cost{"orders": 2}, `throttle: policy "endpoint" tier 2/m;unit=orders would wait past the deadline: the wait is 1m0s`},
 			{throttle.Cost{"weight": 60}, `throttle: policy "endpoint" tier 50/m;unit=weight costs more than the tier ever admits at once`},
-			{throttle.Cost{"requests": 4}, `throttle: policy "account" would wait past the deadline: the wait is 1m0s`},
+			{throttle.Cost{"requests": 4}, `throttle: policy "account" tier 4/m would wait past the deadline: the wait is 1m0s`},
 			{throttle.Cost{"requests": 5}, `throttle: policy "account" tier 4/m costs more than the tier ever admits at once`},
 			{throttle.Cost{"cats": 5}, `throttle: policy "endpoint": cost names the unit "cats": the policy counts orders, weight, requests`},
 		} {

@@ -280,116 +280,126 @@ func (p Policy) String() string {
 // must be written; nil is one request.
 type Cost map[string]int64
 
-// terms is a policy made ready, shared by all limiters under it.
-type terms struct {
+// Compiled is a policy made ready to decide. It never changes, so that scopes share it.
+type compiled struct {
 	policy Policy
 	plan   *algorithms.Plan
 	one    []int64         // the cost of one request
-	books  bool            // the quotas book ahead
 	yields *store.WaitSpec // of a Batch request that has just come; nil if it leaves no headroom
+	most   []int64         // of each unit, the highest estimate that is charged; nil if none is estimated
 
-	units      []string // what a cost counts, those of the scopes around included
-	estimated  []bool   // of each unit
-	most       []int64  // of each unit, the highest estimate that is charged; nil where none is estimated
-	estimates  bool     // some unit is estimated
-	concurrent bool     // some tier limits what is open at once
-	auto       bool     // some guard is learned
+	reserves   bool // the quotas of the store reserve ahead
+	counts     bool // some tier counts requests
+	estimates  bool // some unit is estimated
+	concurrent bool // some tier limits what is open at once
+	auto       bool // the guard is learned
 }
 
-func newTerms(p Policy) (*terms, error) {
+func compile(p Policy) (*compiled, error) {
 	plan, err := p.plan()
 	if err != nil {
 		return nil, err
 	}
 	p.Tiers, p.AlertAt = slices.Clone(p.Tiers), slices.Clone(p.AlertAt)
-	t := &terms{
-		policy: p, plan: plan, units: plan.Units(),
+	c := &compiled{
+		policy: p, plan: plan, counts: slices.Contains(plan.Units(), algorithms.Requests),
 		estimates: plan.Estimates(), concurrent: plan.Concurrent(), auto: p.Guard == AutoGuard,
 	}
-	for u := range t.units {
-		t.estimated = append(t.estimated, plan.Estimated(u))
+	if c.estimates {
+		c.most = plan.Most()
 	}
-	if t.estimates {
-		t.most = plan.Most()
-	}
-	t.one = t.requests(1)
+	c.one = c.requests(1)
 	if p.Headroom > 0 {
-		t.yields = &store.WaitSpec{YieldFor: p.ageing(), Headroom: int64(p.Headroom)}
+		c.yields = &store.WaitSpec{YieldFor: p.ageing(), Headroom: int64(p.Headroom)}
 	}
-	return t, nil
+	return c, nil
 }
 
-// requests is the cost of n requests.
-func (t *terms) requests(n int64) []int64 {
-	cost := make([]int64, len(t.units))
-	if i := slices.Index(t.units, algorithms.Requests); i >= 0 {
+// replacement makes another policy ready for the same quota.
+func (c *compiled) replacement(p Policy) (*compiled, error) {
+	if p.Name != c.policy.Name {
+		return nil, c.errorf("SetPolicy: Name is %q: it must stay %q, or make another Limiter", p.Name, c.policy.Name)
+	}
+	p.Start = StartFull
+	next, err := compile(p)
+	if err != nil {
+		return nil, err
+	}
+	next.reserves = c.reserves
+	return next, nil
+}
+
+// under returns the policy with the tiers of another plan, which somebody else has set.
+func (c *compiled) under(plan *algorithms.Plan) *compiled {
+	p := c.policy
+	p.Tiers, p.Start = plan.Given(), StartFull
+	if p.Guard != AutoGuard {
+		if p.Guard = plan.Guard(); p.Guard == 0 {
+			p.Guard = NoGuard
+		}
+	}
+	if !slices.ContainsFunc(p.Tiers, alerts) {
+		p.AlertAt = nil
+	}
+	next, err := compile(p)
+	if err != nil {
+		return c // the plan was valid as it came
+	}
+	next.plan, next.reserves = plan, c.reserves
+	return next
+}
+
+// has reports whether a tier counts the unit.
+func (c *compiled) has(unit string) bool { return slices.Contains(c.plan.Units(), unit) }
+
+// requests returns the cost of n requests.
+func (c *compiled) requests(n int64) []int64 {
+	cost := make([]int64, len(c.plan.Units()))
+	if i := slices.Index(c.plan.Units(), algorithms.Requests); i >= 0 {
 		cost[i] = n
 	}
 	return cost
 }
 
-// amounts puts a cost in the order of the plan's units.
-func (t *terms) amounts(c Cost) ([]int64, error) {
-	if c == nil {
-		return t.one, nil
+// compile returns what a demand costs, in the order of the plan's units, without those
+// that other scopes count. It refuses what no wait admits.
+func (c *compiled) compile(d demand) ([]int64, error) {
+	if d.cost == nil && d.n == 1 {
+		return c.one, nil // every tier admits one
 	}
-	amounts := t.requests(1)
-	for unit, n := range c {
-		i := slices.Index(t.units, unit)
-		switch {
-		case n < 0:
-			return nil, t.errorf("cost of %q is %d: it must be at least 0", unit, n)
-		case i >= 0:
-			amounts[i] = n
-		case unit != algorithms.Requests:
-			return nil, t.errorf("cost names the unit %q: the policy counts %s", unit, strings.Join(t.units, ", "))
+	cost := c.requests(1)
+	if d.cost == nil {
+		cost = c.requests(d.n)
+	}
+	for unit, n := range d.cost {
+		if i := slices.Index(c.plan.Units(), unit); i >= 0 {
+			cost[i] = n
 		}
 	}
-	return t.clamp(amounts), nil
+	for u, most := range c.most {
+		// An estimate above what the tiers ever admit waits until they are unused, and
+		// is charged in full when it is settled.
+		if c.plan.Estimated(u) {
+			cost[u] = min(cost[u], most)
+		}
+	}
+	if tier := c.plan.TooLarge(cost); tier >= 0 {
+		return nil, c.refuse(ErrNever, tier, 0)
+	}
+	return cost, nil
+}
+
+// isOne reports whether a cost is that of one request, without a look at it.
+func (c *compiled) isOne(cost []int64) bool { return &cost[0] == &c.one[0] }
+
+// isFree reports whether a cost charges nothing, neither now nor when it is settled.
+func (c *compiled) isFree(cost []int64) bool {
+	return !c.estimates && !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 })
 }
 
 // mostActual is the most that a request can turn out to have cost.
 const mostActual = algorithms.MaxLimit
 
-// clamp lowers estimates that are above what the tiers ever admit, or they would never be
-// admitted: such a request waits until the tiers are unused, and is charged in full
-// when it is settled.
-func (t *terms) clamp(cost []int64) []int64 {
-	clamped := cost
-	for u, most := range t.most {
-		if t.estimated[u] && cost[u] > most {
-			if &clamped[0] == &cost[0] {
-				clamped = slices.Clone(cost)
-			}
-			clamped[u] = most
-		}
-	}
-	return clamped
-}
-
-// count is the cost of n requests, checked.
-func (t *terms) count(n int64) ([]int64, error) {
-	switch {
-	case n < 0:
-		return nil, t.errorf("n is %d: it must be at least 0", n)
-	case n == 1:
-		return t.one, nil
-	}
-	return t.requests(n), nil
-}
-
-func (t *terms) errorf(format string, args ...any) error {
-	return fmt.Errorf("throttle: policy %q: "+format, append([]any{t.policy.Name}, args...)...)
-}
-
-// refuse is a refusal under the policy, by a tier or by none where it is -1.
-func (t *terms) refuse(reason error, tier int, wait time.Duration) *WaitError {
-	e := &WaitError{Policy: t.policy.Name, Err: reason}
-	if tier >= 0 {
-		e.Tier = t.policy.Tiers[t.plan.Declared(tier)].String()
-	}
-	if wait < forever {
-		e.Wait = wait
-	}
-	return e
+func (c *compiled) errorf(format string, args ...any) error {
+	return fmt.Errorf("throttle: policy %q: "+format, append([]any{c.policy.Name}, args...)...)
 }

@@ -325,6 +325,7 @@ func TestEstimateAboveCapacity(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		first.Arrived()
 		first.Release()
 		began := time.Now()
 		p, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": 5000})

@@ -3,12 +3,12 @@ package throttle
 import (
 	"context"
 	"io"
+	"net"
 	"net/http"
-	"runtime"
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/internal/queue"
 )
 
 // A Transport is an http.RoundTripper that sends a request when the limiter admits
@@ -24,10 +24,11 @@ import (
 // close the quota: callers get ErrBanned until it ends. The response is handed on as it
 // came; whoever wants the request repeated uses package retry.
 //
-// An admitted request is on its way until the response comes, and on a policy with
+// An admitted request is in flight until the response comes, and on a policy with
 // Concurrency or Estimated tiers to the end of the response's body: read it to EOF or
-// close it. A request of which nothing was sent, because no connection was made or the
-// context ended before, is charged nothing, as far as the Base tells (net/http does).
+// close it. An error is no response: the request may still arrive, and stays in flight
+// until Policy.Guard has passed. A request that never reached the wire is refunded,
+// provided that Base supports httptrace, as net/http does.
 //
 // net/http's own Transport sends a request again, unseen by the limiter, if a
 // kept-alive connection turns out to be closed before the first byte of an answer,
@@ -35,33 +36,57 @@ import (
 // provider counts those too, set DisableKeepAlives on the Base or declare a limit
 // a little lower.
 //
+// A wait ages what was signed before it. Sign inside, in the Base, as an oauth2.Transport
+// does that is the Base; where an SDK signs outside, set SendBy.
+//
 // A Transport must not be changed once in use. It is safe for concurrent use.
 type Transport struct {
-	Base           http.RoundTripper            // If nil, http.DefaultTransport
-	Limiter        *Limiter                     // If nil, and Route too, nothing is limited
-	Route          func(*http.Request) *Limiter // chooses the quota. If nil, Limiter; a nil result is not limited
-	Cost           func(*http.Request) Cost     // what the request costs, or is estimated to. If nil, one request
-	Profile        *answers.Profile             // what responses tell: refusals, what is left, what was charged. If nil, 429, and 503 with Retry-After
-	Meter          func(*http.Response) Meter   // tells what was really charged in Estimated units; a nil result tells nothing. If nil, what the Profile reads
-	AttemptTimeout time.Duration                // from admission to the end of the body, which http.Client.Timeout would count the waiting into. If zero, none
+	// Base sends the requests. If nil, http.DefaultTransport.
+	Base http.RoundTripper
+	// Limiter is the quota. If nil, and Route too, nothing is limited.
+	Limiter *Limiter
+	// Route chooses the quota. A nil result is not limited. If nil, Limiter.
+	Route func(*http.Request) *Limiter
+	// Cost returns what the request costs, or is estimated to. If nil, one request.
+	Cost func(*http.Request) Cost
+	// SendBy returns the latest instant at which the request is worth sending, such as the
+	// end of its signature's validity. A request that would wait longer is refused at once
+	// with ErrDeadline and charged nothing: it is admitted no later than its guard before
+	// SendBy. An attempt of which nothing was written by then ends, too. A zero time is no
+	// bound. If nil, none.
+	SendBy func(*http.Request) time.Time
+	// Profile reads from responses what they report: refusals, what is left, what was
+	// charged. If nil, 429, and 503 with Retry-After, are refusals.
+	Profile *answers.Profile
+	// Meter returns what reads the real cost in Estimated units from a response; a nil
+	// result leaves the estimate. If nil, the Profile.
+	Meter func(*http.Response) Meter
+	// AttemptTimeout bounds the time from admission to the end of the body, into which
+	// http.Client.Timeout would count the waiting. If zero, none.
+	AttemptTimeout time.Duration
 }
 
 // RoundTrip sends the request when it is admitted.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	l := t.limiter(req)
-	if l == nil && t.AttemptTimeout <= 0 {
-		return t.base().RoundTrip(req)
-	}
 	a := attempt{transport: t}
+	sending := false
+	defer func() {
+		if !sending { // it was refused, or a function of the Transport or the Policy panicked
+			closeBody(req)
+		}
+	}()
+	l := t.limiter(req)
 	if l != nil {
 		if err := a.admit(l, req); err != nil {
-			closeBody(req)
 			return nil, err
 		}
+		defer a.leave()
+	} else if t.AttemptTimeout <= 0 {
+		sending = true
+		return t.base().RoundTrip(req)
 	}
-	resp, err := a.send(req)
-	runtime.KeepAlive(l) // a Group may drop a gate that nobody holds, and with it the pause that the response asked for
-	return resp, err
+	sending = true
+	return a.send(req)
 }
 
 // CloseIdleConnections forwards to the Base, if it has the method.
@@ -85,49 +110,48 @@ func (t *Transport) limiter(req *http.Request) *Limiter {
 	return t.Limiter
 }
 
-// An attempt is one admitted request on its way.
+// An attempt is one admitted request that is sent.
 type attempt struct {
+	admitted  // nothing, if the request is not limited
 	transport *Transport
-	gate      *gate // nil if nothing is limited
-	booking   store.Decision
-	cost      []int64
-	journey   journey
+	sendBy    time.Time
 	sent      time.Time
 	cancel    context.CancelFunc // ends AttemptTimeout; nil if there is none
 }
 
 // admit waits for the limiter. A request whose context has ended meanwhile is not sent.
 func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
-	if l.err != nil {
-		return l.err
-	}
-	a.gate, a.cost = l.gate, l.gate.one
+	d := demand{n: 1, held: true}
 	if a.transport.Cost != nil {
-		if a.cost, err = a.gate.amounts(a.transport.Cost(req)); err != nil {
-			return err
-		}
+		d.cost = a.transport.Cost(req)
+	}
+	if a.transport.SendBy != nil {
+		a.sendBy = a.transport.SendBy(req)
+		d.sendBy = a.sendBy
 	}
 	ctx := req.Context()
-	if a.booking, err = l.acquire(ctx, a.cost); err != nil {
+	if a.admitted, err = l.admit(ctx, d); err != nil {
 		return err
 	}
 	if err = ctx.Err(); err != nil {
-		a.undo()
+		a.refund()
+		a.leave()
 		return err
 	}
-	a.journey = a.gate.network().start()
+	a.journey = a.network().start()
 	return nil
 }
 
-func (a *attempt) charged() bool { return a.gate != nil && a.booking.Verdict == store.Admitted }
-
-// send hands the request to the base, and tells the quota of its arrival and its
-// end, each once, whatever the base does.
+// send hands the request to the base, and reports its arrival and its end to the quotas,
+// each once, whatever the base does.
 func (a *attempt) send(req *http.Request) (*http.Response, error) {
-	handedOn := false
+	sending, handedOn := true, false
 	defer func() {
-		if !handedOn {
-			a.over(nil)
+		switch {
+		case sending: // the base panicked
+			a.fail()
+		case !handedOn:
+			a.finish(nil)
 		}
 	}()
 	sent := req
@@ -141,68 +165,71 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		a.sent = time.Now()
 	}
 	resp, err := a.transport.base().RoundTrip(traced)
-	switch {
-	case err != nil && d.unsent(err):
-		a.undo()
-		return resp, err
-	case err != nil:
-		a.arrived()
-		return resp, err
-	case resp.Request == traced:
+	sending = false
+	if d != nil {
+		d.stop()
+	}
+	if err != nil {
+		handedOn = true
+		return resp, a.failed(err, d)
+	}
+	if resp.Request == traced {
 		resp.Request = req
 	}
 	a.journey.answered()
-	answer := a.learn(req.Context(), resp)
+	answer := a.handleResponse(req.Context(), resp)
 	a.arrived()
 	a.observe(answer)
-	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.lasts() {
+	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.needsBody() {
 		resp.Body = a.watch(resp.Body, m)
 		handedOn = true
 	} else if m != nil {
 		handedOn = true
-		a.over(m)
+		a.finish(m)
 	}
 	return resp, nil
 }
 
-func (a *attempt) arrived() {
-	if a.charged() {
-		a.gate.quota.Arrived(a.booking, a.cost)
+// failed ends an attempt without a response. Where the base says that nothing was
+// written it is refunded.
+func (a *attempt) failed(err error, d *delivery) error {
+	if d.unsent(err) {
+		if a.cancel != nil {
+			a.cancel()
+		}
+		a.refund()
+		if d.late() {
+			return a.terms.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
+		}
+		return err
 	}
+	a.fail()
+	return err
 }
 
-// lasts tells whether the end of the body matters.
-func (a *attempt) lasts() bool {
-	return a.cancel != nil || a.charged() && (a.gate.concurrent || a.gate.estimates)
-}
-
-// over ends the attempt, of which a meter may know the cost. One that panics knows
-// nothing, and the rest is done all the same.
-func (a *attempt) over(m Meter) {
+// fail ends an attempt that may have been sent and gets no response.
+func (a *attempt) fail() {
 	if a.cancel != nil {
 		defer a.cancel()
 	}
-	if !a.charged() {
-		return
-	}
-	if a.gate.concurrent {
-		defer a.gate.quota.Release(a.booking, a.cost)
-	}
-	if a.gate.estimates {
-		actual := a.cost
-		defer func() { a.gate.reckon(a.booking, a.cost, actual) }()
-		if m != nil {
-			actual = a.gate.actual(a.cost, m.Cost())
-		}
-	}
+	a.unanswered()
+	a.release()
 }
 
-// undo gives back the charge of a request that is not sent.
-func (a *attempt) undo() {
-	if a.charged() {
-		// The store's time is bounded by the store; the caller's may be over.
-		_ = a.gate.quota.Return(context.Background(), a.booking, a.cost)
-		a.booking = store.Decision{}
+// needsBody reports whether the end of the body matters.
+func (a *attempt) needsBody() bool { return a.cancel != nil || a.concurrent() || a.estimates() }
+
+// finish ends the attempt, whose cost a meter may have read. If the meter panics, the
+// estimate stands, and the rest is done all the same.
+func (a *attempt) finish(m Meter) {
+	if a.cancel != nil {
+		defer a.cancel()
+	}
+	defer a.release()
+	var actual Cost
+	defer func() { a.settle(actual) }()
+	if m != nil {
+		actual = m.Cost()
 	}
 }
 
@@ -213,10 +240,41 @@ func closeBody(req *http.Request) {
 }
 
 // watch returns a body that ends the attempt at EOF, at any other error, or when
-// it is closed, once. The body of a 101 response stays writable.
+// it is closed, once. The body of a 101 response stays what it was: writable, one whose
+// writing end can be closed, or a connection.
 func (a *attempt) watch(b io.ReadCloser, m Meter) io.ReadCloser {
+	type halfCloser interface{ CloseWrite() error }
+	type conn interface {
+		io.Writer
+		LocalAddr() net.Addr
+		RemoteAddr() net.Addr
+		SetDeadline(time.Time) error
+		SetReadDeadline(time.Time) error
+		SetWriteDeadline(time.Time) error
+	}
 	watched := &watchedBody{ReadCloser: b, attempt: *a, meter: m}
-	if w, ok := b.(io.Writer); ok {
+	half, halves := b.(halfCloser)
+	switch w := b.(type) {
+	case conn:
+		if halves {
+			return struct {
+				*watchedBody
+				conn
+				halfCloser
+			}{watched, w, half}
+		}
+		return struct {
+			*watchedBody
+			conn
+		}{watched, w}
+	case io.Writer:
+		if halves {
+			return struct {
+				*watchedBody
+				io.Writer
+				halfCloser
+			}{watched, w, half}
+		}
 		return struct {
 			*watchedBody
 			io.Writer

@@ -1097,7 +1097,7 @@ func TestTransportOnItsWay(t *testing.T) {
 		{name: "fast, default guard", response: 20 * trTick, second: 1020 * trTick},
 		{name: "slow, default guard", response: 800 * trTick, second: 1050 * trTick},
 		{name: "NoGuard", guard: throttle.NoGuard, response: 800 * trTick, second: time.Second},
-		{name: "no response", guard: 500 * trTick, response: 20 * trTick, err: io.ErrUnexpectedEOF, second: 1020 * trTick},
+		{name: "no response", guard: 500 * trTick, response: 20 * trTick, err: io.ErrUnexpectedEOF, second: 1500 * trTick},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

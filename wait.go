@@ -3,13 +3,13 @@ package throttle
 import (
 	"context"
 	"errors"
-	"fmt"
-	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/queue"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -26,205 +26,370 @@ const forever = store.Forever
 
 // A Limiter admits requests under a policy, in the order in which callers arrive.
 //
-// Wait blocks until one request may be sent, WaitN until n may; Allow asks and
-// never blocks; Acquire is Wait for any Cost and tells the limiter afterwards what
-// became of the request, which policies with Concurrency need and which makes room
-// sooner for all others. A Transport does all that for an http.Client.
+// Wait blocks until one request may be sent, WaitN until n may. Allow and TryAcquire
+// never wait. Acquire is like Wait but takes a Cost and returns a Permit. Use the Permit
+// to report when the request arrives and ends; policies with Concurrency tiers require it,
+// and others free capacity sooner. A Transport does all that for an http.Client.
 //
-// Callers hold places, not tokens: only an admitted request is charged, in all
-// tiers or in none, and one whose context ends leaves the queue as if it had never
-// come. Nothing overtakes, however large the cost at the head, but a request of a
-// [Class] that goes first.
+// Callers hold places, not tokens: only an admitted request is charged, in all tiers or
+// in none, and a canceled caller leaves no trace in the queue. No request overtakes
+// another, however large the cost at the head, except one of a [Class] that goes first.
 //
-// A refusal is a [*WaitError]. A context's own error is returned as it is. A
-// Limiter is made by New or Group.For and is safe for concurrent use.
+// A refusal is a [*WaitError]. A context's own error is returned as it is. A Limiter is
+// made by New or Group.For, needs no closing, and is safe for concurrent use.
 type Limiter struct {
-	gate  *gate
-	parts [2]*Limiter // of which a nested one is made, which must not be dropped
-	err   error       // refuses everything, where a Group has too many keys
-}
-
-// A gate is a quota with what this process keeps around it: the waiting room and
-// the back-off. Limiters are handles on it.
-type gate struct {
-	*terms
-	quota store.Quota
-	outer *gate                // around this one, nil if there is none
-	room  atomic.Pointer[room] // nil until somebody needs it
+	scope atomic.Pointer[scope]
+	group *Group // that keeps the scope; nil for one of New
+	key   string // in the group
+	outer *Limiter
+	own   line  // of a Limiter inside others
+	err   error // refuses everything
 }
 
 // New returns a Limiter of the policy. With a nil store its quota is its own, in
 // this process; limiters with the same name on the same store share one.
 func New(p Policy, s Store) (*Limiter, error) {
-	t, err := newTerms(p)
+	c, err := compile(p)
 	if err != nil {
 		return nil, err
 	}
 	if s != nil && p.Name == "" {
 		return nil, errors.New("throttle: policy \"\": Name is empty: a shared store keeps quotas by name, so give it one")
 	}
-	g, err := t.open(s, p.Name)
+	scope, err := openScope(c, s, p.Name)
 	if err != nil {
 		return nil, err
 	}
-	return &Limiter{gate: g}, nil
+	l := new(Limiter)
+	l.scope.Store(scope)
+	return l, nil
 }
 
-var inProcess local.Store
-
-func (t *terms) open(s Store, key string) (*gate, error) {
-	if s == nil {
-		s, key = &inProcess, ""
+// enter returns the scope, which its Group keeps until leave is called.
+func (l *Limiter) enter() (*scope, error) {
+	s := l.scope.Load()
+	switch {
+	case l.err != nil:
+		return nil, l.err
+	case l.group != nil:
+		return l.group.enter(l)
 	}
-	q, err := s.Open(key, t.plan)
-	if err != nil {
-		return nil, fmt.Errorf("throttle: policy %q: %w", t.policy.Name, err)
-	}
-	g := &gate{terms: t, quota: q}
-	if _, books := q.(store.Reserver); books != t.books { // as all of a store do
-		t.books = books
-	}
-	return g, nil
+	return s, nil
 }
+
+func (l *Limiter) terms() *terms { return l.scope.Load().terms.Load() }
 
 // Wait blocks until one request may be sent.
-func (l *Limiter) Wait(ctx context.Context) error {
-	if l.err != nil {
-		return l.err
-	}
-	if l.gate.concurrent {
-		return l.gate.refuse(ErrNeedsPermit, -1, 0)
-	}
-	_, err := l.gate.admit(ctx, l.gate.request(l.gate.one, false))
-	runtime.KeepAlive(l) // a Group may drop a gate that is fresh and held by nobody
-	return err
-}
+func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 
 // WaitN blocks until n requests may be sent at once. It does not wait for 0, and
 // refuses with ErrNever what is above a tier's capacity.
 func (l *Limiter) WaitN(ctx context.Context, n int64) error {
-	cost, err := l.cost(n)
+	if n == 0 && l.err == nil {
+		return ctx.Err()
+	}
+	a, err := l.admit(ctx, demand{n: n})
 	if err != nil {
 		return err
 	}
-	if n == 0 {
-		return ctx.Err()
-	}
-	_, err = l.gate.admit(ctx, l.gate.request(cost, false))
-	runtime.KeepAlive(l)
-	return err
+	a.leave()
+	return nil
 }
 
-// Allow tells whether one request may be sent now, and charges it if so. It never
-// goes past those who wait, and it is false on a policy with Concurrency, whose
+// Allow reports whether one request may be sent now, and charges it if so. It never
+// overtakes waiting callers, and it is false on a policy with Concurrency, whose
 // admissions must be released. It does not wait; with a shared store it blocks for
 // one round trip.
 func (l *Limiter) Allow() bool { return l.AllowN(1) }
 
 // AllowN is Allow for n requests at once.
 func (l *Limiter) AllowN(n int64) bool {
-	cost, err := l.cost(n)
-	if err != nil || n == 0 {
-		return err == nil
+	if n == 0 {
+		return l.err == nil
 	}
-	g := l.gate
-	if g.waiting() > 0 || g.fits(cost) != nil {
+	a, _, err := l.tryNow(context.Background(), demand{n: n})
+	if err != nil || a.scope == nil {
 		return false
 	}
-	b, err := g.quota.TryAcquire(context.Background(), g.request(cost, false))
-	g.alert(b.Crossed)
-	runtime.KeepAlive(l)
-	return err == nil && b.Verdict == store.Admitted
-}
-
-// cost is that of n requests which nobody will release.
-func (l *Limiter) cost(n int64) ([]int64, error) {
-	if l.err != nil {
-		return nil, l.err
-	}
-	if l.gate.concurrent {
-		return nil, l.gate.refuse(ErrNeedsPermit, -1, 0)
-	}
-	return l.gate.count(n)
+	a.leave()
+	return true
 }
 
 // Acquire blocks until a request of that cost may be sent. The caller tells the
 // permit what became of it: Arrived when the response is in, Release at the end of
 // its body, or Cancel if nothing was sent.
 func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
-	if l.err != nil {
-		return nil, l.err
-	}
-	cost, err := l.gate.amounts(c)
+	a, err := l.admit(ctx, demand{cost: c, n: 1, held: true})
 	if err != nil {
 		return nil, err
 	}
-	b, err := l.acquire(ctx, cost)
-	if err != nil {
+	return newPermit(a), nil
+}
+
+// TryAcquire is like Acquire but does not wait: a request that would have to is refused
+// with ErrDeadline, and the error has the time after which it might be admitted. With a
+// shared store it blocks for one round trip.
+func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
+	a, decision, err := l.tryNow(context.Background(), demand{cost: c, n: 1, held: true})
+	switch {
+	case err != nil:
 		return nil, err
+	case a.scope == nil:
+		return nil, l.terms().refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
 	}
-	return &Permit{gate: l.gate, booking: b, cost: cost, journey: l.gate.network().start()}, nil
+	return newPermit(a), nil
 }
 
-// acquire admits a held request.
-func (l *Limiter) acquire(ctx context.Context, cost []int64) (store.Decision, error) {
-	if !l.gate.isOne(cost) && l.gate.free(cost) {
-		return store.Decision{}, ctx.Err()
+func newPermit(a admitted) *Permit {
+	a.leave()
+	p := &Permit{admitted: a}
+	p.journey = p.network().start()
+	return p
+}
+
+// admit waits for an admission by this scope and all around it. The caller leaves the
+// scopes when the request has ended.
+func (l *Limiter) admit(ctx context.Context, d demand) (a admitted, err error) {
+	s, err := l.enter()
+	if err != nil {
+		return a, err
 	}
-	b, err := l.gate.admit(ctx, l.gate.request(cost, true))
-	runtime.KeepAlive(l)
-	return b, err
+	t := s.terms.Load()
+	if err = l.check(t, d); err == nil {
+		if l.outer == nil {
+			a.charge, err = s.admit(ctx, t, d)
+		} else {
+			a, err = l.admitThrough(ctx, s, t, d)
+		}
+	}
+	if err != nil {
+		s.leave()
+		return admitted{}, err
+	}
+	a.announce()
+	return a, nil
 }
 
-// request asks for an admission.
-func (g *gate) request(cost []int64, held bool) store.Request {
-	return store.Request{Cost: cost, Held: held, Guard: g.guard()}
+// tryNow asks for an admission that needs no waiting. Without one the scope is nil, and
+// the decision says why unless somebody else waits.
+func (l *Limiter) tryNow(ctx context.Context, d demand) (a admitted, decision store.Decision, err error) {
+	s, err := l.enter()
+	if err != nil {
+		return a, decision, err
+	}
+	t := s.terms.Load()
+	if err = l.check(t, d); err == nil {
+		if l.outer == nil {
+			a.charge, decision, err = s.tryNow(ctx, t, d)
+		} else {
+			a, decision, err = l.tryThrough(ctx, s, t, d)
+		}
+	}
+	if err != nil || a.scope == nil {
+		s.leave()
+		return admitted{}, decision, err
+	}
+	a.announce()
+	return a, decision, nil
 }
 
-// isOne tells whether a cost is that of one request, without a look at it.
-func (t *terms) isOne(cost []int64) bool { return &cost[0] == &t.one[0] }
-
-// free tells whether a cost charges nothing, neither now nor when it is settled.
-func (t *terms) free(cost []int64) bool { return !t.estimates && isZero(cost) }
-
-func isZero(cost []int64) bool {
-	return !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 })
+// check refuses demands that this scope and those around it cannot count.
+func (l *Limiter) check(t *terms, d demand) error {
+	if t.closed {
+		return t.refuse(ErrClosed, -1, 0)
+	}
+	switch {
+	case d.refundable:
+		return nil // the inner scope has checked it
+	case d.cost == nil && d.held && l.outer == nil:
+		return t.counted(t.counts)
+	}
+	counts, concurrent := t.counts, t.concurrent
+	for o := l.outer; o != nil; o = o.outer {
+		if o.err != nil {
+			return o.err
+		}
+		around := o.terms()
+		counts, concurrent = counts || around.counts, concurrent || around.concurrent
+	}
+	switch {
+	case d.n < 0:
+		return t.errorf("n is %d: it must be at least 0", d.n)
+	case concurrent && !d.held:
+		return t.refuse(ErrNeedsPermit, -1, 0)
+	case d.cost == nil:
+		return t.counted(counts || d.n == 0)
+	}
+	return l.checkCost(t, d.cost)
 }
 
-// Pause admits nothing for d, to nobody who shares the quota; those who wait
-// already wait on, or are refused if that makes them late. A shorter pause never
+// counted refuses a request without a Cost where no tier counts requests: it would be
+// admitted at any rate.
+func (t *terms) counted(counts bool) error {
+	if counts {
+		return nil
+	}
+	return t.errorf("no tier counts requests: use Acquire with a Cost, or Transport.Cost, that names %s", strings.Join(t.plan.Units(), ", "))
+}
+
+func (l *Limiter) checkCost(t *terms, c Cost) error {
+	for unit, n := range c {
+		known := unit == algorithms.Requests || t.has(unit)
+		for o := l.outer; o != nil; o = o.outer {
+			known = known || o.terms().has(unit)
+		}
+		switch {
+		case n < 0:
+			return t.errorf("cost of %q is %d: it must be at least 0", unit, n)
+		case !known:
+			return t.errorf("cost names the unit %q: the policy counts %s", unit, strings.Join(l.units(), ", "))
+		}
+	}
+	return nil
+}
+
+// units returns what the scopes count, the inner ones first.
+func (l *Limiter) units() (units []string) {
+	for ; l != nil; l = l.outer {
+		for _, unit := range l.terms().plan.Units() {
+			if !slices.Contains(units, unit) {
+				units = append(units, unit)
+			}
+		}
+	}
+	return units
+}
+
+// waiting returns how many callers wait in the Limiter's own queue.
+func (l *Limiter) waiting() int {
+	if l.outer != nil {
+		return l.own.len()
+	}
+	return l.scope.Load().waiting()
+}
+
+// Pause admits nothing for d, for everyone who shares the quota. Callers that
+// wait keep waiting, or are refused if the pause makes them late. A shorter pause never
 // shortens a longer one.
 func (l *Limiter) Pause(ctx context.Context, d time.Duration) error {
-	if l.err != nil || d <= 0 {
-		return l.err
+	s, err := l.enter()
+	if err != nil || d <= 0 {
+		return err
 	}
-	_, err := l.gate.quota.Pause(ctx, store.Pause{For: d})
-	runtime.KeepAlive(l)
+	defer s.leave()
+	_, err = s.terms.Load().quota.Pause(ctx, store.Pause{For: d})
 	return err
 }
 
+// Resume ends the pause or ban in force, for everyone who shares the quota: for the fleet,
+// if the store is shared.
+func (l *Limiter) Resume(ctx context.Context) error {
+	s, err := l.enter()
+	if err != nil {
+		return err
+	}
+	defer s.leave()
+	s.mu.Lock()
+	s.backoff = backoff{}
+	s.failing.Store(false)
+	s.mu.Unlock()
+	return s.terms.Load().quota.Resume(ctx)
+}
+
+// SetPolicy replaces the policy. What is charged stays charged, as far as tiers of the
+// same unit remain, and callers that wait keep their order under the new tiers. It holds
+// for every Limiter of the quota in this process; other processes keep their own policy
+// until they set another. The Name of p must be that of the policy it replaces, and
+// Start does not matter.
+func (l *Limiter) SetPolicy(ctx context.Context, p Policy) error {
+	s, err := l.enter()
+	if err != nil {
+		return err
+	}
+	defer s.leave()
+	c, err := s.terms.Load().replacement(p)
+	if err != nil {
+		return err
+	}
+	return s.setPolicy(ctx, c)
+}
+
+// Close refuses every call from now on, and all callers that wait, with ErrClosed. It
+// gives back what a shared store holds for them. Permits stay valid. Other Limiters of the
+// quota go on, except those that Group.For returned for the same key.
+func (l *Limiter) Close() {
+	if s, err := l.enter(); err == nil {
+		defer s.leave()
+		l.own.close()
+		s.close()
+	}
+}
+
+// A Forecast is how long a request would wait.
+type Forecast struct {
+	// Wait is a lower bound, and exact if all costs are equal, responses come at once,
+	// and nobody of a higher Class comes. With a shared store it assumes that the rest of
+	// the fleet is idle, beyond what is reserved.
+	Wait time.Duration
+	// Tier is the tier that decides, as ParsePolicy reads it. If empty, none does.
+	Tier string
+	// Ahead is how many callers of this process are ahead.
+	Ahead int
+}
+
+// Forecast returns how long a request of that cost would wait if it came now, and charges
+// nothing. It fails with the error that Acquire would return at once. With a shared store
+// it blocks for one round trip.
+func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) {
+	d := demand{cost: c, n: 1, held: true}
+	if err := l.check(l.terms(), d); err != nil {
+		return f, err
+	}
+	for o := l; o != nil; o = o.outer {
+		s, err := o.enter()
+		if err != nil {
+			return f, err
+		}
+		one, err := s.forecast(ctx, d)
+		s.leave()
+		if err != nil {
+			return f, err
+		}
+		if one.Wait > f.Wait || f.Tier == "" {
+			f.Wait, f.Tier = max(f.Wait, one.Wait), one.Tier
+		}
+		f.Ahead += one.Ahead
+	}
+	if l.outer != nil {
+		f.Ahead += l.own.len()
+	}
+	return f, nil
+}
+
 // Status reports every tier, the callers that wait and the pause, and charges nothing.
-func (l *Limiter) Status(ctx context.Context) (Status, error) {
-	if l.err != nil {
-		return Status{}, l.err
+func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
+	for o := l; o != nil; o = o.outer {
+		s, err := o.enter()
+		if err != nil {
+			return status, err
+		}
+		t := s.terms.Load()
+		one, err := t.quota.Status(ctx)
+		s.leave()
+		status.Tiers = append(status.Tiers, t.declared(one.Tiers)...)
+		status.Paused, status.Closed = max(status.Paused, one.Paused), max(status.Closed, one.Closed)
+		if err != nil {
+			return status, err
+		}
 	}
-	s, err := l.gate.quota.Status(ctx)
-	runtime.KeepAlive(l)
-	s.Waiting = l.gate.waiting()
-	s.Tiers = l.gate.declared(s.Tiers)
-	for g := l.gate.outer; g != nil && err == nil; g = g.outer {
-		var around Status
-		around, err = g.quota.Status(ctx)
-		s.Tiers = append(s.Tiers, g.declared(around.Tiers)...)
-		s.Paused, s.Closed = max(s.Paused, around.Paused), max(s.Closed, around.Closed)
-	}
-	return s, err
+	status.Waiting = l.waiting()
+	return status, nil
 }
 
 // declared is the state of the policy's tiers, each with its pace, if it has one.
-func (t *terms) declared(deciding []TierStatus) (tiers []TierStatus) {
+func (c *compiled) declared(deciding []TierStatus) (tiers []TierStatus) {
 	for i, s := range deciding {
-		n := t.plan.Declared(i)
+		n := c.plan.Declared(i)
 		if n < len(tiers) { // a pace
 			of := &tiers[n]
 			of.Limited = of.Limited || s.Limited
@@ -234,56 +399,8 @@ func (t *terms) declared(deciding []TierStatus) (tiers []TierStatus) {
 			of.ResetAfter = max(of.ResetAfter, s.ResetAfter)
 			continue
 		}
-		s.Tier = t.policy.Tiers[n]
+		s.Tier = c.policy.Tiers[n]
 		tiers = append(tiers, s)
 	}
 	return tiers
-}
-
-// admit charges the request at once if nobody waits and the tiers admit it, and
-// otherwise takes a place in the waiting room.
-func (g *gate) admit(ctx context.Context, r store.Request) (store.Decision, error) {
-	if err := ctx.Err(); err != nil {
-		return store.Decision{}, err
-	}
-	if !g.isOne(r.Cost) { // every tier admits one
-		if err := g.fits(r.Cost); err != nil {
-			return store.Decision{}, err
-		}
-	}
-	if g.waiting() == 0 && !g.books {
-		r.WaitSpec = g.fresh(ctx)
-		b, err := g.quota.TryAcquire(ctx, r)
-		switch {
-		case err == nil && b.Verdict == store.Admitted:
-			g.alert(b.Crossed)
-			return b, nil
-		case err == nil && b.Verdict == store.Closed:
-			return b, g.banned(b.Wait)
-		case err == nil && b.Verdict == store.Exhausted:
-			return b, g.exhausted(b)
-		}
-	}
-	b, err := g.wait(ctx, r)
-	g.alert(b.Crossed)
-	return b, err
-}
-
-// fresh is how a request that has just come waits.
-func (g *gate) fresh(ctx context.Context) *store.WaitSpec {
-	if g.yields != nil && classOf(ctx) == Batch {
-		return g.yields
-	}
-	return nil
-}
-
-// fits refuses a cost that no wait will admit.
-func (g *gate) fits(cost []int64) error {
-	if n, ok := g.quota.(*nested); ok {
-		return n.inner.fits(n.innerCost(cost))
-	}
-	if tier := g.plan.TooLarge(cost); tier >= 0 {
-		return g.refuse(ErrNever, tier, 0)
-	}
-	return nil
 }

@@ -68,6 +68,17 @@ func (v *view) learn(l *Ledger, now Moment, from, to int64) {
 	w[0], w[1], w[2] = from, to, now.At
 }
 
+// Learned reports whether a boundary of the provider's windows is known well enough to be
+// of use.
+func (l *Ledger) Learned(now Moment) bool {
+	v := l.plan.learns
+	if v == nil || l.word[v.known+1] == 0 {
+		return false
+	}
+	vague := l.word[v.known+1] - l.word[v.known] + 2*drift(now.At-l.word[v.known+2])
+	return vague < v.window
+}
+
 // Boundary says that a window of the provider ends between two instants, for the
 // first tier of UnknownPhase; without one it changes nothing.
 func (l *Ledger) Boundary(now Moment, from, to int64) {

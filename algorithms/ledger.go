@@ -89,11 +89,7 @@ func (l *Ledger) earliest(now Moment, cost []int64, headroom int64) (at int64, t
 		if n == 0 {
 			continue
 		}
-		if headroom > 0 {
-			capacity := l.plan.tiers[i].Capacity()
-			n += max(0, min(capacity*headroom/100, capacity-n))
-		}
-		if e := r.earliest(l, now, n); e > at {
+		if e := r.earliest(l, now, l.leaving(i, n, headroom)); e > at {
 			at, tier = e, i
 		}
 	}
@@ -101,6 +97,16 @@ func (l *Ledger) earliest(now Moment, cost []int64, headroom int64) (at int64, t
 		tier = l.exhausted(now, cost, tier)
 	}
 	return at, tier
+}
+
+// leaving returns n units of a tier, and the headroom that they leave to others, as far as
+// the capacity allows. A budget has none: whoever it refuses is not served later.
+func (l *Ledger) leaving(tier int, n, headroom int64) int64 {
+	if headroom == 0 || l.plan.tiers[tier].Budget {
+		return n
+	}
+	capacity := l.plan.tiers[tier].Capacity()
+	return n + max(0, min(capacity*headroom/100, capacity-n))
 }
 
 // Take charges the cost if every tier admits it now, and else changes nothing: at

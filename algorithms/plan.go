@@ -15,6 +15,7 @@ const grains = 32
 // A Plan is a set of tiers made ready to decide. It never changes, so that any
 // number of ledgers and goroutines share one.
 type Plan struct {
+	given      []Tier // as they came
 	tiers      []Tier // those that decide, the paces too
 	declared   []int  // the index of each among the tiers that were given
 	rules      []rule
@@ -43,6 +44,9 @@ type rule interface {
 	// earliest is the first instant from now on at which n units are admitted
 	// behind everything that has landed or is on its way.
 	earliest(l *Ledger, now Moment, n int64) int64
+	// earliestTotal is a lower bound of when n units, however many, have been admitted,
+	// in requests of any size.
+	earliestTotal(l *Ledger, now Moment, n int64) int64
 	// land is told of n units that have been counted by the provider at the latest.
 	land(l *Ledger, at Moment, n int64)
 	// used is how many units that have landed still count.
@@ -95,7 +99,7 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	p := &Plan{guard: Micros(guard)}
+	p := &Plan{given: slices.Clone(tiers), guard: Micros(guard)}
 	p.grain = max(1, bits.Len64(uint64(p.guard/grains))) - 1
 	for _, t := range tiers {
 		if unit := t.normal().Unit; !slices.Contains(p.units, unit) {
@@ -171,6 +175,9 @@ func newRule(t Tier, s site) rule {
 // Tiers are the tiers that decide: those that were given, with their defaults written
 // out, each followed by its pace where it is spread.
 func (p *Plan) Tiers() []Tier { return p.tiers }
+
+// Given are the tiers as they were given to NewPlan.
+func (p *Plan) Given() []Tier { return p.given }
 
 // Declared is the index of a tier, or of the one whose pace it is, among those given.
 func (p *Plan) Declared(tier int) int { return p.declared[tier] }

@@ -124,7 +124,7 @@ func TestTwoPolicies(t *testing.T) {
 		{[]throttle.Tier{hourly(4, throttle.SlidingLog)}, 0},
 		{[]throttle.Tier{hourly(15, throttle.SlidingLog)}, 0},
 		{[]throttle.Tier{hourly(20, throttle.FixedWindow)}, 5},
-		{[]throttle.Tier{{Limit: 20, Window: hour, Unit: "tokens"}}, 100}, // counts no requests
+		{[]throttle.Tier{{Limit: 20, Window: hour, Unit: "tokens"}}, 0}, // counts no requests, and refuses to let them pass unlimited
 	} {
 		s := openFile(t, path)
 		s.Sync = i%2 == 0

@@ -123,6 +123,7 @@ var (
 	_ store.Quota      = (*quota)(nil)
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Idler      = (*quota)(nil)
+	_ store.Learner    = (*quota)(nil)
 	_ store.Aligner    = (*quota)(nil)
 	_ store.Observer   = (*quota)(nil)
 	_ store.Changer    = (*quota)(nil)
@@ -424,6 +425,12 @@ func (q *quota) Idle() bool {
 	defer q.mu.Unlock()
 	now := q.now()
 	return q.until <= now.At && !q.probe && q.ledger.Fresh(now)
+}
+
+func (q *quota) Learned() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.ledger.Learned(q.now())
 }
 
 func (q *quota) Close() {}

@@ -24,45 +24,45 @@ func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 	return tiers
 }
 
-// Foretell plays a copy of a ledger forward, by a clock. Nothing is admitted before
-// an instant.
+// Foretell makes a forecast of a copy of a ledger, by a clock. Nothing is admitted
+// before an instant.
 func Foretell(l *algorithms.Ledger, clock func() algorithms.Moment, from int64) Forecast {
-	f := &forecast{ledger: l.Clone(), clock: clock}
-	now := clock()
-	f.ledger.LandHeld(now)
-	f.last = now.Later(from)
+	f := &forecast{next: l.Clone(), made: clock()}
+	f.next.LandHeld(f.made)
+	f.total = f.next.Clone()
+	f.from = f.made.Later(from)
+	f.last = f.from
 	return f
 }
 
 type forecast struct {
-	ledger algorithms.Ledger
-	clock  func() algorithms.Moment
-	last   algorithms.Moment // nothing is admitted before
+	next, total algorithms.Ledger
+	made        algorithms.Moment
+	from        algorithms.Moment // nothing is admitted before
+	last        algorithms.Moment // when the last request that Next added is admitted
 }
 
-func (f *forecast) Book(r Request, within time.Duration) (time.Duration, bool) {
-	now := f.clock()
-	next := now.Later(f.last.At)
-	at, tier := f.ledger.Earliest(next, r.Cost)
-	if f.ledger.Plan().Exhausted(tier) {
-		return 0, true // it will be refused when its turn comes, unless something is given back
+func (f *forecast) Next(r Request) (at time.Duration, tier int) {
+	instant, tier := f.next.Earliest(f.last, r.Cost)
+	if f.next.Plan().Exhausted(tier) {
+		return f.made.Until(f.last.At), -1 // refused when its turn comes, unless something is given back
 	}
-	if r.Leaves() > 0 {
-		leaving, _ := f.ledger.EarliestLeaving(next, r.Cost, r.Headroom)
-		at = min(leaving, max(at, now.At+algorithms.Micros(r.YieldFor)))
+	if instant >= algorithms.Latest {
+		return Forever, tier
 	}
-	wait := now.Until(at)
-	if wait > within {
-		return wait, false
-	}
-	f.last = now.Later(at)
-	flight := f.ledger.Charge(f.last, r.Cost, algorithms.Micros(r.Guard), r.Held)
+	f.last = f.last.Later(instant)
+	flight := f.next.Charge(f.last, r.Cost, algorithms.Micros(r.Guard), r.Held)
 	if r.Held {
-		f.ledger.Land(f.last, flight, r.Cost)
-		f.ledger.Settle(f.last, r.Cost, make([]int64, len(r.Cost)))
-		f.ledger.Release(r.Cost)
+		f.next.Land(f.last, flight, r.Cost)
+		f.next.Settle(f.last, r.Cost, make([]int64, len(r.Cost)))
+		f.next.Release(r.Cost)
 	}
-	return wait, true
+	return f.made.Until(f.last.At), tier
+}
+
+func (f *forecast) Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int) {
+	instant, tier := f.total.EarliestTotal(f.from, ahead, cost, headroom)
+	return f.made.Until(instant), tier
 }
 
 // Observe tells a ledger what the provider says it counts, by the response to a request

@@ -128,23 +128,35 @@ type Observation struct {
 	Full bool
 }
 
-// A Forecaster is a Quota that can foretell how long a queue will take.
+// A Forecaster is a Quota that can forecast how long a queue will take.
 type Forecaster interface {
 	Forecast() Forecast
 }
 
-// A Forecast is the quota's future if all goes as well as it can: every response
-// comes at once and every permit is free.
+// A Forecast is the future of a quota from the instant it was made, if all goes as well
+// as it can: every response comes at once, every permit is free, and nobody else asks.
+// Its times count from that instant. It is not safe for concurrent use.
 type Forecast interface {
-	// Book puts a request behind those booked before, and returns how long from now
-	// it waits; but if that is longer than within, it is not booked.
-	Book(r Request, within time.Duration) (wait time.Duration, booked bool)
+	// Next adds a request behind those added before. It returns when the request is
+	// admitted, and the tier that decides: -1 if none does, at is Forever if only a
+	// release could help.
+	Next(r Request) (at time.Duration, tier int)
+	// Total returns a lower bound of when a cost is admitted that leaves so many percent
+	// of headroom, behind an amount of other requests, and the tier that decides. It
+	// ignores what Next added.
+	Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int)
 }
 
 // An Idler is a Quota that can tell whether it decides as a fresh one would, so
 // that it may be forgotten. A Quota that is none keeps nothing in this process.
 type Idler interface {
 	Idle() bool
+}
+
+// A Learner is a Quota that reports whether it has learned from responses what it would
+// have to learn again if it were forgotten.
+type Learner interface {
+	Learned() bool
 }
 
 // A Request asks for an admission.
@@ -202,7 +214,6 @@ type Decision struct {
 	Flight      algorithms.Flight // names a held request to the store
 	Epoch       int64             // how many pauses the quota had seen
 	At          int64             // when it was admitted, as the store tells time
-	Outer       *Decision         // of the quota around this one, which the store does not know of
 	Reservation *Reservation      // where it was booked for a time; nil for now
 
 	// Crossed tells where calendar tiers have come to with this charge, or with others

@@ -79,6 +79,7 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
       if left < 0 then impossible = i end
       spare[i] = math.min(math.floor(capacity[i] * headroom / 100), left)
     end
+    for i = 1, budgets and #budgets or 0 do spare[budgets[i]] = 0 end -- see Ledger.leaving
     while more and count > 0 do
       local what, at, lent = impossible or -1, NEVER, nil
       if concurrent and not impossible then -- full

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
-	"github.com/apithrottle/throttle/store"
 )
 
 // A Period is what a tier of [Calendar] counts over.
@@ -84,34 +83,20 @@ func formatAlertAt(at []int) string {
 	return strings.Join(words, ",")
 }
 
-// reckon tells the quota what a request has really cost.
-func (g *gate) reckon(b store.Decision, cost, actual []int64) {
-	g.quota.Settle(b, cost, actual, g.alert)
-}
-
-// alert tells of the thresholds that were crossed with a charge.
-func (g *gate) alert(crossed []algorithms.Crossing) {
-	if g.policy.Alert == nil {
+// alert announces the thresholds that were crossed with a charge.
+func (c *compiled) alert(crossed []algorithms.Crossing) {
+	if c.policy.Alert == nil {
 		return
 	}
-	for _, c := range crossed {
-		tier := g.policy.Tiers[g.plan.Declared(c.Tier)]
-		for _, percent := range g.policy.AlertAt {
-			if c.From < percent && percent <= c.To && alerts(tier) {
-				g.policy.Alert(Alert{
-					Policy: g.policy.Name, Tier: tier.String(), Percent: percent,
-					Used: c.Used, Limit: tier.Limit, Until: c.Until,
+	for _, x := range crossed {
+		tier := c.policy.Tiers[c.plan.Declared(x.Tier)]
+		for _, percent := range c.policy.AlertAt {
+			if x.From < percent && percent <= x.To && alerts(tier) {
+				c.policy.Alert(Alert{
+					Policy: c.policy.Name, Tier: tier.String(), Percent: percent,
+					Used: x.Used, Limit: tier.Limit, Until: x.Until,
 				})
 			}
 		}
 	}
-}
-
-// exhausted is the refusal of what a budget has no room for.
-func (g *gate) exhausted(b store.Decision) error {
-	e := g.refuse(ErrExhausted, b.Tier, b.Wait)
-	if b.Wait < forever {
-		e.Until = time.Now().Add(b.Wait)
-	}
-	return e
 }

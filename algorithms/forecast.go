@@ -1,0 +1,108 @@
+package algorithms
+
+// EarliestTotal returns a lower bound of the instant at which the tiers admit a cost that
+// leaves headroom to others, behind an amount of other requests that may be far above any
+// tier's capacity. Tier decides, -1 if that instant is now. The bound is exact for one tier
+// and requests of one unit whose responses come at once. Budgets, which keep nobody
+// waiting, and estimates, which may settle at nothing, do not count.
+func (l *Ledger) EarliestTotal(now Moment, ahead, cost []int64, headroom int64) (at int64, tier int) {
+	now = l.advance(now)
+	at, tier = now.At, -1
+	for i, r := range l.plan.rules {
+		unit := l.plan.unit[i]
+		if cost[unit] <= 0 || l.plan.tiers[i].Budget || l.plan.estimated[unit] {
+			continue
+		}
+		n := ahead[unit] + l.leaving(i, cost[unit], headroom)
+		if e := r.earliestTotal(l, now, n); e > at {
+			at, tier = e, i
+		}
+	}
+	return at, tier
+}
+
+// rounds cuts n units into as many of a limit as fit before the last, and the rest.
+func rounds(n, limit int64) (full, rest int64) {
+	full = (n - 1) / limit
+	return full, n - full*limit
+}
+
+// after is the instant that many windows later; Never where no instant is.
+func after(at, windows, window int64) int64 {
+	switch {
+	case windows == 0 || window == 0:
+		return at
+	case at >= Latest || windows > (Latest-at)/window:
+		return Never
+	}
+	return at + windows*window
+}
+
+// earliestTotal is exact: the n-th unit goes a window after the one limit units before.
+func (r *slidingLog) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	full, rest := rounds(n, r.limit)
+	return after(r.earliest(l, now, rest), full, r.least(l))
+}
+
+func (r *slidingWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	full, rest := rounds(n, r.limit)
+	return after(r.earliest(l, now, rest), full, r.least(l))
+}
+
+// least is the shortest time for which a stamp counts: with known boundaries, none.
+func (v *view) least(l *Ledger) int64 {
+	if v.known == 0 || l.word[v.known+1] == 0 {
+		return v.window
+	}
+	return 0
+}
+
+// earliestTotal allows for a limit's worth at the end of a window and one at the
+// beginning of the next.
+func (r *anchoredWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	full, _ := rounds(n, r.limit)
+	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), r.window)
+}
+
+func (r *fixedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	full, _ := rounds(n, r.limit)
+	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), r.window)
+}
+
+// earliestTotal counts whole windows only: in each at most the limit passes.
+func (r *weightedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	c := r.counts(l, now)
+	if n -= r.limit - c.current; n <= 0 {
+		return now.At
+	}
+	full, _ := rounds(n, r.limit)
+	return after(r.start(now, c.index+1), full, r.window)
+}
+
+func (r *calendar) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	const shortest = 22 * 60 * 60 * 1_000_000 // a day on which clocks are set forward
+	full, _ := rounds(n, r.limit)
+	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), shortest)
+}
+
+// earliestTotal is exact but for what is in flight, which counts as landed.
+func (r *bucket) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	t := r.tat(l)
+	if t.at < now.At {
+		t = tat{now.At, 0}
+	}
+	if n += l.aloft(r.unit); n <= r.burst {
+		return r.admits(now.At, t, r.burst-n)
+	}
+	step, rest := mulDiv(n-r.burst, r.window, r.limit)
+	if step >= Latest-t.at {
+		return Never
+	}
+	if t.at += step; t.part+rest > 0 {
+		t.at += (t.part + rest + r.limit - 1) / r.limit
+	}
+	return t.at
+}
+
+// earliestTotal takes every permit for free.
+func (*concurrency) earliestTotal(_ *Ledger, now Moment, _ int64) int64 { return now.At }

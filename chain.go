@@ -1,0 +1,279 @@
+package throttle
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/queue"
+	"github.com/apithrottle/throttle/store"
+)
+
+// Within returns a Limiter of the same quota inside another: an endpoint's limit inside
+// its account's, an account's inside an IP address's. A request is admitted by all of
+// them or charged in none. A quota that would lie inside itself is an error, which every
+// call of the returned Limiter then returns.
+//
+// Callers that wait for the inner limit wait there, and only the first of them joins the
+// queue of the outer limit, when the inner one has room: a tenant that waits for its own
+// quota does not hold up an idle shared one. Callers of the returned Limiter are
+// admitted in their order. Call it once and keep what it returns: another one has a
+// queue of its own. The Status has the tiers of all, the inner ones first.
+//
+// With stores on a server an admission takes a few round trips one after the other, and
+// what was charged for a request that another scope then refuses is refunded.
+func (l *Limiter) Within(outer *Limiter) *Limiter {
+	switch {
+	case l.err != nil:
+		return l
+	case outer.err != nil:
+		return outer
+	}
+	for in := l; in != nil; in = in.outer {
+		for out := outer; out != nil; out = out.outer {
+			if in.isSameQuota(out) {
+				return &Limiter{err: in.terms().errorf("Within: the quota would lie inside itself: name another outer Limiter")}
+			}
+		}
+	}
+	nested := l.handle()
+	if nested.outer = outer; l.outer != nil {
+		nested.outer = l.outer.Within(outer)
+	}
+	return nested
+}
+
+func (l *Limiter) isSameQuota(o *Limiter) bool {
+	if l.group != nil || o.group != nil {
+		return l.group == o.group && l.key == o.key
+	}
+	return l.scope.Load() == o.scope.Load()
+}
+
+// handle returns another Limiter of the same quota.
+func (l *Limiter) handle() *Limiter {
+	h := &Limiter{group: l.group, key: l.key}
+	h.scope.Store(l.scope.Load())
+	return h
+}
+
+// admitThrough admits a request in this scope and in all around it.
+func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand) (a admitted, err error) {
+	if err := ctx.Err(); err != nil {
+		return a, err
+	}
+	giveUp, err := s.giveUp(t, d)
+	if err != nil {
+		return a, err
+	}
+	if a, _, err = l.tryThrough(ctx, s, t, d); err != nil || a.scope != nil {
+		return a, err
+	}
+	if err := l.outer.foresee(ctx, d, giveUp); err != nil {
+		return a, err
+	}
+	var outer []charge
+	a.charge, err = l.own.wait(ctx, s, waitRequest{
+		demand: d, giveUp: giveUp, guard: l.guard, config: l.config,
+		ask: func(ctx context.Context, r store.Request) (decision store.Decision, err error) {
+			if d.since.IsZero() { // its place in the outer queues, also when it is called back
+				d.since = time.Now()
+			}
+			decision, outer, err = l.ask(ctx, s, r, d)
+			return decision, err
+		},
+	})
+	a.outer = outer
+	return a, err
+}
+
+// tryThrough asks for an admission that needs no waiting in any scope. Without one the
+// decision says why, unless somebody else waits.
+func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand) (a admitted, decision store.Decision, err error) {
+	decision = store.Decision{Tier: -1, Wait: forever}
+	cost, err := t.compile(d)
+	if err != nil || l.own.len() > 0 && !t.isFree(cost) {
+		return a, decision, err
+	}
+	r := store.Request{Cost: cost, Held: d.held, Guard: l.guard(t), WaitSpec: t.fresh(ctx)}
+	decision, charges, err := l.step(ctx, t, r, d, func() (admitted, error) {
+		a, _, err := l.outer.tryNow(ctx, d.hold())
+		return a, err
+	})
+	var outer *queue.Final
+	switch {
+	case errors.As(err, &outer):
+		return a, decision, outer.Err
+	case errors.Is(err, ErrUnavailable) && !d.now:
+		return a, decision, nil // the queue waits for the store
+	case err != nil:
+		return a, decision, t.explain(err)
+	case decision.Verdict == store.Closed || decision.Verdict == store.Exhausted:
+		return a, decision, t.refused(decision)
+	case decision.Verdict != store.Admitted:
+		return a, decision, nil
+	}
+	return admitted{charge: charge{s, t, decision, cost}, outer: charges}, decision, nil
+}
+
+// ask is how the first caller in the queue of a nested Limiter asks: it waits in the
+// queues of the outer ones, but not past its own deadline.
+func (l *Limiter) ask(ctx context.Context, s *scope, r store.Request, d demand) (store.Decision, []charge, error) {
+	limited, cancel := ctx, func() {}
+	if r.MaxWait < forever {
+		limited, cancel = context.WithTimeout(ctx, r.MaxWait)
+	}
+	defer cancel()
+	decision, outer, err := l.step(limited, s.terms.Load(), r, d, func() (admitted, error) {
+		return l.outer.admit(limited, d.hold())
+	})
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		return store.Decision{Tier: -1}, nil, nil // the queue finds that it is late
+	}
+	return decision, outer, err
+}
+
+// step asks whether this scope is ready, has the outer ones charged, and then charges
+// this one. Where somebody else was faster, the outer ones are refunded.
+func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand, chargeOuter func() (admitted, error)) (store.Decision, []charge, error) {
+	dry := r
+	dry.WaitSpec = &store.WaitSpec{DryRun: true}
+	if r.WaitSpec != nil {
+		dry.YieldFor, dry.Headroom = r.YieldFor, r.Headroom
+	}
+	decision, err := t.quota.TryAcquire(ctx, dry)
+	if err != nil || decision.Verdict != store.Ready {
+		return decision, nil, err
+	}
+	around, err := chargeOuter()
+	if err != nil {
+		return store.Decision{}, nil, &queue.Final{Err: err}
+	}
+	if around.scope == nil {
+		return store.Decision{Tier: -1, Wait: forever}, nil, nil
+	}
+	decision, err = t.quota.TryAcquire(ctx, r)
+	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || around.expired() {
+		around.refund()
+		around.leave()
+		if admitted { // the outer reservations took too long to get
+			_ = t.quota.Return(context.WithoutCancel(ctx), decision, r.Cost)
+			decision = store.Decision{Tier: -1}
+		}
+		return decision, nil, err
+	}
+	if !d.held {
+		around.unhold()
+	}
+	around.landUnguarded()
+	return decision, append([]charge{around.charge}, around.outer...), nil
+}
+
+// hold returns the demand as one whose charge can be refunded.
+func (d demand) hold() demand {
+	d.held, d.refundable = true, true
+	return d
+}
+
+// foresee refuses at once what no wait in the outer scopes admits in time.
+func (l *Limiter) foresee(ctx context.Context, d demand, giveUp time.Time) error {
+	if deadline, ok := ctx.Deadline(); ok && (giveUp.IsZero() || deadline.Before(giveUp)) {
+		giveUp = deadline
+	}
+	for ; l != nil; l = l.outer {
+		s, err := l.enter()
+		if err != nil {
+			return err
+		}
+		err = s.foresee(ctx, d, giveUp)
+		s.leave()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *scope) foresee(ctx context.Context, d demand, giveUp time.Time) error {
+	t := s.terms.Load()
+	cost, err := t.compile(d)
+	if err != nil {
+		return err
+	}
+	dry := store.Request{Cost: cost, Held: true, Guard: s.guard(t), WaitSpec: &store.WaitSpec{DryRun: true}}
+	decision, err := t.quota.TryAcquire(ctx, dry)
+	if err == nil && (decision.Verdict == store.Closed || decision.Verdict == store.Exhausted) {
+		return t.refused(decision)
+	}
+	if giveUp.IsZero() {
+		return nil
+	}
+	q, _, _ := s.line.under(s, s.config)
+	wait, tier, ahead := q.Forecast(dry, queue.Class(classOf(ctx)))
+	if time.Until(giveUp) < wait {
+		return t.refusal(&queue.Refusal{Reason: queue.Late, Tier: tier, Wait: wait, Ahead: ahead})
+	}
+	return nil
+}
+
+// config is that of the queue of a nested Limiter.
+func (l *Limiter) config(t *terms) queue.Config {
+	c := l.scope.Load().config(t)
+	c.Quota = chained{t.quota, l}
+	c.Guard = func() time.Duration { return l.guard(t) }
+	return c
+}
+
+// A chained quota has its watchers watch the outer quotas too, whose pauses hold up
+// the same callers. It never reserves ahead: see Limiter.step.
+type chained struct {
+	store.Quota
+	limiter *Limiter
+}
+
+func (c chained) Watch(changed func(store.Change, time.Duration)) (stop func()) {
+	stops := []func(){c.Quota.Watch(changed)}
+	for l := c.limiter.outer; l != nil; l = l.outer {
+		s := l.scope.Load()
+		stops = append(stops, s.terms.Load().quota.Watch(func(change store.Change, left time.Duration) {
+			c.limiter.outerChanged(s.terms.Load(), change, left)
+		}))
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// outerChanged refuses the callers that a pause of an outer quota makes late, and all
+// where it is banned.
+func (l *Limiter) outerChanged(t *terms, change store.Change, left time.Duration) {
+	q := l.own.queue.Load()
+	switch {
+	case q == nil:
+	case change == store.Shut:
+		q.Pause(time.Now().Add(left), true, t.refusal(&queue.Refusal{Reason: queue.Banned, Tier: -1, Wait: left}))
+	case change == store.Replanned:
+		l.own.renew(l.scope.Load(), l.config)
+	case change == store.Slowed:
+		q.Pause(time.Now().Add(left), false, t.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1, Wait: left}))
+	}
+}
+
+// guard returns the guard of this scope's requests, which is learned with the innermost
+// scope that learns.
+func (l *Limiter) guard(t *terms) time.Duration {
+	if !t.auto {
+		return 0
+	}
+	return time.Duration(l.scope.Load().learning().bound.Load())
+}
+
+// Forecast is that of the inner quota, as if the outer ones were idle.
+func (c chained) Forecast() store.Forecast {
+	if q, ok := c.Quota.(store.Forecaster); ok {
+		return q.Forecast()
+	}
+	return nil
+}

@@ -1,0 +1,263 @@
+package queue
+
+import (
+	"time"
+
+	"github.com/apithrottle/throttle/store"
+)
+
+// Forecasts are what newcomers are refused by whose deadline is too near.
+//
+// A forecast is a lower bound, and stays one while callers join and leave: it is not of
+// the callers, but of the quota. How long some amounts take, in requests of any size, is a
+// sum that the quota answers at once. If all waiters cost the same, the exact time of the
+// n-th admission is played forward once, and who has the n-th place gets that time. A
+// response that comes late, or a timer, makes both earlier than what happens, never later.
+type forecasts struct {
+	cost   []int64 // of the first waiter
+	others int     // waiters that cost something else
+
+	current    *forecast // nil if there is none
+	next       *forecast // that replaces an old one when it reaches as far; nil if there is none
+	extendedAt time.Time
+}
+
+// A forecast is the future as one copy of the quota has it.
+type forecast struct {
+	store.Forecast
+	made     time.Time
+	admitted int             // of this queue since
+	cost     []int64         // of those, by unit
+	at       []time.Duration // when the n-th request is admitted since it was made
+	tier     []int16         // that decides that
+}
+
+const (
+	// A forecast is renewed after this time, and in long queues after a time for each
+	// waiter: it does not see that responses take time and timers fire late.
+	renewAfter    = time.Second
+	renewPerPlace = 20 * time.Microsecond
+	// So many admissions are played forward at once, or one for each of these times since
+	// the last ones, if that is more: a small part of what a processor does.
+	leastSteps  = 256
+	timePerStep = 3 * time.Microsecond
+	mostSteps   = 1 << 17
+	// A queue of so many is reviewed after every pause, and a longer one not more often
+	// than takes a small part of a processor.
+	reviewAlways   = 4096
+	reviewPerPlace = 4 * time.Microsecond
+)
+
+func (f *forecasts) joined(w *waiter) {
+	if f.cost == nil {
+		f.cost = w.request.Cost
+	}
+	if !equal(f.cost, w.request.Cost) {
+		f.others++
+	}
+}
+
+func (f *forecasts) left(w *waiter) {
+	if !equal(f.cost, w.request.Cost) {
+		f.others--
+	}
+}
+
+// admitted counts what the copies of the quota do not contain.
+func (f *forecasts) admitted(w *waiter) {
+	for _, known := range []*forecast{f.current, f.next} {
+		if known != nil {
+			known.admitted++
+			add(known.cost, w.request.Cost)
+		}
+	}
+}
+
+// drop forgets the forecasts after a change that lets requests go sooner, or much later.
+func (f *forecasts) drop() { f.current, f.next = nil, nil }
+
+// makeForecast returns a new forecast, nil if the quota can't be foretold. Who is being
+// asked for counts as charged already.
+func (q *Queue) makeForecast(now time.Time) *forecast {
+	quota, ok := q.config.Quota.(store.Forecaster)
+	if !ok {
+		return nil
+	}
+	f := &forecast{Forecast: quota.Forecast(), made: now, admitted: -len(q.asking)}
+	if f.Forecast == nil {
+		return nil
+	}
+	for _, w := range q.asking {
+		if f.cost == nil {
+			f.cost = make([]int64, len(w.request.Cost))
+		}
+		for u, n := range w.request.Cost {
+			f.cost[u] -= n
+		}
+	}
+	return f
+}
+
+// forecastNow returns the forecast to go by, with up to so many more admissions played
+// forward, or nil. A new one takes over when it reaches as far as is asked for.
+func (q *Queue) forecastNow(cost []int64, reach, steps int, now time.Time) *forecast {
+	f := &q.forecasts
+	if f.current == nil {
+		f.current = q.makeForecast(now)
+	} else if f.next == nil && now.Sub(f.current.made) > max(renewAfter, renewPerPlace*time.Duration(q.waiters.len())) {
+		f.next = q.makeForecast(now)
+	}
+	for _, known := range []*forecast{f.next, f.current} {
+		if known == nil {
+			continue
+		}
+		if known.cost == nil {
+			known.cost = make([]int64, len(cost))
+		}
+		if q.isUniform(cost) {
+			known.extend(cost, min(reach+known.admitted, len(known.at)+steps), q.config.Guard)
+		}
+	}
+	if f.next != nil && (!q.isUniform(cost) || reach+f.next.admitted < len(f.next.at)) {
+		f.current, f.next = f.next, nil
+	}
+	f.extendedAt = now
+	return f.current
+}
+
+// isUniform reports whether all waiters, and a newcomer, cost the same.
+func (q *Queue) isUniform(cost []int64) bool {
+	return q.forecasts.others == 0 && (q.forecasts.cost == nil || equal(q.forecasts.cost, cost))
+}
+
+// extend plays admissions forward until the n-th, counted from 0.
+func (f *forecast) extend(cost []int64, n int, guard func() time.Duration) {
+	for len(f.at) <= n {
+		r := store.Request{Cost: cost, Held: true}
+		if guard != nil {
+			r.Guard = guard()
+		}
+		at, tier := f.Next(r)
+		f.at, f.tier = append(f.at, at), append(f.tier, int16(tier))
+	}
+}
+
+// steps returns how many admissions may be played forward for one newcomer.
+func (q *Queue) steps(now time.Time) int {
+	return int(min(mostSteps, max(leastSteps, now.Sub(q.forecasts.extendedAt)/timePerStep)))
+}
+
+// expected returns a lower bound of a request's wait behind so many waiters that cost sum,
+// and the tier that decides.
+func (q *Queue) expected(w *waiter, ahead int, sum []int64, steps int, now time.Time) (wait time.Duration, tier int) {
+	cost := w.request.Cost
+	f := q.forecastNow(cost, ahead, steps, now)
+	if f == nil {
+		return 0, -1
+	}
+	before := make([]int64, len(cost))
+	for u := range before {
+		before[u] = max(0, f.cost[u]+sum[u])
+	}
+	at, tier := f.Total(before, cost, 0)
+	if n := ahead + f.admitted; n >= 0 && n < len(f.at) && q.isUniform(cost) && f.at[n] > at {
+		at, tier = f.at[n], int(f.tier[n])
+	}
+	if old := w.came.Add(q.config.Aging).Sub(f.made); w.class == Batch && q.config.Headroom > 0 && at < old {
+		if leaving, decides := f.Total(before, cost, int64(q.config.Headroom)); leaving > at {
+			at, tier = min(leaving, old), decides
+		}
+	}
+	if at == forever {
+		return 0, tier // only a release helps, and that may come at once
+	}
+	return max(0, at-now.Sub(f.made)), tier
+}
+
+// foresee refuses a newcomer that is known to be late. Of waiters that were overtaken some
+// may be late, too, and take no place from it: they are refused first, or the newcomer is
+// let in.
+func (q *Queue) foresee(w *waiter, now time.Time) error {
+	if w.deadline.IsZero() {
+		return nil
+	}
+	wait, tier, ahead := q.forecast(w, now)
+	if wait > w.timeLeft(now) && q.isDoubtful(w.rank) && q.review(now) {
+		wait, tier, ahead = q.forecast(w, now)
+	}
+	if wait <= w.timeLeft(now) || q.isDoubtful(w.rank) {
+		return nil
+	}
+	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
+}
+
+// isDoubtful reports whether somebody ahead of that rank may be late.
+func (q *Queue) isDoubtful(rank time.Time) bool {
+	return !q.doubtful.IsZero() && !rank.Before(q.doubtful)
+}
+
+// overtook notes that the waiters behind w have been overtaken.
+func (q *Queue) overtook(w *waiter) {
+	if next := w.next(); next != nil && (q.doubtful.IsZero() || next.rank.Before(q.doubtful)) {
+		q.doubtful = next.rank
+	}
+}
+
+// forecast returns a lower bound of a newcomer's wait.
+func (q *Queue) forecast(w *waiter, now time.Time) (wait time.Duration, tier, ahead int) {
+	sum := make([]int64, len(w.request.Cost))
+	ahead, _ = q.waiters.ahead(w.rank, sum)
+	tier = -1
+	if n := len(q.reserved); n > 0 {
+		d := q.reserved[min(ahead, n-1)] // its own time, or the last of those ahead of it
+		wait, tier = d.Reservation.Start.Sub(now), d.Tier
+		if ahead < n || wait > w.timeLeft(now) {
+			return max(0, wait), tier, ahead
+		}
+	}
+	if least, decides := q.expected(w, ahead, sum, q.steps(now), now); least > wait {
+		wait, tier = least, decides
+	}
+	return wait, tier, ahead
+}
+
+// Forecast returns a lower bound of how long a request that came now would wait behind
+// those in the queue, the tier that decides, and how many are ahead of it.
+func (q *Queue) Forecast(r store.Request, c Class) (wait time.Duration, tier, ahead int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := time.Now()
+	w := &waiter{request: r, class: c, came: now}
+	w.rank = q.rank(w)
+	return q.forecast(w, now)
+}
+
+// review refuses the waiters that a pause or others that overtook them make late, from the
+// first on: each that goes makes room for those behind it. It reports whether it did: not
+// if it did a moment ago.
+func (q *Queue) review(now time.Time) bool {
+	n := q.waiters.len()
+	if n > reviewAlways && now.Sub(q.reviewedAt) < reviewPerPlace*time.Duration(n) {
+		return false
+	}
+	q.reviewedAt, q.doubtful = now, time.Time{}
+	var sum []int64
+	ahead := 0
+	for w := q.waiters.first(); w != nil; {
+		next := w.next()
+		if sum == nil {
+			sum = make([]int64, len(w.request.Cost))
+		}
+		if !w.deadline.IsZero() && !q.isAsked(w) {
+			if wait, tier := q.expected(w, ahead, sum, n, now); wait > w.timeLeft(now) {
+				q.expel(w, &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead})
+				w = next
+				continue
+			}
+		}
+		ahead++
+		add(sum, w.request.Cost)
+		w = next
+	}
+	return true
+}

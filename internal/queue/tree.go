@@ -1,0 +1,212 @@
+package queue
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// A tree keeps waiters in the order of their ranks, those of equal rank as they came. It
+// is a treap whose nodes are the waiters, each with the size and the cost of its subtree,
+// so that the number and the cost of those ahead of any rank take O(log n), as joining and
+// leaving do.
+type tree struct {
+	root *waiter
+	last uint64 // the number of the last waiter that joined
+}
+
+// A node is the place of a waiter in the tree.
+type node struct {
+	left, right, parent *waiter
+	priority            uint32
+	number              uint64 // of joining
+	size                int
+	sum                 []int64 // the cost of the subtree, by unit
+}
+
+func (t *tree) len() int { return t.root.count() }
+
+func (w *waiter) count() int {
+	if w == nil {
+		return 0
+	}
+	return w.size
+}
+
+// before reports whether w is served before a waiter of that rank and number.
+func (w *waiter) before(rank time.Time, number uint64) bool {
+	if !w.rank.Equal(rank) {
+		return w.rank.Before(rank)
+	}
+	return w.number < number
+}
+
+// ahead returns how many waiters are served before a newcomer of that rank, their cost
+// added to sum, and the first that is not.
+func (t *tree) ahead(rank time.Time, sum []int64) (n int, next *waiter) {
+	for at := t.root; at != nil; {
+		if at.before(rank, t.last+1) {
+			n += at.left.count() + 1
+			at.left.addTo(sum)
+			add(sum, at.request.Cost)
+			at = at.right
+		} else {
+			next, at = at, at.left
+		}
+	}
+	return n, next
+}
+
+// index returns how many waiters are ahead of w, their cost added to sum.
+func (t *tree) index(w *waiter, sum []int64) int {
+	n := w.left.count()
+	w.left.addTo(sum)
+	for at := w; at.parent != nil; at = at.parent {
+		if p := at.parent; at == p.right {
+			n += p.left.count() + 1
+			p.left.addTo(sum)
+			add(sum, p.request.Cost)
+		}
+	}
+	return n
+}
+
+// at returns the i-th waiter, nil if there is none.
+func (t *tree) at(i int) *waiter {
+	w := t.root
+	for w != nil {
+		switch left := w.left.count(); {
+		case i < left:
+			w = w.left
+		case i == left:
+			return w
+		default:
+			i -= left + 1
+			w = w.right
+		}
+	}
+	return nil
+}
+
+func (t *tree) first() *waiter {
+	w := t.root
+	for w != nil && w.left != nil {
+		w = w.left
+	}
+	return w
+}
+
+func (t *tree) end() *waiter {
+	w := t.root
+	for w != nil && w.right != nil {
+		w = w.right
+	}
+	return w
+}
+
+// next returns the waiter behind w, nil if there is none.
+func (w *waiter) next() *waiter {
+	if w.right != nil {
+		for w = w.right; w.left != nil; w = w.left {
+		}
+		return w
+	}
+	for w.parent != nil && w == w.parent.right {
+		w = w.parent
+	}
+	return w.parent
+}
+
+func (w *waiter) addTo(sum []int64) {
+	if w != nil {
+		add(sum, w.sum)
+	}
+}
+
+func add(sum, cost []int64) {
+	for u, n := range cost {
+		sum[u] += n
+	}
+}
+
+// insert gives w its place behind those of its rank.
+func (t *tree) insert(w *waiter) {
+	t.last++
+	w.node = node{priority: rand.Uint32(), number: t.last, size: 1, sum: append(w.sum[:0], w.request.Cost...)}
+	at := &t.root
+	for *at != nil {
+		parent := *at
+		w.parent = parent
+		parent.size++
+		add(parent.sum, w.request.Cost)
+		if parent.before(w.rank, w.number) {
+			at = &parent.right
+		} else {
+			at = &parent.left
+		}
+	}
+	*at = w
+	for w.parent != nil && w.priority > w.parent.priority {
+		t.rotate(w)
+	}
+}
+
+// remove takes w out of the tree.
+func (t *tree) remove(w *waiter) {
+	for w.left != nil || w.right != nil {
+		child := w.left
+		if child == nil || w.right != nil && w.right.priority > child.priority {
+			child = w.right
+		}
+		t.rotate(child)
+	}
+	*t.link(w) = nil
+	for at := w.parent; at != nil; at = at.parent {
+		at.size--
+		for u, n := range w.request.Cost {
+			at.sum[u] -= n
+		}
+	}
+	w.parent = nil
+}
+
+// link returns the pointer that holds w.
+func (t *tree) link(w *waiter) **waiter {
+	switch p := w.parent; {
+	case p == nil:
+		return &t.root
+	case w == p.left:
+		return &p.left
+	default:
+		return &p.right
+	}
+}
+
+// rotate lifts w above its parent.
+func (t *tree) rotate(w *waiter) {
+	p := w.parent
+	*t.link(p) = w
+	w.parent, p.parent = p.parent, w
+	if w == p.left {
+		p.left, w.right = w.right, p
+		p.left.setParent(p)
+	} else {
+		p.right, w.left = w.left, p
+		p.right.setParent(p)
+	}
+	p.update()
+	w.update()
+}
+
+func (w *waiter) setParent(p *waiter) {
+	if w != nil {
+		w.parent = p
+	}
+}
+
+// update sums up the subtree of w.
+func (w *waiter) update() {
+	w.size = w.left.count() + 1 + w.right.count()
+	copy(w.sum, w.request.Cost)
+	w.left.addTo(w.sum)
+	w.right.addTo(w.sum)
+}

@@ -1,0 +1,277 @@
+package throttle
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/verdict"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A delivery is what net/http reports of a request in flight.
+type delivery struct {
+	connects, writes, expired atomic.Bool
+	timer                     *time.Timer        // of SendBy; nil if there is none
+	cancel                    context.CancelFunc // of the attempt until SendBy
+}
+
+// unsent reports whether nothing of a request that failed was written. Where the base
+// reports its connections only that decides: net/http may dial again for a request that a
+// broken connection has carried already. Another base may report a failed dial; and without
+// a trace nothing is known.
+func (d *delivery) unsent(err error) bool {
+	if d == nil {
+		return false
+	}
+	if d.connects.Load() {
+		return !d.writes.Load()
+	}
+	var op *net.OpError
+	return !d.writes.Load() && errors.As(err, &op) && op.Op == "dial"
+}
+
+// late reports whether the attempt was ended because SendBy had passed.
+func (d *delivery) late() bool { return d != nil && d.expired.Load() }
+
+// expire ends an attempt of which nothing was written by SendBy.
+func (d *delivery) expire() {
+	if d.connects.Load() && !d.writes.Load() {
+		d.expired.Store(true)
+		d.cancel()
+	}
+}
+
+func (d *delivery) stop() {
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+}
+
+// trace has net/http report what becomes of an admitted request. Where nobody can call
+// it off and the base is not net/http's own, it costs more than it brings.
+func (a *attempt) trace(req *http.Request) (*http.Request, *delivery) {
+	_, std := a.transport.base().(*http.Transport)
+	if !a.charged() || !std && req.Context().Done() == nil && a.journey.network == nil && a.sendBy.IsZero() {
+		return req, nil
+	}
+	d, j := new(delivery), a.journey
+	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GetConn: func(string) { d.connects.Store(true) },
+		GotConn: func(c httptrace.GotConnInfo) {
+			if !c.Reused {
+				j.connected()
+			}
+		},
+		WroteHeaderField: func(string, []string) { d.writes.Store(true) },
+		WroteHeaders:     func() { d.writes.Store(true) },
+	})
+	if !a.sendBy.IsZero() {
+		ctx, d.cancel = context.WithCancel(ctx)
+		if end := a.cancel; end != nil {
+			a.cancel = func() { d.cancel(); end() }
+		} else {
+			a.cancel = d.cancel
+		}
+		d.timer = time.AfterFunc(time.Until(a.sendBy), d.expire)
+	}
+	return req.WithContext(ctx), d
+}
+
+// handleResponse reads the response, pauses the quota on a refusal, and ends the back-off
+// on a success. A server that fails does neither. The answer is nil where there is nothing
+// to read.
+func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answers.Answer {
+	if !a.charged() {
+		return nil
+	}
+	answer := a.read(resp)
+	switch {
+	case answer == nil:
+		a.succeeded()
+	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
+		a.journey.refused()
+		c := &a.charge
+		if answer.Wide && len(a.outer) > 0 {
+			c = &a.outer[len(a.outer)-1]
+		}
+		// A pause that a shared store did not take is made by the next refusal.
+		_ = c.refused(context.WithoutCancel(ctx), answer.Refusal)
+	case answer.Kind == answers.Passed && resp.StatusCode < 500:
+		a.succeeded()
+	}
+	if answer != nil && answer.Kind != answers.Passed {
+		verdict.Tell(ctx, answer.Refusal)
+	}
+	return answer
+}
+
+// standard is the Profile of a Transport that has none.
+var standard answers.Profile
+
+// read returns what the response reports, nil if that is not worth a look.
+func (a *attempt) read(resp *http.Response) *answers.Answer {
+	p := a.transport.Profile
+	if p == nil {
+		if resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests {
+			return nil
+		}
+		p = &standard
+	}
+	r := answers.Response{Status: resp.StatusCode, Header: resp.Header, Sent: a.sent, Got: time.Now()}
+	if p.Peeks(r.Status, r.Header) && resp.Body != nil && resp.Body != http.NoBody {
+		r.Body = peek(resp)
+	}
+	answer := p.Read(r)
+	return &answer
+}
+
+const (
+	peekSize = 16 << 10    // how much of a body is read before it is handed on, bytes
+	peekTime = time.Second // and for how long
+)
+
+// peek reads the beginning of a body, which can be read again.
+func peek(resp *http.Response) []byte {
+	p := &peekedBody{ReadCloser: resp.Body, done: make(chan struct{})}
+	resp.Body = p
+	go p.fill()
+	late := time.NewTimer(peekTime)
+	defer late.Stop()
+	select {
+	case <-p.done:
+	case <-late.C:
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.enough = true
+	return append([]byte(nil), p.begin...)
+}
+
+// A peekedBody is a body whose beginning was read. The goroutine that reads it ends with
+// its last Read, which the caller would have to wait for as well.
+type peekedBody struct {
+	io.ReadCloser
+	done chan struct{} // closed when the goroutine has ended
+
+	mu     sync.Mutex // guards all below
+	begin  []byte     // what was read and not handed on
+	read   int        // bytes read ahead in all
+	err    error      // that ended the reading
+	enough bool       // the goroutine is to end
+}
+
+func (p *peekedBody) fill() {
+	defer close(p.done)
+	buffer := make([]byte, peekSize)
+	for more := true; more; {
+		n, err := p.ReadCloser.Read(buffer[p.read:])
+		p.mu.Lock()
+		p.begin = append(p.begin, buffer[p.read:p.read+n]...)
+		p.read += n
+		p.err = err
+		more = err == nil && p.read < peekSize && !p.enough
+		p.mu.Unlock()
+	}
+}
+
+func (p *peekedBody) Read(b []byte) (int, error) {
+	if n, err, ok := p.readAhead(b); ok {
+		return n, err
+	}
+	<-p.done
+	if n, err, ok := p.readAhead(b); ok {
+		return n, err
+	}
+	return p.ReadCloser.Read(b)
+}
+
+// readAhead hands on what was read ahead, or the error that ended it.
+func (p *peekedBody) readAhead(b []byte) (n int, err error, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.begin) > 0 {
+		n = copy(b, p.begin)
+		p.begin = p.begin[n:]
+		return n, nil, true
+	}
+	return 0, p.err, p.err != nil
+}
+
+// A backoff remembers the refusals in a row that named no time to wait. It is
+// guarded by its room's lock.
+type backoff struct {
+	level int   // pauses in a row
+	epoch int64 // the quota's epoch after the last of them
+}
+
+const firstPause = time.Second
+
+// pause is how long the next one is: a second, doubled once per pause, times 1 to
+// 2 at random so that fleets do not return in step; but at most the longest allowed.
+func (b backoff) pause(most time.Duration) time.Duration {
+	d := firstPause
+	for range b.level {
+		if d *= 2; d >= most {
+			return most
+		}
+	}
+	return min(most, d+time.Duration(rand.Float64()*float64(d)))
+}
+
+// refused pauses the quota for everyone after a response that refused, or closes it
+// after one that bans or asks for more than a pause may last.
+//
+// A response that tells no time, or none to wait, has one request try after the pause: at
+// once where it said so for the first time, and doubled with every refusal after.
+func (c *charge) refused(ctx context.Context, r answers.Refusal) error {
+	most := c.terms.policy.maxPause()
+	switch {
+	case r.Known && r.Delay > 0:
+		_, err := c.terms.quota.Pause(ctx, store.Pause{For: r.Delay, Close: r.Kind == answers.Banned || r.Delay > most, Probe: true})
+		return err
+	case r.Kind == answers.Banned:
+		_, err := c.terms.quota.Pause(ctx, store.Pause{For: most, Close: true, Probe: true})
+		return err
+	}
+	s := c.scope
+	s.mu.Lock()
+	d := s.backoff.pause(most)
+	if r.Known && s.backoff.level == 0 {
+		d = 0
+	}
+	s.mu.Unlock()
+	// Refusals of requests that were admitted before the last pause are one event.
+	done, err := c.terms.quota.Pause(ctx, store.Pause{For: d, Once: true, Epoch: c.decision.Epoch, Probe: true})
+	if done.Applied {
+		s.mu.Lock()
+		s.backoff.level++
+		s.backoff.epoch = done.Epoch
+		s.failing.Store(true)
+		s.mu.Unlock()
+	}
+	return err
+}
+
+func (a *admitted) succeeded() { a.each(func(c *charge) { c.scope.succeeded(c.decision) }) }
+
+// succeeded ends the back-off, if the request was admitted after its last pause.
+func (s *scope) succeeded(d store.Decision) {
+	if !s.failing.Load() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if d.Epoch >= s.backoff.epoch {
+		s.backoff = backoff{}
+		s.failing.Store(false)
+	}
+}

@@ -1,0 +1,389 @@
+package throttle
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/queue"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A scope is one quota with what this process keeps beside it: the policy in force, the
+// queue once somebody waits, the back-off after refusals, and what responses tell of the
+// network. Limiters are handles on it.
+type scope struct {
+	terms   atomic.Pointer[terms]
+	line    line                    // of callers who wait for this quota alone
+	network atomic.Pointer[network] // nil until a guard is learned
+	grouped bool                    // a Group keeps the scope
+	uses    atomic.Int64            // calls in progress; negative once the Group has dropped the scope
+	failing atomic.Bool             // backoff.level is above 0
+
+	mu      sync.Mutex // guards all below
+	backoff backoff
+}
+
+// Terms are a policy and the quota that decides by it. They don't change: SetPolicy
+// replaces them.
+type terms struct {
+	*compiled
+	quota  store.Quota
+	closed bool
+}
+
+var inProcess local.Store
+
+// openScope opens the quota of a key. With a nil store it is in this process, and nobody
+// else's.
+func openScope(c *compiled, s Store, key string) (*scope, error) {
+	if s == nil {
+		s, key = &inProcess, ""
+	}
+	q, err := s.Open(key, c.plan)
+	if err != nil {
+		return nil, fmt.Errorf("throttle: policy %q: %w", c.policy.Name, err)
+	}
+	if _, ok := q.(store.Reserver); ok != c.reserves { // as all quotas of a store do
+		own := *c
+		own.reserves = ok
+		c = &own
+	}
+	scope := new(scope)
+	scope.terms.Store(&terms{compiled: c, quota: q})
+	return scope, nil
+}
+
+// waiting returns how many callers wait for this quota alone.
+func (s *scope) waiting() int { return s.line.len() }
+
+// A demand is what a caller asks for.
+type demand struct {
+	cost   Cost      // if nil, n requests
+	n      int64     // requests, where cost is nil
+	held   bool      // the caller will report what became of the request
+	now    bool      // the caller does not wait
+	sendBy time.Time // it must have arrived then; zero for never
+	since  time.Time // when it first asked, for its place in a line; zero for now
+
+	refundable bool // the charge is one of several scopes', and may be given back
+}
+
+// A charge is what a request was admitted with in one scope.
+type charge struct {
+	scope    *scope
+	terms    *terms
+	decision store.Decision
+	cost     []int64
+}
+
+// try asks for an admission that needs no waiting, and reports whether that is decided:
+// not if the request has to wait.
+func (s *scope) try(ctx context.Context, t *terms, r store.Request) (d store.Decision, decided bool, err error) {
+	r.WaitSpec = t.fresh(ctx)
+	d, err = t.quota.TryAcquire(ctx, r)
+	switch {
+	case err != nil:
+		return d, false, err
+	case d.Verdict == store.Admitted:
+		return d, true, nil
+	case d.Verdict == store.Closed || d.Verdict == store.Exhausted:
+		return d, true, t.refused(d)
+	}
+	return d, false, nil
+}
+
+// fresh returns how a request that has just come waits.
+func (t *terms) fresh(ctx context.Context) *store.WaitSpec {
+	if t.yields != nil && classOf(ctx) == Batch {
+		return t.yields
+	}
+	return nil
+}
+
+// passes reports whether a request need not join the queue: nobody is in it, or the
+// request costs nothing in this scope and only a pause can hold it up. A quota that
+// reserves ahead is asked for all that wait at once, unless the caller does not wait.
+func (s *scope) passes(t *terms, l *line, cost []int64, now bool) bool {
+	return l.len() == 0 && (now || !t.reserves) || !t.isOne(cost) && t.isFree(cost)
+}
+
+// admit admits a request in this scope alone, and waits if it must.
+func (s *scope) admit(ctx context.Context, t *terms, d demand) (charge, error) {
+	if err := ctx.Err(); err != nil {
+		return charge{}, err
+	}
+	giveUp, err := s.giveUp(t, d)
+	if err != nil {
+		return charge{}, err
+	}
+	if c, _, err := s.tryNow(ctx, t, d); err != nil || c.scope != nil {
+		return c, err
+	}
+	return s.line.wait(ctx, s, waitRequest{demand: d, giveUp: giveUp, guard: s.guard, config: s.config})
+}
+
+// tryNow admits a request if it need not wait. If it must, the scope of the charge is
+// nil, and the decision says why unless somebody else waits.
+func (s *scope) tryNow(ctx context.Context, t *terms, d demand) (charge, store.Decision, error) {
+	decision := store.Decision{Tier: -1, Wait: forever}
+	cost, err := t.compile(d)
+	if err != nil || !s.passes(t, &s.line, cost, d.now) {
+		return charge{}, decision, err
+	}
+	r := store.Request{Cost: cost, Held: d.held, Guard: s.guard(t)}
+	if d.refundable && r.Guard == 0 && t.plan.Guard() == 0 && !t.reserves {
+		r.Guard = refundable
+	}
+	decision, decided, err := s.try(ctx, t, r)
+	switch {
+	case !decided && errors.Is(err, ErrUnavailable) && !d.now:
+		return charge{}, decision, nil // the queue waits for the store
+	case err != nil:
+		return charge{}, decision, t.explain(err)
+	case !decided:
+		return charge{}, decision, nil
+	}
+	return charge{s, t, decision, cost}, decision, nil
+}
+
+// refundable is how long a charge of an outer scope can be given back where a request
+// would else have arrived the instant it is admitted. It arrives when all scopes have
+// admitted it.
+const refundable = time.Second
+
+// giveUp returns when a request is no longer worth waiting for, zero if never. Its wait
+// for anything else begins now.
+func (s *scope) giveUp(t *terms, d demand) (at time.Time, err error) {
+	if t.policy.MaxWait > 0 {
+		at = time.Now().Add(t.policy.MaxWait)
+	}
+	if d.sendBy.IsZero() {
+		return at, nil
+	}
+	last := d.sendBy.Add(-s.longestWay(t))
+	if left := time.Until(last); left < 0 {
+		return at, t.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
+	}
+	if at.IsZero() || last.Before(at) {
+		at = last
+	}
+	return at, nil
+}
+
+// A line is a queue for the quota of a scope, made when somebody first waits: each scope
+// has one, and each Limiter inside others.
+type line struct {
+	queue atomic.Pointer[queue.Queue]
+	mu    sync.Mutex // guards all below
+	terms *terms     // that the queue goes by
+	at    int        // the version of its configuration
+}
+
+func (l *line) len() int {
+	if q := l.queue.Load(); q != nil {
+		return q.Len()
+	}
+	return 0
+}
+
+// under returns the queue under the terms in force, those, and their version.
+func (l *line) under(s *scope, config func(*terms) queue.Config) (*queue.Queue, *terms, int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	q, t := l.queue.Load(), s.terms.Load()
+	switch {
+	case q == nil:
+		q = queue.New(config(t))
+		l.queue.Store(q)
+	case l.terms != t && !t.closed:
+		l.at = q.Replace(config(t))
+	}
+	l.terms = t
+	return q, t, l.at
+}
+
+// renew has the callers queue anew, since something that the configuration contains has
+// changed.
+func (l *line) renew(s *scope, config func(*terms) queue.Config) {
+	l.mu.Lock()
+	l.terms = nil
+	l.mu.Unlock()
+	l.under(s, config)
+}
+
+// A waitRequest is a demand that waits in a line.
+type waitRequest struct {
+	demand demand
+	giveUp time.Time
+	guard  func(*terms) time.Duration
+	config func(*terms) queue.Config
+	ask    func(context.Context, store.Request) (store.Decision, error)
+}
+
+// wait queues, and queues again in the same place where the policy changes meanwhile.
+func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error) {
+	ticket := queue.Ticket{Class: queue.Class(classOf(ctx)), GiveUp: w.giveUp, Since: w.demand.since, Ask: w.ask}
+	join, rejoins, came := (*queue.Queue).Wait, false, time.Now()
+	for {
+		q, t, version := l.under(s, w.config)
+		cost, err := t.compile(w.demand)
+		if t.closed {
+			err = t.refuse(ErrClosed, -1, 0)
+		}
+		if err != nil {
+			if rejoins {
+				q.Leave()
+			}
+			return charge{}, err
+		}
+		ticket.Request = store.Request{Cost: cost, Held: w.demand.held, Guard: w.guard(t)}
+		ticket.Version = version
+		decision, err := join(q, ctx, ticket)
+		switch reason := reasonOf(err); {
+		case err == nil:
+			return charge{s, t, decision, cost}, nil
+		case reason == queue.Moved:
+			join, rejoins = (*queue.Queue).Rejoin, true
+			if ticket.Since.IsZero() {
+				ticket.Since = came
+			}
+			s.adopt()
+		case reason != queue.Stale:
+			return charge{}, t.explain(err)
+		}
+	}
+}
+
+// config is that of the queue for this scope alone.
+func (s *scope) config(t *terms) queue.Config {
+	c := queue.Config{
+		Quota:    t.quota,
+		MaxQueue: t.policy.MaxQueue,
+		Aging:    t.policy.ageing(),
+		Headroom: t.policy.Headroom,
+	}
+	if t.auto {
+		c.Guard = func() time.Duration { return s.guard(t) }
+	}
+	return c
+}
+
+// adopt goes over to the quota's successor, where the policy was changed through another
+// handle on the same quota.
+func (s *scope) adopt() *terms {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.terms.Load()
+	if q, ok := t.quota.(store.Changer); ok {
+		if next, plan := q.Successor(); plan != t.plan {
+			t = &terms{compiled: t.under(plan), quota: next, closed: t.closed}
+			s.terms.Store(t)
+		}
+	}
+	return t
+}
+
+// setPolicy replaces the policy, and has the callers who wait queue under it.
+func (s *scope) setPolicy(ctx context.Context, c *compiled) error {
+	old := s.terms.Load()
+	changer, ok := old.quota.(store.Changer)
+	if !ok {
+		return old.errorf("SetPolicy: a quota of %T has one policy for ever", old.quota)
+	}
+	if err := changer.Change(ctx, c.plan); err != nil {
+		return old.errorf("SetPolicy: %w", err)
+	}
+	s.mu.Lock()
+	t := s.terms.Load()
+	next, plan := t.quota.(store.Changer).Successor()
+	if plan != c.plan { // somebody else has changed it since
+		c = c.under(plan)
+	}
+	t = &terms{compiled: c, quota: next, closed: t.closed}
+	s.terms.Store(t)
+	s.mu.Unlock()
+	if s.line.queue.Load() != nil {
+		s.line.under(s, s.config)
+	}
+	return nil
+}
+
+// close refuses everybody from now on, and gives back what is reserved.
+func (s *scope) close() {
+	s.mu.Lock()
+	t := *s.terms.Load()
+	was := t.closed
+	t.closed = true
+	s.terms.Store(&t)
+	s.mu.Unlock()
+	if was {
+		return
+	}
+	s.line.close()
+	t.quota.Close()
+}
+
+func (l *line) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if q := l.queue.Load(); q != nil {
+		q.Close()
+	}
+}
+
+// guard returns how long a request that is admitted now may take to arrive; zero for what the
+// policy says.
+func (s *scope) guard(t *terms) time.Duration {
+	if !t.auto {
+		return 0
+	}
+	return time.Duration(s.learning().bound.Load())
+}
+
+// learning returns what responses tell of the network.
+func (s *scope) learning() *network {
+	if n := s.network.Load(); n != nil {
+		return n
+	}
+	s.network.CompareAndSwap(nil, newNetwork())
+	return s.network.Load()
+}
+
+// longestWay returns how long a request may take to arrive.
+func (s *scope) longestWay(t *terms) time.Duration {
+	return cmp.Or(s.guard(t), t.plan.Guard())
+}
+
+// forecast returns how long a request would wait that came now.
+func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) {
+	t := s.terms.Load()
+	cost, err := t.compile(d)
+	if err != nil {
+		return f, err
+	}
+	dry := store.Request{Cost: cost, Held: true, Guard: s.guard(t), WaitSpec: &store.WaitSpec{DryRun: true}}
+	decision, err := t.quota.TryAcquire(ctx, dry)
+	switch {
+	case err != nil:
+		return f, t.explain(err)
+	case decision.Verdict == store.Closed || decision.Verdict == store.Exhausted:
+		return f, t.refused(decision)
+	case decision.Verdict != store.Ready:
+		f.Wait, f.Tier = decision.Wait, t.tierName(decision.Tier)
+	}
+	if s.waiting() == 0 {
+		return f, nil
+	}
+	q, _, _ := s.line.under(s, s.config)
+	wait, tier, ahead := q.Forecast(dry, queue.Class(classOf(ctx)))
+	if f.Ahead = ahead; wait > f.Wait {
+		f.Wait, f.Tier = wait, t.tierName(tier)
+	}
+	return f, nil
+}
