@@ -21,13 +21,26 @@
 // Never: a ban, and what the Profile says is no lack of quota, such as a 429 for an
 // unpaid bill; the library's own errors ([throttle.ErrBanned], [throttle.ErrDeadline] and the
 // others come back at once, unchanged), a request whose context has ended, bad
-// certificates and bad URLs, and a request whose body can't be had a second time. A
-// body is sent whole or not at all: where Request.GetBody is nil there is one attempt,
-// and nothing is buffered. [http.NewRequest] sets GetBody for the readers of bytes and
-// strings; for a file, set it yourself.
+// certificates and bad URLs, a request that is past the transport's SendBy, and a request
+// whose body can't be had a second time. A body is sent whole or not at all: where
+// Request.GetBody is nil there is one attempt, and no request body is buffered.
+// [http.NewRequest] sets GetBody for the readers of bytes and strings; for a file, set it
+// yourself.
+//
+// # What the caller receives
+//
+// The last response or the last error of the provider. That holds where the retries run out,
+// and where the limiter does not admit another attempt: because Retry-After is beyond the
+// context's deadline, SendBy or Policy.MaxPause, because a budget is used up, or for any other
+// reason. For that a response that is to be followed by another attempt is read first, up to
+// 64 KB. A longer one is lost, and the caller receives the limiter's error.
+//
+// Every attempt sends the same bytes. What must be fresh in each, such as a signature with a
+// date or a token that expires, belongs inside the transport, as its Base.
 package retry
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -37,13 +50,13 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
-	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-retryablehttp"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/delivery"
 	"github.com/apithrottle/throttle/internal/verdict"
 )
 
@@ -51,14 +64,15 @@ const (
 	defaultMax = 4
 	waitMin    = time.Second // these two as in go-retryablehttp
 	waitMax    = 30 * time.Second
+	keptBody   = 64 << 10 // of a response that another attempt follows, in bytes
 )
 
 // A Config is what a retrying client is made of. The zero value makes one that retries
 // and limits nothing.
 //
 // The client waits by the limiter after a refusal, and 1, 2, 4 … 30 seconds after
-// other failures; no wait is begun that would outlast the request's context. Without
-// a limiter it waits as Retry-After says, and hands the refusal over where that is
+// other failures; no wait is begun that would outlast the request's context or the
+// transport's SendBy. Without a limiter it waits as Retry-After says, and hands the refusal over where that is
 // more than 30 seconds. When the retries run out it returns the last response as it
 // is, or the last error wrapped. The client is an ordinary [http.Client]: redirects,
 // cookies and Timeout are its own, Timeout being for all attempts together. It is safe
@@ -102,8 +116,9 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	// Without its body: go-retryablehttp would read it into memory, and net/http would
 	// open it once more for a redirect that it then leaves to us.
+	// Nor is it a request from a server, which an http.Client would not send.
 	bare := req.WithContext(req.Context())
-	bare.Body, bare.GetBody = nil, nil
+	bare.Body, bare.GetBody, bare.RequestURI = nil, nil, ""
 	resp, err := client.Do(&retryablehttp.Request{Request: bare})
 	if a.begun == 0 && req.Body != nil {
 		req.Body.Close()
@@ -123,16 +138,26 @@ type attempts struct {
 	last  *attempt
 	again bool          // another should follow
 	wait  time.Duration // before it
+
+	// kept is the outcome of the last attempt that was sent, for the case that the next is not
+	// admitted. If zero, there is none, or it was too long to keep.
+	kept outcome
+}
+
+// An outcome is a response or an error.
+type outcome struct {
+	resp *http.Response
+	err  error
 }
 
 // An attempt is what became of one. As the Base of the throttled transport it sees what
 // was let through: where err is nil, an error is not the Base's but the library's own.
 type attempt struct {
-	base        http.RoundTripper
-	err         error           // from base
-	limited     bool            // by any Limiter
-	refusal     answers.Refusal // as the throttled transport has it, if it limits
-	wanted, got atomic.Bool     // a connection, says httptrace; a base that doesn't know it wants none
+	base     http.RoundTripper
+	err      error           // from base
+	limited  bool            // by any Limiter
+	refusal  answers.Refusal // as the throttled transport has it, if it limits
+	delivery delivery.Delivery
 }
 
 // RoundTrip sends the request once more, with its whole body or not at all.
@@ -153,23 +178,30 @@ func (a *attempts) RoundTrip(bare *http.Request) (*http.Response, error) {
 		return l
 	}
 	req := bare.WithContext(verdict.Into(bare.Context(), &a.last.refusal))
-	req.Body, req.GetBody = a.req.Body, a.req.GetBody
+	req.Body, req.GetBody, req.RequestURI = a.req.Body, a.req.GetBody, a.req.RequestURI
 	if a.begun > 1 && hasBody(req) {
 		var err error
 		if req.Body, err = replay(req); err != nil {
 			return nil, err
 		}
 	}
-	return throttled.RoundTrip(req)
+	resp, err := throttled.RoundTrip(req)
+	return answering(resp, req, a.req), err
 }
 
 func (a *attempt) RoundTrip(req *http.Request) (resp *http.Response, err error) {
-	resp, err = a.base.RoundTrip(req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
-		GetConn: func(string) { a.wanted.Store(true) },
-		GotConn: func(httptrace.GotConnInfo) { a.got.Store(true) },
-	})))
+	traced := req.WithContext(httptrace.WithClientTrace(req.Context(), a.delivery.Trace()))
+	resp, err = a.base.RoundTrip(traced)
 	a.err = err
-	return resp, err
+	return answering(resp, traced, req), err
+}
+
+// answering returns resp, as the response to of if it is one to the copy that was sent.
+func answering(resp *http.Response, sent, of *http.Request) *http.Response {
+	if resp != nil && resp.Request == sent {
+		resp.Request = of
+	}
+	return resp
 }
 
 // replay opens the body of req once more, and never an empty one in its stead.
@@ -188,34 +220,65 @@ func replay(req *http.Request) (io.ReadCloser, error) {
 // response and the last error come to the caller as they are.
 func (a *attempts) check(ctx context.Context, resp *http.Response, err error) (bool, error) {
 	a.wait = retryablehttp.DefaultBackoff(waitMin, waitMax, a.begun-1, nil) // given a response it would trust any Retry-After
-	a.again = a.worthwhile(resp, err) && ctx.Err() == nil
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= a.wait {
-		a.again = false
+	again, pause := a.worthwhile(resp, err)
+	a.again = again && ctx.Err() == nil && a.inTime(ctx, max(a.wait, pause))
+	if a.again && a.begun <= a.of.max {
+		a.keep(resp, err)
 	}
 	return a.again, nil
 }
 
-func (a *attempts) worthwhile(resp *http.Response, err error) bool {
+// worthwhile reports whether another attempt may succeed, and how long the limiter pauses
+// before it.
+func (a *attempts) worthwhile(resp *http.Response, err error) (again bool, pause time.Duration) {
 	unsent := false
 	if resp == nil {
-		if a.last == nil || a.last.err == nil || final(a.last.err) {
-			return false
+		if a.last == nil || a.last.err == nil || final(err) {
+			return false, 0
 		}
-		unsent = a.last.wanted.Load() && !a.last.got.Load()
+		unsent = a.last.delivery.Unsent(a.last.err)
 	} else {
 		switch r := a.refusal(resp); {
 		case r.Kind == answers.Banned || r.Kind == answers.Other:
-			return false
+			return false, 0
 		case r.Kind == answers.Limited && a.last.limited:
 			a.wait = 0 // the pause is the limiter's
-			return true
+			return true, r.Delay
 		case r.Kind == answers.Limited:
 			a.wait = cmp.Or(r.Delay, a.wait)
-			return a.wait <= waitMax
+			return a.wait <= waitMax, 0
 		}
 	}
 	retry, _ := retryablehttp.ErrorPropagatedRetryPolicy(context.Background(), resp, err)
-	return retry && (unsent || idempotent(a.req))
+	return retry && (unsent || idempotent(a.req)), 0
+}
+
+// inTime reports whether an attempt after that wait would begin before the context's deadline
+// and before SendBy.
+func (a *attempts) inTime(ctx context.Context, wait time.Duration) bool {
+	by, bounded := ctx.Deadline()
+	if a.of.throttled.SendBy != nil {
+		if t := a.of.throttled.SendBy(a.req); !t.IsZero() && (!bounded || t.Before(by)) {
+			by, bounded = t, true
+		}
+	}
+	return !bounded || time.Until(by) > wait
+}
+
+// keep has the outcome of an attempt at hand after the next one. The response's connection, and
+// its place in a Concurrency tier, are free by then.
+func (a *attempts) keep(resp *http.Response, err error) {
+	a.kept = outcome{}
+	if resp == nil {
+		a.kept.err = unwrapped(err)
+		return
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, keptBody+1))
+	if err == nil && len(body) <= keptBody {
+		kept := *resp
+		kept.Body = io.NopCloser(bytes.NewReader(body))
+		a.kept.resp = &kept
+	}
 }
 
 // refusal is what the response was taken for, or where nothing limits, what its header
@@ -231,44 +294,73 @@ func (a *attempts) refusal(resp *http.Response) answers.Refusal {
 
 // backoff is called when there will be another attempt.
 func (a *attempts) backoff(_, _ time.Duration, _ int, resp *http.Response) time.Duration {
-	a.tell(slog.LevelInfo, "sending again", resp, slog.Duration("wait", a.wait))
+	a.tell(slog.LevelInfo, "sending again", outcome{resp, a.last.err}, slog.Duration("wait", a.wait))
 	return a.wait
 }
 
 // end is called when there will be none and the last one failed.
 func (a *attempts) end(resp *http.Response, err error, _ int) (*http.Response, error) {
-	if u, ok := err.(*url.Error); ok { // the outer client makes its own
-		err = u.Err
-	}
-	if a.again && a.begun > 1 {
-		a.tell(slog.LevelWarn, "giving up", resp)
+	err = unwrapped(err)
+	var refused *throttle.WaitError
+	switch last := a.kept; {
+	case errors.As(err, &refused) && last != outcome{}:
+		a.begun-- // it was not sent
+		a.tell(slog.LevelWarn, "giving up", last, slog.Any("refused", err))
+		if last.resp == nil {
+			return nil, &exhausted{a.begun, last.err, err}
+		}
+		return last.resp, nil
+	case a.again && a.begun > 1:
+		a.tell(slog.LevelWarn, "giving up", outcome{resp, a.last.err})
 		if err != nil {
-			err = &exhausted{a.begun, err}
+			err = &exhausted{a.begun, err, nil}
 		}
 	}
 	return resp, err
 }
 
-func (a *attempts) tell(level slog.Level, what string, resp *http.Response, more ...slog.Attr) {
-	outcome := slog.Any("error", a.last.err)
-	if resp != nil {
-		outcome = slog.Int("status", resp.StatusCode)
+// unwrapped is the error below that of the inner client; the outer client makes its own.
+func unwrapped(err error) error {
+	if u, ok := err.(*url.Error); ok {
+		return u.Err
 	}
-	a.of.log.LogAttrs(a.req.Context(), level, "retry: "+what, append(more, outcome, slog.Int("attempt", a.begun),
+	return err
+}
+
+func (a *attempts) tell(level slog.Level, what string, last outcome, more ...slog.Attr) {
+	became := slog.Any("error", last.err)
+	if last.resp != nil {
+		became = slog.Int("status", last.resp.StatusCode)
+	}
+	a.of.log.LogAttrs(a.req.Context(), level, "retry: "+what, append(more, became, slog.Int("attempt", a.begun),
 		slog.String("method", a.req.Method), slog.String("host", a.req.URL.Host))...)
 }
 
-// exhausted is the last error when the retries have run out.
+// exhausted is the last error when the retries have run out, or when the next was refused.
 type exhausted struct {
 	attempts int
 	err      error
+	refused  error // by the limiter. If nil, the retries ran out
 }
 
 func (e *exhausted) Error() string {
-	return fmt.Sprintf("retry: gave up after %d attempts: %v", e.attempts, e.err)
+	plural := "s"
+	if e.attempts == 1 {
+		plural = ""
+	}
+	s := fmt.Sprintf("retry: gave up after %d attempt%s: %v", e.attempts, plural, e.err)
+	if e.refused != nil {
+		s += fmt.Sprintf("; the next was refused: %v", e.refused)
+	}
+	return s
 }
 
-func (e *exhausted) Unwrap() error { return e.err }
+func (e *exhausted) Unwrap() []error {
+	if e.refused == nil {
+		return []error{e.err}
+	}
+	return []error{e.err, e.refused}
+}
 
 // Timeout is what [url.Error.Timeout] asks for.
 func (e *exhausted) Timeout() bool {
@@ -276,11 +368,13 @@ func (e *exhausted) Timeout() bool {
 	return ok && t.Timeout()
 }
 
-// final tells what another attempt would not change: the refusal of a throttle.Transport
-// further down, and that somebody called it off.
+// final reports whether another attempt would not change the error: the refusal of a
+// throttle.Transport further down, a server that speaks HTTP where the URL says HTTPS, and a
+// cancellation.
 func final(err error) bool {
 	var w *throttle.WaitError
-	return errors.As(err, &w) || errors.Is(err, throttle.ErrUnavailable) || errors.Is(err, context.Canceled)
+	return errors.As(err, &w) || errors.Is(err, throttle.ErrUnavailable) ||
+		errors.Is(err, http.ErrSchemeMismatch) || errors.Is(err, context.Canceled)
 }
 
 // idempotent tells whether sending req twice does no more than sending it once.

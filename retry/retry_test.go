@@ -4,20 +4,25 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
 	"net/url"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/retry"
 )
 
@@ -135,12 +140,101 @@ func TestIdempotencyKeyValues(t *testing.T) {
 	}
 }
 
-// A base that knows nothing of httptrace can't say that nothing was sent.
+// Without httptrace the base's error alone can show that nothing was sent, as that of a dial does.
 func TestUntracedFailure(t *testing.T) {
-	bubble(t, "POST", func(t *testing.T) {
-		_, err := retry.NewClient(&throttle.Transport{Base: &once{script: []int{0, 200}}}).Do(request(t, "POST", nil))
-		if !errors.Is(err, errDial) {
-			t.Errorf("error %v, want the base's", err)
+	for _, c := range []struct {
+		name     string
+		err      error
+		attempts int
+	}{
+		{"unknown", errDial, 1},
+		{"refused dial", &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, 2},
+		{"lost connection", &net.OpError{Op: "read", Err: syscall.ECONNRESET}, 1},
+	} {
+		for _, limited := range []bool{false, true} {
+			bubble(t, fmt.Sprintf("%s, limited %t", c.name, limited), func(t *testing.T) {
+				attempts := 0
+				tr := &throttle.Transport{Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+					if attempts++; attempts == 1 {
+						return nil, c.err
+					}
+					return (&once{script: []int{200}}).RoundTrip(r)
+				})}
+				if limited {
+					tr.Limiter, _ = throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(10)}}, nil)
+				}
+				resp, err := retry.NewClient(tr).Do(request(t, "POST", nil))
+				finish(t, resp)
+				if attempts != c.attempts || c.attempts == 1 && !errors.Is(err, c.err) {
+					t.Errorf("%d attempts, error %v; want %d", attempts, err, c.attempts)
+				}
+			})
+		}
+	}
+}
+
+// A server that speaks HTTP where the URL says HTTPS will do so again.
+func TestSchemeMismatch(t *testing.T) {
+	bubble(t, "GET", func(t *testing.T) {
+		p := newProvider(t, "200")
+		req := request(t, "GET", nil)
+		req.URL.Scheme = "https"
+		_, err := retry.NewClient(limited(t, p.transport)).Do(req)
+		if n := p.attempts(); !errors.Is(err, http.ErrSchemeMismatch) || n != 1 {
+			t.Errorf("%d attempts, error %v; want 1 and ErrSchemeMismatch", n, err)
+		}
+	})
+}
+
+// A reverse proxy passes on requests from a server, whose RequestURI is set.
+func TestReverseProxy(t *testing.T) {
+	bubble(t, "GET and POST", func(t *testing.T) {
+		p := newProvider(t, "502", "200", "200")
+		proxy := &httputil.ReverseProxy{
+			Rewrite:   func(r *httputil.ProxyRequest) { r.Out.URL.Scheme, r.Out.URL.Host = "http", "api.example" },
+			Transport: retry.NewClient(limited(t, p.transport)).Transport,
+		}
+		for _, in := range []*http.Request{
+			httptest.NewRequestWithContext(t.Context(), "GET", "/orders", nil),
+			httptest.NewRequestWithContext(t.Context(), "POST", "/orders", strings.NewReader("order")),
+		} {
+			w := httptest.NewRecorder()
+			if proxy.ServeHTTP(w, in); w.Code != 200 {
+				t.Errorf("%s: status %d", in.Method, w.Code)
+			}
+		}
+		if sent := p.arrived(); !slices.Equal(sent, []string{"", "", "order"}) {
+			t.Errorf("bodies %q arrived", sent)
+		}
+	})
+}
+
+// Response.Request is the caller's, as it is without retries; one that the base puts there,
+// as a signer does, stays.
+func TestResponseRequest(t *testing.T) {
+	for _, body := range []io.Reader{nil, strings.NewReader("order"), stream{strings.NewReader("order")}} {
+		bubble(t, fmt.Sprintf("%T", body), func(t *testing.T) {
+			p := newProvider(t, "429 1", "200")
+			req := request(t, "POST", body)
+			resp, err := retry.NewClient(limited(t, p.transport)).Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if finish(t, resp); resp.Request != req {
+				t.Errorf("Response.Request is %p, want the caller's %p", resp.Request, req)
+			}
+		})
+	}
+	bubble(t, "signed", func(t *testing.T) {
+		var signed *http.Request
+		base := roundTripper(func(r *http.Request) (*http.Response, error) {
+			signed = r.Clone(r.Context())
+			signed.Header.Set("Authorization", "s")
+			return (&once{script: []int{200}}).RoundTrip(signed)
+		})
+		resp, err := retry.NewClient(limited(t, base)).Do(request(t, "GET", nil))
+		if err != nil || resp.Request != signed {
+			t.Errorf("Response.Request is not what the base sent; error %v", err)
 		}
 	})
 }
@@ -284,6 +378,105 @@ func TestLastResponse(t *testing.T) {
 	}
 }
 
+// Where the limiter does not admit another attempt the caller receives what the provider
+// answered last, whole.
+func TestLastResponseWhereTheNextIsRefused(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		script []string
+		policy throttle.Policy
+		within time.Duration // of the context. If zero, no deadline
+		status int
+		text   string
+		took   time.Duration
+	}{
+		{name: "beyond the deadline", script: []string{"429 5", "200"}, within: 3 * time.Second, status: 429, text: "answer 1"},
+		{name: "beyond MaxPause", script: []string{"429 7200", "200"}, status: 429, text: "answer 1"},
+		{name: "beyond MaxWait", script: []string{"429 3700", "200"}, policy: throttle.Policy{MaxPause: 2 * time.Hour, MaxWait: time.Hour}, status: 429, text: "answer 1"},
+		{name: "a pause of unknown length beyond the deadline", script: []string{"429", "200"}, within: time.Second, status: 429, text: "answer 1"},
+		{name: "no quota before the deadline", script: []string{"502", "502", "200"}, policy: throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(2)}}, within: time.Minute, status: 502, text: "answer 2", took: 3 * time.Second},
+		{name: "the budget is used up", script: []string{"502", "200"}, policy: throttle.Policy{Tiers: []throttle.Tier{throttle.Budget(1, "requests", throttle.Day)}}, status: 502, text: "answer 1", took: time.Second},
+	} {
+		bubble(t, c.name, func(t *testing.T) {
+			p := newProvider(t, c.script...)
+			tr := limited(t, p.transport)
+			if c.policy.Name = "api"; c.policy.Tiers == nil {
+				c.policy.Tiers = []throttle.Tier{throttle.PerSecond(10)}
+			}
+			tr.Limiter, _ = throttle.New(c.policy, nil)
+			ctx, cancel := context.WithCancel(t.Context())
+			if c.within > 0 {
+				ctx, cancel = context.WithTimeout(t.Context(), c.within)
+			}
+			defer cancel()
+			req := request(t, "GET", nil).WithContext(ctx)
+			resp, err := retry.NewClient(tr).Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if status, text := finish(t, resp); status != c.status || text != c.text || resp.Request != req {
+				t.Errorf("got %d %q, want %d %q", status, text, c.status, c.text)
+			}
+			if took := time.Since(p.start); took != c.took {
+				t.Errorf("took %v, want %v", took, c.took)
+			}
+		})
+	}
+	bubble(t, "too long to keep", func(t *testing.T) {
+		base := roundTripper(func(r *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 429, Header: http.Header{"Retry-After": {"7200"}}, Body: io.NopCloser(strings.NewReader(strings.Repeat("x", 1<<17))), Request: r}, nil
+		})
+		if _, err := retry.NewClient(limited(t, base)).Do(request(t, "GET", nil)); !errors.Is(err, throttle.ErrBanned) {
+			t.Errorf("error %v, want ErrBanned", err)
+		}
+	})
+	bubble(t, "the last error", func(t *testing.T) {
+		p := newProvider(t, "reset", "200")
+		tr := limited(t, p.transport)
+		tr.Limiter, _ = throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}, MaxWait: time.Minute}, nil)
+		_, err := retry.NewClient(tr).Do(request(t, "GET", nil))
+		if !errors.Is(err, io.EOF) || !errors.Is(err, throttle.ErrDeadline) || !strings.Contains(err.Error(), "gave up after 1 attempt:") {
+			t.Errorf("error %v, want the lost connection and the refusal", err)
+		}
+	})
+}
+
+// No attempt begins after SendBy: the bytes are the same, and their signature is too old.
+func TestSendBy(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		script   []string
+		by       time.Duration // from the start. If zero, no bound
+		attempts int
+		status   int
+		took     time.Duration
+	}{
+		{"back-off", []string{"502"}, 2 * time.Second, 2, 502, time.Second},
+		{"back-off to that very instant", []string{"502"}, time.Second, 1, 502, 0},
+		{"no bound", []string{"502"}, 0, 5, 502, 15 * time.Second},
+		{"a pause that ends later", []string{"429 5", "200"}, 3 * time.Second, 1, 429, 0},
+		{"a pause that ends before", []string{"429 2", "200"}, 3 * time.Second, 2, 200, 2 * time.Second},
+		{"no connection", []string{"dial"}, 2 * time.Second, 2, 0, time.Second},
+	} {
+		bubble(t, c.name, func(t *testing.T) {
+			p := newProvider(t, c.script...)
+			tr := limited(t, p.transport)
+			var by time.Time
+			if c.by > 0 {
+				by = p.start.Add(c.by)
+			}
+			tr.SendBy = func(*http.Request) time.Time { return by }
+			resp, err := retry.NewClient(tr).Do(request(t, "GET", nil))
+			if status, _ := finish(t, resp); status != c.status || (status == 0) != errors.Is(err, errDial) {
+				t.Errorf("status %d, error %v; want %d", status, err, c.status)
+			}
+			if n, took := p.attempts(), time.Since(p.start); n != c.attempts || took != c.took {
+				t.Errorf("%d attempts in %v, want %d in %v", n, took, c.attempts, c.took)
+			}
+		})
+	}
+}
+
 func TestLastError(t *testing.T) {
 	bubble(t, "wrapped", func(t *testing.T) {
 		p := newProvider(t, "dial")
@@ -352,9 +545,12 @@ func TestOwnErrors(t *testing.T) {
 	}{
 		{name: "never", script: []string{"200"}, change: cost(throttle.Cost{"requests": 5000}), want: throttle.ErrNever},
 		{name: "a wrong Cost", script: []string{"200"}, change: cost(throttle.Cost{"tokens": 1})},
-		{name: "banned", script: []string{"429 7200", "200"}, want: throttle.ErrBanned, sent: 1},
-		{name: "deadline", script: []string{"429 3700", "200"}, want: throttle.ErrDeadline, sent: 1, change: func(tr *throttle.Transport) {
-			tr.Limiter, _ = throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(1)}, MaxPause: 2 * time.Hour, MaxWait: time.Hour}, nil)
+		{name: "banned", script: []string{"200"}, want: throttle.ErrBanned, change: func(tr *throttle.Transport) {
+			tr.Limiter, _ = throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, nil)
+			base := roundTripper(func(r *http.Request) (*http.Response, error) { return (&once{script: []int{403}}).RoundTrip(r) })
+			banned := &throttle.Transport{Limiter: tr.Limiter, Base: base, Profile: &answers.Profile{Rules: []answers.Rule{{Status: 403, Kind: answers.Banned}}}}
+			req, _ := http.NewRequest("GET", target, nil)
+			banned.RoundTrip(req)
 		}},
 		{name: "of a Transport below", script: []string{"200"}, want: throttle.ErrQueueFull, change: func(tr *throttle.Transport) {
 			tr.Base = roundTripper(func(*http.Request) (*http.Response, error) { return nil, errBase })
@@ -479,7 +675,7 @@ func TestContext(t *testing.T) {
 		{name: "cancelled while paused", script: "429 5", ends: 2 * time.Second, by: context.Canceled, want: context.Canceled, took: 2 * time.Second},
 		{name: "cancelled on the wire", script: "hang", ends: time.Second, by: context.Canceled, want: context.Canceled, took: time.Second},
 		{name: "deadline before the next attempt", script: "502", ends: 900 * time.Millisecond, by: context.DeadlineExceeded, status: 502},
-		{name: "deadline before the pause ends", script: "429 5", ends: 3 * time.Second, by: context.DeadlineExceeded, want: throttle.ErrDeadline},
+		{name: "deadline before the pause ends", script: "429 5", ends: 3 * time.Second, by: context.DeadlineExceeded, status: 429},
 	} {
 		bubble(t, c.name, func(t *testing.T) {
 			p := newProvider(t, c.script)
