@@ -22,6 +22,12 @@ import (
 // weigh 20. What responses tell of the weight and the orders that are used is believed, for
 // some requests weigh more when they fail, and orders that are filled count no more.
 //
+// A signed request is good for its recvWindow after its timestamp. One that would have to wait
+// longer is refused at once with throttle.ErrDeadline, for Binance would refuse it and count it.
+// That goes by the clock of this machine: where timestamps follow Binance's clock and the two
+// differ, set SendBy to another function or to nil. Requests that are signed below the
+// transport, in its Base, are always fresh.
+//
 // Who goes on after a 429 is banned, for 2 minutes to 3 days: then callers get
 // throttle.ErrBanned with the time it ends.
 func Binance() Provider {
@@ -41,6 +47,7 @@ func Binance() Provider {
 			}
 			return c
 		},
+		SendBy: binanceSendBy,
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
 				{Name: "REQUEST_WEIGHT", Unit: "weight", Authoritative: true, Combined: answers.Field{Header: "X-Mbx-Used-Weight-*", Format: answers.UsedPerWindow}},

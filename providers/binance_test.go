@@ -3,7 +3,10 @@ package providers_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -131,6 +134,98 @@ func TestBinanceRefusals(t *testing.T) {
 				t.Errorf("%v, want ErrBanned", err)
 			}
 		})
+}
+
+// orderForm is an order whose parameters stand in a form.
+func orderForm(t *testing.T, query, form string) *http.Request {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, binance+"order?"+query, strings.NewReader(form))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	return req
+}
+
+func TestBinanceSendBy(t *testing.T) {
+	at := func(millis float64) time.Time { return time.UnixMicro(int64(1_700_000_000_000_000 + millis*1000)) }
+	transport, err := providers.Binance().Transport(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := get(t, "https://example.com/?timestamp=1700000000000")
+	once := orderForm(t, "", "timestamp=1700000000000")
+	once.GetBody = nil
+	for _, test := range []struct {
+		name string
+		req  *http.Request
+		want time.Time
+	}{
+		{"not signed", get(t, binance+"depth?symbol=BTCUSDT"), time.Time{}},
+		{"another host", elsewhere, time.Time{}},
+		{"the default window", get(t, binance+"order?timestamp=1700000000000"), at(5000)},
+		{"a window", get(t, binance+"order?timestamp=1700000000000&recvWindow=100"), at(100)},
+		{"a decimal window", get(t, binance+"order?timestamp=1700000000000&recvWindow=6000.346"), at(6000.346)},
+		{"the longest window", get(t, binance+"order?timestamp=1700000000000&recvWindow=60000"), at(60_000)},
+		{"microseconds", get(t, binance+"order?timestamp=1700000000000123"), at(5000.123)},
+		{"a form", orderForm(t, "", "symbol=BTCUSDT&timestamp=1700000000000&recvWindow=200"), at(200)},
+		{"a query and a form", orderForm(t, "recvWindow=300", "timestamp=1700000000000"), at(300)},
+		{"the query first", orderForm(t, "recvWindow=300&timestamp=1700000000000", "recvWindow=1&timestamp=1"), at(300)},
+		{"a form that can be read but once", once, time.Time{}},
+		{"no number", get(t, binance+"order?timestamp=now"), time.Time{}},
+		{"a negative number", get(t, binance+"order?timestamp=-1"), time.Time{}},
+		{"a window that is no number", get(t, binance+"order?timestamp=1700000000000&recvWindow=long"), time.Time{}},
+	} {
+		if by := transport.SendBy(test.req); !by.Equal(test.want) {
+			t.Errorf("%s: %v, want %v", test.name, by, test.want)
+		}
+		if test.req.Body != nil {
+			if b, _ := io.ReadAll(test.req.Body); int64(len(b)) != test.req.ContentLength {
+				t.Errorf("%s: %d of %d bytes of the body are left", test.name, len(b), test.req.ContentLength)
+			}
+		}
+	}
+}
+
+// Of 200 orders that are signed at once those are sent whose signatures are good at their turn,
+// and the others are refused at once and charged nothing.
+func TestBinanceSignedOrders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := standin.Binance()
+		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+		rt := over(t, providers.Binance(), api)
+		burst := func(n int) (served, late int) {
+			var wg sync.WaitGroup
+			var mu sync.Mutex
+			start := time.Now()
+			for range n {
+				wg.Go(func() {
+					resp, err := rt.RoundTrip(orderForm(t, "", fmt.Sprintf("symbol=BTCUSDT&timestamp=%d", start.UnixMilli())))
+					mu.Lock()
+					defer mu.Unlock()
+					switch took := time.Since(start); {
+					case err == nil:
+						resp.Body.Close()
+						served++
+					case !errors.Is(err, throttle.ErrDeadline) || took != 0:
+						t.Errorf("%v after %v, want ErrDeadline at once", err, took)
+					default:
+						late++
+					}
+				})
+			}
+			wg.Wait()
+			return served, late
+		}
+		if served, late := burst(200); served != 50 || late != 150 {
+			t.Errorf("%d served and %d refused at once, want 50 and 150", served, late)
+		}
+		time.Sleep(20 * time.Second)
+		if served, late := burst(50); served != 50 || late != 0 {
+			t.Errorf("later %d served and %d refused at once, want 50 and none", served, late)
+		}
+		unrefused(t, api, 100)
+	})
 }
 
 // Whoever else uses the address is seen in the used weight of every response.

@@ -28,6 +28,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
@@ -41,6 +42,10 @@ type Provider struct {
 	Cost    func(*http.Request) throttle.Cost // what a request costs, in units that some scope counts in which it counts. If nil, one request
 	Profile answers.Profile                   // what its responses tell
 	Hosts   []string                          // requests to other hosts are not limited; "*.example.com" is all below example.com. If empty, every host is the provider's
+
+	// SendBy returns the latest instant at which a request is worth sending, by the clock of
+	// this machine: the end of its signature. A zero time means no bound. If nil, none.
+	SendBy func(*http.Request) time.Time
 }
 
 // A Scope is one quota that requests count in, or one for each key. Scopes nest: a key
@@ -94,7 +99,16 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	return &throttle.Transport{Route: r.route, Cost: p.Cost, Profile: &p.Profile}, nil
+	t := &throttle.Transport{Route: r.route, Cost: p.Cost, Profile: &p.Profile}
+	if p.SendBy != nil {
+		t.SendBy = func(req *http.Request) (by time.Time) {
+			if r.serves(req.URL.Hostname()) {
+				by = p.SendBy(req)
+			}
+			return by
+		}
+	}
+	return t, nil
 }
 
 // A router finds the quotas of a request.

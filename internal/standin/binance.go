@@ -2,7 +2,9 @@ package standin
 
 import (
 	"fmt"
+	"maps"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 )
@@ -26,7 +28,8 @@ func (w *window) left(now time.Time) int64 {
 
 // Binance is Binance's Spot API, for one address and one account. Who sends before the
 // Retry-After of a 429 is over is banned, for two minutes and then for twice as long each
-// time. Orders with the type MARKET are filled at once, and then count no more.
+// time. Orders with the type MARKET are filled at once, and then count no more. A request with
+// a timestamp, in milliseconds, is refused when its recvWindow is over, and weighs all the same.
 func Binance() *Server {
 	b := &binance{
 		weight: window{limit: 6_000, length: time.Minute}, raw: window{limit: 61_000, length: 5 * time.Minute},
@@ -62,6 +65,10 @@ func (b *binance) decide(c *Call) Reply {
 	}
 	b.weight.used, b.raw.used = b.weight.used+weight, b.raw.used+1
 	r := Reply{Header: map[string]string{"X-MBX-USED-WEIGHT-1M": strconv.FormatInt(b.weight.used, 10)}, Body: `{}`}
+	if binanceExpired(c) {
+		r.Status, r.Refused, r.Body = http.StatusBadRequest, "timestamp", `{"code":-1021,"msg":"Timestamp for this request is outside of the recvWindow."}`
+		return r
+	}
 	if b.orders.left(now) < orders || b.daily.left(now) < orders {
 		r.Status, r.Refused, r.Body = http.StatusTooManyRequests, "orders", `{"code":-1015,"msg":"Too many new orders; current limit is 50 orders per 10 SECOND."}`
 		return r
@@ -79,6 +86,23 @@ func (b *binance) decide(c *Call) Reply {
 // refusal is a reply with a Retry-After.
 func refusal(status int, by string, wait time.Duration, body string) Reply {
 	return Reply{Status: status, Refused: by, Body: body, Header: map[string]string{"Retry-After": strconv.FormatInt(seconds(wait), 10)}}
+}
+
+// binanceExpired reports whether the call came after the end of its recvWindow.
+func binanceExpired(c *Call) bool {
+	all := c.URL.Query()
+	if sent, err := url.ParseQuery(string(c.Body)); err == nil {
+		maps.Copy(all, sent)
+	}
+	signed, err := strconv.ParseInt(all.Get("timestamp"), 10, 64)
+	if err != nil {
+		return false
+	}
+	window, err := strconv.ParseInt(all.Get("recvWindow"), 10, 64)
+	if err != nil {
+		window = 5000
+	}
+	return c.Now.UnixMilli()-signed > window
 }
 
 // binanceCosts is what the calls cost that the tests make.

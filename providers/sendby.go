@@ -1,0 +1,63 @@
+package providers
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/refusal"
+)
+
+// AWSSendBy returns the end of the AWS Signature Version 4 of a request, for
+// [throttle.Transport.SendBy]. A presigned URL is good for X-Amz-Expires seconds after its
+// X-Amz-Date; a request with an X-Amz-Date header, and a URL without X-Amz-Expires, must arrive
+// within five minutes. Amazon S3 accepts a header for fifteen minutes, of which the last ten are
+// not used here. The time of a request with neither is zero.
+//
+// Sources, read on 2026-11-22: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_aws-signing.html
+// and https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html.
+func AWSSendBy(req *http.Request) time.Time {
+	const format, inHeader = "20060102T150405Z", 5 * time.Minute
+	query := req.URL.Query()
+	date, good := query.Get("X-Amz-Date"), inHeader
+	if date == "" {
+		date = req.Header.Get("X-Amz-Date")
+	} else if expires, err := strconv.ParseUint(query.Get("X-Amz-Expires"), 10, 31); err == nil {
+		good = time.Duration(expires) * time.Second
+	}
+	signed, err := time.Parse(format, date)
+	if err != nil {
+		return time.Time{}
+	}
+	return signed.Add(good)
+}
+
+// binanceSendBy returns the end of a signed request: recvWindow, which may be a decimal number
+// of milliseconds and is 5,000 unless the request has it, after its timestamp, which may be in
+// milliseconds or microseconds. A parameter in the query hides that of the form. The time of a
+// request that is not signed, or that Binance would not understand, is zero.
+//
+// Sources: https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/rest-api.md#timing-security
+// and https://developers.binance.com/docs/binance-spot-api-docs/rest-api/request-security, read
+// on 2026-11-22.
+func binanceSendBy(req *http.Request) time.Time {
+	const leastMicros = 100_000_000_000_000 // as milliseconds, the year 5138
+	q := form(req)
+	n, err := strconv.ParseInt(q.Get("timestamp"), 10, 64)
+	if err != nil || n <= 0 {
+		return time.Time{}
+	}
+	signed := time.UnixMilli(n)
+	if n >= leastMicros {
+		signed = time.UnixMicro(n)
+	}
+	window := 5 * time.Second
+	if q.Has("recvWindow") {
+		d, ok := refusal.Seconds(q.Get("recvWindow"))
+		if !ok {
+			return time.Time{}
+		}
+		window = d / 1000
+	}
+	return signed.Add(window)
+}

@@ -1,0 +1,57 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/providers"
+)
+
+func TestAWSSendBy(t *testing.T) {
+	const url = "https://bucket.s3.amazonaws.com/key"
+	signed := time.Date(2026, 11, 22, 4, 0, 0, 0, time.UTC)
+	header := get(t, url)
+	header.Header.Set("X-Amz-Date", "20261122T040000Z")
+	both := get(t, url+"?X-Amz-Date=20261122T040000Z&X-Amz-Expires=60")
+	both.Header.Set("X-Amz-Date", "20261122T035000Z")
+	wrong := get(t, url)
+	wrong.Header.Set("X-Amz-Date", signed.Format(http.TimeFormat))
+	for _, test := range []struct {
+		name string
+		req  *http.Request
+		want time.Time
+	}{
+		{"not signed", get(t, url), time.Time{}},
+		{"a header", header, signed.Add(5 * time.Minute)},
+		{"a URL", get(t, url+"?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date=20261122T040000Z&X-Amz-Expires=86400"), signed.Add(24 * time.Hour)},
+		{"a URL that does not say for how long", get(t, url+"?X-Amz-Date=20261122T040000Z"), signed.Add(5 * time.Minute)},
+		{"a URL and a header", both, signed.Add(time.Minute)},
+		{"a date of another form", wrong, time.Time{}},
+		{"no number", get(t, url+"?X-Amz-Date=20261122T040000Z&X-Amz-Expires=-1"), signed.Add(5 * time.Minute)},
+		{"more seconds than a Duration holds", get(t, url+"?X-Amz-Date=20261122T040000Z&X-Amz-Expires=99999999999999"), signed.Add(5 * time.Minute)},
+	} {
+		if by := providers.AWSSendBy(test.req); !by.Equal(test.want) {
+			t.Errorf("%s: %v, want %v", test.name, by, test.want)
+		}
+	}
+}
+
+func ExampleAWSSendBy() {
+	lim, err := throttle.New(throttle.Policy{Name: "s3", Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	transport := &throttle.Transport{Limiter: lim, SendBy: providers.AWSSendBy}
+
+	req, err := http.NewRequest(http.MethodGet, "https://bucket.s3.amazonaws.com/key?X-Amz-Date=20261122T040000Z&X-Amz-Expires=60", nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println("not sent after", transport.SendBy(req))
+	// Output: not sent after 2026-11-22 04:01:00 +0000 UTC
+}
