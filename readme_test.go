@@ -11,15 +11,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/apithrottle/throttle"
-	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/providers"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// The code of the README, as it stands there.
+// The code of the README, as it stands there, but for that of a fleet, which needs a client of
+// Redis: it stands in internal/integration.
 func Example() {
 	provider := throttletest.NewProvider(throttle.PerSecond(5), throttle.PerHour(10000))
 	defer provider.Close()
@@ -43,11 +41,8 @@ func Example() {
 	fmt.Println(beforeBatch(context.Background(), lim))
 	fmt.Println(forGitHub())
 	_ = inMoney(context.Background())
-	_, err = forFleet(throttle.Policy{Name: "coinbase", Tiers: []throttle.Tier{throttle.PerSecond(5)}})
-	fmt.Println(err)
 	// Output:
 	// 200 OK
-	// <nil>
 	// <nil>
 	// <nil>
 }
@@ -76,12 +71,6 @@ func inMoney(ctx context.Context) context.Context {
 	return ctx
 }
 
-func forFleet(policy throttle.Policy) (*throttle.Limiter, error) {
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
-	lim, err := throttle.New(policy, distributed.New(rdb, distributed.Options{}))
-	return lim, err
-}
-
 func beforeBatch(ctx context.Context, lim *throttle.Limiter) error {
 	if err := lim.Wait(ctx); err != nil {
 		return err // the context's own error, or a *throttle.WaitError
@@ -89,15 +78,20 @@ func beforeBatch(ctx context.Context, lim *throttle.Limiter) error {
 	return nil
 }
 
-// TestReadme finds every Go block of the README in this file, where it compiles and runs.
+// TestReadme finds every Go block of the README in this file or in that of internal/integration,
+// where it compiles and runs.
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := os.ReadFile("readme_test.go")
-	if err != nil {
-		t.Fatal(err)
+	var source []byte
+	for _, file := range []string{"readme_test.go", "internal/integration/readme_test.go"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source = append(source, text...)
 	}
 	blocks := strings.Split(string(readme), "```go\n")[1:]
 	if len(blocks) < 2 {

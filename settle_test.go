@@ -5,145 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
-
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/distributed"
-	"github.com/apithrottle/throttle/throttletest"
 )
 
-// A model is an API that counts tokens, of which a request says how many it will take;
-// the client doesn't look at that, and learns it from the answer.
-type model struct{ api *throttletest.Provider }
-
-func newModel(tokens throttle.Tier, hold func() time.Duration) model {
-	m := model{throttletest.New(tokens)}
-	m.api.Hold = hold
-	m.api.Delay = uniform(5*time.Millisecond, 50*time.Millisecond)
-	m.api.Cost = func(r *http.Request) map[string]int64 {
-		n, _ := strconv.ParseInt(r.Header.Get("X-Tokens"), 10, 64)
-		return map[string]int64{"tokens": n}
-	}
-	return m
-}
-
-func (m model) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := m.api.RoundTrip(r)
-	if err == nil && resp.StatusCode == 200 {
-		resp.Body.Close()
-		resp.Header.Set("Content-Type", "application/json")
-		resp.Body = io.NopCloser(strings.NewReader(`{"usage": {"total_tokens": ` + r.Header.Get("X-Tokens") + `}}`))
-	}
-	return resp, err
-}
-
-// tokens is how many were accepted.
-func (m model) tokens() (n int64) {
-	for _, a := range m.api.Arrivals() {
-		if a.Accepted {
-			n += a.Cost["tokens"]
-		}
-	}
-	return n
-}
-
 var totalTokens = &answers.Profile{Charges: []answers.Charge{{Unit: "tokens", Field: answers.Field{Path: "usage.total_tokens"}}}}
-
-// twice is a client whose estimates are two times too high.
-func twice(m model, lim *throttle.Limiter) *http.Client {
-	return &http.Client{Transport: &throttle.Transport{
-		Base: m, Limiter: lim, Profile: totalTokens,
-		Cost: func(r *http.Request) throttle.Cost {
-			n, _ := strconv.ParseInt(r.Header.Get("X-Tokens"), 10, 64)
-			return throttle.Cost{"tokens": 2 * n}
-		},
-	}}
-}
-
-// complete sends requests of 50 to 2,050 tokens until the time is over.
-func complete(ctx context.Context, client *http.Client, callers int) {
-	var wg sync.WaitGroup
-	for range callers {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				req, _ := http.NewRequestWithContext(ctx, "POST", "http://model.test/", nil)
-				req.Header.Set("X-Tokens", strconv.Itoa(50+rand.IntN(2000)))
-				resp, err := client.Do(req)
-				if err != nil {
-					return
-				}
-				_, _ = io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// Estimates that are two times too high leave nothing of the limit unused, and what
-// answers say later is never more than the provider has.
-func TestEstimatesTwiceTooHigh(t *testing.T) {
-	tier := throttle.Tier{Limit: 90_000, Window: time.Minute, Algorithm: throttle.TokenBucket, Unit: "tokens"}
-	for _, algorithm := range []throttle.Algorithm{throttle.TokenBucket, throttle.FixedWindow} {
-		synctest.Test(t, func(t *testing.T) {
-			tier := tier
-			tier.Algorithm = algorithm
-			m := newModel(tier, uniform(500*time.Millisecond, 3*time.Second))
-			tier.Estimated = true
-			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{tier}}, nil)
-			const minutes = 30
-			ctx, cancel := context.WithTimeout(t.Context(), minutes*time.Minute)
-			defer cancel()
-			complete(ctx, twice(m, lim), 64)
-			got, possible := m.tokens(), tier.Limit*minutes
-			if algorithm == throttle.TokenBucket {
-				possible += tier.Limit // it begins full
-			}
-			t.Logf("%v: %d of %d tokens, %.3f; %d refused", algorithm, got, possible, float64(got)/float64(possible), m.api.Summary().Refused)
-			if m.api.Summary().Refused > 0 || float64(got) < 0.95*float64(possible) {
-				t.Errorf("%v: %d of %d tokens, %d refused", algorithm, got, possible, m.api.Summary().Refused)
-			}
-		})
-	}
-}
-
-// In a fleet what is estimated is leased, and settled with the calls that follow.
-func TestEstimatesOfAFleet(t *testing.T) {
-	server := miniredis.RunT(t)
-	tier := throttle.Tier{Limit: 20_000, Window: time.Second, Algorithm: throttle.TokenBucket, Unit: "tokens"}
-	m := newModel(tier, uniform(20*time.Millisecond, 60*time.Millisecond))
-	tier.Estimated = true
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
-	defer cancel()
-	var wg sync.WaitGroup
-	for range 2 {
-		rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
-		defer rdb.Close()
-		policy := throttle.Policy{Name: "model", Tiers: []throttle.Tier{tier}, Guard: 500 * time.Millisecond} // a busy machine may be late
-		client := twice(m, mustNew(t, policy, distributed.New(rdb, distributed.Options{})))
-		wg.Go(func() { complete(ctx, client, 16) })
-	}
-	wg.Wait()
-	possible := tier.Limit * 5
-	t.Logf("%d of %d tokens, %d refused", m.tokens(), possible, m.api.Summary().Refused)
-	if m.api.Summary().Refused > 0 || m.tokens() < possible/2 { // the machine may be busy
-		t.Errorf("%d of %d tokens, %d refused", m.tokens(), possible, m.api.Summary().Refused)
-	}
-}
 
 func estimating(t *testing.T, n int64) *throttle.Limiter {
 	t.Helper()
