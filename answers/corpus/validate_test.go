@@ -1,4 +1,4 @@
-package answers_test
+package corpus_test
 
 import (
 	"strings"

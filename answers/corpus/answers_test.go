@@ -1,4 +1,7 @@
-package answers_test
+// Package corpus_test tests package answers, and answers/drafts with it, against what providers
+// document and were seen to send: testdata. It stands beside them, because "go mod tidy" would
+// record what drafts imports for every program that imports answers.
+package corpus_test
 
 import (
 	"bytes"

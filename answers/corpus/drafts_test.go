@@ -1,4 +1,4 @@
-package answers_test
+package corpus_test
 
 import (
 	"os/exec"
@@ -85,7 +85,7 @@ func TestMostReadings(t *testing.T) {
 // TestLinks: the structured fields are in a package of their own, so that the others of
 // this module's users link nothing for them.
 func TestLinks(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").CombinedOutput()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", "..").CombinedOutput()
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, out)
 	}
