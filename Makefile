@@ -9,7 +9,7 @@ FUZZTIME ?= 30s
 
 STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 
-.PHONY: all test redis lint bench fidelity laws fuzz example
+.PHONY: all test redis lint bench fidelity laws fuzz example suites
 
 all: lint test
 
@@ -61,6 +61,12 @@ fuzz:
 			go test -run '^$$' -fuzz "^$$test\$$" -fuzztime $(FUZZTIME) $$package; \
 		done; \
 	done
+
+# suites runs the test suites of other people's packages over a Transport: "quick" ones, which
+# take a minute, "all", or names such as httputil,connect.
+SUITES ?= all
+suites:
+	cd suites && go vet ./... && go test -v -count=1 -timeout 30m . -args -suites=$(SUITES)
 
 # example sends a batch to a copy of a provider that runs in the same process.
 example:
