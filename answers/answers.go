@@ -15,6 +15,12 @@
 //	}}}
 //	answer := github.Read(answers.Response{Status: 200, Header: resp.Header, Sent: sent, Got: time.Now()})
 //
+// Where [Profile.Peeks] reports true, a throttle.Transport reads the beginning of the body, 16 KB
+// at most, before it returns the response. A profile that looks into the bodies of successes
+// therefore holds back a stream whose Content-Type is not text/event-stream until so much has
+// come, and Response.Trailer is filled early where the body ends within it. Rules for a
+// status of refusals hold back those alone.
+//
 // What the request cost may stand in the body only, at its end: a [Meter] reads it there
 // while the caller reads the body. The structured fields of the IETF's drafts are read by
 // package drafts, whose parser isn't of the standard library.

@@ -11,7 +11,9 @@
 //
 // A refusal for lack of quota, that is a 429, or a 503 with a Retry-After, or what else
 // the transport's Profile takes for one: always, for the provider did nothing with the
-// request. So is a request that had no connection to leave by.
+// request. So is a request of which nothing was written, such as one whose connection was
+// refused. A Retry-After of 0 has one request try at once; only if that is refused too does
+// the pause grow.
 //
 // Other failures, that is a lost connection, an AttemptTimeout, or a status of 500 and
 // more except 501: only if twice does no more than once, as with GET, HEAD, OPTIONS,
@@ -36,7 +38,7 @@
 // 64 KB. A longer one is lost, and the caller receives the limiter's error.
 //
 // Every attempt sends the same bytes. What must be fresh in each, such as a signature with a
-// date or a token that expires, belongs inside the transport, as its Base.
+// date or a token that expires, belongs inside the transport, as its Base: see docs/ordering.md.
 package retry
 
 import (
