@@ -30,8 +30,8 @@ type suite struct {
 	// http.Client. A suite that takes it for an *http.Transport can't have that.
 	direct bool
 
-	// often are tests that a fault makes fail now and then only. They are run 300 times.
-	often map[string]bool
+	// often are tests that a fault makes fail now and then only, and how many times to run them.
+	often map[string]int
 
 	// differs has a reason for each test that may fail with the hook alone.
 	differs map[string]string
@@ -40,7 +40,7 @@ type suite struct {
 var suites = []suite{
 	{
 		name: "httputil", packages: []string{"net/http/httputil"}, quick: true, direct: true,
-		often: map[string]bool{"net/http/httputil TestReverseProxyWebSocketHalfTCP": true},
+		often: map[string]int{"net/http/httputil TestReverseProxyWebSocketHalfTCP": 300},
 		differs: map[string]string{
 			"TestReverseProxyCancellation": "http.Transport.CancelRequest, which is deprecated, finds a request by its address, and the base got a copy",
 		},
@@ -48,7 +48,7 @@ var suites = []suite{
 	{name: "go-github", module: "github.com/google/go-github/v74", packages: []string{"github.com/google/go-github/v74/github"}, quick: true},
 	{name: "oauth2", module: "golang.org/x/oauth2", packages: []string{"golang.org/x/oauth2", "golang.org/x/oauth2/clientcredentials", "golang.org/x/oauth2/jwt"}, quick: true},
 	{name: "connect", module: "connectrpc.com/connect", packages: []string{"connectrpc.com/connect"}},
-	{name: "websocket", module: "github.com/coder/websocket", packages: []string{"github.com/coder/websocket"}},
+	{name: "websocket", module: "github.com/coder/websocket", packages: []string{"github.com/coder/websocket"}, often: map[string]int{"github.com/coder/websocket TestConn": 10}},
 }
 
 func TestSuites(t *testing.T) {
@@ -81,8 +81,9 @@ func (s suite) run(t *testing.T) {
 	if len(failed) > 0 {
 		blame(t, bare.test(t, failed, 1), h.test(t, failed, 3))
 	}
-	if len(s.often) > 0 {
-		blame(t, bare.test(t, s.often, 300), h.test(t, s.often, 300))
+	for name, times := range s.often {
+		only := map[string]bool{name: true}
+		blame(t, bare.test(t, only, times), h.test(t, only, times))
 	}
 	sent, err := os.Stat(h.count)
 	if err != nil || sent.Size() == 0 {
