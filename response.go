@@ -2,10 +2,8 @@ package throttle
 
 import (
 	"context"
-	"errors"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"sync"
@@ -13,44 +11,36 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/delivery"
 	"github.com/apithrottle/throttle/internal/verdict"
 	"github.com/apithrottle/throttle/store"
 )
 
-// A delivery is what net/http reports of a request in flight.
-type delivery struct {
-	connects, writes, expired atomic.Bool
-	timer                     *time.Timer        // of SendBy; nil if there is none
-	cancel                    context.CancelFunc // of the attempt until SendBy
+// An attemptTrace is what the base reports of a request in flight, and the end of an attempt of
+// which nothing was written by SendBy.
+type attemptTrace struct {
+	delivery.Delivery
+	expired atomic.Bool
+	timer   *time.Timer        // of SendBy; nil if there is none
+	cancel  context.CancelFunc // of the attempt until SendBy
 }
 
-// unsent reports whether nothing of a request that failed was written. Where the base
-// reports its connections only that decides: net/http may dial again for a request that a
-// broken connection has carried already. Another base may report a failed dial; and without
-// a trace nothing is known.
-func (d *delivery) unsent(err error) bool {
-	if d == nil {
-		return false
-	}
-	if d.connects.Load() {
-		return !d.writes.Load()
-	}
-	var op *net.OpError
-	return !d.writes.Load() && errors.As(err, &op) && op.Op == "dial"
-}
+// unsent reports whether nothing of a request that failed was written. Without a trace
+// nothing is known.
+func (d *attemptTrace) unsent(err error) bool { return d != nil && d.Unsent(err) }
 
 // late reports whether the attempt was ended because SendBy had passed.
-func (d *delivery) late() bool { return d != nil && d.expired.Load() }
+func (d *attemptTrace) late() bool { return d != nil && d.expired.Load() }
 
 // expire ends an attempt of which nothing was written by SendBy.
-func (d *delivery) expire() {
-	if d.connects.Load() && !d.writes.Load() {
+func (d *attemptTrace) expire() {
+	if d.Connecting() {
 		d.expired.Store(true)
 		d.cancel()
 	}
 }
 
-func (d *delivery) stop() {
+func (d *attemptTrace) stop() {
 	if d.timer != nil {
 		d.timer.Stop()
 	}
@@ -58,22 +48,19 @@ func (d *delivery) stop() {
 
 // trace has net/http report what becomes of an admitted request. Where nobody can call
 // it off and the base is not net/http's own, it costs more than it brings.
-func (a *attempt) trace(req *http.Request) (*http.Request, *delivery) {
+func (a *attempt) trace(req *http.Request) (*http.Request, *attemptTrace) {
 	_, std := a.transport.base().(*http.Transport)
 	if !a.charged() || !std && req.Context().Done() == nil && a.journey.network == nil && a.sendBy.IsZero() {
 		return req, nil
 	}
-	d, j := new(delivery), a.journey
-	ctx := httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
-		GetConn: func(string) { d.connects.Store(true) },
-		GotConn: func(c httptrace.GotConnInfo) {
-			if !c.Reused {
-				j.connected()
-			}
-		},
-		WroteHeaderField: func(string, []string) { d.writes.Store(true) },
-		WroteHeaders:     func() { d.writes.Store(true) },
-	})
+	d, j := new(attemptTrace), a.journey
+	hooks := d.Trace()
+	hooks.GotConn = func(c httptrace.GotConnInfo) {
+		if !c.Reused {
+			j.connected()
+		}
+	}
+	ctx := httptrace.WithClientTrace(req.Context(), hooks)
 	if !a.sendBy.IsZero() {
 		ctx, d.cancel = context.WithCancel(ctx)
 		if end := a.cancel; end != nil {

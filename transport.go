@@ -192,7 +192,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 
 // failed ends an attempt without a response. Where the base says that nothing was
 // written it is refunded.
-func (a *attempt) failed(err error, d *delivery) error {
+func (a *attempt) failed(err error, d *attemptTrace) error {
 	if d.unsent(err) {
 		if a.cancel != nil {
 			a.cancel()

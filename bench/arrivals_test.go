@@ -54,7 +54,7 @@ type ledger struct {
 type booking struct {
 	process int
 	asked   time.Time
-	ahead   *store.Ahead
+	ahead   *store.Reservation
 }
 
 // inTime is the part of the bookings that were asked for when the news of the one
@@ -86,23 +86,23 @@ func (s *spying) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &spied{Quota: q, Booker: q.(store.Booker), spying: s}, nil
+	return &spied{Quota: q, Reserver: q.(store.Reserver), spying: s}, nil
 }
 
 type spied struct {
 	store.Quota
-	store.Booker
+	store.Reserver
 	*spying
 }
 
-func (s *spied) Book(behind *store.Ahead, requests []store.Request, done func([]store.Booking, error)) {
+func (s *spied) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 	asked := time.Now()
-	s.Booker.Book(behind, requests, func(got []store.Booking, err error) {
+	s.Reserver.Reserve(behind, requests, func(got []store.Decision, err error) {
 		s.ledger.mu.Lock()
 		s.ledger.calls[s.process] = append(s.ledger.calls[s.process], asked)
 		for _, b := range got {
 			if b.Verdict == store.Admitted {
-				s.ledger.bookings = append(s.ledger.bookings, booking{s.process, asked, b.Ahead})
+				s.ledger.bookings = append(s.ledger.bookings, booking{s.process, asked, b.Reservation})
 			}
 		}
 		s.ledger.mu.Unlock()

@@ -251,12 +251,12 @@ func BenchmarkRedisScript(b *testing.B) {
 			}
 			requests := make([]store.Request, n)
 			for i := range requests {
-				requests[i] = store.Request{Cost: []int64{1}, Patience: &store.Patience{Within: store.Forever}}
+				requests[i] = store.Request{Cost: []int64{1}, WaitSpec: &store.WaitSpec{MaxWait: store.Forever}}
 			}
 			done := make(chan error)
 			reset(b, rdb)
 			for b.Loop() {
-				quota.(store.Booker).Book(nil, requests, func(_ []store.Booking, err error) { done <- err })
+				quota.(store.Reserver).Reserve(nil, requests, func(_ []store.Decision, err error) { done <- err })
 				if err := <-done; err != nil {
 					b.Fatal(err)
 				}

@@ -130,19 +130,19 @@ func (c *counting) Open(key string, plan *algorithms.Plan) (store.Quota, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &countingQuota{q, q.(store.Booker), q.(store.Forecaster), c.useful}, nil
+	return &countingQuota{q, q.(store.Reserver), q.(store.Forecaster), c.useful}, nil
 }
 
 type countingQuota struct {
 	store.Quota
-	store.Booker
+	store.Reserver
 	store.Forecaster
 	useful *atomic.Int64
 }
 
-func (q *countingQuota) Book(behind *store.Ahead, requests []store.Request, done func([]store.Booking, error)) {
-	q.Booker.Book(behind, requests, func(got []store.Booking, err error) {
-		if slices.ContainsFunc(got, func(b store.Booking) bool { return b.Verdict == store.Admitted }) {
+func (q *countingQuota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+	q.Reserver.Reserve(behind, requests, func(got []store.Decision, err error) {
+		if slices.ContainsFunc(got, func(b store.Decision) bool { return b.Verdict == store.Admitted }) {
 			q.useful.Add(1)
 		}
 		done(got, err)

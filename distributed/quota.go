@@ -65,7 +65,7 @@ type state struct {
 
 var (
 	_ store.Quota      = (*quota)(nil)
-	_ store.Reserver     = (*quota)(nil)
+	_ store.Reserver   = (*quota)(nil)
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Observer   = (*quota)(nil)
 )

@@ -20,6 +20,9 @@ func (d *Delivery) Trace() *httptrace.ClientTrace {
 	}
 }
 
+// Connecting reports whether the request looks for a connection, and nothing was written.
+func (d *Delivery) Connecting() bool { return d.connects.Load() && !d.writes.Load() }
+
 // Unsent reports whether nothing of a request that failed with err was written. Where the
 // round tripper supports httptrace, as net/http does, the trace decides. Another one may have
 // written the request, unless its error is that of a dial.
