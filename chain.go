@@ -58,19 +58,19 @@ func (l *Limiter) handle() *Limiter {
 }
 
 // admitThrough admits a request in this scope and in all around it.
-func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand) (a admitted, err error) {
+func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand, a *admitted) error {
 	if err := ctx.Err(); err != nil {
-		return a, err
+		return err
 	}
-	giveUp, err := s.giveUp(t, d)
+	giveUp, err := s.giveUp(t, &d)
 	if err != nil {
-		return a, err
+		return err
 	}
-	if a, _, err = l.tryThrough(ctx, s, t, d); err != nil || a.scope != nil {
-		return a, err
+	if _, err = l.tryThrough(ctx, s, t, d, a); err != nil || a.charged() {
+		return err
 	}
-	if err := l.outer.foresee(ctx, d, giveUp); err != nil {
-		return a, err
+	if err := l.outer.foresee(ctx, &d, giveUp); err != nil {
+		return err
 	}
 	var outer []charge
 	a.charge, err = l.own.wait(ctx, s, waitRequest{
@@ -84,36 +84,35 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand
 		},
 	})
 	a.outer = outer
-	return a, err
+	return err
 }
 
-// tryThrough asks for an admission that needs no waiting in any scope. Without one the
-// decision says why, unless somebody else waits.
-func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand) (a admitted, decision store.Decision, err error) {
-	decision = store.Decision{Tier: -1, Wait: forever}
-	cost, err := t.compile(d)
+// tryThrough asks for an admission that needs no waiting in any scope. Without one nothing
+// is charged, and the decision says why unless somebody else waits.
+func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand, a *admitted) (store.Decision, error) {
+	cost, err := t.compile(&d)
 	if err != nil || l.own.len() > 0 && !t.isFree(cost) {
-		return a, decision, err
+		return store.Decision{Tier: -1, Wait: forever}, err
 	}
 	r := store.Request{Cost: cost, Held: d.held, Guard: l.guard(t), WaitSpec: t.fresh(ctx)}
-	decision, charges, err := l.step(ctx, t, r, d, func() (admitted, error) {
-		a, _, err := l.outer.tryNow(ctx, d.hold())
-		return a, err
+	decision, charges, err := l.step(ctx, t, r, d, func(around *admitted) error {
+		_, err := l.outer.tryNow(ctx, d.hold(), around)
+		return err
 	})
 	var outer *queue.Final
 	switch {
 	case errors.As(err, &outer):
-		return a, decision, outer.Err
+		return decision, outer.Err
 	case errors.Is(err, ErrUnavailable) && !d.now:
-		return a, decision, nil // the queue waits for the store
+		return decision, nil // the queue waits for the store
 	case err != nil:
-		return a, decision, t.explain(err)
+		return decision, t.explain(err)
 	case decision.Verdict == store.Closed || decision.Verdict == store.Exhausted:
-		return a, decision, t.refused(decision)
-	case decision.Verdict != store.Admitted:
-		return a, decision, nil
+		return decision, t.refused(decision)
+	case decision.Verdict == store.Admitted:
+		a.charge, a.outer = charge{s, t, decision, cost}, charges
 	}
-	return admitted{charge: charge{s, t, decision, cost}, outer: charges}, decision, nil
+	return decision, nil
 }
 
 // ask is how the first caller in the queue of a nested Limiter asks: it waits in the
@@ -124,8 +123,8 @@ func (l *Limiter) ask(ctx context.Context, s *scope, r store.Request, d demand) 
 		limited, cancel = context.WithTimeout(ctx, r.MaxWait)
 	}
 	defer cancel()
-	decision, outer, err := l.step(limited, s.terms.Load(), r, d, func() (admitted, error) {
-		return l.outer.admit(limited, d.hold())
+	decision, outer, err := l.step(limited, s.terms.Load(), r, d, func(around *admitted) error {
+		return l.outer.admit(limited, d.hold(), around)
 	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		return store.Decision{Tier: -1}, nil, nil // the queue finds that it is late
@@ -135,7 +134,7 @@ func (l *Limiter) ask(ctx context.Context, s *scope, r store.Request, d demand) 
 
 // step asks whether this scope is ready, has the outer ones charged, and then charges
 // this one. Where somebody else was faster, the outer ones are refunded.
-func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand, chargeOuter func() (admitted, error)) (store.Decision, []charge, error) {
+func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand, chargeOuter func(*admitted) error) (store.Decision, []charge, error) {
 	dry := r
 	dry.WaitSpec = &store.WaitSpec{DryRun: true}
 	if r.WaitSpec != nil {
@@ -145,11 +144,11 @@ func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand,
 	if err != nil || decision.Verdict != store.Ready {
 		return decision, nil, err
 	}
-	around, err := chargeOuter()
-	if err != nil {
+	var around admitted
+	if err := chargeOuter(&around); err != nil {
 		return store.Decision{}, nil, &queue.Final{Err: err}
 	}
-	if around.scope == nil {
+	if !around.charged() {
 		return store.Decision{Tier: -1, Wait: forever}, nil, nil
 	}
 	decision, err = t.quota.TryAcquire(ctx, r)
@@ -176,7 +175,7 @@ func (d demand) hold() demand {
 }
 
 // foresee refuses at once what no wait in the outer scopes admits in time.
-func (l *Limiter) foresee(ctx context.Context, d demand, giveUp time.Time) error {
+func (l *Limiter) foresee(ctx context.Context, d *demand, giveUp time.Time) error {
 	if deadline, ok := ctx.Deadline(); ok && (giveUp.IsZero() || deadline.Before(giveUp)) {
 		giveUp = deadline
 	}
@@ -194,7 +193,7 @@ func (l *Limiter) foresee(ctx context.Context, d demand, giveUp time.Time) error
 	return nil
 }
 
-func (s *scope) foresee(ctx context.Context, d demand, giveUp time.Time) error {
+func (s *scope) foresee(ctx context.Context, d *demand, giveUp time.Time) error {
 	t := s.terms.Load()
 	cost, err := t.compile(d)
 	if err != nil {

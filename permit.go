@@ -164,6 +164,13 @@ const (
 	settled                     // what it cost is known
 )
 
+// start begins what the Permit reports.
+func (p *Permit) start() *Permit {
+	p.leave()
+	p.journey = p.network().start()
+	return p
+}
+
 // first sets a mark and reports whether it was not set before.
 func (p *Permit) first(mark uint32) bool {
 	return p != nil && p.charged() && p.state.Or(mark)&mark == 0

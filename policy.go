@@ -293,6 +293,7 @@ type compiled struct {
 	estimates  bool // some unit is estimated
 	concurrent bool // some tier limits what is open at once
 	auto       bool // the guard is learned
+	plain      bool // a request needs nothing but a place: see Limiter.tryOne
 }
 
 func compile(p Policy) (*compiled, error) {
@@ -309,6 +310,7 @@ func compile(p Policy) (*compiled, error) {
 		c.most = plan.Most()
 	}
 	c.one = c.requests(1)
+	c.plain = c.counts && !c.concurrent && !c.auto && p.Alert == nil
 	if p.Headroom > 0 {
 		c.yields = &store.WaitSpec{YieldFor: p.ageing(), Headroom: int64(p.Headroom)}
 	}
@@ -363,7 +365,7 @@ func (c *compiled) requests(n int64) []int64 {
 
 // compile returns what a demand costs, in the order of the plan's units, without those
 // that other scopes count. It refuses what no wait admits.
-func (c *compiled) compile(d demand) ([]int64, error) {
+func (c *compiled) compile(d *demand) ([]int64, error) {
 	if d.cost == nil && d.n == 1 {
 		return c.one, nil // every tier admits one
 	}

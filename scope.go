@@ -51,7 +51,7 @@ func openScope(c *compiled, s Store, key string) (*scope, error) {
 	}
 	if _, ok := q.(store.Reserver); ok != c.reserves { // as all quotas of a store do
 		own := *c
-		own.reserves = ok
+		own.reserves, own.plain = ok, c.plain && !ok
 		c = &own
 	}
 	scope := new(scope)
@@ -82,22 +82,6 @@ type charge struct {
 	cost     []int64
 }
 
-// try asks for an admission that needs no waiting, and reports whether that is decided:
-// not if the request has to wait.
-func (s *scope) try(ctx context.Context, t *terms, r store.Request) (d store.Decision, decided bool, err error) {
-	r.WaitSpec = t.fresh(ctx)
-	d, err = t.quota.TryAcquire(ctx, r)
-	switch {
-	case err != nil:
-		return d, false, err
-	case d.Verdict == store.Admitted:
-		return d, true, nil
-	case d.Verdict == store.Closed || d.Verdict == store.Exhausted:
-		return d, true, t.refused(d)
-	}
-	return d, false, nil
-}
-
 // fresh returns how a request that has just come waits.
 func (t *terms) fresh(ctx context.Context) *store.WaitSpec {
 	if t.yields != nil && classOf(ctx) == Batch {
@@ -114,42 +98,48 @@ func (s *scope) passes(t *terms, l *line, cost []int64, now bool) bool {
 }
 
 // admit admits a request in this scope alone, and waits if it must.
-func (s *scope) admit(ctx context.Context, t *terms, d demand) (charge, error) {
+func (s *scope) admit(ctx context.Context, t *terms, d *demand, c *charge) error {
 	if err := ctx.Err(); err != nil {
-		return charge{}, err
+		return err
 	}
-	giveUp, err := s.giveUp(t, d)
-	if err != nil {
-		return charge{}, err
+	var giveUp time.Time
+	if t.policy.MaxWait > 0 || !d.sendBy.IsZero() {
+		var err error
+		if giveUp, err = s.giveUp(t, d); err != nil {
+			return err
+		}
 	}
-	if c, _, err := s.tryNow(ctx, t, d); err != nil || c.scope != nil {
-		return c, err
+	if _, err := s.tryNow(ctx, t, d, c); err != nil || c.scope != nil {
+		return err
 	}
-	return s.line.wait(ctx, s, waitRequest{demand: d, giveUp: giveUp, guard: s.guard, config: s.config})
+	var err error
+	*c, err = s.line.wait(ctx, s, waitRequest{demand: *d, giveUp: giveUp, guard: s.guard, config: s.config})
+	return err
 }
 
-// tryNow admits a request if it need not wait. If it must, the scope of the charge is
-// nil, and the decision says why unless somebody else waits.
-func (s *scope) tryNow(ctx context.Context, t *terms, d demand) (charge, store.Decision, error) {
-	decision := store.Decision{Tier: -1, Wait: forever}
+// tryNow admits a request if it need not wait. If it must, nothing is charged, and the
+// decision says why unless somebody else waits.
+func (s *scope) tryNow(ctx context.Context, t *terms, d *demand, c *charge) (store.Decision, error) {
 	cost, err := t.compile(d)
 	if err != nil || !s.passes(t, &s.line, cost, d.now) {
-		return charge{}, decision, err
+		return store.Decision{Tier: -1, Wait: forever}, err
 	}
-	r := store.Request{Cost: cost, Held: d.held, Guard: s.guard(t)}
+	r := store.Request{Cost: cost, Held: d.held, Guard: s.guard(t), WaitSpec: t.fresh(ctx)}
 	if d.refundable && r.Guard == 0 && t.plan.Guard() == 0 && !t.reserves {
 		r.Guard = refundable
 	}
-	decision, decided, err := s.try(ctx, t, r)
+	decision, err := t.quota.TryAcquire(ctx, r)
 	switch {
-	case !decided && errors.Is(err, ErrUnavailable) && !d.now:
-		return charge{}, decision, nil // the queue waits for the store
+	case errors.Is(err, ErrUnavailable) && !d.now:
+		return decision, nil // the queue waits for the store
 	case err != nil:
-		return charge{}, decision, t.explain(err)
-	case !decided:
-		return charge{}, decision, nil
+		return decision, t.explain(err)
+	case decision.Verdict == store.Closed || decision.Verdict == store.Exhausted:
+		return decision, t.refused(decision)
+	case decision.Verdict == store.Admitted:
+		c.scope, c.terms, c.decision, c.cost = s, t, decision, cost
 	}
-	return charge{s, t, decision, cost}, decision, nil
+	return decision, nil
 }
 
 // refundable is how long a charge of an outer scope can be given back where a request
@@ -159,7 +149,7 @@ const refundable = time.Second
 
 // giveUp returns when a request is no longer worth waiting for, zero if never. Its wait
 // for anything else begins now.
-func (s *scope) giveUp(t *terms, d demand) (at time.Time, err error) {
+func (s *scope) giveUp(t *terms, d *demand) (at time.Time, err error) {
 	if t.policy.MaxWait > 0 {
 		at = time.Now().Add(t.policy.MaxWait)
 	}
@@ -232,7 +222,7 @@ func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error
 	join, rejoins, came := (*queue.Queue).Wait, false, time.Now()
 	for {
 		q, t, version := l.under(s, w.config)
-		cost, err := t.compile(w.demand)
+		cost, err := t.compile(&w.demand)
 		if t.closed {
 			err = t.refuse(ErrClosed, -1, 0)
 		}
@@ -319,7 +309,9 @@ func (s *scope) close() {
 	s.mu.Lock()
 	t := *s.terms.Load()
 	was := t.closed
-	t.closed = true
+	closed := *t.compiled
+	closed.plain = false
+	t.compiled, t.closed = &closed, true
 	s.terms.Store(&t)
 	s.mu.Unlock()
 	if was {
@@ -363,7 +355,7 @@ func (s *scope) longestWay(t *terms) time.Duration {
 // forecast returns how long a request would wait that came now.
 func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) {
 	t := s.terms.Load()
-	cost, err := t.compile(d)
+	cost, err := t.compile(&d)
 	if err != nil {
 		return f, err
 	}

@@ -130,7 +130,7 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 		d.sendBy = a.sendBy
 	}
 	ctx := req.Context()
-	if a.admitted, err = l.admit(ctx, d); err != nil {
+	if err = l.admit(ctx, d, &a.admitted); err != nil {
 		return err
 	}
 	if err = ctx.Err(); err != nil {

@@ -80,7 +80,27 @@ func (l *Limiter) enter() (*scope, error) {
 func (l *Limiter) terms() *terms { return l.scope.Load().terms.Load() }
 
 // Wait blocks until one request may be sent.
-func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
+func (l *Limiter) Wait(ctx context.Context) error {
+	if l.tryOne(ctx) {
+		return nil
+	}
+	return l.WaitN(ctx, 1)
+}
+
+// tryOne admits one request of a plain policy if nothing holds it up: the short way that
+// most calls take.
+func (l *Limiter) tryOne(ctx context.Context) bool {
+	s := l.scope.Load()
+	if l.outer != nil || s == nil || s.grouped {
+		return false
+	}
+	t := s.terms.Load()
+	if !t.plain || s.waiting() > 0 || ctx.Err() != nil {
+		return false
+	}
+	d, err := t.quota.TryAcquire(ctx, store.Request{Cost: t.one, WaitSpec: t.fresh(ctx)})
+	return err == nil && d.Verdict == store.Admitted
+}
 
 // WaitN blocks until n requests may be sent at once. It does not wait for 0, and
 // refuses with ErrNever what is above a tier's capacity.
@@ -88,8 +108,8 @@ func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 	if n == 0 && l.err == nil {
 		return ctx.Err()
 	}
-	a, err := l.admit(ctx, demand{n: n})
-	if err != nil {
+	var a admitted
+	if err := l.admit(ctx, demand{n: n}, &a); err != nil {
 		return err
 	}
 	a.leave()
@@ -100,15 +120,15 @@ func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 // overtakes waiting callers, and it is false on a policy with Concurrency, whose
 // admissions must be released. It does not wait; with a shared store it blocks for
 // one round trip.
-func (l *Limiter) Allow() bool { return l.AllowN(1) }
+func (l *Limiter) Allow() bool { return l.tryOne(context.Background()) || l.AllowN(1) }
 
 // AllowN is Allow for n requests at once.
 func (l *Limiter) AllowN(n int64) bool {
 	if n == 0 {
 		return l.err == nil
 	}
-	a, _, err := l.tryNow(context.Background(), demand{n: n})
-	if err != nil || a.scope == nil {
+	var a admitted
+	if _, err := l.tryNow(context.Background(), demand{n: n, now: true}, &a); err != nil || !a.charged() {
 		return false
 	}
 	a.leave()
@@ -119,82 +139,76 @@ func (l *Limiter) AllowN(n int64) bool {
 // permit what became of it: Arrived when the response is in, Release at the end of
 // its body, or Cancel if nothing was sent.
 func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
-	a, err := l.admit(ctx, demand{cost: c, n: 1, held: true})
-	if err != nil {
+	p := new(Permit)
+	if err := l.admit(ctx, demand{cost: c, n: 1, held: true}, &p.admitted); err != nil {
 		return nil, err
 	}
-	return newPermit(a), nil
+	return p.start(), nil
 }
 
 // TryAcquire is like Acquire but does not wait: a request that would have to is refused
 // with ErrDeadline, and the error has the time after which it might be admitted. With a
 // shared store it blocks for one round trip.
 func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
-	a, decision, err := l.tryNow(context.Background(), demand{cost: c, n: 1, held: true})
+	p := new(Permit)
+	decision, err := l.tryNow(context.Background(), demand{cost: c, n: 1, held: true, now: true}, &p.admitted)
 	switch {
 	case err != nil:
 		return nil, err
-	case a.scope == nil:
+	case !p.charged():
 		return nil, l.terms().refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
 	}
-	return newPermit(a), nil
-}
-
-func newPermit(a admitted) *Permit {
-	a.leave()
-	p := &Permit{admitted: a}
-	p.journey = p.network().start()
-	return p
+	return p.start(), nil
 }
 
 // admit waits for an admission by this scope and all around it. The caller leaves the
 // scopes when the request has ended.
-func (l *Limiter) admit(ctx context.Context, d demand) (a admitted, err error) {
+func (l *Limiter) admit(ctx context.Context, d demand, a *admitted) error {
 	s, err := l.enter()
 	if err != nil {
-		return a, err
+		return err
 	}
 	t := s.terms.Load()
-	if err = l.check(t, d); err == nil {
+	if err = l.check(t, &d); err == nil {
 		if l.outer == nil {
-			a.charge, err = s.admit(ctx, t, d)
+			err = s.admit(ctx, t, &d, &a.charge)
 		} else {
-			a, err = l.admitThrough(ctx, s, t, d)
+			err = l.admitThrough(ctx, s, t, d, a)
 		}
 	}
 	if err != nil {
 		s.leave()
-		return admitted{}, err
+		return err
 	}
 	a.announce()
-	return a, nil
+	return nil
 }
 
-// tryNow asks for an admission that needs no waiting. Without one the scope is nil, and
+// tryNow asks for an admission that needs no waiting. Without one nothing is charged, and
 // the decision says why unless somebody else waits.
-func (l *Limiter) tryNow(ctx context.Context, d demand) (a admitted, decision store.Decision, err error) {
+func (l *Limiter) tryNow(ctx context.Context, d demand, a *admitted) (decision store.Decision, err error) {
 	s, err := l.enter()
 	if err != nil {
-		return a, decision, err
+		return decision, err
 	}
 	t := s.terms.Load()
-	if err = l.check(t, d); err == nil {
+	if err = l.check(t, &d); err == nil {
 		if l.outer == nil {
-			a.charge, decision, err = s.tryNow(ctx, t, d)
+			decision, err = s.tryNow(ctx, t, &d, &a.charge)
 		} else {
-			a, decision, err = l.tryThrough(ctx, s, t, d)
+			decision, err = l.tryThrough(ctx, s, t, d, a)
 		}
 	}
-	if err != nil || a.scope == nil {
+	if err != nil || !a.charged() {
 		s.leave()
-		return admitted{}, decision, err
+		return decision, err
 	}
 	a.announce()
-	return a, decision, nil
+	return decision, nil
 }
 
 // check refuses demands that this scope and those around it cannot count.
-func (l *Limiter) check(t *terms, d demand) error {
+func (l *Limiter) check(t *terms, d *demand) error {
 	if t.closed {
 		return t.refuse(ErrClosed, -1, 0)
 	}
@@ -342,7 +356,7 @@ type Forecast struct {
 // it blocks for one round trip.
 func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) {
 	d := demand{cost: c, n: 1, held: true}
-	if err := l.check(l.terms(), d); err != nil {
+	if err := l.check(l.terms(), &d); err != nil {
 		return f, err
 	}
 	for o := l; o != nil; o = o.outer {
