@@ -2,7 +2,6 @@ package throttle
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/apithrottle/throttle/internal/queue"
@@ -99,20 +98,11 @@ func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand, 
 		_, err := l.outer.tryNow(ctx, d.hold(), around)
 		return err
 	})
-	var outer *queue.Final
-	switch {
-	case errors.As(err, &outer):
-		return decision, outer.Err
-	case errors.Is(err, ErrUnavailable) && !d.now:
-		return decision, nil // the queue waits for the store
-	case err != nil:
-		return decision, t.explain(err)
-	case decision.Verdict == store.Closed || decision.Verdict == store.Exhausted:
-		return decision, t.refused(decision)
-	case decision.Verdict == store.Admitted:
+	if err == nil && decision.Verdict == store.Admitted {
 		a.charge, a.outer = charge{s, t, decision, cost}, charges
+		return decision, nil
 	}
-	return decision, nil
+	return decision, t.judge(decision, err, d.now)
 }
 
 // ask is how the first caller in the queue of a nested Limiter asks: it waits in the

@@ -102,17 +102,23 @@ func (s *scope) admit(ctx context.Context, t *terms, d *demand, c *charge) error
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	var giveUp time.Time
-	if t.policy.MaxWait > 0 || !d.sendBy.IsZero() {
-		var err error
-		if giveUp, err = s.giveUp(t, d); err != nil {
+	if !d.sendBy.IsZero() {
+		if _, err := s.giveUp(t, d); err != nil {
 			return err
 		}
 	}
 	if _, err := s.tryNow(ctx, t, d, c); err != nil || c.scope != nil {
 		return err
 	}
-	var err error
+	return s.wait(ctx, t, d, c)
+}
+
+// wait admits a request through the queue.
+func (s *scope) wait(ctx context.Context, t *terms, d *demand, c *charge) error {
+	giveUp, err := s.giveUp(t, d)
+	if err != nil {
+		return err
+	}
 	*c, err = s.line.wait(ctx, s, waitRequest{demand: *d, giveUp: giveUp, guard: s.guard, config: s.config})
 	return err
 }
@@ -129,17 +135,29 @@ func (s *scope) tryNow(ctx context.Context, t *terms, d *demand, c *charge) (sto
 		r.Guard = refundable
 	}
 	decision, err := t.quota.TryAcquire(ctx, r)
-	switch {
-	case errors.Is(err, ErrUnavailable) && !d.now:
-		return decision, nil // the queue waits for the store
-	case err != nil:
-		return decision, t.explain(err)
-	case decision.Verdict == store.Closed || decision.Verdict == store.Exhausted:
-		return decision, t.refused(decision)
-	case decision.Verdict == store.Admitted:
+	if err == nil && decision.Verdict == store.Admitted {
 		c.scope, c.terms, c.decision, c.cost = s, t, decision, cost
+		return decision, nil
 	}
-	return decision, nil
+	return decision, t.judge(decision, err, d.now)
+}
+
+// judge returns the error for what a quota answered to a request that it did not admit,
+// nil if the request may wait. The queue waits for a store that is away, but a caller that
+// wants an answer now gets the error.
+func (c *compiled) judge(d store.Decision, err error, now bool) error {
+	var outer *queue.Final
+	switch {
+	case errors.As(err, &outer):
+		return outer.Err
+	case errors.Is(err, ErrUnavailable) && !now:
+		return nil
+	case err != nil:
+		return c.explain(err)
+	case d.Verdict == store.Closed || d.Verdict == store.Exhausted:
+		return c.refused(d)
+	}
+	return nil
 }
 
 // refundable is how long a charge of an outer scope can be given back where a request

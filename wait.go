@@ -81,25 +81,36 @@ func (l *Limiter) terms() *terms { return l.scope.Load().terms.Load() }
 
 // Wait blocks until one request may be sent.
 func (l *Limiter) Wait(ctx context.Context) error {
-	if l.tryOne(ctx) {
-		return nil
+	if err := ctx.Err(); err != nil {
+		return err
 	}
-	return l.WaitN(ctx, 1)
-}
-
-// tryOne admits one request of a plain policy if nothing holds it up: the short way that
-// most calls take.
-func (l *Limiter) tryOne(ctx context.Context) bool {
-	s := l.scope.Load()
-	if l.outer != nil || s == nil || s.grouped {
-		return false
-	}
-	t := s.terms.Load()
-	if !t.plain || s.waiting() > 0 || ctx.Err() != nil {
-		return false
+	s, t := l.plain()
+	if t == nil {
+		return l.WaitN(ctx, 1)
 	}
 	d, err := t.quota.TryAcquire(ctx, store.Request{Cost: t.one, WaitSpec: t.fresh(ctx)})
-	return err == nil && d.Verdict == store.Admitted
+	if err == nil && d.Verdict == store.Admitted {
+		return nil
+	}
+	var c charge
+	if err := t.judge(d, err, false); err != nil {
+		return err
+	}
+	return s.wait(ctx, t, &demand{n: 1}, &c)
+}
+
+// plain returns the scope and the terms for one request if nothing holds it up but the
+// quota itself: the short way that most calls take. Otherwise the terms are nil.
+func (l *Limiter) plain() (*scope, *terms) {
+	s := l.scope.Load()
+	if l.outer != nil || s == nil || s.grouped {
+		return nil, nil
+	}
+	t := s.terms.Load()
+	if !t.plain || s.waiting() > 0 {
+		return nil, nil
+	}
+	return s, t
 }
 
 // WaitN blocks until n requests may be sent at once. It does not wait for 0, and
@@ -120,7 +131,14 @@ func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 // overtakes waiting callers, and it is false on a policy with Concurrency, whose
 // admissions must be released. It does not wait; with a shared store it blocks for
 // one round trip.
-func (l *Limiter) Allow() bool { return l.tryOne(context.Background()) || l.AllowN(1) }
+func (l *Limiter) Allow() bool {
+	_, t := l.plain()
+	if t == nil {
+		return l.AllowN(1)
+	}
+	d, err := t.quota.TryAcquire(context.Background(), store.Request{Cost: t.one})
+	return err == nil && d.Verdict == store.Admitted
+}
 
 // AllowN is Allow for n requests at once.
 func (l *Limiter) AllowN(n int64) bool {

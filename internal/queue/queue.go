@@ -446,30 +446,25 @@ func (q *Queue) onChange(c store.Change, left time.Duration) {
 	if c != store.Freed {
 		q.forecasts.drop()
 	}
+	if c != store.Freed {
+		q.void() // what was reserved before a pause must not go beside its probe
+	}
 	switch c {
 	case store.Slowed:
-		q.void(now.Add(left))
 		q.review(now)
 	case store.Shut:
-		q.void(now.Add(left))
 		q.expelAll(&Refusal{Reason: Banned, Tier: -1, Wait: left})
-	case store.Lost:
-		q.void(time.Time{})
 	case store.Replanned:
 		q.moveAll()
 	}
 	q.settle(now, nil)
 }
 
-// void cancels the reservations that start before a pause ends; a zero end all of them.
-func (q *Queue) void(end time.Time) {
-	n := 0
-	for n < len(q.reserved) && (end.IsZero() || q.reserved[n].Reservation.Start.Before(end)) {
-		n++
-	}
-	if n > 0 {
-		q.reserver.Cancel(append([]store.Decision(nil), q.reserved[:n]...))
-		q.reserved = q.reserved[n:]
+// void cancels all reservations.
+func (q *Queue) void() {
+	if len(q.reserved) > 0 {
+		q.reserver.Cancel(q.reserved)
+		q.reserved = nil
 	}
 }
 
@@ -526,7 +521,7 @@ func (q *Queue) release(refusal *Refusal) {
 	if q.reserver != nil {
 		q.asking = nil
 	}
-	q.void(time.Time{})
+	q.void()
 	q.expelAll(refusal)
 }
 
