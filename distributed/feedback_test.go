@@ -117,29 +117,6 @@ func TestFleetHearsWhatIsLeft(t *testing.T) {
 	})
 }
 
-// After a pause one request of all processes tries.
-func TestFleetProbes(t *testing.T) {
-	s := redistest.Start(t)
-	base := &told{lines: []string{"429 Retry-After=1", "429 Retry-After=1", "200"}}
-	clients, _ := twoOf(t, s, throttle.Policy{Name: "probe", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, nil, base)
-	get(t, clients[0])
-	var wg sync.WaitGroup
-	for i := range 12 {
-		wg.Go(func() { get(t, clients[i%2]) })
-	}
-	wg.Wait()
-	base.mu.Lock()
-	defer base.mu.Unlock()
-	if n := len(base.sent); n != 13 {
-		t.Fatalf("%d were sent", n)
-	}
-	for i, gap := range []time.Duration{time.Second, time.Second, time.Second} { // two pauses, and the one that tries goes alone
-		if got := base.sent[i+1].Sub(base.sent[i]); got < gap-time.Millisecond {
-			t.Errorf("%v between the %d. and the next", got, i+1)
-		}
-	}
-}
-
 // What was never sent is taken off its way in Redis.
 func TestFleetUnsent(t *testing.T) {
 	s := redistest.Start(t)

@@ -62,7 +62,11 @@ func (l *listener) run(ps *redis.PubSub) {
 	for {
 		select {
 		case m, ok := <-heard:
-			if !ok {
+			if !ok { // the client is closed
+				l.mu.Lock()
+				clear(l.wanted)
+				l.close(ps)
+				l.mu.Unlock()
 				return
 			}
 			l.tell(m)
@@ -119,9 +123,14 @@ func (l *listener) sweep(ps *redis.PubSub) (closed bool) {
 	if len(l.wanted) > 0 {
 		return false
 	}
+	l.close(ps)
+	return true
+}
+
+// close ends the subscription. It needs mu.
+func (l *listener) close(ps *redis.PubSub) {
 	l.pubsub = nil
 	go func() { _ = ps.Close() }()
-	return true
 }
 
 func (l *listener) forget(q *quota) {

@@ -23,6 +23,7 @@ const (
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
 	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
 	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
+	beforeEnd   = 125 * time.Millisecond // how long before a pause ends it is asked again at most; less than the script's SOON
 	never       = -1                     // an instant in a reply, a bound in a call
 	onlyAsked   = time.Duration(-1)      // the bound of a request that is not to be booked
 	askOnly     = -2                     // the same in a call
@@ -175,13 +176,45 @@ func (q *quota) book(behind *store.Reservation, requests []store.Request, done f
 		case slow != nil:
 			q.Cancel(got)
 			done(nil, slow)
+		case q.overtaken(got):
+			q.Cancel(got)
+			go q.book(behind, requests, done, again)
 		default:
+			q.unheld(got, requests)
 			q.listen(got)
 			done(got, err)
+			if q.overtaken(got) { // its watchers were told before they had these
+				q.tellAgain()
+			}
 		}
 	}, func() {
 		q.giveBack(q.read(t, requests))
 	})
+}
+
+// overtaken reports whether any of the decisions was made before a pause, or the end of
+// one, that this process knows by now, or in a state that is lost: then it is void.
+func (q *quota) overtaken(got []store.Decision) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := &q.state
+	paused := s.alone && time.Now().Before(s.until)
+	return slices.ContainsFunc(got, func(b store.Decision) bool {
+		if b.Verdict != store.Admitted || paused {
+			return b.Verdict == store.Admitted
+		}
+		return b.Reservation.State != alone && (b.Epoch != s.epoch || b.Reservation.State != s.generation)
+	})
+}
+
+// tellAgain tells the watchers what they were told last.
+func (q *quota) tellAgain() {
+	q.mu.Lock()
+	if left := time.Until(q.state.until); left > 0 {
+		q.unlockAndTell(q.state.change(), left)
+	} else {
+		q.unlockAndTell(store.Eased, 0)
+	}
 }
 
 // bookedAhead is how many times the fastest tier admits within the horizon. A count
@@ -268,10 +301,17 @@ func (t *trip) tooSlow() error {
 		took.Round(time.Microsecond), t.good())}
 }
 
-// A header is what every reply begins with.
+// A header is what every reply begins with. shut is one of the next.
 type header struct {
 	now, generation, ttl, epoch, until, shut int64
 }
+
+// What is in force until header.until.
+const (
+	isPause = iota
+	isBan
+	isProbe // the wait for the response to a probe
+)
 
 const headerLen = 6
 
@@ -290,7 +330,7 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
 		h := parseHeader(c.reply)
 		q.learn(h, t)
 		n := min(mostACall, len(requests))
-		if h.shut == 1 && h.left() > 0 {
+		if h.shut == isBan && h.left() > 0 {
 			closed := store.Decision{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
 			return append(got, slices.Repeat([]store.Decision{closed}, len(requests))...)
 		}
@@ -354,10 +394,13 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 		*a = store.Reservation{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + t.good()), At: at, Cost: r.Cost, Guard: t.guard, State: h.generation}
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
 		b.Verdict, b.Flight, b.At, b.Reservation = store.Admitted, algorithms.Flight(at), at, a
+		b.Probe = h.shut == isProbe // nothing else is admitted meanwhile
 	case q.plan.Exhausted(b.Tier):
 		b.Verdict = store.Exhausted
 	case at != never && b.Wait > r.MaxWait: // else a release may help in time
 		b.Verdict = store.Late
+	case what == -1 && at == h.until: // the end of the pause is told
+		b.Wait -= min(q.lead(b.Wait, 8), beforeEnd, b.Wait/2)
 	default:
 		if soon := q.soon(); r.YieldFor > 0 && b.Wait > soon {
 			b.Wait -= soon / 2

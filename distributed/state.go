@@ -2,7 +2,6 @@ package distributed
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -65,6 +64,11 @@ func (q *quota) reserve(r store.Request) (store.Decision, error) {
 	if err != nil {
 		return store.Decision{}, err
 	}
+	if q.overtaken(got) {
+		q.Cancel(got)
+		return q.reserve(r)
+	}
+	q.unheld(got, []store.Request{r})
 	b := got[0]
 	switch {
 	case r.IsDryRun() && b.Tier < 0 && b.Wait == 0:
@@ -95,6 +99,61 @@ func bit(yes bool) int {
 		return 1
 	}
 	return 0
+}
+
+// Resume ends the pause or ban for the fleet. What this process has kept alone ends too,
+// unless Redis does not answer: the error says so then.
+func (q *quota) Resume(ctx context.Context) error {
+	t, h, err := q.end(ctx, 0, resumed)
+	if err != nil {
+		return err
+	}
+	q.learn(h, t)
+	q.resume(h.epoch)
+	return nil
+}
+
+// How a pause ends, or the wait for a probe.
+const (
+	resumed    = iota // whatever it is
+	answered          // the response to the probe is in
+	unanswered        // it will get none, and the next request is a probe
+	untold            // nobody will tell: the others follow at the end of the wait
+)
+
+func (q *quota) end(ctx context.Context, epoch int64, how int) (*trip, header, error) {
+	q.leases.lock()
+	reply, t, err := q.call(ctx, append(q.begin("e", 2), epoch, how))
+	q.leases.unlock(err)
+	if err != nil {
+		return nil, header{}, err
+	}
+	return t, parseHeader(reply), nil
+}
+
+// endProbe tells Redis, in a goroutine that ends with the call, what became of a probe.
+// It is not tried again: the next request is a probe then.
+func (q *quota) endProbe(b store.Decision, how int) {
+	q.mu.Lock()
+	over := b.Epoch != q.state.epoch
+	q.mu.Unlock()
+	if !b.Probe || over {
+		return
+	}
+	go func() {
+		if t, h, err := q.end(context.Background(), b.Epoch, how); err == nil {
+			q.learn(h, t)
+		}
+	}()
+}
+
+// unheld tells Redis of a probe of which nobody will tell what became.
+func (q *quota) unheld(got []store.Decision, requests []store.Request) {
+	for i, b := range got {
+		if b.Probe && !requests[i].Held {
+			q.endProbe(b, untold)
+		}
+	}
 }
 
 func (q *quota) pauseAlone(p store.Pause) store.Paused {
@@ -151,7 +210,7 @@ func (q *quota) learn(h header, t *trip) {
 	if expires := t.sent.Add(time.Duration(h.ttl) * time.Millisecond); expires.After(s.expires) {
 		s.expires = expires
 	}
-	q.hear(h.epoch, h.left(), h.shut == 1, t.got)
+	q.hear(h.epoch, h.left(), h.shut == isBan, t.got)
 }
 
 // hear takes note of a pause or a ban, and unlocks.
@@ -162,12 +221,29 @@ func (q *quota) hear(epoch int64, left time.Duration, shut bool, now time.Time) 
 		return
 	}
 	s.epoch = epoch
-	if left <= 0 || s.alone && now.Add(left).Before(s.until) {
+	paused := now.Before(s.until)
+	switch {
+	case s.alone && now.Add(left).Before(s.until), left <= 0 && !paused:
 		q.mu.Unlock()
-		return
+	case left <= 0:
+		s.until, s.shut = now, false
+		q.unlockAndTell(store.Eased, 0)
+	default:
+		s.until, s.shut, s.alone = now.Add(left), shut, false
+		q.unlockAndTell(s.change(), left)
 	}
-	s.until, s.shut, s.alone = now.Add(left), shut, false
-	q.unlockAndTell(s.change(), left)
+}
+
+// resume takes note that all pauses are over, this process's own too.
+func (q *quota) resume(epoch int64) {
+	q.mu.Lock()
+	s := &q.state
+	if epoch < s.epoch {
+		q.mu.Unlock()
+		return // there was another since
+	}
+	s.epoch, s.until, s.shut, s.alone = epoch, time.Time{}, false, false
+	q.unlockAndTell(store.Eased, 0)
 }
 
 // lost reports that the state in Redis is not the one that was charged.
@@ -187,12 +263,12 @@ func (q *quota) freed() {
 
 // heard is told of messages to the fleet.
 func (q *quota) heard(message string) {
+	var left, shut, epoch int64
 	if message == "freed" {
 		q.freed()
-		return
-	}
-	var left, shut, epoch int64
-	if n, _ := fmt.Sscanf(message, "pause %d %d %d", &left, &shut, &epoch); n == 3 {
+	} else if n, _ := fmt.Sscanf(message, "resume %d", &epoch); n == 1 {
+		q.resume(epoch)
+	} else if n, _ := fmt.Sscanf(message, "pause %d %d %d", &left, &shut, &epoch); n == 3 {
 		q.mu.Lock()
 		q.hear(epoch, microseconds(left), shut == 1, time.Now())
 	}
@@ -233,6 +309,7 @@ func (q *quota) Cancel(bookings []store.Decision) {
 	for _, b := range bookings {
 		if b.Verdict == store.Admitted {
 			q.drop(b, b.Reservation.Cost)
+			q.endProbe(b, unanswered)
 		}
 	}
 	go q.giveBack(bookings)
@@ -273,19 +350,17 @@ func (q *quota) giveBack(bookings []store.Decision) {
 	q.leases.unlock(err)
 }
 
-// Arrived does nothing: telling Redis would be a second call for each request, so
+// Arrived tells Redis of probes only: telling it of each request would be a second call, so
 // there a request is on its way for the whole of Policy.Guard.
-func (q *quota) Arrived(store.Decision, []int64) {}
+func (q *quota) Arrived(b store.Decision, _ []int64) { q.endProbe(b, answered) }
 
 // Unanswered settles what was estimated.
 func (q *quota) Unanswered(b store.Decision, cost []int64) {
 	if q.plan.Estimates() {
 		q.Settle(b, cost, cost, nil)
 	}
+	q.endProbe(b, unanswered)
 }
-
-// Resume ends the pause that this process knows.
-func (q *quota) Resume(context.Context) error { return errors.ErrUnsupported }
 
 // Release gives back what a request held of a Concurrency tier.
 func (q *quota) Release(b store.Decision, cost []int64) {
@@ -351,7 +426,7 @@ func (q *quota) Status(ctx context.Context) (store.Status, error) {
 	h := parseHeader(reply)
 	q.learn(h, t)
 	var s store.Status
-	if h.shut == 1 {
+	if h.shut == isBan {
 		s.Closed = h.left()
 	} else {
 		s.Paused = h.left()

@@ -51,7 +51,7 @@
 //
 // What responses say is left is told to Redis at most every 100 ms for each limiter, or at
 // once where nothing is. After a pause one request of the whole fleet goes first, and the
-// others a second later.
+// others follow its response. If that takes longer than a second, the next one goes then.
 //
 // # Deployment
 //

@@ -37,7 +37,8 @@ type twin struct {
 	now, wall, gen, frontier int64
 	crowd                    int64 // how many were booked at the frontier
 	until, epoch             int64
-	shut, starving, probe    bool
+	shut, starving           bool
+	probe, probing           bool
 	exact                    int64 // when the request was admitted whose response last told the truth
 	pool                     []pooled
 	leases                   []lease
@@ -141,6 +142,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	before := *m
 	m.now += max(0, time-m.wall)
 	m.wall = time
+	m.probing = m.probing && m.until > m.now
 	m.known = known
 	if known < math.MaxInt64 {
 		m.known -= m.wall - m.now
@@ -159,6 +161,8 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		own = m.unbook(args{s.args})
 	case "p":
 		own = m.pause(args{s.args})
+	case "e":
+		m.end(args{s.args})
 	case "q":
 		own = m.status()
 	case "c":
@@ -171,7 +175,10 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	head := []int64{m.now, m.gen, m.ttl(), m.epoch, 0, 0}
 	if m.until > m.now {
 		head[4] = m.until
-		if m.shut {
+		switch {
+		case m.probing:
+			head[5] = 2
+		case m.shut:
 			head[5] = 1
 		}
 	}
@@ -341,15 +348,21 @@ func (m *twin) reserve(a args) (out []int64) {
 	if held := max(m.now, m.until); held >= m.known {
 		return append([]int64{-1, held}, m.crossed(false)...)
 	}
-	m.advance(max(m.now, m.until))
+	const soon = 250_000 // before a pause ends
+	if m.until <= m.now+soon {
+		m.advance(max(m.now, m.until))
+	}
 	booked := false
 	defer func() { out = append(out, m.crossed(booked)...) }()
 	for len(a.rest) > 0 {
-		count, within, yields, headroom, soon, cost := a.group(len(m.plan.Units()))
+		count, within, yields, headroom, nearby, cost := a.group(len(m.plan.Units()))
 		for range count {
 			if i := m.plan.TooLarge(cost); i >= 0 {
 				out = append(out, int64(i+1), -1)
 				continue
+			}
+			if m.until > m.now+soon {
+				return append(out, -1, m.until)
 			}
 			if i := m.full(cost, headroom); i >= 0 { // only a release can help
 				m.starving = true
@@ -390,7 +403,7 @@ func (m *twin) reserve(a args) (out []int64) {
 			case within >= 0 && at-m.now > within, within == -2:
 				out = append(out, int64(tier), at)
 				continue
-			case yields && leaving > m.now+soon:
+			case yields && leaving > m.now+nearby:
 				if leaving = min(leaving, 1<<52); within >= 0 {
 					leaving = min(leaving, m.now+within)
 				}
@@ -415,8 +428,11 @@ func (m *twin) reserve(a args) (out []int64) {
 			}
 			out = append(out, -1-nth, at)
 			if m.probe {
-				m.probe = false
-				m.advance(at + 1_000_000)
+				good := int64(50_000)
+				if guard > 0 {
+					good = max(guard, 1<<m.plan.Grain())
+				}
+				m.probing, m.shut, m.until = true, false, at+1_000_000+good
 			}
 		}
 	}
@@ -455,12 +471,12 @@ func (m *twin) unbook(a args) []int64 {
 		at, cost := a.next(), a.cost(len(m.plan.Units()))
 		switch {
 		case gen != m.gen:
-		case at <= m.now || m.estimates:
+		case at <= m.now || at < m.until || m.probe || m.estimates:
 			m.advance(m.now)
 			if m.cancel(at+guard, cost) {
 				taken++
 			}
-		case at >= m.until && len(m.pool) < 64:
+		case len(m.pool) < 64:
 			m.pool = append(m.pool, pooled{at: at, cost: cost})
 			taken++
 		}
@@ -499,12 +515,31 @@ func (m *twin) observe(a args) {
 
 func (m *twin) pause(a args) []int64 {
 	end, ban, once, epoch, probe := m.now+a.next(), a.next(), a.next(), a.next(), a.next()
-	if once == 1 && epoch != m.epoch || end <= max(m.now, m.until) {
+	until := m.until
+	if m.probing {
+		until = 0
+	}
+	longer := end > max(m.now, until) || probe == 1 && end == m.now && until <= m.now
+	if once == 1 && epoch != m.epoch || !longer {
 		return []int64{0}
 	}
-	m.until, m.shut, m.probe = end, ban == 1, m.probe || probe == 1
+	m.shut = ban == 1 || m.shut && until > m.now
+	m.until, m.probe, m.probing = end, m.probe || probe == 1, false
 	m.epoch++
 	return []int64{1}
+}
+
+func (m *twin) end(a args) {
+	switch epoch, how := a.next(), a.next(); {
+	case how == 0:
+		m.until, m.shut, m.probe, m.probing = 0, false, false, false
+		m.epoch++
+	case m.probing && epoch == m.epoch:
+		m.probe = how == 2
+		if how < 3 {
+			m.until, m.probing = 0, false
+		}
+	}
 }
 
 func instant(at int64) int64 {
@@ -1046,7 +1081,10 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	}
 	s.skew = pick[int64](g, 0, 0, 0, g.Int64N(2*86400e6)-86400e6)
 	add := func(n ...int64) { s.args = append(s.args, n...) }
-	switch roll := g.IntN(21); {
+	switch roll := g.IntN(22); {
+	case roll == 21:
+		s.op = "e"
+		add(max(0, m.epoch-g.Int64N(10)/8), g.Int64N(4))
 	case roll == 20:
 		s.op = "o"
 		for range 1 + g.IntN(2) {

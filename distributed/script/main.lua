@@ -5,9 +5,10 @@
 -- the next is behind it: first in, first out.
 --
 -- KEYS[1]  the quota: a string, see state.lua; also the channel on which the fleet
---          is told of a pause, "pause <for> <ban> <epoch>", or of a place, "freed"
+--          is told of a pause, "pause <for> <ban> <epoch>", of its early end, "resume <epoch>",
+--          or of a place, "freed"
 -- ARGV     whole numbers, instants and lengths in µs
---   op     r, b, u, l, p, q or c, see below
+--   op     r, b, u, l, p, e, o, q or c, see below
 --   plan   guard, grain (what lands within 2^grain µs lands together), U units, K tiers,
 --          U hashes of the units' names, and for each tier: algorithm, unit from 0,
 --          limit, window, burst, extra (precision, phase, or a hash of period and zone)
@@ -30,23 +31,30 @@
 --               With calendar tiers there are four numbers more for each: from and to how
 --               many percent it has come, if it has, units used, and its end as Unix time;
 --               and t may be the end of what is known, if it is later.
+--               Behind a pause nothing is reserved before the last SOON of it. The first
+--               behind a pause with a probe is that probe, and the last of its call: then
+--               the pause lasts for PROBE beyond the latest instant at which it may be sent.
 --   b  reserve  how many tiers are budgets, which they are, and then as r. What they have
 --               no room for is not booked: i is the first of them then.
 --   u  unbook   generation, the guard of these requests (0: the plan's), then groups of: t,
---               cost. What is booked for later can be lent, but not with estimates; what
---               is on its way is cancelled. Answers how many of them.
+--               cost. What is booked for later can be lent, but not with estimates, nor in a
+--               pause or before a probe; anything else is cancelled. Answers how many of them.
 --   l  lease    nothing. Only tells what is held, and answers the four numbers of
 --               calendar tiers.
 --   p  pause    for, ban 0 or 1, once 0 or 1, epoch, probe 0 or 1. Answers 1 if it lasts
---               longer than what is; with once, only if nothing came since epoch. With
---               probe, one request is booked for its end, and the next a second later.
+--               longer than what is; with once, only if nothing came since epoch. A ban
+--               stays one in a longer pause. With probe, one request goes first when it ends.
+--   e  end      epoch, how. 0 ends a pause, a ban and the wait for a probe, whatever the
+--               epoch. The others are about the probe of the epoch, if that is waited for: 1,
+--               its response is in, and ends the wait; 2, it will get none, and the next
+--               request is a probe; 3, nothing will tell, and the wait is all.
 --   o  observe  groups of: tier from 1, units that its provider counts, instant at which
 --               the request was admitted whose response says so, 1 if that is exact.
 --   q  status   Answers for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
 --   c  charge   for each tier an amount that its provider has counted already.
 -- Reply    now, generation, expiry of the key in ms, epoch, end of the pause (0:
---          none), 1 if that is a ban, and then the op's own
+--          none), 1 if that is a ban, 2 if it is for a probe, and then the op's own
 --
 -- Nothing is written before all has been decided: an error leaves all as it was.
 
@@ -55,8 +63,11 @@ local LATEST = 2 ^ 52 -- an instant beyond, 142 years ahead, is as good as never
 local reply, n = {now, generation, 0, epoch, 0, 0}, 6
 local crossing -- whether it is told how far calendars have come; nil: not even that it is not
 local news -- what the fleet is told
-local probe = flags >= 4
+local probe = flags % 8 >= 4
+local probing = flags >= 8 and pause > now
 local PROBE = 1000000 -- for how long the first request after a pause goes alone
+local UNGUARDED = 50000 -- how late it may be sent where there is no guard
+local SOON = 250000 -- how long before a pause ends requests are reserved behind it
 local held = math.max(now, pause) -- nothing goes before
 
 while pool[1] and pool[1][1] < held do table.remove(pool, 1) end
@@ -67,7 +78,11 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
   local ahead, least, own = argument(), math.max(held, argument()), argument()
   if own > 0 then guard = math.max(own, grain) end
   local booked, more = false, held < known
-  if more then advance(held) else reply[n + 1], reply[n + 2], n = -1, held, n + 2 end
+  if not more then
+    reply[n + 1], reply[n + 2], n = -1, held, n + 2
+  elseif held <= now + SOON then
+    advance(held)
+  end
   while more and cursor <= #ARGV do
     local count, within = argument(), argument()
     local yields, headroom, soon = count < 0, 0, 0
@@ -82,7 +97,8 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
     for i = 1, budgets and #budgets or 0 do spare[budgets[i]] = 0 end -- see Ledger.leaving
     while more and count > 0 do
       local what, at, lent = impossible or -1, NEVER, nil
-      if concurrent and not impossible then -- full
+      if held > now + SOON and not impossible then at, more = held, false end
+      if more and concurrent and not impossible then -- full
         for i = #rules, 1, -1 do
           local amount = cost[unitOf[i]]
           if rules[i].concurrent and amount > 0 and rules[i].earliest(now, amount + spare[i]) == NEVER then
@@ -121,8 +137,8 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
             if at > now then ahead = ahead - 1 end
             booked, what = true, lent and -2 or -1 - crowd
             if probe then
-              probe = false
-              advance(at + PROBE)
+              probing, flags, pause = true, 0, at + PROBE + (guard > 0 and guard or UNGUARDED)
+              held = pause
             end
           elseif yields then
             at = math.min(at, within < 0 and LATEST or now + within) -- it is not late
@@ -141,10 +157,10 @@ elseif op == 'u' then
     local at, cost = argument(), amounts()
     if of ~= generation then
       -- it was charged to a state that is lost
-    elseif at <= now or estimates then -- whoever got it would have no place for its estimates
+    elseif at < held or at == now or probe or estimates then -- another would have no place for its estimates
       advance(now)
       if cancel(at + guard, cost) then taken = taken + 1 end
-    elseif at >= pause and #pool < POOL then
+    elseif #pool < POOL then
       giveBack(at, cost)
       taken = taken + 1
     end
@@ -153,10 +169,21 @@ elseif op == 'u' then
 elseif op == 'p' then
   local ends, ban, once, of, first = math.min(now + argument(), LATEST), argument(), argument(), argument(), argument()
   reply[7] = 0
-  if (once == 0 or of == epoch) and ends > held then
+  if probing then held = now end -- the wait for a probe is no pause
+  if (once == 0 or of == epoch) and (ends > held or first == 1 and ends == now and held == now) then
+    if held > now then ban = math.max(ban, flags % 2) end
     pause, flags, epoch, reply[7] = ends, ban, (epoch + 1) % 2 ^ 32, 1
-    probe = probe or first == 1
+    probe, probing = probe or first == 1, false
     news = string.format('pause %.0f %.0f %.0f', ends - now, ban, epoch)
+  end
+elseif op == 'e' then
+  local of, how = argument(), argument()
+  if how == 0 then
+    pause, flags, epoch, probe, probing = 0, 0, (epoch + 1) % 2 ^ 32, false, false
+    news = string.format('resume %.0f', epoch)
+  elseif probing and of == epoch then
+    probe = how == 2
+    if how < 3 then pause, probing, news = 0, false, 'freed' end
   end
 elseif op == 'q' then
   advance(now)

@@ -18,7 +18,7 @@ end
 local expiry = 1000 + (divMod(done - now + 999, 1000))
 
 local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
-  flags % 2 + (starving and 2 or 0) + (probe and 4 or 0), exact, slots.last - slots.first + 1, #pool, #leases)}
+  flags % 2 + (starving and 2 or 0) + (probe and 4 or 0) + (probing and 8 or 0), exact, slots.last - slots.first + 1, #pool, #leases)}
 for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
 for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
 for i = 1, #rules do
@@ -42,7 +42,7 @@ if freed then news = 'freed' end
 if news then redis.pcall('PUBLISH', key, news) end -- a user who may not publish is not to fail
 
 reply[3], reply[4] = expiry, epoch
-if pause > now then reply[5], reply[6] = pause, flags % 2 end
+if pause > now then reply[5], reply[6] = pause, probing and 2 or flags % 2 end
 
 if op == 'q' then
   -- To know when a tier is unused, all on its way lands; that is not saved.

@@ -15,7 +15,8 @@ local HEAD = 55 -- bytes of that
 local now, wall -- the virtual clock, and TIME, as of this call
 local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and how many there were
-local flags -- 1: it is a ban, 2: someone waits for a place, 4: when it ends one request goes first
+local flags -- 1: it is a ban, 2: someone waits for a place, 4: when it ends one request goes first,
+-- 8: that has gone, and the pause is for its response
 local exact -- when the request was admitted whose response last told the truth
 
 local function hasGroups(algorithm) return algorithm == WINDOW or algorithm == ANCHORED end

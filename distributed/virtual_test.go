@@ -1,0 +1,253 @@
+package distributed_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+)
+
+// The tests here are about fleets in virtual time: processes, server and provider are
+// goroutines of one bubble, and every message takes some time, so that what is measured
+// depends on nothing but that.
+
+// A cable is the client's end of a connection: it brings messages there and back, each after
+// some time.
+type cable struct {
+	net.Conn
+	least, most time.Duration
+	there, back chan message
+	left        []byte        // of what was read
+	closed      chan struct{} // closed by Close
+	once        sync.Once
+}
+
+type message struct {
+	bytes []byte
+	due   time.Time
+}
+
+func newCable(c net.Conn, least, most time.Duration) *cable {
+	k := &cable{
+		Conn: c, least: least, most: most,
+		there: make(chan message, 1024), back: make(chan message, 1024), closed: make(chan struct{}),
+	}
+	go k.deliver()
+	go k.receive()
+	return k
+}
+
+func (k *cable) message(b []byte) message {
+	return message{bytes.Clone(b), time.Now().Add(k.least + rand.N(k.most-k.least+1))}
+}
+
+func (k *cable) deliver() {
+	for {
+		select {
+		case m := <-k.there:
+			time.Sleep(time.Until(m.due))
+			_, _ = k.Conn.Write(m.bytes)
+		case <-k.closed:
+			return
+		}
+	}
+}
+
+func (k *cable) receive() {
+	defer close(k.back)
+	for b := make([]byte, 1<<16); ; {
+		n, err := k.Conn.Read(b)
+		if err != nil {
+			return
+		}
+		k.back <- k.message(b[:n])
+	}
+}
+
+func (k *cable) Write(b []byte) (int, error) {
+	k.there <- k.message(b)
+	return len(b), nil
+}
+
+func (k *cable) Read(b []byte) (n int, err error) {
+	if len(k.left) == 0 {
+		m, ok := <-k.back
+		if !ok {
+			return 0, io.EOF
+		}
+		time.Sleep(time.Until(m.due))
+		k.left = m.bytes
+	}
+	n = copy(b, k.left)
+	k.left = k.left[n:]
+	return n, nil
+}
+
+func (k *cable) Close() error {
+	k.once.Do(func() { close(k.closed) })
+	return k.Conn.Close()
+}
+
+// SetDeadline and the like do nothing: nothing is late here.
+func (k *cable) SetDeadline(time.Time) error      { return nil }
+func (k *cable) SetReadDeadline(time.Time) error  { return nil }
+func (k *cable) SetWriteDeadline(time.Time) error { return nil }
+
+// virtual runs a test in a bubble. process makes the client of another process, whose
+// messages take from least to most.
+func virtual(t *testing.T, test func(t *testing.T, process func(least, most time.Duration) *redis.Client)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := miniredis.NewMiniRedis()
+		var clients []*redis.Client
+		defer func() {
+			for _, rdb := range clients {
+				rdb.Close()
+			}
+			s.Close()
+			time.Sleep(time.Minute) // what the clients run ends by itself
+		}()
+		test(t, func(least, most time.Duration) *redis.Client {
+			rdb := redis.NewClient(&redis.Options{
+				Addr: "127.0.0.1:6379", // a name would be looked up
+				Dialer: func(context.Context, string, string) (net.Conn, error) {
+					c, err := s.Dial()
+					if err != nil {
+						return nil, err
+					}
+					return newCable(c, least, most), nil
+				},
+				DisableIdentity: true,
+			})
+			clients = append(clients, rdb)
+			return rdb
+		})
+	})
+}
+
+// A provider refuses the first requests, each with its Retry-After, and takes its time to
+// answer.
+type provider struct {
+	takes    time.Duration
+	refusals []time.Duration
+
+	mu   sync.Mutex // guards sent
+	sent []time.Time
+}
+
+func (p *provider) RoundTrip(*http.Request) (*http.Response, error) {
+	p.mu.Lock()
+	n := len(p.sent)
+	p.sent = append(p.sent, time.Now())
+	p.mu.Unlock()
+	time.Sleep(p.takes)
+	resp := &http.Response{StatusCode: 200, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("{}"))}
+	if n < len(p.refusals) {
+		resp.StatusCode = 429
+		resp.Header.Set("Retry-After", strconv.Itoa(int(p.refusals[n].Seconds())))
+	}
+	return resp, nil
+}
+
+// check checks that after each refusal nothing is sent for so long, and then one request
+// until its response is in.
+func (p *provider) check(t *testing.T) {
+	t.Helper()
+	for i, refusal := range p.refusals {
+		if pause := p.sent[i+1].Sub(p.sent[i]); pause < p.takes+refusal {
+			t.Errorf("%v after refusal %d the next was sent", pause, i)
+		}
+	}
+	probe := len(p.refusals)
+	if alone := p.sent[probe+1].Sub(p.sent[probe]); alone < p.takes {
+		t.Errorf("%v after the probe the next was sent", alone)
+	}
+}
+
+// After a pause one request of all processes tries, and nothing else is sent before its
+// response is in, however far away the processes are.
+func TestFleetProbes(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		base := &provider{takes: time.Millisecond, refusals: []time.Duration{sec, sec, sec, sec, 2 * sec, sec}}
+		var clients []*http.Client
+		for i := range 4 {
+			s := distributed.New(process(0, time.Duration(i)*7*time.Millisecond), distributed.Options{})
+			lim := limiter(t, throttle.Policy{Name: "probe", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s)
+			clients = append(clients, &http.Client{Transport: &throttle.Transport{Base: base, Limiter: lim}})
+		}
+		get(t, clients[0])
+		var wg sync.WaitGroup
+		for i := range 40 {
+			wg.Go(func() { get(t, clients[i%len(clients)]) })
+		}
+		wg.Wait()
+		base.check(t)
+		if n := len(base.sent); n != 41 {
+			t.Errorf("%d were sent", n)
+		}
+	})
+}
+
+// A probe that is never sent, or whose process ends, is followed by another.
+func TestFleetProbeUnsent(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		base := &provider{takes: 10 * time.Millisecond, refusals: []time.Duration{sec}}
+		var limiters []*throttle.Limiter
+		for range 2 {
+			s := distributed.New(process(0, 5*time.Millisecond), distributed.Options{})
+			limiters = append(limiters, limiter(t, throttle.Policy{Name: "probe", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s))
+		}
+		client := &http.Client{Transport: &throttle.Transport{Base: base, Limiter: limiters[1]}}
+		get(t, client)
+		silent, err := limiters[0].Acquire(t.Context(), nil) // the probe, and nothing is heard of it
+		if err != nil {
+			t.Fatal(err)
+		}
+		probed := time.Now()
+		base.refusals = append(base.refusals, sec) // of the next one
+		var wg sync.WaitGroup
+		for range 10 {
+			wg.Go(func() { get(t, client) })
+		}
+		wg.Wait()
+		base.check(t)
+		if alone := base.sent[1].Sub(probed); alone < sec {
+			t.Errorf("the next was sent %v after the probe", alone)
+		}
+		_ = silent.Cancel(t.Context())
+	})
+}
+
+// Nobody tells what becomes of a request that only waits: the others follow a second later.
+func TestFleetProbeUntold(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		base := &provider{takes: 10 * time.Millisecond, refusals: []time.Duration{sec}}
+		s := distributed.New(process(0, 5*time.Millisecond), distributed.Options{})
+		l := limiter(t, throttle.Policy{Name: "probe", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s)
+		get(t, &http.Client{Transport: &throttle.Transport{Base: base, Limiter: l}})
+		var waits []time.Duration
+		began := time.Now()
+		for range 3 {
+			if err := l.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			waits = append(waits, time.Since(began))
+		}
+		if alone := waits[1] - waits[0]; alone < sec || alone > sec+200*ms || waits[2]-waits[1] > 100*ms {
+			t.Errorf("admitted after %v", waits)
+		}
+	})
+}
