@@ -251,3 +251,30 @@ func TestFleetProbeUntold(t *testing.T) {
 		}
 	})
 }
+
+// What was reserved before a pause is not sent after it, however late its time: the
+// request that tries would not go alone.
+func TestFleetPauseVoidsReservations(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		base := &provider{takes: 100 * time.Millisecond, refusals: []time.Duration{sec}}
+		var wg sync.WaitGroup
+		var clients []*http.Client
+		var limiters []*throttle.Limiter
+		for range 4 {
+			s := distributed.New(process(0, 5*time.Millisecond), distributed.Options{})
+			l := limiter(t, throttle.Policy{Name: "reserved", Tiers: []throttle.Tier{per(5*sec, 10, throttle.SlidingLog)}}, s)
+			limiters = append(limiters, l)
+			clients = append(clients, &http.Client{Transport: &throttle.Transport{Base: base, Limiter: l}})
+		}
+		if err := limiters[0].WaitN(t.Context(), 9); err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() { get(t, clients[0]) })
+		time.Sleep(50 * time.Millisecond)
+		for i := range 20 { // which have a time in 5 s before the refusal
+			wg.Go(func() { get(t, clients[i%len(clients)]) })
+		}
+		wg.Wait()
+		base.check(t)
+	})
+}

@@ -260,10 +260,10 @@ type Change uint8
 // The changes.
 const (
 	Freed     Change = iota // something was landed, released or returned
-	Slowed                  // a pause makes requests wait longer
+	Slowed                  // a pause makes requests wait longer: what was reserved is void
 	Shut                    // the quota was closed
 	Lost                    // the store lost its state: what was booked is void
-	Eased                   // a pause or ban ended early, or what was charged became less
+	Eased                   // a pause or ban ended early, or what was charged became less: what was reserved is void
 	Replanned               // the quota has a successor
 )
 
