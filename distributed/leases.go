@@ -33,7 +33,7 @@ type leases struct {
 	untold  bool                        // held has become less since the last call
 	tells   bool                        // a goroutine is about to tell
 	closed  bool                        // the client is: nobody can be told any more
-	renewal *time.Timer
+	renewal *time.Timer                 // nil while nothing is held and all is told
 }
 
 func newLeases(q *quota) *leases {
@@ -79,8 +79,8 @@ func (l *leases) unlock(err error) {
 		l.closed = true
 	case err != nil:
 		l.untold = true
-		l.renewLater()
 	}
+	l.renewLater()
 	l.mu.Unlock()
 	<-l.turn
 }
@@ -112,7 +112,6 @@ func (l *leases) grant(got []store.Decision) {
 			l.add(b.Reservation.Cost)
 		}
 	}
-	l.renewLater()
 }
 
 func (l *leases) add(cost []int64) {
@@ -196,18 +195,39 @@ func (l *leases) sync() error {
 	return nil
 }
 
+func (l *leases) isIdle() bool {
+	if l == nil {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.idle()
+}
+
+// idle reports whether nothing is held and all is told. It needs mu.
+func (l *leases) idle() bool {
+	return !l.untold && !slices.ContainsFunc(l.held, func(n int64) bool { return n != 0 })
+}
+
 // renewLater sees to it that what is held is told again before the lease ends. It
 // needs mu.
 func (l *leases) renewLater() {
-	if l.closed || l.renewal != nil || !l.untold && !slices.ContainsFunc(l.held, func(n int64) bool { return n != 0 }) {
-		return
-	}
-	l.renewal = time.AfterFunc(l.quota.store.options.Lease/3, func() {
-		l.lock()
-		l.unlock(l.sync()) // another renewal follows
-		l.mu.Lock()
-		defer l.mu.Unlock()
+	switch {
+	case l.renewal != nil && (l.closed || l.idle()):
+		l.renewal.Stop()
 		l.renewal = nil
-		l.renewLater()
-	})
+	case l.renewal == nil && !l.closed && !l.idle():
+		var renewal *time.Timer
+		renewal = time.AfterFunc(l.quota.store.options.Lease/3, func() {
+			l.lock()
+			err := l.sync()
+			l.mu.Lock()
+			if l.renewal == renewal { // else it was stopped meanwhile
+				l.renewal = nil
+			}
+			l.mu.Unlock()
+			l.unlock(err) // another renewal follows
+		})
+		l.renewal = renewal
+	}
 }

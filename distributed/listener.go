@@ -62,9 +62,8 @@ func (l *listener) run(ps *redis.PubSub) {
 	for {
 		select {
 		case m, ok := <-heard:
-			if !ok { // the client is closed
+			if !ok { // the client is closed, or the subscription
 				l.mu.Lock()
-				clear(l.wanted)
 				l.close(ps)
 				l.mu.Unlock()
 				return
@@ -113,23 +112,30 @@ func (l *listener) sweep(ps *redis.PubSub) (closed bool) {
 				delete(quotas, q)
 			}
 		}
-		if len(quotas) == 0 {
-			delete(l.wanted, key)
-			if len(l.wanted) > 0 {
-				go func() { _ = ps.Unsubscribe(context.Background(), key) }()
-			}
-		}
+		l.unsubscribe(key)
 	}
-	if len(l.wanted) > 0 {
-		return false
-	}
-	l.close(ps)
-	return true
+	return l.pubsub != ps
 }
 
-// close ends the subscription. It needs mu.
+// unsubscribe ends the subscription of a key that nobody wants any more. It needs mu.
+func (l *listener) unsubscribe(key string) {
+	if quotas, subscribed := l.wanted[key]; !subscribed || len(quotas) > 0 {
+		return
+	}
+	delete(l.wanted, key)
+	if len(l.wanted) == 0 {
+		l.close(l.pubsub)
+	} else {
+		go func(ps *redis.PubSub) { _ = ps.Unsubscribe(context.Background(), key) }(l.pubsub)
+	}
+}
+
+// close ends all subscriptions. It needs mu.
 func (l *listener) close(ps *redis.PubSub) {
-	l.pubsub = nil
+	if l.pubsub == ps {
+		l.pubsub = nil
+		clear(l.wanted)
+	}
 	go func() { _ = ps.Close() }()
 }
 
@@ -137,4 +143,5 @@ func (l *listener) forget(q *quota) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.wanted[q.key], q)
+	l.unsubscribe(q.key)
 }

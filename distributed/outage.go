@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -50,7 +51,9 @@ func part(t algorithms.Tier, n int64) algorithms.Tier {
 	return t
 }
 
-var beginning = time.Now()
+// beginning is the Unix epoch on the process's monotonic clock, before any instant of a
+// testing/synctest bubble.
+var beginning = func(now time.Time) time.Time { return now.Add(-time.Duration(now.UnixNano())) }(time.Now())
 
 func moment(t time.Time) algorithms.Moment {
 	return algorithms.Moment{At: micros(t.Sub(beginning)), Wall: t.UnixMicro()}
@@ -76,7 +79,10 @@ func (s *share) book(requests []store.Request, err error) ([]store.Decision, err
 			for u, n := range r.Cost {
 				s.owed[u] += n
 			}
-			b.Verdict, b.Reservation = store.Admitted, &store.Reservation{Start: now, End: now.Add(unguarded), Again: now, Cost: r.Cost, State: alone}
+			b.Verdict = store.Admitted
+			b.Reservation = &store.Reservation{
+				Start: now, End: now.Add(unguarded), Again: now, Cost: r.Cost, Guard: cmp.Or(r.Guard, s.ledger.Plan().Guard()), State: alone,
+			}
 		case b.Wait > r.MaxWait:
 			b.Verdict = store.Late
 		default:
@@ -120,6 +126,20 @@ func (s *share) settle(b store.Decision, cost, actual []int64) {
 	}
 }
 
+func (s *share) isIdle() bool {
+	if s == nil {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ledger.Fresh(moment(time.Now())) && !s.owes()
+}
+
+// owes reports whether anything has to be charged in Redis. It needs mu.
+func (s *share) owes() bool {
+	return slices.ContainsFunc(s.owed, func(n int64) bool { return n != 0 })
+}
+
 func (s *share) release(cost []int64) {
 	if s == nil {
 		return
@@ -137,7 +157,7 @@ func (q *quota) repay() {
 		return
 	}
 	s.mu.Lock()
-	if !slices.ContainsFunc(s.owed, func(n int64) bool { return n != 0 }) {
+	if !s.owes() {
 		s.mu.Unlock()
 		return
 	}

@@ -69,6 +69,7 @@ var (
 	_ store.Reserver   = (*quota)(nil)
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Observer   = (*quota)(nil)
+	_ store.Idler      = (*quota)(nil)
 )
 
 func (s *Store) newQuota(key string, plan *algorithms.Plan) *quota {

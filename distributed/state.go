@@ -101,16 +101,28 @@ func bit(yes bool) int {
 	return 0
 }
 
-// Resume ends the pause or ban for the fleet. What this process has kept alone ends too,
-// unless Redis does not answer: the error says so then.
+// Resume ends the pause or ban of the fleet. If Redis does not answer, it ends only the one
+// that this process keeps alone, and returns the error.
 func (q *quota) Resume(ctx context.Context) error {
 	t, h, err := q.end(ctx, 0, resumed)
 	if err != nil {
+		q.resumeAlone()
 		return err
 	}
 	q.learn(h, t)
 	q.resume(h.epoch)
 	return nil
+}
+
+func (q *quota) resumeAlone() {
+	q.mu.Lock()
+	s := &q.state
+	if !s.alone {
+		q.mu.Unlock()
+		return
+	}
+	s.until, s.shut, s.alone = time.Time{}, false, false
+	q.unlockAndTell(store.Eased, 0)
 }
 
 // How a pause ends, or the wait for a probe.
@@ -354,12 +366,14 @@ func (q *quota) giveBack(bookings []store.Decision) {
 // there a request is on its way for the whole of Policy.Guard.
 func (q *quota) Arrived(b store.Decision, _ []int64) { q.endProbe(b, answered) }
 
-// Unanswered settles what was estimated.
+// Unanswered settles what was estimated when the guard has passed, as Redis lands the rest
+// then. Until then it is held.
 func (q *quota) Unanswered(b store.Decision, cost []int64) {
-	if q.plan.Estimates() {
-		q.Settle(b, cost, cost, nil)
-	}
 	q.endProbe(b, unanswered)
+	if q.plan.Estimates() {
+		a := b.Reservation
+		time.AfterFunc(time.Until(a.Start.Add(a.Guard)), func() { q.Settle(b, cost, cost, nil) })
+	}
 }
 
 // Release gives back what a request held of a Concurrency tier.
@@ -463,5 +477,15 @@ func (q *quota) Forecast() store.Forecast {
 	return idle.(store.Forecaster).Forecast()
 }
 
-// Close ends what the quota has with the listener.
+// Idle reports whether nothing is lost if the quota is forgotten: no pause that only this
+// process keeps, nothing held, and nothing that was sent without Redis.
+func (q *quota) Idle() bool {
+	q.mu.Lock()
+	paused := q.state.alone && time.Now().Before(q.state.until)
+	q.mu.Unlock()
+	return !paused && q.leases.isIdle() && q.share.isIdle()
+}
+
+// Close ends what the quota has with the listener. What requests still hold of it is leased
+// until they have ended.
 func (q *quota) Close() { q.store.listener.forget(q) }

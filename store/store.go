@@ -42,7 +42,8 @@ type Quota interface {
 	Return(ctx context.Context, b Decision, cost []int64) error
 	// Pause admits nothing for some time.
 	Pause(ctx context.Context, p Pause) (Paused, error)
-	// Resume ends the pause or ban in force, and with it the wait for a probe.
+	// Resume ends the pause or ban in force, and with it the wait for a probe, for all who
+	// share the quota. After an error they may go on pausing.
 	Resume(ctx context.Context) error
 	// Status reports every tier.
 	Status(ctx context.Context) (Status, error)
