@@ -54,6 +54,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/lineage"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -73,10 +74,12 @@ type Store struct {
 	turn chan struct{} // holds one: whoever has taken it may open the file
 	done chan struct{} // closed by Close
 
+	lines   lineage.Lines
 	damaged error // what was found out about the file; for whoever has the turn
 
-	mu       sync.Mutex                       // guards watchers
+	mu       sync.Mutex                       // guards all below
 	watchers map[string]map[*watcher]struct{} // of those who wait, by name
+	news     map[string][]func(t *turn)       // what has happened since the last turn, by name
 }
 
 // A watcher is told of what this process does to a quota.
@@ -99,6 +102,7 @@ func Open(path string) (*Store, error) {
 		turn:     make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		watchers: make(map[string]map[*watcher]struct{}),
+		news:     make(map[string][]func(t *turn)),
 	}
 	s.turn <- struct{}{}
 	limited, leave, err := s.enter(context.Background())
@@ -130,15 +134,23 @@ func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	if key == "" {
 		return nil, errors.New("host: the key is empty: quotas are kept by name, so give the policy a Name")
 	}
+	if err := validate(plan); err != nil {
+		return nil, err
+	}
+	line, version := s.lines.Open(key)
+	return newQuota(s, name(key), plan, line, version), nil
+}
+
+func validate(plan *algorithms.Plan) error {
 	for _, t := range plan.Tiers() {
 		if t.Algorithm == algorithms.Concurrency {
-			return nil, fmt.Errorf("host: tier %q: what is open is not kept in a file: use package local or distributed", t)
+			return fmt.Errorf("host: tier %q: what is open is not kept in a file: use package local or distributed", t)
 		}
 		if t.Estimated {
-			return nil, fmt.Errorf("host: tier %q: what is estimated would stay so in the file when its process dies: leave Estimated false, or use package local or distributed", t)
+			return fmt.Errorf("host: tier %q: what is estimated would stay so in the file when its process dies: leave Estimated false, or use package local or distributed", t)
 		}
 	}
-	return newQuota(s, key, plan), nil
+	return nil
 }
 
 // name is that of a key in the file: nobody who reads it learns what was passed.

@@ -155,7 +155,7 @@ func TestTwin(t *testing.T) {
 	for i, tiers := range tiers {
 		synctest.Test(t, func(t *testing.T) {
 			p := plan(t, time.Duration(i%2)*50*ms, tiers...)
-			g := &pair{T: t, rand: rand.New(rand.NewPCG(uint64(i), 1)), plan: p, file: openFile(t, file(t)), twin: open(t, local.New(), p)}
+			g := &pair{T: t, tiers: tiers, rand: rand.New(rand.NewPCG(uint64(i), 1)), plan: p, file: openFile(t, file(t)), twin: open(t, local.New(), p)}
 			g.quota = open(t, g.file, p)
 			for step := range 1500 {
 				g.what = fmt.Sprintf("plan %d, step %d", i, step)
@@ -171,44 +171,86 @@ type pair struct {
 	*testing.T
 	what        string
 	rand        *rand.Rand
+	tiers       []algorithms.Tier
 	plan        *algorithms.Plan
 	file        *host.Store
 	twin, quota store.Quota
-	held        []store.Decision
+	held        []held
+}
+
+// A held decision belongs to the quotas that made it.
+type held struct {
+	store.Decision
+	twin, quota store.Quota
 }
 
 var one = []int64{1}
 
 func (g *pair) random(below time.Duration) time.Duration {
-	return time.Duration(g.rand.Int64N(int64(below)))
+	return time.Duration(g.rand.Int64N(int64(below))).Truncate(time.Microsecond)
 }
 
 func (g *pair) step() {
-	switch what := g.rand.IntN(20); {
+	switch what := g.rand.IntN(22); {
 	case what < 12:
 		g.reserve(store.Request{Cost: one, Held: g.rand.IntN(2) == 0})
-	case what < 17 && len(g.held) > 0:
-		g.twin.Arrived(g.held[0], one)
-		g.quota.Arrived(g.held[0], one)
-		g.held = g.held[1:]
+	case what < 16 && len(g.held) > 0:
+		d := g.next()
+		d.twin.Arrived(d.Decision, one)
+		d.quota.Arrived(d.Decision, one)
+	case what == 16 && len(g.held) > 0:
+		d := g.next()
+		d.twin.Unanswered(d.Decision, one)
+		d.quota.Unanswered(d.Decision, one)
 	case what == 17 && len(g.held) > 0:
-		g.same(nil, g.twin.Return(background, g.held[0], one), g.quota.Return(background, g.held[0], one))
-		g.held = g.held[1:]
+		d := g.next()
+		g.same(nil, d.twin.Return(background, d.Decision, one), d.quota.Return(background, d.Decision, one))
 	case what == 17:
 		from := time.Now().Add(g.random(sec))
 		g.twin.(store.Aligner).Align(from, from.Add(10*ms))
 		g.quota.(store.Aligner).Align(from, from.Add(10*ms))
-	case what == 18 && g.rand.IntN(10) == 0:
-		pause := store.Pause{For: g.random(sec), Close: g.rand.IntN(2) == 0}
+	case what == 18 && g.rand.IntN(4) == 0:
+		pause := store.Pause{For: g.random(sec) * time.Duration(g.rand.IntN(2)), Close: g.rand.IntN(2) == 0, Probe: g.rand.IntN(2) == 0}
+		pause.Once, pause.Epoch = g.rand.IntN(4) == 0, g.rand.Int64N(20)
 		want, _ := g.twin.Pause(background, pause)
 		got, err := g.quota.Pause(background, pause)
 		g.same(err, got, want)
-	case what == 19:
+	case what == 19 && g.rand.IntN(10) == 0:
+		g.same(nil, g.twin.Resume(background), g.quota.Resume(background))
+	case what == 20 && g.rand.IntN(30) == 0 && g.tiers[0].Phase != algorithms.UnknownPhase: // which takes a window to change
+		g.change()
+	case what == 21:
 		want, _ := g.twin.Status(background)
 		got, err := g.quota.Status(background)
 		g.same(err, got, want)
 		g.quota = open(g, g.file, g.plan) // as another process would, now that the file has all news
 	}
+}
+
+func (g *pair) next() held {
+	d := g.held[0]
+	g.held = g.held[1:]
+	return d
+}
+
+// change changes all limits, at once in both.
+func (g *pair) change() {
+	var tiers []algorithms.Tier
+	for _, t := range g.tiers {
+		t.Limit, t.Burst = 5+g.rand.Int64N(40), 0
+		tiers = append(tiers, t)
+	}
+	g.plan = plan(g, g.plan.Guard(), tiers...)
+	quota := g.quota
+	g.same(nil, g.twin.(store.Changer).Change(background, g.plan), quota.(store.Changer).Change(background, g.plan))
+	if b, err := quota.TryAcquire(background, store.Request{Cost: one}); err != nil || b.Verdict != store.Moved {
+		g.Fatalf("%s: %+v, %v of a quota that has a successor", g.what, b, err)
+	}
+	g.twin, _ = g.twin.(store.Changer).Successor()
+	g.quota, _ = g.quota.(store.Changer).Successor()
+	want, _ := g.twin.Status(background)
+	got, err := quota.Status(background)
+	g.same(err, got, want)
 }
 
 func (g *pair) reserve(r store.Request) {
@@ -222,7 +264,7 @@ func (g *pair) reserve(r store.Request) {
 	}
 	g.same(err, got, want)
 	if got.Verdict == store.Admitted && r.Held {
-		g.held = append(g.held, got)
+		g.held = append(g.held, held{got, g.twin, g.quota})
 	}
 }
 

@@ -2,11 +2,11 @@ package host
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/lineage"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -21,14 +21,18 @@ type quota struct {
 	plan  *algorithms.Plan
 	text  string // of the plan
 
-	mu   sync.Mutex      // guards all below
-	news []func(t *turn) // what has happened since, for the next turn
-	seen turn            // the last one
+	line    *lineage.Line
+	version int64 // of the plan, in the line
+
+	mu   sync.Mutex // guards all below
+	seen turn       // the last one
+	next *quota     // under a plan that replaced its own; nil while nobody needed it
 }
 
 // A turn is what a transaction finds in the file, and changes.
 type turn struct {
 	state
+	text   string // of the quota's plan
 	now    algorithms.Moment
 	ledger algorithms.Ledger
 	ready  int64 // the ledger, of another plan before, is not to be used until then
@@ -39,12 +43,52 @@ var (
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Aligner    = (*quota)(nil)
 	_ store.Observer   = (*quota)(nil)
+	_ store.Changer    = (*quota)(nil)
 )
 
-func newQuota(s *Store, key string, plan *algorithms.Plan) *quota {
-	q := &quota{store: s, name: name(key), plan: plan, text: planText(plan)}
+func newQuota(s *Store, name []byte, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
+	q := &quota{store: s, name: name, plan: plan, text: planText(plan), line: line, version: version}
 	q.seen = turn{state: state{plan: q.text}, ledger: fresh(plan)}
 	return q
+}
+
+// newest is the quota, or its successor under the newest plan.
+func (q *quota) newest() *quota {
+	for !q.line.IsNewest(q.version) {
+		q = q.successor()
+	}
+	return q
+}
+
+func (q *quota) successor() *quota {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.next == nil {
+		plan, version := q.line.Newest()
+		q.next = newQuota(q.store, q.name, plan, q.line, version)
+		ledger, ready := plan.Convert(q.seen.ledger, q.seen.now)
+		q.next.seen = q.seen
+		q.next.seen.ledger, q.next.seen.ready = ledger, ready
+	}
+	return q.next
+}
+
+func (q *quota) Change(ctx context.Context, plan *algorithms.Plan) error {
+	if err := validate(plan); err != nil {
+		return err
+	}
+	// The file is told all news under the old plan, and converted. If it can't be had now, what is
+	// in flight lands with its guard, and the next admission converts it.
+	_ = q.newest().take(ctx, func(*turn) bool { return false })
+	q.line.Change(plan)
+	_ = q.newest().take(ctx, func(*turn) bool { return true })
+	q.store.tell(q.name, store.Replanned, 0)
+	return nil
+}
+
+func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
+	q = q.newest()
+	return q, q.plan
 }
 
 // fresh is the ledger of a quota that is not in the file: nothing is used, but for
@@ -72,7 +116,7 @@ func (q *quota) take(ctx context.Context, decide func(t *turn) (changed bool)) e
 			return nil, err
 		}
 		if t.ready <= t.now.At {
-			told = q.tell(&t)
+			told = q.store.tellNews(q.name, &t)
 		}
 		if decide(&t) || told > 0 || healed {
 			write = q.write(&t)
@@ -80,20 +124,20 @@ func (q *quota) take(ctx context.Context, decide func(t *turn) (changed bool)) e
 		t.state.ledger = nil // it is the file's
 		return write, nil
 	})
-	paused := q.remember(t, told, err)
+	q.store.dropNews(q.name, told)
+	paused := q.remember(t, err)
 	leave()
-	if left := t.now.Until(t.until); paused && left > 0 {
-		q.store.tell(q.name, t.change(), left)
+	if c, left := t.change(); paused && left > 0 {
+		q.store.tell(q.name, c, left)
 	}
 	return err
 }
 
-// remember keeps what a turn has found, and tells whether there was a pause since
-// the last. News are told once: of a turn that failed nobody knows what became.
-func (q *quota) remember(t turn, told int, err error) (paused bool) {
+// remember keeps what a turn has found, and reports whether there was a pause since
+// the last.
+func (q *quota) remember(t turn, err error) (paused bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.news = q.news[told:]
 	if err != nil {
 		return false
 	}
@@ -113,6 +157,7 @@ func (q *quota) read(value []byte) (t turn, healed bool, err error) {
 	q.mu.Lock()
 	known := q.seen.now.At
 	q.mu.Unlock()
+	t.text = q.text
 	t.now, healed = t.state.now(q.store.wall(), known)
 	t.ready = t.now.At
 	switch {
@@ -140,21 +185,33 @@ func (q *quota) write(t *turn) []byte {
 	return t.encode()
 }
 
-// tell brings the news to the ledger, and returns how many there were.
-func (q *quota) tell(t *turn) int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for _, news := range q.news {
-		news(t)
-	}
-	return len(q.news)
+// hear keeps news for the next turn of any quota of the key, whatever its plan.
+func (q *quota) hear(news func(t *turn)) {
+	q.store.mu.Lock()
+	defer q.store.mu.Unlock()
+	q.store.news[string(q.name)] = append(q.store.news[string(q.name)], news)
 }
 
-// hear keeps news for the next turn.
-func (q *quota) hear(news func(t *turn)) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.news = append(q.news, news)
+// tellNews brings the news of a key to a turn, and returns how many there were.
+func (s *Store) tellNews(name []byte, t *turn) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, news := range s.news[string(name)] {
+		news(t)
+	}
+	return len(s.news[string(name)])
+}
+
+// dropNews forgets those that were told. They are told once: of a turn that failed nobody
+// knows what became.
+func (s *Store) dropNews(name []byte, told int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if news := s.news[string(name)]; len(news) > told {
+		s.news[string(name)] = news[told:]
+	} else {
+		delete(s.news, string(name))
+	}
 }
 
 // at is the moment at which the wall clock showed a time, no later than now: it may
@@ -165,6 +222,9 @@ func (t *turn) at(wall int64) algorithms.Moment {
 }
 
 func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decision, err error) {
+	if !q.line.IsNewest(q.version) {
+		return store.Decision{Verdict: store.Moved, Tier: -1}, nil
+	}
 	err = q.take(ctx, func(t *turn) bool {
 		b = t.reserve(r)
 		return b.Verdict == store.Admitted
@@ -181,8 +241,8 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decisi
 func (t *turn) reserve(r store.Request) store.Decision {
 	b := store.Decision{Tier: -1, Epoch: t.epoch}
 	switch from := max(t.until, t.ready); {
-	case t.shut&ban > 0 && t.until > t.now.At:
-		b.Verdict, b.Wait = store.Closed, t.now.Until(t.until)
+	case t.banned > t.now.At:
+		b.Verdict, b.Wait = store.Closed, t.now.Until(t.banned)
 	case from > t.now.At:
 		if t.shut&probing > 0 {
 			b.Tier = store.Probing
@@ -204,7 +264,7 @@ func (t *turn) reserve(r store.Request) store.Decision {
 		if b.Flight, at, b.Tier = t.ledger.TakeLeaving(t.now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
 			b.Verdict, b.At, b.Crossed = store.Admitted, t.now.At, t.ledger.Crossings(t.now)
 			if t.shut&probe > 0 {
-				t.until, t.shut = t.now.At+algorithms.Micros(store.ProbeTime), probing
+				t.startProbe(&b, r)
 			}
 		} else {
 			b.Wait = t.now.Until(at)
@@ -216,14 +276,45 @@ func (t *turn) reserve(r store.Request) store.Decision {
 	return b
 }
 
+// startProbe has the others wait for the response to the request. A held one that gets
+// none within its time is followed by another probe.
+func (t *turn) startProbe(b *store.Decision, r store.Request) {
+	b.Probe = true
+	alone := store.ProbeTime
+	t.shut = probing
+	if r.Held {
+		alone = store.ProbeTimeout + max(r.Guard, t.ledger.Plan().Guard())
+		t.shut |= probe
+	}
+	t.until = t.now.At + algorithms.Micros(alone)
+}
+
+// endProbe ends the wait for the response to the probe, if that is what the decision
+// admitted. Without one the next request probes.
+func (t *turn) endProbe(b store.Decision, answered bool) {
+	if !b.Probe || t.shut&probing == 0 || b.Epoch != t.epoch {
+		return
+	}
+	t.until, t.shut = 0, probe
+	if answered {
+		t.shut = 0
+	}
+}
+
 // Arrived is told to the file with the next transaction: those who wait here make one
 // at once. Until then the request counts as on its way, for its guard at most.
 func (q *quota) Arrived(b store.Decision, cost []int64) {
-	if b.Flight != algorithms.Landed {
-		wall := q.store.wall()
-		q.hear(func(t *turn) { t.ledger.Land(t.at(wall), b.Flight, cost) })
-		q.store.tell(q.name, store.Freed, 0)
+	if b.Flight == algorithms.Landed && !b.Probe {
+		return
 	}
+	wall := q.store.wall()
+	q.hear(func(t *turn) {
+		if t.text == q.text { // else it lands with its guard
+			t.ledger.Land(t.at(wall), b.Flight, cost)
+		}
+		t.endProbe(b, true)
+	})
+	q.store.tell(q.name, store.Freed, 0)
 }
 
 // Release does nothing: there are no tiers that count what is open.
@@ -235,68 +326,101 @@ func (q *quota) Settle(store.Decision, []int64, []int64, func([]algorithms.Cross
 // Observe is told to the file with the next transaction.
 func (q *quota) Observe(b store.Decision, _ []int64, seen []store.Observation) {
 	q.hear(func(t *turn) {
-		t.exact = store.Observe(&t.ledger, t.now, b.At, t.exact, seen)
+		if t.text == q.text { // else the readings are of other tiers
+			t.exact = store.Observe(&t.ledger, t.now, b.At, t.exact, seen)
+		}
 	})
 }
 
-// Unanswered leaves the request in flight.
-func (q *quota) Unanswered(store.Decision, []int64) {}
+// Unanswered leaves the request in flight. Of a probe it is told to the file with the next
+// transaction.
+func (q *quota) Unanswered(b store.Decision, _ []int64) {
+	if b.Probe {
+		q.hear(func(t *turn) { t.endProbe(b, false) })
+		q.store.tell(q.name, store.Freed, 0)
+	}
+}
 
-// Resume ends the pause or ban.
-func (q *quota) Resume(context.Context) error { return errors.ErrUnsupported }
+// Resume is seen by other processes when they ask.
+func (q *quota) Resume(ctx context.Context) error {
+	err := q.newest().take(ctx, func(t *turn) bool {
+		t.until, t.banned, t.shut = 0, 0, 0
+		return true
+	})
+	if err == nil {
+		q.store.tell(q.name, store.Eased, 0)
+	}
+	return err
+}
 
 func (q *quota) Return(ctx context.Context, b store.Decision, cost []int64) error {
-	if b.Flight == algorithms.Landed {
+	if b.Flight == algorithms.Landed && !b.Probe {
 		return nil
 	}
 	wall := q.store.wall()
-	q.hear(func(t *turn) { t.ledger.Cancel(t.at(wall), b.Flight, cost) })
-	err := q.take(ctx, func(*turn) bool { return false })
-	q.store.tell(q.name, store.Freed, 0)
+	q.hear(func(t *turn) {
+		if t.text == q.text { // else it lands with its guard
+			t.ledger.Cancel(t.at(wall), b.Flight, cost)
+		}
+		t.endProbe(b, false)
+	})
+	err := q.newest().take(ctx, func(*turn) bool { return false })
+	q.store.tell(q.name, store.Eased, 0)
 	return err
 }
 
 // Align is told to the file with the next transaction.
 func (q *quota) Align(from, to time.Time) {
 	wall, later := q.store.wall(), to.Add(time.Microsecond-1).UnixMicro()
-	q.hear(func(t *turn) { t.ledger.Boundary(t.at(wall), from.UnixMicro()+t.offset, later+t.offset) })
+	q.hear(func(t *turn) {
+		if t.text == q.text { // else it is of other tiers
+			t.ledger.Boundary(t.at(wall), from.UnixMicro()+t.offset, later+t.offset)
+		}
+	})
 	q.store.tell(q.name, store.Freed, 0)
 }
 
 func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, err error) {
-	err = q.take(ctx, func(t *turn) bool {
-		end := t.now.At + algorithms.Micros(p.For)
-		until, shut := t.until, t.shut
-		if shut&probing > 0 {
-			until, shut = 0, probe
-		}
-		if (!p.Once || p.Epoch == t.epoch) && end > max(t.now.At, until) {
-			t.until, t.shut = end, shut&probe
-			if p.Close {
-				t.shut |= ban
-			}
-			if p.Probe {
-				t.shut |= probe
-			}
-			t.epoch++
-			done.Applied = true
-		}
+	err = q.newest().take(ctx, func(t *turn) bool {
+		done.Applied = t.pause(p)
 		done.Epoch = t.epoch
 		return done.Applied
 	})
 	return done, err
 }
 
-// change is what a pause is to those who wait.
-func (t *turn) change() store.Change {
-	if t.shut&ban > 0 {
-		return store.Shut
+func (t *turn) pause(p store.Pause) (applied bool) {
+	end := min(t.now.At+algorithms.Micros(p.For), algorithms.Latest)
+	until := t.until
+	if t.shut&probing > 0 {
+		until = 0
 	}
-	return store.Slowed
+	longer := end > max(t.now.At, until) || p.Probe && p.For == 0 && until <= t.now.At
+	if p.Once && p.Epoch != t.epoch || !longer {
+		return false
+	}
+	if p.Probe || t.shut&probing > 0 && t.until > t.now.At {
+		t.shut |= probe
+	}
+	t.shut &= probe
+	t.until = max(end, until)
+	if p.Close {
+		t.banned = max(t.banned, end)
+	}
+	t.epoch++
+	return true
+}
+
+// change is what a pause is to those who wait, and how long it lasts.
+func (t *turn) change() (store.Change, time.Duration) {
+	if t.banned > t.now.At {
+		return store.Shut, t.now.Until(t.banned)
+	}
+	return store.Slowed, t.now.Until(t.until)
 }
 
 func (q *quota) Status(ctx context.Context) (s store.Status, err error) {
-	err = q.take(ctx, func(t *turn) bool {
+	err = q.newest().take(ctx, func(t *turn) bool {
 		s = t.status()
 		return false
 	})
@@ -304,10 +428,8 @@ func (q *quota) Status(ctx context.Context) (s store.Status, err error) {
 }
 
 func (t *turn) status() (s store.Status) {
-	if left := max(0, t.now.Until(t.until)); t.shut&ban > 0 {
-		s.Closed = left
-	} else {
-		s.Paused = left
+	if s.Closed = max(0, t.now.Until(t.banned)); s.Closed == 0 {
+		s.Paused = max(0, t.now.Until(t.until))
 	}
 	s.Tiers = store.Tiers(&t.ledger, t.now)
 	return s
@@ -318,16 +440,23 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	return q.store.watch(q.name, &w)
 }
 
-// Close has nothing to do: the quota stays in the file until it equals a fresh one.
-func (q *quota) Close() {}
+// Close leaves the quota in the file until it equals a fresh one.
+func (q *quota) Close() {
+	if q.line.Close() { // what is in flight lands with its guard
+		q.store.mu.Lock()
+		defer q.store.mu.Unlock()
+		delete(q.store.news, string(q.name))
+	}
+}
 
 // Forecast foretells from what the file had the last time.
 func (q *quota) Forecast() store.Forecast {
+	q = q.newest()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	seen := q.seen
 	from := max(seen.until, seen.ready)
-	if seen.shut&(ban|probing) > 0 { // nobody will wait: they are refused, or it is not known for how long
+	if now, _ := seen.state.now(q.store.wall(), seen.now.At); seen.banned > now.At || seen.shut&probing > 0 { // nobody will wait: they are refused, or it is not known for how long
 		from = seen.ready
 	}
 	return store.Foretell(&seen.ledger, func() algorithms.Moment {

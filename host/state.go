@@ -19,7 +19,8 @@ type state struct {
 	last   int64 // when it was written
 	offset int64 // of its clock to the wall clock
 	until  int64 // the longest pause or ban ends
-	shut   int64 // ban, probe, probing
+	banned int64 // the longest ban ends, which is a pause too
+	shut   int64 // probe, probing; as bytes also ban, and beyond the bits how long before until that ends
 	epoch  int64 // pauses and bans so far
 	exact  int64 // when the request was admitted whose response last told the truth
 	plan   string
@@ -36,6 +37,7 @@ const (
 	ban     = 1 << iota // callers are refused
 	probe               // one request is to go first when it ends
 	probing             // that has gone, and the pause is for its answer
+	bits    = iota
 )
 
 var (
@@ -50,7 +52,11 @@ func (s *state) numbers() []*int64 {
 func (s *state) encode() []byte {
 	b := make([]byte, headLen, headLen+7*binary.MaxVarintLen64+len(s.plan)+len(s.ledger))
 	b[0] = format
-	for _, n := range s.numbers() {
+	packed := *s
+	if s.banned > s.last { // a release that knows of one end takes all of it for a ban
+		packed.shut |= ban | (s.until-s.banned)<<bits
+	}
+	for _, n := range packed.numbers() {
 		b = binary.AppendVarint(b, *n)
 	}
 	b = binary.AppendUvarint(b, uint64(len(s.plan)))
@@ -75,6 +81,10 @@ func parse(b []byte) (s state, err error) {
 		}
 		b = b[size:]
 	}
+	if s.shut&ban > 0 {
+		s.banned = s.until - s.shut>>bits
+	}
+	s.shut &= probe | probing
 	length, size := binary.Uvarint(b)
 	if size <= 0 || length > uint64(len(b)-size) {
 		return s, ErrDamaged
@@ -148,5 +158,5 @@ func isIdle(value []byte, wall int64) bool {
 	}
 	l, err := s.decodeAny()
 	now, _ := s.now(wall, 0)
-	return err == nil && s.until <= now.At && l.Fresh(now)
+	return err == nil && s.until <= now.At && s.shut&probe == 0 && l.Fresh(now)
 }
