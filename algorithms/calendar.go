@@ -92,16 +92,17 @@ func location(zone string) (*time.Location, error) {
 // period begins at the first instant of its date, so that a day may have 23 or 25
 // hours, and begins at 01:00 where there is no midnight. It is otherwise as
 // fixedWindow is: twice the limit can pass around a boundary, and a request on its way
-// counts in every period that it may arrive in. It remembers three words.
+// counts in every period that it may arrive in. It remembers four words.
 //
 // Source: the daily limits of the Gemini API, which "reset at midnight Pacific time",
 // and of HubSpot, at midnight in the account's time zone.
 type calendar struct {
 	site
-	limit  int64
-	period Period
-	zone   *time.Location
-	tier   int // which of the plan's it is
+	limit   int64
+	period  Period
+	longest int64 // of all periods
+	zone    *time.Location
+	tier    int // which of the plan's it is
 }
 
 func newCalendar(t Tier, s site) *calendar {
@@ -109,20 +110,38 @@ func newCalendar(t Tier, s site) *calendar {
 	if err != nil {
 		panic(err) // the tier was valid as it came
 	}
-	return &calendar{site: s, limit: t.Limit, period: t.Period, zone: loc}
+	return &calendar{site: s, limit: t.Limit, period: t.Period, longest: Micros(t.Period.Longest()), zone: loc}
 }
 
-// The end of the current period, as Unix time, the units that landed in it, and the
-// percent of the limit that was told.
-func (*calendar) words() (words, rings int) { return 3, 0 }
+// Longest is more than any period takes: a day longer than the calendar has it, because a
+// zone may have a date twice.
+func (p Period) Longest() time.Duration {
+	return [periodCount]time.Duration{Day: 2, Week: 8, Month: 32}[p] * 24 * time.Hour
+}
 
-// ends is the end of the period in which a moment counts, as Unix time. A wall clock
-// that steps back does not reopen a period.
-func (r *calendar) ends(l *Ledger, m Moment) int64 {
-	if end := l.word[r.word]; m.Wall < end {
-		return end
+// The end of the period of the last landing, as Unix time, the units that landed in it,
+// the percent of the limit that was told, and the instant of that landing.
+func (*calendar) words() (words, rings int) { return 4, 0 }
+
+// over reports whether the period of the last landing has ended by a moment. A wall clock
+// that steps back does not reopen a period, nor does it make one last longer than any.
+func (r *calendar) over(m Moment, end, last int64) bool {
+	return m.Wall >= end || m.At >= last+r.longest
+}
+
+// ends is the end of the period in which a moment counts, as Unix time, after a landing in
+// the period of another end.
+func (r *calendar) ends(m Moment, end, last int64) int64 {
+	if r.over(m, end, last) {
+		return r.begins(m.Wall, 1)
 	}
-	return r.begins(m.Wall, 1)
+	return end
+}
+
+// closes is the instant from which a landing at a moment in the period of an end counts no
+// more.
+func (r *calendar) closes(m Moment, end int64) int64 {
+	return min(end-m.Wall+m.At, m.At+r.longest)
 }
 
 // begins is when the n-th period after that of an instant begins.
@@ -176,37 +195,48 @@ func firstInstant(midnight time.Time, zone *time.Location) time.Time {
 }
 
 func (r *calendar) earliest(l *Ledger, now Moment, n int64) int64 {
-	aloft := l.aloft(r.unit)
-	if r.used(l, now)+aloft+n <= r.limit {
+	w, landed, aloft := l.word[r.word:], r.used(l, now), l.aloft(r.unit)
+	if landed+aloft+n <= r.limit {
 		return now.At
 	}
-	// A boundary clears what has landed, but not what is on its way across it.
-	next := r.ends(l, now)
-	for i := 0; aloft+n > r.limit; i++ {
-		if i == l.slots() {
-			return Never // estimates
-		}
-		at, carried := l.landing(i, r.unit)
-		aloft -= carried
-		next = max(next, r.ends(l, now.on(at)))
+	// A boundary clears what has landed, but not what is on its way across it. What lands
+	// before may put it off, where the clock was set back.
+	next, end, last := now.At, w[0], w[3]
+	if landed > 0 {
+		next = r.closes(now.on(last), end)
 	}
-	return next - now.Wall + now.At
+	for i := range l.slots() {
+		at, carried := l.landing(i, r.unit)
+		if aloft+n <= r.limit && at >= next {
+			break
+		}
+		if carried > 0 {
+			end, last = r.ends(now.on(at), end, last), at
+			next = max(next, r.closes(now.on(at), end))
+		}
+		aloft -= carried
+	}
+	if aloft+n > r.limit {
+		return Never // estimates
+	}
+	return next
 }
 
 // turn begins a new period, if it is time.
 func (r *calendar) turn(l *Ledger, m Moment) {
-	if w := l.word[r.word:]; m.Wall >= w[0] {
-		w[0], w[1], w[2] = r.ends(l, m), 0, 0
+	if w := l.word[r.word:]; r.over(m, w[0], w[3]) {
+		w[0], w[1], w[2], w[3] = r.begins(m.Wall, 1), 0, 0, m.At
 	}
 }
 
 func (r *calendar) land(l *Ledger, at Moment, n int64) {
 	r.turn(l, at)
-	l.word[r.word+1] += n
+	w := l.word[r.word:]
+	w[1], w[3] = w[1]+n, at.At
 }
 
-func (r *calendar) opened(l *Ledger, now Moment) int64 {
-	return r.begins(r.ends(l, now)-1, 0) - now.Wall + now.At
+func (r *calendar) opened(_ *Ledger, now Moment) int64 {
+	return r.begins(now.Wall, 0) - now.Wall + now.At
 }
 
 func (r *calendar) forget(l *Ledger, now Moment, keep int64) {
@@ -216,7 +246,7 @@ func (r *calendar) forget(l *Ledger, now Moment, keep int64) {
 }
 
 func (r *calendar) used(l *Ledger, now Moment) int64 {
-	if w := l.word[r.word:]; now.Wall < w[0] {
+	if w := l.word[r.word:]; !r.over(now, w[0], w[3]) {
 		return w[1]
 	}
 	return 0
@@ -226,7 +256,8 @@ func (r *calendar) fresh(l *Ledger, now Moment) int64 {
 	if r.used(l, now) == 0 {
 		return now.At
 	}
-	return l.word[r.word] - now.Wall + now.At
+	w := l.word[r.word:]
+	return r.closes(now.on(w[3]), w[0])
 }
 
 // A Crossing says that a [Calendar] tier has come from one percent of its Limit to

@@ -12,14 +12,19 @@ var errUnsound = errors.New("not what a ledger of this plan remembers")
 // mostStored is more than any instant or amount that a ledger comes to.
 const mostStored = 1 << 53
 
+// encoding is the number of the form in which a ledger is written. It stands first, negated:
+// the first form had no number, and began with the clock.
+const encoding = 2
+
 // AppendBinary appends what the ledger remembers, which UnmarshalBinary of a ledger
 // of an equal plan reads. The error is always nil.
 //
-// It is the clock, the words and the rings, as varints; of each list a number is told
-// by its difference from the last but one, since windows keep pairs. 10,000 stamps
-// of a log over an hour take 30 KB.
+// It is the form, the clock, the words and the rings, as varints; of each list a number is
+// told by its difference from the last but one, since windows keep pairs. 10,000 stamps of
+// a log over an hour take 30 KB.
 func (l *Ledger) AppendBinary(b []byte) ([]byte, error) {
-	b = appendList(binary.AppendVarint(b, l.last), l.word)
+	b = binary.AppendVarint(binary.AppendVarint(b, -encoding), l.last)
+	b = appendList(b, l.word)
 	if l.rings != nil {
 		for _, ring := range *l.rings {
 			b = appendList(b, ring)
@@ -30,12 +35,18 @@ func (l *Ledger) AppendBinary(b []byte) ([]byte, error) {
 
 // UnmarshalBinary makes the ledger remember what AppendBinary wrote. After an error,
 // for what no ledger of an equal plan wrote, it is as it was. It allocates at most
-// eight times the size of the data.
+// eight times the size of the data. It reads the first form too.
 func (l *Ledger) UnmarshalBinary(data []byte) error {
 	r := Ledger{plan: l.plan}
 	ok := true
-	r.last, data, ok = cutVarint(data)
-	if r.word, data, ok = cutList(data, ok); l.plan.rings > 0 {
+	if r.last, data, ok = cutVarint(data); r.last == -encoding {
+		r.last, data, ok = cutVarint(data)
+		r.word, data, ok = cutList(data, ok)
+	} else {
+		r.word, data, ok = cutList(data, ok)
+		r.word = l.plan.fromFirst(r.word, r.last)
+	}
+	if l.plan.rings > 0 {
 		rings := make([][]int64, l.plan.rings)
 		for i := range rings {
 			rings[i], data, ok = cutList(data, ok)
@@ -47,6 +58,21 @@ func (l *Ledger) UnmarshalBinary(data []byte) error {
 	}
 	*l = r
 	return nil
+}
+
+// fromFirst is what words of the first form are now: windows of the wall clock did not
+// remember when the last unit landed, which was until the clock at the latest.
+func (p *Plan) fromFirst(words []int64, last int64) []int64 {
+	for i, r := range p.rules {
+		switch r.(type) {
+		case *fixedWindow, *weightedWindow, *calendar:
+			s, n, _ := p.site(i)
+			if end := s.word + n - 1; end <= len(words) {
+				words = slices.Insert(words, end, last)
+			}
+		}
+	}
+	return words
 }
 
 func appendList(b []byte, list []int64) []byte {
@@ -147,13 +173,13 @@ func (l *Ledger) tierSound(r rule) bool {
 		t := r.tat(l)
 		return stored(t.at, t.part) && t.part < r.limit
 	case *fixedWindow:
-		return r.indexSound(l.word[r.word]) && stored(l.word[r.word+1])
-	case *weightedWindow:
 		return r.indexSound(l.word[r.word]) && stored(l.word[r.word+1:r.word+3]...)
+	case *weightedWindow:
+		return r.indexSound(l.word[r.word]) && stored(l.word[r.word+1:r.word+4]...)
 	case *concurrency:
 		return stored(l.word[r.word])
 	case *calendar:
-		return stored(l.word[r.word:r.word+3]...) && l.word[r.word+2] <= 100
+		return stored(l.word[r.word:r.word+4]...) && l.word[r.word+2] <= 100
 	}
 	return false
 }

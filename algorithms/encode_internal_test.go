@@ -1,6 +1,8 @@
 package algorithms
 
 import (
+	"encoding/binary"
+	"slices"
 	"testing"
 	"time"
 )
@@ -44,6 +46,7 @@ func TestUnmarshalUnsound(t *testing.T) {
 		"a boundary in eternity":         func(l *Ledger) { words(l, 6)[1] = 1 << 62 },
 		"a boundary that ends before":    func(l *Ledger) { words(l, 6)[1], words(l, 6)[2] = 2, 1 },
 		"a period in eternity":           func(l *Ledger) { words(l, 8)[0] = mostStored + 1 },
+		"a landing in eternity":          func(l *Ledger) { words(l, 4)[2] = 1 << 62 },
 		"more than all of it told":       func(l *Ledger) { words(l, 8)[2] = 101 },
 		"fewer than none open":           func(l *Ledger) { words(l, 7)[0] = -1 },
 	} {
@@ -63,5 +66,33 @@ func TestUnmarshalUnsound(t *testing.T) {
 		if poke(&l); read() == nil {
 			t.Errorf("%s is taken for a ledger", what)
 		}
+	}
+}
+
+// A ledger of the first form, in which windows of the wall clock had a word less, is read.
+func TestUnmarshalFirstForm(t *testing.T) {
+	p, err := NewPlan([]Tier{
+		{Limit: 9, Window: time.Second, Algorithm: FixedWindow}, PerSecond(9),
+		{Limit: 9, Window: time.Minute, Algorithm: WeightedWindow}, {Limit: 9, Algorithm: Calendar, Period: Day},
+	}, 50*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := p.NewLedger()
+	now := Moment{At: 1e15, Wall: 1e15}
+	l.Count(now, []int64{4})
+	l.Charge(now, []int64{2}, 0, true)
+	words := slices.Clone(l.word)
+	for _, tier := range []int{3, 2, 0} {
+		s, n, _ := p.site(tier)
+		words = slices.Delete(words, s.word+n-1, s.word+n)
+	}
+	first := appendList(appendList(binary.AppendVarint(nil, l.last), words), (*l.rings)[0])
+	again := p.NewLedger()
+	if err := again.UnmarshalBinary(first); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := again.Usage(now), l.Usage(now); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

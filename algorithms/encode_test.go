@@ -49,7 +49,7 @@ func TestEncodeLaws(t *testing.T) {
 // that, or can live with it.
 func FuzzUnmarshal(f *testing.F) {
 	for _, a := range all {
-		f.Add(uint64(a), uint64(1), written(uint64(a), 1))
+		f.Add(uint64(a), uint64(1), written(f, uint64(a), 1))
 	}
 	f.Fuzz(func(t *testing.T, a, seed uint64, data []byte) { liveWith(t, a, seed, data) })
 }
@@ -59,7 +59,7 @@ func TestUnmarshalDamaged(t *testing.T) {
 	refused := 0
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 2))
-		data := written(seed, seed)
+		data := written(t, seed, seed)
 		switch at := r.IntN(len(data)); r.IntN(3) {
 		case 0:
 			data = data[:at]
@@ -80,8 +80,8 @@ func TestUnmarshalDamaged(t *testing.T) {
 }
 
 // written is what the ledger of a game wrote.
-func written(a, seed uint64) []byte {
-	g := newGame(&testing.T{}, rand.New(rand.NewPCG(a, seed)), all[a%uint64(len(all))])
+func written(t testing.TB, a, seed uint64) []byte {
+	g := newGame(t, rand.New(rand.NewPCG(a, seed)), all[a%uint64(len(all))])
 	for range 30 {
 		g.step()
 	}

@@ -1,16 +1,31 @@
 package algorithms
 
 // aligned cuts wall time into windows that start at phase after the Unix epoch.
+//
+// A wall clock that steps back does not reopen a window. But what has landed counts in
+// no window of the provider that ends more than one window later, by the clock that
+// never steps. From then on the windows are again those that the wall clock shows.
 type aligned struct {
 	limit, window, phase int64
 }
 
 func newAligned(t Tier) aligned { return aligned{t.Limit, Micros(t.Window), Micros(t.Phase)} }
 
-// index is the number of the window of a moment, but never less than least: a
-// wall clock that steps back does not reopen a window.
-func (a aligned) index(m Moment, least int64) int64 {
-	return max(least, floorDiv(m.Wall-a.phase, a.window))
+// number is the number of the window that the wall clock shows.
+func (a aligned) number(m Moment) int64 { return floorDiv(m.Wall-a.phase, a.window) }
+
+// over reports whether the window of a landing at an instant has ended by a moment.
+func (a aligned) over(m Moment, landed, last int64) bool {
+	return a.number(m) > landed || m.At >= last+a.window
+}
+
+// index is the number of the window of a moment, after a landing at an instant in the
+// window of another number.
+func (a aligned) index(m Moment, landed, last int64) int64 {
+	if a.over(m, landed, last) {
+		return a.number(m)
+	}
+	return landed
 }
 
 // start is the instant at which a window opens, on the clock that never steps.
@@ -18,10 +33,16 @@ func (a aligned) start(now Moment, index int64) int64 {
 	return index*a.window + a.phase - now.Wall + now.At
 }
 
+// closes is the instant from which a landing at a moment in the window of a number
+// counts no more.
+func (a aligned) closes(m Moment, index int64) int64 {
+	return min(a.start(m, index+1), m.At+a.window)
+}
+
 // fixedWindow admits at most limit units in every window of the clock. Twice the
 // limit can pass around a boundary, as it can at the provider: "100 a minute" is
 // 100 at 12:00:59 and 100 more at 12:01:00. A request on its way counts in every
-// window that it may arrive in. It remembers two words.
+// window that it may arrive in. It remembers three words.
 //
 // Source: the request weights of Binance, "00:01:23 counts to the 00:01:00 minute".
 type fixedWindow struct {
@@ -29,46 +50,52 @@ type fixedWindow struct {
 	aligned
 }
 
-// The number of the current window, and the units that landed in it.
-func (*fixedWindow) words() (words, rings int) { return 2, 0 }
+// The number of the window of the last landing, the units that landed in it, and the
+// instant of that landing.
+func (*fixedWindow) words() (words, rings int) { return 3, 0 }
 
 func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
-	w := l.word[r.word:]
-	current := r.index(now, w[0])
-	aloft := l.aloft(r.unit)
-	if landed := r.used(l, now); landed+aloft+n <= r.limit {
+	w, landed, aloft := l.word[r.word:], r.used(l, now), l.aloft(r.unit)
+	if landed+aloft+n <= r.limit {
 		return now.At
 	}
-	// A boundary clears what has landed, but not what is on its way across it.
-	next := current + 1
-	for i := 0; aloft+n > r.limit; i++ {
-		if i == l.slots() {
-			return Never // estimates
-		}
-		at, carried := l.landing(i, r.unit)
-		aloft -= carried
-		next = max(next, r.index(now.on(at), current)+1)
+	// A boundary clears what has landed, but not what is on its way across it. What lands
+	// before may put it off, where the clock was set back.
+	next, index, last := now.At, w[0], w[2]
+	if landed > 0 {
+		next = r.closes(now.on(last), index)
 	}
-	return r.start(now, next)
+	for i := range l.slots() {
+		at, carried := l.landing(i, r.unit)
+		if aloft+n <= r.limit && at >= next {
+			break
+		}
+		if carried > 0 {
+			index, last = r.index(now.on(at), index, last), at
+			next = max(next, r.closes(now.on(at), index))
+		}
+		aloft -= carried
+	}
+	if aloft+n > r.limit {
+		return Never // estimates
+	}
+	return next
 }
 
 func (r *fixedWindow) land(l *Ledger, at Moment, n int64) {
 	w := l.word[r.word:]
-	w[1] = r.used(l, at) + n
-	w[0] = r.index(at, w[0])
+	w[0], w[1], w[2] = r.index(at, w[0], w[2]), r.used(l, at)+n, at.At
 }
 
 func (r *fixedWindow) used(l *Ledger, now Moment) int64 {
 	w := l.word[r.word:]
-	if r.index(now, w[0]) > w[0] {
+	if r.over(now, w[0], w[2]) {
 		return 0
 	}
 	return w[1]
 }
 
-func (r *fixedWindow) opened(l *Ledger, now Moment) int64 {
-	return r.start(now, r.index(now, l.word[r.word]))
-}
+func (r *fixedWindow) opened(_ *Ledger, now Moment) int64 { return r.start(now, r.number(now)) }
 
 func (r *fixedWindow) forget(l *Ledger, now Moment, keep int64) {
 	if r.used(l, now) > keep {
@@ -80,5 +107,6 @@ func (r *fixedWindow) fresh(l *Ledger, now Moment) int64 {
 	if r.used(l, now) == 0 {
 		return now.At
 	}
-	return r.start(now, l.word[r.word]+1)
+	w := l.word[r.word:]
+	return r.closes(now.on(w[2]), w[0])
 }

@@ -1,6 +1,7 @@
 package algorithms_test
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"math"
@@ -55,7 +56,7 @@ func FuzzLaws(f *testing.F) {
 
 // A game is one random policy under random load.
 type game struct {
-	t     *testing.T
+	t     testing.TB
 	name  string
 	rand  *rand.Rand
 	tiers []Tier
@@ -65,6 +66,8 @@ type game struct {
 
 	strict  *throttletest.Counter // fed at admission, where there is no guard
 	now     Moment
+	clocks  []clock // of which the first is from the beginning
+	steps   bool    // the wall clock steps
 	pace    float64 // mean microseconds between requests
 	open    []*sent
 	history []*sent
@@ -72,11 +75,15 @@ type game struct {
 	admitted, waited int
 }
 
+// A clock is what the wall clock showed beyond the one that never steps, until it stepped.
+type clock struct{ until, ahead int64 }
+
 // A sent request may reach the provider at any instant from t to the one at which
 // it has landed.
 type sent struct {
 	t, landed int64
 	settled   int64 // until when an estimate may have been counted
+	back      int   // how often the wall clock had stepped back when it was admitted
 	cost      []int64
 	actual    []int64 // what of the cost is no estimate, and what the rest has turned out to be
 	flight    Flight
@@ -84,7 +91,7 @@ type sent struct {
 	held      bool
 }
 
-func newGame(t *testing.T, r *rand.Rand, first Algorithm) *game {
+func newGame(t testing.TB, r *rand.Rand, first Algorithm) *game {
 	g := &game{t: t, rand: r}
 	window := math.Exp(r.Float64()*math.Log(2.6e12/1e3)) * 1e3 // 1 ms to 30 days, in µs
 	if first == Calendar {
@@ -117,6 +124,7 @@ func newGame(t *testing.T, r *rand.Rand, first Algorithm) *game {
 	if err != nil {
 		t.Fatal(err)
 	}
+	g.steps = g.plan.Aligned() && r.IntN(3) == 0
 	start := int64(1.6e15) + r.Int64N(1e14) // some day after 2020
 	g.now = Moment{At: start, Wall: start}
 	return g
@@ -168,6 +176,9 @@ func (g *game) step() {
 	if g.rand.IntN(8) == 0 {
 		g.tellBoundary()
 	}
+	if g.steps && g.rand.IntN(40) == 0 {
+		g.stepClock()
+	}
 	cost := g.cost()
 	asked := g.now.At
 	for {
@@ -192,13 +203,51 @@ func (g *game) step() {
 	}
 }
 
+// stepClock sets the wall clock, by a few windows at most.
+func (g *game) stepClock() {
+	step := g.rand.Int64N(int64(8*g.pace*float64(g.tiers[0].Limit)) + 1)
+	if g.rand.IntN(2) == 0 {
+		step = -step
+	}
+	g.to(g.now.At + 1) // nothing is sent at the instant of a step
+	g.clocks = append(g.clocks, clock{g.now.At, g.now.Wall - g.now.At})
+	g.now.Wall += step
+}
+
+// back is how often the wall clock has stepped back.
+func (g *game) back() (n int) {
+	clocks := append(g.clocks, clock{ahead: g.now.Wall - g.now.At})
+	for i := range g.clocks {
+		if clocks[i+1].ahead < clocks[i].ahead {
+			n++
+		}
+	}
+	return n
+}
+
+// wall is what the wall clock showed at an instant, if it had not stepped back since it had
+// done so as often as is told.
+func (g *game) wall(at int64, back int) int64 {
+	ahead := g.now.Wall - g.now.At
+	clocks := append(g.clocks, clock{math.MaxInt64, ahead})
+	for i, c := range clocks {
+		if at < c.until || i+1 == len(clocks) || back == 0 && clocks[i+1].ahead < c.ahead {
+			return at + c.ahead
+		}
+		if clocks[i+1].ahead < c.ahead {
+			back--
+		}
+	}
+	return at + ahead
+}
+
 // tellBoundary tells, more or less exactly, when a window ends whose phase the plan
 // does not know. The provider has it begin with the epoch.
 func (g *game) tellBoundary() {
 	for _, t := range g.tiers {
 		if t.Phase == UnknownPhase {
 			window := t.Window.Microseconds()
-			at := g.now.Wall/window*window + g.rand.Int64N(5)*window - g.now.Wall + g.now.At
+			at := g.now.At/window*window + g.rand.Int64N(5)*window
 			vague := int64(math.Exp(g.rand.Float64() * math.Log(float64(window))))
 			from := g.rand.Int64N(vague + 1)
 			g.l.Boundary(g.now, at-from, at+vague-from)
@@ -227,8 +276,8 @@ func (g *game) admit(cost []int64, asked int64) {
 	if guard > 0 && g.rand.IntN(2) == 0 {
 		guard = 1 + g.rand.Int64N(guard)
 	}
-	s := &sent{t: g.now.At, landed: g.now.At + guard, settled: g.now.At, cost: cost, actual: cost, held: held}
-	if g.guard == 0 && !g.plan.Concurrent() && !g.plan.Estimates() {
+	s := &sent{t: g.now.At, landed: g.now.At + guard, settled: g.now.At, cost: cost, actual: cost, held: held, back: g.back()}
+	if g.guard == 0 && !g.steps && !g.plan.Concurrent() && !g.plan.Estimates() {
 		g.checkEarliest(s, asked)
 	}
 	s.flight = g.l.Charge(g.now, cost, guard, held)
@@ -347,34 +396,65 @@ func (g *game) land(n int) {
 }
 
 // judge draws for each request when it reached the provider, which must accept all (L1).
+// A provider that counts by the wall clock is the caller's, until that is set back: from
+// then on it is another one, for what is sent from then on (L9).
 func (g *game) judge() {
+	byWall := func(t Tier) bool {
+		return t.Algorithm == Calendar || t.Algorithm == WeightedWindow || t.Algorithm == FixedWindow && t.Phase != UnknownPhase
+	}
 	for mode := range 4 {
-		type arrival struct {
-			at   int64
-			cost []int64
+		arrivals := g.arrivals(mode)
+		if !g.steps {
+			g.accept(arrivals, g.rateTiers(), mode)
+			continue
 		}
-		var arrivals []arrival
-		for _, s := range g.history {
-			if s.cancelled {
-				continue
+		g.accept(arrivals, slices.DeleteFunc(g.rateTiers(), byWall), mode)
+		for back := range g.back() + 1 {
+			var since []arrival
+			for _, a := range arrivals {
+				if a.back == back {
+					a.at = g.wall(a.at, back)
+					since = append(since, a)
+				}
 			}
-			known, estimated := g.parts(s)
-			arrivals = append(arrivals, arrival{g.arrives(mode, s.t, s.landed), known})
-			if g.plan.Estimates() {
-				arrivals = append(arrivals, arrival{g.arrives(mode, s.t, s.settled), estimated})
-			}
+			g.accept(since, slices.DeleteFunc(g.rateTiers(), func(t Tier) bool { return !byWall(t) }), mode)
 		}
-		slices.SortStableFunc(arrivals, func(a, b arrival) int { return int(min(1, max(-1, a.at-b.at))) })
-		provider, err := throttletest.NewCounter(g.rateTiers()...)
-		if err != nil {
-			g.t.Fatal(err)
+	}
+}
+
+type arrival struct {
+	at   int64
+	cost []int64
+	back int // how often the wall clock had stepped back when it was sent
+}
+
+// arrivals draws when all that was sent reached the provider.
+func (g *game) arrivals(mode int) (arrivals []arrival) {
+	for _, s := range g.history {
+		if s.cancelled {
+			continue
 		}
-		for i, a := range arrivals {
-			if tier := provider.Admits(a.at, g.named(a.cost)); tier >= 0 {
-				g.fatalf("L1: arrival %d of %v at %d is refused by %v (mode %d)", i, a.cost, a.at, g.rateTiers()[tier], mode)
-			}
-			provider.Arrive(a.at, g.named(a.cost))
+		known, estimated := g.parts(s)
+		arrivals = append(arrivals, arrival{g.arrives(mode, s.t, s.landed), known, s.back})
+		if g.plan.Estimates() {
+			arrivals = append(arrivals, arrival{g.arrives(mode, s.t, s.settled), estimated, s.back})
 		}
+	}
+	slices.SortStableFunc(arrivals, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
+	return arrivals
+}
+
+// accept has a provider of some tiers accept all arrivals.
+func (g *game) accept(arrivals []arrival, tiers []Tier, mode int) {
+	provider, err := throttletest.NewCounter(tiers...)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	for i, a := range arrivals {
+		if tier := provider.Admits(a.at, g.named(a.cost)); tier >= 0 {
+			g.fatalf("L1: arrival %d of %v at %d is refused by %v (mode %d)", i, a.cost, a.at, tiers[tier], mode)
+		}
+		provider.Arrive(a.at, g.named(a.cost))
 	}
 }
 
@@ -395,11 +475,7 @@ func (g *game) judges(but func(Tier) bool) (tiers []Tier) {
 
 // rateTiers are those that count arrivals, not what is open.
 func (g *game) rateTiers() []Tier {
-	rate := g.judges(func(t Tier) bool { return t.Algorithm == Concurrency })
-	if len(rate) == 0 {
-		rate = []Tier{{Limit: MaxLimit, Window: time.Microsecond}}
-	}
-	return rate
+	return g.judges(func(t Tier) bool { return t.Algorithm == Concurrency })
 }
 
 // judgeConcurrency counts what is open, for the tiers that limit it (L1).

@@ -128,8 +128,8 @@ func TestRatesAreExact(t *testing.T) {
 	}
 }
 
-// Wall time may step. Windows of the clock follow it but are never reopened, and
-// nothing else takes notice.
+// Wall time may step. Windows of the clock follow it but are never reopened, nor do they
+// last longer than one window after the last landing; and nothing else takes notice.
 func TestWallClockSteps(t *testing.T) {
 	minute := Tier{Limit: 2, Window: time.Minute}
 	two := []int64{2}
@@ -141,7 +141,8 @@ func TestWallClockSteps(t *testing.T) {
 	}{
 		{FixedWindow, 0, time.Second, 39 * time.Second},
 		{FixedWindow, -8 * time.Second, time.Second, 47 * time.Second},
-		{FixedWindow, -time.Hour, time.Second, time.Hour + 39*time.Second},
+		{FixedWindow, -time.Hour, time.Second, 59 * time.Second},
+		{WeightedWindow, -time.Hour, time.Second, 99 * time.Second},
 		{FixedWindow, 30 * time.Second, time.Second, 9 * time.Second},
 		{FixedWindow, time.Hour, time.Second, 0},
 		{WeightedWindow, -8 * time.Second, time.Second, 107 * time.Second},
@@ -150,7 +151,8 @@ func TestWallClockSteps(t *testing.T) {
 		{SlidingLog, time.Hour, time.Second, 59 * time.Second},
 		{AnchoredWindow, -time.Hour, time.Second, 59 * time.Second},
 		{Calendar, 0, time.Second, 106*time.Minute + 39*time.Second},
-		{Calendar, -31 * 24 * time.Hour, time.Second, 31*24*time.Hour + 106*time.Minute + 39*time.Second},
+		{Calendar, -8 * time.Second, time.Second, 106*time.Minute + 47*time.Second},
+		{Calendar, -31 * 24 * time.Hour, time.Second, 48*time.Hour - time.Second},
 		{Calendar, 2 * time.Hour, time.Second, 0},
 		{GCRA, time.Hour, time.Second, 59 * time.Second},
 	} {
@@ -162,6 +164,40 @@ func TestWallClockSteps(t *testing.T) {
 		e, _ := l.Earliest(now, two)
 		if got := now.Until(e); got != tc.want {
 			t.Errorf("%v, wall stepped by %v: 2 more after %v, want %v", tc.algorithm, tc.step, got, tc.want)
+		}
+	}
+}
+
+// However the wall clock steps, what was sent last counts no longer than the longest window
+// of the provider in which it may have arrived.
+func TestSteppedClocksNeverStall(t *testing.T) {
+	for _, tc := range []struct {
+		tier  Tier
+		bound time.Duration
+	}{
+		{Tier{Limit: 5, Window: time.Minute, Algorithm: FixedWindow, Phase: 7 * time.Second}, time.Minute},
+		{Tier{Limit: 5, Window: time.Minute, Algorithm: WeightedWindow}, 2 * time.Minute},
+		{Tier{Limit: 5, Algorithm: Calendar, Period: Day, Zone: "Europe/Berlin"}, 48 * time.Hour},
+		{Tier{Limit: 5, Algorithm: Calendar, Period: Month}, 32 * 24 * time.Hour},
+	} {
+		for seed := range uint64(300) {
+			r := rand.New(rand.NewPCG(3, seed))
+			guard := time.Duration(r.IntN(2)*r.IntN(20)) * time.Second
+			l := ledger(t, guard, tc.tier)
+			now, last := at(0), at(0).At
+			for range 100 {
+				now = now.Later(now.At + r.Int64N(tc.bound.Microseconds()/10))
+				if r.IntN(8) == 0 {
+					now.Wall += r.Int64N(20*tc.bound.Microseconds()) - 10*tc.bound.Microseconds()
+				}
+				if e, _ := l.Earliest(now, []int64{5}); e > max(now.At, last+(guard+tc.bound).Microseconds()) {
+					t.Fatalf("%v, seed %d: sent last %v ago, and all are free after %v", tc.tier, seed, -now.Until(last), now.Until(e))
+				}
+				if e, _ := l.Earliest(now, []int64{1}); e == now.At {
+					l.Charge(now, []int64{1}, 0, false)
+					last = now.At
+				}
+			}
 		}
 	}
 }

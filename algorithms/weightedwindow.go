@@ -3,7 +3,7 @@ package algorithms
 // weightedWindow admits while current + previous × the part of the previous
 // window still in view ≤ limit, in windows of the clock: 100 a minute of which 80
 // fell into the last minute leave 100 − 80×¾ = 40 for the first quarter of this
-// one. A request on its way counts in full. It remembers three words.
+// one. A request on its way counts in full. It remembers four words.
 //
 // Source: Cloudflare, "How we built rate limiting capable of scaling to millions
 // of domains" (2017).
@@ -12,76 +12,101 @@ type weightedWindow struct {
 	aligned
 }
 
-// The number of the current window, its units, and those of the one before.
-func (*weightedWindow) words() (words, rings int) { return 3, 0 }
+// The counts of the window of the last landing.
+func (*weightedWindow) words() (words, rings int) { return 4, 0 }
 
-// counts are the units of the window of that index and of the one before it.
-type counts struct{ index, current, previous int64 }
+// counts are the units of the window of that index and of the one before it, as of the
+// last landing.
+type counts struct{ index, current, previous, last int64 }
 
-func (c counts) roll(index int64) counts {
-	switch {
-	case index <= c.index:
-		return c
-	case index == c.index+1:
-		return counts{index, 0, c.current}
-	default:
-		return counts{index, 0, 0}
+// roll is what the counts become by a moment.
+func (r *weightedWindow) roll(c counts, m Moment) counts {
+	if n := r.number(m.on(c.last)); n < c.index && m.At >= c.last+r.window {
+		c = counts{n, c.current + c.previous, 0, c.last} // the clock was set back: they landed in another window
 	}
+	switch index := max(c.index, r.number(m)); index {
+	case c.index:
+		return c
+	case c.index + 1:
+		return counts{index, 0, c.current, c.last}
+	default:
+		return counts{index, 0, 0, c.last}
+	}
+}
+
+// rolls is when the counts of a moment roll on, if nothing lands before.
+func (r *weightedWindow) rolls(c counts, m Moment) int64 {
+	end, over := r.start(m, c.index+1), c.last+r.window
+	if m.At < over && r.number(m.on(c.last)) < c.index {
+		end = min(end, over)
+	}
+	return end
 }
 
 func (r *weightedWindow) counts(l *Ledger, m Moment) counts {
 	w := l.word[r.word:]
-	return counts{w[0], w[1], w[2]}.roll(r.index(m, w[0]))
+	return r.roll(counts{w[0], w[1], w[2], w[3]}, m)
+}
+
+func (r *weightedWindow) set(l *Ledger, c counts) {
+	copy(l.word[r.word:], []int64{c.index, c.current, c.previous, c.last})
 }
 
 func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	c, aloft := r.counts(l, now), l.aloft(r.unit)
-	for t, slot := now.At, 0; ; {
-		end := r.start(now, c.index+1)
-		if free := r.limit - c.current - aloft - n; free >= 0 {
-			if at := max(t, end-r.inView(free, c.previous)); at < end {
-				return at
-			}
-		}
-		next := c.index + 1
-		if slot == l.slots() && aloft+n > r.limit {
-			return Never // estimates
-		}
+	for slot := 0; ; {
+		end := r.rolls(c, now)
+		lands := int64(Never) // the first of what is on its way beyond
 		for ; slot < l.slots(); slot++ {
 			at, carried := l.landing(slot, r.unit)
 			if at >= end {
-				if aloft+n > r.limit { // nothing can pass before it lands
-					next = max(next, r.index(now.on(at), c.index))
-				}
+				lands = at
 				break
 			}
-			c.current += carried
-			aloft -= carried
+			if carried > 0 {
+				c.current, c.last = c.current+carried, at
+				aloft -= carried
+				end = r.rolls(c, now)
+			}
 		}
-		c = c.roll(next)
-		t = r.start(now, c.index)
+		if free := r.limit - c.current - aloft - n; free >= 0 {
+			if at := r.leaves(c, now, free); at < end {
+				return at
+			}
+		}
+		if aloft+n > r.limit { // nothing can pass before it lands
+			end = lands
+		}
+		if end == Never {
+			return Never // estimates
+		}
+		now = now.on(end)
+		c = r.roll(c, now)
 	}
 }
 
-// inView is how much of the previous window may still be in view for its units
-// to weigh no more than free.
-func (r *weightedWindow) inView(free, previous int64) int64 {
-	if previous <= free {
-		return r.window
+// leaves is when so little of the previous window is in view that its units weigh no more
+// than free.
+func (r *weightedWindow) leaves(c counts, now Moment, free int64) int64 {
+	if c.previous <= free {
+		return now.At
 	}
-	view, _ := mulDiv(free, r.window, previous)
-	return view
+	view, _ := mulDiv(free, r.window, c.previous)
+	return max(now.At, r.start(now, c.index+1)-view)
 }
 
 func (r *weightedWindow) land(l *Ledger, at Moment, n int64) {
 	c := r.counts(l, at)
-	copy(l.word[r.word:], []int64{c.index, c.current + n, c.previous})
+	c.current, c.last = c.current+n, at.At
+	r.set(l, c)
 }
 
 func (r *weightedWindow) used(l *Ledger, now Moment) int64 {
 	c := r.counts(l, now)
 	return c.current + ceilMulDiv(c.previous, min(r.window, r.start(now, c.index+1)-now.At), r.window)
 }
+
+func (r *weightedWindow) opened(_ *Ledger, now Moment) int64 { return r.start(now, r.number(now)) }
 
 func (r *weightedWindow) forget(l *Ledger, now Moment, keep int64) {
 	for r.used(l, now) > keep {
@@ -91,17 +116,15 @@ func (r *weightedWindow) forget(l *Ledger, now Moment, keep int64) {
 		} else {
 			c.current = keep
 		}
-		copy(l.word[r.word:], []int64{c.index, c.current, c.previous})
+		r.set(l, c)
 	}
 }
 
 func (r *weightedWindow) fresh(l *Ledger, now Moment) int64 {
-	switch c := r.counts(l, now); {
-	case c.current > 0:
-		return r.start(now, c.index+2)
-	case c.previous > 0:
-		return r.start(now, c.index+1)
-	default:
-		return now.At
+	c := r.counts(l, now)
+	for c.current > 0 || c.previous > 0 {
+		now = now.on(r.rolls(c, now))
+		c = r.roll(c, now)
 	}
+	return now.At
 }

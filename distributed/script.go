@@ -63,7 +63,11 @@ func planArgs(p *algorithms.Plan) []any {
 		args = append(args, hash)
 	}
 	for _, t := range p.Tiers() {
-		args = append(args, int(t.Algorithm), unit[t.Unit], t.Limit, t.Window.Microseconds(), t.Burst, extra(t))
+		burst := t.Burst
+		if t.Algorithm == algorithms.Calendar {
+			burst = t.Period.Longest().Microseconds()
+		}
+		args = append(args, int(t.Algorithm), unit[t.Unit], t.Limit, t.Window.Microseconds(), burst, extra(t))
 	}
 	return args
 }

@@ -129,13 +129,13 @@ func foreignValues(t *testing.T, s *subject) {
 		for _, foreign := range []string{"", "1", "hello", "thr", "thr1", "throttle"} {
 			refused(foreign, "THROTTLE foreign")
 		}
-		for _, corrupt := range []string{"thr1 ", "thr1 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:]} {
+		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:]} {
 			refused(corrupt, "THROTTLE corrupt")
 		}
-		refused("thr2"+v[4:], "THROTTLE version")
+		refused("thr3"+v[4:], "THROTTLE version")
 		refused("thr12 anything\n", "THROTTLE version")
-		refused("thr1 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
-		refused("thr1 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
+		refused("thr2 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
+		refused("thr2 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
 		rings := 0
 		for _, tier := range plan.Tiers() {
 			if tier.Algorithm == algorithms.SlidingLog {
@@ -258,6 +258,36 @@ func policyChange(t *testing.T, s *subject) {
 				check("landed", used(plan(late), now), []int64{7})
 				check("another phase", used(plan(early), now), []int64{7})
 			}
+		}
+	}
+}
+
+// TestFirstFormat: a state of the first format, in which windows of the clock remembered a
+// number less, goes on.
+func TestFirstFormat(t *testing.T) {
+	const at = 1_700_000_000_000_000
+	ctx := context.Background()
+	for _, s := range []*subject{mini(t), real(t)} {
+		plan := planOf(t, 50*time.Millisecond, "5/h;algo=fixed_window", "5/h;algo=gcra", "7/h;algo=weighted_window", "9/day")
+		s.begin(plan)
+		for i := range int64(3) {
+			if _, err := s.answer(at+100_000*i, step1(1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := s.answer(at+300_000, step{op: "q"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		head, body, _ := strings.Cut(s.rdb.Get(ctx, s.key).Val(), "\n")
+		front, words := body[:55+7], body[55+7:]
+		first := words[:14] + words[21:35] + words[35:56] + words[63:84] + words[91:] // 3, 2, 4 and 4 numbers
+		head = strings.Replace(head, "thr2", "thr1", 1)
+		head = strings.Replace(head, " "+strconv.FormatInt(algorithms.Day.Longest().Microseconds(), 10)+" ", " 0 ", 1)
+		s.rdb.Set(ctx, s.key, head+"\n"+front+first, time.Hour)
+		got, err := s.answer(at+300_000, step{op: "q"})
+		if err != nil || !slices.Equal(got[6:], want[6:]) {
+			t.Errorf("%v, %v, want %v", got, err, want)
 		}
 	}
 }

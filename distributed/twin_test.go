@@ -990,7 +990,7 @@ func costsOf(groups []int64, units int) (costs [][]int64) {
 func (g *generator) elapse(at int64, m *twin) int64 {
 	switch g.IntN(20) {
 	case 0:
-		return -g.Int64N(5_000_000)
+		return -g.Int64N(pick[int64](g, 5_000_000, 7200e6, 3*86400e6))
 	case 1:
 		return g.Int64N(7200e6)
 	case 2, 3, 4:

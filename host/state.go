@@ -28,7 +28,7 @@ type state struct {
 }
 
 const (
-	format  = 1
+	format  = 2 // 1, of which ledgers have the first form, is read too
 	headLen = 5 // the format and the checksum
 )
 
@@ -70,7 +70,7 @@ func parse(b []byte) (s state, err error) {
 	switch {
 	case len(b) > 0 && b[0] > format:
 		return s, errNewer
-	case len(b) < headLen || b[0] != format || binary.BigEndian.Uint32(b[1:]) != crc32.Checksum(b[headLen:], castTab):
+	case len(b) < headLen || b[0] == 0 || binary.BigEndian.Uint32(b[1:]) != crc32.Checksum(b[headLen:], castTab):
 		return s, ErrDamaged
 	}
 	b = b[headLen:]

@@ -9,65 +9,80 @@
 local calendars = {} -- the rules
 local known = NEVER -- nothing is booked from this instant on
 
--- ends is the end of the current period, count the units that landed in it, and told
--- how many percent of the limit were told.
-local function calendar(unit, limit, ends, count, told)
+-- longest is more than any period takes, ends the end of the period of the last landing,
+-- count the units that landed in it, told how many percent of the limit were told, and last
+-- the instant of that landing.
+local function calendar(unit, limit, longest, ends, count, told, last)
   local first, second, third, fourth, fifth = argument(), argument(), argument(), argument(), argument()
   if wall < first or wall >= fourth then return nil end
   known = math.min(known, (wall < second and third or wall < third and fourth or fifth) - drift)
   local rule = {}
 
-  -- The end of the period in which an instant counts, as Unix time.
+  -- Whether the period of a landing has ended by an instant. A wall clock that steps back
+  -- does not reopen a period, nor does it make one last longer than any.
+  local function isOver(at, ends, last) return at + drift >= ends or at >= last + longest end
+
+  -- The end of the period that the wall clock shows.
   local function endOf(at)
     at = at + drift
-    if at < ends then return ends end
     return at < second and second or at < third and third or at < fourth and fourth or at < fifth and fifth or NEVER
   end
 
+  -- The instant from which a landing in a period counts no more.
+  local function closesAt(at, ends) return math.min(ends - drift, at + longest) end
+
   function rule.earliest(now, n)
-    local up = aloft[unit]
-    if rule.used(now) + up + n <= limit then return now end
-    -- A boundary clears what has landed, but not what is on its way across it.
-    local next, i = endOf(now), slots.first
-    while up + n > limit do
-      if i > slots.last then return NEVER end -- estimates
+    local landed, up = rule.used(now), aloft[unit]
+    if landed + up + n <= limit then return now end
+    -- A boundary clears what has landed, but not what is on its way across it. What lands
+    -- before may put it off, where the clock was set back.
+    local next, i = landed > 0 and closesAt(last, ends) or now, slots.first
+    local ends, last = ends, last
+    while i <= slots.last do
       local at, carried = landing(i, unit)
+      if up + n <= limit and at >= next then break end
+      if carried > 0 then
+        if isOver(at, ends, last) then ends = endOf(at) end
+        if ends == NEVER then return NEVER end
+        next, last = math.max(next, closesAt(at, ends)), at
+      end
       up, i = up - carried, i + 1
-      next = math.max(next, endOf(at))
     end
-    return next < NEVER and next - drift or NEVER
+    return up + n > limit and NEVER or next -- estimates
   end
 
   local function turn(at)
-    if at + drift >= ends then ends, count, told = endOf(at), 0, 0 end
+    if isOver(at, ends, last) then ends, count, told, last = endOf(at), 0, 0, at end
   end
 
   function rule.land(at, n)
     turn(at)
-    count = count + n
+    count, last = count + n, at
   end
 
   function rule.opened(now)
-    local at = endOf(now)
-    return (at <= second and first or at <= third and second or at <= fourth and third or fourth) - drift
+    local at = now + drift
+    return (at < second and first or at < third and second or at < fourth and third or at < fifth and fourth or fifth) - drift
   end
 
   function rule.forget(now, keep)
     if rule.used(now) > keep then count = keep end
   end
 
-  function rule.used(now) return now + drift < ends and count or 0 end
+  function rule.used(now) return isOver(now, ends, last) and 0 or count end
 
-  function rule.fresh(now) return rule.used(now) == 0 and now or ends - drift end
+  function rule.fresh(now) return rule.used(now) == 0 and now or closesAt(last, ends) end
 
   function rule.expires()
-    if estimated[unit] and open[unit] > 0 then return fifth - drift end -- it may land in the next
+    if estimated[unit] and open[unit] > 0 then -- it may land in the next, or in one that is put off
+      return math.max(fifth - drift, math.min(ends - drift, frontier + 2 * longest))
+    end
     local lands = lastLanding(unit)
-    if not lands then return count > 0 and ends - drift or 0 end
-    return endOf(lands) - drift
+    if not lands then return count > 0 and closesAt(last, ends) or 0 end
+    return closesAt(lands, math.max(ends, endOf(lands)))
   end
 
-  function rule.words() return pack('>I7I7I7', ends, count, told) end
+  function rule.words() return pack('>I7I7I7I7', ends, count, told, last) end
 
   -- From how many percent to how many it has come since it was told, with how much used
   -- and until when; zeros if it has not.

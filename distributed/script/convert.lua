@@ -12,7 +12,7 @@ if old then
   end
 
   -- What each old tier remembers, by name.
-  local remembered, words, groups = {}, body + HEAD + 7 * old[3], body + (sizes(old))
+  local remembered, words, groups = {}, body + HEAD + 7 * old[3], body + (sizes(old, wordsOf))
   local ring, log = oldRings, 0
   for t = 5 + old[3], #old, 6 do
     local algorithm, limit = old[t], old[t + 2]
@@ -26,11 +26,13 @@ if old then
       limit = limit,
       up = parse('>I7', state, body + HEAD + 7 * old[t + 1]),
       phase = old[t + 5],
-      words = string.sub(state, words, words + 7 * WORDS[algorithm] - 1),
+      -- Format 1 had no word for the last landing of windows of the clock, which was until now.
+      words = string.sub(state, words, words + 7 * wordsOf[algorithm] - 1)
+        .. string.rep(pack('>I7', frontier), WORDS[algorithm] - wordsOf[algorithm]),
       groups = string.sub(state, groups, groups + 14 * n - 1),
       ring = string.sub(state, ring, ring + size - 1),
     }
-    words, groups, ring = words + 7 * WORDS[algorithm], groups + 14 * n, ring + size
+    words, groups, ring = words + 7 * wordsOf[algorithm], groups + 14 * n, ring + size
   end
 
   -- The newest stamps of a ring, in a ring of another size. All that are in view or

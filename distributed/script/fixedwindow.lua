@@ -3,47 +3,63 @@
 
 local drift -- Unix time less the clock that never runs backwards
 
--- The number of the window of an instant, but never less than least: a wall clock
--- that steps back does not reopen a window.
-local function indexOf(at, least, window, phase)
-  return math.max(least, (divMod(at + drift - phase, window)))
+-- The number of the window that the wall clock shows.
+local function numberOf(at, window, phase) return (divMod(at + drift - phase, window)) end
+
+-- Whether the window of a landing has ended by an instant. A wall clock that steps back
+-- does not reopen a window, nor does a window last for longer than one after the landing.
+local function isOver(at, landed, last, window, phase)
+  return at >= last + window or numberOf(at, window, phase) > landed
 end
 
 -- The instant at which a window opens.
 local function startOf(index, window, phase) return index * window + phase - drift end
 
--- index is the number of the current window, count the units that landed in it.
-local function fixedWindow(unit, limit, window, phase, index, count)
+-- The instant from which a landing in a window counts no more.
+local function closesAt(at, index, window, phase)
+  return math.min(startOf(index + 1, window, phase), at + window)
+end
+
+-- index is the number of the window of the last landing, count the units that landed in
+-- it, and last the instant of that.
+local function fixedWindow(unit, limit, window, phase, index, count, last)
   local rule = {}
 
+  -- The number of the window of an instant, after a landing in another one.
+  local function indexOf(at, landed, last)
+    return isOver(at, landed, last, window, phase) and numberOf(at, window, phase) or landed
+  end
+
   function rule.earliest(now, n)
-    local current, up = indexOf(now, index, window, phase), aloft[unit]
-    if rule.used(now) + up + n <= limit then return now end
-    -- A boundary clears what has landed, but not what is on its way across it.
-    local next, i = current + 1, slots.first
-    while up + n > limit do
-      if i > slots.last then return NEVER end -- estimates
+    local landed, up = rule.used(now), aloft[unit]
+    if landed + up + n <= limit then return now end
+    -- A boundary clears what has landed, but not what is on its way across it. What lands
+    -- before may put it off, where the clock was set back.
+    local next, i = landed > 0 and closesAt(last, index, window, phase) or now, slots.first
+    local index, last = index, last
+    while i <= slots.last do
       local at, carried = landing(i, unit)
+      if up + n <= limit and at >= next then break end
+      if carried > 0 then
+        index, last = indexOf(at, index, last), at
+        next = math.max(next, closesAt(at, index, window, phase))
+      end
       up, i = up - carried, i + 1
-      next = math.max(next, indexOf(at, current, window, phase) + 1)
     end
-    return startOf(next, window, phase)
+    return up + n > limit and NEVER or next -- estimates
   end
 
   function rule.land(at, n)
-    count = rule.used(at) + n
-    index = indexOf(at, index, window, phase)
+    index, count, last = indexOf(at, index, last), rule.used(at) + n, at
   end
 
-  function rule.used(now)
-    return indexOf(now, index, window, phase) > index and 0 or count
-  end
+  function rule.used(now) return isOver(now, index, last, window, phase) and 0 or count end
 
   function rule.fresh(now)
-    return rule.used(now) == 0 and now or startOf(index + 1, window, phase)
+    return rule.used(now) == 0 and now or closesAt(last, index, window, phase)
   end
 
-  function rule.opened(now) return startOf(indexOf(now, index, window, phase), window, phase) end
+  function rule.opened(now) return startOf(numberOf(now, window, phase), window, phase) end
 
   function rule.forget(now, keep)
     if rule.used(now) > keep then count = keep end
@@ -52,10 +68,17 @@ local function fixedWindow(unit, limit, window, phase, index, count)
   function rule.expires()
     local lands = lastLanding(unit)
     if not lands then return rule.fresh(0) end
-    return startOf(indexOf(lands, index, window, phase) + 1, window, phase)
+    local shown = numberOf(lands, window, phase)
+    if shown >= index then return startOf(shown + 1, window, phase) end
+    local index, last = index, last -- the clock was set back
+    for i = slots.first, slots.last do
+      local at, carried = landing(i, unit)
+      if carried > 0 then index, last = indexOf(at, index, last), at end
+    end
+    return closesAt(last, index, window, phase)
   end
 
-  function rule.words() return pack('>I7I7', index, count) end
+  function rule.words() return pack('>I7I7I7', index, count, last) end
 
   return rule
 end

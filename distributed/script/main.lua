@@ -11,7 +11,8 @@
 --   op     r, b, u, l, p, e, o, q or c, see below
 --   plan   guard, grain (what lands within 2^grain µs lands together), U units, K tiers,
 --          U hashes of the units' names, and for each tier: algorithm, unit from 0,
---          limit, window, burst, extra (precision, phase, or a hash of period and zone)
+--          limit, window, burst (of a calendar: more than any period takes), extra (precision,
+--          phase, or a hash of period and zone)
 --   starts only with calendar tiers: for each, when five periods begin, see calendar.lua
 --   lease  only with a concurrency tier or estimates: owner, seq, length, U amounts held
 --          now, and with estimates U amounts settled since the last call

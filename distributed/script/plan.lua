@@ -7,7 +7,8 @@
 -- is found by comparing two strings, and read only then.
 
 local LOG, WINDOW, WEIGHTED, FIXED, ANCHORED, CONCURRENCY, CALENDAR = 0, 1, 2, 3, 4, 8, 9 -- as in algorithms/tier.go
-local WORDS = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3} -- what a tier of each algorithm remembers
+local WORDS = {[0] = 3, 2, 4, 3, 4, 2, 2, 2, 0, 4} -- what a tier of each algorithm remembers
+local FIRST = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3} -- and did in a state of format 1
 
 local key, op = KEYS[1], ARGV[1]
 local cursor = 6 + ARGV[4] + 6 * ARGV[5] -- the next argument

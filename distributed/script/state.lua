@@ -1,6 +1,6 @@
 -- state.lua: where things lie in a state, reading it, and its clock. Units: µs.
 --
---   "thr1 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
+--   "thr2 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
 --
 -- The body is a head of fixed size, the units on their way and the words of each
 -- tier (so far the front, whose size the plan tells), and then the queues: groups
@@ -23,17 +23,17 @@ local function hasGroups(algorithm) return algorithm == WINDOW or algorithm == A
 local function isBucket(algorithm) return algorithm >= 5 and algorithm <= 7 end
 
 -- The size of a plan's front, and the limits of its logs.
-local function sizes(p)
+local function sizes(p, wordsOf)
   local words, logs = p[3], {}
   for t = 5 + p[3], #p, 6 do
-    words = words + WORDS[p[t]]
+    words = words + wordsOf[p[t]]
     if p[t] == LOG then logs[#logs + 1] = p[t + 2] end
   end
   return HEAD + 7 * words, logs
 end
 
-local start = 'thr1 ' .. planText .. '\n'
-local front, logs = sizes(plan)
+local start = 'thr2 ' .. planText .. '\n'
+local front, logs = sizes(plan, WORDS)
 local ringsAt = #start + 7 * #logs -- from 0, as Redis counts
 local capacities -- of the rings
 local bodyAt
@@ -57,7 +57,8 @@ local function ringsIn(raw, at, logs)
 end
 
 local body -- where in state it begins
-local old, oldRings -- the plan that the state was kept for, if that was another
+local old, oldRings -- the plan that the state was kept for, if that was another or the format was
+local wordsOf = WORDS -- of the format of the state
 local expected, size = front, 0 -- of what is in the state
 if not raw then
   state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. string.rep('\0', front - HEAD), 1
@@ -76,8 +77,8 @@ elseif string.find(raw, start, 1, true) == 1 then
 else
   local version = string.match(raw, '^thr(%d+) ')
   if not version then return redis.error_reply('THROTTLE foreign value: another program uses this key') end
-  if version ~= '1' then return redis.error_reply('THROTTLE version ' .. version .. ' of the state is not known') end
-  local words, after = string.match(raw, '^thr1 ([%d ]*)\n()')
+  if version == '1' then wordsOf = FIRST elseif version ~= '2' then return redis.error_reply('THROTTLE version ' .. version .. ' of the state is not known') end
+  local words, after = string.match(raw, '^thr%d ([%d ]*)\n()')
   if not words then return redis.error_reply('THROTTLE corrupt state: it ends too soon') end
   old = {}
   for n in string.gmatch(words, '%d+') do old[#old + 1] = tonumber(n) end
@@ -87,7 +88,7 @@ else
   end
   if not sound then return redis.error_reply('THROTTLE corrupt plan in the state') end
   local oldLogs
-  expected, oldLogs = sizes(old)
+  expected, oldLogs = sizes(old, wordsOf)
   capacities, size = ringsIn(raw, after, oldLogs)
   if not capacities then return redis.error_reply('THROTTLE corrupt state: its logs are too short') end
   oldRings = after + 7 * #oldLogs
@@ -111,7 +112,7 @@ for t = 5 + kept[3], #kept, 6 do
     log = log + 1
     if length > capacities[log] or next >= capacities[log] then numbers = NEVER end
   end
-  place = place + 7 * WORDS[kept[t]]
+  place = place + 7 * wordsOf[kept[t]]
 end
 expected = expected + 7 * numbers
 if have < expected and not image and not old and expected < NEVER then

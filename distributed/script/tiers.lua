@@ -27,11 +27,11 @@ for t = 5 + units, #plan, 6 do
     rule = anchoredWindow(unit, limit, window, extra, total, queue(queues, n, 2), lo, hi)
     queues = queues + 14 * n
   elseif algorithm == FIXED then
-    rule = fixedWindow(unit, limit, window, extra, parse('>I7I7', state, place))
+    rule = fixedWindow(unit, limit, window, extra, parse('>I7I7I7', state, place))
   elseif algorithm == WEIGHTED then
-    rule = weightedWindow(unit, limit, window, extra, parse('>I7I7I7', state, place))
+    rule = weightedWindow(unit, limit, window, extra, parse('>I7I7I7I7', state, place))
   elseif algorithm == CALENDAR then
-    rule = calendar(unit, limit, parse('>I7I7I7', state, place))
+    rule = calendar(unit, limit, plan[t + 4], parse('>I7I7I7I7', state, place))
     if not rule then return redis.error_reply('THROTTLE clocks of the client and the server are more than a period apart') end
   else
     rule, concurrent = concurrency(unit, limit), true

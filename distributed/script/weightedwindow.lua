@@ -2,56 +2,69 @@
 -- in view ≤ limit, in windows of the clock. Units: µs.
 -- Twin: algorithms/weightedwindow.go.
 
--- The units of a window and of the one before it, seen from a later window.
-local function roll(to, index, current, previous)
-  if to <= index then return index, current, previous end
-  return to, 0, to == index + 1 and current or 0
-end
-
-local function weightedWindow(unit, limit, window, phase, index, current, previous)
+-- index is the number of the window of the last landing, current the units that landed in
+-- it, previous those of the window before, and last the instant of that landing.
+local function weightedWindow(unit, limit, window, phase, index, current, previous, last)
   local rule = {}
 
-  local function counts(at)
-    return roll(indexOf(at, index, window, phase), index, current, previous)
+  -- What the counts become by an instant.
+  local function roll(at, index, current, previous, last)
+    local landed = numberOf(last, window, phase)
+    if landed < index and at >= last + window then
+      index, current, previous = landed, current + previous, 0 -- the clock was set back: they landed in another window
+    end
+    local to = math.max(index, numberOf(at, window, phase))
+    if to == index then return index, current, previous end
+    return to, 0, to == index + 1 and current or 0
   end
 
-  -- How much of the previous window may still be in view for its units to weigh no
-  -- more than free.
-  local function inView(free, previous)
-    if previous <= free then return window end
-    return (mulDiv(free, window, previous))
+  -- When the counts of an instant roll on, if nothing lands before.
+  local function rolls(at, index, last)
+    local closes = startOf(index + 1, window, phase)
+    if at < last + window and numberOf(last, window, phase) < index then return math.min(closes, last + window) end
+    return closes
   end
+
+  -- When so little of the previous window is in view that its units weigh no more than free.
+  local function leaves(now, index, previous, free)
+    if previous <= free then return now end
+    return math.max(now, startOf(index + 1, window, phase) - mulDiv(free, window, previous))
+  end
+
+  local function counts(at) return roll(at, index, current, previous, last) end
 
   function rule.earliest(now, n)
     local index, current, previous = counts(now)
-    local up, i = aloft[unit], slots.first
+    local last, up, i = last, aloft[unit], slots.first
     while true do
-      local closes = startOf(index + 1, window, phase)
-      local free = limit - current - up - n
-      if free >= 0 then
-        local at = math.max(now, closes - inView(free, previous))
-        if at < closes then return at end
-      end
-      local next = index + 1
-      if i > slots.last and up + n > limit then return NEVER end -- estimates
+      local closes, lands = rolls(now, index, last), NEVER -- and the first of what is on its way beyond
       while i <= slots.last do
         local at, carried = landing(i, unit)
         if at >= closes then
-          if up + n > limit then -- nothing can pass before it lands
-            next = math.max(next, indexOf(at, index, window, phase))
-          end
+          lands = at
           break
         end
-        current, up, i = current + carried, up - carried, i + 1
+        if carried > 0 then
+          current, up, last = current + carried, up - carried, at
+          closes = rolls(now, index, last)
+        end
+        i = i + 1
       end
-      index, current, previous = roll(next, index, current, previous)
-      now = startOf(index, window, phase)
+      local free = limit - current - up - n
+      if free >= 0 then
+        local at = leaves(now, index, previous, free)
+        if at < closes then return at end
+      end
+      if up + n > limit then closes = lands end -- nothing can pass before it lands
+      if closes == NEVER then return NEVER end -- estimates
+      now = closes
+      index, current, previous = roll(now, index, current, previous, last)
     end
   end
 
   function rule.land(at, n)
     index, current, previous = counts(at)
-    current = current + n
+    current, last = current + n, at
   end
 
   function rule.used(now)
@@ -67,20 +80,39 @@ local function weightedWindow(unit, limit, window, phase, index, current, previo
     end
   end
 
+  function rule.opened(now) return startOf(numberOf(now, window, phase), window, phase) end
+
+  -- When counts of an instant weigh nothing any more.
+  local function gone(now, index, current, previous, last)
+    while current > 0 or previous > 0 do
+      now = rolls(now, index, last)
+      index, current, previous = roll(now, index, current, previous, last)
+    end
+    return now
+  end
+
   function rule.fresh(now)
     local index, current, previous = counts(now)
-    if current > 0 then return startOf(index + 2, window, phase) end
-    if previous > 0 then return startOf(index + 1, window, phase) end
-    return now
+    return gone(now, index, current, previous, last)
   end
 
   function rule.expires()
     local lands = lastLanding(unit)
     if not lands then return rule.fresh(frontier) end
-    return startOf(indexOf(lands, index, window, phase) + 2, window, phase)
+    local shown = numberOf(lands, window, phase)
+    if shown >= index then return startOf(shown + 2, window, phase) end
+    local index, current, previous, last = index, current, previous, last -- the clock was set back
+    for i = slots.first, slots.last do
+      local at, carried = landing(i, unit)
+      if carried > 0 then
+        index, current, previous = roll(at, index, current, previous, last)
+        current, last = current + carried, at
+      end
+    end
+    return gone(last, index, current, previous, last)
   end
 
-  function rule.words() return pack('>I7I7I7', index, current, previous) end
+  function rule.words() return pack('>I7I7I7I7', index, current, previous, last) end
 
   return rule
 end
