@@ -19,9 +19,9 @@ const encoding = 2
 // AppendBinary appends what the ledger remembers, which UnmarshalBinary of a ledger
 // of an equal plan reads. The error is always nil.
 //
-// It is the form, the clock, the words and the rings, as varints; of each list a number is
-// told by its difference from the last but one, since windows keep pairs. 10,000 stamps of
-// a log over an hour take 30 KB.
+// It is the form, the clock, the words, the rings and the readings, as varints; of each list
+// a number is told by its difference from the last but one, since windows keep pairs. 10,000
+// stamps of a log over an hour take 30 KB.
 func (l *Ledger) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.AppendVarint(binary.AppendVarint(b, -encoding), l.last)
 	b = appendList(b, l.word)
@@ -30,7 +30,7 @@ func (l *Ledger) AppendBinary(b []byte) ([]byte, error) {
 			b = appendList(b, ring)
 		}
 	}
-	return b, nil
+	return appendList(b, l.readings()), nil
 }
 
 // UnmarshalBinary makes the ledger remember what AppendBinary wrote. After an error,
@@ -39,12 +39,13 @@ func (l *Ledger) AppendBinary(b []byte) ([]byte, error) {
 func (l *Ledger) UnmarshalBinary(data []byte) error {
 	r := Ledger{plan: l.plan}
 	ok := true
+	first := false
 	if r.last, data, ok = cutVarint(data); r.last == -encoding {
 		r.last, data, ok = cutVarint(data)
 		r.word, data, ok = cutList(data, ok)
 	} else {
 		r.word, data, ok = cutList(data, ok)
-		r.word = l.plan.fromFirst(r.word, r.last)
+		r.word, first = l.plan.fromFirst(r.word, r.last), true
 	}
 	if l.plan.rings > 0 {
 		rings := make([][]int64, l.plan.rings)
@@ -53,11 +54,43 @@ func (l *Ledger) UnmarshalBinary(data []byte) error {
 		}
 		r.rings = &rings
 	}
+	if !first {
+		var told []int64
+		if told, data, ok = cutList(data, ok); !r.setReadings(told) {
+			return errUnsound
+		}
+	}
 	if !ok || len(data) > 0 || !r.sound() {
 		return errUnsound
 	}
 	*l = r
 	return nil
+}
+
+// readings are the numbers of what was told of all tiers.
+func (l *Ledger) readings() (list []int64) {
+	if l.told != nil {
+		for _, r := range *l.told {
+			list = append(list, r.at, r.used, r.short, r.found, r.busy)
+		}
+	}
+	return list
+}
+
+// setReadings is its inverse. It reports whether there may be such.
+func (l *Ledger) setReadings(list []int64) bool {
+	if len(list) == 0 {
+		return true
+	}
+	if len(list) != 5*len(l.plan.rules) || !stored(list...) {
+		return false
+	}
+	told := make([]reading, len(l.plan.rules))
+	for i := range told {
+		told[i] = reading{list[5*i], list[5*i+1], list[5*i+2], list[5*i+3], list[5*i+4]}
+	}
+	l.told = &told
+	return true
 }
 
 // fromFirst is what words of the first form are now: windows of the wall clock did not

@@ -4,7 +4,7 @@ import "slices"
 
 // SameAs tells whether two ledgers remember the same, bit for bit but for the clock.
 func (l *Ledger) SameAs(o *Ledger) bool {
-	if !slices.Equal(l.word, o.word) {
+	if !slices.Equal(l.word, o.word) || !slices.Equal(l.readings(), o.readings()) {
 		return false
 	}
 	if l.rings == nil || o.rings == nil {

@@ -31,6 +31,7 @@ type Ledger struct {
 	plan  *Plan
 	word  []int64
 	rings *[][]int64 // nil where no tier needs one
+	told  *[]reading // of each tier, nil where none was told
 	last  int64      // the latest instant seen
 }
 
@@ -59,6 +60,10 @@ func (l *Ledger) Clone() Ledger {
 			rings[i] = slices.Clone(r)
 		}
 		c.rings = &rings
+	}
+	if l.told != nil {
+		told := slices.Clone(*l.told)
+		c.told = &told
 	}
 	return c
 }
@@ -239,46 +244,6 @@ func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	l.open(cost, -1)
 	l.Release(cost)
 	return inTime
-}
-
-// An Observation is what the provider says it counts of a tier.
-type Observation struct {
-	Tier  int   // that decides
-	Used  int64 // units
-	Since int64 // when the request was admitted whose response says so
-	Exact bool  // it is the truth: what the ledger counts beyond it was not counted
-}
-
-// Observe makes a tier count at least what the provider counts, and if that is exact
-// no more. What has yet to arrive comes on top of it; but what is estimated has arrived.
-func (l *Ledger) Observe(now Moment, o Observation) {
-	now = l.advance(now)
-	r, unit := l.plan.rules[o.Tier], l.plan.unit[o.Tier]
-	if _, ok := r.(*concurrency); ok {
-		return // what is open is known better here
-	}
-	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since {
-		return // it speaks of a window that has ended
-	}
-	used := r.used(l, now)
-	more := min(o.Used, l.plan.tiers[o.Tier].Capacity()) - used
-	if l.plan.estimated[unit] {
-		more -= l.aloft(unit)
-	}
-	switch {
-	case more > 0:
-		if d, ok := r.(departer); ok {
-			d.depart(l, now, more)
-		}
-		r.land(l, now, more)
-	case o.Exact:
-		r.forget(l, now, max(0, used+more))
-	}
-}
-
-// A windowed rule knows when its current window opened.
-type windowed interface {
-	opened(l *Ledger, now Moment) int64
 }
 
 // Release says that the request is over, for the tiers that count what is open at once.

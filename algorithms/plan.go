@@ -186,6 +186,9 @@ func (p *Plan) Declared(tier int) int { return p.declared[tier] }
 // the i-th unit.
 func (p *Plan) Units() []string { return p.units }
 
+// UnitOf is which of the units a tier counts.
+func (p *Plan) UnitOf(tier int) int { return p.unit[tier] }
+
 // Guard is how long a request is on its way at most, where it names no guard itself.
 func (p *Plan) Guard() time.Duration { return time.Duration(p.guard) * time.Microsecond }
 

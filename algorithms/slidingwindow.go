@@ -40,7 +40,8 @@ func (r *slidingWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 func (r *slidingWindow) land(l *Ledger, at Moment, n int64) {
 	groups, total := l.ring(r.site), &l.word[r.word]
 	gone := 0
-	for ; gone < len(*groups) && r.leaves(l, (*groups)[gone]) <= at.At; gone += 2 {
+	// The last group that has left stays: reports of the provider may still be of it.
+	for ; gone+2 < len(*groups) && r.leaves(l, (*groups)[gone+2]) <= at.At; gone += 2 {
 		*total -= (*groups)[gone+1]
 	}
 	*groups = append((*groups)[:0], (*groups)[gone:]...)

@@ -150,13 +150,13 @@ func foreignValues(t *testing.T, s *subject) {
 		}
 		if rings > 0 {
 			b := []byte(v)
-			b[head+rings+55+7]++ // stamps in the first ring
+			b[head+rings+56+7]++ // stamps in the first ring
 			refused(string(b), "THROTTLE corrupt")
 			b = []byte(v)
 			b[head+6]-- // the capacity of the first ring
 			refused(string(b), "THROTTLE corrupt")
 		}
-		for at := 50; at < 55; at++ { // the lengths of the queues
+		for at := 50; at < 56; at++ { // the lengths of the queues
 			b := []byte(v)
 			b[head+rings+at]++
 			refused(string(b), "THROTTLE corrupt")
@@ -280,7 +280,7 @@ func TestFirstFormat(t *testing.T) {
 			t.Fatal(err)
 		}
 		head, body, _ := strings.Cut(s.rdb.Get(ctx, s.key).Val(), "\n")
-		front, words := body[:55+7], body[55+7:]
+		front, words := body[:55]+body[56:56+7], body[56+7:]
 		first := words[:14] + words[21:35] + words[35:56] + words[63:84] + words[91:] // 3, 2, 4 and 4 numbers
 		head = strings.Replace(head, "thr2", "thr1", 1)
 		head = strings.Replace(head, " "+strconv.FormatInt(algorithms.Day.Longest().Microseconds(), 10)+" ", " 0 ", 1)

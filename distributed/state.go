@@ -400,15 +400,15 @@ func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error 
 
 // Observe tells Redis, in a goroutine that ends with the call; but not if it was told
 // a moment ago and something is left.
-func (q *quota) Observe(b store.Decision, _ []int64, seen []store.Observation) {
+func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
 	if b.Reservation == nil || b.Reservation.State == alone || !q.worthTelling(seen) {
 		return
 	}
 	go func() {
 		q.leases.lock()
-		args := q.begin("o", 4*len(seen))
+		args := q.begin("o", 5*len(seen))
 		for _, o := range seen {
-			args = append(args, o.Tier+1, o.Used, b.At, bit(o.Exact))
+			args = append(args, o.Tier+1, o.Used, b.At, cost[q.plan.UnitOf(o.Tier)], bit(o.Exact))
 		}
 		reply, t, err := q.call(context.Background(), args)
 		q.leases.unlock(err)

@@ -501,10 +501,10 @@ func (m *twin) cancel(lands int64, cost []int64) bool {
 func (m *twin) observe(a args) {
 	m.advance(m.now)
 	for len(a.rest) > 0 {
-		tier, used, since, exact := int(a.next())-1, a.next(), a.next(), a.next() == 1
+		tier, used, since, cost, exact := int(a.next())-1, a.next(), a.next(), a.next(), a.next() == 1
 		if i := slices.Index(m.ledgerTier, tier); i >= 0 {
 			m.ledger.Observe(m.moment(m.frontier), algorithms.Observation{
-				Tier: i, Used: used, Since: since, Exact: exact && since >= m.exact,
+				Tier: i, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1,
 			})
 		}
 		if exact {
@@ -1085,11 +1085,11 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	case roll == 21:
 		s.op = "e"
 		add(max(0, m.epoch-g.Int64N(10)/8), g.Int64N(4))
-	case roll == 20:
+	case roll >= 19:
 		s.op = "o"
 		for range 1 + g.IntN(2) {
 			tier := g.IntN(len(g.plan.Tiers()))
-			add(int64(tier)+1, g.Int64N(g.plan.Tiers()[tier].Capacity()+2), max(0, m.now-g.Int64N(1e6)), g.Int64N(2))
+			add(int64(tier)+1, g.Int64N(g.plan.Tiers()[tier].Capacity()+2), max(0, m.now-g.Int64N(1e6)), 1+g.Int64N(3), g.Int64N(2))
 		}
 	case roll == 0:
 		s.op = "q"

@@ -324,10 +324,10 @@ func (q *quota) Release(store.Decision, []int64) {}
 func (q *quota) Settle(store.Decision, []int64, []int64, func([]algorithms.Crossing)) {}
 
 // Observe is told to the file with the next transaction.
-func (q *quota) Observe(b store.Decision, _ []int64, seen []store.Observation) {
+func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
 	q.hear(func(t *turn) {
 		if t.text == q.text { // else the readings are of other tiers
-			t.exact = store.Observe(&t.ledger, t.now, b.At, t.exact, seen)
+			t.exact = store.Observe(&t.ledger, t.now, b.At, cost, t.exact, seen)
 		}
 	})
 }

@@ -372,7 +372,7 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 		q.mu.Unlock()
 		return
 	}
-	q.exact = store.Observe(&q.ledger, q.now(), b.At, q.exact, seen)
+	q.exact = store.Observe(&q.ledger, q.now(), b.At, cost, q.exact, seen)
 	q.unlockAndTell(store.Freed, 0) // or taken, which who asks again learns
 }
 

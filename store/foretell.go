@@ -65,13 +65,15 @@ func (f *forecast) Total(ahead, cost []int64, headroom int64) (at time.Duration,
 	return f.made.Until(instant), tier
 }
 
-// Observe tells a ledger what the provider says it counts, by the response to a request
-// that was admitted at an instant. What is exact holds only if the request was not admitted
-// before the one whose response last was: exact is when that was, and what it becomes.
-func Observe(l *algorithms.Ledger, now algorithms.Moment, admitted, exact int64, seen []Observation) int64 {
+// Observe gives a ledger what the response to a request of some cost reports, which was
+// admitted at an instant. What is exact holds only if the request was not admitted before
+// the one whose response last was: exact is when that was, and what it becomes.
+func Observe(l *algorithms.Ledger, now algorithms.Moment, admitted int64, cost []int64, exact int64, seen []Observation) int64 {
 	latest := exact
 	for _, o := range seen {
-		l.Observe(now, algorithms.Observation{Tier: o.Tier, Used: o.Used, Since: admitted, Exact: o.Exact && admitted >= exact})
+		l.Observe(now, algorithms.Observation{
+			Tier: o.Tier, Used: o.Used, Since: admitted, Cost: cost[l.Plan().UnitOf(o.Tier)], Exact: o.Exact && admitted >= exact,
+		})
 		if o.Exact {
 			latest = max(latest, admitted)
 		}

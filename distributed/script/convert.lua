@@ -4,7 +4,7 @@
 -- zone, where it is of the calendar) and unit; the
 -- others begin fresh. What is on its way stays on its way. Clock, frontier, pause
 -- and generation are not the policy's. What was given back is dropped: it is
--- charged in the old tiers, but maybe not in the new ones.
+-- charged in the old tiers, but maybe not in the new ones. So are the readings.
 
 if old then
   local function nameOf(p, t)
@@ -12,7 +12,7 @@ if old then
   end
 
   -- What each old tier remembers, by name.
-  local remembered, words, groups = {}, body + HEAD + 7 * old[3], body + (sizes(old, wordsOf))
+  local remembered, words, groups = {}, body + head + 7 * old[3], body + (sizes(old, wordsOf, head))
   local ring, log = oldRings, 0
   for t = 5 + old[3], #old, 6 do
     local algorithm, limit = old[t], old[t + 2]
@@ -24,7 +24,7 @@ if old then
     end
     remembered[nameOf(old, t)] = remembered[nameOf(old, t)] or {
       limit = limit,
-      up = parse('>I7', state, body + HEAD + 7 * old[t + 1]),
+      up = parse('>I7', state, body + head + 7 * old[t + 1]),
       phase = old[t + 5],
       -- Format 1 had no word for the last landing of windows of the clock, which was until now.
       words = string.sub(state, words, words + 7 * wordsOf[algorithm] - 1)
@@ -106,8 +106,8 @@ if old then
   end
 
   local leasesAt = groups + 7 * (1 + old[3]) * (slotCount + poolCount)
-  poolCount, leaseCount = 0, concurrent and leaseCount or 0
-  state = string.sub(state, body, body + HEAD - 1) .. retell(body + HEAD, 1, 0)
+  poolCount, leaseCount, readingCount = 0, concurrent and leaseCount or 0, 0
+  state = string.sub(state, body, body + FIRST_HEAD - 1) .. '\0' .. retell(body + head, 1, 0)
     .. table.concat(tierWords) .. table.concat(tierGroups)
     .. retell(groups, slotCount, 1) .. retell(leasesAt, leaseCount, 3)
   body, image = 1, image .. table.concat(tierRings)

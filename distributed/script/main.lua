@@ -50,7 +50,8 @@
 --               its response is in, and ends the wait; 2, it will get none, and the next
 --               request is a probe; 3, nothing will tell, and the wait is all.
 --   o  observe  groups of: tier from 1, units that its provider counts, instant at which
---               the request was admitted whose response says so, 1 if that is exact.
+--               the request was admitted whose response says so, what that cost of the
+--               tier's unit, 1 if it is exact.
 --   q  status   Answers for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
 --   c  charge   for each tier an amount that its provider has counted already.
@@ -196,17 +197,17 @@ elseif op == 'q' then
 elseif op == 'o' then
   advance(now)
   while cursor <= #ARGV do
-    local i, used, since, sure = argument(), argument(), argument(), argument()
+    local i, used, since, n, sure = argument(), argument(), argument(), argument(), argument()
     local rule, u = rules[i], unitOf[i]
+    used = math.min(used, capacity[i])
     if not rule.concurrent and not (rule.opened and rule.opened(frontier) > since) then
-      local have = rule.used(frontier)
-      local more = math.min(used, capacity[i]) - have
-      if estimated[u] then more = more - aloft[u] end
+      local keep = estimated[u] and math.max(0, used - aloft[u]) or used
+      local more = others(i, used, since, n)
       if more > 0 then
         if rule.depart then rule.depart(frontier) end
         rule.land(frontier, more)
       elseif sure == 1 and since >= exact then
-        rule.forget(frontier, math.max(0, have + more))
+        rule.forget(frontier, keep)
       end
     end
     if sure == 1 then exact = math.max(exact, since) end

@@ -18,7 +18,7 @@ end
 local expiry = 1000 + (divMod(done - now + 999, 1000))
 
 local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
-  flags % 2 + (starving and 2 or 0) + (probe and 4 or 0) + (probing and 8 or 0), exact, slots.last - slots.first + 1, #pool, #leases)}
+  flags % 2 + (starving and 2 or 0) + (probe and 4 or 0) + (probing and 8 or 0), exact, slots.last - slots.first + 1, #pool, #leases, #readings)}
 for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
 for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
 for i = 1, #rules do
@@ -27,6 +27,7 @@ end
 putQueue(parts, slots)
 parts[#parts + 1] = recordBytes(pool, 1 + units)
 parts[#parts + 1] = recordBytes(leases, 3 + units)
+parts[#parts + 1] = recordBytes(readings, READING)
 if image then
   local reserve = divMod(#image - ringsAt, 8)
   parts[#parts + 1] = string.rep('\0', math.min(8192, reserve))

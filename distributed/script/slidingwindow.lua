@@ -19,10 +19,11 @@ local function slidingWindow(unit, limit, window, precision, total, groups)
   end
 
   function rule.land(at, n)
-    while groups.first <= groups.last do
-      local g = record(groups, groups.first)
-      if groups[g + 1] + window > at then break end
-      total = total - groups[g + 2]
+    -- The last group that has left stays: reports of the provider may still be of it.
+    while groups.first < groups.last do
+      local second = record(groups, groups.first + 1)
+      if groups[second + 1] + window > at then break end
+      total = total - groups[record(groups, groups.first) + 2]
       groups.first = groups.first + 1
     end
     total = total + n

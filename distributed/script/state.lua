@@ -4,13 +4,16 @@
 --
 -- The body is a head of fixed size, the units on their way and the words of each
 -- tier (so far the front, whose size the plan tells), and then the queues: groups
--- of each tier, slots, pool, leases, whose lengths the front tells. A state with
+-- of each tier, slots, pool, leases, readings, whose lengths the front tells. A state with
 -- rings is as long from its first day as it may become, because Redis doubles a
 -- string that grows; what lies behind its body means nothing.
 
-local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2' -- now, wall, generation, frontier, crowd, pause,
--- epoch, flags, exact, and the numbers of slots, of the pool's entries and of leases
-local HEAD = 55 -- bytes of that
+local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1' -- now, wall, generation, frontier, crowd, pause,
+-- epoch, flags, exact, and the numbers of slots, of the pool's entries, of leases and of
+-- readings: one of each tier or none
+local HEAD = 56 -- bytes of that
+local FIRST_HEAD = 55 -- and of it in format 1, where there were no readings
+local READING = 5 -- numbers of a reading, see reading.lua
 
 local now, wall -- the virtual clock, and TIME, as of this call
 local generation -- TIME at which this state began
@@ -23,17 +26,17 @@ local function hasGroups(algorithm) return algorithm == WINDOW or algorithm == A
 local function isBucket(algorithm) return algorithm >= 5 and algorithm <= 7 end
 
 -- The size of a plan's front, and the limits of its logs.
-local function sizes(p, wordsOf)
+local function sizes(p, wordsOf, head)
   local words, logs = p[3], {}
   for t = 5 + p[3], #p, 6 do
     words = words + wordsOf[p[t]]
     if p[t] == LOG then logs[#logs + 1] = p[t + 2] end
   end
-  return HEAD + 7 * words, logs
+  return head + 7 * words, logs
 end
 
 local start = 'thr2 ' .. planText .. '\n'
-local front, logs = sizes(plan, WORDS)
+local front, logs = sizes(plan, WORDS, HEAD)
 local ringsAt = #start + 7 * #logs -- from 0, as Redis counts
 local capacities -- of the rings
 local bodyAt
@@ -58,10 +61,10 @@ end
 
 local body -- where in state it begins
 local old, oldRings -- the plan that the state was kept for, if that was another or the format was
-local wordsOf = WORDS -- of the format of the state
+local wordsOf, head = WORDS, HEAD -- of the format of the state
 local expected, size = front, 0 -- of what is in the state
 if not raw then
-  state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. string.rep('\0', front - HEAD), 1
+  state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. string.rep('\0', front - HEAD), 1
   image, capacities = start, logs
   for i = 1, #logs do image = image .. pack('>I7', logs[i]) end
   for i = 1, #logs do image = image .. string.rep('\0', 7 * logs[i]) end
@@ -77,7 +80,11 @@ elseif string.find(raw, start, 1, true) == 1 then
 else
   local version = string.match(raw, '^thr(%d+) ')
   if not version then return redis.error_reply('THROTTLE foreign value: another program uses this key') end
-  if version == '1' then wordsOf = FIRST elseif version ~= '2' then return redis.error_reply('THROTTLE version ' .. version .. ' of the state is not known') end
+  if version == '1' then
+    wordsOf, head = FIRST, FIRST_HEAD
+  elseif version ~= '2' then
+    return redis.error_reply('THROTTLE version ' .. version .. ' of the state is not known')
+  end
   local words, after = string.match(raw, '^thr%d ([%d ]*)\n()')
   if not words then return redis.error_reply('THROTTLE corrupt state: it ends too soon') end
   old = {}
@@ -88,7 +95,7 @@ else
   end
   if not sound then return redis.error_reply('THROTTLE corrupt plan in the state') end
   local oldLogs
-  expected, oldLogs = sizes(old, wordsOf)
+  expected, oldLogs = sizes(old, wordsOf, head)
   capacities, size = ringsIn(raw, after, oldLogs)
   if not capacities then return redis.error_reply('THROTTLE corrupt state: its logs are too short') end
   oldRings = after + 7 * #oldLogs
@@ -97,13 +104,14 @@ end
 
 local have = #state - body + 1
 if have < expected then return redis.error_reply('THROTTLE corrupt state: it ends too soon') end
-local before, slotCount, poolCount, leaseCount
-now, before, generation, frontier, crowd, pause, epoch, flags, exact, slotCount, poolCount, leaseCount =
-  parse(FORMAT, state, body)
+local before, slotCount, poolCount, leaseCount, readingCount
+now, before, generation, frontier, crowd, pause, epoch, flags, exact, slotCount, poolCount, leaseCount, readingCount =
+  parse(head == HEAD and FORMAT or string.sub(FORMAT, 1, -3), state, body)
+if head ~= HEAD then readingCount = 0 end
 
 local kept = old or plan
-local numbers = (1 + kept[3]) * (slotCount + poolCount) + (3 + kept[3]) * leaseCount
-local place, log = body + HEAD + 7 * kept[3], 0 -- where the words of the next tier are
+local numbers = (1 + kept[3]) * (slotCount + poolCount) + (3 + kept[3]) * leaseCount + READING * readingCount
+local place, log = body + head + 7 * kept[3], 0 -- where the words of the next tier are
 for t = 5 + kept[3], #kept, 6 do
   if hasGroups(kept[t]) then
     numbers = numbers + 2 * parse('>I7', state, place + 7)

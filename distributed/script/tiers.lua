@@ -45,3 +45,4 @@ firstLanding = slotCount > 0 and parse('>I7', state, queues) or NEVER
 queues = queues + 7 * (1 + units) * slotCount
 pool = readRecords(state, queues, poolCount, 1 + units)
 queues = queues + 7 * (1 + units) * poolCount
+readings = readRecords(state, queues + 7 * (3 + units) * leaseCount, readingCount, READING)

@@ -1,0 +1,115 @@
+package algorithms
+
+// An Observation is what a response reports of the provider's counter of a tier.
+type Observation struct {
+	Tier  int   // that decides
+	Used  int64 // units that the provider counted
+	Since int64 // when the request was admitted whose response reports it
+	Cost  int64 // what that request cost of the tier's unit
+	Exact bool  // it is the truth: what the ledger counts beyond it was not counted
+
+	// Before is the instant from which on requests that the ledger has admitted ahead of time
+	// have yet to leave, so that they can't have been counted. If zero, all have left.
+	Before int64
+}
+
+// A reading is the report of a tier that is compared with later ones.
+//
+// What a provider counts beyond the caller's own requests is the use of others. But of the
+// requests that are in flight when a response comes, the response does not tell which were
+// counted before it. All that the report exceeds together with them is charged at once. As
+// for the rest, the responses of those requests tell: one that reports more was counted
+// later, so it explains nothing.
+//
+// Where others go on, a unit of theirs leaves the window some time before the next report
+// tells of the one that took its place. So one more than is reported is kept, for a window
+// from when something was charged for others twice in one window.
+type reading struct {
+	at    int64 // when it was received; zero if there is none
+	used  int64 // the units that it reports
+	short int64 // by how much own units that may have been counted by then exceed it
+	found int64 // when something was last charged for others
+	busy  int64 // until when others are taken to go on
+}
+
+// A windowed rule knows when its current window opened.
+type windowed interface {
+	opened(l *Ledger, now Moment) int64
+}
+
+// Observe makes a tier count the use of others, as far as a report proves it; and if that is
+// exact, no more than it reports and what is in flight.
+func (l *Ledger) Observe(now Moment, o Observation) {
+	now = l.advance(now)
+	r, unit := l.plan.rules[o.Tier], l.plan.unit[o.Tier]
+	if _, ok := r.(*concurrency); ok {
+		return // what is open is known better here
+	}
+	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since {
+		return // it speaks of a window that has ended
+	}
+	o.Used = min(o.Used, l.plan.tiers[o.Tier].Capacity())
+	keep := o.Used
+	if l.plan.estimated[unit] {
+		keep = max(0, keep-l.aloft(unit))
+	}
+	switch more := l.others(now, o); {
+	case more > 0:
+		if d, ok := r.(departer); ok {
+			d.depart(l, now, more)
+		}
+		r.land(l, now, more)
+	case o.Exact:
+		r.forget(l, now, keep)
+	}
+}
+
+// others is what others have used and the tier does not count, as far as it is proved.
+func (l *Ledger) others(now Moment, o Observation) int64 {
+	if l.told == nil {
+		told := make([]reading, len(l.plan.rules))
+		l.told = &told
+	}
+	// What has left its window since the request was sent may have been counted still.
+	own := l.plan.rules[o.Tier].used(l, now.on(min(o.Since, now.At)))
+	own = min(own, mostUsed) + l.left(l.plan.unit[o.Tier], o.Before)
+	r := &(*l.told)[o.Tier]
+	if o.Since < r.at && o.Used > r.used {
+		r.short -= o.Cost // it was counted later
+	}
+	more, spare := max(0, o.Used-own), int64(0)
+	if r.at > 0 {
+		more = max(more, -r.short)
+	}
+	if now.At < r.busy {
+		spare = 1
+	}
+	if more = max(more, o.Used+spare-own); more > 0 {
+		if window := Micros(l.plan.tiers[o.Tier].Window); now.At < r.found+window {
+			r.busy = now.At + window
+		}
+		r.found = now.At
+	}
+	r.short += more
+	if o.Since >= r.at {
+		r.at, r.used, r.short = now.At, o.Used, own+more-o.Used
+	}
+	return more
+}
+
+// mostUsed is more than any tier can hold.
+const mostUsed = 1 << 50
+
+// left is how many of a unit are in flight that left before an instant, all if that is zero.
+func (l *Ledger) left(unit int, before int64) int64 {
+	n := l.aloft(unit)
+	if before == 0 {
+		return n
+	}
+	for i := range l.slots() {
+		if at, carried := l.landing(i, unit); at >= before+l.plan.guard {
+			n -= carried
+		}
+	}
+	return n
+}

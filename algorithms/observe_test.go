@@ -1,0 +1,63 @@
+package algorithms_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/apithrottle/throttle/algorithms"
+)
+
+// What requests in flight may explain of a report is charged when their own responses tell
+// that they were counted later.
+func TestObserveInFlight(t *testing.T) {
+	const ms = time.Millisecond
+	for _, a := range all {
+		switch a {
+		case Concurrency:
+			continue // no report is heeded
+		case TokenBucket, LeakyBucket, GCRA:
+			continue // what has drained since the request left explains a part of a unit
+		}
+		tier := byCalendar(Tier{Limit: 100, Window: time.Hour, Algorithm: a})
+		l := ledger(t, 50*ms, tier)
+		one := []int64{1}
+		var flights [5]Flight
+		for i := range flights {
+			flights[i] = l.Charge(at(time.Duration(i)*ms), one, 0, true)
+		}
+		// answer lands a request and reports how many units are used then.
+		answer := func(i int, reported, want int64) {
+			t.Helper()
+			now := at(time.Duration(20+i) * ms)
+			l.Land(now, flights[i], one)
+			l.Observe(now, Observation{Used: reported, Since: at(time.Duration(i) * ms).At, Cost: 1})
+			if got := l.Usage(now)[0].Used; got != want {
+				t.Errorf("%v: after answer %d, %d used, want %d", a, i, got, want)
+			}
+		}
+		answer(0, 4, 5) // itself and 3 others, or 3 of those in flight
+		answer(1, 5, 5) // was counted later, so that 3 are left to explain the 3
+		answer(2, 6, 6) // and this leaves 2: 1 of them was of others
+		answer(3, 7, 7) // as was another
+	}
+}
+
+// A request that has left the window while the response to another one came is no use of
+// others.
+func TestObserveLeaving(t *testing.T) {
+	const ms = time.Millisecond
+	for _, tier := range []Tier{
+		{Limit: 100, Window: time.Second}, {Limit: 100, Window: time.Second, Algorithm: SlidingWindow, Precision: 100 * ms},
+	} {
+		l := ledger(t, 0, tier)
+		l.Charge(at(0), []int64{60}, 0, false)
+		l.Charge(at(150*ms), []int64{20}, 0, false)
+		sent := at(960 * ms)
+		l.Charge(sent, []int64{1}, 0, false)
+		now := at(1010 * ms) // it was counted when all 81 were in the window
+		l.Observe(now, Observation{Used: 81, Since: sent.At, Cost: 1})
+		if got := l.Usage(now)[0].Used; got != 21 {
+			t.Errorf("%v: %d used, want 21", tier, got)
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package throttle_test
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// A countingAPI takes at most 100 requests in any minute, and reports with each how many are
+// left.
+type countingAPI struct {
+	mu       sync.Mutex // guards all below
+	counted  []time.Time
+	accepted int
+	refused  int
+}
+
+var countingProfile = &answers.Profile{Quotas: []answers.Quota{{
+	Window: time.Minute, Limit: field("X-RateLimit-Limit", answers.Number), Remaining: field("X-RateLimit-Remaining", answers.Number),
+}}}
+
+// count counts a request of the caller or of another program, and returns how many are left,
+// -1 if it is one too many.
+func (p *countingAPI) count(own bool) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	for len(p.counted) > 0 && !p.counted[0].After(now.Add(-time.Minute)) {
+		p.counted = p.counted[1:]
+	}
+	if own && len(p.counted) >= 100 {
+		p.refused++
+		return -1
+	}
+	p.counted = append(p.counted, now)
+	if own {
+		p.accepted++
+	}
+	return 100 - len(p.counted)
+}
+
+// read returns how many requests of the caller were accepted and refused.
+func (p *countingAPI) read() (accepted, refused int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.accepted, p.refused
+}
+
+func (p *countingAPI) RoundTrip(*http.Request) (*http.Response, error) {
+	time.Sleep(10 * time.Millisecond)
+	left := p.count(true)
+	time.Sleep(15 * time.Millisecond)
+	status := 200
+	if left < 0 {
+		status = 429
+	}
+	return trAnswer(status, "X-RateLimit-Limit", "100", "X-RateLimit-Remaining", strconv.Itoa(max(0, left))), nil
+}
+
+// load has workers send through a Transport for some time.
+func (p *countingAPI) load(t *testing.T, workers int, tier throttle.Tier, lasts time.Duration) *sync.WaitGroup {
+	lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{tier}}, nil)
+	tr := &throttle.Transport{Limiter: lim, Base: p, Profile: countingProfile}
+	until, wg := time.Now().Add(lasts), new(sync.WaitGroup)
+	for range workers {
+		wg.Go(func() {
+			for time.Now().Before(until) {
+				_, _ = tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+			}
+		})
+	}
+	return wg
+}
+
+// Reports that agree with what was sent cost nothing, however many requests are in flight.
+func TestReportsCostNothing(t *testing.T) {
+	for _, workers := range []int{1, 10, 50, 100} {
+		t.Run(fmt.Sprintf("%d workers", workers), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var p countingAPI
+				wg := p.load(t, workers, throttle.PerMinute(100), 20*time.Minute)
+				time.Sleep(20 * time.Minute)
+				if accepted, refused := p.read(); accepted < 1980 || refused > 0 {
+					t.Errorf("%d accepted and %d refused, want 1,980 of 2,000 and none", accepted, refused)
+				}
+				wg.Wait()
+			})
+		})
+	}
+}
+
+// Where another program uses 30 % of the quota, what it leaves is used, and paced requests are
+// not refused.
+func TestReportsOfOthers(t *testing.T) {
+	for _, workers := range []int{1, 10} {
+		t.Run(fmt.Sprintf("%d workers", workers), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var p countingAPI
+				tier := throttle.PerMinute(100)
+				tier.Spread = 1
+				wg := p.load(t, workers, tier, 24*time.Minute)
+				wg.Go(func() {
+					for range 24 * 30 {
+						p.count(false)
+						time.Sleep(2 * time.Second)
+					}
+				})
+				time.Sleep(4 * time.Minute)
+				acceptedBefore, refusedBefore := p.read()
+				time.Sleep(20 * time.Minute)
+				accepted, refused := p.read()
+				if accepted, refused = accepted-acceptedBefore, refused-refusedBefore; accepted < 1358 || refused > 0 {
+					t.Errorf("%d accepted and %d refused, want 97 %% of 1,400 and none", accepted, refused)
+				}
+				wg.Wait()
+			})
+		})
+	}
+}
