@@ -33,6 +33,7 @@ type Ledger struct {
 	rings *[][]int64 // nil where no tier needs one
 	told  *[]reading // of each tier, nil where none was told
 	last  int64      // the latest instant seen
+	early bool       // groups of stamps leave with their first, for a forecast
 }
 
 // NewLedger returns a ledger of which nothing is used.
@@ -255,9 +256,11 @@ func (l *Ledger) Release(cost []int64) {
 	}
 }
 
-// LandHeld lands every held request now: the best that can come, for a forecast.
+// LandHeld lands every held request now: the best that can come, for a forecast. From then
+// on what lands within one precision of a SlidingWindow leaves with the first of it: which of
+// it is one group depends on when responses come.
 func (l *Ledger) LandHeld(now Moment) {
-	now = l.advance(now)
+	now, l.early = l.advance(now), true
 	held := make([]int64, len(l.plan.units))
 	for i := range l.slots() {
 		s := l.slot(i)

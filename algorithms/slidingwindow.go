@@ -48,7 +48,9 @@ func (r *slidingWindow) land(l *Ledger, at Moment, n int64) {
 
 	*total += n
 	if last := len(*groups) - 2; last >= 0 && (*groups)[last]/r.precision == at.At/r.precision {
-		(*groups)[last] = at.At
+		if !l.early {
+			(*groups)[last] = at.At
+		}
 		(*groups)[last+1] += n
 		return
 	}

@@ -1,0 +1,113 @@
+package store_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// randomPlan is one of one or two tiers of any algorithm that time alone can help. An
+// anchored window stands alone: beside another tier a request that goes sooner may open a
+// window at a worse time for those behind it, so that there is no best that can come.
+func randomPlan(r *rand.Rand) *algorithms.Plan {
+	kinds := []algorithms.Algorithm{
+		algorithms.SlidingLog, algorithms.SlidingWindow, algorithms.WeightedWindow, algorithms.FixedWindow,
+		algorithms.AnchoredWindow, algorithms.TokenBucket, algorithms.GCRA,
+	}
+	var tiers []algorithms.Tier
+	for range 1 + r.IntN(2) {
+		t := algorithms.Tier{
+			Limit: 1 + r.Int64N(20), Window: time.Duration(1+r.IntN(2000)) * time.Millisecond, Algorithm: kinds[r.IntN(len(kinds))],
+		}
+		if t.Algorithm == algorithms.SlidingWindow {
+			t.Precision = (t.Window / time.Duration(1+r.IntN(20))).Truncate(time.Microsecond)
+		}
+		if tiers = append(tiers, t); t.Algorithm == algorithms.AnchoredWindow {
+			tiers = tiers[len(tiers)-1:]
+			break
+		}
+	}
+	plan, err := algorithms.NewPlan(tiers, time.Duration(r.IntN(100))*time.Millisecond)
+	if err != nil {
+		panic(err)
+	}
+	return plan
+}
+
+// A queue is some requests, one behind the other, and what was sent of them.
+type queue struct {
+	rand   *rand.Rand
+	ledger algorithms.Ledger
+	now    algorithms.Moment
+	flying []flight
+}
+
+type flight struct {
+	algorithms.Flight
+	cost []int64
+}
+
+// admit waits until the next request is admitted. Meanwhile some responses come.
+func (q *queue) admit(cost []int64) {
+	for {
+		at, _ := q.ledger.Earliest(q.now, cost)
+		if at == q.now.At {
+			break
+		}
+		if q.rand.IntN(2) == 0 {
+			at = q.now.At + q.rand.Int64N(at-q.now.At)
+		}
+		q.now = q.now.Later(at)
+		q.answer()
+	}
+	q.flying = append(q.flying, flight{q.ledger.Charge(q.now, cost, 0, true), cost})
+}
+
+// answer has the response to one of the requests in flight come.
+func (q *queue) answer() {
+	if len(q.flying) > 0 {
+		i := q.rand.IntN(len(q.flying))
+		q.ledger.Land(q.now, q.flying[i].Flight, q.flying[i].cost)
+		q.flying = append(q.flying[:i], q.flying[i+1:]...)
+	}
+}
+
+// No request is admitted sooner than was forecast: a caller that is refused by its forecast
+// would have been late.
+func TestForecastIsNeverLate(t *testing.T) {
+	for seed := range uint64(20_000) {
+		r := rand.New(rand.NewPCG(5, seed))
+		plan := randomPlan(r)
+		q := &queue{rand: r, ledger: plan.NewLedger(), now: algorithms.Moment{At: 1e15, Wall: 1e15}}
+		most := plan.Most()[0]
+		cost := func() []int64 { return []int64{1 + r.Int64N(1+r.Int64N(most))} }
+		for range r.IntN(20) {
+			q.admit(cost())
+			q.now = q.now.Later(q.now.At + r.Int64N(50_000))
+			if r.IntN(2) == 0 {
+				q.answer()
+			}
+		}
+		began := q.now
+		f := store.Foretell(&q.ledger, func() algorithms.Moment { return began }, 0)
+		var costs [][]int64
+		var forecast []int64
+		for range 30 {
+			costs = append(costs, cost())
+			wait, _ := f.Book(store.Request{Cost: costs[len(costs)-1], Held: true}, store.Forever)
+			forecast = append(forecast, began.At+wait.Microseconds())
+		}
+		for i, cost := range costs {
+			if q.admit(cost); q.now.At < forecast[i] {
+				t.Fatalf("seed %d: %v, guard %v: request %d of %v was admitted %d µs before its forecast",
+					seed, plan.Tiers(), plan.Guard(), i, cost, forecast[i]-q.now.At)
+			}
+			if r.IntN(3) == 0 {
+				q.answer()
+			}
+		}
+	}
+}
