@@ -1,6 +1,7 @@
 package store
 
 import (
+	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -27,7 +28,7 @@ func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 // Foretell makes a forecast of a copy of a ledger, by a clock. Nothing is admitted
 // before an instant.
 func Foretell(l *algorithms.Ledger, clock func() algorithms.Moment, from int64) Forecast {
-	f := &forecast{next: l.Clone(), made: clock()}
+	f := &forecast{next: l.Clone(), made: clock(), loose: isLoose(l.Plan())}
 	f.next.LandHeld(f.made)
 	f.total = f.next.Clone()
 	f.from = f.made.Later(from)
@@ -36,13 +37,25 @@ func Foretell(l *algorithms.Ledger, clock func() algorithms.Moment, from int64) 
 }
 
 type forecast struct {
+	loose       bool // Next returns no bound
 	next, total algorithms.Ledger
 	made        algorithms.Moment
 	from        algorithms.Moment // nothing is admitted before
 	last        algorithms.Moment // when the last request that Next added is admitted
 }
 
+// isLoose reports whether the best that can come is not that every response comes at once:
+// beside other tiers, a request that goes later may open an anchored window at a better time
+// for those behind it. Then Next returns no bound.
+func isLoose(p *algorithms.Plan) bool {
+	anchored := slices.ContainsFunc(p.Tiers(), func(t algorithms.Tier) bool { return t.Algorithm == algorithms.AnchoredWindow })
+	return anchored && len(p.Tiers()) > 1 && p.Guard() > 0
+}
+
 func (f *forecast) Next(r Request) (at time.Duration, tier int) {
+	if f.loose {
+		return 0, -1
+	}
 	instant, tier := f.next.Earliest(f.last, r.Cost)
 	if f.next.Plan().Exhausted(tier) {
 		return f.made.Until(f.last.At), -1 // refused when its turn comes, unless something is given back

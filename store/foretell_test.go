@@ -9,9 +9,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// randomPlan is one of one or two tiers of any algorithm that time alone can help. An
-// anchored window stands alone: beside another tier a request that goes sooner may open a
-// window at a worse time for those behind it, so that there is no best that can come.
+// randomPlan is one of one or two tiers of any algorithm that time alone can help.
 func randomPlan(r *rand.Rand) *algorithms.Plan {
 	kinds := []algorithms.Algorithm{
 		algorithms.SlidingLog, algorithms.SlidingWindow, algorithms.WeightedWindow, algorithms.FixedWindow,
@@ -25,12 +23,9 @@ func randomPlan(r *rand.Rand) *algorithms.Plan {
 		if t.Algorithm == algorithms.SlidingWindow {
 			t.Precision = (t.Window / time.Duration(1+r.IntN(20))).Truncate(time.Microsecond)
 		}
-		if tiers = append(tiers, t); t.Algorithm == algorithms.AnchoredWindow {
-			tiers = tiers[len(tiers)-1:]
-			break
-		}
+		tiers = append(tiers, t)
 	}
-	plan, err := algorithms.NewPlan(tiers, time.Duration(r.IntN(100))*time.Millisecond)
+	plan, err := algorithms.NewPlan(tiers, time.Duration(1+r.IntN(99))*time.Millisecond)
 	if err != nil {
 		panic(err)
 	}
@@ -94,11 +89,15 @@ func TestForecastIsNeverLate(t *testing.T) {
 		began := q.now
 		f := store.Foretell(&q.ledger, func() algorithms.Moment { return began }, 0)
 		var costs [][]int64
+		ahead := make([]int64, 1)
 		var forecast []int64
 		for range 30 {
 			costs = append(costs, cost())
-			wait, _ := f.Book(store.Request{Cost: costs[len(costs)-1], Held: true}, store.Forever)
-			forecast = append(forecast, began.At+wait.Microseconds())
+			own := costs[len(costs)-1]
+			least, _ := f.Total(ahead, own, 0)
+			wait, _ := f.Next(store.Request{Cost: own, Held: true})
+			forecast = append(forecast, began.At+max(wait, least).Microseconds())
+			ahead[0] += own[0]
 		}
 		for i, cost := range costs {
 			if q.admit(cost); q.now.At < forecast[i] {
