@@ -90,7 +90,7 @@ func TestStatusOfASpreadTier(t *testing.T) {
 			t.Fatalf("%+v, %v", s, err)
 		}
 		want := throttle.TierStatus{
-			Tier: hour, Limited: true, Limit: 4, Used: 4, Remaining: 0, RetryAfter: time.Second, ResetAfter: time.Hour,
+			Tier: hour, Limited: true, Limit: 4, Used: 4, Remaining: 0, RetryAfter: time.Second, ResetAfter: time.Hour, MaxRate: 1,
 		}
 		if s.Tiers[0] != want {
 			t.Errorf("%+v, want %+v", s.Tiers[0], want)

@@ -445,6 +445,7 @@ func (q *quota) Status(ctx context.Context) (store.Status, error) {
 	} else {
 		s.Paused = h.left()
 	}
+	rates := q.plan.MaxRates()
 	for i, tier := range q.plan.Tiers() {
 		used, next, fresh := reply[headerLen+3*i], reply[headerLen+3*i+1], reply[headerLen+3*i+2]
 		s.Tiers = append(s.Tiers, store.TierStatus{
@@ -455,6 +456,7 @@ func (q *quota) Status(ctx context.Context) (store.Status, error) {
 			Remaining:  max(0, tier.Capacity()-used),
 			RetryAfter: h.after(next),
 			ResetAfter: h.after(fresh),
+			MaxRate:    rates[i],
 		})
 	}
 	return s, nil

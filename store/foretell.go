@@ -9,7 +9,7 @@ import (
 
 // Tiers reports every tier of a ledger.
 func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
-	tiers := make([]TierStatus, 0, len(l.Plan().Tiers()))
+	tiers, rates := make([]TierStatus, 0, len(l.Plan().Tiers())), l.Plan().MaxRates()
 	for i, u := range l.Usage(now) {
 		t := l.Plan().Tiers()[i]
 		tiers = append(tiers, TierStatus{
@@ -20,6 +20,7 @@ func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 			Remaining:  max(0, t.Capacity()-u.Used),
 			RetryAfter: now.Until(u.Next),
 			ResetAfter: now.Until(u.Fresh),
+			MaxRate:    rates[i],
 		})
 	}
 	return tiers

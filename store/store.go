@@ -286,4 +286,9 @@ type TierStatus struct {
 	Remaining  int64         // units that it would admit now
 	RetryAfter time.Duration // until it admits one unit; Forever where only a release can help
 	ResetAfter time.Duration // until nothing is used; Forever while something must be released
+
+	// MaxRate is how many units a second the tier admits at most in the long run, if each
+	// request costs one unit and no response is reported: a small Burst with a long Guard
+	// admits less than Limit per Window. If zero, the tier has no rate, or it is not known.
+	MaxRate float64
 }

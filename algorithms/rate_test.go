@@ -1,0 +1,111 @@
+package algorithms_test
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// rate sends units one by one, each as soon as it is admitted and without a response, and
+// returns how many go in a second, but for those at the beginning.
+func rate(l *Ledger, units int) float64 {
+	now, one := at(0), []int64{1}
+	var began int64
+	for i := range 2*units + 1 {
+		e, _ := l.Earliest(now, one)
+		now = now.Later(e)
+		if i == units {
+			began = now.At
+		}
+		l.Charge(now, one, 0, false)
+	}
+	return float64(units) * 1e6 / float64(now.At-began)
+}
+
+// No tier admits more than its greatest rate. It is reached, but for what requests that leave
+// within one thirty-second of the guard wait for each other, and for a weighted window.
+func TestMaxRates(t *testing.T) {
+	const ms = time.Millisecond
+	bucket := func(limit, burst int64) Tier {
+		return Tier{Limit: limit, Window: time.Second, Burst: burst, Algorithm: GCRA}
+	}
+	for _, tc := range []struct {
+		tier  Tier
+		guard time.Duration
+		want  float64
+	}{
+		{bucket(100, 1), 50 * ms, 1 / 0.060},
+		{bucket(100, 1), 0, 100},
+		{bucket(100, 3), 50 * ms, 3 / 0.060},
+		{bucket(100, 7), 50 * ms, 100},
+		{bucket(10_000, 100), 50 * ms, 100 / 0.0501},
+		{bucket(1, 1), 50 * ms, 1 / 1.050},
+		{Tier{Limit: 3600, Window: time.Hour, Spread: 1}, 50 * ms, 1 / 1.050},
+		{Tier{Limit: 5, Window: time.Second}, 50 * ms, 5 / 1.050},
+		{Tier{Limit: 5, Window: time.Second, Algorithm: SlidingWindow}, 50 * ms, 5 / 1.050},
+		{Tier{Limit: 5, Window: time.Second, Algorithm: AnchoredWindow}, 50 * ms, 5 / 1.050},
+		{Tier{Limit: 5, Window: time.Second, Algorithm: FixedWindow}, 50 * ms, 5},
+		{Tier{Limit: 5, Window: time.Second, Algorithm: FixedWindow}, 2500 * ms, 5. / 3},
+		{Tier{Limit: 100, Window: time.Second, Algorithm: WeightedWindow}, 50 * ms, 100},
+	} {
+		l := ledger(t, tc.guard, tc.tier)
+		rates := l.Plan().MaxRates()
+		most := slices.Min(rates)
+		if most < tc.want*0.9999 || most > tc.want*1.0001 {
+			t.Errorf("%v, guard %v: %.2f a second, want %.2f", tc.tier, tc.guard, rates, tc.want)
+		}
+		least := tc.want * 32 / 33
+		if tc.tier.Algorithm == WeightedWindow {
+			least = tc.want * 0.9
+		}
+		if got := rate(l, 6000); got > tc.want*1.0001 || got < least {
+			t.Errorf("%v, guard %v: %.2f a second are admitted, want %.2f", tc.tier, tc.guard, got, tc.want)
+		}
+	}
+	if rates := ledger(t, 0, Tier{Limit: 5, Algorithm: Concurrency}, Budget(5, "usd", Day)).Plan().MaxRates(); rates[0] != 0 || rates[1] != 0 {
+		t.Errorf("%v, want none", rates)
+	}
+}
+
+// A provider that counts over any stretch of time takes no notice of a delay that all requests
+// have in common. So for rolling tiers and buckets the guard need only bound by how much the
+// delays differ: 100/s with a Burst of 1 admits 66.7 a second if that is 5 ms, whatever the
+// delay, and 16.7 with a guard of 50 ms.
+func TestGuardOfVariation(t *testing.T) {
+	const differ, common = 5_000, 200_000
+	for _, tier := range []Tier{
+		{Limit: 100, Window: time.Second, Burst: 1, Algorithm: GCRA}, {Limit: 50, Window: time.Second, Burst: 7, Algorithm: TokenBucket},
+		{Limit: 20, Window: time.Second}, {Limit: 20, Window: time.Second, Algorithm: SlidingWindow},
+		{Limit: 20, Window: time.Second, Algorithm: AnchoredWindow},
+	} {
+		for seed := range uint64(20) {
+			r := rand.New(rand.NewPCG(7, seed))
+			l := ledger(t, differ*time.Microsecond, tier)
+			provider, err := throttletest.NewCounter(tier)
+			if err != nil {
+				t.Fatal(err)
+			}
+			now, one := at(0), []int64{1}
+			var arrivals []int64
+			for range 2000 {
+				e, _ := l.Earliest(now, one)
+				now = now.Later(e)
+				l.Charge(now, one, 0, false)
+				arrivals = append(arrivals, now.At+common+[]int64{0, differ, r.Int64N(differ)}[r.IntN(3)])
+				if r.IntN(50) == 0 {
+					now = now.Later(now.At + r.Int64N(2e6))
+				}
+			}
+			slices.Sort(arrivals)
+			for i, a := range arrivals {
+				if !provider.Arrive(a, nil) {
+					t.Fatalf("%v, seed %d: arrival %d is refused", tier, seed, i)
+				}
+			}
+		}
+	}
+}
