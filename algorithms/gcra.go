@@ -46,6 +46,7 @@ func (r *bucket) add(t tat, at, n int64) tat {
 		t.part -= r.limit
 		t.at++
 	}
+	t.at = min(t.at, mostStored)
 	return t
 }
 

@@ -117,7 +117,8 @@ func (l *Ledger) leaving(tier int, n, headroom int64) int64 {
 
 // Take charges the cost if every tier admits it now, and else changes nothing: at
 // and tier are those of Earliest, and tier is -1 if the cost was charged. The request
-// lands when the guard has passed: in microseconds, a grain at least, 0 for the plan's;
+// lands when the guard has passed: in microseconds, a grain at least and MaxWindow at most, 0
+// for the plan's;
 // one that is held may be landed or cancelled before.
 func (l *Ledger) Take(now Moment, cost []int64, guard int64, held bool) (f Flight, at int64, tier int) {
 	return l.TakeLeaving(now, cost, 0, guard, held)
@@ -150,7 +151,7 @@ func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight
 		l.land(now, cost, held)
 		return Landed
 	}
-	return l.depart(now.At, max(guard, 1<<l.plan.grain), cost, held)
+	return l.depart(now.At, min(max(guard, 1<<l.plan.grain), maxWindowUS), cost, held)
 }
 
 // Count charges what the provider has counted already, without asking.
