@@ -10,7 +10,7 @@ import (
 var errUnsound = errors.New("not what a ledger of this plan remembers")
 
 // mostStored is more than any instant or amount that a ledger comes to.
-const mostStored = 1 << 53
+const mostStored = 1 << 54
 
 // encoding is the number of the form in which a ledger is written. It stands first, negated:
 // the first form had no number, and began with the clock.

@@ -46,7 +46,7 @@ func (r *bucket) add(t tat, at, n int64) tat {
 		t.part -= r.limit
 		t.at++
 	}
-	t.at = min(t.at, mostStored)
+	t.at = min(t.at, at+Latest) // no wait is longer than that of a pause
 	return t
 }
 

@@ -11,7 +11,7 @@ local function bucket(unit, limit, window, burst, tat, part)
     local step, rest = mulDiv(n, window, limit)
     tat, part = tat + step, part + rest
     if part >= limit then tat, part = tat + 1, part - limit end
-    return tat < NEVER and tat or NEVER, part
+    return math.min(tat, at + 2 ^ 52), part -- no wait is longer than that of a pause
   end
 
   -- The first instant, now or later, at which no more than free units are missing.
