@@ -16,8 +16,10 @@ import (
 // It lies between 20 ms and 1 s, goes by the answers of the last five to ten minutes,
 // and is 1 s while those are fewer than eight. Where three in four take longer than a
 // network does, which is 50 ms and four times the longest that a connection took to be
-// made, it is the server that takes its time: then it is twice that longest. (Where no
-// connection was seen, a network takes 250 ms, and then it is 50 ms.) Otherwise it is
+// made, without the time to write a body, it is the server that takes its time: then it is
+// twice that longest, and the time to write the longest body. (Where no
+// connection was seen, or only those to a proxy on the same host, a network takes 250 ms,
+// and then it is 50 ms.) Otherwise it is
 // the longest round trip of n and 1/4 + 128/n of that more, since a few say little of
 // the longest to come. Every refusal doubles it for as long.
 //
@@ -50,12 +52,15 @@ type network struct {
 type extremes struct {
 	answers int
 	trip    time.Duration // from admission to the answer
+	upload  time.Duration // of that, writing the body
 	setup   time.Duration // from admission to a new connection
 	raised  time.Duration // what refusals made of the guard
 }
 
 func (e extremes) with(o extremes) extremes {
-	return extremes{e.answers + o.answers, max(e.trip, o.trip), max(e.setup, o.setup), max(e.raised, o.raised)}
+	return extremes{
+		e.answers + o.answers, max(e.trip, o.trip), max(e.upload, o.upload), max(e.setup, o.setup), max(e.raised, o.raised),
+	}
 }
 
 func newNetwork() *network {
@@ -71,9 +76,9 @@ func (n *network) learned() bool {
 	return time.Since(n.began) < 2*guardMemory && n.before.with(n.now).answers > 0
 }
 
-// answered takes note of a round trip.
-func (n *network) answered(trip time.Duration) {
-	n.learn(extremes{answers: 1, trip: trip})
+// answered takes note of a round trip, and of how much of it the body took to be written.
+func (n *network) answered(trip, upload time.Duration) {
+	n.learn(extremes{answers: 1, trip: trip, upload: upload})
 }
 
 // connected takes note of a connection that was made for a request.
@@ -99,7 +104,7 @@ func (n *network) learn(e extremes) {
 	n.now = n.now.with(e)
 	switch {
 	case e.answers > 0:
-		n.recent[n.next%recentAnswers] = e.trip
+		n.recent[n.next%recentAnswers] = e.trip - e.upload
 		n.next++
 	case e.setup > 0:
 		n.setup = e.setup
@@ -118,7 +123,7 @@ func (n *network) estimate() time.Duration {
 	case setup == 0 && quick > 250*time.Millisecond:
 		estimate = defaultGuard
 	case setup > 0 && quick > 4*setup+50*time.Millisecond:
-		estimate = 2 * setup
+		estimate = all.upload + 2*setup
 	default:
 		estimate = all.trip + all.trip/4 + 128*all.trip/time.Duration(all.answers)
 	}
@@ -153,9 +158,9 @@ func (j journey) connected() {
 	}
 }
 
-func (j journey) answered() {
+func (j journey) answered(upload time.Duration) {
 	if j.network != nil {
-		j.network.answered(time.Since(j.admitted))
+		j.network.answered(time.Since(j.admitted), upload)
 	}
 }
 

@@ -180,7 +180,7 @@ func (p *Permit) first(mark uint32) bool {
 // request: its window runs from here.
 func (p *Permit) Arrived() {
 	if p.first(arrived) {
-		p.journey.answered()
+		p.journey.answered(0)
 		p.admitted.arrived()
 	}
 }

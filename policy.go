@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -276,8 +277,8 @@ func (p Policy) String() string {
 	return spec
 }
 
-// A Cost is units by name. A Cost without "requests" counts one request, and 0
-// must be written; nil is one request.
+// A Cost is units by name; the empty name is "requests", as in Tier.Unit. A Cost without
+// "requests" counts one request, and 0 must be written; nil is one request.
 type Cost map[string]int64
 
 // Compiled is a policy made ready to decide. It never changes, so that scopes share it.
@@ -374,7 +375,7 @@ func (c *compiled) compile(d *demand) ([]int64, error) {
 		cost = c.requests(d.n)
 	}
 	for unit, n := range d.cost {
-		if i := slices.Index(c.plan.Units(), unit); i >= 0 {
+		if i := slices.Index(c.plan.Units(), cmp.Or(unit, algorithms.Requests)); i >= 0 {
 			cost[i] = n
 		}
 	}

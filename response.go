@@ -4,8 +4,10 @@ import (
 	"context"
 	"io"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptrace"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +22,10 @@ import (
 // which nothing was written by SendBy.
 type attemptTrace struct {
 	delivery.Delivery
+	std bool // the base is net/http's own
+
+	headers, uploaded atomic.Int64 // how long after admission the headers were written, and the body after them, nanoseconds
+
 	expired atomic.Bool
 	timer   *time.Timer        // of SendBy; nil if there is none
 	cancel  context.CancelFunc // of the attempt until SendBy
@@ -27,7 +33,9 @@ type attemptTrace struct {
 
 // unsent reports whether nothing of a request that failed was written. Without a trace
 // nothing is known.
-func (d *attemptTrace) unsent(err error) bool { return d != nil && d.Unsent(err) }
+func (d *attemptTrace) unsent(err error) bool {
+	return d != nil && (d.Unsent(err) || d.std && !d.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
+}
 
 // late reports whether the attempt was ended because SendBy had passed.
 func (d *attemptTrace) late() bool { return d != nil && d.expired.Load() }
@@ -38,6 +46,37 @@ func (d *attemptTrace) expire() {
 		d.expired.Store(true)
 		d.cancel()
 	}
+}
+
+// watchNetwork has the hooks tell the journey of connections, except those to a proxy on
+// this host, and measures how long a body takes to be written.
+func (d *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, j journey, host string) {
+	hooks.GotConn = func(c httptrace.GotConnInfo) {
+		if !c.Reused && (!isLoopback(c.Conn.RemoteAddr()) || host == "localhost" || net.ParseIP(host).IsLoopback()) {
+			j.connected()
+		}
+	}
+	wroteHeaders := hooks.WroteHeaders
+	hooks.WroteHeaders = func() {
+		wroteHeaders()
+		d.headers.Store(int64(time.Since(j.admitted)))
+	}
+	hooks.WroteRequest = func(httptrace.WroteRequestInfo) {
+		d.uploaded.Store(int64(time.Since(j.admitted)) - d.headers.Load())
+	}
+}
+
+func isLoopback(a net.Addr) bool {
+	tcp, ok := a.(*net.TCPAddr)
+	return ok && tcp.IP.IsLoopback()
+}
+
+// upload returns how long the body took to be written, as far as it is known.
+func (d *attemptTrace) upload() time.Duration {
+	if d == nil {
+		return 0
+	}
+	return time.Duration(d.uploaded.Load())
 }
 
 func (d *attemptTrace) stop() {
@@ -53,12 +92,10 @@ func (a *attempt) trace(req *http.Request) (*http.Request, *attemptTrace) {
 	if !a.charged() || !std && req.Context().Done() == nil && a.journey.network == nil && a.sendBy.IsZero() {
 		return req, nil
 	}
-	d, j := new(attemptTrace), a.journey
+	d, j := &attemptTrace{std: std}, a.journey
 	hooks := d.Trace()
-	hooks.GotConn = func(c httptrace.GotConnInfo) {
-		if !c.Reused {
-			j.connected()
-		}
+	if j.network != nil {
+		d.watchNetwork(hooks, j, req.URL.Hostname())
 	}
 	ctx := httptrace.WithClientTrace(req.Context(), hooks)
 	if !a.sendBy.IsZero() {

@@ -176,7 +176,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	if resp.Request == traced {
 		resp.Request = req
 	}
-	a.journey.answered()
+	a.journey.answered(d.upload())
 	answer := a.handleResponse(req.Context(), resp)
 	a.arrived()
 	a.observe(answer)

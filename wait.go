@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -265,7 +266,13 @@ func (t *terms) counted(counts bool) error {
 }
 
 func (l *Limiter) checkCost(t *terms, c Cost) error {
+	if _, both := c[algorithms.Requests]; both {
+		if _, both = c[""]; both {
+			return t.errorf("cost names requests twice, as %q and as %q: leave one out", "", algorithms.Requests)
+		}
+	}
 	for unit, n := range c {
+		unit = cmp.Or(unit, algorithms.Requests)
 		known := unit == algorithms.Requests || t.has(unit)
 		for o := l.outer; o != nil; o = o.outer {
 			known = known || o.terms().has(unit)
@@ -429,6 +436,7 @@ func (c *compiled) declared(deciding []TierStatus) (tiers []TierStatus) {
 			of.Remaining = min(of.Remaining, s.Remaining)
 			of.RetryAfter = max(of.RetryAfter, s.RetryAfter)
 			of.ResetAfter = max(of.ResetAfter, s.ResetAfter)
+			of.MaxRate = min(of.MaxRate, s.MaxRate)
 			continue
 		}
 		s.Tier = c.policy.Tiers[n]

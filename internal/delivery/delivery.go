@@ -23,6 +23,9 @@ func (d *Delivery) Trace() *httptrace.ClientTrace {
 // Connecting reports whether the request looks for a connection, and nothing was written.
 func (d *Delivery) Connecting() bool { return d.connects.Load() && !d.writes.Load() }
 
+// Connected reports whether the request has looked for a connection.
+func (d *Delivery) Connected() bool { return d.connects.Load() }
+
 // Unsent reports whether nothing of a request that failed with err was written. Where the
 // round tripper supports httptrace, as net/http does, the trace decides. Another one may have
 // written the request, unless its error is that of a dial.
