@@ -52,7 +52,7 @@ func (d *attemptTrace) expire() {
 // this host, and measures how long a body takes to be written.
 func (d *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, j journey, host string) {
 	hooks.GotConn = func(c httptrace.GotConnInfo) {
-		if !c.Reused && (!isLoopback(c.Conn.RemoteAddr()) || host == "localhost" || net.ParseIP(host).IsLoopback()) {
+		if !c.Reused && (!isLoopback(c.Conn) || host == "localhost" || net.ParseIP(host).IsLoopback()) {
 			j.connected()
 		}
 	}
@@ -66,8 +66,11 @@ func (d *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, j journey, hos
 	}
 }
 
-func isLoopback(a net.Addr) bool {
-	tcp, ok := a.(*net.TCPAddr)
+func isLoopback(c net.Conn) bool {
+	if c == nil {
+		return false
+	}
+	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
 	return ok && tcp.IP.IsLoopback()
 }
 
