@@ -19,12 +19,12 @@ import (
 // grant whose reply was lost is given back by the next one; and calls take turns and are numbered, so that one which
 // arrives late changes nothing. The methods of nil leases do nothing.
 type leases struct {
-	quota *quota
 	owner int64
-	holds []bool        // of each unit, whether it is estimated, or limited at once
 	turn  chan struct{} // holds one while a call is made
 
 	mu      sync.Mutex                  // guards all below
+	quota   *quota                      // that last made a call; under its plan are all amounts
+	holds   []bool                      // of each unit, whether it is estimated, or limited at once
 	number  int64                       // of the last call
 	held    []int64                     // by unit
 	settled []int64                     // by unit, since the last call
@@ -37,21 +37,45 @@ type leases struct {
 }
 
 func newLeases(q *quota) *leases {
-	l := &leases{
+	if !q.plan.Concurrent() && !q.plan.Estimates() {
+		return nil
+	}
+	return &leases{
 		quota: q,
 		owner: rand.Int64N(1 << 48),
+		holds: holds(q.plan),
 		turn:  make(chan struct{}, 1),
 		held:  make([]int64, len(q.plan.Units())),
 
 		settled: make([]int64, len(q.plan.Units())),
 		telling: make([]int64, len(q.plan.Units())),
 	}
-	for u, unit := range q.plan.Units() {
-		l.holds = append(l.holds, q.plan.Estimated(u) || slices.ContainsFunc(q.plan.Tiers(), func(t algorithms.Tier) bool {
+}
+
+// holds reports of each unit whether it is estimated, or limited at once.
+func holds(p *algorithms.Plan) (held []bool) {
+	for u, unit := range p.Units() {
+		held = append(held, p.Estimated(u) || slices.ContainsFunc(p.Tiers(), func(t algorithms.Tier) bool {
 			return t.Unit == unit && t.Algorithm == algorithms.Concurrency
 		}))
 	}
-	return l
+	return held
+}
+
+// rebase makes the amounts those under the plan of a quota. It must be its turn.
+func (l *leases) rebase(q *quota) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if old := l.quota.plan; old != q.plan {
+		l.holds = holds(q.plan)
+		l.held = translateHeld(q.plan, old, l.held)
+		l.settled = translateHeld(q.plan, old, l.settled)
+		l.telling = make([]int64, len(l.settled))
+	}
+	l.quota = q
 }
 
 func (l *leases) lock() {
@@ -124,17 +148,19 @@ func (l *leases) add(cost []int64) {
 
 // release gives back places, and settle estimates: what they really cost is nil where
 // that is nothing. Redis is told in a goroutine that ends with the call.
-func (l *leases) release(cost []int64) { l.giveBack(cost, nil, nil, false) }
+func (l *leases) release(p *algorithms.Plan, cost []int64) { l.giveBack(p, cost, nil, nil, false) }
 
-func (l *leases) settle(cost, actual []int64, crossed func([]algorithms.Crossing)) {
-	l.giveBack(cost, actual, crossed, true)
+func (l *leases) settle(p *algorithms.Plan, cost, actual []int64, crossed func([]algorithms.Crossing)) {
+	l.giveBack(p, cost, actual, crossed, true)
 }
 
-func (l *leases) giveBack(cost, actual []int64, crossed func([]algorithms.Crossing), estimated bool) {
+// giveBack gives back amounts under a plan.
+func (l *leases) giveBack(p *algorithms.Plan, cost, actual []int64, crossed func([]algorithms.Crossing), estimated bool) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
+	cost, actual = translateHeld(l.quota.plan, p, cost), translateHeld(l.quota.plan, p, actual)
 	if crossed != nil {
 		l.crossed = crossed
 	}
@@ -159,7 +185,10 @@ func (l *leases) giveBack(cost, actual []int64, crossed func([]algorithms.Crossi
 // tell says what is held, until there is nothing new to say.
 func (l *leases) tell() {
 	for {
-		l.lock()
+		q := l.lockNewest()
+		if q == nil {
+			return
+		}
 		l.mu.Lock()
 		if !l.untold { // another call has said it meanwhile
 			l.tells = false
@@ -168,9 +197,9 @@ func (l *leases) tell() {
 			return
 		}
 		l.mu.Unlock()
-		err := l.sync()
+		err := l.sync(q)
 		l.unlock(err)
-		l.quota.freed()
+		q.freed()
 		if err != nil {
 			l.mu.Lock()
 			l.tells = false
@@ -180,16 +209,35 @@ func (l *leases) tell() {
 	}
 }
 
-func (l *leases) sync() error {
-	reply, t, err := l.quota.call(context.Background(), l.quota.begin("l", 0))
+// lockNewest takes the turn of the newest quota, and returns that; but nil, and no turn, if
+// that holds nothing: then nobody asks any more what this process holds.
+func (l *leases) lockNewest() *quota {
+	l.mu.Lock()
+	q := l.quota
+	l.mu.Unlock()
+	q = q.lockNewest()
+	if q.leases == l {
+		return q
+	}
+	q.leases.unlock(nil)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.held)
+	l.untold, l.tells, l.closed = false, false, true
+	l.renewLater()
+	return nil
+}
+
+func (l *leases) sync(q *quota) error {
+	reply, t, err := q.call(context.Background(), q.begin("l", 0))
 	if err != nil {
 		return err
 	}
-	l.quota.learn(parseHeader(reply), t)
+	q.learn(parseHeader(reply), t)
 	l.mu.Lock()
 	crossed := l.crossed
 	l.mu.Unlock()
-	if _, told := l.quota.crossed(reply[headerLen:]); told != nil && crossed != nil {
+	if _, told := q.crossed(reply[headerLen:]); told != nil && crossed != nil {
 		crossed(told)
 	}
 	return nil
@@ -219,8 +267,11 @@ func (l *leases) renewLater() {
 	case l.renewal == nil && !l.closed && !l.idle():
 		var renewal *time.Timer
 		renewal = time.AfterFunc(l.quota.store.options.Lease/3, func() {
-			l.lock()
-			err := l.sync()
+			q := l.lockNewest()
+			if q == nil {
+				return
+			}
+			err := l.sync(q)
 			l.mu.Lock()
 			if l.renewal == renewal { // else it was stopped meanwhile
 				l.renewal = nil

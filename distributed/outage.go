@@ -36,6 +36,18 @@ func newShare(p *algorithms.Plan, workers int) *share {
 	return &share{ledger: plan.NewLedger(), owed: make([]int64, len(plan.Units()))}
 }
 
+// adopt goes on where the share under the plan before was. One of the two may be nil.
+func (s *share) adopt(old *share) *share {
+	if s == nil || old == nil {
+		return s
+	}
+	old.mu.Lock()
+	defer old.mu.Unlock()
+	s.owed = s.ledger.Plan().Translate(old.ledger.Plan(), old.owed)
+	s.ledger, _ = s.ledger.Plan().Convert(old.ledger, moment(time.Now()))
+	return s
+}
+
 // part is one of n equal parts of a tier. Where that is less than one unit, the
 // window is longer instead; where there is none to be longer nobody has a part.
 func part(t algorithms.Tier, n int64) algorithms.Tier {
@@ -168,14 +180,33 @@ func (q *quota) repay() {
 	for i, t := range q.plan.Tiers() {
 		amounts[i] = min(used[i].Used, owed[slices.Index(q.plan.Units(), t.Unit)])
 	}
-	q.leases.lock()
-	_, _, err := q.call(context.Background(), appendCost(q.begin("c", len(amounts)), amounts))
-	q.leases.unlock(err)
-	if err != nil {
-		s.mu.Lock()
-		for u, n := range owed {
-			s.owed[u] += n
+	_, _, _, err := q.ask(context.Background(), "c", func(n *quota, args []any) []any {
+		if n != q { // its tiers are others: let the most of each unit count in all
+			amounts = n.tierAmounts(n.plan.Translate(q.plan, owed))
 		}
-		s.mu.Unlock()
+		return appendCost(args, amounts)
+	})
+	if err != nil {
+		n := q.newest()
+		n.share.owe(n.plan.Translate(q.plan, owed))
+	}
+}
+
+// tierAmounts is what of each unit every tier is charged.
+func (q *quota) tierAmounts(amounts []int64) (tiers []int64) {
+	for _, t := range q.plan.Tiers() {
+		tiers = append(tiers, min(t.Capacity(), amounts[slices.Index(q.plan.Units(), t.Unit)]))
+	}
+	return tiers
+}
+
+func (s *share) owe(amounts []int64) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for u, n := range amounts {
+		s.owed[u] += n
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/lineage"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -40,10 +41,14 @@ type quota struct {
 	budgets []any // its tiers that are, from 1
 	ahead   int   // how many of one trip may be booked for later
 	circuit *circuit
-	leases  *leases // nil unless a tier limits concurrency or a unit is estimated
+	leases  *leases // nil unless a tier limits concurrency or a unit is estimated; shared with the successor
 	share   *share  // nil unless the process goes on without Redis
 
+	line    *lineage.Line
+	version int64 // of the plan, in the line
+
 	mu       sync.Mutex // guards all below
+	next     *quota     // under a plan that replaced its own; nil while nobody needed it
 	state    state
 	observed time.Time // when Redis was last told what the provider counts
 	watchers map[*watcher]struct{}
@@ -70,13 +75,16 @@ var (
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Observer   = (*quota)(nil)
 	_ store.Idler      = (*quota)(nil)
+	_ store.Changer    = (*quota)(nil)
 )
 
-func (s *Store) newQuota(key string, plan *algorithms.Plan) *quota {
+func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
 	q := &quota{
 		store:    s,
-		key:      s.name(key),
+		key:      name,
 		plan:     plan,
+		line:     line,
+		version:  version,
 		args:     planArgs(plan),
 		ahead:    bookedAhead(plan, s.options.Horizon),
 		circuit:  &s.circuit,
@@ -89,9 +97,6 @@ func (s *Store) newQuota(key string, plan *algorithms.Plan) *quota {
 		if plan.Exhausted(i) {
 			q.budgets = append(q.budgets, i+1)
 		}
-	}
-	if plan.Concurrent() || plan.Estimates() {
-		q.leases = newLeases(q)
 	}
 	if s.options.Outage.Workers > 0 {
 		q.share = newShare(plan, s.options.Outage.Workers)
@@ -157,6 +162,12 @@ func (q *quota) book(behind *store.Reservation, requests []store.Request, done f
 	}
 	q.repay()
 	q.leases.lock()
+	if !q.isNewest() {
+		q.leases.unlock(nil)
+		done(slices.Repeat([]store.Decision{moved}, len(requests)), nil)
+		return
+	}
+	q.leases.rebase(q)
 	t := q.bookTrip(behind, requests)
 	q.run(t, func(err error) {
 		var got []store.Decision
@@ -194,14 +205,15 @@ func (q *quota) book(behind *store.Reservation, requests []store.Request, done f
 }
 
 // overtaken reports whether any of the decisions was made before a pause, or the end of
-// one, that this process knows by now, or in a state that is lost: then it is void.
+// one, that this process knows by now, in a state that is lost, or under a plan that was
+// replaced: then it is void.
 func (q *quota) overtaken(got []store.Decision) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s := &q.state
-	paused := s.alone && time.Now().Before(s.until)
+	void := !q.isNewest() || s.alone && time.Now().Before(s.until)
 	return slices.ContainsFunc(got, func(b store.Decision) bool {
-		if b.Verdict != store.Admitted || paused {
+		if b.Verdict != store.Admitted || void {
 			return b.Verdict == store.Admitted
 		}
 		return b.Reservation.State != alone && (b.Epoch != s.epoch || b.Reservation.State != s.generation)
@@ -211,9 +223,12 @@ func (q *quota) overtaken(got []store.Decision) bool {
 // tellAgain tells the watchers what they were told last.
 func (q *quota) tellAgain() {
 	q.mu.Lock()
-	if left := time.Until(q.state.until); left > 0 {
+	switch left := time.Until(q.state.until); {
+	case !q.isNewest():
+		q.unlockAndTell(store.Replanned, 0)
+	case left > 0:
 		q.unlockAndTell(q.state.change(), left)
-	} else {
+	default:
 		q.unlockAndTell(store.Eased, 0)
 	}
 }

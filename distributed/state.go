@@ -14,6 +14,9 @@ import (
 // TryAcquire asks Redis once and does not book ahead. A caller whose context ends leaves at
 // once; what it is granted then goes back.
 func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decision, err error) {
+	if !q.isNewest() {
+		return moved, nil
+	}
 	if b, held := q.held(); held {
 		return b, nil
 	}
@@ -46,6 +49,11 @@ func (q *quota) reserve(r store.Request) (store.Decision, error) {
 	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard, WaitSpec: &patience}}
 	guard := q.guard(requests)
 	q.leases.lock()
+	if !q.isNewest() {
+		q.leases.unlock(nil)
+		return moved, nil
+	}
+	q.leases.rebase(q)
 	args := append(q.beginReserve(6), 0, 0, micros(guard))
 	_, t, lost := q.call(context.Background(), q.appendRequests(args, requests, 0))
 	err := lost
@@ -81,16 +89,13 @@ func (q *quota) reserve(r store.Request) (store.Decision, error) {
 
 // Pause stops the fleet, and if Redis is away at least this process.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) {
-	length := algorithms.Micros(p.For)
-	q.leases.lock()
-	reply, t, err := q.call(ctx, append(q.begin("p", 5), length, bit(p.Close), bit(p.Once), p.Epoch, bit(p.Probe)))
-	q.leases.unlock(err)
+	q, own, h, err := q.ask(ctx, "p", func(_ *quota, args []any) []any {
+		return append(args, algorithms.Micros(p.For), bit(p.Close), bit(p.Once), p.Epoch, bit(p.Probe))
+	})
 	if err != nil {
 		return q.pauseAlone(p), err
 	}
-	h := parseHeader(reply)
-	q.learn(h, t)
-	return store.Paused{Applied: reply[headerLen] == 1, Epoch: h.epoch}, nil
+	return store.Paused{Applied: own[0] == 1, Epoch: h.epoch}, nil
 }
 
 // bit is how the script is told yes or no.
@@ -104,12 +109,11 @@ func bit(yes bool) int {
 // Resume ends the pause or ban of the fleet. If Redis does not answer, it ends only the one
 // that this process keeps alone, and returns the error.
 func (q *quota) Resume(ctx context.Context) error {
-	t, h, err := q.end(ctx, 0, resumed)
+	q, h, err := q.end(ctx, 0, resumed)
 	if err != nil {
 		q.resumeAlone()
 		return err
 	}
-	q.learn(h, t)
 	q.resume(h.epoch)
 	return nil
 }
@@ -133,30 +137,21 @@ const (
 	untold            // nobody will tell: the others follow at the end of the wait
 )
 
-func (q *quota) end(ctx context.Context, epoch int64, how int) (*trip, header, error) {
-	q.leases.lock()
-	reply, t, err := q.call(ctx, append(q.begin("e", 2), epoch, how))
-	q.leases.unlock(err)
-	if err != nil {
-		return nil, header{}, err
-	}
-	return t, parseHeader(reply), nil
+func (q *quota) end(ctx context.Context, epoch int64, how int) (*quota, header, error) {
+	q, _, h, err := q.ask(ctx, "e", func(_ *quota, args []any) []any { return append(args, epoch, how) })
+	return q, h, err
 }
 
 // endProbe tells Redis, in a goroutine that ends with the call, what became of a probe.
 // It is not tried again: the next request is a probe then.
 func (q *quota) endProbe(b store.Decision, how int) {
+	q = q.newest()
 	q.mu.Lock()
 	over := b.Epoch != q.state.epoch
 	q.mu.Unlock()
-	if !b.Probe || over {
-		return
+	if b.Probe && !over {
+		go func() { _, _, _ = q.end(context.Background(), b.Epoch, how) }()
 	}
-	go func() {
-		if t, h, err := q.end(context.Background(), b.Epoch, how); err == nil {
-			q.learn(h, t)
-		}
-	}()
 }
 
 // unheld tells Redis of a probe of which nobody will tell what became.
@@ -288,10 +283,12 @@ func (q *quota) heard(message string) {
 
 func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	w := &watcher{changed}
+	stopLine := q.line.Watch(func() { changed(store.Replanned, 0) })
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.watchers[w] = struct{}{}
 	return func() {
+		stopLine()
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		delete(q.watchers, w)
@@ -329,8 +326,10 @@ func (q *quota) Cancel(bookings []store.Decision) {
 
 // drop gives back what is held of a booking that will not be used.
 func (q *quota) drop(b store.Decision, cost []int64) {
-	q.Release(b, cost)
-	q.leases.settle(cost, nil, nil)
+	q = q.heir(&cost)
+	q.share.release(cost)
+	q.leases.release(q.plan, cost)
+	q.leases.settle(q.plan, cost, nil, nil)
 	q.share.settle(b, cost, nil)
 }
 
@@ -339,7 +338,7 @@ func (q *quota) drop(b store.Decision, cost []int64) {
 // given back twice would be handed out twice.
 func (q *quota) giveBack(bookings []store.Decision) {
 	now := time.Now()
-	var args []any
+	var back []*store.Reservation
 	generation, guard := int64(0), time.Duration(0)
 	for _, b := range bookings {
 		a := b.Reservation
@@ -349,17 +348,24 @@ func (q *quota) giveBack(bookings []store.Decision) {
 		if generation == 0 {
 			generation, guard = a.State, a.Guard
 		}
-		if a.State == generation && a.Guard == guard && len(args) < mostACall*(1+len(a.Cost)) {
-			args = appendCost(append(args, a.At), a.Cost)
+		if a.State == generation && a.Guard == guard && len(back) < mostACall {
+			back = append(back, a)
 		}
 	}
-	if len(args) == 0 {
+	if len(back) == 0 {
 		return
 	}
-	q.leases.lock()
-	call := append(append(q.begin("u", 2+len(args)), generation, micros(guard)), args...)
-	_, _, err := q.call(context.Background(), call)
-	q.leases.unlock(err)
+	n := q.lockNewest()
+	op := "u"
+	if n != q {
+		op = "x"
+	}
+	args := append(n.begin(op, 2+len(back)*(1+len(n.plan.Units()))), generation, micros(guard))
+	for _, a := range back {
+		args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
+	}
+	_, _, err := n.call(context.Background(), args)
+	n.leases.unlock(err)
 }
 
 // Arrived tells Redis of probes only: telling it of each request would be a second call, so
@@ -378,17 +384,19 @@ func (q *quota) Unanswered(b store.Decision, cost []int64) {
 
 // Release gives back what a request held of a Concurrency tier.
 func (q *quota) Release(b store.Decision, cost []int64) {
+	q = q.heir(&cost)
 	q.share.release(cost)
-	q.leases.release(cost)
+	q.leases.release(q.plan, cost)
 }
 
 // Settle says what was really spent with the next call, or one of its own.
 func (q *quota) Settle(b store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
+	q = q.heir(&cost, &actual)
 	if b.Reservation.State == alone {
 		q.share.settle(b, cost, actual)
 		actual = nil // it is charged when Redis is back
 	}
-	q.leases.settle(cost, actual, crossed)
+	q.leases.settle(q.plan, cost, actual, crossed)
 }
 
 // Return gives back what is held, and in a goroutine that ends with the call, takes the
@@ -401,20 +409,19 @@ func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error 
 // Observe tells Redis, in a goroutine that ends with the call; but not if it was told
 // a moment ago and something is left.
 func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
-	if b.Reservation == nil || b.Reservation.State == alone || !q.worthTelling(seen) {
+	if b.Reservation == nil || b.Reservation.State == alone || !q.isNewest() || !q.worthTelling(seen) {
 		return
 	}
 	go func() {
-		q.leases.lock()
-		args := q.begin("o", 5*len(seen))
-		for _, o := range seen {
-			args = append(args, o.Tier+1, o.Used, b.At, cost[q.plan.UnitOf(o.Tier)], bit(o.Exact))
-		}
-		reply, t, err := q.call(context.Background(), args)
-		q.leases.unlock(err)
-		if err == nil {
-			q.learn(parseHeader(reply), t)
-		}
+		_, _, _, _ = q.ask(context.Background(), "o", func(n *quota, args []any) []any {
+			if n != q { // the readings are of other tiers
+				return args
+			}
+			for _, o := range seen {
+				args = append(args, o.Tier+1, o.Used, b.At, cost[q.plan.UnitOf(o.Tier)], bit(o.Exact))
+			}
+			return args
+		})
 	}()
 }
 
@@ -431,14 +438,10 @@ func (q *quota) worthTelling(seen []store.Observation) bool {
 
 // Status asks Redis.
 func (q *quota) Status(ctx context.Context) (store.Status, error) {
-	q.leases.lock()
-	reply, t, err := q.call(ctx, q.begin("q", 0))
-	q.leases.unlock(err)
+	q, own, h, err := q.ask(ctx, "q", func(_ *quota, args []any) []any { return args })
 	if err != nil {
 		return store.Status{}, err
 	}
-	h := parseHeader(reply)
-	q.learn(h, t)
 	var s store.Status
 	if h.shut == isBan {
 		s.Closed = h.left()
@@ -447,7 +450,7 @@ func (q *quota) Status(ctx context.Context) (store.Status, error) {
 	}
 	rates := q.plan.MaxRates()
 	for i, tier := range q.plan.Tiers() {
-		used, next, fresh := reply[headerLen+3*i], reply[headerLen+3*i+1], reply[headerLen+3*i+2]
+		used, next, fresh := own[3*i], own[3*i+1], own[3*i+2]
 		s.Tiers = append(s.Tiers, store.TierStatus{
 			Tier:       tier,
 			Limited:    next == never || next > h.now,
@@ -471,6 +474,7 @@ func (h header) after(at int64) time.Duration {
 
 // Forecast foretells what would be if nobody else in the fleet sent anything.
 func (q *quota) Forecast() store.Forecast {
+	q = q.newest()
 	idle, _ := local.New().Open("", q.plan) // the empty key is never taken
 	q.mu.Lock()
 	left := time.Until(q.state.until)
@@ -482,6 +486,7 @@ func (q *quota) Forecast() store.Forecast {
 // Idle reports whether nothing is lost if the quota is forgotten: no pause that only this
 // process keeps, nothing held, and nothing that was sent without Redis.
 func (q *quota) Idle() bool {
+	q = q.newest()
 	q.mu.Lock()
 	paused := q.state.alone && time.Now().Before(q.state.until)
 	q.mu.Unlock()
@@ -490,4 +495,7 @@ func (q *quota) Idle() bool {
 
 // Close ends what the quota has with the listener. What requests still hold of it is leased
 // until they have ended.
-func (q *quota) Close() { q.store.listener.forget(q) }
+func (q *quota) Close() {
+	q.store.listener.forget(q)
+	q.line.Close()
+}

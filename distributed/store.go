@@ -53,6 +53,13 @@
 // once where nothing is. After a pause one request of the whole fleet goes first, and the
 // others follow its response. If that takes longer than a second, the next one goes then.
 //
+// # Changes of a policy
+//
+// A policy can change while it is in use. What is charged stays charged, and what this
+// process holds is held under the new policy too. Other processes keep theirs until they
+// change it: the state is converted with each call under another policy, as while a new
+// release replaces an old one.
+//
 // # Deployment
 //
 // Any [redis.UniversalClient] will do: a single server, Sentinel, Cluster; Redis 5
@@ -83,6 +90,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/lineage"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -138,6 +146,7 @@ type Store struct {
 	options  Options
 	circuit  circuit
 	listener listener
+	lines    lineage.Lines
 	trip     roundTrip
 }
 
@@ -172,7 +181,10 @@ func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	if key == "" {
 		return nil, errors.New("distributed: the key is empty: quotas are kept by name, so give the policy a Name")
 	}
-	return s.newQuota(key, plan), nil
+	line, version := s.lines.Open(key)
+	q := s.newQuota(s.name(key), plan, line, version)
+	q.leases = newLeases(q)
+	return q, nil
 }
 
 func (s *Store) validate() error {

@@ -157,8 +157,8 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		own = m.reserve(args{s.args})
 	case "b":
 		own = m.reserve(args{s.args[1+s.args[0]:]})
-	case "u":
-		own = m.unbook(args{s.args})
+	case "u", "x":
+		own = m.unbook(args{s.args}, s.op == "u")
 	case "p":
 		own = m.pause(args{s.args})
 	case "e":
@@ -460,7 +460,7 @@ func (m *twin) crossed(booked bool) (out []int64) {
 	return out
 }
 
-func (m *twin) unbook(a args) []int64 {
+func (m *twin) unbook(a args, lends bool) []int64 {
 	gen, guard, taken := a.next(), a.next(), int64(0)
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
@@ -471,7 +471,7 @@ func (m *twin) unbook(a args) []int64 {
 		at, cost := a.next(), a.cost(len(m.plan.Units()))
 		switch {
 		case gen != m.gen:
-		case at <= m.now || at < m.until || m.probe || m.estimates:
+		case at <= m.now || at < m.until || m.probe || m.estimates || !lends:
 			m.advance(m.now)
 			if m.cancel(at+guard, cost) {
 				taken++
@@ -729,7 +729,7 @@ func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
 		m.mustBeFresh(t, got[0]+(got[2]-1000)*1000)
 		got[2] = want[2]
 	}
-	if st.op == "u" && m.ledger == nil && len(got) == len(want) {
+	if (st.op == "u" || st.op == "x") && m.ledger == nil && len(got) == len(want) {
 		got[6] = want[6] // nothing that was cancelled counts
 	}
 	if err != nil || !slices.Equal(got, want) {
@@ -1105,7 +1105,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	case roll == 3 && m.leased():
 		s.op = "l"
 	case roll <= 6 && len(g.booked) > 0:
-		s.op = "u"
+		s.op = pick(g, "u", "u", "x")
 		add(m.gen-g.Int64N(10)/9, g.booked[len(g.booked)-1].guard)
 		for range 1 + g.IntN(min(8, len(g.booked))) {
 			i := len(g.booked) - 1

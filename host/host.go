@@ -35,6 +35,8 @@
 // window and unit; another tier starts with what those of its unit still count. A tier
 // that the other policy lacks is forgotten whenever that one is used.
 //
+// A policy that changes while it is in use changes for this process alone, in the same way.
+//
 // Neither Concurrency nor estimates are kept: what a process holds open would stay so
 // when it dies.
 //

@@ -8,7 +8,7 @@
 --          is told of a pause, "pause <for> <ban> <epoch>", of its early end, "resume <epoch>",
 --          or of a place, "freed"
 -- ARGV     whole numbers, instants and lengths in µs
---   op     r, b, u, l, p, e, o, q or c, see below
+--   op     r, b, u, x, l, p, e, o, q or c, see below
 --   plan   guard, grain (what lands within 2^grain µs lands together), U units, K tiers,
 --          U hashes of the units' names, and for each tier: algorithm, unit from 0,
 --          limit, window, burst (of a calendar: more than any period takes), extra (precision,
@@ -40,6 +40,7 @@
 --   u  unbook   generation, the guard of these requests (0: the plan's), then groups of: t,
 --               cost. What is booked for later can be lent, but not with estimates, nor in a
 --               pause or before a probe; anything else is cancelled. Answers how many of them.
+--   x  cancel   as u, but nothing is lent: it was decided under another plan.
 --   l  lease    nothing. Only tells what is held, and answers the four numbers of
 --               calendar tiers.
 --   p  pause    for, ban 0 or 1, once 0 or 1, epoch, probe 0 or 1. Answers 1 if it lasts
@@ -152,14 +153,14 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
     end
   end
   crossing = booked
-elseif op == 'u' then
+elseif op == 'u' or op == 'x' then
   local of, own, taken = argument(), argument(), 0
   if own > 0 then guard = math.max(own, grain) end
   while cursor <= #ARGV do
     local at, cost = argument(), amounts()
     if of ~= generation then
       -- it was charged to a state that is lost
-    elseif at < held or at == now or probe or estimates then -- another would have no place for its estimates
+    elseif at < held or at == now or probe or estimates or op == 'x' then -- another would have no place for its estimates
       advance(now)
       if cancel(at + guard, cost) then taken = taken + 1 end
     elseif #pool < POOL then

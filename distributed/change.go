@@ -1,0 +1,105 @@
+package distributed
+
+import (
+	"context"
+	"slices"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// moved is the answer of a quota that has a successor.
+var moved = store.Decision{Verdict: store.Moved, Tier: -1}
+
+func (q *quota) isNewest() bool { return q.line.IsNewest(q.version) }
+
+// Change replaces the plan for all quotas that this process has opened under the key. The
+// script converts the state with the next call.
+func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
+	q.line.Change(plan)
+	return nil
+}
+
+// Successor is the quota itself while no plan has replaced its own.
+func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
+	q = q.newest()
+	return q, q.plan
+}
+
+func (q *quota) newest() *quota {
+	for !q.isNewest() {
+		q = q.successor()
+	}
+	return q
+}
+
+// successor is the next quota, with what this process knows and holds.
+func (q *quota) successor() *quota {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.next == nil {
+		plan, version := q.line.Newest()
+		next := q.store.newQuota(q.key, plan, q.line, version)
+		next.circuit, next.state, next.share = q.circuit, q.state, next.share.adopt(q.share)
+		if next.leases = newLeases(next); next.leases != nil && q.leases != nil {
+			next.leases = q.leases // until the first call it has the amounts of the plan before
+		}
+		q.next = next
+	}
+	return q.next
+}
+
+// heir is the newest quota. Costs become those under its plan, of what is held under both.
+func (q *quota) heir(costs ...*[]int64) *quota {
+	for !q.isNewest() {
+		next := q.successor()
+		for _, cost := range costs {
+			*cost = translateHeld(next.plan, q.plan, *cost)
+		}
+		q = next
+	}
+	return q
+}
+
+// translateHeld is what a plan holds of what was held under an old one.
+func translateHeld(plan, old *algorithms.Plan, cost []int64) []int64 {
+	if cost == nil || plan == old {
+		return cost
+	}
+	now, before := holds(plan), holds(old)
+	translated := plan.Translate(old, cost)
+	for u, unit := range plan.Units() {
+		o := slices.Index(old.Units(), unit)
+		if o < 0 || !now[u] || !before[o] || plan.Estimated(u) != old.Estimated(o) {
+			translated[u] = 0
+		}
+	}
+	return translated
+}
+
+// lockNewest takes the turn to call Redis, under the newest plan.
+func (q *quota) lockNewest() *quota {
+	for {
+		q = q.newest()
+		q.leases.lock()
+		if q.isNewest() {
+			q.leases.rebase(q)
+			return q
+		}
+		q.leases.unlock(nil)
+	}
+}
+
+// ask calls Redis under the newest plan, and takes note of what it says. own appends the
+// operation's own arguments for the quota that asks.
+func (q *quota) ask(ctx context.Context, op string, own func(q *quota, args []any) []any) (*quota, []int64, header, error) {
+	q = q.lockNewest()
+	reply, t, err := q.call(ctx, own(q, q.begin(op, 8)))
+	q.leases.unlock(err)
+	if err != nil {
+		return q, nil, header{}, err
+	}
+	h := parseHeader(reply)
+	q.learn(h, t)
+	return q, reply[headerLen:], h, nil
+}

@@ -1,0 +1,219 @@
+package distributed_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/store"
+)
+
+// fleetPlan has a tier of each kind, in an order and with limits of its own.
+func fleetPlan(t *testing.T, requests, tokens, open int64) *algorithms.Plan {
+	t.Helper()
+	tiers := []throttle.Tier{
+		{Limit: requests, Window: time.Minute},
+		{Limit: tokens, Window: time.Minute, Unit: "tokens", Estimated: true},
+		{Limit: open, Algorithm: throttle.Concurrency, Unit: "calls"},
+	}
+	if requests%2 == 1 {
+		tiers[0], tiers[1], tiers[2] = tiers[2], tiers[0], tiers[1]
+	}
+	return plan(t, 50*ms, tiers...)
+}
+
+// cost is so much of each unit, under a plan.
+func costOf(p *algorithms.Plan, requests, tokens, calls int64) (cost []int64) {
+	for _, u := range p.Units() {
+		cost = append(cost, map[string]int64{"requests": requests, "tokens": tokens, "calls": calls}[u])
+	}
+	return cost
+}
+
+func used(t *testing.T, q store.Quota) map[string]int64 {
+	t.Helper()
+	s, err := q.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	amounts := make(map[string]int64)
+	for _, tier := range s.Tiers {
+		amounts[tier.Tier.Unit] = tier.Used
+	}
+	return amounts
+}
+
+func successor(q store.Quota) store.Quota {
+	next, _ := q.(store.Changer).Successor()
+	return next
+}
+
+func take(t *testing.T, q store.Quota, cost []int64, want store.Verdict) store.Decision {
+	t.Helper()
+	b, err := q.TryAcquire(t.Context(), store.Request{Cost: cost, Held: true})
+	if err != nil || b.Verdict != want {
+		t.Fatalf("%+v, %v, want %v", b, err, want)
+	}
+	return b
+}
+
+// A change of the plan keeps what is charged and held, holds for all quotas of the key in
+// this process, and for none in another. What was admitted under the old plan is released
+// and settled under the new one.
+func TestChange(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		before, after := fleetPlan(t, 10, 1000, 4), fleetPlan(t, 9, 900, 3)
+		s := distributed.New(process(0, 5*ms), distributed.Options{Lease: sec})
+		here, beside := quota(t, s, "changed", before), quota(t, s, "changed", before)
+		there := quota(t, distributed.New(process(0, 5*ms), distributed.Options{}), "changed", before)
+		cost := costOf(before, 2, 100, 1)
+		first, second := take(t, here, cost, store.Admitted), take(t, here, cost, store.Admitted)
+		third := take(t, beside, cost, store.Admitted)
+		var told []store.Change
+		defer beside.Watch(func(c store.Change, _ time.Duration) { told = append(told, c) })()
+		if err := here.(store.Changer).Change(t.Context(), after); err != nil {
+			t.Fatal(err)
+		}
+		if len(told) != 1 || told[0] != store.Replanned {
+			t.Errorf("watchers were told %v", told)
+		}
+		take(t, here, cost, store.Moved)
+		take(t, beside, cost, store.Moved)
+		if next, p := there.(store.Changer).Successor(); next != there || p != before {
+			t.Error("the plan of another process has changed")
+		}
+		check := func(requests, tokens, calls int64) {
+			t.Helper()
+			time.Sleep(100 * ms)
+			got := used(t, successor(here))
+			if got["requests"] != requests || got["tokens"] != tokens || got["calls"] != calls {
+				t.Errorf("used: %v, want %d, %d and %d", got, requests, tokens, calls)
+			}
+		}
+		check(6, 300, 3)
+		time.Sleep(5 * sec) // longer than a lease
+		check(6, 300, 3)
+		take(t, successor(beside), costOf(after, 1, 1, 1), store.Later)
+		here.Settle(first, cost, costOf(before, 0, 150, 0), nil)
+		here.Release(first, cost)
+		check(6, 350, 2)
+		beside.Settle(third, cost, costOf(before, 0, 50, 0), nil)
+		beside.Release(third, cost)
+		check(6, 300, 1)
+		here.Unanswered(second, cost)
+		here.Release(second, cost)
+		check(6, 300, 0)
+		take(t, successor(beside), costOf(after, 3, 600, 3), store.Admitted)
+		take(t, successor(here), costOf(after, 1, 0, 0), store.Later)
+		check(9, 900, 3)
+		for _, q := range []store.Quota{here, beside, there} {
+			successor(q).Close()
+		}
+	})
+}
+
+// What is reserved, or on its way to Redis, when the plan changes is given back.
+func TestChangeVoidsReservations(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		tier := throttle.Tier{Limit: 10, Window: time.Minute}
+		s := distributed.New(process(20*ms, 20*ms), distributed.Options{})
+		q := quota(t, s, "changed", plan(t, 100*ms, tier))
+		r := store.Request{Cost: []int64{1}, WaitSpec: &store.WaitSpec{MaxWait: hour}}
+		var answers []store.Decision
+		reserve := func() {
+			q.(store.Reserver).Reserve(nil, []store.Request{r, r}, func(got []store.Decision, err error) {
+				if err != nil {
+					t.Error(err)
+				}
+				answers = append(answers, got...)
+			})
+		}
+		used(t, q) // which connects
+		reserve()
+		time.Sleep(10 * ms) // it is on its way
+		tier.Limit = 5
+		if err := q.(store.Changer).Change(t.Context(), plan(t, 100*ms, tier)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(90 * ms)
+		synctest.Wait()
+		if len(answers) != 2 || answers[0].Verdict != store.Moved || answers[1].Verdict != store.Moved {
+			t.Fatalf("%+v", answers)
+		}
+		if got := used(t, successor(q)); got["requests"] != 0 {
+			t.Errorf("%v is charged", got)
+		}
+		q = successor(q)
+		take(t, q, []int64{5}, store.Admitted)
+		answers = nil
+		reserve() // in a minute
+		time.Sleep(100 * ms)
+		synctest.Wait()
+		if len(answers) == 0 || answers[0].Verdict != store.Admitted || answers[0].Reservation == nil {
+			t.Fatalf("%+v", answers)
+		}
+		tier.Limit = 20
+		if err := q.(store.Changer).Change(t.Context(), plan(t, 100*ms, tier)); err != nil {
+			t.Fatal(err)
+		}
+		if got := used(t, successor(q)); got["requests"] == 0 { // at the time that is reserved, in a minute
+			t.Error("what was reserved is not charged")
+		}
+		q.(store.Reserver).Cancel(answers)
+		time.Sleep(100 * ms)
+		if got := used(t, successor(q)); got["requests"] != 0 {
+			t.Errorf("%v is charged", got)
+		}
+	})
+}
+
+// Those who wait are planned anew, with the first answer under the new plan.
+func TestChangeReplansWaiters(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		hourly := func(limit int64) throttle.Tier { return throttle.Tier{Limit: limit, Window: hour} }
+		s := distributed.New(process(0, 5*ms), distributed.Options{})
+		q := quota(t, s, "changed", plan(t, 50*ms, hourly(3)))
+		take(t, q, []int64{3}, store.Admitted)
+		var told []store.Change
+		defer q.Watch(func(c store.Change, _ time.Duration) { told = append(told, c) })()
+		take(t, q, []int64{1}, store.Later)
+		if err := q.(store.Changer).Change(t.Context(), plan(t, 50*ms, hourly(5))); err != nil {
+			t.Fatal(err)
+		}
+		if len(told) != 1 || told[0] != store.Replanned {
+			t.Fatalf("told %v", told)
+		}
+		take(t, q, []int64{1}, store.Moved)
+		take(t, successor(q), []int64{2}, store.Admitted)
+		take(t, successor(q), []int64{1}, store.Later)
+	})
+}
+
+// What was sent without Redis counts after a change, too.
+func TestChangeWithoutRedis(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rdb, closing := away()
+		defer closing()
+		q := quota(t, distributed.New(rdb, distributed.Options{Outage: distributed.Outage{Workers: 1}}), "changed",
+			fleetPlan(t, 10, 1000, 4))
+		cost := []int64{1, 100, 1}
+		b := take(t, q, cost, store.Admitted)
+		after := fleetPlan(t, 3, 1000, 4)
+		if err := q.(store.Changer).Change(t.Context(), after); err != nil {
+			t.Fatal(err)
+		}
+		q.Settle(b, cost, cost, nil)
+		q.Release(b, cost)
+		if successor(q).(store.Idler).Idle() {
+			t.Error("what was sent is forgotten")
+		}
+		next := successor(q)
+		take(t, next, costOf(after, 2, 100, 1), store.Admitted)
+		take(t, next, costOf(after, 1, 100, 1), store.Later)
+	})
+}
