@@ -1,6 +1,7 @@
 package throttle_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -86,7 +87,7 @@ func byRank(t *testing.T, p throttle.Policy, guests []guest) []guest {
 			there = append(there, &guests[next])
 			next++
 		}
-		from := slices.MinFunc(there, func(a, b *guest) int { return int(a.arrives - b.arrives) }).arrives
+		from := slices.MinFunc(there, func(a, b *guest) int { return cmp.Compare(a.arrives, b.arrives) }).arrives
 		micros, _ := provider.Earliest(start+from.Microseconds(), nil)
 		at := time.Duration(micros-start) * time.Microsecond
 		for ; next < len(guests) && guests[next].arrives <= at; next++ {
@@ -96,7 +97,7 @@ func byRank(t *testing.T, p throttle.Policy, guests []guest) []guest {
 		if len(there) == 0 {
 			continue
 		}
-		head := slices.MinFunc(there, func(a, b *guest) int { return int(rank(a) - rank(b)) })
+		head := slices.MinFunc(there, func(a, b *guest) int { return cmp.Compare(rank(a), rank(b)) })
 		if head.arrives > at {
 			t.Fatalf("the model admits %+v at %v", *head, at)
 		}
