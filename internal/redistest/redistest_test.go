@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"runtime"
 	"syscall"
 	"testing"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 )
+
+func TestMain(m *testing.M) { os.Exit(Run(m)) }
 
 func TestServer(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,64 @@
+package redistest
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/internal/leak"
+)
+
+const (
+	atOnce    = "8" // parallel tests, most of which wait
+	keptLines = 30
+)
+
+// Run runs the tests of a package for its TestMain and returns the exit code of leak.Run.
+// Clients of go-redis log each connection that a test breaks: Run prints what they logged
+// only if a test fails. Unless -parallel is given, 8 tests run in parallel however few the
+// processors are, because they mostly wait for servers.
+func Run(m *testing.M) int {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		_ = flag.Set("test.parallel", atOnce)
+	}
+	l := new(clientLog)
+	redis.SetLogger(l)
+	code := leak.Run(m)
+	if code != 0 {
+		l.show()
+	}
+	return code
+}
+
+// A clientLog keeps the last lines that clients logged.
+type clientLog struct {
+	mu    sync.Mutex // guards lines
+	lines []string
+}
+
+func (l *clientLog) Printf(_ context.Context, format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, fmt.Sprintf(format, args...))
+	l.lines = l.lines[max(0, len(l.lines)-keptLines):]
+}
+
+func (l *clientLog) show() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.lines) == 0 {
+		return
+	}
+	fmt.Fprintln(os.Stderr, "the last lines that clients of go-redis logged:")
+	for _, line := range l.lines {
+		fmt.Fprintln(os.Stderr, "\t"+line)
+	}
+}
