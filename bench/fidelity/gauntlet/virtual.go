@@ -1,9 +1,7 @@
 package gauntlet
 
 import (
-	"bytes"
 	"context"
-	"net"
 	"net/http"
 	"net/http/httptrace"
 	"os"
@@ -19,6 +17,7 @@ import (
 
 	"github.com/apithrottle/throttle/bench/fidelity/chart"
 	"github.com/apithrottle/throttle/internal/calls"
+	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -133,56 +132,5 @@ func (c *connections) RoundTrip(req *http.Request) (*http.Response, error) {
 
 // dial connects to a server in memory, half a millisecond away.
 func dial(server *miniredis.Miniredis) *redis.Client {
-	return redis.NewClient(&redis.Options{
-		Addr:     "127.0.0.1:6379", // else a name is looked up
-		PoolSize: 256,              // nobody waits for a connection, with a timer that outlives the bubble
-		Dialer: func(context.Context, string, string) (net.Conn, error) {
-			conn, err := server.Dial()
-			if err != nil {
-				return nil, err
-			}
-			return leave(conn), nil
-		},
-	})
-}
-
-// An away connection takes a while to bring what is written, and meanwhile holds nobody
-// up: who writes may have a lock, and time stands still for those who wait for one.
-type away struct {
-	net.Conn
-	written chan []byte
-	closed  chan struct{}
-	close   sync.Once
-}
-
-func leave(conn net.Conn) *away {
-	c := &away{Conn: conn, written: make(chan []byte, 1024), closed: make(chan struct{})}
-	go c.bring()
-	return c
-}
-
-func (c *away) bring() {
-	for {
-		select {
-		case b := <-c.written:
-			time.Sleep(500 * time.Microsecond)
-			_, _ = c.Conn.Write(b) // who reads learns of an error
-		case <-c.closed:
-			return
-		}
-	}
-}
-
-func (c *away) Write(b []byte) (int, error) {
-	select {
-	case c.written <- bytes.Clone(b):
-		return len(b), nil
-	case <-c.closed:
-		return 0, net.ErrClosed
-	}
-}
-
-func (c *away) Close() error {
-	c.close.Do(func() { close(c.closed) })
-	return c.Conn.Close()
+	return redismem.Dial(server, func() time.Duration { return 500 * time.Microsecond })
 }
