@@ -20,6 +20,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/redistest"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // The twin of the script: what it should answer, told by a Ledger. It shares no
@@ -740,8 +741,8 @@ func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
 
 // TestTwins plays random traces to the script and to its twin.
 func TestTwins(t *testing.T) {
-	t.Run("miniredis", func(t *testing.T) { playRandom(t, mini(t), 100_000) })
-	t.Run("redis", func(t *testing.T) { playRandom(t, real(t), 200_000) })
+	t.Run("miniredis", func(t *testing.T) { playRandom(t, mini(t), soak.Times(20_000)) })
+	t.Run("redis", func(t *testing.T) { playRandom(t, real(t), soak.Times(100_000)) })
 }
 
 var update = flag.Bool("update", false, "write what the traces in testdata must answer from the Go twin")

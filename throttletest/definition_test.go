@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 type arrival struct{ at, units int64 }
@@ -78,7 +79,7 @@ func randomTier(r *rand.Rand, a algorithms.Algorithm) algorithms.Tier {
 func TestDefinition(t *testing.T) {
 	for a := algorithms.SlidingLog; a < algorithms.Concurrency; a++ {
 		t.Run(a.String(), func(t *testing.T) {
-			for seed := range uint64(60) {
+			for seed := range uint64(soak.Times(20)) {
 				if problem := compare(rand.New(rand.NewPCG(seed, uint64(a))), a); problem != "" {
 					t.Fatalf("seed %d: %s", seed, problem)
 				}
