@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
@@ -24,7 +23,7 @@ func TestBudgetOfAFleet(t *testing.T) {
 	var mu sync.Mutex
 	told := make(map[int]int)
 	p := policy(throttle.Budget(limit, "usd", throttle.Month))
-	p.Name, p.Guard, p.AlertAt = "fleet", 5*sec, []int{1, 50, 80, 99} // slow answers are not wasted
+	p.Name, p.Guard, p.AlertAt = "fleet", slow, []int{1, 50, 80, 99}
 	p.Alert = func(a throttle.Alert) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -36,7 +35,7 @@ func TestBudgetOfAFleet(t *testing.T) {
 	var spent atomic.Int64
 	var callers sync.WaitGroup
 	for range 4 {
-		l := limiter(t, p, distributed.New(s.Client(), distributed.Options{}))
+		l := limiter(t, p, distributed.New(s.Client(), distributed.Options{Timeout: slow}))
 		for range 250 {
 			callers.Go(func() {
 				switch _, err := l.Acquire(context.Background(), throttle.Cost{"usd": cost}); {
@@ -59,50 +58,55 @@ func TestBudgetOfAFleet(t *testing.T) {
 	}
 }
 
-// steppedFleet is two limiters of a policy on a server whose time the test sets.
-func steppedFleet(t *testing.T, p throttle.Policy, at time.Time) (first, second *throttle.Limiter, set func(time.Time)) {
+// steppedFleet runs a test in virtual time with two limiters of a policy, on a server whose
+// time the test sets.
+func steppedFleet(t *testing.T, p throttle.Policy, apart time.Duration, test func(first, second *throttle.Limiter, now time.Time, set func(time.Time))) {
 	t.Helper()
-	m := miniredis.RunT(t)
-	m.SetTime(at)
-	p.Name = "vendor api"
-	open := func() *throttle.Limiter {
-		return limiter(t, p, distributed.New(client(t, &redis.Options{Addr: m.Addr()}), distributed.Options{}))
-	}
-	return open(), open(), m.SetTime
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		now := time.Now()
+		m.SetTime(now.Add(apart))
+		p.Name = "vendor api"
+		open := func() *throttle.Limiter {
+			return limiter(t, p, distributed.New(near(t, m), distributed.Options{}))
+		}
+		test(open(), open(), now, m.SetTime)
+	})
 }
 
 // Who is behind those who wait, or beside them in the fleet, is refused at once too; what
 // has room beside the budget waits its turn.
 func TestBudgetOfAQueue(t *testing.T) {
-	now := time.Now()
 	p := policy(per(300*ms, 1, throttle.SlidingLog), throttle.Budget(3, "", throttle.Month))
-	first, second, _ := steppedFleet(t, p, now)
-	var admitted, refused atomic.Int64
-	var callers sync.WaitGroup
-	for i := range 1000 {
-		callers.Go(func() {
-			l := first
-			if i%2 > 0 {
-				l = second
-			}
-			var e *throttle.WaitError
-			switch err := l.Wait(context.Background()); {
-			case err == nil:
-				admitted.Add(1)
-			case errors.Is(err, throttle.ErrExhausted) && errors.As(err, &e) && e.Tier == p.Tiers[1].String() && e.Until.After(now):
-				refused.Add(1)
-			default:
-				t.Error(err)
-			}
-		})
-	}
-	callers.Wait()
-	if n := admitted.Load(); n < 1 || n > 3 || admitted.Load()+refused.Load() != 1000 {
-		t.Errorf("%d admitted and %d refused, of 1000 and a budget of 3", admitted.Load(), refused.Load())
-	}
-	if first.Allow() || second.Allow() {
-		t.Error("Allow is true of a budget that is used up")
-	}
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		p.Name = "vendor api"
+		now := time.Now()
+		var all [2]*throttle.Limiter
+		for i := range all {
+			all[i] = limiter(t, p, distributed.New(near(t, m), distributed.Options{}))
+		}
+		var admitted, refused atomic.Int64
+		var callers sync.WaitGroup
+		for i := range 1000 {
+			callers.Go(func() {
+				var e *throttle.WaitError
+				switch err := all[i%2].Wait(context.Background()); {
+				case err == nil:
+					admitted.Add(1)
+				case errors.Is(err, throttle.ErrExhausted) && errors.As(err, &e) && e.Tier == p.Tiers[1].String() && e.Until.After(now):
+					refused.Add(1)
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		callers.Wait()
+		if n := admitted.Load(); n != 3 || refused.Load() != 997 {
+			t.Errorf("%d admitted and %d refused, of 1000 and a budget of 3", n, refused.Load())
+		}
+		if all[0].Allow() || all[1].Allow() {
+			t.Error("Allow is true of a budget that is used up")
+		}
+	})
 }
 
 // The next period begins by Redis's clock, and alerts with it.
@@ -110,32 +114,36 @@ func TestBudgetOfTheNextMonth(t *testing.T) {
 	told := 0
 	p := policy(throttle.Budget(4, "", throttle.Month))
 	p.AlertAt, p.Alert = []int{50}, func(throttle.Alert) { told++ }
-	now := time.Now().UTC()
-	next := time.Date(now.Year(), now.Month()+1, 1, 0, 0, 0, 0, time.UTC)
-	first, second, set := steppedFleet(t, p, now)
-	for month, at := range []time.Time{now, next} {
-		set(at)
-		if !first.AllowN(2) || !second.AllowN(2) || first.Allow() || second.Allow() {
-			t.Errorf("month %d: want 4 allowed, and no more", month)
+	steppedFleet(t, p, 0, func(first, second *throttle.Limiter, now time.Time, set func(time.Time)) {
+		now = now.UTC()
+		next := time.Date(now.Year(), now.Month()+1, 1, 0, 0, 0, 0, time.UTC)
+		for month, at := range []time.Time{now, next} {
+			time.Sleep(time.Until(at))
+			set(at)
+			if !first.AllowN(2) || !second.AllowN(2) || first.Allow() || second.Allow() {
+				t.Errorf("month %d: want 4 allowed, and no more", month)
+			}
+			if told != month+1 {
+				t.Errorf("month %d: told %d times", month, told)
+			}
 		}
-		if told != month+1 {
-			t.Errorf("month %d: told %d times", month, told)
-		}
-	}
+	})
 }
 
 // Where the clocks of the server and the program are far apart nobody can say which
 // day it is.
 func TestInputClocks(t *testing.T) {
-	now := time.Now()
 	day := policy(throttle.Budget(5, "", throttle.Day))
 	for _, apart := range []time.Duration{-3 * 24 * hour, 3 * 24 * hour} {
-		l, _, _ := steppedFleet(t, day, now.Add(apart))
-		fails(t, apart.String(), l, "THROTTLE clocks of the client and the server are more than a period apart", "set them")
+		steppedFleet(t, day, apart, func(l, _ *throttle.Limiter, _ time.Time, _ func(time.Time)) {
+			fails(t, apart.String(), l, "THROTTLE clocks of the client and the server are more than a period apart", "set them")
+		})
 	}
 	for _, apart := range []time.Duration{-23 * hour, 23 * hour} {
-		if l, _, _ := steppedFleet(t, day, now.Add(apart)); !l.AllowN(5) || l.Allow() {
-			t.Errorf("%v apart: want 5 allowed, and no more", apart)
-		}
+		steppedFleet(t, day, apart, func(l, _ *throttle.Limiter, _ time.Time, _ func(time.Time)) {
+			if !l.AllowN(5) || l.Allow() {
+				t.Errorf("%v apart: want 5 allowed, and no more", apart)
+			}
+		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
@@ -130,33 +131,29 @@ func TestFleetUnsent(t *testing.T) {
 
 // A process that holds nothing any more has nothing to renew.
 func TestSettledLeasesRest(t *testing.T) {
-	s := redistest.Start(t)
-	rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
-	defer rdb.Close()
-	counter := new(calls.Counter)
-	rdb.AddHook(counter)
-	lim, err := throttle.New(throttle.Policy{Name: "rest", Tiers: []throttle.Tier{
-		throttle.PerHour(10), {Limit: 1000, Window: time.Hour, Unit: "tokens", Algorithm: throttle.FixedWindow, Estimated: true},
-	}}, distributed.New(rdb, distributed.Options{Lease: 30 * time.Millisecond}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": 500})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Settle(throttle.Cost{"tokens": 20}); err != nil {
-		t.Fatal(err)
-	}
-	p.Release()
-	eventually(t, "the 20 tokens are not all that is used", func() bool {
-		s, err := lim.Status(t.Context())
-		return err == nil && s.Tiers[1].Used == 20
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		rdb, counter := near(t, s), new(calls.Counter)
+		rdb.AddHook(counter)
+		const lease = 30 * time.Millisecond
+		lim := limiter(t, throttle.Policy{Name: "rest", Tiers: []throttle.Tier{
+			throttle.PerHour(10), {Limit: 1000, Window: time.Hour, Unit: "tokens", Algorithm: throttle.FixedWindow, Estimated: true},
+		}}, distributed.New(rdb, distributed.Options{Lease: lease}))
+		p, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": 500})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Settle(throttle.Cost{"tokens": 20}); err != nil {
+			t.Fatal(err)
+		}
+		p.Release()
+		time.Sleep(lease) // it is told
+		if used := tierStatus(t, lim, 1).Used; used != 20 {
+			t.Errorf("%d tokens are used, want 20", used)
+		}
+		before := counter.Count()
+		time.Sleep(10 * lease)
+		if more := counter.Count() - before; more > 0 {
+			t.Errorf("%d calls in ten leases", more)
+		}
 	})
-	time.Sleep(50 * time.Millisecond) // a renewal that was on its way
-	before := counter.Count()
-	time.Sleep(300 * time.Millisecond)
-	if more := counter.Count() - before; more > 0 {
-		t.Errorf("%d calls in ten leases", more)
-	}
 }
