@@ -19,6 +19,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/host"
 	"github.com/apithrottle/throttle/internal/leak"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -123,9 +124,9 @@ func (f *fleet) listen(out io.Reader) {
 // Processes that write a file all the time, killed at any instant and started anew all the time,
 // together send no more than the provider admits.
 func TestProcesses(t *testing.T) {
-	// The wide tier remembers the dead. The guard is for a machine that is slow to wake
-	// who was admitted.
-	f := &fleet{t: t, path: file(t), spec: "150/250ms + 1000/3s;algo=token_bucket;burst=700 | guard=250ms"}
+	// The wide tier remembers the dead. No machine is slower than the guard to run who was
+	// admitted.
+	f := &fleet{t: t, path: file(t), spec: "300/1s + 1000/3s;algo=token_bucket;burst=700 | guard=3s"}
 	p, err := throttle.ParsePolicy("api", f.spec)
 	if err != nil {
 		t.Fatal(err)
@@ -134,7 +135,8 @@ func TestProcesses(t *testing.T) {
 	for i := range kills {
 		kills[i] = f.start()
 	}
-	for end := time.Now().Add(4 * sec); time.Now().Before(end); killed++ {
+	enough, end := soak.Times(40), time.Now().Add(time.Duration(soak.Times(2))*time.Minute)
+	for ; (killed < enough || f.count() < 10*enough) && time.Now().Before(end); killed++ {
 		time.Sleep(rand.N(60 * ms))
 		i := rand.IntN(len(kills))
 		kills[i]()
@@ -156,11 +158,17 @@ func TestProcesses(t *testing.T) {
 			refused++
 		}
 	}
-	t.Logf("%d were admitted in processes of which %d were killed", len(f.told), killed)
 	if refused > 0 {
 		t.Errorf("the provider refuses %d of %d", refused, len(f.told))
 	}
-	if len(f.told) < 500 {
-		t.Errorf("only %d were admitted", len(f.told))
+	if killed < enough || len(f.told) < 10*enough {
+		t.Errorf("only %d were admitted, and %d processes killed", len(f.told), killed)
 	}
+}
+
+// count is how many have been admitted so far.
+func (f *fleet) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.told)
 }

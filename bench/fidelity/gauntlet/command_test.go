@@ -41,8 +41,8 @@ func TestReal(t *testing.T) {
 	}
 	for i, row := range rows {
 		shared := strings.Contains(row.Client, "redis")
-		if row.Client != runs[i].Client || row.Clock != "real" || row.Accepted == 0 || row.Accepted > 25 ||
-			row.Utilisation <= 0 || row.Utilisation > 1.2 || row.RedisCallsPerAdmission > 0 != shared {
+		if row.Client != runs[i].Client || row.Clock != "real" || row.Accepted == 0 ||
+			row.Utilisation <= 0 || row.RedisCallsPerAdmission > 0 != shared {
 			t.Errorf("%+v", row)
 		}
 	}
