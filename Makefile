@@ -9,7 +9,7 @@ FUZZTIME ?= 30s
 
 STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 
-.PHONY: all test redis lint bench fidelity laws fuzz example suites
+.PHONY: all test test32 soak stress redis lint bench fidelity laws fuzz example suites
 
 all: lint test
 
@@ -24,6 +24,24 @@ test: redis
 	rm -f "$$THROTTLE_SKIPPED"; exit $$status
 	cd bench && go vet ./... && go test ./...
 	cd sdktest && go vet ./... && go test ./...
+
+# test32 runs the tests that need no Redis where int has 32 bits.
+test32:
+	CGO_ENABLED=0 GOARCH=386 go vet ./...
+	CGO_ENABLED=0 GOARCH=386 go test $$(go list ./... | grep -Ev '/(distributed|internal/redistest)$$')
+
+# soak plays the random storms of the tests SOAK times as long as test does.
+SOAK ?= 10
+soak: redis
+	THROTTLE_SOAK=$(SOAK) go test $(RACE) -count=1 -timeout 60m \
+		-run '^(TestTwins|TestFleetLaws|TestFleetOfProcesses|TestDefinition|TestProcesses)$$' \
+		./distributed ./host ./throttletest
+
+# stress runs the tests of PACKAGES RUNS times beside 8 busy goroutines. All runs must pass.
+PACKAGES ?= ./...
+RUNS     ?= 20
+stress: redis
+	go run ./internal/load -runs $(RUNS) -- go test $(RACE) -count=1 $(PACKAGES)
 
 # redis installs a redis-server if there is none and apt-get can.
 redis:
