@@ -321,7 +321,7 @@ func repliesLost(t *testing.T) {
 func far(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		f := startFleet(t, crew{policy: narrow}, func() *redis.Client {
-			return away(t, s, func() time.Duration { return 20 * ms })
+			return distant(t, s, func() time.Duration { return 20 * ms })
 		})
 		f.within("20 ms to Redis and back", time.Now(), 0, usual)
 	})
@@ -333,7 +333,7 @@ func tooFar(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		var slower atomic.Bool
 		f := startFleet(t, crew{policy: narrow}, func() *redis.Client {
-			return away(t, s, func() time.Duration {
+			return distant(t, s, func() time.Duration {
 				if slower.Load() {
 					return 200 * ms
 				}

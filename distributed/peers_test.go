@@ -41,11 +41,11 @@ func bubble(t *testing.T, test func(*testing.T, *miniredis.Miniredis)) {
 // near is a client of the server in a bubble, half a millisecond away.
 func near(t *testing.T, s *miniredis.Miniredis) *redis.Client {
 	t.Helper()
-	return away(t, s, func() time.Duration { return ms / 2 })
+	return distant(t, s, func() time.Duration { return ms / 2 })
 }
 
-// away is a client of the server in a bubble whose commands take so long to get there.
-func away(t *testing.T, s *miniredis.Miniredis, delay func() time.Duration) *redis.Client {
+// distant is a client of the server in a bubble whose commands take so long to get there.
+func distant(t *testing.T, s *miniredis.Miniredis, delay func() time.Duration) *redis.Client {
 	t.Helper()
 	rdb := redismem.Dial(s, delay)
 	t.Cleanup(func() {

@@ -192,7 +192,7 @@ func startMembers(t *testing.T, s *miniredis.Miniredis, delays ...time.Duration)
 	t.Helper()
 	var workers []*worker
 	for i, delay := range delays {
-		w := &worker{t: t, number: i, rdb: away(t, s, func() time.Duration { return delay }), ended: make(chan struct{})}
+		w := &worker{t: t, number: i, rdb: distant(t, s, func() time.Duration { return delay }), ended: make(chan struct{})}
 		w.rdb.AddHook(&w.asked)
 		workers = append(workers, w)
 	}
