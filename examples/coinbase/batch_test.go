@@ -159,7 +159,7 @@ func TestGoesOn(t *testing.T) {
 			}
 			return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
 		}))
-		if err != nil || r.Sent != 300 || r.Accepted != 150 || r.Seconds != 60 {
+		if err != nil || r.Sent < 285 || r.Sent > 300 || r.Accepted != (r.Sent+1)/2 || r.Seconds != 60 { // a request without an answer may arrive later
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
