@@ -259,5 +259,6 @@ func (q *Queue) review(now time.Time) bool {
 		add(sum, w.request.Cost)
 		w = next
 	}
+	q.settle(now, nil)
 	return true
 }

@@ -230,8 +230,8 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 	if w.next() != nil || q.isFull(now) {
 		q.settle(now, w) // those behind move back, or the last goes
 	}
-	if w.out.Load() {
-		return nil, action{}, w.refusal
+	if w.out.Load() { // refused, or a reserved time has come
+		return w, action{nap: forever}, w.refusal
 	}
 	if q.cancel != nil && q.waiters.first() == w {
 		q.cancel()

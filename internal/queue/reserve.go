@@ -168,6 +168,8 @@ func (q *Queue) answer(w *waiter, d store.Decision, now time.Time) {
 	switch {
 	case d.Verdict == store.Admitted && q.reserver != nil && d.Reservation != nil:
 		q.reserved = append(q.reserved, d)
+	case d.Verdict == store.Admitted && w.out.Load():
+		q.reserver.Cancel([]store.Decision{d})
 	case d.Verdict == store.Admitted:
 		q.admit(w, d)
 	case d.Verdict == store.Moved:

@@ -1,0 +1,254 @@
+package queue
+
+import (
+	"context"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/leak"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
+)
+
+func TestMain(m *testing.M) { os.Exit(leak.Run(m)) }
+
+const (
+	ms  = time.Millisecond
+	sec = time.Second
+)
+
+func cost(n ...int64) []int64 { return n }
+
+// A fake is a quota that answers as its function says, and counts the questions. Only
+// watchers are kept; the rest of a store.Quota is not for a queue.
+type fake struct {
+	answer func(context.Context, store.Request) (store.Decision, error)
+
+	mu       sync.Mutex // guards all below
+	asked    int
+	watchers map[*func(store.Change, time.Duration)]struct{}
+}
+
+func (f *fake) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
+	f.mu.Lock()
+	f.asked++
+	f.mu.Unlock()
+	return f.answer(ctx, r)
+}
+
+func (f *fake) questions() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.asked
+}
+
+func (f *fake) Watch(changed func(store.Change, time.Duration)) (stop func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.watchers == nil {
+		f.watchers = make(map[*func(store.Change, time.Duration)]struct{})
+	}
+	f.watchers[&changed] = struct{}{}
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		delete(f.watchers, &changed)
+	}
+}
+
+// tell tells all watchers.
+func (f *fake) tell(c store.Change, left time.Duration) {
+	f.mu.Lock()
+	var all []func(store.Change, time.Duration)
+	for w := range f.watchers {
+		all = append(all, *w)
+	}
+	f.mu.Unlock()
+	for _, changed := range all {
+		changed(c, left)
+	}
+}
+
+func (f *fake) watched() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.watchers)
+}
+
+func (*fake) Arrived(store.Decision, []int64)    { panic("not for a queue") }
+func (*fake) Unanswered(store.Decision, []int64) { panic("not for a queue") }
+func (*fake) Release(store.Decision, []int64)    { panic("not for a queue") }
+func (*fake) Settle(store.Decision, []int64, []int64, func([]algorithms.Crossing)) {
+	panic("not for a queue")
+}
+func (*fake) Return(context.Context, store.Decision, []int64) error { panic("not for a queue") }
+func (*fake) Pause(context.Context, store.Pause) (store.Paused, error) {
+	panic("not for a queue")
+}
+func (*fake) Resume(context.Context) error                 { panic("not for a queue") }
+func (*fake) Status(context.Context) (store.Status, error) { panic("not for a queue") }
+func (*fake) Close()                                       { panic("not for a queue") }
+
+// later is a quota that is always full, and opens after so long.
+func later(wait time.Duration) *fake {
+	return &fake{answer: func(context.Context, store.Request) (store.Decision, error) {
+		return store.Decision{Verdict: store.Later, Wait: wait}, nil
+	}}
+}
+
+// every is a quota that admits one request after each interval, the first at once.
+func every(interval time.Duration) *fake {
+	var next time.Time
+	return &fake{answer: func(context.Context, store.Request) (store.Decision, error) {
+		if left := time.Until(next); left > 0 {
+			return store.Decision{Verdict: store.Later, Wait: left}, nil
+		}
+		next = time.Now().Add(interval)
+		return store.Decision{Verdict: store.Admitted}, nil
+	}}
+}
+
+// A question is what a reserver was asked.
+type question struct {
+	behind   *store.Reservation
+	requests []store.Request
+	done     func([]store.Decision, error)
+}
+
+// A reserver is a fake that reserves times ahead. The test answers its questions.
+type reserver struct {
+	fake
+	open     []question // not answered yet
+	total    int
+	reserved []store.Decision
+	canceled []store.Decision
+}
+
+func (f *reserver) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.total++
+	f.open = append(f.open, question{behind, slices.Clone(requests), done})
+}
+
+func (f *reserver) Cancel(unused []store.Decision) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.canceled = append(f.canceled, unused...)
+}
+
+// next returns the oldest question without an answer.
+func (f *reserver) next(t *testing.T) question {
+	t.Helper()
+	synctest.Wait()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.open) == 0 {
+		t.Fatal("the quota is not asked")
+	}
+	q := f.open[0]
+	f.open = f.open[1:]
+	return q
+}
+
+func (f *reserver) unanswered() int {
+	synctest.Wait()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.open)
+}
+
+// at reserves a time for each of the first requests of a question.
+func (f *reserver) at(q question, starts ...time.Duration) (ds []store.Decision) {
+	now := time.Now()
+	for i, in := range starts {
+		start := now.Add(in)
+		ds = append(ds, store.Decision{Verdict: store.Admitted, Tier: 0, Reservation: &store.Reservation{
+			Start: start, End: start.Add(50 * ms), Again: start, Cost: q.requests[i].Cost,
+		}})
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reserved = append(f.reserved, ds...)
+	return ds
+}
+
+// A caller is one call of Wait and how it ended.
+type caller struct {
+	cancel   context.CancelFunc
+	done     chan struct{}
+	decision store.Decision
+	err      error
+	end      time.Time
+}
+
+// join has a caller wait in a goroutine of its own, and returns when it does.
+func join(q *Queue, t Ticket) *caller { return joinCtx(context.Background(), q, t, false) }
+
+func joinCtx(ctx context.Context, q *Queue, t Ticket, rejoins bool) *caller {
+	ctx, cancel := context.WithCancel(ctx)
+	c := &caller{cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(c.done)
+		defer cancel()
+		c.decision, c.err = q.wait(ctx, t, rejoins)
+		c.end = time.Now()
+	}()
+	synctest.Wait()
+	return c
+}
+
+func (c *caller) ended() bool {
+	synctest.Wait()
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func ticket(n ...int64) Ticket {
+	if len(n) == 0 {
+		n = cost(1)
+	}
+	return Ticket{Request: store.Request{Cost: n}}
+}
+
+func (t Ticket) of(c Class) Ticket {
+	t.Class = c
+	return t
+}
+
+func (t Ticket) until(at time.Time) Ticket {
+	t.GiveUp = at
+	return t
+}
+
+// isRefusal reports whether a call was refused for that reason.
+func isRefusal(err error, why Reason) bool {
+	r, ok := err.(*Refusal)
+	return ok && r.Reason == why
+}
+
+// isRefused reports whether the call has ended with a refusal for that reason.
+func (c *caller) isRefused(why Reason) bool { return c.ended() && isRefusal(c.err, why) }
+
+// quotaOf is a quota in this process whose requests arrive the instant they are admitted.
+func quotaOf(t testing.TB, tiers ...algorithms.Tier) store.Quota {
+	t.Helper()
+	plan, err := algorithms.NewPlan(tiers, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	quota, err := local.New().Open("", plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return quota
+}
