@@ -155,7 +155,7 @@ func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decisio
 	}
 	for {
 		if do.ask {
-			q.ask(ctx, w)
+			q.ask(ctx, w, do.round)
 		} else {
 			w.sleep(ctx, do.nap)
 		}
@@ -171,8 +171,9 @@ func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decisio
 
 // An action is what a waiter does next: ask the quota, or sleep.
 type action struct {
-	ask bool
-	nap time.Duration
+	ask   bool
+	round int // of the question
+	nap   time.Duration
 }
 
 // sleep is the one place that sleeps. It ends at the time, when the waiter is woken, or
@@ -312,7 +313,7 @@ func (q *Queue) next(w *waiter) action {
 	case w.out.Load() || q.isAsked(w) && w.givesUp(now):
 		return action{nap: forever} // its wake-up has been sent, or comes with the answer
 	case len(q.asking) == 0 && w == q.untimed() && q.prepare(now):
-		return action{ask: true}
+		return action{ask: true, round: q.round}
 	case w.givesUp(now):
 		q.expel(w, q.late(w, now))
 		q.settle(now, nil)
@@ -382,11 +383,16 @@ func (q *Queue) admit(w *waiter, d store.Decision) {
 // remove takes a waiter out of the queue, whose caller then finds its decision or
 // refusal. The count comes first: an admitted caller must not count as one that waits.
 func (q *Queue) remove(w *waiter) {
-	q.waiters.remove(w)
-	q.forecasts.left(w)
+	q.take(w)
 	q.waiting.Add(-1)
 	w.out.Store(true)
 	w.look()
+}
+
+// take takes a waiter out of the tree.
+func (q *Queue) take(w *waiter) {
+	q.waiters.remove(w)
+	q.forecasts.left(w)
 	if q.waiters.len() == 0 {
 		q.unwatch()
 		q.unwatch = nil
@@ -512,25 +518,29 @@ func (q *Queue) Close() {
 }
 
 // release refuses all waiters and gives back what was reserved for them, also what is
-// being asked for.
+// being asked for. A caller that asks for itself finds out when it has the answer.
 func (q *Queue) release(refusal *Refusal) {
-	q.round++
 	if q.cancel != nil {
 		q.cancel()
 	}
-	if q.reserver != nil {
-		q.asking = nil
+	if q.reserver == nil {
+		for _, w := range q.asking {
+			q.take(w)
+			q.moving++
+		}
 	}
+	q.round++
+	q.asking, q.cancel = nil, nil
 	q.void()
 	q.expelAll(refusal)
 }
 
 // moveAll refuses all with Moved. They count as waiting until they have come back.
 func (q *Queue) moveAll() {
-	n := q.waiters.len()
+	n := q.waiting.Load()
 	q.release(&Refusal{Reason: Moved, Tier: -1})
-	q.moving += n - q.waiters.len()
-	q.waiting.Add(int64(n - q.waiters.len()))
+	n -= q.waiting.Swap(n)
+	q.moving += int(n)
 }
 
 // Replace gives the queue another configuration. Callers who waited under the one before
@@ -540,13 +550,8 @@ func (q *Queue) Replace(c Config) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.moveAll()
-	if q.unwatch != nil { // somebody is still being asked for
-		q.unwatch()
-		q.unwatch = c.Quota.Watch(q.onChange)
-	}
 	q.set(c)
 	q.outage, q.nextAskAt = nil, time.Time{}
-	q.forecasts = forecasts{}
 	q.version++
 	return q.version
 }

@@ -20,7 +20,7 @@ func TestNewcomerTakesReservedTime(t *testing.T) {
 		if err != nil || !do.ask {
 			t.Fatalf("%+v, %v", do, err)
 		}
-		q.ask(context.Background(), batch)
+		q.ask(context.Background(), batch, do.round)
 		question := quota.next(t)
 		question.done(quota.at(question, sec), nil)
 		time.Sleep(sec)

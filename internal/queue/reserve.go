@@ -55,18 +55,13 @@ func (q *Queue) prepare(now time.Time) bool {
 	return true
 }
 
-// ask asks the quota, after prepare: for the caller itself, or for all that were chosen if
-// times are reserved.
-func (q *Queue) ask(ctx context.Context, self *waiter) {
+// ask asks the quota, after prepare in that round: for the caller itself, or for all that
+// were chosen if times are reserved.
+func (q *Queue) ask(ctx context.Context, self *waiter, round int) {
 	q.mu.Lock()
-	if len(q.asking) == 0 { // the queue was closed or replaced meanwhile
+	if round != q.round { // the queue was closed or replaced meanwhile
 		q.mu.Unlock()
-		return
-	}
-	if q.reserver == nil && q.waiters.first() != self { // it was overtaken meanwhile
-		q.asking = nil
-		q.settle(time.Now(), self)
-		q.mu.Unlock()
+		q.comeBack(self, store.Decision{}, nil)
 		return
 	}
 	if reserver := q.reserver; reserver != nil {
@@ -75,7 +70,13 @@ func (q *Queue) ask(ctx context.Context, self *waiter) {
 		reserver.Reserve(behind, requests, done)
 		return
 	}
-	round, try, asking := q.round, self.try, ctx
+	if q.waiters.first() != self { // it was overtaken meanwhile
+		q.asking = nil
+		q.settle(time.Now(), self)
+		q.mu.Unlock()
+		return
+	}
+	try, asking := self.try, ctx
 	if try == nil {
 		try = q.config.Quota.TryAcquire
 	} else {
@@ -84,8 +85,39 @@ func (q *Queue) ask(ctx context.Context, self *waiter) {
 	}
 	request := self.request
 	q.mu.Unlock()
-	d, err := try(asking, request)
-	q.answered([]store.Decision{d}, err, round, asking.Err() != nil && ctx.Err() == nil)
+	d, err := store.Decision{}, errPanic
+	defer func() {
+		interrupted := err != errPanic && asking.Err() != nil && ctx.Err() == nil
+		if !q.answered([]store.Decision{d}, err, round, interrupted) {
+			q.comeBack(self, d, err)
+		}
+	}()
+	d, err = try(asking, request)
+}
+
+// errPanic ends the wait of a caller whose Ask does not return.
+var errPanic error = &Final{errors.New("queue: the caller's Ask panicked")}
+
+// comeBack ends the wait of a caller for which the quota of before was being asked. What
+// that admitted is charged to it. Any other caller is refused.
+func (q *Queue) comeBack(w *waiter, d store.Decision, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case w.out.Load(): // with the others
+		return
+	case err == nil && d.Verdict == store.Admitted:
+		w.decision = d
+		q.moved()
+	case q.closed:
+		w.refusal = &Refusal{Reason: Closed, Tier: -1}
+		q.moved()
+	case err == errPanic:
+		q.moved()
+	default:
+		w.refusal = &Refusal{Reason: Moved, Tier: -1}
+	}
+	w.out.Store(true)
 }
 
 // question returns what a Reserver is asked.
@@ -106,11 +138,11 @@ func (q *Queue) question() (behind *store.Reservation, requests []store.Request,
 }
 
 // answered takes the quota's answers for those who were first in asking. It reports
-// whether it did: answers to a question of an earlier configuration are void. One that was
+// whether it did: answers to a question of an earlier round are void. One that was
 // interrupted is asked again.
 func (q *Queue) answered(got []store.Decision, err error, round int, interrupted bool) bool {
 	q.mu.Lock()
-	if q.reserver != nil && round != q.round {
+	if round != q.round {
 		q.mu.Unlock()
 		return false
 	}
@@ -118,11 +150,6 @@ func (q *Queue) answered(got []store.Decision, err error, round int, interrupted
 	asked := q.asking
 	q.asking, q.cancel, q.lastReplyAt, q.nextAskAt, q.outage = nil, nil, now, time.Time{}, nil
 	switch {
-	case round != q.round: // what was admitted before is charged to the quota of before
-		got = slices.DeleteFunc(got, func(d store.Decision) bool { return err != nil || d.Verdict != store.Admitted })
-		if len(got) == 0 {
-			q.dismiss(asked[0])
-		}
 	case err != nil && interrupted:
 		got = nil
 	case errors.Is(err, store.ErrUnavailable) && !errors.As(err, new(*Final)):
@@ -192,13 +219,10 @@ func (q *Queue) answer(w *waiter, d store.Decision, now time.Time) {
 	}
 }
 
-// dismiss refuses a waiter that asked a quota which is closed or has a successor.
+// dismiss refuses a waiter that asked a quota which has a successor. It counts as waiting
+// until it has come back.
 func (q *Queue) dismiss(w *waiter) {
-	switch {
-	case w.out.Load():
-	case q.closed:
-		q.expel(w, &Refusal{Reason: Closed, Tier: -1})
-	default:
+	if !w.out.Load() {
 		q.expel(w, &Refusal{Reason: Moved, Tier: -1})
 		q.moving++
 		q.waiting.Add(1)

@@ -1,0 +1,150 @@
+package queue
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/store"
+)
+
+// TestPreparedThenReplaced: the configuration is replaced between the decision to ask and
+// the question.
+func TestPreparedThenReplaced(t *testing.T) {
+	for name, ask := range map[string]bool{"quota": false, "ask": true} {
+		t.Run(name, func(t *testing.T) {
+			old, successor := later(sec), later(sec)
+			q := New(Config{Quota: old})
+			ticket, asked := ticket(), 0
+			if ask {
+				ticket.Ask = func(context.Context, store.Request) (store.Decision, error) {
+					asked++
+					return store.Decision{Verdict: store.Admitted}, nil
+				}
+			}
+			w, do, err := q.enter(context.Background(), ticket, false)
+			if err != nil || !do.ask {
+				t.Fatalf("%+v, %v", do, err)
+			}
+			q.Replace(Config{Quota: successor})
+			q.ask(context.Background(), w, do.round)
+			if old.asked+successor.asked+asked > 0 {
+				t.Errorf("a request for the old plan is asked for: %d old, %d new, %d by Ask", old.asked, successor.asked, asked)
+			}
+			if !w.out.Load() || !isRefusal(w.refusal, Moved) {
+				t.Errorf("out %v, %v, want moved", w.out.Load(), w.refusal)
+			}
+			if q.Leave(); q.Len() != 0 || q.moving != 0 {
+				t.Errorf("%d wait, %d move", q.Len(), q.moving)
+			}
+		})
+	}
+}
+
+// TestPreparedThenReplacedReserver: the same where times are reserved. Who has not asked
+// yet must not ask for the one who rejoined.
+func TestPreparedThenReplacedReserver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(Config{Quota: quota})
+		first, do, err := q.enter(context.Background(), ticket(), false)
+		if err != nil || !do.ask {
+			t.Fatalf("%+v, %v", do, err)
+		}
+		again := ticket()
+		again.Version = q.Replace(Config{Quota: quota})
+		second, _, err := q.enter(context.Background(), again, true)
+		late, do := do, q.step(second)
+		if err != nil || !do.ask {
+			t.Fatalf("%+v, %v", do, err)
+		}
+		q.ask(context.Background(), first, late.round)
+		q.ask(context.Background(), second, do.round)
+		if quota.total != 1 {
+			t.Errorf("%d questions, want 1", quota.total)
+		}
+		for range quota.total {
+			question := quota.next(t)
+			question.done(quota.at(question, 0), nil)
+		}
+		if !second.out.Load() || second.refusal != nil {
+			t.Errorf("out %v, %v", second.out.Load(), second.refusal)
+		}
+	})
+}
+
+// blocks returns a ticket whose Ask blocks until its context ends, and counts its calls.
+func blocks(calls *int, n ...int64) Ticket {
+	t := ticket(n...)
+	t.Ask = func(ctx context.Context, r store.Request) (store.Decision, error) {
+		*calls++
+		<-ctx.Done()
+		return store.Decision{}, ctx.Err()
+	}
+	return t
+}
+
+// TestReplaceUnits: the new plan has one unit more, while the quota is being asked.
+func TestReplaceUnits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(Config{Quota: later(sec)})
+		answer := make(chan struct{})
+		slow := ticket()
+		slow.Ask = func(context.Context, store.Request) (store.Decision, error) {
+			<-answer
+			return store.Decision{}, context.Canceled
+		}
+		asked := join(q, slow)
+		behind := join(q, ticket())
+		version := q.Replace(Config{Quota: every(sec)})
+		if !behind.isRefused(Moved) {
+			t.Fatalf("%v", behind.err)
+		}
+		again := ticket(1, 100)
+		again.Version = version
+		back := joinCtx(context.Background(), q, again, true)
+		if back.ended() {
+			t.Fatal("admitted before all have come back")
+		}
+		close(answer)
+		if !asked.isRefused(Moved) {
+			t.Fatalf("%v", asked.err)
+		}
+		if q.Len() != 2 {
+			t.Errorf("%d wait, want 2: one in the queue, one on its way", q.Len())
+		}
+		if q.Leave(); !back.ended() || back.err != nil {
+			t.Errorf("%v", back.err)
+		}
+		if q.Len() != 0 {
+			t.Errorf("%d wait", q.Len())
+		}
+	})
+}
+
+// TestAskPanics: the others go on.
+func TestAskPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(Config{Quota: every(sec)})
+		panics := ticket()
+		panics.Ask = func(context.Context, store.Request) (store.Decision, error) {
+			time.Sleep(sec)
+			panic("in an alert")
+		}
+		recovered := make(chan any)
+		go func() {
+			defer func() { recovered <- recover() }()
+			_, _ = q.Wait(context.Background(), panics)
+		}()
+		synctest.Wait()
+		behind := join(q, ticket())
+		if got := <-recovered; got != "in an alert" {
+			t.Errorf("recovered %v", got)
+		}
+		if !behind.ended() || behind.err != nil || q.Len() != 0 {
+			t.Errorf("behind: ended %v, %v; %d wait", behind.ended(), behind.err, q.Len())
+			behind.cancel()
+		}
+	})
+}
