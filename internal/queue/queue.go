@@ -68,10 +68,10 @@ type Queue struct {
 	outage      error     // why the last question had no answer
 
 	forecasts  forecasts
-	reviewedAt time.Time // when all were last checked for being late
-	doubtful   time.Time // from this rank on, waiters were overtaken since; zero for none
-	lastRanks  [3]time.Time
-	unwatch    func() // ends the watch on the quota; nil while nobody waits
+	reviewedAt time.Time    // when all were last checked for being late
+	doubtful   time.Time    // from this rank on, waiters were overtaken since; zero for none
+	lastRanks  [3]time.Time // by class, of the last waiters that went behind the times of others
+	unwatch    func()       // ends the watch on the quota; nil while nobody waits
 }
 
 // A waiter is one caller in the queue.
@@ -244,7 +244,7 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 // Where times are reserved, which are for what the first waiters cost in their order, a
 // newcomer of another cost is served behind them.
 func (q *Queue) rank(w *waiter) time.Time {
-	rank := w.came.Add(q.config.Aging * time.Duration([...]int{Interactive: 0, Normal: 1, Batch: 2}[w.class]))
+	rank := q.naturalRank(w)
 	if q.reserver == nil {
 		return rank
 	}
@@ -264,9 +264,16 @@ func (q *Queue) rank(w *waiter) time.Time {
 	return rank
 }
 
+// naturalRank returns the rank of a waiter that goes behind nobody else's time.
+func (q *Queue) naturalRank(w *waiter) time.Time {
+	return w.came.Add(q.config.Aging * time.Duration([...]int{Interactive: 0, Normal: 1, Batch: 2}[w.class]))
+}
+
 func (q *Queue) add(w *waiter) {
 	q.waiters.insert(w)
-	q.lastRanks[w.class] = w.rank
+	if w.rank.After(q.naturalRank(w)) {
+		q.lastRanks[w.class] = w.rank
+	}
 	q.forecasts.joined(w)
 	q.waiting.Add(1)
 	if q.unwatch == nil {

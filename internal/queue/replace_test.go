@@ -148,3 +148,34 @@ func TestAskPanics(t *testing.T) {
 		}
 	})
 }
+
+// TestRejoinOrderReserver: callers that come back in any order are served as they first
+// came, and a newcomer behind them.
+func TestRejoinOrderReserver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(Config{Quota: quota})
+		begin := time.Now()
+		join(q, ticket())
+		join(q, ticket())
+		version := q.Replace(Config{Quota: quota})
+		time.Sleep(sec)
+		again := func(since time.Duration, rejoins bool) *caller {
+			ticket := ticket()
+			if ticket.Version = version; rejoins {
+				ticket.Since = begin.Add(since)
+			}
+			return joinCtx(context.Background(), q, ticket, rejoins)
+		}
+		third, second, first := again(0, false), again(2*ms, true), again(1*ms, true)
+		quota.next(t) // of before
+		question := quota.next(t)
+		question.done(quota.at(question, sec, 2*sec, 3*sec), nil)
+		for i, c := range []*caller{first, second, third} {
+			<-c.done
+			if at := c.end.Sub(begin); c.err != nil || at != time.Duration(i+2)*sec {
+				t.Errorf("caller %d: %v after %v", i+1, c.err, at)
+			}
+		}
+	})
+}
