@@ -14,9 +14,6 @@ import (
 // n-th admission is played forward once, and who has the n-th place gets that time. A
 // response that comes late, or a timer, makes both earlier than what happens, never later.
 type forecasts struct {
-	cost   []int64 // of the first waiter
-	others int     // waiters that cost something else
-
 	current    *forecast // nil if there is none
 	next       *forecast // that replaces an old one when it reaches as far; nil if there is none
 	extendedAt time.Time
@@ -28,6 +25,8 @@ type forecast struct {
 	made     time.Time
 	admitted int             // of this queue since
 	cost     []int64         // of those, by unit
+	each     []int64         // what a request costs of which this is a forecast; nil for any
+	mixed    bool            // some that were admitted cost something else: the times below don't hold
 	at       []time.Duration // when the n-th request is admitted since it was made
 	tier     []int16         // that decides that
 }
@@ -48,27 +47,13 @@ const (
 	reviewPerPlace = 4 * time.Microsecond
 )
 
-func (f *forecasts) joined(w *waiter) {
-	if f.cost == nil {
-		f.cost = w.request.Cost
-	}
-	if !equal(f.cost, w.request.Cost) {
-		f.others++
-	}
-}
-
-func (f *forecasts) left(w *waiter) {
-	if !equal(f.cost, w.request.Cost) {
-		f.others--
-	}
-}
-
 // admitted counts what the copies of the quota do not contain.
 func (f *forecasts) admitted(w *waiter) {
 	for _, known := range []*forecast{f.current, f.next} {
 		if known != nil {
 			known.admitted++
 			add(known.cost, w.request.Cost)
+			known.isOf(w.request.Cost)
 		}
 	}
 }
@@ -76,58 +61,64 @@ func (f *forecasts) admitted(w *waiter) {
 // drop forgets the forecasts after a change that lets requests go sooner, or much later.
 func (f *forecasts) drop() { f.current, f.next = nil, nil }
 
-// makeForecast returns a new forecast, nil if the quota can't be foretold. Who is being
-// asked for counts as charged already.
-func (q *Queue) makeForecast(now time.Time) *forecast {
+// makeForecast returns a new forecast for newcomers of a cost, nil if the quota can't be
+// foretold. Who is being asked for counts as charged already.
+func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
 	quota, ok := q.config.Quota.(store.Forecaster)
 	if !ok {
 		return nil
 	}
-	f := &forecast{Forecast: quota.Forecast(), made: now, admitted: -len(q.asking)}
+	f := &forecast{Forecast: quota.Forecast(), made: now, admitted: -len(q.asking), cost: make([]int64, len(cost))}
 	if f.Forecast == nil {
 		return nil
 	}
 	for _, w := range q.asking {
-		if f.cost == nil {
-			f.cost = make([]int64, len(w.request.Cost))
-		}
 		for u, n := range w.request.Cost {
 			f.cost[u] -= n
 		}
+		f.isOf(w.request.Cost)
 	}
 	return f
+}
+
+// isOf reports whether the forecast is one of requests that each cost that.
+func (f *forecast) isOf(cost []int64) bool {
+	if f.each == nil {
+		f.each = cost
+	}
+	f.mixed = f.mixed || !equal(f.each, cost)
+	return !f.mixed
 }
 
 // forecastNow returns the forecast to go by, with up to so many more admissions played
 // forward, or nil. A new one takes over when it reaches as far as is asked for.
 func (q *Queue) forecastNow(cost []int64, reach, steps int, now time.Time) *forecast {
 	f := &q.forecasts
-	if f.current == nil {
-		f.current = q.makeForecast(now)
-	} else if f.next == nil && now.Sub(f.current.made) > max(renewAfter, renewPerPlace*time.Duration(q.waiters.len())) {
-		f.next = q.makeForecast(now)
+	if q.unwatch == nil { // nobody has waited, and the quota may have changed in any way
+		f.drop()
 	}
-	for _, known := range []*forecast{f.next, f.current} {
-		if known == nil {
-			continue
-		}
-		if known.cost == nil {
-			known.cost = make([]int64, len(cost))
-		}
-		if q.isUniform(cost) {
-			known.extend(cost, min(reach+known.admitted, len(known.at)+steps), q.config.Guard)
+	uniform := q.waiters.costs(cost)
+	if f.next != nil && uniform && !f.next.isOf(cost) {
+		f.next = nil
+	}
+	switch {
+	case f.current == nil:
+		f.current = q.makeForecast(cost, now)
+	case f.next == nil && (uniform && !f.current.isOf(cost) || now.Sub(f.current.made) > max(renewAfter, renewPerPlace*time.Duration(q.waiters.len()))):
+		f.next = q.makeForecast(cost, now)
+	}
+	if uniform {
+		for _, known := range []*forecast{f.next, f.current} {
+			if known != nil && known.isOf(cost) {
+				known.extend(cost, min(reach+known.admitted, len(known.at)+steps), q.config.Guard)
+			}
 		}
 	}
-	if f.next != nil && (!q.isUniform(cost) || reach+f.next.admitted < len(f.next.at)) {
+	if f.next != nil && (!uniform || f.current.mixed || reach+f.next.admitted < len(f.next.at)) {
 		f.current, f.next = f.next, nil
 	}
 	f.extendedAt = now
 	return f.current
-}
-
-// isUniform reports whether all waiters, and a newcomer, cost the same.
-func (q *Queue) isUniform(cost []int64) bool {
-	return q.forecasts.others == 0 && (q.forecasts.cost == nil || equal(q.forecasts.cost, cost))
 }
 
 // extend plays admissions forward until the n-th, counted from 0.
@@ -160,7 +151,7 @@ func (q *Queue) expected(w *waiter, ahead int, sum []int64, steps int, now time.
 		before[u] = max(0, f.cost[u]+sum[u])
 	}
 	at, tier := f.Total(before, cost, 0)
-	if n := ahead + f.admitted; n >= 0 && n < len(f.at) && q.isUniform(cost) && f.at[n] > at {
+	if n := ahead + f.admitted; n >= 0 && n < len(f.at) && !f.mixed && q.waiters.costs(cost) && f.at[n] > at {
 		at, tier = f.at[n], int(f.tier[n])
 	}
 	if old := w.came.Add(q.config.Aging).Sub(f.made); w.class == Batch && q.config.Headroom > 0 && at < old {

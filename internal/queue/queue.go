@@ -274,7 +274,6 @@ func (q *Queue) add(w *waiter) {
 	if w.rank.After(q.naturalRank(w)) {
 		q.lastRanks[w.class] = w.rank
 	}
-	q.forecasts.joined(w)
 	q.waiting.Add(1)
 	if q.unwatch == nil {
 		q.unwatch = q.config.Quota.Watch(q.onChange)
@@ -399,7 +398,6 @@ func (q *Queue) remove(w *waiter) {
 // take takes a waiter out of the tree.
 func (q *Queue) take(w *waiter) {
 	q.waiters.remove(w)
-	q.forecasts.left(w)
 	if q.waiters.len() == 0 {
 		q.unwatch()
 		q.unwatch = nil

@@ -21,6 +21,7 @@ type node struct {
 	number              uint64 // of joining
 	size                int
 	sum                 []int64 // the cost of the subtree, by unit
+	mixed               bool    // not all in the subtree cost the same
 }
 
 func (t *tree) len() int { return t.root.count() }
@@ -138,6 +139,7 @@ func (t *tree) insert(w *waiter) {
 		w.parent = parent
 		parent.size++
 		add(parent.sum, w.request.Cost)
+		parent.mixed = parent.mixed || !equal(parent.request.Cost, w.request.Cost)
 		if parent.before(w.rank, w.number) {
 			at = &parent.right
 		} else {
@@ -161,10 +163,7 @@ func (t *tree) remove(w *waiter) {
 	}
 	*t.link(w) = nil
 	for at := w.parent; at != nil; at = at.parent {
-		at.size--
-		for u, n := range w.request.Cost {
-			at.sum[u] -= n
-		}
+		at.update()
 	}
 	w.parent = nil
 }
@@ -209,4 +208,15 @@ func (w *waiter) update() {
 	copy(w.sum, w.request.Cost)
 	w.left.addTo(w.sum)
 	w.right.addTo(w.sum)
+	w.mixed = w.differs(w.left) || w.differs(w.right)
+}
+
+// differs reports whether some in the subtree of a child cost something else than w.
+func (w *waiter) differs(child *waiter) bool {
+	return child != nil && (child.mixed || !equal(child.request.Cost, w.request.Cost))
+}
+
+// costs reports whether all waiters cost that.
+func (t *tree) costs(cost []int64) bool {
+	return t.root == nil || !t.root.mixed && equal(t.root.request.Cost, cost)
 }

@@ -1,0 +1,91 @@
+package queue
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+func bucket(limit, burst int64) algorithms.Tier {
+	return algorithms.Tier{Limit: limit, Window: sec, Algorithm: algorithms.GCRA, Burst: burst}
+}
+
+// TestForecastOtherCostAdmitted: a small request goes while large ones wait. It must not
+// count as a large one in the forecast.
+func TestForecastOtherCostAdmitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(Config{Quota: quotaOf(t, bucket(1000, 100))})
+		begin := time.Now()
+		<-join(q, ticket(100)).done // no token is left
+		join(q, ticket(100).until(begin.Add(time.Hour)))
+		small := join(q, ticket(1))
+		large := join(q, ticket(100).until(begin.Add(time.Hour)))
+		<-small.done // after 101 ms; large goes after 201
+		newcomer := join(q, ticket(100).until(begin.Add(301*ms)))
+		if <-newcomer.done; newcomer.err != nil {
+			t.Errorf("the newcomer: %v", newcomer.err)
+		}
+		<-large.done
+	})
+}
+
+// TestForecastAfterOtherCost: the first waiter costs something else than all that follow.
+// Once it has gone, a newcomer is refused at once if and only if it is late.
+func TestForecastAfterOtherCost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		window := algorithms.Tier{Limit: 2, Window: sec, Algorithm: algorithms.FixedWindow}
+		q := New(Config{Quota: quotaOf(t, window)})
+		time.Sleep(time.Until(time.Now().Truncate(sec).Add(sec)))
+		begin := time.Now()
+		<-join(q, ticket(2)).done
+		other := join(q, ticket(2))
+		for range 6 {
+			join(q, ticket(1)) // 2, 2, 3, 3, 4, 4 s
+		}
+		<-other.done // after 1 s
+		for at, refused := range map[time.Duration]bool{4900 * ms: true, 5 * sec: false} {
+			ctx, cancel := context.WithCancel(context.Background())
+			c := joinCtx(ctx, q, ticket(1).until(begin.Add(at)), false)
+			if c.isRefused(Late) != refused {
+				t.Errorf("by %v: refused at once: %v, want %v", at, !refused, refused)
+			}
+			cancel()
+			<-c.done
+		}
+		time.Sleep(10 * sec)
+	})
+}
+
+// TestForecastNobodyWaited: while nobody waits the queue does not learn what changes, and
+// what it has foretold for one caller does not hold for another.
+func TestForecastNobodyWaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := quotaOf(t, bucket(10, 10))
+		q := New(Config{Quota: quota})
+		if _, err := quota.Pause(context.Background(), store.Pause{For: time.Hour}); err != nil {
+			t.Fatal(err)
+		}
+		if wait, _, _ := q.Forecast(ticket(10).Request, Normal); wait != time.Hour {
+			t.Errorf("in a pause: %v", wait)
+		}
+		if err := quota.Resume(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		now := time.Now()
+		c := join(q, ticket(10).until(now.Add(sec)))
+		if <-c.done; c.err != nil {
+			t.Errorf("after the pause: %v", c.err)
+		}
+		if wait, _, _ := q.Forecast(ticket(10).Request, Normal); wait != sec {
+			t.Errorf("10: %v", wait)
+		}
+		if c = join(q, ticket(1).until(now.Add(100*ms))); c.err != nil {
+			t.Errorf("1: %v", c.err)
+		}
+		<-c.done
+	})
+}
