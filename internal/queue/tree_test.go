@@ -1,0 +1,155 @@
+package queue
+
+import (
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/store"
+)
+
+// A sorted tree is what a slice says that it is.
+type sorted []*waiter
+
+func (s sorted) sum(to int) []int64 {
+	sum := make([]int64, 2)
+	for _, w := range s[:to] {
+		add(sum, w.request.Cost)
+	}
+	return sum
+}
+
+// place returns where a newcomer of that rank goes: behind its equals.
+func (s sorted) place(rank time.Time) int {
+	i := slices.IndexFunc(s, func(w *waiter) bool { return w.rank.After(rank) })
+	if i < 0 {
+		return len(s)
+	}
+	return i
+}
+
+// check compares everything that the tree can be asked with the slice.
+func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
+	t.Helper()
+	if tree.len() != len(s) {
+		t.Fatalf("%d waiters, want %d", tree.len(), len(s))
+	}
+	if tree.at(-1) != nil || tree.at(len(s)) != nil {
+		t.Fatal("there is a waiter beyond the ends")
+	}
+	rank := time.Unix(random.Int64N(20), 0)
+	sum := make([]int64, 2)
+	n, behind := tree.ahead(rank, sum)
+	want := s.place(rank)
+	if n != want || !equal(sum, s.sum(n)) || behind != tree.at(n) {
+		t.Fatalf("%d with %v are ahead of %v, want %d with %v", n, sum, rank, want, s.sum(want))
+	}
+	for _, cost := range [][]int64{{1, 0}, {0, 3}, {2, 3}} {
+		want := !slices.ContainsFunc(s, func(w *waiter) bool { return !equal(w.request.Cost, cost) })
+		if tree.costs(cost) != want {
+			t.Fatalf("all of %d cost %v: %v, want %v", len(s), cost, !want, want)
+		}
+	}
+	if len(s) == 0 {
+		if tree.first() != nil || tree.end() != nil {
+			t.Fatal("an empty tree has waiters")
+		}
+		return
+	}
+	if tree.first() != s[0] || tree.end() != s[len(s)-1] {
+		t.Fatal("wrong ends")
+	}
+	i := random.IntN(len(s))
+	sum = make([]int64, 2)
+	if n := tree.index(s[i], sum); n != i || !equal(sum, s.sum(i)) || tree.at(i) != s[i] {
+		t.Fatalf("waiter %d has %d ahead with %v, want %v", i, n, sum, s.sum(i))
+	}
+	if next := s[i].next(); i+1 < len(s) && next != s[i+1] || i+1 == len(s) && next != nil {
+		t.Fatalf("wrong waiter behind %d of %d", i, len(s))
+	}
+}
+
+func someone(random *rand.Rand, kinds int) *waiter {
+	return &waiter{
+		rank:    time.Unix(random.Int64N(20), 0),
+		request: store.Request{Cost: [][]int64{{1, 0}, {0, 3}, {2, 3}}[random.IntN(kinds)]},
+	}
+}
+
+func TestTree(t *testing.T) {
+	for seed := range uint64(60) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		tree, model := new(tree), sorted{}
+		size, kinds := 1+random.IntN(200), 1+random.IntN(3)
+		for range 600 {
+			if len(model) == 0 || len(model) < size && random.IntN(2) == 0 {
+				w := someone(random, kinds)
+				i := model.place(w.rank)
+				tree.insert(w)
+				model = slices.Insert(model, i, w)
+			} else {
+				i := random.IntN(len(model))
+				tree.remove(model[i])
+				model = slices.Delete(model, i, i+1)
+			}
+			model.check(t, tree, random)
+			if random.IntN(50) == 0 {
+				checkNodes(t, tree.root, nil)
+			}
+		}
+		for len(model) > 0 {
+			tree.remove(model[0])
+			model = model[1:]
+		}
+		model.check(t, tree, random)
+	}
+}
+
+// checkNodes checks every node of a subtree.
+func checkNodes(t *testing.T, w, parent *waiter) (size int, sum []int64) {
+	if sum = make([]int64, 2); w == nil {
+		return 0, sum
+	}
+	if w.parent != parent || parent != nil && w.priority > parent.priority {
+		t.Fatalf("a node has another parent, or goes before it")
+	}
+	left, leftSum := checkNodes(t, w.left, w)
+	right, rightSum := checkNodes(t, w.right, w)
+	size = left + 1 + right
+	add(sum, w.request.Cost)
+	add(sum, leftSum)
+	add(sum, rightSum)
+	if w.size != size || !equal(w.sum, sum) {
+		t.Fatalf("a subtree of %d with %v has %d with %v", size, sum, w.size, w.sum)
+	}
+	return size, sum
+}
+
+// TestTreeDepth: in whatever order waiters come, a place is found in O(log n) steps.
+func TestTreeDepth(t *testing.T) {
+	const n = 1 << 14
+	orders := map[string]func(i int) int64{
+		"in order": func(i int) int64 { return int64(i) },
+		"reverse":  func(i int) int64 { return int64(-i) },
+		"at once":  func(int) int64 { return 0 },
+		"by turns": func(i int) int64 { return int64(i % 3 * n) },
+	}
+	for name, rank := range orders {
+		tree := new(tree)
+		for i := range n {
+			tree.insert(&waiter{rank: time.Unix(rank(i), 0), request: store.Request{Cost: cost(1)}})
+		}
+		if d := depth(tree.root); d > 5*bits.Len(n) { // with a chance of less than 1 in 10^9
+			t.Errorf("%s: %d waiters lie %d deep", name, n, d)
+		}
+	}
+}
+
+func depth(w *waiter) int {
+	if w == nil {
+		return 0
+	}
+	return 1 + max(depth(w.left), depth(w.right))
+}
