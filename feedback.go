@@ -35,7 +35,7 @@ func (c *charge) observe(readings []answers.Reading) (others []answers.Reading) 
 			g.align(r)
 		}
 		if used, ok := usedOf(r, g.plan.Tiers()[tier]); ok {
-			seen = append(seen, store.Observation{Tier: tier, Used: used, Exact: r.Authoritative})
+			seen = append(seen, store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Reset: resetOf(r), Full: r.Full})
 		}
 	}
 	if o, ok := g.quota.(store.Observer); ok && len(seen) > 0 {
@@ -87,6 +87,15 @@ func usedOf(r answers.Reading, t algorithms.Tier) (used int64, ok bool) {
 		return r.Used, true
 	}
 	return 0, false
+}
+
+// resetOf is when the count of a reading ends at the latest: what tells it may have been cut
+// to the second.
+func resetOf(r answers.Reading) time.Duration {
+	if r.Has&answers.HasReset == 0 {
+		return 0
+	}
+	return r.Reset + time.Second
 }
 
 // align tells the quota of the end of a window, of which both clocks may be cut to the

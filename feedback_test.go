@@ -218,7 +218,7 @@ func TestTruthIsOrdered(t *testing.T) {
 		go send(time.Minute, "200\nX-Limit: 100\nX-Remaining: 99\nX-Reset: 600")
 		time.Sleep(time.Second)
 		send(time.Second, "200\nX-Limit: 100\nX-Remaining: 20\nX-Reset: 600")
-		time.Sleep(time.Hour / 2)
+		time.Sleep(5 * time.Minute)
 		if got := used(t, lim)[0]; got != 80 {
 			t.Errorf("%d used, want the 80 of the later request", got)
 		}

@@ -125,3 +125,29 @@ func TestReportsOfOthers(t *testing.T) {
 		})
 	}
 }
+
+// What others have used ends when the provider says so, and not a window after it was heard of.
+func TestReportedReset(t *testing.T) {
+	for _, tier := range []throttle.Tier{
+		throttle.PerHour(100), {Limit: 20_000, Window: time.Hour}, {Limit: 100, Window: time.Hour, Algorithm: throttle.FixedWindow},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{tier}}, nil)
+			limit := fmt.Sprintf("200\nX-Limit: %d\n", tier.Limit)
+			tr := &throttle.Transport{Limiter: lim, Profile: github, Base: answering(limit + "X-Remaining: 0\nX-Reset: 30")}
+			if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
+				t.Fatal(err)
+			}
+			began := time.Now()
+			if got := used(t, lim)[0]; got != tier.Limit {
+				t.Errorf("%v: %d used", tier, got)
+			}
+			if err := lim.Wait(t.Context()); err != nil || time.Since(began) > 31*time.Second {
+				t.Errorf("%v: %v after %v, want 31s", tier, err, time.Since(began))
+			}
+			if got := used(t, lim)[0]; got != 2 {
+				t.Errorf("%v: %d used, want 2", tier, got)
+			}
+		})
+	}
+}

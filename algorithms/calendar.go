@@ -309,7 +309,7 @@ func (p *Plan) Exhausted(tier int) bool { return tier >= 0 && p.tiers[tier].Budg
 // that decides.
 func (l *Ledger) exhausted(now Moment, cost []int64, tier int) int {
 	for i, t := range l.plan.tiers {
-		if n := cost[l.plan.unit[i]]; t.Budget && n > 0 && l.plan.rules[i].earliest(l, now, n) > now.At {
+		if n := cost[l.plan.unit[i]]; t.Budget && n > 0 && l.admits(i, now, n) > now.At {
 			return i
 		}
 	}

@@ -44,15 +44,19 @@ func (l *Ledger) takeOver(i int, old *Ledger, now Moment) (ready int64) {
 		case like < 0 && was.isLike(t):
 			like = j
 		case was.Algorithm != Concurrency:
-			used = max(used, old.plan.rules[j].used(old, now))
+			used = max(used, old.used(j, now))
 		}
 	}
 	_, isBucket := r.(*bucket)
 	switch {
 	case like >= 0 && !isBucket:
-		return l.inherit(i, like, old, now)
+		ready = l.inherit(i, like, old, now)
+		if n := old.apart(like, now); n > 0 {
+			r.land(l, now, n)
+		}
+		return ready
 	case like >= 0:
-		used = old.plan.rules[like].used(old, now)
+		used = old.used(like, now)
 	}
 	if used > 0 && t.Algorithm != Concurrency {
 		r.land(l, now, min(used, t.Capacity()))

@@ -71,7 +71,7 @@ func (l *Ledger) UnmarshalBinary(data []byte) error {
 func (l *Ledger) readings() (list []int64) {
 	if l.told != nil {
 		for _, r := range *l.told {
-			list = append(list, r.at, r.used, r.short, r.found, r.busy)
+			list = append(list, r.at, r.used, r.short, r.found, r.busy, r.others, r.until)
 		}
 	}
 	return list
@@ -82,12 +82,13 @@ func (l *Ledger) setReadings(list []int64) bool {
 	if len(list) == 0 {
 		return true
 	}
-	if len(list) != 5*len(l.plan.rules) || !stored(list...) {
+	if len(list) != 7*len(l.plan.rules) || !stored(list...) {
 		return false
 	}
 	told := make([]reading, len(l.plan.rules))
 	for i := range told {
-		told[i] = reading{list[5*i], list[5*i+1], list[5*i+2], list[5*i+3], list[5*i+4]}
+		r := list[7*i:]
+		told[i] = reading{r[0], r[1], r[2], r[3], r[4], r[5], r[6]}
 	}
 	l.told = &told
 	return true

@@ -90,12 +90,12 @@ func (l *Ledger) EarliestLeaving(now Moment, cost []int64, headroom int64) (at i
 
 func (l *Ledger) earliest(now Moment, cost []int64, headroom int64) (at int64, tier int) {
 	at, tier = now.At, -1
-	for i, r := range l.plan.rules {
+	for i := range l.plan.rules {
 		n := cost[l.plan.unit[i]]
 		if n == 0 {
 			continue
 		}
-		if e := r.earliest(l, now, l.leaving(i, n, headroom)); e > at {
+		if e := l.admits(i, now, l.leaving(i, n, headroom)); e > at {
 			at, tier = e, i
 		}
 	}
@@ -311,14 +311,17 @@ func (l *Ledger) Usage(now Moment) []Usage {
 	last := landed.landAll(now)
 	usage := make([]Usage, len(l.plan.rules))
 	for i, r := range l.plan.rules {
-		usage[i].Used = r.used(l, now)
+		usage[i].Used = l.used(i, now)
 		if _, ok := r.(*concurrency); !ok {
 			usage[i].Used += l.aloft(l.plan.unit[i])
 		}
-		usage[i].Next = r.earliest(l, now, 1)
+		usage[i].Next = l.admits(i, now, 1)
 		usage[i].Fresh = now.At
 		if usage[i].Used > 0 {
 			usage[i].Fresh = max(last.At, r.fresh(&landed, last))
+		}
+		if l.apart(i, now) > 0 {
+			usage[i].Fresh = max(usage[i].Fresh, (*l.told)[i].until)
 		}
 		if landed.aloft(l.plan.unit[i]) > 0 {
 			usage[i].Fresh = Never
@@ -331,7 +334,7 @@ func (l *Ledger) Usage(now Moment) []Usage {
 func (l *Ledger) Fresh(now Moment) bool {
 	now = l.advance(now)
 	for i, r := range l.plan.rules {
-		if l.aloft(l.plan.unit[i]) > 0 || r.fresh(l, now) > now.At {
+		if l.aloft(l.plan.unit[i]) > 0 || r.fresh(l, now) > now.At || l.apart(i, now) > 0 {
 			return false
 		}
 	}

@@ -1,6 +1,7 @@
 package algorithms_test
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -58,6 +59,56 @@ func TestObserveLeaving(t *testing.T) {
 		l.Observe(now, Observation{Used: 81, Since: sent.At, Cost: 1})
 		if got := l.Usage(now)[0].Used; got != 21 {
 			t.Errorf("%v: %d used, want 21", tier, got)
+		}
+	}
+}
+
+// A reset that is told beside a report never lengthens a wait. Where a tier would forget all
+// that it reports later than that, what was charged for others ends with the reset.
+func TestObserveReset(t *testing.T) {
+	for _, a := range all {
+		if a == Concurrency {
+			continue
+		}
+		sooner := 0
+		for seed := range uint64(300) {
+			g := newGame(t, rand.New(rand.NewPCG(uint64(a), seed)), a)
+			for range g.rand.IntN(30) {
+				g.step()
+			}
+			tier := g.rand.IntN(len(g.plan.Tiers()))
+			window := g.plan.Tiers()[tier].Window.Microseconds()
+			reset := 1 + g.rand.Int64N(max(1, window))
+			o := Observation{Tier: tier, Used: g.rand.Int64N(g.plan.Tiers()[tier].Capacity() + 1), Since: g.now.At, Cost: 1}
+			without, with, none := g.l.Clone(), g.l.Clone(), g.l.Clone()
+			without.Observe(g.now, o)
+			o.Reset = reset
+			with.Observe(g.now, o)
+			encode(t, &with)
+			cost := g.cost()
+			for _, at := range []int64{g.now.At, g.now.At + reset/2, g.now.At + reset - 1, g.now.At + reset} {
+				now := g.now.Later(at)
+				late, _ := without.Earliest(now, cost)
+				early, _ := with.Earliest(now, cost)
+				if early > late {
+					g.name = a.String()
+					g.fatalf("%+v: %v may go at %d, and at %d without a reset", o, cost, early, late)
+				}
+				if early < late {
+					sooner++
+				}
+			}
+			// What stays apart until the reset has left no trace.
+			end := g.now.Later(g.now.At + reset)
+			if u, v := with.Usage(end)[tier].Used, without.Usage(end)[tier].Used; u != v {
+				if w := none.Usage(end)[tier].Used; u != w {
+					g.fatalf("%+v: at the reset %d are used, want %d", o, u, w)
+				}
+			}
+		}
+		rolling := a == SlidingLog || a == SlidingWindow || a == FixedWindow
+		if rolling && sooner == 0 {
+			t.Errorf("%v: no reset has shortened a wait", a)
 		}
 	}
 }

@@ -502,10 +502,10 @@ func (m *twin) cancel(lands int64, cost []int64) bool {
 func (m *twin) observe(a args) {
 	m.advance(m.now)
 	for len(a.rest) > 0 {
-		tier, used, since, cost, exact := int(a.next())-1, a.next(), a.next(), a.next(), a.next() == 1
+		tier, used, since, cost, exact, reset := int(a.next())-1, a.next(), a.next(), a.next(), a.next() == 1, a.next()
 		if i := slices.Index(m.ledgerTier, tier); i >= 0 {
 			m.ledger.Observe(m.moment(m.frontier), algorithms.Observation{
-				Tier: i, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1,
+				Tier: i, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1, Reset: reset,
 			})
 		}
 		if exact {
@@ -1090,7 +1090,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		s.op = "o"
 		for range 1 + g.IntN(2) {
 			tier := g.IntN(len(g.plan.Tiers()))
-			add(int64(tier)+1, g.Int64N(g.plan.Tiers()[tier].Capacity()+2), max(0, m.now-g.Int64N(1e6)), 1+g.Int64N(3), g.Int64N(2))
+			add(int64(tier)+1, g.Int64N(g.plan.Tiers()[tier].Capacity()+2), max(0, m.now-g.Int64N(1e6)), 1+g.Int64N(3), g.Int64N(2), pick(g, 0, g.Int64N(1e6), g.Int64N(3600e6)))
 		}
 	case roll == 0:
 		s.op = "q"

@@ -79,6 +79,14 @@ func (f *forecast) Total(ahead, cost []int64, headroom int64) (at time.Duration,
 	return f.made.Until(instant), tier
 }
 
+// Until is how long the count goes on, in microseconds; zero where that is not told.
+func (o Observation) Until() int64 {
+	if o.Full {
+		return 0
+	}
+	return algorithms.Micros(o.Reset)
+}
+
 // Observe gives a ledger what the response to a request of some cost reports, which was
 // admitted at an instant. What is exact holds only if the request was not admitted before
 // the one whose response last was: exact is when that was, and what it becomes.
@@ -87,6 +95,7 @@ func Observe(l *algorithms.Ledger, now algorithms.Moment, admitted int64, cost [
 	for _, o := range seen {
 		l.Observe(now, algorithms.Observation{
 			Tier: o.Tier, Used: o.Used, Since: admitted, Cost: cost[l.Plan().UnitOf(o.Tier)], Exact: o.Exact && admitted >= exact,
+			Reset: o.Until(),
 		})
 		if o.Exact {
 			latest = max(latest, admitted)

@@ -12,6 +12,8 @@ local slots -- a queue
 local firstLanding -- of the first slot
 local frontier -- the latest instant decided on: the next booking is not before it
 local crowd -- how many were charged at that instant
+local capacity = {} -- the largest cost of each tier
+local readings -- what the provider reported of each tier, or empty, see reading.lua
 
 -- When slot i lands, and how much of a unit it carries.
 local function landing(i, unit)
@@ -55,6 +57,21 @@ local function advance(now)
   return frontier
 end
 
+-- What tier i counts of others until a reset.
+local function apart(i)
+  local r = readings[i]
+  return r and r[7] > frontier and r[6] or 0
+end
+
+-- The first instant, from the frontier on, at which tier i admits n units.
+local function admits(i, n)
+  local at, others = rules[i].earliest(frontier, n), apart(i)
+  if others == 0 then return at end
+  at = math.max(at, readings[i][7])
+  if n + others > capacity[i] then return at end
+  return math.min(at, rules[i].earliest(frontier, n + others))
+end
+
 -- The first instant, from the frontier on, at which every tier admits the cost and
 -- what it is to spare, if anything, and the tier that decides it, or -1.
 local function earliest(cost, spare)
@@ -63,7 +80,7 @@ local function earliest(cost, spare)
     local n = cost[unitOf[i]]
     if n > 0 then
       if spare then n = n + spare[i] end
-      local e = rules[i].earliest(frontier, n)
+      local e = admits(i, n)
       if e > at then at, tier = e, i end
     end
   end

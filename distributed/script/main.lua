@@ -52,7 +52,7 @@
 --               request is a probe; 3, nothing will tell, and the wait is all.
 --   o  observe  groups of: tier from 1, units that its provider counts, instant at which
 --               the request was admitted whose response says so, what that cost of the
---               tier's unit, 1 if it is exact.
+--               tier's unit, 1 if it is exact, how long until the count ends, or 0.
 --   q  status   Answers for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
 --   c  charge   for each tier an amount that its provider has counted already.
@@ -116,7 +116,7 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
         for i = budgets and #budgets or 0, 1, -1 do
           local b = budgets[i]
           local amount = not lent and at > frontier and cost[unitOf[b]] or 0
-          if amount > 0 and rules[b].earliest(frontier, amount) > frontier then what, exhausted = b, true end
+          if amount > 0 and admits(b, amount) > frontier then what, exhausted = b, true end
         end
         if at > LATEST then at = NEVER end
         if exhausted then -- nobody waits for a budget
@@ -191,24 +191,28 @@ elseif op == 'e' then
 elseif op == 'q' then
   advance(now)
   for i = 1, #rules do
-    local used, next = rules[i].used(frontier), rules[i].earliest(frontier, 1)
+    local used, next = rules[i].used(frontier) + apart(i), admits(i, 1)
     if not rules[i].concurrent then used = used + aloft[unitOf[i]] end
     reply[n + 1], reply[n + 2], n = used, next < NEVER and next or -1, n + 3
   end
 elseif op == 'o' then
   advance(now)
   while cursor <= #ARGV do
-    local i, used, since, n, sure = argument(), argument(), argument(), argument(), argument()
+    local i, used, since, n, sure, reset = argument(), argument(), argument(), argument(), argument(), argument()
     local rule, u = rules[i], unitOf[i]
     used = math.min(used, capacity[i])
     if not rule.concurrent and not (rule.opened and rule.opened(frontier) > since) then
       local keep = estimated[u] and math.max(0, used - aloft[u]) or used
       local more = others(i, used, since, n)
-      if more > 0 then
-        if rule.depart then rule.depart(frontier) end
+      local r = readings[i]
+      if more > 0 and rule.depart then rule.depart(frontier) end
+      if more > 0 and reset > 0 and frontier + reset < forgets(i) then
+        r[6], r[7] = apart(i) + more, frontier + reset
+      elseif more > 0 then
         rule.land(frontier, more)
       elseif sure == 1 and since >= exact then
         rule.forget(frontier, keep)
+        r[6] = math.max(0, math.min(r[6], keep - rule.used(frontier)))
       end
     end
     if sure == 1 then exact = math.max(exact, since) end

@@ -4,7 +4,7 @@
 -- then nothing is lost with it.
 local done = math.max(now, frontier, pause)
 if slots.first <= slots.last then done = math.max(done, (landing(slots.last, 0))) end
-for i = 1, #rules do done = math.max(done, rules[i].expires()) end
+for i = 1, #rules do done = math.max(done, rules[i].expires(), apart(i) > 0 and readings[i][7] or 0) end
 for i = 1, #leases do done = math.max(done, leases[i][3]) end
 if estimates then -- what is open lands when a lease ends, and then counts for so long at most
   local landing = done
@@ -47,14 +47,15 @@ if pause > now then reply[5], reply[6] = pause, probing and 2 or flags % 2 end
 
 if op == 'q' then
   -- To know when a tier is unused, all on its way lands; that is not saved.
-  local at = frontier
+  local at, resets = frontier, {}
+  for i = 1, #rules do resets[i] = apart(i) > 0 and readings[i][7] or 0 end
   if slots.first <= slots.last then advance((landing(slots.last, 0))) end
   for i = 1, #rules do
     local fresh = at
     if aloft[unitOf[i]] > 0 then
       fresh = NEVER
     elseif reply[4 + 3 * i] > 0 then
-      fresh = math.max(frontier, rules[i].fresh(frontier))
+      fresh = math.max(frontier, rules[i].fresh(frontier), resets[i])
     end
     reply[6 + 3 * i] = fresh < NEVER and fresh or -1
   end

@@ -6,7 +6,6 @@ local ring, log = ringsAt, 0
 for u = 1, units do aloft[u] = parse('>I7', state, body + HEAD + 7 * (u - 1)) end
 
 local concurrent = false
-local capacity = {} -- the largest cost of each tier
 for t = 5 + units, #plan, 6 do
   local algorithm, unit, limit, window, extra = plan[t], plan[t + 1] + 1, plan[t + 2], plan[t + 3], plan[t + 5]
   local i, rule = #rules + 1, nil
