@@ -108,12 +108,16 @@ func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand, 
 // ask is how the first caller in the queue of a nested Limiter asks: it waits in the
 // queues of the outer ones, but not past its own deadline.
 func (l *Limiter) ask(ctx context.Context, s *scope, r store.Request, d demand) (store.Decision, []charge, error) {
+	t := s.terms.Load()
+	if t.closed {
+		return store.Decision{}, nil, &queue.Final{Err: t.refuse(ErrClosed, -1, 0)}
+	}
 	limited, cancel := ctx, func() {}
 	if r.MaxWait < forever {
 		limited, cancel = context.WithTimeout(ctx, r.MaxWait)
 	}
 	defer cancel()
-	decision, outer, err := l.step(limited, s.terms.Load(), r, d, func(around *admitted) error {
+	decision, outer, err := l.step(limited, t, r, d, func(around *admitted) error {
 		return l.outer.admit(limited, d.hold(), around)
 	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
@@ -221,10 +225,11 @@ type chained struct {
 }
 
 func (c chained) Watch(changed func(store.Change, time.Duration)) (stop func()) {
-	stops := []func(){c.Quota.Watch(changed)}
+	own := &c.limiter.own
+	stops := []func(){c.Quota.Watch(changed), c.limiter.scope.Load().keep(own)}
 	for l := c.limiter.outer; l != nil; l = l.outer {
 		s := l.scope.Load()
-		stops = append(stops, s.terms.Load().quota.Watch(func(change store.Change, left time.Duration) {
+		stops = append(stops, s.keep(own), s.terms.Load().quota.Watch(func(change store.Change, left time.Duration) {
 			c.limiter.outerChanged(s.terms.Load(), change, left)
 		}))
 	}

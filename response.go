@@ -26,7 +26,8 @@ type attemptTrace struct {
 
 	headers, uploaded atomic.Int64 // how long after admission the headers were written, and the body after them, nanoseconds
 
-	expired atomic.Bool
+	over    atomic.Bool        // SendBy has passed
+	expired atomic.Bool        // and the attempt was ended for that
 	timer   *time.Timer        // of SendBy; nil if there is none
 	cancel  context.CancelFunc // of the attempt until SendBy
 }
@@ -40,8 +41,10 @@ func (d *attemptTrace) unsent(err error) bool {
 // late reports whether the attempt was ended because SendBy had passed.
 func (d *attemptTrace) late() bool { return d != nil && d.expired.Load() }
 
-// expire ends an attempt of which nothing was written by SendBy.
+// expire ends an attempt of which nothing was written by SendBy: also one that looks for a
+// connection only then.
 func (d *attemptTrace) expire() {
+	d.over.Store(true)
 	if d.Connecting() {
 		d.expired.Store(true)
 		d.cancel()
@@ -100,17 +103,30 @@ func (a *attempt) trace(req *http.Request) (*http.Request, *attemptTrace) {
 	if j.network != nil {
 		d.watchNetwork(hooks, j, req.URL.Hostname())
 	}
-	ctx := httptrace.WithClientTrace(req.Context(), hooks)
+	ctx := req.Context()
 	if !a.sendBy.IsZero() {
-		ctx, d.cancel = context.WithCancel(ctx)
-		if end := a.cancel; end != nil {
-			a.cancel = func() { d.cancel(); end() }
-		} else {
-			a.cancel = d.cancel
-		}
-		d.timer = time.AfterFunc(time.Until(a.sendBy), d.expire)
+		ctx = a.boundBySendBy(ctx, d, hooks)
 	}
-	return req.WithContext(ctx), d
+	return req.WithContext(httptrace.WithClientTrace(ctx, hooks)), d
+}
+
+// boundBySendBy returns a context that ends at SendBy if nothing was written by then.
+func (a *attempt) boundBySendBy(ctx context.Context, d *attemptTrace, hooks *httptrace.ClientTrace) context.Context {
+	ctx, d.cancel = context.WithCancel(ctx)
+	if end := a.cancel; end != nil {
+		a.cancel = func() { d.cancel(); end() }
+	} else {
+		a.cancel = d.cancel
+	}
+	getConn := hooks.GetConn
+	hooks.GetConn = func(hostPort string) {
+		getConn(hostPort)
+		if d.over.Load() {
+			d.expire()
+		}
+	}
+	d.timer = time.AfterFunc(time.Until(a.sendBy), d.expire)
+	return ctx
 }
 
 // handleResponse reads the response, pauses the quota on a refusal, and ends the back-off

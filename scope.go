@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +29,7 @@ type scope struct {
 
 	mu      sync.Mutex // guards all below
 	backoff backoff
+	nested  map[*line]struct{} // the queues of nested Limiters in which somebody waits for this quota
 }
 
 // Terms are a policy and the quota that decides by it. They don't change: SetPolicy
@@ -102,11 +105,6 @@ func (s *scope) admit(ctx context.Context, t *terms, d *demand, c *charge) error
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if !d.sendBy.IsZero() {
-		if _, err := s.giveUp(t, d); err != nil {
-			return err
-		}
-	}
 	if _, err := s.tryNow(ctx, t, d, c); err != nil || c.scope != nil {
 		return err
 	}
@@ -126,6 +124,11 @@ func (s *scope) wait(ctx context.Context, t *terms, d *demand, c *charge) error 
 // tryNow admits a request if it need not wait. If it must, nothing is charged, and the
 // decision says why unless somebody else waits.
 func (s *scope) tryNow(ctx context.Context, t *terms, d *demand, c *charge) (store.Decision, error) {
+	if !d.sendBy.IsZero() {
+		if _, err := s.giveUp(t, d); err != nil {
+			return store.Decision{}, err
+		}
+	}
 	cost, err := t.compile(d)
 	if err != nil || !s.passes(t, &s.line, cost, d.now) {
 		return store.Decision{Tier: -1, Wait: forever}, err
@@ -236,8 +239,9 @@ type waitRequest struct {
 
 // wait queues, and queues again in the same place where the policy changes meanwhile.
 func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error) {
-	ticket := queue.Ticket{Class: queue.Class(classOf(ctx)), GiveUp: w.giveUp, Since: w.demand.since, Ask: w.ask}
-	join, rejoins, came := (*queue.Queue).Wait, false, time.Now()
+	ticket := queue.Ticket{Class: queue.Class(classOf(ctx)), GiveUp: w.giveUp, Ask: w.ask}
+	ticket.Place.Since = w.demand.since
+	join, rejoins := (*queue.Queue).Wait, false
 	for {
 		q, t, version := l.under(s, w.config)
 		cost, err := t.compile(&w.demand)
@@ -258,9 +262,7 @@ func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error
 			return charge{s, t, decision, cost}, nil
 		case reason == queue.Moved:
 			join, rejoins = (*queue.Queue).Rejoin, true
-			if ticket.Since.IsZero() {
-				ticket.Since = came
-			}
+			ticket.Place = placeOf(err)
 			s.adopt()
 		case reason != queue.Stale:
 			return charge{}, t.explain(err)
@@ -331,12 +333,32 @@ func (s *scope) close() {
 	closed.plain = false
 	t.compiled, t.closed = &closed, true
 	s.terms.Store(&t)
+	nested := slices.Collect(maps.Keys(s.nested))
 	s.mu.Unlock()
 	if was {
 		return
 	}
 	s.line.close()
+	for _, l := range nested {
+		l.queue.Load().Pause(time.Now(), true, t.refuse(ErrClosed, -1, 0))
+	}
 	t.quota.Close()
+}
+
+// keep has the callers in a nested Limiter's queue refused when the scope is closed, until
+// forget is called.
+func (s *scope) keep(l *line) (forget func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.nested == nil {
+		s.nested = make(map[*line]struct{})
+	}
+	s.nested[l] = struct{}{}
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.nested, l)
+	}
 }
 
 func (l *line) close() {

@@ -381,6 +381,9 @@ type Forecast struct {
 // it blocks for one round trip.
 func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) {
 	d := demand{cost: c, n: 1, held: true}
+	if l.err != nil {
+		return f, l.err
+	}
 	if err := l.check(l.terms(), &d); err != nil {
 		return f, err
 	}

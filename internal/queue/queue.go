@@ -118,9 +118,15 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (store.Decision, error) {
 	return q.wait(ctx, t, false)
 }
 
-// Rejoin is Wait for a caller that was refused with Moved. Since is when it came first.
+// Rejoin is Wait for a caller that was refused with Moved, with the Place of that Refusal.
 func (q *Queue) Rejoin(ctx context.Context, t Ticket) (store.Decision, error) {
 	return q.wait(ctx, t, true)
+}
+
+// A Place is when a caller came, and its number among those that came at the same instant.
+type Place struct {
+	Since  time.Time
+	number uint64
 }
 
 // A Ticket is what a caller joins with.
@@ -129,8 +135,9 @@ type Ticket struct {
 	Class Class
 	// GiveUp is when the caller gives up. If zero, never.
 	GiveUp time.Time
-	// Since is when the caller came. If zero, now.
-	Since time.Time
+	// Place is what the caller had of another queue or configuration. If zero, the caller
+	// comes now.
+	Place Place
 	// Ask asks for the request when it is the first, in the caller's goroutine. It may
 	// block until its context ends: the queue ends that when the order changes or the
 	// quota is paused, and asks again. A store.Reserver is not asked through it. If nil,
@@ -163,10 +170,21 @@ func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decisio
 			return q.quit(w, err)
 		}
 		if w.out.Load() {
-			return w.decision, w.refusal
+			return w.decision, w.explain()
 		}
 		do = q.step(w)
 	}
+}
+
+// explain returns why the waiter was refused, nil if it was not. A caller that has Moved
+// receives its place.
+func (w *waiter) explain() error {
+	if r, ok := w.refusal.(*Refusal); ok && r.Reason == Moved {
+		own := *r
+		own.Place = Place{w.came, w.number}
+		return &own
+	}
+	return w.refusal
 }
 
 // An action is what a waiter does next: ask the quota, or sleep.
@@ -219,7 +237,7 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 		return nil, action{}, &Refusal{Reason: Closed, Tier: -1}
 	}
 	now := time.Now()
-	if w.came = t.Since; w.came.IsZero() {
+	if w.came, w.number = t.Place.Since, t.Place.number; w.came.IsZero() {
 		w.came = now
 	}
 	w.rank = q.rank(w)
@@ -361,7 +379,7 @@ func (q *Queue) quit(w *waiter, err error) (store.Decision, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if w.out.Load() {
-		return w.decision, w.refusal
+		return w.decision, w.explain()
 	}
 	if q.outage != nil {
 		err = q.unavailable(err)

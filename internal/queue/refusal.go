@@ -29,6 +29,7 @@ type Refusal struct {
 	Wait   time.Duration // how long the wait would have been, if known
 	Ahead  int           // callers ahead in this queue
 	Cause  error         // of Unavailable
+	Place  Place         // of a caller that has Moved
 }
 
 func (r *Refusal) Error() string {

@@ -163,7 +163,7 @@ func TestRejoinOrderReserver(t *testing.T) {
 		again := func(since time.Duration, rejoins bool) *caller {
 			ticket := ticket()
 			if ticket.Version = version; rejoins {
-				ticket.Since = begin.Add(since)
+				ticket.Place.Since = begin.Add(since)
 			}
 			return joinCtx(context.Background(), q, ticket, rejoins)
 		}

@@ -131,8 +131,12 @@ func add(sum, cost []int64) {
 
 // insert gives w its place behind those of its rank.
 func (t *tree) insert(w *waiter) {
-	t.last++
-	w.node = node{priority: rand.Uint32(), number: t.last, size: 1, sum: append(w.sum[:0], w.request.Cost...)}
+	number := w.number // of a waiter that comes back
+	if number == 0 {
+		t.last++
+		number = t.last
+	}
+	w.node = node{priority: rand.Uint32(), number: number, size: 1, sum: append(w.sum[:0], w.request.Cost...)}
 	at := &t.root
 	for *at != nil {
 		parent := *at
