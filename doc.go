@@ -34,15 +34,15 @@
 //
 // # Waiting
 //
-// Wait(ctx) blocks until one request may be sent, WaitN until n may, Allow never
-// blocks, and Acquire takes a [Cost] in several units and returns a [Permit].
-// Callers are admitted in the order in which they came, but for those whose [Class] goes
-// first. They hold places, not tokens: a caller that gives up leaves the queue as if it
-// had never come.
+// Wait(ctx) blocks until one request may be sent, and WaitN until n may. Acquire takes a
+// [Cost] in several units and returns a [Permit]. Allow and TryAcquire never wait.
+// Callers are admitted in the order in which they came, except that a [Class] may go
+// first. They hold places, not tokens: a canceled caller leaves no trace in the queue.
 //
 // A wait that is known to outlast the context's deadline or Policy.MaxWait is
 // refused at once with [ErrDeadline], and a cost that no tier will ever admit with
-// [ErrNever]. Both cost nothing. Every refusal is a [*WaitError].
+// [ErrNever]. Both cost nothing. Every refusal is a [*WaitError]. Forecast returns how
+// long a request would wait now, and SetPolicy changes the limits while callers wait.
 //
 // # What goes first
 //
@@ -57,9 +57,10 @@
 //
 // Between admission and arrival a request is late by an unknown time, and a limit
 // that is kept to the microsecond at home is broken at the provider by the jitter
-// of the network. So an admitted request is on its way until its response comes, or
+// of the network. So an admitted request is in flight until its response comes, or
 // for Policy.Guard (50 ms if not set) at most; all that time it counts in full, and
-// only then does its window begin to run. Whatever instant in between the provider
+// only then does its window begin to run. An error is no response: the request may still
+// arrive. Whatever instant in between the provider
 // stamps, it refuses nothing. With answers after 10 ms, "5 a second" becomes five
 // requests every 1.01 s, while ten thousand an hour stays what it is.
 //
