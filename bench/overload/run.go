@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,15 +34,16 @@ type crowd struct {
 	limiter  *throttle.Limiter
 	all      context.Context
 	callers  sync.WaitGroup
-	joined   atomic.Int64
+	ended    atomic.Int64
 	admitted atomic.Int64 // units
 	refused  atomic.Int64 // callers with time
 
-	mu     sync.Mutex // guards all below
-	random *rand.Rand
-	tight  []time.Duration // that a refusal took
-	floor  []time.Duration // that doing nothing took
-	strays int             // with a deadline of 1 ms that were admitted, or let wait
+	mu      sync.Mutex // guards all below
+	random  *rand.Rand
+	started int64
+	tight   []time.Duration // that a refusal took
+	floor   []time.Duration // that doing nothing took
+	strays  int             // with a deadline of 1 ms that were admitted, or let wait
 }
 
 func (s scenario) run() (result, error) {
@@ -55,13 +55,14 @@ func (s scenario) run() (result, error) {
 		return result{}, err
 	}
 	all, stop := context.WithCancel(context.Background())
+	defer stop()
 	c := &crowd{scenario: s, limiter: l, all: all, random: rand.New(rand.NewPCG(1, 2))}
 	began := time.Now()
 	for units := 0; units < s.waiting; {
 		units += c.start(false)
 	}
-	for int(c.joined.Load()) < s.waiting/5 { // they have begun to run
-		runtime.Gosched()
+	if err := c.settle(); err != nil {
+		return result{}, err
 	}
 	r := result{scenario: s, filled: time.Since(began)}
 	c.newcomers(&r)
@@ -72,12 +73,20 @@ func (s scenario) run() (result, error) {
 	return r, nil
 }
 
+// settle waits until every caller of the start is in the queue or has left it.
+func (c *crowd) settle() error {
+	for {
+		status, err := c.limiter.Status(c.all)
+		if err != nil || int64(status.Waiting)+c.ended.Load() >= c.started {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
 // newcomers sends newcomers for a time and takes down what it did.
 func (c *crowd) newcomers(r *result) {
 	time.Sleep(2 * time.Second) // the first second's units have gone
-	c.mu.Lock()
-	c.tight, c.floor = nil, nil
-	c.mu.Unlock()
 	admitted, refused, began, used := c.admitted.Load(), c.refused.Load(), time.Now(), cpu()
 	sent := 0
 	for time.Since(began) < c.time {
@@ -110,6 +119,7 @@ func (c *crowd) start(hurried bool) (units int) {
 		end = time.Duration(c.random.Int64N(int64(c.deadline)))
 	}
 	c.callers.Add(1)
+	c.started++
 	if hurried {
 		began := time.Now()
 		go c.idle(began)
@@ -122,7 +132,7 @@ func (c *crowd) start(hurried bool) (units int) {
 
 func (c *crowd) call(ctx context.Context, units int, end time.Duration) {
 	defer c.callers.Done()
-	c.joined.Add(1)
+	defer c.ended.Add(1)
 	if end < c.deadline { // it cancels
 		quits, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -181,8 +191,8 @@ type result struct {
 }
 
 func (r result) String() string {
-	return fmt.Sprintf("waiting=%d costs=%v classes=%v canceled=%d%% | admitted %.0f units/s | refused by 1 ms: p50 %v p99 %v max %v (%d; floor p99 %v; %d not at once) | %.0f others refused/s | %.2f processors | all canceled: ended in %v",
-		r.waiting, r.costs, r.classes, r.canceled, r.rate, percentile(r.tight, 50), percentile(r.tight, 99), percentile(r.tight, 100),
+	return fmt.Sprintf("waiting=%d (joined in %v) costs=%v classes=%v canceled=%d%% | admitted %.0f units/s | refused by 1 ms: p50 %v p99 %v max %v (%d; floor p99 %v; %d not at once) | %.0f others refused/s | %.2f processors | all canceled: ended in %v",
+		r.waiting, r.filled.Round(time.Millisecond), r.costs, r.classes, r.canceled, r.rate, percentile(r.tight, 50), percentile(r.tight, 99), percentile(r.tight, 100),
 		len(r.tight), percentile(r.floor, 99), r.strays, r.refused, r.cpu, r.ended.Round(time.Millisecond))
 }
 
