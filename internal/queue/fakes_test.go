@@ -169,7 +169,7 @@ func (f *reserver) at(q question, starts ...time.Duration) (ds []store.Decision)
 	for i, in := range starts {
 		start := now.Add(in)
 		ds = append(ds, store.Decision{Verdict: store.Admitted, Tier: 0, Reservation: &store.Reservation{
-			Start: start, End: start.Add(50 * ms), Again: start, Cost: q.requests[i].Cost,
+			Start: start, End: start.Add(50 * ms), Again: now, Cost: q.requests[i].Cost,
 		}})
 	}
 	f.mu.Lock()
