@@ -2,6 +2,8 @@ package queue
 
 import (
 	"context"
+	"math/rand/v2"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -82,4 +84,272 @@ func TestReservedAtOnceForNobody(t *testing.T) {
 			t.Error(other.err)
 		}
 	})
+}
+
+// TestGiveUpOvertaken: a waiter that others overtake is refused when it gives up, and not
+// when its turn comes.
+func TestGiveUpOvertaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(Config{Quota: later(20 * sec), Aging: time.Hour})
+		begin := time.Now()
+		batch := join(q, ticket().of(Batch).until(begin.Add(sec)))
+		users := []*caller{join(q, ticket().of(Interactive)), join(q, ticket().of(Interactive))}
+		<-batch.done
+		if at := batch.end.Sub(begin); at != sec || !batch.isRefused(Late) {
+			t.Errorf("%v after %v", batch.err, at)
+		}
+		for _, u := range users {
+			u.cancel()
+			<-u.done
+		}
+	})
+}
+
+// TestGiveUpWithContext: the caller's context ends at the instant at which it gives up,
+// and its time comes then, too. The quota is asked twice at most.
+func TestGiveUpWithContext(t *testing.T) {
+	for name, wait := range map[string]time.Duration{"late": sec + 1, "in time": sec, "freed": store.Forever} {
+		for range 100 {
+			synctest.Test(t, func(t *testing.T) {
+				quota := later(wait)
+				q := New(Config{Quota: quota})
+				end := time.Now().Add(sec)
+				ctx, cancel := context.WithDeadline(context.Background(), end)
+				defer cancel()
+				c := joinCtx(ctx, q, ticket().until(end), false)
+				if name == "freed" {
+					time.AfterFunc(sec, func() { quota.tell(store.Freed, 0) })
+				}
+				<-c.done
+				if !time.Now().Equal(end) || c.err == nil {
+					t.Errorf("%s: %v at %v, want %v", name, c.err, time.Now(), end)
+				}
+				if n := quota.questions(); n > 3 {
+					t.Errorf("%s: asked %d times", name, n)
+				}
+			})
+		}
+	}
+}
+
+// TestMaxQueue: if the queue is full the last one has to leave, be it the newcomer or one
+// that the newcomer goes before.
+func TestMaxQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(Config{Quota: later(store.Forever), Aging: time.Minute, MaxQueue: 3})
+		var batch, users []*caller
+		for range 5 {
+			batch = append(batch, join(q, ticket().of(Batch)))
+		}
+		for i, c := range batch {
+			if full := c.isRefused(Full); full != (i >= 3) {
+				t.Errorf("batch %d: full: %v, %v", i, full, c.err)
+			}
+		}
+		// The first one is asked for no more: it can be expelled, too.
+		for i := range 4 {
+			users = append(users, join(q, ticket().of(Interactive)))
+			for j, c := range batch[:3] {
+				if full := c.isRefused(Full); full != (j >= 2-i) {
+					t.Errorf("%d users: batch %d: full: %v", i+1, j, full)
+				}
+			}
+			if q.Len() != 3 {
+				t.Errorf("%d wait", q.Len())
+			}
+		}
+		if !users[3].isRefused(Full) {
+			t.Errorf("user 4: %v", users[3].err)
+		}
+		for _, c := range users[:3] {
+			c.cancel()
+			<-c.done
+		}
+	})
+}
+
+// TestLenAfterWait: a caller that has been admitted is not counted any more.
+func TestLenAfterWait(t *testing.T) {
+	q := New(Config{Quota: new(prompt)})
+	for range 5000 {
+		if _, err := q.Wait(context.Background(), ticket()); err != nil || q.Len() != 0 {
+			t.Fatalf("%d wait, %v", q.Len(), err)
+		}
+	}
+}
+
+// A prompt reserver answers at once that all may go now.
+type prompt struct{ fake }
+
+func (*prompt) Cancel([]store.Decision) {}
+
+func (*prompt) Reserve(_ *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+	now := time.Now()
+	ds := make([]store.Decision, len(requests))
+	for i, r := range requests {
+		ds[i] = store.Decision{Verdict: store.Admitted, Reservation: &store.Reservation{Start: now, End: now.Add(time.Minute), Again: now, Cost: r.Cost}}
+	}
+	go done(ds, nil)
+}
+
+// TestCloseRefusesAll: those who wait, the one who asks, and those who come.
+func TestCloseRefusesAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := 0
+		q := New(Config{Quota: later(sec)})
+		all := []*caller{join(q, blocks(&calls)), join(q, ticket()), join(q, ticket())}
+		q.Close()
+		for i, c := range append(all, join(q, ticket()), joinCtx(context.Background(), q, ticket(), false)) {
+			if !c.isRefused(Closed) {
+				t.Errorf("caller %d: ended %v, %v", i, c.ended(), c.err)
+			}
+		}
+		if q.Len() != 0 || calls != 1 || q.unwatch != nil {
+			t.Errorf("%d wait, %d questions, watched: %v", q.Len(), calls, q.unwatch != nil)
+		}
+	})
+}
+
+// TestCancelStorm: nine of ten cancel at any time; the others are admitted when they would
+// be if the nine had not come.
+func TestCancelStorm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n = 2000
+		quota := &noisy{Quota: quotaOf(t, bucket(10, 1))}
+		q := New(Config{Quota: quota})
+		begin := time.Now()
+		first := join(q, ticket())
+		var stay []*caller
+		for i := range n {
+			c := join(q, ticket())
+			if i%10 == 0 {
+				stay = append(stay, c)
+			} else {
+				time.AfterFunc(time.Duration(i%97)*ms, c.cancel) // before the second admission
+			}
+		}
+		for i, c := range stay {
+			<-c.done
+			if at := c.end.Sub(begin); c.err != nil || at != time.Duration(i+1)*100*ms {
+				t.Fatalf("caller %d: %v after %v", i, c.err, at)
+			}
+		}
+		if <-first.done; quota.asked > 3*n {
+			t.Errorf("%d questions", quota.asked)
+		}
+	})
+}
+
+// TestRecall: Ask blocks, as it does in the queue of an outer quota. Whatever comes and
+// goes, and whenever the quota is paused: when all is quiet the quota is being asked for
+// the first waiter and for nobody else, and has not been asked without reason.
+func TestRecall(t *testing.T) {
+	for seed := range uint64(1000) {
+		synctest.Test(t, func(t *testing.T) {
+			r := &recalls{random: rand.New(rand.NewPCG(seed, 5)), quota: later(store.Forever)}
+			r.queue = New(Config{Quota: r.quota, Aging: time.Duration(r.random.IntN(3)) * 10 * ms})
+			for range 30 {
+				for range 1 + r.random.IntN(3) { // at the same time
+					r.act()
+				}
+				r.check(t)
+				time.Sleep(time.Duration(r.random.IntN(3)) * ms)
+			}
+			for r.queue.Len() > 0 {
+				r.admit()
+				r.check(t)
+			}
+			if r.asked > 3*r.acts+r.waited {
+				t.Errorf("seed %d: %d questions for %d events", seed, r.asked, r.acts)
+			}
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// recalls are callers whose Ask blocks until it is answered or recalled.
+type recalls struct {
+	random *rand.Rand
+	quota  *fake
+	queue  *Queue
+	acts   int // of the test
+
+	mu      sync.Mutex // guards all below
+	asking  map[int]chan struct{}
+	asked   int
+	waited  int // callers
+	cancels []context.CancelFunc
+}
+
+func (r *recalls) act() {
+	r.acts++
+	switch r.random.IntN(8) {
+	case 0:
+		r.admit()
+	case 1:
+		go r.quota.tell(store.Change(r.random.IntN(2)), ms) // Freed or Slowed
+	case 2, 3:
+		if len(r.cancels) > 0 {
+			go r.cancels[r.random.IntN(len(r.cancels))]()
+		}
+	default:
+		r.join()
+	}
+}
+
+func (r *recalls) join() {
+	ctx, cancel := context.WithCancel(context.Background())
+	r.cancels = append(r.cancels, cancel)
+	me := len(r.cancels)
+	ticket := ticket().of(Class(r.random.IntN(3)))
+	ticket.Ask = func(ctx context.Context, _ store.Request) (store.Decision, error) {
+		admitted := make(chan struct{})
+		r.mu.Lock()
+		if r.asking == nil {
+			r.asking = make(map[int]chan struct{})
+		}
+		r.asking[me] = admitted
+		r.asked++
+		r.mu.Unlock()
+		defer func() {
+			r.mu.Lock()
+			delete(r.asking, me)
+			r.mu.Unlock()
+		}()
+		select {
+		case <-admitted:
+			return store.Decision{Verdict: store.Admitted}, nil
+		case <-ctx.Done():
+			return store.Decision{}, ctx.Err()
+		}
+	}
+	r.waited++
+	go func() { _, _ = r.queue.Wait(ctx, ticket) }()
+}
+
+// admit admits whoever is being asked for.
+func (r *recalls) admit() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for me, admitted := range r.asking {
+		close(admitted)
+		delete(r.asking, me)
+	}
+}
+
+func (r *recalls) check(t *testing.T) {
+	t.Helper()
+	synctest.Wait()
+	q := r.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	want := min(1, q.waiters.len())
+	if len(r.asking) != want || len(q.asking) != want || want == 1 && q.asking[0] != q.waiters.first() {
+		t.Fatalf("of %d waiters %d ask, want the first", q.waiters.len(), len(r.asking))
+	}
+	if (q.cancel != nil) != (want == 1) || q.moving != 0 || q.Len() != q.waiters.len() {
+		t.Fatalf("%d in the queue, Len is %d, %d move, a question can be recalled: %v", q.waiters.len(), q.Len(), q.moving, q.cancel != nil)
+	}
 }
