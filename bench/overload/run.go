@@ -31,19 +31,19 @@ type scenario struct {
 // A crowd are the callers of one run.
 type crowd struct {
 	scenario
-	limiter  *throttle.Limiter
-	all      context.Context
-	callers  sync.WaitGroup
-	ended    atomic.Int64
-	admitted atomic.Int64 // units
-	refused  atomic.Int64 // callers with time
+	limiter *throttle.Limiter
+	all     context.Context
+	callers sync.WaitGroup
+	ended   atomic.Int64
+	refused atomic.Int64 // callers with time
 
-	mu      sync.Mutex // guards all below
-	random  *rand.Rand
-	started int64
-	tight   []time.Duration // that a refusal took
-	floor   []time.Duration // that doing nothing took
-	strays  int             // with a deadline of 1 ms that were admitted, or let wait
+	mu       sync.Mutex // guards all below
+	random   *rand.Rand
+	admitted []time.Time // by unit, while it is measured
+	started  int64
+	tight    []time.Duration // that a refusal took
+	floor    []time.Duration // that doing nothing took
+	strays   int             // with a deadline of 1 ms that were admitted, or let wait
 }
 
 func (s scenario) run() (result, error) {
@@ -87,7 +87,10 @@ func (c *crowd) settle() error {
 // newcomers sends newcomers for a time and takes down what it did.
 func (c *crowd) newcomers(r *result) {
 	time.Sleep(2 * time.Second) // the first second's units have gone
-	admitted, refused, began, used := c.admitted.Load(), c.refused.Load(), time.Now(), cpu()
+	c.mu.Lock()
+	c.admitted = nil
+	c.mu.Unlock()
+	refused, began, used := c.refused.Load(), time.Now(), cpu()
 	sent := 0
 	for time.Since(began) < c.time {
 		for ; sent < int(time.Since(began)*newcomers/time.Second); sent++ {
@@ -96,11 +99,11 @@ func (c *crowd) newcomers(r *result) {
 		time.Sleep(time.Millisecond)
 	}
 	took := time.Since(began)
-	r.rate = float64(c.admitted.Load()-admitted) / took.Seconds()
 	r.refused = float64(c.refused.Load()-refused) / took.Seconds()
 	r.cpu = float64(cpu()-used) / float64(took)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	r.rate = rate(c.admitted)
 	r.tight, r.floor, r.strays = c.tight, c.floor, c.strays
 }
 
@@ -148,9 +151,18 @@ func (c *crowd) call(ctx context.Context, units int, end time.Duration) {
 		}
 		return
 	}
-	c.admitted.Add(int64(units))
 	permit.Arrived()
 	permit.Release()
+	c.count(units)
+}
+
+func (c *crowd) count(units int) {
+	now := time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for range units {
+		c.admitted = append(c.admitted, now)
+	}
 }
 
 func (c *crowd) hurry(ctx context.Context, units int) {
@@ -161,9 +173,9 @@ func (c *crowd) hurry(ctx context.Context, units int) {
 	permit, err := c.limiter.Acquire(ctx, throttle.Cost{"requests": int64(units)})
 	took := time.Since(began)
 	if err == nil {
-		c.admitted.Add(int64(units))
 		permit.Arrived()
 		permit.Release()
+		c.count(units)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -178,6 +190,21 @@ func (c *crowd) idle(began time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.floor = append(c.floor, took)
+}
+
+// rate returns how many units were admitted a second, of which as many as the limit may go
+// at once: how long so many took, on the average.
+func rate(admitted []time.Time) float64 {
+	slices.SortFunc(admitted, time.Time.Compare)
+	n := len(admitted) - limit
+	if n <= 0 {
+		return 0
+	}
+	var took time.Duration
+	for i := range n {
+		took += admitted[i+limit].Sub(admitted[i])
+	}
+	return limit * float64(n) / took.Seconds()
 }
 
 // A result is what one scenario came to.

@@ -1,0 +1,173 @@
+package queue
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A mix is what the waiters of a benchmark are like.
+type mix struct {
+	name      string
+	deadlines bool  // that they meet
+	classes   bool  // of all classes; else Normal
+	costs     int64 // up to this
+}
+
+var mixes = []mix{
+	{"plain", false, false, 1},
+	{"deadlines", true, false, 1},
+	{"classes", true, true, 1},
+	{"costs", true, true, 5},
+}
+
+// A hall is a queue with waiters in it that have no goroutines.
+type hall struct {
+	*Queue
+	mix
+	random  *rand.Rand
+	waiters []*waiter
+}
+
+func newHall(b *testing.B, m mix, n int) *hall {
+	quota := quotaOf(b, algorithms.Tier{Limit: 1000, Window: 100 * time.Hour})
+	h := &hall{Queue: New(Config{Quota: quota, Aging: time.Minute}), mix: m, random: rand.New(rand.NewPCG(1, 2))}
+	for range 1000 {
+		if d, _ := quota.TryAcquire(context.Background(), ticket().Request); d.Verdict != store.Admitted {
+			b.Fatal(d)
+		}
+	}
+	for range n {
+		h.join(b)
+	}
+	return h
+}
+
+func (h *hall) ticket() Ticket {
+	t := ticket(1 + h.random.Int64N(h.costs))
+	if h.deadlines {
+		t.GiveUp = time.Now().Add(50 * 8766 * time.Hour)
+	}
+	if h.classes {
+		t.Class = Class(h.random.IntN(3))
+	}
+	return t
+}
+
+func (h *hall) join(b *testing.B) {
+	w, do, err := h.enter(context.Background(), h.ticket(), false)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if do.ask {
+		h.ask(context.Background(), w, do.round)
+	}
+	h.waiters = append(h.waiters, w)
+}
+
+// leave has any waiter cancel.
+func (h *hall) leave(b *testing.B) {
+	last := len(h.waiters) - 1
+	i := h.random.IntN(last + 1)
+	w := h.waiters[i]
+	h.waiters[i], h.waiters = h.waiters[last], h.waiters[:last]
+	if _, err := h.quit(w, context.Canceled); err != context.Canceled {
+		b.Fatal(err)
+	}
+}
+
+// refuse has a newcomer come that is late. If others may be late too it may have to wait
+// until that is known, and leaves.
+func (h *hall) refuse(b *testing.B) {
+	t := h.ticket()
+	t.GiveUp = time.Now().Add(ms)
+	w, _, err := h.enter(context.Background(), t, false)
+	if err == nil {
+		_, err = h.quit(w, context.Canceled)
+	}
+	if err == nil {
+		b.Fatal("a newcomer was admitted")
+	}
+}
+
+// freed has a response come, after which the first waiter asks again.
+func (h *hall) freed(b *testing.B) {
+	h.onChange(store.Freed, 0)
+	w := h.Queue.waiters.first()
+	if do := h.step(w); do.ask {
+		h.ask(context.Background(), w, do.round)
+	}
+}
+
+// BenchmarkScaling is what one event takes while so many wait.
+func BenchmarkScaling(b *testing.B) {
+	for _, m := range mixes {
+		for n := 1000; n <= 1_000_000; n *= 10 {
+			b.Run(fmt.Sprintf("%s/%d", m.name, n), func(b *testing.B) {
+				h := newHall(b, m, n)
+				runtime.GC()
+				var join, leave, refuse, freed time.Duration
+				const batch = 500
+				b.ResetTimer()
+				for i := 0; i < b.N; i += batch {
+					join += timed(b, batch, h.join)
+					leave += timed(b, batch, h.leave)
+					refuse += timed(b, batch, h.refuse)
+					freed += timed(b, batch, h.freed)
+				}
+				rounds := float64((b.N + batch - 1) / batch * batch)
+				b.ReportMetric(float64(join)/rounds, "join-ns")
+				b.ReportMetric(float64(leave)/rounds, "leave-ns")
+				b.ReportMetric(float64(refuse)/rounds, "refuse-ns")
+				b.ReportMetric(float64(freed)/rounds, "freed-ns")
+				b.ReportMetric(0, "ns/op")
+			})
+		}
+	}
+}
+
+func timed(b *testing.B, n int, do func(*testing.B)) time.Duration {
+	began := time.Now()
+	for range n {
+		do(b)
+	}
+	return time.Since(began)
+}
+
+// BenchmarkEnd is how long it takes until all of so many callers, who wait with deadlines
+// in goroutines of their own, have ended when their contexts are canceled.
+func BenchmarkEnd(b *testing.B) {
+	for n := 1000; n <= 1_000_000; n *= 10 {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for range b.N {
+				b.StopTimer()
+				quota := quotaOf(b, algorithms.Tier{Limit: 1, Window: time.Hour, Algorithm: algorithms.GCRA})
+				q := New(Config{Quota: quota})
+				ctx, cancel := context.WithCancel(context.Background())
+				done := make(chan error, n)
+				began := time.Now()
+				for range n {
+					go func() {
+						_, err := q.Wait(ctx, ticket().until(began.Add(2*time.Duration(n)*time.Hour)))
+						done <- err
+					}()
+				}
+				for q.Len() < n-1 {
+					time.Sleep(time.Millisecond)
+				}
+				b.ReportMetric(float64(time.Since(began))/float64(n), "ns/join")
+				b.StartTimer()
+				cancel()
+				for range n {
+					<-done
+				}
+			}
+		})
+	}
+}
