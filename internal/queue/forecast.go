@@ -41,8 +41,8 @@ const (
 	leastSteps  = 256
 	timePerStep = 3 * time.Microsecond
 	mostSteps   = 1 << 17
-	// A queue of so many is reviewed after every pause, and a longer one not more often
-	// than takes a small part of a processor.
+	// A review that looked at so many places may be followed by another one at once, and one
+	// of more not earlier than takes a small part of a processor.
 	reviewAlways   = 4096
 	reviewPerPlace = 4 * time.Microsecond
 )
@@ -141,15 +141,25 @@ func (q *Queue) steps(now time.Time) int {
 // expected returns a lower bound of a request's wait behind so many waiters that cost sum,
 // and the tier that decides.
 func (q *Queue) expected(w *waiter, ahead int, sum []int64, steps int, now time.Time) (wait time.Duration, tier int) {
-	cost := w.request.Cost
-	f := q.forecastNow(cost, ahead, steps, now)
+	f := q.forecastNow(w.request.Cost, ahead, steps, now)
 	if f == nil {
 		return 0, -1
 	}
-	before := make([]int64, len(cost))
-	for u := range before {
-		before[u] = max(0, f.cost[u]+sum[u])
+	return q.expectedBy(f, w, ahead, sum, now)
+}
+
+// behind returns what is ahead of a request that so much waits ahead of.
+func (f *forecast) behind(sum []int64) []int64 {
+	ahead := make([]int64, len(sum))
+	for u := range ahead {
+		ahead[u] = max(0, f.cost[u]+sum[u])
 	}
+	return ahead
+}
+
+// expectedBy is expected by one forecast.
+func (q *Queue) expectedBy(f *forecast, w *waiter, ahead int, sum []int64, now time.Time) (wait time.Duration, tier int) {
+	cost, before := w.request.Cost, f.behind(sum)
 	at, tier := f.Total(before, cost, 0)
 	if n := ahead + f.admitted; n >= 0 && n < len(f.at) && !f.mixed && q.waiters.costs(cost) && f.at[n] > at {
 		at, tier = f.at[n], int(f.tier[n])
@@ -173,7 +183,7 @@ func (q *Queue) foresee(w *waiter, now time.Time) error {
 		return nil
 	}
 	wait, tier, ahead := q.forecast(w, now)
-	if wait > w.timeLeft(now) && q.isDoubtful(w.rank) && q.review(now) {
+	if wait > w.timeLeft(now) && q.isDoubtful(w.rank) && q.review(now, q.steps(now)) {
 		wait, tier, ahead = q.forecast(w, now)
 	}
 	if wait <= w.timeLeft(now) || q.isDoubtful(w.rank) {
@@ -225,31 +235,84 @@ func (q *Queue) Forecast(r store.Request, c Class) (wait time.Duration, tier, ah
 
 // review refuses the waiters that a pause or others that overtook them make late, from the
 // first on: each that goes makes room for those behind it. It reports whether it did: not
-// if it did a moment ago.
-func (q *Queue) review(now time.Time) bool {
-	n := q.waiters.len()
-	if n > reviewAlways && now.Sub(q.reviewedAt) < reviewPerPlace*time.Duration(n) {
+// if it took long a moment ago.
+func (q *Queue) review(now time.Time, steps int) bool {
+	if now.Before(q.reviewAgainAt) {
 		return false
 	}
-	q.reviewedAt, q.doubtful = now, time.Time{}
-	var sum []int64
-	ahead := 0
-	for w := q.waiters.first(); w != nil; {
-		next := w.next()
-		if sum == nil {
-			sum = make([]int64, len(w.request.Cost))
-		}
-		if !w.deadline.IsZero() && !q.isAsked(w) {
-			if wait, tier := q.expected(w, ahead, sum, n, now); wait > w.timeLeft(now) {
-				q.expel(w, &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead})
-				w = next
-				continue
-			}
-		}
-		ahead++
-		add(sum, w.request.Cost)
-		w = next
+	q.doubtful = time.Time{}
+	root := q.waiters.root
+	if root == nil {
+		return true
+	}
+	r := reviewer{queue: q, now: now, forecast: q.forecastNow(root.request.Cost, q.waiters.len(), steps, now)}
+	if r.forecast == nil {
+		return true
+	}
+	none := make([]int64, len(root.request.Cost))
+	for w := r.late(root, 0, none); w != nil; w = r.late(q.waiters.root, 0, none) {
+		q.expel(w, r.refusal)
+	}
+	if r.looked > reviewAlways {
+		q.reviewAgainAt = now.Add(time.Duration(r.looked) * reviewPerPlace)
 	}
 	q.settle(now, nil)
 	return true
+}
+
+// A reviewer looks for waiters that are late.
+type reviewer struct {
+	queue    *Queue
+	forecast *forecast
+	now      time.Time
+	from     int      // waiters that are not late, or stay nevertheless
+	looked   int      // at subtrees
+	refusal  *Refusal // of the waiter found
+}
+
+// late returns the first waiter in a subtree that is late, nil if there is none. It does
+// not look into a subtree whose last waiter goes before the soonest deadline in it.
+func (r *reviewer) late(at *waiter, ahead int, sum []int64) *waiter {
+	if at == nil || at.soonest.IsZero() || ahead+at.size <= r.from {
+		return nil
+	}
+	r.looked++
+	if r.bound(at, ahead, sum) <= at.soonest.Sub(r.now) {
+		return nil
+	}
+	if w := r.late(at.left, ahead, sum); w != nil {
+		return w
+	}
+	ahead += at.left.count()
+	sum = append([]int64(nil), sum...)
+	at.left.addTo(sum)
+	if ahead >= r.from {
+		if r.from = ahead; r.isLate(at, ahead, sum) {
+			return at
+		}
+	}
+	add(sum, at.request.Cost)
+	return r.late(at.right, ahead+1, sum)
+}
+
+func (r *reviewer) isLate(w *waiter, ahead int, sum []int64) bool {
+	if w.deadline.IsZero() || r.queue.isAsked(w) {
+		return false
+	}
+	wait, tier := r.queue.expectedBy(r.forecast, w, ahead, sum, r.now)
+	r.refusal = &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
+	return wait > w.timeLeft(r.now)
+}
+
+// bound returns an upper bound of what the forecast says of any waiter in a subtree.
+func (r *reviewer) bound(at *waiter, ahead int, sum []int64) time.Duration {
+	f := r.forecast
+	latest, _ := f.Total(f.behind(sum), at.sum, int64(r.queue.config.Headroom))
+	if last := min(ahead+at.size-1+f.admitted, len(f.at)-1); last >= 0 {
+		latest = max(latest, f.at[last])
+	}
+	if latest == forever {
+		return forever
+	}
+	return latest - r.now.Sub(f.made)
 }

@@ -67,11 +67,11 @@ type Queue struct {
 	nextAskAt   time.Time // when to ask again, if replied is the first without a time
 	outage      error     // why the last question had no answer
 
-	forecasts  forecasts
-	reviewedAt time.Time    // when all were last checked for being late
-	doubtful   time.Time    // from this rank on, waiters were overtaken since; zero for none
-	lastRanks  [3]time.Time // by class, of the last waiters that went behind the times of others
-	unwatch    func()       // ends the watch on the quota; nil while nobody waits
+	forecasts     forecasts
+	reviewAgainAt time.Time    // not earlier: the last review took long
+	doubtful      time.Time    // from this rank on, waiters were overtaken since; zero for none
+	lastRanks     [3]time.Time // by class, of the last waiters that went behind the times of others
+	unwatch       func()       // ends the watch on the quota; nil while nobody waits
 }
 
 // A waiter is one caller in the queue.
@@ -480,7 +480,7 @@ func (q *Queue) onChange(c store.Change, left time.Duration) {
 	}
 	switch c {
 	case store.Slowed:
-		q.review(now)
+		q.review(now, mostSteps)
 	case store.Shut:
 		q.expelAll(&Refusal{Reason: Banned, Tier: -1, Wait: left})
 	case store.Replanned:

@@ -20,8 +20,9 @@ type node struct {
 	priority            uint32
 	number              uint64 // of joining
 	size                int
-	sum                 []int64 // the cost of the subtree, by unit
-	mixed               bool    // not all in the subtree cost the same
+	sum                 []int64   // the cost of the subtree, by unit
+	mixed               bool      // not all in the subtree cost the same
+	soonest             time.Time // deadline in the subtree; zero if it has none
 }
 
 func (t *tree) len() int { return t.root.count() }
@@ -136,13 +137,14 @@ func (t *tree) insert(w *waiter) {
 		t.last++
 		number = t.last
 	}
-	w.node = node{priority: rand.Uint32(), number: number, size: 1, sum: append(w.sum[:0], w.request.Cost...)}
+	w.node = node{priority: rand.Uint32(), number: number, size: 1, soonest: w.deadline, sum: append(w.sum[:0], w.request.Cost...)}
 	at := &t.root
 	for *at != nil {
 		parent := *at
 		w.parent = parent
 		parent.size++
 		add(parent.sum, w.request.Cost)
+		parent.soonest = sooner(parent.soonest, w.deadline)
 		parent.mixed = parent.mixed || !equal(parent.request.Cost, w.request.Cost)
 		if parent.before(w.rank, w.number) {
 			at = &parent.right
@@ -213,6 +215,21 @@ func (w *waiter) update() {
 	w.left.addTo(w.sum)
 	w.right.addTo(w.sum)
 	w.mixed = w.differs(w.left) || w.differs(w.right)
+	w.soonest = w.deadline
+	if w.left != nil {
+		w.soonest = sooner(w.soonest, w.left.soonest)
+	}
+	if w.right != nil {
+		w.soonest = sooner(w.soonest, w.right.soonest)
+	}
+}
+
+// sooner returns the earlier of two deadlines, of which zero is none.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // differs reports whether some in the subtree of a child cost something else than w.
