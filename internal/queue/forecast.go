@@ -37,10 +37,11 @@ const (
 	renewAfter    = time.Second
 	renewPerPlace = 20 * time.Microsecond
 	// So many admissions are played forward at once, or one for each of these times since
-	// the last ones, if that is more: a small part of what a processor does.
+	// the last ones, if that is more: a small part of what a processor does. But never so
+	// many that others wait for long.
 	leastSteps  = 256
 	timePerStep = 3 * time.Microsecond
-	mostSteps   = 1 << 17
+	mostSteps   = 1 << 12
 	// A review that looked at so many places may be followed by another one at once, and one
 	// of more not earlier than takes a small part of a processor.
 	reviewAlways   = 4096
