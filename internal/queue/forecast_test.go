@@ -83,7 +83,8 @@ func TestForecastNobodyWaited(t *testing.T) {
 		if wait, _, _ := q.Forecast(ticket(10).Request, Normal); wait != sec {
 			t.Errorf("10: %v", wait)
 		}
-		if c = join(q, ticket(1).until(now.Add(100*ms))); !c.ended() || c.err != nil {
+		c = join(q, ticket(1).until(now.Add(100*ms)))
+		if <-c.done; c.err != nil {
 			t.Errorf("1: %v", c.err)
 		}
 	})
