@@ -1,0 +1,343 @@
+package throttle_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// within returns a Limiter inside another, both new.
+func within(t *testing.T, inner, outer throttle.Policy) (l, o *throttle.Limiter) {
+	t.Helper()
+	inner.Name, outer.Name = "inner", "outer"
+	o = mustNew(t, outer, nil)
+	return mustNew(t, inner, nil).Within(o), o
+}
+
+// A refused request is charged in no scope, whichever way it asked.
+func TestWithinRefusedChargesNothing(t *testing.T) {
+	for name, ask := range map[string]func(context.Context, *throttle.Limiter) bool{
+		"Allow": func(_ context.Context, l *throttle.Limiter) bool { return l.Allow() },
+		"Wait":  func(ctx context.Context, l *throttle.Limiter) bool { return l.Wait(ctx) == nil },
+		"WaitN": func(ctx context.Context, l *throttle.Limiter) bool { return l.WaitN(ctx, 2) == nil },
+		"Acquire": func(ctx context.Context, l *throttle.Limiter) bool {
+			p, err := l.Acquire(ctx, nil)
+			p.Release()
+			return err == nil
+		},
+	} {
+		for guard, g := range map[string]time.Duration{"none": throttle.NoGuard, "default": 0, "auto": throttle.AutoGuard} {
+			t.Run(name+", guard "+guard, func(t *testing.T) {
+				l, _ := within(t,
+					throttle.Policy{Guard: g, Tiers: []throttle.Tier{throttle.PerDay(2000)}},
+					throttle.Policy{Guard: g, Tiers: []throttle.Tier{throttle.PerDay(1_000_000)}})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				var admitted atomic.Int64
+				var wg sync.WaitGroup
+				for range 4 {
+					wg.Go(func() {
+						for range 1500 {
+							if ask(ctx, l) {
+								admitted.Add(1)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				n := admitted.Load()
+				if name == "WaitN" {
+					n *= 2
+				}
+				if got := used(t, l); n != 2000 || !slices.Equal(got, []int64{n, n}) {
+					t.Errorf("%d admitted, %v charged", n, got)
+				}
+			})
+		}
+	}
+}
+
+// What no wait in an outer scope admits is refused at once, though the request has to wait
+// in the inner one, and does not hold up the others there.
+func TestWithinRefusedAtOnce(t *testing.T) {
+	budget := throttle.Budget(3, "cents", throttle.Month)
+	for _, tt := range []struct {
+		name  string
+		outer throttle.Tier
+		spend throttle.Cost // of the outer scope before
+		cost  throttle.Cost
+		want  error
+	}{
+		{"never", throttle.PerMinute(5), nil, throttle.Cost{"requests": 6}, throttle.ErrNever},
+		{"exhausted", budget, throttle.Cost{"cents": 1}, throttle.Cost{"cents": 3}, throttle.ErrExhausted},
+		{"deadline", throttle.PerHour(1), throttle.Cost{"requests": 1}, nil, throttle.ErrDeadline},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{tt.outer}}, nil)
+				inner := mustNew(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerMinute(10)}}, nil)
+				l := inner.Within(outer)
+				if tt.spend != nil {
+					acquire(t, outer, tt.spend).Arrived()
+				}
+				acquire(t, inner, throttle.Cost{"requests": 10}).Arrived()
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+				defer cancel()
+				began := time.Now()
+				_, err := l.Acquire(ctx, tt.cost)
+				var e *throttle.WaitError
+				if !errors.Is(err, tt.want) || !errors.As(err, &e) || e.Policy != "outer" || e.Tier != tt.outer.String() {
+					t.Errorf("error is %v", err)
+				}
+				if took := time.Since(began); took != 0 {
+					t.Errorf("it came after %v", took)
+				}
+			})
+		})
+	}
+}
+
+// A chain in which a quota lies inside itself would admit nothing, or never end: it
+// refuses every call.
+func TestWithinItself(t *testing.T) {
+	policy := func(name string) throttle.Policy {
+		return throttle.Policy{Name: name, Tiers: []throttle.Tier{throttle.PerSecond(1)}}
+	}
+	a, b, c := mustNew(t, policy("a"), nil), mustNew(t, policy("b"), nil), mustNew(t, policy("c"), nil)
+	g, err := throttle.NewGroup(policy("g"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, l := range map[string]*throttle.Limiter{
+		"a in a":               a.Within(a),
+		"a in b in a":          a.Within(b.Within(a)),
+		"(a in b) in a":        a.Within(b).Within(a),
+		"(a in b) in (c in b)": a.Within(b).Within(c.Within(b)),
+		"a key in itself":      g.Within("k", g.For("k")),
+		"a key in a in itself": g.Within("k", a.Within(g.For("k"))),
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		err := l.Wait(ctx)
+		if err == nil || errors.Is(err, throttle.ErrDeadline) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Within") {
+			t.Errorf("%s: error is %v", name, err)
+		}
+		if l.Allow() {
+			t.Errorf("%s: Allow admits", name)
+		}
+		cancel()
+	}
+	if got := used(t, a.Within(b).Within(c)); !slices.Equal(got, []int64{0, 0, 0}) {
+		t.Errorf("%v charged", got)
+	}
+}
+
+// A Batch request that others interrupt while it waits in the outer queue keeps its age
+// there: it ages by the time since it came, not since it came back.
+func TestWithinKeepsItsAge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const aging = 10 * time.Second
+		l, outer := within(t,
+			throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1000)}, Ageing: aging},
+			throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, Ageing: aging})
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		defer wg.Wait()
+		defer cancel()
+		began := time.Now()
+		for range 3 { // the outer queue is never without Normal requests
+			wg.Go(func() {
+				for outer.Wait(ctx) == nil {
+				}
+			})
+		}
+		synctest.Wait()
+		done := make(chan time.Duration, 1)
+		wg.Go(func() {
+			if l.Wait(throttle.WithClass(ctx, throttle.Batch)) == nil {
+				done <- time.Since(began)
+			}
+		})
+		for range 3 {
+			time.Sleep(4 * time.Second)
+			wg.Go(func() { _ = l.Wait(throttle.WithClass(ctx, throttle.Interactive)) }) // takes its place
+		}
+		if got := <-done; got > 17*time.Second {
+			t.Errorf("admitted after %v, want about %v and the three ahead of it", got, aging)
+		}
+	})
+}
+
+// A tapped context calls a function when it is looked at for the n-th time.
+type tapped struct {
+	context.Context
+	looks *atomic.Int32
+	tap   func()
+}
+
+func (c tapped) look() {
+	if c.looks.Add(-1) == 0 {
+		c.tap()
+	}
+}
+
+func (c tapped) Deadline() (time.Time, bool) { c.look(); return c.Context.Deadline() }
+func (c tapped) Done() <-chan struct{}       { c.look(); return c.Context.Done() }
+func (c tapped) Value(key any) any           { c.look(); return c.Context.Value(key) }
+
+// A user does not sleep behind a Batch request that stands in the outer queue, whenever it
+// comes: also just when the Batch request goes there.
+func TestWithinUsersPassBatch(t *testing.T) {
+	for i := range 200 {
+		synctest.Test(t, func(t *testing.T) { userPassesBatch(t, int32(1+i%20)) })
+	}
+}
+
+// A user comes when the context of a Batch request is looked at for the n-th time.
+func userPassesBatch(t *testing.T, n int32) {
+	l, outer := within(t,
+		throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1000)}, Ageing: time.Hour},
+		throttle.Policy{Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}}, Ageing: time.Hour})
+	held := acquire(t, outer, nil)
+	var mu sync.Mutex
+	var order []throttle.Class
+	var wg sync.WaitGroup
+	send := func(ctx context.Context, c throttle.Class) {
+		wg.Go(func() {
+			p, err := l.Acquire(throttle.WithClass(ctx, c), nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			order = append(order, c)
+			mu.Unlock()
+			p.Release()
+		})
+	}
+	comes := sync.OnceFunc(func() { send(t.Context(), throttle.Interactive) })
+	ctx := tapped{t.Context(), new(atomic.Int32), func() {
+		comes()
+		for range 100 { // it may come now or later: both are right
+			runtime.Gosched()
+		}
+	}}
+	ctx.looks.Store(n)
+	send(ctx, throttle.Batch)
+	synctest.Wait()
+	comes()
+	synctest.Wait()
+	if got := status(t, l).Waiting; got != 2 {
+		t.Fatalf("look %d: %d wait", n, got)
+	}
+	held.Release()
+	wg.Wait()
+	if !slices.Equal(order, []throttle.Class{throttle.Interactive, throttle.Batch}) {
+		t.Errorf("look %d: admitted %v", n, order)
+	}
+}
+
+// Admissions are callers in the order in which they were admitted. Those of one instant
+// have none, and count as in order.
+type admissions struct {
+	mu   sync.Mutex // guards all below
+	list []admission
+}
+
+type admission struct {
+	at time.Time
+	i  int
+}
+
+func (a *admissions) add(i int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list = append(a.list, admission{time.Now(), i})
+}
+
+func (a *admissions) order() (order []int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	slices.SortStableFunc(a.list, func(x, y admission) int {
+		return cmp.Or(x.at.Compare(y.at), cmp.Compare(x.i, y.i))
+	})
+	for _, c := range a.list {
+		order = append(order, c.i)
+	}
+	return order
+}
+
+// Three scopes deep, callers give up at any moment, and permits end in any way. The
+// strict providers of all scopes refuse nothing, the callers that stay are admitted in
+// their order, and nothing is left behind.
+func TestWithinThreeStorm(t *testing.T) {
+	for seed := range uint64(60) {
+		synctest.Test(t, func(t *testing.T) { threeStorm(t, rand.New(rand.NewPCG(3, seed)), seed) })
+	}
+}
+
+func threeStorm(t *testing.T, rnd *rand.Rand, seed uint64) {
+	algorithms := []throttle.Algorithm{throttle.SlidingLog, throttle.FixedWindow, throttle.TokenBucket, throttle.SlidingWindow, throttle.AnchoredWindow, throttle.GCRA}
+	var tiers [3]throttle.Tier
+	var l *throttle.Limiter
+	for i := len(tiers) - 1; i >= 0; i-- {
+		tiers[i] = per(time.Duration(1+rnd.IntN(3))*time.Second, 2+rnd.Int64N(6), algorithms[rnd.IntN(len(algorithms))])
+		one := mustNew(t, throttle.Policy{Name: fmt.Sprint(i), Tiers: tiers[i : i+1], Guard: throttle.NoGuard}, nil)
+		if l == nil {
+			l = one
+		} else {
+			l = one.Within(l)
+		}
+	}
+	api := throttletest.New(tiers[:]...)
+	var mu sync.Mutex
+	var admitted admissions
+	var gone []int
+	var wg sync.WaitGroup
+	for i := range 60 {
+		ctx, cancel := context.WithCancel(t.Context())
+		stays := rnd.IntN(2) == 0
+		if !stays {
+			time.AfterFunc(time.Duration(rnd.Int64N(int64(20*time.Second))), cancel)
+		}
+		wg.Go(func() {
+			defer cancel()
+			err := l.Wait(ctx)
+			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				gone = append(gone, i)
+				return
+			}
+			admitted.add(i)
+			_, _ = trSend(context.Background(), api)
+		})
+		synctest.Wait()
+		if rnd.IntN(4) == 0 {
+			time.Sleep(time.Duration(rnd.Int64N(int64(500 * time.Millisecond))))
+		}
+	}
+	wg.Wait()
+	if order := admitted.order(); !slices.IsSorted(order) || len(order)+len(gone) != 60 {
+		t.Errorf("seed %d, %v: admitted %v, gone %v", seed, tiers, order, gone)
+	}
+	if s := api.Summary(); s.Refused != 0 {
+		t.Errorf("seed %d, %v: the provider refused %d of %d", seed, tiers, s.Refused, s.Sent)
+	}
+	time.Sleep(time.Minute)
+	if got := used(t, l); !slices.Equal(got, []int64{0, 0, 0}) || status(t, l).Waiting != 0 {
+		t.Errorf("seed %d: %v are still used", seed, got)
+	}
+}

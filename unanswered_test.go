@@ -1,0 +1,269 @@
+package throttle_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// A postbox delivers a request to the provider later, whatever becomes of its caller: the
+// request was written.
+type postbox struct {
+	api   *throttletest.Provider
+	delay func() time.Duration
+	sent  *sync.WaitGroup
+}
+
+func (p postbox) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer := make(chan *http.Response, 1)
+	p.sent.Go(func() {
+		time.Sleep(p.delay())
+		resp, _ := p.api.RoundTrip(r.WithContext(context.Background()))
+		answer <- resp
+	})
+	select {
+	case resp := <-answer:
+		return resp, nil
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+}
+
+// A caller that gives up after its request was written is no evidence that the request has
+// arrived. Nor is AttemptTimeout, or a Release without Arrived.
+func TestUnansweredLandWithTheGuard(t *testing.T) {
+	const brief = 2 * time.Millisecond
+	for name, send := range map[string]func(*throttle.Limiter, http.RoundTripper){
+		"the context ends": func(l *throttle.Limiter, base http.RoundTripper) {
+			req, _ := http.NewRequest("GET", trURL, nil)
+			tr := &throttle.Transport{Limiter: l, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+				ctx, cancel := context.WithTimeout(r.Context(), brief) // it begins once the request is admitted
+				defer cancel()
+				return base.RoundTrip(r.WithContext(ctx))
+			})}
+			_, _ = tr.RoundTrip(req)
+		},
+		"AttemptTimeout": func(l *throttle.Limiter, base http.RoundTripper) {
+			req, _ := http.NewRequest("GET", trURL, nil)
+			_, _ = (&throttle.Transport{Limiter: l, Base: base, AttemptTimeout: brief}).RoundTrip(req)
+		},
+		"a permit is released": func(l *throttle.Limiter, base http.RoundTripper) {
+			p, err := l.Acquire(context.Background(), nil)
+			if err != nil {
+				return
+			}
+			defer p.Release()
+			ctx, cancel := context.WithTimeout(context.Background(), brief)
+			defer cancel()
+			req, _ := http.NewRequestWithContext(ctx, "GET", trURL, nil)
+			_, _ = base.RoundTrip(req)
+		},
+	} {
+		for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.FixedWindow, throttle.AnchoredWindow, throttle.TokenBucket, throttle.GCRA} {
+			t.Run(name+" "+a.String(), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					tier := throttle.Tier{Limit: 5, Window: time.Second, Algorithm: a}
+					api := throttletest.New(tier)
+					var sent, callers sync.WaitGroup
+					rnd := rand.New(rand.NewPCG(1, uint64(a)))
+					var mu sync.Mutex
+					base := postbox{api, func() time.Duration {
+						mu.Lock()
+						defer mu.Unlock()
+						return time.Duration(rnd.Int64N(int64(45 * time.Millisecond)))
+					}, &sent}
+					l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{tier}}, nil)
+					for range 10 {
+						for range 20 {
+							callers.Go(func() { send(l, base) })
+						}
+						callers.Wait()
+					}
+					sent.Wait()
+					if s := api.Summary(); s.Refused != 0 || s.Sent != 200 {
+						t.Errorf("the provider refused %d of %d", s.Refused, s.Sent)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A request that was given up keeps nobody longer than a response would that came with its
+// guard.
+func TestUnansweredIsNoLongerInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, Guard: 100 * time.Millisecond}, nil)
+		began := time.Now()
+		p := acquire(t, l, nil)
+		time.Sleep(10 * time.Millisecond)
+		p.Release()
+		if err := l.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(began); took != 1100*time.Millisecond {
+			t.Errorf("the next is admitted after %v, want the guard and a window", took)
+		}
+	})
+}
+
+// When the request that tries whether a pause is over gets no answer, the next one tries,
+// and the others go on waiting.
+func TestUnansweredProbe(t *testing.T) {
+	lost := errors.New("connection reset by peer")
+	for name, end := range map[string]func(*http.Request) error{
+		"the connection breaks": func(*http.Request) error { time.Sleep(200 * time.Millisecond); return lost },
+		"AttemptTimeout":        func(r *http.Request) error { <-r.Context().Done(); return r.Context().Err() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				base := trNewBase(func(n int, r *http.Request) (*http.Response, error) {
+					switch {
+					case n == 0:
+						return trAnswer(429, "Retry-After", "1"), nil
+					case n <= 3:
+						return nil, end(r)
+					}
+					time.Sleep(100 * time.Millisecond)
+					return trAnswer(200), nil
+				})
+				tr := &throttle.Transport{
+					Base: base, AttemptTimeout: 300 * time.Millisecond,
+					Limiter: mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1000)}}, nil),
+				}
+				_, _ = trSend(t.Context(), tr)
+				var wg sync.WaitGroup
+				for range 21 {
+					wg.Go(func() { _, _ = trSend(t.Context(), tr) })
+				}
+				time.Sleep(time.Second + 50*time.Millisecond)
+				for i := 1; i <= 3; i++ {
+					if n := len(base.times()); n != i+1 {
+						t.Errorf("%v: %d were sent while probe %d has no answer, want %d", time.Since(began), n, i, i+1)
+					}
+					step := 200 * time.Millisecond
+					if name == "AttemptTimeout" {
+						step = 300 * time.Millisecond
+					}
+					time.Sleep(step)
+				}
+				wg.Wait()
+				if times := base.times(); len(times) != 22 || times[4] == times[5] || times[5] != times[21] {
+					t.Errorf("sent at %v: want one alone after the three that failed, and the rest with its answer", times)
+				}
+			})
+		})
+	}
+}
+
+// net/http repeats a request whose kept-alive connection turns out to be closed. The
+// provider may have counted the first, and then the dial fails.
+func TestUnansweredThoughTheRepeatWasNotSent(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	read := make(chan int, 1)
+	go func() {
+		n := 0
+		defer func() { read <- n }()
+		conn, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		r := bufio.NewReader(conn)
+		for {
+			req, err := http.ReadRequest(r)
+			if err != nil {
+				return
+			}
+			req.Body.Close()
+			if n++; n == 2 { // it has been counted, and gets no answer
+				ln.Close()
+				return
+			}
+			_, _ = conn.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"))
+		}
+	}()
+	lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: time.Minute}, nil)
+	base := new(http.Transport)
+	defer base.CloseIdleConnections()
+	tr := &throttle.Transport{Base: base, Limiter: lim}
+	for i := range 2 {
+		req, _ := http.NewRequest("GET", "http://"+ln.Addr().String()+"/", nil)
+		resp, err := tr.RoundTrip(req)
+		if err == nil {
+			resp.Body.Close()
+		}
+		if (err != nil) != (i == 1) {
+			t.Fatalf("request %d: %v", i, err)
+		}
+	}
+	if got, counted := used(t, lim)[0], <-read; counted != 2 || got != 2 {
+		t.Errorf("%d used, and the provider has read %d, want 2 and 2", got, counted)
+	}
+}
+
+// What fails before anything is written is refunded, whether or not the context can end.
+func TestUnansweredBeforeTheWrite(t *testing.T) {
+	plain, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	go func() {
+		for {
+			conn, err := plain.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("this is not TLS\r\n"))
+			conn.Close()
+		}
+	}()
+	nowhere, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nowhere.Close()
+	for _, canEnd := range []bool{false, true} {
+		for name, target := range map[string]string{
+			"TLS handshake": "https://" + plain.Addr().String() + "/",
+			"scheme":        "gopher://provider.test/",
+			"proxy":         "http://provider.test/",
+		} {
+			ctx, cancel := context.Background(), func() {}
+			if canEnd {
+				ctx, cancel = context.WithCancel(ctx)
+			}
+			req, _ := http.NewRequestWithContext(ctx, "GET", target, nil)
+			base := new(http.Transport)
+			if name == "proxy" {
+				base.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: nowhere.Addr().String()})
+			}
+			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: time.Minute}, nil)
+			if _, err := (&throttle.Transport{Base: base, Limiter: lim}).RoundTrip(req); err == nil {
+				t.Errorf("%s: no error", name)
+			}
+			if got := used(t, lim); !slices.Equal(got, []int64{0}) {
+				t.Errorf("%s, a context that can end: %v: %v used, want nothing", name, canEnd, got)
+			}
+			cancel()
+		}
+	}
+}
