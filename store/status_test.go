@@ -1,0 +1,41 @@
+package store_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+func TestStatusString(t *testing.T) {
+	second := store.TierStatus{Tier: algorithms.PerSecond(5), Limit: 5, Used: 3, Remaining: 2}
+	hour := store.TierStatus{
+		Tier: algorithms.PerHour(100), Limit: 100, Used: 103, Limited: true,
+		RetryAfter: 12*time.Minute + 3*time.Second + 399_000_001,
+	}
+	open := store.TierStatus{
+		Tier: algorithms.Tier{Limit: 20, Algorithm: algorithms.Concurrency}, Limit: 20, Used: 20,
+		Limited: true, RetryAfter: store.Forever,
+	}
+	for _, tt := range []struct {
+		status store.Status
+		want   string
+	}{
+		{store.Status{}, ""},
+		{store.Status{Tiers: []store.TierStatus{second}}, "5/s: 3 of 5 used, room for 2."},
+		{store.Status{Tiers: []store.TierStatus{second, hour}, Waiting: 41},
+			"5/s: 3 of 5 used, room for 2. 100/h: 103 of 100 used, one more in 12m3.4s. 41 callers wait."},
+		{store.Status{Tiers: []store.TierStatus{open}, Waiting: 1},
+			"20;algo=concurrency: 20 of 20 used, one more when something is released. 1 caller waits."},
+		{store.Status{Tiers: []store.TierStatus{second}, Paused: 1500*time.Microsecond + 1},
+			"5/s: 3 of 5 used, room for 2. Paused for 1.501ms."},
+		{store.Status{Tiers: []store.TierStatus{second}, Closed: time.Hour},
+			"5/s: 3 of 5 used, room for 2. Banned for 1h0m0s."},
+		{store.Status{Closed: store.Forever}, "Banned for 2562047h47m16.854775807s."},
+	} {
+		if got := tt.status.String(); got != tt.want {
+			t.Errorf("%q\nwant %q", got, tt.want)
+		}
+	}
+}
