@@ -229,7 +229,7 @@ func (c chained) Watch(changed func(store.Change, time.Duration)) (stop func()) 
 	stops := []func(){c.Quota.Watch(changed), c.limiter.scope.Load().keep(own)}
 	for l := c.limiter.outer; l != nil; l = l.outer {
 		s := l.scope.Load()
-		stops = append(stops, s.keep(own), s.terms.Load().quota.Watch(func(change store.Change, left time.Duration) {
+		stops = append(stops, s.keep(own), s.adopt().quota.Watch(func(change store.Change, left time.Duration) {
 			c.limiter.outerChanged(s.terms.Load(), change, left)
 		}))
 	}
