@@ -377,7 +377,7 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 }
 
 func (q *quota) Status(context.Context) (store.Status, error) {
-	q.mu.Lock()
+	q, _ = q.lock(store.Decision{})
 	defer q.mu.Unlock()
 	now := q.now()
 	var s store.Status
