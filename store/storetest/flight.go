@@ -1,0 +1,224 @@
+package storetest
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// window is that of the parts that wait for one to pass.
+const window = time.Second
+
+// inFlight is the guard of the parts that wait for one to pass, and grain is how coarse a store
+// may take it. In real time it is longer than any answer of a store takes.
+func (c *check) inFlight() (guard, grain time.Duration) {
+	guard = 640 * time.Millisecond
+	if c.RealTime {
+		guard = 3 * time.Second
+	}
+	return guard, guard / 16
+}
+
+// shortest is the guard of the parts that need none. In real time a reservation must outlast
+// the answer of the store.
+func (c *check) shortest() time.Duration {
+	if c.RealTime {
+		guard, _ := c.inFlight()
+		return guard
+	}
+	return 0
+}
+
+// The window of a request begins with its response, and not before.
+func arrived(c *check) {
+	inFlight, grain := c.inFlight()
+	q := c.open("arrived", c.plan(inFlight, algorithms.Tier{Limit: 1, Window: window}))
+	began := time.Now()
+	d := c.admit(q, held(1))
+	time.Sleep(inFlight / 2)
+	response := time.Since(began)
+	q.Arrived(d, []int64{1})
+	q.Release(d, []int64{1})
+	least, most := response+window, response+window
+	if c.LandsWithGuard {
+		most = inFlight + window + grain
+	}
+	if c.RealTime {
+		least = window
+	}
+	d = c.await(q, held(1), window+2*inFlight)
+	c.between("the next is admitted", time.Since(began), least, most)
+	if d.Verdict != store.Admitted {
+		c.Errorf("%+v", d)
+	}
+}
+
+// Only its guard lands a request that gets no response.
+func unanswered(c *check) {
+	inFlight, grain := c.inFlight()
+	q := c.open("unanswered", c.plan(inFlight, algorithms.Tier{Limit: 1, Window: window}))
+	began := time.Now()
+	d := c.admit(q, held(1))
+	q.Unanswered(d, []int64{1})
+	q.Release(d, []int64{1})
+	c.rest()
+	c.usedSoon(q, "without a response", 1)
+	d = c.await(q, held(1), window+2*inFlight)
+	c.between("the next is admitted", time.Since(began), inFlight+window, inFlight+window+grain)
+	if d.Verdict != store.Admitted {
+		c.Errorf("%+v", d)
+	}
+}
+
+// A request that is not held lands with its guard, and one may name its own.
+func guard(c *check) {
+	inFlight, grain := c.inFlight()
+	for i, own := range []time.Duration{0, 2 * inFlight} {
+		q := c.open([]string{"guard", "own guard"}[i], c.plan(inFlight, algorithms.Tier{Limit: 1, Window: window}))
+		began := time.Now()
+		c.admit(q, store.Request{Cost: []int64{1}, Guard: own})
+		g := max(own, inFlight)
+		d := c.await(q, held(1), window+2*g)
+		c.between("the next is admitted", time.Since(began), g+window, g+window+grain)
+		if d.Verdict != store.Admitted {
+			c.Errorf("%+v", d)
+		}
+	}
+}
+
+// A request that was never sent is refunded in full, and nothing else is.
+func returned(c *check) {
+	tiers := []algorithms.Tier{perHour(10), {Limit: 100, Window: time.Hour, Unit: "tokens"}}
+	for _, a := range all() {
+		if c.keeps(a) && a != algorithms.Concurrency {
+			tiers = append(tiers, c.tier(a, 10))
+		}
+	}
+	q := c.open("returned", c.plan(time.Minute, tiers...))
+	want := func(requests, tokens int64) (used []int64) {
+		for range tiers {
+			used = append(used, requests)
+		}
+		used[1] = tokens
+		return used
+	}
+	a, b := c.admit(q, held(3, 30)), c.admit(q, held(7, 70))
+	c.refuse(q, held(1, 1), store.Later)
+	c.giveBack(q, a, 3, 30)
+	c.usedSoon(q, "after one of two was returned", want(7, 70)...)
+	c.rest()
+	c.usedSoon(q, "a while after one of two was returned", want(7, 70)...)
+	a = c.admit(q, held(3, 30))
+	c.refuse(q, held(1, 1), store.Later)
+	c.giveBack(q, b, 7, 70)
+	c.giveBack(q, a, 3, 30)
+	c.usedSoon(q, "after all were returned", want(0, 0)...)
+	c.admit(q, held(10, 100))
+}
+
+// A request that is returned after its guard stays charged. Its permits of a concurrency tier come
+// back.
+func returnedLate(c *check) {
+	inFlight, _ := c.inFlight()
+	tiers := []algorithms.Tier{perHour(10)}
+	want := []int64{3}
+	if c.keeps(algorithms.Concurrency) {
+		tiers = append(tiers, algorithms.Tier{Limit: 3, Algorithm: algorithms.Concurrency})
+		want = append(want, 0)
+	}
+	q := c.open("late", c.plan(inFlight, tiers...))
+	d := c.admit(q, held(3))
+	time.Sleep(2 * inFlight)
+	c.giveBack(q, d, 3)
+	c.rest()
+	c.usedSoon(q, "returned after the guard", want...)
+}
+
+// All permits of a concurrency tier come back, however a request ends, and none twice.
+func release(c *check) {
+	const limit = 10
+	q := c.open("release", c.plan(max(20*time.Millisecond, c.shortest()),
+		algorithms.Tier{Limit: limit, Algorithm: algorithms.Concurrency}, algorithms.Tier{Limit: 1_000_000, Window: time.Hour}))
+	type permit struct {
+		store.Decision
+		cost []int64
+	}
+	var open []permit
+	var sum int64
+	r := rand.New(rand.NewPCG(1, 2))
+	end := func(i int) {
+		p := open[i]
+		open = append(open[:i], open[i+1:]...)
+		sum -= p.cost[0]
+		switch r.IntN(3) {
+		case 0:
+			q.Arrived(p.Decision, p.cost)
+			q.Release(p.Decision, p.cost)
+		case 1:
+			q.Unanswered(p.Decision, p.cost)
+			q.Release(p.Decision, p.cost)
+		default:
+			c.giveBack(q, p.Decision, p.cost...)
+		}
+	}
+	for range 200 {
+		if n := 1 + r.Int64N(4); sum+n <= limit {
+			var d store.Decision
+			c.soon(func() bool {
+				d = c.try(q, held(n))
+				return d.Verdict == store.Admitted
+			}, func() { c.Fatalf("%+v of %d with %d of %d open", d, n, sum, limit) })
+			open, sum = append(open, permit{d, []int64{n}}), sum+n
+		} else if d := c.try(q, held(n)); d.Verdict == store.Admitted {
+			c.Fatalf("%d were admitted with %d of %d open", n, sum, limit)
+		}
+		if len(open) > 0 && r.IntN(2) == 0 {
+			end(r.IntN(len(open)))
+		}
+		time.Sleep(time.Millisecond)
+	}
+	for len(open) > 0 {
+		end(0)
+	}
+	c.soon(func() bool { return c.used(q)[0] == 0 }, func() { c.Errorf("%d permits are open at the end", c.used(q)[0]) })
+	c.admit(q, held(limit))
+}
+
+// estimates are a tier of requests and one of tokens, which are estimates.
+func estimates() []algorithms.Tier {
+	return []algorithms.Tier{perHour(10), {Limit: 100, Window: time.Hour, Unit: "tokens", Estimated: true}}
+}
+
+// What a request has cost replaces the estimate, be it less or more.
+func settle(c *check) {
+	for i, actual := range []int64{20, 60, 0, 95} {
+		q := c.open([]string{"less", "equal", "nothing", "more"}[i], c.plan(time.Minute, estimates()...))
+		d := c.admit(q, held(1, 60))
+		c.refuse(q, held(1, 41), store.Later)
+		q.Arrived(d, []int64{1, 60})
+		q.Settle(d, []int64{1, 60}, []int64{1, actual}, nil)
+		q.Release(d, []int64{1, 60})
+		c.usedSoon(q, "when the request is settled", 1, actual)
+		c.refuse(q, held(1, 101-actual), store.Later)
+		if actual < 100 {
+			c.admit(q, held(1, 100-actual))
+		}
+	}
+}
+
+// Without a response the estimate stands.
+func settleUnanswered(c *check) {
+	inFlight, grain := c.inFlight()
+	q := c.open("estimate", c.plan(inFlight, algorithms.Tier{Limit: 100, Window: window, Unit: "tokens", Estimated: true}))
+	began := time.Now()
+	d := c.admit(q, held(100))
+	q.Unanswered(d, []int64{100})
+	q.Release(d, []int64{100})
+	d = c.await(q, held(1), window+2*inFlight)
+	c.between("the next is admitted", time.Since(began), inFlight+window, inFlight+window+grain)
+	if d.Verdict != store.Admitted {
+		c.Errorf("%+v", d)
+	}
+}

@@ -1,0 +1,311 @@
+package storetest
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A request that waits goes as soon as another one is returned.
+func wakeReturned(c *check) {
+	c.wakes(perHour(2), func(q store.Quota, d store.Decision) { c.giveBack(q, d, 2) })
+}
+
+// A request that waits goes as soon as another one has ended.
+func wakeReleased(c *check) {
+	c.wakes(algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency},
+		func(q store.Quota, d store.Decision) { q.Release(d, []int64{2}) })
+}
+
+func (c *check) wakes(tier algorithms.Tier, end func(q store.Quota, d store.Decision)) {
+	c.Helper()
+	q := c.open("wakes", c.plan(time.Minute, tier))
+	d := c.admit(q, held(2))
+	began := time.Now()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		time.Sleep(window)
+		end(q, d)
+	}()
+	defer func() { <-ended }()
+	d = c.await(q, held(1), 2*window+c.Lag)
+	c.between("the next goes", time.Since(began), window, window)
+	if d.Verdict != store.Admitted {
+		c.Errorf("%+v", d)
+	}
+}
+
+// A quota that is closed while it is charged or paused is not forgotten.
+func closed(c *check) {
+	p := c.plan(c.shortest(), perHour(5))
+	mustOpen := func(key string) store.Quota {
+		q, err := c.store.Open(key, p)
+		if err != nil {
+			c.Fatalf("Open(%q): %v", key, err)
+		}
+		return q
+	}
+	first, second := mustOpen("charged"), mustOpen("charged")
+	c.admit(first, held(2))
+	first.Close()
+	c.admit(second, held(1))
+	second.Close()
+	third := mustOpen("charged")
+	c.usedSoon(third, "opened again", 3)
+	third.Close()
+
+	first = mustOpen("paused")
+	c.pausing(first, store.Pause{For: time.Hour, Close: true}, true)
+	first.Close()
+	second = mustOpen("paused")
+	c.refuse(second, held(1), store.Closed)
+	second.Close()
+}
+
+// An idle quota loses nothing when it is forgotten, and one becomes idle when all has ended.
+func idle(c *check) {
+	p := c.plan(c.shortest(), perHour(1))
+	first := c.open("idle", p)
+	if !first.(store.Idler).Idle() {
+		c.Error("a fresh quota is not idle")
+	}
+	c.admit(first, held(1))
+	if first.(store.Idler).Idle() {
+		q, err := c.store.Open("idle", p)
+		if err != nil {
+			c.Fatal(err)
+		}
+		c.refuse(q, held(1), store.Later)
+		q.Close()
+	}
+	q := c.open("ends", c.plan(window, algorithms.Tier{Limit: 5, Window: window}))
+	d := c.admit(q, held(2))
+	c.giveBack(q, d, 2)
+	c.soon(q.(store.Idler).Idle, func() { c.Error("a quota to which all was returned is not idle") })
+	if c.keeps(algorithms.Concurrency) {
+		q := c.open("held", c.plan(c.shortest(), algorithms.Tier{Limit: 5, Algorithm: algorithms.Concurrency}))
+		d := c.admit(q, held(2))
+		if q.(store.Idler).Idle() {
+			c.Error("a quota of which a permit is held is idle")
+		}
+		q.Release(d, []int64{2})
+		c.soon(q.(store.Idler).Idle, func() { c.Error("a quota of which nothing is held is not idle") })
+	}
+}
+
+// A quota that has seen no response has learned nothing.
+func learned(c *check) {
+	q := c.open("learned", c.plan(c.shortest(), perHour(5)))
+	c.admit(q, held(1))
+	if q.(store.Learner).Learned() {
+		c.Error("a quota has learned without a response")
+	}
+}
+
+// What a provider reports of its counter holds here too. Only an exact report makes room.
+func observe(c *check) {
+	q := c.open("observe", c.plan(c.shortest(), perHour(10)))
+	observer := q.(store.Observer)
+	report := func(used int64, exact bool) {
+		d := c.admit(q, held(1))
+		q.Arrived(d, []int64{1})
+		time.Sleep(c.shortest() * 9 / 8) // it has landed, whether or not its response lands it
+		observer.Observe(d, []int64{1}, []store.Observation{{Tier: 0, Used: used, Exact: exact}})
+		q.Release(d, []int64{1})
+		c.rest()
+	}
+	report(1, false)
+	c.usedSoon(q, "after a report that agrees", 1)
+	report(6, false)
+	c.usedSoon(q, "after a report of more", 6)
+	report(2, false)
+	c.usedSoon(q, "after a report of less", 7)
+	c.refuse(q, held(4), store.Later)
+	report(2, true)
+	c.usedSoon(q, "after an exact report of less", 2)
+	c.admit(q, held(8))
+}
+
+// A forecast is never later than what happens, and its bound for all is never later than its
+// time for one.
+func forecast(c *check) {
+	tiers := []algorithms.Tier{{Limit: 4, Window: window}, {Limit: 6, Window: 2 * window, Unit: "requests"}}
+	seeds := uint64(3)
+	if c.RealTime {
+		seeds = 1
+	}
+	for seed := range seeds {
+		for _, paused := range []bool{false, true} {
+			r := rand.New(rand.NewPCG(seed, 1))
+			q := c.open([]string{"f", "g", "h"}[seed]+map[bool]string{true: " paused"}[paused], c.plan(c.shortest(), tiers...))
+			for range r.IntN(5) {
+				c.try(q, held(1+r.Int64N(3)))
+			}
+			if paused {
+				c.pausing(q, store.Pause{For: window / 2}, true)
+			}
+			c.foretell(q, r)
+		}
+	}
+}
+
+// foretell compares a forecast of a queue with what happens to it.
+func (c *check) foretell(q store.Quota, r *rand.Rand) {
+	c.Helper()
+	queue := make([]store.Request, 6)
+	times := make([]time.Duration, len(queue))
+	began := time.Now()
+	f := q.(store.Forecaster).Forecast()
+	ahead := []int64{0}
+	for i := range queue {
+		queue[i] = held(1 + r.Int64N(3))
+		least, _ := f.Total(slices.Clone(ahead), queue[i].Cost, 0)
+		times[i], _ = f.Next(queue[i])
+		if least > times[i] {
+			c.Errorf("number %d waits %v, and no less than %v", i, times[i], least)
+		}
+		ahead[0] += queue[i].Cost[0]
+	}
+	for i, request := range queue {
+		d := c.await(q, request, time.Minute)
+		if d.Verdict != store.Admitted {
+			c.Fatalf("number %d: %+v", i, d)
+		}
+		took := time.Since(began)
+		if c.RealTime {
+			took += took / 100
+		}
+		if times[i] > took+c.Lag {
+			c.Errorf("number %d has gone after %v, and the forecast says %v", i, took, times[i])
+		}
+		q.Arrived(d, request.Cost)
+	}
+}
+
+// A forecast takes all that is held for released and arrived, and changes nothing.
+func forecastFrees(c *check) {
+	tiers := []algorithms.Tier{{Limit: 2, Window: window}}
+	if c.keeps(algorithms.Concurrency) {
+		tiers = append(tiers, algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency})
+	}
+	q := c.open("frees", c.plan(time.Minute, tiers...))
+	c.admit(q, held(2))
+	f := q.(store.Forecaster).Forecast()
+	for i := range 3 {
+		if at, tier := f.Next(held(1)); at > time.Duration(1+i/2)*window {
+			c.Errorf("number %d waits %v for tier %d", i, at, tier)
+		}
+	}
+	c.refuse(q, held(1), store.Later)
+}
+
+// A new plan keeps what is charged and applies to all openers of the key.
+func change(c *check) {
+	tokens := algorithms.Tier{Limit: 1000, Window: time.Hour, Unit: "tokens"}
+	before := c.plan(time.Minute, perHour(10), tokens)
+	q, other := c.open("change", before), c.open("change", before)
+	if next, p := q.(store.Changer).Successor(); next != q || !p.Equal(before) {
+		c.Errorf("the successor before a change is %v under %v, want the quota itself", next, p.Tiers())
+	}
+	for range 4 {
+		c.admit(q, held(1, 100))
+		c.admit(other, held(1, 10))
+	}
+	here, there := c.received(q), c.received(other)
+	tokens.Limit = 900
+	after := c.plan(time.Minute, perHour(9), tokens)
+	c.changeTo(q, after)
+	here.soon("a new plan", store.Replanned)
+	there.soon("a new plan of the same key", store.Replanned)
+	for _, old := range []store.Quota{q, other} {
+		c.refuseMoved(old)
+		next, p := old.(store.Changer).Successor()
+		if next == old || !p.Equal(after) {
+			c.Fatalf("the successor is under %v, want %v", p.Tiers(), after.Tiers())
+		}
+		if same, _ := next.(store.Changer).Successor(); same != next {
+			c.Error("the newest quota has a successor")
+		}
+		c.usedSoon(next, "under the new plan", 8, 440)
+	}
+	next, _ := q.(store.Changer).Successor()
+	c.admit(next, held(1, 1))
+	c.refuse(next, held(1, 1), store.Later)
+	c.usedSoon(other, "as the quota that has a successor reports", 9, 441)
+
+	last := c.plan(time.Minute, perHour(20), tokens)
+	c.changeTo(q, last)
+	for _, old := range []store.Quota{q, next} {
+		c.refuseMoved(old)
+		if _, p := old.(store.Changer).Successor(); !p.Equal(last) {
+			c.Errorf("the successor is under %v, want %v", p.Tiers(), last.Tiers())
+		}
+	}
+	newest, _ := other.(store.Changer).Successor()
+	c.admit(newest, held(11, 0))
+	c.refuse(newest, held(1, 0), store.Later)
+}
+
+func (c *check) changeTo(q store.Quota, p *algorithms.Plan) {
+	c.Helper()
+	if err := q.(store.Changer).Change(c.Context(), p); err != nil {
+		c.Fatalf("Change: %v", err)
+	}
+}
+
+func (c *check) refuseMoved(q store.Quota) {
+	c.Helper()
+	if d := c.try(q, held(1, 1)); d.Verdict != store.Moved {
+		c.Errorf("%+v of a quota that has a successor, want Moved", d)
+	}
+}
+
+// A change of the plan ends no pause and no ban, and those of the old quota apply to the new.
+func changePaused(c *check) {
+	q := c.free("paused")
+	c.pausing(q, store.Pause{For: time.Hour, Close: true}, true)
+	c.changeTo(q, c.plan(c.shortest(), perHour(100)))
+	next, _ := q.(store.Changer).Successor()
+	c.refuse(next, held(1), store.Closed)
+	c.resume(q)
+	c.admitSoon(next, held(1), "after Resume of the old quota", false)
+	c.pausing(q, store.Pause{For: time.Hour}, true)
+	c.refuse(next, held(1), store.Later)
+	if s := c.status(q); s.Paused < 59*time.Minute {
+		c.Errorf("Status of the old quota has paused %v", s.Paused)
+	}
+}
+
+// What was admitted under the old plan may still be reported to the old quota.
+func changeInUse(c *check) {
+	tiers := []algorithms.Tier{perHour(10)}
+	if c.keeps(algorithms.Concurrency) {
+		tiers = append(tiers, algorithms.Tier{Limit: 4, Algorithm: algorithms.Concurrency})
+	}
+	q := c.open("in use", c.plan(time.Minute, tiers...))
+	some := []store.Decision{c.admit(q, held(1)), c.admit(q, held(1)), c.admit(q, held(1)), c.admit(q, held(1))}
+	tiers[0].Limit = 12
+	c.changeTo(q, c.plan(time.Minute, tiers...))
+	next, _ := q.(store.Changer).Successor()
+	if c.keeps(algorithms.Concurrency) {
+		c.refuse(next, held(1), store.Later)
+	}
+	q.Arrived(some[0], []int64{1})
+	q.Release(some[0], []int64{1})
+	q.Unanswered(some[1], []int64{1})
+	q.Release(some[1], []int64{1})
+	c.giveBack(q, some[2], 1)
+	q.Arrived(some[3], []int64{1})
+	q.Release(some[3], []int64{1})
+	c.rest()
+	if c.keeps(algorithms.Concurrency) {
+		c.soon(func() bool { return c.used(next)[1] == 0 }, func() { c.Errorf("%d permits are open at the end", c.used(next)[1]) })
+	}
+	if used := c.used(next)[0]; used < 3 || used > 4 {
+		c.Errorf("%d are charged, want those of the three that were sent, and no more than four", used)
+	}
+}

@@ -1,0 +1,384 @@
+package storetest
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle/store"
+)
+
+// free is a quota whose tiers refuse nothing.
+func (c *check) free(key string) store.Quota {
+	return c.open(key, c.plan(c.shortest(), perHour(1_000_000)))
+}
+
+// paused asks for a request in a pause, and returns false where it may have ended.
+func (c *check) paused(q store.Quota, began time.Time, length time.Duration, want store.Verdict) {
+	c.Helper()
+	d := c.try(q, held(1))
+	if c.RealTime && time.Since(began) > length*99/100 {
+		return
+	}
+	if d.Verdict != want {
+		c.Errorf("%v into a pause of %v: %+v, want verdict %d", time.Since(began), length, d, want)
+	}
+}
+
+// Nothing is admitted during a pause, which ends when it should.
+func pause(c *check) {
+	q := c.free("pause")
+	other := c.free("pause")
+	began := time.Now()
+	c.pausing(q, store.Pause{For: window}, true)
+	c.paused(q, began, window, store.Later)
+	c.paused(other, began, window, store.Later)
+	if s := c.status(other); time.Since(began) < window/2 && (s.Paused <= 0 || s.Paused > window || s.Closed != 0) {
+		c.Errorf("Status has paused %v and closed %v", s.Paused, s.Closed)
+	}
+	d := c.await(other, held(1), 2*window)
+	c.between("a request is admitted", time.Since(began), window, window)
+	if d.Verdict != store.Admitted || d.Probe {
+		c.Errorf("%+v after the pause", d)
+	}
+	if s := c.status(q); s.Paused != 0 || s.Closed != 0 {
+		c.Errorf("Status has paused %v and closed %v after the pause", s.Paused, s.Closed)
+	}
+}
+
+// Of two pauses the one that ends later holds, in either order.
+func pauseLongest(c *check) {
+	q := c.free("shorter")
+	first := c.pausing(q, store.Pause{For: time.Hour}, true)
+	for _, p := range []store.Pause{{For: time.Millisecond}, {For: 30 * time.Minute}, {}, {For: -time.Hour}} {
+		if done := c.pausing(q, p, false); done.Epoch != first.Epoch {
+			c.Errorf("%+v after a pause that was void, want epoch %d", done, first.Epoch)
+		}
+		time.Sleep(2 * time.Millisecond)
+		c.refuse(q, held(1), store.Later)
+		if s := c.status(q); s.Paused < 59*time.Minute {
+			c.Errorf("after a shorter pause of %v the pause lasts %v", p.For, s.Paused)
+		}
+	}
+	if done := c.pausing(q, store.Pause{For: 2 * time.Hour}, true); done.Epoch != first.Epoch+1 {
+		c.Errorf("%+v of the second pause, the first had epoch %d", done, first.Epoch)
+	}
+	if s := c.status(q); s.Paused < 119*time.Minute {
+		c.Errorf("after a longer pause the pause lasts %v", s.Paused)
+	}
+}
+
+// A ban refuses with the time it ends. It stays a ban until then, though a longer pause is
+// added, and the rest of that is a pause.
+func ban(c *check) {
+	q := c.free("ban")
+	c.pausing(q, store.Pause{For: 30 * time.Minute}, true)
+	c.pausing(q, store.Pause{For: time.Hour, Close: true}, true)
+	check := func(what string) {
+		c.Helper()
+		if d := c.refuse(q, held(1), store.Closed); d.Wait < 59*time.Minute || d.Wait > time.Hour {
+			c.Errorf("%s: %+v, want the rest of an hour", what, d)
+		}
+		if s := c.status(q); s.Closed < 59*time.Minute || s.Closed > time.Hour || s.Paused != 0 {
+			c.Errorf("%s: Status has paused %v and closed %v", what, s.Paused, s.Closed)
+		}
+	}
+	check("a ban")
+	c.pausing(q, store.Pause{For: 2 * time.Hour}, true)
+	check("a ban and a longer pause")
+	c.pausing(q, store.Pause{For: time.Minute, Close: true}, false)
+	check("a shorter ban")
+
+	q = c.free("ban and pause")
+	began := time.Now()
+	c.pausing(q, store.Pause{For: window, Close: true}, true)
+	c.pausing(q, store.Pause{For: time.Hour}, true)
+	c.paused(q, began, window, store.Closed)
+	time.Sleep(window)
+	c.rest()
+	c.soon(func() bool { return c.try(q, held(1)).Verdict == store.Later }, func() {
+		c.Errorf("after the ban, in the pause: %+v, want Later", c.try(q, held(1)))
+	})
+	if s := c.status(q); s.Closed != 0 || s.Paused < 59*time.Minute {
+		c.Errorf("after the ban, in the pause: Status has paused %v and closed %v", s.Paused, s.Closed)
+	}
+}
+
+// A pause that is to count once is void where another came since its epoch.
+func once(c *check) {
+	q := c.free("once")
+	epoch := c.admit(q, held(1)).Epoch
+	p := store.Pause{For: time.Hour, Once: true, Epoch: epoch}
+	first := c.pausing(q, p, true)
+	if first.Epoch != epoch+1 {
+		c.Errorf("%+v, the decision had epoch %d", first, epoch)
+	}
+	p.For = 2 * time.Hour
+	if again := c.pausing(q, p, false); again.Epoch != first.Epoch {
+		c.Errorf("%+v, the first had epoch %d", again, first.Epoch)
+	}
+	if s := c.status(q); s.Paused > time.Hour {
+		c.Errorf("one event pauses for %v", s.Paused)
+	}
+	p.Epoch = first.Epoch
+	c.pausing(q, p, true)
+	if d := c.refuse(q, held(1), store.Later); d.Epoch != first.Epoch+1 {
+		c.Errorf("%+v, want epoch %d", d, first.Epoch+1)
+	}
+}
+
+// probing pauses a quota and returns the probe after it.
+func (c *check) probing(q store.Quota, r store.Request) store.Decision {
+	c.Helper()
+	began := time.Now()
+	c.pausing(q, store.Pause{For: window / 4, Probe: true}, true)
+	var d store.Decision
+	c.soonAfter(began.Add(window/4), func() bool {
+		c.probed = time.Now()
+		d = c.try(q, r)
+		return d.Verdict == store.Admitted
+	}, func() { c.Fatalf("%+v after the pause", d) })
+	if c.between("a probe goes", time.Since(began), window/4, window/4); !d.Probe {
+		c.Fatalf("%+v is the first after the pause, want a probe", d)
+	}
+	return d
+}
+
+// soonAfter waits for a time, and then until ok.
+func (c *check) soonAfter(from time.Time, ok func() bool, failed func()) {
+	c.Helper()
+	time.Sleep(time.Until(from))
+	c.soon(ok, failed)
+}
+
+// alone checks that nothing is admitted beside a probe. In real time it checks only a moment
+// after the probe was sent.
+func (c *check) alone(q store.Quota, what string) {
+	c.Helper()
+	d := c.try(q, held(1))
+	if c.RealTime && time.Since(c.probed) > store.ProbeTime/2 {
+		return
+	}
+	if d.Verdict != store.Later || d.Tier != store.Probing && d.Tier != -1 {
+		c.Fatalf("%s: %+v, want Later for a probe or a pause", what, d)
+	}
+}
+
+// admitSoon asks until a request is admitted.
+func (c *check) admitSoon(q store.Quota, r store.Request, what string, probe bool) store.Decision {
+	c.Helper()
+	var d store.Decision
+	c.soon(func() bool {
+		c.probed = time.Now()
+		d = c.try(q, r)
+		return d.Verdict == store.Admitted
+	}, func() { c.Fatalf("%s: %+v, want it admitted", what, d) })
+	if d.Probe != probe {
+		c.Errorf("%s: %+v, want probe %v", what, d, probe)
+	}
+	return d
+}
+
+// One request goes after the pause, and the others when its response is in.
+func probe(c *check) {
+	q := c.free("probe")
+	other := c.free("probe")
+	d := c.probing(q, held(1))
+	c.alone(q, "beside the probe")
+	c.alone(other, "beside the probe of another opener")
+	time.Sleep(2 * store.ProbeTime)
+	c.alone(q, "a while beside the probe")
+	q.Arrived(d, []int64{1})
+	q.Release(d, []int64{1})
+	c.admitSoon(q, held(1), "after the response", false)
+	c.admit(q, held(1))
+	c.admitSoon(other, held(1), "after the response to another", false)
+}
+
+// A pause of no time makes the next request a probe.
+func probeAtOnce(c *check) {
+	q := c.free("at once")
+	c.pausing(q, store.Pause{Probe: true}, true)
+	d := c.admitSoon(q, held(1), "after no time", true)
+	c.alone(q, "beside the probe")
+	q.Arrived(d, []int64{1})
+	c.admitSoon(q, held(1), "after the response", false)
+}
+
+// A probe that was never sent, or gets no response, is followed by another one.
+func probeHandedOn(c *check) {
+	q := c.free("handed on")
+	d := c.probing(q, held(1))
+	q.Unanswered(d, []int64{1})
+	q.Release(d, []int64{1})
+	d = c.admitSoon(q, held(1), "after a probe without a response", true)
+	c.alone(q, "beside the second probe")
+	c.giveBack(q, d, 1)
+	d = c.admitSoon(q, held(1), "after a probe that was returned", true)
+	c.alone(q, "beside the third probe")
+	q.Arrived(d, []int64{1})
+	c.admitSoon(q, held(1), "after the response to the third", false)
+}
+
+// Nothing reports the response to a probe that is not held: the others follow after ProbeTime.
+func probeUnheld(c *check) {
+	q := c.free("unheld")
+	before := time.Now()
+	c.probing(q, store.Request{Cost: []int64{1}})
+	c.alone(q, "beside the probe")
+	began := time.Now()
+	if c.RealTime {
+		began = before.Add(window / 4)
+	}
+	if d := c.await(q, held(1), 2*store.ProbeTime); d.Verdict != store.Admitted || d.Probe {
+		c.Errorf("%+v after a probe that is not held", d)
+	}
+	c.between("the next goes", time.Since(began), store.ProbeTime-c.Lag, store.ProbeTime+c.Lag)
+	c.admitSoon(q, held(1), "and another", false)
+}
+
+// A held probe of which nothing is reported is followed by another after ProbeTimeout and its
+// guard.
+func probeSilent(c *check) {
+	inFlight, _ := c.inFlight()
+	q := c.open("silent", c.plan(inFlight, perHour(100)))
+	c.probing(q, held(1))
+	began := time.Now()
+	alone := store.ProbeTimeout + inFlight
+	d := c.await(q, held(1), 2*alone)
+	c.between("the next goes", time.Since(began), alone-c.Lag, alone+c.Lag)
+	if !d.Probe {
+		c.Errorf("%+v after a silent probe, want another probe", d)
+	}
+	c.alone(q, "beside the second probe")
+}
+
+// The response to a probe does not end a pause that began after it was sent.
+func probeOvertaken(c *check) {
+	q := c.free("overtaken")
+	d := c.probing(q, held(1))
+	c.pausing(q, store.Pause{For: time.Hour, Probe: true}, true)
+	q.Arrived(d, []int64{1})
+	c.rest()
+	c.refuse(q, held(1), store.Later)
+	if s := c.status(q); s.Paused < 59*time.Minute {
+		c.Errorf("the response to an earlier probe leaves a pause of %v", s.Paused)
+	}
+}
+
+// Resume ends pauses, bans and the wait for a probe.
+func resume(c *check) {
+	q := c.free("resume")
+	other := c.free("resume")
+	steps := []struct {
+		what    string
+		pause   func()
+		verdict store.Verdict
+	}{
+		{"a pause", func() { c.pausing(q, store.Pause{For: time.Hour}, true) }, store.Later},
+		{"a ban", func() { c.pausing(q, store.Pause{For: time.Hour, Close: true}, true) }, store.Closed},
+		{"a pause with a probe", func() { c.pausing(q, store.Pause{For: time.Hour, Probe: true}, true) }, store.Later},
+		{"the wait for a probe", func() { c.probing(q, held(1)) }, store.Later},
+		{"a ban and a longer pause", func() {
+			c.pausing(q, store.Pause{For: time.Hour, Close: true}, true)
+			c.pausing(q, store.Pause{For: 2 * time.Hour}, true)
+		}, store.Closed},
+	}
+	for _, step := range steps {
+		step.pause()
+		received := c.received(q)
+		if d := c.ask(q, held(1)); d.Verdict != step.verdict && !(c.RealTime && step.what == "the wait for a probe") {
+			c.Errorf("%s: %+v, want verdict %d", step.what, d, step.verdict)
+		}
+		c.rest() // a quota may begin to listen with the first request that waits
+		c.resume(other)
+		c.admitSoon(other, held(1), step.what+" that was ended", false)
+		c.admitSoon(q, held(1), step.what+" that another opener ended", false)
+		if s := c.status(q); s.Paused != 0 || s.Closed != 0 {
+			c.Errorf("%s: Status has paused %v and closed %v after Resume", step.what, s.Paused, s.Closed)
+		}
+		received.soon(step.what+" that was ended", store.Eased)
+	}
+	c.resume(q)
+	c.admit(q, held(1))
+}
+
+// A record is what a watcher has received.
+type record struct {
+	check *check
+	stop  func()
+
+	mu  sync.Mutex // guards all below
+	all []store.Change
+}
+
+// received watches a quota.
+func (c *check) received(q store.Quota) *record {
+	r := &record{check: c}
+	r.stop = q.Watch(func(change store.Change, _ time.Duration) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.all = append(r.all, change)
+	})
+	return r
+}
+
+func (r *record) changes() []store.Change {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.all)
+}
+
+// soon waits until the watcher has received one of some changes, and stops it.
+func (r *record) soon(what string, some ...store.Change) {
+	r.check.Helper()
+	defer r.stop()
+	r.check.soon(func() bool {
+		return slices.ContainsFunc(r.changes(), func(c store.Change) bool { return slices.Contains(some, c) })
+	}, func() { r.check.Errorf("%s: the watcher has received %v, want one of %v", what, r.changes(), some) })
+}
+
+// Watchers receive pauses, bans and their ends until they stop, and may call the quota.
+func watch(c *check) {
+	q := c.free("watch")
+	stopped := c.received(q)
+	stopped.stop()
+	for _, step := range []struct {
+		pause store.Pause
+		want  store.Change
+	}{
+		{store.Pause{For: 30 * time.Minute}, store.Slowed},
+		{store.Pause{For: time.Hour, Close: true}, store.Shut},
+	} {
+		called := make(chan time.Duration, 16)
+		stop := q.Watch(func(change store.Change, left time.Duration) {
+			_, _ = q.TryAcquire(c.Context(), held(1))
+			if change == step.want {
+				called <- left
+			}
+		})
+		received := c.received(q)
+		c.pausing(q, step.pause, true)
+		received.soon("a pause", step.want)
+		select {
+		case left := <-called:
+			if left > step.pause.For || left < step.pause.For-time.Minute {
+				c.Errorf("a pause of %v is reported with %v left", step.pause.For, left)
+			}
+		case <-time.After(patience):
+			c.Fatalf("a watcher that calls the quota has not received %v", step.want)
+		}
+		stop()
+	}
+	received := c.received(q)
+	c.pausing(q, store.Pause{For: time.Minute}, false)
+	c.rest()
+	if some := received.changes(); slices.Contains(some, store.Slowed) && !c.RealTime {
+		c.Errorf("a pause that was void is reported as %v", some)
+	}
+	c.resume(q)
+	received.soon("the end of the ban", store.Eased)
+	if some := stopped.changes(); len(some) > 0 {
+		c.Errorf("a watcher that was stopped has received %v", some)
+	}
+}

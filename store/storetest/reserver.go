@@ -1,0 +1,184 @@
+package storetest
+
+import (
+	"slices"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// waiting is the request of a caller that waits for as long as it takes.
+func waiting(r store.Request) store.Request {
+	if r.WaitSpec == nil {
+		r.WaitSpec = &store.WaitSpec{MaxWait: store.Forever}
+	}
+	return r
+}
+
+// reserve waits for the answers to some requests, of which there must be one at least.
+func (c *check) reserve(q store.Reserver, behind *store.Reservation, requests ...store.Request) []store.Decision {
+	c.Helper()
+	type answer struct {
+		got []store.Decision
+		err error
+	}
+	answers := make(chan answer, 2)
+	called := time.Now()
+	q.Reserve(behind, requests, func(got []store.Decision, err error) { answers <- answer{slices.Clone(got), err} })
+	if took := time.Since(called); !c.RealTime && took > 0 {
+		c.Errorf("Reserve has blocked for %v", took)
+	}
+	select {
+	case a := <-answers:
+		if a.err != nil {
+			c.Fatalf("Reserve: %v", a.err)
+		}
+		if len(a.got) == 0 || len(a.got) > len(requests) {
+			c.Fatalf("Reserve of %d requests has %d answers", len(requests), len(a.got))
+		}
+		return a.got
+	case <-time.After(patience):
+		c.Fatalf("Reserve has no answer within %v", patience)
+		return nil
+	}
+}
+
+// wellFormed checks a decision on a request that was reserved.
+func (c *check) wellFormed(d store.Decision, r store.Request) {
+	c.Helper()
+	if d.Verdict != store.Admitted {
+		return
+	}
+	a := d.Reservation
+	if a == nil || a.End.Before(a.Start) || a.Again.After(a.Start) || !slices.Equal(a.Cost, r.Cost) {
+		c.Errorf("%+v with the reservation %+v of cost %v", d, a, r.Cost)
+	}
+}
+
+// many asks for n requests of one unit, again and again behind the last, until all are reserved.
+func (c *check) many(q store.Reserver, n int) (all []store.Decision) {
+	c.Helper()
+	var behind *store.Reservation
+	for giveUp := time.Now().Add(time.Minute); len(all) < n; {
+		requests := slices.Repeat([]store.Request{waiting(held(1))}, n-len(all))
+		wait := time.Duration(0)
+		for _, d := range c.reserve(q, behind, requests...) {
+			c.wellFormed(d, requests[0])
+			if d.Verdict == store.Admitted && wait == 0 {
+				all, behind = append(all, d), d.Reservation
+			} else if wait == 0 {
+				wait = max(d.Wait, time.Millisecond)
+			} else if d.Verdict == store.Admitted {
+				c.Fatalf("%+v is reserved behind one that is not", d)
+			}
+		}
+		if time.Now().After(giveUp) {
+			c.Fatalf("%d of %d are reserved after a minute", len(all), n)
+		}
+		time.Sleep(wait)
+	}
+	return all
+}
+
+// inOrder checks that reserved times keep their order and a limit per window.
+func (c *check) inOrder(all []store.Decision, limit int) {
+	c.Helper()
+	for i := range all {
+		if i > 0 && all[i].Reservation.At < all[i-1].Reservation.At {
+			c.Errorf("number %d is reserved for %v, before number %d", i, all[i].Reservation.At, i-1)
+		}
+		if i < limit {
+			continue
+		}
+		if apart := time.Duration(all[i].Reservation.At-all[i-limit].Reservation.At) * time.Microsecond; apart < window {
+			c.Errorf("numbers %d and %d are %v apart, with %d in %v", i-limit, i, apart, limit, window)
+		}
+	}
+}
+
+// Reservations come in the order of the requests and keep the limit.
+func reserve(c *check) {
+	const limit, n = 3, 8
+	guard := c.shortest()
+	q := c.open("reserve", c.plan(guard, algorithms.Tier{Limit: limit, Window: window}))
+	began := time.Now()
+	all := c.many(q.(store.Reserver), n)
+	c.inOrder(all, limit)
+	last := all[n-1].Reservation
+	after := (n - 1) / limit * (window + guard)
+	c.between("the last is reserved for a time", last.Start.Sub(began), after, after)
+}
+
+// What is reserved behind another reservation starts no earlier.
+func reserveBehind(c *check) {
+	q := c.open("behind", c.plan(c.shortest(), algorithms.Tier{Limit: 5, Window: window})).(store.Reserver)
+	first := c.many(q, 6)[5].Reservation
+	d := c.reserve(q, first, waiting(held(1)))[0]
+	if c.wellFormed(d, held(1)); d.Verdict == store.Admitted && d.Reservation.At < first.At {
+		c.Errorf("%+v is reserved for %v, before %v", d, d.Reservation.Start, first.Start)
+	}
+}
+
+// A wait that is longer than the request has use for is not reserved, and charges nothing.
+func reserveLate(c *check) {
+	q := c.open("late", c.plan(time.Minute, perHour(2)))
+	short := func(most time.Duration) store.Request {
+		r := held(2)
+		r.WaitSpec = &store.WaitSpec{MaxWait: most}
+		return r
+	}
+	if d := c.reserve(q.(store.Reserver), nil, short(time.Minute))[0]; d.Verdict != store.Admitted {
+		c.Fatalf("%+v of a fresh quota", d)
+	}
+	for range 3 {
+		if d := c.reserve(q.(store.Reserver), nil, short(time.Minute))[0]; d.Verdict != store.Late || d.Wait <= time.Minute {
+			c.Errorf("%+v of a wait of an hour where a minute is of use, want Late", d)
+		}
+	}
+	c.rest()
+	c.usedSoon(q, "after the refusals", 2)
+}
+
+// What is canceled is given back.
+func cancel(c *check) {
+	tiers := []algorithms.Tier{perHour(4)}
+	if c.keeps(algorithms.Concurrency) {
+		tiers = append(tiers, algorithms.Tier{Limit: 4, Algorithm: algorithms.Concurrency})
+	}
+	q := c.open("cancel", c.plan(time.Minute, tiers...))
+	r := q.(store.Reserver)
+	for range 3 {
+		all := c.many(r, 4)
+		c.refuse(q, held(1), store.Later)
+		r.Cancel(all[:3])
+		c.soon(func() bool { return c.used(q)[0] == 1 }, func() { c.Errorf("%d are used after 3 of 4 were canceled", c.used(q)[0]) })
+		r.Cancel(all[3:])
+		c.soon(func() bool { return c.used(q)[0] == 0 }, func() { c.Errorf("%d are used after all were canceled", c.used(q)[0]) })
+	}
+	c.admitSoon(q, held(4), "after all were canceled", false)
+}
+
+// A reservation that was not used in time stays charged: it is never admitted twice.
+func expired(c *check) {
+	inFlight, _ := c.inFlight()
+	q := c.open("expired", c.plan(inFlight, perHour(3)))
+	all := c.many(q.(store.Reserver), 3)
+	if a := all[0].Reservation; a.Expired(a.Start) || !a.Expired(a.End.Add(time.Second)) {
+		c.Errorf("%+v has expired at its start, or not a second after its end", a)
+	}
+	time.Sleep(time.Until(all[2].Reservation.End) + time.Second)
+	q.(store.Reserver).Cancel(all)
+	c.rest()
+	c.usedSoon(q, "after the reservations have expired", 3)
+	c.refuse(q, held(1), store.Later)
+}
+
+// A quota that has a successor answers Moved.
+func reserveMoved(c *check) {
+	q := c.open("moved", c.plan(c.shortest(), perHour(3)))
+	c.changeTo(q, c.plan(c.shortest(), perHour(4)))
+	if d := c.reserve(q.(store.Reserver), nil, waiting(held(1)))[0]; d.Verdict != store.Moved {
+		c.Errorf("%+v of a quota that has a successor, want Moved", d)
+	}
+}

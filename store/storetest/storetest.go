@@ -1,0 +1,467 @@
+// Package storetest tests that a store keeps the contract of package store. A store of one's own
+// passes Run before a limiter relies on it:
+//
+//	func TestStore(t *testing.T) {
+//		storetest.Run(t, storetest.Config{
+//			Open: func(t testing.TB) store.Store { return mystore.New() },
+//		})
+//	}
+//
+// Each part of the contract is a subtest. The parts about an optional interface, such as
+// [store.Changer] or [store.Reserver], run if the quotas of the store implement it. The log of
+// the test lists what was tested for that reason, and what was not.
+package storetest
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A Config describes the store to test.
+type Config struct {
+	// Open returns a store that keeps nothing yet. Each part of the suite calls it once, and
+	// t.Cleanup runs when that part ends.
+	Open func(t testing.TB) store.Store
+
+	// RealTime runs the suite by the clock of the machine, for a store that talks to a process
+	// outside of the test. The suite asserts then only what holds under any scheduling: that
+	// nothing happens too early, and that what must happen happens within 20 s. Its parts run
+	// in parallel and take half a minute together. If zero, each part runs in a bubble
+	// of testing/synctest and asserts times in both directions.
+	RealTime bool
+
+	// Lag is how long after a call returns its effect may take to show, and how much later
+	// than possible a request may be admitted. If zero, effects show at once.
+	Lag time.Duration
+
+	// Without lists the algorithms that the store does not keep. Open must refuse their tiers.
+	Without []algorithms.Algorithm
+
+	// NoEstimates reports that the store does not keep Estimated tiers. Open must refuse them.
+	NoEstimates bool
+
+	// LandsWithGuard reports that a request whose response is in stays in flight until its
+	// guard has passed. A store may keep it so to save a call. If zero, Arrived lands it.
+	LandsWithGuard bool
+
+	// Breaks names the parts of the suite that the store is known to break, each with the
+	// reason. In a bubble they run like the others, and the suite fails once they pass. In real
+	// time they do not run, since what they do there may depend on the scheduling. If nil, the
+	// store keeps the whole contract.
+	Breaks map[string]string
+}
+
+// A part is one part of the contract. It runs if the store has what it needs.
+type part struct {
+	name  string
+	needs string // such as the name of an interface. If empty, all stores have the part
+	test  func(c *check)
+}
+
+var parts = []part{
+	{"Open", "", open},
+	{"Refuse", "something that it refuses", refuse},
+	{"TryAcquire", "", tryAcquire},
+	{"Refusal", "", refusal},
+	{"DryRun", "", dryRun},
+	{"Headroom", "", headroom},
+	{"Budget", "", budget},
+	{"Arrived", "", arrived},
+	{"Unanswered", "", unanswered},
+	{"Guard", "", guard},
+	{"Return", "", returned},
+	{"ReturnLate", "", returnedLate},
+	{"Release", "Concurrency", release},
+	{"Settle", "estimates", settle},
+	{"SettleUnanswered", "estimates", settleUnanswered},
+	{"Pause", "", pause},
+	{"PauseLongest", "", pauseLongest},
+	{"Ban", "", ban},
+	{"Once", "", once},
+	{"Probe", "", probe},
+	{"ProbeOnce", "", probeAtOnce},
+	{"ProbeHandedOn", "", probeHandedOn},
+	{"ProbeUnheld", "", probeUnheld},
+	{"ProbeSilent", "virtual time", probeSilent},
+	{"ProbeOvertaken", "", probeOvertaken},
+	{"Resume", "", resume},
+	{"Watch", "", watch},
+	{"WakeReturned", "", wakeReturned},
+	{"WakeReleased", "Concurrency", wakeReleased},
+	{"Close", "", closed},
+	{"Concurrent", "", concurrent},
+	{"Change", "Changer", change},
+	{"ChangePaused", "Changer", changePaused},
+	{"ChangeInUse", "Changer", changeInUse},
+	{"Forecast", "Forecaster", forecast},
+	{"ForecastFrees", "Forecaster", forecastFrees},
+	{"Observe", "Observer", observe},
+	{"Idle", "Idler", idle},
+	{"Learned", "Learner", learned},
+	{"Reserve", "Reserver", reserve},
+	{"ReserveBehind", "Reserver", reserveBehind},
+	{"ReserveLate", "Reserver", reserveLate},
+	{"Cancel", "Reserver", cancel},
+	{"Expired", "Reserver", expired},
+	{"ReserveMoved", "Reserver and Changer", reserveMoved},
+}
+
+// Run tests a store, each part of the contract in a subtest of t.
+func Run(t *testing.T, c Config) {
+	t.Helper()
+	has := c.features(t)
+	for _, p := range parts {
+		reason, broken := c.Breaks[p.name]
+		switch {
+		case p.needs != "" && !has[p.needs]:
+		case broken && c.RealTime:
+			t.Logf("%s is not tested: %s", p.name, reason)
+		case broken:
+			t.Run(p.name, func(t *testing.T) { c.runBroken(t, p, reason) })
+		default:
+			t.Run(p.name, func(t *testing.T) {
+				if c.RealTime {
+					t.Parallel()
+				}
+				c.run(t, p.test)
+			})
+		}
+	}
+}
+
+// features returns what the store has that not all stores have, and logs it.
+func (c Config) features(t *testing.T) map[string]bool {
+	t.Helper()
+	has := make(map[string]bool)
+	c.run(t, func(c *check) {
+		q := c.open("features", c.plan(0, perHour(1)))
+		_, has["Changer"] = q.(store.Changer)
+		_, has["Forecaster"] = q.(store.Forecaster)
+		_, has["Observer"] = q.(store.Observer)
+		_, has["Idler"] = q.(store.Idler)
+		_, has["Learner"] = q.(store.Learner)
+		_, has["Reserver"] = q.(store.Reserver)
+		has["Concurrency"] = c.keeps(algorithms.Concurrency)
+		has["estimates"] = !c.NoEstimates
+		has["something that it refuses"] = c.NoEstimates || len(c.Without) > 0
+		has["virtual time"] = !c.RealTime
+		has["Reserver and Changer"] = has["Reserver"] && has["Changer"]
+	})
+	for _, p := range parts {
+		if p.needs != "" && !has[p.needs] {
+			t.Logf("the store has no %s: %s is not tested", p.needs, p.name)
+		} else if p.needs != "" {
+			t.Logf("the store has %s: %s is tested", p.needs, p.name)
+		}
+	}
+	return has
+}
+
+// runBroken runs a part that must fail.
+func (c Config) runBroken(t *testing.T, p part, reason string) {
+	t.Helper()
+	c.run(t, func(ok *check) {
+		r := &recorder{TB: ok.TB}
+		ok.TB = r
+		done := make(chan struct{})
+		go func() { // which FailNow ends
+			defer close(done)
+			p.test(ok)
+		}()
+		<-done
+		ok.TB = r.TB
+		if len(r.failures) == 0 {
+			ok.Errorf("the store keeps this part of the contract: remove it from Breaks, where the reason is %q", reason)
+		}
+		ok.Logf("the store breaks this part of the contract: %s: %s", reason, strings.Join(r.failures, "; "))
+	})
+}
+
+// A recorder keeps failures from a test.
+type recorder struct {
+	testing.TB
+
+	mu       sync.Mutex // guards failures
+	failures []string
+}
+
+func (r *recorder) Errorf(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failures = append(r.failures, fmt.Sprintf(format, args...))
+}
+
+func (r *recorder) Error(args ...any) { r.Errorf("%s", fmt.Sprint(args...)) }
+
+func (r *recorder) Fatalf(format string, args ...any) {
+	r.Errorf(format, args...)
+	runtime.Goexit()
+}
+
+func (r *recorder) Fatal(args ...any) { r.Fatalf("%s", fmt.Sprint(args...)) }
+
+func (c Config) run(t *testing.T, test func(c *check)) {
+	t.Helper()
+	run := func(t *testing.T) { test(&check{TB: t, Config: c, store: c.Open(t)}) }
+	if c.RealTime {
+		run(t)
+	} else {
+		synctest.Test(t, run)
+	}
+}
+
+func (c Config) keeps(a algorithms.Algorithm) bool { return !slices.Contains(c.Without, a) }
+
+// A check is one run of a part, with a store of its own.
+type check struct {
+	testing.TB
+	Config
+	store  store.Store
+	probed time.Time // when the last probe was asked for
+}
+
+// patience bounds every wait of the suite by real time.
+const patience = 20 * time.Second
+
+func perHour(n int64) algorithms.Tier { return algorithms.Tier{Limit: n, Window: time.Hour} }
+
+func (c *check) plan(guard time.Duration, tiers ...algorithms.Tier) *algorithms.Plan {
+	c.Helper()
+	p, err := algorithms.NewPlan(tiers, guard)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return p
+}
+
+// open opens a quota, and closes it when the part ends.
+func (c *check) open(key string, p *algorithms.Plan) store.Quota {
+	c.Helper()
+	q, err := c.store.Open(key, p)
+	if err != nil {
+		c.Fatalf("Open(%q, %v): %v", key, p.Tiers(), err)
+	}
+	c.Cleanup(q.Close)
+	return q
+}
+
+func held(cost ...int64) store.Request { return store.Request{Cost: cost, Held: true} }
+
+func (c *check) try(q store.Quota, r store.Request) store.Decision {
+	c.Helper()
+	d, err := q.TryAcquire(c.Context(), r)
+	if err != nil {
+		c.Fatalf("TryAcquire(%v): %v", r.Cost, err)
+	}
+	return d
+}
+
+// admit asks for what must be admitted.
+func (c *check) admit(q store.Quota, r store.Request) store.Decision {
+	c.Helper()
+	d := c.try(q, r)
+	if d.Verdict != store.Admitted {
+		c.Fatalf("TryAcquire(%v) = %+v, want it admitted", r.Cost, d)
+	}
+	return d
+}
+
+// refuse asks for what must get another verdict than Admitted.
+func (c *check) refuse(q store.Quota, r store.Request, want store.Verdict) store.Decision {
+	c.Helper()
+	d := c.try(q, r)
+	if d.Verdict != want {
+		c.Fatalf("TryAcquire(%v) = %+v, want verdict %d", r.Cost, d, want)
+	}
+	if want == store.Later && d.Wait <= 0 {
+		c.Errorf("TryAcquire(%v) = %+v, want a wait", r.Cost, d)
+	}
+	return d
+}
+
+func (c *check) status(q store.Quota) store.Status {
+	c.Helper()
+	s, err := q.Status(c.Context())
+	if err != nil {
+		c.Fatalf("Status: %v", err)
+	}
+	return s
+}
+
+// used returns what is charged to each tier.
+func (c *check) used(q store.Quota) (used []int64) {
+	c.Helper()
+	for _, t := range c.status(q).Tiers {
+		used = append(used, t.Used)
+	}
+	return used
+}
+
+// usedSoon waits until each tier is charged so much.
+func (c *check) usedSoon(q store.Quota, what string, want ...int64) {
+	c.Helper()
+	var got []int64
+	c.soon(func() bool {
+		got = c.used(q)
+		return slices.Equal(got, want)
+	}, func() { c.Errorf("%s: the tiers have used %v, want %v", what, got, want) })
+}
+
+// soon waits until ok, for the lag at most, or calls failed.
+func (c *check) soon(ok func() bool, failed func()) {
+	c.Helper()
+	most := c.Lag
+	if c.RealTime {
+		most = patience
+	}
+	for began := time.Now(); !ok(); time.Sleep(most/64 + 1) {
+		if time.Since(began) > most {
+			failed()
+			return
+		}
+	}
+}
+
+// rest waits until the effects of the calls so far have shown.
+func (c *check) rest() { time.Sleep(c.Lag) }
+
+// await asks for a request whenever a limiter would ask, until it has another verdict than
+// Later. A reserved request waits for its time.
+func (c *check) await(q store.Quota, r store.Request, most time.Duration) store.Decision {
+	c.Helper()
+	changes := make(chan store.Change, 64)
+	stop := q.Watch(func(change store.Change, _ time.Duration) {
+		select {
+		case changes <- change:
+		default:
+		}
+	})
+	defer stop()
+	if c.RealTime {
+		most = max(most, patience)
+	}
+	for giveUp := time.Now().Add(most); ; {
+		d := c.ask(q, r)
+		left := time.Until(giveUp)
+		switch {
+		case d.Verdict == store.Admitted && d.Reservation != nil:
+			if c.sleep(q, d, changes, giveUp) {
+				return d
+			}
+			continue
+		case d.Verdict != store.Later:
+			return d
+		case left <= 0:
+			c.Fatalf("the answer is still %+v after %v", d, most)
+		}
+		select {
+		case <-changes:
+		case <-time.After(min(d.Wait, left)):
+		}
+	}
+}
+
+// sleep waits for the time of a reservation. A change other than Freed makes it void.
+func (c *check) sleep(q store.Quota, d store.Decision, changes <-chan store.Change, giveUp time.Time) bool {
+	c.Helper()
+	for {
+		select {
+		case <-time.After(time.Until(d.Reservation.Start)):
+			return true
+		case <-time.After(time.Until(giveUp)):
+			c.Fatalf("what was reserved for %v has not started", d.Reservation.Start)
+		case change := <-changes:
+			if change != store.Freed {
+				q.(store.Reserver).Cancel([]store.Decision{d})
+				return false
+			}
+		}
+	}
+}
+
+// ask asks as a limiter does for a caller that waits.
+func (c *check) ask(q store.Quota, r store.Request) store.Decision {
+	c.Helper()
+	reserver, ok := q.(store.Reserver)
+	if !ok {
+		return c.try(q, r)
+	}
+	return c.reserve(reserver, nil, waiting(r))[0]
+}
+
+// between checks when something happened. In real time nothing bounds how late it is.
+func (c *check) between(what string, took, least, most time.Duration) {
+	c.Helper()
+	if c.RealTime {
+		least -= least / 100 // the clock of a server may be a little faster
+		most = time.Hour
+	}
+	if took < least || took > most+c.Lag {
+		c.Errorf("%s after %v, want it after %v to %v", what, took, least, most+c.Lag)
+	}
+}
+
+// pausing asks for a pause that must be applied, or must not.
+func (c *check) pausing(q store.Quota, p store.Pause, applied bool) store.Paused {
+	c.Helper()
+	done, err := q.Pause(c.Context(), p)
+	if err != nil {
+		c.Fatalf("Pause(%+v): %v", p, err)
+	}
+	if done.Applied != applied {
+		c.Fatalf("Pause(%+v) = %+v, want applied %v", p, done, applied)
+	}
+	return done
+}
+
+func (c *check) resume(q store.Quota) {
+	c.Helper()
+	if err := q.Resume(c.Context()); err != nil {
+		c.Fatalf("Resume: %v", err)
+	}
+}
+
+func (c *check) giveBack(q store.Quota, d store.Decision, cost ...int64) {
+	c.Helper()
+	if err := q.Return(c.Context(), d, cost); err != nil {
+		c.Fatalf("Return: %v", err)
+	}
+}
+
+// tier is a tier of each algorithm with so many units, in whose window the part ends.
+func (c *check) tier(a algorithms.Algorithm, limit int64) algorithms.Tier {
+	const window = 10 * time.Hour
+	t := algorithms.Tier{Limit: limit, Window: window, Algorithm: a}
+	now := time.Now()
+	switch a {
+	case algorithms.FixedWindow, algorithms.WeightedWindow:
+		t.Phase = (time.Duration(now.UnixNano())%window + window/2).Truncate(time.Microsecond) % window
+	case algorithms.Concurrency:
+		t.Window = 0
+	case algorithms.Calendar:
+		t.Window, t.Period = 0, algorithms.Month
+		if now.UTC().Month() != now.UTC().Add(time.Hour).Month() {
+			t.Zone = "Asia/Tokyo"
+		}
+	}
+	return t
+}
+
+// all are the algorithms there are.
+func all() (some []algorithms.Algorithm) {
+	for a := algorithms.Algorithm(0); ; a++ {
+		if _, err := algorithms.ParseAlgorithm(a.String()); err != nil {
+			return some
+		}
+		some = append(some, a)
+	}
+}
