@@ -1,0 +1,151 @@
+package distributed_test
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redismem"
+	"github.com/apithrottle/throttle/internal/redistest"
+	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/store/storetest"
+)
+
+// breaks is what the store does not keep of the contract.
+var breaks = map[string]string{
+	"Headroom":     "TryAcquire of a request that yields answers Later with a wait of zero",
+	"Ban":          "Redis keeps one end for the pause and the ban, so that a longer pause makes the ban longer",
+	"Probe":        "a held probe goes alone for a second, not for ProbeTimeout and its guard",
+	"ProbeSilent":  "a held probe goes alone for a second, not for ProbeTimeout and its guard",
+	"ProbeUnheld":  "a request that is reserved for the end of the wait for a probe is marked as a probe, too",
+	"WakeReturned": "watchers receive nothing when a request is returned, so that callers keep the later times they have reserved",
+}
+
+// The store keeps the contract of package store, but for what it breaks, in virtual time and
+// with a real server.
+func TestStore(t *testing.T) {
+	t.Run("virtual", func(t *testing.T) {
+		storetest.Run(t, storetest.Config{Open: virtualStore, Lag: 200 * ms, LandsWithGuard: true, Breaks: breaks})
+	})
+	t.Run("redis", func(t *testing.T) {
+		server := redistest.Start(t)
+		storetest.Run(t, storetest.Config{
+			Open: func(t testing.TB) store.Store {
+				return distributed.New(server.Client(), distributed.Options{Prefix: t.Name(), Timeout: 20 * sec})
+			},
+			RealTime:       true,
+			Lag:            200 * ms,
+			LandsWithGuard: true,
+			Breaks:         breaks,
+		})
+	})
+}
+
+// virtualStore is a store of a server that ends with the bubble.
+func virtualStore(t testing.TB) store.Store {
+	s := miniredis.NewMiniRedis()
+	rdb := redismem.Dial(s, func() time.Duration { return ms })
+	t.Cleanup(func() {
+		_ = rdb.Close()
+		s.Close()
+		time.Sleep(time.Minute) // what the client runs ends by itself
+	})
+	return distributed.New(rdb, distributed.Options{})
+}
+
+// planted is a store whose quotas have a fault.
+type planted struct {
+	store.Store
+	reserve func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error))
+	cancel  func(q reserver, some []store.Decision)
+}
+
+type reserver interface {
+	store.Quota
+	store.Reserver
+}
+
+func (s planted) Open(key string, p *algorithms.Plan) (store.Quota, error) {
+	q, err := s.Store.Open(key, p)
+	if err != nil {
+		return nil, err
+	}
+	return plantedQuota{q.(reserver), s}, nil
+}
+
+// A plantedQuota has no interface but Reserver.
+type plantedQuota struct {
+	reserver
+	fault planted
+}
+
+func (q plantedQuota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+	if q.fault.reserve == nil {
+		q.reserver.Reserve(behind, requests, done)
+	} else {
+		q.fault.reserve(q.reserver, behind, requests, done)
+	}
+}
+
+func (q plantedQuota) Cancel(some []store.Decision) {
+	if q.fault.cancel == nil {
+		q.reserver.Cancel(some)
+	} else {
+		q.fault.cancel(q.reserver, some)
+	}
+}
+
+// A fault of reservations fails the parts of the suite that are about it, and no other.
+func TestStoreFaults(t *testing.T) {
+	for name, f := range map[string]struct {
+		breaks string // the parts, apart by spaces
+		fault  planted
+	}{
+		"none": {"", planted{}},
+		"answers out of order": {"Reserve", planted{reserve: func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+			q.Reserve(behind, requests, func(got []store.Decision, err error) {
+				slices.Reverse(got)
+				done(got, err)
+			})
+		}}},
+		"nothing is canceled": {"Cancel", planted{cancel: func(reserver, []store.Decision) {}}},
+		"what is late is reserved": {"ReserveLate", planted{reserve: func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+			forever := requests[0]
+			forever.WaitSpec = &store.WaitSpec{MaxWait: store.Forever}
+			q.Reserve(behind, slices.Repeat([]store.Request{forever}, len(requests)), done)
+		}}},
+		"a reservation is good for ever": {"Expired", planted{reserve: func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+			q.Reserve(behind, requests, func(got []store.Decision, err error) {
+				for _, d := range got {
+					if d.Reservation != nil {
+						d.Reservation.End = d.Reservation.End.Add(hour)
+					}
+				}
+				done(got, err)
+			})
+		}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := storetest.Config{
+				Open: func(t testing.TB) store.Store {
+					s := f.fault
+					s.Store = virtualStore(t)
+					return s
+				},
+				Lag:            200 * ms,
+				LandsWithGuard: true,
+				Breaks:         maps.Clone(breaks),
+			}
+			for _, part := range strings.Fields(f.breaks) {
+				c.Breaks[part] = "a fault is planted"
+			}
+			storetest.Run(t, c)
+		})
+	}
+}

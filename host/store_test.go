@@ -1,0 +1,20 @@
+package host_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/store/storetest"
+)
+
+// The store keeps the contract of package store.
+func TestStore(t *testing.T) {
+	storetest.Run(t, storetest.Config{
+		Open:        func(t testing.TB) store.Store { return openFile(t, file(t)) },
+		Without:     []algorithms.Algorithm{algorithms.Concurrency},
+		NoEstimates: true,
+		Lag:         500 * time.Millisecond,
+	})
+}
