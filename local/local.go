@@ -363,7 +363,7 @@ func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
 func (q *quota) Align(from, to time.Time) {
 	q.mu.Lock()
 	q.ledger.Boundary(q.now(), int64(from.Sub(origin)/time.Microsecond), algorithms.Micros(to.Sub(origin)))
-	q.unlockAndTell(store.Freed, 0)
+	q.unlockAndTell(store.Eased, 0)
 }
 
 func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
@@ -373,7 +373,7 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 		return
 	}
 	q.exact = store.Observe(&q.ledger, q.now(), b.At, cost, q.exact, seen)
-	q.unlockAndTell(store.Freed, 0) // or taken, which who asks again learns
+	q.unlockAndTell(store.Eased, 0) // or taken, which who asks again learns
 }
 
 func (q *quota) Status(context.Context) (store.Status, error) {

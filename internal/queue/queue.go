@@ -334,7 +334,7 @@ func (q *Queue) next(w *waiter) action {
 	}
 	nap := forever
 	switch {
-	case w.out.Load() || q.isAsked(w) && w.givesUp(now):
+	case w.out.Load() || q.reserver == nil && q.isAsked(w) && w.givesUp(now):
 		return action{nap: forever} // its wake-up has been sent, or comes with the answer
 	case len(q.asking) == 0 && w == q.untimed() && q.prepare(now):
 		return action{ask: true, round: q.round}

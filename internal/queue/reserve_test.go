@@ -81,8 +81,8 @@ func TestReserverLateAnswer(t *testing.T) {
 		ds = quota.at(second, 10*ms)
 		time.Sleep(60 * ms)
 		second.done(ds, nil) // at its last instant
-		if at := b.end.Sub(begin); !b.ended() || b.err != nil {
-			t.Errorf("%v after %v", b.err, at)
+		if !b.ended() || b.err != nil {
+			t.Errorf("%v after %v", b.err, time.Since(begin))
 		}
 	})
 }
@@ -257,6 +257,26 @@ func TestReserverOrder(t *testing.T) {
 		}
 		if len(quota.canceled) > 0 {
 			t.Errorf("%d times canceled", len(quota.canceled))
+		}
+	})
+}
+
+// TestReserverGiveUp: a caller that gives up does not wait for an answer that is late.
+func TestReserverGiveUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(Config{Quota: quota})
+		impatient := ticket()
+		impatient.GiveUp = time.Now().Add(100 * ms)
+		c := join(q, impatient)
+		question := quota.next(t)
+		time.Sleep(100 * ms)
+		if r := (*Refusal)(nil); !c.ended() || !errors.As(c.err, &r) || r.Reason != Late {
+			t.Fatalf("ended: %v, with %v", c.ended(), c.err)
+		}
+		question.done(quota.at(question, 200*ms), nil)
+		if len(quota.canceled) != 1 {
+			t.Errorf("%d canceled, want the time of the caller that gave up", len(quota.canceled))
 		}
 	})
 }
