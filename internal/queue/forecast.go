@@ -208,7 +208,7 @@ func (q *Queue) overtook(w *waiter) {
 // forecast returns a lower bound of a newcomer's wait.
 func (q *Queue) forecast(w *waiter, now time.Time) (wait time.Duration, tier, ahead int) {
 	sum := make([]int64, len(w.request.Cost))
-	ahead, _ = q.waiters.ahead(w.rank, sum)
+	ahead, _ = q.waiters.ahead(w.rank, w.number, sum)
 	tier = -1
 	if n := len(q.reserved); n > 0 {
 		d := q.reserved[min(ahead, n-1)] // its own time, or the last of those ahead of it

@@ -179,3 +179,34 @@ func TestRejoinOrderReserver(t *testing.T) {
 		}
 	})
 }
+
+// TestRejoinInTime: a caller that comes back is before those who came at the same instant
+// behind it, also in the forecast.
+func TestRejoinInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := quotaOf(t, bucket(1, 1))
+		q := New(Config{Quota: quota})
+		end := time.Now().Add(sec)
+		<-join(q, ticket()).done
+		first, second := join(q, ticket().until(end)), join(q, ticket())
+		version := q.Replace(Config{Quota: quota})
+		var again []*caller
+		for _, c := range []*caller{second, first} {
+			<-c.done
+			back := ticket()
+			back.Version, back.Place = version, c.err.(*Refusal).Place
+			if c == first {
+				back.GiveUp = end
+			}
+			again = append(again, joinCtx(context.Background(), q, back, true))
+		}
+		for i, c := range again {
+			if <-c.done; c.err != nil {
+				t.Errorf("caller %d: %v", 2-i, c.err)
+			}
+		}
+		if !again[1].end.Equal(end) {
+			t.Errorf("the first one was admitted at %v, want %v", again[1].end, end)
+		}
+	})
+}

@@ -42,11 +42,14 @@ func (w *waiter) before(rank time.Time, number uint64) bool {
 	return w.number < number
 }
 
-// ahead returns how many waiters are served before a newcomer of that rank, their cost
-// added to sum, and the first that is not.
-func (t *tree) ahead(rank time.Time, sum []int64) (n int, next *waiter) {
+// ahead returns how many waiters are served before one of that rank and number, their cost
+// added to sum, and the first that is not. A newcomer has no number yet.
+func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int, next *waiter) {
+	if number == 0 {
+		number = t.last + 1
+	}
 	for at := t.root; at != nil; {
-		if at.before(rank, t.last+1) {
+		if at.before(rank, number) {
 			n += at.left.count() + 1
 			at.left.addTo(sum)
 			add(sum, at.request.Cost)

@@ -41,7 +41,7 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 	}
 	rank := time.Unix(random.Int64N(20), 0)
 	sum := make([]int64, 2)
-	n, behind := tree.ahead(rank, sum)
+	n, behind := tree.ahead(rank, 0, sum)
 	want := s.place(rank)
 	if n != want || !equal(sum, s.sum(n)) || behind != tree.at(n) {
 		t.Fatalf("%d with %v are ahead of %v, want %d with %v", n, sum, rank, want, s.sum(want))
