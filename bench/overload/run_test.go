@@ -8,7 +8,7 @@ import (
 
 // TestRun: every scenario runs and ends. How fast it is depends on the machine.
 func TestRun(t *testing.T) {
-	for _, s := range []scenario{{}, {costs: true}, {classes: true, canceled: 20}} {
+	for _, s := range []scenario{{}, {costs: true, classes: true, canceled: 20}} {
 		s.waiting, s.time = 3000, 2500*time.Millisecond
 		r, err := s.run()
 		if err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -105,39 +106,45 @@ func (h *hall) freed(b *testing.B) {
 	}
 }
 
-// BenchmarkScaling is what one event takes while so many wait.
+// BenchmarkScaling is what one event takes while so many wait, the median of batches.
 func BenchmarkScaling(b *testing.B) {
 	for _, m := range mixes {
 		for n := 1000; n <= 1_000_000; n *= 10 {
 			b.Run(fmt.Sprintf("%s/%d", m.name, n), func(b *testing.B) {
 				h := newHall(b, m, n)
 				runtime.GC()
-				var join, leave, refuse, freed time.Duration
-				const batch = 500
+				var join, leave, refuse, freed []float64
 				b.ResetTimer()
 				for i := 0; i < b.N; i += batch {
-					join += timed(b, batch, h.join)
-					leave += timed(b, batch, h.leave)
-					refuse += timed(b, batch, h.refuse)
-					freed += timed(b, batch, h.freed)
+					join = append(join, timed(b, h.join))
+					leave = append(leave, timed(b, h.leave))
+					refuse = append(refuse, timed(b, h.refuse))
+					freed = append(freed, timed(b, h.freed))
 				}
-				rounds := float64((b.N + batch - 1) / batch * batch)
-				b.ReportMetric(float64(join)/rounds, "join-ns")
-				b.ReportMetric(float64(leave)/rounds, "leave-ns")
-				b.ReportMetric(float64(refuse)/rounds, "refuse-ns")
-				b.ReportMetric(float64(freed)/rounds, "freed-ns")
+				b.ReportMetric(median(join), "join-ns")
+				b.ReportMetric(median(leave), "leave-ns")
+				b.ReportMetric(median(refuse), "refuse-ns")
+				b.ReportMetric(median(freed), "freed-ns")
 				b.ReportMetric(0, "ns/op")
 			})
 		}
 	}
 }
 
-func timed(b *testing.B, n int, do func(*testing.B)) time.Duration {
+const batch = 500
+
+// timed returns what one of a batch took, in nanoseconds.
+func timed(b *testing.B, do func(*testing.B)) float64 {
 	began := time.Now()
-	for range n {
+	for range batch {
 		do(b)
 	}
-	return time.Since(began)
+	return float64(time.Since(began)) / batch
+}
+
+func median(x []float64) float64 {
+	slices.Sort(x)
+	return x[len(x)/2]
 }
 
 // BenchmarkEnd is how long it takes until all of so many callers, who wait with deadlines
