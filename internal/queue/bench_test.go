@@ -61,7 +61,7 @@ func (h *hall) ticket() Ticket {
 	return t
 }
 
-func (h *hall) join(b *testing.B) {
+func (h *hall) join(b testing.TB) {
 	w, do, err := h.enter(context.Background(), h.ticket(), false)
 	if err != nil {
 		b.Fatal(err)
@@ -73,7 +73,7 @@ func (h *hall) join(b *testing.B) {
 }
 
 // leave has any waiter cancel.
-func (h *hall) leave(b *testing.B) {
+func (h *hall) leave(b testing.TB) {
 	last := len(h.waiters) - 1
 	i := h.random.IntN(last + 1)
 	w := h.waiters[i]
@@ -85,7 +85,7 @@ func (h *hall) leave(b *testing.B) {
 
 // refuse has a newcomer come that is late. If others may be late too it may have to wait
 // until that is known, and leaves.
-func (h *hall) refuse(b *testing.B) {
+func (h *hall) refuse(b testing.TB) {
 	t := h.ticket()
 	t.GiveUp = time.Now().Add(ms)
 	w, _, err := h.enter(context.Background(), t, false)
@@ -98,7 +98,7 @@ func (h *hall) refuse(b *testing.B) {
 }
 
 // freed has a response come, after which the first waiter asks again.
-func (h *hall) freed(b *testing.B) {
+func (h *hall) freed(b testing.TB) {
 	h.onChange(store.Freed, 0)
 	w := h.Queue.waiters.first()
 	if do := h.step(w); do.ask {
@@ -134,7 +134,7 @@ func BenchmarkScaling(b *testing.B) {
 const batch = 500
 
 // timed returns what one of a batch took, in nanoseconds.
-func timed(b *testing.B, do func(*testing.B)) float64 {
+func timed(b *testing.B, do func(testing.TB)) float64 {
 	began := time.Now()
 	for range batch {
 		do(b)

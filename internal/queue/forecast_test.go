@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"math/rand/v2"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,4 +89,66 @@ func TestForecastNobodyWaited(t *testing.T) {
 			t.Errorf("1: %v", c.err)
 		}
 	})
+}
+
+// A counting quota counts what its forecasts are asked.
+type counting struct {
+	store.Quota
+	made, next, total int
+}
+
+type countingForecast struct {
+	store.Forecast
+	*counting
+}
+
+func (c *counting) Forecast() store.Forecast {
+	c.made++
+	return countingForecast{c.Quota.(store.Forecaster).Forecast(), c}
+}
+
+func (f countingForecast) Next(r store.Request) (time.Duration, int) {
+	f.next++
+	return f.Forecast.Next(r)
+}
+
+func (f countingForecast) Total(ahead, cost []int64, headroom int64) (time.Duration, int) {
+	f.total++
+	return f.Forecast.Total(ahead, cost, headroom)
+}
+
+// TestRefusalWork: under a storm of responses and of newcomers who are late, what a
+// newcomer costs does not grow with the queue, at any mix of classes, costs and deadlines.
+func TestRefusalWork(t *testing.T) {
+	const waiting, newcomers = 1 << 14, 1000
+	for name, h := range map[string]hall{
+		"equal":   {mix: mix{deadlines: true, costs: 1}},
+		"classes": {mix: mix{deadlines: true, classes: true, costs: 1}},
+		"costs":   {mix: mix{deadlines: true, classes: true, costs: 5}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				quota := &counting{Quota: quotaOf(t, bucket(5, 5))}
+				h.Queue, h.random = New(Config{Quota: quota, Aging: time.Minute}), rand.New(rand.NewPCG(1, 2))
+				for range waiting {
+					h.join(t)
+				}
+				h.refuse(t)
+				for range 2 * waiting / leastSteps { // the forecast reaches the end of the queue
+					h.refuse(t)
+				}
+				quota.made, quota.next, quota.total = 0, 0, 0
+				for range newcomers {
+					time.Sleep(ms / 2)
+					h.freed(t)
+					h.join(t) // overtakes others, in some mixes
+					h.refuse(t)
+					h.leave(t)
+				}
+				if quota.made > 1 || quota.next > 2*newcomers || quota.total > 10*newcomers {
+					t.Errorf("%d newcomers made %d forecasts, %d steps forward and %d sums", newcomers, quota.made, quota.next, quota.total)
+				}
+			})
+		})
+	}
 }

@@ -168,30 +168,6 @@ func TestMaxQueue(t *testing.T) {
 	})
 }
 
-// TestLenAfterWait: a caller that has been admitted is not counted any more.
-func TestLenAfterWait(t *testing.T) {
-	q := New(Config{Quota: new(prompt)})
-	for range 5000 {
-		if _, err := q.Wait(context.Background(), ticket()); err != nil || q.Len() != 0 {
-			t.Fatalf("%d wait, %v", q.Len(), err)
-		}
-	}
-}
-
-// A prompt reserver answers at once that all may go now.
-type prompt struct{ fake }
-
-func (*prompt) Cancel([]store.Decision) {}
-
-func (*prompt) Reserve(_ *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
-	now := time.Now()
-	ds := make([]store.Decision, len(requests))
-	for i, r := range requests {
-		ds[i] = store.Decision{Verdict: store.Admitted, Reservation: &store.Reservation{Start: now, End: now.Add(time.Minute), Again: now, Cost: r.Cost}}
-	}
-	go done(ds, nil)
-}
-
 // TestCloseRefusesAll: those who wait, the one who asks, and those who come.
 func TestCloseRefusesAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -72,9 +72,14 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 }
 
 func someone(random *rand.Rand, kinds int) *waiter {
+	var deadline time.Time
+	if random.IntN(3) > 0 {
+		deadline = time.Unix(random.Int64N(1000), 0)
+	}
 	return &waiter{
-		rank:    time.Unix(random.Int64N(20), 0),
-		request: store.Request{Cost: [][]int64{{1, 0}, {0, 3}, {2, 3}}[random.IntN(kinds)]},
+		deadline: deadline,
+		rank:     time.Unix(random.Int64N(20), 0),
+		request:  store.Request{Cost: [][]int64{{1, 0}, {0, 3}, {2, 3}}[random.IntN(kinds)]},
 	}
 }
 
@@ -121,6 +126,15 @@ func checkNodes(t *testing.T, w, parent *waiter) (size int, sum []int64) {
 	add(sum, w.request.Cost)
 	add(sum, leftSum)
 	add(sum, rightSum)
+	soonest := w.deadline
+	for _, child := range []*waiter{w.left, w.right} {
+		if child != nil && !child.soonest.IsZero() && (soonest.IsZero() || child.soonest.Before(soonest)) {
+			soonest = child.soonest
+		}
+	}
+	if !w.soonest.Equal(soonest) {
+		t.Fatalf("the soonest deadline of a subtree is %v, want %v", w.soonest, soonest)
+	}
 	if w.size != size || !equal(w.sum, sum) {
 		t.Fatalf("a subtree of %d with %v has %d with %v", size, sum, w.size, w.sum)
 	}

@@ -27,7 +27,7 @@ type Line struct {
 
 const (
 	plotTop  = 130
-	plotSide = 170 // of a panel of 4 decades by 4
+	plotSide = 160 // of a panel of 4 decades by 4
 	decade   = plotSide / 4.0
 	lowest   = 2 // power of ten, in nanoseconds
 )
@@ -45,7 +45,7 @@ func (p Plot) SVG() string {
 		c.text("", x+20, 84, l.Name)
 	}
 	for i, panel := range p.Panels {
-		panel.draw(c, margin+34+float64(i)*(plotSide+36))
+		panel.draw(c, margin+34+float64(i)*(plotSide+46))
 	}
 	return c.svg(plotTop + plotSide + 60)
 }
