@@ -267,7 +267,7 @@ func (p *party) named(cost []int64) map[string]int64 {
 }
 
 // judge compares a run with the law.
-func (p *party) judge(t *testing.T, equal bool) (problem error, refusals, early int) {
+func (p *party) judge(t *testing.T, equal bool) (refusals, early int, problem error) {
 	gone := make([]time.Duration, len(p.guests))
 	for i, g := range p.guests {
 		if gone[i] = never; !g.admitted() {
@@ -277,11 +277,11 @@ func (p *party) judge(t *testing.T, equal bool) (problem error, refusals, early 
 	want := p.model(t, p.guests, gone, p.pauses)
 	for i, g := range p.guests {
 		if g.admitted() && g.end != want[i] {
-			return fmt.Errorf("guest %d %+v was admitted, want at %v", i, g, want[i]), 0, 0
+			return 0, 0, fmt.Errorf("guest %d %+v was admitted, want at %v", i, g, want[i])
 		}
 		refused, err := p.judgeEnd(t, i, gone, equal)
 		if err != nil {
-			return fmt.Errorf("guest %d %+v: %w", i, g, err), 0, 0
+			return 0, 0, fmt.Errorf("guest %d %+v: %w", i, g, err)
 		}
 		if refused {
 			refusals++
@@ -290,7 +290,7 @@ func (p *party) judge(t *testing.T, equal bool) (problem error, refusals, early 
 			}
 		}
 	}
-	return nil, refusals, early
+	return refusals, early, nil
 }
 
 // judgeEnd judges how a guest ended, and when it came or a pause began, whether it should
@@ -365,7 +365,7 @@ func TestLaws(t *testing.T) {
 			for seed := range uint64(150) {
 				p := randomParty(rand.New(rand.NewPCG(seed, 7)), mixed)
 				p.run(t)
-				problem, n, m := p.judge(t, !mixed)
+				n, m, problem := p.judge(t, !mixed)
 				if problem != nil {
 					t.Fatalf("seed %d, %+v, aging %v, pauses %v: %v", seed, p.tiers, p.aging, p.pauses, problem)
 				}
