@@ -210,10 +210,17 @@ type peekedBody struct {
 	read   int        // bytes read ahead in all
 	err    error      // that ended the reading
 	enough bool       // the goroutine is to end
+	panics any        // what the body's Read panicked with; nil if it did not
 }
 
 func (p *peekedBody) fill() {
 	defer close(p.done)
+	defer func() { // whoever reads on can recover it
+		v := recover()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.panics = v
+	}()
 	buffer := make([]byte, peekSize)
 	for more := true; more; {
 		n, err := p.ReadCloser.Read(buffer[p.read:])
@@ -245,6 +252,9 @@ func (p *peekedBody) readAhead(b []byte) (n int, err error, ok bool) {
 		n = copy(b, p.begin)
 		p.begin = p.begin[n:]
 		return n, nil, true
+	}
+	if p.panics != nil {
+		panic(p.panics)
 	}
 	return 0, p.err, p.err != nil
 }

@@ -255,7 +255,7 @@ func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error
 			return charge{}, err
 		}
 		ticket.Request = store.Request{Cost: cost, Held: w.demand.held, Guard: w.guard(t)}
-		ticket.Version = version
+		ticket.Version, ticket.Free = version, t.isFree(cost)
 		decision, err := join(q, ctx, ticket)
 		switch reason := reasonOf(err); {
 		case err == nil:

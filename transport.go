@@ -145,13 +145,17 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 // send hands the request to the base, and reports its arrival and its end to the quotas,
 // each once, whatever the base does.
 func (a *attempt) send(req *http.Request) (*http.Response, error) {
-	sending, handedOn := true, false
+	sending, handedOn, returns := true, false, false
+	var resp *http.Response
 	defer func() {
 		switch {
 		case sending: // the base panicked
 			a.fail()
 		case !handedOn:
-			a.finish(nil)
+			defer a.finish(nil)
+			if !returns && resp != nil && resp.Body != nil {
+				resp.Body.Close()
+			}
 		}
 	}()
 	sent := req
@@ -164,7 +168,8 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	if a.transport.Profile != nil {
 		a.sent = time.Now()
 	}
-	resp, err := a.transport.base().RoundTrip(traced)
+	var err error
+	resp, err = a.transport.base().RoundTrip(traced)
 	sending = false
 	if d != nil {
 		d.stop()
@@ -187,6 +192,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		handedOn = true
 		a.finish(m)
 	}
+	returns = true
 	return resp, nil
 }
 

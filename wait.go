@@ -174,10 +174,14 @@ func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case !p.charged():
-		return nil, l.terms().refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
+	case p.charged():
+		return p.start(), nil
 	}
-	return p.start(), nil
+	e := l.terms().refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
+	if f, err := l.Forecast(context.Background(), c); e.Ahead > 0 && err == nil {
+		e.Wait, e.Tier, e.Ahead = f.Wait, f.Tier, f.Ahead
+	}
+	return nil, e
 }
 
 // admit waits for an admission by this scope and all around it. The caller leaves the

@@ -130,6 +130,9 @@ func (f *forecast) extend(cost []int64, n int, guard func() time.Duration) {
 			r.Guard = guard()
 		}
 		at, tier := f.Next(r)
+		if n := len(f.tier); tier < 0 && n > 0 { // it goes with the one ahead
+			tier = int(f.tier[n-1])
+		}
 		f.at, f.tier = append(f.at, at), append(f.tier, int16(tier))
 	}
 }

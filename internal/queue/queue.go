@@ -80,6 +80,7 @@ type waiter struct {
 	request  store.Request
 	try      func(context.Context, store.Request) (store.Decision, error) // see Ticket.Ask
 	class    Class
+	free     bool // see Ticket.Free
 	came     time.Time
 	rank     time.Time     // when an Interactive request would have come that is served next to it
 	giveUpAt time.Time     // the caller gives up; zero for never
@@ -135,6 +136,9 @@ type Ticket struct {
 	Class Class
 	// GiveUp is when the caller gives up. If zero, never.
 	GiveUp time.Time
+	// Free reports that the request costs nothing: only a pause holds it up, and not those
+	// ahead. It is ignored where the quota reserves times.
+	Free bool
 	// Place is what the caller had of another queue or configuration. If zero, the caller
 	// comes now.
 	Place Place
@@ -221,7 +225,7 @@ func (w *waiter) look() {
 // enter gives a newcomer its place, unless the queue is full or the wait would be too
 // long.
 func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, action, error) {
-	w := &waiter{request: t.Request, try: t.Ask, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp, wake: make(chan struct{}, 1)}
+	w := &waiter{request: t.Request, try: t.Ask, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp, wake: make(chan struct{}, 1)}
 	if d, ok := ctx.Deadline(); ok && (t.GiveUp.IsZero() || d.Before(t.GiveUp)) {
 		w.deadline = d
 	}
@@ -284,6 +288,9 @@ func (q *Queue) rank(w *waiter) time.Time {
 
 // naturalRank returns the rank of a waiter that goes behind nobody else's time.
 func (q *Queue) naturalRank(w *waiter) time.Time {
+	if w.free && q.reserver == nil {
+		return time.Time{}
+	}
 	return w.came.Add(q.config.Aging * time.Duration([...]int{Interactive: 0, Normal: 1, Batch: 2}[w.class]))
 }
 
