@@ -8,8 +8,9 @@ import "slices"
 //
 // A tier takes over from the first old one of its algorithm, unit, and window and
 // phase or period and zone.
-// Any other is charged now what old tiers of its unit still count, the most of them;
-// what they never knew it can't know either. What is on its way stays so.
+// Any other starts with the largest use of an old tier of its unit: with the stamps where
+// both keep some, else charged now. What old tiers never knew it can't know either. What is
+// on its way stays so.
 func (p *Plan) Convert(old Ledger, now Moment) (l Ledger, ready int64) {
 	l, old = p.NewLedger(), old.Clone()
 	now = old.advance(now)
@@ -37,31 +38,73 @@ func (p *Plan) site(i int) (s site, words, rings int) {
 // takeOver makes the i-th tier remember what old ones do.
 func (l *Ledger) takeOver(i int, old *Ledger, now Moment) (ready int64) {
 	t, r := l.plan.tiers[i], l.plan.rules[i]
-	like, used := -1, int64(0)
-	for j, was := range old.plan.tiers {
-		switch {
-		case was.Unit != t.Unit:
-		case like < 0 && was.isLike(t):
-			like = j
-		case was.Algorithm != Concurrency:
-			used = max(used, old.used(j, now))
-		}
+	j, like := old.predecessor(t, now)
+	if j < 0 || !like && t.Algorithm == Concurrency {
+		return now.At
 	}
 	_, isBucket := r.(*bucket)
+	charged := old.used(j, now)
 	switch {
-	case like >= 0 && !isBucket:
-		ready = l.inherit(i, like, old, now)
-		if n := old.apart(like, now); n > 0 {
-			r.land(l, now, n)
+	case like && !isBucket:
+		ready, charged = l.inherit(i, j, old, now), old.apart(j, now)
+	case l.restamp(i, j, old, now):
+		charged = old.apart(j, now)
+	}
+	if charged > 0 {
+		r.land(l, now, min(charged, t.Capacity()))
+	}
+	return ready
+}
+
+// predecessor is the tier that another takes over from, and whether it is like that. If none
+// is, it is the one of its unit that has used the most, or -1.
+func (l *Ledger) predecessor(t Tier, now Moment) (tier int, like bool) {
+	tier = -1
+	var most int64
+	for j, was := range l.plan.tiers {
+		if was.Unit != t.Unit {
+			continue
 		}
-		return ready
-	case like >= 0:
-		used = old.used(like, now)
+		if was.isLike(t) {
+			return j, true
+		}
+		if was.Algorithm == Concurrency {
+			continue
+		}
+		if used := l.used(j, now); used > most {
+			tier, most = j, used
+		}
 	}
-	if used > 0 && t.Algorithm != Concurrency {
-		r.land(l, now, min(used, t.Capacity()))
+	return tier, false
+}
+
+// restamp lands in the i-th tier what an old one keeps stamps of, and reports whether both do.
+// A window that is shorter than the old one can't keep them: it forgets them too soon for a
+// release that still has the old policy.
+func (l *Ledger) restamp(i, j int, old *Ledger, now Moment) bool {
+	r := l.plan.rules[i]
+	switch r.(type) {
+	case *slidingLog:
+	case *slidingWindow:
+		if old.plan.tiers[j].Window > l.plan.tiers[i].Window {
+			return false
+		}
+	default:
+		return false
 	}
-	return now.At
+	switch was := old.plan.rules[j].(type) {
+	case *slidingLog:
+		for _, at := range was.stamps(old) {
+			r.land(l, now.on(at), 1)
+		}
+	case *slidingWindow:
+		for groups := *old.ring(was.site); len(groups) > 0; groups = groups[2:] {
+			r.land(l, now.on(groups[0]), groups[1])
+		}
+	default:
+		return false
+	}
+	return true
 }
 
 // isLike tells whether a tier of the same unit goes on where the other one was.
@@ -81,12 +124,9 @@ func (l *Ledger) inherit(i, like int, old *Ledger, now Moment) (ready int64) {
 		}
 		return now.At
 	}
-	ring, oldest := *old.ring(from), l.word[to.word]
 	l.word[to.word] = 0
-	for _, stamps := range [][]int64{ring[oldest:], ring[:oldest]} {
-		for _, at := range stamps {
-			r.land(l, now.on(at), 1)
-		}
+	for _, at := range old.plan.rules[like].(*slidingLog).stamps(old) {
+		r.land(l, now.on(at), 1)
 	}
 	// A smaller log may not forget a stamp before that has left the window: whoever
 	// has the old policy still counts it.

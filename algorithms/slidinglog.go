@@ -85,9 +85,14 @@ func (r *slidingLog) forget(l *Ledger, now Moment, keep int64) {
 	if r.used(l, now) <= keep {
 		return
 	}
-	ring, oldest := *l.ring(r.site), l.word[r.word]
-	newest := slices.Concat(ring[oldest:], ring[:oldest])
+	newest := r.stamps(l)
 	*l.ring(r.site), l.word[r.word] = newest[int64(len(newest))-keep:], 0
+}
+
+// stamps returns a copy of all stamps, the oldest first.
+func (r *slidingLog) stamps(l *Ledger) []int64 {
+	ring, oldest := *l.ring(r.site), l.word[r.word]
+	return slices.Concat(ring[oldest:], ring[:oldest])
 }
 
 func (r *slidingLog) fresh(l *Ledger, now Moment) int64 {

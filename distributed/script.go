@@ -17,7 +17,7 @@ var scriptFiles embed.FS
 var scriptParts = []string{
 	"number", "pack", "plan", "queue", "flight",
 	"slidinglog", "slidingwindow", "anchoredwindow", "fixedwindow", "weightedwindow", "gcra", "concurrency",
-	"pool", "state", "calendar", "convert", "reading", "tiers", "lease", "main", "save",
+	"pool", "state", "calendar", "rule", "convert", "reading", "tiers", "lease", "main", "save",
 }
 
 // The script that decides, and the name by which a server knows it.

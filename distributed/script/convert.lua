@@ -1,64 +1,147 @@
 -- convert.lua: a changed policy keeps what has been spent. Units: µs.
+-- Twin: algorithms/convert.go.
 --
 -- A tier takes over from the first old one of its algorithm, window (and period and
--- zone, where it is of the calendar) and unit; the
--- others begin fresh. What is on its way stays on its way. Clock, frontier, pause
--- and generation are not the policy's. What was given back is dropped: it is
--- charged in the old tiers, but maybe not in the new ones. So are the readings.
+-- zone, where it is of the calendar) and unit. Any other starts with the largest use of an
+-- old tier of its unit: with the stamps where both keep some, else charged at the frontier.
+--
+-- While a fleet changes its policy, the next call may convert the state back. So a tier
+-- remembers more than its capacity, if the old one does, and a log has room for as many
+-- stamps as the old tier counts.
+--
+-- What is on its way stays on its way. Clock, frontier, pause and generation are not the
+-- policy's. What was given back is dropped: it is charged in the old tiers, but maybe not
+-- in the new ones. So are the readings, but what they charged for others until a reset is
+-- charged now.
 
 if old then
+  local MOST_STAMPS = 2 ^ 16 -- a log keeps no more than that beyond its limit
+  local unused = string.rep('\0', 7 * 4)
+
+  local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
+
   local function nameOf(p, t)
-    return table.concat({p[t], p[t + 3], p[5 + p[t + 1]] % ESTIMATE, p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
+    return table.concat({p[t], p[t + 3], hashOf(p, t), p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
   end
 
-  -- What each old tier remembers, by name.
-  local remembered, words, groups = {}, body + head + 7 * old[3], body + (sizes(old, wordsOf, head))
+  -- The rule of an old tier of the calendar, of which this call tells no periods.
+  local function oldCalendar(longest, words)
+    local ends, count, _, last = parse('>I7I7I7I7', words, 1)
+    return {used = function(at) return at < math.min(ends - drift, last + longest) and count or 0 end}
+  end
+
+  -- What each old tier remembers.
+  local tiers, words, groups = {}, body + head + 7 * old[3], body + (sizes(old, wordsOf, head))
   local ring, log = oldRings, 0
+  image = state -- where the old stamps are
   for t = 5 + old[3], #old, 6 do
-    local algorithm, limit = old[t], old[t + 2]
+    local algorithm, unit = old[t], old[t + 1] + 1
     local n = hasGroups(algorithm) and parse('>I7', state, words + 7) or 0
     local size = 0
     if algorithm == LOG then
       log = log + 1
-      size = 7 * capacities[log]
+      size = capacities[log]
     end
-    remembered[nameOf(old, t)] = remembered[nameOf(old, t)] or {
-      limit = limit,
-      up = parse('>I7', state, body + head + 7 * old[t + 1]),
-      phase = old[t + 5],
+    aloft[unit] = parse('>I7', state, body + head + 7 * (unit - 1))
+    local was = {
+      algorithm = algorithm, limit = old[t + 2], window = old[t + 3], phase = old[t + 5],
+      name = nameOf(old, t), hash = hashOf(old, t), up = aloft[unit],
       -- Format 1 had no word for the last landing of windows of the clock, which was until now.
       words = string.sub(state, words, words + 7 * wordsOf[algorithm] - 1)
         .. string.rep(pack('>I7', frontier), WORDS[algorithm] - wordsOf[algorithm]),
-      groups = string.sub(state, groups, groups + 14 * n - 1),
-      ring = string.sub(state, ring, ring + size - 1),
+      groups = groups,
+      ring = string.sub(state, ring, ring + 7 * size - 1),
     }
-    words, groups, ring = words + 7 * wordsOf[algorithm], groups + 14 * n, ring + size
+    was.rule = algorithm == CALENDAR and oldCalendar(old[t + 4], was.words)
+      or ruleOf(old, t, was.words, 1, groups, ring - 1, size)
+    tiers[#tiers + 1] = was
+    words, groups, ring = words + 7 * wordsOf[algorithm], groups + 14 * n, ring + 7 * size
+  end
+  local leasesAt = groups + 7 * (1 + old[3]) * (slotCount + poolCount)
+  for i, r in ipairs(readRecords(state, leasesAt + 7 * (3 + old[3]) * leaseCount, readingCount, READING)) do
+    tiers[i].others = r[7] > frontier and r[6] or 0
+  end
+  for _, was in ipairs(tiers) do
+    was.others = was.others or 0
+    was.used = was.rule.concurrent and 0 or was.rule.used(frontier) + was.others
   end
 
-  -- The newest stamps of a ring, in a ring of another size. All that are in view or
-  -- on their way have a place, be they more than limit: while a fleet changes its
-  -- policy, the next call may be one of the larger limit again.
-  local function resize(was, limit, window)
-    local length, next, newest = parse('>I7I7I7', was.words, 1)
-    local inOrder = string.sub(was.ring, 7 * next + 1) .. string.sub(was.ring, 1, 7 * next)
-    local few, many = 0, length -- how many are in view
-    while few < many do
-      local middle = few + (divMod(many - few, 2))
-      local stamp = parse('>I7', inOrder, #inOrder - 7 * middle - 6)
-      if stamp > frontier - window then few = middle + 1 else many = middle end
+  -- The old tier that a tier takes over from, and whether it is like it. Without one that
+  -- is, it is the one of its unit that has used the most, if any has.
+  local function predecessor(t)
+    local name, hash, most = nameOf(plan, t), hashOf(plan, t), nil
+    for _, was in ipairs(tiers) do
+      if was.name == name then return was, true end
+      if was.hash == hash and was.used > (most and most.used or 0) then most = was end
     end
-    local capacity = math.max(limit, few + was.up)
-    length = math.min(length, capacity)
-    return pack('>I7I7I7', length, length % capacity, newest),
-      string.sub(inOrder, #inOrder - 7 * length + 1) .. string.rep('\0', 7 * (capacity - length))
+    return plan[t] ~= CONCURRENCY and most or nil, false
   end
 
-  -- The units that are missing from a bucket take another time to come back, from
-  -- the frontier on: what is on its way lands after that.
-  local function refill(was, limit)
+  -- The stamps that an old tier keeps, oldest first, as bytes; nil if it keeps none.
+  local function stampsOf(was)
+    if was.algorithm == LOG then
+      local length, next = parse('>I7I7', was.words, 1)
+      local inOrder = string.sub(was.ring, 7 * next + 1) .. string.sub(was.ring, 1, 7 * next)
+      return string.sub(inOrder, #inOrder - 7 * length + 1)
+    elseif was.algorithm == WINDOW then
+      local q, stamps = was.rule.groups, {}
+      for i = q.first, q.last do
+        local g = record(q, i)
+        stamps[i] = string.rep(pack('>I7', q[g + 1]), q[g + 2])
+      end
+      return table.concat(stamps)
+    end
+  end
+
+  -- How many of the stamps after the first so many are before an instant, with these.
+  local function countBefore(stamps, first, at)
+    local few, many = first, #stamps / 7
+    while few < many do
+      local middle = divMod(few + many, 2)
+      if parse('>I7', stamps, 7 * middle + 1) < at then few = middle + 1 else many = middle end
+    end
+    return few
+  end
+
+  -- The newest stamps, in a ring. Those in view of a tier like the old one, or on their way,
+  -- have a place. Where the old tier was another, so have all that it may count.
+  local function newLog(was, like, limit, window)
+    local kept = stampsOf(was)
+    local room, stamps = math.max(limit, MOST_STAMPS), kept or ''
+    stamps = stamps .. string.rep(pack('>I7', frontier), math.min(room, kept and was.others or was.used))
+    local count = #stamps / 7
+    if like then
+      room = math.max(limit, count - countBefore(stamps, 0, frontier - window + 1) + was.up)
+    else
+      room = math.max(limit, math.min(room, math.max(count + was.up, #was.ring / 7, kept and was.limit or 0)))
+    end
+    local length = math.min(count, room)
+    local newest = length > 0 and parse('>I7', stamps, #stamps - 6) or 0
+    return pack('>I7I7I7', length, length % room, newest),
+      string.sub(stamps, #stamps - 7 * length + 1) .. string.rep('\0', 7 * (room - length))
+  end
+
+  -- The units that are missing from a bucket take another time to come back, from the
+  -- frontier on: what is on its way lands after that. It is exact where less than a unit
+  -- is missing of the last.
+  local function refill(was, limit, window, words)
     local tat, part = parse('>I7I7', was.words, 1)
     local ahead = math.max(0, tat - frontier + (part > 0 and 1 or 0))
-    return pack('>I7I7', frontier + ceilMulDiv(ahead, was.limit, limit), 0)
+    local most = parse('>I7', words, 1)
+    ahead = ceilMulDiv(ceilMulDiv(ahead, was.limit, limit), window, was.window) + ceilMulDiv(was.others, window, limit)
+    return frontier + ahead < most and pack('>I7I7', frontier + ahead, 0) or words
+  end
+
+  -- The stamps of a log or of another window, no longer than this one, in groups.
+  local function regroup(rule, was, window, precision)
+    local stamps = stampsOf(was)
+    local count, i = #stamps / 7, countBefore(stamps, 0, frontier - window + 1)
+    while i < count do
+      local at = parse('>I7', stamps, 7 * i + 1)
+      local next = countBefore(stamps, i, at - at % precision + precision)
+      rule.land(parse('>I7', stamps, 7 * next - 6), next - i)
+      i = next
+    end
   end
 
   -- A window of the clock ends where it would have, or at the first boundary after.
@@ -67,27 +150,49 @@ if old then
     return pack('>I7', parse('>I7', was.words, 1) + 1) .. string.sub(was.words, 8)
   end
 
-  local tierWords, tierGroups, tierRings, concurrent = {}, {}, {}, estimates
-  capacities, image = {}, start
-  for t = 5 + units, #plan, 6 do
-    local algorithm, limit = plan[t], plan[t + 2]
-    local was = remembered[nameOf(plan, t)]
-    local words, ring = string.rep('\0', 7 * WORDS[algorithm]), ''
-    if was then words = was.words end
-    if algorithm == LOG then
-      ring = string.rep('\0', 7 * limit)
-      if was then words, ring = resize(was, limit, plan[t + 3]) end
-      capacities[#capacities + 1] = #ring / 7
-      image = image .. pack('>I7', #ring / 7)
-    elseif was and isBucket(algorithm) then
-      words = refill(was, limit)
-    elseif was and (algorithm == FIXED or algorithm == WEIGHTED) then
+  -- The rule of any tier but a log, which remembers what the old one does.
+  local function newRule(t, was, like)
+    local algorithm, words = plan[t], unused
+    if like and (algorithm == FIXED or algorithm == WEIGHTED) then
       words = shift(was, plan[t + 5])
+    elseif like and not isBucket(algorithm) then
+      words = was.words
     end
-    tierWords[#tierWords + 1], tierRings[#tierRings + 1] = words, ring
-    tierGroups[#tierGroups + 1] = was and was.groups or ''
+    local rule = ruleOf(plan, t, words, 1, like and was.groups or 1)
+    if not rule or not was then return rule end
+    local charged = was.used
+    if like and not isBucket(algorithm) then
+      charged = was.others
+    elseif algorithm == WINDOW and (was.algorithm == LOG or was.algorithm == WINDOW) and was.window <= plan[t + 3] then
+      regroup(rule, was, plan[t + 3], plan[t + 5])
+      charged = was.others
+    end
+    if charged > 0 then rule.land(frontier, charged) end
+    return rule
+  end
+
+  local tierWords, tierGroups, tierRings, sizesOfRings, concurrent = {}, {}, {}, {}, estimates
+  local own = cursor -- tiers.lua reads again when periods begin
+  for t = 5 + units, #plan, 6 do
+    local algorithm, limit, window = plan[t], plan[t + 2], plan[t + 3]
+    local was, like = predecessor(t)
+    local words, ring
+    if algorithm == LOG then
+      words, ring = string.sub(unused, 1, 21), string.rep('\0', 7 * limit)
+      if was then words, ring = newLog(was, like, limit, window) end
+      tierRings[#tierRings + 1] = ring
+      sizesOfRings[#sizesOfRings + 1] = #ring / 7
+    else
+      local rule = newRule(t, was, like)
+      words = rule and rule.words() or unused -- tiers.lua says what is wrong
+      if was and isBucket(algorithm) and isBucket(was.algorithm) then words = refill(was, limit, window, words) end
+      if rule and rule.groups then putQueue(tierGroups, rule.groups) end
+    end
+    tierWords[#tierWords + 1] = words
     concurrent = concurrent or algorithm == CONCURRENCY
   end
+  cursor = own
+  for i = #calendars, 1, -1 do calendars[i] = nil end
 
   -- n records whose first numbers stay and whose amounts are told by unit.
   local function retell(at, n, fixed)
@@ -105,10 +210,11 @@ if old then
     return recordBytes(records, fixed + units)
   end
 
-  local leasesAt = groups + 7 * (1 + old[3]) * (slotCount + poolCount)
   poolCount, leaseCount, readingCount = 0, concurrent and leaseCount or 0, 0
   state = string.sub(state, body, body + FIRST_HEAD - 1) .. '\0' .. retell(body + head, 1, 0)
     .. table.concat(tierWords) .. table.concat(tierGroups)
     .. retell(groups, slotCount, 1) .. retell(leasesAt, leaseCount, 3)
-  body, image = 1, image .. table.concat(tierRings)
+  body, capacities, image = 1, sizesOfRings, start
+  for i = 1, #capacities do image = image .. pack('>I7', capacities[i]) end
+  image = image .. table.concat(tierRings)
 end

@@ -1,0 +1,139 @@
+package distributed
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+// An arrival is how many units were admitted at an instant.
+type arrival struct{ at, n int64 }
+
+// inWindow is how many units were admitted in the window that ends with an instant.
+func inWindow(list []arrival, at int64, window time.Duration) (sum int64) {
+	for i := len(list) - 1; i >= 0 && list[i].at > at-window.Microseconds(); i-- {
+		sum += list[i].n
+	}
+	return sum
+}
+
+// level is how much of a bucket is used after all arrivals.
+func level(list []arrival, t algorithms.Tier) (used float64) {
+	rate := float64(t.Limit) / float64(t.Window.Microseconds())
+	var last int64
+	for _, a := range list {
+		used, last = max(0, used-rate*float64(a.at-last))+float64(a.n), a.at
+	}
+	return used
+}
+
+// releases are the plans of a fleet that is being deployed, which call by turns.
+type releases struct {
+	*testing.T
+	subject *subject
+	plans   []*algorithms.Plan
+	at      int64
+	all     []arrival
+}
+
+// call asks for units, in requests of so many, and returns how many are admitted.
+func (r *releases) call(release int, units, cost int64) int64 {
+	r.Helper()
+	r.subject.change(r.plans[release])
+	got, err := r.subject.answer(r.at, step{op: "r", args: []int64{0, 0, 0, units / cost, 0, cost}})
+	if err != nil {
+		r.Fatal(err)
+	}
+	n := int64(0)
+	for i := 6; i < len(got); i += 2 {
+		if got[i] <= -2 {
+			n += cost
+		}
+	}
+	r.all = append(r.all, arrival{r.at, n})
+	return n
+}
+
+func newReleases(t *testing.T, guard time.Duration, specs ...string) *releases {
+	r := &releases{T: t, subject: mini(t), at: 1_700_000_000_000_000}
+	for _, spec := range specs {
+		r.plans = append(r.plans, planOf(t, guard, spec))
+	}
+	r.subject.begin(r.plans[0])
+	for i := range r.plans {
+		r.call(i, 1, 1)
+	}
+	return r
+}
+
+// Releases that call by turns: in windows of the shorter length they admit no more than the
+// larger limit. Where each remembers instants, what one admits fits its own limit, over what
+// both have admitted, and it refuses nothing else.
+func TestReleasesByTurns(t *testing.T) {
+	for _, tc := range []struct {
+		specs  [2]string
+		exact  bool  // both remember all instants that either counts
+		most   int64 // units in any shorter window
+		window time.Duration
+	}{
+		{[2]string{"50/h", "50/h;algo=gcra"}, false, 100, time.Hour}, // as the bucket alone
+		{[2]string{"50/m", "100/2m"}, true, 100, time.Minute},
+		{[2]string{"50/s", "1000/m"}, true, 1000, time.Second},
+		{[2]string{"10000/h", "10001/h"}, false, 10_001, time.Hour},
+		{[2]string{"50/m", "30000/h"}, true, 30_000, time.Minute},
+		{[2]string{"20000/h", "11000/m"}, false, 20_000, time.Minute},
+		{[2]string{"50/h;algo=fixed_window", "60/h;algo=anchored_window"}, false, 120, time.Hour}, // as the latter alone
+		{[2]string{"50/m;algo=weighted_window", "100/2m;algo=token_bucket"}, false, 150, time.Minute},
+		{[2]string{"50/m;algo=gcra", "10/m;algo=gcra"}, false, 100, time.Minute},
+		{[2]string{"1000/24h;algo=sliding_log", "10/m;algo=leaky_bucket"}, false, 1010, time.Minute}, // and what drains
+	} {
+		t.Run(fmt.Sprint(tc.specs), func(t *testing.T) {
+			t.Parallel()
+			for seed := range uint64(4) {
+				g := rand.New(rand.NewPCG(seed, 1))
+				r := newReleases(t, 0, tc.specs[:]...)
+				for turn := range 60 {
+					r.at += g.Int64N(tc.window.Microseconds() / pickOf(g, 2, 20))
+					i := turn % 2
+					tier := r.plans[i].Tiers()[0]
+					cost := 1 + tier.Limit/100
+					n := r.call(i, cost+g.Int64N(tier.Limit+10), cost)
+					if got := inWindow(r.all, r.at, tc.window); got > tc.most {
+						t.Fatalf("seed %d, turn %d: %d are admitted in %v, want at most %d", seed, turn, got, tc.window, tc.most)
+					}
+					if got := inWindow(r.all, r.at, tier.Window); tc.exact && n > 0 && got > tier.Limit {
+						t.Fatalf("seed %d, turn %d: %v admits the %d-th unit of its window", seed, turn, tier, got)
+					}
+					larger := tier.Limit >= r.plans[1-i].Tiers()[0].Limit
+					if tier.Algorithm >= algorithms.TokenBucket && larger && n > 0 {
+						if used := level(r.all, tier); used > float64(tier.Burst)+0.01 {
+							t.Fatalf("seed %d, turn %d: %v admits with %.2f used", seed, turn, tier, used)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+func pickOf(g *rand.Rand, list ...int64) int64 { return list[g.IntN(len(list))] }
+
+// Logs lose nothing: releases by turns admit all that their own limits have room for.
+func TestReleasesLoseNothing(t *testing.T) {
+	g := rand.New(rand.NewPCG(1, 1))
+	for _, specs := range [][]string{{"50/m", "100/2m"}, {"5/s", "100/h", "10/m"}} {
+		r := newReleases(t, 0, specs...)
+		for turn := range 300 {
+			r.at += g.Int64N(20_000_000)
+			tier := r.plans[turn%len(specs)].Tiers()[0]
+			asked := 1 + g.Int64N(100)
+			want := min(asked, max(0, tier.Limit-inWindow(r.all, r.at, tier.Window)))
+			if got := r.call(turn%len(specs), asked, 1); got != want {
+				t.Fatalf("%v, turn %d: %v admits %d of %d, want %d", specs, turn, tier, got, asked, want)
+			}
+		}
+	}
+}
