@@ -434,6 +434,7 @@ func TestStoreAway(t *testing.T) {
 		p.MaxWait = 2 * sec
 		callers := make([]arrival, 10)
 		arrive(t, limiter(t, p, s), callers)
+		time.Sleep(sec) // the last answer comes
 		for i, c := range callers {
 			if !errors.Is(c.err, throttle.ErrUnavailable) || c.ended > 2*sec+10*ms {
 				t.Fatalf("number %d: %v at %v", i, c.err, c.ended)
