@@ -23,22 +23,22 @@ func (a *attempt) observe(answer *answers.Answer) {
 
 // observe takes the readings that are of the scope's own tiers, and returns the others.
 func (c *charge) observe(readings []answers.Reading) (others []answers.Reading) {
-	g := c.terms
+	t := c.terms
 	var seen []store.Observation
 	for _, r := range readings {
-		tier := g.tierOf(r)
+		tier := t.tierOf(r)
 		if tier < 0 {
 			others = append(others, r)
 			continue
 		}
-		if g.plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
-			g.align(r)
+		if t.plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
+			t.align(r)
 		}
-		if used, ok := usedOf(r, g.plan.Tiers()[tier]); ok {
+		if used, ok := usedOf(r, t.plan.Tiers()[tier]); ok {
 			seen = append(seen, store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Reset: resetOf(r), Full: r.Full})
 		}
 	}
-	if o, ok := g.quota.(store.Observer); ok && len(seen) > 0 {
+	if o, ok := t.quota.(store.Observer); ok && len(seen) > 0 {
 		o.Observe(c.decision, c.cost, seen)
 	}
 	return others
@@ -56,21 +56,21 @@ func (a *admitted) pauseUntilReset(r answers.Reading) {
 
 // tierOf is the tier that a reading is of: of its unit and its window or its limit,
 // where it tells those, or the only one of its unit; -1 if there is none.
-func (g *terms) tierOf(r answers.Reading) int {
-	found := -1
-	for i, t := range g.plan.Tiers() {
+func (t *terms) tierOf(r answers.Reading) int {
+	found, tiers := -1, t.plan.Tiers()
+	for i, tier := range tiers {
 		switch {
-		case t.Unit != r.Unit || t.Algorithm == Concurrency || i > 0 && g.plan.Declared(i) == g.plan.Declared(i-1):
-		case r.Window != 0 && t.Window != r.Window:
-		case r.Limit == t.Capacity():
+		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || i > 0 && t.plan.Declared(i) == t.plan.Declared(i-1):
+		case r.Window != 0 && tier.Window != r.Window:
+		case r.Limit == tier.Capacity():
 			return i
 		case found < 0:
 			found = i
 		default:
-			found = len(g.plan.Tiers()) // which of them?
+			found = len(tiers) // which of them?
 		}
 	}
-	if found == len(g.plan.Tiers()) {
+	if found == len(tiers) {
 		return -1
 	}
 	return found
@@ -100,8 +100,8 @@ func resetOf(r answers.Reading) time.Duration {
 
 // align tells the quota of the end of a window, of which both clocks may be cut to the
 // second.
-func (g *terms) align(r answers.Reading) {
-	if q, ok := g.quota.(store.Aligner); ok {
+func (t *terms) align(r answers.Reading) {
+	if q, ok := t.quota.(store.Aligner); ok {
 		ends := time.Now().Add(r.Reset)
 		q.Align(ends.Add(-r.Slack-time.Second), ends.Add(time.Second))
 	}

@@ -3,7 +3,6 @@ package throttle
 import (
 	"context"
 	"fmt"
-	"time"
 )
 
 // A Class tells whom a request goes ahead of when it has to wait. All classes share one
@@ -56,10 +55,4 @@ func classOf(ctx context.Context) Class {
 		return c
 	}
 	return Normal
-}
-
-// rank is how a request that came at an instant is ordered: as an Interactive one that
-// came then.
-func (p Policy) rank(c Class, came time.Time) time.Time {
-	return came.Add(p.ageing() * time.Duration([...]int{Interactive: 0, Normal: 1, Batch: 2}[c]))
 }
