@@ -3,6 +3,7 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"sync"
 	"testing"
@@ -217,4 +218,21 @@ func TestResume(t *testing.T) {
 			}
 		})
 	})
+}
+
+// The longest duration is a pause, and a bound for one, and not nothing.
+func TestPauseOfTheLongestTime(t *testing.T) {
+	const longest = time.Duration(math.MaxInt64)
+	l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}}, nil)
+	if err := l.Pause(t.Context(), longest); err != nil {
+		t.Fatal(err)
+	}
+	if l.Allow() {
+		t.Error("admitted in a pause of the longest time")
+	}
+	m := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}, MaxPause: longest}, nil)
+	_, _ = trSend(t.Context(), &throttle.Transport{Limiter: m, Base: answering("429\nRetry-After: 7200")})
+	if s := status(t, m); s.Closed != 0 || s.Paused < time.Hour {
+		t.Errorf("a refusal for two hours: %v", s)
+	}
 }
