@@ -178,6 +178,11 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		handedOn = true
 		return resp, a.failed(err, d)
 	}
+	if resp == nil { // a Base that breaks the contract, which http.Client reports
+		handedOn = true
+		a.fail()
+		return nil, nil
+	}
 	if resp.Request == traced {
 		resp.Request = req
 	}
