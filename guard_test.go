@@ -3,6 +3,7 @@ package throttle_test
 import (
 	"math"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"sync"
@@ -20,14 +21,29 @@ type path struct {
 	api    *throttletest.Provider
 	dial   time.Duration // zero: nothing is told of connections
 	reused bool          // the connection is there already
+
+	upload func() time.Duration // how long the body takes to be written; nil for no time
+	conn   net.Conn             // what is told of; may be nil
 }
+
+// A proxied connection goes to a proxy on this host.
+type proxied struct{ net.Conn }
+
+func (proxied) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 3128} }
 
 func (p path) RoundTrip(req *http.Request) (*http.Response, error) {
 	if trace := httptrace.ContextClientTrace(req.Context()); trace != nil && p.dial > 0 {
 		if !p.reused {
 			time.Sleep(p.dial)
 		}
-		trace.GotConn(httptrace.GotConnInfo{Reused: p.reused})
+		trace.GotConn(httptrace.GotConnInfo{Conn: p.conn, Reused: p.reused})
+		if p.upload != nil {
+			trace.WroteHeaders()
+			time.Sleep(p.upload())
+			if trace.WroteRequest != nil {
+				trace.WroteRequest(httptrace.WroteRequestInfo{})
+			}
+		}
 	}
 	return p.api.RoundTrip(req)
 }
@@ -95,13 +111,36 @@ func TestAutoGuard(t *testing.T) {
 				api := throttletest.New(throttle.PerSecond(5))
 				api.Delay, api.Hold = tt.delay, tt.hold
 				policy := throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}, Guard: tt.guard}
-				saturate(t, policy, path{api, tt.dial, false}, 64, 10*time.Minute)
+				saturate(t, policy, path{api: api, dial: tt.dial}, 64, 10*time.Minute)
 				refused, used := outcome(api)
 				refused, used = refused/(refused+used), used/(5*600+64) // every worker's last one is sent after the end
 				t.Logf("%.2f %% refused, %.1f %% used", 100*refused, 100*used)
 				if refused > tt.refused || used < tt.used {
 					t.Errorf("%.2f %% refused, %.1f %% used; want %.2f %% at most and %.1f %% at least",
 						100*refused, 100*used, 100*tt.refused, 100*tt.used)
+				}
+			})
+		})
+	}
+}
+
+// A body that takes its time, and a proxy on this host that is far quicker to reach than the
+// provider behind it, are not slow servers: the guard stays as long as the way.
+func TestAutoGuardOfAWayThatIsSlow(t *testing.T) {
+	for name, way := range map[string]path{
+		"uploads":       {dial: ms, upload: uniform(50*ms, 400*ms)},
+		"a local proxy": {dial: ms, conn: proxied{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				way.api = throttletest.New(throttle.PerSecond(5))
+				if way.upload == nil {
+					way.api.Delay = uniform(100*ms, 240*ms)
+				}
+				policy := throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}, Guard: throttle.AutoGuard}
+				saturate(t, policy, way, 64, 10*time.Minute)
+				if refused, accepted := outcome(way.api); refused > 0 || accepted < 1500 {
+					t.Errorf("%v refused and %v accepted", refused, accepted)
 				}
 			})
 		})
@@ -116,7 +155,7 @@ func TestAutoGuardBounds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		client := &http.Client{Transport: &throttle.Transport{Base: path{api, 3 * ms, false}, Limiter: lim}}
+		client := &http.Client{Transport: &throttle.Transport{Base: path{api: api, dial: 3 * ms}, Limiter: lim}}
 		send := func(n int, trip time.Duration) {
 			api.Hold = func() time.Duration { return trip - 3*ms }
 			for range n {
@@ -170,7 +209,7 @@ func TestAutoGuardBounds(t *testing.T) {
 		send(55, 2*time.Second)
 		want(20*ms, "when the server is slow")
 
-		client.Transport.(*throttle.Transport).Base = path{api, 3 * ms, true}
+		client.Transport.(*throttle.Transport).Base = path{api: api, dial: 3 * ms, reused: true}
 		for range 4 {
 			time.Sleep(4 * time.Minute)
 			send(8, 2*time.Second)
@@ -178,7 +217,7 @@ func TestAutoGuardBounds(t *testing.T) {
 		want(20*ms, "when the connections are old")
 
 		refuse := throttletest.New(throttle.Tier{Limit: 1, Window: time.Hour})
-		client.Transport.(*throttle.Transport).Base = path{refuse, 3 * ms, false}
+		client.Transport.(*throttle.Transport).Base = path{api: refuse, dial: 3 * ms}
 		refuse.Penalty = time.Second
 		send(2, 16*ms)
 		want(40*ms, "after a refusal")

@@ -64,7 +64,7 @@ type Policy struct {
 	AlertAt  []int         // when Alert is called: percent of every Calendar tier that is a Budget, 1 to 100, ascending, at most eight. If empty, no alerts
 	Alert    func(Alert)   `json:"-"` // is told once a period for each of AlertAt, and must not block. If nil, nobody is
 	Ageing   time.Duration // how long a Normal request yields to Interactive ones that come after it, and a Batch one to Normal ones: see Class. If zero, 10 s
-	Headroom int           // percent of every tier's capacity that Batch requests leave to the others for as long, 0 to 90. If zero, none
+	Headroom int           // percent of the capacity of every tier but budgets that Batch requests leave to the others for as long, 0 to 90. If zero, none
 }
 
 // Start is what a new quota in this process takes for used, of which nobody knows

@@ -62,7 +62,7 @@ func inMoney(ctx context.Context) context.Context {
 		},
 		AlertAt:  []int{80, 100}, // percent; once a month, in one process of a fleet
 		Alert:    func(a throttle.Alert) { log.Printf("%d %% of %s are spent", a.Percent, a.Tier) },
-		Headroom: 20, // percent of every tier that batch jobs leave to others
+		Headroom: 20, // percent of every tier but budgets that batch jobs leave to others
 	}
 	ctx = throttle.WithClass(ctx, throttle.Batch)
 	if err := policy.Validate(); err != nil {
