@@ -3,25 +3,25 @@ package algorithms
 import "slices"
 
 // Convert returns what a ledger of another plan remembers as a ledger of this one,
-// so that a changed policy keeps what has been spent. Until the instant it
-// returns too, the new ledger would forget something that counts: use it from then on.
+// so that a changed policy keeps what has been spent.
 //
 // A tier takes over from the first old one of its algorithm, unit, and window and
 // phase or period and zone.
-// Any other starts with the largest use of an old tier of its unit: with the stamps where
-// both keep some, else charged now. What old tiers never knew it can't know either. What is
-// on its way stays so.
-func (p *Plan) Convert(old Ledger, now Moment) (l Ledger, ready int64) {
-	l, old = p.NewLedger(), old.Clone()
+// Any other starts with the largest use of an old tier of its unit, with the stamps where both
+// keep some, else charged now, and be it more than its capacity: the old policy may come back.
+// What is on its way stays so.
+func (p *Plan) Convert(old Ledger, now Moment) Ledger {
+	l := p.NewLedger()
+	old = old.Clone()
 	now = old.advance(now)
-	l.last, ready = now.At, now.At
+	l.last = now.At
 	for i := range p.tiers {
-		ready = max(ready, l.takeOver(i, &old, now))
+		l.takeOver(i, &old, now)
 	}
 	for i := range old.slots() {
 		l.carry(old.slot(i), old.plan)
 	}
-	return l, ready
+	return l
 }
 
 // site is where the i-th tier remembers, and how many words that takes.
@@ -36,24 +36,23 @@ func (p *Plan) site(i int) (s site, words, rings int) {
 }
 
 // takeOver makes the i-th tier remember what old ones do.
-func (l *Ledger) takeOver(i int, old *Ledger, now Moment) (ready int64) {
+func (l *Ledger) takeOver(i int, old *Ledger, now Moment) {
 	t, r := l.plan.tiers[i], l.plan.rules[i]
 	j, like := old.predecessor(t, now)
 	if j < 0 || !like && t.Algorithm == Concurrency {
-		return now.At
+		return
 	}
 	_, isBucket := r.(*bucket)
 	charged := old.used(j, now)
-	switch {
-	case like && !isBucket:
-		ready, charged = l.inherit(i, j, old, now), old.apart(j, now)
-	case l.restamp(i, j, old, now):
+	if like && !isBucket {
+		l.inherit(i, j, old)
+	}
+	if l.restamp(i, j, old, now) || like && !isBucket {
 		charged = old.apart(j, now)
 	}
 	if charged > 0 {
-		r.land(l, now, min(charged, t.Capacity()))
+		r.land(l, now, charged)
 	}
-	return ready
 }
 
 // predecessor is the tier that another takes over from, and whether it is like that. If none
@@ -78,33 +77,61 @@ func (l *Ledger) predecessor(t Tier, now Moment) (tier int, like bool) {
 	return tier, false
 }
 
-// restamp lands in the i-th tier what an old one keeps stamps of, and reports whether both do.
-// A window that is shorter than the old one can't keep them: it forgets them too soon for a
-// release that still has the old policy.
+// mostStamps is how many units of another algorithm a log takes over at most, if its limit is less.
+const mostStamps = 1 << 16
+
+// restamp makes the i-th tier keep the stamps of an old one, where both keep some, and reports
+// whether it has the use of that. A window that is shorter than the old one has not: it would
+// forget the stamps too soon for a release that still has the old policy.
 func (l *Ledger) restamp(i, j int, old *Ledger, now Moment) bool {
-	r := l.plan.rules[i]
-	switch r.(type) {
+	window, was := l.plan.tiers[i].Window, old.plan.tiers[j].Window
+	switch r := l.plan.rules[i].(type) {
 	case *slidingLog:
+		var stamps []int64
+		switch from := old.plan.rules[j].(type) {
+		case *slidingLog:
+			stamps = from.stamps(old)
+		case *slidingWindow:
+			stamps = from.stamps(old, max(r.limit, mostStamps))
+		default:
+			used := min(from.used(old, now), max(r.limit, mostStamps))
+			stamps = slices.Repeat([]int64{now.At}, int(used))
+		}
+		l.keep(r, stamps, now.At-Micros(max(window, was)), old.aloft(old.plan.unit[j]))
+		return true
 	case *slidingWindow:
-		if old.plan.tiers[j].Window > l.plan.tiers[i].Window {
-			return false
+		switch from := old.plan.rules[j].(type) {
+		case *slidingLog:
+			if was > window {
+				return false
+			}
+			for _, at := range from.stamps(old) {
+				r.land(l, now.on(at), 1)
+			}
+			return true
+		case *slidingWindow:
+			if was >= window { // if they are alike, they have the same groups
+				return false
+			}
+			for groups := *old.ring(from.site); len(groups) > 0; groups = groups[2:] {
+				r.land(l, now.on(groups[0]), groups[1])
+			}
+			return true
 		}
-	default:
-		return false
 	}
-	switch was := old.plan.rules[j].(type) {
-	case *slidingLog:
-		for _, at := range was.stamps(old) {
-			r.land(l, now.on(at), 1)
-		}
-	case *slidingWindow:
-		for groups := *old.ring(was.site); len(groups) > 0; groups = groups[2:] {
-			r.land(l, now.on(groups[0]), groups[1])
-		}
-	default:
-		return false
+	return false
+}
+
+// keep makes a log remember stamps. Those after an instant have a place, beside what is in
+// flight, be they more than the limit: they count again if the old policy comes back.
+func (l *Ledger) keep(r *slidingLog, stamps []int64, after, inFlight int64) {
+	gone, _ := slices.BinarySearch(stamps, after+1)
+	room := max(r.limit, int64(len(stamps)-gone)+inFlight)
+	stamps = stamps[max(0, int64(len(stamps))-room):]
+	if room > r.limit { // the other places are of long ago
+		stamps = slices.Concat(make([]int64, room-int64(len(stamps))), stamps)
 	}
-	return true
+	*l.ring(r.site), l.word[r.word] = stamps, 0
 }
 
 // isLike tells whether a tier of the same unit goes on where the other one was.
@@ -112,25 +139,14 @@ func (t Tier) isLike(o Tier) bool {
 	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone
 }
 
-// inherit copies what an old tier remembers, which only for logs depends on the limit.
-func (l *Ledger) inherit(i, like int, old *Ledger, now Moment) (ready int64) {
+// inherit copies what an old tier remembers that does not depend on the limit.
+func (l *Ledger) inherit(i, like int, old *Ledger) {
 	to, words, rings := l.plan.site(i)
 	from, _, _ := old.plan.site(like)
 	copy(l.word[to.word:to.word+words], old.word[from.word:])
-	r, isLog := l.plan.rules[i].(*slidingLog)
-	if !isLog {
-		if rings > 0 {
-			*l.ring(to) = *old.ring(from)
-		}
-		return now.At
+	if rings > 0 {
+		*l.ring(to) = *old.ring(from)
 	}
-	l.word[to.word] = 0
-	for _, at := range old.plan.rules[like].(*slidingLog).stamps(old) {
-		r.land(l, now.on(at), 1)
-	}
-	// A smaller log may not forget a stamp before that has left the window: whoever
-	// has the old policy still counts it.
-	return newSlidingLog(l.plan.tiers[i], from).earliest(old, now, 0)
 }
 
 // carry puts on its way what travels in a slot of an old plan.

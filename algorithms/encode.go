@@ -228,7 +228,7 @@ func (l *Ledger) logSound(r *slidingLog) bool {
 	ring, oldest := *l.ring(r.site), l.word[r.word]
 	length := int64(len(ring))
 	switch {
-	case length > r.limit, oldest < 0, oldest > 0 && oldest >= length, oldest > 0 && length < r.limit:
+	case oldest < 0, oldest > 0 && oldest >= length, oldest > 0 && length < r.limit:
 		return false
 	case length == 0:
 		return true

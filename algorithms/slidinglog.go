@@ -12,7 +12,8 @@ import (
 // It is a ring of the last limit stamps. The stamp that a new one would overwrite
 // is the one that must have left the window, so a decision reads one word,
 // whatever the limit, and nothing is ever trimmed. The ring grows as it fills, to
-// 8 bytes a unit: 80 KB for 10,000 an hour.
+// 8 bytes a unit: 80 KB for 10,000 an hour. It is larger where an old policy had a larger
+// limit, as long as that may come back.
 //
 // Source: the sliding window log of Redis' and many providers' guides, kept as a
 // ring instead of a sorted set; bsm, "Rate limiting with sorted sets".
@@ -52,9 +53,10 @@ func (r *slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
 }
 
 func (r *slidingLog) land(l *Ledger, at Moment, n int64) {
-	n = min(n, r.limit)
 	ring, oldest := l.ring(r.site), &l.word[r.word]
-	grow := min(n, r.limit-int64(len(*ring)))
+	room := max(r.limit, int64(len(*ring)))
+	n = min(n, room)
+	grow := min(n, room-int64(len(*ring)))
 	if need := len(*ring) + int(grow); need > cap(*ring) {
 		bigger := make([]int64, len(*ring), min(r.limit, int64(max(need, 2*cap(*ring), 4))))
 		copy(bigger, *ring)
@@ -65,7 +67,7 @@ func (r *slidingLog) land(l *Ledger, at Moment, n int64) {
 	}
 	for range n - grow {
 		(*ring)[*oldest] = at.At
-		*oldest = (*oldest + 1) % r.limit
+		*oldest = (*oldest + 1) % room
 	}
 }
 

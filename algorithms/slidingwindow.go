@@ -1,5 +1,7 @@
 package algorithms
 
+import "slices"
+
 // slidingWindow admits at most limit units in every half-open interval of one
 // window, as slidingLog does, but remembers groups of stamps instead of each.
 // Stamps within one precision form a group, and a group leaves the window with
@@ -82,6 +84,18 @@ func (r *slidingWindow) fresh(l *Ledger, now Moment) int64 {
 		return r.leaves(l, groups[len(groups)-2])
 	}
 	return now.At
+}
+
+// stamps returns the stamps of the newest units, at most so many, the oldest first.
+func (r *slidingWindow) stamps(l *Ledger, most int64) (list []int64) {
+	over := l.word[r.word] - most
+	for groups := *l.ring(r.site); len(groups) > 0; groups = groups[2:] {
+		if n := groups[1] - max(0, over); n > 0 {
+			list = append(list, slices.Repeat(groups[:1], int(n))...)
+		}
+		over = max(0, over-groups[1])
+	}
+	return list
 }
 
 func (r *slidingWindow) clear(l *Ledger) {

@@ -3,6 +3,7 @@ package distributed
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -136,4 +137,59 @@ func TestReleasesLoseNothing(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A state that the script converts decides as the ledger that Plan.Convert returns.
+func TestConvertTwins(t *testing.T) {
+	s := mini(t)
+	for seed := range uint64(300) {
+		g := rand.New(rand.NewPCG(seed, 1))
+		tier := func() algorithms.Tier {
+			return algorithms.Tier{
+				Limit: 1 + g.Int64N(20), Window: []time.Duration{time.Second, 20 * time.Second, time.Minute}[g.IntN(3)],
+				Algorithm: algorithms.Algorithm(g.IntN(int(algorithms.Concurrency))),
+			}
+		}
+		guard := time.Duration(g.IntN(2)) * 50 * time.Millisecond
+		plan := func() *algorithms.Plan {
+			tiers := []algorithms.Tier{tier(), tier()}
+			p, err := algorithms.NewPlan(tiers[g.IntN(2):], guard)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p
+		}
+		before, after := plan(), plan()
+		if roundsRefills(before, after) {
+			continue
+		}
+		m := newTwin(before)
+		s.begin(before)
+		at := int64(1_700_000_000_000_000)
+		compare(t, s, m, at, step{op: "q"})
+		at += time.Hour.Microseconds() // since the clock began
+		play := func() {
+			for range 6 {
+				at += g.Int64N([]int64{100_000, 2_000_000, 20_000_000}[g.IntN(3)])
+				compare(t, s, m, at, step{op: "r", args: []int64{0, 0, 0, 1 + g.Int64N(8), 0, 1 + g.Int64N(2)}})
+			}
+			compare(t, s, m, at, step{op: "q"})
+		}
+		play()
+		ledger := after.Convert(*m.ledger, m.moment(m.frontier))
+		m.adopt(after)
+		m.ledger = &ledger
+		s.change(after)
+		compare(t, s, m, at, step{op: "q"})
+		play()
+	}
+}
+
+// roundsRefills reports whether a bucket may take over from another one: the script rounds up
+// the time that is missing, the ledger the units.
+func roundsRefills(before, after *algorithms.Plan) bool {
+	has := func(p *algorithms.Plan) bool {
+		return slices.ContainsFunc(p.Tiers(), func(t algorithms.Tier) bool { return t.Algorithm >= algorithms.TokenBucket })
+	}
+	return has(before) && has(after)
 }

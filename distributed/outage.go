@@ -44,7 +44,7 @@ func (s *share) adopt(old *share) *share {
 	old.mu.Lock()
 	defer old.mu.Unlock()
 	s.owed = s.ledger.Plan().Translate(old.ledger.Plan(), old.owed)
-	s.ledger, _ = s.ledger.Plan().Convert(old.ledger, moment(time.Now()))
+	s.ledger = s.ledger.Plan().Convert(old.ledger, moment(time.Now()))
 	return s
 }
 

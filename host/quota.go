@@ -35,7 +35,6 @@ type turn struct {
 	text   string // of the quota's plan
 	now    algorithms.Moment
 	ledger algorithms.Ledger
-	ready  int64 // the ledger, of another plan before, is not to be used until then
 }
 
 var (
@@ -66,9 +65,8 @@ func (q *quota) successor() *quota {
 	if q.next == nil {
 		plan, version := q.line.Newest()
 		q.next = newQuota(q.store, q.name, plan, q.line, version)
-		ledger, ready := plan.Convert(q.seen.ledger, q.seen.now)
 		q.next.seen = q.seen
-		q.next.seen.ledger, q.next.seen.ready = ledger, ready
+		q.next.seen.ledger = plan.Convert(q.seen.ledger, q.seen.now)
 	}
 	return q.next
 }
@@ -115,9 +113,7 @@ func (q *quota) take(ctx context.Context, decide func(t *turn) (changed bool)) e
 		if t, healed, err = q.read(value); err != nil {
 			return nil, err
 		}
-		if t.ready <= t.now.At {
-			told = q.store.tellNews(q.name, &t)
-		}
+		told = q.store.tellNews(q.name, &t)
 		if decide(&t) || told > 0 || healed {
 			write = q.write(&t)
 		}
@@ -159,7 +155,6 @@ func (q *quota) read(value []byte) (t turn, healed bool, err error) {
 	q.mu.Unlock()
 	t.text = q.text
 	t.now, healed = t.state.now(q.store.wall(), known)
-	t.ready = t.now.At
 	switch {
 	case value == nil:
 		t.ledger = fresh(q.plan)
@@ -168,20 +163,17 @@ func (q *quota) read(value []byte) (t turn, healed bool, err error) {
 	default:
 		t.ledger, err = t.decodeAny()
 		if err == nil {
-			t.ledger, t.ready = q.plan.Convert(t.ledger, t.now)
+			t.ledger = q.plan.Convert(t.ledger, t.now)
 		}
 	}
 	return t, healed, err
 }
 
-// write is what a turn makes of the file's value. A ledger that is not ready
-// stays as it is.
+// write is what a turn makes of the file's value.
 func (q *quota) write(t *turn) []byte {
 	t.last = t.now.At
-	if t.ready <= t.now.At {
-		t.plan = q.text
-		t.state.ledger, _ = t.ledger.AppendBinary(nil)
-	}
+	t.plan = q.text
+	t.state.ledger, _ = t.ledger.AppendBinary(nil)
 	return t.encode()
 }
 
@@ -240,7 +232,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decisi
 
 func (t *turn) reserve(r store.Request) store.Decision {
 	b := store.Decision{Tier: -1, Epoch: t.epoch}
-	switch from := max(t.until, t.ready); {
+	switch from := t.until; {
 	case t.banned > t.now.At:
 		b.Verdict, b.Wait = store.Closed, t.now.Until(t.banned)
 	case from > t.now.At:
@@ -455,9 +447,9 @@ func (q *quota) Forecast() store.Forecast {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	seen := q.seen
-	from := max(seen.until, seen.ready)
+	from := seen.until
 	if now, _ := seen.state.now(q.store.wall(), seen.now.At); seen.banned > now.At || seen.shut&probing > 0 { // nobody will wait: they are refused, or it is not known for how long
-		from = seen.ready
+		from = 0
 	}
 	return store.Foretell(&seen.ledger, func() algorithms.Moment {
 		now, _ := seen.state.now(q.store.wall(), seen.now.At)

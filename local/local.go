@@ -340,9 +340,8 @@ func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
 func (q *quota) convert(plan *algorithms.Plan) *quota {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	ledger, _ := plan.Convert(q.ledger, q.now())
 	q.next = &quota{
-		ledger: ledger,
+		ledger: plan.Convert(q.ledger, q.now()),
 		until:  q.until, banned: q.banned, probe: q.probe, probing: q.probing, exact: q.exact, epoch: q.epoch,
 	}
 	return q.next
