@@ -217,3 +217,69 @@ func TestChangeWithoutRedis(t *testing.T) {
 		take(t, next, costOf(after, 1, 100, 1), store.Later)
 	})
 }
+
+// A policy of another algorithm and window keeps what is charged, in Redis.
+func TestSetPolicyKeepsTheCharge(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		policy := func(limit int64, window time.Duration, a throttle.Algorithm) throttle.Policy {
+			return throttle.Policy{Name: "changed", Tiers: []throttle.Tier{{Limit: limit, Window: window, Algorithm: a}}}
+		}
+		l, err := throttle.New(policy(50, hour, throttle.SlidingLog), distributed.New(process(0, 5*ms), distributed.Options{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		charged := int64(40)
+		if !l.AllowN(charged) {
+			t.Fatal("refused")
+		}
+		for i, p := range []throttle.Policy{
+			policy(60, 2*hour, throttle.GCRA), policy(100, 24*hour, throttle.SlidingWindow), policy(120, 12*hour, throttle.SlidingLog),
+			policy(20_000, hour, throttle.SlidingLog), policy(20_100, 30*time.Minute, throttle.AnchoredWindow),
+		} {
+			time.Sleep(sec)
+			if err := l.SetPolicy(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			left := p.Tiers[0].Limit - charged
+			if l.AllowN(left + 1) {
+				t.Errorf("policy %d admits %d units after %d", i, left+1, charged)
+			}
+			if !l.AllowN(left) {
+				t.Errorf("policy %d refuses %d units after %d", i, left, charged)
+			}
+			charged += left
+		}
+	})
+}
+
+// What was settled before a change of the tier, and Redis has yet to be told, is charged after
+// it, and so is what is estimated.
+func TestChangeKeepsEstimates(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		tokens := throttle.Tier{Limit: 1000, Window: time.Minute, Unit: "tokens", Estimated: true}
+		s := distributed.New(process(20*ms, 20*ms), distributed.Options{Lease: sec})
+		q := quota(t, s, "changed", plan(t, 50*ms, tokens))
+		cost := []int64{100}
+		settled := take(t, q, cost, store.Admitted)
+		open := take(t, q, cost, store.Admitted)
+		early := take(t, q, cost, store.Admitted)
+		q.Settle(early, cost, []int64{70}, nil)
+		time.Sleep(5 * sec)
+		q.Settle(settled, cost, []int64{250}, nil)
+		tokens.Limit, tokens.Window, tokens.Algorithm = 2000, hour, throttle.GCRA
+		if err := q.(store.Changer).Change(t.Context(), plan(t, 50*ms, tokens)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * sec)
+		if got := used(t, successor(q))["tokens"]; got < 410 || got > 420 { // 5 s drain 2.8
+			t.Errorf("%d tokens are used, want 70 + 250 + 100, but for what has drained", got)
+		}
+		q.Settle(open, cost, []int64{0}, nil)
+		time.Sleep(sec)
+		if got := used(t, successor(q))["tokens"]; got < 310 || got > 320 {
+			t.Errorf("%d tokens are used, want 70 + 250, but for what has drained", got)
+		}
+		successor(q).Close()
+	})
+}
