@@ -58,7 +58,10 @@
 // A policy can change while it is in use. What is charged stays charged, and what this
 // process holds is held under the new policy too. Other processes keep theirs until they
 // change it: the state is converted with each call under another policy, as while a new
-// release replaces an old one.
+// release replaces an old one. A tier with another algorithm or window starts with the
+// largest use of the old tiers of its unit. So two releases side by side admit no more than
+// the larger limit in the shorter window. While they call by turns, tiers other than rolling
+// windows may admit less than either: each conversion charges what is used once more.
 //
 // # Deployment
 //
