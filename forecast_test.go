@@ -167,7 +167,7 @@ func TestLateNamesTierAndAhead(t *testing.T) {
 		_ = cancel // it ends by itself
 		return ctx
 	}
-	for _, nested := range []bool{false} {
+	for _, nested := range []bool{false, true} {
 		for _, tt := range []struct {
 			name  string
 			ahead int

@@ -21,6 +21,7 @@ func (p *Plan) Convert(old Ledger, now Moment) Ledger {
 	for i := range old.slots() {
 		l.carry(old.slot(i), old.plan)
 	}
+	l.carryEstimates(&old, now)
 	return l
 }
 
@@ -161,6 +162,26 @@ func (l *Ledger) carry(was []int64, old *Plan) {
 	s := l.lastSlot()
 	for u, n := range held {
 		s[heldOf(u)] += n
+	}
+}
+
+// carryEstimates keeps estimates in flight until they are settled. Of a unit that is not
+// estimated any more they land with the guard.
+func (l *Ledger) carryEstimates(old *Ledger, now Moment) {
+	landing := make([]int64, len(l.plan.units))
+	for u, unit := range l.plan.units {
+		o := slices.Index(old.plan.units, unit)
+		if o < 0 || !old.plan.estimated[o] {
+			continue
+		}
+		if n := old.unslotted(o); l.plan.estimated[u] {
+			l.word[u] += n
+		} else {
+			landing[u] = n
+		}
+	}
+	if slices.ContainsFunc(landing, func(n int64) bool { return n > 0 }) {
+		l.charge(now, landing, 0, false)
 	}
 }
 
