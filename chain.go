@@ -2,8 +2,10 @@ package throttle
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/queue"
 	"github.com/apithrottle/throttle/store"
 )
@@ -73,7 +75,7 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand
 	}
 	var outer []charge
 	a.charge, err = l.own.wait(ctx, s, waitRequest{
-		demand: d, giveUp: giveUp, guard: l.guard, config: l.config,
+		demand: d, giveUp: giveUp, guard: l.guard, config: l.config, explain: l.explain,
 		ask: func(ctx context.Context, r store.Request) (decision store.Decision, err error) {
 			if d.since.IsZero() { // its place in the outer queues, also when it is called back
 				d.since = time.Now()
@@ -264,10 +266,79 @@ func (l *Limiter) guard(t *terms) time.Duration {
 	return time.Duration(l.scope.Load().learning().bound.Load())
 }
 
-// Forecast is that of the inner quota, as if the outer ones were idle.
+// Forecast is that of all scopes: a request is admitted when the last of them admits it.
+// Those who wait for an outer quota elsewhere are not in it. The tiers are numbered from
+// the inner scope outward.
 func (c chained) Forecast() store.Forecast {
-	if q, ok := c.Quota.(store.Forecaster); ok {
-		return q.Forecast()
+	var f chainForecast
+	for l := c.limiter; l != nil; l = l.outer {
+		t := l.terms()
+		q, ok := t.quota.(store.Forecaster)
+		if l == c.limiter {
+			f.plan = t.plan
+			q, ok = c.Quota.(store.Forecaster)
+		}
+		if ok {
+			f.scopes = append(f.scopes, scopeForecast{q.Forecast(), t.plan, f.tiers})
+		}
+		f.tiers += len(t.plan.Tiers())
 	}
-	return nil
+	return &f
+}
+
+// A chainForecast asks the forecasts of several scopes. What a request costs in the outer
+// ones is translated by the names of the units; what only those count is left out.
+type chainForecast struct {
+	plan   *algorithms.Plan // of the inner scope
+	scopes []scopeForecast
+	tiers  int
+}
+
+type scopeForecast struct {
+	store.Forecast
+	plan *algorithms.Plan
+	tier int // the number of its first tier
+}
+
+func (f *chainForecast) Next(r store.Request) (at time.Duration, tier int) {
+	cost := r.Cost
+	return f.latest(func(s scopeForecast) (time.Duration, int) {
+		r.Cost = s.plan.Translate(f.plan, cost)
+		return s.Next(r)
+	})
+}
+
+func (f *chainForecast) Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int) {
+	return f.latest(func(s scopeForecast) (time.Duration, int) {
+		return s.Total(s.plan.Translate(f.plan, ahead), s.plan.Translate(f.plan, cost), headroom)
+	})
+}
+
+func (f *chainForecast) latest(ask func(scopeForecast) (time.Duration, int)) (at time.Duration, tier int) {
+	tier = -1
+	for _, s := range f.scopes {
+		if e, decides := ask(s); e > at {
+			at, tier = e, -1
+			if decides >= 0 {
+				tier = s.tier + decides
+			}
+		}
+	}
+	return at, tier
+}
+
+// explain returns the error of a wait in the queue of a nested Limiter, under the policy of
+// the scope whose tier decides.
+func (l *Limiter) explain(t *terms, err error) error {
+	var r *queue.Refusal
+	if !errors.As(err, &r) || r.Tier < len(t.plan.Tiers()) {
+		return t.explain(err)
+	}
+	own := *r
+	for l.outer != nil && own.Tier >= len(t.plan.Tiers()) {
+		own.Tier -= len(t.plan.Tiers())
+		l = l.outer
+		t = l.terms()
+	}
+	return t.refusal(&own)
 }

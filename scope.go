@@ -117,7 +117,7 @@ func (s *scope) wait(ctx context.Context, t *terms, d *demand, c *charge) error 
 	if err != nil {
 		return err
 	}
-	*c, err = s.line.wait(ctx, s, waitRequest{demand: *d, giveUp: giveUp, guard: s.guard, config: s.config})
+	*c, err = s.line.wait(ctx, s, waitRequest{demand: *d, giveUp: giveUp, guard: s.guard, config: s.config, explain: (*terms).explain})
 	return err
 }
 
@@ -234,7 +234,9 @@ type waitRequest struct {
 	giveUp time.Time
 	guard  func(*terms) time.Duration
 	config func(*terms) queue.Config
-	ask    func(context.Context, store.Request) (store.Decision, error)
+	// explain returns the error for one of the queue's.
+	explain func(*terms, error) error
+	ask     func(context.Context, store.Request) (store.Decision, error)
 }
 
 // wait queues, and queues again in the same place where the policy changes meanwhile.
@@ -265,7 +267,7 @@ func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error
 			ticket.Place = placeOf(err)
 			s.adopt()
 		case reason != queue.Stale:
-			return charge{}, t.explain(err)
+			return charge{}, w.explain(t, err)
 		}
 	}
 }
