@@ -35,7 +35,9 @@ func (c *charge) observe(readings []answers.Reading) (others []answers.Reading) 
 			t.align(r)
 		}
 		if used, ok := usedOf(r, t.plan.Tiers()[tier]); ok {
-			seen = append(seen, store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Reset: resetOf(r), Full: r.Full})
+			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Full: r.Full}
+			o.Reset, o.Slack = resetOf(r)
+			seen = append(seen, o)
 		}
 	}
 	if o, ok := t.quota.(store.Observer); ok && len(seen) > 0 {
@@ -89,13 +91,13 @@ func usedOf(r answers.Reading, t algorithms.Tier) (used int64, ok bool) {
 	return 0, false
 }
 
-// resetOf is when the count of a reading ends at the latest: what tells it may have been cut
-// to the second.
-func resetOf(r answers.Reading) time.Duration {
+// resetOf is when the count of a reading ends at the latest, and by how much sooner it may: what
+// tells it may have been cut to the second.
+func resetOf(r answers.Reading) (reset, slack time.Duration) {
 	if r.Has&answers.HasReset == 0 {
-		return 0
+		return 0, 0
 	}
-	return r.Reset + time.Second
+	return r.Reset + time.Second, r.Slack + time.Second
 }
 
 // align tells the quota of the end of a window, of which both clocks may be cut to the

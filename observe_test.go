@@ -126,28 +126,37 @@ func TestReportsOfOthers(t *testing.T) {
 	}
 }
 
-// What others have used ends when the provider says so, and not a window after it was heard of.
+// What others have used ends when the provider says so, and not a window after it was reported:
+// the quota is used up, and 30 seconds later it is not. Windows are empty then.
 func TestReportedReset(t *testing.T) {
+	const limit = 20_000
 	for _, tier := range []throttle.Tier{
-		throttle.PerHour(100), {Limit: 20_000, Window: time.Hour}, {Limit: 100, Window: time.Hour, Algorithm: throttle.FixedWindow},
+		throttle.PerHour(100),
+		{Limit: limit, Window: time.Hour},
+		{Limit: 100, Window: time.Hour, Algorithm: throttle.SlidingWindow},
+		{Limit: 100, Window: time.Hour, Algorithm: throttle.WeightedWindow},
+		{Limit: 100, Window: time.Hour, Algorithm: throttle.FixedWindow},
+		{Limit: 100, Window: time.Hour, Algorithm: throttle.AnchoredWindow},
+		{Limit: 100, Window: time.Hour, Algorithm: throttle.TokenBucket},
+		{Limit: 100, Window: time.Hour, Algorithm: throttle.LeakyBucket},
+		{Limit: 100, Window: time.Hour, Algorithm: throttle.GCRA},
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{tier}}, nil)
-			limit := fmt.Sprintf("200\nX-Limit: %d\n", tier.Limit)
-			tr := &throttle.Transport{Limiter: lim, Profile: github, Base: answering(limit + "X-Remaining: 0\nX-Reset: 30")}
-			if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
-				t.Fatal(err)
-			}
-			began := time.Now()
-			if got := used(t, lim)[0]; got != tier.Limit {
-				t.Errorf("%v: %d used", tier, got)
-			}
-			if err := lim.Wait(t.Context()); err != nil || time.Since(began) > 31*time.Second {
-				t.Errorf("%v: %v after %v, want 31s", tier, err, time.Since(began))
-			}
-			if got := used(t, lim)[0]; got != 2 {
-				t.Errorf("%v: %d used, want 2", tier, got)
-			}
+		t.Run(tier.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{tier}}, nil)
+				text := fmt.Sprintf("200\nX-Limit: %d\nX-Remaining: 0\nX-Reset: 30", tier.Limit)
+				tr := &throttle.Transport{Limiter: lim, Profile: github, Base: answering(text)}
+				if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
+					t.Fatal(err)
+				}
+				began := time.Now()
+				if got := used(t, lim)[0]; got != tier.Limit {
+					t.Errorf("%d used", got)
+				}
+				if err := lim.WaitN(t.Context(), tier.Limit-1); err != nil || time.Since(began) != 31*time.Second {
+					t.Errorf("%v after %v, want 31s", err, time.Since(began))
+				}
+			})
 		})
 	}
 }

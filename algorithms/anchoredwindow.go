@@ -80,7 +80,7 @@ func (r *anchoredWindow) used(l *Ledger, now Moment) int64 {
 }
 
 func (r *anchoredWindow) forget(l *Ledger, now Moment, keep int64) {
-	if r.slidingWindow.forget(l, now, keep); keep == 0 {
+	if r.slidingWindow.forget(l, now, keep); keep == 0 && l.aloft(r.unit) == 0 {
 		lo, hi := r.lohi(l)
 		*lo, *hi = 0, 0
 	}

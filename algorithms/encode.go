@@ -67,11 +67,22 @@ func (l *Ledger) UnmarshalBinary(data []byte) error {
 	return nil
 }
 
+// readingSize is how many numbers a reading is.
+const readingSize = 10 + ownWords
+
+func bit(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 // readings are the numbers of what was told of all tiers.
 func (l *Ledger) readings() (list []int64) {
 	if l.told != nil {
 		for _, r := range *l.told {
-			list = append(list, r.at, r.used, r.short, r.found, r.busy, r.others, r.until)
+			list = append(list, r.at, r.used, r.short, r.found, r.busy, r.until, r.others, r.landed, r.opened, bit(r.alone))
+			list = append(list, r.own[:]...)
 		}
 	}
 	return list
@@ -82,13 +93,16 @@ func (l *Ledger) setReadings(list []int64) bool {
 	if len(list) == 0 {
 		return true
 	}
-	if len(list) != 7*len(l.plan.rules) || !stored(list...) {
+	if len(list) != readingSize*len(l.plan.rules) || !stored(list...) {
 		return false
 	}
 	told := make([]reading, len(l.plan.rules))
 	for i := range told {
-		r := list[7*i:]
-		told[i] = reading{r[0], r[1], r[2], r[3], r[4], r[5], r[6]}
+		r := list[readingSize*i:]
+		told[i] = reading{
+			at: r[0], used: r[1], short: r[2], found: r[3], busy: r[4],
+			reset: reset{until: r[5], others: r[6], landed: r[7], opened: r[8], alone: r[9] != 0, own: [ownWords]int64(r[10:])},
+		}
 	}
 	l.told = &told
 	return true
@@ -152,6 +166,27 @@ func (l *Ledger) sound() bool {
 	}
 	for _, r := range l.plan.rules {
 		if !l.tierSound(r) {
+			return false
+		}
+	}
+	return l.resetsSound()
+}
+
+// resetsSound reports whether only rules count others that may, and remember without them
+// what they may rely on.
+func (l *Ledger) resetsSound() bool {
+	if l.told == nil {
+		return true
+	}
+	for i, r := range *l.told {
+		if !r.alone {
+			continue
+		}
+		sound := false
+		if _, words, rings := l.plan.site(i); rings == 0 && words <= ownWords && words > 0 && !l.reopens(i) {
+			l.withoutOthers(i, func() { sound = l.tierSound(l.plan.rules[i]) })
+		}
+		if !sound {
 			return false
 		}
 	}

@@ -18,3 +18,6 @@ func (l *Ledger) Advance(now Moment) { l.advance(now) }
 
 // Slots is how many groups of requests are on their way.
 func (l *Ledger) Slots() int { return l.slots() }
+
+// InFlight is how many of a unit are in flight.
+func (l *Ledger) InFlight(unit int) int64 { return l.aloft(unit) }

@@ -129,6 +129,9 @@ func (l *Ledger) advance(now Moment) Moment {
 	if len(l.word) > l.plan.base && l.word[l.plan.base] <= now.At {
 		l.landUntil(now)
 	}
+	if l.told != nil {
+		l.passResets(now)
+	}
 	return now
 }
 
@@ -136,9 +139,9 @@ func (l *Ledger) landUntil(now Moment) {
 	done := 0
 	for ; done < l.slots() && l.slot(done)[0] <= now.At; done++ {
 		at := now.on(l.slot(done)[0])
-		for i, r := range l.plan.rules {
-			if _, n := l.landing(done, l.plan.unit[i]); n > 0 {
-				r.land(l, at, n)
+		for i, u := range l.plan.unit {
+			if _, n := l.landing(done, u); n > 0 {
+				l.land(i, at, n)
 			}
 		}
 		for u := range l.plan.units {

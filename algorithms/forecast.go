@@ -14,7 +14,11 @@ func (l *Ledger) EarliestTotal(now Moment, ahead, cost []int64, headroom int64) 
 			continue
 		}
 		n := ahead[unit] + l.leaving(i, cost[unit], headroom)
-		if e := r.earliestTotal(l, now, n); e > at {
+		e := r.earliestTotal(l, now, n)
+		if l.told != nil && (*l.told)[i].until > now.At {
+			e = min(e, (*l.told)[i].until)
+		}
+		if e > at {
 			at, tier = e, i
 		}
 	}
@@ -80,10 +84,12 @@ func (r *weightedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 }
 
 func (r *calendar) earliestTotal(l *Ledger, now Moment, n int64) int64 {
-	const shortest = 22 * 60 * 60 * 1_000_000 // a day on which clocks are set forward
 	full, _ := rounds(n, r.limit)
-	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), shortest)
+	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), shortestDay)
 }
+
+// shortestDay is a day on which clocks are set forward.
+const shortestDay = 22 * 60 * 60 * 1_000_000
 
 // earliestTotal is exact but for what is in flight, which counts as landed.
 func (r *bucket) earliestTotal(l *Ledger, now Moment, n int64) int64 {

@@ -148,7 +148,7 @@ func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight
 		guard = l.plan.guard
 	}
 	if guard == 0 {
-		l.land(now, cost, held)
+		l.landCost(now, cost, held)
 		return Landed
 	}
 	return l.depart(now.At, min(max(guard, 1<<l.plan.grain), maxWindowUS), cost, held)
@@ -159,7 +159,7 @@ func (l *Ledger) Count(now Moment, cost []int64) { l.count(l.advance(now), cost)
 
 func (l *Ledger) count(now Moment, cost []int64) {
 	l.start(now, cost)
-	l.land(now, cost, false)
+	l.landCost(now, cost, false)
 }
 
 // Spend charges every tier with all that it has left, as if that had been sent until
@@ -174,7 +174,7 @@ func (l *Ledger) Spend(now Moment) {
 		if d, ok := r.(departer); ok {
 			d.depart(l, now, left)
 		}
-		r.land(l, now, left)
+		l.land(i, now, left)
 	}
 }
 
@@ -202,9 +202,9 @@ func (l *Ledger) open(cost []int64, sign int64) {
 func (l *Ledger) Settle(now Moment, cost, actual []int64) {
 	now = l.advance(now)
 	l.open(cost, -1)
-	for i, r := range l.plan.rules {
-		if u := l.plan.unit[i]; l.plan.estimated[u] && actual[u] > 0 {
-			r.land(l, now, actual[u])
+	for i, u := range l.plan.unit {
+		if l.plan.estimated[u] && actual[u] > 0 {
+			l.land(i, now, actual[u])
 		}
 	}
 }
@@ -233,7 +233,7 @@ func (l *Ledger) Unanswered(now Moment, f Flight, cost []int64) {
 func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
 	now = l.advance(now)
 	if l.alight(f, cost) {
-		l.land(now, cost, true)
+		l.landCost(now, cost, true)
 	}
 }
 
@@ -273,7 +273,7 @@ func (l *Ledger) LandHeld(now Moment) {
 			l.word[u] -= n
 		}
 	}
-	l.land(now, held, true)
+	l.landCost(now, held, true)
 	for u := range held {
 		if l.plan.estimated[u] {
 			l.word[u] -= l.unslotted(u)
@@ -286,13 +286,12 @@ func (l *Ledger) LandHeld(now Moment) {
 	}
 }
 
-// land tells every tier of what has been counted, but not of estimates where those
+// landCost tells every tier of what has been counted, but not of estimates where those
 // are open.
-func (l *Ledger) land(at Moment, cost []int64, open bool) {
-	for i, r := range l.plan.rules {
-		u := l.plan.unit[i]
+func (l *Ledger) landCost(at Moment, cost []int64, open bool) {
+	for i, u := range l.plan.unit {
 		if n := cost[u]; n > 0 && !(open && l.plan.estimated[u]) {
-			r.land(l, at, n)
+			l.land(i, at, n)
 		}
 	}
 }

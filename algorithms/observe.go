@@ -7,7 +7,8 @@ type Observation struct {
 	Since int64 // when the request was admitted whose response reports it
 	Cost  int64 // what that request cost of the tier's unit
 	Exact bool  // it is the truth: what the ledger counts beyond it was not counted
-	Reset int64 // microseconds until the count ends, as the response tells; zero if it does not
+	Reset int64 // microseconds until the count ends at the latest, as the response tells; zero if it does not
+	Slack int64 // by how many microseconds sooner than Reset the count may end
 
 	// Before is the instant from which on requests that the ledger has admitted ahead of time
 	// have yet to leave, so that they can't have been counted. If zero, all have left.
@@ -32,9 +33,7 @@ type reading struct {
 	found int64 // when something was last charged for others
 	busy  int64 // until when others are taken to go on
 
-	// What was charged for others beside a reset that is told to come sooner than the tier
-	// would forget it lies apart from what the tier counts, and ends with the reset.
-	others, until int64
+	reset // that the report told
 }
 
 // A windowed rule knows when its current window opened.
@@ -50,7 +49,7 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	if _, ok := r.(*concurrency); ok {
 		return // what is open is known better here
 	}
-	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since {
+	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since || l.reopened(o.Tier) > o.Since {
 		return // it speaks of a window that has ended
 	}
 	o.Used = min(o.Used, l.plan.tiers[o.Tier].Capacity())
@@ -58,61 +57,16 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	if l.plan.estimated[unit] {
 		keep = max(0, keep-l.aloft(unit))
 	}
-	more := l.others(now, o)
-	told := &(*l.told)[o.Tier]
-	if d, ok := r.(departer); ok && more > 0 {
-		d.depart(l, now, more)
-	}
-	switch {
-	case more > 0 && o.Reset > 0 && now.At+o.Reset < l.forgets(o.Tier, now):
-		told.others, told.until = l.apart(o.Tier, now)+more, now.At+o.Reset
+	switch more := l.others(now, o); {
 	case more > 0:
-		r.land(l, now, more)
+		if d, ok := r.(departer); ok {
+			d.depart(l, now, more)
+		}
+		l.landOthers(now, o, more)
 	case o.Exact:
-		r.forget(l, now, keep)
-		told.others = max(0, min(told.others, keep-r.used(l, now)))
+		l.forget(o.Tier, now, keep)
 	}
-}
-
-// forgets is when a tier forgets a unit that lands now, if it forgets all of them at once,
-// and else now.
-func (l *Ledger) forgets(tier int, now Moment) int64 {
-	switch r := l.plan.rules[tier].(type) {
-	case *slidingLog:
-		return r.leaves(l, now.At)
-	case *slidingWindow:
-		return r.leaves(l, now.At)
-	case *fixedWindow:
-		return r.start(now, r.number(now)+1)
-	}
-	return now.At
-}
-
-// apart is what a tier counts of others until a reset.
-func (l *Ledger) apart(tier int, now Moment) int64 {
-	if l.told == nil || (*l.told)[tier].until <= now.At {
-		return 0
-	}
-	return (*l.told)[tier].others
-}
-
-// used is what a tier counts that has landed, with others until a reset.
-func (l *Ledger) used(tier int, now Moment) int64 {
-	return l.plan.rules[tier].used(l, now) + l.apart(tier, now)
-}
-
-// admits is the first instant from now on at which a tier admits n units.
-func (l *Ledger) admits(tier int, now Moment, n int64) int64 {
-	r, apart := l.plan.rules[tier], l.apart(tier, now)
-	at := r.earliest(l, now, n)
-	if apart == 0 {
-		return at
-	}
-	at = max(at, (*l.told)[tier].until)
-	if n+apart > l.plan.tiers[tier].Capacity() {
-		return at
-	}
-	return min(at, r.earliest(l, now, n+apart))
+	l.tellReset(now, o)
 }
 
 // others is what others have used and the tier does not count, as far as it is proved.

@@ -418,7 +418,7 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 				return args
 			}
 			for _, o := range seen {
-				args = append(args, o.Tier+1, o.Used, b.At, cost[q.plan.UnitOf(o.Tier)], bit(o.Exact), o.Until())
+				args = append(args, o.Tier+1, o.Used, b.At, cost[q.plan.UnitOf(o.Tier)], bit(o.Exact), o.Until(), algorithms.Micros(o.Slack))
 			}
 			return args
 		})

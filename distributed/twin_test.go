@@ -32,6 +32,7 @@ type twin struct {
 	ledgerUnit []int              // which unit of the plan each of its units is
 	concurrent bool
 	estimates  bool
+	resets     bool // some were told
 
 	known                    int64 // what would be at this instant or later is not booked
 	alive                    bool  // a state exists
@@ -502,10 +503,12 @@ func (m *twin) cancel(lands int64, cost []int64) bool {
 func (m *twin) observe(a args) {
 	m.advance(m.now)
 	for len(a.rest) > 0 {
-		tier, used, since, cost, exact, reset := int(a.next())-1, a.next(), a.next(), a.next(), a.next() == 1, a.next()
+		tier, used, since, cost, exact := int(a.next())-1, a.next(), a.next(), a.next(), a.next() == 1
+		reset, slack := max(0, a.next()-(m.frontier-m.now)), a.next()
+		m.resets = m.resets || reset > 0
 		if i := slices.Index(m.ledgerTier, tier); i >= 0 {
 			m.ledger.Observe(m.moment(m.frontier), algorithms.Observation{
-				Tier: i, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1, Reset: reset,
+				Tier: i, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1, Reset: reset, Slack: slack,
 			})
 		}
 		if exact {
@@ -597,8 +600,11 @@ func (m *twin) ttl() int64 { return 1000 + (m.fresh()-m.now+999)/1000 }
 // ttlOK tells whether a key lives until nothing in it matters, and at most a
 // guard longer: the script does not play the landings forward to find out.
 func (m *twin) ttlOK(ttl int64) bool {
-	if m.estimates { // nor what becomes of leases
+	switch {
+	case m.estimates: // nor what becomes of leases
 		return ttl >= 1000
+	case m.resets: // nor what resets end
+		return ttl >= m.ttl()
 	}
 	return ttl >= m.ttl() && ttl <= m.ttl()+m.plan.Guard().Milliseconds()+2
 }
@@ -1090,7 +1096,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		s.op = "o"
 		for range 1 + g.IntN(2) {
 			tier := g.IntN(len(g.plan.Tiers()))
-			add(int64(tier)+1, g.Int64N(g.plan.Tiers()[tier].Capacity()+2), max(0, m.now-g.Int64N(1e6)), 1+g.Int64N(3), g.Int64N(2), pick(g, 0, g.Int64N(1e6), g.Int64N(3600e6)))
+			add(int64(tier)+1, g.Int64N(g.plan.Tiers()[tier].Capacity()+2), max(0, m.now-g.Int64N(1e6)), 1+g.Int64N(3), g.Int64N(2), pick(g, 0, g.Int64N(1e6), g.Int64N(3600e6)), pick(g, 0, g.Int64N(2e6)))
 		}
 	case roll == 0:
 		s.op = "q"

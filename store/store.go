@@ -124,6 +124,8 @@ type Observation struct {
 	// Reset is how long after the response the count is told to end, rounded up by
 	// what the provider may have cut off. If zero, the response does not tell.
 	Reset time.Duration
+	// Slack is by how much sooner than Reset the count may end.
+	Slack time.Duration
 	// Full reports that Reset is when the whole limit is free again, as a bucket
 	// reports it, and not the end of a window.
 	Full bool

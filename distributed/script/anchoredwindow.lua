@@ -9,7 +9,7 @@ local OPENING = NEVER -- the hi of a window of which no request has landed yet
 
 local function anchoredWindow(unit, limit, window, precision, total, groups, lo, hi)
   local rolling = slidingWindow(unit, limit, window, precision, total, groups)
-  local rule = {groups = groups}
+  local rule = {groups = groups, reopens = true}
 
   -- What hi becomes when a request lands.
   local function landed(hi, at)
@@ -55,7 +55,7 @@ local function anchoredWindow(unit, limit, window, precision, total, groups, lo,
 
   function rule.forget(now, keep)
     rolling.forget(now, keep)
-    if keep == 0 then lo, hi = 0, 0 end
+    if keep == 0 and aloft[unit] == 0 then lo, hi = 0, 0 end
   end
 
   function rule.expires()

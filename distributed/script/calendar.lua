@@ -16,7 +16,7 @@ local function calendar(unit, limit, longest, ends, count, told, last)
   local first, second, third, fourth, fifth = argument(), argument(), argument(), argument(), argument()
   if wall < first or wall >= fourth then return nil end
   known = math.min(known, (wall < second and third or wall < third and fourth or fifth) - drift)
-  local rule = {}
+  local rule = {reopens = true}
 
   -- Whether the period of a landing has ended by an instant. A wall clock that steps back
   -- does not reopen a period, nor does it make one last longer than any.

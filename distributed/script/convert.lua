@@ -59,7 +59,7 @@ if old then
   end
   local leasesAt = groups + 7 * (1 + old[3]) * (slotCount + poolCount)
   for i, r in ipairs(readRecords(state, leasesAt + 7 * (3 + old[3]) * leaseCount, readingCount, READING)) do
-    tiers[i].others = r[7] > frontier and r[6] or 0
+    tiers[i].others = r[6] > frontier and r[7] or 0
   end
   for _, was in ipairs(tiers) do
     was.others = was.others or 0

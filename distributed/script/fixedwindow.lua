@@ -23,7 +23,7 @@ end
 -- index is the number of the window of the last landing, count the units that landed in
 -- it, and last the instant of that.
 local function fixedWindow(unit, limit, window, phase, index, count, last)
-  local rule = {}
+  local rule = {reopens = true}
 
   -- The number of the window of an instant, after a landing in another one.
   local function indexOf(at, landed, last)

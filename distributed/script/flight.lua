@@ -14,6 +14,7 @@ local frontier -- the latest instant decided on: the next booking is not before 
 local crowd -- how many were charged at that instant
 local capacity = {} -- the largest cost of each tier
 local readings -- what the provider reported of each tier, or empty, see reading.lua
+local own = {} -- of each tier that counts others until a reset, the rule as it would be without them
 
 -- When slot i lands, and how much of a unit it carries.
 local function landing(i, unit)
@@ -40,7 +41,16 @@ local function lastLanding(unit)
   end
 end
 
--- Moves the frontier, and lands the requests whose guard has passed.
+-- Tells tier i of n units that have been counted, with and without others.
+local function land(i, at, n)
+  rules[i].land(at, n)
+  local r = readings[i]
+  if r then r[8] = r[8] + n end
+  if own[i] then own[i].land(at, n) end
+end
+
+-- Moves the frontier, lands the requests whose guard has passed, and ends the counts of
+-- which the end has come.
 local function advance(now)
   if now > frontier then frontier, crowd = now, 0 end
   while firstLanding <= frontier do
@@ -48,11 +58,22 @@ local function advance(now)
     local at = slots[s + 1]
     for i = 1, #rules do
       local n = slots[s + 1 + unitOf[i]]
-      if n > 0 then rules[i].land(at, n) end
+      if n > 0 then land(i, at, n) end
     end
     for u = 1, units do aloft[u] = aloft[u] - slots[s + 1 + u] end
     slots.first = slots.first + 1
     firstLanding = slots.first <= slots.last and landing(slots.first, 0) or NEVER
+  end
+  for i = 1, #readings do
+    local r = readings[i]
+    if r[6] > 0 and r[6] <= frontier then
+      if own[i] then rules[i], own[i] = own[i], nil end
+      if rules[i].reopens then
+        rules[i].forget(frontier, r[8])
+        r[9] = r[6]
+      end
+      r[6], r[7], r[8] = 0, 0, 0
+    end
   end
   return frontier
 end
@@ -60,16 +81,20 @@ end
 -- What tier i counts of others until a reset.
 local function apart(i)
   local r = readings[i]
-  return r and r[7] > frontier and r[6] or 0
+  return r and r[6] > frontier and r[7] or 0
 end
 
 -- The first instant, from the frontier on, at which tier i admits n units.
 local function admits(i, n)
-  local at, others = rules[i].earliest(frontier, n), apart(i)
-  if others == 0 then return at end
-  at = math.max(at, readings[i][7])
-  if n + others > capacity[i] then return at end
-  return math.min(at, rules[i].earliest(frontier, n + others))
+  local at, r, rule = rules[i].earliest(frontier, n), readings[i], rules[i]
+  if not r or r[6] <= frontier then return at end
+  if own[i] then return math.min(at, math.max(r[6], own[i].earliest(frontier, n))) end
+  if rule.reopens then
+    return r[8] + aloft[unitOf[i]] + n <= capacity[i] and math.min(at, r[6]) or at
+  end
+  if r[7] == 0 then return at end
+  at = math.max(at, r[6])
+  return n + r[7] <= capacity[i] and math.min(at, rule.earliest(frontier, n + r[7])) or at
 end
 
 -- The first instant, from the frontier on, at which every tier admits the cost and
@@ -140,7 +165,7 @@ local function charge(at, cost)
     local n, rule = cost[unitOf[i]], rules[i]
     if n > 0 then
       if rule.depart then rule.depart(at) end
-      if guard == 0 and not estimated[unitOf[i]] then rule.land(at, n) end
+      if guard == 0 and not estimated[unitOf[i]] then land(i, at, n) end
     end
   end
   if guard > 0 then depart(at, cost) end

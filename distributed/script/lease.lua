@@ -52,7 +52,7 @@ if concurrent or estimates then
     advance(now)
     for i = 1, #rules do
       local u = unitOf[i]
-      if estimated[u] and settled[u] > 0 then rules[i].land(frontier, settled[u]) end
+      if estimated[u] and settled[u] > 0 then land(i, frontier, settled[u]) end
     end
   end
 end

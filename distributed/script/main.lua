@@ -52,7 +52,8 @@
 --               request is a probe; 3, nothing will tell, and the wait is all.
 --   o  observe  groups of: tier from 1, units that its provider counts, instant at which
 --               the request was admitted whose response says so, what that cost of the
---               tier's unit, 1 if it is exact, how long until the count ends, or 0.
+--               tier's unit, 1 if it is exact, how long until the count ends at the latest,
+--               or 0, and by how much sooner it may end.
 --   q  status   Answers for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
 --   c  charge   for each tier an amount that its provider has counted already.
@@ -198,22 +199,23 @@ elseif op == 'q' then
 elseif op == 'o' then
   advance(now)
   while cursor <= #ARGV do
-    local i, used, since, n, sure, reset = argument(), argument(), argument(), argument(), argument(), argument()
-    local rule, u = rules[i], unitOf[i]
-    used = math.min(used, capacity[i])
-    if not rule.concurrent and not (rule.opened and rule.opened(frontier) > since) then
+    local i, used, since, n, sure, reset, slack = argument(), argument(), argument(), argument(), argument(), argument(), argument()
+    local rule, u, r = rules[i], unitOf[i], readings[i]
+    local ended = rule.opened and rule.opened(frontier) > since or r and r[9] > since
+    used, reset = math.min(used, capacity[i]), math.max(0, reset - (frontier - now))
+    if not rule.concurrent and not ended then
       local keep = estimated[u] and math.max(0, used - aloft[u]) or used
       local more = others(i, used, since, n)
-      local r = readings[i]
-      if more > 0 and rule.depart then rule.depart(frontier) end
-      if more > 0 and reset > 0 and frontier + reset < forgets(i) then
-        r[6], r[7] = apart(i) + more, frontier + reset
-      elseif more > 0 then
-        rule.land(frontier, more)
+      r = readings[i]
+      if more > 0 then
+        if rule.depart then rule.depart(frontier) end
+        landOthers(i, more, reset, slack)
       elseif sure == 1 and since >= exact then
         rule.forget(frontier, keep)
-        r[6] = math.max(0, math.min(r[6], keep - rule.used(frontier)))
+        if own[i] then own[i].forget(frontier, keep) end
+        r[7] = math.max(0, math.min(r[7], keep - rule.used(frontier)))
       end
+      tellReset(i, reset, slack)
     end
     if sure == 1 then exact = math.max(exact, since) end
   end
@@ -223,7 +225,7 @@ elseif op == 'c' then
     local amount, rule = argument(), rules[i]
     if amount > 0 then
       if rule.depart then rule.depart(frontier) end
-      rule.land(frontier, amount)
+      land(i, frontier, amount)
     end
   end
 end

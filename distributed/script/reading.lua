@@ -3,8 +3,10 @@
 --
 -- A reading is when it was received, or 0; the units that it reports; by how much own units
 -- that may have been counted by then exceed it; when something was last charged for others;
--- until when these are taken to go on; and what was charged for them until a reset, and when
--- that is. There is one of each tier, or none.
+-- until when these are taken to go on. Then follows what algorithms/reset.go explains: when
+-- the count ends; what was charged for others until then, beside what the rule counts; what
+-- has landed since it was told; when the window last reopened; and 1 with the four words that
+-- the tier would remember without others, or zeros. There is one reading of each tier, or none.
 
 local MOST_USED = 2 ^ 50 -- more than any tier can hold
 
@@ -18,19 +20,38 @@ local function left(unit)
   return n
 end
 
--- When tier i forgets a unit that lands now, if it forgets all of them at once, and else now.
-local function forgets(i)
-  local t = 5 + units + 6 * (i - 1)
-  local algorithm, window = plan[t], plan[t + 3]
-  if algorithm == LOG or algorithm == WINDOW then return frontier + window end
-  if algorithm == FIXED then return startOf(numberOf(frontier, window, plan[t + 5]) + 1, window, plan[t + 5]) end
-  return frontier
+-- When a count ends that may be the one of which an earlier response has told.
+local function sooner(r, reset, slack)
+  local ends = frontier + reset
+  return r[6] > frontier and r[6] >= ends - slack and math.min(r[6], ends) or ends
+end
+
+-- Charges n units of tier i for others, until the reset if one was told.
+local function landOthers(i, n, reset, slack)
+  local algorithm, window, r = plan[5 + units + 6 * (i - 1)], plan[8 + units + 6 * (i - 1)], readings[i]
+  local stamps = algorithm == LOG or algorithm == WINDOW
+  if reset == 0 or rules[i].reopens or stamps and reset >= window then return land(i, frontier, n) end
+  if stamps then
+    r[7] = apart(i) + n
+  else
+    own[i] = own[i] or ruleOf(plan, 5 + units + 6 * (i - 1), rules[i].words(), 1)
+    rules[i].land(frontier, n)
+  end
+  r[6] = sooner(r, reset, slack)
+end
+
+-- Has the window of tier i reopen at the reset, if all that has landed was counted before it.
+local function tellReset(i, reset, slack)
+  local shortest = plan[5 + units + 6 * (i - 1)] == CALENDAR and 79200000000 or plan[8 + units + 6 * (i - 1)]
+  if rules[i].reopens and reset > slack and 2 * slack < shortest then
+    readings[i][6], readings[i][8] = sooner(readings[i], reset, slack), 0
+  end
 end
 
 -- What others have used of tier i and the tier does not count, as far as it is proved by the
 -- response to a request of n units, admitted at an instant.
 local function others(i, used, since, n)
-  for k = #readings + 1, #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0} end
+  for k = #readings + 1, #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} end
   local r, window = readings[i], plan[5 + units + 6 * (i - 1) + 3]
   -- What has left its window since the request was sent may have been counted still.
   local own = math.min(rules[i].used(math.min(since, frontier)), MOST_USED) + apart(i) + left(unitOf[i])

@@ -4,7 +4,7 @@
 -- then nothing is lost with it.
 local done = math.max(now, frontier, pause)
 if slots.first <= slots.last then done = math.max(done, (landing(slots.last, 0))) end
-for i = 1, #rules do done = math.max(done, rules[i].expires(), apart(i) > 0 and readings[i][7] or 0) end
+for i = 1, #rules do done = math.max(done, rules[i].expires(), apart(i) > 0 and readings[i][6] or 0) end
 for i = 1, #leases do done = math.max(done, leases[i][3]) end
 if estimates then -- what is open lands when a lease ends, and then counts for so long at most
   local landing = done
@@ -16,6 +16,12 @@ if estimates then -- what is open lands when a lease ends, and then counts for s
   end
 end
 local expiry = 1000 + (divMod(done - now + 999, 1000))
+
+for i = 1, #readings do
+  local words, r = own[i] and own[i].words() or '', readings[i]
+  r[10] = own[i] and 1 or 0
+  for w = 1, 4 do r[10 + w] = 7 * w <= #words and parse('>I7', words, 7 * w - 6) or 0 end
+end
 
 local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
   flags % 2 + (starving and 2 or 0) + (probe and 4 or 0) + (probing and 8 or 0), exact, slots.last - slots.first + 1, #pool, #leases, #readings)}
@@ -48,7 +54,7 @@ if pause > now then reply[5], reply[6] = pause, probing and 2 or flags % 2 end
 if op == 'q' then
   -- To know when a tier is unused, all on its way lands; that is not saved.
   local at, resets = frontier, {}
-  for i = 1, #rules do resets[i] = apart(i) > 0 and readings[i][7] or 0 end
+  for i = 1, #rules do resets[i] = apart(i) > 0 and readings[i][6] or 0 end
   if slots.first <= slots.last then advance((landing(slots.last, 0))) end
   for i = 1, #rules do
     local fresh = at

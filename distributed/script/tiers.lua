@@ -25,3 +25,7 @@ queues = queues + 7 * (1 + units) * slotCount
 pool = readRecords(state, queues, poolCount, 1 + units)
 queues = queues + 7 * (1 + units) * poolCount
 readings = readRecords(state, queues + 7 * (3 + units) * leaseCount, readingCount, READING)
+for i = 1, #readings do
+  local words = readings[i][10] == 1 and pack('>I7I7I7I7', spread(readings[i], 11, 14))
+  own[i] = words and ruleOf(plan, 5 + units + 6 * (i - 1), words, 1) or nil
+end
