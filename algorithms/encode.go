@@ -68,7 +68,7 @@ func (l *Ledger) UnmarshalBinary(data []byte) error {
 }
 
 // readingSize is how many numbers a reading is.
-const readingSize = 10 + ownWords
+const readingSize = 12 + ownWords
 
 func bit(b bool) int64 {
 	if b {
@@ -81,7 +81,7 @@ func bit(b bool) int64 {
 func (l *Ledger) readings() (list []int64) {
 	if l.told != nil {
 		for _, r := range *l.told {
-			list = append(list, r.at, r.used, r.short, r.found, r.busy, r.until, r.others, r.landed, r.opened, bit(r.alone))
+			list = append(list, r.at, r.used, r.short, r.found, r.busy, r.until, r.others, r.landed, r.opened, r.try, r.tried, bit(r.alone))
 			list = append(list, r.own[:]...)
 		}
 	}
@@ -101,7 +101,7 @@ func (l *Ledger) setReadings(list []int64) bool {
 		r := list[readingSize*i:]
 		told[i] = reading{
 			at: r[0], used: r[1], short: r[2], found: r[3], busy: r[4],
-			reset: reset{until: r[5], others: r[6], landed: r[7], opened: r[8], alone: r[9] != 0, own: [ownWords]int64(r[10:])},
+			reset: reset{until: r[5], others: r[6], landed: r[7], opened: r[8], try: r[9], tried: r[10], alone: r[11] != 0, own: [ownWords]int64(r[12:])},
 		}
 	}
 	l.told = &told

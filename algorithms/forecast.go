@@ -15,8 +15,8 @@ func (l *Ledger) EarliestTotal(now Moment, ahead, cost []int64, headroom int64) 
 		}
 		n := ahead[unit] + l.leaving(i, cost[unit], headroom)
 		e := r.earliestTotal(l, now, n)
-		if l.told != nil && (*l.told)[i].until > now.At {
-			e = min(e, (*l.told)[i].until)
+		if l.told != nil {
+			e = min(e, l.nextReset(i, now))
 		}
 		if e > at {
 			at, tier = e, i

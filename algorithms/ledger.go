@@ -33,7 +33,8 @@ type Ledger struct {
 	rings *[][]int64 // nil where no tier needs one
 	told  *[]reading // of each tier, nil where none was told
 	last  int64      // the latest instant seen
-	early bool       // groups of stamps leave with their first, for a forecast
+	tries bool       // see Tried
+	early bool       // for a forecast: groups of stamps leave with their first, and after a reset anything may go
 }
 
 // NewLedger returns a ledger of which nothing is used.
@@ -140,6 +141,9 @@ func (l *Ledger) Charge(now Moment, cost []int64, guard int64, held bool) Flight
 }
 
 func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight {
+	if l.told != nil {
+		l.try(now, cost)
+	}
 	l.start(now, cost)
 	if held {
 		l.open(cost, 1)

@@ -9,6 +9,7 @@ type Observation struct {
 	Exact bool  // it is the truth: what the ledger counts beyond it was not counted
 	Reset int64 // microseconds until the count ends at the latest, as the response tells; zero if it does not
 	Slack int64 // by how many microseconds sooner than Reset the count may end
+	Try   bool  // from Reset on, a request may go that a rolling tier or a bucket refuses
 
 	// Before is the instant from which on requests that the ledger has admitted ahead of time
 	// have yet to leave, so that they can't have been counted. If zero, all have left.
@@ -57,13 +58,17 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	if l.plan.estimated[unit] {
 		keep = max(0, keep-l.aloft(unit))
 	}
-	switch more := l.others(now, o); {
+	more, exact := l.others(now, o), o.Exact
+	if later, ok := l.decides(o); ok {
+		keep, exact = keep+later, true
+	}
+	switch {
 	case more > 0:
 		if d, ok := r.(departer); ok {
 			d.depart(l, now, more)
 		}
 		l.landOthers(now, o, more)
-	case o.Exact:
+	case exact:
 		l.forget(o.Tier, now, keep)
 	}
 	l.tellReset(now, o)

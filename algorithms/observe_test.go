@@ -83,7 +83,7 @@ func TestObserveReset(t *testing.T) {
 			without, with, none := g.l.Clone(), g.l.Clone(), g.l.Clone()
 			inFlight := none.InFlight(g.plan.UnitOf(tier))
 			without.Observe(g.now, o)
-			o.Reset = reset
+			o.Reset, o.Try = reset, g.rand.IntN(2) == 0
 			with.Observe(g.now, o)
 			encode(t, &with)
 			cost := g.cost()

@@ -2,7 +2,8 @@ package algorithms
 
 // A reset is when the provider's count of a tier ends, as a response has told. It ends what
 // was charged for others, and reopens the windows of a FixedWindow, an AnchoredWindow and a
-// Calendar. It never makes a request wait longer.
+// Calendar. In all others, the first request from then on goes even if the tier refuses it, and
+// the report of its response is the truth. A reset never makes a request wait longer.
 //
 // How depends on what the tier remembers. In a log and in groups of stamps others lie apart.
 // Of a bucket and of a WeightedWindow the ledger also keeps what they would remember without
@@ -10,8 +11,11 @@ package algorithms
 type reset struct {
 	until  int64 // when the count ends at the latest; zero if that has passed or is not told
 	others int64 // charged until then, apart from what the rule counts
-	landed int64 // units that have landed since it was told, in a window that reopens
+	landed int64 // units that have landed since it was told, or since a request tried
 	opened int64 // when the window last reopened
+
+	try   int64 // from when on one request may try whether the count has ended; zero if none may
+	tried int64 // what try was for the one that has, until a response tells; zero if none has
 
 	alone bool // the rule counts others, and own is what it would remember without them
 	own   [ownWords]int64
@@ -68,26 +72,79 @@ func (l *Ledger) landOthers(now Moment, o Observation, n int64) {
 		}
 		l.plan.rules[o.Tier].land(l, now, n)
 	}
-	told.until = told.sooner(now, o)
+	told.until = sooner(told.until, now, o)
 }
 
 // tellReset has a window reopen at the reset that a report told, if all that has landed was
-// counted before it.
+// counted before it. It has a request try in any other tier, unless one still may.
 func (l *Ledger) tellReset(now Moment, o Observation) {
-	if !l.reopens(o.Tier) || o.Reset <= o.Slack || 2*o.Slack >= l.shortest(o.Tier) {
-		return
-	}
 	told := &(*l.told)[o.Tier]
-	told.until, told.landed = told.sooner(now, o), 0
+	switch reopens := l.reopens(o.Tier); {
+	case reopens && o.Reset > o.Slack && 2*o.Slack < l.shortest(o.Tier):
+		told.until, told.landed = sooner(told.until, now, o), 0
+	case !reopens && o.Try && o.Reset > 0 && (told.try == 0 || told.try > now.At):
+		told.try = sooner(told.try, now, o)
+	}
 }
 
-// sooner is when a count ends that may be the one of which an earlier response has told.
-func (r *reset) sooner(now Moment, o Observation) int64 {
+// sooner is when a count ends that may be the one of which an earlier response has told, to end
+// at an instant.
+func sooner(was int64, now Moment, o Observation) int64 {
 	end := now.At + o.Reset
-	if r.until > now.At && r.until >= end-o.Slack {
-		return min(r.until, end)
+	if was > now.At && was >= end-o.Slack {
+		return min(was, end)
 	}
 	return end
+}
+
+// try notes that a request is charged which tries where that is due.
+func (l *Ledger) try(now Moment, cost []int64) {
+	for i := range *l.told {
+		told, n := &(*l.told)[i], cost[l.plan.unit[i]]
+		if n == 0 || told.try == 0 || told.try > now.At || l.early {
+			continue
+		}
+		told.tried, told.try, told.landed = told.try, 0, 0
+		l.tries = l.tries || l.admits(i, now, n) > now.At
+	}
+}
+
+// Tried reports whether a tier would have refused the last request that was charged, which
+// tries whether a count has ended: the others are to wait for its response.
+func (l *Ledger) Tried() bool {
+	if !l.tries {
+		return false
+	}
+	l.tries = false
+	return true
+}
+
+// Trying reports whether a response is to come that may make a tier admit more.
+func (l *Ledger) Trying(tier int) bool {
+	return tier >= 0 && l.told != nil && (*l.told)[tier].tried > 0
+}
+
+// TryAgain has another request try, because the last that did was not sent.
+func (l *Ledger) TryAgain() {
+	if l.told == nil {
+		return
+	}
+	for i := range *l.told {
+		if told := &(*l.told)[i]; told.tried > 0 {
+			told.try, told.tried = told.tried, 0
+		}
+	}
+}
+
+// decides reports whether a report is of a request that was admitted after one had tried. Then
+// it is the truth, but for later units that have landed.
+func (l *Ledger) decides(o Observation) (later int64, ok bool) {
+	told := &(*l.told)[o.Tier]
+	if told.tried == 0 || o.Since < told.tried {
+		return 0, false
+	}
+	told.tried = 0
+	return max(0, told.landed-o.Cost), true
 }
 
 // shortest is the length of a tier's shortest window.
@@ -153,9 +210,9 @@ func (l *Ledger) passResets(now Moment) {
 		}
 		if l.reopens(i) {
 			l.plan.rules[i].forget(l, now, told.landed)
-			told.opened = told.until
+			told.opened, told.landed = told.until, 0
 		}
-		told.until, told.others, told.landed, told.alone = 0, 0, 0, false
+		told.until, told.others, told.alone = 0, 0, false
 		told.own = [ownWords]int64{}
 	}
 }
@@ -176,10 +233,17 @@ func (l *Ledger) used(tier int, now Moment) int64 {
 // admits is the first instant from now on at which a tier admits n units.
 func (l *Ledger) admits(tier int, now Moment, n int64) int64 {
 	at := l.plan.rules[tier].earliest(l, now, n)
-	if l.told == nil || (*l.told)[tier].until <= now.At {
+	if l.told == nil {
 		return at
 	}
-	return l.admitsBeside(tier, now, n, at)
+	told := &(*l.told)[tier]
+	if told.until > now.At {
+		at = l.admitsBeside(tier, now, n, at)
+	}
+	if told.try > 0 || l.early && told.tried > 0 {
+		at = min(at, max(now.At, told.try))
+	}
+	return at
 }
 
 // admitsBeside is admits where a reset is to come, and the rule admits at an instant.
@@ -200,6 +264,18 @@ func (l *Ledger) admitsBeside(tier int, now Moment, n, at int64) int64 {
 		if n+told.others <= capacity {
 			at = min(at, r.earliest(l, now, n+told.others))
 		}
+	}
+	return at
+}
+
+// nextReset is when the count of a tier ends that a response has told, Never if none has.
+func (l *Ledger) nextReset(tier int, now Moment) int64 {
+	told, at := &(*l.told)[tier], int64(Never)
+	if told.until > now.At {
+		at = told.until
+	}
+	if told.try > 0 || told.tried > 0 {
+		at = min(at, max(now.At, told.try))
 	}
 	return at
 }

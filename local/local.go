@@ -174,7 +174,7 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 	var at int64
 	if b.Flight, at, b.Tier = q.ledger.TakeLeaving(now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
 		b.Verdict, b.At, b.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
-		if q.probe {
+		if q.ledger.Tried() || q.probe {
 			q.startProbe(&b, now, r)
 		}
 		return b, nil
@@ -212,6 +212,9 @@ func (q *quota) hold(b *store.Decision, now algorithms.Moment, r store.Request) 
 		return
 	}
 	at, tier := q.ledger.EarliestLeaving(now, r.Cost, r.Leaves())
+	if q.probing && q.ledger.Trying(tier) {
+		at = now.At
+	}
 	switch b.Wait = now.Until(max(at, q.until)); {
 	case at > q.until:
 		b.Tier = tier
@@ -289,7 +292,10 @@ func (q *quota) Settle(b store.Decision, cost, actual []int64, crossed func([]al
 func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error {
 	q, b = q.lock(b, &cost)
 	q.ledger.Cancel(q.now(), b.Flight, cost)
-	q.probe = q.endProbe(b) || q.probe
+	if q.endProbe(b) {
+		q.ledger.TryAgain()
+		q.probe = true
+	}
 	q.unlockAndTell(store.Eased, 0)
 	return nil
 }
