@@ -71,7 +71,7 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	case exact:
 		l.forget(o.Tier, now, keep)
 	}
-	l.tellReset(now, o)
+	l.tellReset(now, o, more)
 }
 
 // others is what others have used and the tier does not count, as far as it is proved.

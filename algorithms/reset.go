@@ -56,11 +56,11 @@ func (l *Ledger) leavesView(tier int, now Moment) (at int64, ok bool) {
 func (l *Ledger) landOthers(now Moment, o Observation, n int64) {
 	told, end := &(*l.told)[o.Tier], now.At+o.Reset
 	switch leaves, stamps := l.leavesView(o.Tier, now); {
-	case o.Reset == 0 || l.reopens(o.Tier):
+	case o.Reset == 0, stamps && end >= leaves:
 		l.land(o.Tier, now, n)
 		return
-	case stamps && end >= leaves:
-		l.land(o.Tier, now, n)
+	case l.reopens(o.Tier):
+		l.plan.rules[o.Tier].land(l, now, n)
 		return
 	case stamps:
 		told.others = l.apart(o.Tier, now) + n
@@ -76,13 +76,17 @@ func (l *Ledger) landOthers(now Moment, o Observation, n int64) {
 }
 
 // tellReset has a window reopen at the reset that a report told, if all that has landed was
-// counted before it. It has a request try in any other tier, unless one still may.
-func (l *Ledger) tellReset(now Moment, o Observation) {
+// counted before it, and else end what was charged for others with this report. It has a
+// request try in any other tier, unless one still may.
+func (l *Ledger) tellReset(now Moment, o Observation, others int64) {
 	told := &(*l.told)[o.Tier]
 	switch reopens := l.reopens(o.Tier); {
+	case o.Reset == 0:
 	case reopens && o.Reset > o.Slack && 2*o.Slack < l.shortest(o.Tier):
 		told.until, told.landed = sooner(told.until, now, o), 0
-	case !reopens && o.Try && o.Reset > 0 && (told.try == 0 || told.try > now.At):
+	case reopens && others > 0 && told.until <= now.At:
+		told.until, told.landed = now.At+o.Reset, l.plan.rules[o.Tier].used(l, now)-others
+	case !reopens && o.Try && (told.try == 0 || told.try > now.At):
 		told.try = sooner(told.try, now, o)
 	}
 }

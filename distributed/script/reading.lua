@@ -30,7 +30,8 @@ end
 local function landOthers(i, n, reset, slack)
   local algorithm, window, r = plan[5 + units + 6 * (i - 1)], plan[8 + units + 6 * (i - 1)], readings[i]
   local stamps = algorithm == LOG or algorithm == WINDOW
-  if reset == 0 or rules[i].reopens or stamps and reset >= window then return land(i, frontier, n) end
+  if reset == 0 or stamps and reset >= window then return land(i, frontier, n) end
+  if rules[i].reopens then return rules[i].land(frontier, n) end
   if stamps then
     r[7] = apart(i) + n
   else
@@ -40,11 +41,16 @@ local function landOthers(i, n, reset, slack)
   r[6] = sooner(r, reset, slack)
 end
 
--- Has the window of tier i reopen at the reset, if all that has landed was counted before it.
-local function tellReset(i, reset, slack)
+-- Has the window of tier i reopen at the reset, if all that has landed was counted before it,
+-- and else end what was charged for others with this report.
+local function tellReset(i, reset, slack, others)
   local shortest = plan[5 + units + 6 * (i - 1)] == CALENDAR and 79200000000 or plan[8 + units + 6 * (i - 1)]
-  if rules[i].reopens and reset > slack and 2 * slack < shortest then
-    readings[i][6], readings[i][8] = sooner(readings[i], reset, slack), 0
+  local rule, r = rules[i], readings[i]
+  if not rule.reopens or reset == 0 then return end
+  if reset > slack and 2 * slack < shortest then
+    r[6], r[8] = sooner(r, reset, slack), 0
+  elseif others > 0 and r[6] <= frontier then
+    r[6], r[8] = frontier + reset, rule.used(frontier) - others
   end
 end
 
