@@ -82,10 +82,11 @@ func (q *shared) newest() *shared {
 func (q *shared) Change(_ context.Context, plan *algorithms.Plan) error {
 	q.store.mu.Lock()
 	old := q.newest()
+	old.mu.Lock()
 	old.next = &shared{quota: old.convert(plan), store: q.store, key: q.key, openers: old.openers}
 	q.store.quotas[q.key] = old.next
 	q.store.mu.Unlock()
-	old.replanned()
+	old.unlockAndTell(store.Replanned, 0)
 	return nil
 }
 
@@ -334,29 +335,20 @@ func (q *quota) Resume(context.Context) error {
 }
 
 func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
-	for q.next != nil {
-		q = q.next
-	}
+	q, _ = q.lock(store.Decision{})
 	q.convert(plan)
-	q.replanned()
+	q.unlockAndTell(store.Replanned, 0)
 	return nil
 }
 
-// convert makes the successor, which goes on with all that the quota remembers.
+// convert makes the successor, which goes on with all that the quota remembers. It needs
+// q.mu.
 func (q *quota) convert(plan *algorithms.Plan) *quota {
-	q.mu.Lock()
-	defer q.mu.Unlock()
 	q.next = &quota{
 		ledger: plan.Convert(q.ledger, q.now()),
 		until:  q.until, banned: q.banned, probe: q.probe, probing: q.probing, exact: q.exact, epoch: q.epoch,
 	}
 	return q.next
-}
-
-// replanned tells those who wait that the quota has a successor.
-func (q *quota) replanned() {
-	q.mu.Lock()
-	q.unlockAndTell(store.Replanned, 0)
 }
 
 func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
