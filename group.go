@@ -255,6 +255,10 @@ func (s *scope) drop(force bool) bool {
 		return false
 	}
 	t := s.terms.Load()
+	if t.closed { // its Limiters go on refusing, and its quota is closed
+		s.uses.Add(-dropped)
+		return true
+	}
 	if s.waiting() > 0 || !isIdle(t.quota) || !force && s.learned() {
 		s.uses.Add(-dropped)
 		return false

@@ -108,7 +108,7 @@ func (l *Limiter) plain() (*scope, *terms) {
 		return nil, nil
 	}
 	t := s.terms.Load()
-	if !t.plain || s.waiting() > 0 {
+	if !t.plain || t.closed || s.waiting() > 0 {
 		return nil, nil
 	}
 	return s, t
@@ -247,6 +247,9 @@ func (l *Limiter) check(t *terms, d *demand) error {
 			return o.err
 		}
 		around := o.terms()
+		if around.closed {
+			return around.refuse(ErrClosed, -1, 0)
+		}
 		counts, concurrent = counts || around.counts, concurrent || around.concurrent
 	}
 	switch {

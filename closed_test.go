@@ -1,0 +1,75 @@
+package throttle_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/local"
+)
+
+// A closed Limiter stays closed, whatever is done to it.
+func TestClosedStaysClosed(t *testing.T) {
+	t.Run("SetPolicy", func(t *testing.T) {
+		l := mustNew(t, api(throttle.PerHour(10)), nil)
+		l.Close()
+		_ = l.SetPolicy(t.Context(), api(throttle.PerHour(20)))
+		if l.Allow() {
+			t.Error("a closed Limiter allows")
+		}
+		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrClosed) {
+			t.Error(err)
+		}
+	})
+	t.Run("dropped by its Group", func(t *testing.T) {
+		g, err := throttle.NewGroup(api(throttle.PerHour(10)), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := g.For("a")
+		l.Close()
+		for _, key := range []string{"b", "c", "d", "e"} {
+			g.For(key).Allow()
+		}
+		if l.Allow() {
+			t.Error("a closed Limiter allows")
+		}
+	})
+	t.Run("closed once", func(t *testing.T) {
+		s := local.New()
+		a, _ := throttle.NewGroup(api(throttle.PerHour(10)), s)
+		b, _ := throttle.NewGroup(api(throttle.PerHour(10)), s)
+		lb := b.For("k")
+		a.For("k").Close()
+		for _, key := range []string{"x", "y", "z"} {
+			a.For(key).Allow()
+		}
+		la := a.For("k")
+		n := 0
+		for range 20 {
+			for _, l := range []*throttle.Limiter{la, lb} {
+				if l.Allow() {
+					n++
+				}
+			}
+		}
+		if n != 10 {
+			t.Errorf("%d admitted, want 10", n)
+		}
+	})
+}
+
+// Who waits inside a closed quota is refused at once.
+func TestWithinClosedOuter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, outer := within(t, api(throttle.PerHour(1)), api(throttle.PerHour(100)))
+		l.Allow()
+		outer.Close()
+		began := time.Now()
+		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrClosed) || time.Since(began) != 0 {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+	})
+}
