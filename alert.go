@@ -83,12 +83,19 @@ func formatAlertAt(at []int) string {
 	return strings.Join(words, ",")
 }
 
+// alert announces what a request has crossed that was settled, maybe long after the policy
+// changed under which it was admitted.
+func (s *scope) alert(crossed []algorithms.Crossing) { s.adopt().alert(crossed) }
+
 // alert announces the thresholds that were crossed with a charge.
 func (c *compiled) alert(crossed []algorithms.Crossing) {
 	if c.policy.Alert == nil {
 		return
 	}
 	for _, x := range crossed {
+		if x.Tier >= len(c.plan.Tiers()) { // the policy has changed meanwhile
+			continue
+		}
 		tier := c.policy.Tiers[c.plan.Declared(x.Tier)]
 		for _, percent := range c.policy.AlertAt {
 			if x.From < percent && percent <= x.To && alerts(tier) {

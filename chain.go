@@ -75,12 +75,12 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand
 	}
 	var outer []charge
 	a.charge, err = l.own.wait(ctx, s, waitRequest{
-		demand: d, giveUp: giveUp, guard: l.guard, config: l.config, explain: l.explain,
-		ask: func(ctx context.Context, r store.Request) (decision store.Decision, err error) {
+		demand: d, giveUp: giveUp, config: l.config, explain: l.explain,
+		ask: func(ctx context.Context, t *terms, r store.Request) (decision store.Decision, err error) {
 			if d.since.IsZero() { // its place in the outer queues, also when it is called back
 				d.since = time.Now()
 			}
-			decision, outer, err = l.ask(ctx, s, r, d)
+			decision, outer, err = l.ask(ctx, t, r, d)
 			return decision, err
 		},
 	})
@@ -95,7 +95,7 @@ func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand, 
 	if err != nil || l.own.len() > 0 && !t.isFree(cost) {
 		return store.Decision{Tier: -1, Wait: forever}, err
 	}
-	r := store.Request{Cost: cost, Held: d.held, Guard: l.guard(t), WaitSpec: t.fresh(ctx)}
+	r := store.Request{Cost: cost, Held: d.held, Guard: s.guardOf(&d, t), WaitSpec: t.fresh(ctx)}
 	decision, charges, err := l.step(ctx, t, r, d, func(around *admitted) error {
 		_, err := l.outer.tryNow(ctx, d.hold(), around)
 		return err
@@ -107,12 +107,13 @@ func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand, 
 	return decision, t.judge(decision, err, d.now)
 }
 
-// ask is how the first caller in the queue of a nested Limiter asks: it waits in the
-// queues of the outer ones, but not past its own deadline.
-func (l *Limiter) ask(ctx context.Context, s *scope, r store.Request, d demand) (store.Decision, []charge, error) {
-	t := s.terms.Load()
-	if t.closed {
-		return store.Decision{}, nil, &queue.Final{Err: t.refuse(ErrClosed, -1, 0)}
+// ask is how the first caller in the queue of a nested Limiter asks under the terms of its
+// request: it waits in the queues of the outer ones, but not past its own deadline.
+func (l *Limiter) ask(ctx context.Context, t *terms, r store.Request, d demand) (store.Decision, []charge, error) {
+	for o := l; o != nil; o = o.outer {
+		if around := o.terms(); around.closed {
+			return store.Decision{}, nil, &queue.Final{Err: around.refuse(ErrClosed, -1, 0)}
+		}
 	}
 	limited, cancel := ctx, func() {}
 	if r.MaxWait < forever {
@@ -160,7 +161,9 @@ func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand,
 	if !d.held {
 		around.unhold()
 	}
-	around.landUnguarded()
+	if !d.refundable {
+		around.landUnguarded()
+	}
 	return decision, append([]charge{around.charge}, around.outer...), nil
 }
 
@@ -190,32 +193,28 @@ func (l *Limiter) foresee(ctx context.Context, d *demand, giveUp time.Time) erro
 }
 
 func (s *scope) foresee(ctx context.Context, d *demand, giveUp time.Time) error {
-	t := s.terms.Load()
-	cost, err := t.compile(d)
-	if err != nil {
-		return err
+	var refused *queue.Final
+	t, decision, err := s.tryDry(ctx, d)
+	if errors.As(err, &refused) {
+		return refused.Err
 	}
-	dry := store.Request{Cost: cost, Held: true, Guard: s.guard(t), WaitSpec: &store.WaitSpec{DryRun: true}}
-	decision, err := t.quota.TryAcquire(ctx, dry)
 	if err == nil && (decision.Verdict == store.Closed || decision.Verdict == store.Exhausted) {
 		return t.refused(decision)
 	}
 	if giveUp.IsZero() {
 		return nil
 	}
-	q, _, _ := s.line.under(s, s.config)
-	wait, tier, ahead := q.Forecast(dry, queue.Class(classOf(ctx)))
-	if time.Until(giveUp) < wait {
-		return t.refusal(&queue.Refusal{Reason: queue.Late, Tier: tier, Wait: wait, Ahead: ahead})
+	late, err := s.late(ctx, d)
+	if err == nil && time.Until(giveUp) < late.Wait {
+		err = late
 	}
-	return nil
+	return err
 }
 
 // config is that of the queue of a nested Limiter.
 func (l *Limiter) config(t *terms) queue.Config {
 	c := l.scope.Load().config(t)
 	c.Quota = chained{t.quota, l}
-	c.Guard = func() time.Duration { return l.guard(t) }
 	return c
 }
 
@@ -255,15 +254,6 @@ func (l *Limiter) outerChanged(t *terms, change store.Change, left time.Duration
 	case change == store.Slowed:
 		q.Pause(time.Now().Add(left), false, t.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1, Wait: left}))
 	}
-}
-
-// guard returns the guard of this scope's requests, which is learned with the innermost
-// scope that learns.
-func (l *Limiter) guard(t *terms) time.Duration {
-	if !t.auto {
-		return 0
-	}
-	return time.Duration(l.scope.Load().learning().bound.Load())
 }
 
 // Forecast is that of all scopes: a request is admitted when the last of them admits it.

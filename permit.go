@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync/atomic"
 	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
 )
 
 // Admitted is one admitted request: what it was charged in its scope and in those around
@@ -78,7 +80,7 @@ func (a *admitted) release() {
 func (a *admitted) settle(actual Cost) {
 	a.each(func(c *charge) {
 		if c.terms.estimates {
-			c.terms.quota.Settle(c.decision, c.cost, c.terms.actual(c.cost, actual), c.terms.alert)
+			c.terms.quota.Settle(c.decision, c.cost, c.terms.actual(c.cost, actual), c.scope.alert)
 		}
 	})
 }
@@ -93,21 +95,25 @@ func (a *admitted) giveBack(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// unhold has charges land by themselves of which nobody will report anything.
+// unhold has charges land by themselves of which nobody will report anything. No response
+// ends their probe: the next request probes.
 func (a *admitted) unhold() {
 	a.each(func(c *charge) {
-		if c.terms.estimates {
+		if c.terms.estimates || c.decision.Probe {
 			c.terms.quota.Unanswered(c.decision, c.cost)
 		}
 	})
 }
 
 // landUnguarded lands what arrives the instant it is admitted, and was held only as long
-// as it might be refunded.
+// as it might be refunded. Only the response ends a probe.
 func (a *admitted) landUnguarded() {
 	a.each(func(c *charge) {
 		if c.terms.plan.Guard() == 0 && !c.terms.auto {
-			c.arrived()
+			landed := c.decision
+			landed.Probe = false
+			c.terms.quota.Arrived(landed, c.cost)
+			c.decision.Flight = algorithms.Landed
 		}
 	})
 }

@@ -328,7 +328,7 @@ func (c *compiled) replacement(p Policy) (*compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	next.reserves = c.reserves
+	next.reserves, next.plain = c.reserves, next.plain && !c.reserves
 	return next, nil
 }
 
@@ -348,7 +348,7 @@ func (c *compiled) under(plan *algorithms.Plan) *compiled {
 	if err != nil {
 		return c // the plan was valid as it came
 	}
-	next.plan, next.reserves = plan, c.reserves
+	next.plan, next.reserves, next.plain = plan, c.reserves, next.plain && !c.reserves
 	return next
 }
 

@@ -1,10 +1,15 @@
 package throttle_test
 
 import (
+	"context"
+	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/local"
 )
 
 // api is a policy of these tiers.
@@ -45,5 +50,163 @@ func TestSetPolicyAtOnce(t *testing.T) {
 				t.Fatal("refused")
 			}
 		}
+	}
+}
+
+// SetPolicy holds for each Limiter of the quota in this process, whatever it is asked first.
+func TestSetPolicyThroughAnotherHandle(t *testing.T) {
+	for name, ask := range map[string]func(t *testing.T, l *throttle.Limiter){
+		"Allow": func(t *testing.T, l *throttle.Limiter) {
+			if !l.Allow() {
+				t.Error("an unused quota refuses")
+			}
+		},
+		"AllowN": func(t *testing.T, l *throttle.Limiter) {
+			if !l.AllowN(2) {
+				t.Error("an unused quota refuses")
+			}
+		},
+		"TryAcquire": func(t *testing.T, l *throttle.Limiter) {
+			if _, err := l.TryAcquire(nil); err != nil {
+				t.Error(err)
+			}
+		},
+		"Status": func(t *testing.T, l *throttle.Limiter) {
+			s, err := l.Status(t.Context())
+			if err != nil || len(s.Tiers) != 3 || s.Tiers[2].Tier.Limit != 20 {
+				t.Errorf("%v, %v", s, err)
+			}
+		},
+		"Forecast": func(t *testing.T, l *throttle.Limiter) {
+			f, err := l.Forecast(t.Context(), throttle.Cost{"tokens": 4})
+			if err != nil || f.Wait != 0 {
+				t.Errorf("%v, %v", f, err)
+			}
+		},
+		"nested": func(t *testing.T, l *throttle.Limiter) {
+			if !l.Within(mustNew(t, api(throttle.PerHour(7)), nil)).Allow() {
+				t.Error("an unused quota refuses")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := local.New()
+			a, b := mustNew(t, api(throttle.PerHour(10)), s), mustNew(t, api(throttle.PerHour(10)), s)
+			next := api(throttle.PerHour(10), throttle.Tier{Limit: 100, Window: time.Hour, Unit: "tokens"}, throttle.PerDay(20))
+			if err := a.SetPolicy(t.Context(), next); err != nil {
+				t.Fatal(err)
+			}
+			ask(t, b)
+		})
+	}
+}
+
+// An Alert is of the policy's tiers also where it was changed while a request was sent.
+func TestAlertAfterSetPolicy(t *testing.T) {
+	var told []throttle.Alert
+	cents := throttle.Budget(100, "cents", throttle.Month)
+	cents.Estimated = true
+	p := throttle.Policy{Name: "budget", Tiers: []throttle.Tier{cents}, AlertAt: []int{50}, Alert: func(a throttle.Alert) { told = append(told, a) }}
+	l := mustNew(t, p, nil)
+	permit, err := l.Acquire(t.Context(), throttle.Cost{"cents": 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Tiers = []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(100), cents}
+	if err := l.SetPolicy(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	if err := permit.Settle(throttle.Cost{"cents": 60}); err != nil {
+		t.Error(err)
+	}
+	permit.Release()
+	if len(told) != 1 || !strings.Contains(told[0].Tier, "cents") {
+		t.Errorf("alerts: %+v", told)
+	}
+}
+
+// A Forecast does not mix up the costs of two policies.
+func TestForecastUnderSetPolicy(t *testing.T) {
+	tokens := throttle.Tier{Limit: 100, Window: time.Hour, Unit: "tokens"}
+	policies := []throttle.Policy{api(throttle.PerHour(1)), api(throttle.PerHour(1), tokens), api(throttle.PerHour(1), tokens, throttle.Tier{Limit: 5, Window: time.Hour, Unit: "jobs"})}
+	l := mustNew(t, policies[0], nil)
+	outer := mustNew(t, policies[0], nil)
+	nested := mustNew(t, policies[0], nil).Within(l)
+	inner := l.Within(outer)
+	l.Allow()
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg, ops sync.WaitGroup
+	for range 4 {
+		wg.Go(func() { l.Wait(ctx) })
+		wg.Go(func() { nested.Wait(ctx) })
+		wg.Go(func() { inner.Wait(ctx) })
+	}
+	stop := make(chan struct{})
+	time.AfterFunc(time.Second/4, func() { close(stop) })
+	run := func(f func(i int)) {
+		ops.Go(func() {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+					f(i)
+				}
+			}
+		})
+	}
+	run(func(i int) { l.SetPolicy(t.Context(), policies[i%3]) })
+	run(func(i int) { outer.SetPolicy(t.Context(), policies[i%3]) })
+	short := func(l *throttle.Limiter) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		l.Wait(ctx)
+	}
+	for _, l := range []*throttle.Limiter{l, nested, inner} {
+		run(func(int) { l.Forecast(t.Context(), nil) })
+		run(func(int) { short(l) })
+		run(func(int) { l.AllowN(1) })
+	}
+	ops.Wait()
+	cancel()
+	wg.Wait()
+}
+
+// An Alert of an outer quota that panics leaves the key of the inner one unused.
+func TestAlertOfOuterPanics(t *testing.T) {
+	for _, name := range []string{"Allow", "Wait", "queue"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				budget := throttle.Policy{Name: "budget", Tiers: []throttle.Tier{throttle.Budget(100, "", throttle.Month)},
+					AlertAt: []int{1}, Alert: func(throttle.Alert) { panic("alert") }}
+				outer := mustNew(t, budget, nil)
+				inner := api(throttle.PerHour(1))
+				g, err := throttle.NewGroup(inner, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				g.MaxKeys = 1
+				l := g.Within("a", outer)
+				if name == "queue" {
+					g.For("a").Allow()
+				}
+				func() {
+					defer func() {
+						if recover() == nil {
+							t.Error("Alert did not panic")
+						}
+					}()
+					if name == "Allow" {
+						l.Allow()
+					} else {
+						l.Wait(t.Context())
+					}
+				}()
+				time.Sleep(3 * time.Hour)
+				if !g.For("b").Allow() {
+					t.Error("the unused key is not dropped")
+				}
+			})
+		})
 	}
 }

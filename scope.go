@@ -117,7 +117,7 @@ func (s *scope) wait(ctx context.Context, t *terms, d *demand, c *charge) error 
 	if err != nil {
 		return err
 	}
-	*c, err = s.line.wait(ctx, s, waitRequest{demand: *d, giveUp: giveUp, guard: s.guard, config: s.config, explain: (*terms).explain})
+	*c, err = s.line.wait(ctx, s, waitRequest{demand: *d, giveUp: giveUp, config: s.config, explain: (*terms).explain})
 	return err
 }
 
@@ -133,10 +133,7 @@ func (s *scope) tryNow(ctx context.Context, t *terms, d *demand, c *charge) (sto
 	if err != nil || !s.passes(t, &s.line, cost, d.now) {
 		return store.Decision{Tier: -1, Wait: forever}, err
 	}
-	r := store.Request{Cost: cost, Held: d.held, Guard: s.guard(t), WaitSpec: t.fresh(ctx)}
-	if d.refundable && r.Guard == 0 && t.plan.Guard() == 0 && !t.reserves {
-		r.Guard = refundable
-	}
+	r := store.Request{Cost: cost, Held: d.held, Guard: s.guardOf(d, t), WaitSpec: t.fresh(ctx)}
 	decision, err := t.quota.TryAcquire(ctx, r)
 	if err == nil && decision.Verdict == store.Admitted {
 		c.scope, c.terms, c.decision, c.cost = s, t, decision, cost
@@ -207,6 +204,11 @@ func (l *line) len() int {
 func (l *line) under(s *scope, config func(*terms) queue.Config) (*queue.Queue, *terms, int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.underLocked(s, config)
+}
+
+// underLocked is under where l.mu is locked.
+func (l *line) underLocked(s *scope, config func(*terms) queue.Config) (*queue.Queue, *terms, int) {
 	q, t := l.queue.Load(), s.terms.Load()
 	switch {
 	case q == nil:
@@ -232,16 +234,16 @@ func (l *line) renew(s *scope, config func(*terms) queue.Config) {
 type waitRequest struct {
 	demand demand
 	giveUp time.Time
-	guard  func(*terms) time.Duration
 	config func(*terms) queue.Config
 	// explain returns the error for one of the queue's.
 	explain func(*terms, error) error
-	ask     func(context.Context, store.Request) (store.Decision, error)
+	// ask asks for the request under the terms of its cost. If nil, their quota's TryAcquire.
+	ask func(context.Context, *terms, store.Request) (store.Decision, error)
 }
 
 // wait queues, and queues again in the same place where the policy changes meanwhile.
 func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error) {
-	ticket := queue.Ticket{Class: queue.Class(classOf(ctx)), GiveUp: w.giveUp, Ask: w.ask}
+	ticket := queue.Ticket{Class: queue.Class(classOf(ctx)), GiveUp: w.giveUp}
 	ticket.Place.Since = w.demand.since
 	join, rejoins := (*queue.Queue).Wait, false
 	for {
@@ -249,6 +251,8 @@ func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error
 		cost, err := t.compile(&w.demand)
 		if t.closed {
 			err = t.refuse(ErrClosed, -1, 0)
+		} else if t.concurrent && !w.demand.held {
+			err = t.refuse(ErrNeedsPermit, -1, 0)
 		}
 		if err != nil {
 			if rejoins {
@@ -256,7 +260,10 @@ func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error
 			}
 			return charge{}, err
 		}
-		ticket.Request = store.Request{Cost: cost, Held: w.demand.held, Guard: w.guard(t)}
+		ticket.Request = store.Request{Cost: cost, Held: w.demand.held, Guard: s.guardOf(&w.demand, t)}
+		if w.ask != nil {
+			ticket.Ask = func(ctx context.Context, r store.Request) (store.Decision, error) { return w.ask(ctx, t, r) }
+		}
 		ticket.Version, ticket.Free = version, t.isFree(cost)
 		decision, err := join(q, ctx, ticket)
 		switch reason := reasonOf(err); {
@@ -380,6 +387,16 @@ func (s *scope) guard(t *terms) time.Duration {
 	return time.Duration(s.learning().bound.Load())
 }
 
+// guardOf returns how long the request of a demand may take to arrive; zero for what the
+// policy says.
+func (s *scope) guardOf(d *demand, t *terms) time.Duration {
+	guard := s.guard(t)
+	if guard == 0 && t.plan.Guard() == 0 && d.refundable && !t.reserves {
+		return refundable
+	}
+	return guard
+}
+
 // learning returns what responses tell of the network.
 func (s *scope) learning() *network {
 	if n := s.network.Load(); n != nil {
@@ -396,13 +413,7 @@ func (s *scope) longestWay(t *terms) time.Duration {
 
 // forecast returns how long a request would wait that came now.
 func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) {
-	t := s.terms.Load()
-	cost, err := t.compile(&d)
-	if err != nil {
-		return f, err
-	}
-	dry := store.Request{Cost: cost, Held: true, Guard: s.guard(t), WaitSpec: &store.WaitSpec{DryRun: true}}
-	decision, err := t.quota.TryAcquire(ctx, dry)
+	t, decision, err := s.tryDry(ctx, &d)
 	switch {
 	case err != nil:
 		return f, t.explain(err)
@@ -414,10 +425,41 @@ func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) 
 	if s.waiting() == 0 {
 		return f, nil
 	}
-	q, _, _ := s.line.under(s, s.config)
-	wait, tier, ahead := q.Forecast(dry, queue.Class(classOf(ctx)))
-	if f.Ahead = ahead; wait > f.Wait {
-		f.Wait, f.Tier = wait, t.tierName(tier)
+	late, err := s.late(ctx, &d)
+	if err != nil {
+		return f, err
+	}
+	if f.Ahead = late.Ahead; late.Wait > f.Wait {
+		f.Wait, f.Tier = late.Wait, late.Tier
 	}
 	return f, nil
+}
+
+// tryDry asks the quota whether it would admit a request, under the newest plan.
+func (s *scope) tryDry(ctx context.Context, d *demand) (*terms, store.Decision, error) {
+	for t := s.terms.Load(); ; t = s.adopt() {
+		cost, err := t.compile(d)
+		if err != nil {
+			return t, store.Decision{}, &queue.Final{Err: err}
+		}
+		dry := store.Request{Cost: cost, Held: true, Guard: s.guard(t), WaitSpec: &store.WaitSpec{DryRun: true}}
+		decision, err := t.quota.TryAcquire(ctx, dry)
+		if err != nil || decision.Verdict != store.Moved {
+			return t, decision, err
+		}
+	}
+}
+
+// late returns the refusal of a request that came now and had no time to wait.
+func (s *scope) late(ctx context.Context, d *demand) (*WaitError, error) {
+	s.line.mu.Lock() // the policy must not change between the two
+	defer s.line.mu.Unlock()
+	q, t, _ := s.line.underLocked(s, s.config)
+	cost, err := t.compile(d)
+	if err != nil {
+		return nil, err
+	}
+	r := store.Request{Cost: cost, Held: true, Guard: s.guard(t)}
+	wait, tier, ahead := q.Forecast(r, queue.Class(classOf(ctx)))
+	return t.refusal(&queue.Refusal{Reason: queue.Late, Tier: tier, Wait: wait, Ahead: ahead}), nil
 }

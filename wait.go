@@ -138,6 +138,9 @@ func (l *Limiter) Allow() bool {
 		return l.AllowN(1)
 	}
 	d, err := t.quota.TryAcquire(context.Background(), store.Request{Cost: t.one})
+	if d.Verdict == store.Moved {
+		return l.AllowN(1)
+	}
 	return err == nil && d.Verdict == store.Admitted
 }
 
@@ -177,7 +180,7 @@ func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 	case p.charged():
 		return p.start(), nil
 	}
-	e := l.terms().refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
+	e := p.terms.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
 	if f, err := l.Forecast(context.Background(), c); e.Ahead > 0 && err == nil {
 		e.Wait, e.Tier, e.Ahead = f.Wait, f.Tier, f.Ahead
 	}
@@ -191,43 +194,69 @@ func (l *Limiter) admit(ctx context.Context, d demand, a *admitted) error {
 	if err != nil {
 		return err
 	}
-	t := s.terms.Load()
-	if err = l.check(t, &d); err == nil {
+	done := false
+	defer func() {
+		if !done { // it is refused, or an outer policy's Alert panicked
+			s.leave()
+		}
+	}()
+	t, err := l.agree(s, &d)
+	if err == nil {
 		if l.outer == nil {
 			err = s.admit(ctx, t, &d, &a.charge)
 		} else {
 			err = l.admitThrough(ctx, s, t, d, a)
 		}
 	}
-	if err != nil {
-		s.leave()
-		return err
+	if done = err == nil; done {
+		a.announce()
 	}
-	a.announce()
-	return nil
+	return err
 }
 
 // tryNow asks for an admission that needs no waiting. Without one nothing is charged, and
-// the decision says why unless somebody else waits.
+// the decision says why, under a.terms, unless somebody else waits.
 func (l *Limiter) tryNow(ctx context.Context, d demand, a *admitted) (decision store.Decision, err error) {
 	s, err := l.enter()
 	if err != nil {
 		return decision, err
 	}
-	t := s.terms.Load()
-	if err = l.check(t, &d); err == nil {
+	done := false
+	defer func() {
+		if !done { // it is refused, or an outer policy's Alert panicked
+			s.leave()
+		}
+	}()
+	for moved := true; moved; moved = err == nil && decision.Verdict == store.Moved {
+		if a.terms, err = l.agree(s, &d); err != nil {
+			break
+		}
 		if l.outer == nil {
-			decision, err = s.tryNow(ctx, t, &d, &a.charge)
+			decision, err = s.tryNow(ctx, a.terms, &d, &a.charge)
 		} else {
-			decision, err = l.tryThrough(ctx, s, t, d, a)
+			decision, err = l.tryThrough(ctx, s, a.terms, d, a)
+		}
+		if decision.Verdict == store.Moved {
+			s.adopt()
 		}
 	}
-	if err != nil || !a.charged() {
-		s.leave()
-		return decision, err
+	if done = err == nil && a.charged(); done {
+		a.announce()
 	}
-	a.announce()
-	return decision, nil
+	return decision, err
+}
+
+// agree returns the terms under which a demand can be counted, which somebody else may just
+// have set.
+func (l *Limiter) agree(s *scope, d *demand) (*terms, error) {
+	t := s.terms.Load()
+	err := l.check(t, d)
+	if err != nil {
+		if next := s.adopt(); next != t {
+			return next, l.check(next, d)
+		}
+	}
+	return t, err
 }
 
 // check refuses demands that this scope and those around it cannot count.
@@ -391,7 +420,7 @@ func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) 
 	if l.err != nil {
 		return f, l.err
 	}
-	if err := l.check(l.terms(), &d); err != nil {
+	if _, err := l.agree(l.scope.Load(), &d); err != nil {
 		return f, err
 	}
 	for o := l; o != nil; o = o.outer {
@@ -422,8 +451,7 @@ func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
 		if err != nil {
 			return status, err
 		}
-		t := s.terms.Load()
-		one, err := t.quota.Status(ctx)
+		t, one, err := s.status(ctx)
 		s.leave()
 		status.Tiers = append(status.Tiers, t.declared(one.Tiers)...)
 		status.Paused, status.Closed = max(status.Paused, one.Paused), max(status.Closed, one.Closed)
@@ -433,6 +461,18 @@ func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
 	}
 	status.Waiting = l.waiting()
 	return status, nil
+}
+
+// status returns the state of the quota, and the terms whose tiers that has.
+func (s *scope) status(ctx context.Context) (t *terms, status Status, err error) {
+	for t = s.adopt(); ; {
+		status, err = t.quota.Status(ctx)
+		now := s.adopt()
+		if now == t {
+			return t, status, err
+		}
+		t = now
+	}
 }
 
 // declared is the state of the policy's tiers, each with its pace, if it has one.
