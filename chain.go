@@ -148,6 +148,11 @@ func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand,
 	if !around.charged() {
 		return store.Decision{Tier: -1, Wait: forever}, nil, nil
 	}
+	if !d.held && around.concurrent() { // an outer policy has changed since
+		around.refund()
+		around.leave()
+		return store.Decision{}, nil, &queue.Final{Err: around.terms.refuse(ErrNeedsPermit, -1, 0)}
+	}
 	decision, err = t.quota.TryAcquire(ctx, r)
 	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || around.expired() {
 		around.refund()
@@ -214,7 +219,7 @@ func (s *scope) foresee(ctx context.Context, d *demand, giveUp time.Time) error 
 // config is that of the queue of a nested Limiter.
 func (l *Limiter) config(t *terms) queue.Config {
 	c := l.scope.Load().config(t)
-	c.Quota = chained{t.quota, l}
+	c.Quota = chained{t.quota, t.plan, l}
 	return c
 }
 
@@ -222,6 +227,7 @@ func (l *Limiter) config(t *terms) queue.Config {
 // the same callers. It never reserves ahead: see Limiter.step.
 type chained struct {
 	store.Quota
+	plan    *algorithms.Plan // of the quota, in whose units the queue's costs are
 	limiter *Limiter
 }
 
@@ -260,18 +266,11 @@ func (l *Limiter) outerChanged(t *terms, change store.Change, left time.Duration
 // Those who wait for an outer quota elsewhere are not in it. The tiers are numbered from
 // the inner scope outward.
 func (c chained) Forecast() store.Forecast {
-	var f chainForecast
-	for l := c.limiter; l != nil; l = l.outer {
+	f := chainForecast{plan: c.plan}
+	f.add(c.Quota, c.plan)
+	for l := c.limiter.outer; l != nil; l = l.outer {
 		t := l.terms()
-		q, ok := t.quota.(store.Forecaster)
-		if l == c.limiter {
-			f.plan = t.plan
-			q, ok = c.Quota.(store.Forecaster)
-		}
-		if ok {
-			f.scopes = append(f.scopes, scopeForecast{q.Forecast(), t.plan, f.tiers})
-		}
-		f.tiers += len(t.plan.Tiers())
+		f.add(t.quota, t.plan)
 	}
 	return &f
 }
@@ -288,6 +287,13 @@ type scopeForecast struct {
 	store.Forecast
 	plan *algorithms.Plan
 	tier int // the number of its first tier
+}
+
+func (f *chainForecast) add(q store.Quota, plan *algorithms.Plan) {
+	if q, ok := q.(store.Forecaster); ok {
+		f.scopes = append(f.scopes, scopeForecast{q.Forecast(), plan, f.tiers})
+	}
+	f.tiers += len(plan.Tiers())
 }
 
 func (f *chainForecast) Next(r store.Request) (at time.Duration, tier int) {
@@ -329,6 +335,9 @@ func (l *Limiter) explain(t *terms, err error) error {
 		own.Tier -= len(t.plan.Tiers())
 		l = l.outer
 		t = l.terms()
+	}
+	if own.Tier >= len(t.plan.Tiers()) { // the policy has changed since
+		own.Tier = -1
 	}
 	return t.refusal(&own)
 }

@@ -590,7 +590,9 @@ func (q *Queue) Replace(c Config) int {
 func (q *Queue) moved() {
 	q.moving--
 	q.waiting.Add(-1)
-	if w := q.waiters.first(); q.moving == 0 && w != nil {
-		w.look()
+	if q.moving == 0 && q.waiters.len() > 0 {
+		now := time.Now()
+		q.review(now, q.steps(now)) // those behind came back before those ahead
+		q.settle(now, nil)
 	}
 }
