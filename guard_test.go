@@ -23,7 +23,7 @@ type path struct {
 	reused bool          // the connection is there already
 
 	upload func() time.Duration // how long the body takes to be written; nil for no time
-	conn   net.Conn             // what is told of; may be nil
+	conn   net.Conn             // of the trace; may be nil
 }
 
 // A proxied connection goes to a proxy on this host.

@@ -96,7 +96,7 @@ func (l *Ledger) find(f Flight) int {
 	return -1
 }
 
-// alight takes a held cost off its way and tells whether it still was on it.
+// alight removes a held cost from those in flight, and reports whether it still was.
 func (l *Ledger) alight(f Flight, cost []int64) bool {
 	i := l.find(f)
 	if i < 0 {

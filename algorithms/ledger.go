@@ -107,7 +107,7 @@ func (l *Ledger) earliest(now Moment, cost []int64, headroom int64) (at int64, t
 }
 
 // leaving returns n units of a tier, and the headroom that they leave to others, as far as
-// the capacity allows. A budget has none: whoever it refuses is not served later.
+// the capacity allows. A budget has none: a request that it refuses is not served later.
 func (l *Ledger) leaving(tier int, n, headroom int64) int64 {
 	if headroom == 0 || l.plan.tiers[tier].Budget {
 		return n

@@ -154,7 +154,7 @@ func (q *quota) endProbe(b store.Decision, how int) {
 	}
 }
 
-// unheld tells Redis of a probe of which nobody will tell what became.
+// unheld reports to Redis the probes whose response nobody will report.
 func (q *quota) unheld(got []store.Decision, requests []store.Request) {
 	for i, b := range got {
 		if b.Probe && !requests[i].Held {

@@ -39,7 +39,7 @@
 --               no room for is not booked: i is the first of them then.
 --   u  unbook   generation, the guard of these requests (0: the plan's), then groups of: t,
 --               cost. What is booked for later can be lent, but not with estimates, nor in a
---               pause or before a probe; anything else is cancelled. Answers how many of them.
+--               pause or before a probe; anything else is canceled. Answers how many of them.
 --   x  cancel   as u, but nothing is lent: it was decided under another plan.
 --   l  lease    nothing. Only tells what is held, and answers the four numbers of
 --               calendar tiers.

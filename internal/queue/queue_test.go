@@ -37,7 +37,7 @@ func TestNewcomerTakesReservedTime(t *testing.T) {
 }
 
 // TestReviewWakesNext: a newcomer finds that the first waiter is late, and is refused
-// itself; whoever is first then must ask.
+// itself; the first waiter then must ask.
 func TestReviewWakesNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(Config{Quota: quotaOf(t, algorithms.Tier{Limit: 1, Window: sec, Algorithm: algorithms.GCRA}), Aging: 10 * sec})
@@ -305,7 +305,7 @@ func (r *recalls) join() {
 	go func() { _, _ = r.queue.Wait(ctx, ticket) }()
 }
 
-// admit admits whoever is being asked for.
+// admit admits the callers that are being asked for.
 func (r *recalls) admit() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

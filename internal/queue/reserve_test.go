@@ -120,7 +120,7 @@ func TestReserverPartial(t *testing.T) {
 }
 
 // TestReserverCancelsOnce: whatever is answered, late, in part or with errors, and
-// whoever cancels or gives up, whatever class comes and whenever the queue is closed:
+// no matter who cancels or gives up, whatever class comes and whenever the queue is closed:
 // every reservation is used by one caller or canceled once, and none when it has expired.
 func TestReserverCancelsOnce(t *testing.T) {
 	used, canceled := 0, 0
