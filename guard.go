@@ -138,9 +138,11 @@ func (n *network) quick() time.Duration {
 	return known[len(known)/4]
 }
 
-// A journey is what one request tells a network. That of a nil network tells nothing.
+// A journey is what one request tells the networks of its scopes. That of no network tells
+// nothing.
 type journey struct {
-	network  *network
+	network  *network // of the innermost scope that learns, nil if none does
+	others   []*network
 	admitted time.Time
 	guard    time.Duration
 }
@@ -149,23 +151,26 @@ func (n *network) start() journey {
 	if n == nil {
 		return journey{}
 	}
-	return journey{n, time.Now(), time.Duration(n.bound.Load())}
+	return journey{network: n, admitted: time.Now(), guard: time.Duration(n.bound.Load())}
+}
+
+// each calls f for each network.
+func (j journey) each(f func(*network)) {
+	if j.network == nil {
+		return
+	}
+	f(j.network)
+	for _, n := range j.others {
+		f(n)
+	}
 }
 
 func (j journey) connected() {
-	if j.network != nil {
-		j.network.connected(time.Since(j.admitted))
-	}
+	j.each(func(n *network) { n.connected(time.Since(j.admitted)) })
 }
 
 func (j journey) answered(upload time.Duration) {
-	if j.network != nil {
-		j.network.answered(time.Since(j.admitted), upload)
-	}
+	j.each(func(n *network) { n.answered(time.Since(j.admitted), upload) })
 }
 
-func (j journey) refused() {
-	if j.network != nil {
-		j.network.refused(j.guard)
-	}
-}
+func (j journey) refused() { j.each(func(n *network) { n.refused(j.guard) }) }

@@ -139,15 +139,17 @@ func (a *admitted) some(has func(*terms) bool) (any bool) {
 	return any
 }
 
-// network returns what the responses tell of the network, nil if no guard is learned. In
-// several scopes it is that of the innermost that learns.
-func (a *admitted) network() (n *network) {
+// depart begins what the request tells of the network, to each scope that learns its guard.
+func (a *admitted) depart() {
 	a.each(func(c *charge) {
-		if n == nil && c.terms.auto {
-			n = c.scope.learning()
+		switch {
+		case !c.terms.auto:
+		case a.journey.network == nil:
+			a.journey = c.scope.learning().start()
+		default:
+			a.journey.others = append(a.journey.others, c.scope.learning())
 		}
 	})
-	return n
 }
 
 // A Permit is one admitted request. Until Arrived or Cancel it is in flight: it counts as
@@ -173,7 +175,7 @@ const (
 // start begins what the Permit reports.
 func (p *Permit) start() *Permit {
 	p.leave()
-	p.journey = p.network().start()
+	p.depart()
 	return p
 }
 

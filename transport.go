@@ -138,7 +138,7 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 		a.leave()
 		return err
 	}
-	a.journey = a.network().start()
+	a.depart()
 	return nil
 }
 
