@@ -459,7 +459,7 @@ func TestFleetLaws(t *testing.T) {
 	t.Parallel()
 	for range soak.Times(1) {
 		for _, p := range randomPolicies() {
-			fleetLaws(t, p, task{Cost: 3}, 0.75)
+			fleetLaws(t, p, task{Cost: 3}, 0.65) // costs of 3 leave a rest in every window of every tier
 			fleetLaws(t, p, task{Cancel: 0.7}, 0.65)
 		}
 	}
