@@ -95,7 +95,7 @@ func (a *admitted) giveBack(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// unhold has charges land by themselves of which nobody will report anything. No response
+// unhold lets charges land by themselves whose requests nobody will report. No response
 // ends their probe: the next request probes.
 func (a *admitted) unhold() {
 	a.each(func(c *charge) {

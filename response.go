@@ -215,7 +215,7 @@ type peekedBody struct {
 
 func (p *peekedBody) fill() {
 	defer close(p.done)
-	defer func() { // whoever reads on can recover it
+	defer func() { // the caller that reads on can recover the panic
 		v := recover()
 		p.mu.Lock()
 		defer p.mu.Unlock()

@@ -79,7 +79,7 @@ type Reservation struct {
 	State int64         // which state of the store it is charged to
 }
 
-// Expired tells whether the booking can't be used any more. It looks at the wall clock
+// Expired reports whether the time can't be used any more. It looks at the wall clock
 // too, since the monotonic one stands still while a machine is suspended.
 func (a *Reservation) Expired(now time.Time) bool {
 	return now.After(a.End) || now.Round(0).After(a.End.Round(0))
@@ -183,7 +183,7 @@ type WaitSpec struct {
 	Headroom int64 // percent of a tier's capacity; zero where it does not yield
 }
 
-// IsDryRun tells whether the request only asks.
+// IsDryRun reports whether the request only asks.
 func (r Request) IsDryRun() bool { return r.WaitSpec != nil && r.DryRun }
 
 // Leaves is the headroom that the request leaves to others, in percent.
