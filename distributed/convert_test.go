@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // An arrival is how many units were admitted at an instant.
@@ -59,7 +60,7 @@ func (r *releases) call(release int, units, cost int64) int64 {
 }
 
 func newReleases(t *testing.T, guard time.Duration, specs ...string) *releases {
-	r := &releases{T: t, subject: mini(t), at: 1_700_000_000_000_000}
+	r := &releases{T: t, subject: real(t), at: 1_700_000_000_000_000}
 	for _, spec := range specs {
 		r.plans = append(r.plans, planOf(t, guard, spec))
 	}
@@ -74,6 +75,7 @@ func newReleases(t *testing.T, guard time.Duration, specs ...string) *releases {
 // larger limit. Where each remembers instants, what one admits fits its own limit, over what
 // both have admitted, and it refuses nothing else.
 func TestReleasesByTurns(t *testing.T) {
+	t.Parallel()
 	for _, tc := range []struct {
 		specs  [2]string
 		exact  bool  // both remember all instants that either counts
@@ -124,6 +126,7 @@ func pickOf(g *rand.Rand, list ...int64) int64 { return list[g.IntN(len(list))] 
 
 // Logs lose nothing: releases by turns admit all that their own limits have room for.
 func TestReleasesLoseNothing(t *testing.T) {
+	t.Parallel()
 	g := rand.New(rand.NewPCG(1, 1))
 	for _, specs := range [][]string{{"50/m", "100/2m"}, {"5/s", "100/h", "10/m"}} {
 		r := newReleases(t, 0, specs...)
@@ -141,8 +144,13 @@ func TestReleasesLoseNothing(t *testing.T) {
 
 // A state that the script converts decides as the ledger that Plan.Convert returns.
 func TestConvertTwins(t *testing.T) {
-	s := mini(t)
-	for seed := range uint64(300) {
+	t.Parallel()
+	t.Run("miniredis", func(t *testing.T) { convertTwins(t, mini(t), soak.Times(40)) })
+	t.Run("redis", func(t *testing.T) { convertTwins(t, real(t), soak.Times(300)) })
+}
+
+func convertTwins(t *testing.T, s *subject, seeds int) {
+	for seed := range uint64(seeds) {
 		g := rand.New(rand.NewPCG(seed, 1))
 		tier := func() algorithms.Tier {
 			return algorithms.Tier{
