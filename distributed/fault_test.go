@@ -224,6 +224,7 @@ func (s *spy) DialHook(next redis.DialHook) redis.DialHook {
 }
 
 func TestFaults(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		run  func(*testing.T)

@@ -96,6 +96,7 @@ func TestPeersRow07NeverIsAnError(t *testing.T) {
 // redis_rate is a bucket whose burst is the limit: of "20 per 2 s" it admitted 39 in
 // the first 1.99 s.
 func TestPeersRow08AWindowIsAWindow(t *testing.T) {
+	t.Parallel()
 	inMemory(t, exact(per(2*sec, 20, throttle.SlidingLog)), func(t *testing.T, l *throttle.Limiter, set func(time.Time)) {
 		admitted := 0
 		for d := time.Duration(0); d < 1990*ms; d += 10 * ms {
@@ -178,6 +179,7 @@ func TestPeersRow10NoErrorsInACrowd(t *testing.T) {
 // go-redisstore rounds the life of its keys to seconds: a window of half a second
 // became none, the key was deleted and all of 1,000 calls were admitted.
 func TestPeersRow11HalfASecond(t *testing.T) {
+	t.Parallel()
 	for _, a := range append(rolling, throttle.SlidingWindow) {
 		inMemory(t, exact(per(500*ms, 5, a)), func(t *testing.T, l *throttle.Limiter, _ func(time.Time)) {
 			admitted := 0
@@ -225,6 +227,7 @@ func TestPeersRow12PolledFasterThanItRefills(t *testing.T) {
 // valkeylimiter counts denials, and takes the time from its clients: one whose clock
 // was 61 s ahead reset the window for all.
 func TestPeersRow13DenialsAndClientClocks(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		s.SetTime(beginning)
 		p := exact(throttle.PerMinute(5))

@@ -571,6 +571,7 @@ func TestFleetRefusesAtOnce(t *testing.T) {
 // A pause holds for the whole fleet, also for those with a booking, and a shorter one
 // does not end it. After it the tiers still hold.
 func TestFleetPause(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		p := policy(per(sec, 50, throttle.TokenBucket), per(2*sec, 80, throttle.SlidingLog))
 		p.Tiers[0].Burst = 5
@@ -639,6 +640,7 @@ func checkOpen(t *testing.T, most int, from, to time.Time, workers ...*worker) (
 // Three processes share four permits, which are leased: never are more open, and all
 // of them most of the time.
 func TestFleetConcurrency(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		k := task{Policy: policy(throttle.Tier{Limit: 4, Algorithm: throttle.Concurrency}).String(), Callers: 4, For: 2 * sec, Hold: 50 * ms}
 		workers := startMembers(t, s, ms/2, ms/2, ms/2)
@@ -731,6 +733,7 @@ func TestFleetStopped(t *testing.T) {
 // costs little more than a call an admission. (More stand in line than are admitted
 // at once: of what nobody waits for, who is nearer takes more.)
 func TestFleetFairness(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		tiers := []throttle.Tier{per(500*ms, 10, throttle.SlidingLog), per(4*sec, 60, throttle.SlidingLog)}
 		workers := startMembers(t, s, 2*ms, ms/2, ms/2)
@@ -772,6 +775,7 @@ func TestFleetFairness(t *testing.T) {
 
 // In a steady flow too, with more waiters than can book within the horizon.
 func TestFleetFairnessInAFlow(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		tier := per(sec, 50, throttle.TokenBucket)
 		tier.Burst = 5
@@ -790,6 +794,7 @@ func TestFleetFairnessInAFlow(t *testing.T) {
 // Two processes ask for far more than there is, and a third now and then, for those who
 // wait. With classes these go ahead of the job, which gets the rest.
 func TestFleetClasses(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		tier := per(sec, 40, throttle.GCRA)
 		tier.Burst = 4
@@ -832,6 +837,7 @@ func TestFleetClasses(t *testing.T) {
 
 // TestFleetHeadroom: what a job leaves in one process the others have in another, at once.
 func TestFleetHeadroom(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		p := policy(per(time.Hour, 100, throttle.SlidingLog))
 		p.Name, p.Headroom = "fleet", 20
@@ -907,6 +913,7 @@ func scriptCalls(t *testing.T, s *redistest.Server) (n int) {
 // the quota: what was spent counts, the larger limit holds for all of them and the
 // smaller one for those who know of it.
 func TestFleetRollingDeployment(t *testing.T) {
+	t.Parallel()
 	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.FixedWindow, throttle.TokenBucket} {
 		t.Run(a.String(), func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -928,6 +935,7 @@ func TestFleetRollingDeployment(t *testing.T) {
 // Nothing that was spent is forgotten when processes with different limits take turns,
 // and what is still unused of the larger one is lost to nobody for long.
 func TestRollingDeploymentForgetsNothing(t *testing.T) {
+	t.Parallel()
 	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.WeightedWindow, throttle.FixedWindow,
 		throttle.AnchoredWindow, throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA} {
 		t.Run(a.String(), func(t *testing.T) {

@@ -60,6 +60,7 @@ func serverTime(t testing.TB, rdb *redis.Client, calls int, call func()) float64
 
 // TestNumbers: products that no double holds are divided exactly.
 func TestNumbers(t *testing.T) {
+	t.Parallel()
 	number, err := scriptFiles.ReadFile("script/number.lua")
 	if err != nil {
 		t.Fatal(err)
@@ -67,22 +68,25 @@ func TestNumbers(t *testing.T) {
 	source := string(number) + `
 		local q, r = mulDiv(tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]))
 		return {string.format('%.0f', q), string.format('%.0f', r)}`
-	for _, s := range []*subject{newSubject(t, mini(t).rdb, source, nil), newSubject(t, real(t).rdb, source, nil)} {
-		for range 5_000 {
-			upTo := func(most int64) int64 { return rand.Int64N(1 << rand.IntN(bits.Len64(uint64(most)))) }
-			a, b, c := upTo(1<<52), upTo(1<<51), 1+upTo(1<<51)
-			if rand.IntN(2) == 0 { // quotients just below a whole number
-				c = 1 + upTo(1<<26)
-				a, b = 1, c*(1+upTo(1<<52/c))-1
-			}
-			got, err := s.eval(nil, a, b, c).StringSlice()
-			q, r := new(big.Int).QuoRem(new(big.Int).Mul(big.NewInt(a), big.NewInt(b)), big.NewInt(c), new(big.Int))
-			if q.BitLen() > 53 {
-				q, r = big.NewInt(1<<53), new(big.Int)
-			}
-			if err != nil || got[0] != q.String() || got[1] != r.String() {
-				t.Fatalf("%d × %d ÷ %d: got %v, %v, want %v rest %v", a, b, c, got, err, q, r)
-			}
+	t.Run("miniredis", func(t *testing.T) { multiply(t, newSubject(t, mini(t).rdb, source, nil), 1_000) })
+	t.Run("redis", func(t *testing.T) { multiply(t, newSubject(t, real(t).rdb, source, nil), 10_000) })
+}
+
+func multiply(t *testing.T, s *subject, times int) {
+	for range times {
+		upTo := func(most int64) int64 { return rand.Int64N(1 << rand.IntN(bits.Len64(uint64(most)))) }
+		a, b, c := upTo(1<<52), upTo(1<<51), 1+upTo(1<<51)
+		if rand.IntN(2) == 0 { // quotients just below a whole number
+			c = 1 + upTo(1<<26)
+			a, b = 1, c*(1+upTo(1<<52/c))-1
+		}
+		got, err := s.eval(nil, a, b, c).StringSlice()
+		q, r := new(big.Int).QuoRem(new(big.Int).Mul(big.NewInt(a), big.NewInt(b)), big.NewInt(c), new(big.Int))
+		if q.BitLen() > 53 {
+			q, r = big.NewInt(1<<53), new(big.Int)
+		}
+		if err != nil || got[0] != q.String() || got[1] != r.String() {
+			t.Fatalf("%d × %d ÷ %d: got %v, %v, want %v rest %v", a, b, c, got, err, q, r)
 		}
 	}
 }
@@ -101,11 +105,13 @@ func value(t *testing.T, s *subject, plan *algorithms.Plan) string {
 
 // TestForeignValues: what is no state, or not a whole one, is an error and stays.
 func TestForeignValues(t *testing.T) {
-	t.Run("miniredis", func(t *testing.T) { foreignValues(t, mini(t)) })
-	t.Run("redis", func(t *testing.T) { foreignValues(t, real(t)) })
+	t.Parallel()
+	t.Run("miniredis", func(t *testing.T) { foreignValues(t, mini(t), 7) })
+	t.Run("redis", func(t *testing.T) { foreignValues(t, real(t), 1) })
 }
 
-func foreignValues(t *testing.T, s *subject) {
+// foreignValues cuts a value after each so many bytes, among others.
+func foreignValues(t *testing.T, s *subject, each int) {
 	ctx := context.Background()
 	refused := func(v, want string) {
 		t.Helper()
@@ -142,7 +148,7 @@ func foreignValues(t *testing.T, s *subject) {
 				rings += 7 + 7*int(tier.Limit)
 			}
 		}
-		for n := head; n < len(v)-rings/8; n++ { // behind a body with rings there is a reserve
+		for n := head; n < len(v)-rings/8; n += each { // behind a body with rings there is a reserve
 			refused(v[:n], "THROTTLE corrupt")
 		}
 		if rings == 0 {
@@ -176,6 +182,7 @@ func foreignValues(t *testing.T, s *subject) {
 // TestPolicyChange: a changed limit keeps what has been spent, on its way or landed,
 // for each algorithm, up and down.
 func TestPolicyChange(t *testing.T) {
+	t.Parallel()
 	t.Run("miniredis", func(t *testing.T) { policyChange(t, mini(t)) })
 	t.Run("redis", func(t *testing.T) { policyChange(t, real(t)) })
 }
@@ -453,9 +460,12 @@ func TestNews(t *testing.T) {
 	}
 }
 
-// TestSpeed tells what a call costs the server. It judges nothing: machines
-// differ. The state has 60 slots.
+// TestSpeed tells what a call costs the server, to those who read it. It judges nothing:
+// machines differ. The state has 60 slots.
 func TestSpeed(t *testing.T) {
+	if !testing.Verbose() {
+		t.Skip("it only tells figures: -v prints them")
+	}
 	rdb := redistest.Start(t).Client()
 	ctx := context.Background()
 	told, now := newSubject(t, rdb, toldScript, nil), newSubject(t, rdb, scriptSource, func(time.Time) {})

@@ -30,10 +30,13 @@ var breaks = map[string]string{
 // The store keeps the contract of package store, but for what it breaks, in virtual time and
 // with a real server.
 func TestStore(t *testing.T) {
+	t.Parallel()
 	t.Run("virtual", func(t *testing.T) {
+		t.Parallel()
 		storetest.Run(t, storetest.Config{Open: virtualStore, Lag: 200 * ms, LandsWithGuard: true, Breaks: breaks})
 	})
 	t.Run("redis", func(t *testing.T) {
+		t.Parallel()
 		server := redistest.Start(t)
 		storetest.Run(t, storetest.Config{
 			Open: func(t testing.TB) store.Store {
@@ -101,13 +104,14 @@ func (q plantedQuota) Cancel(some []store.Decision) {
 	}
 }
 
-// A fault of reservations fails the parts of the suite that are about it, and no other.
+// A fault of reservations fails the parts of the suite that are about it, and no other. Each
+// passes where another fault is planted.
 func TestStoreFaults(t *testing.T) {
+	t.Parallel()
 	for name, f := range map[string]struct {
 		breaks string // the parts, apart by spaces
 		fault  planted
 	}{
-		"none": {"", planted{}},
 		"answers out of order": {"Reserve", planted{reserve: func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 			q.Reserve(behind, requests, func(got []store.Decision, err error) {
 				slices.Reverse(got)

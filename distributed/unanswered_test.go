@@ -40,6 +40,7 @@ func admit(t *testing.T, q store.Quota, r store.Request) store.Decision {
 // A request without a response has arrived when its guard has passed, and not before: what
 // was estimated of it counts for a window from then on, with Redis and without.
 func TestUnansweredLandsWithItsGuard(t *testing.T) {
+	t.Parallel()
 	tier := throttle.Tier{Limit: 100, Window: 10 * sec, Unit: "tokens", Estimated: true}
 	unanswered := func(t *testing.T, s *distributed.Store) {
 		q := quota(t, s, "unanswered", plan(t, 5*sec, tier))
@@ -114,6 +115,7 @@ func TestIdle(t *testing.T) {
 // A quota that was closed leaves nothing behind once what was admitted has ended: no
 // subscription, no timer, and no call.
 func TestCloseLeavesNothing(t *testing.T) {
+	t.Parallel()
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		p := plan(t, 50*ms, per(hour, 100, throttle.SlidingLog), throttle.Tier{Limit: 2, Algorithm: throttle.Concurrency})
 		rdb := process(0, ms)
@@ -133,7 +135,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		}
 		q.Release(b, r.Cost)
 		time.Sleep(sec)
-		admit(t, other, r)
+		other.Release(admit(t, other, r), r.Cost)
 		calls := rdb.PoolStats().Hits
 		time.Sleep(hour)
 		if n := rdb.PoolStats().Hits - calls; n > 0 {

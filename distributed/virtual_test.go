@@ -180,6 +180,7 @@ func (p *provider) check(t *testing.T) {
 // After a pause one request of all processes tries, and nothing else is sent before its
 // response is in, however far away the processes are.
 func TestFleetProbes(t *testing.T) {
+	t.Parallel()
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		base := &provider{takes: time.Millisecond, refusals: []time.Duration{sec, sec, sec, sec, 2 * sec, sec}}
 		var clients []*http.Client
@@ -255,6 +256,7 @@ func TestFleetProbeUntold(t *testing.T) {
 // What was reserved before a pause is not sent after it, however late its time: the
 // request that tries would not go alone.
 func TestFleetPauseVoidsReservations(t *testing.T) {
+	t.Parallel()
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		base := &provider{takes: 100 * time.Millisecond, refusals: []time.Duration{sec}}
 		var wg sync.WaitGroup
