@@ -551,7 +551,6 @@ func pausedUnheard(t *testing.T) {
 
 func (f *fleet) pause(fault string, heard time.Duration) {
 	f.t.Helper()
-	time.Sleep(watch / 2) // until all listen
 	began := time.Now()
 	if err := f.limiters[0].Pause(context.Background(), sec); err != nil {
 		f.t.Fatal(err)
@@ -576,7 +575,9 @@ func goneWithShares(t *testing.T, p throttle.Policy, capacity int) {
 	until(t, "the fleet goes on without Redis", func() bool { return len(f.between(began, time.Now())) >= callers+enough })
 	alone := len(f.between(began, time.Now())) - callers
 	s.Restart()
-	f.finish("kill -9 and restart, with shares, "+p.Tiers[0].String(), time.Now(), 2*capacity)
+	over := time.Now()
+	until(t, "all processes have asked Redis again", func() bool { return f.lost.Load() >= 3 })
+	f.finish("kill -9 and restart, with shares, "+p.Tiers[0].String(), over, 2*capacity)
 	status, err := f.limiters[0].Status(context.Background())
 	if err != nil {
 		t.Fatal(err)

@@ -606,6 +606,39 @@ func TestFleetPause(t *testing.T) {
 	})
 }
 
+// A process that has just begun to wait has no subscription yet, and hears of a pause when it
+// has: a connection, SUBSCRIBE and a question later, four trips at most whenever the pause comes.
+// Until then it admits what was answered before the pause.
+func TestFleetPauseAtStart(t *testing.T) {
+	t.Parallel()
+	const trip, length = 20 * ms, 400 * ms
+	for at := 3 * trip; at < 15*trip; at += 5 * ms {
+		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+			tier := per(sec, 100, throttle.GCRA)
+			tier.Burst = 1
+			w := startMembers(t, s, trip)
+			if err := w[0].rdb.Ping(t.Context()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			w[0].begin(task{Policy: exact(tier).String(), Callers: 8, For: length + 15*trip})
+			p := exact(tier)
+			p.Name = "fleet"
+			time.Sleep(at)
+			l := limiter(t, p, distributed.New(near(t, s), distributed.Options{}))
+			began := time.Now()
+			if err := l.Pause(context.Background(), length); err != nil {
+				t.Fatal(err)
+			}
+			told := time.Now()
+			for _, e := range finish(t, w...) {
+				if late := time.UnixMicro(e.At).Sub(told); late > 4*trip && e.At < began.Add(length).UnixMicro() {
+					t.Errorf("paused at %v: one was admitted %v after that", at, late)
+				}
+			}
+		})
+	}
+}
+
 // checkOpen checks that never more than so many were open, as the workers stamped
 // them, and returns how many were between two instants on average.
 func checkOpen(t *testing.T, most int, from, to time.Time, workers ...*worker) (average float64) {

@@ -53,6 +53,10 @@
 // once where nothing is. After a pause one request of the whole fleet goes first, and the
 // others follow its response. If that takes longer than a second, the next one goes then.
 //
+// Who sleeps until a time is told of a pause at once. A process that has just begun to wait
+// subscribes first: until then, for up to four trips to Redis, it admits what was answered
+// before the pause.
+//
 // # Changes of a policy
 //
 // A policy can change while it is in use. What is charged stays charged, and what this
