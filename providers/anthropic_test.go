@@ -17,10 +17,11 @@ func message(t *testing.T, model string, prompt, most int, stream bool) *http.Re
 	t.Helper()
 	text := strings.Repeat("word", prompt-1) + " one" // a space: it is text
 	return postJSON(t, "https://api.anthropic.com/v1/messages",
-		fmt.Sprintf(`{"model":%q,"max_tokens":%d,"stream":%t,"messages":[{"role":"user","content":%q}]}`, model, most, stream, text))
+		fmt.Sprintf(`{"model":%q,"max_tokens":%d,"stream":%t,"messages":[{"role":"user","content":"%s"}]}`, model, most, stream, text))
 }
 
 func TestAnthropic(t *testing.T) {
+	d := long(5 * time.Minute)
 	for _, load := range []struct {
 		name         string
 		prompt, most int
@@ -28,8 +29,9 @@ func TestAnthropic(t *testing.T) {
 		want         float64 // a minute
 	}{
 		{"many small requests", 10, 4, false, 100},
-		{"large answers", 10, 400, false, 8_000 / 100},
-		{"streams of large answers", 10, 400, true, 8_000 / 100},
+		// An answer takes 100 tokens, and for the 1.6 s until its end 300 more are set aside.
+		{"large answers", 10, 400, false, 8_000 / (100 + 300*1.6/60)},
+		{"streams of large answers", 10, 400, true, 8_000 / (100 + 300*1.6/60)},
 		{"large prompts", 1_500, 100, true, 30_000 / 1_500},
 	} {
 		t.Run(load.name, func(t *testing.T) {
@@ -37,10 +39,10 @@ func TestAnthropic(t *testing.T) {
 				api := standin.Anthropic(100, 30_000, 8_000)
 				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = standin.Between(200*time.Millisecond, 3*time.Second)
-				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, 10*time.Minute, func(int) *http.Request {
+				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, d, func(int) *http.Request {
 					return message(t, "claude-sonnet-4-5", load.prompt, load.most, load.stream)
 				})
-				unrefused(t, api, 0.9*10*load.want)
+				unrefused(t, api, 0.9*d.Minutes()*load.want)
 			})
 		})
 	}
@@ -82,17 +84,18 @@ func TestAnthropicResetIsTheTimeOfTheFullRefill(t *testing.T) {
 
 // A prompt that is read from the cache is estimated and then found to be free.
 func TestAnthropicCachedInput(t *testing.T) {
+	d := long(2 * time.Minute)
+	cached := strings.Repeat("long prompt ", 1_000) // 3,000 tokens
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stream %t", stream), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := standin.Anthropic(100, 30_000, 8_000)
 				api.Hold = standin.Between(200*time.Millisecond, 3*time.Second)
-				cached := strings.Repeat("long prompt ", 1_000) // 3,000 tokens
-				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, 4*time.Minute, func(int) *http.Request {
+				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, d, func(int) *http.Request {
 					return postJSON(t, "https://api.anthropic.com/v1/messages",
-						fmt.Sprintf(`{"model":"claude-opus-4-1","max_tokens":40,"stream":%t,"system":%q,"messages":[{"role":"user","content":"Go on."}]}`, stream, cached))
+						fmt.Sprintf(`{"model":"claude-opus-4-1","max_tokens":40,"stream":%t,"system":"%s","messages":[{"role":"user","content":"Go on."}]}`, stream, cached))
 				})
-				unrefused(t, api, 0.9*4*100)
+				unrefused(t, api, 0.9*d.Minutes()*100)
 			})
 		})
 	}

@@ -21,6 +21,7 @@ func private(t *testing.T, path string) *http.Request {
 }
 
 func TestCoinbaseExchange(t *testing.T) {
+	d := long(time.Minute)
 	for _, load := range []struct {
 		name string
 		rate float64 // a second
@@ -35,8 +36,8 @@ func TestCoinbaseExchange(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := standin.CoinbaseExchange()
 				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-				saturate(t, over(t, providers.CoinbaseExchange(), api), 8, 2*time.Minute, func(int) *http.Request { return load.next(t) })
-				unrefused(t, api, 0.97*load.rate*120)
+				saturate(t, over(t, providers.CoinbaseExchange(), api), 8, d, func(int) *http.Request { return load.next(t) })
+				unrefused(t, api, 0.97*load.rate*d.Seconds())
 			})
 		})
 	}
@@ -45,13 +46,13 @@ func TestCoinbaseExchange(t *testing.T) {
 			api := standin.CoinbaseExchange()
 			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
 			paths := []string{"/orders", "/fills", "/loans", "/accounts"}
-			saturate(t, over(t, providers.CoinbaseExchange(), api), 16, 2*time.Minute, func(worker int) *http.Request {
+			saturate(t, over(t, providers.CoinbaseExchange(), api), 16, d, func(worker int) *http.Request {
 				if worker%2 == 0 {
 					return get(t, exchange+"/products")
 				}
 				return private(t, paths[worker/2%len(paths)])
 			})
-			unrefused(t, api, 0.97*25*120)
+			unrefused(t, api, 0.97*25*d.Seconds())
 		})
 	})
 	t.Run("the list of loan assets is public", func(t *testing.T) {
@@ -85,8 +86,8 @@ func TestCoinbaseApp(t *testing.T) {
 		api := standin.CoinbaseApp()
 		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
 		rt := over(t, providers.CoinbaseApp(), api)
-		saturate(t, rt, 8, 3*time.Hour, func(int) *http.Request { return get(t, "https://api.coinbase.com/v2/accounts") })
-		unrefused(t, api, 30_000)
+		saturate(t, rt, 8, 2*time.Hour, func(int) *http.Request { return get(t, "https://api.coinbase.com/v2/accounts") })
+		unrefused(t, api, 20_000)
 		if _, _, took := send(t, rt, get(t, "https://api.coinbase.com/api/v3/brokerage/accounts")); took > time.Second {
 			t.Errorf("Advanced Trade waited %v for another API", took)
 		}

@@ -18,24 +18,26 @@ const discord = "https://discord.com/api/v10"
 
 func TestDiscord(t *testing.T) {
 	t.Run("routes are learned", func(t *testing.T) {
+		d := long(3 * time.Minute)
 		synctest.Test(t, func(t *testing.T) {
 			api := standin.Discord()
 			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
 			api.Hold = standin.Between(20*time.Millisecond, 100*time.Millisecond)
-			saturate(t, over(t, providers.Discord(), api), 16, 10*time.Minute, func(w int) *http.Request {
+			saturate(t, over(t, providers.Discord(), api), 16, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf("%s/channels/%d/messages/%d", discord, w%4, time.Now().UnixNano()))
 			})
-			unrefused(t, api, 0.95*4*600) // 5 in 5 seconds, each of 4
+			unrefused(t, api, 0.95*4*d.Seconds()) // 5 in 5 seconds, each of 4
 		})
 	})
 	t.Run("50 a second in all", func(t *testing.T) {
+		d := long(20 * time.Second)
 		synctest.Test(t, func(t *testing.T) {
 			api := standin.Discord()
 			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-			saturate(t, over(t, providers.Discord(), api), 100, time.Minute, func(w int) *http.Request {
+			saturate(t, over(t, providers.Discord(), api), 100, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf("%s/guilds/%d/members", discord, w))
 			})
-			unrefused(t, api, 0.9*50*60)
+			unrefused(t, api, 0.9*50*d.Seconds())
 		})
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/internal/standin"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -20,37 +21,46 @@ func githubQuery(t *testing.T, cost int) *http.Request {
 	return postJSON(t, github+"/graphql", fmt.Sprintf(`{"query":"{ viewer { login } rateLimit { cost } }","variables":{"cost":%d}}`, cost))
 }
 
+// The hour's windows begin 17 minutes past, by a clock that is 17 seconds ahead.
 func TestGitHub(t *testing.T) {
+	windows := soak.Times(1) // in 18 minutes, before the one that has begun
+	hours := time.Duration(windows-1) * time.Hour
 	for _, load := range []struct {
 		name    string
+		most    int64 // in an hour
 		next    func(*testing.T, int) *http.Request
 		workers int
 		hold    time.Duration
 		d       time.Duration
 		want    float64
 	}{
-		{"hours of reading", func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 16, 0, 100 * time.Minute, 15_000},
-		{"writing", func(t *testing.T, _ int) *http.Request {
+		{"reading", 5_000, func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 16, 0, hours + 18*time.Minute, float64(windows*5_000 + 2*900)},
+		{"hours of reading", 300, func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 16, 0, hours + 78*time.Minute, float64((windows + 2) * 300)},
+		{"writing", 5_000, func(t *testing.T, _ int) *http.Request {
 			return postJSON(t, github+"/repos/a/b/issues", `{"title":"a"}`)
 		}, 16, 0, 10 * time.Minute, 500},
-		{"changing", func(t *testing.T, _ int) *http.Request {
+		{"changing", 5_000, func(t *testing.T, _ int) *http.Request {
 			req := postJSON(t, github+"/repos/a/b/issues/1", `{"title":"b"}`)
 			req.Method = http.MethodPatch
 			return req
-		}, 16, 0, 10 * time.Minute, 10 * 900 / 5},
-		{"slow answers", func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 120, 20 * time.Second, 10 * time.Minute, 30 * 100},
-		{"searching", func(t *testing.T, i int) *http.Request {
+		}, 16, 0, 4 * time.Minute, 4 * 900 / 5},
+		{"slow answers", 5_000, func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 120, 20 * time.Second, 3 * time.Minute, 9 * 100},
+		{"searching", 5_000, func(t *testing.T, i int) *http.Request {
 			return get(t, github+[]string{"/search/issues", "/search/code"}[i%2])
 		}, 16, 0, 10 * time.Minute, 9 * (30 + 9)}, // of a minute some seconds are lost: the Date is cut to one
-		{"GraphQL", func(t *testing.T, _ int) *http.Request { return githubQuery(t, 1) }, 16, 0, 100 * time.Minute, 15_000},
+		{"GraphQL", 2_200, func(t *testing.T, _ int) *http.Request { return githubQuery(t, 1) }, 16, 0, hours + 18*time.Minute, float64(windows*2_200 + 2_000)},
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.GitHub(5_000, time.Hour)
+				api := standin.GitHub(load.most, time.Hour)
 				api.Skew = 17 * time.Second
 				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = standin.Between(load.hold+20*time.Millisecond, load.hold+200*time.Millisecond)
-				saturate(t, over(t, providers.GitHub(), api), load.workers, load.d, func(w int) *http.Request { return load.next(t, w) })
+				p := providers.GitHub()
+				if load.most < 5_000 { // what Enterprise Cloud has more of
+					p.Scope("core").Policy.Tiers[0].Limit, p.Scope("graphql").Policy.Tiers[0].Limit = load.most, load.most
+				}
+				saturate(t, over(t, p, api), load.workers, load.d, func(w int) *http.Request { return load.next(t, w) })
 				unrefused(t, api, 0.9*load.want)
 			})
 		})
@@ -63,8 +73,8 @@ func TestGitHubQueriesOfUnknownCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := standin.GitHub(5_000, time.Hour)
 		api.Hold = standin.Between(20*time.Millisecond, 200*time.Millisecond)
-		const workers, windows = 8, 4
-		saturate(t, over(t, providers.GitHub(), api), workers, 3*time.Hour, func(w int) *http.Request { return githubQuery(t, 1+w) })
+		const workers, windows = 8, 3
+		saturate(t, over(t, providers.GitHub(), api), workers, 2*time.Hour, func(w int) *http.Request { return githubQuery(t, 1+w) })
 		if n := api.Refused()["graphql"]; n > workers*windows || float64(api.Served()) < 0.9*windows*5_000/4.5 {
 			t.Errorf("%d served, %d refused", api.Served(), n)
 		}

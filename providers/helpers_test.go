@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/internal/standin"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -50,6 +51,9 @@ func send(t *testing.T, rt http.RoundTripper, req *http.Request) (status int, bo
 	}
 	return resp.StatusCode, string(b), time.Since(start)
 }
+
+// long is how long a load lasts: d in "make test", and longer in "make soak".
+func long(d time.Duration) time.Duration { return d * time.Duration(soak.Times(1)) }
 
 // saturate sends what next makes from so many workers, each its next when the last was
 // answered, for so long. Requests that can't be admitted within that time are not sent.

@@ -15,10 +15,11 @@ const notion = "https://api.notion.com/v1/users"
 
 func TestNotion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		d := long(5 * time.Minute)
 		api := standin.Notion()
 		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-		saturate(t, over(t, providers.Notion(), api), 8, 10*time.Minute, func(int) *http.Request { return get(t, notion) })
-		unrefused(t, api, 0.95*10*180)
+		saturate(t, over(t, providers.Notion(), api), 8, d, func(int) *http.Request { return get(t, notion) })
+		unrefused(t, api, 0.95*d.Minutes()*180)
 	})
 }
 

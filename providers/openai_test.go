@@ -18,10 +18,11 @@ func chat(t *testing.T, model string, prompt, most int) *http.Request {
 	t.Helper()
 	text := strings.Repeat("word", prompt-1) + " one" // a space: it is text
 	return postJSON(t, "https://api.openai.com/v1/chat/completions",
-		fmt.Sprintf(`{"messages":[{"role":"user","content":%q}],"model":%q,"max_tokens":%d}`, text, model, most))
+		fmt.Sprintf(`{"messages":[{"role":"user","content":"%s"}],"model":%q,"max_tokens":%d}`, text, model, most))
 }
 
 func TestOpenAI(t *testing.T) {
+	d := long(2 * time.Minute)
 	for _, load := range []struct {
 		name         string
 		prompt, most int
@@ -36,10 +37,10 @@ func TestOpenAI(t *testing.T) {
 				api := standin.OpenAI(500, 30_000, time.Minute)
 				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = standin.Between(200*time.Millisecond, 3*time.Second)
-				saturate(t, over(t, providers.OpenAI(500, 30_000), api), 64, 10*time.Minute, func(int) *http.Request {
+				saturate(t, over(t, providers.OpenAI(500, 30_000), api), 64, d, func(int) *http.Request {
 					return chat(t, "gpt-4o", load.prompt, load.most)
 				})
-				unrefused(t, api, 0.9*10*load.want)
+				unrefused(t, api, 0.9*d.Minutes()*load.want)
 			})
 		})
 	}

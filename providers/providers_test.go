@@ -100,6 +100,7 @@ func TestTransportErrors(t *testing.T) {
 
 // Clients with one store have one quota.
 func TestSharedStore(t *testing.T) {
+	d := long(20 * time.Second)
 	synctest.Test(t, func(t *testing.T) {
 		api, store := standin.Stripe(), new(local.Store)
 		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
@@ -114,11 +115,11 @@ func TestSharedStore(t *testing.T) {
 		var wg sync.WaitGroup
 		for _, c := range clients {
 			wg.Go(func() {
-				saturate(t, c, 8, time.Minute, func(int) *http.Request { return stripe(t, "GET", "customers", live) })
+				saturate(t, c, 8, d, func(int) *http.Request { return stripe(t, "GET", "customers", live) })
 			})
 		}
 		wg.Wait()
-		unrefused(t, api, 0.93*60*25)
+		unrefused(t, api, 0.93*d.Seconds()*25)
 	})
 }
 

@@ -18,13 +18,14 @@ const products = "https://%s.myshopify.com/admin/api/2026-07/products.json"
 
 func TestShopifyREST(t *testing.T) {
 	t.Run("two shops", func(t *testing.T) {
+		d := long(2 * time.Minute)
 		synctest.Test(t, func(t *testing.T) {
 			api := standin.ShopifyREST()
 			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-			saturate(t, over(t, providers.ShopifyREST(), api), 8, 5*time.Minute, func(w int) *http.Request {
+			saturate(t, over(t, providers.ShopifyREST(), api), 8, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf(products, []string{"one", "two"}[w%2]))
 			})
-			unrefused(t, api, 0.98*2*(40+300*2))
+			unrefused(t, api, 0.98*2*(40+d.Seconds()*2))
 		})
 	})
 	t.Run("Retry-After is a decimal, and what comes earlier is refused", func(t *testing.T) {

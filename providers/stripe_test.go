@@ -25,6 +25,7 @@ const (
 )
 
 func TestStripe(t *testing.T) {
+	d := long(20 * time.Second)
 	six := []string{"customers", "charges", "refunds", "payouts", "disputes", "invoices"}
 	for _, load := range []struct {
 		name string
@@ -45,8 +46,8 @@ func TestStripe(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := standin.Stripe()
 				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-				saturate(t, over(t, providers.Stripe(), api), 24, 2*time.Minute, func(w int) *http.Request { return load.next(t, w) })
-				unrefused(t, api, 0.93*load.rate*120)
+				saturate(t, over(t, providers.Stripe(), api), 24, d, func(w int) *http.Request { return load.next(t, w) })
+				unrefused(t, api, 0.93*load.rate*d.Seconds())
 			})
 		})
 	}

@@ -18,8 +18,8 @@ func TestTwilio(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := standin.Twilio(5)
 			api.Hold = func() time.Duration { return 100 * time.Millisecond }
-			saturate(t, over(t, providers.Twilio(5), api), 50, time.Minute, func(int) *http.Request { return post(t, twilio) })
-			unrefused(t, api, 5*600-5)
+			saturate(t, over(t, providers.Twilio(5), api), 50, 30*time.Second, func(int) *http.Request { return post(t, twilio) })
+			unrefused(t, api, 5*300-5)
 		})
 	})
 	t.Run("20429 names no time", func(t *testing.T) {
