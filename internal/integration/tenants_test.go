@@ -14,6 +14,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -34,26 +35,33 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 // The provider counts all of them and refuses nothing.
 func TestTenants(t *testing.T) {
 	own, shared := throttle.PerSecond(2), throttle.PerSecond(5)
-	synctest.Test(t, func(t *testing.T) {
-		stores := []throttle.Store{nil}
-		for _, s := range stores {
-			testTenants(t, own, shared, s, 0, 17)
-		}
+	t.Run("local", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { testTenants(t, own, shared, nil, 17) })
+	})
+	t.Run("fleet", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			server := miniredis.NewMiniRedis()
+			t.Cleanup(server.Close)
+			testTenants(t, own, shared, distributed.New(near(t, server), distributed.Options{}), 17)
+		})
 	})
 }
 
-func TestTenantsInAFleet(t *testing.T) {
-	m := miniredis.RunT(t)
-	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
-	defer rdb.Close()
-	testTenants(t, throttle.PerSecond(2), throttle.PerSecond(5), distributed.New(rdb, distributed.Options{}), 500*time.Millisecond, 8) // a busy machine may be late
+// near is a client of a server in the same bubble, half a millisecond away.
+func near(t *testing.T, server *miniredis.Miniredis) *redis.Client {
+	rdb := redismem.Dial(server, func() time.Duration { return 500 * time.Microsecond })
+	t.Cleanup(func() {
+		time.Sleep(6 * time.Second) // a listener lingers for five
+		rdb.Close()
+	})
+	return rdb
 }
 
-func testTenants(t *testing.T, own, shared throttle.Tier, s throttle.Store, guard time.Duration, least int64) {
+func testTenants(t *testing.T, own, shared throttle.Tier, s throttle.Store, least int64) {
 	api := throttletest.New(shared)
 	tenants := make(map[string]*throttletest.Provider)
-	ip := mustNew(t, throttle.Policy{Name: "ip", Tiers: []throttle.Tier{shared}, Guard: guard}, s)
-	g, err := throttle.NewGroup(throttle.Policy{Name: "tenant", Tiers: []throttle.Tier{own}, Guard: guard}, s)
+	ip := mustNew(t, throttle.Policy{Name: "ip", Tiers: []throttle.Tier{shared}}, s)
+	g, err := throttle.NewGroup(throttle.Policy{Name: "tenant", Tiers: []throttle.Tier{own}}, s)
 	if err != nil {
 		t.Fatal(err)
 	}
