@@ -2,6 +2,11 @@
 # without both.
 RACE ?= -race
 
+# A program with the race detector sleeps before it exits, by default for a second: that is a
+# second for each package, and for each process that a test starts.
+GORACE ?= atexit_sleep_ms=50
+export GORACE
+
 # How many admissions "make laws" checks, and how long each fuzz test runs: a
 # duration, or a number of runs such as 20000x.
 LAWS     ?= 2000000
@@ -36,6 +41,7 @@ soak: redis
 	THROTTLE_SOAK=$(SOAK) go test $(RACE) -count=1 -timeout 60m \
 		-run '^(TestTwins|TestFleetLaws|TestFleetOfProcesses|TestDefinition|TestProcesses)$$' \
 		./distributed ./host ./throttletest
+	THROTTLE_SOAK=$(SOAK) go test $(RACE) -count=1 -timeout 60m ./providers ./examples/coinbase
 
 # stress runs the tests of PACKAGES RUNS times beside 8 busy goroutines. All runs must pass.
 PACKAGES ?= ./...
