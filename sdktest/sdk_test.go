@@ -191,6 +191,8 @@ func TestOpenAIStreaming(t *testing.T) {
 func TestOpenAIRefused(t *testing.T) {
 	t.Parallel()
 	url, client, api := openAI(t, 120, 1_000, 2*time.Second)
+	hello := hello
+	hello.MaxTokens = openai.Int(900) // which are back only after 1.8 s
 	elsewhere(t, 1, "POST", url+"/v1/chat/completions", `{"max_tokens":1000}`)
 	_, err := client.Chat.Completions.New(t.Context(), hello)
 	var refused *openai.Error
