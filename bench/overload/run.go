@@ -43,6 +43,7 @@ type crowd struct {
 	started  int64
 	tight    []time.Duration // that a refusal took
 	floor    []time.Duration // that doing nothing took
+	units    int             // admitted, from the start
 	strays   int             // with a deadline of 1 ms that were admitted, or let wait
 }
 
@@ -69,7 +70,7 @@ func (s scenario) run() (result, error) {
 	began = time.Now()
 	stop()
 	c.callers.Wait()
-	r.ended = time.Since(began)
+	r.ended, r.units = time.Since(began), c.units
 	return r, nil
 }
 
@@ -160,6 +161,7 @@ func (c *crowd) count(units int) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.units += units
 	for range units {
 		c.admitted = append(c.admitted, now)
 	}
@@ -214,7 +216,7 @@ type result struct {
 	rate, refused float64
 	cpu           float64 // processors
 	tight, floor  []time.Duration
-	strays        int
+	strays, units int
 }
 
 func (r result) String() string {

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) {
 // Processes and sockets do what bubbles do. How well the limit is kept depends on how
 // busy the machine is, and is left to the command.
 func TestReal(t *testing.T) {
+	t.Parallel() // it sleeps most of the time
 	if testing.Short() {
 		t.Skip("takes ten seconds or more")
 	}

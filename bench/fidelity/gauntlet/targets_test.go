@@ -7,11 +7,13 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/bench/fidelity/chart"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // Whoever declares the provider's counter, and how late requests may be, is never
 // refused and leaves little unused.
 func TestTargets(t *testing.T) {
+	t.Parallel()
 	var runs []Run
 	for _, r := range InVirtualTime(true, 7) {
 		c, _ := r.client()
@@ -21,6 +23,7 @@ func TestTargets(t *testing.T) {
 		case r.Policy == hourly || c.restarts:
 		case c.redis && (r.countsTokens() || r.concurrent() || r.Policy == "60/m"): // these take a minute
 		case declared, unaware && r.Delay != "heavy", r.Client == "throttle-auto" && r.Delay == "heavy":
+			r.Length = r.Length / 2 * time.Duration(soak.Times(1))
 			runs = append(runs, r)
 		}
 	}
@@ -93,6 +96,7 @@ func TestDeterministic(t *testing.T) {
 // A restart costs nothing where the quota was saved, refusals where the limiter takes
 // it for full, and time where it takes it for spent.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	result := make(map[string]chart.Row)
 	for _, c := range clients {
 		r := Run{Client: c.name, Provider: "rolling", Delay: "uniform", Policy: twoTiers, Length: 12 * aLife, Seed: 1}
@@ -117,13 +121,14 @@ func TestRestart(t *testing.T) {
 // A quota of an hour that is spread is not refused by a provider that takes a little
 // of it at once.
 func TestSpread(t *testing.T) {
+	t.Parallel()
 	for _, provider := range []string{"bucket-100", "spacing"} {
 		r := Run{Client: "throttle-spread", Provider: provider, Delay: "uniform", Policy: hourly, Length: 3 * time.Hour, Seed: 1}
 		row, err := r.Virtual(t)
 		if err != nil || row.Refused != 0 || row.Utilisation < 0.92 {
 			t.Errorf("%s: %d refused, %.3f used, %v, want 0 and 0.92", provider, row.Refused, row.Utilisation, err)
 		}
-		r.Client = "throttle-default"
+		r.Client, r.Length = "throttle-default", time.Minute
 		if row, err := r.Virtual(t); err != nil || row.Refused == 0 {
 			t.Errorf("%s: %v, %v: greed was not refused", provider, row, err)
 		}
