@@ -36,11 +36,14 @@ test32:
 	CGO_ENABLED=0 GOARCH=386 go test $$(go list ./... | grep -Ev '/(distributed|internal/redistest)$$')
 
 # soak plays the random storms of the tests SOAK times as long as test does.
-SOAK ?= 10
+SOAK   ?= 10
+STORMS = TestTwins|TestConvertTwins|TestFleetLaws|TestFleetOfProcesses|TestDefinition|TestProcesses|$\
+	TestLaws|TestExtremes|TestForecastIsNeverLate|TestRecall|TestReserverCancelsOnce|$\
+	TestStormOfEverything|TestCancelStorm|TestCloseRaces|TestQueueOfMixedCosts|TestSetPolicyNested|$\
+	TestClassesByRank|TestClassesDeadlinesByRank|TestClassesStormAtAFarStore
 soak: redis
 	THROTTLE_SOAK=$(SOAK) go test $(RACE) -count=1 -timeout 60m \
-		-run '^(TestTwins|TestFleetLaws|TestFleetOfProcesses|TestDefinition|TestProcesses)$$' \
-		./distributed ./host ./throttletest
+		-run '^($(STORMS))$$' . ./algorithms ./distributed ./host ./internal/queue ./store ./throttletest
 	THROTTLE_SOAK=$(SOAK) go test $(RACE) -count=1 -timeout 60m ./providers ./examples/coinbase
 
 # stress runs the tests of PACKAGES RUNS times beside 8 busy goroutines. All runs must pass.

@@ -7,12 +7,13 @@ import (
 	"time"
 
 	. "github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestExtremes plays games with the longest guards and pauses, the largest amounts and the
 // farthest instants: nothing overflows.
 func TestExtremes(t *testing.T) {
-	for seed := range uint64(2000) {
+	for seed := range uint64(soak.Times(500)) {
 		extremes(t, seed, uint8(seed))
 	}
 }

@@ -11,10 +11,11 @@ import (
 	"time"
 
 	. "github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-var laws = flag.Int("laws", 250_000, "admissions to check in TestLaws, over all algorithms")
+var laws = flag.Int("laws", soak.Times(150_000), "admissions to check in TestLaws, over all algorithms")
 
 var all = []Algorithm{
 	SlidingLog, SlidingWindow, WeightedWindow, FixedWindow, AnchoredWindow, TokenBucket, LeakyBucket, GCRA, Concurrency, Calendar,

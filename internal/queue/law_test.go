@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -361,8 +362,9 @@ func (p *party) ifItStayed(t *testing.T, i int, now time.Duration, gone []time.D
 func TestLaws(t *testing.T) {
 	for name, mixed := range map[string]bool{"equal": false, "mixed": true} {
 		t.Run(name, func(t *testing.T) {
-			refusals, early := 0, 0
-			for seed := range uint64(150) {
+			t.Parallel()
+			refusals, early, seeds := 0, 0, soak.Times(45)
+			for seed := range uint64(seeds) {
 				p := randomParty(rand.New(rand.NewPCG(seed, 7)), mixed)
 				p.run(t)
 				n, m, problem := p.judge(t, !mixed)
@@ -375,7 +377,7 @@ func TestLaws(t *testing.T) {
 				}
 				refusals, early = refusals+n, early+m
 			}
-			if early < 500 {
+			if early < 10*seeds/3 {
 				t.Errorf("%d were refused, %d of them early: this proves little", refusals, early)
 			}
 		})

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -220,7 +221,7 @@ func TestCancelStorm(t *testing.T) {
 // goes, and whenever the quota is paused: when all is quiet the quota is being asked for
 // the first waiter and for nobody else, and has not been asked without reason.
 func TestRecall(t *testing.T) {
-	for seed := range uint64(1000) {
+	for seed := range uint64(soak.Times(200)) {
 		synctest.Test(t, func(t *testing.T) {
 			r := &recalls{random: rand.New(rand.NewPCG(seed, 5)), quota: later(store.Forever)}
 			r.queue = New(Config{Quota: r.quota, Aging: time.Duration(r.random.IntN(3)) * 10 * ms})

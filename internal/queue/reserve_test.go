@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -123,8 +124,8 @@ func TestReserverPartial(t *testing.T) {
 // no matter who cancels or gives up, whatever class comes and whenever the queue is closed:
 // every reservation is used by one caller or canceled once, and none when it has expired.
 func TestReserverCancelsOnce(t *testing.T) {
-	used, canceled := 0, 0
-	for seed := range uint64(200) {
+	used, canceled, seeds := 0, 0, soak.Times(70)
+	for seed := range uint64(seeds) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 3))
 			quota := new(reserver)
@@ -188,7 +189,7 @@ func TestReserverCancelsOnce(t *testing.T) {
 			return
 		}
 	}
-	if used < 2000 || canceled < 500 {
+	if used < 10*seeds || canceled < 5*seeds/2 {
 		t.Errorf("%d used, %d canceled: this proves little", used, canceled)
 	}
 }
