@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -113,8 +114,9 @@ func byRank(t *testing.T, p throttle.Policy, guests []guest) []guest {
 func TestClassesByRank(t *testing.T) {
 	for _, a := range counters {
 		t.Run(a.String(), func(t *testing.T) {
+			t.Parallel()
 			overtaken := 0
-			for seed := range uint64(20) {
+			for seed := range uint64(soak.Times(8)) {
 				r := rand.New(rand.NewPCG(seed, uint64(a)))
 				p, customers := randomCrowd(r, a, 200)
 				p.Ageing = (p.Tiers[0].Window * time.Duration(1+r.IntN(20)) / time.Duration(p.Tiers[0].Limit)).Truncate(time.Microsecond)
@@ -147,10 +149,11 @@ func TestClassesByRank(t *testing.T) {
 func TestClassesDeadlinesByRank(t *testing.T) {
 	for _, a := range counters {
 		t.Run(a.String(), func(t *testing.T) {
+			t.Parallel()
 			refused := 0
-			for seed := range uint64(8) {
+			for seed := range uint64(soak.Times(8)) {
 				r := rand.New(rand.NewPCG(seed, 7+uint64(a)))
-				p, customers := randomCrowd(r, a, 150)
+				p, customers := randomCrowd(r, a, 105)
 				slot := p.Tiers[0].Window / time.Duration(p.Tiers[0].Limit)
 				p.Ageing = (slot * time.Duration(1+r.IntN(20))).Truncate(time.Microsecond)
 				guests := make([]guest, len(customers))
@@ -489,7 +492,7 @@ func randomArrivals(r *rand.Rand, most int64) []arrival {
 // TestClassesStormAtAFarStore: callers of all classes and costs come, leave and have
 // deadlines. Within a class nobody overtakes, and nobody is forgotten.
 func TestClassesStormAtAFarStore(t *testing.T) {
-	for seed := range uint64(100) {
+	for seed := range uint64(soak.Times(40)) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		callers := randomArrivals(r, 1+2*int64(seed%2)) // of one cost, or of three
 		synctest.Test(t, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 )
 
@@ -85,7 +86,7 @@ func TestClose(t *testing.T) {
 // Close races with everything that a Limiter does: each caller gets an admission or an
 // error, nobody waits forever, and nobody is admitted afterwards.
 func TestCloseRaces(t *testing.T) {
-	for range 200 {
+	for range soak.Times(60) {
 		policy := throttle.Policy{Name: "api", Tiers: []throttle.Tier{{Limit: 2, Window: 10 * time.Microsecond}}, Guard: throttle.NoGuard}
 		inner, outer := mustNew(t, policy, nil), mustNew(t, throttle.Policy{Tiers: policy.Tiers, Guard: throttle.NoGuard}, nil)
 		nested := inner.Within(outer)

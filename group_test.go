@@ -267,7 +267,7 @@ func TestGroupTooManyKeys(t *testing.T) {
 }
 
 func TestGroupStaysBounded(t *testing.T) {
-	const keys, perSecond = 10_000, 100
+	const keys, perSecond = 5_000, 100
 	for _, c := range []struct {
 		name           string
 		maxKeys, bound int

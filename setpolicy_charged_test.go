@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -18,13 +19,14 @@ import (
 func TestSetPolicyUnderFire(t *testing.T) {
 	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.TokenBucket, throttle.GCRA} {
 		t.Run(a.String(), func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) { setPolicyUnderFire(t, a) })
 		})
 	}
 }
 
 func setPolicyUnderFire(t *testing.T, a throttle.Algorithm) {
-	const callers, changes, most = 1000, 20, 40
+	const callers, changes, most = 500, 20, 40
 	rnd := rand.New(rand.NewPCG(4, uint64(a)))
 	policy := func(n int64) throttle.Policy {
 		return throttle.Policy{Name: "api", Tiers: []throttle.Tier{{Limit: n, Window: time.Second, Algorithm: a}}, Guard: 20 * time.Millisecond}
@@ -81,8 +83,9 @@ func setPolicyUnderFire(t *testing.T, a throttle.Algorithm) {
 // provider refuses any.
 func TestSetPolicyNested(t *testing.T) {
 	for _, changed := range []string{"inner", "outer", "both"} {
-		for seed := range uint64(20) {
+		for seed := range uint64(soak.Times(7)) {
 			t.Run(fmt.Sprint(changed, seed), func(t *testing.T) {
+				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
 					const callers, most = 100, 20
 					rnd := rand.New(rand.NewPCG(5, seed))

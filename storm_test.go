@@ -19,7 +19,7 @@ import (
 // pauses, bans, Delete and Close. Nobody waits for ever, nothing panics, and in the end
 // nothing is used.
 func TestStormOfEverything(t *testing.T) {
-	for round := range soak.Times(3) {
+	for round := range 3 {
 		stormOfEverything(t, uint64(round))
 	}
 }
@@ -70,7 +70,7 @@ func stormOfEverything(t *testing.T, seed uint64) {
 	})
 
 	stop := make(chan struct{})
-	time.AfterFunc(time.Second, func() { close(stop) })
+	time.AfterFunc(time.Duration(soak.Times(350))*ms, func() { close(stop) })
 	var wg sync.WaitGroup
 	run := func(f func(r *rand.Rand)) {
 		r := rand.New(rand.NewPCG(seed, rnd.Uint64()))

@@ -20,6 +20,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/leak"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/throttletest"
@@ -445,8 +446,9 @@ func randomCrowd(r *rand.Rand, a throttle.Algorithm, size int) (throttle.Policy,
 func TestCancelStorm(t *testing.T) {
 	for _, a := range counters {
 		t.Run(a.String(), func(t *testing.T) {
+			t.Parallel()
 			left := 0
-			for seed := range uint64(20) {
+			for seed := range uint64(soak.Times(6)) {
 				p, all := randomCrowd(rand.New(rand.NewPCG(seed, uint64(a))), a, 300)
 				if seed%2 == 1 {
 					p.Guard = 0
@@ -477,7 +479,8 @@ func TestCancelStorm(t *testing.T) {
 func TestQueueOfMixedCosts(t *testing.T) {
 	for _, a := range counters {
 		t.Run(a.String(), func(t *testing.T) {
-			for seed := range uint64(20) {
+			t.Parallel()
+			for seed := range uint64(soak.Times(8)) {
 				r := rand.New(rand.NewPCG(seed, uint64(a)))
 				p, customers := randomCrowd(r, a, 200)
 				for i := range customers {
@@ -1061,7 +1064,7 @@ func TestLongSleep(t *testing.T) {
 					var at, inAll atomic.Int64
 					start := time.Now()
 					var wg sync.WaitGroup
-					for range 1000 {
+					for range 200 {
 						wg.Go(func() {
 							if l.Wait(ctx) == nil {
 								inAll.Add(1)
@@ -1321,24 +1324,26 @@ func TestStalledHead(t *testing.T) {
 // TestTwoHours drives 5/s + 10000/h with a strict provider on the other side:
 // it refuses nothing, and every place it has is used.
 func TestTwoHours(t *testing.T) {
-	tiers := []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(10_000)}
 	for _, test := range []struct {
 		name  string
 		guard time.Duration
 		late  bool // requests are counted anywhere between admission and the guard's end, responses come then
 		held  bool
 		least int64
+		of    time.Duration // the longer window, of two
 	}{
-		{"Wait, at once", throttle.NoGuard, false, false, 20_000},
-		{"Acquire, at once", 0, false, true, 20_000},
-		{"Wait, late", 0, true, false, 19_930},
-		{"Acquire, late", 0, true, true, 19_930},
+		{"Wait, at once", throttle.NoGuard, false, false, 5_000, hour / 4},
+		{"Acquire, at once", 0, false, true, 5_000, hour / 4},
+		{"Wait, late", 0, true, false, 19_930, hour},
+		{"Acquire, late", 0, true, true, 4_982, hour / 4},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
+				tiers := []throttle.Tier{throttle.PerSecond(5), {Limit: int64(10_000 * test.of / hour), Window: test.of}}
 				l, start := limiter(t, throttle.Policy{Tiers: tiers, Guard: test.guard}, nil), time.Now()
 				provider := counter(t, tiers...)
-				ctx, cancel := context.WithDeadline(context.Background(), start.Add(2*hour-1))
+				ctx, cancel := context.WithDeadline(context.Background(), start.Add(2*test.of-1))
 				defer cancel()
 				var mu sync.Mutex // guards the two below
 				var accepted int64
@@ -1378,8 +1383,8 @@ func TestTwoHours(t *testing.T) {
 					})
 				}
 				wg.Wait()
-				if accepted < test.least || accepted > 20_000 {
-					t.Errorf("%d were sent in two hours, want %d to 20000", accepted, test.least)
+				if most := 2 * tiers[1].Limit; accepted < test.least || accepted > most {
+					t.Errorf("%d were sent, want %d to %d", accepted, test.least, most)
 				}
 			})
 		})
