@@ -135,7 +135,7 @@ func TestProcesses(t *testing.T) {
 	for i := range kills {
 		kills[i] = f.start()
 	}
-	enough, end := soak.Times(40), time.Now().Add(time.Duration(soak.Times(2))*time.Minute)
+	enough, end := soak.Times(15), time.Now().Add(time.Duration(soak.Times(2))*time.Minute)
 	for ; (killed < enough || f.count() < 10*enough) && time.Now().Before(end); killed++ {
 		time.Sleep(rand.N(60 * ms))
 		i := rand.IntN(len(kills))

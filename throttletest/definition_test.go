@@ -79,7 +79,7 @@ func randomTier(r *rand.Rand, a algorithms.Algorithm) algorithms.Tier {
 func TestDefinition(t *testing.T) {
 	for a := algorithms.SlidingLog; a < algorithms.Concurrency; a++ {
 		t.Run(a.String(), func(t *testing.T) {
-			for seed := range uint64(soak.Times(20)) {
+			for seed := range uint64(soak.Times(12)) {
 				if problem := compare(rand.New(rand.NewPCG(seed, uint64(a))), a); problem != "" {
 					t.Fatalf("seed %d: %s", seed, problem)
 				}
