@@ -363,7 +363,7 @@ func TestLaws(t *testing.T) {
 	for name, mixed := range map[string]bool{"equal": false, "mixed": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			refusals, early, seeds := 0, 0, soak.Times(45)
+			refusals, early, seeds := 0, 0, soak.Times(40)
 			for seed := range uint64(seeds) {
 				p := randomParty(rand.New(rand.NewPCG(seed, 7)), mixed)
 				p.run(t)
