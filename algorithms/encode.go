@@ -68,7 +68,7 @@ func (l *Ledger) UnmarshalBinary(data []byte) error {
 }
 
 // readingSize is how many numbers a reading is.
-const readingSize = 12 + ownWords
+const readingSize = 14 + ownWords
 
 func bit(b bool) int64 {
 	if b {
@@ -81,7 +81,7 @@ func bit(b bool) int64 {
 func (l *Ledger) readings() (list []int64) {
 	if l.told != nil {
 		for _, r := range *l.told {
-			list = append(list, r.at, r.used, r.short, r.found, r.busy, r.until, r.others, r.landed, r.opened, r.try, r.tried, bit(r.alone))
+			list = append(list, r.at, r.used, r.short, r.found, r.busy, r.from, r.base, r.until, r.others, r.landed, r.opened, r.try, r.tried, bit(r.alone))
 			list = append(list, r.own[:]...)
 		}
 	}
@@ -100,8 +100,8 @@ func (l *Ledger) setReadings(list []int64) bool {
 	for i := range told {
 		r := list[readingSize*i:]
 		told[i] = reading{
-			at: r[0], used: r[1], short: r[2], found: r[3], busy: r[4],
-			reset: reset{until: r[5], others: r[6], landed: r[7], opened: r[8], try: r[9], tried: r[10], alone: r[11] != 0, own: [ownWords]int64(r[12:])},
+			at: r[0], used: r[1], short: r[2], found: r[3], busy: r[4], from: r[5], base: r[6],
+			reset: reset{until: r[7], others: r[8], landed: r[9], opened: r[10], try: r[11], tried: r[12], alone: r[13] != 0, own: [ownWords]int64(r[14:])},
 		}
 	}
 	l.told = &told

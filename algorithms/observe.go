@@ -26,13 +26,16 @@ type Observation struct {
 //
 // Where others go on, a unit of theirs leaves the window some time before the next report
 // tells of the one that took its place. So one more than is reported is kept, for a window
-// from when something was charged for others twice in one window.
+// from when something was charged for others twice in one window. And in a log they don't leave
+// one by one: they are counted apart, until a report of less or a window after the last one.
 type reading struct {
 	at    int64 // when it was received; zero if there is none
 	used  int64 // the units that it reports
 	short int64 // by how much own units that may have been counted by then exceed it
 	found int64 // when something was last charged for others
 	busy  int64 // until when others are taken to go on
+	from  int64 // when a log found others after none
+	base  int64 // the units that it found of them
 
 	reset // that the report told
 }
@@ -71,6 +74,7 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	case exact:
 		l.forget(o.Tier, now, keep)
 	}
+	l.keepOthers(now, o)
 	l.tellReset(now, o, more)
 }
 
@@ -82,19 +86,16 @@ func (l *Ledger) others(now Moment, o Observation) int64 {
 	}
 	// What has left its window since the request was sent may have been counted still.
 	own := l.plan.rules[o.Tier].used(l, now.on(min(o.Since, now.At)))
-	own = min(own, mostUsed) + l.apart(o.Tier, now) + l.left(l.plan.unit[o.Tier], o.Before)
 	r := &(*l.told)[o.Tier]
+	own = min(own, mostUsed) + r.others + l.left(l.plan.unit[o.Tier], o.Before)
 	if o.Since < r.at && o.Used > r.used {
 		r.short -= o.Cost // it was counted later
 	}
-	more, spare := max(0, o.Used-own), int64(0)
+	more := max(0, o.Used+r.spare(now)-own)
 	if r.at > 0 {
 		more = max(more, -r.short)
 	}
-	if now.At < r.busy {
-		spare = 1
-	}
-	if more = max(more, o.Used+spare-own); more > 0 {
+	if more > 0 {
 		if window := Micros(l.plan.tiers[o.Tier].Window); now.At < r.found+window {
 			r.busy = now.At + window
 		}
@@ -105,6 +106,48 @@ func (l *Ledger) others(now Moment, o Observation) int64 {
 		r.at, r.used, r.short = now.At, o.Used, own+more-o.Used
 	}
 	return more
+}
+
+// spare is one where others go on.
+func (r *reading) spare(now Moment) int64 { return bit(now.At < r.busy) }
+
+// keepOthers makes a log go on counting the others that it counts apart, but no more than a report
+// leaves if the last was charged a window ago.
+func (l *Ledger) keepOthers(now Moment, o Observation) {
+	_, stamps := l.leavesView(o.Tier, now)
+	r, tier := &(*l.told)[o.Tier], l.plan.tiers[o.Tier]
+	if !stamps || r.others == 0 || r.at != now.At {
+		return
+	}
+	window := Micros(tier.Window)
+	if now.At >= r.found+window && o.Used < tier.Capacity() {
+		// Own units that have landed since the request was sent may not have been counted, and
+		// those that landed a window ago, less the guard, no more.
+		rule, old := l.plan.rules[o.Tier], now.on(now.At+l.plan.guard+Micros(tier.Precision))
+		own := rule.used(l, old) - rule.used(l, now.on(o.Since+window)) + o.Cost
+		most := max(0, o.Used-own)
+		if most > 0 {
+			most += r.spare(now)
+		}
+		less := max(0, min(r.others-most, r.short))
+		r.others, r.short = r.others-less, r.short-less
+	}
+	if r.others > 0 && now.At < r.busy {
+		r.busy = now.At + window
+	}
+	r.until = l.endOthers(now, o)
+}
+
+// expected is how many others have come since the last report, if they go on as they did from when
+// a log found them: for as long again at most, and until a window later, when the first leave.
+func (r *reading) expected(now Moment, window int64) int64 {
+	seen, since := r.at-r.from, min(now.At, r.from+window)-r.at
+	grown := r.others - r.spare(now) - r.base
+	if since <= 0 || now.At-r.at > seen || grown <= 0 {
+		return 0
+	}
+	n, rest := mulDiv(grown, since, seen)
+	return n + bit(2*rest >= seen)
 }
 
 // mostUsed is more than any tier can hold.

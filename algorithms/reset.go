@@ -5,7 +5,8 @@ package algorithms
 // Calendar. In all others, the first request from then on goes even if the tier refuses it, and
 // the report of its response is the truth. A reset never makes a request wait longer.
 //
-// How depends on what the tier remembers. In a log and in groups of stamps others lie apart.
+// How depends on what the tier remembers. In a log and in groups of stamps others lie apart, also
+// where no reset is told: then for a window.
 // Of a bucket and of a WeightedWindow the ledger also keeps what they would remember without
 // the others. A window forgets all that had landed when its reset was told.
 type reset struct {
@@ -54,16 +55,21 @@ func (l *Ledger) leavesView(tier int, now Moment) (at int64, ok bool) {
 
 // landOthers charges units for others, until the reset if one was told.
 func (l *Ledger) landOthers(now Moment, o Observation, n int64) {
-	told, end := &(*l.told)[o.Tier], now.At+o.Reset
-	switch leaves, stamps := l.leavesView(o.Tier, now); {
-	case o.Reset == 0, stamps && end >= leaves:
+	told := &(*l.told)[o.Tier]
+	switch _, stamps := l.leavesView(o.Tier, now); {
+	case stamps:
+		if told.others == 0 {
+			told.from, told.base = now.At, n
+		}
+		told.others += n
+		told.until = l.endOthers(now, o)
+		return
+	case o.Reset == 0:
 		l.land(o.Tier, now, n)
 		return
 	case l.reopens(o.Tier):
 		l.plan.rules[o.Tier].land(l, now, n)
 		return
-	case stamps:
-		told.others = l.apart(o.Tier, now) + n
 	default:
 		if !told.alone {
 			words, _ := l.plan.rules[o.Tier].words()
@@ -73,6 +79,15 @@ func (l *Ledger) landOthers(now Moment, o Observation, n int64) {
 		l.plan.rules[o.Tier].land(l, now, n)
 	}
 	told.until = sooner(told.until, now, o)
+}
+
+// endOthers is until when a log counts the others of a report.
+func (l *Ledger) endOthers(now Moment, o Observation) int64 {
+	end, _ := l.leavesView(o.Tier, now)
+	if o.Reset > 0 {
+		end = min(end, sooner((*l.told)[o.Tier].until, now, o))
+	}
+	return end
 }
 
 // tellReset has a window reopen at the reset that a report told, if all that has landed was
@@ -226,7 +241,8 @@ func (l *Ledger) apart(tier int, now Moment) int64 {
 	if l.told == nil || (*l.told)[tier].until <= now.At {
 		return 0
 	}
-	return (*l.told)[tier].others
+	told := &(*l.told)[tier]
+	return told.others + told.expected(now, Micros(l.plan.tiers[tier].Window))
 }
 
 // used is what a tier counts that has landed, with others until a reset.
@@ -265,8 +281,8 @@ func (l *Ledger) admitsBeside(tier int, now Moment, n, at int64) int64 {
 		}
 	case told.others > 0:
 		at = max(at, told.until)
-		if n+told.others <= capacity {
-			at = min(at, r.earliest(l, now, n+told.others))
+		if n += l.apart(tier, now); n <= capacity {
+			at = min(at, r.earliest(l, now, n))
 		}
 	}
 	return at
@@ -275,7 +291,7 @@ func (l *Ledger) admitsBeside(tier int, now Moment, n, at int64) int64 {
 // nextReset is when the count of a tier ends that a response has told, Never if none has.
 func (l *Ledger) nextReset(tier int, now Moment) int64 {
 	told, at := &(*l.told)[tier], int64(Never)
-	if told.until > now.At {
+	if told.until > now.At && (told.alone || l.reopens(tier)) { // others beside stamps are left out
 		at = told.until
 	}
 	if told.try > 0 || told.tried > 0 {

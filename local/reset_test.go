@@ -2,6 +2,8 @@ package local_test
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +12,69 @@ import (
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
 )
+
+// A windowAPI counts requests in fixed windows, and tells with each how many it has counted and
+// in how many seconds, rounded down, the window ends. It refuses those beyond the limit.
+type windowAPI struct {
+	limit  int
+	window time.Duration
+	ends   time.Time // some window
+
+	mu       sync.Mutex // guards all below
+	number   int64      // of the window
+	used     int
+	accepted []time.Time
+	refused  int
+}
+
+// arrive counts n requests, of the caller or not.
+func (p *windowAPI) arrive(n int, own bool) (seen store.Observation, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	past := now.Sub(p.ends) + 1000*p.window
+	if number := int64(past / p.window); number != p.number {
+		p.number, p.used = number, 0
+	}
+	if ok = p.used+n <= p.limit; ok {
+		p.used += n
+	}
+	switch {
+	case own && ok:
+		p.accepted = append(p.accepted, now)
+	case own:
+		p.refused++
+	}
+	left := p.window - past%p.window
+	return store.Observation{Used: int64(p.used), Reset: left.Truncate(time.Second) + time.Second, Slack: time.Second + 30*ms}, ok
+}
+
+// send sends requests one after the other, as soon as the quota admits them, until an instant.
+func (p *windowAPI) send(q store.Quota, r *rand.Rand, until time.Time) {
+	for {
+		b, err := q.TryAcquire(background, store.Request{Cost: one, Held: true})
+		if err != nil {
+			panic(err)
+		}
+		if b.Verdict != store.Admitted {
+			if b.Wait = max(time.Microsecond, min(b.Wait, 100*ms)); time.Now().Add(b.Wait).After(until) {
+				return
+			}
+			time.Sleep(b.Wait)
+			continue
+		}
+		time.Sleep(time.Duration(r.IntN(30_000)) * time.Microsecond)
+		seen, ok := p.arrive(1, true)
+		time.Sleep(time.Duration(r.IntN(30_000)) * time.Microsecond)
+		if !ok { // as a Transport does
+			if _, err := q.Pause(background, store.Pause{For: seen.Reset, Probe: true, Once: true, Epoch: b.Epoch}); err != nil {
+				panic(err)
+			}
+		}
+		q.Arrived(b, one)
+		q.(store.Observer).Observe(b, one, []store.Observation{seen})
+	}
+}
 
 func resetTiers() (tiers []algorithms.Tier) {
 	for a := range algorithms.Calendar {
@@ -39,10 +104,13 @@ func sendAfterReset(t *testing.T, tier algorithms.Tier, others, workers int) {
 	const windows = 11
 	q := open(t, local.New(), "", plan(t, 50*ms, tier))
 	began := time.Now()
-	p := &api{limit: 100, window: time.Minute, ends: began.Add(33*time.Second + 500*ms)}
-	p.reset = func() time.Duration { return p.left(time.Now()).Truncate(time.Second) + time.Second }
-	p.other(others)
-	crew{quota: q, api: p, jitter: true, pauses: true, until: began.Add((windows - 1) * time.Minute)}.send(workers)
+	p := &windowAPI{limit: 100, window: time.Minute, ends: began.Add(33*time.Second + 500*ms)}
+	p.arrive(others, false)
+	var wg sync.WaitGroup
+	for i := range workers {
+		wg.Go(func() { p.send(q, rand.New(rand.NewPCG(1, uint64(i))), began.Add((windows-1)*time.Minute)) })
+	}
+	wg.Wait()
 	most := 0
 	switch tier.Algorithm {
 	case algorithms.SlidingLog, algorithms.SlidingWindow, algorithms.AnchoredWindow:
@@ -64,11 +132,11 @@ func sendAfterReset(t *testing.T, tier algorithms.Tier, others, workers int) {
 func TestWrongReset(t *testing.T) {
 	for _, workers := range []int{1, 10} {
 		synctest.Test(t, func(t *testing.T) {
-			q := open(t, local.New(), "", plan(t, 50*ms, algorithms.PerHour(100)))
-			p := &api{limit: 100, window: time.Hour, reset: func() time.Duration { return 5 * time.Minute }}
-			crew{quota: q, api: p, until: time.Now().Add(10 * time.Hour)}.send(workers)
-			if len(p.accepted) < 990 || p.refused > 10*12 {
-				t.Errorf("%d workers: %d accepted and %d refused, want 1,000 and at most one in 5 minutes", workers, len(p.accepted), p.refused)
+			q := newQueue(open(t, local.New(), "", plan(t, 50*ms, algorithms.PerHour(100))))
+			p := &rollingAPI{limit: 100, window: time.Hour, told: store.Observation{Reset: 5 * time.Minute, Slack: time.Second}}
+			p.work(workers, 0, q, time.Now().Add(10*time.Hour))
+			if len(p.accepted) < 990 || len(p.refused) > 10*12 {
+				t.Errorf("%d workers: %d accepted and %d refused, want 1,000 and at most one in 5 minutes", workers, len(p.accepted), len(p.refused))
 			}
 		})
 	}

@@ -78,10 +78,16 @@ local function advance(now)
   return frontier
 end
 
--- What tier i counts of others until a reset.
+-- What tier i counts of others until a reset, and how many have come since the last report, if
+-- they go on as they did since they were found.
 local function apart(i)
   local r = readings[i]
-  return r and r[6] > frontier and r[7] or 0
+  if not r or r[6] <= frontier then return 0 end
+  local seen, since = r[1] - r[15], math.min(frontier, r[15] + plan[8 + units + 6 * (i - 1)]) - r[1]
+  local grown = r[7] - (frontier < r[5] and 1 or 0) - r[16]
+  if since <= 0 or frontier - r[1] > seen or grown <= 0 then return r[7] end
+  local n, rest = mulDiv(grown, since, seen)
+  return r[7] + n + (2 * rest >= seen and 1 or 0)
 end
 
 -- The first instant, from the frontier on, at which tier i admits n units.
@@ -93,8 +99,8 @@ local function admits(i, n)
     return r[8] + aloft[unitOf[i]] + n <= capacity[i] and math.min(at, r[6]) or at
   end
   if r[7] == 0 then return at end
-  at = math.max(at, r[6])
-  return n + r[7] <= capacity[i] and math.min(at, rule.earliest(frontier, n + r[7])) or at
+  at, n = math.max(at, r[6]), n + apart(i)
+  return n <= capacity[i] and math.min(at, rule.earliest(frontier, n)) or at
 end
 
 -- The first instant, from the frontier on, at which every tier admits the cost and

@@ -215,6 +215,7 @@ elseif op == 'o' then
         if own[i] then own[i].forget(frontier, keep) end
         r[7] = math.max(0, math.min(r[7], keep - rule.used(frontier)))
       end
+      keepOthers(i, used, since, n, reset, slack)
       tellReset(i, reset, slack, more)
     end
     if sure == 1 then exact = math.max(exact, since) end

@@ -6,7 +6,8 @@
 -- until when these are taken to go on. Then follows what algorithms/reset.go explains: when
 -- the count ends; what was charged for others until then, beside what the rule counts; what
 -- has landed since it was told; when the window last reopened; and 1 with the four words that
--- the tier would remember without others, or zeros. There is one reading of each tier, or none.
+-- the tier would remember without others, or zeros. The last two are when a log found others
+-- after none, and how many. There is one reading of each tier, or none.
 
 local MOST_USED = 2 ^ 50 -- more than any tier can hold
 
@@ -26,19 +27,50 @@ local function sooner(r, reset, slack)
   return r[6] > frontier and r[6] >= ends - slack and math.min(r[6], ends) or ends
 end
 
+-- Whether tier i counts others apart: it remembers when each unit landed.
+local function hasStamps(i)
+  local algorithm = plan[5 + units + 6 * (i - 1)]
+  return algorithm == LOG or algorithm == WINDOW
+end
+
+-- Until when tier i counts others apart.
+local function endOthers(i, reset, slack)
+  local ends = frontier + plan[8 + units + 6 * (i - 1)]
+  return reset > 0 and math.min(ends, sooner(readings[i], reset, slack)) or ends
+end
+
 -- Charges n units of tier i for others, until the reset if one was told.
 local function landOthers(i, n, reset, slack)
-  local algorithm, window, r = plan[5 + units + 6 * (i - 1)], plan[8 + units + 6 * (i - 1)], readings[i]
-  local stamps = algorithm == LOG or algorithm == WINDOW
-  if reset == 0 or stamps and reset >= window then return land(i, frontier, n) end
-  if rules[i].reopens then return rules[i].land(frontier, n) end
-  if stamps then
-    r[7] = apart(i) + n
+  local r = readings[i]
+  if hasStamps(i) then
+    if r[7] == 0 then r[15], r[16] = frontier, n end
+    r[6], r[7] = endOthers(i, reset, slack), r[7] + n
+  elseif reset == 0 then
+    land(i, frontier, n)
+  elseif rules[i].reopens then
+    rules[i].land(frontier, n)
   else
     own[i] = own[i] or ruleOf(plan, 5 + units + 6 * (i - 1), rules[i].words(), 1)
     rules[i].land(frontier, n)
+    r[6] = sooner(r, reset, slack)
   end
-  r[6] = sooner(r, reset, slack)
+end
+
+-- Has tier i go on counting others apart, as many as the report leaves that was made of a request
+-- of n units, admitted at an instant.
+local function keepOthers(i, used, since, n, reset, slack)
+  local r, rule, t = readings[i], rules[i], 5 + units + 6 * (i - 1)
+  local window = plan[t + 3]
+  if not hasStamps(i) or r[7] == 0 or r[1] ~= frontier then return end
+  if frontier >= r[4] + window and used < capacity[i] then
+    local landed = rule.used(frontier + guard + plan[t + 5]) - rule.used(since + window) + n
+    local most = math.max(0, used - landed)
+    if most > 0 and frontier < r[5] then most = most + 1 end
+    local less = math.max(0, math.min(r[7] - most, r[3]))
+    r[7], r[3] = r[7] - less, r[3] - less
+  end
+  if r[7] > 0 and frontier < r[5] then r[5] = frontier + window end
+  r[6] = endOthers(i, reset, slack)
 end
 
 -- Has the window of tier i reopen at the reset, if all that has landed was counted before it,
@@ -57,10 +89,10 @@ end
 -- What others have used of tier i and the tier does not count, as far as it is proved by the
 -- response to a request of n units, admitted at an instant.
 local function others(i, used, since, n)
-  for k = #readings + 1, #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} end
+  for k = #readings + 1, #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} end
   local r, window = readings[i], plan[5 + units + 6 * (i - 1) + 3]
   -- What has left its window since the request was sent may have been counted still.
-  local own = math.min(rules[i].used(math.min(since, frontier)), MOST_USED) + apart(i) + left(unitOf[i])
+  local own = math.min(rules[i].used(math.min(since, frontier)), MOST_USED) + r[7] + left(unitOf[i])
   local short = r[3]
   if since < r[1] and used > r[2] then short = short - n end -- it was counted later
   local more = math.max(0, used + (frontier < r[5] and 1 or 0) - own)

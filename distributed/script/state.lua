@@ -13,7 +13,7 @@ local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1' -- now, wall, generation, frontier,
 -- readings: one of each tier or none
 local HEAD = 56 -- bytes of that
 local FIRST_HEAD = 55 -- and of it in format 1, where there were no readings
-local READING = 14 -- numbers of a reading, see reading.lua
+local READING = 16 -- numbers of a reading, see reading.lua
 
 local now, wall -- the virtual clock, and TIME, as of this call
 local generation -- TIME at which this state began
