@@ -3,7 +3,6 @@ package local_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -24,10 +23,8 @@ type rollingAPI struct {
 
 	mu       sync.Mutex  // guards all below
 	counted  []time.Time // in order
-	others   []time.Time // that explain no refusal yet, in order
 	accepted []time.Time // requests of the caller
 	refused  []time.Time
-	needless int // refused, though no other of its own came after all that the caller had read
 }
 
 func (p *rollingAPI) count(now time.Time) int {
@@ -41,11 +38,11 @@ func (p *rollingAPI) count(now time.Time) int {
 func (p *rollingAPI) other() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.counted, p.others = append(p.counted, time.Now()), append(p.others, time.Now())
+	p.counted = append(p.counted, time.Now())
 }
 
-// arrive counts a request of the caller, which had read a report of an instant when it was sent.
-func (p *rollingAPI) arrive(read time.Time) (used int) {
+// arrive counts a request of the caller.
+func (p *rollingAPI) arrive() (used int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
@@ -54,11 +51,6 @@ func (p *rollingAPI) arrive(read time.Time) (used int) {
 		return len(p.counted)
 	}
 	p.refused = append(p.refused, now)
-	if i := slices.IndexFunc(p.others, read.Before); i >= 0 {
-		p.others = slices.Delete(p.others, i, i+1)
-	} else {
-		p.needless++
-	}
 	return p.limit
 }
 
@@ -115,11 +107,7 @@ func (q *queue) wait(until time.Time) (d store.Decision, ok bool) {
 // until an instant. Each takes some time to arrive and some more to be answered: always the same,
 // or with a seed, a random one.
 func (p *rollingAPI) work(n int, seed uint64, q *queue, until time.Time) {
-	var (
-		wg   sync.WaitGroup
-		mu   sync.Mutex // guards read
-		read time.Time  // when the latest report was made that was read
-	)
+	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(i)))
@@ -128,25 +116,16 @@ func (p *rollingAPI) work(n int, seed uint64, q *queue, until time.Time) {
 				if !ok {
 					return
 				}
-				mu.Lock()
-				known := read
-				mu.Unlock()
 				there, back := 10*ms, 20*ms
 				if seed > 0 {
 					there, back = time.Duration(r.IntN(30_000))*time.Microsecond, time.Duration(r.IntN(30_000))*time.Microsecond
 				}
 				time.Sleep(there)
-				arrived, used := time.Now(), p.arrive(known)
+				seen := p.told
+				seen.Used = int64(p.arrive())
 				time.Sleep(back)
 				q.Arrived(d, one)
-				seen := p.told
-				seen.Used = int64(used)
 				q.Quota.(store.Observer).Observe(d, one, []store.Observation{seen})
-				mu.Lock()
-				if arrived.After(read) {
-					read = arrived
-				}
-				mu.Unlock()
 			}
 		})
 	}
@@ -174,7 +153,7 @@ func TestTruthCostsNothing(t *testing.T) {
 
 // Where another program uses 30 % of a quota steadily, nearly all of the rest is used. After the
 // first window nothing is refused of requests that go evenly. Of bursts no more are refused than
-// others have come unread, and as soon as reports cover whole windows, nothing.
+// others have come: a whole window of them comes between the reports of two bursts.
 func TestSharedWithOthers(t *testing.T) {
 	for _, n := range []int{1, 10, 50, 100} {
 		for _, spread := range []int64{0, 1} {
@@ -195,13 +174,15 @@ func shareWithOthers(t *testing.T, n int, spread int64, seed uint64) {
 	p := &rollingAPI{limit: 100, window: time.Minute}
 	began := time.Now()
 	until := began.Add(minutes * time.Minute)
-	go func() {
+	var wg sync.WaitGroup
+	wg.Go(func() {
 		for time.Now().Before(until) {
 			p.other()
 			time.Sleep(2 * time.Second)
 		}
-	}()
+	})
 	p.work(n, seed, q, until)
+	wg.Wait()
 	first := began.Add(time.Minute)
 	accepted, refused := since(p.accepted, first), since(p.refused, first)
 	if want := 70 * (minutes - 1) * 97 / 100; accepted < want {
