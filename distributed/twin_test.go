@@ -378,11 +378,17 @@ func (m *twin) reserve(a args) (out []int64) {
 			case at > 1<<52:
 				out = append(out, int64(tier), -1)
 				continue
-			case within >= 0 && at-m.now > within, within == -2:
+			case within == -2:
+				if leaving > 1<<52 {
+					leaving = -1
+				}
+				out = append(out, int64(held), leaving)
+				continue
+			case within >= 0 && at-m.now > within:
 				out = append(out, int64(tier), at)
 				continue
 			case yields && leaving > m.now+nearby:
-				if leaving = min(leaving, 1<<52); within >= 0 {
+				if leaving = min(leaving, 1<<52); within > 0 {
 					leaving = min(leaving, m.now+within)
 				}
 				return append(out, int64(held), leaving)

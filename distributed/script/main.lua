@@ -126,6 +126,9 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
         elseif at >= known then
           at = known
         elseif at == NEVER then -- nor for centuries
+        elseif within == -2 then
+          if headroom > 0 then at, what = earliest(cost, spare) end
+          if at > LATEST then at = NEVER end
         elseif within == -1 or at - now <= within then
           if headroom > 0 then at, what = earliest(cost, spare) end
           more = at <= now or ahead > 0 or not booked
@@ -145,7 +148,7 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
               held = pause
             end
           elseif yields then
-            at = math.min(at, within < 0 and LATEST or now + within) -- it is not late
+            at = math.min(at, within > 0 and now + within or LATEST) -- it is not late
           end
         end
       end

@@ -148,6 +148,10 @@ func headroom(c *check) {
 		c.admit(q, yields)
 	}
 	c.refuse(q, yields, store.Later)
+	yields.DryRun = true
+	if d := c.try(q, yields); d.Verdict == store.Ready || d.Verdict == store.Admitted {
+		c.Errorf("%+v of what leaves too little headroom", d)
+	}
 	c.usedSoon(q, "with headroom left", 8)
 	c.admit(q, held(2))
 }
