@@ -326,7 +326,7 @@ type header struct {
 const (
 	isPause = iota
 	isBan
-	isProbe // the wait for the response to a probe
+	isProbe // the wait for the response to the probe that this call has reserved
 )
 
 const headerLen = 6
@@ -410,7 +410,7 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 		*a = store.Reservation{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + t.good()), At: at, Cost: r.Cost, Guard: t.guard, State: h.generation}
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
 		b.Verdict, b.Flight, b.At, b.Reservation = store.Admitted, algorithms.Flight(at), at, a
-		b.Probe = h.shut == isProbe // nothing else is admitted meanwhile
+		b.Probe = h.shut == isProbe // nothing else is reserved by that call
 	case q.plan.Exhausted(b.Tier):
 		b.Verdict = store.Exhausted
 	case at != never && b.Wait > r.MaxWait: // else a release may help in time

@@ -24,7 +24,6 @@ var breaks = map[string]string{
 	"Ban":          "Redis keeps one end for the pause and the ban, so that a longer pause makes the ban longer",
 	"Probe":        "a held probe goes alone for a second, not for ProbeTimeout and its guard",
 	"ProbeSilent":  "a held probe goes alone for a second, not for ProbeTimeout and its guard",
-	"ProbeUnheld":  "a request that is reserved for the end of the wait for a probe is marked as a probe, too",
 	"WakeReturned": "watchers receive nothing when a request is returned, so that callers keep the later times they have reserved",
 }
 

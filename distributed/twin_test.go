@@ -39,6 +39,7 @@ type twin struct {
 	until, epoch             int64
 	shut, starving           bool
 	probe, probing           bool
+	isProbe                  bool  // the last call has reserved the probe
 	exact                    int64 // when the request was admitted whose response last told the truth
 	pool                     []pooled
 	leases                   []lease
@@ -127,7 +128,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	m.now += max(0, time-m.wall)
 	m.wall = time
 	m.probing = m.probing && m.until > m.now
-	m.known = known
+	m.known, m.isProbe = known, false
 	if known < math.MaxInt64 {
 		m.known -= m.wall - m.now
 	}
@@ -160,7 +161,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	if m.until > m.now {
 		head[4] = m.until
 		switch {
-		case m.probing:
+		case m.isProbe:
 			head[5] = 2
 		case m.shut:
 			head[5] = 1
@@ -416,7 +417,7 @@ func (m *twin) reserve(a args) (out []int64) {
 				if guard > 0 {
 					good = max(guard, 1<<m.plan.Grain())
 				}
-				m.probing, m.shut, m.until = true, false, at+1_000_000+good
+				m.isProbe, m.probing, m.shut, m.until = true, true, false, at+1_000_000+good
 			}
 		}
 	}

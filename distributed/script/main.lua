@@ -58,7 +58,8 @@
 --               unused; -1: never.
 --   c  charge   for each tier an amount that its provider has counted already.
 -- Reply    now, generation, expiry of the key in ms, epoch, end of the pause (0:
---          none), 1 if that is a ban, 2 if it is for a probe, and then the op's own
+--          none), 1 if that is a ban, 2 if what the call has reserved is the probe, and
+--          then the op's own
 --
 -- Nothing is written before all has been decided: an error leaves all as it was.
 
@@ -69,6 +70,7 @@ local crossing -- whether it is told how far calendars have come; nil: not even 
 local news -- what the fleet is told
 local probe = flags % 8 >= 4
 local probing = flags >= 8 and pause > now
+local isProbe = false -- whether this call has reserved the probe
 local PROBE = 1000000 -- for how long the first request after a pause goes alone
 local UNGUARDED = 50000 -- how late it may be sent where there is no guard
 local SOON = 250000 -- how long before a pause ends requests are reserved behind it
@@ -144,7 +146,7 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
             if at > now then ahead = ahead - 1 end
             booked, what = true, lent and -2 or -1 - crowd
             if probe then
-              probing, flags, pause = true, 0, at + PROBE + (guard > 0 and guard or UNGUARDED)
+              isProbe, probing, flags, pause = true, true, 0, at + PROBE + (guard > 0 and guard or UNGUARDED)
               held = pause
             end
           elseif yields then

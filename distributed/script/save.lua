@@ -49,7 +49,7 @@ if freed then news = 'freed' end
 if news then redis.pcall('PUBLISH', key, news) end -- a user who may not publish is not to fail
 
 reply[3], reply[4] = expiry, epoch
-if pause > now then reply[5], reply[6] = pause, probing and 2 or flags % 2 end
+if pause > now then reply[5], reply[6] = pause, isProbe and 2 or flags % 2 end
 
 if op == 'q' then
   -- To know when a tier is unused, all on its way lands; that is not saved.
