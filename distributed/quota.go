@@ -192,7 +192,7 @@ func (q *quota) book(behind *store.Reservation, requests []store.Request, done f
 			q.Cancel(got)
 			go q.book(behind, requests, done, again)
 		default:
-			q.unheld(got, requests)
+			q.probed(got, requests)
 			q.listen(got)
 			done(got, err)
 			if q.overtaken(got) { // its watchers were told before they had these

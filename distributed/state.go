@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -76,7 +77,7 @@ func (q *quota) reserve(r store.Request) (store.Decision, error) {
 		q.Cancel(got)
 		return q.reserve(r)
 	}
-	q.unheld(got, []store.Request{r})
+	q.probed(got, []store.Request{r})
 	b := got[0]
 	switch {
 	case r.IsDryRun() && b.Tier < 0 && b.Wait == 0:
@@ -109,7 +110,7 @@ func bit(yes bool) int {
 // Resume ends the pause or ban of the fleet. If Redis does not answer, it ends only the one
 // that this process keeps alone, and returns the error.
 func (q *quota) Resume(ctx context.Context) error {
-	q, h, err := q.end(ctx, 0, resumed)
+	q, _, h, err := q.end(ctx, 0, resumed, 0)
 	if err != nil {
 		q.resumeAlone()
 		return err
@@ -135,32 +136,62 @@ const (
 	answered          // the response to the probe is in
 	unanswered        // it will get none, and the next request is a probe
 	untold            // nobody will tell: the others follow at the end of the wait
+	awaited           // its process lives, and the others wait on
 )
 
-func (q *quota) end(ctx context.Context, epoch int64, how int) (*quota, header, error) {
-	q, _, h, err := q.ask(ctx, "e", func(_ *quota, args []any) []any { return append(args, epoch, how) })
-	return q, h, err
+// end reports whether the probe of an epoch was waited for.
+func (q *quota) end(ctx context.Context, epoch int64, how int, length time.Duration) (_ *quota, waited bool, _ header, _ error) {
+	q, own, h, err := q.ask(ctx, "e", func(_ *quota, args []any) []any { return append(args, epoch, how, micros(length)) })
+	return q, err == nil && own[0] == 1, h, err
 }
 
 // endProbe tells Redis, in a goroutine that ends with the call, what became of a probe.
 // It is not tried again: the next request is a probe then.
 func (q *quota) endProbe(b store.Decision, how int) {
+	if !b.Probe {
+		return
+	}
+	q.store.probes.Delete(b.Reservation)
 	q = q.newest()
 	q.mu.Lock()
 	over := b.Epoch != q.state.epoch
 	q.mu.Unlock()
-	if b.Probe && !over {
-		go func() { _, _, _ = q.end(context.Background(), b.Epoch, how) }()
+	if !over {
+		go func() { _, _, _, _ = q.end(context.Background(), b.Epoch, how, 0) }()
 	}
 }
 
-// unheld reports to Redis the probes whose response nobody will report.
-func (q *quota) unheld(got []store.Decision, requests []store.Request) {
+// probed reports to Redis the probes whose response nobody will report, and keeps the others.
+func (q *quota) probed(got []store.Decision, requests []store.Request) {
 	for i, b := range got {
-		if b.Probe && !requests[i].Held {
+		switch {
+		case !b.Probe:
+		case requests[i].Held:
+			a := b.Reservation
+			good := cmp.Or(a.Guard, unguarded)
+			q.store.probes.Store(a, nil)
+			q.keepProbe(b, a.Start.Add(good+store.ProbeTime/2), a.Start.Add(good+store.ProbeTimeout))
+		default:
 			q.endProbe(b, untold)
 		}
 	}
+}
+
+// keepProbe has the fleet wait for the response to a probe, for a little at a time: if this
+// process dies, another one probes soon.
+func (q *quota) keepProbe(b store.Decision, at, end time.Time) {
+	time.AfterFunc(time.Until(at), func() {
+		if _, kept := q.store.probes.Load(b.Reservation); !kept {
+			return
+		}
+		length := min(2*store.ProbeTime, time.Until(end))
+		_, waited, _, err := q.newest().end(context.Background(), b.Epoch, awaited, length)
+		if length < 2*store.ProbeTime || err == nil && !waited {
+			q.store.probes.Delete(b.Reservation)
+			return
+		}
+		q.keepProbe(b, at.Add(store.ProbeTime), end)
+	})
 }
 
 func (q *quota) pauseAlone(p store.Pause) store.Paused {

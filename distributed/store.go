@@ -51,7 +51,8 @@
 //
 // What responses say is left is told to Redis at most every 100 ms for each limiter, or at
 // once where nothing is. After a pause one request of the whole fleet goes first, and the
-// others follow its response. If that takes longer than a second, the next one goes then.
+// others follow its response. Its process tells every second that it waits for that, for half
+// a minute at most; if the process dies, the next request goes within two seconds.
 //
 // Who sleeps until a time is told of a pause at once. A process that has just begun to wait
 // subscribes first: until then, for up to four trips to Redis, it admits what was answered
@@ -92,6 +93,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -155,6 +157,7 @@ type Store struct {
 	listener listener
 	lines    lineage.Lines
 	trip     roundTrip
+	probes   sync.Map // of *store.Reservation: the probes whose response is waited for
 }
 
 var _ store.Store = (*Store)(nil)

@@ -147,7 +147,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	case "p":
 		own = m.pause(args{s.args})
 	case "e":
-		m.end(args{s.args})
+		own = m.end(args{s.args})
 	case "q":
 		own = m.status()
 	case "c":
@@ -513,17 +513,24 @@ func (m *twin) pause(a args) []int64 {
 	return []int64{1}
 }
 
-func (m *twin) end(a args) {
-	switch epoch, how := a.next(), a.next(); {
+func (m *twin) end(a args) []int64 {
+	waited := m.probing
+	switch epoch, how, length := a.next(), a.next(), a.next(); {
 	case how == 0:
 		m.until, m.shut, m.probe, m.probing = 0, false, false, false
+		waited = waited && epoch == m.epoch
 		m.epoch++
-	case m.probing && epoch == m.epoch:
+	case epoch != m.epoch || !m.probing:
+		waited = false
+	case how == 4:
+		m.until = max(m.until, m.now+length)
+	default:
 		m.probe = how == 2
 		if how < 3 {
 			m.until, m.probing = 0, false
 		}
 	}
+	return []int64{int64(bit(waited))}
 }
 
 func instant(at int64) int64 {
@@ -1076,7 +1083,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	switch roll := g.IntN(22); {
 	case roll == 21:
 		s.op = "e"
-		add(max(0, m.epoch-g.Int64N(10)/8), g.Int64N(4))
+		add(max(0, m.epoch-g.Int64N(10)/8), g.Int64N(5), g.Int64N(3_000_000))
 	case roll >= 19:
 		s.op = "o"
 		for range 1 + g.IntN(2) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/store"
 )
 
 // The tests here are about fleets in virtual time: processes, server and provider are
@@ -230,6 +231,46 @@ func TestFleetProbeUnsent(t *testing.T) {
 		}
 		_ = silent.Cancel(t.Context())
 	})
+}
+
+// However slow the response to a probe is, nothing else is sent before it; but for no longer than
+// two seconds after the process of the probe has died.
+func TestFleetProbeSlow(t *testing.T) {
+	for name, dies := range map[string]bool{"the response takes 20 s": false, "its process dies": true} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+				open := func(rdb *redis.Client) store.Quota {
+					return quota(t, distributed.New(rdb, distributed.Options{}), "probe", plan(t, 50*ms, throttle.PerSecond(50)))
+				}
+				first := process(0, 5*ms)
+				q, other := open(first), open(process(0, 5*ms))
+				if _, err := q.Pause(t.Context(), store.Pause{Probe: true}); err != nil {
+					t.Fatal(err)
+				}
+				r := store.Request{Cost: []int64{1}, Held: true}
+				began, b := time.Now(), admit(t, q, r)
+				least, most := 20*sec, 20*sec+100*ms
+				if dies {
+					least, most = sec, 600*ms+2*sec+100*ms
+					time.Sleep(600 * ms)
+					_ = first.Close()
+				} else {
+					time.AfterFunc(least, func() { q.Arrived(b, r.Cost) })
+				}
+				var next store.Decision
+				for next.Verdict != store.Admitted {
+					var err error
+					if next, err = other.TryAcquire(t.Context(), r); err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(10 * ms)
+				}
+				if took := time.Since(began); took < least || took > most || next.Probe != dies {
+					t.Errorf("the next went after %v, want %v to %v: %+v", took, least, most, next)
+				}
+			})
+		})
+	}
 }
 
 // Nobody tells what becomes of a request that only waits: the others follow a second later.

@@ -46,10 +46,12 @@
 --   p  pause    for, ban 0 or 1, once 0 or 1, epoch, probe 0 or 1. Answers 1 if it lasts
 --               longer than what is; with once, only if nothing came since epoch. A ban
 --               stays one in a longer pause. With probe, one request goes first when it ends.
---   e  end      epoch, how. 0 ends a pause, a ban and the wait for a probe, whatever the
+--   e  end      epoch, how, for. 0 ends a pause, a ban and the wait for a probe, whatever the
 --               epoch. The others are about the probe of the epoch, if that is waited for: 1,
 --               its response is in, and ends the wait; 2, it will get none, and the next
---               request is a probe; 3, nothing will tell, and the wait is all.
+--               request is a probe; 3, nothing will tell, and the wait is all; 4, its process
+--               lives and waits, so that the wait lasts so long from now at least. Answers 1 if
+--               that probe was waited for.
 --   o  observe  groups of: tier from 1, units that its provider counts, instant at which
 --               the request was admitted whose response says so, what that cost of the
 --               tier's unit, 1 if it is exact, how long until the count ends at the latest,
@@ -71,7 +73,7 @@ local news -- what the fleet is told
 local probe = flags % 8 >= 4
 local probing = flags >= 8 and pause > now
 local isProbe = false -- whether this call has reserved the probe
-local PROBE = 1000000 -- for how long the first request after a pause goes alone
+local PROBE = 1000000 -- for how long the first request after a pause goes alone unless its process tells that it waits
 local UNGUARDED = 50000 -- how late it may be sent where there is no guard
 local SOON = 250000 -- how long before a pause ends requests are reserved behind it
 local held = math.max(now, pause) -- nothing goes before
@@ -186,11 +188,14 @@ elseif op == 'p' then
     news = string.format('pause %.0f %.0f %.0f', ends - now, ban, epoch)
   end
 elseif op == 'e' then
-  local of, how = argument(), argument()
+  local of, how, more = argument(), argument(), argument()
+  reply[7] = probing and of == epoch and 1 or 0
   if how == 0 then
     pause, flags, epoch, probe, probing = 0, 0, (epoch + 1) % 2 ^ 32, false, false
     news = string.format('resume %.0f', epoch)
-  elseif probing and of == epoch then
+  elseif reply[7] == 1 and how == 4 then
+    pause = math.max(pause, now + more)
+  elseif reply[7] == 1 then
     probe = how == 2
     if how < 3 then pause, probing, news = 0, false, 'freed' end
   end
