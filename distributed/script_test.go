@@ -135,13 +135,13 @@ func foreignValues(t *testing.T, s *subject, each int) {
 		for _, foreign := range []string{"", "1", "hello", "thr", "thr1", "throttle"} {
 			refused(foreign, "THROTTLE foreign")
 		}
-		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:]} {
+		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", "thr3 ", "thr3 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:]} {
 			refused(corrupt, "THROTTLE corrupt")
 		}
-		refused("thr3"+v[4:], "THROTTLE version")
+		refused("thr4"+v[4:], "THROTTLE version")
 		refused("thr12 anything\n", "THROTTLE version")
-		refused("thr2 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
-		refused("thr2 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
+		refused("thr3 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
+		refused("thr3 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
 		rings := 0
 		for _, tier := range plan.Tiers() {
 			if tier.Algorithm == algorithms.SlidingLog {
@@ -156,7 +156,7 @@ func foreignValues(t *testing.T, s *subject, each int) {
 		}
 		if rings > 0 {
 			b := []byte(v)
-			b[head+rings+56+7]++ // stamps in the first ring
+			b[head+rings+63+7]++ // stamps in the first ring
 			refused(string(b), "THROTTLE corrupt")
 			b = []byte(v)
 			b[head+6]-- // the capacity of the first ring
@@ -265,9 +265,9 @@ func policyChange(t *testing.T, s *subject) {
 	}
 }
 
-// TestFirstFormat: a state of the first format, in which windows of the clock remembered a
-// number less, goes on.
-func TestFirstFormat(t *testing.T) {
+// TestOldFormats: a state of the first format, in which windows of the clock remembered a
+// number less, and of the second, which had no end of a ban, goes on.
+func TestOldFormats(t *testing.T) {
 	const at = 1_700_000_000_000_000
 	ctx := context.Background()
 	for _, s := range []*subject{mini(t), real(t)} {
@@ -278,19 +278,26 @@ func TestFirstFormat(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		if _, err := s.answer(at+300_000, step{op: "p", args: []int64{1e6, 1, 0, 0, 0}}); err != nil {
+			t.Fatal(err)
+		}
 		want, err := s.answer(at+300_000, step{op: "q"})
 		if err != nil {
 			t.Fatal(err)
 		}
 		head, body, _ := strings.Cut(s.rdb.Get(ctx, s.key).Val(), "\n")
-		front, words := body[:55]+body[56:56+7], body[56+7:]
+		body = body[:42] + "\x01" + body[43:] // it is a ban
+		front, words := body[:55]+body[63:63+7], body[63+7:]
 		first := words[:14] + words[21:35] + words[35:56] + words[63:84] + words[91:] // 3, 2, 4 and 4 numbers
-		head = strings.Replace(head, "thr2", "thr1", 1)
+		second := strings.Replace(head, "thr3", "thr2", 1)
+		head = strings.Replace(head, "thr3", "thr1", 1)
 		head = strings.Replace(head, " "+strconv.FormatInt(algorithms.Day.Longest().Microseconds(), 10)+" ", " 0 ", 1)
-		s.rdb.Set(ctx, s.key, head+"\n"+front+first, time.Hour)
-		got, err := s.answer(at+300_000, step{op: "q"})
-		if err != nil || !slices.Equal(got[6:], want[6:]) {
-			t.Errorf("%v, %v, want %v", got, err, want)
+		for format, state := range []string{head + "\n" + front + first, second + "\n" + body[:56] + body[63:]} {
+			s.rdb.Set(ctx, s.key, state, time.Hour)
+			got, err := s.answer(at+300_000, step{op: "q"})
+			if err != nil || !slices.Equal(got[3:], want[3:]) {
+				t.Errorf("format %d: %v, %v, want %v", format+1, got, err, want)
+			}
 		}
 	}
 }

@@ -21,7 +21,6 @@ import (
 
 // breaks is what the store does not keep of the contract.
 var breaks = map[string]string{
-	"Ban":          "Redis keeps one end for the pause and the ban, so that a longer pause makes the ban longer",
 	"WakeReturned": "watchers receive nothing when a request is returned, so that callers keep the later times they have reserved",
 }
 

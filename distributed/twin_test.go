@@ -37,7 +37,8 @@ type twin struct {
 	now, wall, gen, frontier int64
 	crowd                    int64 // how many were booked at the frontier
 	until, epoch             int64
-	shut, starving           bool
+	ban                      int64 // it ends
+	starving                 bool
 	probe, probing           bool
 	isProbe                  bool  // the last call has reserved the probe
 	exact                    int64 // when the request was admitted whose response last told the truth
@@ -158,14 +159,11 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		m.observe(args{s.args})
 	}
 	head := []int64{m.now, m.gen, m.ttl(), m.epoch, 0, 0}
-	if m.until > m.now {
-		head[4] = m.until
-		switch {
-		case m.isProbe:
-			head[5] = 2
-		case m.shut:
-			head[5] = 1
-		}
+	switch {
+	case m.ban > m.now:
+		head[4], head[5] = m.ban, 1
+	case m.until > m.now:
+		head[4], head[5] = m.until, 2*int64(bit(m.isProbe))
 	}
 	return append(head, own...), nil
 }
@@ -320,7 +318,7 @@ func (m *twin) reserve(a args) (out []int64) {
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
 	}
-	if m.shut && m.until > m.now {
+	if m.ban > m.now {
 		return nil
 	}
 	m.drain()
@@ -417,7 +415,7 @@ func (m *twin) reserve(a args) (out []int64) {
 				if guard > 0 {
 					good = max(guard, 1<<m.plan.Grain())
 				}
-				m.isProbe, m.probing, m.shut, m.until = true, true, false, at+1_000_000+good
+				m.isProbe, m.probing, m.until = true, true, at+1_000_000+good
 			}
 		}
 	}
@@ -507,7 +505,9 @@ func (m *twin) pause(a args) []int64 {
 	if once == 1 && epoch != m.epoch || !longer {
 		return []int64{0}
 	}
-	m.shut = ban == 1 || m.shut && until > m.now
+	if ban == 1 {
+		m.ban = end
+	}
 	m.until, m.probe, m.probing = end, m.probe || probe == 1, false
 	m.epoch++
 	return []int64{1}
@@ -517,7 +517,7 @@ func (m *twin) end(a args) []int64 {
 	waited := m.probing
 	switch epoch, how, length := a.next(), a.next(), a.next(); {
 	case how == 0:
-		m.until, m.shut, m.probe, m.probing = 0, false, false, false
+		m.until, m.ban, m.probe, m.probing = 0, 0, false, false
 		waited = waited && epoch == m.epoch
 		m.epoch++
 	case epoch != m.epoch || !m.probing:

@@ -211,7 +211,7 @@ if old then
   end
 
   poolCount, leaseCount, readingCount = 0, concurrent and leaseCount or 0, 0
-  state = string.sub(state, body, body + FIRST_HEAD - 1) .. '\0' .. retell(body + head, 1, 0)
+  state = string.rep('\0', HEAD) .. retell(body + head, 1, 0)
     .. table.concat(tierWords) .. table.concat(tierGroups)
     .. retell(groups, slotCount, 1) .. retell(leasesAt, leaseCount, 3)
   body, capacities, image = 1, sizesOfRings, start

@@ -44,8 +44,8 @@
 --   l  lease    nothing. Only tells what is held, and answers the four numbers of
 --               calendar tiers.
 --   p  pause    for, ban 0 or 1, once 0 or 1, epoch, probe 0 or 1. Answers 1 if it lasts
---               longer than what is; with once, only if nothing came since epoch. A ban
---               stays one in a longer pause. With probe, one request goes first when it ends.
+--               longer than what is; with once, only if nothing came since epoch. The rest of
+--               a pause that is longer than a ban is a pause. With probe, one request goes first when it ends.
 --   e  end      epoch, how, for. 0 ends a pause, a ban and the wait for a probe, whatever the
 --               epoch. The others are about the probe of the epoch, if that is waited for: 1,
 --               its response is in, and ends the wait; 2, it will get none, and the next
@@ -59,8 +59,8 @@
 --   q  status   Answers for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
 --   c  charge   for each tier an amount that its provider has counted already.
--- Reply    now, generation, expiry of the key in ms, epoch, end of the pause (0:
---          none), 1 if that is a ban, 2 if what the call has reserved is the probe, and
+-- Reply    now, generation, expiry of the key in ms, epoch, end of the ban, or else of the
+--          pause (0: none), 1 if that is a ban, 2 if what the call has reserved is the probe, and
 --          then the op's own
 --
 -- Nothing is written before all has been decided: an error leaves all as it was.
@@ -80,7 +80,7 @@ local held = math.max(now, pause) -- nothing goes before
 
 while pool[1] and pool[1][1] < held do table.remove(pool, 1) end
 
-if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
+if (op == 'r' or op == 'b') and ban <= now then
   local budgets = op == 'b' and {}
   for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
   local ahead, least, own = argument(), math.max(held, argument()), argument()
@@ -148,7 +148,7 @@ if (op == 'r' or op == 'b') and not (flags % 2 == 1 and pause > now) then
             if at > now then ahead = ahead - 1 end
             booked, what = true, lent and -2 or -1 - crowd
             if probe then
-              isProbe, probing, flags, pause = true, true, 0, at + PROBE + (guard > 0 and guard or UNGUARDED)
+              isProbe, probing, pause = true, true, at + PROBE + (guard > 0 and guard or UNGUARDED)
               held = pause
             end
           elseif yields then
@@ -178,20 +178,21 @@ elseif op == 'u' or op == 'x' then
   end
   reply[7] = taken
 elseif op == 'p' then
-  local ends, ban, once, of, first = math.min(now + argument(), LATEST), argument(), argument(), argument(), argument()
+  local ends, close, once, of, first = math.min(now + argument(), LATEST), argument(), argument(), argument(), argument()
   reply[7] = 0
   if probing then held = now end -- the wait for a probe is no pause
   if (once == 0 or of == epoch) and (ends > held or first == 1 and ends == now and held == now) then
-    if held > now then ban = math.max(ban, flags % 2) end
-    pause, flags, epoch, reply[7] = ends, ban, (epoch + 1) % 2 ^ 32, 1
+    pause, epoch, reply[7] = ends, (epoch + 1) % 2 ^ 32, 1
+    if close == 1 then ban = ends end
     probe, probing = probe or first == 1, false
-    news = string.format('pause %.0f %.0f %.0f', ends - now, ban, epoch)
+    local shut = ban > now
+    news = string.format('pause %.0f %.0f %.0f', (shut and ban or ends) - now, shut and 1 or 0, epoch)
   end
 elseif op == 'e' then
   local of, how, more = argument(), argument(), argument()
   reply[7] = probing and of == epoch and 1 or 0
   if how == 0 then
-    pause, flags, epoch, probe, probing = 0, 0, (epoch + 1) % 2 ^ 32, false, false
+    pause, ban, epoch, probe, probing = 0, 0, (epoch + 1) % 2 ^ 32, false, false
     news = string.format('resume %.0f', epoch)
   elseif reply[7] == 1 and how == 4 then
     pause = math.max(pause, now + more)

@@ -24,7 +24,7 @@ for i = 1, #readings do
 end
 
 local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
-  flags % 2 + (starving and 2 or 0) + (probe and 4 or 0) + (probing and 8 or 0), exact, slots.last - slots.first + 1, #pool, #leases, #readings)}
+  (starving and 2 or 0) + (probe and 4 or 0) + (probing and 8 or 0), exact, slots.last - slots.first + 1, #pool, #leases, #readings, ban)}
 for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
 for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
 for i = 1, #rules do
@@ -49,7 +49,8 @@ if freed then news = 'freed' end
 if news then redis.pcall('PUBLISH', key, news) end -- a user who may not publish is not to fail
 
 reply[3], reply[4] = expiry, epoch
-if pause > now then reply[5], reply[6] = pause, isProbe and 2 or flags % 2 end
+if pause > now then reply[5], reply[6] = pause, isProbe and 2 or 0 end
+if ban > now then reply[5], reply[6] = ban, 1 end
 
 if op == 'q' then
   -- To know when a tier is unused, all on its way lands; that is not saved.

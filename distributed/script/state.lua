@@ -1,6 +1,6 @@
 -- state.lua: where things lie in a state, reading it, and its clock. Units: µs.
 --
---   "thr2 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
+--   "thr3 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
 --
 -- The body is a head of fixed size, the units on their way and the words of each
 -- tier (so far the front, whose size the plan tells), and then the queues: groups
@@ -8,17 +8,18 @@
 -- rings is as long from its first day as it may become, because Redis doubles a
 -- string that grows; what lies behind its body means nothing.
 
-local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1' -- now, wall, generation, frontier, crowd, pause,
--- epoch, flags, exact, and the numbers of slots, of the pool's entries, of leases and of
--- readings: one of each tier or none
-local HEAD = 56 -- bytes of that
-local FIRST_HEAD = 55 -- and of it in format 1, where there were no readings
+local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, crowd, pause,
+-- epoch, flags, exact, the numbers of slots, of the pool's entries, of leases and of
+-- readings: one of each tier or none; and ban
+local HEAD = 63 -- bytes of that
+local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own
 local READING = 16 -- numbers of a reading, see reading.lua
 
 local now, wall -- the virtual clock, and TIME, as of this call
 local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and how many there were
-local flags -- 1: it is a ban, 2: someone waits for a place, 4: when it ends one request goes first,
+local ban -- the end of the longest ban, no later than that
+local flags -- 1: in formats 1 and 2, it is a ban, 2: someone waits for a place, 4: when it ends one request goes first,
 -- 8: that has gone, and the pause is for its response
 local exact -- when the request was admitted whose response last told the truth
 
@@ -35,7 +36,7 @@ local function sizes(p, wordsOf, head)
   return head + 7 * words, logs
 end
 
-local start = 'thr2 ' .. planText .. '\n'
+local start = 'thr3 ' .. planText .. '\n'
 local front, logs = sizes(plan, WORDS, HEAD)
 local ringsAt = #start + 7 * #logs -- from 0, as Redis counts
 local capacities -- of the rings
@@ -64,7 +65,7 @@ local old, oldRings -- the plan that the state was kept for, if that was another
 local wordsOf, head = WORDS, HEAD -- of the format of the state
 local expected, size = front, 0 -- of what is in the state
 if not raw then
-  state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. string.rep('\0', front - HEAD), 1
+  state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. string.rep('\0', front - HEAD), 1
   image, capacities = start, logs
   for i = 1, #logs do image = image .. pack('>I7', logs[i]) end
   for i = 1, #logs do image = image .. string.rep('\0', 7 * logs[i]) end
@@ -80,9 +81,9 @@ elseif string.find(raw, start, 1, true) == 1 then
 else
   local version = string.match(raw, '^thr(%d+) ')
   if not version then return redis.error_reply('THROTTLE foreign value: another program uses this key') end
-  if version == '1' then
-    wordsOf, head = FIRST, FIRST_HEAD
-  elseif version ~= '2' then
+  head = HEADS[version]
+  if version == '1' then wordsOf = FIRST end
+  if not head then
     return redis.error_reply('THROTTLE version ' .. version .. ' of the state is not known')
   end
   local words, after = string.match(raw, '^thr%d ([%d ]*)\n()')
@@ -105,9 +106,10 @@ end
 local have = #state - body + 1
 if have < expected then return redis.error_reply('THROTTLE corrupt state: it ends too soon') end
 local before, slotCount, poolCount, leaseCount, readingCount
-now, before, generation, frontier, crowd, pause, epoch, flags, exact, slotCount, poolCount, leaseCount, readingCount =
-  parse(head == HEAD and FORMAT or string.sub(FORMAT, 1, -3), state, body)
-if head ~= HEAD then readingCount = 0 end
+now, before, generation, frontier, crowd, pause, epoch, flags, exact, slotCount, poolCount, leaseCount, readingCount, ban =
+  parse(head == HEAD and FORMAT or string.sub(FORMAT, 1, head == 56 and -3 or -5), state, body)
+if head < 56 then readingCount = 0 end
+if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
 
 local kept = old or plan
 local numbers = (1 + kept[3]) * (slotCount + poolCount) + (3 + kept[3]) * leaseCount + READING * readingCount
