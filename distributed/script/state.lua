@@ -112,7 +112,7 @@ if head < 56 then readingCount = 0 end
 if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
 
 local kept = old or plan
-local numbers = (1 + kept[3]) * (slotCount + poolCount) + (3 + kept[3]) * leaseCount + READING * readingCount
+local numbers = (1 + kept[3]) * (slotCount + poolCount) + (3 + kept[3]) * leaseCount + (head == HEAD and READING or 14) * readingCount
 local place, log = body + head + 7 * kept[3], 0 -- where the words of the next tier are
 for t = 5 + kept[3], #kept, 6 do
   if hasGroups(kept[t]) then
@@ -132,6 +132,7 @@ end
 if have < expected or have > expected and size == 0 then
   return redis.error_reply('THROTTLE corrupt state: its size is not what it says')
 end
+if head < HEAD then readingCount = 0 end -- reports of a format before are forgotten
 
 -- The virtual clock goes on as TIME does, and stands still when that steps back.
 if wall > before then now = now + wall - before end
