@@ -40,7 +40,7 @@ func (q *quota) successor() *quota {
 	if q.next == nil {
 		plan, version := q.line.Newest()
 		next := q.store.newQuota(q.key, plan, q.line, version)
-		next.circuit, next.state, next.share = q.circuit, q.state, next.share.adopt(q.share)
+		next.state, next.share = q.state, next.share.adopt(q.share)
 		if next.leases = newLeases(next); next.leases != nil && q.leases != nil {
 			next.leases = q.leases // until the first call it has the amounts of the plan before
 		}
@@ -94,7 +94,8 @@ func (q *quota) lockNewest() *quota {
 // operation's own arguments for the quota that asks.
 func (q *quota) ask(ctx context.Context, op string, own func(q *quota, args []any) []any) (*quota, []int64, header, error) {
 	q = q.lockNewest()
-	reply, t, err := q.call(ctx, own(q, q.begin(op, 8)))
+	t := new(trip)
+	reply, err := q.call(ctx, t, own(q, q.begin(op, 8)))
 	q.leases.unlock(err)
 	if err != nil {
 		return q, nil, header{}, err

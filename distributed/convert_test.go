@@ -45,7 +45,7 @@ type releases struct {
 func (r *releases) call(release int, units, cost int64) int64 {
 	r.Helper()
 	r.subject.change(r.plans[release])
-	got, err := r.subject.answer(r.at, step{op: "r", args: []int64{0, 0, 0, units / cost, 0, cost}})
+	got, err := r.subject.answer(r.at, step{op: "r", args: []int64{0, 0, 0, 0, units / cost, 0, cost}})
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func convertTwins(t *testing.T, s *subject, seeds int) {
 		play := func() {
 			for range 6 {
 				at += g.Int64N([]int64{100_000, 2_000_000, 20_000_000}[g.IntN(3)])
-				compare(t, s, m, at, step{op: "r", args: []int64{0, 0, 0, 1 + g.Int64N(8), 0, 1 + g.Int64N(2)}})
+				compare(t, s, m, at, step{op: "r", args: []int64{0, 0, 0, 0, 1 + g.Int64N(8), 0, 1 + g.Int64N(2)}})
 			}
 			compare(t, s, m, at, step{op: "q"})
 		}

@@ -234,7 +234,6 @@ func TestFaults(t *testing.T) {
 		{"scripts flushed", scriptsFlushed},
 		{"replies lost", repliesLost},
 		{"far", far},
-		{"too far", tooFar},
 		{"half-open", halfOpen},
 		{"stopped", stopped},
 		{"gone", gone},
@@ -325,30 +324,6 @@ func far(t *testing.T) {
 			return distant(t, s, func() time.Duration { return 20 * ms })
 		})
 		f.within("20 ms to Redis and back", time.Now(), 0, usual)
-	})
-}
-
-// What is booked with an answer that takes longer than the guard is void before it
-// is in.
-func tooFar(t *testing.T) {
-	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
-		var slower atomic.Bool
-		f := startFleet(t, crew{policy: narrow}, func() *redis.Client {
-			return distant(t, s, func() time.Duration {
-				if slower.Load() {
-					return 200 * ms
-				}
-				return ms
-			})
-		})
-		slower.Store(true)
-		began := time.Now()
-		time.Sleep(known)
-		f.unavailable("Policy.Guard")
-		slower.Store(false)
-		over := time.Now()
-		f.stands(began.Add(ahead), over)
-		f.within("200 ms to Redis and back, guard 50 ms", over, 0, resume)
 	})
 }
 

@@ -229,7 +229,8 @@ func (l *leases) lockNewest() *quota {
 }
 
 func (l *leases) sync(q *quota) error {
-	reply, t, err := q.call(context.Background(), q.begin("l", 0))
+	t := new(trip)
+	reply, err := q.call(context.Background(), t, q.begin("l", 0))
 	if err != nil {
 		return err
 	}

@@ -2,13 +2,14 @@ package distributed
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"math"
+	"math/bits"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/lineage"
@@ -17,10 +18,11 @@ import (
 
 const (
 	mostACall   = 64                     // callers that share one call of the script
-	mostCalls   = 4                      // calls that share a round trip, where so many wait
-	slowTrips   = 2                      // how often an answer that came too late is asked for again
-	unguarded   = 50 * time.Millisecond  // how long a booking is good with NoGuard
-	wakeUp      = 10 * time.Millisecond  // how late a process may wake up that has slept until its time
+	leastCalls  = 4                      // calls that share a round trip, where so many wait
+	mostCalls   = 64                     // the same, where a trip takes long
+	firstTrip   = 50 * time.Millisecond  // how long a trip is taken to take before there was one
+	unguarded   = 50 * time.Millisecond  // how long what is reserved with NoGuard is good, at least
+	wakeUp      = 10 * time.Millisecond  // how late a process wakes up that has slept until its time, at least
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
 	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
 	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
@@ -40,9 +42,10 @@ type quota struct {
 	args    []any // of the plan
 	budgets []any // its tiers that are, from 1
 	ahead   int   // how many of one trip may be booked for later
-	circuit *circuit
-	leases  *leases // nil unless a tier limits concurrency or a unit is estimated; shared with the successor
-	share   *share  // nil unless the process goes on without Redis
+	node    *node
+	bound   time.Duration // the longest that coordination may take
+	leases  *leases       // nil unless a tier limits concurrency or a unit is estimated; shared with the successor
+	share   *share        // nil unless the process goes on without Redis
 
 	line    *lineage.Line
 	version int64 // of the plan, in the line
@@ -87,11 +90,9 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 		version:  version,
 		args:     planArgs(plan),
 		ahead:    bookedAhead(plan, s.options.Horizon),
-		circuit:  &s.circuit,
+		node:     s.node(name),
+		bound:    longestCoordination(plan),
 		watchers: make(map[*watcher]struct{}),
-	}
-	if _, ok := s.rdb.(*redis.ClusterClient); ok {
-		q.circuit = new(circuit) // one shard may be away while the others answer
 	}
 	for i := range plan.Tiers() {
 		if plan.Exhausted(i) {
@@ -104,17 +105,57 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 	return q
 }
 
-// guard is the plan's, or what the requests name for their way to the provider and
-// what it takes beyond that to hear of a booking and to wake up for it.
-func (q *quota) guard(requests []store.Request) time.Duration {
-	if way := requests[0].Guard; way > 0 {
-		return way + 2*q.store.trip.get() + wakeUp
+// longestCoordination is how long coordination may take at most: a second, or half of the
+// shortest window if that is more. What is reserved counts for so much longer.
+func longestCoordination(p *algorithms.Plan) time.Duration {
+	shortest := time.Duration(0)
+	for _, t := range p.Tiers() {
+		if t.Window > 0 && (shortest == 0 || t.Window < shortest) {
+			shortest = t.Window
+		}
 	}
-	return q.plan.Guard()
+	return max(time.Second, shortest/2)
 }
 
-// good is how long what the trip books is good for.
-func (t *trip) good() time.Duration { return cmp.Or(t.guard, unguarded) }
+// trip is how long a trip to Redis usually takes.
+func (q *quota) trip() time.Duration {
+	usual, _ := q.node.trip.get()
+	return usual
+}
+
+// newTrip returns a trip for requests. What it reserves is sent at the latest when its time
+// has surely come, by a clock that is known as well as its width tells, or when the reply is
+// in, as late as that was of late, and the caller has woken up. Until then, and for its way to
+// the provider, it counts.
+func (q *quota) newTrip(requests []store.Request) *trip {
+	usual, worst := q.node.trip.get()
+	_, late := q.node.wake.get()
+	width := cmp.Or(q.node.clock.width(), firstTrip)
+	t := &trip{good: min(q.bound, roundUp(width+max(wakeUp, late)))}
+	t.reply = min(q.bound-t.good, roundUp(max(0, cmp.Or(max(usual, worst), firstTrip)-width)))
+	if way := cmp.Or(requests[0].Guard, q.plan.Guard()); way > 0 {
+		t.guard = way + t.good
+	} else {
+		t.good = max(t.good, unguarded)
+	}
+	return t
+}
+
+// roundUp returns one of few durations, so that what is given back lands with others.
+func roundUp(d time.Duration) time.Duration {
+	step := time.Duration(1) << max(0, bits.Len64(uint64(d))-6)
+	return (d + step - 1) / step * step
+}
+
+// meet makes a first trip to the server, which reserves nothing, so that it is known how long
+// one takes.
+func (q *quota) meet() {
+	if q.node.meeting.CompareAndSwap(false, true) {
+		_, _, _, _ = q.ask(context.Background(), "l", func(_ *quota, args []any) []any { return args })
+		close(q.node.met)
+	}
+	<-q.node.met
+}
 
 func micros(d time.Duration) int64 { return int64(d / time.Microsecond) }
 
@@ -150,17 +191,18 @@ func appendCost(args []any, cost []int64) []any {
 
 // Reserve asks Redis, in a goroutine that ends with the call.
 func (q *quota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
-	go q.book(behind, requests, done, slowTrips)
+	go q.reserve(behind, requests, done, 0)
 }
 
-// book tries again as often as it may when the answer comes so late that what it
-// booked is void.
-func (q *quota) book(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error), again int) {
+// reserve asks again when the answer came so late that nothing of it is of use, for one
+// request only: the more the processes that do so, the longer it waits before.
+func (q *quota) reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error), tries int) {
 	if b, held := q.held(); held {
 		done(slices.Repeat([]store.Decision{b}, len(requests)), nil)
 		return
 	}
 	q.repay()
+	q.meet()
 	q.leases.lock()
 	if !q.isNewest() {
 		q.leases.unlock(nil)
@@ -168,13 +210,12 @@ func (q *quota) book(behind *store.Reservation, requests []store.Request, done f
 		return
 	}
 	q.leases.rebase(q)
-	t := q.bookTrip(behind, requests)
-	q.run(t, func(err error) {
+	t := q.reserveTrip(behind, requests)
+	t.done = func(err error) {
 		var got []store.Decision
-		lost, slow := err, error(nil)
+		lost := err
 		if err == nil {
 			got = q.read(t, requests)
-			slow = t.tooSlow()
 			q.share.charge(got)
 		} else {
 			got, err = q.share.book(requests, err)
@@ -182,15 +223,16 @@ func (q *quota) book(behind *store.Reservation, requests []store.Request, done f
 		q.leases.grant(got)
 		q.leases.unlock(lost)
 		switch {
-		case slow != nil && again > 0:
+		case lost == nil && t.isLate(got):
 			q.Cancel(got)
-			go q.book(behind, requests, done, again-1)
-		case slow != nil:
-			q.Cancel(got)
-			done(nil, slow)
+			if err := q.tooFar(t); err != nil {
+				done(nil, err)
+				return
+			}
+			time.AfterFunc(q.backOff(t, tries), func() { q.reserve(behind, requests[:1], done, tries+1) })
 		case q.overtaken(got):
 			q.Cancel(got)
-			go q.book(behind, requests, done, again)
+			go q.reserve(behind, requests, done, tries)
 		default:
 			q.probed(got, requests)
 			q.listen(got)
@@ -199,9 +241,38 @@ func (q *quota) book(behind *store.Reservation, requests []store.Request, done f
 				q.tellAgain()
 			}
 		}
-	}, func() {
-		q.giveBack(q.read(t, requests))
-	})
+	}
+	t.late = func() { q.giveBack(q.read(t, requests)) }
+	q.node.make(t)
+}
+
+// isLate reports whether nothing of what the trip reserved can be used any more.
+func (t *trip) isLate(got []store.Decision) bool {
+	admitted := false
+	for _, d := range got {
+		if d.Verdict == store.Admitted {
+			if !d.Reservation.Expired(t.got) {
+				return false
+			}
+			admitted = true
+		}
+	}
+	return admitted
+}
+
+// tooFar returns an error if no answer can be in time.
+func (q *quota) tooFar(t *trip) error {
+	took := t.got.Sub(t.sent)
+	if took+wakeUp <= q.bound {
+		return nil
+	}
+	return fmt.Errorf("distributed: key %q: the answer of Redis took %v, and what is reserved under this policy is good for %v at most: use a Redis that is nearer, or longer windows",
+		q.key, took.Round(time.Millisecond), q.bound)
+}
+
+// backOff returns how long to wait before asking again.
+func (q *quota) backOff(t *trip, tries int) time.Duration {
+	return rand.N(min(q.bound, t.got.Sub(t.sent)<<min(tries, 10)))
 }
 
 // overtaken reports whether any of the decisions was made before a pause, or the end of
@@ -246,18 +317,23 @@ func bookedAhead(p *algorithms.Plan, horizon time.Duration) int {
 	return int(min(ahead, mostACall*mostCalls))
 }
 
-// bookTrip asks for as many as may travel at once.
-func (q *quota) bookTrip(behind *store.Reservation, requests []store.Request) *trip {
-	calls := mostCalls
+// callsATrip returns how many calls travel together: as many as make the trip no longer.
+func (q *quota) callsATrip() int {
 	if q.leases != nil {
-		calls = 1 // each says what is held, and the next must know what this one is granted
+		return 1 // each says what is held, and the next must know what this one is granted
 	}
+	return int(min(mostCalls, max(leastCalls, q.trip()/time.Millisecond)))
+}
+
+// reserveTrip asks for as many as may travel at once.
+func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request) *trip {
+	calls := q.callsATrip()
 	var floor int64
 	if behind != nil {
 		floor = behind.At
 	}
-	t := &trip{guard: q.guard(requests)}
-	within, ahead := store.Forever, q.ahead
+	t := q.newTrip(requests)
+	within, ahead := store.Forever, min(q.ahead, mostACall*calls)
 	for i := 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
 		if i > 0 {
@@ -265,8 +341,8 @@ func (q *quota) bookTrip(behind *store.Reservation, requests []store.Request) *t
 			// before those that travel with it.
 			within, floor = q.store.options.Horizon, lastInstant
 		}
-		args := append(q.beginReserve(3+n*(2+len(q.plan.Units()))), max(0, ahead), floor, micros(t.guard))
-		t.calls = append(t.calls, &call{args: q.appendRequests(args, requests[:n], within)})
+		args := append(q.beginReserve(4+n*(2+len(q.plan.Units()))), max(0, ahead), floor, micros(t.guard), micros(t.reply))
+		t.calls = append(t.calls, &call{key: q.key, args: q.appendRequests(args, requests[:n], within)})
 		requests, ahead = requests[n:], ahead-n
 	}
 	return t
@@ -274,7 +350,7 @@ func (q *quota) bookTrip(behind *store.Reservation, requests []store.Request) *t
 
 // soon is how far ahead what yields is booked: so little that nobody minds, and enough
 // for the next to be asked for in time.
-func (q *quota) soon() time.Duration { return 2*q.store.trip.get() + wellAhead }
+func (q *quota) soon() time.Duration { return 2*q.trip() + wellAhead }
 
 // appendRequests writes equal requests once, and how those yield that do.
 func (q *quota) appendRequests(args []any, requests []store.Request, most time.Duration) []any {
@@ -307,19 +383,9 @@ func (q *quota) appendRequests(args []any, requests []store.Request, most time.D
 	return args
 }
 
-// tooSlow tells whether the answer came so late that what it booked is void.
-func (t *trip) tooSlow() error {
-	took := t.got.Sub(t.sent)
-	if took < t.good() {
-		return nil
-	}
-	return &outage{fmt.Errorf("the answer took %v, and a booking is good for %v: set Policy.Guard well above the round trip to Redis",
-		took.Round(time.Microsecond), t.good())}
-}
-
 // A header is what every reply begins with. shut is one of the next.
 type header struct {
-	now, generation, ttl, epoch, until, shut int64
+	now, generation, ttl, epoch, until, shut, wall int64
 }
 
 // What is in force until header.until.
@@ -329,10 +395,10 @@ const (
 	isProbe // the wait for the response to the probe that this call has reserved
 )
 
-const headerLen = 6
+const headerLen = 7
 
 func parseHeader(reply []int64) header {
-	return header{reply[0], reply[1], reply[2], reply[3], reply[4], reply[5]}
+	return header{reply[0], reply[1], reply[2], reply[3], reply[4], reply[5], reply[6]}
 }
 
 func (h header) left() time.Duration { return microseconds(max(0, h.until-h.now)) }
@@ -388,7 +454,7 @@ func (q *quota) crossed(own []int64) (decided []int64, crossed []algorithms.Cros
 // the order in which the processes have their times: who has waited longer asks
 // earlier, and of those who wait for the same instant, who was there before.
 func (q *quota) lead(waited time.Duration, nth int64) time.Duration {
-	answer := max(2*q.store.trip.get()+time.Millisecond, min(waited/16, 10*time.Millisecond))
+	answer := max(2*q.trip()+time.Millisecond, min(waited/16, 10*time.Millisecond))
 	turn := min(waited/64, time.Second)
 	return answer + turn + turn/8*time.Duration(max(0, 8-nth))
 }
@@ -397,17 +463,23 @@ func (q *quota) lead(waited time.Duration, nth int64) time.Duration {
 // or which tier decided, and the time.
 func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *store.Reservation) store.Decision {
 	b := store.Decision{Tier: -1, Wait: store.Forever, Epoch: h.epoch}
+	var from, to time.Time // the instant, by this process's clock
 	if at != never {
-		b.Wait = max(0, microseconds(at-h.now))
+		from, to = q.node.clock.when(h.wall+at-h.now, t.got)
+		b.Wait = max(0, to.Sub(t.got))
 	}
 	if what > 0 {
 		b.Tier = int(what - 1)
 	}
 	switch {
 	case what < -1:
-		// The script ran between sent and got: no sooner than the one and no later
-		// than the other.
-		*a = store.Reservation{Start: t.got.Add(b.Wait), End: t.sent.Add(b.Wait + t.good()), At: at, Cost: r.Cost, Guard: t.guard, State: h.generation}
+		*a = store.Reservation{Told: t.got, Start: to, End: from.Add(t.good), At: at, Cost: r.Cost, Guard: t.guard, State: h.generation}
+		if early := h.now + micros(t.reply) - at; early > 0 {
+			a.End = a.End.Add(microseconds(early))
+			if a.Guard > 0 {
+				a.Guard += microseconds(early)
+			}
+		}
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
 		b.Verdict, b.Flight, b.At, b.Reservation = store.Admitted, algorithms.Flight(at), at, a
 		b.Probe = h.shut == isProbe // nothing else is reserved by that call

@@ -313,10 +313,10 @@ func TestLeasesChange(t *testing.T) {
 			t.Errorf("%v: got %v, %v, want %v", st, got, err, want)
 		}
 	}
-	ask(step{op: "r", lease: []int64{7, 1, 1e6, 0}, args: []int64{0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
+	ask(step{op: "r", lease: []int64{7, 1, 1e6, 0}, args: []int64{0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
 	s.change(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
-	ask(step{op: "r", lease: []int64{9, 1, 1e6, 0, 0}, args: []int64{0, 0, 0, 1, -1, 0, 1}}, 2, -1)
-	ask(step{op: "r", lease: []int64{7, 2, 1e6, 0, 1}, args: []int64{0, 0, 0, 1, -1, 0, 1}}, -4, 0)
+	ask(step{op: "r", lease: []int64{9, 1, 1e6, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
+	ask(step{op: "r", lease: []int64{7, 2, 1e6, 0, 1}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
 }
 
 // TestExpiry: the key lives as long as the answer says, and what it loses then is
@@ -448,10 +448,10 @@ func TestNews(t *testing.T) {
 	}
 	// 9 takes the place, 7 is refused, 9 lets go.
 	for i, st := range []step{
-		{op: "r", lease: []int64{9, 4, 1e6, 0}, args: []int64{0, 0, 0, 1, -1, 1}},
+		{op: "r", lease: []int64{9, 4, 1e6, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
 		{op: "l", lease: []int64{9, 5, 1e6, 0}}, // nobody waits
-		{op: "r", lease: []int64{9, 6, 1e6, 0}, args: []int64{0, 0, 0, 1, -1, 1}},
-		{op: "r", lease: []int64{7, 7, 1e6, 0}, args: []int64{0, 0, 0, 1, -1, 1}},
+		{op: "r", lease: []int64{9, 6, 1e6, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
+		{op: "r", lease: []int64{7, 7, 1e6, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
 		{op: "l", lease: []int64{9, 8, 1e6, 0}},
 	} {
 		if _, err := s.answer(at+4000, st); err != nil {
@@ -521,4 +521,4 @@ func TestSpeed(t *testing.T) {
 }
 
 // step1 reserves n times one.
-func step1(n int64) step { return step{op: "r", args: []int64{n, 0, 0, n, -1, 1}} }
+func step1(n int64) step { return step{op: "r", args: []int64{n, 0, 0, 0, n, -1, 1}} }

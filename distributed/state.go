@@ -23,7 +23,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decisi
 	}
 	done := make(chan func())
 	go func() {
-		got, lost := q.reserve(r)
+		got, lost := q.tryAcquire(r, 0)
 		select {
 		case done <- func() { b, err = got, lost }:
 		case <-ctx.Done():
@@ -39,7 +39,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decisi
 	}
 }
 
-func (q *quota) reserve(r store.Request) (store.Decision, error) {
+func (q *quota) tryAcquire(r store.Request, tries int) (store.Decision, error) {
 	patience := store.WaitSpec{} // it waits for nothing
 	if r.WaitSpec != nil {
 		patience.YieldFor, patience.Headroom = r.YieldFor, r.Headroom
@@ -48,34 +48,39 @@ func (q *quota) reserve(r store.Request) (store.Decision, error) {
 		}
 	}
 	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard, WaitSpec: &patience}}
-	guard := q.guard(requests)
+	q.meet()
 	q.leases.lock()
 	if !q.isNewest() {
 		q.leases.unlock(nil)
 		return moved, nil
 	}
 	q.leases.rebase(q)
-	args := append(q.beginReserve(6), 0, 0, micros(guard))
-	_, t, lost := q.call(context.Background(), q.appendRequests(args, requests, 0))
+	t := q.newTrip(requests)
+	args := append(q.beginReserve(7), 0, 0, micros(t.guard), micros(t.reply))
+	_, lost := q.call(context.Background(), t, q.appendRequests(args, requests, 0))
 	err := lost
 	var got []store.Decision
 	if err == nil {
-		t.guard = guard
 		got = q.read(t, requests)
 		q.share.charge(got)
-		err = t.tooSlow()
-	}
-	if err != nil {
+	} else {
 		got, err = q.share.book(requests, err)
 	}
 	q.leases.grant(got)
 	q.leases.unlock(lost)
-	if err != nil {
+	switch {
+	case err != nil:
 		return store.Decision{}, err
-	}
-	if q.overtaken(got) {
+	case lost == nil && t.isLate(got):
 		q.Cancel(got)
-		return q.reserve(r)
+		if err := q.tooFar(t); err != nil {
+			return store.Decision{}, err
+		}
+		time.Sleep(q.backOff(t, tries))
+		return q.tryAcquire(r, tries+1)
+	case q.overtaken(got):
+		q.Cancel(got)
+		return q.tryAcquire(r, tries)
 	}
 	q.probed(got, []store.Request{r})
 	b := got[0]
@@ -344,15 +349,27 @@ func (q *quota) watched() bool {
 	return len(q.watchers) > 0
 }
 
-// Cancel gives back what nobody will use: the permits, and the times.
+// Cancel gives back what nobody will use: the permits, and the times. What has expired shows
+// how late callers wake up.
 func (q *quota) Cancel(bookings []store.Decision) {
+	now := time.Now()
 	for _, b := range bookings {
 		if b.Verdict == store.Admitted {
+			if a := b.Reservation; a.State != alone && a.End.After(a.Told) && a.Expired(now) {
+				q.node.wake.add(min(q.bound, now.Sub(latest(a.Start, a.Told))))
+			}
 			q.drop(b, b.Reservation.Cost)
 			q.endProbe(b, unanswered)
 		}
 	}
 	go q.giveBack(bookings)
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // drop gives back what is held of a booking that will not be used.
@@ -369,34 +386,32 @@ func (q *quota) drop(b store.Decision, cost []int64) {
 // given back twice would be handed out twice.
 func (q *quota) giveBack(bookings []store.Decision) {
 	now := time.Now()
-	var back []*store.Reservation
-	generation, guard := int64(0), time.Duration(0)
+	type kind struct {
+		state int64
+		guard time.Duration
+	}
+	back := make(map[kind][]*store.Reservation)
 	for _, b := range bookings {
-		a := b.Reservation
-		if a == nil || a.State == alone || !a.End.After(now) {
-			continue
-		}
-		if generation == 0 {
-			generation, guard = a.State, a.Guard
-		}
-		if a.State == generation && a.Guard == guard && len(back) < mostACall {
-			back = append(back, a)
+		if a := b.Reservation; a != nil && a.State != alone && a.Start.Add(a.Guard).After(now) {
+			k := kind{a.State, a.Guard}
+			back[k] = append(back[k], a)
 		}
 	}
-	if len(back) == 0 {
-		return
+	for k, all := range back {
+		for some := range slices.Chunk(all, mostACall) {
+			n := q.lockNewest()
+			op := "u"
+			if n != q {
+				op = "x"
+			}
+			args := append(n.begin(op, 2+len(some)*(1+len(n.plan.Units()))), k.state, micros(k.guard))
+			for _, a := range some {
+				args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
+			}
+			_, err := n.call(context.Background(), new(trip), args)
+			n.leases.unlock(err)
+		}
 	}
-	n := q.lockNewest()
-	op := "u"
-	if n != q {
-		op = "x"
-	}
-	args := append(n.begin(op, 2+len(back)*(1+len(n.plan.Units()))), generation, micros(guard))
-	for _, a := range back {
-		args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
-	}
-	_, _, err := n.call(context.Background(), args)
-	n.leases.unlock(err)
 }
 
 // Arrived tells Redis of probes only: telling it of each request would be a second call, so

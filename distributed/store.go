@@ -153,10 +153,9 @@ const (
 type Store struct {
 	rdb      redis.UniversalClient
 	options  Options
-	circuit  circuit
+	nodes    []*node
 	listener listener
 	lines    lineage.Lines
-	trip     roundTrip
 	probes   sync.Map // of *store.Reservation: the probes whose response is waited for
 }
 
@@ -171,7 +170,7 @@ func New(rdb redis.UniversalClient, o Options) *Store {
 	o.Timeout = orDefault(o.Timeout, defaultTimeout)
 	o.Horizon = orDefault(o.Horizon, defaultHorizon)
 	o.Lease = orDefault(o.Lease, defaultLease)
-	s := &Store{rdb: rdb, options: o}
+	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout)}
 	s.listener.store = s
 	return s
 }

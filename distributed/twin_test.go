@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -314,7 +315,7 @@ func (m *twin) drain() {
 }
 
 func (m *twin) reserve(a args) (out []int64) {
-	ahead, floor, guard := a.next(), a.next(), a.next()
+	ahead, floor, guard, told := a.next(), a.next(), a.next(), m.now+a.next()
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
 	}
@@ -401,7 +402,7 @@ func (m *twin) reserve(a args) (out []int64) {
 			if lent >= 0 {
 				m.pool = slices.Delete(m.pool, lent, lent+1)
 			} else {
-				m.charge(at, guard, cost)
+				m.charge(at, flight(at, guard, told, m.plan), cost)
 			}
 			m.hold(cost)
 			booked = true
@@ -415,11 +416,20 @@ func (m *twin) reserve(a args) (out []int64) {
 				if guard > 0 {
 					good = max(guard, 1<<m.plan.Grain())
 				}
-				m.isProbe, m.probing, m.until = true, true, at+1_000_000+good
+				m.isProbe, m.probing, m.until = true, true, max(at, told)+1_000_000+good
 			}
 		}
 	}
 	return out
+}
+
+// flight is how long a request is on its way that is sent when its time has come and the
+// reply is in.
+func flight(at, guard, told int64, p *algorithms.Plan) int64 {
+	if guard == 0 {
+		return 0
+	}
+	return max(0, told-at) + max(guard, 1<<p.Grain())
 }
 
 // crossed is what is told of each calendar tier.
@@ -580,8 +590,8 @@ func (m *twin) fresh() int64 {
 // ttl is when the key expires: a second after that, in milliseconds.
 func (m *twin) ttl() int64 { return 1000 + (m.fresh()-m.now+999)/1000 }
 
-// ttlOK tells whether a key lives until nothing in it matters, and at most a
-// guard longer: the script does not play the landings forward to find out.
+// ttlOK tells whether a key lives until nothing in it matters, and at most
+// as long as a request is on its way longer: the script does not play the landings forward to find out.
 func (m *twin) ttlOK(ttl int64) bool {
 	switch {
 	case m.estimates: // nor what becomes of leases
@@ -589,7 +599,11 @@ func (m *twin) ttlOK(ttl int64) bool {
 	case m.resets: // nor what resets end
 		return ttl >= m.ttl()
 	}
-	return ttl >= m.ttl() && ttl <= m.ttl()+m.plan.Guard().Milliseconds()+2
+	longest := m.plan.Guard().Microseconds()
+	for _, c := range m.history {
+		longest = max(longest, c.guard)
+	}
+	return ttl >= m.ttl() && ttl <= m.ttl()+longest/1000+2
 }
 
 // mustBeFresh checks that a state which is lost at an instant is not missed.
@@ -704,8 +718,14 @@ func (s *subject) answer(at int64, st step) ([]int64, error) {
 	} else {
 		args = append(args, at)
 	}
-	return s.eval([]string{s.key}, args...).Int64Slice()
+	reply, err := s.eval([]string{s.key}, args...).Int64Slice()
+	if err != nil {
+		return nil, err
+	}
+	return slices.Delete(reply, wallAt, wallAt+1), nil // the twin tells no time
 }
+
+const wallAt = headerLen - 1 // of a reply, TIME
 
 // compare answers a step by both and reports the first difference.
 func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
@@ -798,6 +818,12 @@ func playFile(t *testing.T, s *subject, file string) {
 		default:
 			own, told, _ := strings.Cut(rest, "lease")
 			st := step{op: word, args: integers(t, own), lease: integers(t, told)}
+			switch word { // replies take no time
+			case "r":
+				st.args = slices.Insert(st.args, 3, 0)
+			case "b":
+				st.args = slices.Insert(st.args, int(4+st.args[0]), 0)
+			}
 			want, err := m.answer(at, st)
 			answer := "= " + numbers(want)
 			if err != nil {
@@ -943,14 +969,16 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 			continue
 		}
 		budgets := budgetsOf(g.plan)
-		costs := costsOf(st.args[len(budgets)+3:], len(g.plan.Units()))
+		head := st.args[len(budgets):]
+		guard, told := cmp.Or(head[2], g.plan.Guard().Microseconds()), got[0]+head[3]
+		costs := costsOf(head[4:], len(g.plan.Units()))
 		for i := 6; i < len(got)-len(m.crossed(false)); i += 2 {
 			decisions++
 			if got[i] >= -1 {
 				continue
 			}
 			cost := costs[(i-6)/2]
-			g.booked = append(g.booked, pooled{at: got[i+1], cost: cost, guard: st.args[2]})
+			g.booked = append(g.booked, pooled{at: got[i+1], cost: cost, guard: flight(got[i+1], guard, told, g.plan)})
 			for u, n := range cost {
 				g.held[owner][u] += n
 			}
@@ -1127,7 +1155,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 			s.op = "b"
 			add(list...)
 		}
-		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard())
+		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)))
 		for range 1 + g.IntN(3) {
 			if count := pick[int64](g, 1, 2, 5, 30, 64); g.IntN(3) == 0 {
 				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)))

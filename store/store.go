@@ -70,6 +70,7 @@ type Reserver interface {
 
 // An Reservation is a time that was booked.
 type Reservation struct {
+	Told  time.Time     // when the answer came
 	Start time.Time     // the request may be sent from here on
 	End   time.Time     // and no later: then the booking is void
 	Again time.Time     // when to ask for more behind it

@@ -12,6 +12,7 @@ local slots -- a queue
 local firstLanding -- of the first slot
 local frontier -- the latest instant decided on: the next booking is not before it
 local crowd -- how many were charged at that instant
+local sent = 0 -- when the reply to this call is in: nothing is sent before
 local capacity = {} -- the largest cost of each tier
 local readings -- what the provider reported of each tier, or empty, see reading.lua
 local own = {} -- of each tier that counts others until a reset, the rule as it would be without them
@@ -119,7 +120,7 @@ local function earliest(cost, spare)
 end
 
 local function depart(at, cost)
-  local lands, s = at + guard, nil
+  local lands, s = math.max(at, sent) + guard, nil
   if slots.first <= slots.last then
     s = lastRecord(slots)
     local last = slots[s + 1]

@@ -17,8 +17,8 @@
 --   lease  only with a concurrency tier or estimates: owner, seq, length, U amounts held
 --          now, and with estimates U amounts settled since the last call
 --   op's own, where a cost is U amounts:
---   r  reserve  ahead, floor, the guard of these requests (0: the plan's), then groups
---               of: count, within (-1: no bound, -2: only asked), cost; or of -count, within, headroom,
+--   r  reserve  ahead, floor, the guard of these requests (0: the plan's), how long the reply
+--               takes, then groups of: count, within (-1: no bound, -2: only asked), cost; or of -count, within, headroom,
 --               soon, cost for requests that yield: they leave so many percent of every
 --               tier's capacity, and are booked so little ahead of time. Answers pairs of what and t, for each request: -1-n is booked at t,
 --               as the n-th of that instant (one that was given back: as the first);
@@ -60,14 +60,14 @@
 --               unused; -1: never.
 --   c  charge   for each tier an amount that its provider has counted already.
 -- Reply    now, generation, expiry of the key in ms, epoch, end of the ban, or else of the
---          pause (0: none), 1 if that is a ban, 2 if what the call has reserved is the probe, and
---          then the op's own
+--          pause (0: none), 1 if that is a ban, 2 if what the call has reserved is the probe, TIME,
+--          and then the op's own
 --
 -- Nothing is written before all has been decided: an error leaves all as it was.
 
 local LATEST = 2 ^ 52 -- an instant beyond, 142 years ahead, is as good as never
 
-local reply, n = {now, generation, 0, epoch, 0, 0}, 6
+local reply, n = {now, generation, 0, epoch, 0, 0, wall}, 7
 local crossing -- whether it is told how far calendars have come; nil: not even that it is not
 local news -- what the fleet is told
 local probe = flags % 8 >= 4
@@ -84,6 +84,7 @@ if (op == 'r' or op == 'b') and ban <= now then
   local budgets = op == 'b' and {}
   for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
   local ahead, least, own = argument(), math.max(held, argument()), argument()
+  sent = now + argument()
   if own > 0 then guard = math.max(own, grain) end
   local booked, more = false, held < known
   if not more then
@@ -148,7 +149,7 @@ if (op == 'r' or op == 'b') and ban <= now then
             if at > now then ahead = ahead - 1 end
             booked, what = true, lent and -2 or -1 - crowd
             if probe then
-              isProbe, probing, pause = true, true, at + PROBE + (guard > 0 and guard or UNGUARDED)
+              isProbe, probing, pause = true, true, math.max(at, sent) + PROBE + (guard > 0 and guard or UNGUARDED)
               held = pause
             end
           elseif yields then
@@ -176,13 +177,13 @@ elseif op == 'u' or op == 'x' then
       taken = taken + 1
     end
   end
-  reply[7] = taken
+  reply[8] = taken
 elseif op == 'p' then
   local ends, close, once, of, first = math.min(now + argument(), LATEST), argument(), argument(), argument(), argument()
-  reply[7] = 0
+  reply[8] = 0
   if probing then held = now end -- the wait for a probe is no pause
   if (once == 0 or of == epoch) and (ends > held or first == 1 and ends == now and held == now) then
-    pause, epoch, reply[7] = ends, (epoch + 1) % 2 ^ 32, 1
+    pause, epoch, reply[8] = ends, (epoch + 1) % 2 ^ 32, 1
     if close == 1 then ban = ends end
     probe, probing = probe or first == 1, false
     local shut = ban > now
@@ -190,13 +191,13 @@ elseif op == 'p' then
   end
 elseif op == 'e' then
   local of, how, more = argument(), argument(), argument()
-  reply[7] = probing and of == epoch and 1 or 0
+  reply[8] = probing and of == epoch and 1 or 0
   if how == 0 then
     pause, ban, epoch, probe, probing = 0, 0, (epoch + 1) % 2 ^ 32, false, false
     news = string.format('resume %.0f', epoch)
-  elseif reply[7] == 1 and how == 4 then
+  elseif reply[8] == 1 and how == 4 then
     pause = math.max(pause, now + more)
-  elseif reply[7] == 1 then
+  elseif reply[8] == 1 then
     probe = how == 2
     if how < 3 then pause, probing, news = 0, false, 'freed' end
   end

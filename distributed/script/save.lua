@@ -61,10 +61,10 @@ if op == 'q' then
     local fresh = at
     if aloft[unitOf[i]] > 0 then
       fresh = NEVER
-    elseif reply[4 + 3 * i] > 0 then
+    elseif reply[5 + 3 * i] > 0 then
       fresh = math.max(frontier, rules[i].fresh(frontier), resets[i])
     end
-    reply[6 + 3 * i] = fresh < NEVER and fresh or -1
+    reply[7 + 3 * i] = fresh < NEVER and fresh or -1
   end
 end
 if math.tointeger then -- Lua 5.4 tells 3.0 from 3, and a server may answer so

@@ -88,6 +88,7 @@ type waiter struct {
 	wake     chan struct{} // holds one: look again
 	out      atomic.Bool   // it has left the queue, with one of these:
 	decision store.Decision
+	reserver store.Reserver // of the decision; nil for none
 	refusal  error
 }
 
@@ -150,6 +151,8 @@ type Ticket struct {
 	// Version is that of the configuration for which the request was made: 0 for that of
 	// New. Under any other it is refused with Stale.
 	Version int
+
+	overslept bool // it had a time, and goes to the head
 }
 
 // Leave is for a caller that was refused with Moved and does not rejoin.
@@ -173,11 +176,24 @@ func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decisio
 		if err := ctx.Err(); err != nil && !w.out.Load() {
 			return q.quit(w, err)
 		}
-		if w.out.Load() {
+		switch {
+		case !w.out.Load():
+			do = q.step(w)
+		case w.overslept():
+			w.reserver.Cancel([]store.Decision{w.decision})
+			t.Place, t.overslept = Place{w.came, w.number}, true
+			return q.wait(ctx, t, false)
+		default:
 			return w.decision, w.explain()
 		}
-		do = q.step(w)
 	}
+}
+
+// overslept reports whether the time that was reserved has passed: the caller has run too
+// late.
+func (w *waiter) overslept() bool {
+	a := w.decision.Reservation
+	return w.reserver != nil && a != nil && a.Expired(time.Now())
 }
 
 // explain returns why the waiter was refused, nil if it was not. A caller that has Moved
@@ -244,7 +260,9 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 	if w.came, w.number = t.Place.Since, t.Place.number; w.came.IsZero() {
 		w.came = now
 	}
-	w.rank = q.rank(w)
+	if w.rank = q.naturalRank(w); !t.overslept {
+		w.rank = q.rank(w)
+	}
 	if err := q.foresee(w, now); err != nil {
 		return nil, action{}, err
 	}
@@ -406,7 +424,7 @@ func (q *Queue) expel(w *waiter, err error) {
 
 // admit lets a waiter go.
 func (q *Queue) admit(w *waiter, d store.Decision) {
-	w.decision = d
+	w.decision, w.reserver = d, q.reserver
 	q.forecasts.admitted(w)
 	q.remove(w)
 }

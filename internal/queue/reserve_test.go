@@ -281,3 +281,51 @@ func TestReserverGiveUp(t *testing.T) {
 		}
 	})
 }
+
+// A drowsy context makes the goroutine that looks at it run late, once.
+type drowsy struct {
+	context.Context
+	late *time.Duration
+}
+
+func (d drowsy) Err() error {
+	time.Sleep(*d.late)
+	*d.late = 0
+	return d.Context.Err()
+}
+
+// TestReserverOverslept: a caller whose goroutine runs only after its time has expired gives
+// that back, and is the first again.
+func TestReserverOverslept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(Config{Quota: quota})
+		join(q, ticket()) // keeps the queue from asking for the others one by one
+		late := sec
+		var decision store.Decision
+		done := make(chan error)
+		go func() {
+			d, err := q.Wait(drowsy{t.Context(), &late}, ticket())
+			decision = d
+			done <- err
+		}()
+		synctest.Wait()
+		last := join(q, ticket())
+		question := quota.next(t)
+		question.done(quota.at(question, 0), nil)
+		question = quota.next(t)
+		first := quota.at(question, 0, 5*sec)
+		question.done(first, nil)
+		time.Sleep(2 * sec) // the second time goes to the one who has overslept
+		if len(quota.canceled) != 1 || quota.canceled[0].Reservation != first[0].Reservation {
+			t.Fatalf("%d canceled", len(quota.canceled))
+		}
+		if err := <-done; err != nil || decision.Reservation != first[1].Reservation {
+			t.Errorf("%+v, %v", decision.Reservation, err)
+		}
+		if last.ended() {
+			t.Error("who came later went first")
+		}
+		last.cancel()
+	})
+}

@@ -167,7 +167,8 @@ func expired(c *check) {
 	if a := all[0].Reservation; a.Expired(a.Start) || !a.Expired(a.End.Add(time.Second)) {
 		c.Errorf("%+v has expired at its start, or not a second after its end", a)
 	}
-	time.Sleep(time.Until(all[2].Reservation.End) + time.Second)
+	last := all[2].Reservation
+	time.Sleep(time.Until(last.End.Add(last.Guard)) + time.Second) // nothing is in flight any more
 	q.(store.Reserver).Cancel(all)
 	c.rest()
 	c.usedSoon(q, "after the reservations have expired", 3)

@@ -1,0 +1,107 @@
+package distributed_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+)
+
+// An arrivals is what a provider sees, in virtual time.
+type arrivals struct {
+	mu sync.Mutex
+	at []time.Time
+}
+
+// send is a request that takes up to the most to arrive.
+func (a *arrivals) send(most time.Duration) {
+	at := time.Now().Add(rand.N(most))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.at = append(a.at, at)
+}
+
+// refused returns how many a provider refuses that admits so many in each window.
+func (a *arrivals) refused(limit int, window time.Duration) (n int) {
+	slices.SortFunc(a.at, time.Time.Compare)
+	var in []time.Time
+	for _, at := range a.at {
+		for len(in) > 0 && at.Sub(in[0]) >= window {
+			in = in[1:]
+		}
+		if len(in) < limit {
+			in = append(in, at)
+		} else {
+			n++
+		}
+	}
+	return n
+}
+
+// However far away Redis is, processes use what the guard and the round trip leave of a
+// window, and none is refused.
+func TestFarRedis(t *testing.T) {
+	for _, test := range []struct {
+		trip time.Duration
+		rate int
+	}{{ms, 50}, {20 * ms, 50}, {80 * ms, 5}, {80 * ms, 500}, {200 * ms, 5}, {200 * ms, 50}, {400 * ms, 5}, {400 * ms, 50}} {
+		t.Run(fmt.Sprintf("%v away, %d per second", test.trip, test.rate), func(t *testing.T) {
+			t.Parallel()
+			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+				const processes, guard, begin, during = 4, 50 * ms, 5 * sec, 10 * sec
+				var provider arrivals
+				began := time.Now()
+				ctx, stop := context.WithTimeout(t.Context(), begin+during)
+				defer stop()
+				var wg sync.WaitGroup
+				for range processes {
+					l := limiter(t, throttle.Policy{Name: "far", Tiers: []throttle.Tier{throttle.PerSecond(int64(test.rate))}},
+						distributed.New(distant(t, s, func() time.Duration { return test.trip }), distributed.Options{}))
+					for range 2 + 2*test.rate*int(test.trip/ms)/1000/processes {
+						wg.Go(func() {
+							for l.Wait(ctx) == nil {
+								provider.send(guard)
+							}
+						})
+					}
+				}
+				wg.Wait()
+				if n := provider.refused(test.rate, sec); n > 0 {
+					t.Errorf("%d of %d are refused", n, len(provider.at))
+				}
+				n := 0
+				for _, at := range provider.at {
+					if at.Sub(began) >= begin { // the first trips made connections
+						n++
+					}
+				}
+				limit := float64(test.rate) * during.Seconds() / (1 + (guard + test.trip).Seconds())
+				if float64(n+test.rate) < 0.97*limit { // a burst may fall beside the time that is looked at
+					t.Errorf("%d are admitted, want %.0f", n, limit)
+				}
+			})
+		})
+	}
+}
+
+// Nobody waits for ever for a Redis of which no answer can be in time.
+func TestRedisTooFar(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		l := limiter(t, throttle.Policy{Name: "far", Tiers: []throttle.Tier{throttle.PerSecond(5)}},
+			distributed.New(distant(t, s, func() time.Duration { return 1200 * ms }), distributed.Options{Timeout: 10 * sec}))
+		for _, err := range []error{l.Wait(context.Background()), l.Wait(context.Background())} {
+			if err == nil || !strings.Contains(err.Error(), "use a Redis that is nearer") {
+				t.Errorf("got %v", err)
+			}
+		}
+	})
+}

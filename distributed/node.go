@@ -1,0 +1,304 @@
+package distributed
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	mostTrips    = 16 // in flight to a server at most
+	mostTogether = 64 // calls that travel together, of several keys
+)
+
+// A node is a server as far as this process can tell: of a Cluster, a range of slots. What
+// is sent to it waits for one of a few trips, so that a crowd in this process makes nobody
+// late: the keys take turns, and the more of them wait, the more of their calls travel
+// together.
+type node struct {
+	rdb     redis.UniversalClient
+	timeout time.Duration
+	most    int // trips in flight
+	circuit circuit
+	clock   clock
+	trip    delay         // there and back
+	wake    delay         // beyond its time, until a caller is told to go
+	meeting atomic.Bool   // whether somebody makes the first trip, or has
+	met     chan struct{} // closed when it is over
+
+	mu      sync.Mutex       // guards all below
+	flying  int              // trips in flight
+	waiting map[string]*lane // by key
+	turns   []*lane          // the lanes, the next one first
+}
+
+// A lane is what waits of a key, in order.
+type lane struct {
+	key   string
+	trips []*trip
+}
+
+// A call is one run of the script.
+type call struct {
+	key   string
+	args  []any
+	reply []int64
+	err   error
+}
+
+// A trip is some calls of a key that travel together, in order.
+type trip struct {
+	calls     []*call
+	good      time.Duration // for how long what it reserves is good
+	reply     time.Duration // how long after the call what is reserved for now is good for as long, since the reply takes that
+	guard     time.Duration // that, and the requests' way to the provider; zero with NoGuard
+	sent, got time.Time
+	done      func(error) // called once: when the trip is over, or after Options.Timeout with an error
+	late      func()      // if not nil, told of a trip that ended well after that
+}
+
+// make makes the trip, and others in turn. It blocks for as long as the client does, which
+// may be longer than the timeout.
+func (n *node) make(t *trip) {
+	if err := n.circuit.open(); err != nil {
+		t.done(err)
+		return
+	}
+	n.mu.Lock()
+	key := t.calls[0].key
+	l := n.waiting[key]
+	if l == nil {
+		l = &lane{key: key}
+		n.waiting[key] = l
+		n.turns = append(n.turns, l)
+	}
+	l.trips = append(l.trips, t)
+	n.mu.Unlock()
+	n.run()
+}
+
+// run makes trips while it may and some wait.
+func (n *node) run() {
+	for batch := n.next(); batch != nil; batch = n.next() {
+		n.fly(batch)
+	}
+}
+
+// call makes a trip of one call and waits for it, or for the context.
+func (q *quota) call(ctx context.Context, t *trip, args []any) ([]int64, error) {
+	c := &call{key: q.key, args: args}
+	t.calls = []*call{c}
+	done := make(chan error, 1)
+	t.done = func(err error) { done <- err }
+	go q.node.make(t)
+	select {
+	case err := <-done:
+		if err != nil {
+			return nil, err
+		}
+		return c.reply, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// next returns the trips whose turn it is, each of another key; nil if there are none, or as
+// many as may be are in flight.
+func (n *node) next() (batch []*trip) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.flying == n.most || len(n.turns) == 0 {
+		return nil
+	}
+	n.flying++
+	calls, again := 0, []*lane(nil)
+	for len(n.turns) > 0 {
+		l := n.turns[0]
+		if calls += len(l.trips[0].calls); calls > mostTogether && len(batch) > 0 {
+			break
+		}
+		batch = append(batch, l.trips[0])
+		n.turns, l.trips = n.turns[1:], l.trips[1:]
+		if len(l.trips) > 0 {
+			again = append(again, l)
+		} else {
+			delete(n.waiting, l.key)
+		}
+	}
+	n.turns = append(n.turns, again...)
+	return batch
+}
+
+// fly makes trips together.
+func (n *node) fly(batch []*trip) {
+	open := n.circuit.allow()
+	var over atomic.Bool
+	finish := func(why func(*trip) error) (first bool) {
+		if !over.CompareAndSwap(false, true) {
+			return false
+		}
+		errs := make([]error, len(batch))
+		for i, t := range batch {
+			errs[i] = why(t)
+		}
+		if open == nil {
+			n.circuit.report(errs...)
+		}
+		n.mu.Lock()
+		n.flying--
+		n.mu.Unlock()
+		for i, t := range batch {
+			t.done(errs[i])
+		}
+		return true
+	}
+	if open != nil {
+		finish(func(*trip) error { return open })
+		return
+	}
+	timeout := time.AfterFunc(n.timeout, func() {
+		if finish(func(*trip) error { return &outage{errTimeout} }) {
+			n.run()
+		}
+	})
+	n.send(batch)
+	timeout.Stop()
+	if finish((*trip).err) {
+		return
+	}
+	for _, t := range batch {
+		if t.err() == nil && t.late != nil {
+			t.late()
+		}
+	}
+}
+
+// err is that of the first call that failed.
+func (t *trip) err() error {
+	for _, c := range t.calls {
+		if c.err != nil {
+			return explain(c.key, c.err)
+		}
+	}
+	return nil
+}
+
+// send makes trips together, and says when.
+func (n *node) send(batch []*trip) {
+	ctx := context.Background()
+	var calls []*call
+	for _, t := range batch {
+		calls = append(calls, t.calls...)
+	}
+	sent := time.Now()
+	unknown := n.call(ctx, calls, "evalsha", scriptSHA)
+	// Loaded, the script stays; merely run, newer servers may forget it.
+	if len(unknown) > 0 && n.rdb.ScriptLoad(ctx, scriptSource).Err() == nil {
+		if len(unknown) == len(calls) {
+			sent = time.Now() // else some ran before
+		}
+		unknown = n.call(ctx, unknown, "evalsha", scriptSHA)
+	}
+	if len(unknown) > 0 {
+		n.call(ctx, unknown, "eval", scriptSource)
+	}
+	got := time.Now()
+	answered := false
+	for _, c := range calls {
+		if c.err == nil {
+			n.clock.set(parseHeader(c.reply).wall, sent, got)
+			answered = true
+		}
+	}
+	if answered { // else it tells how long the client waits
+		n.trip.add(got.Sub(sent))
+	}
+	for _, t := range batch {
+		t.sent, t.got = sent, got
+	}
+}
+
+// once is a command that the client must not repeat when its reply was lost: the
+// script would reserve twice.
+type once struct{ *redis.IntSliceCmd }
+
+func (once) NoRetry() bool { return true }
+
+// call runs calls in one round trip and returns those whose script the server
+// does not know: they did nothing.
+func (n *node) call(ctx context.Context, calls []*call, command, script string) (unknown []*call) {
+	cmds := make([]once, len(calls))
+	for i, c := range calls {
+		cmds[i] = once{redis.NewIntSliceCmd(ctx, append([]any{command, script, 1, c.key}, c.args...)...)}
+		cmds[i].SetFirstKeyPos(3)
+	}
+	if len(cmds) == 1 {
+		_ = n.rdb.Process(ctx, cmds[0]) // the error is the command's too
+	} else {
+		pipe := n.rdb.Pipeline()
+		for _, cmd := range cmds {
+			_ = pipe.Process(ctx, cmd)
+		}
+		_, _ = pipe.Exec(ctx)
+	}
+	for i, c := range calls {
+		if c.reply, c.err = cmds[i].Result(); redis.HasErrorPrefix(c.err, "NOSCRIPT") {
+			unknown = append(unknown, c)
+		}
+	}
+	return unknown
+}
+
+// ranges is how many ranges of slots of a Cluster are told apart: a shard has some of them.
+const ranges = 64
+
+// newNodes returns the nodes of a client.
+func newNodes(rdb redis.UniversalClient, timeout time.Duration) []*node {
+	count, most := 1, mostTrips
+	switch c := rdb.(type) {
+	case *redis.ClusterClient:
+		count, most = ranges, 4
+	case *redis.Client:
+		if c != nil {
+			most = max(1, min(most, c.Options().PoolSize))
+		}
+	}
+	nodes := make([]*node, count)
+	for i := range nodes {
+		nodes[i] = &node{rdb: rdb, timeout: timeout, most: most, met: make(chan struct{}), waiting: make(map[string]*lane)}
+	}
+	return nodes
+}
+
+// node returns the node of a key.
+func (s *Store) node(key string) *node {
+	return s.nodes[slot(key)*len(s.nodes)/slots]
+}
+
+// slots is how many a Cluster has.
+const slots = 1 << 14
+
+// slot returns that of a key: its checksum, CRC-16/XMODEM, or that of what is in its first braces.
+func slot(key string) int {
+	if _, tag, ok := strings.Cut(key, "{"); ok {
+		if tag, _, ok = strings.Cut(tag, "}"); ok && tag != "" {
+			key = tag
+		}
+	}
+	sum := uint16(0)
+	for _, b := range []byte(key) {
+		sum ^= uint16(b) << 8
+		for range 8 {
+			if sum&0x8000 != 0 {
+				sum = sum<<1 ^ 0x1021
+			} else {
+				sum <<= 1
+			}
+		}
+	}
+	return int(sum) % slots
+}
