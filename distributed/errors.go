@@ -44,8 +44,8 @@ var permanent = []struct{ reply, fix string }{
 	{"THROTTLE corrupt", "the value was damaged: delete the key, and the quota starts anew"},
 	{"THROTTLE clocks", "set them: a tier counts by the calendar"},
 	{"NOPERM", lacksRight},
-	{"ERR The user executing the script can't ", lacksRight}, // Redis 7.0
-	{"ERR ACL failure in script", lacksRight},                // later
+	{"The user executing the script can't ", lacksRight}, // Redis 6 and 7.0
+	{"ERR ACL failure in script", lacksRight},            // later
 	{"NOAUTH", "the server wants a password"},
 	{"WRONGPASS", "the server knows no such user and password"},
 	{"ERR unknown command", "the server does not run scripts: it must be Redis 5 or later, or Valkey"},
@@ -61,7 +61,7 @@ func explain(key string, err error) error {
 		}
 		return &outage{err}
 	}
-	text := said.Error()
+	text := scriptError(said.Error())
 	for _, t := range transient {
 		if strings.HasPrefix(text, t) {
 			return &outage{err}
@@ -73,6 +73,17 @@ func explain(key string, err error) error {
 		}
 	}
 	return fmt.Errorf("distributed: key %q: %w", key, err)
+}
+
+// scriptError returns what stopped a script. Servers before Redis 7 put it behind the place
+// where the script was: "ERR Error running script (call to f_…): @user_script:7: -OOM …".
+func scriptError(text string) string {
+	if strings.HasPrefix(text, "ERR Error running script") {
+		if _, cause, found := strings.Cut(text, ": -"); found {
+			return cause
+		}
+	}
+	return text
 }
 
 var errTimeout = fmt.Errorf("no answer within Options.Timeout: %w", context.DeadlineExceeded)

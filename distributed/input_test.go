@@ -67,6 +67,8 @@ func fails(t *testing.T, what string, l *throttle.Limiter, parts ...string) {
 
 func TestInputOptions(t *testing.T) {
 	rdb := client(t, &redis.Options{Addr: "localhost:1"})
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": "localhost:1"}})
+	t.Cleanup(func() { ring.Close() })
 	for _, test := range []struct {
 		what  string
 		rdb   redis.UniversalClient
@@ -76,6 +78,7 @@ func TestInputOptions(t *testing.T) {
 		{"no client", nil, distributed.Options{}, []string{"client is nil"}},
 		{"a nil *Client", (*redis.Client)(nil), distributed.Options{}, []string{"client is nil"}},
 		{"a nil *ClusterClient", (*redis.ClusterClient)(nil), distributed.Options{}, []string{"client is nil"}},
+		{"a Ring", ring, distributed.Options{}, []string{"redis.Ring"}},
 		{"Timeout", rdb, distributed.Options{Timeout: -sec}, []string{"Options.Timeout is -1s", "from 1ms"}},
 		{"Horizon", rdb, distributed.Options{Horizon: -1}, []string{"Options.Horizon is -1ns", "from 1ms"}},
 		{"Lease", rdb, distributed.Options{Lease: -ms}, []string{"Options.Lease is -1ms", "from 1ms"}},
@@ -108,6 +111,43 @@ func TestInputNobodyListens(t *testing.T) {
 	says(t, "nobody listens", err, "refused", `policy "vendor api"`)
 	if l.Allow() {
 		t.Error("Allow is true")
+	}
+}
+
+// What a later server may do is an outage, also in the words of servers before Redis 7: they
+// name the line of the script first. (Words of Redis 6.2.14.)
+func TestInputScriptErrors(t *testing.T) {
+	const at = "ERR Error running script (call to f_0123): @user_script:1234: @user_script: 1234: "
+	for said, unavailable := range map[string]bool{
+		at + "-OOM command not allowed when used memory > 'maxmemory'.":        true,
+		at + "-READONLY You can't write against a read only replica.":          true,
+		at + "-NOREPLICAS Not enough good replicas to write.":                  true,
+		at + "-MISCONF Redis is configured to save RDB snapshots, but is not.": true,
+		"OOM command not allowed when used memory > 'maxmemory'.":              true,
+		at + "The user executing the script can't run this command":            false,
+		at + "attempt to index a nil value: -1":                                false,
+	} {
+		t.Run(said, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+				rdb := near(t, s)
+				if err := rdb.Ping(t.Context()).Err(); err != nil { // starts the server
+					t.Fatal(err)
+				}
+				s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+					if cmd == "EVALSHA" {
+						c.WriteError(said)
+					}
+					return cmd == "EVALSHA"
+				})
+				_, err := limiter(t, named(throttle.PerSecond(5)), distributed.New(rdb, distributed.Options{})).Status(t.Context())
+				if err == nil || errors.Is(err, throttle.ErrUnavailable) != unavailable {
+					t.Errorf("%v: unavailable is %v", err, !unavailable)
+				}
+				if strings.Contains(said, "user executing") {
+					says(t, "a right", err, "lacks a right")
+				}
+			})
+		})
 	}
 }
 
