@@ -70,8 +70,9 @@
 //
 // # Deployment
 //
-// Any [redis.UniversalClient] will do: a single server, Sentinel, Cluster; Redis 5
-// or later, or Valkey. A quota is one key, so Cluster needs no hash tags; set
+// The client is one of a single server, of Sentinel or of a Cluster; Redis 5 or later, or
+// Valkey. A [redis.Ring] is refused: it moves a key to another server when one is away, and
+// each of the two admits the whole quota. A quota is one key, so Cluster needs no hash tags; set
 // ClusterOptions.ClusterStateReloadInterval to a second or two, because by default
 // the client looks for a new master once a minute. The server needs maxmemory-policy
 // noeviction, best on an instance of its own: a key that is evicted is a quota that
@@ -200,6 +201,10 @@ func (s *Store) validate() error {
 	var errs []error
 	if isNil(s.rdb) {
 		errs = append(errs, errors.New("distributed: the client is nil: pass New a redis.UniversalClient"))
+	}
+	if _, ok := s.rdb.(*redis.Ring); ok {
+		errs = append(errs, errors.New("distributed: the client is a redis.Ring: it moves keys to another server when one is away, and each "+
+			"would admit the whole quota: pass a Client, a failover client or a ClusterClient"))
 	}
 	o := s.options
 	for _, f := range []struct {
