@@ -152,16 +152,76 @@ func TestInputScriptErrors(t *testing.T) {
 }
 
 // documented are the rights that the package documentation says a user needs.
-func documented(without string) []any {
+func documented(without string, more ...string) []any {
 	rights := []any{"ACL", "SETUSER", "limiter", "on", ">secret", "~throttle:*", "&throttle:*"}
-	for _, r := range []string{"+evalsha", "+eval", "+script|load", "+time", "+get", "+set", "+getrange", "+setrange",
-		"+pexpire", "+publish", "+subscribe", "+unsubscribe", "+ping"} {
+	for _, r := range append([]string{"+evalsha", "+eval", "+script|load", "+time", "+get", "+set", "+getrange", "+setrange",
+		"+pexpire", "+publish", "+subscribe", "+unsubscribe", "+ping"}, more...) {
 		if r != without {
 			rights = append(rights, r)
 		}
 	}
 	return rights
 }
+
+// On a Cluster the documented rights suffice, too: to find a key's master, to go on while its
+// slot moves, and to listen.
+func TestInputRightsOnCluster(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	ctx := context.Background()
+	var addrs []string
+	for _, n := range c.Nodes {
+		addrs = append(addrs, n.Addr())
+		if err := n.Client().Do(ctx, documented("", "+cluster|slots", "+command", "+asking")...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open := func() *throttle.Limiter {
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: addrs, Username: "limiter", Password: "secret",
+			DialTimeout: slow, DialerRetries: 1, ReadTimeout: slow, ClusterStateReloadInterval: sec,
+		})
+		t.Cleanup(func() { rdb.Close() })
+		p := named(per(200*ms, 5, throttle.SlidingLog))
+		p.Guard = 0
+		return limiter(t, p, distributed.New(rdb, distributed.Options{Timeout: slow}))
+	}
+	l, other := open(), open()
+	wait := func() {
+		t.Helper()
+		for range 6 { // it waits, and listens
+			if err := l.Wait(ctx); err != nil {
+				t.Fatalf("the documented rights are too few: %v", err)
+			}
+		}
+	}
+	wait()
+	key := keyIn(t, c)
+	for _, to := range c.Nodes {
+		if to != c.Master(key) {
+			c.MoveSlot(key, to, func(bool) { wait() })
+			break
+		}
+	}
+	if err := other.Pause(ctx, 300*ms); err != nil {
+		t.Errorf("the documented rights are too few for a pause: %v", err)
+	}
+	wait()
+	for _, n := range c.Nodes {
+		log, err := n.Client().Do(ctx, "ACL", "LOG").Slice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range log {
+			if m, _ := entry.(map[any]any); !greeting[m["object"]] {
+				t.Errorf("denied: %v", entry)
+			}
+		}
+	}
+}
+
+// greeting are the commands with which a client greets a server, and that it need not run.
+var greeting = map[any]bool{"client|setinfo": true, "client|maint_notifications": true, "client": true}
 
 func TestInputRights(t *testing.T) {
 	s := redistest.Start(t)

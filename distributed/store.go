@@ -86,6 +86,9 @@
 //	ACL SETUSER limiter on >secret ~throttle:* &throttle:* +evalsha +eval +script|load +time
 //	    +get +set +getrange +setrange +pexpire +publish +subscribe +unsubscribe +ping
 //
+// On a Cluster add +cluster|slots +command +asking, and +readonly if the client may read
+// from replicas.
+//
 // The value of a key has a version. A release that finds a newer one, or something
 // else, refuses to touch it.
 package distributed
