@@ -77,14 +77,17 @@ func translateHeld(plan, old *algorithms.Plan, cost []int64) []int64 {
 	return translated
 }
 
-// lockNewest takes the turn to call Redis, under the newest plan.
-func (q *quota) lockNewest() *quota {
+// lockNewest takes the turn to call Redis, under the newest plan, unless the context ends
+// before.
+func (q *quota) lockNewest(ctx context.Context) (*quota, error) {
 	for {
 		q = q.newest()
-		q.leases.lock()
+		if err := q.leases.lock(ctx); err != nil {
+			return q, err
+		}
 		if q.isNewest() {
 			q.leases.rebase(q)
-			return q
+			return q, nil
 		}
 		q.leases.unlock(nil)
 	}
@@ -93,7 +96,10 @@ func (q *quota) lockNewest() *quota {
 // ask calls Redis under the newest plan, and takes note of what it says. own appends the
 // operation's own arguments for the quota that asks.
 func (q *quota) ask(ctx context.Context, op string, own func(q *quota, args []any) []any) (*quota, []int64, header, error) {
-	q = q.lockNewest()
+	q, err := q.lockNewest(ctx)
+	if err != nil {
+		return q, nil, header{}, err
+	}
 	t := new(trip)
 	reply, err := q.call(ctx, t, own(q, q.begin(op, 8)))
 	q.leases.unlock(err)

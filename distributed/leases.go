@@ -78,9 +78,16 @@ func (l *leases) rebase(q *quota) {
 	l.quota = q
 }
 
-func (l *leases) lock() {
-	if l != nil {
-		l.turn <- struct{}{}
+// lock takes the turn, unless the context ends before.
+func (l *leases) lock(ctx context.Context) error {
+	if l == nil {
+		return nil
+	}
+	select {
+	case l.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
@@ -215,7 +222,7 @@ func (l *leases) lockNewest() *quota {
 	l.mu.Lock()
 	q := l.quota
 	l.mu.Unlock()
-	q = q.lockNewest()
+	q, _ = q.lockNewest(context.Background())
 	if q.leases == l {
 		return q
 	}

@@ -203,7 +203,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 	}
 	q.repay()
 	q.meet()
-	q.leases.lock()
+	_ = q.leases.lock(context.Background())
 	if !q.isNewest() {
 		q.leases.unlock(nil)
 		done(slices.Repeat([]store.Decision{moved}, len(requests)), nil)

@@ -49,7 +49,7 @@ func (q *quota) tryAcquire(r store.Request, tries int) (store.Decision, error) {
 	}
 	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard, WaitSpec: &patience}}
 	q.meet()
-	q.leases.lock()
+	_ = q.leases.lock(context.Background())
 	if !q.isNewest() {
 		q.leases.unlock(nil)
 		return moved, nil
@@ -399,7 +399,7 @@ func (q *quota) giveBack(bookings []store.Decision) {
 	}
 	for k, all := range back {
 		for some := range slices.Chunk(all, mostACall) {
-			n := q.lockNewest()
+			n, _ := q.lockNewest(context.Background())
 			op := "u"
 			if n != q {
 				op = "x"
