@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/bench/internal/cpu"
 )
 
 const (
@@ -91,7 +92,7 @@ func (c *crowd) newcomers(r *result) {
 	c.mu.Lock()
 	c.admitted = nil
 	c.mu.Unlock()
-	refused, began, used := c.refused.Load(), time.Now(), cpu()
+	refused, began, used := c.refused.Load(), time.Now(), cpu.Used()
 	sent := 0
 	for time.Since(began) < c.time {
 		for ; sent < int(time.Since(began)*newcomers/time.Second); sent++ {
@@ -101,7 +102,7 @@ func (c *crowd) newcomers(r *result) {
 	}
 	took := time.Since(began)
 	r.refused = float64(c.refused.Load()-refused) / took.Seconds()
-	r.cpu = float64(cpu()-used) / float64(took)
+	r.cpu = float64(cpu.Used()-used) / float64(took)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	r.rate = rate(c.admitted)

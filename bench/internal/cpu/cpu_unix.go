@@ -1,14 +1,15 @@
 //go:build unix
 
-package main
+// Package cpu measures processor time.
+package cpu
 
 import (
 	"syscall"
 	"time"
 )
 
-// cpu returns what this process has taken of the processors.
-func cpu() time.Duration {
+// Used returns the processor time that this process has used.
+func Used() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		return 0

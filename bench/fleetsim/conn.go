@@ -1,0 +1,146 @@
+package main
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// A conn is a connection for messages: what go-redis subscribes on. It opens at once, because
+// go-redis holds a lock meanwhile, and virtual time stands still where a goroutine waits for a
+// lock. What is sent while the process is cut off arrives when it no longer is, as TCP sends it
+// again.
+type conn struct {
+	process  *process
+	channels int // guarded by server.mu
+
+	mu          sync.Mutex // guards all below
+	sent        []byte     // the beginning of a command
+	there, back time.Time  // when the last message arrives
+	read        []byte
+	more        chan struct{} // has one element if there is something to read
+	closed      chan struct{}
+	isClosed    bool
+}
+
+func newConn(p *process) *conn {
+	return &conn{process: p, more: make(chan struct{}, 1), closed: make(chan struct{})}
+}
+
+// due returns when a message arrives that is sent now, which is after the last one. It needs mu.
+func (c *conn) due(last *time.Time) time.Duration {
+	at := time.Now().Add(c.process.cutFor() + c.process.takes())
+	if at.Before(*last) {
+		at = *last
+	}
+	*last = at
+	return time.Until(at)
+}
+
+// Write implements net.Conn.
+func (c *conn) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.isClosed {
+		return 0, net.ErrClosed
+	}
+	c.sent = append(c.sent, b...)
+	for {
+		words, rest := parseCommand(c.sent)
+		if words == nil {
+			return len(b), nil
+		}
+		c.sent = rest
+		v := &visit{commands: [][]string{words}, epoch: c.process.server.epoch.Load(), conn: c, done: func([]any) {}}
+		time.AfterFunc(c.due(&c.there), func() {
+			if !c.process.killed.Load() {
+				c.process.server.take(v)
+			}
+		})
+	}
+}
+
+// parseCommand returns the words of a command that is there to its end, and what follows.
+func parseCommand(b []byte) (words []string, rest []byte) {
+	line := func(kind byte) (n int) {
+		text, after, found := bytes.Cut(rest, []byte("\r\n"))
+		if !found || text[0] != kind {
+			return -1
+		}
+		rest = after
+		n, err := strconv.Atoi(string(text[1:]))
+		if err != nil {
+			panic(err) // go-redis writes none such
+		}
+		return n
+	}
+	rest = b
+	n := line('*')
+	for range n {
+		size := line('$')
+		if size < 0 || len(rest) < size+2 {
+			return nil, nil
+		}
+		words, rest = append(words, string(rest[:size])), rest[size+2:]
+	}
+	return words, rest
+}
+
+// deliver sends to the client.
+func (c *conn) deliver(message string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	time.AfterFunc(c.due(&c.back), func() {
+		if c.process.killed.Load() {
+			return
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.read = append(c.read, message...)
+		select {
+		case c.more <- struct{}{}:
+		default:
+		}
+	})
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(b []byte) (int, error) {
+	for {
+		c.mu.Lock()
+		n := copy(b, c.read)
+		c.read = c.read[n:]
+		c.mu.Unlock()
+		if n > 0 {
+			return n, nil
+		}
+		select {
+		case <-c.more:
+		case <-c.closed:
+			return 0, io.EOF
+		}
+	}
+}
+
+// Close implements net.Conn.
+func (c *conn) Close() error {
+	c.mu.Lock()
+	first := !c.isClosed
+	c.isClosed = true
+	c.mu.Unlock()
+	if first {
+		close(c.closed)
+		c.process.server.leave(c)
+	}
+	return nil
+}
+
+// LocalAddr and the rest of net.Conn are of no use here.
+func (c *conn) LocalAddr() net.Addr              { return &net.TCPAddr{} }
+func (c *conn) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
+func (c *conn) SetDeadline(time.Time) error      { return nil }
+func (c *conn) SetReadDeadline(time.Time) error  { return nil }
+func (c *conn) SetWriteDeadline(time.Time) error { return nil }

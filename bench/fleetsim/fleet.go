@@ -1,0 +1,259 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/bench/internal/cpu"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// A fleet is one run of a scenario.
+type fleet struct {
+	scenario
+	seed      uint64
+	server    *server
+	began     time.Time
+	ended     atomic.Bool // callers start nothing new
+	providers []*provider // one for each key
+	members   []*member
+}
+
+// A provider is strict: it counts what arrives from the definition of its tiers.
+type provider struct {
+	mu      sync.Mutex // guards all below
+	counter *throttletest.Counter
+	refused int
+}
+
+// A member is a process of the fleet with its callers.
+type member struct {
+	*process
+	fleet    *fleet
+	limiters []*throttle.Limiter // one for each key
+	ctx      context.Context
+	end      context.CancelFunc
+
+	mu       sync.Mutex // guards all below
+	admitted []time.Time
+	arrived  []time.Duration // since the start, what the provider accepted
+	waiting  map[int]time.Time
+	longest  time.Duration
+	errors   int
+	err      error // the first
+}
+
+// virtually runs a scenario in a bubble of its own.
+func (s scenario) virtually(t *testing.T, seed uint64) (r result) {
+	used, began := cpu.Used(), time.Now()
+	synctest.Test(t, func(*testing.T) {
+		time.Sleep(time.Duration(rand.New(rand.NewPCG(seed, 1)).Int64N(int64(time.Hour)))) // virtual time begins at a full hour
+		r = s.run(seed)
+	})
+	r.CPU, r.Real = cpu.Used()-used, time.Since(began)
+	return r
+}
+
+// run must run in a bubble.
+func (s scenario) run(seed uint64) result {
+	f := &fleet{scenario: s, seed: seed, server: newServer(s.service(), s.faults), began: time.Now()}
+	go f.server.run()
+	for range max(1, s.keys) {
+		c, err := throttletest.NewCounter(s.counted()...)
+		if err != nil {
+			panic(err) // the scenario's mistake
+		}
+		f.providers = append(f.providers, &provider{counter: c})
+	}
+	var callers sync.WaitGroup
+	for i := range s.processes {
+		m := f.member(i)
+		f.members = append(f.members, m)
+		callers.Go(func() { m.live(&callers) })
+	}
+	most := f.watch()
+	r := f.result()
+	r.Goroutines = most
+	if s.drain > 0 { // what is reserved is used, so that what remains charged is lost
+		f.ended.Store(true)
+		over := make(chan struct{})
+		go func() {
+			callers.Wait()
+			close(over)
+		}()
+		select {
+		case <-over:
+		case <-time.After(s.drain):
+		}
+		r.Charged, r.Sent = f.charged()
+	}
+	f.ended.Store(true)
+	for _, m := range f.members {
+		m.end()
+	}
+	callers.Wait()
+	for _, m := range f.members {
+		for _, l := range m.limiters {
+			l.Close()
+		}
+	}
+	time.Sleep(10 * time.Second) // what was cancelled is given back
+	for _, m := range f.members {
+		_ = m.rdb.Close()
+	}
+	time.Sleep(time.Minute) // what go-redis runs ends by itself
+	f.server.queue <- nil
+	return r
+}
+
+func (f *fleet) member(i int) *member {
+	m := &member{process: newProcess(i, f.server, f.ways[i%len(f.ways)], f.seed), fleet: f, waiting: make(map[int]time.Time)}
+	m.ctx, m.end = context.WithCancel(context.Background())
+	store := distributed.New(m.rdb, distributed.Options{})
+	for k := range f.providers {
+		l, err := throttle.New(f.policy(k), store)
+		if err != nil {
+			panic(err) // the scenario's mistake
+		}
+		m.limiters = append(m.limiters, l)
+	}
+	return m
+}
+
+// watch waits for the end, and returns how many goroutines there were at most.
+func (f *fleet) watch() (most int) {
+	for time.Since(f.began) < f.length {
+		time.Sleep(time.Second)
+		most = max(most, runtime.NumGoroutine())
+	}
+	return most
+}
+
+// live has the callers of a process call, from its start to its end.
+func (m *member) live(callers *sync.WaitGroup) {
+	for _, f := range m.fleet.faults {
+		switch {
+		case !f.hits(m.index):
+		case f.kind == start:
+			time.Sleep(f.at)
+		case f.kind == kill:
+			time.AfterFunc(f.at-m.server.age(), func() {
+				m.killed.Store(true)
+				m.end()
+			})
+		}
+	}
+	for w := range m.fleet.waiters {
+		callers.Go(func() { m.call(w) })
+	}
+}
+
+// call sends requests, one after the other.
+func (m *member) call(w int) {
+	f := m.fleet
+	random := rand.New(rand.NewPCG(f.seed, uint64(m.index)<<32|uint64(w)))
+	key := (m.index*f.waiters + w) % len(f.providers)
+	if f.rest > 0 {
+		time.Sleep(time.Duration(random.Int64N(int64(f.rest))))
+	}
+	for n := 0; !f.ended.Load() && m.ctx.Err() == nil && (f.requests == 0 || n < f.requests); n++ {
+		m.wait(w, true)
+		permit, err := m.limiters[key].Acquire(m.ctx, nil)
+		switch waited := m.wait(w, false); {
+		case m.ctx.Err() != nil || m.killed.Load():
+			if permit != nil {
+				permit.Release()
+			}
+			return
+		case err != nil:
+			m.fail(err)
+			time.Sleep(100 * time.Millisecond)
+			continue
+		default:
+			m.admit(waited)
+		}
+		time.Sleep(f.delay(random))
+		if f.providers[key].accepts() {
+			m.arrive()
+		}
+		time.Sleep(f.delay(random))
+		permit.Arrived()
+		permit.Release()
+		time.Sleep(f.rest)
+	}
+}
+
+// wait takes down that a caller waits, or waits no more, and returns for how long it did.
+func (m *member) wait(w int, begins bool) (waited time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if begins {
+		m.waiting[w] = time.Now()
+		return 0
+	}
+	waited = time.Since(m.waiting[w])
+	delete(m.waiting, w)
+	return waited
+}
+
+func (m *member) admit(waited time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.admitted = append(m.admitted, time.Now())
+	m.longest = max(m.longest, waited)
+}
+
+func (m *member) arrive() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.arrived = append(m.arrived, time.Since(m.fleet.began))
+}
+
+func (m *member) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.errors++
+	if m.err == nil {
+		m.err = err
+	}
+}
+
+func (p *provider) accepts() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.counter.Arrive(time.Now().UnixMicro(), nil) {
+		p.refused++
+		return false
+	}
+	return true
+}
+
+// charged returns how many units of its last tier the first key has been charged, and how many
+// of them were admitted.
+func (f *fleet) charged() (charged, admitted int) {
+	observer := newProcess(f.processes, f.server, constant(0), f.seed)
+	defer observer.rdb.Close()
+	l, err := throttle.New(f.policy(0), distributed.New(observer.rdb, distributed.Options{}))
+	if err != nil {
+		panic(err)
+	}
+	status, err := l.Status(context.Background())
+	if err != nil {
+		panic(fmt.Sprintf("the server does not answer after the end: %v", err))
+	}
+	for _, m := range f.members {
+		m.mu.Lock()
+		admitted += len(m.admitted)
+		m.mu.Unlock()
+	}
+	return int(status.Tiers[len(status.Tiers)-1].Used), admitted
+}

@@ -1,0 +1,322 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io"
+	"math"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A way draws how long a message takes, one way.
+type way func(*rand.Rand) time.Duration
+
+func constant(d time.Duration) way { return func(*rand.Rand) time.Duration { return d } }
+
+func uniform(least, most time.Duration) way {
+	return func(r *rand.Rand) time.Duration { return least + time.Duration(r.Int64N(int64(most-least)+1)) }
+}
+
+// pareto has a heavy tail: half of all take less than 2^(1/shape) times the least.
+func pareto(least time.Duration, shape float64, most time.Duration) way {
+	return func(r *rand.Rand) time.Duration {
+		return min(most, time.Duration(float64(least)/math.Pow(1-r.Float64(), 1/shape)))
+	}
+}
+
+// What go-redis does by default.
+const (
+	poolSize    = 10 * 2 // connections, on two cores
+	readTimeout = 3 * time.Second
+	poolTimeout = readTimeout + time.Second
+	dialTimeout = 5 * time.Second
+	retries     = 3
+)
+
+// A process is a client of the server: a real *redis.Client whose hooks hand the commands to
+// the model instead of a connection.
+//
+// It has as many connections as go-redis has by default, and waits for one as that does. One
+// that is not open yet costs two round trips. A connection whose command was not answered
+// within the client's timeout is closed. Messages to subscribers come over a connection of
+// their own, see conn, which is open at once.
+type process struct {
+	index  int
+	server *server
+	way    way
+	rdb    *redis.Client
+	slots  chan struct{}
+	killed atomic.Bool
+
+	mu     sync.Mutex // guards all below
+	random *rand.Rand
+	open   int // idle connections
+}
+
+func newProcess(index int, s *server, w way, seed uint64) *process {
+	p := &process{index: index, server: s, way: w, random: rand.New(rand.NewPCG(seed, uint64(index))), slots: make(chan struct{}, poolSize)}
+	p.rdb = redis.NewClient(&redis.Options{
+		Addr: "127.0.0.1:6379", // a name would be looked up
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			if p.isCut() {
+				return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
+			}
+			return newConn(p), nil
+		},
+		Protocol:        2,
+		DisableIdentity: true,
+		PoolSize:        1,
+		ReadBufferSize:  1024,
+		WriteBufferSize: 1024,
+	})
+	p.rdb.AddHook(p)
+	return p
+}
+
+// DialHook implements redis.Hook.
+func (p *process) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements redis.Hook.
+func (p *process) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return p.process(ctx, []redis.Cmder{cmd}) }
+}
+
+// ProcessPipelineHook implements redis.Hook.
+func (p *process) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return p.process
+}
+
+// process tries as often as go-redis does.
+func (p *process) process(ctx context.Context, cmds []redis.Cmder) error {
+	if name := cmds[0].Name(); name == "hello" {
+		return serverError("ERR unknown command 'hello'") // then it speaks RESP2
+	}
+	repeat := retries
+	for _, cmd := range cmds {
+		if once, ok := cmd.(interface{ NoRetry() bool }); ok && once.NoRetry() {
+			repeat = 0
+		}
+	}
+	for try := 0; ; try++ {
+		replies, err := p.trip(ctx, cmds)
+		if err == nil {
+			return settle(cmds, replies)
+		}
+		if try == repeat || ctx.Err() != nil {
+			for _, cmd := range cmds {
+				cmd.SetErr(err)
+			}
+			return err
+		}
+		time.Sleep(8 * time.Millisecond << try)
+	}
+}
+
+// settle gives the commands their values, and returns the first error.
+func settle(cmds []redis.Cmder, replies []any) (first error) {
+	for i, cmd := range cmds {
+		err := set(cmd, replies[i])
+		cmd.SetErr(err)
+		if first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+func set(cmd redis.Cmder, reply any) error {
+	if err, ok := reply.(error); ok {
+		return err
+	}
+	if reply == nil {
+		return redis.Nil
+	}
+	switch c := cmd.(type) {
+	case interface{ SetVal([]int64) }:
+		list, ok := reply.([]any)
+		numbers := make([]int64, len(list))
+		for i, v := range list {
+			n, isNumber := v.(int64)
+			numbers[i], ok = n, ok && isNumber
+		}
+		if !ok {
+			return errors.New("fleetsim: the reply is no list of numbers")
+		}
+		c.SetVal(numbers)
+	case interface{ SetVal(string) }:
+		text, ok := reply.(string)
+		if !ok {
+			return errors.New("fleetsim: the reply is no string")
+		}
+		c.SetVal(text)
+	case interface{ SetVal([]any) }:
+		list, ok := reply.([]any)
+		if !ok {
+			return errors.New("fleetsim: the reply is no list")
+		}
+		c.SetVal(list)
+	case interface{ SetVal(any) }:
+		c.SetVal(reply)
+	default:
+		return errors.New("fleetsim: the model does not know what " + cmd.Name() + " is to return")
+	}
+	return nil
+}
+
+// trip makes one round trip, on a connection of the pool.
+func (p *process) trip(ctx context.Context, cmds []redis.Cmder) ([]any, error) {
+	if err := p.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { <-p.slots }()
+	if !p.reuse() {
+		if p.isCut() {
+			time.Sleep(dialTimeout)
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
+		}
+		time.Sleep(p.takes() + p.takes())
+		if _, err := p.ask([][]string{{"hello"}}); err != nil {
+			return nil, err
+		}
+	}
+	commands := make([][]string, len(cmds))
+	for i, cmd := range cmds {
+		commands[i] = texts(cmd.Args())
+	}
+	replies, err := p.ask(commands)
+	if err == nil {
+		p.mu.Lock()
+		p.open++
+		p.mu.Unlock()
+	}
+	return replies, err
+}
+
+// enter waits for a connection.
+func (p *process) enter(ctx context.Context) error {
+	select {
+	case p.slots <- struct{}{}:
+		return nil
+	default:
+	}
+	timeout := time.NewTimer(poolTimeout)
+	defer timeout.Stop()
+	select {
+	case p.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timeout.C:
+		return redis.ErrPoolTimeout
+	}
+}
+
+// reuse takes an idle connection, if there is one.
+func (p *process) reuse() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open == 0 {
+		return false
+	}
+	p.open--
+	return true
+}
+
+// ask sends commands and waits for the replies.
+func (p *process) ask(commands [][]string) ([]any, error) {
+	v := &visit{commands: commands, epoch: p.server.epoch.Load()}
+	replied := make(chan []any, 1)
+	v.done = func(replies []any) {
+		if !p.isCut() && !p.loses() {
+			replied <- replies
+		}
+	}
+	deadline := time.NewTimer(readTimeout)
+	defer deadline.Stop()
+	sent := time.Now()
+	if !p.isCut() {
+		time.Sleep(p.takes())
+		if !p.isCut() {
+			p.server.take(v)
+		}
+	}
+	select {
+	case replies := <-replied:
+		back := p.takes()
+		if time.Since(sent)+back < readTimeout {
+			time.Sleep(back)
+			for _, reply := range replies {
+				if reply == io.EOF {
+					return nil, io.EOF
+				}
+			}
+			return replies, nil
+		}
+		<-deadline.C
+	case <-deadline.C:
+	}
+	return nil, &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded}
+}
+
+// takes draws how long a message takes now.
+func (p *process) takes() time.Duration {
+	p.mu.Lock()
+	d := p.way(p.random)
+	p.mu.Unlock()
+	for _, f := range p.server.faults {
+		if f.kind == slow && f.isOn(p.server.age()) && f.hits(p.index) {
+			d += f.by
+		}
+	}
+	return d
+}
+
+// isCut reports whether messages of the process are lost now.
+func (p *process) isCut() bool { return p.killed.Load() || p.cutFor() > 0 }
+
+func (p *process) cutFor() (left time.Duration) {
+	for _, f := range p.server.faults {
+		if age := p.server.age(); f.kind == partition && f.isOn(age) && f.hits(p.index) {
+			left = max(left, f.at+f.lasts-age)
+		}
+	}
+	return left
+}
+
+// loses draws whether a reply is lost.
+func (p *process) loses() bool {
+	for _, f := range p.server.faults {
+		if f.kind == lose && f.isOn(p.server.age()) && f.hits(p.index) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.random.Float64() < f.share
+		}
+	}
+	return false
+}
+
+// texts are a command's words as they are sent.
+func texts(args []any) []string {
+	words := make([]string, len(args))
+	for i, arg := range args {
+		switch v := arg.(type) {
+		case string:
+			words[i] = v
+		case int:
+			words[i] = strconv.Itoa(v)
+		case int64:
+			words[i] = strconv.FormatInt(v, 10)
+		default:
+			panic("fleetsim: the model does not know how an argument is sent")
+		}
+	}
+	return words
+}

@@ -1,0 +1,200 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	lua "github.com/yuin/gopher-lua"
+	"github.com/yuin/gopher-lua/parse"
+)
+
+// A serverError is what a server answers instead of a value.
+type serverError string
+
+func (e serverError) Error() string { return string(e) }
+func (serverError) RedisError()     {}
+
+// An interpreter runs scripts as a server does, except that globals are not protected. call
+// is what redis.call does.
+type interpreter struct {
+	state *lua.LState
+	call  func(args []string) (any, error)
+}
+
+func newInterpreter(call func(args []string) (any, error)) *interpreter {
+	l := lua.NewState(lua.Options{SkipOpenLibs: true, RegistrySize: 1 << 14, RegistryMaxSize: 1 << 20})
+	for name, open := range map[string]lua.LGFunction{
+		lua.BaseLibName: lua.OpenBase, lua.TabLibName: lua.OpenTable, lua.StringLibName: lua.OpenString, lua.MathLibName: lua.OpenMath,
+	} {
+		l.Push(l.NewFunction(open))
+		l.Push(lua.LString(name))
+		l.Call(1, 0)
+	}
+	i := &interpreter{state: l, call: call}
+	redis := l.NewTable()
+	redis.RawSetString("call", l.NewFunction(i.command(false)))
+	redis.RawSetString("pcall", l.NewFunction(i.command(true)))
+	redis.RawSetString("error_reply", l.NewFunction(func(l *lua.LState) int {
+		l.Push(errorTable(l, l.CheckString(1)))
+		return 1
+	}))
+	l.SetGlobal("redis", redis)
+	structs := l.NewTable()
+	structs.RawSetString("pack", l.NewFunction(packNumbers))
+	structs.RawSetString("unpack", l.NewFunction(unpackNumbers))
+	l.SetGlobal("struct", structs)
+	return i
+}
+
+func compile(source string) (*lua.FunctionProto, error) {
+	chunk, err := parse.Parse(strings.NewReader(source), "user_script")
+	if err != nil {
+		return nil, err
+	}
+	return lua.Compile(chunk, "user_script")
+}
+
+// run returns what a script answers: an int64, a string, a list of them, or nil.
+func (i *interpreter) run(script *lua.FunctionProto, keys, args []string) (any, error) {
+	l := i.state
+	defer l.SetTop(0)
+	l.SetGlobal("KEYS", list(l, keys))
+	l.SetGlobal("ARGV", list(l, args))
+	l.Push(l.NewFunctionFromProto(script))
+	if err := l.PCall(0, 1, nil); err != nil {
+		if api := (*lua.ApiError)(nil); errors.As(err, &api) {
+			return nil, serverError("ERR " + api.Object.String())
+		}
+		return nil, serverError("ERR " + err.Error())
+	}
+	return fromLua(l.Get(-1))
+}
+
+func list(l *lua.LState, values []string) *lua.LTable {
+	t := l.CreateTable(len(values), 0)
+	for _, v := range values {
+		t.Append(lua.LString(v))
+	}
+	return t
+}
+
+func errorTable(l *lua.LState, text string) *lua.LTable {
+	t := l.NewTable()
+	t.RawSetString("err", lua.LString(text))
+	return t
+}
+
+func (i *interpreter) command(protected bool) lua.LGFunction {
+	return func(l *lua.LState) int {
+		args := make([]string, l.GetTop())
+		for n := range args {
+			switch v := l.Get(n + 1).(type) {
+			case lua.LString:
+				args[n] = string(v)
+			case lua.LNumber:
+				args[n] = strconv.FormatFloat(float64(v), 'g', 17, 64)
+			default:
+				l.RaiseError("Lua redis lib command arguments must be strings or integers")
+			}
+		}
+		value, err := i.call(args)
+		switch {
+		case err != nil && protected:
+			l.Push(errorTable(l, err.Error()))
+		case err != nil:
+			l.RaiseError("%s", err.Error())
+		default:
+			l.Push(toLua(l, value))
+		}
+		return 1
+	}
+}
+
+func toLua(l *lua.LState, value any) lua.LValue {
+	switch v := value.(type) {
+	case int64:
+		return lua.LNumber(v)
+	case string:
+		return lua.LString(v)
+	case []string:
+		return list(l, v)
+	}
+	return lua.LFalse // a missing value
+}
+
+func fromLua(value lua.LValue) (any, error) {
+	switch v := value.(type) {
+	case lua.LNumber:
+		return int64(v), nil
+	case lua.LString:
+		return string(v), nil
+	case lua.LBool:
+		if v {
+			return int64(1), nil
+		}
+	case *lua.LTable:
+		if text, ok := v.RawGetString("err").(lua.LString); ok {
+			return nil, serverError(text)
+		}
+		values := make([]any, 0, v.Len())
+		for n := 1; n <= v.Len(); n++ {
+			one, err := fromLua(v.RawGetInt(n))
+			if err != nil {
+				return nil, err
+			}
+			values = append(values, one)
+		}
+		return values, nil
+	}
+	return nil, nil
+}
+
+// The struct library, as far as unsigned big-endian numbers of one to eight bytes go: '>I7I2'.
+
+func packNumbers(l *lua.LState) int {
+	bytes := make([]byte, 0, 7*l.GetTop())
+	for n, width := range widths(l) {
+		x := uint64(float64(l.CheckNumber(n + 2)))
+		for at := width - 1; at >= 0; at-- {
+			bytes = append(bytes, byte(x>>(8*at)))
+		}
+	}
+	l.Push(lua.LString(bytes))
+	return 1
+}
+
+func unpackNumbers(l *lua.LState) int {
+	s, at, all := l.CheckString(2), l.OptInt(3, 1)-1, widths(l)
+	l.SetTop(0)
+	for _, width := range all {
+		if at < 0 || at+width > len(s) {
+			l.RaiseError("data string too short")
+		}
+		x := uint64(0)
+		for _, b := range []byte(s[at : at+width]) {
+			x = x<<8 | uint64(b)
+		}
+		l.Push(lua.LNumber(x))
+		at += width
+	}
+	l.Push(lua.LNumber(at + 1))
+	return len(all) + 1
+}
+
+// widths reads a format.
+func widths(l *lua.LState) []int {
+	format := l.CheckString(1)
+	all := make([]int, 0, len(format)/2)
+	for i := 0; i < len(format); i++ {
+		switch c := format[i]; {
+		case c == '>' || c == 'I':
+		case '1' <= c && c <= '8':
+			all = append(all, int(c-'0'))
+		default:
+			l.RaiseError("%s", fmt.Sprintf("invalid format option '%c'", c))
+		}
+	}
+	return all
+}
