@@ -26,6 +26,7 @@ type fleet struct {
 	ended     atomic.Bool // callers start nothing new
 	providers []*provider // one for each key
 	members   []*member
+	warmed    tally // when the warm-up was over
 }
 
 // A provider is strict: it counts what arrives from the definition of its tiers.
@@ -66,6 +67,7 @@ func (s scenario) virtually(t *testing.T, seed uint64) (r result) {
 // run must run in a bubble.
 func (s scenario) run(seed uint64) result {
 	f := &fleet{scenario: s, seed: seed, server: newServer(s.service(), s.faults), began: time.Now()}
+	f.server.seen = s.seen
 	go f.server.run()
 	for range max(1, s.keys) {
 		c, err := throttletest.NewCounter(s.counted()...)
@@ -131,9 +133,14 @@ func (f *fleet) member(i int) *member {
 
 // watch waits for the end, and returns how many goroutines there were at most.
 func (f *fleet) watch() (most int) {
-	for time.Since(f.began) < f.length {
-		time.Sleep(time.Second)
-		most = max(most, runtime.NumGoroutine())
+	for _, end := range []time.Duration{f.warm, f.length} {
+		for left := end - time.Since(f.began); left > 0; left = end - time.Since(f.began) {
+			time.Sleep(min(left, time.Second))
+			most = max(most, runtime.NumGoroutine())
+		}
+		if end == f.warm {
+			f.warmed = f.server.counted()
+		}
 	}
 	return most
 }

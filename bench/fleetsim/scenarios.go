@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"math"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -17,35 +19,196 @@ var near = uniform(200*time.Microsecond, 800*time.Microsecond)
 
 // rolling is the rate of a limit a second that counts over any second: a request counts for its
 // guard, and for the second after.
-func rolling(limit float64, roundTrip time.Duration) float64 {
-	return limit / (second + guard + roundTrip).Seconds()
+func rolling(limit int64, roundTrip time.Duration) float64 {
+	return float64(limit) / cycle(roundTrip).Seconds()
 }
 
-func perSecond(n int64) []throttle.Tier { return []throttle.Tier{throttle.PerSecond(n)} }
+// cycle is the time after which a burst of such a limit can be followed by the next.
+func cycle(roundTrip time.Duration) time.Duration { return second + guard + roundTrip }
 
-// crowd is a fleet that wants more than the limit a second.
-func crowd(name string, processes, waiters int, limit int64) scenario {
-	return scenario{
-		name: name, processes: processes, waiters: waiters, tiers: perSecond(limit),
-		ways: []way{near}, delay: uniform(ms, 10*ms),
-		warm: 3 * second, length: 24 * second, full: rolling(float64(limit), 0),
-	}
-}
-
+// scenarios are all there are.
 func scenarios() []scenario {
+	all := crowds()
+	for _, roundTrip := range []time.Duration{ms, 20 * ms, 80 * ms, 200 * ms, 400 * ms} {
+		for _, limit := range []int64{5, 50, 1000} {
+			for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.TokenBucket} {
+				all = append(all, far(roundTrip, limit, a))
+			}
+		}
+	}
+	all = append(all, mixed(6*ms, 50), mixed(80*ms, 50), mixed(80*ms, 1000))
+	all = append(all, spikes()...)
+	all = append(all, keys()...)
+	return append(all, faults()...)
+}
+
+// perSecond is a fleet of which all callers want more than the limit a second, near the server.
+func perSecond(name, about string, processes, waiters int, limit int64) scenario {
+	s := scenario{
+		name: name, about: about, processes: processes, waiters: waiters,
+		tiers: []throttle.Tier{throttle.PerSecond(limit)},
+		ways:  []way{near}, delay: uniform(ms, 10*ms), full: rolling(limit, 0),
+	}
+	return s.measured(3*second, 20*cycle(0))
+}
+
+// measured has a scenario measured for some time, best whole cycles, after another.
+func (s scenario) measured(warm, length time.Duration) scenario {
+	s.warm, s.length = warm, warm+length
+	return s
+}
+
+// Many processes ask at once, and each asks for few callers. What it costs for each admission
+// must not grow with their number.
+func crowds() []scenario {
 	var all []scenario
-	for _, s := range []scenario{
-		crowd("crowd/10x1/50", 10, 1, 50),
-		crowd("crowd/10x8/50", 10, 8, 50),
-		crowd("crowd/10x8/5000", 10, 8, 5000),
-		crowd("crowd/10x100/5000", 10, 100, 5000),
-		crowd("crowd/1000x1/50", 1000, 1, 50),
-		crowd("crowd/1000x8/5000", 1000, 8, 5000),
-		crowd("crowd/10000x1/50", 10000, 1, 50),
-		crowd("crowd/10000x1/5000", 10000, 1, 5000),
+	for _, c := range []struct {
+		processes, waiters int
+		limit              int64
+		large              bool
+	}{
+		{10, 1, 50, false},
+		{10, 8, 50, false},
+		{10, 8, 5000, true},
+		{10, 100, 5000, true},
+		{1000, 1, 50, false},
+		{1000, 8, 5000, true},
+		{10000, 1, 50, true},
+		{10000, 1, 5000, true},
 	} {
-		s.bounds = bounds{goodput: 0.9, calls: 2}
+		s := perSecond(fmt.Sprintf("crowd/%dx%d/%d", c.processes, c.waiters, c.limit), "", c.processes, c.waiters, c.limit)
+		s.bounds, s.large = bounds{goodput: 0.9, calls: 1.5}, c.large
 		all = append(all, s)
 	}
+	s := perSecond("crowd/1000x8/5000/slow-core", "a call of the script takes twice as long", 1000, 8, 5000)
+	s.busy = s.service()
+	s.busy.Call, s.busy.Request = 2*s.busy.Call, 2*s.busy.Request
+	s.bounds, s.large = bounds{goodput: 0.9, calls: 1.5}, true
+	all = append(all, s)
+	late := perSecond("crowd/late/500x1/50", "500 processes start beside 10", 510, 1, 50)
+	late.faults = []fault{{kind: start, at: 5 * second, who: func(i int) bool { return i >= 10 }}}
+	late.bounds = bounds{goodput: 0.9, calls: 3} // two of each that starts
+	all = append(all, late)
+	// What one stall brings together may never part again.
+	for _, c := range []struct {
+		processes, waiters int
+		limit              int64
+		large              bool
+	}{{400, 1, 50, false}, {600, 1, 500, true}, {1000, 8, 5000, true}} {
+		s := perSecond(fmt.Sprintf("crowd/stall/%dx%d/%d", c.processes, c.waiters, c.limit), "of 0.5 s", c.processes, c.waiters, c.limit)
+		s.faults = []fault{{kind: stall, at: 8 * second, lasts: 500 * ms}}
+		s.bounds, s.large = bounds{goodput: 0.85, calls: 1.5, recovery: 2 * second}, c.large
+		all = append(all, s)
+	}
+	return all
+}
+
+// Four processes are far from the server. A caller may be admitted a round trip late.
+func far(roundTrip time.Duration, limit int64, a throttle.Algorithm) scenario {
+	const processes, atProvider = 4, 11 * ms // that the provider takes, in the mean
+	s := perSecond(fmt.Sprintf("far/%v/%d/%v", roundTrip, limit, a), "", processes, 0, limit)
+	s.tiers[0].Algorithm = a
+	s.ways = []way{uniform(roundTrip/2-roundTrip/20, roundTrip/2+roundTrip/20)}
+	s.waiters = max(4, int(math.Ceil(2*float64(limit)*(roundTrip+atProvider).Seconds()/processes)))
+	s.full = rolling(limit, roundTrip)
+	if a == throttle.TokenBucket {
+		s.full = float64(limit)
+	}
+	s.bounds = bounds{goodput: 0.97, calls: 2}
+	s.large = limit > 50
+	cycles := 20
+	if s.large {
+		cycles = 10
+	}
+	return s.measured(5*second, time.Duration(cycles)*cycle(roundTrip))
+}
+
+// Processes far away and near share a limit.
+func mixed(roundTrip time.Duration, limit int64) scenario {
+	s := perSecond(fmt.Sprintf("mixed/%v/%d", roundTrip, limit), "4 processes are far and 4 near", 8, 20, limit)
+	s.ways = []way{near, uniform(roundTrip/2-roundTrip/20, roundTrip/2+roundTrip/20)}
+	s.full, s.large = rolling(limit, roundTrip), limit > 50
+	s.bounds = bounds{goodput: 0.97, calls: 2, fair: 0.75}
+	return s.measured(5*second, 40*cycle(roundTrip))
+}
+
+// The network is slow for some seconds.
+func spikes() []scenario {
+	var all []scenario
+	for _, lasts := range []time.Duration{5 * second, 10 * second} {
+		for _, hour := range []bool{false, true} {
+			s := perSecond(fmt.Sprintf("spike/%v", lasts), "100 ms each way", 8, 60, 100)
+			s.faults = []fault{{kind: slow, at: 10 * second, lasts: lasts, by: 100 * ms}}
+			s.bounds = bounds{recovery: 2 * second}
+			if hour {
+				s.name += "/hour"
+				s.tiers = append(s.tiers, throttle.PerHour(10000))
+				s.bounds.lost, s.drain = 0.02, 20*second
+			}
+			all = append(all, s.measured(3*second, 7*second+lasts+45*second))
+		}
+	}
+	return all
+}
+
+// A process has many limiters, each far within its limit.
+func keys() []scenario {
+	var all []scenario
+	for _, w := range []struct {
+		name string
+		way  way
+	}{{"", near}, {"/5ms", uniform(2*ms, 3*ms)}} {
+		once := perSecond("keys/2000-at-once"+w.name, "", 1, 2000, 5)
+		once.keys, once.requests, once.ways = 2000, 1, []way{w.way}
+		once = once.measured(0, 4*second)
+		once.full = 2000 / once.length.Seconds()
+		once.bounds = bounds{goodput: 1, calls: 2, longest: 2 * second}
+		steady := perSecond("keys/3000-steady"+w.name, "the server stalls for 0.5 s", 1, 3000, 5)
+		steady.keys, steady.rest, steady.ways = 3000, 2*second, once.ways
+		steady.faults = []fault{{kind: stall, at: 3 * second, lasts: 500 * ms}}
+		steady = steady.measured(2*second, 7*second)
+		once.large, steady.large = w.name == "", w.name == ""
+		steady.full = 3000 / 2.012
+		steady.bounds = bounds{goodput: 0.9, calls: 2, recovery: 2 * second}
+		all = append(all, once, steady)
+	}
+	return all
+}
+
+// Something breaks, in a fleet of near and far processes of which some have a heavy tail.
+func faults() []scenario {
+	const at = 10 * second
+	var all []scenario
+	add := func(name, about string, b bounds, faults ...fault) *scenario {
+		s := perSecond("fault/"+name, about, 20, 4, 50)
+		s.ways = []way{near, uniform(ms, 5*ms), pareto(ms, 1.5, 200*ms), near}
+		s.faults, s.bounds = faults, b
+		s.bounds.calls = 3
+		all = append(all, s.measured(3*second, 36*cycle(0)))
+		return &all[len(all)-1]
+	}
+	add("none", "", bounds{goodput: 0.97, longest: 5 * second})
+	add("lost", "5 % of the replies are lost", bounds{goodput: 0.9}, fault{kind: lose, lasts: time.Hour, share: 0.05})
+	add("stall", "of 2 s", bounds{goodput: 0.9, recovery: 2 * second}, fault{kind: stall, at: at, lasts: 2 * second})
+	add("partition", "of half of the processes, for 3 s", bounds{goodput: 0.9, recovery: 2 * second},
+		fault{kind: partition, at: at, lasts: 3 * second, who: oneIn(2)})
+	add("kill", "a tenth of the processes", bounds{goodput: 0.95, recovery: 2 * second}, fault{kind: kill, at: at, who: oneIn(10)})
+	add("step-back", "the server's clock, by 8 s", bounds{goodput: 0.95, recovery: 2 * second}, fault{kind: step, at: at, by: -8 * second})
+	// A step forward cannot be told from idleness: one window too much, and what was booked before.
+	add("step-forward", "the server's clock, by 30 s", bounds{goodput: 0.95, refused: 100, recovery: 2 * second}, fault{kind: step, at: at, by: 30 * second})
+	for _, by := range []time.Duration{100 * time.Microsecond, -100 * time.Microsecond} {
+		gains := fmt.Sprintf("rate%+d", by.Microseconds())
+		add(gains, "ppm, of the server's clock", bounds{goodput: 0.97}, fault{kind: rate, by: by})
+		for _, window := range []time.Duration{time.Minute, time.Hour} {
+			s := add(fmt.Sprintf("%s/1000-in-%.0f-min", gains, window.Minutes()), "ppm, of the server's clock", bounds{goodput: 0.97}, fault{kind: rate, by: by})
+			s.tiers = append(s.tiers, throttle.Tier{Limit: 1000, Window: window})
+			s.full = 1000 / (window + guard).Seconds()
+			*s = s.measured(window/2, 2*(window+guard))
+		}
+	}
+	add("flush", "the scripts", bounds{goodput: 0.97, recovery: second}, fault{kind: flush, at: at})
+	// What was charged in that time may pass once more, and what was booked before.
+	add("failover", "to a state of 0.5 s ago", bounds{goodput: 0.9, refused: 100, recovery: 2 * second}, fault{kind: failover, at: at, by: 500 * ms})
+	add("failover/empty", "to none", bounds{goodput: 0.9, refused: 100, recovery: 2 * second}, fault{kind: failover, at: at, by: time.Hour})
 	return all
 }

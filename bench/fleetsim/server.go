@@ -24,7 +24,8 @@ type server struct {
 	began   time.Time
 	queue   chan *visit
 	lua     *interpreter
-	epoch   atomic.Int64 // counts failovers
+	epoch   atomic.Int64                              // counts failovers
+	seen    func(now int64, args []string, reply any) // is told of each command that was served, for tests
 
 	mu       sync.Mutex // guards all below
 	keys     map[string]*value
@@ -101,7 +102,11 @@ func (s *server) run() {
 		waited := time.Since(v.arrived)
 		replies := make([]any, 0, len(v.commands))
 		for _, c := range v.commands {
+			now := s.micros()
 			reply, took := s.serve(v, c)
+			if s.seen != nil {
+				s.seen(now, c, reply)
+			}
 			time.Sleep(took)
 			replies = append(replies, reply)
 			s.mu.Lock()
