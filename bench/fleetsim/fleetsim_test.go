@@ -28,6 +28,7 @@ var (
 // failing are the scenarios whose bounds do not hold yet. One that holds is to be removed.
 var failing = []string{
 	"crowd/1000x1/50",
+	"crowd/1000x8/5000/slow-core",
 	"crowd/10000x1/50",
 	"crowd/10000x1/5000",
 	"far/80ms/5/sliding_log", "far/80ms/5/sliding_window", "far/80ms/5/token_bucket",

@@ -166,7 +166,7 @@ func keys() []scenario {
 		steady := perSecond("keys/3000-steady"+w.name, "the server stalls for 0.5 s", 1, 3000, 5)
 		steady.keys, steady.rest, steady.ways = 3000, 2*second, once.ways
 		steady.faults = []fault{{kind: stall, at: 3 * second, lasts: 500 * ms}}
-		steady = steady.measured(2*second, 7*second)
+		steady = steady.measured(2*second, 5*second)
 		once.large, steady.large = w.name == "", w.name == ""
 		steady.full = 3000 / 2.012
 		steady.bounds = bounds{goodput: 0.9, calls: 2, recovery: 2 * second}
