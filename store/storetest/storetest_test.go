@@ -247,7 +247,7 @@ func TestFaults(t *testing.T) {
 			}
 			return d
 		}}},
-		"a dry run charges": {"DryRun", fault{try: func(q whole, r store.Request) store.Decision {
+		"a dry run charges": {"DryRun Headroom", fault{try: func(q whole, r store.Request) store.Decision {
 			dry := r.IsDryRun()
 			if dry {
 				r.WaitSpec = nil
