@@ -1,7 +1,6 @@
 package distributed_test
 
 import (
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -19,18 +18,12 @@ import (
 	"github.com/apithrottle/throttle/store/storetest"
 )
 
-// breaks is what the store does not keep of the contract.
-var breaks = map[string]string{
-	"WakeReturned": "watchers receive nothing when a request is returned, so that callers keep the later times they have reserved",
-}
-
-// The store keeps the contract of package store, but for what it breaks, in virtual time and
-// with a real server.
+// The store keeps the contract of package store, in virtual time and with a real server.
 func TestStore(t *testing.T) {
 	t.Parallel()
 	t.Run("virtual", func(t *testing.T) {
 		t.Parallel()
-		storetest.Run(t, storetest.Config{Open: virtualStore, Lag: 200 * ms, LandsWithGuard: true, Breaks: breaks})
+		storetest.Run(t, storetest.Config{Open: virtualStore, Lag: 200 * ms, LandsWithGuard: true, ReservedStays: true})
 	})
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
@@ -42,7 +35,7 @@ func TestStore(t *testing.T) {
 			RealTime:       true,
 			Lag:            200 * ms,
 			LandsWithGuard: true,
-			Breaks:         breaks,
+			ReservedStays:  true,
 		})
 	})
 }
@@ -164,7 +157,8 @@ func TestStoreFaults(t *testing.T) {
 				},
 				Lag:            200 * ms,
 				LandsWithGuard: true,
-				Breaks:         maps.Clone(breaks),
+				ReservedStays:  true,
+				Breaks:         make(map[string]string),
 			}
 			for _, part := range strings.Fields(f.breaks) {
 				c.Breaks[part] = "a fault is planted"

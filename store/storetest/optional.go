@@ -11,18 +11,25 @@ import (
 
 // A request that waits goes as soon as another one is returned.
 func wakeReturned(c *check) {
-	c.wakes(perHour(2), func(q store.Quota, d store.Decision) { c.giveBack(q, d, 2) })
+	most := window
+	if c.ReservedStays {
+		most = time.Hour + 2*wakesGuard // no later than without the return
+	}
+	c.wakes(most, perHour(2), func(q store.Quota, d store.Decision) { c.giveBack(q, d, 2) })
 }
 
 // A request that waits goes as soon as another one has ended.
 func wakeReleased(c *check) {
-	c.wakes(algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency},
+	c.wakes(window, algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency},
 		func(q store.Quota, d store.Decision) { q.Release(d, []int64{2}) })
 }
 
-func (c *check) wakes(tier algorithms.Tier, end func(q store.Quota, d store.Decision)) {
+// wakesGuard is longer than any of these requests takes.
+const wakesGuard = time.Minute
+
+func (c *check) wakes(most time.Duration, tier algorithms.Tier, end func(q store.Quota, d store.Decision)) {
 	c.Helper()
-	q := c.open("wakes", c.plan(time.Minute, tier))
+	q := c.open("wakes", c.plan(wakesGuard, tier))
 	d := c.admit(q, held(2))
 	began := time.Now()
 	ended := make(chan struct{})
@@ -32,8 +39,8 @@ func (c *check) wakes(tier algorithms.Tier, end func(q store.Quota, d store.Deci
 		end(q, d)
 	}()
 	defer func() { <-ended }()
-	d = c.await(q, held(1), 2*window+c.Lag)
-	c.between("the next goes", time.Since(began), window, window)
+	d = c.await(q, held(1), most+window+c.Lag)
+	c.between("the next goes", time.Since(began), window, most)
 	if d.Verdict != store.Admitted {
 		c.Errorf("%+v", d)
 	}

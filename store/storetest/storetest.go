@@ -53,6 +53,11 @@ type Config struct {
 	// guard has passed. A store may keep it so to save a call. If zero, Arrived lands it.
 	LandsWithGuard bool
 
+	// ReservedStays reports that what is reserved keeps its time when a request ahead of it is
+	// returned. A store that charges reservations in their order may have counted the request as
+	// landed by then, and others are reserved behind it. If zero, the next goes at once.
+	ReservedStays bool
+
 	// Breaks names the parts of the suite that the store is known to break, each with the
 	// reason. In a bubble they run like the others, and the suite fails once they pass. In real
 	// time they do not run, since what they do there may depend on the scheduling. If nil, the
@@ -95,7 +100,7 @@ var parts = []part{
 	{"ProbeOvertaken", "", probeOvertaken},
 	{"Resume", "", resume},
 	{"Watch", "", watch},
-	{"WakeReturned", "", wakeReturned},
+	{"WakeReturned", "returns that wake, or virtual time", wakeReturned},
 	{"WakeReleased", "Concurrency", wakeReleased},
 	{"Close", "", closed},
 	{"Concurrent", "", concurrent},
@@ -154,6 +159,7 @@ func (c Config) features(t *testing.T) map[string]bool {
 		has["estimates"] = !c.NoEstimates
 		has["something that it refuses"] = c.NoEstimates || len(c.Without) > 0
 		has["virtual time"] = !c.RealTime
+		has["returns that wake, or virtual time"] = !c.ReservedStays || !c.RealTime
 		has["Reserver and Changer"] = has["Reserver"] && has["Changer"]
 	})
 	for _, p := range parts {
