@@ -348,7 +348,7 @@ func (m *twin) reserve(a args) (out []int64) {
 			}
 			lent := -1
 			for i, p := range m.pool {
-				if !m.probe && !yields && !m.estimates && p.at >= floor && slices.Equal(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
+				if !m.probe && !yields && !m.estimates && p.at >= max(floor, told) && slices.Equal(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
 					lent = i
 				}
 			}

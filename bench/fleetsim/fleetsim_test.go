@@ -27,23 +27,8 @@ var (
 
 // failing are the scenarios whose bounds do not hold yet. One that holds is to be removed.
 var failing = []string{
-	"crowd/1000x1/50",
-	"crowd/1000x8/5000/slow-core",
-	"crowd/10000x1/50",
-	"crowd/10000x1/5000",
-	"far/80ms/5/sliding_log", "far/80ms/5/sliding_window", "far/80ms/5/token_bucket",
-	"far/80ms/50/sliding_log", "far/80ms/50/sliding_window", "far/80ms/50/token_bucket",
-	"far/80ms/1000/sliding_log", "far/80ms/1000/sliding_window", "far/80ms/1000/token_bucket",
-	"far/200ms/5/sliding_log", "far/200ms/5/sliding_window", "far/200ms/5/token_bucket",
-	"far/200ms/50/sliding_log", "far/200ms/50/sliding_window", "far/200ms/50/token_bucket",
-	"far/200ms/1000/sliding_log", "far/200ms/1000/sliding_window", "far/200ms/1000/token_bucket",
-	"far/400ms/5/sliding_log", "far/400ms/5/sliding_window", "far/400ms/5/token_bucket",
-	"far/400ms/50/sliding_log", "far/400ms/50/sliding_window", "far/400ms/50/token_bucket",
-	"far/400ms/1000/sliding_log", "far/400ms/1000/sliding_window", "far/400ms/1000/token_bucket",
-	"mixed/80ms/50", "mixed/80ms/1000",
-	"spike/5s", "spike/5s/hour", "spike/10s", "spike/10s/hour",
-	"keys/2000-at-once",
-	"keys/2000-at-once/5ms", "keys/3000-steady/5ms",
+	"crowd/10000x1/50",              // what 10,000 ask for at one instant takes half a second to answer,
+	"crowd/10000x1/5000",            // and counts for so long
 	"fault/rate+100/1000-in-60-min", // 0.36 s an hour are more than the guard
 }
 

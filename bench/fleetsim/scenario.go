@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -36,7 +37,7 @@ type bounds struct {
 	calls    float64       // of the script for each admission, at most
 	refused  int           // by the provider, at most
 	recovery time.Duration // from the end of the last fault to the full rate, at most
-	fair     float64       // least ÷ most admitted of a process, at least
+	fair     float64       // least ÷ most admitted of the processes at one distance, at least
 	lost     float64       // of the last tier's limit: charged and not admitted, at most
 	longest  time.Duration // wait
 }
@@ -209,7 +210,7 @@ func (s scenario) check(r result) (wrong []string) {
 	fails(b.calls > 0 && r.CallsEach() > b.calls, "%.2f calls an admission (%.2f)", r.CallsEach(), b.calls)
 	fails(b.recovery > 0 && r.Recovery < 0, "never the full rate again (%v)", b.recovery)
 	fails(b.recovery > 0 && r.Recovery > b.recovery, "full rate after %v (%v)", r.Recovery, b.recovery)
-	fails(b.fair > 0 && float64(r.Least) < b.fair*float64(r.Most), "least %d, most %d (%.2f)", r.Least, r.Most, b.fair)
+	fails(float64(slices.Min(r.Ways)) < b.fair*float64(slices.Max(r.Ways)), "by distance %v (%.2f)", r.Ways, b.fair)
 	fails(b.longest > 0 && r.Longest > b.longest, "a wait of %v (%v)", r.Longest.Round(time.Millisecond), b.longest)
 	if b.lost > 0 {
 		limit := float64(s.tiers[len(s.tiers)-1].Limit)

@@ -116,7 +116,7 @@ if (op == 'r' or op == 'b') and ban <= now then
         end
       end
       if more and not impossible then
-        lent = not probe and not yields and pool[1] and find(least, cost)
+        lent = not probe and not yields and pool[1] and find(math.max(least, sent), cost)
         if lent then at = pool[lent][1] else at, what = earliest(cost) end
         local exhausted = false
         for i = budgets and #budgets or 0, 1, -1 do
