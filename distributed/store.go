@@ -5,23 +5,36 @@
 //	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 //	lim, err := throttle.New(policy, distributed.New(rdb, distributed.Options{}))
 //
-// # Booking
+// # Reservations
 //
-// Who has to wait is told when it is its turn, and sleeps until then. All who wait
-// on a limiter share round trips: 64 callers a call of the script, four calls a trip. A
-// process asks when the last of its times is about to come, and is given one, however
-// far ahead, and at most as many as the fastest tier admits in Options.Horizon: equal
-// numbers for all in turn, so that a busy or nearer process does not shut out another.
-// A booking is good for Policy.Guard, or for 50 ms with NoGuard; a process that was
-// stopped for longer books anew. Policy.Guard must be longer than Redis takes to answer.
+// A caller that has to wait is told in one round trip when it may go, and sleeps until
+// then. All callers of a limiter share round trips: 64 to a call of the script, and at
+// least four calls to a trip. A process asks again shortly before the last of its times.
+// It receives one time, however far ahead, and at most as many as the fastest tier admits
+// in Options.Horizon: equal numbers for each in turn, so that a busy or near process does
+// not shut out another.
+//
+// A reserved time is good for as long as coordination takes: what is unknown of Redis's
+// clock and how late a caller wakes up, both as measured of late. A time that is reserved
+// for now is good for as long as the reply takes, too. The request counts for so much
+// longer than Policy.Guard. So a late answer does not void the times to come that it
+// names, and a Redis that is 80 ms away costs 8 % of a limit per second. A time that
+// expires before its caller runs is returned, and the caller is first again. If answers
+// take longer than a second, or than half of the shortest window if that is more, callers
+// receive an error.
+//
+// A Store has at most 16 trips in flight to a server. Keys take turns, and calls of
+// several keys travel together when more of them wait. Options.Timeout begins when a trip
+// does. After an answer of which nothing can be used, a process asks for one request,
+// later each time.
 //
 // A Batch request that has waited for less than Policy.Ageing is booked some milliseconds
 // ahead at most, so that it holds nobody up: where it can't go, its process asks again when
 // it may. That is a call for each process that has such requests, whenever one of them goes.
 //
-// What is lost is charged, never admitted twice: a process that dies loses what it
-// has booked, at most 256 admissions and no more than waited, and so does one whose
-// calls got no answer, for each such trip.
+// What is lost is charged, never admitted twice: a process that dies loses the times it
+// has reserved, no more than its callers and at most 256, or 64 for each millisecond of a
+// round trip. So does a process whose calls got no answer, for each such trip.
 //
 // # Clocks
 //
