@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -285,12 +286,11 @@ func TestReserverGiveUp(t *testing.T) {
 // A drowsy context makes the goroutine that looks at it run late, once.
 type drowsy struct {
 	context.Context
-	late *time.Duration
+	late *atomic.Int64
 }
 
 func (d drowsy) Err() error {
-	time.Sleep(*d.late)
-	*d.late = 0
+	time.Sleep(time.Duration(d.late.Swap(0)))
 	return d.Context.Err()
 }
 
@@ -301,7 +301,8 @@ func TestReserverOverslept(t *testing.T) {
 		quota := new(reserver)
 		q := New(Config{Quota: quota})
 		join(q, ticket()) // keeps the queue from asking for the others one by one
-		late := sec
+		var late atomic.Int64
+		late.Store(int64(sec))
 		var decision store.Decision
 		done := make(chan error)
 		go func() {
@@ -316,7 +317,8 @@ func TestReserverOverslept(t *testing.T) {
 		question = quota.next(t)
 		first := quota.at(question, 0, 5*sec)
 		question.done(first, nil)
-		time.Sleep(2 * sec) // the second time goes to the one who has overslept
+		time.Sleep(2 * sec)
+		synctest.Wait() // the second time goes to the one who has overslept
 		if len(quota.canceled) != 1 || quota.canceled[0].Reservation != first[0].Reservation {
 			t.Fatalf("%d canceled", len(quota.canceled))
 		}
