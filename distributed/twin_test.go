@@ -45,7 +45,8 @@ type twin struct {
 	exact                    int64 // when the request was admitted whose response last told the truth
 	pool                     []pooled
 	leases                   []lease
-	caller                   int64    // owner of the lease of this call
+	caller                   int64 // owner of the lease of this call
+	flights                  []algorithms.Flight
 	history                  []pooled // all charges, to be charged again under another plan
 }
 
@@ -305,7 +306,7 @@ func (m *twin) charged(c pooled) {
 	if c.landed {
 		m.ledger.Count(m.moment(c.at), c.cost)
 	} else {
-		m.ledger.Charge(m.moment(c.at), c.cost, c.guard, true)
+		m.flights = append(m.flights, m.ledger.Charge(m.moment(c.at), c.cost, c.guard, true))
 	}
 	m.ledger.Release(c.cost)
 }
@@ -485,7 +486,16 @@ func (m *twin) cancel(lands int64, cost []int64) bool {
 			known[u] = 0
 		}
 	}
-	return m.ledger.Cancel(m.moment(m.frontier), algorithms.Flight(lands>>m.plan.Grain()), known)
+	own := algorithms.Flight(lands >> m.plan.Grain())
+	slices.Sort(m.flights)
+	for _, f := range slices.Compact(m.flights) {
+		if c := m.ledger.Clone(); f >= own && lands > m.frontier && c.Cancel(m.moment(m.frontier), f, known) {
+			m.ledger = &c
+			return true
+		}
+	}
+	m.ledger.Cancel(m.moment(m.frontier), algorithms.Landed, known)
+	return false
 }
 
 func (m *twin) observe(a args) {

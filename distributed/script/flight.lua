@@ -141,27 +141,31 @@ local function depart(at, cost)
   end
 end
 
--- Takes off its way what would land at an instant, if it is still there, and tells.
+-- Takes off its way what would land at an instant, if it is still there, and tells. It is
+-- in the first slot with room for it from that instant on, or in a later one because what
+-- was charged before it lands then; what it leaves there lands no sooner than it would have.
 local function cancel(lands, cost)
+  local found
+  if lands <= frontier then return false end
   for i = slots.last, slots.first, -1 do
     local s = record(slots, i)
     local at = slots[s + 1]
-    if at - at % grain == lands - lands % grain then
-      for u = 1, units do
-        if not estimated[u] and slots[s + 1 + u] < cost[u] then return false end
-      end
-      for u = 1, units do
-        if not estimated[u] then
-          slots[s + 1 + u], aloft[u] = slots[s + 1 + u] - cost[u], aloft[u] - cost[u]
-        end
-      end
-      rewrite(slots, i)
-      return true
-    elseif at < lands then
-      return false
+    if at - at % grain < lands - lands % grain then break end
+    local fits = true
+    for u = 1, units do
+      if not estimated[u] and slots[s + 1 + u] < cost[u] then fits = false end
+    end
+    if fits then found = i end
+  end
+  if not found then return false end
+  local s = record(slots, found)
+  for u = 1, units do
+    if not estimated[u] then
+      slots[s + 1 + u], aloft[u] = slots[s + 1 + u] - cost[u], aloft[u] - cost[u]
     end
   end
-  return false
+  rewrite(slots, found)
+  return true
 end
 
 -- Charges the cost at an instant, or at the frontier if that is later.
