@@ -35,7 +35,7 @@ func TestAutoGuard(t *testing.T) {
 			return tierStatus(t, l, 0).ResetAfter - 10*sec
 		}
 		// The guard, and what a booking allows for waking up and the way to Redis.
-		const more = 12 * ms
+		const more = 25 * ms
 		if got := counts(learned); got < 20*ms || got > 20*ms+more {
 			t.Errorf("who has learned is on its way for %v, want 20 ms and a little more", got)
 		}

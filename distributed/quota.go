@@ -23,6 +23,7 @@ const (
 	firstTrip   = 50 * time.Millisecond  // how long a trip is taken to take before there was one
 	unguarded   = 50 * time.Millisecond  // how long what is reserved with NoGuard is good, at least
 	wakeUp      = 10 * time.Millisecond  // how late a process wakes up that has slept until its time, at least
+	mostSpare   = 100 * time.Millisecond // the same, where that is not 1/500 of the shortest window
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
 	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
 	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
@@ -43,7 +44,8 @@ type quota struct {
 	budgets []any // its tiers that are, from 1
 	ahead   int   // how many of one trip may be booked for later
 	node    *node
-	bound   time.Duration // the longest that coordination may take
+	spare   time.Duration // what coordination may take without a cost that matters
+	bound   time.Duration // what it may take at most: a second, or half of the shortest window if that is more
 	leases  *leases       // nil unless a tier limits concurrency or a unit is estimated; shared with the successor
 	share   *share        // nil unless the process goes on without Redis
 
@@ -82,6 +84,7 @@ var (
 )
 
 func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
+	shortest := shortestWindow(plan)
 	q := &quota{
 		store:    s,
 		key:      name,
@@ -91,7 +94,8 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 		args:     planArgs(plan),
 		ahead:    bookedAhead(plan, s.options.Horizon),
 		node:     s.node(name),
-		bound:    longestCoordination(plan),
+		spare:    min(mostSpare, shortest/500),
+		bound:    max(time.Second, shortest/2),
 		watchers: make(map[*watcher]struct{}),
 	}
 	for i := range plan.Tiers() {
@@ -105,16 +109,14 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 	return q
 }
 
-// longestCoordination is how long coordination may take at most: a second, or half of the
-// shortest window if that is more. What is reserved counts for so much longer.
-func longestCoordination(p *algorithms.Plan) time.Duration {
-	shortest := time.Duration(0)
+// shortestWindow returns that of a plan's tiers, zero if none has one.
+func shortestWindow(p *algorithms.Plan) (shortest time.Duration) {
 	for _, t := range p.Tiers() {
 		if t.Window > 0 && (shortest == 0 || t.Window < shortest) {
 			shortest = t.Window
 		}
 	}
-	return max(time.Second, shortest/2)
+	return shortest
 }
 
 // trip is how long a trip to Redis usually takes.
@@ -131,7 +133,7 @@ func (q *quota) newTrip(requests []store.Request) *trip {
 	usual, worst := q.node.trip.get()
 	_, late := q.node.wake.get()
 	width := cmp.Or(q.node.clock.width(), firstTrip)
-	t := &trip{good: min(q.bound, roundUp(width+max(wakeUp, late)))}
+	t := &trip{good: min(q.bound, roundUp(width+max(wakeUp, late, q.spare)))}
 	t.reply = min(q.bound-t.good, roundUp(max(0, cmp.Or(max(usual, worst), firstTrip)-width)))
 	if way := cmp.Or(requests[0].Guard, q.plan.Guard()); way > 0 {
 		t.guard = way + t.good
