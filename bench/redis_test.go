@@ -278,7 +278,7 @@ func reset(b *testing.B, rdb *redis.Client) {
 // scripts returns how many scripts the server has run, and for how many microseconds.
 func scripts(b *testing.B, s *redistest.Server) (calls, took float64) {
 	b.Helper()
-	for _, command := range []string{"evalsha", "eval"} {
+	for _, command := range []string{"fcall", "evalsha", "eval"} {
 		for stat := range strings.SplitSeq(s.Info("commandstats", "cmdstat_"+command), ",") {
 			switch name, value, _ := strings.Cut(stat, "="); name {
 			case "calls":

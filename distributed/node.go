@@ -22,7 +22,8 @@ const (
 type node struct {
 	rdb     redis.UniversalClient
 	timeout time.Duration
-	most    int // trips in flight
+	most    int       // trips in flight
+	servers *sync.Map // *server by address; by "" outside a Cluster
 	circuit circuit
 	clock   clock
 	trip    delay         // there and back
@@ -195,16 +196,22 @@ func (n *node) send(batch []*trip) {
 		calls = append(calls, t.calls...)
 	}
 	sent := time.Now()
-	unknown := n.call(ctx, calls, "evalsha", scriptSHA)
-	// Loaded, the script stays; merely run, newer servers may forget it.
-	if len(unknown) > 0 && n.rdb.ScriptLoad(ctx, scriptSource).Err() == nil {
-		if len(unknown) == len(calls) {
+	run := func(left []*call, command, script string) (unknown []*call) {
+		if len(left) == len(calls) {
 			sent = time.Now() // else some ran before
 		}
-		unknown = n.call(ctx, unknown, "evalsha", scriptSHA)
+		return n.call(ctx, left, command, script)
+	}
+	unknown := n.callFunction(ctx, calls, func(left []*call) []*call { return run(left, "fcall", functionName) })
+	if len(unknown) > 0 {
+		unknown = run(unknown, "evalsha", scriptSHA)
+	}
+	// Loaded, the script stays; merely run, newer servers may forget it.
+	if len(unknown) > 0 && n.rdb.ScriptLoad(ctx, scriptSource).Err() == nil {
+		unknown = run(unknown, "evalsha", scriptSHA)
 	}
 	if len(unknown) > 0 {
-		n.call(ctx, unknown, "eval", scriptSource)
+		run(unknown, "eval", scriptSource)
 	}
 	got := time.Now()
 	answered := false
@@ -228,8 +235,7 @@ type once struct{ *redis.IntSliceCmd }
 
 func (once) NoRetry() bool { return true }
 
-// call runs calls in one round trip and returns those whose script the server
-// does not know: they did nothing.
+// call runs calls in one round trip and returns those that the server says it did not run.
 func (n *node) call(ctx context.Context, calls []*call, command, script string) (unknown []*call) {
 	cmds := make([]once, len(calls))
 	for i, c := range calls {
@@ -246,7 +252,7 @@ func (n *node) call(ctx context.Context, calls []*call, command, script string) 
 		_, _ = pipe.Exec(ctx)
 	}
 	for i, c := range calls {
-		if c.reply, c.err = cmds[i].Result(); redis.HasErrorPrefix(c.err, "NOSCRIPT") {
+		if c.reply, c.err = cmds[i].Result(); didNotRun(c.err) {
 			unknown = append(unknown, c)
 		}
 	}
@@ -267,9 +273,9 @@ func newNodes(rdb redis.UniversalClient, timeout time.Duration) []*node {
 			most = max(1, min(most, c.Options().PoolSize))
 		}
 	}
-	nodes := make([]*node, count)
+	nodes, servers := make([]*node, count), new(sync.Map)
 	for i := range nodes {
-		nodes[i] = &node{rdb: rdb, timeout: timeout, most: most, met: make(chan struct{}), waiting: make(map[string]*lane)}
+		nodes[i] = &node{rdb: rdb, servers: servers, timeout: timeout, most: most, met: make(chan struct{}), waiting: make(map[string]*lane)}
 	}
 	return nodes
 }

@@ -930,7 +930,7 @@ func TestFleetAgeing(t *testing.T) {
 // scriptCalls is how often the script has run.
 func scriptCalls(t *testing.T, s *redistest.Server) (n int) {
 	t.Helper()
-	for _, command := range []string{"eval", "evalsha"} {
+	for _, command := range []string{"eval", "evalsha", "fcall"} {
 		if text := s.Info("commandstats", "cmdstat_"+command); text != "" {
 			calls := 0
 			if _, err := fmt.Sscanf(text, "calls=%d,", &calls); err != nil {

@@ -40,9 +40,9 @@ type quota struct {
 	store   *Store
 	key     string // its name in Redis
 	plan    *algorithms.Plan
-	args    []any // of the plan
-	budgets []any // its tiers that are, from 1
-	ahead   int   // how many of one trip may be booked for later
+	text    string // of the plan, as the script is told it
+	budgets []any  // its tiers that are, from 1
+	ahead   int    // how many of one trip may be booked for later
 	node    *node
 	spare   time.Duration // what coordination may take without a cost that matters
 	bound   time.Duration // what it may take at most: a second, or half of the shortest window if that is more
@@ -91,7 +91,7 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 		plan:     plan,
 		line:     line,
 		version:  version,
-		args:     planArgs(plan),
+		text:     planText(plan),
 		ahead:    bookedAhead(plan, s.options.Horizon),
 		node:     s.node(name),
 		spare:    min(mostSpare, shortest/500),
@@ -166,9 +166,8 @@ func microseconds(n int64) time.Duration { return time.Duration(n) * time.Micros
 // begin begins the arguments of an operation. For a plan with leases it must be the
 // lessee's turn.
 func (q *quota) begin(op string, more int) []any {
-	args := make([]any, 0, 1+len(q.args)+2+len(q.plan.Units())+more)
-	args = append(append(args, op), q.args...)
-	args = appendCost(args, q.plan.Starts(time.Now().UnixMicro()))
+	args := make([]any, 0, 4+len(q.plan.Units())+more)
+	args = appendCost(append(args, op, q.text), q.plan.Starts(time.Now().UnixMicro()))
 	if q.leases != nil {
 		args = q.leases.append(args)
 	}
@@ -418,7 +417,8 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
 			closed := store.Decision{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
 			return append(got, slices.Repeat([]store.Decision{closed}, len(requests))...)
 		}
-		decided, crossed := q.crossed(c.reply[headerLen:])
+		runs, crossed := q.crossed(c.reply[headerLen:])
+		decided := eachOf(runs)
 		ahead := make([]store.Reservation, len(decided)/2)
 		for i := range ahead {
 			b := q.decided(decided[2*i], decided[2*i+1], h, t, requests[i], &ahead[i])
@@ -434,6 +434,49 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
 		requests = requests[n:]
 	}
 	return got
+}
+
+// eachOf turns runs of what, time and count into what and time of each request: those of a run
+// are booked one after the other at the same time, or have the same answer.
+func eachOf(runs []int64) (decided []int64) {
+	for len(runs) > 0 {
+		what, at, count := runs[0], runs[1], runs[2]
+		if what == 0 {
+			decided, runs = appendEven(decided, at, count, runs[3:7]), runs[7:]
+			continue
+		}
+		for range count {
+			decided = append(decided, what, at)
+			if what < -1 {
+				what--
+			}
+		}
+		runs = runs[3:]
+	}
+	return decided
+}
+
+// appendEven appends what and time of requests that are booked evenly. Instants are a number of
+// µs and parts, of which limit are one, rounded up. The first is at and a part, and the time
+// between two a step and a rest.
+func appendEven(decided []int64, at, count int64, even []int64) []int64 {
+	part, limit, step, rest := even[0], even[1], even[2], even[3]
+	what, last := int64(-2), int64(never)
+	for range count {
+		t := at
+		if part > 0 {
+			t++
+		}
+		if what--; t != last {
+			what, last = -2, t
+		}
+		decided = append(decided, what, t)
+		at += step
+		if part += rest; part >= limit {
+			at, part = at+1, part-limit
+		}
+	}
+	return decided
 }
 
 // crossed parts what was decided from what is told of calendar tiers.

@@ -1,10 +1,13 @@
 package distributed
 
 import (
+	"cmp"
 	"crypto/sha1"
 	"embed"
 	"encoding/hex"
 	"hash/fnv"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -15,28 +18,70 @@ var scriptFiles embed.FS
 
 // scriptParts are the script's parts, each after those that it uses.
 var scriptParts = []string{
-	"number", "pack", "plan", "queue", "flight",
+	"number", "pack", "call", "plan", "queue", "flight",
 	"slidinglog", "slidingwindow", "anchoredwindow", "fixedwindow", "weightedwindow", "gcra", "concurrency",
-	"pool", "state", "calendar", "rule", "convert", "reading", "tiers", "lease", "main", "save",
+	"state", "calendar", "rule", "convert", "lease", "pool", "pause", "reading", "tiers",
+	"pace", "reserve", "unbook", "status", "charge", "save", "main",
 }
 
 // The script that decides, and the name by which a server knows it.
 var (
-	scriptSource = joinScript()
+	scriptSource = asScript(joinScript())
 	scriptSHA    = sha(scriptSource)
 )
 
+// The same as a function of the server, with a name that no other release has.
+var (
+	functionName   = "throttle_" + scriptSHA[:16]
+	functionSource = asFunction(functionName, joinScript())
+)
+
+// A register is a local of a part without a value, a constant one in capitals.
+var (
+	register = regexp.MustCompile(`(?m)^local (\w+(?:, \w+)*)(?: --.*)?$`)
+	constant = regexp.MustCompile(`(?m)^local ([A-Z_]+) = ([\d^ ]*\d|'[^']*')(?: --.*)?$`)
+	name     = regexp.MustCompile(`[A-Z_]{2,}`)
+	comment  = regexp.MustCompile(`(?m) *--.*$`)
+)
+
+// mostShared is how many locals around it a function of Lua may use.
+const mostShared = 60
+
+// joinScript makes a library of the parts. A script is defined anew with each call, and Lua
+// finds each local that a new function uses by a search through the locals of the function
+// around it. So registers are declared outside that, and constants are written out.
 func joinScript() string {
-	var b strings.Builder
-	for _, name := range scriptParts {
-		part, err := scriptFiles.ReadFile("script/" + name + ".lua")
+	var registers []string
+	constants := make(map[string]string)
+	var parts strings.Builder
+	for _, file := range scriptParts {
+		part, err := scriptFiles.ReadFile("script/" + file + ".lua")
 		if err != nil {
 			panic(err) // embedded: it cannot be missing
 		}
-		b.Write(part)
-		b.WriteByte('\n')
+		text := register.ReplaceAllStringFunc(string(part)+"\n", func(line string) string {
+			registers = append(registers, strings.Split(register.FindStringSubmatch(line)[1], ", ")...)
+			return ""
+		})
+		text = constant.ReplaceAllStringFunc(text, func(line string) string {
+			c := constant.FindStringSubmatch(line)
+			constants[c[1]] = "(" + c[2] + ")"
+			return ""
+		})
+		text = comment.ReplaceAllString(text, "")
+		parts.WriteString(name.ReplaceAllStringFunc(text, func(word string) string { return cmp.Or(constants[word], word) }))
 	}
-	return b.String()
+	declare := func(names []string) string { return "local " + strings.Join(names, ", ") + "\n" }
+	return declare(append([]string{"run"}, registers[:mostShared-1]...)) + "local function define()\n" +
+		declare(registers[mostShared-1:]) + parts.String() + "end\ndefine()\n"
+}
+
+// asScript is a library as a script that does one call.
+func asScript(library string) string { return library + "return run(KEYS, ARGV)\n" }
+
+// asFunction is a library as one of Redis's, whose only function does one call.
+func asFunction(name, library string) string {
+	return "#!lua name=" + name + "\n" + library + "redis.register_function('" + name + "', run)\n"
 }
 
 func sha(s string) string {
@@ -47,29 +92,34 @@ func sha(s string) string {
 // estimate is added to the hash of a unit whose amounts are estimates.
 const estimate = 1 << 32
 
-// planArgs are the script's arguments that tell the plan, from its guard to its
-// last tier.
-func planArgs(p *algorithms.Plan) []any {
-	args := []any{p.Guard().Microseconds(), p.Grain(), len(p.Units()), len(p.Tiers())}
-	unit := make(map[string]int)
+// planText tells the script the plan, from its guard to its last tier.
+func planText(p *algorithms.Plan) string {
+	words := make([]string, 0, 4+len(p.Units())+6*len(p.Tiers()))
+	add := func(numbers ...int64) {
+		for _, n := range numbers {
+			words = append(words, strconv.FormatInt(n, 10))
+		}
+	}
+	add(p.Guard().Microseconds(), int64(p.Grain()), int64(len(p.Units())), int64(len(p.Tiers())))
+	unit := make(map[string]int64)
 	for i, name := range p.Units() {
-		unit[name] = i
+		unit[name] = int64(i)
 		h := fnv.New32a()
 		h.Write([]byte(name))
 		hash := int64(h.Sum32())
 		if p.Estimated(i) {
 			hash += estimate
 		}
-		args = append(args, hash)
+		add(hash)
 	}
 	for _, t := range p.Tiers() {
 		burst := t.Burst
 		if t.Algorithm == algorithms.Calendar {
 			burst = t.Period.Longest().Microseconds()
 		}
-		args = append(args, int(t.Algorithm), unit[t.Unit], t.Limit, t.Window.Microseconds(), burst, extra(t))
+		add(int64(t.Algorithm), unit[t.Unit], t.Limit, t.Window.Microseconds(), burst, extra(t))
 	}
-	return args
+	return strings.Join(words, " ")
 }
 
 // extra is what only one algorithm knows of a tier, in µs where it is a length.

@@ -93,6 +93,12 @@
 // reports it. Replication is asynchronous: a failover
 // may forget the last admissions, and then admits them once more.
 //
+// Where the server has functions (Redis 7, Valkey), the script is loaded as one of them,
+// because a call then costs it less than half. Its name has a hash of the script, so releases
+// don't disturb each other, and stays when a release is gone: FUNCTION LIST LIBRARYNAME
+// throttle_* lists them, FUNCTION DELETE deletes one. Older servers, and those that refuse
+// functions, run the same source with EVALSHA; they are asked again once a minute.
+//
 // A user with restricted rights needs the keys and channels of the prefix and the
 // commands that the script runs for it:
 //
@@ -100,7 +106,7 @@
 //	    +get +set +getrange +setrange +pexpire +publish +subscribe +unsubscribe +ping
 //
 // On a Cluster add +cluster|slots +command +asking, and +readonly if the client may read
-// from replicas.
+// from replicas. For functions, where there are some, add +fcall +function|load.
 //
 // The value of a key has a version. A release that finds a newer one, or something
 // else, refuses to touch it.

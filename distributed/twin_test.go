@@ -664,21 +664,23 @@ type subject struct {
 	rdb  *redis.Client
 	key  string
 	plan *algorithms.Plan
-	args []any // of the plan
+	text string // of the plan
 	// set tells the server the time, where that can be done; nil where the script
 	// is told, by one more argument.
 	set  func(time.Time)
 	eval func(keys []string, args ...any) *redis.Cmd
+
+	even, together int64 // how many were booked evenly, and at one instant
 }
 
-const theClock = "redis.call('TIME')"
+const theClock = "call('TIME')"
 
 // toldScript is the script with its TIME from the last argument. What it keeps lives an hour
 // longer than it says, as the server's own clock is not that TIME.
-var toldScript = "local told = table.remove(ARGV)\n" + strings.NewReplacer(
-	theClock, "{string.sub(told, 1, -7), string.sub(told, -6)}",
+var toldScript = strings.NewReplacer(
+	theClock, "(function() local told = table.remove(argv) return {string.sub(told, 1, -7), string.sub(told, -6)} end)()",
 	"text(expiry)", "text(expiry + 3600000)",
-).Replace(scriptSource)
+).Replace(joinScript())
 
 func mini(t testing.TB) *subject {
 	m := miniredis.RunT(t)
@@ -688,7 +690,23 @@ func mini(t testing.TB) *subject {
 }
 
 func real(t testing.TB) *subject {
-	return newSubject(t, redistest.Start(t).Client(), toldScript, nil)
+	return newSubject(t, redistest.Start(t).Client(), asScript(toldScript), nil)
+}
+
+// function is a real server that runs the script as a function of its own.
+func function(t testing.TB) *subject {
+	t.Helper()
+	ctx := context.Background()
+	rdb := redistest.Start(t).Client()
+	if err := rdb.FunctionLoad(ctx, asFunction("told", toldScript)).Err(); err != nil {
+		if strings.Contains(err.Error(), "unknown command") {
+			t.Skip("the server has no functions")
+		}
+		t.Fatal(err)
+	}
+	return &subject{rdb: rdb, eval: func(keys []string, args ...any) *redis.Cmd {
+		return rdb.FCall(ctx, "told", keys, args...)
+	}}
 }
 
 func newSubject(t testing.TB, rdb *redis.Client, source string, set func(time.Time)) *subject {
@@ -713,10 +731,10 @@ func (s *subject) begin(plan *algorithms.Plan) {
 }
 
 // change turns to another plan.
-func (s *subject) change(plan *algorithms.Plan) { s.plan, s.args = plan, planArgs(plan) }
+func (s *subject) change(plan *algorithms.Plan) { s.plan, s.text = plan, planText(plan) }
 
 func (s *subject) answer(at int64, st step) ([]int64, error) {
-	args := appendCost(append([]any{st.op}, s.args...), s.plan.Starts(at+st.skew))
+	args := appendCost([]any{st.op, s.text}, s.plan.Starts(at+st.skew))
 	for _, n := range st.lease {
 		args = append(args, n)
 	}
@@ -732,7 +750,30 @@ func (s *subject) answer(at int64, st step) ([]int64, error) {
 	if err != nil {
 		return nil, err
 	}
+	if st.op == "r" || st.op == "b" {
+		reply = s.oneByOne(reply)
+	}
 	return slices.Delete(reply, wallAt, wallAt+1), nil // the twin tells no time
+}
+
+// oneByOne is the answer to a reservation with what and time of each request.
+func (s *subject) oneByOne(reply []int64) []int64 {
+	head, own := reply[:headerLen:headerLen], reply[headerLen:]
+	if len(own) == 0 { // a ban
+		return head
+	}
+	calendars := len(own) - 4*len(s.plan.Starts(0))/5
+	for runs := own[:calendars]; len(runs) > 0; {
+		switch {
+		case runs[0] == 0:
+			s.even += runs[2]
+			runs = runs[4:]
+		case runs[2] > 1 && runs[0] < -1:
+			s.together += runs[2]
+		}
+		runs = runs[3:]
+	}
+	return slices.Concat(head, eachOf(own[:calendars]), own[calendars:])
 }
 
 const wallAt = headerLen - 1 // of a reply, TIME
@@ -763,7 +804,8 @@ func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
 func TestTwins(t *testing.T) {
 	t.Parallel()
 	t.Run("miniredis", func(t *testing.T) { playRandom(t, mini(t), soak.Times(4_000)) })
-	t.Run("redis", func(t *testing.T) { playRandom(t, real(t), soak.Times(100_000)) })
+	t.Run("redis", func(t *testing.T) { playRandom(t, real(t), soak.Times(20_000)) })
+	t.Run("function", func(t *testing.T) { playRandom(t, function(t), soak.Times(100_000)) })
 }
 
 var update = flag.Bool("update", false, "write what the traces in testdata must answer from the Go twin")
@@ -884,7 +926,7 @@ func playRandom(t *testing.T, s *subject, decisions int) {
 	done := 0
 	n := first
 	defer func() {
-		t.Logf("%d decisions; the last trace is that of -seed=%d", done, n)
+		t.Logf("%d decisions, %d of bookings evenly and %d at one instant; the last trace is that of -seed=%d", done, s.even, s.together, n)
 	}()
 	for ; done < decisions; n++ {
 		g := &generator{Rand: rand.New(rand.NewPCG(n, 1))}
@@ -939,7 +981,31 @@ func (g *generator) tier(a algorithms.Algorithm) algorithms.Tier {
 	return t
 }
 
+// evenPlan has one bucket that decides and tiers that mostly don't.
+func (g *generator) evenPlan() *algorithms.Plan {
+	limit := pick[int64](g, 3, 7, 30, 1000, 999_983, 3_000_000)
+	tiers := []algorithms.Tier{{
+		Algorithm: algorithms.TokenBucket + algorithms.Algorithm(g.IntN(3)),
+		Limit:     limit,
+		Window:    pick(g, time.Second, 20*time.Second, 7919*time.Microsecond),
+		Burst:     pick(g, 0, 2*limit, limit/2+1),
+	}}
+	for range g.IntN(3) {
+		t := g.tier(algorithms.Algorithm(g.IntN(int(algorithms.Concurrency))))
+		t.Limit, t.Burst, t.Estimated = t.Limit*pick[int64](g, 1, 100), 0, false
+		tiers = append(tiers, t)
+	}
+	plan, err := algorithms.NewPlan(tiers, pick(g, 3*time.Microsecond, 100*time.Microsecond, time.Millisecond, 50*time.Millisecond))
+	if err != nil {
+		return g.evenPlan()
+	}
+	return plan
+}
+
 func (g *generator) newPlan() *algorithms.Plan {
+	if g.IntN(4) == 0 {
+		return g.evenPlan()
+	}
 	var tiers []algorithms.Tier
 	for range 1 + g.IntN(4) {
 		a := algorithms.Algorithm(g.IntN(int(algorithms.Concurrency)))
@@ -973,6 +1039,9 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 	at := int64(1_700_000_000_000_000) + g.Int64N(1e12)
 	for range 40 {
 		at += g.elapse(at, m)
+		if g.IntN(8) == 0 {
+			g.err(t, s, at)
+		}
 		st, owner := g.step(m, at)
 		got := compare(t, s, m, at, st)
 		if st.op != "r" && st.op != "b" || got == nil {
@@ -995,6 +1064,34 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		}
 	}
 	return decisions
+}
+
+// err runs calls that end in an error, under another plan: the next call must not notice.
+func (g *generator) err(t *testing.T, s *subject, at int64) {
+	other := *s
+	other.key = ""
+	other.begin(g.newPlan())
+	m := newTwin(other.plan)
+	var lease []int64
+	if units := len(other.plan.Units()); m.estimates {
+		lease = append([]int64{1, 1, 1e6}, make([]int64, 2*units)...)
+	} else if m.concurrent {
+		lease = append([]int64{1, 1, 1e6}, make([]int64, units)...)
+	}
+	for _, st := range []step{
+		{op: "r", args: []int64{5, 0, 0, 0, 3, -1}}, // and then no costs
+		{op: "p", args: []int64{1000, 1}},
+		{op: "o", args: []int64{1, 3, 0}},
+		{op: "u", args: []int64{at}},
+	} {
+		st.lease = lease
+		if got, err := other.answer(at, st); err == nil && !m.leased() { // else a tier may be full, and nothing more is read
+			t.Fatalf("%v: got %v, want an error", st, got)
+		}
+	}
+	s.rdb.Set(context.Background(), other.key, "thr3 "+other.text+"\n", 0)
+	_, _ = other.answer(at, step{op: "q"})
+	s.rdb.Del(context.Background(), other.key)
 }
 
 // budgetsOf is what a reservation begins with, if anything.

@@ -7,9 +7,16 @@
 
 local OPENING = NEVER -- the hi of a window of which no request has landed yet
 
-local function anchoredWindow(unit, limit, window, precision, total, groups, lo, hi)
-  local rolling = slidingWindow(unit, limit, window, precision, total, groups)
-  local rule = {groups = groups, reopens = true}
+local function anchoredWindow(unit, limit, window, precision)
+  local rolling = slidingWindow(unit, limit, window, precision)
+  local lo, hi
+  local rule = {reopens = true}
+
+  function rule.load(words, at, groupsAt)
+    rolling.load(words, at, groupsAt)
+    rule.groups = rolling.groups
+    lo, hi = parse('>I7I7', words, at + 14)
+  end
 
   -- What hi becomes when a request lands.
   local function landed(hi, at)
@@ -30,8 +37,8 @@ local function anchoredWindow(unit, limit, window, precision, total, groups, lo,
     if estimated[unit] and open[unit] > 0 then return rolling.earliest(now, n) end -- nobody knows when it lands
     local closes, last = sentSoFar()
     local opens = last or now
-    if closes ~= OPENING then opens = math.max(opens, closes) end
-    return math.min(opens, rolling.earliest(now, n))
+    if closes ~= OPENING then opens = max(opens, closes) end
+    return min(opens, rolling.earliest(now, n))
   end
 
   function rule.depart(at)
@@ -51,7 +58,7 @@ local function anchoredWindow(unit, limit, window, precision, total, groups, lo,
     return rolling.used(now)
   end
 
-  function rule.fresh(now) return hi == OPENING and now or math.max(now, hi) end
+  function rule.fresh(now) return hi == OPENING and now or max(now, hi) end
 
   function rule.forget(now, keep)
     rolling.forget(now, keep)

@@ -6,17 +6,25 @@
 -- the next three. The clocks may differ by a period, so that every caller knows at least
 -- when the period after that of TIME ends: nothing is booked from there on.
 
-local calendars = {} -- the rules
-local known = NEVER -- nothing is booked from this instant on
+local calendars -- the rules
+local known -- nothing is booked from this instant on
 
 -- longest is more than any period takes, ends the end of the period of the last landing,
 -- count the units that landed in it, told how many percent of the limit were told, and last
 -- the instant of that landing.
-local function calendar(unit, limit, longest, ends, count, told, last)
-  local first, second, third, fourth, fifth = argument(), argument(), argument(), argument(), argument()
-  if wall < first or wall >= fourth then return nil end
-  known = math.min(known, (wall < second and third or wall < third and fourth or fifth) - drift)
+local function calendar(unit, limit, longest)
+  local first, second, third, fourth, fifth -- periods begin
+  local ends, count, told, last
   local rule = {reopens = true}
+
+  -- Answers what is wrong if the clocks of the caller and the server differ too much.
+  function rule.load(words, at)
+    ends, count, told, last = parse('>I7I7I7I7', words, at)
+    first, second, third, fourth, fifth = argument(), argument(), argument(), argument(), argument()
+    if wall < first or wall >= fourth then return 'clocks of the client and the server are more than a period apart' end
+    known = min(known, (wall < second and third or wall < third and fourth or fifth) - drift)
+    calendars[#calendars + 1] = rule
+  end
 
   -- Whether the period of a landing has ended by an instant. A wall clock that steps back
   -- does not reopen a period, nor does it make one last longer than any.
@@ -29,7 +37,7 @@ local function calendar(unit, limit, longest, ends, count, told, last)
   end
 
   -- The instant from which a landing in a period counts no more.
-  local function closesAt(at, ends) return math.min(ends - drift, at + longest) end
+  local function closesAt(at, ends) return min(ends - drift, at + longest) end
 
   function rule.earliest(now, n)
     local landed, up = rule.used(now), aloft[unit]
@@ -44,7 +52,7 @@ local function calendar(unit, limit, longest, ends, count, told, last)
       if carried > 0 then
         if isOver(at, ends, last) then ends = endOf(at) end
         if ends == NEVER then return NEVER end
-        next, last = math.max(next, closesAt(at, ends)), at
+        next, last = max(next, closesAt(at, ends)), at
       end
       up, i = up - carried, i + 1
     end
@@ -75,11 +83,11 @@ local function calendar(unit, limit, longest, ends, count, told, last)
 
   function rule.expires()
     if estimated[unit] and open[unit] > 0 then -- it may land in the next, or in one that is put off
-      return math.max(fifth - drift, math.min(ends - drift, frontier + 2 * longest))
+      return max(fifth - drift, min(ends - drift, frontier + 2 * longest))
     end
     local lands = lastLanding(unit)
     if not lands then return count > 0 and closesAt(last, ends) or 0 end
-    return closesAt(lands, math.max(ends, endOf(lands)))
+    return closesAt(lands, max(ends, endOf(lands)))
   end
 
   function rule.words() return pack('>I7I7I7I7', ends, count, told, last) end
@@ -89,12 +97,11 @@ local function calendar(unit, limit, longest, ends, count, told, last)
   function rule.crossed(now)
     turn(now)
     local before, used = told, count + aloft[unit] - (estimated[unit] and open[unit] or 0)
-    local percent = math.min(100, (divMod(used * 100, limit)))
+    local percent = min(100, (divMod(used * 100, limit)))
     if percent <= before then return 0, 0, 0, 0 end
     told = percent
     return before, percent, used, ends
   end
 
-  calendars[#calendars + 1] = rule
   return rule
 end

@@ -4,6 +4,7 @@
 
 local function concurrency(unit, limit)
   local rule = {concurrent = true}
+  function rule.load() end
   function rule.earliest(now, n) return open[unit] + n <= limit and now or NEVER end
   function rule.land() end
   function rule.used() return open[unit] end

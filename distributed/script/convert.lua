@@ -14,25 +14,28 @@
 -- in the new ones. So are the readings, but what they charged for others until a reset is
 -- charged now.
 
-if old then
-  local MOST_STAMPS = 2 ^ 16 -- a log keeps no more than that beyond its limit
-  local unused = string.rep('\0', 7 * 4)
+local MOST_STAMPS = 2 ^ 16 -- a log keeps no more than that beyond its limit
+
+-- Turns the state of another plan into one of the plan.
+local function convert(kept)
+  local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
+  local unused = rep('\0', 7 * 4)
 
   local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
 
   local function nameOf(p, t)
-    return table.concat({p[t], p[t + 3], hashOf(p, t), p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
+    return concat({p[t], p[t + 3], hashOf(p, t), p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
   end
 
   -- The rule of an old tier of the calendar, of which this call tells no periods.
   local function oldCalendar(longest, words)
     local ends, count, _, last = parse('>I7I7I7I7', words, 1)
-    return {used = function(at) return at < math.min(ends - drift, last + longest) and count or 0 end}
+    return {used = function(at) return at < min(ends - drift, last + longest) and count or 0 end}
   end
 
   -- What each old tier remembers.
   local tiers, words, groups = {}, body + head + 7 * old[3], body + (sizes(old, wordsOf, head))
-  local ring, log = oldRings, 0
+  local ring, log = kept.rings, 0
   image = state -- where the old stamps are
   for t = 5 + old[3], #old, 6 do
     local algorithm, unit = old[t], old[t + 1] + 1
@@ -47,18 +50,22 @@ if old then
       algorithm = algorithm, limit = old[t + 2], window = old[t + 3], phase = old[t + 5],
       name = nameOf(old, t), hash = hashOf(old, t), up = aloft[unit],
       -- Format 1 had no word for the last landing of windows of the clock, which was until now.
-      words = string.sub(state, words, words + 7 * wordsOf[algorithm] - 1)
-        .. string.rep(pack('>I7', frontier), WORDS[algorithm] - wordsOf[algorithm]),
+      words = sub(state, words, words + 7 * wordsOf[algorithm] - 1)
+        .. rep(pack('>I7', frontier), WORDS[algorithm] - wordsOf[algorithm]),
       groups = groups,
-      ring = string.sub(state, ring, ring + 7 * size - 1),
+      ring = sub(state, ring, ring + 7 * size - 1),
     }
-    was.rule = algorithm == CALENDAR and oldCalendar(old[t + 4], was.words)
-      or ruleOf(old, t, was.words, 1, groups, ring - 1, size)
+    if algorithm == CALENDAR then
+      was.rule = oldCalendar(old[t + 4], was.words)
+    else
+      was.rule = ruleOf(old, t)
+      was.rule.load(was.words, 1, groups, ring - 1, size)
+    end
     tiers[#tiers + 1] = was
     words, groups, ring = words + 7 * wordsOf[algorithm], groups + 14 * n, ring + 7 * size
   end
-  local leasesAt = groups + 7 * (1 + old[3]) * (slotCount + poolCount)
-  for i, r in ipairs(readRecords(state, leasesAt + 7 * (3 + old[3]) * leaseCount, readingCount, READING)) do
+  local leasesAt = groups + 7 * (1 + old[3]) * (lengths.slots + lengths.pool)
+  for i, r in ipairs(readRecords(state, leasesAt + 7 * (3 + old[3]) * lengths.leases, lengths.readings, READING)) do
     tiers[i].others = r[6] > frontier and r[7] or 0
   end
   for _, was in ipairs(tiers) do
@@ -81,15 +88,15 @@ if old then
   local function stampsOf(was)
     if was.algorithm == LOG then
       local length, next = parse('>I7I7', was.words, 1)
-      local inOrder = string.sub(was.ring, 7 * next + 1) .. string.sub(was.ring, 1, 7 * next)
-      return string.sub(inOrder, #inOrder - 7 * length + 1)
+      local inOrder = sub(was.ring, 7 * next + 1) .. sub(was.ring, 1, 7 * next)
+      return sub(inOrder, #inOrder - 7 * length + 1)
     elseif was.algorithm == WINDOW then
       local q, stamps = was.rule.groups, {}
       for i = q.first, q.last do
         local g = record(q, i)
-        stamps[i] = string.rep(pack('>I7', q[g + 1]), q[g + 2])
+        stamps[i] = rep(pack('>I7', q[g + 1]), q[g + 2])
       end
-      return table.concat(stamps)
+      return concat(stamps)
     end
   end
 
@@ -107,18 +114,18 @@ if old then
   -- have a place. Where the old tier was another, so have all that it may count.
   local function newLog(was, like, limit, window)
     local kept = stampsOf(was)
-    local room, stamps = math.max(limit, MOST_STAMPS), kept or ''
-    stamps = stamps .. string.rep(pack('>I7', frontier), math.min(room, kept and was.others or was.used))
+    local room, stamps = max(limit, MOST_STAMPS), kept or ''
+    stamps = stamps .. rep(pack('>I7', frontier), min(room, kept and was.others or was.used))
     local count = #stamps / 7
     if like then
-      room = math.max(limit, count - countBefore(stamps, 0, frontier - window + 1) + was.up)
+      room = max(limit, count - countBefore(stamps, 0, frontier - window + 1) + was.up)
     else
-      room = math.max(limit, math.min(room, math.max(count + was.up, #was.ring / 7, kept and was.limit or 0)))
+      room = max(limit, min(room, max(count + was.up, #was.ring / 7, kept and was.limit or 0)))
     end
-    local length = math.min(count, room)
+    local length = min(count, room)
     local newest = length > 0 and parse('>I7', stamps, #stamps - 6) or 0
     return pack('>I7I7I7', length, length % room, newest),
-      string.sub(stamps, #stamps - 7 * length + 1) .. string.rep('\0', 7 * (room - length))
+      sub(stamps, #stamps - 7 * length + 1) .. rep('\0', 7 * (room - length))
   end
 
   -- The units that are missing from a bucket take another time to come back, from the
@@ -126,7 +133,7 @@ if old then
   -- is missing of the last.
   local function refill(was, limit, window, words)
     local tat, part = parse('>I7I7', was.words, 1)
-    local ahead = math.max(0, tat - frontier + (part > 0 and 1 or 0))
+    local ahead = max(0, tat - frontier + (part > 0 and 1 or 0))
     local most = parse('>I7', words, 1)
     ahead = ceilMulDiv(ceilMulDiv(ahead, was.limit, limit), window, was.window) + ceilMulDiv(was.others, window, limit)
     return frontier + ahead < most and pack('>I7I7', frontier + ahead, 0) or words
@@ -147,7 +154,7 @@ if old then
   -- A window of the clock ends where it would have, or at the first boundary after.
   local function shift(was, phase)
     if was.phase <= phase then return was.words end
-    return pack('>I7', parse('>I7', was.words, 1) + 1) .. string.sub(was.words, 8)
+    return pack('>I7', parse('>I7', was.words, 1) + 1) .. sub(was.words, 8)
   end
 
   -- The rule of any tier but a log, which remembers what the old one does.
@@ -158,8 +165,9 @@ if old then
     elseif like and not isBucket(algorithm) then
       words = was.words
     end
-    local rule = ruleOf(plan, t, words, 1, like and was.groups or 1)
-    if not rule or not was then return rule end
+    local rule = ruleOf(plan, t)
+    if rule.load(words, 1, like and was.groups or 1) then return nil end -- loadTiers says what is wrong
+    if not was then return rule end
     local charged = was.used
     if like and not isBucket(algorithm) then
       charged = was.others
@@ -171,27 +179,26 @@ if old then
     return rule
   end
 
-  local tierWords, tierGroups, tierRings, sizesOfRings, concurrent = {}, {}, {}, {}, estimates
-  local own = cursor -- tiers.lua reads again when periods begin
+  local tierWords, tierGroups, tierRings, sizesOfRings = {}, {}, {}, {}
+  local first = cursor -- loadTiers reads again when periods begin
   for t = 5 + units, #plan, 6 do
     local algorithm, limit, window = plan[t], plan[t + 2], plan[t + 3]
     local was, like = predecessor(t)
     local words, ring
     if algorithm == LOG then
-      words, ring = string.sub(unused, 1, 21), string.rep('\0', 7 * limit)
+      words, ring = sub(unused, 1, 21), rep('\0', 7 * limit)
       if was then words, ring = newLog(was, like, limit, window) end
       tierRings[#tierRings + 1] = ring
       sizesOfRings[#sizesOfRings + 1] = #ring / 7
     else
       local rule = newRule(t, was, like)
-      words = rule and rule.words() or unused -- tiers.lua says what is wrong
+      words = rule and rule.words() or unused
       if was and isBucket(algorithm) and isBucket(was.algorithm) then words = refill(was, limit, window, words) end
       if rule and rule.groups then putQueue(tierGroups, rule.groups) end
     end
     tierWords[#tierWords + 1] = words
-    concurrent = concurrent or algorithm == CONCURRENCY
   end
-  cursor = own
+  cursor = first
   for i = #calendars, 1, -1 do calendars[i] = nil end
 
   -- n records whose first numbers stay and whose amounts are told by unit.
@@ -207,14 +214,16 @@ if old then
       end
       records[i] = new
     end
-    return recordBytes(records, fixed + units)
+    local parts = {}
+    putRecords(parts, records, fixed + units)
+    return concat(parts)
   end
 
-  poolCount, leaseCount, readingCount = 0, concurrent and leaseCount or 0, 0
-  state = string.rep('\0', HEAD) .. retell(body + head, 1, 0)
-    .. table.concat(tierWords) .. table.concat(tierGroups)
-    .. retell(groups, slotCount, 1) .. retell(leasesAt, leaseCount, 3)
-  body, capacities, image = 1, sizesOfRings, start
+  lengths.pool, lengths.leases, lengths.readings = 0, (plan.concurrent or estimates) and lengths.leases or 0, 0
+  state = rep('\0', HEAD) .. retell(body + head, 1, 0)
+    .. concat(tierWords) .. concat(tierGroups)
+    .. retell(groups, lengths.slots, 1) .. retell(leasesAt, lengths.leases, 3)
+  body, capacities, image = 1, sizesOfRings, plan.start
   for i = 1, #capacities do image = image .. pack('>I7', capacities[i]) end
-  image = image .. table.concat(tierRings)
+  image = image .. concat(tierRings)
 end

@@ -17,13 +17,16 @@ local function startOf(index, window, phase) return index * window + phase - dri
 
 -- The instant from which a landing in a window counts no more.
 local function closesAt(at, index, window, phase)
-  return math.min(startOf(index + 1, window, phase), at + window)
+  return min(startOf(index + 1, window, phase), at + window)
 end
 
 -- index is the number of the window of the last landing, count the units that landed in
 -- it, and last the instant of that.
-local function fixedWindow(unit, limit, window, phase, index, count, last)
+local function fixedWindow(unit, limit, window, phase)
+  local index, count, last
   local rule = {reopens = true}
+
+  function rule.load(words, at) index, count, last = parse('>I7I7I7', words, at) end
 
   -- The number of the window of an instant, after a landing in another one.
   local function indexOf(at, landed, last)
@@ -42,7 +45,7 @@ local function fixedWindow(unit, limit, window, phase, index, count, last)
       if up + n <= limit and at >= next then break end
       if carried > 0 then
         index, last = indexOf(at, index, last), at
-        next = math.max(next, closesAt(at, index, window, phase))
+        next = max(next, closesAt(at, index, window, phase))
       end
       up, i = up - carried, i + 1
     end

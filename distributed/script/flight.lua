@@ -5,21 +5,22 @@
 -- A slot is the instant at which its requests land, and what they carry of each
 -- unit. Requests that would land within one grain of each other share a slot.
 
-local rules, unitOf = {}, {} -- of each tier
-local aloft = {} -- of each unit, how much is on its way
-local open = {} -- of each unit, what all processes hold of it, or have estimated and not settled
+local rules, unitOf -- of each tier
+local aloft -- of each unit, how much is on its way
+local open -- of each unit, what all processes hold of it, or have estimated and not settled
 local slots -- a queue
 local firstLanding -- of the first slot
 local frontier -- the latest instant decided on: the next booking is not before it
 local crowd -- how many were charged at that instant
-local sent = 0 -- when the reply to this call is in: nothing is sent before
-local capacity = {} -- the largest cost of each tier
+local sent -- when the reply to this call is in: nothing is sent before
+local capacity -- the largest cost of each tier
 local readings -- what the provider reported of each tier, or empty, see reading.lua
-local own = {} -- of each tier that counts others until a reset, the rule as it would be without them
+local own -- of each tier that counts others until a reset, the rule as it would be without them
 
 -- When slot i lands, and how much of a unit it carries.
 local function landing(i, unit)
-  local s = record(slots, i)
+  local s = (i - 1) * slots.width
+  if not slots[s + 1] then record(slots, i) end
   return slots[s + 1], slots[s + 1 + unit]
 end
 
@@ -50,21 +51,36 @@ local function land(i, at, n)
   if own[i] then own[i].land(at, n) end
 end
 
+-- Lands what lands until the frontier.
+local function landSlots()
+  local first, after = slots.first, slots.first + 1
+  record(slots, first)
+  while after <= slots.last and landing(after, 0) <= frontier do after = after + 1 end
+  for i = 1, #rules do
+    local unit, rule = unitOf[i], rules[i]
+    if rule.landAll and not readings[i] then
+      rule.landAll(first, after - 1)
+    else
+      for j = first, after - 1 do
+        local at, n = landing(j, unit)
+        if n > 0 then land(i, at, n) end
+      end
+    end
+  end
+  for u = 1, units do
+    local n = aloft[u]
+    for j = first, after - 1 do n = n - slots[(j - 1) * slots.width + 1 + u] end
+    aloft[u] = n
+  end
+  slots.first = after
+  firstLanding = after <= slots.last and landing(after, 0) or NEVER
+end
+
 -- Moves the frontier, lands the requests whose guard has passed, and ends the counts of
 -- which the end has come.
 local function advance(now)
   if now > frontier then frontier, crowd = now, 0 end
-  while firstLanding <= frontier do
-    local s = record(slots, slots.first)
-    local at = slots[s + 1]
-    for i = 1, #rules do
-      local n = slots[s + 1 + unitOf[i]]
-      if n > 0 then land(i, at, n) end
-    end
-    for u = 1, units do aloft[u] = aloft[u] - slots[s + 1 + u] end
-    slots.first = slots.first + 1
-    firstLanding = slots.first <= slots.last and landing(slots.first, 0) or NEVER
-  end
+  if firstLanding <= frontier then landSlots() end
   for i = 1, #readings do
     local r = readings[i]
     if r[6] > 0 and r[6] <= frontier then
@@ -84,7 +100,7 @@ end
 local function apart(i)
   local r = readings[i]
   if not r or r[6] <= frontier then return 0 end
-  local seen, since = r[1] - r[15], math.min(frontier, r[15] + plan[8 + units + 6 * (i - 1)]) - r[1]
+  local seen, since = r[1] - r[15], min(frontier, r[15] + plan[8 + units + 6 * (i - 1)]) - r[1]
   local grown = r[7] - (frontier < r[5] and 1 or 0) - r[16]
   if since <= 0 or frontier - r[1] > seen or grown <= 0 then return r[7] end
   local n, rest = mulDiv(grown, since, seen)
@@ -95,13 +111,13 @@ end
 local function admits(i, n)
   local at, r, rule = rules[i].earliest(frontier, n), readings[i], rules[i]
   if not r or r[6] <= frontier then return at end
-  if own[i] then return math.min(at, math.max(r[6], own[i].earliest(frontier, n))) end
+  if own[i] then return min(at, max(r[6], own[i].earliest(frontier, n))) end
   if rule.reopens then
-    return r[8] + aloft[unitOf[i]] + n <= capacity[i] and math.min(at, r[6]) or at
+    return r[8] + aloft[unitOf[i]] + n <= capacity[i] and min(at, r[6]) or at
   end
   if r[7] == 0 then return at end
-  at, n = math.max(at, r[6]), n + apart(i)
-  return n <= capacity[i] and math.min(at, rule.earliest(frontier, n)) or at
+  at, n = max(at, r[6]), n + apart(i)
+  return n <= capacity[i] and min(at, rule.earliest(frontier, n)) or at
 end
 
 -- The first instant, from the frontier on, at which every tier admits the cost and
@@ -112,15 +128,15 @@ local function earliest(cost, spare)
     local n = cost[unitOf[i]]
     if n > 0 then
       if spare then n = n + spare[i] end
-      local e = admits(i, n)
+      local e = readings[i] and admits(i, n) or rules[i].earliest(frontier, n)
       if e > at then at, tier = e, i end
     end
   end
   return at, tier
 end
 
-local function depart(at, cost)
-  local lands, s = math.max(at, sent) + guard, nil
+local function depart(at, cost, count)
+  local lands, s = max(at, sent) + guard, nil
   if slots.first <= slots.last then
     s = lastRecord(slots)
     local last = slots[s + 1]
@@ -135,8 +151,8 @@ local function depart(at, cost)
   if slots.first == slots.last then firstLanding = lands end
   for u = 1, units do
     if not estimated[u] then
-      slots[s + 1 + u] = slots[s + 1 + u] + cost[u]
-      aloft[u] = aloft[u] + cost[u]
+      local n = count * cost[u]
+      slots[s + 1 + u], aloft[u] = slots[s + 1 + u] + n, aloft[u] + n
     end
   end
 end
@@ -168,16 +184,16 @@ local function cancel(lands, cost)
   return true
 end
 
--- Charges the cost at an instant, or at the frontier if that is later.
-local function charge(at, cost)
+-- Charges so many times the cost at an instant, or at the frontier if that is later.
+local function charge(at, cost, count)
   at = advance(at)
-  crowd = crowd + 1
+  crowd = crowd + count
   for i = 1, #rules do
-    local n, rule = cost[unitOf[i]], rules[i]
+    local n, rule = count * cost[unitOf[i]], rules[i]
     if n > 0 then
       if rule.depart then rule.depart(at) end
       if guard == 0 and not estimated[unitOf[i]] then land(i, at, n) end
     end
   end
-  if guard > 0 then depart(at, cost) end
+  if guard > 0 then depart(at, cost, count) end
 end

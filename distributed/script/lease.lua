@@ -3,9 +3,9 @@
 -- believed for the length of its lease: a process that dies frees its places, and its
 -- estimates are taken for what its requests cost. Units: µs.
 
-local leases = readRecords(state, queues, leaseCount, 3 + units) -- owner, seq, expiry, held of each unit
+local leases -- owner, seq, expiry, held of each unit
 local lease -- the caller's
-local starving, freed = flags % 4 >= 2, false -- someone was refused; a place came free since
+local starving, freed -- someone was refused; a place came free since
 
 local function count()
   local sum = {}
@@ -16,7 +16,8 @@ local function count()
   return sum
 end
 
-if concurrent or estimates then
+-- Takes note of what the caller tells. Answers what is wrong, if anything.
+local function renew()
   local settled = {} -- of each unit, what was told and what has expired
   for u = 1, units do settled[u] = 0 end
   local owner, seq, expiry = argument(), argument(), now + argument()
@@ -30,9 +31,7 @@ if concurrent or estimates then
       for u = 1, units do settled[u] = settled[u] + l[3 + u] end
     end
   end
-  if lease and seq <= lease[2] then
-    return redis.error_reply('THROTTLE stale call: a later one has come before it')
-  end
+  if lease and seq <= lease[2] then return 'stale call: a later one has come before it' end
   leases = alive
   if not lease then
     lease = {}
@@ -43,7 +42,6 @@ if concurrent or estimates then
   open = count()
   for u = 1, units do freed = freed or starving and open[u] < full[u] end
   starving = starving and not freed
-
   if estimates then
     for u = 1, units do
       settled[u] = settled[u] + argument()

@@ -1,11 +1,14 @@
 -- number.lua: whole numbers from 0 to 2^53, exact in Lua's doubles as in Go's int64.
 -- Twin: algorithms/number.go.
 --
--- A call pays for every function that the script defines and for every local that
--- a function shares. So what runs once is no function, and what the library has
--- by name is called by that.
+-- The parts are one library. It is loaded once as a function of the server, or anew with
+-- each call as a script. While it is loaded as a function no global is there, so nothing
+-- but run, in main.lua, uses what Lua and the server have before it has bound that.
+
+local max, min, sub, rep, concat, spread, pack, parse, format, tointeger, call -- see bind in pack.lua
 
 local NEVER = 2 ^ 53 -- the instant of what no passing of time brings about
+local LATEST = 2 ^ 52 -- an instant beyond, 142 years ahead, is as good as never
 
 -- p ÷ c and the remainder, for c > 0. What is less than 2^53 misses the next whole
 -- quotient by more than a double rounds.
@@ -18,7 +21,11 @@ end
 -- a × b ÷ c and the remainder, for a, b ≥ 0 and c > 0.
 local function mulDiv(a, b, c)
   local product = (a + 0.0) * b -- a float: Lua 5.4 would let integers wrap
-  if product < NEVER then return divMod(product, c) end
+  if product < NEVER then -- as divMod, without a call
+    local q = product / c
+    q = q - q % 1
+    return q, product - q * c
+  end
   -- 1,000,000 units × 30 days in µs is 2.6e18: divide first, then what is left.
   local whole, rest = divMod(b, c)
   local q, r = 0, 0
@@ -28,7 +35,7 @@ local function mulDiv(a, b, c)
   else
     -- Long division, a's digits from the first on. The base keeps r × base and
     -- r + digit × rest below 2^53; both r and rest are less than c.
-    local base, power, left = math.max(2, (divMod(NEVER - 1, c))), 1, a + 0.0
+    local base, power, left = max(2, (divMod(NEVER - 1, c))), 1, a + 0.0
     while power * base <= a do power = power * base end
     while power >= 1 do
       local digit, more

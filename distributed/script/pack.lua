@@ -2,50 +2,57 @@
 -- '>I7I2' is one of seven and one of two. Redis and Valkey have the struct
 -- library, Lua 5.4 has string.pack; elsewhere the same is spelled out.
 
-local spread = rawget(_G, 'unpack') or table.unpack
-local packer = rawget(_G, 'struct') or string
-local pack, parse = packer.pack, packer.unpack
+local function spellOut(widths, ...)
+  local bytes, i = {}, 0
+  for width in string.gmatch(widths, '%d') do
+    i = i + 1
+    local x, first = (select(i, ...)), #bytes
+    for b = first + width, first + 1, -1 do
+      bytes[b] = string.char(x % 256)
+      x = math.floor(x / 256)
+    end
+  end
+  return concat(bytes)
+end
 
-if not pack then
-  pack = function(format, ...)
-    local bytes, i = {}, 0
-    for width in string.gmatch(format, '%d') do
-      i = i + 1
-      local x, first = (select(i, ...)), #bytes
-      for b = first + width, first + 1, -1 do
-        bytes[b] = string.char(x % 256)
-        x = math.floor(x / 256)
-      end
-    end
-    return table.concat(bytes)
+local function spell(widths, s, at)
+  local numbers = {}
+  for width in string.gmatch(widths, '%d') do
+    local x = 0
+    for b = at, at + width - 1 do x = x * 256 + string.byte(s, b) end
+    numbers[#numbers + 1], at = x, at + width
   end
-  parse = function(format, s, at)
-    local numbers = {}
-    for width in string.gmatch(format, '%d') do
-      local x = 0
-      for b = at, at + width - 1 do x = x * 256 + string.byte(s, b) end
-      numbers[#numbers + 1], at = x, at + width
-    end
-    return spread(numbers)
-  end
+  return spread(numbers)
+end
+
+-- Names what Lua and the server have.
+local function bind()
+  max, min, sub, rep, concat, call = math.max, math.min, string.sub, string.rep, table.concat, redis.call
+  format, tointeger = string.format, math.tointeger
+  spread = rawget(_G, 'unpack') or table.unpack
+  local packer = rawget(_G, 'struct') or string
+  pack, parse = packer.pack or spellOut, packer.unpack or spell
 end
 
 -- The format of n numbers of seven bytes.
-local function sevens(n) return '>' .. string.rep('I7', n) end
+local formats = {}
+local function sevens(n)
+  local list = formats[n] or '>' .. rep('I7', n)
+  if n <= 64 then formats[n] = list end
+  return list
+end
 
 -- A number as text. Lua's own text keeps 14 digits; a microsecond stamp has 16.
-local function text(n) return string.format('%.0f', n) end
+local function text(n) return format('%.0f', n) end
 
 -- n records of some width at a place in bytes, each a table.
 local function readRecords(s, at, n, width)
-  local records, format = {}, n > 0 and sevens(width)
-  for i = 1, n do records[i] = {parse(format, s, at + 7 * width * (i - 1))} end
+  local records, numbers = {}, sevens(width)
+  for i = 1, n do records[i] = {parse(numbers, s, at + 7 * width * (i - 1))} end
   return records
 end
 
-local function recordBytes(records, width)
-  if #records == 0 then return '' end
-  local out, format = {}, sevens(width)
-  for i = 1, #records do out[i] = pack(format, spread(records[i], 1, width)) end
-  return table.concat(out)
+-- Adds records to parts, as bytes.
+local function putRecords(parts, records, width)
+  for i = 1, #records do parts[#parts + 1] = pack(sevens(width), spread(records[i], 1, width)) end
 end

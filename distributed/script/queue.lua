@@ -5,7 +5,8 @@
 --
 -- A queue is a table: its fields, and the numbers read so far in its array part.
 
-local state -- the bytes in which queues lie
+local key -- the name of what the server keeps
+local state -- that, or a part of it, in which queues lie
 
 local function queue(at, count, width)
   return {at = at, width = width, first = 1, last = count, intact = count, page = 1}
@@ -17,16 +18,24 @@ local function record(q, i)
   local width = q.width
   local base = (i - 1) * width
   if not q[base + 1] then
-    local n = math.min(q.page, q.intact - i + 1) * width
+    local n = min(q.page, q.intact - i + 1) * width
     if n == 2 then
       q[base + 1], q[base + 2] = parse('>I7I7', state, q.at + 7 * base)
     else
       local numbers = {parse(sevens(n), state, q.at + 7 * base)}
       for j = 1, n do q[base + j] = numbers[j] end
     end
-    q.page = math.min(64, q.page * 2)
+    q.page = min(64, q.page * 2)
   end
   return base
+end
+
+-- Reads the records from i to j that have not been.
+local function readTo(q, i, j)
+  while i <= j do
+    if not q[(i - 1) * q.width + 1] then record(q, i) end
+    i = i + 1
+  end
 end
 
 -- The index before the numbers of the last record, which may be changed.
@@ -52,8 +61,11 @@ end
 local function putQueue(parts, q)
   local size, from = 7 * q.width, q.intact + 1
   if from < q.first then from = q.first end
-  parts[#parts + 1] = string.sub(state, q.at + size * (q.first - 1), q.at + size * (from - 1) - 1)
-  for i = from, q.last do
-    parts[#parts + 1] = pack(sevens(q.width), spread(q, (i - 1) * q.width + 1, i * q.width))
+  if from > q.first then parts[#parts + 1] = sub(state, q.at + size * (q.first - 1), q.at + size * (from - 1) - 1) end
+  local at, last = (from - 1) * q.width + 1, q.last * q.width
+  while at <= last do
+    local to = min(last, at + 63)
+    parts[#parts + 1] = pack(sevens(to - at + 1), spread(q, at, to))
+    at = to + 1
   end
 end

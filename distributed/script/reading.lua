@@ -24,7 +24,7 @@ end
 -- When a count ends that may be the one of which an earlier response has told.
 local function sooner(r, reset, slack)
   local ends = frontier + reset
-  return r[6] > frontier and r[6] >= ends - slack and math.min(r[6], ends) or ends
+  return r[6] > frontier and r[6] >= ends - slack and min(r[6], ends) or ends
 end
 
 -- Whether tier i counts others apart: it remembers when each unit landed.
@@ -36,7 +36,7 @@ end
 -- Until when tier i counts others apart.
 local function endOthers(i, reset, slack)
   local ends = frontier + plan[8 + units + 6 * (i - 1)]
-  return reset > 0 and math.min(ends, sooner(readings[i], reset, slack)) or ends
+  return reset > 0 and min(ends, sooner(readings[i], reset, slack)) or ends
 end
 
 -- Charges n units of tier i for others, until the reset if one was told.
@@ -50,7 +50,10 @@ local function landOthers(i, n, reset, slack)
   elseif rules[i].reopens then
     rules[i].land(frontier, n)
   else
-    own[i] = own[i] or ruleOf(plan, 5 + units + 6 * (i - 1), rules[i].words(), 1)
+    if not own[i] then
+      own[i] = ruleOf(plan, 5 + units + 6 * (i - 1))
+      own[i].load(rules[i].words(), 1)
+    end
     rules[i].land(frontier, n)
     r[6] = sooner(r, reset, slack)
   end
@@ -64,9 +67,9 @@ local function keepOthers(i, used, since, n, reset, slack)
   if not hasStamps(i) or r[7] == 0 or r[1] ~= frontier then return end
   if frontier >= r[4] + window and used < capacity[i] then
     local landed = rule.used(frontier + guard + plan[t + 5]) - rule.used(since + window) + n
-    local most = math.max(0, used - landed)
+    local most = max(0, used - landed)
     if most > 0 and frontier < r[5] then most = most + 1 end
-    local less = math.max(0, math.min(r[7] - most, r[3]))
+    local less = max(0, min(r[7] - most, r[3]))
     r[7], r[3] = r[7] - less, r[3] - less
   end
   if r[7] > 0 and frontier < r[5] then r[5] = frontier + window end
@@ -92,11 +95,11 @@ local function others(i, used, since, n)
   for k = #readings + 1, #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} end
   local r, window = readings[i], plan[5 + units + 6 * (i - 1) + 3]
   -- What has left its window since the request was sent may have been counted still.
-  local own = math.min(rules[i].used(math.min(since, frontier)), MOST_USED) + r[7] + left(unitOf[i])
+  local own = min(rules[i].used(min(since, frontier)), MOST_USED) + r[7] + left(unitOf[i])
   local short = r[3]
   if since < r[1] and used > r[2] then short = short - n end -- it was counted later
-  local more = math.max(0, used + (frontier < r[5] and 1 or 0) - own)
-  if r[1] > 0 then more = math.max(more, -short) end
+  local more = max(0, used + (frontier < r[5] and 1 or 0) - own)
+  if r[1] > 0 then more = max(more, -short) end
   if more > 0 then
     if frontier < r[4] + window then r[5] = frontier + window end
     r[4] = frontier
@@ -104,4 +107,30 @@ local function others(i, used, since, n)
   r[3] = short + more
   if since >= r[1] then r[1], r[2], r[3] = frontier, used, own + more - used end
   return more
+end
+
+function ops.o()
+  advance(now)
+  while cursor <= #arguments do
+    local i, used, since, n, sure, reset, slack = argument(), argument(), argument(), argument(), argument(), argument(), argument()
+    local rule, u, r = rules[i], unitOf[i], readings[i]
+    local ended = rule.opened and rule.opened(frontier) > since or r and r[9] > since
+    used, reset = min(used, capacity[i]), max(0, reset - (frontier - now))
+    if not rule.concurrent and not ended then
+      local keep = estimated[u] and max(0, used - aloft[u]) or used
+      local more = others(i, used, since, n)
+      r = readings[i]
+      if more > 0 then
+        if rule.depart then rule.depart(frontier) end
+        landOthers(i, more, reset, slack)
+      elseif sure == 1 and since >= exact then
+        rule.forget(frontier, keep)
+        if own[i] then own[i].forget(frontier, keep) end
+        r[7] = max(0, min(r[7], keep - rule.used(frontier)))
+      end
+      keepOthers(i, used, since, n, reset, slack)
+      tellReset(i, reset, slack, more)
+    end
+    if sure == 1 then exact = max(exact, since) end
+  end
 end

@@ -10,9 +10,15 @@ local image -- the bytes before the body where they are yet to be written, or ni
 
 -- ring is where the ring lies in the state, capacity how many stamps it holds,
 -- length how many it has, place where the next one goes, and newest the last.
-local function slidingLog(unit, limit, window, ring, capacity, length, place, newest)
-  local instants, upTo, added = {}, {}, 0 -- what landed in this call, in runs
+local function slidingLog(unit, limit, window)
+  local ring, capacity, length, place, newest
+  local instants, upTo, added -- what landed in this call, in runs
   local rule = {}
+
+  function rule.load(words, at, _, ringAt, stamps)
+    length, place, newest = parse('>I7I7I7', words, at)
+    ring, capacity, instants, upTo, added = ringAt, stamps, {}, {}, 0
+  end
 
   -- The stamp after which so many newer ones came, nil where there are fewer.
   local function stamp(newer)
@@ -24,23 +30,23 @@ local function slidingLog(unit, limit, window, ring, capacity, length, place, ne
     end
     local at = ring + 7 * ((place - 1 - newer) % capacity)
     if image then return (parse('>I7', image, at + 1)) end
-    return (parse('>I7', redis.call('GETRANGE', key, text(at), text(at + 6)), 1))
+    return (parse('>I7', call('GETRANGE', key, text(at), text(at + 6)), 1))
   end
 
   function rule.earliest(now, n)
     -- The unit that must have left is the k-th oldest of those landed, or if they
     -- are too few, one of those on their way, which leaves a window after it lands.
     local k = aloft[unit] + n
-    if k > limit then return math.min(NEVER, nthLanding(unit, k - limit) + window) end
+    if k > limit then return min(NEVER, nthLanding(unit, k - limit) + window) end
     local s = stamp(limit - k)
-    return s and math.max(now, s + window) or now
+    return s and max(now, s + window) or now
   end
 
   function rule.land(at, n)
     if n > capacity then n = capacity end
     added = added + n
     instants[#instants + 1], upTo[#upTo + 1] = at, added
-    length, place, newest = math.min(capacity, length + n), (place + n) % capacity, at
+    length, place, newest = min(capacity, length + n), (place + n) % capacity, at
   end
 
   function rule.used(now)
@@ -70,14 +76,14 @@ local function slidingLog(unit, limit, window, ring, capacity, length, place, ne
     if added == 0 then return end
     local runs, before = {}, 0
     for i = 1, #upTo do
-      runs[i] = string.rep(pack('>I7', instants[i]), upTo[i] - before)
+      runs[i] = rep(pack('>I7', instants[i]), upTo[i] - before)
       before = upTo[i]
     end
-    local stamps = string.sub(table.concat(runs), -7 * capacity)
+    local stamps = sub(concat(runs), -7 * capacity)
     local first = (place - #stamps / 7) % capacity
     local fits = 7 * (capacity - first)
-    redis.call('SETRANGE', key, text(ring + 7 * first), string.sub(stamps, 1, fits))
-    if #stamps > fits then redis.call('SETRANGE', key, text(ring), string.sub(stamps, fits + 1)) end
+    call('SETRANGE', key, text(ring + 7 * first), sub(stamps, 1, fits))
+    if #stamps > fits then call('SETRANGE', key, text(ring), sub(stamps, fits + 1)) end
   end
 
   return rule

@@ -4,8 +4,16 @@
 -- total counts all groups, some of which may have left the window; a group is its
 -- last stamp and its units.
 
-local function slidingWindow(unit, limit, window, precision, total, groups)
-  local rule = {groups = groups}
+local function slidingWindow(unit, limit, window, precision)
+  local total, groups
+  local rule = {}
+
+  function rule.load(words, at, groupsAt)
+    local n
+    total, n = parse('>I7I7', words, at)
+    groups = queue(groupsAt, n, 2)
+    rule.groups = groups
+  end
 
   function rule.earliest(now, n)
     local excess = total + aloft[unit] + n - limit
@@ -13,9 +21,9 @@ local function slidingWindow(unit, limit, window, precision, total, groups)
     for i = groups.first, groups.last do
       local g = record(groups, i)
       excess = excess - groups[g + 2]
-      if excess <= 0 then return math.max(now, groups[g + 1] + window) end
+      if excess <= 0 then return max(now, groups[g + 1] + window) end
     end
-    return math.min(NEVER, nthLanding(unit, excess) + window)
+    return min(NEVER, nthLanding(unit, excess) + window)
   end
 
   function rule.land(at, n)
@@ -58,7 +66,7 @@ local function slidingWindow(unit, limit, window, precision, total, groups)
   function rule.forget(now, keep)
     while rule.used(now) > keep do
       local g = record(groups, groups.first)
-      local over = math.min(groups[g + 2], total - keep)
+      local over = min(groups[g + 2], total - keep)
       groups[g + 2], total = groups[g + 2] - over, total - over
       if groups[g + 2] == 0 then groups.first = groups.first + 1 else rewrite(groups, groups.first) end
     end

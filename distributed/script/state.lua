@@ -1,4 +1,4 @@
--- state.lua: where things lie in a state, reading it, and its clock. Units: µs.
+-- state.lua: where things lie in a state, and reading it. Units: µs.
 --
 --   "thr3 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
 --
@@ -15,6 +15,9 @@ local HEAD = 63 -- bytes of that
 local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own
 local READING = 16 -- numbers of a reading, see reading.lua
 
+local body -- where it begins in the state, or in what was read of it
+local ringsAt, bodyAt -- where both are in what the server keeps, from 0, as it counts
+local capacities -- of the rings
 local now, wall -- the virtual clock, and TIME, as of this call
 local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and how many there were
@@ -22,9 +25,7 @@ local ban -- the end of the longest ban, no later than that
 local flags -- 1: in formats 1 and 2, it is a ban, 2: someone waits for a place, 4: when it ends one request goes first,
 -- 8: that has gone, and the pause is for its response
 local exact -- when the request was admitted whose response last told the truth
-
-local function hasGroups(algorithm) return algorithm == WINDOW or algorithm == ANCHORED end
-local function isBucket(algorithm) return algorithm >= 5 and algorithm <= 7 end
+local lengths -- of the queues
 
 -- The size of a plan's front, and the limits of its logs.
 local function sizes(p, wordsOf, head)
@@ -35,17 +36,6 @@ local function sizes(p, wordsOf, head)
   end
   return head + 7 * words, logs
 end
-
-local start = 'thr3 ' .. planText .. '\n'
-local front, logs = sizes(plan, WORDS, HEAD)
-local ringsAt = #start + 7 * #logs -- from 0, as Redis counts
-local capacities -- of the rings
-local bodyAt
-local clock = redis.call('TIME')
-wall = clock[1] * 1000000 + clock[2]
-
-local raw = #logs > 0 and redis.call('GETRANGE', key, '0', text(ringsAt - 1))
-if not raw or string.sub(raw, 1, #start) ~= start then raw = redis.call('GET', key) end
 
 -- The capacities that a state tells at a place, and how many bytes the rings take;
 -- nil if that can't be.
@@ -60,80 +50,94 @@ local function ringsIn(raw, at, logs)
   return list, size
 end
 
-local body -- where in state it begins
-local old, oldRings -- the plan that the state was kept for, if that was another or the format was
-local wordsOf, head = WORDS, HEAD -- of the format of the state
-local expected, size = front, 0 -- of what is in the state
-if not raw then
-  state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. string.rep('\0', front - HEAD), 1
-  image, capacities = start, logs
+local function begin(logs)
+  state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. rep('\0', plan.front - HEAD), 1
+  image, capacities = plan.start, logs
   for i = 1, #logs do image = image .. pack('>I7', logs[i]) end
-  for i = 1, #logs do image = image .. string.rep('\0', 7 * logs[i]) end
-elseif string.find(raw, start, 1, true) == 1 then
-  capacities, size = ringsIn(raw, #start + 1, logs)
-  if not capacities then return redis.error_reply('THROTTLE corrupt state: its logs are too short') end
-  bodyAt = ringsAt + size
-  if #logs > 0 then
-    state, body = redis.call('GETRANGE', key, text(bodyAt), text(bodyAt + front + 255)), 1
-  else
-    state, body, image = raw, bodyAt + 1, start
-  end
-else
+  for i = 1, #logs do image = image .. rep('\0', 7 * logs[i]) end
+end
+
+-- What a state was kept for, if that was another plan or the format was: the plan, the words
+-- of its tiers, the size of its head, its logs and where their rings begin. Or nil and what
+-- is wrong.
+local function oldIn(raw)
   local version = string.match(raw, '^thr(%d+) ')
-  if not version then return redis.error_reply('THROTTLE foreign value: another program uses this key') end
-  head = HEADS[version]
-  if version == '1' then wordsOf = FIRST end
-  if not head then
-    return redis.error_reply('THROTTLE version ' .. version .. ' of the state is not known')
-  end
+  if not version then return nil, 'foreign value: another program uses this key' end
+  if not HEADS[version] then return nil, 'version ' .. version .. ' of the state is not known' end
   local words, after = string.match(raw, '^thr%d ([%d ]*)\n()')
-  if not words then return redis.error_reply('THROTTLE corrupt state: it ends too soon') end
-  old = {}
-  for n in string.gmatch(words, '%d+') do old[#old + 1] = tonumber(n) end
-  local sound = old[4] and #old == 4 + old[3] + 6 * old[4]
-  for t = sound and 5 + old[3] or 1, sound and #old or 0, 6 do
-    if not WORDS[old[t]] or old[t + 1] >= old[3] then sound = false end
+  if not words then return nil, 'corrupt state: it ends too soon' end
+  local p = numbersIn(words)
+  local sound = p[4] and #p == 4 + p[3] + 6 * p[4]
+  for t = sound and 5 + p[3] or 1, sound and #p or 0, 6 do
+    if not WORDS[p[t]] or p[t + 1] >= p[3] then sound = false end
   end
-  if not sound then return redis.error_reply('THROTTLE corrupt plan in the state') end
-  local oldLogs
-  expected, oldLogs = sizes(old, wordsOf, head)
-  capacities, size = ringsIn(raw, after, oldLogs)
-  if not capacities then return redis.error_reply('THROTTLE corrupt state: its logs are too short') end
-  oldRings = after + 7 * #oldLogs
-  state, body = raw, oldRings + size
+  if not sound then return nil, 'corrupt plan in the state' end
+  local old = {plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version]}
+  old.front, old.logs = sizes(p, old.wordsOf, old.head)
+  old.rings = after + 7 * #old.logs
+  return old
 end
 
-local have = #state - body + 1
-if have < expected then return redis.error_reply('THROTTLE corrupt state: it ends too soon') end
-local before, slotCount, poolCount, leaseCount, readingCount
-now, before, generation, frontier, crowd, pause, epoch, flags, exact, slotCount, poolCount, leaseCount, readingCount, ban =
-  parse(head == HEAD and FORMAT or string.sub(FORMAT, 1, head == 56 and -3 or -5), state, body)
-if head < 56 then readingCount = 0 end
-if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
-
-local kept = old or plan
-local numbers = (1 + kept[3]) * (slotCount + poolCount) + (3 + kept[3]) * leaseCount + (head == HEAD and READING or 14) * readingCount
-local place, log = body + head + 7 * kept[3], 0 -- where the words of the next tier are
-for t = 5 + kept[3], #kept, 6 do
-  if hasGroups(kept[t]) then
-    numbers = numbers + 2 * parse('>I7', state, place + 7)
-  elseif kept[t] == LOG then
-    local length, next = parse('>I7I7', state, place)
-    log = log + 1
-    if length > capacities[log] or next >= capacities[log] then numbers = NEVER end
+-- Reads the state but for its rings, and its head. Answers what is wrong, if anything, and
+-- what it was kept for if that is to be converted.
+local function readState()
+  local start, logs = plan.start, plan.logs
+  local old, problem
+  local size = 0 -- of the rings
+  image, ringsAt, bodyAt = nil, #start + 7 * #logs, nil
+  local raw = #logs > 0 and call('GETRANGE', key, '0', text(ringsAt - 1))
+  if not raw or sub(raw, 1, #start) ~= start then raw = call('GET', key) end
+  if not raw then
+    begin(logs)
+  elseif sub(raw, 1, #start) == start then
+    capacities, size = ringsIn(raw, #start + 1, logs)
+    if not capacities then return 'corrupt state: its logs are too short' end
+    bodyAt = ringsAt + size
+    if #logs > 0 then
+      state, body = call('GETRANGE', key, text(bodyAt), text(bodyAt + plan.front + 255)), 1
+    else
+      state, body, image = raw, bodyAt + 1, start
+    end
+  else
+    old, problem = oldIn(raw)
+    if problem then return problem end
+    capacities, size = ringsIn(raw, old.rings - 7 * #old.logs, old.logs)
+    if not capacities then return 'corrupt state: its logs are too short' end
+    state, body = raw, old.rings + size
   end
-  place = place + 7 * wordsOf[kept[t]]
-end
-expected = expected + 7 * numbers
-if have < expected and not image and not old and expected < NEVER then
-  state = redis.call('GETRANGE', key, text(bodyAt), text(bodyAt + expected - 1))
-  have = #state
-end
-if have < expected or have > expected and size == 0 then
-  return redis.error_reply('THROTTLE corrupt state: its size is not what it says')
-end
-if head < HEAD then readingCount = 0 end -- reports of a format before are forgotten
 
--- The virtual clock goes on as TIME does, and stands still when that steps back.
-if wall > before then now = now + wall - before end
-drift = wall - now
+  local kept, head, wordsOf = old and old.plan or plan, old and old.head or HEAD, old and old.wordsOf or WORDS
+  local have = #state - body + 1
+  if have < (old or plan).front then return 'corrupt state: it ends too soon' end
+  local before
+  lengths = {}
+  now, before, generation, frontier, crowd, pause, epoch, flags, exact, lengths.slots, lengths.pool, lengths.leases, lengths.readings, ban =
+    parse(head == HEAD and FORMAT or sub(FORMAT, 1, head == 56 and -3 or -5), state, body)
+  if head < 56 then lengths.readings = 0 end
+  if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
+
+  local numbers = (1 + kept[3]) * (lengths.slots + lengths.pool) + (3 + kept[3]) * lengths.leases + (head == HEAD and READING or 14) * lengths.readings
+  local place, log = body + head + 7 * kept[3], 0 -- where the words of the next tier are
+  for t = 5 + kept[3], #kept, 6 do
+    if hasGroups(kept[t]) then
+      numbers = numbers + 2 * parse('>I7', state, place + 7)
+    elseif kept[t] == LOG then
+      local length, next = parse('>I7I7', state, place)
+      log = log + 1
+      if length > capacities[log] or next >= capacities[log] then numbers = NEVER end
+    end
+    place = place + 7 * wordsOf[kept[t]]
+  end
+  local expected = (old or plan).front + 7 * numbers
+  if have < expected and not image and not old and expected < NEVER then
+    state = call('GETRANGE', key, text(bodyAt), text(bodyAt + expected - 1))
+    have = #state
+  end
+  if have < expected or have > expected and size == 0 then return 'corrupt state: its size is not what it says' end
+  if head < HEAD then lengths.readings = 0 end -- reports of a format before are forgotten
+
+  -- The virtual clock goes on as TIME does, and stands still when that steps back.
+  if wall > before then now = now + wall - before end
+  drift = wall - now
+  return nil, old
+end

@@ -1,31 +1,61 @@
 -- tiers.lua: the rules of the plan's tiers, and where the queues are.
 -- Twin: algorithms/plan.go.
 
-local place, queues = body + HEAD + 7 * units, body + front
-local ring, log = ringsAt, 0
-for u = 1, units do aloft[u] = parse('>I7', state, body + HEAD + 7 * (u - 1)) end
-
-local concurrent = false
-for t = 5 + units, #plan, 6 do
-  local algorithm, i = plan[t], #rules + 1
-  if algorithm == LOG then log = log + 1 end
-  local rule = ruleOf(plan, t, state, place, queues, ring, capacities[log])
-  if not rule then return redis.error_reply('THROTTLE clocks of the client and the server are more than a period apart') end
-  if algorithm == LOG then ring = ring + 7 * capacities[log] end
-  if rule.groups then queues = queues + 14 * rule.groups.last end
-  rules[i], unitOf[i] = rule, plan[t + 1] + 1
-  capacity[i] = isBucket(algorithm) and plan[t + 4] or plan[t + 2]
-  concurrent = concurrent or algorithm == CONCURRENCY
-  place = place + 7 * WORDS[algorithm]
+-- The plan of a text, with what is made of it: how a state of it begins, the size of its
+-- front, the limits of its logs, and of each tier the rule, the unit and the capacity.
+local function planOf(words)
+  local p = plans[words]
+  if p then return p end
+  p = numbersIn(words)
+  p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr3 ' .. words .. '\n', {}, {}, {}, {}
+  p.front, p.logs = sizes(p, WORDS, HEAD)
+  for u = 1, p[3] do
+    p.estimated[u] = p[4 + u] >= ESTIMATE
+    p.estimates = p.estimates or p.estimated[u]
+  end
+  for t = 5 + p[3], #p, 6 do
+    local i = #p.rules + 1
+    p.rules[i], p.unitOf[i] = ruleOf(p, t), p[t + 1] + 1
+    p.capacity[i] = isBucket(p[t]) and p[t + 4] or p[t + 2]
+    p.concurrent = p.concurrent or p[t] == CONCURRENCY
+  end
+  if planCount == MOST_PLANS then plans, planCount = {}, 0 end
+  plans[words], planCount = p, planCount + 1
+  return p
 end
 
-slots = queue(queues, slotCount, 1 + units)
-firstLanding = slotCount > 0 and parse('>I7', state, queues) or NEVER
-queues = queues + 7 * (1 + units) * slotCount
-pool = readRecords(state, queues, poolCount, 1 + units)
-queues = queues + 7 * (1 + units) * poolCount
-readings = readRecords(state, queues + 7 * (3 + units) * leaseCount, readingCount, READING)
-for i = 1, #readings do
-  local words = readings[i][10] == 1 and pack('>I7I7I7I7', spread(readings[i], 11, 14))
-  own[i] = words and ruleOf(plan, 5 + units + 6 * (i - 1), words, 1) or nil
+-- Turns to a plan.
+local function adopt(p)
+  plan, guard, grain, units = p, p[1], 2 ^ p[2], p[3]
+  rules, unitOf, capacity, estimates, estimated = p.rules, p.unitOf, p.capacity, p.estimates, p.estimated
+  aloft, open, own, calendars, known = {}, {}, {}, {}, NEVER
+end
+
+-- Reads what the tiers remember, and the queues. Answers what is wrong, if anything.
+local function loadTiers()
+  local place, queues = body + HEAD + 7 * units, body + plan.front
+  local ring, log = ringsAt, 0
+  for u = 1, units do aloft[u] = parse('>I7', state, body + HEAD + 7 * (u - 1)) end
+  for i = 1, #rules do
+    local algorithm, rule = plan[5 + units + 6 * (i - 1)], rules[i]
+    if algorithm == LOG then log = log + 1 end
+    local problem = rule.load(state, place, queues, ring, capacities[log])
+    if problem then return problem end
+    if algorithm == LOG then ring = ring + 7 * capacities[log] end
+    if rule.groups then queues = queues + 14 * rule.groups.last end
+    place = place + 7 * WORDS[algorithm]
+  end
+  slots = queue(queues, lengths.slots, 1 + units)
+  firstLanding = lengths.slots > 0 and parse('>I7', state, queues) or NEVER
+  queues = queues + 7 * (1 + units) * lengths.slots
+  pool = readRecords(state, queues, lengths.pool, 1 + units)
+  queues = queues + 7 * (1 + units) * lengths.pool
+  leases = readRecords(state, queues, lengths.leases, 3 + units)
+  readings = readRecords(state, queues + 7 * (3 + units) * lengths.leases, lengths.readings, READING)
+  for i = 1, #readings do
+    if readings[i][10] == 1 then
+      own[i] = ruleOf(plan, 5 + units + 6 * (i - 1))
+      own[i].load(pack('>I7I7I7I7', spread(readings[i], 11, 14)), 1)
+    end
+  end
 end

@@ -4,8 +4,11 @@
 
 -- index is the number of the window of the last landing, current the units that landed in
 -- it, previous those of the window before, and last the instant of that landing.
-local function weightedWindow(unit, limit, window, phase, index, current, previous, last)
+local function weightedWindow(unit, limit, window, phase)
+  local index, current, previous, last
   local rule = {}
+
+  function rule.load(words, at) index, current, previous, last = parse('>I7I7I7I7', words, at) end
 
   -- What the counts become by an instant.
   local function roll(at, index, current, previous, last)
@@ -13,7 +16,7 @@ local function weightedWindow(unit, limit, window, phase, index, current, previo
     if landed < index and at >= last + window then
       index, current, previous = landed, current + previous, 0 -- the clock was set back: they landed in another window
     end
-    local to = math.max(index, numberOf(at, window, phase))
+    local to = max(index, numberOf(at, window, phase))
     if to == index then return index, current, previous end
     return to, 0, to == index + 1 and current or 0
   end
@@ -21,14 +24,14 @@ local function weightedWindow(unit, limit, window, phase, index, current, previo
   -- When the counts of an instant roll on, if nothing lands before.
   local function rolls(at, index, last)
     local closes = startOf(index + 1, window, phase)
-    if at < last + window and numberOf(last, window, phase) < index then return math.min(closes, last + window) end
+    if at < last + window and numberOf(last, window, phase) < index then return min(closes, last + window) end
     return closes
   end
 
   -- When so little of the previous window is in view that its units weigh no more than free.
   local function leaves(now, index, previous, free)
     if previous <= free then return now end
-    return math.max(now, startOf(index + 1, window, phase) - mulDiv(free, window, previous))
+    return max(now, startOf(index + 1, window, phase) - mulDiv(free, window, previous))
   end
 
   local function counts(at) return roll(at, index, current, previous, last) end
@@ -69,7 +72,7 @@ local function weightedWindow(unit, limit, window, phase, index, current, previo
 
   function rule.used(now)
     local index, current, previous = counts(now)
-    local view = math.min(window, startOf(index + 1, window, phase) - now)
+    local view = min(window, startOf(index + 1, window, phase) - now)
     return current + ceilMulDiv(previous, view, window)
   end
 

@@ -43,7 +43,7 @@ func (c *Counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 
 func (c *Counter) see(cmds ...redis.Cmder) {
 	for _, cmd := range cmds {
-		if strings.HasPrefix(cmd.Name(), "eval") {
+		if strings.HasPrefix(cmd.Name(), "eval") || cmd.Name() == "fcall" {
 			if n := c.n.Add(1); c.Called != nil {
 				c.Called(n)
 			}

@@ -1,0 +1,13 @@
+-- charge.lua: charges what a provider has counted already. Units: µs.
+-- Twin: algorithms/ledger.go, Count.
+
+function ops.c()
+  advance(now)
+  for i = 1, #rules do
+    local amount, rule = argument(), rules[i]
+    if amount > 0 then
+      if rule.depart then rule.depart(frontier) end
+      land(i, frontier, amount)
+    end
+  end
+end

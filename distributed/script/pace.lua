@@ -1,0 +1,45 @@
+-- pace.lua: requests that one bucket spaces evenly, and all other tiers have room for.
+-- Units: µs.
+
+-- Charges up to most requests behind the frontier, none later than an instant, if the next is
+-- decided by tier i alone and so are the others. Replies when they are. Answers how many.
+local function charged(cost, i, most, latest)
+  local pace = rules[i].pace
+  if not pace or guard == 0 or estimates or #readings > 0 then return 0 end
+  for j = 1, #rules do
+    local n = cost[unitOf[j]]
+    if n > 0 and j ~= i and (rules[j].depart or admits(j, most * n) > frontier) then return 0 end
+  end
+  local at, part, limit, step, rest = pace(cost[unitOf[i]])
+  if not at then return 0 end
+  local first, ahead, count = at, part, 0
+  local width, s, group = slots.width, (slots.last - 1) * slots.width + 1, nil
+  if slots.first <= slots.last then
+    lastRecord(slots)
+    if slots[s] > max(at, sent) + guard then return 0 end -- it left under a longer guard
+    group = slots[s] - slots[s] % grain
+  end
+  while count < most do
+    local instant = part > 0 and at + 1 or at
+    if instant > latest then break end
+    local lands = max(instant, sent) + guard
+    if group ~= lands - lands % grain then
+      s, group = append(slots) + 1, lands - lands % grain
+      for u = 1, units do slots[s + u] = 0 end
+    end
+    slots[s] = lands
+    for u = 1, units do slots[s + u] = slots[s + u] + cost[u] end
+    if instant > frontier then frontier, crowd = instant, 0 end
+    crowd, count = crowd + 1, count + 1
+    at, part = at + step, part + rest
+    if part >= limit then at, part = at + 1, part - limit end
+  end
+  for u = 1, units do aloft[u] = aloft[u] + count * cost[u] end
+  firstLanding = slots.first <= slots.last and landing(slots.first, 0) or NEVER
+  if count == 0 then return 0 end
+  advance(frontier)
+  local n = #reply
+  reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = 0, first, count, ahead
+  reply[n + 5], reply[n + 6], reply[n + 7] = limit, step, rest
+  return count
+end

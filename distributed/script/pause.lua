@@ -1,0 +1,34 @@
+-- pause.lua: pauses and bans, and the probe, which goes first when one ends. Units: µs.
+
+local news -- what the fleet is told
+local probe -- when the pause ends one request goes first
+local probing -- that has gone, and the pause is for its response
+local isProbe -- whether this call has reserved the probe
+local held -- the instant before which nothing goes
+
+function ops.p()
+  local ends, close, once, of, first = min(now + argument(), LATEST), argument(), argument(), argument(), argument()
+  reply[8] = 0
+  if probing then held = now end -- the wait for a probe is no pause
+  if (once == 0 or of == epoch) and (ends > held or first == 1 and ends == now and held == now) then
+    pause, epoch, reply[8] = ends, (epoch + 1) % 2 ^ 32, 1
+    if close == 1 then ban = ends end
+    probe, probing = probe or first == 1, false
+    local shut = ban > now
+    news = format('pause %.0f %.0f %.0f', (shut and ban or ends) - now, shut and 1 or 0, epoch)
+  end
+end
+
+function ops.e()
+  local of, how, more = argument(), argument(), argument()
+  reply[8] = probing and of == epoch and 1 or 0
+  if how == 0 then
+    pause, ban, epoch, probe, probing = 0, 0, (epoch + 1) % 2 ^ 32, false, false
+    news = format('resume %.0f', epoch)
+  elseif reply[8] == 1 and how == 4 then
+    pause = max(pause, now + more)
+  elseif reply[8] == 1 then
+    probe = how == 2
+    if how < 3 then pause, probing, news = 0, false, 'freed' end
+  end
+end

@@ -1,0 +1,141 @@
+-- reserve.lua: reserves requests, each behind what was decided before. Units: µs.
+-- Twin: algorithms/ledger.go, Earliest and Charge.
+
+local PROBE = 1000000 -- for how long the first request after a pause goes alone unless its process tells that it waits
+local UNGUARDED = 50000 -- how late it may be sent where there is no guard
+local SOON = 250000 -- how long before a pause ends requests are reserved behind it
+
+-- How many requests like the last one, up to most, every tier admits at the frontier behind
+-- it, with what each is to spare.
+local function fitting(cost, spare, most)
+  local function fits(count)
+    for i = 1, #rules do
+      local n = cost[unitOf[i]]
+      if n > 0 and admits(i, count * n + spare[i]) > frontier then return false end
+    end
+    return true
+  end
+  if fits(most) then return most end
+  local few, many = 1, 2 -- that many do, and that many don't
+  while many < most and fits(many) do few, many = many, 2 * many end
+  many = min(many, most)
+  while many - few > 1 do
+    local middle = few + divMod(many - few, 2)
+    if fits(middle) then few = middle else many = middle end
+  end
+  return few
+end
+
+function ops.r(op)
+  if ban > now then return end
+  local n = #reply
+  local budgets = op == 'b' and {}
+  for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
+  local ahead, least, way = argument(), max(held, argument()), argument()
+  sent = now + argument()
+  if way > 0 then guard = max(way, grain) end
+  local booked, more = false, held < known
+  if not more then
+    reply[n + 1], reply[n + 2], reply[n + 3], n = -1, held, 1, n + 3
+  elseif held <= now + SOON then
+    advance(held)
+  end
+  while more and cursor <= #arguments do
+    local count, within = argument(), argument()
+    local yields, headroom, soon = count < 0, 0, 0
+    if yields then count, headroom, soon = -count, argument(), argument() end
+    local cost, spare = amounts(), {}
+    local impossible
+    for i = #rules, 1, -1 do
+      local left = capacity[i] - cost[unitOf[i]]
+      if left < 0 then impossible = i end
+      spare[i] = headroom > 0 and min((divMod(capacity[i] * headroom, 100)), left) or 0
+    end
+    for i = 1, budgets and #budgets or 0 do spare[budgets[i]] = 0 end -- see Ledger.leaving
+    local last -- when the one before was charged
+    while more and count > 0 do
+      local what, at, lent = impossible or -1, NEVER, nil
+      local run, paced = count, 0 -- for how many the answer is the same: it is of all that are refused
+      if held > now + SOON and not impossible then at, more = held, false end
+      if more and plan.concurrent and not impossible then -- full
+        for i = #rules, 1, -1 do
+          local amount = cost[unitOf[i]]
+          if rules[i].concurrent and amount > 0 and rules[i].earliest(now, amount + spare[i]) == NEVER then
+            what, starving, more = i, true, false -- only a release can help
+          end
+        end
+      end
+      if more and not impossible then
+        lent = not probe and not yields and pool[1] and find(max(least, sent), cost)
+        if lent then at = pool[lent][1] else at, what = earliest(cost) end
+        local exhausted = false
+        for i = budgets and #budgets or 0, 1, -1 do
+          local b = budgets[i]
+          local amount = not lent and at > frontier and cost[unitOf[b]] or 0
+          if amount > 0 and admits(b, amount) > frontier then what, exhausted = b, true end
+        end
+        if at > LATEST then at = NEVER end
+        if exhausted then -- nobody waits for a budget
+        elseif at == NEVER and estimates then
+          starving, more = true, false -- only what is settled can help
+        elseif at >= known then
+          at = known
+        elseif at == NEVER then -- nor for centuries
+        elseif within == -2 then
+          if headroom > 0 then at, what = earliest(cost, spare) end
+          if at > LATEST then at = NEVER end
+        elseif within == -1 or at - now <= within then
+          if headroom > 0 then at, what = earliest(cost, spare) end
+          more = at <= now or ahead > 0 or not booked
+          if yields then more = at <= now + soon end
+          if more then
+            run = 1
+            if lent then
+              table.remove(pool, lent)
+              what = -2
+            else
+              local most = at > now and not yields and min(count, ahead) or count
+              if at == last then
+                run = fitting(cost, spare, most)
+              elseif last and most > 2 and not yields and not probe then
+                paced = charged(cost, what, most, min(within == -1 and LATEST or now + within, known - 1, LATEST))
+              end
+              if paced > 0 then
+                run = paced
+              else
+                charge(at, cost, run)
+                what = run - 2 - crowd
+              end
+              last = frontier
+            end
+            if lease then
+              for u = 1, units do
+                local amount = run * cost[u]
+                lease[3 + u], open[u] = lease[3 + u] + amount, open[u] + amount
+                if estimated[u] then aloft[u] = aloft[u] + amount end
+              end
+            end
+            if at > now then ahead = ahead - run end
+            booked = true
+            if probe then
+              isProbe, probing, pause = true, true, max(at, sent) + PROBE + (guard > 0 and guard or UNGUARDED)
+              held = pause
+            end
+          elseif yields then
+            at = min(at, within > 0 and now + within or LATEST) -- it is not late
+          end
+        end
+      end
+      if not more then run = 1 end
+      if paced > 0 then
+        n = #reply
+      else
+        reply[n + 1], reply[n + 2], reply[n + 3], n = what, at < NEVER and at or -1, run, n + 3
+      end
+      count = count - run
+    end
+  end
+  crossing = booked
+end
+
+ops.b = ops.r

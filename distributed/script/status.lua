@@ -1,0 +1,28 @@
+-- status.lua: how much of each tier is used. Units: µs.
+-- Twin: algorithms/ledger.go, Usage.
+
+function ops.q()
+  local n = #reply
+  advance(now)
+  for i = 1, #rules do
+    local used, next = rules[i].used(frontier) + apart(i), admits(i, 1)
+    if not rules[i].concurrent then used = used + aloft[unitOf[i]] end
+    reply[n + 1], reply[n + 2], n = used, next < NEVER and next or -1, n + 3
+  end
+end
+
+-- Answers when each tier is unused, for which all on its way lands. That is not saved.
+local function whenUnused()
+  local at, resets = frontier, {}
+  for i = 1, #rules do resets[i] = apart(i) > 0 and readings[i][6] or 0 end
+  if slots.first <= slots.last then advance((landing(slots.last, 0))) end
+  for i = 1, #rules do
+    local fresh = at
+    if aloft[unitOf[i]] > 0 then
+      fresh = NEVER
+    elseif reply[5 + 3 * i] > 0 then
+      fresh = max(frontier, rules[i].fresh(frontier), resets[i])
+    end
+    reply[7 + 3 * i] = fresh < NEVER and fresh or -1
+  end
+end
