@@ -23,7 +23,7 @@ const (
 	firstTrip   = 50 * time.Millisecond  // how long a trip is taken to take before there was one
 	unguarded   = 50 * time.Millisecond  // how long what is reserved with NoGuard is good, at least
 	wakeUp      = 10 * time.Millisecond  // how late a process wakes up that has slept until its time, at least
-	mostSpare   = 100 * time.Millisecond // the same, where that is not 1/500 of the shortest window
+	mostSpare   = 250 * time.Millisecond // the same, where that is not 1/500 of the shortest window
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
 	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
 	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
@@ -55,7 +55,8 @@ type quota struct {
 	mu       sync.Mutex // guards all below
 	next     *quota     // under a plan that replaced its own; nil while nobody needed it
 	state    state
-	observed time.Time // when Redis was last told what the provider counts
+	observed time.Time             // when Redis was last told what the provider counts
+	untold   []algorithms.Crossing // that callers were to be told who were not admitted after all
 	watchers map[*watcher]struct{}
 }
 
@@ -423,7 +424,7 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
 		for i := range ahead {
 			b := q.decided(decided[2*i], decided[2*i+1], h, t, requests[i], &ahead[i])
 			if b.Verdict == store.Admitted {
-				b.Crossed, crossed = crossed, nil
+				b.Crossed, crossed = append(q.takeCrossed(), crossed...), nil
 			}
 			if !stopped || b.Verdict == store.Admitted {
 				got = append(got, b)
@@ -477,6 +478,15 @@ func appendEven(decided []int64, at, count int64, even []int64) []int64 {
 		}
 	}
 	return decided
+}
+
+// takeCrossed returns what callers were to be told who were not admitted after all.
+func (q *quota) takeCrossed() []algorithms.Crossing {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	untold := q.untold
+	q.untold = nil
+	return untold
 }
 
 // crossed parts what was decided from what is told of calendar tiers.

@@ -355,6 +355,11 @@ func (q *quota) Cancel(bookings []store.Decision) {
 	now := time.Now()
 	for _, b := range bookings {
 		if b.Verdict == store.Admitted {
+			if b.Crossed != nil {
+				q.mu.Lock()
+				q.untold = append(q.untold, b.Crossed...)
+				q.mu.Unlock()
+			}
 			if a := b.Reservation; a.State != alone && a.End.After(a.Told) && a.Expired(now) {
 				q.node.wake.add(min(q.bound, now.Sub(latest(a.Start, a.Told))))
 			}

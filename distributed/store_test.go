@@ -23,7 +23,7 @@ func TestStore(t *testing.T) {
 	t.Parallel()
 	t.Run("virtual", func(t *testing.T) {
 		t.Parallel()
-		storetest.Run(t, storetest.Config{Open: virtualStore, Lag: 200 * ms, LandsWithGuard: true, ReservedStays: true})
+		storetest.Run(t, storetest.Config{Open: virtualStore, Lag: sec, LandsWithGuard: true, ReservedStays: true})
 	})
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
@@ -33,7 +33,7 @@ func TestStore(t *testing.T) {
 				return distributed.New(server.Client(), distributed.Options{Prefix: t.Name(), Timeout: 20 * sec})
 			},
 			RealTime:       true,
-			Lag:            200 * ms,
+			Lag:            sec,
 			LandsWithGuard: true,
 			ReservedStays:  true,
 		})
@@ -155,7 +155,7 @@ func TestStoreFaults(t *testing.T) {
 					s.Store = virtualStore(t)
 					return s
 				},
-				Lag:            200 * ms,
+				Lag:            sec,
 				LandsWithGuard: true,
 				ReservedStays:  true,
 				Breaks:         make(map[string]string),
