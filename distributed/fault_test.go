@@ -502,7 +502,7 @@ func miniredisClock(t *testing.T, d time.Duration, most int) {
 func paused(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		f := startFleet(t, crew{policy: narrow}, func() *redis.Client { return near(t, s) })
-		f.pause("a pause of 1 s", 10*ms)
+		f.pause("a pause of 1 s", 50*ms)
 	})
 }
 

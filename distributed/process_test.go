@@ -588,7 +588,7 @@ func TestFleetPause(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		heard := began.Add(10 * ms) // who sleeps for less than 5 ms is not told
+		heard := began.Add(50 * ms) // who sleeps for less than 5 ms is not told
 		all := finish(t, workers...)
 		checkBound(t, all, p.Tiers...)
 		var during, after int

@@ -64,16 +64,27 @@ type watcher struct {
 	changed func(store.Change, time.Duration)
 }
 
-// A state is what this process last heard of the one in Redis.
+// A state is what this process last learned of the one in Redis.
 type state struct {
 	generation int64
-	asOf       time.Time // when it was heard
+	setbacks   int64     // how often the state was one from before what was known of it
+	written    int64     // by the last call that is known, on Redis's clock
+	asOf       time.Time // when it was learned
+	sent       time.Time // when that was asked
 	expires    time.Time // until then the generation can't change
 	epoch      int64
 	until      time.Time // the pause or ban ends
 	shut       bool      // it is a ban
-	alone      bool      // Redis was not told of it
+	pause      int64     // the epoch that began with it, or neverTold
+	alone      bool      // Redis does not know of it
+	restoring  bool      // a goroutine or a timer sees to it that Redis does
 }
+
+// neverTold is the epoch of a pause of which Redis was never told. It is later than any other.
+const neverTold = math.MaxInt64
+
+// of names a state of Redis: what was reserved in another one is void.
+func (s *state) of(generation int64) int64 { return generation + s.setbacks }
 
 var (
 	_ store.Quota      = (*quota)(nil)
@@ -289,7 +300,7 @@ func (q *quota) overtaken(got []store.Decision) bool {
 		if b.Verdict != store.Admitted || void {
 			return b.Verdict == store.Admitted
 		}
-		return b.Reservation.State != alone && (b.Epoch != s.epoch || b.Reservation.State != s.generation)
+		return b.Reservation.State != alone && (b.Epoch != s.epoch || b.Reservation.State != s.of(s.generation))
 	})
 }
 
@@ -387,7 +398,10 @@ func (q *quota) appendRequests(args []any, requests []store.Request, most time.D
 
 // A header is what every reply begins with. shut is one of the next.
 type header struct {
-	now, generation, ttl, epoch, until, shut, wall int64
+	now, generation, ttl, epoch, until, shut, wall, written int64
+
+	saved int64 // by the call, as the next one will be told in written
+	state int64 // what reservations of this reply are in
 }
 
 // What is in force until header.until.
@@ -397,10 +411,13 @@ const (
 	isProbe // the wait for the response to the probe that this call has reserved
 )
 
-const headerLen = 7
+const headerLen = 8
 
 func parseHeader(reply []int64) header {
-	return header{reply[0], reply[1], reply[2], reply[3], reply[4], reply[5], reply[6]}
+	return header{
+		now: reply[0], generation: reply[1], ttl: reply[2], epoch: reply[3], until: reply[4], shut: reply[5],
+		wall: reply[6], written: reply[7], saved: reply[0],
+	}
 }
 
 func (h header) left() time.Duration { return microseconds(max(0, h.until-h.now)) }
@@ -412,7 +429,7 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
 	stopped := false
 	for _, c := range t.calls {
 		h := parseHeader(c.reply)
-		q.learn(h, t)
+		h.state = q.learn(h, t)
 		n := min(mostACall, len(requests))
 		if h.shut == isBan && h.left() > 0 {
 			closed := store.Decision{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
@@ -528,7 +545,7 @@ func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *s
 	}
 	switch {
 	case what < -1:
-		*a = store.Reservation{Told: t.got, Start: to, End: from.Add(t.good), At: at, Cost: r.Cost, Guard: t.guard, State: h.generation}
+		*a = store.Reservation{Told: t.got, Start: to, End: from.Add(t.good), At: at, Cost: r.Cost, Guard: t.guard, State: h.state}
 		if early := h.now + micros(t.reply) - at; early > 0 {
 			a.End = a.End.Add(microseconds(early))
 			if a.Guard > 0 {

@@ -55,11 +55,7 @@ func joinScript() string {
 	constants := make(map[string]string)
 	var parts strings.Builder
 	for _, file := range scriptParts {
-		part, err := scriptFiles.ReadFile("script/" + file + ".lua")
-		if err != nil {
-			panic(err) // embedded: it cannot be missing
-		}
-		text := register.ReplaceAllStringFunc(string(part)+"\n", func(line string) string {
+		text := register.ReplaceAllStringFunc(readPart(file)+"\n", func(line string) string {
 			registers = append(registers, strings.Split(register.FindStringSubmatch(line)[1], ", ")...)
 			return ""
 		})
@@ -74,6 +70,14 @@ func joinScript() string {
 	declare := func(names []string) string { return "local " + strings.Join(names, ", ") + "\n" }
 	return declare(append([]string{"run"}, registers[:mostShared-1]...)) + "local function define()\n" +
 		declare(registers[mostShared-1:]) + parts.String() + "end\ndefine()\n"
+}
+
+func readPart(name string) string {
+	part, err := scriptFiles.ReadFile("script/" + name + ".lua")
+	if err != nil {
+		panic(err) // embedded: it cannot be missing
+	}
+	return string(part)
 }
 
 // asScript is a library as a script that does one call.

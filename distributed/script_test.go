@@ -436,9 +436,9 @@ func TestNews(t *testing.T) {
 		step
 		want string
 	}{
-		{step{op: "p", lease: []int64{7, 1, 1e6, 0}, args: []int64{2000, 0, 0, 0, 0}}, "pause 2000 0 1"},
+		{step{op: "p", lease: []int64{7, 1, 1e6, 0}, args: []int64{2000, 0, 0, 0, 0}}, "pause 2000 0 1700000000"},
 		{step{op: "p", lease: []int64{7, 2, 1e6, 0}, args: []int64{1000, 1, 0, 0, 0}}, ""},
-		{step{op: "p", lease: []int64{7, 3, 1e6, 0}, args: []int64{3000, 1, 1, 1, 0}}, "pause 3000 1 2"},
+		{step{op: "p", lease: []int64{7, 3, 1e6, 0}, args: []int64{3000, 1, 1, 1_700_000_000, 0}}, "pause 3000 1 1700000001"},
 	} {
 		if _, err := s.answer(at, c.step); err != nil {
 			t.Fatal(err)

@@ -3,9 +3,12 @@ package distributed
 import (
 	"cmp"
 	"context"
-	"fmt"
+	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/local"
@@ -17,9 +20,6 @@ import (
 func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decision, err error) {
 	if !q.isNewest() {
 		return moved, nil
-	}
-	if b, held := q.held(); held {
-		return b, nil
 	}
 	done := make(chan func())
 	go func() {
@@ -40,6 +40,9 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decisi
 }
 
 func (q *quota) tryAcquire(r store.Request, tries int) (store.Decision, error) {
+	if b, held := q.held(); held {
+		return b, nil
+	}
 	patience := store.WaitSpec{} // it waits for nothing
 	if r.WaitSpec != nil {
 		patience.YieldFor, patience.Headroom = r.YieldFor, r.Headroom
@@ -112,27 +115,24 @@ func bit(yes bool) int {
 	return 0
 }
 
-// Resume ends the pause or ban of the fleet. If Redis does not answer, it ends only the one
-// that this process keeps alone, and returns the error.
+// Resume ends the pause or ban of the fleet, also in processes that know of one which Redis
+// has forgotten. If Redis does not answer, it ends only the one that this process keeps alone,
+// and returns the error.
 func (q *quota) Resume(ctx context.Context) error {
-	q, _, h, err := q.end(ctx, 0, resumed, 0)
-	if err != nil {
-		q.resumeAlone()
-		return err
-	}
-	q.resume(h.epoch)
-	return nil
-}
-
-func (q *quota) resumeAlone() {
+	q = q.newest()
 	q.mu.Lock()
-	s := &q.state
-	if !s.alone {
-		q.mu.Unlock()
-		return
+	s, known := &q.state, int64(0)
+	if s.pause != neverTold {
+		known = s.pause
 	}
-	s.until, s.shut, s.alone = time.Time{}, false, false
-	q.unlockAndTell(store.Eased, 0)
+	if s.alone {
+		s.until, s.shut, s.alone, s.pause = time.Time{}, false, false, 0
+		q.unlockAndTell(store.Eased, 0)
+	} else {
+		q.mu.Unlock()
+	}
+	_, err := q.end(ctx, known, resumed, 0)
+	return err
 }
 
 // How a pause ends, or the wait for a probe.
@@ -145,9 +145,9 @@ const (
 )
 
 // end reports whether the probe of an epoch was waited for.
-func (q *quota) end(ctx context.Context, epoch int64, how int, length time.Duration) (_ *quota, waited bool, _ header, _ error) {
-	q, own, h, err := q.ask(ctx, "e", func(_ *quota, args []any) []any { return append(args, epoch, how, micros(length)) })
-	return q, err == nil && own[0] == 1, h, err
+func (q *quota) end(ctx context.Context, epoch int64, how int, length time.Duration) (waited bool, err error) {
+	_, own, _, err := q.ask(ctx, "e", func(_ *quota, args []any) []any { return append(args, epoch, how, micros(length)) })
+	return err == nil && own[0] == 1, err
 }
 
 // endProbe tells Redis, in a goroutine that ends with the call, what became of a probe.
@@ -162,7 +162,7 @@ func (q *quota) endProbe(b store.Decision, how int) {
 	over := b.Epoch != q.state.epoch
 	q.mu.Unlock()
 	if !over {
-		go func() { _, _, _, _ = q.end(context.Background(), b.Epoch, how, 0) }()
+		go func() { _, _ = q.end(context.Background(), b.Epoch, how, 0) }()
 	}
 }
 
@@ -190,7 +190,7 @@ func (q *quota) keepProbe(b store.Decision, at, end time.Time) {
 			return
 		}
 		length := min(2*store.ProbeTime, time.Until(end))
-		_, waited, _, err := q.newest().end(context.Background(), b.Epoch, awaited, length)
+		waited, err := q.newest().end(context.Background(), b.Epoch, awaited, length)
 		if length < 2*store.ProbeTime || err == nil && !waited {
 			q.store.probes.Delete(b.Reservation)
 			return
@@ -201,14 +201,20 @@ func (q *quota) keepProbe(b store.Decision, at, end time.Time) {
 
 func (q *quota) pauseAlone(p store.Pause) store.Paused {
 	q.mu.Lock()
-	end := time.Now().Add(p.For)
+	end := time.Now().Add(min(p.For, longestPause))
 	s := &q.state
 	if !end.After(s.until) || p.Once && (p.Epoch != s.epoch || s.alone && time.Now().Before(s.until)) {
 		defer q.mu.Unlock()
 		return store.Paused{Epoch: s.epoch}
 	}
-	s.until, s.shut, s.alone = end, p.Close, true
+	s.until, s.shut, s.alone, s.pause = end, p.Close, true, neverTold
+	restore := !s.restoring
+	s.restoring = true
 	q.unlockAndTell(s.change(), p.For)
+	q.rememberPause(p.For)
+	if restore {
+		time.AfterFunc(firstRestore, func() { q.restore(firstRestore) })
+	}
 	return store.Paused{Applied: true, Epoch: p.Epoch}
 }
 
@@ -219,7 +225,7 @@ func (s *state) change() store.Change {
 	return store.Slowed
 }
 
-// held is the answer while this process keeps a pause of which Redis was not told.
+// held is the answer while this process keeps a pause of which Redis does not know.
 func (q *quota) held() (store.Decision, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -234,60 +240,151 @@ func (q *quota) held() (store.Decision, bool) {
 	return b, true
 }
 
-// learn takes note of what a reply says besides its answer.
-func (q *quota) learn(h header, t *trip) {
+// learn takes note of what a reply says besides its answer, and returns the state that
+// reservations of that are in.
+func (q *quota) learn(h header, t *trip) int64 {
 	q.mu.Lock()
 	s := &q.state
-	if h.generation != s.generation {
-		if t.sent.Before(s.asOf) {
-			q.mu.Unlock()
-			return // it was overtaken by a reply of another generation
-		}
-		lost := s.generation != 0 && t.got.Before(s.expires)
-		s.generation, s.epoch = h.generation, 0
-		if lost {
+	overtaken := t.sent.Before(s.asOf) // by a reply that was known when this was asked for, or later
+	if overtaken && (h.generation != s.generation || h.epoch < s.epoch) {
+		defer q.mu.Unlock()
+		return s.of(h.generation)
+	}
+	first, changed := s.generation == 0, h.epoch != s.epoch
+	switch {
+	case h.generation != s.generation:
+		if !first && t.got.Before(s.expires) {
 			defer q.lost()
 		}
+		changed = true
+		s.generation, s.written = h.generation, 0
+	case h.written < s.written && !overtaken: // a replica took over that had not received all
+		s.setbacks++
+		s.written = 0
+		changed = true
+		defer q.lost()
 	}
-	s.asOf = t.got
+	s.epoch, s.asOf, s.written = h.epoch, t.got, max(s.written, h.saved)
+	if t.sent.After(s.sent) {
+		s.sent = t.sent
+	}
 	if expires := t.sent.Add(time.Duration(h.ttl) * time.Millisecond); expires.After(s.expires) {
 		s.expires = expires
 	}
-	q.hear(h.epoch, h.left(), h.shut == isBan, t.got)
+	state := s.of(h.generation)
+	q.learnPause(h, t.got, changed, first)
+	return state
 }
 
-// hear takes note of a pause or a ban, and unlocks.
-func (q *quota) hear(epoch int64, left time.Duration, shut bool, now time.Time) {
+// learnPause takes note of a pause or a ban, or that there is none, and unlocks. A pause that
+// is older than the state goes on, for this process at once and for the others when Redis is
+// told of it again.
+func (q *quota) learnPause(h header, now time.Time, changed, first bool) {
+	s, left := &q.state, h.left()
+	paused := now.Before(s.until)
+	switch {
+	case paused && h.epoch < s.pause && now.Add(left).Before(s.until):
+		q.keepPause()
+	case !changed && !s.alone:
+		if left == 0 && paused { // the response to the probe is in
+			s.until = now
+		}
+		q.mu.Unlock()
+	case left > 0:
+		s.until, s.shut, s.pause, s.alone = now.Add(left), h.shut == isBan, h.epoch, false
+		if h.shut == isProbe {
+			s.until = now // the response may come at any time
+		}
+		q.unlockAndTell(s.change(), left)
+		q.rememberPause(left)
+	default:
+		s.alone, s.shut = false, false
+		if paused {
+			s.until = now
+		}
+		if !paused && (!changed || first) {
+			q.mu.Unlock()
+			return
+		}
+		q.unlockAndTell(store.Eased, 0)
+	}
+}
+
+// keepPause has this process keep a pause that Redis does not know, and restores it. It
+// unlocks.
+func (q *quota) keepPause() {
 	s := &q.state
-	if epoch <= s.epoch {
+	restore := !s.restoring
+	s.alone, s.restoring = true, true
+	q.mu.Unlock()
+	if restore {
+		go q.restore(firstRestore)
+	}
+}
+
+// learnGone takes note that Redis keeps no state at all.
+func (q *quota) learnGone(t *trip) {
+	q.mu.Lock()
+	s := &q.state
+	if s.alone || t.sent.Before(s.asOf) || !t.got.Before(s.until) {
 		q.mu.Unlock()
 		return
 	}
-	s.epoch = epoch
-	paused := now.Before(s.until)
-	switch {
-	case s.alone && now.Add(left).Before(s.until), left <= 0 && !paused:
-		q.mu.Unlock()
-	case left <= 0:
-		s.until, s.shut = now, false
-		q.unlockAndTell(store.Eased, 0)
-	default:
-		s.until, s.shut, s.alone = now.Add(left), shut, false
-		q.unlockAndTell(s.change(), left)
+	q.keepPause()
+}
+
+const (
+	firstRestore  = 500 * time.Millisecond // until Redis is told again of a pause that it did not take
+	lastRestore   = 16 * time.Second       // the same after several times
+	longestPause  = 876_000 * time.Hour    // that a process keeps alone: a century, which the script can tell
+	forecastAfter = time.Second            // a pause of which nothing was heard for so long is no reason to refuse anybody
+)
+
+// rememberPause listens until a pause ends, for its early end, and for connections that break:
+// the server may come back without it.
+func (q *quota) rememberPause(left time.Duration) {
+	if left > linger {
+		q.store.listener.want(q)
 	}
 }
 
-// resume takes note that all pauses are over, this process's own too.
-func (q *quota) resume(epoch int64) {
-	q.mu.Lock()
-	s := &q.state
-	if epoch < s.epoch {
-		q.mu.Unlock()
-		return // there was another since
+// restore tells Redis of a pause that it does not know, until it has it or the pause is over.
+// The first of those who know a pause restores it; and Redis refuses it if it was told anything
+// later.
+func (q *quota) restore(again time.Duration) {
+	q, left, args := q.toRestore()
+	if left <= 0 {
+		return
 	}
-	s.epoch, s.until, s.shut, s.alone = epoch, time.Time{}, false, false
-	q.unlockAndTell(store.Eased, 0)
+	_, _, _, err := q.ask(context.Background(), "p", func(_ *quota, begun []any) []any { return append(begun, args...) })
+	if errors.Is(err, redis.ErrClosed) {
+		return
+	}
+	if q, left, _ := q.toRestore(); left > 0 {
+		time.AfterFunc(again/2+rand.N(again), func() { q.restore(min(lastRestore, 2*again)) })
+	}
 }
+
+// toRestore returns how long the pause still lasts that Redis does not know, zero if there is
+// none, and the arguments that tell it.
+func (q *quota) toRestore() (newest *quota, left time.Duration, args []any) {
+	q = q.newest()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := &q.state
+	left = time.Until(s.until)
+	if s.restoring = s.alone && left > 0; !s.restoring {
+		return q, 0, nil
+	}
+	once, epoch := restoreOnce, s.pause
+	if epoch == neverTold {
+		once, epoch = 0, 0
+	}
+	return q, left, []any{algorithms.Micros(left) + 1, bit(s.shut), once, epoch, bit(true)}
+}
+
+// restoreOnce is how the script is told that a pause is to be restored.
+const restoreOnce = 2
 
 // lost reports that the state in Redis is not the one that was charged.
 func (q *quota) lost() {
@@ -302,19 +399,6 @@ func (q *quota) lost() {
 func (q *quota) freed() {
 	q.mu.Lock()
 	q.unlockAndTell(store.Freed, 0)
-}
-
-// heard is told of messages to the fleet.
-func (q *quota) heard(message string) {
-	var left, shut, epoch int64
-	if message == "freed" {
-		q.freed()
-	} else if n, _ := fmt.Sscanf(message, "resume %d", &epoch); n == 1 {
-		q.resume(epoch)
-	} else if n, _ := fmt.Sscanf(message, "pause %d %d %d", &left, &shut, &epoch); n == 3 {
-		q.mu.Lock()
-		q.hear(epoch, microseconds(left), shut == 1, time.Now())
-	}
 }
 
 func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
@@ -391,25 +475,25 @@ func (q *quota) drop(b store.Decision, cost []int64) {
 // given back twice would be handed out twice.
 func (q *quota) giveBack(bookings []store.Decision) {
 	now := time.Now()
-	type kind struct {
-		state int64
-		guard time.Duration
-	}
-	back := make(map[kind][]*store.Reservation)
+	newest := q.newest()
+	newest.mu.Lock()
+	generation := newest.state.generation
+	state := newest.state.of(generation)
+	newest.mu.Unlock()
+	back := make(map[time.Duration][]*store.Reservation) // by guard
 	for _, b := range bookings {
-		if a := b.Reservation; a != nil && a.State != alone && a.Start.Add(a.Guard).After(now) {
-			k := kind{a.State, a.Guard}
-			back[k] = append(back[k], a)
+		if a := b.Reservation; a != nil && a.State == state && a.Start.Add(a.Guard).After(now) {
+			back[a.Guard] = append(back[a.Guard], a)
 		}
 	}
-	for k, all := range back {
+	for guard, all := range back {
 		for some := range slices.Chunk(all, mostACall) {
 			n, _ := q.lockNewest(context.Background())
 			op := "u"
 			if n != q {
 				op = "x"
 			}
-			args := append(n.begin(op, 2+len(some)*(1+len(n.plan.Units()))), k.state, micros(k.guard))
+			args := append(n.begin(op, 2+len(some)*(1+len(n.plan.Units()))), generation, micros(guard))
 			for _, a := range some {
 				args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
 			}
@@ -529,17 +613,20 @@ func (q *quota) Forecast() store.Forecast {
 	idle, _ := local.New().Open("", q.plan) // the empty key is never taken
 	q.mu.Lock()
 	left := time.Until(q.state.until)
+	if !q.state.alone && time.Since(q.state.asOf) > forecastAfter { // it may have ended early
+		left = 0
+	}
 	q.mu.Unlock()
 	_, _ = idle.Pause(context.Background(), store.Pause{For: left})
 	return idle.(store.Forecaster).Forecast()
 }
 
-// Idle reports whether nothing is lost if the quota is forgotten: no pause that only this
-// process keeps, nothing held, and nothing that was sent without Redis.
+// Idle reports whether nothing is lost if the quota is forgotten: no pause, which Redis may
+// forget, nothing held, and nothing that was sent without Redis.
 func (q *quota) Idle() bool {
 	q = q.newest()
 	q.mu.Lock()
-	paused := q.state.alone && time.Now().Before(q.state.until)
+	paused := time.Now().Before(q.state.until)
 	q.mu.Unlock()
 	return !paused && q.leases.isIdle() && q.share.isIdle()
 }

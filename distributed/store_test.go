@@ -45,6 +45,7 @@ func virtualStore(t testing.TB) store.Store {
 	s := miniredis.NewMiniRedis()
 	rdb := redismem.Dial(s, func() time.Duration { return ms })
 	t.Cleanup(func() {
+		time.Sleep(sec) // go-redis leaks a connection that is being made when the client is closed
 		_ = rdb.Close()
 		s.Close()
 		time.Sleep(time.Minute) // what the client runs ends by itself

@@ -522,14 +522,16 @@ func (m *twin) pause(a args) []int64 {
 		until = 0
 	}
 	longer := end > max(m.now, until) || probe == 1 && end == m.now && until <= m.now
-	if once == 1 && epoch != m.epoch || !longer {
+	if once == 1 && epoch != m.epoch || once == 2 && epoch <= m.epoch || !longer {
 		return []int64{0}
 	}
 	if ban == 1 {
 		m.ban = end
 	}
 	m.until, m.probe, m.probing = end, m.probe || probe == 1, false
-	m.epoch++
+	if m.epoch = max(m.epoch+1, m.wall/1e6); once == 2 {
+		m.epoch = epoch
+	}
 	return []int64{1}
 }
 
@@ -539,7 +541,7 @@ func (m *twin) end(a args) []int64 {
 	case how == 0:
 		m.until, m.ban, m.probe, m.probing = 0, 0, false, false
 		waited = waited && epoch == m.epoch
-		m.epoch++
+		m.epoch = max(m.epoch+1, epoch+1, m.wall/1e6)
 	case epoch != m.epoch || !m.probing:
 		waited = false
 	case how == 4:
@@ -753,7 +755,10 @@ func (s *subject) answer(at int64, st step) ([]int64, error) {
 	if st.op == "r" || st.op == "b" {
 		reply = s.oneByOne(reply)
 	}
-	return slices.Delete(reply, wallAt, wallAt+1), nil // the twin tells no time
+	if reply[wallAt+1] > reply[0] {
+		return nil, fmt.Errorf("now is %d and the state was written at %d", reply[0], reply[wallAt+1])
+	}
+	return slices.Delete(reply, wallAt, headerLen), nil // the twin tells no time
 }
 
 // oneByOne is the answer to a reservation with what and time of each request.
@@ -776,7 +781,7 @@ func (s *subject) oneByOne(reply []int64) []int64 {
 	return slices.Concat(head, eachOf(own[:calendars]), own[calendars:])
 }
 
-const wallAt = headerLen - 1 // of a reply, TIME
+const wallAt = headerLen - 2 // of a reply, TIME, and then when the state was written before
 
 // compare answers a step by both and reports the first difference.
 func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
@@ -1235,7 +1240,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		}
 	case roll == 2:
 		s.op = "p"
-		add(pick(g, g.Int64N(3_000_000), max(0, m.until-m.now)), g.Int64N(2)*g.Int64N(2), g.Int64N(2), max(0, m.epoch-g.Int64N(2)), g.Int64N(2))
+		add(pick(g, g.Int64N(3_000_000), max(0, m.until-m.now)), g.Int64N(2)*g.Int64N(2), g.Int64N(3), max(0, m.epoch+1-g.Int64N(3)), g.Int64N(2))
 	case roll == 3 && m.leased():
 		s.op = "l"
 	case roll <= 6 && len(g.booked) > 0:

@@ -216,7 +216,7 @@ type Decision struct {
 	Tier        int               // where Later: the tier that decides, -1 for a pause, Probing for a request that tries whether it is over
 	Wait        time.Duration     // Forever where only a release can help
 	Flight      algorithms.Flight // names a held request to the store
-	Epoch       int64             // how many pauses the quota had seen
+	Epoch       int64             // the last event known then, of pauses and early ends of them: it grows with each
 	At          int64             // when it was admitted, as the store tells time
 	Reservation *Reservation      // where it was booked for a time; nil for now
 
@@ -255,7 +255,7 @@ type Pause struct {
 // Paused is the answer to a Pause.
 type Paused struct {
 	Applied bool  // false where it was void or shorter than one in force
-	Epoch   int64 // how many pauses the quota has seen
+	Epoch   int64 // the last event, of pauses and early ends of them: it grows with each
 }
 
 // A Change is what a watcher is told.

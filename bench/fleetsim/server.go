@@ -212,7 +212,7 @@ func (s *server) script(how string, args []string) (any, time.Duration) {
 	case "r", "b":
 		s.tally.Reserves++
 		if numbers, ok := reply.([]any); ok {
-			took += s.service.Request * time.Duration((len(numbers)-7)/3) // runs of equal ones
+			took += s.service.Request * time.Duration((len(numbers)-8)/3) // runs of equal ones
 		}
 	case "u", "x":
 		s.tally.Returns++

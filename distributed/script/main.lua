@@ -46,11 +46,13 @@
 --   x  cancel   as u, but nothing is lent: it was decided under another plan.
 --   l  lease    nothing. Only tells what is held, and answers the four numbers of
 --               calendar tiers.
---   p  pause    for, ban 0 or 1, once 0 or 1, epoch, probe 0 or 1. Answers 1 if it lasts
---               longer than what is; with once, only if nothing came since epoch. The rest of
+--   p  pause    for, ban 0 or 1, once, epoch, probe 0 or 1. Answers 1 if it lasts
+--               longer than what is; with once 1, only if nothing came since epoch; with
+--               once 2, only if this state is from before epoch, and then it has that:
+--               a state that was lost is told what it has forgotten. The rest of
 --               a pause that is longer than a ban is a pause. With probe, one request goes first when it ends.
---   e  end      epoch, how, for. 0 ends a pause, a ban and the wait for a probe, whatever the
---               epoch. The others are about the probe of the epoch, if that is waited for: 1,
+--   e  end      epoch, how, for. 0 ends a pause, a ban and the wait for a probe, up to that of
+--               the epoch and whatever the state's. The others are about the probe of the epoch, if that is waited for: 1,
 --               its response is in, and ends the wait; 2, it will get none, and the next
 --               request is a probe; 3, nothing will tell, and the wait is all; 4, its process
 --               lives and waits, so that the wait lasts so long from now at least. Answers 1 if
@@ -64,7 +66,10 @@
 --   c  charge   for each tier an amount that its provider has counted already.
 -- Reply    now, generation, expiry of the key in ms, epoch, end of the ban, or else of the
 --          pause (0: none), 1 if that is a ban, 2 if what the call has reserved is the probe, TIME,
---          and then the op's own
+--          now when this state was written before (0: never), and then the op's own
+--
+-- The epoch grows with every pause and every early end of one. It is no less than the seconds
+-- of Unix time then, so that of two states, one of which is lost, the later event is known.
 --
 -- Nothing is written before all has been decided: an error leaves all as it was.
 
@@ -81,7 +86,7 @@ local function turnTo(name, words)
   if problem then return problem end
   probe, probing, held, news = flags % 8 >= 4, flags >= 8 and pause > now, max(now, pause), nil
   while pool[1] and pool[1][1] < held do table.remove(pool, 1) end
-  reply, crossing, isProbe, sent = {now, generation, 0, 0, 0, 0, wall}, nil, false, now
+  reply, crossing, isProbe, sent = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
 end
 
 -- Runs an operation on the key.

@@ -8,10 +8,11 @@ local held -- the instant before which nothing goes
 
 function ops.p()
   local ends, close, once, of, first = min(now + argument(), LATEST), argument(), argument(), argument(), argument()
-  reply[8] = 0
+  reply[9] = 0
   if probing then held = now end -- the wait for a probe is no pause
-  if (once == 0 or of == epoch) and (ends > held or first == 1 and ends == now and held == now) then
-    pause, epoch, reply[8] = ends, (epoch + 1) % 2 ^ 32, 1
+  local void = once == 1 and of ~= epoch or once == 2 and of <= epoch
+  if not void and (ends > held or first == 1 and ends == now and held == now) then
+    pause, epoch, reply[9] = ends, once == 2 and of or max(epoch + 1, (divMod(wall, 1000000))) % 2 ^ 32, 1
     if close == 1 then ban = ends end
     probe, probing = probe or first == 1, false
     local shut = ban > now
@@ -21,13 +22,13 @@ end
 
 function ops.e()
   local of, how, more = argument(), argument(), argument()
-  reply[8] = probing and of == epoch and 1 or 0
+  reply[9] = probing and of == epoch and 1 or 0
   if how == 0 then
-    pause, ban, epoch, probe, probing = 0, 0, (epoch + 1) % 2 ^ 32, false, false
+    pause, ban, epoch, probe, probing = 0, 0, max(epoch + 1, of + 1, (divMod(wall, 1000000))) % 2 ^ 32, false, false
     news = format('resume %.0f', epoch)
-  elseif reply[8] == 1 and how == 4 then
+  elseif reply[9] == 1 and how == 4 then
     pause = max(pause, now + more)
-  elseif reply[8] == 1 then
+  elseif reply[9] == 1 then
     probe = how == 2
     if how < 3 then pause, probing, news = 0, false, 'freed' end
   end

@@ -19,6 +19,7 @@ local body -- where it begins in the state, or in what was read of it
 local ringsAt, bodyAt -- where both are in what the server keeps, from 0, as it counts
 local capacities -- of the rings
 local now, wall -- the virtual clock, and TIME, as of this call
+local written -- that clock when the state was written before
 local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and how many there were
 local ban -- the end of the longest ban, no later than that
@@ -137,6 +138,7 @@ local function readState()
   if head < HEAD then lengths.readings = 0 end -- reports of a format before are forgotten
 
   -- The virtual clock goes on as TIME does, and stands still when that steps back.
+  written = now
   if wall > before then now = now + wall - before end
   drift = wall - now
   return nil, old

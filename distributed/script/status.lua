@@ -20,9 +20,9 @@ local function whenUnused()
     local fresh = at
     if aloft[unitOf[i]] > 0 then
       fresh = NEVER
-    elseif reply[5 + 3 * i] > 0 then
+    elseif reply[6 + 3 * i] > 0 then
       fresh = max(frontier, rules[i].fresh(frontier), resets[i])
     end
-    reply[7 + 3 * i] = fresh < NEVER and fresh or -1
+    reply[8 + 3 * i] = fresh < NEVER and fresh or -1
   end
 end

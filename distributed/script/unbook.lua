@@ -15,7 +15,7 @@ function ops.u(op)
       taken = taken + 1
     end
   end
-  reply[8] = taken
+  reply[9] = taken
 end
 
 ops.x = ops.u

@@ -60,7 +60,7 @@ func pauseLongest(c *check) {
 			c.Errorf("after a shorter pause of %v the pause lasts %v", p.For, s.Paused)
 		}
 	}
-	if done := c.pausing(q, store.Pause{For: 2 * time.Hour}, true); done.Epoch != first.Epoch+1 {
+	if done := c.pausing(q, store.Pause{For: 2 * time.Hour}, true); done.Epoch <= first.Epoch {
 		c.Errorf("%+v of the second pause, the first had epoch %d", done, first.Epoch)
 	}
 	if s := c.status(q); s.Paused < 119*time.Minute {
@@ -110,7 +110,7 @@ func once(c *check) {
 	epoch := c.admit(q, held(1)).Epoch
 	p := store.Pause{For: time.Hour, Once: true, Epoch: epoch}
 	first := c.pausing(q, p, true)
-	if first.Epoch != epoch+1 {
+	if first.Epoch <= epoch {
 		c.Errorf("%+v, the decision had epoch %d", first, epoch)
 	}
 	p.For = 2 * time.Hour
@@ -122,8 +122,8 @@ func once(c *check) {
 	}
 	p.Epoch = first.Epoch
 	c.pausing(q, p, true)
-	if d := c.refuse(q, held(1), store.Later); d.Epoch != first.Epoch+1 {
-		c.Errorf("%+v, want epoch %d", d, first.Epoch+1)
+	if d := c.refuse(q, held(1), store.Later); d.Epoch <= first.Epoch {
+		c.Errorf("%+v, want an epoch after %d", d, first.Epoch)
 	}
 }
 

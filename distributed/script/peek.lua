@@ -1,0 +1,42 @@
+-- peek.lua: what a state says of a pause, for who has heard that there is something to hear.
+-- A script of its own: it decides nothing and writes nothing. Units: µs. Where things lie is
+-- told in state.lua.
+--
+-- KEYS[1]  the quota
+-- Reply    as main.lua's, without an expiry; all zero where there is no state of this format
+
+local raw = redis.call('GETRANGE', KEYS[1], '0', '4095')
+local words, at = string.match(raw, '^thr3 ([%d ]*)\n()')
+if not words then return {0, 0, 0, 0, 0, 0, 0, 0} end
+
+-- The number that some bytes are.
+local function number(s, first, width)
+  local n = 0
+  for i = first, first + width - 1 do n = n * 256 + string.byte(s, i) end
+  return n
+end
+
+local plan = {}
+for n in string.gmatch(words, '%d+') do plan[#plan + 1] = tonumber(n) end
+local body = at
+for t = 5 + plan[3], #plan, 6 do
+  if plan[t] == 0 then -- a log: behind the capacities of all of them are their rings
+    body, at = body + 7 + 7 * number(raw, at, 7), at + 7
+  end
+end
+local head = string.sub(raw, body, body + 62)
+if #head < 63 then
+  head = redis.call('GETRANGE', KEYS[1], string.format('%.0f', body - 1), string.format('%.0f', body + 61))
+end
+local written, before, generation = number(head, 1, 7), number(head, 8, 7), number(head, 15, 7)
+local pause, epoch, ban = number(head, 32, 7), number(head, 39, 4), number(head, 57, 7)
+local clock = redis.call('TIME')
+local wall = clock[1] * 1000000 + clock[2]
+local now = written + math.max(0, wall - before)
+local reply = {now, generation, 0, epoch, 0, 0, wall, written}
+if pause > now then reply[5] = pause end
+if ban > now then reply[5], reply[6] = ban, 1 end
+if math.tointeger then -- Lua 5.4 tells 3.0 from 3, and a server may answer so
+  for i = 1, #reply do reply[i] = math.tointeger(reply[i]) end
+end
+return reply
