@@ -18,19 +18,21 @@ type clock struct {
 	least, longest time.Duration // of the process's clock less the server's
 }
 
-// set takes note that the server's clock showed so many µs between two instants.
-func (c *clock) set(wall int64, sent, got time.Time) {
+// set takes note that the server's clock showed so many µs between two instants. It returns
+// by how much one of the clocks has surely been set since, forwards or back.
+func (c *clock) set(wall int64, sent, got time.Time) (step time.Duration) {
 	least, longest := sent.Sub(beginning)-microseconds(wall), got.Sub(beginning)-microseconds(wall)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.asOf.IsZero() {
 		parted := time.Duration(float64(got.Sub(c.asOf)) * skew)
 		a, b := max(least, c.least-parted), min(longest, c.longest+parted)
-		if a <= b { // else one of the clocks was set
+		if step = max(0, a-b); step == 0 {
 			least, longest = a, b
 		}
 	}
 	c.asOf, c.least, c.longest = got, least, longest
+	return step
 }
 
 // when returns the bounds of the instant at which the server's clock shows so many µs, after

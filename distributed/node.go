@@ -22,6 +22,7 @@ const (
 type node struct {
 	rdb     redis.UniversalClient
 	timeout time.Duration
+	journal *journal
 	most    int       // trips in flight
 	servers *sync.Map // *server by address; by "" outside a Cluster
 	circuit circuit
@@ -148,6 +149,7 @@ func (n *node) fly(batch []*trip) {
 		}
 		if open == nil {
 			n.circuit.report(errs...)
+			n.journal.trips(errs)
 		}
 		n.mu.Lock()
 		n.flying--
@@ -217,7 +219,9 @@ func (n *node) send(batch []*trip) {
 	answered := false
 	for _, c := range calls {
 		if c.err == nil {
-			n.clock.set(parseHeader(c.reply).wall, sent, got)
+			if step := n.clock.set(parseHeader(c.reply).wall, sent, got); step > stepped {
+				n.journal.report(clockStepped, "by", step.Round(time.Millisecond))
+			}
 			answered = true
 		}
 	}
@@ -263,7 +267,7 @@ func (n *node) call(ctx context.Context, calls []*call, command, script string) 
 const ranges = 64
 
 // newNodes returns the nodes of a client.
-func newNodes(rdb redis.UniversalClient, timeout time.Duration) []*node {
+func newNodes(rdb redis.UniversalClient, timeout time.Duration, j *journal) []*node {
 	count, most := 1, mostTrips
 	switch c := rdb.(type) {
 	case *redis.ClusterClient:
@@ -275,7 +279,9 @@ func newNodes(rdb redis.UniversalClient, timeout time.Duration) []*node {
 	}
 	nodes, servers := make([]*node, count), new(sync.Map)
 	for i := range nodes {
-		nodes[i] = &node{rdb: rdb, servers: servers, timeout: timeout, most: most, met: make(chan struct{}), waiting: make(map[string]*lane)}
+		nodes[i] = &node{
+			rdb: rdb, servers: servers, timeout: timeout, journal: j, most: most, met: make(chan struct{}), waiting: make(map[string]*lane),
+		}
 	}
 	return nodes
 }

@@ -276,6 +276,7 @@ func (t *trip) isLate(got []store.Decision) bool {
 // tooFar returns an error if no answer can be in time.
 func (q *quota) tooFar(t *trip) error {
 	took := t.got.Sub(t.sent)
+	q.store.journal.report(redisLate, "key", q.key, "took", took.Round(time.Millisecond))
 	if took+wakeUp <= q.bound {
 		return nil
 	}

@@ -390,6 +390,7 @@ const restoreOnce = 2
 func (q *quota) lost() {
 	q.mu.Lock()
 	q.unlockAndTell(store.Lost, 0)
+	q.store.journal.report(stateLost, "key", q.key)
 	if q.store.options.OnLost != nil {
 		q.store.options.OnLost(q.key)
 	}

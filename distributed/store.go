@@ -67,9 +67,25 @@
 // others follow its response. Its process tells every second that it waits for that, for half
 // a minute at most; if the process dies, the next request goes within two seconds.
 //
-// Who sleeps until a time is told of a pause at once. A process that has just begun to wait
-// subscribes first: until then, for up to four trips to Redis, it admits what was answered
-// before the pause.
+// A process that has just begun to wait subscribes aside: until then, for up to four trips to
+// Redis, it admits what was answered before a pause.
+//
+// # Pauses
+//
+// What ends a sleep early is published on a channel that has the name of the key: a pause, its
+// early end, a permit that is free. A message is only a reason to ask, because anybody who may
+// publish can send one: nothing that it says is believed, not even for the time until the
+// answer is in. A process asks once, at a random instant within 20 ms of the message, so that
+// a pause stops a fleet of hundreds within some 50 ms; of a thousand processes each takes
+// Redis some 10 µs more. What was admitted meanwhile is still sent. Messages that bring no
+// news are asked about less and less, once a second or so in the end. Where messages do not
+// come through, the next reply tells.
+//
+// A pause or ban goes on, until its end, in each process that knows it, also when Redis has
+// forgotten it or was away when it began. That process tells Redis again, and the others learn
+// of it there. While it knows a pause of some seconds it stays subscribed, and so finds out
+// when its connection breaks that the server came back without it. A Resume ends the pause in
+// all of them.
 //
 // # Changes of a policy
 //
@@ -105,6 +121,8 @@
 //	ACL SETUSER limiter on >secret ~throttle:* &throttle:* +evalsha +eval +script|load +time
 //	    +get +set +getrange +setrange +pexpire +publish +subscribe +unsubscribe +ping
 //
+// Options.Log asks for the maxmemory-policy where +info is allowed, too.
+//
 // On a Cluster add +cluster|slots +command +asking, and +readonly if the client may read
 // from replicas. For functions, where there are some, add +fcall +function|load.
 //
@@ -116,6 +134,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -150,9 +169,16 @@ type Options struct {
 	Outage Outage
 
 	// OnLost is called when a quota's state was found to be lost: evicted, flushed,
-	// or forgotten in a failover or restart. The quota has started anew. key is its
-	// name in Redis. It must not block. If nil, nobody is told.
+	// or forgotten in a failover or restart, so that the quota has started anew; or to be
+	// older than what this process has seen, as after a failover to a replica that had not
+	// received all. key is its name in Redis. It must not block. If nil, nobody is told.
 	OnLost func(key string)
+
+	// Log receives what an operator should know of: Redis is away or answers too late, the
+	// state of a quota was lost or is an older one, the clock of Redis stepped, or its
+	// maxmemory-policy is one that evicts quotas, which is asked once if the user may run
+	// INFO. It reports each of these at most once a minute. If nil, nothing is reported.
+	Log *slog.Logger
 }
 
 // An Outage lets each process go on by itself while Redis is away, with its share
@@ -172,7 +198,7 @@ const (
 )
 
 // A Store keeps quotas in Redis. It is safe for concurrent use. It starts nothing
-// before somebody waits, and needs no closing; the client is the caller's to close.
+// before somebody waits or a pause begins, and needs no closing; the client is the caller's to close.
 type Store struct {
 	rdb      redis.UniversalClient
 	options  Options
@@ -180,6 +206,7 @@ type Store struct {
 	listener listener
 	lines    lineage.Lines
 	probes   sync.Map // of *store.Reservation: the probes whose response is waited for
+	journal  *journal
 }
 
 var _ store.Store = (*Store)(nil)
@@ -193,7 +220,8 @@ func New(rdb redis.UniversalClient, o Options) *Store {
 	o.Timeout = orDefault(o.Timeout, defaultTimeout)
 	o.Horizon = orDefault(o.Horizon, defaultHorizon)
 	o.Lease = orDefault(o.Lease, defaultLease)
-	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout)}
+	j := &journal{to: o.Log, rdb: rdb}
+	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout, j), journal: j}
 	s.listener.store = s
 	return s
 }

@@ -1,0 +1,100 @@
+package distributed
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// An incident is a kind of what Options.Log reports.
+type incident int
+
+const (
+	redisAway incident = iota
+	redisLate
+	stateLost
+	mayEvict
+	clockStepped
+	incidents
+)
+
+var incidentText = [incidents]string{
+	"distributed: Redis is away",
+	"distributed: Redis answers too late",
+	"distributed: the state of a quota was lost, or is an older one",
+	"distributed: Redis may evict quotas: set maxmemory-policy to noeviction",
+	"distributed: the clock of Redis stepped",
+}
+
+const (
+	reportEvery = time.Minute // incidents of one kind are reported so often at most
+	stepped     = time.Second // a shorter step of the clock is not worth a word
+)
+
+// A journal reports incidents to Options.Log.
+type journal struct {
+	to  *slog.Logger // nil if nobody wants to know
+	rdb redis.UniversalClient
+
+	mu       sync.Mutex // guards all below
+	reported [incidents]time.Time
+	asked    bool // whether Redis may evict
+}
+
+func (j *journal) report(i incident, args ...any) {
+	if j.to == nil {
+		return
+	}
+	j.mu.Lock()
+	last := j.reported[i]
+	due := last.IsZero() || time.Since(last) >= reportEvery
+	if due {
+		j.reported[i] = time.Now()
+	}
+	j.mu.Unlock()
+	if due {
+		j.to.Warn(incidentText[i], args...)
+	}
+}
+
+// trips reports trips that failed, and after the first that did not asks whether Redis may
+// evict.
+func (j *journal) trips(errs []error) {
+	for _, err := range errs {
+		if _, away := err.(*outage); away {
+			j.report(redisAway, "error", err)
+		} else if err == nil {
+			j.askEviction()
+		}
+	}
+}
+
+// askEviction asks once, in a goroutine that ends with the call. A user who may not ask, or a
+// server that does not tell, is none of its business.
+func (j *journal) askEviction() {
+	j.mu.Lock()
+	asked := j.asked || j.to == nil
+	j.asked = true
+	j.mu.Unlock()
+	if asked {
+		return
+	}
+	go func() {
+		info, err := j.rdb.Info(context.Background(), "memory").Result()
+		policy := infoField(info, "maxmemory_policy")
+		if err == nil && policy != "" && policy != "noeviction" && infoField(info, "maxmemory") != "0" {
+			j.report(mayEvict, "maxmemory-policy", policy)
+		}
+	}()
+}
+
+// infoField returns a field of what INFO answers, empty if it is not there.
+func infoField(info, name string) string {
+	_, value, _ := strings.Cut("\n"+info, "\n"+name+":")
+	value, _, _ = strings.Cut(value, "\n")
+	return strings.TrimSpace(value)
+}

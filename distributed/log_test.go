@@ -1,0 +1,132 @@
+package distributed_test
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redistest"
+)
+
+// lines is a log to read.
+type lines struct {
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) count(part string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), part)
+}
+
+func (l *lines) options() distributed.Options {
+	return distributed.Options{Log: slog.New(slog.NewTextHandler(l, nil))}
+}
+
+// Each kind of incident is reported, and once a minute at most.
+func TestLog(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		var delay atomic.Int64
+		delay.Store(int64(ms))
+		rdb, log := distant(t, s, func() time.Duration { return time.Duration(delay.Load()) }), new(lines)
+		options := log.options()
+		options.Timeout = 5 * sec
+		l := limiter(t, tenASecond, distributed.New(rdb, options))
+		ask := func() { _, _ = l.Status(t.Context()) }
+		twice := func(kind string, cause func()) {
+			t.Helper()
+			for i := range 2 {
+				cause()
+				cause()
+				time.Sleep(ms)
+				if n := log.count(kind); n != i+1 {
+					t.Errorf("%q was reported %d times, want %d", kind, n, i+1)
+				}
+				time.Sleep(2 * time.Minute)
+			}
+		}
+		now := time.Now()
+		s.SetTime(now)
+		ask()
+		if log.count("msg=") > 0 {
+			t.Errorf("reported without a reason: %s", log.text.String())
+		}
+		twice("the clock of Redis stepped", func() {
+			now = now.Add(-8 * sec)
+			s.SetTime(now)
+			ask()
+		})
+		twice("answers too late", func() {
+			delay.Store(int64(1500 * ms)) // longer than what is reserved is good for
+			l.Allow()
+			delay.Store(int64(ms))
+		})
+		twice("is away", func() {
+			s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+				c.WriteError("LOADING Redis is loading the dataset in memory")
+				return true
+			})
+			ask()
+			s.Server().SetPreHook(nil)
+			time.Sleep(sec)
+			ask()
+		})
+		twice("was lost", func() {
+			if err := l.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.FlushAll()
+			now = now.Add(ms) // or the new state would have the name of the old one
+			s.SetTime(now)
+			ask()
+		})
+	})
+}
+
+// A policy that evicts is reported once, and only where it may be read.
+func TestLogEviction(t *testing.T) {
+	t.Parallel()
+	s := redistest.Start(t, "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
+	log := new(lines)
+	st := distributed.New(s.Client(), log.options())
+	for _, name := range []string{"one", "two"} {
+		p := tenASecond
+		p.Name = name
+		if err := limiter(t, p, st).Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	until(t, "it is reported", func() bool { return log.count("maxmemory-policy=allkeys-lru") == 1 })
+
+	if err := s.Client().Do(t.Context(), documented("")...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	quiet, rdb := new(lines), s.Client()
+	options := *rdb.Options()
+	options.Username, options.Password = "limiter", "secret"
+	if err := limiter(t, tenASecond, distributed.New(client(t, &options), quiet.options())).Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	until(t, "it was denied", func() bool {
+		denied, err := s.Client().Do(t.Context(), "ACL", "LOG").Slice()
+		return err == nil && len(denied) > 0
+	})
+	if n := quiet.count("msg="); n != 0 {
+		t.Errorf("%d were reported, want none: %s", n, quiet.text.String())
+	}
+}
