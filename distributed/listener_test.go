@@ -237,10 +237,10 @@ func TestForgedMessages(t *testing.T) {
 		if took := time.Since(began); took > 10*sec {
 			t.Errorf("it took %v beside forged messages", took)
 		}
+		began = time.Now()
 		if err := l.Pause(t.Context(), 20*sec); err != nil {
 			t.Fatal(err)
 		}
-		began = time.Now()
 		wg.Go(func() {
 			if err := l.Wait(t.Context()); err != nil {
 				t.Error(err)
