@@ -96,7 +96,9 @@ func TestIdle(t *testing.T) {
 		if _, err := q.Pause(t.Context(), store.Pause{For: sec, Probe: true}); err != nil {
 			t.Fatal(err)
 		}
-		check(q, true, "a pause of which Redis was told")
+		check(q, false, "a pause, which Redis may forget")
+		time.Sleep(sec)
+		check(q, true, "it is over")
 
 		rdb, closing := away()
 		defer closing()
