@@ -208,7 +208,11 @@ func (s *server) script(how string, args []string) (any, time.Duration) {
 	reply, err := s.lua.run(script, keys, args)
 	took := s.service.Call
 	s.tally.Calls++
-	switch args[0] {
+	op := "" // of a script that only looks
+	if len(args) > 0 {
+		op = args[0]
+	}
+	switch op {
 	case "r", "b":
 		s.tally.Reserves++
 		if numbers, ok := reply.([]any); ok {
