@@ -7,10 +7,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
@@ -105,4 +107,45 @@ func TestRedisTooFar(t *testing.T) {
 			}
 		}
 	})
+}
+
+// One answer that takes long is no reason to end a wait.
+func TestOneLateAnswer(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		rdb := near(t, s)
+		l := limiter(t, throttle.Policy{Name: "late", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, distributed.New(rdb, distributed.Options{Timeout: 10 * sec}))
+		if err := l.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var hook lateAnswer
+		rdb.AddHook(&hook)
+		for _, ask := range []func() error{
+			func() error { return l.Wait(t.Context()) },
+			func() error { _, err := l.TryAcquire(nil); return err },
+		} {
+			hook.late.Store(true)
+			if err := ask(); err != nil || hook.late.Load() {
+				t.Errorf("got %v", err)
+			}
+		}
+	})
+}
+
+// A lateAnswer has the client receive one answer late.
+type lateAnswer struct{ late atomic.Bool }
+
+func (*lateAnswer) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h *lateAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if h.late.Swap(false) {
+			time.Sleep(1200 * ms)
+		}
+		return err
+	}
+}
+
+func (*lateAnswer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }

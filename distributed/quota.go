@@ -238,7 +238,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		switch {
 		case lost == nil && t.isLate(got):
 			q.Cancel(got)
-			if err := q.tooFar(t); err != nil {
+			if err := q.tooFar(); err != nil {
 				done(nil, err)
 				return
 			}
@@ -273,14 +273,14 @@ func (t *trip) isLate(got []store.Decision) bool {
 	return admitted
 }
 
-// tooFar returns an error if no answer can be in time.
-func (q *quota) tooFar(t *trip) error {
-	took := t.got.Sub(t.sent)
+// tooFar returns an error if answers usually take so long that none can be in time.
+func (q *quota) tooFar() error {
+	took := q.trip()
 	q.store.journal.report(redisLate, "key", q.key, "took", took.Round(time.Millisecond))
 	if took+wakeUp <= q.bound {
 		return nil
 	}
-	return fmt.Errorf("distributed: key %q: the answer of Redis took %v, and what is reserved under this policy is good for %v at most: use a Redis that is nearer, or longer windows",
+	return fmt.Errorf("distributed: key %q: Redis usually answers after %v, and what is reserved under this policy is good for %v at most: use a Redis that is nearer, or longer windows",
 		q.key, took.Round(time.Millisecond), q.bound)
 }
 
