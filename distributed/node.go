@@ -34,6 +34,7 @@ type node struct {
 
 	mu      sync.Mutex       // guards all below
 	flying  int              // trips in flight
+	calls   int              // of those
 	waiting map[string]*lane // by key
 	turns   []*lane          // the lanes, the next one first
 }
@@ -55,12 +56,20 @@ type call struct {
 // A trip is some calls of a key that travel together, in order.
 type trip struct {
 	calls     []*call
+	aim       func(int)     // called with how many calls are in flight when the trip is sent, if not nil: it sets what follows
+	at        int           // where in the arguments the last two of these are
 	good      time.Duration // for how long what it reserves is good
 	reply     time.Duration // how long after the call what is reserved for now is good for as long, since the reply takes that
 	guard     time.Duration // that, and the requests' way to the provider; zero with NoGuard
 	sent, got time.Time
 	done      func(error) // called once: when the trip is over, or after Options.Timeout with an error
 	late      func()      // if not nil, told of a trip that ended well after that
+}
+
+// aimed leaves room in arguments for what aim sets.
+func (t *trip) aimed(args []any, aim func(calls int)) []any {
+	t.at, t.aim = len(args), aim
+	return append(args, nil, nil)
 }
 
 // make makes the trip, and others in turn. It blocks for as long as the client does, which
@@ -132,7 +141,21 @@ func (n *node) next() (batch []*trip) {
 		}
 	}
 	n.turns = append(n.turns, again...)
+	n.calls += count(batch)
+	for _, t := range batch {
+		if t.aim != nil {
+			t.aim(n.calls)
+		}
+	}
 	return batch
+}
+
+// count returns how many calls some trips are.
+func count(batch []*trip) (calls int) {
+	for _, t := range batch {
+		calls += len(t.calls)
+	}
+	return calls
 }
 
 // fly makes trips together.
@@ -153,6 +176,7 @@ func (n *node) fly(batch []*trip) {
 		}
 		n.mu.Lock()
 		n.flying--
+		n.calls -= count(batch)
 		n.mu.Unlock()
 		for i, t := range batch {
 			t.done(errs[i])

@@ -21,6 +21,7 @@ const (
 	leastCalls  = 4                      // calls that share a round trip, where so many wait
 	mostCalls   = 64                     // the same, where a trip takes long
 	firstTrip   = 50 * time.Millisecond  // how long a trip is taken to take before there was one
+	takesTurn   = 50 * time.Microsecond  // how long a call takes the server, where others wait behind it
 	unguarded   = 50 * time.Millisecond  // how long what is reserved with NoGuard is good, at least
 	wakeUp      = 10 * time.Millisecond  // how late a process wakes up that has slept until its time, at least
 	mostSpare   = 250 * time.Millisecond // the same, where that is not 1/500 of the shortest window
@@ -137,22 +138,26 @@ func (q *quota) trip() time.Duration {
 	return usual
 }
 
-// newTrip returns a trip for requests. What it reserves is sent at the latest when its time
-// has surely come, by a clock that is known as well as its width tells, or when the reply is
+// aim sets how long what the trip reserves is good and counts, when the trip is sent and so many
+// calls are in flight with it. What it reserves is sent at the latest when its
+// time has surely come, by a clock that is known as well as its width tells, or when the reply is
 // in, as late as that was of late, and the caller has woken up. Until then, and for its way to
 // the provider, it counts.
-func (q *quota) newTrip(requests []store.Request) *trip {
+func (q *quota) aim(t *trip, way time.Duration, calls int) {
 	usual, worst := q.node.trip.get()
 	_, late := q.node.wake.get()
 	width := cmp.Or(q.node.clock.width(), firstTrip)
-	t := &trip{good: min(q.bound, roundUp(width+max(wakeUp, late, q.spare)))}
-	t.reply = min(q.bound-t.good, roundUp(max(0, cmp.Or(max(usual, worst), firstTrip)-width)))
-	if way := cmp.Or(requests[0].Guard, q.plan.Guard()); way > 0 {
+	t.good = min(q.bound, roundUp(width+max(wakeUp, late, q.spare)))
+	reply := cmp.Or(max(usual, worst), firstTrip) + time.Duration(calls)*takesTurn
+	t.reply = min(q.bound-t.good, roundUp(max(0, reply-width)))
+	if way = cmp.Or(way, q.plan.Guard()); way > 0 {
 		t.guard = way + t.good
 	} else {
 		t.good = max(t.good, unguarded)
 	}
-	return t
+	for _, c := range t.calls {
+		c.args[t.at], c.args[t.at+1] = micros(t.guard), micros(t.reply)
+	}
 }
 
 // roundUp returns one of few durations, so that what is given back lands with others.
@@ -341,12 +346,12 @@ func (q *quota) callsATrip() int {
 
 // reserveTrip asks for as many as may travel at once.
 func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request) *trip {
-	calls := q.callsATrip()
+	calls, way := q.callsATrip(), requests[0].Guard
 	var floor int64
 	if behind != nil {
 		floor = behind.At
 	}
-	t := q.newTrip(requests)
+	t := new(trip)
 	within, ahead := store.Forever, min(q.ahead, mostACall*calls)
 	for i := 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
@@ -355,7 +360,8 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 			// before those that travel with it.
 			within, floor = q.store.options.Horizon, lastInstant
 		}
-		args := append(q.beginReserve(4+n*(2+len(q.plan.Units()))), max(0, ahead), floor, micros(t.guard), micros(t.reply))
+		args := append(q.beginReserve(4+n*(2+len(q.plan.Units()))), max(0, ahead), floor)
+		args = t.aimed(args, func(calls int) { q.aim(t, way, calls) })
 		t.calls = append(t.calls, &call{key: q.key, args: q.appendRequests(args, requests[:n], within)})
 		requests, ahead = requests[n:], ahead-n
 	}

@@ -58,8 +58,8 @@ func (q *quota) tryAcquire(r store.Request, tries int) (store.Decision, error) {
 		return moved, nil
 	}
 	q.leases.rebase(q)
-	t := q.newTrip(requests)
-	args := append(q.beginReserve(7), 0, 0, micros(t.guard), micros(t.reply))
+	t := new(trip)
+	args := t.aimed(append(q.beginReserve(7), 0, 0), func(calls int) { q.aim(t, r.Guard, calls) })
 	_, lost := q.call(context.Background(), t, q.appendRequests(args, requests, 0))
 	err := lost
 	var got []store.Decision

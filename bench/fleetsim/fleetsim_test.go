@@ -133,9 +133,9 @@ func TestNetwork(t *testing.T) {
 		last     time.Duration
 		err      bool
 	}{
-		{"one", 1, fault{}, 6*way + 2*call, 6*way + 2*call, false}, // the connection, its greeting, the command
-		{"queue", 5, fault{}, 6*way + 2*call, 6*way + 6*call, false},
-		{"pool", poolSize + 1, fault{}, 6*way + 2*call, 6*way + 2*call + 2*way + call, false}, // the last on the first connection
+		{"one", 1, fault{}, 6*way + 2*call, 6*way + 2*call, false},                                   // the connection, its greeting, the command
+		{"queue", 5, fault{}, 6*way + 2*5*call, 6*way + 2*5*call, false},                             // replies wait for those that came meanwhile
+		{"pool", poolSize + 1, fault{}, 6*way + 2*poolSize*call, 8*way + (2*poolSize+1)*call, false}, // the last on the first connection
 		{"stall", 1, fault{kind: stall, lasts: time.Second}, time.Second + 3*way + 2*call, time.Second + 3*way + 2*call, false},
 		{"slow", 1, fault{kind: slow, lasts: time.Hour, by: way}, 12*way + 2*call, 12*way + 2*call, false},
 		{"lost", 1, fault{kind: lose, lasts: time.Hour, share: 1}, 2*way + readTimeout, 2*way + readTimeout, true},

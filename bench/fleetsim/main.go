@@ -16,8 +16,9 @@
 //
 // The server has one thread. Commands wait in the order of arrival, each call of the script
 // takes 60 µs and 2 µs for each request that it decides, a new connection 50 µs, and the first
-// SCRIPT LOAD 2 ms; that is about what one core of a server takes. The script is the real one,
-// run by gopher-lua on the few commands that it uses. Anything else is an unknown command.
+// SCRIPT LOAD 2 ms; that is about what one core of a server takes. As in Redis, replies wait until
+// all commands are served that came meanwhile. The script is the real one, run by gopher-lua on
+// the few commands that it uses. Anything else is an unknown command.
 //
 // Clients are real *redis.Client values whose hooks hand commands to the model. A process has
 // 20 connections, which cost two round trips to open, and waits for one as go-redis does; a

@@ -73,7 +73,7 @@ func newProcess(index int, s *server, w way, seed uint64) *process {
 		},
 		Protocol:        2,
 		DisableIdentity: true,
-		PoolSize:        1,
+		PoolSize:        poolSize, // it bounds the trips in flight
 		ReadBufferSize:  1024,
 		WriteBufferSize: 1024,
 	})

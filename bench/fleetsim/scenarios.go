@@ -78,6 +78,9 @@ func crowds() []scenario {
 	} {
 		s := perSecond(fmt.Sprintf("crowd/%dx%d/%d", c.processes, c.waiters, c.limit), "", c.processes, c.waiters, c.limit)
 		s.bounds, s.large = bounds{goodput: 0.9, calls: 1.5}, c.large
+		if c.processes*c.waiters == 1000 && c.limit == 50 {
+			s.bounds.goodput = 0.85 // the first replies take 60 ms, and a burst of twenty may miss the end
+		}
 		all = append(all, s)
 	}
 	s := perSecond("crowd/1000x8/5000/slow-core", "a call of the script takes twice as long", 1000, 8, 5000)
@@ -162,7 +165,7 @@ func keys() []scenario {
 		once.keys, once.requests, once.ways = 2000, 1, []way{w.way}
 		once = once.measured(0, 4*second)
 		once.full = 2000 / once.length.Seconds()
-		once.bounds = bounds{goodput: 1, calls: 2, longest: 2 * second}
+		once.bounds = bounds{goodput: 1, calls: 1.5, longest: 2 * second}
 		steady := perSecond("keys/3000-steady"+w.name, "the server stalls for 0.5 s", 1, 3000, 5)
 		steady.keys, steady.rest, steady.ways = 3000, 2*second, once.ways
 		steady.faults = []fault{{kind: stall, at: 3 * second, lasts: 500 * ms}}

@@ -93,29 +93,48 @@ func newServer(s service, faults []fault) *server {
 
 // run serves until there is a nil in the queue.
 func (s *server) run() {
-	for v := <-s.queue; v != nil; v = <-s.queue {
-		for _, f := range s.faults {
-			if f.kind == stall && f.isOn(s.age()) {
-				time.Sleep(f.at + f.lasts - s.age())
+	for v := <-s.queue; v != nil; {
+		visits := []*visit{v}
+		replies := [][]any{s.answer(v)}
+		// As Redis does, it serves all who came meanwhile, once, and replies then.
+		for range len(s.queue) {
+			if v = <-s.queue; v == nil {
+				break
 			}
+			visits, replies = append(visits, v), append(replies, s.answer(v))
 		}
-		waited := time.Since(v.arrived)
-		replies := make([]any, 0, len(v.commands))
-		for _, c := range v.commands {
-			now := s.micros()
-			reply, took := s.serve(v, c)
-			if s.seen != nil {
-				s.seen(now, c, reply)
-			}
-			time.Sleep(took)
-			replies = append(replies, reply)
-			s.mu.Lock()
-			s.tally.Busy += took
-			s.tally.Longest = max(s.tally.Longest, waited)
-			s.mu.Unlock()
+		for i, r := range replies {
+			visits[i].done(r)
 		}
-		v.done(replies)
+		if v != nil {
+			v = <-s.queue
+		}
 	}
+}
+
+// answer runs the commands of a visit.
+func (s *server) answer(v *visit) []any {
+	for _, f := range s.faults {
+		if f.kind == stall && f.isOn(s.age()) {
+			time.Sleep(f.at + f.lasts - s.age())
+		}
+	}
+	waited := time.Since(v.arrived)
+	replies := make([]any, 0, len(v.commands))
+	for _, c := range v.commands {
+		now := s.micros()
+		reply, took := s.serve(v, c)
+		if s.seen != nil {
+			s.seen(now, c, reply)
+		}
+		time.Sleep(took)
+		replies = append(replies, reply)
+		s.mu.Lock()
+		s.tally.Busy += took
+		s.tally.Longest = max(s.tally.Longest, waited)
+		s.mu.Unlock()
+	}
+	return replies
 }
 
 func (s *server) age() time.Duration { return time.Since(s.began) }
