@@ -15,7 +15,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/store"
 )
 
 // An arrivals is what a provider sees, in virtual time.
@@ -148,4 +150,36 @@ func (h *lateAnswer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 func (*lateAnswer) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
+}
+
+// What a caller gives back that woke up too late is free for what it asks for next.
+func TestLateCallerIsNextAgain(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		plan, err := algorithms.NewPlan([]algorithms.Tier{throttle.PerSecond(5)}, 50*ms)
+		if err != nil {
+			t.Fatal(err)
+		}
+		quota, err := distributed.New(near(t, s), distributed.Options{}).Open("late", plan)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := quota.(store.Reserver)
+		answered := make(chan []store.Decision)
+		done := func(got []store.Decision, _ error) { answered <- got }
+		five := slices.Repeat([]store.Request{{Cost: []int64{1}, WaitSpec: &store.WaitSpec{MaxWait: store.Forever}}}, 5)
+		q.Reserve(nil, five, done)
+		for range 20 {
+			got := <-answered
+			for _, d := range got {
+				if d.Verdict != store.Admitted || d.Wait > 0 {
+					t.Fatalf("got %+v, want all to be admitted at once", got)
+				}
+			}
+			time.Sleep(got[0].Reservation.End.Sub(time.Now()) + ms)
+			q.Cancel(got)
+			q.Reserve(nil, five, done)
+		}
+		<-answered
+		quota.Close()
+	})
 }

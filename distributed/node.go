@@ -56,6 +56,7 @@ type call struct {
 // A trip is some calls of a key that travel together, in order.
 type trip struct {
 	calls     []*call
+	givesBack bool          // the next trip of the key travels with it, so that it is given what is free
 	aim       func(int)     // called with how many calls are in flight when the trip is sent, if not nil: it sets what follows
 	at        int           // where in the arguments the last two of these are
 	good      time.Duration // for how long what it reserves is good
@@ -75,11 +76,18 @@ func (t *trip) aimed(args []any, aim func(calls int)) []any {
 // make makes the trip, and others in turn. It blocks for as long as the client does, which
 // may be longer than the timeout.
 func (n *node) make(t *trip) {
+	n.enter(t)
+	n.run()
+}
+
+// enter has a trip wait for its turn, unless the server is away. The caller calls run then.
+func (n *node) enter(t *trip) {
 	if err := n.circuit.open(); err != nil {
 		t.done(err)
 		return
 	}
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	key := t.calls[0].key
 	l := n.waiting[key]
 	if l == nil {
@@ -88,8 +96,6 @@ func (n *node) make(t *trip) {
 		n.turns = append(n.turns, l)
 	}
 	l.trips = append(l.trips, t)
-	n.mu.Unlock()
-	n.run()
 }
 
 // run makes trips while it may and some wait.
@@ -117,8 +123,8 @@ func (q *quota) call(ctx context.Context, t *trip, args []any) ([]int64, error) 
 	}
 }
 
-// next returns the trips whose turn it is, each of another key; nil if there are none, or as
-// many as may be are in flight.
+// next returns the trips whose turn it is, one of each key, behind what is given back of that;
+// nil if there are none, or as many as may be are in flight.
 func (n *node) next() (batch []*trip) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -129,11 +135,15 @@ func (n *node) next() (batch []*trip) {
 	calls, again := 0, []*lane(nil)
 	for len(n.turns) > 0 {
 		l := n.turns[0]
-		if calls += len(l.trips[0].calls); calls > mostTogether && len(batch) > 0 {
+		together := 1
+		for together < len(l.trips) && l.trips[together-1].givesBack {
+			together++
+		}
+		if calls += count(l.trips[:together]); calls > mostTogether && len(batch) > 0 {
 			break
 		}
-		batch = append(batch, l.trips[0])
-		n.turns, l.trips = n.turns[1:], l.trips[1:]
+		batch = append(batch, l.trips[:together]...)
+		n.turns, l.trips = n.turns[1:], l.trips[together:]
 		if len(l.trips) > 0 {
 			again = append(again, l)
 		} else {

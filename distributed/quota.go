@@ -28,6 +28,7 @@ const (
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
 	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
 	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
+	nextTrip    = time.Millisecond       // what is given back waits so long for a trip of its key
 	beforeEnd   = 125 * time.Millisecond // how long before a pause ends it is asked again at most; less than the script's SOON
 	never       = -1                     // an instant in a reply, a bound in a call
 	onlyAsked   = time.Duration(-1)      // the bound of a request that is not to be booked

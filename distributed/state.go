@@ -452,7 +452,11 @@ func (q *quota) Cancel(bookings []store.Decision) {
 			q.endProbe(b, unanswered)
 		}
 	}
-	go q.giveBack(bookings)
+	if q.leases == nil {
+		q.giveBack(bookings) // before what is asked for next
+	} else {
+		go q.giveBack(bookings) // calls take turns
+	}
 }
 
 func latest(a, b time.Time) time.Time {
@@ -473,7 +477,7 @@ func (q *quota) drop(b store.Decision, cost []int64) {
 
 // giveBack gives times back: those to come for the next one who asks for as much, those
 // that have come by taking the request off its way. It is not tried again: what was
-// given back twice would be handed out twice.
+// given back twice would be handed out twice. It blocks for the turn where there are leases.
 func (q *quota) giveBack(bookings []store.Decision) {
 	now := time.Now()
 	newest := q.newest()
@@ -498,8 +502,8 @@ func (q *quota) giveBack(bookings []store.Decision) {
 			for _, a := range some {
 				args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
 			}
-			_, err := n.call(context.Background(), new(trip), args)
-			n.leases.unlock(err)
+			n.node.enter(&trip{calls: []*call{{key: n.key, args: args}}, givesBack: true, done: n.leases.unlock})
+			time.AfterFunc(nextTrip, n.node.run)
 		}
 	}
 }
