@@ -21,14 +21,15 @@ const (
 	leastCalls  = 4                      // calls that share a round trip, where so many wait
 	mostCalls   = 64                     // the same, where a trip takes long
 	firstTrip   = 50 * time.Millisecond  // how long a trip is taken to take before there was one
+	leastTries  = 3                      // late answers in a row before Redis is too far away
 	takesTurn   = 50 * time.Microsecond  // how long a call takes the server, where others wait behind it
 	unguarded   = 50 * time.Millisecond  // how long what is reserved with NoGuard is good, at least
 	wakeUp      = 10 * time.Millisecond  // how late a process wakes up that has slept until its time, at least
 	mostSpare   = 250 * time.Millisecond // the same, where that is not 1/500 of the shortest window
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
 	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
-	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
 	nextTrip    = time.Millisecond       // what is given back waits so long for a trip of its key
+	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
 	beforeEnd   = 125 * time.Millisecond // how long before a pause ends it is asked again at most; less than the script's SOON
 	never       = -1                     // an instant in a reply, a bound in a call
 	onlyAsked   = time.Duration(-1)      // the bound of a request that is not to be booked
@@ -244,7 +245,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		switch {
 		case lost == nil && t.isLate(got):
 			q.Cancel(got)
-			if err := q.tooFar(); err != nil {
+			if err := q.tooFar(tries); err != nil {
 				done(nil, err)
 				return
 			}
@@ -279,11 +280,12 @@ func (t *trip) isLate(got []store.Decision) bool {
 	return admitted
 }
 
-// tooFar returns an error if answers usually take so long that none can be in time.
-func (q *quota) tooFar() error {
+// tooFar returns an error if answers usually take so long that none can be in time, and after
+// so many tries that this is no accident.
+func (q *quota) tooFar(tries int) error {
 	took := q.trip()
 	q.store.journal.report(redisLate, "key", q.key, "took", took.Round(time.Millisecond))
-	if took+wakeUp <= q.bound {
+	if tries < leastTries || took+wakeUp <= q.bound {
 		return nil
 	}
 	return fmt.Errorf("distributed: key %q: Redis usually answers after %v, and what is reserved under this policy is good for %v at most: use a Redis that is nearer, or longer windows",

@@ -76,7 +76,7 @@ func (q *quota) tryAcquire(r store.Request, tries int) (store.Decision, error) {
 		return store.Decision{}, err
 	case lost == nil && t.isLate(got):
 		q.Cancel(got)
-		if err := q.tooFar(); err != nil {
+		if err := q.tooFar(tries); err != nil {
 			return store.Decision{}, err
 		}
 		time.Sleep(q.backOff(t, tries))
