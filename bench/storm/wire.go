@@ -27,7 +27,7 @@ type lossy struct {
 }
 
 func (c *lossy) Write(b []byte) (int, error) {
-	c.calls.Store(int64(bytes.Count(b, []byte("evalsha"))))
+	c.calls.Store(int64(bytes.Count(b, []byte("evalsha")) + bytes.Count(b, []byte("fcall"))))
 	return c.Conn.Write(b)
 }
 
