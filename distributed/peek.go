@@ -10,8 +10,8 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// The script that tells what the state of a quota says of a pause, for a tenth of what a call
-// of the other one takes, and without writing.
+// The script that tells what the state of a quota says of a pause. It writes nothing, so that
+// nothing is replicated, and needs no turn of the leases.
 var (
 	peekSource = readPart("peek")
 	peekSHA    = sha(peekSource)

@@ -77,7 +77,7 @@
 // publish can send one: nothing that it says is believed, not even for the time until the
 // answer is in. A process asks once, at a random instant within 20 ms of the message, so that
 // a pause stops a fleet of hundreds within some 50 ms; of a thousand processes each takes
-// Redis some 10 µs more. What was admitted meanwhile is still sent. Messages that bring no
+// Redis some 20 µs more. What was admitted meanwhile is still sent. Messages that bring no
 // news are asked about less and less, once a second or so in the end. Where messages do not
 // come through, the next reply tells.
 //
