@@ -171,7 +171,7 @@ func TestLateCallerIsNextAgain(t *testing.T) {
 					t.Fatalf("got %+v, want all to be admitted at once", got)
 				}
 			}
-			time.Sleep(got[0].Reservation.End.Sub(time.Now()) + ms)
+			time.Sleep(time.Until(got[0].Reservation.End) + ms)
 			q.Cancel(got)
 			q.Reserve(nil, five, done)
 		}
