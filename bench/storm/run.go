@@ -38,7 +38,8 @@ type usage struct {
 
 func (s scenario) run(t testing.TB) (result, error) {
 	r := &run{scenario: s, server: redistest.Start(t)}
-	r.admin = r.server.Client()
+	r.admin = redis.NewClient(&redis.Options{Addr: r.server.Addr(), ReadTimeout: 10 * second}) // a crowd may keep it waiting
+	defer r.admin.Close()
 	for _, trip := range s.trips {
 		p := redistest.NewProxy(t, r.server.Addr())
 		p.SetDelay(trip / 2)
