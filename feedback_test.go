@@ -170,16 +170,18 @@ func TestRemaining(t *testing.T) {
 		"none left":           {github, []string{"X-Limit: 100\nX-Remaining: 0\nX-Reset: 60"}, []int64{100}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(100), throttle.PerSecond(10)}}, nil)
-			for i, text := range tt.answers {
-				tr := &throttle.Transport{Limiter: lim, Profile: tt.profile, Base: answering("200\n" + text)}
-				if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
-					t.Fatal(err)
+			synctest.Test(t, func(t *testing.T) {
+				lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(100), throttle.PerSecond(10)}}, nil)
+				for i, text := range tt.answers {
+					tr := &throttle.Transport{Limiter: lim, Profile: tt.profile, Base: answering("200\n" + text)}
+					if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
+						t.Fatal(err)
+					}
+					if got := used(t, lim)[0]; got != tt.used[i] {
+						t.Errorf("after %d: %d used, want %d", i, got, tt.used[i])
+					}
 				}
-				if got := used(t, lim)[0]; got != tt.used[i] {
-					t.Errorf("after %d: %d used, want %d", i, got, tt.used[i])
-				}
-			}
+			})
 		})
 	}
 }
