@@ -136,13 +136,13 @@ func foreignValues(t *testing.T, s *subject, each int) {
 		for _, foreign := range []string{"", "1", "hello", "thr", "thr1", "throttle"} {
 			refused(foreign, "THROTTLE foreign")
 		}
-		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", "thr3 ", "thr3 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:]} {
+		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", "thr3 ", "thr3 \n", "thr4 ", "thr4 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:]} {
 			refused(corrupt, "THROTTLE corrupt")
 		}
-		refused("thr4"+v[4:], "THROTTLE version")
+		refused("thr5"+v[4:], "THROTTLE version")
 		refused("thr12 anything\n", "THROTTLE version")
-		refused("thr3 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
-		refused("thr3 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
+		refused("thr4 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
+		refused("thr4 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
 		rings := 0
 		for _, tier := range plan.Tiers() {
 			if tier.Algorithm == algorithms.SlidingLog {
@@ -267,7 +267,8 @@ func policyChange(t *testing.T, s *subject) {
 }
 
 // TestOldFormats: a state of the first format, in which windows of the clock remembered a
-// number less, and of the second, which had no end of a ban, goes on.
+// number less, of the second, which had no end of a ban, and of the third, whose pool told no
+// guards, goes on.
 func TestOldFormats(t *testing.T) {
 	const at = 1_700_000_000_000_000
 	ctx := context.Background()
@@ -290,10 +291,10 @@ func TestOldFormats(t *testing.T) {
 		body = body[:42] + "\x01" + body[43:] // it is a ban
 		front, words := body[:55]+body[63:63+7], body[63+7:]
 		first := words[:14] + words[21:35] + words[35:56] + words[63:84] + words[91:] // 3, 2, 4 and 4 numbers
-		second := strings.Replace(head, "thr3", "thr2", 1)
-		head = strings.Replace(head, "thr3", "thr1", 1)
+		second, third := strings.Replace(head, "thr4", "thr2", 1), strings.Replace(head, "thr4", "thr3", 1)
+		head = strings.Replace(head, "thr4", "thr1", 1)
 		head = strings.Replace(head, " "+strconv.FormatInt(algorithms.Day.Longest().Microseconds(), 10)+" ", " 0 ", 1)
-		for format, state := range []string{head + "\n" + front + first, second + "\n" + body[:56] + body[63:]} {
+		for format, state := range []string{head + "\n" + front + first, second + "\n" + body[:56] + body[63:], third + "\n" + body[:52] + "\x01" + body[53:] + strings.Repeat("\x00", 14)} {
 			s.rdb.Set(ctx, s.key, state, time.Hour)
 			got, err := s.answer(at+300_000, step{op: "q"})
 			if err != nil || !slices.Equal(got[3:], want[3:]) {

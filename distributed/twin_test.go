@@ -311,6 +311,14 @@ func (m *twin) charged(c pooled) {
 	m.ledger.Release(c.cost)
 }
 
+// grain is the shortest guard; none is with NoGuard.
+func (m *twin) grain() int64 {
+	if m.plan.Guard() == 0 {
+		return 0
+	}
+	return 1 << m.plan.Grain()
+}
+
 func (m *twin) drain() {
 	m.pool = slices.DeleteFunc(m.pool, func(p pooled) bool { return p.at < max(m.now, m.until) })
 }
@@ -349,7 +357,7 @@ func (m *twin) reserve(a args) (out []int64) {
 			}
 			lent := -1
 			for i, p := range m.pool {
-				if !m.probe && !yields && !m.estimates && p.at >= max(floor, told) && slices.Equal(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
+				if !m.probe && !yields && !m.estimates && p.at >= max(floor, told) && p.guard >= max(guard, m.grain()) && slices.Equal(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
 					lent = i
 				}
 			}
@@ -459,7 +467,7 @@ func (m *twin) unbook(a args, lends bool) []int64 {
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
 	}
-	guard = max(guard, 1<<m.plan.Grain())
+	guard = max(guard, m.grain())
 	m.drain()
 	for len(a.rest) > 0 {
 		at, cost := a.next(), a.cost(len(m.plan.Units()))
@@ -471,7 +479,7 @@ func (m *twin) unbook(a args, lends bool) []int64 {
 				taken++
 			}
 		case len(m.pool) < 64:
-			m.pool = append(m.pool, pooled{at: at, cost: cost})
+			m.pool = append(m.pool, pooled{at: at, cost: cost, guard: guard})
 			taken++
 		}
 	}
@@ -1094,7 +1102,7 @@ func (g *generator) err(t *testing.T, s *subject, at int64) {
 			t.Fatalf("%v: got %v, want an error", st, got)
 		}
 	}
-	s.rdb.Set(context.Background(), other.key, "thr3 "+other.text+"\n", 0)
+	s.rdb.Set(context.Background(), other.key, "thr4 "+other.text+"\n", 0)
 	_, _ = other.answer(at, step{op: "q"})
 	s.rdb.Del(context.Background(), other.key)
 }

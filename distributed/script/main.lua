@@ -31,7 +31,7 @@
 --               it no more than ahead of them: the next ends the call, as a full
 --               concurrency tier does, and what yields and can't go soon. What was given
 --               back goes out again first, but not before floor, the caller's own last
---               booking, and not to what yields.
+--               booking, not to what yields, nor to what has a longer guard.
 --               With calendar tiers there are four numbers more for each: from and to how
 --               many percent it has come, if it has, units used, and its end as Unix time;
 --               and t may be the end of what is known, if it is later.

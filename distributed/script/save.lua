@@ -35,7 +35,7 @@ local function save()
     if rules[i].groups then putQueue(parts, rules[i].groups) end
   end
   putQueue(parts, slots)
-  putRecords(parts, pool, 1 + units)
+  putRecords(parts, pool, 2 + units)
   putRecords(parts, leases, 3 + units)
   putRecords(parts, readings, READING)
   if image then

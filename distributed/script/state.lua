@@ -1,6 +1,6 @@
 -- state.lua: where things lie in a state, and reading it. Units: µs.
 --
---   "thr3 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
+--   "thr4 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
 --
 -- The body is a head of fixed size, the units on their way and the words of each
 -- tier (so far the front, whose size the plan tells), and then the queues: groups
@@ -12,7 +12,7 @@ local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontie
 -- epoch, flags, exact, the numbers of slots, of the pool's entries, of leases and of
 -- readings: one of each tier or none; and ban
 local HEAD = 63 -- bytes of that
-local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own
+local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool
 local READING = 16 -- numbers of a reading, see reading.lua
 
 local body -- where it begins in the state, or in what was read of it
@@ -59,7 +59,7 @@ local function begin(logs)
 end
 
 -- What a state was kept for, if that was another plan or the format was: the plan, the words
--- of its tiers, the size of its head, its logs and where their rings begin. Or nil and what
+-- of its tiers, the size of its head, how many numbers an entry of its pool has before the cost, its logs and where their rings begin. Or nil and what
 -- is wrong.
 local function oldIn(raw)
   local version = string.match(raw, '^thr(%d+) ')
@@ -73,7 +73,7 @@ local function oldIn(raw)
     if not WORDS[p[t]] or p[t + 1] >= p[3] then sound = false end
   end
   if not sound then return nil, 'corrupt plan in the state' end
-  local old = {plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version]}
+  local old = {plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], pooled = version < '4' and 1 or 2}
   old.front, old.logs = sizes(p, old.wordsOf, old.head)
   old.rings = after + 7 * #old.logs
   return old
@@ -117,7 +117,8 @@ local function readState()
   if head < 56 then lengths.readings = 0 end
   if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
 
-  local numbers = (1 + kept[3]) * (lengths.slots + lengths.pool) + (3 + kept[3]) * lengths.leases + (head == HEAD and READING or 14) * lengths.readings
+  local pooled = old and old.pooled or 2
+  local numbers = (1 + kept[3]) * lengths.slots + (pooled + kept[3]) * lengths.pool + (3 + kept[3]) * lengths.leases + (head == HEAD and READING or 14) * lengths.readings
   local place, log = body + head + 7 * kept[3], 0 -- where the words of the next tier are
   for t = 5 + kept[3], #kept, 6 do
     if hasGroups(kept[t]) then

@@ -7,7 +7,7 @@ local function planOf(words)
   local p = plans[words]
   if p then return p end
   p = numbersIn(words)
-  p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr3 ' .. words .. '\n', {}, {}, {}, {}
+  p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr4 ' .. words .. '\n', {}, {}, {}, {}
   p.front, p.logs = sizes(p, WORDS, HEAD)
   for u = 1, p[3] do
     p.estimated[u] = p[4 + u] >= ESTIMATE
@@ -48,8 +48,8 @@ local function loadTiers()
   slots = queue(queues, lengths.slots, 1 + units)
   firstLanding = lengths.slots > 0 and parse('>I7', state, queues) or NEVER
   queues = queues + 7 * (1 + units) * lengths.slots
-  pool = readRecords(state, queues, lengths.pool, 1 + units)
-  queues = queues + 7 * (1 + units) * lengths.pool
+  pool = readRecords(state, queues, lengths.pool, 2 + units)
+  queues = queues + 7 * (2 + units) * lengths.pool
   leases = readRecords(state, queues, lengths.leases, 3 + units)
   readings = readRecords(state, queues + 7 * (3 + units) * lengths.leases, lengths.readings, READING)
   for i = 1, #readings do
