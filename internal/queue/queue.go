@@ -58,6 +58,7 @@ type Queue struct {
 	closed   bool // refuses everybody
 
 	reserved []store.Decision // times for the first waiters, in order
+	most     int              // for how many a reserver is asked at once
 	asking   []*waiter        // those for whom the quota is being asked, which may have charged them already
 	cancel   func()           // ends the question, if that may block; else nil
 	changed  bool             // something changed since the question
@@ -94,7 +95,8 @@ type waiter struct {
 
 const (
 	retryStore = 250 * time.Millisecond // how often a store that does not answer is asked
-	mostAsked  = 256                    // for how many waiters a quota is asked at once
+	leastAsked = 256                    // for how many waiters a quota is asked at once
+	mostAsked  = 4096                   // the same, where it has all of them go at once
 	forever    = store.Forever
 )
 
@@ -108,6 +110,7 @@ func New(c Config) *Queue {
 func (q *Queue) set(c Config) {
 	q.config = c
 	q.reserver, _ = c.Quota.(store.Reserver)
+	q.most = leastAsked
 }
 
 // Len returns how many callers wait.
@@ -292,6 +295,9 @@ func (q *Queue) rank(w *waiter) time.Time {
 		rank = last
 	}
 	timed := q.waiters.first()
+	if last := q.waiters.at(len(q.reserved) + len(q.asking) - 1); last != nil && last.before(rank, math.MaxUint64) {
+		return rank // behind all of them
+	}
 	for n := len(q.reserved) + len(q.asking); n > 0 && timed != nil; n-- {
 		if !timed.before(rank, math.MaxUint64) && !equal(timed.request.Cost, w.request.Cost) {
 			if last := q.waiters.at(len(q.reserved) + len(q.asking) - 1); last != nil {

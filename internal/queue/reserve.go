@@ -41,7 +41,7 @@ func (q *Queue) prepare(now time.Time) bool {
 	}
 	most := 1
 	if q.reserver != nil {
-		most = mostAsked
+		most = q.most
 	}
 	q.asking = make([]*waiter, 0, min(most, q.waiters.len()-len(q.reserved)))
 	for ; w != nil && len(q.asking) < most; w = w.next() {
@@ -177,6 +177,10 @@ func (q *Queue) answered(got []store.Decision, err error, round int, interrupted
 		self = asked[0]
 	}
 	q.settle(now, self)
+	// Where nobody is left to wait for a time, the answers are what callers wait for.
+	if q.most = leastAsked; len(q.reserved) == 0 {
+		q.most = min(mostAsked, max(q.most, 2*len(got)))
+	}
 	var more func()
 	if q.reserver != nil && q.prepare(now) {
 		behind, requests, done := q.question()

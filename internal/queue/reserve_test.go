@@ -331,3 +331,34 @@ func TestReserverOverslept(t *testing.T) {
 		last.cancel()
 	})
 }
+
+// TestReserverAsksForMore: as long as all who are asked for go at once, the store is what they
+// wait for, and it is asked for twice as many; but for few where there are times to wait for.
+func TestReserverAsksForMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(Config{Quota: quota})
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range 1 + 256 + 512 + 1024 + 2048 + 4096 + 4096 + 1000 {
+			wg.Go(func() { _, _ = q.Wait(ctx, ticket()) })
+		}
+		synctest.Wait()
+		for i, want := range []int{1, 256, 512, 1024, 2048, 4096, 4096, 256, 256} {
+			question := quota.next(t)
+			if got := len(question.requests); got != want {
+				t.Errorf("question %d is for %d, want %d", i, got, want)
+			}
+			times := make([]time.Duration, len(question.requests))
+			if i >= 6 {
+				times[len(times)-1] = sec
+			}
+			question.done(quota.at(question, times...), nil)
+			if i >= 6 {
+				time.Sleep(sec)
+			}
+		}
+		stop()
+		wg.Wait()
+	})
+}
