@@ -37,7 +37,7 @@ test32:
 
 # soak plays the random storms of the tests SOAK times as long as test does.
 SOAK   ?= 10
-STORMS = TestTwins|TestConvertTwins|TestFleetLaws|TestFleetOfProcesses|TestDefinition|TestProcesses|$\
+STORMS = TestTwins|TestConvertTwins|TestFleetLaws|TestFleetClocks|TestFleetOfProcesses|TestDefinition|TestProcesses|$\
 	TestLaws|TestExtremes|TestForecastIsNeverLate|TestRecall|TestReserverCancelsOnce|$\
 	TestStormOfEverything|TestCancelStorm|TestCloseRaces|TestQueueOfMixedCosts|TestSetPolicyNested|$\
 	TestClassesByRank|TestClassesDeadlinesByRank|TestClassesStormAtAFarStore

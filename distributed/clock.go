@@ -5,53 +5,70 @@ import (
 	"time"
 )
 
-// skew is how far clocks part at most, as a fraction of the time that passes.
-const skew = 61e-6
+// skew is how far clocks part at most, as a fraction of the time that passes: that is how fast
+// a kernel lets one gain on another.
+const skew = 500e-6
 
-// A clock maps the time of a server to that of this process. Each reply says what the
-// server's clock showed between two instants of the process's; the bounds of the difference
-// are the closest of all replies, and widen as clocks part. So an answer that took long tells
-// a time to come as closely as a quick one.
+// A clock maps the time of a quota, as the script tells it, to that of this process. Each
+// reply says what the quota's clock showed between two instants of the process's; the bounds
+// of the difference are the closest of all replies, and widen as clocks part. So an answer that
+// took long tells a time to come as closely as a quick one.
 type clock struct {
-	mu             sync.Mutex    // guards all below
-	asOf           time.Time     // of the bounds; zero while nothing is known
-	least, longest time.Duration // of the process's clock less the server's
+	mu         sync.Mutex // guards all below
+	asOf       time.Time  // when the last reply came; zero while there was none
+	ahead      int64      // of the server's clock, in µs: changes where that was set back
+	generation int64      // of the state
+	bound      bounds     // as of then
 }
 
-// set takes note that the server's clock showed so many µs between two instants. It returns
-// by how much one of the clocks has surely been set since, forwards or back.
-func (c *clock) set(wall int64, sent, got time.Time) (step time.Duration) {
-	least, longest := sent.Sub(beginning)-microseconds(wall), got.Sub(beginning)-microseconds(wall)
+// Bounds are those of the process's clock less the quota's, after a reply.
+type bounds struct{ least, most time.Duration }
+
+// set takes note of what the clocks of the quota and of the server showed between two
+// instants. It returns what is known then, and by how much one of the clocks has surely been
+// set since, forwards or back.
+func (c *clock) set(h header, sent, got time.Time) (b bounds, step time.Duration) {
+	b = bounds{sent.Sub(beginning) - microseconds(h.now), got.Sub(beginning) - microseconds(h.now)}
+	ahead := h.now - h.wall
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.asOf.IsZero() {
-		parted := time.Duration(float64(got.Sub(c.asOf)) * skew)
-		a, b := max(least, c.least-parted), min(longest, c.longest+parted)
-		if step = max(0, a-b); step == 0 {
-			least, longest = a, b
+	switch {
+	case c.asOf.IsZero() || c.generation != h.generation:
+	case c.ahead != ahead:
+		step = microseconds(ahead - c.ahead).Abs()
+	default:
+		parted := c.parted(got)
+		least, most := max(b.least, c.bound.least-parted), min(b.most, c.bound.most+parted)
+		if step = max(0, least-most); step == 0 {
+			b = bounds{least, most}
 		}
 	}
-	c.asOf, c.least, c.longest = got, least, longest
-	return step
+	c.asOf, c.generation, c.ahead, c.bound = got, h.generation, ahead, b
+	return b, step
 }
 
-// when returns the bounds of the instant at which the server's clock shows so many µs, after
-// a reply at an instant.
-func (c *clock) when(wall int64, got time.Time) (from, to time.Time) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	at := microseconds(wall) - got.Sub(beginning)
-	return got.Add(at + c.least), got.Add(at + c.longest)
+// parted is how far the clocks may have parted since the last reply. It needs mu.
+func (c *clock) parted(now time.Time) time.Duration {
+	return time.Duration(float64(max(0, now.Sub(c.asOf))) * skew)
 }
 
-// width returns how well the server's clock is known now; zero if it is not at all.
-func (c *clock) width() time.Duration {
+// when returns the bounds of the instant at which the quota's clock shows so many µs, after a
+// reply that came at an instant. They allow for what the clocks part until then, but for no
+// more than leaves a caller time to wake up.
+func (b bounds) when(at int64, got time.Time) (from, to time.Time) {
+	left := microseconds(at) - got.Sub(beginning)
+	parted := min(wakeUp/4, time.Duration(float64(max(0, left+b.most))*skew))
+	return got.Add(left + b.least - parted), got.Add(left + b.most + parted)
+}
+
+// width returns how well the quota's clock is known after a trip that takes so long.
+func (c *clock) width(trip time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.asOf.IsZero() {
-		return 0
+		return trip
 	}
-	return c.longest - c.least + time.Duration(2*float64(time.Since(c.asOf))*skew)
+	return min(trip, c.bound.most-c.bound.least+2*c.parted(time.Now()))
 }
 
 // A delay is how long something takes: usually, and at worst.

@@ -2,6 +2,7 @@ package distributed
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,7 +27,6 @@ type node struct {
 	most    int       // trips in flight
 	servers *sync.Map // *server by address; by "" outside a Cluster
 	circuit circuit
-	clock   clock
 	trip    delay         // there and back
 	wake    delay         // beyond its time, until a caller is told to go
 	meeting atomic.Bool   // whether somebody makes the first trip, or has
@@ -250,17 +250,8 @@ func (n *node) send(batch []*trip) {
 		run(unknown, "eval", scriptSource)
 	}
 	got := time.Now()
-	answered := false
-	for _, c := range calls {
-		if c.err == nil {
-			if step := n.clock.set(parseHeader(c.reply).wall, sent, got); step > stepped {
-				n.journal.report(clockStepped, "by", step.Round(time.Millisecond))
-			}
-			answered = true
-		}
-	}
-	if answered { // else it tells how long the client waits
-		n.trip.add(got.Sub(sent))
+	if slices.ContainsFunc(calls, func(c *call) bool { return c.err == nil }) { // else it tells how long the client waits
+		n.trip.add(min(n.timeout, got.Sub(sent)))
 	}
 	for _, t := range batch {
 		t.sent, t.got = sent, got

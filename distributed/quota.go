@@ -26,6 +26,7 @@ const (
 	unguarded   = 50 * time.Millisecond  // how long what is reserved with NoGuard is good, at least
 	wakeUp      = 10 * time.Millisecond  // how late a process wakes up that has slept until its time, at least
 	mostSpare   = 250 * time.Millisecond // the same, where that is not 1/500 of the shortest window
+	latestWake  = time.Second            // later than that only what was stopped wakes up
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
 	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
 	nextTrip    = time.Millisecond       // what is given back waits so long for a trip of its key
@@ -47,6 +48,7 @@ type quota struct {
 	budgets []any  // its tiers that are, from 1
 	ahead   int    // how many of one trip may be booked for later
 	node    *node
+	clock   *clock        // shared with the successor
 	spare   time.Duration // what coordination may take without a cost that matters
 	bound   time.Duration // what it may take at most: a second, or half of the shortest window if that is more
 	leases  *leases       // nil unless a tier limits concurrency or a unit is estimated; shared with the successor
@@ -109,6 +111,7 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 		text:     planText(plan),
 		ahead:    bookedAhead(plan, s.options.Horizon),
 		node:     s.node(name),
+		clock:    new(clock),
 		spare:    min(mostSpare, shortest/500),
 		bound:    max(time.Second, shortest/2),
 		watchers: make(map[*watcher]struct{}),
@@ -148,12 +151,12 @@ func (q *quota) trip() time.Duration {
 func (q *quota) aim(t *trip, way time.Duration, calls int) {
 	usual, worst := q.node.trip.get()
 	_, late := q.node.wake.get()
-	width := cmp.Or(q.node.clock.width(), firstTrip)
+	takes := cmp.Or(max(usual, worst), firstTrip) + time.Duration(calls)*takesTurn
+	width := q.clock.width(takes)
 	t.good = min(q.bound, roundUp(width+max(wakeUp, late, q.spare)))
-	reply := cmp.Or(max(usual, worst), firstTrip) + time.Duration(calls)*takesTurn
-	t.reply = min(q.bound-t.good, roundUp(max(0, reply-width)))
+	t.reply = min(q.bound-t.good, roundUp(takes-width))
 	if way = cmp.Or(way, q.plan.Guard()); way > 0 {
-		t.guard = way + t.good
+		t.guard = max(way+t.good, microseconds(1<<q.plan.Grain()))
 	} else {
 		t.good = max(t.good, unguarded)
 	}
@@ -172,7 +175,7 @@ func roundUp(d time.Duration) time.Duration {
 // one takes.
 func (q *quota) meet() {
 	if q.node.meeting.CompareAndSwap(false, true) {
-		_, _, _, _ = q.ask(context.Background(), "l", func(_ *quota, args []any) []any { return args })
+		_, _, _, _ = q.ask(context.Background(), "q", func(_ *quota, args []any) []any { return args })
 		close(q.node.met)
 	}
 	<-q.node.met
@@ -236,7 +239,9 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		lost := err
 		if err == nil {
 			got = q.read(t, requests)
-			q.share.charge(got)
+			if !t.isLate(got) {
+				q.share.charge(got)
+			}
 		} else {
 			got, err = q.share.book(requests, err)
 		}
@@ -294,7 +299,7 @@ func (q *quota) tooFar(tries int) error {
 
 // backOff returns how long to wait before asking again.
 func (q *quota) backOff(t *trip, tries int) time.Duration {
-	return rand.N(min(q.bound, t.got.Sub(t.sent)<<min(tries, 10)))
+	return rand.N(min(q.bound, q.node.timeout, t.got.Sub(t.sent)<<min(tries, 10)))
 }
 
 // overtaken reports whether any of the decisions was made before a pause, or the end of
@@ -349,7 +354,10 @@ func (q *quota) callsATrip() int {
 
 // reserveTrip asks for as many as may travel at once.
 func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request) *trip {
-	calls, way := q.callsATrip(), requests[0].Guard
+	calls, way := q.callsATrip(), time.Duration(0)
+	for _, r := range requests {
+		way = max(way, cmp.Or(r.Guard, q.plan.Guard()))
+	}
 	var floor int64
 	if behind != nil {
 		floor = behind.At
@@ -439,7 +447,8 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
 	stopped := false
 	for _, c := range t.calls {
 		h := parseHeader(c.reply)
-		h.state = q.learn(h, t)
+		var known bounds
+		h.state, known = q.learn(h, t)
 		n := min(mostACall, len(requests))
 		if h.shut == isBan && h.left() > 0 {
 			closed := store.Decision{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
@@ -449,7 +458,7 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
 		decided := eachOf(runs)
 		ahead := make([]store.Reservation, len(decided)/2)
 		for i := range ahead {
-			b := q.decided(decided[2*i], decided[2*i+1], h, t, requests[i], &ahead[i])
+			b := q.decided(decided[2*i], decided[2*i+1], h, known, t, requests[i], &ahead[i])
 			if b.Verdict == store.Admitted {
 				b.Crossed, crossed = append(q.takeCrossed(), crossed...), nil
 			}
@@ -543,11 +552,11 @@ func (q *quota) lead(waited time.Duration, nth int64) time.Duration {
 
 // decided is the booking that two numbers of a reply stand for: that it was booked,
 // or which tier decided, and the time.
-func (q *quota) decided(what, at int64, h header, t *trip, r store.Request, a *store.Reservation) store.Decision {
+func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store.Request, a *store.Reservation) store.Decision {
 	b := store.Decision{Tier: -1, Wait: store.Forever, Epoch: h.epoch}
 	var from, to time.Time // the instant, by this process's clock
 	if at != never {
-		from, to = q.node.clock.when(h.wall+at-h.now, t.got)
+		from, to = known.when(at, t.got)
 		b.Wait = max(0, to.Sub(t.got))
 	}
 	if what > 0 {

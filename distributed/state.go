@@ -23,7 +23,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decisi
 	}
 	done := make(chan func())
 	go func() {
-		got, lost := q.tryAcquire(r, 0)
+		got, lost := q.tryAcquire(ctx, r, 0)
 		select {
 		case done <- func() { b, err = got, lost }:
 		case <-ctx.Done():
@@ -39,7 +39,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decisi
 	}
 }
 
-func (q *quota) tryAcquire(r store.Request, tries int) (store.Decision, error) {
+func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (store.Decision, error) {
 	if b, held := q.held(); held {
 		return b, nil
 	}
@@ -65,7 +65,9 @@ func (q *quota) tryAcquire(r store.Request, tries int) (store.Decision, error) {
 	var got []store.Decision
 	if err == nil {
 		got = q.read(t, requests)
-		q.share.charge(got)
+		if !t.isLate(got) {
+			q.share.charge(got)
+		}
 	} else {
 		got, err = q.share.book(requests, err)
 	}
@@ -79,11 +81,15 @@ func (q *quota) tryAcquire(r store.Request, tries int) (store.Decision, error) {
 		if err := q.tooFar(tries); err != nil {
 			return store.Decision{}, err
 		}
-		time.Sleep(q.backOff(t, tries))
-		return q.tryAcquire(r, tries+1)
+		select {
+		case <-time.After(q.backOff(t, tries)):
+			return q.tryAcquire(ctx, r, tries+1)
+		case <-ctx.Done():
+			return store.Decision{}, ctx.Err()
+		}
 	case q.overtaken(got):
 		q.Cancel(got)
-		return q.tryAcquire(r, tries)
+		return q.tryAcquire(ctx, r, tries)
 	}
 	q.probed(got, []store.Request{r})
 	b := got[0]
@@ -240,15 +246,19 @@ func (q *quota) held() (store.Decision, bool) {
 	return b, true
 }
 
-// learn takes note of what a reply says besides its answer, and returns the state that
-// reservations of that are in.
-func (q *quota) learn(h header, t *trip) int64 {
+// learn takes note of what a reply says besides its answer. It returns the state that
+// reservations of that are in, and how well the quota's clock is known.
+func (q *quota) learn(h header, t *trip) (int64, bounds) {
+	known, step := q.clock.set(h, t.sent, t.got)
+	if step > stepped {
+		q.store.journal.report(clockStepped, "by", step.Round(time.Millisecond))
+	}
 	q.mu.Lock()
 	s := &q.state
 	overtaken := t.sent.Before(s.asOf) // by a reply that was known when this was asked for, or later
 	if overtaken && (h.generation != s.generation || h.epoch < s.epoch) {
 		defer q.mu.Unlock()
-		return s.of(h.generation)
+		return s.of(h.generation), known
 	}
 	first, changed := s.generation == 0, h.epoch != s.epoch
 	switch {
@@ -273,7 +283,7 @@ func (q *quota) learn(h header, t *trip) int64 {
 	}
 	state := s.of(h.generation)
 	q.learnPause(h, t.got, changed, first)
-	return state
+	return state, known
 }
 
 // learnPause takes note of a pause or a ban, or that there is none, and unlocks. A pause that
@@ -446,7 +456,7 @@ func (q *quota) Cancel(bookings []store.Decision) {
 				q.mu.Unlock()
 			}
 			if a := b.Reservation; a.State != alone && a.End.After(a.Told) && a.Expired(now) {
-				q.node.wake.add(min(q.bound, now.Sub(latest(a.Start, a.Told))))
+				q.node.wake.add(min(q.bound, latestWake, now.Sub(latest(a.Start, a.Told))))
 			}
 			q.drop(b, b.Reservation.Cost)
 			q.endProbe(b, unanswered)

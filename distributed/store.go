@@ -19,8 +19,8 @@
 // for now is good for as long as the reply takes, too. The request counts for so much
 // longer than Policy.Guard. So a late answer does not void the times to come that it
 // names, and a Redis that is 80 ms away costs 8 % of a limit per second. A time that
-// expires before its caller runs is returned, and the caller is first again. If answers
-// take longer than a second, or than half of the shortest window if that is more, callers
+// expires before its caller runs is returned, and the caller is first again. If several answers in
+// a row take longer than a second, or than half of the shortest window if that is more, callers
 // receive an error.
 //
 // A Store has at most 16 trips in flight to a server. Keys take turns, and calls of
@@ -156,7 +156,7 @@ type Options struct {
 	Timeout time.Duration
 
 	// Horizon is for how long, at the pace of the fastest tier, a process books ahead
-	// at once: 500 ms of 50/s are 25 times, of 1/s one, and never more than 256. If
+	// at once: 500 ms of 50/s are 25 times, of 1/s one, and never more than 4,096. If
 	// zero, 500 ms.
 	Horizon time.Duration
 

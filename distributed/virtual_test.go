@@ -30,11 +30,12 @@ import (
 // some time.
 type cable struct {
 	net.Conn
-	least, most time.Duration
-	there, back chan message
-	left        []byte        // of what was read
-	closed      chan struct{} // closed by Close
-	once        sync.Once
+	delay, answers func() time.Duration // of a message, there and back
+	arrive         func()               // is called before a message does
+	there, back    chan message
+	left           []byte        // of what was read
+	closed         chan struct{} // closed by Close
+	once           sync.Once
 }
 
 type message struct {
@@ -42,18 +43,9 @@ type message struct {
 	due   time.Time
 }
 
-func newCable(c net.Conn, least, most time.Duration) *cable {
-	k := &cable{
-		Conn: c, least: least, most: most,
-		there: make(chan message, 1024), back: make(chan message, 1024), closed: make(chan struct{}),
-	}
-	go k.deliver()
-	go k.receive()
-	return k
-}
-
-func (k *cable) message(b []byte) message {
-	return message{bytes.Clone(b), time.Now().Add(k.least + rand.N(k.most-k.least+1))}
+func newCable(c net.Conn, least, most time.Duration) net.Conn {
+	delay := func() time.Duration { return least + rand.N(most-least+1) }
+	return twoWays(c, delay, delay, func() {})
 }
 
 func (k *cable) deliver() {
@@ -61,6 +53,7 @@ func (k *cable) deliver() {
 		select {
 		case m := <-k.there:
 			time.Sleep(time.Until(m.due))
+			k.arrive()
 			_, _ = k.Conn.Write(m.bytes)
 		case <-k.closed:
 			return
@@ -75,12 +68,12 @@ func (k *cable) receive() {
 		if err != nil {
 			return
 		}
-		k.back <- k.message(b[:n])
+		k.back <- message{bytes.Clone(b[:n]), time.Now().Add(k.answers())}
 	}
 }
 
 func (k *cable) Write(b []byte) (int, error) {
-	k.there <- k.message(b)
+	k.there <- message{bytes.Clone(b), time.Now().Add(k.delay())}
 	return len(b), nil
 }
 

@@ -3,10 +3,10 @@
 -- told in state.lua.
 --
 -- KEYS[1]  the quota
--- Reply    as main.lua's, without an expiry; all zero where there is no state of this format
+-- Reply    as main.lua's, without an expiry; all zero where there is no state of format 3 or 4, which begin alike
 
 local raw = redis.call('GETRANGE', KEYS[1], '0', '4095')
-local words, at = string.match(raw, '^thr3 ([%d ]*)\n()')
+local words, at = string.match(raw, '^thr[34] ([%d ]*)\n()')
 if not words then return {0, 0, 0, 0, 0, 0, 0, 0} end
 
 -- The number that some bytes are.

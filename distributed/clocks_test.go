@@ -1,0 +1,218 @@
+package distributed_test
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"math"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/soak"
+)
+
+// The tests here are about fleets whose messages take any time, there and back, and whose server
+// has a clock of its own: what is sent is in time, whatever the fleet knows of that clock.
+
+// A world is a server with a clock, processes on wires to it, and the provider, which has
+// the server's clock.
+type world struct {
+	*dice
+	server *miniredis.Miniredis
+	began  time.Time
+	rate   float64 // of the server's clock
+	sent   []event
+}
+
+// Dice draw, for all goroutines of a world.
+type dice struct {
+	mu  sync.Mutex // guards all below, and what else a world has
+	src *rand.Rand
+}
+
+func (d *dice) between(least, most time.Duration) time.Duration {
+	return least + time.Duration(d.float()*float64(most-least))
+}
+
+func (d *dice) n(n int64) int64 { return int64(d.float() * float64(n)) }
+
+func (d *dice) float() float64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.src.Float64()
+}
+
+// clock is what the clock of the server and the provider shows.
+func (w *world) clock(at time.Time) time.Time {
+	return beginning.Add(time.Duration(float64(at.Sub(w.began)) * w.rate))
+}
+
+// process returns a client whose messages take some time there, and back.
+func (w *world) process(t *testing.T, there, back func() time.Duration) *redis.Client {
+	rdb := redis.NewClient(&redis.Options{
+		Addr: "127.0.0.1:6379", // a name would be looked up
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			c, err := w.server.Dial()
+			if err != nil {
+				return nil, err
+			}
+			return twoWays(c, there, back, func() { w.server.SetTime(w.clock(time.Now())) }), nil
+		},
+		DisableIdentity: true,
+		PoolSize:        256, // nobody waits for a connection
+		Protocol:        2,   // a connection of 3 takes a lock while it waits, and virtual time stands still
+	})
+	t.Cleanup(func() {
+		time.Sleep(6 * sec) // a listener lingers for five
+		rdb.Close()
+	})
+	return rdb
+}
+
+// send is a request that arrives within the guard, any time.
+func (w *world) send(guard time.Duration, cost int64) {
+	at := time.Now().Add(w.between(0, guard))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.sent = append(w.sent, event{At: w.clock(at).UnixMicro(), Cost: cost})
+}
+
+// delays returns how long messages take: about the same, now and then for far longer, or for
+// longer at times; and how long nearly all of them take at most.
+func (d *dice) delays() (delay func() time.Duration, most time.Duration) {
+	base := time.Duration(float64(100*time.Microsecond) * math.Pow(1500, d.float()))
+	switch d.n(4) {
+	case 0:
+		return func() time.Duration { return base }, base
+	case 1:
+		return func() time.Duration { return d.between(base/2, 2*base) }, 2 * base
+	case 2: // a heavy tail
+		return func() time.Duration { return min(800*ms, time.Duration(float64(base)/math.Pow(d.float()+1e-9, 0.7))) }, min(800*ms, 8*base)
+	default:
+		every, lasts, more := d.between(sec, 3*sec), d.between(50*ms, 500*ms), d.between(20*ms, 400*ms)
+		began := time.Now()
+		return func() time.Duration {
+			if time.Since(began)%every < lasts {
+				return base + more
+			}
+			return base
+		}, base + more
+	}
+}
+
+func (d *dice) policy() throttle.Policy {
+	kinds := []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.TokenBucket, throttle.GCRA, throttle.FixedWindow}
+	p := throttle.Policy{Name: "law", Guard: d.between(10*ms, 100*ms)}
+	window := d.between(300*ms, 1500*ms).Truncate(ms)
+	limit := 5 + d.n(60)
+	for range 1 + d.n(2) {
+		tier := per(window, limit, kinds[d.n(int64(len(kinds)))])
+		if tier.Algorithm >= throttle.TokenBucket {
+			tier.Burst = limit/2 + d.n(limit/2)
+		}
+		p.Tiers = append(p.Tiers, tier)
+		window, limit = 2*window, limit+d.n(limit)
+	}
+	return p
+}
+
+var worlds = flag.Uint64("world", 0, "the seed of the first world; 0: another one each time")
+
+// Nothing that a fleet sends is refused by a provider that knows when it arrives, and the
+// limits are used as far as the slowest process allows, however long messages take, and if
+// the server's clock gains or loses. Anchored windows are not played: one that was opened by
+// what was charged and never sent ends before the provider's.
+func TestFleetClocks(t *testing.T) {
+	t.Parallel()
+	first := cmp.Or(*worlds, rand.Uint64())
+	for i := range uint64(soak.Times(12)) {
+		t.Run(strconv.FormatUint(first+i, 10), func(t *testing.T) { playWorld(t, first+i) })
+	}
+}
+
+func playWorld(t *testing.T, seed uint64) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		w := &world{dice: &dice{src: rand.New(rand.NewPCG(seed, 2))}, server: s, began: time.Now()}
+		w.rate = 1 + (w.float()-0.5)*400e-6
+		p := w.policy()
+		const during = 6 * sec
+		ctx, stop := context.WithTimeout(t.Context(), during)
+		defer stop()
+		end := w.clock(time.Now().Add(during))
+		var wg sync.WaitGroup
+		costs, gives := 1+w.n(2), w.float()*0.6
+		slowest := time.Duration(0)
+		for range 1 + w.n(5) {
+			there, a := w.delays()
+			back, b := w.delays()
+			slowest = max(slowest, a+b)
+			l := limiter(t, p, distributed.New(w.process(t, there, back), distributed.Options{}))
+			for range 10 + w.n(2*p.Tiers[0].Limit) {
+				wg.Go(func() { w.caller(ctx, l, p.Guard, costs, gives) })
+			}
+		}
+		wg.Wait()
+		slices.SortFunc(w.sent, func(a, b event) int { return cmp.Compare(a.At, b.At) })
+		checkBound(t, w.sent, p.Tiers...)
+		used := usedPart(t, w.sent, end, p.Tiers...)
+		window := p.Tiers[0].Window
+		best := float64(window) / float64(window+p.Guard+slowest+15*ms)
+		if used < 0.3*best {
+			t.Errorf("%.2f of the limits is used, want %.2f at least", used, 0.3*best)
+		}
+		t.Logf("%v, rate %.0f ppm: %d sent, %.2f used, %.2f at best", p, (w.rate-1)*1e6, len(w.sent), used, best)
+	})
+}
+
+func usedPart(t *testing.T, all []event, end time.Time, tiers ...throttle.Tier) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	var sent int64
+	for _, e := range all {
+		sent += e.Cost
+	}
+	_, most := atBest(t, all, end.UnixMicro(), tiers...)
+	return float64(sent) / float64(most)
+}
+
+// caller sends again and again, and gives up now and then.
+func (w *world) caller(ctx context.Context, l *throttle.Limiter, guard time.Duration, costs int64, gives float64) {
+	for ctx.Err() == nil {
+		cost := 1 + w.n(costs)
+		one, cancel := ctx, context.CancelFunc(func() {})
+		if w.float() < gives {
+			one, cancel = context.WithTimeout(ctx, time.Hour)
+			time.AfterFunc(w.between(0, sec), cancel)
+		}
+		if w.float() < 0.1 {
+			if l.AllowN(cost) {
+				w.send(guard, cost)
+			}
+			time.Sleep(w.between(0, 50*ms))
+		} else if l.WaitN(one, cost) == nil {
+			w.send(guard, cost)
+		}
+		cancel()
+	}
+}
+
+// twoWays makes a cable whose ways take different times, and calls arrive before a message does.
+func twoWays(c net.Conn, there, back func() time.Duration, arrive func()) net.Conn {
+	k := &cable{Conn: c, delay: there, answers: back, arrive: arrive,
+		there: make(chan message, 1024), back: make(chan message, 1024), closed: make(chan struct{}),
+	}
+	go k.deliver()
+	go k.receive()
+	return k
+}
