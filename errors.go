@@ -108,8 +108,9 @@ var reasons = map[queue.Reason]error{
 }
 
 // refusal returns the error for a refusal under the policy: the one place where they are
-// made.
+// made. It announces the thresholds that come with it.
 func (c *compiled) refusal(r *queue.Refusal) *WaitError {
+	c.alert(r.Crossed)
 	e := c.refuse(reasons[r.Reason], r.Tier, r.Wait)
 	e.Ahead, e.Cause = r.Ahead, r.Cause
 	if r.Reason == queue.Banned || r.Reason == queue.Exhausted && r.Wait < forever {
@@ -136,7 +137,7 @@ func (c *compiled) tierName(tier int) string {
 
 // refused returns the error for what a quota has refused.
 func (c *compiled) refused(d store.Decision) error {
-	r := &queue.Refusal{Reason: queue.Banned, Tier: d.Tier, Wait: d.Wait}
+	r := &queue.Refusal{Reason: queue.Banned, Tier: d.Tier, Wait: d.Wait, Crossed: d.Crossed}
 	if d.Verdict == store.Exhausted {
 		r.Reason = queue.Exhausted
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redistest"
+	"github.com/apithrottle/throttle/store"
 )
 
 // A fleet of four spends a budget but for less than one request, and not more; each
@@ -146,4 +147,27 @@ func TestInputClocks(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What a reservation has crossed is told with a later decision if it is canceled, also where
+// that is that the budget is used up.
+func TestCrossedAndCanceled(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		q := quota(t, distributed.New(near(t, s), distributed.Options{}), "crossed", plan(t, 10*sec, throttle.Budget(100, "usd", throttle.Month)))
+		defer q.Close()
+		first := admit(t, q, store.Request{Cost: []int64{90}})
+		if len(first.Crossed) != 1 || first.Crossed[0].To != 90 {
+			t.Fatalf("told %+v", first.Crossed)
+		}
+		other := quota(t, distributed.New(near(t, s), distributed.Options{}), "crossed", plan(t, 10*sec, throttle.Budget(100, "usd", throttle.Month)))
+		defer other.Close()
+		admit(t, other, store.Request{Cost: []int64{9}})
+		q.(store.Reserver).Cancel([]store.Decision{first})
+		time.Sleep(sec)
+		admit(t, other, store.Request{Cost: []int64{90}})
+		used, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{50}})
+		if err != nil || used.Verdict != store.Exhausted || len(used.Crossed) != 1 || used.Crossed[0].To != 90 {
+			t.Errorf("%+v, %v", used, err)
+		}
+	})
 }

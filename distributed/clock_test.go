@@ -24,7 +24,7 @@ func TestClock(t *testing.T) {
 				set = 4000
 			}
 			now := shows(read) - set
-			known , _ := c.set(header{now: now, wall: now - 100*set}, sent, got)
+			known, _ := c.set(header{now: now, wall: now - 100*set}, sent, got)
 			from, to := known.when(now, got)
 			if from.After(read) || to.Before(read.Add(-time.Microsecond)) {
 				t.Fatalf("reply %d: the instant is %v after the call, not %v to %v", i, read.Sub(sent), from.Sub(sent), to.Sub(sent))

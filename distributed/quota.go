@@ -461,6 +461,8 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
 			b := q.decided(decided[2*i], decided[2*i+1], h, known, t, requests[i], &ahead[i])
 			if b.Verdict == store.Admitted {
 				b.Crossed, crossed = append(q.takeCrossed(), crossed...), nil
+			} else if b.Verdict == store.Exhausted {
+				b.Crossed = q.takeCrossed()
 			}
 			if !stopped || b.Verdict == store.Admitted {
 				got = append(got, b)

@@ -221,7 +221,8 @@ type Decision struct {
 	Reservation *Reservation      // where it was booked for a time; nil for now
 
 	// Crossed tells where calendar tiers have come to with this charge, or with others
-	// since the last one: each percent is told to one caller of all.
+	// since the last one: each percent is told to one caller of all, who is admitted or
+	// Exhausted.
 	Crossed []algorithms.Crossing
 }
 

@@ -3,6 +3,8 @@ package queue
 import (
 	"fmt"
 	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
 )
 
 // A Reason is why a request is refused.
@@ -30,6 +32,8 @@ type Refusal struct {
 	Ahead  int           // callers ahead in this queue
 	Cause  error         // of Unavailable
 	Place  Place         // of a caller that has Moved
+
+	Crossed []algorithms.Crossing // what the decision tells besides
 }
 
 func (r *Refusal) Error() string {

@@ -237,7 +237,7 @@ func (q *Queue) dismiss(w *waiter) {
 func (q *Queue) refuse(w *waiter, reason Reason, d store.Decision) {
 	if !w.out.Load() {
 		ahead := q.waiters.index(w, make([]int64, len(w.request.Cost)))
-		q.expel(w, &Refusal{Reason: reason, Tier: d.Tier, Wait: d.Wait, Ahead: ahead})
+		q.expel(w, &Refusal{Reason: reason, Tier: d.Tier, Wait: d.Wait, Ahead: ahead, Crossed: d.Crossed})
 	}
 }
 
