@@ -14,6 +14,8 @@ const skew = 500e-6
 // of the difference are the closest of all replies, and widen as clocks part. So an answer that
 // took long tells a time to come as closely as a quick one.
 type clock struct {
+	server *clock // what is known of TIME by other quotas: so a new one begins; nil if they may be on other servers
+
 	mu         sync.Mutex // guards all below
 	asOf       time.Time  // when the last reply came; zero while there was none
 	ahead      int64      // of the server's clock, in µs: changes where that was set back
@@ -30,12 +32,20 @@ type bounds struct{ least, most time.Duration }
 func (c *clock) set(h header, sent, got time.Time) (b bounds, step time.Duration) {
 	b = bounds{sent.Sub(beginning) - microseconds(h.now), got.Sub(beginning) - microseconds(h.now)}
 	ahead := h.now - h.wall
+	begin := b
+	if c.server != nil {
+		begin, _ = c.server.set(header{now: h.wall, wall: h.wall}, sent, got)
+		begin.least -= microseconds(ahead)
+		begin.most -= microseconds(ahead)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case c.asOf.IsZero() || c.generation != h.generation:
+		b = begin
 	case c.ahead != ahead:
 		step = microseconds(ahead - c.ahead).Abs()
+		c.server.forget()
 	default:
 		parted := c.parted(got)
 		least, most := max(b.least, c.bound.least-parted), min(b.most, c.bound.most+parted)
@@ -45,6 +55,15 @@ func (c *clock) set(h header, sent, got time.Time) (b bounds, step time.Duration
 	}
 	c.asOf, c.generation, c.ahead, c.bound = got, h.generation, ahead, b
 	return b, step
+}
+
+// forget forgets what is known.
+func (c *clock) forget() {
+	if c != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.asOf = time.Time{}
+	}
 }
 
 // parted is how far the clocks may have parted since the last reply. It needs mu.
@@ -65,7 +84,11 @@ func (b bounds) when(at int64, got time.Time) (from, to time.Time) {
 func (c *clock) width(trip time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.asOf.IsZero() {
+	switch {
+	case !c.asOf.IsZero():
+	case c.server != nil:
+		return c.server.width(trip)
+	default:
 		return trip
 	}
 	return min(trip, c.bound.most-c.bound.least+2*c.parted(time.Now()))

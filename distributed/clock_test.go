@@ -35,3 +35,27 @@ func TestClock(t *testing.T) {
 		}
 	}
 }
+
+// A new quota knows what others have told of the server's clock, until that is set back.
+func TestClockOfAServer(t *testing.T) {
+	server, at := new(clock), time.Now()
+	told := func(c *clock, now, wall int64, there, back time.Duration) time.Duration {
+		at = at.Add(time.Second)
+		b, _ := c.set(header{now: now, wall: at.Sub(beginning).Microseconds() + wall}, at.Add(-there), at.Add(back))
+		return b.most - b.least
+	}
+	now := func() int64 { return at.Add(time.Second).Sub(beginning).Microseconds() }
+	first := &clock{server: server}
+	told(first, now(), 0, time.Millisecond, time.Millisecond)
+	second := &clock{server: server}
+	if width := told(second, now()-5e6, 0, time.Second, time.Second); width > 4*time.Millisecond {
+		t.Errorf("a second quota's is known to %v", width)
+	}
+	if width := told(first, now(), -5000, 20*time.Millisecond, 20*time.Millisecond); width != 40*time.Millisecond {
+		t.Errorf("set back, it is known to %v", width)
+	}
+	third := &clock{server: server}
+	if width := told(third, now(), -5000, 20*time.Millisecond, 20*time.Millisecond); width != 40*time.Millisecond {
+		t.Errorf("set back, a new quota's is known to %v", width)
+	}
+}

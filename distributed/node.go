@@ -111,6 +111,7 @@ func (q *quota) call(ctx context.Context, t *trip, args []any) ([]int64, error) 
 	t.calls = []*call{c}
 	done := make(chan error, 1)
 	t.done = func(err error) { done <- err }
+	t.late = func() { q.learn(parseHeader(c.reply), t) }
 	go q.node.make(t)
 	select {
 	case err := <-done:

@@ -203,6 +203,7 @@ type Store struct {
 	rdb      redis.UniversalClient
 	options  Options
 	nodes    []*node
+	clock    *clock // of the server; nil for a Cluster, which has several
 	listener listener
 	lines    lineage.Lines
 	probes   sync.Map // of *store.Reservation: the probes whose response is waited for
@@ -222,6 +223,9 @@ func New(rdb redis.UniversalClient, o Options) *Store {
 	o.Lease = orDefault(o.Lease, defaultLease)
 	j := &journal{to: o.Log, rdb: rdb}
 	s := &Store{rdb: rdb, options: o, nodes: newNodes(rdb, o.Timeout, j), journal: j}
+	if len(s.nodes) == 1 {
+		s.clock = new(clock)
+	}
 	s.listener.store = s
 	return s
 }
