@@ -513,10 +513,11 @@ func TestFleetOfProcesses(t *testing.T) {
 				w.stop()
 			}
 			sent := int64(len(finish(t, workers...)))
-			// Those who were not killed end at once and may not have given back what they had booked.
+			// Those who were not killed end at once. They may not have given back what they had
+			// reserved, nor what came too late and was reserved anew.
 			lost := tierStatus(t, open(t, s, p), 1).Used - sent
-			if lost < 0 || lost > 3*callers {
-				t.Errorf("%d were sent, and %d more charged, want 0 to %d more", sent, lost, 3*callers)
+			if lost < 0 || lost > 2*3*callers {
+				t.Errorf("%d were sent, and %d more charged, want 0 to %d more", sent, lost, 2*3*callers)
 			}
 		})
 	}

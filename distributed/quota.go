@@ -25,7 +25,7 @@ const (
 	takesTurn   = 50 * time.Microsecond  // how long a call takes the server, where others wait behind it
 	unguarded   = 50 * time.Millisecond  // how long what is reserved with NoGuard is good, at least
 	wakeUp      = 10 * time.Millisecond  // how late a process wakes up that has slept until its time, at least
-	mostSpare   = 250 * time.Millisecond // the same, where that is not 1/500 of the shortest window
+	mostSpare   = 250 * time.Millisecond // see spareOf
 	latestWake  = time.Second            // later than that only what was stopped wakes up
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
 	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
@@ -112,7 +112,7 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 		ahead:    bookedAhead(plan, s.options.Horizon),
 		node:     s.node(name),
 		clock:    &clock{server: s.clock},
-		spare:    min(mostSpare, shortest/500),
+		spare:    spareOf(shortest),
 		bound:    max(time.Second, shortest/2),
 		watchers: make(map[*watcher]struct{}),
 	}
@@ -135,6 +135,13 @@ func shortestWindow(p *algorithms.Plan) (shortest time.Duration) {
 		}
 	}
 	return shortest
+}
+
+// spareOf returns for how long more than needed a time may be good without a cost that
+// matters: 1/500 of the shortest window up to a quarter of a second, and 1/14400 of it up to
+// two seconds.
+func spareOf(shortest time.Duration) time.Duration {
+	return max(min(shortest/500, mostSpare), min(shortest/14400, 8*mostSpare))
 }
 
 // trip is how long a trip to Redis usually takes.
