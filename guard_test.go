@@ -113,9 +113,9 @@ func TestAutoGuard(t *testing.T) {
 				api := throttletest.New(throttle.PerSecond(5))
 				api.Delay, api.Hold = tt.delay, tt.hold
 				policy := throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}, Guard: tt.guard}
-				saturate(t, policy, path{api: api, dial: tt.dial}, 64, 5*time.Minute)
+				saturate(t, policy, path{api: api, dial: tt.dial}, 64, 10*time.Minute)
 				refused, used := outcome(api)
-				refused, used = refused/(refused+used), used/(5*300+64) // every worker's last one is sent after the end
+				refused, used = refused/(refused+used), used/(5*600+64) // every worker's last one is sent after the end
 				t.Logf("%.2f %% refused, %.1f %% used", 100*refused, 100*used)
 				if refused > tt.refused || used < tt.used {
 					t.Errorf("%.2f %% refused, %.1f %% used; want %.2f %% at most and %.1f %% at least",
