@@ -2,6 +2,7 @@ package distributed
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -265,6 +266,31 @@ type once struct{ *redis.IntSliceCmd }
 
 func (once) NoRetry() bool { return true }
 
+// answer returns what the script replied, which begins with a header.
+func (c once) answer() ([]int64, error) {
+	reply, err := c.Result()
+	if err == nil && len(reply) < headerLen {
+		err = fmt.Errorf("the server replied with %d numbers to %s, want %d or more", len(reply), c.Name(), headerLen)
+	}
+	return reply, err
+}
+
+// pipelined sends commands in one round trip. The client gives a command no error where the
+// server refused the connection itself, so that it gets the error of them all.
+func pipelined(ctx context.Context, rdb redis.UniversalClient, cmds []once) error {
+	pipe := rdb.Pipeline()
+	for _, cmd := range cmds {
+		_ = pipe.Process(ctx, cmd)
+	}
+	_, err := pipe.Exec(ctx)
+	for _, cmd := range cmds {
+		if cmd.Err() == nil && cmd.Val() == nil {
+			cmd.SetErr(err)
+		}
+	}
+	return err
+}
+
 // call runs calls in one round trip and returns those that the server says it did not run.
 func (n *node) call(ctx context.Context, calls []*call, command, script string) (unknown []*call) {
 	cmds := make([]once, len(calls))
@@ -275,14 +301,10 @@ func (n *node) call(ctx context.Context, calls []*call, command, script string) 
 	if len(cmds) == 1 {
 		_ = n.rdb.Process(ctx, cmds[0]) // the error is the command's too
 	} else {
-		pipe := n.rdb.Pipeline()
-		for _, cmd := range cmds {
-			_ = pipe.Process(ctx, cmd)
-		}
-		_, _ = pipe.Exec(ctx)
+		_ = pipelined(ctx, n.rdb, cmds)
 	}
 	for i, c := range calls {
-		if c.reply, c.err = cmds[i].Result(); didNotRun(c.err) {
+		if c.reply, c.err = cmds[i].answer(); didNotRun(c.err) {
 			unknown = append(unknown, c)
 		}
 	}

@@ -33,7 +33,7 @@ func (s *Store) peek(asked []*peeked) {
 	cmds := s.sendPeek(ctx, asked)
 	t.got = time.Now()
 	for i, p := range asked {
-		reply, err := cmds[i].Result()
+		reply, err := cmds[i].answer()
 		if err != nil {
 			p.closed = errors.Is(err, redis.ErrClosed)
 			p.lost = errors.Is(explain(p.key, err), store.ErrUnavailable) || redis.HasErrorPrefix(err, "NOSCRIPT")
@@ -55,15 +55,13 @@ func (s *Store) peek(asked []*peeked) {
 
 func (s *Store) sendPeek(ctx context.Context, asked []*peeked) (cmds []once) {
 	for range 2 {
-		pipe := s.rdb.Pipeline()
 		cmds = cmds[:0]
 		for _, p := range asked {
 			cmd := once{redis.NewIntSliceCmd(ctx, "evalsha", peekSHA, 1, p.key)}
 			cmd.SetFirstKeyPos(3)
 			cmds = append(cmds, cmd)
-			_ = pipe.Process(ctx, cmd)
 		}
-		if _, err := pipe.Exec(ctx); !redis.HasErrorPrefix(err, "NOSCRIPT") || s.rdb.ScriptLoad(ctx, peekSource).Err() != nil {
+		if err := pipelined(ctx, s.rdb, cmds); !redis.HasErrorPrefix(err, "NOSCRIPT") || s.rdb.ScriptLoad(ctx, peekSource).Err() != nil {
 			break
 		}
 	}
