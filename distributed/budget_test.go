@@ -171,3 +171,22 @@ func TestCrossedAndCanceled(t *testing.T) {
 		}
 	})
 }
+
+// A question is not quicker than what was given back before it.
+func TestReturnedThenAsked(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		var way atomic.Int64
+		way.Store(int64(ms))
+		rdb := distant(t, s, func() time.Duration { return time.Duration(way.Load()) })
+		q := quota(t, distributed.New(rdb, distributed.Options{}), "returned", plan(t, 10*sec, throttle.Budget(1, "usd", throttle.Month)))
+		defer q.Close()
+		first := admit(t, q, store.Request{Cost: []int64{1}})
+		way.Store(int64(50 * ms))
+		q.(store.Reserver).Cancel([]store.Decision{first})
+		time.Sleep(10 * ms) // the trip that gives back leaves
+		way.Store(int64(ms))
+		if second, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}}); err != nil || second.Verdict != store.Admitted {
+			t.Errorf("%+v, %v", second, err)
+		}
+	})
+}

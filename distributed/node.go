@@ -40,10 +40,12 @@ type node struct {
 	turns   []*lane          // the lanes, the next one first
 }
 
-// A lane is what waits of a key, in order.
+// A lane is what waits of a key, in order. While a trip is in flight that gives back and no
+// more, the next one waits: another connection may be quicker, and find nothing free.
 type lane struct {
-	key   string
-	trips []*trip
+	key    string
+	trips  []*trip
+	giving *trip
 }
 
 // A call is one run of the script.
@@ -57,6 +59,7 @@ type call struct {
 // A trip is some calls of a key that travel together, in order.
 type trip struct {
 	calls     []*call
+	lane      *lane
 	givesBack bool          // the next trip of the key travels with it, so that it is given what is free
 	aim       func(int)     // called with how many calls are in flight when the trip is sent, if not nil: it sets what follows
 	at        int           // where in the arguments the last two of these are
@@ -94,8 +97,11 @@ func (n *node) enter(t *trip) {
 	if l == nil {
 		l = &lane{key: key}
 		n.waiting[key] = l
+	}
+	if len(l.trips) == 0 {
 		n.turns = append(n.turns, l)
 	}
+	t.lane = l
 	l.trips = append(l.trips, t)
 }
 
@@ -133,10 +139,13 @@ func (n *node) next() (batch []*trip) {
 	if n.flying == n.most || len(n.turns) == 0 {
 		return nil
 	}
-	n.flying++
 	calls, again := 0, []*lane(nil)
 	for len(n.turns) > 0 {
 		l := n.turns[0]
+		if l.giving != nil {
+			n.turns, again = n.turns[1:], append(again, l)
+			continue
+		}
 		together := 1
 		for together < len(l.trips) && l.trips[together-1].givesBack {
 			together++
@@ -146,13 +155,19 @@ func (n *node) next() (batch []*trip) {
 		}
 		batch = append(batch, l.trips[:together]...)
 		n.turns, l.trips = n.turns[1:], l.trips[together:]
+		if last := batch[len(batch)-1]; last.givesBack {
+			l.giving = last
+		}
 		if len(l.trips) > 0 {
 			again = append(again, l)
-		} else {
+		} else if l.giving == nil {
 			delete(n.waiting, l.key)
 		}
 	}
-	n.turns = append(n.turns, again...)
+	if n.turns = append(n.turns, again...); len(batch) == 0 {
+		return nil
+	}
+	n.flying++
 	n.calls += count(batch)
 	for _, t := range batch {
 		if t.aim != nil {
@@ -160,6 +175,16 @@ func (n *node) next() (batch []*trip) {
 		}
 	}
 	return batch
+}
+
+// given lets a lane go on that waits for what a trip gives back. It needs mu.
+func (n *node) given(t *trip) {
+	if l := t.lane; l.giving == t {
+		l.giving = nil
+		if len(l.trips) == 0 {
+			delete(n.waiting, l.key)
+		}
+	}
 }
 
 // count returns how many calls some trips are.
@@ -189,6 +214,9 @@ func (n *node) fly(batch []*trip) {
 		n.mu.Lock()
 		n.flying--
 		n.calls -= count(batch)
+		for _, t := range batch {
+			n.given(t)
+		}
 		n.mu.Unlock()
 		for i, t := range batch {
 			t.done(errs[i])
