@@ -126,9 +126,10 @@ func far(roundTrip time.Duration, limit int64, a throttle.Algorithm) scenario {
 	return s.measured(5*second+10*roundTrip, time.Duration(cycles)*cycle(roundTrip)) // the first trips make connections
 }
 
-// Processes far away and near share a limit.
+// Processes far away and near share a limit. There are more callers than a window admits: else
+// the near ones, who come back sooner, use what is left of a window before the far ones ask.
 func mixed(roundTrip time.Duration, limit int64) scenario {
-	s := perSecond(fmt.Sprintf("mixed/%v/%d", roundTrip, limit), "4 processes are far and 4 near", 8, 20, limit)
+	s := perSecond(fmt.Sprintf("mixed/%v/%d", roundTrip, limit), "4 processes are far and 4 near", 8, max(20, int(limit)/6), limit)
 	s.ways = []way{near, uniform(roundTrip/2-roundTrip/20, roundTrip/2+roundTrip/20)}
 	s.full, s.large = rolling(limit, roundTrip), limit > 50
 	s.bounds = bounds{goodput: 0.97, calls: 2, fair: 0.75}
