@@ -181,27 +181,40 @@ func (l *leases) giveBack(p *algorithms.Plan, cost, actual []int64, crossed func
 		}
 	}
 	l.untold = true
-	start := !l.tells
-	l.tells = true
+	l.startTelling()
 	l.mu.Unlock()
-	if start {
-		go l.tell()
+}
+
+// tellAgain says in a goroutine that ends with the call what an earlier call could not.
+func (l *leases) tellAgain() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.untold && !l.closed {
+		l.startTelling()
+	}
+}
+
+// startTelling makes sure that a goroutine tells. It needs mu.
+func (l *leases) startTelling() {
+	if !l.tells {
+		l.tells = true
+		l.quota.store.background(l.tell)
 	}
 }
 
 // tell says what is held, until there is nothing new to say.
-func (l *leases) tell() {
+func (l *leases) tell() error {
 	for {
 		q := l.lockNewest()
 		if q == nil {
-			return
+			return nil
 		}
 		l.mu.Lock()
 		if !l.untold { // another call has said it meanwhile
 			l.tells = false
 			l.mu.Unlock()
 			l.unlock(nil)
-			return
+			return nil
 		}
 		l.mu.Unlock()
 		err := l.sync(q)
@@ -211,7 +224,7 @@ func (l *leases) tell() {
 			l.mu.Lock()
 			l.tells = false
 			l.mu.Unlock()
-			return // the renewal tells, and else the lease ends
+			return err // the renewal tells, and else the lease ends
 		}
 	}
 }
@@ -269,17 +282,22 @@ func (l *leases) idle() bool {
 // needs mu.
 func (l *leases) renewLater() {
 	switch {
-	case l.renewal != nil && (l.closed || l.idle()):
-		l.renewal.Stop()
-		l.renewal = nil
-	case l.renewal == nil && !l.closed && !l.idle():
+	case l.closed || l.idle():
+		if l.renewal != nil {
+			l.renewal.Stop()
+			l.renewal = nil
+		}
+		l.quota.store.lessees.Delete(l)
+	case l.renewal == nil:
 		var renewal *time.Timer
 		renewal = time.AfterFunc(l.quota.store.options.Lease/3, func() {
 			q := l.lockNewest()
 			if q == nil {
 				return
 			}
+			p := q.store.reports.begin()
 			err := l.sync(q)
+			defer p.end(err)
 			l.mu.Lock()
 			if l.renewal == renewal { // else it was stopped meanwhile
 				l.renewal = nil
@@ -288,5 +306,6 @@ func (l *leases) renewLater() {
 			l.unlock(err) // another renewal follows
 		})
 		l.renewal = renewal
+		l.quota.store.lessees.Store(l, nil)
 	}
 }

@@ -71,6 +71,15 @@ func moment(t time.Time) algorithms.Moment {
 	return algorithms.Moment{At: micros(t.Sub(beginning)), Wall: t.UnixMicro()}
 }
 
+// bookAlone decides on requests in Redis's place, if that is away and the process has a share.
+func (q *quota) bookAlone(requests []store.Request, err error) ([]store.Decision, error) {
+	got, err := q.share.book(requests, err)
+	if len(got) > 0 {
+		q.store.debtors.Store(q, nil)
+	}
+	return got, err
+}
+
 // book decides on requests in Redis's place, if that is away.
 func (s *share) book(requests []store.Request, err error) ([]store.Decision, error) {
 	if s == nil || !errors.Is(err, store.ErrUnavailable) {
@@ -163,15 +172,16 @@ func (s *share) release(cost []int64) {
 
 // repay charges in Redis what was sent without it, as far as the tiers have it still
 // in view: each at most with this process's part.
-func (q *quota) repay() {
+func (q *quota) repay() error {
 	s := q.share
 	if s == nil {
-		return
+		return nil
 	}
+	q.store.debtors.Delete(q)
 	s.mu.Lock()
 	if !s.owes() {
 		s.mu.Unlock()
-		return
+		return nil
 	}
 	owed, used := slices.Clone(s.owed), s.ledger.Usage(moment(time.Now()))
 	clear(s.owed)
@@ -189,7 +199,9 @@ func (q *quota) repay() {
 	if err != nil {
 		n := q.newest()
 		n.share.owe(n.plan.Translate(q.plan, owed))
+		n.store.debtors.Store(n, nil)
 	}
+	return err
 }
 
 // tierAmounts is what of each unit every tier is charged.

@@ -221,7 +221,11 @@ func appendCost(args []any, cost []int64) []any {
 
 // Reserve asks Redis, in a goroutine that ends with the call.
 func (q *quota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
-	go q.reserve(behind, requests, done, 0)
+	p := q.store.reports.begin()
+	go q.reserve(behind, requests, func(got []store.Decision, err error) {
+		done(got, err)
+		p.end(nil)
+	}, 0)
 }
 
 // reserve asks again when the answer came so late that nothing of it is of use, for one
@@ -231,7 +235,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		done(slices.Repeat([]store.Decision{b}, len(requests)), nil)
 		return
 	}
-	q.repay()
+	_ = q.repay()
 	q.meet()
 	_ = q.leases.lock(context.Background())
 	if !q.isNewest() {
@@ -250,7 +254,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 				q.share.charge(got)
 			}
 		} else {
-			got, err = q.share.book(requests, err)
+			got, err = q.bookAlone(requests, err)
 		}
 		q.leases.grant(got)
 		q.leases.unlock(lost)

@@ -17,25 +17,28 @@ import (
 
 // TryAcquire asks Redis once and does not book ahead. A caller whose context ends leaves at
 // once; what it is granted then goes back.
-func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decision, err error) {
+func (q *quota) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
 	if !q.isNewest() {
 		return moved, nil
 	}
-	done := make(chan func())
+	type answer struct {
+		store.Decision
+		err error
+	}
+	done := make(chan answer, 1)
 	go func() {
-		got, lost := q.tryAcquire(ctx, r, 0)
-		select {
-		case done <- func() { b, err = got, lost }:
-		case <-ctx.Done():
-			q.Cancel([]store.Decision{got})
-		}
+		b, err := q.tryAcquire(ctx, r, 0)
+		done <- answer{b, err}
 	}()
 	select {
-	case set := <-done:
-		set()
-		return b, err
+	case a := <-done:
+		return a.Decision, a.err
 	case <-ctx.Done():
-		return b, ctx.Err()
+		q.store.background(func() error {
+			q.Cancel([]store.Decision{(<-done).Decision})
+			return nil
+		})
+		return store.Decision{}, ctx.Err()
 	}
 }
 
@@ -69,7 +72,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 			q.share.charge(got)
 		}
 	} else {
-		got, err = q.share.book(requests, err)
+		got, err = q.bookAlone(requests, err)
 	}
 	q.leases.grant(got)
 	q.leases.unlock(lost)
@@ -168,7 +171,10 @@ func (q *quota) endProbe(b store.Decision, how int) {
 	over := b.Epoch != q.state.epoch
 	q.mu.Unlock()
 	if !over {
-		go func() { _, _ = q.end(context.Background(), b.Epoch, how, 0) }()
+		q.store.background(func() error {
+			_, err := q.end(context.Background(), b.Epoch, how, 0)
+			return err
+		})
 	}
 }
 
@@ -465,7 +471,10 @@ func (q *quota) Cancel(bookings []store.Decision) {
 	if q.leases == nil {
 		q.giveBack(bookings) // before what is asked for next
 	} else {
-		go q.giveBack(bookings) // calls take turns
+		q.store.background(func() error { // calls take turns
+			q.giveBack(bookings)
+			return nil
+		})
 	}
 }
 
@@ -512,7 +521,11 @@ func (q *quota) giveBack(bookings []store.Decision) {
 			for _, a := range some {
 				args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
 			}
-			n.node.enter(&trip{calls: []*call{{key: n.key, args: args}}, givesBack: true, done: n.leases.unlock})
+			p := q.store.reports.begin()
+			n.node.enter(&trip{calls: []*call{{key: n.key, args: args}}, givesBack: true, done: func(err error) {
+				n.leases.unlock(err)
+				p.end(err)
+			}})
 			time.AfterFunc(nextTrip, n.node.run)
 		}
 	}
@@ -527,8 +540,11 @@ func (q *quota) Arrived(b store.Decision, _ []int64) { q.endProbe(b, answered) }
 func (q *quota) Unanswered(b store.Decision, cost []int64) {
 	q.endProbe(b, unanswered)
 	if q.plan.Estimates() {
-		a := b.Reservation
-		time.AfterFunc(time.Until(a.Start.Add(a.Guard)), func() { q.Settle(b, cost, cost, nil) })
+		a, p := b.Reservation, q.store.reports.begin()
+		time.AfterFunc(time.Until(a.Start.Add(a.Guard)), func() {
+			q.Settle(b, cost, cost, nil)
+			p.end(nil)
+		})
 	}
 }
 
@@ -562,8 +578,8 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 	if b.Reservation == nil || b.Reservation.State == alone || !q.isNewest() || !q.worthTelling(seen) {
 		return
 	}
-	go func() {
-		_, _, _, _ = q.ask(context.Background(), "o", func(n *quota, args []any) []any {
+	q.store.background(func() error {
+		_, _, _, err := q.ask(context.Background(), "o", func(n *quota, args []any) []any {
 			if n != q { // the readings are of other tiers
 				return args
 			}
@@ -572,7 +588,8 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 			}
 			return args
 		})
-	}()
+		return err
+	})
 }
 
 func (q *quota) worthTelling(seen []store.Observation) bool {

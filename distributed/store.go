@@ -97,6 +97,16 @@
 // the larger limit in the shorter window. While they call by turns, tiers other than rolling
 // windows may admit less than either: each conversion charges what is used once more.
 //
+// # Shutdown
+//
+// A process that ends tells Redis with [Store.Flush] what it gives back and what requests
+// really cost. Without it nothing is admitted twice, but times that were reserved stay charged,
+// and the others wait for the end of its leases.
+//
+//	server.Shutdown(ctx) // the callers return, and responses are read
+//	store.Flush(ctx)
+//	rdb.Close()
+//
 // # Deployment
 //
 // The client is one of a single server, of Sentinel or of a Cluster; Redis 5 or later, or
@@ -198,7 +208,8 @@ const (
 )
 
 // A Store keeps quotas in Redis. It is safe for concurrent use. It starts nothing
-// before somebody waits or a pause begins, and needs no closing; the client is the caller's to close.
+// before somebody waits or a pause begins, and needs no closing, but see Flush; the client is the
+// caller's to close.
 type Store struct {
 	rdb      redis.UniversalClient
 	options  Options
@@ -207,6 +218,9 @@ type Store struct {
 	listener listener
 	lines    lineage.Lines
 	probes   sync.Map // of *store.Reservation: the probes whose response is waited for
+	debtors  sync.Map // of *quota: those that have sent what Redis has not charged
+	lessees  sync.Map // of *leases: those that hold something or have something to tell
+	reports  reports
 	journal  *journal
 }
 

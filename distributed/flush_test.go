@@ -1,0 +1,257 @@
+package distributed_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/store"
+)
+
+// leaves plays a process that uses a store, flushes it and closes the client, and then one that comes later.
+func leaves(t *testing.T, o distributed.Options, use func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis), then func(t *testing.T, s *distributed.Store)) {
+	t.Helper()
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		rdb := distant(t, m, func() time.Duration { return 20 * ms })
+		s := distributed.New(rdb, o)
+		use(t, s, m)
+		if err := s.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := rdb.Close(); err != nil {
+			t.Fatal(err)
+		}
+		then(t, distributed.New(near(t, m), distributed.Options{}))
+	})
+}
+
+// After Flush a program may close the client: the times that were reserved for callers that
+// have left are those of the next process.
+func TestFlushGivesBack(t *testing.T) {
+	t.Parallel()
+	p := throttle.Policy{Name: "flushed", Guard: throttle.NoGuard, Tiers: []throttle.Tier{{Limit: 1, Window: hour, Burst: 2, Algorithm: throttle.GCRA}}}
+	for name, leave := range map[string]time.Duration{
+		"when they had their times":     sec,
+		"when the answer was under way": 30 * ms,
+	} {
+		t.Run(name, func(t *testing.T) {
+			var left time.Time
+			leaves(t, distributed.Options{Horizon: hour}, func(t *testing.T, s *distributed.Store, _ *miniredis.Miniredis) {
+				l := limiter(t, p, s)
+				if err := l.WaitN(t.Context(), 2); err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				var wg sync.WaitGroup
+				for range 3 {
+					wg.Go(func() {
+						if err := l.Wait(ctx); !errors.Is(err, context.Canceled) {
+							t.Error(err)
+						}
+					})
+				}
+				time.Sleep(leave)
+				cancel()
+				wg.Wait()
+				left = time.Now()
+			}, func(t *testing.T, s *distributed.Store) {
+				l := limiter(t, p, s)
+				if err := l.Wait(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(left); took > hour {
+					t.Errorf("the next one goes %v later, want within an hour", took)
+				}
+			})
+		})
+	}
+}
+
+// What was estimated is settled, and what was held at once is free, without the end of a lease.
+func TestFlushSettles(t *testing.T) {
+	t.Parallel()
+	tokens := throttle.Tier{Limit: 100, Window: hour, Unit: "tokens", Estimated: true}
+	pl := func(t *testing.T) (store.Request, func(*distributed.Store) store.Quota) {
+		p := plan(t, sec, tokens, throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency})
+		r := store.Request{Cost: make([]int64, 2), Held: true}
+		for u, unit := range p.Units() {
+			r.Cost[u] = map[string]int64{"tokens": 100}[unit]
+		}
+		for u, n := range r.Cost {
+			r.Cost[u] = max(n, 1)
+		}
+		return r, func(s *distributed.Store) store.Quota { return quota(t, s, "settled", p) }
+	}
+	check := func(t *testing.T, s *distributed.Store, used int64) {
+		t.Helper()
+		_, open := pl(t)
+		status, err := open(s).Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := [2]int64{status.Tiers[0].Used, status.Tiers[1].Used}; got != [2]int64{used, 0} {
+			t.Errorf("used are %v, want %d tokens and no permit", got, used)
+		}
+	}
+	halve := func(cost []int64) (actual []int64) {
+		for _, n := range cost {
+			actual = append(actual, n/2)
+		}
+		return actual
+	}
+	t.Run("settled", func(t *testing.T) {
+		leaves(t, distributed.Options{}, func(t *testing.T, s *distributed.Store, _ *miniredis.Miniredis) {
+			r, open := pl(t)
+			q := open(s)
+			b := admit(t, q, r)
+			q.Settle(b, r.Cost, halve(r.Cost), nil)
+			q.Release(b, r.Cost)
+		}, func(t *testing.T, s *distributed.Store) { check(t, s, 50) })
+	})
+	t.Run("failed", func(t *testing.T) {
+		leaves(t, distributed.Options{}, func(t *testing.T, s *distributed.Store, _ *miniredis.Miniredis) {
+			r, open := pl(t)
+			q := open(s)
+			b := admit(t, q, r)
+			q.Unanswered(b, r.Cost)
+			q.Release(b, r.Cost)
+		}, func(t *testing.T, s *distributed.Store) { check(t, s, 100) })
+	})
+	t.Run("what Redis refused before", func(t *testing.T) {
+		leaves(t, distributed.Options{}, func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis) {
+			r, open := pl(t)
+			q := open(s)
+			b := admit(t, q, r)
+			m.SetError("LOADING the dataset")
+			q.Settle(b, r.Cost, halve(r.Cost), nil)
+			q.Release(b, r.Cost)
+			if err := s.Flush(t.Context()); !errors.Is(err, throttle.ErrUnavailable) {
+				t.Errorf("%v, want ErrUnavailable", err)
+			}
+			m.SetError("")
+			time.Sleep(sec) // the circuit is open until then; the renewal comes later
+		}, func(t *testing.T, s *distributed.Store) { check(t, s, 50) })
+	})
+	t.Run("sent without Redis", func(t *testing.T) {
+		p := plan(t, sec, per(hour, 100, throttle.SlidingLog))
+		leaves(t, distributed.Options{Outage: distributed.Outage{Workers: 2}}, func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis) {
+			m.SetError("LOADING the dataset")
+			admit(t, quota(t, s, "alone", p), store.Request{Cost: []int64{7}})
+			m.SetError("")
+			time.Sleep(sec)
+		}, func(t *testing.T, s *distributed.Store) {
+			if status, err := quota(t, s, "alone", p).Status(t.Context()); err != nil || status.Tiers[0].Used != 7 {
+				t.Errorf("%+v, %v: want 7 used", status, err)
+			}
+		})
+	})
+}
+
+// Flush blocks no longer than its context, nor than some timeouts of Redis.
+func TestFlushEnds(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		var hangs atomic.Bool
+		s := distributed.New(distant(t, m, func() time.Duration {
+			if hangs.Load() {
+				return 5 * sec
+			}
+			return ms
+		}), distributed.Options{})
+		q := quota(t, s, "hangs", plan(t, 0, throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}))
+		b := admit(t, q, store.Request{Cost: []int64{1}, Held: true})
+		hangs.Store(true)
+		q.Release(b, []int64{1})
+		for _, tc := range []struct {
+			timeout time.Duration
+			took    time.Duration
+			want    error
+		}{
+			{100 * ms, 100 * ms, context.DeadlineExceeded},
+			{time.Minute, 900 * ms, throttle.ErrUnavailable}, // of the second that the call may take
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
+			began := time.Now()
+			if err := s.Flush(ctx); !errors.Is(err, tc.want) || time.Since(began) != tc.took {
+				t.Errorf("%v after %v, want %v after %v", err, time.Since(began), tc.want, tc.took)
+			}
+			cancel()
+		}
+		hangs.Store(false)
+		time.Sleep(time.Minute)
+	})
+	if err := distributed.New(nil, distributed.Options{}).Flush(t.Context()); err == nil {
+		t.Error("flushed a store without a client")
+	}
+}
+
+// Flush ends while others go on, and takes nothing from them.
+func TestFlushWhileInUse(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
+		s := distributed.New(near(t, m), distributed.Options{})
+		l := limiter(t, throttle.Policy{Name: "busy", Guard: throttle.NoGuard, Tiers: []throttle.Tier{per(100*ms, 10, throttle.GCRA)}}, s)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*sec)
+		defer cancel()
+		var admitted atomic.Int64
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				for l.Wait(ctx) == nil {
+					admitted.Add(1)
+				}
+			})
+		}
+		for ctx.Err() == nil {
+			began := time.Now()
+			if err := s.Flush(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(began); took > sec {
+				t.Errorf("Flush took %v", took)
+			}
+			time.Sleep(50 * ms)
+			synctest.Wait()
+		}
+		wg.Wait()
+		if n := admitted.Load(); n < 990 {
+			t.Errorf("admitted %d in 10 s of 100/s", n)
+		}
+	})
+}
+
+func ExampleStore_Flush() {
+	server := miniredis.NewMiniRedis()
+	if err := server.Start(); err != nil {
+		panic(err)
+	}
+	defer server.Close()
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	quotas := distributed.New(rdb, distributed.Options{})
+	lim, err := throttle.New(throttle.Policy{Name: "mail", Tiers: []throttle.Tier{throttle.PerHour(100)}}, quotas)
+	if err != nil {
+		panic(err)
+	}
+	if err := lim.Wait(context.Background()); err != nil {
+		panic(err)
+	}
+
+	// At the end no caller waits any more, and all responses are read.
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := quotas.Flush(ctx); err != nil {
+		fmt.Println("left to the end of its leases:", err)
+	}
+	fmt.Println(rdb.Close())
+	// Output: <nil>
+}
