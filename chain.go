@@ -104,7 +104,7 @@ func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand, 
 		a.charge, a.outer = charge{s, t, decision, cost}, charges
 		return decision, nil
 	}
-	return decision, t.judge(decision, err, d.now)
+	return decision, t.judge(ctx, decision, err, d.now)
 }
 
 // ask is how the first caller in the queue of a nested Limiter asks under the terms of its

@@ -139,18 +139,18 @@ func (s *scope) tryNow(ctx context.Context, t *terms, d *demand, c *charge) (sto
 		c.scope, c.terms, c.decision, c.cost = s, t, decision, cost
 		return decision, nil
 	}
-	return decision, t.judge(decision, err, d.now)
+	return decision, t.judge(ctx, decision, err, d.now)
 }
 
 // judge returns the error for what a quota answered to a request that it did not admit,
 // nil if the request may wait. The queue waits for a store that is away, but a caller that
-// wants an answer now gets the error.
-func (c *compiled) judge(d store.Decision, err error, now bool) error {
+// wants an answer now, or whose context has ended, gets the error.
+func (c *compiled) judge(ctx context.Context, d store.Decision, err error, now bool) error {
 	var outer *queue.Final
 	switch {
 	case errors.As(err, &outer):
 		return outer.Err
-	case errors.Is(err, ErrUnavailable) && !now:
+	case errors.Is(err, ErrUnavailable) && !now && ctx.Err() == nil:
 		return nil
 	case err != nil:
 		return c.explain(err)

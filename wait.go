@@ -94,7 +94,7 @@ func (l *Limiter) Wait(ctx context.Context) error {
 		return nil
 	}
 	var c charge
-	if err := t.judge(d, err, false); err != nil {
+	if err := t.judge(ctx, d, err, false); err != nil {
 		return err
 	}
 	return s.wait(ctx, t, &demand{n: 1}, &c)
