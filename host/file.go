@@ -64,7 +64,7 @@ func (s *Store) update(ctx context.Context, name []byte, change func(value []byt
 
 // busy is the error of who has waited for the file until a context ended.
 func (s *Store) busy(ctx context.Context) error {
-	return fmt.Errorf("host: %s: others have the file: %w: %w", s.path, store.ErrUnavailable, ctx.Err())
+	return fmt.Errorf("host: %s: %s: %w: %w", s.path, holder(s.path), store.ErrUnavailable, ctx.Err())
 }
 
 // transact makes the transaction if nobody has the file. The pages of a damaged file

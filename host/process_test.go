@@ -27,10 +27,18 @@ import (
 // asks again and again, from several goroutines, and tells when it was admitted.
 const asWorker = "THROTTLE_TEST_HOST_WORKER"
 
+// asStopped is set where it is to be a process that stops inside its transaction.
+const asStopped = "THROTTLE_TEST_HOST_STOPPED"
+
+var stopInside func(path string) // where processes can stop
+
 func TestMain(m *testing.M) {
 	if arguments := os.Getenv(asWorker); arguments != "" {
 		path, spec, _ := strings.Cut(arguments, "\n")
 		work(path, spec)
+	}
+	if path := os.Getenv(asStopped); path != "" {
+		stopInside(path)
 	}
 	os.Exit(leak.Run(m))
 }

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -372,12 +373,21 @@ func (q *quota) Align(from, to time.Time) {
 	q.store.tell(q.name, store.Freed, 0)
 }
 
+// Pause is told to the file with the next transaction if others have it.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, err error) {
+	end := time.Now().Add(p.For)
 	err = q.newest().take(ctx, func(t *turn) bool {
 		done.Applied = t.pause(p)
 		done.Epoch = t.epoch
 		return done.Applied
 	})
+	if errors.Is(err, store.ErrUnavailable) {
+		q.hear(func(t *turn) {
+			if p.For = time.Until(end); p.For > 0 {
+				t.pause(p)
+			}
+		})
+	}
 	return done, err
 }
 
