@@ -1,11 +1,12 @@
 #!/bin/sh
-# Makes sure that there is a redis-server for the tests that start one, if that
-# can be had without asking: from apt-get, as root or by a sudo that wants no
-# password. Without one those tests are skipped; with THROTTLE_REQUIRE_REDIS=1 in
-# the environment that is an error.
+# Makes sure that there is the server that tests start: $THROTTLE_REDIS_SERVER, or
+# redis-server, which is installed if that can be had without asking: from apt-get, as
+# root or by a sudo that wants no password. Without one those tests are skipped; with
+# THROTTLE_REQUIRE_REDIS=1 in the environment that is an error. A server that
+# THROTTLE_REDIS_SERVER names must be there.
 #
-# The tests that step a server's clock take libfaketime too. It is installed in the
-# same way, but nothing is said when it can't be.
+# With a name, such as valkey-server, it installs that package in the same way, but says
+# nothing when it can't.
 set -u
 
 as_root=
@@ -26,8 +27,15 @@ install() {
 		$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$1"
 }
 
-if ! ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1; then
-	install faketime >/dev/null 2>&1
+if [ -n "${1:-}" ]; then
+	command -v "$1" >/dev/null 2>&1 || install "$1" >/dev/null 2>&1
+	exit 0
+fi
+
+if [ -n "${THROTTLE_REDIS_SERVER:-}" ]; then
+	command -v "$THROTTLE_REDIS_SERVER" >/dev/null 2>&1 && exit 0
+	echo "error: THROTTLE_REDIS_SERVER asks for $THROTTLE_REDIS_SERVER, which is missing" >&2
+	exit 1
 fi
 
 if command -v redis-server >/dev/null 2>&1; then

@@ -3,9 +3,11 @@ package redistest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"runtime"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -68,11 +70,18 @@ func TestServersEndWithTheTest(t *testing.T) {
 	}
 }
 
+// A server that is asked for, by name or at all, must be there.
 func TestNoServer(t *testing.T) {
-	t.Setenv("THROTTLE_REDIS_SERVER", "no-such-server")
+	t.Setenv("PATH", t.TempDir())
 	t.Setenv("THROTTLE_SKIPPED", "") // what the spy skips is no test
-	for _, require := range []string{"", "1"} {
-		t.Setenv("THROTTLE_REQUIRE_REDIS", require)
+	for _, test := range []struct{ server, require, want string }{
+		{"", "", "skipped: redis-server"},
+		{"", "1", "failed: redis-server"},
+		{"no-such-server", "", "failed: no-such-server"},
+		{"no-such-server", "1", "failed: no-such-server"},
+	} {
+		t.Setenv("THROTTLE_REDIS_SERVER", test.server)
+		t.Setenv("THROTTLE_REQUIRE_REDIS", test.require)
 		spy := &spy{TB: t}
 		done := make(chan struct{})
 		go func() {
@@ -80,8 +89,9 @@ func TestNoServer(t *testing.T) {
 			Start(spy)
 		}()
 		<-done
-		if spy.skipped != (require == "") || spy.failed != (require == "1") {
-			t.Errorf("THROTTLE_REQUIRE_REDIS=%s: skipped %v, failed %v", require, spy.skipped, spy.failed)
+		how, who, _ := strings.Cut(test.want, ": ")
+		if !strings.HasPrefix(spy.ended, how) || !strings.Contains(spy.ended, who) {
+			t.Errorf("%q, want %s and the name %s", spy.ended, how, who)
 		}
 	}
 }
@@ -89,12 +99,17 @@ func TestNoServer(t *testing.T) {
 // A spy is a test that is watched ending.
 type spy struct {
 	testing.TB
-	skipped, failed bool
+	ended string
 }
 
-func (s *spy) Skip(...any)           { s.skipped = true; s.FailNow() }
-func (s *spy) Fatalf(string, ...any) { s.failed = true; s.FailNow() }
-func (s *spy) FailNow()              { runtime.Goexit() }
+func (s *spy) Skip(args ...any) { s.end("skipped: " + fmt.Sprint(args...)) }
+
+func (s *spy) Fatalf(format string, args ...any) { s.end("failed: " + fmt.Sprintf(format, args...)) }
+
+func (s *spy) end(how string) {
+	s.ended = how
+	runtime.Goexit()
+}
 
 func TestClock(t *testing.T) {
 	t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -25,7 +26,7 @@ type Sentinel struct {
 func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
 	s := &Sentinel{t: t, Master: Start(t)}
-	s.Replica = Start(t, "--replicaof", fmt.Sprint(host, " ", s.Master.port))
+	s.Replica = Start(t, "--replicaof", host, strconv.Itoa(s.Master.port))
 	s.Replica.untilSynced()
 	for range 3 {
 		// A sentinel keeps what it learns in its file.

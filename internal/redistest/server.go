@@ -3,12 +3,14 @@
 // listens on 127.0.0.1, keeps its data in memory and ends with the test.
 //
 // The servers run the redis-server of the PATH, or what $THROTTLE_REDIS_SERVER
-// names, such as valkey-server. It has to be version 7 or later. Where there is none
-// the test is skipped, or fails if THROTTLE_REQUIRE_REDIS is 1.
+// names, such as valkey-server: any Redis since version 5, or Valkey. A server that is
+// named must be there. Where none is named and none is installed the test is skipped, or
+// fails if THROTTLE_REQUIRE_REDIS is 1.
 package redistest
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"net"
@@ -68,7 +70,7 @@ func dataArgs(args []string) []string {
 
 func start(t testing.TB, env []string, args ...string) *Server {
 	t.Helper()
-	s := &Server{t: t, bin: binary(t), dir: t.TempDir(), args: args, env: env}
+	s := &Server{t: t, bin: serverPath(t), dir: t.TempDir(), args: args, env: env}
 	t.Cleanup(s.Kill)
 	// Between finding a free port and listening on it someone else may take it.
 	for range 5 {
@@ -86,15 +88,15 @@ func start(t testing.TB, env []string, args ...string) *Server {
 	return nil
 }
 
-// binary returns the server to run, or ends the test.
-func binary(t testing.TB) string {
+// serverPath returns the server to run, or ends the test.
+func serverPath(t testing.TB) string {
 	t.Helper()
 	name := os.Getenv("THROTTLE_REDIS_SERVER")
-	if name == "" {
-		name = "redis-server"
-	}
-	path, err := exec.LookPath(name)
-	if err != nil {
+	path, err := exec.LookPath(cmp.Or(name, "redis-server"))
+	switch {
+	case err != nil && name != "":
+		t.Fatalf("THROTTLE_REDIS_SERVER asks for a server that is missing: %v", err)
+	case err != nil:
 		absent(t, "THROTTLE_REQUIRE_REDIS", "no Redis server: "+err.Error())
 	}
 	return path
