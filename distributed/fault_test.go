@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -238,6 +239,9 @@ func TestFaults(t *testing.T) {
 		{"stopped", stopped},
 		{"gone", gone},
 		{"out of memory", outOfMemory},
+		{"demoted", demoted},
+		{"no replicas", noReplicas},
+		{"not saved", notSaved},
 		{"failover of Sentinel", sentinelFailover},
 		{"failover of Cluster", clusterFailover},
 		{"slot moved", slotMoved},
@@ -395,20 +399,68 @@ func gone(t *testing.T) {
 	f.finish("connections refused, 1000 callers", time.Now(), 0)
 }
 
-func outOfMemory(t *testing.T) {
-	s := redistest.Start(t)
+// A server that refuses to write may do it later.
+func refusing(t *testing.T, s *redistest.Server, fault, cause string, begin, end []any) {
 	f := startFleet(t, crew{policy: inWindows}, s.Client)
 	admin := s.Client()
-	limit := func(bytes string) time.Time {
-		if err := admin.ConfigSet(t.Context(), "maxmemory", bytes).Err(); err != nil {
+	do := func(command []any) time.Time {
+		if err := admin.Do(t.Context(), command...).Err(); err != nil {
 			t.Fatal(err)
 		}
 		return time.Now()
 	}
-	full := limit("1")
-	f.unavailable("OOM")
-	f.coasts(full)
-	f.finish("maxmemory reached, noeviction", limit("0"), 0)
+	began := do(begin)
+	f.unavailable(cause)
+	f.coasts(began)
+	f.finish(fault, do(end), 0)
+}
+
+func outOfMemory(t *testing.T) {
+	limit := []any{"CONFIG", "SET", "maxmemory"}
+	refusing(t, redistest.Start(t), "maxmemory reached, noeviction", "OOM", append(limit, "1"), append(limit, "0"))
+}
+
+func demoted(t *testing.T) {
+	refusing(t, redistest.Start(t), "the server is a replica for a while", "READONLY", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"})
+}
+
+func noReplicas(t *testing.T) {
+	s := redistest.Start(t)
+	if v := s.Info("server", "redis_version"); strings.HasPrefix(v, "5.") || strings.HasPrefix(v, "6.0.") {
+		t.Skip("Redis before 6.2 lets scripts write then")
+	}
+	least := []any{"CONFIG", "SET", "min-replicas-to-write"}
+	refusing(t, s, "too few replicas for min-replicas-to-write", "NOREPLICAS", append(least, "1"), append(least, "0"))
+}
+
+// The server can't save, as its directory is gone.
+func notSaved(t *testing.T) {
+	s := redistest.Start(t)
+	admin := s.Client()
+	dir, err := admin.ConfigGet(t.Context(), "dir").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := startFleet(t, crew{policy: inWindows}, s.Client)
+	if err := os.RemoveAll(dir["dir"]); err != nil {
+		t.Fatal(err)
+	}
+	set := func(name, value string) {
+		t.Helper()
+		if err := admin.ConfigSet(t.Context(), name, value).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("save", "3600 1")
+	if err := admin.BgSave(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "it could not save", func() bool { return s.Info("persistence", "rdb_last_bgsave_status") == "err" })
+	began := time.Now()
+	f.unavailable("MISCONF")
+	f.coasts(began)
+	set("save", "")
+	f.finish("the server can't save", time.Now(), 0)
 }
 
 // The replica that takes over may lack the last admissions.

@@ -113,9 +113,7 @@ func TestLogEviction(t *testing.T) {
 	}
 	until(t, "it is reported", func() bool { return log.count("maxmemory-policy=allkeys-lru") == 1 })
 
-	if err := s.Client().Do(t.Context(), documented("")...).Err(); err != nil {
-		t.Fatal(err)
-	}
+	grant(t, s, "")
 	quiet, rdb := new(lines), s.Client()
 	options := *rdb.Options()
 	options.Username, options.Password = "limiter", "secret"

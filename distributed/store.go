@@ -128,9 +128,11 @@
 // A user with restricted rights needs the keys and channels of the prefix and the
 // commands that the script runs for it:
 //
-//	ACL SETUSER limiter on >secret ~throttle:* &throttle:* +evalsha +eval +script|load +time
-//	    +get +set +getrange +setrange +pexpire +publish +subscribe +unsubscribe +ping
+//	ACL SETUSER limiter on >secret ~throttle:* resetchannels &throttle:* +evalsha +eval
+//	    +script|load +time +get +set +getrange +setrange +pexpire +publish +subscribe
+//	    +unsubscribe +ping
 //
+// Redis 6.0 has no rights to channels: leave out resetchannels and what follows it there.
 // Options.Log asks for the maxmemory-policy where +info is allowed, too.
 //
 // On a Cluster add +cluster|slots +command +asking, and +readonly if the client may read
