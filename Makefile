@@ -14,7 +14,7 @@ FUZZTIME ?= 30s
 
 STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 
-.PHONY: all test test32 soak stress redis lint bench fidelity laws fuzz example suites
+.PHONY: all test test32 valkey soak stress redis lint bench fidelity laws fuzz example suites
 
 all: lint test
 
@@ -35,6 +35,14 @@ test32:
 	CGO_ENABLED=0 GOARCH=386 go vet ./...
 	CGO_ENABLED=0 GOARCH=386 go test $$(go list ./... | grep -Ev '/(distributed|internal/redistest)$$')
 
+# valkey runs what servers may differ in on a valkey-server, if there is one or apt-get
+# has one: the faults, the contract of a store, scripts and functions, and rights.
+valkey:
+	@sh tools/redis.sh valkey-server
+	@if ! command -v valkey-server; then echo "no valkey-server: nothing runs on it"; exit 0; fi; \
+	valkey-server --version && THROTTLE_REDIS_SERVER=valkey-server \
+		go test $(RACE) -count=1 -run '^Test(Faults|Store|Function|Input)' ./distributed
+
 # soak plays the random storms of the tests SOAK times as long as test does.
 SOAK   ?= 10
 STORMS = TestTwins|TestConvertTwins|TestFleetLaws|TestFleetClocks|TestFleetOfProcesses|TestDefinition|TestProcesses|$\
@@ -52,7 +60,8 @@ RUNS     ?= 20
 stress: redis
 	go run ./internal/load -runs $(RUNS) -- go test $(RACE) -count=1 $(PACKAGES)
 
-# redis installs a redis-server if there is none and apt-get can.
+# redis installs a redis-server if there is none and apt-get can. A server that
+# THROTTLE_REDIS_SERVER names must be there.
 redis:
 	@sh tools/redis.sh
 
