@@ -44,18 +44,28 @@ type releases struct {
 // call asks for units, in requests of so many, and returns how many are admitted.
 func (r *releases) call(release int, units, cost int64) int64 {
 	r.Helper()
+	n := cost * r.ask(release, units/cost, map[string]int64{algorithms.Requests: cost})
+	r.all = append(r.all, arrival{r.at, n})
+	return n
+}
+
+// ask asks for requests of a cost, and returns how many are admitted.
+func (r *releases) ask(release int, requests int64, cost map[string]int64) (n int64) {
+	r.Helper()
 	r.subject.change(r.plans[release])
-	got, err := r.subject.answer(r.at, step{op: "r", args: []int64{0, 0, 0, 0, units / cost, 0, cost}})
+	args := []int64{0, 0, 0, 0, requests, 0}
+	for _, u := range r.plans[release].Units() {
+		args = append(args, cost[u])
+	}
+	got, err := r.subject.answer(r.at, step{op: "r", args: args})
 	if err != nil {
 		r.Fatal(err)
 	}
-	n := int64(0)
-	for i := 6; i < len(got); i += 2 {
+	for i := 6; i < len(got)-4*len(r.subject.plan.Starts(0))/5; i += 2 {
 		if got[i] <= -2 {
-			n += cost
+			n++
 		}
 	}
-	r.all = append(r.all, arrival{r.at, n})
 	return n
 }
 
@@ -186,7 +196,7 @@ func convertTwins(t *testing.T, s *subject, seeds int) {
 		play()
 		ledger := after.Convert(*m.ledger, m.moment(m.frontier))
 		m.adopt(after)
-		m.ledger = &ledger
+		m.ledger, m.changed = &ledger, true
 		s.change(after)
 		compare(t, s, m, at, step{op: "q"})
 		play()

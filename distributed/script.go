@@ -41,7 +41,7 @@ var (
 	register = regexp.MustCompile(`(?m)^local (\w+(?:, \w+)*)(?: --.*)?$`)
 	constant = regexp.MustCompile(`(?m)^local ([A-Z_]+) = ([\d^ ]*\d|'[^']*')(?: --.*)?$`)
 	name     = regexp.MustCompile(`[A-Z_]{2,}`)
-	comment  = regexp.MustCompile(`(?m) *--.*$`)
+	comment  = regexp.MustCompile(`(?m)^ +| *--.*$`) // and indentation
 )
 
 // mostShared is how many locals around it a function of Lua may use.

@@ -136,7 +136,9 @@ func foreignValues(t *testing.T, s *subject, each int) {
 		for _, foreign := range []string{"", "1", "hello", "thr", "thr1", "throttle"} {
 			refused(foreign, "THROTTLE foreign")
 		}
-		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", "thr3 ", "thr3 \n", "thr4 ", "thr4 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:]} {
+		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", "thr3 ", "thr3 \n", "thr4 ", "thr4 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:],
+			v[:head-1] + "+\n" + v[head:], v[:head-1] + "+1\n" + v[head:], v[:head-1] + "+0 1 77 0 1 1 1 0 9000000000000000\n" + v[head:],
+			v[:head-1] + "+0 1 7 0 1 1 1 0 9000000000000000\n" + v[head:]} {
 			refused(corrupt, "THROTTLE corrupt")
 		}
 		refused("thr5"+v[4:], "THROTTLE version")

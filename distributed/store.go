@@ -92,10 +92,13 @@
 // A policy can change while it is in use. What is charged stays charged, and what this
 // process holds is held under the new policy too. Other processes keep theirs until they
 // change it: the state is converted with each call under another policy, as while a new
-// release replaces an old one. A tier with another algorithm or window starts with the
-// largest use of the old tiers of its unit. So two releases side by side admit no more than
-// the larger limit in the shorter window. While they call by turns, tiers other than rolling
-// windows may admit less than either: each conversion charges what is used once more.
+// release replaces an old one. What the policy of the caller has no tier for is kept beside it,
+// and what the caller is granted is charged there, too. So of two releases side by side each
+// admits what its own policy has room for, behind what both have admitted, and neither less nor
+// more. Up to eight tiers are kept so, each until no release that has it has called for a window,
+// an hour at least and two days at most. A tier that is not known, of another algorithm or window,
+// starts with the largest use of the tiers of its unit. Concurrency tiers, and the costs of units
+// that one of the two releases does not limit, are known to the other release only.
 //
 // # Shutdown
 //

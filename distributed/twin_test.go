@@ -32,6 +32,7 @@ type twin struct {
 	concurrent bool
 	estimates  bool
 	resets     bool // some were told
+	changed    bool // the script keeps tiers of another plan
 
 	known                    int64 // what would be at this instant or later is not booked
 	alive                    bool  // a state exists
@@ -94,7 +95,7 @@ func (m *twin) adopt(plan *algorithms.Plan) {
 // states do not depend on when the plan changed.
 func (m *twin) change(plan *algorithms.Plan) {
 	m.adopt(plan)
-	m.pool = nil
+	m.pool, m.changed = nil, true
 	for _, c := range m.history {
 		m.charged(c)
 	}
@@ -616,7 +617,7 @@ func (m *twin) ttlOK(ttl int64) bool {
 	switch {
 	case m.estimates: // nor what becomes of leases
 		return ttl >= 1000
-	case m.resets: // nor what resets end
+	case m.resets, m.changed: // nor what resets end, nor tiers of another plan
 		return ttl >= m.ttl()
 	}
 	longest := m.plan.Guard().Microseconds()

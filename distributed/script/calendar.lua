@@ -5,6 +5,10 @@
 -- begin, as Unix time: the one before that of the caller's own wall clock, that, and
 -- the next three. The clocks may differ by a period, so that every caller knows at least
 -- when the period after that of TIME ends: nothing is booked from there on.
+--
+-- A tier that does not decide is told of no periods. When the one of its last landing is over,
+-- the next has no end until the tier decides again: then all that landed in it counts
+-- in the period of the last.
 
 local calendars -- the rules
 local known -- nothing is booked from this instant on
@@ -12,19 +16,10 @@ local known -- nothing is booked from this instant on
 -- longest is more than any period takes, ends the end of the period of the last landing,
 -- count the units that landed in it, told how many percent of the limit were told, and last
 -- the instant of that landing.
-local function calendar(unit, limit, longest)
-  local first, second, third, fourth, fifth -- periods begin
+local function calendar(unit, limit, longest, decides)
+  local first, second, third, fourth, fifth = 0, 0, 0, 0, 0 -- periods begin
   local ends, count, told, last
   local rule = {reopens = true}
-
-  -- Answers what is wrong if the clocks of the caller and the server differ too much.
-  function rule.load(words, at)
-    ends, count, told, last = parse('>I7I7I7I7', words, at)
-    first, second, third, fourth, fifth = argument(), argument(), argument(), argument(), argument()
-    if wall < first or wall >= fourth then return 'clocks of the client and the server are more than a period apart' end
-    known = min(known, (wall < second and third or wall < third and fourth or fifth) - drift)
-    calendars[#calendars + 1] = rule
-  end
 
   -- Whether the period of a landing has ended by an instant. A wall clock that steps back
   -- does not reopen a period, nor does it make one last longer than any.
@@ -34,6 +29,17 @@ local function calendar(unit, limit, longest)
   local function endOf(at)
     at = at + drift
     return at < second and second or at < third and third or at < fourth and fourth or at < fifth and fifth or NEVER
+  end
+
+  -- Answers what is wrong if the clocks of the caller and the server differ too much.
+  function rule.load(words, at)
+    ends, count, told, last = parse('>I7I7I7I7', words, at)
+    if not decides then return end
+    first, second, third, fourth, fifth = argument(), argument(), argument(), argument(), argument()
+    if wall < first or wall >= fourth then return 'clocks of the client and the server are more than a period apart' end
+    known = min(known, (wall < second and third or wall < third and fourth or fifth) - drift)
+    calendars[#calendars + 1] = rule
+    if ends == NEVER then ends = endOf(last) end
   end
 
   -- The instant from which a landing in a period counts no more.

@@ -5,9 +5,10 @@
 -- zone, where it is of the calendar) and unit. Any other starts with the largest use of an
 -- old tier of its unit: with the stamps where both keep some, else charged at the frontier.
 --
--- While a fleet changes its policy, the next call may convert the state back. So a tier
--- remembers more than its capacity, if the old one does, and a log has room for as many
--- stamps as the old tier counts.
+-- While a fleet changes its policy, releases call by turns. So what the plan has no tier for is
+-- kept beside it, and charged, until a day or at least an hour after the last call of a release
+-- that has the tier. The plan is that with these from then on. Where tiers share what they
+-- remember, it is more than the capacity of one, and a log has room for all in view.
 --
 -- What is on its way stays on its way. Clock, frontier, pause and generation are not the
 -- policy's. What was given back is dropped: it is charged in the old tiers, but maybe not
@@ -15,17 +16,51 @@
 -- charged now.
 
 local MOST_STAMPS = 2 ^ 16 -- a log keeps no more than that beyond its limit
+local HOUR = 3600000000
+local DAY = 86400000000
+
+local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
+
+local function nameOf(p, t)
+  return concat({p[t], p[t + 3], hashOf(p, t), p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
+end
+
+-- What tiers have in common that remember the same, whatever they allow.
+local function kindOf(p, t)
+  local algorithm, name = p[t], nameOf(p, t)
+  if isBucket(algorithm) then return name .. ' ' .. text(p[t + 2]) end
+  if algorithm == FIXED or algorithm == WEIGHTED then return name .. ' ' .. text(p[t + 5]) end
+  return name
+end
+
+-- The text of the plan with the tiers that are kept for others, and the list of that.
+local function withKept(words, kept)
+  local old, hashes, tiers, unit, has = kept.plan, {}, {}, {}, {}
+  for u = 1, units do unit[plan[4 + u] % ESTIMATE] = u - 1 end
+  for t = 5 + units, #plan, 6 do has[kindOf(plan, t)] = true end
+  for t = 5 + old[3], kept.current and #old or 0, 6 do
+    local i = (t - 5 - old[3]) / 6 + 1 - old.deciding
+    local span = max(HOUR, min(DAY, old[t] == CALENDAR and DAY or old[t + 3]))
+    local ends = i > 0 and old.ends[i] or (divMod(wall, span) + 2) * span
+    if old[t] ~= CONCURRENCY and ends > wall and #tiers < GUESTS and not has[kindOf(old, t)] then
+      local hash = hashOf(old, t)
+      if not unit[hash] then
+        hashes[#hashes + 1] = text(hash)
+        unit[hash] = units + #hashes - 1
+      end
+      tiers[#tiers + 1] = format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f',
+        old[t], unit[hash], old[t + 2], old[t + 3], old[t + 4], old[t + 5], ends)
+    end
+  end
+  if #tiers == 0 then return words end
+  words = words .. '+' .. #hashes .. ' ' .. #tiers .. ' ' .. concat(hashes, ' ') .. ' ' .. concat(tiers, ' ')
+  return words, listOf(words)
+end
 
 -- Turns the state of another plan into one of the plan.
 local function convert(kept)
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
   local unused = rep('\0', 7 * 4)
-
-  local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
-
-  local function nameOf(p, t)
-    return concat({p[t], p[t + 3], hashOf(p, t), p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
-  end
 
   -- The rule of an old tier of the calendar, of which this call tells no periods.
   local function oldCalendar(longest, words)
@@ -48,7 +83,7 @@ local function convert(kept)
     aloft[unit] = parse('>I7', state, body + head + 7 * (unit - 1))
     local was = {
       algorithm = algorithm, limit = old[t + 2], window = old[t + 3], phase = old[t + 5],
-      name = nameOf(old, t), hash = hashOf(old, t), up = aloft[unit],
+      name = nameOf(old, t), kind = kindOf(old, t), hash = hashOf(old, t), up = aloft[unit],
       -- Format 1 had no word for the last landing of windows of the clock, which was until now.
       words = sub(state, words, words + 7 * wordsOf[algorithm] - 1)
         .. rep(pack('>I7', frontier), WORDS[algorithm] - wordsOf[algorithm]),
@@ -73,12 +108,15 @@ local function convert(kept)
     was.used = was.rule.concurrent and 0 or was.rule.used(frontier) + was.others
   end
 
-  -- The old tier that a tier takes over from, and whether it is like it. Without one that
-  -- is, it is the one of its unit that has used the most, if any has.
+  -- The old tier that a tier takes over from, and whether it remembers what the tier does. That is
+  -- the one of its kind, else of its name, else the one of its unit that has used the most, if any has.
   local function predecessor(t)
-    local name, hash, most = nameOf(plan, t), hashOf(plan, t), nil
+    local name, kind, hash, most = nameOf(plan, t), kindOf(plan, t), hashOf(plan, t), nil
     for _, was in ipairs(tiers) do
-      if was.name == name then return was, true end
+      if was.kind == kind then return was, true end
+    end
+    for _, was in ipairs(tiers) do
+      if was.name == name then return was, not isBucket(was.algorithm) end
       if was.hash == hash and was.used > (most and most.used or 0) then most = was end
     end
     return plan[t] ~= CONCURRENCY and most or nil, false
@@ -111,14 +149,15 @@ local function convert(kept)
   end
 
   -- The newest stamps, in a ring. Those in view of a tier like the old one, or on their way,
-  -- have a place. Where the old tier was another, so have all that it may count.
+  -- have a place. Where the old tier was another, so have all that it may count. A ring does not
+  -- become shorter while anything is kept for others, who may admit more.
   local function newLog(was, like, limit, window)
     local kept = stampsOf(was)
     local room, stamps = max(limit, MOST_STAMPS), kept or ''
     stamps = stamps .. rep(pack('>I7', frontier), min(room, kept and was.others or was.used))
     local count = #stamps / 7
     if like then
-      room = max(limit, count - countBefore(stamps, 0, frontier - window + 1) + was.up)
+      room = max(limit, count - countBefore(stamps, 0, frontier - window + 1) + was.up, deciding < #rules and #was.ring / 7 or 0)
     else
       room = max(limit, min(room, max(count + was.up, #was.ring / 7, kept and was.limit or 0)))
     end
@@ -162,14 +201,14 @@ local function convert(kept)
     local algorithm, words = plan[t], unused
     if like and (algorithm == FIXED or algorithm == WEIGHTED) then
       words = shift(was, plan[t + 5])
-    elseif like and not isBucket(algorithm) then
+    elseif like then
       words = was.words
     end
     local rule = ruleOf(plan, t)
     if rule.load(words, 1, like and was.groups or 1) then return nil end -- loadTiers says what is wrong
     if not was then return rule end
     local charged = was.used
-    if like and not isBucket(algorithm) then
+    if like then
       charged = was.others
     elseif algorithm == WINDOW and (was.algorithm == LOG or was.algorithm == WINDOW) and was.window <= plan[t + 3] then
       regroup(rule, was, plan[t + 3], plan[t + 5])
@@ -193,7 +232,7 @@ local function convert(kept)
     else
       local rule = newRule(t, was, like)
       words = rule and rule.words() or unused
-      if was and isBucket(algorithm) and isBucket(was.algorithm) then words = refill(was, limit, window, words) end
+      if was and not like and isBucket(algorithm) and isBucket(was.algorithm) then words = refill(was, limit, window, words) end
       if rule and rule.groups then putQueue(tierGroups, rule.groups) end
     end
     tierWords[#tierWords + 1] = words
@@ -223,7 +262,7 @@ local function convert(kept)
   state = rep('\0', HEAD) .. retell(body + head, 1, 0)
     .. concat(tierWords) .. concat(tierGroups)
     .. retell(groups, lengths.slots, 1) .. retell(leasesAt, lengths.leases, 3)
-  body, capacities, image = 1, sizesOfRings, plan.start
+  body, capacities, image, ringsAt = 1, sizesOfRings, plan.start, #plan.start + 7 * #sizesOfRings
   for i = 1, #capacities do image = image .. pack('>I7', capacities[i]) end
   image = image .. concat(tierRings)
 end

@@ -38,13 +38,13 @@ local function renew()
     leases[#leases + 1] = lease
   end
   lease[1], lease[2], lease[3] = owner, seq, expiry
-  for u = 1, units do lease[3 + u] = argument() end
+  for u = 1, units do lease[3 + u] = u <= told and argument() or 0 end
   open = count()
   for u = 1, units do freed = freed or starving and open[u] < full[u] end
   starving = starving and not freed
   if estimates then
     for u = 1, units do
-      settled[u] = settled[u] + argument()
+      settled[u] = settled[u] + (u <= told and argument() or 0)
       if estimated[u] then aloft[u] = aloft[u] + open[u] end
     end
     advance(now)

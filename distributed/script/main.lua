@@ -78,9 +78,18 @@
 local function turnTo(name, words)
   key = name
   adopt(planOf(words))
-  local problem, old = readState()
+  local raw = readStart()
+  local with, list = keptIn(raw)
+  if with then
+    adopt(planOf(with, list))
+    raw = readStart()
+  end
+  local problem, old = readState(raw)
   if problem then return problem end
-  if old then convert(old) end
+  if old then
+    adopt(planOf(withKept(words, old)))
+    convert(old)
+  end
   lease, starving, freed = nil, flags % 4 >= 2, false
   problem = loadTiers() or (plan.concurrent or estimates) and renew()
   if problem then return problem end

@@ -5,8 +5,8 @@
 -- KEYS[1]  the quota
 -- Reply    as main.lua's, without an expiry; all zero where there is no state of format 3 or 4, which begin alike
 
-local raw = redis.call('GETRANGE', KEYS[1], '0', '4095')
-local words, at = string.match(raw, '^thr[34] ([%d ]*)\n()')
+local raw = redis.call('GETRANGE', KEYS[1], '0', '8191')
+local words, at = string.match(raw, '^thr[34] ([%d +]*)\n()')
 if not words then return {0, 0, 0, 0, 0, 0, 0, 0} end
 
 -- The number that some bytes are.
@@ -16,13 +16,16 @@ local function number(s, first, width)
   return n
 end
 
-local plan = {}
-for n in string.gmatch(words, '%d+') do plan[#plan + 1] = tonumber(n) end
-local body = at
-for t = 5 + plan[3], #plan, 6 do
-  if plan[t] == 0 then -- a log: behind the capacities of all of them are their rings
-    body, at = body + 7 + 7 * number(raw, at, 7), at + 7
+local body, units, width = at, 3, 6 -- where a plan tells the number of its units, and how many numbers a tier has
+for part in string.gmatch(words, '[%d ]+') do
+  local list = {}
+  for n in string.gmatch(part, '%d+') do list[#list + 1] = tonumber(n) end
+  for t = units + 2 + list[units], #list, width do
+    if list[t] == 0 then -- a log: behind the capacities of all of them are their rings
+      body, at = body + 7 + 7 * number(raw, at, 7), at + 7
+    end
   end
+  units, width = 1, 7 -- of what is kept beside it
 end
 local head = string.sub(raw, body, body + 62)
 if #head < 63 then

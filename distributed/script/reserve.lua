@@ -9,7 +9,7 @@ local SOON = 250000 -- how long before a pause ends requests are reserved behind
 -- it, with what each is to spare.
 local function fitting(cost, spare, most)
   local function fits(count)
-    for i = 1, #rules do
+    for i = 1, deciding do
       local n = cost[unitOf[i]]
       if n > 0 and admits(i, count * n + spare[i]) > frontier then return false end
     end
@@ -46,7 +46,7 @@ function ops.r(op)
     if yields then count, headroom, soon = -count, argument(), argument() end
     local cost, spare = amounts(), {}
     local impossible
-    for i = #rules, 1, -1 do
+    for i = deciding, 1, -1 do
       local left = capacity[i] - cost[unitOf[i]]
       if left < 0 then impossible = i end
       spare[i] = headroom > 0 and min((divMod(capacity[i] * headroom, 100)), left) or 0
@@ -58,7 +58,7 @@ function ops.r(op)
       local run, paced = count, 0 -- for how many the answer is the same: it is of all that are refused
       if held > now + SOON and not impossible then at, more = held, false end
       if more and plan.concurrent and not impossible then -- full
-        for i = #rules, 1, -1 do
+        for i = deciding, 1, -1 do
           local amount = cost[unitOf[i]]
           if rules[i].concurrent and amount > 0 and rules[i].earliest(now, amount + spare[i]) == NEVER then
             what, starving, more = i, true, false -- only a release can help

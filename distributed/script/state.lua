@@ -65,29 +65,44 @@ local function oldIn(raw)
   local version = string.match(raw, '^thr(%d+) ')
   if not version then return nil, 'foreign value: another program uses this key' end
   if not HEADS[version] then return nil, 'version ' .. version .. ' of the state is not known' end
-  local words, after = string.match(raw, '^thr%d ([%d ]*)\n()')
+  local words, after = string.match(raw, '^thr%d ([%d +]*)\n()')
   if not words then return nil, 'corrupt state: it ends too soon' end
-  local p = numbersIn(words)
-  local sound = p[4] and #p == 4 + p[3] + 6 * p[4]
-  for t = sound and 5 + p[3] or 1, sound and #p or 0, 6 do
-    if not WORDS[p[t]] or p[t + 1] >= p[3] then sound = false end
-  end
-  if not sound then return nil, 'corrupt plan in the state' end
-  local old = {plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], pooled = version < '4' and 1 or 2}
+  local p = listOf(words)
+  if not p then return nil, 'corrupt plan in the state' end
+  local old = {current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], pooled = version < '4' and 1 or 2}
   old.front, old.logs = sizes(p, old.wordsOf, old.head)
   old.rings = after + 7 * #old.logs
   return old
 end
 
+-- The beginning of the state: all that precedes the rings of logs, or all of it.
+local function readStart()
+  if #plan.logs == 0 then return call('GET', key) end
+  return call('GETRANGE', key, '0', text(#plan.start + 7 * #plan.logs - 1))
+end
+
+-- The text of the plan in a state that begins so, and its list, if it is the caller's with tiers
+-- that are still kept for others.
+local function keptIn(raw)
+  local start = plan.start
+  local plus = #start
+  if not raw or sub(raw, plus, plus) ~= '+' or sub(raw, 1, plus - 1) ~= sub(start, 1, -2) then return nil end
+  local words = string.match(call('GETRANGE', key, '0', '8191'), '^thr4 ([%d +]*)\n')
+  local list = words and listOf(words)
+  for i = 1, list and #list.ends or 0 do
+    if list.ends[i] <= wall then return nil end
+  end
+  return list and words, list
+end
+
 -- Reads the state but for its rings, and its head. Answers what is wrong, if anything, and
 -- what it was kept for if that is to be converted.
-local function readState()
+local function readState(raw)
   local start, logs = plan.start, plan.logs
   local old, problem
   local size = 0 -- of the rings
   image, ringsAt, bodyAt = nil, #start + 7 * #logs, nil
-  local raw = #logs > 0 and call('GETRANGE', key, '0', text(ringsAt - 1))
-  if not raw or sub(raw, 1, #start) ~= start then raw = call('GET', key) end
+  if #logs > 0 and sub(raw, 1, #start) ~= start then raw = call('GET', key) end
   if not raw then
     begin(logs)
   elseif sub(raw, 1, #start) == start then

@@ -2,11 +2,13 @@
 -- Twin: algorithms/plan.go.
 
 -- The plan of a text, with what is made of it: how a state of it begins, the size of its
--- front, the limits of its logs, and of each tier the rule, the unit and the capacity.
-local function planOf(words)
+-- front, the limits of its logs, and of each tier the rule, the unit and the capacity. Of a text
+-- with tiers that are kept for others, its list comes with it.
+local function planOf(words, list)
   local p = plans[words]
   if p then return p end
-  p = numbersIn(words)
+  p = list or numbersIn(words)
+  p.told, p.deciding = p.told or p[3], p.deciding or p[4]
   p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr4 ' .. words .. '\n', {}, {}, {}, {}
   p.front, p.logs = sizes(p, WORDS, HEAD)
   for u = 1, p[3] do
@@ -26,7 +28,7 @@ end
 
 -- Turns to a plan.
 local function adopt(p)
-  plan, guard, grain, units = p, p[1], 2 ^ p[2], p[3]
+  plan, guard, grain, units, told, deciding = p, p[1], 2 ^ p[2], p[3], p.told, p.deciding
   rules, unitOf, capacity, estimates, estimated = p.rules, p.unitOf, p.capacity, p.estimates, p.estimated
   aloft, open, own, calendars, known = {}, {}, {}, {}, NEVER
 end

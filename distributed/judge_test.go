@@ -1,0 +1,229 @@
+package distributed
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
+)
+
+// A judge counts as the provider of one tier does, with a plain list of all that arrived, be it
+// more than the tier allows.
+type judge struct {
+	algorithms.Tier
+	all []arrival
+}
+
+// between is how many units arrived from an instant on and before another one.
+func (j *judge) between(from, to int64) (sum int64) {
+	for i := len(j.all) - 1; i >= 0 && j.all[i].at >= from; i-- {
+		if j.all[i].at < to {
+			sum += j.all[i].n
+		}
+	}
+	return sum
+}
+
+// fits reports whether the provider takes n units more.
+func (j *judge) fits(at, n int64) bool {
+	window := j.Window.Microseconds()
+	start := at - (at-j.Phase.Microseconds())%max(1, window)
+	switch j.Algorithm {
+	case algorithms.SlidingLog, algorithms.SlidingWindow:
+		return j.between(at-window+1, at+1)+n <= j.Limit
+	case algorithms.FixedWindow:
+		return j.between(start, at+1)+n <= j.Limit
+	case algorithms.WeightedWindow:
+		return j.between(start-window, start)*(start+window-at) <= (j.Limit-n-j.between(start, at+1))*window
+	case algorithms.AnchoredWindow:
+		opened := int64(0)
+		for _, a := range append(j.all[:len(j.all):len(j.all)], arrival{at, n}) {
+			if a.at >= opened+window {
+				opened = a.at
+			}
+		}
+		return j.between(opened, at+1)+n <= j.Limit
+	case algorithms.Calendar:
+		day := 24 * time.Hour.Microseconds()
+		return j.between(at-at%day, at+1)+n <= j.Limit
+	}
+	level, last := int64(0), int64(0) // in a window-th of a unit
+	for _, a := range j.all {
+		level, last = max(0, level-min(level, j.Limit*(a.at-last)))+a.n*window, a.at
+	}
+	return level-min(level, j.Limit*(at-last))+n*window <= j.Burst*window
+}
+
+// isExact reports whether the script counts a tier as its judge does. Otherwise it counts more.
+func isExact(t algorithms.Tier) bool {
+	return t.Algorithm != algorithms.SlidingWindow && t.Algorithm != algorithms.AnchoredWindow && t.Algorithm != algorithms.Calendar
+}
+
+// randomReleases are plans that any two releases of a program may have.
+func randomReleases(t *testing.T, g *rand.Rand) (plans []*algorithms.Plan) {
+	t.Helper()
+	for range 2 + g.IntN(5)/4 {
+		var tiers []algorithms.Tier
+		for range 1 + g.IntN(3) {
+			tier := algorithms.Tier{
+				Limit:     1 + g.Int64N(20),
+				Window:    pickFrom(g, time.Second, 20*time.Second, time.Minute, 7*time.Minute),
+				Algorithm: algorithms.Algorithm(g.IntN(int(algorithms.Concurrency))),
+				Unit:      pickFrom(g, "", "", "tokens"),
+			}
+			switch {
+			case g.IntN(12) == 0:
+				tier.Algorithm, tier.Window, tier.Period, tier.Limit = algorithms.Calendar, 0, algorithms.Day, 10*tier.Limit
+			case tier.Algorithm == algorithms.FixedWindow || tier.Algorithm == algorithms.WeightedWindow:
+				tier.Phase = pickFrom(g, 0, tier.Window/3).Truncate(time.Microsecond)
+			case tier.Algorithm >= algorithms.TokenBucket:
+				tier.Burst = pickFrom(g, 0, 2*tier.Limit)
+			}
+			tiers = append(tiers, tier)
+		}
+		p, err := algorithms.NewPlan(tiers, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plans = append(plans, p)
+	}
+	return plans
+}
+
+func pickFrom[T any](g *rand.Rand, list ...T) T { return list[g.IntN(len(list))] }
+
+// Releases side by side: each admits what its own tiers have room for, behind what all of them
+// have admitted, and no more, however often they take turns.
+func TestReleasesSideBySide(t *testing.T) {
+	t.Parallel()
+	s := real(t)
+	for seed := range uint64(soak.Times(200)) {
+		g := rand.New(rand.NewPCG(seed, 1))
+		plans := randomReleases(t, g)
+		judges := make([][]*judge, len(plans))
+		describe := fmt.Sprintf("seed %d, releases", seed)
+		r := &releases{T: t, subject: s, plans: plans, at: 1_700_000_000_000_000}
+		s.begin(plans[0])
+		for i, p := range plans {
+			describe += fmt.Sprint(" ", p.Tiers())
+			for _, tier := range p.Tiers() {
+				judges[i] = append(judges[i], &judge{Tier: tier})
+			}
+			r.ask(i, 1, map[string]int64{})
+		}
+		for turn := range 80 {
+			r.at += g.Int64N(pickFrom[int64](g, 1000, 1_000_000, 20_000_000, 120_000_000))
+			i := g.IntN(len(plans))
+			cost := map[string]int64{algorithms.Requests: 1, "tokens": g.Int64N(3)}
+			asked := 1 + g.Int64N(25)
+			admits := func() bool {
+				for _, j := range judges[i] {
+					if !j.fits(r.at, cost[j.Unit]) && cost[j.Unit] > 0 {
+						return false
+					}
+				}
+				return true
+			}
+			got, exact := r.ask(i, asked, cost), true
+			for range got {
+				if !admits() {
+					t.Fatalf("%s: turn %d of release %d, which admits %d, is more than its tiers allow", describe, turn, i, got)
+				}
+				for _, list := range judges {
+					for _, j := range list {
+						if n := cost[j.Unit]; n > 0 && slices.Contains(plans[i].Units(), j.Unit) {
+							j.all = append(j.all, arrival{r.at, n})
+						}
+					}
+				}
+			}
+			for _, j := range judges[i] {
+				exact = exact && isExact(j.Tier)
+			}
+			if exact && got < asked && admits() {
+				t.Fatalf("%s: turn %d of release %d, which admits %d of %d, is less than its tiers allow", describe, turn, i, got, asked)
+			}
+		}
+	}
+}
+
+// keptOf is what the state keeps for releases whose plans are not the caller's: how many tiers.
+func keptOf(t *testing.T, s *subject) int64 {
+	t.Helper()
+	head, _, _ := strings.Cut(s.rdb.Get(context.Background(), s.key).Val(), "\n")
+	_, kept, ok := strings.Cut(head, "+")
+	if !ok {
+		return 0
+	}
+	return integers(t, kept)[1]
+}
+
+// What is kept for a release that calls no more is kept for an hour at least, two at most for
+// windows of up to an hour, and two days for longer ones.
+func TestReleaseThatEnds(t *testing.T) {
+	t.Parallel()
+	for _, tc := range []struct {
+		gone         string
+		least, until time.Duration
+	}{
+		{"5/s", time.Hour, 2 * time.Hour},
+		{"50/3h;algo=fixed_window", 3 * time.Hour, 6 * time.Hour},
+		{"500/720h;algo=gcra", 24 * time.Hour, 48 * time.Hour},
+		{"500/month", 24 * time.Hour, 48 * time.Hour},
+	} {
+		r := newReleases(t, 0, tc.gone, "20/m;algo=weighted_window")
+		began := r.at
+		for kept := int64(1); kept > 0; {
+			r.at += time.Minute.Microseconds()
+			r.call(1, 20, 1)
+			since := time.Duration(r.at-began) * time.Microsecond
+			if kept = keptOf(t, r.subject); kept > 0 && since > tc.until || kept == 0 && since < tc.least {
+				t.Fatalf("%s: %d tiers are kept after %v", tc.gone, kept, since)
+			}
+		}
+		r.call(0, 1, 1)
+		if kept := keptOf(t, r.subject); kept != 1 {
+			t.Fatalf("%s: %d tiers are kept when it is back", tc.gone, kept)
+		}
+	}
+}
+
+// However many releases call, a few tiers are kept for them.
+func TestReleasesAreBounded(t *testing.T) {
+	t.Parallel()
+	r := newReleases(t, 0, "5/s")
+	for i := range 40 {
+		r.plans = append(r.plans, planOf(t, 0, fmt.Sprintf("%d/m;algo=gcra", 10+i), fmt.Sprintf("%d/%dh", 10+i, 1+i)))
+		r.at += 1000
+		r.call(len(r.plans)-1, 1, 1)
+		if kept := keptOf(t, r.subject); kept > 8 {
+			t.Fatalf("%d tiers are kept", kept)
+		}
+	}
+}
+
+// The script that only looks at a state finds a pause in one that is kept for several releases.
+func TestPeekBesideReleases(t *testing.T) {
+	t.Parallel()
+	for _, specs := range [][]string{{"5/s", "7/m;algo=gcra"}, {"7/m;algo=gcra", "5/s"}, {"5/s", "60/m", "700/month"}} {
+		r := newReleases(t, 0, specs...)
+		if keptOf(t, r.subject) == 0 {
+			t.Fatal("nothing is kept")
+		}
+		r.at = time.Now().UnixMicro()
+		want, err := r.subject.answer(r.at, step{op: "p", args: []int64{time.Hour.Microseconds(), 1, 0, 0, 0}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		peeked, err := r.subject.rdb.Eval(t.Context(), peekSource, []string{r.subject.key}).Int64Slice()
+		if err != nil || peeked[1] != want[1] || peeked[3] != want[3] || peeked[4] != want[4] || peeked[5] != want[5] {
+			t.Errorf("%v: the state says %v, %v, want %v", specs, peeked, err, want)
+		}
+	}
+}
