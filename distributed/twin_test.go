@@ -358,7 +358,7 @@ func (m *twin) reserve(a args) (out []int64) {
 			}
 			lent := -1
 			for i, p := range m.pool {
-				if !m.probe && !yields && !m.estimates && p.at >= max(floor, told) && p.guard >= max(guard, m.grain()) && slices.Equal(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
+				if !m.probe && !yields && !m.estimates && p.at >= max(floor, told) && p.guard >= max(guard, m.grain()) && covers(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
 					lent = i
 				}
 			}
@@ -410,7 +410,7 @@ func (m *twin) reserve(a args) (out []int64) {
 				ahead--
 			}
 			if lent >= 0 {
-				m.pool = slices.Delete(m.pool, lent, lent+1)
+				m.lend(lent, cost)
 			} else {
 				m.charge(at, flight(at, guard, told, m.plan), cost)
 			}
@@ -479,12 +479,51 @@ func (m *twin) unbook(a args, lends bool) []int64 {
 			if m.cancel(at+guard, cost) {
 				taken++
 			}
-		case len(m.pool) < 64:
-			m.pool = append(m.pool, pooled{at: at, cost: cost, guard: guard})
+		case m.giveBack(at, guard, cost):
 			taken++
 		}
 	}
 	return []int64{taken}
+}
+
+// giveBack adds to the pool what was given back, and reports whether there is room.
+func (m *twin) giveBack(at, guard int64, cost []int64) bool {
+	i := slices.IndexFunc(m.pool, func(p pooled) bool { return p.at == at && p.guard == guard })
+	switch {
+	case i >= 0:
+		m.pool[i].cost = plus(m.pool[i].cost, cost, 1)
+	case len(m.pool) == 64:
+		return false
+	default:
+		m.pool = append(m.pool, pooled{at: at, cost: cost, guard: guard})
+	}
+	return true
+}
+
+// lend takes a cost from an entry of the pool.
+func (m *twin) lend(i int, cost []int64) {
+	if m.pool[i].cost = plus(m.pool[i].cost, cost, -1); slices.Max(m.pool[i].cost) == 0 {
+		m.pool = slices.Delete(m.pool, i, i+1)
+	}
+}
+
+// covers reports whether an amount of each unit is as large as another one.
+func covers(large, small []int64) bool {
+	for u := range small {
+		if small[u] > large[u] {
+			return false
+		}
+	}
+	return true
+}
+
+// plus is a sum of each unit.
+func plus(a, b []int64, times int64) []int64 {
+	sum := slices.Clone(a)
+	for u := range b {
+		sum[u] += times * b[u]
+	}
+	return sum
 }
 
 // cancel takes a request off its way, but for its estimates, which its lease tells.

@@ -91,7 +91,7 @@ function ops.r(op)
           if more then
             run = 1
             if lent then
-              table.remove(pool, lent)
+              take(lent, cost)
               what = -2
             else
               local most = at > now and not yields and min(count, ahead) or count
