@@ -275,9 +275,7 @@ func isIdle(q store.Quota) bool {
 // learned reports whether the scope has learned from responses what a fresh one would have
 // to learn again: the end of the provider's windows, a guard, a back-off.
 func (s *scope) learned() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n := s.network.Load(); n != nil && n.learned() || s.backoff.level > 0 {
+	if n := s.network.Load(); n != nil && n.learned() {
 		return true
 	}
 	q, ok := s.terms.Load().quota.(store.Learner)

@@ -259,72 +259,36 @@ func (p *peekedBody) readAhead(b []byte) (n int, err error, ok bool) {
 	return 0, p.err, p.err != nil
 }
 
-// A backoff remembers the refusals in a row that named no time to wait. It is
-// guarded by its room's lock.
-type backoff struct {
-	level int   // pauses in a row
-	epoch int64 // the quota's epoch after the last of them
-}
-
 const firstPause = time.Second
-
-// pause is how long the next one is: a second, doubled once per pause, times 1 to
-// 2 at random so that fleets do not return in step; but at most the longest allowed.
-func (b backoff) pause(most time.Duration) time.Duration {
-	d := firstPause
-	for range b.level {
-		if d *= 2; d >= most {
-			return most
-		}
-	}
-	return min(most, d+time.Duration(rand.Float64()*float64(d)))
-}
 
 // refused pauses the quota for everyone after a response that refused, or closes it
 // after one that bans or asks for more than a pause may last.
 //
 // A response that tells no time, or none to wait, has one request try after the pause: at
-// once where it said so for the first time, and doubled with every refusal after.
+// once where it said so for the first time, and otherwise after a second, doubled with every
+// refusal after, and times 1 to 2 at random so that fleets do not return in step.
 func (c *charge) refused(ctx context.Context, r answers.Refusal) error {
 	most := c.terms.policy.maxPause()
+	p := store.Pause{For: r.Delay, Close: r.Kind == answers.Banned || r.Delay > most, Probe: true}
 	switch {
 	case r.Known && r.Delay > 0:
-		_, err := c.terms.quota.Pause(ctx, store.Pause{For: r.Delay, Close: r.Kind == answers.Banned || r.Delay > most, Probe: true})
-		return err
 	case r.Kind == answers.Banned:
-		_, err := c.terms.quota.Pause(ctx, store.Pause{For: most, Close: true, Probe: true})
-		return err
+		p.For = most
+	default:
+		// Refusals of requests that were admitted before the last pause are one event.
+		p = store.Pause{
+			For: firstPause + rand.N(firstPause), Most: most, AtOnce: r.Known, Once: true, Epoch: c.decision.Epoch, Probe: true,
+		}
 	}
-	s := c.scope
-	s.mu.Lock()
-	d := s.backoff.pause(most)
-	if r.Known && s.backoff.level == 0 {
-		d = 0
-	}
-	s.mu.Unlock()
-	// Refusals of requests that were admitted before the last pause are one event.
-	done, err := c.terms.quota.Pause(ctx, store.Pause{For: d, Once: true, Epoch: c.decision.Epoch, Probe: true})
-	if done.Applied {
-		s.mu.Lock()
-		s.backoff.level++
-		s.backoff.epoch = done.Epoch
-		s.failing.Store(true)
-		s.mu.Unlock()
-	}
+	_, err := c.terms.quota.Pause(ctx, p)
 	return err
 }
 
-func (a *admitted) succeeded() { a.each(func(c *charge) { c.scope.succeeded(c.decision) }) }
-
-// succeeded ends the back-off, if the request was admitted after its last pause.
-func (s *scope) succeeded(d store.Decision) {
-	if !s.failing.Load() {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if d.Epoch >= s.backoff.epoch {
-		s.backoff = backoff{}
-		s.failing.Store(false)
-	}
+// succeeded ends the back-off, if there was one.
+func (a *admitted) succeeded() {
+	a.each(func(c *charge) {
+		if c.decision.Level > 0 {
+			c.terms.quota.Passed(c.decision)
+		}
+	})
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // A scope is one quota with what this process keeps beside it: the policy in force, the
-// queue once somebody waits, the back-off after refusals, and what responses tell of the
+// queue once somebody waits, and what responses tell of the
 // network. Limiters are handles on it.
 type scope struct {
 	terms   atomic.Pointer[terms]
@@ -25,11 +25,9 @@ type scope struct {
 	network atomic.Pointer[network] // nil until a guard is learned
 	grouped bool                    // a Group keeps the scope
 	uses    atomic.Int64            // calls in progress; negative once the Group has dropped the scope
-	failing atomic.Bool             // backoff.level is above 0
 
-	mu      sync.Mutex // guards all below
-	backoff backoff
-	nested  map[*line]struct{} // the queues of nested Limiters in which somebody waits for this quota
+	mu     sync.Mutex         // guards all below
+	nested map[*line]struct{} // the queues of nested Limiters in which somebody waits for this quota
 }
 
 // Terms are a policy and the quota that decides by it. They don't change: SetPolicy

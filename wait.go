@@ -364,10 +364,6 @@ func (l *Limiter) Resume(ctx context.Context) error {
 		return err
 	}
 	defer s.leave()
-	s.mu.Lock()
-	s.backoff = backoff{}
-	s.failing.Store(false)
-	s.mu.Unlock()
 	return s.terms.Load().quota.Resume(ctx)
 }
 

@@ -80,6 +80,7 @@ type state struct {
 	epoch      int64
 	until      time.Time // the pause or ban ends
 	shut       bool      // it is a ban
+	level      uint8     // back-offs in a row
 	pause      int64     // the epoch that began with it, or neverTold
 	alone      bool      // Redis does not know of it
 	restoring  bool      // a goroutine or a timer sees to it that Redis does
@@ -429,6 +430,7 @@ func (q *quota) appendRequests(args []any, requests []store.Request, most time.D
 type header struct {
 	now, generation, ttl, epoch, until, shut, wall, written int64
 
+	level uint8 // back-offs in a row
 	saved int64 // by the call, as the next one will be told in written
 	state int64 // what reservations of this reply are in
 }
@@ -444,7 +446,7 @@ const headerLen = 8
 
 func parseHeader(reply []int64) header {
 	return header{
-		now: reply[0], generation: reply[1], ttl: reply[2], epoch: reply[3], until: reply[4], shut: reply[5],
+		now: reply[0], generation: reply[1], ttl: reply[2], epoch: reply[3], until: reply[4], shut: reply[5] % 4, level: uint8(reply[5] / 4),
 		wall: reply[6], written: reply[7], saved: reply[0],
 	}
 }
@@ -566,7 +568,7 @@ func (q *quota) lead(waited time.Duration, nth int64) time.Duration {
 // decided is the booking that two numbers of a reply stand for: that it was booked,
 // or which tier decided, and the time.
 func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store.Request, a *store.Reservation) store.Decision {
-	b := store.Decision{Tier: -1, Wait: store.Forever, Epoch: h.epoch}
+	b := store.Decision{Tier: -1, Wait: store.Forever, Epoch: h.epoch, Level: h.level}
 	var from, to time.Time // the instant, by this process's clock
 	if at != never {
 		from, to = known.when(at, t.got)

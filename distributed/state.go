@@ -108,7 +108,11 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 // Pause stops the fleet, and if Redis is away at least this process.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) {
 	q, own, h, err := q.ask(ctx, "p", func(_ *quota, args []any) []any {
-		return append(args, algorithms.Micros(p.For), bit(p.Close), bit(p.Once), p.Epoch, bit(p.Probe))
+		args = append(args, algorithms.Micros(p.For), bit(p.Close), bit(p.Once), p.Epoch, bit(p.Probe))
+		if p.Most > 0 {
+			args = append(args, algorithms.Micros(p.Most), bit(p.AtOnce))
+		}
+		return args
 	})
 	if err != nil {
 		return q.pauseAlone(p), err
@@ -151,6 +155,7 @@ const (
 	unanswered        // it will get none, and the next request is a probe
 	untold            // nobody will tell: the others follow at the end of the wait
 	awaited           // its process lives, and the others wait on
+	passed            // the response to a request is no refusal: to the probe, if that is waited for
 )
 
 // end reports whether the probe of an epoch was waited for.
@@ -165,7 +170,9 @@ func (q *quota) endProbe(b store.Decision, how int) {
 	if !b.Probe {
 		return
 	}
-	q.store.probes.Delete(b.Reservation)
+	if pass, _ := q.store.probes.LoadAndDelete(b.Reservation); pass == passed && how == answered {
+		how = passed
+	}
 	q = q.newest()
 	q.mu.Lock()
 	over := b.Epoch != q.state.epoch
@@ -175,6 +182,21 @@ func (q *quota) endProbe(b store.Decision, how int) {
 			_, err := q.end(context.Background(), b.Epoch, how, 0)
 			return err
 		})
+	}
+}
+
+// Passed tells Redis in a goroutine that ends with the call, once for all requests of this
+// process; of the probe when its response is in.
+func (q *quota) Passed(b store.Decision) {
+	if q.store.probes.CompareAndSwap(b.Reservation, nil, passed) {
+		return
+	}
+	q = q.newest()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if s := &q.state; s.level > 0 && b.Epoch == s.epoch {
+		s.level = 0
+		go func() { _, _ = q.end(context.Background(), b.Epoch, passed, 0) }()
 	}
 }
 
@@ -213,13 +235,14 @@ func (q *quota) keepProbe(b store.Decision, at, end time.Time) {
 
 func (q *quota) pauseAlone(p store.Pause) store.Paused {
 	q.mu.Lock()
-	end := time.Now().Add(min(p.For, longestPause))
 	s := &q.state
+	p.For = p.Length(s.level)
+	end := time.Now().Add(min(p.For, longestPause))
 	if !end.After(s.until) || p.Once && (p.Epoch != s.epoch || s.alone && time.Now().Before(s.until)) {
 		defer q.mu.Unlock()
 		return store.Paused{Epoch: s.epoch}
 	}
-	s.until, s.shut, s.alone, s.pause = end, p.Close, true, neverTold
+	s.until, s.shut, s.alone, s.pause, s.level = end, p.Close, true, neverTold, p.Next(s.level)
 	restore := !s.restoring
 	s.restoring = true
 	q.unlockAndTell(s.change(), p.For)
@@ -280,7 +303,7 @@ func (q *quota) learn(h header, t *trip) (int64, bounds) {
 		changed = true
 		defer q.lost()
 	}
-	s.epoch, s.asOf, s.written = h.epoch, t.got, max(s.written, h.saved)
+	s.epoch, s.level, s.asOf, s.written = h.epoch, h.level, t.got, max(s.written, h.saved)
 	if t.sent.After(s.sent) {
 		s.sent = t.sent
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/internal/soak"
 )
@@ -39,6 +40,7 @@ type twin struct {
 	now, wall, gen, frontier int64
 	crowd                    int64 // how many were booked at the frontier
 	until, epoch             int64
+	level                    int64 // back-offs in a row
 	ban                      int64 // it ends
 	starving                 bool
 	probe, probing           bool
@@ -168,6 +170,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	case m.until > m.now:
 		head[4], head[5] = m.until, 2*int64(bit(m.isProbe))
 	}
+	head[5] += 4 * m.level
 	return append(head, own...), nil
 }
 
@@ -564,7 +567,13 @@ func (m *twin) observe(a args) {
 }
 
 func (m *twin) pause(a args) []int64 {
-	end, ban, once, epoch, probe := m.now+a.next(), a.next(), a.next(), a.next(), a.next()
+	length, ban, once, epoch, probe := a.next(), a.next(), a.next(), a.next(), a.next()
+	backOff := len(a.rest) > 0
+	if backOff {
+		p := store.Pause{For: time.Duration(length), Most: time.Duration(a.next()), AtOnce: a.next() == 1}
+		length = int64(p.Length(uint8(m.level)))
+	}
+	end := m.now + length
 	until := m.until
 	if m.probing {
 		until = 0
@@ -580,14 +589,21 @@ func (m *twin) pause(a args) []int64 {
 	if m.epoch = max(m.epoch+1, m.wall/1e6); once == 2 {
 		m.epoch = epoch
 	}
+	if backOff {
+		m.level = min(m.level+1, store.MostDoubled)
+	}
 	return []int64{1}
 }
 
 func (m *twin) end(a args) []int64 {
 	waited := m.probing
-	switch epoch, how, length := a.next(), a.next(), a.next(); {
+	epoch, how, length := a.next(), a.next(), a.next()
+	if how == 5 && epoch == m.epoch {
+		m.level = 0
+	}
+	switch {
 	case how == 0:
-		m.until, m.ban, m.probe, m.probing = 0, 0, false, false
+		m.until, m.ban, m.probe, m.probing, m.level = 0, 0, false, false, 0
 		waited = waited && epoch == m.epoch
 		m.epoch = max(m.epoch+1, epoch+1, m.wall/1e6)
 	case epoch != m.epoch || !m.probing:
@@ -596,7 +612,7 @@ func (m *twin) end(a args) []int64 {
 		m.until = max(m.until, m.now+length)
 	default:
 		m.probe = how == 2
-		if how < 3 {
+		if how != 3 {
 			m.until, m.probing = 0, false
 		}
 	}
@@ -635,6 +651,9 @@ func (m *twin) status() []int64 {
 // fresh is the instant from which nothing that was ever charged matters.
 func (m *twin) fresh() int64 {
 	at := max(m.now, m.frontier, m.until)
+	if m.level > 0 { // the row of back-offs is remembered for a while
+		at = max(at, m.now+2_000_000<<m.level)
+	}
 	for _, l := range m.leases {
 		at = max(at, l.expiry)
 	}
@@ -1271,7 +1290,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	switch roll := g.IntN(22); {
 	case roll == 21:
 		s.op = "e"
-		add(max(0, m.epoch-g.Int64N(10)/8), g.Int64N(5), g.Int64N(3_000_000))
+		add(max(0, m.epoch-g.Int64N(10)/8), g.Int64N(6), g.Int64N(3_000_000))
 	case roll >= 19:
 		s.op = "o"
 		for range 1 + g.IntN(2) {
@@ -1289,6 +1308,9 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	case roll == 2:
 		s.op = "p"
 		add(pick(g, g.Int64N(3_000_000), max(0, m.until-m.now)), g.Int64N(2)*g.Int64N(2), g.Int64N(3), max(0, m.epoch+1-g.Int64N(3)), g.Int64N(2))
+		if g.IntN(2) == 0 {
+			add(1+g.Int64N(20_000_000), g.Int64N(2))
+		}
 	case roll == 3 && m.leased():
 		s.op = "l"
 	case roll <= 6 && len(g.booked) > 0:

@@ -25,9 +25,10 @@ type quota struct {
 	line    *lineage.Line
 	version int64 // of the plan, in the line
 
-	mu   sync.Mutex // guards all below
-	seen turn       // the last one
-	next *quota     // under a plan that replaced its own; nil while nobody needed it
+	mu    sync.Mutex // guards all below
+	seen  turn       // the last one
+	level uint8      // back-offs in a row of this process
+	next  *quota     // under a plan that replaced its own; nil while nobody needed it
 }
 
 // A turn is what a transaction finds in the file, and changes.
@@ -44,6 +45,7 @@ var (
 	_ store.Aligner    = (*quota)(nil)
 	_ store.Observer   = (*quota)(nil)
 	_ store.Changer    = (*quota)(nil)
+	_ store.Learner    = (*quota)(nil)
 )
 
 func newQuota(s *Store, name []byte, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
@@ -66,7 +68,7 @@ func (q *quota) successor() *quota {
 	if q.next == nil {
 		plan, version := q.line.Newest()
 		q.next = newQuota(q.store, q.name, plan, q.line, version)
-		q.next.seen = q.seen
+		q.next.seen, q.next.level = q.seen, q.level
 		q.next.seen.ledger = plan.Convert(q.seen.ledger, q.seen.now)
 	}
 	return q.next
@@ -228,6 +230,9 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decisi
 	if b.Verdict == store.Later {
 		b.Wait = min(b.Wait, horizon)
 	}
+	q.mu.Lock()
+	b.Level = q.level
+	q.mu.Unlock()
 	return b, nil
 }
 
@@ -334,8 +339,34 @@ func (q *quota) Unanswered(b store.Decision, _ []int64) {
 	}
 }
 
+// row sets how many back-offs there were in a row.
+func (q *quota) row(level uint8) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.level = level
+}
+
+// Passed ends the row of back-offs of this process: each counts its own.
+func (q *quota) Passed(b store.Decision) {
+	q = q.newest()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if b.Epoch == q.seen.epoch {
+		q.level = 0
+	}
+}
+
+// Learned reports whether there are back-offs in a row, which are not in the file.
+func (q *quota) Learned() bool {
+	q = q.newest()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.level > 0
+}
+
 // Resume is seen by other processes when they ask.
 func (q *quota) Resume(ctx context.Context) error {
+	q.newest().row(0)
 	err := q.newest().take(ctx, func(t *turn) bool {
 		t.until, t.banned, t.shut = 0, 0, 0
 		return true
@@ -375,18 +406,26 @@ func (q *quota) Align(from, to time.Time) {
 
 // Pause is told to the file with the next transaction if others have it.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, err error) {
+	q = q.newest()
+	q.mu.Lock()
+	level := q.level
+	q.mu.Unlock()
+	p.For = p.Length(level)
 	end := time.Now().Add(p.For)
-	err = q.newest().take(ctx, func(t *turn) bool {
+	err = q.take(ctx, func(t *turn) bool {
 		done.Applied = t.pause(p)
 		done.Epoch = t.epoch
 		return done.Applied
 	})
-	if errors.Is(err, store.ErrUnavailable) {
+	switch {
+	case errors.Is(err, store.ErrUnavailable):
 		q.hear(func(t *turn) {
 			if p.For = time.Until(end); p.For > 0 {
 				t.pause(p)
 			}
 		})
+	case done.Applied && err == nil:
+		q.row(p.Next(level))
 	}
 	return done, err
 }

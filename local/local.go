@@ -113,6 +113,7 @@ type quota struct {
 	probing  bool   // it has gone, and the pause is for its answer
 	exact    int64  // when the request was admitted whose response last told the truth
 	epoch    uint32 // pauses and bans so far
+	level    uint8  // back-offs in a row
 	watchers *watchers
 	next     *quota // under the plan that replaced the ledger's, nil if none did
 }
@@ -159,7 +160,7 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 	now := q.now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	b := store.Decision{Tier: -1, Epoch: int64(q.epoch)}
+	b := store.Decision{Tier: -1, Epoch: int64(q.epoch), Level: q.level}
 	if q.next != nil {
 		b.Verdict = store.Moved
 		return b, nil
@@ -304,6 +305,7 @@ func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error 
 func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	q, _ = q.lock(store.Decision{})
 	now := q.now()
+	p.For = p.Length(q.level)
 	end := min(now.At+algorithms.Micros(p.For), algorithms.Latest)
 	until := q.until
 	if q.probing {
@@ -317,6 +319,7 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	q.probe = q.probe || p.Probe || q.probing && q.until > now.At
 	q.until, q.probing = max(end, until), false
 	q.epoch++
+	q.level = p.Next(q.level)
 	done := store.Paused{Applied: true, Epoch: int64(q.epoch)}
 	if p.Close {
 		q.banned = max(q.banned, end)
@@ -327,9 +330,17 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	return done, nil
 }
 
+func (q *quota) Passed(b store.Decision) {
+	q, _ = q.lock(b)
+	defer q.mu.Unlock()
+	if b.Epoch == int64(q.epoch) {
+		q.level = 0
+	}
+}
+
 func (q *quota) Resume(context.Context) error {
 	q, _ = q.lock(store.Decision{})
-	q.until, q.banned, q.probe, q.probing = 0, 0, false, false
+	q.until, q.banned, q.probe, q.probing, q.level = 0, 0, false, false, 0
 	q.unlockAndTell(store.Eased, 0)
 	return nil
 }
@@ -346,7 +357,7 @@ func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
 func (q *quota) convert(plan *algorithms.Plan) *quota {
 	q.next = &quota{
 		ledger: plan.Convert(q.ledger, q.now()),
-		until:  q.until, banned: q.banned, probe: q.probe, probing: q.probing, exact: q.exact, epoch: q.epoch,
+		until:  q.until, banned: q.banned, probe: q.probe, probing: q.probing, exact: q.exact, epoch: q.epoch, level: q.level,
 	}
 	return q.next
 }
@@ -427,7 +438,7 @@ func (q *quota) Idle() bool {
 func (q *quota) Learned() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.ledger.Learned(q.now())
+	return q.level > 0 || q.ledger.Learned(q.now())
 }
 
 func (q *quota) Close() {}

@@ -42,6 +42,9 @@ type Quota interface {
 	Return(ctx context.Context, b Decision, cost []int64) error
 	// Pause admits nothing for some time.
 	Pause(ctx context.Context, p Pause) (Paused, error)
+	// Passed reports, before Arrived, that the response to a request admitted at a Level
+	// above zero was no refusal.
+	Passed(d Decision)
 	// Resume ends the pause or ban in force, and with it the wait for a probe, for all who
 	// share the quota. After an error they may go on pausing.
 	Resume(ctx context.Context) error
@@ -212,6 +215,7 @@ const (
 // A Decision is the answer to a Request.
 type Decision struct {
 	Verdict     Verdict
+	Level       uint8             // back-offs in a row then
 	Probe       bool              // it is the first after a pause, for which others wait
 	Tier        int               // where Later: the tier that decides, -1 for a pause, Probing for a request that tries whether it is over
 	Wait        time.Duration     // Forever where only a release can help
@@ -247,10 +251,41 @@ type Pause struct {
 	Close bool // refuse callers with the time it ends, instead of letting them wait
 	Probe bool // when it ends one request goes first, and the others only then
 
+	// Most makes the pause a back-off: For is doubled once for each back-off in a row and is
+	// at most Most. A request that Passed ends the row, unless it was admitted before the last
+	// pause, and so does Resume. If zero, the pause takes For.
+	Most time.Duration
+	// AtOnce makes the first back-off of a row take no time.
+	AtOnce bool
+
 	// Once makes the pause void unless the quota is still in Epoch, so that many
 	// refusals of one moment are one event.
 	Once  bool
 	Epoch int64
+}
+
+// MostDoubled is the most back-offs in a row that a store counts.
+const MostDoubled = 15
+
+// Length is how long the pause takes, after so many back-offs in a row.
+func (p Pause) Length(level uint8) time.Duration {
+	switch {
+	case p.Most == 0:
+		return p.For
+	case p.AtOnce && level == 0:
+		return 0
+	case p.For > p.Most>>level:
+		return p.Most
+	}
+	return p.For << level
+}
+
+// Next is how many back-offs in a row there are after the pause.
+func (p Pause) Next(level uint8) uint8 {
+	if p.Most == 0 {
+		return level
+	}
+	return min(level+1, MostDoubled)
 }
 
 // Paused is the answer to a Pause.

@@ -46,7 +46,9 @@
 --   x  cancel   as u, but nothing is lent: it was decided under another plan.
 --   l  lease    nothing. Only tells what is held, and answers the four numbers of
 --               calendar tiers.
---   p  pause    for, ban 0 or 1, once, epoch, probe 0 or 1. Answers 1 if it lasts
+--   p  pause    for, ban 0 or 1, once, epoch, probe 0 or 1, and of a back-off two numbers more:
+--               it lasts for, doubled once for each one since a request passed, but no
+--               longer than the first of them, and the first lasts no time if the second is 1. Answers 1 if it lasts
 --               longer than what is; with once 1, only if nothing came since epoch; with
 --               once 2, only if this state is from before epoch, and then it has that:
 --               a state that was lost is told what it has forgotten. The rest of
@@ -55,8 +57,9 @@
 --               the epoch and whatever the state's. The others are about the probe of the epoch, if that is waited for: 1,
 --               its response is in, and ends the wait; 2, it will get none, and the next
 --               request is a probe; 3, nothing will tell, and the wait is all; 4, its process
---               lives and waits, so that the wait lasts so long from now at least. Answers 1 if
---               that probe was waited for.
+--               lives and waits, so that the wait lasts so long from now at least; 5, as 1,
+--               and in any case the response to a request of the epoch was no refusal, which ends the row of
+--               back-offs. Answers 1 if that probe was waited for.
 --   o  observe  groups of: tier from 1, units that its provider counts, instant at which
 --               the request was admitted whose response says so, what that cost of the
 --               tier's unit, 1 if it is exact, how long until the count ends at the latest,
@@ -65,7 +68,8 @@
 --               unused; -1: never.
 --   c  charge   for each tier an amount that its provider has counted already.
 -- Reply    now, generation, expiry of the key in ms, epoch, end of the ban, or else of the
---          pause (0: none), 1 if that is a ban, 2 if what the call has reserved is the probe, TIME,
+--          pause (0: none), 1 if that is a ban, 2 if what the call has reserved is the probe, and
+--          4 for each back-off in a row, TIME,
 --          now when this state was written before (0: never), and then the op's own
 --
 -- The epoch grows with every pause and every early end of one. It is no less than the seconds
@@ -93,7 +97,7 @@ local function turnTo(name, words)
   lease, starving, freed = nil, flags % 4 >= 2, false
   problem = loadTiers() or (plan.concurrent or estimates) and renew()
   if problem then return problem end
-  probe, probing, held, news = flags % 8 >= 4, flags >= 8 and pause > now, max(now, pause), nil
+  probe, probing, held, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
   while pool[1] and pool[1][1] < held do table.remove(pool, 1) end
   reply, crossing, isProbe, sent = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
 end

@@ -5,9 +5,15 @@ local probe -- when the pause ends one request goes first
 local probing -- that has gone, and the pause is for its response
 local isProbe -- whether this call has reserved the probe
 local held -- the instant before which nothing goes
+local level -- how many back-offs there were in a row since a request passed, up to MOST_DOUBLED
+
+local MOST_DOUBLED = 15
 
 function ops.p()
-  local ends, close, once, of, first = min(now + argument(), LATEST), argument(), argument(), argument(), argument()
+  local length, close, once, of, first = argument(), argument(), argument(), argument(), argument()
+  local most = cursor <= #arguments and argument()
+  if most then length = argument() == 1 and level == 0 and 0 or min(most, length * 2 ^ level) end
+  local ends = min(now + length, LATEST)
   reply[9] = 0
   if probing then held = now end -- the wait for a probe is no pause
   local void = once == 1 and of ~= epoch or once == 2 and of <= epoch
@@ -15,6 +21,7 @@ function ops.p()
     pause, epoch, reply[9] = ends, once == 2 and of or max(epoch + 1, (divMod(wall, 1000000))) % 2 ^ 32, 1
     if close == 1 then ban = ends end
     probe, probing = probe or first == 1, false
+    if most then level = min(level + 1, MOST_DOUBLED) end
     local shut = ban > now
     news = format('pause %.0f %.0f %.0f', (shut and ban or ends) - now, shut and 1 or 0, epoch)
   end
@@ -23,13 +30,14 @@ end
 function ops.e()
   local of, how, more = argument(), argument(), argument()
   reply[9] = probing and of == epoch and 1 or 0
+  if how == 5 and of == epoch then level = 0 end
   if how == 0 then
-    pause, ban, epoch, probe, probing = 0, 0, max(epoch + 1, of + 1, (divMod(wall, 1000000))) % 2 ^ 32, false, false
+    pause, ban, epoch, probe, probing, level = 0, 0, max(epoch + 1, of + 1, (divMod(wall, 1000000))) % 2 ^ 32, false, false, 0
     news = format('resume %.0f', epoch)
   elseif reply[9] == 1 and how == 4 then
     pause = max(pause, now + more)
   elseif reply[9] == 1 then
     probe = how == 2
-    if how < 3 then pause, probing, news = 0, false, 'freed' end
+    if how ~= 3 then pause, probing, news = 0, false, 'freed' end
   end
 end

@@ -39,6 +39,7 @@ local now = written + math.max(0, wall - before)
 local reply = {now, generation, 0, epoch, 0, 0, wall, written}
 if pause > now then reply[5] = pause end
 if ban > now then reply[5], reply[6] = ban, 1 end
+reply[6] = reply[6] + 4 * math.floor(number(head, 43, 1) / 16)
 if math.tointeger then -- Lua 5.4 tells 3.0 from 3, and a server may answer so
   for i = 1, #reply do reply[i] = math.tointeger(reply[i]) end
 end

@@ -7,6 +7,7 @@ local function expiryOf()
   if slots.first <= slots.last then done = max(done, (landing(slots.last, 0))) end
   for i = 1, #rules do done = max(done, rules[i].expires(), apart(i) > 0 and readings[i][6] or 0) end
   for i = 1, #leases do done = max(done, leases[i][3]) end
+  if level > 0 then done = max(done, now + 2000000 * 2 ^ level) end -- the row is forgotten when nobody calls for so long
   if estimates then -- what is open lands when a lease ends, and then counts for so long at most
     local landing = done
     for i = 1, #rules do
@@ -28,7 +29,7 @@ local function save()
   end
 
   local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
-    (starving and 2 or 0) + (probe and 4 or 0) + (probing and 8 or 0), exact, slots.last - slots.first + 1, #pool, #leases, #readings, ban)}
+    (starving and 2 or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, slots.last - slots.first + 1, #pool, #leases, #readings, ban)}
   for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
   for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
   for i = 1, #rules do
@@ -55,4 +56,5 @@ local function save()
   reply[3], reply[4] = expiry, epoch
   if pause > now then reply[5], reply[6] = pause, isProbe and 2 or 0 end
   if ban > now then reply[5], reply[6] = ban, 1 end
+  reply[6] = reply[6] + 4 * level
 end

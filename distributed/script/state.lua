@@ -24,7 +24,7 @@ local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and how many there were
 local ban -- the end of the longest ban, no later than that
 local flags -- 1: in formats 1 and 2, it is a ban, 2: someone waits for a place, 4: when it ends one request goes first,
--- 8: that has gone, and the pause is for its response
+-- 8: that has gone, and the pause is for its response, 16 for each back-off in a row
 local exact -- when the request was admitted whose response last told the truth
 local lengths -- of the queues
 

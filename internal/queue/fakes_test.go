@@ -80,6 +80,7 @@ func (f *fake) watched() int {
 	return len(f.watchers)
 }
 
+func (*fake) Passed(store.Decision)              { panic("not for a queue") }
 func (*fake) Arrived(store.Decision, []int64)    { panic("not for a queue") }
 func (*fake) Unanswered(store.Decision, []int64) { panic("not for a queue") }
 func (*fake) Release(store.Decision, []int64)    { panic("not for a queue") }

@@ -127,6 +127,47 @@ func once(c *check) {
 	}
 }
 
+// A back-off takes twice as long as the one before, up to Most, until a request has passed.
+func backOff(c *check) {
+	q := c.free("back-off")
+	p := store.Pause{For: time.Hour, Most: 3 * time.Hour, Probe: true}
+	pauses := func(what string, want time.Duration) {
+		c.Helper()
+		c.pausing(q, p, true)
+		if s := c.status(q); s.Paused > want || s.Paused < want-time.Minute {
+			c.Errorf("%s: paused for %v, want %v", what, s.Paused, want)
+		}
+	}
+	row := func() (probe store.Decision) {
+		c.Helper()
+		c.resume(q)
+		c.pausing(q, store.Pause{For: time.Hour, Most: 3 * time.Hour, Probe: true, AtOnce: true}, true)
+		if probe = c.admitSoon(q, held(1), "after no time", true); probe.Level != 1 {
+			c.Errorf("%+v after a back-off, want level 1", probe)
+		}
+		return probe
+	}
+	pauses("the first", time.Hour)
+	pauses("the second", 2*time.Hour)
+	pauses("the third", 3*time.Hour)
+	c.resume(q)
+	pauses("after Resume", time.Hour)
+
+	d := row()
+	q.Passed(d)
+	q.Arrived(d, []int64{1})
+	c.admitSoon(q, held(1), "after the probe has passed", false)
+	pauses("after a request has passed", time.Hour)
+
+	d = row()
+	q.Arrived(d, []int64{1})
+	d = c.admitSoon(q, held(1), "after a probe that has not", false)
+	pauses("after a response that has not passed", 2*time.Hour)
+	q.Passed(d)
+	c.rest()
+	pauses("after one of before the pause has passed", 3*time.Hour)
+}
+
 // probing pauses a quota and returns the probe after it.
 func (c *check) probing(q store.Quota, r store.Request) store.Decision {
 	c.Helper()

@@ -92,6 +92,7 @@ var parts = []part{
 	{"PauseLongest", "", pauseLongest},
 	{"Ban", "", ban},
 	{"Once", "", once},
+	{"BackOff", "", backOff},
 	{"Probe", "", probe},
 	{"ProbeOnce", "", probeAtOnce},
 	{"ProbeHandedOn", "", probeHandedOn},

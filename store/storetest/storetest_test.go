@@ -93,6 +93,7 @@ type fault struct {
 	try        func(q whole, r store.Request) store.Decision
 	pause      func(q whole, p store.Pause) store.Paused
 	resume     func(q whole)
+	passed     func(q whole, d store.Decision)
 	arrived    func(q whole, d store.Decision, cost []int64)
 	unanswered func(q whole, d store.Decision, cost []int64)
 	release    func(q whole, d store.Decision, cost []int64)
@@ -117,6 +118,14 @@ func (f *fault) Pause(ctx context.Context, p store.Pause) (store.Paused, error) 
 		return f.whole.Pause(ctx, p)
 	}
 	return f.pause(f.whole, p), nil
+}
+
+func (f *fault) Passed(d store.Decision) {
+	if f.passed == nil {
+		f.whole.Passed(d)
+	} else {
+		f.passed(f.whole, d)
+	}
 }
 
 func (f *fault) Resume(ctx context.Context) error {
@@ -287,7 +296,7 @@ func TestFaults(t *testing.T) {
 		"permits are not released":         {"Release WakeReleased Idle ChangeInUse", fault{release: ignore}},
 		"a settlement counts the estimate": {"Settle", fault{settle: func(q whole, d store.Decision, cost, _ []int64) { q.Settle(d, cost, cost, nil) }}},
 		"a shorter pause shortens": {"PauseLongest", fault{pause: func(q whole, p store.Pause) store.Paused {
-			if s, _ := q.Status(background); s.Paused > 0 && p.For > 0 && !p.Close && !p.Once {
+			if s, _ := q.Status(background); s.Paused > 0 && p.For > 0 && !p.Close && !p.Once && p.Most == 0 {
 				_ = q.Resume(background)
 			}
 			return pause(q, p)
@@ -298,15 +307,20 @@ func TestFaults(t *testing.T) {
 			}
 			return pause(q, p)
 		}}},
+		"no back-off is longer": {"BackOff", fault{pause: func(q whole, p store.Pause) store.Paused {
+			p.For, p.Most = p.Length(0), 0
+			return pause(q, p)
+		}}},
+		"no request passes": {"BackOff", fault{passed: func(whole, store.Decision) {}}},
 		"one event pauses twice": {"Once", fault{pause: func(q whole, p store.Pause) store.Paused {
 			p.Once = false
 			return pause(q, p)
 		}}},
-		"all go after a pause": {"Probe ProbeOnce ProbeHandedOn ProbeUnheld ProbeSilent ProbeOvertaken Resume", fault{pause: func(q whole, p store.Pause) store.Paused {
+		"all go after a pause": {"BackOff Probe ProbeOnce ProbeHandedOn ProbeUnheld ProbeSilent ProbeOvertaken Resume", fault{pause: func(q whole, p store.Pause) store.Paused {
 			p.Probe = false
 			return pause(q, p)
 		}}},
-		"a pause does not end": {"Resume ChangePaused Watch", fault{resume: func(whole) {}}},
+		"a pause does not end": {"BackOff Resume ChangePaused Watch", fault{resume: func(whole) {}}},
 		"watchers are not called": {"Watch WakeReturned WakeReleased Resume Change", fault{watch: func(whole, func(store.Change, time.Duration)) func() {
 			return func() {}
 		}}},
