@@ -57,7 +57,11 @@ func (s *Store) sendPeek(ctx context.Context, asked []*peeked) (cmds []once) {
 	for range 2 {
 		cmds = cmds[:0]
 		for _, p := range asked {
-			cmd := once{redis.NewIntSliceCmd(ctx, "evalsha", peekSHA, 1, p.key)}
+			command, script := "evalsha", peekSHA
+			if s.peeked.CompareAndSwap(false, true) { // the server may not have it, and keeps it from then on
+				command, script = "eval", peekSource
+			}
+			cmd := once{redis.NewIntSliceCmd(ctx, command, script, 1, p.key)}
 			cmd.SetFirstKeyPos(3)
 			cmds = append(cmds, cmd)
 		}

@@ -608,8 +608,9 @@ func TestFleetPause(t *testing.T) {
 }
 
 // A process that has just begun to wait has no subscription yet, and hears of a pause when it
-// has: a connection, SUBSCRIBE and a question later, four trips at most whenever the pause comes.
-// Until then it admits what was answered before the pause.
+// has: a connection, SUBSCRIBE and a question later, four trips at most whenever the pause comes,
+// also if this server has never been asked that question. Until then it admits what was answered
+// before the pause.
 func TestFleetPauseAtStart(t *testing.T) {
 	t.Parallel()
 	const trip, length = 20 * ms, 400 * ms
@@ -621,7 +622,7 @@ func TestFleetPauseAtStart(t *testing.T) {
 			if err := w[0].rdb.Ping(t.Context()).Err(); err != nil {
 				t.Fatal(err)
 			}
-			w[0].begin(task{Policy: exact(tier).String(), Callers: 8, For: length + 15*trip})
+			w[0].begin(task{Policy: exact(tier).String(), Callers: 40, For: length + 15*trip})
 			p := exact(tier)
 			p.Name = "fleet"
 			time.Sleep(at)

@@ -151,6 +151,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -227,6 +228,7 @@ type Store struct {
 	lessees  sync.Map // of *leases: those that hold something or have something to tell
 	reports  reports
 	journal  *journal
+	peeked   atomic.Bool // somebody has asked what a state says of a pause
 }
 
 var _ store.Store = (*Store)(nil)

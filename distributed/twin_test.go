@@ -20,9 +20,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
-	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/internal/soak"
+	"github.com/apithrottle/throttle/store"
 )
 
 // The twin of the script: what it should answer, told by a Ledger. It shares no
