@@ -19,7 +19,7 @@ import (
 func TestFleetIsRefusedAsOneProcess(t *testing.T) {
 	refused := func(processes int) (n int) {
 		virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
-			base := &refusing{}
+			base := &refuser{}
 			ctx, cancel := context.WithCancel(t.Context()) // a deadline would refuse callers at once
 			var wg sync.WaitGroup
 			for range processes {
@@ -48,9 +48,9 @@ func TestFleetIsRefusedAsOneProcess(t *testing.T) {
 	}
 }
 
-type refusing struct{ n atomic.Int64 }
+type refuser struct{ n atomic.Int64 }
 
-func (r *refusing) RoundTrip(*http.Request) (*http.Response, error) {
+func (r *refuser) RoundTrip(*http.Request) (*http.Response, error) {
 	r.n.Add(1)
 	time.Sleep(20 * ms)
 	return &http.Response{StatusCode: 429, Header: http.Header{}, Body: http.NoBody}, nil

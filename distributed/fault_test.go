@@ -400,7 +400,7 @@ func gone(t *testing.T) {
 }
 
 // A server that refuses to write may do it later.
-func refusing(t *testing.T, s *redistest.Server, fault, cause string, begin, end []any) {
+func refusesWrites(t *testing.T, s *redistest.Server, fault, cause string, begin, end []any) {
 	f := startFleet(t, crew{policy: inWindows}, s.Client)
 	admin := s.Client()
 	do := func(command []any) time.Time {
@@ -417,11 +417,11 @@ func refusing(t *testing.T, s *redistest.Server, fault, cause string, begin, end
 
 func outOfMemory(t *testing.T) {
 	limit := []any{"CONFIG", "SET", "maxmemory"}
-	refusing(t, redistest.Start(t), "maxmemory reached, noeviction", "OOM", append(limit, "1"), append(limit, "0"))
+	refusesWrites(t, redistest.Start(t), "maxmemory reached, noeviction", "OOM", append(limit, "1"), append(limit, "0"))
 }
 
 func demoted(t *testing.T) {
-	refusing(t, redistest.Start(t), "the server is a replica for a while", "READONLY", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"})
+	refusesWrites(t, redistest.Start(t), "the server is a replica for a while", "READONLY", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"})
 }
 
 func noReplicas(t *testing.T) {
@@ -430,7 +430,7 @@ func noReplicas(t *testing.T) {
 		t.Skip("Redis before 6.2 lets scripts write then")
 	}
 	least := []any{"CONFIG", "SET", "min-replicas-to-write"}
-	refusing(t, s, "too few replicas for min-replicas-to-write", "NOREPLICAS", append(least, "1"), append(least, "0"))
+	refusesWrites(t, s, "too few replicas for min-replicas-to-write", "NOREPLICAS", append(least, "1"), append(least, "0"))
 }
 
 // The server can't save, as its directory is gone.
