@@ -3,9 +3,12 @@ package distributed_test
 import (
 	"context"
 	"errors"
+	"math"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -147,6 +150,48 @@ func TestInputScriptErrors(t *testing.T) {
 					says(t, "a right", err, "lacks a right")
 				}
 			})
+		})
+	}
+}
+
+// Replies that no script gives are an outage: callers wait until there are others.
+func TestInputReplies(t *testing.T) {
+	for seed := range uint64(6) {
+		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+			rdb := near(t, s)
+			if err := rdb.Ping(t.Context()).Err(); err != nil { // starts the server
+				t.Fatal(err)
+			}
+			src, lies := rand.New(rand.NewPCG(seed, 1)), 100
+			odd := []int{math.MinInt, -1 << 40, -3, -2, -1, 0, 1, 2, 3, 64, 65, 1 << 40, math.MaxInt}
+			s.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+				if lies--; cmd != "EVALSHA" || lies < 0 || lies%3 == 0 {
+					return false
+				}
+				body, now := src.IntN(20), int(time.Now().UnixMicro())
+				c.WriteLen(8 + body)
+				for _, n := range []int{now, 0, 1000, 0, 0, 0, now, now} {
+					c.WriteInt(n)
+				}
+				for range body {
+					c.WriteInt(odd[src.IntN(len(odd))])
+				}
+				return true
+			})
+			l := limiter(t, named(throttle.PerSecond(1000), throttle.Budget(1000, "", throttle.Month)), distributed.New(rdb, distributed.Options{}))
+			var callers sync.WaitGroup
+			for range 100 {
+				callers.Go(func() {
+					l.Allow()
+					if err := l.Wait(context.Background()); err != nil && !errors.Is(err, throttle.ErrExhausted) && !errors.Is(err, throttle.ErrNever) {
+						t.Error(err)
+					}
+				})
+			}
+			callers.Wait()
+			if err := l.Wait(context.Background()); err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }

@@ -248,14 +248,14 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 	t := q.reserveTrip(behind, requests)
 	t.done = func(err error) {
 		var got []store.Decision
-		lost := err
 		if err == nil {
-			got = q.read(t, requests)
-			if !t.isLate(got) {
-				q.share.charge(got)
-			}
-		} else {
+			got, err = q.read(t, requests)
+		}
+		lost := err
+		if err != nil {
 			got, err = q.bookAlone(requests, err)
+		} else if !t.isLate(got) {
+			q.share.charge(got)
 		}
 		q.leases.grant(got)
 		q.leases.unlock(lost)
@@ -279,7 +279,10 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 			}
 		}
 	}
-	t.late = func() { q.giveBack(q.read(t, requests)) }
+	t.late = func() {
+		got, _ := q.read(t, requests)
+		q.giveBack(got)
+	}
 	q.node.make(t)
 }
 
@@ -455,8 +458,8 @@ func (h header) left() time.Duration { return microseconds(max(0, h.until-h.now)
 
 // read turns replies into the verdicts on the first of the requests, and what
 // else was booked after the first that was not.
-func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
-	got := make([]store.Decision, 0, min(len(requests), mostACall*len(t.calls)))
+func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, err error) {
+	got = make([]store.Decision, 0, min(len(requests), mostACall*len(t.calls)))
 	stopped := false
 	for _, c := range t.calls {
 		h := parseHeader(c.reply)
@@ -465,10 +468,13 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
 		n := min(mostACall, len(requests))
 		if h.shut == isBan && h.left() > 0 {
 			closed := store.Decision{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
-			return append(got, slices.Repeat([]store.Decision{closed}, len(requests))...)
+			return append(got, slices.Repeat([]store.Decision{closed}, len(requests))...), nil
 		}
 		runs, crossed := q.crossed(c.reply[headerLen:])
-		decided := eachOf(runs)
+		decided, ok := eachOf(runs, n, len(q.plan.Tiers()))
+		if !ok || len(decided) == 0 {
+			return got, &outage{fmt.Errorf("the server replied to %d requests with %d, which the script does not", n, c.reply)}
+		}
 		ahead := make([]store.Reservation, len(decided)/2)
 		for i := range ahead {
 			b := q.decided(decided[2*i], decided[2*i+1], h, known, t, requests[i], &ahead[i])
@@ -485,13 +491,17 @@ func (q *quota) read(t *trip, requests []store.Request) []store.Decision {
 		stopped = stopped || len(ahead) < n
 		requests = requests[n:]
 	}
-	return got
+	return got, nil
 }
 
 // eachOf turns runs of what, time and count into what and time of each request: those of a run
-// are booked one after the other at the same time, or have the same answer.
-func eachOf(runs []int64) (decided []int64) {
+// are booked one after the other at the same time, or have the same answer. It reports whether
+// they may be what the script replies to so many requests of a plan with so many tiers.
+func eachOf(runs []int64, most, tiers int) (decided []int64, ok bool) {
 	for len(runs) > 0 {
+		if len(runs) < 3 || runs[0] > int64(tiers) || runs[2] < 1 || runs[2] > int64(most-len(decided)/2) || runs[0] == 0 && len(runs) < 7 {
+			return nil, false
+		}
 		what, at, count := runs[0], runs[1], runs[2]
 		if what == 0 {
 			decided, runs = appendEven(decided, at, count, runs[3:7]), runs[7:]
@@ -505,7 +515,7 @@ func eachOf(runs []int64) (decided []int64) {
 		}
 		runs = runs[3:]
 	}
-	return decided
+	return decided, true
 }
 
 // appendEven appends what and time of requests that are booked evenly. Instants are a number of
@@ -547,7 +557,9 @@ func (q *quota) crossed(own []int64) (decided []int64, crossed []algorithms.Cros
 		if q.plan.Tiers()[i].Algorithm != algorithms.Calendar {
 			continue
 		}
-		at -= 4
+		if at -= 4; at < 0 { // the script replies with more
+			return own, nil
+		}
 		if c := own[at:]; c[1] > 0 {
 			crossed = append(crossed, algorithms.Crossing{Tier: i, From: int(c[0]), To: int(c[1]), Used: c[2], Until: time.UnixMicro(c[3])})
 		}

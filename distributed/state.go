@@ -63,16 +63,16 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 	q.leases.rebase(q)
 	t := new(trip)
 	args := t.aimed(append(q.beginReserve(7), 0, 0), func(calls int) { q.aim(t, r.Guard, calls) })
-	_, lost := q.call(context.Background(), t, q.appendRequests(args, requests, 0))
-	err := lost
 	var got []store.Decision
+	_, err := q.call(context.Background(), t, q.appendRequests(args, requests, 0))
 	if err == nil {
-		got = q.read(t, requests)
-		if !t.isLate(got) {
-			q.share.charge(got)
-		}
-	} else {
+		got, err = q.read(t, requests)
+	}
+	lost := err
+	if err != nil {
 		got, err = q.bookAlone(requests, err)
+	} else if !t.isLate(got) {
+		q.share.charge(got)
 	}
 	q.leases.grant(got)
 	q.leases.unlock(lost)

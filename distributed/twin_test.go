@@ -845,7 +845,8 @@ func (s *subject) oneByOne(reply []int64) []int64 {
 		}
 		runs = runs[3:]
 	}
-	return slices.Concat(head, eachOf(own[:calendars]), own[calendars:])
+	decided, _ := eachOf(own[:calendars], math.MaxInt, math.MaxInt)
+	return slices.Concat(head, decided, own[calendars:])
 }
 
 const wallAt = headerLen - 2 // of a reply, TIME, and then when the state was written before
