@@ -146,7 +146,7 @@ func (r *run) disturb(on bool) {
 
 // usage returns what is used so far, by this process and by the server.
 func (r *run) usage() (usage, error) {
-	text, err := r.admin.InfoMap(context.Background(), "commandstats", "cpu").Result()
+	text, err := r.admin.InfoMap(context.Background(), "all").Result()
 	if err != nil {
 		return usage{}, err
 	}

@@ -60,7 +60,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 func (p *Proxy) Addr() string { return p.addr }
 
 // Client returns a new client like that of a Server, but through the proxy.
-func (p *Proxy) Client() *redis.Client { return newClient(p.t, p.addr) }
+func (p *Proxy) Client() *redis.Client { return newClient(p.t, p.addr, timeout) }
 
 // SetDelay makes everything that is sent from now on take so long each way.
 func (p *Proxy) SetDelay(d time.Duration) {

@@ -186,7 +186,9 @@ func TestSentinel(t *testing.T) {
 	t.Parallel()
 	s := StartSentinel(t)
 	c := s.Client()
-	set(t, c, "key")
+	until(t, "the sentinels have told the client of the master", func() bool {
+		return c.Set(t.Context(), "key", "value", 0).Err() == nil
+	})
 	s.KillMaster()
 	until(t, "the replica has taken over", func() bool {
 		return c.Set(t.Context(), "key", "new", 0).Err() == nil

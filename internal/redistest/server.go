@@ -77,7 +77,7 @@ func start(t testing.TB, env []string, args ...string) *Server {
 		s.port = freePort(t)
 		output, ok := s.run()
 		if ok {
-			s.admin = s.Client()
+			s.admin = newClient(t, s.Addr(), patience)
 			return s
 		}
 		if !strings.Contains(output, "Address already in use") {
@@ -207,9 +207,9 @@ func (s *Server) answers(pid int) bool {
 func (s *Server) Addr() string { return net.JoinHostPort(host, strconv.Itoa(s.port)) }
 
 // Client returns a new client with short timeouts, which is closed with the test.
-func (s *Server) Client() *redis.Client { return newClient(s.t, s.Addr()) }
+func (s *Server) Client() *redis.Client { return newClient(s.t, s.Addr(), timeout) }
 
-func newClient(t testing.TB, addr string) *redis.Client {
+func newClient(t testing.TB, addr string, timeout time.Duration) *redis.Client {
 	c := redis.NewClient(&redis.Options{
 		Addr:          addr,
 		DialTimeout:   timeout,
