@@ -49,7 +49,7 @@ func (s *server) hasFunction(ctx context.Context, loader redis.Cmdable) bool {
 	}
 	s.loadAt = now.Add(loadAgain)
 	s.mu.Unlock()
-	err := loader.FunctionLoad(ctx, functionSource).Err()
+	err := loader.FunctionLoad(ctx, functionSource()).Err()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.has = err == nil || strings.Contains(err.Error(), "already exists")

@@ -268,16 +268,16 @@ func (n *node) send(batch []*trip) {
 		}
 		return n.call(ctx, left, command, script)
 	}
-	unknown := n.callFunction(ctx, calls, func(left []*call) []*call { return run(left, "fcall", functionName) })
+	unknown := n.callFunction(ctx, calls, func(left []*call) []*call { return run(left, "fcall", functionName()) })
 	if len(unknown) > 0 {
-		unknown = run(unknown, "evalsha", scriptSHA)
+		unknown = run(unknown, "evalsha", scriptSHA())
 	}
 	// Loaded, the script stays; merely run, newer servers may forget it.
-	if len(unknown) > 0 && n.rdb.ScriptLoad(ctx, scriptSource).Err() == nil {
-		unknown = run(unknown, "evalsha", scriptSHA)
+	if len(unknown) > 0 && n.rdb.ScriptLoad(ctx, scriptSource()).Err() == nil {
+		unknown = run(unknown, "evalsha", scriptSHA())
 	}
 	if len(unknown) > 0 {
-		run(unknown, "eval", scriptSource)
+		run(unknown, "eval", scriptSource())
 	}
 	got := time.Now()
 	if slices.ContainsFunc(calls, func(c *call) bool { return c.err == nil }) { // else it tells how long the client waits

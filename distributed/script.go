@@ -6,9 +6,9 @@ import (
 	"embed"
 	"encoding/hex"
 	"hash/fnv"
-	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/apithrottle/throttle/algorithms"
 )
@@ -24,52 +24,73 @@ var scriptParts = []string{
 	"pace", "reserve", "unbook", "status", "charge", "save", "main",
 }
 
-// The script that decides, and the name by which a server knows it.
+// The parts as a library, and the name by which a server knows it as a script and, with a name
+// that no other release has, as a function. They are made for the first call: a program that
+// only links this package has none of them in its memory.
 var (
-	scriptSource = asScript(joinScript())
-	scriptSHA    = sha(scriptSource)
+	library      = sync.OnceValue(joinScript)
+	scriptSHA    = sync.OnceValue(func() string { return sha(scriptSource()) })
+	functionName = sync.OnceValue(func() string { return "throttle_" + scriptSHA()[:16] })
 )
 
-// The same as a function of the server, with a name that no other release has.
-var (
-	functionName   = "throttle_" + scriptSHA[:16]
-	functionSource = asFunction(functionName, joinScript())
-)
+// scriptSource is the script that decides.
+func scriptSource() string { return asScript(library()) }
 
-// A register is a local of a part without a value, a constant one in capitals.
-var (
-	register = regexp.MustCompile(`(?m)^local (\w+(?:, \w+)*)(?: --.*)?$`)
-	constant = regexp.MustCompile(`(?m)^local ([A-Z_]+) = ([\d^ ]*\d|'[^']*')(?: --.*)?$`)
-	name     = regexp.MustCompile(`[A-Z_]{2,}`)
-	comment  = regexp.MustCompile(`(?m)^ +| *--.*$`) // and indentation
-)
+// functionSource is the same as a function of the server.
+func functionSource() string { return asFunction(functionName(), library()) }
 
 // mostShared is how many locals around it a function of Lua may use.
 const mostShared = 60
 
 // joinScript makes a library of the parts. A script is defined anew with each call, and Lua
 // finds each local that a new function uses by a search through the locals of the function
-// around it. So registers are declared outside that, and constants are written out.
+// around it. So registers are declared outside that, and constants are written out: a register
+// is a local of a part without a value, a constant one in capitals whose value is one word.
 func joinScript() string {
 	var registers []string
 	constants := make(map[string]string)
 	var parts strings.Builder
 	for _, file := range scriptParts {
-		text := register.ReplaceAllStringFunc(readPart(file)+"\n", func(line string) string {
-			registers = append(registers, strings.Split(register.FindStringSubmatch(line)[1], ", ")...)
-			return ""
-		})
-		text = constant.ReplaceAllStringFunc(text, func(line string) string {
-			c := constant.FindStringSubmatch(line)
-			constants[c[1]] = "(" + c[2] + ")"
-			return ""
-		})
-		text = comment.ReplaceAllString(text, "")
-		parts.WriteString(name.ReplaceAllStringFunc(text, func(word string) string { return cmp.Or(constants[word], word) }))
+		for line := range strings.Lines(readPart(file)) {
+			line, _, _ = strings.Cut(line, "--")
+			line = strings.TrimRight(line, " \n")
+			if declared, found := strings.CutPrefix(line, "local "); found && !strings.HasPrefix(declared, "function ") {
+				names, value, set := strings.Cut(declared, " = ")
+				if !set {
+					registers, line = append(registers, strings.Split(names, ", ")...), ""
+				} else if isConstant(names, value) {
+					constants[names], line = "("+value+")", ""
+				}
+			}
+			writeOut(&parts, line, constants)
+			parts.WriteByte('\n')
+		}
 	}
 	declare := func(names []string) string { return "local " + strings.Join(names, ", ") + "\n" }
 	return declare(append([]string{"run"}, registers[:mostShared-1]...)) + "local function define()\n" +
 		declare(registers[mostShared-1:]) + parts.String() + "end\ndefine()\n"
+}
+
+const capitals = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+
+// isConstant reports whether a name is in capitals and its value a number or a string.
+func isConstant(name, value string) bool {
+	return strings.Trim(name, capitals) == "" && (strings.Trim(value, "0123456789^ ") == "" || value[0] == '\'' && value[len(value)-1] == '\'')
+}
+
+// writeOut writes a line with the values of constants in place of their names.
+func writeOut(to *strings.Builder, line string, constants map[string]string) {
+	for {
+		start := strings.IndexAny(line, capitals)
+		if start < 0 {
+			to.WriteString(line)
+			return
+		}
+		name := line[start : len(line)-len(strings.TrimLeft(line[start:], capitals))]
+		to.WriteString(line[:start])
+		to.WriteString(cmp.Or(constants[name], name))
+		line = line[start+len(name):]
+	}
 }
 
 func readPart(name string) string {

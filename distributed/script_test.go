@@ -327,7 +327,7 @@ func TestLeasesChange(t *testing.T) {
 // what TestTwins checks to be nothing.
 func TestExpiry(t *testing.T) {
 	rdb := redistest.Start(t).Client()
-	s := newSubject(t, rdb, scriptSource, func(time.Time) {})
+	s := newSubject(t, rdb, scriptSource(), func(time.Time) {})
 	for _, tiers := range []string{"5/s;algo=gcra", "5/s", "100/h;algo=sliding_window"} {
 		s.begin(planOf(t, 50*time.Millisecond, tiers))
 		for range 3 {
@@ -364,7 +364,7 @@ func TestCalendarChange(t *testing.T) {
 // TestCalendarExpiry: the key of a month lives until that ends, and no longer than it must.
 func TestCalendarExpiry(t *testing.T) {
 	rdb := redistest.Start(t).Client()
-	s := newSubject(t, rdb, scriptSource, func(time.Time) {})
+	s := newSubject(t, rdb, scriptSource(), func(time.Time) {})
 	s.begin(planOf(t, 50*time.Millisecond, "100/month;zone=Asia/Beirut"))
 	now := time.Now()
 	if _, err := s.answer(now.UnixMicro(), step1(1)); err != nil {
@@ -479,11 +479,11 @@ func TestSpeed(t *testing.T) {
 	}
 	rdb := redistest.Start(t).Client()
 	ctx := context.Background()
-	told, script := newSubject(t, rdb, asScript(toldScript), nil), newSubject(t, rdb, scriptSource, func(time.Time) {})
+	told, script := newSubject(t, rdb, asScript(toldScript), nil), newSubject(t, rdb, scriptSource(), func(time.Time) {})
 	subjects := []*subject{script}
-	if rdb.FunctionLoad(ctx, functionSource).Err() == nil {
+	if rdb.FunctionLoad(ctx, functionSource()).Err() == nil {
 		function := *script
-		function.eval = func(keys []string, args ...any) *redis.Cmd { return rdb.FCall(ctx, functionName, keys, args...) }
+		function.eval = func(keys []string, args ...any) *redis.Cmd { return rdb.FCall(ctx, functionName(), keys, args...) }
 		subjects = append(subjects, &function)
 	}
 	const slots = 60

@@ -755,7 +755,7 @@ func mini(t testing.TB) *subject {
 	m := miniredis.RunT(t)
 	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
 	t.Cleanup(func() { rdb.Close() })
-	return newSubject(t, rdb, scriptSource, m.SetTime)
+	return newSubject(t, rdb, scriptSource(), m.SetTime)
 }
 
 func real(t testing.TB) *subject {
