@@ -196,7 +196,10 @@ func (q *quota) Passed(b store.Decision) {
 	defer q.mu.Unlock()
 	if s := &q.state; s.level > 0 && b.Epoch == s.epoch {
 		s.level = 0
-		go func() { _, _ = q.end(context.Background(), b.Epoch, passed, 0) }()
+		q.store.background(func() error {
+			_, err := q.end(context.Background(), b.Epoch, passed, 0)
+			return err
+		})
 	}
 }
 
