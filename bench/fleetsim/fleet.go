@@ -120,7 +120,10 @@ func (s scenario) run(seed uint64) result {
 func (f *fleet) member(i int) *member {
 	m := &member{process: newProcess(i, f.server, f.ways[i%len(f.ways)], f.seed), fleet: f, waiting: make(map[int]time.Time)}
 	m.ctx, m.end = context.WithCancel(context.Background())
-	store := distributed.New(m.rdb, distributed.Options{})
+	var store throttle.Store = distributed.New(m.rdb, distributed.Options{})
+	if f.alone {
+		store = nil
+	}
 	for k := range f.providers {
 		l, err := throttle.New(f.policy(k), store)
 		if err != nil {

@@ -30,6 +30,13 @@ var failing = []string{
 	"crowd/10000x1/50",              // what 10,000 ask for at one instant takes half a second to answer,
 	"crowd/10000x1/5000",            // and counts for so long
 	"fault/rate+100/1000-in-60-min", // 0.36 s an hour are more than the guard
+	"arrivals/log/500ms",            // nobody tells Redis of arrivals, so each request counts
+	"arrivals/log/auto",             // for the whole of its guard
+	"arrivals/sub-buckets/500ms",
+	"arrivals/sub-buckets/auto",
+	"arrivals/fixed/auto",
+	"arrivals/spacing/500ms",
+	"arrivals/spacing/auto",
 }
 
 // TestScenarios plays the scenarios: what must hold does, except where it is known not to.

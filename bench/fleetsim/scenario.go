@@ -25,6 +25,7 @@ type scenario struct {
 	length             time.Duration // until the end
 	drain              time.Duration // how long what is reserved may take to be used, where charges are compared
 	busy               service       // of the server. If zero, see service
+	alone              bool          // the quota is in the memory of one process, without a server
 	full               float64       // requests a second that the fleet could send where nothing goes wrong
 	bounds             bounds
 	seen               func(now int64, args []string, reply any) // is told of each command that the server has run

@@ -37,6 +37,7 @@ func scenarios() []scenario {
 		}
 	}
 	all = append(all, mixed(6*ms, 50), mixed(80*ms, 50), mixed(80*ms, 1000))
+	all = append(all, arrivals()...)
 	all = append(all, spikes()...)
 	all = append(all, keys()...)
 	return append(all, faults()...)
@@ -134,6 +135,40 @@ func mixed(roundTrip time.Duration, limit int64) scenario {
 	s.full, s.large = rolling(limit, roundTrip), limit > 50
 	s.bounds = bounds{goodput: 0.97, calls: 2, fair: 0.75}
 	return s.measured(5*second, 40*cycle(roundTrip))
+}
+
+// Requests take from 5 to 500 ms to arrive, and most of them few: what their responses tell makes
+// the difference between the guard and the mean. The same callers in one process, alone, show
+// what there is to gain.
+func arrivals() []scenario {
+	var all []scenario
+	for _, c := range []struct {
+		name  string
+		tier  throttle.Tier
+		bound float64
+	}{
+		{"log", throttle.PerSecond(5), 0.9},
+		{"sub-buckets", throttle.Tier{Limit: 5, Window: second, Algorithm: throttle.SlidingWindow}, 0.9},
+		{"fixed", throttle.Tier{Limit: 5, Window: second, Algorithm: throttle.FixedWindow}, 0.9},
+		{"spacing", throttle.Tier{Limit: 5, Window: second, Algorithm: throttle.GCRA, Burst: 1}, 0.7},
+	} {
+		for _, g := range []time.Duration{500 * ms, throttle.AutoGuard} {
+			name := "auto"
+			if g > 0 {
+				name = g.String()
+			}
+			for _, alone := range []bool{false, true} {
+				s := perSecond("arrivals/"+c.name+"/"+name, "", 4, 4, 5)
+				s.tiers, s.guard, s.delay, s.full = []throttle.Tier{c.tier}, g, pareto(5*ms, 1, 500*ms), 5
+				s.bounds = bounds{goodput: c.bound, calls: 5}
+				if s.alone = alone; alone {
+					s.name, s.processes, s.waiters = s.name+"/alone", 1, 16
+				}
+				all = append(all, s.measured(30*second, 120*second))
+			}
+		}
+	}
+	return all
 }
 
 // The network is slow for some seconds.
