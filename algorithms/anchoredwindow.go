@@ -4,12 +4,17 @@ package algorithms
 // first request, and the next request after it opens another: what a counter with
 // an expiry does.
 //
-// Nobody knows when the opening request arrived, so the window may close at any
-// instant from lo, a window after it was admitted, to hi, a window after it was
-// known to have landed. When hi has passed and nothing has landed since lo or is on
-// its way, the next request surely opens a window and may use all of it. Else no
-// one knows which window the provider is in, and the rolling bound is kept, which
-// holds for whatever windows it opened. Memory is that of the rolling bound, 1 KB.
+// Nobody knows when the opening request arrived, nor whether the first that was
+// admitted did: only a response proves that. So the window closes at lo at the
+// earliest, a window after its first request was admitted, and at hi at the latest, a
+// window after it was surely open. Until a response proves that, any request may
+// have opened it, the last too. What lands from lo on may have opened another.
+//
+// When every window that may be open has closed and nothing is on its way, the
+// next request surely opens one, and all may use all of it. Else the rolling
+// bound is kept, which holds for whatever windows the provider opened, and
+// whatever requests were lost: without responses it is the best bound there is.
+// Memory is that of the rolling bound, 1 KB.
 //
 // Source: the INCR and EXPIRE pattern of the Redis documentation of INCR.
 type anchoredWindow struct {
@@ -17,7 +22,7 @@ type anchoredWindow struct {
 	bounds        int // where lo and hi are
 }
 
-// opening is the hi of a window of which no request has landed yet.
+// opening is the hi of a window that may not be open.
 const opening = Never
 
 func newAnchoredWindow(t Tier, s site) *anchoredWindow {
@@ -33,62 +38,58 @@ func (r *anchoredWindow) lohi(l *Ledger) (lo, hi *int64) {
 	return &l.word[r.bounds], &l.word[r.bounds+1]
 }
 
-// landed is what hi becomes when a request lands.
-func (r *anchoredWindow) landed(lo, hi, at int64) int64 {
-	if hi == opening || at >= lo {
-		return at + r.window
+// closes is when the last window that may be open has closed, if the last request
+// lands at an instant.
+func (r *anchoredWindow) closes(l *Ledger, last int64) int64 {
+	lo, hi := r.lohi(l)
+	if *hi == opening || last >= *lo {
+		return last + r.window
 	}
-	return hi
+	return *hi
+}
+
+// closed is closes of what has landed; now if that is nothing.
+func (r *anchoredWindow) closed(l *Ledger, now Moment) int64 {
+	if groups := *l.ring(r.site); len(groups) > 0 {
+		return r.closes(l, groups[len(groups)-2])
+	}
+	return now.At
 }
 
 func (r *anchoredWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	if l.unslotted(r.unit) > 0 { // nobody knows when it lands
 		return r.slidingWindow.earliest(l, now, n)
 	}
-	plo, phi := r.lohi(l)
-	hi, opens := *phi, now.At
+	opens := max(now.At, r.closed(l, now))
 	for i := range l.slots() {
 		if at, carried := l.landing(i, r.unit); carried > 0 {
-			hi, opens = r.landed(*plo, hi, at), at
+			opens = max(at, r.closes(l, at))
 		}
-	}
-	if hi != opening { // else all that was sent since it opened was cancelled
-		opens = max(opens, hi)
 	}
 	return min(opens, r.slidingWindow.earliest(l, now, n))
 }
 
 func (r *anchoredWindow) depart(l *Ledger, now Moment, _ int64) {
-	lo, hi := r.lohi(l)
-	if l.aloft(r.unit) == 0 && (*hi == opening || *hi <= now.At) {
+	if l.aloft(r.unit) == 0 && r.closed(l, now) <= now.At {
+		lo, hi := r.lohi(l)
 		*lo, *hi = now.At+r.window, opening
 		r.clear(l)
 	}
 }
 
-func (r *anchoredWindow) land(l *Ledger, at Moment, n int64) {
-	lo, hi := r.lohi(l)
-	*hi = r.landed(*lo, *hi, at.At)
-	r.slidingWindow.land(l, at, n)
+// prove is told that a window was open by an instant, as the response to a request proves
+// that was admitted at since or later: this one, unless that was before it.
+func (r *anchoredWindow) prove(l *Ledger, since, by int64) {
+	if lo, hi := r.lohi(l); since >= *lo-r.window {
+		*hi = min(*hi, max(*lo, by+r.window))
+	}
 }
 
 func (r *anchoredWindow) used(l *Ledger, now Moment) int64 {
-	if _, hi := r.lohi(l); *hi <= now.At && l.aloft(r.unit) == 0 {
+	if r.closed(l, now) <= now.At && l.aloft(r.unit) == 0 {
 		return 0
 	}
 	return r.slidingWindow.used(l, now)
 }
 
-func (r *anchoredWindow) forget(l *Ledger, now Moment, keep int64) {
-	if r.slidingWindow.forget(l, now, keep); keep == 0 && l.aloft(r.unit) == 0 {
-		lo, hi := r.lohi(l)
-		*lo, *hi = 0, 0
-	}
-}
-
-func (r *anchoredWindow) fresh(l *Ledger, now Moment) int64 {
-	if _, hi := r.lohi(l); *hi != opening {
-		return max(now.At, *hi)
-	}
-	return now.At
-}
+func (r *anchoredWindow) fresh(l *Ledger, now Moment) int64 { return max(now.At, r.closed(l, now)) }

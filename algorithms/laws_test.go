@@ -80,7 +80,7 @@ type game struct {
 type clock struct{ until, ahead int64 }
 
 // A sent request may reach the provider at any instant from t to the one at which
-// it has landed.
+// it has landed; or never, unless a response has told that it did or there is no guard.
 type sent struct {
 	t, landed int64
 	settled   int64 // until when an estimate may have been counted
@@ -89,6 +89,7 @@ type sent struct {
 	actual    []int64 // what of the cost is no estimate, and what the rest has turned out to be
 	flight    Flight
 	cancelled bool
+	answered  bool
 	held      bool
 }
 
@@ -341,20 +342,48 @@ func (g *game) to(at int64) {
 	g.now.Wall += d
 }
 
-// endOne ends a random open request: its response comes, or it was never sent.
+// endOne ends a random open request: its response comes, or it was never sent, or nothing
+// tells what became of it.
 func (g *game) endOne() {
-	g.end(g.rand.IntN(len(g.open)), g.rand.IntN(4) == 0)
+	i := g.rand.IntN(len(g.open))
+	switch g.rand.IntN(6) {
+	case 0:
+		g.cancel(i)
+	case 1:
+		g.lose(i)
+	default:
+		g.end(i)
+	}
 }
 
-func (g *game) end(i int, cancel bool) {
+// take takes a request from those that are open.
+func (g *game) take(i int) *sent {
 	s := g.open[i]
 	g.open = slices.Delete(g.open, i, i+1)
-	inTime := g.guard > 0 && g.now.At < s.landed
-	if cancel && inTime {
-		s.cancelled = true
-		g.l.Cancel(g.now, s.flight, s.cost)
+	return s
+}
+
+// cancel takes a request back, in time or not. Without a guard it has arrived.
+func (g *game) cancel(i int) {
+	if g.guard == 0 {
+		g.end(i)
 		return
 	}
+	s := g.take(i)
+	s.cancelled = true
+	g.l.Cancel(g.now, s.flight, s.cost)
+}
+
+func (g *game) lose(i int) {
+	s := g.take(i)
+	g.l.Unanswered(g.now, s.flight, s.cost)
+	g.l.Release(s.cost)
+	s.settled = max(s.landed, g.now.At)
+}
+
+func (g *game) end(i int) {
+	s := g.take(i)
+	s.answered = true
 	g.l.Land(g.now, s.flight, s.cost)
 	s.actual = slices.Clone(s.cost)
 	for u, n := range s.cost {
@@ -392,7 +421,7 @@ func (g *game) arrives(mode int, first, last int64) int64 {
 
 func (g *game) land(n int) {
 	for range n {
-		g.end(0, false)
+		g.end(0)
 	}
 }
 
@@ -403,8 +432,8 @@ func (g *game) judge() {
 	byWall := func(t Tier) bool {
 		return t.Algorithm == Calendar || t.Algorithm == WeightedWindow || t.Algorithm == FixedWindow && t.Phase != UnknownPhase
 	}
-	for mode := range 4 {
-		arrivals := g.arrivals(mode)
+	for mode := range 8 {
+		arrivals := g.arrivals(mode%4, mode >= 4)
 		if !g.steps {
 			g.accept(arrivals, g.rateTiers(), mode)
 			continue
@@ -429,10 +458,11 @@ type arrival struct {
 	back int // how often the wall clock had stepped back when it was sent
 }
 
-// arrivals draws when all that was sent reached the provider.
-func (g *game) arrivals(mode int) (arrivals []arrival) {
+// arrivals draws when all that was sent reached the provider, or whether, where some got lost.
+func (g *game) arrivals(mode int, losses bool) (arrivals []arrival) {
 	for _, s := range g.history {
-		if s.cancelled {
+		lost := losses && g.guard > 0 && !s.answered && g.rand.IntN(3) > 0
+		if s.cancelled || lost {
 			continue
 		}
 		known, estimated := g.parts(s)

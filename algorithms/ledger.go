@@ -153,6 +153,7 @@ func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight
 	}
 	if guard == 0 {
 		l.landCost(now, cost, held)
+		l.prove(now.At, now.At, cost, held)
 		return Landed
 	}
 	return l.depart(now.At, min(max(guard, 1<<l.plan.grain), maxWindowUS), cost, held)
@@ -191,6 +192,16 @@ func (l *Ledger) start(now Moment, cost []int64) {
 	}
 }
 
+// prove tells anchored windows that a request has arrived by an instant, but for estimates
+// where those are open. It was admitted no sooner than since, or landed later.
+func (l *Ledger) prove(since, by int64, cost []int64, open bool) {
+	for _, r := range l.plan.anchored {
+		if cost[r.unit] > 0 && !(open && l.plan.estimated[r.unit]) {
+			r.prove(l, since, by)
+		}
+	}
+}
+
 // open puts what is estimated of a held request on its way, or takes it off: it has no
 // slot, for nobody knows when it lands.
 func (l *Ledger) open(cost []int64, sign int64) {
@@ -202,9 +213,19 @@ func (l *Ledger) open(cost []int64, sign int64) {
 }
 
 // Settle says what a held request has really cost, in the units of which its cost was
-// an estimate: that lands now. It may be more than any tier admits.
+// an estimate: that lands now, and proves that the request arrived. It may be more than any
+// tier admits.
 func (l *Ledger) Settle(now Moment, cost, actual []int64) {
 	now = l.advance(now)
+	l.settle(now, cost, actual)
+	for _, r := range l.plan.anchored {
+		if l.plan.estimated[r.unit] && actual[r.unit] > 0 {
+			r.prove(l, now.At, now.At)
+		}
+	}
+}
+
+func (l *Ledger) settle(now Moment, cost, actual []int64) {
 	l.open(cost, -1)
 	for i, u := range l.plan.unit {
 		if l.plan.estimated[u] && actual[u] > 0 {
@@ -222,7 +243,7 @@ func (l *Ledger) Unanswered(now Moment, f Flight, cost []int64) {
 	}
 	i := l.find(f)
 	if i < 0 {
-		l.Settle(now, cost, cost)
+		l.settle(now, cost, cost)
 		return
 	}
 	for u, estimated := range l.plan.estimated {
@@ -233,12 +254,17 @@ func (l *Ledger) Unanswered(now Moment, f Flight, cost []int64) {
 }
 
 // Land says that the provider has counted the request by now, but for what is
-// estimated of it. After the guard it changes nothing.
+// estimated of it. After the guard it only proves that the request had arrived.
 func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
 	now = l.advance(now)
+	if f == Landed {
+		return
+	}
 	if l.alight(f, cost) {
 		l.landCost(now, cost, true)
 	}
+	first := int64(f) << l.plan.grain // of the instants at which it may have landed
+	l.prove(first-1, min(now.At, first+1<<l.plan.grain-1), cost, true)
 }
 
 // Cancel says that the request was never sent and gives back what it was
@@ -278,6 +304,9 @@ func (l *Ledger) LandHeld(now Moment) {
 		}
 	}
 	l.landCost(now, held, true)
+	for _, r := range l.plan.anchored { // a response may still prove that the first in the window was sent
+		r.prove(l, now.At, 0)
+	}
 	for u := range held {
 		if l.plan.estimated[u] {
 			l.word[u] -= l.unslotted(u)

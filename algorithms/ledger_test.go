@@ -3,6 +3,7 @@ package algorithms_test
 import (
 	"math/big"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -284,16 +285,58 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// An anchored window whose opening request was not sent opens with the next one sent.
-func TestAnchoredWindowOpensWithTheFirstSent(t *testing.T) {
-	l := ledger(t, 50*time.Millisecond, Tier{Limit: 2, Window: time.Second, Algorithm: AnchoredWindow})
+// An anchored window opens with the first request that arrives, and only a response proves
+// that one did.
+func TestAnchoredWindowOpensWithTheFirstThatArrives(t *testing.T) {
+	const guard, ms = 50 * time.Millisecond, time.Millisecond
+	sent := []time.Duration{0, 20 * ms, 600 * ms}
+	for _, tc := range []struct {
+		name     string
+		answered map[int]time.Duration // by request
+		canceled map[int]time.Duration
+		whole    time.Duration // when the whole limit is free, asked at 900 ms
+	}{
+		{"no response: the last may have opened it", nil, nil, 1650 * ms},
+		{"the first arrived", map[int]time.Duration{0: 10 * ms}, nil, 1010 * ms},
+		{"the first was not sent", map[int]time.Duration{1: 30 * ms}, map[int]time.Duration{0: 25 * ms}, 1030 * ms},
+		{"the first may not have been sent", map[int]time.Duration{1: 30 * ms}, nil, 1030 * ms},
+		{"the first was not sent, which is told too late", map[int]time.Duration{1: 30 * ms}, map[int]time.Duration{0: 500 * ms}, 1030 * ms},
+		{"the last alone arrived", map[int]time.Duration{2: 610 * ms}, nil, 1610 * ms},
+		{"a slow response: it arrived within the guard", map[int]time.Duration{0: 800 * ms}, nil, 1050 * ms},
+		{"slow responses in any order", map[int]time.Duration{1: 700 * ms, 0: 800 * ms}, nil, 1050 * ms},
+	} {
+		l := ledger(t, guard, Tier{Limit: 3, Window: time.Second, Algorithm: AnchoredWindow})
+		one, flights := []int64{1}, make([]Flight, 3)
+		for now := time.Duration(0); now < 900*ms; now += 10 * ms {
+			if i := slices.Index(sent, now); i >= 0 {
+				flights[i] = l.Charge(at(now), one, 0, true)
+			}
+			for i, f := range flights {
+				if tc.answered[i] == now && now > 0 {
+					l.Land(at(now), f, one)
+				}
+				if tc.canceled[i] == now && now > 0 {
+					l.Cancel(at(now), f, one)
+				}
+			}
+		}
+		if got := earliest(l, 900*ms, 3); got < tc.whole || got > tc.whole+guard/32 {
+			t.Errorf("%s: the whole limit is free again at %v, want %v", tc.name, got, tc.whole)
+		}
+	}
+}
+
+// A late response to a request of one window proves nothing of the next.
+func TestAnchoredWindowLateResponse(t *testing.T) {
+	const sec, ms = time.Second, time.Millisecond
+	l := ledger(t, 50*ms, Tier{Limit: 2, Window: sec, Algorithm: AnchoredWindow})
 	one := []int64{1}
-	opener := l.Charge(at(0), one, 0, true)
-	next := l.Charge(at(20*time.Millisecond), one, 0, true)
-	l.Cancel(at(25*time.Millisecond), opener, one)
-	l.Land(at(30*time.Millisecond), next, one)
-	if got := earliest(l, 40*time.Millisecond, 2); got != 1030*time.Millisecond {
-		t.Errorf("the whole window is free again at %v, want 1.03s", got)
+	old := l.Charge(at(0), one, 0, true)
+	l.Charge(at(sec+50*ms), one, 0, true)
+	l.Charge(at(sec+500*ms), one, 0, true)
+	l.Land(at(sec+600*ms), old, one)
+	if got := earliest(l, sec+600*ms, 2); got != 2550*ms {
+		t.Errorf("the whole limit is free again at %v, want 2.55s", got)
 	}
 }
 

@@ -76,6 +76,13 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	}
 	l.keepOthers(now, o)
 	l.tellReset(now, o, more)
+	if r, ok := r.(*anchoredWindow); ok && o.Used > 0 {
+		by := now.At
+		if o.Before > 0 {
+			by = o.Before - 1
+		}
+		r.prove(l, o.Since, by)
+	}
 }
 
 // others is what others have used and the tier does not count, as far as it is proved.

@@ -23,6 +23,7 @@ type Plan struct {
 	estimated  []bool // of each unit
 	departures []departure
 	calendars  []*calendar
+	anchored   []*anchoredWindow
 	units      []string
 	guard      int64 // microseconds
 	grain      int   // a slot of the guard is 1<<grain microseconds
@@ -128,6 +129,9 @@ func (p *Plan) add(t Tier, declared int) {
 	if c, ok := r.(*calendar); ok {
 		c.tier = len(p.tiers)
 		p.calendars = append(p.calendars, c)
+	}
+	if a, ok := r.(*anchoredWindow); ok {
+		p.anchored = append(p.anchored, a)
 	}
 	words, rings := r.words()
 	p.tiers = append(p.tiers, t)

@@ -31,7 +31,15 @@ type world struct {
 	server *miniredis.Miniredis
 	began  time.Time
 	rate   float64 // of the server's clock
+	bursts []burst // when callers send; nil if again and again
 	sent   []event
+}
+
+// A burst is when some part of all callers send at once, or do not after all.
+type burst struct {
+	at   time.Time
+	part float64
+	lost bool
 }
 
 // Dice draw, for all goroutines of a world.
@@ -111,7 +119,7 @@ func (d *dice) delays() (delay func() time.Duration, most time.Duration) {
 }
 
 func (d *dice) policy() throttle.Policy {
-	kinds := []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.TokenBucket, throttle.GCRA, throttle.FixedWindow}
+	kinds := []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.TokenBucket, throttle.GCRA, throttle.FixedWindow, throttle.AnchoredWindow}
 	p := throttle.Policy{Name: "law", Guard: d.between(10*ms, 100*ms)}
 	window := d.between(300*ms, 1500*ms).Truncate(ms)
 	limit := 5 + d.n(60)
@@ -126,12 +134,20 @@ func (d *dice) policy() throttle.Policy {
 	return p
 }
 
+// storms are the bursts of some time, small ones and large ones.
+func (d *dice) storms(during, window time.Duration) (all []burst) {
+	for at := time.Duration(0); at < during; at += d.between(0, 2*window) {
+		part := d.float()
+		all = append(all, burst{time.Now().Add(at), part * part * part, d.n(3) == 0})
+	}
+	return all
+}
+
 var worlds = flag.Uint64("world", 0, "the seed of the first world; 0: another one each time")
 
 // Nothing that a fleet sends is refused by a provider that knows when it arrives, and the
-// limits are used as far as the slowest process allows, however long messages take, and if
-// the server's clock gains or loses. Anchored windows are not played: one that was opened by
-// what was charged and never sent ends before the provider's.
+// limits are used as far as the slowest process allows, however long messages take, if the
+// server's clock gains or loses, and if what was charged is never sent.
 func TestFleetClocks(t *testing.T) {
 	t.Parallel()
 	first := cmp.Or(*worlds, rand.Uint64())
@@ -150,15 +166,20 @@ func playWorld(t *testing.T, seed uint64) {
 		defer stop()
 		end := w.clock(time.Now().Add(during))
 		var wg sync.WaitGroup
-		costs, gives := 1+w.n(2), w.float()*0.6
+		costs, gives, loses := 1+w.n(2), w.float()*0.6, w.float()*0.1
+		crowd := p.Tiers[0].Limit
+		if w.n(2) == 0 {
+			crowd = crowd/2 + 1
+			w.bursts = w.storms(during, p.Tiers[0].Window)
+		}
 		slowest := time.Duration(0)
 		for range 1 + w.n(5) {
 			there, a := w.delays()
 			back, b := w.delays()
 			slowest = max(slowest, a+b)
 			l := limiter(t, p, distributed.New(w.process(t, there, back), distributed.Options{}))
-			for range 10 + w.n(2*p.Tiers[0].Limit) {
-				wg.Go(func() { w.caller(ctx, l, p.Guard, costs, gives) })
+			for range crowd + w.n(2*crowd) {
+				wg.Go(func() { w.caller(ctx, l, p.Guard, costs, gives, loses) })
 			}
 		}
 		wg.Wait()
@@ -167,10 +188,35 @@ func playWorld(t *testing.T, seed uint64) {
 		used := usedPart(t, w.sent, end, p.Tiers...)
 		window := p.Tiers[0].Window
 		best := float64(window) / float64(window+p.Guard+slowest+15*ms)
-		if used < 0.3*best {
+		if used < 0.3*best && w.bursts == nil {
 			t.Errorf("%.2f of the limits is used, want %.2f at least", used, 0.3*best)
 		}
 		t.Logf("%v, rate %.0f ppm: %d sent, %.2f used, %.2f at best", p, (w.rate-1)*1e6, len(w.sent), used, best)
+	})
+}
+
+// A window that a request was charged to and never sent opens with the next one.
+func TestFleetUnsentOpener(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		w := &world{dice: &dice{src: rand.New(rand.NewPCG(1, 2))}, server: s, began: time.Now(), rate: 1}
+		p := throttle.Policy{Name: "opener", Guard: 50 * ms, Tiers: []throttle.Tier{per(sec, 10, throttle.AnchoredWindow)}}
+		l := limiter(t, p, distributed.New(near(t, s), distributed.Options{}))
+		wait := func(requests int) {
+			for range requests {
+				if err := l.Wait(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				w.send(p.Guard, 1)
+			}
+		}
+		wait(1)
+		w.sent = nil
+		time.Sleep(500 * ms)
+		wait(9)
+		time.Sleep(600 * ms)
+		wait(10)
+		checkBound(t, w.sent, p.Tiers...)
 	})
 }
 
@@ -186,9 +232,21 @@ func usedPart(t *testing.T, all []event, end time.Time, tiers ...throttle.Tier) 
 	return float64(sent) / float64(most)
 }
 
-// caller sends again and again, and gives up now and then.
-func (w *world) caller(ctx context.Context, l *throttle.Limiter, guard time.Duration, costs int64, gives float64) {
-	for ctx.Err() == nil {
+// caller sends again and again, and now and then gives up, or does not send after all.
+func (w *world) caller(ctx context.Context, l *throttle.Limiter, guard time.Duration, costs int64, gives, loses float64) {
+	for i := 0; ctx.Err() == nil; i++ {
+		if w.bursts != nil {
+			if i == len(w.bursts) {
+				return
+			}
+			left := time.Until(w.bursts[i].at)
+			if time.Sleep(left); left < 0 || w.float() > w.bursts[i].part {
+				continue
+			}
+			if loses = 0; w.bursts[i].lost {
+				loses = 1
+			}
+		}
 		cost := 1 + w.n(costs)
 		one, cancel := ctx, context.CancelFunc(func() {})
 		if w.float() < gives {
@@ -196,11 +254,11 @@ func (w *world) caller(ctx context.Context, l *throttle.Limiter, guard time.Dura
 			time.AfterFunc(w.between(0, sec), cancel)
 		}
 		if w.float() < 0.1 {
-			if l.AllowN(cost) {
+			if l.AllowN(cost) && w.float() > loses {
 				w.send(guard, cost)
 			}
 			time.Sleep(w.between(0, 50*ms))
-		} else if l.WaitN(one, cost) == nil {
+		} else if l.WaitN(one, cost) == nil && w.float() > loses {
 			w.send(guard, cost)
 		}
 		cancel()

@@ -234,7 +234,12 @@ func (m *twin) sync(told []int64) bool {
 		for u := range open {
 			open[u] -= now[u]
 		}
-		m.ledger.Settle(m.moment(m.frontier), open, settled)
+		// What is settled may also be of requests that got no response.
+		for u := range open {
+			open[u] -= settled[u]
+		}
+		m.ledger.Settle(m.moment(m.frontier), open, make([]int64, units))
+		m.ledger.Unanswered(m.moment(m.frontier), algorithms.Landed, settled)
 	}
 	return true
 }

@@ -192,7 +192,10 @@ local function charge(at, cost, count)
     local n, rule = count * cost[unitOf[i]], rules[i]
     if n > 0 then
       if rule.depart then rule.depart(at) end
-      if guard == 0 and not estimated[unitOf[i]] then land(i, at, n) end
+      if guard == 0 and not estimated[unitOf[i]] then
+        land(i, at, n)
+        if rule.prove then rule.prove(at, at) end
+      end
     end
   end
   if guard > 0 then depart(at, cost, count) end

@@ -130,6 +130,7 @@ function ops.o()
       end
       keepOthers(i, used, since, n, reset, slack)
       tellReset(i, reset, slack, more)
+      if rule.prove and used > 0 then rule.prove(since, now) end
     end
     if sure == 1 then exact = max(exact, since) end
   end
