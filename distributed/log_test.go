@@ -45,7 +45,7 @@ func TestLog(t *testing.T) {
 		delay.Store(int64(ms))
 		rdb, log := distant(t, s, func() time.Duration { return time.Duration(delay.Load()) }), new(lines)
 		options := log.options()
-		options.Timeout = 5 * sec
+		options.Timeout = 20 * sec // a script travels in several pieces, each of which takes the delay
 		l := limiter(t, tenASecond, distributed.New(rdb, options))
 		ask := func() { _, _ = l.Status(t.Context()) }
 		twice := func(kind string, cause func()) {

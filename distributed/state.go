@@ -156,6 +156,7 @@ const (
 	untold            // nobody will tell: the others follow at the end of the wait
 	awaited           // its process lives, and the others wait on
 	passed            // the response to a request is no refusal: to the probe, if that is waited for
+	unsent            // as unanswered, of one that was never sent
 )
 
 // end reports whether the probe of an epoch was waited for.
@@ -491,7 +492,7 @@ func (q *quota) Cancel(bookings []store.Decision) {
 				q.node.wake.add(min(q.bound, latestWake, now.Sub(latest(a.Start, a.Told))))
 			}
 			q.drop(b, b.Reservation.Cost)
-			q.endProbe(b, unanswered)
+			q.endProbe(b, unsent)
 		}
 	}
 	if q.leases == nil {
@@ -601,11 +602,12 @@ func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error 
 // Observe tells Redis, in a goroutine that ends with the call; but not if it was told
 // a moment ago and something is left.
 func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
-	if b.Reservation == nil || b.Reservation.State == alone || !q.isNewest() || !q.worthTelling(seen) {
+	if b.Reservation == nil || b.Reservation.State == alone || !q.isNewest() || !q.worthTelling(seen) && !b.Probe {
 		return
 	}
 	q.store.background(func() error {
 		_, _, _, err := q.ask(context.Background(), "o", func(n *quota, args []any) []any {
+			args = append(args, micros(b.Reservation.Guard))
 			if n != q { // the readings are of other tiers
 				return args
 			}

@@ -344,7 +344,10 @@ func (m *twin) reserve(a args) (out []int64) {
 	if held := max(m.now, m.until); held >= m.known {
 		return append([]int64{-1, held}, m.crossed(false)...)
 	}
-	const soon = 250_000 // before a pause ends
+	soon := int64(250_000) // before a pause ends
+	if m.probing && m.trying() {
+		soon = 0
+	}
 	if m.until <= m.now+soon {
 		m.advance(max(m.now, m.until))
 	}
@@ -429,6 +432,7 @@ func (m *twin) reserve(a args) (out []int64) {
 				nth = 1
 			}
 			out = append(out, -1-nth, at)
+			m.probe = m.ledger.Tried() || m.probe
 			if m.probe {
 				good := int64(50_000)
 				if guard > 0 {
@@ -555,15 +559,21 @@ func (m *twin) cancel(lands int64, cost []int64) bool {
 }
 
 func (m *twin) observe(a args) {
+	guard := m.plan.Guard().Microseconds()
+	longer := max(guard, a.next()) - guard
 	m.advance(m.now)
 	for len(a.rest) > 0 {
 		tier, used, since, cost, exact := int(a.next())-1, a.next(), a.next(), a.next(), a.next() == 1
 		reset, slack := max(0, a.next()-(m.frontier-m.now)), a.next()
 		m.resets = m.resets || reset > 0
+		tried := m.ledger.Trying(tier)
 		if m.plan.Tiers()[tier].Algorithm != algorithms.Concurrency {
 			m.ledger.Observe(m.moment(m.frontier), algorithms.Observation{
-				Tier: tier, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1, Reset: reset, Slack: slack,
+				Tier: tier, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1 + longer, Reset: reset, Slack: slack, Try: true,
 			})
+			if tried && !m.ledger.Trying(tier) && m.probing {
+				m.until, m.probe, m.probing = 0, false, false
+			}
 		}
 		if exact {
 			m.exact = max(m.exact, since)
@@ -616,12 +626,23 @@ func (m *twin) end(a args) []int64 {
 	case how == 4:
 		m.until = max(m.until, m.now+length)
 	default:
-		m.probe = how == 2
-		if how != 3 {
+		m.probe = how == 2 || how == 6
+		if how == 6 {
+			m.ledger.TryAgain()
+		}
+		switch {
+		case (how == 1 || how == 5) && m.trying():
+			m.until = min(m.until, m.now+100_000)
+		case how != 3:
 			m.until, m.probing = 0, false
 		}
 	}
 	return []int64{int64(bit(waited))}
+}
+
+// trying reports whether a response is to come that tells whether a count has ended.
+func (m *twin) trying() bool {
+	return slices.ContainsFunc(m.plan.Tiers(), func(t algorithms.Tier) bool { return m.ledger.Trying(slices.Index(m.plan.Tiers(), t)) })
 }
 
 func instant(at int64) int64 {
@@ -1296,9 +1317,10 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	switch roll := g.IntN(22); {
 	case roll == 21:
 		s.op = "e"
-		add(max(0, m.epoch-g.Int64N(10)/8), g.Int64N(6), g.Int64N(3_000_000))
+		add(max(0, m.epoch-g.Int64N(10)/8), g.Int64N(7), g.Int64N(3_000_000))
 	case roll >= 19:
 		s.op = "o"
+		add(g.Int64N(2) * g.Int64N(500_000))
 		for range 1 + g.IntN(2) {
 			tier := g.IntN(len(g.plan.Tiers()))
 			add(int64(tier)+1, g.Int64N(g.plan.Tiers()[tier].Capacity()+2), max(0, m.now-g.Int64N(1e6)), 1+g.Int64N(3), g.Int64N(2), pick(g, 0, g.Int64N(1e6), g.Int64N(3600e6)), pick(g, 0, g.Int64N(2e6)))

@@ -100,7 +100,7 @@ local function convert(kept)
     words, groups, ring = words + 7 * wordsOf[algorithm], groups + 14 * n, ring + 7 * size
   end
   local leasesAt = groups + 7 * ((1 + old[3]) * lengths.slots + (kept.pooled + old[3]) * lengths.pool)
-  for i, r in ipairs(readRecords(state, leasesAt + 7 * (3 + old[3]) * lengths.leases, lengths.readings, READING)) do
+  for i, r in ipairs(readRecords(state, leasesAt + 7 * (3 + old[3]) * lengths.leases, lengths.readings, kept.reading)) do
     tiers[i].others = r[6] > frontier and r[7] or 0
   end
   for _, was in ipairs(tiers) do

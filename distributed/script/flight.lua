@@ -15,6 +15,7 @@ local crowd -- how many were charged at that instant
 local sent -- when the reply to this call is in: nothing is sent before
 local capacity -- the largest cost of each tier
 local readings -- what the provider reported of each tier, or empty, see reading.lua
+local tries -- whether the last charge is that of a request that a tier would have refused, see tryOut
 local own -- of each tier that counts others until a reset, the rule as it would be without them
 
 -- When slot i lands, and how much of a unit it carries.
@@ -87,9 +88,9 @@ local function advance(now)
       if own[i] then rules[i], own[i] = own[i], nil end
       if rules[i].reopens then
         rules[i].forget(frontier, r[8])
-        r[9] = r[6]
+        r[8], r[9] = 0, r[6]
       end
-      r[6], r[7], r[8] = 0, 0, 0
+      r[6], r[7] = 0, 0
     end
   end
   return frontier
@@ -107,10 +108,8 @@ local function apart(i)
   return r[7] + n + (2 * rest >= seen and 1 or 0)
 end
 
--- The first instant, from the frontier on, at which tier i admits n units.
-local function admits(i, n)
-  local at, r, rule = rules[i].earliest(frontier, n), readings[i], rules[i]
-  if not r or r[6] <= frontier then return at end
+-- The same as the next, where a reset is to come and the rule admits at an instant.
+local function admitsBeside(i, n, at, r, rule)
   if own[i] then return min(at, max(r[6], own[i].earliest(frontier, n))) end
   if rule.reopens then
     return r[8] + aloft[unitOf[i]] + n <= capacity[i] and min(at, r[6]) or at
@@ -118,6 +117,41 @@ local function admits(i, n)
   if r[7] == 0 then return at end
   at, n = max(at, r[6]), n + apart(i)
   return n <= capacity[i] and min(at, rule.earliest(frontier, n)) or at
+end
+
+-- The first instant, from the frontier on, at which tier i admits n units.
+local function admits(i, n)
+  local at, r = rules[i].earliest(frontier, n), readings[i]
+  if not r then return at end
+  if r[6] > frontier then at = admitsBeside(i, n, at, r, rules[i]) end
+  return r[17] > 0 and min(at, max(frontier, r[17])) or at
+end
+
+-- Notes that a request is charged which tries, where that is due, whether a count has ended.
+local function tryOut(cost, count)
+  for i = 1, #readings do
+    local r, n = readings[i], count * cost[unitOf[i]]
+    if n > 0 and r[17] > 0 and r[17] <= frontier then
+      r[18], r[17], r[8] = r[17], 0, 0
+      tries = tries or admits(i, n) > frontier
+    end
+  end
+end
+
+-- Whether a request that costs so much would try now.
+local function mayTry(cost)
+  for i = 1, #readings do
+    if cost[unitOf[i]] > 0 and readings[i][17] > 0 and readings[i][17] <= frontier then return true end
+  end
+  return false
+end
+
+-- Whether a response is to come that tells whether a count has ended.
+local function trying()
+  for i = 1, #readings do
+    if readings[i][18] > 0 then return true end
+  end
+  return false
 end
 
 -- The first instant, from the frontier on, at which every tier admits the cost and
@@ -188,6 +222,8 @@ end
 local function charge(at, cost, count)
   at = advance(at)
   crowd = crowd + count
+  tries = false
+  if #readings > 0 then tryOut(cost, count) end
   for i = 1, #rules do
     local n, rule = count * cost[unitOf[i]], rules[i]
     if n > 0 then

@@ -36,7 +36,8 @@
 --               many percent it has come, if it has, units used, and its end as Unix time;
 --               and t may be the end of what is known, if it is later.
 --               Behind a pause nothing is reserved before the last SOON of it. The first
---               behind a pause with a probe is that probe, and the last of its call: then
+--               behind a pause with a probe is that probe, and so is the first after a reset that a
+--               tier refuses, see reading.lua; and the last of its call: then
 --               the pause lasts for PROBE beyond the latest instant at which it may be sent.
 --   b  reserve  how many tiers are budgets, which they are, and then as r. What they have
 --               no room for is not booked: i is the first of them then.
@@ -59,8 +60,9 @@
 --               request is a probe; 3, nothing will tell, and the wait is all; 4, its process
 --               lives and waits, so that the wait lasts so long from now at least; 5, as 1,
 --               and in any case the response to a request of the epoch was no refusal, which ends the row of
---               back-offs. Answers 1 if that probe was waited for.
---   o  observe  groups of: tier from 1, units that its provider counts, instant at which
+--               back-offs; 6, as 2, of one that was never sent. Where a response is to come that tells whether a count
+--               has ended, the wait goes on for REPORT after 1 and 5. Answers 1 if that probe was waited for.
+--   o  observe  for how long the request was in flight at most whose response it was (0: the plan's guard), then groups of: tier from 1, units that its provider counts, instant at which
 --               the request was admitted whose response says so, what that cost of the
 --               tier's unit, 1 if it is exact, how long until the count ends at the latest,
 --               or 0, and by how much sooner it may end.

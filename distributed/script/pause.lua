@@ -8,6 +8,12 @@ local held -- the instant before which nothing goes
 local level -- how many back-offs there were in a row since a request passed, up to MOST_DOUBLED
 
 local MOST_DOUBLED = 15
+local REPORT = 100000 -- for how long after the response to a request that tries its report is waited for
+
+-- Ends the wait for the probe.
+local function endProbe()
+  pause, probe, probing, news = 0, false, false, 'freed'
+end
 
 function ops.p()
   local length, close, once, of, first = argument(), argument(), argument(), argument(), argument()
@@ -37,7 +43,18 @@ function ops.e()
   elseif reply[9] == 1 and how == 4 then
     pause = max(pause, now + more)
   elseif reply[9] == 1 then
-    probe = how == 2
-    if how ~= 3 then pause, probing, news = 0, false, 'freed' end
+    local more = (how == 1 or how == 5) and trying() and min(pause, now + REPORT) or 0
+    if how == 6 then
+      for i = 1, #readings do
+        local r = readings[i]
+        if r[18] > 0 then r[17], r[18] = r[18], 0 end
+      end
+    end
+    if how == 3 then
+      probe = false
+    else
+      endProbe()
+      pause, probe, probing = more, how == 2 or how == 6, more > now
+    end
   end
 end

@@ -7,24 +7,26 @@
 -- the count ends; what was charged for others until then, beside what the rule counts; what
 -- has landed since it was told; when the window last reopened; and 1 with the four words that
 -- the tier would remember without others, or zeros. The last two are when a log found others
--- after none, and how many. There is one reading of each tier, or none.
+-- after none, and how many; from when on one request may try whether the count has ended, or 0; and
+-- what that was for the one that has, until a response tells, or 0. There is one reading of each
+-- tier, or none.
 
 local MOST_USED = 2 ^ 50 -- more than any tier can hold
 
--- How many of a unit are in flight that left by now.
-local function left(unit)
+-- How many of a unit are in flight that left by now, if none is for longer than so long.
+local function left(unit, way)
   local n = aloft[unit]
   for i = slots.first, slots.last do
     local at, carried = landing(i, unit)
-    if at > now + guard then n = n - carried end
+    if at > now + way then n = n - carried end
   end
   return n
 end
 
--- When a count ends that may be the one of which an earlier response has told.
-local function sooner(r, reset, slack)
+-- When a count ends that may be the one of which an earlier response has told, to end at an instant.
+local function sooner(was, reset, slack)
   local ends = frontier + reset
-  return r[6] > frontier and r[6] >= ends - slack and min(r[6], ends) or ends
+  return was > frontier and was >= ends - slack and min(was, ends) or ends
 end
 
 -- Whether tier i counts others apart: it remembers when each unit landed.
@@ -36,7 +38,7 @@ end
 -- Until when tier i counts others apart.
 local function endOthers(i, reset, slack)
   local ends = frontier + plan[8 + units + 6 * (i - 1)]
-  return reset > 0 and min(ends, sooner(readings[i], reset, slack)) or ends
+  return reset > 0 and min(ends, sooner(readings[i][6], reset, slack)) or ends
 end
 
 -- Charges n units of tier i for others, until the reset if one was told.
@@ -55,7 +57,7 @@ local function landOthers(i, n, reset, slack)
       own[i].load(rules[i].words(), 1)
     end
     rules[i].land(frontier, n)
-    r[6] = sooner(r, reset, slack)
+    r[6] = sooner(r[6], reset, slack)
   end
 end
 
@@ -77,25 +79,28 @@ local function keepOthers(i, used, since, n, reset, slack)
 end
 
 -- Has the window of tier i reopen at the reset, if all that has landed was counted before it,
--- and else end what was charged for others with this report.
+-- and else end what was charged for others with this report. Has a request try in any other tier,
+-- unless one still may.
 local function tellReset(i, reset, slack, others)
   local shortest = plan[5 + units + 6 * (i - 1)] == CALENDAR and 79200000000 or plan[8 + units + 6 * (i - 1)]
   local rule, r = rules[i], readings[i]
-  if not rule.reopens or reset == 0 then return end
-  if reset > slack and 2 * slack < shortest then
-    r[6], r[8] = sooner(r, reset, slack), 0
+  if reset == 0 then return end
+  if not rule.reopens then
+    if r[17] == 0 or r[17] > frontier then r[17] = sooner(r[17], reset, slack) end
+  elseif reset > slack and 2 * slack < shortest then
+    r[6], r[8] = sooner(r[6], reset, slack), 0
   elseif others > 0 and r[6] <= frontier then
     r[6], r[8] = frontier + reset, rule.used(frontier) - others
   end
 end
 
 -- What others have used of tier i and the tier does not count, as far as it is proved by the
--- response to a request of n units, admitted at an instant.
-local function others(i, used, since, n)
-  for k = #readings + 1, #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} end
+-- response to a request of n units, admitted at an instant and in flight for so long.
+local function others(i, used, since, n, way)
+  for k = #readings + 1, #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} end
   local r, window = readings[i], plan[5 + units + 6 * (i - 1) + 3]
   -- What has left its window since the request was sent may have been counted still.
-  local own = min(rules[i].used(min(since, frontier)), MOST_USED) + r[7] + left(unitOf[i])
+  local own = min(rules[i].used(min(since, frontier)), MOST_USED) + r[7] + left(unitOf[i], way)
   local short = r[3]
   if since < r[1] and used > r[2] then short = short - n end -- it was counted later
   local more = max(0, used + (frontier < r[5] and 1 or 0) - own)
@@ -110,6 +115,7 @@ local function others(i, used, since, n)
 end
 
 function ops.o()
+  local way = max(guard, argument())
   advance(now)
   while cursor <= #arguments do
     local i, used, since, n, sure, reset, slack = argument(), argument(), argument(), argument(), argument(), argument(), argument()
@@ -118,12 +124,19 @@ function ops.o()
     used, reset = min(used, capacity[i]), max(0, reset - (frontier - now))
     if not rule.concurrent and not ended then
       local keep = estimated[u] and max(0, used - aloft[u]) or used
-      local more = others(i, used, since, n)
+      local more = others(i, used, since, n, way)
       r = readings[i]
+      -- The report of a request that was admitted after one had tried is the truth, but for later
+      -- units that have landed.
+      local decides = r[18] > 0 and since >= r[18]
+      if decides then
+        keep, r[18] = keep + max(0, r[8] - n), 0
+        if probing then endProbe() end
+      end
       if more > 0 then
         if rule.depart then rule.depart(frontier) end
         landOthers(i, more, reset, slack)
-      elseif sure == 1 and since >= exact then
+      elseif decides or sure == 1 and since >= exact then
         rule.forget(frontier, keep)
         if own[i] then own[i].forget(frontier, keep) end
         r[7] = max(0, min(r[7], keep - rule.used(frontier)))

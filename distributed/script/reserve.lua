@@ -15,6 +15,7 @@ local function fitting(cost, spare, most)
     end
     return true
   end
+  if mayTry(cost) then return 1 end
   if fits(most) then return most end
   local few, many = 1, 2 -- that many do, and that many don't
   while many < most and fits(many) do few, many = many, 2 * many end
@@ -33,11 +34,12 @@ function ops.r(op)
   for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
   local ahead, least, way = argument(), max(held, argument()), argument()
   sent = now + argument()
+  local near = probing and trying() and 0 or SOON -- then the report of its response decides
   if way > 0 then guard = max(way, grain) end
   local booked, more = false, held < known
   if not more then
     reply[n + 1], reply[n + 2], reply[n + 3], n = -1, held, 1, n + 3
-  elseif held <= now + SOON then
+  elseif held <= now + near then
     advance(held)
   end
   while more and cursor <= #arguments do
@@ -56,7 +58,7 @@ function ops.r(op)
     while more and count > 0 do
       local what, at, lent = impossible or -1, NEVER, nil
       local run, paced = count, 0 -- for how many the answer is the same: it is of all that are refused
-      if held > now + SOON and not impossible then at, more = held, false end
+      if held > now + near and not impossible then at, more = held, false end
       if more and plan.concurrent and not impossible then -- full
         for i = deciding, 1, -1 do
           local amount = cost[unitOf[i]]
@@ -117,6 +119,7 @@ function ops.r(op)
             end
             if at > now then ahead = ahead - run end
             booked = true
+            probe = probe or tries and not lent
             if probe then
               isProbe, probing, pause = true, true, max(at, sent) + PROBE + (guard > 0 and guard or UNGUARDED)
               held = pause

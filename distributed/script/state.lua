@@ -13,7 +13,7 @@ local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontie
 -- readings: one of each tier or none; and ban
 local HEAD = 63 -- bytes of that
 local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool
-local READING = 16 -- numbers of a reading, see reading.lua
+local READING = 18 -- numbers of a reading, see reading.lua
 
 local body -- where it begins in the state, or in what was read of it
 local ringsAt, bodyAt -- where both are in what the server keeps, from 0, as it counts
@@ -69,7 +69,8 @@ local function oldIn(raw)
   if not words then return nil, 'corrupt state: it ends too soon' end
   local p = listOf(words)
   if not p then return nil, 'corrupt plan in the state' end
-  local old = {current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], pooled = version < '4' and 1 or 2}
+  local old = {current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], pooled = version < '4' and 1 or 2,
+    reading = version < '3' and 14 or version == '3' and 16 or READING}
   old.front, old.logs = sizes(p, old.wordsOf, old.head)
   old.rings = after + 7 * #old.logs
   return old
@@ -133,7 +134,7 @@ local function readState(raw)
   if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
 
   local pooled = old and old.pooled or 2
-  local numbers = (1 + kept[3]) * lengths.slots + (pooled + kept[3]) * lengths.pool + (3 + kept[3]) * lengths.leases + (head == HEAD and READING or 14) * lengths.readings
+  local numbers = (1 + kept[3]) * lengths.slots + (pooled + kept[3]) * lengths.pool + (3 + kept[3]) * lengths.leases + (old and old.reading or READING) * lengths.readings
   local place, log = body + head + 7 * kept[3], 0 -- where the words of the next tier are
   for t = 5 + kept[3], #kept, 6 do
     if hasGroups(kept[t]) then

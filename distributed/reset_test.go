@@ -1,0 +1,133 @@
+package distributed_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/distributed"
+)
+
+// A windowed provider counts requests in windows of a minute, and tells with each how many are
+// left and in how many seconds the window ends. It refuses those beyond the limit.
+type windowed struct {
+	limit   int
+	ends    time.Time     // some window
+	rolling time.Duration // it counts for so long instead; zero if it does not
+
+	mu       sync.Mutex // guards all below
+	number   int64      // of the window
+	used     int
+	accepted []time.Time
+	refused  []time.Time
+}
+
+func (p *windowed) RoundTrip(*http.Request) (*http.Response, error) {
+	time.Sleep(10 * ms)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	past := now.Sub(p.ends) + 1000*time.Minute
+	if number := int64(past / time.Minute); number != p.number {
+		p.number, p.used = number, 0
+	}
+	if p.rolling > 0 {
+		for p.used = 0; p.used < len(p.accepted) && now.Sub(p.accepted[len(p.accepted)-1-p.used]) < p.rolling; {
+			p.used++
+		}
+	}
+	resp := &http.Response{StatusCode: 200, Header: http.Header{}, Body: http.NoBody}
+	if p.used++; p.used <= p.limit {
+		p.accepted = append(p.accepted, now)
+	} else {
+		p.used = p.limit
+		p.refused = append(p.refused, now)
+		resp.StatusCode = 429
+	}
+	left := time.Minute - past%time.Minute
+	resp.Header.Set("X-Limit", strconv.Itoa(p.limit))
+	resp.Header.Set("X-Remaining", strconv.Itoa(p.limit-p.used))
+	resp.Header.Set("X-Reset", strconv.Itoa(int(left/sec)))
+	switch {
+	case resp.StatusCode == 429 && p.rolling > 0:
+		resp.Header.Set("Retry-After", "1")
+	case resp.StatusCode == 429:
+		resp.Header.Set("Retry-After", strconv.Itoa(int(left/sec)+1))
+	}
+	return resp, nil
+}
+
+var minutely = &answers.Profile{Quotas: []answers.Quota{{
+	Limit: answers.Field{Header: "X-Limit"}, Remaining: answers.Field{Header: "X-Remaining"},
+	Reset: answers.Field{Header: "X-Reset", Format: answers.Seconds},
+}}}
+
+// sendFor has callers of some processes send for a while, each one request after the other.
+func sendFor(t *testing.T, p http.RoundTripper, tier throttle.Tier, processes int, length time.Duration, process func(least, most time.Duration) *redis.Client) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for range processes {
+		l := limiter(t, throttle.Policy{Name: "told", Tiers: []throttle.Tier{tier}}, distributed.New(process(ms, 3*ms), distributed.Options{}))
+		client := &http.Client{Transport: &throttle.Transport{Base: p, Limiter: l, Profile: minutely}}
+		for range 3 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					req, _ := http.NewRequestWithContext(ctx, "GET", "http://provider", nil)
+					if resp, err := client.Do(req); err == nil {
+						resp.Body.Close()
+					}
+				}
+			})
+		}
+	}
+	time.Sleep(length)
+	cancel()
+	wg.Wait()
+}
+
+// Where a provider's windows are none of the tier's, a told reset is when they end: one request
+// of the fleet tries then, and its response decides. A bucket sends before what has drained, and is
+// refused once in a window.
+func TestFleetToldReset(t *testing.T) {
+	t.Parallel()
+	for algorithm, refused := range map[throttle.Algorithm]int{
+		throttle.SlidingLog: 0, throttle.SlidingWindow: 0, throttle.WeightedWindow: 12, throttle.TokenBucket: 12,
+	} {
+		for _, processes := range []int{1, 4} {
+			t.Run(fmt.Sprintf("%v, %d processes", algorithm, processes), func(t *testing.T) {
+				virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+					began := time.Now()
+					p := &windowed{limit: 100, ends: began.Add(33*sec + 500*ms)}
+					sendFor(t, p, per(time.Minute, 100, algorithm), processes, 10*time.Minute, process)
+					if len(p.accepted) < 1080 || len(p.refused) > refused {
+						t.Errorf("%d accepted and %d refused, want 1,100 and at most %d", len(p.accepted), len(p.refused), refused)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A provider that counts in no windows although it tells of some makes one request of the fleet for each of them go
+// too early, and no more.
+func TestFleetWrongReset(t *testing.T) {
+	t.Parallel()
+	for _, processes := range []int{1, 4} {
+		virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+			p := &windowed{limit: 100, ends: time.Now().Add(33*sec + 500*ms), rolling: 10 * time.Minute}
+			sendFor(t, p, per(10*time.Minute, 100, throttle.SlidingLog), processes, time.Hour, process)
+			if len(p.accepted) < 580 || len(p.refused) > 61 {
+				t.Errorf("%d processes: %d accepted and %d refused, want 600 and at most one in a minute", processes, len(p.accepted), len(p.refused))
+			}
+		})
+	}
+}
