@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -21,19 +22,24 @@ const alone = -1
 type share struct {
 	mu     sync.Mutex // guards all below
 	ledger algorithms.Ledger
-	owed   []int64 // sent alone and not yet charged in Redis, by unit
+	owed   []int64   // sent alone and not yet charged in Redis, by unit
+	from   time.Time // nothing is sent alone before; zero until something is asked for in an outage
+
+	longest time.Duration // window that is longer than the tier's is; zero if none is
 }
 
 func newShare(p *algorithms.Plan, workers int) *share {
-	tiers := make([]algorithms.Tier, len(p.Tiers()))
+	tiers, longest := make([]algorithms.Tier, len(p.Tiers())), time.Duration(0)
 	for i, t := range p.Tiers() {
-		tiers[i] = part(t, int64(workers))
+		if tiers[i] = part(t, int64(workers)); tiers[i].Window > t.Window {
+			longest = max(longest, tiers[i].Window)
+		}
 	}
 	plan, err := algorithms.NewPlan(tiers, p.Guard())
 	if err != nil {
 		return nil // a window would be longer than any that is allowed
 	}
-	return &share{ledger: plan.NewLedger(), owed: make([]int64, len(plan.Units()))}
+	return &share{ledger: plan.NewLedger(), owed: make([]int64, len(plan.Units())), longest: longest}
 }
 
 // adopt goes on where the share under the plan before was. One of the two may be nil.
@@ -43,7 +49,7 @@ func (s *share) adopt(old *share) *share {
 	}
 	old.mu.Lock()
 	defer old.mu.Unlock()
-	s.owed = s.ledger.Plan().Translate(old.ledger.Plan(), old.owed)
+	s.owed, s.from = s.ledger.Plan().Translate(old.ledger.Plan(), old.owed), old.from
 	s.ledger = s.ledger.Plan().Convert(old.ledger, moment(time.Now()))
 	return s
 }
@@ -71,11 +77,20 @@ func moment(t time.Time) algorithms.Moment {
 	return algorithms.Moment{At: micros(t.Sub(beginning)), Wall: t.UnixMicro()}
 }
 
-// bookAlone decides on requests in Redis's place, if that is away and the process has a share.
+// bookAlone decides on requests in Redis's place, if that is away and the process has a share, under
+// the pauses and bans that the process knows.
 func (q *quota) bookAlone(requests []store.Request, err error) ([]store.Decision, error) {
+	if b, paused := q.paused(); paused && q.share != nil && errors.Is(err, store.ErrUnavailable) {
+		return slices.Repeat([]store.Decision{b}, len(requests)), nil
+	}
 	got, err := q.share.book(requests, err)
 	if len(got) > 0 {
 		q.store.debtors.Store(q, nil)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range got { // a refusal pauses unless a pause is newer
+		got[i].Epoch, got[i].Level = q.state.epoch, q.state.level
 	}
 	return got, err
 }
@@ -89,9 +104,11 @@ func (s *share) book(requests []store.Request, err error) ([]store.Decision, err
 	defer s.mu.Unlock()
 	now := time.Now()
 	m := moment(now)
+	from := s.begins(now)
 	var got []store.Decision
 	for _, r := range requests {
 		at, tier := s.ledger.EarliestLeaving(m, r.Cost, r.Leaves())
+		at = max(at, from)
 		b := store.Decision{Tier: tier, Wait: m.Until(at)}
 		switch {
 		case at <= m.At && r.MaxWait == onlyAsked: // nobody is charged
@@ -115,6 +132,18 @@ func (s *share) book(requests []store.Request, err error) ([]store.Decision, err
 	return got, nil
 }
 
+// begins returns the instant from which on the process sends alone. Where a window is longer than
+// the tier's, all would begin one at once and again together: a process that has sent nothing
+// for so long begins at random within it. It needs mu.
+func (s *share) begins(now time.Time) int64 {
+	if s.from.IsZero() {
+		if s.from = now; s.longest > 0 && s.ledger.Fresh(moment(now)) {
+			s.from = now.Add(rand.N(s.longest))
+		}
+	}
+	return moment(s.from).At
+}
+
 // charge takes note of what Redis admitted.
 func (s *share) charge(got []store.Decision) {
 	if s == nil {
@@ -122,6 +151,7 @@ func (s *share) charge(got []store.Decision) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.from = time.Time{}
 	for _, b := range got {
 		if b.Verdict == store.Admitted {
 			s.ledger.Charge(moment(b.Reservation.Start), b.Reservation.Cost, 0, false)
@@ -153,7 +183,8 @@ func (s *share) isIdle() bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ledger.Fresh(moment(time.Now())) && !s.owes()
+	now := time.Now()
+	return s.ledger.Fresh(moment(now)) && !s.owes() && !s.from.After(now)
 }
 
 // owes reports whether anything has to be charged in Redis. It needs mu.

@@ -266,10 +266,18 @@ func (s *state) change() store.Change {
 
 // held is the answer while this process keeps a pause of which Redis does not know.
 func (q *quota) held() (store.Decision, bool) {
+	b, held := q.paused()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return b, held && q.state.alone
+}
+
+// paused is the answer while there is a pause that this process knows.
+func (q *quota) paused() (store.Decision, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	left := time.Until(q.state.until)
-	if !q.state.alone || left <= 0 {
+	if left <= 0 {
 		return store.Decision{}, false
 	}
 	b := store.Decision{Tier: -1, Wait: left, Epoch: q.state.epoch}

@@ -199,9 +199,14 @@ type Options struct {
 
 // An Outage lets each process go on by itself while Redis is away, with its share
 // of every tier: Limit ÷ Workers, or where that is less than one, one in a window
-// that is longer by as much. What was admitted so is charged when Redis is back. The
-// shares know nothing of each other: when an outage begins and when it ends, up to one
-// capacity too much may pass.
+// that is longer by as much and begins at random, unless the process has just sent something.
+// What was admitted so is charged when Redis is back.
+//
+// The shares know nothing of each other, so that more than the limit may pass. When an outage
+// begins and when it ends, it is one capacity at most. Where some processes reach Redis and others
+// don't, those take the whole limit and these their shares besides: twice the limit at most, in each
+// window. Where there are more processes than the limit has units, the limit is kept on average, and a
+// window has some more now and then: with 50 workers on 5/s, up to about 15.
 type Outage struct {
 	Workers int // how many processes share the quota at most. If zero, callers wait
 }

@@ -1,0 +1,151 @@
+package distributed_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/store"
+)
+
+// goAway has a server answer nothing but errors, until the end of the test.
+func goAway(s *miniredis.Miniredis) {
+	s.Server().SetPreHook(func(c *server.Peer, _ string, _ ...string) bool {
+		c.WriteError("LOADING Redis is loading the dataset in memory")
+		return true
+	})
+}
+
+// Where there are more processes than the limit has units, their shares are spread over the window
+// that is longer for it.
+func TestSharesAreSpread(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		const processes, limit = 50, 5
+		p := throttle.Policy{Name: "spread", Tiers: []throttle.Tier{per(sec, limit, throttle.SlidingLog)}}
+		if err := near(t, s).Ping(t.Context()).Err(); err != nil { // starts the server
+			t.Fatal(err)
+		}
+		goAway(s)
+		ctx, cancel := context.WithCancel(t.Context())
+		began := time.Now()
+		var mu sync.Mutex
+		var wg sync.WaitGroup
+		sent := make([]int, 60) // by second
+		for range processes {
+			l := limiter(t, p, distributed.New(near(t, s), distributed.Options{Outage: distributed.Outage{Workers: processes}}))
+			wg.Go(func() {
+				for l.Wait(ctx) == nil {
+					mu.Lock()
+					sent[min(59, time.Since(began)/sec)]++
+					mu.Unlock()
+				}
+			})
+		}
+		time.Sleep(time.Minute)
+		cancel()
+		wg.Wait()
+		total := 0
+		for _, n := range sent {
+			total += n
+			if n > 25 { // as many as that, of 50 that choose among ten seconds, never are
+				t.Errorf("sent in each second: %v", sent)
+				break
+			}
+		}
+		if total > 60*limit || total < 40*limit {
+			t.Errorf("%d were sent in a minute", total)
+		}
+	})
+}
+
+// A Group does not forget what the process has sent alone.
+func TestGroupKeepsShares(t *testing.T) {
+	for _, workers := range []int{1, 4} {
+		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+			rdb := near(t, s)
+			if err := rdb.Ping(t.Context()).Err(); err != nil { // starts the server
+				t.Fatal(err)
+			}
+			goAway(s)
+			g, err := throttle.NewGroup(throttle.Policy{Name: "each", Tiers: []throttle.Tier{throttle.PerHour(2)}},
+				distributed.New(rdb, distributed.Options{Outage: distributed.Outage{Workers: workers}}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			g.MaxKeys = 10
+			sent := 0
+			for i := range 300 {
+				for _, key := range []string{"one", fmt.Sprint("another ", i)} {
+					if g.For(key).Allow() && key == "one" {
+						sent++
+					}
+				}
+				time.Sleep(12 * sec)
+			}
+			if sent > 2 {
+				t.Errorf("%d workers: %d were sent in an hour, want 2 at most", workers, sent)
+			}
+		})
+	}
+}
+
+// Refusals pause a process that sends alone, as often as one that does not.
+func TestSharesArePaused(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		base := &refuser{}
+		l := limiter(t, tenASecond, distributed.New(near(t, s), distributed.Options{Outage: distributed.Outage{Workers: 1}}))
+		if err := l.Pause(t.Context(), sec); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * sec)
+		goAway(s)
+		client := &http.Client{Transport: &throttle.Transport{Base: base, Limiter: l}}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		for ctx.Err() == nil {
+			req, _ := http.NewRequestWithContext(ctx, "GET", "http://provider", nil)
+			if resp, err := client.Do(req); err == nil {
+				resp.Body.Close()
+			}
+			time.Sleep(ms)
+		}
+		if n := base.n.Load(); n > 8 {
+			t.Errorf("%d refusals in a minute", n)
+		}
+		s.Server().SetPreHook(nil)
+		time.Sleep(3 * time.Minute) // the process listens until the pause is over
+	})
+}
+
+// A pause or a ban that a process knows holds for what it sends alone.
+func TestSharesKnowPauses(t *testing.T) {
+	for _, closes := range []bool{false, true} {
+		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+			q := quota(t, distributed.New(near(t, s), distributed.Options{Outage: distributed.Outage{Workers: 1}}), "known", plan(t, 50*ms, tenASecond.Tiers...))
+			if _, err := q.Pause(t.Context(), store.Pause{For: time.Minute, Close: closes}); err != nil {
+				t.Fatal(err)
+			}
+			goAway(s)
+			for range 50 {
+				time.Sleep(sec)
+				d, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}})
+				if err != nil || d.Verdict == store.Admitted || closes != (d.Verdict == store.Closed) {
+					t.Fatalf("%+v, %v", d, err)
+				}
+			}
+			time.Sleep(15 * sec)
+			if d, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}}); err != nil || d.Verdict != store.Admitted {
+				t.Errorf("after the pause: %+v, %v", d, err)
+			}
+			s.Server().SetPreHook(nil)
+		})
+	}
+}
