@@ -291,6 +291,73 @@ func TestInputRightsOnCluster(t *testing.T) {
 	}
 }
 
+// With the rights that are documented for Concurrency, processes on a Cluster share places, hear
+// of one that is free, and go on while the slot of all their keys moves.
+func TestInputRightsOfLeases(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	ctx := context.Background()
+	var addrs []string
+	for _, n := range c.Nodes {
+		addrs = append(addrs, n.Addr())
+		if err := n.Client().Do(ctx, documented("", "+cluster|slots", "+command", "+asking",
+			"+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+zadd", "+zrem", "+zrangebyscore", "+del")...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open := func() *throttle.Limiter {
+		rdb := redis.NewClusterClient(&redis.ClusterOptions{
+			Addrs: addrs, Username: "limiter", Password: "secret",
+			DialTimeout: slow, DialerRetries: 1, ReadTimeout: slow, ClusterStateReloadInterval: sec,
+		})
+		t.Cleanup(func() { rdb.Close() })
+		return limiter(t, named(throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}), distributed.New(rdb, distributed.Options{Timeout: slow, Lease: time.Hour}))
+	}
+	first, second := open(), open()
+	byTurns := func() {
+		t.Helper()
+		held, err := first.Acquire(ctx, nil)
+		if err != nil {
+			t.Fatalf("the documented rights are too few: %v", err)
+		}
+		got := make(chan error, 1)
+		go func() {
+			permit, err := second.Acquire(ctx, nil)
+			if err == nil {
+				permit.Release()
+			}
+			got <- err
+		}()
+		until(t, "the other waits", func() bool { s, err := second.Status(ctx); return err == nil && s.Waiting == 1 })
+		held.Release()
+		if err := <-got; err != nil {
+			t.Fatalf("the documented rights are too few: %v", err)
+		}
+	}
+	for range 3 {
+		byTurns()
+	}
+	key := keyIn(t, c)
+	for _, to := range c.Nodes {
+		if to != c.Master(key) {
+			c.MoveSlot(key, to, func(bool) { byTurns() })
+			break
+		}
+	}
+	byTurns()
+	for _, n := range c.Nodes {
+		log, err := n.Client().Do(ctx, "ACL", "LOG").Slice()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, entry := range log {
+			if m, _ := entry.(map[any]any); !greeting[m["object"]] && m["object"] != "function|load" {
+				t.Errorf("denied: %v", entry)
+			}
+		}
+	}
+}
+
 // greeting are the commands with which a client greets a server, and that it need not run.
 var greeting = map[any]bool{"client|setinfo": true, "client|maint_notifications": true, "client": true}
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 // grant whose reply was lost is given back by the next one; and calls take turns and are numbered, so that one which
 // arrives late changes nothing. The methods of nil leases do nothing.
 type leases struct {
+	names []string // of the keys in Redis
 	owner int64
 	turn  chan struct{} // holds one while a call is made
 
@@ -36,12 +38,16 @@ type leases struct {
 	renewal *time.Timer                 // nil while nothing is held and all is told
 }
 
+// longestStand is how long a process stands in the line at most and does not ask.
+const longestStand = 5 * time.Second
+
 func newLeases(q *quota) *leases {
 	if !q.plan.Concurrent() && !q.plan.Estimates() {
 		return nil
 	}
 	return &leases{
 		quota: q,
+		names: q.store.leaseKeys(q.key),
 		owner: rand.Int64N(1 << 48),
 		holds: holds(q.plan),
 		turn:  make(chan struct{}, 1),
@@ -51,6 +57,17 @@ func newLeases(q *quota) *leases {
 		telling: make([]int64, len(q.plan.Units())),
 	}
 }
+
+// keys returns the names of the keys in Redis beside that of the quota.
+func (l *leases) keys() []string {
+	if l == nil {
+		return nil
+	}
+	return l.names
+}
+
+// channel is where this process alone hears that a place is kept for it.
+func (l *leases) channel() string { return l.names[0] + ":" + strconv.FormatInt(l.owner, 10) }
 
 // holds reports of each unit whether it is estimated, or limited at once.
 func holds(p *algorithms.Plan) (held []bool) {
@@ -122,7 +139,7 @@ func (l *leases) append(args []any) []any {
 	defer l.mu.Unlock()
 	l.number++
 	l.untold = false
-	args = appendCost(append(args, l.owner, l.number, micros(l.quota.store.options.Lease)), l.held)
+	args = appendCost(append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.quota.watched())), l.held)
 	if l.quota.plan.Estimates() {
 		args = appendCost(args, l.settled)
 		copy(l.telling, l.settled)
@@ -202,6 +219,24 @@ func (l *leases) startTelling() {
 	}
 }
 
+// leave gives up the place that is kept for this process, if none of its callers waits any more:
+// the next call says so.
+func (q *quota) leave() {
+	if l := q.leases; !q.watched() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.untold = true
+		l.startTelling()
+	}
+}
+
+// askAgain is when a process asks again that stands in the line: so often that it does not fall
+// out of it, since a message may be lost.
+func (l *leases) askAgain() time.Duration {
+	again := min(longestStand, l.quota.store.options.Lease/2)
+	return again - rand.N(again/4+1)
+}
+
 // tell says what is held, until there is nothing new to say.
 func (l *leases) tell() error {
 	for {
@@ -219,8 +254,8 @@ func (l *leases) tell() error {
 		l.mu.Unlock()
 		err := l.sync(q)
 		l.unlock(err)
-		q.freed()
 		if err != nil {
+			q.freed() // the process may go on alone
 			l.mu.Lock()
 			l.tells = false
 			l.mu.Unlock()

@@ -47,6 +47,7 @@ type listener struct {
 // A topic is a key that somebody listens for.
 type topic struct {
 	quotas     map[*quota]time.Time // when somebody last began to sleep
+	isOwn      bool                 // it is the channel of one process, see lease.lua
 	subscribed bool                 // as far as it was asked for
 	heard      time.Time            // when the message came because of which it is asked for; zero if none
 	idle       int                  // how often in a row that brought no news
@@ -76,15 +77,25 @@ func (l *listener) want(q *quota) {
 		l.topics, l.changed = make(map[string]*topic), make(map[string]struct{})
 		l.pubsub = l.store.rdb.Subscribe(context.Background()) // to nothing: it does not connect
 	}
-	t := l.topics[q.key]
-	if t == nil {
-		t = &topic{quotas: make(map[*quota]time.Time)}
-		l.topics[q.key] = t
+	for i, channel := range q.channels() {
+		t := l.topics[channel]
+		if t == nil {
+			t = &topic{quotas: make(map[*quota]time.Time), isOwn: i > 0}
+			l.topics[channel] = t
+		}
+		t.quotas[q] = time.Now()
+		if !t.subscribed {
+			l.change(channel)
+		}
 	}
-	t.quotas[q] = time.Now()
-	if !t.subscribed {
-		l.change(q.key)
+}
+
+// channels are where a quota hears of what it waits for: that of the key, and its own.
+func (q *quota) channels() []string {
+	if q.leases == nil {
+		return []string{q.key}
 	}
+	return []string{q.key, q.leases.channel()}
 }
 
 // change has a key subscribed to, or unsubscribed from. It needs mu.
@@ -183,8 +194,11 @@ func (l *listener) receive(m any) {
 	switch m := m.(type) {
 	case *redis.Message:
 		if m.Payload == "freed" { // then the next in the queue asks
-			for _, q := range l.quotas(m.Channel) {
-				q.freed()
+			quotas, own := l.quotas(m.Channel)
+			for _, q := range quotas {
+				if q.freed(); own {
+					q.leave()
+				}
 			}
 			return
 		}
@@ -195,6 +209,12 @@ func (l *listener) receive(m any) {
 		}
 	case *redis.Subscription:
 		if m.Kind == "subscribe" {
+			if quotas, own := l.quotas(m.Channel); own {
+				for _, q := range quotas {
+					q.freed()
+				}
+				return
+			}
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.ask(&l.begun, m.Channel)
@@ -202,15 +222,17 @@ func (l *listener) receive(m any) {
 	}
 }
 
-func (l *listener) quotas(key string) (quotas []*quota) {
+// quotas returns those that listen to a channel, and whether it is the channel of one process.
+func (l *listener) quotas(channel string) (quotas []*quota, own bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t := l.topics[key]; t != nil {
+	if t := l.topics[channel]; t != nil {
+		own = t.isOwn
 		for q := range t.quotas {
 			quotas = append(quotas, q)
 		}
 	}
-	return quotas
+	return quotas, own
 }
 
 // askSoon asks for a key because of a message, at a random instant: a thousand processes have
@@ -354,10 +376,12 @@ func (l *listener) close(ps *redis.PubSub) {
 func (l *listener) forget(q *quota) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if t := l.topics[q.key]; t != nil {
-		delete(t.quotas, q)
-		if len(t.quotas) == 0 {
-			l.change(q.key)
+	for _, channel := range q.channels() {
+		if t := l.topics[channel]; t != nil {
+			delete(t.quotas, q)
+			if len(t.quotas) == 0 {
+				l.change(channel)
+			}
 		}
 	}
 }

@@ -51,9 +51,23 @@ type lane struct {
 // A call is one run of the script.
 type call struct {
 	key   string
+	more  []string // keys in the same slot
 	args  []any
 	reply []int64
 	err   error
+}
+
+func (q *quota) newCall(args []any) *call {
+	return &call{key: q.key, more: q.leases.keys(), args: args}
+}
+
+// keys begins a command with all of its keys.
+func (c *call) keys(command, script string) []any {
+	words := []any{command, script, 1 + len(c.more), c.key}
+	for _, key := range c.more {
+		words = append(words, key)
+	}
+	return words
 }
 
 // A trip is some calls of a key that travel together, in order.
@@ -114,7 +128,7 @@ func (n *node) run() {
 
 // call makes a trip of one call and waits for it, or for the context.
 func (q *quota) call(ctx context.Context, t *trip, args []any) ([]int64, error) {
-	c := &call{key: q.key, args: args}
+	c := q.newCall(args)
 	t.calls = []*call{c}
 	done := make(chan error, 1)
 	t.done = func(err error) { done <- err }
@@ -323,7 +337,7 @@ func pipelined(ctx context.Context, rdb redis.UniversalClient, cmds []once) erro
 func (n *node) call(ctx context.Context, calls []*call, command, script string) (unknown []*call) {
 	cmds := make([]once, len(calls))
 	for i, c := range calls {
-		cmds[i] = once{redis.NewIntSliceCmd(ctx, append([]any{command, script, 1, c.key}, c.args...)...)}
+		cmds[i] = once{redis.NewIntSliceCmd(ctx, append(c.keys(command, script), c.args...)...)}
 		cmds[i].SetFirstKeyPos(3)
 	}
 	if len(cmds) == 1 {

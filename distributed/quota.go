@@ -388,7 +388,7 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 		}
 		args := append(q.beginReserve(4+n*(2+len(q.plan.Units()))), max(0, ahead), floor)
 		args = t.aimed(args, func(calls int) { q.aim(t, way, calls) })
-		t.calls = append(t.calls, &call{key: q.key, args: q.appendRequests(args, requests[:n], within)})
+		t.calls = append(t.calls, q.newCall(q.appendRequests(args, requests[:n], within)))
 		requests, ahead = requests[n:], ahead-n
 	}
 	return t
@@ -611,7 +611,11 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 		if soon := q.soon(); r.YieldFor > 0 && b.Wait > soon {
 			b.Wait -= soon / 2
 		}
-		b.Wait = min(b.Wait, q.store.options.Horizon) // a release may be missed
+		if at == never && q.leases != nil {
+			b.Wait = q.leases.askAgain() // a message may be lost
+		} else {
+			b.Wait = min(b.Wait, q.store.options.Horizon)
+		}
 	}
 	return b
 }

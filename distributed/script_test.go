@@ -317,10 +317,55 @@ func TestLeasesChange(t *testing.T) {
 			t.Errorf("%v: got %v, %v, want %v", st, got, err, want)
 		}
 	}
-	ask(step{op: "r", lease: []int64{7, 1, 1e6, 0}, args: []int64{0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
+	ask(step{op: "r", lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
 	s.change(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
-	ask(step{op: "r", lease: []int64{9, 1, 1e6, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
-	ask(step{op: "r", lease: []int64{7, 2, 1e6, 0, 1}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
+	ask(step{op: "r", lease: []int64{9, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
+	ask(step{op: "r", lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // behind 9
+	ask(step{op: "r", lease: []int64{9, 2, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
+}
+
+// TestManyLeases: more processes than two bytes count hold a place, and the places of those that
+// die come back.
+func TestManyLeases(t *testing.T) {
+	const at, processes, most = 1_700_000_000_000_000, 70_000, 512
+	ctx := context.Background()
+	s := real(t)
+	s.begin(planOf(t, 0, "100000;algo=concurrency"))
+	script := sha(asScript(toldScript))
+	for first := range processes / 1000 {
+		pipe := s.rdb.Pipeline()
+		for i := range 1000 {
+			pipe.EvalSha(ctx, script, s.keys(), "r", s.text, 1+1000*first+i, 1, 1e6, 0, 0, 0, 0, 0, 0, 1, -1, 1, at)
+		}
+		if _, err := pipe.Exec(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	used := func(at int64, owner, seq int64) int64 {
+		t.Helper()
+		got, err := s.answer(at, step{op: "q", lease: []int64{owner, seq, 1e6, 0, 0}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got[6]
+	}
+	if n := used(at, 80_000, 1); n != processes {
+		t.Errorf("%d places are used, want %d", n, processes)
+	}
+	size := s.rdb.MemoryUsage(ctx, s.keys()[1]).Val() + s.rdb.MemoryUsage(ctx, s.keys()[2]).Val()
+	t.Logf("%d bytes for each process", size/processes)
+	if n := used(at, 65_537, 2); n != processes-1 {
+		t.Errorf("%d places are used when one was given back, want %d", n, processes-1)
+	}
+	var calls int64
+	for used(at+1e6, 80_000, 2+calls) > 0 {
+		if calls++; calls > processes/most+1 {
+			t.Fatalf("places are used after %d calls", calls)
+		}
+	}
+	if n := s.rdb.HLen(ctx, s.keys()[1]).Val(); n != 2 {
+		t.Errorf("%d fields are left, want the caller's and the mark", n)
+	}
 }
 
 // TestExpiry: the key lives as long as the answer says, and what it loses then is
@@ -410,14 +455,14 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestNews: the fleet is told of pauses, and of places that come free while someone
-// waits for one.
+// TestNews: the fleet is told of pauses, and the one that is first in the line of a place that
+// is kept for it.
 func TestNews(t *testing.T) {
 	ctx := context.Background()
 	s := mini(t)
 	const at = 1_700_000_000_000_000
 	s.begin(planOf(t, 0, "1;algo=concurrency"))
-	sub := s.rdb.Subscribe(ctx, s.key)
+	sub := s.rdb.PSubscribe(ctx, s.key+"*")
 	defer sub.Close()
 	if _, err := sub.Receive(ctx); err != nil {
 		t.Fatal(err)
@@ -431,7 +476,7 @@ func TestNews(t *testing.T) {
 			if m.Payload == "end" {
 				break
 			}
-			all += m.Payload
+			all += strings.TrimPrefix(m.Channel, s.key) + m.Payload
 		}
 		return all
 	}
@@ -439,9 +484,9 @@ func TestNews(t *testing.T) {
 		step
 		want string
 	}{
-		{step{op: "p", lease: []int64{7, 1, 1e6, 0}, args: []int64{2000, 0, 0, 0, 0}}, "pause 2000 0 1700000000"},
-		{step{op: "p", lease: []int64{7, 2, 1e6, 0}, args: []int64{1000, 1, 0, 0, 0}}, ""},
-		{step{op: "p", lease: []int64{7, 3, 1e6, 0}, args: []int64{3000, 1, 1, 1_700_000_000, 0}}, "pause 3000 1 1700000001"},
+		{step{op: "p", lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{2000, 0, 0, 0, 0}}, "pause 2000 0 1700000000"},
+		{step{op: "p", lease: []int64{7, 2, 1e6, 1, 0}, args: []int64{1000, 1, 0, 0, 0}}, ""},
+		{step{op: "p", lease: []int64{7, 3, 1e6, 1, 0}, args: []int64{3000, 1, 1, 1_700_000_000, 0}}, "pause 3000 1 1700000001"},
 	} {
 		if _, err := s.answer(at, c.step); err != nil {
 			t.Fatal(err)
@@ -452,18 +497,18 @@ func TestNews(t *testing.T) {
 	}
 	// 9 takes the place, 7 is refused, 9 lets go.
 	for i, st := range []step{
-		{op: "r", lease: []int64{9, 4, 1e6, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
-		{op: "l", lease: []int64{9, 5, 1e6, 0}}, // nobody waits
-		{op: "r", lease: []int64{9, 6, 1e6, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
-		{op: "r", lease: []int64{7, 7, 1e6, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
-		{op: "l", lease: []int64{9, 8, 1e6, 0}},
+		{op: "r", lease: []int64{9, 4, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
+		{op: "l", lease: []int64{9, 5, 1e6, 1, 0}}, // nobody waits
+		{op: "r", lease: []int64{9, 6, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
+		{op: "r", lease: []int64{7, 7, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
+		{op: "l", lease: []int64{9, 8, 1e6, 1, 0}},
 	} {
 		if _, err := s.answer(at+4000, st); err != nil {
 			t.Fatal(err)
 		}
 		want := ""
 		if i == 4 {
-			want = "freed"
+			want = ":leases:7freed"
 		}
 		if got := news(); got != want {
 			t.Errorf("step %d: told %q, want %q", i, got, want)

@@ -557,7 +557,7 @@ func (q *quota) giveBack(bookings []store.Decision) {
 				args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
 			}
 			p := q.store.reports.begin()
-			n.node.enter(&trip{calls: []*call{{key: n.key, args: args}}, givesBack: true, done: func(err error) {
+			n.node.enter(&trip{calls: []*call{n.newCall(args)}, givesBack: true, done: func(err error) {
 				n.leases.unlock(err)
 				p.end(err)
 			}})

@@ -54,6 +54,12 @@
 // lease ends; a process that is stopped for longer than that may exceed the limit
 // with what it still has open when it wakes.
 //
+// Where a tier is full, processes stand in a line, each for its first caller, behind those that
+// wait longer. A place that comes free is kept for the first of the line for a second, and that
+// process alone receives a message. So a request costs two calls, one that asks and one that
+// tells its end, and a process that stands in the line one in some four seconds besides, by which
+// the others know that it lives. What a call costs does not grow with the number of processes.
+//
 // What is Estimated is leased alike, and what it really cost is told with the next call or
 // with one of its own. What a process that died had estimated is charged when its lease
 // ends. A call whose answer was lost is taken for one that was not made, so that a cost may
@@ -114,7 +120,10 @@
 //
 // The client is one of a single server, of Sentinel or of a Cluster; Redis 5 or later, or
 // Valkey. A [redis.Ring] is refused: it moves a key to another server when one is away, and
-// each of the two admits the whole quota. A quota is one key, so Cluster needs no hash tags; set
+// each of the two admits the whole quota. A quota is one key, so Cluster needs no hash tags. What
+// is leased of it are two more, a hash and a sorted set in the slot of that key: those of
+// throttle:q are throttle:{throttle:q}:leases and throttle:{throttle:q}:line. A process that stands
+// in a line listens to a channel that begins with the name of the first. On a Cluster set
 // ClusterOptions.ClusterStateReloadInterval to a second or two, because by default
 // the client looks for a new master once a minute. The server needs maxmemory-policy
 // noeviction, best on an instance of its own: a key that is evicted is a quota that
@@ -134,6 +143,9 @@
 //	ACL SETUSER limiter on >secret ~throttle:* resetchannels &throttle:* +evalsha +eval
 //	    +script|load +time +get +set +getrange +setrange +pexpire +publish +subscribe
 //	    +unsubscribe +ping
+//
+// Where a policy has Concurrency or Estimated tiers, add +hget +hmget +hgetall +hset +hdel +zadd
+// +zrem +zrangebyscore +del.
 //
 // Redis 6.0 has no rights to channels: leave out resetchannels and what follows it there.
 // Options.Log asks for the maxmemory-policy where +info is allowed, too.
@@ -305,4 +317,14 @@ func (s *Store) validate() error {
 func (s *Store) name(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return s.options.Prefix + base64.RawURLEncoding.EncodeToString(sum[:16])
+}
+
+// leaseKeys returns the names of the keys that hold the leases of a quota. They begin with the
+// prefix, and a Cluster has them in the slot of the quota's key.
+func (s *Store) leaseKeys(key string) []string {
+	if slot(s.options.Prefix) == slot(key) { // the prefix has a tag
+		return []string{key + ":leases", key + ":line"}
+	}
+	key = s.options.Prefix + "{" + key + "}"
+	return []string{key + ":leases", key + ":line"}
 }

@@ -42,13 +42,15 @@ type twin struct {
 	until, epoch             int64
 	level                    int64 // back-offs in a row
 	ban                      int64 // it ends
-	starving                 bool
 	probe, probing           bool
 	isProbe                  bool  // the last call has reserved the probe
 	exact                    int64 // when the request was admitted whose response last told the truth
 	pool                     []pooled
 	leases                   []lease
 	caller                   int64 // owner of the lease of this call
+	waits, first             bool  // its callers wait; a place was kept for it
+	places                   int64 // how many have stood in the line
+	latest                   int64 // when the last lease ends
 	flights                  []algorithms.Flight
 	history                  []pooled // all charges, to be charged again under another plan
 }
@@ -60,9 +62,15 @@ type pooled struct {
 	landed bool  // at once
 }
 
+// A lease is what an owner holds, and how it waits.
 type lease struct {
 	owner, seq, expiry int64
 	held               []int64
+	place              int64 // in the line; 0 if it does not stand there
+	kept               int64 // until when a place is kept for it; or 0
+	yields             bool
+	headroom           int64
+	want               []int64 // what it waits for
 }
 
 var (
@@ -110,8 +118,83 @@ func (m *twin) moment(at int64) algorithms.Moment {
 func (m *twin) open(unit int) (n int64) {
 	for _, l := range m.leases {
 		n += l.held[unit]
+		if l.kept > 0 && slices.ContainsFunc(m.plan.Tiers(), func(t algorithms.Tier) bool {
+			return t.Algorithm == algorithms.Concurrency && t.Unit == m.plan.Units()[unit]
+		}) {
+			n += l.want[unit]
+		}
 	}
 	return n
+}
+
+// own is the caller's lease.
+func (m *twin) own() *lease {
+	for i := range m.leases {
+		if m.leases[i].owner == m.caller {
+			return &m.leases[i]
+		}
+	}
+	return nil
+}
+
+// others reports whether others stand in the line before the caller.
+func (m *twin) others(yields bool) bool {
+	return !m.first && slices.ContainsFunc(m.leases, func(l lease) bool { return l.owner != m.caller && l.place > 0 && (yields || !l.yields) })
+}
+
+// gate is the first tier for which a cost stands in the line, -1 if none.
+func (m *twin) gate(cost []int64) int {
+	for i, t := range m.plan.Tiers() {
+		u := slices.Index(m.plan.Units(), t.Unit)
+		if cost[u] > 0 && (t.Algorithm == algorithms.Concurrency || m.plan.Estimated(u)) {
+			return i
+		}
+	}
+	return -1
+}
+
+// stand has the caller wait in the line for a place.
+func (m *twin) stand(yields bool, headroom int64, cost []int64) {
+	if !m.waits {
+		return
+	}
+	l := m.own()
+	if l.place == 0 {
+		m.places++
+		l.place = m.places
+	}
+	l.yields, l.headroom, l.want = yields, headroom, cost
+}
+
+// wake keeps places for those who are first in the line.
+func (m *twin) wake() {
+	for {
+		var first *lease
+		for i := range m.leases {
+			if l := &m.leases[i]; l.place > 0 && (first == nil || !l.yields && first.yields || l.yields == first.yields && l.place < first.place) {
+				first = l
+			}
+		}
+		if first == nil || m.full(first.want, first.headroom) >= 0 {
+			return
+		}
+		if at, _ := m.earliest(first.want, 0); m.estimates && at > 1<<52 {
+			return
+		}
+		before := m.opened()
+		first.place, first.kept = 0, m.now+1_000_000
+		if slices.Equal(before, m.opened()) {
+			return
+		}
+	}
+}
+
+// opened is what is open of each unit.
+func (m *twin) opened() (all []int64) {
+	for u := range m.plan.Units() {
+		all = append(all, m.open(u))
+	}
+	return all
 }
 
 // answer runs one step at a TIME.
@@ -163,6 +246,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	case "o":
 		m.observe(args{s.args})
 	}
+	m.wake()
 	head := []int64{m.now, m.gen, m.ttl(), m.epoch, 0, 0}
 	switch {
 	case m.ban > m.now:
@@ -201,10 +285,10 @@ func (a *args) group(units int) (count, within int64, yields bool, headroom, soo
 
 func (m *twin) sync(told []int64) bool {
 	units := len(m.plan.Units())
-	owner, seq, length, held := told[0], told[1], told[2], slices.Clone(told[3:3+units])
-	m.caller = owner
+	owner, seq, length, held := told[0], told[1], told[2], slices.Clone(told[4:4+units])
+	m.caller, m.waits, m.first = owner, told[3] == 1, false
 	open, settled := m.estimated(), make([]int64, units)
-	copy(settled, told[3+units:])
+	copy(settled, told[4+units:])
 	for _, l := range m.leases {
 		for u := range units {
 			if l.expiry <= m.now {
@@ -212,21 +296,24 @@ func (m *twin) sync(told []int64) bool {
 			}
 		}
 	}
-	var before []int64
-	for u := range units {
-		before = append(before, m.open(u))
-	}
 	m.leases = slices.DeleteFunc(slices.Clone(m.leases), func(l lease) bool { return l.expiry <= m.now })
 	i := slices.IndexFunc(m.leases, func(l lease) bool { return l.owner == owner })
 	if i >= 0 && seq <= m.leases[i].seq {
 		return false
 	}
 	if i < 0 {
-		m.leases, i = append(m.leases, lease{}), len(m.leases)
+		m.leases, i = append(m.leases, lease{owner: owner, want: make([]int64, units)}), len(m.leases)
 	}
-	m.leases[i] = lease{owner, seq, m.now + length, held}
-	for u := range units {
-		m.starving = m.starving && m.open(u) >= before[u]
+	l := &m.leases[i]
+	l.seq, l.expiry, l.held = seq, m.now+length, held
+	m.latest = max(m.latest, l.expiry)
+	if !m.waits {
+		l.place, l.kept = 0, 0
+	}
+	for i := range m.leases {
+		if m.leases[i].kept <= m.now {
+			m.leases[i].kept = 0
+		}
 	}
 	if m.estimates {
 		m.advance(m.now)
@@ -351,7 +438,20 @@ func (m *twin) reserve(a args) (out []int64) {
 	if m.until <= m.now+soon {
 		m.advance(max(m.now, m.until))
 	}
-	booked := false
+	booked, refused := false, false
+	if l := m.own(); l != nil {
+		kept := l.kept
+		m.first, l.kept = kept > 0, 0
+		defer func() {
+			switch l := m.own(); {
+			case refused:
+			case booked:
+				l.place = 0
+			default: // it only asked
+				l.kept = kept
+			}
+		}()
+	}
 	defer func() { out = append(out, m.crossed(booked)...) }()
 	for len(a.rest) > 0 {
 		count, within, yields, headroom, nearby, cost := a.group(len(m.plan.Units()))
@@ -363,8 +463,13 @@ func (m *twin) reserve(a args) (out []int64) {
 			if m.until > m.now+soon {
 				return append(out, -1, m.until)
 			}
-			if i := m.full(cost, headroom); i >= 0 { // only a release can help
-				m.starving = true
+			i := m.full(cost, headroom)
+			if i < 0 && m.others(yields) {
+				i = m.gate(cost)
+			}
+			if i >= 0 { // only a release can help
+				refused = true
+				m.stand(yields, headroom, cost)
 				return append(out, int64(i+1), -1)
 			}
 			lent := -1
@@ -391,7 +496,8 @@ func (m *twin) reserve(a args) (out []int64) {
 				out = append(out, int64(tier), at)
 				continue
 			case at > 1<<52 && m.estimates:
-				m.starving = true
+				refused = true
+				m.stand(yields, headroom, cost)
 				return append(out, int64(tier), -1)
 			case at >= m.known:
 				out = append(out, int64(tier), m.known)
@@ -426,7 +532,7 @@ func (m *twin) reserve(a args) (out []int64) {
 				m.charge(at, flight(at, guard, told, m.plan), cost)
 			}
 			m.hold(cost)
-			booked = true
+			booked, m.first = true, false
 			nth := m.crowd
 			if lent >= 0 {
 				nth = 1
@@ -680,9 +786,7 @@ func (m *twin) fresh() int64 {
 	if m.level > 0 { // the row of back-offs is remembered for a while
 		at = max(at, m.now+2_000_000<<m.level)
 	}
-	for _, l := range m.leases {
-		at = max(at, l.expiry)
-	}
+	at = max(at, m.latest)
 	l := m.ledger.Clone()
 	for _, u := range l.Usage(m.moment(max(m.now, m.frontier))) {
 		if u.Fresh < algorithms.Never {
@@ -819,10 +923,18 @@ func newSubject(t testing.TB, rdb *redis.Client, source string, set func(time.Ti
 // begin turns to an unused quota. The one before is gone.
 func (s *subject) begin(plan *algorithms.Plan) {
 	if s.key != "" {
-		s.rdb.Del(context.Background(), s.key)
+		s.rdb.Del(context.Background(), s.keys()...)
 	}
 	s.key = "quota:" + strconv.FormatUint(rand.Uint64(), 36)
 	s.change(plan)
+}
+
+// keys are those of the quota, if its plan has leases of them too.
+func (s *subject) keys() []string {
+	if !s.plan.Concurrent() && !s.plan.Estimates() {
+		return []string{s.key}
+	}
+	return []string{s.key, s.key + ":leases", s.key + ":line"}
 }
 
 // change turns to another plan.
@@ -841,7 +953,7 @@ func (s *subject) answer(at int64, st step) ([]int64, error) {
 	} else {
 		args = append(args, at)
 	}
-	reply, err := s.eval([]string{s.key}, args...).Int64Slice()
+	reply, err := s.eval(s.keys(), args...).Int64Slice()
 	if err != nil {
 		return nil, err
 	}
@@ -1173,9 +1285,9 @@ func (g *generator) err(t *testing.T, s *subject, at int64) {
 	m := newTwin(other.plan)
 	var lease []int64
 	if units := len(other.plan.Units()); m.estimates {
-		lease = append([]int64{1, 1, 1e6}, make([]int64, 2*units)...)
+		lease = append([]int64{1, 1, 1e6, 1}, make([]int64, 2*units)...)
 	} else if m.concurrent {
-		lease = append([]int64{1, 1, 1e6}, make([]int64, units)...)
+		lease = append([]int64{1, 1, 1e6, 1}, make([]int64, units)...)
 	}
 	for _, st := range []step{
 		{op: "r", args: []int64{5, 0, 0, 0, 3, -1}}, // and then no costs
@@ -1190,7 +1302,7 @@ func (g *generator) err(t *testing.T, s *subject, at int64) {
 	}
 	s.rdb.Set(context.Background(), other.key, "thr4 "+other.text+"\n", 0)
 	_, _ = other.answer(at, step{op: "q"})
-	s.rdb.Del(context.Background(), other.key)
+	s.rdb.Del(context.Background(), other.keys()...)
 }
 
 // budgetsOf is what a reservation begins with, if anything.
@@ -1300,7 +1412,7 @@ func (g *generator) lease(m *twin, at int64, s *step) (owner int) {
 			}
 		}
 	}
-	s.lease = append([]int64{int64(owner) + 1<<47, g.seqs[owner], pick[int64](g, 1, 100_000, 30_000_000)}, g.held[owner]...)
+	s.lease = append([]int64{int64(owner) + 1<<47, g.seqs[owner], pick[int64](g, 1, 100_000, 30_000_000), min(1, g.Int64N(4))}, g.held[owner]...)
 	if m.estimates {
 		s.lease = append(s.lease, g.settled[owner]...)
 		clear(g.settled[owner])

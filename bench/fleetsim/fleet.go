@@ -110,6 +110,7 @@ func (s scenario) run(seed uint64) result {
 	}
 	time.Sleep(10 * time.Second) // what was cancelled is given back
 	for _, m := range f.members {
+		m.closed.Store(true)
 		_ = m.rdb.Close()
 	}
 	time.Sleep(time.Minute) // what go-redis runs ends by itself
@@ -119,7 +120,7 @@ func (s scenario) run(seed uint64) result {
 
 func (f *fleet) member(i int) *member {
 	m := &member{process: newProcess(i, f.server, f.ways[i%len(f.ways)], f.seed), fleet: f, waiting: make(map[int]time.Time)}
-	m.ctx, m.end = context.WithCancel(context.Background())
+	m.ctx, m.end = context.WithCancel(throttle.WithClass(context.Background(), f.class))
 	var store throttle.Store = distributed.New(m.rdb, distributed.Options{})
 	if f.alone {
 		store = nil
@@ -192,10 +193,14 @@ func (m *member) call(w int) {
 			m.admit(waited)
 		}
 		time.Sleep(f.delay(random))
-		if f.providers[key].accepts() {
+		accepted := f.providers[key].accepts()
+		if accepted {
 			m.arrive()
 		}
 		time.Sleep(f.delay(random))
+		if accepted {
+			f.providers[key].release()
+		}
 		permit.Arrived()
 		permit.Release()
 		time.Sleep(f.rest)
@@ -245,6 +250,12 @@ func (p *provider) accepts() bool {
 		return false
 	}
 	return true
+}
+
+func (p *provider) release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.counter.Release(nil)
 }
 
 // charged returns how many units of its last tier the first key has been charged, and how many

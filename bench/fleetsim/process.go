@@ -55,6 +55,7 @@ type process struct {
 	rdb    *redis.Client
 	slots  chan struct{}
 	killed atomic.Bool
+	closed atomic.Bool // so is its client: the hooks don't see that
 
 	mu     sync.Mutex // guards all below
 	random *rand.Rand
@@ -96,6 +97,12 @@ func (p *process) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPi
 
 // process tries as often as go-redis does.
 func (p *process) process(ctx context.Context, cmds []redis.Cmder) error {
+	if p.closed.Load() {
+		for _, cmd := range cmds {
+			cmd.SetErr(redis.ErrClosed)
+		}
+		return redis.ErrClosed
+	}
 	if name := cmds[0].Name(); name == "hello" {
 		return serverError("ERR unknown command 'hello'") // then it speaks RESP2
 	}

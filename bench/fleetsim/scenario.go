@@ -17,6 +17,7 @@ type scenario struct {
 	guard              time.Duration   // of the policy
 	ways               []way           // to the server, for the processes by turns
 	delay              way             // to the provider, and of its response
+	class              throttle.Class  // of all requests
 	keys               int             // of which each has a quota of its own, for the callers by turns. If zero, one
 	rest               time.Duration   // of a caller after a response
 	requests           int             // of each caller. If zero, to the end
@@ -38,6 +39,8 @@ type bounds struct {
 	calls    float64       // of the script for each admission, at most
 	refused  int           // by the provider, at most
 	recovery time.Duration // from the end of the last fault to the full rate, at most
+	even     float64       // least ÷ most admitted of all processes, at least
+	messages float64       // to subscribers for each admission, at most
 	fair     float64       // least ÷ most admitted of the processes at one distance, at least
 	lost     float64       // of the last tier's limit: charged and not admitted, at most
 	longest  time.Duration // wait
@@ -212,6 +215,9 @@ func (s scenario) check(r result) (wrong []string) {
 	fails(b.recovery > 0 && r.Recovery < 0, "never the full rate again (%v)", b.recovery)
 	fails(b.recovery > 0 && r.Recovery > b.recovery, "full rate after %v (%v)", r.Recovery, b.recovery)
 	fails(float64(slices.Min(r.Ways)) < b.fair*float64(slices.Max(r.Ways)), "by distance %v (%.2f)", r.Ways, b.fair)
+	fails(float64(r.Least) < b.even*float64(r.Most), "least %d and most %d (%.2f)", r.Least, r.Most, b.even)
+	messages := float64(r.Tally.Published-r.Warm.Published) / float64(max(1, r.Steady))
+	fails(b.messages > 0 && messages > b.messages, "%.2f messages an admission (%.2f)", messages, b.messages)
 	fails(b.longest > 0 && r.Longest > b.longest, "a wait of %v (%v)", r.Longest.Round(time.Millisecond), b.longest)
 	if b.lost > 0 {
 		limit := float64(s.tiers[len(s.tiers)-1].Limit)

@@ -40,6 +40,8 @@ func scenarios() []scenario {
 	all = append(all, arrivals()...)
 	all = append(all, spikes()...)
 	all = append(all, keys()...)
+	all = append(all, atOnce()...)
+	all = append(all, batches()...)
 	return append(all, faults()...)
 }
 
@@ -249,5 +251,47 @@ func faults() []scenario {
 	// What was charged in that time may pass once more, and what was booked before.
 	add("failover", "to a state of 0.5 s ago", bounds{goodput: 0.9, refused: 100, recovery: 2 * second}, fault{kind: failover, at: at, by: 500 * ms})
 	add("failover/empty", "to none", bounds{goodput: 0.9, refused: 100, recovery: 2 * second}, fault{kind: failover, at: at, by: time.Hour})
+	return all
+}
+
+// Many processes share places, and each holds one for 200 ms.
+func atOnce() []scenario {
+	const limit, hold = 50, 200 * ms
+	var all []scenario
+	add := func(name, about string, processes, waiters int, tiers ...throttle.Tier) *scenario {
+		s := perSecond("at-once/"+name, about, processes, waiters, limit)
+		s.tiers = append([]throttle.Tier{{Limit: limit, Algorithm: throttle.Concurrency}}, tiers...)
+		s.delay, s.full = constant(hold/2), float64(limit)/hold.Seconds()
+		// A request costs a call that asks and one that tells its end, and is told its place once.
+		inTurn := time.Duration(float64(processes*waiters) / s.full * float64(second))
+		s.bounds = bounds{goodput: 0.97, calls: 2.2, messages: 1.1, even: 0.8, longest: 2 * max(hold, inTurn)}
+		all = append(all, s.measured(5*second, 20*second))
+		return &all[len(all)-1]
+	}
+	add("16x8", "", 16, 8)
+	add("60x1", "", 60, 1)
+	add("128x8", "", 128, 8)
+	crowd := add("1000x1", "each of which asks every five seconds besides", 1000, 1)
+	crowd.bounds.calls, crowd.large = 3.2, true
+	rest := add("rest/300x1", "there are places for half of them", 300, 1)
+	rest.rest, rest.full = 2*second, 300/2.2
+	rest.bounds = bounds{goodput: 0.95, calls: 2.2, messages: 1.1, longest: second}
+	far := add("far/16x8", "80 ms from the server", 16, 8)
+	far.ways, far.full = []way{uniform(38*ms, 42*ms)}, float64(limit)/(hold+160*ms).Seconds()    // to tell the end, to be told, to ask and to be answered
+	far.bounds = bounds{goodput: 0.9, calls: 2.2, messages: 1.1, even: 0.7, longest: 3 * second} // calls of a process take turns
+	dead := add("kill/16x8", "half of the processes, whose places come back with the end of their leases", 16, 8)
+	dead.faults = []fault{{kind: kill, at: 10 * second, who: oneIn(2)}}
+	dead.bounds = bounds{calls: 2.2, messages: 1.1, recovery: 11 * second}
+	return all
+}
+
+// Many processes have requests that yield, and nobody to yield to.
+func batches() []scenario {
+	var all []scenario
+	for _, n := range []int{10, 100, 300} {
+		s := perSecond(fmt.Sprintf("batch/%dx1", n), "", n, 1, 50)
+		s.class = throttle.Batch
+		all = append(all, s)
+	}
 	return all
 }

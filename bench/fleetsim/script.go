@@ -120,6 +120,12 @@ func toLua(l *lua.LState, value any) lua.LValue {
 		return lua.LString(v)
 	case []string:
 		return list(l, v)
+	case []any:
+		t := l.CreateTable(len(v), 0)
+		for _, one := range v {
+			t.Append(toLua(l, one))
+		}
+		return t
 	}
 	return lua.LFalse // a missing value
 }

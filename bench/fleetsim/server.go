@@ -55,6 +55,8 @@ type tally struct {
 
 type value struct {
 	bytes   []byte
+	fields  map[string]string // of a hash
+	order   sortedSet
 	expires int64 // by the server's clock, in µs; 0 is never
 }
 
@@ -277,7 +279,7 @@ func (s *server) execute(args []string) (any, error) {
 		}
 		return string(v.bytes), nil
 	case name == "SET" && len(args) == 4 && strings.ToUpper(args[2]) == "PX":
-		s.keys[key] = &value{[]byte(args[1]), s.micros() + 1000*int64(number(3))}
+		s.keys[key] = &value{bytes: []byte(args[1]), expires: s.micros() + 1000*int64(number(3))}
 		return "OK", nil
 	case name == "GETRANGE" && len(args) == 3:
 		if v == nil {
@@ -307,6 +309,17 @@ func (s *server) execute(args []string) (any, error) {
 		}
 		v.expires = s.micros() + 1000*int64(number(1))
 		return int64(1), nil
+	case name == "DEL":
+		for _, key := range args {
+			delete(s.keys, key)
+		}
+		return int64(len(args)), nil
+	case strings.HasPrefix(name, "H") || strings.HasPrefix(name, "Z"):
+		if v == nil {
+			v = &value{fields: make(map[string]string), order: sortedSet{scores: make(map[string]float64)}}
+			s.keys[key] = v
+		}
+		return v.execute(name, args[1:])
 	case name == "PUBLISH" && len(args) == 2:
 		for c := range s.channels[key] {
 			c.deliver(fmt.Sprintf("*3\r\n$7\r\nmessage\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(key), key, len(args[1]), args[1]))
@@ -350,7 +363,7 @@ func (s *server) copy() {
 	defer s.mu.Unlock()
 	s.replica = make(map[string]*value, len(s.keys))
 	for key, v := range s.keys {
-		s.replica[key] = &value{append([]byte(nil), v.bytes...), v.expires}
+		s.replica[key] = v.copy()
 	}
 }
 

@@ -258,10 +258,24 @@ local function convert(kept)
     return concat(parts)
   end
 
+  local same = old[3] == units
+  columns = {count = old[3]}
+  for u = 1, units do
+    for o = 1, old[3] do
+      if old[4 + o] % ESTIMATE == plan[4 + u] % ESTIMATE then columns[u] = o end
+    end
+    same = same and columns[u] == u
+  end
+  if same then columns = nil end
   lengths.pool, lengths.leases, lengths.readings = 0, (plan.concurrent or estimates) and lengths.leases or 0, 0
+  local told = retell(leasesAt, lengths.leases, 3)
+  if kept.pooled == 1 then
+    inline, columns = readRecords(told, 1, lengths.leases, 3 + units), nil
+    lengths.leases, told = 0, ''
+  end
   state = rep('\0', HEAD) .. retell(body + head, 1, 0)
     .. concat(tierWords) .. concat(tierGroups)
-    .. retell(groups, lengths.slots, 1) .. retell(leasesAt, lengths.leases, 3)
+    .. retell(groups, lengths.slots, 1) .. told
   body, capacities, image, ringsAt = 1, sizesOfRings, plan.start, #plan.start + 7 * #sizesOfRings
   for i = 1, #capacities do image = image .. pack('>I7', capacities[i]) end
   image = image .. concat(tierRings)

@@ -6,7 +6,8 @@
 --
 -- keys[1]  the quota: a string, see state.lua; also the channel on which the fleet
 --          is told of a pause, "pause <for> <ban> <epoch>", of its early end, "resume <epoch>",
---          or of a place, "freed"
+--          or of the end of the wait for a probe, "freed"
+-- keys[2], keys[3]  only with a concurrency tier or estimates: what processes hold, see lease.lua
 -- argv     whole numbers, instants and lengths in µs
 --   op     r, b, u, x, l, p, e, o, q or c, see below
 --   plan   one text: guard, grain (what lands within 2^grain µs lands together), U units, K tiers,
@@ -14,8 +15,8 @@
 --          limit, window, burst (of a calendar: more than any period takes), extra (precision,
 --          phase, or a hash of period and zone)
 --   starts only with calendar tiers: for each, when five periods begin, see calendar.lua
---   lease  only with a concurrency tier or estimates: owner, seq, length, U amounts held
---          now, and with estimates U amounts settled since the last call
+--   lease  only with a concurrency tier or estimates: owner, seq, length, 1 if callers of its
+--          wait, U amounts held now, and with estimates U amounts settled since the last call
 --   op's own, where a cost is U amounts:
 --   r  reserve  ahead, floor, the guard of these requests (0: the plan's), how long the reply
 --               takes, then groups of: count, within (-1: no bound, -2: only asked), cost; or of -count, within, headroom,
@@ -92,11 +93,11 @@ local function turnTo(name, words)
   end
   local problem, old = readState(raw)
   if problem then return problem end
+  lease, wants, columns, inline = nil, nil, nil, nil
   if old then
     adopt(planOf(withKept(words, old)))
     convert(old)
   end
-  lease, starving, freed = nil, flags % 4 >= 2, false
   problem = loadTiers() or (plan.concurrent or estimates) and renew()
   if problem then return problem end
   probe, probing, held, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
@@ -122,6 +123,7 @@ function run(keys, argv)
   local clock = call('TIME')
   wall = clock[1] * 1000000 + clock[2]
   arguments, cursor = argv, 3
+  recordsKey, orderKey = keys[2], keys[3]
   local problem = turnTo(keys[1], argv[2])
   if problem then return redis.error_reply('THROTTLE ' .. problem) end
   decide(argv[1])

@@ -37,6 +37,11 @@ function ops.r(op)
   local near = probing and trying() and 0 or SOON -- then the report of its response decides
   if way > 0 then guard = max(way, grain) end
   local booked, more = false, held < known
+  local kept = lease and lease[5] or 0 -- until when a place is kept for the caller
+  if kept > 0 then
+    keep(lease, -1)
+    lease[5], isFirst = 0, true
+  end
   if not more then
     reply[n + 1], reply[n + 2], reply[n + 3], n = -1, held, 1, n + 3
   elseif held <= now + near then
@@ -46,25 +51,22 @@ function ops.r(op)
     local count, within = argument(), argument()
     local yields, headroom, soon = count < 0, 0, 0
     if yields then count, headroom, soon = -count, argument(), argument() end
-    local cost, spare = amounts(), {}
-    local impossible
+    local cost = amounts()
+    local spare, impossible = sparing(cost, headroom), nil
     for i = deciding, 1, -1 do
-      local left = capacity[i] - cost[unitOf[i]]
-      if left < 0 then impossible = i end
-      spare[i] = headroom > 0 and min((divMod(capacity[i] * headroom, 100)), left) or 0
+      if cost[unitOf[i]] > capacity[i] then impossible = i end
     end
+    local gate = lease and gateOf(cost)
     for i = 1, budgets and #budgets or 0 do spare[budgets[i]] = 0 end -- see Ledger.leaving
     local last -- when the one before was charged
     while more and count > 0 do
       local what, at, lent = impossible or -1, NEVER, nil
       local run, paced = count, 0 -- for how many the answer is the same: it is of all that are refused
       if held > now + near and not impossible then at, more = held, false end
-      if more and plan.concurrent and not impossible then -- full
-        for i = deciding, 1, -1 do
-          local amount = cost[unitOf[i]]
-          if rules[i].concurrent and amount > 0 and rules[i].earliest(now, amount + spare[i]) == NEVER then
-            what, starving, more = i, true, false -- only a release can help
-          end
+      if more and gate and not impossible then
+        local full = fullFor(cost, spare) or othersWait(yields) and gate
+        if full then -- only a release can help
+          what, wants, more = full, {cost = cost, headroom = headroom, yields = yields}, false
         end
       end
       if more and not impossible then
@@ -79,7 +81,7 @@ function ops.r(op)
         if at > LATEST then at = NEVER end
         if exhausted then -- nobody waits for a budget
         elseif at == NEVER and estimates then
-          starving, more = true, false -- only what is settled can help
+          wants, more = {cost = cost, headroom = headroom, yields = yields}, false -- only what is settled can help
         elseif at >= known then
           at = known
         elseif at == NEVER then -- nor for centuries
@@ -110,15 +112,9 @@ function ops.r(op)
               end
               last = frontier
             end
-            if lease then
-              for u = 1, units do
-                local amount = run * cost[u]
-                lease[3 + u], open[u] = lease[3 + u] + amount, open[u] + amount
-                if estimated[u] then aloft[u] = aloft[u] + amount end
-              end
-            end
+            if lease then hold(cost, run) end
             if at > now then ahead = ahead - run end
-            booked = true
+            booked, isFirst = true, false
             probe = probe or tries and not lent
             if probe then
               isProbe, probing, pause = true, true, max(at, sent) + PROBE + (guard > 0 and guard or UNGUARDED)
@@ -139,6 +135,14 @@ function ops.r(op)
     end
   end
   crossing = booked
+  if wants then
+    stand()
+  elseif lease and booked then
+    leave()
+  elseif kept > 0 then -- it only asked
+    lease[5] = kept
+    keep(lease, 1)
+  end
 end
 
 ops.b = ops.r

@@ -6,7 +6,7 @@ local function expiryOf()
   local done = max(now, frontier, pause)
   if slots.first <= slots.last then done = max(done, (landing(slots.last, 0))) end
   for i = 1, #rules do done = max(done, rules[i].expires(), apart(i) > 0 and readings[i][6] or 0) end
-  for i = 1, #leases do done = max(done, leases[i][3]) end
+  if lease then done = max(done, leases[3]) end
   if level > 0 then done = max(done, now + 2000000 * 2 ^ level) end -- the row is forgotten when nobody calls for so long
   if estimates then -- what is open lands when a lease ends, and then counts for so long at most
     local landing = done
@@ -22,6 +22,7 @@ end
 
 local function save()
   local expiry = expiryOf()
+  if lease then saveLeases(expiry) end
   for i = 1, #readings do
     local words, r = own[i] and own[i].words() or '', readings[i]
     r[10] = own[i] and 1 or 0
@@ -29,7 +30,7 @@ local function save()
   end
 
   local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
-    (starving and 2 or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, slots.last - slots.first + 1, #pool, #leases, #readings, ban)}
+    (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, slots.last - slots.first + 1, #pool, lease and 1 or 0, #readings, ban)}
   for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
   for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
   for i = 1, #rules do
@@ -37,7 +38,7 @@ local function save()
   end
   putQueue(parts, slots)
   putRecords(parts, pool, 2 + units)
-  putRecords(parts, leases, 3 + units)
+  if lease then parts[#parts + 1] = pack(sevens(3 + units), spread(leases, 1, 3 + units)) end
   putRecords(parts, readings, READING)
   if image then
     local reserve = divMod(#image - ringsAt, 8)
@@ -50,7 +51,6 @@ local function save()
   for i = 1, #rules do
     if rules[i].save then rules[i].save() end
   end
-  if freed then news = 'freed' end
   if news then redis.pcall('PUBLISH', key, news) end -- a user who may not publish is not to fail
 
   reply[3], reply[4] = expiry, epoch

@@ -9,8 +9,8 @@
 -- string that grows; what lies behind its body means nothing.
 
 local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, crowd, pause,
--- epoch, flags, exact, the numbers of slots, of the pool's entries, of leases and of
--- readings: one of each tier or none; and ban
+-- epoch, flags, exact, the numbers of slots, of the pool's entries, of leases (since format 4 of
+-- their sums, one or none) and of readings: one of each tier or none; and ban
 local HEAD = 63 -- bytes of that
 local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool
 local READING = 18 -- numbers of a reading, see reading.lua
@@ -23,7 +23,7 @@ local written -- that clock when the state was written before
 local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and how many there were
 local ban -- the end of the longest ban, no later than that
-local flags -- 1: in formats 1 and 2, it is a ban, 2: someone waits for a place, 4: when it ends one request goes first,
+local flags -- 1: in formats 1 and 2, it is a ban, 4: when it ends one request goes first,
 -- 8: that has gone, and the pause is for its response, 16 for each back-off in a row
 local exact -- when the request was admitted whose response last told the truth
 local lengths -- of the queues

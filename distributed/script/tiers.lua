@@ -10,6 +10,7 @@ local function planOf(words, list)
   p = list or numbersIn(words)
   p.told, p.deciding = p.told or p[3], p.deciding or p[4]
   p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr4 ' .. words .. '\n', {}, {}, {}, {}
+  p.limited = {} -- of each unit, whether a tier limits how much is open
   p.front, p.logs = sizes(p, WORDS, HEAD)
   for u = 1, p[3] do
     p.estimated[u] = p[4 + u] >= ESTIMATE
@@ -20,6 +21,7 @@ local function planOf(words, list)
     p.rules[i], p.unitOf[i] = ruleOf(p, t), p[t + 1] + 1
     p.capacity[i] = isBucket(p[t]) and p[t + 4] or p[t + 2]
     p.concurrent = p.concurrent or p[t] == CONCURRENCY
+    if p[t] == CONCURRENCY then p.limited[p[t + 1] + 1] = true end
   end
   if planCount == MOST_PLANS then plans, planCount = {}, 0 end
   plans[words], planCount = p, planCount + 1

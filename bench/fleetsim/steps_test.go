@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle"
+)
+
+// A counter counts the instructions that a Lua machine runs with it as context.
+type counter struct {
+	context.Context
+	n int
+}
+
+func (c *counter) Done() <-chan struct{} {
+	c.n++
+	return nil
+}
+
+// TestSteps: with leases a call takes no more instructions and bytes with 6,000 processes than with 10.
+func TestSteps(t *testing.T) {
+	for _, limit := range []int64{1 << 20, 5} { // all hold a place, or nearly all stand in the line
+		t.Run(strconv.FormatInt(limit, 10), func(t *testing.T) {
+			few, many := steps(t, limit, 10), steps(t, limit, 6000)
+			if t.Logf("instructions of the calls of one process: %v with 10 processes, %v with 6,000", few, many); slices.Max(many) > slices.Max(few)*5/4 {
+				t.Error("a call takes longer with 6,000 processes")
+			}
+		})
+	}
+}
+
+// steps returns how many instructions calls take when so many processes share a quota: one that asks,
+// one that gives its place back, and one that asks then.
+func steps(t *testing.T, limit int64, processes int) (counts []int) {
+	s := perSecond("steps", "", 1, 1, 1<<20)
+	s.tiers = append(s.tiers, throttle.Tier{Limit: limit, Algorithm: throttle.Concurrency})
+	var script, asks []string
+	s.seen = func(_ int64, args []string, _ any) {
+		switch {
+		case args[0] == "script":
+			script = args
+		case args[0] == "evalsha" && asks == nil && len(args) > 6 && args[6] == "r":
+			asks = args
+		}
+	}
+	s.measured(0, time.Second).virtually(t, 1)
+	const op, owner, seq, lease, held = 6, 8, 9, 10, 12
+	server := newServer(service{}, nil)
+	if _, err := server.execute([]string{"DEL", "x"}); err != nil {
+		t.Fatal(err)
+	}
+	server.load("load", script[2])
+	count := &counter{Context: context.Background()}
+	server.lua.state.SetContext(count)
+	call := func(what string, process, nth, holds int) {
+		t.Helper()
+		words := slices.Clone(asks)
+		words[op], words[owner], words[seq], words[lease], words[held] = what, strconv.Itoa(process), strconv.Itoa(nth), "3600000000", strconv.Itoa(holds)
+		if what == "l" {
+			words = words[:held+1]
+		}
+		count.n = 0
+		if reply, _ := server.script("evalsha", words[1:]); fmt.Sprintf("%T", reply) != "[]interface {}" {
+			t.Fatalf("%v: %v", words, reply)
+		}
+		counts = append(counts, count.n)
+	}
+	for i := range processes {
+		call("r", i+1, 1, 0)
+	}
+	counts = nil
+	call("r", processes+1, 1, 0)
+	call("l", 1, 2, 0)
+	call("r", 1, 3, 0)
+	for i := range 6 { // of which one is told of the place
+		call("r", i+2, 2, 1)
+	}
+	return counts
+}
