@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -55,7 +56,8 @@ type quota struct {
 	share   *share        // nil unless the process goes on without Redis
 
 	line    *lineage.Line
-	version int64 // of the plan, in the line
+	version int64        // of the plan, in the line
+	turn    atomic.Int64 // when Redis was last told to be asked for requests that yield, by its clock; or 0
 
 	mu       sync.Mutex // guards all below
 	next     *quota     // under a plan that replaced its own; nil while nobody needed it
@@ -421,7 +423,7 @@ func (q *quota) appendRequests(args []any, requests []store.Request, most time.D
 			args = append(args, micros(within))
 		}
 		if yields {
-			args = append(args, r.Headroom, micros(q.soon()))
+			args = append(args, r.Headroom, micros(q.soon()), q.turn.Load())
 		}
 		args = appendCost(args, r.Cost)
 		i += n
@@ -600,6 +602,9 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 		}
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
 		b.Verdict, b.Flight, b.At, b.Reservation = store.Admitted, algorithms.Flight(at), at, a
+		if r.YieldFor > 0 {
+			q.turn.Store(0) // it was taken
+		}
 		b.Probe = h.shut == isProbe // nothing else is reserved by that call
 	case q.plan.Exhausted(b.Tier):
 		b.Verdict = store.Exhausted
@@ -608,12 +613,16 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 	case what == -1 && at == h.until: // the end of the pause is told
 		b.Wait -= min(q.lead(b.Wait, 8), beforeEnd, b.Wait/2)
 	default:
-		if soon := q.soon(); r.YieldFor > 0 && b.Wait > soon {
-			b.Wait -= soon / 2
-		}
-		if at == never && q.leases != nil {
+		switch soon := q.soon(); {
+		case r.YieldFor > 0 && at != never:
+			q.turn.Store(at)
+			if b.Wait > soon {
+				b.Wait -= soon / 2
+			}
+			b.Wait = min(b.Wait, longestStand)
+		case at == never && q.leases != nil:
 			b.Wait = q.leases.askAgain() // a message may be lost
-		} else {
+		default:
 			b.Wait = min(b.Wait, q.store.options.Horizon)
 		}
 	}

@@ -21,7 +21,7 @@ var scriptParts = []string{
 	"number", "pack", "call", "plan", "queue", "flight",
 	"slidinglog", "slidingwindow", "anchoredwindow", "fixedwindow", "weightedwindow", "gcra", "concurrency",
 	"state", "calendar", "rule", "convert", "lease", "pool", "pause", "reading", "tiers",
-	"pace", "reserve", "unbook", "status", "charge", "save", "main",
+	"pace", "turn", "reserve", "unbook", "status", "charge", "save", "main",
 }
 
 // The parts as a library, and the name by which a server knows it as a script and, with a name

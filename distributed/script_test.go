@@ -159,7 +159,7 @@ func foreignValues(t *testing.T, s *subject, each int) {
 		}
 		if rings > 0 {
 			b := []byte(v)
-			b[head+rings+63+7]++ // stamps in the first ring
+			b[head+rings+77+7]++ // stamps in the first ring
 			refused(string(b), "THROTTLE corrupt")
 			b = []byte(v)
 			b[head+6]-- // the capacity of the first ring
@@ -291,12 +291,12 @@ func TestOldFormats(t *testing.T) {
 		}
 		head, body, _ := strings.Cut(s.rdb.Get(ctx, s.key).Val(), "\n")
 		body = body[:42] + "\x01" + body[43:] // it is a ban
-		front, words := body[:55]+body[63:63+7], body[63+7:]
+		front, words := body[:55]+body[77:77+7], body[77+7:]
 		first := words[:14] + words[21:35] + words[35:56] + words[63:84] + words[91:] // 3, 2, 4 and 4 numbers
 		second, third := strings.Replace(head, "thr4", "thr2", 1), strings.Replace(head, "thr4", "thr3", 1)
 		head = strings.Replace(head, "thr4", "thr1", 1)
 		head = strings.Replace(head, " "+strconv.FormatInt(algorithms.Day.Longest().Microseconds(), 10)+" ", " 0 ", 1)
-		for format, state := range []string{head + "\n" + front + first, second + "\n" + body[:56] + body[63:], third + "\n" + body[:52] + "\x01" + body[53:] + strings.Repeat("\x00", 14)} {
+		for format, state := range []string{head + "\n" + front + first, second + "\n" + body[:56] + body[77:], third + "\n" + body[:52] + "\x01" + body[53:63] + body[77:] + strings.Repeat("\x00", 14)} {
 			s.rdb.Set(ctx, s.key, state, time.Hour)
 			got, err := s.answer(at+300_000, step{op: "q"})
 			if err != nil || !slices.Equal(got[3:], want[3:]) {

@@ -29,8 +29,10 @@
 // later each time.
 //
 // A Batch request that has waited for less than Policy.Ageing is booked some milliseconds
-// ahead at most, so that it holds nobody up: where it can't go, its process asks again when
-// it may. That is a call for each process that has such requests, whenever one of them goes.
+// ahead at most, so that it holds nobody up. Where it can't go, its process is told when to ask
+// again: the processes that have such requests take turns, at the pace of the slowest tier. So a
+// request costs two or three calls, however many processes wait. A turn that nobody takes goes to
+// those of other classes, or is lost.
 //
 // What is lost is charged, never admitted twice: a process that dies loses the times it
 // has reserved, no more than its callers and at most 256, or 64 for each millisecond of a

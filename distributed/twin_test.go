@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"math"
+	"math/big"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -49,6 +50,7 @@ type twin struct {
 	leases                   []lease
 	caller                   int64 // owner of the lease of this call
 	waits, first             bool  // its callers wait; a place was kept for it
+	turnsEnd, delayedEnd     int64 // of those that yield
 	places                   int64 // how many have stood in the line
 	latest                   int64 // when the last lease ends
 	flights                  []algorithms.Flight
@@ -275,12 +277,12 @@ func (a *args) cost(units int) []int64 {
 func (m *twin) leased() bool { return m.concurrent || m.estimates }
 
 // group is one of a reservation.
-func (a *args) group(units int) (count, within int64, yields bool, headroom, soon int64, cost []int64) {
+func (a *args) group(units int) (count, within int64, yields bool, headroom, soon, turn int64, cost []int64) {
 	count, within = a.next(), a.next()
 	if yields = count < 0; yields {
-		count, headroom, soon = -count, a.next(), a.next()
+		count, headroom, soon, turn = -count, a.next(), a.next(), a.next()
 	}
-	return count, within, yields, headroom, soon, a.cost(units)
+	return count, within, yields, headroom, soon, turn, a.cost(units)
 }
 
 func (m *twin) sync(told []int64) bool {
@@ -454,8 +456,9 @@ func (m *twin) reserve(a args) (out []int64) {
 	}
 	defer func() { out = append(out, m.crossed(booked)...) }()
 	for len(a.rest) > 0 {
-		count, within, yields, headroom, nearby, cost := a.group(len(m.plan.Units()))
-		for range count {
+		count, within, yields, headroom, nearby, turn, cost := a.group(len(m.plan.Units()))
+		may, nextTurn := m.turn(turn, count, nearby, max(guard, m.grain()), cost)
+		for left := count; left > 0; left-- {
 			if i := m.plan.TooLarge(cost); i >= 0 {
 				out = append(out, int64(i+1), -1)
 				continue
@@ -514,8 +517,8 @@ func (m *twin) reserve(a args) (out []int64) {
 			case within >= 0 && at-m.now > within:
 				out = append(out, int64(tier), at)
 				continue
-			case yields && leaving > m.now+nearby:
-				if leaving = min(leaving, 1<<52); within > 0 {
+			case yields && (leaving > m.now+nearby || may == count-left):
+				if leaving = nextTurn(min(leaving, 1<<52), left); within > 0 {
 					leaving = min(leaving, m.now+within)
 				}
 				return append(out, int64(held), leaving)
@@ -549,6 +552,55 @@ func (m *twin) reserve(a args) (out []int64) {
 		}
 	}
 	return out
+}
+
+// turn returns how many requests that yield may go now, and what tells when to ask for the others:
+// at their pace behind those who have been told before.
+func (m *twin) turn(turn, count, soon, guard int64, cost []int64) (may int64, next func(at, left int64) int64) {
+	pace := new(big.Int).SetInt64(1)
+	for i, t := range m.plan.Tiers() {
+		n, window := cost[m.plan.UnitOf(i)], t.Window.Microseconds()
+		if n == 0 || window == 0 {
+			continue
+		}
+		if t.Algorithm < algorithms.TokenBucket || t.Algorithm > algorithms.GCRA {
+			window += guard
+		}
+		p := new(big.Int).Mul(big.NewInt(n), big.NewInt(window))
+		p.Add(p, big.NewInt(t.Limit-1)).Div(p, big.NewInt(t.Limit))
+		if p.Cmp(pace) > 0 {
+			pace = p
+		}
+	}
+	length := func(n int64) int64 {
+		if l := new(big.Int).Mul(pace, big.NewInt(n)); l.BitLen() <= 52 {
+			return l.Int64()
+		}
+		return 1 << 52
+	}
+	together := max(1, new(big.Int).Div(big.NewInt(soon), pace).Int64())
+	hasTurn := turn > 0 && turn+1_000_000 >= m.now
+	may = count
+	switch {
+	case hasTurn && turn > m.now+soon:
+		return 0, func(at, _ int64) int64 { return max(at, turn) }
+	case hasTurn && m.turnsEnd > turn+length(together):
+		may = together
+	case !hasTurn && m.turnsEnd > m.now+soon:
+		may = 0
+	}
+	return min(may, count), func(at, left int64) int64 {
+		length := length(min(left, together))
+		if hasTurn && left == count {
+			at = max(at, m.delayedEnd)
+			m.delayedEnd = min(1<<52, at+length)
+			m.turnsEnd = max(m.turnsEnd, m.delayedEnd)
+			return at
+		}
+		at = max(at, m.turnsEnd)
+		m.turnsEnd = min(1<<52, at+length)
+		return at
+	}
 }
 
 // flight is how long a request is on its way that is sent when its time has come and the
@@ -1320,7 +1372,7 @@ func budgetsOf(p *algorithms.Plan) (list []int64) {
 
 func costsOf(groups []int64, units int) (costs [][]int64) {
 	for a := (args{groups}); len(a.rest) > 0; {
-		count, _, _, _, _, cost := a.group(units)
+		count, _, _, _, _, _, cost := a.group(units)
 		for range count {
 			costs = append(costs, cost)
 		}
@@ -1480,7 +1532,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)))
 		for range 1 + g.IntN(3) {
 			if count := pick[int64](g, 1, 2, 5, 30, 64); g.IntN(3) == 0 {
-				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)))
+				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)), pick(g, 0, max(0, m.turnsEnd-g.Int64N(2_000_000)), m.now+g.Int64N(1_000_000)))
 			} else {
 				add(count, g.within())
 			}

@@ -120,7 +120,11 @@ func (s scenario) run(seed uint64) result {
 
 func (f *fleet) member(i int) *member {
 	m := &member{process: newProcess(i, f.server, f.ways[i%len(f.ways)], f.seed), fleet: f, waiting: make(map[int]time.Time)}
-	m.ctx, m.end = context.WithCancel(throttle.WithClass(context.Background(), f.class))
+	ctx := context.Background()
+	if f.batch != nil && f.batch(i) {
+		ctx = throttle.WithClass(ctx, throttle.Batch)
+	}
+	m.ctx, m.end = context.WithCancel(ctx)
 	var store throttle.Store = distributed.New(m.rdb, distributed.Options{})
 	if f.alone {
 		store = nil

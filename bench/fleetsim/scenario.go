@@ -13,14 +13,14 @@ type scenario struct {
 	name, about        string
 	processes, waiters int // and the callers of each
 	tiers              []throttle.Tier
-	provided           []throttle.Tier // what the provider counts by. If empty, tiers
-	guard              time.Duration   // of the policy
-	ways               []way           // to the server, for the processes by turns
-	delay              way             // to the provider, and of its response
-	class              throttle.Class  // of all requests
-	keys               int             // of which each has a quota of its own, for the callers by turns. If zero, one
-	rest               time.Duration   // of a caller after a response
-	requests           int             // of each caller. If zero, to the end
+	provided           []throttle.Tier  // what the provider counts by. If empty, tiers
+	guard              time.Duration    // of the policy
+	ways               []way            // to the server, for the processes by turns
+	delay              way              // to the provider, and of its response
+	batch              func(i int) bool // the processes whose requests yield. If nil, none
+	keys               int              // of which each has a quota of its own, for the callers by turns. If zero, one
+	rest               time.Duration    // of a caller after a response
+	requests           int              // of each caller. If zero, to the end
 	faults             []fault
 	warm               time.Duration // how long it runs before goodput is measured
 	length             time.Duration // until the end

@@ -285,13 +285,23 @@ func atOnce() []scenario {
 	return all
 }
 
-// Many processes have requests that yield, and nobody to yield to.
+// Many processes have requests that yield. Each asks once to be told its turn, once then, and
+// once in five seconds.
 func batches() []scenario {
 	var all []scenario
 	for _, n := range []int{10, 100, 300} {
 		s := perSecond(fmt.Sprintf("batch/%dx1", n), "", n, 1, 50)
-		s.class = throttle.Batch
+		s.batch = oneIn(1)
+		inTurn := cycle(0) + time.Duration(float64(n)/s.full*float64(second))
+		s.bounds = bounds{goodput: 0.97, calls: 3.2, even: 0.7, longest: 2 * inTurn}
 		all = append(all, s)
 	}
-	return all
+	s := perSecond("batch/100x20/1000", "", 100, 20, 1000)
+	s.batch = oneIn(1)
+	s.bounds = bounds{goodput: 0.95, calls: 1, even: 0.6, longest: 2 * (cycle(0) + 2*second)}
+	all = append(all, s)
+	s = perSecond("batch/beside-users", "a tenth of 300 processes yields to nobody", 300, 1, 50)
+	s.batch = func(i int) bool { return i%10 > 0 }
+	s.bounds = bounds{goodput: 0.95, calls: 5}
+	return append(all, s)
 }

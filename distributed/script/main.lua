@@ -20,8 +20,9 @@
 --   op's own, where a cost is U amounts:
 --   r  reserve  ahead, floor, the guard of these requests (0: the plan's), how long the reply
 --               takes, then groups of: count, within (-1: no bound, -2: only asked), cost; or of -count, within, headroom,
---               soon, cost for requests that yield: they leave so many percent of every
---               tier's capacity, and are booked so little ahead of time. Answers runs of
+--               soon, turn, cost for requests that yield: they leave so many percent of every
+--               tier's capacity, and are booked so little ahead of time; turn is the instant at
+--               which the caller was told last to ask for them, or 0, see turn.lua. Answers runs of
 --               what, t and count: so many requests are booked at t, of which the first is
 --               the n-th of that instant if what is -1-n (one that was given back: as the
 --               first), the next the one after, and so on. What is 0, t, count, part, limit,

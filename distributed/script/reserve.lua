@@ -49,14 +49,16 @@ function ops.r(op)
   end
   while more and cursor <= #arguments do
     local count, within = argument(), argument()
-    local yields, headroom, soon = count < 0, 0, 0
-    if yields then count, headroom, soon = -count, argument(), argument() end
+    local yields, headroom, soon, turn = count < 0, 0, 0, 0
+    if yields then count, headroom, soon, turn = -count, argument(), argument(), argument() end
     local cost = amounts()
     local spare, impossible = sparing(cost, headroom), nil
     for i = deciding, 1, -1 do
       if cost[unitOf[i]] > capacity[i] then impossible = i end
     end
     local gate = lease and gateOf(cost)
+    local may, nextTurn, went
+    if yields then may, nextTurn = turnOf(turn, count, cost, soon) end
     for i = 1, budgets and #budgets or 0 do spare[budgets[i]] = 0 end -- see Ledger.leaving
     local last -- when the one before was charged
     while more and count > 0 do
@@ -91,14 +93,14 @@ function ops.r(op)
         elseif within == -1 or at - now <= within then
           if headroom > 0 then at, what = earliest(cost, spare) end
           more = at <= now or ahead > 0 or not booked
-          if yields then more = at <= now + soon end
+          if yields then more = at <= now + soon and may > 0 end
           if more then
             run = 1
             if lent then
               take(lent, cost)
               what = -2
             else
-              local most = at > now and not yields and min(count, ahead) or count
+              local most = yields and min(count, may) or at > now and min(count, ahead) or count
               if at == last then
                 run = fitting(cost, spare, most)
               elseif last and most > 2 and not yields and not probe then
@@ -113,6 +115,7 @@ function ops.r(op)
               last = frontier
             end
             if lease then hold(cost, run) end
+            if yields then may, went = may - run, true end
             if at > now then ahead = ahead - run end
             booked, isFirst = true, false
             probe = probe or tries and not lent
@@ -121,7 +124,7 @@ function ops.r(op)
               held = pause
             end
           elseif yields then
-            at = min(at, within > 0 and now + within or LATEST) -- it is not late
+            at = min(nextTurn(min(at, LATEST), count, went), within > 0 and now + within or LATEST) -- it is not late
           end
         end
       end

@@ -30,7 +30,7 @@ local function save()
   end
 
   local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
-    (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, slots.last - slots.first + 1, #pool, lease and 1 or 0, #readings, ban)}
+    (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, slots.last - slots.first + 1, #pool, lease and 1 or 0, #readings, ban, turnsEnd, delayedEnd)}
   for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
   for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
   for i = 1, #rules do
