@@ -2,6 +2,7 @@ package throttle
 
 import (
 	"context"
+	"crypto/tls"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -28,6 +29,7 @@ type attemptTrace struct {
 
 	over    atomic.Bool        // SendBy has passed
 	expired atomic.Bool        // and the attempt was ended for that
+	stopped atomic.Bool        // with the connection on which it was about to be written
 	timer   *time.Timer        // of SendBy; nil if there is none
 	cancel  context.CancelFunc // of the attempt until SendBy
 }
@@ -35,7 +37,7 @@ type attemptTrace struct {
 // unsent reports whether nothing of a request that failed was written. Without a trace
 // nothing is known.
 func (d *attemptTrace) unsent(err error) bool {
-	return d != nil && (d.Unsent(err) || d.std && !d.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
+	return d != nil && (d.stopped.Load() || d.Unsent(err) || d.std && !d.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
 }
 
 // late reports whether the attempt was ended because SendBy had passed.
@@ -125,8 +127,29 @@ func (a *attempt) boundBySendBy(ctx context.Context, d *attemptTrace, hooks *htt
 			d.expire()
 		}
 	}
+	gotConn := hooks.GotConn
+	hooks.GotConn = func(c httptrace.GotConnInfo) {
+		if gotConn != nil {
+			gotConn(c)
+		}
+		if d.over.Load() && d.Connecting() {
+			d.expire()
+			d.closeUnwritten(c.Conn)
+		}
+	}
 	d.timer = time.AfterFunc(time.Until(a.sendBy), d.expire)
 	return ctx
+}
+
+// closeUnwritten closes the connection of an attempt that is over. The context is no help there:
+// where it has ended and there is a connection, net/http takes either. HTTP/2, of which requests
+// share connections, looks at the context before it writes.
+func (d *attemptTrace) closeUnwritten(c net.Conn) {
+	if t, ok := c.(*tls.Conn); ok && t.ConnectionState().NegotiatedProtocol == "h2" {
+		return
+	}
+	d.stopped.Store(true)
+	_ = c.Close()
 }
 
 // handleResponse reads the response, pauses the quota on a refusal, and ends the back-off

@@ -200,7 +200,7 @@ func TestSendByEndsAnAttempt(t *testing.T) {
 		name               string
 		dialing, answering time.Duration
 		wrap               func(http.RoundTripper) http.RoundTripper
-		busy               bool
+		busy, idle         bool // a connection that there is
 		sent               bool
 		took               time.Duration
 	}{
@@ -209,6 +209,7 @@ func TestSendByEndsAnAttempt(t *testing.T) {
 		{name: "a slow response", answering: time.Minute, sent: true, took: time.Minute},
 		{name: "a busy connection", answering: time.Minute, busy: true, took: valid},
 		{name: "a slow base", wrap: slowBase, took: 2 * valid},
+		{name: "a slow base, and an idle connection", wrap: slowBase, idle: true, took: 2 * valid},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -223,6 +224,16 @@ func TestSendByEndsAnAttempt(t *testing.T) {
 				var wg sync.WaitGroup
 				defer wg.Wait()
 				before := 0
+				if tt.idle {
+					resp, err := inner.RoundTrip(signed(0))
+					if err != nil {
+						t.Fatal(err)
+					}
+					_, _ = io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+					synctest.Wait()
+					before = 1
+				}
 				if tt.busy {
 					wg.Go(func() {
 						resp, err := inner.RoundTrip(signed(0))
