@@ -14,6 +14,9 @@ type Observation struct {
 	// Before is the instant from which on requests that the ledger has admitted ahead of time
 	// have yet to leave, so that they can't have been counted. If zero, all have left.
 	Before int64
+	// Guard is how many microseconds after they left the last of these land. If less than the
+	// plan's guard, that is.
+	Guard int64
 }
 
 // A reading is the report of a tier that is compared with later ones.
@@ -94,7 +97,7 @@ func (l *Ledger) others(now Moment, o Observation) int64 {
 	// What has left its window since the request was sent may have been counted still.
 	own := l.plan.rules[o.Tier].used(l, now.on(min(o.Since, now.At)))
 	r := &(*l.told)[o.Tier]
-	own = min(own, mostUsed) + r.others + l.left(l.plan.unit[o.Tier], o.Before)
+	own = min(own, mostUsed) + r.others + l.left(l.plan.unit[o.Tier], o.Before, max(o.Guard, l.plan.guard))
 	if o.Since < r.at && o.Used > r.used {
 		r.short -= o.Cost // it was counted later
 	}
@@ -160,14 +163,15 @@ func (r *reading) expected(now Moment, window int64) int64 {
 // mostUsed is more than any tier can hold.
 const mostUsed = 1 << 50
 
-// left is how many of a unit are in flight that left before an instant, all if that is zero.
-func (l *Ledger) left(unit int, before int64) int64 {
+// left is how many of a unit are in flight that left before an instant and land a guard later,
+// all if the instant is zero.
+func (l *Ledger) left(unit int, before, guard int64) int64 {
 	n := l.aloft(unit)
 	if before == 0 {
 		return n
 	}
 	for i := range l.slots() {
-		if at, carried := l.landing(i, unit); at >= before+l.plan.guard {
+		if at, carried := l.landing(i, unit); at >= before+guard {
 			n -= carried
 		}
 	}

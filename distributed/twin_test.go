@@ -717,8 +717,7 @@ func (m *twin) cancel(lands int64, cost []int64) bool {
 }
 
 func (m *twin) observe(a args) {
-	guard := m.plan.Guard().Microseconds()
-	longer := max(guard, a.next()) - guard
+	guard := a.next()
 	m.advance(m.now)
 	for len(a.rest) > 0 {
 		tier, used, since, cost, exact := int(a.next())-1, a.next(), a.next(), a.next(), a.next() == 1
@@ -727,7 +726,7 @@ func (m *twin) observe(a args) {
 		tried := m.ledger.Trying(tier)
 		if m.plan.Tiers()[tier].Algorithm != algorithms.Concurrency {
 			m.ledger.Observe(m.moment(m.frontier), algorithms.Observation{
-				Tier: tier, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1 + longer, Reset: reset, Slack: slack, Try: true,
+				Tier: tier, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1, Guard: guard, Reset: reset, Slack: slack, Try: true,
 			})
 			if tried && !m.ledger.Trying(tier) && m.probing {
 				m.until, m.probe, m.probing = 0, false, false
