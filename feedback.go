@@ -14,15 +14,15 @@ func (a *attempt) observe(answer *answers.Answer) {
 	if answer == nil || len(answer.Readings) == 0 {
 		return
 	}
-	others := answer.Readings
-	a.each(func(c *charge) { others = c.observe(others) })
+	others, refused := answer.Readings, answer.Kind == answers.Limited || answer.Kind == answers.Banned
+	a.each(func(c *charge) { others = c.observe(others, refused) })
 	for _, r := range others {
 		a.pauseUntilReset(r)
 	}
 }
 
 // observe takes the readings that are of the scope's own tiers, and returns the others.
-func (c *charge) observe(readings []answers.Reading) (others []answers.Reading) {
+func (c *charge) observe(readings []answers.Reading, refused bool) (others []answers.Reading) {
 	t := c.terms
 	var seen []store.Observation
 	for _, r := range readings {
@@ -35,7 +35,7 @@ func (c *charge) observe(readings []answers.Reading) (others []answers.Reading) 
 			t.align(r)
 		}
 		if used, ok := usedOf(r, t.plan.Tiers()[tier]); ok {
-			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Full: r.Full}
+			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Full: r.Full, Refused: refused}
 			o.Reset, o.Slack = resetOf(r)
 			seen = append(seen, o)
 		}

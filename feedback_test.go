@@ -15,8 +15,10 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
 )
 
 // answering is a base whose answers are written as "status", header lines, and after an
@@ -182,6 +184,43 @@ func TestRemaining(t *testing.T) {
 					}
 				}
 			})
+		})
+	}
+}
+
+// An observed store keeps what its quotas were told of the provider's counts.
+type observed struct {
+	local.Store
+	seen []store.Observation
+}
+
+type observedQuota struct {
+	store.Quota
+	s *observed
+}
+
+func (s *observed) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan)
+	return observedQuota{q, s}, err
+}
+
+func (q observedQuota) Observe(_ store.Decision, _ []int64, seen []store.Observation) {
+	q.s.seen = append(q.s.seen, seen...)
+}
+
+// The quota is told whether the response that reports a count refused the request.
+func TestRefusedIsTold(t *testing.T) {
+	for status, refused := range map[string]bool{"200": false, "404": false, "500": false, "429": true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := new(observed)
+			lim := mustNew(t, throttle.Policy{Name: "a", Tiers: []throttle.Tier{throttle.PerHour(100)}}, s)
+			tr := &throttle.Transport{Limiter: lim, Profile: github, Base: answering(status + "\nX-Limit: 100\nX-Remaining: 0")}
+			if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
+				t.Fatal(err)
+			}
+			if want := (store.Observation{Used: 100, Refused: refused}); !slices.Equal(s.seen, []store.Observation{want}) {
+				t.Errorf("%s: %+v was told, want %+v", status, s.seen, want)
+			}
 		})
 	}
 }

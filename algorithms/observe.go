@@ -11,6 +11,9 @@ type Observation struct {
 	Slack int64 // by how many microseconds sooner than Reset the count may end
 	Try   bool  // from Reset on, a request may go that a rolling tier or a bucket refuses
 
+	// Refused reports that the response refused the request, which has landed.
+	Refused bool
+
 	// Before is the instant from which on requests that the ledger has admitted ahead of time
 	// have yet to leave, so that they can't have been counted. If zero, all have left.
 	Before int64
@@ -26,6 +29,10 @@ type Observation struct {
 // counted before it. All that the report exceeds together with them is charged at once. As
 // for the rest, the responses of those requests tell: one that reports more was counted
 // later, so it explains nothing.
+//
+// A request that the provider refused is not counted as the caller's in a log. The limit was used
+// up when it came, and the log still counts as much as is reported: instead of the request, others.
+// That holds as well where the provider counts what it refuses.
 //
 // Where others go on, a unit of theirs leaves the window some time before the next report
 // tells of the one that took its place. So one more than is reported is kept, for a window
@@ -48,6 +55,12 @@ type windowed interface {
 	opened(l *Ledger, now Moment) int64
 }
 
+// A retracter is a rule that can forget the newest units, as far as they landed from an instant on.
+// It returns how many it forgot.
+type retracter interface {
+	retract(l *Ledger, from, n int64) (taken int64)
+}
+
 // Observe makes a tier count the use of others, as far as a report proves it; and if that is
 // exact, no more than it reports and what is in flight.
 func (l *Ledger) Observe(now Moment, o Observation) {
@@ -64,7 +77,7 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	if l.plan.estimated[unit] {
 		keep = max(0, keep-l.aloft(unit))
 	}
-	more, exact := l.others(now, o), o.Exact
+	more, exact := l.others(now, o, l.takeBack(o)), o.Exact
 	if later, ok := l.decides(o); ok {
 		keep, exact = keep+later, true
 	}
@@ -88,20 +101,39 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	}
 }
 
-// others is what others have used and the tier does not count, as far as it is proved.
-func (l *Ledger) others(now Moment, o Observation) int64 {
+// takeBack has a tier forget a request that it refused, and returns how many units it forgot. Only
+// where others are counted apart, for a window, does it matter whose a unit is.
+func (l *Ledger) takeBack(o Observation) int64 {
+	r, ok := l.plan.rules[o.Tier].(retracter)
+	full := o.Used+o.Cost > l.plan.tiers[o.Tier].Capacity()
+	switch {
+	case !ok || !o.Refused || !full || l.plan.estimated[l.plan.unit[o.Tier]]:
+		return 0
+	case o.Exact || o.Reset > 0 || l.Trying(o.Tier): // others may end sooner
+		return 0
+	}
+	return r.retract(l, o.Since, o.Cost)
+}
+
+// others is what others have used and the tier does not count, as far as it is proved, also by what
+// was taken back of a refused request.
+func (l *Ledger) others(now Moment, o Observation, taken int64) int64 {
 	if l.told == nil {
 		told := make([]reading, len(l.plan.rules))
 		l.told = &told
 	}
 	// What has left its window since the request was sent may have been counted still.
-	own := l.plan.rules[o.Tier].used(l, now.on(min(o.Since, now.At)))
+	counted := l.plan.rules[o.Tier].used(l, now.on(min(o.Since, now.At)))
 	r := &(*l.told)[o.Tier]
-	own = min(own, mostUsed) + r.others + l.left(l.plan.unit[o.Tier], o.Before, max(o.Guard, l.plan.guard))
-	if o.Since < r.at && o.Used > r.used {
-		r.short -= o.Cost // it was counted later
+	own := min(counted, mostUsed) + r.others + l.left(l.plan.unit[o.Tier], o.Before, max(o.Guard, l.plan.guard))
+	if o.Since < r.at && (taken > 0 || o.Used > r.used) {
+		r.short -= o.Cost // it was counted later, or not at all
 	}
 	more := max(0, o.Used+r.spare(now)-own)
+	if taken > 0 { // the tier was full, and stays so
+		gone := counted - l.plan.rules[o.Tier].used(l, now)
+		more = max(more, min(taken, o.Used+r.spare(now)-own+gone))
+	}
 	if r.at > 0 {
 		more = max(more, -r.short)
 	}

@@ -43,6 +43,38 @@ func TestObserveInFlight(t *testing.T) {
 	}
 }
 
+// Others have what a refused request was charged: it hides none of them a window later, and the
+// tier still counts all that was reported.
+func TestObserveRefused(t *testing.T) {
+	const ms = time.Millisecond
+	for _, tier := range []Tier{
+		{Limit: 10, Window: time.Minute}, {Limit: 10, Window: time.Minute, Algorithm: SlidingWindow, Precision: time.Second},
+	} {
+		l := ledger(t, 50*ms, tier)
+		one := []int64{1}
+		send := func(from time.Duration, reported int64, refused bool, want int64) {
+			t.Helper()
+			f := l.Charge(at(from), one, 0, true)
+			now := at(from + 20*ms)
+			l.Land(now, f, one)
+			l.Observe(now, Observation{Used: reported, Since: at(from).At, Cost: 1, Refused: refused})
+			if got := l.Usage(now)[0].Used; got != want {
+				t.Errorf("%v: %d used after a report of %d at %v, want %d", tier, got, reported, from, want)
+			}
+		}
+		for i := range int64(6) {
+			send(time.Duration(i)*30*ms, i+1, false, i+1)
+		}
+		for i := range 4 { // others have come meanwhile
+			send(30*time.Second+time.Duration(i)*30*ms, 10, true, 10)
+		}
+		send(62*time.Second, 9, false, 9) // 8 of others
+		if got := l.Usage(at(100 * time.Second))[0].Used; got < 9 {
+			t.Errorf("%v: %d used when the refused have left, want 9 at least", tier, got)
+		}
+	}
+}
+
 // A request that has left the window while the response to another one came is no use of
 // others.
 func TestObserveLeaving(t *testing.T) {

@@ -91,6 +91,14 @@ func (r *slidingLog) forget(l *Ledger, now Moment, keep int64) {
 	*l.ring(r.site), l.word[r.word] = newest[int64(len(newest))-keep:], 0
 }
 
+func (r *slidingLog) retract(l *Ledger, from, n int64) (taken int64) {
+	kept := r.stamps(l)
+	first, _ := slices.BinarySearch(kept, from)
+	taken = min(n, int64(len(kept)-first))
+	*l.ring(r.site), l.word[r.word] = kept[:len(kept)-int(taken)], 0
+	return taken
+}
+
 // stamps returns a copy of all stamps, the oldest first.
 func (r *slidingLog) stamps(l *Ledger) []int64 {
 	ring, oldest := *l.ring(r.site), l.word[r.word]

@@ -79,6 +79,20 @@ func (r *slidingWindow) forget(l *Ledger, now Moment, keep int64) {
 	}
 }
 
+func (r *slidingWindow) retract(l *Ledger, from, n int64) (taken int64) {
+	groups := l.ring(r.site)
+	for taken < n && len(*groups) > 0 && (*groups)[len(*groups)-2] >= from {
+		last := len(*groups) - 2
+		less := min(n-taken, (*groups)[last+1])
+		taken += less
+		if (*groups)[last+1] -= less; (*groups)[last+1] == 0 {
+			*groups = (*groups)[:last]
+		}
+	}
+	l.word[r.word] -= taken
+	return taken
+}
+
 func (r *slidingWindow) fresh(l *Ledger, now Moment) int64 {
 	if groups := *l.ring(r.site); len(groups) > 0 {
 		return r.leaves(l, groups[len(groups)-2])

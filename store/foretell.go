@@ -95,7 +95,7 @@ func Observe(l *algorithms.Ledger, now algorithms.Moment, admitted int64, cost [
 	for _, o := range seen {
 		l.Observe(now, algorithms.Observation{
 			Tier: o.Tier, Used: o.Used, Since: admitted, Cost: cost[l.Plan().UnitOf(o.Tier)], Exact: o.Exact && admitted >= exact,
-			Reset: o.Until(), Slack: algorithms.Micros(o.Slack), Try: true,
+			Reset: o.Until(), Slack: algorithms.Micros(o.Slack), Try: true, Refused: o.Refused,
 		})
 		if o.Exact {
 			latest = max(latest, admitted)

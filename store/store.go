@@ -133,6 +133,9 @@ type Observation struct {
 	// Full reports that Reset is when the whole limit is free again, as a bucket
 	// reports it, and not the end of a window.
 	Full bool
+	// Refused reports that the response refused the request. A quota may then count what the
+	// request was charged as the use of others.
+	Refused bool
 }
 
 // A Forecaster is a Quota that can forecast how long a queue will take.
