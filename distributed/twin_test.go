@@ -216,6 +216,9 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		m.adopt(plan)
 	}
 	before := *m
+	if time < m.wall {
+		m.pool = nil
+	}
 	m.now += max(0, time-m.wall)
 	m.wall = time
 	m.probing = m.probing && m.until > m.now

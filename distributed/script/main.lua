@@ -102,7 +102,8 @@ local function turnTo(name, words)
   problem = loadTiers() or (plan.concurrent or estimates) and renew()
   if problem then return problem end
   probe, probing, held, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
-  while pool[1] and pool[1][1] < held do table.remove(pool, 1) end
+  -- What was given back before TIME was set back is of instants that have another meaning now.
+  while pool[1] and (setBack or pool[1][1] < held) do table.remove(pool, 1) end
   reply, crossing, isProbe, sent = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
 end
 

@@ -19,6 +19,7 @@ local body -- where it begins in the state, or in what was read of it
 local ringsAt, bodyAt -- where both are in what the server keeps, from 0, as it counts
 local capacities -- of the rings
 local now, wall -- the virtual clock, and TIME, as of this call
+local setBack -- TIME is before that of the call before
 local written -- that clock when the state was written before
 local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and how many there were
@@ -156,8 +157,8 @@ local function readState(raw)
   if head < 63 then lengths.readings = 0 end -- reports of a format before are forgotten
 
   -- The virtual clock goes on as TIME does, and stands still when that steps back.
-  written = now
-  if wall > before then now = now + wall - before end
+  written, setBack = now, wall < before
+  if not setBack then now = now + wall - before end
   drift = wall - now
   return nil, old
 end
