@@ -160,7 +160,7 @@ func foreignValues(t *testing.T, s *subject, each int) {
 		}
 		if rings > 0 {
 			b := []byte(v)
-			b[head+rings+77+7]++ // stamps in the first ring
+			b[head+rings+63+7]++ // stamps in the first ring
 			refused(string(b), "THROTTLE corrupt")
 			b = []byte(v)
 			b[head+6]-- // the capacity of the first ring
@@ -292,12 +292,12 @@ func TestOldFormats(t *testing.T) {
 		}
 		head, body, _ := strings.Cut(s.rdb.Get(ctx, s.key).Val(), "\n")
 		body = body[:42] + "\x01" + body[43:] // it is a ban
-		front, words := body[:55]+body[77:77+7], body[77+7:]
+		front, words := body[:55]+body[63:63+7], body[63+7:]
 		first := words[:14] + words[21:35] + words[35:56] + words[63:84] + words[91:] // 3, 2, 4 and 4 numbers
 		second, third := strings.Replace(head, "thr4", "thr2", 1), strings.Replace(head, "thr4", "thr3", 1)
 		head = strings.Replace(head, "thr4", "thr1", 1)
 		head = strings.Replace(head, " "+strconv.FormatInt(algorithms.Day.Longest().Microseconds(), 10)+" ", " 0 ", 1)
-		for format, state := range []string{head + "\n" + front + first, second + "\n" + body[:56] + body[77:], third + "\n" + body[:52] + "\x01" + body[53:63] + body[77:] + strings.Repeat("\x00", 14)} {
+		for format, state := range []string{head + "\n" + front + first, second + "\n" + body[:56] + body[63:], third + "\n" + body[:52] + "\x01" + body[53:] + strings.Repeat("\x00", 14)} {
 			s.rdb.Set(ctx, s.key, state, time.Hour)
 			got, err := s.answer(at+300_000, step{op: "q"})
 			if err != nil || !slices.Equal(got[3:], want[3:]) {
@@ -320,9 +320,9 @@ func TestLeasesChange(t *testing.T) {
 	}
 	ask(step{op: "r", lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
 	s.change(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
-	ask(step{op: "r", lease: []int64{9, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
-	ask(step{op: "r", lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // behind 9
-	ask(step{op: "r", lease: []int64{9, 2, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
+	ask(step{op: "r", lease: []int64{5, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
+	ask(step{op: "r", lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // behind 5
+	ask(step{op: "r", lease: []int64{5, 2, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
 }
 
 // TestManyLeases: many processes hold a place, in a soak more than two bytes count, and the
@@ -334,17 +334,16 @@ func TestManyLeases(t *testing.T) {
 		processes = 70_000
 	}
 	ctx := context.Background()
-	s := real(t)
+	s := function(t)
 	s.begin(planOf(t, 0, "100000;algo=concurrency"))
-	script := sha(asScript(toldScript))
-	o := *s.rdb.Options()
-	o.MaxRetries, o.ReadTimeout = -1, time.Minute // what is sent again comes too late
-	rdb := redis.NewClient(&o)
+	options := *s.rdb.Options()
+	options.MaxRetries, options.ReadTimeout = -1, time.Minute // however busy the machine is
+	rdb := redis.NewClient(&options)
 	defer rdb.Close()
 	for first := range processes / 1000 {
 		pipe := rdb.Pipeline()
 		for i := range 1000 {
-			pipe.EvalSha(ctx, script, s.keys(), "r", s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 1, -1, 1, at)
+			pipe.FCall(ctx, "told", s.keys(), "r", s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 1, -1, 1, at)
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			t.Fatal(err)
@@ -441,7 +440,7 @@ func TestMemory(t *testing.T) {
 		batches   int // of 100
 		mostBytes int64
 	}{
-		{[]string{"5/s;algo=gcra", "10000/h;algo=gcra"}, 0, 320},
+		{[]string{"5/s;algo=gcra", "10000/h;algo=gcra"}, 0, 300},
 		{[]string{"10000/h"}, 0, 90_000},
 		{[]string{"10000/h"}, 101, 90_000},
 		{[]string{"5/s", "10000/h"}, 0, 90_000},

@@ -51,7 +51,6 @@ type twin struct {
 	caller                   int64 // owner of the lease of this call
 	waits, first             bool  // its callers wait; a place was kept for it
 	turnsEnd, delayedEnd     int64 // of those that yield
-	places                   int64 // how many have stood in the line
 	latest                   int64 // when the last lease ends
 	flights                  []algorithms.Flight
 	history                  []pooled // all charges, to be charged again under another plan
@@ -155,6 +154,12 @@ func (m *twin) gate(cost []int64) int {
 	return -1
 }
 
+// before reports whether a lease came to the line before another one. Of the same instant, its
+// owner's name decides.
+func (l *lease) before(other *lease) bool {
+	return cmp.Or(cmp.Compare(l.place, other.place), cmp.Compare(strconv.FormatInt(l.owner, 10), strconv.FormatInt(other.owner, 10))) < 0
+}
+
 // stand has the caller wait in the line for a place.
 func (m *twin) stand(yields bool, headroom int64, cost []int64) {
 	if !m.waits {
@@ -162,8 +167,7 @@ func (m *twin) stand(yields bool, headroom int64, cost []int64) {
 	}
 	l := m.own()
 	if l.place == 0 {
-		m.places++
-		l.place = m.places
+		l.place = m.now + 1
 	}
 	l.yields, l.headroom, l.want = yields, headroom, cost
 }
@@ -173,7 +177,7 @@ func (m *twin) wake() {
 	for {
 		var first *lease
 		for i := range m.leases {
-			if l := &m.leases[i]; l.place > 0 && (first == nil || !l.yields && first.yields || l.yields == first.yields && l.place < first.place) {
+			if l := &m.leases[i]; l.place > 0 && (first == nil || !l.yields && first.yields || l.yields == first.yields && l.before(first)) {
 				first = l
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -49,14 +50,15 @@ func steps(t *testing.T, limit int64, processes int) (counts []int) {
 		}
 	}
 	s.measured(0, time.Second).virtually(t, 1)
+	synctest.Test(t, func(t *testing.T) { counts = stepsAtOnce(t, script[2], asks, processes) }) // no time passes
+	return counts
+}
+
+func stepsAtOnce(t *testing.T, script string, asks []string, processes int) (counts []int) {
 	const op, owner, seq, lease, held = 6, 8, 9, 10, 12
 	server := newServer(service{}, nil)
-	if _, err := server.execute([]string{"DEL", "x"}); err != nil {
-		t.Fatal(err)
-	}
-	server.load("load", script[2])
+	server.load("load", script)
 	count := &counter{Context: context.Background()}
-	server.lua.state.SetContext(count)
 	call := func(what string, process, nth, holds int) {
 		t.Helper()
 		words := slices.Clone(asks)
@@ -74,6 +76,7 @@ func steps(t *testing.T, limit int64, processes int) (counts []int) {
 		call("r", i+1, 1, 0)
 	}
 	counts = nil
+	server.lua.state.SetContext(count)
 	call("r", processes+1, 1, 0)
 	call("l", 1, 2, 0)
 	call("r", 1, 3, 0)

@@ -15,13 +15,13 @@
 
 local MOST_DUE = 512 -- records that a call looks at beside the caller's
 local KEPT = 1000000 -- for how long a place is kept for a process that was told of it
-local YIELDING = 2 ^ 48 -- is added to the place in the line of those that yield
-local LINE_ENDS = 2 ^ 49 -- is added to instants
+local YIELDING = 2 ^ 50 -- is added to the place in the line of those that yield
+local LINE_ENDS = 2 ^ 51 -- is added to instants
 
 local recordsKey, orderKey
-local leases -- the mark, how many have stood in the line, the latest expiry, and how much is open of each unit; or none
+local leases -- the mark, how many stand in the line, the latest expiry, and how much is open of each unit; or none
 local owner -- the caller, as text
-local lease -- its record: seq, expiry, when it is to be looked at, place in the line or 0, until when a
+local lease -- its record: seq, expiry, when it is to be looked at, place in the line (when it came) or 0, until when a
 -- place is kept for it or 0, 1 and its headroom if it yields or 0, what it holds of each unit, what it waits for
 local waits -- whether any of its callers wait
 local wants -- the cost for which there was no place, its headroom and whether it yields
@@ -59,6 +59,7 @@ end
 -- Takes the caller out of the line, or from what is kept for it.
 local function leave()
   if lease[5] > 0 then keep(lease, -1) end
+  if lease[4] > 0 then leases[2] = leases[2] - 1 end
   lease[4], lease[5] = 0, 0
 end
 
@@ -90,6 +91,7 @@ local function expire()
       due[name] = l
     else
       gone[#gone + 1] = name
+      if l[4] > 0 then leases[2] = leases[2] - 1 end
       if l == lease then lease = nil end
       for u = 1, units do
         held[u], open[u] = held[u] + l[6 + u], open[u] - l[6 + u]
@@ -149,7 +151,7 @@ end
 
 -- Whether others stand in the line before a caller that yields, or not.
 local function othersWait(yields)
-  if isFirst or isNew then return false end
+  if isFirst or leases[2] == (lease[4] > 0 and 1 or 0) then return false end
   local known = yields and 1 or 2
   if others[known] == nil then
     others[known] = false
@@ -193,8 +195,7 @@ end
 local function stand()
   if not (wants and waits) then return end
   if lease[4] == 0 then
-    leases[2] = leases[2] + 1
-    lease[4] = leases[2]
+    leases[2], lease[4] = leases[2] + 1, now + 1
   end
   lease[6] = wants.yields and 1 + wants.headroom or 0
   for u = 1, units do lease[6 + units + u] = wants.cost[u] end
@@ -215,16 +216,18 @@ end
 
 -- Keeps what there is room for to those who are first in the line, and tells them.
 local function wake()
-  while true do
+  while leases[2] > 0 do
     local line = call('ZRANGEBYSCORE', orderKey, '0', '(' .. text(LINE_ENDS), 'LIMIT', '0', '2')
     local first = line[2]
-    if line[1] ~= 'm' then leases[1] = 0 end -- the key is lost: leases begin anew with the next call
-    if not first then return end
+    if line[1] ~= 'm' or not first then -- the key is lost: leases begin anew with the next call
+      leases[1] = 0
+      return
+    end
     local name = sub(first, 2)
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
     local cost = {spread(l, 7 + units, 6 + 2 * units)}
     if fullFor(cost, sparing(cost, max(0, l[6] - 1))) or estimates and earliest(cost) > LATEST then return end
-    l[4], l[5] = 0, now + KEPT
+    l[4], l[5], leases[2] = 0, now + KEPT, leases[2] - 1
     local kept = keep(l, 1)
     call('ZREM', orderKey, first)
     lookBy(name, l, l[5])

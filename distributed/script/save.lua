@@ -29,8 +29,9 @@ local function save()
     for w = 1, 4 do r[10 + w] = 7 * w <= #words and parse('>I7', words, 7 * w - 6) or 0 end
   end
 
+  local turns = turnsEnd > now or delayedEnd > now
   local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
-    (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, slots.last - slots.first + 1, #pool, lease and 1 or 0, #readings, ban, turnsEnd, delayedEnd)}
+    (turns and 1 or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, slots.last - slots.first + 1, #pool, lease and 1 or 0, #readings, ban)}
   for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
   for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
   for i = 1, #rules do
@@ -40,6 +41,7 @@ local function save()
   putRecords(parts, pool, 2 + units)
   if lease then parts[#parts + 1] = pack(sevens(3 + units), spread(leases, 1, 3 + units)) end
   putRecords(parts, readings, READING)
+  if turns then parts[#parts + 1] = pack('>I7I7', turnsEnd, delayedEnd) end
   if image then
     local reserve = divMod(#image - ringsAt, 8)
     parts[#parts + 1] = rep('\0', min(8192, reserve))

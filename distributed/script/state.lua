@@ -8,11 +8,11 @@
 -- rings is as long from its first day as it may become, because Redis doubles a
 -- string that grows; what lies behind its body means nothing.
 
-local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7I7I7' -- now, wall, generation, frontier, crowd, pause,
+local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, crowd, pause,
 -- epoch, flags, exact, the numbers of slots, of the pool's entries, of leases (since format 4 of
--- their sums, one or none) and of readings: one of each tier or none; ban; and the ends of turns, see turn.lua
-local HEAD = 77 -- bytes of that
-local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = 63, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool and no turns
+-- their sums, one or none) and of readings: one of each tier or none; and ban
+local HEAD = 63 -- bytes of that
+local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool and no turns
 local READING = 18 -- numbers of a reading, see reading.lua
 
 local body -- where it begins in the state, or in what was read of it
@@ -24,7 +24,7 @@ local written -- that clock when the state was written before
 local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and how many there were
 local ban -- the end of the longest ban, no later than that
-local flags -- 1: in formats 1 and 2, it is a ban, 4: when it ends one request goes first,
+local flags -- 1: in formats 1 and 2, it is a ban, in format 4, the ends of turns are last, 4: when it ends one request goes first,
 -- 8: that has gone, and the pause is for its response, 16 for each back-off in a row
 local exact -- when the request was admitted whose response last told the truth
 local lengths -- of the queues
@@ -53,7 +53,7 @@ local function ringsIn(raw, at, logs)
 end
 
 local function begin(logs)
-  state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. rep('\0', plan.front - HEAD), 1
+  state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. rep('\0', plan.front - HEAD), 1
   image, capacities = plan.start, logs
   for i = 1, #logs do image = image .. pack('>I7', logs[i]) end
   for i = 1, #logs do image = image .. rep('\0', 7 * logs[i]) end
@@ -129,11 +129,11 @@ local function readState(raw)
   if have < (old or plan).front then return 'corrupt state: it ends too soon' end
   local before
   lengths = {}
-  now, before, generation, frontier, crowd, pause, epoch, flags, exact, lengths.slots, lengths.pool, lengths.leases, lengths.readings, ban, turnsEnd, delayedEnd =
-    parse(head == HEAD and FORMAT or sub(FORMAT, 1, head == 63 and -5 or head == 56 and -7 or -9), state, body)
+  now, before, generation, frontier, crowd, pause, epoch, flags, exact, lengths.slots, lengths.pool, lengths.leases, lengths.readings, ban =
+    parse(head == HEAD and FORMAT or sub(FORMAT, 1, head == 56 and -3 or -5), state, body)
   if head < 56 then lengths.readings = 0 end
-  if head < 63 then ban = flags % 2 == 1 and pause or 0 end
-  if head < HEAD then turnsEnd, delayedEnd = 0, 0 end
+  if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
+  local turns = (not old or old.current) and flags % 2 == 1 -- they are last
 
   local pooled = old and old.pooled or 2
   local numbers = (1 + kept[3]) * lengths.slots + (pooled + kept[3]) * lengths.pool + (3 + kept[3]) * lengths.leases + (old and old.reading or READING) * lengths.readings
@@ -148,13 +148,16 @@ local function readState(raw)
     end
     place = place + 7 * wordsOf[kept[t]]
   end
+  if turns then numbers = numbers + 2 end
   local expected = (old or plan).front + 7 * numbers
   if have < expected and not image and not old and expected < NEVER then
     state = call('GETRANGE', key, text(bodyAt), text(bodyAt + expected - 1))
     have = #state
   end
   if have < expected or have > expected and size == 0 then return 'corrupt state: its size is not what it says' end
-  if head < 63 then lengths.readings = 0 end -- reports of a format before are forgotten
+  if head < HEAD then lengths.readings = 0 end -- reports of a format before are forgotten
+  turnsEnd, delayedEnd = 0, 0
+  if turns then turnsEnd, delayedEnd = parse('>I7I7', state, body + expected - 14) end
 
   -- The virtual clock goes on as TIME does, and stands still when that steps back.
   written, setBack = now, wall < before

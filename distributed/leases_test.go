@@ -1,0 +1,67 @@
+package distributed_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+)
+
+// A place that comes free goes to the process that has waited longest: at once to the next one if no
+// caller of the first waits any more, and after a second if the first has died.
+func TestFleetLine(t *testing.T) {
+	for name, most := range map[string]time.Duration{"in order": 20 * ms, "canceled": 20 * ms, "dead": 6 * sec} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+				clients := []*redis.Client{near(t, s), near(t, s), near(t, s)}
+				var limiters []*throttle.Limiter
+				for _, rdb := range clients {
+					tier := throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}
+					limiters = append(limiters, limiter(t, named(tier), distributed.New(rdb, distributed.Options{})))
+				}
+				held, err := limiters[0].Acquire(t.Context(), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := make(chan int, 2)
+				ctx, cancel := context.WithCancel(t.Context())
+				for i, ctx := range []context.Context{ctx, t.Context()} {
+					go func() {
+						if permit, err := limiters[1+i].Acquire(ctx, nil); err == nil {
+							got <- 1 + i
+							time.Sleep(sec)
+							permit.Release()
+						}
+					}()
+					time.Sleep(100 * ms)
+				}
+				switch name {
+				case "canceled":
+					cancel()
+				case "dead":
+					clients[1].Close()
+				}
+				time.Sleep(100 * ms)
+				released := time.Now()
+				held.Release()
+				want := []int{1, 2}
+				if name != "in order" {
+					want = want[1:]
+				}
+				for _, who := range want {
+					if next := <-got; next != who || time.Since(released) > most {
+						t.Errorf("process %d was admitted after %v, want %d in %v", next, time.Since(released), who, most)
+					}
+					released = released.Add(sec)
+				}
+				cancel()
+				time.Sleep(2 * sec)
+			})
+		})
+	}
+}
