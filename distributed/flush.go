@@ -49,19 +49,19 @@ const deepest = 3
 // Reports are what goroutines and timers of a store are about to tell Redis. What follows from
 // one of them begins before that ends.
 type reports struct {
-	mu   sync.Mutex // guards open
+	mu   sync.Mutex // guards open, and the reports until they are over
 	open map[*report]struct{}
 }
 
 type report struct {
 	of   *reports
-	over chan struct{}
-	err  error // once it is over
+	over chan struct{} // closed when it is over; nil while nobody waits for that
+	err  error         // once it is over
 }
 
 // begin begins a report. The caller ends it.
 func (r *reports) begin() *report {
-	p := &report{of: r, over: make(chan struct{})}
+	p := &report{of: r}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.open == nil {
@@ -76,13 +76,20 @@ func (p *report) end(err error) {
 	defer p.of.mu.Unlock()
 	delete(p.of.open, p)
 	p.err = err
-	close(p.over)
+	if p.over != nil {
+		close(p.over)
+	}
 }
 
 // wait waits for the reports that are open, and returns the first error of any.
 func (r *reports) wait(ctx context.Context) (failed error) {
 	r.mu.Lock()
 	open := slices.Collect(maps.Keys(r.open))
+	for _, p := range open {
+		if p.over == nil {
+			p.over = make(chan struct{})
+		}
+	}
 	r.mu.Unlock()
 	for _, p := range open {
 		select {
