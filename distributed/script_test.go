@@ -183,6 +183,29 @@ func foreignValues(t *testing.T, s *subject, each int) {
 	}
 }
 
+// A log takes as much of a server as it has stamps, or twice that, a reserve, and what the
+// allocator rounds up.
+func TestLogGrows(t *testing.T) {
+	t.Parallel()
+	s := real(t)
+	ctx, at := context.Background(), int64(1_700_000_000_000_000)
+	s.begin(planOf(t, 50*time.Millisecond, "100/m", "10000/h"))
+	for landed := int64(0); landed < 12_000; landed += 50 {
+		if _, err := s.answer(at, step1(50)); err != nil {
+			t.Fatal(err)
+		}
+		at += 40e6
+		bytes, err := s.rdb.MemoryUsage(ctx, s.key).Result()
+		if most := 1500 + 11*min(2*(landed+50), 8_000); err != nil || bytes > most {
+			t.Fatalf("with %d stamps it takes %d bytes, %v, want %d at most", landed, bytes, err, most)
+		}
+	}
+	used, err := s.answer(at, step{op: "q"})
+	if want := int64(3600 / 40 * 50); err != nil || used[len(used)-3] != want {
+		t.Errorf("%v, %v, want %d used of the last tier", used, err, want)
+	}
+}
+
 // TestPolicyChange: a changed limit keeps what has been spent, on its way or landed,
 // for each algorithm, up and down.
 func TestPolicyChange(t *testing.T) {

@@ -162,9 +162,10 @@ local function convert(kept)
       room = max(limit, min(room, max(count + was.up, #was.ring / 7, kept and was.limit or 0)))
     end
     local length = min(count, room)
+    local size = room > limit and room or ringFor(length, limit)
     local newest = length > 0 and parse('>I7', stamps, #stamps - 6) or 0
-    return pack('>I7I7I7', length, length % room, newest),
-      sub(stamps, #stamps - 7 * length + 1) .. rep('\0', 7 * (room - length))
+    return pack('>I7I7I7', length, length % size, newest),
+      sub(stamps, #stamps - 7 * length + 1) .. rep('\0', 7 * (size - length))
   end
 
   -- The units that are missing from a bucket take another time to come back, from the
@@ -225,7 +226,7 @@ local function convert(kept)
     local was, like = predecessor(t)
     local words, ring
     if algorithm == LOG then
-      words, ring = sub(unused, 1, 21), rep('\0', 7 * limit)
+      words, ring = sub(unused, 1, 21), rep('\0', 7 * ringFor(0, limit))
       if was then words, ring = newLog(was, like, limit, window) end
       tierRings[#tierRings + 1] = ring
       sizesOfRings[#sizesOfRings + 1] = #ring / 7
@@ -276,7 +277,6 @@ local function convert(kept)
   state = rep('\0', HEAD) .. retell(body + head, 1, 0)
     .. concat(tierWords) .. concat(tierGroups)
     .. retell(groups, lengths.slots, 1) .. told
-  body, capacities, image, ringsAt = 1, sizesOfRings, plan.start, #plan.start + 7 * #sizesOfRings
-  for i = 1, #capacities do image = image .. pack('>I7', capacities[i]) end
-  image = image .. concat(tierRings)
+  body, capacities = 1, sizesOfRings
+  setImage(tierRings)
 end

@@ -20,9 +20,29 @@ local function expiryOf()
   return 1000 + (divMod(done - now + 999, 1000))
 end
 
+-- Has all be written anew if a ring is too small for what has landed.
+local function growRings()
+  local grow = false
+  for i = 1, #rules do grow = grow or rules[i].grows and rules[i].grows() end
+  if not grow then return end
+  local old = image and sub(image, ringsAt + 1) or call('GETRANGE', key, text(ringsAt), text(bodyAt - 1))
+  local from, to, rings = 0, ringsAt, {}
+  for i = 1, #rules do
+    if rules[i].grow then
+      local n = #rings + 1
+      local ring = sub(old, from + 1, from + 7 * capacities[n])
+      from = from + #ring
+      capacities[n], rings[n] = rules[i].grow(ring, to)
+      to = to + #rings[n]
+    end
+  end
+  setImage(rings)
+end
+
 local function save()
   local expiry = expiryOf()
   if lease then saveLeases(expiry) end
+  growRings()
   for i = 1, #readings do
     local words, r = own[i] and own[i].words() or '', readings[i]
     r[10] = own[i] and 1 or 0

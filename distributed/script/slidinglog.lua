@@ -4,20 +4,29 @@
 -- The last stamps, limit of them or more, lie in a ring of seven bytes each, beside
 -- the body. The one before the last limit must have left the window: a decision
 -- reads one of them, whatever the limit. What lands in this call is written when
--- the call ends.
+-- the call ends. A ring begins small and doubles until it has room for the limit.
+
+local RING = 32 -- stamps that it begins with
 
 local image -- the bytes before the body where they are yet to be written, or nil
+
+-- The capacity of a ring for so many stamps, of a limit at most.
+local function ringFor(stamps, limit)
+  local size = RING
+  while size < stamps do size = 2 * size end
+  return min(size, limit)
+end
 
 -- ring is where the ring lies in the state, capacity how many stamps it holds,
 -- length how many it has, place where the next one goes, and newest the last.
 local function slidingLog(unit, limit, window)
-  local ring, capacity, length, place, newest
+  local ring, capacity, most, length, place, newest -- most: stamps that it may keep
   local instants, upTo, added -- what landed in this call, in runs
   local rule = {}
 
   function rule.load(words, at, _, ringAt, stamps)
     length, place, newest = parse('>I7I7I7', words, at)
-    ring, capacity, instants, upTo, added = ringAt, stamps, {}, {}, 0
+    ring, capacity, most, instants, upTo, added = ringAt, stamps, max(limit, stamps), {}, {}, 0
   end
 
   -- The stamp after which so many newer ones came, nil where there are fewer.
@@ -43,10 +52,10 @@ local function slidingLog(unit, limit, window)
   end
 
   function rule.land(at, n)
-    if n > capacity then n = capacity end
+    if n > most then n = most end
     added = added + n
     instants[#instants + 1], upTo[#upTo + 1] = at, added
-    length, place, newest = min(capacity, length + n), (place + n) % capacity, at
+    length, place, newest = min(most, length + n), (place + n) % capacity, at
   end
 
   function rule.used(now)
@@ -68,6 +77,22 @@ local function slidingLog(unit, limit, window)
   function rule.expires()
     local lands = lastLanding(unit)
     return lands and lands + window or rule.fresh(0)
+  end
+
+  function rule.grows() return length > capacity end
+
+  -- Takes the bytes of the ring and where it will lie. Answers its capacity and its bytes,
+  -- in a larger one if it grows.
+  function rule.grow(bytes, ringAt)
+    ring = ringAt
+    if length > capacity then
+      local old, first = max(0, length - added), 7 * ((place - added) % capacity)
+      bytes = sub(bytes, first + 1) .. sub(bytes, 1, first)
+      capacity = ringFor(length, most)
+      bytes = sub(bytes, #bytes - 7 * old + 1) .. rep('\0', 7 * (capacity - old))
+      place = (old + added) % capacity
+    end
+    return capacity, bytes
   end
 
   function rule.words() return pack('>I7I7I7', length, place, newest) end

@@ -5,8 +5,8 @@
 -- The body is a head of fixed size, the units on their way and the words of each
 -- tier (so far the front, whose size the plan tells), and then the queues: groups
 -- of each tier, slots, pool, leases, readings, whose lengths the front tells. A state with
--- rings is as long from its first day as it may become, because Redis doubles a
--- string that grows; what lies behind its body means nothing.
+-- rings has a reserve behind its body, because Redis doubles a string that grows; what lies
+-- there means nothing. When a ring grows, all is written anew.
 
 local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, crowd, pause,
 -- epoch, flags, exact, the numbers of slots, of the pool's entries, of leases (since format 4 of
@@ -46,17 +46,31 @@ local function ringsIn(raw, at, logs)
   local list, size = {}, 0
   for i = 1, #logs do
     list[i] = parse('>I7', raw, at + 7 * (i - 1))
-    if list[i] < logs[i] then return nil end
+    local doubled = 1 -- a ring that still grows has so many stamps
+    while doubled < min(list[i], logs[i]) do doubled = 2 * doubled end
+    if list[i] < logs[i] and list[i] ~= doubled then return nil end
     size = size + 7 * list[i]
   end
   return list, size
 end
 
+-- Has all be written anew, with these rings.
+local function setImage(rings)
+  local sizes = {}
+  for i = 1, #capacities do sizes[i] = pack('>I7', capacities[i]) end
+  ringsAt = #plan.start + 7 * #capacities
+  image = plan.start .. concat(sizes) .. concat(rings)
+end
+
 local function begin(logs)
   state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. rep('\0', plan.front - HEAD), 1
-  image, capacities = plan.start, logs
-  for i = 1, #logs do image = image .. pack('>I7', logs[i]) end
-  for i = 1, #logs do image = image .. rep('\0', 7 * logs[i]) end
+  local rings = {}
+  capacities = {}
+  for i = 1, #logs do
+    capacities[i] = ringFor(0, logs[i])
+    rings[i] = rep('\0', 7 * capacities[i])
+  end
+  setImage(rings)
 end
 
 -- What a state was kept for, if that was another plan or the format was: the plan, the words
