@@ -62,7 +62,7 @@ func joinScript() string {
 					constants[names], line = "("+value+")", ""
 				}
 			}
-			writeOut(&parts, line, constants)
+			writeOut(&parts, strings.TrimLeft(line, " "), constants)
 			parts.WriteByte('\n')
 		}
 	}
