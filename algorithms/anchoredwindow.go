@@ -85,6 +85,16 @@ func (r *anchoredWindow) prove(l *Ledger, since, by int64) {
 	}
 }
 
+// proveLanded is prove for a request that landed between two instants.
+func (r *anchoredWindow) proveLanded(l *Ledger, first, last int64) {
+	for groups := *l.ring(r.site); len(groups) > 0; groups = groups[2:] {
+		if groups[0] >= first { // the request, or one of which a response has told, landed by then
+			r.prove(l, first-1, min(last, groups[0]))
+			return
+		}
+	}
+}
+
 func (r *anchoredWindow) used(l *Ledger, now Moment) int64 {
 	if r.closed(l, now) <= now.At && l.aloft(r.unit) == 0 {
 		return 0

@@ -153,7 +153,7 @@ func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight
 	}
 	if guard == 0 {
 		l.landCost(now, cost, held)
-		l.prove(now.At, now.At, cost, held)
+		l.prove(now.At, cost, held)
 		return Landed
 	}
 	return l.depart(now.At, min(max(guard, 1<<l.plan.grain), maxWindowUS), cost, held)
@@ -192,12 +192,12 @@ func (l *Ledger) start(now Moment, cost []int64) {
 	}
 }
 
-// prove tells anchored windows that a request has arrived by an instant, but for estimates
-// where those are open. It was admitted no sooner than since, or landed later.
-func (l *Ledger) prove(since, by int64, cost []int64, open bool) {
+// prove tells anchored windows that a request has arrived by now, but for estimates where
+// those are open.
+func (l *Ledger) prove(now int64, cost []int64, open bool) {
 	for _, r := range l.plan.anchored {
 		if cost[r.unit] > 0 && !(open && l.plan.estimated[r.unit]) {
-			r.prove(l, since, by)
+			r.prove(l, now, now)
 		}
 	}
 }
@@ -262,9 +262,15 @@ func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
 	}
 	if l.alight(f, cost) {
 		l.landCost(now, cost, true)
+		l.prove(now.At, cost, true)
+		return
 	}
-	first := int64(f) << l.plan.grain // of the instants at which it may have landed
-	l.prove(first-1, min(now.At, first+1<<l.plan.grain-1), cost, true)
+	first := int64(f) << l.plan.grain // of the instants at which it landed
+	for _, r := range l.plan.anchored {
+		if cost[r.unit] > 0 && !l.plan.estimated[r.unit] {
+			r.proveLanded(l, first, first+1<<l.plan.grain-1)
+		}
+	}
 }
 
 // Cancel says that the request was never sent and gives back what it was
