@@ -21,8 +21,8 @@ import (
 // admitted in their order. Call it once and keep what it returns: another one has a
 // queue of its own. The Status has the tiers of all, the inner ones first.
 //
-// With stores on a server an admission takes a few round trips one after the other, and
-// what was charged for a request that another scope then refuses is refunded.
+// With stores on a server an admission takes two round trips or more, one after the other,
+// and what was charged for a request that another scope then refuses is refunded.
 func (l *Limiter) Within(outer *Limiter) *Limiter {
 	switch {
 	case l.err != nil:
@@ -63,6 +63,11 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if l.joins() {
+		if cost, err := t.compile(&d); err == nil && !t.isFree(cost) {
+			return l.join(ctx, s, t, d, a)
+		}
+	}
 	giveUp, err := s.giveUp(t, &d)
 	if err != nil {
 		return err
@@ -97,7 +102,7 @@ func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand, 
 	}
 	r := store.Request{Cost: cost, Held: d.held, Guard: s.guardOf(&d, t), WaitSpec: t.fresh(ctx)}
 	decision, charges, err := l.step(ctx, t, r, d, func(around *admitted) error {
-		_, err := l.outer.tryNow(ctx, d.hold(), around)
+		_, err := l.outer.tryNow(ctx, d.refund(), around)
 		return err
 	})
 	if err == nil && decision.Verdict == store.Admitted {
@@ -121,7 +126,7 @@ func (l *Limiter) ask(ctx context.Context, t *terms, r store.Request, d demand) 
 	}
 	defer cancel()
 	decision, outer, err := l.step(limited, t, r, d, func(around *admitted) error {
-		return l.outer.admit(limited, d.hold(), around)
+		return l.outer.admit(limited, d.refund(), around)
 	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		return store.Decision{Tier: -1}, nil, nil // the queue finds that it is late
@@ -172,8 +177,8 @@ func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand,
 	return decision, append([]charge{around.charge}, around.outer...), nil
 }
 
-// hold returns the demand as one whose charge can be refunded.
-func (d demand) hold() demand {
+// refund returns the demand as one whose charge can be refunded.
+func (d demand) refund() demand {
 	d.held, d.refundable = true, true
 	return d
 }
@@ -199,7 +204,14 @@ func (l *Limiter) foresee(ctx context.Context, d *demand, giveUp time.Time) erro
 
 func (s *scope) foresee(ctx context.Context, d *demand, giveUp time.Time) error {
 	var refused *queue.Final
-	t, decision, err := s.tryDry(ctx, d)
+	t, decision, err := s.terms.Load(), store.Decision{}, error(nil)
+	if t.reserves && !t.hasBudget() {
+		if _, err := t.compile(d); err != nil {
+			return err
+		}
+	} else {
+		t, decision, err = s.tryDry(ctx, d)
+	}
 	if errors.As(err, &refused) {
 		return refused.Err
 	}
@@ -219,16 +231,25 @@ func (s *scope) foresee(ctx context.Context, d *demand, giveUp time.Time) error 
 // config is that of the queue of a nested Limiter.
 func (l *Limiter) config(t *terms) queue.Config {
 	c := l.scope.Load().config(t)
-	c.Quota = chained{t.quota, t.plan, l}
+	nested := chained{t.quota, t.plan, l}
+	if c.Quota = nested; l.joins() {
+		c.Quota = joined{nested, t.quota.(store.Joiner)}
+	}
 	return c
 }
 
 // A chained quota has its watchers watch the outer quotas too, whose pauses hold up
-// the same callers. It never reserves ahead: see Limiter.step.
+// the same callers.
 type chained struct {
 	store.Quota
 	plan    *algorithms.Plan // of the quota, in whose units the queue's costs are
 	limiter *Limiter
+}
+
+// A joined quota reserves ahead: see Limiter.join.
+type joined struct {
+	chained
+	store.Reserver
 }
 
 func (c chained) Watch(changed func(store.Change, time.Duration)) (stop func()) {

@@ -395,6 +395,11 @@ func (c *compiled) compile(d *demand) ([]int64, error) {
 // isOne reports whether a cost is that of one request, without a look at it.
 func (c *compiled) isOne(cost []int64) bool { return &cost[0] == &c.one[0] }
 
+// hasBudget reports whether any tier refuses rather than makes wait.
+func (c *compiled) hasBudget() bool {
+	return slices.ContainsFunc(c.plan.Tiers(), func(t Tier) bool { return t.Budget })
+}
+
 // isFree reports whether a cost charges nothing, neither now nor when it is settled.
 func (c *compiled) isFree(cost []int64) bool {
 	return !c.estimates && !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 })

@@ -72,6 +72,10 @@ type demand struct {
 	sendBy time.Time // it must have arrived then; zero for never
 	since  time.Time // when it first asked, for its place in a line; zero for now
 
+	// For a nested request that holds a time in another scope:
+	trip      time.Duration // how long it takes to ask the others; zero for any other request
+	notBefore time.Time     // the earliest time that is of use
+
 	refundable bool // the charge is one of several scopes', and may be given back
 }
 
@@ -103,8 +107,10 @@ func (s *scope) admit(ctx context.Context, t *terms, d *demand, c *charge) error
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if _, err := s.tryNow(ctx, t, d, c); err != nil || c.scope != nil {
-		return err
+	if d.trip == 0 {
+		if _, err := s.tryNow(ctx, t, d, c); err != nil || c.scope != nil {
+			return err
+		}
 	}
 	return s.wait(ctx, t, d, c)
 }
@@ -259,6 +265,7 @@ func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error
 			return charge{}, err
 		}
 		ticket.Request = store.Request{Cost: cost, Held: w.demand.held, Guard: s.guardOf(&w.demand, t)}
+		w.demand.hold(t, &ticket)
 		if w.ask != nil {
 			ticket.Ask = func(ctx context.Context, r store.Request) (store.Decision, error) { return w.ask(ctx, t, r) }
 		}

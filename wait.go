@@ -44,6 +44,7 @@ type Limiter struct {
 	key   string // in the group
 	outer *Limiter
 	own   line  // of a Limiter inside others
+	shift shift // where those wait, see Limiter.pair
 	err   error // refuses everything
 }
 

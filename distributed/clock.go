@@ -80,6 +80,17 @@ func (b bounds) when(at int64, got time.Time) (from, to time.Time) {
 	return got.Add(left + b.least - parted), got.Add(left + b.most + parted)
 }
 
+// shows returns what the quota's clock shows at an instant at the earliest, zero if that is not
+// known.
+func (c *clock) shows(at time.Time) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.asOf.IsZero() {
+		return 0
+	}
+	return micros(at.Sub(beginning) - c.bound.most)
+}
+
 // width returns how well the quota's clock is known after a trip that takes so long.
 func (c *clock) width(trip time.Duration) time.Duration {
 	c.mu.Lock()

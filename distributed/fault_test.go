@@ -258,6 +258,7 @@ func TestFaults(t *testing.T) {
 		{"shares know", sharesKnow},
 		{"shares of permits", sharesOfPermits},
 		{"shares of scopes", sharesOfScopes},
+		{"shares of scopes, waited for", sharesOfScopesWaited},
 		{"scopes given up", scopesGivenUp},
 		{"settled while away", settledWhileAway},
 	} {
@@ -698,6 +699,39 @@ func sharesOfScopes(t *testing.T) {
 	}
 	if alone != 8 {
 		t.Errorf("Allow was true %d times, want 8: 10 in one scope and 8 in the other", alone)
+	}
+}
+
+// The same for callers that wait: what is held in one scope while the other has no room is
+// taken back.
+func sharesOfScopesWaited(t *testing.T) {
+	s := redistest.Start(t)
+	store := distributed.New(s.Client(), distributed.Options{Outage: distributed.Outage{Workers: 1}})
+	inner := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: slow}, store)
+	outer := limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerHour(8)}, Guard: slow}, store)
+	l := inner.Within(outer)
+	s.Kill()
+	ctx, cancel := context.WithTimeout(context.Background(), 4*sec)
+	defer cancel()
+	var alone atomic.Int64
+	var callers sync.WaitGroup
+	for range 12 {
+		callers.Go(func() {
+			if l.Wait(ctx) == nil {
+				alone.Add(1)
+			}
+		})
+	}
+	callers.Wait()
+	if n := alone.Load(); n != 8 {
+		t.Errorf("%d were admitted, want 8: 10 in one scope and 8 in the other", n)
+	}
+	left := 0
+	for inner.Allow() {
+		left++
+	}
+	if left != 2 {
+		t.Errorf("the scope of 10 has %d left, want 2", left)
 	}
 }
 

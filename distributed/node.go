@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/store"
 )
 
 const (
@@ -74,12 +76,13 @@ func (c *call) keys(command, script string) []any {
 type trip struct {
 	calls     []*call
 	lane      *lane
-	givesBack bool          // the next trip of the key travels with it, so that it is given what is free
-	aim       func(int)     // called with how many calls are in flight when the trip is sent, if not nil: it sets what follows
-	at        int           // where in the arguments the last two of these are
-	good      time.Duration // for how long what it reserves is good
-	reply     time.Duration // how long after the call what is reserved for now is good for as long, since the reply takes that
-	guard     time.Duration // that, and the requests' way to the provider; zero with NoGuard
+	givesBack bool                      // the next trip of the key travels with it, so that it is given what is free
+	aim       func(int)                 // called with how many calls are in flight when the trip is sent, if not nil: it sets what follows
+	at        int                       // where in the arguments the last two of these are
+	good      time.Duration             // for how long what it reserves is good
+	reply     time.Duration             // how long after the call what is reserved for now is good for as long, since the reply takes that
+	guard     time.Duration             // that, and the requests' way to the provider; zero with NoGuard
+	notBefore map[*store.WaitSpec]int64 // of requests that are not for now, when they are sent at the earliest, by the quota's clock
 	sent, got time.Time
 	done      func(error) // called once: when the trip is over, or after Options.Timeout with an error
 	late      func()      // if not nil, told of a trip that ended well after that

@@ -113,7 +113,7 @@ func (s *share) book(requests []store.Request, err error) ([]store.Decision, err
 		switch {
 		case at <= m.At && r.MaxWait == onlyAsked: // nobody is charged
 		case at <= m.At:
-			s.ledger.Charge(m, r.Cost, 0, r.Held)
+			b.Flight = s.ledger.Charge(m, r.Cost, 0, r.Held)
 			for u, n := range r.Cost {
 				s.owed[u] += n
 			}
@@ -155,6 +155,21 @@ func (s *share) charge(got []store.Decision) {
 	for _, b := range got {
 		if b.Verdict == store.Admitted {
 			s.ledger.Charge(moment(b.Reservation.Start), b.Reservation.Cost, 0, false)
+		}
+	}
+}
+
+// cancel takes back what was not sent.
+func (s *share) cancel(b store.Decision, cost []int64) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	inTime := s.ledger.Cancel(moment(time.Now()), b.Flight, cost)
+	for u, n := range cost {
+		if inTime || s.ledger.Plan().Estimated(u) {
+			s.owed[u] = max(0, s.owed[u]-n)
 		}
 	}
 }

@@ -31,6 +31,7 @@ const (
 	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
 	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
 	nextTrip    = time.Millisecond       // what is given back waits so long for a trip of its key
+	mostAhead   = time.Second            // how long after a call a request is sent at the earliest, at most; the script's MOST_AHEAD
 	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
 	beforeEnd   = 125 * time.Millisecond // how long before a pause ends it is asked again at most; less than the script's SOON
 	never       = -1                     // an instant in a reply, a bound in a call
@@ -96,7 +97,7 @@ func (s *state) of(generation int64) int64 { return generation + s.setbacks }
 
 var (
 	_ store.Quota      = (*quota)(nil)
-	_ store.Reserver   = (*quota)(nil)
+	_ store.Joiner     = (*quota)(nil)
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Observer   = (*quota)(nil)
 	_ store.Idler      = (*quota)(nil)
@@ -283,7 +284,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 	}
 	t.late = func() {
 		got, _ := q.read(t, requests)
-		q.giveBack(got)
+		q.giveBack(got, true)
 	}
 	q.node.make(t)
 }
@@ -388,9 +389,9 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 			// before those that travel with it.
 			within, floor = q.store.options.Horizon, lastInstant
 		}
-		args := append(q.beginReserve(4+n*(2+len(q.plan.Units()))), max(0, ahead), floor)
+		args := append(q.beginReserve(4+n*(4+len(q.plan.Units()))), max(0, ahead), floor)
 		args = t.aimed(args, func(calls int) { q.aim(t, way, calls) })
-		t.calls = append(t.calls, q.newCall(q.appendRequests(args, requests[:n], within)))
+		t.calls = append(t.calls, q.newCall(q.appendRequests(t, args, requests[:n], within)))
 		requests, ahead = requests[n:], ahead-n
 	}
 	return t
@@ -400,14 +401,49 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 // for the next to be asked for in time.
 func (q *quota) soon() time.Duration { return 2*q.trip() + wellAhead }
 
+// Trip is how long one to Redis usually takes.
+func (q *quota) Trip(ctx context.Context) time.Duration {
+	go q.meet()
+	select {
+	case <-q.node.met:
+	case <-ctx.Done():
+	}
+	return q.trip()
+}
+
+// IsVoid reports whether the reservation is overtaken.
+func (q *quota) IsVoid(d store.Decision) bool { return q.overtaken([]store.Decision{d}) }
+
+// notBefore returns what the quota's clock shows when the request is sent at the earliest, zero
+// if that does not matter or the clock is not known.
+func (q *quota) notBefore(r store.Request) int64 {
+	if r.NotBefore.IsZero() {
+		return 0
+	}
+	return q.clock.shows(r.NotBefore)
+}
+
 // appendRequests writes equal requests once, and how those yield that do.
-func (q *quota) appendRequests(args []any, requests []store.Request, most time.Duration) []any {
+func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, most time.Duration) []any {
+	last := int64(0)
 	for i := 0; i < len(requests); {
 		r, n := requests[i], 1
 		within := min(r.MaxWait, most)
 		yields := r.YieldFor > 0
-		for i+n < len(requests) && min(requests[i+n].MaxWait, most) == within && (requests[i+n].YieldFor > 0) == yields && slices.Equal(requests[i+n].Cost, r.Cost) {
+		for i+n < len(requests) && requests[i+n].NotBefore.Equal(r.NotBefore) &&
+			min(requests[i+n].MaxWait, most) == within && (requests[i+n].YieldFor > 0) == yields && slices.Equal(requests[i+n].Cost, r.Cost) {
 			n++
+		}
+		if before := q.notBefore(r); before != last {
+			args, last = append(args, 0, before), before
+		}
+		if last != 0 {
+			if t.notBefore == nil {
+				t.notBefore = make(map[*store.WaitSpec]int64)
+			}
+			for _, r := range requests[i : i+n] {
+				t.notBefore[r.WaitSpec] = last
+			}
 		}
 		if yields {
 			args = append(args, -n)
@@ -594,7 +630,8 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 	switch {
 	case what < -1:
 		*a = store.Reservation{Told: t.got, Start: to, End: from.Add(t.good), At: at, Cost: r.Cost, Guard: t.guard, State: h.state}
-		if early := h.now + micros(t.reply) - at; early > 0 {
+		before := min(t.notBefore[r.WaitSpec], h.now+micros(mostAhead))
+		if early := max(h.now+micros(t.reply), before) - at; early > 0 {
 			a.End = a.End.Add(microseconds(early))
 			if a.Guard > 0 {
 				a.Guard += microseconds(early)

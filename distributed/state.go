@@ -64,7 +64,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 	t := new(trip)
 	args := t.aimed(append(q.beginReserve(7), 0, 0), func(calls int) { q.aim(t, r.Guard, calls) })
 	var got []store.Decision
-	_, err := q.call(context.Background(), t, q.appendRequests(args, requests, 0))
+	_, err := q.call(context.Background(), t, q.appendRequests(t, args, requests, 0))
 	if err == nil {
 		got, err = q.read(t, requests)
 	}
@@ -487,7 +487,10 @@ func (q *quota) watched() bool {
 
 // Cancel gives back what nobody will use: the permits, and the times. What has expired shows
 // how late callers wake up.
-func (q *quota) Cancel(bookings []store.Decision) {
+func (q *quota) Cancel(bookings []store.Decision) { q.takeBack(bookings, true) }
+
+// takeBack is Cancel, which lends times to come.
+func (q *quota) takeBack(bookings []store.Decision, lends bool) {
 	now := time.Now()
 	for _, b := range bookings {
 		if b.Verdict == store.Admitted {
@@ -504,10 +507,10 @@ func (q *quota) Cancel(bookings []store.Decision) {
 		}
 	}
 	if q.leases == nil {
-		q.giveBack(bookings) // before what is asked for next
+		q.giveBack(bookings, lends) // before what is asked for next
 	} else {
 		q.store.background(func() error { // calls take turns
-			q.giveBack(bookings)
+			q.giveBack(bookings, lends)
 			return nil
 		})
 	}
@@ -523,16 +526,19 @@ func latest(a, b time.Time) time.Time {
 // drop gives back what is held of a booking that will not be used.
 func (q *quota) drop(b store.Decision, cost []int64) {
 	q = q.heir(&cost)
-	q.share.release(cost)
+	if b.Reservation.State == alone {
+		q.share.cancel(b, cost)
+	} else {
+		q.share.release(cost)
+	}
 	q.leases.release(q.plan, cost)
 	q.leases.settle(q.plan, cost, nil, nil)
-	q.share.settle(b, cost, nil)
 }
 
-// giveBack gives times back: those to come for the next one who asks for as much, those
-// that have come by taking the request off its way. It is not tried again: what was
+// giveBack gives times back: those to come for the next one who asks for as much, if they are
+// lent, and any other by taking the request off its way. It is not tried again: what was
 // given back twice would be handed out twice. It blocks for the turn where there are leases.
-func (q *quota) giveBack(bookings []store.Decision) {
+func (q *quota) giveBack(bookings []store.Decision, lends bool) {
 	now := time.Now()
 	newest := q.newest()
 	newest.mu.Lock()
@@ -549,7 +555,7 @@ func (q *quota) giveBack(bookings []store.Decision) {
 		for some := range slices.Chunk(all, mostACall) {
 			n, _ := q.lockNewest(context.Background())
 			op := "u"
-			if n != q {
+			if n != q || !lends && guard > 0 {
 				op = "x"
 			}
 			args := append(n.begin(op, 2+len(some)*(1+len(n.plan.Units()))), generation, micros(guard))
@@ -601,9 +607,9 @@ func (q *quota) Settle(b store.Decision, cost, actual []int64, crossed func([]al
 }
 
 // Return gives back what is held, and in a goroutine that ends with the call, takes the
-// request off its way.
+// request off its way, also if its time is to come: that is so near that nobody else takes it.
 func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error {
-	q.Cancel([]store.Decision{b})
+	q.takeBack([]store.Decision{b}, false)
 	return nil
 }
 

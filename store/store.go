@@ -89,6 +89,16 @@ func (a *Reservation) Expired(now time.Time) bool {
 	return now.After(a.End) || now.Round(0).After(a.End.Round(0))
 }
 
+// A Joiner is a Reserver whose reservations can be held together with those of other
+// quotas, so that a request is charged in all of them at one time.
+type Joiner interface {
+	Reserver
+	// Trip returns how long it usually takes to reserve. It may block for the first trip.
+	Trip(context.Context) time.Duration
+	// IsVoid reports whether a pause, or anything else that voids reservations, came since.
+	IsVoid(d Decision) bool
+}
+
 // A Changer is a Quota whose plan can change while it is in use.
 type Changer interface {
 	// Change replaces the plan of the quota, for all in this process who have opened
@@ -182,6 +192,9 @@ type Request struct {
 type WaitSpec struct {
 	MaxWait time.Duration // for a Reserver: the longest wait that is of use
 	DryRun  bool          // only tell whether it would be admitted: Ready
+
+	// NotBefore is, for a Joiner, the earliest time that is of use. If zero, any time.
+	NotBefore time.Time
 
 	// YieldFor is for how long the request still yields to others, zero if it does not.
 	// Until then a Reserver reserves it some milliseconds ahead at most, and it is admitted

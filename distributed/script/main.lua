@@ -22,7 +22,9 @@
 --               takes, then groups of: count, within (-1: no bound, -2: only asked), cost; or of -count, within, headroom,
 --               soon, turn, cost for requests that yield: they leave so many percent of every
 --               tier's capacity, and are booked so little ahead of time; turn is the instant at
---               which the caller was told last to ask for them, or 0, see turn.lua. Answers runs of
+--               which the caller was told last to ask for them, or 0, see turn.lua. Before a
+--               group may stand 0 and an instant, up to MOST_AHEAD from now: it and the next are not
+--               sent before that, and land so much later. Answers runs of
 --               what, t and count: so many requests are booked at t, of which the first is
 --               the n-th of that instant if what is -1-n (one that was given back: as the
 --               first), the next the one after, and so on. What is 0, t, count, part, limit,

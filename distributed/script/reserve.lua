@@ -3,6 +3,7 @@
 
 local PROBE = 1000000 -- for how long the first request after a pause goes alone unless its process tells that it waits
 local UNGUARDED = 50000 -- how late it may be sent where there is no guard
+local MOST_AHEAD = 1000000 -- how long after the call a request is sent at the earliest, at most
 local SOON = 250000 -- how long before a pause ends requests are reserved behind it
 
 -- How many requests like the last one, up to most, every tier admits at the frontier behind
@@ -33,7 +34,8 @@ function ops.r(op)
   local budgets = op == 'b' and {}
   for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
   local ahead, least, way = argument(), max(held, argument()), argument()
-  sent = now + argument()
+  local heard = now + argument() -- when the reply is in
+  sent = heard
   local near = probing and trying() and 0 or SOON -- then the report of its response decides
   if way > 0 then guard = max(way, grain) end
   local booked, more = false, held < known
@@ -49,6 +51,10 @@ function ops.r(op)
   end
   while more and cursor <= #arguments do
     local count, within = argument(), argument()
+    if count == 0 then
+      sent = max(heard, min(within, now + MOST_AHEAD))
+      count, within = argument(), argument()
+    end
     local yields, headroom, soon, turn = count < 0, 0, 0, 0
     if yields then count, headroom, soon, turn = -count, argument(), argument(), argument() end
     local cost = amounts()

@@ -83,9 +83,10 @@ type waiter struct {
 	class    Class
 	free     bool // see Ticket.Free
 	came     time.Time
-	rank     time.Time     // when an Interactive request would have come that is served next to it
-	giveUpAt time.Time     // the caller gives up; zero for never
-	deadline time.Time     // the earlier of giveUpAt and the context's; zero for never
+	rank     time.Time // when an Interactive request would have come that is served next to it
+	giveUpAt time.Time // the caller gives up; zero for never
+	deadline time.Time // the earlier of giveUpAt and the context's; zero for never
+	hold     Hold
 	wake     chan struct{} // holds one: look again
 	out      atomic.Bool   // it has left the queue, with one of these:
 	decision store.Decision
@@ -151,11 +152,25 @@ type Ticket struct {
 	// quota is paused, and asks again. A store.Reserver is not asked through it. If nil,
 	// Config.Quota's TryAcquire.
 	Ask func(context.Context, store.Request) (store.Decision, error)
+	// A Hold is for quotas that reserve times.
+	Hold
 	// Version is that of the configuration for which the request was made: 0 for that of
 	// New. Under any other it is refused with Stale.
 	Version int
 
 	overslept bool // it had a time, and goes to the head
+}
+
+// A Hold is how a caller waits that needs the same time of several quotas.
+type Hold struct {
+	// Lead is how long before its time the caller goes, which then waits itself.
+	Lead time.Duration
+	// Ahead is how far ahead its time is to be, at least.
+	Ahead time.Duration
+	// NotBefore is the earliest time that is of use. If zero, any time.
+	NotBefore time.Time
+	// AskAt is when to ask for it, for all who are there by then. If zero, at once.
+	AskAt time.Time
 }
 
 // Leave is for a caller that was refused with Moved and does not rejoin.
@@ -244,7 +259,8 @@ func (w *waiter) look() {
 // enter gives a newcomer its place, unless the queue is full or the wait would be too
 // long.
 func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, action, error) {
-	w := &waiter{request: t.Request, try: t.Ask, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp, wake: make(chan struct{}, 1)}
+	w := &waiter{request: t.Request, try: t.Ask, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
+		hold: t.Hold, wake: make(chan struct{}, 1)}
 	if d, ok := ctx.Deadline(); ok && (t.GiveUp.IsZero() || d.Before(t.GiveUp)) {
 		w.deadline = d
 	}
@@ -285,7 +301,7 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 
 // rank returns when an Interactive request would have come that is served next to w.
 // Where times are reserved, which are for what the first waiters cost in their order, a
-// newcomer of another cost is served behind them.
+// newcomer of another cost, or to whom not every time is of use, is served behind them.
 func (q *Queue) rank(w *waiter) time.Time {
 	rank := q.naturalRank(w)
 	if q.reserver == nil {
@@ -299,7 +315,7 @@ func (q *Queue) rank(w *waiter) time.Time {
 		return rank // behind all of them
 	}
 	for n := len(q.reserved) + len(q.asking); n > 0 && timed != nil; n-- {
-		if !timed.before(rank, math.MaxUint64) && !equal(timed.request.Cost, w.request.Cost) {
+		if !timed.before(rank, math.MaxUint64) && (!w.hold.NotBefore.IsZero() || !equal(timed.request.Cost, w.request.Cost)) {
 			if last := q.waiters.at(len(q.reserved) + len(q.asking) - 1); last != nil {
 				return last.rank
 			}
@@ -332,7 +348,10 @@ func (q *Queue) add(w *waiter) {
 // spec returns how a waiter's request waits from now on. A Batch one yields until it
 // has waited for Aging.
 func (q *Queue) spec(w *waiter, now time.Time) *store.WaitSpec {
-	s := &store.WaitSpec{MaxWait: max(0, w.timeLeft(now))}
+	s := &store.WaitSpec{MaxWait: max(0, w.timeLeft(now)), NotBefore: w.hold.NotBefore}
+	if w.hold.Ahead > 0 {
+		s.NotBefore = now.Add(w.hold.Ahead)
+	}
 	if old := w.came.Add(q.config.Aging); w.class == Batch && old.After(now) {
 		s.YieldFor, s.Headroom = old.Sub(now), int64(q.config.Headroom)
 	}
@@ -360,7 +379,7 @@ func (q *Queue) step(w *waiter) action {
 
 func (q *Queue) next(w *waiter) action {
 	now := time.Now()
-	if len(q.reserved) > 0 && !q.reserved[0].Reservation.Start.After(now) {
+	if q.goes(now) {
 		q.settle(now, w)
 	}
 	nap := forever
@@ -374,7 +393,7 @@ func (q *Queue) next(w *waiter) action {
 		q.settle(now, nil)
 		return action{nap: forever}
 	case len(q.reserved) > 0 && w == q.waiters.first():
-		nap = q.reserved[0].Reservation.Start.Sub(now)
+		nap = q.reserved[0].Reservation.Start.Sub(now) - w.hold.Lead
 	case len(q.asking) == 0 && w == q.untimed() && q.moving == 0:
 		nap = q.due(w).Sub(now)
 	}
@@ -459,7 +478,7 @@ func (q *Queue) take(w *waiter) {
 // place, and wakes those who have to look at the clock anew, except self.
 func (q *Queue) settle(now time.Time, self *waiter) {
 	unused := q.match(now)
-	for len(q.reserved) > 0 && !q.reserved[0].Reservation.Start.After(now) {
+	for q.goes(now) {
 		d := q.reserved[0]
 		q.reserved = q.reserved[1:]
 		q.admit(q.waiters.first(), d)
@@ -479,6 +498,12 @@ func (q *Queue) settle(now time.Time, self *waiter) {
 	if len(unused) > 0 {
 		q.reserver.Cancel(unused)
 	}
+}
+
+// goes reports whether the time has come that is reserved for the first waiter.
+func (q *Queue) goes(now time.Time) bool {
+	first := q.waiters.first()
+	return first != nil && len(q.reserved) > 0 && !q.reserved[0].Reservation.Start.After(now.Add(first.hold.Lead))
 }
 
 // isFull reports whether the last waiter has to leave. While it is not known that those

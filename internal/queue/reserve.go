@@ -29,6 +29,9 @@ func (q *Queue) due(w *waiter) time.Time {
 	if (w == q.replied || q.outage != nil) && !q.lastReplyAt.Before(due) { // asked since, and refused
 		return q.nextAskAt
 	}
+	if w.hold.AskAt.After(due) {
+		due = w.hold.AskAt
+	}
 	return due
 }
 
@@ -245,6 +248,9 @@ func (q *Queue) unavailable(ended error) *Refusal {
 	return &Refusal{Reason: Unavailable, Tier: -1, Cause: fmt.Errorf("%w: %w", ended, q.outage)}
 }
 
+// isBefore reports whether a reserved time ends too early to be of use to the waiter.
+func (w *waiter) isBefore(r *store.Reservation) bool { return !w.hold.NotBefore.Before(r.End) }
+
 // match keeps the times that fit: each for the first waiter behind the last one matched,
 // if its cost is equal. It refuses waiters which that makes late.
 func (q *Queue) match(now time.Time) (unused []store.Decision) {
@@ -259,7 +265,7 @@ func (q *Queue) match(now time.Time) (unused []store.Decision) {
 			w = w.next()
 			q.expel(late, &Refusal{Reason: Late, Tier: d.Tier, Wait: d.Reservation.Start.Sub(now), Ahead: len(kept)})
 		}
-		if w == nil || d.Reservation.Expired(now) || !equal(d.Reservation.Cost, w.request.Cost) {
+		if w == nil || d.Reservation.Expired(now) || !equal(d.Reservation.Cost, w.request.Cost) || w.isBefore(d.Reservation) {
 			unused = append(unused, d)
 			continue
 		}

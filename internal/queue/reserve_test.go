@@ -362,3 +362,45 @@ func TestReserverAsksForMore(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// TestReserverHold: a caller that holds times of other quotas goes so long before its own,
+// asks when it is told to, and is given no time that ends before the others begin.
+func TestReserverHold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(Config{Quota: quota})
+		begin := time.Now()
+		first := ticket()
+		first.Lead, first.Ahead = 20*ms, 30*ms
+		a := join(q, first)
+		question := quota.next(t)
+		if at := question.requests[0].NotBefore; !at.Equal(begin.Add(30 * ms)) {
+			t.Errorf("asked for a time from %v on", at.Sub(begin))
+		}
+		question.done(quota.at(question, 100*ms), nil)
+		<-a.done
+		if at := a.end.Sub(begin); a.err != nil || at != 80*ms {
+			t.Errorf("it went after %v, %v", at, a.err)
+		}
+
+		second := ticket()
+		second.NotBefore, second.AskAt = begin.Add(200*ms), begin.Add(90*ms)
+		b := join(q, second)
+		if quota.unanswered() != 0 {
+			t.Error("asked before AskAt")
+		}
+		c := join(q, second)
+		time.Sleep(10 * ms)
+		question = quota.next(t)
+		if len(question.requests) != 2 || !question.requests[1].NotBefore.Equal(second.NotBefore) {
+			t.Errorf("asked for %+v", question.requests)
+		}
+		question.done(quota.at(question, 10*ms, 100*ms), nil) // the first is over before 200 ms
+		<-b.done
+		if at := b.end.Sub(begin); b.err != nil || at != 190*ms || len(quota.canceled) != 1 {
+			t.Errorf("it went after %v, %v, %d canceled", at, b.err, len(quota.canceled))
+		}
+		c.cancel()
+		<-c.done
+	})
+}

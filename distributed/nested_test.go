@@ -1,0 +1,186 @@
+package distributed_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/calls"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A nestedFleet is three processes of eight callers that send for two minutes, each request
+// under an inner and an outer quota, or under the slower tiers in one.
+type nestedFleet struct {
+	name         string
+	inner, outer []throttle.Tier
+	flat         []throttle.Tier // the slower ones
+	far          time.Duration   // how much farther one of the processes is
+}
+
+const nestedProcesses, nestedCallers = 3, 8
+
+// A tally is what became of a fleet.
+type tally struct {
+	admitted []int // by process
+	all      int
+	calls    int64 // of the script
+	refused  int   // by providers that count what arrives
+	charged  []int64
+}
+
+// everything counts all that is charged.
+var everything = throttle.Tier{Limit: 100_000, Window: 24 * hour, Algorithm: throttle.SlidingWindow}
+
+func (n nestedFleet) play(t *testing.T, nested bool) (got tally) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer stop()
+		var provider arrivals
+		counter := new(calls.Counter)
+		got.admitted = make([]int, nestedProcesses)
+		var l *throttle.Limiter
+		var wg sync.WaitGroup
+		for i := range nestedProcesses {
+			delay := ms / 2
+			if i == nestedProcesses-1 {
+				delay += n.far
+			}
+			rdb := distant(t, s, func() time.Duration { return delay })
+			rdb.AddHook(counter)
+			redis := distributed.New(rdb, distributed.Options{})
+			if nested {
+				l = limiter(t, throttle.Policy{Name: "inner", Tiers: slices.Concat(n.inner, []throttle.Tier{everything})}, redis).
+					Within(limiter(t, throttle.Policy{Name: "outer", Tiers: slices.Concat(n.outer, []throttle.Tier{everything})}, redis))
+			} else {
+				l = limiter(t, throttle.Policy{Name: "both", Tiers: slices.Concat(n.flat, []throttle.Tier{everything})}, redis)
+			}
+			for range nestedCallers {
+				wg.Go(func() {
+					for l.Wait(ctx) == nil {
+						provider.send(50 * ms)
+						provider.mu.Lock()
+						got.admitted[i]++
+						provider.mu.Unlock()
+					}
+				})
+			}
+		}
+		wg.Wait()
+		got.calls = counter.Count()
+		time.Sleep(sec)
+		status, err := l.Status(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tier := range status.Tiers {
+			if tier.Limit == everything.Limit {
+				got.charged = append(got.charged, tier.Used)
+			}
+		}
+		for _, tier := range slices.Concat(n.inner, n.outer) {
+			got.refused += provider.refused(int(tier.Limit), tier.Window)
+		}
+		got.all = len(provider.at)
+	})
+	return got
+}
+
+// Nested quotas admit what a flat one with the slower tiers does, of which each process has its
+// share. A provider refuses none, what is charged is used but for 2 %, and an admission takes
+// hardly more than twice the calls of a flat one.
+func TestNestedFleets(t *testing.T) {
+	slow := []throttle.Tier{throttle.PerSecond(5), per(20*sec, 60, throttle.SlidingLog)}
+	fast, five, six := []throttle.Tier{throttle.PerSecond(50)}, slow[:1], []throttle.Tier{throttle.PerSecond(6)}
+	for _, far := range []time.Duration{0, 2 * ms, 80 * ms} {
+		for _, n := range []nestedFleet{
+			{name: "the inner is slower", inner: slow, outer: fast, flat: slow},
+			{name: "the outer is slower", inner: fast, outer: slow, flat: slow},
+			{name: "both are as slow", inner: slow, outer: slow, flat: slow},
+			{name: "both are as fast", inner: fast, outer: fast, flat: fast},
+			{name: "each is slower for a while", inner: five, outer: slow[1:], flat: slow},
+			{name: "the inner is a little slower", inner: five, outer: six, flat: five},
+			{name: "the outer is a little slower", inner: six, outer: five, flat: five},
+		} {
+			n.far = far
+			t.Run(fmt.Sprintf("%s, one process is %v away", n.name, far+ms/2), func(t *testing.T) {
+				t.Parallel()
+				flat, nested := n.play(t, false), n.play(t, true)
+				t.Logf("flat %+v, nested %+v", flat, nested)
+				used, least, share := nested.all, 0.97, 0.8
+				if far > 50*ms { // a time that is held counts for the trip to the other quota, too
+					least, share = 0.5, 0.5
+				}
+				if float64(used) < least*float64(flat.all) {
+					t.Errorf("%d are admitted, %d by a flat quota", used, flat.all)
+				}
+				if few := float64(slices.Min(nested.admitted)); few < share*float64(used)/nestedProcesses {
+					t.Errorf("the processes have %v", nested.admitted)
+				}
+				if nested.refused > 0 {
+					t.Errorf("%d are refused", nested.refused)
+				}
+				if far > 50*ms {
+					return
+				}
+				for _, charged := range nested.charged {
+					if float64(charged) > 1.02*float64(used)+2 {
+						t.Errorf("%d are charged, %d were sent", charged, used)
+					}
+				}
+				if got, want := float64(nested.calls)/float64(used), float64(flat.calls)/float64(flat.all); got > 2.5*want {
+					t.Errorf("%.2f calls an admission, %.2f of a flat quota", got, want)
+				}
+			})
+		}
+	}
+}
+
+// What is asked for a time to come is charged at once, may be sent then, and counts until it has
+// arrived; what is asked for with it but for now is not charged for longer.
+func TestNotBefore(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		p := plan(t, 50*ms, per(sec, 2, throttle.SlidingLog))
+		q := quota(t, distributed.New(near(t, s), distributed.Options{}), "ahead", p).(store.Joiner)
+		reserve := func(notBefore ...time.Time) []store.Decision {
+			var requests []store.Request
+			for _, at := range notBefore {
+				requests = append(requests, store.Request{Cost: []int64{1}, Held: true, WaitSpec: &store.WaitSpec{MaxWait: store.Forever, NotBefore: at}})
+			}
+			answers := make(chan []store.Decision, 1)
+			q.Reserve(nil, requests, func(got []store.Decision, err error) {
+				if err != nil {
+					t.Error(err)
+				}
+				answers <- got
+			})
+			return <-answers
+		}
+		if _, err := q.(store.Quota).Status(t.Context()); err != nil { // now its clock is known
+			t.Fatal(err)
+		}
+		at := time.Now().Add(200 * ms)
+		got := reserve(at, time.Time{})
+		ahead, now := got[0].Reservation, got[1].Reservation
+		if ahead.Start.After(time.Now()) || ahead.End.Before(at.Add(5*ms)) || ahead.End.After(at.Add(100*ms)) {
+			t.Errorf("good from %v to %v, asked for %v", ahead.Start, ahead.End, at)
+		}
+		if now.End.After(now.Start.Add(100 * ms)) {
+			t.Errorf("what is for now is good from %v to %v", now.Start, now.End)
+		}
+		if q.IsVoid(got[0]) {
+			t.Error("it is void")
+		}
+		time.Sleep(time.Until(at))
+		if next := reserve(time.Time{})[0].Reservation.Start; next.Before(ahead.End.Add(50*ms + sec - 5*ms)) {
+			t.Errorf("the window after it ends at %v, and the next may be sent at %v", ahead.End.Add(50*ms+sec), next)
+		}
+	})
+}

@@ -1,0 +1,347 @@
+package throttle
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/queue"
+	"github.com/apithrottle/throttle/store"
+)
+
+// joins reports whether the quotas of this scope and of all around it reserve times that
+// can be held together.
+func (l *Limiter) joins() bool {
+	for ; l != nil; l = l.outer {
+		if _, ok := l.terms().quota.(store.Joiner); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// trip returns how long it takes to ask those scopes for a time of which others were asked.
+func (l *Limiter) trip(ctx context.Context) time.Duration {
+	longest, scopes := time.Duration(0), time.Duration(-1)
+	for ; l != nil; l = l.outer {
+		if q, ok := l.terms().quota.(store.Joiner); ok {
+			longest, scopes = max(longest, q.Trip(ctx)), scopes+1
+		}
+	}
+	return scopes * (longest*5/4 + time.Millisecond)
+}
+
+// join admits a request in this scope and in all around it, whose quotas reserve. A caller
+// holds a time in one of them, and asks the others for the same time shortly before it.
+func (l *Limiter) join(ctx context.Context, s *scope, t *terms, d demand, a *admitted) error {
+	giveUp, err := s.giveUp(t, &d)
+	if err != nil {
+		return err
+	}
+	if err := l.outer.foresee(ctx, &d, giveUp); err != nil {
+		return err
+	}
+	part := d.refund()
+	if part.since.IsZero() {
+		part.since = time.Now()
+	}
+	for {
+		part.trip = max(d.trip, l.trip(ctx))
+		got, err := l.pair(ctx, s, part, giveUp)
+		if err != nil {
+			return err
+		}
+		if d.refundable { // the caller holds another time, and waits itself
+			*a = got
+			return nil
+		}
+		err = got.sleep(ctx)
+		if err == nil && !d.held && got.concurrent() { // a policy has changed since
+			err = t.refuse(ErrNeedsPermit, -1, 0)
+		}
+		if err == nil && !got.expired() && !got.void() {
+			if !d.held {
+				got.unhold()
+			}
+			got.landUnguarded()
+			*a = got
+			return nil
+		}
+		got.drop()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// pair reserves one time in this scope and in those around it. The caller waits in one of
+// the two and asks the other for the time that it is given. If that has a later one only, the
+// caller returns its time, and asks again when the other has room: never does it wait for one
+// scope while it holds a time in the other.
+func (l *Limiter) pair(ctx context.Context, s *scope, d demand, giveUp time.Time) (admitted, error) {
+	for unknown := shortestNap; ; {
+		got, late, err := l.tryPair(ctx, s, d, giveUp)
+		if err != nil || got.charged() {
+			return got, err
+		}
+		d.notBefore = time.Time{}
+		if late == 0 {
+			late, unknown = rand.N(unknown), min(longestNap, 2*unknown)
+		} else if late -= 2*d.trip + companions; late <= longestNap {
+			d.notBefore = time.Now().Add(late + 2*d.trip + companions)
+		}
+		if err := nap(ctx, min(late, longestNap)); err != nil {
+			return admitted{}, err
+		}
+	}
+}
+
+// A caller sleeps for so long before it asks again, at least where it is not known when there
+// may be room, and at most.
+const (
+	shortestNap = 2 * time.Millisecond
+	longestNap  = 500 * time.Millisecond
+)
+
+// tryPair is pair, but if the other scope has no room at the time held it returns in how long
+// that may have some. If callers wait elsewhere from now on that is zero.
+func (l *Limiter) tryPair(ctx context.Context, s *scope, d demand, giveUp time.Time) (both admitted, late time.Duration, err error) {
+	around, over := l.shift.get()
+	waiting, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(over, cancel)()
+	hold, err := l.reserve(waiting, s, d, giveUp, around)
+	if err != nil {
+		if over.Err() != nil && ctx.Err() == nil {
+			err = nil
+		} else if err == context.DeadlineExceeded && ctx.Err() == nil { // MaxWait, while the store was asked
+			err = s.terms.Load().refuse(ErrDeadline, -1, 0)
+		}
+		return admitted{}, 0, err
+	}
+	start, end := hold.window()
+	if start.After(d.notBefore) {
+		d.notBefore = start
+	}
+	next, err := l.reserveWith(ctx, s, &hold, d, end.Add(-leastOverlap), !around)
+	switch {
+	case err == nil:
+		l.shift.note(around, false)
+		if around {
+			hold, next = next, hold
+		}
+		return admitted{charge: hold.charge, outer: append([]charge{next.charge}, next.outer...)}, 0, nil
+	case ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
+		return admitted{}, 0, err
+	}
+	var refused *WaitError
+	if errors.As(err, &refused) {
+		late = refused.Wait
+	}
+	if near := late > 0 && late < time.Until(start)+minShift; !near && l.shift.note(around, true) {
+		late = 0
+	}
+	return admitted{}, late, nil
+}
+
+// A shift tells where the callers of a Limiter wait: in its own scope, or in those around it
+// if these are the slower ones.
+type shift struct {
+	mu     sync.Mutex // guards all below
+	around bool
+	score  int                // conflicts, weighed, less admissions
+	over   context.Context    // until the next one; nil before anybody waits
+	end    context.CancelFunc // of over
+}
+
+const (
+	// minShift is how much later the other scope has room where that is a reason for a shift.
+	minShift = 100 * time.Millisecond
+	// A conflict weighs as much as so many admissions. Callers wait elsewhere when conflicts
+	// weigh so much more.
+	conflictWeight       = 16
+	toAround, fromAround = 4 * conflictWeight, 2 * conflictWeight
+)
+
+// get returns where to wait, and a context that ends when that changes.
+func (s *shift) get() (around bool, over context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over == nil {
+		s.over, s.end = context.WithCancel(context.Background())
+	}
+	return s.around, s.over
+}
+
+// note takes note of a conflict or an admission of a caller that has waited there. It reports
+// whether callers wait elsewhere now.
+func (s *shift) note(around, conflict bool) (elsewhere bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case around != s.around:
+		return true
+	case !conflict:
+		s.score = max(0, s.score-1)
+		return false
+	}
+	s.score += conflictWeight
+	if around && s.score < fromAround || !around && s.score < toAround {
+		return false
+	}
+	s.end()
+	s.around, s.score = !around, 0
+	s.over, s.end = context.WithCancel(context.Background())
+	return true
+}
+
+// reserveWith asks for another time that fits the one held, which is given back if there is none.
+func (l *Limiter) reserveWith(ctx context.Context, s *scope, hold *admitted, d demand, bound time.Time, outer bool) (next admitted, err error) {
+	fits := false
+	defer func() {
+		if !fits {
+			hold.refund()
+			hold.leaveOuter(l)
+		}
+	}()
+	if next, err = l.reserve(ctx, s, d, bound, outer); err != nil {
+		return next, err
+	}
+	if fits = next.fits(hold); !fits {
+		next.refund()
+		next.leaveOuter(l)
+		return next, context.DeadlineExceeded // as if the other had been asked too late
+	}
+	return next, nil
+}
+
+// reserve asks for a time in this scope, or in all those around it.
+func (l *Limiter) reserve(ctx context.Context, s *scope, d demand, giveUp time.Time, outer bool) (a admitted, err error) {
+	if !outer {
+		a.charge, err = l.own.wait(ctx, s, waitRequest{demand: d, giveUp: giveUp, config: l.config, explain: l.explain})
+		return a, err
+	}
+	limited, cancel := ctx, func() {}
+	if !giveUp.IsZero() {
+		limited, cancel = context.WithDeadline(ctx, giveUp)
+	}
+	defer cancel()
+	err = l.outer.admit(limited, d, &a)
+	return a, err
+}
+
+// companions is for how long a caller that holds a time waits for others that hold the next
+// ones, so that they ask together.
+const companions = 4 * time.Millisecond
+
+// farTrip is what a trip takes so long that a time that is now is over before it ends.
+const farTrip = 5 * time.Millisecond
+
+// margin is how much longer than its guard a request counts in the scope where callers wait.
+// So that scope is the slower of two that are equal, and the other has room at its times.
+const margin = 5 * time.Millisecond
+
+// hold sets how a request waits that is to be charged in several scopes at one time.
+func (d *demand) hold(t *terms, ticket *queue.Ticket) {
+	if d.trip == 0 {
+		return
+	}
+	ticket.Lead = 2*d.trip + companions
+	if !d.notBefore.IsZero() {
+		ticket.NotBefore, ticket.AskAt = d.notBefore, d.notBefore.Add(-2*d.trip)
+		return
+	}
+	if d.trip > farTrip {
+		ticket.Ahead = 2*d.trip + companions
+	}
+	if guard := cmp.Or(ticket.Guard, t.plan.Guard()); guard > 0 {
+		ticket.Guard = guard + margin
+	}
+}
+
+// window returns from when until when the request may be sent in all scopes that charge it.
+func (a *admitted) window() (start, end time.Time) {
+	a.each(func(c *charge) {
+		r := c.decision.Reservation
+		if c.terms.isFree(c.cost) {
+			return
+		}
+		if r.Start.After(start) {
+			start = r.Start
+		}
+		if end.IsZero() || r.End.Before(end) {
+			end = r.End
+		}
+	})
+	return start, end
+}
+
+// leastOverlap is for how long two reservations have to be good together, so that the caller
+// has time to wake up.
+const leastOverlap = 2 * time.Millisecond
+
+// fits reports whether the two can be sent together.
+func (a *admitted) fits(b *admitted) bool {
+	start, end := a.window()
+	from, to := b.window()
+	if end.IsZero() || to.IsZero() { // one is free
+		return true
+	}
+	if from.After(start) {
+		start = from
+	}
+	if to.Before(end) {
+		end = to
+	}
+	return end.Sub(start) >= leastOverlap
+}
+
+// sleep waits until the request may be sent.
+func (a *admitted) sleep(ctx context.Context) error {
+	start, _ := a.window()
+	return nap(ctx, time.Until(start))
+}
+
+func nap(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// void reports whether a pause voids any of the reservations.
+func (a *admitted) void() (any bool) {
+	a.each(func(c *charge) {
+		q, ok := c.terms.quota.(store.Joiner)
+		any = any || ok && q.IsVoid(c.decision)
+	})
+	return any
+}
+
+// drop gives back a request that is charged in nested scopes, which the caller leaves but
+// for the innermost.
+func (a *admitted) drop() {
+	a.refund()
+	for i := range a.outer {
+		a.outer[i].scope.leave()
+	}
+}
+
+// leaveOuter leaves the scopes of a part of a request but for the scope of the Limiter.
+func (a *admitted) leaveOuter(l *Limiter) {
+	a.each(func(c *charge) {
+		if c.scope != l.scope.Load() {
+			c.scope.leave()
+		}
+	})
+}
