@@ -256,6 +256,9 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		m.observe(args{s.args})
 	}
 	m.wake()
+	if m.turnsEnd <= m.now && m.delayedEnd <= m.now { // they are forgotten
+		m.turnsEnd, m.delayedEnd = 0, 0
+	}
 	head := []int64{m.now, m.gen, m.ttl(), m.epoch, 0, 0}
 	switch {
 	case m.ban > m.now:
