@@ -105,11 +105,16 @@ func TestInputNobodyListens(t *testing.T) {
 	}
 	closed.Close()
 	l := limiter(t, named(throttle.PerSecond(5)), distributed.New(client(t, &redis.Options{Addr: closed.Addr().String()}), distributed.Options{}))
-	ctx, cancel := context.WithTimeout(context.Background(), 300*ms)
-	defer cancel()
-	err = l.Wait(ctx)
-	if !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("%v, want ErrUnavailable, with the context's error", err)
+	for patience := 300 * ms; ; patience *= 2 { // a busy machine may not have asked yet
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		err = l.Wait(ctx)
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("%v, want the context's error", err)
+		}
+		if errors.Is(err, throttle.ErrUnavailable) || patience > 10*sec {
+			break
+		}
 	}
 	says(t, "nobody listens", err, "refused", `policy "vendor api"`)
 	if l.Allow() {
