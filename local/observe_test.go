@@ -23,7 +23,7 @@ type trip struct {
 
 	sent, got time.Time // when it was admitted, and the response came
 	refused   bool
-	over      bool // more was counted than the response could report
+	vague     bool // more was counted than the response could report, or another may have left the window meanwhile
 }
 
 // A rollingAPI counts requests over any window, and reports with each how many there are. Of
@@ -76,7 +76,7 @@ func (p *rollingAPI) arrive(t *trip) (used int) {
 		p.accepted, p.counted = append(p.accepted, now), append(p.counted, now)
 		return used + 1
 	}
-	t.refused, t.over = true, used > p.limit
+	t.refused, t.vague = true, used > p.limit
 	p.refused = append(p.refused, now)
 	return p.limit
 }
@@ -209,13 +209,8 @@ func (p *rollingAPI) known(of *trip) (event int) {
 		busy = max(busy, t.answered)
 	}
 	for _, k := range p.trips {
-		if k.answered > quiet || k.over || k.counted < event {
-			continue
-		}
-		if !slices.ContainsFunc(p.trips, func(t *trip) bool {
-			return t.answered < quiet && !t.refused && !t.sent.Add(p.window).After(k.got) && t.got.Add(p.window).After(k.sent)
-		}) {
-			event = k.counted
+		if k.answered < quiet && !k.vague {
+			event = max(event, k.counted)
 		}
 	}
 	return event
@@ -228,6 +223,17 @@ func (p *rollingAPI) unexplained() int {
 	type span struct{ from, to int }
 	var spans []span
 	slices.SortFunc(p.trips, func(a, b *trip) int { return a.asked - b.asked })
+	left := 0 // trips that have left the window by then
+	for _, k := range p.trips {
+		for ; p.trips[left].got.Add(p.window).Before(k.sent); left++ {
+		}
+		for _, t := range p.trips[left:] {
+			if t.sent.Add(p.window).After(k.got) {
+				break
+			}
+			k.vague = k.vague || !t.refused && t.got.Add(p.window).After(k.sent)
+		}
+	}
 	for _, t := range p.trips {
 		if t.refused {
 			spans = append(spans, span{p.known(t), t.counted})
