@@ -103,7 +103,7 @@ func pickFrom[T any](g *rand.Rand, list ...T) T { return list[g.IntN(len(list))]
 func TestReleasesSideBySide(t *testing.T) {
 	t.Parallel()
 	s := real(t)
-	for seed := range uint64(soak.Times(200)) {
+	for seed := range uint64(soak.Times(100)) {
 		g := rand.New(rand.NewPCG(seed, 1))
 		plans := randomReleases(t, g)
 		judges := make([][]*judge, len(plans))
