@@ -20,8 +20,8 @@ var scriptFiles embed.FS
 var scriptParts = []string{
 	"number", "pack", "call", "plan", "queue", "flight",
 	"slidinglog", "slidingwindow", "anchoredwindow", "fixedwindow", "weightedwindow", "gcra", "concurrency",
-	"state", "calendar", "rule", "convert", "lease", "pool", "pause", "reading", "tiers",
-	"pace", "turn", "reserve", "unbook", "status", "charge", "save", "main",
+	"state", "calendar", "rule", "lease", "pool", "pause", "reading", "save", "tail", "tiers", "convert",
+	"pace", "turn", "reserve", "unbook", "status", "charge", "main",
 }
 
 // The parts as a library, and the name by which a server knows it as a script and, with a name
@@ -62,8 +62,10 @@ func joinScript() string {
 					constants[names], line = "("+value+")", ""
 				}
 			}
-			writeOut(&parts, strings.TrimLeft(line, " "), constants)
-			parts.WriteByte('\n')
+			if line = strings.TrimLeft(line, " "); line != "" {
+				writeOut(&parts, line, constants)
+				parts.WriteByte('\n')
+			}
 		}
 	}
 	declare := func(names []string) string { return "local " + strings.Join(names, ", ") + "\n" }

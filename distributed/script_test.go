@@ -97,7 +97,8 @@ func multiply(t *testing.T, s *subject, times int) {
 func value(t *testing.T, s *subject, plan *algorithms.Plan) string {
 	t.Helper()
 	s.begin(plan)
-	for i, st := range []step{step1(3), step1(4), {op: "p", args: []int64{1000, 0, 0, 0, 0}}} {
+	count := step{op: "c", args: slices.Repeat([]int64{5}, len(plan.Tiers()))}
+	for i, st := range []step{step1(3), count, {op: "p", args: []int64{1000, 0, 0, 0, 0}}} {
 		if _, err := s.answer(1_700_000_000_000_000+int64(i)*10_000, st); err != nil {
 			t.Fatal(err)
 		}
@@ -138,8 +139,7 @@ func foreignValues(t *testing.T, s *subject, each int) {
 			refused(foreign, "THROTTLE foreign")
 		}
 		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", "thr3 ", "thr3 \n", "thr4 ", "thr4 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:],
-			v[:head-1] + "+\n" + v[head:], v[:head-1] + "+1\n" + v[head:], v[:head-1] + "+0 1 77 0 1 1 1 0 9000000000000000\n" + v[head:],
-			v[:head-1] + "+0 1 7 0 1 1 1 0 9000000000000000\n" + v[head:]} {
+			v[:head-1] + "+\n" + v[head:], v[:head-1] + "+1\n" + v[head:], v[:head-1] + "+0 1 77 0 1 1 1 0 9000000000000000\n" + v[head:]} {
 			refused(corrupt, "THROTTLE corrupt")
 		}
 		refused("thr5"+v[4:], "THROTTLE version")

@@ -54,6 +54,19 @@ type twin struct {
 	latest                   int64 // when the last lease ends
 	flights                  []algorithms.Flight
 	history                  []pooled // all charges, to be charged again under another plan
+
+	observed bool     // the provider has reported something
+	tail     []pooled // the last charges, each of one request
+	base     *base    // what the others leave, nil where there is no tail
+	closed   bool     // this call adds nothing to the tail
+}
+
+// A base is what a twin knows of all charges but those of the tail.
+type base struct {
+	ledger          algorithms.Ledger
+	frontier, crowd int64
+	flights         []algorithms.Flight
+	history         []pooled
 }
 
 type pooled struct {
@@ -61,6 +74,8 @@ type pooled struct {
 	cost   []int64
 	guard  int64 // until it lands
 	landed bool  // at once
+	good   int64 // of a charge of the tail, the guard itself
+	run    int   // and which of the script's runs it is in
 }
 
 // A lease is what an owner holds, and how it waits.
@@ -105,11 +120,117 @@ func (m *twin) adopt(plan *algorithms.Plan) {
 // change is adopt with what was spent. It is what the script does where the tiers'
 // states do not depend on when the plan changed.
 func (m *twin) change(plan *algorithms.Plan) {
+	m.forget()
 	m.adopt(plan)
-	m.pool, m.changed = nil, true
+	m.pool, m.changed, m.observed = nil, true, false
 	for _, c := range m.history {
 		m.charged(c)
 	}
+	m.replay()
+}
+
+// forget takes the charges of the tail back.
+func (m *twin) forget() {
+	if m.base == nil {
+		return
+	}
+	b := *m.base
+	ledger := b.ledger.Clone()
+	m.ledger, m.frontier, m.crowd = &ledger, b.frontier, b.crowd
+	m.flights, m.history = slices.Clone(b.flights), slices.Clone(b.history)
+}
+
+// replay charges the tail again.
+func (m *twin) replay() {
+	m.base = nil
+	if len(m.tail) == 0 {
+		return
+	}
+	m.advance(m.now)
+	m.keepBase()
+	for _, c := range m.tail {
+		m.charge(c.at, c.guard, c.cost)
+	}
+}
+
+func (m *twin) keepBase() {
+	m.base = &base{m.ledger.Clone(), m.frontier, m.crowd, slices.Clone(m.flights), slices.Clone(m.history)}
+}
+
+// commit charges for good what has come of the tail, or all.
+func (m *twin) commit(all bool) {
+	if all {
+		m.tail, m.base = nil, nil
+	}
+	if len(m.tail) == 0 || m.tail[0].at > m.now {
+		return
+	}
+	m.forget()
+	for len(m.tail) > 0 && m.tail[0].at <= m.now {
+		m.charge(m.tail[0].at, m.tail[0].guard, m.tail[0].cost)
+		m.tail = m.tail[1:]
+	}
+	m.replay()
+}
+
+func (m *twin) mayTrail() bool {
+	return m.until <= m.now && !m.probe && !m.estimates && !m.observed && len(m.plan.Starts(0)) == 0
+}
+
+// book charges, and adds to the tail.
+func (m *twin) book(at, guard, good int64, cost []int64) {
+	n := len(m.tail)
+	joins := n > 0 && m.tail[n-1].at == at
+	switch {
+	case at > m.now && (joins || at > m.frontier+good) && !m.closed && m.mayTrail():
+		if m.base == nil {
+			m.keepBase()
+		}
+		run := 0
+		if n > 0 {
+			run = m.tail[n-1].run
+		}
+		if !joins || m.tail[n-1].guard != guard || m.tail[n-1].good != good || !slices.Equal(m.tail[n-1].cost, cost) {
+			run++
+		}
+		m.tail = append(slices.Clip(m.tail), pooled{at: at, guard: guard, good: good, cost: cost, run: run})
+		runs := make(map[int]bool)
+		for _, c := range m.tail {
+			runs[c.run] = true
+		}
+		if len(runs) > 8 {
+			m.tail, m.base, m.closed = nil, nil, true
+		}
+	case n > 0:
+		m.tail, m.base, m.closed = nil, nil, true
+	}
+	m.charge(at, guard, cost)
+}
+
+// withdraw takes a charge off the end, and what was given back before that.
+func (m *twin) withdraw(at, good int64, cost []int64) bool {
+	takeLast := func(at, good int64, cost []int64) bool {
+		for n := len(m.tail) - 1; n >= 0 && m.tail[n].at == at; n-- {
+			if m.tail[n].good == good && slices.Equal(m.tail[n].cost, cost) {
+				m.tail = slices.Concat(m.tail[:n], m.tail[n+1:])
+				return true
+			}
+		}
+		return false
+	}
+	if !takeLast(at, good, cost) {
+		return false
+	}
+	for len(m.tail) > 0 {
+		last := m.tail[len(m.tail)-1]
+		lent := slices.IndexFunc(m.pool, func(p pooled) bool { return p.at == last.at && p.guard == last.good && covers(p.cost, last.cost) })
+		if lent < 0 {
+			break
+		}
+		m.lend(lent, last.cost)
+		takeLast(last.at, last.good, last.cost)
+	}
+	return true
 }
 
 func (m *twin) moment(at int64) algorithms.Moment {
@@ -220,7 +341,8 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		m.adopt(plan)
 	}
 	before := *m
-	if time < m.wall {
+	stepped := time < m.wall
+	if stepped {
 		m.pool = nil
 	}
 	m.now += max(0, time-m.wall)
@@ -235,6 +357,8 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		return nil, errStale
 	}
 	var own []int64
+	m.closed = false
+	m.commit(stepped || !strings.Contains("rbqu", s.op) || !m.mayTrail())
 	switch s.op {
 	case "r":
 		own = m.reserve(args{s.args})
@@ -542,7 +666,11 @@ func (m *twin) reserve(a args) (out []int64) {
 			if lent >= 0 {
 				m.lend(lent, cost)
 			} else {
-				m.charge(at, flight(at, guard, told, m.plan), cost)
+				good := int64(0)
+				if m.plan.Guard() > 0 {
+					good = max(guard, m.grain())
+				}
+				m.book(at, flight(at, guard, told, m.plan), good, cost)
 			}
 			m.hold(cost)
 			booked, m.first = true, false
@@ -650,6 +778,8 @@ func (m *twin) unbook(a args, lends bool) []int64 {
 	}
 	guard = max(guard, m.grain())
 	m.drain()
+	m.forget()
+	defer m.replay()
 	for len(a.rest) > 0 {
 		at, cost := a.next(), a.cost(len(m.plan.Units()))
 		switch {
@@ -659,7 +789,7 @@ func (m *twin) unbook(a args, lends bool) []int64 {
 			if m.cancel(at+guard, cost) {
 				taken++
 			}
-		case m.giveBack(at, guard, cost):
+		case m.withdraw(at, guard, cost) || m.giveBack(at, guard, cost):
 			taken++
 		}
 	}
@@ -735,6 +865,7 @@ func (m *twin) observe(a args) {
 		m.resets = m.resets || reset > 0
 		tried := m.ledger.Trying(tier)
 		if m.plan.Tiers()[tier].Algorithm != algorithms.Concurrency {
+			m.observed = true
 			m.ledger.Observe(m.moment(m.frontier), algorithms.Observation{
 				Tier: tier, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1, Guard: guard, Reset: reset, Slack: slack, Try: true,
 			})

@@ -3,7 +3,7 @@
 
 function ops.c()
   advance(now)
-  for i = 1, deciding do
+  for i = 1, plan.deciding do
     local amount, rule = argument(), rules[i]
     if amount > 0 then
       if rule.depart then rule.depart(frontier) end

@@ -19,48 +19,50 @@ local MOST_STAMPS = 2 ^ 16 -- a log keeps no more than that beyond its limit
 local HOUR = 3600000000
 local DAY = 86400000000
 
-local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
-
-local function nameOf(p, t)
-  return concat({p[t], p[t + 3], hashOf(p, t), p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
-end
-
--- What tiers have in common that remember the same, whatever they allow.
-local function kindOf(p, t)
-  local algorithm, name = p[t], nameOf(p, t)
-  if isBucket(algorithm) then return name .. ' ' .. text(p[t + 2]) end
-  if algorithm == FIXED or algorithm == WEIGHTED then return name .. ' ' .. text(p[t + 5]) end
-  return name
-end
-
--- The text of the plan with the tiers that are kept for others, and the list of that.
-local function withKept(words, kept)
-  local old, hashes, tiers, unit, has = kept.plan, {}, {}, {}, {}
-  for u = 1, units do unit[plan[4 + u] % ESTIMATE] = u - 1 end
-  for t = 5 + units, #plan, 6 do has[kindOf(plan, t)] = true end
-  for t = 5 + old[3], kept.current and #old or 0, 6 do
-    local i = (t - 5 - old[3]) / 6 + 1 - old.deciding
-    local span = max(HOUR, min(DAY, old[t] == CALENDAR and DAY or old[t + 3]))
-    local ends = i > 0 and old.ends[i] or (divMod(wall, span) + 2) * span
-    if old[t] ~= CONCURRENCY and ends > wall and #tiers < GUESTS and not has[kindOf(old, t)] then
-      local hash = hashOf(old, t)
-      if not unit[hash] then
-        hashes[#hashes + 1] = text(hash)
-        unit[hash] = units + #hashes - 1
-      end
-      tiers[#tiers + 1] = format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f',
-        old[t], unit[hash], old[t + 2], old[t + 3], old[t + 4], old[t + 5], ends)
-    end
-  end
-  if #tiers == 0 then return words end
-  words = words .. '+' .. #hashes .. ' ' .. #tiers .. ' ' .. concat(hashes, ' ') .. ' ' .. concat(tiers, ' ')
-  return words, listOf(words)
-end
-
--- Turns the state of another plan into one of the plan.
-local function convert(kept)
+-- Turns the state of another plan into one of the plan of a text, and turns to that with what is
+-- kept beside it.
+local function convert(words, kept)
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
   local unused = rep('\0', 7 * 4)
+
+  local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
+
+  local function nameOf(p, t)
+    return concat({p[t], p[t + 3], hashOf(p, t), p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
+  end
+
+  -- What tiers have in common that remember the same, whatever they allow.
+  local function kindOf(p, t)
+    local algorithm, name = p[t], nameOf(p, t)
+    if isBucket(algorithm) then return name .. ' ' .. text(p[t + 2]) end
+    if algorithm == FIXED or algorithm == WEIGHTED then return name .. ' ' .. text(p[t + 5]) end
+    return name
+  end
+
+  -- The text of the plan with the tiers that are kept for others, and the list of that.
+  local function withKept()
+    local hashes, tiers, unit, has = {}, {}, {}, {}
+    for u = 1, units do unit[plan[4 + u] % ESTIMATE] = u - 1 end
+    for t = 5 + units, #plan, 6 do has[kindOf(plan, t)] = true end
+    for t = 5 + old[3], kept.current and #old or 0, 6 do
+      local i = (t - 5 - old[3]) / 6 + 1 - old.deciding
+      local span = max(HOUR, min(DAY, old[t] == CALENDAR and DAY or old[t + 3]))
+      local ends = i > 0 and old.ends[i] or (divMod(wall, span) + 2) * span
+      if old[t] ~= CONCURRENCY and ends > wall and #tiers < GUESTS and not has[kindOf(old, t)] then
+        local hash = hashOf(old, t)
+        if not unit[hash] then
+          hashes[#hashes + 1] = text(hash)
+          unit[hash] = units + #hashes - 1
+        end
+        tiers[#tiers + 1] = format('%.0f %.0f %.0f %.0f %.0f %.0f %.0f',
+          old[t], unit[hash], old[t + 2], old[t + 3], old[t + 4], old[t + 5], ends)
+      end
+    end
+    if #tiers == 0 then return words end
+    words = words .. '+' .. #hashes .. ' ' .. #tiers .. ' ' .. concat(hashes, ' ') .. ' ' .. concat(tiers, ' ')
+    return words, listOf(words)
+  end
+  adopt(planOf(withKept()))
 
   -- The rule of an old tier of the calendar, of which this call tells no periods.
   local function oldCalendar(longest, words)
@@ -100,9 +102,11 @@ local function convert(kept)
     words, groups, ring = words + 7 * wordsOf[algorithm], groups + 14 * n, ring + 7 * size
   end
   local leasesAt = groups + 7 * ((1 + old[3]) * lengths.slots + (kept.pooled + old[3]) * lengths.pool)
-  for i, r in ipairs(readRecords(state, leasesAt + 7 * (3 + old[3]) * lengths.leases, lengths.readings, kept.reading)) do
+  local readingsAt = leasesAt + 7 * (3 + old[3]) * lengths.leases
+  for i, r in ipairs(readRecords(state, readingsAt, lengths.readings, kept.reading)) do
     tiers[i].others = r[6] > frontier and r[7] or 0
   end
+  local tailAt = readingsAt + 7 * kept.reading * lengths.readings
   for _, was in ipairs(tiers) do
     was.others = was.others or 0
     was.used = was.rule.concurrent and 0 or was.rule.used(frontier) + was.others
@@ -157,7 +161,7 @@ local function convert(kept)
     stamps = stamps .. rep(pack('>I7', frontier), min(room, kept and was.others or was.used))
     local count = #stamps / 7
     if like then
-      room = max(limit, count - countBefore(stamps, 0, frontier - window + 1) + was.up, deciding < #rules and #was.ring / 7 or 0)
+      room = max(limit, count - countBefore(stamps, 0, frontier - window + 1) + was.up, plan.deciding < #rules and #was.ring / 7 or 0)
     else
       room = max(limit, min(room, max(count + was.up, #was.ring / 7, kept and was.limit or 0)))
     end
@@ -269,14 +273,14 @@ local function convert(kept)
   end
   if same then columns = nil end
   lengths.pool, lengths.leases, lengths.readings = 0, (plan.concurrent or estimates) and lengths.leases or 0, 0
-  local told = retell(leasesAt, lengths.leases, 3)
+  local told, tail = retell(leasesAt, lengths.leases, 3), retell(tailAt, lengths.tail, RUN)
   if kept.pooled == 1 then
     inline, columns = readRecords(told, 1, lengths.leases, 3 + units), nil
     lengths.leases, told = 0, ''
   end
   state = rep('\0', HEAD) .. retell(body + head, 1, 0)
     .. concat(tierWords) .. concat(tierGroups)
-    .. retell(groups, lengths.slots, 1) .. told
+    .. retell(groups, lengths.slots, 1) .. told .. tail
   body, capacities = 1, sizesOfRings
   setImage(tierRings)
 end

@@ -158,7 +158,7 @@ end
 -- what it is to spare, if anything, and the tier that decides it, or -1.
 local function earliest(cost, spare)
   local at, tier = frontier, -1
-  for i = 1, deciding do
+  for i = 1, plan.deciding do
     local n = cost[unitOf[i]]
     if n > 0 then
       if spare then n = n + spare[i] end

@@ -123,14 +123,14 @@ local function renew()
   stood = lease[4] > 0
   lease[1], lease[2] = seq, expiry
   for u = 1, units do
-    local held = u <= told and argument() or 0
+    local held = u <= plan.told and argument() or 0
     open[u], lease[6 + u], lease[6 + units + u] = open[u] + held - (lease[6 + u] or 0), held, lease[6 + units + u] or 0
   end
   leases[3] = max(leases[3], expiry)
   if not waits then leave() end
   if estimates then
     for u = 1, units do
-      settled[u] = settled[u] + (u <= told and argument() or 0)
+      settled[u] = settled[u] + (u <= plan.told and argument() or 0)
       if estimated[u] then aloft[u] = aloft[u] + open[u] end
     end
     advance(now)
@@ -143,7 +143,7 @@ end
 
 -- The tier for which requests of a cost stand in the line, if any.
 local function gateOf(cost)
-  for i = 1, deciding do
+  for i = 1, plan.deciding do
     local u = unitOf[i]
     if cost[u] > 0 and (rules[i].concurrent or estimated[u]) then return i end
   end
@@ -167,7 +167,7 @@ end
 
 -- The first tier that limits what is open and has no room for a cost, if any.
 local function fullFor(cost, spare)
-  for i = 1, deciding do
+  for i = 1, plan.deciding do
     local n = rules[i].concurrent and cost[unitOf[i]] or 0
     if n > 0 and rules[i].earliest(now, n + spare[i]) == NEVER then return i end
   end
@@ -176,7 +176,7 @@ end
 -- What each tier is to spare beside a cost.
 local function sparing(cost, headroom)
   local spare = {}
-  for i = 1, deciding do
+  for i = 1, plan.deciding do
     spare[i] = headroom > 0 and min((divMod(capacity[i] * headroom, 100)), capacity[i] - cost[unitOf[i]]) or 0
   end
   return spare

@@ -46,8 +46,9 @@
 --   b  reserve  how many tiers are budgets, which they are, and then as r. What they have
 --               no room for is not booked: i is the first of them then.
 --   u  unbook   generation, the guard of these requests (0: the plan's), then groups of: t,
---               cost. What is booked for later can be lent, but not with estimates, nor in a
---               pause or before a probe; anything else is canceled. Answers how many of them.
+--               cost. What is booked for later is taken off the end, see tail.lua, or can be
+--               lent, but not with estimates, nor in a pause or before a probe; anything else
+--               is canceled. Answers how many of them.
 --   x  cancel   as u, but nothing is lent: it was decided under another plan.
 --   l  lease    nothing. Only tells what is held, and answers the four numbers of
 --               calendar tiers.
@@ -88,19 +89,14 @@
 local function turnTo(name, words)
   key = name
   adopt(planOf(words))
-  local raw = readStart()
-  local with, list = keptIn(raw)
-  if with then
-    adopt(planOf(with, list))
-    raw = readStart()
+  local problem, old = readState()
+  if old and old.lasts then -- of this plan with what is kept for others
+    adopt(planOf(old.words, old.plan))
+    problem, old = readState()
   end
-  local problem, old = readState(raw)
   if problem then return problem end
   lease, wants, columns, inline = nil, nil, nil, nil
-  if old then
-    adopt(planOf(withKept(words, old)))
-    convert(old)
-  end
+  if old then convert(words, old) end
   problem = loadTiers() or (plan.concurrent or estimates) and renew()
   if problem then return problem end
   probe, probing, held, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
@@ -111,7 +107,10 @@ end
 
 -- Runs an operation on the key.
 local function decide(op)
+  if trail then trail.commit(op ~= 'r' and op ~= 'b' and op ~= 'q' and op ~= 'u') end
+  if trail and op ~= 'u' then trail.look() end
   if ops[op] then ops[op](op) end
+  if trail and op == 'u' then trail.look() end
   if op == 'l' then crossing = true end
   if crossing == nil then return end
   local n = #reply

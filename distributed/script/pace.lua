@@ -11,7 +11,7 @@ local function charged(cost, i, most, latest)
     if n > 0 and j ~= i and (rules[j].depart or admits(j, most * n) > frontier) then return 0 end
   end
   local at, part, limit, step, rest = pace(cost[unitOf[i]])
-  if not at then return 0 end
+  if not at or step > guard and (trail or newTrail({})).may() then return 0 end
   local first, ahead, count = at, part, 0
   local width, s, group = slots.width, (slots.last - 1) * slots.width + 1, nil
   if slots.first <= slots.last then

@@ -31,14 +31,13 @@ local GUESTS = 8 -- tiers are kept for others at most
 local plans, planCount = {}, 0 -- by their text
 local plan -- the list, and what was made of it, see tiers.lua
 local guard, grain, units -- of the plan
-local told, deciding -- how many of its units calls tell of, and how many of its tiers decide
 local estimates, estimated -- whether there are any, and of each unit
 
 -- The next amounts, one for each unit.
 local function amounts()
   local cost = {}
-  for u = 1, told do cost[u] = argument() end
-  for u = told + 1, units do cost[u] = 0 end
+  for u = 1, plan.told do cost[u] = argument() end
+  for u = plan.told + 1, units do cost[u] = 0 end
   return cost
 end
 
@@ -51,8 +50,9 @@ local function numbersIn(words)
   return list
 end
 
--- The numbers of a plan and of what is kept beside it; nil if they can't be. told, deciding
--- and ends are as above, the last of each kept tier.
+-- The numbers of a plan and of what is kept beside it; nil if they can't be. told is how many of
+-- its units calls tell of, deciding how many of its tiers decide, and ends until when each of
+-- the others is kept.
 local function listOf(words)
   local own, plus, kept = string.match(words, '^([%d ]*)(%+?)([%d ]*)$')
   local p = numbersIn(own or '')

@@ -97,7 +97,6 @@ end
 -- What others have used of tier i and the tier does not count, as far as it is proved by the
 -- response to a request of n units, admitted at an instant and in flight for so long.
 local function others(i, used, since, n, way)
-  for k = #readings + 1, #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} end
   local r, window = readings[i], plan[5 + units + 6 * (i - 1) + 3]
   -- What has left its window since the request was sent may have been counted still.
   local own = min(rules[i].used(min(since, frontier)), MOST_USED) + r[7] + left(unitOf[i], way)
@@ -119,13 +118,14 @@ function ops.o()
   advance(now)
   while cursor <= #arguments do
     local i, used, since, n, sure, reset, slack = argument(), argument(), argument(), argument(), argument(), argument(), argument()
-    local rule, u, r = rules[i], unitOf[i], readings[i]
+    local rule, u = rules[i], unitOf[i]
+    for k = #readings + 1, rule.concurrent and 0 or #rules do readings[k] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0} end
+    local r = readings[i]
     local ended = rule.opened and rule.opened(frontier) > since or r and r[9] > since
     used, reset = min(used, capacity[i]), max(0, reset - (frontier - now))
     if not rule.concurrent and not ended then
       local keep = estimated[u] and max(0, used - aloft[u]) or used
       local more = others(i, used, since, n, way)
-      r = readings[i]
       -- The report of a request that was admitted after one had tried is the truth, but for later
       -- units that have landed.
       local decides = r[18] > 0 and since >= r[18]

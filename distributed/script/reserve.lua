@@ -10,7 +10,7 @@ local SOON = 250000 -- how long before a pause ends requests are reserved behind
 -- it, with what each is to spare.
 local function fitting(cost, spare, most)
   local function fits(count)
-    for i = 1, deciding do
+    for i = 1, plan.deciding do
       local n = cost[unitOf[i]]
       if n > 0 and admits(i, count * n + spare[i]) > frontier then return false end
     end
@@ -59,7 +59,7 @@ function ops.r(op)
     if yields then count, headroom, soon, turn = -count, argument(), argument(), argument() end
     local cost = amounts()
     local spare, impossible = sparing(cost, headroom), nil
-    for i = deciding, 1, -1 do
+    for i = plan.deciding, 1, -1 do
       if cost[unitOf[i]] > capacity[i] then impossible = i end
     end
     local gate = lease and gateOf(cost)
@@ -109,12 +109,14 @@ function ops.r(op)
               local most = yields and min(count, may) or at > now and min(count, ahead) or count
               if at == last then
                 run = fitting(cost, spare, most)
-              elseif last and most > 2 and not yields and not probe then
+              elseif last and most > 2 and not yields and not probe and at <= frontier + guard then
                 paced = charged(cost, what, most, min(within == -1 and LATEST or now + within, known - 1, LATEST))
               end
               if paced > 0 then
                 run = paced
+                if trail then trail.flush() end
               else
+                if trail or at > frontier + guard then (trail or newTrail({})).add(at, cost, run) end
                 charge(at, cost, run)
                 what = run - 2 - crowd
               end

@@ -39,10 +39,23 @@ local function growRings()
   setImage(rings)
 end
 
+-- What is saved of the tiers and the slots, as they are now: parts, of which the first two are to
+-- come, frontier, crowd and the number of slots.
+local function settled()
+  growRings()
+  local parts = {'', ''}
+  for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
+  for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
+  for i = 1, #rules do
+    if rules[i].groups then putQueue(parts, rules[i].groups) end
+  end
+  putQueue(parts, slots)
+  return parts, frontier, crowd, slots.last - slots.first + 1
+end
+
 local function save()
   local expiry = expiryOf()
   if lease then saveLeases(expiry) end
-  growRings()
   for i = 1, #readings do
     local words, r = own[i] and own[i].words() or '', readings[i]
     r[10] = own[i] and 1 or 0
@@ -50,17 +63,14 @@ local function save()
   end
 
   local turns = turnsEnd > now or delayedEnd > now
-  local parts = {image or '', pack(FORMAT, now, wall, generation, frontier, crowd % 2 ^ 24, pause, epoch,
-    (turns and 1 or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, slots.last - slots.first + 1, #pool, lease and 1 or 0, #readings, ban)}
-  for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
-  for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
-  for i = 1, #rules do
-    if rules[i].groups then putQueue(parts, rules[i].groups) end
-  end
-  putQueue(parts, slots)
+  local parts, frontier, crowd, count
+  if trail and trail.base then parts, frontier, crowd, count = spread(trail.base, 1, 4) else parts, frontier, crowd, count = settled() end
+  parts[1], parts[2] = image or '', pack(FORMAT, now, wall, generation, frontier, crowd % CROWD + (trail and CROWD * #trail.tail or 0), pause, epoch,
+    (turns and 1 or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, count, #pool, lease and 1 or 0, #readings, ban)
   putRecords(parts, pool, 2 + units)
   if lease then parts[#parts + 1] = pack(sevens(3 + units), spread(leases, 1, 3 + units)) end
   putRecords(parts, readings, READING)
+  if trail then putRecords(parts, trail.tail, RUN + units) end
   if turns then parts[#parts + 1] = pack('>I7I7', turnsEnd, delayedEnd) end
   if image then
     local reserve = divMod(#image - ringsAt, 8)

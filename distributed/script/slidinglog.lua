@@ -22,6 +22,7 @@ end
 local function slidingLog(unit, limit, window)
   local ring, capacity, most, length, place, newest -- most: stamps that it may keep
   local instants, upTo, added -- what landed in this call, in runs
+  local runsToSave, stampsToSave, placeToSave -- as of the words that are saved
   local rule = {}
 
   function rule.load(words, at, _, ringAt, stamps)
@@ -95,17 +96,20 @@ local function slidingLog(unit, limit, window)
     return capacity, bytes
   end
 
-  function rule.words() return pack('>I7I7I7', length, place, newest) end
+  function rule.words()
+    runsToSave, stampsToSave, placeToSave = #upTo, added, place
+    return pack('>I7I7I7', length, place, newest)
+  end
 
   function rule.save()
-    if added == 0 then return end
+    if stampsToSave == 0 then return end
     local runs, before = {}, 0
-    for i = 1, #upTo do
+    for i = 1, runsToSave do
       runs[i] = rep(pack('>I7', instants[i]), upTo[i] - before)
       before = upTo[i]
     end
     local stamps = sub(concat(runs), -7 * capacity)
-    local first = (place - #stamps / 7) % capacity
+    local first = (placeToSave - #stamps / 7) % capacity
     local fits = 7 * (capacity - first)
     call('SETRANGE', key, text(ring + 7 * first), sub(stamps, 1, fits))
     if #stamps > fits then call('SETRANGE', key, text(ring), sub(stamps, fits + 1)) end

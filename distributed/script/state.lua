@@ -4,15 +4,18 @@
 --
 -- The body is a head of fixed size, the units on their way and the words of each
 -- tier (so far the front, whose size the plan tells), and then the queues: groups
--- of each tier, slots, pool, leases, readings, whose lengths the front tells. A state with
+-- of each tier, slots, pool, leases, readings, tail, whose lengths the front tells. A state with
 -- rings has a reserve behind its body, because Redis doubles a string that grows; what lies
 -- there means nothing. When a ring grows, all is written anew.
 
-local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, crowd, pause,
+local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, crowd and CROWD times the runs of the tail, pause,
 -- epoch, flags, exact, the numbers of slots, of the pool's entries, of leases (since format 4 of
--- their sums, one or none) and of readings: one of each tier or none; and ban
+-- their sums, one or none) and of readings: one of each tier or none; and ban. Frontier, crowd,
+-- slots and what tiers remember are without the tail.
 local HEAD = 63 -- bytes of that
-local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool and no turns
+local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail
+local CROWD = 2 ^ 20 -- the crowd is saved modulo that
+local RUN = 4 -- numbers of a run of the tail before the cost, see tail.lua
 local READING = 18 -- numbers of a reading, see reading.lua
 
 local body -- where it begins in the state, or in what was read of it
@@ -27,7 +30,7 @@ local ban -- the end of the longest ban, no later than that
 local flags -- 1: in formats 1 and 2, it is a ban, in format 4, the ends of turns are last, 4: when it ends one request goes first,
 -- 8: that has gone, and the pause is for its response, 16 for each back-off in a row
 local exact -- when the request was admitted whose response last told the truth
-local lengths -- of the queues
+local lengths -- of the queues; and drift as it was then, another if TIME has stepped back since
 
 -- The size of a plan's front, and the limits of its logs.
 local function sizes(p, wordsOf, head)
@@ -74,8 +77,8 @@ local function begin(logs)
 end
 
 -- What a state was kept for, if that was another plan or the format was: the plan, the words
--- of its tiers, the size of its head, how many numbers an entry of its pool has before the cost, its logs and where their rings begin. Or nil and what
--- is wrong.
+-- of its tiers, the size of its head, how many numbers an entry of its pool has before the cost, its logs and where their rings begin, and
+-- whether it is the caller's plan with what is still kept for others. Or nil and what is wrong.
 local function oldIn(raw)
   local version = string.match(raw, '^thr(%d+) ')
   if not version then return nil, 'foreign value: another program uses this key' end
@@ -84,41 +87,30 @@ local function oldIn(raw)
   if not words then return nil, 'corrupt state: it ends too soon' end
   local p = listOf(words)
   if not p then return nil, 'corrupt plan in the state' end
-  local old = {current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], pooled = version < '4' and 1 or 2,
+  local old = {words = words, current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], pooled = version < '4' and 1 or 2,
     reading = version < '3' and 14 or version == '3' and 16 or READING}
   old.front, old.logs = sizes(p, old.wordsOf, old.head)
   old.rings = after + 7 * #old.logs
+  old.lasts = sub(raw, 1, #plan.start) == sub(plan.start, 1, -2) .. '+'
+  for i = 1, #p.ends do old.lasts = old.lasts and p.ends[i] > wall end
   return old
-end
-
--- The beginning of the state: all that precedes the rings of logs, or all of it.
-local function readStart()
-  if #plan.logs == 0 then return call('GET', key) end
-  return call('GETRANGE', key, '0', text(#plan.start + 7 * #plan.logs - 1))
-end
-
--- The text of the plan in a state that begins so, and its list, if it is the caller's with tiers
--- that are still kept for others.
-local function keptIn(raw)
-  local start = plan.start
-  local plus = #start
-  if not raw or sub(raw, plus, plus) ~= '+' or sub(raw, 1, plus - 1) ~= sub(start, 1, -2) then return nil end
-  local words = string.match(call('GETRANGE', key, '0', '8191'), '^thr4 ([%d +]*)\n')
-  local list = words and listOf(words)
-  for i = 1, list and #list.ends or 0 do
-    if list.ends[i] <= wall then return nil end
-  end
-  return list and words, list
 end
 
 -- Reads the state but for its rings, and its head. Answers what is wrong, if anything, and
 -- what it was kept for if that is to be converted.
-local function readState(raw)
+local function readState()
   local start, logs = plan.start, plan.logs
   local old, problem
   local size = 0 -- of the rings
   image, ringsAt, bodyAt = nil, #start + 7 * #logs, nil
-  if #logs > 0 and sub(raw, 1, #start) ~= start then raw = call('GET', key) end
+  local raw = #logs > 0 and call('GETRANGE', key, '0', text(ringsAt - 1))
+  if not raw or sub(raw, 1, #start) ~= start then
+    if raw and sub(raw, #start, #start) == '+' then -- it may take long to read all
+      old = oldIn(call('GETRANGE', key, '0', '8191'))
+      if old and old.lasts then return nil, old end
+    end
+    raw = call('GET', key)
+  end
   if not raw then
     begin(logs)
   elseif sub(raw, 1, #start) == start then
@@ -133,6 +125,7 @@ local function readState(raw)
   else
     old, problem = oldIn(raw)
     if problem then return problem end
+    if old.lasts then return nil, old end
     capacities, size = ringsIn(raw, old.rings - 7 * #old.logs, old.logs)
     if not capacities then return 'corrupt state: its logs are too short' end
     state, body = raw, old.rings + size
@@ -142,15 +135,17 @@ local function readState(raw)
   local have = #state - body + 1
   if have < (old or plan).front then return 'corrupt state: it ends too soon' end
   local before
-  lengths = {}
+  lengths = {slots = 0, pool = 0, leases = 0, readings = 0, tail = 0, drift = 0}
   now, before, generation, frontier, crowd, pause, epoch, flags, exact, lengths.slots, lengths.pool, lengths.leases, lengths.readings, ban =
     parse(head == HEAD and FORMAT or sub(FORMAT, 1, head == 56 and -3 or -5), state, body)
+  if crowd >= CROWD and not (old and not old.current) then lengths.tail, crowd = divMod(crowd, CROWD) end
   if head < 56 then lengths.readings = 0 end
   if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
   local turns = (not old or old.current) and flags % 2 == 1 -- they are last
 
   local pooled = old and old.pooled or 2
-  local numbers = (1 + kept[3]) * lengths.slots + (pooled + kept[3]) * lengths.pool + (3 + kept[3]) * lengths.leases + (old and old.reading or READING) * lengths.readings
+  local numbers = (1 + kept[3]) * lengths.slots + (pooled + kept[3]) * lengths.pool + (3 + kept[3]) * lengths.leases
+    + (old and old.reading or READING) * lengths.readings + (RUN + kept[3]) * lengths.tail
   local place, log = body + head + 7 * kept[3], 0 -- where the words of the next tier are
   for t = 5 + kept[3], #kept, 6 do
     if hasGroups(kept[t]) then
@@ -176,6 +171,6 @@ local function readState(raw)
   -- The virtual clock goes on as TIME does, and stands still when that steps back.
   written, setBack = now, wall < before
   if not setBack then now = now + wall - before end
-  drift = wall - now
+  lengths.drift, drift = before - written, wall - now
   return nil, old
 end

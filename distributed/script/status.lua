@@ -4,7 +4,7 @@
 function ops.q()
   local n = #reply
   advance(now)
-  for i = 1, deciding do
+  for i = 1, plan.deciding do
     local used, next = rules[i].used(frontier) + apart(i), admits(i, 1)
     if not rules[i].concurrent then used = used + aloft[unitOf[i]] end
     reply[n + 1], reply[n + 2], n = used, next < NEVER and next or -1, n + 3
@@ -14,9 +14,9 @@ end
 -- Answers when each tier is unused, for which all on its way lands. That is not saved.
 local function whenUnused()
   local at, resets = frontier, {}
-  for i = 1, deciding do resets[i] = apart(i) > 0 and readings[i][6] or 0 end
+  for i = 1, plan.deciding do resets[i] = apart(i) > 0 and readings[i][6] or 0 end
   if slots.first <= slots.last then advance((landing(slots.last, 0))) end
-  for i = 1, deciding do
+  for i = 1, plan.deciding do
     local fresh = at
     if aloft[unitOf[i]] > 0 then
       fresh = NEVER

@@ -30,7 +30,7 @@ end
 
 -- Turns to a plan.
 local function adopt(p)
-  plan, guard, grain, units, told, deciding = p, p[1], 2 ^ p[2], p[3], p.told, p.deciding
+  plan, guard, grain, units = p, p[1], 2 ^ p[2], p[3]
   rules, unitOf, capacity, estimates, estimated = p.rules, p.unitOf, p.capacity, p.estimates, p.estimated
   aloft, open, own, calendars, known = {}, {}, {}, {}, NEVER
 end
@@ -55,7 +55,10 @@ local function loadTiers()
   pool = readRecords(state, queues, lengths.pool, 2 + units)
   queues = queues + 7 * (2 + units) * lengths.pool
   leases = readRecords(state, queues, lengths.leases, 3 + units)
-  readings = readRecords(state, queues + 7 * (3 + units) * lengths.leases, lengths.readings, READING)
+  queues = queues + 7 * (3 + units) * lengths.leases
+  readings = readRecords(state, queues, lengths.readings, READING)
+  trail = nil
+  if lengths.tail > 0 then newTrail(readRecords(state, queues + 7 * READING * lengths.readings, lengths.tail, RUN + units)) end
   for i = 1, #readings do
     if readings[i][10] == 1 then
       own[i] = ruleOf(plan, 5 + units + 6 * (i - 1))

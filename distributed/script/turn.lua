@@ -11,7 +11,7 @@ local delayedEnd -- the same of those who have asked in their turn, and could no
 -- or 0. Answers a function too that tells it another, no sooner than an instant.
 local function turnOf(turn, count, cost, soon)
   local pace = 1
-  for i = 1, deciding do
+  for i = 1, plan.deciding do
     local t = 5 + units + 6 * (i - 1)
     local n, window = cost[unitOf[i]], plan[t + 3]
     if n > 0 and window > 0 then

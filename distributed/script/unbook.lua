@@ -10,7 +10,7 @@ function ops.u(op)
     elseif at < held or at == now or probe or estimates or op == 'x' then -- another would have no place for its estimates
       advance(now)
       if cancel(at + guard, cost) then taken = taken + 1 end
-    elseif giveBack(at, cost) then
+    elseif trail and trail.withdraw(at, cost) or giveBack(at, cost) then
       taken = taken + 1
     end
   end

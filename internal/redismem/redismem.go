@@ -34,13 +34,20 @@ func Dial(server *miniredis.Miniredis, delay func() time.Duration) *redis.Client
 type delayed struct {
 	net.Conn
 	delay   func() time.Duration
-	written chan []byte
+	written chan message
 	closed  chan struct{}
 	close   sync.Once
 }
 
+// A message is what one Write was told, and when the other side has it. Of a large command that
+// is written in pieces all arrive together.
+type message struct {
+	bytes []byte
+	due   time.Time
+}
+
 func newConn(conn net.Conn, delay func() time.Duration) *delayed {
-	c := &delayed{Conn: conn, delay: delay, written: make(chan []byte, 1024), closed: make(chan struct{})}
+	c := &delayed{Conn: conn, delay: delay, written: make(chan message, 1024), closed: make(chan struct{})}
 	go c.bring()
 	return c
 }
@@ -48,9 +55,9 @@ func newConn(conn net.Conn, delay func() time.Duration) *delayed {
 func (c *delayed) bring() {
 	for {
 		select {
-		case b := <-c.written:
-			time.Sleep(c.delay())
-			_, _ = c.Conn.Write(b) // the reader gets the error
+		case m := <-c.written:
+			time.Sleep(time.Until(m.due))
+			_, _ = c.Conn.Write(m.bytes) // the reader gets the error
 		case <-c.closed:
 			return
 		}
@@ -59,7 +66,7 @@ func (c *delayed) bring() {
 
 func (c *delayed) Write(b []byte) (int, error) {
 	select {
-	case c.written <- bytes.Clone(b):
+	case c.written <- message{bytes.Clone(b), time.Now().Add(c.delay())}:
 		return len(b), nil
 	case <-c.closed:
 		return 0, net.ErrClosed

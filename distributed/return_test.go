@@ -1,0 +1,57 @@
+package distributed_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+)
+
+// Large costs that are canceled, in whatever order, leave to the fleet all that they had
+// reserved: who comes next goes at once.
+func TestFleetReturnsTheEnd(t *testing.T) {
+	t.Parallel()
+	for _, a := range []throttle.Algorithm{
+		throttle.SlidingLog, throttle.SlidingWindow, throttle.WeightedWindow, throttle.FixedWindow, throttle.AnchoredWindow, throttle.GCRA,
+	} {
+		virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+			p := throttle.Policy{Name: "returned", Tiers: []throttle.Tier{per(time.Minute, 100, a)}}
+			first := limiter(t, p, distributed.New(process(0, 5*time.Millisecond), distributed.Options{}))
+			second := limiter(t, p, distributed.New(process(0, 5*time.Millisecond), distributed.Options{}))
+			if err := first.WaitN(t.Context(), 60); err != nil {
+				t.Fatal(err)
+			}
+			for _, order := range [][]int{{0}, {0, 1, 2}, {2, 1, 0}, {1, 0, 2}} {
+				var wg sync.WaitGroup
+				cancels := make([]context.CancelFunc, len(order))
+				for i := range order {
+					var ctx context.Context
+					ctx, cancels[i] = context.WithCancel(t.Context())
+					l := []*throttle.Limiter{first, second}[i%2]
+					wg.Go(func() {
+						if l.WaitN(ctx, 90+int64(i)) == nil {
+							t.Error("admitted")
+						}
+					})
+					time.Sleep(100 * time.Millisecond)
+				}
+				for _, i := range order {
+					cancels[i]()
+					time.Sleep(100 * time.Millisecond)
+				}
+				wg.Wait()
+			}
+			if !second.AllowN(40) {
+				t.Errorf("%v: 40 of 100 are refused after 60", a)
+			}
+			if second.AllowN(5) {
+				t.Errorf("%v: 105 of 100 are admitted", a)
+			}
+		})
+	}
+}
