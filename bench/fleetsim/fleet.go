@@ -182,13 +182,25 @@ func (m *member) call(w int) {
 	}
 	for n := 0; !f.ended.Load() && m.ctx.Err() == nil && (f.requests == 0 || n < f.requests); n++ {
 		m.wait(w, true)
-		permit, err := m.limiters[key].Acquire(m.ctx, nil)
+		cost := int64(1)
+		if len(f.costs) > 0 {
+			cost = f.costs[random.IntN(len(f.costs))]
+		}
+		ctx, cancel := context.WithCancel(m.ctx)
+		if f.cancels > 0 && random.Float64() < f.cancels {
+			time.AfterFunc(time.Duration(random.Int64N(int64(f.patience))), cancel)
+		}
+		permit, err := m.limiters[key].Acquire(ctx, throttle.Cost{"requests": cost})
+		gaveUp := err != nil && ctx.Err() != nil
+		cancel()
 		switch waited := m.wait(w, false); {
 		case m.ctx.Err() != nil || m.killed.Load():
 			if permit != nil {
 				permit.Release()
 			}
 			return
+		case gaveUp:
+			continue
 		case err != nil:
 			m.fail(err)
 			time.Sleep(100 * time.Millisecond)
@@ -197,9 +209,12 @@ func (m *member) call(w int) {
 			m.admit(waited)
 		}
 		time.Sleep(f.delay(random))
-		accepted := f.providers[key].accepts()
-		if accepted {
-			m.arrive()
+		accepted := false
+		for range cost {
+			if f.providers[key].accepts() {
+				accepted = true
+				m.arrive()
+			}
 		}
 		time.Sleep(f.delay(random))
 		if accepted {

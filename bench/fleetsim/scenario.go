@@ -21,6 +21,9 @@ type scenario struct {
 	keys               int              // of which each has a quota of its own, for the callers by turns. If zero, one
 	rest               time.Duration    // of a caller after a response
 	requests           int              // of each caller. If zero, to the end
+	costs              []int64          // of the requests, at random. If empty, 1
+	cancels            float64          // of the requests, so many are canceled
+	patience           time.Duration    // at random within that, if they wait still
 	faults             []fault
 	warm               time.Duration // how long it runs before goodput is measured
 	length             time.Duration // until the end

@@ -38,6 +38,7 @@ func scenarios() []scenario {
 	}
 	all = append(all, mixed(6*ms, 50), mixed(80*ms, 50), mixed(80*ms, 1000))
 	all = append(all, arrivals()...)
+	all = append(all, canceled())
 	all = append(all, spikes()...)
 	all = append(all, keys()...)
 	all = append(all, atOnce()...)
@@ -171,6 +172,19 @@ func arrivals() []scenario {
 		}
 	}
 	return all
+}
+
+// Costs differ, and one in five is canceled while it waits. What had been reserved for those
+// goes to others, be they smaller.
+func canceled() scenario {
+	const limit = 600
+	return scenario{
+		name: "canceled/600", about: "a minute, of 1 to 60 units; one in five is canceled", processes: 80, waiters: 1,
+		tiers: []throttle.Tier{throttle.PerMinute(limit)}, ways: []way{near}, delay: uniform(ms, 10*ms),
+		costs: []int64{1, 1, 2, 5, 10, 60}, cancels: 0.2, patience: 2 * time.Minute,
+		full:   limit / (time.Minute + guard).Seconds(),
+		bounds: bounds{goodput: 0.85}, // large costs at the head of the line leave room unused
+	}.measured(3*time.Minute, 10*(time.Minute+guard))
 }
 
 // The network is slow for some seconds.
