@@ -163,7 +163,7 @@ const (
 	// A conflict weighs as much as so many admissions. Callers wait elsewhere when conflicts
 	// weigh so much more.
 	conflictWeight       = 16
-	toAround, fromAround = 4 * conflictWeight, 2 * conflictWeight
+	toAround, fromAround = 2 * conflictWeight, 8 * conflictWeight
 )
 
 // get returns where to wait, and a context that ends when that changes.

