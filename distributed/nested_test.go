@@ -24,6 +24,7 @@ type nestedFleet struct {
 	flat         []throttle.Tier // the slower ones
 	changes      bool            // neither is the slower one for long, or by much
 	far          time.Duration   // how much farther one of the processes is
+	lasts        time.Duration
 }
 
 const nestedProcesses, nestedCallers = 3, 8
@@ -42,7 +43,7 @@ var everything = throttle.Tier{Limit: 100_000, Window: 24 * hour, Algorithm: thr
 
 func (n nestedFleet) play(t *testing.T, nested bool) (got tally) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
-		ctx, stop := context.WithTimeout(t.Context(), 2*time.Minute)
+		ctx, stop := context.WithTimeout(t.Context(), n.lasts)
 		defer stop()
 		var provider arrivals
 		counter := new(calls.Counter)
@@ -103,7 +104,7 @@ func (n nestedFleet) play(t *testing.T, nested bool) (got tally) {
 func TestNestedFleets(t *testing.T) {
 	slow := []throttle.Tier{throttle.PerSecond(5), per(20*sec, 60, throttle.SlidingLog)}
 	fast, five, six := []throttle.Tier{throttle.PerSecond(50)}, slow[:1], []throttle.Tier{throttle.PerSecond(6)}
-	for _, far := range []time.Duration{0, 2 * ms, 80 * ms} {
+	for _, far := range []time.Duration{2 * ms, 80 * ms} {
 		for _, n := range []nestedFleet{
 			{name: "the inner is slower", inner: slow, outer: fast, flat: slow},
 			{name: "the outer is slower", inner: fast, outer: slow, flat: slow},
@@ -113,7 +114,10 @@ func TestNestedFleets(t *testing.T) {
 			{name: "the inner is a little slower", inner: five, outer: six, flat: five, changes: true},
 			{name: "the outer is a little slower", inner: six, outer: five, flat: five, changes: true},
 		} {
-			n.far = far
+			n.far, n.lasts = far, time.Minute
+			if &n.flat[0] == &fast[0] {
+				n.lasts /= 3 // as much happens
+			}
 			t.Run(fmt.Sprintf("%s, one process is %v away", n.name, far+ms/2), func(t *testing.T) {
 				t.Parallel()
 				flat, nested := n.play(t, false), n.play(t, true)
@@ -142,7 +146,7 @@ func TestNestedFleets(t *testing.T) {
 						t.Errorf("%d are charged, %d were sent", charged, used)
 					}
 				}
-				if got, want := float64(nested.calls)/float64(used), float64(flat.calls)/float64(flat.all); got > calls*want {
+				if got, want := float64(nested.calls)/float64(used), float64(flat.calls)/float64(flat.all); got > max(calls*want, 0.4) {
 					t.Errorf("%.2f calls an admission, %.2f of a flat quota", got, want)
 				}
 			})
