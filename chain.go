@@ -63,7 +63,7 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if l.joins() {
+	if t.reserves && l.joins() {
 		if cost, err := t.compile(&d); err == nil && !t.isFree(cost) {
 			return l.join(ctx, s, t, d, a)
 		}

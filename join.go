@@ -34,6 +34,12 @@ func (l *Limiter) trip(ctx context.Context) time.Duration {
 	return scopes * (longest*5/4 + time.Millisecond)
 }
 
+// A pairing is how a request is asked for that needs the same time in several scopes.
+type pairing struct {
+	trip      time.Duration // how long it takes to ask the others
+	notBefore time.Time     // the earliest time that is of use. If zero, any time
+}
+
 // join admits a request in this scope and in all around it, whose quotas reserve. A caller
 // holds a time in one of them, and asks the others for the same time shortly before it.
 func (l *Limiter) join(ctx context.Context, s *scope, t *terms, d demand, a *admitted) error {
@@ -49,7 +55,11 @@ func (l *Limiter) join(ctx context.Context, s *scope, t *terms, d demand, a *adm
 		part.since = time.Now()
 	}
 	for {
-		part.trip = max(d.trip, l.trip(ctx))
+		p := pairing{trip: l.trip(ctx)}
+		if d.pairing != nil {
+			p.trip, p.notBefore = max(p.trip, d.trip), d.notBefore
+		}
+		part.pairing = &p
 		got, err := l.pair(ctx, s, part, giveUp)
 		if err != nil {
 			return err
@@ -87,7 +97,7 @@ func (l *Limiter) pair(ctx context.Context, s *scope, d demand, giveUp time.Time
 		if err != nil || got.charged() {
 			return got, err
 		}
-		d.notBefore = time.Time{}
+		d.pairing = &pairing{trip: d.trip}
 		if late == 0 {
 			late, unknown = rand.N(unknown), min(longestNap, 2*unknown)
 		} else if late -= 2*d.trip + companions; late <= longestNap {
@@ -124,7 +134,7 @@ func (l *Limiter) tryPair(ctx context.Context, s *scope, d demand, giveUp time.T
 	}
 	start, end := hold.window()
 	if start.After(d.notBefore) {
-		d.notBefore = start
+		d.pairing = &pairing{d.trip, start}
 	}
 	next, err := l.reserveWith(ctx, s, &hold, d, end.Add(-leastOverlap), !around)
 	switch {
@@ -246,7 +256,7 @@ const margin = 5 * time.Millisecond
 
 // hold sets how a request waits that is to be charged in several scopes at one time.
 func (d *demand) hold(t *terms, ticket *queue.Ticket) {
-	if d.trip == 0 {
+	if d.pairing == nil {
 		return
 	}
 	ticket.Lead = 2*d.trip + companions

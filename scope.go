@@ -65,18 +65,15 @@ func (s *scope) waiting() int { return s.line.len() }
 
 // A demand is what a caller asks for.
 type demand struct {
-	cost   Cost      // if nil, n requests
-	n      int64     // requests, where cost is nil
-	held   bool      // the caller will report what became of the request
-	now    bool      // the caller does not wait
-	sendBy time.Time // it must have arrived then; zero for never
-	since  time.Time // when it first asked, for its place in a line; zero for now
+	cost       Cost      // if nil, n requests
+	n          int64     // requests, where cost is nil
+	held       bool      // the caller will report what became of the request
+	now        bool      // the caller does not wait
+	refundable bool      // the charge is one of several scopes', and may be given back
+	sendBy     time.Time // it must have arrived then; zero for never
+	since      time.Time // when it first asked, for its place in a line; zero for now
 
-	// For a nested request that holds a time in another scope:
-	trip      time.Duration // how long it takes to ask the others; zero for any other request
-	notBefore time.Time     // the earliest time that is of use
-
-	refundable bool // the charge is one of several scopes', and may be given back
+	*pairing // of a request that needs the same time in several scopes; nil for any other
 }
 
 // A charge is what a request was admitted with in one scope.
@@ -107,7 +104,7 @@ func (s *scope) admit(ctx context.Context, t *terms, d *demand, c *charge) error
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if d.trip == 0 {
+	if d.pairing == nil {
 		if _, err := s.tryNow(ctx, t, d, c); err != nil || c.scope != nil {
 			return err
 		}
