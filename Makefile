@@ -46,7 +46,8 @@ valkey:
 # soak plays the random storms of the tests SOAK times as long as test does.
 SOAK   ?= 10
 STORMS = TestTwins|TestConvertTwins|TestFleetLaws|TestFleetClocks|TestFleetOfProcesses|TestDefinition|TestProcesses|$\
-	TestManyLeases|TestFleetToldReset|TestReleasesSideBySide|TestLaws|TestExtremes|TestForecastIsNeverLate|TestRecall|TestReserverCancelsOnce|$\
+	TestManyLeases|TestFleetToldReset|TestNestedFleets|TestSteppedServerNeverStalls|$\
+	TestReleasesSideBySide|TestLaws|TestExtremes|TestForecastIsNeverLate|TestRecall|TestReserverCancelsOnce|$\
 	TestStormOfEverything|TestCancelStorm|TestCloseRaces|TestQueueOfMixedCosts|TestSetPolicyNested|$\
 	TestClassesByRank|TestClassesDeadlinesByRank|TestClassesStormAtAFarStore
 soak: redis

@@ -151,7 +151,7 @@ var worlds = flag.Uint64("world", 0, "the seed of the first world; 0: another on
 func TestFleetClocks(t *testing.T) {
 	t.Parallel()
 	first := cmp.Or(*worlds, rand.Uint64())
-	for i := range uint64(soak.Times(8)) {
+	for i := range uint64(soak.Times(5)) {
 		t.Run(strconv.FormatUint(first+i, 10), func(t *testing.T) { playWorld(t, first+i) })
 	}
 }
