@@ -283,12 +283,12 @@ func atOnce() []scenario {
 		return &all[len(all)-1]
 	}
 	add("16x8", "", 16, 8)
-	add("60x1", "", 60, 1)
+	add("60x1", "", 60, 1).large = true
 	add("128x8", "", 128, 8)
 	crowd := add("1000x1", "each of which asks every five seconds besides", 1000, 1)
 	crowd.bounds.calls, crowd.large = 3.2, true
 	rest := add("rest/300x1", "there are places for half of them", 300, 1)
-	rest.rest, rest.full = 2*second, 300/2.2
+	rest.rest, rest.full, rest.large = 2*second, 300/2.2, true
 	rest.bounds = bounds{goodput: 0.95, calls: 2.2, messages: 1.1, longest: second}
 	far := add("far/16x8", "80 ms from the server", 16, 8)
 	far.ways, far.full = []way{uniform(38*ms, 42*ms)}, float64(limit)/(hold+160*ms).Seconds()    // to tell the end, to be told, to ask and to be answered
@@ -311,6 +311,7 @@ func batches() []scenario {
 		all = append(all, s)
 	}
 	s := perSecond("batch/100x20/1000", "", 100, 20, 1000)
+	s.large = true
 	s.batch = oneIn(1)
 	s.bounds = bounds{goodput: 0.95, calls: 1, even: 0.6, longest: 2 * (cycle(0) + 2*second)}
 	all = append(all, s)
