@@ -41,11 +41,10 @@ func (r *anchoredWindow) lohi(l *Ledger) (lo, hi *int64) {
 // closes is when the last window that may be open has closed, if the last request
 // lands at an instant.
 func (r *anchoredWindow) closes(l *Ledger, last int64) int64 {
-	lo, hi := r.lohi(l)
-	if *hi == opening || last >= *lo {
-		return last + r.window
+	if lo, hi := r.lohi(l); last < *lo {
+		return min(*hi, last+r.window)
 	}
-	return *hi
+	return last + r.window
 }
 
 // closed is closes of what has landed; now if that is nothing.

@@ -24,8 +24,7 @@ local function anchoredWindow(unit, limit, window, precision)
   -- When the last window that may be open has closed, if the last request lands at an
   -- instant.
   local function closes(last)
-    if hi == OPENING or last >= lo then return last + window end
-    return hi
+    return last < lo and min(hi, last + window) or last + window
   end
 
   -- The same of what has landed; now if that is nothing.
