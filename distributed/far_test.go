@@ -57,7 +57,7 @@ func TestFarRedis(t *testing.T) {
 	for _, test := range []struct {
 		trip time.Duration
 		rate int
-	}{{ms, 50}, {20 * ms, 50}, {80 * ms, 5}, {80 * ms, 500}, {200 * ms, 5}, {200 * ms, 50}, {400 * ms, 5}, {400 * ms, 50}} {
+	}{{ms, 50}, {20 * ms, 50}, {80 * ms, 5}, {80 * ms, 150}, {200 * ms, 5}, {200 * ms, 50}, {400 * ms, 5}, {400 * ms, 50}} {
 		t.Run(fmt.Sprintf("%v away, %d per second", test.trip, test.rate), func(t *testing.T) {
 			t.Parallel()
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {

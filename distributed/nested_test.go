@@ -119,7 +119,7 @@ func TestNestedFleets(t *testing.T) {
 			{name: "the inner is a little slower", inner: five, outer: six, flat: five, changes: true},
 			{name: "the outer is a little slower", inner: six, outer: five, flat: five, changes: true},
 		} {
-			n.far, n.lasts = far, time.Minute
+			n.far, n.lasts = far, 40*sec
 			if &n.flat[0] == &fast[0] {
 				n.lasts /= 4 // as much happens
 			}

@@ -614,7 +614,7 @@ func TestFleetPause(t *testing.T) {
 func TestFleetPauseAtStart(t *testing.T) {
 	t.Parallel()
 	const trip, length = 20 * ms, 400 * ms
-	for at := 3 * trip; at < 15*trip; at += 5 * ms {
+	for at := 3 * trip; at < 15*trip; at += 10 * ms {
 		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 			tier := per(sec, 100, throttle.GCRA)
 			tier.Burst = 1
