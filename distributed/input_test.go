@@ -3,6 +3,7 @@ package distributed_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"net"
@@ -169,15 +170,15 @@ func TestInputReplies(t *testing.T) {
 			}
 			var mu sync.Mutex
 			src, lies := rand.New(rand.NewPCG(seed, 1)), 100
-			odd := []int{math.MinInt, -1 << 40, -3, -2, -1, 0, 1, 2, 3, 64, 65, 1 << 40, math.MaxInt}
-			reply := func() (numbers []int) {
+			odd := []int64{math.MinInt64, -1 << 40, -3, -2, -1, 0, 1, 2, 3, 64, 65, 1 << 40, math.MaxInt64}
+			reply := func() (numbers []int64) {
 				mu.Lock()
 				defer mu.Unlock()
 				if lies--; lies < 0 || lies%3 == 0 {
 					return nil
 				}
-				now := int(time.Now().UnixMicro())
-				numbers = []int{now, 0, 1000, 0, 0, 0, now, now}
+				now := time.Now().UnixMicro()
+				numbers = []int64{now, 0, 1000, 0, 0, 0, now, now}
 				for range src.IntN(20) {
 					numbers = append(numbers, odd[src.IntN(len(odd))])
 				}
@@ -192,7 +193,7 @@ func TestInputReplies(t *testing.T) {
 					c.WriteLen(len(numbers))
 				}
 				for _, n := range numbers {
-					c.WriteInt(n)
+					c.WriteRaw(fmt.Sprintf(":%d\r\n", n))
 				}
 				return numbers != nil
 			})

@@ -366,7 +366,7 @@ func TestManyLeases(t *testing.T) {
 	for first := range processes / 1000 {
 		pipe := rdb.Pipeline()
 		for i := range 1000 {
-			pipe.FCall(ctx, "told", s.keys(), "r", s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 1, -1, 1, at)
+			pipe.FCall(ctx, "told", s.keys(), "r", s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			t.Fatal(err)
