@@ -41,3 +41,33 @@ func TestRedisStalls(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// A place that came too late to be used, and was given back, is not one of those that the
+// process holds when Redis is gone.
+func TestLatePlaceThenAlone(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		w := &world{dice: &dice{src: rand.New(rand.NewPCG(1, 1))}, server: s, began: time.Now(), rate: 1}
+		var back atomic.Int64
+		back.Store(int64(ms))
+		rdb := w.process(t, func() time.Duration { return ms }, func() time.Duration { return time.Duration(back.Load()) })
+		p := throttle.Policy{Name: "places", Tiers: []throttle.Tier{{Limit: 2, Algorithm: throttle.Concurrency}}}
+		l := limiter(t, p, distributed.New(rdb, distributed.Options{Timeout: 20 * sec, Outage: distributed.Outage{Workers: 1}}))
+		for range 2 {
+			permit, err := l.Acquire(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer permit.Release()
+			back.Store(int64(3 * sec))
+			time.AfterFunc(sec, func() { back.Store(int64(ms)) })
+		}
+		s.SetError("LOADING Redis is loading the dataset in memory")
+		ctx, cancel := context.WithTimeout(t.Context(), 5*sec)
+		defer cancel()
+		if permit, err := l.Acquire(ctx, nil); err == nil {
+			permit.Release()
+			t.Error("3 places are held of 2")
+		}
+		s.SetError("")
+	})
+}

@@ -257,7 +257,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		lost := err
 		if err != nil {
 			got, err = q.bookAlone(requests, err)
-		} else if !t.isLate(got) {
+		} else {
 			q.share.charge(got)
 		}
 		q.leases.grant(got)

@@ -71,7 +71,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 	lost := err
 	if err != nil {
 		got, err = q.bookAlone(requests, err)
-	} else if !t.isLate(got) {
+	} else {
 		q.share.charge(got)
 	}
 	q.leases.grant(got)
