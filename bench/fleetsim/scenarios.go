@@ -292,7 +292,7 @@ func atOnce() []scenario {
 	rest.bounds = bounds{goodput: 0.95, calls: 2.2, messages: 1.1, longest: second}
 	far := add("far/16x8", "80 ms from the server", 16, 8)
 	far.ways, far.full = []way{uniform(38*ms, 42*ms)}, float64(limit)/(hold+160*ms).Seconds()    // to tell the end, to be told, to ask and to be answered
-	far.bounds = bounds{goodput: 0.9, calls: 2.2, messages: 1.1, even: 0.7, longest: 3 * second} // calls of a process take turns
+	far.bounds = bounds{goodput: 0.9, calls: 2.2, messages: 1.1, even: 0.6, longest: 3 * second} // calls of a process take turns
 	dead := add("kill/16x8", "half of the processes, whose places come back with the end of their leases", 16, 8)
 	dead.faults = []fault{{kind: kill, at: 10 * second, who: oneIn(2)}}
 	dead.bounds = bounds{calls: 2.2, messages: 1.1, recovery: 11 * second}
