@@ -242,50 +242,51 @@ func grant(t *testing.T, s *redistest.Server, without string, more ...string) {
 	}
 }
 
-// On a Cluster the documented rights suffice, too: to find a key's master, to go on while its
-// slot moves, and to listen.
-func TestInputRightsOnCluster(t *testing.T) {
-	t.Parallel()
-	c := redistest.StartCluster(t, 3, 0)
-	ctx := context.Background()
-	var addrs []string
+// A restricted Cluster has a user with the documented rights, and no others.
+type restricted struct {
+	*redistest.Cluster
+	addrs []string
+}
+
+func startRestricted(t *testing.T, more ...string) *restricted {
+	t.Helper()
+	c := &restricted{Cluster: redistest.StartCluster(t, 3, 0)}
 	for _, n := range c.Nodes {
-		addrs = append(addrs, n.Addr())
-		grant(t, n, "", "+cluster|slots", "+command", "+asking")
+		c.addrs = append(c.addrs, n.Addr())
+		grant(t, n, "", append([]string{"+cluster|slots", "+command", "+asking"}, more...)...)
 	}
-	open := func() *throttle.Limiter {
-		rdb := redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: addrs, Username: "limiter", Password: "secret",
-			DialTimeout: slow, DialerRetries: 1, ReadTimeout: slow, ClusterStateReloadInterval: sec,
-		})
-		t.Cleanup(func() { rdb.Close() })
-		p := named(per(200*ms, 5, throttle.SlidingLog))
-		p.Guard = 0
-		return limiter(t, p, distributed.New(rdb, distributed.Options{Timeout: slow}))
-	}
-	l, other := open(), open()
-	wait := func() {
-		t.Helper()
-		for range 6 { // it waits, and listens
-			if err := l.Wait(ctx); err != nil {
-				t.Fatalf("the documented rights are too few: %v", err)
-			}
-		}
-	}
-	wait()
-	key := keyIn(t, c)
+	return c
+}
+
+// limiter is that of a process with a connection of its own.
+func (c *restricted) limiter(t *testing.T, p throttle.Policy, o distributed.Options) *throttle.Limiter {
+	t.Helper()
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: c.addrs, Username: "limiter", Password: "secret",
+		DialTimeout: slow, DialerRetries: 1, ReadTimeout: slow, ClusterStateReloadInterval: sec,
+	})
+	t.Cleanup(func() { rdb.Close() })
+	o.Timeout = slow
+	return limiter(t, p, distributed.New(rdb, o))
+}
+
+// moveKey moves the slot of the quota's key to another node, and calls during at each stage.
+func (c *restricted) moveKey(t *testing.T, during func()) {
+	t.Helper()
+	key := keyIn(t, c.Cluster)
 	for _, to := range c.Nodes {
 		if to != c.Master(key) {
-			c.MoveSlot(key, to, func(bool) { wait() })
-			break
+			c.MoveSlot(key, to, func(bool) { during() })
+			return
 		}
 	}
-	if err := other.Pause(ctx, 300*ms); err != nil {
-		t.Errorf("the documented rights are too few for a pause: %v", err)
-	}
-	wait()
+}
+
+// checkLog checks that the nodes denied the user nothing that it needs.
+func (c *restricted) checkLog(t *testing.T) {
+	t.Helper()
 	for _, n := range c.Nodes {
-		log, err := n.Client().Do(ctx, "ACL", "LOG").Slice()
+		log, err := n.Client().Do(context.Background(), "ACL", "LOG").Slice()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -297,29 +298,40 @@ func TestInputRightsOnCluster(t *testing.T) {
 	}
 }
 
-// With the rights that are documented for Concurrency, processes on a Cluster share places, hear
-// of one that is free, and go on while the slot of all their keys moves.
-func TestInputRightsOfLeases(t *testing.T) {
+// On a Cluster the documented rights suffice, too: to find a key's master, to go on while its
+// slot moves, and to listen.
+func TestInputRightsOnCluster(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 3, 0)
+	c := startRestricted(t)
 	ctx := context.Background()
-	var addrs []string
-	for _, n := range c.Nodes {
-		addrs = append(addrs, n.Addr())
-		if err := n.Client().Do(ctx, documented("", "+cluster|slots", "+command", "+asking",
-			"+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+zadd", "+zrem", "+zrangebyscore", "+del")...).Err(); err != nil {
-			t.Fatal(err)
+	p := named(per(200*ms, 5, throttle.SlidingLog))
+	p.Guard = 0
+	l, other := c.limiter(t, p, distributed.Options{}), c.limiter(t, p, distributed.Options{})
+	wait := func() {
+		t.Helper()
+		for range 6 { // it waits, and listens
+			if err := l.Wait(ctx); err != nil {
+				t.Fatalf("the documented rights are too few: %v", err)
+			}
 		}
 	}
-	open := func() *throttle.Limiter {
-		rdb := redis.NewClusterClient(&redis.ClusterOptions{
-			Addrs: addrs, Username: "limiter", Password: "secret",
-			DialTimeout: slow, DialerRetries: 1, ReadTimeout: slow, ClusterStateReloadInterval: sec,
-		})
-		t.Cleanup(func() { rdb.Close() })
-		return limiter(t, named(throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}), distributed.New(rdb, distributed.Options{Timeout: slow, Lease: time.Hour}))
+	wait()
+	c.moveKey(t, wait)
+	if err := other.Pause(ctx, 300*ms); err != nil {
+		t.Errorf("the documented rights are too few for a pause: %v", err)
 	}
-	first, second := open(), open()
+	wait()
+	c.checkLog(t)
+}
+
+// With the rights that are documented for Concurrency, processes on a Cluster share places, receive
+// the message that one is free, and go on while the slot of all their keys moves.
+func TestInputRightsOfLeases(t *testing.T) {
+	t.Parallel()
+	c := startRestricted(t, "+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+zadd", "+zrem", "+zrangebyscore", "+del")
+	ctx := context.Background()
+	p, o := named(throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}), distributed.Options{Lease: time.Hour}
+	first, second := c.limiter(t, p, o), c.limiter(t, p, o)
 	byTurns := func() {
 		t.Helper()
 		held, err := first.Acquire(ctx, nil)
@@ -343,25 +355,9 @@ func TestInputRightsOfLeases(t *testing.T) {
 	for range 3 {
 		byTurns()
 	}
-	key := keyIn(t, c)
-	for _, to := range c.Nodes {
-		if to != c.Master(key) {
-			c.MoveSlot(key, to, func(bool) { byTurns() })
-			break
-		}
-	}
+	c.moveKey(t, byTurns)
 	byTurns()
-	for _, n := range c.Nodes {
-		log, err := n.Client().Do(ctx, "ACL", "LOG").Slice()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, entry := range log {
-			if m, _ := entry.(map[any]any); !greeting[m["object"]] && m["object"] != "function|load" {
-				t.Errorf("denied: %v", entry)
-			}
-		}
-	}
+	c.checkLog(t)
 }
 
 // greeting are the commands with which a client greets a server, and that it need not run.
