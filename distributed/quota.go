@@ -250,18 +250,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 	q.leases.rebase(q)
 	t := q.reserveTrip(behind, requests)
 	t.done = func(err error) {
-		var got []store.Decision
-		if err == nil {
-			got, err = q.read(t, requests)
-		}
-		lost := err
-		if err != nil {
-			got, err = q.bookAlone(requests, err)
-		} else {
-			q.share.charge(got)
-		}
-		q.leases.grant(got)
-		q.leases.unlock(lost)
+		got, lost, err := q.conclude(t, requests, err)
 		switch {
 		case lost == nil && t.isLate(got):
 			q.Cancel(got)
@@ -287,6 +276,23 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		q.giveBack(got, true)
 	}
 	q.node.make(t)
+}
+
+// conclude returns what a trip decided, or what this process decides in Redis's place if the trip
+// is lost, and ends the turn of the leases. err is what the callers get, and lost why Redis
+// did not decide.
+func (q *quota) conclude(t *trip, requests []store.Request, failed error) (got []store.Decision, lost, err error) {
+	if lost = failed; lost == nil {
+		got, lost = q.read(t, requests)
+	}
+	if lost == nil {
+		q.share.charge(got)
+	} else {
+		got, err = q.bookAlone(requests, lost)
+	}
+	q.leases.grant(got)
+	q.leases.unlock(lost)
+	return got, lost, err
 }
 
 // isLate reports whether nothing of what the trip reserved can be used any more.
@@ -403,7 +409,9 @@ func (q *quota) soon() time.Duration { return 2*q.trip() + wellAhead }
 
 // Trip is how long one to Redis usually takes.
 func (q *quota) Trip(ctx context.Context) time.Duration {
-	go q.meet()
+	if !q.node.meeting.Load() {
+		go q.meet()
+	}
 	select {
 	case <-q.node.met:
 	case <-ctx.Done():

@@ -63,19 +63,8 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 	q.leases.rebase(q)
 	t := new(trip)
 	args := t.aimed(append(q.beginReserve(7), 0, 0), func(calls int) { q.aim(t, r.Guard, calls) })
-	var got []store.Decision
 	_, err := q.call(context.Background(), t, q.appendRequests(t, args, requests, 0))
-	if err == nil {
-		got, err = q.read(t, requests)
-	}
-	lost := err
-	if err != nil {
-		got, err = q.bookAlone(requests, err)
-	} else {
-		q.share.charge(got)
-	}
-	q.leases.grant(got)
-	q.leases.unlock(lost)
+	got, lost, err := q.conclude(t, requests, err)
 	switch {
 	case err != nil:
 		return store.Decision{}, err
