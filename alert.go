@@ -61,7 +61,7 @@ func (p Policy) checkAlerts() error {
 	return nil
 }
 
-// alerts tells whether alerts are of a tier.
+// alerts reports whether alerts are of a tier.
 func alerts(t Tier) bool { return t.Algorithm == Calendar && t.Budget }
 
 func parseAlertAt(list string) (at []int, err error) {

@@ -253,7 +253,7 @@ func TestCostOfTheEmptyUnit(t *testing.T) {
 	if got := used(t, l)[0]; got != 3 {
 		t.Errorf("%d used", got)
 	}
-	if _, err := l.Acquire(context.Background(), throttle.Cost{"": 6}); !errors.Is(err, throttle.ErrNever) {
+	if _, err := l.Acquire(context.Background(), throttle.Cost{"": 6}); !errors.Is(err, throttle.ErrExceedsCapacity) {
 		t.Error(err)
 	}
 }

@@ -143,7 +143,7 @@ type arrival struct {
 	at     time.Duration
 	n      int64         // units
 	within time.Duration // of its context; zero for no end
-	cancel time.Duration // when its context is cancelled; zero for never
+	cancel time.Duration // when its context is canceled; zero for never
 	class  throttle.Class
 	ended  time.Duration
 	err    error

@@ -39,7 +39,7 @@ func TestBudgetRefusesAtOnce(t *testing.T) {
 			e.Tier != day.String() || e.Wait != 24*hour || !e.Until.Equal(begin.Add(24*hour)) {
 			t.Errorf("refused with %v, %+v", err, e)
 		}
-		if _, err := buy(l, 11); !errors.Is(err, throttle.ErrNever) {
+		if _, err := buy(l, 11); !errors.Is(err, throttle.ErrExceedsCapacity) {
 			t.Errorf("more than the budget: %v", err)
 		}
 		if got := status(t, l); time.Since(begin) != 0 || got.Tiers[0].Used != 8 || got.Tiers[1].Used != 1 {

@@ -82,7 +82,7 @@ func TestWithinRefusedAtOnce(t *testing.T) {
 		cost  throttle.Cost
 		want  error
 	}{
-		{"never", throttle.PerMinute(5), nil, throttle.Cost{"requests": 6}, throttle.ErrNever},
+		{"never", throttle.PerMinute(5), nil, throttle.Cost{"requests": 6}, throttle.ErrExceedsCapacity},
 		{"exhausted", budget, throttle.Cost{"cents": 1}, throttle.Cost{"cents": 3}, throttle.ErrExhausted},
 		{"deadline", throttle.PerHour(1), throttle.Cost{"requests": 1}, nil, throttle.ErrDeadline},
 	} {
@@ -151,8 +151,8 @@ func TestWithinKeepsItsAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const aging = 10 * time.Second
 		l, outer := within(t,
-			throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1000)}, Ageing: aging},
-			throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, Ageing: aging})
+			throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1000)}, Aging: aging},
+			throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, Aging: aging})
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		defer wg.Wait()
@@ -209,8 +209,8 @@ func TestWithinUsersPassBatch(t *testing.T) {
 // A user comes when the context of a Batch request is looked at for the n-th time.
 func userPassesBatch(t *testing.T, n int32) {
 	l, outer := within(t,
-		throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1000)}, Ageing: time.Hour},
-		throttle.Policy{Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}}, Ageing: time.Hour})
+		throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1000)}, Aging: time.Hour},
+		throttle.Policy{Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}}, Aging: time.Hour})
 	held := acquire(t, outer, nil)
 	var mu sync.Mutex
 	var order []throttle.Class

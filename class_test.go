@@ -80,7 +80,7 @@ func byRank(t *testing.T, p throttle.Policy, guests []guest) []guest {
 	}
 	provider, start := counter(t, p.Tiers...), bubbleStart.UnixMicro()
 	rank := func(g *guest) time.Duration {
-		return g.arrives + map[throttle.Class]time.Duration{throttle.Normal: p.Ageing, throttle.Batch: 2 * p.Ageing}[g.class]
+		return g.arrives + map[throttle.Class]time.Duration{throttle.Normal: p.Aging, throttle.Batch: 2 * p.Aging}[g.class]
 	}
 	var there []*guest
 	for next := 0; next < len(guests) || len(there) > 0; {
@@ -119,7 +119,7 @@ func TestClassesByRank(t *testing.T) {
 			for seed := range uint64(soak.Times(8)) {
 				r := rand.New(rand.NewPCG(seed, uint64(a)))
 				p, customers := randomCrowd(r, a, 200)
-				p.Ageing = (p.Tiers[0].Window * time.Duration(1+r.IntN(20)) / time.Duration(p.Tiers[0].Limit)).Truncate(time.Microsecond)
+				p.Aging = (p.Tiers[0].Window * time.Duration(1+r.IntN(20)) / time.Duration(p.Tiers[0].Limit)).Truncate(time.Microsecond)
 				guests := make([]guest, len(customers))
 				for i, c := range customers {
 					guests[i] = guest{class: classes[r.IntN(len(classes))], arrives: time.Duration(c.arrives) * time.Microsecond}
@@ -155,7 +155,7 @@ func TestClassesDeadlinesByRank(t *testing.T) {
 				r := rand.New(rand.NewPCG(seed, 7+uint64(a)))
 				p, customers := randomCrowd(r, a, 105)
 				slot := p.Tiers[0].Window / time.Duration(p.Tiers[0].Limit)
-				p.Ageing = (slot * time.Duration(1+r.IntN(20))).Truncate(time.Microsecond)
+				p.Aging = (slot * time.Duration(1+r.IntN(20))).Truncate(time.Microsecond)
 				guests := make([]guest, len(customers))
 				for i, c := range customers {
 					guests[i] = guest{class: classes[r.IntN(len(classes))], arrives: time.Duration(c.arrives) * time.Microsecond,
@@ -210,7 +210,7 @@ func TestClassesUnderLoad(t *testing.T) {
 			guests = append(guests, guest{class: throttle.Interactive, arrives: at, leaves: 2 * time.Minute})
 		}
 	}
-	policy := throttle.Policy{Tiers: []throttle.Tier{per(sec, 10, throttle.GCRA)}, Guard: throttle.NoGuard, Ageing: time.Hour}
+	policy := throttle.Policy{Tiers: []throttle.Tier{per(sec, 10, throttle.GCRA)}, Guard: throttle.NoGuard, Aging: time.Hour}
 	with := visit(t, policy, nil, guests)
 	plain := slices.Clone(guests)
 	for i := range plain {
@@ -235,10 +235,10 @@ func TestClassesUnderLoad(t *testing.T) {
 }
 
 // TestAgeing: however many come for whom somebody waits, a Batch request goes ahead of
-// those that come when it has waited for twice Ageing, and a Normal one after once.
+// those that come when it has waited for twice Aging, and a Normal one after once.
 func TestAgeing(t *testing.T) {
-	const ageing = 5 * sec
-	for class, most := range map[throttle.Class]time.Duration{throttle.Batch: 2 * ageing, throttle.Normal: ageing} {
+	const aging = 5 * sec
+	for class, most := range map[throttle.Class]time.Duration{throttle.Batch: 2 * aging, throttle.Normal: aging} {
 		var guests []guest
 		for at := time.Duration(0); at < 40*sec; at += 50 * ms { // 20 a second, of 10
 			guests = append(guests, guest{class: throttle.Interactive, arrives: at, leaves: 40 * sec})
@@ -246,7 +246,7 @@ func TestAgeing(t *testing.T) {
 				guests = append(guests, guest{class: class, arrives: at})
 			}
 		}
-		got := visit(t, throttle.Policy{Tiers: []throttle.Tier{per(sec, 10, throttle.GCRA)}, Guard: throttle.NoGuard, Ageing: ageing}, nil, guests)
+		got := visit(t, throttle.Policy{Tiers: []throttle.Tier{per(sec, 10, throttle.GCRA)}, Guard: throttle.NoGuard, Aging: aging}, nil, guests)
 		old := waits(got, class)[0]
 		queue := time.Duration(0) // then ahead of it
 		for _, g := range got {
@@ -255,7 +255,7 @@ func TestAgeing(t *testing.T) {
 			}
 		}
 		if old <= most || old > most+queue+100*ms {
-			t.Errorf("%v waits for %v: Ageing allows %v, and %v for those ahead of it then", class, old, most, queue)
+			t.Errorf("%v waits for %v: Aging allows %v, and %v for those ahead of it then", class, old, most, queue)
 		}
 	}
 }
@@ -297,11 +297,11 @@ func TestHeadroom(t *testing.T) {
 	}
 }
 
-// TestHeadroomEnds: who has waited for Ageing needs leave nothing, so that nobody
+// TestHeadroomEnds: who has waited for Aging needs leave nothing, so that nobody
 // starves; and a cost that is most of a tier leaves what it can.
 func TestHeadroomEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := throttle.Policy{Tiers: []throttle.Tier{per(hour, 10, throttle.SlidingLog)}, Guard: throttle.NoGuard, Headroom: 50, Ageing: 7 * sec}
+		p := throttle.Policy{Tiers: []throttle.Tier{per(hour, 10, throttle.SlidingLog)}, Guard: throttle.NoGuard, Headroom: 50, Aging: 7 * sec}
 		l, start := limiter(t, p, nil), time.Now()
 		batch := throttle.WithClass(context.Background(), throttle.Batch)
 		for i, step := range []struct {
@@ -321,7 +321,7 @@ func TestHeadroomEnds(t *testing.T) {
 // TestHeadroomDeadline: that headroom makes a request late is known when it comes, and
 // so is that it will be old enough in time.
 func TestHeadroomDeadline(t *testing.T) {
-	p := throttle.Policy{Tiers: []throttle.Tier{per(hour, 10, throttle.SlidingLog)}, Guard: throttle.NoGuard, Headroom: 50, Ageing: 7 * sec}
+	p := throttle.Policy{Tiers: []throttle.Tier{per(hour, 10, throttle.SlidingLog)}, Guard: throttle.NoGuard, Headroom: 50, Aging: 7 * sec}
 	guests := slices.Repeat([]guest{{class: throttle.Batch}}, 5)
 	guests = append(guests,
 		guest{class: throttle.Batch, arrives: sec, within: 6 * sec},
@@ -412,7 +412,7 @@ func TestClassesForecasts(t *testing.T) {
 		guests = append(guests, guest{class: late.class, within: late.served - ms}, guest{class: late.class, within: late.served + ms})
 	}
 	p := exact(per(sec, 1, throttle.GCRA))
-	p.Ageing = hour
+	p.Aging = hour
 	got := visit(t, p, s, guests)
 	if made := s.made.Load(); made > 6 {
 		t.Errorf("%d forecasts were made for one crowd", made)
@@ -497,7 +497,7 @@ func TestClassesStormAtAFarStore(t *testing.T) {
 		callers := randomArrivals(r, 1+2*int64(seed%2)) // of one cost, or of three
 		synctest.Test(t, func(t *testing.T) {
 			s, p := far(time.Duration(r.IntN(30))*ms), steady()
-			p.Tiers[0].Burst, p.Ageing = 3, time.Duration(1+r.IntN(5))*sec
+			p.Tiers[0].Burst, p.Aging = 3, time.Duration(1+r.IntN(5))*sec
 			l := limiter(t, p, s)
 			order := arrive(t, l, callers)
 			for _, c := range classes {

@@ -41,14 +41,14 @@
 //
 // A wait that is known to outlast the context's deadline or Policy.MaxWait is
 // refused at once with [ErrDeadline], and a cost that no tier will ever admit with
-// [ErrNever]. Both cost nothing. Every refusal is a [*WaitError]. Forecast returns how
+// [ErrExceedsCapacity]. Both cost nothing. Every refusal is a [*WaitError]. Forecast returns how
 // long a request would wait now, and SetPolicy changes the limits while callers wait.
 //
 // # What goes first
 //
 // A batch job and the requests of users who wait may share one quota. Each call says
 // with its context what it is, WithClass(ctx, Interactive) or Batch, and the users' calls
-// go first. Nobody starves: after Policy.Ageing a Batch request counts as a Normal one
+// go first. Nobody starves: after Policy.Aging a Batch request counts as a Normal one
 // that has just come, and after as long again as an Interactive one. Policy.Headroom is
 // the part of every tier that Batch requests leave to the others, so that these need not
 // wait for a window that a job has filled.
@@ -73,10 +73,10 @@
 // # What nobody told
 //
 // Of what an earlier process sent, a limiter in this process knows nothing. A Policy
-// of [StartEmpty] takes all for used at first; a store that survives knows better. A
+// of [AssumeUsed] takes all for used at first; a store that survives knows better. A
 // [FixedWindow] whose boundaries are not known has [UnknownPhase]: it is rolling until
 // responses tell. And a tier that should last, 10,000 an hour without a rush in the
-// first minutes, has a Spread: so many at once, the others evenly.
+// first minutes, has a PaceBurst: so many at once, the others evenly.
 //
 // # Budgets
 //

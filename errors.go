@@ -18,8 +18,8 @@ var (
 	// MaxWait. The error also matches context.DeadlineExceeded.
 	ErrDeadline = errors.New("would wait past the deadline")
 
-	// ErrNever says that the cost is above a tier's capacity: no wait helps.
-	ErrNever = errors.New("costs more than the tier ever admits at once")
+	// ErrExceedsCapacity says that the cost is above a tier's capacity: no wait helps.
+	ErrExceedsCapacity = errors.New("costs more than the tier ever admits at once")
 
 	// ErrExhausted says that a tier which is a budget has not enough left: it returns at
 	// once, and Until is when there will be, if nothing is given back before.

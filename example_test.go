@@ -84,7 +84,7 @@ func ExampleLimiter_WaitN() {
 	}
 	fmt.Println(lim.WaitN(context.Background(), 100))
 	err = lim.WaitN(context.Background(), 101)
-	fmt.Println(errors.Is(err, throttle.ErrNever))
+	fmt.Println(errors.Is(err, throttle.ErrExceedsCapacity))
 	fmt.Println(err)
 	// Output:
 	// <nil>
@@ -270,7 +270,7 @@ func ExampleWaitError() {
 
 // An hour's quota that is to last the hour: three at once, the others one a second.
 func Example_pacing() {
-	p, err := throttle.ParsePolicy("reports", "3600/h;spread=3")
+	p, err := throttle.ParsePolicy("reports", "3600/h;pace_burst=3")
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -290,9 +290,9 @@ func Example_pacing() {
 	// false
 }
 
-// A program that was running a moment ago, and knows nothing of what it sent then.
-func Example_start() {
-	p := throttle.Policy{Name: "reports", Tiers: []throttle.Tier{throttle.PerMinute(60)}, Start: throttle.StartEmpty}
+// A program that was running a moment ago does not know what it sent then.
+func Example_assumeUsed() {
+	p := throttle.Policy{Name: "reports", Tiers: []throttle.Tier{throttle.PerMinute(60)}, AssumeUsed: true}
 	lim, err := throttle.New(p, nil)
 	if err != nil {
 		fmt.Println(err)

@@ -63,7 +63,7 @@ func TestForecastErrors(t *testing.T) {
 			cost throttle.Cost
 			want error
 		}{
-			{throttle.Cost{"requests": 6}, throttle.ErrNever},
+			{throttle.Cost{"requests": 6}, throttle.ErrExceedsCapacity},
 			{throttle.Cost{"cents": 2}, throttle.ErrExhausted},
 		} {
 			if _, err := l.Forecast(t.Context(), tt.cost); !errors.Is(err, tt.want) {
@@ -144,7 +144,7 @@ func TestTryAcquire(t *testing.T) {
 			t.Fatal(err)
 		}
 		refused(nil, "2/m", 50*time.Second, 0)
-		if _, err := l.TryAcquire(throttle.Cost{"tokens": 6}); !errors.Is(err, throttle.ErrNever) {
+		if _, err := l.TryAcquire(throttle.Cost{"tokens": 6}); !errors.Is(err, throttle.ErrExceedsCapacity) {
 			t.Errorf("more than ever: %v", err)
 		}
 		var wg sync.WaitGroup
@@ -216,7 +216,7 @@ func TestLateNamesTierAndAhead(t *testing.T) {
 // a release.
 func TestMaxWaitOfTheOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, MaxWait: 5 * time.Second, Guard: throttle.NoGuard, Ageing: time.Hour}
+		p := throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, MaxWait: 5 * time.Second, Guard: throttle.NoGuard, Aging: time.Hour}
 		l := mustNew(t, p, nil)
 		l.Allow()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -349,7 +349,7 @@ func TestHeadroomOfABudget(t *testing.T) {
 		t.Run(fmt.Sprint("idle: ", idle), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := exact(throttle.Tier{Limit: 1, Window: 10 * time.Second}, throttle.Budget(10, "cents", throttle.Month))
-				p.Headroom, p.Ageing = 50, 10*time.Second
+				p.Headroom, p.Aging = 50, 10*time.Second
 				l := mustNew(t, p, nil)
 				acquire(t, l, throttle.Cost{"cents": 8})
 				want := 10 * time.Second

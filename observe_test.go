@@ -105,7 +105,7 @@ func TestReportsOfOthers(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var p countingAPI
 				tier := throttle.PerMinute(100)
-				tier.Spread = 1
+				tier.PaceBurst = 1
 				wg := p.load(t, workers, tier, 24*time.Minute)
 				wg.Go(func() {
 					for range 24 * 30 {

@@ -33,7 +33,7 @@ func queueThenCancel(t *testing.T, p throttle.Policy, wait func(*throttle.Limite
 		for range 100 {
 			go func() {
 				if err := wait(l, ctx); err != context.Canceled {
-					t.Errorf("a cancelled caller got %v", err)
+					t.Errorf("a canceled caller got %v", err)
 				}
 			}()
 		}
@@ -47,10 +47,10 @@ func queueThenCancel(t *testing.T, p throttle.Policy, wait func(*throttle.Limite
 	return next
 }
 
-// x/time/rate lets waiters take tokens ahead of time. Those of 100 cancelled ones
+// x/time/rate lets waiters take tokens ahead of time. Those of 100 canceled ones
 // were mostly not given back: the next caller waited for more than 6 seconds
 // instead of a tenth of one.
-func TestPeersRow01CancelledWaiters(t *testing.T) {
+func TestPeersRow01CanceledWaiters(t *testing.T) {
 	for _, a := range []throttle.Algorithm{throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA} {
 		if next := queueThenCancel(t, spaced(a), (*throttle.Limiter).Wait); next != 100*ms {
 			t.Errorf("%v: the next is admitted after %v, want 100ms, as if they had never come", a, next)
@@ -58,9 +58,9 @@ func TestPeersRow01CancelledWaiters(t *testing.T) {
 	}
 }
 
-// x/time/rate gives a cancelled reservation back less what was reserved after it:
-// of 99 nearly all were lost, in whatever order they were cancelled.
-func TestPeersRow02CancelledReservations(t *testing.T) {
+// x/time/rate gives a canceled reservation back less what was reserved after it:
+// of 99 nearly all were lost, in whatever order they were canceled.
+func TestPeersRow02CanceledReservations(t *testing.T) {
 	for _, order := range []string{"oldest first", "newest first"} {
 		synctest.Test(t, func(t *testing.T) {
 			l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{per(10*sec, 100, throttle.TokenBucket)}}, nil)
@@ -143,9 +143,9 @@ func TestPeersRow04ClockReadUnderTheLock(t *testing.T) {
 	})
 }
 
-// failsafe-go keeps the seats of cancelled callers: after 100 of them the next
+// failsafe-go keeps the seats of canceled callers: after 100 of them the next
 // waited for all their turns, 9.95 seconds.
-func TestPeersRow05CancelledAcquires(t *testing.T) {
+func TestPeersRow05CanceledAcquires(t *testing.T) {
 	next := queueThenCancel(t, spaced(throttle.GCRA), func(l *throttle.Limiter, ctx context.Context) error {
 		_, err := l.Acquire(ctx, nil)
 		return err
@@ -171,8 +171,8 @@ func TestPeersRow07NeverIsAnError(t *testing.T) {
 		start := time.Now()
 		err := l.WaitN(context.Background(), 200)
 		var w *throttle.WaitError
-		if !errors.Is(err, throttle.ErrNever) || !errors.As(err, &w) || w.Wait != 0 || time.Since(start) != 0 {
-			t.Errorf("WaitN(200): %v after %v, want ErrNever at once, without a wait", err, time.Since(start))
+		if !errors.Is(err, throttle.ErrExceedsCapacity) || !errors.As(err, &w) || w.Wait != 0 || time.Since(start) != 0 {
+			t.Errorf("WaitN(200): %v after %v, want ErrExceedsCapacity at once, without a wait", err, time.Since(start))
 		}
 		if l.AllowN(200) {
 			t.Error("AllowN(200) is true")

@@ -31,9 +31,18 @@ func TestParsePolicy(t *testing.T) {
 	if got.String() != spec {
 		t.Errorf("written as %q\nwant       %q", got, spec)
 	}
+	for long, short := range map[string]string{
+		"5/sec + 100/min + 10000/hour": "5/s + 100/m + 10000/h",
+		"5/second + 100/minute":        "5/s + 100/m",
+		"1000/d + 9/hr + 2/24h":        "1000/d + 9/h + 2/d",
+	} {
+		if p, err := throttle.ParsePolicy("", long); err != nil || p.String() != short {
+			t.Errorf("%s is written as %s, %v", long, p, err)
+		}
+	}
 	for _, spec := range []string{
-		"5/s | ageing=30s;headroom=20", "5/s | guard=none", "5/s | guard=auto", "5/s | start=empty",
-		"60/m;algo=fixed_window;phase=unknown", "10000/h;unit=tokens;algo=token_bucket;burst=500;spread=20",
+		"5/s | aging=30s;headroom=20", "5/s | guard=none", "5/s | guard=auto", "5/s | assume_used=true",
+		"60/m;algo=fixed_window;phase=unknown", "10000/h;unit=tokens;algo=token_bucket;burst=500;pace_burst=20",
 		"100000000/month;unit=usd;zone=Europe/Berlin;budget=true | alert_at=50,80,100", "7/week + 1/day | guard=none",
 	} {
 		if p, err := throttle.ParsePolicy("", spec); err != nil || p.String() != spec {
@@ -44,27 +53,27 @@ func TestParsePolicy(t *testing.T) {
 
 func TestParsePolicyRefuses(t *testing.T) {
 	for spec, want := range map[string]string{
-		"":                               `policy "p": tier 0 "": limit: "" is not a whole number`,
-		"5/s +":                          `policy "p": tier 1 "": limit`,
-		"5/s + 5/x":                      `policy "p": tier 1 "5/x": window: "x" is not a length of time`,
-		"5//s":                           `policy "p": tier 0 "5//s": window: "/s"`,
-		"5/s | burst=3":                  `policy "p": option "burst": is not an option of a policy: use guard`,
-		"5/s | guard=fast":               `option "guard": "fast" is not a length of time`,
-		"5/s | guard=-5ms":               "Guard is -5ms: it must be at least 0, NoGuard or AutoGuard",
-		"5/s | max_queue=-1":             "MaxQueue is -1: it must be at least 0",
-		"5/s | max_wait=-1s":             "MaxWait is -1s",
-		"5/s | max_pause=-1s":            "MaxPause is -1s",
-		"5/s | ageing=-1s":               "Ageing is -1s: it must be from 0 to",
-		"5/s | headroom=91":              "Headroom is 91: it must be from 0 to 90 percent",
-		"5/s | headroom=-1":              "Headroom is -1",
-		"5/s | headroom=half":            `option "headroom"`,
-		"5/s | start=soon":               `option "start": "soon" is not a start: use full or empty`,
-		"5/s;phase=unknown":              "Phase is -1ns: sliding_log has none",
-		"5/s;spread=6":                   "Spread is 6: it must be from 1 to Limit, 5, or zero for none",
-		"5;algo=concurrency;spread=1":    "Spread is 1: Concurrency has no window to spread over",
-		"5/s | ":                         `option "": write name=value`,
-		"5/s | guard=1s | x":             "is not a length of time",
-		"5/s;algo=token_bucket;burst=-3": `option "burst": "-3" is not a whole number`,
+		"":                                `policy "p": tier 0 "": limit: "" is not a whole number`,
+		"5/s +":                           `policy "p": tier 1 "": limit`,
+		"5/s + 5/x":                       `policy "p": tier 1 "5/x": window: "x" is not a length of time`,
+		"5//s":                            `policy "p": tier 0 "5//s": window: "/s"`,
+		"5/s | burst=3":                   `policy "p": option "burst": is not an option of a policy: use guard`,
+		"5/s | guard=fast":                `option "guard": "fast" is not a length of time`,
+		"5/s | guard=-5ms":                "Guard is -5ms: it must be at least 0, NoGuard or AutoGuard",
+		"5/s | max_queue=-1":              "MaxQueue is -1: it must be at least 0",
+		"5/s | max_wait=-1s":              "MaxWait is -1s",
+		"5/s | max_pause=-1s":             "MaxPause is -1s",
+		"5/s | aging=-1s":                 "Aging is -1s: it must be from 0 to",
+		"5/s | headroom=91":               "Headroom is 91: it must be from 0 to 90 percent",
+		"5/s | headroom=-1":               "Headroom is -1",
+		"5/s | headroom=half":             `option "headroom"`,
+		"5/s | assume_used=soon":          `option "assume_used": "soon" is neither true nor false`,
+		"5/s;phase=unknown":               "Phase is -1ns: sliding_log has none",
+		"5/s;pace_burst=6":                "PaceBurst is 6: it must be from 1 to Limit, 5, or zero for none",
+		"5;algo=concurrency;pace_burst=1": "PaceBurst is 1: Concurrency has no window to spread over",
+		"5/s | ":                          `option "": write name=value`,
+		"5/s | guard=1s | x":              "is not a length of time",
+		"5/s;algo=token_bucket;burst=-3":  `option "burst": "-3" is not a whole number`,
 	} {
 		p, err := throttle.ParsePolicy("p", spec)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -79,7 +88,7 @@ func TestParsePolicyRefuses(t *testing.T) {
 func FuzzParsePolicy(f *testing.F) {
 	for _, spec := range []string{
 		"5/s + 10000/h", "100000/m;unit=tokens;algo=token_bucket;burst=20000", "10;algo=concurrency", "1/30d",
-		"5/s | guard=none;max_wait=1h;start=empty", "5/s | ageing=1m;headroom=90", "9/h;algo=fixed_window;phase=unknown;spread=3", "9/h;algo=sliding_window;precision=10s",
+		"5/s | guard=none;max_wait=1h;assume_used=true", "5/s | aging=1m;headroom=90", "9/h;algo=fixed_window;phase=unknown;pace_burst=3", "9/h;algo=sliding_window;precision=10s",
 		"9/month;zone=Asia/Beirut;budget=true + 5/day + 1/week | alert_at=50,80", "1/s;unit=usd;estimated=true", "5/x", "5//s", "+", "|", ";", "",
 	} {
 		f.Add(spec)
@@ -108,7 +117,6 @@ func TestValidateReportsAll(t *testing.T) {
 		Name:     "bad\nname",
 		Tiers:    []throttle.Tier{throttle.PerSecond(5), {Limit: 0, Window: time.Second}, {Limit: 3, Window: time.Second, Burst: -1, Algorithm: throttle.GCRA}},
 		Guard:    -3,
-		Start:    2,
 		MaxWait:  -1,
 		MaxQueue: -1,
 		MaxPause: -1,
@@ -118,7 +126,7 @@ func TestValidateReportsAll(t *testing.T) {
 		t.Fatal("valid")
 	}
 	for _, want := range []string{
-		`Name is "bad\nname"`, "Start is 2: it must be StartFull or StartEmpty", "Guard is -3ns", "MaxWait is -1ns", "MaxQueue is -1", "MaxPause is -1ns",
+		`Name is "bad\nname"`, "Guard is -3ns", "MaxWait is -1ns", "MaxQueue is -1", "MaxPause is -1ns",
 		`tier 1 "0/s": Limit is 0: it must be from 1`, `tier 2 "3/s;algo=gcra;burst=-1": Burst is -1`,
 	} {
 		if !strings.Contains(err.Error(), want) {

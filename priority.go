@@ -9,14 +9,14 @@ import (
 // quota, and a Limiter takes the class from the context: see WithClass.
 //
 // Those who wait are served in the order in which they came, but a Normal request counts
-// as one that came Policy.Ageing later, and a Batch one as one that came twice as much
+// as one that came Policy.Aging later, and a Batch one as one that came twice as much
 // later. So with the default of 10 s an Interactive request goes ahead of the Normal
 // ones that have waited for less than 10 s and of the Batch ones that have waited for
 // less than 20 s; a Normal one ahead of the Batch ones that have waited for less than
 // 10 s; and nobody starves. Within a class it is first in, first out. Who is overtaken
 // keeps its place among the others, and its deadline.
 //
-// A Batch request that has waited for less than Ageing leaves Policy.Headroom of every
+// A Batch request that has waited for less than Aging leaves Policy.Headroom of every
 // tier to the others. In a fleet it is not booked ahead of time either, but for some
 // milliseconds, so that the others of all processes go ahead of it. Interactive and Normal
 // requests of different processes are served in the order in which they are booked.

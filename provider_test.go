@@ -12,14 +12,14 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// A program that starts again knows nothing of what it sent a second ago. It can begin
-// with what is certain.
-func TestStart(t *testing.T) {
+// TestAssumeUsed: a restarted program does not know what it sent a second ago. With AssumeUsed
+// it is not refused.
+func TestAssumeUsed(t *testing.T) {
 	tiers := []throttle.Tier{throttle.PerSecond(5), {Limit: 60, Window: 20 * time.Second}}
 	for _, algorithm := range []throttle.Algorithm{throttle.SlidingLog, throttle.FixedWindow, throttle.TokenBucket} {
-		for _, start := range []throttle.Start{throttle.StartFull, throttle.StartEmpty} {
+		for _, used := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
-				policy := throttle.Policy{Start: start}
+				policy := throttle.Policy{AssumeUsed: used}
 				for _, tier := range tiers {
 					tier.Algorithm = algorithm
 					policy.Tiers = append(policy.Tiers, tier)
@@ -30,19 +30,19 @@ func TestStart(t *testing.T) {
 					saturate(t, policy, api, 8, 45*time.Second)
 				}
 				refused, _ := outcome(api)
-				if (refused > 0) != (start == throttle.StartFull) {
-					t.Errorf("%v, start %d: %v refused", algorithm, start, refused)
+				if (refused > 0) == used {
+					t.Errorf("%v, AssumeUsed %t: %v refused", algorithm, used, refused)
 				}
 			})
 		}
 	}
 }
 
-// The keys of a group begin with the group: a new one, or one that was dropped, does
-// not begin with nothing once a window has passed.
-func TestStartOfAGroup(t *testing.T) {
+// TestAssumeUsedInAGroup: the quotas of a group's keys count as used from NewGroup on. A key that
+// is first used a window later is unused.
+func TestAssumeUsedInAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g, err := throttle.NewGroup(throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(5)}, Start: throttle.StartEmpty}, nil)
+		g, err := throttle.NewGroup(throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(5)}, AssumeUsed: true}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,7 @@ func TestSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := throttletest.New(throttle.Tier{Limit: 36000, Window: time.Hour, Algorithm: throttle.GCRA, Burst: 1})
 		api.Delay = uniform(5*time.Millisecond, 50*time.Millisecond)
-		spread := throttle.Tier{Limit: 36000, Window: time.Hour, Spread: 1}
+		spread := throttle.Tier{Limit: 36000, Window: time.Hour, PaceBurst: 1}
 		saturate(t, throttle.Policy{Tiers: []throttle.Tier{spread}}, api, 8, 10*time.Minute)
 		refused, accepted := outcome(api)
 		// A tenth of a second, and the way there, which is 27.5 ms on average.
@@ -77,7 +77,7 @@ func TestSpread(t *testing.T) {
 
 func TestStatusOfASpreadTier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hour := throttle.Tier{Limit: 3600, Window: time.Hour, Spread: 4}
+		hour := throttle.Tier{Limit: 3600, Window: time.Hour, PaceBurst: 4}
 		lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{hour, throttle.PerMinute(100)}, Guard: throttle.NoGuard}, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -99,7 +99,7 @@ func TestStatusOfASpreadTier(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 		err = lim.WaitN(t.Context(), 5)
-		if want := `throttle: tier 3600/h;spread=4 costs more than the tier ever admits at once`; err == nil || err.Error() != want {
+		if want := `throttle: tier 3600/h;pace_burst=4 costs more than the tier ever admits at once`; err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
 	})

@@ -14,15 +14,15 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/internal/delivery"
-	"github.com/apithrottle/throttle/internal/verdict"
+	"github.com/apithrottle/throttle/internal/outcome"
+	"github.com/apithrottle/throttle/internal/rtt"
 	"github.com/apithrottle/throttle/store"
 )
 
 // An attemptTrace is what the base reports of a request in flight, and the end of an attempt of
 // which nothing was written by SendBy.
 type attemptTrace struct {
-	delivery.Delivery
+	rtt.Delivery
 	std bool // the base is net/http's own
 
 	headers, uploaded atomic.Int64 // how long after admission the headers were written, and the body after them, nanoseconds
@@ -175,7 +175,7 @@ func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answ
 		a.succeeded()
 	}
 	if answer != nil && answer.Kind != answers.Passed {
-		verdict.Tell(ctx, answer.Refusal)
+		outcome.Tell(ctx, answer.Refusal)
 	}
 	return answer
 }

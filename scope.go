@@ -286,7 +286,7 @@ func (s *scope) config(t *terms) queue.Config {
 	c := queue.Config{
 		Quota:    t.quota,
 		MaxQueue: t.policy.MaxQueue,
-		Aging:    t.policy.ageing(),
+		Aging:    t.policy.aging(),
 		Headroom: t.policy.Headroom,
 	}
 	if t.auto {

@@ -82,7 +82,7 @@ func TestSetPolicyKeepsWhatCallersAskFor(t *testing.T) {
 		soon, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 		defer cancel()
 		gone, giveUp := context.WithCancel(t.Context())
-		expect("a cost that fits no more", t.Context(), 6, throttle.ErrNever, 10*time.Second)
+		expect("a cost that fits no more", t.Context(), 6, throttle.ErrExceedsCapacity, 10*time.Second)
 		expect("one that gives up", gone, 1, context.Canceled, 20*time.Second)
 		expect("one that can't be in time any more", soon, 3, throttle.ErrDeadline, 10*time.Second)
 		expect("one of no deadline", t.Context(), 3, nil, time.Minute)

@@ -228,7 +228,7 @@ func TestEstimateAboveABudget(t *testing.T) {
 		estimate, actual int64
 		want             error
 	}{
-		{601, 0, throttle.ErrNever},
+		{601, 0, throttle.ErrExceedsCapacity},
 		{500, 100, nil},
 		{501, 0, throttle.ErrExhausted},
 		{500, 550, nil}, // an estimate that was too low
@@ -271,7 +271,7 @@ func TestPermitSettle(t *testing.T) {
 	p.Release()
 	p, _ = lim.Acquire(t.Context(), throttle.Cost{"tokens": 300})
 	if err := p.Cancel(t.Context()); err != nil || !slices.Equal(used(t, lim), []int64{1, 0}) {
-		t.Errorf("cancelled: %v, used %v", err, used(t, lim))
+		t.Errorf("canceled: %v, used %v", err, used(t, lim))
 	}
 }
 

@@ -304,7 +304,7 @@ func TestTransportClosesBodyOnce(t *testing.T) {
 		name   string
 		tr     func(t *testing.T) *throttle.Transport
 		within time.Duration // of the context; 0 for no deadline
-		cancel time.Duration // when the context is cancelled; 0 for never
+		cancel time.Duration // when the context is canceled; 0 for never
 		answer func(int, *http.Request) (*http.Response, error)
 		err    error
 		at     time.Duration // when the error comes
@@ -353,7 +353,7 @@ func TestTransportClosesBodyOnce(t *testing.T) {
 			tr: func(t *testing.T) *throttle.Transport {
 				return &throttle.Transport{Limiter: trLimiter(t, one), Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"requests": 2} }}
 			},
-			err: throttle.ErrNever,
+			err: throttle.ErrExceedsCapacity,
 		},
 		{
 			name: "budget used up",
@@ -398,7 +398,7 @@ func TestTransportClosesBodyOnce(t *testing.T) {
 			err: throttle.ErrBanned,
 		},
 		{
-			name:   "cancelled while waiting",
+			name:   "canceled while waiting",
 			tr:     func(t *testing.T) *throttle.Transport { return &throttle.Transport{Limiter: taken(t, one)} },
 			cancel: 3 * time.Second,
 			err:    context.Canceled,

@@ -116,7 +116,7 @@ func (l *Limiter) plain() (*scope, *terms) {
 }
 
 // WaitN blocks until n requests may be sent at once. It does not wait for 0, and
-// refuses with ErrNever what is above a tier's capacity.
+// refuses with ErrExceedsCapacity what is above a tier's capacity.
 func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 	if n == 0 && l.err == nil {
 		return ctx.Err()

@@ -19,7 +19,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
-	"github.com/apithrottle/throttle/internal/leak"
+	"github.com/apithrottle/throttle/internal/leaktest"
 	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
@@ -32,7 +32,7 @@ const (
 	hour = time.Hour
 )
 
-func TestMain(m *testing.M) { os.Exit(leak.Run(m)) }
+func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }
 
 // TestRootLinksNoThirdParty: whoever imports the root package links the standard
 // library and this module, nothing else.
@@ -113,7 +113,7 @@ func TestNewErrors(t *testing.T) {
 type step struct {
 	at     time.Duration // since the start, never before the last step
 	do     string        // "" for a caller, "cancel", "pause", "allow" or "refuse" for what Allow answers
-	who    string        // the caller who comes or whose context is cancelled
+	who    string        // the caller who comes or whose context is canceled
 	n      int64         // requests at once. If zero, 1
 	within time.Duration // the caller's deadline, from now on. If zero, none
 	pause  time.Duration
@@ -205,14 +205,14 @@ func TestWaitSteps(t *testing.T) {
 			{at: 999 * ms, do: "refuse"},
 			{at: sec, do: "allow", n: 5},
 		}},
-		{"the head is cancelled", bucket, []step{
+		{"the head is canceled", bucket, []step{
 			{do: "allow", n: 8},
 			{who: "large", n: 10, end: 100 * ms, err: context.Canceled},
 			{who: "small", n: 3, end: 100 * ms},
 			{who: "next", n: 1, end: 200 * ms},
 			{at: 100 * ms, do: "cancel", who: "large"},
 		}},
-		{"all but the last are cancelled", one, []step{
+		{"all but the last are canceled", one, []step{
 			{do: "allow"},
 			{who: "a", end: 500 * ms, err: context.Canceled},
 			{who: "b", end: 500 * ms, err: context.Canceled},
@@ -224,13 +224,13 @@ func TestWaitSteps(t *testing.T) {
 			{at: 600 * ms, who: "e", end: 2 * sec},
 		}},
 		{"a cost above the limit is never admitted", five, []step{
-			{who: "at once", n: 6, err: throttle.ErrNever},
+			{who: "at once", n: 6, err: throttle.ErrExceedsCapacity},
 			{do: "allow", n: 5},
 			{who: "waits", end: sec},
-			{who: "behind another", n: 6, err: throttle.ErrNever},
-			{who: "with a deadline", n: 6, within: 1 * ms, err: throttle.ErrNever},
+			{who: "behind another", n: 6, err: throttle.ErrExceedsCapacity},
+			{who: "with a deadline", n: 6, within: 1 * ms, err: throttle.ErrExceedsCapacity},
 			{do: "pause", pause: 500 * ms},
-			{who: "paused", n: math.MaxInt64, err: throttle.ErrNever},
+			{who: "paused", n: math.MaxInt64, err: throttle.ErrExceedsCapacity},
 			{at: sec, do: "refuse", n: 5},
 			{at: sec, do: "allow", n: 4},
 		}},
@@ -531,7 +531,7 @@ func TestStormBeforeTheFirstSlot(t *testing.T) {
 func TestContextErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(throttle.PerSecond(1)), nil)
-		cancelled, cancel := context.WithCancel(context.Background())
+		canceled, cancel := context.WithCancel(context.Background())
 		cancel()
 		expired, cancel := context.WithTimeout(context.Background(), 0)
 		defer cancel()
@@ -552,8 +552,8 @@ func TestContextErrors(t *testing.T) {
 			"Acquire(nil)":     acquire(nil),
 			"Acquire(nothing)": acquire(throttle.Cost{"requests": 0}),
 		} {
-			if err := f(cancelled); err != context.Canceled {
-				t.Errorf("%s with a cancelled context: %v", name, err)
+			if err := f(canceled); err != context.Canceled {
+				t.Errorf("%s with a canceled context: %v", name, err)
 			}
 			if err := f(expired); err != context.DeadlineExceeded {
 				t.Errorf("%s with an expired context: %v", name, err)
@@ -583,7 +583,7 @@ func TestContextEndsWhileWaiting(t *testing.T) {
 		ctx, cancel = context.WithCancel(context.Background())
 		time.AfterFunc(sec, cancel)
 		if _, err := l.Acquire(ctx, nil); err != context.Canceled || time.Since(start) != 2*sec {
-			t.Errorf("cancelled: %v after %v", err, time.Since(start))
+			t.Errorf("canceled: %v after %v", err, time.Since(start))
 		}
 	})
 }
@@ -685,10 +685,10 @@ func TestNeverNamesTheTier(t *testing.T) {
 	l := limiter(t, exact(throttle.PerSecond(5), tokens), nil)
 	p, err := l.Acquire(context.Background(), throttle.Cost{"tokens": 201})
 	var w *throttle.WaitError
-	if p != nil || !errors.Is(err, throttle.ErrNever) || !errors.As(err, &w) {
+	if p != nil || !errors.Is(err, throttle.ErrExceedsCapacity) || !errors.As(err, &w) {
 		t.Fatalf("Acquire: %v, %v", p, err)
 	}
-	want := throttle.WaitError{Policy: "api", Tier: tokens.String(), Err: throttle.ErrNever}
+	want := throttle.WaitError{Policy: "api", Tier: tokens.String(), Err: throttle.ErrExceedsCapacity}
 	if *w != want {
 		t.Errorf("the error is %+v, want %+v", *w, want)
 	}
@@ -758,8 +758,8 @@ func TestPermitCancelAfterTheGuard(t *testing.T) {
 	})
 }
 
-// TestAnchoredOpenerCancelled: a window opens with the first request that is sent.
-func TestAnchoredOpenerCancelled(t *testing.T) {
+// TestAnchoredOpenerCanceled: a window opens with the first request that is sent.
+func TestAnchoredOpenerCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, start := limiter(t, throttle.Policy{Tiers: []throttle.Tier{per(sec, 2, throttle.AnchoredWindow)}}, nil), time.Now()
 		opener := acquire(t, l, nil)
@@ -788,9 +788,9 @@ func TestPermitTwice(t *testing.T) {
 		{"nothing", nil, 2, 2},
 		{"arrived", calls{arrived, arrived, arrived}, 2, 2},
 		{"released", calls{release, release, arrived, release}, 2, 1},
-		{"cancelled", calls{cancel, cancel, arrived, release}, 1, 1},
-		{"cancelled after it arrived", calls{arrived, cancel, cancel}, 2, 2},
-		{"cancelled after it was released", calls{release, cancel, release}, 2, 1},
+		{"canceled", calls{cancel, cancel, arrived, release}, 1, 1},
+		{"canceled after it arrived", calls{arrived, cancel, cancel}, 2, 2},
+		{"canceled after it was released", calls{release, cancel, release}, 2, 1},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(9), {Limit: 9, Algorithm: throttle.Concurrency}}}, nil)
@@ -808,7 +808,7 @@ func TestPermitTwice(t *testing.T) {
 			}
 			wg.Wait()
 			if open := status(t, l).Tiers[1].Used; open != 1 {
-				t.Errorf("%s, then released and cancelled by ten: %d are open, want 1", test.name, open)
+				t.Errorf("%s, then released and canceled by ten: %d are open, want 1", test.name, open)
 			}
 		})
 	}
@@ -1247,8 +1247,8 @@ func TestDeadlineOverPermits(t *testing.T) {
 		end    time.Duration
 		wait   time.Duration // of the refusal
 	}{
-		{"a request is cancelled", true, 100 * ms, 2300 * ms, 2100 * ms, 0},
-		{"a request is cancelled, which does not help", true, 100 * ms, 1900 * ms, 100 * ms, 2 * sec},
+		{"a request is canceled", true, 100 * ms, 2300 * ms, 2100 * ms, 0},
+		{"a request is canceled, which does not help", true, 100 * ms, 1900 * ms, 100 * ms, 2 * sec},
 		{"a request is long on its way", false, 5 * sec, 2500 * ms, 5 * sec, 3 * sec},
 		{"a request is long on its way, which does not matter", false, 5 * sec, 9 * sec, 13 * sec, 0},
 	} {

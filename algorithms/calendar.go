@@ -68,8 +68,8 @@ func (t Tier) checkCalendar(bad func(format string, args ...any)) {
 	if t.Period == NoPeriod || t.Period >= periodCount {
 		bad("Period is %d: it must be Day, Week or Month", uint8(t.Period))
 	}
-	if t.Spread != 0 {
-		bad("Spread is %d: the periods of Calendar differ in length, leave it zero", t.Spread)
+	if t.PaceBurst != 0 {
+		bad("PaceBurst is %d: the periods of Calendar differ in length, leave it zero", t.PaceBurst)
 	}
 	if _, err := location(t.Zone); err != nil {
 		bad("Zone is %q: %w", t.Zone, err)
@@ -302,7 +302,7 @@ func (p *Plan) Starts(wall int64) (starts []int64) {
 	return starts
 }
 
-// Exhausted tells whether a tier that decided is a budget: then nobody waits for it.
+// Exhausted reports whether a tier that decided is a budget: then nobody waits for it.
 func (p *Plan) Exhausted(tier int) bool { return tier >= 0 && p.tiers[tier].Budget }
 
 // exhausted is the first budget that has no room for the cost now, or else the tier

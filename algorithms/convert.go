@@ -135,7 +135,7 @@ func (l *Ledger) keep(r *slidingLog, stamps []int64, after, inFlight int64) {
 	*l.ring(r.site), l.word[r.word] = stamps, 0
 }
 
-// isLike tells whether a tier of the same unit goes on where the other one was.
+// isLike reports whether a tier of the same unit goes on where the other one was.
 func (t Tier) isLike(o Tier) bool {
 	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone
 }

@@ -158,7 +158,7 @@ func cutList(b []byte, ok bool) (list []int64, rest []byte, _ bool) {
 	return list, b, true
 }
 
-// sound tells whether a plan's rules may rely on what was read.
+// sound reports whether a plan's rules may rely on what was read.
 func (l *Ledger) sound() bool {
 	slots := len(l.word) - l.plan.base
 	if slots < 0 || slots%l.plan.stride() != 0 || !stored(l.last) || !l.slotsSound() {
@@ -202,7 +202,7 @@ func stored(list ...int64) bool {
 	return true
 }
 
-// slotsSound tells whether slots land in order and carry what is on its way.
+// slotsSound reports whether slots land in order and carry what is on its way.
 func (l *Ledger) slotsSound() bool {
 	aloft := make([]int64, len(l.plan.units))
 	var before int64
@@ -258,7 +258,7 @@ func (l *Ledger) viewSound(v *view) bool {
 	return stored(known...) && (len(known) == 0 || known[0] <= known[1])
 }
 
-// logSound tells whether a log's stamps are in order, from the oldest on.
+// logSound reports whether a log's stamps are in order, from the oldest on.
 func (l *Ledger) logSound(r *slidingLog) bool {
 	ring, oldest := *l.ring(r.site), l.word[r.word]
 	length := int64(len(ring))
@@ -272,7 +272,7 @@ func (l *Ledger) logSound(r *slidingLog) bool {
 		(oldest == 0 || ring[length-1] <= ring[0] && stored(ring[oldest-1], ring[oldest]))
 }
 
-// groupsSound tells whether groups of stamps are in order and add up.
+// groupsSound reports whether groups of stamps are in order and add up.
 func (l *Ledger) groupsSound(r *slidingWindow) bool {
 	groups := *l.ring(r.site)
 	var total, before int64
@@ -285,5 +285,5 @@ func (l *Ledger) groupsSound(r *slidingWindow) bool {
 	return len(groups) == 0 && total == l.word[r.word]
 }
 
-// indexSound tells whether a window's number is one that time comes to.
+// indexSound reports whether a window's number is one that time comes to.
 func (a aligned) indexSound(index int64) bool { return index >= 0 && index <= mostStored/a.window }

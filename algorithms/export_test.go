@@ -2,7 +2,7 @@ package algorithms
 
 import "slices"
 
-// SameAs tells whether two ledgers remember the same, bit for bit but for the clock.
+// SameAs reports whether two ledgers remember the same, bit for bit but for the clock.
 func (l *Ledger) SameAs(o *Ledger) bool {
 	if !slices.Equal(l.word, o.word) || !slices.Equal(l.readings(), o.readings()) {
 		return false

@@ -88,7 +88,7 @@ type sent struct {
 	cost      []int64
 	actual    []int64 // what of the cost is no estimate, and what the rest has turned out to be
 	flight    Flight
-	cancelled bool
+	canceled  bool
 	answered  bool
 	held      bool
 }
@@ -158,7 +158,7 @@ func (g *game) addTier(a Algorithm, window float64, limit int64) {
 		t.Budget = g.rand.IntN(2) == 0
 	}
 	if t.Window > 0 && g.rand.IntN(6) == 0 {
-		t.Spread = 1 + g.rand.Int64N(limit)
+		t.PaceBurst = 1 + g.rand.Int64N(limit)
 	}
 	g.tiers = append(g.tiers, t)
 }
@@ -370,7 +370,7 @@ func (g *game) cancel(i int) {
 		return
 	}
 	s := g.take(i)
-	s.cancelled = true
+	s.canceled = true
 	g.l.Cancel(g.now, s.flight, s.cost)
 }
 
@@ -462,7 +462,7 @@ type arrival struct {
 func (g *game) arrivals(mode int, losses bool) (arrivals []arrival) {
 	for _, s := range g.history {
 		lost := losses && g.guard > 0 && !s.answered && g.rand.IntN(3) > 0
-		if s.cancelled || lost {
+		if s.canceled || lost {
 			continue
 		}
 		known, estimated := g.parts(s)
@@ -494,8 +494,8 @@ func (g *game) accept(arrivals []arrival, tiers []Tier, mode int) {
 func (g *game) judges(but func(Tier) bool) (tiers []Tier) {
 	for _, t := range g.tiers {
 		tiers = append(tiers, t)
-		if t.Spread > 0 {
-			tiers = append(tiers, Tier{Limit: t.Limit, Window: t.Window, Algorithm: GCRA, Burst: t.Spread, Unit: t.Unit})
+		if t.PaceBurst > 0 {
+			tiers = append(tiers, Tier{Limit: t.Limit, Window: t.Window, Algorithm: GCRA, Burst: t.PaceBurst, Unit: t.Unit})
 		}
 	}
 	if but != nil {

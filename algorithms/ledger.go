@@ -120,7 +120,7 @@ func (l *Ledger) leaving(tier int, n, headroom int64) int64 {
 // and tier are those of Earliest, and tier is -1 if the cost was charged. The request
 // lands when the guard has passed: in microseconds, a grain at least and MaxWindow at most, 0
 // for the plan's;
-// one that is held may be landed or cancelled before.
+// one that is held may be landed or canceled before.
 func (l *Ledger) Take(now Moment, cost []int64, guard int64, held bool) (f Flight, at int64, tier int) {
 	return l.TakeLeaving(now, cost, 0, guard, held)
 }
@@ -275,7 +275,7 @@ func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
 
 // Cancel says that the request was never sent and gives back what it was
 // charged. After the guard only what a concurrency tier holds and what was estimated
-// are given back: the rest may long have been counted. It tells whether that was not so.
+// are given back: the rest may long have been counted. It reports whether that was not so.
 func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	l.advance(now)
 	inTime = l.alight(f, cost)
@@ -368,7 +368,7 @@ func (l *Ledger) Usage(now Moment) []Usage {
 	return usage
 }
 
-// Fresh tells whether the ledger decides as a new one would.
+// Fresh reports whether the ledger decides as a new one would.
 func (l *Ledger) Fresh(now Moment) bool {
 	now = l.advance(now)
 	for i, r := range l.plan.rules {

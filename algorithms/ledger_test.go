@@ -254,7 +254,7 @@ func TestFixedWindowAcrossTheBoundary(t *testing.T) {
 	}
 }
 
-// What is cancelled on its way leaves the ledger as if it had never come.
+// What is canceled on its way leaves the ledger as if it had never come.
 func TestCancel(t *testing.T) {
 	const guard = 50 * time.Millisecond
 	for _, a := range all {
@@ -460,7 +460,7 @@ func TestUnknownPhase(t *testing.T) {
 
 // A spread tier lets a few go at once, and the others evenly.
 func TestSpread(t *testing.T) {
-	l := ledger(t, 0, Tier{Limit: 3600, Window: time.Hour, Spread: 3}, Tier{Limit: 10, Window: time.Minute})
+	l := ledger(t, 0, Tier{Limit: 3600, Window: time.Hour, PaceBurst: 3}, Tier{Limit: 10, Window: time.Minute})
 	want := []time.Duration{0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 60, 60, 60, 61}
 	for i, s := range want {
 		now := earliest(l, 0, 1)
@@ -495,7 +495,7 @@ func TestSpend(t *testing.T) {
 		{Tier{Limit: 5, Window: sec, Algorithm: TokenBucket}, 250 * ms},
 		{Tier{Limit: 5, Window: sec, Burst: 1, Algorithm: GCRA}, 250 * ms},
 		{Tier{Limit: 5, Algorithm: Concurrency}, 50 * ms},
-		{Tier{Limit: 3600, Window: time.Hour, Spread: 5}, time.Hour + 50*ms},
+		{Tier{Limit: 3600, Window: time.Hour, PaceBurst: 5}, time.Hour + 50*ms},
 	} {
 		l := ledger(t, 50*ms, tt.tier)
 		l.Charge(at(0), []int64{1}, 0, true) // all the same if something was sent

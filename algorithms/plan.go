@@ -116,7 +116,7 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 	}
 	for i, t := range tiers {
 		p.add(t.normal(), i)
-		if t.Spread > 0 {
+		if t.PaceBurst > 0 {
 			p.add(t.pace().normal(), i)
 		}
 	}
@@ -211,18 +211,18 @@ func (p *Plan) Start() time.Time { return p.start }
 // within the same 1<<Grain microseconds land together.
 func (p *Plan) Grain() int { return p.grain }
 
-// Aligned tells whether a tier follows the wall clock, so that Moment.Wall matters.
+// Aligned reports whether a tier follows the wall clock, so that Moment.Wall matters.
 func (p *Plan) Aligned() bool { return p.aligned }
 
-// Concurrent tells whether a tier limits what is open at once, so that every
+// Concurrent reports whether a tier limits what is open at once, so that every
 // admission must be released.
 func (p *Plan) Concurrent() bool { return p.concurrent }
 
-// Estimates tells whether a unit is estimated, so that every admission must be
+// Estimates reports whether a unit is estimated, so that every admission must be
 // settled or released.
 func (p *Plan) Estimates() bool { return p.estimates }
 
-// Estimated tells whether amounts of a unit are estimates until they are settled.
+// Estimated reports whether amounts of a unit are estimates until they are settled.
 func (p *Plan) Estimated(unit int) bool { return p.estimated[unit] }
 
 // Most is for each unit the largest amount that every tier can admit; any amount of a
@@ -250,7 +250,7 @@ func (p *Plan) TooLarge(cost []int64) int {
 	return -1
 }
 
-// Equal tells whether two plans decide alike.
+// Equal reports whether two plans decide alike.
 func (p *Plan) Equal(q *Plan) bool {
 	return p == q || p.guard == q.guard && slices.Equal(p.tiers, q.tiers)
 }

@@ -44,7 +44,7 @@ func TestMaxRates(t *testing.T) {
 		{bucket(100, 7), 50 * ms, 100},
 		{bucket(10_000, 100), 50 * ms, 100 / 0.0501},
 		{bucket(1, 1), 50 * ms, 1 / 1.050},
-		{Tier{Limit: 3600, Window: time.Hour, Spread: 1}, 50 * ms, 1 / 1.050},
+		{Tier{Limit: 3600, Window: time.Hour, PaceBurst: 1}, 50 * ms, 1 / 1.050},
 		{Tier{Limit: 5, Window: time.Second}, 50 * ms, 5 / 1.050},
 		{Tier{Limit: 5, Window: time.Second, Algorithm: SlidingWindow}, 50 * ms, 5 / 1.050},
 		{Tier{Limit: 5, Window: time.Second, Algorithm: AnchoredWindow}, 50 * ms, 5 / 1.050},

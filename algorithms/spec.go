@@ -2,48 +2,54 @@ package algorithms
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
 
-// letters name the windows that have a one-letter form.
-var letters = []struct {
-	name   string
+// lengths are the ones that have names. The first name is the short form.
+var lengths = []struct {
 	length time.Duration
-}{{"d", 24 * time.Hour}, {"h", time.Hour}, {"m", time.Minute}, {"s", time.Second}}
+	names  []string
+}{
+	{24 * time.Hour, []string{"d"}}, // a "day" is a Period
+	{time.Hour, []string{"h", "hr", "hour"}},
+	{time.Minute, []string{"m", "min", "minute"}},
+	{time.Second, []string{"s", "sec", "second"}},
+}
 
 // FormatDuration writes a length as ParseDuration reads it: "s", "h" and "d" for
 // one of each when short is set, whole days as "30d", and otherwise as Go does.
 func FormatDuration(d time.Duration, short bool) string {
-	for _, l := range letters {
-		if short && d == l.length {
-			return l.name
+	for _, u := range lengths {
+		if short && d == u.length {
+			return u.names[0]
 		}
 	}
-	if day := letters[0].length; d > 0 && d%day == 0 {
+	if day := lengths[0].length; d > 0 && d%day == 0 {
 		return strconv.FormatInt(int64(d/day), 10) + "d"
 	}
 	return d.String()
 }
 
-// ParseDuration reads "s", "m", "h", "d", whole days such as "30d", and what
-// time.ParseDuration reads.
+// ParseDuration reads one unit, such as "s", "sec", "min", "hour" or "d", whole days such
+// as "30d", and what time.ParseDuration reads.
 func ParseDuration(s string) (time.Duration, error) {
-	for _, l := range letters {
-		if s == l.name {
-			return l.length, nil
+	for _, u := range lengths {
+		if slices.Contains(u.names, s) {
+			return u.length, nil
 		}
 	}
 	if days, ok := strings.CutSuffix(s, "d"); ok {
 		n, err := strconv.ParseInt(days, 10, 64)
-		if err == nil && n >= 0 && n <= int64(MaxWindow/letters[0].length) {
-			return time.Duration(n) * letters[0].length, nil
+		if err == nil && n >= 0 && n <= int64(MaxWindow/lengths[0].length) {
+			return time.Duration(n) * lengths[0].length, nil
 		}
 	} else if d, err := time.ParseDuration(s); err == nil {
 		return d, nil
 	}
-	return 0, fmt.Errorf("%q is not a length of time: use s, m, h, d, or a length such as 500ms, 20s, 1h30m or 30d", s)
+	return 0, fmt.Errorf("%q is not a length of time: use s, min, h, d, or a length such as 500ms, 20s, 1h30m or 30d", s)
 }
 
 // String writes the tier as ParseTier reads it: "5/s",
@@ -77,8 +83,8 @@ func (t Tier) String() string {
 	default:
 		option("phase", FormatDuration(t.Phase, false))
 	}
-	if t.Spread != 0 {
-		option("spread", strconv.FormatInt(t.Spread, 10))
+	if t.PaceBurst != 0 {
+		option("pace_burst", strconv.FormatInt(t.PaceBurst, 10))
 	}
 	if t.Estimated {
 		option("estimated", "true")
@@ -92,11 +98,11 @@ func (t Tier) String() string {
 	return b.String()
 }
 
-// ParseTier reads a limit and a window, "10000/h" or "60/20s", and any of the
-// options unit, algo, burst, precision, phase (which may be "unknown"), spread, zone,
-// budget and estimated (true or false), each after a semicolon. The windows day, week
-// and month are those of a calendar tier. A concurrency tier has no window:
-// "10;algo=concurrency". The tier it returns is valid.
+// ParseTier reads a limit and a window, such as "10000/h", "100/min" or "60/20s", and options,
+// each after a semicolon: unit, algo, burst, precision, phase (which may be "unknown"), pace_burst,
+// zone, budget and estimated (true or false). A window is a length that [ParseDuration] reads,
+// or day, week or month: the tier is a Calendar then. A concurrency tier has no window:
+// "10;algo=concurrency". ParseTier returns an error if the tier is not valid.
 func ParseTier(spec string) (Tier, error) {
 	fields := strings.Split(spec, ";")
 	var t Tier
@@ -134,16 +140,16 @@ func (t *Tier) setOption(name, value string) (err error) {
 		if t.Phase = UnknownPhase; value != "unknown" {
 			t.Phase, err = ParseDuration(value)
 		}
-	case "spread":
-		t.Spread, err = ParseCount(value)
+	case "pace_burst":
+		t.PaceBurst, err = ParseCount(value)
 	case "estimated":
-		t.Estimated, err = parseBool(value)
+		t.Estimated, err = ParseBool(value)
 	case "zone":
 		t.Zone = value
 	case "budget":
-		t.Budget, err = parseBool(value)
+		t.Budget, err = ParseBool(value)
 	default:
-		err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase, spread, zone, budget or estimated")
+		err = fmt.Errorf("is not an option of a tier: use unit, algo, burst, precision, phase, pace_burst, zone, budget or estimated")
 	}
 	return err
 }
@@ -178,7 +184,8 @@ func ParseCount(s string) (int64, error) {
 	return n, nil
 }
 
-func parseBool(value string) (bool, error) {
+// ParseBool reads true or false.
+func ParseBool(value string) (bool, error) {
 	switch value {
 	case "true", "false":
 		return value == "true", nil

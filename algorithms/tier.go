@@ -71,7 +71,7 @@ type Tier struct {
 	Precision time.Duration // sub-bucket of SlidingWindow, whole microseconds. If zero, Window/60
 	Phase     time.Duration // offset of the boundaries of FixedWindow and WeightedWindow from the Unix epoch; of FixedWindow it may be UnknownPhase
 	Unit      string        // what is counted. If empty, "requests"
-	Spread    int64         // how many units may go at once, the others evenly over the Window. If zero, all
+	PaceBurst int64         // how many units may go at once, the others evenly over the Window. If zero, all
 	Period    Period        // what Calendar counts over: Day, Week or Month
 	Zone      string        // by whose clocks the Period begins, such as Europe/Berlin; programs on machines that know no zones import time/tzdata. If empty, UTC
 	Budget    bool          // where it is used up, callers are refused at once with ErrExhausted instead of waiting for room
@@ -96,21 +96,21 @@ func PerHour(n int64) Tier { return Tier{Limit: n, Window: time.Hour} }
 func PerDay(n int64) Tier { return Tier{Limit: n, Window: 24 * time.Hour} }
 
 // Capacity is the largest cost the tier can ever admit at once: Burst for the
-// buckets, Limit for all others, and no more than Spread.
+// buckets, Limit for all others, and no more than PaceBurst.
 func (t Tier) Capacity() int64 {
 	capacity := t.Limit
 	if t.Algorithm.isBucket() && t.Burst > 0 {
 		capacity = t.Burst
 	}
-	if t.Spread > 0 {
-		capacity = min(capacity, t.Spread)
+	if t.PaceBurst > 0 {
+		capacity = min(capacity, t.PaceBurst)
 	}
 	return capacity
 }
 
 // pace is the tier that spreads t over its window.
 func (t Tier) pace() Tier {
-	return Tier{Limit: t.Limit, Window: t.Window, Algorithm: GCRA, Burst: t.Spread, Unit: t.Unit}
+	return Tier{Limit: t.Limit, Window: t.Window, Algorithm: GCRA, Burst: t.PaceBurst, Unit: t.Unit}
 }
 
 // What a tier can hold. The bounds keep every instant a whole number of
@@ -173,11 +173,11 @@ func (t Tier) Validate() error {
 	}
 	t.checkCalendar(bad)
 	switch {
-	case t.Spread == 0:
+	case t.PaceBurst == 0:
 	case t.Algorithm == Concurrency:
-		bad("Spread is %d: Concurrency has no window to spread over, leave it zero", t.Spread)
-	case t.Spread < 0 || t.Spread > t.Limit:
-		bad("Spread is %d: it must be from 1 to Limit, %d, or zero for none", t.Spread, t.Limit)
+		bad("PaceBurst is %d: Concurrency has no window to spread over, leave it zero", t.PaceBurst)
+	case t.PaceBurst < 0 || t.PaceBurst > t.Limit:
+		bad("PaceBurst is %d: it must be from 1 to Limit, %d, or zero for none", t.PaceBurst, t.Limit)
 	}
 	switch {
 	case !t.Estimated:
@@ -213,7 +213,7 @@ func (t Tier) normal() Tier {
 	if t.Algorithm == Calendar && t.Zone == "" {
 		t.Zone = "UTC"
 	}
-	t.Spread = 0
+	t.PaceBurst = 0
 	if t.Algorithm == SlidingLog && t.Limit > MaxLog {
 		t.Algorithm = SlidingWindow
 	}

@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/apithrottle/throttle/internal/refusal"
+	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
 // Peeks reports whether Read could learn more from a response with such a status and
@@ -55,9 +55,9 @@ func (p *Profile) wants(status int, h http.Header) (ws []want, whole bool) {
 	return ws, whole
 }
 
-// cached tells whether the response is an old one from a cache, which tells of old times.
+// cached reports whether the response is an old one from a cache, which tells of old times.
 func cached(h http.Header) bool {
-	age, ok := refusal.Seconds(h.Get("Age"))
+	age, ok := retryafter.Seconds(h.Get("Age"))
 	return ok && age > 0
 }
 

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/refusal"
+	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
 // A Format says how a value is written.
@@ -143,7 +143,7 @@ func count(v string, r rounding) (int64, bool) {
 
 // share parses a fraction, in millionths, rounded up.
 func share(v string) (int64, bool) {
-	d, ok := refusal.Seconds(v)
+	d, ok := retryafter.Seconds(v)
 	return d.Microseconds(), ok
 }
 
@@ -167,7 +167,7 @@ func digits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == 
 func (f *Field) wait(e *event) (d time.Duration, ok bool) {
 	if f.Format == RetryAfter && f.Header != "" {
 		for _, line := range e.Header.Values(f.Header) {
-			d = max(d, refusal.Delay(line, e.now))
+			d = max(d, retryafter.Delay(line, e.now))
 		}
 		return d, d > 0
 	}
@@ -177,15 +177,15 @@ func (f *Field) wait(e *event) (d time.Duration, ok bool) {
 func (f Format) wait(v string, now time.Time) (time.Duration, bool) {
 	switch f {
 	case Seconds:
-		return refusal.Seconds(v)
+		return retryafter.Seconds(v)
 	case Millis:
-		d, ok := refusal.Seconds(v)
-		return refusal.Micros(d / 1000), ok
+		d, ok := retryafter.Seconds(v)
+		return retryafter.Micros(d / 1000), ok
 	case Duration:
 		d, err := time.ParseDuration(v)
-		return refusal.Micros(max(d, 0)), err == nil && d >= 0
+		return retryafter.Micros(max(d, 0)), err == nil && d >= 0
 	case RetryAfter:
-		d := refusal.Delay(v, now)
+		d := retryafter.Delay(v, now)
 		return d, d > 0
 	}
 	at, ok := f.date(v)
@@ -193,14 +193,14 @@ func (f Format) wait(v string, now time.Time) (time.Duration, bool) {
 		return 0, false
 	}
 	d := at.Sub(now) // it saturates
-	return refusal.Micros(max(d, 0)), -farthest < d && d < farthest
+	return retryafter.Micros(max(d, 0)), -farthest < d && d < farthest
 }
 
 func (f Format) date(v string) (at time.Time, ok bool) {
 	var err error
 	switch f {
 	case EpochSeconds:
-		d, ok := refusal.Seconds(v)
+		d, ok := retryafter.Seconds(v)
 		return time.Unix(0, int64(d)), ok
 	case EpochMillis:
 		n, _, ok := decimal(v)
@@ -220,5 +220,5 @@ func (f Format) date(v string) (at time.Time, ok bool) {
 	return at, err == nil
 }
 
-// absolute tells whether the format is a date rather than a distance.
+// absolute reports whether the format is a date rather than a distance.
 func (f Format) absolute() bool { return EpochSeconds <= f && f <= JSDate }

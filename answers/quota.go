@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/refusal"
+	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
 const mostReadings = 32 // of one response: no provider tells more, and what is told is kept
@@ -61,7 +61,7 @@ func (r Reading) bounded(base Reading, e *event) Reading {
 		r.Has &^= HasReset
 		r.Reset, r.Slack = 0, 0
 	}
-	r.Reset = refusal.Micros(r.Reset)
+	r.Reset = retryafter.Micros(r.Reset)
 	r.Full, r.Rough, r.Authoritative = r.Full || base.Full, r.Rough || base.Rough, r.Authoritative || base.Authoritative
 	return r
 }
@@ -263,7 +263,7 @@ func (r *Reading) pair(key, v string, rate *int64, e *event) (ok bool) {
 		*rate, ok = count(v, down)
 	case "t", "reset", "resets":
 		var d time.Duration
-		if d, ok = refusal.Seconds(v); ok && d < farthest {
+		if d, ok = retryafter.Seconds(v); ok && d < farthest {
 			r.reset(d, false, e)
 		}
 	}

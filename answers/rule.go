@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/refusal"
+	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
 // A Kind says what a response means for the quota.
@@ -56,13 +56,13 @@ func (p *Profile) refusal(e *event, told []Reading) Refusal {
 			return p.by(rule, e, told)
 		}
 	}
-	r, refused := refusal.Read(&http.Response{StatusCode: e.Status, Header: e.Header}, e.now)
+	r, refused := retryafter.Read(&http.Response{StatusCode: e.Status, Header: e.Header}, e.now)
 	if !refused {
 		return Refusal{}
 	}
 	if p.RetryAfter != nil {
 		if r.Delay, r.Known = first(p.RetryAfter, e); e.Status == http.StatusServiceUnavailable {
-			r.Delay = min(r.Delay, refusal.LongestOutage)
+			r.Delay = min(r.Delay, retryafter.LongestOutage)
 		}
 	}
 	return Refusal{Kind: Limited, Delay: r.Delay, Known: r.Known, Reason: p.reason(e)}
@@ -105,7 +105,7 @@ func refilled(asked int64, told []Reading) (time.Duration, bool) {
 			return 0, false
 		}
 		d := time.Duration((lo + uint64(r.Limit) - 1) / uint64(r.Limit))
-		return refusal.Micros(d), d > 0
+		return retryafter.Micros(d), d > 0
 	}
 	return 0, false
 }
@@ -131,7 +131,7 @@ func (r *Rule) midnight(now time.Time) (time.Duration, bool) {
 	if at.Day() == day { // clocks go from 0:00 to 1:00 then, and Date has gone by those before
 		at = at.Add(time.Hour)
 	}
-	return refusal.Micros(at.Sub(now)), true
+	return retryafter.Micros(at.Sub(now)), true
 }
 
 // location is the zone of a Rule.Until. That of this machine is none: an answer must not
@@ -166,7 +166,7 @@ func (r *Rule) matches(e *event) bool {
 	return e.body.at(r.Path, r.Text).nth > 0
 }
 
-// matchesHead tells whether the status and header are those of the rule.
+// matchesHead reports whether the status and header are those of the rule.
 func (r *Rule) matchesHead(status int, h http.Header) bool {
 	if r.Status != 0 && r.Status != status {
 		return false

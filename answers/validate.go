@@ -175,7 +175,7 @@ func (v *validator) path(field, path string) {
 	}
 }
 
-// covers tells whether the rule matches every response that b matches.
+// covers reports whether the rule matches every response that b matches.
 func (r *Rule) covers(b *Rule) bool {
 	return (r.Status == 0 || r.Status == b.Status) &&
 		(r.Header == "" || http.CanonicalHeaderKey(r.Header) == http.CanonicalHeaderKey(b.Header) && (r.Value == "" || r.Value == b.Value)) &&

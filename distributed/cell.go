@@ -33,7 +33,7 @@ import (
 //     fleet, each process until it gets one of its own.
 //   - Policy.Headroom: a Batch request leaves nothing to the others of other processes;
 //     those of its own go ahead of it.
-//   - What is given back: a request that is cancelled stays charged, and so does one
+//   - What is given back: a request that is canceled stays charged, and so does one
 //     whose call got no answer.
 //
 // While the server is away callers wait for it until their context ends. A user with

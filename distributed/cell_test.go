@@ -499,7 +499,7 @@ func TestCellBan(t *testing.T) {
 }
 
 // Nothing passes while there is a pause, even if the server admitted it meanwhile; and
-// what was charged stays charged, here as where a request is cancelled.
+// what was charged stays charged, here as where a request is canceled.
 func TestCellChargesOnce(t *testing.T) {
 	s := newCellServer(t, redisCell)
 	lim := newLimiter(t, gcra(1, time.Minute, 3), distributed.Cell(s.client(t)))

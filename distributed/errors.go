@@ -16,7 +16,7 @@ func fieldError(field string, value any, allowed string) error {
 	return fmt.Errorf("distributed: Options.%s is %v: it must be %s", field, value, allowed)
 }
 
-// isNil tells whether there is no client, a typed nil included.
+// isNil reports whether there is no client, a typed nil included.
 func isNil(rdb redis.UniversalClient) bool {
 	return rdb == nil || reflect.ValueOf(rdb).Kind() == reflect.Pointer && reflect.ValueOf(rdb).IsNil()
 }

@@ -202,7 +202,7 @@ func TestInputReplies(t *testing.T) {
 			for range 100 {
 				callers.Go(func() {
 					l.Allow()
-					if err := l.Wait(context.Background()); err != nil && !errors.Is(err, throttle.ErrExhausted) && !errors.Is(err, throttle.ErrNever) {
+					if err := l.Wait(context.Background()); err != nil && !errors.Is(err, throttle.ErrExhausted) && !errors.Is(err, throttle.ErrExceedsCapacity) {
 						t.Error(err)
 					}
 				})

@@ -83,7 +83,7 @@ var rolling = []throttle.Algorithm{throttle.SlidingLog, throttle.WeightedWindow,
 func TestPeersRow07NeverIsAnError(t *testing.T) {
 	tier := throttle.Tier{Limit: 10, Window: sec, Algorithm: throttle.GCRA, Burst: 20}
 	inMemory(t, exact(tier), func(t *testing.T, l *throttle.Limiter, _ func(time.Time)) {
-		refused(t, l.WaitN(context.Background(), 200), throttle.ErrNever, 0)
+		refused(t, l.WaitN(context.Background(), 200), throttle.ErrExceedsCapacity, 0)
 		if l.AllowN(200) {
 			t.Error("AllowN(200) is true")
 		}

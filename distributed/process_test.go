@@ -60,7 +60,7 @@ type task struct {
 	Callers int           // goroutines
 	For     time.Duration // how long. If zero, until it is told to stop
 	Cost    int64         // each request costs from 1 to this. If zero, 1
-	Cancel  float64       // the part of the requests that are cancelled within 200 ms
+	Cancel  float64       // the part of the requests that are canceled within 200 ms
 	Hold    time.Duration // how long a permit is held, half as long at least. If zero, Wait is called
 	Lease   time.Duration // Options.Lease
 	Class   throttle.Class
@@ -556,7 +556,7 @@ func TestFleetRefusesAtOnce(t *testing.T) {
 			now := time.Now()
 			refused(t, l.Wait(ctx), throttle.ErrDeadline, 400*ms)
 			cancel()
-			refused(t, l.WaitN(context.Background(), 6), throttle.ErrNever, 0)
+			refused(t, l.WaitN(context.Background(), 6), throttle.ErrExceedsCapacity, 0)
 			if took := time.Since(now); took > 10*ms {
 				t.Errorf("the refusals took %v", took)
 			}
@@ -834,7 +834,7 @@ func TestFleetClasses(t *testing.T) {
 		tier := per(sec, 40, throttle.GCRA)
 		tier.Burst = 4
 		p := policy(tier)
-		p.Ageing, p.Headroom = time.Minute, 25
+		p.Aging, p.Headroom = time.Minute, 25
 		workers := startMembers(t, s, ms/2, ms/2, ms/2)
 		for i, w := range workers {
 			with := task{Name: "with", Policy: p.String(), Callers: 20, For: 6 * sec, Class: throttle.Batch}
@@ -901,11 +901,11 @@ func TestFleetHeadroom(t *testing.T) {
 }
 
 // TestFleetAgeing: another process always has more booked ahead than there is. A Batch
-// request goes all the same when it has waited for Ageing, after what is booked then.
+// request goes all the same when it has waited for Aging, after what is booked then.
 func TestFleetAgeing(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		p := policy(per(sec, 20, throttle.GCRA))
-		p.Name, p.Tiers[0].Burst, p.Ageing = "fleet", 1, 500*ms
+		p.Name, p.Tiers[0].Burst, p.Aging = "fleet", 1, 500*ms
 		ctx, cancel := context.WithCancel(context.Background())
 		process := func() *throttle.Limiter {
 			return limiter(t, p, distributed.New(near(t, s), distributed.Options{}))
@@ -923,8 +923,8 @@ func TestFleetAgeing(t *testing.T) {
 		time.Sleep(sec)
 		start := time.Now()
 		err := job.Wait(throttle.WithClass(ctx, throttle.Batch))
-		if took := time.Since(start); err != nil || took < p.Ageing || took > p.Ageing+2*sec {
-			t.Errorf("%v after %v, and Ageing is %v", err, took, p.Ageing)
+		if took := time.Since(start); err != nil || took < p.Aging || took > p.Aging+2*sec {
+			t.Errorf("%v after %v, and Aging is %v", err, took, p.Aging)
 		}
 	})
 }

@@ -28,7 +28,7 @@
 // does. After an answer of which nothing can be used, a process asks for one request,
 // later each time.
 //
-// A Batch request that has waited for less than Policy.Ageing is booked some milliseconds
+// A Batch request that has waited for less than Policy.Aging is booked some milliseconds
 // ahead at most, so that it holds nobody up. Where it can't go, its process is told when to ask
 // again: the processes that have such requests take turns, at the pace of the slowest tier. So a
 // request costs two or three calls, however many processes wait. A turn that nobody takes goes to

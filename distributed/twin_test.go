@@ -938,7 +938,7 @@ func (m *twin) end(a args) []int64 {
 	return []int64{int64(bit(waited))}
 }
 
-// trying reports whether a response is to come that tells whether a count has ended.
+// trying reports whether a response is to come that reports whether a count has ended.
 func (m *twin) trying() bool {
 	return slices.ContainsFunc(m.plan.Tiers(), func(t algorithms.Tier) bool { return m.ledger.Trying(slices.Index(m.plan.Tiers(), t)) })
 }
@@ -991,7 +991,7 @@ func (m *twin) fresh() int64 {
 // ttl is when the key expires: a second after that, in milliseconds.
 func (m *twin) ttl() int64 { return 1000 + (m.fresh()-m.now+999)/1000 }
 
-// ttlOK tells whether a key lives until nothing in it matters, and at most
+// ttlOK reports whether a key lives until nothing in it matters, and at most
 // as long as a request is on its way longer: the script does not play the landings forward to find out.
 func (m *twin) ttlOK(ttl int64) bool {
 	switch {

@@ -150,7 +150,7 @@ func TestTwin(t *testing.T) {
 		{algorithms.PerSecond(5), {Limit: 60, Window: 20 * sec, Algorithm: algorithms.SlidingWindow}},
 		{{Limit: 10, Window: sec, Algorithm: algorithms.TokenBucket}, {Limit: 20, Window: 3 * sec, Algorithm: algorithms.FixedWindow}},
 		{{Limit: 9, Window: sec, Algorithm: algorithms.AnchoredWindow}, {Limit: 30, Window: 4 * sec, Algorithm: algorithms.WeightedWindow}},
-		{{Limit: 9, Window: sec, Algorithm: algorithms.FixedWindow, Phase: algorithms.UnknownPhase}, {Limit: 30, Window: 4 * sec, Spread: 2}},
+		{{Limit: 9, Window: sec, Algorithm: algorithms.FixedWindow, Phase: algorithms.UnknownPhase}, {Limit: 30, Window: 4 * sec, PaceBurst: 2}},
 	}
 	for i, tiers := range tiers {
 		synctest.Test(t, func(t *testing.T) {

@@ -18,7 +18,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/host"
-	"github.com/apithrottle/throttle/internal/leak"
+	"github.com/apithrottle/throttle/internal/leaktest"
 	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 	if path := os.Getenv(asStopped); path != "" {
 		stopInside(path)
 	}
-	os.Exit(leak.Run(m))
+	os.Exit(leaktest.Run(m))
 }
 
 func work(path, spec string) {

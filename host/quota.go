@@ -102,7 +102,7 @@ func fresh(p *algorithms.Plan) algorithms.Ledger {
 	return l
 }
 
-// take takes a turn: decide is given what the file has, and tells whether it has
+// take takes a turn: decide is given what the file has, and reports whether it has
 // changed that.
 func (q *quota) take(ctx context.Context, decide func(t *turn) (changed bool)) error {
 	limited, leave, err := q.store.enter(ctx)

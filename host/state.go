@@ -149,7 +149,7 @@ func (s *state) decodeAny() (algorithms.Ledger, error) {
 	return s.decode(p)
 }
 
-// isIdle tells whether a quota decides as a fresh one would. What can't be read, maybe
+// isIdle reports whether a quota decides as a fresh one would. What can't be read, maybe
 // a newer release can.
 func isIdle(value []byte, wall int64) bool {
 	s, err := parse(value)

@@ -268,7 +268,7 @@ func TestSharedWithOthers(t *testing.T) {
 func shareWithOthers(t *testing.T, others, n int, spread int64, seed uint64) {
 	const minutes = 16
 	tier := algorithms.PerMinute(100)
-	tier.Spread = spread
+	tier.PaceBurst = spread
 	q := newQueue(open(t, local.New(), "", plan(t, 50*ms, tier)))
 	p := &rollingAPI{limit: 100, window: time.Minute}
 	began := time.Now()

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -36,9 +36,9 @@ func TestAnthropic(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Anthropic(100, 30_000, 8_000)
-				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-				api.Hold = standin.Between(200*time.Millisecond, 3*time.Second)
+				api := fakeapi.Anthropic(100, 30_000, 8_000)
+				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
+				api.Hold = fakeapi.Between(200*time.Millisecond, 3*time.Second)
 				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, d, func(int) *http.Request {
 					return message(t, "claude-sonnet-4-5", load.prompt, load.most, load.stream)
 				})
@@ -50,9 +50,9 @@ func TestAnthropic(t *testing.T) {
 
 func TestAnthropicRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.Anthropic(100, 30_000, 8_000)
+		api := fakeapi.Anthropic(100, 30_000, 8_000)
 		rt := over(t, providers.Anthropic(100, 30_000, 8_000), api)
-		api.Trap(standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "7"}, Body: `{"type":"error","error":{"type":"rate_limit_error"}}`})
+		api.Trap(fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "7"}, Body: `{"type":"error","error":{"type":"rate_limit_error"}}`})
 		send(t, rt, message(t, "claude-sonnet-4-5", 10, 10, false))
 		if _, _, took := send(t, rt, message(t, "claude-3-5-haiku-20241022", 10, 10, false)); took != 0 {
 			t.Errorf("another family waited %v", took)
@@ -67,11 +67,11 @@ func TestAnthropicRefusals(t *testing.T) {
 // So nothing waits for it, not even where no tier counts those tokens.
 func TestAnthropicResetIsTheTimeOfTheFullRefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.Anthropic(100, 30_000, 8_000)
+		api := fakeapi.Anthropic(100, 30_000, 8_000)
 		p := providers.Anthropic(100, 30_000, 8_000)
 		p.Cost, p.Scopes[0].Policy.Tiers = nil, p.Scopes[0].Policy.Tiers[:1]
 		rt := over(t, p, api)
-		api.Trap(standin.Reply{Header: map[string]string{
+		api.Trap(fakeapi.Reply{Header: map[string]string{
 			"anthropic-ratelimit-input-tokens-limit": "30000", "anthropic-ratelimit-input-tokens-remaining": "0", "anthropic-ratelimit-input-tokens-reset": "2000-01-01T00:01:00Z",
 			"anthropic-ratelimit-output-tokens-limit": "8000", "anthropic-ratelimit-output-tokens-remaining": "0", "anthropic-ratelimit-output-tokens-reset": "2000-01-01T00:01:00Z",
 		}})
@@ -89,8 +89,8 @@ func TestAnthropicCachedInput(t *testing.T) {
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stream %t", stream), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Anthropic(100, 30_000, 8_000)
-				api.Hold = standin.Between(200*time.Millisecond, 3*time.Second)
+				api := fakeapi.Anthropic(100, 30_000, 8_000)
+				api.Hold = fakeapi.Between(200*time.Millisecond, 3*time.Second)
 				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, d, func(int) *http.Request {
 					return postJSON(t, "https://api.anthropic.com/v1/messages",
 						fmt.Sprintf(`{"model":"claude-opus-4-1","max_tokens":40,"stream":%t,"system":"%s","messages":[{"role":"user","content":"Go on."}]}`, stream, cached))
@@ -104,7 +104,7 @@ func TestAnthropicCachedInput(t *testing.T) {
 // Input that others of the organization use is told by the answers, in thousands.
 func TestAnthropicUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.Anthropic(100, 30_000, 8_000)
+		api := fakeapi.Anthropic(100, 30_000, 8_000)
 		send(t, api, message(t, "claude-sonnet-4-5", 24_000, 10, false))
 		saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 1, 5*time.Minute, func(int) *http.Request {
 			return message(t, "claude-sonnet-4-5", 2_000, 10, true)
@@ -119,7 +119,7 @@ func ExampleAnthropic() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.Anthropic(100, 30_000, 8_000)) // instead of the network
+	serve(client, fakeapi.Anthropic(100, 30_000, 8_000)) // instead of the network
 
 	body := strings.NewReader(`{"model":"claude-sonnet-4-5","max_tokens":1000,"messages":[{"role":"user","content":"Say hello."}]}`)
 	resp, err := client.Post("https://api.anthropic.com/v1/messages", "application/json", body)

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -28,8 +28,8 @@ func TestBinance(t *testing.T) {
 	for _, skew := range []time.Duration{0, 17 * time.Second} {
 		t.Run(fmt.Sprintf("saturated, its clock ahead by %v", skew), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Binance()
-				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				api := fakeapi.Binance()
+				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Skew = skew
 				rt := over(t, providers.Binance(), api)
 				time.Sleep(50 * time.Second) // so that its minute ends soon, or ours
@@ -46,8 +46,8 @@ func TestBinance(t *testing.T) {
 	}
 	t.Run("orders", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Binance()
-			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			api := fakeapi.Binance()
+			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, providers.Binance(), api), 8, 2*time.Minute, func(worker int) *http.Request {
 				if worker%2 == 0 {
 					return post(t, binance+"orderList/oco?symbol=BTCUSDT")
@@ -59,8 +59,8 @@ func TestBinance(t *testing.T) {
 	})
 	t.Run("filled orders count no more", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Binance()
-			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			api := fakeapi.Binance()
+			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, providers.Binance(), api), 4, time.Minute, func(int) *http.Request {
 				return post(t, binance+"order?symbol=BTCUSDT&type=MARKET")
 			})
@@ -72,10 +72,10 @@ func TestBinance(t *testing.T) {
 func TestBinanceRefusals(t *testing.T) {
 	order := binance + "order?symbol=BTCUSDT"
 	klines := binance + "klines?symbol=BTCUSDT"
-	trap := func(name string, reply standin.Reply, check func(*testing.T, http.RoundTripper)) {
+	trap := func(name string, reply fakeapi.Reply, check func(*testing.T, http.RoundTripper)) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Binance()
+				api := fakeapi.Binance()
 				rt := over(t, providers.Binance(), api)
 				api.Trap(reply)
 				if status, _, _ := send(t, rt, post(t, order)); status != reply.Status {
@@ -86,7 +86,7 @@ func TestBinanceRefusals(t *testing.T) {
 		})
 	}
 	trap("418 bans with a time and no sleep",
-		standin.Reply{Status: 418, Header: map[string]string{"Retry-After": "120"}, Body: `{"code":-1003,"msg":"Way too much request weight used; IP banned until 946684920000."}`},
+		fakeapi.Reply{Status: 418, Header: map[string]string{"Retry-After": "120"}, Body: `{"code":-1003,"msg":"Way too much request weight used; IP banned until 946684920000."}`},
 		func(t *testing.T, rt http.RoundTripper) {
 			start := time.Now()
 			_, err := rt.RoundTrip(get(t, klines))
@@ -103,7 +103,7 @@ func TestBinanceRefusals(t *testing.T) {
 			}
 		})
 	trap("418 without Retry-After tells the time in its text",
-		standin.Reply{Status: 418, Body: fmt.Sprintf(`{"code":-1003,"msg":"Way too much request weight used; IP banned until %d."}`, time.Date(2000, 1, 1, 0, 3, 0, 0, time.UTC).UnixMilli())},
+		fakeapi.Reply{Status: 418, Body: fmt.Sprintf(`{"code":-1003,"msg":"Way too much request weight used; IP banned until %d."}`, time.Date(2000, 1, 1, 0, 3, 0, 0, time.UTC).UnixMilli())},
 		func(t *testing.T, rt http.RoundTripper) {
 			_, err := rt.RoundTrip(get(t, klines))
 			var e *throttle.WaitError
@@ -112,14 +112,14 @@ func TestBinanceRefusals(t *testing.T) {
 			}
 		})
 	trap("429 of the weight pauses everything",
-		standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "40"}, Body: `{"code":-1003,"msg":"Too much request weight used; current limit is 6000 request weight per 1 MINUTE."}`},
+		fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "40"}, Body: `{"code":-1003,"msg":"Too much request weight used; current limit is 6000 request weight per 1 MINUTE."}`},
 		func(t *testing.T, rt http.RoundTripper) {
 			if _, _, took := send(t, rt, get(t, klines)); took != 40*time.Second {
 				t.Errorf("waited %v, want 40 s", took)
 			}
 		})
 	trap("429 of the orders has no Retry-After and pauses orders alone",
-		standin.Reply{Status: 429, Body: `{"code":-1015,"msg":"Too many new orders; current limit is 50 orders per 10 SECOND."}`},
+		fakeapi.Reply{Status: 429, Body: `{"code":-1015,"msg":"Too many new orders; current limit is 50 orders per 10 SECOND."}`},
 		func(t *testing.T, rt http.RoundTripper) {
 			if _, _, took := send(t, rt, get(t, klines)); took != 0 {
 				t.Errorf("a query waited %v", took)
@@ -128,7 +128,7 @@ func TestBinanceRefusals(t *testing.T) {
 				t.Errorf("an order waited %v, want one to two seconds", took)
 			}
 		})
-	trap("403 of the firewall bans without a time", standin.Reply{Status: 403, Body: `<html>`},
+	trap("403 of the firewall bans without a time", fakeapi.Reply{Status: 403, Body: `<html>`},
 		func(t *testing.T, rt http.RoundTripper) {
 			if _, err := rt.RoundTrip(get(t, klines)); !errors.Is(err, throttle.ErrBanned) {
 				t.Errorf("%v, want ErrBanned", err)
@@ -191,8 +191,8 @@ func TestBinanceSendBy(t *testing.T) {
 // and the others are refused at once and charged nothing.
 func TestBinanceSignedOrders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.Binance()
-		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+		api := fakeapi.Binance()
+		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		rt := over(t, providers.Binance(), api)
 		burst := func(n int) (served, late int) {
 			var wg sync.WaitGroup
@@ -231,7 +231,7 @@ func TestBinanceSignedOrders(t *testing.T) {
 // Whoever else uses the address is seen in the used weight of every response.
 func TestBinanceForeignUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.Binance()
+		api := fakeapi.Binance()
 		rt := over(t, providers.Binance(), api)
 		for range 110 { // 5,500 of weight
 			send(t, api, get(t, binance+"depth?limit=1000"))
@@ -278,7 +278,7 @@ func ExampleBinance() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.Binance()) // instead of the network
+	serve(client, fakeapi.Binance()) // instead of the network
 
 	resp, err := client.Get("https://api.binance.com/api/v3/depth?symbol=BTCUSDT&limit=1000")
 	if err != nil {

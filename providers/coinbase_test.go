@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -34,8 +34,8 @@ func TestCoinbaseExchange(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.CoinbaseExchange()
-				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				api := fakeapi.CoinbaseExchange()
+				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.CoinbaseExchange(), api), 8, d, func(int) *http.Request { return load.next(t) })
 				unrefused(t, api, 0.97*load.rate*d.Seconds())
 			})
@@ -43,8 +43,8 @@ func TestCoinbaseExchange(t *testing.T) {
 	}
 	t.Run("all at once", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.CoinbaseExchange()
-			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			api := fakeapi.CoinbaseExchange()
+			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			paths := []string{"/orders", "/fills", "/loans", "/accounts"}
 			saturate(t, over(t, providers.CoinbaseExchange(), api), 16, d, func(worker int) *http.Request {
 				if worker%2 == 0 {
@@ -65,9 +65,9 @@ func TestCoinbaseExchange(t *testing.T) {
 	})
 	t.Run("429 says nothing and pauses the profile alone", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.CoinbaseExchange()
+			api := fakeapi.CoinbaseExchange()
 			rt := over(t, providers.CoinbaseExchange(), api)
-			api.Trap(standin.Reply{Status: http.StatusTooManyRequests, Body: `{"message":"Too many requests"}`})
+			api.Trap(fakeapi.Reply{Status: http.StatusTooManyRequests, Body: `{"message":"Too many requests"}`})
 			if status, body, _ := send(t, rt, private(t, "/orders")); status != 429 || body != `{"message":"Too many requests"}` {
 				t.Errorf("%d %s", status, body)
 			}
@@ -83,8 +83,8 @@ func TestCoinbaseExchange(t *testing.T) {
 
 func TestCoinbaseApp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.CoinbaseApp()
-		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+		api := fakeapi.CoinbaseApp()
+		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		rt := over(t, providers.CoinbaseApp(), api)
 		saturate(t, rt, 8, 2*time.Hour, func(int) *http.Request { return get(t, "https://api.coinbase.com/v2/accounts") })
 		unrefused(t, api, 20_000)
@@ -100,7 +100,7 @@ func ExampleCoinbaseExchange() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.CoinbaseExchange()) // instead of the network
+	serve(client, fakeapi.CoinbaseExchange()) // instead of the network
 
 	resp, err := client.Get("https://api.exchange.coinbase.com/products")
 	if err != nil {
@@ -118,7 +118,7 @@ func ExampleCoinbaseApp() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.CoinbaseApp()) // instead of the network
+	serve(client, fakeapi.CoinbaseApp()) // instead of the network
 
 	resp, err := client.Get("https://api.coinbase.com/v2/accounts")
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -20,9 +20,9 @@ func TestDiscord(t *testing.T) {
 	t.Run("routes are learned", func(t *testing.T) {
 		d := long(3 * time.Minute)
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Discord()
-			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-			api.Hold = standin.Between(20*time.Millisecond, 100*time.Millisecond)
+			api := fakeapi.Discord()
+			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
+			api.Hold = fakeapi.Between(20*time.Millisecond, 100*time.Millisecond)
 			saturate(t, over(t, providers.Discord(), api), 16, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf("%s/channels/%d/messages/%d", discord, w%4, time.Now().UnixNano()))
 			})
@@ -32,8 +32,8 @@ func TestDiscord(t *testing.T) {
 	t.Run("50 a second in all", func(t *testing.T) {
 		d := long(20 * time.Second)
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Discord()
-			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			api := fakeapi.Discord()
+			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, providers.Discord(), api), 100, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf("%s/guilds/%d/members", discord, w))
 			})
@@ -53,21 +53,21 @@ func TestDiscordRefusals(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name  string
-		reply standin.Reply
+		reply fakeapi.Reply
 		next  string
 		wait  time.Duration
 	}{
-		{"remaining 0 pauses the route until the reset", standin.Reply{Header: bucket("X-RateLimit-Remaining", "0")}, one, 64570 * time.Millisecond},
-		{"and no other", standin.Reply{Header: bucket("X-RateLimit-Remaining", "0")}, two, 0},
-		{"a bucket's 429", standin.Reply{Status: 429, Header: bucket("X-RateLimit-Remaining", "0", "Retry-After", "65", "X-RateLimit-Scope", "user")}, one, 65 * time.Second},
-		{"leaves other routes alone", standin.Reply{Status: 429, Header: bucket("Retry-After", "65", "X-RateLimit-Scope", "user")}, two, 0},
-		{"a shared 429 says another wait than the bucket", standin.Reply{Status: 429, Header: bucket("Retry-After", "337", "X-RateLimit-Scope", "shared")}, one, 337 * time.Second},
-		{"a global 429 stops every route", standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "65", "X-RateLimit-Global": "true", "X-RateLimit-Scope": "global"}}, two, 65 * time.Second},
-		{"but interactions", standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "65", "X-RateLimit-Global": "true"}}, discord + "/interactions/7/secret/callback", 0},
+		{"remaining 0 pauses the route until the reset", fakeapi.Reply{Header: bucket("X-RateLimit-Remaining", "0")}, one, 64570 * time.Millisecond},
+		{"and no other", fakeapi.Reply{Header: bucket("X-RateLimit-Remaining", "0")}, two, 0},
+		{"a bucket's 429", fakeapi.Reply{Status: 429, Header: bucket("X-RateLimit-Remaining", "0", "Retry-After", "65", "X-RateLimit-Scope", "user")}, one, 65 * time.Second},
+		{"leaves other routes alone", fakeapi.Reply{Status: 429, Header: bucket("Retry-After", "65", "X-RateLimit-Scope", "user")}, two, 0},
+		{"a shared 429 says another wait than the bucket", fakeapi.Reply{Status: 429, Header: bucket("Retry-After", "337", "X-RateLimit-Scope", "shared")}, one, 337 * time.Second},
+		{"a global 429 stops every route", fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "65", "X-RateLimit-Global": "true", "X-RateLimit-Scope": "global"}}, two, 65 * time.Second},
+		{"but interactions", fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "65", "X-RateLimit-Global": "true"}}, discord + "/interactions/7/secret/callback", 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Discord()
+				api := fakeapi.Discord()
 				rt := over(t, providers.Discord(), api)
 				api.Trap(test.reply)
 				send(t, rt, get(t, one))
@@ -79,9 +79,9 @@ func TestDiscordRefusals(t *testing.T) {
 	}
 	t.Run("a shared 429 of half an hour closes the route", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Discord()
+			api := fakeapi.Discord()
 			rt := over(t, providers.Discord(), api)
-			api.Trap(standin.Reply{Status: 429, Header: bucket("Retry-After", "1337", "X-RateLimit-Scope", "shared")})
+			api.Trap(fakeapi.Reply{Status: 429, Header: bucket("Retry-After", "1337", "X-RateLimit-Scope", "shared")})
 			send(t, rt, get(t, one))
 			if _, err := rt.RoundTrip(get(t, one)); !errors.Is(err, throttle.ErrBanned) {
 				t.Errorf("%v, want ErrBanned", err)
@@ -119,7 +119,7 @@ func ExampleDiscord() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.Discord()) // instead of the network
+	serve(client, fakeapi.Discord()) // instead of the network
 
 	resp, err := client.Get("https://discord.com/api/v10/channels/1/messages")
 	if err != nil {

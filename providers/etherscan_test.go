@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -16,15 +16,15 @@ const etherscan = "https://api.etherscan.io/v2/api?chainid=1&module=account&acti
 func TestEtherscan(t *testing.T) {
 	t.Run("saturated", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Etherscan()
-			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			api := fakeapi.Etherscan()
+			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, providers.Etherscan(), api), 4, 5*time.Minute, func(int) *http.Request { return get(t, etherscan) })
 			unrefused(t, api, 0.95*3*300)
 		})
 	})
 	t.Run("a refusal with status 200 and no time", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Etherscan()
+			api := fakeapi.Etherscan()
 			rt := over(t, providers.Etherscan(), api)
 			for range 3 { // somebody else, with the same account
 				send(t, api, get(t, etherscan))
@@ -39,9 +39,9 @@ func TestEtherscan(t *testing.T) {
 	})
 	t.Run("a wrong key is no refusal", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Etherscan()
+			api := fakeapi.Etherscan()
 			rt := over(t, providers.Etherscan(), api)
-			api.Trap(standin.Reply{Body: `{"status":"0","message":"NOTOK","result":"Invalid API Key"}`})
+			api.Trap(fakeapi.Reply{Body: `{"status":"0","message":"NOTOK","result":"Invalid API Key"}`})
 			send(t, rt, get(t, etherscan))
 			if _, _, took := send(t, rt, get(t, etherscan)); took != 0 {
 				t.Errorf("waited %v", took)
@@ -58,7 +58,7 @@ func ExampleEtherscan() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.Etherscan()) // instead of the network
+	serve(client, fakeapi.Etherscan()) // instead of the network
 
 	resp, err := client.Get("https://api.etherscan.io/v2/api?chainid=1&module=account&action=balance")
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/internal/soak"
-	"github.com/apithrottle/throttle/internal/standin"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -52,10 +52,10 @@ func TestGitHub(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.GitHub(load.most, time.Hour)
+				api := fakeapi.GitHub(load.most, time.Hour)
 				api.Skew = 17 * time.Second
-				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-				api.Hold = standin.Between(load.hold+20*time.Millisecond, load.hold+200*time.Millisecond)
+				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
+				api.Hold = fakeapi.Between(load.hold+20*time.Millisecond, load.hold+200*time.Millisecond)
 				p := providers.GitHub()
 				if load.most < 5_000 { // what Enterprise Cloud has more of
 					p.Scope("core").Policy.Tiers[0].Limit, p.Scope("graphql").Policy.Tiers[0].Limit = load.most, load.most
@@ -71,8 +71,8 @@ func TestGitHub(t *testing.T) {
 // that only those at once on their way are too many.
 func TestGitHubQueriesOfUnknownCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.GitHub(5_000, time.Hour)
-		api.Hold = standin.Between(20*time.Millisecond, 200*time.Millisecond)
+		api := fakeapi.GitHub(5_000, time.Hour)
+		api.Hold = fakeapi.Between(20*time.Millisecond, 200*time.Millisecond)
 		const workers, windows = 8, 3
 		saturate(t, over(t, providers.GitHub(), api), workers, 2*time.Hour, func(w int) *http.Request { return githubQuery(t, 1+w) })
 		if n := api.Refused()["graphql"]; n > workers*windows || float64(api.Served()) < 0.9*windows*5_000/4.5 {
@@ -94,24 +94,24 @@ func TestGitHubRefusals(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		first    string
-		reply    standin.Reply
+		reply    fakeapi.Reply
 		next     string
 		min, max time.Duration
 	}{
-		{"403 with remaining 0 pauses until the reset", read, standin.Reply{Status: 403, Header: header(), Body: `{"message":"API rate limit exceeded"}`}, read, 17 * time.Minute, 17*time.Minute + 2*time.Second},
-		{"429 with remaining 0 too", read, standin.Reply{Status: 429, Header: header()}, read, 17 * time.Minute, 17*time.Minute + 2*time.Second},
-		{"one resource's reset leaves the others alone", read, standin.Reply{Status: 403, Header: header()}, search, 0, 0},
-		{"secondary limit has no headers", read, standin.Reply{Status: 403, Body: secondary}, search, time.Minute, time.Minute},
-		{"secondary limit with Retry-After", read, standin.Reply{Status: 403, Header: header("Retry-After", "90"), Body: secondary}, search, 90 * time.Second, 90 * time.Second},
-		{"secondary limit as 429", read, standin.Reply{Status: 429, Header: header("X-RateLimit-Remaining", "17")}, search, time.Minute, time.Minute},
-		{"a 403 for lack of rights is no limit", read, standin.Reply{Status: 403, Header: header("X-RateLimit-Remaining", "17"), Body: `{"message":"Resource not accessible by integration"}`}, read, 0, 0},
-		{"GraphQL 200 RATE_LIMITED", graphql, standin.Reply{Header: header("X-RateLimit-Resource", "graphql"), Body: `{"errors":[{"type":"RATE_LIMITED"}]}`}, graphql, 17 * time.Minute, 17*time.Minute + 2*time.Second},
-		{"GraphQL 200 of a secondary limit", graphql, standin.Reply{Header: header("X-RateLimit-Remaining", "9", "X-RateLimit-Resource", "graphql"), Body: `{"errors":[{"message":"You have exceeded a secondary rate limit."}]}`}, read, time.Minute, time.Minute},
-		{"asking for the limits is free", read, standin.Reply{Status: 403, Header: header()}, github + "/rate_limit", 0, 0},
+		{"403 with remaining 0 pauses until the reset", read, fakeapi.Reply{Status: 403, Header: header(), Body: `{"message":"API rate limit exceeded"}`}, read, 17 * time.Minute, 17*time.Minute + 2*time.Second},
+		{"429 with remaining 0 too", read, fakeapi.Reply{Status: 429, Header: header()}, read, 17 * time.Minute, 17*time.Minute + 2*time.Second},
+		{"one resource's reset leaves the others alone", read, fakeapi.Reply{Status: 403, Header: header()}, search, 0, 0},
+		{"secondary limit has no headers", read, fakeapi.Reply{Status: 403, Body: secondary}, search, time.Minute, time.Minute},
+		{"secondary limit with Retry-After", read, fakeapi.Reply{Status: 403, Header: header("Retry-After", "90"), Body: secondary}, search, 90 * time.Second, 90 * time.Second},
+		{"secondary limit as 429", read, fakeapi.Reply{Status: 429, Header: header("X-RateLimit-Remaining", "17")}, search, time.Minute, time.Minute},
+		{"a 403 for lack of rights is no limit", read, fakeapi.Reply{Status: 403, Header: header("X-RateLimit-Remaining", "17"), Body: `{"message":"Resource not accessible by integration"}`}, read, 0, 0},
+		{"GraphQL 200 RATE_LIMITED", graphql, fakeapi.Reply{Header: header("X-RateLimit-Resource", "graphql"), Body: `{"errors":[{"type":"RATE_LIMITED"}]}`}, graphql, 17 * time.Minute, 17*time.Minute + 2*time.Second},
+		{"GraphQL 200 of a secondary limit", graphql, fakeapi.Reply{Header: header("X-RateLimit-Remaining", "9", "X-RateLimit-Resource", "graphql"), Body: `{"errors":[{"message":"You have exceeded a secondary rate limit."}]}`}, read, time.Minute, time.Minute},
+		{"asking for the limits is free", read, fakeapi.Reply{Status: 403, Header: header()}, github + "/rate_limit", 0, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.GitHub(5_000, time.Hour)
+				api := fakeapi.GitHub(5_000, time.Hour)
 				rt := over(t, providers.GitHub(), api)
 				request := func(url string) *http.Request {
 					if url == graphql {
@@ -132,7 +132,7 @@ func TestGitHubRefusals(t *testing.T) {
 // What the user's other programs use is told by the answers.
 func TestGitHubUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.GitHub(100, time.Hour)
+		api := fakeapi.GitHub(100, time.Hour)
 		p := providers.GitHub()
 		p.Scope("core").Policy.Tiers[0].Limit = 100
 		rt := over(t, p, api)
@@ -150,7 +150,7 @@ func ExampleGitHub() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.GitHub(5_000, time.Hour)) // instead of the network
+	serve(client, fakeapi.GitHub(5_000, time.Hour)) // instead of the network
 
 	resp, err := client.Get("https://api.github.com/users/octocat")
 	if err != nil {

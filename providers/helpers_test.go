@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/internal/soak"
-	"github.com/apithrottle/throttle/internal/standin"
 	"github.com/apithrottle/throttle/providers"
 )
 
 // over is the provider's transport, in front of its stand-in.
-func over(t *testing.T, p providers.Provider, api *standin.Server) http.RoundTripper {
+func over(t *testing.T, p providers.Provider, api *fakeapi.Server) http.RoundTripper {
 	t.Helper()
 	transport, err := p.Transport(nil)
 	if err != nil {
@@ -81,7 +81,7 @@ func saturate(t *testing.T, rt http.RoundTripper, workers int, d time.Duration, 
 }
 
 // unrefused fails if the stand-in refused anything, or served less than that.
-func unrefused(t *testing.T, api *standin.Server, least float64) {
+func unrefused(t *testing.T, api *fakeapi.Server, least float64) {
 	t.Helper()
 	if refused := api.Refused(); len(refused) > 0 {
 		t.Errorf("refused %v", refused)
@@ -93,6 +93,6 @@ func unrefused(t *testing.T, api *standin.Server, least float64) {
 }
 
 // serve has a client's requests answered by a stand-in.
-func serve(client *http.Client, api *standin.Server) {
+func serve(client *http.Client, api *fakeapi.Server) {
 	client.Transport.(*throttle.Transport).Base = api
 }

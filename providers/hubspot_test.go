@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -24,8 +24,8 @@ func TestHubSpot(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.HubSpot(250_000, time.UTC)
-				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				api := fakeapi.HubSpot(250_000, time.UTC)
+				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.HubSpot("UTC"), api), 16, d, func(int) *http.Request { return get(t, load.url) })
 				unrefused(t, api, 0.95*d.Minutes()*load.want)
 			})
@@ -41,7 +41,7 @@ func TestHubSpotDay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		api := standin.HubSpot(300, zone)
+		api := fakeapi.HubSpot(300, zone)
 		p := providers.HubSpot(zone.String())
 		p.Scope("app").Policy.Tiers[1].Limit = 300
 		for range 50 {
@@ -55,16 +55,16 @@ func TestHubSpotDay(t *testing.T) {
 func TestHubSpotRefusals(t *testing.T) {
 	for _, test := range []struct {
 		name     string
-		reply    standin.Reply
+		reply    fakeapi.Reply
 		min, max time.Duration
 	}{
-		{"daily limit until midnight of the account", standin.Reply{Status: 429, Body: `{"status":"error","policyName":"DAILY"}`}, 5 * time.Hour, 5*time.Hour + time.Second},
-		{"ten seconds, which says no wait", standin.Reply{Status: 429, Body: `{"status":"error","policyName":"TEN_SECONDLY_ROLLING"}`}, time.Second, 2 * time.Second},
-		{"locked", standin.Reply{Status: 423, Header: map[string]string{"Retry-After": "2"}}, 2 * time.Second, 2 * time.Second},
+		{"daily limit until midnight of the account", fakeapi.Reply{Status: 429, Body: `{"status":"error","policyName":"DAILY"}`}, 5 * time.Hour, 5*time.Hour + time.Second},
+		{"ten seconds, which says no wait", fakeapi.Reply{Status: 429, Body: `{"status":"error","policyName":"TEN_SECONDLY_ROLLING"}`}, time.Second, 2 * time.Second},
+		{"locked", fakeapi.Reply{Status: 423, Header: map[string]string{"Retry-After": "2"}}, 2 * time.Second, 2 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.HubSpot(250_000, time.UTC)
+				api := fakeapi.HubSpot(250_000, time.UTC)
 				p := providers.HubSpot("America/New_York") // midnight is at 05:00 UTC
 				p.Scope("app").Policy.MaxPause = 24 * time.Hour
 				rt := over(t, p, api)
@@ -84,7 +84,7 @@ func ExampleHubSpot() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.HubSpot(250_000, time.UTC)) // instead of the network
+	serve(client, fakeapi.HubSpot(250_000, time.UTC)) // instead of the network
 
 	resp, err := client.Get("https://api.hubapi.com/crm/v3/objects/contacts")
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 // Adding or editing an order counts in the counter of its pair, in the matching engine:
 // to 60, falling by 1 a second (Intermediate 125 and 2.34, Pro 180 and 3.75). Editing
 // counts the most that it may, 7, as it depends on the order's age. Amending and
-// cancelling, up to 8, name no pair and are not counted: leave room for them. The pair is
+// canceling, up to 8, name no pair and are not counted: leave room for them. The pair is
 // read from the request's body; what can't be read counts as one pair.
 //
 // Refusals have status 200. "EService: Throttled" names the time to wait for.

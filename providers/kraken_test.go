@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -36,8 +36,8 @@ func TestKraken(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Kraken()
-				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				api := fakeapi.Kraken()
+				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.Kraken(), api), 8, 10*time.Minute, func(worker int) *http.Request { return load.next(t, worker) })
 				unrefused(t, api, load.want)
 			})
@@ -61,9 +61,9 @@ func TestKrakenRefusals(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Kraken()
+				api := fakeapi.Kraken()
 				rt := over(t, providers.Kraken(), api)
-				api.Trap(standin.Reply{Body: test.body})
+				api.Trap(fakeapi.Reply{Body: test.body})
 				if status, body, _ := send(t, rt, kraken(t, test.refused, "pair=XBTUSD")); status != 200 || body != test.body {
 					t.Errorf("%d %s", status, body)
 				}
@@ -81,7 +81,7 @@ func ExampleKraken() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.Kraken()) // instead of the network
+	serve(client, fakeapi.Kraken()) // instead of the network
 
 	order := strings.NewReader("nonce=1&pair=XBTUSD&type=buy&ordertype=market&volume=0.001")
 	resp, err := client.Post("https://api.kraken.com/0/private/AddOrder", "application/x-www-form-urlencoded", order)

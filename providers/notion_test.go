@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -16,8 +16,8 @@ const notion = "https://api.notion.com/v1/users"
 func TestNotion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := long(5 * time.Minute)
-		api := standin.Notion()
-		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+		api := fakeapi.Notion()
+		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		saturate(t, over(t, providers.Notion(), api), 8, d, func(int) *http.Request { return get(t, notion) })
 		unrefused(t, api, 0.95*d.Minutes()*180)
 	})
@@ -25,13 +25,13 @@ func TestNotion(t *testing.T) {
 
 func TestNotionRefusals(t *testing.T) {
 	wait := map[string]string{"Retry-After": "42"}
-	for _, reply := range []standin.Reply{
+	for _, reply := range []fakeapi.Reply{
 		{Status: 429, Header: wait, Body: `{"code":"rate_limited","additional_data":{"rate_limit_reason":"workspace"}}`},
 		{Status: 529, Header: wait, Body: `{"code":"service_overload"}`},
 	} {
 		t.Run(fmt.Sprint(reply.Status), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Notion()
+				api := fakeapi.Notion()
 				rt := over(t, providers.Notion(), api)
 				api.Trap(reply)
 				send(t, rt, get(t, notion))
@@ -49,7 +49,7 @@ func ExampleNotion() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.Notion()) // instead of the network
+	serve(client, fakeapi.Notion()) // instead of the network
 
 	resp, err := client.Get("https://api.notion.com/v1/users")
 	if err != nil {

@@ -35,7 +35,7 @@ func OpenAI(requests, tokens int64) Provider {
 	return Provider{
 		Name: "openai",
 		Scopes: []Scope{some("model", page, openAIModel,
-			throttle.Tier{Limit: requests, Window: time.Minute, Spread: max(1, requests/60)}, minute(tokens, "tokens"))},
+			throttle.Tier{Limit: requests, Window: time.Minute, PaceBurst: max(1, requests/60)}, minute(tokens, "tokens"))},
 		Cost: func(req *http.Request) throttle.Cost { return throttle.Cost{"tokens": openAITokens(req)} },
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{quota("Requests", ""), quota("Tokens", "tokens")},

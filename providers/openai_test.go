@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -34,9 +34,9 @@ func TestOpenAI(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.OpenAI(500, 30_000, time.Minute)
-				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-				api.Hold = standin.Between(200*time.Millisecond, 3*time.Second)
+				api := fakeapi.OpenAI(500, 30_000, time.Minute)
+				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
+				api.Hold = fakeapi.Between(200*time.Millisecond, 3*time.Second)
 				saturate(t, over(t, providers.OpenAI(500, 30_000), api), 64, d, func(int) *http.Request {
 					return chat(t, "gpt-4o", load.prompt, load.most)
 				})
@@ -50,17 +50,17 @@ func TestOpenAIRefusals(t *testing.T) {
 	limited := map[string]string{"retry-after-ms": "1250", "Retry-After": "2"}
 	for _, test := range []struct {
 		name  string
-		reply standin.Reply
+		reply fakeapi.Reply
 		wait  time.Duration
 	}{
-		{"insufficient_quota is not retried as a limit", standin.Reply{Status: 429, Body: `{"error":{"message":"You exceeded your current quota.","type":"insufficient_quota","code":"credit_balance_exhausted"}}`}, 0},
-		{"x-should-retry false", standin.Reply{Status: 429, Header: map[string]string{"x-should-retry": "false"}}, 0},
-		{"retry-after-ms goes before Retry-After", standin.Reply{Status: 429, Header: limited, Body: `{"error":{"type":"tokens","code":"rate_limit_exceeded"}}`}, 1250 * time.Millisecond},
-		{"Retry-After may have a fraction", standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "0.25"}}, 250 * time.Millisecond},
+		{"insufficient_quota is not retried as a limit", fakeapi.Reply{Status: 429, Body: `{"error":{"message":"You exceeded your current quota.","type":"insufficient_quota","code":"credit_balance_exhausted"}}`}, 0},
+		{"x-should-retry false", fakeapi.Reply{Status: 429, Header: map[string]string{"x-should-retry": "false"}}, 0},
+		{"retry-after-ms goes before Retry-After", fakeapi.Reply{Status: 429, Header: limited, Body: `{"error":{"type":"tokens","code":"rate_limit_exceeded"}}`}, 1250 * time.Millisecond},
+		{"Retry-After may have a fraction", fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "0.25"}}, 250 * time.Millisecond},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.OpenAI(600, 30_000, time.Minute)
+				api := fakeapi.OpenAI(600, 30_000, time.Minute)
 				rt := over(t, providers.OpenAI(600, 30_000), api)
 				api.Trap(test.reply)
 				if status, body, _ := send(t, rt, chat(t, "gpt-4o", 10, 10)); status != 429 || body != test.reply.Body {
@@ -80,7 +80,7 @@ func TestOpenAIRefusals(t *testing.T) {
 // Tokens that others of the organization use are told by the answers.
 func TestOpenAIUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.OpenAI(600, 30_000, time.Minute)
+		api := fakeapi.OpenAI(600, 30_000, time.Minute)
 		send(t, api, chat(t, "gpt-4o", 10_000, 15_000))
 		time.Sleep(time.Second)
 		saturate(t, over(t, providers.OpenAI(600, 30_000), api), 1, 5*time.Minute, func(int) *http.Request { return chat(t, "gpt-4o", 100, 1_000) })
@@ -91,11 +91,11 @@ func TestOpenAIUsedElsewhere(t *testing.T) {
 // The reset is the time of the full refill: with nothing left, more comes long before it.
 func TestOpenAIResetIsTheTimeOfTheFullRefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.OpenAI(600, 30_000, time.Minute)
+		api := fakeapi.OpenAI(600, 30_000, time.Minute)
 		p := providers.OpenAI(600, 30_000)
 		p.Cost, p.Scopes[0].Policy.Tiers = nil, p.Scopes[0].Policy.Tiers[:1] // nothing counts tokens
 		rt := over(t, p, api)
-		api.Trap(standin.Reply{Header: map[string]string{"x-ratelimit-limit-tokens": "30000", "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m0s"}})
+		api.Trap(fakeapi.Reply{Header: map[string]string{"x-ratelimit-limit-tokens": "30000", "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m0s"}})
 		send(t, rt, chat(t, "gpt-4o", 10, 10))
 		if _, _, took := send(t, rt, chat(t, "gpt-4o", 10, 10)); took != 0 {
 			t.Errorf("waited %v", took)
@@ -139,7 +139,7 @@ func ExampleOpenAI() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.OpenAI(500, 30_000, time.Minute)) // instead of the network
+	serve(client, fakeapi.OpenAI(500, 30_000, time.Minute)) // instead of the network
 
 	body := strings.NewReader(`{"model":"gpt-4o","messages":[{"role":"user","content":"Say hello."}],"max_tokens":100,"stream":true}`)
 	resp, err := client.Post("https://api.openai.com/v1/chat/completions", "application/json", body)

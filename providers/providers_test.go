@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -102,8 +102,8 @@ func TestTransportErrors(t *testing.T) {
 func TestSharedStore(t *testing.T) {
 	d := long(20 * time.Second)
 	synctest.Test(t, func(t *testing.T) {
-		api, store := standin.Stripe(), new(local.Store)
-		api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+		api, store := fakeapi.Stripe(), new(local.Store)
+		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		var clients [3]*throttle.Transport
 		for i := range clients {
 			var err error
@@ -129,7 +129,7 @@ func TestOverride(t *testing.T) {
 		p := providers.Etherscan()
 		p.Scope("account").Policy.Tiers = []throttle.Tier{throttle.PerMinute(1)}
 		p.Scope("account").Policy.MaxWait = time.Second
-		rt := over(t, p, standin.Etherscan())
+		rt := over(t, p, fakeapi.Etherscan())
 		send(t, rt, get(t, etherscan))
 		_, err := rt.RoundTrip(get(t, etherscan))
 		if !errors.Is(err, throttle.ErrDeadline) || !strings.Contains(err.Error(), `policy "etherscan/account"`) {
@@ -181,7 +181,7 @@ func testKeys(t *testing.T) {
 		}
 	}
 	p := providers.Provider{Name: "p", Scopes: []providers.Scope{scope("Channel", throttle.PerHour(1)), scope("Team", throttle.PerMinute(2))}}
-	rt := over(t, p, standin.Twilio(9))
+	rt := over(t, p, fakeapi.Twilio(9))
 	for i, step := range []struct {
 		team, channel string
 		admitted      bool

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/refusal"
+	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
 // AWSSendBy returns the end of the AWS Signature Version 4 of a request, for
@@ -53,7 +53,7 @@ func binanceSendBy(req *http.Request) time.Time {
 	}
 	window := 5 * time.Second
 	if q.Has("recvWindow") {
-		d, ok := refusal.Seconds(q.Get("recvWindow"))
+		d, ok := retryafter.Seconds(q.Get("recvWindow"))
 		if !ok {
 			return time.Time{}
 		}

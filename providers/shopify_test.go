@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -20,8 +20,8 @@ func TestShopifyREST(t *testing.T) {
 	t.Run("two shops", func(t *testing.T) {
 		d := long(2 * time.Minute)
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.ShopifyREST()
-			api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+			api := fakeapi.ShopifyREST()
+			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, providers.ShopifyREST(), api), 8, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf(products, []string{"one", "two"}[w%2]))
 			})
@@ -30,7 +30,7 @@ func TestShopifyREST(t *testing.T) {
 	})
 	t.Run("Retry-After is a decimal, and what comes earlier is refused", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.ShopifyREST()
+			api := fakeapi.ShopifyREST()
 			rt := over(t, providers.ShopifyREST(), api)
 			one := fmt.Sprintf(products, "one")
 			for range 40 { // by the same app, elsewhere
@@ -49,7 +49,7 @@ func TestShopifyREST(t *testing.T) {
 	})
 	t.Run("what the same app uses elsewhere is seen", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.ShopifyREST()
+			api := fakeapi.ShopifyREST()
 			rt := over(t, providers.ShopifyREST(), api)
 			one := fmt.Sprintf(products, "one")
 			for range 30 {
@@ -91,9 +91,9 @@ func TestShopifyGraphQL(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.ShopifyGraphQL()
-				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
-				api.Hold = standin.Between(10*time.Millisecond, 100*time.Millisecond)
+				api := fakeapi.ShopifyGraphQL()
+				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
+				api.Hold = fakeapi.Between(10*time.Millisecond, 100*time.Millisecond)
 				saturate(t, over(t, load.provider, api), 8, 5*time.Minute, func(int) *http.Request { return query(t, load.requested, load.actual) })
 				unrefused(t, api, load.fraction*(load.bucket+300*100)/float64(load.actual))
 			})
@@ -101,10 +101,10 @@ func TestShopifyGraphQL(t *testing.T) {
 	}
 	t.Run("200 THROTTLED", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.ShopifyGraphQL()
+			api := fakeapi.ShopifyGraphQL()
 			rt := over(t, asking(70), api)
 			const body = `{"errors":[{"message":"Throttled","extensions":{"code":"THROTTLED"}}],"extensions":{"cost":{"requestedQueryCost":70,"actualQueryCost":null,"throttleStatus":{"maximumAvailable":1000,"currentlyAvailable":66,"restoreRate":50}}}}`
-			api.Trap(standin.Reply{Body: body})
+			api.Trap(fakeapi.Reply{Body: body})
 			if status, got, _ := send(t, rt, query(t, 70, 70)); status != 200 || got != body {
 				t.Errorf("%d %s", status, got)
 			}
@@ -115,7 +115,7 @@ func TestShopifyGraphQL(t *testing.T) {
 	})
 	t.Run("REST and others are not limited", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.ShopifyREST()
+			api := fakeapi.ShopifyREST()
 			rt := over(t, providers.ShopifyGraphQL(), api)
 			for range 40 {
 				if _, _, took := send(t, rt, get(t, fmt.Sprintf(products, "one"))); took != 0 {
@@ -132,7 +132,7 @@ func ExampleShopifyREST() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.ShopifyREST()) // instead of the network
+	serve(client, fakeapi.ShopifyREST()) // instead of the network
 
 	for _, shop := range []string{"one", "two"} { // each has a quota of its own
 		resp, err := client.Get("https://" + shop + ".myshopify.com/admin/api/2026-07/products.json")
@@ -156,7 +156,7 @@ func ExampleShopifyGraphQL() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.ShopifyGraphQL()) // instead of the network
+	serve(client, fakeapi.ShopifyGraphQL()) // instead of the network
 
 	query := strings.NewReader(`{"query":"{ shop { name } }","variables":{"requested":12,"actual":2}}`)
 	resp, err := client.Post("https://one.myshopify.com/admin/api/2026-07/graphql.json", "application/json", query)

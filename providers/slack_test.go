@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -45,8 +45,8 @@ func TestSlack(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Slack(time.Minute)
-				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				api := fakeapi.Slack(time.Minute)
+				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.Slack(), api), 8, d, func(w int) *http.Request { return load.next(t, w) })
 				unrefused(t, api, 0.95*d.Minutes()*load.want)
 			})
@@ -57,14 +57,14 @@ func TestSlack(t *testing.T) {
 func TestSlackRefusals(t *testing.T) {
 	for _, test := range []struct {
 		name  string
-		reply standin.Reply
+		reply fakeapi.Reply
 	}{
-		{"429", standin.Reply{Status: 429, Header: map[string]string{"Retry-After": "30"}, Body: `{"ok":false,"error":"ratelimited"}`}},
-		{"Retry-After on 200", standin.Reply{Header: map[string]string{"Retry-After": "30"}, Body: `{"ok":true}`}},
+		{"429", fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "30"}, Body: `{"ok":false,"error":"ratelimited"}`}},
+		{"Retry-After on 200", fakeapi.Reply{Header: map[string]string{"Retry-After": "30"}, Body: `{"ok":true}`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Slack(time.Minute)
+				api := fakeapi.Slack(time.Minute)
 				rt := over(t, providers.Slack(), api)
 				api.Trap(test.reply)
 				send(t, rt, slackForm(t, "users.list", ""))
@@ -85,7 +85,7 @@ func ExampleSlack() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.Slack(time.Minute)) // instead of the network
+	serve(client, fakeapi.Slack(time.Minute)) // instead of the network
 
 	for _, channel := range []string{"C1", "C2"} { // each has a message a second
 		resp, err := client.PostForm("https://slack.com/api/chat.postMessage", url.Values{"channel": {channel}, "text": {"Hello!"}})

@@ -44,7 +44,7 @@ func Stripe() Provider {
 	}
 }
 
-// stripeSandbox tells whether the request's key is of a sandbox.
+// stripeSandbox reports whether the request's key is of a sandbox.
 func stripeSandbox(req *http.Request) bool {
 	key, _, basic := req.BasicAuth()
 	if !basic {

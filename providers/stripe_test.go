@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -44,8 +44,8 @@ func TestStripe(t *testing.T) {
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Stripe()
-				api.Latency = standin.Between(5*time.Millisecond, 50*time.Millisecond)
+				api := fakeapi.Stripe()
+				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.Stripe(), api), 24, d, func(w int) *http.Request { return load.next(t, w) })
 				unrefused(t, api, 0.93*load.rate*d.Seconds())
 			})
@@ -54,26 +54,26 @@ func TestStripe(t *testing.T) {
 }
 
 func TestStripeRefusals(t *testing.T) {
-	limited := func(reason string) standin.Reply {
-		return standin.Reply{Status: 429, Header: map[string]string{"Stripe-Rate-Limited-Reason": reason}, Body: `{"error":{"code":"rate_limit"}}`}
+	limited := func(reason string) fakeapi.Reply {
+		return fakeapi.Reply{Status: 429, Header: map[string]string{"Stripe-Rate-Limited-Reason": reason}, Body: `{"error":{"code":"rate_limit"}}`}
 	}
 	for _, test := range []struct {
 		name   string
-		reply  standin.Reply
+		reply  fakeapi.Reply
 		path   string // of the next request
 		paused bool
 	}{
-		{"429 lock_timeout is no limit", standin.Reply{Status: 429, Body: `{"error":{"code":"lock_timeout","message":"This object cannot be accessed right now"}}`}, "charges", false},
+		{"429 lock_timeout is no limit", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"lock_timeout","message":"This object cannot be accessed right now"}}`}, "charges", false},
 		{"an endpoint's limit pauses the endpoint", limited("endpoint-rate"), "charges", true},
 		{"an endpoint's limit leaves the others alone", limited("endpoint-concurrency"), "refunds", false},
 		{"a global limit pauses all", limited("global-rate"), "refunds", true},
 		{"a global limit of concurrency pauses all", limited("global-concurrency"), "refunds", true},
 		{"a limit of one object pauses nothing", limited("resource-specific"), "charges", false},
-		{"a 429 without a reason", standin.Reply{Status: 429, Body: `{"error":{"code":"rate_limit"}}`}, "charges", true},
+		{"a 429 without a reason", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"rate_limit"}}`}, "charges", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := standin.Stripe()
+				api := fakeapi.Stripe()
 				rt := over(t, providers.Stripe(), api)
 				api.Trap(test.reply)
 				if status, body, _ := send(t, rt, stripe(t, "GET", "charges", live)); status != 429 || body != test.reply.Body {
@@ -96,7 +96,7 @@ func ExampleStripe() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.Stripe()) // instead of the network
+	serve(client, fakeapi.Stripe()) // instead of the network
 
 	resp, err := client.Get("https://api.stripe.com/v1/customers")
 	if err != nil {

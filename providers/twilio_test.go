@@ -7,7 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -16,7 +16,7 @@ const twilio = "https://api.twilio.com/2010-04-01/Accounts/AC1/Messages.json"
 func TestTwilio(t *testing.T) {
 	t.Run("saturated", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Twilio(5)
+			api := fakeapi.Twilio(5)
 			api.Hold = func() time.Duration { return 100 * time.Millisecond }
 			saturate(t, over(t, providers.Twilio(5), api), 50, 30*time.Second, func(int) *http.Request { return post(t, twilio) })
 			unrefused(t, api, 5*300-5)
@@ -24,9 +24,9 @@ func TestTwilio(t *testing.T) {
 	})
 	t.Run("20429 names no time", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Twilio(5)
+			api := fakeapi.Twilio(5)
 			rt := over(t, providers.Twilio(5), api)
-			api.Trap(standin.Reply{Status: 429, Body: `{"code":20429,"status":429}`})
+			api.Trap(fakeapi.Reply{Status: 429, Body: `{"code":20429,"status":429}`})
 			send(t, rt, post(t, twilio))
 			if _, _, took := send(t, rt, post(t, twilio)); took < time.Second || took > 2*time.Second {
 				t.Errorf("waited %v, want one to two seconds", took)
@@ -35,9 +35,9 @@ func TestTwilio(t *testing.T) {
 	})
 	t.Run("the gauge is no limit", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			api := standin.Twilio(5)
+			api := fakeapi.Twilio(5)
 			rt := over(t, providers.Twilio(5), api)
-			api.Trap(standin.Reply{Header: map[string]string{"Twilio-Concurrent-Requests": "12"}})
+			api.Trap(fakeapi.Reply{Header: map[string]string{"Twilio-Concurrent-Requests": "12"}})
 			send(t, rt, post(t, twilio))
 			if _, _, took := send(t, rt, post(t, twilio)); took != 0 {
 				t.Errorf("waited %v", took)
@@ -52,7 +52,7 @@ func ExampleTwilio() {
 		fmt.Println(err)
 		return
 	}
-	serve(client, standin.Twilio(10)) // instead of the network
+	serve(client, fakeapi.Twilio(10)) // instead of the network
 
 	resp, err := client.Get("https://api.twilio.com/2010-04-01/Accounts/AC1/Messages.json")
 	if err != nil {

@@ -58,8 +58,8 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/internal/delivery"
-	"github.com/apithrottle/throttle/internal/verdict"
+	"github.com/apithrottle/throttle/internal/outcome"
+	"github.com/apithrottle/throttle/internal/rtt"
 )
 
 const (
@@ -141,13 +141,13 @@ type attempts struct {
 	again bool          // another should follow
 	wait  time.Duration // before it
 
-	// kept is the outcome of the last attempt that was sent, for the case that the next is not
+	// kept is the result of the last attempt that was sent, for the case that the next is not
 	// admitted. If zero, there is none, or it was too long to keep.
-	kept outcome
+	kept result
 }
 
-// An outcome is a response or an error.
-type outcome struct {
+// A result is a response or an error.
+type result struct {
 	resp *http.Response
 	err  error
 }
@@ -159,7 +159,7 @@ type attempt struct {
 	err      error           // from base
 	limited  bool            // by any Limiter
 	refusal  answers.Refusal // as the throttled transport has it, if it limits
-	delivery delivery.Delivery
+	delivery rtt.Delivery
 }
 
 // RoundTrip sends the request once more, with its whole body or not at all.
@@ -179,7 +179,7 @@ func (a *attempts) RoundTrip(bare *http.Request) (*http.Response, error) {
 		a.last.limited = l != nil
 		return l
 	}
-	req := bare.WithContext(verdict.Into(bare.Context(), &a.last.refusal))
+	req := bare.WithContext(outcome.Into(bare.Context(), &a.last.refusal))
 	req.Body, req.GetBody, req.RequestURI = a.req.Body, a.req.GetBody, a.req.RequestURI
 	if a.begun > 1 && hasBody(req) {
 		var err error
@@ -267,10 +267,10 @@ func (a *attempts) inTime(ctx context.Context, wait time.Duration) bool {
 	return !bounded || time.Until(by) > wait
 }
 
-// keep has the outcome of an attempt at hand after the next one. The response's connection, and
+// keep has the result of an attempt at hand after the next one. The response's connection, and
 // its place in a Concurrency tier, are free by then.
 func (a *attempts) keep(resp *http.Response, err error) {
-	a.kept = outcome{}
+	a.kept = result{}
 	if resp == nil {
 		a.kept.err = unwrapped(err)
 		return
@@ -296,7 +296,7 @@ func (a *attempts) refusal(resp *http.Response) answers.Refusal {
 
 // backoff is called when there will be another attempt.
 func (a *attempts) backoff(_, _ time.Duration, _ int, resp *http.Response) time.Duration {
-	a.tell(slog.LevelInfo, "sending again", outcome{resp, a.last.err}, slog.Duration("wait", a.wait))
+	a.tell(slog.LevelInfo, "sending again", result{resp, a.last.err}, slog.Duration("wait", a.wait))
 	return a.wait
 }
 
@@ -305,7 +305,7 @@ func (a *attempts) end(resp *http.Response, err error, _ int) (*http.Response, e
 	err = unwrapped(err)
 	var refused *throttle.WaitError
 	switch last := a.kept; {
-	case errors.As(err, &refused) && last != outcome{}:
+	case errors.As(err, &refused) && last != result{}:
 		a.begun-- // it was not sent
 		a.tell(slog.LevelWarn, "giving up", last, slog.Any("refused", err))
 		if last.resp == nil {
@@ -313,7 +313,7 @@ func (a *attempts) end(resp *http.Response, err error, _ int) (*http.Response, e
 		}
 		return last.resp, nil
 	case a.again && a.begun > 1:
-		a.tell(slog.LevelWarn, "giving up", outcome{resp, a.last.err})
+		a.tell(slog.LevelWarn, "giving up", result{resp, a.last.err})
 		if err != nil {
 			err = &exhausted{a.begun, err, nil}
 		}
@@ -329,7 +329,7 @@ func unwrapped(err error) error {
 	return err
 }
 
-func (a *attempts) tell(level slog.Level, what string, last outcome, more ...slog.Attr) {
+func (a *attempts) tell(level slog.Level, what string, last result, more ...slog.Attr) {
 	became := slog.Any("error", last.err)
 	if last.resp != nil {
 		became = slog.Int("status", last.resp.StatusCode)
@@ -379,7 +379,7 @@ func final(err error) bool {
 		errors.Is(err, http.ErrSchemeMismatch) || errors.Is(err, context.Canceled)
 }
 
-// idempotent tells whether sending req twice does no more than sending it once.
+// idempotent reports whether sending req twice does no more than sending it once.
 func idempotent(req *http.Request) bool {
 	switch req.Method {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:

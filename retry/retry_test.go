@@ -543,7 +543,7 @@ func TestOwnErrors(t *testing.T) {
 		want   error // if nil, any
 		sent   int
 	}{
-		{name: "never", script: []string{"200"}, change: cost(throttle.Cost{"requests": 5000}), want: throttle.ErrNever},
+		{name: "never", script: []string{"200"}, change: cost(throttle.Cost{"requests": 5000}), want: throttle.ErrExceedsCapacity},
 		{name: "a wrong Cost", script: []string{"200"}, change: cost(throttle.Cost{"tokens": 1})},
 		{name: "banned", script: []string{"200"}, want: throttle.ErrBanned, change: func(tr *throttle.Transport) {
 			tr.Limiter, _ = throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, nil)
@@ -671,9 +671,9 @@ func TestContext(t *testing.T) {
 		want   error
 		took   time.Duration
 	}{
-		{name: "cancelled between attempts", script: "502", ends: 500 * time.Millisecond, by: context.Canceled, want: context.Canceled, took: 500 * time.Millisecond},
-		{name: "cancelled while paused", script: "429 5", ends: 2 * time.Second, by: context.Canceled, want: context.Canceled, took: 2 * time.Second},
-		{name: "cancelled on the wire", script: "hang", ends: time.Second, by: context.Canceled, want: context.Canceled, took: time.Second},
+		{name: "canceled between attempts", script: "502", ends: 500 * time.Millisecond, by: context.Canceled, want: context.Canceled, took: 500 * time.Millisecond},
+		{name: "canceled while paused", script: "429 5", ends: 2 * time.Second, by: context.Canceled, want: context.Canceled, took: 2 * time.Second},
+		{name: "canceled on the wire", script: "hang", ends: time.Second, by: context.Canceled, want: context.Canceled, took: time.Second},
 		{name: "deadline before the next attempt", script: "502", ends: 900 * time.Millisecond, by: context.DeadlineExceeded, status: 502},
 		{name: "deadline before the pause ends", script: "429 5", ends: 3 * time.Second, by: context.DeadlineExceeded, status: 429},
 	} {

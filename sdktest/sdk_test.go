@@ -16,12 +16,12 @@ import (
 	"github.com/slack-go/slack"
 	"github.com/stripe/stripe-go/v82"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
 // serve starts a stand-in and returns its URL, and a client that keeps to the provider's limits there.
-func serve(t *testing.T, p providers.Provider, api *standin.Server) (url string, client *http.Client) {
+func serve(t *testing.T, p providers.Provider, api *fakeapi.Server) (url string, client *http.Client) {
 	t.Helper()
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
@@ -35,7 +35,7 @@ func serve(t *testing.T, p providers.Provider, api *standin.Server) (url string,
 }
 
 // calls makes n calls, eight at once, none of which may fail or be refused.
-func calls(t *testing.T, api *standin.Server, n int, call func(i int) error) {
+func calls(t *testing.T, api *fakeapi.Server, n int, call func(i int) error) {
 	t.Helper()
 	var wg sync.WaitGroup
 	for w := range 8 {
@@ -72,7 +72,7 @@ func elsewhere(t *testing.T, n int, method, url, body string, header ...string) 
 	}
 }
 
-func goGitHub(t *testing.T, p providers.Provider, api *standin.Server) (url string, client *github.Client) {
+func goGitHub(t *testing.T, p providers.Provider, api *fakeapi.Server) (url string, client *github.Client) {
 	t.Helper()
 	url, c := serve(t, p, api)
 	client = github.NewClient(c)
@@ -90,7 +90,7 @@ func TestGitHub(t *testing.T) {
 	p := providers.GitHub()
 	hour := &p.Scope("core").Policy.Tiers[0]
 	hour.Limit, hour.Window = 20, time.Second
-	api := standin.GitHub(20, time.Second)
+	api := fakeapi.GitHub(20, time.Second)
 	_, client := goGitHub(t, p, api)
 	calls(t, api, 50, func(int) error {
 		_, _, err := client.Users.Get(t.Context(), "octocat")
@@ -101,7 +101,7 @@ func TestGitHub(t *testing.T) {
 func TestGitHubRefused(t *testing.T) {
 	t.Parallel()
 	p := providers.GitHub()
-	url, client := goGitHub(t, p, standin.GitHub(20, time.Hour))
+	url, client := goGitHub(t, p, fakeapi.GitHub(20, time.Hour))
 	elsewhere(t, 20, "GET", url+"/user", "")
 	_, _, err := client.Users.Get(t.Context(), "octocat")
 	var limited *github.RateLimitError
@@ -110,7 +110,7 @@ func TestGitHubRefused(t *testing.T) {
 	}
 }
 
-func stripeClient(t *testing.T, api *standin.Server) (url string, client *stripe.Client) {
+func stripeClient(t *testing.T, api *fakeapi.Server) (url string, client *stripe.Client) {
 	t.Helper()
 	url, c := serve(t, providers.Stripe(), api)
 	return url, stripe.NewClient("key", stripe.WithBackends(stripe.NewBackendsWithConfig(&stripe.BackendConfig{
@@ -120,7 +120,7 @@ func stripeClient(t *testing.T, api *standin.Server) (url string, client *stripe
 
 func TestStripe(t *testing.T) {
 	t.Parallel()
-	api := standin.Stripe()
+	api := fakeapi.Stripe()
 	_, client := stripeClient(t, api)
 	calls(t, api, 60, func(i int) error {
 		_, err := client.V1Customers.Retrieve(t.Context(), fmt.Sprintf("cus_%d", i), nil)
@@ -130,7 +130,7 @@ func TestStripe(t *testing.T) {
 
 func TestStripeRefused(t *testing.T) {
 	t.Parallel()
-	url, client := stripeClient(t, standin.Stripe())
+	url, client := stripeClient(t, fakeapi.Stripe())
 	elsewhere(t, 25, "GET", url+"/v1/customers/cus_1", "", "Authorization", "Bearer key")
 	_, err := client.V1Customers.Retrieve(t.Context(), "cus_1", nil)
 	var refused *stripe.Error
@@ -140,13 +140,13 @@ func TestStripeRefused(t *testing.T) {
 }
 
 // openAI is a client of a stand-in whose minute is so long.
-func openAI(t *testing.T, requests, tokens int64, minute time.Duration) (string, openai.Client, *standin.Server) {
+func openAI(t *testing.T, requests, tokens int64, minute time.Duration) (string, openai.Client, *fakeapi.Server) {
 	t.Helper()
 	p := providers.OpenAI(requests, tokens)
 	for i := range p.Scope("model").Policy.Tiers {
 		p.Scope("model").Policy.Tiers[i].Window = minute
 	}
-	api := standin.OpenAI(requests, tokens, minute)
+	api := fakeapi.OpenAI(requests, tokens, minute)
 	url, c := serve(t, p, api)
 	return url, openai.NewClient(option.WithHTTPClient(c), option.WithBaseURL(url+"/v1/"), option.WithAPIKey("key"), option.WithMaxRetries(0)), api
 }
@@ -204,12 +204,12 @@ func TestOpenAIRefused(t *testing.T) {
 	}
 }
 
-func slackClient(t *testing.T, minute time.Duration) (url string, client *slack.Client, api *standin.Server) {
+func slackClient(t *testing.T, minute time.Duration) (url string, client *slack.Client, api *fakeapi.Server) {
 	t.Helper()
 	p := providers.Slack()
 	p.Scope("method").Policy.Tiers[0].Window = minute
 	p.Scope("message").Policy.Tiers[0].Window = minute / 60
-	api = standin.Slack(minute)
+	api = fakeapi.Slack(minute)
 	url, c := serve(t, p, api)
 	return url, slack.New("token", slack.OptionAPIURL(url+"/api/"), slack.OptionHTTPClient(c)), api
 }

@@ -167,7 +167,7 @@ type Forecast interface {
 	Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int)
 }
 
-// An Idler is a Quota that can tell whether it decides as a fresh one would, so
+// An Idler is a Quota that can report whether it decides as a fresh one would, so
 // that it may be forgotten. A Quota that is none keeps nothing in this process.
 type Idler interface {
 	Idle() bool
@@ -191,7 +191,7 @@ type Request struct {
 // processor's registers.
 type WaitSpec struct {
 	MaxWait time.Duration // for a Reserver: the longest wait that is of use
-	DryRun  bool          // only tell whether it would be admitted: Ready
+	DryRun  bool          // only report whether it would be admitted: Ready
 
 	// NotBefore is, for a Joiner, the earliest time that is of use. If zero, any time.
 	NotBefore time.Time

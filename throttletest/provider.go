@@ -25,7 +25,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
-	"github.com/apithrottle/throttle/internal/memory"
+	"github.com/apithrottle/throttle/internal/httpmem"
 )
 
 // A Provider is an API with limits. Each request is counted at one instant by a
@@ -174,7 +174,7 @@ func (p *Provider) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return memory.Response(r, a.status, a.header, a.body, a.release), nil
+	return httpmem.Response(r, a.status, a.header, a.body, a.release), nil
 }
 
 type answer struct {
@@ -193,11 +193,11 @@ func (p *Provider) serve(r *http.Request) (*answer, error) {
 	if err := drain(r.Body); err != nil {
 		return nil, err
 	}
-	if err := memory.Sleep(r.Context(), p.Delay); err != nil {
+	if err := httpmem.Sleep(r.Context(), p.Delay); err != nil {
 		return nil, err // it never reached the counter
 	}
 	a := p.count(r.URL.Path, cost)
-	if err := memory.Sleep(r.Context(), p.Hold); err != nil {
+	if err := httpmem.Sleep(r.Context(), p.Hold); err != nil {
 		a.release() // it stays counted, but its place in flight is free
 		return nil, err
 	}

@@ -188,7 +188,7 @@ func TestDelayAndHold(t *testing.T) {
 	})
 }
 
-func TestCancelled(t *testing.T) {
+func TestCanceled(t *testing.T) {
 	tests := []struct {
 		name    string
 		timeout time.Duration

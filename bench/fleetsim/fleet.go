@@ -108,7 +108,7 @@ func (s scenario) run(seed uint64) result {
 			l.Close()
 		}
 	}
-	time.Sleep(10 * time.Second) // what was cancelled is given back
+	time.Sleep(10 * time.Second) // what was canceled is given back
 	for _, m := range f.members {
 		m.closed.Store(true)
 		_ = m.rdb.Close()

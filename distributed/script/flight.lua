@@ -146,7 +146,7 @@ local function mayTry(cost)
   return false
 end
 
--- Whether a response is to come that tells whether a count has ended.
+-- Whether a response is to come that reports whether a count has ended.
 local function trying()
   for i = 1, #readings do
     if readings[i][18] > 0 then return true end

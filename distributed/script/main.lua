@@ -65,7 +65,7 @@
 --               request is a probe; 3, nothing will tell, and the wait is all; 4, its process
 --               lives and waits, so that the wait lasts so long from now at least; 5, as 1,
 --               and in any case the response to a request of the epoch was no refusal, which ends the row of
---               back-offs; 6, as 2, of one that was never sent. Where a response is to come that tells whether a count
+--               back-offs; 6, as 2, of one that was never sent. Where a response is to come that reports whether a count
 --               has ended, the wait goes on for REPORT after 1 and 5. Answers 1 if that probe was waited for.
 --   o  observe  for how long the request was in flight at most whose response it was (0: the plan's guard), then groups of: tier from 1, units that its provider counts, instant at which
 --               the request was admitted whose response says so, what that cost of the

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
-	"github.com/apithrottle/throttle/internal/memory"
+	"github.com/apithrottle/throttle/internal/httpmem"
 	"github.com/apithrottle/throttle/retry"
 )
 
@@ -37,9 +37,9 @@ func (v *verifier) RoundTrip(req *http.Request) (*http.Response, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.ages = append(v.ages, time.Since(time.UnixMilli(millis))); len(v.ages) == 1 {
-		return memory.Response(req, http.StatusTooManyRequests, http.Header{"Retry-After": {"3"}}, "", func() {}), nil
+		return httpmem.Response(req, http.StatusTooManyRequests, http.Header{"Retry-After": {"3"}}, "", func() {}), nil
 	}
-	return memory.Response(req, http.StatusOK, http.Header{}, "", func() {}), nil
+	return httpmem.Response(req, http.StatusOK, http.Header{}, "", func() {}), nil
 }
 
 func (v *verifier) oldest() (d time.Duration) {

@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
-	"github.com/apithrottle/throttle/internal/leak"
+	"github.com/apithrottle/throttle/internal/leaktest"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
 )
 
-func TestMain(m *testing.M) { os.Exit(leak.Run(m)) }
+func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }
 
 const (
 	ms  = time.Millisecond

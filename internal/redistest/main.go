@@ -10,7 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/apithrottle/throttle/internal/leak"
+	"github.com/apithrottle/throttle/internal/leaktest"
 )
 
 const (
@@ -18,7 +18,7 @@ const (
 	keptLines = 30
 )
 
-// Run runs the tests of a package for its TestMain and returns the exit code of leak.Run.
+// Run runs the tests of a package for its TestMain and returns the exit code of leaktest.Run.
 // Clients of go-redis log each connection that a test breaks: Run prints what they logged
 // only if a test fails. Unless -parallel is given, 8 tests run in parallel however few the
 // processors are, because they mostly wait for servers.
@@ -31,7 +31,7 @@ func Run(m *testing.M) int {
 	}
 	l := new(clientLog)
 	redis.SetLogger(l)
-	code := leak.Run(m)
+	code := leaktest.Run(m)
 	if code != 0 {
 		l.show()
 	}

@@ -35,8 +35,8 @@ func only(keys ...string) []name {
 }
 
 var starts = []name{
-	{"throttle-full", "StartFull", "takes none for used"},
-	{"throttle-empty", "StartEmpty", "takes all for used"},
+	{"throttle-full", "default", "starts unused"},
+	{"throttle-empty", "AssumeUsed", "starts used up"},
 	{"throttle-saved", "saved quota", "knows what was used"},
 }
 

@@ -22,7 +22,7 @@ type seat struct {
 	member int               // which process of the fleet it is
 	life   int               // how often the process was restarted
 	guard  time.Duration     // of this library's clients
-	start  throttle.Start    // of this library's clients
+	used   bool              // Policy.AssumeUsed of this library's clients
 	base   http.RoundTripper // sends at once
 	rdb    *redis.Client     // nil for clients that need none
 	file   string            // in which one client saves its quota
@@ -35,9 +35,9 @@ type client struct {
 	guard func(Run) time.Duration // of this library's clients
 	redis bool                    // it is a fleet
 
-	restarts bool           // while the provider goes on
-	start    throttle.Start // from then on
-	saves    bool           // its quota, and knows it then
+	restarts bool // while the provider goes on
+	used     bool // Policy.AssumeUsed from then on
+	saves    bool // its quota, and knows it then
 }
 
 var clients = []client{
@@ -46,8 +46,8 @@ var clients = []client{
 	{name: "throttle-default", open: openThrottle, guard: unset},
 	{name: "throttle-redis", open: openThrottle, guard: bound, redis: true},
 	{name: "throttle-redis-auto", open: openThrottle, guard: auto, redis: true},
-	{name: "throttle-full", open: openThrottle, guard: bound, restarts: true, start: throttle.StartFull},
-	{name: "throttle-empty", open: openThrottle, guard: bound, restarts: true, start: throttle.StartEmpty},
+	{name: "throttle-full", open: openThrottle, guard: bound, restarts: true},
+	{name: "throttle-empty", open: openThrottle, guard: bound, restarts: true, used: true},
 	{name: "throttle-saved", open: openThrottle, guard: bound, restarts: true, saves: true},
 	{name: "throttle-spread", open: openThrottle, guard: unset},
 	{name: "xtime-burst", open: chain(xtimeBurst)},
@@ -93,7 +93,7 @@ func openThrottle(s seat) (http.RoundTripper, error) {
 	if err != nil {
 		return nil, err
 	}
-	lim, err := throttle.New(throttle.Policy{Name: s.String(), Tiers: s.declared(), Guard: s.guard, Start: s.start}, store)
+	lim, err := throttle.New(throttle.Policy{Name: s.String(), Tiers: s.declared(), Guard: s.guard, AssumeUsed: s.used}, store)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (r Run) declared() []throttle.Tier {
 	case "throttle-default":
 		return tiers
 	case "throttle-spread":
-		tiers[0].Spread = r.asCounted()[0].Burst
+		tiers[0].PaceBurst = r.asCounted()[0].Burst
 		return tiers
 	}
 	tiers = r.asCounted()

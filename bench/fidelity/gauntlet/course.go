@@ -94,7 +94,7 @@ func (r Run) makesSense() bool {
 	return true
 }
 
-// isQuick tells whether a run over Redis is made where it has to be quick. The others
+// isQuick reports whether a run over Redis is made where it has to be quick. The others
 // take minutes altogether, most of all where the fleet has to be told what is released.
 func (r Run) isQuick() bool {
 	switch {

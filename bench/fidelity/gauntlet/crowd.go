@@ -53,7 +53,7 @@ func (s seat) join(url string) (*crowd, error) {
 		s.guard = c.guard(s.Run)
 	}
 	if s.life > 0 {
-		s.start = c.start
+		s.used = c.used
 	}
 	s.base = &wire{base: s.base}
 	send, err := c.open(s)

@@ -218,7 +218,7 @@ const step = 2 * time.Millisecond
 
 const asMember = "FIDELITY_MEMBER"
 
-// IsMember tells whether this process is one of a fleet, and has to call Member.
+// IsMember reports whether this process is one of a fleet, and has to call Member.
 func IsMember() bool { return os.Getenv(asMember) != "" }
 
 // Member plays what the order on its input says, and writes what its workers saw. It

@@ -45,7 +45,7 @@ func TestSaveAllStops(t *testing.T) {
 		var out strings.Builder
 		err := saveAll(ctx, &out)
 		if !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "5 of 12 accounts saved: ") {
-			t.Errorf("cancelled after a second: %v", err)
+			t.Errorf("canceled after a second: %v", err)
 		}
 	})
 }

@@ -1,4 +1,4 @@
-package refusal
+package retryafter
 
 import (
 	"net/http"

@@ -1,11 +1,11 @@
-// Package standin has strict stand-ins for well-known APIs, to test against: each counts,
+// Package fakeapi has strict stand-ins for well-known APIs, to test against: each counts,
 // refuses and tells as its provider's documentation says, with the same headers, statuses
 // and bodies.
 //
 // A [Server] is an http.Handler, to be served by net/http/httptest, and an
 // http.RoundTripper, for runs of hours inside testing/synctest. Somebody else who uses
 // the same quota is a request that is sent to it without a limiter.
-package standin
+package fakeapi
 
 import (
 	"bytes"
@@ -17,7 +17,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/memory"
+	"github.com/apithrottle/throttle/internal/httpmem"
 )
 
 // A Server is an API. It is made by the functions of this package that have a provider's
@@ -101,7 +101,7 @@ func (s *Server) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return memory.Response(r, reply.Status, reply.header(), reply.Body, release), nil
+	return httpmem.Response(r, reply.Status, reply.header(), reply.Body, release), nil
 }
 
 func (r Reply) header() http.Header {
@@ -123,7 +123,7 @@ func (s *Server) serve(r *http.Request) (reply Reply, release func(), err error)
 		call.Request = r.WithContext(r.Context()) // r is the caller's
 		call.Request.Body = io.NopCloser(bytes.NewReader(call.Body))
 	}
-	if err := memory.Sleep(r.Context(), s.Latency); err != nil {
+	if err := httpmem.Sleep(r.Context(), s.Latency); err != nil {
 		return reply, nil, err // it was never counted
 	}
 	reply = s.count(call)
@@ -134,7 +134,7 @@ func (s *Server) serve(r *http.Request) (reply Reply, release func(), err error)
 			reply.Release()
 		}
 	})
-	if err := memory.Sleep(r.Context(), s.Hold); err != nil {
+	if err := httpmem.Sleep(r.Context(), s.Hold); err != nil {
 		release()
 		return reply, nil, err
 	}

@@ -1,5 +1,5 @@
-// Package leak finds goroutines of this module that tests leave behind.
-package leak
+// Package leaktest finds goroutines of this module that tests leave behind.
+package leaktest
 
 import (
 	"fmt"

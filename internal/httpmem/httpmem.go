@@ -1,5 +1,5 @@
-// Package memory has responses and delays without a network, for providers to test against.
-package memory
+// Package httpmem has responses and delays without a network, for providers to test against.
+package httpmem
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package standin_test
+package fakeapi_test
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 )
 
 func request(t *testing.T, method, url, body string, header ...string) *http.Request {
@@ -53,35 +53,35 @@ func TestLimits(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name    string
-		api     func() *standin.Server
+		api     func() *fakeapi.Server
 		next    func(*testing.T, int) *http.Request
 		allowed int
 		by      string
 	}{
-		{"Coinbase Exchange, public", standin.CoinbaseExchange, get(exchange + "/products"), 15, "address"},
-		{"Coinbase Exchange, private", standin.CoinbaseExchange, get(exchange+"/orders", "CB-ACCESS-KEY", "k"), 30, "profile"},
-		{"Coinbase Exchange, fills", standin.CoinbaseExchange, get(exchange+"/fills", "CB-ACCESS-KEY", "k"), 20, "fills"},
-		{"Coinbase Exchange, loans", standin.CoinbaseExchange, get(exchange+"/loans", "CB-ACCESS-KEY", "k"), 10, "loans"},
-		{"Coinbase App", standin.CoinbaseApp, get("https://api.coinbase.com/v2/accounts"), 10_000, "key"},
-		{"Binance, weight", standin.Binance, binance("GET", "depth?limit=1000"), 120, "weight"},
-		{"Binance, orders", standin.Binance, binance("POST", "order"), 50, "orders"},
-		{"Kraken, calls", standin.Kraken, kraken("Balance", ""), 15, "EAPI:Rate limit exceeded"},
-		{"Kraken, ledgers", standin.Kraken, kraken("Ledgers", ""), 7, "EAPI:Rate limit exceeded"},
-		{"Kraken, orders", standin.Kraken, kraken("AddOrder", "pair=XBTUSD"), 60, "EOrder:Rate limit exceeded"},
-		{"Etherscan", standin.Etherscan, get("https://api.etherscan.io/v2/api"), 3, "account"},
-		{"Stripe, account", standin.Stripe, func(t *testing.T, i int) *http.Request {
+		{"Coinbase Exchange, public", fakeapi.CoinbaseExchange, get(exchange + "/products"), 15, "address"},
+		{"Coinbase Exchange, private", fakeapi.CoinbaseExchange, get(exchange+"/orders", "CB-ACCESS-KEY", "k"), 30, "profile"},
+		{"Coinbase Exchange, fills", fakeapi.CoinbaseExchange, get(exchange+"/fills", "CB-ACCESS-KEY", "k"), 20, "fills"},
+		{"Coinbase Exchange, loans", fakeapi.CoinbaseExchange, get(exchange+"/loans", "CB-ACCESS-KEY", "k"), 10, "loans"},
+		{"Coinbase App", fakeapi.CoinbaseApp, get("https://api.coinbase.com/v2/accounts"), 10_000, "key"},
+		{"Binance, weight", fakeapi.Binance, binance("GET", "depth?limit=1000"), 120, "weight"},
+		{"Binance, orders", fakeapi.Binance, binance("POST", "order"), 50, "orders"},
+		{"Kraken, calls", fakeapi.Kraken, kraken("Balance", ""), 15, "EAPI:Rate limit exceeded"},
+		{"Kraken, ledgers", fakeapi.Kraken, kraken("Ledgers", ""), 7, "EAPI:Rate limit exceeded"},
+		{"Kraken, orders", fakeapi.Kraken, kraken("AddOrder", "pair=XBTUSD"), 60, "EOrder:Rate limit exceeded"},
+		{"Etherscan", fakeapi.Etherscan, get("https://api.etherscan.io/v2/api"), 3, "account"},
+		{"Stripe, account", fakeapi.Stripe, func(t *testing.T, i int) *http.Request {
 			return request(t, "GET", fmt.Sprintf("%s%c", stripe, 'a'+i%8), "")
 		}, 100, "global-rate"},
-		{"Stripe, endpoint", standin.Stripe, func(t *testing.T, i int) *http.Request {
+		{"Stripe, endpoint", fakeapi.Stripe, func(t *testing.T, i int) *http.Request {
 			return request(t, "GET", fmt.Sprintf("%scustomers/cus_%d", stripe, i), "")
 		}, 25, "endpoint-rate"},
-		{"Stripe, search", standin.Stripe, get(stripe + "charges/search"), 20, "endpoint-rate"},
-		{"Stripe, sandbox", standin.Stripe, func(t *testing.T, i int) *http.Request {
+		{"Stripe, search", fakeapi.Stripe, get(stripe + "charges/search"), 20, "endpoint-rate"},
+		{"Stripe, sandbox", fakeapi.Stripe, func(t *testing.T, i int) *http.Request {
 			return request(t, "GET", fmt.Sprintf("%s%c", stripe, 'a'+i%8), "", "Authorization", "Bearer sk_test_1")
 		}, 25, "global-rate"},
-		{"Twilio", func() *standin.Server { return standin.Twilio(7) }, get("https://api.twilio.com/"), 7, "concurrency"},
-		{"Shopify REST", standin.ShopifyREST, get("https://one.myshopify.com/admin/api/2026-07/products.json"), 40, "bucket"},
-		{"Shopify GraphQL", standin.ShopifyGraphQL, func(t *testing.T, _ int) *http.Request {
+		{"Twilio", func() *fakeapi.Server { return fakeapi.Twilio(7) }, get("https://api.twilio.com/"), 7, "concurrency"},
+		{"Shopify REST", fakeapi.ShopifyREST, get("https://one.myshopify.com/admin/api/2026-07/products.json"), 40, "bucket"},
+		{"Shopify GraphQL", fakeapi.ShopifyGraphQL, func(t *testing.T, _ int) *http.Request {
 			return request(t, "POST", "https://one.myshopify.com/", `{"variables":{"requested":50,"actual":7}}`)
 		}, 20, "points"},
 	} {
@@ -101,7 +101,7 @@ func TestLimits(t *testing.T) {
 
 func TestBinanceBansWhoGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.Binance()
+		api := fakeapi.Binance()
 		send := func() *http.Response {
 			return do(t, api, request(t, "GET", "https://api.binance.com/api/v3/depth?limit=5000", ""))
 		}
@@ -126,10 +126,10 @@ func TestBinanceBansWhoGoesOn(t *testing.T) {
 
 func TestTrapsAndClock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.Etherscan()
+		api := fakeapi.Etherscan()
 		api.Skew = time.Minute
 		api.Latency = func() time.Duration { return time.Second }
-		api.Trap(standin.Reply{Status: 418, Body: "short and stout"})
+		api.Trap(fakeapi.Reply{Status: 418, Body: "short and stout"})
 		resp := do(t, api, request(t, "GET", "https://api.etherscan.io/", ""))
 		if date := resp.Header.Get("Date"); resp.StatusCode != 418 || date != "Sat, 01 Jan 2000 00:01:01 GMT" {
 			t.Errorf("%d at %s", resp.StatusCode, date)
@@ -149,7 +149,7 @@ func TestTrapsAndClock(t *testing.T) {
 }
 
 func TestServer(t *testing.T) {
-	api := standin.Twilio(1)
+	api := fakeapi.Twilio(1)
 	server := httptest.NewServer(api)
 	defer server.Close()
 	for range 3 { // each is over when it is answered

@@ -1,4 +1,4 @@
-package standin_test
+package fakeapi_test
 
 import (
 	"encoding/json"
@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/apithrottle/throttle/internal/standin"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 )
 
 // Each takes at once what is documented, and refuses the next as documented.
@@ -23,16 +23,16 @@ func TestRefusals(t *testing.T) {
 	sent := func(url, body string) func(*testing.T, int) *http.Request {
 		return func(t *testing.T, _ int) *http.Request { return request(t, "POST", url, body) }
 	}
-	small := func() *standin.Server { return standin.GitHub(60, time.Hour) }
-	large := func() *standin.Server { return standin.GitHub(5_000, time.Hour) }
-	openai := func() *standin.Server { return standin.OpenAI(120, 1_000, time.Minute) }
-	anthropic := func() *standin.Server { return standin.Anthropic(5, 1_000, 300) }
-	slack := func() *standin.Server { return standin.Slack(time.Minute) }
-	hubspot := func() *standin.Server { return standin.HubSpot(7, time.UTC) }
+	small := func() *fakeapi.Server { return fakeapi.GitHub(60, time.Hour) }
+	large := func() *fakeapi.Server { return fakeapi.GitHub(5_000, time.Hour) }
+	openai := func() *fakeapi.Server { return fakeapi.OpenAI(120, 1_000, time.Minute) }
+	anthropic := func() *fakeapi.Server { return fakeapi.Anthropic(5, 1_000, 300) }
+	slack := func() *fakeapi.Server { return fakeapi.Slack(time.Minute) }
+	hubspot := func() *fakeapi.Server { return fakeapi.HubSpot(7, time.UTC) }
 	const github, chat, query = "https://api.github.com", "https://api.openai.com/v1/chat/completions", `{"query":"{a}","variables":{"cost":7}}`
 	for _, test := range []struct {
 		name    string
-		api     func() *standin.Server
+		api     func() *fakeapi.Server
 		next    func(*testing.T, int) *http.Request
 		allowed int
 		by      string
@@ -54,12 +54,12 @@ func TestRefusals(t *testing.T) {
 		{"Slack, a method", slack, url("POST", "https://slack.com/api/users.list"), 20, "users.list", 429, "Retry-After", "60 "},
 		{"Slack, of tier 4", slack, url("POST", "https://slack.com/api/users.info"), 100, "users.info", 429, "Retry-After", "60 "},
 		{"Slack, messages", slack, url("POST", "https://slack.com/api/chat.postMessage"), 1, "channel ", 429, "Retry-After", "1 "},
-		{"Discord, a route", standin.Discord, url("GET", "https://discord.com/api/channels/1/messages/#"), 5, "user", 429, "X-RateLimit-Reset-After", "5.000 0"},
-		{"Discord, all", standin.Discord, url("GET", "https://discord.com/api/guilds/#/members"), 50, "global", 429, "X-RateLimit-Global", "true "},
-		{"Notion", standin.Notion, url("GET", "https://api.notion.com/v1/users"), 180, "connection", 429, "Retry-After", "17 "},
+		{"Discord, a route", fakeapi.Discord, url("GET", "https://discord.com/api/channels/1/messages/#"), 5, "user", 429, "X-RateLimit-Reset-After", "5.000 0"},
+		{"Discord, all", fakeapi.Discord, url("GET", "https://discord.com/api/guilds/#/members"), 50, "global", 429, "X-RateLimit-Global", "true "},
+		{"Notion", fakeapi.Notion, url("GET", "https://api.notion.com/v1/users"), 180, "connection", 429, "Retry-After", "17 "},
 		{"HubSpot, a day", hubspot, url("GET", "https://api.hubapi.com/a"), 7, "DAILY", 429, "Retry-After", " "},
 		{"HubSpot, searching", hubspot, url("POST", "https://api.hubapi.com/a/search"), 4, "SECONDLY", 429, "Retry-After", " "},
-		{"HubSpot, ten seconds", func() *standin.Server { return standin.HubSpot(1_000, time.UTC) }, url("GET", "https://api.hubapi.com/a"), 100, "TEN_SECONDLY_ROLLING", 429, "Retry-After", " "},
+		{"HubSpot, ten seconds", func() *fakeapi.Server { return fakeapi.HubSpot(1_000, time.UTC) }, url("GET", "https://api.hubapi.com/a"), 100, "TEN_SECONDLY_ROLLING", 429, "Retry-After", " "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestRefusals(t *testing.T) {
 // What was set aside for an answer is given back at its end.
 func TestAnthropicGivesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := standin.Anthropic(5, 1_000, 300)
+		api := fakeapi.Anthropic(5, 1_000, 300)
 		for range 3 {
 			resp := do(t, api, request(t, "POST", "https://api.anthropic.com/v1/messages", `{"max_tokens":160}`))
 			if _, err := io.Copy(io.Discard, resp.Body); err != nil {
@@ -99,9 +99,9 @@ func TestAnthropicGivesBack(t *testing.T) {
 func TestStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, test := range []struct {
-			api    *standin.Server
+			api    *fakeapi.Server
 			events int
-		}{{standin.OpenAI(60, 1_000, time.Minute), 3}, {standin.Anthropic(60, 1_000, 1_000), 4}} {
+		}{{fakeapi.OpenAI(60, 1_000, time.Minute), 3}, {fakeapi.Anthropic(60, 1_000, 1_000), 4}} {
 			resp := do(t, test.api, request(t, "POST", "https://example.com/", `{"stream":true,"model":"m","max_tokens":8}`))
 			body, err := io.ReadAll(resp.Body)
 			if err != nil || resp.Header.Get("Content-Type") != "text/event-stream" {

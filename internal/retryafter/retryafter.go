@@ -1,5 +1,5 @@
-// Package refusal reads what a provider says when it refuses a request for lack of quota.
-package refusal
+// Package retryafter reads what a provider says when it refuses a request for lack of quota.
+package retryafter
 
 import (
 	"net/http"

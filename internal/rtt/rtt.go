@@ -1,5 +1,5 @@
-// Package delivery finds out whether anything of an HTTP request was written.
-package delivery
+// Package rtt finds out whether anything of an HTTP request was written.
+package rtt
 
 import (
 	"errors"

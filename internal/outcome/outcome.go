@@ -1,5 +1,5 @@
-// Package verdict tells who sends a request what the Transport took its response for.
-package verdict
+// Package outcome tells who sends a request what the Transport took its response for.
+package outcome
 
 import (
 	"context"

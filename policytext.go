@@ -1,0 +1,122 @@
+package throttle
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+// ParsePolicy reads tiers joined by "+", each as "limit/window" with options after semicolons.
+// After a bar come the options of the policy:
+//
+//	5/s + 10000/h
+//	100000/min;unit=tokens;algo=token_bucket;burst=20000
+//	20;algo=concurrency + 60/20s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m;assume_used=true
+//
+// A window is s, sec, m, min, h, hour, d, or a length such as 20s or 30d. The options of a tier
+// are unit, algo, burst, precision, phase, pace_burst, zone, budget and estimated. The options of
+// the policy are guard (a length, none or auto), max_wait, max_queue, max_pause, assume_used,
+// aging, headroom and alert_at. ParsePolicy returns an error if the policy is not valid.
+//
+// The windows day, week and month are those of the calendar, in a zone, and may be a budget:
+//
+//	100000000/month;unit=usd;zone=Europe/Berlin;budget=true | alert_at=50,80,100
+func ParsePolicy(name, spec string) (Policy, error) {
+	p := Policy{Name: name}
+	fail := func(format string, args ...any) (Policy, error) {
+		return Policy{}, fmt.Errorf("throttle: policy %q: "+format, append([]any{name}, args...)...)
+	}
+	tiers, options, hasOptions := strings.Cut(spec, "|")
+	for i, text := range strings.Split(tiers, "+") {
+		text = strings.TrimSpace(text)
+		t, err := algorithms.ParseTier(text)
+		if err != nil {
+			return fail("tier %d %q: %w", i, text, err)
+		}
+		p.Tiers = append(p.Tiers, t)
+	}
+	if hasOptions {
+		if err := algorithms.EachOption(strings.Split(options, ";"), p.setOption); err != nil {
+			return fail("%w", err)
+		}
+	}
+	if err := p.Validate(); err != nil {
+		return Policy{}, err
+	}
+	return p, nil
+}
+
+var guardNames = map[string]time.Duration{"none": NoGuard, "auto": AutoGuard}
+
+func (p *Policy) setOption(name, value string) (err error) {
+	switch name {
+	case "guard":
+		if named, ok := guardNames[value]; ok {
+			p.Guard = named
+			return nil
+		}
+		p.Guard, err = algorithms.ParseDuration(value)
+	case "max_wait":
+		p.MaxWait, err = algorithms.ParseDuration(value)
+	case "max_queue":
+		p.MaxQueue, err = strconv.Atoi(value)
+	case "max_pause":
+		p.MaxPause, err = algorithms.ParseDuration(value)
+	case "assume_used":
+		p.AssumeUsed, err = algorithms.ParseBool(value)
+	case "alert_at":
+		p.AlertAt, err = parseAlertAt(value)
+	case "aging":
+		p.Aging, err = algorithms.ParseDuration(value)
+	case "headroom":
+		p.Headroom, err = strconv.Atoi(value)
+	default:
+		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause, assume_used, aging, headroom or alert_at")
+	}
+	return err
+}
+
+// String returns the policy without its name, as ParsePolicy reads it.
+func (p Policy) String() string {
+	var tiers, options []string
+	for _, t := range p.Tiers {
+		tiers = append(tiers, t.String())
+	}
+	length := func(name string, d time.Duration) {
+		if d != 0 {
+			options = append(options, name+"="+algorithms.FormatDuration(d, false))
+		}
+	}
+	switch p.Guard {
+	case NoGuard:
+		options = append(options, "guard=none")
+	case AutoGuard:
+		options = append(options, "guard=auto")
+	default:
+		length("guard", p.Guard)
+	}
+	length("max_wait", p.MaxWait)
+	if p.MaxQueue != 0 {
+		options = append(options, "max_queue="+strconv.Itoa(p.MaxQueue))
+	}
+	length("max_pause", p.MaxPause)
+	if p.AssumeUsed {
+		options = append(options, "assume_used=true")
+	}
+	length("aging", p.Aging)
+	if p.Headroom != 0 {
+		options = append(options, "headroom="+strconv.Itoa(p.Headroom))
+	}
+	if len(p.AlertAt) > 0 {
+		options = append(options, "alert_at="+formatAlertAt(p.AlertAt))
+	}
+	spec := strings.Join(tiers, " + ")
+	if len(options) > 0 {
+		spec += " | " + strings.Join(options, ";")
+	}
+	return spec
+}
