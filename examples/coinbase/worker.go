@@ -67,7 +67,9 @@ func obey(ctx context.Context, orders *json.Decoder, ready func() error) (a answ
 	defer rdb.Close()
 	asked := new(calls.Counter)
 	rdb.AddHook(asked)
-	limiter, err := throttle.New(o.Policy, distributed.New(rdb, distributed.Options{})) // the only difference
+	// The store is the only difference. Processes that start together on a busy machine may
+	// need more than the usual second for their first answer.
+	limiter, err := throttle.New(o.Policy, distributed.New(rdb, distributed.Options{Timeout: 10 * time.Second}))
 	if err != nil {
 		return a, err
 	}
