@@ -115,7 +115,10 @@ func (c *compiled) compile(d *demand) ([]int64, error) {
 		}
 	}
 	if tier := c.plan.TooLarge(cost); tier >= 0 {
-		return nil, c.refuse(ErrExceedsCapacity, tier, 0)
+		e := c.refuse(ErrExceedsCapacity, tier, 0)
+		unit := cmp.Or(c.plan.Tiers()[tier].Unit, algorithms.Requests)
+		e.cost = fmt.Sprint(cost[slices.Index(c.plan.Units(), unit)], " ", unit)
+		return nil, e
 	}
 	return cost, nil
 }

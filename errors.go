@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -11,75 +12,107 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// What a caller may decide on. Every refusal is a [*WaitError] that unwraps to one
-// of these.
+// The reasons for which a request is refused. Every refusal is a [*WaitError] that unwraps
+// to one of these.
 var (
-	// ErrDeadline says that the wait would outlast the context's deadline or
-	// MaxWait. The error also matches context.DeadlineExceeded.
-	ErrDeadline = errors.New("would wait past the deadline")
+	// ErrDeadline: the wait would outlast the context's deadline or Policy.MaxWait. The
+	// error also matches context.DeadlineExceeded.
+	ErrDeadline = errors.New("throttle: the wait would outlast the deadline")
 
-	// ErrExceedsCapacity says that the cost is above a tier's capacity: no wait helps.
-	ErrExceedsCapacity = errors.New("costs more than the tier ever admits at once")
+	// ErrExceedsCapacity: the cost exceeds the capacity of a tier, so that no wait helps.
+	ErrExceedsCapacity = errors.New("throttle: cost exceeds the capacity of a tier")
 
-	// ErrExhausted says that a tier which is a budget has not enough left: it returns at
-	// once, and Until is when there will be, if nothing is given back before.
-	ErrExhausted = errors.New("the budget is used up until its period ends")
+	// ErrExhausted: a budget has too little left. The refusal comes at once, and its Until is
+	// when the budget has enough, if nothing is returned before.
+	ErrExhausted = errors.New("throttle: budget is used up")
 
-	// ErrQueueFull says that MaxQueue callers already wait.
-	ErrQueueFull = errors.New("waiting room is full")
+	// ErrQueueFull: Policy.MaxQueue callers already wait.
+	ErrQueueFull = errors.New("throttle: queue is full")
 
-	// ErrBanned says that the provider closed the quota for longer than MaxPause.
-	ErrBanned = errors.New("closed by the provider")
+	// ErrBanned: the provider closed the quota for longer than Policy.MaxPause.
+	ErrBanned = errors.New("throttle: the provider closed the quota")
 
-	// ErrNeedsPermit says that the policy limits concurrency, so that every
-	// admission must be released: use Acquire.
-	ErrNeedsPermit = errors.New("limits concurrency: use Acquire and release the permit")
+	// ErrNeedsPermit: the policy limits concurrency, so every admission must be released.
+	ErrNeedsPermit = errors.New("throttle: concurrency is limited: use Acquire and release the permit")
 
-	// ErrClosed says that the Limiter, or its key in a Group, was closed.
-	ErrClosed = errors.New("limiter is closed")
+	// ErrClosed: the Limiter, or its key in a Group, was closed.
+	ErrClosed = errors.New("throttle: limiter is closed")
 
-	// ErrTooManyKeys says that a Group already keeps MaxKeys quotas.
-	ErrTooManyKeys = errors.New("group keeps as many quotas as MaxKeys allows")
+	// ErrTooManyKeys: the Group already keeps Group.MaxKeys quotas.
+	ErrTooManyKeys = errors.New("throttle: group has as many quotas as MaxKeys allows")
 
-	// ErrUnavailable says that the shared store did not answer until the context
-	// ended; the error also matches the context's own and the cause.
+	// ErrUnavailable: the shared store did not answer before the context ended. The error
+	// also matches the context's own error and the cause.
 	ErrUnavailable = store.ErrUnavailable
 )
 
 // A WaitError is a refusal: the request was not admitted and nothing was charged.
 type WaitError struct {
-	Policy string        // the policy's name
-	Tier   string        // the tier that refused, as ParsePolicy reads it; empty if it was none
-	Wait   time.Duration // how long the wait would have been; zero where no wait helps or none is known
-	Ahead  int           // callers of this process that were ahead
-	Until  time.Time     // when the quota opens again, for ErrBanned, or the budget does, for ErrExhausted
-	Err    error         // one of the errors above
-	Cause  error         // why the store is unavailable, for ErrUnavailable
+	// Policy is the name of the policy.
+	Policy string
+
+	// Tier is the tier that decided, as ParsePolicy reads it. If empty, no tier did.
+	Tier string
+
+	// Wait is how long the request would have waited. If zero, no wait helps, or none is known.
+	Wait time.Duration
+
+	// Ahead is how many callers of this process were ahead.
+	Ahead int
+
+	// Until is when the quota opens again, for ErrBanned, or the budget has enough, for
+	// ErrExhausted. If zero, the time is not known.
+	Until time.Time
+
+	// Err is the reason, one of the errors above.
+	Err error
+
+	// Cause is why the store is unavailable, for ErrUnavailable.
+	Cause error
+
+	cost string // for ErrExceedsCapacity, such as "101 requests"
 }
 
+// Error returns a text such as
+//
+//	throttle: policy "mail": the wait would outlast the deadline: 12s for tier 5/s, 60 callers ahead
 func (e *WaitError) Error() string {
-	var b strings.Builder
-	b.WriteString("throttle: ")
+	prefix, reason := "throttle: ", strings.TrimPrefix(e.Err.Error(), "throttle: ")
 	if e.Policy != "" {
-		fmt.Fprintf(&b, "policy %q ", e.Policy)
+		prefix += fmt.Sprintf("policy %q: ", e.Policy)
 	}
-	if e.Tier != "" {
-		fmt.Fprintf(&b, "tier %s ", e.Tier)
-	}
-	b.WriteString(e.Err.Error())
-	if e.Wait > 0 {
-		fmt.Fprintf(&b, ": the wait is %v", e.Wait.Round(time.Microsecond))
-	}
-	if e.Ahead > 0 {
-		fmt.Fprintf(&b, ", %d ahead", e.Ahead)
+	if e.cost != "" {
+		return prefix + "cost of " + e.cost + " exceeds the capacity of tier " + e.Tier
 	}
 	if !e.Until.IsZero() {
-		fmt.Fprintf(&b, ", until %s", e.Until.UTC().Format(time.RFC3339))
+		reason += " until " + e.Until.UTC().Format(time.RFC3339)
+	}
+	var details []string
+	switch wait := e.Wait.Round(time.Microsecond).String(); {
+	case e.Wait > 0 && e.Until.IsZero() && e.Tier != "":
+		details = append(details, wait+" for tier "+e.Tier)
+	case e.Wait > 0 && e.Until.IsZero():
+		details = append(details, wait)
+	case e.Tier != "":
+		details = append(details, "tier "+e.Tier)
+	}
+	if e.Ahead > 0 {
+		details = append(details, plural(e.Ahead, "caller")+" ahead")
+	}
+	if len(details) > 0 {
+		reason += ": " + strings.Join(details, ", ")
 	}
 	if e.Cause != nil {
-		fmt.Fprintf(&b, ": %v", e.Cause)
+		reason += ": " + e.Cause.Error()
 	}
-	return b.String()
+	return prefix + reason
+}
+
+func plural(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return strconv.Itoa(n) + " " + noun
 }
 
 // Unwrap returns the reason and the cause, and for lack of time
@@ -107,8 +140,8 @@ var reasons = map[queue.Reason]error{
 	queue.Closed:      ErrClosed,
 }
 
-// refusal returns the error for a refusal under the policy: the one place where they are
-// made. It announces the thresholds that come with it.
+// refusal returns the error for a queue's refusal. It announces the thresholds of budgets that
+// were crossed.
 func (c *compiled) refusal(r *queue.Refusal) *WaitError {
 	c.alert(r.Crossed)
 	e := c.refuse(reasons[r.Reason], r.Tier, r.Wait)

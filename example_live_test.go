@@ -39,7 +39,7 @@ func ExampleLimiter_Forecast() {
 	fmt.Println(err)
 	// Output:
 	// about 1h0m0s for 2/h, 0 ahead
-	// throttle: policy "mail" tier 2/h costs more than the tier ever admits at once
+	// throttle: policy "mail": cost of 3 requests exceeds the capacity of tier 2/h
 }
 
 // TryAcquire is for callers that have something else to do meanwhile.
@@ -105,7 +105,7 @@ func ExampleLimiter_Close() {
 	lim.Close()
 	fmt.Println(lim.Wait(context.Background()))
 	// Output:
-	// throttle: policy "maps" limiter is closed
+	// throttle: policy "maps": limiter is closed
 }
 
 // All lists the accounts that are in use.

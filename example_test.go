@@ -89,7 +89,7 @@ func ExampleLimiter_WaitN() {
 	// Output:
 	// <nil>
 	// true
-	// throttle: policy "mail" tier 100/h costs more than the tier ever admits at once
+	// throttle: policy "mail": cost of 101 requests exceeds the capacity of tier 100/h
 }
 
 func ExampleLimiter_Allow() {

@@ -99,7 +99,7 @@ func TestStatusOfASpreadTier(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 		err = lim.WaitN(t.Context(), 5)
-		if want := `throttle: tier 3600/h;pace_burst=4 costs more than the tier ever admits at once`; err == nil || err.Error() != want {
+		if want := `throttle: cost of 5 requests exceeds the capacity of tier 3600/h;pace_burst=4`; err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
 	})

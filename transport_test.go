@@ -211,7 +211,7 @@ func TestTransportCost(t *testing.T) {
 		{name: "nothing", cost: throttle.Cost{"requests": 0}},
 		{name: "unknown unit", cost: throttle.Cost{"tokns": 5}, err: `throttle: policy "llm": cost names the unit "tokns"`},
 		{name: "negative", cost: throttle.Cost{"tokens": -5}, err: `cost of "tokens" is -5`},
-		{name: "too much", cost: throttle.Cost{"tokens": 1001}, err: "costs more than the tier ever admits"},
+		{name: "too much", cost: throttle.Cost{"tokens": 1001}, err: "exceeds the capacity of tier"},
 	} {
 		before, _ := lim.Status(t.Context())
 		base := trNewBase(nil)

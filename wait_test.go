@@ -679,8 +679,8 @@ func TestZeroAndNegative(t *testing.T) {
 	})
 }
 
-// TestNeverNamesTheTier: one tier of several is too small for the cost.
-func TestNeverNamesTheTier(t *testing.T) {
+// TestExceedsCapacityNamesTheTier: one tier of several is too small for the cost.
+func TestExceedsCapacityNamesTheTier(t *testing.T) {
 	tokens := throttle.Tier{Limit: 1000, Window: time.Minute, Algorithm: throttle.TokenBucket, Burst: 200, Unit: "tokens"}
 	l := limiter(t, exact(throttle.PerSecond(5), tokens), nil)
 	p, err := l.Acquire(context.Background(), throttle.Cost{"tokens": 201})
@@ -688,12 +688,14 @@ func TestNeverNamesTheTier(t *testing.T) {
 	if p != nil || !errors.Is(err, throttle.ErrExceedsCapacity) || !errors.As(err, &w) {
 		t.Fatalf("Acquire: %v, %v", p, err)
 	}
-	want := throttle.WaitError{Policy: "api", Tier: tokens.String(), Err: throttle.ErrExceedsCapacity}
-	if *w != want {
-		t.Errorf("the error is %+v, want %+v", *w, want)
+	if w.Policy != "api" || w.Tier != tokens.String() || w.Wait != 0 {
+		t.Errorf("the error is %+v", *w)
+	}
+	if want := `throttle: policy "api": cost of 201 tokens exceeds the capacity of tier ` + tokens.String(); err.Error() != want {
+		t.Errorf("%v\nwant %s", err, want)
 	}
 	if errors.Is(err, context.DeadlineExceeded) || w.Timeout() {
-		t.Error("never looks like a lack of time")
+		t.Error("the error looks like a lack of time")
 	}
 }
 

@@ -112,8 +112,8 @@ type Changer interface {
 	Successor() (Quota, *algorithms.Plan)
 }
 
-// ErrUnavailable says that a shared store did not answer, so that it may later.
-var ErrUnavailable = errors.New("store is unavailable")
+// ErrUnavailable is the error of a shared store that did not answer. It may answer later.
+var ErrUnavailable = errors.New("throttle: store is unavailable")
 
 // An Aligner is a Quota that learns when the provider's windows end.
 type Aligner interface {
