@@ -1,6 +1,5 @@
-// Package throttle keeps a program's outbound calls inside the limits of the APIs
-// it pays for, so that the provider never has to say 429 and nothing of the quota
-// is left unused.
+// Package throttle keeps a program's outbound calls inside the limits of the APIs that it
+// pays for: no request is refused for lack of quota, and no quota is left unused.
 //
 //	lim, err := throttle.New(throttle.Policy{
 //		Name:  "coinbase",
@@ -8,118 +7,65 @@
 //	}, nil)
 //	client := &http.Client{Transport: &throttle.Transport{Limiter: lim}}
 //
-// There are three things to know: a [Policy] says what the provider allows, a
-// [Limiter] admits requests under it, and a [Transport] is an http.RoundTripper that
-// asks the limiter before it sends.
+// A [Policy] describes what the provider allows, a [Limiter] admits requests under it, and a
+// [Transport] is an http.RoundTripper that waits for the limiter before it sends. Most callers
+// need no more than the lines above, or [Limiter.Wait] before each step of a batch job, and may
+// stop reading here.
 //
-// # Policies
+// # Policies and tiers
 //
-// A policy is a set of tiers, all of which must admit a request: 5 a second and
-// 10,000 an hour. They are one decision. A request is charged in all of them or in
-// none, at one instant.
+// A policy has one or more tiers. A request is charged in all tiers or in none. A [Tier] also
+// says how the provider counts, because a client that counts in another way is refused: "5 a
+// second" may be a rolling window, a window of the clock, or a bucket that gains a token every
+// 200 ms. If the documentation is silent, keep the default, [SlidingLog]. It is safe for
+// windows of every kind and for buckets that hold at least Limit, but neither for
+// [WeightedWindow] nor for smaller buckets. [ParsePolicy] reads "5/s + 10000/h".
 //
-// A [Tier] says how much, and also how the provider counts it, because no single
-// counter is right for every provider. "5 a second" may mean that any second holds
-// at most five, or that each second of the clock does, or that a bucket of five
-// tokens gains one every 200 ms: a client of the third kind sends nine requests in
-// its first second, which providers of the first two refuse. Name the provider's counter in
-// Tier.Algorithm. If its documentation is silent, keep the default, [SlidingLog]: it
-// is safe wherever the provider counts by a log, by windows of the clock, by a window
-// that opens with the first request, or by a bucket that holds at least Limit. It is
-// not safe against [WeightedWindow], nor against a bucket that holds less than Limit,
-// such as one that wants equal spacing: those must be declared.
+// # Waiting and refusals
 //
-// [ParsePolicy] reads policies from text, "5/s + 10000/h", for flags and
-// configuration files.
+// Callers are admitted in the order in which they arrive. A canceled caller leaves no trace in
+// the queue. A wait that is known to outlast the context's deadline is refused at once with
+// [ErrDeadline], and costs nothing. Every refusal is a [*WaitError].
 //
-// # Waiting
+// # Delivery delay
 //
-// Wait(ctx) blocks until one request may be sent, and WaitN until n may. Acquire takes a
-// [Cost] in several units and returns a [Permit]. Allow and TryAcquire never wait.
-// Callers are admitted in the order in which they came, except that a [Class] may go
-// first. They hold places, not tokens: a canceled caller leaves no trace in the queue.
+// A request arrives at an unknown time between its admission and its response. It counts in
+// full for that time, and its window begins only then, so that jitter of the network breaks no
+// limit. Policy.Guard bounds that time where no response is reported; the default is 50 ms.
+// Raise it if requests take longer to reach the provider, or use [AutoGuard], which learns it.
 //
-// A wait that is known to outlast the context's deadline or Policy.MaxWait is
-// refused at once with [ErrDeadline], and a cost that no tier will ever admit with
-// [ErrExceedsCapacity]. Both cost nothing. Every refusal is a [*WaitError]. Forecast returns how
-// long a request would wait now, and SetPolicy changes the limits while callers wait.
+// # Priorities and nested limits
 //
-// # What goes first
+// [WithClass] gives a request a [Class]: Interactive requests go before Batch requests, and
+// aging prevents starvation. Policy.Headroom is what Batch requests leave to the others.
+// [Limiter.Within] puts an endpoint's limit inside an account's. A [Group] keeps one quota for
+// each host, API key or account, and its For can be a Transport's Route.
 //
-// A batch job and the requests of users who wait may share one quota. Each call says
-// with its context what it is, WithClass(ctx, Interactive) or Batch, and the users' calls
-// go first. Nobody starves: after Policy.Aging a Batch request counts as a Normal one
-// that has just come, and after as long again as an Interactive one. Policy.Headroom is
-// the part of every tier that Batch requests leave to the others, so that these need not
-// wait for a window that a job has filled.
+// # Costs, estimates and budgets
 //
-// # Limits hold where the provider counts
+// A [Cost] has an amount for each unit, such as requests and tokens. A tier whose cost is known
+// only after the response is Estimated; [Permit.Settle], or a Transport's Meter, reports what a
+// request really cost. A [Budget] covers a day, a week or a month of a time zone. It never makes
+// callers wait: a request that exceeds what is left fails immediately with [ErrExhausted]. An
+// [Alert] reports that part of it is spent.
 //
-// Between admission and arrival a request is late by an unknown time, and a limit
-// that is kept to the microsecond at home is broken at the provider by the jitter
-// of the network. So an admitted request is in flight until its response comes, or
-// for Policy.Guard (50 ms if not set) at most; all that time it counts in full, and
-// only then does its window begin to run. An error is no response: the request may still
-// arrive. Whatever instant in between the provider
-// stamps, it refuses nothing. With answers after 10 ms, "5 a second" becomes five
-// requests every 1.01 s, while ten thousand an hour stays what it is.
+// # Provider feedback
 //
-// A Transport and a Permit report the response. Wait and Allow cannot, so that
-// their requests are on their way for the whole of Guard. If requests can take
-// longer than Guard to reach the provider, raise it, or have it learned: [AutoGuard].
-// A server that takes seconds to answer costs a one-second tier the whole Guard each
-// time; AutoGuard finds that the network is quicker than the server.
+// A 429, or a 503 with Retry-After, pauses the quota for all of its callers. When the pause
+// ends one request tries, and the others follow if it passes. If the provider asks for more
+// than Policy.MaxPause, callers fail with [ErrBanned]. The response itself is returned as it
+// is; package retry sends again what was refused. A Transport's Profile describes as data what
+// else responses report: see package answers, and package providers for well-known APIs.
 //
-// # What nobody told
+// # Cold starts and pacing
 //
-// Of what an earlier process sent, a limiter in this process knows nothing. A Policy
-// of [AssumeUsed] takes all for used at first; a store that survives knows better. A
-// [FixedWindow] whose boundaries are not known has [UnknownPhase]: it is rolling until
-// responses tell. And a tier that should last, 10,000 an hour without a rush in the
-// first minutes, has a PaceBurst: so many at once, the others evenly.
-//
-// # Budgets
-//
-// A [Calendar] tier counts by the day, week or month of a time zone, in requests or any
-// other unit, such as millionths of a dollar: see [Budget]. A tier that is a budget keeps
-// nobody waiting: what it has no room for is refused at once with [ErrExhausted], before
-// anything is charged or sent. [Alert] tells when part of it is spent.
-//
-// # Refusals
-//
-// Should a response still be a 429, or a 503 with Retry-After, the quota is paused
-// for everyone who shares it, those who already wait too; then one request tries, and
-// the others follow its answer. If the provider asks for more than Policy.MaxPause, or
-// bans, callers get [ErrBanned] with the time it ends instead of sleeping for hours. The
-// response is handed on as it is; package retry makes an http.Client that sends again
-// what was refused.
-//
-// # What responses tell
-//
-// A Transport's Profile says, as data, where a provider's responses tell what is left,
-// what was charged, and what is a refusal: see package answers, and package providers
-// for those of well-known APIs with their limits.
-//
-// A tier whose Unit is known only afterwards, such as a language model's tokens, is
-// Estimated: [Transport].Cost says what a request may cost, and that counts as on its way
-// until the response, or [Permit].Settle, says what it did.
-//
-// # Who goes first
-//
-// [WithClass] gives the requests of a context a [Class]: users go before batch jobs, who
-// leave Policy.Headroom to them, and nobody starves. [Limiter.Within] puts a limit inside
-// another: an endpoint's inside its account's.
-//
-// # Quotas by key
-//
-// A [Group] keeps one quota per host, API key or account, and its For is a
-// Transport's Route.
+// A new limiter in this process does not know what an earlier process sent. Policy.AssumeUsed
+// waits that out. [UnknownPhase] is for windows of the clock whose boundaries are undocumented.
+// Tier.PaceBurst makes a long tier last: some requests at once, the others evenly.
 //
 // # Stores
 //
-// New with a nil store keeps the quota in this process: one lock, one clock read and
-// no allocation for a decision, no goroutine and no timer for a limiter at rest. A
-// [Store] shares quotas by the policy's name: that of package distributed among the
-// processes of a fleet, through Redis or Valkey, that of package host among those of
-// one host, in a file.
+// With a nil [Store], New keeps the quota in this process. Package distributed shares it among
+// the processes of a fleet, through Redis or Valkey, and package host among those of one host,
+// in a file. Limiters with the same policy name on one store share one quota.
 package throttle

@@ -19,7 +19,7 @@ func TestWaitErrorText(t *testing.T) {
 		`throttle: policy "github": the provider closed the quota until 2026-12-01T00:00:00Z`:              {Policy: "github", Wait: time.Hour, Until: until, Err: throttle.ErrBanned},
 		`throttle: queue is full: 9 callers ahead`:                                                         {Ahead: 9, Err: throttle.ErrQueueFull},
 		`throttle: policy "maps": store is unavailable: connection refused`:                                {Policy: "maps", Err: throttle.ErrUnavailable, Cause: errors.New("connection refused")},
-		`throttle: policy "maps": concurrency is limited: use Acquire and release the permit`:           {Policy: "maps", Err: throttle.ErrNeedsPermit},
+		`throttle: policy "maps": concurrency is limited: use Acquire and release the permit`:              {Policy: "maps", Err: throttle.ErrNeedsPermit},
 	} {
 		if got := e.Error(); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)

@@ -259,7 +259,7 @@ func (s *scope) drop(force bool) bool {
 		s.uses.Add(-dropped)
 		return true
 	}
-	if s.waiting() > 0 || !isIdle(t.quota) || !force && s.learned() {
+	if s.waiting() > 0 || !isIdle(t.quota) || !force && s.hasLearned() {
 		s.uses.Add(-dropped)
 		return false
 	}
@@ -272,10 +272,10 @@ func isIdle(q store.Quota) bool {
 	return !ok || idler.Idle()
 }
 
-// learned reports whether the scope has learned from responses what a fresh one would have
+// hasLearned reports whether the scope has learned from responses what a new scope would have
 // to learn again: the end of the provider's windows, a guard, a back-off.
-func (s *scope) learned() bool {
-	if n := s.network.Load(); n != nil && n.learned() {
+func (s *scope) hasLearned() bool {
+	if e := s.learned.Load(); e != nil && e.Fresh() {
 		return true
 	}
 	q, ok := s.terms.Load().quota.(store.Learner)

@@ -14,8 +14,8 @@ import (
 // it, the inner ones first. Each method runs through all of them.
 type admitted struct {
 	charge
-	outer   []charge
-	journey journey
+	outer  []charge
+	timing timing
 }
 
 func (a *admitted) charged() bool { return a.scope != nil }
@@ -139,15 +139,15 @@ func (a *admitted) some(has func(*terms) bool) (any bool) {
 	return any
 }
 
-// depart begins what the request tells of the network, to each scope that learns its guard.
-func (a *admitted) depart() {
+// startTiming starts the timing of the request for each scope that learns its guard.
+func (a *admitted) startTiming() {
 	a.each(func(c *charge) {
 		switch {
 		case !c.terms.auto:
-		case a.journey.network == nil:
-			a.journey = c.scope.learning().start()
+		case a.timing.estimator == nil:
+			a.timing = startTiming(c.scope.estimator())
 		default:
-			a.journey.others = append(a.journey.others, c.scope.learning())
+			a.timing.others = append(a.timing.others, c.scope.estimator())
 		}
 	})
 }
@@ -175,7 +175,7 @@ const (
 // start begins what the Permit reports.
 func (p *Permit) start() *Permit {
 	p.leave()
-	p.depart()
+	p.startTiming()
 	return p
 }
 
@@ -188,7 +188,7 @@ func (p *Permit) first(mark uint32) bool {
 // request: its window runs from here.
 func (p *Permit) Arrived() {
 	if p.first(arrived) {
-		p.journey.answered(0)
+		p.timing.answered(0)
 		p.admitted.arrived()
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/rtt"
 )
 
 // A Tier is one limit of a provider: a number of units in a length of time, and how the
@@ -110,7 +111,7 @@ func (p Policy) guard() time.Duration {
 	case NoGuard:
 		return 0
 	case AutoGuard:
-		return mostGuard
+		return rtt.Most
 	}
 	return p.Guard
 }

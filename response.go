@@ -14,15 +14,15 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/delivery"
 	"github.com/apithrottle/throttle/internal/outcome"
-	"github.com/apithrottle/throttle/internal/rtt"
 	"github.com/apithrottle/throttle/store"
 )
 
 // An attemptTrace is what the base reports of a request in flight, and the end of an attempt of
 // which nothing was written by SendBy.
 type attemptTrace struct {
-	rtt.Delivery
+	delivery.Delivery
 	std bool // the base is net/http's own
 
 	headers, uploaded atomic.Int64 // how long after admission the headers were written, and the body after them, nanoseconds
@@ -53,9 +53,9 @@ func (d *attemptTrace) expire() {
 	}
 }
 
-// watchNetwork has the hooks tell the journey of connections, except those to a proxy on
+// watchNetwork has the hooks report connections to the timing, except those to a proxy on
 // this host, and measures how long a body takes to be written.
-func (d *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, j journey, host string) {
+func (d *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, j timing, host string) {
 	hooks.GotConn = func(c httptrace.GotConnInfo) {
 		if !c.Reused && (!isLoopback(c.Conn) || host == "localhost" || net.ParseIP(host).IsLoopback()) {
 			j.connected()
@@ -97,12 +97,12 @@ func (d *attemptTrace) stop() {
 // it off and the base is not net/http's own, it costs more than it brings.
 func (a *attempt) trace(req *http.Request) (*http.Request, *attemptTrace) {
 	_, std := a.transport.base().(*http.Transport)
-	if !a.charged() || !std && req.Context().Done() == nil && a.journey.network == nil && a.sendBy.IsZero() {
+	if !a.charged() || !std && req.Context().Done() == nil && a.timing.estimator == nil && a.sendBy.IsZero() {
 		return req, nil
 	}
-	d, j := &attemptTrace{std: std}, a.journey
+	d, j := &attemptTrace{std: std}, a.timing
 	hooks := d.Trace()
-	if j.network != nil {
+	if j.estimator != nil {
 		d.watchNetwork(hooks, j, req.URL.Hostname())
 	}
 	ctx := req.Context()
@@ -164,7 +164,7 @@ func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answ
 	case answer == nil:
 		a.succeeded()
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
-		a.journey.refused()
+		a.timing.refused()
 		c := &a.charge
 		if answer.Wide && len(a.outer) > 0 {
 			c = &a.outer[len(a.outer)-1]

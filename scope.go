@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/internal/queue"
+	"github.com/apithrottle/throttle/internal/rtt"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
 )
@@ -21,10 +22,10 @@ import (
 // network. Limiters are handles on it.
 type scope struct {
 	terms   atomic.Pointer[terms]
-	line    line                    // of callers who wait for this quota alone
-	network atomic.Pointer[network] // nil until a guard is learned
-	grouped bool                    // a Group keeps the scope
-	uses    atomic.Int64            // calls in progress; negative once the Group has dropped the scope
+	line    line                          // of callers who wait for this quota alone
+	learned atomic.Pointer[rtt.Estimator] // nil until a guard is learned
+	grouped bool                          // a Group keeps the scope
+	uses    atomic.Int64                  // calls in progress; negative once the Group has dropped the scope
 
 	mu     sync.Mutex         // guards all below
 	nested map[*line]struct{} // the queues of nested Limiters in which somebody waits for this quota
@@ -386,7 +387,7 @@ func (s *scope) guard(t *terms) time.Duration {
 	if !t.auto {
 		return 0
 	}
-	return time.Duration(s.learning().bound.Load())
+	return s.estimator().Estimate()
 }
 
 // guardOf returns how long the request of a demand may take to arrive; zero for what the
@@ -399,13 +400,13 @@ func (s *scope) guardOf(d *demand, t *terms) time.Duration {
 	return guard
 }
 
-// learning returns what responses tell of the network.
-func (s *scope) learning() *network {
-	if n := s.network.Load(); n != nil {
-		return n
+// estimator returns what learns the guard from responses.
+func (s *scope) estimator() *rtt.Estimator {
+	if e := s.learned.Load(); e != nil {
+		return e
 	}
-	s.network.CompareAndSwap(nil, newNetwork())
-	return s.network.Load()
+	s.learned.CompareAndSwap(nil, rtt.New())
+	return s.learned.Load()
 }
 
 // longestWay returns how long a request may take to arrive.

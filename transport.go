@@ -138,7 +138,7 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 		a.leave()
 		return err
 	}
-	a.depart()
+	a.startTiming()
 	return nil
 }
 
@@ -186,7 +186,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	if resp.Request == traced {
 		resp.Request = req
 	}
-	a.journey.answered(d.upload())
+	a.timing.answered(d.upload())
 	answer := a.handleResponse(req.Context(), resp)
 	a.arrived()
 	a.observe(answer)

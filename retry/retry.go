@@ -58,8 +58,8 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/delivery"
 	"github.com/apithrottle/throttle/internal/outcome"
-	"github.com/apithrottle/throttle/internal/rtt"
 )
 
 const (
@@ -159,7 +159,7 @@ type attempt struct {
 	err      error           // from base
 	limited  bool            // by any Limiter
 	refusal  answers.Refusal // as the throttled transport has it, if it limits
-	delivery rtt.Delivery
+	delivery delivery.Delivery
 }
 
 // RoundTrip sends the request once more, with its whole body or not at all.
