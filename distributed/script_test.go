@@ -359,12 +359,8 @@ func TestManyLeases(t *testing.T) {
 	ctx := context.Background()
 	s := function(t)
 	s.begin(planOf(t, 0, "100000;algo=concurrency"))
-	options := *s.rdb.Options()
-	options.MaxRetries, options.ReadTimeout = -1, time.Minute // however busy the machine is
-	rdb := redis.NewClient(&options)
-	defer rdb.Close()
 	for first := range processes / 1000 {
-		pipe := rdb.Pipeline()
+		pipe := s.rdb.Pipeline()
 		for i := range 1000 {
 			pipe.FCall(ctx, "told", s.keys(), "r", s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
 		}
@@ -402,7 +398,7 @@ func TestManyLeases(t *testing.T) {
 // TestExpiry: the key lives as long as the answer says, and what it loses then is
 // what TestTwins checks to be nothing.
 func TestExpiry(t *testing.T) {
-	rdb := redistest.Start(t).Client()
+	rdb := redistest.Start(t).PatientClient()
 	s := newSubject(t, rdb, scriptSource(), func(time.Time) {})
 	for _, tiers := range []string{"5/s;algo=gcra", "5/s", "100/h;algo=sliding_window"} {
 		s.begin(planOf(t, 50*time.Millisecond, tiers))
@@ -439,7 +435,7 @@ func TestCalendarChange(t *testing.T) {
 
 // TestCalendarExpiry: the key of a month lives until that ends, and no longer than it must.
 func TestCalendarExpiry(t *testing.T) {
-	rdb := redistest.Start(t).Client()
+	rdb := redistest.Start(t).PatientClient()
 	s := newSubject(t, rdb, scriptSource(), func(time.Time) {})
 	s.begin(planOf(t, 50*time.Millisecond, "100/month;zone=Asia/Beirut"))
 	now := time.Now()
@@ -553,7 +549,7 @@ func TestSpeed(t *testing.T) {
 	if !testing.Verbose() {
 		t.Skip("it only tells figures: -v prints them")
 	}
-	rdb := redistest.Start(t).Client()
+	rdb := redistest.Start(t).PatientClient()
 	ctx := context.Background()
 	told, script := newSubject(t, rdb, asScript(toldScript), nil), newSubject(t, rdb, scriptSource(), func(time.Time) {})
 	subjects := []*subject{script}

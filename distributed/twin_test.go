@@ -1083,14 +1083,14 @@ func mini(t testing.TB) *subject {
 }
 
 func real(t testing.TB) *subject {
-	return newSubject(t, redistest.Start(t).Client(), asScript(toldScript), nil)
+	return newSubject(t, redistest.Start(t).PatientClient(), asScript(toldScript), nil)
 }
 
 // function is a real server that runs the script as a function of its own.
 func function(t testing.TB) *subject {
 	t.Helper()
 	ctx := context.Background()
-	rdb := redistest.Start(t).Client()
+	rdb := redistest.Start(t).PatientClient()
 	if err := rdb.FunctionLoad(ctx, asFunction("told", toldScript)).Err(); err != nil {
 		if strings.Contains(err.Error(), "unknown command") {
 			t.Skip("the server has no functions")
