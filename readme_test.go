@@ -16,8 +16,8 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// The code of the README, as it stands there, but for that of a fleet, which needs a client of
-// Redis: it stands in internal/integration.
+// The code of the README. The code for a fleet needs a client of Redis, so it stands in
+// internal/integration.
 func Example() {
 	provider := throttletest.NewProvider(throttle.PerSecond(5), throttle.PerHour(10000))
 	defer provider.Close()
@@ -78,12 +78,16 @@ func beforeBatch(ctx context.Context, lim *throttle.Limiter) error {
 	return nil
 }
 
-// TestReadme finds every Go block of the README in this file or in that of internal/integration,
-// where it compiles and runs.
+// TestReadme finds every Go block of the README and of docs/costs.md in this file or in that of
+// internal/integration, where it compiles and runs.
 func TestReadme(t *testing.T) {
-	readme, err := os.ReadFile("README.md")
-	if err != nil {
-		t.Fatal(err)
+	var pages []byte
+	for _, file := range []string{"README.md", "docs/costs.md"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages = append(pages, text...)
 	}
 	var source []byte
 	for _, file := range []string{"readme_test.go", "internal/integration/readme_test.go"} {
@@ -93,9 +97,9 @@ func TestReadme(t *testing.T) {
 		}
 		source = append(source, text...)
 	}
-	blocks := strings.Split(string(readme), "```go\n")[1:]
-	if len(blocks) < 2 {
-		t.Fatalf("the README has %d Go blocks", len(blocks))
+	blocks := strings.Split(string(pages), "```go\n")[1:]
+	if len(blocks) != 5 {
+		t.Fatalf("the pages have %d Go blocks, want 5", len(blocks))
 	}
 	for _, block := range blocks {
 		code, _, _ := strings.Cut(block, "```")
