@@ -70,7 +70,7 @@ func TestParsePolicyRefuses(t *testing.T) {
 		"5/s | assume_used=soon":          `option "assume_used": "soon" is neither true nor false`,
 		"5/s;phase=unknown":               "Phase is -1ns: sliding_log has none",
 		"5/s;pace_burst=6":                "PaceBurst is 6: it must be from 1 to Limit, 5, or zero for none",
-		"5;algo=concurrency;pace_burst=1": "PaceBurst is 1: Concurrency has no window to spread over",
+		"5;algo=concurrency;pace_burst=1": "PaceBurst is 1: concurrency has no window to pace",
 		"5/s | ":                          `option "": write name=value`,
 		"5/s | guard=1s | x":              "is not a length of time",
 		"5/s;algo=token_bucket;burst=-3":  `option "burst": "-3" is not a whole number`,

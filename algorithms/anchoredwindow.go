@@ -1,5 +1,11 @@
 package algorithms
 
+var anchoredWindowCounter = counter{
+	name:    "anchored_window",
+	newRule: func(t Tier, s site) rule { return newAnchoredWindow(t, s) },
+	rate:    rollingRate,
+}
+
 // anchoredWindow admits at most limit units in the window that opens with the
 // first request, and the next request after it opens another: what a counter with
 // an expiry does.
@@ -26,8 +32,8 @@ type anchoredWindow struct {
 const opening = Never
 
 func newAnchoredWindow(t Tier, s site) *anchoredWindow {
-	t.Algorithm = SlidingWindow
-	rolling := newSlidingWindow(t.normal(), s)
+	t.Precision = usualPrecision(t.Window)
+	rolling := newSlidingWindow(t, s)
 	words, _ := rolling.words()
 	return &anchoredWindow{*rolling, s.word + words}
 }

@@ -50,10 +50,11 @@ func Budget(limit int64, unit string, p Period) Tier {
 
 // checkCalendar reports what is wrong with the fields that belong to a calendar.
 func (t Tier) checkCalendar(bad func(format string, args ...any)) {
-	if t.Budget && t.Algorithm == Concurrency {
-		bad("Budget is true: what Concurrency has no room for waits for a release, leave it false")
+	c := t.counter()
+	if t.Budget && c.released {
+		bad("Budget is true: what exceeds %v waits for a release, leave it false", t.Algorithm)
 	}
-	if t.Algorithm != Calendar {
+	if !c.period {
 		if t.Period != NoPeriod {
 			bad("Period is %v: %v has none, leave it zero or use calendar", t.Period, t.Algorithm)
 		}
@@ -63,13 +64,13 @@ func (t Tier) checkCalendar(bad func(format string, args ...any)) {
 		return
 	}
 	if t.Window != 0 {
-		bad("Window is %v: Calendar has a Period instead, leave it zero", t.Window)
+		bad("Window is %v: %v has a Period instead, leave it zero", t.Window, t.Algorithm)
 	}
 	if t.Period == NoPeriod || t.Period >= periodCount {
 		bad("Period is %d: it must be Day, Week or Month", uint8(t.Period))
 	}
 	if t.PaceBurst != 0 {
-		bad("PaceBurst is %d: the periods of Calendar differ in length, leave it zero", t.PaceBurst)
+		bad("PaceBurst is %d: the periods of %v differ in length, leave it zero", t.PaceBurst, t.Algorithm)
 	}
 	if _, err := location(t.Zone); err != nil {
 		bad("Zone is %q: %w", t.Zone, err)
@@ -86,6 +87,13 @@ func location(zone string) (*time.Location, error) {
 		return nil, fmt.Errorf("%w: use a name of the IANA database, such as Europe/Berlin, and import time/tzdata where the machine has none", err)
 	}
 	return loc, nil
+}
+
+var calendarCounter = counter{
+	name:    "calendar",
+	newRule: func(t Tier, s site) rule { return newCalendar(t, s) },
+	period:  true,
+	aligned: true,
 }
 
 // calendar admits at most limit units in every day, week or month of a time zone. A

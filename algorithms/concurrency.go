@@ -1,5 +1,11 @@
 package algorithms
 
+var concurrencyCounter = counter{
+	name:     "concurrency",
+	newRule:  func(t Tier, s site) rule { return &concurrency{s, t.Limit} },
+	released: true,
+}
+
 // concurrency admits while no more than limit units are open at once. It is the
 // on-its-way rule without a bound: a request counts from its admission until it is
 // released, at the end of the response's body. It remembers one word.

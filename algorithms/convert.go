@@ -40,7 +40,7 @@ func (p *Plan) site(i int) (s site, words, rings int) {
 func (l *Ledger) takeOver(i int, old *Ledger, now Moment) {
 	t, r := l.plan.tiers[i], l.plan.rules[i]
 	j, like := old.predecessor(t, now)
-	if j < 0 || !like && t.Algorithm == Concurrency {
+	if j < 0 || !like && t.counter().released {
 		return
 	}
 	_, isBucket := r.(*bucket)

@@ -1,5 +1,7 @@
 package algorithms
 
+import "math"
+
 // aligned cuts wall time into windows that start at phase after the Unix epoch.
 //
 // A wall clock that steps back does not reopen a window. But what has landed counts in
@@ -37,6 +39,17 @@ func (a aligned) start(now Moment, index int64) int64 {
 // counts no more.
 func (a aligned) closes(m Moment, index int64) int64 {
 	return min(a.start(m, index+1), m.At+a.window)
+}
+
+var fixedWindowCounter = counter{
+	name:    "fixed_window",
+	newRule: func(t Tier, s site) rule { return &fixedWindow{s, newAligned(t)} },
+	// What leaves as a window opens counts to the end of the window in which it lands.
+	rate: func(limit, window, _, guard float64) float64 {
+		return limit / (window * (1 + math.Floor(guard/window)))
+	},
+	phase:   true,
+	aligned: true,
 }
 
 // fixedWindow admits at most limit units in every window of the clock. Twice the

@@ -2,6 +2,19 @@ package algorithms
 
 import "math/bits"
 
+var gcraCounter = counter{
+	name:    "gcra",
+	newRule: func(t Tier, s site) rule { return newBucket(t, s) },
+	rate:    bucketRate,
+	burst:   true,
+}
+
+// bucketRate: a unit of the burst is in flight for the guard, and then takes window/limit to
+// drain, one after the other.
+func bucketRate(limit, window, burst, guard float64) float64 {
+	return min(limit/window, burst/(guard+window/limit))
+}
+
 // bucket is the arithmetic of the token bucket, of the leaky bucket as a meter
 // and of the generic cell rate algorithm, told as the last of them: one instant,
 // the theoretical arrival time, at which the bucket will be as if untouched. It

@@ -172,7 +172,7 @@ func (l *Ledger) count(now Moment, cost []int64) {
 func (l *Ledger) Spend(now Moment) {
 	now = l.advance(now.on(now.At + l.plan.guard))
 	for i, r := range l.plan.rules {
-		if _, ok := r.(*concurrency); ok {
+		if _, ok := r.(releaser); ok {
 			continue
 		}
 		left := max(0, l.plan.tiers[i].Capacity()-r.used(l, now))
@@ -286,9 +286,9 @@ func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 
 // Release says that the request is over, for the tiers that count what is open at once.
 func (l *Ledger) Release(cost []int64) {
-	for _, r := range l.plan.rules {
-		if c, ok := r.(*concurrency); ok {
-			c.release(l, cost[c.unit])
+	for i, r := range l.plan.rules {
+		if r, ok := r.(releaser); ok {
+			r.release(l, cost[l.plan.unit[i]])
 		}
 	}
 }
@@ -319,8 +319,8 @@ func (l *Ledger) LandHeld(now Moment) {
 		}
 	}
 	for _, r := range l.plan.rules {
-		if c, ok := r.(*concurrency); ok {
-			c.release(l, Never)
+		if r, ok := r.(releaser); ok {
+			r.release(l, Never)
 		}
 	}
 }
@@ -350,7 +350,7 @@ func (l *Ledger) Usage(now Moment) []Usage {
 	usage := make([]Usage, len(l.plan.rules))
 	for i, r := range l.plan.rules {
 		usage[i].Used = l.used(i, now)
-		if _, ok := r.(*concurrency); !ok {
+		if _, ok := r.(releaser); !ok {
 			usage[i].Used += l.aloft(l.plan.unit[i])
 		}
 		usage[i].Next = l.admits(i, now, 1)

@@ -66,7 +66,7 @@ type retracter interface {
 func (l *Ledger) Observe(now Moment, o Observation) {
 	now = l.advance(now)
 	r, unit := l.plan.rules[o.Tier], l.plan.unit[o.Tier]
-	if _, ok := r.(*concurrency); ok {
+	if _, ok := r.(releaser); ok {
 		return // what is open is known better here
 	}
 	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since || l.reopened(o.Tier) > o.Since {

@@ -70,6 +70,11 @@ type departure struct {
 	unit int
 }
 
+// A releaser is a rule whose units count until they are released.
+type releaser interface {
+	release(l *Ledger, n int64)
+}
+
 // A site is where in a ledger a rule finds what it remembers.
 type site struct {
 	word, ring, unit int
@@ -93,8 +98,8 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 		}
 	}
 	for i, t := range tiers {
-		if t.Algorithm == Concurrency && slices.ContainsFunc(tiers, func(o Tier) bool { return o.Estimated && o.Unit == t.Unit }) {
-			errs = append(errs, fmt.Errorf("tier %d %q: Unit is %q: Concurrency can't count what is Estimated, name another", i, t, t.Unit))
+		if t.counter().released && slices.ContainsFunc(tiers, func(o Tier) bool { return o.Estimated && o.Unit == t.Unit }) {
+			errs = append(errs, fmt.Errorf("tier %d %q: Unit is %q: %v can't count what is Estimated, name another", i, t, t.Unit, t.Algorithm))
 		}
 	}
 	if len(errs) > 0 {
@@ -125,10 +130,11 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 
 func (p *Plan) add(t Tier, declared int) {
 	u := slices.Index(p.units, t.Unit)
-	r := newRule(t, site{word: p.base, ring: p.rings, unit: u})
-	if c, ok := r.(*calendar); ok {
-		c.tier = len(p.tiers)
-		p.calendars = append(p.calendars, c)
+	c := t.counter()
+	r := c.newRule(t, site{word: p.base, ring: p.rings, unit: u})
+	if r, ok := r.(*calendar); ok {
+		r.tier = len(p.tiers)
+		p.calendars = append(p.calendars, r)
 	}
 	if a, ok := r.(*anchoredWindow); ok {
 		p.anchored = append(p.anchored, a)
@@ -146,34 +152,9 @@ func (p *Plan) add(t Tier, declared int) {
 	}
 	p.base += words
 	p.rings += rings
-	p.aligned = p.aligned || t.Algorithm.isAligned() || t.Algorithm == Calendar
+	p.aligned = p.aligned || c.aligned
 	p.budgets = p.budgets || t.Budget
-	p.concurrent = p.concurrent || t.Algorithm == Concurrency
-}
-
-func newRule(t Tier, s site) rule {
-	switch t.Algorithm {
-	case SlidingWindow:
-		return newSlidingWindow(t, s)
-	case WeightedWindow:
-		return &weightedWindow{s, newAligned(t)}
-	case FixedWindow:
-		return &fixedWindow{s, newAligned(t)}
-	case AnchoredWindow:
-		return newAnchoredWindow(t, s)
-	case TokenBucket:
-		return newTokenBucket(t, s)
-	case LeakyBucket:
-		return newLeakyBucket(t, s)
-	case GCRA:
-		return newBucket(t, s)
-	case Concurrency:
-		return &concurrency{s, t.Limit}
-	case Calendar:
-		return newCalendar(t, s)
-	default:
-		return newSlidingLog(t, s)
-	}
+	p.concurrent = p.concurrent || c.released
 }
 
 // Tiers are the tiers that decide: those that were given, with their defaults written

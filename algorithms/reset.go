@@ -168,7 +168,7 @@ func (l *Ledger) decides(o Observation) (later int64, ok bool) {
 
 // shortest is the length of a tier's shortest window.
 func (l *Ledger) shortest(tier int) int64 {
-	if _, ok := l.plan.rules[tier].(*calendar); ok {
+	if l.plan.tiers[tier].counter().period {
 		return shortestDay
 	}
 	return Micros(l.plan.tiers[tier].Window)

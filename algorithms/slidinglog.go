@@ -5,6 +5,12 @@ import (
 	"sort"
 )
 
+var slidingLogCounter = counter{
+	name:    "sliding_log",
+	newRule: func(t Tier, s site) rule { return newSlidingLog(t, s) },
+	rate:    rollingRate,
+}
+
 // slidingLog admits at most limit units in every half-open interval of one
 // window: the exact rolling window. 60 a minute is 60 in any minute, and never
 // 119 around a full one.

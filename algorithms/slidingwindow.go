@@ -2,6 +2,13 @@ package algorithms
 
 import "slices"
 
+var slidingWindowCounter = counter{
+	name:      "sliding_window",
+	newRule:   func(t Tier, s site) rule { return newSlidingWindow(t, s) },
+	rate:      rollingRate,
+	precision: true,
+}
+
 // slidingWindow admits at most limit units in every half-open interval of one
 // window, as slidingLog does, but remembers groups of stamps instead of each.
 // Stamps within one precision form a group, and a group leaves the window with

@@ -7,57 +7,6 @@ import (
 	"time"
 )
 
-// An Algorithm names the way a provider counts.
-//
-// A limit is only half said by "5 per second": a provider that counts by the
-// second of the clock takes ten requests around a full second, one that counts
-// over any second does not. Name the counter that the provider uses; where its
-// documentation is silent keep [SlidingLog], the strictest of those in common use.
-type Algorithm uint8
-
-// The counters in use among providers. Each has a file of its own, which tells
-// how it counts, where it comes from and what it costs.
-const (
-	SlidingLog     Algorithm = iota // at most Limit in any Window: the exact rolling window
-	SlidingWindow                   // the same, remembered in sub-buckets of Precision
-	WeightedWindow                  // current window + previous window × its part still in view
-	FixedWindow                     // windows aligned to the clock
-	AnchoredWindow                  // a window opens with the first request, as a key with an expiry does
-	TokenBucket                     // a bucket of Burst tokens, refilled at Limit per Window
-	LeakyBucket                     // a funnel of Burst units, drained at Limit per Window
-	GCRA                            // the same arithmetic told as a theoretical arrival time
-	Concurrency                     // at most Limit at once
-	Calendar                        // days, weeks or months of a time zone
-	algorithmCount
-)
-
-var algorithmNames = [algorithmCount]string{
-	"sliding_log", "sliding_window", "weighted_window", "fixed_window", "anchored_window",
-	"token_bucket", "leaky_bucket", "gcra", "concurrency", "calendar",
-}
-
-// String returns the name that ParseAlgorithm takes, such as "token_bucket".
-func (a Algorithm) String() string {
-	if a < algorithmCount {
-		return algorithmNames[a]
-	}
-	return fmt.Sprintf("algorithm(%d)", uint8(a))
-}
-
-// ParseAlgorithm returns the algorithm of that name.
-func ParseAlgorithm(name string) (Algorithm, error) {
-	for i, n := range algorithmNames {
-		if n == name {
-			return Algorithm(i), nil
-		}
-	}
-	return 0, fmt.Errorf("algorithm %q is not known: use one of %s", name, strings.Join(algorithmNames[:], ", "))
-}
-
-func (a Algorithm) isBucket() bool  { return a == TokenBucket || a == LeakyBucket || a == GCRA }
-func (a Algorithm) isAligned() bool { return a == FixedWindow || a == WeightedWindow }
-func (a Algorithm) hasWindow() bool { return a != Concurrency && a != Calendar }
-
 // Requests is the unit of a Tier that names none.
 const Requests = "requests"
 
@@ -99,7 +48,7 @@ func PerDay(n int64) Tier { return Tier{Limit: n, Window: 24 * time.Hour} }
 // buckets, Limit for all others, and no more than PaceBurst.
 func (t Tier) Capacity() int64 {
 	capacity := t.Limit
-	if t.Algorithm.isBucket() && t.Burst > 0 {
+	if t.counter().burst && t.Burst > 0 {
 		capacity = t.Burst
 	}
 	if t.PaceBurst > 0 {
@@ -132,26 +81,27 @@ const reserved = "+;|=\" \t\r\n"
 func (t Tier) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+	c := t.counter()
 
 	if t.Limit <= 0 || t.Limit > MaxLimit {
 		bad("Limit is %d: it must be from 1 to %d", t.Limit, int64(MaxLimit))
 	}
-	if t.Algorithm >= algorithmCount {
-		bad("Algorithm is %d: it must be one of %s", uint8(t.Algorithm), strings.Join(algorithmNames[:], ", "))
+	if !t.Algorithm.isKnown() {
+		bad("Algorithm is %d: it must be one of %s", uint8(t.Algorithm), namesOf(func(counter) bool { return true }))
 	}
 	if strings.ContainsAny(t.Unit, reserved) {
 		bad("Unit is %q: it must have no space and none of + ; | = \"", t.Unit)
 	}
 	switch {
-	case t.Algorithm == Concurrency && t.Window != 0:
-		bad("Window is %v: Concurrency has none, leave it zero", t.Window)
-	case t.Algorithm.hasWindow():
+	case c.released && t.Window != 0:
+		bad("Window is %v: %v has none, leave it zero", t.Window, t.Algorithm)
+	case c.hasWindow():
 		errs = append(errs, checkLength("Window", t.Window, time.Microsecond, MaxWindow))
 	}
 	switch {
 	case t.Burst == 0:
-	case !t.Algorithm.isBucket():
-		bad("Burst is %d: %v has none, leave it zero or use token_bucket, leaky_bucket or gcra", t.Burst, t.Algorithm)
+	case !c.burst:
+		bad("Burst is %d: %v has none, leave it zero or use one of %s", t.Burst, t.Algorithm, namesOf(func(c counter) bool { return c.burst }))
 	case t.Burst < 0 || t.Burst > MaxLimit:
 		bad("Burst is %d: it must be from 1 to %d, or zero for Limit", t.Burst, int64(MaxLimit))
 	case t.Limit > 0 && t.Window > 0 && ceilMulDiv(t.Burst, Micros(t.Window), t.Limit) > maxWindowUS:
@@ -159,30 +109,30 @@ func (t Tier) Validate() error {
 	}
 	switch {
 	case t.Precision == 0:
-	case t.Algorithm != SlidingWindow:
-		bad("Precision is %v: %v has none, leave it zero or use sliding_window", t.Precision, t.Algorithm)
+	case !c.precision:
+		bad("Precision is %v: %v has none, leave it zero or use %s", t.Precision, t.Algorithm, namesOf(func(c counter) bool { return c.precision }))
 	default:
 		errs = append(errs, checkLength("Precision", t.Precision, max(time.Microsecond, t.Window/maxSubBuckets), t.Window))
 	}
 	switch {
 	case t.Phase == 0, t.Phase == UnknownPhase && t.Algorithm == FixedWindow:
-	case !t.Algorithm.isAligned():
-		bad("Phase is %v: %v has none, leave it zero or use fixed_window or weighted_window", t.Phase, t.Algorithm)
+	case !c.phase:
+		bad("Phase is %v: %v has none, leave it zero or use one of %s", t.Phase, t.Algorithm, namesOf(func(c counter) bool { return c.phase }))
 	default:
 		errs = append(errs, checkLength("Phase", t.Phase, 0, t.Window-time.Microsecond))
 	}
 	t.checkCalendar(bad)
 	switch {
 	case t.PaceBurst == 0:
-	case t.Algorithm == Concurrency:
-		bad("PaceBurst is %d: Concurrency has no window to spread over, leave it zero", t.PaceBurst)
+	case c.released:
+		bad("PaceBurst is %d: %v has no window to pace, leave it zero", t.PaceBurst, t.Algorithm)
 	case t.PaceBurst < 0 || t.PaceBurst > t.Limit:
 		bad("PaceBurst is %d: it must be from 1 to Limit, %d, or zero for none", t.PaceBurst, t.Limit)
 	}
 	switch {
 	case !t.Estimated:
-	case t.Algorithm == Concurrency:
-		bad("Estimated is true: what Concurrency counts is released, not settled, leave it false")
+	case c.released:
+		bad("Estimated is true: what %v counts is released, not settled, leave it false", t.Algorithm)
 	case t.normal().Unit == Requests:
 		bad("Estimated is true: requests are counted, not estimated, so name another Unit")
 	}
@@ -204,13 +154,13 @@ func (t Tier) normal() Tier {
 	if t.Unit == "" {
 		t.Unit = Requests
 	}
-	if t.Algorithm.isBucket() && t.Burst == 0 {
+	if t.counter().burst && t.Burst == 0 {
 		t.Burst = t.Limit
 	}
 	if t.Phase == UnknownPhase {
 		t.Algorithm = SlidingLog
 	}
-	if t.Algorithm == Calendar && t.Zone == "" {
+	if t.counter().period && t.Zone == "" {
 		t.Zone = "UTC"
 	}
 	t.PaceBurst = 0
@@ -218,9 +168,14 @@ func (t Tier) normal() Tier {
 		t.Algorithm = SlidingWindow
 	}
 	if t.Algorithm == SlidingWindow && t.Precision == 0 {
-		t.Precision = max(time.Microsecond, (t.Window / subBuckets).Truncate(time.Microsecond))
+		t.Precision = usualPrecision(t.Window)
 	}
 	return t
+}
+
+// usualPrecision is the Precision of a SlidingWindow that sets none.
+func usualPrecision(window time.Duration) time.Duration {
+	return max(time.Microsecond, (window / subBuckets).Truncate(time.Microsecond))
 }
 
 // Micros returns d in whole microseconds, rounded up.

@@ -1,5 +1,13 @@
 package algorithms
 
+var weightedWindowCounter = counter{
+	name:    "weighted_window",
+	newRule: func(t Tier, s site) rule { return &weightedWindow{s, newAligned(t)} },
+	rate:    func(limit, window, _, _ float64) float64 { return limit / window },
+	phase:   true,
+	aligned: true,
+}
+
 // weightedWindow admits while current + previous × the part of the previous
 // window still in view ≤ limit, in windows of the clock: 100 a minute of which 80
 // fell into the last minute leave 100 − 80×¾ = 40 for the first quarter of this
