@@ -23,7 +23,7 @@
 //
 // What the request cost may stand in the body only, at its end: a [Meter] reads it there
 // while the caller reads the body. The structured fields of the IETF's drafts are read by
-// package drafts, whose parser isn't of the standard library.
+// package ietf, whose parser isn't of the standard library.
 //
 // Reading is a pure function: no clock, no state, and no I/O but to look up the zone of a
 // [Rule] until whose midnight a wait lasts. A value is read with distrust, for it comes
@@ -67,7 +67,7 @@ type Quota struct {
 	Combined  Field // a header of several values at once; if it tells something, the fields above are not read
 
 	// Read, instead of all these Fields, reads what they can't say as data, such as the
-	// structured fields of package drafts. It sets of a Reading what is told; names are
+	// structured fields of package ietf. It sets of a Reading what is told; names are
 	// put behind Name, and what is out of a Reading's bounds is left out. It must be safe
 	// for concurrent use. If nil, the Fields are read.
 	Read func(Response) []Reading

@@ -1,6 +1,6 @@
-// Package corpus_test tests package answers, and answers/drafts with it, against what providers
+// Package corpus_test tests package answers, and answers/ietf with it, against what providers
 // document and were seen to send: testdata. It stands beside them, because "go mod tidy" would
-// record what drafts imports for every program that imports answers.
+// record what ietf imports for every program that imports answers.
 package corpus_test
 
 import (
@@ -12,7 +12,7 @@ import (
 	"time"
 
 	. "github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/answers/drafts"
+	"github.com/apithrottle/throttle/answers/ietf"
 )
 
 // response builds one from "Name: value" lines; a Date is Monday noon unless given.
@@ -224,7 +224,7 @@ func TestSlack(t *testing.T) {
 		t.Error(s)
 	}
 	r.Header.Set("RateLimit", `"a";t=41`)
-	if s := tell(drafts.Profile().Read(r)); s != `["a" reset 41s slack 300ms]` {
+	if s := tell(ietf.Profile().Read(r)); s != `["a" reset 41s slack 300ms]` {
 		t.Error(s)
 	}
 	r.Sent = r.Got.Add(time.Hour) // by a clock that was set back

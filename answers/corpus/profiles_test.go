@@ -4,7 +4,7 @@ import (
 	"time"
 
 	. "github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/answers/drafts"
+	"github.com/apithrottle/throttle/answers/ietf"
 )
 
 func at(header string, f Format) Field { return Field{Header: header, Format: f} }
@@ -168,7 +168,7 @@ var profiles = map[string]Profile{
 	"Jira Cloud": {
 		Quotas: []Quota{
 			family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", Timestamp),
-			withUnit(drafts.Quota("Beta-RateLimit"), "points"),
+			withUnit(ietf.Quota("Beta-RateLimit"), "points"),
 		},
 		Reasons: []string{"RateLimit-Reason"},
 		Rules:   []Rule{{Status: 503, Header: "Retry-After", Kind: Limited}},
@@ -197,7 +197,7 @@ var profiles = map[string]Profile{
 		Quotas: []Quota{full(windowed(family("points", "Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset", EpochSeconds), time.Minute))},
 		Rules:  ended("Ratelimit-Reset", EpochSeconds),
 	},
-	"Cloudflare API": {Quotas: append(drafts.Profile().Quotas, Quota{Reset: at("X-RateLimit-Reset", HTTPDate)})},
+	"Cloudflare API": {Quotas: append(ietf.Profile().Quotas, Quota{Reset: at("X-RateLimit-Reset", HTTPDate)})},
 	"AWS": {Rules: []Rule{
 		{Status: 400, Path: "__type", Text: "*Throttl*", Kind: Limited},
 		{Status: 400, Path: "__type", Text: "*RequestLimitExceeded", Kind: Limited},
@@ -246,10 +246,10 @@ var profiles = map[string]Profile{
 	"Infura":    {Rules: []Rule{{Status: 402, Kind: Limited, Until: "UTC", Reason: "the day's credit is spent"}}},
 	"Alchemy":   {Rules: []Rule{{Path: "error.code", Text: "429", Kind: Limited}}},
 
-	"IETF draft-10 (and master 2025-09)":                       drafts.Profile(),
-	"IETF draft-07":                                            drafts.Profile(),
-	"IETF draft-06 triple (e.g. Resend)":                       drafts.Profile(),
-	"IETF draft-01..03 (RateLimit-Limit with policies inside)": drafts.Profile(),
+	"IETF draft-10 (and master 2025-09)":                       ietf.Profile(),
+	"IETF draft-07":                                            ietf.Profile(),
+	"IETF draft-06 triple (e.g. Resend)":                       ietf.Profile(),
+	"IETF draft-01..03 (RateLimit-Limit with policies inside)": ietf.Profile(),
 
 	"Airweave (IETF name, epoch value)":            {Quotas: []Quota{{Reset: at("RateLimit-Reset", EpochSeconds)}}},
 	"Prisjakt (delta milliseconds)":                {Quotas: []Quota{{Reset: at("X-Rate-Limit-Reset", Millis)}}},

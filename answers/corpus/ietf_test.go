@@ -8,11 +8,11 @@ import (
 	"time"
 
 	. "github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/answers/drafts"
+	"github.com/apithrottle/throttle/answers/ietf"
 )
 
-func TestDrafts(t *testing.T) {
-	runWith(t, drafts.Profile(), []readTest{
+func TestIETF(t *testing.T) {
+	runWith(t, ietf.Profile(), []readTest{
 		{name: "policies by name", lines: []string{`RateLimit-Policy: "burst";q=100;w=60, "daily";q=1000;w=86400`, `RateLimit: "daily";r=7;t=9, "burst";r=50;t=30`},
 			want: `["daily" limit 1000 left 7 window 24h0m0s reset 9s] ["burst" limit 100 left 50 window 1m0s reset 30s]`},
 		{name: "over two lines", lines: []string{`RateLimit: "daily";r=7`, `RateLimit: "burst";r=50`}, want: `["daily" left 7] ["burst" left 50]`},

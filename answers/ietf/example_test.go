@@ -1,18 +1,18 @@
-package drafts_test
+package ietf_test
 
 import (
 	"fmt"
 	"net/http"
 
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/answers/drafts"
+	"github.com/apithrottle/throttle/answers/ietf"
 )
 
 func ExampleProfile() {
 	header := http.Header{}
 	header.Set("RateLimit-Policy", `"burst";q=100;w=60`)
 	header.Set("RateLimit", `"burst";r=50;t=30`)
-	for _, r := range drafts.Profile().Read(answers.Response{Status: 200, Header: header}).Readings {
+	for _, r := range ietf.Profile().Read(answers.Response{Status: 200, Header: header}).Readings {
 		fmt.Println(r.Name, r.Remaining, "of", r.Limit, "per", r.Window, "left, more in", r.Reset)
 	}
 	// Output:
@@ -20,7 +20,7 @@ func ExampleProfile() {
 }
 
 func ExampleQuota() {
-	points := drafts.Quota("Beta-RateLimit")
+	points := ietf.Quota("Beta-RateLimit")
 	points.Unit = "points"
 	jira := answers.Profile{Quotas: []answers.Quota{points}}
 

@@ -1,4 +1,4 @@
-// Package drafts reads the RateLimit header fields of the IETF's drafts, for the profiles
+// Package ietf reads the RateLimit header fields of the IETF's drafts, for the profiles
 // of package answers, which, but for these structured fields (RFC 9651), links only the
 // standard library.
 //
@@ -12,7 +12,7 @@
 //
 // In each a reset is in seconds from now. By the drafts a malformed field is ignored as
 // a whole; and a structured field with a value of another type, or out of range, is one.
-package drafts
+package ietf
 
 import (
 	"cmp"
