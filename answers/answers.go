@@ -73,7 +73,6 @@ type Quota struct {
 	Read func(Response) []Reading
 
 	Full          bool // Reset is when all is available again, not when some is
-	Rough         bool // what is left is rounded or estimated: a reason to slow down, not a number to count with
 	Authoritative bool // what is told is the truth: it replaces what the limiter counted beside
 }
 
@@ -134,7 +133,6 @@ type Reading struct {
 	Slack     time.Duration // by how much sooner than Reset it may be, by the road back and the seconds that clocks were cut to
 
 	Full          bool // see Quota.Full
-	Rough         bool // see Quota.Rough
 	Authoritative bool // see Quota.Authoritative
 }
 

@@ -22,7 +22,7 @@ func (q *Quota) fields() [7]*Field {
 
 // read appends what e tells by q.
 func (q *Quota) read(e *event, to []Reading) []Reading {
-	base := Reading{Name: q.Name, Unit: unit(q.Unit), Window: q.Window, Full: q.Full, Rough: q.Rough, Authoritative: q.Authoritative}
+	base := Reading{Name: q.Name, Unit: unit(q.Unit), Window: q.Window, Full: q.Full, Authoritative: q.Authoritative}
 	if q.NameIn != "" {
 		base.Name = cmp.Or(e.Header.Get(q.NameIn), q.Name)
 	}
@@ -62,7 +62,7 @@ func (r Reading) bounded(base Reading, e *event) Reading {
 		r.Reset, r.Slack = 0, 0
 	}
 	r.Reset = retryafter.Micros(r.Reset)
-	r.Full, r.Rough, r.Authoritative = r.Full || base.Full, r.Rough || base.Rough, r.Authoritative || base.Authoritative
+	r.Full, r.Authoritative = r.Full || base.Full, r.Authoritative || base.Authoritative
 	return r
 }
 

@@ -28,7 +28,7 @@ func Anthropic(requests, input, output int64) Provider {
 	quota := func(of, unit string) answers.Quota {
 		name := "Anthropic-Ratelimit-" + of
 		return answers.Quota{
-			Unit: unit, Full: true, Rough: unit != "",
+			Unit: unit, Full: true,
 			Limit:     answers.Field{Header: name + "-Limit"},
 			Remaining: answers.Field{Header: name + "-Remaining"},
 			Reset:     answers.Field{Header: name + "-Reset", Format: answers.Timestamp},

@@ -90,7 +90,6 @@ func tellReading(r Reading) string {
 	add(r.Has&HasReset != 0, "reset %v", r.Reset)
 	add(r.Slack != 0, "slack %v", r.Slack)
 	add(r.Full, "full")
-	add(r.Rough, "rough")
 	add(r.Authoritative, "authoritative")
 	return strings.Join(s, " ")
 }

@@ -53,22 +53,22 @@ func TestIETF(t *testing.T) {
 func TestHook(t *testing.T) {
 	tells := func(rs ...Reading) Profile {
 		return Profile{Quotas: []Quota{{
-			Name: "a", Unit: "u", Window: time.Minute, Full: true, Rough: true, Authoritative: true,
+			Name: "a", Unit: "u", Window: time.Minute, Full: true, Authoritative: true,
 			Read: func(Response) []Reading { return rs },
 		}}}
 	}
 	run(t, []readTest{
 		{name: "nothing", profile: tells(), want: "nothing"},
 		{name: "empty", profile: tells(Reading{}), want: "nothing"},
-		{name: "what the quota says", profile: tells(Reading{Limit: 5}), want: `["a" u limit 5 window 1m0s full rough authoritative]`},
-		{name: "its own", profile: tells(Reading{Name: "b", Unit: "v", Window: time.Hour, Limit: 5}), want: `["a/b" v limit 5 window 1h0m0s full rough authoritative]`},
-		{name: "all of it its own", want: "[limit 5 full rough authoritative]", profile: Profile{Quotas: []Quota{{
-			Read: func(Response) []Reading { return []Reading{{Limit: 5, Full: true, Rough: true, Authoritative: true}} },
+		{name: "what the quota says", profile: tells(Reading{Limit: 5}), want: `["a" u limit 5 window 1m0s full authoritative]`},
+		{name: "its own", profile: tells(Reading{Name: "b", Unit: "v", Window: time.Hour, Limit: 5}), want: `["a/b" v limit 5 window 1h0m0s full authoritative]`},
+		{name: "all of it its own", want: "[limit 5 full authoritative]", profile: Profile{Quotas: []Quota{{
+			Read: func(Response) []Reading { return []Reading{{Limit: 5, Full: true, Authoritative: true}} },
 		}}}},
-		{name: "out of bounds", profile: tells(Reading{Limit: -1, Remaining: -1, Has: HasRemaining | HasReset, Reset: -1, Window: -1}), want: `["a" u left 0 window 1m0s full rough authoritative]`},
-		{name: "beyond them", profile: tells(Reading{Limit: 1e15, Remaining: 2e15, Has: HasRemaining | HasReset, Reset: 366 * 24 * time.Hour}), want: `["a" u limit 999999999999999 left 999999999999999 window 1m0s full rough authoritative]`},
-		{name: "a reset that it doesn't tell", profile: tells(Reading{Limit: 1, Reset: time.Hour}), want: `["a" u limit 1 window 1m0s full rough authoritative]`},
-		{name: "a nanosecond", profile: tells(Reading{Has: HasReset, Reset: 1}), want: `["a" u window 1m0s reset 1µs full rough authoritative]`},
+		{name: "out of bounds", profile: tells(Reading{Limit: -1, Remaining: -1, Has: HasRemaining | HasReset, Reset: -1, Window: -1}), want: `["a" u left 0 window 1m0s full authoritative]`},
+		{name: "beyond them", profile: tells(Reading{Limit: 1e15, Remaining: 2e15, Has: HasRemaining | HasReset, Reset: 366 * 24 * time.Hour}), want: `["a" u limit 999999999999999 left 999999999999999 window 1m0s full authoritative]`},
+		{name: "a reset that it doesn't tell", profile: tells(Reading{Limit: 1, Reset: time.Hour}), want: `["a" u limit 1 window 1m0s full authoritative]`},
+		{name: "a nanosecond", profile: tells(Reading{Has: HasReset, Reset: 1}), want: `["a" u window 1m0s reset 1µs full authoritative]`},
 	})
 }
 

@@ -17,7 +17,6 @@ func family(unit, limit, remaining, reset string, f Format) Quota {
 }
 
 func full(q Quota) Quota                           { q.Full = true; return q }
-func rough(q Quota) Quota                          { q.Rough = true; return q }
 func named(q Quota, name string) Quota             { q.Name = name; return q }
 func nameIn(q Quota, header string) Quota          { q.NameIn = header; return q }
 func windowed(q Quota, window time.Duration) Quota { q.Window = window; return q }
@@ -85,9 +84,9 @@ var profiles = map[string]Profile{
 		},
 		Quotas: []Quota{
 			anthropic("", "requests"),
-			rough(anthropic("input tokens", "input-tokens")),
-			rough(anthropic("output tokens", "output-tokens")),
-			rough(anthropic("tokens", "tokens")),
+			anthropic("input tokens", "input-tokens"),
+			anthropic("output tokens", "output-tokens"),
+			anthropic("tokens", "tokens"),
 			{Name: "unified-5h", Window: 5 * time.Hour, Share: num("anthropic-ratelimit-unified-5h-utilization"), Reset: at("anthropic-ratelimit-unified-5h-reset", EpochSeconds)},
 		},
 		Rules: []Rule{
@@ -185,7 +184,7 @@ var profiles = map[string]Profile{
 		},
 	},
 	"Reddit": {
-		Quotas: []Quota{{Rough: true, Used: num("X-Ratelimit-Used"), Remaining: num("X-Ratelimit-Remaining"), Reset: at("X-Ratelimit-Reset", Seconds)}},
+		Quotas: []Quota{{Used: num("X-Ratelimit-Used"), Remaining: num("X-Ratelimit-Remaining"), Reset: at("X-Ratelimit-Reset", Seconds)}},
 		Rules:  []Rule{{Status: 200, Path: "errors.*", Text: "RATELIMIT", Kind: Limited, Delay: []Field{in("ratelimit", Seconds)}}},
 	},
 	"Spotify": {Rules: []Rule{{Status: 429, Path: "error.reason", Text: "QUOTA_EXCEEDED", Kind: Limited}}},
