@@ -1,12 +1,11 @@
-// Package answers reads what a provider's response tells of its limits: how much is
-// left, when more comes, what the request cost, and whether it was refused.
+// Package answers reads a provider's limits from its responses: how much is left, when more comes,
+// what the request cost, and whether the provider refused it.
 //
-// Providers agree on little. A reset may be seconds left (Reddit), seconds since 1970
-// (GitHub), milliseconds since 1970 (Linear), "6m0s" (OpenAI) or a date (Anthropic), and
-// the same header name means one thing here and another there: RateLimit-Reset is 41
-// seconds by the drafts and at Zendesk, and 1609844400 at GitLab. So nothing is guessed
-// from a name or from a value: a [Profile] says, as data, which header holds what and
-// in which [Format], and a value that doesn't fit its format is not read.
+// Providers agree on little. A reset may be seconds left (Reddit), seconds since 1970 (GitHub),
+// milliseconds since 1970 (Linear), "6m0s" (OpenAI) or a date (Anthropic). One header name has
+// several meanings: RateLimit-Reset is 41 seconds in the IETF drafts and at Zendesk, and 1609844400
+// at GitLab. Package answers therefore infers nothing from a name or a value. A [Profile] lists, as
+// data, which header holds what in which [Format]. A value that doesn't fit its format is ignored.
 //
 //	github := answers.Profile{Quotas: []answers.Quota{{
 //		NameIn:    "X-RateLimit-Resource",
@@ -15,88 +14,154 @@
 //	}}}
 //	answer := github.Read(answers.Response{Status: 200, Header: resp.Header, Sent: sent, Got: time.Now()})
 //
-// Where [Profile.Peeks] reports true, a throttle.Transport reads the beginning of the body, 16 KB
-// at most, before it returns the response. A profile that looks into the bodies of successes
-// therefore holds back a stream whose Content-Type is not text/event-stream until so much has
-// come, and Response.Trailer is filled early where the body ends within it. Rules for a
-// status of refusals hold back those alone.
+// # Bodies
 //
-// What the request cost may stand in the body only, at its end: a [Meter] reads it there
-// while the caller reads the body. The structured fields of the IETF's drafts are read by
-// package ietf, whose parser isn't of the standard library.
+// Where [Profile.Peeks] reports true, a throttle.Transport reads the beginning of the body, at most
+// 16 KB, before it returns the response. A profile that reads the bodies of successes therefore
+// delays a stream until that much has arrived, unless its Content-Type is text/event-stream. If the
+// body ends within the 16 KB, Response.Trailer is filled early. A rule for the status of a refusal
+// delays only responses with that status.
 //
-// Reading is a pure function: no clock, no state, and no I/O but to look up the zone of a
-// [Rule] until whose midnight a wait lasts. A value is read with distrust, for it comes
-// from outside: counts are clamped to 0 … 999,999,999,999,999, what is left to the limit,
-// and a reset that lies more than 366 days from now, before or behind, is not believed at
-// all.
+// Some costs stand only at the end of a body. A [Meter] reads them while the caller reads the body.
+//
+// # Trust
+//
+// Reading is a pure function. It uses no clock and keeps no state, and its only I/O is to look up
+// the time zone of [Rule.Until]. Values come from outside, so they are bounded: a count to
+// 0 … 999,999,999,999,999, and a remaining count to its limit. A reset more than 366 days from now,
+// before or after, is ignored.
+//
+// Package ietf reads the structured fields of the IETF drafts, with a parser that is not in the
+// standard library.
 package answers
 
 import (
 	"net/http"
 	"time"
+
+	"github.com/apithrottle/throttle/internal/jsonpath"
 )
 
-// A Profile says where the responses of one provider tell of its limits. The zero
-// Profile knows only the standards: a 429, or a 503 with Retry-After, is a refusal.
-// A Profile may be copied, and read with concurrently; don't change what its slices hold.
+// A Profile describes where the responses of one provider report its limits. The zero Profile
+// knows only the standards: a 429, or a 503 with Retry-After, is a refusal.
+// A Profile may be copied and used concurrently. Don't change the elements of its slices.
 type Profile struct {
-	Quotas     []Quota  // what is told of the state of quotas
-	Charges    []Charge // what is told of the cost of the request
-	Rules      []Rule   // what is a refusal, the first that matches. None matching, a 429, or a 503 with Retry-After
-	RetryAfter []Field  // where the wait after a refusal is told, the first that is usable. If nil, Retry-After
-	Reasons    []string // headers that name the reason of a refusal, the first that is there
+	// Quotas are the places that report the state of quotas.
+	Quotas []Quota
+
+	// Charges are the places that report the cost of the request.
+	Charges []Charge
+
+	// Rules describe refusals. The first rule that matches decides. If none matches, a 429, or
+	// a 503 with Retry-After, is a refusal.
+	Rules []Rule
+
+	// RetryAfter are the places of the wait after a refusal. The first usable value counts.
+	// If nil, the header Retry-After.
+	RetryAfter []Field
+
+	// Reasons are headers that name the reason of a refusal. The first one present counts.
+	Reasons []string
 }
 
-// A Quota says where the state of one quota is told, or, if Combined, of several.
+// A Quota describes where a response reports the state of one quota or, if Combined, of several.
 type Quota struct {
-	// Name is the quota's, for its Readings; it may be empty. Where a Combined header tells
-	// of several that it names, a reading is "tickets", or with a Name "endpoints/tickets".
-	Name   string
-	NameIn string        // the header whose value is the name. If empty, or the header is not there, Name
-	Unit   string        // what is counted. If empty, "requests"
-	Window time.Duration // the limit's window, where the documentation tells it rather than the response. If zero, not known
+	// Name is the name of the Readings, and may be empty. Where a Combined header names the
+	// quotas, the name of a reading is "tickets", or with Name "endpoints/tickets".
+	Name string
 
-	Limit     Field // units allowed per window. If it is told as 0 nothing is read: Okta reports so what isn't of this quota
-	Remaining Field // units left
-	Used      Field // units used
-	Share     Field // the fraction used, such as 0.85, where no units are told
-	Rate      Field // units that come back per second, of which with Limit the window is computed
-	Length    Field // the window's length, a duration
-	Reset     Field // when the window ends, or the bucket is full again
-	Combined  Field // a header of several values at once; if it tells something, the fields above are not read
+	// NameIn is the header whose value is the name. If empty, or if a response lacks the
+	// header, Name.
+	NameIn string
 
-	// Read, instead of all these Fields, reads what they can't say as data, such as the
-	// structured fields of package ietf. It sets of a Reading what is told; names are
-	// put behind Name, and what is out of a Reading's bounds is left out. It must be safe
-	// for concurrent use. If nil, the Fields are read.
+	// Unit is what the quota counts. If empty, "requests".
+	Unit string
+
+	// Window is the window of the limit, for providers that document it and don't report it.
+	// If zero, unknown.
+	Window time.Duration
+
+	// Limit is the number of units allowed in each window. If the response reports 0, no field
+	// is read: Okta reports 0 for responses that another quota limits.
+	Limit Field
+
+	// Remaining is the number of units left.
+	Remaining Field
+
+	// Used is the number of units used.
+	Used Field
+
+	// Share is the fraction used, such as 0.85, for providers that report no units.
+	// throttle.Transport ignores it.
+	Share Field
+
+	// Rate is the number of units restored each second. Limit and Rate give the window.
+	Rate Field
+
+	// Length is the length of the window, a duration.
+	Length Field
+
+	// Reset is the time when the window ends, or the bucket is full again.
+	Reset Field
+
+	// Combined is a header with several values. If it is present and well-formed, the Fields
+	// above are not read.
+	Combined Field
+
+	// Read replaces all these Fields for formats that they can't describe, such as the
+	// structured fields of package ietf. Its Readings need only the values that the response
+	// reports: each name is appended to Name, and values out of range are dropped. Read must be
+	// safe for concurrent use. If nil, the Fields are read.
 	Read func(Response) []Reading
 
-	Full          bool // Reset is when all is available again, not when some is
-	Authoritative bool // what is told is the truth: it replaces what the limiter counted beside
+	// Full is true if all units are available again at Reset, rather than some.
+	Full bool
+
+	// Authoritative is true if reported values replace the limiter's own count, rather than
+	// only lower it.
+	Authoritative bool
 }
 
-// A Charge says where the cost of the request, or a part of it, is told: Charges of one
-// Unit are added up, such as Anthropic's input tokens and those that went into a cache.
+// A Charge describes where a response reports the cost of the request, or a part of the cost.
+// Charges of one Unit are added up, such as Anthropic's input tokens and its cache-creation tokens.
 type Charge struct {
-	Unit  string // what is counted. If empty, "requests"
-	Field Field  // in the body, if it has a Path, which then is for a Meter to read
-	Or    Field  // another place of the same number, as in a stream; what a body tells later counts
+	// Unit is what the charge counts. If empty, "requests".
+	Unit string
+
+	// Field is the place of the number. If it has a Path, a Meter reads it from the body.
+	Field Field
+
+	// Or is another place of the same number, as in a stream. The later value in a body counts.
+	Or Field
 }
 
-// A Response is what Read looks at.
+// A Response is the input of Read.
 type Response struct {
 	Status int
 	Header http.Header
-	Body   []byte    // its beginning, as much as the caller cares to look at; nil if it doesn't, as where Peeks says so
-	Sent   time.Time // when the request was sent. If zero, Got
-	Got    time.Time // when the response came; what is told as a date is measured against its own Date, or Got if there is none
+
+	// Body is the beginning of the body, of any length. If nil, the body is not read; see
+	// Profile.Peeks.
+	Body []byte
+
+	// Sent is when the request was sent. If zero, Got.
+	Sent time.Time
+
+	// Got is when the response arrived. A reset that is a date counts from the Date of the
+	// response. If the response has no Date, it counts from Got.
+	Got time.Time
 }
 
-// An Answer is what a response tells.
+// An Answer is the content of a response.
 type Answer struct {
-	Readings []Reading // in the order of Profile.Quotas; none if the response comes from a cache (a positive Age)
-	Charged  []Amount  // what the header tells of the cost, a Meter telling the rest: in the order of Profile.Charges, those of one unit added up; none from a cache
+	// Readings are in the order of Profile.Quotas. A response from a cache, which has a
+	// positive Age, has none.
+	Readings []Reading
+
+	// Charged are the costs in the header, in the order of Profile.Charges; a Meter reads the
+	// costs in the body. Costs of one unit are added up. A response from a cache has none.
+	Charged []Amount
+
 	Refusal
 }
 
@@ -106,7 +171,7 @@ type Amount struct {
 	N    int64
 }
 
-// Facts says what is told where zero would be an answer too.
+// Facts is the set of values that a Reading contains. Their zero values are meaningful.
 type Facts uint8
 
 // The facts of a Reading.
@@ -117,27 +182,27 @@ const (
 	HasReset
 )
 
-// A Reading is what a response tells of one quota.
+// A Reading is the state of one quota in a response.
 type Reading struct {
-	Name string // of the quota, "" if it has none
-	Key  string // the partition key of the drafts, its bytes; "" if it has none
+	Name string // of the quota; may be empty
+	Key  string // the partition key of the IETF drafts, as bytes; may be empty
 	Unit string
 
 	Has       Facts
-	Limit     int64         // units per window; 0 if not told
-	Remaining int64         // units, from 0 to Limit; also told by Limit and Used
-	Used      int64         // units, which may be more than Limit
-	Share     int64         // of the limit that is used, in millionths, which may be more than a million
-	Window    time.Duration // 0 if not told
-	Reset     time.Duration // from Got on, in whole microseconds, rounded up; 0 if it is past
-	Slack     time.Duration // by how much sooner than Reset it may be, by the road back and the seconds that clocks were cut to
+	Limit     int64         // units in each window; 0 if unknown
+	Remaining int64         // units, from 0 to Limit; reported, or Limit minus Used
+	Used      int64         // units; may exceed Limit
+	Share     int64         // the used part of the limit, in millionths; may exceed 1,000,000
+	Window    time.Duration // 0 if unknown
+	Reset     time.Duration // after Got, in whole microseconds, rounded up; 0 if it has passed
+	Slack     time.Duration // Reset may be this much too long: the round trip, and seconds cut off
 
 	Full          bool // see Quota.Full
 	Authoritative bool // see Quota.Authoritative
 }
 
-// Read returns what r tells by the profile. It never fails: what is missing, malformed
-// or absurd is left out.
+// Read returns the content of r, as described by the profile. It never fails: missing, malformed
+// and absurd values are left out.
 func (p Profile) Read(r Response) Answer {
 	e := event{Response: r, now: r.Got, slack: max(r.Got.Sub(r.Sent), 0)}
 	if r.Sent.IsZero() {
@@ -147,8 +212,8 @@ func (p Profile) Read(r Response) Answer {
 		e.now, e.dated = date, true
 	}
 	if len(r.Body) > 0 {
-		e.body.wants, _ = p.wants(r.Status, r.Header)
-		e.body.scan(r.Body)
+		e.body.Queries, _ = p.queries(r.Status, r.Header)
+		e.body.Scan(r.Body)
 	}
 	var a Answer
 	if !cached(r.Header) {
@@ -171,15 +236,15 @@ func (p *Profile) readings(e *event) (rs []Reading) {
 func (p *Profile) charged(e *event) (as []Amount) {
 	for i := range p.Charges {
 		c := &p.Charges[i]
-		if n, ok := c.told(e); ok {
-			as = charge(as, c.Unit, n)
+		if n, ok := c.inHeader(e); ok {
+			as = addCharge(as, c.Unit, n)
 		}
 	}
 	return as
 }
 
-// told is what the header tells of the charge.
-func (c *Charge) told(e *event) (n int64, ok bool) {
+// inHeader returns the charge in the header, if there is one.
+func (c *Charge) inHeader(e *event) (n int64, ok bool) {
 	if c.Field.Header != "" {
 		n, ok = c.Field.count(e, up)
 	}
@@ -192,8 +257,8 @@ func (c *Charge) told(e *event) (n int64, ok bool) {
 // An event is a response and the provider's clock.
 type event struct {
 	Response
-	body  scanner       // with what the body tells
-	now   time.Time     // by the provider, when it answered
-	dated bool          // now is its Date, cut to the second
-	slack time.Duration // the response was on its way at most for so long
+	body  jsonpath.Scanner // contains the values found in Body
+	now   time.Time        // when the provider answered, by its clock; Got if there is no Date
+	dated bool             // now is the Date, cut to the second
+	slack time.Duration    // the longest time that the response can have been in flight
 }

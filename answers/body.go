@@ -4,28 +4,29 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/apithrottle/throttle/internal/jsonpath"
 	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
-// Peeks reports whether Read could learn more from a response with such a status and
-// header if it were given the beginning of the body: to see it takes time and memory. A
-// compressed body, a stream of events and an upgraded connection tell nothing; nor, where
-// values are wanted by their Path, does what says that it isn't JSON.
+// Peeks reports whether Read needs the beginning of the body of a response with this status and
+// header. Reading a body early takes time and memory. Peeks reports false for compressed bodies,
+// event streams and upgraded connections, and, if the profile reads values only by Path, for bodies
+// whose Content-Type is not JSON.
 func (p Profile) Peeks(status int, h http.Header) bool {
-	kind := media(h)
+	kind := mediaType(h)
 	if encoded(h) || kind == eventStream || status == http.StatusSwitchingProtocols {
 		return false
 	}
-	wants, whole := p.wants(status, h)
-	return whole || len(wants) > 0 && (kind == "" || isJSON(kind))
+	qs, whole := p.queries(status, h)
+	return whole || len(qs) > 0 && (kind == "" || isJSON(kind))
 }
 
-// wants lists what is looked for in the body of such a response: values at paths, and,
-// if whole, texts anywhere.
-func (p *Profile) wants(status int, h http.Header) (ws []want, whole bool) {
+// queries returns the queries for the body of a response with this status and header. It reports
+// in whole whether a rule matches text anywhere in the body.
+func (p *Profile) queries(status int, h http.Header) (qs []jsonpath.Query, whole bool) {
 	for i := range p.Quotas {
 		for _, f := range p.Quotas[i].fields() {
-			ws = f.want(ws, false)
+			qs = f.addQuery(qs, false)
 		}
 	}
 	refused := status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
@@ -36,26 +37,26 @@ func (p *Profile) wants(status int, h http.Header) (ws []want, whole bool) {
 		}
 		refused = refused || rule.Kind != Passed
 		for j := range rule.Delay {
-			ws = rule.Delay[j].want(ws, false)
+			qs = rule.Delay[j].addQuery(qs, false)
 		}
-		if ws = rule.Asked.want(ws, false); rule.Text == "" {
-			break // it matches, so that none behind it counts
+		if qs = rule.Asked.addQuery(qs, false); rule.Text == "" {
+			break // this rule matches, whatever the body: later rules don't count
 		}
 		if rule.Path == "" {
 			whole = true
 		} else {
-			ws = append(ws, want{path: rule.Path, text: rule.Text})
+			qs = append(qs, jsonpath.Query{Path: rule.Path, Pattern: rule.Text})
 		}
 	}
 	for i := range p.RetryAfter {
 		if refused {
-			ws = p.RetryAfter[i].want(ws, false)
+			qs = p.RetryAfter[i].addQuery(qs, false)
 		}
 	}
-	return ws, whole
+	return qs, whole
 }
 
-// cached reports whether the response is an old one from a cache, which tells of old times.
+// cached reports whether the response comes from a cache. Its values are out of date.
 func cached(h http.Header) bool {
 	age, ok := retryafter.Seconds(h.Get("Age"))
 	return ok && age > 0
@@ -63,17 +64,19 @@ func cached(h http.Header) bool {
 
 const eventStream = "text/event-stream"
 
-// media is the type of the body, "" if it is not told.
-func media(h http.Header) string {
+// mediaType returns the media type of the body, or "" if there is no Content-Type.
+func mediaType(h http.Header) string {
 	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
 	return strings.ToLower(strings.Trim(kind, " \t"))
 }
 
-// isJSON knows application/json, application/problem+json and application/x-amz-json-1.1.
+// isJSON reports whether a media type is JSON, such as application/json, application/problem+json
+// and application/x-amz-json-1.1.
 func isJSON(media string) bool {
 	return strings.HasSuffix(media, "/json") || strings.HasSuffix(media, "+json") || strings.Contains(media, "-json-")
 }
 
+// encoded reports whether the body is compressed.
 func encoded(h http.Header) bool {
 	coding := h.Get("Content-Encoding")
 	return coding != "" && !strings.EqualFold(coding, "identity")

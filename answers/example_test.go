@@ -30,7 +30,7 @@ func ExampleProfile_Read() {
 
 	served := openai.Read(answers.Response{Status: 200, Header: header, Got: time.Now()})
 	for _, r := range served.Readings {
-		fmt.Println(r.Remaining, "of", r.Limit, r.Unit, "left, all of them in", r.Reset)
+		fmt.Println(r.Remaining, "of", r.Limit, r.Unit, "left, the bucket is full in", r.Reset)
 	}
 
 	header.Set("Retry-After", "20")
@@ -40,12 +40,12 @@ func ExampleProfile_Read() {
 	unpaid := openai.Read(answers.Response{Status: 429, Body: []byte(`{"error":{"type":"insufficient_quota"}}`)})
 	fmt.Println(unpaid.Kind == answers.Other, unpaid.Reason)
 	// Output:
-	// 149984 of 150000 tokens left, all of them in 6m0s
+	// 149984 of 150000 tokens left, the bucket is full in 6m0s
 	// true 20s
 	// true insufficient_quota
 }
 
-// Charges of one unit are added up; of several events the last counts.
+// Charges of one unit are added up. The last of several events counts.
 func ExampleProfile_Meter() {
 	anthropic := answers.Profile{Charges: []answers.Charge{
 		{Unit: "input tokens", Field: answers.Field{Path: "usage.input_tokens"}, Or: answers.Field{Path: "message.usage.input_tokens"}},
@@ -88,6 +88,6 @@ func ExampleProfile_Validate() {
 	}
 	fmt.Println(github.Validate())
 	// Output:
-	// answers: Quotas[0].Reset has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds
-	// Rules[0].Header is empty: set the one that has the Value, or clear that
+	// answers: Quotas[0].Reset has the Format Number: set a format of times, such as Seconds or EpochSeconds
+	// Rules[0].Header is empty: set the header that has the Value, or clear Value
 }

@@ -7,32 +7,44 @@ import (
 	"strings"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/jsonpath"
 	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
-// A Format says how a value is written.
+// A Format is how a value is written.
 type Format uint8
 
 // The formats, each with examples.
 const (
-	Number Format = iota // a count: "59"; "588.0" (Reddit), what is left being rounded down; "-27689" (Azure), which is 0
+	// Number is a count: "59", "588.0" (Reddit), "-27689" (Azure), which is 0. A remaining
+	// count rounds down, a used count up.
+	Number Format = iota
 
-	// Times, of a Reset, a Length and a wait.
+	// The formats of a Reset, a Length and a wait.
 	Seconds      // from now: "41", "64.57" (Discord), "2.0" (Shopify)
 	Millis       // from now, in milliseconds: "4120" (Azure), "600000"
-	Duration     // from now, as Go writes it: "6m0s", "547ms" (OpenAI), "22s" (Gemini)
+	Duration     // from now, as in Go: "6m0s", "547ms" (OpenAI), "22s" (Gemini)
 	EpochSeconds // since 1970: "1372700873" (GitHub), "1470173023.123" (Discord)
 	EpochMillis  // since 1970, in milliseconds: "1790000000000" (Linear)
-	Timestamp    // RFC 3339: "2025-08-21T12:40:59Z" (Anthropic), without seconds too (Jira)
+	Timestamp    // RFC 3339: "2025-08-21T12:40:59Z" (Anthropic), also without seconds (Jira)
 	HTTPDate     // as in Date: "Tue, 05 Jan 2021 11:00:00 GMT" (GitLab)
 	JSDate       // as JavaScript's Date.toString (Lemlist)
-	RetryAfter   // Seconds or HTTPDate, RFC 9110 section 10.2.3; of several lines the longest
+	RetryAfter   // Seconds or HTTPDate, RFC 9110 section 10.2.3; the longest of several lines
 
-	// Combined values. Those with names make a Reading of each.
-	UsedOfLimit   // "32/40" (Shopify)
-	NamedUses     // "api-usage=25/5000; per-app-api-usage=17/250(appName=a)" (Salesforce)
-	UsedPerWindow // a number used, the window being in the header's name: 1M in X-MBX-USED-WEIGHT-1M (Binance)
-	Pairs         // "total=100; remaining=99; resets=41" (Zendesk), "b=per_hour;q=10;r=9;t=774,b=per_day;…" (Auth0), "burst:100;rate:10" (Qomon)
+	// UsedOfLimit is the first format of combined values: "32/40" (Shopify).
+	UsedOfLimit
+
+	// NamedUses makes a Reading of each name:
+	// "api-usage=25/5000; per-app-api-usage=17/250(appName=a)" (Salesforce).
+	NamedUses
+
+	// UsedPerWindow is a number used, with the window in the header's name: 1M in
+	// X-MBX-USED-WEIGHT-1M (Binance).
+	UsedPerWindow
+
+	// Pairs makes a Reading of each list of pairs: "total=100; remaining=99; resets=41"
+	// (Zendesk), "b=per_hour;q=10;r=9;t=774,b=per_day;…" (Auth0), "burst:100;rate:10" (Qomon).
+	Pairs
 )
 
 var formatNames = [...]string{
@@ -48,47 +60,53 @@ func (f Format) String() string {
 	return strconv.Itoa(int(f))
 }
 
-// A Field says where a value is and how it is written. The zero Field is nowhere.
+// A Field is the place of a value and its format. The zero Field has no value.
 type Field struct {
-	// Header is a name in any case; in net/http's, such as X-Ratelimit-Limit, it is found
-	// without allocating. Of several lines the first counts. In Quota.Combined it may end
-	// in "*", for every header that begins so; the rest of its name is then the quota's.
+	// Header is the name of a header, in any case. A name in canonical form, such as
+	// X-Ratelimit-Limit, needs no allocation. The first of several lines counts. In
+	// Quota.Combined the name may end in "*", for every header with this prefix; the rest of
+	// such a header's name is the name of the quota.
 	Header string
 
-	// Path, instead of Header, is the keys to a string or number in a JSON body, as in
-	// "error.details.*.retryDelay": a * is each of an array's. The first that is there
-	// counts, for a Meter the last; one longer than 4 KB is not there.
+	// Path replaces Header for a string or number in a JSON body. It is the keys to the value,
+	// with points between them, as in "error.details.*.retryDelay", where * stands for each
+	// element of an array. The first value found counts, in a Meter the last. A value longer
+	// than 4 KB is ignored.
 	Path string
 
-	After  string // the number after this text is the value. If empty, all of it is
+	// After is text within the value. Only the number after it is read. If empty, the whole
+	// value is read.
+	After string
+
 	Format Format
 }
 
 const (
 	mostCount = 999_999_999_999_999  // as in structured fields, RFC 9651 section 3.3.1
-	farthest  = 366 * 24 * time.Hour // no quota's window is longer, so a reset farther away is in another format
+	farthest  = 366 * 24 * time.Hour // a window is shorter; a later reset is in another format
 )
 
 type rounding bool
 
 const (
-	down rounding = false // what may be spent
-	up   rounding = true  // what has been
+	down rounding = false // for units that may be spent
+	up   rounding = true  // for units that have been spent
 )
 
-// text is the value as it is written, "" if there is none.
+// text returns the value as written, or "" if there is none.
 func (f *Field) text(e *event) string {
 	switch {
 	case f.Header != "":
-		return f.trimmed(e.Header.Get(f.Header))
+		return f.trim(e.Header.Get(f.Header))
 	case f.Path != "":
-		return f.trimmed(string(e.body.at(f.Path, "").value))
+		value, _ := e.body.Find(f.Path, "")
+		return f.trim(string(value))
 	}
 	return ""
 }
 
-// trimmed is what of a value counts.
-func (f *Field) trimmed(v string) string {
+// trim returns the part of the value that the field reads.
+func (f *Field) trim(v string) string {
 	if f.After != "" {
 		_, v, _ = strings.Cut(v, f.After)
 		v = strings.TrimLeft(v, " ")
@@ -99,14 +117,16 @@ func (f *Field) trimmed(v string) string {
 
 func (f *Field) inBody() bool { return f.Header == "" && f.Path != "" }
 
-// want adds the field's place in the body, if it is there, to what is looked for.
-func (f *Field) want(to []want, last bool) []want {
-	if !f.inBody() || slices.ContainsFunc(to, func(w want) bool { return w.path == f.Path && w.text == "" }) {
-		return to
+// addQuery appends a query for the field to qs, if the field is in the body.
+func (f *Field) addQuery(qs []jsonpath.Query, last bool) []jsonpath.Query {
+	same := func(q jsonpath.Query) bool { return q.Path == f.Path && q.Pattern == "" }
+	if !f.inBody() || slices.ContainsFunc(qs, same) {
+		return qs
 	}
-	return append(to, want{path: f.Path, last: last})
+	return append(qs, jsonpath.Query{Path: f.Path, Last: last})
 }
 
+// numberLength returns the length of the digits and points that v begins with.
 func numberLength(v string) int {
 	for i := range len(v) {
 		if (v[i] < '0' || v[i] > '9') && v[i] != '.' {
@@ -141,13 +161,13 @@ func count(v string, r rounding) (int64, bool) {
 	return min(n, mostCount), true
 }
 
-// share parses a fraction, in millionths, rounded up.
+// share parses a fraction and returns it in millionths, rounded up.
 func share(v string) (int64, bool) {
 	d, ok := retryafter.Seconds(v)
 	return d.Microseconds(), ok
 }
 
-// decimal splits "12.50" into 12 and "50". A number of too many digits is mostCount.
+// decimal splits "12.50" into 12 and "50". A number with too many digits becomes mostCount.
 func decimal(v string) (n int64, fraction string, ok bool) {
 	whole, fraction, point := strings.Cut(v, ".")
 	if !digits(whole) || point && !digits(fraction) {
@@ -162,8 +182,7 @@ func decimal(v string) (n int64, fraction string, ok bool) {
 
 func digits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// wait is the time from now to what the field tells, not negative, in whole
-// microseconds.
+// wait returns the time from now until the time in the field, at least 0, in whole microseconds.
 func (f *Field) wait(e *event) (d time.Duration, ok bool) {
 	if f.Format == RetryAfter && f.Header != "" {
 		for _, line := range e.Header.Values(f.Header) {
@@ -192,7 +211,7 @@ func (f Format) wait(v string, now time.Time) (time.Duration, bool) {
 	if !ok {
 		return 0, false
 	}
-	d := at.Sub(now) // it saturates
+	d := at.Sub(now) // saturates
 	return retryafter.Micros(max(d, 0)), -farthest < d && d < farthest
 }
 
@@ -220,5 +239,5 @@ func (f Format) date(v string) (at time.Time, ok bool) {
 	return at, err == nil
 }
 
-// absolute reports whether the format is a date rather than a distance.
+// absolute reports whether the format is an instant rather than a time from now.
 func (f Format) absolute() bool { return EpochSeconds <= f && f <= JSDate }

@@ -8,21 +8,24 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/apithrottle/throttle/internal/jsonpath"
+	"github.com/apithrottle/throttle/internal/jsonpath/jsonpathtest"
 )
 
-// 1,000 ns and a third are two microseconds: waits round up.
-func TestRefilled(t *testing.T) {
-	d, ok := refilled(1, []Reading{{}, {Has: HasRemaining, Limit: 3, Window: 3001 * time.Nanosecond}})
+// A wait of 1,000⅓ ns rounds up to two microseconds.
+func TestRefillTime(t *testing.T) {
+	d, ok := refillTime(1, []Reading{{}, {Has: HasRemaining, Limit: 3, Window: 3001 * time.Nanosecond}})
 	if !ok || d != 2*time.Microsecond {
 		t.Error(d, ok)
 	}
-	if d, ok := refilled(mostCount, []Reading{{Has: HasRemaining, Limit: mostCount, Window: farthest}}); ok {
-		t.Error("more than 128 bits hold:", d)
+	if d, ok := refillTime(mostCount, []Reading{{Has: HasRemaining, Limit: mostCount, Window: farthest}}); ok {
+		t.Error("a time that overflows 64 bits:", d)
 	}
 }
 
-// lastIn is the last count that the events of a stream have at the path, by way of
-// encoding/json; false if the data of one of them is not JSON.
+// lastIn returns the last count at the path in the events of a stream, found with encoding/json. It
+// reports in valid whether the data of every event is JSON.
 func lastIn(body, path string) (as []Amount, valid bool) {
 	body = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(body)
 	var last, data string
@@ -36,9 +39,7 @@ func lastIn(body, path string) (as []Amount, valid bool) {
 		if !json.Valid([]byte(data)) {
 			return nil, false
 		}
-		d := json.NewDecoder(strings.NewReader(data))
-		d.UseNumber()
-		for _, v := range valuesAt(d, path) {
+		for _, v := range jsonpathtest.Values([]byte(data), path) {
 			last = v
 		}
 		data = ""
@@ -67,10 +68,10 @@ func FuzzMeter(f *testing.F) {
 				parts.Write(part)
 			}
 			if got, want := parts.Charged(), whole.Charged(); !reflect.DeepEqual(got, want) {
-				t.Fatalf("in portions %v, at once %v", got, want)
+				t.Fatalf("in portions: %v, at once: %v", got, want)
 			}
 			want, ok := lastIn(body, "usage.total_tokens")
-			if got := whole.Charged(); ok && kind == "text/event-stream" && len(body) <= mostToken && !reflect.DeepEqual(got, want) {
+			if got := whole.Charged(); ok && kind == "text/event-stream" && len(body) <= jsonpath.MaxToken && !reflect.DeepEqual(got, want) {
 				t.Fatalf("%q: %v, encoding/json: %v", body, got, want)
 			}
 		}

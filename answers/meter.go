@@ -1,28 +1,32 @@
 package answers
 
-import "bytes"
+import (
+	"bytes"
 
-// A Meter reads, from a response's body while the caller reads it, what the request
-// cost: write to it what was read, in any portions. In JSON and in a stream of
-// server-sent events, whose data is JSON, of several values at one place the last
-// counts, as the running totals of language models need it. It keeps no more than
-// 4 KB of the body at a time. A Meter is of one response and not for concurrent use.
+	"github.com/apithrottle/throttle/internal/jsonpath"
+)
+
+// A Meter reads the cost of a request from the response's body, while the caller reads the body.
+// Write each portion to the Meter. The body is JSON, or a stream of server-sent events with JSON as
+// their data. The last of several values at one path counts, because language models send running
+// totals. A Meter keeps at most 4 KB of the body at a time. It serves one response and is not safe
+// for concurrent use.
 type Meter struct {
 	charges []Charge
-	scan    scanner
-	stream  bool // of events
+	scanner jsonpath.Scanner
+	stream  bool // the body is an event stream
 
-	matched  int  // so many bytes of "data:" the line has, -1 if it begins otherwise
-	returned bool // the last byte was a carriage return
+	matched int  // the line begins with this many bytes of "data:"; -1 if with other text
+	afterCR bool // the last byte was a carriage return
 }
 
-const dataLine = "data:"
+const dataPrefix = "data:"
 
-// Meter returns a Meter for the body of r, of which it looks at the Header only, or nil
-// if the body tells no cost that the header doesn't: no Charge has a Path, the body is
-// neither JSON nor a stream of events, is compressed, or comes from a cache.
+// Meter returns a Meter for the body of r. It uses only the Header of r. It returns nil if the body
+// adds no cost to those in the header: if no Charge has a Path, or if the body is neither JSON nor
+// an event stream, is compressed, or comes from a cache.
 func (p Profile) Meter(r Response) *Meter {
-	kind := media(r.Header)
+	kind := mediaType(r.Header)
 	if encoded(r.Header) || cached(r.Header) || kind != eventStream && !isJSON(kind) {
 		return nil
 	}
@@ -30,34 +34,34 @@ func (p Profile) Meter(r Response) *Meter {
 	e := event{Response: r}
 	for i := range p.Charges {
 		c := &p.Charges[i]
-		if _, told := c.told(&e); told {
+		if _, known := c.inHeader(&e); known {
 			continue
 		}
 		if c.Field.inBody() || c.Or.inBody() {
 			m.charges = append(m.charges, *c)
-			m.scan.wants = c.Or.want(c.Field.want(m.scan.wants, true), true)
+			m.scanner.Queries = c.Or.addQuery(c.Field.addQuery(m.scanner.Queries, true), true)
 		}
 	}
 	if m.charges == nil {
 		return nil
 	}
-	m.scan.reset()
+	m.scanner.Reset()
 	return m
 }
 
-// Write takes the next portion of the body. It never fails.
+// Write reads the next portion of the body. It never fails.
 func (m *Meter) Write(p []byte) (int, error) {
 	if !m.stream {
-		m.scan.write(p)
+		m.scanner.Write(p)
 		return len(p), nil
 	}
 	for rest := p; len(rest) > 0; {
-		if m.returned && rest[0] == '\n' { // the other half of the line's end
-			m.returned, rest = false, rest[1:]
+		if m.afterCR && rest[0] == '\n' { // the second byte of a CRLF
+			m.afterCR, rest = false, rest[1:]
 			continue
 		}
 		end := bytes.IndexAny(rest, "\r\n")
-		m.returned = end >= 0 && rest[end] == '\r'
+		m.afterCR = end >= 0 && rest[end] == '\r'
 		if end < 0 {
 			m.line(rest)
 			break
@@ -69,56 +73,57 @@ func (m *Meter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// line takes a part of a line of an event stream.
+// line reads a part of a line of an event stream.
 func (m *Meter) line(p []byte) {
-	for len(p) > 0 && 0 <= m.matched && m.matched < len(dataLine) {
-		if p[0] != dataLine[m.matched] {
+	for len(p) > 0 && 0 <= m.matched && m.matched < len(dataPrefix) {
+		if p[0] != dataPrefix[m.matched] {
 			m.matched = -1 // a comment, or another field
 			return
 		}
 		m.matched++
 		p = p[1:]
 	}
-	if m.matched == len(dataLine) {
-		m.scan.write(p)
+	if m.matched == len(dataPrefix) {
+		m.scanner.Write(p)
 	}
 }
 
-// endLine ends a line, and at an empty one the event. The lines of an event's data are
-// one text.
+// endLine ends a line. An empty line ends the event. The data lines of an event are one text.
 func (m *Meter) endLine() {
 	switch m.matched {
 	case 0:
-		m.scan.reset()
-	case len(dataLine):
-		m.scan.write([]byte{'\n'})
+		m.scanner.Reset()
+	case len(dataPrefix):
+		m.scanner.Write([]byte{'\n'})
 	}
 	m.matched = 0
 }
 
-// Charged returns what was told so far, in the order of Profile.Charges, those of one
-// unit added up. It may be called at any time; at the end of the body it is the cost.
+// Charged returns the costs read so far, in the order of Profile.Charges. Costs of one unit are
+// added up. After the end of the body the costs are final.
 func (m *Meter) Charged() (as []Amount) {
 	for i := range m.charges {
 		c := &m.charges[i]
-		from, found := &c.Field, m.scan.at(c.Field.Path, "")
-		if or := m.scan.at(c.Or.Path, ""); or.nth > found.nth {
-			from, found = &c.Or, or
+		field := &c.Field
+		value, nth := m.scanner.Find(field.Path, "")
+		if or, n := m.scanner.Find(c.Or.Path, ""); n > nth {
+			field, value = &c.Or, or
 		}
-		if n, ok := from.number(from.trimmed(string(found.value)), up); ok {
-			as = charge(as, c.Unit, n)
+		if n, ok := field.number(field.trim(string(value)), up); ok {
+			as = addCharge(as, c.Unit, n)
 		}
 	}
 	return as
 }
 
-// charge adds n units to as.
-func charge(as []Amount, of string, n int64) []Amount {
+// addCharge adds n units to as.
+func addCharge(as []Amount, unit string, n int64) []Amount {
+	unit = unitOrRequests(unit)
 	for i := range as {
-		if as[i].Unit == unit(of) {
+		if as[i].Unit == unit {
 			as[i].N = min(as[i].N+n, mostCount)
 			return as
 		}
 	}
-	return append(as, Amount{unit(of), n})
+	return append(as, Amount{unit, n})
 }

@@ -11,18 +11,18 @@ import (
 	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
-const mostReadings = 32 // of one response: no provider tells more, and what is told is kept
+const mostReadings = 32 // of one response, which bounds memory: no provider reports more
 
-func unit(u string) string { return cmp.Or(u, "requests") }
+func unitOrRequests(unit string) string { return cmp.Or(unit, "requests") }
 
-// fields lists those that tell one value each.
+// fields returns the Fields with one value each, in the order of fieldNames.
 func (q *Quota) fields() [7]*Field {
 	return [...]*Field{&q.Limit, &q.Remaining, &q.Used, &q.Share, &q.Rate, &q.Length, &q.Reset}
 }
 
-// read appends what e tells by q.
+// read appends the readings of q.
 func (q *Quota) read(e *event, to []Reading) []Reading {
-	base := Reading{Name: q.Name, Unit: unit(q.Unit), Window: q.Window, Full: q.Full, Authoritative: q.Authoritative}
+	base := Reading{Name: q.Name, Unit: unitOrRequests(q.Unit), Window: q.Window, Full: q.Full, Authoritative: q.Authoritative}
 	if q.NameIn != "" {
 		base.Name = cmp.Or(e.Header.Get(q.NameIn), q.Name)
 	}
@@ -45,11 +45,11 @@ func (q *Quota) read(e *event, to []Reading) []Reading {
 	return to
 }
 
-// bounded is a reading that a Quota.Read made, as if it had been read here.
+// bounded names, bounds and marks a reading that a Quota.Read returned, as the Fields do.
 func (r Reading) bounded(base Reading, e *event) Reading {
 	name := r.Name
 	r.Name = base.Name
-	r.within(name)
+	r.addName(name)
 	r.Unit = cmp.Or(r.Unit, base.Unit)
 	for _, n := range []*int64{&r.Limit, &r.Remaining, &r.Used, &r.Share} {
 		*n = min(max(*n, 0), mostCount)
@@ -66,7 +66,7 @@ func (r Reading) bounded(base Reading, e *event) Reading {
 	return r
 }
 
-// add appends r if it tells anything.
+// add appends r, unless it contains no more than base.
 func add(to []Reading, r Reading, base *Reading) []Reading {
 	if r.Limit == 0 && r.Has == 0 && r.Window == base.Window || len(to) == mostReadings {
 		return to
@@ -82,54 +82,55 @@ func add(to []Reading, r Reading, base *Reading) []Reading {
 	return append(to, r)
 }
 
-// plain reads one value per field.
+// plain reads the Fields with one value each.
 func (q *Quota) plain(e *event, r Reading) Reading {
 	empty := r
-	var told bool
-	if r.Limit, told = q.Limit.count(e, down); told && r.Limit == 0 {
+	var known bool
+	if r.Limit, known = q.Limit.count(e, down); known && r.Limit == 0 {
 		return empty
 	}
-	r.tell(HasRemaining, &r.Remaining, &q.Remaining, e, down)
-	r.tell(HasUsed, &r.Used, &q.Used, e, up)
+	r.set(HasRemaining, &r.Remaining, &q.Remaining, e, down)
+	r.set(HasUsed, &r.Used, &q.Used, e, up)
 	if n, ok := share(q.Share.text(e)); ok {
 		r.Share = n
 		r.Has |= HasShare
 	}
-	q.times(e, &r)
+	q.readTimes(e, &r)
 	return r
 }
 
-func (r *Reading) tell(fact Facts, to *int64, from *Field, e *event, round rounding) {
+// set reads a count into to.
+func (r *Reading) set(fact Facts, to *int64, from *Field, e *event, round rounding) {
 	if n, ok := from.count(e, round); ok {
 		*to = n
 		r.Has |= fact
 	}
 }
 
-// times reads the window and the reset.
-func (q *Quota) times(e *event, r *Reading) {
+// readTimes reads the window and the reset.
+func (q *Quota) readTimes(e *event, r *Reading) {
 	if d, ok := q.Length.wait(e); ok && d > 0 && d < farthest {
 		r.Window = d
 	}
 	if rate, ok := q.Rate.count(e, down); ok {
-		r.refill(rate)
+		r.setRate(rate)
 	}
 	if d, ok := q.Reset.wait(e); ok && d < farthest {
-		r.reset(d, q.Reset.Format.absolute(), e)
+		r.setReset(d, q.Reset.Format.absolute(), e)
 	}
 }
 
-// refill sets the window in which rate units a second make up the limit.
-func (r *Reading) refill(rate int64) {
+// setRate sets the window to the time in which the rate, in units a second, restores the limit.
+func (r *Reading) setRate(rate int64) {
 	if rate <= 0 || rate > 1e9 || r.Limit == 0 || r.Limit/rate >= int64(farthest/time.Second) {
 		return
 	}
 	r.Window = time.Duration(r.Limit/rate)*time.Second + time.Duration(r.Limit%rate)*time.Second/time.Duration(rate)
 }
 
-// reset sets the time left. A date is by the provider's clock, which its Date tells to
-// the second only.
-func (r *Reading) reset(d time.Duration, date bool, e *event) {
+// setReset sets the time left. A date goes by the provider's clock, and the Date of the response has
+// a resolution of one second.
+func (r *Reading) setReset(d time.Duration, date bool, e *event) {
 	r.Reset, r.Slack = d, e.slack
 	if date && e.dated {
 		r.Slack += time.Second
@@ -137,7 +138,7 @@ func (r *Reading) reset(d time.Duration, date bool, e *event) {
 	r.Has |= HasReset
 }
 
-// combined reads a header of several values, or all whose names begin alike.
+// combined reads a header with several values, or every header with a prefix.
 func (q *Quota) combined(e *event, base Reading) (rs []Reading) {
 	prefix, many := strings.CutSuffix(q.Combined.Header, "*")
 	if !many {
@@ -150,14 +151,14 @@ func (q *Quota) combined(e *event, base Reading) (rs []Reading) {
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names) // a map has no order
+	slices.Sort(names) // the order of a map is random
 	for _, name := range names[:min(len(names), mostReadings)] {
 		rs = append(rs, q.Combined.Format.readings(e.Header[name], strings.ToLower(name[len(prefix):]), base, e)...)
 	}
 	return rs
 }
 
-// readings parses the lines of one header; rest is what its name has in place of "*".
+// readings parses the lines of one header. In rest is the part of its name that "*" stands for.
 func (f Format) readings(lines []string, rest string, r Reading, e *event) []Reading {
 	if len(lines) == 0 {
 		return nil
@@ -165,7 +166,7 @@ func (f Format) readings(lines []string, rest string, r Reading, e *event) []Rea
 	v, ok := strings.Trim(lines[0], " \t"), false
 	switch f {
 	case UsedOfLimit:
-		r.within(rest)
+		r.addName(rest)
 		ok = r.usedOfLimit(v)
 	case UsedPerWindow:
 		if r.Window, ok = window(rest); ok {
@@ -175,7 +176,7 @@ func (f Format) readings(lines []string, rest string, r Reading, e *event) []Rea
 	case NamedUses:
 		return namedUses(v, r)
 	case Pairs:
-		r.within(rest)
+		r.addName(rest)
 		return pairs(lines, r, e)
 	}
 	if !ok {
@@ -184,14 +185,15 @@ func (f Format) readings(lines []string, rest string, r Reading, e *event) []Rea
 	return []Reading{r}
 }
 
-// within names a reading that is one of several, all of the quota's name.
-func (r *Reading) within(name string) {
+// addName appends a name to the quota's name.
+func (r *Reading) addName(name string) {
 	if r.Name != "" && name != "" {
 		name = r.Name + "/" + name
 	}
 	r.Name = cmp.Or(name, r.Name)
 }
 
+// usedOfLimit parses "32/40".
 func (r *Reading) usedOfLimit(v string) (ok bool) {
 	used, limit, _ := strings.Cut(v, "/")
 	limit, _, _ = strings.Cut(limit, "(")
@@ -204,11 +206,12 @@ func (r *Reading) usedOfLimit(v string) (ok bool) {
 	return ok
 }
 
+// namedUses parses "api-usage=25/5000; per-app-api-usage=17/250(appName=a)".
 func namedUses(v string, base Reading) (rs []Reading) {
 	for part := range strings.SplitSeq(v, ";") {
 		r := base
 		name, uses, _ := strings.Cut(part, "=")
-		r.within(strings.Trim(name, " \t"))
+		r.addName(strings.Trim(name, " \t"))
 		if r.usedOfLimit(uses) && len(rs) < mostReadings {
 			rs = append(rs, r)
 		}
@@ -216,7 +219,7 @@ func namedUses(v string, base Reading) (rs []Reading) {
 	return rs
 }
 
-// window parses "1m" and "10s", Binance's intervals, in lower case.
+// window parses Binance's intervals, such as "1m" and "10s", in lower case.
 func window(v string) (time.Duration, bool) {
 	units := map[byte]time.Duration{'s': time.Second, 'm': time.Minute, 'h': time.Hour, 'd': 24 * time.Hour}
 	if v == "" {
@@ -227,7 +230,7 @@ func window(v string) (time.Duration, bool) {
 	return d, err == nil && d > 0 && d < farthest
 }
 
-// pairs parses lists of buckets, each of pairs of a key and a number.
+// pairs parses lists of pairs, each a key and a number. A comma separates the lists.
 func pairs(lines []string, base Reading, e *event) (rs []Reading) {
 	for part := range strings.SplitSeq(strings.Join(lines, ","), ",") {
 		r, rate := base, int64(0)
@@ -238,21 +241,21 @@ func pairs(lines []string, base Reading, e *event) (rs []Reading) {
 				ok = false
 				break
 			}
-			ok = ok && r.pair(strings.Trim(pair[:at], " \t"), strings.Trim(pair[at+1:], " \t"), &rate, e)
+			ok = ok && r.setPair(strings.Trim(pair[:at], " \t"), strings.Trim(pair[at+1:], " \t"), &rate, e)
 		}
-		if r.refill(rate); ok && r.Limit > 0 && len(rs) < mostReadings {
+		if r.setRate(rate); ok && r.Limit > 0 && len(rs) < mostReadings {
 			rs = append(rs, r)
 		}
 	}
 	return rs
 }
 
-// pair reads one pair; false if its value is none. An unknown key is passed over.
-func (r *Reading) pair(key, v string, rate *int64, e *event) (ok bool) {
+// setPair sets the value of one pair, and reports whether it is valid. It ignores unknown keys.
+func (r *Reading) setPair(key, v string, rate *int64, e *event) (ok bool) {
 	ok = true
 	switch key {
 	case "b", "name":
-		r.within(v)
+		r.addName(v)
 		r.Window = map[string]time.Duration{"per_second": time.Second, "per_minute": time.Minute, "per_hour": time.Hour, "per_day": 24 * time.Hour}[v]
 	case "q", "limit", "total", "burst":
 		r.Limit, ok = count(v, down)
@@ -264,7 +267,7 @@ func (r *Reading) pair(key, v string, rate *int64, e *event) (ok bool) {
 	case "t", "reset", "resets":
 		var d time.Duration
 		if d, ok = retryafter.Seconds(v); ok && d < farthest {
-			r.reset(d, false, e)
+			r.setReset(d, false, e)
 		}
 	}
 	return ok

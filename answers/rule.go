@@ -9,51 +9,81 @@ import (
 	"strings"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/jsonpath"
 	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
-// A Kind says what a response means for the quota.
+// A Kind is the meaning of a response for the quota.
 type Kind uint8
 
 const (
 	Passed  Kind = iota // not refused
-	Limited             // refused for lack of quota: it will pass later
-	Banned              // refused as a penalty: whatever is sent during Delay makes it worse
-	Other               // refused for a reason that sending less doesn't mend, such as an unpaid bill or a locked object
+	Limited             // refused for lack of quota: a later request succeeds
+	Banned              // refused as a penalty: requests during Delay extend it
+	Other               // refused for another reason, such as an unpaid bill or a locked object
 )
 
-// A Refusal says whether a request was refused, and for how long.
+// A Refusal is the result of matching a response with Rules.
 type Refusal struct {
 	Kind   Kind
-	Delay  time.Duration // from the response on, in whole microseconds; 0 if not Known
-	Known  bool          // Delay is the provider's word, or its documentation's
+	Delay  time.Duration // after the response, in whole microseconds; 0 if not Known
+	Known  bool          // Delay comes from the response or from the rule
 	Wide   bool          // see Rule.Wide
-	Reason string        // in the words of the rule or of the response; "" if there is none
+	Reason string        // from the rule or the response; may be empty
 }
 
-// A Rule says what responses mean something, and what. It matches a response that has
-// all that the rule names; a Rule without any matches every one.
+// A Rule matches responses and gives them a meaning. A response matches if it satisfies every
+// condition of the rule: Status, Header with Value, and Path with Text. A Rule without conditions
+// matches every response.
 type Rule struct {
-	Status int    // If zero, any
-	Header string // must be there, and, if Value is not empty, match it
-	Value  string // a text which may begin or end in "*", or both: "*PerDay*"
-	Path   string // the keys to a value in a JSON body, as Field.Path, that must match Text. If empty, Text is matched with the body as it is
-	Text   string // as Value
+	// Status is the status of the response. If zero, any.
+	Status int
 
-	Kind   Kind          // what it means
-	Wide   bool          // it is of a wider scope than the limit of the request's own route, such as all of the account
-	Delay  []Field       // where the wait is told, the first that is usable, if Profile.RetryAfter doesn't tell
-	Asked  Field         // the units asked for, where no wait is told: it is until the first of the Quotas with a Rate has so many
-	Until  string        // where no wait is told and a day's quota is spent: the zone at whose next midnight there is more, as in "America/Los_Angeles" or "UTC"
-	Wait   time.Duration // the wait if nothing else tells it. If zero, not known
-	Reason string        // If empty, what a header of Profile.Reasons says, or else Text
+	// Header must be present and match Value. If empty, any response.
+	Header string
+
+	// Value is a text that may begin or end with "*", or both: "*PerDay*". If empty, any value.
+	Value string
+
+	// Path is the place of a value in a JSON body, as in Field.Path, that must match Text. If
+	// empty, the whole body must match Text.
+	Path string
+
+	// Text is a text as in Value. If empty, any body.
+	Text string
+
+	// Kind is the meaning of the response.
+	Kind Kind
+
+	// Wide is true if the refusal has a wider scope than the limit of the request's own route,
+	// such as the whole account.
+	Wide bool
+
+	// Delay are the places of the wait, if it is in none of Profile.RetryAfter. The first
+	// usable value counts.
+	Delay []Field
+
+	// Asked is the number of units requested. If no wait is known yet, the wait lasts until the
+	// first Quota with a Rate has this many.
+	Asked Field
+
+	// Until is a time zone, such as "America/Los_Angeles" or "UTC", for daily quotas. If no wait
+	// is known yet, the wait lasts until the next midnight of the zone.
+	Until string
+
+	// Wait is the wait if none is known from the other fields. If zero, unknown.
+	Wait time.Duration
+
+	// Reason is the reason of the Refusal. If empty, the value of a header in Profile.Reasons,
+	// or else Text.
+	Reason string
 }
 
-// refusal is what the first rule that matches says, or else the standards.
-func (p *Profile) refusal(e *event, told []Reading) Refusal {
+// refusal returns the refusal of the first rule that matches, or of the standards if none does.
+func (p *Profile) refusal(e *event, known []Reading) Refusal {
 	for i := range p.Rules {
 		if rule := &p.Rules[i]; rule.matches(e) {
-			return p.by(rule, e, told)
+			return p.refusalBy(rule, e, known)
 		}
 	}
 	r, refused := retryafter.Read(&http.Response{StatusCode: e.Status, Header: e.Header}, e.now)
@@ -68,8 +98,8 @@ func (p *Profile) refusal(e *event, told []Reading) Refusal {
 	return Refusal{Kind: Limited, Delay: r.Delay, Known: r.Known, Reason: p.reason(e)}
 }
 
-// by is the refusal that the rule makes of the response.
-func (p *Profile) by(rule *Rule, e *event, told []Reading) Refusal {
+// refusalBy returns the refusal of a rule that matches.
+func (p *Profile) refusalBy(rule *Rule, e *event, known []Reading) Refusal {
 	r := Refusal{Kind: rule.Kind, Reason: cmp.Or(rule.Reason, p.reason(e), strings.Trim(rule.Text, "*"))}
 	if r.Kind == Passed {
 		return r
@@ -83,7 +113,7 @@ func (p *Profile) by(rule *Rule, e *event, told []Reading) Refusal {
 		r.Delay, r.Known = first(rule.Delay, e)
 	}
 	if asked, ok := rule.Asked.count(e, up); ok && !r.Known {
-		r.Delay, r.Known = refilled(asked, told)
+		r.Delay, r.Known = refillTime(asked, known)
 	}
 	if !r.Known {
 		r.Delay, r.Known = rule.midnight(e.now)
@@ -94,14 +124,14 @@ func (p *Profile) by(rule *Rule, e *event, told []Reading) Refusal {
 	return r
 }
 
-// refilled is the time until the first bucket that tells how fast it fills has asked units.
-func refilled(asked int64, told []Reading) (time.Duration, bool) {
-	for _, r := range told {
+// refillTime returns the time until the first quota with a known rate has the units asked for.
+func refillTime(asked int64, known []Reading) (time.Duration, bool) {
+	for _, r := range known {
 		if r.Has&HasRemaining == 0 || r.Limit == 0 || r.Window == 0 {
 			continue
 		}
 		hi, lo := bits.Mul64(uint64(max(asked-r.Remaining, 0)), uint64(r.Window))
-		if hi != 0 || asked > r.Limit { // absurd, or never
+		if hi != 0 || asked > r.Limit { // overflow, or more than the quota ever has
 			return 0, false
 		}
 		d := time.Duration((lo + uint64(r.Limit) - 1) / uint64(r.Limit))
@@ -128,14 +158,14 @@ func (r *Rule) midnight(now time.Time) (time.Duration, bool) {
 	}
 	year, month, day := now.In(zone).Date()
 	at := time.Date(year, month, day+1, 0, 0, 0, 0, zone)
-	if at.Day() == day { // clocks go from 0:00 to 1:00 then, and Date has gone by those before
+	if at.Day() == day { // clocks go from 0:00 to 1:00, and Date used the offset before the change
 		at = at.Add(time.Hour)
 	}
 	return retryafter.Micros(at.Sub(now)), true
 }
 
-// location is the zone of a Rule.Until. That of this machine is none: an answer must not
-// depend on it.
+// location returns the time zone of a Rule.Until. "Local" is an error: an answer must not depend on
+// the machine's zone.
 func location(zone string) (*time.Location, error) {
 	if zone == "" || zone == "Local" {
 		return nil, errNoZone
@@ -143,7 +173,7 @@ func location(zone string) (*time.Location, error) {
 	return time.LoadLocation(zone)
 }
 
-var errNoZone = errors.New("not a zone of the IANA")
+var errNoZone = errors.New("not an IANA time zone")
 
 func (p *Profile) reason(e *event) string {
 	for _, name := range p.Reasons {
@@ -161,31 +191,17 @@ func (r *Rule) matches(e *event) bool {
 	case r.Text == "":
 		return true
 	case r.Path == "":
-		return bytes.Contains(e.Body, []byte(strings.Trim(r.Text, "*"))) && glob(r.Text, string(e.Body))
+		return bytes.Contains(e.Body, []byte(strings.Trim(r.Text, "*"))) && jsonpath.Match(r.Text, string(e.Body))
 	}
-	return e.body.at(r.Path, r.Text).nth > 0
+	_, nth := e.body.Find(r.Path, r.Text)
+	return nth > 0
 }
 
-// matchesHead reports whether the status and header are those of the rule.
+// matchesHead reports whether the status and header satisfy the rule.
 func (r *Rule) matchesHead(status int, h http.Header) bool {
 	if r.Status != 0 && r.Status != status {
 		return false
 	}
 	v := h.Get(r.Header)
-	return r.Header == "" || v != "" && (r.Value == "" || glob(r.Value, v))
-}
-
-// glob matches a text with a pattern that may begin and end in "*".
-func glob(pattern, v string) bool {
-	pattern, left := strings.CutPrefix(pattern, "*")
-	pattern, right := strings.CutSuffix(pattern, "*")
-	switch {
-	case left && right:
-		return strings.Contains(v, pattern)
-	case left:
-		return strings.HasSuffix(v, pattern)
-	case right:
-		return strings.HasPrefix(v, pattern)
-	}
-	return v == pattern
+	return r.Header == "" || v != "" && (r.Value == "" || jsonpath.Match(r.Value, v))
 }

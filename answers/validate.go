@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+
+	"github.com/apithrottle/throttle/internal/jsonpath"
 )
 
-// Validate returns every problem of the profile, each with the name of its field and
-// what to do: what can't be read as it stands, and rules that can't match. A profile
-// with problems may be used, and reads what it can. Zones are looked up in the time
-// zone database of the system, or of package time/tzdata if that is linked.
+// Validate returns all problems of the profile: fields that can't be read, and rules that can't
+// match. Each problem names its field and how to correct it. A profile with problems may still be
+// used; Read ignores the fields concerned. Validate looks up time zones in the system's database,
+// or in package time/tzdata if the program imports it.
 func (p Profile) Validate() error {
 	v := validator{}
 	for i := range p.Quotas {
@@ -23,7 +25,7 @@ func (p Profile) Validate() error {
 		v.in("Rules[%d]", i).rule(&p.Rules[i])
 		for j := range i {
 			if p.Rules[j].covers(&p.Rules[i]) {
-				v.add("", "can't match: Rules[%d] matches whatever it would; put it before that", j)
+				v.add("", "can't match: Rules[%d] matches the same responses first; move this rule before it", j)
 				break
 			}
 		}
@@ -56,10 +58,10 @@ func (v *validator) add(field, format string, args ...any) {
 }
 
 func (v *validator) quota(q *Quota) {
-	told := q.Combined != Field{}
+	hasFields := q.Combined != Field{}
 	v.field("Combined", &q.Combined, combinations)
 	for i, f := range q.fields() {
-		told = told || *f != Field{}
+		hasFields = hasFields || *f != Field{}
 		if i < 5 {
 			v.field(fieldNames[i], f, counts)
 		} else {
@@ -69,18 +71,18 @@ func (v *validator) quota(q *Quota) {
 	if q.Window < 0 {
 		v.add("Window", "is %v: it must be at least 0", q.Window)
 	}
-	if told && q.Read != nil {
-		v.add("Read", "is set beside Fields: they are not read; use a Quota for each")
+	if hasFields && q.Read != nil {
+		v.add("Read", "is set together with Fields, which are then ignored: use one Quota for each")
 	}
-	if !told && q.Read == nil {
+	if !hasFields && q.Read == nil {
 		v.add("", "reads nothing: set a Field or Read")
 	}
 	if (q.Rate != Field{} && q.Limit == Field{}) {
-		v.add("Rate", "is of no use without Limit: set that, too")
+		v.add("Rate", "needs Limit: set both")
 	}
 }
 
-// fieldNames are those of Quota.fields: five counts, two times.
+// fieldNames are the names of Quota.fields: five counts and two times.
 var fieldNames = [...]string{"Limit", "Remaining", "Used", "Share", "Rate", "Length", "Reset"}
 
 func (v *validator) charge(c *Charge) {
@@ -96,16 +98,16 @@ func (v *validator) rule(r *Rule) {
 		v.add("Status", "is %d: it must be from 100 to 999, or 0 for any", r.Status)
 	}
 	if r.Value != "" && r.Header == "" {
-		v.add("Header", "is empty: set the one that has the Value, or clear that")
+		v.add("Header", "is empty: set the header that has the Value, or clear Value")
 	}
 	if r.Path != "" && r.Text == "" {
-		v.add("Text", `is empty: set what the value at Path must be, "*" for anything`)
+		v.add("Text", `is empty: set the text that the value at Path must match, or "*" for any`)
 	}
 	if r.Kind > Other {
 		v.add("Kind", "is %d: it must be Passed, Limited, Banned or Other", r.Kind)
 	}
 	if _, err := location(r.Until); err != nil && r.Until != "" {
-		v.add("Until", `is %q: it must be a zone of the IANA, such as "UTC" (%w)`, r.Until, err)
+		v.add("Until", `is %q: it must be an IANA time zone, such as "UTC" (%w)`, r.Until, err)
 	}
 	if r.Wait < 0 {
 		v.add("Wait", "is %v: it must be at least 0", r.Wait)
@@ -121,20 +123,20 @@ func (v *validator) rule(r *Rule) {
 
 func (v *validator) pattern(field, text string) {
 	if strings.Contains(strings.TrimSuffix(strings.TrimPrefix(text, "*"), "*"), "*") {
-		v.add(field, "is %q: a * must begin or end it", text)
+		v.add(field, "is %q: a * may only begin or end it", text)
 	}
 }
 
-// A purpose is what a field is for, and so the formats that it may have.
+// A purpose is the use of a field. It determines the valid formats.
 type purpose struct {
 	first, last Format
 	hint        string
 }
 
 var (
-	counts       = purpose{Number, Number, "clear it, for a Number"}
-	waits        = purpose{Seconds, RetryAfter, "set a time, such as Seconds or EpochSeconds"}
-	combinations = purpose{UsedOfLimit, Pairs, "set one of several values, such as Pairs"}
+	counts       = purpose{Number, Number, "clear it, because this field is a Number"}
+	waits        = purpose{Seconds, RetryAfter, "set a format of times, such as Seconds or EpochSeconds"}
+	combinations = purpose{UsedOfLimit, Pairs, "set a format of combined values, such as Pairs"}
 )
 
 func (v *validator) field(name string, f *Field, p purpose) {
@@ -143,18 +145,18 @@ func (v *validator) field(name string, f *Field, p purpose) {
 	}
 	switch star := strings.Contains(f.Header, "*"); {
 	case f.Header != "" && f.Path != "":
-		v.add(name, "has a Header and a Path: clear one, for the Header alone is read")
+		v.add(name, "has a Header and a Path, and only the Header is read: clear one")
 	case f.Header == "" && f.Path == "":
 		v.add(name, "has neither a Header nor a Path: set one")
 	case p == combinations && f.Header == "":
-		v.add(name, "has a Path: several values are read from a Header only")
+		v.add(name, "has a Path: set a Header, the only place of combined values")
 	case star && p != combinations:
-		v.add(name, "has the Header %q: only that of Combined may end in a *", f.Header)
+		v.add(name, "has the Header %q: only the Header of Combined may end in *", f.Header)
 	case !star && f.Format == UsedPerWindow:
-		v.add(name, "has the Header %q: it must end in a *, where its window is", f.Header)
+		v.add(name, "has the Header %q: it must end in *, in the place of the window", f.Header)
 	}
 	if f.Format < p.first || f.Format > p.last {
-		v.add(name, "has the Format %v, which can't be read here: %s", f.Format, p.hint)
+		v.add(name, "has the Format %v: %s", f.Format, p.hint)
 	}
 	v.path(strings.TrimPrefix(name+".Path", "."), f.Path)
 }
@@ -164,12 +166,12 @@ func (v *validator) path(field, path string) {
 		return
 	}
 	steps := strings.Split(path, ".")
-	if len(steps) > mostSteps {
-		v.add(field, "has %d steps: it may have %d", len(steps), mostSteps)
+	if len(steps) > jsonpath.MaxSteps {
+		v.add(field, "has %d steps: the most is %d", len(steps), jsonpath.MaxSteps)
 	}
 	for _, step := range steps {
 		if step == "" || step != "*" && strings.ContainsAny(step, "*[]$") {
-			v.add(field, `is %q: it must be keys between points, a * for each of an array's, as in "errors.*.code"`, path)
+			v.add(field, `is %q: it must be keys with points between them, and * for the elements of an array, as in "errors.*.code"`, path)
 			return
 		}
 	}

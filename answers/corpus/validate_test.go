@@ -19,41 +19,41 @@ func TestValidate(t *testing.T) {
 	reads := func(Response) []Reading { return nil }
 	for _, c := range []struct {
 		profile Profile
-		want    string // of lines, all that is wrong
+		want    string // all problems, one in each line
 	}{
 		{quota(Quota{}), "Quotas[0] reads nothing: set a Field or Read"},
 		{quota(Quota{Read: reads}), ""},
-		{quota(Quota{Read: reads, Limit: num("L")}), "Quotas[0].Read is set beside Fields: they are not read; use a Quota for each"},
-		{quota(Quota{Reset: num("R")}), "Quotas[0].Reset has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds"},
-		{quota(Quota{Length: at("R", Pairs)}), "Quotas[0].Length has the Format Pairs, which can't be read here: set a time, such as Seconds or EpochSeconds"},
-		{quota(Quota{Limit: at("L", Seconds)}), "Quotas[0].Limit has the Format Seconds, which can't be read here: clear it, for a Number"},
-		{quota(Quota{Reset: at("R", 99)}), "Quotas[0].Reset has the Format 99, which can't be read here: set a time, such as Seconds or EpochSeconds"},
-		{quota(Quota{Combined: num("L")}), "Quotas[0].Combined has the Format Number, which can't be read here: set one of several values, such as Pairs"},
-		{quota(Quota{Combined: in("a", Pairs)}), "Quotas[0].Combined has a Path: several values are read from a Header only"},
-		{quota(Quota{Combined: at("L", UsedPerWindow)}), `Quotas[0].Combined has the Header "L": it must end in a *, where its window is`},
-		{quota(Quota{Used: num("L*")}), `Quotas[0].Used has the Header "L*": only that of Combined may end in a *`},
-		{quota(Quota{Remaining: Field{Header: "L", Path: "a"}}), "Quotas[0].Remaining has a Header and a Path: clear one, for the Header alone is read"},
+		{quota(Quota{Read: reads, Limit: num("L")}), "Quotas[0].Read is set together with Fields, which are then ignored: use one Quota for each"},
+		{quota(Quota{Reset: num("R")}), "Quotas[0].Reset has the Format Number: set a format of times, such as Seconds or EpochSeconds"},
+		{quota(Quota{Length: at("R", Pairs)}), "Quotas[0].Length has the Format Pairs: set a format of times, such as Seconds or EpochSeconds"},
+		{quota(Quota{Limit: at("L", Seconds)}), "Quotas[0].Limit has the Format Seconds: clear it, because this field is a Number"},
+		{quota(Quota{Reset: at("R", 99)}), "Quotas[0].Reset has the Format 99: set a format of times, such as Seconds or EpochSeconds"},
+		{quota(Quota{Combined: num("L")}), "Quotas[0].Combined has the Format Number: set a format of combined values, such as Pairs"},
+		{quota(Quota{Combined: in("a", Pairs)}), "Quotas[0].Combined has a Path: set a Header, the only place of combined values"},
+		{quota(Quota{Combined: at("L", UsedPerWindow)}), `Quotas[0].Combined has the Header "L": it must end in *, in the place of the window`},
+		{quota(Quota{Used: num("L*")}), `Quotas[0].Used has the Header "L*": only the Header of Combined may end in *`},
+		{quota(Quota{Remaining: Field{Header: "L", Path: "a"}}), "Quotas[0].Remaining has a Header and a Path, and only the Header is read: clear one"},
 		{quota(Quota{Share: Field{After: "x"}}), "Quotas[0].Share has neither a Header nor a Path: set one"},
-		{quota(Quota{Rate: num("R"), Window: -1}), "Quotas[0].Window is -1ns: it must be at least 0\nQuotas[0].Rate is of no use without Limit: set that, too"},
-		{quota(Quota{Limit: in("a..b", Number)}), `Quotas[0].Limit.Path is "a..b": it must be keys between points, a * for each of an array's, as in "errors.*.code"`},
-		{quota(Quota{Limit: in("$.a", Number)}), `Quotas[0].Limit.Path is "$.a": it must be keys between points, a * for each of an array's, as in "errors.*.code"`},
-		{quota(Quota{Limit: in("a.b*", Number)}), `Quotas[0].Limit.Path is "a.b*": it must be keys between points, a * for each of an array's, as in "errors.*.code"`},
-		{quota(Quota{Limit: in(strings.Repeat("a.", 63)+"a", Number)}), "Quotas[0].Limit.Path has 64 steps: it may have 63"},
+		{quota(Quota{Rate: num("R"), Window: -1}), "Quotas[0].Window is -1ns: it must be at least 0\nQuotas[0].Rate needs Limit: set both"},
+		{quota(Quota{Limit: in("a..b", Number)}), `Quotas[0].Limit.Path is "a..b": it must be keys with points between them, and * for the elements of an array, as in "errors.*.code"`},
+		{quota(Quota{Limit: in("$.a", Number)}), `Quotas[0].Limit.Path is "$.a": it must be keys with points between them, and * for the elements of an array, as in "errors.*.code"`},
+		{quota(Quota{Limit: in("a.b*", Number)}), `Quotas[0].Limit.Path is "a.b*": it must be keys with points between them, and * for the elements of an array, as in "errors.*.code"`},
+		{quota(Quota{Limit: in(strings.Repeat("a.", 63)+"a", Number)}), "Quotas[0].Limit.Path has 64 steps: the most is 63"},
 		{quota(Quota{Limit: in(strings.Repeat("a.", 62)+"a", Number)}), ""},
-		{Profile{Charges: []Charge{{Or: at("C", Seconds)}}}, "Charges[0].Field is empty: set its Header or Path\nCharges[0].Or has the Format Seconds, which can't be read here: clear it, for a Number"},
-		{Profile{RetryAfter: []Field{num("R"), in(".a", Seconds)}}, "RetryAfter[0] has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds\n" +
-			`RetryAfter[1].Path is ".a": it must be keys between points, a * for each of an array's, as in "errors.*.code"`},
+		{Profile{Charges: []Charge{{Or: at("C", Seconds)}}}, "Charges[0].Field is empty: set its Header or Path\nCharges[0].Or has the Format Seconds: clear it, because this field is a Number"},
+		{Profile{RetryAfter: []Field{num("R"), in(".a", Seconds)}}, "RetryAfter[0] has the Format Number: set a format of times, such as Seconds or EpochSeconds\n" +
+			`RetryAfter[1].Path is ".a": it must be keys with points between them, and * for the elements of an array, as in "errors.*.code"`},
 		{rules(Rule{Status: 42}, Rule{Status: 1000}), "Rules[0].Status is 42: it must be from 100 to 999, or 0 for any\nRules[1].Status is 1000: it must be from 100 to 999, or 0 for any"},
-		{rules(Rule{Value: "v"}), "Rules[0].Header is empty: set the one that has the Value, or clear that"},
-		{rules(Rule{Path: "a"}), `Rules[0].Text is empty: set what the value at Path must be, "*" for anything`},
+		{rules(Rule{Value: "v"}), "Rules[0].Header is empty: set the header that has the Value, or clear Value"},
+		{rules(Rule{Path: "a"}), `Rules[0].Text is empty: set the text that the value at Path must match, or "*" for any`},
 		{rules(Rule{Kind: 9, Wait: -time.Second}), "Rules[0].Kind is 9: it must be Passed, Limited, Banned or Other\nRules[0].Wait is -1s: it must be at least 0"},
-		{rules(Rule{Until: "Local"}), `Rules[0].Until is "Local": it must be a zone of the IANA, such as "UTC" (not a zone of the IANA)`},
-		{rules(Rule{Until: "PST8PST"}), `Rules[0].Until is "PST8PST": it must be a zone of the IANA, such as "UTC" (unknown time zone PST8PST)`},
-		{rules(Rule{Header: "H", Value: "a*b", Text: "*a*b*"}), `Rules[0].Value is "a*b": a * must begin or end it` + "\n" + `Rules[0].Text is "*a*b*": a * must begin or end it`},
-		{rules(Rule{Delay: []Field{at("R", Seconds), num("R")}, Asked: at("R", Seconds)}), "Rules[0].Delay[1] has the Format Number, which can't be read here: set a time, such as Seconds or EpochSeconds\n" +
-			"Rules[0].Asked has the Format Seconds, which can't be read here: clear it, for a Number"},
-		{rules(Rule{Status: 429}, Rule{Status: 429, Text: "a"}), "Rules[1] can't match: Rules[0] matches whatever it would; put it before that"},
-		{rules(Rule{Header: "x-a"}, Rule{Status: 429, Header: "X-A", Value: "b"}), "Rules[1] can't match: Rules[0] matches whatever it would; put it before that"},
+		{rules(Rule{Until: "Local"}), `Rules[0].Until is "Local": it must be an IANA time zone, such as "UTC" (not an IANA time zone)`},
+		{rules(Rule{Until: "PST8PST"}), `Rules[0].Until is "PST8PST": it must be an IANA time zone, such as "UTC" (unknown time zone PST8PST)`},
+		{rules(Rule{Header: "H", Value: "a*b", Text: "*a*b*"}), `Rules[0].Value is "a*b": a * may only begin or end it` + "\n" + `Rules[0].Text is "*a*b*": a * may only begin or end it`},
+		{rules(Rule{Delay: []Field{at("R", Seconds), num("R")}, Asked: at("R", Seconds)}), "Rules[0].Delay[1] has the Format Number: set a format of times, such as Seconds or EpochSeconds\n" +
+			"Rules[0].Asked has the Format Seconds: clear it, because this field is a Number"},
+		{rules(Rule{Status: 429}, Rule{Status: 429, Text: "a"}), "Rules[1] can't match: Rules[0] matches the same responses first; move this rule before it"},
+		{rules(Rule{Header: "x-a"}, Rule{Status: 429, Header: "X-A", Value: "b"}), "Rules[1] can't match: Rules[0] matches the same responses first; move this rule before it"},
 		{rules(Rule{Status: 429, Text: "a"}, Rule{Status: 429}, Rule{Status: 403}), ""},
 		{rules(Rule{Status: 429}, Rule{}), ""},
 	} {
@@ -77,16 +77,16 @@ func TestPeeks(t *testing.T) {
 		want   bool
 	}{
 		{"a quota in the body", "Shopify GraphQL Admin", 200, []string{json}, true},
-		{"of what is no JSON", "Shopify GraphQL Admin", 200, []string{"Content-Type: text/html"}, false},
-		{"of what may be JSON", "Shopify GraphQL Admin", 200, nil, true},
+		{"a body that is not JSON", "Shopify GraphQL Admin", 200, []string{"Content-Type: text/html"}, false},
+		{"a body of unknown type", "Shopify GraphQL Admin", 200, nil, true},
 		{"compressed", "Shopify GraphQL Admin", 200, []string{json, "Content-Encoding: br"}, false},
 		{"a stream", "Shopify GraphQL Admin", 200, []string{"Content-Type: text/event-stream"}, false},
-		{"a rule of the status", "OpenAI", 429, []string{json}, true},
-		{"of another", "OpenAI", 200, []string{json}, false},
-		{"a rule of the header alone before it", "Stripe", 429, []string{json, "Stripe-Rate-Limited-Reason: global-rate"}, false},
-		{"not of this header", "Stripe", 429, []string{json}, true},
-		{"words anywhere", "CoinGecko", 403, []string{"Content-Type: text/html"}, true},
-		{"a charge, which is for a Meter", "OpenAI", 200, []string{json}, false},
+		{"a rule for the status", "OpenAI", 429, []string{json}, true},
+		{"a rule for another status", "OpenAI", 200, []string{json}, false},
+		{"an earlier rule that needs no body", "Stripe", 429, []string{json, "Stripe-Rate-Limited-Reason: global-rate"}, false},
+		{"an earlier rule for another header", "Stripe", 429, []string{json}, true},
+		{"a rule for text anywhere", "CoinGecko", 403, []string{"Content-Type: text/html"}, true},
+		{"a charge", "OpenAI", 200, []string{json}, false},
 		{"headers only", "GitHub REST", 403, []string{json}, false},
 		{"a wait in the body", "Mailgun", 429, []string{json}, true},
 	} {
@@ -97,6 +97,6 @@ func TestPeeks(t *testing.T) {
 	}
 	waits := Profile{RetryAfter: []Field{in("retry_after", Seconds)}, Rules: []Rule{{Status: 404}, {Status: 403, Kind: Banned}}}
 	if h := response(0, "").Header; !waits.Peeks(429, h) || !waits.Peeks(403, h) || waits.Peeks(200, h) || waits.Peeks(404, h) {
-		t.Error("a wait in the body counts where there is a refusal")
+		t.Error("Peeks must be true for refusals with a wait in the body, and only for them")
 	}
 }

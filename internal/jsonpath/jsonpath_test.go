@@ -1,23 +1,24 @@
-package answers
+package jsonpath
 
 import (
-	"bytes"
 	"encoding/json"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/apithrottle/throttle/internal/jsonpath/jsonpathtest"
 )
 
-// scan writes doc in portions of n bytes, and returns the first and the last value at
-// the path, and the first that has an a in it.
+// scan writes doc in portions of n bytes. It returns the first and the last value at the path, and
+// the first value that contains an a.
 func scan(doc []byte, path string, n int) (found [3]string) {
-	s := scanner{wants: []want{{path: path}, {path: path, last: true}, {path: path, text: "*a*"}}}
-	s.reset()
+	s := Scanner{Queries: []Query{{Path: path}, {Path: path, Last: true}, {Path: path, Pattern: "*a*"}}}
+	s.Reset()
 	for portion := range slices.Chunk(doc, n) {
-		s.write(portion)
+		s.Write(portion)
 	}
-	for i := range s.wants {
-		if found[i] = string(s.wants[i].value); s.wants[i].nth == 0 {
+	for i := range s.Queries {
+		if found[i] = string(s.Queries[i].value); s.Queries[i].nth == 0 {
 			found[i] = "none"
 		}
 	}
@@ -25,7 +26,7 @@ func scan(doc []byte, path string, n int) (found [3]string) {
 }
 
 func TestScanner(t *testing.T) {
-	long := strings.Repeat("x", mostToken)
+	long := strings.Repeat("x", MaxToken)
 	for _, c := range []struct{ name, doc, path, want string }{
 		{"a key", `{"a":1}`, "a", "1"},
 		{"a number as it stands", `{"a":-1.50e+2}`, "a", "-1.50e+2"},
@@ -35,18 +36,18 @@ func TestScanner(t *testing.T) {
 		{"the first", `{"a":1,"a":2}`, "a", "1"},
 		{"keys within keys", `{"a":{"b":{"c":"v"}}}`, "a.b.c", "v"},
 		{"the same keys elsewhere", `{"x":{"a":1},"a":[{"b":0}],"a":{"x":3,"b":2}}`, "a.b", "2"},
-		{"behind what is passed over", `{"x":[{"y":"]}"},"\"]",[]],"a":1}`, "a", "1"},
-		{"a path that is another's beginning", `{"a":{"b":1},"ab":2}`, "ab", "2"},
+		{"after a skipped value", `{"x":[{"y":"]}"},"\"]",[]],"a":1}`, "a", "1"},
+		{"a path that is a prefix of another key", `{"a":{"b":1},"ab":2}`, "ab", "2"},
 		{"a container at the path", `{"a":{"b":1}}`, "a", "none"},
 		{"a value within the path", `{"a":1}`, "a.b", "none"},
 		{"a star", `[{"a":1},{"b":"v"}]`, "*.b", "v"},
 		{"stars", `{"e":[[],[{"d":[1,2]}]]}`, "e.*.*.d.*", "1"},
-		{"a star is no key", `{"x":1}`, "*", "none"},
-		{"but its own", `{"*":1}`, "*", "1"},
-		{"a key is no index", `[1]`, "0", "none"},
+		{"a star does not match a key", `{"x":1}`, "*", "none"},
+		{"a key named star", `{"*":1}`, "*", "1"},
+		{"a number does not match an index", `[1]`, "0", "none"},
 		{"escapes in a key", `{"\u0061\"":1}`, `a"`, "1"},
 		{"escapes in a value", `{"a":"\ud83d\ude00\n\\"}`, "a", "😀\n\\"},
-		{"no UTF-8", "{\"a\":\"\xff\"}", "a", "\ufffd"},
+		{"invalid UTF-8", "{\"a\":\"\xff\"}", "a", "\ufffd"},
 		{"a scalar alone", `1`, "a", "none"},
 		{"a second text", `{"b":1}{"a":1}`, "a", "none"},
 		{"space", " {\n\"a\"\t:\r1 }", "a", "1"},
@@ -55,18 +56,18 @@ func TestScanner(t *testing.T) {
 		{"half a container", `{"a":12,`, "a", "12"},
 		{"no comma", `{"b":1 "a":1}`, "a", "none"},
 		{"no colon", `{"a" 1}`, "a", "none"},
-		{"the wrong bracket", `{"b":[1},"a":1}`, "a", "1"}, // nothing is wanted there, so nobody looks
-		{"the wrong bracket on the way", `{"a":[1},"a":1}`, "a.b", "none"},
-		{"another", `{"a":{"b":1],"a":{"c":2}}`, "a.c", "none"},
+		{"the wrong bracket", `{"b":[1},"a":1}`, "a", "1"}, // no path leads into b, so its brackets are not matched
+		{"the wrong bracket on the path", `{"a":[1},"a":1}`, "a.b", "none"},
+		{"the wrong bracket after a match", `{"a":{"b":1],"a":{"c":2}}`, "a.c", "none"},
 		{"a comma at the end", `{"a":{"b":1,},"c":2}`, "a.c", "none"},
-		{"a word that is none", `{"a":nul,"a":1}`, "a", "none"},
-		{"a number that is none", `{"a":01,"a":1}`, "a", "none"},
-		{"an escape that is none", `{"a":"\x","a":1}`, "a", "none"},
-		{"a raw line end", "{\"a\":\"\n\",\"a\":1}", "a", "none"},
+		{"an invalid word", `{"a":nul,"a":1}`, "a", "none"},
+		{"an invalid number", `{"a":01,"a":1}`, "a", "none"},
+		{"an invalid escape", `{"a":"\x","a":1}`, "a", "none"},
+		{"a raw newline", "{\"a\":\"\n\",\"a\":1}", "a", "none"},
 		{"not JSON", `<html>`, "a", "none"},
-		{"as long as may be", `{"a":"` + long + `"}`, "a", long},
-		{"too long a value", `{"a":"` + long + `x","a":1}`, "a", "1"},
-		{"too long a key", `{"` + long + `x":1}`, long + "x", "none"},
+		{"the longest value", `{"a":"` + long + `"}`, "a", long},
+		{"a value that is too long", `{"a":"` + long + `x","a":1}`, "a", "1"},
+		{"a key that is too long", `{"` + long + `x":1}`, long + "x", "none"},
 		{"deep", strings.Repeat(`{"a":`, 63) + "1" + strings.Repeat("}", 63), strings.Repeat("a.", 62) + "a", "1"},
 		{"too deep", strings.Repeat(`{"a":`, 64) + "1" + strings.Repeat("}", 64), strings.Repeat("a.", 63) + "a", "none"},
 		{"a million brackets", strings.Repeat("[", 1_000_000), "*.*.a", "none"},
@@ -79,60 +80,29 @@ func TestScanner(t *testing.T) {
 	}
 }
 
-// Of a text with all that is wanted at its beginning the rest isn't looked at.
+// A Scanner stops reading once every query is settled.
 func TestScannerStops(t *testing.T) {
-	s := scanner{wants: []want{{path: "a"}}}
-	if s.scan([]byte(`{"a":1,`)); s.state != over {
-		t.Error("it goes on")
+	s := Scanner{Queries: []Query{{Path: "a"}}}
+	if s.Scan([]byte(`{"a":1,`)); s.state != done {
+		t.Error("the scanner reads on after the value")
 	}
-	if s.scan([]byte(`{"a":2}`)); string(s.wants[0].value) != "1" {
-		t.Errorf("what was found first is now %s", s.wants[0].value)
+	if s.Scan([]byte(`{"a":2}`)); string(s.Queries[0].value) != "1" {
+		t.Errorf("after a second text: %s, want 1", s.Queries[0].value)
 	}
-	s.wants = nil
-	if s.scan([]byte("{")); s.state != over {
-		t.Error("nothing is wanted, and it goes on")
+	s.Queries = nil
+	if s.Scan([]byte("{")); s.state != done {
+		t.Error("without queries: the scanner reads on")
 	}
 }
 
-func TestScannerOfNestedPaths(t *testing.T) {
-	s := scanner{wants: []want{{path: "a.b"}, {path: "a"}, {path: "a.b.c"}}}
-	s.scan([]byte(`{"a":1,"a":{"b":{"c":2},"b":3}}`))
+func TestScannerNestedPaths(t *testing.T) {
+	s := Scanner{Queries: []Query{{Path: "a.b"}, {Path: "a"}, {Path: "a.b.c"}}}
+	s.Scan([]byte(`{"a":1,"a":{"b":{"c":2},"b":3}}`))
 	for i, want := range []string{"3", "1", "2"} {
-		if got := string(s.wants[i].value); got != want {
-			t.Errorf("at %s: %s, want %s", s.wants[i].path, got, want)
+		if got := string(s.Queries[i].value); got != want {
+			t.Errorf("at %s: %s, want %s", s.Queries[i].Path, got, want)
 		}
 	}
-}
-
-// valuesAt is what encoding/json finds at a path.
-func valuesAt(d *json.Decoder, path string) (vs []string) {
-	t, _ := d.Token()
-	delim, nested := t.(json.Delim)
-	if !nested {
-		if b, ok := t.(bool); ok && path == "" {
-			return []string{map[bool]string{true: "true", false: "false"}[b]}
-		}
-		if n, ok := t.(json.Number); ok && path == "" {
-			return []string{n.String()}
-		}
-		if s, ok := t.(string); ok && path == "" {
-			return []string{s}
-		}
-		return nil
-	}
-	step, rest, _ := strings.Cut(path, ".")
-	for d.More() {
-		here := step == "*"
-		if delim == '{' {
-			key, _ := d.Token()
-			here = path != "" && key == step
-		}
-		if found := valuesAt(d, rest); here {
-			vs = append(vs, found...)
-		}
-	}
-	d.Token()
-	return vs
 }
 
 func FuzzScanner(f *testing.F) {
@@ -147,21 +117,19 @@ func FuzzScanner(f *testing.F) {
 		}
 		whole := scan(doc, path, len(doc)+1)
 		if parts := scan(doc, path, int(n%16)+1); parts != whole {
-			t.Fatalf("in portions %q, at once %q", parts, whole)
+			t.Fatalf("in portions: %q, at once: %q", parts, whole)
 		}
 		cut := doc[:int(n)%(len(doc)+1)]
 		for i, got := range scan(cut, path, len(doc)+1) {
 			if i != 1 && got != "none" && got != whole[i] {
-				t.Fatalf("of a text cut off %q, of all %q", got, whole[i])
+				t.Fatalf("truncated text: %q, whole text: %q", got, whole[i])
 			}
 		}
-		if !json.Valid(doc) || len(doc) > mostToken || strings.Contains("."+path+".", "..") {
+		if !json.Valid(doc) || len(doc) > MaxToken || strings.Contains("."+path+".", "..") {
 			return
 		}
-		d := json.NewDecoder(bytes.NewReader(doc))
-		d.UseNumber()
 		want := [3]string{"none", "none", "none"}
-		for i, v := range valuesAt(d, path) {
+		for i, v := range jsonpathtest.Values(doc, path) {
 			if i == 0 {
 				want[0] = v
 			}
@@ -175,6 +143,20 @@ func FuzzScanner(f *testing.F) {
 	})
 }
 
+func TestMatch(t *testing.T) {
+	for _, c := range []struct {
+		pattern, v string
+		want       bool
+	}{
+		{"a", "a", true}, {"a", "ab", false}, {"*b", "ab", true}, {"*b", "ba", false},
+		{"a*", "ab", true}, {"a*", "ba", false}, {"*b*", "abc", true}, {"*", "", true}, {"", "a", false},
+	} {
+		if got := Match(c.pattern, c.v); got != c.want {
+			t.Errorf("Match(%q, %q) = %v, want %v", c.pattern, c.v, got, c.want)
+		}
+	}
+}
+
 func BenchmarkScanner(b *testing.B) {
 	chat := `{"choices":[` + strings.Repeat(`{"index":0,"message":{"role":"assistant","content":"`+strings.Repeat("The quick brown fox. ", 40)+`"}},`, 70) + `1],"usage":{"total_tokens":64}}`
 	rows := `{"data":[` + strings.Repeat(`{"id":"gid://shopify/Product/1","n":[1,2.5,true],"title":"a"},`, 1000) + `1],"usage":{"total_tokens":64}}`
@@ -182,9 +164,9 @@ func BenchmarkScanner(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			b.SetBytes(int64(len(c.doc)))
 			b.ReportAllocs()
-			s, doc := scanner{wants: []want{{path: c.path, last: true}}}, []byte(c.doc)
+			s, doc := Scanner{Queries: []Query{{Path: c.path, Last: true}}}, []byte(c.doc)
 			for b.Loop() {
-				s.scan(doc)
+				s.Scan(doc)
 			}
 		})
 	}
