@@ -1,6 +1,6 @@
-// Package corpus_test tests package answers, and answers/ietf with it, against what providers
-// document and were seen to send: testdata. It stands beside them, because "go mod tidy" would
-// record what ietf imports for every program that imports answers.
+// Package corpus_test tests packages answers and answers/ietf with the headers that providers
+// document or were seen to send, in testdata. It is a package of its own because a test in package
+// answers that imports ietf would add the imports of ietf to the go.sum of every user of answers.
 package corpus_test
 
 import (
@@ -15,7 +15,8 @@ import (
 	"github.com/apithrottle/throttle/answers/ietf"
 )
 
-// response builds one from "Name: value" lines; a Date is Monday noon unless given.
+// response returns a response with headers from "Name: value" lines. Its Date is Monday noon, unless
+// the lines have one.
 func response(status int, body string, lines ...string) Response {
 	r := Response{Status: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(body), Got: monday}
 	r.Header.Set("Date", monday.Format(http.TimeFormat))
@@ -50,14 +51,14 @@ func runWith(t *testing.T, p Profile, tests []readTest) {
 func run(t *testing.T, tests []readTest) {
 	for _, c := range tests {
 		t.Run(c.name, func(t *testing.T) {
-			if got := tell(read(c.profile, response(c.status, c.body, c.lines...))); got != c.want {
+			if got := format(read(c.profile, response(c.status, c.body, c.lines...))); got != c.want {
 				t.Errorf("read %s\nwant %s", got, c.want)
 			}
 		})
 	}
 }
 
-// read is all that a response tells: with what a Meter reads of its body.
+// read returns the content of a response, including the costs that a Meter reads from its body.
 func read(p Profile, r Response) Answer {
 	a := p.Read(r)
 	if m := p.Meter(r); m != nil {
@@ -74,11 +75,11 @@ func until(zone string) Profile {
 func quota(f Field) Profile { return Profile{Quotas: []Quota{{Reset: f}}} }
 func left(h string) Profile { return Profile{Quotas: []Quota{{Limit: num("L"), Remaining: num(h)}}} }
 
-// TestTraps has a case for each way to read a value wrongly that providers invite to.
+// TestTraps has a case for each value that is easily misread.
 func TestTraps(t *testing.T) {
-	noon := []string{"1777896000", "1777896000000"} // Monday's, as epochs
+	noon := []string{"1777896000", "1777896000000"} // Monday noon, in seconds and in milliseconds
 	run(t, []readTest{
-		{name: "one name, four meanings: delta", profile: quota(at("Ratelimit-Reset", Seconds)), lines: []string{"RateLimit-Reset: 41"}, want: "[reset 41s]"},
+		{name: "seconds left under the IETF's name", profile: quota(at("Ratelimit-Reset", Seconds)), lines: []string{"RateLimit-Reset: 41"}, want: "[reset 41s]"},
 		{name: "epoch under the IETF's name", profile: quota(at("Ratelimit-Reset", EpochSeconds)), lines: []string{"RateLimit-Reset: 1777896041"}, want: "[reset 41s slack 1s]"},
 		{name: "epoch in milliseconds", profile: quota(at("R", EpochMillis)), lines: []string{"R: 1777896041500"}, want: "[reset 41.5s slack 1s]"},
 		{name: "milliseconds left", profile: quota(at("R", Millis)), lines: []string{"R: 41500"}, want: "[reset 41.5s]"},
@@ -102,8 +103,8 @@ func TestTraps(t *testing.T) {
 		{name: "half a microsecond", profile: quota(at("R", Millis)), lines: []string{"R: 0.0005"}, want: "[reset 1µs]"},
 		{name: "a reset without a format", profile: quota(num("R")), lines: []string{"R: 41"}, want: "nothing"},
 		{name: "the server's clock is an hour ahead", profile: quota(at("R", EpochSeconds)), lines: []string{"Date: Mon, 04 May 2026 13:00:00 GMT", "R: 1777899641"}, want: "[reset 41s slack 1s]"},
-		{name: "no Date: our clock", profile: quota(at("R", EpochSeconds)), lines: []string{"Date: ", "R: 1777896041"}, want: "[reset 41s]"},
-		{name: "a Date that is none", profile: quota(at("R", EpochSeconds)), lines: []string{"Date: yesterday", "R: 1777896041"}, want: "[reset 41s]"},
+		{name: "no Date: the clock of this machine", profile: quota(at("R", EpochSeconds)), lines: []string{"Date: ", "R: 1777896041"}, want: "[reset 41s]"},
+		{name: "an invalid Date", profile: quota(at("R", EpochSeconds)), lines: []string{"Date: yesterday", "R: 1777896041"}, want: "[reset 41s]"},
 
 		{name: "decimal, rounded down", profile: left("R"), lines: []string{"R: 588.9"}, want: "[left 588]"},
 		{name: "negative is zero", profile: left("R"), lines: []string{"R: -27689"}, want: "[left 0]"},
@@ -119,15 +120,15 @@ func TestTraps(t *testing.T) {
 		{name: "fresh", profile: left("R"), lines: []string{"R: 5", "Age: 0"}, want: "[left 5]"},
 
 		{name: "used without a limit", profile: profiles["Shopify REST Admin"], lines: []string{"X-Shopify-Shop-Api-Call-Limit: 32"}, want: "nothing"},
-		{name: "no number used", profile: profiles["Shopify REST Admin"], lines: []string{"X-Shopify-Shop-Api-Call-Limit: x/40"}, want: "nothing"},
+		{name: "used is not a number", profile: profiles["Shopify REST Admin"], lines: []string{"X-Shopify-Shop-Api-Call-Limit: x/40"}, want: "nothing"},
 		{name: "an epoch in a bucket", profile: profiles["Auth0"], lines: []string{"Auth0-Client-Quota-Limit: q=2;r=1;t=1777896000"}, want: `["client" limit 2 left 1]`},
 		{name: "used above the limit", profile: profiles["Shopify REST Admin"], lines: []string{"X-Shopify-Shop-Api-Call-Limit: 41/40"}, want: "[limit 40 left 0 used 41]"},
-		{name: "used of nothing", profile: profiles["Shopify REST Admin"], lines: []string{"X-Shopify-Shop-Api-Call-Limit: 3/0"}, want: "nothing"},
+		{name: "used of a limit of zero", profile: profiles["Shopify REST Admin"], lines: []string{"X-Shopify-Shop-Api-Call-Limit: 3/0"}, want: "nothing"},
 		{name: "many windows", profile: profiles["Binance Spot"], lines: []string{"X-MBX-USED-WEIGHT-1S: 1", "X-MBX-USED-WEIGHT-3M: 2", "X-MBX-USED-WEIGHT-2D: 3", "X-MBX-USED-WEIGHT-4H: 4"},
 			want: `["REQUEST_WEIGHT" weight used 1 window 1s] ["REQUEST_WEIGHT" weight used 3 window 48h0m0s] ["REQUEST_WEIGHT" weight used 2 window 3m0s] ["REQUEST_WEIGHT" weight used 4 window 4h0m0s]`},
 		{name: "buckets on two lines", profile: profiles["Auth0"], lines: []string{"Auth0-Client-Quota-Limit: b=per_hour;q=3;r=x", "Auth0-Client-Quota-Limit: b=per_second;q=2;r=1;t=1"}, want: `["client/per_second" limit 2 left 1 window 1s reset 1s]`},
 		{name: "no window in the name", profile: profiles["Binance Spot"], lines: []string{"X-MBX-USED-WEIGHT-: 7", "X-MBX-USED-WEIGHT-M: 7", "X-MBX-USED-WEIGHT-3Y: 7"}, want: "nothing"},
-		{name: "a bucket that is none", profile: profiles["Auth0"], lines: []string{"Auth0-Client-Quota-Limit: b=per_hour;q=x,junk,b=per_day;q=100;r=99;t=22374"}, want: `["client/per_day" limit 100 left 99 window 24h0m0s reset 6h12m54s]`},
+		{name: "an invalid bucket", profile: profiles["Auth0"], lines: []string{"Auth0-Client-Quota-Limit: b=per_hour;q=x,junk,b=per_day;q=100;r=99;t=22374"}, want: `["client/per_day" limit 100 left 99 window 24h0m0s reset 6h12m54s]`},
 	})
 }
 
@@ -136,7 +137,7 @@ const (
 	shopify = `{"errors":[{"message":"Throttled","extensions":{"code":"THROTTLED"}}],"extensions":{"cost":{"requestedQueryCost":70,"actualQueryCost":null,"throttleStatus":{"maximumAvailable":1000,"currentlyAvailable":66,"restoreRate":50}}}}`
 )
 
-// TestRefusals has the refusals that are no 429, and the 429s that are none.
+// TestRefusals has refusals with a status other than 429, and 429s that are not refusals.
 func TestRefusals(t *testing.T) {
 	of := func(name string) Profile { return profiles[name] }
 	run(t, []readTest{
@@ -149,17 +150,17 @@ func TestRefusals(t *testing.T) {
 		{name: "Retry-After zero", status: 429, lines: []string{"Retry-After: 0"}, want: "limited"},
 		{name: "Retry-After before all else", profile: of("Okta"), status: 429, lines: []string{"Retry-After: 3", "X-Rate-Limit-Reset: 1777896041"}, want: "[window 1m0s reset 41s slack 1s] limited for 3s"},
 		{name: "retry-after-ms before Retry-After", profile: of("OpenAI"), status: 429, lines: []string{"Retry-After: 1", "retry-after-ms: 125.5"}, want: "limited for 125.5ms"},
-		{name: "retry-after-ms that is none", profile: of("OpenAI"), status: 429, lines: []string{"Retry-After: 1", "retry-after-ms: soon"}, want: "limited for 1s"},
+		{name: "an invalid retry-after-ms", profile: of("OpenAI"), status: 429, lines: []string{"Retry-After: 1", "retry-after-ms: soon"}, want: "limited for 1s"},
 		{name: "retry-after-ms of zero", profile: of("OpenAI"), status: 429, lines: []string{"Retry-After: 1", "retry-after-ms: 0"}, want: "limited for 1s"},
 		{name: "503 with hours in milliseconds", profile: of("OpenAI"), status: 503, lines: []string{"Retry-After: 1", "retry-after-ms: 7200000"}, want: "limited for 1m0s"},
-		{name: "OpenAI: the bill", profile: of("OpenAI"), status: 429, body: `{"error":{"code":"credit_balance_exhausted","type":"insufficient_quota"}}`, want: `other "insufficient_quota"`},
+		{name: "OpenAI: an unpaid bill", profile: of("OpenAI"), status: 429, body: `{"error":{"code":"credit_balance_exhausted","type":"insufficient_quota"}}`, want: `other "insufficient_quota"`},
 		{name: "OpenAI: the rate", profile: of("OpenAI"), status: 429, body: `{"error":{"type":"tokens","message":"not insufficient_quota"}}`, want: "limited"},
 		{name: "OpenAI: the cost", profile: of("OpenAI"), status: 200, body: `{"id":"a","usage":{"total_tokens":64},"x":1}`, want: "charged 64 tokens"},
 		{name: "cut off within the cost", profile: of("OpenAI"), status: 200, body: `{"id":"a","usage":{"total_tokens":6`, want: "nothing"},
 		{name: "Stripe: a locked object", profile: of("Stripe"), status: 429, body: `{"error":{"code":"lock_timeout"}}`, want: `other "lock_timeout"`},
 		{name: "Stripe: the rate", profile: of("Stripe"), status: 429, lines: []string{"Stripe-Rate-Limited-Reason: global-rate"}, body: `{"error":{"code":"lock_timeout"}}`, want: `limited "global-rate"`},
 		{name: "Binance: ban", profile: of("Binance Spot"), status: 418, lines: []string{"Retry-After: 120"}, want: "banned for 2m0s"},
-		{name: "Binance: ban told in words", profile: of("Binance Spot"), status: 418, body: `{"code":-1003,"msg":"Way too much request weight used; IP banned until 1777896120180. Please use the websocket for live updates to avoid bans."}`, want: "banned for 2m0.18s"},
+		{name: "Binance: ban with its end in the text", profile: of("Binance Spot"), status: 418, body: `{"code":-1003,"msg":"Way too much request weight used; IP banned until 1777896120180. Please use the websocket for live updates to avoid bans."}`, want: "banned for 2m0.18s"},
 		{name: "Binance: WAF", profile: of("Binance Spot"), status: 403, want: `banned "WAF"`},
 		{name: "GitHub: forbidden", profile: of("GitHub REST"), status: 403, lines: []string{"X-RateLimit-Remaining: 12"}, want: "[left 12 window 1h0m0s]"},
 		{name: "GitHub: primary", profile: of("GitHub REST"), status: 403, lines: []string{"X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 1777896041"}, want: `[left 0 window 1h0m0s reset 41s slack 1s] limited for 41s "primary"`},
@@ -168,19 +169,19 @@ func TestRefusals(t *testing.T) {
 		{name: "Kraken: counter", profile: of("Kraken Spot REST"), status: 200, body: `{"error":["EAPI:Rate limit exceeded"]}`, want: `limited "Rate limit exceeded"`},
 		{name: "Kraken: another error", profile: of("Kraken Spot REST"), status: 200, body: `{"error":["Rate limit exceeded? No."]}`, want: "nothing"},
 		{name: "Kraken: success", profile: of("Kraken Spot REST"), status: 200, body: `{"error":[],"result":"Rate limit exceeded"}`, want: "nothing"},
-		{name: "Gemini: a minute's", profile: of("Google Gemini API"), status: 429, body: strings.Replace(gemini, "%s", "Minute", 1), want: `limited for 22s "RESOURCE_EXHAUSTED"`},
-		{name: "Gemini: a day's, where 22 s do not help", profile: of("Google Gemini API"), status: 429, body: strings.Replace(gemini, "%s", "Day", 1), want: `limited for 19h0m0s "PerDay"`},
-		{name: "Gemini: a day's, an hour before its end", profile: of("Google Gemini API"), status: 429, lines: []string{"Date: Tue, 05 May 2026 06:00:00 GMT"}, body: strings.Replace(gemini, "%s", "Day", 1), want: `limited for 1h0m0s "PerDay"`},
+		{name: "Gemini: the quota of a minute", profile: of("Google Gemini API"), status: 429, body: strings.Replace(gemini, "%s", "Minute", 1), want: `limited for 22s "RESOURCE_EXHAUSTED"`},
+		{name: "Gemini: the quota of a day, where 22 s are too short", profile: of("Google Gemini API"), status: 429, body: strings.Replace(gemini, "%s", "Day", 1), want: `limited for 19h0m0s "PerDay"`},
+		{name: "Gemini: the quota of a day, an hour before its end", profile: of("Google Gemini API"), status: 429, lines: []string{"Date: Tue, 05 May 2026 06:00:00 GMT"}, body: strings.Replace(gemini, "%s", "Day", 1), want: `limited for 1h0m0s "PerDay"`},
 		{name: "Gemini: a day of 23 hours", profile: of("Google Gemini API"), status: 429, lines: []string{"Date: Sun, 08 Mar 2026 08:00:00 GMT"}, body: strings.Replace(gemini, "%s", "Day", 1), want: `limited for 23h0m0s "PerDay"`},
 		{name: "a day that begins at one", profile: until("Africa/Cairo"), status: 429, lines: []string{"Date: Thu, 23 Apr 2026 21:59:59 GMT"}, want: "limited for 1s"},
-		{name: "one in the west", profile: until("America/Havana"), status: 429, lines: []string{"Date: Sun, 08 Mar 2026 04:59:59 GMT"}, want: "limited for 1s"},
-		{name: "a zone that isn't known", profile: until("Mars/Olympus"), status: 429, want: "limited for 7s"},
-		{name: "a zone that is this machine's", profile: until("Local"), status: 429, want: "limited for 7s"},
-		{name: "until midnight, but less is told", profile: until("UTC"), status: 429, lines: []string{"Retry-After: 3"}, want: "limited for 3s"},
+		{name: "a day that begins at one, in the west", profile: until("America/Havana"), status: 429, lines: []string{"Date: Sun, 08 Mar 2026 04:59:59 GMT"}, want: "limited for 1s"},
+		{name: "an unknown zone", profile: until("Mars/Olympus"), status: 429, want: "limited for 7s"},
+		{name: "the zone of this machine", profile: until("Local"), status: 429, want: "limited for 7s"},
+		{name: "until midnight, with a shorter Retry-After", profile: until("UTC"), status: 429, lines: []string{"Retry-After: 3"}, want: "limited for 3s"},
 		{name: "Discord: global", profile: of("Discord"), status: 429, lines: []string{"Retry-After: 65", "X-RateLimit-Global: true"}, want: "limited wide for 1m5s"},
-		{name: "Discord: a route's", profile: of("Discord"), status: 429, lines: []string{"Retry-After: 65", "X-RateLimit-Scope: user"}, want: `limited for 1m5s "user"`},
+		{name: "Discord: a route", profile: of("Discord"), status: 429, lines: []string{"Retry-After: 65", "X-RateLimit-Scope: user"}, want: `limited for 1m5s "user"`},
 		{name: "the wait in the body", profile: Profile{RetryAfter: []Field{in("retry_after", Seconds)}}, status: 429, body: `{"retry_after":1336.57}`, want: "limited for 22m16.57s"},
-		{name: "the wait in the body of no refusal", profile: Profile{RetryAfter: []Field{in("retry_after", Seconds)}}, status: 200, body: `{"retry_after":1336.57}`, want: "nothing"},
+		{name: "the wait in the body of a success", profile: Profile{RetryAfter: []Field{in("retry_after", Seconds)}}, status: 200, body: `{"retry_after":1336.57}`, want: "nothing"},
 		{name: "two texts at one path", profile: Profile{Rules: []Rule{{Path: "e.*", Text: "a", Kind: Banned}, {Path: "e.*", Text: "b*", Kind: Limited}}}, status: 200, body: `{"e":["c","bb","b"]}`, want: `limited "b"`},
 		{name: "the first value, the second's text", profile: Profile{Rules: []Rule{{Path: "e.*", Text: "b", Kind: Limited, Delay: []Field{in("e.*", Seconds)}}}}, status: 200, body: `{"e":[5,"b"]}`, want: `limited for 5s "b"`},
 		{name: "Azure: 200", profile: of("Azure OpenAI"), status: 200, lines: []string{"retry-after: 4"}, body: "event: error", want: `limited for 4s "in the stream"`},
@@ -190,7 +191,7 @@ func TestRefusals(t *testing.T) {
 		{name: "Salesforce", profile: of("Salesforce"), status: 403, body: `[{"errorCode":"REQUEST_LIMIT_EXCEEDED","message":"TotalRequests Limit exceeded."}]`, want: `limited "REQUEST_LIMIT_EXCEEDED"`},
 		{name: "Salesforce: forbidden", profile: of("Salesforce"), status: 403, body: `[{"errorCode":"INSUFFICIENT_ACCESS"}]`, want: "nothing"},
 		{name: "Jira: 503 with minutes", profile: of("Jira Cloud"), status: 503, lines: []string{"Retry-After: 1847"}, want: "limited for 30m47s"},
-		{name: "Jira: Beta-Retry-After stops nobody", profile: of("Jira Cloud"), status: 200, lines: []string{"Beta-Retry-After: 50"}, want: "nothing"},
+		{name: "Jira: Beta-Retry-After is not a refusal", profile: of("Jira Cloud"), status: 200, lines: []string{"Beta-Retry-After: 50"}, want: "nothing"},
 		{name: "Reddit: 200", profile: of("Reddit"), status: 200, body: `{"ratelimit":512.2,"errors":["RATELIMIT","You are doing that too much.","ratelimit"]}`, want: `limited for 8m32.2s "RATELIMIT"`},
 		{name: "Google Maps", profile: of("Google Maps (legacy web services)"), status: 200, body: `{"results":[{"x":[1,{"status":"OK"}]}],"status":"OVER_QUERY_LIMIT"}`, want: `limited "OVER_QUERY_LIMIT"`},
 		{name: "Okta: concurrency", profile: of("Okta"), status: 429, lines: []string{"X-Rate-Limit-Limit: 0", "X-Rate-Limit-Remaining: 0", "X-Rate-Limit-Reset: 1777896041"}, want: `limited "concurrency"`},
@@ -205,43 +206,43 @@ func TestRefusals(t *testing.T) {
 		{name: "AWS", profile: of("AWS"), status: 400, body: `{"__type":"com.amazon#ThrottlingException","message":"Rate exceeded"}`, want: `limited "Throttl"`},
 		{name: "Airtable: 30 s", profile: of("Airtable"), status: 429, want: "limited for 30s"},
 		{name: "Notion: 529", profile: of("Notion"), status: 529, lines: []string{"Retry-After: 42"}, want: `limited for 42s "service_overload"`},
-		{name: "Auth0: 500 that is none", profile: of("Auth0"), status: 500, body: `{"error":"x"}`, want: "nothing"},
+		{name: "Auth0: 500 that is not a refusal", profile: of("Auth0"), status: 500, body: `{"error":"x"}`, want: "nothing"},
 		{name: "Spotify", profile: of("Spotify"), status: 429, lines: []string{"Retry-After: 43200"}, body: `{"error":{"status":429,"reason":"QUOTA_EXCEEDED"}}`, want: `limited for 12h0m0s "QUOTA_EXCEEDED"`},
-		{name: "a rule that lets pass", profile: Profile{Rules: []Rule{{Status: 429, Header: "X-Ok"}}}, status: 429, lines: []string{"X-Ok: 1", "Retry-After: 1"}, want: "nothing"},
+		{name: "a rule for a 429 that is not a refusal", profile: Profile{Rules: []Rule{{Status: 429, Header: "X-Ok"}}}, status: 429, lines: []string{"X-Ok: 1", "Retry-After: 1"}, want: "nothing"},
 		{name: "a rule's header with another value", profile: Profile{Rules: []Rule{{Header: "X", Value: "a*", Kind: Banned}}}, status: 200, lines: []string{"X: ba"}, want: "nothing"},
-		{name: "JSON cut off behind the sign", profile: of("Linear"), status: 400, body: `{"errors":[{"extensions":{"code":"RATELIMITED","m`, want: `limited "RATELIMITED"`},
+		{name: "JSON cut off after the code", profile: of("Linear"), status: 400, body: `{"errors":[{"extensions":{"code":"RATELIMITED","m`, want: `limited "RATELIMITED"`},
 		{name: "an empty key behind the path", profile: of("Linear"), status: 400, body: `{"errors":[{"extensions":{"code":{"":"RATELIMITED"}}}]}`, want: "nothing"},
-		{name: "JSON that is none", profile: of("Linear"), status: 400, body: `<html>RATELIMITED code`, want: "nothing"},
+		{name: "not JSON", profile: of("Linear"), status: 400, body: `<html>RATELIMITED code`, want: "nothing"},
 	})
 }
 
-// The response may be late: so much sooner than Reset the reset may be.
+// Slack is the time by which the response may be late.
 func TestSlack(t *testing.T) {
 	r := response(200, "", "R: 41", "E: 1777896041")
 	r.Sent = r.Got.Add(-300 * time.Millisecond)
 	got := Profile{Quotas: []Quota{{Reset: at("R", Seconds)}, {Reset: at("E", EpochSeconds)}}}.Read(r)
-	if s := tell(got); s != "[reset 41s slack 300ms] [reset 41s slack 1.3s]" {
+	if s := format(got); s != "[reset 41s slack 300ms] [reset 41s slack 1.3s]" {
 		t.Error(s)
 	}
 	r.Header.Set("RateLimit", `"a";t=41`)
-	if s := tell(ietf.Profile().Read(r)); s != `["a" reset 41s slack 300ms]` {
+	if s := format(ietf.Profile().Read(r)); s != `["a" reset 41s slack 300ms]` {
 		t.Error(s)
 	}
-	r.Sent = r.Got.Add(time.Hour) // by a clock that was set back
+	r.Sent = r.Got.Add(time.Hour) // the clock was set back
 	if got := quota(at("R", Seconds)).Read(r); got.Readings[0].Slack != 0 {
-		t.Error(tell(got))
+		t.Error(format(got))
 	}
 }
 
 func TestReadNothing(t *testing.T) {
 	for name, p := range profiles {
-		if got := tell(p.Read(Response{})); got != "nothing" {
+		if got := format(p.Read(Response{})); got != "nothing" {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
 }
 
-// FuzzRead has every profile read hostile values, in every header it knows.
+// FuzzRead reads hostile values with every profile, in every header of the profile.
 func FuzzRead(f *testing.F) {
 	for _, p := range providers(f) {
 		for _, h := range p.Headers {
@@ -267,7 +268,7 @@ func FuzzRead(f *testing.F) {
 				r.Header.Add(h, second)
 			}
 			before := bytes.Clone(r.Body)
-			sound(t, name, read(p, r))
+			checkAnswer(t, name, read(p, r))
 			if !bytes.Equal(before, r.Body) {
 				t.Fatalf("%s: the body was changed", name)
 			}
@@ -275,14 +276,14 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// sound checks what holds of any answer.
-func sound(t *testing.T, name string, a Answer) {
+// checkAnswer checks the bounds of an answer.
+func checkAnswer(t *testing.T, name string, a Answer) {
 	for _, r := range a.Readings {
 		switch {
 		case r.Limit < 0 || r.Limit > 999_999_999_999_999, r.Remaining < 0 || r.Remaining > 999_999_999_999_999, r.Used < 0 || r.Used > 999_999_999_999_999, r.Share < 0:
 			t.Fatalf("%s: count out of range: %+v", name, r)
 		case r.Limit > 0 && r.Remaining > r.Limit:
-			t.Fatalf("%s: more left than there is: %+v", name, r)
+			t.Fatalf("%s: Remaining exceeds Limit: %+v", name, r)
 		case r.Reset < 0 || r.Reset >= 366*24*time.Hour || r.Reset%time.Microsecond != 0, r.Window < 0 || r.Window > 366*24*time.Hour, r.Slack < 0:
 			t.Fatalf("%s: time out of range: %+v", name, r)
 		}

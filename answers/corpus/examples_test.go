@@ -13,11 +13,11 @@ import (
 	. "github.com/apithrottle/throttle/answers"
 )
 
-var update = flag.Bool("update", false, "write testdata/expect.txt anew: read every line of the difference")
+var update = flag.Bool("update", false, "rewrite testdata/expect.txt; check every line of the diff")
 
 var monday = time.Date(2026, time.May, 4, 12, 0, 0, 0, time.UTC)
 
-// A provider is an entry of testdata/headers.json: what providers document, or were seen
+// A provider is an entry of testdata/headers.json: the headers that a provider documents or was seen
 // to send.
 type provider struct {
 	Provider string
@@ -44,12 +44,12 @@ func providers(t testing.TB) (ps []provider) {
 	return ps
 }
 
-// tell writes an answer in one line.
-func tell(a Answer) string {
+// format formats an answer as one line.
+func format(a Answer) string {
 	var s []string
 	add := func(format string, args ...any) { s = append(s, fmt.Sprintf(format, args...)) }
 	for _, r := range a.Readings {
-		add("[%s]", tellReading(r))
+		add("[%s]", formatReading(r))
 	}
 	for _, c := range a.Charged {
 		add("charged %d %s", c.N, c.Unit)
@@ -72,7 +72,7 @@ func tell(a Answer) string {
 	return strings.Join(s, " ")
 }
 
-func tellReading(r Reading) string {
+func formatReading(r Reading) string {
 	s := []string{}
 	add := func(is bool, format string, args ...any) {
 		if is {
@@ -94,9 +94,9 @@ func tellReading(r Reading) string {
 	return strings.Join(s, " ")
 }
 
-// TestExamples reads every example there is of what providers send: each alone (those of
-// waits and reasons in a refusal), the first of each header together, and the samples of
-// whole responses. An instant is 40 seconds after the response's Date.
+// TestExamples reads every example in testdata: each header alone, with waits and reasons in a
+// refusal; the first example of each header together; and the samples of whole responses. An
+// instant is 40 seconds after the response's Date.
 func TestExamples(t *testing.T) {
 	want, got := map[string]string{}, []string{}
 	b, _ := os.ReadFile("testdata/expect.txt")
@@ -108,9 +108,9 @@ func TestExamples(t *testing.T) {
 		for _, c := range p.cases() {
 			profile, ok := profiles[p.Provider]
 			if !ok {
-				t.Fatalf("no profile of %s", p.Provider)
+				t.Fatalf("no profile for %s", p.Provider)
 			}
-			key, is := fmt.Sprintf("%s | %d | %s", p.Provider, c.Status, c.what), tell(read(profile, c.Response))
+			key, is := fmt.Sprintf("%s | %d | %s", p.Provider, c.Status, c.what), format(read(profile, c.Response))
 			got = append(got, key+" => "+is)
 			if want[key] != is && !*update {
 				t.Errorf("%s\nread %s\nwant %s", key, is, want[key])
@@ -125,7 +125,7 @@ func TestExamples(t *testing.T) {
 		return
 	}
 	for key := range want {
-		t.Errorf("no such example: %s", key)
+		t.Errorf("expect.txt has an unknown example: %s", key)
 	}
 }
 
@@ -142,11 +142,11 @@ func (p provider) cases() (cs []example) {
 			if strings.Contains(strings.ToLower(h.Name), "retry") || strings.Contains("enum bool path opaque", h.Format) {
 				r.Status = p.StatusCodes[0]
 			}
-			dated(r.Header, h.Format, v)
+			setDate(r.Header, h.Format, v)
 			cs = append(cs, example{h.Name + ": " + v, r})
 		}
 		all.Header.Set(h.Name, h.Example)
-		dated(all.Header, h.Format, h.Example)
+		setDate(all.Header, h.Format, h.Example)
 	}
 	if len(p.Headers) > 1 {
 		cs = append(cs, example{"all first examples", all})
@@ -161,8 +161,8 @@ func (p provider) cases() (cs []example) {
 	return cs
 }
 
-// dated sets the Date to 40 seconds before an instant. It shares no code with Read.
-func dated(h http.Header, format, v string) {
+// setDate sets the Date to 40 seconds before the instant v. It shares no code with Read.
+func setDate(h http.Header, format, v string) {
 	var at time.Time
 	var n float64
 	switch format {

@@ -49,7 +49,7 @@ func charged(p Profile, h http.Header, body string, n int) string {
 	for part := range slices.Chunk([]byte(body), n) {
 		m.Write(part)
 	}
-	return tell(Answer{Charged: m.Charged()})
+	return format(Answer{Charged: m.Charged()})
 }
 
 func TestMeterStreams(t *testing.T) {
@@ -62,30 +62,30 @@ func TestMeterStreams(t *testing.T) {
 	}{
 		{"the last event", openai, openaiStream, "charged 12 tokens"},
 		{"running totals", anthropic, anthropicStream, "charged 125 input tokens charged 15 output tokens"},
-		{"totals of both in the end", anthropic, strings.Replace(anthropicStream, `"usage":{"output_tokens":15}`, `"usage":{"input_tokens":30,"output_tokens":15}`, 1), "charged 130 input tokens charged 15 output tokens"},
+		{"both totals in the last event", anthropic, strings.Replace(anthropicStream, `"usage":{"output_tokens":15}`, `"usage":{"input_tokens":30,"output_tokens":15}`, 1), "charged 130 input tokens charged 15 output tokens"},
 		{"cut off", anthropic, anthropicStream[:strings.Index(anthropicStream, ": a comment")], "charged 125 input tokens charged 1 output tokens"},
 		{"no empty line at the end", openai, strings.TrimRight(openaiStream[:strings.Index(openaiStream, "data: [")], "\n"), "charged 12 tokens"},
 		{"no space", openai, "data:{\"usage\":{\"total_tokens\":3}}\n\n", "charged 3 tokens"},
-		{"over lines", openai, "data: {\"usage\":\ndata: {\"total_tokens\":\nid: 7\n: so\ndata: 3\ndata: }}\n\n", "charged 3 tokens"},
-		{"a number over lines", openai, "data: {\"usage\":{\"total_tokens\":1\ndata:2}}\n\n", "charged 1 tokens"},
-		{"an event that is none in between", openai, "data: {\"usage\":\n\ndata: {\"total_tokens\":3}}\n\n", "nothing"},
+		{"data on several lines", openai, "data: {\"usage\":\ndata: {\"total_tokens\":\nid: 7\n: so\ndata: 3\ndata: }}\n\n", "charged 3 tokens"},
+		{"a number on two lines", openai, "data: {\"usage\":{\"total_tokens\":1\ndata:2}}\n\n", "charged 1 tokens"},
+		{"an event cut in two", openai, "data: {\"usage\":\n\ndata: {\"total_tokens\":3}}\n\n", "nothing"},
 		{"other fields", openai, "event: {\"usage\":{\"total_tokens\":3}}\ndatum: {\"usage\":{\"total_tokens\":3}}\ndat\ndata\n\n", "nothing"},
-		{"malformed before", openai, "data: {\"usage\" 3}\n\ndata: {\"usage\":{\"total_tokens\":3}}\n\n", "charged 3 tokens"},
-		{"no number", openai, "data: {\"usage\":{\"total_tokens\":\"many\"}}\n\n", "nothing"},
+		{"after a malformed event", openai, "data: {\"usage\" 3}\n\ndata: {\"usage\":{\"total_tokens\":3}}\n\n", "charged 3 tokens"},
+		{"not a number", openai, "data: {\"usage\":{\"total_tokens\":\"many\"}}\n\n", "nothing"},
 		{"empty", openai, "", "nothing"},
 	} {
 		for _, end := range []string{"\n", "\r\n", "\r"} {
 			body := strings.ReplaceAll(c.body, "\n", end)
 			for n := range 20 {
 				if got := charged(c.profile, stream, body, n+1); got != c.want {
-					t.Errorf("%s, lines that end in %q, portions of %d bytes: %s, want %s", c.name, end, n+1, got, c.want)
+					t.Errorf("%s, line end %q, portions of %d bytes: %s, want %s", c.name, end, n+1, got, c.want)
 				}
 			}
 		}
 	}
 }
 
-// TestMeter has the bodies that are metered, and those that are not.
+// TestMeter has bodies with a meter and bodies without.
 func TestMeter(t *testing.T) {
 	const body = `{"usage":{"total_tokens":64,"more":36}}`
 	of := func(cs ...Charge) Profile { return Profile{Charges: cs} }
@@ -99,21 +99,21 @@ func TestMeter(t *testing.T) {
 	}{
 		{"JSON", of(tokens), header{"Content-Type": "application/json"}, "charged 64 tokens"},
 		{"JSON by another name", of(tokens), header{"Content-Type": "application/vnd.API+JSON; charset=utf-8"}, "charged 64 tokens"},
-		{"JSON of Amazon", of(tokens), header{"Content-Type": "application/x-amz-json-1.1"}, "charged 64 tokens"},
+		{"JSON from Amazon", of(tokens), header{"Content-Type": "application/x-amz-json-1.1"}, "charged 64 tokens"},
 		{"not compressed", of(tokens), header{"Content-Type": "application/json", "Content-Encoding": "identity"}, "charged 64 tokens"},
 		{"compressed", of(tokens), header{"Content-Type": "application/json", "Content-Encoding": "gzip"}, "no meter"},
 		{"from a cache", of(tokens), header{"Content-Type": "application/json", "Age": "1"}, "no meter"},
 		{"lines of JSON", of(tokens), header{"Content-Type": "application/x-ndjson"}, "no meter"},
 		{"HTML", of(tokens), header{"Content-Type": "text/html"}, "no meter"},
-		{"nobody knows what", of(tokens), nil, "no meter"},
-		{"charged by a header", of(Charge{Field: num("X-Cost")}), header{"Content-Type": "application/json"}, "no meter"},
-		{"a header that is there", of(Charge{Field: num("X-Cost"), Or: tokens.Field}), header{"Content-Type": "application/json", "X-Cost": "5"}, "no meter"},
-		{"one that isn't", of(Charge{Unit: "tokens", Field: num("X-Cost"), Or: tokens.Field}), header{"Content-Type": "application/json"}, "charged 64 tokens"},
-		{"nothing", of(), header{"Content-Type": "application/json"}, "no meter"},
+		{"no Content-Type", of(tokens), nil, "no meter"},
+		{"the cost in a header", of(Charge{Field: num("X-Cost")}), header{"Content-Type": "application/json"}, "no meter"},
+		{"the cost in a header that is present", of(Charge{Field: num("X-Cost"), Or: tokens.Field}), header{"Content-Type": "application/json", "X-Cost": "5"}, "no meter"},
+		{"the cost in a header that is absent", of(Charge{Unit: "tokens", Field: num("X-Cost"), Or: tokens.Field}), header{"Content-Type": "application/json"}, "charged 64 tokens"},
+		{"no charges", of(), header{"Content-Type": "application/json"}, "no meter"},
 		{"a sum", of(tokens, Charge{Unit: "tokens", Field: in("usage.more", Number)}), header{"Content-Type": "application/json"}, "charged 100 tokens"},
-		{"one place twice", of(tokens, tokens), header{"Content-Type": "application/json"}, "charged 128 tokens"},
-		{"one place, two units", of(tokens, Charge{Field: tokens.Field}), header{"Content-Type": "application/json"}, "charged 64 tokens charged 64 requests"},
-		{"a format that is no count", of(Charge{Field: in("usage.total_tokens", Seconds)}), header{"Content-Type": "application/json"}, "nothing"},
+		{"one path twice", of(tokens, tokens), header{"Content-Type": "application/json"}, "charged 128 tokens"},
+		{"one path, two units", of(tokens, Charge{Field: tokens.Field}), header{"Content-Type": "application/json"}, "charged 64 tokens charged 64 requests"},
+		{"a format that is not a count", of(Charge{Field: in("usage.total_tokens", Seconds)}), header{"Content-Type": "application/json"}, "nothing"},
 	} {
 		h := http.Header{}
 		for k, v := range c.header {
@@ -125,8 +125,8 @@ func TestMeter(t *testing.T) {
 	}
 }
 
-// Gemini streams an array, if it isn't asked for events, each with the total so far.
-func TestMeterOfArray(t *testing.T) {
+// Gemini streams an array, unless the request asks for events. Each element has the total so far.
+func TestMeterArray(t *testing.T) {
 	p := Profile{Charges: []Charge{{Unit: "tokens", Field: in("u.total", Number), Or: in("*.u.total", Number)}}}
 	h := http.Header{"Content-Type": {"application/json"}}
 	if got := charged(p, h, `[{"u":{"total":1}},{"u":{"total":5}}]`, 3); got != "charged 5 tokens" {
@@ -137,8 +137,8 @@ func TestMeterOfArray(t *testing.T) {
 	}
 }
 
-// Charges in headers are Read's: those of one unit are added up, and the other place
-// counts if the first is empty.
+// Read reads the charges in headers. It adds up charges of one unit, and reads Or if Field has no
+// number.
 func TestChargesInHeaders(t *testing.T) {
 	p := Profile{Charges: []Charge{
 		{Unit: "t", Field: num("A"), Or: num("B")}, {Unit: "t", Field: num("C")}, {Unit: "u", Field: num("D")}, {Unit: "t", Field: in("a", Number)},
@@ -146,11 +146,11 @@ func TestChargesInHeaders(t *testing.T) {
 	runWith(t, p, []readTest{
 		{name: "a sum", lines: []string{"A: 1", "B: 2", "C: 4", "D: 8"}, want: "charged 5 t charged 8 u"},
 		{name: "the other place", lines: []string{"B: 2", "C: 4"}, want: "charged 6 t"},
-		{name: "no number at the first", lines: []string{"A: x", "B: 2"}, want: "charged 2 t"},
-		{name: "as much as a count can be", lines: []string{"A: 999999999999999", "C: 1"}, want: "charged 999999999999999 t"},
+		{name: "the first place is not a number", lines: []string{"A: x", "B: 2"}, want: "charged 2 t"},
+		{name: "the largest count", lines: []string{"A: 999999999999999", "C: 1"}, want: "charged 999999999999999 t"},
 	})
-	if got := tell(p.Read(response(200, `{"a":1}`, "C: 4"))); got != "charged 4 t" {
-		t.Errorf("Read of a body: %s", got)
+	if got := format(p.Read(response(200, `{"a":1}`, "C: 4"))); got != "charged 4 t" {
+		t.Errorf("Read of a charge in the body: %s", got)
 	}
 }
 

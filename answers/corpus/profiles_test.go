@@ -11,7 +11,7 @@ func at(header string, f Format) Field { return Field{Header: header, Format: f}
 func in(path string, f Format) Field   { return Field{Path: path, Format: f} }
 func num(header string) Field          { return Field{Header: header} }
 
-// family is the usual three headers.
+// family returns a quota with the usual three headers.
 func family(unit, limit, remaining, reset string, f Format) Quota {
 	return Quota{Unit: unit, Limit: num(limit), Remaining: num(remaining), Reset: at(reset, f)}
 }
@@ -21,7 +21,7 @@ func named(q Quota, name string) Quota             { q.Name = name; return q }
 func nameIn(q Quota, header string) Quota          { q.NameIn = header; return q }
 func windowed(q Quota, window time.Duration) Quota { q.Window = window; return q }
 
-// sdkWaits are the headers that OpenAI's clients know for a wait, in their order.
+// sdkWaits are the headers in which OpenAI's clients look for a wait, in their order.
 var sdkWaits = []Field{at("Retry-After-Ms", Millis), at("Retry-After", RetryAfter)}
 
 var github = Quota{
@@ -29,7 +29,7 @@ var github = Quota{
 	Used: num("X-Ratelimit-Used"), Reset: at("X-Ratelimit-Reset", EpochSeconds),
 }
 
-// githubRules: 403 and 429 alike, of the primary limit only if nothing is left.
+// githubRules match 403 and 429 alike. A refusal is of the primary limit only if nothing is left.
 var githubRules = []Rule{
 	{Status: 403, Header: "Retry-After", Kind: Limited, Reason: "secondary"},
 	{Status: 403, Header: "X-RateLimit-Remaining", Value: "0", Kind: Limited, Delay: []Field{at("X-RateLimit-Reset", EpochSeconds)}, Reason: "primary"},
@@ -46,7 +46,7 @@ func ended(header string, f Format) []Rule {
 	return []Rule{{Status: 429, Kind: Limited, Delay: []Field{at(header, f)}}}
 }
 
-// profiles are those of the providers in testdata/headers.json, by its names.
+// profiles are the profiles of the providers in testdata/headers.json, by name.
 var profiles = map[string]Profile{
 	"Coinbase Prime": {Rules: []Rule{{Status: 429, Kind: Limited, Wait: 30 * time.Second}}},
 	"Binance Spot": {
@@ -109,7 +109,7 @@ var profiles = map[string]Profile{
 	"GitHub REST":    {Quotas: []Quota{github}, Rules: githubRules},
 	"GitHub GraphQL": {Quotas: []Quota{withUnit(github, "points")}, Rules: githubRules},
 	"GitLab": {Quotas: []Quota{
-		{NameIn: "RateLimit-Name", Window: time.Minute, Limit: num("RateLimit-Limit")}, // rescaled to a minute: not of one scale with the rest
+		{NameIn: "RateLimit-Name", Window: time.Minute, Limit: num("RateLimit-Limit")}, // rescaled to a minute, unlike the other headers
 		{NameIn: "RateLimit-Name", Used: num("RateLimit-Observed"), Remaining: num("RateLimit-Remaining"), Reset: at("RateLimit-Reset", EpochSeconds)},
 		{NameIn: "RateLimit-Name", Reset: at("RateLimit-ResetTime", HTTPDate)},
 	}},
