@@ -128,8 +128,8 @@ func (r *Reading) setRate(rate int64) {
 	r.Window = time.Duration(r.Limit/rate)*time.Second + time.Duration(r.Limit%rate)*time.Second/time.Duration(rate)
 }
 
-// setReset sets the time left. A date goes by the provider's clock, and the Date of the response has
-// a resolution of one second.
+// setReset sets the time left. A date goes by the provider's clock, and the Date of the response
+// has a resolution of one second.
 func (r *Reading) setReset(d time.Duration, date bool, e *event) {
 	r.Reset, r.Slack = d, e.slack
 	if date && e.dated {

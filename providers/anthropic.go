@@ -9,20 +9,18 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Anthropic is Anthropic's Messages API with so many requests, tokens of input and tokens
-// of output a minute for each family of models, as the limits page of the organization
-// has them. Their windows are taken as rolling, for their kind is not said. The family of
-// claude-sonnet-4-5 is "sonnet": models of one family may share a pool, so here they do.
-// Only POSTs of messages are limited.
+// Anthropic is Anthropic's Messages API, with the requests, input tokens and output tokens that the
+// limits page of the organization allows each model family per minute. Anthropic doesn't document
+// the kind of window, so windows roll. The family of claude-sonnet-4-5 is "sonnet". Models of one
+// family may share a pool, so here they do. Only POSTs of messages are limited.
 //
-// What a request will cost is an estimate: as much input as it has text, four characters a
-// token, and as much output as its max_tokens. So much is set aside until the response, at
-// its end if it is a stream, tells the real cost. Input that is read from the prompt cache
-// costs nothing, as with most models. Of a body of more than 16 MB the beginning is looked
-// at; of one that can be read but once, only its length.
+// Until the response reports the real cost, a request is charged an estimate: one input token for
+// every four characters of text, and max_tokens output tokens. A stream reports its cost at its
+// end. Most models don't charge input that they read from the prompt cache. Of a body above 16 MB
+// only the beginning is read, and of a body without GetBody only the length is known.
 //
-// The resets that responses tell are the times when all is available again, not when
-// some is; and what is left is rounded to thousands of tokens.
+// A reported reset is the time when the whole quota is available again, rather than some of it.
+// Reported remaining counts are rounded to thousands of tokens.
 func Anthropic(requests, input, output int64) Provider {
 	const page = "https://docs.aws.amazon.com/claude-platform/latest/userguide/rate-limits.html"
 	quota := func(of, unit string) answers.Quota {
@@ -55,7 +53,7 @@ func Anthropic(requests, input, output int64) Provider {
 	}
 }
 
-// anthropicFamily is the family of the model that a message is for.
+// anthropicFamily returns the family of the model in a message request.
 func anthropicFamily(req *http.Request) (family string, counts bool) {
 	if req.Method != http.MethodPost || req.URL.Path != "/v1/messages" {
 		return "", false
@@ -68,6 +66,7 @@ func anthropicFamily(req *http.Request) (family string, counts bool) {
 	return "", true
 }
 
+// anthropicTokens returns the estimated cost of a message request.
 func anthropicTokens(req *http.Request) throttle.Cost {
 	p := promptOf(req)
 	return throttle.Cost{"input-tokens": p.tokens(), "output-tokens": p.number("max_tokens")}

@@ -12,7 +12,8 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-// message is a request for a message whose prompt has so many tokens, and its answer at most so many.
+// message is a request for a message whose prompt has so many tokens, and its answer at most so
+// many.
 func message(t *testing.T, model string, prompt, most int, stream bool) *http.Request {
 	t.Helper()
 	text := strings.Repeat("word", prompt-1) + " one" // a space: it is text

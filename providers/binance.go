@@ -11,25 +11,25 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Binance is the Spot REST API of Binance: 6,000 of weight a minute and 61,000 requests
-// in 5 minutes for an IP address, and 50 orders in 10 seconds and 160,000 a day for an
-// account. What holds for an account is told by GET /api/v3/exchangeInfo, under rateLimits.
+// Binance is Binance's Spot REST API. An IP address has a weight of 6,000 a minute and 61,000
+// requests in 5 minutes; an account has 50 orders in 10 seconds and 160,000 a day. The limits of
+// your account are in rateLimits of GET /api/v3/exchangeInfo.
 //
-// Windows are those of Binance's clock. Here they are rolling, which needs no agreement
-// of clocks and lets as much through in the long run.
+// Binance counts in windows of its own clock. The windows here have unknown boundaries and behave
+// like rolling windows, which need no synchronized clocks and admit as much in the long run.
 //
-// The weight of a request is that of its path and parameters; paths that are not known
-// weigh 20. What responses tell of the weight and the orders that are used is believed, for
-// some requests weigh more when they fail, and orders that are filled count no more.
+// The weight of a request depends on its path and parameters; an unknown path weighs 20. The weight
+// and orders that a response reports as used replace the limiter's own counts, because some
+// requests weigh more when they fail, and a filled order no longer counts.
 //
-// A signed request is good for its recvWindow after its timestamp. One that would have to wait
-// longer is refused at once with throttle.ErrDeadline, for Binance would refuse it and count it.
-// That goes by the clock of this machine: where timestamps follow Binance's clock and the two
-// differ, set SendBy to another function or to nil. Requests that are signed below the
-// transport, in its Base, are always fresh.
+// A signed request is valid for recvWindow after its timestamp. A request that would have to wait
+// longer fails at once with throttle.ErrDeadline, because Binance would refuse it and still count
+// it. This check uses the clock of this machine. If your timestamps follow Binance's clock and the
+// clocks differ, set SendBy to another function, or to nil. A request signed below the transport,
+// in its Base, is always fresh.
 //
-// Who goes on after a 429 is banned, for 2 minutes to 3 days: then callers get
-// throttle.ErrBanned with the time it ends.
+// A client that continues after a 429 is banned for 2 minutes to 3 days. Callers then get
+// throttle.ErrBanned with the time when the ban ends.
 func Binance() Provider {
 	const page = "https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/rest-api.md"
 	ban := answers.Field{Path: "msg", After: "banned until ", Format: answers.EpochMillis}
@@ -65,12 +65,12 @@ func Binance() Provider {
 	}
 }
 
-// fixed is a tier of windows by the provider's clock.
+// fixed returns a tier of fixed windows, whose boundaries follow the provider's clock.
 func fixed(limit int64, window time.Duration, unit string) throttle.Tier {
 	return throttle.Tier{Limit: limit, Window: window, Unit: unit, Algorithm: throttle.FixedWindow, Phase: throttle.UnknownPhase}
 }
 
-// binanceOrders is how many orders a request places.
+// binanceOrders returns the number of orders that a request places.
 func binanceOrders(req *http.Request) int64 {
 	if req.Method != http.MethodPost {
 		return 0
@@ -86,11 +86,11 @@ func binanceOrders(req *http.Request) int64 {
 	return 0
 }
 
-// A weight is what a request of one path weighs by its parameters.
+// A weight returns the weight of a request for one path, by its parameters.
 type weight func(url.Values) int64
 
-// binanceWeights are those of requests that read, by path, as the documentation of
-// Binance's own client has them: @binance/spot 32.0.4 on npm, read on 2026-11-21.
+// binanceWeights are the weights of GET requests by path, from the documentation of Binance's own
+// client: @binance/spot 32.0.4 on npm, read on 2026-11-21.
 var binanceWeights = map[string]weight{
 	"ping": always(1), "time": always(1), "exchangeInfo": always(20),
 	"depth":  byNumber(func(q url.Values) int { n, _ := strconv.Atoi(q.Get("limit")); return n }, 100, 5, 500, 25, 1000, 50, 250),
@@ -106,7 +106,7 @@ var binanceWeights = map[string]weight{
 	"myAllocations": always(20), "myPreventedMatches": always(20), "myFilters": always(40),
 }
 
-// binanceWeight is the weight of a request.
+// binanceWeight returns the weight of a request.
 func binanceWeight(req *http.Request) int64 {
 	const unknown = 20
 	path, spot := strings.CutPrefix(req.URL.Path, "/api/v3/")
@@ -126,7 +126,7 @@ func binanceWeight(req *http.Request) int64 {
 
 func always(n int64) weight { return func(url.Values) int64 { return n } }
 
-// with is n with the parameter, and else without it.
+// with returns n for requests with the parameter, and without for others.
 func with(parameter string, n, without int64) weight {
 	return func(q url.Values) int64 {
 		if q.Has(parameter) {
@@ -136,13 +136,13 @@ func with(parameter string, n, without int64) weight {
 	}
 }
 
-// each is n for each, at most the most.
+// each returns n for each of number, and at most most.
 func each(n int64, number func(url.Values) int, most int64) weight {
 	return func(q url.Values) int64 { return min(n*int64(number(q)), most) }
 }
 
-// byNumber goes in steps: pairs of a number and the weight up to it, and at last the
-// weight of more.
+// byNumber returns a weight in steps. The steps are pairs of a number and the weight up to it, then
+// the weight above the last number.
 func byNumber(number func(url.Values) int, steps ...int) weight {
 	return func(q url.Values) int64 {
 		n, left := number(q), steps
@@ -152,7 +152,7 @@ func byNumber(number func(url.Values) int, steps ...int) weight {
 	}
 }
 
-// symbols is how many symbols are asked for, all being so many.
+// symbols returns the number of symbols in the query, or all if it names none.
 func symbols(all int) func(url.Values) int {
 	return func(q url.Values) int {
 		switch {

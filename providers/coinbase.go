@@ -9,13 +9,13 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// CoinbaseExchange is the REST API of Coinbase Exchange: lazily filled token buckets,
-// for public requests per IP address and for private ones, which are those with a
-// CB-ACCESS-KEY, per profile. The client is taken to be one address and one profile.
+// CoinbaseExchange is the REST API of Coinbase Exchange, with lazily filled token buckets: one per
+// IP address for public requests, and one per profile for private requests, which have a
+// CB-ACCESS-KEY. The client is assumed to use one address and one profile.
 //
-// Whether /fills and /loans count in the profile's quota besides their own is not said;
-// here they do. Nor is the bucket of /loans, which is taken as a rolling second.
-// Responses tell nothing of limits.
+// Coinbase doesn't document whether /fills and /loans count in the profile's quota besides their
+// own; here they do. It doesn't document the bucket of /loans, which is a rolling second here.
+// Responses report no limits.
 func CoinbaseExchange() Provider {
 	const page = "https://docs.cdp.coinbase.com/exchange/rest-api/rate-limits.md"
 	private := func(req *http.Request) bool {
@@ -38,13 +38,13 @@ func CoinbaseExchange() Provider {
 	}
 }
 
-// CoinbaseApp is the API of the Coinbase app, the paths that begin with /v2: 10,000
-// requests an hour for an API key, or for each user who has authorized an OAuth app. The
-// client is taken to be one of these; one for several users has the Key of its scope
-// "key" tell them apart. The hour is taken as rolling, for its kind is not said.
+// CoinbaseApp is the API of the Coinbase app, whose paths begin with /v2. It allows 10,000 requests
+// an hour for an API key, or for each user who has authorized an OAuth app. The client is assumed
+// to be one key or one user; for several users, set the Key of the scope "key". Coinbase doesn't
+// document the kind of window, so the hour rolls.
 //
-// Advanced Trade, the paths that begin with /api/v3, has other limits and is not limited
-// here. Responses tell nothing of limits.
+// Advanced Trade, whose paths begin with /api/v3, has other limits and is not limited here.
+// Responses report no limits.
 func CoinbaseApp() Provider {
 	return Provider{
 		Name: "coinbase-app",

@@ -10,20 +10,19 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Discord is Discord's API for one bot: 50 requests a second in all, but for interactions,
-// and for each route a quota that only its responses tell. A route is a method and a path,
-// whose channel, guild or webhook is one of its own and whose other ids may be any. So one
-// request of a route goes at a time, and when the response says that none is left, the
-// next waits for the reset.
+// Discord is Discord's API for one bot. It allows 50 requests a second in all, without
+// interactions, and for each route a quota that only responses report. A route is a method and a
+// path; the channel, guild or webhook in the path is part of the route, and other ids are not. Each
+// route therefore sends one request at a time. When a response reports that none is left, the next
+// request waits for the reset.
 //
-// Routes that share a bucket, which their responses name alike, are not known to: the
-// second learns of it from its own responses. Requests that end in 401, 403 or 429 count
-// towards 10,000 in 10 minutes for an IP address, above which it is banned; those of 401
-// and 403 are yours to stop.
+// Several routes may share a bucket, which their responses name. The limiter doesn't join such
+// routes: each route learns of the use from its own responses. Discord bans an IP address after
+// 10,000 responses with 401, 403 or 429 in 10 minutes. The program must prevent 401 and 403 itself.
 //
-// A 429 of the resource's own limit, which others may have used, says longer waits than
-// the bucket: then the longer one counts, and a wait of more than 15 minutes closes the
-// route, with throttle.ErrBanned, unless its Policy.MaxPause allows more.
+// A 429 of a resource's own limit, which others may have used up, reports a longer wait than the
+// bucket does. The longer wait counts. A wait of more than 15 minutes closes the route with
+// throttle.ErrBanned, unless its Policy.MaxPause allows more.
 func Discord() Provider {
 	const page = "https://github.com/discord/discord-api-docs/blob/c98d64b/developers/topics/rate-limits.mdx"
 	return Provider{
@@ -35,7 +34,7 @@ func Discord() Provider {
 		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{
-				NameIn: "X-Ratelimit-Bucket", Unit: "route-requests", // not those that the bot's tier counts
+				NameIn: "X-Ratelimit-Bucket", Unit: "route-requests", // a unit apart from the requests of the bot's tier
 				Limit:     answers.Field{Header: "X-Ratelimit-Limit"},
 				Remaining: answers.Field{Header: "X-Ratelimit-Remaining"},
 				Reset:     answers.Field{Header: "X-Ratelimit-Reset-After", Format: answers.Seconds},
@@ -47,7 +46,7 @@ func Discord() Provider {
 	}
 }
 
-// discordRoute is the request's method and path, with * for ids below the top level.
+// discordRoute returns the method and path of a request, with * for ids below the top level.
 func discordRoute(req *http.Request) string {
 	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/api/"), "/")
 	if len(parts) > 1 && strings.HasPrefix(parts[0], "v") {

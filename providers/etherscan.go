@@ -8,12 +8,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Etherscan is Etherscan's API V2 with the limits of its free plan: 3 requests a second
-// and 100,000 a day, for all API keys of an account together. The paid plans have 5, 10,
-// 20 and 30 a second and 100,000 to 1,500,000 a day. Seconds and days are taken as
-// rolling, for their kind is not said.
+// Etherscan is Etherscan's API V2, with the limits of its free plan: 3 requests a second and
+// 100,000 a day, for all API keys of an account together. The paid plans have 5, 10, 20 and 30 a
+// second and 100,000 to 1,500,000 a day. Etherscan doesn't document the kind of window, so seconds
+// and days roll.
 //
-// A refusal has status 200, and names no time to wait.
+// A refusal has status 200 and names no wait.
 func Etherscan() Provider {
 	return Provider{
 		Name: "etherscan",

@@ -9,26 +9,25 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// GitHub is GitHub's REST and GraphQL APIs, with the limits of an authenticated user: an
-// hour's 5,000 requests to REST, and beside them 5,000 points to GraphQL; of searches 30
-// a minute, of code 9. These are counted for a user, whatever the token, so all that one
-// user's programs do counts; responses tell how much of it is left. Without a token it is
-// 60 an hour, and for the organizations of Enterprise Cloud 15,000 (10,000 points).
+// GitHub is GitHub's REST and GraphQL APIs, with the limits of an authenticated user. The primary
+// limits are 5,000 REST requests and 5,000 GraphQL points an hour, 30 searches a minute and 9 code
+// searches a minute. GitHub counts for a user, whatever the token, so all programs of a user share
+// these limits, and responses report how much is left. Without a token the limit is 60 requests an
+// hour. An organization of Enterprise Cloud has 15,000 requests (10,000 points).
 //
-// Around these lie the secondary limits, which nothing tells the use of: 100 requests at
-// once, 900 points a minute to REST and 2,000 to GraphQL, where what writes is 5 points
-// and all else 1, and 80 requests a minute and 500 an hour that create content. GitHub
-// has more, of CPU time and undisclosed ones. Every POST to REST is taken to create
-// content, and every mutation.
+// Secondary limits apply besides, and responses don't report their use: 100 concurrent requests;
+// 900 REST points and 2,000 GraphQL points a minute, where a write is 5 points and another request
+// 1; and 80 requests a minute and 500 an hour that create content. GitHub has more secondary
+// limits, for CPU time and undisclosed ones. Every REST POST and every mutation is assumed to
+// create content.
 //
-// A GraphQL query is taken to cost one point of the hour's. Have it ask for
-// rateLimit { cost } and it is charged what it has cost; or let Cost say so in the unit
-// "graphql-points". Whether it is a mutation is read from a JSON body.
+// A GraphQL query is charged one primary point. If it asks for rateLimit { cost }, it is then
+// charged its real cost. Cost may also return the cost, in the unit "graphql-points". Mutations are
+// recognized in a JSON body.
 //
-// When the hour is spent, requests wait for the next one to begin. A refusal by a
-// secondary limit pauses everything for as long as it says, or for a minute. The package
-// go-github refuses by itself what would be too much: it waits instead if its Client's
-// DisableRateLimitCheck is set.
+// When the hour is used up, requests wait for the next hour. A refusal by a secondary limit pauses
+// all requests for as long as the response asks, or for a minute. The package go-github refuses
+// requests beyond the limits itself, unless its Client's DisableRateLimitCheck is set.
 func GitHub() Provider {
 	const rest = "https://github.com/github/docs/blob/21143d5/content/rest/using-the-rest-api/rate-limits-for-the-rest-api.md"
 	const graphql = "https://github.com/github/docs/blob/5ce330d/content/graphql/overview/rate-limits-and-node-limits-for-the-graphql-api.md"
@@ -55,14 +54,15 @@ func GitHub() Provider {
 	return p
 }
 
+// githubPoints returns the primary limit of GraphQL.
 func githubPoints(limit int64) throttle.Tier {
 	t := fixed(limit, time.Hour, "graphql-points")
 	t.Estimated = true
 	return t
 }
 
-// githubProfile tells the primary limits from the secondary ones. The same headers tell of
-// requests and of points: what isn't counted by a request's scopes passes over them.
+// githubProfile returns a profile that distinguishes primary from secondary limits. The same
+// headers report requests and points. A request's scopes ignore units that they don't count.
 func githubProfile() answers.Profile {
 	const left, resource, second = "X-Ratelimit-Remaining", "X-Ratelimit-Resource", "*secondary rate limit*"
 	requests := answers.Quota{
@@ -81,7 +81,7 @@ func githubProfile() answers.Profile {
 			{Status: 429, Header: "Retry-After", Kind: answers.Limited, Wide: true, Reason: "secondary"},
 			{Status: 403, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
 			{Status: 429, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
-			{Status: 403, Path: "message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"}, // else a lack of rights
+			{Status: 403, Path: "message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"}, // other 403s are missing permissions
 			{Status: 429, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
 			{Status: 200, Header: left, Value: "0", Path: "errors.*.type", Text: "RATE_LIMITED", Kind: answers.Limited, Delay: reset, Reason: "primary"},
 			{Status: 200, Header: resource, Value: "graphql", Path: "errors.*.message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
@@ -91,11 +91,11 @@ func githubProfile() answers.Profile {
 
 func githubGraphQL(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/graphql") }
 
-// githubResource is the Key of a primary limit of REST.
+// githubResource returns the Key of a primary REST limit.
 func githubResource(name string) func(*http.Request) (string, bool) {
 	return when(func(req *http.Request) bool {
 		switch path := req.URL.Path; {
-		case githubGraphQL(req) || path == "/rate_limit": // asking for the limits is free
+		case githubGraphQL(req) || path == "/rate_limit": // /rate_limit is free
 			return false
 		case path == "/search/code":
 			return name == "code_search"
@@ -106,7 +106,7 @@ func githubResource(name string) func(*http.Request) (string, bool) {
 	})
 }
 
-// githubCost is what a request costs in secondary limits.
+// githubCost returns the cost of a request in secondary limits and, for GraphQL, in primary points.
 func githubCost(req *http.Request) throttle.Cost {
 	writes, creates := req.Method != http.MethodGet && req.Method != http.MethodHead && req.Method != http.MethodOptions, req.Method == http.MethodPost
 	c := throttle.Cost{"points": 1, "content": 0}

@@ -10,15 +10,14 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// HubSpot is HubSpot's API with the limits of a free or Starter account: for an app 100
-// requests in any 10 seconds, and for the account 250,000 a day, which begins at midnight
-// in the account's time zone, such as "America/New_York"; UTC if that is empty. Searching
-// is limited to 4 a second besides. Paid accounts have more. For an app that uses OAuth
-// there is no limit of a day: leave its tier out.
+// HubSpot is HubSpot's API, with the limits of a free or Starter account. An app has 100 requests
+// in any 10 seconds. The account has 250,000 a day; its day begins at midnight in the account's
+// time zone, such as "America/New_York", or UTC if zone is empty. Searches have 4 a second besides.
+// Paid accounts have more. An app that uses OAuth has no daily limit: remove that tier.
 //
-// What the account's other apps have used of the day is told by responses. When the day is
-// used up requests wait for midnight; a refusal closes the quota until then, with
-// throttle.ErrBanned, unless the Policy.MaxPause of the scope "app" allows to wait so long.
+// Responses report the daily use of the account's other apps. When the day is used up, requests
+// wait for midnight. A refusal closes the quota until midnight with throttle.ErrBanned, unless the
+// Policy.MaxPause of the scope "app" allows such a wait.
 func HubSpot(zone string) Provider {
 	zone = cmp.Or(zone, "UTC")
 	const page, search = "https://developers.hubspot.com/apisbytier", "https://developers.hubspot.com/changelog/crm-search-api-rate-limit-increase"

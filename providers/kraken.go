@@ -9,21 +9,21 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Kraken is the Spot REST API of Kraken with the limits of its lowest tier, Starter. The
-// client is taken to use one API key.
+// Kraken is Kraken's Spot REST API, with the limits of its lowest tier, Starter. The client is
+// assumed to use one API key.
 //
-// Private calls count in the key's counter: to 15, falling by 0.33 a second (Intermediate
-// 20 and 0.5, Pro 20 and 1); calls for ledgers and the history of trades count 2, those
-// that add or cancel an order nothing. Public calls count in limits that are not documented
-// with it, and are not limited here.
+// Private calls count in the key's counter, which goes to 15 and falls by 0.33 a second
+// (Intermediate 20 and 0.5, Pro 20 and 1). Calls for ledgers and trade history count 2. Calls that
+// add or cancel an order count 0. Public calls have other limits, which that page doesn't document,
+// and are not limited here.
 //
-// Adding or editing an order counts in the counter of its pair, in the matching engine:
-// to 60, falling by 1 a second (Intermediate 125 and 2.34, Pro 180 and 3.75). Editing
-// counts the most that it may, 7, as it depends on the order's age. Amending and
-// canceling, up to 8, name no pair and are not counted: leave room for them. The pair is
-// read from the request's body; what can't be read counts as one pair.
+// Adding or editing an order also counts in the matching engine, in a counter for each pair, which
+// goes to 60 and falls by 1 a second (Intermediate 125 and 2.34, Pro 180 and 3.75). The cost of
+// editing depends on the order's age, so it counts the maximum, 7. Amending and canceling cost up
+// to 8 and name no pair. They are not counted: leave room for them. The pair is read from the
+// request's body. Bodies without a readable pair count as one pair.
 //
-// Refusals have status 200. "EService: Throttled" names the time to wait for.
+// Refusals have status 200. "EService: Throttled" names the time until which to wait.
 func Kraken() Provider {
 	const page = "https://docs.kraken.com/exchange/guides/rest/ratelimits.md"
 	const engine = "https://docs.kraken.com/exchange/guides/general/ratelimits.md"
@@ -51,7 +51,7 @@ func Kraken() Provider {
 	}
 }
 
-// krakenCalls is what a request counts in the key's counter.
+// krakenCalls returns the cost of a request in the key's counter.
 func krakenCalls(req *http.Request) int64 {
 	call, private := strings.CutPrefix(req.URL.Path, "/0/private/")
 	switch {
@@ -63,7 +63,7 @@ func krakenCalls(req *http.Request) int64 {
 	return 1
 }
 
-// krakenEngine is what a request counts at most in its pair's counter.
+// krakenEngine returns the maximum cost of a request in its pair's counter.
 func krakenEngine(req *http.Request) int64 {
 	switch req.URL.Path {
 	case "/0/private/AddOrder":
@@ -74,6 +74,7 @@ func krakenEngine(req *http.Request) int64 {
 	return 0
 }
 
+// krakenPair returns the pair of an order.
 func krakenPair(req *http.Request) (pair string, counts bool) {
 	if krakenEngine(req) == 0 {
 		return "", false

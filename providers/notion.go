@@ -5,13 +5,13 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Notion is Notion's API with an average of 3 requests a second for a connection, which
-// is one token. Newer pages have a budget for windows of 60 seconds, to be spent at any
-// pace, by the workspace's plan: 3 a second keep to the same in such a window. The limit
-// that a workspace's connections share is not published; a refusal by it may say a longer
-// wait than a minute.
+// Notion is Notion's API, with an average of 3 requests a second for a connection, which is one
+// token. Newer pages describe a budget for windows of 60 seconds, spent at any pace, that depends
+// on the workspace's plan. A rate of 3 a second stays within such a budget too. The limit that the
+// connections of a workspace share is not published. A refusal by it may ask for a wait of more
+// than a minute.
 //
-// A 529 asks to wait as a 429 does.
+// A 529 asks for a wait like a 429.
 func Notion() Provider {
 	return Provider{
 		Name:    "notion",

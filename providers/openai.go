@@ -8,19 +8,19 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// OpenAI is OpenAI's API with so many requests and tokens a minute for each model, as the
-// limits page of the organization or project has them. Requests are spread over the
-// minute, for limits may be applied to shorter times: 60 a minute as 1 a second. Only POST
-// requests are limited; those whose JSON names no model share one more quota.
+// OpenAI is OpenAI's API, with the requests and tokens that the limits page of the organization or
+// project allows each model per minute. Requests are spread over the minute, because OpenAI may
+// apply a limit to a shorter time: 60 a minute as 1 a second. Only POST requests are limited. POSTs
+// whose JSON names no model share one more quota.
 //
-// A request is taken to cost as many tokens as it has text, four characters each, and as
-// it may be answered with: its max_completion_tokens, max_output_tokens or max_tokens,
-// for each of n choices, and nothing if it sets none. OpenAI, too, estimates before it
-// answers; that it gives back what was not used is not said, so here it isn't. Where it
-// counts more, the x-ratelimit headers of its responses tell.
+// A request is charged an estimate in tokens: one for every four characters of text, plus
+// max_completion_tokens, max_output_tokens or max_tokens for each of its n choices. A request that
+// sets no maximum is charged its text only. OpenAI estimates before it answers, too. It doesn't
+// document a refund of unused tokens, so nothing is refunded here. If OpenAI counts more, its
+// x-ratelimit headers report it.
 //
-// Of a body of more than 16 MB the beginning is looked at; of one that can be read but
-// once, only its length. A 429 for want of credit is no limit: no wait mends it.
+// Of a body above 16 MB only the beginning is read, and of a body without GetBody only the length
+// is known. A 429 for lack of credit is not a rate limit, and waiting doesn't help.
 func OpenAI(requests, tokens int64) Provider {
 	const page = "https://developers.openai.com/api/docs/guides/rate-limits"
 	const reset, remaining, limit = "X-Ratelimit-Reset-", "X-Ratelimit-Remaining-", "X-Ratelimit-Limit-"
@@ -52,7 +52,7 @@ func OpenAI(requests, tokens int64) Provider {
 	}
 }
 
-// openAIModel is the model that a request is for.
+// openAIModel returns the model of a request.
 func openAIModel(req *http.Request) (model string, counts bool) {
 	if req.Method != http.MethodPost {
 		return "", false
@@ -60,7 +60,7 @@ func openAIModel(req *http.Request) (model string, counts bool) {
 	return promptOf(req).fields["model"], true
 }
 
-// openAITokens are those that a request may use.
+// openAITokens returns the estimated number of tokens of a request.
 func openAITokens(req *http.Request) int64 {
 	p := promptOf(req)
 	return p.tokens() + p.number("max_completion_tokens", "max_output_tokens", "max_tokens")*min(max(p.number("n"), 1), 128)

@@ -12,18 +12,18 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// mostPrompt is how much of a prompt is looked at, in bytes: the model is often named
-// behind it, so this is more than of other bodies. No more than a token of it is kept.
+// mostPrompt is the number of bytes of a prompt that are read. It exceeds mostBody because the
+// model often stands after the prompt. At most one JSON token is in memory.
 const mostPrompt = 16 << 20
 
-// A prompt is what the JSON body of a request to a model tells.
+// A prompt is the content of the JSON body of a request to a model.
 type prompt struct {
-	text   int64             // characters of its strings, keys too, in bytes
-	fields map[string]string // strings and numbers of the top level
+	text   int64             // the length of all strings and keys, in bytes
+	fields map[string]string // the strings and numbers of the top level
 }
 
-// promptOf reads a request's body; what can't be read is left out. Without GetBody all
-// that is known is its length.
+// promptOf reads a request's body, as far as it is well-formed. Without GetBody only the length is
+// known.
 func promptOf(req *http.Request) prompt {
 	p := prompt{text: max(0, req.ContentLength), fields: map[string]string{}}
 	if req.GetBody == nil {
@@ -41,9 +41,9 @@ func promptOf(req *http.Request) prompt {
 	return p
 }
 
-// read takes the tokens of a JSON text until it ends or is malformed.
+// read reads JSON until its end or malformed text.
 func (p *prompt) read(d *json.Decoder) {
-	key, depth := "", 0 // key is of the top level, "" where one is to come
+	key, depth := "", 0 // key is the current key of the top level; empty before the next one
 	for {
 		token, err := d.Token()
 		if err != nil {
@@ -73,13 +73,13 @@ func (p *prompt) read(d *json.Decoder) {
 	}
 }
 
-// isText is false for images and the like, written as letters and digits.
+// isText reports whether s is text, rather than encoded data such as an image.
 func isText(s string) bool { return len(s) < 1_000 || strings.Contains(s, " ") }
 
-// tokens is the number of tokens of the text, which have four characters or so.
+// tokens estimates the number of tokens of the text, at four characters each.
 func (p prompt) tokens() int64 { return (p.text + 3) / 4 }
 
-// number is that of the first of the fields that is there, 0 if none is.
+// number returns the number in the first field that has one, or 0.
 func (p prompt) number(fields ...string) int64 {
 	for _, name := range fields {
 		if n, err := strconv.ParseInt(p.fields[name], 10, 64); err == nil && n > 0 {
@@ -89,7 +89,7 @@ func (p prompt) number(fields ...string) int64 {
 	return 0
 }
 
-// minute is a tier of so many units in any minute.
+// minute returns a tier of a rolling minute.
 func minute(limit int64, unit string) throttle.Tier {
 	return throttle.Tier{Limit: limit, Window: time.Minute, Unit: unit}
 }

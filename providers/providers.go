@@ -1,26 +1,24 @@
-// Package providers has what well-known APIs allow, ready to use: their limits and how
-// they count them, what a request costs, whose quota it counts in, and what their
-// responses tell of all that.
+// Package providers contains the limits of well-known APIs: how each API counts, what a request
+// costs, which quota it counts in, and what responses report.
 //
 //	client, err := providers.GitHub().Client(nil)
 //
-// is an http.Client that keeps to GitHub's limits, for GitHub's SDK or without one.
+// is an http.Client that keeps to GitHub's limits, with or without GitHub's SDK.
 //
-// Everything is a value to be changed before it is used, because limits depend on the
-// account and change with time: each [Scope] tells the page that it was taken from and
-// the day on which that was read.
+// Limits depend on the account and change with time, so a [Provider] is a value that you may change
+// before you use it. Each [Scope] names the page of its limits and the day when the page was read.
 //
 //	p := providers.Stripe()
 //	p.Scope("account").Policy.Tiers = []throttle.Tier{throttle.PerSecond(500)}
 //	client, err := p.Client(store)
 //
-// With a nil store a quota is the client's own, in this process. On a shared store all
-// that use the same provider share its quotas: two accounts on one store must differ in
+// With a nil store each client has quotas of its own, in this process. On a shared store all
+// clients of a provider share its quotas: give two accounts on one store different values of
 // Provider.Name.
 //
-// Where a cost or a key stands in a request's body, that is read through
-// Request.GetBody, which net/http sets for bodies of bytes and strings, and no further
-// than 64 KB; each provider says what it takes where it can't be read.
+// Some providers read a cost or a key from the request's body. They use Request.GetBody, which
+// net/http sets for bodies from bytes and strings, and read at most 64 KB, unless their
+// documentation names another limit. Each provider documents its assumption for other bodies.
 package providers
 
 import (
@@ -34,33 +32,55 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// A Provider is an API with limits. Change its fields before Transport or Client is
-// called; a Provider from one of the constructors shares nothing with another.
+// A Provider is an API with limits. Change its fields before you call Transport or Client. Each
+// call of a constructor returns a new Provider, which shares nothing with others.
 type Provider struct {
-	Name    string
-	Scopes  []Scope                           // inner first: a request is admitted by all in which it counts, or charged in none
-	Cost    func(*http.Request) throttle.Cost // what a request costs, in units that some scope counts in which it counts. If nil, one request
-	Profile answers.Profile                   // what its responses tell
-	Hosts   []string                          // requests to other hosts are not limited; "*.example.com" is all below example.com. If empty, every host is the provider's
+	Name string
+
+	// Scopes are the quotas, inner ones first. A request is admitted by every scope in which it
+	// counts, or charged in none.
+	Scopes []Scope
+
+	// Cost returns the cost of a request. Each unit must be counted by a scope in which the
+	// request counts. If nil, one request.
+	Cost func(*http.Request) throttle.Cost
+
+	// Profile describes the responses.
+	Profile answers.Profile
+
+	// Hosts are the hosts of the provider; requests to others are not limited. "*.example.com"
+	// stands for every host below example.com. If empty, every host.
+	Hosts []string
 
 	// SendBy returns the latest instant at which a request is worth sending, by the clock of
-	// this machine: the end of its signature. A zero time means no bound. If nil, none.
+	// this machine: the end of its signature. A zero time means no limit. If nil, no limit.
 	SendBy func(*http.Request) time.Time
 }
 
-// A Scope is one quota that requests count in, or one for each key. Scopes nest: a key
-// has a quota of its own inside each quota of the scopes around it: "general" in one team
-// is not "general" in another. A limit that lies neither inside another nor around it, as
-// an object's beside an endpoint's, is no Scope.
+// A Scope is one quota, or one quota for each key. Scopes nest: a key has a separate quota inside
+// each quota of the outer scopes. The channel "general" of one team is not "general" of another.
+// Two limits of which neither contains the other, such as the limits of an object and of an
+// endpoint, can't both be Scopes.
 type Scope struct {
-	Name   string                                        // names the quota beside the provider's name
-	Policy throttle.Policy                               // what the provider allows. If its Name is empty, the names of provider and scope
-	Key    func(*http.Request) (key string, counts bool) // whether a request counts here, and in whose quota: a shop's, a channel's, a model's; never a credential as it is. If nil, every request, in one quota
-	Page   string                                        // where the provider says so
-	Read   string                                        // the day on which that was read, as 2006-01-02
+	// Name names the quota, after the provider's name.
+	Name string
+
+	// Policy is the limits. If its Name is empty, it is named after the provider and the scope.
+	Policy throttle.Policy
+
+	// Key reports whether a request counts in this scope, and the key of its quota, such as a
+	// shop, a channel or a model. Don't use a credential as it is. If nil, every request counts,
+	// in one quota.
+	Key func(*http.Request) (key string, counts bool)
+
+	// Page is the address of the provider's documentation.
+	Page string
+
+	// Read is the day when Page was read, as 2006-01-02.
+	Read string
 }
 
-// Scope returns the scope of that name, to be changed, or nil if there is none.
+// Scope returns the scope with this name, which the caller may change, or nil if there is none.
 func (p Provider) Scope(name string) *Scope {
 	for i := range p.Scopes {
 		if p.Scopes[i].Name == name {
@@ -70,8 +90,8 @@ func (p Provider) Scope(name string) *Scope {
 	return nil
 }
 
-// Client returns a client that keeps to the provider's limits. Its requests block as
-// those of a [throttle.Transport] do. With a nil store quotas are its own.
+// Client returns a client that keeps to the provider's limits. Its requests block like those of a
+// [throttle.Transport]. With a nil store, the quotas are the client's own.
 func (p Provider) Client(s throttle.Store) (*http.Client, error) {
 	t, err := p.Transport(s)
 	if err != nil {
@@ -80,9 +100,8 @@ func (p Provider) Client(s throttle.Store) (*http.Client, error) {
 	return &http.Client{Transport: t}, nil
 }
 
-// Transport returns a transport that keeps to the provider's limits; set its Base to
-// send through another than http.DefaultTransport. The error names every scope whose
-// policy is not valid.
+// Transport returns a transport that keeps to the provider's limits. To replace
+// http.DefaultTransport, set its Base. The error names every scope with an invalid policy.
 func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 	r := router{hosts: p.Hosts}
 	var errs []error
@@ -94,7 +113,7 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("providers: %s: scope %q: %w", p.Name, scope.Name, err))
 		}
-		r.scopes = append(r.scopes, routed{scope.Name, g, scope.Key})
+		r.scopes = append(r.scopes, routedScope{scope.Name, g, scope.Key})
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
@@ -114,18 +133,19 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 // A router finds the quotas of a request.
 type router struct {
 	hosts  []string
-	scopes []routed // inner first
+	scopes []routedScope // inner first
 }
 
-type routed struct {
+// A routedScope is a scope with its quotas.
+type routedScope struct {
 	name  string
 	group *throttle.Group
 	key   func(*http.Request) (string, bool)
 }
 
-// route is the limiter of the innermost scope in which the request counts, inside
-// those of the others; nil if it counts in none. An inner quota lies in one outer quota
-// only, so its key begins with the keys of those around it.
+// route returns the limiter of the innermost scope in which the request counts. It is inside the
+// limiters of the outer scopes. If the request counts in no scope, route returns nil. An inner
+// quota belongs to one outer quota, so its key begins with the keys of the outer scopes.
 func (r *router) route(req *http.Request) (l *throttle.Limiter) {
 	if !r.serves(req.URL.Hostname()) {
 		return nil
@@ -149,6 +169,7 @@ func (r *router) route(req *http.Request) (l *throttle.Limiter) {
 	return l
 }
 
+// serves reports whether host is a host of the provider.
 func (r *router) serves(host string) bool {
 	host = strings.ToLower(host)
 	for _, h := range r.hosts {

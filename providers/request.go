@@ -10,11 +10,11 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// compiled is the day of the pages that say no other.
+// compiled is the day when the pages were read, unless a scope names another day.
 const compiled = "2026-11-21"
 
-// every is the scope of all requests. How long a request takes to arrive depends on the
-// caller's network, which AutoGuard learns.
+// every returns a scope for all requests. The delivery delay depends on the caller's network, so
+// the guard is AutoGuard, which measures it.
 func every(name, page string, tiers ...throttle.Tier) Scope {
 	return Scope{
 		Name: name, Page: page, Read: compiled,
@@ -22,21 +22,21 @@ func every(name, page string, tiers ...throttle.Tier) Scope {
 	}
 }
 
-// some is the scope of the requests that count by key.
+// some returns a scope for the requests that count according to key.
 func some(name, page string, key func(*http.Request) (string, bool), tiers ...throttle.Tier) Scope {
 	s := every(name, page, tiers...)
 	s.Key = key
 	return s
 }
 
-// when is the Key of a scope with one quota, in which the requests count that are so.
-func when(is func(*http.Request) bool) func(*http.Request) (string, bool) {
-	return func(req *http.Request) (string, bool) { return "", is(req) }
+// when returns the Key of a scope with one quota for the requests for which counts is true.
+func when(counts func(*http.Request) bool) func(*http.Request) (string, bool) {
+	return func(req *http.Request) (string, bool) { return "", counts(req) }
 }
 
-const mostBody = 64 << 10 // of a request's body, in bytes: what is behind is not looked at
+const mostBody = 64 << 10 // bytes of a request's body that are read
 
-// body is the beginning of the request's body; nil if it has none that can be read twice.
+// body returns the beginning of the request's body, or nil if the request has no GetBody.
 func body(req *http.Request) []byte {
 	if req.GetBody == nil {
 		return nil
@@ -53,14 +53,14 @@ func body(req *http.Request) []byte {
 	return text
 }
 
-// decode reads the request's JSON body into v; false if it is not there, not JSON, or
-// longer than what is looked at.
+// decode reads the request's JSON body into v. It returns false if there is no body, or if the body
+// is malformed or longer than mostBody.
 func decode(req *http.Request, v any) bool {
 	b := body(req)
 	return len(b) > 0 && json.Unmarshal(b, v) == nil
 }
 
-// form is the request's parameters, of its query and of a body that is a form.
+// form returns the request's parameters: those in its query, then those in a form body.
 func form(req *http.Request) url.Values {
 	all := req.URL.Query()
 	if sent, err := url.ParseQuery(string(body(req))); err == nil {
@@ -71,7 +71,7 @@ func form(req *http.Request) url.Values {
 	return all
 }
 
-// bucket is a tier of a bucket that gains limit in each window and holds size.
+// bucket returns a tier of a token bucket that gains limit in each window and holds size.
 func bucket(limit int64, window time.Duration, size int64) throttle.Tier {
 	return throttle.Tier{Limit: limit, Window: window, Algorithm: throttle.TokenBucket, Burst: size}
 }

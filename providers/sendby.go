@@ -8,14 +8,15 @@ import (
 	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
-// AWSSendBy returns the end of the AWS Signature Version 4 of a request, for
-// [throttle.Transport.SendBy]. A presigned URL is good for X-Amz-Expires seconds after its
-// X-Amz-Date; a request with an X-Amz-Date header, and a URL without X-Amz-Expires, must arrive
-// within five minutes. Amazon S3 accepts a header for fifteen minutes, of which the last ten are
-// not used here. The time of a request with neither is zero.
+// AWSSendBy returns the time when the AWS Signature Version 4 of a request expires, for
+// [throttle.Transport.SendBy]. A presigned URL is valid for X-Amz-Expires seconds after its
+// X-Amz-Date. A URL without X-Amz-Expires, and a request with an X-Amz-Date header, are valid for
+// five minutes. Amazon S3 accepts a header for fifteen minutes; AWSSendBy uses five for it too. For
+// a request without a date AWSSendBy returns the zero time.
 //
-// Sources, read on 2026-11-22: https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_aws-signing.html
-// and https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html.
+// Sources, read on 2026-11-22:
+// https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_aws-signing.html and
+// https://docs.aws.amazon.com/AmazonS3/latest/API/sigv4-query-string-auth.html.
 func AWSSendBy(req *http.Request) time.Time {
 	const format, inHeader = "20060102T150405Z", 5 * time.Minute
 	query := req.URL.Query()
@@ -32,14 +33,16 @@ func AWSSendBy(req *http.Request) time.Time {
 	return signed.Add(good)
 }
 
-// binanceSendBy returns the end of a signed request: recvWindow, which may be a decimal number
-// of milliseconds and is 5,000 unless the request has it, after its timestamp, which may be in
-// milliseconds or microseconds. A parameter in the query hides that of the form. The time of a
-// request that is not signed, or that Binance would not understand, is zero.
+// binanceSendBy returns the time when a signed request expires: recvWindow after its timestamp. The
+// timestamp is in milliseconds or microseconds. recvWindow may be a decimal number of milliseconds;
+// its default is 5,000. A parameter in the query replaces the same parameter in the form. For a
+// request that is not signed, or that Binance would not understand, binanceSendBy returns the zero
+// time.
 //
-// Sources: https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/rest-api.md#timing-security
-// and https://developers.binance.com/docs/binance-spot-api-docs/rest-api/request-security, read
-// on 2026-11-22.
+// Sources:
+// https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/rest-api.md#timing-security and
+// https://developers.binance.com/docs/binance-spot-api-docs/rest-api/request-security, read on
+// 2026-11-22.
 func binanceSendBy(req *http.Request) time.Time {
 	const leastMicros = 100_000_000_000_000 // as milliseconds, the year 5138
 	q := form(req)

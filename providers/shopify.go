@@ -9,11 +9,11 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// ShopifyREST is Shopify's REST Admin API with the limits of its standard plan: for an
-// app in a shop, a bucket of 40 that leaks 2 requests a second (Advanced Shopify leaks 4;
-// Shopify Plus has 400 and 20). The client is taken to be one app; each host is a shop.
+// ShopifyREST is Shopify's REST Admin API, with the limits of its standard plan: for an app in a
+// shop, a bucket of 40 that leaks 2 requests a second (Advanced Shopify leaks 4; Shopify Plus has
+// 400 and 20). The client is assumed to be one app. Each host is a shop.
 //
-// Requests that come before the Retry-After of a refusal is over are refused too.
+// Shopify refuses requests that come before the Retry-After of a refusal is over.
 func ShopifyREST() Provider {
 	return Provider{
 		Name: "shopify-rest",
@@ -26,18 +26,17 @@ func ShopifyREST() Provider {
 	}
 }
 
-// ShopifyGraphQL is Shopify's GraphQL Admin API with the limits of its standard plan: for
-// an app in a shop, a bucket that gains 100 points a second (Advanced Shopify 200, Shopify
-// Plus 1,000). It is taken to hold 1,000, the most that one query may cost; what it holds
-// responses tell as maximumAvailable. The client is taken to be one app; each host is a
-// shop.
+// ShopifyGraphQL is Shopify's GraphQL Admin API, with the limits of its standard plan: for an app
+// in a shop, a bucket that gains 100 points a second (Advanced Shopify 200, Shopify Plus 1,000).
+// The size of the bucket is assumed to be 1,000, the highest cost of one query. Responses report
+// the real size as maximumAvailable. The client is assumed to be one app. Each host is a shop.
 //
-// What a query costs is known when it has run: until then the most that a query may cost
-// is set aside, and the rest given back when the response tells the actual cost. If you
-// know what your queries ask for, which is in responses as requestedQueryCost, have Cost
-// say so and more of them can run at once.
+// The cost of a query is known only after it has run. Until then the query is charged 1,000 points.
+// When the response reports the actual cost, the difference is refunded. If you know the costs of
+// your queries, which responses report as requestedQueryCost, set Cost, and more queries can run at
+// once.
 //
-// A refusal has status 200. The time to wait follows from what it says of the bucket.
+// A refusal has status 200. The wait follows from the state of the bucket in the refusal.
 func ShopifyGraphQL() Provider {
 	const status = "extensions.cost.throttleStatus."
 	return Provider{
@@ -62,7 +61,7 @@ func ShopifyGraphQL() Provider {
 	}
 }
 
-// shop is the shop that a request to the one or the other Admin API is for.
+// shop returns the Key of one of the two Admin APIs: the shop of a request.
 func shop(graphql bool) func(*http.Request) (string, bool) {
 	return func(req *http.Request) (string, bool) {
 		path := req.URL.Path

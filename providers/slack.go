@@ -9,17 +9,17 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Slack is Slack's Web API, for one app in one workspace: a quota for each method, of 20
-// calls a minute, as most methods allow at least, or of 50 or 100 for those known to be of
-// tier 3 or 4; and for chat.postMessage one message a second for each channel. Slack
-// tolerates bursts beyond that, and doesn't say how it counts: minutes are rolling here.
+// Slack is Slack's Web API, for one app in one workspace. Each method has a quota of 20 calls a
+// minute, which most methods allow at least. Methods known to be of tier 3 or 4 have 50 or 100. The
+// method chat.postMessage has one message a second for each channel. Slack tolerates bursts beyond
+// that. It doesn't document how it counts, so minutes roll.
 //
-// Lower limits are not known to it: of methods of tier 1, one call a minute; what may be
-// posted to a workspace in all, which is not published; and those of conversations.history
-// and .replies for apps that are new and sold outside the Marketplace.
+// Lower limits are not included: one call a minute for methods of tier 1; the unpublished limit of
+// messages to a workspace; and the limits of conversations.history and .replies for new apps that
+// are sold outside the Marketplace.
 //
-// The channel is read from a body of JSON or a form; where it can't be, one quota is
-// shared. A Retry-After counts on a response of status 200 too.
+// The channel is read from a JSON or form body. Requests without a readable channel share one
+// quota. A Retry-After counts on a response with status 200 too.
 func Slack() Provider {
 	const page, methods = "https://docs.slack.dev/apis/web-api/rate-limits", "https://docs.slack.dev/reference/methods"
 	return Provider{
@@ -37,14 +37,15 @@ func Slack() Provider {
 
 const slackPost = "chat.postMessage"
 
-// slackTiers are those of methods in wide use.
+// slackTiers are the tiers of widely used methods.
 var slackTiers = map[string]int{
 	"chat.delete": 3, "chat.update": 3, "conversations.history": 3, "conversations.info": 3, "conversations.replies": 3,
 	"files.delete": 3, "files.list": 3, "team.info": 3,
 	"conversations.members": 4, "files.info": 4, "users.info": 4,
 }
 
-// slackMethods is the Key of the methods of a tier, 0 being those of which none is known.
+// slackMethods returns the Key of the methods of a tier. Tier 0 is the methods that slackTiers
+// lacks.
 func slackMethods(tier int) func(*http.Request) (string, bool) {
 	return func(req *http.Request) (string, bool) {
 		method := path.Base(req.URL.Path)
@@ -52,7 +53,7 @@ func slackMethods(tier int) func(*http.Request) (string, bool) {
 	}
 }
 
-// slackChannel is the channel that a message is for.
+// slackChannel returns the channel of a message.
 func slackChannel(req *http.Request) (channel string, counts bool) {
 	if path.Base(req.URL.Path) != slackPost {
 		return "", false

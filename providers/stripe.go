@@ -8,18 +8,17 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Stripe is Stripe's API: in live mode 100 requests a second for an account, in a sandbox
-// 25; 25 for an endpoint, which is a method and a path whose ids may be any; 20 for
-// searching, 20 each for reading and writing files. The client is taken to use one account;
-// sandboxes are known by their keys. Seconds are taken as rolling, for their kind is not
-// said. Stripe raises limits on request.
+// Stripe is Stripe's API. An account has 100 requests a second in live mode and 25 in a sandbox. An
+// endpoint, which is a method and a path without its ids, has 25 a second. Searching, reading files
+// and writing files have 20 each. The client is assumed to use one account. A request counts in the
+// sandbox if its key is a test key. Stripe doesn't document the kind of window, so seconds roll.
+// Stripe raises limits on request.
 //
-// Not limited here are how many requests are open at once, which is not published, and
-// what may be done to one object, such as 1,000 updates of a payment intent in an hour.
+// Not limited here are the unpublished number of concurrent requests, and the limits of one object,
+// such as 1,000 updates of a payment intent in an hour.
 //
-// A refusal names its limit, but no time to wait. One that is of an object alone, or a 429
-// because an object is locked, pauses nothing. In a path whatever has a digit or a capital
-// letter is taken for an id.
+// A refusal names its limit, but no wait. A refusal for one object, or a 429 for a locked object,
+// pauses nothing. Path segments with a digit or a capital letter are assumed to be ids.
 func Stripe() Provider {
 	const page = "https://docs.stripe.com/rate-limits"
 	return Provider{
@@ -44,7 +43,7 @@ func Stripe() Provider {
 	}
 }
 
-// stripeSandbox reports whether the request's key is of a sandbox.
+// stripeSandbox reports whether the request has a test key.
 func stripeSandbox(req *http.Request) bool {
 	key, _, basic := req.BasicAuth()
 	if !basic {
@@ -54,7 +53,7 @@ func stripeSandbox(req *http.Request) bool {
 	return (kind == "sk" || kind == "rk" || kind == "pk") && strings.HasPrefix(rest, "test_")
 }
 
-// stripeEndpoint is the request's method and path, with * for ids.
+// stripeEndpoint returns the method and path of a request, with * for ids.
 func stripeEndpoint(req *http.Request) string {
 	parts := strings.Split(req.URL.Path, "/")
 	for i, part := range parts {
@@ -65,6 +64,7 @@ func stripeEndpoint(req *http.Request) string {
 	return req.Method + " " + strings.Join(parts, "/")
 }
 
+// stripeFiles returns the quota of a request for files.
 func stripeFiles(req *http.Request) (key string, counts bool) {
 	if !strings.HasPrefix(req.URL.Path+"/", "/v1/files/") {
 		return "", false

@@ -5,12 +5,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Twilio is Twilio's REST API, which limits how many requests of an account are open at
-// once. How many it allows is not published, and differs between accounts: begin with
-// few, and see the header Twilio-Concurrent-Requests and the errors 20429.
+// Twilio is Twilio's REST API, which limits the concurrent requests of an account. The limit is not
+// published and differs between accounts. Begin with a low value, and watch the header
+// Twilio-Concurrent-Requests and the errors 20429.
 //
-// What Verify allows for a phone number is not limited here. A refusal names no time to
-// wait; refused requests were not processed.
+// Verify's limits for a phone number are not included. A refusal names no wait. Twilio doesn't
+// process refused requests.
 func Twilio(concurrent int64) Provider {
 	return Provider{
 		Name: "twilio",

@@ -15,8 +15,8 @@ import (
 	"github.com/apithrottle/throttle/answers/ietf"
 )
 
-// response returns a response with headers from "Name: value" lines. Its Date is Monday noon, unless
-// the lines have one.
+// response returns a response with headers from "Name: value" lines. Its Date is Monday noon,
+// unless the lines have one.
 func response(status int, body string, lines ...string) Response {
 	r := Response{Status: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(body), Got: monday}
 	r.Header.Set("Date", monday.Format(http.TimeFormat))

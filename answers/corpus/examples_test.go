@@ -17,8 +17,8 @@ var update = flag.Bool("update", false, "rewrite testdata/expect.txt; check ever
 
 var monday = time.Date(2026, time.May, 4, 12, 0, 0, 0, time.UTC)
 
-// A provider is an entry of testdata/headers.json: the headers that a provider documents or was seen
-// to send.
+// A provider is an entry of testdata/headers.json: the headers that a provider documents or was
+// seen to send.
 type provider struct {
 	Provider string
 	Headers  []struct {

@@ -1,5 +1,6 @@
 // Package ietf reads the RateLimit header fields of the IETF drafts, for the profiles of package
-// answers. The fields are structured fields (RFC 9651), whose parser is not in the standard library.
+// answers. The fields are structured fields (RFC 9651), whose parser is not in the standard
+// library.
 //
 // The versions of draft-ietf-httpapi-ratelimit-headers define four forms of the fields, and package
 // ietf reads all four:
@@ -32,8 +33,8 @@ func Profile() answers.Profile {
 
 // Quota returns a Quota that reads the fields under another name. With "Beta-RateLimit" (Jira), the
 // headers are Beta-RateLimit and Beta-RateLimit-Policy, and those of the older drafts are
-// Beta-RateLimit-Limit, -Remaining and -Reset. The caller may set other fields of the Quota, such as
-// Unit.
+// Beta-RateLimit-Limit, -Remaining and -Reset. The caller may set other fields of the Quota, such
+// as Unit.
 func Quota(header string) answers.Quota {
 	header = http.CanonicalHeaderKey(header)
 	n := names{header, header + "-Policy", header + "-Limit", header + "-Remaining", header + "-Reset"}
@@ -174,8 +175,8 @@ func policy(item httpsfv.Item) (r answers.Reading, ok bool) {
 	return r, true
 }
 
-// addPolicy adds the limit and window of its policy to r, and returns the other policies. The policy
-// of an unnamed reading is the one with the same limit, if there is exactly one.
+// addPolicy adds the limit and window of its policy to r, and returns the other policies. The
+// policy of an unnamed reading is the one with the same limit, if there is exactly one.
 func addPolicy(r *answers.Reading, policies []answers.Reading) []answers.Reading {
 	match := -1
 	for i, p := range policies {
