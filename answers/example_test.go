@@ -88,6 +88,6 @@ func ExampleProfile_Validate() {
 	}
 	fmt.Println(github.Validate())
 	// Output:
-	// answers: Quotas[0].Reset has the Format Number: set a format of times, such as Seconds or
-	// EpochSeconds Rules[0].Header is empty: set the header that has the Value, or clear Value
+	// answers: Quotas[0].Reset has the Format Number: set a format of times, such as Seconds or EpochSeconds
+	// Rules[0].Header is empty: set the header that has the Value, or clear Value
 }

@@ -82,8 +82,8 @@ type Field struct {
 }
 
 const (
-	mostCount = 999_999_999_999_999  // as in structured fields, RFC 9651 section 3.3.1
-	farthest  = 366 * 24 * time.Hour // a window is shorter; a later reset is in another format
+	maxCount = 999_999_999_999_999  // as in structured fields, RFC 9651 section 3.3.1
+	maxTime  = 366 * 24 * time.Hour // a window is shorter; a later reset is in another format
 )
 
 type rounding bool
@@ -145,7 +145,7 @@ func (f *Field) number(text string, r rounding) (int64, bool) {
 	return count(text, r)
 }
 
-// count parses a decimal number, clamped to 0 … mostCount.
+// count parses a decimal number, clamped to 0 … maxCount.
 func count(v string, r rounding) (int64, bool) {
 	v = strings.Trim(v, " \t")
 	positive, negative := strings.CutPrefix(v, "-")
@@ -158,7 +158,7 @@ func count(v string, r rounding) (int64, bool) {
 	case r == up && strings.Trim(fraction, "0") != "":
 		n++
 	}
-	return min(n, mostCount), true
+	return min(n, maxCount), true
 }
 
 // share parses a fraction and returns it in millionths, rounded up.
@@ -167,7 +167,7 @@ func share(v string) (int64, bool) {
 	return d.Microseconds(), ok
 }
 
-// decimal splits "12.50" into 12 and "50". A number with too many digits becomes mostCount.
+// decimal splits "12.50" into 12 and "50". A number with too many digits becomes maxCount.
 func decimal(v string) (n int64, fraction string, ok bool) {
 	whole, fraction, point := strings.Cut(v, ".")
 	if !digits(whole) || point && !digits(fraction) {
@@ -175,7 +175,7 @@ func decimal(v string) (n int64, fraction string, ok bool) {
 	}
 	n, err := strconv.ParseInt(whole, 10, 64)
 	if err != nil {
-		n = mostCount
+		n = maxCount
 	}
 	return n, fraction, true
 }
@@ -212,7 +212,7 @@ func (f Format) wait(v string, now time.Time) (time.Duration, bool) {
 		return 0, false
 	}
 	d := at.Sub(now) // saturates
-	return retryafter.Micros(max(d, 0)), -farthest < d && d < farthest
+	return retryafter.Micros(max(d, 0)), -maxTime < d && d < maxTime
 }
 
 func (f Format) date(v string) (at time.Time, ok bool) {

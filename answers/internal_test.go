@@ -19,7 +19,7 @@ func TestRefillTime(t *testing.T) {
 	if !ok || d != 2*time.Microsecond {
 		t.Error(d, ok)
 	}
-	if d, ok := refillTime(mostCount, []Reading{{Has: HasRemaining, Limit: mostCount, Window: farthest}}); ok {
+	if d, ok := refillTime(maxCount, []Reading{{Has: HasRemaining, Limit: maxCount, Window: maxTime}}); ok {
 		t.Error("a time that overflows 64 bits:", d)
 	}
 }

@@ -121,7 +121,7 @@ func addCharge(as []Amount, unit string, n int64) []Amount {
 	unit = unitOrRequests(unit)
 	for i := range as {
 		if as[i].Unit == unit {
-			as[i].N = min(as[i].N+n, mostCount)
+			as[i].N = min(as[i].N+n, maxCount)
 			return as
 		}
 	}

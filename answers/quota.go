@@ -11,7 +11,7 @@ import (
 	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
-const mostReadings = 32 // of one response, which bounds memory: no provider reports more
+const maxReadings = 32 // of one response, which bounds memory: no provider reports more
 
 func unitOrRequests(unit string) string { return cmp.Or(unit, "requests") }
 
@@ -52,12 +52,12 @@ func (r Reading) bounded(base Reading, e *event) Reading {
 	r.addName(name)
 	r.Unit = cmp.Or(r.Unit, base.Unit)
 	for _, n := range []*int64{&r.Limit, &r.Remaining, &r.Used, &r.Share} {
-		*n = min(max(*n, 0), mostCount)
+		*n = min(max(*n, 0), maxCount)
 	}
-	if r.Window <= 0 || r.Window >= farthest {
+	if r.Window <= 0 || r.Window >= maxTime {
 		r.Window = base.Window
 	}
-	if r.Slack = e.slack; r.Has&HasReset == 0 || r.Reset < 0 || r.Reset >= farthest {
+	if r.Slack = e.slack; r.Has&HasReset == 0 || r.Reset < 0 || r.Reset >= maxTime {
 		r.Has &^= HasReset
 		r.Reset, r.Slack = 0, 0
 	}
@@ -68,7 +68,7 @@ func (r Reading) bounded(base Reading, e *event) Reading {
 
 // add appends r, unless it contains no more than base.
 func add(to []Reading, r Reading, base *Reading) []Reading {
-	if r.Limit == 0 && r.Has == 0 && r.Window == base.Window || len(to) == mostReadings {
+	if r.Limit == 0 && r.Has == 0 && r.Window == base.Window || len(to) == maxReadings {
 		return to
 	}
 	switch {
@@ -109,20 +109,20 @@ func (r *Reading) set(fact Facts, to *int64, from *Field, e *event, round roundi
 
 // readTimes reads the window and the reset.
 func (q *Quota) readTimes(e *event, r *Reading) {
-	if d, ok := q.Length.wait(e); ok && d > 0 && d < farthest {
+	if d, ok := q.Length.wait(e); ok && d > 0 && d < maxTime {
 		r.Window = d
 	}
 	if rate, ok := q.Rate.count(e, down); ok {
 		r.setRate(rate)
 	}
-	if d, ok := q.Reset.wait(e); ok && d < farthest {
+	if d, ok := q.Reset.wait(e); ok && d < maxTime {
 		r.setReset(d, q.Reset.Format.absolute(), e)
 	}
 }
 
 // setRate sets the window to the time in which the rate, in units a second, restores the limit.
 func (r *Reading) setRate(rate int64) {
-	if rate <= 0 || rate > 1e9 || r.Limit == 0 || r.Limit/rate >= int64(farthest/time.Second) {
+	if rate <= 0 || rate > 1e9 || r.Limit == 0 || r.Limit/rate >= int64(maxTime/time.Second) {
 		return
 	}
 	r.Window = time.Duration(r.Limit/rate)*time.Second + time.Duration(r.Limit%rate)*time.Second/time.Duration(rate)
@@ -152,7 +152,7 @@ func (q *Quota) combined(e *event, base Reading) (rs []Reading) {
 		}
 	}
 	slices.Sort(names) // the order of a map is random
-	for _, name := range names[:min(len(names), mostReadings)] {
+	for _, name := range names[:min(len(names), maxReadings)] {
 		rs = append(rs, q.Combined.Format.readings(e.Header[name], strings.ToLower(name[len(prefix):]), base, e)...)
 	}
 	return rs
@@ -212,7 +212,7 @@ func namedUses(v string, base Reading) (rs []Reading) {
 		r := base
 		name, uses, _ := strings.Cut(part, "=")
 		r.addName(strings.Trim(name, " \t"))
-		if r.usedOfLimit(uses) && len(rs) < mostReadings {
+		if r.usedOfLimit(uses) && len(rs) < maxReadings {
 			rs = append(rs, r)
 		}
 	}
@@ -227,7 +227,7 @@ func window(v string) (time.Duration, bool) {
 	}
 	n, err := strconv.ParseUint(v[:len(v)-1], 10, 16)
 	d := time.Duration(n) * units[v[len(v)-1]]
-	return d, err == nil && d > 0 && d < farthest
+	return d, err == nil && d > 0 && d < maxTime
 }
 
 // pairs parses lists of pairs, each a key and a number. A comma separates the lists.
@@ -243,7 +243,7 @@ func pairs(lines []string, base Reading, e *event) (rs []Reading) {
 			}
 			ok = ok && r.setPair(strings.Trim(pair[:at], " \t"), strings.Trim(pair[at+1:], " \t"), &rate, e)
 		}
-		if r.setRate(rate); ok && r.Limit > 0 && len(rs) < mostReadings {
+		if r.setRate(rate); ok && r.Limit > 0 && len(rs) < maxReadings {
 			rs = append(rs, r)
 		}
 	}
@@ -266,7 +266,7 @@ func (r *Reading) setPair(key, v string, rate *int64, e *event) (ok bool) {
 		*rate, ok = count(v, down)
 	case "t", "reset", "resets":
 		var d time.Duration
-		if d, ok = retryafter.Seconds(v); ok && d < farthest {
+		if d, ok = retryafter.Seconds(v); ok && d < maxTime {
 			r.setReset(d, false, e)
 		}
 	}

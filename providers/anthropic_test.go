@@ -12,11 +12,10 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-// message is a request for a message whose prompt has so many tokens, and its answer at most so
-// many.
+// message returns a request with prompt tokens of input and at most most tokens of output.
 func message(t *testing.T, model string, prompt, most int, stream bool) *http.Request {
 	t.Helper()
-	text := strings.Repeat("word", prompt-1) + " one" // a space: it is text
+	text := strings.Repeat("word", prompt-1) + " one" // with a space, so it is text
 	return postJSON(t, "https://api.anthropic.com/v1/messages",
 		fmt.Sprintf(`{"model":%q,"max_tokens":%d,"stream":%t,"messages":[{"role":"user","content":"%s"}]}`, model, most, stream, text))
 }
@@ -30,7 +29,7 @@ func TestAnthropic(t *testing.T) {
 		want         float64 // a minute
 	}{
 		{"many small requests", 10, 4, false, 100},
-		// An answer takes 100 tokens, and for the 1.6 s until its end 300 more are set aside.
+		// An answer takes 100 tokens. For the 1.6 s until its end, 300 more are reserved.
 		{"large answers", 10, 400, false, 8_000 / (100 + 300*1.6/60)},
 		{"streams of large answers", 10, 400, true, 8_000 / (100 + 300*1.6/60)},
 		{"large prompts", 1_500, 100, true, 30_000 / 1_500},
@@ -43,7 +42,7 @@ func TestAnthropic(t *testing.T) {
 				saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 64, d, func(int) *http.Request {
 					return message(t, "claude-sonnet-4-5", load.prompt, load.most, load.stream)
 				})
-				unrefused(t, api, 0.9*d.Minutes()*load.want)
+				checkServed(t, api, 0.9*d.Minutes()*load.want)
 			})
 		})
 	}
@@ -64,9 +63,9 @@ func TestAnthropicRefusals(t *testing.T) {
 	})
 }
 
-// The reset is the time of the full refill: with nothing left, more comes long before it.
-// So nothing waits for it, not even where no tier counts those tokens.
-func TestAnthropicResetIsTheTimeOfTheFullRefill(t *testing.T) {
+// A reset is the time of the full refill. If nothing is left, some tokens come long before it, so
+// requests don't wait for the reset, even if no tier counts tokens.
+func TestAnthropicResetIsFullRefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.Anthropic(100, 30_000, 8_000)
 		p := providers.Anthropic(100, 30_000, 8_000)
@@ -83,7 +82,7 @@ func TestAnthropicResetIsTheTimeOfTheFullRefill(t *testing.T) {
 	})
 }
 
-// A prompt that is read from the cache is estimated and then found to be free.
+// A prompt from the cache is charged an estimate until the response reports that it is free.
 func TestAnthropicCachedInput(t *testing.T) {
 	d := long(2 * time.Minute)
 	cached := strings.Repeat("long prompt ", 1_000) // 3,000 tokens
@@ -96,13 +95,13 @@ func TestAnthropicCachedInput(t *testing.T) {
 					return postJSON(t, "https://api.anthropic.com/v1/messages",
 						fmt.Sprintf(`{"model":"claude-opus-4-1","max_tokens":40,"stream":%t,"system":"%s","messages":[{"role":"user","content":"Go on."}]}`, stream, cached))
 				})
-				unrefused(t, api, 0.9*d.Minutes()*100)
+				checkServed(t, api, 0.9*d.Minutes()*100)
 			})
 		})
 	}
 }
 
-// Input that others of the organization use is told by the answers, in thousands.
+// Responses report, in thousands, the input that others in the organization use.
 func TestAnthropicUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.Anthropic(100, 30_000, 8_000)
@@ -110,12 +109,12 @@ func TestAnthropicUsedElsewhere(t *testing.T) {
 		saturate(t, over(t, providers.Anthropic(100, 30_000, 8_000), api), 1, 5*time.Minute, func(int) *http.Request {
 			return message(t, "claude-sonnet-4-5", 2_000, 10, true)
 		})
-		unrefused(t, api, 0.9*(6_000+4*30_000)/2_000)
+		checkServed(t, api, 0.9*(6_000+4*30_000)/2_000)
 	})
 }
 
 func ExampleAnthropic() {
-	client, err := providers.Anthropic(100, 30_000, 8_000).Client(nil) // requests, tokens in and tokens out a minute
+	client, err := providers.Anthropic(100, 30_000, 8_000).Client(nil) // requests, input and output tokens a minute
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -128,7 +127,7 @@ func ExampleAnthropic() {
 		fmt.Println(err)
 		return
 	}
-	resp.Body.Close() // before its end: what was set aside for the answer stays charged
-	fmt.Println(resp.Header.Get("anthropic-ratelimit-output-tokens-remaining"), "tokens of output left while 1,000 are set aside")
-	// Output: 7000 tokens of output left while 1,000 are set aside
+	resp.Body.Close() // before its end: the estimate for the answer stays charged
+	fmt.Println(resp.Header.Get("anthropic-ratelimit-output-tokens-remaining"), "output tokens left while 1,000 are reserved")
+	// Output: 7000 output tokens left while 1,000 are reserved
 }

@@ -26,21 +26,21 @@ func post(t *testing.T, url string) *http.Request {
 
 func TestBinance(t *testing.T) {
 	for _, skew := range []time.Duration{0, 17 * time.Second} {
-		t.Run(fmt.Sprintf("saturated, its clock ahead by %v", skew), func(t *testing.T) {
+		t.Run(fmt.Sprintf("saturated, clock ahead by %v", skew), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := fakeapi.Binance()
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Skew = skew
 				rt := over(t, providers.Binance(), api)
-				time.Sleep(50 * time.Second) // so that its minute ends soon, or ours
+				time.Sleep(50 * time.Second) // the end of a minute is near, by either clock
 				saturate(t, rt, 16, 5*time.Minute, func(worker int) *http.Request {
 					if worker%4 == 0 {
 						return post(t, binance+"order?symbol=BTCUSDT")
 					}
 					return get(t, binance+"depth?symbol=BTCUSDT&limit=500")
 				})
-				// The queries, of weight 25, use up a minute's 6,000 while its first 50 orders go.
-				unrefused(t, api, 0.97*5*(50+(6_000-50)/25))
+				// Queries of weight 25 use up the 6,000 of a minute beside its first 50 orders.
+				checkServed(t, api, 0.97*5*(50+(6_000-50)/25))
 			})
 		})
 	}
@@ -54,17 +54,17 @@ func TestBinance(t *testing.T) {
 				}
 				return post(t, binance+"order?symbol=BTCUSDT")
 			})
-			unrefused(t, api, 0.95*12*50/1.5)
+			checkServed(t, api, 0.95*12*50/1.5)
 		})
 	})
-	t.Run("filled orders count no more", func(t *testing.T) {
+	t.Run("filled orders no longer count", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.Binance()
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, providers.Binance(), api), 4, time.Minute, func(int) *http.Request {
 				return post(t, binance+"order?symbol=BTCUSDT&type=MARKET")
 			})
-			unrefused(t, api, 5_900) // all of the weight
+			checkServed(t, api, 5_900) // the whole weight of a minute
 		})
 	})
 }
@@ -102,7 +102,7 @@ func TestBinanceRefusals(t *testing.T) {
 				t.Errorf("after the ban: %d in %v", status, took)
 			}
 		})
-	trap("418 without Retry-After tells the time in its text",
+	trap("418 without Retry-After has the time in its text",
 		fakeapi.Reply{Status: 418, Body: fmt.Sprintf(`{"code":-1003,"msg":"Way too much request weight used; IP banned until %d."}`, time.Date(2000, 1, 1, 0, 3, 0, 0, time.UTC).UnixMilli())},
 		func(t *testing.T, rt http.RoundTripper) {
 			_, err := rt.RoundTrip(get(t, klines))
@@ -111,14 +111,14 @@ func TestBinanceRefusals(t *testing.T) {
 				t.Errorf("%v, want a ban of three minutes", err)
 			}
 		})
-	trap("429 of the weight pauses everything",
+	trap("429 for weight pauses everything",
 		fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "40"}, Body: `{"code":-1003,"msg":"Too much request weight used; current limit is 6000 request weight per 1 MINUTE."}`},
 		func(t *testing.T, rt http.RoundTripper) {
 			if _, _, took := send(t, rt, get(t, klines)); took != 40*time.Second {
 				t.Errorf("waited %v, want 40 s", took)
 			}
 		})
-	trap("429 of the orders has no Retry-After and pauses orders alone",
+	trap("429 for orders has no Retry-After and pauses only orders",
 		fakeapi.Reply{Status: 429, Body: `{"code":-1015,"msg":"Too many new orders; current limit is 50 orders per 10 SECOND."}`},
 		func(t *testing.T, rt http.RoundTripper) {
 			if _, _, took := send(t, rt, get(t, klines)); took != 0 {
@@ -136,7 +136,7 @@ func TestBinanceRefusals(t *testing.T) {
 		})
 }
 
-// orderForm is an order whose parameters stand in a form.
+// orderForm returns an order with its parameters in a form.
 func orderForm(t *testing.T, query, form string) *http.Request {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, binance+"order?"+query, strings.NewReader(form))
@@ -170,11 +170,11 @@ func TestBinanceSendBy(t *testing.T) {
 		{"microseconds", get(t, binance+"order?timestamp=1700000000000123"), at(5000.123)},
 		{"a form", orderForm(t, "", "symbol=BTCUSDT&timestamp=1700000000000&recvWindow=200"), at(200)},
 		{"a query and a form", orderForm(t, "recvWindow=300", "timestamp=1700000000000"), at(300)},
-		{"the query first", orderForm(t, "recvWindow=300&timestamp=1700000000000", "recvWindow=1&timestamp=1"), at(300)},
-		{"a form that can be read but once", once, time.Time{}},
-		{"no number", get(t, binance+"order?timestamp=now"), time.Time{}},
-		{"a negative number", get(t, binance+"order?timestamp=-1"), time.Time{}},
-		{"a window that is no number", get(t, binance+"order?timestamp=1700000000000&recvWindow=long"), time.Time{}},
+		{"a query replaces the form", orderForm(t, "recvWindow=300&timestamp=1700000000000", "recvWindow=1&timestamp=1"), at(300)},
+		{"a form without GetBody", once, time.Time{}},
+		{"a timestamp that is not a number", get(t, binance+"order?timestamp=now"), time.Time{}},
+		{"a negative timestamp", get(t, binance+"order?timestamp=-1"), time.Time{}},
+		{"a window that is not a number", get(t, binance+"order?timestamp=1700000000000&recvWindow=long"), time.Time{}},
 	} {
 		if by := transport.SendBy(test.req); !by.Equal(test.want) {
 			t.Errorf("%s: %v, want %v", test.name, by, test.want)
@@ -187,8 +187,8 @@ func TestBinanceSendBy(t *testing.T) {
 	}
 }
 
-// Of 200 orders that are signed at once those are sent whose signatures are good at their turn,
-// and the others are refused at once and charged nothing.
+// Of 200 orders signed at once, the limiter sends those whose signatures are still valid at their
+// turn. It refuses the others immediately and charges nothing for them.
 func TestBinanceSignedOrders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.Binance()
@@ -222,14 +222,14 @@ func TestBinanceSignedOrders(t *testing.T) {
 		}
 		time.Sleep(20 * time.Second)
 		if served, late := burst(50); served != 50 || late != 0 {
-			t.Errorf("later %d served and %d refused at once, want 50 and none", served, late)
+			t.Errorf("20 s later: %d served and %d refused at once, want 50 and none", served, late)
 		}
-		unrefused(t, api, 100)
+		checkServed(t, api, 100)
 	})
 }
 
-// Whoever else uses the address is seen in the used weight of every response.
-func TestBinanceForeignUse(t *testing.T) {
+// The used weight in each response includes the use of others with the same address.
+func TestBinanceUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.Binance()
 		rt := over(t, providers.Binance(), api)
@@ -237,7 +237,7 @@ func TestBinanceForeignUse(t *testing.T) {
 			send(t, api, get(t, binance+"depth?limit=1000"))
 		}
 		saturate(t, rt, 1, 59*time.Second, func(int) *http.Request { return get(t, binance+"depth?limit=1000") })
-		unrefused(t, api, 120)
+		checkServed(t, api, 120)
 	})
 }
 

@@ -13,7 +13,7 @@ import (
 
 const exchange = "https://api.exchange.coinbase.com"
 
-// private is a request of one profile.
+// private returns a request of one profile.
 func private(t *testing.T, path string) *http.Request {
 	req := get(t, exchange+path)
 	req.Header.Set("CB-ACCESS-KEY", "key")
@@ -37,7 +37,7 @@ func TestCoinbaseExchange(t *testing.T) {
 				api := fakeapi.CoinbaseExchange()
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.CoinbaseExchange(), api), 8, d, func(int) *http.Request { return load.next(t) })
-				unrefused(t, api, 0.97*load.rate*d.Seconds())
+				checkServed(t, api, 0.97*load.rate*d.Seconds())
 			})
 		})
 	}
@@ -52,7 +52,7 @@ func TestCoinbaseExchange(t *testing.T) {
 				}
 				return private(t, paths[worker/2%len(paths)])
 			})
-			unrefused(t, api, 0.97*25*d.Seconds())
+			checkServed(t, api, 0.97*25*d.Seconds())
 		})
 	})
 	t.Run("the list of loan assets is public", func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestCoinbaseExchange(t *testing.T) {
 			}
 		}
 	})
-	t.Run("429 says nothing and pauses the profile alone", func(t *testing.T) {
+	t.Run("a 429 without a wait pauses only the profile", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.CoinbaseExchange()
 			rt := over(t, providers.CoinbaseExchange(), api)
@@ -87,7 +87,7 @@ func TestCoinbaseApp(t *testing.T) {
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		rt := over(t, providers.CoinbaseApp(), api)
 		saturate(t, rt, 8, 2*time.Hour, func(int) *http.Request { return get(t, "https://api.coinbase.com/v2/accounts") })
-		unrefused(t, api, 20_000)
+		checkServed(t, api, 20_000)
 		if _, _, took := send(t, rt, get(t, "https://api.coinbase.com/api/v3/brokerage/accounts")); took > time.Second {
 			t.Errorf("Advanced Trade waited %v for another API", took)
 		}

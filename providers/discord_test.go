@@ -17,7 +17,7 @@ import (
 const discord = "https://discord.com/api/v10"
 
 func TestDiscord(t *testing.T) {
-	t.Run("routes are learned", func(t *testing.T) {
+	t.Run("quotas of routes come from responses", func(t *testing.T) {
 		d := long(3 * time.Minute)
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.Discord()
@@ -26,7 +26,7 @@ func TestDiscord(t *testing.T) {
 			saturate(t, over(t, providers.Discord(), api), 16, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf("%s/channels/%d/messages/%d", discord, w%4, time.Now().UnixNano()))
 			})
-			unrefused(t, api, 0.95*4*d.Seconds()) // 5 in 5 seconds, each of 4
+			checkServed(t, api, 0.95*4*d.Seconds()) // 4 routes, each with 5 in 5 seconds
 		})
 	})
 	t.Run("50 a second in all", func(t *testing.T) {
@@ -37,7 +37,7 @@ func TestDiscord(t *testing.T) {
 			saturate(t, over(t, providers.Discord(), api), 100, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf("%s/guilds/%d/members", discord, w))
 			})
-			unrefused(t, api, 0.9*50*d.Seconds())
+			checkServed(t, api, 0.9*50*d.Seconds())
 		})
 	})
 }
@@ -58,12 +58,12 @@ func TestDiscordRefusals(t *testing.T) {
 		wait  time.Duration
 	}{
 		{"remaining 0 pauses the route until the reset", fakeapi.Reply{Header: bucket("X-RateLimit-Remaining", "0")}, one, 64570 * time.Millisecond},
-		{"and no other", fakeapi.Reply{Header: bucket("X-RateLimit-Remaining", "0")}, two, 0},
-		{"a bucket's 429", fakeapi.Reply{Status: 429, Header: bucket("X-RateLimit-Remaining", "0", "Retry-After", "65", "X-RateLimit-Scope", "user")}, one, 65 * time.Second},
-		{"leaves other routes alone", fakeapi.Reply{Status: 429, Header: bucket("Retry-After", "65", "X-RateLimit-Scope", "user")}, two, 0},
-		{"a shared 429 says another wait than the bucket", fakeapi.Reply{Status: 429, Header: bucket("Retry-After", "337", "X-RateLimit-Scope", "shared")}, one, 337 * time.Second},
+		{"remaining 0 leaves other routes alone", fakeapi.Reply{Header: bucket("X-RateLimit-Remaining", "0")}, two, 0},
+		{"a 429 pauses the route", fakeapi.Reply{Status: 429, Header: bucket("X-RateLimit-Remaining", "0", "Retry-After", "65", "X-RateLimit-Scope", "user")}, one, 65 * time.Second},
+		{"a 429 leaves other routes alone", fakeapi.Reply{Status: 429, Header: bucket("Retry-After", "65", "X-RateLimit-Scope", "user")}, two, 0},
+		{"a shared 429 reports a longer wait than the bucket", fakeapi.Reply{Status: 429, Header: bucket("Retry-After", "337", "X-RateLimit-Scope", "shared")}, one, 337 * time.Second},
 		{"a global 429 stops every route", fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "65", "X-RateLimit-Global": "true", "X-RateLimit-Scope": "global"}}, two, 65 * time.Second},
-		{"but interactions", fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "65", "X-RateLimit-Global": "true"}}, discord + "/interactions/7/secret/callback", 0},
+		{"a global 429 leaves interactions alone", fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "65", "X-RateLimit-Global": "true"}}, discord + "/interactions/7/secret/callback", 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestDiscordRefusals(t *testing.T) {
 			})
 		})
 	}
-	t.Run("a shared 429 of half an hour closes the route", func(t *testing.T) {
+	t.Run("a shared 429 of 22 minutes closes the route", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.Discord()
 			rt := over(t, providers.Discord(), api)
@@ -127,6 +127,6 @@ func ExampleDiscord() {
 		return
 	}
 	resp.Body.Close()
-	fmt.Println(resp.Header.Get("X-RateLimit-Remaining"), "of", resp.Header.Get("X-RateLimit-Limit"), "left, until they are the next waits")
-	// Output: 4 of 5 left, until they are the next waits
+	fmt.Println(resp.Header.Get("X-RateLimit-Remaining"), "of", resp.Header.Get("X-RateLimit-Limit"), "left; after them the next request waits")
+	// Output: 4 of 5 left; after them the next request waits
 }

@@ -19,14 +19,14 @@ func TestEtherscan(t *testing.T) {
 			api := fakeapi.Etherscan()
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 			saturate(t, over(t, providers.Etherscan(), api), 4, 5*time.Minute, func(int) *http.Request { return get(t, etherscan) })
-			unrefused(t, api, 0.95*3*300)
+			checkServed(t, api, 0.95*3*300)
 		})
 	})
-	t.Run("a refusal with status 200 and no time", func(t *testing.T) {
+	t.Run("a refusal with status 200 and no wait", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.Etherscan()
 			rt := over(t, providers.Etherscan(), api)
-			for range 3 { // somebody else, with the same account
+			for range 3 { // another program with the same account
 				send(t, api, get(t, etherscan))
 			}
 			if status, body, _ := send(t, rt, get(t, etherscan)); status != 200 || body[:12] != `{"status":"0` {
@@ -37,7 +37,7 @@ func TestEtherscan(t *testing.T) {
 			}
 		})
 	})
-	t.Run("a wrong key is no refusal", func(t *testing.T) {
+	t.Run("a wrong key is not a refusal", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.Etherscan()
 			rt := over(t, providers.Etherscan(), api)

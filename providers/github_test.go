@@ -15,15 +15,15 @@ import (
 
 const github = "https://api.github.com"
 
-// githubQuery is a GraphQL query that costs so many points.
+// githubQuery returns a GraphQL query that costs this many points.
 func githubQuery(t *testing.T, cost int) *http.Request {
 	t.Helper()
 	return postJSON(t, github+"/graphql", fmt.Sprintf(`{"query":"{ viewer { login } rateLimit { cost } }","variables":{"cost":%d}}`, cost))
 }
 
-// The hour's windows begin 17 minutes past, by a clock that is 17 seconds ahead.
+// The windows of an hour begin at 17 minutes past, by a clock that is 17 seconds ahead.
 func TestGitHub(t *testing.T) {
-	windows := soak.Times(1) // in 18 minutes, before the one that has begun
+	windows := soak.Times(1) // windows that end in the run
 	hours := time.Duration(windows-1) * time.Hour
 	for _, load := range []struct {
 		name    string
@@ -47,7 +47,7 @@ func TestGitHub(t *testing.T) {
 		{"slow answers", 5_000, func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 120, 20 * time.Second, 3 * time.Minute, 9 * 100},
 		{"searching", 5_000, func(t *testing.T, i int) *http.Request {
 			return get(t, github+[]string{"/search/issues", "/search/code"}[i%2])
-		}, 16, 0, 10 * time.Minute, 9 * (30 + 9)}, // of a minute some seconds are lost: the Date is cut to one
+		}, 16, 0, 10 * time.Minute, 9 * (30 + 9)}, // each minute loses seconds to the resolution of Date
 		{"GraphQL", 2_200, func(t *testing.T, _ int) *http.Request { return githubQuery(t, 1) }, 16, 0, hours + 18*time.Minute, float64(windows*2_200 + 2_000)},
 	} {
 		t.Run(load.name, func(t *testing.T) {
@@ -57,19 +57,19 @@ func TestGitHub(t *testing.T) {
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = fakeapi.Between(load.hold+20*time.Millisecond, load.hold+200*time.Millisecond)
 				p := providers.GitHub()
-				if load.most < 5_000 { // what Enterprise Cloud has more of
+				if load.most < 5_000 { // Enterprise Cloud has other limits
 					p.Scope("core").Policy.Tiers[0].Limit, p.Scope("graphql").Policy.Tiers[0].Limit = load.most, load.most
 				}
 				saturate(t, over(t, p, api), load.workers, load.d, func(w int) *http.Request { return load.next(t, w) })
-				unrefused(t, api, 0.9*load.want)
+				checkServed(t, api, 0.9*load.want)
 			})
 		})
 	}
 }
 
-// A query costs more than it was taken to: what is left is known from the answers, so
-// that only those at once on their way are too many.
-func TestGitHubQueriesOfUnknownCost(t *testing.T) {
+// Queries cost more than their estimate. Responses report the points left, so only queries in
+// flight can exceed the limit.
+func TestGitHubQueriesCostMoreThanEstimated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.GitHub(5_000, time.Hour)
 		api.Hold = fakeapi.Between(20*time.Millisecond, 200*time.Millisecond)
@@ -100,14 +100,14 @@ func TestGitHubRefusals(t *testing.T) {
 	}{
 		{"403 with remaining 0 pauses until the reset", read, fakeapi.Reply{Status: 403, Header: header(), Body: `{"message":"API rate limit exceeded"}`}, read, 17 * time.Minute, 17*time.Minute + 2*time.Second},
 		{"429 with remaining 0 too", read, fakeapi.Reply{Status: 429, Header: header()}, read, 17 * time.Minute, 17*time.Minute + 2*time.Second},
-		{"one resource's reset leaves the others alone", read, fakeapi.Reply{Status: 403, Header: header()}, search, 0, 0},
+		{"the reset of a resource leaves the others alone", read, fakeapi.Reply{Status: 403, Header: header()}, search, 0, 0},
 		{"secondary limit has no headers", read, fakeapi.Reply{Status: 403, Body: secondary}, search, time.Minute, time.Minute},
 		{"secondary limit with Retry-After", read, fakeapi.Reply{Status: 403, Header: header("Retry-After", "90"), Body: secondary}, search, 90 * time.Second, 90 * time.Second},
 		{"secondary limit as 429", read, fakeapi.Reply{Status: 429, Header: header("X-RateLimit-Remaining", "17")}, search, time.Minute, time.Minute},
-		{"a 403 for lack of rights is no limit", read, fakeapi.Reply{Status: 403, Header: header("X-RateLimit-Remaining", "17"), Body: `{"message":"Resource not accessible by integration"}`}, read, 0, 0},
+		{"a 403 for missing permissions is not a limit", read, fakeapi.Reply{Status: 403, Header: header("X-RateLimit-Remaining", "17"), Body: `{"message":"Resource not accessible by integration"}`}, read, 0, 0},
 		{"GraphQL 200 RATE_LIMITED", graphql, fakeapi.Reply{Header: header("X-RateLimit-Resource", "graphql"), Body: `{"errors":[{"type":"RATE_LIMITED"}]}`}, graphql, 17 * time.Minute, 17*time.Minute + 2*time.Second},
 		{"GraphQL 200 of a secondary limit", graphql, fakeapi.Reply{Header: header("X-RateLimit-Remaining", "9", "X-RateLimit-Resource", "graphql"), Body: `{"errors":[{"message":"You have exceeded a secondary rate limit."}]}`}, read, time.Minute, time.Minute},
-		{"asking for the limits is free", read, fakeapi.Reply{Status: 403, Header: header()}, github + "/rate_limit", 0, 0},
+		{"/rate_limit is free", read, fakeapi.Reply{Status: 403, Header: header()}, github + "/rate_limit", 0, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -129,7 +129,7 @@ func TestGitHubRefusals(t *testing.T) {
 	}
 }
 
-// What the user's other programs use is told by the answers.
+// Responses report the use of the user's other programs.
 func TestGitHubUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.GitHub(100, time.Hour)
@@ -140,7 +140,7 @@ func TestGitHubUsedElsewhere(t *testing.T) {
 			send(t, api, get(t, github+"/user"))
 		}
 		saturate(t, rt, 1, 10*time.Minute, func(int) *http.Request { return get(t, github+"/user") })
-		unrefused(t, api, 100)
+		checkServed(t, api, 100)
 	})
 }
 
@@ -162,7 +162,7 @@ func ExampleGitHub() {
 	// Output: 200 OK with 4999 of 5000 left
 }
 
-// postJSON is a request with a body.
+// postJSON returns a request with a JSON body.
 func postJSON(t *testing.T, url, body string) *http.Request {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, strings.NewReader(body))

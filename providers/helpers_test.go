@@ -15,7 +15,7 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-// over is the provider's transport, in front of its stand-in.
+// over returns the provider's transport with a fake API as its Base.
 func over(t *testing.T, p providers.Provider, api *fakeapi.Server) http.RoundTripper {
 	t.Helper()
 	transport, err := p.Transport(nil)
@@ -26,7 +26,7 @@ func over(t *testing.T, p providers.Provider, api *fakeapi.Server) http.RoundTri
 	return transport
 }
 
-// get is a request without a body.
+// get returns a request without a body.
 func get(t *testing.T, url string) *http.Request {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -36,7 +36,7 @@ func get(t *testing.T, url string) *http.Request {
 	return req
 }
 
-// send sends a request and returns what was answered, and how long that took.
+// send sends a request. It returns the response and the time until its end.
 func send(t *testing.T, rt http.RoundTripper, req *http.Request) (status int, body string, took time.Duration) {
 	t.Helper()
 	start := time.Now()
@@ -52,11 +52,11 @@ func send(t *testing.T, rt http.RoundTripper, req *http.Request) (status int, bo
 	return resp.StatusCode, string(b), time.Since(start)
 }
 
-// long is how long a load lasts: d in "make test", and longer in "make soak".
+// long returns the duration of a load: d in "make test", and more in "make soak".
 func long(d time.Duration) time.Duration { return d * time.Duration(soak.Times(1)) }
 
-// saturate sends what next makes from so many workers, each its next when the last was
-// answered, for so long. Requests that can't be admitted within that time are not sent.
+// saturate sends requests from next for the duration d. Each worker sends its next request after
+// the response to the one before. Requests that can't be admitted within d are not sent.
 func saturate(t *testing.T, rt http.RoundTripper, workers int, d time.Duration, next func(worker int) *http.Request) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
@@ -80,19 +80,19 @@ func saturate(t *testing.T, rt http.RoundTripper, workers int, d time.Duration, 
 	wg.Wait()
 }
 
-// unrefused fails if the stand-in refused anything, or served less than that.
-func unrefused(t *testing.T, api *fakeapi.Server, least float64) {
+// checkServed fails if the API refused a request, or served fewer than least.
+func checkServed(t *testing.T, api *fakeapi.Server, least float64) {
 	t.Helper()
 	if refused := api.Refused(); len(refused) > 0 {
 		t.Errorf("refused %v", refused)
 	}
 	served := api.Served()
 	if t.Logf("%d served", served); float64(served) < least {
-		t.Errorf("%d served, want %.0f", served, least)
+		t.Errorf("%d served, want at least %.0f", served, least)
 	}
 }
 
-// serve has a client's requests answered by a stand-in.
+// serve makes a fake API answer a client's requests.
 func serve(client *http.Client, api *fakeapi.Server) {
 	client.Transport.(*throttle.Transport).Base = api
 }

@@ -27,14 +27,14 @@ func TestHubSpot(t *testing.T) {
 				api := fakeapi.HubSpot(250_000, time.UTC)
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.HubSpot("UTC"), api), 16, d, func(int) *http.Request { return get(t, load.url) })
-				unrefused(t, api, 0.95*d.Minutes()*load.want)
+				checkServed(t, api, 0.95*d.Minutes()*load.want)
 			})
 		})
 	}
 }
 
-// The day ends at midnight of the account's zone, which is 05:00 UTC, and what other apps
-// have used of it is seen.
+// The day ends at midnight in the account's zone, which is 05:00 UTC. Responses report the use of
+// other apps.
 func TestHubSpotDay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		zone, err := time.LoadLocation("America/New_York")
@@ -48,7 +48,7 @@ func TestHubSpotDay(t *testing.T) {
 			send(t, api, get(t, hubspot))
 		}
 		saturate(t, over(t, p, api), 1, 10*time.Hour, func(int) *http.Request { return get(t, hubspot) })
-		unrefused(t, api, 600)
+		checkServed(t, api, 600)
 	})
 }
 
@@ -58,8 +58,8 @@ func TestHubSpotRefusals(t *testing.T) {
 		reply    fakeapi.Reply
 		min, max time.Duration
 	}{
-		{"daily limit until midnight of the account", fakeapi.Reply{Status: 429, Body: `{"status":"error","policyName":"DAILY"}`}, 5 * time.Hour, 5*time.Hour + time.Second},
-		{"ten seconds, which says no wait", fakeapi.Reply{Status: 429, Body: `{"status":"error","policyName":"TEN_SECONDLY_ROLLING"}`}, time.Second, 2 * time.Second},
+		{"daily limit until midnight in the account's zone", fakeapi.Reply{Status: 429, Body: `{"status":"error","policyName":"DAILY"}`}, 5 * time.Hour, 5*time.Hour + time.Second},
+		{"ten seconds, without a wait", fakeapi.Reply{Status: 429, Body: `{"status":"error","policyName":"TEN_SECONDLY_ROLLING"}`}, time.Second, 2 * time.Second},
 		{"locked", fakeapi.Reply{Status: 423, Header: map[string]string{"Retry-After": "2"}}, 2 * time.Second, 2 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {

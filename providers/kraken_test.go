@@ -12,7 +12,7 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-// kraken is a private call.
+// kraken returns a private call.
 func kraken(t *testing.T, call, form string) *http.Request {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://api.kraken.com/0/private/"+call, strings.NewReader(form))
@@ -39,7 +39,7 @@ func TestKraken(t *testing.T) {
 				api := fakeapi.Kraken()
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.Kraken(), api), 8, 10*time.Minute, func(worker int) *http.Request { return load.next(t, worker) })
-				unrefused(t, api, load.want)
+				checkServed(t, api, load.want)
 			})
 		})
 	}
@@ -48,7 +48,7 @@ func TestKraken(t *testing.T) {
 func TestKrakenRefusals(t *testing.T) {
 	for _, test := range []struct {
 		name        string
-		refused     string // the call
+		refused     string // the refused call
 		body        string
 		next        string
 		least, most time.Duration
@@ -57,7 +57,7 @@ func TestKrakenRefusals(t *testing.T) {
 		{"EAPI with status 200", "Balance", `{"error":["EAPI:Rate limit exceeded"]}`, "Balance", time.Second, 2 * time.Second},
 		{"EOrder with status 200", "AddOrder", `{"error":["EOrder:Rate limit exceeded"]}`, "AddOrder", time.Second, 2 * time.Second},
 		{"EOrder leaves the other calls alone", "AddOrder", `{"error":["EOrder:Rate limit exceeded"]}`, "Balance", 0, 0},
-		{"another error is no refusal", "AddOrder", `{"error":["EOrder:Insufficient funds"]}`, "AddOrder", 0, 0},
+		{"another error is not a refusal", "AddOrder", `{"error":["EOrder:Insufficient funds"]}`, "AddOrder", 0, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -19,7 +19,7 @@ func TestNotion(t *testing.T) {
 		api := fakeapi.Notion()
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 		saturate(t, over(t, providers.Notion(), api), 8, d, func(int) *http.Request { return get(t, notion) })
-		unrefused(t, api, 0.95*d.Minutes()*180)
+		checkServed(t, api, 0.95*d.Minutes()*180)
 	})
 }
 

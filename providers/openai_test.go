@@ -13,10 +13,10 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-// chat is a chat completion whose prompt has so many tokens, and its answer at most as many more.
+// chat returns a request with prompt tokens of input and at most most tokens of output.
 func chat(t *testing.T, model string, prompt, most int) *http.Request {
 	t.Helper()
-	text := strings.Repeat("word", prompt-1) + " one" // a space: it is text
+	text := strings.Repeat("word", prompt-1) + " one" // with a space, so it is text
 	return postJSON(t, "https://api.openai.com/v1/chat/completions",
 		fmt.Sprintf(`{"messages":[{"role":"user","content":"%s"}],"model":%q,"max_tokens":%d}`, text, model, most))
 }
@@ -40,7 +40,7 @@ func TestOpenAI(t *testing.T) {
 				saturate(t, over(t, providers.OpenAI(500, 30_000), api), 64, d, func(int) *http.Request {
 					return chat(t, "gpt-4o", load.prompt, load.most)
 				})
-				unrefused(t, api, 0.9*d.Minutes()*load.want)
+				checkServed(t, api, 0.9*d.Minutes()*load.want)
 			})
 		})
 	}
@@ -53,7 +53,7 @@ func TestOpenAIRefusals(t *testing.T) {
 		reply fakeapi.Reply
 		wait  time.Duration
 	}{
-		{"insufficient_quota is not retried as a limit", fakeapi.Reply{Status: 429, Body: `{"error":{"message":"You exceeded your current quota.","type":"insufficient_quota","code":"credit_balance_exhausted"}}`}, 0},
+		{"insufficient_quota is not a limit", fakeapi.Reply{Status: 429, Body: `{"error":{"message":"You exceeded your current quota.","type":"insufficient_quota","code":"credit_balance_exhausted"}}`}, 0},
 		{"x-should-retry false", fakeapi.Reply{Status: 429, Header: map[string]string{"x-should-retry": "false"}}, 0},
 		{"retry-after-ms goes before Retry-After", fakeapi.Reply{Status: 429, Header: limited, Body: `{"error":{"type":"tokens","code":"rate_limit_exceeded"}}`}, 1250 * time.Millisecond},
 		{"Retry-After may have a fraction", fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "0.25"}}, 250 * time.Millisecond},
@@ -77,23 +77,23 @@ func TestOpenAIRefusals(t *testing.T) {
 	}
 }
 
-// Tokens that others of the organization use are told by the answers.
+// Responses report the tokens that others in the organization use.
 func TestOpenAIUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.OpenAI(600, 30_000, time.Minute)
 		send(t, api, chat(t, "gpt-4o", 10_000, 15_000))
 		time.Sleep(time.Second)
 		saturate(t, over(t, providers.OpenAI(600, 30_000), api), 1, 5*time.Minute, func(int) *http.Request { return chat(t, "gpt-4o", 100, 1_000) })
-		unrefused(t, api, 0.8*5*30_000/1_105)
+		checkServed(t, api, 0.8*5*30_000/1_105)
 	})
 }
 
-// The reset is the time of the full refill: with nothing left, more comes long before it.
-func TestOpenAIResetIsTheTimeOfTheFullRefill(t *testing.T) {
+// A reset is the time of the full refill. If nothing is left, some tokens come long before it.
+func TestOpenAIResetIsFullRefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.OpenAI(600, 30_000, time.Minute)
 		p := providers.OpenAI(600, 30_000)
-		p.Cost, p.Scopes[0].Policy.Tiers = nil, p.Scopes[0].Policy.Tiers[:1] // nothing counts tokens
+		p.Cost, p.Scopes[0].Policy.Tiers = nil, p.Scopes[0].Policy.Tiers[:1] // no tier counts tokens
 		rt := over(t, p, api)
 		api.Trap(fakeapi.Reply{Header: map[string]string{"x-ratelimit-limit-tokens": "30000", "x-ratelimit-remaining-tokens": "0", "x-ratelimit-reset-tokens": "1m0s"}})
 		send(t, rt, chat(t, "gpt-4o", 10, 10))
@@ -115,10 +115,10 @@ func TestOpenAICost(t *testing.T) {
 		{"a response", `{"max_output_tokens":7,"input":"four","model":"m"}`, "m", 8 + 7},
 		{"choices", `{"model":"m","prompt":"","max_tokens":10,"n":3}`, "m", 6 + 30},
 		{"an image", `{"model":"m","input":[{"image_url":"data:image/png;base64,` + image + `"}]}`, "m", 5},
-		{"a model behind a long prompt", `{"input":"` + long + `","model":"m"}`, "m", 100_003},
-		{"a model that is not the request's", `{"input":{"model":"x"}}`, "", 3},
-		{"absurd", `{"model":5,"max_tokens":-7,"n":-1,"input":`, "5", 6},
-		{"no JSON", "--boundary", "", 0},
+		{"a model after a long prompt", `{"input":"` + long + `","model":"m"}`, "m", 100_003},
+		{"a model below the top level", `{"input":{"model":"x"}}`, "", 3},
+		{"malformed, with invalid numbers", `{"model":5,"max_tokens":-7,"n":-1,"input":`, "5", 6},
+		{"not JSON", "--boundary", "", 0},
 	} {
 		req := postJSON(t, "https://api.openai.com/v1/responses", test.body)
 		model, counts := p.Scopes[0].Key(req)
@@ -129,7 +129,7 @@ func TestOpenAICost(t *testing.T) {
 	once := postJSON(t, "https://api.openai.com/v1/responses", `{"model":"m","max_tokens":100}`)
 	once.GetBody = nil
 	if model, _ := p.Scopes[0].Key(once); model != "" || p.Cost(once)["tokens"] != 8 {
-		t.Errorf("a body that can be read but once: model %q, %d tokens", model, p.Cost(once)["tokens"])
+		t.Errorf("a body without GetBody: model %q, %d tokens", model, p.Cost(once)["tokens"])
 	}
 }
 

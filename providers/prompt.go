@@ -12,9 +12,9 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// mostPrompt is the number of bytes of a prompt that are read. It exceeds mostBody because the
+// maxPrompt is the number of bytes of a prompt that are read. It exceeds maxBody because the
 // model often stands after the prompt. At most one JSON token is in memory.
-const mostPrompt = 16 << 20
+const maxPrompt = 16 << 20
 
 // A prompt is the content of the JSON body of a request to a model.
 type prompt struct {
@@ -35,7 +35,7 @@ func promptOf(req *http.Request) prompt {
 	}
 	defer b.Close()
 	p.text = 0
-	d := json.NewDecoder(io.LimitReader(b, mostPrompt))
+	d := json.NewDecoder(io.LimitReader(b, maxPrompt))
 	d.UseNumber()
 	p.read(d)
 	return p

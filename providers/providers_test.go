@@ -29,7 +29,7 @@ var presets = []func() providers.Provider{
 	func() providers.Provider { return providers.Twilio(1) },
 }
 
-// TestEveryPreset fails where a constructor is not among the presets that are tested.
+// TestEveryPreset fails if a constructor is missing from presets.
 func TestEveryPreset(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	if err != nil {
@@ -45,17 +45,17 @@ func TestEveryPreset(t *testing.T) {
 		n += len(constructor.FindAll(source, -1))
 	}
 	if n != len(presets) {
-		t.Errorf("%d constructors, %d presets", n, len(presets))
+		t.Errorf("%d constructors and %d presets: add the missing ones", n, len(presets))
 	}
 }
 
-// Every preset says where each of its limits is from, and is ready to use.
+// Every preset is valid and names the source of each limit.
 func TestPresets(t *testing.T) {
 	names := map[string]bool{}
 	for _, preset := range presets {
 		p := preset()
 		if p.Name == "" || names[p.Name] || len(p.Scopes) == 0 || len(p.Hosts) == 0 {
-			t.Errorf("%q: Name twice, or no Scopes or Hosts", p.Name)
+			t.Errorf("%q: the Name is empty or used twice, or Scopes or Hosts are empty", p.Name)
 		}
 		names[p.Name] = true
 		if _, err := p.Transport(nil); err != nil {
@@ -75,7 +75,7 @@ func TestPresets(t *testing.T) {
 			scopes[s.Name] = true
 		}
 		if other := preset(); &other.Scopes[0] == &p.Scopes[0] || &other.Scopes[0].Policy.Tiers[0] == &p.Scopes[0].Policy.Tiers[0] || &other.Hosts[0] == &p.Hosts[0] {
-			t.Errorf("%s: two of them share what may be changed", p.Name)
+			t.Errorf("%s: two calls of the constructor share a slice", p.Name)
 		}
 	}
 }
@@ -91,14 +91,14 @@ func TestTransportErrors(t *testing.T) {
 		}
 	}
 	if _, err := p.Client(nil); err == nil {
-		t.Error("a client of it was made")
+		t.Error("Client accepted an invalid policy")
 	}
 	if p.Scope("no such") != nil {
-		t.Error("there is a scope of no name")
+		t.Error("Scope returned a scope that doesn't exist")
 	}
 }
 
-// Clients with one store have one quota.
+// Clients with one store share one quota.
 func TestSharedStore(t *testing.T) {
 	d := long(20 * time.Second)
 	synctest.Test(t, func(t *testing.T) {
@@ -119,11 +119,11 @@ func TestSharedStore(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		unrefused(t, api, 0.93*d.Seconds()*25)
+		checkServed(t, api, 0.93*d.Seconds()*25)
 	})
 }
 
-// A changed limit is the limit.
+// A limit that the caller changes takes effect.
 func TestOverride(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := providers.Etherscan()
@@ -164,8 +164,8 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// A key of an inner scope has a quota of its own in each quota around it, and each quota
-// stays the same for as long as somebody holds it.
+// A key of an inner scope has a separate quota in each outer quota, and a quota stays the same as
+// long as a limiter of it is in use.
 func TestKeys(t *testing.T) {
 	synctest.Test(t, testKeys)
 }
@@ -191,10 +191,10 @@ func testKeys(t *testing.T) {
 		{"A", "x", false, 0}, // the channel is used up, and the team isn't charged
 		{"A", "y", true, 0},
 		{"A", "z", false, 0}, // the team is used up, and the channel isn't charged
-		{"B", "x", true, 0},  // another team's channel of that name
-		{"", "x", true, 0},   // in no team
+		{"B", "x", true, 0},  // another team's channel with the same name
+		{"", "x", true, 0},   // no team
 		{"", "x", false, 0},
-		{"", "", true, 0}, // counts nowhere
+		{"", "", true, 0}, // counts in no scope
 		{"B", "", true, 0},
 		{"B", "", false, time.Minute},
 		{"A", "z", true, 0},
@@ -214,7 +214,7 @@ func testKeys(t *testing.T) {
 	}
 }
 
-// A body is looked at through GetBody alone, and stays whole.
+// A provider reads a body only through GetBody, and leaves the body whole.
 func TestBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pairs := func(body io.Reader) *http.Request {
@@ -231,13 +231,13 @@ func TestBodies(t *testing.T) {
 			t.Errorf("pair %q", pair)
 		}
 		if b, err := io.ReadAll(req.Body); string(b) != form || err != nil {
-			t.Errorf("the body is %q, %v", b, err)
+			t.Errorf("the body is %q afterwards, %v", b, err)
 		}
 		if pair, counts := key(pairs(io.MultiReader(strings.NewReader(form)))); pair != "" || !counts {
-			t.Errorf("a body that can be read but once: %q, %v", pair, counts)
+			t.Errorf("a body without GetBody: %q, %v", pair, counts)
 		}
 		if pair, _ := key(pairs(strings.NewReader(strings.Repeat("x=1&", 32<<10) + "pair=XBTUSD"))); pair != "" {
-			t.Errorf("read %q behind 64 KB", pair)
+			t.Errorf("read %q after the first 64 KB", pair)
 		}
 		broken := pairs(strings.NewReader(form))
 		broken.GetBody = func() (io.ReadCloser, error) { return nil, context.Canceled }

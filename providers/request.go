@@ -34,7 +34,7 @@ func when(counts func(*http.Request) bool) func(*http.Request) (string, bool) {
 	return func(req *http.Request) (string, bool) { return "", counts(req) }
 }
 
-const mostBody = 64 << 10 // bytes of a request's body that are read
+const maxBody = 64 << 10 // bytes of a request's body that are read
 
 // body returns the beginning of the request's body, or nil if the request has no GetBody.
 func body(req *http.Request) []byte {
@@ -46,7 +46,7 @@ func body(req *http.Request) []byte {
 		return nil
 	}
 	defer b.Close()
-	text, err := io.ReadAll(io.LimitReader(b, mostBody))
+	text, err := io.ReadAll(io.LimitReader(b, maxBody))
 	if err != nil {
 		return nil
 	}
@@ -54,7 +54,7 @@ func body(req *http.Request) []byte {
 }
 
 // decode reads the request's JSON body into v. It returns false if there is no body, or if the body
-// is malformed or longer than mostBody.
+// is malformed or longer than maxBody.
 func decode(req *http.Request, v any) bool {
 	b := body(req)
 	return len(b) > 0 && json.Unmarshal(b, v) == nil

@@ -27,10 +27,10 @@ func TestAWSSendBy(t *testing.T) {
 		{"not signed", get(t, url), time.Time{}},
 		{"a header", header, signed.Add(5 * time.Minute)},
 		{"a URL", get(t, url+"?X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Date=20261122T040000Z&X-Amz-Expires=86400"), signed.Add(24 * time.Hour)},
-		{"a URL that does not say for how long", get(t, url+"?X-Amz-Date=20261122T040000Z"), signed.Add(5 * time.Minute)},
+		{"a URL without X-Amz-Expires", get(t, url+"?X-Amz-Date=20261122T040000Z"), signed.Add(5 * time.Minute)},
 		{"a URL and a header", both, signed.Add(time.Minute)},
-		{"a date of another form", wrong, time.Time{}},
-		{"no number", get(t, url+"?X-Amz-Date=20261122T040000Z&X-Amz-Expires=-1"), signed.Add(5 * time.Minute)},
+		{"a date in another format", wrong, time.Time{}},
+		{"a negative number", get(t, url+"?X-Amz-Date=20261122T040000Z&X-Amz-Expires=-1"), signed.Add(5 * time.Minute)},
 		{"more seconds than a Duration holds", get(t, url+"?X-Amz-Date=20261122T040000Z&X-Amz-Expires=99999999999999"), signed.Add(5 * time.Minute)},
 	} {
 		if by := providers.AWSSendBy(test.req); !by.Equal(test.want) {

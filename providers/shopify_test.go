@@ -25,15 +25,15 @@ func TestShopifyREST(t *testing.T) {
 			saturate(t, over(t, providers.ShopifyREST(), api), 8, d, func(w int) *http.Request {
 				return get(t, fmt.Sprintf(products, []string{"one", "two"}[w%2]))
 			})
-			unrefused(t, api, 0.98*2*(40+d.Seconds()*2))
+			checkServed(t, api, 0.98*2*(40+d.Seconds()*2))
 		})
 	})
-	t.Run("Retry-After is a decimal, and what comes earlier is refused", func(t *testing.T) {
+	t.Run("Retry-After is a decimal, and earlier requests are refused", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.ShopifyREST()
 			rt := over(t, providers.ShopifyREST(), api)
 			one := fmt.Sprintf(products, "one")
-			for range 40 { // by the same app, elsewhere
+			for range 40 { // the same app, in another process
 				send(t, api, get(t, one))
 			}
 			if status, _, _ := send(t, rt, get(t, one)); status != 429 {
@@ -47,7 +47,7 @@ func TestShopifyREST(t *testing.T) {
 			}
 		})
 	})
-	t.Run("what the same app uses elsewhere is seen", func(t *testing.T) {
+	t.Run("responses report the app's use elsewhere", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.ShopifyREST()
 			rt := over(t, providers.ShopifyREST(), api)
@@ -56,12 +56,12 @@ func TestShopifyREST(t *testing.T) {
 				send(t, api, get(t, one))
 			}
 			saturate(t, rt, 1, time.Minute, func(int) *http.Request { return get(t, one) })
-			unrefused(t, api, 0.98*(40+120))
+			checkServed(t, api, 0.98*(40+120))
 		})
 	})
 }
 
-// query is a GraphQL query that asks for so many points and costs so many.
+// query returns a GraphQL query with a requested and an actual cost in points.
 func query(t *testing.T, requested, actual int) *http.Request {
 	t.Helper()
 	text := fmt.Sprintf(`{"query":"query Products { shop { name } }","variables":{"requested":%d,"actual":%d}}`, requested, actual)
@@ -82,12 +82,12 @@ func TestShopifyGraphQL(t *testing.T) {
 		name              string
 		provider          providers.Provider
 		requested, actual int
-		bucket            float64 // so much of it is used
+		bucket            float64 // the part of the bucket that is used
 		fraction          float64
 	}{
-		{"a query's cost is not known", providers.ShopifyGraphQL(), 252, 52, 0, 0.85}, // they go one by one
-		{"a query's cost is known", asking(252), 252, 52, 1_000 - 252, 0.97},
-		{"a query costs what it asks for", asking(50), 50, 50, 1_000, 0.97},
+		{"unknown cost", providers.ShopifyGraphQL(), 252, 52, 0, 0.85}, // one at a time
+		{"known cost", asking(252), 252, 52, 1_000 - 252, 0.97},
+		{"actual cost equals requested cost", asking(50), 50, 50, 1_000, 0.97},
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -95,7 +95,7 @@ func TestShopifyGraphQL(t *testing.T) {
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = fakeapi.Between(10*time.Millisecond, 100*time.Millisecond)
 				saturate(t, over(t, load.provider, api), 8, 5*time.Minute, func(int) *http.Request { return query(t, load.requested, load.actual) })
-				unrefused(t, api, load.fraction*(load.bucket+300*100)/float64(load.actual))
+				checkServed(t, api, load.fraction*(load.bucket+300*100)/float64(load.actual))
 			})
 		})
 	}
@@ -113,7 +113,7 @@ func TestShopifyGraphQL(t *testing.T) {
 			}
 		})
 	})
-	t.Run("REST and others are not limited", func(t *testing.T) {
+	t.Run("REST is not limited", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.ShopifyREST()
 			rt := over(t, providers.ShopifyGraphQL(), api)
@@ -134,7 +134,7 @@ func ExampleShopifyREST() {
 	}
 	serve(client, fakeapi.ShopifyREST()) // instead of the network
 
-	for _, shop := range []string{"one", "two"} { // each has a quota of its own
+	for _, shop := range []string{"one", "two"} { // each shop has a separate quota
 		resp, err := client.Get("https://" + shop + ".myshopify.com/admin/api/2026-07/products.json")
 		if err != nil {
 			fmt.Println(err)
@@ -150,7 +150,7 @@ func ExampleShopifyREST() {
 
 func ExampleShopifyGraphQL() {
 	p := providers.ShopifyGraphQL()
-	p.Cost = func(*http.Request) throttle.Cost { return throttle.Cost{"points": 12} } // what the program's queries ask for
+	p.Cost = func(*http.Request) throttle.Cost { return throttle.Cost{"points": 12} } // the requested cost
 	client, err := p.Client(nil)
 	if err != nil {
 		fmt.Println(err)

@@ -15,7 +15,7 @@ import (
 
 const slack = "https://slack.com/api/"
 
-// slackForm is a call as Slack's clients make it.
+// slackForm returns a call in the form of Slack's clients.
 func slackForm(t *testing.T, method, channel string) *http.Request {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, slack+method, strings.NewReader(url.Values{"channel": {channel}, "text": {"hello"}}.Encode()))
@@ -48,7 +48,7 @@ func TestSlack(t *testing.T) {
 				api := fakeapi.Slack(time.Minute)
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.Slack(), api), 8, d, func(w int) *http.Request { return load.next(t, w) })
-				unrefused(t, api, 0.95*d.Minutes()*load.want)
+				checkServed(t, api, 0.95*d.Minutes()*load.want)
 			})
 		})
 	}
@@ -87,7 +87,7 @@ func ExampleSlack() {
 	}
 	serve(client, fakeapi.Slack(time.Minute)) // instead of the network
 
-	for _, channel := range []string{"C1", "C2"} { // each has a message a second
+	for _, channel := range []string{"C1", "C2"} { // each channel has one message a second
 		resp, err := client.PostForm("https://slack.com/api/chat.postMessage", url.Values{"channel": {channel}, "text": {"Hello!"}})
 		if err != nil {
 			fmt.Println(err)

@@ -11,7 +11,7 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-// stripe is a request with a key of live mode, or of a sandbox.
+// stripe returns a request with a key of live mode or of a sandbox.
 func stripe(t *testing.T, method, path, key string) *http.Request {
 	req := get(t, "https://api.stripe.com/v1/"+path)
 	req.Method = method
@@ -47,7 +47,7 @@ func TestStripe(t *testing.T) {
 				api := fakeapi.Stripe()
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				saturate(t, over(t, providers.Stripe(), api), 24, d, func(w int) *http.Request { return load.next(t, w) })
-				unrefused(t, api, 0.93*load.rate*d.Seconds())
+				checkServed(t, api, 0.93*load.rate*d.Seconds())
 			})
 		})
 	}
@@ -63,12 +63,12 @@ func TestStripeRefusals(t *testing.T) {
 		path   string // of the next request
 		paused bool
 	}{
-		{"429 lock_timeout is no limit", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"lock_timeout","message":"This object cannot be accessed right now"}}`}, "charges", false},
-		{"an endpoint's limit pauses the endpoint", limited("endpoint-rate"), "charges", true},
-		{"an endpoint's limit leaves the others alone", limited("endpoint-concurrency"), "refunds", false},
+		{"429 lock_timeout is not a limit", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"lock_timeout","message":"This object cannot be accessed right now"}}`}, "charges", false},
+		{"the limit of an endpoint pauses the endpoint", limited("endpoint-rate"), "charges", true},
+		{"the limit of an endpoint leaves other endpoints alone", limited("endpoint-concurrency"), "refunds", false},
 		{"a global limit pauses all", limited("global-rate"), "refunds", true},
 		{"a global limit of concurrency pauses all", limited("global-concurrency"), "refunds", true},
-		{"a limit of one object pauses nothing", limited("resource-specific"), "charges", false},
+		{"the limit of one object pauses nothing", limited("resource-specific"), "charges", false},
 		{"a 429 without a reason", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"rate_limit"}}`}, "charges", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -90,7 +90,7 @@ func TestStripeRefusals(t *testing.T) {
 
 func ExampleStripe() {
 	p := providers.Stripe()
-	p.Scope("account").Policy.Tiers[0].Limit = 500 // as Stripe may allow on request
+	p.Scope("account").Policy.Tiers[0].Limit = 500 // Stripe raises limits on request
 	client, err := p.Client(nil)
 	if err != nil {
 		fmt.Println(err)

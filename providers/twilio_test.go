@@ -19,10 +19,10 @@ func TestTwilio(t *testing.T) {
 			api := fakeapi.Twilio(5)
 			api.Hold = func() time.Duration { return 100 * time.Millisecond }
 			saturate(t, over(t, providers.Twilio(5), api), 50, 30*time.Second, func(int) *http.Request { return post(t, twilio) })
-			unrefused(t, api, 5*300-5)
+			checkServed(t, api, 5*300-5)
 		})
 	})
-	t.Run("20429 names no time", func(t *testing.T) {
+	t.Run("20429 names no wait", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.Twilio(5)
 			rt := over(t, providers.Twilio(5), api)
@@ -33,7 +33,7 @@ func TestTwilio(t *testing.T) {
 			}
 		})
 	})
-	t.Run("the gauge is no limit", func(t *testing.T) {
+	t.Run("the header of concurrent requests is not a limit", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.Twilio(5)
 			rt := over(t, providers.Twilio(5), api)

@@ -44,9 +44,9 @@ func Quota(header string) answers.Quota {
 // names are the names of the headers.
 type names struct{ all, policy, limit, remaining, reset string }
 
-// mostItems bounds the items read from one header, and so the time to match them with policies. No
+// maxItems bounds the items read from one header, and so the time to match them with policies. No
 // provider sends as many.
-const mostItems = 32
+const maxItems = 32
 
 // read returns the readings of the fields, then the policies without one.
 func (n *names) read(r answers.Response) []answers.Reading {
@@ -96,7 +96,7 @@ func itemList(lines []string) (rs []answers.Reading) {
 	if err != nil {
 		return dictionary(lines)
 	}
-	for _, m := range list[:min(len(list), mostItems)] {
+	for _, m := range list[:min(len(list), maxItems)] {
 		item, ok := m.(httpsfv.Item)
 		if !ok {
 			return nil
@@ -144,7 +144,7 @@ func policyList(lines []string) (rs []answers.Reading) {
 	if err != nil {
 		return nil
 	}
-	for _, m := range list[:min(len(list), mostItems)] {
+	for _, m := range list[:min(len(list), maxItems)] {
 		item, ok := m.(httpsfv.Item)
 		if !ok {
 			return nil

@@ -86,8 +86,8 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 		err = fmt.Errorf("-duration is %v: it must be above 0", c.duration)
 	case c.workers <= 0:
 		err = fmt.Errorf("-workers is %d: it must be at least 1", c.workers)
-	case c.fleet < 0 || c.fleet > mostProcesses:
-		err = fmt.Errorf("-fleet is %d: it must be from 1 to %d, or 0 for none", c.fleet, mostProcesses)
+	case c.fleet < 0 || c.fleet > maxProcesses:
+		err = fmt.Errorf("-fleet is %d: it must be from 1 to %d, or 0 for none", c.fleet, maxProcesses)
 	case c.fleet > 0 && c.url != "":
 		err = errors.New("-url is set: a fleet sends to the stand-in, which is all that sees the whole of it")
 	case c.redis != "":

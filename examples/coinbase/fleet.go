@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-const mostProcesses = 64
+const maxProcesses = 64
 
 // runFleet is run with several processes, which share one quota in Redis. They are
 // ended when one of them fails, when the context ends, and with this process.
