@@ -13,11 +13,11 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// run sends requests to an API for as long as the config says, or until the
-// context ends, and reports on it. It is an error if nothing was accepted, or if
-// the batch gave up; the report is written all the same.
+// run sends requests to an API for the configured duration, or until the context ends, and writes a
+// report. It returns an error if no request was accepted, or if the batch gave up. It writes the
+// report in either case.
 func run(ctx context.Context, c config, api target, stdout, stderr io.Writer) error {
-	limiter, err := throttle.New(c.policy, nil)
+	client, err := newClient(c.policy, nil)
 	if err != nil {
 		return err
 	}
@@ -26,20 +26,20 @@ func run(ctx context.Context, c config, api target, stdout, stderr io.Writer) er
 	start := time.Now()
 	count := newTally(start)
 	stop := showProgress(stderr, func() string { return count.line(c.duration) })
-	err = send(ctx, c, limiter, api, count)
+	err = send(ctx, c, client, api, count)
 	stop()
-	return conclude(ctx, c, api, start, count.report(), err, stdout)
+	return writeReport(ctx, c, api, start, count.report(), err, stdout)
 }
 
-// send runs the workers from the start of the tally on.
-func send(ctx context.Context, c config, limiter *throttle.Limiter, api target, count *tally) error {
+// send runs the workers, from the start of the tally until the end of the run.
+func send(ctx context.Context, c config, client *http.Client, api target, count *tally) error {
 	end := count.start.Add(c.duration)
 	during, cancel := context.WithDeadline(ctx, end)
 	defer cancel()
-	after, cancel := afterwards(during)
+	after, cancel := withGrace(during)
 	defer cancel()
 
-	client := newClient(limiter, c.policy, &wire{base: api.base, end: end, after: after, count: count})
+	instrument(client, c.policy, &meteredBase{base: api.base, end: end, after: after, count: count})
 	workers, working := errgroup.WithContext(during)
 	for range c.workers {
 		workers.Go(func() error { return work(working, client, api.url, count) })
@@ -47,63 +47,59 @@ func send(ctx context.Context, c config, limiter *throttle.Limiter, api target, 
 	return workers.Wait()
 }
 
-// conclude writes the report on a run that began at start and ended now, with err.
-func conclude(ctx context.Context, c config, api target, start time.Time, r report, err error, stdout io.Writer) error {
+// instrument sends the client's requests through base, and charges one unit of each kind that the
+// policy counts. Most programs need no Cost, which is one request by default.
+func instrument(client *http.Client, p throttle.Policy, base http.RoundTripper) {
+	transport := client.Transport.(*throttle.Transport)
+	transport.Base = base
+	transport.Cost = func(*http.Request) throttle.Cost { return oneOfEach(p) }
+	client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+}
+
+// writeReport writes the report of a run that began at start and has just ended with err.
+func writeReport(ctx context.Context, c config, api target, start time.Time, r report, err error, stdout io.Writer) error {
 	seconds := c.duration
-	if err != nil || ctx.Err() != nil {
-		seconds = min(seconds, max(time.Since(start), time.Microsecond)) // it ended early
+	if err != nil || ctx.Err() != nil { // the run ended early
+		seconds = min(seconds, max(time.Since(start), time.Microsecond))
 	}
-	if api.seen != nil {
-		r.WorstSecond, r.seenBy = api.seen().WorstSecond, "the provider"
+	if api.summary != nil {
+		r.WorstSecond, r.observer = api.summary().WorstSecond, "the provider"
 	}
-	r.over(seconds, possible(c.policy, start, seconds))
+	r.setRates(seconds, upperBound(c.policy, start, seconds))
 	if err == nil && ctx.Err() == nil && r.Accepted == 0 {
-		err = errors.New("nothing was accepted")
+		err = errors.New("no request was accepted")
 	}
 	return errors.Join(err, r.write(stdout, c.json))
 }
 
-// newClient is all that a program needs of the library: a client whose requests
-// wait for the limiter. Most do without the Cost, which is one request then.
-func newClient(limiter *throttle.Limiter, p throttle.Policy, base http.RoundTripper) *http.Client {
-	return &http.Client{
-		Transport: &throttle.Transport{
-			Base:    base,
-			Limiter: limiter,
-			Cost:    func(*http.Request) throttle.Cost { return oneOfEach(p) },
-		},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-	}
-}
-
-// work sends one request after another until the run is over.
+// work sends one request after another until the run ends.
 func work(ctx context.Context, client *http.Client, url string, count *tally) error {
 	for ctx.Err() == nil {
 		status, err := call(ctx, client, url)
 		var refusal *throttle.WaitError
 		switch {
-		case errors.Is(err, throttle.ErrDeadline), errors.Is(err, errOver):
-			return nil // the next one could start only when the run is over
+		case errors.Is(err, throttle.ErrDeadline), errors.Is(err, errEnded):
+			return nil // the next request can't start before the end of the run
 		case errors.As(err, &refusal):
-			return refusal // the provider closed the quota, or Redis is away
+			return refusal // the provider closed the quota, or Redis is unavailable
 		case err != nil && ctx.Err() != nil:
-			return nil // interrupted while it waited, or on its way for too long
+			return nil // interrupted while waiting, or no response within the grace period
 		}
-		if err := count.answer(status, err); err != nil {
+		if err := count.addResult(status, err); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// call sends one request and reads the answer to its end: so the connection is
-// used again, and a policy that limits concurrency has its place back.
+// call sends one request and reads the whole body. net/http can then reuse the connection, and a
+// policy that limits concurrency admits the next request.
 func call(ctx context.Context, client *http.Client, url string) (status int, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, err
 	}
-	resp, err := client.Do(req) // blocks until the limiter admits it
+	resp, err := client.Do(req) // blocks until the limiter admits the request
 	if err != nil {
 		return 0, err
 	}
@@ -112,32 +108,33 @@ func call(ctx context.Context, client *http.Client, url string) (status int, err
 	return resp.StatusCode, err
 }
 
-// errOver says that a request was admitted at the very end, and not sent.
-var errOver = errors.New("the run is over")
+// errEnded is the error of a request that was admitted at the end of the run and not sent.
+var errEnded = errors.New("the run has ended")
 
-// A wire is the Base of the Transport: what comes here has been admitted. It
-// counts that, and lets what is on its way at the end of the run come home: the
-// request's own context, which the limiter has to know, ends with the run.
-type wire struct {
+// A meteredBase is the Base of the Transport. It counts admitted requests as it sends them.
+// Requests in flight at the end of the run may finish within the grace period, so meteredBase
+// replaces their context. The request's own context ends with the run, so that the limiter knows
+// the deadline.
+type meteredBase struct {
 	base  http.RoundTripper
 	end   time.Time       // the run is [start, end)
-	after context.Context // ends some time after the run
+	after context.Context // ends after the grace period
 	count *tally
 }
 
-func (w *wire) RoundTrip(req *http.Request) (*http.Response, error) {
-	if !time.Now().Before(w.end) {
-		return nil, errOver // a GET: there is no body to close
+func (m *meteredBase) RoundTrip(req *http.Request) (*http.Response, error) {
+	if !time.Now().Before(m.end) {
+		return nil, errEnded // a GET has no body to close
 	}
-	w.count.send()
-	return w.base.RoundTrip(req.WithContext(w.after))
+	m.count.addSent()
+	return m.base.RoundTrip(req.WithContext(m.after))
 }
 
-// grace is how long what is on its way at the end of the run may take.
+// grace is the time after the run in which requests in flight may finish.
 const grace = 5 * time.Second
 
-// afterwards returns a context that ends some time after ctx.
-func afterwards(ctx context.Context) (context.Context, context.CancelFunc) {
+// withGrace returns a context that ends one grace period after ctx.
+func withGrace(ctx context.Context) (context.Context, context.CancelFunc) {
 	after, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
 	return after, func() { stop(); cancel() }

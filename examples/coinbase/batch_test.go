@@ -17,22 +17,23 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// In each window of 6 minutes the second binds for 200 seconds, and the window for the rest.
+// In each window of 6 minutes, the tier of a second limits the batch for 200 seconds, and the tier
+// of 6 minutes for the rest.
 func TestTwoTiers(t *testing.T) {
 	minutes := 12 * soak.Times(1)
 	r := batch(t, "5/s + 1000/6m", time.Duration(minutes)*time.Minute)
 	if r.Rejected != 0 || r.WorstSecond > 5 || r.Seconds != float64(60*minutes) {
 		t.Errorf("%+v", r)
 	}
-	if *r.Utilisation < 0.95 || *r.Utilisation > 1 {
-		t.Errorf("utilisation %v", *r.Utilisation)
+	if *r.Utilization < 0.95 || *r.Utilization > 1 {
+		t.Errorf("utilization %v", *r.Utilization)
 	}
 }
 
 func TestPolicies(t *testing.T) {
 	for _, test := range []struct {
 		spec  string
-		least float64 // utilisation
+		least float64 // utilization
 	}{
 		{"5/s", 0.95},
 		{"5/s;algo=token_bucket", 0.95},
@@ -51,26 +52,26 @@ func TestPolicies(t *testing.T) {
 	} {
 		t.Run(test.spec, func(t *testing.T) {
 			r := batch(t, test.spec, time.Duration(soak.Times(4))*time.Minute)
-			if r.Rejected != 0 || r.Accepted != r.Sent || *r.Utilisation < test.least || *r.Utilisation > 1 {
-				t.Errorf("%+v, utilisation %v, at least %v wanted", r, *r.Utilisation, test.least)
+			if r.Rejected != 0 || r.Accepted != r.Sent || *r.Utilization < test.least || *r.Utilization > 1 {
+				t.Errorf("%+v, utilization %v, want at least %v", r, *r.Utilization, test.least)
 			}
 		})
 	}
 }
 
-// A limit on what is open at once sets no bound to a client that loses no time.
+// A concurrency limit doesn't limit a client whose requests take no time.
 func TestConcurrencyAlone(t *testing.T) {
 	r := batch(t, "2;algo=concurrency", 10*time.Second)
-	if r.Rejected != 0 || r.Accepted < 100 || r.Utilisation != nil {
+	if r.Rejected != 0 || r.Accepted < 100 || r.Utilization != nil {
 		t.Errorf("%+v", r)
 	}
 }
 
-// Without the guard a request that is late falls into the window after its own.
+// Without the guard, a late request falls into the next window.
 func TestWithoutGuard(t *testing.T) {
 	r := batch(t, "5/s | guard=none", time.Minute)
-	if r.Rejected == 0 || r.Accepted+r.Rejected != r.Sent || *r.Utilisation >= 0.95 {
-		t.Errorf("%+v, utilisation %v", r, *r.Utilisation)
+	if r.Rejected == 0 || r.Accepted+r.Rejected != r.Sent || *r.Utilization >= 0.95 {
+		t.Errorf("%+v, utilization %v", r, *r.Utilization)
 	}
 }
 
@@ -80,25 +81,25 @@ func TestInterrupted(t *testing.T) {
 		time.AfterFunc(2500*time.Millisecond, cancel)
 		p := parsed(t, "5/s")
 		r, err := runIn(ctx, t, p, time.Hour, throttletest.New(p.Tiers...))
-		if err != nil || r.Accepted != 15 || r.Sent != 15 || r.Seconds != 2.5 || *r.Utilisation != 1 {
+		if err != nil || r.Accepted != 15 || r.Sent != 15 || r.Seconds != 2.5 || *r.Utilization != 1 {
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
 }
 
-// The run is [start, end): what is admitted at its very end is not sent.
+// The run is [start, end). A request admitted at its end is not sent.
 func TestEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := parsed(t, "5/s")
 		r, err := runIn(t.Context(), t, p, 2*time.Second, throttletest.New(p.Tiers...))
-		if err != nil || r.Sent != 10 || *r.Utilisation != 1 {
+		if err != nil || r.Sent != 10 || *r.Utilization != 1 {
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
 }
 
-// What is on its way at the end is waited for and counted.
-func TestOnTheirWayAtTheEnd(t *testing.T) {
+// The batch waits for requests in flight at the end, and counts them.
+func TestInFlightAtTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := parsed(t, "4/h")
 		api := throttletest.New(p.Tiers...)
@@ -110,7 +111,7 @@ func TestOnTheirWayAtTheEnd(t *testing.T) {
 	})
 }
 
-// What never comes home is given up after a while, and is not called accepted.
+// A request without a response within the grace period is not accepted.
 func TestNeverAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -118,21 +119,21 @@ func TestNeverAnswered(t *testing.T) {
 		api := throttletest.New(p.Tiers...)
 		api.Hold = func() time.Duration { return time.Hour }
 		r, err := runIn(t.Context(), t, p, time.Second, api)
-		if err == nil || r.Accepted != 0 || r.Sent != 4 || *r.Utilisation != 0 {
+		if err == nil || r.Accepted != 0 || r.Sent != 4 || *r.Utilization != 0 {
 			t.Errorf("%+v, %v", r, err)
 		}
 		if took := time.Since(start); took != 6*time.Second {
-			t.Errorf("it took %v", took)
+			t.Errorf("took %v, want 6 s", took)
 		}
 	})
 }
 
-type answers func() (*http.Response, error)
+type responder func() (*http.Response, error)
 
-func (a answers) RoundTrip(*http.Request) (*http.Response, error) { return a() }
+func (r responder) RoundTrip(*http.Request) (*http.Response, error) { return r() }
 
 func TestGivesUp(t *testing.T) {
-	for name, api := range map[string]answers{
+	for name, api := range map[string]responder{
 		"connection refused": func() (*http.Response, error) { return nil, errors.New("connection refused") },
 		"401 Unauthorized":   func() (*http.Response, error) { return &http.Response{StatusCode: 401, Body: http.NoBody}, nil },
 	} {
@@ -150,29 +151,29 @@ func TestGivesUp(t *testing.T) {
 	}
 }
 
-// Failures with answers between them do not end the batch.
-func TestGoesOn(t *testing.T) {
+// Failures with successes in between do not end the batch.
+func TestContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n atomic.Int64
-		r, err := runIn(t.Context(), t, parsed(t, "5/s"), time.Minute, answers(func() (*http.Response, error) {
+		r, err := runIn(t.Context(), t, parsed(t, "5/s"), time.Minute, responder(func() (*http.Response, error) {
 			if n.Add(1)%2 == 0 {
 				return nil, errors.New("connection reset")
 			}
 			return &http.Response{StatusCode: 200, Body: http.NoBody}, nil
 		}))
-		if err != nil || r.Sent < 285 || r.Sent > 300 || r.Accepted != (r.Sent+1)/2 || r.Seconds != 60 { // a request without an answer may arrive later
+		if err != nil || r.Sent < 285 || r.Sent > 300 || r.Accepted != (r.Sent+1)/2 || r.Seconds != 60 { // a failed request may still have arrived later
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
 }
 
-// A spiedBody counts how often it was read to its end and closed.
-type spiedBody struct {
+// A countingBody counts how often it was read to its end and closed.
+type countingBody struct {
 	io.Reader
 	ends, closes *atomic.Int64
 }
 
-func (b spiedBody) Read(p []byte) (int, error) {
+func (b countingBody) Read(p []byte) (int, error) {
 	n, err := b.Reader.Read(p)
 	if err == io.EOF {
 		b.ends.Add(1)
@@ -180,24 +181,24 @@ func (b spiedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (b spiedBody) Close() error {
+func (b countingBody) Close() error {
 	b.closes.Add(1)
 	return nil
 }
 
-func TestReadsBodiesAndClosesThem(t *testing.T) {
+func TestReadsAndClosesBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ends, closes atomic.Int64
-		r, err := runIn(t.Context(), t, parsed(t, "5/s"), time.Minute, answers(func() (*http.Response, error) {
-			return &http.Response{StatusCode: 200, Body: spiedBody{strings.NewReader("{}"), &ends, &closes}}, nil
+		r, err := runIn(t.Context(), t, parsed(t, "5/s"), time.Minute, responder(func() (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Body: countingBody{strings.NewReader("{}"), &ends, &closes}}, nil
 		}))
 		if err != nil || ends.Load() != r.Sent || closes.Load() != r.Sent {
-			t.Errorf("%d read to the end and %d closed of %d, %v", ends.Load(), closes.Load(), r.Sent, err)
+			t.Errorf("of %[3]d bodies %[1]d read to the end and %[2]d closed, %[4]v", ends.Load(), closes.Load(), r.Sent, err)
 		}
 	})
 }
 
-// A provider that closes the quota for longer than max_pause ends the batch.
+// The batch ends if the provider closes the quota for longer than max_pause.
 func TestClosedByTheProvider(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := throttletest.New(throttle.PerHour(3))
@@ -222,8 +223,7 @@ func TestReportNotWritten(t *testing.T) {
 	})
 }
 
-// batch runs for a time that passes in no time, against a provider in memory that
-// counts by the tiers of the policy.
+// batch runs a batch in virtual time, against a provider in memory with the tiers of the policy.
 func batch(t *testing.T, spec string, duration time.Duration) report {
 	t.Helper()
 	var got report
@@ -242,8 +242,7 @@ func batch(t *testing.T, spec string, duration time.Duration) report {
 	return got
 }
 
-// runIn runs four workers in the bubble of its caller, and returns what the last
-// line of the report says.
+// runIn runs four workers in the caller's bubble, and returns the last line of the report.
 func runIn(ctx context.Context, t *testing.T, p throttle.Policy, duration time.Duration, api http.RoundTripper) (report, error) {
 	t.Helper()
 	var out strings.Builder

@@ -20,18 +20,18 @@ type config struct {
 	duration time.Duration
 	workers  int
 	policy   throttle.Policy
-	url      string // of a real endpoint. If empty, the stand-in
+	url      string // a real endpoint; if empty, the stand-in
 	json     bool
-	fleet    int    // processes that share the quota. If 0, this one has its own
-	redis    string // where they share it. If empty, a stand-in
+	fleet    int    // processes that share the quota; if 0, this process has its own quota
+	redis    string // the address of the fleet's Redis; if empty, a stand-in
 }
 
-// command is the program: 0 if all went well, 1 if the batch failed, 2 if the
-// command line is wrong.
+// command runs the program. It returns 0 on success, 1 if the batch failed, and 2 if the command
+// line is wrong.
 func command(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	c, flags, err := parse(args)
 	if errors.Is(err, flag.ErrHelp) {
-		fmt.Fprint(stdout, "Usage: coinbase [flags]\n\nRuns a batch of requests inside the limits of an API.\n\n")
+		fmt.Fprint(stdout, "Usage: coinbase [flags]\n\nSends a batch of requests within the limits of an API.\n\n")
 		flags.SetOutput(stdout)
 		flags.PrintDefaults()
 		return 0
@@ -62,12 +62,12 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 	flags := flag.NewFlagSet("coinbase", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.DurationVar(&c.duration, "duration", 15*time.Second, "how `long` to send requests")
-	flags.IntVar(&c.workers, "workers", 4, "how `many` goroutines send them, in each process")
-	spec := flags.String("policy", "5/s + 10000/h", "the `limits`, as ParsePolicy reads them; the stand-in counts by the same tiers.\nA batch waits for as long as it must, so max_wait and max_queue do not matter")
-	flags.StringVar(&c.url, "url", "", "a real `endpoint` to GET from instead of the stand-in")
+	flags.IntVar(&c.workers, "workers", 4, "how `many` goroutines send requests, in each process")
+	spec := flags.String("policy", policy.String(), "the `limits`, in the syntax of ParsePolicy; the stand-in has the same tiers.\nA batch waits as long as it must, so max_wait and max_queue are ignored")
+	flags.StringVar(&c.url, "url", "", "a real `endpoint` to GET, instead of the stand-in")
 	flags.BoolVar(&c.json, "json", false, "write one JSON object as the last line")
-	flags.IntVar(&c.fleet, "fleet", 0, "how `many` processes share one quota, at most 64; they share it in Redis")
-	flags.StringVar(&c.redis, "redis", "", "the `address` of a Redis for the fleet, such as redis://localhost:6379/0, instead\nof a stand-in that runs here; without -fleet, for a fleet of one")
+	flags.IntVar(&c.fleet, "fleet", 0, "how `many` processes share one quota in Redis, at most 64")
+	flags.StringVar(&c.redis, "redis", "", "the `address` of a Redis for the fleet, such as redis://localhost:6379/0, instead\nof a stand-in in this process; without -fleet, for a fleet of one")
 	if err := flags.Parse(args); err != nil {
 		return c, flags, err
 	}
@@ -75,13 +75,13 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 		c.fleet = 1
 	}
 	var err error
-	c.policy, err = throttle.ParsePolicy("coinbase", *spec)
+	c.policy, err = throttle.ParsePolicy(policy.Name, *spec)
 	c.policy.MaxWait, c.policy.MaxQueue = 0, 0
 	switch {
 	case err != nil:
 		err = fmt.Errorf("-policy: %w", err)
 	case flags.NArg() > 0:
-		err = fmt.Errorf("%q is not a flag", flags.Arg(0))
+		err = fmt.Errorf("%q is not a flag: see -h", flags.Arg(0))
 	case c.duration <= 0:
 		err = fmt.Errorf("-duration is %v: it must be above 0", c.duration)
 	case c.workers <= 0:
@@ -89,7 +89,7 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 	case c.fleet < 0 || c.fleet > maxProcesses:
 		err = fmt.Errorf("-fleet is %d: it must be from 1 to %d, or 0 for none", c.fleet, maxProcesses)
 	case c.fleet > 0 && c.url != "":
-		err = errors.New("-url is set: a fleet sends to the stand-in, which is all that sees the whole of it")
+		err = errors.New("-url can't be set with a fleet: only the stand-in counts the requests of all processes")
 	case c.redis != "":
 		err = checkRedis(c.redis)
 	case c.url != "":
@@ -116,7 +116,7 @@ func checkURL(text string) error {
 	return nil
 }
 
-// oneOfEach is what a request costs: one of each unit that the policy counts.
+// oneOfEach returns the cost of a request: one of each unit that the policy counts.
 func oneOfEach(p throttle.Policy) map[string]int64 {
 	cost := map[string]int64{algorithms.Requests: 1}
 	for _, t := range p.Tiers {

@@ -7,7 +7,7 @@ import (
 )
 
 func TestBadCommandLines(t *testing.T) {
-	for _, test := range []struct{ args, says string }{
+	for _, test := range []struct{ args, want string }{
 		{"-policy 5/x", `-policy: throttle: policy "coinbase": tier 0 "5/x"`},
 		{"-policy 0/s", "Limit is 0"},
 		{"-policy=", "-policy: "},
@@ -21,16 +21,16 @@ func TestBadCommandLines(t *testing.T) {
 		{"15s", `"15s" is not a flag`},
 		{"-fleet -1", "-fleet is -1: it must be from 1 to 64"},
 		{"-fleet 65", "-fleet is 65: it must be from 1 to 64"},
-		{"-fleet 2 -url http://localhost", "-url is set"},
-		{"-redis redis://localhost -url http://localhost", "-url is set"},
+		{"-fleet 2 -url http://localhost", "-url can't be set with a fleet"},
+		{"-redis redis://localhost -url http://localhost", "-url can't be set with a fleet"},
 		{"-redis localhost:6379", "-redis: "},
 		{"-redis http://localhost:6379 -fleet 2", "-redis: "},
 		{"-redis redis://localhost/none", "-redis: "},
 	} {
 		var out, errs strings.Builder
 		code := command(t.Context(), strings.Fields(test.args), &out, &errs)
-		if code != 2 || out.Len() > 0 || !strings.Contains(errs.String(), test.says) {
-			t.Errorf("%s: code %d, stdout %q, stderr %q, which should say %q", test.args, code, &out, &errs, test.says)
+		if code != 2 || out.Len() > 0 || !strings.Contains(errs.String(), test.want) {
+			t.Errorf("%s: code %d, stdout %q, stderr %q, want %q in it", test.args, code, &out, &errs, test.want)
 		}
 	}
 }
@@ -42,12 +42,12 @@ func TestHelp(t *testing.T) {
 	}
 	for _, name := range []string{"-duration", "-workers", "-policy", "-url", "-json", "-fleet", "-redis"} {
 		if !strings.Contains(out.String(), "\n  "+name) {
-			t.Errorf("nothing about %s in\n%s", name, &out)
+			t.Errorf("%s is missing in\n%s", name, &out)
 		}
 	}
 }
 
-// The stand-in takes two and the batch is over: the next would come an hour later.
+// The stand-in accepts two requests. The next would come an hour later, after the end of the run.
 func TestStandIn(t *testing.T) {
 	var out, errs strings.Builder
 	if code := command(t.Context(), []string{"-policy", "2/h", "-duration", "1s"}, &out, &errs); code != 0 {
@@ -57,15 +57,15 @@ func TestStandIn(t *testing.T) {
 accepted     2
 refused      0
 rate         2.00/s
-worst second 2, as the provider saw it
-utilisation  100.0 % of the 2 that were possible
+worst second 2, measured by the provider
+utilisation  100.0 % of 2 possible requests
 `
 	if out.String() != want {
 		t.Errorf("got\n%swant\n%s", &out, want)
 	}
 }
 
-func TestNobodyListens(t *testing.T) {
+func TestConnectionRefused(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

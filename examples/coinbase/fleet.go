@@ -20,8 +20,8 @@ import (
 
 const maxProcesses = 64
 
-// runFleet is run with several processes, which share one quota in Redis. They are
-// ended when one of them fails, when the context ends, and with this process.
+// runFleet is like run, with several processes that share one quota in Redis. It ends all processes
+// when one of them fails or the context ends. They also end with this process.
 func runFleet(ctx context.Context, c config, api target, stdout, stderr io.Writer) error {
 	at := c.redis
 	if at == "" {
@@ -32,35 +32,35 @@ func runFleet(ctx context.Context, c config, api target, stdout, stderr io.Write
 		defer server.Close()
 		at = "redis://" + server.Addr()
 	}
-	c.policy.Name += fmt.Sprintf("-%08x", rand.Uint32()) // every run has a quota of its own
+	c.policy.Name += fmt.Sprintf("-%08x", rand.Uint32()) // each run has a new quota
 	fmt.Fprintf(stderr, "%s; %v; processes: %d, workers in each: %d; for %v\n", api.name, c.policy, c.fleet, c.workers, c.duration)
 
 	working, end := context.WithCancel(ctx)
 	f := fleet{processes: make([]process, c.fleet), end: end}
 	defer f.wait()
 	err := f.each(func(p *process) error {
-		return p.start(working, order{Policy: c.policy, Duration: c.duration, Workers: c.workers, URL: api.url, Redis: at})
+		return p.start(working, job{Policy: c.policy, Duration: c.duration, Workers: c.workers, URL: api.url, Redis: at})
 	})
 	if err != nil {
 		return cmp.Or(context.Cause(ctx), err)
 	}
 	start := time.Now()
 	stop := showProgress(stderr, func() string {
-		s := api.seen()
+		s := api.summary()
 		return report{Sent: s.Sent, Accepted: s.Accepted, Rejected: s.Refused}.line(time.Since(start), c.duration)
 	})
 	err = f.each((*process).work)
 	stop()
-	return conclude(ctx, c, api, start, f.report(), err, stdout)
+	return writeReport(ctx, c, api, start, f.report(), err, stdout)
 }
 
 // A fleet is the processes of a run.
 type fleet struct {
 	processes []process
-	end       context.CancelFunc // tells them to end
+	end       context.CancelFunc // ends the processes
 }
 
-// each does something with all processes at once. The first error ends them all.
+// each calls do for all processes concurrently. The first error ends all processes.
 func (f *fleet) each(do func(*process) error) error {
 	var all errgroup.Group
 	for i := range f.processes {
@@ -76,7 +76,7 @@ func (f *fleet) each(do func(*process) error) error {
 	return all.Wait()
 }
 
-// wait ends the processes and waits until none is left.
+// wait ends the processes and waits for their exit.
 func (f *fleet) wait() {
 	f.end()
 	for i := range f.processes {
@@ -84,7 +84,7 @@ func (f *fleet) wait() {
 	}
 }
 
-// report adds up what the processes answered.
+// report adds up the results of the processes.
 func (f *fleet) report() report {
 	r := report{Fleet: len(f.processes)}
 	calls := int64(0)
@@ -105,24 +105,23 @@ func (f *fleet) report() report {
 	return r
 }
 
-// A process is a worker as its parent sees it: this program once more. The zero
-// process is none yet.
+// A process is a worker process: another copy of this program. The zero process has not started.
 type process struct {
-	cmd     *exec.Cmd
-	orders  *json.Encoder
-	answers *json.Decoder
-	last    answer
-	stderr  bytes.Buffer
+	cmd    *exec.Cmd
+	input  *json.Encoder
+	output *json.Decoder
+	last   result
+	stderr bytes.Buffer
 }
 
 // start starts the process and blocks until it is ready.
-func (p *process) start(ctx context.Context, o order) error {
+func (p *process) start(ctx context.Context, j job) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, self)
-	cmd.Env = append(os.Environ(), asWorker+"=1")
+	cmd.Env = append(os.Environ(), workerEnv+"=1")
 	cmd.Stderr = &p.stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -132,30 +131,30 @@ func (p *process) start(ctx context.Context, o order) error {
 	if err != nil {
 		return err
 	}
-	cmd.Cancel = stdin.Close      // it ends by itself,
+	cmd.Cancel = stdin.Close      // the process ends with its input,
 	cmd.WaitDelay = grace + grace // or is killed
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	p.cmd, p.orders, p.answers = cmd, json.NewEncoder(stdin), json.NewDecoder(stdout)
-	_ = p.orders.Encode(o) // if it fails, so does the answer
-	return p.answer()
+	p.cmd, p.input, p.output = cmd, json.NewEncoder(stdin), json.NewDecoder(stdout)
+	_ = p.input.Encode(j) // if this fails, so does readResult
+	return p.readResult()
 }
 
-// work tells the process to begin and blocks until it has answered and ended.
+// work starts the process's batch and blocks until the process has reported and exited.
 func (p *process) work() error {
-	_ = p.orders.Encode(true)
-	if err := p.answer(); err != nil {
+	_ = p.input.Encode(true)
+	if err := p.readResult(); err != nil {
 		return err
 	}
 	return p.exit()
 }
 
-// answer reads what the process says next.
-func (p *process) answer() error {
-	if err := p.answers.Decode(&p.last); err != nil {
-		_ = p.cmd.Cancel() // if it is not dead
-		return cmp.Or(p.exit(), fmt.Errorf("no answer: %w", err))
+// readResult reads the next result of the process.
+func (p *process) readResult() error {
+	if err := p.output.Decode(&p.last); err != nil {
+		_ = p.cmd.Cancel() // the process may still run
+		return cmp.Or(p.exit(), fmt.Errorf("no result: %w", err))
 	}
 	if p.last.Error != "" {
 		return errors.New(p.last.Error)
@@ -163,12 +162,12 @@ func (p *process) answer() error {
 	return nil
 }
 
-// exit waits until the process has ended.
+// exit waits for the end of the process.
 func (p *process) exit() error {
 	if p.cmd == nil || p.cmd.ProcessState != nil {
 		return nil
 	}
-	if err := p.cmd.Wait(); !p.cmd.ProcessState.Success() { // there is an error too if it was told to end
+	if err := p.cmd.Wait(); !p.cmd.ProcessState.Success() { // err is also set after Cancel
 		return fmt.Errorf("%w %s", err, bytes.TrimSpace(p.stderr.Bytes()))
 	}
 	return nil

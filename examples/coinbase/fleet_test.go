@@ -17,15 +17,15 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// The test binary is what the tests start as workers.
+// The tests start the test binary as workers.
 func TestMain(m *testing.M) {
-	if os.Getenv(asWorker) != "" {
+	if os.Getenv(workerEnv) != "" {
 		os.Exit(worker(context.Background(), os.Stdin, os.Stdout))
 	}
 	os.Exit(m.Run())
 }
 
-// The fleet takes its nine and the run is over: the next would come an hour later.
+// The fleet gets nine requests. The next would come an hour later, after the end of the run.
 func TestFleet(t *testing.T) {
 	server := miniredis.RunT(t)
 	for name, test := range map[string]struct {
@@ -34,7 +34,7 @@ func TestFleet(t *testing.T) {
 	}{
 		"stand-in":      {"-fleet 3", 3},
 		"Redis":         {"-fleet 3 -redis redis://" + server.Addr() + "/1", 3},
-		"Redis, again":  {"-fleet 3 -redis redis://" + server.Addr() + "/1", 3}, // the quota is new
+		"Redis, again":  {"-fleet 3 -redis redis://" + server.Addr() + "/1", 3}, // with a new quota
 		"Redis and one": {"-redis redis://" + server.Addr(), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -65,7 +65,7 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-func TestNoFleetSaysNothingOfOne(t *testing.T) {
+func TestReportWithoutFleet(t *testing.T) {
 	line, err := json.Marshal(report{})
 	if err != nil || strings.Contains(string(line), "fleet") || strings.Contains(string(line), "redis") {
 		t.Errorf("%s, %v", line, err)
@@ -74,26 +74,26 @@ func TestNoFleetSaysNothingOfOne(t *testing.T) {
 
 func TestFleetReport(t *testing.T) {
 	f := fleet{processes: []process{
-		{last: answer{Sent: 10, Accepted: 8, Rejected: 1, Calls: 12, Failure: "connection reset"}},
-		{last: answer{Sent: 8, Accepted: 8, Calls: 15}},
+		{last: result{Sent: 10, Accepted: 8, Rejected: 1, Calls: 12, Failure: "connection reset"}},
+		{last: result{Sent: 8, Accepted: 8, Calls: 15}},
 	}}
 	var b strings.Builder
 	r := f.report()
-	r.seenBy = "the provider"
-	r.over(time.Second, 20)
+	r.observer = "the provider"
+	r.setRates(time.Second, 20)
 	if err := r.write(&b, true); err != nil {
 		t.Error(err)
 	}
 	const want = `sent         18 in 1 s
 accepted     16
 refused      1
-failed       1, last: connection reset
+failed       1, last error: connection reset
 rate         16.00/s
-worst second 0, as the provider saw it
-utilisation  80.0 % of the 20 that were possible
+worst second 0, measured by the provider
+utilisation  80.0 % of 20 possible requests
 per process  10 8
 least ÷ most 0.80
-Redis calls  1.50 for each that was sent
+Redis calls  1.50 per request
 {"sent":18,"accepted":16,"rejected":1,"seconds":1,"per_second":16,"worst_second":0,"utilisation":0.8,"fleet":2,"per_worker":[10,8],"least_to_most":0.8,"redis_calls_per_admission":1.5}
 `
 	if b.String() != want {
@@ -109,12 +109,12 @@ func TestFleetWithoutRedis(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone.Close()
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections and never answers
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections and never answers
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { silent.Close() })
-	for name, test := range map[string]struct{ addr, says string }{
+	for name, test := range map[string]struct{ addr, want string }{
 		"password": {locked.Addr(), "NOAUTH"},
 		"gone":     {gone.Addr().String(), gone.Addr().String()},
 		"silent":   {silent.Addr().String(), "no answer"},
@@ -123,14 +123,14 @@ func TestFleetWithoutRedis(t *testing.T) {
 			t.Parallel()
 			var out, errs strings.Builder
 			code := command(t.Context(), []string{"-fleet", "3", "-duration", "1h", "-redis", "redis://" + test.addr}, &out, &errs)
-			if code != 1 || out.Len() > 0 || !strings.Contains(errs.String(), "Redis at "+test.addr) || !strings.Contains(errs.String(), test.says) {
-				t.Errorf("code %d, stdout %q, stderr %q, which should say %q", code, &out, &errs, test.says)
+			if code != 1 || out.Len() > 0 || !strings.Contains(errs.String(), "Redis at "+test.addr) || !strings.Contains(errs.String(), test.want) {
+				t.Errorf("code %d, stdout %q, stderr %q, want %q in it", code, &out, &errs, test.want)
 			}
 		})
 	}
 }
 
-// A fleet that is interrupted reports what it has sent, and none of it is left.
+// An interrupted fleet writes its report and ends its processes.
 func TestFleetInterrupted(t *testing.T) {
 	c, _, err := parse([]string{"-fleet", "2", "-policy", "3/s | guard=1s", "-duration", "10h", "-json"})
 	if err != nil {
@@ -146,7 +146,7 @@ func TestFleetInterrupted(t *testing.T) {
 		return 0
 	}
 	var out strings.Builder
-	if err := runFleet(ctx, c, target{url: api.URL, seen: api.Summary}, &out, io.Discard); err != nil {
+	if err := runFleet(ctx, c, target{url: api.URL, summary: api.Summary}, &out, io.Discard); err != nil {
 		t.Error(err)
 	}
 	if !strings.HasPrefix(out.String(), "sent  ") || strings.HasPrefix(out.String(), "sent         0 in") {
@@ -154,7 +154,7 @@ func TestFleetInterrupted(t *testing.T) {
 	}
 }
 
-// One that fails ends the others, and what they sent is reported.
+// A process that fails ends the others. The report includes their requests.
 func TestFleetFails(t *testing.T) {
 	c, _, err := parse([]string{"-fleet", "2", "-policy", "3/s | guard=1s", "-duration", "10h"})
 	if err != nil {
@@ -166,12 +166,12 @@ func TestFleetFails(t *testing.T) {
 	c.redis = "redis://" + server.Addr()
 	api.Delay = func() time.Duration {
 		for _, key := range server.DB(0).Keys() {
-			_ = server.Set(key, "something else") // what the next call finds
+			_ = server.Set(key, "something else") // the next call finds this value
 		}
 		return 0
 	}
 	var out strings.Builder
-	err = runFleet(t.Context(), c, target{url: api.URL, seen: api.Summary}, &out, io.Discard)
+	err = runFleet(t.Context(), c, target{url: api.URL, summary: api.Summary}, &out, io.Discard)
 	if err == nil || !strings.HasPrefix(err.Error(), "process ") || !strings.Contains(err.Error(), "THROTTLE") {
 		t.Errorf("error %v", err)
 	}
@@ -180,37 +180,37 @@ func TestFleetFails(t *testing.T) {
 	}
 }
 
-// A worker's input ends with its parent, and it with its input.
+// A worker ends when its input ends, which happens at the latest when its parent ends.
 func TestWorkerEndsWithItsInput(t *testing.T) {
 	policy := parsed(t, "3/h | guard=1s")
 	api := throttletest.NewProvider(policy.Tiers...)
 	defer api.Close()
-	o := order{Policy: policy, Duration: 10 * time.Hour, Workers: 2, URL: api.URL, Redis: "redis://" + miniredis.RunT(t).Addr()}
-	text, err := json.Marshal(o)
+	j := job{Policy: policy, Duration: 10 * time.Hour, Workers: 2, URL: api.URL, Redis: "redis://" + miniredis.RunT(t).Addr()}
+	text, err := json.Marshal(j)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, test := range []struct {
 		name, input string
 		code        int
-		says        string
+		want        string
 	}{
-		{"no order", "", 1, "no order: EOF"},
-		{"nonsense", "no", 1, "no order: "},
-		{"not begun", string(text), 1, "not told to begin: EOF"},
-		{"begun", string(text) + "true", 0, ""},
+		{"no job", "", 1, "no job: EOF"},
+		{"malformed job", "no", 1, "no job: "},
+		{"no start", string(text), 1, "no start: EOF"},
+		{"started", string(text) + "true", 0, ""},
 	} {
 		var out strings.Builder
 		code := worker(t.Context(), strings.NewReader(test.input), &out)
-		var last answer
-		for answers := json.NewDecoder(strings.NewReader(out.String())); ; {
-			if err := answers.Decode(&last); errors.Is(err, io.EOF) {
+		var last result
+		for results := json.NewDecoder(strings.NewReader(out.String())); ; {
+			if err := results.Decode(&last); errors.Is(err, io.EOF) {
 				break
 			} else if err != nil {
 				t.Fatal(err)
 			}
 		}
-		if code != test.code || !strings.HasPrefix(last.Error, test.says) || (test.says == "") != (last.Error == "") {
+		if code != test.code || !strings.HasPrefix(last.Error, test.want) || (test.want == "") != (last.Error == "") {
 			t.Errorf("%s: code %d, %s", test.name, code, &out)
 		}
 	}

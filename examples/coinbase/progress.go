@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// showProgress shows how far the batch is: on a terminal in one line that is
-// written again and again, elsewhere in a line every five seconds. It ends with
-// the function it returns.
+// showProgress writes the progress of the batch until stop is called. On a terminal it rewrites one
+// line; elsewhere it writes a line every five seconds.
 func showProgress(w io.Writer, line func() string) (stop func()) {
 	every, format := 5*time.Second, "%s\n"
 	if isTerminal(w) {
@@ -38,6 +37,7 @@ func showProgress(w io.Writer, line func() string) (stop func()) {
 	}
 }
 
+// isTerminal reports whether w is a terminal.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {

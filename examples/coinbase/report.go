@@ -19,29 +19,29 @@ import (
 type tally struct {
 	start time.Time
 
-	mu      sync.Mutex // guards all below
-	r       report
-	sends   *throttletest.Counter // without tiers: it only remembers
-	inARow  int                   // failures since the last answer
-	failure error                 // the last one
+	mu       sync.Mutex // guards the fields below
+	r        report
+	sends    *throttletest.Counter // without tiers, as a record of send times
+	failures int                   // consecutive failures
+	failure  error                 // the last failure
 }
 
 func newTally(start time.Time) *tally {
-	sends, _ := throttletest.NewCounter() // no tier, no error
+	sends, _ := throttletest.NewCounter() // never fails without tiers
 	return &tally{start: start, sends: sends}
 }
 
-// send counts a request that leaves now.
-func (t *tally) send() {
+// addSent counts a request that is sent now.
+func (t *tally) addSent() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.r.Sent++
 	t.sends.Arrive(time.Since(t.start).Microseconds(), nil)
 }
 
-// answer counts what became of a request. After ten failures in a row it returns
-// an error: there is no point in going on.
-func (t *tally) answer(status int, err error) error {
+// addResult counts the result of a request. After ten consecutive failures it returns an error, and
+// the batch ends.
+func (t *tally) addResult(status int, err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -53,82 +53,83 @@ func (t *tally) answer(status int, err error) error {
 		err = fmt.Errorf("status %d %s", status, http.StatusText(status))
 	}
 	if err == nil {
-		t.inARow = 0
+		t.failures = 0
 		return nil
 	}
-	t.inARow, t.failure = t.inARow+1, err
-	if t.inARow >= 10 {
-		return fmt.Errorf("gave up after %d failures in a row, the last: %w", t.inARow, err)
+	t.failures, t.failure = t.failures+1, err
+	if t.failures >= 10 {
+		return fmt.Errorf("gave up after %d failures in a row, the last: %w", t.failures, err)
 	}
 	return nil
 }
 
-// report is the numbers so far.
+// report returns the numbers so far.
 func (t *tally) report() report {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r := t.r
-	r.WorstSecond, r.seenBy = t.sends.WorstRolling(time.Second), "this program"
+	r.WorstSecond, r.observer = t.sends.WorstRolling(time.Second), "this program"
 	if r.failure = t.failure; r.failure == nil {
-		r.failure = fmt.Errorf("no answer until %v after the end", grace)
+		r.failure = fmt.Errorf("no response within %v after the end", grace)
 	}
 	return r
 }
 
-// line says how far the batch is.
+// line returns the progress of the batch.
 func (t *tally) line(duration time.Duration) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.r.line(time.Since(t.start), duration)
-	if t.inARow > 0 {
+	if t.failures > 0 {
 		s += fmt.Sprintf(", failing: %v", t.failure)
 	}
 	return s
 }
 
-// A report is the outcome of a run, and one JSON object.
+// A report is the result of a run. With -json it is written as a JSON object.
 type report struct {
 	Sent        int64    `json:"sent"`
 	Accepted    int64    `json:"accepted"`
 	Rejected    int64    `json:"rejected"` // with status 429
 	Seconds     float64  `json:"seconds"`
 	PerSecond   float64  `json:"per_second"`
-	WorstSecond int64    `json:"worst_second"` // the most within any second
-	Utilisation *float64 `json:"utilisation"`  // of what was possible, 0 to 1; null if the tiers set no bound
+	WorstSecond int64    `json:"worst_second"` // the most requests within any second
+	Utilization *float64 `json:"utilisation"`  // of the upper bound, 0 to 1; null if the tiers set no bound
 
-	// Of a fleet only.
+	// For a fleet only.
 	Fleet       int      `json:"fleet,omitempty"`                     // processes
-	PerWorker   []int64  `json:"per_worker,omitempty"`                // what each of them sent
-	LeastToMost *float64 `json:"least_to_most,omitempty"`             // of PerWorker, 0 to 1; none if nothing was sent
-	RedisCalls  *float64 `json:"redis_calls_per_admission,omitempty"` // runs of the script; none if nothing was sent
+	PerWorker   []int64  `json:"per_worker,omitempty"`                // requests sent by each process
+	LeastToMost *float64 `json:"least_to_most,omitempty"`             // ratio in PerWorker, 0 to 1; nil if no request was sent
+	RedisCalls  *float64 `json:"redis_calls_per_admission,omitempty"` // runs of the script; nil if no request was sent
 
-	possible int64
-	seenBy   string // who saw the worst second
-	failure  error  // the last one, of the requests that were neither accepted nor refused
+	upperBound int64  // see upperBound
+	observer   string // who measured the worst second
+	failure    error  // the last error of a request that was neither accepted nor refused
 }
 
-// line says how far the batch is.
+// line returns the progress of the batch.
 func (r report) line(elapsed, duration time.Duration) string {
 	return fmt.Sprintf("%v of %v: sent %d, accepted %d, refused %d, %.1f/s", elapsed.Round(time.Second), duration,
 		r.Sent, r.Accepted, r.Rejected, float64(r.Accepted)/elapsed.Seconds())
 }
 
-// over works out the rates.
-func (r *report) over(d time.Duration, possible int64) {
+// setRates computes the rates of a run of length d.
+func (r *report) setRates(d time.Duration, upperBound int64) {
 	r.Seconds = round(d.Seconds(), 3)
 	r.PerSecond = round(float64(r.Accepted)/d.Seconds(), 3)
-	if r.possible = possible; possible > 0 {
-		share := round(float64(r.Accepted)/float64(possible), 4)
-		r.Utilisation = &share
+	if r.upperBound = upperBound; upperBound > 0 {
+		used := round(float64(r.Accepted)/float64(upperBound), 4)
+		r.Utilization = &used
 	}
 }
 
-// round cuts x after so many digits.
+// round rounds x down to a number of decimal digits.
 func round(x float64, digits int) float64 {
 	unit := math.Pow10(digits)
 	return math.Floor(x*unit) / unit
 }
 
+// write writes the report as text, with a last line of JSON if asJSON.
 func (r *report) write(w io.Writer, asJSON bool) error {
 	var b strings.Builder
 	row := func(name, format string, args ...any) {
@@ -138,19 +139,19 @@ func (r *report) write(w io.Writer, asJSON bool) error {
 	row("accepted", "%d", r.Accepted)
 	row("refused", "%d", r.Rejected)
 	if n := r.Sent - r.Accepted - r.Rejected; n > 0 {
-		row("failed", "%d, last: %v", n, r.failure)
+		row("failed", "%d, last error: %v", n, r.failure)
 	}
 	row("rate", "%.2f/s", r.PerSecond)
-	row("worst second", "%d, as %s saw it", r.WorstSecond, r.seenBy)
-	if r.Utilisation != nil {
-		row("utilisation", "%.1f %% of the %d that were possible", 100**r.Utilisation, r.possible)
+	row("worst second", "%d, measured by %s", r.WorstSecond, r.observer)
+	if r.Utilization != nil {
+		row("utilisation", "%.1f %% of %d possible requests", 100**r.Utilization, r.upperBound)
 	}
 	if r.Fleet > 0 {
 		row("per process", "%s", strings.Trim(fmt.Sprint(r.PerWorker), "[]"))
 	}
 	if r.LeastToMost != nil {
 		row("least ÷ most", "%.2f", *r.LeastToMost)
-		row("Redis calls", "%.2f for each that was sent", *r.RedisCalls)
+		row("Redis calls", "%.2f per request", *r.RedisCalls)
 	}
 	if asJSON {
 		line, err := json.Marshal(r)
@@ -163,10 +164,11 @@ func (r *report) write(w io.Writer, asJSON bool) error {
 	return err
 }
 
-// possible is how many requests a client gets from the tiers within d that sends
-// each at the first instant at which it is accepted, and whose requests take no
-// time. It is 0 if the tiers set no bound, as Concurrency does for such a client.
-func possible(p throttle.Policy, start time.Time, d time.Duration) (n int64) {
+// upperBound returns the number of requests that a perfect client gets from the tiers within d. A
+// perfect client sends each request at the first instant at which it is accepted, and its requests
+// take no time. upperBound returns 0 if the tiers set no bound: Concurrency doesn't limit such a
+// client.
+func upperBound(p throttle.Policy, start time.Time, d time.Duration) (n int64) {
 	var tiers []throttle.Tier
 	for _, t := range p.Tiers {
 		if t.Algorithm != throttle.Concurrency {
@@ -175,7 +177,7 @@ func possible(p throttle.Policy, start time.Time, d time.Duration) (n int64) {
 	}
 	plan, err := algorithms.NewPlan(tiers, 0)
 	if err != nil {
-		return 0 // no tier is left: those of a policy are valid
+		return 0 // no tier is left, because the tiers of a policy are valid
 	}
 	cost := make([]int64, len(plan.Units()))
 	for i := range cost {
@@ -194,8 +196,8 @@ func possible(p throttle.Policy, start time.Time, d time.Duration) (n int64) {
 	return n
 }
 
-// exact is a rolling window as close to the provider's as the library keeps it:
-// a limiter remembers large ones in coarser sub-buckets.
+// exact returns the tier with the finest record of a rolling window that the library has. By
+// default a limiter keeps large windows in coarser sub-buckets.
 func exact(t throttle.Tier) throttle.Tier {
 	if t.Algorithm != throttle.SlidingLog && t.Algorithm != throttle.SlidingWindow {
 		return t

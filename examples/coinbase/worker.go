@@ -6,21 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
-	"github.com/apithrottle/throttle/internal/calls"
 )
 
-// asWorker is the environment variable that makes the program a worker.
-const asWorker = "COINBASE_WORKER"
+// workerEnv is the environment variable that makes the program a worker.
+const workerEnv = "COINBASE_WORKER"
 
-// An order is the first line on a worker's standard input. The second, true, tells
-// it to begin, and the end of the input to stop.
-type order struct {
+// A job is the first line of a worker's standard input. The second line, true, starts the batch.
+// The end of the input stops it.
+type job struct {
 	Policy   throttle.Policy
 	Duration time.Duration
 	Workers  int    // goroutines
@@ -28,71 +29,104 @@ type order struct {
 	Redis    string
 }
 
-// An answer is a line on a worker's standard output: the first when it is ready,
-// the second when the run is over. None comes after one with an Error.
-type answer struct {
+// A result is a line of a worker's standard output: the first when the worker is ready, the second
+// after the run. A result with an Error is the last.
+type result struct {
 	Sent, Accepted, Rejected int64
-	Calls                    int64  // of the script in Redis, during the run
-	Failure                  string // why a request had no answer, the last one; empty if all had
-	Error                    string // why the worker gave up; empty if it didn't
+	Calls                    int64  // runs of the script in Redis during the batch
+	Failure                  string // the error of the last request without a response, if any
+	Error                    string // the error that ended the worker, if any
 }
 
-// worker is one process of a fleet. It ends with its parent, whatever becomes of
-// that: its input ends then. The result is the exit code.
+// worker runs one process of a fleet and returns its exit code. It ends with its parent, because
+// its input then ends.
 func worker(ctx context.Context, stdin io.Reader, stdout io.Writer) int {
-	orders, answers := json.NewDecoder(stdin), json.NewEncoder(stdout)
-	a, err := obey(ctx, orders, func() error { return answers.Encode(answer{}) })
+	input, output := json.NewDecoder(stdin), json.NewEncoder(stdout)
+	r, err := runJob(ctx, input, func() error { return output.Encode(result{}) })
 	if err != nil {
-		a.Error = err.Error()
+		r.Error = err.Error()
 	}
-	if answers.Encode(a) != nil || err != nil {
+	if output.Encode(r) != nil || err != nil {
 		return 1
 	}
 	return 0
 }
 
-// obey takes an order, says when it is ready, and sends when it is told to begin.
-func obey(ctx context.Context, orders *json.Decoder, ready func() error) (a answer, err error) {
+// runJob reads a job, calls ready, waits for the start, and sends requests.
+func runJob(ctx context.Context, input *json.Decoder, ready func() error) (res result, err error) {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	var o order
-	if err := orders.Decode(&o); err != nil {
-		return a, fmt.Errorf("no order: %w", err)
+	var j job
+	if err := input.Decode(&j); err != nil {
+		return res, fmt.Errorf("no job: %w", err)
 	}
-	options, err := redis.ParseURL(o.Redis)
+	options, err := redis.ParseURL(j.Redis)
 	if err != nil {
-		return a, err
+		return res, err
 	}
 	rdb := redis.NewClient(options)
 	defer rdb.Close()
-	asked := new(calls.Counter)
-	rdb.AddHook(asked)
+	calls := new(callCounter)
+	rdb.AddHook(calls)
 	// The store is the only difference. Processes that start together on a busy machine may
-	// need more than the usual second for their first answer.
-	limiter, err := throttle.New(o.Policy, distributed.New(rdb, distributed.Options{Timeout: 10 * time.Second}))
+	// need more than the default of a second for their first answer from Redis.
+	store := distributed.New(rdb, distributed.Options{Timeout: 10 * time.Second})
+	client, err := newClient(j.Policy, store)
 	if err != nil {
-		return a, err
+		return res, err
 	}
-	if _, err := limiter.Status(ctx); err != nil { // charges nothing, and fails if Redis won't do
-		return a, fmt.Errorf("Redis at %s: %w", options.Addr, err)
+	// Status charges nothing. It fails if Redis is unavailable or unsuitable.
+	if _, err := client.Transport.(*throttle.Transport).Limiter.Status(ctx); err != nil {
+		return res, fmt.Errorf("Redis at %s: %w", options.Addr, err)
 	}
-	before := asked.Count()
+	before := calls.n.Load()
 
 	var begin bool
-	if err := errors.Join(ready(), orders.Decode(&begin)); err != nil {
-		return a, fmt.Errorf("not told to begin: %w", err)
+	if err := errors.Join(ready(), input.Decode(&begin)); err != nil {
+		return res, fmt.Errorf("no start: %w", err)
 	}
 	go func() {
-		_ = orders.Decode(new(any)) // blocks until the input ends
+		_ = input.Decode(new(any)) // blocks until the input ends
 		stop()
 	}()
 	count := newTally(time.Now())
-	c := config{duration: o.Duration, workers: o.Workers, policy: o.Policy}
-	err = send(ctx, c, limiter, endpoint(o.URL, o.Workers), count)
+	c := config{duration: j.Duration, workers: j.Workers, policy: j.Policy}
+	err = send(ctx, c, client, endpoint(j.URL, j.Workers), count)
 	r := count.report()
-	a = answer{Sent: r.Sent, Accepted: r.Accepted, Rejected: r.Rejected, Calls: asked.Count() - before}
+	res = result{Sent: r.Sent, Accepted: r.Accepted, Rejected: r.Rejected, Calls: calls.n.Load() - before}
 	if r.Sent > r.Accepted+r.Rejected {
-		a.Failure = r.failure.Error()
+		res.Failure = r.failure.Error()
 	}
-	return a, err
+	return res, err
+}
+
+// A callCounter is a hook that counts how often a Redis client runs the limiter's script. It
+// ignores commands that set up connections, and subscriptions.
+type callCounter struct{ n atomic.Int64 }
+
+func (c *callCounter) count(cmds ...redis.Cmder) {
+	for _, cmd := range cmds {
+		if strings.HasPrefix(cmd.Name(), "eval") || cmd.Name() == "fcall" {
+			c.n.Add(1)
+		}
+	}
+}
+
+// DialHook implements redis.Hook.
+func (c *callCounter) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook implements redis.Hook.
+func (c *callCounter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.count(cmd)
+		return next(ctx, cmd)
+	}
+}
+
+// ProcessPipelineHook implements redis.Hook.
+func (c *callCounter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.count(cmds...)
+		return next(ctx, cmds)
+	}
 }

@@ -1,4 +1,4 @@
-// Nightly is the shortest batch job there is: Wait before each call, and no more.
+// Nightly is a minimal batch job. It calls Wait before each call to the API.
 package main
 
 import (
@@ -34,7 +34,7 @@ func saveAll(ctx context.Context, w io.Writer) error {
 		if err := limiter.Wait(ctx); err != nil {
 			return fmt.Errorf("%d of %d accounts saved: %w", done, len(accounts), err)
 		}
-		fmt.Fprintf(w, "%4.2f s  %s\n", time.Since(start).Seconds(), account) // the call to the API stands here
+		fmt.Fprintf(w, "%4.2f s  %s\n", time.Since(start).Seconds(), account) // replace this line with the call to the API
 	}
 	return nil
 }

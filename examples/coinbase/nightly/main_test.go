@@ -11,8 +11,8 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// Five leave at once. Each may take up to the policy's Guard of 50 ms to reach
-// the provider, so the next five leave 1.05 s later.
+// Five requests leave at once. Each may take up to the policy's Guard of 50 ms to reach the
+// provider, so the next five leave 1.05 s later.
 func TestSaveAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out strings.Builder
@@ -50,7 +50,7 @@ func TestSaveAllStops(t *testing.T) {
 	})
 }
 
-func TestSaveAllKnowsItsDeadline(t *testing.T) {
+func TestSaveAllDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -58,10 +58,10 @@ func TestSaveAllKnowsItsDeadline(t *testing.T) {
 		var out strings.Builder
 		err := saveAll(ctx, &out)
 		if !errors.Is(err, throttle.ErrDeadline) {
-			t.Errorf("with a second to go: %v", err)
+			t.Errorf("with a deadline in a second: %v", err)
 		}
 		if waited := time.Since(start); waited != 0 {
-			t.Errorf("it waited %v for what could not come", waited)
+			t.Errorf("waited %v, want an error without a wait", waited)
 		}
 	})
 }
