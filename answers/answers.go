@@ -184,21 +184,44 @@ const (
 
 // A Reading is the state of one quota in a response.
 type Reading struct {
-	Name string // of the quota; may be empty
-	Key  string // the partition key of the IETF drafts, as bytes; may be empty
+	// Name is the name of the quota, and may be empty.
+	Name string
+
+	// Key is the partition key of the IETF drafts, as bytes, and may be empty.
+	Key string
+
+	// Unit is what the quota counts.
 	Unit string
 
-	Has       Facts
-	Limit     int64         // units in each window; 0 if unknown
-	Remaining int64         // units, from 0 to Limit; reported, or Limit minus Used
-	Used      int64         // units; may exceed Limit
-	Share     int64         // the used part of the limit, in millionths; may exceed 1,000,000
-	Window    time.Duration // 0 if unknown
-	Reset     time.Duration // after Got, in whole microseconds, rounded up; 0 if it has passed
-	Slack     time.Duration // Reset may be this much too long: the round trip, and seconds cut off
+	// Has is the set of values that the response reports.
+	Has Facts
 
-	Full          bool // see Quota.Full
-	Authoritative bool // see Quota.Authoritative
+	// Limit is the number of units allowed in each window. If zero, unknown.
+	Limit int64
+
+	// Remaining is the number of units left, from 0 to Limit. If the response reports only Limit
+	// and Used, it is their difference.
+	Remaining int64
+
+	// Used is the number of units used, which may exceed Limit.
+	Used int64
+
+	// Share is the used part of the limit, in millionths, which may exceed 1,000,000.
+	Share int64
+
+	// Window is the length of the window. If zero, unknown.
+	Window time.Duration
+
+	// Reset is the time of the reset after Got, in whole microseconds, rounded up. If zero, the
+	// reset has passed.
+	Reset time.Duration
+
+	// Slack is how much too long Reset may be: the round trip, plus the second that a Date is cut
+	// to.
+	Slack time.Duration
+
+	// Full and Authoritative are those of the Quota, or set by Quota.Read.
+	Full, Authoritative bool
 }
 
 // Read returns the content of r, as described by the profile. It never fails: missing, malformed

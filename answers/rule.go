@@ -25,11 +25,19 @@ const (
 
 // A Refusal is the result of matching a response with Rules.
 type Refusal struct {
-	Kind   Kind
-	Delay  time.Duration // after the response, in whole microseconds; 0 if not Known
-	Known  bool          // Delay comes from the response or from the rule
-	Wide   bool          // see Rule.Wide
-	Reason string        // from the rule or the response; may be empty
+	Kind Kind
+
+	// Delay is the wait after the response, in whole microseconds. If zero, it is not Known.
+	Delay time.Duration
+
+	// Known is true if Delay comes from the response or from the rule.
+	Known bool
+
+	// Wide is Rule.Wide.
+	Wide bool
+
+	// Reason comes from the rule or the response, and may be empty.
+	Reason string
 }
 
 // A Rule matches responses and gives them a meaning. A response matches if it satisfies every

@@ -1,4 +1,4 @@
-// Package sdktest runs providers' own clients, unchanged, over throttle's transport and
-// against strict stand-ins. It is a module of its own, so that they don't become
-// dependencies.
+// Package sdktest runs the clients of providers, unchanged, over throttle's transport and against
+// strict fake APIs. It is a separate module because the clients must not become dependencies of
+// throttle.
 package sdktest

@@ -20,12 +20,12 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-// serve starts a stand-in and returns its URL, and a client that keeps to the provider's limits there.
+// serve starts a fake API. It returns its URL and a client that keeps to the provider's limits.
 func serve(t *testing.T, p providers.Provider, api *fakeapi.Server) (url string, client *http.Client) {
 	t.Helper()
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
-	p.Hosts = nil // the stand-in's is another
+	p.Hosts = nil // the fake API has another host
 	client, err := p.Client(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func serve(t *testing.T, p providers.Provider, api *fakeapi.Server) (url string,
 	return server.URL, client
 }
 
-// calls makes n calls, eight at once, none of which may fail or be refused.
+// calls makes n calls, eight at a time. It fails if a call fails or is refused.
 func calls(t *testing.T, api *fakeapi.Server, n int, call func(i int) error) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -53,8 +53,8 @@ func calls(t *testing.T, api *fakeapi.Server, n int, call func(i int) error) {
 	}
 }
 
-// elsewhere sends n requests beside the limiter, as others do who share the quota.
-func elsewhere(t *testing.T, n int, method, url, body string, header ...string) {
+// sendElsewhere sends n requests without the limiter, like another program with the same quota.
+func sendElsewhere(t *testing.T, n int, method, url, body string, header ...string) {
 	t.Helper()
 	for range n {
 		req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
@@ -81,7 +81,7 @@ func goGitHub(t *testing.T, p providers.Provider, api *fakeapi.Server) (url stri
 		t.Fatal(err)
 	}
 	client.BaseURL = base
-	client.DisableRateLimitCheck = true // or it would refuse by itself what the transport lets wait
+	client.DisableRateLimitCheck = true // otherwise go-github refuses requests that the transport delays
 	return url, client
 }
 
@@ -102,11 +102,11 @@ func TestGitHubRefused(t *testing.T) {
 	t.Parallel()
 	p := providers.GitHub()
 	url, client := goGitHub(t, p, fakeapi.GitHub(20, time.Hour))
-	elsewhere(t, 20, "GET", url+"/user", "")
+	sendElsewhere(t, 20, "GET", url+"/user", "")
 	_, _, err := client.Users.Get(t.Context(), "octocat")
 	var limited *github.RateLimitError
 	if !errors.As(err, &limited) || limited.Rate.Limit != 20 || limited.Rate.Remaining != 0 || !limited.Rate.Reset.After(time.Now()) {
-		t.Errorf("%v", err)
+		t.Errorf("%v, want the client's error for a refusal", err)
 	}
 }
 
@@ -131,15 +131,15 @@ func TestStripe(t *testing.T) {
 func TestStripeRefused(t *testing.T) {
 	t.Parallel()
 	url, client := stripeClient(t, fakeapi.Stripe())
-	elsewhere(t, 25, "GET", url+"/v1/customers/cus_1", "", "Authorization", "Bearer key")
+	sendElsewhere(t, 25, "GET", url+"/v1/customers/cus_1", "", "Authorization", "Bearer key")
 	_, err := client.V1Customers.Retrieve(t.Context(), "cus_1", nil)
 	var refused *stripe.Error
 	if !errors.As(err, &refused) || refused.HTTPStatusCode != http.StatusTooManyRequests || refused.Code != stripe.ErrorCodeRateLimit {
-		t.Errorf("%v", err)
+		t.Errorf("%v, want the client's error for a refusal", err)
 	}
 }
 
-// openAI is a client of a stand-in whose minute is so long.
+// openAI returns a client of a fake API whose minute has the given length.
 func openAI(t *testing.T, requests, tokens int64, minute time.Duration) (string, openai.Client, *fakeapi.Server) {
 	t.Helper()
 	p := providers.OpenAI(requests, tokens)
@@ -192,15 +192,15 @@ func TestOpenAIRefused(t *testing.T) {
 	t.Parallel()
 	url, client, api := openAI(t, 120, 1_000, 2*time.Second)
 	hello := hello
-	hello.MaxTokens = openai.Int(900) // which are back only after 1.8 s
-	elsewhere(t, 1, "POST", url+"/v1/chat/completions", `{"max_tokens":1000}`)
+	hello.MaxTokens = openai.Int(900) // which take 1.8 s to come back
+	sendElsewhere(t, 1, "POST", url+"/v1/chat/completions", `{"max_tokens":1000}`)
 	_, err := client.Chat.Completions.New(t.Context(), hello)
 	var refused *openai.Error
 	if !errors.As(err, &refused) || refused.StatusCode != http.StatusTooManyRequests || refused.Code != "rate_limit_exceeded" {
-		t.Errorf("%v", err)
+		t.Errorf("%v, want the client's error for a refusal", err)
 	}
 	if _, err := client.Chat.Completions.New(t.Context(), hello); err != nil || api.Refused()["tokens"] != 1 {
-		t.Errorf("the next, which waits as long as was said: %v, refused %v", err, api.Refused())
+		t.Errorf("the next call, after the reported wait: %v, refused %v", err, api.Refused())
 	}
 }
 
@@ -239,10 +239,10 @@ func TestSlackMessages(t *testing.T) {
 func TestSlackRefused(t *testing.T) {
 	t.Parallel()
 	url, client, _ := slackClient(t, time.Minute)
-	elsewhere(t, 20, "POST", url+"/api/conversations.list", "")
+	sendElsewhere(t, 20, "POST", url+"/api/conversations.list", "")
 	_, _, err := client.GetConversationsContext(t.Context(), &slack.GetConversationsParameters{})
 	var limited *slack.RateLimitedError
 	if !errors.As(err, &limited) || limited.RetryAfter <= 0 || limited.RetryAfter > time.Minute {
-		t.Errorf("%v", err)
+		t.Errorf("%v, want the client's error for a refusal", err)
 	}
 }

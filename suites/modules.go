@@ -2,7 +2,7 @@
 
 package suites
 
-// What the suites need, for go.mod and go.sum.
+// These imports keep the modules of the suites in go.mod and go.sum.
 import (
 	_ "connectrpc.com/connect"
 	_ "github.com/apithrottle/throttle"

@@ -17,23 +17,23 @@ import (
 	"testing"
 )
 
-var chosen = flag.String("suites", "quick", `"quick", "all", or names of suites with commas between them`)
+var chosen = flag.String("suites", "quick", `"quick", "all", or a comma-separated list of suites`)
 
-// A suite is the tests of some packages of one module.
+// A suite is the tests of packages of one module.
 type suite struct {
 	name     string
-	module   string   // If empty, the standard library
-	packages []string // of which the tests are run
+	module   string   // if empty, the standard library
+	packages []string // with the tests to run
 	quick    bool     // takes seconds
 
-	// direct has the hook replace http.DefaultTransport too, for packages that send without an
-	// http.Client. A suite that takes it for an *http.Transport can't have that.
+	// direct makes the hook replace http.DefaultTransport too, for packages that send without an
+	// http.Client. It must be false for a suite that expects an *http.Transport there.
 	direct bool
 
-	// often are tests that a fault makes fail now and then only, and how many times to run them.
+	// often are tests that a defect makes fail only sometimes, with the number of runs.
 	often map[string]int
 
-	// differs has a reason for each test that may fail with the hook alone.
+	// differs are tests that may fail with the hook, with the reason.
 	differs map[string]string
 }
 
@@ -42,7 +42,7 @@ var suites = []suite{
 		name: "httputil", packages: []string{"net/http/httputil"}, quick: true, direct: true,
 		often: map[string]int{"net/http/httputil TestReverseProxyWebSocketHalfTCP": 300},
 		differs: map[string]string{
-			"TestReverseProxyCancellation": "http.Transport.CancelRequest, which is deprecated, finds a request by its address, and the base got a copy",
+			"TestReverseProxyCancellation": "the deprecated http.Transport.CancelRequest finds a request by its address, and the base gets a copy",
 		},
 	},
 	{name: "go-github", module: "github.com/google/go-github/v74", packages: []string{"github.com/google/go-github/v74/github"}, quick: true},
@@ -61,15 +61,14 @@ func TestSuites(t *testing.T) {
 		}
 	}
 	if ran == 0 || *chosen != "all" && *chosen != "quick" && ran != len(names) {
-		t.Errorf("-suites=%s: no such suite", *chosen)
+		t.Errorf("-suites is %q: unknown suite", *chosen)
 	}
 }
 
-// run runs the suite with the hook. What does not pass is run without it, and must not pass there
-// either. A suite may be shaky on a busy machine: what does not pass at first may pass three
-// times in a row.
+// run runs the suite with the hook. A test that fails must also fail without the hook, or pass
+// three times in a row with it, because a suite may be flaky on a busy machine.
 func (s suite) run(t *testing.T) {
-	h, bare := s.hook(t), &runner{packages: s.packages}
+	h, plain := s.hook(t), &runner{packages: s.packages}
 	all := h.test(t, nil, 1)
 	failed := all.unpassed()
 	for name := range failed {
@@ -79,11 +78,11 @@ func (s suite) run(t *testing.T) {
 		}
 	}
 	if len(failed) > 0 {
-		blame(t, bare.test(t, failed, 1), h.test(t, failed, 3))
+		compare(t, plain.test(t, failed, 1), h.test(t, failed, 3))
 	}
 	for name, times := range s.often {
 		only := map[string]bool{name: true}
-		blame(t, bare.test(t, only, times), h.test(t, only, times))
+		compare(t, plain.test(t, only, times), h.test(t, only, times))
 	}
 	sent, err := os.Stat(h.count)
 	if err != nil || sent.Size() == 0 {
@@ -92,14 +91,14 @@ func (s suite) run(t *testing.T) {
 	t.Logf("%d tests, %d requests through the Transport", len(all), sent.Size())
 }
 
-// blame fails for the tests that pass without the hook and not with it.
-func blame(t *testing.T, without, with results) {
+// compare fails for each test that passes without the hook and not with it.
+func compare(t *testing.T, without, with results) {
 	for name, test := range without {
 		if test.action != "pass" {
 			continue
 		}
 		if got := with[name]; got == nil || got.action != "pass" {
-			t.Errorf("%s passes without the hook, and not with it: %+v", name, got)
+			t.Errorf("%s passes without the hook and fails with it: %+v", name, got)
 		}
 	}
 }
@@ -109,11 +108,11 @@ type runner struct {
 	packages []string
 	args     []string // for go test
 	env      []string
-	count    string // a file with a byte for each request
+	count    string // a file with one byte for each request
 }
 
-// hook writes the files that send a suite's requests through a Transport. They have the same
-// names in every run, for the build cache's sake.
+// hook writes the files that send a suite's requests through a Transport. The files have the same
+// names in every run, so the build cache works.
 func (s suite) hook(t *testing.T) *runner {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -159,7 +158,7 @@ func (s suite) hook(t *testing.T) *runner {
 //go:embed hook.txt
 var hookText string
 
-// patched is net/http's client.go with a variable that may wrap the transport of every Client.
+// patched returns net/http's client.go with a variable that can wrap the transport of every Client.
 func patched(t *testing.T, file string) []byte {
 	const method = "func (c *Client) transport() RoundTripper {\n"
 	text, err := os.ReadFile(file)
@@ -167,9 +166,9 @@ func patched(t *testing.T, file string) []byte {
 		t.Fatal(err)
 	}
 	if bytes.Count(text, []byte(method)) != 1 {
-		t.Fatalf("%s has no Client.transport to wrap", file)
+		t.Fatalf("%s has no method Client.transport to wrap", file)
 	}
-	return bytes.Replace(text, []byte(method), []byte(`// WrapTransport wraps the transport of every Client. If nil, none.
+	return bytes.Replace(text, []byte(method), []byte(`// WrapTransport wraps the transport of every Client. If nil, transports are not wrapped.
 var WrapTransport func(RoundTripper) RoundTripper
 
 `+method+`	if WrapTransport != nil {
@@ -182,8 +181,8 @@ func (c *Client) unwrapped() RoundTripper {
 `), 1)
 }
 
-// copied copies the module into dir, for no file may be added in the module cache, and returns
-// a go.mod that uses the copy.
+// copied copies the module into dir, because an overlay may not add files to the module cache, and returns a go.mod
+// that uses the copy.
 func (s suite) copied(t *testing.T, dir string) (modfile string) {
 	var m struct{ Dir, Version string }
 	if err := json.Unmarshal([]byte(output(t, "go", "mod", "download", "-json", s.module)), &m); err != nil {
@@ -210,15 +209,15 @@ func (s suite) copied(t *testing.T, dir string) (modfile string) {
 	return modfile
 }
 
-// results are what became of tests, by package and name.
+// results are the results of tests, by package and name.
 type results map[string]*result
 
 type result struct {
-	action string // "fail" if the test ever failed, or else "pass" or "skip"; empty if it did not end
+	action string // "fail" if any run failed, else "pass" or "skip"; empty if the test did not end
 	output string
 }
 
-// unpassed are the tests that did not pass.
+// unpassed returns the tests that did not pass.
 func (r results) unpassed() map[string]bool {
 	names := make(map[string]bool)
 	for name, test := range r {
@@ -229,7 +228,7 @@ func (r results) unpassed() map[string]bool {
 	return names
 }
 
-// test runs the tests of these names so many times, or all if there are none.
+// test runs the tests in only, or all tests if only is nil, the given number of times.
 func (r *runner) test(t *testing.T, only map[string]bool, times int) results {
 	args := append([]string{"test", "-json", fmt.Sprintf("-count=%d", times), "-vet=off", "-timeout=5m"}, r.args...)
 	if only != nil {
@@ -239,9 +238,9 @@ func (r *runner) test(t *testing.T, only map[string]bool, times int) results {
 	cmd.Env = append(os.Environ(), r.env...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
-	out, err := cmd.Output() // fails where a test does, which the output tells too
+	out, err := cmd.Output() // fails if a test fails, which the output reports
 	all := make(results)
-	failed := "" // packages without a failed test
+	failed := "" // packages that failed without a failed test
 	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
 		var e struct{ Action, Package, Test, Output string }
 		if err := d.Decode(&e); err != nil {
@@ -265,11 +264,11 @@ func (r *runner) test(t *testing.T, only map[string]bool, times int) results {
 	return all
 }
 
-// add has a test's first failure last.
+// add adds an event. The first failure of a test stays.
 func (r *result) add(action, output string) {
 	switch {
 	case r.action == "fail":
-	case action == "run": // once more
+	case action == "run": // the next run
 		r.action, r.output = "", ""
 	case action == "output":
 		r.output += output
@@ -288,14 +287,14 @@ func (r results) fails(pkg string) bool {
 	return false
 }
 
-// top is the name of the test that a test is or belongs to.
+// top returns the name of the top-level test of a test.
 func top(name string) string {
 	_, test, _ := strings.Cut(name, " ")
 	test, _, _ = strings.Cut(test, "/")
 	return test
 }
 
-// pattern is the -run of the tests that these are or belong to.
+// pattern returns the -run pattern of the top-level tests of names.
 func pattern(names map[string]bool) string {
 	tops := make(map[string]bool)
 	for name := range names {
@@ -304,7 +303,7 @@ func pattern(names map[string]bool) string {
 	return "^(" + strings.Join(slices.Sorted(maps.Keys(tops)), "|") + ")$"
 }
 
-// write writes a file, if it isn't there already.
+// write writes a file, unless it already has this content.
 func write(t *testing.T, name string, text []byte) {
 	t.Helper()
 	if old, err := os.ReadFile(name); err == nil && bytes.Equal(old, text) {

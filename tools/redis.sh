@@ -1,24 +1,24 @@
 #!/bin/sh
-# Makes sure that there is the server that tests start: $THROTTLE_REDIS_SERVER, or
-# redis-server, which is installed if that can be had without asking: from apt-get, as
-# root or by a sudo that wants no password. Without one those tests are skipped; with
-# THROTTLE_REQUIRE_REDIS=1 in the environment that is an error. A server that
-# THROTTLE_REDIS_SERVER names must be there.
+# Makes sure that the Redis server for the tests is installed: $THROTTLE_REDIS_SERVER, or
+# redis-server. It installs redis-server with apt-get, as root or with a sudo that needs no
+# password. If it can't, the tests that start a server are skipped; with
+# THROTTLE_REQUIRE_REDIS=1 in the environment, this is an error. A server named by
+# THROTTLE_REDIS_SERVER must already be installed.
 #
-# With a name, such as valkey-server, it installs that package in the same way, but says
-# nothing when it can't.
+# With an argument, such as valkey-server, it installs that package in the same way, and
+# ignores failures.
 set -u
 
 as_root=
 if ! command -v apt-get >/dev/null 2>&1; then
-	cannot="there is no apt-get to install it"
+	cannot="this system has no apt-get to install it"
 elif [ "$(id -u)" = 0 ]; then
 	cannot=
 elif command -v sudo >/dev/null 2>&1 && sudo -n true >/dev/null 2>&1; then
 	cannot=
 	as_root="sudo -n"
 else
-	cannot="installing it with apt-get takes root"
+	cannot="apt-get needs root to install it"
 fi
 
 install() {
@@ -34,7 +34,7 @@ fi
 
 if [ -n "${THROTTLE_REDIS_SERVER:-}" ]; then
 	command -v "$THROTTLE_REDIS_SERVER" >/dev/null 2>&1 && exit 0
-	echo "error: THROTTLE_REDIS_SERVER asks for $THROTTLE_REDIS_SERVER, which is missing" >&2
+	echo "error: THROTTLE_REDIS_SERVER is $THROTTLE_REDIS_SERVER, which is not installed: install it or unset the variable" >&2
 	exit 1
 fi
 
@@ -42,7 +42,7 @@ if command -v redis-server >/dev/null 2>&1; then
 	exit 0
 fi
 if [ -z "$cannot" ]; then
-	echo "redis-server is missing: installing it with apt-get" >&2
+	echo "redis-server is not installed: installing it with apt-get" >&2
 	if install redis-server >&2 && command -v redis-server >/dev/null 2>&1; then
 		exit 0
 	fi
@@ -50,7 +50,7 @@ if [ -z "$cannot" ]; then
 fi
 
 if [ "${THROTTLE_REQUIRE_REDIS:-}" = 1 ]; then
-	echo "error: redis-server is missing, and $cannot, but THROTTLE_REQUIRE_REDIS=1 asks for it" >&2
+	echo "error: THROTTLE_REQUIRE_REDIS=1 requires redis-server, and $cannot" >&2
 	exit 1
 fi
-echo "note: redis-server is missing, and $cannot: the tests that start a Redis server will be skipped" >&2
+echo "note: redis-server is not installed, and $cannot: tests that start a Redis server are skipped" >&2

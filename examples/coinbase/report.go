@@ -88,19 +88,24 @@ func (t *tally) line(duration time.Duration) string {
 
 // A report is the result of a run. With -json it is written as a JSON object.
 type report struct {
-	Sent        int64    `json:"sent"`
-	Accepted    int64    `json:"accepted"`
-	Rejected    int64    `json:"rejected"` // with status 429
-	Seconds     float64  `json:"seconds"`
-	PerSecond   float64  `json:"per_second"`
-	WorstSecond int64    `json:"worst_second"` // the most requests within any second
-	Utilization *float64 `json:"utilisation"`  // of the upper bound, 0 to 1; null if the tiers set no bound
+	Sent        int64   `json:"sent"`
+	Accepted    int64   `json:"accepted"`
+	Rejected    int64   `json:"rejected"` // with status 429
+	Seconds     float64 `json:"seconds"`
+	PerSecond   float64 `json:"per_second"`
+	WorstSecond int64   `json:"worst_second"` // the most requests within any second
 
-	// For a fleet only.
-	Fleet       int      `json:"fleet,omitempty"`                     // processes
-	PerWorker   []int64  `json:"per_worker,omitempty"`                // requests sent by each process
-	LeastToMost *float64 `json:"least_to_most,omitempty"`             // ratio in PerWorker, 0 to 1; nil if no request was sent
-	RedisCalls  *float64 `json:"redis_calls_per_admission,omitempty"` // runs of the script; nil if no request was sent
+	// Utilization is the part of the upper bound that was accepted, from 0 to 1. It is nil if the
+	// tiers set no bound.
+	Utilization *float64 `json:"utilisation"`
+
+	// For a fleet only: the number of processes, the requests sent by each, the ratio of the least
+	// to the most of these, and the runs of the script in Redis. The last two are nil if no request
+	// was sent.
+	Fleet       int      `json:"fleet,omitempty"`
+	PerWorker   []int64  `json:"per_worker,omitempty"`
+	LeastToMost *float64 `json:"least_to_most,omitempty"`
+	RedisCalls  *float64 `json:"redis_calls_per_admission,omitempty"`
 
 	upperBound int64  // see upperBound
 	observer   string // who measured the worst second
