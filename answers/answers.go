@@ -43,7 +43,7 @@ import (
 )
 
 // A Profile describes where the responses of one provider report its limits. The zero Profile
-// knows only the standards: a 429, or a 503 with Retry-After, is a refusal.
+// applies only the standards: a 429, or a 503 with Retry-After, is a refusal.
 // A Profile may be copied and used concurrently. Don't change the elements of its slices.
 type Profile struct {
 	// Quotas are the places that report the state of quotas.
@@ -110,15 +110,15 @@ type Quota struct {
 
 	// Read replaces all these Fields for formats that they can't describe, such as the
 	// structured fields of package ietf. Its Readings need only the values that the response
-	// reports: each name is appended to Name, and values out of range are dropped. Read must be
-	// safe for concurrent use. If nil, the Fields are read.
+	// reports. Each name is appended to Name. Counts out of range are clamped, and times out of
+	// range are dropped. Read must be safe for concurrent use. If nil, the Fields are read.
 	Read func(Response) []Reading
 
 	// Full is true if all units are available again at Reset, rather than some.
 	Full bool
 
-	// Authoritative is true if reported values replace the limiter's own count, rather than
-	// only lower it.
+	// Authoritative is true if reported values replace the limiter's own estimate. Otherwise a
+	// reported remaining count can only lower the estimate.
 	Authoritative bool
 }
 
@@ -216,11 +216,11 @@ type Reading struct {
 	// reset has passed.
 	Reset time.Duration
 
-	// Slack is how much too long Reset may be: the round trip, plus the second that a Date is cut
-	// to.
+	// Slack is how much too long Reset may be: the round trip and, if the reset is a date, a
+	// second, because Date has whole seconds.
 	Slack time.Duration
 
-	// Full and Authoritative are those of the Quota, or set by Quota.Read.
+	// Full and Authoritative come from the Quota, or from Quota.Read.
 	Full, Authoritative bool
 }
 

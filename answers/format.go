@@ -31,7 +31,9 @@ const (
 	JSDate       // as JavaScript's Date.toString (Lemlist)
 	RetryAfter   // Seconds or HTTPDate, RFC 9110 section 10.2.3; the longest of several lines
 
-	// UsedOfLimit is the first format of combined values: "32/40" (Shopify).
+	// The formats of combined values.
+
+	// UsedOfLimit is a number used and the limit: "32/40" (Shopify).
 	UsedOfLimit
 
 	// NamedUses makes a Reading of each name:

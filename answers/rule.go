@@ -23,7 +23,7 @@ const (
 	Other               // refused for another reason, such as an unpaid bill or a locked object
 )
 
-// A Refusal is the result of matching a response with Rules.
+// A Refusal reports whether a request was refused, why, and for how long.
 type Refusal struct {
 	Kind Kind
 
@@ -148,7 +148,7 @@ func refillTime(asked int64, known []Reading) (time.Duration, bool) {
 	return 0, false
 }
 
-// first is the first usable wait. Zero isn't, nor is a date that is past.
+// first returns the first usable wait. A wait of zero and a date in the past are not usable.
 func first(fields []Field, e *event) (time.Duration, bool) {
 	for i := range fields {
 		if d, ok := fields[i].wait(e); ok && d > 0 {
@@ -158,7 +158,7 @@ func first(fields []Field, e *event) (time.Duration, bool) {
 	return 0, false
 }
 
-// midnight is the time left of the day in the zone that the rule names.
+// midnight returns the time until the end of the day in the rule's zone.
 func (r *Rule) midnight(now time.Time) (time.Duration, bool) {
 	zone, err := location(r.Until)
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 
 // Discord is Discord's API for one bot. It allows 50 requests a second in all, without
 // interactions, and for each route a quota that only responses report. A route is a method and a
-// path; the channel, guild or webhook in the path is part of the route, and other ids are not. Each
-// route therefore sends one request at a time. When a response reports that none is left, the next
-// request waits for the reset.
+// path; the channel, guild or webhook in the path is part of the route, and other ids are not. A
+// route sends one request at a time, because only the response reports how many are left. If none
+// is left, the next request waits for the reset.
 //
 // Several routes may share a bucket, which their responses name. The limiter doesn't join such
-// routes: each route learns of the use from its own responses. Discord bans an IP address after
-// 10,000 responses with 401, 403 or 429 in 10 minutes. The program must prevent 401 and 403 itself.
+// routes: each route uses only its own responses. Discord bans an IP address after 10,000 responses
+// with 401, 403 or 429 in 10 minutes. The program must prevent 401 and 403 itself.
 //
 // A 429 of a resource's own limit, which others may have used up, reports a longer wait than the
 // bucket does. The longer wait counts. A wait of more than 15 minutes closes the route with

@@ -113,7 +113,7 @@ var errEnded = errors.New("the run has ended")
 
 // A meteredBase is the Base of the Transport. It counts admitted requests as it sends them.
 // Requests in flight at the end of the run may finish within the grace period, so meteredBase
-// replaces their context. The request's own context ends with the run, so that the limiter knows
+// replaces their context. The request's own context ends with the run, because the limiter needs
 // the deadline.
 type meteredBase struct {
 	base  http.RoundTripper

@@ -2,7 +2,7 @@
 // several goroutines, without a single 429. Its policy and newClient are the part to copy. The rest
 // of the program runs workers and measures.
 //
-//	go run ./examples/coinbase                       # to a strict stand-in on this machine
+//	go run ./examples/coinbase                       # sends to a strict stand-in on this machine
 //	go run ./examples/coinbase -duration 1m -json    # with a last line of JSON
 //	go run ./examples/coinbase -policy '20;algo=concurrency + 60/20s'
 //	go run ./examples/coinbase -policy '5/s | guard=none'    # what happens without the guard

@@ -108,7 +108,7 @@ type report struct {
 	RedisCalls  *float64 `json:"redis_calls_per_admission,omitempty"`
 
 	upperBound int64  // see upperBound
-	observer   string // who measured the worst second
+	observer   string // the program that measured the worst second
 	failure    error  // the last error of a request that was neither accepted nor refused
 }
 
