@@ -84,7 +84,7 @@ func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []st
 			got = append(got, store.Decision{Verdict: store.Closed, Tier: -1, Wait: m.Until(s.until)})
 			continue
 		}
-		at, tier := s.ledger.Earliest(m.Later(max(s.until, s.last)), r.Cost)
+		at, tier := s.ledger.Earliest(m.Later(max(s.until, s.last)), algorithms.Request{Cost: r.Cost})
 		b := store.Decision{Tier: tier, Wait: m.Until(at)}
 		switch {
 		case s.full:
@@ -96,7 +96,7 @@ func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []st
 			return append(got, b), nil
 		default:
 			first, s.last = false, at
-			s.ledger.Charge(m.Later(at), r.Cost, 0, false)
+			s.ledger.Charge(m.Later(at), algorithms.Request{Cost: r.Cost})
 			start := now.Add(b.Wait)
 			b.Verdict = store.Admitted
 			b.Reservation = &store.Reservation{Start: start, End: sent.Add(b.Wait + 50*ms), Again: start.Add(-s.lead), At: at, Cost: r.Cost}

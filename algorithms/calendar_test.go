@@ -77,11 +77,11 @@ func TestCalendarPeriods(t *testing.T) {
 		in, ends := instant(t, tc.in), instant(t, tc.ends)
 		tier := Tier{Limit: 1, Algorithm: Calendar, Period: tc.period, Zone: tc.zone}
 		l := ledger(t, 0, tier)
-		l.Charge(wall(in), []int64{1}, 0, false)
-		if at, _ := l.Earliest(wall(in), []int64{1}); !time.UnixMicro(at).Equal(ends) {
+		l.Charge(wall(in), Request{Cost: []int64{1}})
+		if at, _ := l.Earliest(wall(in), Request{Cost: []int64{1}}); !time.UnixMicro(at).Equal(ends) {
 			t.Errorf("%v in %s: ends at %v, want %s", tier, tc.in, time.UnixMicro(at).UTC(), tc.ends)
 		}
-		if at, _ := l.Earliest(wall(ends.Add(-time.Microsecond)), []int64{1}); at != ends.UnixMicro() {
+		if at, _ := l.Earliest(wall(ends.Add(-time.Microsecond)), Request{Cost: []int64{1}}); at != ends.UnixMicro() {
 			t.Errorf("%v in %s: open a microsecond too soon", tier, tc.in)
 		}
 		starts := l.Plan().Starts(in.UnixMicro())
@@ -109,10 +109,10 @@ func next(starts []int64, at int64) int {
 func TestCalendarAcrossTheBoundary(t *testing.T) {
 	l := ledger(t, time.Second, Tier{Limit: 2, Algorithm: Calendar, Period: Month})
 	end := instant(t, "2024-03-01T00:00:00Z")
-	l.Charge(wall(end.Add(-500*time.Millisecond)), []int64{2}, 0, false)
+	l.Charge(wall(end.Add(-500*time.Millisecond)), Request{Cost: []int64{2}})
 	april := instant(t, "2024-04-01T00:00:00Z").UnixMicro()
 	for _, ahead := range []time.Duration{-400 * time.Millisecond, 0, time.Second} { // it landed in March
-		if at, _ := l.Earliest(wall(end.Add(ahead)), []int64{1}); at != april {
+		if at, _ := l.Earliest(wall(end.Add(ahead)), Request{Cost: []int64{1}}); at != april {
 			t.Errorf("%v after the end: %v, want April", ahead, time.UnixMicro(at).UTC())
 		}
 	}
@@ -139,8 +139,8 @@ func TestExhaustedDecides(t *testing.T) {
 		{[]Tier{month, {Limit: 3, Window: time.Hour, Budget: true}}, 3, 1},
 	} {
 		l := ledger(t, 0, tc.tiers...)
-		l.Charge(at(0), []int64{tc.used}, 0, false)
-		_, tier := l.Earliest(at(time.Second), []int64{1})
+		l.Charge(at(0), Request{Cost: []int64{tc.used}})
+		_, tier := l.Earliest(at(time.Second), Request{Cost: []int64{1}})
 		if tier != tc.tier {
 			t.Errorf("%v with %d used: tier %d decides, want %d", tc.tiers, tc.used, tier, tc.tier)
 		}
@@ -166,21 +166,21 @@ func TestCrossings(t *testing.T) {
 		}
 	}
 	crossed(0, 0, 0)
-	l.Charge(now, []int64{1, 0}, 0, false)
+	l.Charge(now, Request{Cost: []int64{1, 0}})
 	crossed(0, 0, 0) // half a percent
-	f := l.Charge(now, []int64{100, 0}, 0, true)
+	f := l.Charge(now, Request{Cost: []int64{100, 0}, Held: true})
 	crossed(0, 50, 101)
 	crossed(0, 0, 0)
 	l.Cancel(now, f, []int64{100, 0})
-	l.Charge(now, []int64{100, 0}, 0, false)
+	l.Charge(now, Request{Cost: []int64{100, 0}})
 	crossed(0, 0, 0) // was told
 	now = at(5 * time.Second)
-	l.Charge(now, []int64{99, 0}, 0, false)
+	l.Charge(now, Request{Cost: []int64{99, 0}})
 	crossed(50, 100, 200)
-	l.Charge(now, []int64{99, 0}, 0, false)
+	l.Charge(now, Request{Cost: []int64{99, 0}})
 	crossed(0, 0, 0)
 	now = at(26 * time.Hour)
-	l.Charge(now, []int64{20, 0}, 0, false)
+	l.Charge(now, Request{Cost: []int64{20, 0}})
 	crossed(0, 10, 20)
 }
 
@@ -188,7 +188,7 @@ func TestCrossings(t *testing.T) {
 func TestConvertCalendar(t *testing.T) {
 	berlin := Tier{Limit: 10, Algorithm: Calendar, Period: Month, Zone: "Europe/Berlin"}
 	l := ledger(t, 0, berlin)
-	l.Charge(at(0), []int64{7}, 0, false)
+	l.Charge(at(0), Request{Cost: []int64{7}})
 	l.Crossings(at(0))
 	higher, london, day := berlin, berlin, berlin
 	higher.Limit, higher.Budget, london.Zone, day.Period = 20, true, "Europe/London", Day
@@ -206,7 +206,7 @@ func TestConvertCalendar(t *testing.T) {
 		if u.Used != 7 || u.Fresh != instant(t, tc.ends).UnixMicro() {
 			t.Errorf("%v: used %d until %v", tc.tier, u.Used, time.UnixMicro(u.Fresh).UTC())
 		}
-		got.Charge(at(time.Minute), []int64{tc.tier.Limit - 7}, 0, false)
+		got.Charge(at(time.Minute), Request{Cost: []int64{tc.tier.Limit - 7}})
 		if c := got.Crossings(at(time.Minute)); len(c) != 1 || c[0].From != tc.told || c[0].To != 100 {
 			t.Errorf("%v: tells %+v, want from %d to 100", tc.tier, c, tc.told)
 		}

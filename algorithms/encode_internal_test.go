@@ -53,7 +53,7 @@ func TestUnmarshalUnsound(t *testing.T) {
 		l := p.NewLedger()
 		for i := range int64(5) {
 			at := 1e15 + i*30_000
-			l.Charge(Moment{At: at, Wall: at}, []int64{1}, 0, true)
+			l.Charge(Moment{At: at, Wall: at}, Request{Cost: []int64{1}, Held: true})
 		}
 		read := func() error {
 			data, _ := l.AppendBinary(nil)
@@ -81,7 +81,7 @@ func TestUnmarshalFirstForm(t *testing.T) {
 	l := p.NewLedger()
 	now := Moment{At: 1e15, Wall: 1e15}
 	l.Count(now, []int64{4})
-	l.Charge(now, []int64{2}, 0, true)
+	l.Charge(now, Request{Cost: []int64{2}, Held: true})
 	words := slices.Clone(l.word)
 	for _, tier := range []int{3, 2, 0} {
 		s, n, _ := p.site(tier)

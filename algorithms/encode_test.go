@@ -104,7 +104,7 @@ func liveWith(t *testing.T, a, seed uint64, data []byte) (taken bool) {
 	cost := slices.Repeat([]int64{1}, len(g.plan.Units()))
 	for range 3 {
 		g.l.Usage(g.now)
-		f, at, tier := g.l.Take(g.now, cost, 0, true)
+		f, at, tier := g.l.Take(g.now, Request{Cost: cost, Held: true})
 		if tier < 0 {
 			g.l.Land(g.now, f, cost)
 		} else if at < math.MaxInt64 {
@@ -136,12 +136,12 @@ func TestConvertNeverForgets(t *testing.T) {
 		l := plans[0].NewLedger()
 		for range 300 {
 			l = plans[r.IntN(2)].Convert(l, now)
-			if at, _ := l.Earliest(now, []int64{1}); at > now.At {
+			if at, _ := l.Earliest(now, Request{Cost: []int64{1}}); at > now.At {
 				now = now.Later(now.At + r.Int64N(100_000))
 				continue
 			}
 			// It arrives the instant it is admitted, or when it lands.
-			f := l.Charge(now, []int64{1}, 0, true)
+			f := l.Charge(now, Request{Cost: []int64{1}, Held: true})
 			if r.IntN(2) == 0 {
 				l.Land(now, f, []int64{1})
 			}
@@ -177,7 +177,7 @@ func TestConvert(t *testing.T) {
 	} {
 		old := ledger(t, 0, test.from)
 		now := Moment{At: 1e15, Wall: 1e15}
-		old.Charge(now, []int64{6}, 0, false)
+		old.Charge(now, Request{Cost: []int64{6}})
 		l := ledger(t, time.Second, test.to).Plan().Convert(*old, now)
 		encode(t, &l)
 		if used := l.Usage(now)[0].Used; used != test.used {
@@ -191,10 +191,10 @@ func TestConvertOnItsWay(t *testing.T) {
 	tokens := Tier{Limit: 1000, Window: time.Second, Unit: "tokens"}
 	old := ledger(t, 64*time.Millisecond, PerSecond(5))
 	now := Moment{At: 1e15}
-	f := old.Charge(now, []int64{2}, 0, true)
+	f := old.Charge(now, Request{Cost: []int64{2}, Held: true})
 	l := ledger(t, 64*time.Millisecond, tokens, PerSecond(5)).Plan().Convert(*old, now)
 	l.Land(now.Later(now.At+10_000), f, []int64{0, 2})
-	if at, _ := l.Earliest(now.Later(now.At+20_000), []int64{0, 5}); at != now.At+1_010_000 {
+	if at, _ := l.Earliest(now.Later(now.At+20_000), Request{Cost: []int64{0, 5}}); at != now.At+1_010_000 {
 		t.Errorf("five more after %d µs, want 1010000", at-now.At)
 	}
 }

@@ -49,7 +49,7 @@ func extremes(t *testing.T, seed uint64, a uint8) {
 		}
 		switch r.IntN(6) {
 		case 0, 1:
-			flights = append(flights, g.l.Charge(g.now, units(), guard, true))
+			flights = append(flights, g.l.Charge(g.now, Request{Cost: units(), Guard: guard, Held: true}))
 		case 2:
 			g.l.Count(g.now, units())
 		case 3:
@@ -66,7 +66,7 @@ func extremes(t *testing.T, seed uint64, a uint8) {
 		for u := range one {
 			one[u] = 1
 		}
-		if at, _ := g.l.Earliest(g.now, one); at < g.now.At {
+		if at, _ := g.l.Earliest(g.now, Request{Cost: one}); at < g.now.At {
 			t.Fatalf("seed %d, step %d, %v: one may go at %d, now is %d", seed, step, g.tiers, at, g.now.At)
 		}
 		for i, u := range g.l.Usage(g.now) {

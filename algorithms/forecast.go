@@ -13,7 +13,7 @@ func (l *Ledger) EarliestTotal(now Moment, ahead, cost []int64, headroom int64) 
 		if cost[unit] <= 0 || l.plan.tiers[i].Budget || l.plan.estimated[unit] {
 			continue
 		}
-		n := ahead[unit] + l.leaving(i, cost[unit], headroom)
+		n := ahead[unit] + l.withHeadroom(i, cost[unit], headroom)
 		e := r.earliestTotal(l, now, n)
 		if l.told != nil {
 			e = min(e, l.nextReset(i, now))

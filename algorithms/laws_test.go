@@ -262,7 +262,7 @@ func (g *game) tellBoundary() {
 func (g *game) earliest(cost []int64) int64 {
 	before := g.l.Clone()
 	before.Advance(g.now)
-	at, tier := g.l.Earliest(g.now, cost)
+	at, tier := g.l.Earliest(g.now, Request{Cost: cost})
 	if !g.l.SameAs(&before) {
 		g.fatalf("L3: asking for %v changed the ledger", cost)
 	}
@@ -282,7 +282,7 @@ func (g *game) admit(cost []int64, asked int64) {
 	if g.guard == 0 && !g.steps && !g.plan.Concurrent() && !g.plan.Estimates() {
 		g.checkEarliest(s, asked)
 	}
-	s.flight = g.l.Charge(g.now, cost, guard, held)
+	s.flight = g.l.Charge(g.now, Request{Cost: cost, Guard: guard, Held: held})
 	g.history = append(g.history, s)
 	if held {
 		g.open = append(g.open, s)
@@ -327,10 +327,10 @@ func (g *game) checkPromise(at int64, cost []int64) {
 		}
 	}
 	l := g.l.Clone()
-	if e, _ := l.Earliest(g.now.Later(at-1), cost); e != at {
+	if e, _ := l.Earliest(g.now.Later(at-1), Request{Cost: cost}); e != at {
 		g.fatalf("asked at %d: %v may go at %d; asked at %d: at %d", g.now.At, cost, at, at-1, e)
 	}
-	if e, _ := l.Earliest(g.now.Later(at), cost); e != at {
+	if e, _ := l.Earliest(g.now.Later(at), Request{Cost: cost}); e != at {
 		g.fatalf("asked at %d: %v may go at %d; asked then: at %d", g.now.At, cost, at, e)
 	}
 }

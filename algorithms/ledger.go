@@ -75,18 +75,30 @@ func (l *Ledger) ring(s site) *[]int64 { return &(*l.rings)[s.ring] }
 // Plan returns the plan whose tiers the ledger keeps.
 func (l *Ledger) Plan() *Plan { return l.plan }
 
-// Earliest returns the first instant from now on at which every tier admits the
-// cost, behind everything that has landed or is on its way, and the tier that
-// decides it, -1 if that is now; a budget that has no room before all others. It is
-// Never where only a release can help. But for its clock the ledger stays as it was.
-func (l *Ledger) Earliest(now Moment, cost []int64) (at int64, tier int) {
-	return l.earliest(l.advance(now), cost, 0)
+// A Request is what a ledger decides on.
+type Request struct {
+	// Cost is an amount of each unit of the plan.
+	Cost []int64
+
+	// Headroom is the percentage of every tier's capacity, rounded down, that must remain for
+	// others, as far as the cost itself leaves it. Budgets have no headroom: a request that a
+	// budget refuses is not served later.
+	Headroom int64
+
+	// Guard is how long the request is in flight, in microseconds: a resolution at least and
+	// MaxWindow at most. If zero, the plan's.
+	Guard int64
+
+	// Held is true if the request may be landed or canceled before its guard has passed.
+	Held bool
 }
 
-// EarliestLeaving is Earliest for a request that leaves headroom to others: so many
-// percent of every tier's capacity, rounded down, as far as the cost itself does.
-func (l *Ledger) EarliestLeaving(now Moment, cost []int64, headroom int64) (at int64, tier int) {
-	return l.earliest(l.advance(now), cost, headroom)
+// Earliest returns the first instant from now on at which every tier admits the request,
+// behind everything that has landed or is in flight, and the tier that decides, or -1 if the
+// instant is now. A budget without room decides before all others. The instant is Never if
+// only a release can help. Earliest changes nothing but the ledger's clock.
+func (l *Ledger) Earliest(now Moment, r Request) (at int64, tier int) {
+	return l.earliest(l.advance(now), r.Cost, r.Headroom)
 }
 
 func (l *Ledger) earliest(now Moment, cost []int64, headroom int64) (at int64, tier int) {
@@ -96,7 +108,7 @@ func (l *Ledger) earliest(now Moment, cost []int64, headroom int64) (at int64, t
 		if n == 0 {
 			continue
 		}
-		if e := l.admits(i, now, l.leaving(i, n, headroom)); e > at {
+		if e := l.admits(i, now, l.withHeadroom(i, n, headroom)); e > at {
 			at, tier = e, i
 		}
 	}
@@ -106,9 +118,8 @@ func (l *Ledger) earliest(now Moment, cost []int64, headroom int64) (at int64, t
 	return at, tier
 }
 
-// leaving returns n units of a tier, and the headroom that they leave to others, as far as
-// the capacity allows. A budget has none: a request that it refuses is not served later.
-func (l *Ledger) leaving(tier int, n, headroom int64) int64 {
+// withHeadroom returns n units of a tier and the headroom.
+func (l *Ledger) withHeadroom(tier int, n, headroom int64) int64 {
 	if headroom == 0 || l.plan.tiers[tier].Budget {
 		return n
 	}
@@ -116,28 +127,20 @@ func (l *Ledger) leaving(tier int, n, headroom int64) int64 {
 	return n + max(0, min(capacity*headroom/100, capacity-n))
 }
 
-// Take charges the cost if every tier admits it now, and else changes nothing: at
-// and tier are those of Earliest, and tier is -1 if the cost was charged. The request
-// lands when the guard has passed: in microseconds, a grain at least and MaxWindow at most, 0
-// for the plan's;
-// one that is held may be landed or canceled before.
-func (l *Ledger) Take(now Moment, cost []int64, guard int64, held bool) (f Flight, at int64, tier int) {
-	return l.TakeLeaving(now, cost, 0, guard, held)
-}
-
-// TakeLeaving is Take if the tiers have room for the cost and the headroom, of which it
-// charges the cost: at and tier are those of EarliestLeaving.
-func (l *Ledger) TakeLeaving(now Moment, cost []int64, headroom, guard int64, held bool) (f Flight, at int64, tier int) {
+// Take charges the cost of a request if every tier admits the request now, and otherwise
+// changes nothing. It returns the instant and the tier of Earliest. If the cost was charged,
+// the tier is -1.
+func (l *Ledger) Take(now Moment, r Request) (f Flight, at int64, tier int) {
 	now = l.advance(now)
-	if at, tier = l.earliest(now, cost, headroom); tier < 0 {
-		f = l.charge(now, cost, guard, held)
+	if at, tier = l.earliest(now, r.Cost, r.Headroom); tier < 0 {
+		f = l.charge(now, r.Cost, r.Guard, r.Held)
 	}
 	return f, at, tier
 }
 
-// Charge is Take without asking.
-func (l *Ledger) Charge(now Moment, cost []int64, guard int64, held bool) Flight {
-	return l.charge(l.advance(now), cost, guard, held)
+// Charge charges the cost of a request, whether or not the tiers admit it.
+func (l *Ledger) Charge(now Moment, r Request) Flight {
+	return l.charge(l.advance(now), r.Cost, r.Guard, r.Held)
 }
 
 func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight {

@@ -36,7 +36,7 @@ func at(d time.Duration) Moment {
 
 // earliest is when the ledger admits the cost, counted as at counts.
 func earliest(l *Ledger, now time.Duration, cost ...int64) time.Duration {
-	e, _ := l.Earliest(at(now), cost)
+	e, _ := l.Earliest(at(now), Request{Cost: cost})
 	if e == Never {
 		return -1
 	}
@@ -59,17 +59,17 @@ func TestBucketsAreOneArithmetic(t *testing.T) {
 			cost := []int64{1 + r.Int64N(tier.Burst)}
 			admitted := tokens.take(now.At, cost[0])
 			for i, l := range ls {
-				e, _ := l.Earliest(now, cost)
+				e, _ := l.Earliest(now, Request{Cost: cost})
 				if (e == now.At) != admitted {
 					t.Fatalf("seed %d step %d: %v: admitted %v, tokens say %v", seed, step, l.Plan().Tiers(), e == now.At, admitted)
 				}
-				if e0, _ := ls[0].Earliest(now, cost); e != e0 {
+				if e0, _ := ls[0].Earliest(now, Request{Cost: cost}); e != e0 {
 					t.Fatalf("seed %d step %d: ledger %d says %d, ledger 0 %d", seed, step, i, e, e0)
 				}
 			}
 			if admitted {
 				for _, l := range ls {
-					l.Charge(now, cost, 0, false)
+					l.Charge(now, Request{Cost: cost})
 				}
 			}
 		}
@@ -116,9 +116,9 @@ func TestRatesAreExact(t *testing.T) {
 		now, one := at(0), []int64{1}
 		const units = 100_000
 		for range tier.Capacity() + units {
-			e, _ := l.Earliest(now, one)
+			e, _ := l.Earliest(now, Request{Cost: one})
 			now = now.Later(e)
-			l.Charge(now, one, 0, false)
+			l.Charge(now, Request{Cost: one})
 		}
 		// The burst goes at once, the last of the others when its turn is due, rounded up.
 		due := new(big.Int).Mul(big.NewInt(units), big.NewInt(tier.Window.Microseconds()))
@@ -159,10 +159,10 @@ func TestWallClockSteps(t *testing.T) {
 	} {
 		minute.Algorithm = tc.algorithm
 		l := ledger(t, 0, byCalendar(minute))
-		l.Charge(at(0), two, 0, false)
+		l.Charge(at(0), Request{Cost: two})
 		now := at(tc.elapsed)
 		now.Wall += tc.step.Microseconds()
-		e, _ := l.Earliest(now, two)
+		e, _ := l.Earliest(now, Request{Cost: two})
 		if got := now.Until(e); got != tc.want {
 			t.Errorf("%v, wall stepped by %v: 2 more after %v, want %v", tc.algorithm, tc.step, got, tc.want)
 		}
@@ -191,11 +191,11 @@ func TestSteppedClocksNeverStall(t *testing.T) {
 				if r.IntN(8) == 0 {
 					now.Wall += r.Int64N(20*tc.bound.Microseconds()) - 10*tc.bound.Microseconds()
 				}
-				if e, _ := l.Earliest(now, []int64{5}); e > max(now.At, last+(guard+tc.bound).Microseconds()) {
+				if e, _ := l.Earliest(now, Request{Cost: []int64{5}}); e > max(now.At, last+(guard+tc.bound).Microseconds()) {
 					t.Fatalf("%v, seed %d: sent last %v ago, and all are free after %v", tc.tier, seed, -now.Until(last), now.Until(e))
 				}
-				if e, _ := l.Earliest(now, []int64{1}); e == now.At {
-					l.Charge(now, []int64{1}, 0, false)
+				if e, _ := l.Earliest(now, Request{Cost: []int64{1}}); e == now.At {
+					l.Charge(now, Request{Cost: []int64{1}})
 					last = now.At
 				}
 			}
@@ -224,7 +224,7 @@ func TestOnItsWay(t *testing.T) {
 	} {
 		l := ledger(t, guard, tc.tier)
 		cost := []int64{2}
-		f := l.Charge(at(0), cost, 0, true)
+		f := l.Charge(at(0), Request{Cost: cost, Held: true})
 		if e := earliest(l, 0, 1); e <= 0 {
 			t.Errorf("%s: a third request may go at once", tc.name)
 		}
@@ -241,7 +241,7 @@ func TestOnItsWay(t *testing.T) {
 // A fixed window counts what is on its way across the boundary in both windows.
 func TestFixedWindowAcrossTheBoundary(t *testing.T) {
 	l := ledger(t, 400*time.Millisecond, Tier{Limit: 2, Window: time.Second, Algorithm: FixedWindow})
-	l.Charge(at(900*time.Millisecond), []int64{2}, 0, false)
+	l.Charge(at(900*time.Millisecond), Request{Cost: []int64{2}})
 	for _, tc := range []struct{ now, want time.Duration }{
 		{950 * time.Millisecond, 2 * time.Second},
 		{1299 * time.Millisecond, 2 * time.Second},
@@ -267,7 +267,7 @@ func TestCancel(t *testing.T) {
 			one := []int64{1}
 			var flights []Flight
 			for i := range 99 {
-				flights = append(flights, l.Charge(at(time.Duration(i)*10*time.Microsecond), one, 0, true))
+				flights = append(flights, l.Charge(at(time.Duration(i)*10*time.Microsecond), Request{Cost: one, Held: true}))
 			}
 			for i := range flights {
 				if newestFirst {
@@ -309,7 +309,7 @@ func TestAnchoredWindowOpensWithTheFirstThatArrives(t *testing.T) {
 		one, flights := []int64{1}, make([]Flight, 3)
 		for now := time.Duration(0); now < 900*ms; now += 10 * ms {
 			if i := slices.Index(sent, now); i >= 0 {
-				flights[i] = l.Charge(at(now), one, 0, true)
+				flights[i] = l.Charge(at(now), Request{Cost: one, Held: true})
 			}
 			for i, f := range flights {
 				if tc.answered[i] == now && now > 0 {
@@ -331,9 +331,9 @@ func TestAnchoredWindowLateResponse(t *testing.T) {
 	const sec, ms = time.Second, time.Millisecond
 	l := ledger(t, 50*ms, Tier{Limit: 2, Window: sec, Algorithm: AnchoredWindow})
 	one := []int64{1}
-	old := l.Charge(at(0), one, 0, true)
-	l.Charge(at(sec+50*ms), one, 0, true)
-	l.Charge(at(sec+500*ms), one, 0, true)
+	old := l.Charge(at(0), Request{Cost: one, Held: true})
+	l.Charge(at(sec+50*ms), Request{Cost: one, Held: true})
+	l.Charge(at(sec+500*ms), Request{Cost: one, Held: true})
 	l.Land(at(sec+600*ms), old, one)
 	if got := earliest(l, sec+600*ms, 2); got != 2550*ms {
 		t.Errorf("the whole limit is free again at %v, want 2.55s", got)
@@ -360,7 +360,7 @@ func TestUsage(t *testing.T) {
 		{Tier{Limit: 3, Algorithm: Calendar, Period: Day}, 3, 106*time.Minute + 39500*time.Millisecond, 106*time.Minute + 39500*time.Millisecond},
 	} {
 		l := ledger(t, 0, tc.tier)
-		l.Charge(at(0), []int64{3}, 0, true)
+		l.Charge(at(0), Request{Cost: []int64{3}, Held: true})
 		now := at(500 * time.Millisecond)
 		u := l.Usage(now)[0]
 		until := func(at int64) time.Duration {
@@ -383,8 +383,8 @@ func TestFreshAgreesWithUsage(t *testing.T) {
 			continue
 		}
 		l := ledger(t, 50*time.Millisecond, byCalendar(Tier{Limit: 5, Window: time.Second, Algorithm: a}))
-		l.Charge(at(0), []int64{2}, 0, false)
-		l.Charge(at(300*time.Millisecond), []int64{1}, 0, false)
+		l.Charge(at(0), Request{Cost: []int64{2}})
+		l.Charge(at(300*time.Millisecond), Request{Cost: []int64{1}})
 		now := at(310 * time.Millisecond)
 		fresh := l.Usage(now)[0].Fresh
 		if l.Fresh(now.Later(fresh - 1)) {
@@ -414,8 +414,8 @@ func TestFlightsHaveNamesOfTheirOwn(t *testing.T) {
 	for start := range 10 * time.Duration(1000) {
 		l := ledger(t, 200*ms, Tier{Limit: 10, Window: time.Second})
 		sent := start * time.Microsecond
-		first := l.Charge(at(sent), []int64{3}, 0, true)
-		if second := l.Charge(at(sent+200*ms), []int64{2}, 1, true); first == second {
+		first := l.Charge(at(sent), Request{Cost: []int64{3}, Held: true})
+		if second := l.Charge(at(sent+200*ms), Request{Cost: []int64{2}, Guard: 1, Held: true}); first == second {
 			t.Fatalf("one that left at %v, and one that left when it had landed, are both %v", sent, first)
 		}
 	}
@@ -427,7 +427,7 @@ func TestUnknownPhase(t *testing.T) {
 	const sec = time.Second
 	for _, limit := range []int64{10, 20_000} { // a log, and sub-buckets
 		l := ledger(t, 0, Tier{Limit: limit, Window: 10 * sec, Algorithm: FixedWindow, Phase: UnknownPhase})
-		l.Charge(at(3*sec), []int64{limit}, 0, false)
+		l.Charge(at(3*sec), Request{Cost: []int64{limit}})
 		boundary := func(from, to time.Duration) { l.Boundary(at(3*sec), at(from).At, at(to).At) }
 		steps := []struct {
 			what     string
@@ -451,7 +451,7 @@ func TestUnknownPhase(t *testing.T) {
 		}
 		// A day later the clocks may have parted by 5 s, and it is a rolling window again.
 		day := 24 * time.Hour
-		l.Charge(at(day), []int64{limit}, 0, false)
+		l.Charge(at(day), Request{Cost: []int64{limit}})
 		if got := earliest(l, day, 1); got != day+10*sec {
 			t.Errorf("limit %d: a day later there is room at %v, want %v", limit, got, day+10*sec)
 		}
@@ -467,7 +467,7 @@ func TestSpread(t *testing.T) {
 		if now != s*time.Second {
 			t.Fatalf("request %d goes at %v, want %v", i, now, s*time.Second)
 		}
-		l.Charge(at(now), []int64{1}, 0, false)
+		l.Charge(at(now), Request{Cost: []int64{1}})
 	}
 	for i, declared := range []int{0, 0, 1} {
 		if got := l.Plan().Declared(i); got != declared {
@@ -498,7 +498,7 @@ func TestSpend(t *testing.T) {
 		{Tier{Limit: 3600, Window: time.Hour, PaceBurst: 5}, time.Hour + 50*ms},
 	} {
 		l := ledger(t, 50*ms, tt.tier)
-		l.Charge(at(0), []int64{1}, 0, true) // all the same if something was sent
+		l.Charge(at(0), Request{Cost: []int64{1}, Held: true}) // all the same if something was sent
 		l.Release([]int64{1})
 		l.Spend(at(0))
 		if got := earliest(l, 0, 1); got != tt.want {

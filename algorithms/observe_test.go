@@ -24,7 +24,7 @@ func TestObserveInFlight(t *testing.T) {
 		one := []int64{1}
 		var flights [5]Flight
 		for i := range flights {
-			flights[i] = l.Charge(at(time.Duration(i)*ms), one, 0, true)
+			flights[i] = l.Charge(at(time.Duration(i)*ms), Request{Cost: one, Held: true})
 		}
 		// answer lands a request and reports how many units are used then.
 		answer := func(i int, reported, want int64) {
@@ -54,7 +54,7 @@ func TestObserveRefused(t *testing.T) {
 		one := []int64{1}
 		send := func(from time.Duration, reported int64, refused bool, want int64) {
 			t.Helper()
-			f := l.Charge(at(from), one, 0, true)
+			f := l.Charge(at(from), Request{Cost: one, Held: true})
 			now := at(from + 20*ms)
 			l.Land(now, f, one)
 			l.Observe(now, Observation{Used: reported, Since: at(from).At, Cost: 1, Refused: refused})
@@ -83,10 +83,10 @@ func TestObserveLeaving(t *testing.T) {
 		{Limit: 100, Window: time.Second}, {Limit: 100, Window: time.Second, Algorithm: SlidingWindow, Precision: 100 * ms},
 	} {
 		l := ledger(t, 0, tier)
-		l.Charge(at(0), []int64{60}, 0, false)
-		l.Charge(at(150*ms), []int64{20}, 0, false)
+		l.Charge(at(0), Request{Cost: []int64{60}})
+		l.Charge(at(150*ms), Request{Cost: []int64{20}})
 		sent := at(960 * ms)
-		l.Charge(sent, []int64{1}, 0, false)
+		l.Charge(sent, Request{Cost: []int64{1}})
 		now := at(1010 * ms) // it was counted when all 81 were in the window
 		l.Observe(now, Observation{Used: 81, Since: sent.At, Cost: 1})
 		if got := l.Usage(now)[0].Used; got != 21 {
@@ -121,8 +121,8 @@ func TestObserveReset(t *testing.T) {
 			cost := g.cost()
 			for _, at := range []int64{g.now.At, g.now.At + reset/2, g.now.At + reset - 1, g.now.At + reset} {
 				now := g.now.Later(at)
-				late, _ := without.Earliest(now, cost)
-				early, _ := with.Earliest(now, cost)
+				late, _ := without.Earliest(now, Request{Cost: cost})
+				early, _ := with.Earliest(now, Request{Cost: cost})
 				if early > late {
 					g.name = a.String()
 					g.fatalf("%+v: %v may go at %d, and at %d without a reset", o, cost, early, late)

@@ -16,12 +16,12 @@ func rate(l *Ledger, units int) float64 {
 	now, one := at(0), []int64{1}
 	var began int64
 	for i := range 2*units + 1 {
-		e, _ := l.Earliest(now, one)
+		e, _ := l.Earliest(now, Request{Cost: one})
 		now = now.Later(e)
 		if i == units {
 			began = now.At
 		}
-		l.Charge(now, one, 0, false)
+		l.Charge(now, Request{Cost: one})
 	}
 	return float64(units) * 1e6 / float64(now.At-began)
 }
@@ -92,9 +92,9 @@ func TestGuardOfVariation(t *testing.T) {
 			now, one := at(0), []int64{1}
 			var arrivals []int64
 			for range 2000 {
-				e, _ := l.Earliest(now, one)
+				e, _ := l.Earliest(now, Request{Cost: one})
 				now = now.Later(e)
-				l.Charge(now, one, 0, false)
+				l.Charge(now, Request{Cost: one})
 				arrivals = append(arrivals, now.At+common+[]int64{0, differ, r.Int64N(differ)}[r.IntN(3)])
 				if r.IntN(50) == 0 {
 					now = now.Later(now.At + r.Int64N(2e6))

@@ -107,13 +107,13 @@ func (s *share) book(requests []store.Request, err error) ([]store.Decision, err
 	from := s.begins(now)
 	var got []store.Decision
 	for _, r := range requests {
-		at, tier := s.ledger.EarliestLeaving(m, r.Cost, r.Leaves())
+		at, tier := s.ledger.Earliest(m, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()})
 		at = max(at, from)
 		b := store.Decision{Tier: tier, Wait: m.Until(at)}
 		switch {
 		case at <= m.At && r.MaxWait == onlyAsked: // nobody is charged
 		case at <= m.At:
-			b.Flight = s.ledger.Charge(m, r.Cost, 0, r.Held)
+			b.Flight = s.ledger.Charge(m, algorithms.Request{Cost: r.Cost, Held: r.Held})
 			for u, n := range r.Cost {
 				s.owed[u] += n
 			}
@@ -154,7 +154,7 @@ func (s *share) charge(got []store.Decision) {
 	s.from = time.Time{}
 	for _, b := range got {
 		if b.Verdict == store.Admitted {
-			s.ledger.Charge(moment(b.Reservation.Start), b.Reservation.Cost, 0, false)
+			s.ledger.Charge(moment(b.Reservation.Start), algorithms.Request{Cost: b.Reservation.Cost})
 		}
 	}
 }

@@ -500,7 +500,7 @@ func (m *twin) full(cost []int64, headroom int64) int {
 }
 
 func (m *twin) earliest(cost []int64, headroom int64) (at int64, tier int) {
-	if at, tier = m.ledger.EarliestLeaving(m.moment(m.frontier), cost, headroom); tier >= 0 {
+	if at, tier = m.ledger.Earliest(m.moment(m.frontier), algorithms.Request{Cost: cost, Headroom: headroom}); tier >= 0 {
 		tier++
 	}
 	return at, tier
@@ -538,7 +538,7 @@ func (m *twin) charged(c pooled) {
 	if c.landed {
 		m.ledger.Count(m.moment(c.at), c.cost)
 	} else {
-		m.flights = append(m.flights, m.ledger.Charge(m.moment(c.at), c.cost, c.guard, true))
+		m.flights = append(m.flights, m.ledger.Charge(m.moment(c.at), algorithms.Request{Cost: c.cost, Guard: c.guard, Held: true}))
 	}
 	m.ledger.Release(c.cost)
 }

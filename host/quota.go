@@ -245,7 +245,7 @@ func (t *turn) reserve(r store.Request) store.Decision {
 		if t.shut&probing > 0 {
 			b.Tier = store.Probing
 		}
-		at, tier := t.ledger.EarliestLeaving(t.now, r.Cost, r.Leaves())
+		at, tier := t.ledger.Earliest(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()})
 		if b.Wait = t.now.Until(max(at, from)); at > from {
 			b.Tier = tier
 		} else if r.WaitSpec != nil && b.Wait > r.MaxWait {
@@ -253,13 +253,13 @@ func (t *turn) reserve(r store.Request) store.Decision {
 		}
 	case r.IsDryRun():
 		var at int64
-		if at, b.Tier = t.ledger.EarliestLeaving(t.now, r.Cost, r.Leaves()); b.Tier < 0 {
+		if at, b.Tier = t.ledger.Earliest(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()}); b.Tier < 0 {
 			b.Verdict = store.Ready
 		}
 		b.Wait = t.now.Until(at)
 	default:
 		var at int64
-		if b.Flight, at, b.Tier = t.ledger.TakeLeaving(t.now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
+		if b.Flight, at, b.Tier = t.ledger.Take(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves(), Guard: algorithms.Micros(r.Guard), Held: r.Held}); b.Tier < 0 {
 			b.Verdict, b.At, b.Crossed = store.Admitted, t.now.At, t.ledger.Crossings(t.now)
 			if t.shut&probe > 0 {
 				t.startProbe(&b, r)

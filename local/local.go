@@ -174,7 +174,7 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 		return b, nil
 	}
 	var at int64
-	if b.Flight, at, b.Tier = q.ledger.TakeLeaving(now, r.Cost, r.Leaves(), algorithms.Micros(r.Guard), r.Held); b.Tier < 0 {
+	if b.Flight, at, b.Tier = q.ledger.Take(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves(), Guard: algorithms.Micros(r.Guard), Held: r.Held}); b.Tier < 0 {
 		b.Verdict, b.At, b.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
 		if q.ledger.Tried() || q.probe {
 			q.startProbe(&b, now, r)
@@ -200,7 +200,7 @@ func (q *quota) startProbe(b *store.Decision, now algorithms.Moment, r store.Req
 // tell tells when the request would be admitted.
 func (q *quota) tell(b *store.Decision, now algorithms.Moment, r store.Request) {
 	var at int64
-	if at, b.Tier = q.ledger.EarliestLeaving(now, r.Cost, r.Leaves()); b.Tier < 0 {
+	if at, b.Tier = q.ledger.Earliest(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()}); b.Tier < 0 {
 		b.Verdict = store.Ready
 	}
 	b.Wait = now.Until(at)
@@ -213,7 +213,7 @@ func (q *quota) hold(b *store.Decision, now algorithms.Moment, r store.Request) 
 		b.Verdict, b.Wait = store.Closed, now.Until(q.banned)
 		return
 	}
-	at, tier := q.ledger.EarliestLeaving(now, r.Cost, r.Leaves())
+	at, tier := q.ledger.Earliest(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()})
 	if q.probing && q.ledger.Trying(tier) {
 		at = now.At
 	}

@@ -57,7 +57,7 @@ func (f *forecast) Next(r Request) (at time.Duration, tier int) {
 	if f.loose {
 		return 0, -1
 	}
-	instant, tier := f.next.Earliest(f.last, r.Cost)
+	instant, tier := f.next.Earliest(f.last, algorithms.Request{Cost: r.Cost})
 	if f.next.Plan().Exhausted(tier) {
 		return f.made.Until(f.last.At), -1 // refused when its turn comes, unless something is given back
 	}
@@ -65,7 +65,7 @@ func (f *forecast) Next(r Request) (at time.Duration, tier int) {
 		return Forever, tier
 	}
 	f.last = f.last.Later(instant)
-	flight := f.next.Charge(f.last, r.Cost, algorithms.Micros(r.Guard), r.Held)
+	flight := f.next.Charge(f.last, algorithms.Request{Cost: r.Cost, Guard: algorithms.Micros(r.Guard), Held: r.Held})
 	if r.Held {
 		f.next.Land(f.last, flight, r.Cost)
 		f.next.Settle(f.last, r.Cost, make([]int64, len(r.Cost)))

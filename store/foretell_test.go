@@ -49,7 +49,7 @@ type flight struct {
 // admit waits until the next request is admitted. Meanwhile some responses come.
 func (q *queue) admit(cost []int64) {
 	for {
-		at, _ := q.ledger.Earliest(q.now, cost)
+		at, _ := q.ledger.Earliest(q.now, algorithms.Request{Cost: cost})
 		if at == q.now.At {
 			break
 		}
@@ -59,7 +59,7 @@ func (q *queue) admit(cost []int64) {
 		q.now = q.now.Later(at)
 		q.answer()
 	}
-	q.flying = append(q.flying, flight{q.ledger.Charge(q.now, cost, 0, true), cost})
+	q.flying = append(q.flying, flight{q.ledger.Charge(q.now, algorithms.Request{Cost: cost, Held: true}), cost})
 }
 
 // answer has the response to one of the requests in flight come.

@@ -191,7 +191,7 @@ func upperBound(p throttle.Policy, start time.Time, d time.Duration) (n int64) {
 	ledger := plan.NewLedger()
 	begin := algorithms.Moment{Wall: start.UnixMicro()}
 	for now := begin; time.Duration(now.At)*time.Microsecond < d; {
-		_, at, tier := ledger.Take(now, cost, 0, false)
+		_, at, tier := ledger.Take(now, algorithms.Request{Cost: cost})
 		if tier < 0 {
 			n++
 			continue
