@@ -7,7 +7,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// Tiers reports every tier of a ledger.
+// Tiers returns the state of every tier of a ledger.
 func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 	tiers, rates := make([]TierStatus, 0, len(l.Plan().Tiers())), l.Plan().MaxRates()
 	for i, u := range l.Usage(now) {
@@ -26,28 +26,31 @@ func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 	return tiers
 }
 
-// Foretell makes a forecast of a copy of a ledger, by a clock. Nothing is admitted
-// before an instant.
+// Foretell returns a forecast that works on a copy of a ledger. It begins at the present time of
+// clock and admits nothing before the instant from.
 func Foretell(l *algorithms.Ledger, clock func() algorithms.Moment, from int64) Forecast {
-	f := &forecast{next: l.Clone(), made: clock(), loose: isLoose(l.Plan())}
-	f.next.LandHeld(f.made)
+	f := &forecast{next: l.Clone(), start: clock(), loose: isLoose(l.Plan())}
+	f.next.LandHeld(f.start)
 	f.total = f.next.Clone()
-	f.from = f.made.Later(from)
+	f.from = f.start.Later(from)
 	f.last = f.from
 	return f
 }
 
 type forecast struct {
-	loose       bool // Next returns no bound
+	// Next returns no bound: see isLoose.
+	loose       bool
 	next, total algorithms.Ledger
-	made        algorithms.Moment
-	from        algorithms.Moment // nothing is admitted before
-	last        algorithms.Moment // when the last request that Next added is admitted
+	start       algorithms.Moment
+	// from is the instant before which the forecast admits nothing.
+	from algorithms.Moment
+	// last is when the last request that Next added is admitted.
+	last algorithms.Moment
 }
 
-// isLoose reports whether the best that can come is not that every response comes at once:
-// beside other tiers, a request that goes later may open an anchored window at a better time
-// for those behind it. Then Next returns no bound.
+// isLoose reports whether immediate responses are not the best case. Beside other tiers, a request
+// that goes later may open an anchored window at a better time for the requests behind it. Next
+// then returns no bound.
 func isLoose(p *algorithms.Plan) bool {
 	anchored := slices.ContainsFunc(p.Tiers(), func(t algorithms.Tier) bool { return t.Algorithm == algorithms.AnchoredWindow })
 	return anchored && len(p.Tiers()) > 1 && p.Guard() > 0
@@ -59,7 +62,7 @@ func (f *forecast) Next(r Request) (at time.Duration, tier int) {
 	}
 	instant, tier := f.next.Earliest(f.last, algorithms.Request{Cost: r.Cost})
 	if f.next.Plan().Exhausted(tier) {
-		return f.made.Until(f.last.At), -1 // refused when its turn comes, unless something is given back
+		return f.start.Until(f.last.At), -1 // refused in its turn, unless units are returned before
 	}
 	if instant >= algorithms.Latest {
 		return Forever, tier
@@ -71,15 +74,16 @@ func (f *forecast) Next(r Request) (at time.Duration, tier int) {
 		f.next.Settle(f.last, r.Cost, make([]int64, len(r.Cost)))
 		f.next.Release(r.Cost)
 	}
-	return f.made.Until(f.last.At), tier
+	return f.start.Until(f.last.At), tier
 }
 
 func (f *forecast) Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int) {
 	instant, tier := f.total.EarliestTotal(f.from, ahead, cost, headroom)
-	return f.made.Until(instant), tier
+	return f.start.Until(instant), tier
 }
 
-// Until is how long the count goes on, in microseconds; zero where that is not told.
+// Until returns how long the count goes on, in microseconds. It is zero where the response does not
+// contain that.
 func (o Observation) Until() int64 {
 	if o.Full {
 		return 0
@@ -87,19 +91,20 @@ func (o Observation) Until() int64 {
 	return algorithms.Micros(o.Reset)
 }
 
-// Observe gives a ledger what the response to a request of some cost reports, which was
-// admitted at an instant. What is exact holds only if the request was not admitted before
-// the one whose response last was: exact is when that was, and what it becomes.
+// Observe applies to a ledger the readings of a response. The request had a cost and was admitted
+// at the instant admitted. exact is when the last request with an authoritative reading was
+// admitted. An authoritative reading holds only if its request was not admitted before that.
+// Observe returns the new value of exact.
 func Observe(l *algorithms.Ledger, now algorithms.Moment, admitted int64, cost []int64, exact int64, seen []Observation) int64 {
-	latest := exact
+	newExact := exact
 	for _, o := range seen {
 		l.Observe(now, algorithms.Observation{
 			Tier: o.Tier, Used: o.Used, Since: admitted, Cost: cost[l.Plan().UnitOf(o.Tier)], Exact: o.Exact && admitted >= exact,
 			Reset: o.Until(), Slack: algorithms.Micros(o.Slack), Try: true, Refused: o.Refused,
 		})
 		if o.Exact {
-			latest = max(latest, admitted)
+			newExact = max(newExact, admitted)
 		}
 	}
-	return latest
+	return newExact
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// randomPlan is one of one or two tiers of any algorithm that time alone can help.
+// randomPlan returns a plan of one or two tiers of any algorithm except those that need a release.
 func randomPlan(r *rand.Rand) *algorithms.Plan {
 	kinds := []algorithms.Algorithm{
 		algorithms.SlidingLog, algorithms.SlidingWindow, algorithms.WeightedWindow, algorithms.FixedWindow,
@@ -33,12 +33,12 @@ func randomPlan(r *rand.Rand) *algorithms.Plan {
 	return plan
 }
 
-// A queue is some requests, one behind the other, and what was sent of them.
+// A queue is a sequence of requests over a ledger, with the requests that are in flight.
 type queue struct {
-	rand   *rand.Rand
-	ledger algorithms.Ledger
-	now    algorithms.Moment
-	flying []flight
+	rand     *rand.Rand
+	ledger   algorithms.Ledger
+	now      algorithms.Moment
+	inFlight []flight
 }
 
 type flight struct {
@@ -46,7 +46,7 @@ type flight struct {
 	cost []int64
 }
 
-// admit waits until the next request is admitted. Meanwhile some responses come.
+// admit moves the time on until the next request is admitted. Some responses come in the meantime.
 func (q *queue) admit(cost []int64) {
 	for {
 		at, _ := q.ledger.Earliest(q.now, algorithms.Request{Cost: cost})
@@ -57,21 +57,21 @@ func (q *queue) admit(cost []int64) {
 			at = q.now.At + q.rand.Int64N(at-q.now.At)
 		}
 		q.now = q.now.Later(at)
-		q.answer()
+		q.deliver()
 	}
-	q.flying = append(q.flying, flight{q.ledger.Charge(q.now, algorithms.Request{Cost: cost, Held: true}), cost})
+	q.inFlight = append(q.inFlight, flight{q.ledger.Charge(q.now, algorithms.Request{Cost: cost, Held: true}), cost})
 }
 
-// answer has the response to one of the requests in flight come.
-func (q *queue) answer() {
-	if len(q.flying) > 0 {
-		i := q.rand.IntN(len(q.flying))
-		q.ledger.Land(q.now, q.flying[i].Flight, q.flying[i].cost)
-		q.flying = append(q.flying[:i], q.flying[i+1:]...)
+// deliver delivers the response to a random request in flight.
+func (q *queue) deliver() {
+	if len(q.inFlight) > 0 {
+		i := q.rand.IntN(len(q.inFlight))
+		q.ledger.Land(q.now, q.inFlight[i].Flight, q.inFlight[i].cost)
+		q.inFlight = append(q.inFlight[:i], q.inFlight[i+1:]...)
 	}
 }
 
-// No request is admitted sooner than was forecast: a caller that is refused by its forecast
+// A forecast is never later than the admission. A caller that was refused because of its forecast
 // would have been late.
 func TestForecastIsNeverLate(t *testing.T) {
 	for seed := range uint64(soak.Times(5000)) {
@@ -84,7 +84,7 @@ func TestForecastIsNeverLate(t *testing.T) {
 			q.admit(cost())
 			q.now = q.now.Later(q.now.At + r.Int64N(50_000))
 			if r.IntN(2) == 0 {
-				q.answer()
+				q.deliver()
 			}
 		}
 		began := q.now
@@ -95,9 +95,9 @@ func TestForecastIsNeverLate(t *testing.T) {
 		for range 30 {
 			costs = append(costs, cost())
 			own := costs[len(costs)-1]
-			least, _ := f.Total(ahead, own, 0)
+			earliest, _ := f.Total(ahead, own, 0)
 			wait, _ := f.Next(store.Request{Cost: own, Held: true})
-			forecast = append(forecast, began.At+max(wait, least).Microseconds())
+			forecast = append(forecast, began.At+max(wait, earliest).Microseconds())
 			ahead[0] += own[0]
 		}
 		for i, cost := range costs {
@@ -106,7 +106,7 @@ func TestForecastIsNeverLate(t *testing.T) {
 					seed, plan.Tiers(), plan.Guard(), i, cost, forecast[i]-q.now.At)
 			}
 			if r.IntN(3) == 0 {
-				q.answer()
+				q.deliver()
 			}
 		}
 	}

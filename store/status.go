@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// String returns a sentence for each tier, and one for a pause, a ban and the callers that
-// wait, where there are any:
+// String returns one sentence for each tier, and one each for a pause, a ban and the waiting
+// callers, if there are any:
 //
 //	5/s: 3 of 5 used, room for 2. 100/h: 100 of 100 used, one more in 12m3.4s. 41 callers wait.
 func (s Status) String() string {
@@ -30,8 +30,8 @@ func (s Status) String() string {
 	return strings.Join(sentences, " ")
 }
 
-// String returns how much of the tier is used, and either how much more it admits now or
-// when it admits one more.
+// String returns how much of the tier is used, and either how many units it admits now or when it
+// admits one more.
 func (t TierStatus) String() string {
 	used := fmt.Sprintf("%v: %d of %d used", t.Tier, t.Used, t.Limit)
 	switch {
@@ -43,7 +43,8 @@ func (t TierStatus) String() string {
 	return fmt.Sprintf("%s, one more in %v", used, roundUp(t.RetryAfter))
 }
 
-// roundUp returns a time in whole milliseconds, and one below a second in microseconds.
+// roundUp rounds a time up to whole milliseconds, or to microseconds if it is shorter than a
+// second.
 func roundUp(d time.Duration) time.Duration {
 	unit := time.Millisecond
 	if d < time.Second {

@@ -1,6 +1,6 @@
-// Package store is the contract between a limiter and what keeps its quota: the
-// memory of one process (package local) or a server that a fleet shares. The root
-// package aliases what its users see of it.
+// Package store defines the contract between a limiter and the store of its quota: the memory of
+// one process (package local), the shared memory of a machine (package host) or a server that a
+// fleet shares. The root package aliases the types that its users need.
 package store
 
 import (
@@ -13,138 +13,150 @@ import (
 
 // A Store keeps quotas by key. It is safe for concurrent use.
 type Store interface {
-	// Open returns the quota of a key. Whoever opens the same key of the same
-	// store shares one quota.
+	// Open returns the quota of a key. All openers of a key of a store share one quota.
 	Open(key string, plan *algorithms.Plan) (Quota, error)
 }
 
-// A Quota decides over all tiers of a plan at once. It is safe for concurrent use.
+// A Quota decides about all tiers of a plan at once. It is safe for concurrent use.
 type Quota interface {
-	// TryAcquire charges the cost, or reports when to ask again and charges nothing.
+	// TryAcquire charges the cost and admits the request, or charges nothing and reports when to
+	// try again.
 	TryAcquire(ctx context.Context, r Request) (Decision, error)
-	// Arrived reports that the response to a held request is in: the provider has
-	// counted the request, and it is no longer in flight.
-	Arrived(b Decision, cost []int64)
-	// Unanswered reports that a held request was sent, or may have been, and that no
-	// response will come. The request stays in flight until its guard has passed, and
-	// lands then with what was estimated of it. If it was a probe, the next request
-	// probes. It is called at most once for a decision, instead of Arrived and Settle.
+	// Arrived reports that the response to a held request is in. The provider has counted the
+	// request, and it is no longer in flight.
+	Arrived(d Decision, cost []int64)
+	// Unanswered reports that a held request was sent, or may have been, and that no response will
+	// come. The request stays in flight until its guard interval has passed, and then lands at its
+	// estimated cost. If the request was a probe, the next request probes. The limiter calls
+	// Unanswered at most once for a decision, instead of Arrived and Settle.
 	Unanswered(d Decision, cost []int64)
-	// Release reports that a held request has ended, for tiers that count what is open.
-	Release(b Decision, cost []int64)
-	// Settle says what a held request has really cost, in those units of which its
-	// cost was an estimate. It is called once, and before Release, where the plan has
-	// such units. crossed, which may be nil, is told once where calendar tiers have come
-	// to with it, if that is further than before, maybe later and in another goroutine.
-	Settle(b Decision, cost, actual []int64, crossed func([]algorithms.Crossing))
-	// Return refunds a held request that was never sent, as far as it is still in
-	// flight. If it was a probe, the next request probes.
-	Return(ctx context.Context, b Decision, cost []int64) error
-	// Pause admits nothing for some time.
+	// Release reports that a held request has ended. It frees the request's units in concurrency
+	// tiers.
+	Release(d Decision, cost []int64)
+	// Settle replaces the estimate of a held request by its actual cost, in the units that are
+	// estimated. The limiter calls it once, before Release, if the plan has such units. If calendar
+	// tiers reach a percentage with it that they had not reached before, Settle calls crossed once,
+	// possibly later and from another goroutine. crossed may be nil.
+	Settle(d Decision, cost, actual []int64, crossed func([]algorithms.Crossing))
+	// Return refunds a held request that was never sent, if it is still in flight. If the request
+	// was a probe, the next request probes.
+	Return(ctx context.Context, d Decision, cost []int64) error
+	// Pause stops all admissions for some time.
 	Pause(ctx context.Context, p Pause) (Paused, error)
-	// Passed reports, before Arrived, that the response to a request admitted at a Level
-	// above zero was no refusal.
+	// Passed reports that the provider accepted a request that was admitted at a Level above zero.
+	// The limiter calls it before Arrived.
 	Passed(d Decision)
-	// Resume ends the pause or ban in force, and with it the wait for a probe, for all who
-	// share the quota. After an error they may go on pausing.
+	// Resume ends the pause or ban in force, and the wait for a probe, for all openers of the
+	// quota. After an error they may stay paused.
 	Resume(ctx context.Context) error
-	// Status reports every tier.
+	// Status reports the state of every tier.
 	Status(ctx context.Context) (Status, error)
-	// Watch calls changed, from any goroutine, whenever something else than time
-	// may have changed when a waiting request can go; until stop is called. For a
-	// pause or a ban, left is how long it still lasts.
+	// Watch calls changed when an event other than the passing of time may have changed when a
+	// waiting request can go. Calls come from any goroutine and end when stop is called. For a
+	// pause or a ban, left is the time until it ends.
 	Watch(changed func(c Change, left time.Duration)) (stop func())
-	// Close says that its opener will not use the quota again. The store may forget
-	// a quota that nobody has open once it equals a fresh one.
+	// Close reports that its opener will not use the quota again. A store may forget a quota
+	// without openers once it decides as a fresh one would.
 	Close()
 }
 
-// A Reserver is a Quota that books ahead, for many callers in one round trip. Its
-// limiter sends all who wait through Book, and Reserve is for who doesn't wait.
+// A Reserver is a Quota that reserves future times, for many callers in one round trip. Its limiter
+// reserves for callers that wait, and calls TryAcquire for callers that don't.
 type Reserver interface {
-	// Reserve asks for requests in their order, behind a booking that the caller still
-	// has, if any, and does not block: done is called later, from another goroutine,
-	// with the answers for the first of the requests. Those without an answer may be
-	// asked for again at once. An error that is ErrUnavailable means the same later.
+	// Reserve reserves times for requests, in their order, behind a reservation that the caller
+	// still holds, if any. It does not block: it calls done later, from another goroutine, with the
+	// decisions on the first of the requests. The caller may ask again at once for requests without
+	// a decision. An error that is ErrUnavailable means that the caller should try again later.
 	Reserve(behind *Reservation, requests []Request, done func([]Decision, error))
-	// Cancel gives back bookings that nobody will use. It does not block.
-	Cancel(bookings []Decision)
+	// Cancel returns reservations that will not be used. It does not block.
+	Cancel(reserved []Decision)
 }
 
-// An Reservation is a time that was booked.
+// A Reservation is a time that is reserved for a request.
 type Reservation struct {
-	Told  time.Time     // when the answer came
-	Start time.Time     // the request may be sent from here on
-	End   time.Time     // and no later: then the booking is void
-	Again time.Time     // when to ask for more behind it
-	At    int64         // Start, as the store tells time
-	Cost  []int64       // what was booked
-	Guard time.Duration // how long it is on its way at most
-	State int64         // which state of the store it is charged to
+	// Told is when the store's answer arrived.
+	Told time.Time
+	// Start is the time from which on the request may be sent.
+	Start time.Time
+	// End is the latest time at which the request may be sent. Then the reservation expires.
+	End time.Time
+	// Again is when to ask for more reservations behind this one.
+	Again time.Time
+	// At is Start by the store's clock, in microseconds.
+	At int64
+	// Cost is the reserved cost.
+	Cost []int64
+	// Guard is the longest time that the request is in flight.
+	Guard time.Duration
+	// State identifies the state of the store to which the reservation is charged.
+	State int64
 }
 
-// Expired reports whether the time can't be used any more. It looks at the wall clock
-// too, since the monotonic one stands still while a machine is suspended.
-func (a *Reservation) Expired(now time.Time) bool {
-	return now.After(a.End) || now.Round(0).After(a.End.Round(0))
+// Expired reports whether it is too late to use the reservation. It compares wall times too,
+// because the monotonic clock stops while a machine is suspended.
+func (r *Reservation) Expired(now time.Time) bool {
+	return now.After(r.End) || now.Round(0).After(r.End.Round(0))
 }
 
-// A Joiner is a Reserver whose reservations can be held together with those of other
-// quotas, so that a request is charged in all of them at one time.
+// A Joiner is a Reserver whose reservations can be combined with reservations of other quotas. A
+// request is then charged to all of them for the same time.
 type Joiner interface {
 	Reserver
-	// Trip returns how long it usually takes to reserve. It may block for the first trip.
+	// Trip returns how long a reservation usually takes. It may block for the first round trip.
 	Trip(context.Context) time.Duration
-	// IsVoid reports whether a pause, or anything else that voids reservations, came since.
+	// IsVoid reports whether a pause, or another event that voids reservations, has happened since
+	// the decision.
 	IsVoid(d Decision) bool
 }
 
 // A Changer is a Quota whose plan can change while it is in use.
 type Changer interface {
-	// Change replaces the plan of the quota, for all in this process who have opened
-	// its key, and keeps what is charged. From then on TryAcquire returns [Moved] and
-	// Reserve answers with it. The other methods stay valid for what the quota admitted
-	// under the plan before. Watchers receive Replanned.
+	// Change replaces the plan of the quota and keeps what is charged. The new plan applies to
+	// every opener of the key in this process. From then on TryAcquire and Reserve return [Moved].
+	// The other methods stay valid for requests that were admitted under the previous plan.
+	// Watchers receive Replanned.
 	Change(ctx context.Context, plan *algorithms.Plan) error
-	// Successor returns the quota under the newest plan, and that plan: the quota
-	// itself if its plan has not changed. The caller who adopts a successor closes it
-	// instead of the quota.
+	// Successor returns the quota under the newest plan, and that plan. If the plan has not
+	// changed, it returns the quota itself. A caller that switches to a successor closes the
+	// successor instead of the quota.
 	Successor() (Quota, *algorithms.Plan)
 }
 
-// ErrUnavailable is the error of a shared store that did not answer. It may answer later.
+// ErrUnavailable reports that a shared store did not answer. A later call may succeed.
 var ErrUnavailable = errors.New("throttle: store is unavailable")
 
-// An Aligner is a Quota that learns when the provider's windows end.
+// An Aligner is a Quota that accepts the boundaries of the provider's windows.
 type Aligner interface {
-	// Align says that a window of the first tier of UnknownPhase ends between two
-	// instants.
+	// Align reports that a window of the first tier of UnknownPhase ends between two instants.
 	Align(from, to time.Time)
 }
 
-// An Observer is a Quota that accepts what the provider reports of its own counters.
+// An Observer is a Quota that accepts reports of the provider's own counters.
 type Observer interface {
-	// Observe takes the readings of the response to a request, after Arrived. It does
-	// not block.
+	// Observe applies the readings of the response to a request. The limiter calls it after
+	// Arrived. It does not block.
 	Observe(d Decision, cost []int64, seen []Observation)
 }
 
-// An Observation is what a response reports of one tier.
+// An Observation is the reading of one tier in a response.
 type Observation struct {
-	Tier  int   // of the plan
-	Used  int64 // units that the provider counts
-	Exact bool  // the report is authoritative: the provider counts no more than Used
+	// Tier is the index of the tier in the plan.
+	Tier int
+	// Used is the number of units that the provider counts.
+	Used int64
+	// Exact reports that the reading is authoritative: the provider counts no more than Used.
+	Exact bool
 
-	// Reset is how long after the response the count is told to end, rounded up by
-	// what the provider may have cut off. If zero, the response does not tell.
+	// Reset is the time from the response to the end of the provider's count, rounded up by as much
+	// as the provider may have rounded down. If zero, the response does not contain it.
 	Reset time.Duration
-	// Slack is by how much sooner than Reset the count may end.
+	// Slack is by how much the count may end before Reset. If zero, Reset is exact.
 	Slack time.Duration
-	// Full reports that Reset is when the whole limit is free again, as a bucket
-	// reports it, and not the end of a window.
+	// Full reports that Reset is when the whole limit is free again, as a bucket reports it, and
+	// not the end of a window.
 	Full bool
-	// Refused reports that the response refused the request. A quota may then count what the
-	// request was charged as the use of others.
+	// Refused reports that the provider refused the request. A quota may then treat the request's
+	// charge as use by other programs.
 	Refused bool
 }
 
@@ -153,60 +165,71 @@ type Forecaster interface {
 	Forecast() Forecast
 }
 
-// A Forecast is the future of a quota from the instant it was made, if all goes as well
-// as it can: every response comes at once, every permit is free, and nobody else asks.
-// Its times count from that instant. It is not safe for concurrent use.
+// A Forecast predicts the admissions of a quota in the best case: every response comes at once,
+// every permit is free, and no other requests come. Its times count from the instant at which the
+// forecast was made. It is not safe for concurrent use.
 type Forecast interface {
-	// Next adds a request behind those added before. It returns when the request is
-	// admitted, and the tier that decides: -1 if none does, at is Forever if only a
+	// Next adds a request behind the requests added before. It returns when the request is
+	// admitted, and the tier that decides. tier is -1 if none does, and at is Forever if only a
 	// release could help.
 	Next(r Request) (at time.Duration, tier int)
-	// Total returns a lower bound of when a cost is admitted that leaves so many percent
-	// of headroom, behind an amount of other requests, and the tier that decides. It
-	// ignores what Next added.
+	// Total returns a lower bound of the time at which a cost is admitted that leaves headroom
+	// percent of each tier's capacity, behind requests of the total cost ahead. It also returns the
+	// tier that decides. It ignores requests that Next added.
 	Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int)
 }
 
-// An Idler is a Quota that can report whether it decides as a fresh one would, so
-// that it may be forgotten. A Quota that is none keeps nothing in this process.
+// An Idler is a Quota that reports whether it decides as a fresh one would. The limiter may forget
+// an idle quota. A Quota that does not implement Idler keeps no state in this process.
 type Idler interface {
 	Idle() bool
 }
 
-// A Learner is a Quota that reports whether it has learned from responses what it would
-// have to learn again if it were forgotten.
+// A Learner is a Quota that reports whether forgetting it would lose what it has learned from
+// responses.
 type Learner interface {
 	Learned() bool
 }
 
-// A Request asks for an admission.
+// A Request asks a quota for an admission.
 type Request struct {
-	Cost      []int64       // amounts, in the order of the plan's units
-	Held      bool          // Arrived, Release or Return will tell what became of it
-	Guard     time.Duration // how long it is on its way at most, if not the plan's; zero for that
-	*WaitSpec               // how it waits, which nobody changes; a Reserver's have one, and nil yields to nobody
+	// Cost is the cost of the request, in the order of the plan's units.
+	Cost []int64
+	// Held reports that a call of Arrived, Unanswered, Release or Return will report the outcome of
+	// the request.
+	Held bool
+	// Guard is the longest time that the request is in flight. If zero, the plan's guard.
+	Guard time.Duration
+	// WaitSpec describes how the request waits. It is read-only. Requests to a Reserver have one.
+	// If nil, the request does not yield.
+	*WaitSpec
 }
 
-// WaitSpec is how a request waits. It is apart from the Request so that this stays in the
-// processor's registers.
+// WaitSpec describes how a request waits. It is separate from Request to keep Request small enough
+// for processor registers.
 type WaitSpec struct {
-	MaxWait time.Duration // for a Reserver: the longest wait that is of use
-	DryRun  bool          // only report whether it would be admitted: Ready
+	// MaxWait is the longest wait that the caller accepts. Only a Reserver uses it.
+	MaxWait time.Duration
+	// DryRun asks whether the request would be admitted, and charges nothing. The verdict is then
+	// Ready.
+	DryRun bool
 
-	// NotBefore is, for a Joiner, the earliest time that is of use. If zero, any time.
+	// NotBefore is the earliest useful time of a reservation. Only a Joiner uses it. If zero, any
+	// time is useful.
 	NotBefore time.Time
 
-	// YieldFor is for how long the request still yields to others, zero if it does not.
-	// Until then a Reserver reserves it some milliseconds ahead at most, and it is admitted
-	// only where every tier has room for its cost and Headroom.
+	// YieldFor is how long the request still yields to others. Until then, a Reserver reserves only
+	// some milliseconds ahead for it, and the request is admitted only where every tier can admit
+	// its cost and Headroom. If zero, the request does not yield.
 	YieldFor time.Duration
-	Headroom int64 // percent of a tier's capacity; zero where it does not yield
+	// Headroom is a percentage of a tier's capacity. If zero, the request leaves no headroom.
+	Headroom int64
 }
 
-// IsDryRun reports whether the request only asks.
+// IsDryRun reports whether the request asks only for a verdict, without a charge.
 func (r Request) IsDryRun() bool { return r.WaitSpec != nil && r.DryRun }
 
-// Leaves is the headroom that the request leaves to others, in percent.
+// Leaves returns the headroom that the request leaves to others, in percent.
 func (r Request) Leaves() int64 {
 	if r.WaitSpec == nil {
 		return 0
@@ -214,76 +237,90 @@ func (r Request) Leaves() int64 {
 	return r.Headroom
 }
 
-// A Verdict is what Reserve decided.
+// A Verdict is the result of TryAcquire or Reserve.
 type Verdict uint8
 
 // The verdicts.
 const (
-	Later     Verdict = iota // ask again after Wait
-	Admitted                 // charged: the request may be sent now, or when it is booked for
+	Later     Verdict = iota // the caller may ask again after Wait
+	Admitted                 // charged: the request may be sent now, or at the start of its Reservation
 	Closed                   // the provider has closed the quota for Wait
-	Late                     // would wait for Wait, which is too long: charged nothing
-	Exhausted                // Tier, a budget, has no room for Wait: charged nothing
-	Ready                    // would be admitted now: charged nothing, as was asked for
-	Moved                    // the quota has a successor: charged nothing, ask that
+	Late                     // the request would have to wait for Wait, which is too long: nothing charged
+	Exhausted                // Tier, a budget, can't admit the request for Wait: nothing charged
+	Ready                    // the request would be admitted now: nothing charged, because it was a dry run
+	Moved                    // the quota has a successor, which decides instead: nothing charged
 )
 
 // A Decision is the answer to a Request.
 type Decision struct {
-	Verdict     Verdict
-	Level       uint8             // back-offs in a row then
-	Probe       bool              // it is the first after a pause, for which others wait
-	Tier        int               // where Later: the tier that decides, -1 for a pause, Probing for a request that tries whether it is over
-	Wait        time.Duration     // Forever where only a release can help
-	Flight      algorithms.Flight // names a held request to the store
-	Epoch       int64             // the last event known then, of pauses and early ends of them: it grows with each
-	At          int64             // when it was admitted, as the store tells time
-	Reservation *Reservation      // where it was booked for a time; nil for now
+	Verdict Verdict
+	// Level is the number of consecutive back-offs at the time of the decision.
+	Level uint8
+	// Probe reports that the request is the first after a pause. Others wait for its response.
+	Probe bool
+	// Tier is the tier that decides about a request that has to wait. It is -1 for a pause, and
+	// Probing while a probe is in flight.
+	Tier int
+	// Wait is the time until the caller may ask again. It is Forever where only a release can help.
+	Wait time.Duration
+	// Flight identifies a held request to the store.
+	Flight algorithms.Flight
+	// Epoch numbers the last event that was known at the decision. Events are pauses and the early
+	// ends of pauses, and each increases the number.
+	Epoch int64
+	// At is when the request was admitted, by the store's clock, in microseconds.
+	At int64
+	// Reservation is the time that is reserved for the request. If nil, the request may be sent
+	// now.
+	Reservation *Reservation
 
-	// Crossed tells where calendar tiers have come to with this charge, or with others
-	// since the last one: each percent is told to one caller of all, who is admitted or
-	// Exhausted.
+	// Crossed lists the percentages that calendar tiers have reached with this charge, or with
+	// other charges since the last report. The store reports each percentage to one caller, whose
+	// request is admitted or Exhausted.
 	Crossed []algorithms.Crossing
 }
 
-// Probing is the Tier of a Decision that waits for the first request after a pause.
+// Probing is the Tier of a Decision that has to wait for the response to a probe, which is the
+// first request after a pause.
 const Probing = -2
 
-// ProbeTime is how long the first request after a pause goes alone if nothing will
-// report its response: then the others follow.
+// ProbeTime is how long other requests wait for a probe that is not held. No call will report its
+// response, and so the others follow after ProbeTime.
 const ProbeTime = time.Second
 
-// ProbeTimeout is how long, beyond its guard, a held probe goes alone if its response
-// does not come: then the next request probes.
+// ProbeTimeout is how long, beyond its guard interval, other requests wait for the response to a
+// held probe. Then the next request probes.
 const ProbeTimeout = 30 * time.Second
 
-// Forever is the Wait of what no passing of time brings about.
+// Forever is the Wait of a request that the passing of time alone can't admit.
 const Forever time.Duration = 1<<63 - 1
 
-// A Pause asks that nothing be admitted for some time. Of two pauses the one that
-// ends later holds.
+// A Pause stops admissions for some time. Of two pauses, the one that ends later holds.
 type Pause struct {
-	For   time.Duration
-	Close bool // refuse callers with the time it ends, instead of letting them wait
-	Probe bool // when it ends one request goes first, and the others only then
+	For time.Duration
+	// Close makes the pause a ban: the quota refuses callers, with the time at which the ban ends,
+	// instead of letting them wait.
+	Close bool
+	// Probe lets only one request go when the pause ends. The others follow after its response.
+	Probe bool
 
-	// Most makes the pause a back-off: For is doubled once for each back-off in a row and is
-	// at most Most. A request that Passed ends the row, unless it was admitted before the last
-	// pause, and so does Resume. If zero, the pause takes For.
+	// Most makes the pause a back-off. For is doubled once for each consecutive back-off, up to
+	// Most. A request that Passed ends the sequence, unless it was admitted before the last pause.
+	// Resume ends it too. If zero, the pause takes For.
 	Most time.Duration
-	// AtOnce makes the first back-off of a row take no time.
+	// AtOnce makes the first back-off of a sequence take no time.
 	AtOnce bool
 
-	// Once makes the pause void unless the quota is still in Epoch, so that many
-	// refusals of one moment are one event.
+	// Once makes the pause void unless the quota is still in Epoch. Several refusals of one moment
+	// then count as one event.
 	Once  bool
 	Epoch int64
 }
 
-// MostDoubled is the most back-offs in a row that a store counts.
+// MostDoubled is the highest number of consecutive back-offs that a store counts.
 const MostDoubled = 15
 
-// Length is how long the pause takes, after so many back-offs in a row.
+// Length returns how long the pause takes after level consecutive back-offs.
 func (p Pause) Length(level uint8) time.Duration {
 	switch {
 	case p.Most == 0:
@@ -296,7 +333,7 @@ func (p Pause) Length(level uint8) time.Duration {
 	return p.For << level
 }
 
-// Next is how many back-offs in a row there are after the pause.
+// Next returns the number of consecutive back-offs after the pause.
 func (p Pause) Next(level uint8) uint8 {
 	if p.Most == 0 {
 		return level
@@ -304,46 +341,59 @@ func (p Pause) Next(level uint8) uint8 {
 	return min(level+1, MostDoubled)
 }
 
-// Paused is the answer to a Pause.
+// Paused is the result of a Pause.
 type Paused struct {
-	Applied bool  // false where it was void or shorter than one in force
-	Epoch   int64 // the last event, of pauses and early ends of them: it grows with each
+	// Applied is false if the pause was void, or shorter than the one in force.
+	Applied bool
+	// Epoch numbers the last event. Events are pauses and the early ends of pauses, and each
+	// increases the number.
+	Epoch int64
 }
 
-// A Change is what a watcher is told.
+// A Change is an event that watchers receive.
 type Change uint8
 
 // The changes.
 const (
-	Freed     Change = iota // something was landed, released or returned
-	Slowed                  // a pause makes requests wait longer: what was reserved is void
+	Freed     Change = iota // a request landed, was released or was returned
+	Slowed                  // a pause makes requests wait longer: reservations are void
 	Shut                    // the quota was closed
-	Lost                    // the store lost its state: what was booked is void
-	Eased                   // a pause or ban ended early, or what was charged became less: what was reserved is void
+	Lost                    // the store lost its state: reservations are void
+	Eased                   // a pause or ban ended early, or charges became less: reservations are void
 	Replanned               // the quota has a successor
 )
 
 // A Status is the state of a quota at one moment.
 type Status struct {
-	Tiers   []TierStatus
-	Waiting int           // callers in this limiter's waiting room
-	Paused  time.Duration // until the pause ends, zero if there is none
-	Closed  time.Duration // until the provider's ban ends, zero if there is none
+	Tiers []TierStatus
+	// Waiting is the number of callers that wait in this limiter's queue.
+	Waiting int
+	// Paused is the time until the pause ends. If zero, there is no pause.
+	Paused time.Duration
+	// Closed is the time until the provider's ban ends. If zero, there is no ban.
+	Closed time.Duration
 }
 
-// A TierStatus is the state of one tier. Its fields answer what redis-cell
-// answers, in full resolution.
+// A TierStatus is the state of one tier. It has the fields of a redis-cell reply, in full
+// resolution.
 type TierStatus struct {
-	Tier       algorithms.Tier
-	Limited    bool          // one unit more would have to wait
-	Limit      int64         // the most it admits at once, units
-	Used       int64         // units charged, those on their way included
-	Remaining  int64         // units that it would admit now
-	RetryAfter time.Duration // until it admits one unit; Forever where only a release can help
-	ResetAfter time.Duration // until nothing is used; Forever while something must be released
+	Tier algorithms.Tier
+	// Limited reports that one more unit would have to wait.
+	Limited bool
+	// Limit is the most units that the tier admits at once.
+	Limit int64
+	// Used is the number of units charged, including units in flight.
+	Used int64
+	// Remaining is the number of units that the tier would admit now.
+	Remaining int64
+	// RetryAfter is the time until the tier admits one unit. It is Forever where only a release can
+	// help.
+	RetryAfter time.Duration
+	// ResetAfter is the time until no units are used. It is Forever while units are held.
+	ResetAfter time.Duration
 
-	// MaxRate is how many units a second the tier admits at most in the long run, if each
-	// request costs one unit and no response is reported: a small Burst with a long Guard
-	// admits less than Limit per Window. If zero, the tier has no rate, or it is not known.
+	// MaxRate is how many units a second the tier admits at most in the long run, if each request
+	// costs one unit and no response is reported. With a small Burst and a long Guard it is less
+	// than Limit per Window. If zero, the tier has no rate, or its rate is not known.
 	MaxRate float64
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// Openers of the same key share one quota, and another key has another one.
+// Openers of the same key share a quota. Another key has a quota of its own.
 func open(c *check) {
 	p := c.plan(time.Minute, perHour(5))
 	a, again, b := c.open("a", p), c.open("a", p), c.open("b", p)
@@ -27,7 +27,7 @@ func open(c *check) {
 	c.admit(b, held(5))
 }
 
-// Open refuses what the store does not keep.
+// Open refuses tiers that the store does not keep.
 func refuse(c *check) {
 	var tiers []algorithms.Tier
 	for _, a := range c.Without {
@@ -43,7 +43,7 @@ func refuse(c *check) {
 	}
 }
 
-// Every counter admits its limit, and then no more.
+// Every algorithm admits its limit, and then no more.
 func tryAcquire(c *check) {
 	for _, a := range all() {
 		if !c.keeps(a) {
@@ -78,7 +78,7 @@ func refusal(c *check) {
 	q := c.open("refusal", c.plan(time.Minute, tiers...))
 	steps := []struct {
 		cost []int64
-		tier int // that refuses, -1 if none does
+		tier int // the tier that refuses, -1 if none does
 	}{
 		{[]int64{2, 60}, -1},
 		{[]int64{1, 41}, 1},
@@ -123,10 +123,10 @@ func dryRun(c *check) {
 	}
 	c.admit(q, held(3))
 	if d := dry(2); d.Verdict != store.Ready {
-		c.Errorf("%+v of what there is room for, want Ready", d)
+		c.Errorf("%+v of a cost that fits, want Ready", d)
 	}
 	if d := dry(3); d.Verdict == store.Ready || d.Verdict == store.Admitted {
-		c.Errorf("%+v of what there is no room for", d)
+		c.Errorf("%+v of a cost that does not fit", d)
 	}
 	c.rest()
 	c.usedSoon(q, "after dry runs", 3)
@@ -138,8 +138,8 @@ func dryRun(c *check) {
 	}
 }
 
-// A request that leaves headroom is admitted only where every tier has room for both, and is
-// charged its cost alone.
+// A request that leaves headroom is admitted only where every tier can admit its cost and the
+// headroom. Only its cost is charged.
 func headroom(c *check) {
 	q := c.open("headroom", c.plan(time.Minute, perHour(10)))
 	yields := held(1)
@@ -150,13 +150,13 @@ func headroom(c *check) {
 	c.refuse(q, yields, store.Later)
 	yields.DryRun = true
 	if d := c.try(q, yields); d.Verdict == store.Ready || d.Verdict == store.Admitted {
-		c.Errorf("%+v of what leaves too little headroom", d)
+		c.Errorf("%+v of a request that leaves too little headroom", d)
 	}
 	c.usedSoon(q, "with headroom left", 8)
 	c.admit(q, held(2))
 }
 
-// A budget that is used up refuses at once with a verdict of its own.
+// A budget that is used up refuses at once, with the verdict Exhausted.
 func budget(c *check) {
 	b := perHour(5)
 	b.Budget = true
@@ -170,7 +170,7 @@ func budget(c *check) {
 	c.refuse(q, held(1), store.Exhausted)
 }
 
-// The limit holds for goroutines that ask at once, through several openers.
+// The limit holds for concurrent requests through several openers.
 func concurrent(c *check) {
 	const limit = 50
 	p := c.plan(time.Minute, perHour(limit))

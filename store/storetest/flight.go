@@ -8,12 +8,12 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// window is that of the parts that wait for one to pass.
+// window is the window of tiers in parts that wait for it to pass.
 const window = time.Second
 
-// inFlight is the guard of the parts that wait for one to pass, and grain is how coarse a store
-// may take it. In real time it is longer than any answer of a store takes.
-func (c *check) inFlight() (guard, grain time.Duration) {
+// inFlight returns the guard of parts that wait for it to pass, and the resolution in which a store
+// may keep it. In real time the guard is longer than any call of a store takes.
+func (c *check) inFlight() (guard, resolution time.Duration) {
 	guard = 640 * time.Millisecond
 	if c.RealTime {
 		guard = 3 * time.Second
@@ -21,8 +21,8 @@ func (c *check) inFlight() (guard, grain time.Duration) {
 	return guard, guard / 16
 }
 
-// shortest is the guard of the parts that need none. In real time a reservation must outlast
-// the answer of the store.
+// shortest returns the guard of parts that need none. In real time a reservation must outlast the
+// store's reply.
 func (c *check) shortest() time.Duration {
 	if c.RealTime {
 		guard, _ := c.inFlight()
@@ -31,9 +31,9 @@ func (c *check) shortest() time.Duration {
 	return 0
 }
 
-// The window of a request begins with its response, and not before.
+// A request's window begins with its response, not before.
 func arrived(c *check) {
-	inFlight, grain := c.inFlight()
+	inFlight, resolution := c.inFlight()
 	q := c.open("arrived", c.plan(inFlight, algorithms.Tier{Limit: 1, Window: window}))
 	began := time.Now()
 	d := c.admit(q, held(1))
@@ -43,21 +43,21 @@ func arrived(c *check) {
 	q.Release(d, []int64{1})
 	least, most := response+window, response+window
 	if c.LandsWithGuard {
-		most = inFlight + window + grain
+		most = inFlight + window + resolution
 	}
 	if c.RealTime {
 		least = window
 	}
 	d = c.await(q, held(1), window+2*inFlight)
-	c.between("the next is admitted", time.Since(began), least, most)
+	c.between("the next request is admitted", time.Since(began), least, most)
 	if d.Verdict != store.Admitted {
 		c.Errorf("%+v", d)
 	}
 }
 
-// Only its guard lands a request that gets no response.
+// A request without a response lands when its guard interval ends, not before.
 func unanswered(c *check) {
-	inFlight, grain := c.inFlight()
+	inFlight, resolution := c.inFlight()
 	q := c.open("unanswered", c.plan(inFlight, algorithms.Tier{Limit: 1, Window: window}))
 	began := time.Now()
 	d := c.admit(q, held(1))
@@ -66,29 +66,29 @@ func unanswered(c *check) {
 	c.rest()
 	c.usedSoon(q, "without a response", 1)
 	d = c.await(q, held(1), window+2*inFlight)
-	c.between("the next is admitted", time.Since(began), inFlight+window, inFlight+window+grain)
+	c.between("the next request is admitted", time.Since(began), inFlight+window, inFlight+window+resolution)
 	if d.Verdict != store.Admitted {
 		c.Errorf("%+v", d)
 	}
 }
 
-// A request that is not held lands with its guard, and one may name its own.
+// A request that is not held lands when its guard interval ends. It may have its own guard.
 func guard(c *check) {
-	inFlight, grain := c.inFlight()
+	inFlight, resolution := c.inFlight()
 	for i, own := range []time.Duration{0, 2 * inFlight} {
 		q := c.open([]string{"guard", "own guard"}[i], c.plan(inFlight, algorithms.Tier{Limit: 1, Window: window}))
 		began := time.Now()
 		c.admit(q, store.Request{Cost: []int64{1}, Guard: own})
 		g := max(own, inFlight)
 		d := c.await(q, held(1), window+2*g)
-		c.between("the next is admitted", time.Since(began), g+window, g+window+grain)
+		c.between("the next request is admitted", time.Since(began), g+window, g+window+resolution)
 		if d.Verdict != store.Admitted {
 			c.Errorf("%+v", d)
 		}
 	}
 }
 
-// A request that was never sent is refunded in full, and nothing else is.
+// A request that was never sent is refunded in full. Other requests stay charged.
 func returned(c *check) {
 	tiers := []algorithms.Tier{perHour(10), {Limit: 100, Window: time.Hour, Unit: "tokens"}}
 	for _, a := range all() {
@@ -107,19 +107,19 @@ func returned(c *check) {
 	a, b := c.admit(q, held(3, 30)), c.admit(q, held(7, 70))
 	c.refuse(q, held(1, 1), store.Later)
 	c.giveBack(q, a, 3, 30)
-	c.usedSoon(q, "after one of two was returned", want(7, 70)...)
+	c.usedSoon(q, "after one of two requests was returned", want(7, 70)...)
 	c.rest()
-	c.usedSoon(q, "a while after one of two was returned", want(7, 70)...)
+	c.usedSoon(q, "some time after one of two requests was returned", want(7, 70)...)
 	a = c.admit(q, held(3, 30))
 	c.refuse(q, held(1, 1), store.Later)
 	c.giveBack(q, b, 7, 70)
 	c.giveBack(q, a, 3, 30)
-	c.usedSoon(q, "after all were returned", want(0, 0)...)
+	c.usedSoon(q, "after all requests were returned", want(0, 0)...)
 	c.admit(q, held(10, 100))
 }
 
-// A request that is returned after its guard stays charged. Its permits of a concurrency tier come
-// back.
+// A request that is returned after its guard interval stays charged. Its permits of a concurrency
+// tier are freed.
 func returnedLate(c *check) {
 	inFlight, _ := c.inFlight()
 	tiers := []algorithms.Tier{perHour(10)}
@@ -133,10 +133,10 @@ func returnedLate(c *check) {
 	time.Sleep(2 * inFlight)
 	c.giveBack(q, d, 3)
 	c.rest()
-	c.usedSoon(q, "returned after the guard", want...)
+	c.usedSoon(q, "after a return that came after the guard interval", want...)
 }
 
-// All permits of a concurrency tier come back, however a request ends, and none twice.
+// All permits of a concurrency tier are freed exactly once, however a request ends.
 func release(c *check) {
 	const limit = 10
 	q := c.open("release", c.plan(max(20*time.Millisecond, c.shortest()),
@@ -169,10 +169,10 @@ func release(c *check) {
 			c.soon(func() bool {
 				d = c.try(q, held(n))
 				return d.Verdict == store.Admitted
-			}, func() { c.Fatalf("%+v of %d with %d of %d open", d, n, sum, limit) })
+			}, func() { c.Fatalf("%+v of a cost of %d with %d of %d permits held", d, n, sum, limit) })
 			open, sum = append(open, permit{d, []int64{n}}), sum+n
 		} else if d := c.try(q, held(n)); d.Verdict == store.Admitted {
-			c.Fatalf("%d were admitted with %d of %d open", n, sum, limit)
+			c.Fatalf("a cost of %d was admitted with %d of %d permits held", n, sum, limit)
 		}
 		if len(open) > 0 && r.IntN(2) == 0 {
 			end(r.IntN(len(open)))
@@ -182,16 +182,16 @@ func release(c *check) {
 	for len(open) > 0 {
 		end(0)
 	}
-	c.soon(func() bool { return c.used(q)[0] == 0 }, func() { c.Errorf("%d permits are open at the end", c.used(q)[0]) })
+	c.soon(func() bool { return c.used(q)[0] == 0 }, func() { c.Errorf("%d permits are held at the end", c.used(q)[0]) })
 	c.admit(q, held(limit))
 }
 
-// estimates are a tier of requests and one of tokens, which are estimates.
+// estimates returns a tier of requests and an Estimated tier of tokens.
 func estimates() []algorithms.Tier {
 	return []algorithms.Tier{perHour(10), {Limit: 100, Window: time.Hour, Unit: "tokens", Estimated: true}}
 }
 
-// What a request has cost replaces the estimate, be it less or more.
+// The actual cost of a request replaces its estimate, whether it is less or more.
 func settle(c *check) {
 	for i, actual := range []int64{20, 60, 0, 95} {
 		q := c.open([]string{"less", "equal", "nothing", "more"}[i], c.plan(time.Minute, estimates()...))
@@ -208,16 +208,16 @@ func settle(c *check) {
 	}
 }
 
-// Without a response the estimate stands.
+// Without a response the estimate stays charged.
 func settleUnanswered(c *check) {
-	inFlight, grain := c.inFlight()
+	inFlight, resolution := c.inFlight()
 	q := c.open("estimate", c.plan(inFlight, algorithms.Tier{Limit: 100, Window: window, Unit: "tokens", Estimated: true}))
 	began := time.Now()
 	d := c.admit(q, held(100))
 	q.Unanswered(d, []int64{100})
 	q.Release(d, []int64{100})
 	d = c.await(q, held(1), window+2*inFlight)
-	c.between("the next is admitted", time.Since(began), inFlight+window, inFlight+window+grain)
+	c.between("the next request is admitted", time.Since(began), inFlight+window, inFlight+window+resolution)
 	if d.Verdict != store.Admitted {
 		c.Errorf("%+v", d)
 	}

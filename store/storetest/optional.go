@@ -9,7 +9,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A request that waits goes as soon as another one is returned.
+// A waiting request goes as soon as another one is returned.
 func wakeReturned(c *check) {
 	most := window
 	if c.ReservedStays {
@@ -18,13 +18,13 @@ func wakeReturned(c *check) {
 	c.wakes(most, perHour(2), func(q store.Quota, d store.Decision) { c.giveBack(q, d, 2) })
 }
 
-// A request that waits goes as soon as another one has ended.
+// A waiting request goes as soon as another one has ended.
 func wakeReleased(c *check) {
 	c.wakes(window, algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency},
 		func(q store.Quota, d store.Decision) { q.Release(d, []int64{2}) })
 }
 
-// wakesGuard is longer than any of these requests takes.
+// wakesGuard is longer than any request of these parts takes.
 const wakesGuard = time.Minute
 
 func (c *check) wakes(most time.Duration, tier algorithms.Tier, end func(q store.Quota, d store.Decision)) {
@@ -40,13 +40,13 @@ func (c *check) wakes(most time.Duration, tier algorithms.Tier, end func(q store
 	}()
 	defer func() { <-ended }()
 	d = c.await(q, held(1), most+window+c.Lag)
-	c.between("the next goes", time.Since(began), window, most)
+	c.between("the next request goes", time.Since(began), window, most)
 	if d.Verdict != store.Admitted {
 		c.Errorf("%+v", d)
 	}
 }
 
-// A quota that is closed while it is charged or paused is not forgotten.
+// A store does not forget a quota that is closed while it is charged or paused.
 func closed(c *check) {
 	p := c.plan(c.shortest(), perHour(5))
 	mustOpen := func(key string) store.Quota {
@@ -73,7 +73,8 @@ func closed(c *check) {
 	second.Close()
 }
 
-// An idle quota loses nothing when it is forgotten, and one becomes idle when all has ended.
+// A store may forget an idle quota without a loss. A quota becomes idle when all its requests have
+// ended.
 func idle(c *check) {
 	p := c.plan(c.shortest(), perHour(1))
 	first := c.open("idle", p)
@@ -92,19 +93,19 @@ func idle(c *check) {
 	q := c.open("ends", c.plan(window, algorithms.Tier{Limit: 5, Window: window}))
 	d := c.admit(q, held(2))
 	c.giveBack(q, d, 2)
-	c.soon(q.(store.Idler).Idle, func() { c.Error("a quota to which all was returned is not idle") })
+	c.soon(q.(store.Idler).Idle, func() { c.Error("a quota is not idle after all its requests were returned") })
 	if c.keeps(algorithms.Concurrency) {
 		q := c.open("held", c.plan(c.shortest(), algorithms.Tier{Limit: 5, Algorithm: algorithms.Concurrency}))
 		d := c.admit(q, held(2))
 		if q.(store.Idler).Idle() {
-			c.Error("a quota of which a permit is held is idle")
+			c.Error("a quota with a held permit is idle")
 		}
 		q.Release(d, []int64{2})
-		c.soon(q.(store.Idler).Idle, func() { c.Error("a quota of which nothing is held is not idle") })
+		c.soon(q.(store.Idler).Idle, func() { c.Error("a quota without held permits is not idle") })
 	}
 }
 
-// A quota that has seen no response has learned nothing.
+// A quota that has received no response has learned nothing.
 func learned(c *check) {
 	q := c.open("learned", c.plan(c.shortest(), perHour(5)))
 	c.admit(q, held(1))
@@ -113,14 +114,14 @@ func learned(c *check) {
 	}
 }
 
-// What a provider reports of its counter holds here too. Only an exact report makes room.
+// A provider's report raises the quota's count. Only an exact report lowers it.
 func observe(c *check) {
 	q := c.open("observe", c.plan(c.shortest(), perHour(10)))
 	observer := q.(store.Observer)
 	report := func(used int64, exact bool) {
 		d := c.admit(q, held(1))
 		q.Arrived(d, []int64{1})
-		time.Sleep(c.shortest() * 9 / 8) // it has landed, whether or not its response lands it
+		time.Sleep(c.shortest() * 9 / 8) // the request has landed, whether or not its response lands it
 		observer.Observe(d, []int64{1}, []store.Observation{{Tier: 0, Used: used, Exact: exact}})
 		q.Release(d, []int64{1})
 		c.rest()
@@ -137,8 +138,8 @@ func observe(c *check) {
 	c.admit(q, held(8))
 }
 
-// A forecast is never later than what happens, and its bound for all is never later than its
-// time for one.
+// A forecast is never later than the admission, and the bound of Total is never later than the time
+// of Next.
 func forecast(c *check) {
 	tiers := []algorithms.Tier{{Limit: 4, Window: window}, {Limit: 6, Window: 2 * window, Unit: "requests"}}
 	seeds := uint64(3)
@@ -160,7 +161,7 @@ func forecast(c *check) {
 	}
 }
 
-// foretell compares a forecast of a queue with what happens to it.
+// foretell compares a forecast of a queue with the admissions of its requests.
 func (c *check) foretell(q store.Quota, r *rand.Rand) {
 	c.Helper()
 	queue := make([]store.Request, 6)
@@ -170,30 +171,31 @@ func (c *check) foretell(q store.Quota, r *rand.Rand) {
 	ahead := []int64{0}
 	for i := range queue {
 		queue[i] = held(1 + r.Int64N(3))
-		least, _ := f.Total(slices.Clone(ahead), queue[i].Cost, 0)
+		earliest, _ := f.Total(slices.Clone(ahead), queue[i].Cost, 0)
 		times[i], _ = f.Next(queue[i])
-		if least > times[i] {
-			c.Errorf("number %d waits %v, and no less than %v", i, times[i], least)
+		if earliest > times[i] {
+			c.Errorf("request %d waits %v by Next, and at earliest %v by Total", i, times[i], earliest)
 		}
 		ahead[0] += queue[i].Cost[0]
 	}
 	for i, request := range queue {
 		d := c.await(q, request, time.Minute)
 		if d.Verdict != store.Admitted {
-			c.Fatalf("number %d: %+v", i, d)
+			c.Fatalf("request %d: %+v", i, d)
 		}
 		took := time.Since(began)
 		if c.RealTime {
 			took += took / 100
 		}
 		if times[i] > took+c.Lag {
-			c.Errorf("number %d has gone after %v, and the forecast says %v", i, took, times[i])
+			c.Errorf("request %d was admitted after %v, the forecast was %v", i, took, times[i])
 		}
 		q.Arrived(d, request.Cost)
 	}
 }
 
-// A forecast takes all that is held for released and arrived, and changes nothing.
+// A forecast assumes that all held requests have arrived and been released. It does not change the
+// quota.
 func forecastFrees(c *check) {
 	tiers := []algorithms.Tier{{Limit: 2, Window: window}}
 	if c.keeps(algorithms.Concurrency) {
@@ -204,13 +206,13 @@ func forecastFrees(c *check) {
 	f := q.(store.Forecaster).Forecast()
 	for i := range 3 {
 		if at, tier := f.Next(held(1)); at > time.Duration(1+i/2)*window {
-			c.Errorf("number %d waits %v for tier %d", i, at, tier)
+			c.Errorf("request %d waits %v for tier %d", i, at, tier)
 		}
 	}
 	c.refuse(q, held(1), store.Later)
 }
 
-// A new plan keeps what is charged and applies to all openers of the key.
+// A new plan keeps the charges and applies to all openers of the key.
 func change(c *check) {
 	tokens := algorithms.Tier{Limit: 1000, Window: time.Hour, Unit: "tokens"}
 	before := c.plan(time.Minute, perHour(10), tokens)
@@ -271,7 +273,8 @@ func (c *check) refuseMoved(q store.Quota) {
 	}
 }
 
-// A change of the plan ends no pause and no ban, and those of the old quota apply to the new.
+// A change of the plan does not end a pause or a ban. A pause of the old quota applies to the new
+// one.
 func changePaused(c *check) {
 	q := c.free("paused")
 	c.pausing(q, store.Pause{For: time.Hour, Close: true}, true)
@@ -287,7 +290,7 @@ func changePaused(c *check) {
 	}
 }
 
-// What was admitted under the old plan may still be reported to the old quota.
+// The outcome of a request that was admitted under the old plan may be reported to the old quota.
 func changeInUse(c *check) {
 	tiers := []algorithms.Tier{perHour(10)}
 	if c.keeps(algorithms.Concurrency) {
@@ -313,6 +316,6 @@ func changeInUse(c *check) {
 		c.soon(func() bool { return c.used(next)[1] == 0 }, func() { c.Errorf("%d permits are open at the end", c.used(next)[1]) })
 	}
 	if used := c.used(next)[0]; used < 3 || used > 4 {
-		c.Errorf("%d are charged, want those of the three that were sent, and no more than four", used)
+		c.Errorf("%d units are charged, want the three that were sent, and no more than four", used)
 	}
 }

@@ -8,12 +8,12 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// free is a quota whose tiers refuse nothing.
+// free opens a quota that admits practically all requests.
 func (c *check) free(key string) store.Quota {
 	return c.open(key, c.plan(c.shortest(), perHour(1_000_000)))
 }
 
-// paused asks for a request in a pause, and returns false where it may have ended.
+// paused makes a request during a pause and checks the verdict, unless the pause may have ended.
 func (c *check) paused(q store.Quota, began time.Time, length time.Duration, want store.Verdict) {
 	c.Helper()
 	d := c.try(q, held(1))
@@ -25,7 +25,7 @@ func (c *check) paused(q store.Quota, began time.Time, length time.Duration, wan
 	}
 }
 
-// Nothing is admitted during a pause, which ends when it should.
+// A pause stops all admissions until it ends.
 func pause(c *check) {
 	q := c.free("pause")
 	other := c.free("pause")
@@ -34,7 +34,7 @@ func pause(c *check) {
 	c.paused(q, began, window, store.Later)
 	c.paused(other, began, window, store.Later)
 	if s := c.status(other); time.Since(began) < window/2 && (s.Paused <= 0 || s.Paused > window || s.Closed != 0) {
-		c.Errorf("Status has paused %v and closed %v", s.Paused, s.Closed)
+		c.Errorf("Status reports paused %v and closed %v", s.Paused, s.Closed)
 	}
 	d := c.await(other, held(1), 2*window)
 	c.between("a request is admitted", time.Since(began), window, window)
@@ -42,11 +42,11 @@ func pause(c *check) {
 		c.Errorf("%+v after the pause", d)
 	}
 	if s := c.status(q); s.Paused != 0 || s.Closed != 0 {
-		c.Errorf("Status has paused %v and closed %v after the pause", s.Paused, s.Closed)
+		c.Errorf("Status reports paused %v and closed %v after the pause", s.Paused, s.Closed)
 	}
 }
 
-// Of two pauses the one that ends later holds, in either order.
+// Of two pauses, the one that ends later holds, in either order.
 func pauseLongest(c *check) {
 	q := c.free("shorter")
 	first := c.pausing(q, store.Pause{For: time.Hour}, true)
@@ -61,15 +61,15 @@ func pauseLongest(c *check) {
 		}
 	}
 	if done := c.pausing(q, store.Pause{For: 2 * time.Hour}, true); done.Epoch <= first.Epoch {
-		c.Errorf("%+v of the second pause, the first had epoch %d", done, first.Epoch)
+		c.Errorf("%+v of the second pause, want an epoch after %d", done, first.Epoch)
 	}
 	if s := c.status(q); s.Paused < 119*time.Minute {
 		c.Errorf("after a longer pause the pause lasts %v", s.Paused)
 	}
 }
 
-// A ban refuses with the time it ends. It stays a ban until then, though a longer pause is
-// added, and the rest of that is a pause.
+// A ban refuses requests with the time at which it ends. A longer pause does not replace the ban:
+// it follows when the ban ends.
 func ban(c *check) {
 	q := c.free("ban")
 	c.pausing(q, store.Pause{For: 30 * time.Minute}, true)
@@ -80,7 +80,7 @@ func ban(c *check) {
 			c.Errorf("%s: %+v, want the rest of an hour", what, d)
 		}
 		if s := c.status(q); s.Closed < 59*time.Minute || s.Closed > time.Hour || s.Paused != 0 {
-			c.Errorf("%s: Status has paused %v and closed %v", what, s.Paused, s.Closed)
+			c.Errorf("%s: Status reports paused %v and closed %v", what, s.Paused, s.Closed)
 		}
 	}
 	check("a ban")
@@ -100,22 +100,22 @@ func ban(c *check) {
 		c.Errorf("after the ban, in the pause: %+v, want Later", c.try(q, held(1)))
 	})
 	if s := c.status(q); s.Closed != 0 || s.Paused < 59*time.Minute {
-		c.Errorf("after the ban, in the pause: Status has paused %v and closed %v", s.Paused, s.Closed)
+		c.Errorf("after the ban, in the pause: Status reports paused %v and closed %v", s.Paused, s.Closed)
 	}
 }
 
-// A pause that is to count once is void where another came since its epoch.
+// A pause with Once is void if another event has happened since its epoch.
 func once(c *check) {
 	q := c.free("once")
 	epoch := c.admit(q, held(1)).Epoch
 	p := store.Pause{For: time.Hour, Once: true, Epoch: epoch}
 	first := c.pausing(q, p, true)
 	if first.Epoch <= epoch {
-		c.Errorf("%+v, the decision had epoch %d", first, epoch)
+		c.Errorf("%+v, want an epoch after %d, which the decision has", first, epoch)
 	}
 	p.For = 2 * time.Hour
 	if again := c.pausing(q, p, false); again.Epoch != first.Epoch {
-		c.Errorf("%+v, the first had epoch %d", again, first.Epoch)
+		c.Errorf("%+v, want epoch %d of the first pause", again, first.Epoch)
 	}
 	if s := c.status(q); s.Paused > time.Hour {
 		c.Errorf("one event pauses for %v", s.Paused)
@@ -127,7 +127,7 @@ func once(c *check) {
 	}
 }
 
-// A back-off takes twice as long as the one before, up to Most, until a request has passed.
+// Each back-off takes twice as long as the one before, up to Most, until a request has passed.
 func backOff(c *check) {
 	q := c.free("back-off")
 	p := store.Pause{For: time.Hour, Most: 3 * time.Hour, Probe: true}
@@ -138,11 +138,11 @@ func backOff(c *check) {
 			c.Errorf("%s: paused for %v, want %v", what, s.Paused, want)
 		}
 	}
-	row := func() (probe store.Decision) {
+	first := func() (probe store.Decision) {
 		c.Helper()
 		c.resume(q)
 		c.pausing(q, store.Pause{For: time.Hour, Most: 3 * time.Hour, Probe: true, AtOnce: true}, true)
-		if probe = c.admitSoon(q, held(1), "after no time", true); probe.Level != 1 {
+		if probe = c.admitSoon(q, held(1), "at once", true); probe.Level != 1 {
 			c.Errorf("%+v after a back-off, want level 1", probe)
 		}
 		return probe
@@ -153,22 +153,22 @@ func backOff(c *check) {
 	c.resume(q)
 	pauses("after Resume", time.Hour)
 
-	d := row()
+	d := first()
 	q.Passed(d)
 	q.Arrived(d, []int64{1})
 	c.admitSoon(q, held(1), "after the probe has passed", false)
 	pauses("after a request has passed", time.Hour)
 
-	d = row()
+	d = first()
 	q.Arrived(d, []int64{1})
-	d = c.admitSoon(q, held(1), "after a probe that has not", false)
+	d = c.admitSoon(q, held(1), "after a probe that has not passed", false)
 	pauses("after a response that has not passed", 2*time.Hour)
 	q.Passed(d)
 	c.rest()
-	pauses("after one of before the pause has passed", 3*time.Hour)
+	pauses("after a request from before the pause has passed", 3*time.Hour)
 }
 
-// probing pauses a quota and returns the probe after it.
+// probing pauses a quota and returns the decision on the probe after the pause.
 func (c *check) probing(q store.Quota, r store.Request) store.Decision {
 	c.Helper()
 	began := time.Now()
@@ -185,14 +185,14 @@ func (c *check) probing(q store.Quota, r store.Request) store.Decision {
 	return d
 }
 
-// soonAfter waits for a time, and then until ok.
+// soonAfter waits until an instant, and then calls soon.
 func (c *check) soonAfter(from time.Time, ok func() bool, failed func()) {
 	c.Helper()
 	time.Sleep(time.Until(from))
 	c.soon(ok, failed)
 }
 
-// alone checks that nothing is admitted beside a probe. In real time it checks only a moment
+// alone checks that no request is admitted beside a probe. In real time it checks this only shortly
 // after the probe was sent.
 func (c *check) alone(q store.Quota, what string) {
 	c.Helper()
@@ -201,11 +201,11 @@ func (c *check) alone(q store.Quota, what string) {
 		return
 	}
 	if d.Verdict != store.Later || d.Tier != store.Probing && d.Tier != -1 {
-		c.Fatalf("%s: %+v, want Later for a probe or a pause", what, d)
+		c.Fatalf("%s: %+v, want Later because of a probe or a pause", what, d)
 	}
 }
 
-// admitSoon asks until a request is admitted.
+// admitSoon repeats a request until it is admitted.
 func (c *check) admitSoon(q store.Quota, r store.Request, what string, probe bool) store.Decision {
 	c.Helper()
 	var d store.Decision
@@ -220,7 +220,7 @@ func (c *check) admitSoon(q store.Quota, r store.Request, what string, probe boo
 	return d
 }
 
-// One request goes after the pause, and the others when its response is in.
+// One request goes after the pause. The others follow when its response is in.
 func probe(c *check) {
 	q := c.free("probe")
 	other := c.free("probe")
@@ -228,25 +228,25 @@ func probe(c *check) {
 	c.alone(q, "beside the probe")
 	c.alone(other, "beside the probe of another opener")
 	time.Sleep(2 * store.ProbeTime)
-	c.alone(q, "a while beside the probe")
+	c.alone(q, "beside the probe, some time later")
 	q.Arrived(d, []int64{1})
 	q.Release(d, []int64{1})
 	c.admitSoon(q, held(1), "after the response", false)
 	c.admit(q, held(1))
-	c.admitSoon(other, held(1), "after the response to another", false)
+	c.admitSoon(other, held(1), "after the response to the other opener's probe", false)
 }
 
-// A pause of no time makes the next request a probe.
+// A pause of zero length makes the next request a probe.
 func probeAtOnce(c *check) {
 	q := c.free("at once")
 	c.pausing(q, store.Pause{Probe: true}, true)
-	d := c.admitSoon(q, held(1), "after no time", true)
+	d := c.admitSoon(q, held(1), "at once", true)
 	c.alone(q, "beside the probe")
 	q.Arrived(d, []int64{1})
 	c.admitSoon(q, held(1), "after the response", false)
 }
 
-// A probe that was never sent, or gets no response, is followed by another one.
+// Another probe follows a probe that was never sent, or gets no response.
 func probeHandedOn(c *check) {
 	q := c.free("handed on")
 	d := c.probing(q, held(1))
@@ -261,7 +261,8 @@ func probeHandedOn(c *check) {
 	c.admitSoon(q, held(1), "after the response to the third", false)
 }
 
-// Nothing reports the response to a probe that is not held: the others follow after ProbeTime.
+// No call reports the response to a probe that is not held. The other requests follow after
+// ProbeTime.
 func probeUnheld(c *check) {
 	q := c.free("unheld")
 	before := time.Now()
@@ -274,12 +275,12 @@ func probeUnheld(c *check) {
 	if d := c.await(q, held(1), 2*store.ProbeTime); d.Verdict != store.Admitted || d.Probe {
 		c.Errorf("%+v after a probe that is not held", d)
 	}
-	c.between("the next goes", time.Since(began), store.ProbeTime-c.Lag, store.ProbeTime+c.Lag)
-	c.admitSoon(q, held(1), "and another", false)
+	c.between("the next request goes", time.Since(began), store.ProbeTime-c.Lag, store.ProbeTime+c.Lag)
+	c.admitSoon(q, held(1), "the request after that", false)
 }
 
-// A held probe of which nothing is reported is followed by another after ProbeTimeout and its
-// guard.
+// If no call reports the outcome of a held probe, another probe follows after ProbeTimeout and the
+// guard interval.
 func probeSilent(c *check) {
 	inFlight, _ := c.inFlight()
 	q := c.open("silent", c.plan(inFlight, perHour(100)))
@@ -287,14 +288,14 @@ func probeSilent(c *check) {
 	began := time.Now()
 	alone := store.ProbeTimeout + inFlight
 	d := c.await(q, held(1), 2*alone)
-	c.between("the next goes", time.Since(began), alone-c.Lag, alone+c.Lag)
+	c.between("the next request goes", time.Since(began), alone-c.Lag, alone+c.Lag)
 	if !d.Probe {
 		c.Errorf("%+v after a silent probe, want another probe", d)
 	}
 	c.alone(q, "beside the second probe")
 }
 
-// The response to a probe does not end a pause that began after it was sent.
+// The response to a probe does not end a pause that began after the probe was sent.
 func probeOvertaken(c *check) {
 	q := c.free("overtaken")
 	d := c.probing(q, held(1))
@@ -331,12 +332,12 @@ func resume(c *check) {
 		if d := c.ask(q, held(1)); d.Verdict != step.verdict && !(c.RealTime && step.what == "the wait for a probe") {
 			c.Errorf("%s: %+v, want verdict %d", step.what, d, step.verdict)
 		}
-		c.rest() // a quota may begin to listen with the first request that waits
+		c.rest() // a quota may begin to watch for events with the first waiting request
 		c.resume(other)
 		c.admitSoon(other, held(1), step.what+" that was ended", false)
 		c.admitSoon(q, held(1), step.what+" that another opener ended", false)
 		if s := c.status(q); s.Paused != 0 || s.Closed != 0 {
-			c.Errorf("%s: Status has paused %v and closed %v after Resume", step.what, s.Paused, s.Closed)
+			c.Errorf("%s: Status reports paused %v and closed %v after Resume", step.what, s.Paused, s.Closed)
 		}
 		received.soon(step.what+" that was ended", store.Eased)
 	}
@@ -344,7 +345,7 @@ func resume(c *check) {
 	c.admit(q, held(1))
 }
 
-// A record is what a watcher has received.
+// A record collects the changes that a watcher receives.
 type record struct {
 	check *check
 	stop  func()
@@ -379,7 +380,7 @@ func (r *record) soon(what string, some ...store.Change) {
 	}, func() { r.check.Errorf("%s: the watcher has received %v, want one of %v", what, r.changes(), some) })
 }
 
-// Watchers receive pauses, bans and their ends until they stop, and may call the quota.
+// Watchers receive pauses, bans and their ends until they stop. They may call the quota.
 func watch(c *check) {
 	q := c.free("watch")
 	stopped := c.received(q)
@@ -404,10 +405,10 @@ func watch(c *check) {
 		select {
 		case left := <-called:
 			if left > step.pause.For || left < step.pause.For-time.Minute {
-				c.Errorf("a pause of %v is reported with %v left", step.pause.For, left)
+				c.Errorf("a watcher receives a pause of %v with %v left", step.pause.For, left)
 			}
-		case <-time.After(patience):
-			c.Fatalf("a watcher that calls the quota has not received %v", step.want)
+		case <-time.After(timeout):
+			c.Fatalf("a watcher that calls the quota has received no %v", step.want)
 		}
 		stop()
 	}
@@ -415,11 +416,11 @@ func watch(c *check) {
 	c.pausing(q, store.Pause{For: time.Minute}, false)
 	c.rest()
 	if some := received.changes(); slices.Contains(some, store.Slowed) && !c.RealTime {
-		c.Errorf("a pause that was void is reported as %v", some)
+		c.Errorf("a watcher receives a void pause as %v", some)
 	}
 	c.resume(q)
 	received.soon("the end of the ban", store.Eased)
 	if some := stopped.changes(); len(some) > 0 {
-		c.Errorf("a watcher that was stopped has received %v", some)
+		c.Errorf("a stopped watcher has received %v", some)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// waiting is the request of a caller that waits for as long as it takes.
+// waiting returns the request of a caller that accepts any wait.
 func waiting(r store.Request) store.Request {
 	if r.WaitSpec == nil {
 		r.WaitSpec = &store.WaitSpec{MaxWait: store.Forever}
@@ -16,7 +16,8 @@ func waiting(r store.Request) store.Request {
 	return r
 }
 
-// reserve waits for the answers to some requests, of which there must be one at least.
+// reserve reserves times for some requests and waits for the decisions, of which there must be at
+// least one.
 func (c *check) reserve(q store.Reserver, behind *store.Reservation, requests ...store.Request) []store.Decision {
 	c.Helper()
 	type answer struct {
@@ -27,7 +28,7 @@ func (c *check) reserve(q store.Reserver, behind *store.Reservation, requests ..
 	called := time.Now()
 	q.Reserve(behind, requests, func(got []store.Decision, err error) { answers <- answer{slices.Clone(got), err} })
 	if took := time.Since(called); !c.RealTime && took > 0 {
-		c.Errorf("Reserve has blocked for %v", took)
+		c.Errorf("Reserve blocked for %v", took)
 	}
 	select {
 	case a := <-answers:
@@ -35,16 +36,16 @@ func (c *check) reserve(q store.Reserver, behind *store.Reservation, requests ..
 			c.Fatalf("Reserve: %v", a.err)
 		}
 		if len(a.got) == 0 || len(a.got) > len(requests) {
-			c.Fatalf("Reserve of %d requests has %d answers", len(requests), len(a.got))
+			c.Fatalf("Reserve of %d requests returned %d decisions", len(requests), len(a.got))
 		}
 		return a.got
-	case <-time.After(patience):
-		c.Fatalf("Reserve has no answer within %v", patience)
+	case <-time.After(timeout):
+		c.Fatalf("Reserve returned nothing within %v", timeout)
 		return nil
 	}
 }
 
-// wellFormed checks a decision on a request that was reserved.
+// wellFormed checks the decision on a request to a Reserver.
 func (c *check) wellFormed(d store.Decision, r store.Request) {
 	c.Helper()
 	if d.Verdict != store.Admitted {
@@ -56,8 +57,9 @@ func (c *check) wellFormed(d store.Decision, r store.Request) {
 	}
 }
 
-// many asks for n requests of one unit, again and again behind the last, until all are reserved.
-func (c *check) many(q store.Reserver, n int) (all []store.Decision) {
+// reserveAll asks for n requests of one unit, each time behind the last reservation, until all are
+// reserved.
+func (c *check) reserveAll(q store.Reserver, n int) (all []store.Decision) {
 	c.Helper()
 	var behind *store.Reservation
 	for giveUp := time.Now().Add(time.Minute); len(all) < n; {
@@ -70,29 +72,29 @@ func (c *check) many(q store.Reserver, n int) (all []store.Decision) {
 			} else if wait == 0 {
 				wait = max(d.Wait, time.Millisecond)
 			} else if d.Verdict == store.Admitted {
-				c.Fatalf("%+v is reserved behind one that is not", d)
+				c.Fatalf("%+v is reserved behind a request that is not", d)
 			}
 		}
 		if time.Now().After(giveUp) {
-			c.Fatalf("%d of %d are reserved after a minute", len(all), n)
+			c.Fatalf("%d of %d requests are reserved after a minute", len(all), n)
 		}
 		time.Sleep(wait)
 	}
 	return all
 }
 
-// inOrder checks that reserved times keep their order and a limit per window.
+// inOrder checks that reserved times are in order and keep a limit per window.
 func (c *check) inOrder(all []store.Decision, limit int) {
 	c.Helper()
 	for i := range all {
 		if i > 0 && all[i].Reservation.At < all[i-1].Reservation.At {
-			c.Errorf("number %d is reserved for %v, before number %d", i, all[i].Reservation.At, i-1)
+			c.Errorf("request %d is reserved for %v, before request %d", i, all[i].Reservation.At, i-1)
 		}
 		if i < limit {
 			continue
 		}
 		if apart := time.Duration(all[i].Reservation.At-all[i-limit].Reservation.At) * time.Microsecond; apart < window {
-			c.Errorf("numbers %d and %d are %v apart, with %d in %v", i-limit, i, apart, limit, window)
+			c.Errorf("requests %d and %d are %v apart, with a limit of %d in %v", i-limit, i, apart, limit, window)
 		}
 	}
 }
@@ -103,24 +105,24 @@ func reserve(c *check) {
 	guard := c.shortest()
 	q := c.open("reserve", c.plan(guard, algorithms.Tier{Limit: limit, Window: window}))
 	began := time.Now()
-	all := c.many(q.(store.Reserver), n)
+	all := c.reserveAll(q.(store.Reserver), n)
 	c.inOrder(all, limit)
 	last := all[n-1].Reservation
 	after := (n - 1) / limit * (window + guard)
-	c.between("the last is reserved for a time", last.Start.Sub(began), after, after)
+	c.between("the last request is reserved", last.Start.Sub(began), after, after)
 }
 
-// What is reserved behind another reservation starts no earlier.
+// A reservation behind another one starts no earlier.
 func reserveBehind(c *check) {
 	q := c.open("behind", c.plan(c.shortest(), algorithms.Tier{Limit: 5, Window: window})).(store.Reserver)
-	first := c.many(q, 6)[5].Reservation
+	first := c.reserveAll(q, 6)[5].Reservation
 	d := c.reserve(q, first, waiting(held(1)))[0]
 	if c.wellFormed(d, held(1)); d.Verdict == store.Admitted && d.Reservation.At < first.At {
 		c.Errorf("%+v is reserved for %v, before %v", d, d.Reservation.Start, first.Start)
 	}
 }
 
-// A wait that is longer than the request has use for is not reserved, and charges nothing.
+// A request whose wait would exceed its MaxWait is not reserved and charges nothing.
 func reserveLate(c *check) {
 	q := c.open("late", c.plan(time.Minute, perHour(2)))
 	short := func(most time.Duration) store.Request {
@@ -133,14 +135,14 @@ func reserveLate(c *check) {
 	}
 	for range 3 {
 		if d := c.reserve(q.(store.Reserver), nil, short(time.Minute))[0]; d.Verdict != store.Late || d.Wait <= time.Minute {
-			c.Errorf("%+v of a wait of an hour where a minute is of use, want Late", d)
+			c.Errorf("%+v of a wait of an hour with a MaxWait of a minute, want Late", d)
 		}
 	}
 	c.rest()
 	c.usedSoon(q, "after the refusals", 2)
 }
 
-// What is canceled is given back.
+// A canceled reservation is refunded.
 func cancel(c *check) {
 	tiers := []algorithms.Tier{perHour(4)}
 	if c.keeps(algorithms.Concurrency) {
@@ -149,26 +151,26 @@ func cancel(c *check) {
 	q := c.open("cancel", c.plan(time.Minute, tiers...))
 	r := q.(store.Reserver)
 	for range 3 {
-		all := c.many(r, 4)
+		all := c.reserveAll(r, 4)
 		c.refuse(q, held(1), store.Later)
 		r.Cancel(all[:3])
-		c.soon(func() bool { return c.used(q)[0] == 1 }, func() { c.Errorf("%d are used after 3 of 4 were canceled", c.used(q)[0]) })
+		c.soon(func() bool { return c.used(q)[0] == 1 }, func() { c.Errorf("%d units are used after 3 of 4 reservations were canceled", c.used(q)[0]) })
 		r.Cancel(all[3:])
-		c.soon(func() bool { return c.used(q)[0] == 0 }, func() { c.Errorf("%d are used after all were canceled", c.used(q)[0]) })
+		c.soon(func() bool { return c.used(q)[0] == 0 }, func() { c.Errorf("%d units are used after all reservations were canceled", c.used(q)[0]) })
 	}
-	c.admitSoon(q, held(4), "after all were canceled", false)
+	c.admitSoon(q, held(4), "after all reservations were canceled", false)
 }
 
-// A reservation that was not used in time stays charged: it is never admitted twice.
+// A reservation that was not used in time stays charged and is never admitted twice.
 func expired(c *check) {
 	inFlight, _ := c.inFlight()
 	q := c.open("expired", c.plan(inFlight, perHour(3)))
-	all := c.many(q.(store.Reserver), 3)
+	all := c.reserveAll(q.(store.Reserver), 3)
 	if a := all[0].Reservation; a.Expired(a.Start) || !a.Expired(a.End.Add(time.Second)) {
-		c.Errorf("%+v has expired at its start, or not a second after its end", a)
+		c.Errorf("%+v is expired at its start, or not expired a second after its end", a)
 	}
 	last := all[2].Reservation
-	time.Sleep(time.Until(last.End.Add(last.Guard)) + time.Second) // nothing is in flight any more
+	time.Sleep(time.Until(last.End.Add(last.Guard)) + time.Second) // nothing is in flight anymore
 	q.(store.Reserver).Cancel(all)
 	c.rest()
 	c.usedSoon(q, "after the reservations have expired", 3)

@@ -1,5 +1,5 @@
-// Package storetest tests that a store keeps the contract of package store. A store of one's own
-// passes Run before a limiter relies on it:
+// Package storetest tests that a store keeps the contract of package store. Run it on your own
+// store before a limiter relies on it:
 //
 //	func TestStore(t *testing.T) {
 //		storetest.Run(t, storetest.Config{
@@ -7,9 +7,9 @@
 //		})
 //	}
 //
-// Each part of the contract is a subtest. The parts about an optional interface, such as
-// [store.Changer] or [store.Reserver], run if the quotas of the store implement it. The log of
-// the test lists what was tested for that reason, and what was not.
+// Each part of the contract is a subtest. A part that is about an optional interface, such as
+// [store.Changer] or [store.Reserver], runs if the store's quotas implement the interface. The
+// test's log lists the optional parts that ran, and those that did not.
 package storetest
 
 import (
@@ -28,53 +28,58 @@ import (
 
 // A Config describes the store to test.
 type Config struct {
-	// Open returns a store that keeps nothing yet. Each part of the suite calls it once, and
-	// t.Cleanup runs when that part ends.
+	// Open returns an empty store. Each part of the suite calls it once. Functions registered with
+	// t.Cleanup run when that part ends.
 	Open func(t testing.TB) store.Store
 
-	// RealTime runs the suite by the clock of the machine, for a store that talks to a process
-	// outside of the test. The suite asserts then only what holds under any scheduling: that
-	// nothing happens too early, and that what must happen happens within 20 s. Its parts run
-	// in parallel and take half a minute together. If zero, each part runs in a bubble
-	// of testing/synctest and asserts times in both directions.
+	// RealTime runs the suite by the machine's clock, for a store that talks to a process outside
+	// of the test. The suite then asserts only what holds under any scheduling: an event is never
+	// too early and happens within 20 s. The parts run in parallel and take half a minute together.
+	// If zero, each part runs in a bubble of testing/synctest and asserts times in both directions.
 	RealTime bool
 
-	// Lag is how long after a call returns its effect may take to show, and how much later
-	// than possible a request may be admitted. If zero, effects show at once.
+	// Lag is how long after a call returns its effect may take to show, and how much later than
+	// possible a request may be admitted. If zero, effects show at once.
 	Lag time.Duration
 
-	// Without lists the algorithms that the store does not keep. Open must refuse their tiers.
+	// Without lists the algorithms that the store does not keep. Open must refuse their tiers. If
+	// empty, the store keeps all algorithms.
 	Without []algorithms.Algorithm
 
-	// NoEstimates reports that the store does not keep Estimated tiers. Open must refuse them.
+	// NoEstimates reports that the store does not keep Estimated tiers. Open must refuse them. If
+	// zero, the store keeps them.
 	NoEstimates bool
 
-	// LandsWithGuard reports that a request whose response is in stays in flight until its
-	// guard has passed. A store may keep it so to save a call. If zero, Arrived lands it.
+	// LandsWithGuard reports that a request stays in flight until its guard interval has passed,
+	// even if its response is in. A store may do this to save a call. If zero, Arrived lands the
+	// request.
 	LandsWithGuard bool
 
-	// ReservedStays reports that what is reserved keeps its time when a request ahead of it is
-	// returned. A store that charges reservations in their order may have counted the request as
-	// landed by then, and others are reserved behind it. If zero, the next goes at once.
+	// ReservedStays reports that a reservation keeps its time when a request ahead of it is
+	// returned. A store that charges reservations in their order may already have counted the
+	// returned request as landed, with other reservations behind it. If zero, the next request goes
+	// at once.
 	ReservedStays bool
 
-	// Breaks names the parts of the suite that the store is known to break, each with the
-	// reason. In a bubble they run like the others, and the suite fails once they pass. In real
-	// time they do not run, since what they do there may depend on the scheduling. If nil, the
-	// store keeps the whole contract.
+	// Breaks names the parts of the suite that the store is known to fail, each with the reason. In
+	// a bubble these parts run like the others, and the suite fails if one of them passes. In real
+	// time they do not run, because their result may depend on scheduling. If nil, the store keeps
+	// the whole contract.
 	Breaks map[string]string
 }
 
 // A part is one part of the contract. It runs if the store has what it needs.
 type part struct {
-	name  string
-	needs string // such as the name of an interface. If empty, all stores have the part
+	name string
+	// needs is what a store must have for the part, such as the name of an interface. If empty, the
+	// part runs for all stores.
+	needs string
 	test  func(c *check)
 }
 
 var parts = []part{
 	{"Open", "", open},
-	{"Refuse", "something that it refuses", refuse},
+	{"Refuse", "tiers that it refuses", refuse},
 	{"TryAcquire", "", tryAcquire},
 	{"Refusal", "", refusal},
 	{"DryRun", "", dryRun},
@@ -144,7 +149,7 @@ func Run(t *testing.T, c Config) {
 	}
 }
 
-// features returns what the store has that not all stores have, and logs it.
+// features returns which optional features the store has, and logs them.
 func (c Config) features(t *testing.T) map[string]bool {
 	t.Helper()
 	has := make(map[string]bool)
@@ -158,7 +163,7 @@ func (c Config) features(t *testing.T) map[string]bool {
 		_, has["Reserver"] = q.(store.Reserver)
 		has["Concurrency"] = c.keeps(algorithms.Concurrency)
 		has["estimates"] = !c.NoEstimates
-		has["something that it refuses"] = c.NoEstimates || len(c.Without) > 0
+		has["tiers that it refuses"] = c.NoEstimates || len(c.Without) > 0
 		has["virtual time"] = !c.RealTime
 		has["returns that wake, or virtual time"] = !c.ReservedStays || !c.RealTime
 		has["Reserver and Changer"] = has["Reserver"] && has["Changer"]
@@ -180,7 +185,7 @@ func (c Config) runBroken(t *testing.T, p part, reason string) {
 		r := &recorder{TB: ok.TB}
 		ok.TB = r
 		done := make(chan struct{})
-		go func() { // which FailNow ends
+		go func() { // FailNow ends this goroutine
 			defer close(done)
 			p.test(ok)
 		}()
@@ -193,7 +198,7 @@ func (c Config) runBroken(t *testing.T, p part, reason string) {
 	})
 }
 
-// A recorder keeps failures from a test.
+// A recorder collects failures instead of reporting them to a test.
 type recorder struct {
 	testing.TB
 
@@ -228,16 +233,17 @@ func (c Config) run(t *testing.T, test func(c *check)) {
 
 func (c Config) keeps(a algorithms.Algorithm) bool { return !slices.Contains(c.Without, a) }
 
-// A check is one run of a part, with a store of its own.
+// A check is one run of a part with its own store.
 type check struct {
 	testing.TB
 	Config
-	store  store.Store
-	probed time.Time // when the last probe was asked for
+	store store.Store
+	// probed is when the last probe was requested.
+	probed time.Time
 }
 
-// patience bounds every wait of the suite by real time.
-const patience = 20 * time.Second
+// timeout bounds every wait of the suite in real time.
+const timeout = 20 * time.Second
 
 func perHour(n int64) algorithms.Tier { return algorithms.Tier{Limit: n, Window: time.Hour} }
 
@@ -250,7 +256,7 @@ func (c *check) plan(guard time.Duration, tiers ...algorithms.Tier) *algorithms.
 	return p
 }
 
-// open opens a quota, and closes it when the part ends.
+// open opens a quota and closes it when the part ends.
 func (c *check) open(key string, p *algorithms.Plan) store.Quota {
 	c.Helper()
 	q, err := c.store.Open(key, p)
@@ -272,7 +278,7 @@ func (c *check) try(q store.Quota, r store.Request) store.Decision {
 	return d
 }
 
-// admit asks for what must be admitted.
+// admit makes a request that must be admitted.
 func (c *check) admit(q store.Quota, r store.Request) store.Decision {
 	c.Helper()
 	d := c.try(q, r)
@@ -282,7 +288,7 @@ func (c *check) admit(q store.Quota, r store.Request) store.Decision {
 	return d
 }
 
-// refuse asks for what must get another verdict than Admitted.
+// refuse makes a request that must get the verdict want.
 func (c *check) refuse(q store.Quota, r store.Request, want store.Verdict) store.Decision {
 	c.Helper()
 	d := c.try(q, r)
@@ -304,7 +310,7 @@ func (c *check) status(q store.Quota) store.Status {
 	return s
 }
 
-// used returns what is charged to each tier.
+// used returns the units that are charged to each tier.
 func (c *check) used(q store.Quota) (used []int64) {
 	c.Helper()
 	for _, t := range c.status(q).Tiers {
@@ -313,7 +319,7 @@ func (c *check) used(q store.Quota) (used []int64) {
 	return used
 }
 
-// usedSoon waits until each tier is charged so much.
+// usedSoon waits until the tiers have used want.
 func (c *check) usedSoon(q store.Quota, what string, want ...int64) {
 	c.Helper()
 	var got []int64
@@ -323,12 +329,12 @@ func (c *check) usedSoon(q store.Quota, what string, want ...int64) {
 	}, func() { c.Errorf("%s: the tiers have used %v, want %v", what, got, want) })
 }
 
-// soon waits until ok, for the lag at most, or calls failed.
+// soon waits until ok returns true. After the lag it calls failed.
 func (c *check) soon(ok func() bool, failed func()) {
 	c.Helper()
 	most := c.Lag
 	if c.RealTime {
-		most = patience
+		most = timeout
 	}
 	for began := time.Now(); !ok(); time.Sleep(most/64 + 1) {
 		if time.Since(began) > most {
@@ -338,11 +344,11 @@ func (c *check) soon(ok func() bool, failed func()) {
 	}
 }
 
-// rest waits until the effects of the calls so far have shown.
+// rest waits until the effects of the previous calls show.
 func (c *check) rest() { time.Sleep(c.Lag) }
 
-// await asks for a request whenever a limiter would ask, until it has another verdict than
-// Later. A reserved request waits for its time.
+// await requests an admission whenever a limiter would, until the verdict is not Later. If the
+// request is reserved, await waits for its start.
 func (c *check) await(q store.Quota, r store.Request, most time.Duration) store.Decision {
 	c.Helper()
 	changes := make(chan store.Change, 64)
@@ -354,7 +360,7 @@ func (c *check) await(q store.Quota, r store.Request, most time.Duration) store.
 	})
 	defer stop()
 	if c.RealTime {
-		most = max(most, patience)
+		most = max(most, timeout)
 	}
 	for giveUp := time.Now().Add(most); ; {
 		d := c.ask(q, r)
@@ -368,7 +374,7 @@ func (c *check) await(q store.Quota, r store.Request, most time.Duration) store.
 		case d.Verdict != store.Later:
 			return d
 		case left <= 0:
-			c.Fatalf("the answer is still %+v after %v", d, most)
+			c.Fatalf("the decision is still %+v after %v", d, most)
 		}
 		select {
 		case <-changes:
@@ -377,7 +383,8 @@ func (c *check) await(q store.Quota, r store.Request, most time.Duration) store.
 	}
 }
 
-// sleep waits for the time of a reservation. A change other than Freed makes it void.
+// sleep waits for the start of a reservation. It returns false if a change other than Freed voids
+// the reservation.
 func (c *check) sleep(q store.Quota, d store.Decision, changes <-chan store.Change, giveUp time.Time) bool {
 	c.Helper()
 	for {
@@ -385,7 +392,7 @@ func (c *check) sleep(q store.Quota, d store.Decision, changes <-chan store.Chan
 		case <-time.After(time.Until(d.Reservation.Start)):
 			return true
 		case <-time.After(time.Until(giveUp)):
-			c.Fatalf("what was reserved for %v has not started", d.Reservation.Start)
+			c.Fatalf("the reservation for %v has not started", d.Reservation.Start)
 		case change := <-changes:
 			if change != store.Freed {
 				q.(store.Reserver).Cancel([]store.Decision{d})
@@ -395,7 +402,7 @@ func (c *check) sleep(q store.Quota, d store.Decision, changes <-chan store.Chan
 	}
 }
 
-// ask asks as a limiter does for a caller that waits.
+// ask requests an admission as a limiter does for a waiting caller.
 func (c *check) ask(q store.Quota, r store.Request) store.Decision {
 	c.Helper()
 	reserver, ok := q.(store.Reserver)
@@ -405,7 +412,7 @@ func (c *check) ask(q store.Quota, r store.Request) store.Decision {
 	return c.reserve(reserver, nil, waiting(r))[0]
 }
 
-// between checks when something happened. In real time nothing bounds how late it is.
+// between checks when an event happened. In real time it may happen arbitrarily late.
 func (c *check) between(what string, took, least, most time.Duration) {
 	c.Helper()
 	if c.RealTime {
@@ -413,11 +420,11 @@ func (c *check) between(what string, took, least, most time.Duration) {
 		most = time.Hour
 	}
 	if took < least || took > most+c.Lag {
-		c.Errorf("%s after %v, want it after %v to %v", what, took, least, most+c.Lag)
+		c.Errorf("%s after %v, want %v to %v", what, took, least, most+c.Lag)
 	}
 }
 
-// pausing asks for a pause that must be applied, or must not.
+// pausing pauses a quota and checks whether the pause was applied.
 func (c *check) pausing(q store.Quota, p store.Pause, applied bool) store.Paused {
 	c.Helper()
 	done, err := q.Pause(c.Context(), p)
@@ -444,7 +451,7 @@ func (c *check) giveBack(q store.Quota, d store.Decision, cost ...int64) {
 	}
 }
 
-// tier is a tier of each algorithm with so many units, in whose window the part ends.
+// tier returns a tier of an algorithm with a limit. Its window outlasts the part.
 func (c *check) tier(a algorithms.Algorithm, limit int64) algorithms.Tier {
 	const window = 10 * time.Hour
 	t := algorithms.Tier{Limit: limit, Window: window, Algorithm: a}
@@ -463,12 +470,12 @@ func (c *check) tier(a algorithms.Algorithm, limit int64) algorithms.Tier {
 	return t
 }
 
-// all are the algorithms there are.
-func all() (some []algorithms.Algorithm) {
+// all returns all algorithms.
+func all() (algos []algorithms.Algorithm) {
 	for a := algorithms.Algorithm(0); ; a++ {
 		if _, err := algorithms.ParseAlgorithm(a.String()); err != nil {
-			return some
+			return algos
 		}
-		some = append(some, a)
+		algos = append(algos, a)
 	}
 }
