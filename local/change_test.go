@@ -21,8 +21,8 @@ func counter(t *testing.T, tier algorithms.Tier) *throttletest.Counter {
 	return c
 }
 
-// A policy that changes to and fro, with the limit, never admits more than the larger limit,
-// nor more than the new limit from the change on.
+// A policy whose limit alternates never admits more than the larger limit. After a change it admits
+// no more than the new limit.
 func TestChangeKeepsBothLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for seed := range uint64(200) {
@@ -62,7 +62,7 @@ func TestChangeKeepsBothLimits(t *testing.T) {
 					if g.IntN(2) == 0 {
 						q.Arrived(b, r.Cost)
 					}
-					// An anchored window that is open at the change goes on.
+					// An anchored window that is open at the change stays open.
 					anchored := larger.Algorithm == algorithms.AnchoredWindow
 					if now := time.Now().UnixMicro(); !all.Arrive(now, nil) || !since.Arrive(now, nil) && !anchored {
 						t.Fatalf("seed %d: %v, limits %d and %d: the provider refuses", seed, larger.Algorithm, tiers[0].Limit, tiers[1].Limit)

@@ -1,9 +1,9 @@
-// Package local keeps quotas in the memory of one process: one lock and one
-// clock read per decision. Rolling windows, logs and buckets follow the monotonic
-// clock; windows aligned to the clock follow wall time and are never reopened.
+// Package local keeps quotas in the memory of one process. A decision takes one lock and one clock
+// read. Rolling windows, logs and buckets follow the monotonic clock. Windows aligned to the clock
+// follow wall time and are never reopened.
 //
-// On Linux the monotonic clock stands still while the machine is suspended, so
-// that a suspended program resumes with the quota that it had.
+// On Linux the monotonic clock stops while the machine is suspended. A suspended program resumes
+// with the quota that it had.
 package local
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A Store shares quotas by key within one process. The zero Store is ready. Its
-// methods do not block and are safe for concurrent use.
+// A Store shares quotas by key within one process. The zero Store is ready for use. Its methods do
+// not block and are safe for concurrent use.
 type Store struct {
 	mu     sync.Mutex // guards all below
 	quotas map[string]*shared
@@ -28,9 +28,8 @@ var _ store.Store = (*Store)(nil)
 // New returns an empty Store.
 func New() *Store { return new(Store) }
 
-// Open returns the quota of a key, the same for all who open it. An empty key is
-// shared with nobody. A key that is open with other tiers or another guard is an
-// error.
+// Open returns the quota of a key. All openers of a key share its quota. An empty key has a new
+// quota for each opener. Open fails if the key is open with other tiers or another guard.
 func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	if key == "" {
 		return newQuota(plan), nil
@@ -53,7 +52,7 @@ func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	return q, nil
 }
 
-// A shared quota is kept by its store until nobody has it open and it is idle.
+// A shared quota stays in its store while it has openers or is not idle.
 type shared struct {
 	*quota
 	store   *Store
@@ -71,7 +70,7 @@ func (q *shared) Close() {
 	}
 }
 
-// newest needs store.mu.
+// newest returns the last successor. The caller holds store.mu.
 func (q *shared) newest() *shared {
 	for q.next != nil {
 		q = q.next
@@ -86,7 +85,7 @@ func (q *shared) Change(_ context.Context, plan *algorithms.Plan) error {
 	old.next = &shared{quota: old.convert(plan), store: q.store, key: q.key, openers: old.openers}
 	q.store.quotas[q.key] = old.next
 	q.store.mu.Unlock()
-	old.unlockAndTell(store.Replanned, 0)
+	old.unlockAndNotify(store.Replanned, 0)
 	return nil
 }
 
@@ -97,28 +96,35 @@ func (q *shared) Successor() (store.Quota, *algorithms.Plan) {
 	return newest, newest.ledger.Plan()
 }
 
-// origin is the Unix epoch on the process's monotonic clock. It lies before the
-// year 2000, in which the clock of a testing/synctest bubble begins, so that no
-// instant is negative there.
+// origin is the Unix epoch on the process's monotonic clock. The clock of a testing/synctest bubble
+// begins in the year 2000, after origin. Instants are therefore never negative there.
 var origin = epoch(time.Now())
 
 func epoch(now time.Time) time.Time { return now.Add(-time.Duration(now.UnixNano())) }
 
 type quota struct {
-	mu       sync.Mutex // guards all below but ledger.Plan
-	ledger   algorithms.Ledger
-	until    int64  // instant at which the longest pause ends
-	banned   int64  // instant at which the longest ban ends, which is a pause too
-	probe    bool   // one request is to go first when it ends
-	probing  bool   // it has gone, and the pause is for its answer
-	exact    int64  // when the request was admitted whose response last told the truth
-	epoch    uint32 // pauses and bans so far
-	level    uint8  // back-offs in a row
+	mu     sync.Mutex // guards all below but ledger.Plan
+	ledger algorithms.Ledger
+	// until is the instant at which the longest pause ends.
+	until int64
+	// banned is the instant at which the longest ban ends. A ban is a pause too.
+	banned int64
+	// probe reports that the first request after the pause is a probe.
+	probe bool
+	// probing reports that the probe is in flight. The pause then lasts until its response.
+	probing bool
+	// exact is when the last request with an authoritative reading was admitted.
+	exact int64
+	// epoch counts pauses and bans.
+	epoch uint32
+	// level is the number of consecutive back-offs.
+	level    uint8
 	watchers *watchers
-	next     *quota // under the plan that replaced the ledger's, nil if none did
+	// next is the quota under the plan that replaced the ledger's. If nil, none did.
+	next *quota
 }
 
-// watchers are those who wait: nil while nobody does.
+// watchers are the functions to call on a change. They are nil while there are none.
 type watchers map[*func(store.Change, time.Duration)]struct{}
 
 var (
@@ -143,8 +149,8 @@ func newQuota(plan *algorithms.Plan) *quota {
 	return q
 }
 
-// now reads the clock, once and without the lock: the ledger puts the readings of
-// several goroutines in order.
+// now reads the clock once, without the lock. The ledger puts the readings of several goroutines in
+// order.
 func (q *quota) now() algorithms.Moment {
 	if !q.ledger.Plan().Aligned() {
 		return algorithms.Moment{At: int64(time.Since(origin) / time.Microsecond)}
@@ -160,36 +166,36 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 	now := q.now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	b := store.Decision{Tier: -1, Epoch: int64(q.epoch), Level: q.level}
+	d := store.Decision{Tier: -1, Epoch: int64(q.epoch), Level: q.level}
 	if q.next != nil {
-		b.Verdict = store.Moved
-		return b, nil
+		d.Verdict = store.Moved
+		return d, nil
 	}
 	if q.until > now.At {
-		q.hold(&b, now, r)
-		return b, nil
+		q.refuse(&d, now, r)
+		return d, nil
 	}
 	if r.IsDryRun() {
-		q.tell(&b, now, r)
-		return b, nil
+		q.dryRun(&d, now, r)
+		return d, nil
 	}
 	var at int64
-	if b.Flight, at, b.Tier = q.ledger.Take(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves(), Guard: algorithms.Micros(r.Guard), Held: r.Held}); b.Tier < 0 {
-		b.Verdict, b.At, b.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
+	if d.Flight, at, d.Tier = q.ledger.Take(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves(), Guard: algorithms.Micros(r.Guard), Held: r.Held}); d.Tier < 0 {
+		d.Verdict, d.At, d.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
 		if q.ledger.Tried() || q.probe {
-			q.startProbe(&b, now, r)
+			q.startProbe(&d, now, r)
 		}
-		return b, nil
+		return d, nil
 	}
-	b.Wait = now.Until(at)
-	q.exhaust(&b)
-	return b, nil
+	d.Wait = now.Until(at)
+	q.markExhausted(&d)
+	return d, nil
 }
 
-// startProbe has the others wait for the response to the request. A held one that gets
-// none within its time is followed by another probe.
-func (q *quota) startProbe(b *store.Decision, now algorithms.Moment, r store.Request) {
-	b.Probe, q.probing, q.probe = true, true, r.Held
+// startProbe makes the request a probe: others wait for its response. If no response to a held
+// probe comes in time, another probe follows.
+func (q *quota) startProbe(d *store.Decision, now algorithms.Moment, r store.Request) {
+	d.Probe, q.probing, q.probe = true, true, r.Held
 	alone := store.ProbeTime
 	if r.Held {
 		alone = store.ProbeTimeout + max(r.Guard, q.ledger.Plan().Guard())
@@ -197,55 +203,54 @@ func (q *quota) startProbe(b *store.Decision, now algorithms.Moment, r store.Req
 	q.until = now.At + algorithms.Micros(alone)
 }
 
-// tell tells when the request would be admitted.
-func (q *quota) tell(b *store.Decision, now algorithms.Moment, r store.Request) {
+// dryRun decides when the request would be admitted.
+func (q *quota) dryRun(d *store.Decision, now algorithms.Moment, r store.Request) {
 	var at int64
-	if at, b.Tier = q.ledger.Earliest(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()}); b.Tier < 0 {
-		b.Verdict = store.Ready
+	if at, d.Tier = q.ledger.Earliest(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()}); d.Tier < 0 {
+		d.Verdict = store.Ready
 	}
-	b.Wait = now.Until(at)
-	q.exhaust(b)
+	d.Wait = now.Until(at)
+	q.markExhausted(d)
 }
 
-// hold refuses while there is a pause or a ban.
-func (q *quota) hold(b *store.Decision, now algorithms.Moment, r store.Request) {
+// refuse decides during a pause or a ban.
+func (q *quota) refuse(d *store.Decision, now algorithms.Moment, r store.Request) {
 	if q.banned > now.At {
-		b.Verdict, b.Wait = store.Closed, now.Until(q.banned)
+		d.Verdict, d.Wait = store.Closed, now.Until(q.banned)
 		return
 	}
 	at, tier := q.ledger.Earliest(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()})
 	if q.probing && q.ledger.Trying(tier) {
 		at = now.At
 	}
-	switch b.Wait = now.Until(max(at, q.until)); {
+	switch d.Wait = now.Until(max(at, q.until)); {
 	case at > q.until:
-		b.Tier = tier
-		q.exhaust(b)
+		d.Tier = tier
+		q.markExhausted(d)
 	case q.probing:
-		b.Tier = store.Probing
+		d.Tier = store.Probing
 	}
 }
 
-// exhaust refuses what a budget has no room for.
-func (q *quota) exhaust(b *store.Decision) {
-	if q.ledger.Plan().Exhausted(b.Tier) {
-		b.Verdict = store.Exhausted
+// markExhausted sets the verdict if a budget decides.
+func (q *quota) markExhausted(d *store.Decision) {
+	if q.ledger.Plan().Exhausted(d.Tier) {
+		d.Verdict = store.Exhausted
 	}
 }
 
-// endProbe ends the wait for the response to the probe, if that is what the decision
-// admitted.
-func (q *quota) endProbe(b store.Decision) (ended bool) {
-	if ended = b.Probe && q.probing && b.Epoch == int64(q.epoch); ended {
+// endProbe ends the wait for the response to a probe, if the decision admitted that probe.
+func (q *quota) endProbe(d store.Decision) (ended bool) {
+	if ended = d.Probe && q.probing && d.Epoch == int64(q.epoch); ended {
 		q.until, q.probing, q.probe = 0, false, false
 	}
 	return ended
 }
 
-// lock locks the quota, or the one under the newest plan, for what was admitted under
-// this one's: there only the amounts of units that still exist count, and what is in
-// flight lands with its guard.
-func (q *quota) lock(b store.Decision, costs ...*[]int64) (*quota, store.Decision) {
+// lock locks the quota or its newest successor, for a request that was admitted under the old plan.
+// For a successor it keeps only the amounts of units that still exist, and a request in flight
+// lands with its guard.
+func (q *quota) lock(d store.Decision, costs ...*[]int64) (*quota, store.Decision) {
 	q.mu.Lock()
 	for q.next != nil {
 		next := q.next
@@ -253,52 +258,52 @@ func (q *quota) lock(b store.Decision, costs ...*[]int64) (*quota, store.Decisio
 		for _, c := range costs {
 			*c = next.ledger.Plan().Translate(q.ledger.Plan(), *c)
 		}
-		b.Flight = algorithms.Landed
+		d.Flight = algorithms.Landed
 		q = next
 		q.mu.Lock()
 	}
-	return q, b
+	return q, d
 }
 
-func (q *quota) Arrived(b store.Decision, cost []int64) {
-	q, b = q.lock(b, &cost)
-	q.ledger.Land(q.now(), b.Flight, cost)
-	q.endProbe(b)
-	q.unlockAndTell(store.Freed, 0)
+func (q *quota) Arrived(d store.Decision, cost []int64) {
+	q, d = q.lock(d, &cost)
+	q.ledger.Land(q.now(), d.Flight, cost)
+	q.endProbe(d)
+	q.unlockAndNotify(store.Freed, 0)
 }
 
-func (q *quota) Unanswered(b store.Decision, cost []int64) {
-	q, b = q.lock(b, &cost)
-	q.ledger.Unanswered(q.now(), b.Flight, cost)
-	q.probe = q.endProbe(b) || q.probe
-	q.unlockAndTell(store.Freed, 0)
+func (q *quota) Unanswered(d store.Decision, cost []int64) {
+	q, d = q.lock(d, &cost)
+	q.ledger.Unanswered(q.now(), d.Flight, cost)
+	q.probe = q.endProbe(d) || q.probe
+	q.unlockAndNotify(store.Freed, 0)
 }
 
-func (q *quota) Release(b store.Decision, cost []int64) {
-	q, _ = q.lock(b, &cost)
+func (q *quota) Release(d store.Decision, cost []int64) {
+	q, _ = q.lock(d, &cost)
 	q.ledger.Release(cost)
-	q.unlockAndTell(store.Freed, 0)
+	q.unlockAndNotify(store.Freed, 0)
 }
 
-func (q *quota) Settle(b store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
-	q, _ = q.lock(b, &cost, &actual)
+func (q *quota) Settle(d store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
+	q, _ = q.lock(d, &cost, &actual)
 	now := q.now()
 	q.ledger.Settle(now, cost, actual)
-	told := q.ledger.Crossings(now)
-	q.unlockAndTell(store.Freed, 0)
-	if told != nil && crossed != nil {
-		crossed(told)
+	crossings := q.ledger.Crossings(now)
+	q.unlockAndNotify(store.Freed, 0)
+	if crossings != nil && crossed != nil {
+		crossed(crossings)
 	}
 }
 
-func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error {
-	q, b = q.lock(b, &cost)
-	q.ledger.Cancel(q.now(), b.Flight, cost)
-	if q.endProbe(b) {
+func (q *quota) Return(_ context.Context, d store.Decision, cost []int64) error {
+	q, d = q.lock(d, &cost)
+	q.ledger.Cancel(q.now(), d.Flight, cost)
+	if q.endProbe(d) {
 		q.ledger.TryAgain()
 		q.probe = true
 	}
-	q.unlockAndTell(store.Eased, 0)
+	q.unlockAndNotify(store.Eased, 0)
 	return nil
 }
 
@@ -323,17 +328,17 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	done := store.Paused{Applied: true, Epoch: int64(q.epoch)}
 	if p.Close {
 		q.banned = max(q.banned, end)
-		q.unlockAndTell(store.Shut, now.Until(q.banned))
+		q.unlockAndNotify(store.Shut, now.Until(q.banned))
 	} else {
-		q.unlockAndTell(store.Slowed, now.Until(end))
+		q.unlockAndNotify(store.Slowed, now.Until(end))
 	}
 	return done, nil
 }
 
-func (q *quota) Passed(b store.Decision) {
-	q, _ = q.lock(b)
+func (q *quota) Passed(d store.Decision) {
+	q, _ = q.lock(d)
 	defer q.mu.Unlock()
-	if b.Epoch == int64(q.epoch) {
+	if d.Epoch == int64(q.epoch) {
 		q.level = 0
 	}
 }
@@ -341,19 +346,18 @@ func (q *quota) Passed(b store.Decision) {
 func (q *quota) Resume(context.Context) error {
 	q, _ = q.lock(store.Decision{})
 	q.until, q.banned, q.probe, q.probing, q.level = 0, 0, false, false, 0
-	q.unlockAndTell(store.Eased, 0)
+	q.unlockAndNotify(store.Eased, 0)
 	return nil
 }
 
 func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
 	q, _ = q.lock(store.Decision{})
 	q.convert(plan)
-	q.unlockAndTell(store.Replanned, 0)
+	q.unlockAndNotify(store.Replanned, 0)
 	return nil
 }
 
-// convert makes the successor, which goes on with all that the quota remembers. It needs
-// q.mu.
+// convert returns the successor, with all state of the quota. The caller holds q.mu.
 func (q *quota) convert(plan *algorithms.Plan) *quota {
 	q.next = &quota{
 		ledger: plan.Convert(q.ledger, q.now()),
@@ -371,17 +375,17 @@ func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
 func (q *quota) Align(from, to time.Time) {
 	q.mu.Lock()
 	q.ledger.Boundary(q.now(), int64(from.Sub(origin)/time.Microsecond), algorithms.Micros(to.Sub(origin)))
-	q.unlockAndTell(store.Eased, 0)
+	q.unlockAndNotify(store.Eased, 0)
 }
 
-func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
+func (q *quota) Observe(d store.Decision, cost []int64, seen []store.Observation) {
 	q.mu.Lock()
-	if q.next != nil { // the readings are of other tiers
+	if q.next != nil { // the readings are about other tiers
 		q.mu.Unlock()
 		return
 	}
-	q.exact = store.Observe(&q.ledger, q.now(), b.At, cost, q.exact, seen)
-	q.unlockAndTell(store.Eased, 0) // or taken, which who asks again learns
+	q.exact = store.Observe(&q.ledger, q.now(), d.At, cost, q.exact, seen)
+	q.unlockAndNotify(store.Eased, 0) // or charges became more, which waiting requests see when they ask again
 }
 
 func (q *quota) Status(context.Context) (store.Status, error) {
@@ -412,18 +416,18 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	}
 }
 
-// unlockAndTell unlocks before it calls out.
-func (q *quota) unlockAndTell(c store.Change, left time.Duration) {
+// unlockAndNotify unlocks the quota before it calls the watchers.
+func (q *quota) unlockAndNotify(c store.Change, left time.Duration) {
 	if q.watchers == nil {
 		q.mu.Unlock()
 		return
 	}
-	tell := make([]func(store.Change, time.Duration), 0, len(*q.watchers))
+	funcs := make([]func(store.Change, time.Duration), 0, len(*q.watchers))
 	for w := range *q.watchers {
-		tell = append(tell, *w)
+		funcs = append(funcs, *w)
 	}
 	q.mu.Unlock()
-	for _, changed := range tell {
+	for _, changed := range funcs {
 		changed(c, left)
 	}
 }
@@ -447,7 +451,7 @@ func (q *quota) Forecast() store.Forecast {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	from := q.until
-	if q.banned > q.now().At || q.probing { // nobody will wait: they are refused, or it is not known for how long
+	if q.banned > q.now().At || q.probing { // callers do not wait: the quota refuses them, or the wait is not known
 		from = 0
 	}
 	return store.Foretell(&q.ledger, q.now, from)

@@ -40,8 +40,8 @@ func open(t *testing.T, s store.Store, key string, p *algorithms.Plan) store.Quo
 
 var one = []int64{1}
 
-// reserve asks for n of one unit.
-func reserve(t *testing.T, q store.Quota, n int64, held bool) store.Decision {
+// tryAcquire requests n units.
+func tryAcquire(t *testing.T, q store.Quota, n int64, held bool) store.Decision {
 	t.Helper()
 	b, err := q.TryAcquire(background, store.Request{Cost: []int64{n}, Held: held})
 	if err != nil {
@@ -66,7 +66,7 @@ func TestOpen(t *testing.T) {
 		steps := []struct {
 			key  string
 			plan *algorithms.Plan
-			used int64 // before this step charges one
+			used int64 // units used before this step charges one
 			err  bool
 		}{
 			{"a", five, 0, false},
@@ -80,7 +80,7 @@ func TestOpen(t *testing.T) {
 			{"a", plan(t, time.Second, algorithms.PerHour(5)), 0, true},
 			{"b", five, 1, false},
 			{"", five, 0, false},
-			{"", five, 0, false}, // shared with nobody
+			{"", five, 0, false}, // not shared
 			{"", plan(t, 0, algorithms.PerHour(6)), 0, false},
 			{"a", five, 4, false},
 		}
@@ -98,18 +98,18 @@ func TestOpen(t *testing.T) {
 			if got := used(t, q); got != step.used {
 				t.Errorf("%s, step %d: %d are used, want %d", name, i, got, step.used)
 			}
-			reserve(t, q, 1, false)
+			tryAcquire(t, q, 1, false)
 		}
 	}
 }
 
-// TestClose: a key is forgotten when the last who has it open closes it while it
-// equals a fresh one. Whether it is forgotten shows in that it takes another plan.
+// TestClose tests that a key is forgotten when its last opener closes it while it equals a fresh
+// one. A forgotten key accepts another plan.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := local.New()
 		five, six := plan(t, 0, algorithms.PerSecond(5)), plan(t, 0, algorithms.PerSecond(6))
-		kept := func(step string, want bool) {
+		checkKept := func(step string, want bool) {
 			t.Helper()
 			q, err := s.Open("a", six)
 			if err == nil {
@@ -122,31 +122,31 @@ func TestClose(t *testing.T) {
 
 		first, second := open(t, s, "a", five), open(t, s, "a", five)
 		second.Close()
-		kept("one still has it open", true)
+		checkKept("one still has it open", true)
 		first.Close()
-		kept("idle and closed", false)
+		checkKept("idle and closed", false)
 
 		first = open(t, s, "a", five)
-		reserve(t, first, 1, false)
+		tryAcquire(t, first, 1, false)
 		first.Close()
-		kept("closed while charged", true)
+		checkKept("closed while charged", true)
 		first = open(t, s, "a", five)
 		if n := used(t, first); n != 1 {
 			t.Errorf("%d are used after closing and opening, want 1", n)
 		}
 		time.Sleep(time.Second)
 		first.Close()
-		kept("closed after the window", false)
+		checkKept("closed after the window", false)
 
 		for _, p := range []store.Pause{{For: time.Second}, {For: time.Second, Close: true}} {
 			first = open(t, s, "a", five)
 			first.Pause(background, p)
 			first.Close()
-			kept("closed while paused", true)
+			checkKept("closed while paused", true)
 			first = open(t, s, "a", five)
 			time.Sleep(time.Second)
 			first.Close()
-			kept("closed after the pause", false)
+			checkKept("closed after the pause", false)
 		}
 
 		open(t, s, "", five).Close()
@@ -164,21 +164,21 @@ func TestIdle(t *testing.T) {
 			}
 		}
 		idle("fresh", true)
-		b := reserve(t, q, 1, true)
-		idle("on its way", false)
+		b := tryAcquire(t, q, 1, true)
+		idle("in flight", false)
 		time.Sleep(1049 * ms)
 		idle("in the window", false)
 		time.Sleep(ms)
-		idle("still open", false)
+		idle("still held", false)
 		q.Release(b, one)
 		idle("released", true)
-		b = reserve(t, q, 1, true)
+		b = tryAcquire(t, q, 1, true)
 		q.Return(background, b, one)
 		idle("returned", true)
 	})
 }
 
-// TestWatch: watchers are told of all but the passing of time, until they stop.
+// TestWatch tests that watchers receive all changes except the passing of time, until they stop.
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, p := local.New(), plan(t, 50*ms, algorithms.PerSecond(5))
@@ -186,20 +186,20 @@ func TestWatch(t *testing.T) {
 		var first, second []store.Change
 		stopFirst := q.Watch(func(c store.Change, _ time.Duration) {
 			first = append(first, c)
-			used(t, q) // no lock is held: it may ask
+			used(t, q) // no lock is held, and so the watcher may call the quota
 		})
 		stopSecond := other.Watch(func(c store.Change, _ time.Duration) { second = append(second, c) })
 
 		var b store.Decision
 		steps := []struct {
-			name string
-			do   func()
-			told []store.Change
+			name     string
+			do       func()
+			received []store.Change
 		}{
-			{"reserve", func() { b = reserve(t, q, 1, true) }, nil},
+			{"acquire", func() { b = tryAcquire(t, q, 1, true) }, nil},
 			{"arrived", func() { q.Arrived(b, one) }, []store.Change{store.Freed}},
 			{"release", func() { other.Release(b, one) }, []store.Change{store.Freed}},
-			{"return", func() { other.Return(background, reserve(t, other, 1, true), one) }, []store.Change{store.Eased}},
+			{"return", func() { other.Return(background, tryAcquire(t, other, 1, true), one) }, []store.Change{store.Eased}},
 			{"pause", func() { other.Pause(background, store.Pause{For: time.Second}) }, []store.Change{store.Slowed}},
 			{"shorter pause", func() { other.Pause(background, store.Pause{For: ms}) }, nil},
 			{"close", func() { q.Pause(background, store.Pause{For: 2 * time.Second, Close: true}) }, []store.Change{store.Shut}},
@@ -208,8 +208,8 @@ func TestWatch(t *testing.T) {
 		for i, step := range steps {
 			first, second = nil, nil
 			step.do()
-			if !slices.Equal(first, step.told) || !slices.Equal(second, step.told) {
-				t.Errorf("step %d (%s): told %v and %v, want %v", i, step.name, first, second, step.told)
+			if !slices.Equal(first, step.received) || !slices.Equal(second, step.received) {
+				t.Errorf("step %d (%s): the watchers received %v and %v, want %v", i, step.name, first, second, step.received)
 			}
 		}
 
@@ -219,12 +219,12 @@ func TestWatch(t *testing.T) {
 		stopSecond()
 		q.Pause(background, store.Pause{For: time.Hour})
 		if len(first) != 0 || len(second) != 1 {
-			t.Errorf("after one and then the other stopped: told %v and %v", first, second)
+			t.Errorf("after one and then the other watcher stopped, they received %v and %v", first, second)
 		}
 	})
 }
 
-// TestWatchRace: watchers come and go while the quota changes.
+// TestWatchRace adds and removes watchers while the quota changes.
 func TestWatchRace(t *testing.T) {
 	q := open(t, local.New(), "", plan(t, time.Hour, algorithms.PerHour(1000)))
 	var wg sync.WaitGroup
@@ -232,7 +232,7 @@ func TestWatchRace(t *testing.T) {
 		wg.Go(func() {
 			for range 200 {
 				stop := q.Watch(func(store.Change, time.Duration) { q.(store.Forecaster).Forecast() })
-				q.Return(background, reserve(t, q, 1, true), one)
+				q.Return(background, tryAcquire(t, q, 1, true), one)
 				stop()
 			}
 		})
@@ -253,7 +253,7 @@ func TestPause(t *testing.T) {
 			at     time.Duration
 			pause  store.Pause
 			want   store.Paused
-			paused time.Duration // what Status says then
+			paused time.Duration // what Status reports after the call
 			closed time.Duration
 		}{
 			{"the first", 0, store.Pause{For: time.Second}, store.Paused{Applied: true, Epoch: 1}, time.Second, 0},
@@ -263,13 +263,13 @@ func TestPause(t *testing.T) {
 			{"once, of an earlier epoch", 200 * ms, once(time.Hour, 1), store.Paused{Epoch: 2}, 801 * ms, 0},
 			{"once, of this epoch, shorter", 200 * ms, once(ms, 2), store.Paused{Epoch: 2}, 801 * ms, 0},
 			{"once, of this epoch", 200 * ms, once(2*time.Second, 2), store.Paused{Applied: true, Epoch: 3}, 2 * time.Second, 0},
-			{"once more, of the same", 200 * ms, once(3*time.Second, 2), store.Paused{Epoch: 3}, 2 * time.Second, 0},
+			{"once more, of the same epoch", 200 * ms, once(3*time.Second, 2), store.Paused{Epoch: 3}, 2 * time.Second, 0},
 			{"none", 300 * ms, store.Pause{}, store.Paused{Epoch: 3}, 1900 * ms, 0},
 			{"less than none", 300 * ms, store.Pause{For: -time.Hour}, store.Paused{Epoch: 3}, 1900 * ms, 0},
 			{"a shorter ban", 300 * ms, store.Pause{For: time.Second, Close: true}, store.Paused{Epoch: 3}, 1900 * ms, 0},
 			{"a ban", 300 * ms, store.Pause{For: 3 * time.Second, Close: true}, store.Paused{Applied: true, Epoch: 4}, 0, 3 * time.Second},
 			{"a pause shorter than the ban", 400 * ms, store.Pause{For: 2 * time.Second}, store.Paused{Epoch: 4}, 0, 2900 * ms},
-			{"a pause longer than the ban", 400 * ms, store.Pause{For: 4 * time.Second}, store.Paused{Applied: true, Epoch: 5}, 0, 2900 * ms}, // which stays a ban until it ends
+			{"a pause longer than the ban", 400 * ms, store.Pause{For: 4 * time.Second}, store.Paused{Applied: true, Epoch: 5}, 0, 2900 * ms}, // the ban remains until it ends
 			{"after the ban, inside the pause", 3500 * ms, once(ms, 5), store.Paused{Epoch: 5}, 900 * ms, 0},
 			{"long after", time.Hour, once(time.Nanosecond, 5), store.Paused{Applied: true, Epoch: 6}, time.Microsecond, 0},
 		}
@@ -284,7 +284,7 @@ func TestPause(t *testing.T) {
 			if err != nil || s.Paused != step.paused || s.Closed != step.closed {
 				t.Errorf("step %d (%s): paused for %v, closed for %v, %v; want %v and %v", i, step.name, s.Paused, s.Closed, err, step.paused, step.closed)
 			}
-			b := reserve(t, other, 1, true)
+			b := tryAcquire(t, other, 1, true)
 			verdict, wait := store.Later, step.paused
 			if step.closed > 0 {
 				verdict, wait = store.Closed, step.closed
@@ -294,15 +294,15 @@ func TestPause(t *testing.T) {
 			}
 		}
 		time.Sleep(time.Microsecond)
-		if b := reserve(t, other, 5, true); b.Verdict != store.Admitted || b.Epoch != 6 {
+		if b := tryAcquire(t, other, 5, true); b.Verdict != store.Admitted || b.Epoch != 6 {
 			t.Errorf("after all pauses: %+v", b)
 		}
 	})
 }
 
-// TestReserve: a refusal names the tier that decides and the wait, to the
-// microsecond, and charges nothing.
-func TestReserve(t *testing.T) {
+// TestTryAcquire tests that a refusal names the tier that decides and the wait, in microseconds,
+// and charges nothing.
+func TestTryAcquire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := open(t, local.New(), "", plan(t, 0, algorithms.PerSecond(2), algorithms.PerMinute(3), algorithms.Tier{Limit: 4, Algorithm: algorithms.Concurrency}))
 		steps := []struct {
@@ -321,7 +321,7 @@ func TestReserve(t *testing.T) {
 		start := time.Now()
 		for i, step := range steps {
 			time.Sleep(step.at - time.Since(start))
-			b := reserve(t, q, step.n, true)
+			b := tryAcquire(t, q, step.n, true)
 			if admitted := b.Verdict == store.Admitted; admitted != (step.tier < 0) || b.Tier != step.tier || b.Wait != step.wait {
 				t.Errorf("step %d: %+v, want tier %d and a wait of %v", i, b, step.tier, step.wait)
 			}
@@ -329,7 +329,7 @@ func TestReserve(t *testing.T) {
 	})
 }
 
-// TestForecast: what a forecast says of a queue is what then happens to it.
+// TestForecast tests that a forecast of a queue equals its admissions.
 func TestForecast(t *testing.T) {
 	all := []algorithms.Algorithm{algorithms.SlidingLog, algorithms.WeightedWindow, algorithms.FixedWindow, algorithms.AnchoredWindow,
 		algorithms.TokenBucket, algorithms.LeakyBucket, algorithms.GCRA, algorithms.SlidingWindow}
@@ -343,7 +343,7 @@ func TestForecast(t *testing.T) {
 				tiers = append(tiers, algorithms.Tier{Limit: 2 * limit, Window: 3 * window, Algorithm: all[r.IntN(8)]})
 			}
 			guard := time.Duration(r.IntN(2)) * window / 4
-			held := r.IntN(2) == 0 // then responses come at once
+			held := r.IntN(2) == 0 // responses come at once
 			loose := guard > 0 && len(tiers) > 1 && slices.ContainsFunc(tiers, func(t algorithms.Tier) bool { return t.Algorithm == algorithms.AnchoredWindow })
 			q := open(t, local.New(), "", plan(t, guard, tiers...))
 			name := fmt.Sprintf("seed %d, %v, guard %v, held %v", seed, tiers, guard, held)
@@ -368,15 +368,15 @@ func TestForecast(t *testing.T) {
 			}
 
 			queue := make([]store.Request, 30)
-			told := make([]time.Duration, len(queue))
+			received := make([]time.Duration, len(queue))
 			forecast, start := q.(store.Forecaster).Forecast(), time.Now()
 			ahead := make([]int64, 1)
 			for i := range queue {
 				queue[i] = request()
-				least, _ := forecast.Total(ahead, queue[i].Cost, 0)
-				told[i], _ = forecast.Next(queue[i])
-				if least > told[i] && !loose {
-					t.Errorf("%s: number %d waits %v, and at least %v", name, i, told[i], least)
+				earliest, _ := forecast.Total(ahead, queue[i].Cost, 0)
+				received[i], _ = forecast.Next(queue[i])
+				if earliest > received[i] && !loose {
+					t.Errorf("%s: request %d waits %v by Next, and at least %v by Total", name, i, received[i], earliest)
 				}
 				for u, n := range queue[i].Cost {
 					ahead[u] += n
@@ -386,8 +386,8 @@ func TestForecast(t *testing.T) {
 				for wait := send(req); wait > 0; wait = send(req) {
 					time.Sleep(wait)
 				}
-				if took := time.Since(start); took != told[i] && !loose {
-					t.Errorf("%s: number %d went after %v, was told %v", name, i, took, told[i])
+				if took := time.Since(start); took != received[i] && !loose {
+					t.Errorf("%s: request %d was admitted after %v, the forecast was %v", name, i, took, received[i])
 					return
 				}
 			}
@@ -395,20 +395,20 @@ func TestForecast(t *testing.T) {
 	}
 }
 
-// TestForecastFreesPermits: in a forecast all that is open is released and all that
-// is on its way arrives at once; in the quota nothing has changed.
+// TestForecastFreesPermits tests that a forecast assumes that all held requests are released and
+// all requests in flight arrive at once. The quota itself does not change.
 func TestForecastFreesPermits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := open(t, local.New(), "", plan(t, time.Minute, algorithms.PerSecond(2), algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency}))
-		reserve(t, q, 2, true)
+		tryAcquire(t, q, 2, true)
 		f := q.(store.Forecaster).Forecast()
 		for i, want := range []time.Duration{time.Second, time.Second, 2 * time.Second} {
 			if wait, _ := f.Next(store.Request{Cost: []int64{1}, Held: true}); wait != want {
-				t.Errorf("number %d waits %v, want %v", i, wait, want)
+				t.Errorf("request %d waits %v, want %v", i, wait, want)
 			}
 		}
-		if b := reserve(t, q, 1, true); b.Verdict != store.Later || b.Wait != store.Forever {
-			t.Errorf("the quota itself says %+v", b)
+		if b := tryAcquire(t, q, 1, true); b.Verdict != store.Later || b.Wait != store.Forever {
+			t.Errorf("%+v of the quota itself, want Later and Forever", b)
 		}
 	})
 }

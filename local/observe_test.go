@@ -15,34 +15,36 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A trip is a request of the caller. Its events are numbered in their order.
-type trip struct {
-	asked    int // before it was admitted
-	counted  int // when it arrived
-	answered int // after the quota had the response
+// An apiCall is a request of the caller. Its events are numbered in their order.
+type apiCall struct {
+	asked    int // the event before it was admitted
+	counted  int // the event of its arrival
+	answered int // the event after the quota had the response
 
-	sent, got time.Time // when it was admitted, and the response came
+	sent, got time.Time // when it was admitted, and when the response came
 	refused   bool
-	vague     bool // more was counted than the response could report, or another may have left the window meanwhile
+	// inexact reports that the response could not report the whole count, or that another request
+	// may have left the window meanwhile.
+	inexact bool
 }
 
-// A rollingAPI counts requests over any window, and reports with each how many there are. Of
-// the caller's it refuses those beyond the limit, and counts them not.
+// A rollingAPI counts requests over any window, and reports the count with each response. It
+// refuses the caller's requests beyond the limit and does not count those.
 type rollingAPI struct {
-	limit  int
-	window time.Duration
-	told   store.Observation // what else its responses tell
+	limit    int
+	window   time.Duration
+	reported store.Observation // the rest of its reports
 
 	mu       sync.Mutex  // guards all below
 	counted  []time.Time // in order
 	accepted []time.Time // requests of the caller
 	refused  []time.Time
 	events   int
-	others   []int   // events: requests of another program
-	trips    []*trip // that have ended
+	others   []int      // events of requests of another program
+	calls    []*apiCall // calls that have ended
 }
 
-// event numbers what happens now.
+// event returns the number of a new event.
 func (p *rollingAPI) event() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,7 +68,7 @@ func (p *rollingAPI) other() {
 }
 
 // arrive counts a request of the caller.
-func (p *rollingAPI) arrive(t *trip) (used int) {
+func (p *rollingAPI) arrive(t *apiCall) (used int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.events++
@@ -76,17 +78,17 @@ func (p *rollingAPI) arrive(t *trip) (used int) {
 		p.accepted, p.counted = append(p.accepted, now), append(p.counted, now)
 		return used + 1
 	}
-	t.refused, t.vague = true, used > p.limit
+	t.refused, t.inexact = true, used > p.limit
 	p.refused = append(p.refused, now)
 	return p.limit
 }
 
-// end records a trip after the quota has the response.
-func (p *rollingAPI) end(t *trip) {
+// end records a call after the quota has received the response.
+func (p *rollingAPI) end(t *apiCall) {
 	t.got, t.answered = time.Now(), p.event()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.trips = append(p.trips, t)
+	p.calls = append(p.calls, t)
 }
 
 // since returns how many times are not before an instant.
@@ -99,11 +101,10 @@ func since(times []time.Time, from time.Time) (n int) {
 	return n
 }
 
-// A queue is where callers wait: only the first asks the quota, when its wait is over or something
-// has changed.
+// A queue lets only its first caller ask the quota, when its wait is over or a change has happened.
 type queue struct {
 	store.Quota
-	first   chan struct{} // holds one while somebody is
+	first   chan struct{} // holds one value while a caller is first
 	changed chan struct{}
 }
 
@@ -118,8 +119,8 @@ func newQueue(q store.Quota) *queue {
 	return l
 }
 
-// wait returns when the quota has admitted a request, or until an instant. It calls asks whenever
-// it is about to ask the quota.
+// wait waits until the quota admits a request, or until an instant. It calls asks whenever it is
+// about to ask the quota.
 func (q *queue) wait(until time.Time, asks func()) (d store.Decision, ok bool) {
 	q.first <- struct{}{}
 	defer func() { <-q.first }()
@@ -140,16 +141,16 @@ func (q *queue) wait(until time.Time, asks func()) (d store.Decision, ok bool) {
 	return d, false
 }
 
-// work has some workers send requests one after the other, as soon as the quota admits them,
-// until an instant. Each takes some time to arrive and some more to be answered: always the same,
-// or with a seed, a random one.
+// work runs n workers that send requests one after the other, as soon as the quota admits them,
+// until an instant. Requests take some time to arrive, and responses some time to come back. These
+// times are random if seed is not zero.
 func (p *rollingAPI) work(n int, seed uint64, q *queue, until time.Time) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(i)))
 			for {
-				t := new(trip)
+				t := new(apiCall)
 				d, ok := q.wait(until, func() { t.asked = p.event() })
 				if !ok {
 					return
@@ -160,7 +161,7 @@ func (p *rollingAPI) work(n int, seed uint64, q *queue, until time.Time) {
 					there, back = time.Duration(r.IntN(30_000))*time.Microsecond, time.Duration(r.IntN(30_000))*time.Microsecond
 				}
 				time.Sleep(there)
-				seen := p.told
+				seen := p.reported
 				seen.Used = int64(p.arrive(t))
 				seen.Refused = t.refused
 				time.Sleep(back)
@@ -173,9 +174,9 @@ func (p *rollingAPI) work(n int, seed uint64, q *queue, until time.Time) {
 	wg.Wait()
 }
 
-// Reports of a provider that counts as the caller does cost nothing, however many requests
+// If the provider counts as the caller does, its reports cost no capacity, however many requests
 // are in flight.
-func TestTruthCostsNothing(t *testing.T) {
+func TestAgreeingReportsCostNothing(t *testing.T) {
 	for _, n := range []int{1, 10, 50, 100} {
 		for seed := range uint64(soak.Times(2)) {
 			t.Run(fmt.Sprintf("%d workers, seed %d", n, seed), func(t *testing.T) {
@@ -192,14 +193,14 @@ func TestTruthCostsNothing(t *testing.T) {
 	}
 }
 
-// known is the last event of which a response in before a trip tells how much others had used.
-// Where requests are in flight it does not: they may have been counted before it, or after. So it
-// is one before the last instant at which nothing was in flight. And it is not one of a request
-// during whose trip another left the window: that may have been counted still. The trips are in
-// the order in which they were admitted.
-func (p *rollingAPI) known(of *trip) (event int) {
+// knownEvent returns the last event up to which a response before a call could report the use by
+// others. The response must have come before the last instant without requests in flight, because a
+// request in flight may be counted before or after it. And no other request may have left the
+// window during the response's call, because the provider may still have counted that one. The
+// calls are in the order in which they were admitted.
+func (p *rollingAPI) knownEvent(of *apiCall) (event int) {
 	quiet, busy := 0, 0
-	for _, t := range p.trips {
+	for _, t := range p.calls {
 		if t.asked > of.asked {
 			break
 		}
@@ -208,35 +209,35 @@ func (p *rollingAPI) known(of *trip) (event int) {
 		}
 		busy = max(busy, t.answered)
 	}
-	for _, k := range p.trips {
-		if k.answered < quiet && !k.vague {
+	for _, k := range p.calls {
+		if k.answered < quiet && !k.inexact {
 			event = max(event, k.counted)
 		}
 	}
 	return event
 }
 
-// unexplained is how many refusals are left if each is matched with a request of others that came
-// after the last of which a response could tell, and before the refusal. A request of others is
-// matched once.
+// unexplained returns the number of refusals without an explanation. A request of others explains a
+// refusal if it came before the refusal, and after the last event that a response could report. It
+// explains only one refusal.
 func (p *rollingAPI) unexplained() int {
 	type span struct{ from, to int }
 	var spans []span
-	slices.SortFunc(p.trips, func(a, b *trip) int { return a.asked - b.asked })
-	left := 0 // trips that have left the window by then
-	for _, k := range p.trips {
-		for ; p.trips[left].got.Add(p.window).Before(k.sent); left++ {
+	slices.SortFunc(p.calls, func(a, b *apiCall) int { return a.asked - b.asked })
+	left := 0 // calls that have left the window by then
+	for _, k := range p.calls {
+		for ; p.calls[left].got.Add(p.window).Before(k.sent); left++ {
 		}
-		for _, t := range p.trips[left:] {
+		for _, t := range p.calls[left:] {
 			if t.sent.Add(p.window).After(k.got) {
 				break
 			}
-			k.vague = k.vague || !t.refused && t.got.Add(p.window).After(k.sent)
+			k.inexact = k.inexact || !t.refused && t.got.Add(p.window).After(k.sent)
 		}
 	}
-	for _, t := range p.trips {
+	for _, t := range p.calls {
 		if t.refused {
-			spans = append(spans, span{p.known(t), t.counted})
+			spans = append(spans, span{p.knownEvent(t), t.counted})
 		}
 	}
 	slices.SortFunc(spans, func(a, b span) int { return a.to - b.to })
@@ -248,11 +249,11 @@ func (p *rollingAPI) unexplained() int {
 	return len(spans)
 }
 
-// Where another program uses 30 % of a quota, steadily or in bursts, nearly all of the rest is
-// used. Of requests that go evenly nothing is refused after the first window. Of bursts no more
-// are refused than requests of others have come of which no response could tell.
+// If another program uses 30 % of a quota, steadily or in bursts, the caller uses nearly all of the
+// rest. With evenly spaced requests, the provider refuses none after the first window. With bursts,
+// it refuses no more requests than others have sent without a report.
 func TestSharedWithOthers(t *testing.T) {
-	for _, others := range []int{1, 10, 30} { // at once
+	for _, others := range []int{1, 10, 30} { // size of a burst
 		for _, n := range []int{1, 10, 50, 100} {
 			for _, spread := range []int64{0, 1} {
 				for seed := range uint64(soak.Times(4)) {
@@ -290,9 +291,9 @@ func shareWithOthers(t *testing.T, others, n int, spread int64, seed uint64) {
 		t.Errorf("%d accepted, want 97 %% of the rest, %d", accepted, want)
 	}
 	if spread > 0 && refused > 0 {
-		t.Errorf("%d refused of requests that go evenly, want none", refused)
+		t.Errorf("%d refused of evenly spaced requests, want none", refused)
 	}
 	if left := p.unexplained(); left > 0 {
-		t.Errorf("%d of %d refusals are of no request of others of which no response could tell", left, len(p.refused))
+		t.Errorf("%d of %d refusals are not explained by requests of others that no response could report", left, len(p.refused))
 	}
 }

@@ -13,21 +13,21 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A windowAPI counts requests in fixed windows, and tells with each how many it has counted and
-// in how many seconds, rounded down, the window ends. It refuses those beyond the limit.
+// A windowAPI counts requests in fixed windows. Each response reports the count and the seconds
+// until the window ends, rounded down. It refuses requests beyond the limit.
 type windowAPI struct {
 	limit  int
 	window time.Duration
-	ends   time.Time // some window
+	ends   time.Time // the end of one of the windows
 
 	mu       sync.Mutex // guards all below
-	number   int64      // of the window
+	number   int64      // number of the current window
 	used     int
 	accepted []time.Time
 	refused  int
 }
 
-// arrive counts n requests, of the caller or not.
+// arrive counts n requests, of the caller if own is true.
 func (p *windowAPI) arrive(n int, own bool) (seen store.Observation, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -85,10 +85,10 @@ func resetTiers() (tiers []algorithms.Tier) {
 	return tiers
 }
 
-// Where a provider's windows are none of the tier's, a told reset is when they end: the tier
-// sends again then, however it counts. Little is refused where the tier would have sent before the
-// reset, and else nothing.
-func TestToldReset(t *testing.T) {
+// If the provider's windows differ from the tier's, a reported reset is the end of the provider's
+// window. The tier sends again at that instant, whatever its algorithm. The provider refuses few
+// requests where the tier would have sent before the reset, and otherwise none.
+func TestReportedReset(t *testing.T) {
 	for _, tier := range resetTiers() {
 		for _, others := range []int{0, 60, 99} {
 			for _, workers := range []int{1, 10} {
@@ -111,39 +111,39 @@ func sendAfterReset(t *testing.T, tier algorithms.Tier, others, workers int) {
 		wg.Go(func() { p.send(q, rand.New(rand.NewPCG(1, uint64(i))), began.Add((windows-1)*time.Minute)) })
 	}
 	wg.Wait()
-	most := 0
+	maxRefused := 0
 	switch tier.Algorithm {
 	case algorithms.SlidingLog, algorithms.SlidingWindow, algorithms.AnchoredWindow:
-		if others > 0 { // of which nothing was known when all workers began
-			most = workers - 1
+		if others > 0 { // the workers begin before the first report
+			maxRefused = workers - 1
 		}
-	default: // what has drained, or another window
-		most = windows * workers
+	default: // the tier drains, or has another window
+		maxRefused = windows * workers
 	}
-	if want := 100*windows - others; p.refused > most || len(p.accepted) < want*99/100 {
-		t.Errorf("%d accepted and %d refused, want %d and at most %d", len(p.accepted), p.refused, want, most)
+	if want := 100*windows - others; p.refused > maxRefused || len(p.accepted) < want*99/100 {
+		t.Errorf("%d accepted and %d refused, want %d and at most %d", len(p.accepted), p.refused, want, maxRefused)
 	}
 	if first := p.accepted[100-others].Sub(began); first > 35*time.Second {
-		t.Errorf("sends again after %v, want 34s", first)
+		t.Errorf("the tier sends again after %v, want 34s", first)
 	}
 }
 
-// A provider whose resets are wrong makes one request for each of them go too early, and no more.
+// A provider with wrong resets makes one request too early for each reset, and no more.
 func TestWrongReset(t *testing.T) {
 	for _, workers := range []int{1, 10} {
 		synctest.Test(t, func(t *testing.T) {
 			q := newQueue(open(t, local.New(), "", plan(t, 50*ms, algorithms.PerHour(100))))
-			p := &rollingAPI{limit: 100, window: time.Hour, told: store.Observation{Reset: 5 * time.Minute, Slack: time.Second}}
+			p := &rollingAPI{limit: 100, window: time.Hour, reported: store.Observation{Reset: 5 * time.Minute, Slack: time.Second}}
 			p.work(workers, 0, q, time.Now().Add(10*time.Hour))
 			if len(p.accepted) < 990 || len(p.refused) > 10*12 {
-				t.Errorf("%d workers: %d accepted and %d refused, want 1,000 and at most one in 5 minutes", workers, len(p.accepted), len(p.refused))
+				t.Errorf("%d workers: %d accepted and %d refused, want 1,000 and at most one refusal in 5 minutes", workers, len(p.accepted), len(p.refused))
 			}
 		})
 	}
 }
 
-// A request that tries after a reset is the only one until its response is in; one that was
-// not sent makes room for another.
+// After a reset, one request goes alone until its response is in. If it was not sent, another one
+// follows.
 func TestTryAfterReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := open(t, local.New(), "", plan(t, 50*ms, algorithms.PerHour(2)))
@@ -164,10 +164,10 @@ func TestTryAfterReset(t *testing.T) {
 		time.Sleep(30 * time.Second)
 		b := acquire(0)
 		if !b.Probe {
-			t.Error("the request that tries is no probe")
+			t.Error("the first request after the reset is not a probe")
 		}
 		if other := acquire(store.ProbeTimeout + 50*ms); other.Tier != store.Probing {
-			t.Errorf("the others wait for tier %d", other.Tier)
+			t.Errorf("the others wait for tier %d, want Probing", other.Tier)
 		}
 		if err := q.Return(background, b, one); err != nil {
 			t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"github.com/apithrottle/throttle/store/storetest"
 )
 
-// The store keeps the contract of package store.
+// TestStore tests the contract of package store.
 func TestStore(t *testing.T) {
 	storetest.Run(t, storetest.Config{Open: func(testing.TB) store.Store { return local.New() }})
 }
