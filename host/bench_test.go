@@ -6,8 +6,8 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// BenchmarkDecision is one admission, and one refusal, on a file that nobody else uses:
-// of a small quota, and of 5/s + 10000/h with a log that is full.
+// BenchmarkDecision measures one admission and one refusal on a file without other users, for a
+// small quota and for 5/s + 10000/h with a full log.
 func BenchmarkDecision(b *testing.B) {
 	second, log := throttle.PerSecond(5), throttle.PerHour(10_000)
 	plenty := throttle.Tier{Limit: 1e9, Window: sec, Algorithm: throttle.TokenBucket}
@@ -28,14 +28,14 @@ func BenchmarkDecision(b *testing.B) {
 	}
 }
 
-// benchmark decides on a quota that was used once for every window of the tiers'
-// narrowest: the clock goes on as fast as is needed for that.
+// benchmark decides on a quota in which each window of the narrowest tier has one request. The
+// clock advances as fast as that needs.
 func benchmark(b *testing.B, tiers []throttle.Tier, sync, admit bool) {
 	wall := int64(1.7e15)
 	s := openFile(b, file(b))
 	s.SetWall(func() int64 { return wall })
 	l := limiter(b, exact(tiers...), s)
-	for range 10_000 { // an hour of an even load
+	for range 10_000 { // an hour of constant load
 		l.Allow()
 		wall += 360_001
 	}

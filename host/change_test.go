@@ -10,8 +10,8 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A change of the plan keeps what is charged, holds for all quotas of the key in this
-// process, and for none in another.
+// A change of the plan keeps the charges. It applies to all quotas of the key in this process, and
+// to none in another process.
 func TestChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		perMinute := func(limit int64) *algorithms.Plan {
@@ -31,29 +31,29 @@ func TestChange(t *testing.T) {
 		for range 7 {
 			take(beside)
 		}
-		var told []store.Change
-		defer beside.Watch(func(c store.Change, _ time.Duration) { told = append(told, c) })()
+		var received []store.Change
+		defer beside.Watch(func(c store.Change, _ time.Duration) { received = append(received, c) })()
 		smaller := plan(t, 50*ms, throttle.Tier{Limit: 900, Window: time.Minute, Unit: "tokens"}, throttle.Tier{Limit: 9, Window: time.Minute})
 		if err := here.(store.Changer).Change(background, smaller); err != nil {
 			t.Fatal(err)
 		}
-		if len(told) != 1 || told[0] != store.Replanned {
-			t.Errorf("watchers were told %v", told)
+		if len(received) != 1 || received[0] != store.Replanned {
+			t.Errorf("watchers received %v, want Replanned", received)
 		}
 		for _, q := range []store.Quota{here, beside} {
 			if b := take(q); b.Verdict != store.Moved {
-				t.Errorf("%+v of a quota that has a successor", b)
+				t.Errorf("%+v of a quota with a successor, want Moved", b)
 			}
 			next, newest := q.(store.Changer).Successor()
 			if newest != smaller {
-				t.Error("the successor has another plan")
+				t.Error("the successor does not have the new plan")
 			}
 			status, err := next.Status(background)
 			if err != nil || status.Tiers[0].Used != 800 || status.Tiers[1].Used != 8 {
 				t.Errorf("%+v, %v", status, err)
 			}
 		}
-		here.Arrived(inFlight, []int64{1, 100}) // which lands with its guard
+		here.Arrived(inFlight, []int64{1, 100}) // the request lands with its guard
 		next, _ := beside.(store.Changer).Successor()
 		if b, err := next.TryAcquire(background, store.Request{Cost: []int64{100, 1}}); err != nil || b.Verdict != store.Admitted {
 			t.Errorf("%+v, %v", b, err)
@@ -62,18 +62,18 @@ func TestChange(t *testing.T) {
 			t.Errorf("%+v, %v", b, err)
 		}
 		if b := take(there); b.Verdict != store.Admitted {
-			t.Errorf("another process has %+v of its larger limit", b)
+			t.Errorf("%+v in another process with the larger limit, want Admitted", b)
 		}
 		if err := here.(store.Changer).Change(background, plan(t, 0, throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency})); err == nil {
-			t.Error("changed to a plan that Open refuses")
+			t.Error("Change accepted a plan that Open refuses")
 		}
 		next.Close()
 		here.Close()
 	})
 }
 
-// The answer to a probe is known to all quotas of the key in this process at once, and to
-// other processes when they ask; without one the next request probes.
+// The response to a probe takes effect at once for all quotas of the key in this process, and in
+// other processes when they ask. Without a response the next request probes.
 func TestProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, p := openFile(t, file(t)), plan(t, 0, throttle.PerSecond(50))
@@ -106,7 +106,7 @@ func TestProbe(t *testing.T) {
 	})
 }
 
-// A Resume ends a pause and a ban for the other processes too, and those who wait go on.
+// Resume ends a pause or a ban for other processes too, and their waiting callers go on.
 func TestResume(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := openFile(t, file(t))

@@ -18,7 +18,7 @@ func ExampleOpen() {
 	}
 	defer os.RemoveAll(dir)
 
-	// What one process sends, the next one knows.
+	// The second process knows what the first one sent.
 	for range 2 {
 		quotas, err := host.Open(filepath.Join(dir, "quotas.db"))
 		if err != nil {

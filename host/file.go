@@ -19,56 +19,57 @@ import (
 )
 
 const (
-	patience = time.Second            // how long others may have the file
-	lookLock = 500 * time.Microsecond // between two looks whether they still do
+	// lockTimeout is the longest wait for other processes that hold the file.
+	lockTimeout = time.Second
+	// lockPoll is the average time between two tries to lock the file.
+	lockPoll = 500 * time.Microsecond
 )
 
-// bucket is where the quotas are, all that there is in a file.
+// bucket contains the quotas. A file has no other bucket.
 var bucket = []byte("throttle")
 
-var errForeign = errors.New("the file is something else, or its beginning was damaged: use another path, or delete it")
+var errForeign = errors.New("not a quota file, or its beginning is damaged: use another path, or delete it")
 
-// enter takes a turn at the file, for no longer than the context that it returns
-// lasts. Whoever has it calls leave.
+// enter waits for the turn to open the file. The turn lasts no longer than the returned context.
+// The caller calls leave when it is done.
 func (s *Store) enter(ctx context.Context) (limited context.Context, leave func(), err error) {
-	limited, cancel := context.WithTimeout(ctx, patience)
+	limited, cancel := context.WithTimeout(ctx, lockTimeout)
 	select {
-	case <-s.turn:
-		return limited, func() { cancel(); s.turn <- struct{}{} }, nil
+	case <-s.token:
+		return limited, func() { cancel(); s.token <- struct{}{} }, nil
 	case <-s.done:
 		err = errClosed
 	case <-limited.Done():
-		err = s.busy(limited)
+		err = s.busyError(limited)
 	}
 	cancel()
 	return nil, nil, err
 }
 
-// update is one transaction, for whoever has the turn: it hands what is stored under
-// a name to change, nil if that is nothing, and stores what that returns, if anything.
+// update runs one transaction. The caller has the turn. update passes the value under a name to
+// change, or nil if there is none, and stores the value that change returns, if it is not nil.
 func (s *Store) update(ctx context.Context, name []byte, change func(value []byte) ([]byte, error)) error {
 	for {
 		err := s.transact(name, change)
 		if !errors.Is(err, bolterrors.ErrTimeout) {
 			return err
 		}
-		// There is no lock on all systems that can be waited for until a context ends,
-		// so that it is asked for again and again.
+		// Not all systems have a lock that can be waited for until a context ends. So poll.
 		select {
-		case <-time.After(lookLock/2 + rand.N(lookLock)):
+		case <-time.After(lockPoll/2 + rand.N(lockPoll)):
 		case <-ctx.Done():
-			return s.busy(ctx)
+			return s.busyError(ctx)
 		}
 	}
 }
 
-// busy is the error of who has waited for the file until a context ended.
-func (s *Store) busy(ctx context.Context) error {
+// busyError is the error of a caller whose context ended while it waited for the file.
+func (s *Store) busyError(ctx context.Context) error {
 	return fmt.Errorf("host: %s: %s: %w: %w", s.path, holder(s.path), store.ErrUnavailable, ctx.Err())
 }
 
-// transact makes the transaction if nobody has the file. The pages of a damaged file
-// make the database panic, and reading those that are missing is a fault.
+// transact runs the transaction if the file is not locked. bbolt panics on the pages of a damaged
+// file, and reading missing pages is a fault.
 func (s *Store) transact(name []byte, change func([]byte) ([]byte, error)) (err error) {
 	if s.damaged != nil {
 		return s.damaged
@@ -83,7 +84,7 @@ func (s *Store) transact(name []byte, change func([]byte) ([]byte, error)) (err 
 		}
 	}()
 	db, err := bolt.Open(s.path, 0o600, &bolt.Options{
-		Timeout:    1, // look at the lock once
+		Timeout:    1, // try the lock once
 		NoSync:     !s.Sync,
 		NoGrowSync: !s.Sync,
 		OpenFile: func(path string, flag int, mode os.FileMode) (_ *os.File, err error) {
@@ -92,11 +93,11 @@ func (s *Store) transact(name []byte, change func([]byte) ([]byte, error)) (err 
 		},
 	})
 	if err != nil {
-		return s.opening(err)
+		return s.openError(err)
 	}
 	err = apply(db, name, change, s.wall)
 	_ = db.Close()
-	return s.named(err)
+	return s.addPath(err)
 }
 
 func apply(db *bolt.DB, name []byte, change func([]byte) ([]byte, error), wall func() int64) error {
@@ -104,19 +105,19 @@ func apply(db *bolt.DB, name []byte, change func([]byte) ([]byte, error), wall f
 	if err != nil {
 		return err
 	}
-	var was, is []byte
+	var before, after []byte
 	if quotas := tx.Bucket(bucket); quotas != nil {
-		was = quotas.Get(name)
+		before = quotas.Get(name)
 	} else if other, _ := tx.Cursor().First(); other != nil {
 		err = errForeign
 	}
 	if err == nil {
-		is, err = change(was)
+		after, err = change(before)
 	}
-	if err == nil && is != nil {
-		err = put(tx, name, is, was == nil, wall)
+	if err == nil && after != nil {
+		err = put(tx, name, after, before == nil, wall)
 	}
-	if err != nil || is == nil {
+	if err != nil || after == nil {
 		_ = tx.Rollback()
 		return err
 	}
@@ -134,8 +135,8 @@ func put(tx *bolt.Tx, name, value []byte, isNew bool, wall func() int64) error {
 	return quotas.Put(name, value)
 }
 
-// sweep drops two quotas, or fewer, that decide as fresh ones would, if it finds them
-// from a random one on: more than come, so that the file does not grow for ever.
+// sweep drops up to two quotas that decide as fresh ones would. It starts at a random quota. Each
+// new quota drops more than one on average, which bounds the file's size.
 func sweep(quotas *bolt.Bucket, wall int64) error {
 	var idle [][]byte
 	c := quotas.Cursor()
@@ -157,8 +158,8 @@ func sweep(quotas *bolt.Bucket, wall int64) error {
 	return nil
 }
 
-// opening explains why the file could not be opened.
-func (s *Store) opening(err error) error {
+// openError explains why the file could not be opened.
+func (s *Store) openError(err error) error {
 	var system syscall.Errno
 	switch {
 	case errors.Is(err, bolterrors.ErrTimeout), errors.As(err, &system):
@@ -167,11 +168,11 @@ func (s *Store) opening(err error) error {
 	default:
 		err = fmt.Errorf("%w: %w", errForeign, err)
 	}
-	return s.named(err)
+	return s.addPath(err)
 }
 
-// named begins an error with the file's path, where it does not say that itself.
-func (s *Store) named(err error) error {
+// addPath adds the file's path to an error that does not contain it.
+func (s *Store) addPath(err error) error {
 	var path *fs.PathError
 	switch {
 	case err == nil:

@@ -22,11 +22,11 @@ import (
 
 const (
 	hour  = time.Hour
-	fresh = 10 // what throttle.PerHour(10) has
+	fresh = 10 // requests that a fresh throttle.PerHour(10) admits
 )
 
-// A wall clock that steps back, again and again, releases no burst and stops
-// admissions for no longer than the window: here the quota's time goes on.
+// A wall clock that steps back repeatedly releases no burst, and stops admissions for no longer
+// than the window. The quota's own clock continues.
 func TestClockStepsBack(t *testing.T) {
 	wall := int64(1.7e15)
 	path := file(t)
@@ -38,23 +38,23 @@ func TestClockStepsBack(t *testing.T) {
 	l := newLimiter()
 	for i, step := range []time.Duration{-time.Second, -hour, -1000 * hour, -ms, 0} {
 		if n := allowed(l, 20); n != 10 {
-			t.Errorf("step %d: %d go at once, want 10", i, n)
+			t.Errorf("step %d: %d requests are admitted at once, want 10", i, n)
 		}
 		wall += int64(step / time.Microsecond)
 		if n := allowed(newLimiter(), 20); n != 0 {
-			t.Errorf("step %d: %d go after the clock stepped back, want none", i, n)
+			t.Errorf("step %d: %d requests are admitted after the clock stepped back, want none", i, n)
 		}
 		wall += int64(sec/time.Microsecond) - 1
 		if n := allowed(l, 20); n != 0 {
-			t.Errorf("step %d: %d go before the window has passed, want none", i, n)
+			t.Errorf("step %d: %d requests are admitted before the window has passed, want none", i, n)
 		}
 		wall++
 		l = newLimiter()
 	}
 }
 
-// What a process has seen of the time holds too: a step back to after the last
-// admission does not make the others wait longer.
+// A step back to a time after the last admission does not make other processes wait longer, because
+// a process also remembers the latest time that it has seen.
 func TestClockStepsBackWhileWaiting(t *testing.T) {
 	wall := int64(1.7e15)
 	s := openFile(t, file(t))
@@ -71,7 +71,7 @@ func TestClockStepsBackWhileWaiting(t *testing.T) {
 	}
 }
 
-// Windows of the clock follow it, but are not opened twice.
+// Windows aligned to the clock follow it, but do not open twice.
 func TestClockOfWindows(t *testing.T) {
 	wall := int64(1_700_000_000_000_000)
 	s := openFile(t, file(t))
@@ -83,17 +83,17 @@ func TestClockOfWindows(t *testing.T) {
 	}{{0, 5}, {9 * sec, 0}, {sec, 5}, {-5 * sec, 0}, {5 * sec, 0}, {10 * sec, 5}} {
 		wall += int64(step.wall / time.Microsecond)
 		if n := allowed(l, 10); n != step.want {
-			t.Errorf("step %d: %d go, want %d", i, n, step.want)
+			t.Errorf("step %d: %d requests are admitted, want %d", i, n, step.want)
 		}
 	}
 }
 
-// A budget is in the file for the processes that come, and alerts with it.
+// A budget and its alerts persist in the file for later processes.
 func TestBudget(t *testing.T) {
 	path := file(t)
-	told := 0
+	alerts := 0
 	p := exact(throttle.Tier{Limit: 4, Algorithm: throttle.Calendar, Period: throttle.Month, Zone: "Asia/Beirut", Budget: true})
-	p.AlertAt, p.Alert = []int{50}, func(throttle.Alert) { told++ }
+	p.AlertAt, p.Alert = []int{50}, func(throttle.Alert) { alerts++ }
 	for run, want := range []error{nil, nil, throttle.ErrExhausted} {
 		s := openFile(t, path)
 		if err := limiter(t, p, s).WaitN(background, 2); !errors.Is(err, want) {
@@ -103,12 +103,12 @@ func TestBudget(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if told != 1 {
-		t.Errorf("half of it was told %d times", told)
+	if alerts != 1 {
+		t.Errorf("%d alerts, want 1", alerts)
 	}
 }
 
-// Of a changed policy like tiers keep what was spent, in processes that take turns too.
+// Processes with different policies keep the charges of equal tiers, even if they alternate.
 func TestTwoPolicies(t *testing.T) {
 	path := file(t)
 	hourly := func(n int64, a throttle.Algorithm) throttle.Tier {
@@ -124,28 +124,28 @@ func TestTwoPolicies(t *testing.T) {
 		{[]throttle.Tier{hourly(4, throttle.SlidingLog)}, 0},
 		{[]throttle.Tier{hourly(15, throttle.SlidingLog)}, 0},
 		{[]throttle.Tier{hourly(20, throttle.FixedWindow)}, 5},
-		{[]throttle.Tier{{Limit: 20, Window: hour, Unit: "tokens"}}, 0}, // counts no requests, and refuses to let them pass unlimited
+		{[]throttle.Tier{{Limit: 20, Window: hour, Unit: "tokens"}}, 0}, // the policy counts no requests, and so refuses them
 	} {
 		s := openFile(t, path)
 		s.Sync = i%2 == 0
 		l := limiter(t, exact(step.tiers...), s)
 		if n := allowed(l, 100); n != step.want {
-			t.Errorf("step %d: %d go under %v, want %d", i, n, step.tiers, step.want)
+			t.Errorf("step %d: %d requests are admitted under %v, want %d", i, n, step.tiers, step.want)
 		}
-		if err := l.Pause(background, time.Microsecond); err != nil { // which writes the file
+		if err := l.Pause(background, time.Microsecond); err != nil { // to write the file
 			t.Error(err)
 		}
 	}
 }
 
-// A pause of one limiter holds for all; callers it makes late learn so at once in its
-// process, and in others as soon as they look at the file.
+// A pause of one limiter applies to all. Callers that it makes late fail at once in its process,
+// and in other processes when they next read the file.
 func TestPause(t *testing.T) {
-	for _, soon := range []time.Duration{0, 500 * ms} {
+	for _, delay := range []time.Duration{0, 500 * ms} {
 		synctest.Test(t, func(t *testing.T) {
 			s := openFile(t, file(t))
 			mine, other := limiter(t, policy(throttle.PerSecond(5)), s), limiter(t, policy(throttle.PerSecond(5)), s)
-			if soon > 0 {
+			if delay > 0 {
 				other = limiter(t, policy(throttle.PerSecond(5)), openFile(t, s.Path()))
 			}
 			if allowed(mine, 10) != 5 {
@@ -164,8 +164,8 @@ func TestPause(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 3 {
-				if err := <-late; !errors.Is(err, throttle.ErrDeadline) || time.Since(start) > soon {
-					t.Errorf("%v after %v, want ErrDeadline after %v at most", err, time.Since(start), soon)
+				if err := <-late; !errors.Is(err, throttle.ErrDeadline) || time.Since(start) > delay {
+					t.Errorf("%v after %v, want ErrDeadline after %v at most", err, time.Since(start), delay)
 				}
 			}
 			if err := mine.Wait(background); err != nil || time.Since(start) != 10*sec {
@@ -175,7 +175,7 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// What one process gives back, another gets that waits.
+// A refund in one process lets a caller in another process go.
 func TestReturnOfAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path, hourly := file(t), policy(throttle.PerHour(1))
@@ -188,12 +188,12 @@ func TestReturnOfAnother(t *testing.T) {
 		start := time.Now()
 		time.AfterFunc(10*sec, func() { _ = permit.Cancel(background) })
 		if err := other.Wait(background); err != nil || time.Since(start) > 11*sec {
-			t.Errorf("admitted after %v, %v, want soon after 10s", time.Since(start), err)
+			t.Errorf("admitted after %v, %v, want shortly after 10s", time.Since(start), err)
 		}
 	})
 }
 
-// While another has the file, callers wait for it, and no longer than they want.
+// While another process holds the file, callers wait for it until their context ends.
 func TestFileIsTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := file(t)
@@ -203,7 +203,7 @@ func TestFileIsTaken(t *testing.T) {
 			t.Fatal(err)
 		}
 		if l.Allow() {
-			t.Error("Allow is true while nobody knows")
+			t.Error("Allow is true while the file is locked")
 		}
 		if _, err := l.Status(background); !errors.Is(err, throttle.ErrUnavailable) {
 			t.Errorf("%v, want ErrUnavailable", err)
@@ -211,27 +211,27 @@ func TestFileIsTaken(t *testing.T) {
 		if _, err := host.Open(path); !errors.Is(err, throttle.ErrUnavailable) {
 			t.Errorf("%v, want ErrUnavailable", err)
 		}
-		for _, patience := range []time.Duration{50 * ms, 3 * sec} {
+		for _, timeout := range []time.Duration{50 * ms, 3 * sec} {
 			start := time.Now()
-			ctx, cancel := context.WithTimeout(background, patience)
+			ctx, cancel := context.WithTimeout(background, timeout)
 			err := l.Wait(ctx)
-			if !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != patience {
-				t.Errorf("%v after %v, want ErrUnavailable and the context's error after %v", err, time.Since(start), patience)
+			if !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != timeout {
+				t.Errorf("%v after %v, want ErrUnavailable and the context's error after %v", err, time.Since(start), timeout)
 			}
 			cancel()
 		}
 		time.AfterFunc(3*sec, func() { _ = other.Close() })
 		start := time.Now()
 		if err := l.Wait(background); err != nil || time.Since(start) > 4*sec {
-			t.Errorf("admitted after %v, %v, want soon after 3s", time.Since(start), err)
+			t.Errorf("admitted after %v, %v, want shortly after 3s", time.Since(start), err)
 		}
 		if n := allowed(l, 20); n != fresh-1 {
-			t.Errorf("%d more go, want %d: who gave up is charged nothing", n, fresh-1)
+			t.Errorf("%d more requests are admitted, want %d: canceled callers are charged nothing", n, fresh-1)
 		}
 	})
 }
 
-// A group's quotas leave the file when they equal fresh ones.
+// The quotas of a group leave the file once they equal fresh ones.
 func TestGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := openFile(t, file(t))
@@ -243,13 +243,13 @@ func TestGroup(t *testing.T) {
 		}
 		for i := range 500 {
 			if n := allowed(g.For(strconv.Itoa(i)), 3); n != 2 {
-				t.Fatalf("key %d: %d go, want 2: each has its own quota", i, n)
+				t.Fatalf("key %d: %d requests are admitted, want 2: each key has its own quota", i, n)
 			}
 			time.Sleep(50 * ms)
 		}
 		n, err := s.Keys()
 		if err != nil || n < 20 || n > 80 {
-			t.Errorf("the file has %d quotas, %v; 20 are not fresh, and as many again may not have been looked at", n, err)
+			t.Errorf("the file has %d quotas, %v; want 20 to 80: 20 are not fresh, and some fresh ones have not been dropped yet", n, err)
 		}
 	})
 }
@@ -265,7 +265,7 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 	if _, err := s.Open("", plan(t, 0, algorithms.PerSecond(1))); err == nil {
-		t.Error("an empty key is opened")
+		t.Error("Open accepts an empty key")
 	}
 	l := limiter(t, policy(throttle.PerSecond(1)), s)
 	for range 2 {
@@ -303,9 +303,9 @@ func TestOpenFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]string{
-		notes:                                "something else",
-		short:                                "something else",
-		others:                               "something else",
+		notes:                                "not a quota file",
+		short:                                "not a quota file",
+		others:                               "not a quota file",
 		dir:                                  "is a directory",
 		filepath.Join(dir, "no", "such.db"):  "no such file",
 		filepath.Join(notes, "quotas.db"):    "not a directory",
@@ -313,7 +313,7 @@ func TestOpenFile(t *testing.T) {
 		write("empty", ""):                   "",
 	} {
 		if os.Getuid() == 0 && filepath.Dir(path) == readOnly {
-			continue // to whom nothing is read-only
+			continue // root may write everywhere
 		}
 		before, _ := os.ReadFile(path)
 		_, err := host.Open(path)
@@ -326,18 +326,17 @@ func TestOpenFile(t *testing.T) {
 	}
 }
 
-// What a newer release has written is refused and left alone, and what was damaged
-// is found out.
-func TestValueOfAnotherKind(t *testing.T) {
+// A value of a newer release is refused and not changed. Damage is detected.
+func TestUnreadableValue(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		edit func(value []byte) []byte
 		want string
 	}{
-		{"newer", func(v []byte) []byte { return append([]byte{v[0] + 1}, "of which nothing is known"...) }, "upgrade this one"},
+		{"newer", func(v []byte) []byte { return append([]byte{v[0] + 1}, "in an unknown format"...) }, "upgrade this one"},
 		{"a bit is wrong", func(v []byte) []byte { v[len(v)/2] ^= 4; return v }, host.ErrDamaged.Error()},
 		{"cut off", func(v []byte) []byte { return v[:len(v)-1] }, host.ErrDamaged.Error()},
-		{"nothing", func(v []byte) []byte { return []byte{} }, host.ErrDamaged.Error()},
+		{"empty", func(v []byte) []byte { return []byte{} }, host.ErrDamaged.Error()},
 	} {
 		s := openFile(t, file(t))
 		l := limiter(t, exact(throttle.PerHour(fresh)), s)
@@ -352,7 +351,7 @@ func TestValueOfAnotherKind(t *testing.T) {
 			t.Errorf("%s: %v, want %q", test.name, err, test.want)
 		}
 		if err := l.Pause(background, sec); err == nil {
-			t.Errorf("%s: it can be paused", test.name)
+			t.Errorf("%s: Pause succeeds", test.name)
 		}
 		if err := s.Edit("api", func(v []byte) []byte { after = v; return v }); err != nil || string(after) != string(value) {
 			t.Errorf("%s: the value was changed: %v", test.name, err)
@@ -360,8 +359,8 @@ func TestValueOfAnotherKind(t *testing.T) {
 	}
 }
 
-// A file that was damaged anywhere is an error that says so, or the damage does not
-// matter; never a panic, and never more than what a quota that starts anew admits.
+// If a file is damaged anywhere, either the error reports that or the damage does no harm. The
+// store does not panic, and admits no more than a fresh quota.
 func TestDamage(t *testing.T) {
 	const keys, limit = 12, 2
 	quota := func(s *host.Store, key int) *throttle.Limiter {
@@ -388,7 +387,7 @@ func TestDamage(t *testing.T) {
 		for key := 0; key < keys && err == nil; key++ {
 			l := quota(s, key)
 			if _, err = l.Status(background); err == nil && allowed(l, limit+1) > limit {
-				t.Fatalf("seed %d: too many go", seed)
+				t.Fatalf("seed %d: too many requests are admitted", seed)
 			}
 		}
 		if err == nil {
@@ -396,28 +395,28 @@ func TestDamage(t *testing.T) {
 		}
 		found++
 		if text := err.Error(); !strings.Contains(text, damaged) || !strings.Contains(text, "delete it") && !strings.Contains(text, "upgrade") {
-			t.Errorf("seed %d: %v, which does not say what to do", seed, err)
+			t.Errorf("seed %d: %v, want an error that says what to do", seed, err)
 		}
 		if _, err := host.Open(damaged); errors.Is(err, throttle.ErrUnavailable) {
 			t.Errorf("seed %d: the file is still locked", seed)
 		}
 	}
-	t.Logf("%d of 200 were found out", found)
+	t.Logf("the damage was detected in %d of 200 files", found)
 	if found < 50 {
-		t.Errorf("only %d of 200 were found out", found)
+		t.Errorf("the damage was detected in only %d of 200 files, want 50", found)
 	}
 }
 
-// damage is what a disk or a power failure may have made of a file.
+// damage returns a copy of a file with damage that a disk or a power failure may do.
 func damage(good []byte, r *rand.Rand) []byte {
 	bad, page := slices.Clone(good), os.Getpagesize()
 	somePage := func() int { return r.IntN(len(bad)/page) * page }
 	switch to := somePage(); r.IntN(4) {
-	case 0: // it ends too soon
+	case 0: // the file is cut off
 		bad = bad[:r.IntN(len(bad))]
 	case 1: // a page was not written
 		clear(bad[to : to+page])
-	case 2: // a page is another's
+	case 2: // a page has another page's contents
 		copy(bad[to:to+page], good[somePage():])
 	case 3:
 		for range 1 + r.IntN(20) {

@@ -12,11 +12,11 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// On a full disk, here one that lets files grow no longer, who can't be written down
-// is not admitted, and nothing is lost.
+// A full disk is simulated by a limit on file size. A request that can't be recorded is not
+// admitted, and all recorded charges remain.
 func TestFullDisk(t *testing.T) {
 	const asChild = "THROTTLE_TEST_FULL_DISK"
-	if os.Getenv(asChild) == "" { // another process, which alone has the disk full
+	if os.Getenv(asChild) == "" { // run in another process, since the limit applies to a whole process
 		child := exec.Command(os.Args[0], "-test.run=^TestFullDisk$")
 		child.Env = append(os.Environ(), asChild+"=1")
 		if out, err := child.CombinedOutput(); err != nil {
@@ -44,29 +44,29 @@ func TestFullDisk(t *testing.T) {
 	})
 	for key, n := range admitted {
 		if more := allowed(quota(key), 20); n+more != fresh {
-			t.Errorf("quota %d: %d go, want %d", key, more, fresh-n)
+			t.Errorf("quota %d: %d more requests are admitted, want %d", key, more, fresh-n)
 		}
 	}
 }
 
-// onFullDisk does what while no file can grow beyond this one.
-func onFullDisk(t *testing.T, path string, what func()) {
+// onFullDisk calls f while no file can grow beyond the size of the one at path.
+func onFullDisk(t *testing.T, path string, f func()) {
 	t.Helper()
 	info, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var was syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
+	var before syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
 		t.Skip(err)
 	}
-	full := was
+	full := before
 	full.Cur = uint64(info.Size())
 	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &full); err != nil {
 		t.Skip(err)
 	}
-	what()
-	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
+	f()
+	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &before); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -10,21 +10,21 @@ import (
 	"syscall"
 )
 
-// holder returns who has the file, as far as the system tells.
+// holder describes the process that holds the file, if the system reports it.
 func holder(path string) string {
 	pid := locker(path)
 	if pid == 0 || pid == os.Getpid() {
-		return "others have the file"
+		return "other processes hold the file"
 	}
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // the number, the name in parentheses, and the state
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // the process ID, the name in parentheses, and the state
 	if end := bytes.LastIndex(stat, []byte(") ")); end > 0 && end+2 < len(stat) && strings.IndexByte("Tt", stat[end+2]) >= 0 {
-		return fmt.Sprintf("process %d has the file and is stopped: let it go on, or end it", pid)
+		return fmt.Sprintf("process %d holds the file and is stopped: continue or end it", pid)
 	}
-	return fmt.Sprintf("process %d has the file", pid)
+	return fmt.Sprintf("process %d holds the file", pid)
 }
 
-// locker returns the process that has the lock on a file, and 0 if there is none that this
-// process may know, or several files have that number.
+// locker returns the process that holds the lock on a file. It returns 0 if this process can't see
+// one, or if several files have the inode number.
 func locker(path string) (pid int) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -2,5 +2,5 @@
 
 package host
 
-// holder returns who has the file. No system but Linux tells.
-func holder(string) string { return "others have the file" }
+// holder describes the process that holds the file. Only Linux reports which process that is.
+func holder(string) string { return "other processes hold the file" }

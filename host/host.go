@@ -1,50 +1,47 @@
-// Package host keeps quotas in one file, so that the processes of a host share them
-// and a process that starts anew continues where the last one stopped. Without it a
-// program that is restarted knows nothing of what was sent a second ago, and the
-// provider refuses what it sends twice.
+// Package host keeps quotas in one file. The processes of a host share them, and a process that
+// starts continues where the last one stopped. Without it, a restarted program does not know what
+// it sent a second ago, and the provider refuses what it sends again.
 //
 //	quotas, err := host.Open("/var/lib/myprogram/quotas.db")
 //	lim, err := throttle.New(policy, quotas)
 //
 // # The file
 //
-// The file is a database (bbolt) on a local file system; on NFS and the like locks
-// do not hold. Every decision is one transaction under the file's lock: it reads the
-// quota, decides over all tiers, and writes what was admitted. The file is open only
-// for that long, some 50 µs, or 300 µs for a log of 10,000 stamps, so that other
-// processes have their turn. A process that is killed at any point, or finds the disk
-// full, leaves the file as it was before the decision or as it is after.
+// The file is a bbolt database on a local file system. Locks do not hold on NFS and similar file
+// systems. Each decision is one transaction under the file's lock. It reads the quota, decides over
+// all tiers, and writes the admission. The file is open only for that time, some 50 µs, or 300 µs
+// for a log of 10,000 stamps, and other processes get their turn. If a process is killed at any
+// point, or the disk is full, the file is left either as it was before the decision or as it is
+// after.
 //
-// It is made for its owner alone to read and write. A key in it is a hash of the policy's
-// name and the Group's key, never the key itself. Quotas that equal a fresh one are
-// dropped as new ones come.
+// Only its owner may read and write the file. A key in it is a hash of the policy's name and the
+// Group's key, never the key itself. Adding new quotas drops quotas that equal a fresh one.
 //
-// What was admitted survives the process, but reaches the disk only when the
-// operating system writes it there. After a power failure the file may lack the last
-// half minute, which is then admitted once more, or be damaged: see [ErrDamaged].
-// With Store.Sync neither happens.
+// Admissions survive the process, but reach the disk only when the operating system writes them.
+// After a power failure the file may lack the last half minute of admissions, which are then
+// admitted once more, or it may be damaged: see [ErrDamaged]. With Store.Sync neither happens.
 //
 // # Processes
 //
-// Those who wait in one process are served in their order; whoever asks first gets
-// what is free of the others. What a process holds back or gives back is seen by
-// the others when they ask, which those who wait do every half second at least.
+// Callers that wait in one process are served in their order. Among processes, free capacity goes
+// to the first that asks. A process sees the pauses and refunds of other processes when it asks.
+// With waiting callers it asks at least every half second.
 //
-// Processes should have the same policy. Where they differ, as while a new release
-// replaces an old one, what was spent is kept in the tiers that have the same algorithm,
-// window and unit; another tier starts with what those of its unit still count. A tier
-// that the other policy lacks is forgotten whenever that one is used.
+// Processes should have the same policy. If the policies differ, for example while a new release
+// replaces an old one, tiers with the same algorithm, window and unit keep their charges. Any other
+// tier starts with what the tiers of its unit still count. A tier that one policy lacks is
+// forgotten whenever that policy is used.
 //
 // A policy that changes while it is in use changes for this process alone, in the same way.
 //
-// Neither Concurrency nor estimates are kept: what a process holds open would stay so
-// when it dies.
+// The file keeps neither Concurrency tiers nor estimates. Permits and estimates of a process that
+// dies would stay in it.
 //
 // # Clocks
 //
-// Time is the wall clock, made such that it never runs backwards for a quota: after
-// a step back it goes on from where it was. When it steps forward, at most one burst or
-// window too much passes, as nobody can tell the step from idleness.
+// Time is the wall clock, adjusted such that it never runs backward for a quota. After a step back
+// it continues from where it was. After a step forward, at most one burst or window too much
+// passes, because the step looks like idleness.
 package host
 
 import (
@@ -60,81 +57,84 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A Store keeps quotas in a file. It is made by Open and safe for concurrent use. Its
-// quotas block for as long as others have the file, a second at most: then callers
-// of a limiter wait on, until their context ends with throttle.ErrUnavailable.
+// A Store keeps quotas in a file. Create it with Open. It is safe for concurrent use. Its quotas
+// block while other processes hold the file, at most for a second. Callers of a limiter then
+// continue to wait until their context ends, with throttle.ErrUnavailable.
 //
-// Any other failure, such as a full disk, is the error of the call.
+// Any other failure, such as a full disk, is returned by the call that meets it.
 type Store struct {
-	// Sync has every admission reach the disk before it counts, so that it survives a
-	// power failure. That takes the disk two flushes, of some milliseconds each on
-	// many. Set it before the first use.
+	// Sync makes every admission reach the disk before it counts, to survive a power failure. That
+	// takes two flushes of the disk, on many disks some milliseconds each. Set it before the first
+	// use. If zero, the operating system decides when to write.
 	Sync bool
 
 	path string
-	wall func() int64  // Unix time, µs
-	turn chan struct{} // holds one: whoever has taken it may open the file
-	done chan struct{} // closed by Close
+	// wall returns Unix time in µs.
+	wall func() int64
+	// token holds one value. A goroutine that has received it may open the file.
+	token chan struct{}
+	// done is closed by Close.
+	done chan struct{}
 
-	lines   lineage.Lines
-	damaged error // what was found out about the file; for whoever has the turn
+	lines lineage.Lines
+	// damaged is the error of a damaged file. The holder of the token may use it.
+	damaged error
 
-	mu       sync.Mutex                       // guards all below
-	watchers map[string]map[*watcher]struct{} // of those who wait, by name
-	news     map[string][]func(t *turn)       // what has happened since the last turn, by name
+	mu sync.Mutex // guards all below
+	// watchers are the watchers of waiting callers, by name.
+	watchers map[string]map[*watcher]struct{}
+	// pending is what this process has to report to the file, by name, since the last transaction.
+	pending map[string][]func(t *txn)
 }
 
-// A watcher is told of what this process does to a quota.
+// A watcher receives the changes that this process makes to a quota.
 type watcher func(store.Change, time.Duration)
 
-// ErrDamaged says that the file was damaged, by a power failure or a disk. Whoever
-// deletes it, and calls Open again, starts all quotas anew: at most one burst or window
-// too much passes.
-var ErrDamaged = errors.New("the file is damaged: delete it, and its quotas start anew")
+// ErrDamaged reports that a power failure or a disk damaged the file. To start all quotas anew,
+// delete the file and call Open again. At most one burst or window too much passes.
+var ErrDamaged = errors.New("throttle: file is damaged: delete it to start its quotas anew")
 
-var errClosed = errors.New("host: the store is closed")
+var errClosed = errors.New("throttle: host store is closed")
 
-// Open returns a Store on a file, which it makes if there is none. The directory
-// must exist. It is an error if the file is something else, or damaged, or others have
-// it for a second.
+// Open returns a Store on a file, which it creates if there is none. The directory must exist. Open
+// fails if the file has other contents or is damaged, or if other processes hold it for a second.
 func Open(path string) (*Store, error) {
 	s := &Store{
 		path:     path,
 		wall:     func() int64 { return time.Now().UnixMicro() },
-		turn:     make(chan struct{}, 1),
+		token:    make(chan struct{}, 1),
 		done:     make(chan struct{}),
 		watchers: make(map[string]map[*watcher]struct{}),
-		news:     make(map[string][]func(t *turn)),
+		pending:  make(map[string][]func(t *txn)),
 	}
-	s.turn <- struct{}{}
+	s.token <- struct{}{}
 	limited, leave, err := s.enter(context.Background())
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	nothing := func([]byte) ([]byte, error) { return nil, nil }
-	if err := s.update(limited, name(""), nothing); err != nil {
+	noChange := func([]byte) ([]byte, error) { return nil, nil }
+	if err := s.update(limited, name(""), noChange); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// Close waits for the transaction that is under way. Every later use of the store's
-// quotas is an error.
+// Close waits for the current transaction. Later uses of the store's quotas fail.
 func (s *Store) Close() error {
 	select {
-	case <-s.turn: // which nobody will have again
+	case <-s.token: // and never put back
 		close(s.done)
 	case <-s.done:
 	}
 	return nil
 }
 
-// Open returns the quota of a key. It does not block. A tier of Concurrency, or
-// one that is Estimated, is an error.
+// Open returns the quota of a key. It does not block. It fails for a tier that is Concurrency or
+// Estimated.
 func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	if key == "" {
-		return nil, errors.New("host: the key is empty: quotas are kept by name, so give the policy a Name")
+		return nil, errors.New("host: key is empty: set the Name of the policy, by which the file keeps quotas")
 	}
 	if err := validate(plan); err != nil {
 		return nil, err
@@ -146,22 +146,22 @@ func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 func validate(plan *algorithms.Plan) error {
 	for _, t := range plan.Tiers() {
 		if t.Algorithm == algorithms.Concurrency {
-			return fmt.Errorf("host: tier %q: what is open is not kept in a file: use package local or distributed", t)
+			return fmt.Errorf("host: tier %q: a file does not keep permits: use package local or distributed", t)
 		}
 		if t.Estimated {
-			return fmt.Errorf("host: tier %q: what is estimated would stay so in the file when its process dies: leave Estimated false, or use package local or distributed", t)
+			return fmt.Errorf("host: tier %q: Estimated is true: a file would keep the estimates of a process that died: leave Estimated false, or use package local or distributed", t)
 		}
 	}
 	return nil
 }
 
-// name is that of a key in the file: nobody who reads it learns what was passed.
+// name returns the name of a key in the file, a hash that hides the key.
 func name(key string) []byte {
 	sum := sha256.Sum256([]byte(key))
 	return sum[:16]
 }
 
-// watch has a watcher told of what this process does to a quota.
+// watch adds a watcher of what this process does to a quota.
 func (s *Store) watch(name []byte, w *watcher) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,8 +178,8 @@ func (s *Store) watch(name []byte, w *watcher) (stop func()) {
 	}
 }
 
-// tell calls the watchers of a quota.
-func (s *Store) tell(name []byte, c store.Change, left time.Duration) {
+// notify calls the watchers of a quota.
+func (s *Store) notify(name []byte, c store.Change, left time.Duration) {
 	s.mu.Lock()
 	watchers := make([]*watcher, 0, len(s.watchers[string(name)]))
 	for w := range s.watchers[string(name)] {

@@ -52,7 +52,7 @@ func limiter(t testing.TB, p throttle.Policy, s throttle.Store) *throttle.Limite
 
 func policy(tiers ...throttle.Tier) throttle.Policy { return throttle.Policy{Tiers: tiers} }
 
-// exact is a policy without a guard.
+// exact returns a policy without a guard.
 func exact(tiers ...throttle.Tier) throttle.Policy {
 	return throttle.Policy{Tiers: tiers, Guard: throttle.NoGuard}
 }
@@ -75,7 +75,8 @@ func open(t testing.TB, s throttle.Store, p *algorithms.Plan) store.Quota {
 	return q
 }
 
-// TestHeadroom: what a batch job leaves in one process the others have in another.
+// TestHeadroom tests that a batch job in one process leaves headroom for other classes in another
+// process.
 func TestHeadroom(t *testing.T) {
 	path := file(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -101,7 +102,7 @@ func TestHeadroom(t *testing.T) {
 	})
 }
 
-// allowed is how many of n may go now.
+// allowed returns how many of n requests are admitted now.
 func allowed(l *throttle.Limiter, n int) (yes int) {
 	for range n {
 		if l.Allow() {
@@ -111,8 +112,8 @@ func allowed(l *throttle.Limiter, n int) (yes int) {
 	return yes
 }
 
-// A program that is restarted again and again, each time in the middle of a burst,
-// is refused nothing, and uses the limit as if it had not been.
+// A program that is restarted repeatedly in the middle of a burst is never refused, and uses as
+// much of the limit as without restarts.
 func TestRestart(t *testing.T) {
 	for _, restarts := range []int{0, 20} {
 		synctest.Test(t, func(t *testing.T) {
@@ -138,13 +139,13 @@ func TestRestart(t *testing.T) {
 			}
 			sum := api.Summary()
 			if sum.Refused > 0 || sum.Accepted < 238 {
-				t.Errorf("%d restarts: the provider refused %d and accepted %d, want 0, and 240 or nearly", restarts, sum.Refused, sum.Accepted)
+				t.Errorf("%d restarts: the provider refused %d and accepted %d, want 0 and nearly 240", restarts, sum.Refused, sum.Accepted)
 			}
 		})
 	}
 }
 
-// The store decides as its twin in memory does, whatever is asked of the two.
+// The store decides as package local does, for random calls.
 func TestTwin(t *testing.T) {
 	tiers := [][]algorithms.Tier{
 		{algorithms.PerSecond(5), {Limit: 60, Window: 20 * sec, Algorithm: algorithms.SlidingWindow}},
@@ -166,7 +167,7 @@ func TestTwin(t *testing.T) {
 	}
 }
 
-// A pair is a quota in a file and its twin in memory.
+// A pair is a quota in a file and a quota in memory that must behave alike.
 type pair struct {
 	*testing.T
 	what        string
@@ -178,7 +179,7 @@ type pair struct {
 	held        []held
 }
 
-// A held decision belongs to the quotas that made it.
+// A held decision contains the quotas that made it.
 type held struct {
 	store.Decision
 	twin, quota store.Quota
@@ -217,13 +218,13 @@ func (g *pair) step() {
 		g.same(err, got, want)
 	case what == 19 && g.rand.IntN(10) == 0:
 		g.same(nil, g.twin.Resume(background), g.quota.Resume(background))
-	case what == 20 && g.rand.IntN(30) == 0 && g.tiers[0].Phase != algorithms.UnknownPhase: // which takes a window to change
+	case what == 20 && g.rand.IntN(30) == 0 && g.tiers[0].Phase != algorithms.UnknownPhase: // such a tier takes a window to change
 		g.change()
 	case what == 21:
 		want, _ := g.twin.Status(background)
 		got, err := g.quota.Status(background)
 		g.same(err, got, want)
-		g.quota = open(g, g.file, g.plan) // as another process would, now that the file has all news
+		g.quota = open(g, g.file, g.plan) // as another process would, since the file now contains all changes
 	}
 }
 
@@ -233,7 +234,7 @@ func (g *pair) next() held {
 	return d
 }
 
-// change changes all limits, at once in both.
+// change changes all limits of both quotas.
 func (g *pair) change() {
 	var tiers []algorithms.Tier
 	for _, t := range g.tiers {
@@ -244,7 +245,7 @@ func (g *pair) change() {
 	quota := g.quota
 	g.same(nil, g.twin.(store.Changer).Change(background, g.plan), quota.(store.Changer).Change(background, g.plan))
 	if b, err := quota.TryAcquire(background, store.Request{Cost: one}); err != nil || b.Verdict != store.Moved {
-		g.Fatalf("%s: %+v, %v of a quota that has a successor", g.what, b, err)
+		g.Fatalf("%s: %+v, %v of a quota with a successor, want Moved", g.what, b, err)
 	}
 	g.twin, _ = g.twin.(store.Changer).Successor()
 	g.quota, _ = g.quota.(store.Changer).Successor()
@@ -257,7 +258,7 @@ func (g *pair) reserve(r store.Request) {
 	want, _ := g.twin.TryAcquire(background, r)
 	got, err := g.quota.TryAcquire(background, r)
 	if got.Verdict == store.Late {
-		got.Verdict = store.Later // the twin asks nobody else, and does not say so
+		got.Verdict = store.Later // package local does not return Late
 	}
 	if got.Wait == 500*ms {
 		got.Wait = max(got.Wait, want.Wait)

@@ -23,14 +23,15 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// asWorker is set where this test binary is to be a worker: another process, which
-// asks again and again, from several goroutines, and tells when it was admitted.
+// asWorker is the environment variable that makes this test binary a worker: a process that asks
+// repeatedly, from several goroutines, and prints when it was admitted.
 const asWorker = "THROTTLE_TEST_HOST_WORKER"
 
-// asStopped is set where it is to be a process that stops inside its transaction.
+// asStopped is the environment variable that makes this test binary a process that stops inside its
+// transaction.
 const asStopped = "THROTTLE_TEST_HOST_STOPPED"
 
-var stopInside func(path string) // where processes can stop
+var stopInside func(path string) // nil on systems without job control
 
 func TestMain(m *testing.M) {
 	if arguments := os.Getenv(asWorker); arguments != "" {
@@ -44,7 +45,7 @@ func TestMain(m *testing.M) {
 }
 
 func work(path, spec string) {
-	go func() { // ends with the test, however that ends
+	go func() { // ends when the test ends, in any way
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(0)
 	}()
@@ -64,7 +65,7 @@ func work(path, spec string) {
 	}
 	busy, err := throttle.New(throttle.Policy{Name: "busy", Tiers: []throttle.Tier{throttle.PerSecond(1e9)}}, s)
 	must(err)
-	for { // most of the time the file is being written
+	for { // this keeps the file locked for writing most of the time
 		_ = busy.Allow()
 	}
 }
@@ -76,17 +77,17 @@ func must(err error) {
 	}
 }
 
-// A fleet is the processes of one host, and what they have told.
+// A fleet is the processes of one host, and the admissions that they have printed.
 type fleet struct {
 	t          *testing.T
 	path, spec string
-	telling    sync.WaitGroup
+	readers    sync.WaitGroup
 
-	mu   sync.Mutex // guards told
-	told []int64    // when somebody was admitted
+	mu         sync.Mutex // guards admissions
+	admissions []int64    // times of admissions, in Unix µs
 }
 
-// start starts a worker, and returns what is kill -9 to it.
+// start starts a worker. kill kills it with SIGKILL.
 func (f *fleet) start() (kill func()) {
 	f.t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -104,9 +105,9 @@ func (f *fleet) start() (kill func()) {
 		f.t.Fatal(err)
 	}
 	ended := make(chan struct{})
-	f.telling.Go(func() {
+	f.readers.Go(func() {
 		defer close(ended)
-		f.listen(out)
+		f.read(out)
 	})
 	return func() {
 		_ = cmd.Process.Kill()
@@ -116,24 +117,24 @@ func (f *fleet) start() (kill func()) {
 	}
 }
 
-func (f *fleet) listen(out io.Reader) {
+func (f *fleet) read(out io.Reader) {
 	for lines := bufio.NewScanner(out); lines.Scan(); {
 		at, err := strconv.ParseInt(lines.Text(), 10, 64)
 		f.mu.Lock()
 		if err != nil {
 			f.t.Error(lines.Text())
 		} else {
-			f.told = append(f.told, at)
+			f.admissions = append(f.admissions, at)
 		}
 		f.mu.Unlock()
 	}
 }
 
-// Processes that write a file all the time, killed at any instant and started anew all the time,
-// together send no more than the provider admits.
+// Processes that write a file all the time, and are killed at random and restarted, together send
+// no more than the provider admits.
 func TestProcesses(t *testing.T) {
-	// The wide tier remembers the dead. No machine is slower than the guard to run who was
-	// admitted.
+	// The wide tier covers the time of killed processes. The guard is longer than the time between
+	// an admission and its timestamp on any machine.
 	f := &fleet{t: t, path: file(t), spec: "300/1s + 1000/3s;algo=token_bucket;burst=700 | guard=3s"}
 	p, err := throttle.ParsePolicy("api", f.spec)
 	if err != nil {
@@ -153,30 +154,30 @@ func TestProcesses(t *testing.T) {
 	for _, kill := range kills {
 		kill()
 	}
-	f.telling.Wait()
+	f.readers.Wait()
 
-	slices.SortFunc(f.told, cmp.Compare)
+	slices.SortFunc(f.admissions, cmp.Compare)
 	provider, err := throttletest.NewCounter(p.Tiers...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	refused := 0
-	for _, at := range f.told {
+	for _, at := range f.admissions {
 		if !provider.Arrive(at, nil) {
 			refused++
 		}
 	}
 	if refused > 0 {
-		t.Errorf("the provider refuses %d of %d", refused, len(f.told))
+		t.Errorf("the provider refuses %d of %d requests", refused, len(f.admissions))
 	}
-	if killed < enough || len(f.told) < 10*enough {
-		t.Errorf("only %d were admitted, and %d processes killed", len(f.told), killed)
+	if killed < enough || len(f.admissions) < 10*enough {
+		t.Errorf("only %d requests were admitted, and %d processes killed", len(f.admissions), killed)
 	}
 }
 
-// count is how many have been admitted so far.
+// count returns the number of admissions so far.
 func (f *fleet) count() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.told)
+	return len(f.admissions)
 }

@@ -11,30 +11,36 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// horizon is how long who waits does so before it is told to look at the file anew:
-// another process may have given something back.
-const horizon = 500 * time.Millisecond
+// recheckInterval is the longest time until a waiting caller looks at the file again. Another
+// process may have refunded a request.
+const recheckInterval = 500 * time.Millisecond
 
-// A quota is what one limiter sees of a key.
+// A quota is one limiter's quota of a key.
 type quota struct {
 	store *Store
 	name  []byte
 	plan  *algorithms.Plan
-	text  string // of the plan
+	// text is the plan as text.
+	text string
 
-	line    *lineage.Line
-	version int64 // of the plan, in the line
+	line *lineage.Line
+	// version is the plan's version in the line.
+	version int64
 
-	mu    sync.Mutex // guards all below
-	seen  turn       // the last one
-	level uint8      // back-offs in a row of this process
-	next  *quota     // under a plan that replaced its own; nil while nobody needed it
+	mu sync.Mutex // guards all below
+	// seen is the result of the last transaction.
+	seen txn
+	// level is the number of consecutive back-offs of this process.
+	level uint8
+	// next is the quota under a plan that replaced its own. If nil, it has not been needed.
+	next *quota
 }
 
-// A turn is what a transaction finds in the file, and changes.
-type turn struct {
+// A txn is the quota that a transaction reads from the file, and changes.
+type txn struct {
 	state
-	text   string // of the quota's plan
+	// text is the text of the quota's plan. The file's record may have another plan.
+	text   string
 	now    algorithms.Moment
 	ledger algorithms.Ledger
 }
@@ -50,11 +56,11 @@ var (
 
 func newQuota(s *Store, name []byte, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
 	q := &quota{store: s, name: name, plan: plan, text: planText(plan), line: line, version: version}
-	q.seen = turn{state: state{plan: q.text}, ledger: fresh(plan)}
+	q.seen = txn{state: state{plan: q.text}, ledger: fresh(plan)}
 	return q
 }
 
-// newest is the quota, or its successor under the newest plan.
+// newest returns the quota or its successor under the newest plan.
 func (q *quota) newest() *quota {
 	for !q.line.IsNewest(q.version) {
 		q = q.successor()
@@ -78,12 +84,13 @@ func (q *quota) Change(ctx context.Context, plan *algorithms.Plan) error {
 	if err := validate(plan); err != nil {
 		return err
 	}
-	// The file is told all news under the old plan, and converted. If it can't be had now, what is
-	// in flight lands with its guard, and the next admission converts it.
-	_ = q.newest().take(ctx, func(*turn) bool { return false })
+	// Apply all pending changes under the old plan. The next transaction converts the quota. If the
+	// file is not available now, requests in flight land with their guard, and the next admission
+	// converts the quota.
+	_ = q.newest().transact(ctx, func(*txn) bool { return false })
 	q.line.Change(plan)
-	_ = q.newest().take(ctx, func(*turn) bool { return true })
-	q.store.tell(q.name, store.Replanned, 0)
+	_ = q.newest().transact(ctx, func(*txn) bool { return true })
+	q.store.notify(q.name, store.Replanned, 0)
 	return nil
 }
 
@@ -92,8 +99,8 @@ func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
 	return q, q.plan
 }
 
-// fresh is the ledger of a quota that is not in the file: nothing is used, but for
-// what is unknown.
+// fresh returns the ledger of a quota that is not in the file. Nothing is used, except for what is
+// unknown.
 func fresh(p *algorithms.Plan) algorithms.Ledger {
 	l := p.NewLedger()
 	if start := p.Start(); !start.IsZero() {
@@ -102,39 +109,39 @@ func fresh(p *algorithms.Plan) algorithms.Ledger {
 	return l
 }
 
-// take takes a turn: decide is given what the file has, and reports whether it has
-// changed that.
-func (q *quota) take(ctx context.Context, decide func(t *turn) (changed bool)) error {
+// transact runs a transaction. decide receives the file's quota, and reports whether it has changed
+// it.
+func (q *quota) transact(ctx context.Context, decide func(t *txn) (changed bool)) error {
 	limited, leave, err := q.store.enter(ctx)
 	if err != nil {
 		return err
 	}
-	var t turn
-	told := 0
+	var t txn
+	applied := 0
 	err = q.store.update(limited, q.name, func(value []byte) (write []byte, err error) {
-		var healed bool
-		if t, healed, err = q.read(value); err != nil {
+		var corrected bool
+		if t, corrected, err = q.read(value); err != nil {
 			return nil, err
 		}
-		told = q.store.tellNews(q.name, &t)
-		if decide(&t) || told > 0 || healed {
+		applied = q.store.applyPending(q.name, &t)
+		if decide(&t) || applied > 0 || corrected {
 			write = q.write(&t)
 		}
-		t.state.ledger = nil // it is the file's
+		t.state.ledger = nil // the file owns its memory
 		return write, nil
 	})
-	q.store.dropNews(q.name, told)
-	paused := q.remember(t, err)
+	q.store.dropPending(q.name, applied)
+	paused := q.record(t, err)
 	leave()
 	if c, left := t.change(); paused && left > 0 {
-		q.store.tell(q.name, c, left)
+		q.store.notify(q.name, c, left)
 	}
 	return err
 }
 
-// remember keeps what a turn has found, and reports whether there was a pause since
-// the last.
-func (q *quota) remember(t turn, err error) (paused bool) {
+// record keeps the result of a transaction, and reports whether there was a pause since the last
+// one.
+func (q *quota) record(t txn, err error) (paused bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if err != nil {
@@ -145,8 +152,8 @@ func (q *quota) remember(t turn, err error) (paused bool) {
 	return paused
 }
 
-// read makes a turn of what the file has.
-func (q *quota) read(value []byte) (t turn, healed bool, err error) {
+// read decodes the file's value.
+func (q *quota) read(value []byte) (t txn, corrected bool, err error) {
 	t.state = state{plan: q.text}
 	if value != nil {
 		if t.state, err = parse(value); err != nil {
@@ -157,7 +164,7 @@ func (q *quota) read(value []byte) (t turn, healed bool, err error) {
 	known := q.seen.now.At
 	q.mu.Unlock()
 	t.text = q.text
-	t.now, healed = t.state.now(q.store.wall(), known)
+	t.now, corrected = t.state.now(q.store.wall(), known)
 	switch {
 	case value == nil:
 		t.ledger = fresh(q.plan)
@@ -169,194 +176,195 @@ func (q *quota) read(value []byte) (t turn, healed bool, err error) {
 			t.ledger = q.plan.Convert(t.ledger, t.now)
 		}
 	}
-	return t, healed, err
+	return t, corrected, err
 }
 
-// write is what a turn makes of the file's value.
-func (q *quota) write(t *turn) []byte {
+// write encodes the file's value.
+func (q *quota) write(t *txn) []byte {
 	t.last = t.now.At
 	t.plan = q.text
 	t.state.ledger, _ = t.ledger.AppendBinary(nil)
 	return t.encode()
 }
 
-// hear keeps news for the next turn of any quota of the key, whatever its plan.
-func (q *quota) hear(news func(t *turn)) {
+// enqueue adds a change that the next transaction of any quota of the key applies, whatever its
+// plan.
+func (q *quota) enqueue(apply func(t *txn)) {
 	q.store.mu.Lock()
 	defer q.store.mu.Unlock()
-	q.store.news[string(q.name)] = append(q.store.news[string(q.name)], news)
+	q.store.pending[string(q.name)] = append(q.store.pending[string(q.name)], apply)
 }
 
-// tellNews brings the news of a key to a turn, and returns how many there were.
-func (s *Store) tellNews(name []byte, t *turn) int {
+// applyPending applies the pending changes of a key, and returns their number.
+func (s *Store) applyPending(name []byte, t *txn) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, news := range s.news[string(name)] {
-		news(t)
+	for _, apply := range s.pending[string(name)] {
+		apply(t)
 	}
-	return len(s.news[string(name)])
+	return len(s.pending[string(name)])
 }
 
-// dropNews forgets those that were told. They are told once: of a turn that failed nobody
-// knows what became.
-func (s *Store) dropNews(name []byte, told int) {
+// dropPending forgets the changes that were applied. It does so after a failed transaction too,
+// because the outcome of a failed transaction is unknown.
+func (s *Store) dropPending(name []byte, applied int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if news := s.news[string(name)]; len(news) > told {
-		s.news[string(name)] = news[told:]
+	if pending := s.pending[string(name)]; len(pending) > applied {
+		s.pending[string(name)] = pending[applied:]
 	} else {
-		delete(s.news, string(name))
+		delete(s.pending, string(name))
 	}
 }
 
-// at is the moment at which the wall clock showed a time, no later than now: it may
+// at returns the moment at which the wall clock showed a time, but no later than now. The clock may
 // have stepped back since.
-func (t *turn) at(wall int64) algorithms.Moment {
+func (t *txn) at(wall int64) algorithms.Moment {
 	wall = min(wall, t.now.Wall)
 	return algorithms.Moment{At: wall + t.offset, Wall: wall}
 }
 
-func (q *quota) TryAcquire(ctx context.Context, r store.Request) (b store.Decision, err error) {
+func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decision, err error) {
 	if !q.line.IsNewest(q.version) {
 		return store.Decision{Verdict: store.Moved, Tier: -1}, nil
 	}
-	err = q.take(ctx, func(t *turn) bool {
-		b = t.reserve(r)
-		return b.Verdict == store.Admitted
+	err = q.transact(ctx, func(t *txn) bool {
+		d = t.tryAcquire(r)
+		return d.Verdict == store.Admitted
 	})
 	if err != nil {
 		return store.Decision{}, err
 	}
-	if b.Verdict == store.Later {
-		b.Wait = min(b.Wait, horizon)
+	if d.Verdict == store.Later {
+		d.Wait = min(d.Wait, recheckInterval)
 	}
 	q.mu.Lock()
-	b.Level = q.level
+	d.Level = q.level
 	q.mu.Unlock()
-	return b, nil
+	return d, nil
 }
 
-func (t *turn) reserve(r store.Request) store.Decision {
-	b := store.Decision{Tier: -1, Epoch: t.epoch}
+func (t *txn) tryAcquire(r store.Request) store.Decision {
+	d := store.Decision{Tier: -1, Epoch: t.epoch}
 	switch from := t.until; {
 	case t.banned > t.now.At:
-		b.Verdict, b.Wait = store.Closed, t.now.Until(t.banned)
+		d.Verdict, d.Wait = store.Closed, t.now.Until(t.banned)
 	case from > t.now.At:
-		if t.shut&probing > 0 {
-			b.Tier = store.Probing
+		if t.flags&probing > 0 {
+			d.Tier = store.Probing
 		}
 		at, tier := t.ledger.Earliest(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()})
-		if b.Wait = t.now.Until(max(at, from)); at > from {
-			b.Tier = tier
-		} else if r.WaitSpec != nil && b.Wait > r.MaxWait {
-			b.Verdict = store.Late
+		if d.Wait = t.now.Until(max(at, from)); at > from {
+			d.Tier = tier
+		} else if r.WaitSpec != nil && d.Wait > r.MaxWait {
+			d.Verdict = store.Late
 		}
 	case r.IsDryRun():
 		var at int64
-		if at, b.Tier = t.ledger.Earliest(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()}); b.Tier < 0 {
-			b.Verdict = store.Ready
+		if at, d.Tier = t.ledger.Earliest(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()}); d.Tier < 0 {
+			d.Verdict = store.Ready
 		}
-		b.Wait = t.now.Until(at)
+		d.Wait = t.now.Until(at)
 	default:
 		var at int64
-		if b.Flight, at, b.Tier = t.ledger.Take(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves(), Guard: algorithms.Micros(r.Guard), Held: r.Held}); b.Tier < 0 {
-			b.Verdict, b.At, b.Crossed = store.Admitted, t.now.At, t.ledger.Crossings(t.now)
-			if t.shut&probe > 0 {
-				t.startProbe(&b, r)
+		if d.Flight, at, d.Tier = t.ledger.Take(t.now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves(), Guard: algorithms.Micros(r.Guard), Held: r.Held}); d.Tier < 0 {
+			d.Verdict, d.At, d.Crossed = store.Admitted, t.now.At, t.ledger.Crossings(t.now)
+			if t.flags&probe > 0 {
+				t.startProbe(&d, r)
 			}
 		} else {
-			b.Wait = t.now.Until(at)
+			d.Wait = t.now.Until(at)
 		}
 	}
-	if b.Verdict != store.Admitted && t.ledger.Plan().Exhausted(b.Tier) {
-		b.Verdict = store.Exhausted
+	if d.Verdict != store.Admitted && t.ledger.Plan().Exhausted(d.Tier) {
+		d.Verdict = store.Exhausted
 	}
-	return b
+	return d
 }
 
-// startProbe has the others wait for the response to the request. A held one that gets
-// none within its time is followed by another probe.
-func (t *turn) startProbe(b *store.Decision, r store.Request) {
-	b.Probe = true
+// startProbe makes the request a probe: others wait for its response. If no response to a held
+// probe comes in time, another probe follows.
+func (t *txn) startProbe(d *store.Decision, r store.Request) {
+	d.Probe = true
 	alone := store.ProbeTime
-	t.shut = probing
+	t.flags = probing
 	if r.Held {
 		alone = store.ProbeTimeout + max(r.Guard, t.ledger.Plan().Guard())
-		t.shut |= probe
+		t.flags |= probe
 	}
 	t.until = t.now.At + algorithms.Micros(alone)
 }
 
-// endProbe ends the wait for the response to the probe, if that is what the decision
-// admitted. Without one the next request probes.
-func (t *turn) endProbe(b store.Decision, answered bool) {
-	if !b.Probe || t.shut&probing == 0 || b.Epoch != t.epoch {
+// endProbe ends the wait for the response to a probe, if the decision admitted that probe. If it
+// was not answered, the next request probes.
+func (t *txn) endProbe(d store.Decision, answered bool) {
+	if !d.Probe || t.flags&probing == 0 || d.Epoch != t.epoch {
 		return
 	}
-	t.until, t.shut = 0, probe
+	t.until, t.flags = 0, probe
 	if answered {
-		t.shut = 0
+		t.flags = 0
 	}
 }
 
-// Arrived is told to the file with the next transaction: those who wait here make one
-// at once. Until then the request counts as on its way, for its guard at most.
-func (q *quota) Arrived(b store.Decision, cost []int64) {
-	if b.Flight == algorithms.Landed && !b.Probe {
+// Arrived is recorded in the file with the next transaction, which waiting callers of this process
+// run at once. Until then the request counts as in flight, at most for its guard interval.
+func (q *quota) Arrived(d store.Decision, cost []int64) {
+	if d.Flight == algorithms.Landed && !d.Probe {
 		return
 	}
 	wall := q.store.wall()
-	q.hear(func(t *turn) {
-		if t.text == q.text { // else it lands with its guard
-			t.ledger.Land(t.at(wall), b.Flight, cost)
+	q.enqueue(func(t *txn) {
+		if t.text == q.text { // otherwise it lands with its guard
+			t.ledger.Land(t.at(wall), d.Flight, cost)
 		}
-		t.endProbe(b, true)
+		t.endProbe(d, true)
 	})
-	q.store.tell(q.name, store.Freed, 0)
+	q.store.notify(q.name, store.Freed, 0)
 }
 
-// Release does nothing: there are no tiers that count what is open.
+// Release does nothing, because the file keeps no concurrency tiers.
 func (q *quota) Release(store.Decision, []int64) {}
 
-// Settle does nothing: there are no estimates.
+// Settle does nothing, because the file keeps no estimates.
 func (q *quota) Settle(store.Decision, []int64, []int64, func([]algorithms.Crossing)) {}
 
-// Observe is told to the file with the next transaction.
-func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
-	q.hear(func(t *turn) {
-		if t.text == q.text { // else the readings are of other tiers
-			t.exact = store.Observe(&t.ledger, t.now, b.At, cost, t.exact, seen)
+// Observe is recorded in the file with the next transaction.
+func (q *quota) Observe(d store.Decision, cost []int64, seen []store.Observation) {
+	q.enqueue(func(t *txn) {
+		if t.text == q.text { // otherwise the readings are about other tiers
+			t.exact = store.Observe(&t.ledger, t.now, d.At, cost, t.exact, seen)
 		}
 	})
 }
 
-// Unanswered leaves the request in flight. Of a probe it is told to the file with the next
+// Unanswered leaves the request in flight. For a probe, it is recorded in the file with the next
 // transaction.
-func (q *quota) Unanswered(b store.Decision, _ []int64) {
-	if b.Probe {
-		q.hear(func(t *turn) { t.endProbe(b, false) })
-		q.store.tell(q.name, store.Freed, 0)
+func (q *quota) Unanswered(d store.Decision, _ []int64) {
+	if d.Probe {
+		q.enqueue(func(t *txn) { t.endProbe(d, false) })
+		q.store.notify(q.name, store.Freed, 0)
 	}
 }
 
-// row sets how many back-offs there were in a row.
-func (q *quota) row(level uint8) {
+// setLevel sets the number of consecutive back-offs.
+func (q *quota) setLevel(level uint8) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.level = level
 }
 
-// Passed ends the row of back-offs of this process: each counts its own.
-func (q *quota) Passed(b store.Decision) {
+// Passed ends the sequence of back-offs of this process. Each process counts its own.
+func (q *quota) Passed(d store.Decision) {
 	q = q.newest()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if b.Epoch == q.seen.epoch {
+	if d.Epoch == q.seen.epoch {
 		q.level = 0
 	}
 }
 
-// Learned reports whether there are back-offs in a row, which are not in the file.
+// Learned reports whether there are consecutive back-offs. The file does not contain them.
 func (q *quota) Learned() bool {
 	q = q.newest()
 	q.mu.Lock()
@@ -364,47 +372,47 @@ func (q *quota) Learned() bool {
 	return q.level > 0
 }
 
-// Resume is seen by other processes when they ask.
+// Resume takes effect in other processes when they ask.
 func (q *quota) Resume(ctx context.Context) error {
-	q.newest().row(0)
-	err := q.newest().take(ctx, func(t *turn) bool {
-		t.until, t.banned, t.shut = 0, 0, 0
+	q.newest().setLevel(0)
+	err := q.newest().transact(ctx, func(t *txn) bool {
+		t.until, t.banned, t.flags = 0, 0, 0
 		return true
 	})
 	if err == nil {
-		q.store.tell(q.name, store.Eased, 0)
+		q.store.notify(q.name, store.Eased, 0)
 	}
 	return err
 }
 
-func (q *quota) Return(ctx context.Context, b store.Decision, cost []int64) error {
-	if b.Flight == algorithms.Landed && !b.Probe {
+func (q *quota) Return(ctx context.Context, d store.Decision, cost []int64) error {
+	if d.Flight == algorithms.Landed && !d.Probe {
 		return nil
 	}
 	wall := q.store.wall()
-	q.hear(func(t *turn) {
-		if t.text == q.text { // else it lands with its guard
-			t.ledger.Cancel(t.at(wall), b.Flight, cost)
+	q.enqueue(func(t *txn) {
+		if t.text == q.text { // otherwise it lands with its guard
+			t.ledger.Cancel(t.at(wall), d.Flight, cost)
 		}
-		t.endProbe(b, false)
+		t.endProbe(d, false)
 	})
-	err := q.newest().take(ctx, func(*turn) bool { return false })
-	q.store.tell(q.name, store.Eased, 0)
+	err := q.newest().transact(ctx, func(*txn) bool { return false })
+	q.store.notify(q.name, store.Eased, 0)
 	return err
 }
 
-// Align is told to the file with the next transaction.
+// Align is recorded in the file with the next transaction.
 func (q *quota) Align(from, to time.Time) {
 	wall, later := q.store.wall(), to.Add(time.Microsecond-1).UnixMicro()
-	q.hear(func(t *turn) {
-		if t.text == q.text { // else it is of other tiers
+	q.enqueue(func(t *txn) {
+		if t.text == q.text { // otherwise it is about other tiers
 			t.ledger.Boundary(t.at(wall), from.UnixMicro()+t.offset, later+t.offset)
 		}
 	})
-	q.store.tell(q.name, store.Freed, 0)
+	q.store.notify(q.name, store.Freed, 0)
 }
 
-// Pause is told to the file with the next transaction if others have it.
+// Pause is recorded in the file with the next transaction, if other processes hold the file now.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, err error) {
 	q = q.newest()
 	q.mu.Lock()
@@ -412,38 +420,38 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, er
 	q.mu.Unlock()
 	p.For = p.Length(level)
 	end := time.Now().Add(p.For)
-	err = q.take(ctx, func(t *turn) bool {
+	err = q.transact(ctx, func(t *txn) bool {
 		done.Applied = t.pause(p)
 		done.Epoch = t.epoch
 		return done.Applied
 	})
 	switch {
 	case errors.Is(err, store.ErrUnavailable):
-		q.hear(func(t *turn) {
+		q.enqueue(func(t *txn) {
 			if p.For = time.Until(end); p.For > 0 {
 				t.pause(p)
 			}
 		})
 	case done.Applied && err == nil:
-		q.row(p.Next(level))
+		q.setLevel(p.Next(level))
 	}
 	return done, err
 }
 
-func (t *turn) pause(p store.Pause) (applied bool) {
+func (t *txn) pause(p store.Pause) (applied bool) {
 	end := min(t.now.At+algorithms.Micros(p.For), algorithms.Latest)
 	until := t.until
-	if t.shut&probing > 0 {
+	if t.flags&probing > 0 {
 		until = 0
 	}
 	longer := end > max(t.now.At, until) || p.Probe && p.For == 0 && until <= t.now.At
 	if p.Once && p.Epoch != t.epoch || !longer {
 		return false
 	}
-	if p.Probe || t.shut&probing > 0 && t.until > t.now.At {
-		t.shut |= probe
+	if p.Probe || t.flags&probing > 0 && t.until > t.now.At {
+		t.flags |= probe
 	}
-	t.shut &= probe
+	t.flags &= probe
 	t.until = max(end, until)
 	if p.Close {
 		t.banned = max(t.banned, end)
@@ -452,8 +460,8 @@ func (t *turn) pause(p store.Pause) (applied bool) {
 	return true
 }
 
-// change is what a pause is to those who wait, and how long it lasts.
-func (t *turn) change() (store.Change, time.Duration) {
+// change returns what watchers receive about a pause, and how long it lasts.
+func (t *txn) change() (store.Change, time.Duration) {
 	if t.banned > t.now.At {
 		return store.Shut, t.now.Until(t.banned)
 	}
@@ -461,14 +469,14 @@ func (t *turn) change() (store.Change, time.Duration) {
 }
 
 func (q *quota) Status(ctx context.Context) (s store.Status, err error) {
-	err = q.newest().take(ctx, func(t *turn) bool {
+	err = q.newest().transact(ctx, func(t *txn) bool {
 		s = t.status()
 		return false
 	})
 	return s, err
 }
 
-func (t *turn) status() (s store.Status) {
+func (t *txn) status() (s store.Status) {
 	if s.Closed = max(0, t.now.Until(t.banned)); s.Closed == 0 {
 		s.Paused = max(0, t.now.Until(t.until))
 	}
@@ -483,21 +491,21 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 
 // Close leaves the quota in the file until it equals a fresh one.
 func (q *quota) Close() {
-	if q.line.Close() { // what is in flight lands with its guard
+	if q.line.Close() { // requests in flight land with their guard
 		q.store.mu.Lock()
 		defer q.store.mu.Unlock()
-		delete(q.store.news, string(q.name))
+		delete(q.store.pending, string(q.name))
 	}
 }
 
-// Forecast foretells from what the file had the last time.
+// Forecast works on the result of the last transaction.
 func (q *quota) Forecast() store.Forecast {
 	q = q.newest()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	seen := q.seen
 	from := seen.until
-	if now, _ := seen.state.now(q.store.wall(), seen.now.At); seen.banned > now.At || seen.shut&probing > 0 { // nobody will wait: they are refused, or it is not known for how long
+	if now, _ := seen.state.now(q.store.wall(), seen.now.At); seen.banned > now.At || seen.flags&probing > 0 { // callers do not wait: the quota refuses them, or the wait is not known
 		from = 0
 	}
 	return store.Foretell(&seen.ledger, func() algorithms.Moment {

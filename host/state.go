@@ -12,65 +12,73 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// A state is what the file has of one quota. As bytes it is the format, a checksum
-// of the rest, the numbers as varints, the plan as text with its length before it, and
-// the ledger. Instants are µs of the quota's own clock.
+// A state is the file's record of one quota. Encoded, it consists of the format, a checksum of the
+// rest, the numbers as varints, the plan as text after its length, and the ledger. Instants are µs
+// of the quota's own clock.
 type state struct {
-	last   int64 // when it was written
-	offset int64 // of its clock to the wall clock
-	until  int64 // the longest pause or ban ends
-	banned int64 // the longest ban ends, which is a pause too
-	shut   int64 // probe, probing; as bytes also ban, and beyond the bits how long before until that ends
-	epoch  int64 // pauses and bans so far
-	exact  int64 // when the request was admitted whose response last told the truth
+	// last is when the record was written.
+	last int64
+	// offset is the quota's clock minus the wall clock.
+	offset int64
+	// until is when the longest pause or ban ends.
+	until int64
+	// banned is when the longest ban ends. A ban is a pause too.
+	banned int64
+	// flags are probe and probing. The encoded flags also contain ban, and above the flag bits how
+	// long before until the ban ends.
+	flags int64
+	// epoch counts pauses and bans.
+	epoch int64
+	// exact is when the last request with an authoritative reading was admitted.
+	exact  int64
 	plan   string
 	ledger []byte
 }
 
 const (
-	format  = 2 // 1, of which ledgers have the first form, is read too
+	format  = 2 // parse reads format 1 too, whose ledgers have the first form
 	headLen = 5 // the format and the checksum
 )
 
-// What a pause is, as bits.
+// Flags of a pause.
 const (
-	ban     = 1 << iota // callers are refused
-	probe               // one request is to go first when it ends
-	probing             // that has gone, and the pause is for its answer
-	bits    = iota
+	ban      = 1 << iota // the quota refuses callers
+	probe                // the first request after the pause is a probe
+	probing              // the probe is in flight, and the pause lasts until its response
+	flagBits = iota
 )
 
 var (
-	errNewer = errors.New("a newer release keeps this quota: upgrade this one")
-	castTab  = crc32.MakeTable(crc32.Castagnoli)
+	errNewer = errors.New("quota was written by a newer release: upgrade this one")
+	crcTable = crc32.MakeTable(crc32.Castagnoli)
 )
 
 func (s *state) numbers() []*int64 {
-	return []*int64{&s.last, &s.offset, &s.until, &s.shut, &s.epoch, &s.exact}
+	return []*int64{&s.last, &s.offset, &s.until, &s.flags, &s.epoch, &s.exact}
 }
 
 func (s *state) encode() []byte {
 	b := make([]byte, headLen, headLen+7*binary.MaxVarintLen64+len(s.plan)+len(s.ledger))
 	b[0] = format
 	packed := *s
-	if s.banned > s.last { // a release that knows of one end takes all of it for a ban
-		packed.shut |= ban | (s.until-s.banned)<<bits
+	if s.banned > s.last { // an older release takes the whole pause for a ban
+		packed.flags |= ban | (s.until-s.banned)<<flagBits
 	}
 	for _, n := range packed.numbers() {
 		b = binary.AppendVarint(b, *n)
 	}
 	b = binary.AppendUvarint(b, uint64(len(s.plan)))
 	b = append(append(b, s.plan...), s.ledger...)
-	binary.BigEndian.PutUint32(b[1:], crc32.Checksum(b[headLen:], castTab))
+	binary.BigEndian.PutUint32(b[1:], crc32.Checksum(b[headLen:], crcTable))
 	return b
 }
 
-// parse reads a value, of which the ledger remains a part.
+// parse decodes a value. The ledger shares its memory.
 func parse(b []byte) (s state, err error) {
 	switch {
 	case len(b) > 0 && b[0] > format:
 		return s, errNewer
-	case len(b) < headLen || b[0] == 0 || binary.BigEndian.Uint32(b[1:]) != crc32.Checksum(b[headLen:], castTab):
+	case len(b) < headLen || b[0] == 0 || binary.BigEndian.Uint32(b[1:]) != crc32.Checksum(b[headLen:], crcTable):
 		return s, ErrDamaged
 	}
 	b = b[headLen:]
@@ -81,10 +89,10 @@ func parse(b []byte) (s state, err error) {
 		}
 		b = b[size:]
 	}
-	if s.shut&ban > 0 {
-		s.banned = s.until - s.shut>>bits
+	if s.flags&ban > 0 {
+		s.banned = s.until - s.flags>>flagBits
 	}
-	s.shut &= probe | probing
+	s.flags &= probe | probing
 	length, size := binary.Uvarint(b)
 	if size <= 0 || length > uint64(len(b)-size) {
 		return s, ErrDamaged
@@ -94,17 +102,17 @@ func parse(b []byte) (s state, err error) {
 	return s, nil
 }
 
-// now is the present moment of the quota's clock, which never runs backwards: not
-// before an instant that is known to have passed.
-func (s *state) now(wall, known int64) (now algorithms.Moment, healed bool) {
+// now returns the present moment of the quota's clock, which never runs backward and is not before
+// known, an instant that has passed. It reports whether it corrected the offset.
+func (s *state) now(wall, known int64) (now algorithms.Moment, corrected bool) {
 	known = max(known, s.last)
-	if healed = wall+s.offset < known; healed {
+	if corrected = wall+s.offset < known; corrected {
 		s.offset = known - wall
 	}
-	return algorithms.Moment{At: wall + s.offset, Wall: wall}, healed
+	return algorithms.Moment{At: wall + s.offset, Wall: wall}, corrected
 }
 
-// planText is a plan as parsePlan reads it: the guard in µs and the tiers.
+// planText encodes a plan for parsePlan: the guard in µs, and the tiers.
 func planText(p *algorithms.Plan) string {
 	text := strconv.FormatInt(int64(p.Guard()/time.Microsecond), 10)
 	for _, t := range p.Tiers() {
@@ -131,7 +139,7 @@ func parsePlan(text string) (*algorithms.Plan, error) {
 	return algorithms.NewPlan(tiers, time.Duration(guard)*time.Microsecond)
 }
 
-// decode is the ledger, of a plan with the text that was written.
+// decode returns the ledger. p has the plan text of the state.
 func (s *state) decode(p *algorithms.Plan) (algorithms.Ledger, error) {
 	l := p.NewLedger()
 	if err := l.UnmarshalBinary(s.ledger); err != nil {
@@ -140,7 +148,7 @@ func (s *state) decode(p *algorithms.Plan) (algorithms.Ledger, error) {
 	return l, nil
 }
 
-// decodeAny is the ledger of whatever plan it was written for.
+// decodeAny returns the ledger under the plan with which it was written.
 func (s *state) decodeAny() (algorithms.Ledger, error) {
 	p, err := parsePlan(s.plan)
 	if err != nil {
@@ -149,8 +157,8 @@ func (s *state) decodeAny() (algorithms.Ledger, error) {
 	return s.decode(p)
 }
 
-// isIdle reports whether a quota decides as a fresh one would. What can't be read, maybe
-// a newer release can.
+// isIdle reports whether a quota decides as a fresh one would. It returns false for a value that
+// only a newer release may read.
 func isIdle(value []byte, wall int64) bool {
 	s, err := parse(value)
 	if err != nil {
@@ -158,5 +166,5 @@ func isIdle(value []byte, wall int64) bool {
 	}
 	l, err := s.decodeAny()
 	now, _ := s.now(wall, 0)
-	return err == nil && s.until <= now.At && s.shut&probe == 0 && l.Fresh(now)
+	return err == nil && s.until <= now.At && s.flags&probe == 0 && l.Fresh(now)
 }

@@ -41,17 +41,18 @@ func stopAndGo(path string) {
 	os.Exit(0)
 }
 
-// A process that is stopped inside its transaction has the file until it goes on or ends. No
-// caller of another waits for longer than its context or the store's bound, and the error names
-// the process. When that goes on, so does everybody, and nothing is lost.
+// A process that is stopped inside its transaction holds the file until it continues or ends.
+// Callers in other processes wait no longer than their context or the store's timeout, and the
+// error names the stopped process. When that process continues, the others do too, and no charge is
+// lost.
 func TestStoppedProcess(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		signal syscall.Signal
 		used   int
 	}{
-		{"it goes on", syscall.SIGCONT, 1},
-		{"it is killed", syscall.SIGKILL, 0},
+		{"continued", syscall.SIGCONT, 1},
+		{"killed", syscall.SIGKILL, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -81,7 +82,7 @@ func TestStoppedProcess(t *testing.T) {
 			}
 			var status syscall.WaitStatus
 			if _, err := syscall.Wait4(cmd.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
-				t.Fatalf("%v, %v: want a process that is stopped", status, err)
+				t.Fatalf("%v, %v: want a stopped process", status, err)
 			}
 
 			paused := time.Now()
@@ -109,7 +110,7 @@ func TestStoppedProcess(t *testing.T) {
 				wg.Go(func() {
 					err, want := call(), fmt.Sprintf("process %d ", cmd.Process.Pid)
 					if !errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "stopped") {
-						t.Errorf("%s: %v, want ErrUnavailable, and that %s is stopped", what, err, want)
+						t.Errorf("%s: %v, want ErrUnavailable and a text that contains %q and \"stopped\"", what, err, want)
 					}
 				})
 			}
@@ -124,7 +125,7 @@ func TestStoppedProcess(t *testing.T) {
 				t.Error(err)
 			}
 			if time.Since(paused) < 5*sec {
-				t.Error("nobody was told of the pause")
+				t.Error("the pause was lost")
 			}
 			for lines.Scan() {
 				if lines.Text() != "true" {
@@ -133,7 +134,7 @@ func TestStoppedProcess(t *testing.T) {
 			}
 			_ = cmd.Wait()
 			if n, want := allowed(l, 2*fresh), fresh-1-tc.used; n != want {
-				t.Errorf("%d more go, want %d", n, want)
+				t.Errorf("%d more requests are admitted, want %d", n, want)
 			}
 		})
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/apithrottle/throttle/store/storetest"
 )
 
-// The store keeps the contract of package store.
+// TestStore tests the contract of package store.
 func TestStore(t *testing.T) {
 	storetest.Run(t, storetest.Config{
 		Open:        func(t testing.TB) store.Store { return openFile(t, file(t)) },
