@@ -174,7 +174,7 @@ func (c *check) foretell(q store.Quota, r *rand.Rand) {
 		earliest, _ := f.Total(slices.Clone(ahead), queue[i].Cost, 0)
 		times[i], _ = f.Next(queue[i])
 		if earliest > times[i] {
-			c.Errorf("request %d waits %v by Next, and at earliest %v by Total", i, times[i], earliest)
+			c.Errorf("request %d waits %v by Next, and at least %v by Total", i, times[i], earliest)
 		}
 		ahead[0] += queue[i].Cost[0]
 	}
