@@ -11,23 +11,22 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// A Counter decides as a provider does, tier by tier, from the definition of
-// each [algorithms.Algorithm] and from nothing else: it lists what it accepted
-// and adds it up. It shares no arithmetic with the limiter, so a mistake made
-// there shows here.
+// A Counter decides as a provider does, tier by tier, directly from the definition of each
+// [algorithms.Algorithm]: it lists accepted requests and adds them up. It shares no arithmetic with
+// the limiter. Tests against a Counter therefore find mistakes in the limiter's arithmetic.
 //
-// Instants are whole microseconds since the Unix epoch and never run backwards:
-// one before the last arrival counts as the last arrival's. Costs are units by
-// name: nil is one request, a cost without "requests" counts one request, and
-// any other unit it does not name is 0. An amount of 0 leaves a tier as it was
-// and opens no window; one below 0 counts as 0.
+// Instants are whole microseconds since the Unix epoch and never run backward: an instant before
+// the last arrival counts as the instant of the last arrival. Costs are units by name. A nil cost
+// is one request. A cost without "requests" counts one request, and any other unit that it does not
+// name is 0. An amount of 0 does not change a tier and opens no window. An amount below 0 counts as
+// 0.
 //
-// Use [NewCounter]. Nothing blocks. A Counter is not safe for concurrent use.
+// Create a Counter with [NewCounter]. Its methods do not block. It is not safe for concurrent use.
 // It remembers each accepted request for WorstRolling, in 16 bytes.
 type Counter struct {
 	tiers   []tier
-	last    int64 // the last arrival, in microseconds
-	history log   // requests accepted since the beginning
+	last    int64 // instant of the last arrival, in microseconds
+	history log   // all accepted requests
 }
 
 type tier struct {
@@ -35,14 +34,14 @@ type tier struct {
 	count
 }
 
-// A count is one tier's. Costs are never negative, instants never run backwards.
+// A count is the count of one tier. Costs are never negative, and instants never run backward.
 type count interface {
-	fits(t, c int64) bool // whether c units may arrive at t; changes nothing
-	take(t, c int64)      // c > 0 units have arrived at t
+	fits(t, c int64) bool // reports whether c units may arrive at t
+	take(t, c int64)      // counts c > 0 units that arrive at t
 }
 
-// NewCounter returns a Counter that accepts what every tier accepts. Without
-// tiers it accepts everything. The error names every invalid tier by its index.
+// NewCounter returns a Counter that accepts a cost if every tier accepts it. Without tiers it
+// accepts everything. The error names every invalid tier by its index.
 func NewCounter(tiers ...algorithms.Tier) (*Counter, error) {
 	c := &Counter{last: math.MinInt64}
 	var errs []error
@@ -90,11 +89,11 @@ func newCount(t algorithms.Tier) count {
 	case algorithms.Concurrency:
 		return &inFlight{limit: t.Limit}
 	}
-	panic(fmt.Sprintf("throttletest: %v has no definition here", t.Algorithm))
+	panic(fmt.Sprintf("throttletest: no definition of algorithm %v", t.Algorithm))
 }
 
-// Admits returns the index of the first tier that refuses cost at instant t,
-// or -1 when all admit it. It changes nothing.
+// Admits returns the index of the first tier that refuses cost at instant t, or -1 if all tiers
+// admit it. It changes nothing.
 func (c *Counter) Admits(t int64, cost map[string]int64) (tier int) {
 	t = max(t, c.last)
 	for i, tier := range c.tiers {
@@ -105,13 +104,13 @@ func (c *Counter) Admits(t int64, cost map[string]int64) (tier int) {
 	return -1
 }
 
-// Arrive counts cost at instant t and reports whether it was accepted. What is
-// refused is charged to no tier.
+// Arrive counts cost at instant t and reports whether it was accepted. A refused cost is charged to
+// no tier.
 func (c *Counter) Arrive(t int64, cost map[string]int64) bool {
 	return c.arrive(t, cost) < 0
 }
 
-// arrive is Arrive, with the answer of Admits.
+// arrive is like Arrive, but returns the result of Admits.
 func (c *Counter) arrive(t int64, cost map[string]int64) (refusedBy int) {
 	c.last = max(t, c.last)
 	if i := c.Admits(c.last, cost); i >= 0 {
@@ -128,8 +127,8 @@ func (c *Counter) arrive(t int64, cost map[string]int64) (refusedBy int) {
 	return -1
 }
 
-// Release ends an accepted cost for the Concurrency tiers; the others count
-// arrivals and stay as they are.
+// Release ends an accepted cost in the Concurrency tiers. It does not change other tiers, which
+// count arrivals.
 func (c *Counter) Release(cost map[string]int64) {
 	for _, tier := range c.tiers {
 		if f, ok := tier.count.(*inFlight); ok {
@@ -138,12 +137,12 @@ func (c *Counter) Release(cost map[string]int64) {
 	}
 }
 
-// Earliest returns the first instant from t on at which every tier admits cost
-// if nothing arrives and nothing is released until then. It reports false when
-// time alone does not help: cost is above a capacity, or too much is in flight.
+// Earliest returns the first instant from t on at which every tier admits cost, if no cost arrives
+// and none is released until then. ok is false if no instant helps: cost exceeds a capacity, or too
+// many units are in flight.
 func (c *Counter) Earliest(t int64, cost map[string]int64) (at int64, ok bool) {
-	// All is forgotten after two windows or one refill, 200 years at most, and
-	// what fits at one instant fits at every later one: search by halves.
+	// Tiers forget everything after two windows or one refill, at most 200 years, and a cost that
+	// fits at one instant fits at every later one. So use binary search.
 	t = max(t, c.last)
 	low, high := t, t+2*algorithms.MaxWindow.Microseconds()
 	if c.Admits(high, cost) >= 0 {
@@ -159,8 +158,8 @@ func (c *Counter) Earliest(t int64, cost map[string]int64) (at int64, ok bool) {
 	return low, true
 }
 
-// WorstRolling returns the most units of "requests" accepted in any half-open
-// interval of length window, whatever the tiers say.
+// WorstRolling returns the most units of "requests" accepted in any half-open interval of length
+// window, regardless of the tiers.
 func (c *Counter) WorstRolling(window time.Duration) int64 {
 	width := int64((window + time.Microsecond - 1) / time.Microsecond)
 	return c.history.worst(width)
@@ -176,8 +175,10 @@ func amount(cost map[string]int64, unit string) int64 {
 
 // A log lists arrivals, oldest first.
 type log struct {
-	at, before []int64 // when, and the units that came before
-	sum        int64   // units in all; where it wraps round, differences stay right
+	// at are the instants of arrivals, and before the units that arrived before each.
+	at, before []int64
+	// sum is the number of all units. If it overflows, differences remain correct.
+	sum int64
 }
 
 func (l *log) add(t, c int64) {
@@ -199,7 +200,7 @@ func (l *log) since(t int64) int64 {
 	return 0
 }
 
-// forget drops what arrived up to t, once that is half of the list.
+// forget drops the arrivals up to t if they are more than half of the list.
 func (l *log) forget(t int64) {
 	if i := l.after(t); i > len(l.at)/2 {
 		l.at, l.before = slices.Delete(l.at, 0, i), slices.Delete(l.before, 0, i)
@@ -214,7 +215,7 @@ func (l *log) worst(width int64) (most int64) {
 			first++
 		}
 		if first > i {
-			continue // an interval of no length holds nothing
+			continue // an interval of length 0 contains nothing
 		}
 		through := l.sum
 		if i+1 < len(l.at) {
@@ -225,8 +226,8 @@ func (l *log) worst(width int64) (most int64) {
 	return most
 }
 
-// rolling: at most limit in every half-open interval of length window, so what
-// arrived at s has left at exactly s + window.
+// rolling accepts at most limit in every half-open interval of length window. An arrival at s
+// leaves at exactly s + window.
 type rolling struct {
 	limit, window int64
 	log           log
@@ -239,13 +240,14 @@ func (r *rolling) take(t, c int64) {
 	r.log.add(t, c)
 }
 
-// aligned: the windows [k·window + phase, (k+1)·window + phase) since the Unix
-// epoch. Each takes at most limit; when weighted, so do the current count and
-// that part of the previous one which a window ending now still covers.
+// aligned counts in the windows [k·window + phase, (k+1)·window + phase) since the Unix epoch. Each
+// window accepts at most limit. If weighted, limit also bounds the sum of the current count and a
+// part of the previous one: the part that a window ending now still covers.
 type aligned struct {
 	limit, window, phase int64
 	weighted             bool
-	counts               map[int64]int64 // by k: the current and the previous window
+	// counts are the units by k, of the current and the previous window.
+	counts map[int64]int64
 }
 
 // locate returns the window of t and the time since its start.
@@ -259,11 +261,11 @@ func (a *aligned) locate(t int64) (k, elapsed int64) {
 
 func (a *aligned) fits(t, c int64) bool {
 	k, elapsed := a.locate(t)
-	room := a.limit - a.counts[k]
-	if c > room || !a.weighted {
-		return c <= room
+	free := a.limit - a.counts[k]
+	if c > free || !a.weighted {
+		return c <= free
 	}
-	return productAtMost(a.counts[k-1], a.window-elapsed, room-c, a.window)
+	return productAtMost(a.counts[k-1], a.window-elapsed, free-c, a.window)
 }
 
 func (a *aligned) take(t, c int64) {
@@ -276,12 +278,12 @@ func (a *aligned) take(t, c int64) {
 	}
 }
 
-// anchored: the first arrival at s opens [s, s + window), which takes at most
-// limit; the first arrival after it opens the next.
+// anchored opens a window [s, s + window) with the first arrival at s. It accepts at most limit.
+// The first arrival after it opens the next window.
 type anchored struct {
 	limit, window int64
-	end           int64 // of the window opened last
-	n             int64 // units in it
+	end           int64 // end of the last window
+	n             int64 // units in the last window
 }
 
 func (a *anchored) fits(t, c int64) bool {
@@ -298,16 +300,16 @@ func (a *anchored) take(t, c int64) {
 	a.n += c
 }
 
-// bucket: from every earlier arrival s on, at most burst + (t-s)·limit/window
-// units up to t, and at most burst at once.
+// bucket accepts, from every earlier arrival s on, at most burst + (t-s)·limit/window units up to
+// t, and at most burst at once.
 //
-// Which start leaves the least room does not depend on t: a later start s' is
-// tighter than s when the units from s up to s' are no more than was refilled
-// meanwhile. So the tightest start stands for all of them.
+// Which start s is the tightest bound does not depend on t. A later start s' is tighter than s if
+// the units from s up to s' do not exceed the refill of that time. So it suffices to keep the
+// tightest start.
 type bucket struct {
 	limit, window, burst int64
-	start                int64 // the tightest
-	n                    int64 // units since; 0 before the first arrival
+	start                int64 // the tightest start
+	n                    int64 // units since start; 0 before the first arrival
 }
 
 func (b *bucket) fits(t, c int64) bool {
@@ -325,16 +327,16 @@ func (b *bucket) take(t, c int64) {
 	b.n += c
 }
 
-// calendar: at most limit in every day, week or month by the date on a zone's clocks.
+// calendar accepts at most limit in every day, week or month by the date in a time zone.
 type calendar struct {
 	limit  int64
 	period algorithms.Period
 	zone   *time.Location
-	now    [3]int // the date that stands for the current period
-	n      int64  // units in it
+	now    [3]int // the date that identifies the current period
+	n      int64  // units in the current period
 }
 
-// locate returns what all dates of the period of t have in common.
+// locate returns the date that identifies the period of t.
 func (c *calendar) locate(t int64) (date [3]int) {
 	local := time.UnixMicro(t).In(c.zone)
 	switch year, week := local.ISOWeek(); c.period {
@@ -362,7 +364,7 @@ func (c *calendar) take(t, n int64) {
 	c.n += n
 }
 
-// inFlight: at most limit arrived and not yet released.
+// inFlight accepts at most limit units that have arrived and have not been released.
 type inFlight struct{ limit, n int64 }
 
 func (f *inFlight) fits(_, c int64) bool { return c <= f.limit-f.n }

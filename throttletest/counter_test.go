@@ -22,7 +22,7 @@ func TestCounter(t *testing.T) {
 		at      int64 // microseconds
 		units   int64
 		want    bool
-		release int64 // units, before the step's arrival
+		release int64 // units released before the step's arrival
 	}
 	burst := func(a algorithms.Algorithm, limit, burst int64) []algorithms.Tier {
 		return []algorithms.Tier{{Limit: limit, Window: time.Second, Algorithm: a, Burst: burst}}
@@ -31,9 +31,9 @@ func TestCounter(t *testing.T) {
 		{at: 0, units: 1, want: true},
 		{at: 333_333, units: 1, want: false},
 		{at: 333_334, units: 1, want: true},
-		{at: 666_667, units: 1, want: false}, // from the start there is room for it, from 333,334 on there is not
+		{at: 666_667, units: 1, want: false}, // it fits since the start, but not since 333,334
 		{at: 666_668, units: 1, want: true},
-		{at: 9 * sec, units: 2, want: false}, // above the burst, however long the pause
+		{at: 9 * sec, units: 2, want: false}, // exceeds the burst after any pause
 		{at: 9 * sec, units: 1, want: true},
 		{at: 9 * sec, units: 1, want: false},
 	}
@@ -45,7 +45,7 @@ func TestCounter(t *testing.T) {
 		{at: 7 + sec - 1, units: 3, want: true},
 		{at: 7 + sec, units: 1, want: true},
 		{at: 7 + sec, units: 1, want: false},
-		{at: 7 + 2*sec - 1, units: 5, want: false}, // empty at 1 s, so full a second later
+		{at: 7 + 2*sec - 1, units: 5, want: false}, // empty at 1 s, full a second later
 		{at: 7 + 2*sec, units: 5, want: true},
 	}
 	rolling := []step{
@@ -54,7 +54,7 @@ func TestCounter(t *testing.T) {
 		{at: 10*sec + 400*ms, units: 1, want: false},
 		{at: 11*sec - 1, units: 1, want: false},
 		{at: 11 * sec, units: 3, want: false},
-		{at: 11 * sec, units: 2, want: true}, // what came at 10 s has left at exactly 11 s
+		{at: 11 * sec, units: 2, want: true}, // the arrival at 10 s leaves at exactly 11 s
 		{at: 11*sec + 400*ms - 1, units: 1, want: false},
 		{at: 11*sec + 400*ms, units: 3, want: true},
 		{at: 20 * sec, units: 6, want: false},
@@ -73,7 +73,7 @@ func TestCounter(t *testing.T) {
 		{"SlidingLog", []algorithms.Tier{algorithms.PerSecond(5)}, rolling},
 		{"SlidingWindow", []algorithms.Tier{{Limit: 5, Window: time.Second, Algorithm: algorithms.SlidingWindow, Precision: time.Second}}, rolling},
 		{"FixedWindow", []algorithms.Tier{{Limit: 2, Window: time.Second, Algorithm: algorithms.FixedWindow}}, []step{
-			{at: -1, units: 2, want: true}, // windows reach back beyond the epoch
+			{at: -1, units: 2, want: true}, // windows extend to before the epoch
 			{at: -1, units: 1, want: false},
 			{at: 0, units: 2, want: true},
 			{at: sec - 1, units: 1, want: false},
@@ -90,20 +90,20 @@ func TestCounter(t *testing.T) {
 		{"WeightedWindow", []algorithms.Tier{{Limit: 10_000, Window: 30 * 24 * time.Hour, Algorithm: algorithms.WeightedWindow}}, []step{
 			{at: k - day, units: 10_000, want: true},
 			{at: k, units: 1, want: false}, // the previous window weighs all of its 10,000
-			// One unit less for each 259.2 s of the window that have passed.
+			// Its weight falls by one unit each 259.2 s.
 			{at: k + 259_200*ms - 1, units: 1, want: false},
 			{at: k + 259_200*ms, units: 1, want: true},
 			{at: k + 259_200*ms, units: 1, want: false},
-			// 743,700 s are left: 10,000 × 743,700 ÷ 2,592,000 = 2,869.21, and 1 is in: 7,129 fit, 7,130 don't.
+			// 743,700 s are left: 10,000 × 743,700 ÷ 2,592,000 = 2,869.21. With 1 unit counted, 7,129 fit.
 			{at: k + month - 743_700*sec, units: 7_130, want: false},
 			{at: k + month - 743_700*sec, units: 7_129, want: true},
-			// 1 more when it weighs 2,869: 2,869 × 259.2 s = 743,644.8 s are left.
+			// One more fits when it weighs 2,869: 2,869 × 259.2 s = 743,644.8 s are left.
 			{at: k + month - 743_644_800*ms - 1, units: 1, want: false},
 			{at: k + month - 743_644_800*ms, units: 1, want: true},
-			// In the next window 7,131 are the previous one.
+			// In the next window the previous count is 7,131.
 			{at: k + month, units: 2_870, want: false},
 			{at: k + month, units: 2_869, want: true},
-			// Two windows on, nothing is left of either.
+			// After two windows both are forgotten.
 			{at: k + 3*month, units: 10_000, want: true},
 		}},
 		{"WeightedWindow with Phase", []algorithms.Tier{{Limit: 10, Window: 10 * time.Second, Algorithm: algorithms.WeightedWindow, Phase: 3 * time.Second}}, []step{
@@ -112,14 +112,14 @@ func TestCounter(t *testing.T) {
 			{at: 4 * sec, units: 1, want: true}, // 10 × 9/10 + 1
 		}},
 		{"AnchoredWindow", []algorithms.Tier{{Limit: 2, Window: time.Second, Algorithm: algorithms.AnchoredWindow}}, []step{
-			{at: 100 * ms, units: 0, want: true}, // opens nothing
+			{at: 100 * ms, units: 0, want: true}, // opens no window
 			{at: 300 * ms, units: 3, want: false},
 			{at: 300 * ms, units: 1, want: true},
 			{at: 1300*ms - 1, units: 1, want: true},
 			{at: 1300*ms - 1, units: 1, want: false},
 			{at: 1300 * ms, units: 2, want: true}, // four within a second and a microsecond
 			{at: 2300*ms - 1, units: 1, want: false},
-			{at: 5 * sec, units: 2, want: true}, // the windows don't follow one another: this one opens now
+			{at: 5 * sec, units: 2, want: true}, // windows are not contiguous: this one opens now
 			{at: 6*sec - 1, units: 1, want: false},
 			{at: 6 * sec, units: 1, want: true},
 		}},
@@ -149,14 +149,14 @@ func TestCounter(t *testing.T) {
 			{at: 100 * day, units: 1, want: false},
 			{at: 100 * day, release: 2, units: 3, want: false},
 			{at: 100 * day, units: 2, want: true},
-			{at: 100 * day, release: 100, units: 4, want: false}, // never below nothing
+			{at: 100 * day, release: 100, units: 4, want: false}, // the count is never negative
 			{at: 100 * day, units: 3, want: true},
-			{at: 100 * day, release: -1, units: 1, want: false}, // takes nothing
+			{at: 100 * day, release: -1, units: 1, want: false}, // a negative amount is 0
 			{at: 100 * day, release: 1, units: 1, want: true},
 		}},
 		{"all tiers or none", []algorithms.Tier{algorithms.PerSecond(5), {Limit: 7, Window: time.Hour, Algorithm: algorithms.AnchoredWindow}}, []step{
 			{at: 0, units: 5, want: true},
-			{at: sec, units: 3, want: false}, // refused by the hour, so the second is still free
+			{at: sec, units: 3, want: false}, // the hour refuses it, and the second is not charged
 			{at: sec, units: 2, want: true},
 			{at: 3600*sec - 1, units: 1, want: false},
 			{at: 3600 * sec, units: 5, want: true},
@@ -197,13 +197,13 @@ func TestCounterUnits(t *testing.T) {
 		tier int
 	}{
 		{nil, -1},         // one request, no token
-		{tokens(101), 1},  // refused whole: the request is not counted either
-		{tokens(60), -1},  // one request too
+		{tokens(101), 1},  // refused by all tiers: the request is not counted either
+		{tokens(60), -1},  // also one request
 		{tokens(1), 0},    // a third request
-		{tokens(1000), 0}, // the first tier to refuse is named
+		{tokens(1000), 0}, // the result is the first tier that refuses
 		{map[string]int64{"tokens": 40, "requests": 0}, -1},
 		{map[string]int64{"tokens": 1, "requests": 0}, 1},
-		{map[string]int64{"tokens": -5, "requests": -5}, -1}, // gives nothing back
+		{map[string]int64{"tokens": -5, "requests": -5}, -1}, // does not refund
 		{map[string]int64{"tokens": 1, "requests": 0}, 1},
 	}
 	for i, s := range steps {
@@ -219,11 +219,11 @@ func TestCounterUnits(t *testing.T) {
 func TestNewCounterErrors(t *testing.T) {
 	_, err := NewCounter(algorithms.PerSecond(0), algorithms.PerSecond(1), algorithms.Tier{Limit: 1})
 	if err == nil {
-		t.Fatal("invalid tiers were taken")
+		t.Fatal("NewCounter accepts invalid tiers")
 	}
 	for _, want := range []string{"tier 0: Limit is 0", "tier 2: Window is 0s"} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("the error lacks %q: %v", want, err)
+			t.Errorf("error %v, want %q", err, want)
 		}
 	}
 }
@@ -234,7 +234,7 @@ func TestEarliest(t *testing.T) {
 		name  string
 		tiers []algorithms.Tier
 		first int64 // units that arrive at 1 s
-		cost  int64 // units asked for from 1 s on
+		cost  int64 // units requested from 1 s on
 		at    int64
 		ok    bool
 	}{

@@ -13,8 +13,8 @@ import (
 
 type arrival struct{ at, units int64 }
 
-// accepts is the definition of each algorithm word for word: every arrival ever
-// accepted, every interval, in fractions of unbounded size.
+// accepts follows the definition of each algorithm literally: it checks every accepted arrival and
+// every interval, with exact fractions.
 func accepts(tier algorithms.Tier, past []arrival, t, c int64) bool {
 	window := tier.Window.Microseconds()
 	sum := func(from, to int64) (units int64) { // arrivals in [from, to)
@@ -53,9 +53,9 @@ func accepts(tier algorithms.Tier, past []arrival, t, c int64) bool {
 			burst = tier.Limit
 		}
 		for _, s := range append(past[:len(past):len(past)], arrival{t, c}) {
-			room := big.NewRat(t-s.at, window)
-			room.Mul(room, big.NewRat(tier.Limit, 1)).Add(room, big.NewRat(burst, 1))
-			if big.NewRat(sum(s.at, t+1)+c, 1).Cmp(room) > 0 {
+			bound := big.NewRat(t-s.at, window)
+			bound.Mul(bound, big.NewRat(tier.Limit, 1)).Add(bound, big.NewRat(burst, 1))
+			if big.NewRat(sum(s.at, t+1)+c, 1).Cmp(bound) > 0 {
 				return false
 			}
 		}
@@ -74,8 +74,8 @@ func randomTier(r *rand.Rand, a algorithms.Algorithm) algorithms.Tier {
 	return tier
 }
 
-// TestDefinition runs random arrivals through a Counter and through the
-// definition, and asks Earliest about every one refused.
+// TestDefinition compares a Counter with the definition for random arrivals, and checks Earliest
+// for each of them.
 func TestDefinition(t *testing.T) {
 	for a := algorithms.SlidingLog; a < algorithms.Concurrency; a++ {
 		t.Run(a.String(), func(t *testing.T) {
@@ -126,7 +126,7 @@ func compare(r *rand.Rand, a algorithms.Algorithm) (problem string) {
 func TestProductAtMost(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	product := func(a, b int64) *big.Int { return new(big.Int).Mul(big.NewInt(a), big.NewInt(b)) }
-	draw := func() int64 { return r.Int64() >> r.IntN(63) } // of every length
+	draw := func() int64 { return r.Int64() >> r.IntN(63) } // numbers of all bit lengths
 	for range 100_000 {
 		a, b, c, d := draw(), draw(), draw(), draw()
 		if r.IntN(4) == 0 {

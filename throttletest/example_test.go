@@ -34,7 +34,7 @@ func ExampleNewProvider() {
 
 func ExampleNew() {
 	api := throttletest.New(algorithms.PerHour(1))
-	client := &http.Client{Transport: api} // or below the transport under test
+	client := &http.Client{Transport: api} // or set it as the Base of the transport under test
 
 	for range 2 {
 		res, err := client.Get("http://api.example.com/v1/things")
@@ -50,8 +50,8 @@ func ExampleNew() {
 	// 429 Too Many Requests
 }
 
-// A token bucket of 5 a second takes nine requests within a second: five at
-// once, and four more, one each 200 ms. A rolling window of 5 a second takes five.
+// A token bucket of 5 a second accepts nine requests within a second: five at once, and four more
+// at intervals of 200 ms. A rolling window of 5 a second accepts five.
 func ExampleNewCounter() {
 	for _, a := range []algorithms.Algorithm{algorithms.TokenBucket, algorithms.SlidingLog} {
 		c, err := throttletest.NewCounter(algorithms.Tier{Limit: 5, Window: time.Second, Algorithm: a})

@@ -1,16 +1,14 @@
-// Package throttletest is a strict provider to test against, like
-// net/http/httptest: it counts what arrives as its tiers say, refuses the rest
-// with status 429, and remembers all of it.
+// Package throttletest provides a strict API provider for tests, like net/http/httptest. It counts
+// requests by its tiers, refuses the excess with status 429, and records all requests.
 //
 //	api := throttletest.NewProvider(algorithms.PerSecond(5), algorithms.PerHour(10000))
 //	defer api.Close()
 //	... send through the client under test to api.URL ...
 //	if n := api.Summary().Refused; n != 0 { t.Errorf("the provider refused %d", n) }
 //
-// [NewProvider] listens on a local socket. [New] gives the same provider in
-// memory, as an [http.RoundTripper]: inside testing/synctest a run of hours
-// takes milliseconds, to the microsecond the same each time. [Counter] is the
-// counting alone, without time or HTTP.
+// [NewProvider] listens on a local socket. [New] returns the same provider in memory, as an
+// [http.RoundTripper]. Inside testing/synctest a run of hours then takes milliseconds, and is the
+// same to the microsecond each time. [Counter] is the counting alone, without time or HTTP.
 package throttletest
 
 import (
@@ -28,30 +26,41 @@ import (
 	"github.com/apithrottle/throttle/internal/httpmem"
 )
 
-// A Provider is an API with limits. Each request is counted at one instant by a
-// [Counter] with the Provider's tiers. What it accepts is answered with status
-// 200 and {"ok":true}, what it refuses with Status, a JSON error and the headers
-// that Header sets; a refusal is charged to no tier.
+// A Provider is an API with limits. A [Counter] with the Provider's tiers counts each request at
+// one instant. The answer to an accepted request is status 200 and {"ok":true}. The answer to a
+// refused request is Status, a JSON error and the headers that Header sets. A refusal is charged to
+// no tier.
 //
-// Use [NewProvider] or [New], and set the fields before the first request. Its
-// clock is the wall clock of its making plus the time since: it never runs
-// backwards, and a Provider for a synctest bubble must be made inside it.
-// Requests block for Delay and Hold, and no longer than their context allows.
-// A Provider is safe for concurrent use.
+// Create a Provider with [NewProvider] or [New], and set the fields before the first request. Its
+// clock starts at the wall time of its creation and never runs backward. Create a Provider for a
+// synctest bubble inside the bubble. Requests block for Delay and Hold, but no longer than their
+// context allows. A Provider is safe for concurrent use.
 type Provider struct {
-	URL string // where the server of NewProvider listens, such as "http://127.0.0.1:41001"; empty after New
+	// URL is the base URL of the server of NewProvider, such as "http://127.0.0.1:41001". It is
+	// empty after New.
+	URL string
 
-	Status  int                                  // of a refusal. If zero, 429
-	Header  func(h http.Header, r Refusal)       // says in h how long to wait. If nil, RetryAfterSeconds
-	Penalty time.Duration                        // the Wait of each Refusal. If zero, the true one
-	Delay   func() time.Duration                 // how late a request reaches the counter; called concurrently. If nil, at once
-	Hold    func() time.Duration                 // from counting to answering; called concurrently. If nil, none
-	Cost    func(*http.Request) map[string]int64 // units by name, see Counter; may read the body; called concurrently. If nil, one request
+	// Status is the status of a refusal. If zero, 429.
+	Status int
+	// Header sets in h how long the client must wait. If nil, RetryAfterSeconds.
+	Header func(h http.Header, r Refusal)
+	// Penalty is the Wait of each Refusal. If zero, the actual wait.
+	Penalty time.Duration
+	// Delay returns how long a request takes to reach the counter. It is called concurrently. If nil, no
+	// time.
+	Delay func() time.Duration
+	// Hold returns the time between counting a request and answering it. It is called concurrently.
+	// If nil, no time.
+	Hold func() time.Duration
+	// Cost returns the units of a request by name: see Counter. It may read the body. It is called
+	// concurrently. If nil, one request.
+	Cost func(*http.Request) map[string]int64
 
 	server *httptest.Server // nil after New
 	start  time.Time        // origin of the clock: wall time and monotonic reading
 
-	mu       sync.Mutex // guards what follows, and makes the clock's order the counter's
+	// mu guards the fields below. It also makes the order of the clock the order of the counter.
+	mu       sync.Mutex
 	counter  *Counter
 	arrivals []Arrival
 }
@@ -61,32 +70,42 @@ var (
 	_ http.RoundTripper = (*Provider)(nil)
 )
 
-// An Arrival is a request as the counter saw it.
+// An Arrival is a request that reached the counter.
 type Arrival struct {
-	At       time.Time        // when it was counted, in whole microseconds
-	Cost     map[string]int64 // as the Cost field returned it; do not change it
+	// At is when the request was counted, in whole microseconds.
+	At time.Time
+	// Cost is the result of Provider.Cost. Do not modify it.
+	Cost     map[string]int64
 	Accepted bool
-	Tier     int    // index of the first tier that refused it, or -1
-	Path     string // of its URL
+	// Tier is the index of the first tier that refused the request, or -1.
+	Tier int
+	// Path is the path of the request's URL.
+	Path string
 }
 
-// A Refusal is what a Header function knows.
+// A Refusal describes a refused request to a Header function.
 type Refusal struct {
-	At   time.Time     // when the request was counted
-	Tier int           // index of the first tier that refused it
-	Wait time.Duration // until the counter would admit it, or Penalty. Zero when waiting alone will not do: too much in flight, or a cost above the limit
+	// At is when the request was counted.
+	At time.Time
+	// Tier is the index of the first tier that refused the request.
+	Tier int
+	// Wait is the time until the counter would admit the request, or Penalty. It is zero if waiting
+	// does not help, because too many units are in flight or the cost exceeds a limit.
+	Wait time.Duration
 }
 
 // A Summary counts the requests that reached the counter.
 type Summary struct {
-	Sent        int64 // Accepted + Refused
-	Accepted    int64 // requests
-	Refused     int64 // requests
-	WorstSecond int64 // the most units of "requests" accepted within any second
+	// Sent is Accepted + Refused.
+	Sent     int64
+	Accepted int64
+	Refused  int64
+	// WorstSecond is the most units of "requests" accepted within any second.
+	WorstSecond int64
 }
 
-// New returns a Provider without a server, to be used as an [http.RoundTripper]
-// or [http.Handler]. It panics when a tier is invalid.
+// New returns a Provider without a server, for use as an [http.RoundTripper] or [http.Handler]. It
+// panics if a tier is invalid.
 func New(tiers ...algorithms.Tier) *Provider {
 	c, err := NewCounter(tiers...)
 	if err != nil {
@@ -95,9 +114,8 @@ func New(tiers ...algorithms.Tier) *Provider {
 	return &Provider{counter: c, start: time.Now()}
 }
 
-// NewProvider returns a Provider that listens on a local socket, at its URL.
-// The caller should call Close when done. It panics when a tier is invalid or
-// no socket can be had.
+// NewProvider returns a Provider that listens on a local socket, at its URL. Call Close when done.
+// NewProvider panics if a tier is invalid or no socket is available.
 func NewProvider(tiers ...algorithms.Tier) *Provider {
 	p := New(tiers...)
 	p.server = httptest.NewServer(p)
@@ -112,8 +130,8 @@ func (p *Provider) Close() {
 	}
 }
 
-// Client returns a client for requests to the Provider, one without any limiter.
-// After New each of its requests goes to the Provider, whatever the URL.
+// Client returns a client for requests to the Provider, without a limiter. After New, each of its
+// requests goes to the Provider, whatever its URL.
 func (p *Provider) Client() *http.Client {
 	if p.server != nil {
 		return p.server.Client()
@@ -121,14 +139,14 @@ func (p *Provider) Client() *http.Client {
 	return &http.Client{Transport: p}
 }
 
-// Arrivals returns all requests that reached the counter, in the order counted.
+// Arrivals returns all requests that reached the counter, in the order in which they were counted.
 func (p *Provider) Arrivals() []Arrival {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.arrivals)
 }
 
-// Summary returns what has been counted so far.
+// Summary returns the counts so far.
 func (p *Provider) Summary() Summary {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,10 +168,9 @@ func (p *Provider) WorstRolling(window time.Duration) int64 {
 	return p.counter.WorstRolling(window)
 }
 
-// ServeHTTP answers r after Delay and Hold. Concurrency is released before the
-// first byte of the answer leaves, so whoever has the answer may send the next.
-// When the client goes away first, the answer is aborted as
-// [http.ErrAbortHandler] does.
+// ServeHTTP answers r after Delay and Hold. It releases Concurrency before it sends the first byte
+// of the answer. A client that has the answer may therefore send its next request. If the client
+// goes away before the answer, ServeHTTP aborts as [http.ErrAbortHandler] does.
 func (p *Provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a, err := p.serve(r)
 	if err != nil {
@@ -165,10 +182,10 @@ func (p *Provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, a.body)
 }
 
-// RoundTrip answers r in memory after Delay and Hold. It reads the request's
-// body to the end and closes it. Concurrency is released when the response's
-// body is read to the end or closed. The error is the context's, or that of
-// reading the body; a request given up before it was counted is not in Arrivals.
+// RoundTrip answers r in memory after Delay and Hold. It reads the request's body to the end and
+// closes it. It releases Concurrency when the response's body is read to the end or closed. The
+// error is the error of the context or of reading the body. A request that is canceled before it
+// was counted is not in Arrivals.
 func (p *Provider) RoundTrip(r *http.Request) (*http.Response, error) {
 	a, err := p.serve(r)
 	if err != nil {
@@ -178,13 +195,14 @@ func (p *Provider) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 type answer struct {
-	status  int
-	header  http.Header
-	body    string
-	release func() // ends what Concurrency counts; once, however often it is called
+	status int
+	header http.Header
+	body   string
+	// release releases the cost in Concurrency tiers, at the first call.
+	release func()
 }
 
-// serve takes a request from its receipt to its answer, for server and RoundTrip alike.
+// serve processes a request from its receipt to its answer, for ServeHTTP and RoundTrip.
 func (p *Provider) serve(r *http.Request) (*answer, error) {
 	var cost map[string]int64
 	if p.Cost != nil {
@@ -194,17 +212,17 @@ func (p *Provider) serve(r *http.Request) (*answer, error) {
 		return nil, err
 	}
 	if err := httpmem.Sleep(r.Context(), p.Delay); err != nil {
-		return nil, err // it never reached the counter
+		return nil, err // the request was not counted
 	}
 	a := p.count(r.URL.Path, cost)
 	if err := httpmem.Sleep(r.Context(), p.Hold); err != nil {
-		a.release() // it stays counted, but its place in flight is free
+		a.release() // the request stays counted, but is no longer in flight
 		return nil, err
 	}
 	return a, nil
 }
 
-// count is the one place that decides.
+// count counts a request and decides about it.
 func (p *Provider) count(path string, cost map[string]int64) *answer {
 	p.mu.Lock()
 	now := p.start.UnixMicro() + time.Since(p.start).Microseconds()
@@ -244,17 +262,17 @@ func (p *Provider) refuse(header http.Header, r Refusal) *answer {
 	return &answer{status, header, text, func() {}}
 }
 
-// RetryAfterSeconds sets Retry-After to whole seconds, rounded up, as most
-// providers do. It is for Provider.Header, as are the others; each says nothing
-// when the Refusal has no Wait.
+// RetryAfterSeconds sets Retry-After to whole seconds, rounded up, as most providers do. This
+// function and the following ones are values for Provider.Header. They set no Retry-After if the
+// Refusal has no Wait.
 func RetryAfterSeconds(h http.Header, r Refusal) {
 	if r.Wait > 0 {
 		h.Set("Retry-After", strconv.FormatInt(roundUp(r.Wait, time.Second), 10))
 	}
 }
 
-// RetryAfterDecimal sets Retry-After to seconds with three decimals, rounded
-// up, such as "1.250": outside RFC 9110, but in use.
+// RetryAfterDecimal sets Retry-After to seconds with three decimals, rounded up, such as "1.250".
+// RFC 9110 does not allow this, but some providers do it.
 func RetryAfterDecimal(h http.Header, r Refusal) {
 	if ms := roundUp(r.Wait, time.Millisecond); ms > 0 {
 		h.Set("Retry-After", fmt.Sprintf("%d.%03d", ms/1000, ms%1000))
@@ -271,10 +289,10 @@ func RetryAfterDate(h http.Header, r Refusal) {
 	}
 }
 
-// NoRetryAfter says nothing, and leaves the client to guess.
+// NoRetryAfter sets no header.
 func NoRetryAfter(http.Header, Refusal) {}
 
-// roundUp returns d in whole units.
+// roundUp returns d in units, rounded up.
 func roundUp(d, unit time.Duration) int64 { return int64((d + unit - 1) / unit) }
 
 // drain reads a request's body to the end and closes it.

@@ -70,13 +70,13 @@ func TestHeaderStyles(t *testing.T) {
 func TestNewPanics(t *testing.T) {
 	defer func() {
 		if got, _ := recover().(string); !strings.Contains(got, "throttletest: tier 1: Limit is 0") {
-			t.Errorf("panic says %q", got)
+			t.Errorf("panic with %q", got)
 		}
 	}()
 	New(algorithms.PerHour(1), algorithms.PerSecond(0))
 }
 
-// TestAnswers looks at both kinds of answer, of the server and in memory.
+// TestAnswers tests the answers of the server and in memory.
 func TestAnswers(t *testing.T) {
 	server, memory := NewProvider(algorithms.PerHour(1)), New(algorithms.PerHour(1))
 	defer server.Close()
@@ -122,7 +122,7 @@ func TestStatusAndHeader(t *testing.T) {
 	}
 }
 
-// TestTrueWait follows Retry-After and finds that it was neither short nor long.
+// TestTrueWait tests that a request after Retry-After is accepted, and an earlier one is not.
 func TestTrueWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New(algorithms.PerSecond(2), algorithms.PerMinute(3))
@@ -155,7 +155,7 @@ func TestTrueWait(t *testing.T) {
 	})
 }
 
-// TestNoTrueWait: where time does not help, no time is told; a penalty is told anyway.
+// TestNoTrueWait tests that a Refusal has no Wait if time does not help, unless there is a Penalty.
 func TestNoTrueWait(t *testing.T) {
 	for _, penalty := range []time.Duration{0, time.Minute} {
 		p := New(algorithms.PerSecond(2))
@@ -196,7 +196,7 @@ func TestCanceled(t *testing.T) {
 	}{
 		{"before it starts", 0, 0},
 		{"during Delay", 29 * time.Millisecond, 0},
-		{"during Hold", 31 * time.Millisecond, 1}, // counted, though nobody saw the answer
+		{"during Hold", 31 * time.Millisecond, 1}, // counted, although no client received the answer
 	}
 	for _, test := range tests {
 		synctest.Test(t, func(t *testing.T) {
@@ -223,7 +223,7 @@ func TestCanceled(t *testing.T) {
 				t.Errorf("%s: the request's body was closed %d times", test.name, sent.closed)
 			}
 			if res, _ := get(t, p.Client(), anywhere); res.StatusCode != 200 {
-				t.Errorf("%s: its place in flight was not given back: %s", test.name, res.Status)
+				t.Errorf("%s: the request is still in flight: %s", test.name, res.Status)
 			}
 		})
 	}
@@ -298,8 +298,8 @@ func TestConcurrencyInMemory(t *testing.T) {
 	send("after the second was closed", 200)
 }
 
-// TestConcurrencyOfServer: one at a time, each sent as soon as the one before
-// is answered; and one more while Hold lasts.
+// TestConcurrencyOfServer sends requests one at a time, each as soon as the previous one is
+// answered, and one more during Hold.
 func TestConcurrencyOfServer(t *testing.T) {
 	p := NewProvider(algorithms.Tier{Limit: 1, Algorithm: algorithms.Concurrency})
 	defer p.Close()
@@ -330,15 +330,16 @@ func TestConcurrencyOfServer(t *testing.T) {
 	}()
 	<-entered
 	if res, _ := get(t, p.Client(), p.URL); res.StatusCode != 429 {
-		t.Errorf("a second one while the first is held: %s", res.Status)
+		t.Errorf("a second request while the first is held: %s", res.Status)
 	}
 	close(gate)
 	if status := <-done; status != 200 {
-		t.Errorf("the held one: %d", status)
+		t.Errorf("the held request: %d", status)
 	}
 }
 
-// TestClientGoesAway: the server counts nothing for a client that left during Delay.
+// TestClientGoesAway tests that the server does not count a request whose client leaves during
+// Delay.
 func TestClientGoesAway(t *testing.T) {
 	p := NewProvider(algorithms.PerHour(1))
 	entered := make(chan bool)
@@ -361,8 +362,8 @@ func TestClientGoesAway(t *testing.T) {
 	}
 }
 
-// TestParallel sends from many goroutines at once: exactly the limit is
-// accepted, and the clock never runs backwards.
+// TestParallel sends from many goroutines at once. Exactly the limit is accepted, and the clock
+// never runs backward.
 func TestParallel(t *testing.T) {
 	p := NewProvider(algorithms.PerHour(60))
 	defer p.Close()
@@ -387,13 +388,14 @@ func TestParallel(t *testing.T) {
 	var last time.Time
 	for i, a := range p.Arrivals() {
 		if a.At.Before(last) {
-			t.Errorf("arrival %d is before the one ahead of it", i)
+			t.Errorf("arrival %d is before the previous one", i)
 		}
 		last = a.At
 	}
 }
 
-// TestHour runs 10,000 an hour in memory, one each 360 ms, and a client that is one too quick.
+// TestHour sends slightly faster than one request each 360 ms, in memory, with a limit of 10,000 an
+// hour.
 func TestHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New(algorithms.PerSecond(5), algorithms.PerHour(10_000))
