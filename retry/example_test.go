@@ -16,7 +16,7 @@ import (
 func ExampleNewClient() {
 	attempts := 0
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if attempts++; attempts == 1 { // somebody else has used up the quota
+		if attempts++; attempts == 1 { // another program has used up the quota
 			w.Header().Set("Retry-After", "0.01")
 			w.WriteHeader(http.StatusTooManyRequests)
 			return

@@ -13,9 +13,9 @@ import (
 	"github.com/apithrottle/throttle/retry"
 )
 
-type answering func() (status int, body string)
+type scriptedBase func() (status int, body string)
 
-func (f answering) RoundTrip(*http.Request) (*http.Response, error) {
+func (f scriptedBase) RoundTrip(*http.Request) (*http.Response, error) {
 	status, body := f()
 	return &http.Response{
 		StatusCode: status, Header: http.Header{"Content-Type": {"application/json"}},
@@ -23,8 +23,8 @@ func (f answering) RoundTrip(*http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// What the Profile takes for a lack of quota is sent again, whatever its status, and
-// what it takes for something else is not.
+// The client retries responses that the Profile classifies as a lack of quota, whatever their
+// status. It does not retry responses that the Profile classifies otherwise.
 func TestProfile(t *testing.T) {
 	profile := &answers.Profile{Rules: []answers.Rule{
 		{Status: 429, Path: "code", Text: "insufficient_quota", Kind: answers.Other},
@@ -48,7 +48,7 @@ func TestProfile(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			client := retry.NewClient(&throttle.Transport{Limiter: lim, Profile: profile, Base: answering(func() (int, string) {
+			client := retry.NewClient(&throttle.Transport{Limiter: lim, Profile: profile, Base: scriptedBase(func() (int, string) {
 				if attempts++; attempts == 1 {
 					return tt.status, tt.body
 				}
@@ -65,7 +65,7 @@ func TestProfile(t *testing.T) {
 				t.Errorf("%d %s: %d attempts in %v, want %d in %v", tt.status, tt.body, attempts, time.Since(began), tt.attempts, tt.took)
 			}
 			if attempts == 1 && (resp.StatusCode != tt.status || string(body) != tt.body) {
-				t.Errorf("handed over %d %s, want %d %s", resp.StatusCode, body, tt.status, tt.body)
+				t.Errorf("returned %d %s, want %d %s", resp.StatusCode, body, tt.status, tt.body)
 			}
 		})
 	}

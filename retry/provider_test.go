@@ -19,19 +19,19 @@ import (
 
 var errDial = errors.New("no route to provider")
 
-// A provider answers by a script, through net/http on both sides and pipes in between,
-// so that it runs in a synctest bubble. "429 3" is a status and its Retry-After, "dial"
-// a connection refused, "reset" one closed without an answer, "hang" one that is silent
-// until the client goes, "302 /x" a redirect. The last line repeats.
+// A provider answers by a script. It uses net/http on both sides and pipes in between, which work
+// in a synctest bubble. The lines of a script are "429 3", a status with its Retry-After; "dial", a
+// connection refused; "reset", a connection closed without an answer; "hang", no answer until the
+// client goes away; and "302 /x", a redirect. The last line repeats.
 type provider struct {
 	transport *http.Transport
 	start     time.Time
 	conns     chan net.Conn
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards all below
 	script []string
-	sent   []string        // bodies that arrived
-	at     []time.Duration // when: since start
+	sent   []string        // bodies of the requests
+	at     []time.Duration // times of the requests since start
 	dials  int
 }
 
@@ -47,7 +47,7 @@ func newProvider(t *testing.T, script ...string) *provider {
 	return p
 }
 
-// next takes a line of the script, if it is one of those wanted or none is named.
+// next takes the next line of the script. If wanted is not empty, it takes only one of those.
 func (p *provider) next(wanted ...string) (status, value string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,21 +102,22 @@ func (p *provider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "answer %d", len(p.arrived()))
 }
 
-// arrived returns the bodies of the requests that came.
+// arrived returns the bodies of the requests that have arrived.
 func (p *provider) arrived() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.sent)
 }
 
-// attempts counts the connections asked for, which without keep-alive are the attempts.
+// attempts returns the number of dialed connections. Without keep-alive it is the number of
+// attempts.
 func (p *provider) attempts() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.dials
 }
 
-// Accept, Close and Addr make it a net.Listener.
+// Accept, Close and Addr implement net.Listener.
 func (p *provider) Accept() (net.Conn, error) {
 	if c, ok := <-p.conns; ok {
 		return c, nil
@@ -127,7 +128,7 @@ func (p *provider) Accept() (net.Conn, error) {
 func (p *provider) Close() error   { close(p.conns); return nil }
 func (p *provider) Addr() net.Addr { return &net.UnixAddr{Name: "provider"} }
 
-// limited returns a Transport over p whose limiter has quota to spare.
+// limited returns a Transport over p whose limiter admits all requests of the tests.
 func limited(t *testing.T, p http.RoundTripper) *throttle.Transport {
 	l, err := throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(1000)}}, nil)
 	if err != nil {
@@ -136,15 +137,15 @@ func limited(t *testing.T, p http.RoundTripper) *throttle.Transport {
 	return &throttle.Transport{Base: p, Limiter: l}
 }
 
-// A stream is a body that can't be had twice.
+// A stream is a body that can be read only once.
 type stream struct{ io.Reader }
 
-// bodies opens bodies and counts what becomes of them.
+// bodies opens bodies and counts how often each is closed.
 type bodies struct {
 	text   string
-	err    error // of every opening but the first
+	err    error // error of every opening except the first
 	mu     sync.Mutex
-	closed []int // closings of each body opened
+	closed []int // number of Close calls of each body
 }
 
 func (b *bodies) open() (io.ReadCloser, error) {
@@ -170,8 +171,8 @@ func (b *body) Close() error {
 	return nil
 }
 
-// once is a base that reads and closes a body once, as net/http's may not, and answers
-// by its script: statuses, or 0 for an error.
+// once is a base that closes a body exactly once, which net/http does not guarantee. It answers by
+// its script of statuses, or with an error for 0.
 type once struct{ script []int }
 
 func (o *once) RoundTrip(req *http.Request) (*http.Response, error) {

@@ -1,44 +1,48 @@
-// Package retry makes an [http.Client] that sends again what was throttled.
+// Package retry provides an [http.Client] that retries throttled requests.
 //
 //	client := retry.NewClient(&throttle.Transport{Limiter: lim})
 //
-// It is go-retryablehttp over a [throttle.Transport]. Every attempt passes the
-// limiter anew, so that a retry costs quota like any request and waits its turn like
-// any request; what the provider asked for with Retry-After is waited for there, once
-// for everyone who shares the quota.
+// It is go-retryablehttp over a [throttle.Transport]. Every attempt passes the limiter. A retry
+// therefore costs quota and waits its turn like any request, and the limiter waits for a
+// Retry-After once for all who share the quota.
 //
-// # What is sent again
+// # What is retried
 //
-// A refusal for lack of quota, that is a 429, or a 503 with a Retry-After, or what else
-// the transport's Profile takes for one: always, for the provider did nothing with the
-// request. So is a request of which nothing was written, such as one whose connection was
-// refused. A Retry-After of 0 has one request try at once; only if that is refused too does
-// the pause grow.
+// Always: a refusal for lack of quota, which is a 429, a 503 with a Retry-After, or another
+// response that the transport's Profile classifies as one. The provider did not process such a
+// request. The same holds for a request of which nothing was written, for example because its
+// connection was refused. After a Retry-After of 0 one request tries at once. The pause grows only
+// if that request is refused too.
 //
-// Other failures, that is a lost connection, an AttemptTimeout, or a status of 500 and
-// more except 501: only if twice does no more than once, as with GET, HEAD, OPTIONS,
-// TRACE, PUT and DELETE, and with an Idempotency-Key or X-Idempotency-Key header. A POST
-// that was answered 502 may have bought something.
+// Idempotent requests only: other failures, which are a lost connection, an AttemptTimeout, or a
+// status of 500 and more except 501. A request is idempotent if its method is GET, HEAD, OPTIONS,
+// TRACE, PUT or DELETE, or if it has an Idempotency-Key or X-Idempotency-Key header. A POST that
+// was answered 502 may have bought something.
 //
-// Never: a ban, and what the Profile says is no lack of quota, such as a 429 for an
-// unpaid bill; the library's own errors ([throttle.ErrBanned], [throttle.ErrDeadline] and the
-// others come back at once, unchanged), a request whose context has ended, bad
-// certificates and bad URLs, a request that is past the transport's SendBy, and a request
-// whose body can't be had a second time. A body is sent whole or not at all: where
-// Request.GetBody is nil there is one attempt, and no request body is buffered.
-// [http.NewRequest] sets GetBody for the readers of bytes and strings; for a file, set it
-// yourself.
+// Never:
+//   - a ban, or a response that the Profile classifies as no lack of quota, such as a 429 for an
+//     unpaid bill
+//   - the library's own errors: [throttle.ErrBanned], [throttle.ErrDeadline] and the others are
+//     returned at once, unchanged
+//   - a request whose context has ended, or that is past the transport's SendBy
+//   - bad certificates and bad URLs
+//   - a request whose body can't be read again
+//
+// A body is sent whole or not at all. If Request.GetBody is nil, there is only one attempt. Request
+// bodies are not buffered. [http.NewRequest] sets GetBody for the readers of bytes and strings. For
+// a file, set it yourself.
 //
 // # What the caller receives
 //
-// The last response or the last error of the provider. That holds where the retries run out,
-// and where the limiter does not admit another attempt: because Retry-After is beyond the
-// context's deadline, SendBy or Policy.MaxPause, because a budget is used up, or for any other
-// reason. For that a response that is to be followed by another attempt is read first, up to
-// 64 KB. A longer one is lost, and the caller receives the limiter's error.
+// The caller receives the provider's last response or error. This holds if the retries run out, and
+// also if the limiter does not admit another attempt, whether because Retry-After is beyond the
+// context's deadline, SendBy or Policy.MaxPause, because a budget is used up, or for another
+// reason. The client therefore reads a response before it retries, up to 64 KB. A longer response
+// is lost, and the caller receives the limiter's error.
 //
-// Every attempt sends the same bytes. What must be fresh in each, such as a signature with a
-// date or a token that expires, belongs inside the transport, as its Base: see docs/ordering.md.
+// Every attempt sends the same bytes. A header that must be fresh in each attempt, such as a
+// signature with a date or a token that expires, belongs inside the transport, as its Base: see
+// docs/ordering.md.
 package retry
 
 import (
@@ -64,28 +68,33 @@ import (
 
 const (
 	defaultMax = 4
-	waitMin    = time.Second // these two as in go-retryablehttp
-	waitMax    = 30 * time.Second
-	keptBody   = 64 << 10 // of a response that another attempt follows, in bytes
+	// waitMin and waitMax have the values of go-retryablehttp.
+	waitMin     = time.Second
+	waitMax     = 30 * time.Second
+	maxKeptBody = 64 << 10 // of a response before another attempt, in bytes
 )
 
-// A Config is what a retrying client is made of. The zero value makes one that retries
-// and limits nothing.
+// A Config describes a retrying client. The zero value describes a client that retries and limits
+// nothing.
 //
-// The client waits by the limiter after a refusal, and 1, 2, 4 … 30 seconds after
-// other failures; no wait is begun that would outlast the request's context or the
-// transport's SendBy. Without a limiter it waits as Retry-After says, and hands the refusal over where that is
-// more than 30 seconds. When the retries run out it returns the last response as it
-// is, or the last error wrapped. The client is an ordinary [http.Client]: redirects,
-// cookies and Timeout are its own, Timeout being for all attempts together. It is safe
-// for concurrent use; change no field of Transport once it has sent.
+// After a refusal the client waits as the limiter decides. After other failures it waits 1, 2, 4 …
+// 30 seconds. It does not begin a wait that would outlast the request's context or the transport's
+// SendBy. Without a limiter it waits for Retry-After, and returns the refusal if that is more than
+// 30 seconds. When the retries run out it returns the last response unchanged, or the last error
+// wrapped. The client is an ordinary [http.Client]: it handles redirects, cookies and Timeout
+// itself, and Timeout covers all attempts together. It is safe for concurrent use. Do not change a
+// field of Transport after its first request.
 type Config struct {
-	Transport *throttle.Transport // sends each attempt. If nil, one that limits nothing
-	Max       int                 // retries after the first attempt, negative for none. If zero, 4
-	Logger    *slog.Logger        // hears of each retry and of giving up; no URL but its host. If nil, quiet
+	// Transport sends each attempt. If nil, a Transport that limits nothing.
+	Transport *throttle.Transport
+	// Max is the number of retries after the first attempt. If negative, none. If zero, 4.
+	Max int
+	// Logger logs each retry and the end of retries. It logs the host of a URL and nothing else of
+	// it. If nil, nothing is logged.
+	Logger *slog.Logger
 }
 
-// NewClient returns the client of a Config with Transport t and nothing else.
+// NewClient returns the client of a Config with Transport t.
 func NewClient(t *throttle.Transport) *http.Client { return Config{Transport: t}.Client() }
 
 // Client returns a client that retries over c.Transport.
@@ -108,42 +117,47 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return t.throttled.RoundTrip(req)
 	}
 	a := &attempts{of: t, req: req}
-	handOn := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	returnRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	client := &retryablehttp.Client{
-		HTTPClient:   &http.Client{Transport: a, CheckRedirect: handOn},
+		HTTPClient:   &http.Client{Transport: a, CheckRedirect: returnRedirect},
 		RetryMax:     t.max,
 		CheckRetry:   a.check,
 		Backoff:      a.backoff,
 		ErrorHandler: a.end,
 	}
-	// Without its body: go-retryablehttp would read it into memory, and net/http would
-	// open it once more for a redirect that it then leaves to us.
-	// Nor is it a request from a server, which an http.Client would not send.
-	bare := req.WithContext(req.Context())
-	bare.Body, bare.GetBody, bare.RequestURI = nil, nil, ""
-	resp, err := client.Do(&retryablehttp.Request{Request: bare})
-	if a.begun == 0 && req.Body != nil {
+	// Pass the request without its body. go-retryablehttp would read the body into memory, and
+	// net/http would open it once more for a redirect, which it then does not follow. Clear
+	// RequestURI too, because an http.Client does not send a server's request.
+	bodyless := req.WithContext(req.Context())
+	bodyless.Body, bodyless.GetBody, bodyless.RequestURI = nil, nil, ""
+	resp, err := client.Do(&retryablehttp.Request{Request: bodyless})
+	if a.started == 0 && req.Body != nil {
 		req.Body.Close()
 	}
 	return resp, err
 }
 
-// CloseIdleConnections is what [http.Client.CloseIdleConnections] calls.
+// CloseIdleConnections is called by [http.Client.CloseIdleConnections].
 func (t *transport) CloseIdleConnections() { t.throttled.CloseIdleConnections() }
 
-// attempts is one request and what became of it so far. It is both the transport below
-// go-retryablehttp and the memory of its hooks, which aren't told the request.
+// attempts is one request and the outcome of its attempts so far. It is both the transport below
+// go-retryablehttp and the state of its hooks, which do not receive the request.
 type attempts struct {
-	of    *transport    // not embedded: go-retryablehttp would find CloseIdleConnections, and call it on any failure
-	req   *http.Request // the caller's, with its body
-	begun int
-	last  *attempt
-	again bool          // another should follow
-	wait  time.Duration // before it
+	// of is not embedded, because go-retryablehttp would find CloseIdleConnections and call it on
+	// any failure.
+	of *transport
+	// req is the caller's request, with its body.
+	req     *http.Request
+	started int
+	last    *attempt
+	// retry reports that another attempt should follow.
+	retry bool
+	// wait is the wait before the next attempt.
+	wait time.Duration
 
-	// kept is the result of the last attempt that was sent, for the case that the next is not
-	// admitted. If zero, there is none, or it was too long to keep.
-	kept result
+	// lastResult is the result of the last attempt that was sent. The caller receives it if the
+	// next attempt is not admitted. If zero, there is none, or it was too long to keep.
+	lastResult result
 }
 
 // A result is a response or an error.
@@ -152,19 +166,19 @@ type result struct {
 	err  error
 }
 
-// An attempt is what became of one. As the Base of the throttled transport it sees what
-// was let through: where err is nil, an error is not the Base's but the library's own.
+// An attempt records one attempt. As the Base of the throttled transport, it sees admitted
+// requests. If err is nil, an error of the throttled transport is the library's own.
 type attempt struct {
 	base     http.RoundTripper
-	err      error           // from base
-	limited  bool            // by any Limiter
-	refusal  answers.Refusal // as the throttled transport has it, if it limits
+	err      error           // the error of base
+	limited  bool            // a Limiter limits the attempt
+	refusal  answers.Refusal // the throttled transport's classification, if limited
 	delivery delivery.Delivery
 }
 
-// RoundTrip sends the request once more, with its whole body or not at all.
-func (a *attempts) RoundTrip(bare *http.Request) (*http.Response, error) {
-	a.begun++
+// RoundTrip sends the request once, with its whole body or not at all.
+func (a *attempts) RoundTrip(bodyless *http.Request) (*http.Response, error) {
+	a.started++
 	throttled := *a.of.throttled
 	a.last = &attempt{base: throttled.Base}
 	if a.last.base == nil {
@@ -179,34 +193,34 @@ func (a *attempts) RoundTrip(bare *http.Request) (*http.Response, error) {
 		a.last.limited = l != nil
 		return l
 	}
-	req := bare.WithContext(outcome.Into(bare.Context(), &a.last.refusal))
+	req := bodyless.WithContext(outcome.Into(bodyless.Context(), &a.last.refusal))
 	req.Body, req.GetBody, req.RequestURI = a.req.Body, a.req.GetBody, a.req.RequestURI
-	if a.begun > 1 && hasBody(req) {
+	if a.started > 1 && hasBody(req) {
 		var err error
 		if req.Body, err = replay(req); err != nil {
 			return nil, err
 		}
 	}
 	resp, err := throttled.RoundTrip(req)
-	return answering(resp, req, a.req), err
+	return replaceRequest(resp, req, a.req), err
 }
 
 func (a *attempt) RoundTrip(req *http.Request) (resp *http.Response, err error) {
 	traced := req.WithContext(httptrace.WithClientTrace(req.Context(), a.delivery.Trace()))
 	resp, err = a.base.RoundTrip(traced)
 	a.err = err
-	return answering(resp, traced, req), err
+	return replaceRequest(resp, traced, req), err
 }
 
-// answering returns resp, as the response to of if it is one to the copy that was sent.
-func answering(resp *http.Response, sent, of *http.Request) *http.Response {
+// replaceRequest returns resp. If resp.Request is the copy that was sent, it sets it to of.
+func replaceRequest(resp *http.Response, sent, of *http.Request) *http.Response {
 	if resp != nil && resp.Request == sent {
 		resp.Request = of
 	}
 	return resp
 }
 
-// replay opens the body of req once more, and never an empty one in its stead.
+// replay opens the body of req again. It fails if GetBody returns no body.
 func replay(req *http.Request) (io.ReadCloser, error) {
 	body, err := req.GetBody()
 	if err == nil && (body == nil || body == http.NoBody) {
@@ -218,24 +232,24 @@ func replay(req *http.Request) (io.ReadCloser, error) {
 	return body, nil
 }
 
-// check is the CheckRetry of go-retryablehttp. It returns no error, so that the last
-// response and the last error come to the caller as they are.
+// check is the CheckRetry of go-retryablehttp. It returns no error, because then the caller
+// receives the last response or error unchanged.
 func (a *attempts) check(ctx context.Context, resp *http.Response, err error) (bool, error) {
-	a.wait = retryablehttp.DefaultBackoff(waitMin, waitMax, a.begun-1, nil) // given a response it would trust any Retry-After
-	again, pause := a.worthwhile(resp, err)
-	a.again = again && ctx.Err() == nil && a.inTime(ctx, max(a.wait, pause))
-	if a.again && a.begun <= a.of.max {
-		a.keep(resp, err)
+	a.wait = retryablehttp.DefaultBackoff(waitMin, waitMax, a.started-1, nil) // no response is passed, because DefaultBackoff would accept any Retry-After
+	retry, pause := a.shouldRetry(resp, err)
+	a.retry = retry && ctx.Err() == nil && a.hasTime(ctx, max(a.wait, pause))
+	if a.retry && a.started <= a.of.max {
+		a.keepResult(resp, err)
 	}
-	return a.again, nil
+	return a.retry, nil
 }
 
-// worthwhile reports whether another attempt may succeed, and how long the limiter pauses
-// before it.
-func (a *attempts) worthwhile(resp *http.Response, err error) (again bool, pause time.Duration) {
+// shouldRetry reports whether another attempt may succeed, and how long the limiter pauses before
+// it.
+func (a *attempts) shouldRetry(resp *http.Response, err error) (retry bool, pause time.Duration) {
 	unsent := false
 	if resp == nil {
-		if a.last == nil || a.last.err == nil || final(err) {
+		if a.last == nil || a.last.err == nil || isPermanent(err) {
 			return false, 0
 		}
 		unsent = a.last.delivery.Unsent(a.last.err)
@@ -251,13 +265,13 @@ func (a *attempts) worthwhile(resp *http.Response, err error) (again bool, pause
 			return a.wait <= waitMax, 0
 		}
 	}
-	retry, _ := retryablehttp.ErrorPropagatedRetryPolicy(context.Background(), resp, err)
-	return retry && (unsent || idempotent(a.req)), 0
+	retryable, _ := retryablehttp.ErrorPropagatedRetryPolicy(context.Background(), resp, err)
+	return retryable && (unsent || isIdempotent(a.req)), 0
 }
 
-// inTime reports whether an attempt after that wait would begin before the context's deadline
-// and before SendBy.
-func (a *attempts) inTime(ctx context.Context, wait time.Duration) bool {
+// hasTime reports whether an attempt after the wait would begin before the context's deadline and
+// before SendBy.
+func (a *attempts) hasTime(ctx context.Context, wait time.Duration) bool {
 	by, bounded := ctx.Deadline()
 	if a.of.throttled.SendBy != nil {
 		if t := a.of.throttled.SendBy(a.req); !t.IsZero() && (!bounded || t.Before(by)) {
@@ -267,24 +281,24 @@ func (a *attempts) inTime(ctx context.Context, wait time.Duration) bool {
 	return !bounded || time.Until(by) > wait
 }
 
-// keep has the result of an attempt at hand after the next one. The response's connection, and
-// its place in a Concurrency tier, are free by then.
-func (a *attempts) keep(resp *http.Response, err error) {
-	a.kept = result{}
+// keepResult keeps the result of an attempt until after the next one. It reads the response's
+// body, which frees the connection and the place in a Concurrency tier.
+func (a *attempts) keepResult(resp *http.Response, err error) {
+	a.lastResult = result{}
 	if resp == nil {
-		a.kept.err = unwrapped(err)
+		a.lastResult.err = unwrap(err)
 		return
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, keptBody+1))
-	if err == nil && len(body) <= keptBody {
-		kept := *resp
-		kept.Body = io.NopCloser(bytes.NewReader(body))
-		a.kept.resp = &kept
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxKeptBody+1))
+	if err == nil && len(body) <= maxKeptBody {
+		copied := *resp
+		copied.Body = io.NopCloser(bytes.NewReader(body))
+		a.lastResult.resp = &copied
 	}
 }
 
-// refusal is what the response was taken for, or where nothing limits, what its header
-// says.
+// refusal returns the transport's classification of the response. Without a limiter it classifies
+// the header.
 func (a *attempts) refusal(resp *http.Response) answers.Refusal {
 	if a.last.limited {
 		return a.last.refusal
@@ -294,58 +308,59 @@ func (a *attempts) refusal(resp *http.Response) answers.Refusal {
 	}).Refusal
 }
 
-// backoff is called when there will be another attempt.
+// backoff is called before another attempt.
 func (a *attempts) backoff(_, _ time.Duration, _ int, resp *http.Response) time.Duration {
-	a.tell(slog.LevelInfo, "sending again", result{resp, a.last.err}, slog.Duration("wait", a.wait))
+	a.logAttempt(slog.LevelInfo, "sending again", result{resp, a.last.err}, slog.Duration("wait", a.wait))
 	return a.wait
 }
 
-// end is called when there will be none and the last one failed.
+// end is called after the last attempt, if that failed.
 func (a *attempts) end(resp *http.Response, err error, _ int) (*http.Response, error) {
-	err = unwrapped(err)
+	err = unwrap(err)
 	var refused *throttle.WaitError
-	switch last := a.kept; {
+	switch last := a.lastResult; {
 	case errors.As(err, &refused) && last != result{}:
-		a.begun-- // it was not sent
-		a.tell(slog.LevelWarn, "giving up", last, slog.Any("refused", err))
+		a.started-- // the last attempt was not sent
+		a.logAttempt(slog.LevelWarn, "giving up", last, slog.Any("refused", err))
 		if last.resp == nil {
-			return nil, &exhausted{a.begun, last.err, err}
+			return nil, &gaveUpError{a.started, last.err, err}
 		}
 		return last.resp, nil
-	case a.again && a.begun > 1:
-		a.tell(slog.LevelWarn, "giving up", result{resp, a.last.err})
+	case a.retry && a.started > 1:
+		a.logAttempt(slog.LevelWarn, "giving up", result{resp, a.last.err})
 		if err != nil {
-			err = &exhausted{a.begun, err, nil}
+			err = &gaveUpError{a.started, err, nil}
 		}
 	}
 	return resp, err
 }
 
-// unwrapped is the error below that of the inner client; the outer client makes its own.
-func unwrapped(err error) error {
+// unwrap returns the error inside of the inner client's url.Error. The outer client makes its own.
+func unwrap(err error) error {
 	if u, ok := err.(*url.Error); ok {
 		return u.Err
 	}
 	return err
 }
 
-func (a *attempts) tell(level slog.Level, what string, last result, more ...slog.Attr) {
-	became := slog.Any("error", last.err)
+func (a *attempts) logAttempt(level slog.Level, what string, last result, more ...slog.Attr) {
+	attr := slog.Any("error", last.err)
 	if last.resp != nil {
-		became = slog.Int("status", last.resp.StatusCode)
+		attr = slog.Int("status", last.resp.StatusCode)
 	}
-	a.of.log.LogAttrs(a.req.Context(), level, "retry: "+what, append(more, became, slog.Int("attempt", a.begun),
+	a.of.log.LogAttrs(a.req.Context(), level, "retry: "+what, append(more, attr, slog.Int("attempt", a.started),
 		slog.String("method", a.req.Method), slog.String("host", a.req.URL.Host))...)
 }
 
-// exhausted is the last error when the retries have run out, or when the next was refused.
-type exhausted struct {
+// gaveUpError wraps the last error when the retries have run out or the limiter refused the next
+// attempt.
+type gaveUpError struct {
 	attempts int
 	err      error
-	refused  error // by the limiter. If nil, the retries ran out
+	refused  error // the limiter's refusal; if nil, the retries ran out
 }
 
-func (e *exhausted) Error() string {
+func (e *gaveUpError) Error() string {
 	plural := "s"
 	if e.attempts == 1 {
 		plural = ""
@@ -357,36 +372,37 @@ func (e *exhausted) Error() string {
 	return s
 }
 
-func (e *exhausted) Unwrap() []error {
+func (e *gaveUpError) Unwrap() []error {
 	if e.refused == nil {
 		return []error{e.err}
 	}
 	return []error{e.err, e.refused}
 }
 
-// Timeout is what [url.Error.Timeout] asks for.
-func (e *exhausted) Timeout() bool {
+// Timeout implements the interface that [url.Error.Timeout] uses.
+func (e *gaveUpError) Timeout() bool {
 	t, ok := e.err.(interface{ Timeout() bool })
 	return ok && t.Timeout()
 }
 
-// final reports whether another attempt would not change the error: the refusal of a
-// throttle.Transport further down, a server that speaks HTTP where the URL says HTTPS, and a
+// isPermanent reports whether another attempt would have the same error. Such errors are a refusal
+// of a throttle.Transport further down, a server that speaks HTTP where the URL has HTTPS, and a
 // cancellation.
-func final(err error) bool {
+func isPermanent(err error) bool {
 	var w *throttle.WaitError
 	return errors.As(err, &w) || errors.Is(err, throttle.ErrUnavailable) ||
 		errors.Is(err, http.ErrSchemeMismatch) || errors.Is(err, context.Canceled)
 }
 
-// idempotent reports whether sending req twice does no more than sending it once.
-func idempotent(req *http.Request) bool {
+// isIdempotent reports whether sending req twice has the same effect as sending it once.
+func isIdempotent(req *http.Request) bool {
 	switch req.Method {
 	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
 		return true
 	}
 	for _, name := range []string{"Idempotency-Key", "X-Idempotency-Key"} {
-		// A key without values is net/http's sign for "idempotent, but don't send it".
+		// In net/http, a key without values means that the request is idempotent and the header is
+		// not sent.
 		if key, ok := req.Header[name]; ok && (len(key) == 0 || key[0] != "") {
 			return true
 		}

@@ -28,7 +28,7 @@ import (
 
 const target = "http://api.example/orders"
 
-// bubble runs f in a synctest bubble, where waiting takes no time.
+// bubble runs f in a synctest bubble, in which waiting takes no time.
 func bubble(t *testing.T, name string, f func(t *testing.T)) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) { synctest.Test(t, f) })
@@ -46,7 +46,7 @@ func request(t *testing.T, method string, body io.Reader, header ...string) *htt
 	return req
 }
 
-// finish reads and closes the response, and returns its status; 0 if there is none.
+// finish reads and closes the response. It returns the status, or 0 if there is no response.
 func finish(t *testing.T, resp *http.Response) (status int, text string) {
 	t.Helper()
 	if resp == nil {
@@ -60,8 +60,8 @@ func finish(t *testing.T, resp *http.Response) (status int, text string) {
 	return resp.StatusCode, string(b)
 }
 
-func TestWhatIsSentAgain(t *testing.T) {
-	const never = 0 // status of an error
+func TestRetries(t *testing.T) {
+	const never = 0 // the status of an error
 	for _, c := range []struct {
 		name     string
 		method   string
@@ -114,8 +114,8 @@ func TestWhatIsSentAgain(t *testing.T) {
 	}
 }
 
-// An empty key is a bug of the caller's and protects nothing; a key without values is
-// how net/http is told that a request is idempotent.
+// An empty key is a bug of the caller and protects nothing. In net/http, a key without values marks
+// a request as idempotent.
 func TestIdempotencyKeyValues(t *testing.T) {
 	for name, c := range map[string]struct {
 		key      []string
@@ -140,7 +140,8 @@ func TestIdempotencyKeyValues(t *testing.T) {
 	}
 }
 
-// Without httptrace the base's error alone can show that nothing was sent, as that of a dial does.
+// Without httptrace, only the base's error can show that nothing was sent, as the error of a dial
+// does.
 func TestUntracedFailure(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -173,7 +174,7 @@ func TestUntracedFailure(t *testing.T) {
 	}
 }
 
-// A server that speaks HTTP where the URL says HTTPS will do so again.
+// A server that speaks HTTP where the URL has HTTPS would do so again.
 func TestSchemeMismatch(t *testing.T) {
 	bubble(t, "GET", func(t *testing.T) {
 		p := newProvider(t, "200")
@@ -186,7 +187,7 @@ func TestSchemeMismatch(t *testing.T) {
 	})
 }
 
-// A reverse proxy passes on requests from a server, whose RequestURI is set.
+// A reverse proxy forwards a server's requests, whose RequestURI is set.
 func TestReverseProxy(t *testing.T) {
 	bubble(t, "GET and POST", func(t *testing.T) {
 		p := newProvider(t, "502", "200", "200")
@@ -209,8 +210,8 @@ func TestReverseProxy(t *testing.T) {
 	})
 }
 
-// Response.Request is the caller's, as it is without retries; one that the base puts there,
-// as a signer does, stays.
+// Response.Request is the caller's request, as it is without retries. If the base sets another
+// request, as a signer does, that one stays.
 func TestResponseRequest(t *testing.T) {
 	for _, body := range []io.Reader{nil, strings.NewReader("order"), stream{strings.NewReader("order")}} {
 		bubble(t, fmt.Sprintf("%T", body), func(t *testing.T) {
@@ -234,7 +235,7 @@ func TestResponseRequest(t *testing.T) {
 		})
 		resp, err := retry.NewClient(limited(t, base)).Do(request(t, "GET", nil))
 		if err != nil || resp.Request != signed {
-			t.Errorf("Response.Request is not what the base sent; error %v", err)
+			t.Errorf("Response.Request is not the request of the base; error %v", err)
 		}
 	})
 }
@@ -245,7 +246,7 @@ func TestPeersRow16BodyNeverResentEmpty(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		body    io.Reader
-		getBody func() (io.ReadCloser, error) // if nil, what http.NewRequest makes of body
+		getBody func() (io.ReadCloser, error) // if nil, as set by http.NewRequest
 		script  []string
 		sent    []string
 		status  int
@@ -253,7 +254,7 @@ func TestPeersRow16BodyNeverResentEmpty(t *testing.T) {
 	}{
 		{name: "refused", body: strings.NewReader(order), script: []string{"429 1", "429", "200"}, sent: []string{order, order, order}, status: 200},
 		{name: "a stream is sent once", body: stream{strings.NewReader(order)}, script: []string{"429 1", "200"}, sent: []string{order}, status: 429},
-		{name: "a stream without a connection", body: stream{strings.NewReader(order)}, script: []string{"dial", "200"}, err: errDial},
+		{name: "a stream that can't connect", body: stream{strings.NewReader(order)}, script: []string{"dial", "200"}, err: errDial},
 		{name: "GetBody fails", body: strings.NewReader(order), script: []string{"429 1", "200"}, sent: []string{order}, err: errBody,
 			getBody: func() (io.ReadCloser, error) { return nil, errBody }},
 		{name: "GetBody returns nil", body: strings.NewReader(order), script: []string{"429 1", "200"}, sent: []string{order}, err: errors.ErrUnsupported,
@@ -276,7 +277,7 @@ func TestPeersRow16BodyNeverResentEmpty(t *testing.T) {
 			case c.err == nil && err != nil || c.err != nil && err == nil:
 				t.Errorf("error %v, want %v", err, c.err)
 			case c.getBody != nil && !strings.Contains(err.Error(), "replaying the request body"):
-				t.Errorf("error %q does not say that it was a replay", err)
+				t.Errorf("error %q, want one that mentions the replay of the body", err)
 			case c.err != nil && c.err != errors.ErrUnsupported && !errors.Is(err, c.err):
 				t.Errorf("error %v, want %v", err, c.err)
 			}
@@ -307,9 +308,9 @@ func TestBodiesAreClosedOnce(t *testing.T) {
 		{name: "never admitted", script: []int{200}, opened: 1, change: func(_ *http.Request, tr *throttle.Transport) {
 			tr.Cost = func(*http.Request) throttle.Cost { return throttle.Cost{"requests": 1 << 40} }
 		}},
-		{name: "context over", script: []int{200}, opened: 1, change: func(r *http.Request, _ *throttle.Transport) { *r = *r.WithContext(expired) }},
+		{name: "context ended", script: []int{200}, opened: 1, change: func(r *http.Request, _ *throttle.Transport) { *r = *r.WithContext(expired) }},
 		{name: "stream", script: []int{429}, opened: 1, change: func(r *http.Request, _ *throttle.Transport) { r.GetBody = nil }},
-		{name: "never begun", script: []int{200}, opened: 1, change: func(r *http.Request, _ *throttle.Transport) { r.RequestURI = "/x" }},
+		{name: "never started", script: []int{200}, opened: 1, change: func(r *http.Request, _ *throttle.Transport) { r.RequestURI = "/x" }},
 		{name: "no URL", script: []int{200}, opened: 1, change: func(r *http.Request, _ *throttle.Transport) { r.URL = nil }},
 	} {
 		bubble(t, c.name, func(t *testing.T) {
@@ -346,7 +347,7 @@ func TestBodiesAreClosedOnce(t *testing.T) {
 		finish(t, resp)
 		synctest.Wait()
 		if i := slices.Index(b.closed, 0); i >= 0 || len(b.closed) != 7 { // net/http closes some twice
-			t.Errorf("bodies closed %v times; want 7 bodies, none left open", b.closed)
+			t.Errorf("bodies were closed %v times, want 7 bodies that are all closed", b.closed)
 		}
 		if sent := p.arrived(); len(sent) != 6 || slices.ContainsFunc(sent, func(s string) bool { return s != b.text }) {
 			t.Errorf("bodies %q arrived", sent)
@@ -378,9 +379,9 @@ func TestLastResponse(t *testing.T) {
 	}
 }
 
-// Where the limiter does not admit another attempt the caller receives what the provider
-// answered last, whole.
-func TestLastResponseWhereTheNextIsRefused(t *testing.T) {
+// If the limiter does not admit another attempt, the caller receives the provider's last answer as
+// a whole.
+func TestLastResponseIfNextIsRefused(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		script []string
@@ -441,7 +442,7 @@ func TestLastResponseWhereTheNextIsRefused(t *testing.T) {
 	})
 }
 
-// No attempt begins after SendBy: the bytes are the same, and their signature is too old.
+// No attempt begins after SendBy, when the signature of the request has expired.
 func TestSendBy(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -452,7 +453,7 @@ func TestSendBy(t *testing.T) {
 		took     time.Duration
 	}{
 		{"back-off", []string{"502"}, 2 * time.Second, 2, 502, time.Second},
-		{"back-off to that very instant", []string{"502"}, time.Second, 1, 502, 0},
+		{"back-off until exactly SendBy", []string{"502"}, time.Second, 1, 502, 0},
 		{"no bound", []string{"502"}, 0, 5, 502, 15 * time.Second},
 		{"a pause that ends later", []string{"429 5", "200"}, 3 * time.Second, 1, 429, 0},
 		{"a pause that ends before", []string{"429 2", "200"}, 3 * time.Second, 2, 200, 2 * time.Second},
@@ -487,13 +488,13 @@ func TestLastError(t *testing.T) {
 			t.Errorf("error %v, want one that wraps %v", err, errDial)
 		}
 		if s := err.Error(); !strings.Contains(s, "gave up after 5 attempts") || strings.Contains(s, "hunter2") || strings.Count(s, "http://") != 1 {
-			t.Errorf("error reads %q", s)
+			t.Errorf("error is %q", s)
 		}
 		if took := time.Since(p.start); took != 15*time.Second {
 			t.Errorf("took %v, want 1 + 2 + 4 + 8 s", took)
 		}
 	})
-	bubble(t, "a timeout stays one", func(t *testing.T) {
+	bubble(t, "a timeout stays a timeout", func(t *testing.T) {
 		p := newProvider(t, "hang")
 		tr := limited(t, p.transport)
 		tr.AttemptTimeout = time.Second
@@ -555,7 +556,7 @@ func TestOwnErrors(t *testing.T) {
 		{name: "of a Transport below", script: []string{"200"}, want: throttle.ErrQueueFull, change: func(tr *throttle.Transport) {
 			tr.Base = roundTripper(func(*http.Request) (*http.Response, error) { return nil, errBase })
 		}},
-		{name: "called off below", script: []string{"200"}, want: context.Canceled, change: func(tr *throttle.Transport) {
+		{name: "canceled below", script: []string{"200"}, want: context.Canceled, change: func(tr *throttle.Transport) {
 			tr.Base = roundTripper(func(*http.Request) (*http.Response, error) { return nil, context.Canceled })
 		}},
 	} {
@@ -570,13 +571,13 @@ func TestOwnErrors(t *testing.T) {
 				t.Errorf("error %v, want %v", err, c.want)
 			}
 			if _, ok := err.(*url.Error); !ok || strings.Contains(err.Error(), "gave up") {
-				t.Errorf("error %q, want it as it came", err)
+				t.Errorf("error %q, want it unchanged", err)
 			}
 			if n := p.attempts(); n != c.sent {
-				t.Errorf("%d were sent, want %d", n, c.sent)
+				t.Errorf("%d requests were sent, want %d", n, c.sent)
 			}
 			if took := time.Since(p.start); took != 0 {
-				t.Errorf("took %v, want no time at all", took)
+				t.Errorf("took %v, want 0", took)
 			}
 		})
 	}
@@ -606,8 +607,8 @@ func TestEveryAttemptPassesTheLimiter(t *testing.T) {
 	})
 }
 
-// A response that is not handed over is closed, or it would hold its place for ever.
-func TestResponsesBetweenAreClosed(t *testing.T) {
+// A response that is not returned is closed. Otherwise it would hold its permit forever.
+func TestIntermediateResponsesAreClosed(t *testing.T) {
 	bubble(t, "concurrency of one", func(t *testing.T) {
 		p := newProvider(t, "429 1", "502", "200")
 		tr := limited(t, p.transport)
@@ -622,7 +623,7 @@ func TestResponsesBetweenAreClosed(t *testing.T) {
 	})
 }
 
-// Where nothing is limited nothing pauses, and the client has to wait by itself.
+// Without a limiter there are no pauses, and the client has to wait itself.
 func TestWithoutLimiter(t *testing.T) {
 	transports := map[string]func(http.RoundTripper) *throttle.Transport{
 		"zero": func(p http.RoundTripper) *throttle.Transport { return &throttle.Transport{Base: p} },
@@ -697,7 +698,7 @@ func TestContext(t *testing.T) {
 	}
 }
 
-func TestResponseAtTheEndOfTheContext(t *testing.T) {
+func TestResponseAtEndOfContext(t *testing.T) {
 	for _, status := range []int{429, 502} {
 		ctx, cancel := context.WithCancel(t.Context())
 		base := roundTripper(func(r *http.Request) (*http.Response, error) {
@@ -706,14 +707,14 @@ func TestResponseAtTheEndOfTheContext(t *testing.T) {
 		})
 		resp, err := retry.NewClient(limited(t, base)).Do(request(t, "GET", nil).WithContext(ctx))
 		if err != nil {
-			t.Errorf("error %v, want the %d that came", err, status)
+			t.Errorf("error %v, want the response %d", err, status)
 		}
 		finish(t, resp)
 	}
 }
 
 func TestClientKeepsItsOwnFields(t *testing.T) {
-	bubble(t, "Timeout is for all attempts", func(t *testing.T) {
+	bubble(t, "Timeout covers all attempts", func(t *testing.T) {
 		p := newProvider(t, "reset", "reset", "hang")
 		client := retry.NewClient(limited(t, p.transport))
 		client.Timeout = 10 * time.Second
@@ -742,7 +743,7 @@ func TestClientKeepsItsOwnFields(t *testing.T) {
 	})
 }
 
-// idle counts what it is told to close.
+// idle counts calls of CloseIdleConnections.
 type idle struct {
 	once
 	closed int
@@ -755,7 +756,7 @@ func TestCloseIdleConnections(t *testing.T) {
 		base := &idle{once: once{script: []int{0}}}
 		client := retry.NewClient(limited(t, base))
 		if _, err := client.Do(request(t, "GET", nil)); err == nil || base.closed != 0 {
-			t.Errorf("error %v; a failed request closed the connections of others %d times", err, base.closed)
+			t.Errorf("error %v; a failed request closed idle connections %d times", err, base.closed)
 		}
 		if client.CloseIdleConnections(); base.closed != 1 {
 			t.Errorf("closed %d times, want 1", base.closed)
@@ -819,7 +820,7 @@ func TestZeroConfig(t *testing.T) {
 	}
 }
 
-func TestCertificatesAreNotTriedAgain(t *testing.T) {
+func TestCertificateErrorsAreNotRetried(t *testing.T) {
 	calls := 0
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	server.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
