@@ -13,12 +13,12 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A mix is what the waiters of a benchmark are like.
+// A mix describes the waiters of a benchmark.
 type mix struct {
 	name      string
-	deadlines bool  // that they meet
-	classes   bool  // of all classes; else Normal
-	costs     int64 // up to this
+	deadlines bool  // the waiters have deadlines, which they meet
+	classes   bool  // random classes; otherwise Normal
+	costs     int64 // random costs up to this
 }
 
 var mixes = []mix{
@@ -28,17 +28,17 @@ var mixes = []mix{
 	{"costs", true, true, 5},
 }
 
-// A hall is a queue with waiters in it that have no goroutines.
-type hall struct {
+// A benchQueue is a queue with waiters that have no goroutines.
+type benchQueue struct {
 	*Queue
 	mix
 	random  *rand.Rand
 	waiters []*waiter
 }
 
-func newHall(b *testing.B, m mix, n int) *hall {
+func newBenchQueue(b *testing.B, m mix, n int) *benchQueue {
 	quota := quotaOf(b, algorithms.Tier{Limit: 1000, Window: 100 * time.Hour})
-	h := &hall{Queue: New(Config{Quota: quota, Aging: time.Minute}), mix: m, random: rand.New(rand.NewPCG(1, 2))}
+	h := &benchQueue{Queue: New(Config{Quota: quota, Aging: time.Minute}), mix: m, random: rand.New(rand.NewPCG(1, 2))}
 	for range 1000 {
 		if d, _ := quota.TryAcquire(context.Background(), ticket().Request); d.Verdict != store.Admitted {
 			b.Fatal(d)
@@ -50,7 +50,7 @@ func newHall(b *testing.B, m mix, n int) *hall {
 	return h
 }
 
-func (h *hall) ticket() Ticket {
+func (h *benchQueue) ticket() Ticket {
 	t := ticket(1 + h.random.Int64N(h.costs))
 	if h.deadlines {
 		t.GiveUp = time.Now().Add(50 * 8766 * time.Hour)
@@ -61,19 +61,19 @@ func (h *hall) ticket() Ticket {
 	return t
 }
 
-func (h *hall) join(b testing.TB) {
+func (h *benchQueue) join(b testing.TB) {
 	w, do, err := h.enter(context.Background(), h.ticket(), false)
 	if err != nil {
 		b.Fatal(err)
 	}
 	if do.ask {
-		h.ask(context.Background(), w, do.round)
+		h.ask(context.Background(), w, do.generation)
 	}
 	h.waiters = append(h.waiters, w)
 }
 
-// leave has any waiter cancel.
-func (h *hall) leave(b testing.TB) {
+// leave cancels a random waiter.
+func (h *benchQueue) leave(b testing.TB) {
 	last := len(h.waiters) - 1
 	i := h.random.IntN(last + 1)
 	w := h.waiters[i]
@@ -83,9 +83,9 @@ func (h *hall) leave(b testing.TB) {
 	}
 }
 
-// refuse has a newcomer come that is late. If others may be late too it may have to wait
-// until that is known, and leaves.
-func (h *hall) refuse(b testing.TB) {
+// refuse adds a newcomer that is late. If other waiters may be late too, the newcomer may be let
+// in, and then leaves.
+func (h *benchQueue) refuse(b testing.TB) {
 	t := h.ticket()
 	t.GiveUp = time.Now().Add(ms)
 	w, _, err := h.enter(context.Background(), t, false)
@@ -97,21 +97,21 @@ func (h *hall) refuse(b testing.TB) {
 	}
 }
 
-// freed has a response come, after which the first waiter asks again.
-func (h *hall) freed(b testing.TB) {
+// freed simulates a response, after which the first waiter asks again.
+func (h *benchQueue) freed(b testing.TB) {
 	h.onChange(store.Freed, 0)
 	w := h.Queue.waiters.first()
 	if do := h.step(w); do.ask {
-		h.ask(context.Background(), w, do.round)
+		h.ask(context.Background(), w, do.generation)
 	}
 }
 
-// BenchmarkScaling is what one event takes while so many wait, the median of batches.
+// BenchmarkScaling measures each event with n waiting callers. It reports medians of batches.
 func BenchmarkScaling(b *testing.B) {
 	for _, m := range mixes {
 		for n := 1000; n <= 1_000_000; n *= 10 {
 			b.Run(fmt.Sprintf("%s/%d", m.name, n), func(b *testing.B) {
-				h := newHall(b, m, n)
+				h := newBenchQueue(b, m, n)
 				runtime.GC()
 				var join, leave, refuse, freed []float64
 				b.ResetTimer()
@@ -133,7 +133,7 @@ func BenchmarkScaling(b *testing.B) {
 
 const batch = 500
 
-// timed returns what one of a batch took, in nanoseconds.
+// timed returns the average time of one call of a batch, in nanoseconds.
 func timed(b *testing.B, do func(testing.TB)) float64 {
 	began := time.Now()
 	for range batch {
@@ -147,8 +147,8 @@ func median(x []float64) float64 {
 	return x[len(x)/2]
 }
 
-// BenchmarkEnd is how long it takes until all of so many callers, who wait with deadlines
-// in goroutines of their own, have ended when their contexts are canceled.
+// BenchmarkEnd measures how long n waiting callers with deadlines take to end when their context is
+// canceled.
 func BenchmarkEnd(b *testing.B) {
 	for n := 1000; n <= 1_000_000; n *= 10 {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

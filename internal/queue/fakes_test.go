@@ -24,10 +24,10 @@ const (
 
 func cost(n ...int64) []int64 { return n }
 
-// A fake is a quota that answers as its function says, and counts the questions. Only
-// watchers are kept; the rest of a store.Quota is not for a queue.
+// A fake is a quota that replies by a function and counts the calls. It keeps watchers. A queue
+// does not use the other methods of store.Quota.
 type fake struct {
-	answer func(context.Context, store.Request) (store.Decision, error)
+	reply func(context.Context, store.Request) (store.Decision, error)
 
 	mu       sync.Mutex // guards all below
 	asked    int
@@ -38,7 +38,7 @@ func (f *fake) TryAcquire(ctx context.Context, r store.Request) (store.Decision,
 	f.mu.Lock()
 	f.asked++
 	f.mu.Unlock()
-	return f.answer(ctx, r)
+	return f.reply(ctx, r)
 }
 
 func (f *fake) questions() int {
@@ -61,8 +61,8 @@ func (f *fake) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	}
 }
 
-// tell tells all watchers.
-func (f *fake) tell(c store.Change, left time.Duration) {
+// notify calls all watchers.
+func (f *fake) notify(c store.Change, left time.Duration) {
 	f.mu.Lock()
 	var all []func(store.Change, time.Duration)
 	for w := range f.watchers {
@@ -80,32 +80,32 @@ func (f *fake) watched() int {
 	return len(f.watchers)
 }
 
-func (*fake) Passed(store.Decision)              { panic("not for a queue") }
-func (*fake) Arrived(store.Decision, []int64)    { panic("not for a queue") }
-func (*fake) Unanswered(store.Decision, []int64) { panic("not for a queue") }
-func (*fake) Release(store.Decision, []int64)    { panic("not for a queue") }
+func (*fake) Passed(store.Decision)              { panic("not used by a queue") }
+func (*fake) Arrived(store.Decision, []int64)    { panic("not used by a queue") }
+func (*fake) Unanswered(store.Decision, []int64) { panic("not used by a queue") }
+func (*fake) Release(store.Decision, []int64)    { panic("not used by a queue") }
 func (*fake) Settle(store.Decision, []int64, []int64, func([]algorithms.Crossing)) {
-	panic("not for a queue")
+	panic("not used by a queue")
 }
-func (*fake) Return(context.Context, store.Decision, []int64) error { panic("not for a queue") }
+func (*fake) Return(context.Context, store.Decision, []int64) error { panic("not used by a queue") }
 func (*fake) Pause(context.Context, store.Pause) (store.Paused, error) {
-	panic("not for a queue")
+	panic("not used by a queue")
 }
-func (*fake) Resume(context.Context) error                 { panic("not for a queue") }
-func (*fake) Status(context.Context) (store.Status, error) { panic("not for a queue") }
-func (*fake) Close()                                       { panic("not for a queue") }
+func (*fake) Resume(context.Context) error                 { panic("not used by a queue") }
+func (*fake) Status(context.Context) (store.Status, error) { panic("not used by a queue") }
+func (*fake) Close()                                       { panic("not used by a queue") }
 
-// later is a quota that is always full, and opens after so long.
+// later returns a quota that never admits and returns a wait.
 func later(wait time.Duration) *fake {
-	return &fake{answer: func(context.Context, store.Request) (store.Decision, error) {
+	return &fake{reply: func(context.Context, store.Request) (store.Decision, error) {
 		return store.Decision{Verdict: store.Later, Wait: wait}, nil
 	}}
 }
 
-// every is a quota that admits one request after each interval, the first at once.
+// every returns a quota that admits one request after each interval, the first at once.
 func every(interval time.Duration) *fake {
 	var next time.Time
-	return &fake{answer: func(context.Context, store.Request) (store.Decision, error) {
+	return &fake{reply: func(context.Context, store.Request) (store.Decision, error) {
 		if left := time.Until(next); left > 0 {
 			return store.Decision{Verdict: store.Later, Wait: left}, nil
 		}
@@ -114,17 +114,17 @@ func every(interval time.Duration) *fake {
 	}}
 }
 
-// A question is what a reserver was asked.
+// A question is a call of Reserve.
 type question struct {
 	behind   *store.Reservation
 	requests []store.Request
 	done     func([]store.Decision, error)
 }
 
-// A reserver is a fake that reserves times ahead. The test answers its questions.
+// A reserver is a fake that reserves times. The test answers its questions.
 type reserver struct {
 	fake
-	open     []question // not answered yet
+	open     []question // questions without an answer
 	total    int
 	reserved []store.Decision
 	canceled []store.Decision
@@ -150,7 +150,7 @@ func (f *reserver) next(t *testing.T) question {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if len(f.open) == 0 {
-		t.Fatal("the quota is not asked")
+		t.Fatal("the queue does not ask the quota")
 	}
 	q := f.open[0]
 	f.open = f.open[1:]
@@ -179,7 +179,7 @@ func (f *reserver) at(q question, starts ...time.Duration) (ds []store.Decision)
 	return ds
 }
 
-// A caller is one call of Wait and how it ended.
+// A caller is one call of Wait and its result.
 type caller struct {
 	cancel   context.CancelFunc
 	done     chan struct{}
@@ -188,7 +188,7 @@ type caller struct {
 	end      time.Time
 }
 
-// join has a caller wait in a goroutine of its own, and returns when it does.
+// join starts a caller in a goroutine of its own, and returns when the caller waits or has ended.
 func join(q *Queue, t Ticket) *caller { return joinCtx(context.Background(), q, t, false) }
 
 func joinCtx(ctx context.Context, q *Queue, t Ticket, rejoins bool) *caller {
@@ -231,16 +231,17 @@ func (t Ticket) until(at time.Time) Ticket {
 	return t
 }
 
-// isRefusal reports whether a call was refused for that reason.
+// isRefusal reports whether an error is a refusal for a reason.
 func isRefusal(err error, why Reason) bool {
 	r, ok := err.(*Refusal)
 	return ok && r.Reason == why
 }
 
-// isRefused reports whether the call has ended with a refusal for that reason.
+// isRefused reports whether the call has ended with a refusal for a reason.
 func (c *caller) isRefused(why Reason) bool { return c.ended() && isRefusal(c.err, why) }
 
-// quotaOf is a quota in this process whose requests arrive the instant they are admitted.
+// quotaOf returns a quota of package local, whose requests arrive at the instant of their
+// admission.
 func quotaOf(t testing.TB, tiers ...algorithms.Tier) store.Quota {
 	t.Helper()
 	plan, err := algorithms.NewPlan(tiers, 0)

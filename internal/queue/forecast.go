@@ -6,64 +6,72 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// Forecasts are what newcomers are refused by whose deadline is too near.
+// forecasts are used to refuse newcomers whose deadline is too near.
 //
-// A forecast is a lower bound, and stays one while callers join and leave: it is not of
-// the callers, but of the quota. How long some amounts take, in requests of any size, is a
-// sum that the quota answers at once. If all waiters cost the same, the exact time of the
-// n-th admission is played forward once, and who has the n-th place gets that time. A
-// response that comes late, or a timer, makes both earlier than what happens, never later.
+// A forecast is a lower bound and remains one while callers join and leave, because it depends on
+// the quota and not on the callers. How long a total cost takes, in requests of any size, is a sum
+// that the quota computes at once. If all waiters have the same cost, the forecast simulates the
+// admissions once, and the n-th waiter gets the exact time of the n-th admission. Late responses
+// and timers make the actual times later than the forecast, never earlier.
 type forecasts struct {
 	current    *forecast // nil if there is none
-	next       *forecast // that replaces an old one when it reaches as far; nil if there is none
+	next       *forecast // replaces current when it reaches as far; nil if there is none
 	extendedAt time.Time
 }
 
-// A forecast is the future as one copy of the quota has it.
+// A forecast is a forecast of one copy of the quota.
 type forecast struct {
 	store.Forecast
-	made     time.Time
-	admitted int             // of this queue since
-	cost     []int64         // of those, by unit
-	each     []int64         // what a request costs of which this is a forecast; nil for any
-	mixed    bool            // some that were admitted cost something else: the times below don't hold
-	at       []time.Duration // when the n-th request is admitted since it was made
-	tier     []int16         // that decides that
+	made time.Time
+	// admitted is the number of this queue's admissions since made.
+	admitted int
+	// cost is the cost of those admissions, by unit.
+	cost []int64
+	// each is the cost of each request of the simulation. If nil, any.
+	each []int64
+	// mixed reports that admitted requests had different costs. The times below are then not valid.
+	mixed bool
+	// at are the times of the simulated admissions, counted from made.
+	at []time.Duration
+	// tier are the tiers that decide about the times.
+	tier []int16
 }
 
 const (
-	// A forecast is renewed after this time, and in long queues after a time for each
-	// waiter: it does not see that responses take time and timers fire late.
+	// A forecast is renewed after this time, and in long queues after a time for each waiter,
+	// because it ignores that responses take time and timers fire late.
 	renewAfter    = time.Second
 	renewPerPlace = 20 * time.Microsecond
-	// So many admissions are played forward at once, or one for each of these times since
-	// the last ones, if that is more: a small part of what a processor does. But never so
-	// many that others wait for long.
+	// A newcomer may simulate leastSteps admissions, or one for each timePerStep since the last
+	// simulation if that is more. This uses a small part of a processor. mostSteps limits how long
+	// other callers wait.
 	leastSteps  = 256
 	timePerStep = 3 * time.Microsecond
 	mostSteps   = 1 << 12
-	// A review that looked at so many places may be followed by another one at once, and one
-	// of more not earlier than takes a small part of a processor.
+	// After a review that visited up to reviewAlways places, another may follow at once. After a
+	// longer one, the next waits for reviewPerPlace a place, which limits reviews to a small part
+	// of a processor.
 	reviewAlways   = 4096
 	reviewPerPlace = 4 * time.Microsecond
 )
 
-// admitted counts what the copies of the quota do not contain.
+// admitted counts an admission, which the copies of the quota do not contain.
 func (f *forecasts) admitted(w *waiter) {
 	for _, known := range []*forecast{f.current, f.next} {
 		if known != nil {
 			known.admitted++
 			add(known.cost, w.request.Cost)
-			known.isOf(w.request.Cost)
+			known.noteCost(w.request.Cost)
 		}
 	}
 }
 
-// drop forgets the forecasts after a change that lets requests go sooner, or much later.
+// drop forgets the forecasts. It is called after a change that admits requests sooner, or much
+// later.
 func (f *forecasts) drop() { f.current, f.next = nil, nil }
 
-// makeForecast returns a new forecast for newcomers of a cost, nil if the quota can't be
-// foretold. Who is being asked for counts as charged already.
+// makeForecast returns a new forecast for newcomers of a cost, or nil if the quota has none. It
+// counts waiters in asking as already charged.
 func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
 	quota, ok := q.config.Quota.(store.Forecaster)
 	if !ok {
@@ -77,13 +85,14 @@ func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
 		for u, n := range w.request.Cost {
 			f.cost[u] -= n
 		}
-		f.isOf(w.request.Cost)
+		f.noteCost(w.request.Cost)
 	}
 	return f
 }
 
-// isOf reports whether the forecast is one of requests that each cost that.
-func (f *forecast) isOf(cost []int64) bool {
+// noteCost notes that the forecast has a request of a cost, and reports whether all its requests
+// have the same cost.
+func (f *forecast) noteCost(cost []int64) bool {
 	if f.each == nil {
 		f.each = cost
 	}
@@ -91,26 +100,26 @@ func (f *forecast) isOf(cost []int64) bool {
 	return !f.mixed
 }
 
-// forecastNow returns the forecast to go by, with up to so many more admissions played
-// forward, or nil. A new one takes over when it reaches as far as is asked for.
+// forecastNow returns the forecast to use, or nil. It simulates up to steps more admissions. A new
+// forecast replaces the old one when it covers reach admissions.
 func (q *Queue) forecastNow(cost []int64, reach, steps int, now time.Time) *forecast {
 	f := &q.forecasts
-	if q.unwatch == nil { // nobody has waited, and the quota may have changed in any way
+	if q.unwatch == nil { // while no callers waited, the quota may have changed in any way
 		f.drop()
 	}
 	uniform := q.waiters.costs(cost)
-	if f.next != nil && uniform && !f.next.isOf(cost) {
+	if f.next != nil && uniform && !f.next.noteCost(cost) {
 		f.next = nil
 	}
 	switch {
 	case f.current == nil:
 		f.current = q.makeForecast(cost, now)
-	case f.next == nil && (uniform && !f.current.isOf(cost) || now.Sub(f.current.made) > max(renewAfter, renewPerPlace*time.Duration(q.waiters.len()))):
+	case f.next == nil && (uniform && !f.current.noteCost(cost) || now.Sub(f.current.made) > max(renewAfter, renewPerPlace*time.Duration(q.waiters.len()))):
 		f.next = q.makeForecast(cost, now)
 	}
 	if uniform {
 		for _, known := range []*forecast{f.next, f.current} {
-			if known != nil && known.isOf(cost) {
+			if known != nil && known.noteCost(cost) {
 				known.extend(cost, min(reach+known.admitted, len(known.at)+steps), q.config.Guard)
 			}
 		}
@@ -122,7 +131,7 @@ func (q *Queue) forecastNow(cost []int64, reach, steps int, now time.Time) *fore
 	return f.current
 }
 
-// extend plays admissions forward until the n-th, counted from 0.
+// extend simulates admissions up to the n-th, counted from 0.
 func (f *forecast) extend(cost []int64, n int, guard func() time.Duration) {
 	for len(f.at) <= n {
 		r := store.Request{Cost: cost, Held: true}
@@ -130,19 +139,19 @@ func (f *forecast) extend(cost []int64, n int, guard func() time.Duration) {
 			r.Guard = guard()
 		}
 		at, tier := f.Next(r)
-		if n := len(f.tier); tier < 0 && n > 0 { // it goes with the one ahead
+		if n := len(f.tier); tier < 0 && n > 0 { // it is admitted together with the one ahead
 			tier = int(f.tier[n-1])
 		}
 		f.at, f.tier = append(f.at, at), append(f.tier, int16(tier))
 	}
 }
 
-// steps returns how many admissions may be played forward for one newcomer.
+// steps returns how many admissions one newcomer may simulate.
 func (q *Queue) steps(now time.Time) int {
 	return int(min(mostSteps, max(leastSteps, now.Sub(q.forecasts.extendedAt)/timePerStep)))
 }
 
-// expected returns a lower bound of a request's wait behind so many waiters that cost sum,
+// expected returns a lower bound of a request's wait behind ahead waiters of the total cost sum,
 // and the tier that decides.
 func (q *Queue) expected(w *waiter, ahead int, sum []int64, steps int, now time.Time) (wait time.Duration, tier int) {
 	f := q.forecastNow(w.request.Cost, ahead, steps, now)
@@ -152,7 +161,8 @@ func (q *Queue) expected(w *waiter, ahead int, sum []int64, steps int, now time.
 	return q.expectedBy(f, w, ahead, sum, now)
 }
 
-// behind returns what is ahead of a request that so much waits ahead of.
+// behind returns the total cost ahead of a request behind waiters of the total cost sum, counted
+// from made.
 func (f *forecast) behind(sum []int64) []int64 {
 	ahead := make([]int64, len(sum))
 	for u := range ahead {
@@ -161,50 +171,49 @@ func (f *forecast) behind(sum []int64) []int64 {
 	return ahead
 }
 
-// expectedBy is expected by one forecast.
+// expectedBy is expected with a given forecast.
 func (q *Queue) expectedBy(f *forecast, w *waiter, ahead int, sum []int64, now time.Time) (wait time.Duration, tier int) {
 	cost, before := w.request.Cost, f.behind(sum)
 	at, tier := f.Total(before, cost, 0)
 	if n := ahead + f.admitted; n >= 0 && n < len(f.at) && !f.mixed && q.waiters.costs(cost) && f.at[n] > at {
 		at, tier = f.at[n], int(f.tier[n])
 	}
-	if old := w.came.Add(q.config.Aging).Sub(f.made); w.class == Batch && q.config.Headroom > 0 && at < old {
+	if old := w.joinedAt.Add(q.config.Aging).Sub(f.made); w.class == Batch && q.config.Headroom > 0 && at < old {
 		if leaving, decides := f.Total(before, cost, int64(q.config.Headroom)); leaving > at {
 			at, tier = min(leaving, old), decides
 		}
 	}
 	if at == forever {
-		return 0, tier // only a release helps, and that may come at once
+		return 0, tier // only a release helps, which may come at once
 	}
 	return max(0, at-now.Sub(f.made)), tier
 }
 
-// foresee refuses a newcomer that is known to be late. Of waiters that were overtaken some
-// may be late, too, and take no place from it: they are refused first, or the newcomer is
-// let in.
-func (q *Queue) foresee(w *waiter, now time.Time) error {
+// refuseIfLate refuses a newcomer that is known to be late. Overtaken waiters ahead of it may be
+// late too. They must not lengthen its wait: a review refuses them first, or the newcomer joins.
+func (q *Queue) refuseIfLate(w *waiter, now time.Time) error {
 	if w.deadline.IsZero() {
 		return nil
 	}
 	wait, tier, ahead := q.forecast(w, now)
-	if wait > w.timeLeft(now) && q.isDoubtful(w.rank) && q.review(now, q.steps(now)) {
+	if wait > w.timeLeft(now) && q.mayBeOvertaken(w.rank) && q.review(now, q.steps(now)) {
 		wait, tier, ahead = q.forecast(w, now)
 	}
-	if wait <= w.timeLeft(now) || q.isDoubtful(w.rank) {
+	if wait <= w.timeLeft(now) || q.mayBeOvertaken(w.rank) {
 		return nil
 	}
 	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
 }
 
-// isDoubtful reports whether somebody ahead of that rank may be late.
-func (q *Queue) isDoubtful(rank time.Time) bool {
-	return !q.doubtful.IsZero() && !rank.Before(q.doubtful)
+// mayBeOvertaken reports whether waiters up to a rank have been overtaken and may be late.
+func (q *Queue) mayBeOvertaken(rank time.Time) bool {
+	return !q.overtakenFrom.IsZero() && !rank.Before(q.overtakenFrom)
 }
 
-// overtook notes that the waiters behind w have been overtaken.
-func (q *Queue) overtook(w *waiter) {
-	if next := w.next(); next != nil && (q.doubtful.IsZero() || next.rank.Before(q.doubtful)) {
-		q.doubtful = next.rank
+// noteOvertaken notes that w has overtaken the waiters behind it.
+func (q *Queue) noteOvertaken(w *waiter) {
+	if next := w.next(); next != nil && (q.overtakenFrom.IsZero() || next.rank.Before(q.overtakenFrom)) {
+		q.overtakenFrom = next.rank
 	}
 }
 
@@ -214,7 +223,7 @@ func (q *Queue) forecast(w *waiter, now time.Time) (wait time.Duration, tier, ah
 	ahead, _ = q.waiters.ahead(w.rank, w.number, sum)
 	tier = -1
 	if n := len(q.reserved); n > 0 {
-		d := q.reserved[min(ahead, n-1)] // its own time, or the last of those ahead of it
+		d := q.reserved[min(ahead, n-1)] // its own time, or the last one ahead of it
 		wait, tier = d.Reservation.Start.Sub(now), d.Tier
 		if ahead < n || wait > w.timeLeft(now) {
 			return max(0, wait), tier, ahead
@@ -226,25 +235,25 @@ func (q *Queue) forecast(w *waiter, now time.Time) (wait time.Duration, tier, ah
 	return wait, tier, ahead
 }
 
-// Forecast returns a lower bound of how long a request that came now would wait behind
-// those in the queue, the tier that decides, and how many are ahead of it.
+// Forecast returns a lower bound of how long a request that came now would wait, the tier that
+// decides, and how many callers are ahead of it.
 func (q *Queue) Forecast(r store.Request, c Class) (wait time.Duration, tier, ahead int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	w := &waiter{request: r, class: c, came: now}
+	w := &waiter{request: r, class: c, joinedAt: now}
 	w.rank = q.rank(w)
 	return q.forecast(w, now)
 }
 
-// review refuses the waiters that a pause or others that overtook them make late, from the
-// first on: each that goes makes room for those behind it. It reports whether it did: not
-// if it took long a moment ago.
+// review refuses the waiters that are late because of a pause or because they were overtaken, from
+// the first on. Each refusal shortens the waits behind it. It returns false, without a review, if
+// the last one was long and recent.
 func (q *Queue) review(now time.Time, steps int) bool {
-	if now.Before(q.reviewAgainAt) {
+	if now.Before(q.nextReviewAt) {
 		return false
 	}
-	q.doubtful = time.Time{}
+	q.overtakenFrom = time.Time{}
 	root := q.waiters.root
 	if root == nil {
 		return true
@@ -257,30 +266,33 @@ func (q *Queue) review(now time.Time, steps int) bool {
 	for w := r.late(root, 0, none); w != nil; w = r.late(q.waiters.root, 0, none) {
 		q.expel(w, r.refusal)
 	}
-	if r.looked > reviewAlways {
-		q.reviewAgainAt = now.Add(time.Duration(r.looked) * reviewPerPlace)
+	if r.visited > reviewAlways {
+		q.nextReviewAt = now.Add(time.Duration(r.visited) * reviewPerPlace)
 	}
-	q.settle(now, nil)
+	q.reconcile(now, nil)
 	return true
 }
 
-// A reviewer looks for waiters that are late.
+// A reviewer searches for waiters that are late.
 type reviewer struct {
 	queue    *Queue
 	forecast *forecast
 	now      time.Time
-	from     int      // waiters that are not late, or stay nevertheless
-	looked   int      // at subtrees
-	refusal  *Refusal // of the waiter found
+	// from is the number of waiters that were checked and stay.
+	from int
+	// visited is the number of visited subtrees.
+	visited int
+	// refusal is the refusal of the waiter that was found.
+	refusal *Refusal
 }
 
-// late returns the first waiter in a subtree that is late, nil if there is none. It does
-// not look into a subtree whose last waiter goes before the soonest deadline in it.
+// late returns the first waiter in a subtree that is late, or nil if there is none. It skips a
+// subtree if its last waiter is admitted before the soonest deadline in it.
 func (r *reviewer) late(at *waiter, ahead int, sum []int64) *waiter {
 	if at == nil || at.soonest.IsZero() || ahead+at.size <= r.from {
 		return nil
 	}
-	r.looked++
+	r.visited++
 	if r.bound(at, ahead, sum) <= at.soonest.Sub(r.now) {
 		return nil
 	}
@@ -308,7 +320,7 @@ func (r *reviewer) isLate(w *waiter, ahead int, sum []int64) bool {
 	return wait > w.timeLeft(r.now)
 }
 
-// bound returns an upper bound of what the forecast says of any waiter in a subtree.
+// bound returns an upper bound of the forecast for all waiters in a subtree.
 func (r *reviewer) bound(at *waiter, ahead int, sum []int64) time.Duration {
 	f := r.forecast
 	latest, _ := f.Total(f.behind(sum), at.sum, int64(r.queue.config.Headroom))

@@ -15,8 +15,8 @@ func bucket(limit, burst int64) algorithms.Tier {
 	return algorithms.Tier{Limit: limit, Window: sec, Algorithm: algorithms.GCRA, Burst: burst}
 }
 
-// TestForecastOtherCostAdmitted: a small request goes while large ones wait. It must not
-// count as a large one in the forecast.
+// TestForecastOtherCostAdmitted admits a small request while large ones wait. The forecast must not
+// count it as a large one.
 func TestForecastOtherCostAdmitted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(Config{Quota: quotaOf(t, bucket(1000, 100))})
@@ -34,8 +34,8 @@ func TestForecastOtherCostAdmitted(t *testing.T) {
 	})
 }
 
-// TestForecastAfterOtherCost: the first waiter costs something else than all that follow.
-// Once it has gone, a newcomer is refused at once if and only if it is late.
+// TestForecastAfterOtherCost tests a first waiter with another cost than all others. After its
+// admission the queue refuses a newcomer at once if and only if it is late.
 func TestForecastAfterOtherCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		window := algorithms.Tier{Limit: 2, Window: sec, Algorithm: algorithms.FixedWindow}
@@ -61,9 +61,9 @@ func TestForecastAfterOtherCost(t *testing.T) {
 	})
 }
 
-// TestForecastNobodyWaited: while nobody waits the queue does not learn what changes, and
-// what it has foretold for one caller does not hold for another.
-func TestForecastNobodyWaited(t *testing.T) {
+// TestForecastWithoutWaiters tests that a forecast for one caller is not used for another if no
+// callers have waited in between. The queue does not watch the quota then.
+func TestForecastWithoutWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := quotaOf(t, bucket(10, 10))
 		q := New(Config{Quota: quota})
@@ -91,7 +91,7 @@ func TestForecastNobodyWaited(t *testing.T) {
 	})
 }
 
-// A counting quota counts what its forecasts are asked.
+// A counting quota counts the calls of its forecasts.
 type counting struct {
 	store.Quota
 	made, next, total int
@@ -117,11 +117,11 @@ func (f countingForecast) Total(ahead, cost []int64, headroom int64) (time.Durat
 	return f.Forecast.Total(ahead, cost, headroom)
 }
 
-// TestRefusalWork: under a storm of responses and of newcomers who are late, what a
-// newcomer costs does not grow with the queue, at any mix of classes, costs and deadlines.
+// TestRefusalWork tests that the cost of a late newcomer does not grow with the queue, during many
+// responses and newcomers, for any mix of classes, costs and deadlines.
 func TestRefusalWork(t *testing.T) {
 	const waiting, newcomers = 1 << 14, 1000
-	for name, h := range map[string]hall{
+	for name, h := range map[string]benchQueue{
 		"equal":   {mix: mix{deadlines: true, costs: 1}},
 		"classes": {mix: mix{deadlines: true, classes: true, costs: 1}},
 		"costs":   {mix: mix{deadlines: true, classes: true, costs: 5}},
@@ -141,12 +141,12 @@ func TestRefusalWork(t *testing.T) {
 				for range newcomers {
 					time.Sleep(ms / 2)
 					h.freed(t)
-					h.join(t) // overtakes others, in some mixes
+					h.join(t) // in some mixes it overtakes others
 					h.refuse(t)
 					h.leave(t)
 				}
 				if quota.made > 1 || quota.next > 2*newcomers || quota.total > 10*newcomers {
-					t.Errorf("%d newcomers made %d forecasts, %d steps forward and %d sums", newcomers, quota.made, quota.next, quota.total)
+					t.Errorf("%d newcomers caused %d forecasts, %d calls of Next and %d of Total", newcomers, quota.made, quota.next, quota.total)
 				}
 			})
 		})

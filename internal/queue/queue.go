@@ -1,10 +1,9 @@
-// Package queue is where callers wait for a quota, in the order of their classes and
-// arrival. A caller holds a place, not a token: only an admitted request is charged, and a
-// canceled caller leaves no trace.
+// Package queue lets callers wait for a quota, in the order of their classes and arrival. The quota
+// charges a caller only when it admits the caller. A canceled caller leaves no trace.
 //
-// The first caller asks the quota and sleeps until the time in the answer; the others
-// sleep until they are first. A quota that reserves times ahead, a store.Reserver, is
-// asked for many callers at once. Joining and leaving take O(log n).
+// The first caller asks the quota and sleeps until the time in the reply. The others sleep until
+// they are first. If the quota is a store.Reserver, the queue reserves times for many callers at
+// once. Joining and leaving take O(log n).
 package queue
 
 import (
@@ -17,7 +16,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A Class orders waiters: see Config.Aging.
+// A Class determines the order of waiters: see Config.Aging.
 type Class uint8
 
 // The classes.
@@ -27,77 +26,107 @@ const (
 	Batch
 )
 
-// A Config is what a Queue needs. It must not be changed.
+// A Config configures a Queue. It must not be changed.
 type Config struct {
-	// Quota decides. The queue watches it while somebody waits.
+	// Quota decides. The queue watches it while callers wait.
 	Quota store.Quota
-	// MaxQueue is how many callers may wait. If zero, any number.
+	// MaxQueue is the largest number of waiting callers. If zero, any number.
 	MaxQueue int
-	// Aging is how much later a Normal request counts than an Interactive one, and a
-	// Batch one than a Normal one.
+	// Aging is how much later a Normal request counts than an Interactive one, and a Batch request
+	// than a Normal one. If zero, all classes count alike.
 	Aging time.Duration
-	// Headroom is the percentage of every tier that a Batch request leaves to others
-	// until it has waited for Aging.
+	// Headroom is the percentage of every tier that a Batch request leaves to others until it has
+	// waited for Aging. If zero, it leaves none.
 	Headroom int
-	// Guard returns the guard of a request that is asked for now, zero for the plan's.
-	// If nil, the plan's.
+	// Guard returns the guard of a request that asks now, or zero for the plan's guard. If nil, the
+	// plan's guard.
 	Guard func() time.Duration
 }
 
 // A Queue is a waiting queue for one quota. It is safe for concurrent use.
 type Queue struct {
-	waiting atomic.Int64 // callers in the queue or between two configurations
+	waiting atomic.Int64 // callers in the queue, or between two configurations
 
-	mu       sync.Mutex // guards all below
-	config   Config
-	reserver store.Reserver // the quota, if it reserves ahead; else nil
-	version  int            // of the configuration
-	round    int            // of questions: answers to those of an earlier one are void
-	waiters  tree
-	moving   int  // callers that were refused with Moved and have not come back
-	closed   bool // refuses everybody
+	mu     sync.Mutex // guards all below
+	config Config
+	// reserver is the quota if it reserves times, and nil otherwise.
+	reserver store.Reserver
+	// version is the version of the configuration.
+	version int
+	// generation numbers the requests to the quota. Replies to requests of an earlier generation
+	// are void.
+	generation int
+	waiters    tree
+	// moving is the number of callers that were refused with Moved and have not come back.
+	moving int
+	closed bool // the queue refuses all callers
 
-	reserved []store.Decision // times for the first waiters, in order
-	most     int              // for how many a reserver is asked at once
-	asking   []*waiter        // those for whom the quota is being asked, which may have charged them already
-	cancel   func()           // ends the question, if that may block; else nil
-	changed  bool             // something changed since the question
+	// reserved are the times that are reserved for the first waiters, in order.
+	reserved []store.Decision
+	// batchSize is the largest number of waiters in one call of Reserve.
+	batchSize int
+	// asking are the waiters for which the queue is asking the quota. The quota may already have
+	// charged them.
+	asking []*waiter
+	// cancel cancels the call to the quota, if that may block. Otherwise it is nil.
+	cancel func()
+	// changed reports that the quota has changed since the queue last asked.
+	changed bool
 
-	replied     *waiter   // whom the last answer told to ask again
-	lastReplyAt time.Time // when the quota last answered
-	nextAskAt   time.Time // when to ask again, if replied is the first without a time
-	outage      error     // why the last question had no answer
+	// retryWaiter is the waiter that must ask again, by the last reply.
+	retryWaiter *waiter
+	// lastReplyAt is when the quota last replied.
+	lastReplyAt time.Time
+	// nextAskAt is when to ask again if retryWaiter is the first waiter without a time.
+	nextAskAt time.Time
+	// storeErr is why the last call had no reply. If nil, it had one.
+	storeErr error
 
-	forecasts     forecasts
-	reviewAgainAt time.Time    // not earlier: the last review took long
-	doubtful      time.Time    // from this rank on, waiters were overtaken since; zero for none
-	lastRanks     [3]time.Time // by class, of the last waiters that went behind the times of others
-	unwatch       func()       // ends the watch on the quota; nil while nobody waits
+	forecasts forecasts
+	// nextReviewAt is when the next review may run, after a long one.
+	nextReviewAt time.Time
+	// overtakenFrom is the rank from which on waiters have been overtaken since the last review. If
+	// zero, none have.
+	overtakenFrom time.Time
+	// lastRanks are, by class, the ranks of the last waiters that were placed behind others'
+	// reserved times.
+	lastRanks [3]time.Time
+	// unwatch ends the watch of the quota. It is nil while no callers wait.
+	unwatch func()
 }
 
 // A waiter is one caller in the queue.
 type waiter struct {
 	node
-	request  store.Request
-	try      func(context.Context, store.Request) (store.Decision, error) // see Ticket.Ask
-	class    Class
-	free     bool // see Ticket.Free
-	came     time.Time
-	rank     time.Time // when an Interactive request would have come that is served next to it
-	giveUpAt time.Time // the caller gives up; zero for never
-	deadline time.Time // the earlier of giveUpAt and the context's; zero for never
+	request store.Request
+	// try is Ticket.Ask.
+	try   func(context.Context, store.Request) (store.Decision, error)
+	class Class
+	// free is Ticket.Free.
+	free     bool
+	joinedAt time.Time
+	// rank orders waiters. It is when an Interactive request in the same position would have
+	// joined.
+	rank time.Time
+	// giveUpAt is when the caller gives up. If zero, never.
+	giveUpAt time.Time
+	// deadline is the earlier of giveUpAt and the context's deadline. If zero, there is none.
+	deadline time.Time
 	hold     Hold
-	wake     chan struct{} // holds one: look again
-	out      atomic.Bool   // it has left the queue, with one of these:
+	// wake holds one value after a wake-up.
+	wake chan struct{}
+	// out reports that the waiter has left the queue. The fields below are then set.
+	out      atomic.Bool
 	decision store.Decision
-	reserver store.Reserver // of the decision; nil for none
+	// reserver is the reserver that made the decision. If nil, none did.
+	reserver store.Reserver
 	refusal  error
 }
 
 const (
-	retryStore = 250 * time.Millisecond // how often a store that does not answer is asked
-	leastAsked = 256                    // for how many waiters a quota is asked at once
-	mostAsked  = 4096                   // the same, where it has all of them go at once
+	retryStore = 250 * time.Millisecond // interval between calls to a store that does not answer
+	minBatch   = 256                    // smallest limit of waiters in one call of Reserve
+	maxBatch   = 4096                   // largest limit, if the store admits all of them at once
 	forever    = store.Forever
 )
 
@@ -111,73 +140,75 @@ func New(c Config) *Queue {
 func (q *Queue) set(c Config) {
 	q.config = c
 	q.reserver, _ = c.Quota.(store.Reserver)
-	q.most = leastAsked
+	q.batchSize = minBatch
 }
 
 // Len returns how many callers wait.
 func (q *Queue) Len() int { return int(q.waiting.Load()) }
 
-// Wait blocks until the request is admitted, the context ends, or the request is known to
+// Wait blocks until the request is admitted, the context ends, or it is known that the request will
 // be late: past t.GiveUp or the context's deadline. It returns the context's own error, a
-// [*Refusal], or what t.Ask returned.
+// [*Refusal], or an error of t.Ask.
 func (q *Queue) Wait(ctx context.Context, t Ticket) (store.Decision, error) {
 	return q.wait(ctx, t, false)
 }
 
-// Rejoin is Wait for a caller that was refused with Moved, with the Place of that Refusal.
+// Rejoin is like Wait, for a caller that was refused with Moved. t.Place is the Place of that
+// Refusal.
 func (q *Queue) Rejoin(ctx context.Context, t Ticket) (store.Decision, error) {
 	return q.wait(ctx, t, true)
 }
 
-// A Place is when a caller came, and its number among those that came at the same instant.
+// A Place is when a caller joined, and its number among callers that joined at the same instant.
 type Place struct {
 	Since  time.Time
 	number uint64
 }
 
-// A Ticket is what a caller joins with.
+// A Ticket describes a caller that joins.
 type Ticket struct {
 	store.Request
 	Class Class
 	// GiveUp is when the caller gives up. If zero, never.
 	GiveUp time.Time
-	// Free reports that the request costs nothing: only a pause holds it up, and not those
-	// ahead. It is ignored where the quota reserves times.
+	// Free reports that the request costs nothing. It waits only for a pause, and not for the
+	// callers ahead. Free is ignored if the quota reserves times.
 	Free bool
-	// Place is what the caller had of another queue or configuration. If zero, the caller
-	// comes now.
+	// Place is the caller's place in another queue or configuration. If zero, the caller joins now.
 	Place Place
-	// Ask asks for the request when it is the first, in the caller's goroutine. It may
-	// block until its context ends: the queue ends that when the order changes or the
-	// quota is paused, and asks again. A store.Reserver is not asked through it. If nil,
-	// Config.Quota's TryAcquire.
+	// Ask asks for the request when it is first, in the caller's goroutine. It may block until its
+	// context ends. The queue cancels that context when the order changes or the quota is paused,
+	// and then asks again. The queue does not use Ask for a store.Reserver. If nil, Config.Quota's
+	// TryAcquire.
 	Ask func(context.Context, store.Request) (store.Decision, error)
-	// A Hold is for quotas that reserve times.
+	// Hold is used with quotas that reserve times.
 	Hold
-	// Version is that of the configuration for which the request was made: 0 for that of
-	// New. Under any other it is refused with Stale.
+	// Version is the version of the configuration for which the request was made, 0 for the
+	// configuration of New. Under another version the request is refused with Stale.
 	Version int
 
-	overslept bool // it had a time, and goes to the head
+	// missedStart reports that the caller missed its reserved time, and goes to the head.
+	missedStart bool
 }
 
-// A Hold is how a caller waits that needs the same time of several quotas.
+// A Hold describes how a caller waits that needs the same time of several quotas.
 type Hold struct {
-	// Lead is how long before its time the caller goes, which then waits itself.
+	// Lead is how long before its reserved time Wait returns. The caller waits for the rest itself.
+	// If zero, Wait returns at the reserved time.
 	Lead time.Duration
-	// Ahead is how far ahead its time is to be, at least.
+	// Ahead is the least distance of the reserved time from now. If zero, any.
 	Ahead time.Duration
-	// NotBefore is the earliest time that is of use. If zero, any time.
+	// NotBefore is the earliest useful time. If zero, any time is useful.
 	NotBefore time.Time
-	// AskAt is when to ask for it, for all who are there by then. If zero, at once.
+	// AskAt is when to ask for the time, for all callers in the queue by then. If zero, at once.
 	AskAt time.Time
 }
 
-// Leave is for a caller that was refused with Moved and does not rejoin.
+// Leave reports that a caller that was refused with Moved does not rejoin.
 func (q *Queue) Leave() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.moved()
+	q.countRejoined()
 }
 
 func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decision, error) {
@@ -187,9 +218,9 @@ func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decisio
 	}
 	for {
 		if do.ask {
-			q.ask(ctx, w, do.round)
+			q.ask(ctx, w, do.generation)
 		} else {
-			w.sleep(ctx, do.nap)
+			w.sleep(ctx, do.wait)
 		}
 		if err := ctx.Err(); err != nil && !w.out.Load() {
 			return q.quit(w, err)
@@ -197,9 +228,9 @@ func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decisio
 		switch {
 		case !w.out.Load():
 			do = q.step(w)
-		case w.overslept():
+		case w.missedStart():
 			w.reserver.Cancel([]store.Decision{w.decision})
-			t.Place, t.overslept = Place{w.came, w.number}, true
+			t.Place, t.missedStart = Place{w.joinedAt, w.number}, true
 			return q.wait(ctx, t, false)
 		default:
 			return w.decision, w.explain()
@@ -207,19 +238,19 @@ func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decisio
 	}
 }
 
-// overslept reports whether the time that was reserved has passed: the caller has run too
+// missedStart reports whether the reserved time has passed because the caller's goroutine ran too
 // late.
-func (w *waiter) overslept() bool {
+func (w *waiter) missedStart() bool {
 	a := w.decision.Reservation
 	return w.reserver != nil && a != nil && a.Expired(time.Now())
 }
 
-// explain returns why the waiter was refused, nil if it was not. A caller that has Moved
-// receives its place.
+// explain returns why the waiter was refused, or nil if it was not. With Moved it includes the
+// caller's place.
 func (w *waiter) explain() error {
 	if r, ok := w.refusal.(*Refusal); ok && r.Reason == Moved {
 		own := *r
-		own.Place = Place{w.came, w.number}
+		own.Place = Place{w.joinedAt, w.number}
 		return &own
 	}
 	return w.refusal
@@ -227,13 +258,14 @@ func (w *waiter) explain() error {
 
 // An action is what a waiter does next: ask the quota, or sleep.
 type action struct {
-	ask   bool
-	round int // of the question
-	nap   time.Duration
+	ask bool
+	// generation is the generation of the request to the quota.
+	generation int
+	wait       time.Duration
 }
 
-// sleep is the one place that sleeps. It ends at the time, when the waiter is woken, or
-// with the context.
+// sleep is the only function that sleeps. It ends after d, when the waiter is woken, or with the
+// context.
 func (w *waiter) sleep(ctx context.Context, d time.Duration) {
 	var rings <-chan time.Time
 	if d < forever {
@@ -248,16 +280,15 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// look wakes the waiter to look again.
-func (w *waiter) look() {
+// wakeUp wakes the waiter, which then decides anew what to do.
+func (w *waiter) wakeUp() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-// enter gives a newcomer its place, unless the queue is full or the wait would be too
-// long.
+// enter adds a newcomer to the queue, unless the queue is full or the wait would be too long.
 func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, action, error) {
 	w := &waiter{request: t.Request, try: t.Ask, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
 		hold: t.Hold, wake: make(chan struct{}, 1)}
@@ -270,28 +301,28 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 		return nil, action{}, &Refusal{Reason: Stale, Tier: -1}
 	}
 	if rejoins {
-		defer q.moved() // after it has joined: nobody overtakes meanwhile
+		defer q.countRejoined() // after the newcomer has joined, so that it can't be overtaken in between
 	}
 	if q.closed {
 		return nil, action{}, &Refusal{Reason: Closed, Tier: -1}
 	}
 	now := time.Now()
-	if w.came, w.number = t.Place.Since, t.Place.number; w.came.IsZero() {
-		w.came = now
+	if w.joinedAt, w.number = t.Place.Since, t.Place.number; w.joinedAt.IsZero() {
+		w.joinedAt = now
 	}
-	if w.rank = q.naturalRank(w); !t.overslept {
+	if w.rank = q.naturalRank(w); !t.missedStart {
 		w.rank = q.rank(w)
 	}
-	if err := q.foresee(w, now); err != nil {
+	if err := q.refuseIfLate(w, now); err != nil {
 		return nil, action{}, err
 	}
 	q.add(w)
-	q.overtook(w)
+	q.noteOvertaken(w)
 	if w.next() != nil || q.isFull(now) {
-		q.settle(now, w) // those behind move back, or the last goes
+		q.reconcile(now, w) // waiters behind it move back, or the last one is expelled
 	}
-	if w.out.Load() { // refused, or a reserved time has come
-		return w, action{nap: forever}, w.refusal
+	if w.out.Load() { // refused, or a reserved time has begun
+		return w, action{wait: forever}, w.refusal
 	}
 	if q.cancel != nil && q.waiters.first() == w {
 		q.cancel()
@@ -299,9 +330,9 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 	return w, q.next(w), nil
 }
 
-// rank returns when an Interactive request would have come that is served next to w.
-// Where times are reserved, which are for what the first waiters cost in their order, a
-// newcomer of another cost, or to whom not every time is of use, is served behind them.
+// rank returns the rank of a newcomer. Reserved times match the costs of the first waiters, in
+// their order. A newcomer with another cost or with a NotBefore is therefore placed behind the
+// waiters with reserved times.
 func (q *Queue) rank(w *waiter) time.Time {
 	rank := q.naturalRank(w)
 	if q.reserver == nil {
@@ -312,7 +343,7 @@ func (q *Queue) rank(w *waiter) time.Time {
 	}
 	timed := q.waiters.first()
 	if last := q.waiters.at(len(q.reserved) + len(q.asking) - 1); last != nil && last.before(rank, math.MaxUint64) {
-		return rank // behind all of them
+		return rank // the newcomer is behind all of them
 	}
 	for n := len(q.reserved) + len(q.asking); n > 0 && timed != nil; n-- {
 		if !timed.before(rank, math.MaxUint64) && (!w.hold.NotBefore.IsZero() || !equal(timed.request.Cost, w.request.Cost)) {
@@ -326,12 +357,12 @@ func (q *Queue) rank(w *waiter) time.Time {
 	return rank
 }
 
-// naturalRank returns the rank of a waiter that goes behind nobody else's time.
+// naturalRank returns the rank of a waiter without regard to reserved times.
 func (q *Queue) naturalRank(w *waiter) time.Time {
 	if w.free && q.reserver == nil {
 		return time.Time{}
 	}
-	return w.came.Add(q.config.Aging * time.Duration([...]int{Interactive: 0, Normal: 1, Batch: 2}[w.class]))
+	return w.joinedAt.Add(q.config.Aging * time.Duration([...]int{Interactive: 0, Normal: 1, Batch: 2}[w.class]))
 }
 
 func (q *Queue) add(w *waiter) {
@@ -345,20 +376,20 @@ func (q *Queue) add(w *waiter) {
 	}
 }
 
-// spec returns how a waiter's request waits from now on. A Batch one yields until it
-// has waited for Aging.
+// spec returns how a waiter's request waits from now on. A Batch request yields until it has waited
+// for Aging.
 func (q *Queue) spec(w *waiter, now time.Time) *store.WaitSpec {
 	s := &store.WaitSpec{MaxWait: max(0, w.timeLeft(now)), NotBefore: w.hold.NotBefore}
 	if w.hold.Ahead > 0 {
 		s.NotBefore = now.Add(w.hold.Ahead)
 	}
-	if old := w.came.Add(q.config.Aging); w.class == Batch && old.After(now) {
+	if old := w.joinedAt.Add(q.config.Aging); w.class == Batch && old.After(now) {
 		s.YieldFor, s.Headroom = old.Sub(now), int64(q.config.Headroom)
 	}
 	return s
 }
 
-// timeLeft returns the time to the deadline.
+// timeLeft returns the time until the deadline.
 func (w *waiter) timeLeft(now time.Time) time.Duration {
 	if w.deadline.IsZero() {
 		return forever
@@ -368,9 +399,11 @@ func (w *waiter) timeLeft(now time.Time) time.Duration {
 
 func (w *waiter) isLate(at time.Time) bool { return !w.deadline.IsZero() && at.After(w.deadline) }
 
-func (w *waiter) givesUp(now time.Time) bool { return !w.giveUpAt.IsZero() && !w.giveUpAt.After(now) }
+func (w *waiter) hasGivenUp(now time.Time) bool {
+	return !w.giveUpAt.IsZero() && !w.giveUpAt.After(now)
+}
 
-// step tells a waiter that has woken what to do.
+// step returns what a waiter that has woken does next.
 func (q *Queue) step(w *waiter) action {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -379,33 +412,34 @@ func (q *Queue) step(w *waiter) action {
 
 func (q *Queue) next(w *waiter) action {
 	now := time.Now()
-	if q.goes(now) {
-		q.settle(now, w)
+	if q.headIsDue(now) {
+		q.reconcile(now, w)
 	}
-	nap := forever
+	wait := forever
 	switch {
-	case w.out.Load() || q.reserver == nil && q.isAsked(w) && w.givesUp(now):
-		return action{nap: forever} // its wake-up has been sent, or comes with the answer
-	case len(q.asking) == 0 && w == q.untimed() && q.prepare(now):
-		return action{ask: true, round: q.round}
-	case w.givesUp(now):
+	case w.out.Load() || q.reserver == nil && q.isAsked(w) && w.hasGivenUp(now):
+		return action{wait: forever} // it has been woken, or will be with the reply
+	case len(q.asking) == 0 && w == q.firstUnreserved() && q.chooseAsking(now):
+		return action{ask: true, generation: q.generation}
+	case w.hasGivenUp(now):
 		q.expel(w, q.late(w, now))
-		q.settle(now, nil)
-		return action{nap: forever}
+		q.reconcile(now, nil)
+		return action{wait: forever}
 	case len(q.reserved) > 0 && w == q.waiters.first():
-		nap = q.reserved[0].Reservation.Start.Sub(now) - w.hold.Lead
-	case len(q.asking) == 0 && w == q.untimed() && q.moving == 0:
-		nap = q.due(w).Sub(now)
+		wait = q.reserved[0].Reservation.Start.Sub(now) - w.hold.Lead
+	case len(q.asking) == 0 && w == q.firstUnreserved() && q.moving == 0:
+		wait = q.askTime(w).Sub(now)
 	}
 	if !w.giveUpAt.IsZero() {
-		nap = min(nap, w.giveUpAt.Sub(now))
+		wait = min(wait, w.giveUpAt.Sub(now))
 	}
-	return action{nap: nap}
+	return action{wait: wait}
 }
 
-// late refuses a waiter whose caller gives up. During an outage that is the cause.
+// late returns the refusal of a waiter that gives up. While the store is unavailable, that is the
+// reason.
 func (q *Queue) late(w *waiter, now time.Time) *Refusal {
-	if q.outage != nil {
+	if q.storeErr != nil {
 		return q.unavailable(context.DeadlineExceeded)
 	}
 	sum := make([]int64, len(w.request.Cost))
@@ -423,23 +457,23 @@ func (q *Queue) isAsked(w *waiter) bool {
 	return false
 }
 
-// quit removes a waiter whose context has ended. It was charged nothing; a time that was
-// reserved for it goes to those behind.
+// quit removes a waiter whose context has ended. The waiter is charged nothing, and its reserved
+// time goes to the waiters behind.
 func (q *Queue) quit(w *waiter, err error) (store.Decision, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if w.out.Load() {
 		return w.decision, w.explain()
 	}
-	if q.outage != nil {
+	if q.storeErr != nil {
 		err = q.unavailable(err)
 	}
 	q.remove(w)
-	q.settle(time.Now(), nil)
+	q.reconcile(time.Now(), nil)
 	return store.Decision{}, err
 }
 
-// expel refuses a waiter, if it is still in the queue.
+// expel refuses a waiter if it is still in the queue.
 func (q *Queue) expel(w *waiter, err error) {
 	if !w.out.Load() {
 		w.refusal = err
@@ -447,38 +481,38 @@ func (q *Queue) expel(w *waiter, err error) {
 	}
 }
 
-// admit lets a waiter go.
+// admit admits a waiter.
 func (q *Queue) admit(w *waiter, d store.Decision) {
 	w.decision, w.reserver = d, q.reserver
 	q.forecasts.admitted(w)
 	q.remove(w)
 }
 
-// remove takes a waiter out of the queue, whose caller then finds its decision or
-// refusal. The count comes first: an admitted caller must not count as one that waits.
+// remove removes a waiter from the queue. Its caller then returns the decision or the refusal. The
+// count is updated first, because an admitted caller must not count as waiting.
 func (q *Queue) remove(w *waiter) {
-	q.take(w)
+	q.unlink(w)
 	q.waiting.Add(-1)
 	w.out.Store(true)
-	w.look()
+	w.wakeUp()
 }
 
-// take takes a waiter out of the tree.
-func (q *Queue) take(w *waiter) {
+// unlink removes a waiter from the tree.
+func (q *Queue) unlink(w *waiter) {
 	q.waiters.remove(w)
 	if q.waiters.len() == 0 {
 		q.unwatch()
 		q.unwatch = nil
-		q.forecasts, q.doubtful, q.lastRanks = forecasts{}, time.Time{}, [3]time.Time{}
+		q.forecasts, q.overtakenFrom, q.lastRanks = forecasts{}, time.Time{}, [3]time.Time{}
 	}
 }
 
-// settle puts the queue in order after any change: it matches the reserved times with
-// the waiters, lets those go whose time has come, refuses those for whom there is no
-// place, and wakes those who have to look at the clock anew, except self.
-func (q *Queue) settle(now time.Time, self *waiter) {
+// reconcile updates the queue after a change. It matches the reserved times with the waiters,
+// admits waiters whose time has come, expels waiters beyond MaxQueue, and wakes waiters whose next
+// step may have changed, except self.
+func (q *Queue) reconcile(now time.Time, self *waiter) {
 	unused := q.match(now)
-	for q.goes(now) {
+	for q.headIsDue(now) {
 		d := q.reserved[0]
 		q.reserved = q.reserved[1:]
 		q.admit(q.waiters.first(), d)
@@ -490,9 +524,9 @@ func (q *Queue) settle(now time.Time, self *waiter) {
 	if len(q.reserved) > q.waiters.len() {
 		unused = append(unused, q.match(now)...)
 	}
-	for _, w := range []*waiter{q.waiters.first(), q.untimed()} {
+	for _, w := range []*waiter{q.waiters.first(), q.firstUnreserved()} {
 		if w != nil && w != self {
-			w.look()
+			w.wakeUp()
 		}
 	}
 	if len(unused) > 0 {
@@ -500,15 +534,15 @@ func (q *Queue) settle(now time.Time, self *waiter) {
 	}
 }
 
-// goes reports whether the time has come that is reserved for the first waiter.
-func (q *Queue) goes(now time.Time) bool {
+// headIsDue reports whether the reserved time of the first waiter has come.
+func (q *Queue) headIsDue(now time.Time) bool {
 	first := q.waiters.first()
 	return first != nil && len(q.reserved) > 0 && !q.reserved[0].Reservation.Start.After(now.Add(first.hold.Lead))
 }
 
-// isFull reports whether the last waiter has to leave. While it is not known that those
-// in the queue have to wait, because a store has not answered, all may stay; and who is
-// being asked for may be charged already.
+// isFull reports whether the last waiter has to leave. All may stay while a store has not answered,
+// because it is not known that they have to wait. Waiters in asking may stay too, because the quota
+// may have charged them.
 func (q *Queue) isFull(now time.Time) bool {
 	n := q.waiters.len()
 	return q.config.MaxQueue > 0 && n > q.config.MaxQueue && n > len(q.asking) &&
@@ -516,7 +550,7 @@ func (q *Queue) isFull(now time.Time) bool {
 		!q.isAsked(q.waiters.end())
 }
 
-// onChange is what the quota calls when something else than time has changed.
+// onChange receives the quota's changes.
 func (q *Queue) onChange(c store.Change, left time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -532,7 +566,7 @@ func (q *Queue) onChange(c store.Change, left time.Duration) {
 		q.forecasts.drop()
 	}
 	if c != store.Freed {
-		q.void() // what was reserved before a pause must not go beside its probe
+		q.cancelReservations() // a time that was reserved before a pause must not be used beside the probe
 	}
 	switch c {
 	case store.Slowed:
@@ -542,18 +576,18 @@ func (q *Queue) onChange(c store.Change, left time.Duration) {
 	case store.Replanned:
 		q.moveAll()
 	}
-	q.settle(now, nil)
+	q.reconcile(now, nil)
 }
 
-// void cancels all reservations.
-func (q *Queue) void() {
+// cancelReservations cancels all reservations.
+func (q *Queue) cancelReservations() {
 	if len(q.reserved) > 0 {
 		q.reserver.Cancel(q.reserved)
 		q.reserved = nil
 	}
 }
 
-// expelAll refuses all but those who may be charged already.
+// expelAll expels all waiters except those that may already be charged.
 func (q *Queue) expelAll(err error) {
 	for w := q.waiters.first(); w != nil; {
 		next := w.next()
@@ -564,9 +598,8 @@ func (q *Queue) expelAll(err error) {
 	}
 }
 
-// Pause is for a pause or a ban of something else that the callers wait for too, until
-// end: they ask again. It refuses callers whose deadline is before, and all if the
-// deadline does not matter.
+// Pause reports a pause or a ban, until end, of another quota that the callers wait for too. They
+// ask again. Pause refuses callers whose deadline is before end, or all callers if all is true.
 func (q *Queue) Pause(end time.Time, all bool, refusal error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -585,63 +618,63 @@ func (q *Queue) Pause(end time.Time, all bool, refusal error) {
 		}
 		w = next
 	}
-	q.settle(now, nil)
+	q.reconcile(now, nil)
 }
 
-// Close refuses everybody from now on.
+// Close refuses all waiting and all later callers.
 func (q *Queue) Close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
-	q.release(&Refusal{Reason: Closed, Tier: -1})
+	q.refuseAll(&Refusal{Reason: Closed, Tier: -1})
 }
 
-// release refuses all waiters and gives back what was reserved for them, also what is
-// being asked for. A caller that asks for itself finds out when it has the answer.
-func (q *Queue) release(refusal *Refusal) {
+// refuseAll refuses all waiters and cancels their reservations. It ignores the replies to calls
+// that are under way. A caller that is asking for itself is refused when it has the reply.
+func (q *Queue) refuseAll(refusal *Refusal) {
 	if q.cancel != nil {
 		q.cancel()
 	}
 	if q.reserver == nil {
 		for _, w := range q.asking {
-			q.take(w)
+			q.unlink(w)
 			q.moving++
 		}
 	}
-	q.round++
+	q.generation++
 	q.asking, q.cancel = nil, nil
-	q.void()
+	q.cancelReservations()
 	q.expelAll(refusal)
 }
 
-// moveAll refuses all with Moved. They count as waiting until they have come back.
+// moveAll refuses all waiters with Moved. They count as waiting until they have come back.
 func (q *Queue) moveAll() {
 	n := q.waiting.Load()
-	q.release(&Refusal{Reason: Moved, Tier: -1})
+	q.refuseAll(&Refusal{Reason: Moved, Tier: -1})
 	n -= q.waiting.Swap(n)
 	q.moving += int(n)
 }
 
-// Replace gives the queue another configuration. Callers who waited under the one before
-// are refused with Moved. Each then calls Rejoin or Leave: nobody is admitted before all
-// have done so. It returns the configuration's version.
+// Replace changes the queue's configuration and returns its version. It refuses the waiting callers
+// with Moved, each of which then calls Rejoin or Leave. No caller is admitted until all of them
+// have done so.
 func (q *Queue) Replace(c Config) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.moveAll()
 	q.set(c)
-	q.outage, q.nextAskAt = nil, time.Time{}
+	q.storeErr, q.nextAskAt = nil, time.Time{}
 	q.version++
 	return q.version
 }
 
-// moved counts a caller as back that was refused with Moved.
-func (q *Queue) moved() {
+// countRejoined counts the return of a caller that was refused with Moved.
+func (q *Queue) countRejoined() {
 	q.moving--
 	q.waiting.Add(-1)
 	if q.moving == 0 && q.waiters.len() > 0 {
 		now := time.Now()
-		q.review(now, q.steps(now)) // those behind came back before those ahead
-		q.settle(now, nil)
+		q.review(now, q.steps(now)) // callers may have come back before others ahead of them
+		q.reconcile(now, nil)
 	}
 }

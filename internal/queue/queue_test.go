@@ -13,8 +13,8 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// TestNewcomerTakesReservedTime: a newcomer of a class that goes first comes at the
-// instant of a reserved time, before the waiter that it was reserved for has woken.
+// TestNewcomerTakesReservedTime tests that a newcomer of a higher class joins at the instant of a
+// reserved time, before the waiter with that time has woken. The newcomer goes at that time.
 func TestNewcomerTakesReservedTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
@@ -23,7 +23,7 @@ func TestNewcomerTakesReservedTime(t *testing.T) {
 		if err != nil || !do.ask {
 			t.Fatalf("%+v, %v", do, err)
 		}
-		q.ask(context.Background(), batch, do.round)
+		q.ask(context.Background(), batch, do.generation)
 		question := quota.next(t)
 		question.done(quota.at(question, sec), nil)
 		time.Sleep(sec)
@@ -32,13 +32,13 @@ func TestNewcomerTakesReservedTime(t *testing.T) {
 			t.Errorf("the newcomer: %+v, %v", user.decision, user.err)
 		}
 		if batch.out.Load() || q.Len() != 1 {
-			t.Errorf("the other one is out: %v; %d wait", batch.out.Load(), q.Len())
+			t.Errorf("the Batch caller is out: %v; %d callers wait", batch.out.Load(), q.Len())
 		}
 	})
 }
 
-// TestReviewWakesNext: a newcomer finds that the first waiter is late, and is refused
-// itself; the first waiter then must ask.
+// TestReviewWakesNext tests a newcomer that finds that the first waiter is late, and that is
+// refused itself. The next waiter must then ask.
 func TestReviewWakesNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(Config{Quota: quotaOf(t, algorithms.Tier{Limit: 1, Window: sec, Algorithm: algorithms.GCRA}), Aging: 10 * sec})
@@ -57,7 +57,7 @@ func TestReviewWakesNext(t *testing.T) {
 		}
 		time.Sleep(5 * sec)
 		if !patient.ended() {
-			t.Fatal("the patient waiter sleeps for ever")
+			t.Fatal("the patient waiter sleeps forever")
 		}
 		if at := patient.end.Sub(now); patient.err != nil || at != 2*sec {
 			t.Errorf("the patient waiter: %v after %v, want admitted after 2s", patient.err, at)
@@ -65,8 +65,9 @@ func TestReviewWakesNext(t *testing.T) {
 	})
 }
 
-// TestReservedAtOnceForNobody: a reserver admits a waiter at once that has left meanwhile.
-func TestReservedAtOnceForNobody(t *testing.T) {
+// TestReservedAtOnceForCanceled tests that a reserver admits at once a waiter that has left in the
+// meantime.
+func TestReservedAtOnceForCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
 		q := New(Config{Quota: quota})
@@ -87,8 +88,8 @@ func TestReservedAtOnceForNobody(t *testing.T) {
 	})
 }
 
-// TestGiveUpOvertaken: a waiter that others overtake is refused when it gives up, and not
-// when its turn comes.
+// TestGiveUpOvertaken tests that an overtaken waiter is refused when it gives up, and not when its
+// turn comes.
 func TestGiveUpOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(Config{Quota: later(20 * sec), Aging: time.Hour})
@@ -106,8 +107,8 @@ func TestGiveUpOvertaken(t *testing.T) {
 	})
 }
 
-// TestGiveUpWithContext: the caller's context ends at the instant at which it gives up,
-// and its time comes then, too. The quota is asked twice at most.
+// TestGiveUpWithContext tests a caller whose context ends at the instant at which it gives up and
+// at which its wait ends. The queue asks the quota only a few times.
 func TestGiveUpWithContext(t *testing.T) {
 	for name, wait := range map[string]time.Duration{"late": sec + 1, "in time": sec, "freed": store.Forever} {
 		for range 100 {
@@ -119,7 +120,7 @@ func TestGiveUpWithContext(t *testing.T) {
 				defer cancel()
 				c := joinCtx(ctx, q, ticket().until(end), false)
 				if name == "freed" {
-					time.AfterFunc(sec, func() { quota.tell(store.Freed, 0) })
+					time.AfterFunc(sec, func() { quota.notify(store.Freed, 0) })
 				}
 				<-c.done
 				if !time.Now().Equal(end) || c.err == nil {
@@ -133,8 +134,8 @@ func TestGiveUpWithContext(t *testing.T) {
 	}
 }
 
-// TestMaxQueue: if the queue is full the last one has to leave, be it the newcomer or one
-// that the newcomer goes before.
+// TestMaxQueue tests that the last waiter leaves a full queue, be it the newcomer or a waiter
+// behind it.
 func TestMaxQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(Config{Quota: later(store.Forever), Aging: time.Minute, MaxQueue: 3})
@@ -147,7 +148,7 @@ func TestMaxQueue(t *testing.T) {
 				t.Errorf("batch %d: full: %v, %v", i, full, c.err)
 			}
 		}
-		// The first one is asked for no more: it can be expelled, too.
+		// The queue no longer asks for the first caller, which can be expelled too.
 		for i := range 4 {
 			users = append(users, join(q, ticket().of(Interactive)))
 			for j, c := range batch[:3] {
@@ -156,7 +157,7 @@ func TestMaxQueue(t *testing.T) {
 				}
 			}
 			if q.Len() != 3 {
-				t.Errorf("%d wait", q.Len())
+				t.Errorf("%d callers wait", q.Len())
 			}
 		}
 		if !users[3].isRefused(Full) {
@@ -169,7 +170,8 @@ func TestMaxQueue(t *testing.T) {
 	})
 }
 
-// TestCloseRefusesAll: those who wait, the one who asks, and those who come.
+// TestCloseRefusesAll tests that Close refuses the waiting callers, the caller that asks, and
+// newcomers.
 func TestCloseRefusesAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
@@ -182,13 +184,13 @@ func TestCloseRefusesAll(t *testing.T) {
 			}
 		}
 		if q.Len() != 0 || calls != 1 || q.unwatch != nil {
-			t.Errorf("%d wait, %d questions, watched: %v", q.Len(), calls, q.unwatch != nil)
+			t.Errorf("%d callers wait, %d calls, watched: %v", q.Len(), calls, q.unwatch != nil)
 		}
 	})
 }
 
-// TestCancelStorm: nine of ten cancel at any time; the others are admitted when they would
-// be if the nine had not come.
+// TestCancelStorm cancels nine of ten callers at any time. The others are admitted as if the nine
+// had not come.
 func TestCancelStorm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n = 2000
@@ -212,18 +214,18 @@ func TestCancelStorm(t *testing.T) {
 			}
 		}
 		if <-first.done; quota.asked > 3*n {
-			t.Errorf("%d questions", quota.asked)
+			t.Errorf("the quota was asked %d times", quota.asked)
 		}
 	})
 }
 
-// TestRecall: Ask blocks, as it does in the queue of an outer quota. Whatever comes and
-// goes, and whenever the quota is paused: when all is quiet the quota is being asked for
-// the first waiter and for nobody else, and has not been asked without reason.
+// TestRecall tests an Ask that blocks, as in the queue of an outer quota, with random callers,
+// cancellations and pauses. After all events the queue is asking the quota for the first waiter
+// only, and it has not asked without reason.
 func TestRecall(t *testing.T) {
 	for seed := range uint64(soak.Times(200)) {
 		synctest.Test(t, func(t *testing.T) {
-			r := &recalls{random: rand.New(rand.NewPCG(seed, 5)), quota: later(store.Forever)}
+			r := &blockingCallers{random: rand.New(rand.NewPCG(seed, 5)), quota: later(store.Forever)}
 			r.queue = New(Config{Quota: r.quota, Aging: time.Duration(r.random.IntN(3)) * 10 * ms})
 			for range 30 {
 				for range 1 + r.random.IntN(3) { // at the same time
@@ -237,7 +239,7 @@ func TestRecall(t *testing.T) {
 				r.check(t)
 			}
 			if r.asked > 3*r.acts+r.waited {
-				t.Errorf("seed %d: %d questions for %d events", seed, r.asked, r.acts)
+				t.Errorf("seed %d: %d calls for %d events", seed, r.asked, r.acts)
 			}
 		})
 		if t.Failed() {
@@ -246,12 +248,12 @@ func TestRecall(t *testing.T) {
 	}
 }
 
-// recalls are callers whose Ask blocks until it is answered or recalled.
-type recalls struct {
+// blockingCallers are callers whose Ask blocks until it is answered or canceled.
+type blockingCallers struct {
 	random *rand.Rand
 	quota  *fake
 	queue  *Queue
-	acts   int // of the test
+	acts   int // events of the test
 
 	mu      sync.Mutex // guards all below
 	asking  map[int]chan struct{}
@@ -260,13 +262,13 @@ type recalls struct {
 	cancels []context.CancelFunc
 }
 
-func (r *recalls) act() {
+func (r *blockingCallers) act() {
 	r.acts++
 	switch r.random.IntN(8) {
 	case 0:
 		r.admit()
 	case 1:
-		go r.quota.tell(store.Change(r.random.IntN(2)), ms) // Freed or Slowed
+		go r.quota.notify(store.Change(r.random.IntN(2)), ms) // Freed or Slowed
 	case 2, 3:
 		if len(r.cancels) > 0 {
 			go r.cancels[r.random.IntN(len(r.cancels))]()
@@ -276,7 +278,7 @@ func (r *recalls) act() {
 	}
 }
 
-func (r *recalls) join() {
+func (r *blockingCallers) join() {
 	ctx, cancel := context.WithCancel(context.Background())
 	r.cancels = append(r.cancels, cancel)
 	me := len(r.cancels)
@@ -306,8 +308,8 @@ func (r *recalls) join() {
 	go func() { _, _ = r.queue.Wait(ctx, ticket) }()
 }
 
-// admit admits the callers that are being asked for.
-func (r *recalls) admit() {
+// admit admits the callers whose Ask blocks.
+func (r *blockingCallers) admit() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for me, admitted := range r.asking {
@@ -316,7 +318,7 @@ func (r *recalls) admit() {
 	}
 }
 
-func (r *recalls) check(t *testing.T) {
+func (r *blockingCallers) check(t *testing.T) {
 	t.Helper()
 	synctest.Wait()
 	q := r.queue
@@ -324,9 +326,9 @@ func (r *recalls) check(t *testing.T) {
 	defer q.mu.Unlock()
 	want := min(1, q.waiters.len())
 	if len(r.asking) != want || len(q.asking) != want || want == 1 && q.asking[0] != q.waiters.first() {
-		t.Fatalf("of %d waiters %d ask, want the first", q.waiters.len(), len(r.asking))
+		t.Fatalf("of %d waiters %d ask, want only the first", q.waiters.len(), len(r.asking))
 	}
 	if (q.cancel != nil) != (want == 1) || q.moving != 0 || q.Len() != q.waiters.len() {
-		t.Fatalf("%d in the queue, Len is %d, %d move, a question can be recalled: %v", q.waiters.len(), q.Len(), q.moving, q.cancel != nil)
+		t.Fatalf("%d in the queue, Len is %d, %d are moving, the call can be canceled: %v", q.waiters.len(), q.Len(), q.moving, q.cancel != nil)
 	}
 }

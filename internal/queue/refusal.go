@@ -15,7 +15,7 @@ const (
 	Late        Reason = iota // it would wait past the deadline
 	Full                      // MaxQueue callers wait
 	Banned                    // the provider closed the quota for Wait
-	Exhausted                 // a budget has no room for Wait
+	Exhausted                 // a budget can't admit the request for Wait
 	Unavailable               // the store did not answer: Cause says why
 	Closed                    // the queue is closed
 	Moved                     // the quota has a successor: see Queue.Replace
@@ -27,20 +27,26 @@ var reasons = [...]string{"late", "queue is full", "banned", "exhausted", "unava
 // A Refusal reports that a request was not admitted and nothing was charged.
 type Refusal struct {
 	Reason Reason
-	Tier   int           // of the plan, that decides; -1 for none
-	Wait   time.Duration // how long the wait would have been, if known
-	Ahead  int           // callers ahead in this queue
-	Cause  error         // of Unavailable
-	Place  Place         // of a caller that has Moved
+	// Tier is the index of the tier that decides, or -1 if none does.
+	Tier int
+	// Wait is how long the wait would have been, if known.
+	Wait time.Duration
+	// Ahead is the number of callers ahead in this queue.
+	Ahead int
+	// Cause is the cause of Unavailable.
+	Cause error
+	// Place is the place of a caller that was refused with Moved.
+	Place Place
 
-	Crossed []algorithms.Crossing // what the decision tells besides
+	// Crossed are the crossings of the decision.
+	Crossed []algorithms.Crossing
 }
 
 func (r *Refusal) Error() string {
 	return fmt.Sprintf("queue: %s: wait %v, tier %d, %d ahead", reasons[r.Reason], r.Wait, r.Tier, r.Ahead)
 }
 
-// Final is an error of Ticket.Ask that ends the wait, though asking again might not fail.
+// Final is an error of Ticket.Ask that ends the wait even if asking again might succeed.
 type Final struct{ Err error }
 
 func (f *Final) Error() string { return f.Err.Error() }

@@ -9,8 +9,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// TestPreparedThenReplaced: the configuration is replaced between the decision to ask and
-// the question.
+// TestPreparedThenReplaced replaces the configuration between the decision to ask and the call.
 func TestPreparedThenReplaced(t *testing.T) {
 	for name, ask := range map[string]bool{"quota": false, "ask": true} {
 		t.Run(name, func(t *testing.T) {
@@ -28,22 +27,22 @@ func TestPreparedThenReplaced(t *testing.T) {
 				t.Fatalf("%+v, %v", do, err)
 			}
 			q.Replace(Config{Quota: successor})
-			q.ask(context.Background(), w, do.round)
+			q.ask(context.Background(), w, do.generation)
 			if old.asked+successor.asked+asked > 0 {
-				t.Errorf("a request for the old plan is asked for: %d old, %d new, %d by Ask", old.asked, successor.asked, asked)
+				t.Errorf("a request for the old plan is sent: %d to the old quota, %d to the new one, %d by Ask", old.asked, successor.asked, asked)
 			}
 			if !w.out.Load() || !isRefusal(w.refusal, Moved) {
 				t.Errorf("out %v, %v, want moved", w.out.Load(), w.refusal)
 			}
 			if q.Leave(); q.Len() != 0 || q.moving != 0 {
-				t.Errorf("%d wait, %d move", q.Len(), q.moving)
+				t.Errorf("%d callers wait, %d are moving", q.Len(), q.moving)
 			}
 		})
 	}
 }
 
-// TestPreparedThenReplacedReserver: the same where times are reserved. Who has not asked
-// yet must not ask for the one who rejoined.
+// TestPreparedThenReplacedReserver does the same with a reserver. A caller that has not yet asked
+// must not ask for a caller that has rejoined.
 func TestPreparedThenReplacedReserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
@@ -59,10 +58,10 @@ func TestPreparedThenReplacedReserver(t *testing.T) {
 		if err != nil || !do.ask {
 			t.Fatalf("%+v, %v", do, err)
 		}
-		q.ask(context.Background(), first, late.round)
-		q.ask(context.Background(), second, do.round)
+		q.ask(context.Background(), first, late.generation)
+		q.ask(context.Background(), second, do.generation)
 		if quota.total != 1 {
-			t.Errorf("%d questions, want 1", quota.total)
+			t.Errorf("Reserve was called %d times, want 1", quota.total)
 		}
 		for range quota.total {
 			question := quota.next(t)
@@ -85,14 +84,14 @@ func blocks(calls *int, n ...int64) Ticket {
 	return t
 }
 
-// TestReplaceUnits: the new plan has one unit more, while the quota is being asked.
+// TestReplaceUnits changes to a plan with one more unit while the queue is asking the quota.
 func TestReplaceUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(Config{Quota: later(sec)})
-		answer := make(chan struct{})
+		reply := make(chan struct{})
 		slow := ticket()
 		slow.Ask = func(context.Context, store.Request) (store.Decision, error) {
-			<-answer
+			<-reply
 			return store.Decision{}, context.Canceled
 		}
 		asked := join(q, slow)
@@ -105,25 +104,25 @@ func TestReplaceUnits(t *testing.T) {
 		again.Version = version
 		back := joinCtx(context.Background(), q, again, true)
 		if back.ended() {
-			t.Fatal("admitted before all have come back")
+			t.Fatal("admitted before all callers have come back")
 		}
-		close(answer)
+		close(reply)
 		if !asked.isRefused(Moved) {
 			t.Fatalf("%v", asked.err)
 		}
 		if q.Len() != 2 {
-			t.Errorf("%d wait, want 2: one in the queue, one on its way", q.Len())
+			t.Errorf("%d callers wait, want 2: one in the queue and one moving", q.Len())
 		}
 		if q.Leave(); !back.ended() || back.err != nil {
 			t.Errorf("%v", back.err)
 		}
 		if q.Len() != 0 {
-			t.Errorf("%d wait", q.Len())
+			t.Errorf("%d callers wait", q.Len())
 		}
 	})
 }
 
-// TestAskPanics: the others go on.
+// TestAskPanics tests that other callers go on if an Ask panics.
 func TestAskPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(Config{Quota: every(sec)})
@@ -143,14 +142,14 @@ func TestAskPanics(t *testing.T) {
 			t.Errorf("recovered %v", got)
 		}
 		if !behind.ended() || behind.err != nil || q.Len() != 0 {
-			t.Errorf("behind: ended %v, %v; %d wait", behind.ended(), behind.err, q.Len())
+			t.Errorf("behind: ended %v, %v; %d callers wait", behind.ended(), behind.err, q.Len())
 			behind.cancel()
 		}
 	})
 }
 
-// TestRejoinOrderReserver: callers that come back in any order are served as they first
-// came, and a newcomer behind them.
+// TestRejoinOrderReserver tests that callers that rejoin in any order are served in their original
+// order, and a newcomer behind them.
 func TestRejoinOrderReserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
@@ -168,7 +167,7 @@ func TestRejoinOrderReserver(t *testing.T) {
 			return joinCtx(context.Background(), q, ticket, rejoins)
 		}
 		third, second, first := again(0, false), again(2*ms, true), again(1*ms, true)
-		quota.next(t) // of before
+		quota.next(t) // from before Replace
 		question := quota.next(t)
 		question.done(quota.at(question, sec, 2*sec, 3*sec), nil)
 		for i, c := range []*caller{first, second, third} {
@@ -180,8 +179,8 @@ func TestRejoinOrderReserver(t *testing.T) {
 	})
 }
 
-// TestRejoinInTime: a caller that comes back is before those who came at the same instant
-// behind it, also in the forecast.
+// TestRejoinInTime tests that a caller that rejoins is ahead of callers that joined behind it at
+// the same instant, also in the forecast.
 func TestRejoinInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := quotaOf(t, bucket(1, 1))
@@ -206,7 +205,7 @@ func TestRejoinInTime(t *testing.T) {
 			}
 		}
 		if !again[1].end.Equal(end) {
-			t.Errorf("the first one was admitted at %v, want %v", again[1].end, end)
+			t.Errorf("the first caller was admitted at %v, want %v", again[1].end, end)
 		}
 	})
 }

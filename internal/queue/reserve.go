@@ -12,42 +12,42 @@ import (
 
 func equal(a, b []int64) bool { return slices.Equal(a, b) }
 
-// untimed returns the first waiter without a reserved time, nil if there is none.
-func (q *Queue) untimed() *waiter {
+// firstUnreserved returns the first waiter without a reserved time, or nil if there is none.
+func (q *Queue) firstUnreserved() *waiter {
 	if len(q.reserved) == 0 {
 		return q.waiters.first()
 	}
 	return q.waiters.at(len(q.reserved))
 }
 
-// due returns when the quota is to be asked for the first waiter without a time.
-func (q *Queue) due(w *waiter) time.Time {
-	var due time.Time
+// askTime returns when to ask the quota for the first waiter without a time.
+func (q *Queue) askTime(w *waiter) time.Time {
+	var askTime time.Time
 	if n := len(q.reserved); n > 0 {
-		due = q.reserved[n-1].Reservation.Again
+		askTime = q.reserved[n-1].Reservation.Again
 	}
-	if (w == q.replied || q.outage != nil) && !q.lastReplyAt.Before(due) { // asked since, and refused
+	if (w == q.retryWaiter || q.storeErr != nil) && !q.lastReplyAt.Before(askTime) { // already asked since, and refused
 		return q.nextAskAt
 	}
-	if w.hold.AskAt.After(due) {
-		due = w.hold.AskAt
+	if w.hold.AskAt.After(askTime) {
+		askTime = w.hold.AskAt
 	}
-	return due
+	return askTime
 }
 
-// prepare chooses for whom the quota is to be asked now, and reports whether that is
-// anybody.
-func (q *Queue) prepare(now time.Time) bool {
-	w := q.untimed()
-	if w == nil || q.moving > 0 || q.due(w).After(now) && !w.givesUp(now) {
+// chooseAsking chooses the waiters for which to ask the quota now, and reports whether there are
+// any.
+func (q *Queue) chooseAsking(now time.Time) bool {
+	w := q.firstUnreserved()
+	if w == nil || q.moving > 0 || q.askTime(w).After(now) && !w.hasGivenUp(now) {
 		return false
 	}
-	most := 1
+	batchSize := 1
 	if q.reserver != nil {
-		most = q.most
+		batchSize = q.batchSize
 	}
-	q.asking = make([]*waiter, 0, min(most, q.waiters.len()-len(q.reserved)))
-	for ; w != nil && len(q.asking) < most; w = w.next() {
+	q.asking = make([]*waiter, 0, min(batchSize, q.waiters.len()-len(q.reserved)))
+	for ; w != nil && len(q.asking) < batchSize; w = w.next() {
 		if q.config.Guard != nil {
 			w.request.Guard = q.config.Guard()
 		}
@@ -58,13 +58,13 @@ func (q *Queue) prepare(now time.Time) bool {
 	return true
 }
 
-// ask asks the quota, after prepare in that round: for the caller itself, or for all that
-// were chosen if times are reserved.
-func (q *Queue) ask(ctx context.Context, self *waiter, round int) {
+// ask asks the quota, after chooseAsking in the same generation: for the caller itself, or for all
+// chosen waiters if the quota reserves times.
+func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 	q.mu.Lock()
-	if round != q.round { // the queue was closed or replaced meanwhile
+	if generation != q.generation { // the queue was closed or replaced in the meantime
 		q.mu.Unlock()
-		q.comeBack(self, store.Decision{}, nil)
+		q.finishStale(self, store.Decision{}, nil)
 		return
 	}
 	if reserver := q.reserver; reserver != nil {
@@ -73,9 +73,9 @@ func (q *Queue) ask(ctx context.Context, self *waiter, round int) {
 		reserver.Reserve(behind, requests, done)
 		return
 	}
-	if q.waiters.first() != self { // it was overtaken meanwhile
+	if q.waiters.first() != self { // the waiter was overtaken in the meantime
 		q.asking = nil
-		q.settle(time.Now(), self)
+		q.reconcile(time.Now(), self)
 		q.mu.Unlock()
 		return
 	}
@@ -91,8 +91,8 @@ func (q *Queue) ask(ctx context.Context, self *waiter, round int) {
 	d, err := store.Decision{}, errPanic
 	defer func() {
 		interrupted := err != errPanic && asking.Err() != nil && ctx.Err() == nil
-		if !q.answered([]store.Decision{d}, err, round, interrupted) {
-			q.comeBack(self, d, err)
+		if !q.handleReply([]store.Decision{d}, err, generation, interrupted) {
+			q.finishStale(self, d, err)
 		}
 	}()
 	d, err = try(asking, request)
@@ -101,29 +101,29 @@ func (q *Queue) ask(ctx context.Context, self *waiter, round int) {
 // errPanic ends the wait of a caller whose Ask does not return.
 var errPanic error = &Final{errors.New("queue: the caller's Ask panicked")}
 
-// comeBack ends the wait of a caller for which the quota of before was being asked. What
-// that admitted is charged to it. Any other caller is refused.
-func (q *Queue) comeBack(w *waiter, d store.Decision, err error) {
+// finishStale ends the wait of a caller that was asking the quota of an earlier configuration. If
+// that quota has admitted it, the caller returns with the admission. Otherwise it is refused.
+func (q *Queue) finishStale(w *waiter, d store.Decision, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
-	case w.out.Load(): // with the others
+	case w.out.Load(): // it was refused with the others
 		return
 	case err == nil && d.Verdict == store.Admitted:
 		w.decision = d
-		q.moved()
+		q.countRejoined()
 	case q.closed:
 		w.refusal = &Refusal{Reason: Closed, Tier: -1}
-		q.moved()
+		q.countRejoined()
 	case err == errPanic:
-		q.moved()
+		q.countRejoined()
 	default:
 		w.refusal = &Refusal{Reason: Moved, Tier: -1}
 	}
 	w.out.Store(true)
 }
 
-// question returns what a Reserver is asked.
+// question returns the arguments of a call of Reserve.
 func (q *Queue) question() (behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 	if n := len(q.reserved); n > 0 {
 		behind = q.reserved[n-1].Reservation
@@ -132,31 +132,30 @@ func (q *Queue) question() (behind *store.Reservation, requests []store.Request,
 	for i, w := range q.asking {
 		requests[i] = w.request
 	}
-	round, reserver := q.round, q.reserver
+	generation, reserver := q.generation, q.reserver
 	return behind, requests, func(got []store.Decision, err error) {
-		if !q.answered(got, err, round, false) {
+		if !q.handleReply(got, err, generation, false) {
 			reserver.Cancel(slices.DeleteFunc(got, func(d store.Decision) bool { return d.Verdict != store.Admitted }))
 		}
 	}
 }
 
-// answered takes the quota's answers for those who were first in asking. It reports
-// whether it did: answers to a question of an earlier round are void. One that was
-// interrupted is asked again.
-func (q *Queue) answered(got []store.Decision, err error, round int, interrupted bool) bool {
+// handleReply applies the quota's decisions on the first waiters in asking. It returns false if the
+// generation has changed: the reply is then void. The queue repeats a call that was interrupted.
+func (q *Queue) handleReply(got []store.Decision, err error, generation int, interrupted bool) bool {
 	q.mu.Lock()
-	if round != q.round {
+	if generation != q.generation {
 		q.mu.Unlock()
 		return false
 	}
 	now := time.Now()
 	asked := q.asking
-	q.asking, q.cancel, q.lastReplyAt, q.nextAskAt, q.outage = nil, nil, now, time.Time{}, nil
+	q.asking, q.cancel, q.lastReplyAt, q.nextAskAt, q.storeErr = nil, nil, now, time.Time{}, nil
 	switch {
 	case err != nil && interrupted:
 		got = nil
 	case errors.Is(err, store.ErrUnavailable) && !errors.As(err, new(*Final)):
-		q.outage, q.nextAskAt = err, now.Add(retryStore)
+		q.storeErr, q.nextAskAt = err, now.Add(retryStore)
 		got = nil
 	case err != nil:
 		got = nil
@@ -165,10 +164,10 @@ func (q *Queue) answered(got []store.Decision, err error, round int, interrupted
 		}
 	}
 	for i, d := range got {
-		q.answer(asked[i], d, now)
+		q.applyDecision(asked[i], d, now)
 	}
 	for _, w := range asked {
-		if !w.out.Load() && w.givesUp(now) && q.waiters.index(w, make([]int64, len(w.request.Cost))) >= len(q.reserved) {
+		if !w.out.Load() && w.hasGivenUp(now) && q.waiters.index(w, make([]int64, len(w.request.Cost))) >= len(q.reserved) {
 			q.expel(w, q.late(w, now))
 		}
 	}
@@ -179,13 +178,14 @@ func (q *Queue) answered(got []store.Decision, err error, round int, interrupted
 	if q.reserver == nil {
 		self = asked[0]
 	}
-	q.settle(now, self)
-	// Where nobody is left to wait for a time, the answers are what callers wait for.
-	if q.most = leastAsked; len(q.reserved) == 0 {
-		q.most = min(mostAsked, max(q.most, 2*len(got)))
+	q.reconcile(now, self)
+	// If no waiter has a reserved time, callers wait for the store's replies. So ask for more at
+	// once.
+	if q.batchSize = minBatch; len(q.reserved) == 0 {
+		q.batchSize = min(maxBatch, max(q.batchSize, 2*len(got)))
 	}
 	var more func()
-	if q.reserver != nil && q.prepare(now) {
+	if q.reserver != nil && q.chooseAsking(now) {
 		behind, requests, done := q.question()
 		reserver := q.reserver
 		more = func() { reserver.Reserve(behind, requests, done) }
@@ -197,8 +197,8 @@ func (q *Queue) answered(got []store.Decision, err error, round int, interrupted
 	return true
 }
 
-// answer acts on the answer for one waiter, which may have left.
-func (q *Queue) answer(w *waiter, d store.Decision, now time.Time) {
+// applyDecision applies the decision on one waiter, which may have left.
+func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 	switch {
 	case d.Verdict == store.Admitted && q.reserver != nil && d.Reservation != nil:
 		q.reserved = append(q.reserved, d)
@@ -207,28 +207,28 @@ func (q *Queue) answer(w *waiter, d store.Decision, now time.Time) {
 	case d.Verdict == store.Admitted:
 		q.admit(w, d)
 	case d.Verdict == store.Moved:
-		q.dismiss(w)
+		q.refuseMoved(w)
 	case d.Verdict == store.Closed:
 		q.refuse(w, Banned, d)
 	case d.Verdict == store.Exhausted:
 		q.refuse(w, Exhausted, d)
-	case d.Verdict == store.Late, w.givesUp(now),
-		d.Tier == -1 && w.timeLeft(now) < d.Wait: // a pause makes it late
+	case d.Verdict == store.Late, w.hasGivenUp(now),
+		d.Tier == -1 && w.timeLeft(now) < d.Wait: // a pause makes the waiter late
 		q.refuse(w, Late, d)
 	default:
-		if w.request.YieldFor > 0 { // then it may go where it may not now
+		if w.request.YieldFor > 0 { // then the quota may admit it
 			d.Wait = min(d.Wait, w.request.YieldFor)
 		}
 		if w.timeLeft(now) <= 0 {
-			d.Wait = forever // its context ends now
+			d.Wait = forever // its context is ending
 		}
-		q.replied, q.nextAskAt = w, now.Add(d.Wait)
+		q.retryWaiter, q.nextAskAt = w, now.Add(d.Wait)
 	}
 }
 
-// dismiss refuses a waiter that asked a quota which has a successor. It counts as waiting
-// until it has come back.
-func (q *Queue) dismiss(w *waiter) {
+// refuseMoved refuses a waiter whose quota has a successor. It counts as waiting until it has come
+// back.
+func (q *Queue) refuseMoved(w *waiter) {
 	if !w.out.Load() {
 		q.expel(w, &Refusal{Reason: Moved, Tier: -1})
 		q.moving++
@@ -236,7 +236,7 @@ func (q *Queue) dismiss(w *waiter) {
 	}
 }
 
-// refuse expels a waiter for what the quota decided.
+// refuse expels a waiter because of the quota's decision.
 func (q *Queue) refuse(w *waiter, reason Reason, d store.Decision) {
 	if !w.out.Load() {
 		ahead := q.waiters.index(w, make([]int64, len(w.request.Cost)))
@@ -245,14 +245,15 @@ func (q *Queue) refuse(w *waiter, reason Reason, d store.Decision) {
 }
 
 func (q *Queue) unavailable(ended error) *Refusal {
-	return &Refusal{Reason: Unavailable, Tier: -1, Cause: fmt.Errorf("%w: %w", ended, q.outage)}
+	return &Refusal{Reason: Unavailable, Tier: -1, Cause: fmt.Errorf("%w: %w", ended, q.storeErr)}
 }
 
-// isBefore reports whether a reserved time ends too early to be of use to the waiter.
-func (w *waiter) isBefore(r *store.Reservation) bool { return !w.hold.NotBefore.Before(r.End) }
+// endsTooEarly reports whether a reservation ends before the waiter can use it.
+func (w *waiter) endsTooEarly(r *store.Reservation) bool { return !w.hold.NotBefore.Before(r.End) }
 
-// match keeps the times that fit: each for the first waiter behind the last one matched,
-// if its cost is equal. It refuses waiters which that makes late.
+// match assigns the reserved times to waiters: each to the first waiter behind the last one
+// matched, if the costs are equal. It refuses waiters that this makes late, and returns the times
+// that fit no waiter.
 func (q *Queue) match(now time.Time) (unused []store.Decision) {
 	if len(q.reserved) == 0 {
 		return nil
@@ -265,7 +266,7 @@ func (q *Queue) match(now time.Time) (unused []store.Decision) {
 			w = w.next()
 			q.expel(late, &Refusal{Reason: Late, Tier: d.Tier, Wait: d.Reservation.Start.Sub(now), Ahead: len(kept)})
 		}
-		if w == nil || d.Reservation.Expired(now) || !equal(d.Reservation.Cost, w.request.Cost) || w.isBefore(d.Reservation) {
+		if w == nil || d.Reservation.Expired(now) || !equal(d.Reservation.Cost, w.request.Cost) || w.endsTooEarly(d.Reservation) {
 			unused = append(unused, d)
 			continue
 		}

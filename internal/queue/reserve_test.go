@@ -16,9 +16,9 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// TestReserverOutage: a store that does not answer is asked every 250 ms. Who gives up or
-// is canceled meanwhile gets that as the cause.
-func TestReserverOutage(t *testing.T) {
+// TestReserverUnavailable tests that the queue asks an unavailable store every 250 ms. A caller
+// that gives up or is canceled in the meantime receives the store's error as the cause.
+func TestReserverUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
 		q := New(Config{Quota: quota})
@@ -28,12 +28,12 @@ func TestReserverOutage(t *testing.T) {
 		patient := join(q, ticket())
 		for i := range 3 {
 			if at := time.Since(begin); quota.unanswered() != 1 || at != time.Duration(i)*250*ms {
-				t.Fatalf("%d questions at %v", quota.unanswered(), at)
+				t.Fatalf("%d calls at %v", quota.unanswered(), at)
 			}
 			quota.next(t).done(nil, fmt.Errorf("connection refused: %w", store.ErrUnavailable))
 			time.Sleep(250*ms - 1)
 			if quota.unanswered() != 0 {
-				t.Fatal("asked again before 250 ms have passed")
+				t.Fatal("the queue asks again before 250 ms have passed")
 			}
 			if time.Sleep(time.Nanosecond); i == 1 {
 				canceled.cancel()
@@ -47,20 +47,20 @@ func TestReserverOutage(t *testing.T) {
 		}
 		question := quota.next(t)
 		if len(question.requests) != 1 {
-			t.Errorf("asked for %d", len(question.requests))
+			t.Errorf("Reserve was called for %d requests", len(question.requests))
 		}
 		question.done(quota.at(question, 10*ms), nil)
 		if <-patient.done; patient.err != nil {
 			t.Error(patient.err)
 		}
 		if quota.total != 4 || len(quota.canceled) > 0 {
-			t.Errorf("%d questions, %d canceled", quota.total, len(quota.canceled))
+			t.Errorf("%d calls, %d canceled", quota.total, len(quota.canceled))
 		}
 	})
 }
 
-// TestReserverLateAnswer: a time that has come may still be used until it expires.
-func TestReserverLateAnswer(t *testing.T) {
+// TestReserverLateReply tests that a late reply's reservation is used until it expires.
+func TestReserverLateReply(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
 		q := New(Config{Quota: quota})
@@ -75,7 +75,7 @@ func TestReserverLateAnswer(t *testing.T) {
 		second = quota.next(t)
 		ds = quota.at(second, 10*ms)
 		time.Sleep(60*ms + 1)
-		second.done(ds, nil) // it has expired
+		second.done(ds, nil) // the reservation has expired
 		if b.ended() || len(quota.canceled) != 1 {
 			t.Fatalf("ended: %v, %d canceled", b.ended(), len(quota.canceled))
 		}
@@ -89,7 +89,8 @@ func TestReserverLateAnswer(t *testing.T) {
 	})
 }
 
-// TestReserverPartial: who got no answer is asked for again at once, an error refuses.
+// TestReserverPartial tests that the queue asks again at once for requests without a decision, and
+// that an error refuses the callers.
 func TestReserverPartial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
@@ -103,13 +104,13 @@ func TestReserverPartial(t *testing.T) {
 		question.done(quota.at(question, 0), nil)
 		question = quota.next(t)
 		if len(question.requests) != 4 {
-			t.Fatalf("asked for %d", len(question.requests))
+			t.Fatalf("Reserve was called for %d requests", len(question.requests))
 		}
-		question.done(quota.at(question, sec, 2*sec)[:1:1], nil) // the second one is not told
+		question.done(quota.at(question, sec, 2*sec)[:1:1], nil) // without the second decision
 		quota.reserved = quota.reserved[:2]
 		question = quota.next(t)
 		if len(question.requests) != 3 || question.behind != quota.reserved[1].Reservation {
-			t.Fatalf("asked for %d", len(question.requests))
+			t.Fatalf("Reserve was called for %d requests", len(question.requests))
 		}
 		broken := errors.New("the store is broken")
 		question.done(nil, broken)
@@ -121,9 +122,9 @@ func TestReserverPartial(t *testing.T) {
 	})
 }
 
-// TestReserverCancelsOnce: whatever is answered, late, in part or with errors, and
-// no matter who cancels or gives up, whatever class comes and whenever the queue is closed:
-// every reservation is used by one caller or canceled once, and none when it has expired.
+// TestReserverCancelsOnce tests random replies, late, partial or with errors, with callers of all
+// classes that cancel or give up, and with Close. Each reservation is used by one caller or
+// canceled once. An expired reservation is not used.
 func TestReserverCancelsOnce(t *testing.T) {
 	used, canceled, seeds := 0, 0, soak.Times(70)
 	for seed := range uint64(seeds) {
@@ -160,7 +161,7 @@ func TestReserverCancelsOnce(t *testing.T) {
 						t.Errorf("seed %d: admitted at %v with %+v", seed, now, d.Reservation)
 					}
 					if !equal(d.Reservation.Cost, ticket.Cost) {
-						t.Errorf("seed %d: %v reserved, %v asked", seed, d.Reservation.Cost, ticket.Cost)
+						t.Errorf("seed %d: %v reserved, want %v", seed, d.Reservation.Cost, ticket.Cost)
 					}
 				})
 			}
@@ -169,7 +170,7 @@ func TestReserverCancelsOnce(t *testing.T) {
 				q.Close()
 			}
 			all.Wait()
-			time.Sleep(time.Second) // the last answers
+			time.Sleep(time.Second) // the last replies
 			close(stop)
 			synctest.Wait()
 			used += len(seen)
@@ -183,7 +184,7 @@ func TestReserverCancelsOnce(t *testing.T) {
 				}
 			}
 			if len(seen) != len(quota.reserved) || q.Len() != 0 || len(q.reserved)+len(q.asking) > 0 || quota.watched() != 0 {
-				t.Errorf("seed %d: %d of %d used or canceled, %d wait, %d asked for, %d watch", seed, len(seen), len(quota.reserved), q.Len(), len(q.asking), quota.watched())
+				t.Errorf("seed %d: %d of %d used or canceled, %d callers wait, %d reserved or asked for, %d watchers", seed, len(seen), len(quota.reserved), q.Len(), len(q.asking), quota.watched())
 			}
 		})
 		if t.Failed() {
@@ -191,11 +192,11 @@ func TestReserverCancelsOnce(t *testing.T) {
 		}
 	}
 	if used < 10*seeds || canceled < 5*seeds/2 {
-		t.Errorf("%d used, %d canceled: this proves little", used, canceled)
+		t.Errorf("%d used, %d canceled: too few for a test", used, canceled)
 	}
 }
 
-// serve answers each question after some time, in one of all ways, until stop is closed.
+// serve answers each question after some time, in a random way, until stop is closed.
 func (f *reserver) serve(random *rand.Rand, stop chan struct{}) {
 	next := time.Now()
 	for {
@@ -228,7 +229,7 @@ func (f *reserver) serve(random *rand.Rand, stop chan struct{}) {
 				}
 				ds := f.at(q, starts...)
 				if random.IntN(4) == 0 {
-					time.Sleep(time.Duration(random.IntN(100)) * ms) // an answer that is late
+					time.Sleep(time.Duration(random.IntN(100)) * ms) // a late reply
 				}
 				q.done(ds, nil)
 			}
@@ -236,7 +237,7 @@ func (f *reserver) serve(random *rand.Rand, stop chan struct{}) {
 	}
 }
 
-// TestReserverOrder: reserved times go to the first waiters, of whatever class they are.
+// TestReserverOrder tests that the first waiters get the reserved times, regardless of class.
 func TestReserverOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
@@ -263,7 +264,7 @@ func TestReserverOrder(t *testing.T) {
 	})
 }
 
-// TestReserverGiveUp: a caller that gives up does not wait for an answer that is late.
+// TestReserverGiveUp tests that a caller that gives up does not wait for a late reply.
 func TestReserverGiveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
@@ -283,30 +284,30 @@ func TestReserverGiveUp(t *testing.T) {
 	})
 }
 
-// A drowsy context makes the goroutine that looks at it run late, once.
-type drowsy struct {
+// A slowContext delays the goroutine that calls Err, once.
+type slowContext struct {
 	context.Context
 	late *atomic.Int64
 }
 
-func (d drowsy) Err() error {
+func (d slowContext) Err() error {
 	time.Sleep(time.Duration(d.late.Swap(0)))
 	return d.Context.Err()
 }
 
-// TestReserverOverslept: a caller whose goroutine runs only after its time has expired gives
-// that back, and is the first again.
-func TestReserverOverslept(t *testing.T) {
+// TestReserverMissedStart tests that a caller whose goroutine runs only after its reservation has
+// expired cancels it and becomes the first waiter again.
+func TestReserverMissedStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
 		q := New(Config{Quota: quota})
-		join(q, ticket()) // keeps the queue from asking for the others one by one
+		join(q, ticket()) // makes the queue ask for the others in one call
 		var late atomic.Int64
 		late.Store(int64(sec))
 		var decision store.Decision
 		done := make(chan error)
 		go func() {
-			d, err := q.Wait(drowsy{t.Context(), &late}, ticket())
+			d, err := q.Wait(slowContext{t.Context(), &late}, ticket())
 			decision = d
 			done <- err
 		}()
@@ -318,7 +319,7 @@ func TestReserverOverslept(t *testing.T) {
 		first := quota.at(question, 0, 5*sec)
 		question.done(first, nil)
 		time.Sleep(2 * sec)
-		synctest.Wait() // the second time goes to the one who has overslept
+		synctest.Wait() // the second time goes to the caller that missed the first
 		if len(quota.canceled) != 1 || quota.canceled[0].Reservation != first[0].Reservation {
 			t.Fatalf("%d canceled", len(quota.canceled))
 		}
@@ -326,14 +327,15 @@ func TestReserverOverslept(t *testing.T) {
 			t.Errorf("%+v, %v", decision.Reservation, err)
 		}
 		if last.ended() {
-			t.Error("who came later went first")
+			t.Error("the later caller went first")
 		}
 		last.cancel()
 	})
 }
 
-// TestReserverAsksForMore: as long as all who are asked for go at once, the store is what they
-// wait for, and it is asked for twice as many; but for few where there are times to wait for.
+// TestReserverAsksForMore tests that the queue doubles the size of a call while the store admits
+// all requests of a call at once. Callers then wait for the store. Once callers wait for reserved
+// times, the calls are small again.
 func TestReserverAsksForMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
@@ -363,8 +365,8 @@ func TestReserverAsksForMore(t *testing.T) {
 	})
 }
 
-// TestReserverHold: a caller that holds times of other quotas goes so long before its own,
-// asks when it is told to, and is given no time that ends before the others begin.
+// TestReserverHold tests a caller that holds times of other quotas: it goes Lead before its own
+// time, asks at AskAt, and gets no time that ends before NotBefore.
 func TestReserverHold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
@@ -380,7 +382,7 @@ func TestReserverHold(t *testing.T) {
 		question.done(quota.at(question, 100*ms), nil)
 		<-a.done
 		if at := a.end.Sub(begin); a.err != nil || at != 80*ms {
-			t.Errorf("it went after %v, %v", at, a.err)
+			t.Errorf("Wait returned after %v, %v", at, a.err)
 		}
 
 		second := ticket()
@@ -395,10 +397,10 @@ func TestReserverHold(t *testing.T) {
 		if len(question.requests) != 2 || !question.requests[1].NotBefore.Equal(second.NotBefore) {
 			t.Errorf("asked for %+v", question.requests)
 		}
-		question.done(quota.at(question, 10*ms, 100*ms), nil) // the first is over before 200 ms
+		question.done(quota.at(question, 10*ms, 100*ms), nil) // the first ends before 200 ms
 		<-b.done
 		if at := b.end.Sub(begin); b.err != nil || at != 190*ms || len(quota.canceled) != 1 {
-			t.Errorf("it went after %v, %v, %d canceled", at, b.err, len(quota.canceled))
+			t.Errorf("Wait returned after %v, %v, %d canceled", at, b.err, len(quota.canceled))
 		}
 		c.cancel()
 		<-c.done

@@ -5,24 +5,28 @@ import (
 	"time"
 )
 
-// A tree keeps waiters in the order of their ranks, those of equal rank as they came. It
-// is a treap whose nodes are the waiters, each with the size and the cost of its subtree,
-// so that the number and the cost of those ahead of any rank take O(log n), as joining and
-// leaving do.
+// A tree keeps waiters in the order of their ranks. Waiters of equal rank are in the order of
+// joining. It is a treap whose nodes are the waiters. Each node has the size and the cost of its
+// subtree, so counting the waiters ahead of a rank and adding up their costs takes O(log n), as
+// joining and leaving do.
 type tree struct {
 	root *waiter
-	last uint64 // the number of the last waiter that joined
+	last uint64 // number of the last waiter that joined
 }
 
-// A node is the place of a waiter in the tree.
+// A node is a waiter's node of the tree.
 type node struct {
 	left, right, parent *waiter
 	priority            uint32
-	number              uint64 // of joining
-	size                int
-	sum                 []int64   // the cost of the subtree, by unit
-	mixed               bool      // not all in the subtree cost the same
-	soonest             time.Time // deadline in the subtree; zero if it has none
+	// number is the waiter's number in the order of joining.
+	number uint64
+	size   int
+	// sum is the cost of the subtree, by unit.
+	sum []int64
+	// mixed reports that the waiters of the subtree have different costs.
+	mixed bool
+	// soonest is the soonest deadline in the subtree. If zero, there is none.
+	soonest time.Time
 }
 
 func (t *tree) len() int { return t.root.count() }
@@ -34,7 +38,7 @@ func (w *waiter) count() int {
 	return w.size
 }
 
-// before reports whether w is served before a waiter of that rank and number.
+// before reports whether w is served before a waiter of a rank and number.
 func (w *waiter) before(rank time.Time, number uint64) bool {
 	if !w.rank.Equal(rank) {
 		return w.rank.Before(rank)
@@ -42,8 +46,8 @@ func (w *waiter) before(rank time.Time, number uint64) bool {
 	return w.number < number
 }
 
-// ahead returns how many waiters are served before one of that rank and number, their cost
-// added to sum, and the first that is not. A newcomer has no number yet.
+// ahead returns how many waiters are served before a waiter of a rank and number, and the first
+// waiter that is not. It adds their cost to sum. The number of a newcomer is 0.
 func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int, next *waiter) {
 	if number == 0 {
 		number = t.last + 1
@@ -61,7 +65,7 @@ func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int, next *w
 	return n, next
 }
 
-// index returns how many waiters are ahead of w, their cost added to sum.
+// index returns how many waiters are ahead of w, and adds their cost to sum.
 func (t *tree) index(w *waiter, sum []int64) int {
 	n := w.left.count()
 	w.left.addTo(sum)
@@ -75,7 +79,7 @@ func (t *tree) index(w *waiter, sum []int64) int {
 	return n
 }
 
-// at returns the i-th waiter, nil if there is none.
+// at returns the i-th waiter, or nil if there is none.
 func (t *tree) at(i int) *waiter {
 	w := t.root
 	for w != nil {
@@ -108,7 +112,7 @@ func (t *tree) end() *waiter {
 	return w
 }
 
-// next returns the waiter behind w, nil if there is none.
+// next returns the waiter behind w, or nil if there is none.
 func (w *waiter) next() *waiter {
 	if w.right != nil {
 		for w = w.right; w.left != nil; w = w.left {
@@ -133,9 +137,9 @@ func add(sum, cost []int64) {
 	}
 }
 
-// insert gives w its place behind those of its rank.
+// insert adds w behind the waiters of its rank.
 func (t *tree) insert(w *waiter) {
-	number := w.number // of a waiter that comes back
+	number := w.number // a waiter that comes back has a number
 	if number == 0 {
 		t.last++
 		number = t.last
@@ -161,7 +165,7 @@ func (t *tree) insert(w *waiter) {
 	}
 }
 
-// remove takes w out of the tree.
+// remove removes w.
 func (t *tree) remove(w *waiter) {
 	for w.left != nil || w.right != nil {
 		child := w.left
@@ -177,7 +181,7 @@ func (t *tree) remove(w *waiter) {
 	w.parent = nil
 }
 
-// link returns the pointer that holds w.
+// link returns the pointer to w.
 func (t *tree) link(w *waiter) **waiter {
 	switch p := w.parent; {
 	case p == nil:
@@ -189,7 +193,7 @@ func (t *tree) link(w *waiter) **waiter {
 	}
 }
 
-// rotate lifts w above its parent.
+// rotate moves w above its parent.
 func (t *tree) rotate(w *waiter) {
 	p := w.parent
 	*t.link(p) = w
@@ -211,7 +215,7 @@ func (w *waiter) setParent(p *waiter) {
 	}
 }
 
-// update sums up the subtree of w.
+// update recomputes the fields of w from its children.
 func (w *waiter) update() {
 	w.size = w.left.count() + 1 + w.right.count()
 	copy(w.sum, w.request.Cost)
@@ -227,7 +231,7 @@ func (w *waiter) update() {
 	}
 }
 
-// sooner returns the earlier of two deadlines, of which zero is none.
+// sooner returns the earlier of two deadlines. Zero is no deadline.
 func sooner(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -235,12 +239,12 @@ func sooner(a, b time.Time) time.Time {
 	return a
 }
 
-// differs reports whether some in the subtree of a child cost something else than w.
+// differs reports whether a waiter in the subtree of a child has another cost than w.
 func (w *waiter) differs(child *waiter) bool {
 	return child != nil && (child.mixed || !equal(child.request.Cost, w.request.Cost))
 }
 
-// costs reports whether all waiters cost that.
+// costs reports whether all waiters have that cost.
 func (t *tree) costs(cost []int64) bool {
 	return t.root == nil || !t.root.mixed && equal(t.root.request.Cost, cost)
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A sorted tree is what a slice says that it is.
+// sorted is a slice that models a tree.
 type sorted []*waiter
 
 func (s sorted) sum(to int) []int64 {
@@ -21,7 +21,7 @@ func (s sorted) sum(to int) []int64 {
 	return sum
 }
 
-// place returns where a newcomer of that rank goes: behind its equals.
+// place returns the index of a newcomer of a rank: behind waiters of equal rank.
 func (s sorted) place(rank time.Time) int {
 	i := slices.IndexFunc(s, func(w *waiter) bool { return w.rank.After(rank) })
 	if i < 0 {
@@ -30,26 +30,26 @@ func (s sorted) place(rank time.Time) int {
 	return i
 }
 
-// check compares everything that the tree can be asked with the slice.
+// check compares all results of the tree with the slice.
 func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 	t.Helper()
 	if tree.len() != len(s) {
 		t.Fatalf("%d waiters, want %d", tree.len(), len(s))
 	}
 	if tree.at(-1) != nil || tree.at(len(s)) != nil {
-		t.Fatal("there is a waiter beyond the ends")
+		t.Fatal("the tree has a waiter beyond its ends")
 	}
 	rank := time.Unix(random.Int64N(20), 0)
 	sum := make([]int64, 2)
 	n, behind := tree.ahead(rank, 0, sum)
 	want := s.place(rank)
 	if n != want || !equal(sum, s.sum(n)) || behind != tree.at(n) {
-		t.Fatalf("%d with %v are ahead of %v, want %d with %v", n, sum, rank, want, s.sum(want))
+		t.Fatalf("%d waiters of cost %v are ahead of %v, want %d of cost %v", n, sum, rank, want, s.sum(want))
 	}
 	for _, cost := range [][]int64{{1, 0}, {0, 3}, {2, 3}} {
 		want := !slices.ContainsFunc(s, func(w *waiter) bool { return !equal(w.request.Cost, cost) })
 		if tree.costs(cost) != want {
-			t.Fatalf("all of %d cost %v: %v, want %v", len(s), cost, !want, want)
+			t.Fatalf("all of %d waiters cost %v: %v, want %v", len(s), cost, !want, want)
 		}
 	}
 	if len(s) == 0 {
@@ -59,19 +59,19 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 		return
 	}
 	if tree.first() != s[0] || tree.end() != s[len(s)-1] {
-		t.Fatal("wrong ends")
+		t.Fatal("wrong first or last waiter")
 	}
 	i := random.IntN(len(s))
 	sum = make([]int64, 2)
 	if n := tree.index(s[i], sum); n != i || !equal(sum, s.sum(i)) || tree.at(i) != s[i] {
-		t.Fatalf("waiter %d has %d ahead with %v, want %v", i, n, sum, s.sum(i))
+		t.Fatalf("waiter %d has %d waiters ahead of cost %v, want cost %v", i, n, sum, s.sum(i))
 	}
 	if next := s[i].next(); i+1 < len(s) && next != s[i+1] || i+1 == len(s) && next != nil {
 		t.Fatalf("wrong waiter behind %d of %d", i, len(s))
 	}
 }
 
-func someone(random *rand.Rand, kinds int) *waiter {
+func randomWaiter(random *rand.Rand, kinds int) *waiter {
 	var deadline time.Time
 	if random.IntN(3) > 0 {
 		deadline = time.Unix(random.Int64N(1000), 0)
@@ -90,7 +90,7 @@ func TestTree(t *testing.T) {
 		size, kinds := 1+random.IntN(200), 1+random.IntN(3)
 		for range 600 {
 			if len(model) == 0 || len(model) < size && random.IntN(2) == 0 {
-				w := someone(random, kinds)
+				w := randomWaiter(random, kinds)
 				i := model.place(w.rank)
 				tree.insert(w)
 				model = slices.Insert(model, i, w)
@@ -118,7 +118,7 @@ func checkNodes(t *testing.T, w, parent *waiter) (size int, sum []int64) {
 		return 0, sum
 	}
 	if w.parent != parent || parent != nil && w.priority > parent.priority {
-		t.Fatalf("a node has another parent, or goes before it")
+		t.Fatalf("a node has a wrong parent, or a higher priority than its parent")
 	}
 	left, leftSum := checkNodes(t, w.left, w)
 	right, rightSum := checkNodes(t, w.right, w)
@@ -136,27 +136,27 @@ func checkNodes(t *testing.T, w, parent *waiter) (size int, sum []int64) {
 		t.Fatalf("the soonest deadline of a subtree is %v, want %v", w.soonest, soonest)
 	}
 	if w.size != size || !equal(w.sum, sum) {
-		t.Fatalf("a subtree of %d with %v has %d with %v", size, sum, w.size, w.sum)
+		t.Fatalf("a subtree of %d waiters of cost %v has size %d and sum %v", size, sum, w.size, w.sum)
 	}
 	return size, sum
 }
 
-// TestTreeDepth: in whatever order waiters come, a place is found in O(log n) steps.
+// TestTreeDepth tests that a place is found in O(log n) steps, in whatever order waiters join.
 func TestTreeDepth(t *testing.T) {
 	const n = 1 << 14
 	orders := map[string]func(i int) int64{
-		"in order": func(i int) int64 { return int64(i) },
-		"reverse":  func(i int) int64 { return int64(-i) },
-		"at once":  func(int) int64 { return 0 },
-		"by turns": func(i int) int64 { return int64(i % 3 * n) },
+		"in order":    func(i int) int64 { return int64(i) },
+		"reverse":     func(i int) int64 { return int64(-i) },
+		"at once":     func(int) int64 { return 0 },
+		"alternating": func(i int) int64 { return int64(i % 3 * n) },
 	}
 	for name, rank := range orders {
 		tree := new(tree)
 		for i := range n {
 			tree.insert(&waiter{rank: time.Unix(rank(i), 0), request: store.Request{Cost: cost(1)}})
 		}
-		if d := depth(tree.root); d > 5*bits.Len(n) { // with a chance of less than 1 in 10^9
-			t.Errorf("%s: %d waiters lie %d deep", name, n, d)
+		if d := depth(tree.root); d > 5*bits.Len(n) { // exceeded with a probability below 10^-9
+			t.Errorf("%s: %d waiters are %d levels deep", name, n, d)
 		}
 	}
 }
