@@ -18,7 +18,7 @@ func ExampleOpen() {
 	}
 	defer os.RemoveAll(dir)
 
-	// The second process knows what the first one sent.
+	// The second process continues with the quota of the first.
 	for range 2 {
 		quotas, err := host.Open(filepath.Join(dir, "quotas.db"))
 		if err != nil {

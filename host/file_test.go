@@ -261,7 +261,7 @@ func TestOpenRefuses(t *testing.T) {
 		{Limit: 10, Window: time.Minute, Unit: "tokens", Estimated: true},
 	} {
 		if _, err := throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{tier}}, s); err == nil || !strings.Contains(err.Error(), "local or distributed") {
-			t.Errorf("%v, want an error that says what to use for %v", err, tier)
+			t.Errorf("%v, want an error that names a store for %v", err, tier)
 		}
 	}
 	if _, err := s.Open("", plan(t, 0, algorithms.PerSecond(1))); err == nil {
@@ -274,7 +274,7 @@ func TestOpenRefuses(t *testing.T) {
 		}
 	}
 	if err := l.Wait(background); err == nil || !strings.Contains(err.Error(), "closed") {
-		t.Errorf("%v, want an error that says the store is closed", err)
+		t.Errorf("%v, want an error about the closed store", err)
 	}
 }
 
@@ -395,7 +395,7 @@ func TestDamage(t *testing.T) {
 		}
 		found++
 		if text := err.Error(); !strings.Contains(text, damaged) || !strings.Contains(text, "delete it") && !strings.Contains(text, "upgrade") {
-			t.Errorf("seed %d: %v, want an error that says what to do", seed, err)
+			t.Errorf("seed %d: %v, want an error with a remedy", seed, err)
 		}
 		if _, err := host.Open(damaged); errors.Is(err, throttle.ErrUnavailable) {
 			t.Errorf("seed %d: the file is still locked", seed)

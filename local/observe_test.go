@@ -24,7 +24,7 @@ type apiCall struct {
 	sent, got time.Time // when it was admitted, and when the response came
 	refused   bool
 	// inexact reports that the response could not report the whole count, or that another request
-	// may have left the window meanwhile.
+	// may have left the window in the meantime.
 	inexact bool
 }
 

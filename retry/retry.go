@@ -4,7 +4,7 @@
 //
 // It is go-retryablehttp over a [throttle.Transport]. Every attempt passes the limiter. A retry
 // therefore costs quota and waits its turn like any request, and the limiter waits for a
-// Retry-After once for all who share the quota.
+// Retry-After once for all callers that share the quota.
 //
 // # What is retried
 //

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Anthropic is Anthropic's Messages API, for one family of models of which it takes so
-// many requests, tokens of input and of output a minute: three buckets, of which a
-// request takes its input and its max_tokens until it ends. What stands in system is read
-// from the prompt cache, and free. It answers with a quarter of what it may.
+// Anthropic is Anthropic's Messages API for one family of models, with limits of requests, input
+// tokens and output tokens a minute. The limits are three buckets. A request takes its input and,
+// until it ends, its max_tokens. The text in system is read from the prompt cache, which is free.
+// Answers have a quarter of max_tokens.
 func Anthropic(requests, input, output int64) *Server {
 	limits := []*bucket{
 		{limit: requests, size: requests, window: time.Minute}, {limit: input, size: input, window: time.Minute}, {limit: output, size: output, window: time.Minute},
@@ -34,7 +34,7 @@ func Anthropic(requests, input, output int64) *Server {
 				left = (left + 500) / 1000 * 1000
 			}
 			header[name+"-limit"], header[name+"-remaining"] = strconv.FormatInt(l.size, 10), strconv.FormatInt(left, 10)
-			header[name+"-reset"] = c.Now.Add(l.wait(c.Now, l.size)).UTC().Format(time.RFC3339) // when it is full
+			header[name+"-reset"] = c.Now.Add(l.wait(c.Now, l.size)).UTC().Format(time.RFC3339) // when the bucket is full
 		}
 		used := call.MaxTokens / 4
 		release := func() { limits[2].take(time.Now(), used-call.MaxTokens) }
@@ -45,7 +45,7 @@ func Anthropic(requests, input, output int64) *Server {
 	})
 }
 
-// message is the answer, as a stream if it is asked for as one.
+// message returns the answer, as a stream if the call requests one.
 func (c chat) message(output int64) string {
 	const message = `{"id":"msg_1","type":"message","role":"assistant","model":%q,"content":[%s],"usage":{"input_tokens":%d,"output_tokens":%d}}`
 	const text = `{"type":"text","text":"Hello!"}`

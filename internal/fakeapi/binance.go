@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A window is a counter of the windows of the clock.
+// A window is a counter for windows aligned to the clock.
 type window struct {
 	limit  int64
 	length time.Duration
@@ -18,7 +18,7 @@ type window struct {
 	used  int64
 }
 
-// left is how much is left in the window of now.
+// left returns how many units are left in the window of now.
 func (w *window) left(now time.Time) int64 {
 	if start := now.Truncate(w.length); start.After(w.start) {
 		w.start, w.used = start, 0
@@ -26,10 +26,10 @@ func (w *window) left(now time.Time) int64 {
 	return w.limit - w.used
 }
 
-// Binance is Binance's Spot API, for one address and one account. Who sends before the
-// Retry-After of a 429 is over is banned, for two minutes and then for twice as long each
-// time. Orders with the type MARKET are filled at once, and then count no more. A request with
-// a timestamp, in milliseconds, is refused when its recvWindow is over, and weighs all the same.
+// Binance is Binance's Spot API, for one address and one account. A client that sends before the
+// Retry-After of a 429 has passed is banned, for two minutes, and then for twice as long each time.
+// Orders with the type MARKET are filled at once, and then no longer count. A request with a
+// timestamp, in milliseconds, is refused after its recvWindow, but its weight counts.
 func Binance() *Server {
 	b := &binance{
 		weight: window{limit: 6_000, length: time.Minute}, raw: window{limit: 61_000, length: 5 * time.Minute},
@@ -42,9 +42,9 @@ func Binance() *Server {
 type binance struct {
 	weight, raw, orders, daily window
 
-	blocked time.Time     // until when to keep away after a 429
-	banned  time.Time     // until when
-	ban     time.Duration // the next
+	blocked time.Time     // end of the Retry-After of the last 429
+	banned  time.Time     // end of the ban
+	ban     time.Duration // length of the next ban
 }
 
 func (b *binance) decide(c *Call) Reply {
@@ -83,12 +83,12 @@ func (b *binance) decide(c *Call) Reply {
 	return r
 }
 
-// refusal is a reply with a Retry-After.
+// refusal returns a reply with a Retry-After.
 func refusal(status int, by string, wait time.Duration, body string) Reply {
 	return Reply{Status: status, Refused: by, Body: body, Header: map[string]string{"Retry-After": strconv.FormatInt(seconds(wait), 10)}}
 }
 
-// binanceExpired reports whether the call came after the end of its recvWindow.
+// binanceExpired reports whether the call arrived after its recvWindow.
 func binanceExpired(c *Call) bool {
 	all := c.URL.Query()
 	if sent, err := url.ParseQuery(string(c.Body)); err == nil {
@@ -105,7 +105,7 @@ func binanceExpired(c *Call) bool {
 	return c.Now.UnixMilli()-signed > window
 }
 
-// binanceCosts is what the calls cost that the tests make.
+// binanceCosts returns the costs of the calls that the tests make.
 func binanceCosts(c *Call) (weight, orders int64) {
 	switch c.Method + " " + c.URL.Path {
 	case "GET /api/v3/depth":

@@ -8,7 +8,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// CoinbaseExchange is Coinbase Exchange: a private request is one with a CB-ACCESS-KEY, but for
+// CoinbaseExchange is Coinbase Exchange. Requests with a CB-ACCESS-KEY are private, except to
 // /loans/assets.
 func CoinbaseExchange() *Server {
 	tokens := func(rate, burst int64) counters {

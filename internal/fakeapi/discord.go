@@ -16,8 +16,8 @@ var (
 	discordID    = regexp.MustCompile(`\d+`)
 )
 
-// Discord is Discord's API for one bot. Each route takes 5 requests in the 5 seconds that
-// the first of them opens, for each channel and guild; all together take 50 a second.
+// Discord is Discord's API for one bot. Each route accepts 5 requests in 5 seconds from the first
+// of them, for each channel and guild. All routes together accept 50 requests a second.
 func Discord() *Server {
 	type route struct {
 		left int64

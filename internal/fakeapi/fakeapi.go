@@ -1,10 +1,9 @@
-// Package fakeapi has strict stand-ins for well-known APIs, to test against: each counts,
-// refuses and tells as its provider's documentation says, with the same headers, statuses
-// and bodies.
+// Package fakeapi provides strict imitations of well-known APIs for tests. Each counts, refuses and
+// reports as its provider's documentation specifies, with the same headers, statuses and bodies.
 //
-// A [Server] is an http.Handler, to be served by net/http/httptest, and an
-// http.RoundTripper, for runs of hours inside testing/synctest. Somebody else who uses
-// the same quota is a request that is sent to it without a limiter.
+// A [Server] is an http.Handler, for net/http/httptest, and an http.RoundTripper, for runs of hours
+// inside testing/synctest. To imitate another user of the same quota, send requests to the Server
+// without a limiter.
 package fakeapi
 
 import (
@@ -20,14 +19,20 @@ import (
 	"github.com/apithrottle/throttle/internal/httpmem"
 )
 
-// A Server is an API. It is made by the functions of this package that have a provider's
-// name; set its fields before the first request. It is safe for concurrent use.
+// A Server is an API. Create it with the functions that have a provider's name, and set its fields
+// before the first request. It is safe for concurrent use.
 type Server struct {
-	Latency func() time.Duration // how late a request reaches the counter; called concurrently. If nil, at once
-	Hold    func() time.Duration // from counting to answering; called concurrently. If nil, none
-	Skew    time.Duration        // how far its clock is ahead of ours
+	// Latency returns how long a request takes to reach the counter. It is called concurrently. If
+	// nil, no time.
+	Latency func() time.Duration
+	// Hold returns the time between counting a request and answering it. It is called concurrently.
+	// If nil, no time.
+	Hold func() time.Duration
+	// Skew is how far the API's clock is ahead of the local clock. If zero, they agree.
+	Skew time.Duration
 
-	mu      sync.Mutex // guards what follows, and what decide counts with
+	// mu guards the fields below and the counters of decide.
+	mu      sync.Mutex
 	decide  func(*Call) Reply
 	traps   []Reply
 	served  int
@@ -39,50 +44,54 @@ var (
 	_ http.RoundTripper = (*Server)(nil)
 )
 
-// A Call is a request as the API sees it.
+// A Call is a request that the API receives.
 type Call struct {
 	*http.Request
-	Body []byte    // all of it
+	Body []byte    // the whole body
 	Now  time.Time // by the API's clock
 }
 
-// A Reply is what a Call is answered.
+// A Reply is the API's answer to a Call.
 type Reply struct {
-	Status  int // If zero, 200
-	Header  map[string]string
-	Body    string
-	Refused string // by which limit. If empty, it was served
-	Release func() // called once at the response's end, under the Server's lock. If nil, nothing
+	// Status is the HTTP status. If zero, 200.
+	Status int
+	Header map[string]string
+	Body   string
+	// Refused is the limit that refused the call. If empty, the call was served.
+	Refused string
+	// Release is called once at the end of the response, with the Server's lock held. If nil,
+	// nothing is called.
+	Release func()
 }
 
 func newServer(decide func(*Call) Reply) *Server {
 	return &Server{decide: decide, refused: map[string]int{}}
 }
 
-// Trap has the next call answered so, whatever is left of the limits. It is not counted
-// among the Refused.
+// Trap makes r the answer to the next call, regardless of the limits. That call does not count as
+// Refused.
 func (s *Server) Trap(r Reply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.traps = append(s.traps, r)
 }
 
-// Served is how many calls were served.
+// Served returns the number of served calls.
 func (s *Server) Served() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.served
 }
 
-// Refused is how many calls were refused, by limit.
+// Refused returns the number of refused calls, by limit.
 func (s *Server) Refused() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return maps.Clone(s.refused)
 }
 
-// ServeHTTP answers r. What the call holds is released before the first byte of the
-// answer leaves, so that whoever has the answer may send the next.
+// ServeHTTP answers r. It releases what the call holds before it sends the first byte of the
+// answer. A client that has the answer may therefore send its next request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	reply, release, err := s.serve(r)
 	if err != nil {
@@ -94,8 +103,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	io.WriteString(w, reply.Body)
 }
 
-// RoundTrip answers r in memory, whatever its host. What the call holds is released at
-// the end of the response's body.
+// RoundTrip answers r in memory, regardless of its host. It releases what the call holds at the end
+// of the response's body.
 func (s *Server) RoundTrip(r *http.Request) (*http.Response, error) {
 	reply, release, err := s.serve(r)
 	if err != nil {
@@ -112,7 +121,7 @@ func (r Reply) header() http.Header {
 	return h
 }
 
-// serve takes a request from its receipt to its answer.
+// serve processes a request from its receipt to its answer.
 func (s *Server) serve(r *http.Request) (reply Reply, release func(), err error) {
 	call := &Call{Request: r}
 	if r.Body != nil {
@@ -120,11 +129,11 @@ func (s *Server) serve(r *http.Request) (reply Reply, release func(), err error)
 		if call.Body, err = io.ReadAll(r.Body); err != nil {
 			return reply, nil, err
 		}
-		call.Request = r.WithContext(r.Context()) // r is the caller's
+		call.Request = r.WithContext(r.Context()) // r belongs to the caller
 		call.Request.Body = io.NopCloser(bytes.NewReader(call.Body))
 	}
 	if err := httpmem.Sleep(r.Context(), s.Latency); err != nil {
-		return reply, nil, err // it was never counted
+		return reply, nil, err // the call was not counted
 	}
 	reply = s.count(call)
 	release = sync.OnceFunc(func() {
@@ -141,7 +150,7 @@ func (s *Server) serve(r *http.Request) (reply Reply, release func(), err error)
 	return reply, release, nil
 }
 
-// count is the one place that decides.
+// count counts a call and returns its reply.
 func (s *Server) count(c *Call) (r Reply) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,22 +171,24 @@ func (s *Server) count(c *Call) (r Reply) {
 	return r
 }
 
-// Between draws lengths of time from low to high.
+// Between draws durations from low to high.
 func Between(low, high time.Duration) func() time.Duration {
 	return func() time.Duration { return low + rand.N(high-low+1) }
 }
 
-// seconds is d in whole seconds, rounded up.
+// seconds returns d in whole seconds, rounded up.
 func seconds(d time.Duration) int64 { return int64((d + time.Second - 1) / time.Second) }
 
-// A bucket holds size tokens and gains limit in each window, continuously. It starts
-// full; unlike a throttletest.Counter's its tokens may be given back, and seen.
+// A bucket holds size tokens and gains limit tokens in each window, continuously. It starts full.
+// Unlike in a throttletest.Counter, its tokens can be read and given back.
 type bucket struct {
 	limit, size int64
 	window      time.Duration
 
-	left int64 // of size, in tokens by microseconds of the window
-	at   int64 // when that was, in microseconds since 1970; 0 if never
+	// left is the content, in tokens times microseconds of the window.
+	left int64
+	// at is the time of left, in microseconds since 1970. It is 0 before the first use.
+	at int64
 }
 
 func (b *bucket) fill(now time.Time) {
@@ -190,13 +201,13 @@ func (b *bucket) fill(now time.Time) {
 	b.at = t
 }
 
-// tokens is how many whole tokens are left.
+// tokens returns the number of whole tokens left.
 func (b *bucket) tokens(now time.Time) int64 {
 	b.fill(now)
 	return b.left / b.window.Microseconds()
 }
 
-// take takes n tokens, if so many are left; a negative n gives some back.
+// take takes n tokens if there are enough. A negative n gives tokens back.
 func (b *bucket) take(now time.Time, n int64) bool {
 	if b.tokens(now) < n {
 		return false
@@ -205,7 +216,7 @@ func (b *bucket) take(now time.Time, n int64) bool {
 	return true
 }
 
-// wait is the time until n tokens are left, 0 if they are.
+// wait returns the time until n tokens are left, 0 if they are.
 func (b *bucket) wait(now time.Time, n int64) time.Duration {
 	b.fill(now)
 	lacking := n*b.window.Microseconds() - b.left

@@ -35,7 +35,7 @@ func do(t *testing.T, rt http.RoundTripper, req *http.Request) *http.Response {
 	return resp
 }
 
-// What is sent at once is served as far as the limit goes, and not one more.
+// Each API serves requests at once up to its limit and refuses the next.
 func TestLimits(t *testing.T) {
 	const exchange, stripe = "https://api.exchange.coinbase.com", "https://api.stripe.com/v1/"
 	get := func(url string, header ...string) func(*testing.T, int) *http.Request {
@@ -99,7 +99,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-func TestBinanceBansWhoGoesOn(t *testing.T) {
+func TestBinanceBans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.Binance()
 		send := func() *http.Response {
@@ -138,12 +138,12 @@ func TestTrapsAndClock(t *testing.T) {
 			t.Errorf("a trap was counted: %d served, %v refused", api.Served(), api.Refused())
 		}
 		if resp := do(t, api, request(t, "GET", "https://api.etherscan.io/", "")); resp.StatusCode != 200 {
-			t.Errorf("the next was answered %d", resp.StatusCode)
+			t.Errorf("the next call was answered %d", resp.StatusCode)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		if _, err := api.RoundTrip(request(t, "GET", "https://api.etherscan.io/", "").WithContext(ctx)); err != context.DeadlineExceeded || api.Served() != 1 {
-			t.Errorf("given up on the way: %v, %d served", err, api.Served())
+			t.Errorf("canceled during Latency: %v, %d served", err, api.Served())
 		}
 	})
 }
@@ -152,7 +152,7 @@ func TestServer(t *testing.T) {
 	api := fakeapi.Twilio(1)
 	server := httptest.NewServer(api)
 	defer server.Close()
-	for range 3 { // each is over when it is answered
+	for range 3 { // each ends when it is answered
 		resp, err := server.Client().Get(server.URL)
 		if err != nil {
 			t.Fatal(err)

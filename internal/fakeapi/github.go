@@ -12,9 +12,9 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// GitHub is GitHub's REST and GraphQL APIs for one user, of whom it takes so many
-// requests to REST in an hour, which may be shorter, and as many points to GraphQL. Windows
-// begin at 17/60 of an hour. What a GraphQL query costs is the number of its variable "cost".
+// GitHub is GitHub's REST and GraphQL APIs for one user. REST accepts most requests an hour, and
+// GraphQL as many points. hour may be shorter than an hour. Windows begin at 17/60 of an hour. The
+// cost of a GraphQL query is its variable "cost".
 func GitHub(most int64, hour time.Duration) *Server {
 	resources := map[string]*window{
 		"core":        {limit: most, length: hour},
@@ -26,7 +26,7 @@ func GitHub(most int64, hour time.Duration) *Server {
 	return newServer(func(c *Call) Reply {
 		name, cost, writes := githubCall(c)
 		primary, at := resources[name], c.Now.Add(-phase)
-		told := func() map[string]string {
+		headers := func() map[string]string {
 			left := primary.left(at)
 			return map[string]string{
 				"X-RateLimit-Limit": strconv.FormatInt(primary.limit, 10), "X-RateLimit-Remaining": strconv.FormatInt(left, 10),
@@ -35,18 +35,18 @@ func GitHub(most int64, hour time.Duration) *Server {
 			}
 		}
 		if primary.left(at) < cost {
-			return githubSpent(name, told())
+			return githubSpent(name, headers())
 		}
 		if by := secondary.charge(c, name == "graphql", writes); by != "" {
-			return githubSecondary(by, told())
+			return githubSecondary(by, headers())
 		}
 		primary.used += cost
 		secondary.open++
-		return Reply{Header: told(), Body: fmt.Sprintf(`{"data":{"rateLimit":{"cost":%d}}}`, cost), Release: func() { secondary.open-- }}
+		return Reply{Header: headers(), Body: fmt.Sprintf(`{"data":{"rateLimit":{"cost":%d}}}`, cost), Release: func() { secondary.open-- }}
 	})
 }
 
-// gitHubLimits are the secondary limits, of which nothing is told.
+// gitHubLimits are the secondary limits, which no header reports.
 type gitHubLimits struct {
 	points, graphql, content *throttletest.Counter
 	open                     int
@@ -60,7 +60,7 @@ func newGitHubLimits() *gitHubLimits {
 	}
 }
 
-// charge counts a call, or says which limit refuses it.
+// charge counts a call, or returns the limit that refuses it.
 func (g *gitHubLimits) charge(c *Call, graphql, writes bool) (by string) {
 	weight := map[string]int64{"requests": 1}
 	if writes {
@@ -80,7 +80,7 @@ func (g *gitHubLimits) charge(c *Call, graphql, writes bool) (by string) {
 	return by
 }
 
-// githubCall is of which resource a call is, what it costs of that, and whether it writes.
+// githubCall returns the resource of a call, its cost, and whether it writes.
 func githubCall(c *Call) (resource string, cost int64, writes bool) {
 	writes = c.Method != http.MethodGet
 	switch path := c.URL.Path; {
@@ -108,7 +108,7 @@ func githubSpent(resource string, header map[string]string) Reply {
 	return Reply{Status: http.StatusForbidden, Refused: resource, Header: header, Body: `{"message":"API rate limit exceeded for user ID 1."}`}
 }
 
-// githubSecondary says nothing of when it ends.
+// githubSecondary refuses a call without a time at which the refusal ends.
 func githubSecondary(by string, header map[string]string) Reply {
 	return Reply{Status: http.StatusForbidden, Refused: by, Header: header, Body: `{"message":"You have exceeded a secondary rate limit. Please wait a few minutes before you try again."}`}
 }

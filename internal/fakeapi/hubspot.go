@@ -10,10 +10,10 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// HubSpot is HubSpot's API for one private app in a Starter account, which takes so many
-// requests a day that begins at midnight in its zone.
+// HubSpot is HubSpot's API for one private app in a Starter account. It accepts daily requests a
+// day, and the day begins at midnight in zone.
 func HubSpot(daily int64, zone *time.Location) *Server {
-	tens, search := &rolled{limit: 100, length: 10 * time.Second}, newCounters(algorithms.PerSecond(4)).of("")
+	tens, search := &rollingWindow{limit: 100, length: 10 * time.Second}, newCounters(algorithms.PerSecond(4)).of("")
 	day, used := "", int64(0)
 	return newServer(func(c *Call) Reply {
 		if today := c.Now.In(zone).Format(time.DateOnly); today != day {
@@ -50,14 +50,14 @@ func hubspotRefusal(policy, limit string) Reply {
 	}
 }
 
-// A rolled limit takes so many in any interval of its length.
-type rolled struct {
+// A rollingWindow accepts limit requests in any interval of its length.
+type rollingWindow struct {
 	limit  int64
 	length time.Duration
 	at     []time.Time
 }
 
-func (r *rolled) left(now time.Time) int64 {
+func (r *rollingWindow) left(now time.Time) int64 {
 	for len(r.at) > 0 && now.Sub(r.at[0]) >= r.length {
 		r.at = r.at[1:]
 	}

@@ -6,29 +6,27 @@ import (
 	"time"
 )
 
-// A falling counter rises with calls to most at the highest, and falls by one at each
-// step of the clock.
-type falling struct {
-	most  int64
+// A decaying counter rises with calls up to a limit, and falls by one at each step of the clock.
+type decaying struct {
+	limit int64
 	step  time.Duration
 	n     int64
-	since time.Time // the last time it fell
+	since time.Time // when it last fell
 }
 
-func (f *falling) fits(now time.Time, n int64) bool {
+func (f *decaying) fits(now time.Time, n int64) bool {
 	if f.since.IsZero() {
 		f.since = now.Truncate(f.step)
 	}
 	steps := now.Sub(f.since) / f.step
 	f.n, f.since = max(0, f.n-int64(steps)), f.since.Add(steps*f.step)
-	return f.n+n <= f.most
+	return f.n+n <= f.limit
 }
 
-// Kraken is Kraken's Spot REST API, for one key of the tier Starter. Its counters fall in
-// steps.
+// Kraken is Kraken's Spot REST API, for one key of the tier Starter. Its counters decay in steps.
 func Kraken() *Server {
-	key := &falling{most: 15, step: time.Second * 100 / 33}
-	pairs := map[string]*falling{}
+	key := &decaying{limit: 15, step: time.Second * 100 / 33}
+	pairs := map[string]*decaying{}
 	return newServer(func(c *Call) Reply {
 		call, private := strings.CutPrefix(c.URL.Path, "/0/private/")
 		form, _ := url.ParseQuery(string(c.Body))
@@ -41,7 +39,7 @@ func Kraken() *Server {
 		case call == "AddOrder":
 			pair := form.Get("pair")
 			if pairs[pair] == nil {
-				pairs[pair] = &falling{most: 60, step: time.Second}
+				pairs[pair] = &decaying{limit: 60, step: time.Second}
 			}
 			counter, message = pairs[pair], "EOrder:Rate limit exceeded"
 		case call == "CancelOrder":

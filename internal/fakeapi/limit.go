@@ -7,7 +7,7 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// Counters are counters by key, all with the same tiers.
+// counters contains counters by key, all with the same tiers.
 type counters struct {
 	tiers []algorithms.Tier
 	by    map[string]*throttletest.Counter
@@ -17,7 +17,7 @@ func newCounters(tiers ...algorithms.Tier) counters {
 	return counters{tiers, map[string]*throttletest.Counter{}}
 }
 
-// of is the counter of a key.
+// of returns the counter of a key.
 func (cs counters) of(key string) *throttletest.Counter {
 	c, ok := cs.by[key]
 	if !ok {
@@ -30,15 +30,15 @@ func (cs counters) of(key string) *throttletest.Counter {
 	return c
 }
 
-// A limit is what a call costs in one counter.
+// A limit is a counter and the cost of a call in it.
 type limit struct {
 	name    string
 	counter *throttletest.Counter
 	cost    map[string]int64
 }
 
-// charge counts a call at once in all limits, if all admit it, and else in none: by is
-// the name of the first that refuses, and wait how long it does, 0 if time alone doesn't
+// charge counts a call in all limits if all admit it, and otherwise in none. by is the name of the
+// first limit that refuses. wait is the time until it admits the call, 0 if time alone does not
 // help.
 func charge(now time.Time, limits ...limit) (by string, wait time.Duration) {
 	at := now.UnixMicro()

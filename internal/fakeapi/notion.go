@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// Notion is Notion's API for one connection, with a budget of 180 requests for each
-// minute, which is the average of 3 a second that its pages had before. Minutes begin at
-// their 17th second.
+// Notion is Notion's API for one connection, with 180 requests a minute. That is the average of 3 a
+// second that Notion documented before. Minutes begin at their 17th second.
 func Notion() *Server {
 	budget := &window{limit: 180, length: time.Minute}
 	return newServer(func(c *Call) Reply {

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// OpenAI is OpenAI's chat completions, for one model of which it takes so many requests
-// and tokens in a minute, which may be shorter. It is as strict as its documentation
-// allows: requests are counted by the sixtieth of a minute too, a request's tokens are
-// estimated from its characters and what it may be answered with, and what is refused for
-// want of tokens is a request all the same. It answers with half of the tokens that it may.
+// OpenAI is OpenAI's chat completions API for one model, with limits of requests and tokens a
+// minute. minute may be shorter than a minute. The API is as strict as its documentation allows. It
+// limits requests by the sixtieth of a minute too. It estimates a request's tokens from its
+// characters and max_tokens. A request that is refused for its tokens still counts as a request.
+// Answers have half of max_tokens.
 func OpenAI(requests, tokens int64, minute time.Duration) *Server {
 	rpm := &bucket{limit: requests, size: requests, window: minute}
 	pace := &bucket{limit: requests, size: max(1, requests/60), window: minute}
@@ -47,7 +47,7 @@ func OpenAI(requests, tokens int64, minute time.Duration) *Server {
 	})
 }
 
-// A chat is what a chat completion asks for.
+// A chat is the body of a chat completion request.
 type chat struct {
 	Model     string
 	Stream    bool
@@ -64,7 +64,7 @@ func openAICall(c *Call) (call chat, tokens int64) {
 	return call, call.prompt + call.MaxTokens
 }
 
-// answer is the completion, as a stream if it is asked for as one.
+// answer returns the completion, as a stream if the call requests one.
 func (c chat) answer() string {
 	usage := fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}`, c.prompt, c.MaxTokens/2, c.prompt+c.MaxTokens/2)
 	if !c.Stream {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// ShopifyREST is the REST Admin API of every shop on the standard plan. After a refusal
-// it refuses until the wait that it told is over.
+// ShopifyREST is the REST Admin API of every shop on the standard plan. After a refusal it refuses
+// requests until its Retry-After has passed.
 func ShopifyREST() *Server {
 	type shop struct {
 		bucket  bucket
@@ -37,9 +37,9 @@ func ShopifyREST() *Server {
 	})
 }
 
-// ShopifyGraphQL is the GraphQL Admin API of one shop on the standard plan. What a query
-// asks for and what it then costs are the numbers of its variables "requested" and
-// "actual"; until its end it holds what it asks for.
+// ShopifyGraphQL is the GraphQL Admin API of one shop on the standard plan. The requested and the
+// actual cost of a query are its variables "requested" and "actual". Until its end, a query holds
+// its requested cost.
 func ShopifyGraphQL() *Server {
 	points := bucket{limit: 100, window: time.Second, size: 1_000}
 	return newServer(func(c *Call) Reply {

@@ -12,8 +12,8 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// Slack is Slack's Web API, for one app in one workspace, whose minute may be shorter: it
-// tolerates no burst beyond a tier.
+// Slack is Slack's Web API for one app in one workspace. minute may be shorter than a minute. No
+// tier allows a burst.
 func Slack(minute time.Duration) *Server {
 	per := func(n int64) counters { return newCounters(algorithms.Tier{Limit: n, Window: minute}) }
 	tiers := map[string]counters{"conversations.history": per(50), "conversations.replies": per(50), "users.info": per(100)}

@@ -13,7 +13,7 @@ import (
 	"github.com/apithrottle/throttle/internal/fakeapi"
 )
 
-// Each takes at once what is documented, and refuses the next as documented.
+// Each API accepts its documented limit at once and refuses the next request as documented.
 func TestRefusals(t *testing.T) {
 	url := func(method, url string) func(*testing.T, int) *http.Request {
 		return func(t *testing.T, i int) *http.Request {
@@ -37,7 +37,7 @@ func TestRefusals(t *testing.T) {
 		allowed int
 		by      string
 		status  int
-		header  string // its value, and that of X-RateLimit-Remaining
+		header  string // compared with want, together with X-RateLimit-Remaining
 		want    string
 	}{
 		{"GitHub", small, url("GET", github+"/user"), 60, "core", 403, "X-RateLimit-Reset", "946685820 0"},
@@ -79,8 +79,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// What was set aside for an answer is given back at its end.
-func TestAnthropicGivesBack(t *testing.T) {
+// The tokens that are held for an answer are given back at its end.
+func TestAnthropicReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.Anthropic(5, 1_000, 300)
 		for range 3 {
@@ -95,7 +95,7 @@ func TestAnthropicGivesBack(t *testing.T) {
 	})
 }
 
-// Streams are what the documentation says: events, each of one JSON text.
+// Streams have the documented form: events with one JSON text each.
 func TestStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, test := range []struct {

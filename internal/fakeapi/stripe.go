@@ -10,7 +10,8 @@ import (
 
 var stripeID = regexp.MustCompile(`/[a-z]+_[A-Za-z0-9]+\b`)
 
-// Stripe is Stripe, with a key of live mode or, if it contains "_test_", of a sandbox.
+// Stripe is Stripe's API. A key that contains "_test_" is a key of a sandbox, and any other key is
+// live.
 func Stripe() *Server {
 	live, sandbox := newCounters(algorithms.PerSecond(100)), newCounters(algorithms.PerSecond(25))
 	endpoints, search := newCounters(algorithms.PerSecond(25)), newCounters(algorithms.PerSecond(20))
@@ -39,7 +40,7 @@ func Stripe() *Server {
 	})
 }
 
-// stripeName leaves the names of resources in a path, and makes one of all ids.
+// stripeName keeps the names of resources in a path and replaces IDs.
 func stripeName(part string) string {
 	switch part {
 	case "/payment_intents", "/setup_intents", "/payment_methods", "/subscription_items":

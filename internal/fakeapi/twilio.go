@@ -7,7 +7,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// Twilio is Twilio, for an account that may have so many requests open at once.
+// Twilio is Twilio's API for an account with a limit of concurrent requests.
 func Twilio(concurrent int64) *Server {
 	account := newCounters(algorithms.Tier{Limit: concurrent, Algorithm: algorithms.Concurrency}).of("")
 	var open int64

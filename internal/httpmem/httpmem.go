@@ -1,4 +1,4 @@
-// Package httpmem has responses and delays without a network, for providers to test against.
+// Package httpmem provides HTTP responses and delays without a network, for providers in tests.
 package httpmem
 
 import (
@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Response answers a request. release is called, maybe more than once, when the body has
-// been read to its end or is closed.
+// Response returns a response to a request. It calls release, possibly more than once, when the
+// body has been read to its end or closed.
 func Response(r *http.Request, status int, header http.Header, text string, release func()) *http.Response {
 	return &http.Response{
 		Status:        fmt.Sprintf("%d %s", status, http.StatusText(status)),
@@ -44,7 +44,8 @@ func (b *body) Close() error {
 	return nil
 }
 
-// Sleep blocks for what draw returns, or until the context ends. A nil draw is no delay.
+// Sleep blocks for the duration that draw returns, or until the context ends. If draw is nil, Sleep
+// returns at once.
 func Sleep(ctx context.Context, draw func() time.Duration) error {
 	if draw == nil {
 		return ctx.Err()

@@ -20,13 +20,13 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// uniform draws lengths of time.
+// uniform draws durations from an interval.
 func uniform(from, to time.Duration) func() time.Duration {
 	return func() time.Duration { return from + rand.N(to-from) }
 }
 
-// A model is an API that counts tokens, of which a request says how many it will take;
-// the client doesn't look at that, and learns it from the answer.
+// A model is an API that counts tokens. A request contains how many tokens it will use. The client
+// ignores that number and uses the count in the response.
 type model struct{ api *throttletest.Provider }
 
 func newModel(tokens throttle.Tier, hold func() time.Duration) model {
@@ -50,7 +50,7 @@ func (m model) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// tokens is how many were accepted.
+// tokens returns the number of accepted tokens.
 func (m model) tokens() (n int64) {
 	for _, a := range m.api.Arrivals() {
 		if a.Accepted {
@@ -62,8 +62,8 @@ func (m model) tokens() (n int64) {
 
 var totalTokens = &answers.Profile{Charges: []answers.Charge{{Unit: "tokens", Field: answers.Field{Path: "usage.total_tokens"}}}}
 
-// twice is a client whose estimates are two times too high.
-func twice(m model, lim *throttle.Limiter) *http.Client {
+// overestimating returns a client whose estimates are twice the actual cost.
+func overestimating(m model, lim *throttle.Limiter) *http.Client {
 	return &http.Client{Transport: &throttle.Transport{
 		Base: m, Limiter: lim, Profile: totalTokens,
 		Cost: func(r *http.Request) throttle.Cost {
@@ -73,7 +73,7 @@ func twice(m model, lim *throttle.Limiter) *http.Client {
 	}}
 }
 
-// complete sends requests of 50 to 2,050 tokens until the time is over.
+// complete sends requests of 50 to 2,050 tokens until the context ends.
 func complete(ctx context.Context, client *http.Client, callers int) {
 	var wg sync.WaitGroup
 	for range callers {
@@ -93,8 +93,8 @@ func complete(ctx context.Context, client *http.Client, callers int) {
 	wg.Wait()
 }
 
-// Estimates that are two times too high leave nothing of the limit unused, and what
-// answers say later is never more than the provider has.
+// Estimates that are twice too high do not waste any of the limit, and the settlements never exceed
+// the provider's limit.
 func TestEstimatesTwiceTooHigh(t *testing.T) {
 	tier := throttle.Tier{Limit: 90_000, Window: time.Minute, Algorithm: throttle.TokenBucket, Unit: "tokens"}
 	for _, algorithm := range []throttle.Algorithm{throttle.TokenBucket, throttle.FixedWindow} {
@@ -107,10 +107,10 @@ func TestEstimatesTwiceTooHigh(t *testing.T) {
 			const minutes = 30
 			ctx, cancel := context.WithTimeout(t.Context(), minutes*time.Minute)
 			defer cancel()
-			complete(ctx, twice(m, lim), 64)
+			complete(ctx, overestimating(m, lim), 64)
 			got, possible := m.tokens(), tier.Limit*minutes
 			if algorithm == throttle.TokenBucket {
-				possible += tier.Limit // it begins full
+				possible += tier.Limit // the bucket begins full
 			}
 			t.Logf("%v: %d of %d tokens, %.3f; %d refused", algorithm, got, possible, float64(got)/float64(possible), m.api.Summary().Refused)
 			if m.api.Summary().Refused > 0 || float64(got) < 0.95*float64(possible) {
@@ -120,7 +120,7 @@ func TestEstimatesTwiceTooHigh(t *testing.T) {
 	}
 }
 
-// In a fleet what is estimated is leased, and settled with the calls that follow.
+// In a fleet, estimates are leased and settled with later calls.
 func TestEstimatesOfAFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := miniredis.NewMiniRedis()
@@ -134,11 +134,11 @@ func TestEstimatesOfAFleet(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 2 {
 			policy := throttle.Policy{Name: "model", Tiers: []throttle.Tier{tier}, Guard: 50 * time.Millisecond}
-			client := twice(m, mustNew(t, policy, distributed.New(near(t, server), distributed.Options{})))
+			client := overestimating(m, mustNew(t, policy, distributed.New(nearClient(t, server), distributed.Options{})))
 			wg.Go(func() { complete(ctx, client, 16) })
 		}
 		wg.Wait()
-		possible := tier.Limit * (1 + seconds) // it begins full
+		possible := tier.Limit * (1 + seconds) // the bucket begins full
 		t.Logf("%d of %d tokens, %d refused", m.tokens(), possible, m.api.Summary().Refused)
 		if m.api.Summary().Refused > 0 || float64(m.tokens()) < 0.8*float64(possible) {
 			t.Errorf("%d of %d tokens, %d refused", m.tokens(), possible, m.api.Summary().Refused)

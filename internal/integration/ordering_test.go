@@ -13,7 +13,7 @@ import (
 	"github.com/apithrottle/throttle/retry"
 )
 
-// A signer dates what it sends through its base, as an SDK's does.
+// A signer adds a date to requests, as an SDK does.
 type signer struct{ base http.RoundTripper }
 
 func (s signer) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -22,8 +22,8 @@ func (s signer) RoundTrip(req *http.Request) (*http.Response, error) {
 	return s.base.RoundTrip(req)
 }
 
-// A verifier is an API that records how old the signatures are when they arrive, and refuses
-// the first request for three seconds.
+// A verifier is an API that records the age of signatures on arrival, and refuses the first request
+// for three seconds.
 type verifier struct {
 	mu   sync.Mutex // guards ages
 	ages []time.Duration
@@ -49,13 +49,13 @@ func (v *verifier) oldest() (d time.Duration) {
 	return d
 }
 
-// A signer in the Base signs after the wait and signs every attempt anew; one around the
-// Transport ages for as long as the request waits.
+// A signer in the Base signs each attempt after its wait. A signature that is made around the
+// Transport ages while the request waits.
 func TestSignersGoInside(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		wrap   func(throttled *throttle.Transport, api http.RoundTripper) http.RoundTripper
-		oldest time.Duration // at least, and for 0 exactly
+		oldest time.Duration // lower bound; if 0, exact
 	}{
 		{"inside", func(throttled *throttle.Transport, api http.RoundTripper) http.RoundTripper {
 			throttled.Base = signer{api}
@@ -84,7 +84,7 @@ func TestSignersGoInside(t *testing.T) {
 				}
 				wg.Wait()
 				if len(api.ages) != 21 { // the first was refused and sent again
-					t.Errorf("%d arrived, want 21", len(api.ages))
+					t.Errorf("%d requests arrived, want 21", len(api.ages))
 				}
 				if oldest := api.oldest(); oldest < test.oldest || test.oldest == 0 && oldest > 0 {
 					t.Errorf("the oldest signature was %v old on arrival", oldest)

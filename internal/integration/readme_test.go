@@ -15,7 +15,7 @@ func forFleet(policy throttle.Policy) (*throttle.Limiter, error) {
 	return lim, err
 }
 
-// The code of the README for a fleet runs; a test of the root package finds it here.
+// TestReadme runs the README's code for a fleet. A test of the root package compares the two.
 func TestReadme(t *testing.T) {
 	if _, err := forFleet(throttle.Policy{Name: "coinbase", Tiers: []throttle.Tier{throttle.PerSecond(5)}}); err != nil {
 		t.Error(err)

@@ -1,5 +1,5 @@
-// Package integration_test tests what the packages of this module do together, and what the
-// module means to those who import it.
+// Package integration_test tests the packages of this module together, and the module from the view
+// of its importers.
 package integration_test
 
 import (
@@ -10,9 +10,10 @@ import (
 	"testing"
 )
 
-// A program that imports these packages gets no line of a third party in its go.sum. Linking
-// nothing of them is not enough: "go mod tidy" also records what the tests of imported packages
-// import. So those tests stand in packages that no program imports, such as this one.
+// A program that imports these packages gets no third-party lines in its go.sum. It is not enough
+// that the packages link no third-party code, because "go mod tidy" also records the imports of
+// their tests. Tests with such imports are therefore in packages that no program imports, such as
+// this one.
 func TestNoThirdPartySums(t *testing.T) {
 	const module = "github.com/apithrottle/throttle"
 	root, err := filepath.Abs("../..")
@@ -34,7 +35,7 @@ func TestNoThirdPartySums(t *testing.T) {
 
 	cmd := exec.Command("go", "mod", "tidy")
 	cmd.Dir = dir
-	// What is to be recorded is in the module cache, for this package's tests import it.
+	// All modules to be recorded are in the module cache, because this package's tests import them.
 	cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOSUMDB=off", "GOTOOLCHAIN=local", "GOWORK=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("go mod tidy: %v\n%s", err, out)

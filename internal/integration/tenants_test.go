@@ -31,8 +31,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// Tenants wait for their own quotas, and while one does the shared one serves the others.
-// The provider counts all of them and refuses nothing.
+// Tenants wait for their own quotas. While one waits, the shared quota serves the others. The
+// provider counts all requests and refuses none.
 func TestTenants(t *testing.T) {
 	own, shared := throttle.PerSecond(2), throttle.PerSecond(5)
 	t.Run("local", func(t *testing.T) {
@@ -42,22 +42,22 @@ func TestTenants(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			server := miniredis.NewMiniRedis()
 			t.Cleanup(server.Close)
-			testTenants(t, own, shared, distributed.New(near(t, server), distributed.Options{}), 17)
+			testTenants(t, own, shared, distributed.New(nearClient(t, server), distributed.Options{}), 17)
 		})
 	})
 }
 
-// near is a client of a server in the same bubble, half a millisecond away.
-func near(t *testing.T, server *miniredis.Miniredis) *redis.Client {
+// nearClient returns a client of a server in the same bubble, with a delay of half a millisecond.
+func nearClient(t *testing.T, server *miniredis.Miniredis) *redis.Client {
 	rdb := redismem.Dial(server, func() time.Duration { return 500 * time.Microsecond })
 	t.Cleanup(func() {
-		time.Sleep(6 * time.Second) // a listener lingers for five
+		time.Sleep(6 * time.Second) // a listener stays for five
 		rdb.Close()
 	})
 	return rdb
 }
 
-func testTenants(t *testing.T, own, shared throttle.Tier, s throttle.Store, least int64) {
+func testTenants(t *testing.T, own, shared throttle.Tier, s throttle.Store, minAccepted int64) {
 	api := throttletest.New(shared)
 	tenants := make(map[string]*throttletest.Provider)
 	ip := mustNew(t, throttle.Policy{Name: "ip", Tiers: []throttle.Tier{shared}}, s)
@@ -87,7 +87,7 @@ func testTenants(t *testing.T, own, shared throttle.Tier, s throttle.Store, leas
 					req, _ := http.NewRequestWithContext(ctx, "GET", fmt.Sprintf("http://tenant%d/", i), nil)
 					resp, err := client.Do(req)
 					if err != nil {
-						return // refused, because it would be too late
+						return // it would be late
 					}
 					resp.Body.Close()
 				}
@@ -95,13 +95,13 @@ func testTenants(t *testing.T, own, shared throttle.Tier, s throttle.Store, leas
 		}
 	}
 	wg.Wait()
-	if api.Summary().Refused > 0 || api.Summary().Accepted < least {
+	if api.Summary().Refused > 0 || api.Summary().Accepted < minAccepted {
 		t.Errorf("the shared quota: %+v", api.Summary())
 	}
 	for name, p := range tenants {
 		s := p.Summary()
 		t.Logf("%s: %d", name, s.Accepted)
-		if s.Refused > 0 || s.Accepted < least/8 {
+		if s.Refused > 0 || s.Accepted < minAccepted/8 {
 			t.Errorf("%s: %+v", name, s)
 		}
 	}

@@ -11,20 +11,20 @@ import (
 )
 
 const (
-	module    = "apithrottle/throttle"
-	patience  = 6 * time.Second // a listener to Redis lingers for five
-	lookAgain = 10 * time.Millisecond
+	module       = "apithrottle/throttle"
+	timeout      = 6 * time.Second // a listener to Redis stays for five
+	pollInterval = 10 * time.Millisecond
 )
 
-// Run runs the tests and returns the exit code: a failure, too, if they pass and
-// leave goroutines of this module running. It is for a TestMain.
+// Run runs the tests and returns the exit code, for a TestMain. It also fails if the tests pass and
+// leave goroutines of this module running.
 func Run(m *testing.M) int {
 	code := m.Run()
 	if code != 0 {
 		return code
 	}
 	var left string
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(lookAgain) {
+	for end := time.Now().Add(timeout); time.Now().Before(end); time.Sleep(pollInterval) {
 		if left = running(); left == "" {
 			return 0
 		}
@@ -33,8 +33,7 @@ func Run(m *testing.M) int {
 	return 1
 }
 
-// running returns the stacks of the goroutines, but for this one, that run code of
-// this module.
+// running returns the stacks of the goroutines that run code of this module, except this one.
 func running() string {
 	buf := make([]byte, 1<<20)
 	stacks := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")

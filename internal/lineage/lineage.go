@@ -1,4 +1,5 @@
-// Package lineage keeps the newest plan of each key, for stores whose quotas change theirs.
+// Package lineage keeps the newest plan of each key, for stores whose quotas can change their
+// plans.
 package lineage
 
 import (
@@ -8,24 +9,26 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// Lines are the lines of a store, by key. The zero value is ready. Its methods and those of
-// its lines are safe for concurrent use.
+// Lines contains the lines of a store, by key. The zero value is ready for use. Its methods and the
+// methods of its lines are safe for concurrent use.
 type Lines struct {
-	mu    sync.Mutex // guards all below, and what is said so of lines
+	mu    sync.Mutex // guards all below, and the fields of lines that refer to it
 	byKey map[string]*Line
 }
 
-// A Line is what the quotas of one key have in common: the plans that replaced theirs.
+// A Line is shared by the quotas of one key. It contains the plan that replaced theirs.
 type Line struct {
 	lines   *Lines
 	key     string
 	openers int // guarded by lines.mu
 	version atomic.Int64
-	plan    *algorithms.Plan // guarded by lines.mu: of the version; nil for the first
-	told    map[*func()]struct{}
+	// plan is the plan of the version. If nil, the first plan has not been replaced. It is guarded
+	// by lines.mu.
+	plan     *algorithms.Plan
+	watchers map[*func()]struct{}
 }
 
-// Open returns the line of a key, and its version, which the opened quota has.
+// Open returns the line of a key, and its version, which is the version of the opened quota.
 func (l *Lines) Open(key string) (*Line, int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -34,14 +37,14 @@ func (l *Lines) Open(key string) (*Line, int64) {
 		if l.byKey == nil {
 			l.byKey = make(map[string]*Line)
 		}
-		n = &Line{lines: l, key: key, told: make(map[*func()]struct{})}
+		n = &Line{lines: l, key: key, watchers: make(map[*func()]struct{})}
 		l.byKey[key] = n
 	}
 	n.openers++
 	return n, n.version.Load()
 }
 
-// Close ends what one Open began, and reports whether it was the last.
+// Close closes the line for one opener, and reports whether it was the last.
 func (n *Line) Close() (last bool) {
 	n.lines.mu.Lock()
 	defer n.lines.mu.Unlock()
@@ -51,39 +54,39 @@ func (n *Line) Close() (last bool) {
 	return n.openers == 0
 }
 
-// Change makes a plan the newest, and calls those who watch.
+// Change sets the newest plan and calls the watchers.
 func (n *Line) Change(plan *algorithms.Plan) {
 	n.lines.mu.Lock()
 	n.plan = plan
 	n.version.Add(1)
-	var told []func()
-	for f := range n.told {
-		told = append(told, *f)
+	var watchers []func()
+	for f := range n.watchers {
+		watchers = append(watchers, *f)
 	}
 	n.lines.mu.Unlock()
-	for _, f := range told {
+	for _, f := range watchers {
 		f()
 	}
 }
 
-// IsNewest reports whether no plan has replaced that of a version.
+// IsNewest reports whether the plan of a version has not been replaced.
 func (n *Line) IsNewest(version int64) bool { return n.version.Load() == version }
 
-// Newest returns the plan that replaced all others, and its version.
+// Newest returns the newest plan and its version.
 func (n *Line) Newest() (*algorithms.Plan, int64) {
 	n.lines.mu.Lock()
 	defer n.lines.mu.Unlock()
 	return n.plan, n.version.Load()
 }
 
-// Watch has a function called after each Change, until stop is called.
+// Watch calls changed after each Change, until stop is called.
 func (n *Line) Watch(changed func()) (stop func()) {
 	n.lines.mu.Lock()
 	defer n.lines.mu.Unlock()
-	n.told[&changed] = struct{}{}
+	n.watchers[&changed] = struct{}{}
 	return func() {
 		n.lines.mu.Lock()
 		defer n.lines.mu.Unlock()
-		delete(n.told, &changed)
+		delete(n.watchers, &changed)
 	}
 }

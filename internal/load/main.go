@@ -1,9 +1,9 @@
-// Load runs a command while it keeps the processors busy: a test that passes alone and
-// fails beside load asserts more than holds under any scheduling.
+// Load runs a command while it keeps the processors busy. A test that passes alone and fails under
+// load asserts more than holds under any scheduling.
 //
 //	go run ./internal/load -n 8 -runs 20 -- go test -race -count=1 ./distributed
 //
-// It runs the command -runs times, whatever the outcomes, and then reports how many runs
+// It runs the command -runs times, regardless of the results, and then reports how many runs
 // passed. The exit status is 1 unless all passed.
 package main
 
@@ -34,18 +34,18 @@ func main() {
 	}
 }
 
-// burn starts n goroutines that never rest, and lets each have a thread.
+// burn starts n goroutines that never block, and allows each of them a thread.
 func burn(n int) {
 	runtime.GOMAXPROCS(n + 1)
 	for range n {
 		go func() {
-			for i := 0; ; i++ { // empty, and endless
+			for i := 0; ; i++ { // empty and endless
 			}
 		}()
 	}
 }
 
-// repeat runs the command so many times and returns how many runs succeeded.
+// repeat runs the command runs times and returns how many runs passed.
 func repeat(runs int, command []string) (passed int) {
 	for run := range runs {
 		cmd := exec.Command(command[0], command[1:]...)

@@ -1,4 +1,5 @@
-// Package outcome tells who sends a request what the Transport took its response for.
+// Package outcome passes a Transport's classification of a response to the caller that sent the
+// request.
 package outcome
 
 import (
@@ -9,13 +10,13 @@ import (
 
 type key struct{}
 
-// Into returns a context with whose request a Transport writes its verdict to r, before
-// it returns.
+// Into returns a context for a request. A Transport writes its classification of the response to r
+// before it returns.
 func Into(ctx context.Context, r *answers.Refusal) context.Context {
 	return context.WithValue(ctx, key{}, r)
 }
 
-// Tell writes the verdict on the response to a request with that context.
+// Tell stores the classification of the response to a request with that context.
 func Tell(ctx context.Context, r answers.Refusal) {
 	if to, ok := ctx.Value(key{}).(*answers.Refusal); ok {
 		*to = r

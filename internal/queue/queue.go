@@ -301,7 +301,7 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 		return nil, action{}, &Refusal{Reason: Stale, Tier: -1}
 	}
 	if rejoins {
-		defer q.countRejoined() // after the newcomer has joined, so that it can't be overtaken in between
+		defer q.countRejoined() // after the newcomer has joined: it must not be overtaken in between
 	}
 	if q.closed {
 		return nil, action{}, &Refusal{Reason: Closed, Tier: -1}

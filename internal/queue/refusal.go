@@ -16,7 +16,7 @@ const (
 	Full                      // MaxQueue callers wait
 	Banned                    // the provider closed the quota for Wait
 	Exhausted                 // a budget can't admit the request for Wait
-	Unavailable               // the store did not answer: Cause says why
+	Unavailable               // the store did not answer: see Cause
 	Closed                    // the queue is closed
 	Moved                     // the quota has a successor: see Queue.Replace
 	Stale                     // the request was made for another configuration: see Ticket.Version

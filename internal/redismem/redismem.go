@@ -1,5 +1,5 @@
-// Package redismem connects clients to a miniredis in memory, without sockets: inside a
-// bubble of testing/synctest, where a call takes exactly as long as the connection says.
+// Package redismem connects clients to a miniredis in memory, without sockets. In a bubble of
+// testing/synctest, a call takes exactly the delay of its connection.
 package redismem
 
 import (
@@ -13,12 +13,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Dial returns a client of the server. Each command takes the delay to get there, and its
-// reply takes no time. The client and the server must be closed in the bubble.
+// Dial returns a client of the server. Each command takes the delay to arrive, and its reply takes
+// no time. Close the client and the server in the bubble.
 func Dial(server *miniredis.Miniredis, delay func() time.Duration) *redis.Client {
 	return redis.NewClient(&redis.Options{
-		Addr:     "127.0.0.1:6379", // else a name is looked up
-		PoolSize: 256,              // no waits for a connection, with a timer that outlives the bubble
+		Addr:     "127.0.0.1:6379", // an IP address, because a name would be looked up
+		PoolSize: 256,              // large enough to avoid a wait for a connection, whose timer would outlive the bubble
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			conn, err := server.Dial()
 			if err != nil {
@@ -29,8 +29,8 @@ func Dial(server *miniredis.Miniredis, delay func() time.Duration) *redis.Client
 	})
 }
 
-// A delayed connection takes a while to bring what is written, and Write doesn't wait for it:
-// the caller may hold a lock, and virtual time stands still while a goroutine waits for a lock.
+// A delayed connection delivers written bytes after a delay. Write does not wait for the delivery:
+// its caller may hold a lock, and virtual time does not advance while a goroutine waits for a lock.
 type delayed struct {
 	net.Conn
 	delay   func() time.Duration
@@ -39,8 +39,8 @@ type delayed struct {
 	close   sync.Once
 }
 
-// A message is what one Write was told, and when the other side has it. Of a large command that
-// is written in pieces all arrive together.
+// A message contains the bytes of one Write and when they arrive. The pieces of a large command
+// arrive together.
 type message struct {
 	bytes []byte
 	due   time.Time
@@ -48,11 +48,11 @@ type message struct {
 
 func newConn(conn net.Conn, delay func() time.Duration) *delayed {
 	c := &delayed{Conn: conn, delay: delay, written: make(chan message, 1024), closed: make(chan struct{})}
-	go c.bring()
+	go c.deliver()
 	return c
 }
 
-func (c *delayed) bring() {
+func (c *delayed) deliver() {
 	for {
 		select {
 		case m := <-c.written:

@@ -15,17 +15,16 @@ import (
 //go:embed preload/clock.c
 var clockSource []byte
 
-// StartWithClock starts a server whose wall clock can be stepped, by any number of
-// steps forwards or back. Its monotonic clock goes on as ever, as on a machine whose
-// clock is set. It takes Linux and a C compiler: without them the test is skipped, or
-// fails if THROTTLE_REQUIRE_REDIS is 1.
+// StartWithClock starts a server whose wall clock the test can step forward and back. Its monotonic
+// clock is not affected, as on a machine whose clock is set. It requires Linux and a C compiler.
+// Without them the test is skipped, or fails if THROTTLE_REQUIRE_REDIS is 1.
 func StartWithClock(t testing.TB, args ...string) (s *Server, step func(time.Duration)) {
 	t.Helper()
 	serverPath(t)
 	library, offset := clockLibrary(t), filepath.Join(t.TempDir(), "offset")
 	set := func(d time.Duration) {
 		t.Helper()
-		// The server reads it all the time, and must not see half of it.
+		// The server reads the file all the time, and must not read a part of it.
 		if err := os.WriteFile(offset+".new", binary.NativeEndian.AppendUint64(nil, uint64(d.Microseconds())), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +39,7 @@ func StartWithClock(t testing.TB, args ...string) (s *Server, step func(time.Dur
 		t.Helper()
 		total += d
 		set(total)
-		until(t, "the server has read its clock anew", func() bool { // Valkey 9 does not each time
+		until(t, "the server has read the new time", func() bool { // Valkey 9 caches the time
 			now, err := s.admin.Time(context.Background()).Result()
 			return err == nil && (time.Until(now)-total).Abs() < 500*time.Millisecond
 		})
@@ -52,7 +51,7 @@ func clockLibrary(t testing.TB) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
 	if err != nil || runtime.GOOS != "linux" {
-		absent(t, "THROTTLE_REQUIRE_REDIS", "no C compiler on Linux to make a clock with that can be stepped")
+		skipOrFail(t, "THROTTLE_REQUIRE_REDIS", "a server with a stepped clock needs Linux and a C compiler")
 	}
 	source := filepath.Join(t.TempDir(), "clock.c")
 	if err := os.WriteFile(source, clockSource, 0o600); err != nil {
@@ -60,7 +59,7 @@ func clockLibrary(t testing.TB) string {
 	}
 	library := filepath.Join(filepath.Dir(source), "clock.so")
 	if output, err := exec.Command(cc, "-shared", "-fPIC", "-O1", "-o", library, source).CombinedOutput(); err != nil {
-		t.Fatalf("the clock can't be compiled: %v\n%s", err, output)
+		t.Fatalf("can't compile the clock: %v\n%s", err, output)
 	}
 	return library
 }

@@ -10,16 +10,17 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Cluster is a Redis Cluster whose slots are spread evenly over its masters.
+// A Cluster is a Redis Cluster with its slots evenly distributed over its masters.
 type Cluster struct {
-	Nodes []*Server // the masters that it began with, and then the replicas
+	// Nodes are the original masters, followed by the replicas.
+	Nodes []*Server
 
 	t   testing.TB
 	ids map[*Server]string
 }
 
-// StartCluster starts a cluster of so many masters, each with so many replicas. With
-// three masters and a replica each, a master that is lost is replaced in seconds.
+// StartCluster starts a cluster with masters masters and replicas replicas for each. With three
+// masters and a replica each, a lost master is replaced within seconds.
 func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 	t.Helper()
 	const slots = 16384
@@ -28,7 +29,7 @@ func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 		n := Start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
 		c.Nodes = append(c.Nodes, n)
 		c.ids[n] = n.do("CLUSTER", "MYID").(string)
-		// Else the nodes would need a while to agree on an order of theirs.
+		// Otherwise the nodes would need some time to agree on distinct epochs.
 		n.do("CLUSTER", "SET-CONFIG-EPOCH", i+1)
 		if i < masters {
 			add := []any{"CLUSTER", "ADDSLOTS"}
@@ -52,7 +53,7 @@ func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 	return c
 }
 
-// untilAll waits until CLUSTER INFO says the same at all nodes.
+// untilAll waits until a field of CLUSTER INFO has the value at all nodes.
 func (c *Cluster) untilAll(name, value string) {
 	c.t.Helper()
 	for _, n := range c.Nodes {
@@ -62,16 +63,16 @@ func (c *Cluster) untilAll(name, value string) {
 	}
 }
 
-// untilSynced waits until a replica has all that its master has.
+// untilSynced waits until a replica has all data of its master.
 func (s *Server) untilSynced() {
 	s.t.Helper()
-	until(s.t, s.Addr()+" is in step with its master", func() bool {
+	until(s.t, s.Addr()+" is in sync with its master", func() bool {
 		return s.Info("replication", "master_link_status") == "up"
 	})
 }
 
-// Client returns a new client of the cluster with short timeouts, which is closed
-// with the test. It knows all nodes and asks every second who is master.
+// Client returns a new client of the cluster with short timeouts, which is closed with the test.
+// The client has the addresses of all nodes and looks for new masters every second.
 func (c *Cluster) Client() *redis.ClusterClient {
 	var addrs []string
 	for _, n := range c.Nodes {
@@ -89,8 +90,7 @@ func (c *Cluster) Client() *redis.ClusterClient {
 	return client
 }
 
-// Master returns the node that is master of the slot of a key, as most of the nodes
-// see it that are alive.
+// Master returns the master of a key's slot, according to most of the nodes that are alive.
 func (c *Cluster) Master(key string) *Server {
 	c.t.Helper()
 	slot := c.slot(key)
@@ -106,12 +106,12 @@ func (c *Cluster) Master(key string) *Server {
 		}
 	}
 	if master == nil {
-		c.t.Fatalf("no node knows a master of %q", key)
+		c.t.Fatalf("no node has a master of %q", key)
 	}
 	return master
 }
 
-// follows reports whether s, if it is alive, takes n for the master of a slot.
+// follows reports whether s is alive and has n as the master of a slot.
 func (s *Server) follows(n *Server, slot int) bool {
 	//lint:ignore SA1019 Servers before Redis 7 have no CLUSTER SHARDS.
 	slots, _ := s.admin.ClusterSlots(context.Background()).Result()
@@ -131,9 +131,8 @@ func (c *Cluster) slot(key string) int {
 	return 0
 }
 
-// MoveSlot moves the slot of a key with all its keys to another master, while
-// clients go on. It calls during, if not nil, twice while the slot is on the move:
-// before its keys are moved and after.
+// MoveSlot moves a key's slot with all its keys to another master while clients continue. If during
+// is not nil, MoveSlot calls it twice during the move: before and after it moves the keys.
 func (c *Cluster) MoveSlot(key string, to *Server, during func(moved bool)) {
 	c.t.Helper()
 	if during == nil {
@@ -154,6 +153,6 @@ func (c *Cluster) MoveSlot(key string, to *Server, during func(moved bool)) {
 	to.do("CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
 	from.do("CLUSTER", "SETSLOT", slot, "NODE", c.ids[to])
 	for _, n := range c.Nodes {
-		until(c.t, n.Addr()+" knows that the slot has moved", func() bool { return n.follows(to, slot) })
+		until(c.t, n.Addr()+" has the new master of the slot", func() bool { return n.follows(to, slot) })
 	}
 }

@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	atOnce    = "8" // parallel tests, most of which wait
+	atOnce    = "8" // parallel tests; most of them wait
 	keptLines = 30
 )
 
 // Run runs the tests of a package for its TestMain and returns the exit code of leaktest.Run.
-// Clients of go-redis log each connection that a test breaks: Run prints what they logged
-// only if a test fails. Unless -parallel is given, 8 tests run in parallel however few the
-// processors are, because they mostly wait for servers.
+// Clients of go-redis log each connection that a test breaks, and Run prints this log only if a
+// test fails. Without -parallel, 8 tests run in parallel on any number of processors, because they
+// mostly wait for servers.
 func Run(m *testing.M) int {
 	flag.Parse()
 	given := false
@@ -38,7 +38,7 @@ func Run(m *testing.M) int {
 	return code
 }
 
-// A clientLog keeps the last lines that clients logged.
+// A clientLog keeps the last lines that clients have logged.
 type clientLog struct {
 	mu    sync.Mutex // guards lines
 	lines []string
@@ -57,7 +57,7 @@ func (l *clientLog) show() {
 	if len(l.lines) == 0 {
 		return
 	}
-	fmt.Fprintln(os.Stderr, "the last lines that clients of go-redis logged:")
+	fmt.Fprintln(os.Stderr, "the last lines logged by clients of go-redis:")
 	for _, line := range l.lines {
 		fmt.Fprintln(os.Stderr, "\t"+line)
 	}

@@ -11,19 +11,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Proxy forwards connections to a server, and breaks them as told. All its
-// methods are safe for concurrent use.
+// A Proxy forwards connections to a server and breaks them on request. Its methods are safe for
+// concurrent use.
 type Proxy struct {
 	t      testing.TB
 	addr   string
 	target string
 	wg     sync.WaitGroup // of all goroutines
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards all below
 	listener net.Listener
 	conns    map[*conn]struct{}
 	delay    time.Duration
-	drop     int           // so many replies are yet to be dropped
+	drop     int           // number of replies that are still to be dropped
 	open     chan struct{} // closed unless the proxy hangs
 }
 
@@ -35,7 +35,7 @@ type conn struct {
 	greeting       atomic.Bool // the client's last request was a greeting
 }
 
-// A chunk is what was read at once, on its way to the other side.
+// A chunk is the result of one read, in flight to the other side.
 type chunk struct {
 	data []byte
 	due  time.Time
@@ -59,27 +59,27 @@ func NewProxy(t testing.TB, target string) *Proxy {
 // Addr returns the host and port to dial.
 func (p *Proxy) Addr() string { return p.addr }
 
-// Client returns a new client like that of a Server, but through the proxy.
+// Client returns a new client like Server.Client, through the proxy.
 func (p *Proxy) Client() *redis.Client { return newClient(p.t, p.addr, timeout) }
 
-// SetDelay makes everything that is sent from now on take so long each way.
+// SetDelay sets the delay in each direction of everything that is sent from now on.
 func (p *Proxy) SetDelay(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay = d
 }
 
-// DropReplies cuts the connection in place of each of the next n replies: the server
-// has done what the client will think was lost. Replies to the greetings of a new
-// connection (HELLO, AUTH, CLIENT, SELECT) pass, and don't count.
+// DropReplies makes the proxy cut the connection instead of forwarding each of the next n replies.
+// The server has then executed a command that the client considers lost. Replies to the commands of
+// a new connection (HELLO, AUTH, CLIENT, SELECT) pass and do not count.
 func (p *Proxy) DropReplies(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.drop = n
 }
 
-// Hang makes the proxy accept connections and forward nothing, on all connections,
-// until Hang(false) lets pass what was held back.
+// Hang makes the proxy accept connections and forward nothing on any connection. Hang(false)
+// forwards the data that was held back.
 func (p *Proxy) Hang(hang bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,7 +104,7 @@ func (p *Proxy) Cut() {
 	}
 }
 
-// Refuse makes the system refuse new connections. Those that there are stay.
+// Refuse makes the system refuse new connections. Existing connections stay.
 func (p *Proxy) Refuse(refuse bool) {
 	p.t.Helper()
 	p.mu.Lock()
@@ -138,7 +138,7 @@ func (p *Proxy) serve(l net.Listener) {
 		c := &conn{client: client, server: server, closed: make(chan struct{})}
 		p.mu.Lock()
 		p.conns[c] = struct{}{}
-		if p.listener != l { // refused meanwhile
+		if p.listener != l { // refused in the meantime
 			c.close()
 		}
 		p.mu.Unlock()
@@ -172,7 +172,7 @@ func (p *Proxy) forward(c *conn) {
 	wg.Wait()
 }
 
-// read passes on what it reads, and closes the connection when pass says no.
+// read passes on the data that it reads, and closes the connection when pass returns false.
 func (p *Proxy) read(c *conn, from net.Conn, to chan<- chunk, pass func([]byte) bool) {
 	defer c.close()
 	defer close(to)
@@ -216,7 +216,7 @@ func (p *Proxy) write(c *conn, to net.Conn, from <-chan chunk) {
 	}
 }
 
-// dropped reports whether the reply that has come is one to drop.
+// dropped reports whether to drop the present reply.
 func (p *Proxy) dropped() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -227,7 +227,7 @@ func (p *Proxy) dropped() bool {
 	return true
 }
 
-// greets reports whether a request is one of those that begin a connection.
+// greets reports whether a request is one of those that set up a connection.
 func greets(request []byte) bool {
 	parts := bytes.SplitN(request, []byte("\r\n"), 4) // *2, $5, hello, …
 	if len(parts) < 4 {

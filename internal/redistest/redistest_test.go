@@ -24,7 +24,7 @@ func TestServer(t *testing.T) {
 	c := s.Client()
 	set(t, c, "key")
 	if got := s.Info("memory", "maxmemory"); got != "67108864" {
-		t.Errorf("maxmemory = %q, want that of the argument", got)
+		t.Errorf("maxmemory = %q, want the argument's 67108864", got)
 	}
 	if got := s.Info("memory", "nothing"); got != "" {
 		t.Errorf("a field that isn't there = %q", got)
@@ -59,21 +59,21 @@ func TestServersEndWithTheTest(t *testing.T) {
 	var addr string
 	t.Run("part", func(t *testing.T) {
 		s := Start(t)
-		s.Stop() // even so
+		s.Stop() // a suspended server ends too
 		addr = s.Addr()
 	})
 	if addr == "" {
-		return // skipped, for want of a server
+		return // skipped, because there is no server
 	}
 	if _, err := net.Dial("tcp", addr); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("dialing the server of a test that is over: %v, want refused", err)
+		t.Errorf("dialing the server of a test that has ended: %v, want refused", err)
 	}
 }
 
-// A server that is asked for, by name or at all, must be there.
+// A server that is named or required must be there.
 func TestNoServer(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	t.Setenv("THROTTLE_SKIPPED", "") // what the spy skips is no test
+	t.Setenv("THROTTLE_SKIPPED", "") // a skip of the spy is not a skipped test
 	for _, test := range []struct{ server, require, want string }{
 		{"", "", "skipped: redis-server"},
 		{"", "1", "failed: redis-server"},
@@ -96,7 +96,7 @@ func TestNoServer(t *testing.T) {
 	}
 }
 
-// A spy is a test that is watched ending.
+// A spy is a testing.TB that records how the test ends.
 type spy struct {
 	testing.TB
 	ended string
@@ -115,7 +115,7 @@ func TestClock(t *testing.T) {
 	t.Parallel()
 	s, step := StartWithClock(t)
 	c := s.Client()
-	// What a clock shows beyond the test's own.
+	// ahead is how far the server's clock is ahead of the test's.
 	ahead := func() time.Duration {
 		now, err := c.Time(t.Context()).Result()
 		if err != nil {
@@ -154,7 +154,7 @@ func TestCluster(t *testing.T) {
 		if got := c.Get(ctx, "{tag}2"); got.Err() != nil {
 			t.Errorf("moved %v: %v", moved, got)
 		}
-		set(t, c, "{tag}3") // wherever it belongs just then
+		set(t, c, "{tag}3") // at whichever node has the slot now
 	})
 	if len(stages) != 2 || stages[0] || !stages[1] {
 		t.Errorf("during got %v, want false and true", stages)
@@ -178,7 +178,7 @@ func TestClusterFailsOver(t *testing.T) {
 		return c.Set(t.Context(), "key", "new", 0).Err() == nil
 	})
 	if cluster.Master("key") == dead {
-		t.Error("a dead node is still called master")
+		t.Error("a dead node is still the master")
 	}
 }
 
@@ -186,7 +186,7 @@ func TestSentinel(t *testing.T) {
 	t.Parallel()
 	s := StartSentinel(t)
 	c := s.Client()
-	until(t, "the sentinels have told the client of the master", func() bool {
+	until(t, "the client has found the master", func() bool {
 		return c.Set(t.Context(), "key", "value", 0).Err() == nil
 	})
 	s.KillMaster()
@@ -213,7 +213,7 @@ func TestProxyDelay(t *testing.T) {
 func TestProxyDropsReplies(t *testing.T) {
 	t.Parallel()
 	p, c := startProxy(t)
-	p.DropReplies(2) // which the client makes up for by sending it again
+	p.DropReplies(2) // the client sends the command again
 	if n, err := c.Incr(t.Context(), "key").Result(); n != 3 || err != nil {
 		t.Errorf("INCR with two replies lost = %d, %v, want 3", n, err)
 	}
@@ -255,7 +255,7 @@ func TestProxyRefuses(t *testing.T) {
 	t.Parallel()
 	p, c := startProxy(t)
 	p.Refuse(true)
-	set(t, c, "key") // on the connection it has
+	set(t, c, "key") // on the existing connection
 	p.Cut()
 	if err := c.Ping(t.Context()).Err(); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("PING: %v, want refused", err)
@@ -278,8 +278,7 @@ func TestGreets(t *testing.T) {
 	}
 }
 
-// startProxy returns a proxy in front of a server, and a client that has connected
-// through it.
+// startProxy returns a proxy in front of a server, and a client that is connected through it.
 func startProxy(t *testing.T) (*Proxy, *redis.Client) {
 	t.Helper()
 	p := NewProxy(t, Start(t).Addr())
@@ -295,7 +294,7 @@ func set(t *testing.T, c redis.Cmdable, key string) {
 	}
 }
 
-// hangs reports whether a PING gets no answer for a while.
+// hangs reports whether a PING gets no answer for 50 ms.
 func hangs(t *testing.T, c *redis.Client) bool {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)

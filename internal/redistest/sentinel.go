@@ -12,24 +12,24 @@ import (
 
 const masterName = "throttle"
 
-// A Sentinel is a master and its replica, which takes over when two of three
-// sentinels have missed the master for half a second.
+// A Sentinel is a master and its replica. The replica takes over when two of three sentinels have
+// not reached the master for half a second.
 type Sentinel struct {
-	Master, Replica *Server // as they began
+	Master, Replica *Server // the original roles
 	Sentinels       []*Server
 
 	t testing.TB
 }
 
-// StartSentinel starts all five and waits until they know each other, which takes
-// two seconds or three.
+// StartSentinel starts all five processes and waits until the sentinels have found each other,
+// which takes two or three seconds.
 func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
 	s := &Sentinel{t: t, Master: Start(t)}
 	s.Replica = Start(t, "--replicaof", host, strconv.Itoa(s.Master.port))
 	s.Replica.untilSynced()
 	for range 3 {
-		// A sentinel keeps what it learns in its file.
+		// A sentinel writes its state to its configuration file.
 		conf := filepath.Join(t.TempDir(), "sentinel.conf")
 		if err := os.WriteFile(conf, fmt.Appendf(nil,
 			"sentinel monitor %[1]s %[2]s %[3]d 2\n"+
@@ -42,7 +42,7 @@ func StartSentinel(t testing.TB) *Sentinel {
 	}
 	want := fmt.Sprintf("name=%s,status=ok,address=%s,slaves=1,sentinels=3", masterName, s.Master.Addr())
 	for _, n := range s.Sentinels {
-		until(t, "a sentinel knows everyone", func() bool { return n.Info("sentinel", "master0") == want })
+		until(t, "a sentinel has found the others", func() bool { return n.Info("sentinel", "master0") == want })
 	}
 	return s
 }
@@ -66,5 +66,5 @@ func (s *Sentinel) Client() *redis.Client {
 	return client
 }
 
-// KillMaster kills the master that s began with, so that the replica takes over.
+// KillMaster kills the original master. The replica then takes over.
 func (s *Sentinel) KillMaster() { s.Master.Kill() }

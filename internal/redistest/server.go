@@ -1,11 +1,11 @@
-// Package redistest starts real Redis servers for tests: a single one, a cluster, a
-// master that sentinels watch over, and a proxy that breaks connections. Everything
-// listens on 127.0.0.1, keeps its data in memory and ends with the test.
+// Package redistest starts real Redis servers for tests: a single server, a cluster, or a master
+// with sentinels. It also has a proxy that breaks connections. All servers listen on 127.0.0.1,
+// keep their data in memory and end with the test.
 //
-// The servers run the redis-server of the PATH, or what $THROTTLE_REDIS_SERVER
-// names, such as valkey-server: any Redis since version 5, or Valkey. A server that is
-// named must be there. Where none is named and none is installed the test is skipped, or
-// fails if THROTTLE_REQUIRE_REDIS is 1.
+// The servers run the redis-server of the PATH, or the server that $THROTTLE_REDIS_SERVER names,
+// such as valkey-server: any Redis since version 5, or Valkey. A named server must be there. If
+// none is named and redis-server is not installed, the test is skipped, or fails if
+// THROTTLE_REQUIRE_REDIS is 1.
 package redistest
 
 import (
@@ -27,22 +27,24 @@ import (
 )
 
 const (
-	host     = "127.0.0.1"
-	timeout  = time.Second      // for what a client asks
-	patience = 20 * time.Second // for what a server needs to do, on a slow machine
+	host = "127.0.0.1"
+	// timeout is the timeout of clients.
+	timeout = time.Second
+	// serverTimeout is the timeout for servers to become ready, on a slow machine.
+	serverTimeout = 20 * time.Second
 )
 
-// A Server is a redis-server. Its methods may be called from any goroutine, but
-// those that can fail end the test, which only the test's own goroutine can do.
+// A Server is a redis-server. Its methods may be called from any goroutine. Methods that can fail
+// must be called from the test's own goroutine, because they end the test.
 type Server struct {
 	t    testing.TB
 	bin  string
 	dir  string
 	args []string // all but the port
-	env  []string // besides that of the test
+	env  []string // in addition to the environment of the test
 	port int
 
-	admin *redis.Client // for the package's own questions
+	admin *redis.Client // for the package's own commands
 
 	mu   sync.Mutex // guards proc
 	proc *process
@@ -51,19 +53,19 @@ type Server struct {
 // A process is one run of a server.
 type process struct {
 	*os.Process
-	exited chan struct{} // closed when it has ended
-	output bytes.Buffer  // to be read after that
+	exited chan struct{} // closed when the process has ended
+	output bytes.Buffer  // may be read after that
 }
 
-// Start starts an empty server. The arguments come after those of the package, as
-// in Start(t, "--maxmemory", "6mb").
+// Start starts an empty server. args are appended to the package's arguments, as in Start(t,
+// "--maxmemory", "6mb").
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	return start(t, nil, dataArgs(args)...)
 }
 
-// dataArgs are the arguments of a server that keeps data: in memory only, and
-// handed to a replica at once.
+// dataArgs returns the arguments of a server for data, which keeps it only in memory and sends it
+// to replicas at once.
 func dataArgs(args []string) []string {
 	return append([]string{"--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0"}, args...)
 }
@@ -72,19 +74,19 @@ func start(t testing.TB, env []string, args ...string) *Server {
 	t.Helper()
 	s := &Server{t: t, bin: serverPath(t), dir: t.TempDir(), args: args, env: env}
 	t.Cleanup(s.Kill)
-	// Between finding a free port and listening on it someone else may take it.
+	// Another process may take the free port before the server listens on it.
 	for range 5 {
 		s.port = freePort(t)
 		output, ok := s.run()
 		if ok {
-			s.admin = newClient(t, s.Addr(), patience)
+			s.admin = newClient(t, s.Addr(), serverTimeout)
 			return s
 		}
 		if !strings.Contains(output, "Address already in use") {
 			t.Fatalf("%s %q ended at once:\n%s", s.bin, args, output)
 		}
 	}
-	t.Fatalf("%s found every port taken", s.bin)
+	t.Fatalf("%s found no free port", s.bin)
 	return nil
 }
 
@@ -95,26 +97,26 @@ func serverPath(t testing.TB) string {
 	path, err := exec.LookPath(cmp.Or(name, "redis-server"))
 	switch {
 	case err != nil && name != "":
-		t.Fatalf("THROTTLE_REDIS_SERVER asks for a server that is missing: %v", err)
+		t.Fatalf("THROTTLE_REDIS_SERVER names a server that is missing: %v", err)
 	case err != nil:
-		absent(t, "THROTTLE_REQUIRE_REDIS", "no Redis server: "+err.Error())
+		skipOrFail(t, "THROTTLE_REQUIRE_REDIS", "no Redis server: "+err.Error())
 	}
 	return path
 }
 
-// absent ends a test that lacks something: as skipped, unless the variable says
-// that it must be there.
-func absent(t testing.TB, variable, why string) {
+// skipOrFail ends a test for which something is missing. The test is skipped, or fails if the
+// environment variable is 1.
+func skipOrFail(t testing.TB, variable, why string) {
 	t.Helper()
 	if os.Getenv(variable) == "1" {
-		t.Fatalf("%s, but %s=1 asks for it", why, variable)
+		t.Fatalf("%s, but %s=1 requires it", why, variable)
 	}
 	note(t.Name() + ": " + why)
 	t.Skip(why)
 }
 
-// note adds a line to the file that $THROTTLE_SKIPPED names, if it does: go test
-// itself does not tell what was skipped.
+// note adds a line to the file that $THROTTLE_SKIPPED names, if any. go test does not list skipped
+// tests.
 func note(line string) {
 	f, err := os.OpenFile(os.Getenv("THROTTLE_SKIPPED"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o666)
 	if err != nil {
@@ -124,8 +126,8 @@ func note(line string) {
 	_, _ = f.WriteString(line + "\n")
 }
 
-// freePort returns a port that nobody listens on, nor on the one 10000 above it,
-// where the nodes of a cluster talk.
+// freePort returns a port that is free. The port 10000 above it, which cluster nodes use among
+// themselves, is free too.
 func freePort(t testing.TB) int {
 	t.Helper()
 	for range 1000 {
@@ -145,8 +147,8 @@ func freePort(t testing.TB) int {
 	return 0
 }
 
-// run runs the server and waits until it answers. If it ends instead, run returns
-// false and what it printed.
+// run runs the server and waits until it answers. If the server ends instead, run returns false and
+// the server's output.
 func (s *Server) run() (output string, ok bool) {
 	s.t.Helper()
 	args := append(append([]string{}, s.args...), "--bind", host, "--port", strconv.Itoa(s.port), "--dir", s.dir)
@@ -157,7 +159,7 @@ func (s *Server) run() (output string, ok bool) {
 	cmd.Stdout, cmd.Stderr = &p.output, &p.output
 	started := make(chan error)
 	go func() {
-		// The parent that dieWithParent means is this thread.
+		// For dieWithParent, the parent is this thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := cmd.Start()
@@ -175,7 +177,7 @@ func (s *Server) run() (output string, ok bool) {
 	s.proc = p
 	s.mu.Unlock()
 
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+	for end := time.Now().Add(serverTimeout); time.Now().Before(end); {
 		select {
 		case <-p.exited:
 			return p.output.String(), false
@@ -189,8 +191,8 @@ func (s *Server) run() (output string, ok bool) {
 	return "", false
 }
 
-// answers reports whether the process answers at the server's port. It asks for the
-// process, since another server that took the port would answer too.
+// answers reports whether the process answers at the server's port. It compares the process ID,
+// because another server that took the port would answer too.
 func (s *Server) answers(pid int) bool {
 	c, err := net.DialTimeout("tcp", s.Addr(), timeout)
 	if err != nil {
@@ -231,11 +233,10 @@ func newClient(t testing.TB, addr string, timeout time.Duration) *redis.Client {
 	return c
 }
 
-// Kill kills the server and returns when it has ended. Killing it again does
-// nothing.
+// Kill kills the server and returns when it has ended. A second call does nothing.
 func (s *Server) Kill() {
 	if p := s.current(); p != nil {
-		_ = p.Kill() // it may have ended by itself
+		_ = p.Kill() // the server may have ended itself
 		<-p.exited
 	}
 }
@@ -245,21 +246,21 @@ func (s *Server) Restart() {
 	s.t.Helper()
 	s.Kill()
 	if output, ok := s.run(); !ok {
-		s.t.Fatalf("the server can't be started again:\n%s", output)
+		s.t.Fatalf("can't restart the server:\n%s", output)
 	}
 }
 
-// Stop makes the server hang until Resume: it keeps its connections and accepts
-// others, but answers nothing. It skips the test on systems other than Linux.
+// Stop suspends the server until Resume. It keeps its connections and accepts others, but does not
+// answer. Stop skips the test on systems other than Linux.
 func (s *Server) Stop() { s.signal(suspend) }
 
-// Resume ends what Stop began.
+// Resume ends the suspension by Stop.
 func (s *Server) Resume() { s.signal(resume) }
 
 func (s *Server) signal(sig os.Signal) {
 	s.t.Helper()
 	if sig == nil {
-		s.t.Skip("a server can only be made to hang on Linux")
+		s.t.Skip("a server can be suspended only on Linux")
 	}
 	if err := s.current().Signal(sig); err != nil {
 		s.t.Fatal(err)
@@ -272,8 +273,8 @@ func (s *Server) current() *process {
 	return s.proc
 }
 
-// Info returns one field of a section of INFO, such as Info("stats",
-// "expired_keys"), or "" if the section hasn't got it.
+// Info returns one field of a section of INFO, such as Info("stats", "expired_keys"), or "" if the
+// section does not contain it.
 func (s *Server) Info(section, name string) string {
 	s.t.Helper()
 	info, err := s.admin.Info(context.Background(), section).Result()
@@ -292,7 +293,7 @@ func field(info, name string) string {
 	return ""
 }
 
-// do sends a command that mustn't fail.
+// do sends a command that must not fail.
 func (s *Server) do(args ...any) any {
 	s.t.Helper()
 	reply, err := s.admin.Do(context.Background(), args...).Result()
@@ -305,9 +306,9 @@ func (s *Server) do(args ...any) any {
 // until waits for a condition.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(serverTimeout); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("waited %v in vain until %s", patience, what)
+			t.Fatalf("timeout after %v, waiting until %s", serverTimeout, what)
 		}
 	}
 }

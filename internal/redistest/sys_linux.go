@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// dieWithParent ends the servers of a test that was killed and can't do so itself.
+// dieWithParent ends the servers of a test that is killed.
 var dieWithParent = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 
 var suspend, resume os.Signal = syscall.SIGSTOP, syscall.SIGCONT

@@ -1,4 +1,5 @@
-// Package retryafter reads what a provider says when it refuses a request for lack of quota.
+// Package retryafter reads from a response whether and for how long the provider refuses requests
+// for lack of quota.
 package retryafter
 
 import (
@@ -8,28 +9,29 @@ import (
 	"time"
 )
 
-// A Retry-After is trusted with a bound: one seen in the wild asked for 484,289 hours.
+// The delay of a Retry-After is bounded: a real one was 484,289 hours.
 const (
-	longest       = 100 * 365 * 24 * time.Hour // no delay is longer
-	LongestOutage = time.Minute                // a 503 speaks of the server's health, not of our quota
+	longest       = 100 * 365 * 24 * time.Hour // the longest delay
+	LongestOutage = time.Minute                // the longest delay of a 503, which describes the server's health and not the quota
 )
 
-// A Refusal says how long the provider wants to be left alone. The zero value is a
-// refusal without a usable Retry-After: the caller backs off by its own lights.
+// A Refusal contains how long the provider asks the client to wait. The zero value is a refusal
+// without a usable Retry-After: the caller chooses its own back-off.
 type Refusal struct {
-	Delay time.Duration // from the response on, in whole microseconds; 0 if not Known
-	Known bool          // Delay is the provider's word, and more than zero
+	// Delay is the time to wait from the response on, in whole microseconds. It is 0 if not Known.
+	Delay time.Duration
+	// Known reports that the provider specified Delay, and that it is more than zero.
+	Known bool
 }
 
 // Read reports whether resp refuses its request for lack of quota, and for how long.
 //
-// A 429 always does; a 503 only with a usable Retry-After, of which at most a minute is
-// believed: Jira throttles with such a 503, everyone else means an outage. Retry-After
-// may be seconds, with a fraction too (Shopify sends "2.0"), or an HTTP-date, which is
-// measured against the response's own Date, so that the clocks of client and server
-// need not agree, or against now where there is none. Of several lines the longest
-// counts. Zero and dates in the past are not usable, nor is anything else that is not
-// a delay. Read neither reads nor closes the body.
+// A 429 always does. A 503 does only with a usable Retry-After, which counts for at most a minute:
+// Jira throttles with such a 503, and for all others it is an outage. Retry-After may be seconds,
+// also with a fraction (Shopify sends "2.0"), or an HTTP-date. A date is compared with the
+// response's own Date, because the clocks of client and server may differ, or with now if there is
+// none. Of several lines the longest delay counts. Zero, dates in the past and values that are no
+// delay are not usable. Read neither reads nor closes the body.
 func Read(resp *http.Response, now time.Time) (r Refusal, refused bool) {
 	if resp.StatusCode != http.StatusTooManyRequests && resp.StatusCode != http.StatusServiceUnavailable {
 		return Refusal{}, false
@@ -48,7 +50,8 @@ func Read(resp *http.Response, now time.Time) (r Refusal, refused bool) {
 	return r, true
 }
 
-// Delay is what one Retry-After asks for, from 0 to a hundred years; 0 if it is not usable.
+// Delay returns the delay of one Retry-After, from 0 to a hundred years. It is 0 if the value is
+// not usable.
 func Delay(v string, now time.Time) time.Duration {
 	v = strings.Trim(v, " \t")
 	if d, ok := Seconds(v); ok {
@@ -58,10 +61,10 @@ func Delay(v string, now time.Time) time.Duration {
 	if err != nil {
 		return 0
 	}
-	return Micros(min(max(at.Sub(now), 0), longest)) // Sub saturates: no overflow
+	return Micros(min(max(at.Sub(now), 0), longest)) // Sub saturates and does not overflow
 }
 
-// Micros rounds a wait up to whole microseconds; d is not negative.
+// Micros rounds a wait up to whole microseconds. d is not negative.
 func Micros(d time.Duration) time.Duration {
 	if over := d % time.Microsecond; over > 0 {
 		d += time.Microsecond - over
@@ -69,16 +72,16 @@ func Micros(d time.Duration) time.Duration {
 	return d
 }
 
-// Seconds parses "2" and "2.05", rounded up to whole microseconds; beyond a hundred
-// years it is a hundred years. It goes by the digits, not through a float: strconv's
-// floats know "NaN", "1e400" and "0x1p-2" too.
+// Seconds parses "2" and "2.05", rounded up to whole microseconds. The result is at most a hundred
+// years. It parses digits and not a float, because strconv's floats include "NaN", "1e400" and
+// "0x1p-2".
 func Seconds(v string) (d time.Duration, ok bool) {
 	whole, fraction, point := strings.Cut(v, ".")
 	if !digits(whole) || point && !digits(fraction) {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(whole, 10, 64)
-	if err != nil || n >= int64(longest/time.Second) { // too many digits for an int64: out of range
+	if err != nil || n >= int64(longest/time.Second) { // ParseInt fails if the number exceeds an int64
 		return longest, true
 	}
 	micros, _ := strconv.ParseInt((fraction + "000000")[:6], 10, 64) // six digits

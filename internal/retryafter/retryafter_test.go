@@ -118,7 +118,7 @@ func FuzzRead(f *testing.F) {
 		case r.Delay < 0 || r.Delay > most:
 			t.Errorf("delay %v, most %v", r.Delay, most)
 		case r.Delay%time.Microsecond != 0:
-			t.Errorf("delay %v is no whole microsecond", r.Delay)
+			t.Errorf("delay %v is not a whole number of microseconds", r.Delay)
 		case r.Known != (r.Delay > 0):
 			t.Errorf("known %v, delay %v", r.Known, r.Delay)
 		case r.Known && !refused:

@@ -1,5 +1,4 @@
-// Package soak makes the random storms of tests longer. They are short in "make test" and
-// long in "make soak".
+// Package soak scales the random tests, which are short in "make test" and long in "make soak".
 package soak
 
 import (

@@ -1,6 +1,6 @@
-// A library to preload: whoever asks for the time of day is told it with the offset that the
-// file $THROTTLE_CLOCK holds, in microseconds, as eight bytes of the machine's order. It
-// allocates nothing, because an allocator may be the first to ask.
+// A library to preload. It adds an offset to the time of day that a program reads. The file
+// $THROTTLE_CLOCK contains the offset in microseconds, as eight bytes in the machine's byte order.
+// The library allocates nothing, because an allocator may be the first to read the time.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
