@@ -505,7 +505,8 @@ func (q *quota) Forecast() store.Forecast {
 	defer q.mu.Unlock()
 	seen := q.seen
 	from := seen.until
-	if now, _ := seen.state.now(q.store.wall(), seen.now.At); seen.banned > now.At || seen.flags&probing > 0 { // callers do not wait: the quota refuses them, or the wait is not known
+	// During a ban the quota refuses callers. While a probe is in flight the wait is not known.
+	if now, _ := seen.state.now(q.store.wall(), seen.now.At); seen.banned > now.At || seen.flags&probing > 0 {
 		from = 0
 	}
 	return store.Foretell(&seen.ledger, func() algorithms.Moment {

@@ -451,7 +451,8 @@ func (q *quota) Forecast() store.Forecast {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	from := q.until
-	if q.banned > q.now().At || q.probing { // callers do not wait: the quota refuses them, or the wait is not known
+	// During a ban the quota refuses callers. While a probe is in flight the wait is not known.
+	if q.banned > q.now().At || q.probing {
 		from = 0
 	}
 	return store.Foretell(&q.ledger, q.now, from)

@@ -235,7 +235,8 @@ func replay(req *http.Request) (io.ReadCloser, error) {
 // check is the CheckRetry of go-retryablehttp. It returns no error, because then the caller
 // receives the last response or error unchanged.
 func (a *attempts) check(ctx context.Context, resp *http.Response, err error) (bool, error) {
-	a.wait = retryablehttp.DefaultBackoff(waitMin, waitMax, a.started-1, nil) // no response is passed, because DefaultBackoff would accept any Retry-After
+	// Pass no response, because DefaultBackoff would accept any Retry-After.
+	a.wait = retryablehttp.DefaultBackoff(waitMin, waitMax, a.started-1, nil)
 	retry, pause := a.shouldRetry(resp, err)
 	a.retry = retry && ctx.Err() == nil && a.hasTime(ctx, max(a.wait, pause))
 	if a.retry && a.started <= a.of.max {

@@ -94,7 +94,8 @@ func TestCounter(t *testing.T) {
 			{at: k + 259_200*ms - 1, units: 1, want: false},
 			{at: k + 259_200*ms, units: 1, want: true},
 			{at: k + 259_200*ms, units: 1, want: false},
-			// 743,700 s are left: 10,000 × 743,700 ÷ 2,592,000 = 2,869.21. With 1 unit counted, 7,129 fit.
+			// 743,700 s are left: 10,000 × 743,700 ÷ 2,592,000 = 2,869.21.
+			// With 1 unit counted, 7,129 fit.
 			{at: k + month - 743_700*sec, units: 7_130, want: false},
 			{at: k + month - 743_700*sec, units: 7_129, want: true},
 			// One more fits when it weighs 2,869: 2,869 × 259.2 s = 743,644.8 s are left.

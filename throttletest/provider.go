@@ -46,8 +46,8 @@ type Provider struct {
 	Header func(h http.Header, r Refusal)
 	// Penalty is the Wait of each Refusal. If zero, the actual wait.
 	Penalty time.Duration
-	// Delay returns how long a request takes to reach the counter. It is called concurrently. If nil, no
-	// time.
+	// Delay returns how long a request takes to reach the counter. It is called concurrently. If
+	// nil, no time.
 	Delay func() time.Duration
 	// Hold returns the time between counting a request and answering it. It is called concurrently.
 	// If nil, no time.

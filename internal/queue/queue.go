@@ -331,8 +331,8 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 }
 
 // rank returns the rank of a newcomer. Reserved times match the costs of the first waiters, in
-// their order. A newcomer with another cost or with a NotBefore is therefore placed behind the
-// waiters with reserved times.
+// their order. A newcomer that would overtake one of these waiters is placed behind all of them if
+// it has another cost or a NotBefore, because it could not use their times.
 func (q *Queue) rank(w *waiter) time.Time {
 	rank := q.naturalRank(w)
 	if q.reserver == nil {

@@ -22,17 +22,17 @@ func (q *Queue) firstUnreserved() *waiter {
 
 // askTime returns when to ask the quota for the first waiter without a time.
 func (q *Queue) askTime(w *waiter) time.Time {
-	var askTime time.Time
+	var at time.Time
 	if n := len(q.reserved); n > 0 {
-		askTime = q.reserved[n-1].Reservation.Again
+		at = q.reserved[n-1].Reservation.Again
 	}
-	if (w == q.retryWaiter || q.storeErr != nil) && !q.lastReplyAt.Before(askTime) { // already asked since, and refused
+	if (w == q.retryWaiter || q.storeErr != nil) && !q.lastReplyAt.Before(at) { // already asked since, and refused
 		return q.nextAskAt
 	}
-	if w.hold.AskAt.After(askTime) {
-		askTime = w.hold.AskAt
+	if w.hold.AskAt.After(at) {
+		at = w.hold.AskAt
 	}
-	return askTime
+	return at
 }
 
 // chooseAsking chooses the waiters for which to ask the quota now, and reports whether there are

@@ -102,7 +102,7 @@ func refusal(c *check) {
 		if admitted := d.Verdict == store.Admitted; admitted != (step.tier < 0) || d.Tier != step.tier {
 			c.Errorf("step %d: cost %v: %+v, want tier %d to decide", i, step.cost, d, step.tier)
 		}
-		c.rest()
+		c.waitLag()
 		want := []int64{sums[0], sums[1], sums[0], sums[0]}[:len(tiers)]
 		if got := c.used(q); !slices.Equal(got, want) {
 			c.Errorf("step %d: cost %v: the tiers have used %v, want %v", i, step.cost, got, want)
@@ -128,11 +128,11 @@ func dryRun(c *check) {
 	if d := dry(3); d.Verdict == store.Ready || d.Verdict == store.Admitted {
 		c.Errorf("%+v of a cost that does not fit", d)
 	}
-	c.rest()
-	c.usedSoon(q, "after dry runs", 3)
+	c.waitLag()
+	c.eventuallyUsed(q, "after dry runs", 3)
 	c.admit(q, held(2))
 	c.resume(q)
-	c.pausing(q, store.Pause{For: time.Hour}, true)
+	c.applyPause(q, store.Pause{For: time.Hour}, true)
 	if d := dry(1); d.Verdict == store.Ready || d.Verdict == store.Admitted {
 		c.Errorf("%+v in a pause", d)
 	}
@@ -152,7 +152,7 @@ func headroom(c *check) {
 	if d := c.try(q, yields); d.Verdict == store.Ready || d.Verdict == store.Admitted {
 		c.Errorf("%+v of a request that leaves too little headroom", d)
 	}
-	c.usedSoon(q, "with headroom left", 8)
+	c.eventuallyUsed(q, "with headroom left", 8)
 	c.admit(q, held(2))
 }
 
@@ -165,7 +165,7 @@ func budget(c *check) {
 	if d := c.refuse(q, held(2), store.Exhausted); d.Tier != 1 {
 		c.Errorf("%+v, want tier 1 to decide", d)
 	}
-	c.usedSoon(q, "after the refusal", 4, 4)
+	c.eventuallyUsed(q, "after the refusal", 4, 4)
 	c.admit(q, held(1))
 	c.refuse(q, held(1), store.Exhausted)
 }
@@ -203,5 +203,5 @@ func concurrent(c *check) {
 	if admitted > limit {
 		c.Errorf("%d were admitted of %d", admitted, limit)
 	}
-	c.usedSoon(c.open("concurrent", p), "when all are done", admitted)
+	c.eventuallyUsed(c.open("concurrent", p), "when all are done", admitted)
 }

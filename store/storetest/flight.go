@@ -49,7 +49,7 @@ func arrived(c *check) {
 		least = window
 	}
 	d = c.await(q, held(1), window+2*inFlight)
-	c.between("the next request is admitted", time.Since(began), least, most)
+	c.checkBetween("the next request is admitted", time.Since(began), least, most)
 	if d.Verdict != store.Admitted {
 		c.Errorf("%+v", d)
 	}
@@ -63,10 +63,10 @@ func unanswered(c *check) {
 	d := c.admit(q, held(1))
 	q.Unanswered(d, []int64{1})
 	q.Release(d, []int64{1})
-	c.rest()
-	c.usedSoon(q, "without a response", 1)
+	c.waitLag()
+	c.eventuallyUsed(q, "without a response", 1)
 	d = c.await(q, held(1), window+2*inFlight)
-	c.between("the next request is admitted", time.Since(began), inFlight+window, inFlight+window+resolution)
+	c.checkBetween("the next request is admitted", time.Since(began), inFlight+window, inFlight+window+resolution)
 	if d.Verdict != store.Admitted {
 		c.Errorf("%+v", d)
 	}
@@ -81,7 +81,7 @@ func guard(c *check) {
 		c.admit(q, store.Request{Cost: []int64{1}, Guard: own})
 		g := max(own, inFlight)
 		d := c.await(q, held(1), window+2*g)
-		c.between("the next request is admitted", time.Since(began), g+window, g+window+resolution)
+		c.checkBetween("the next request is admitted", time.Since(began), g+window, g+window+resolution)
 		if d.Verdict != store.Admitted {
 			c.Errorf("%+v", d)
 		}
@@ -106,15 +106,15 @@ func returned(c *check) {
 	}
 	a, b := c.admit(q, held(3, 30)), c.admit(q, held(7, 70))
 	c.refuse(q, held(1, 1), store.Later)
-	c.giveBack(q, a, 3, 30)
-	c.usedSoon(q, "after one of two requests was returned", want(7, 70)...)
-	c.rest()
-	c.usedSoon(q, "some time after one of two requests was returned", want(7, 70)...)
+	c.refund(q, a, 3, 30)
+	c.eventuallyUsed(q, "after one of two requests was returned", want(7, 70)...)
+	c.waitLag()
+	c.eventuallyUsed(q, "some time after one of two requests was returned", want(7, 70)...)
 	a = c.admit(q, held(3, 30))
 	c.refuse(q, held(1, 1), store.Later)
-	c.giveBack(q, b, 7, 70)
-	c.giveBack(q, a, 3, 30)
-	c.usedSoon(q, "after all requests were returned", want(0, 0)...)
+	c.refund(q, b, 7, 70)
+	c.refund(q, a, 3, 30)
+	c.eventuallyUsed(q, "after all requests were returned", want(0, 0)...)
 	c.admit(q, held(10, 100))
 }
 
@@ -131,9 +131,9 @@ func returnedLate(c *check) {
 	q := c.open("late", c.plan(inFlight, tiers...))
 	d := c.admit(q, held(3))
 	time.Sleep(2 * inFlight)
-	c.giveBack(q, d, 3)
-	c.rest()
-	c.usedSoon(q, "after a return that came after the guard interval", want...)
+	c.refund(q, d, 3)
+	c.waitLag()
+	c.eventuallyUsed(q, "after a return that came after the guard interval", want...)
 }
 
 // All permits of a concurrency tier are freed exactly once, however a request ends.
@@ -160,13 +160,13 @@ func release(c *check) {
 			q.Unanswered(p.Decision, p.cost)
 			q.Release(p.Decision, p.cost)
 		default:
-			c.giveBack(q, p.Decision, p.cost...)
+			c.refund(q, p.Decision, p.cost...)
 		}
 	}
 	for range 200 {
 		if n := 1 + r.Int64N(4); sum+n <= limit {
 			var d store.Decision
-			c.soon(func() bool {
+			c.eventually(func() bool {
 				d = c.try(q, held(n))
 				return d.Verdict == store.Admitted
 			}, func() { c.Fatalf("%+v of a cost of %d with %d of %d permits held", d, n, sum, limit) })
@@ -182,7 +182,7 @@ func release(c *check) {
 	for len(open) > 0 {
 		end(0)
 	}
-	c.soon(func() bool { return c.used(q)[0] == 0 }, func() { c.Errorf("%d permits are held at the end", c.used(q)[0]) })
+	c.eventually(func() bool { return c.used(q)[0] == 0 }, func() { c.Errorf("%d permits are held at the end", c.used(q)[0]) })
 	c.admit(q, held(limit))
 }
 
@@ -200,7 +200,7 @@ func settle(c *check) {
 		q.Arrived(d, []int64{1, 60})
 		q.Settle(d, []int64{1, 60}, []int64{1, actual}, nil)
 		q.Release(d, []int64{1, 60})
-		c.usedSoon(q, "when the request is settled", 1, actual)
+		c.eventuallyUsed(q, "when the request is settled", 1, actual)
 		c.refuse(q, held(1, 101-actual), store.Later)
 		if actual < 100 {
 			c.admit(q, held(1, 100-actual))
@@ -217,7 +217,7 @@ func settleUnanswered(c *check) {
 	q.Unanswered(d, []int64{100})
 	q.Release(d, []int64{100})
 	d = c.await(q, held(1), window+2*inFlight)
-	c.between("the next request is admitted", time.Since(began), inFlight+window, inFlight+window+resolution)
+	c.checkBetween("the next request is admitted", time.Since(began), inFlight+window, inFlight+window+resolution)
 	if d.Verdict != store.Admitted {
 		c.Errorf("%+v", d)
 	}

@@ -13,23 +13,23 @@ import (
 func wakeReturned(c *check) {
 	most := window
 	if c.ReservedStays {
-		most = time.Hour + 2*wakesGuard // no later than without the return
+		most = time.Hour + 2*wakeGuard // no later than without the return
 	}
-	c.wakes(most, perHour(2), func(q store.Quota, d store.Decision) { c.giveBack(q, d, 2) })
+	c.checkWakes(most, perHour(2), func(q store.Quota, d store.Decision) { c.refund(q, d, 2) })
 }
 
 // A waiting request goes as soon as another one has ended.
 func wakeReleased(c *check) {
-	c.wakes(window, algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency},
+	c.checkWakes(window, algorithms.Tier{Limit: 2, Algorithm: algorithms.Concurrency},
 		func(q store.Quota, d store.Decision) { q.Release(d, []int64{2}) })
 }
 
-// wakesGuard is longer than any request of these parts takes.
-const wakesGuard = time.Minute
+// wakeGuard is longer than any request of these parts takes.
+const wakeGuard = time.Minute
 
-func (c *check) wakes(most time.Duration, tier algorithms.Tier, end func(q store.Quota, d store.Decision)) {
+func (c *check) checkWakes(most time.Duration, tier algorithms.Tier, end func(q store.Quota, d store.Decision)) {
 	c.Helper()
-	q := c.open("wakes", c.plan(wakesGuard, tier))
+	q := c.open("wakes", c.plan(wakeGuard, tier))
 	d := c.admit(q, held(2))
 	began := time.Now()
 	ended := make(chan struct{})
@@ -40,7 +40,7 @@ func (c *check) wakes(most time.Duration, tier algorithms.Tier, end func(q store
 	}()
 	defer func() { <-ended }()
 	d = c.await(q, held(1), most+window+c.Lag)
-	c.between("the next request goes", time.Since(began), window, most)
+	c.checkBetween("the next request goes", time.Since(began), window, most)
 	if d.Verdict != store.Admitted {
 		c.Errorf("%+v", d)
 	}
@@ -62,11 +62,11 @@ func closed(c *check) {
 	c.admit(second, held(1))
 	second.Close()
 	third := mustOpen("charged")
-	c.usedSoon(third, "opened again", 3)
+	c.eventuallyUsed(third, "opened again", 3)
 	third.Close()
 
 	first = mustOpen("paused")
-	c.pausing(first, store.Pause{For: time.Hour, Close: true}, true)
+	c.applyPause(first, store.Pause{For: time.Hour, Close: true}, true)
 	first.Close()
 	second = mustOpen("paused")
 	c.refuse(second, held(1), store.Closed)
@@ -92,8 +92,8 @@ func idle(c *check) {
 	}
 	q := c.open("ends", c.plan(window, algorithms.Tier{Limit: 5, Window: window}))
 	d := c.admit(q, held(2))
-	c.giveBack(q, d, 2)
-	c.soon(q.(store.Idler).Idle, func() { c.Error("a quota is not idle after all its requests were returned") })
+	c.refund(q, d, 2)
+	c.eventually(q.(store.Idler).Idle, func() { c.Error("a quota is not idle after all its requests were returned") })
 	if c.keeps(algorithms.Concurrency) {
 		q := c.open("held", c.plan(c.shortest(), algorithms.Tier{Limit: 5, Algorithm: algorithms.Concurrency}))
 		d := c.admit(q, held(2))
@@ -101,7 +101,7 @@ func idle(c *check) {
 			c.Error("a quota with a held permit is idle")
 		}
 		q.Release(d, []int64{2})
-		c.soon(q.(store.Idler).Idle, func() { c.Error("a quota without held permits is not idle") })
+		c.eventually(q.(store.Idler).Idle, func() { c.Error("a quota without held permits is not idle") })
 	}
 }
 
@@ -124,17 +124,17 @@ func observe(c *check) {
 		time.Sleep(c.shortest() * 9 / 8) // the request has landed, whether or not its response lands it
 		observer.Observe(d, []int64{1}, []store.Observation{{Tier: 0, Used: used, Exact: exact}})
 		q.Release(d, []int64{1})
-		c.rest()
+		c.waitLag()
 	}
 	report(1, false)
-	c.usedSoon(q, "after a report that agrees", 1)
+	c.eventuallyUsed(q, "after a report that agrees", 1)
 	report(6, false)
-	c.usedSoon(q, "after a report of more", 6)
+	c.eventuallyUsed(q, "after a report of more", 6)
 	report(2, false)
-	c.usedSoon(q, "after a report of less", 7)
+	c.eventuallyUsed(q, "after a report of less", 7)
 	c.refuse(q, held(4), store.Later)
 	report(2, true)
-	c.usedSoon(q, "after an exact report of less", 2)
+	c.eventuallyUsed(q, "after an exact report of less", 2)
 	c.admit(q, held(8))
 }
 
@@ -154,15 +154,15 @@ func forecast(c *check) {
 				c.try(q, held(1+r.Int64N(3)))
 			}
 			if paused {
-				c.pausing(q, store.Pause{For: window / 2}, true)
+				c.applyPause(q, store.Pause{For: window / 2}, true)
 			}
-			c.foretell(q, r)
+			c.checkForecast(q, r)
 		}
 	}
 }
 
-// foretell compares a forecast of a queue with the admissions of its requests.
-func (c *check) foretell(q store.Quota, r *rand.Rand) {
+// checkForecast compares a forecast of a queue with the admissions of its requests.
+func (c *check) checkForecast(q store.Quota, r *rand.Rand) {
 	c.Helper()
 	queue := make([]store.Request, 6)
 	times := make([]time.Duration, len(queue))
@@ -224,12 +224,12 @@ func change(c *check) {
 		c.admit(q, held(1, 100))
 		c.admit(other, held(1, 10))
 	}
-	here, there := c.received(q), c.received(other)
+	here, there := c.watch(q), c.watch(other)
 	tokens.Limit = 900
 	after := c.plan(time.Minute, perHour(9), tokens)
 	c.changeTo(q, after)
-	here.soon("a new plan", store.Replanned)
-	there.soon("a new plan of the same key", store.Replanned)
+	here.eventually("a new plan", store.Replanned)
+	there.eventually("a new plan of the same key", store.Replanned)
 	for _, old := range []store.Quota{q, other} {
 		c.refuseMoved(old)
 		next, p := old.(store.Changer).Successor()
@@ -239,12 +239,12 @@ func change(c *check) {
 		if same, _ := next.(store.Changer).Successor(); same != next {
 			c.Error("the newest quota has a successor")
 		}
-		c.usedSoon(next, "under the new plan", 8, 440)
+		c.eventuallyUsed(next, "under the new plan", 8, 440)
 	}
 	next, _ := q.(store.Changer).Successor()
 	c.admit(next, held(1, 1))
 	c.refuse(next, held(1, 1), store.Later)
-	c.usedSoon(other, "as the quota that has a successor reports", 9, 441)
+	c.eventuallyUsed(other, "as the quota that has a successor reports", 9, 441)
 
 	last := c.plan(time.Minute, perHour(20), tokens)
 	c.changeTo(q, last)
@@ -277,13 +277,13 @@ func (c *check) refuseMoved(q store.Quota) {
 // one.
 func changePaused(c *check) {
 	q := c.free("paused")
-	c.pausing(q, store.Pause{For: time.Hour, Close: true}, true)
+	c.applyPause(q, store.Pause{For: time.Hour, Close: true}, true)
 	c.changeTo(q, c.plan(c.shortest(), perHour(100)))
 	next, _ := q.(store.Changer).Successor()
 	c.refuse(next, held(1), store.Closed)
 	c.resume(q)
-	c.admitSoon(next, held(1), "after Resume of the old quota", false)
-	c.pausing(q, store.Pause{For: time.Hour}, true)
+	c.eventuallyAdmit(next, held(1), "after Resume of the old quota", false)
+	c.applyPause(q, store.Pause{For: time.Hour}, true)
 	c.refuse(next, held(1), store.Later)
 	if s := c.status(q); s.Paused < 59*time.Minute {
 		c.Errorf("Status of the old quota has paused %v", s.Paused)
@@ -308,12 +308,12 @@ func changeInUse(c *check) {
 	q.Release(some[0], []int64{1})
 	q.Unanswered(some[1], []int64{1})
 	q.Release(some[1], []int64{1})
-	c.giveBack(q, some[2], 1)
+	c.refund(q, some[2], 1)
 	q.Arrived(some[3], []int64{1})
 	q.Release(some[3], []int64{1})
-	c.rest()
+	c.waitLag()
 	if c.keeps(algorithms.Concurrency) {
-		c.soon(func() bool { return c.used(next)[1] == 0 }, func() { c.Errorf("%d permits are open at the end", c.used(next)[1]) })
+		c.eventually(func() bool { return c.used(next)[1] == 0 }, func() { c.Errorf("%d permits are open at the end", c.used(next)[1]) })
 	}
 	if used := c.used(next)[0]; used < 3 || used > 4 {
 		c.Errorf("%d units are charged, want the three that were sent, and no more than four", used)

@@ -13,8 +13,9 @@ func (c *check) free(key string) store.Quota {
 	return c.open(key, c.plan(c.shortest(), perHour(1_000_000)))
 }
 
-// paused makes a request during a pause and checks the verdict, unless the pause may have ended.
-func (c *check) paused(q store.Quota, began time.Time, length time.Duration, want store.Verdict) {
+// checkPaused makes a request during a pause and checks the verdict, unless the pause may have
+// ended.
+func (c *check) checkPaused(q store.Quota, began time.Time, length time.Duration, want store.Verdict) {
 	c.Helper()
 	d := c.try(q, held(1))
 	if c.RealTime && time.Since(began) > length*99/100 {
@@ -30,14 +31,14 @@ func pause(c *check) {
 	q := c.free("pause")
 	other := c.free("pause")
 	began := time.Now()
-	c.pausing(q, store.Pause{For: window}, true)
-	c.paused(q, began, window, store.Later)
-	c.paused(other, began, window, store.Later)
+	c.applyPause(q, store.Pause{For: window}, true)
+	c.checkPaused(q, began, window, store.Later)
+	c.checkPaused(other, began, window, store.Later)
 	if s := c.status(other); time.Since(began) < window/2 && (s.Paused <= 0 || s.Paused > window || s.Closed != 0) {
 		c.Errorf("Status reports paused %v and closed %v", s.Paused, s.Closed)
 	}
 	d := c.await(other, held(1), 2*window)
-	c.between("a request is admitted", time.Since(began), window, window)
+	c.checkBetween("a request is admitted", time.Since(began), window, window)
 	if d.Verdict != store.Admitted || d.Probe {
 		c.Errorf("%+v after the pause", d)
 	}
@@ -49,9 +50,9 @@ func pause(c *check) {
 // Of two pauses, the one that ends later holds, in either order.
 func pauseLongest(c *check) {
 	q := c.free("shorter")
-	first := c.pausing(q, store.Pause{For: time.Hour}, true)
+	first := c.applyPause(q, store.Pause{For: time.Hour}, true)
 	for _, p := range []store.Pause{{For: time.Millisecond}, {For: 30 * time.Minute}, {}, {For: -time.Hour}} {
-		if done := c.pausing(q, p, false); done.Epoch != first.Epoch {
+		if done := c.applyPause(q, p, false); done.Epoch != first.Epoch {
 			c.Errorf("%+v after a pause that was void, want epoch %d", done, first.Epoch)
 		}
 		time.Sleep(2 * time.Millisecond)
@@ -60,7 +61,7 @@ func pauseLongest(c *check) {
 			c.Errorf("after a shorter pause of %v the pause lasts %v", p.For, s.Paused)
 		}
 	}
-	if done := c.pausing(q, store.Pause{For: 2 * time.Hour}, true); done.Epoch <= first.Epoch {
+	if done := c.applyPause(q, store.Pause{For: 2 * time.Hour}, true); done.Epoch <= first.Epoch {
 		c.Errorf("%+v of the second pause, want an epoch after %d", done, first.Epoch)
 	}
 	if s := c.status(q); s.Paused < 119*time.Minute {
@@ -72,8 +73,8 @@ func pauseLongest(c *check) {
 // it follows when the ban ends.
 func ban(c *check) {
 	q := c.free("ban")
-	c.pausing(q, store.Pause{For: 30 * time.Minute}, true)
-	c.pausing(q, store.Pause{For: time.Hour, Close: true}, true)
+	c.applyPause(q, store.Pause{For: 30 * time.Minute}, true)
+	c.applyPause(q, store.Pause{For: time.Hour, Close: true}, true)
 	check := func(what string) {
 		c.Helper()
 		if d := c.refuse(q, held(1), store.Closed); d.Wait < 59*time.Minute || d.Wait > time.Hour {
@@ -84,19 +85,19 @@ func ban(c *check) {
 		}
 	}
 	check("a ban")
-	c.pausing(q, store.Pause{For: 2 * time.Hour}, true)
+	c.applyPause(q, store.Pause{For: 2 * time.Hour}, true)
 	check("a ban and a longer pause")
-	c.pausing(q, store.Pause{For: time.Minute, Close: true}, false)
+	c.applyPause(q, store.Pause{For: time.Minute, Close: true}, false)
 	check("a shorter ban")
 
 	q = c.free("ban and pause")
 	began := time.Now()
-	c.pausing(q, store.Pause{For: window, Close: true}, true)
-	c.pausing(q, store.Pause{For: time.Hour}, true)
-	c.paused(q, began, window, store.Closed)
+	c.applyPause(q, store.Pause{For: window, Close: true}, true)
+	c.applyPause(q, store.Pause{For: time.Hour}, true)
+	c.checkPaused(q, began, window, store.Closed)
 	time.Sleep(window)
-	c.rest()
-	c.soon(func() bool { return c.try(q, held(1)).Verdict == store.Later }, func() {
+	c.waitLag()
+	c.eventually(func() bool { return c.try(q, held(1)).Verdict == store.Later }, func() {
 		c.Errorf("after the ban, in the pause: %+v, want Later", c.try(q, held(1)))
 	})
 	if s := c.status(q); s.Closed != 0 || s.Paused < 59*time.Minute {
@@ -109,19 +110,19 @@ func once(c *check) {
 	q := c.free("once")
 	epoch := c.admit(q, held(1)).Epoch
 	p := store.Pause{For: time.Hour, Once: true, Epoch: epoch}
-	first := c.pausing(q, p, true)
+	first := c.applyPause(q, p, true)
 	if first.Epoch <= epoch {
 		c.Errorf("%+v, want an epoch after %d, which the decision has", first, epoch)
 	}
 	p.For = 2 * time.Hour
-	if again := c.pausing(q, p, false); again.Epoch != first.Epoch {
+	if again := c.applyPause(q, p, false); again.Epoch != first.Epoch {
 		c.Errorf("%+v, want epoch %d of the first pause", again, first.Epoch)
 	}
 	if s := c.status(q); s.Paused > time.Hour {
 		c.Errorf("one event pauses for %v", s.Paused)
 	}
 	p.Epoch = first.Epoch
-	c.pausing(q, p, true)
+	c.applyPause(q, p, true)
 	if d := c.refuse(q, held(1), store.Later); d.Epoch <= first.Epoch {
 		c.Errorf("%+v, want an epoch after %d", d, first.Epoch)
 	}
@@ -133,7 +134,7 @@ func backOff(c *check) {
 	p := store.Pause{For: time.Hour, Most: 3 * time.Hour, Probe: true}
 	pauses := func(what string, want time.Duration) {
 		c.Helper()
-		c.pausing(q, p, true)
+		c.applyPause(q, p, true)
 		if s := c.status(q); s.Paused > want || s.Paused < want-time.Minute {
 			c.Errorf("%s: paused for %v, want %v", what, s.Paused, want)
 		}
@@ -141,8 +142,8 @@ func backOff(c *check) {
 	first := func() (probe store.Decision) {
 		c.Helper()
 		c.resume(q)
-		c.pausing(q, store.Pause{For: time.Hour, Most: 3 * time.Hour, Probe: true, AtOnce: true}, true)
-		if probe = c.admitSoon(q, held(1), "at once", true); probe.Level != 1 {
+		c.applyPause(q, store.Pause{For: time.Hour, Most: 3 * time.Hour, Probe: true, AtOnce: true}, true)
+		if probe = c.eventuallyAdmit(q, held(1), "at once", true); probe.Level != 1 {
 			c.Errorf("%+v after a back-off, want level 1", probe)
 		}
 		return probe
@@ -156,45 +157,45 @@ func backOff(c *check) {
 	d := first()
 	q.Passed(d)
 	q.Arrived(d, []int64{1})
-	c.admitSoon(q, held(1), "after the probe has passed", false)
+	c.eventuallyAdmit(q, held(1), "after the probe has passed", false)
 	pauses("after a request has passed", time.Hour)
 
 	d = first()
 	q.Arrived(d, []int64{1})
-	d = c.admitSoon(q, held(1), "after a probe that has not passed", false)
+	d = c.eventuallyAdmit(q, held(1), "after a probe that has not passed", false)
 	pauses("after a response that has not passed", 2*time.Hour)
 	q.Passed(d)
-	c.rest()
+	c.waitLag()
 	pauses("after a request from before the pause has passed", 3*time.Hour)
 }
 
-// probing pauses a quota and returns the decision on the probe after the pause.
-func (c *check) probing(q store.Quota, r store.Request) store.Decision {
+// startProbe pauses a quota and returns the decision on the probe after the pause.
+func (c *check) startProbe(q store.Quota, r store.Request) store.Decision {
 	c.Helper()
 	began := time.Now()
-	c.pausing(q, store.Pause{For: window / 4, Probe: true}, true)
+	c.applyPause(q, store.Pause{For: window / 4, Probe: true}, true)
 	var d store.Decision
-	c.soonAfter(began.Add(window/4), func() bool {
+	c.eventuallyAfter(began.Add(window/4), func() bool {
 		c.probed = time.Now()
 		d = c.try(q, r)
 		return d.Verdict == store.Admitted
 	}, func() { c.Fatalf("%+v after the pause", d) })
-	if c.between("a probe goes", time.Since(began), window/4, window/4); !d.Probe {
+	if c.checkBetween("a probe goes", time.Since(began), window/4, window/4); !d.Probe {
 		c.Fatalf("%+v is the first after the pause, want a probe", d)
 	}
 	return d
 }
 
-// soonAfter waits until an instant, and then calls soon.
-func (c *check) soonAfter(from time.Time, ok func() bool, failed func()) {
+// eventuallyAfter waits until an instant, and then calls eventually.
+func (c *check) eventuallyAfter(from time.Time, ok func() bool, failed func()) {
 	c.Helper()
 	time.Sleep(time.Until(from))
-	c.soon(ok, failed)
+	c.eventually(ok, failed)
 }
 
-// alone checks that no request is admitted beside a probe. In real time it checks this only shortly
-// after the probe was sent.
-func (c *check) alone(q store.Quota, what string) {
+// checkAlone checks that no request is admitted beside a probe. In real time it checks this only
+// shortly after the probe was sent.
+func (c *check) checkAlone(q store.Quota, what string) {
 	c.Helper()
 	d := c.try(q, held(1))
 	if c.RealTime && time.Since(c.probed) > store.ProbeTime/2 {
@@ -205,11 +206,11 @@ func (c *check) alone(q store.Quota, what string) {
 	}
 }
 
-// admitSoon repeats a request until it is admitted.
-func (c *check) admitSoon(q store.Quota, r store.Request, what string, probe bool) store.Decision {
+// eventuallyAdmit repeats a request until it is admitted.
+func (c *check) eventuallyAdmit(q store.Quota, r store.Request, what string, probe bool) store.Decision {
 	c.Helper()
 	var d store.Decision
-	c.soon(func() bool {
+	c.eventually(func() bool {
 		c.probed = time.Now()
 		d = c.try(q, r)
 		return d.Verdict == store.Admitted
@@ -224,41 +225,41 @@ func (c *check) admitSoon(q store.Quota, r store.Request, what string, probe boo
 func probe(c *check) {
 	q := c.free("probe")
 	other := c.free("probe")
-	d := c.probing(q, held(1))
-	c.alone(q, "beside the probe")
-	c.alone(other, "beside the probe of another opener")
+	d := c.startProbe(q, held(1))
+	c.checkAlone(q, "beside the probe")
+	c.checkAlone(other, "beside the probe of another opener")
 	time.Sleep(2 * store.ProbeTime)
-	c.alone(q, "beside the probe, some time later")
+	c.checkAlone(q, "beside the probe, some time later")
 	q.Arrived(d, []int64{1})
 	q.Release(d, []int64{1})
-	c.admitSoon(q, held(1), "after the response", false)
+	c.eventuallyAdmit(q, held(1), "after the response", false)
 	c.admit(q, held(1))
-	c.admitSoon(other, held(1), "after the response to the other opener's probe", false)
+	c.eventuallyAdmit(other, held(1), "after the response to the other opener's probe", false)
 }
 
 // A pause of zero length makes the next request a probe.
 func probeAtOnce(c *check) {
 	q := c.free("at once")
-	c.pausing(q, store.Pause{Probe: true}, true)
-	d := c.admitSoon(q, held(1), "at once", true)
-	c.alone(q, "beside the probe")
+	c.applyPause(q, store.Pause{Probe: true}, true)
+	d := c.eventuallyAdmit(q, held(1), "at once", true)
+	c.checkAlone(q, "beside the probe")
 	q.Arrived(d, []int64{1})
-	c.admitSoon(q, held(1), "after the response", false)
+	c.eventuallyAdmit(q, held(1), "after the response", false)
 }
 
 // Another probe follows a probe that was never sent, or gets no response.
 func probeHandedOn(c *check) {
 	q := c.free("handed on")
-	d := c.probing(q, held(1))
+	d := c.startProbe(q, held(1))
 	q.Unanswered(d, []int64{1})
 	q.Release(d, []int64{1})
-	d = c.admitSoon(q, held(1), "after a probe without a response", true)
-	c.alone(q, "beside the second probe")
-	c.giveBack(q, d, 1)
-	d = c.admitSoon(q, held(1), "after a probe that was returned", true)
-	c.alone(q, "beside the third probe")
+	d = c.eventuallyAdmit(q, held(1), "after a probe without a response", true)
+	c.checkAlone(q, "beside the second probe")
+	c.refund(q, d, 1)
+	d = c.eventuallyAdmit(q, held(1), "after a probe that was returned", true)
+	c.checkAlone(q, "beside the third probe")
 	q.Arrived(d, []int64{1})
-	c.admitSoon(q, held(1), "after the response to the third", false)
+	c.eventuallyAdmit(q, held(1), "after the response to the third", false)
 }
 
 // No call reports the response to a probe that is not held. The other requests follow after
@@ -266,8 +267,8 @@ func probeHandedOn(c *check) {
 func probeUnheld(c *check) {
 	q := c.free("unheld")
 	before := time.Now()
-	c.probing(q, store.Request{Cost: []int64{1}})
-	c.alone(q, "beside the probe")
+	c.startProbe(q, store.Request{Cost: []int64{1}})
+	c.checkAlone(q, "beside the probe")
 	began := time.Now()
 	if c.RealTime {
 		began = before.Add(window / 4)
@@ -275,8 +276,8 @@ func probeUnheld(c *check) {
 	if d := c.await(q, held(1), 2*store.ProbeTime); d.Verdict != store.Admitted || d.Probe {
 		c.Errorf("%+v after a probe that is not held", d)
 	}
-	c.between("the next request goes", time.Since(began), store.ProbeTime-c.Lag, store.ProbeTime+c.Lag)
-	c.admitSoon(q, held(1), "the request after that", false)
+	c.checkBetween("the next request goes", time.Since(began), store.ProbeTime-c.Lag, store.ProbeTime+c.Lag)
+	c.eventuallyAdmit(q, held(1), "the request after that", false)
 }
 
 // If no call reports the outcome of a held probe, another probe follows after ProbeTimeout and the
@@ -284,24 +285,24 @@ func probeUnheld(c *check) {
 func probeSilent(c *check) {
 	inFlight, _ := c.inFlight()
 	q := c.open("silent", c.plan(inFlight, perHour(100)))
-	c.probing(q, held(1))
+	c.startProbe(q, held(1))
 	began := time.Now()
-	alone := store.ProbeTimeout + inFlight
-	d := c.await(q, held(1), 2*alone)
-	c.between("the next request goes", time.Since(began), alone-c.Lag, alone+c.Lag)
+	checkAlone := store.ProbeTimeout + inFlight
+	d := c.await(q, held(1), 2*checkAlone)
+	c.checkBetween("the next request goes", time.Since(began), checkAlone-c.Lag, checkAlone+c.Lag)
 	if !d.Probe {
 		c.Errorf("%+v after a silent probe, want another probe", d)
 	}
-	c.alone(q, "beside the second probe")
+	c.checkAlone(q, "beside the second probe")
 }
 
 // The response to a probe does not end a pause that began after the probe was sent.
 func probeOvertaken(c *check) {
 	q := c.free("overtaken")
-	d := c.probing(q, held(1))
-	c.pausing(q, store.Pause{For: time.Hour, Probe: true}, true)
+	d := c.startProbe(q, held(1))
+	c.applyPause(q, store.Pause{For: time.Hour, Probe: true}, true)
 	q.Arrived(d, []int64{1})
-	c.rest()
+	c.waitLag()
 	c.refuse(q, held(1), store.Later)
 	if s := c.status(q); s.Paused < 59*time.Minute {
 		c.Errorf("the response to an earlier probe leaves a pause of %v", s.Paused)
@@ -317,29 +318,29 @@ func resume(c *check) {
 		pause   func()
 		verdict store.Verdict
 	}{
-		{"a pause", func() { c.pausing(q, store.Pause{For: time.Hour}, true) }, store.Later},
-		{"a ban", func() { c.pausing(q, store.Pause{For: time.Hour, Close: true}, true) }, store.Closed},
-		{"a pause with a probe", func() { c.pausing(q, store.Pause{For: time.Hour, Probe: true}, true) }, store.Later},
-		{"the wait for a probe", func() { c.probing(q, held(1)) }, store.Later},
+		{"a pause", func() { c.applyPause(q, store.Pause{For: time.Hour}, true) }, store.Later},
+		{"a ban", func() { c.applyPause(q, store.Pause{For: time.Hour, Close: true}, true) }, store.Closed},
+		{"a pause with a probe", func() { c.applyPause(q, store.Pause{For: time.Hour, Probe: true}, true) }, store.Later},
+		{"the wait for a probe", func() { c.startProbe(q, held(1)) }, store.Later},
 		{"a ban and a longer pause", func() {
-			c.pausing(q, store.Pause{For: time.Hour, Close: true}, true)
-			c.pausing(q, store.Pause{For: 2 * time.Hour}, true)
+			c.applyPause(q, store.Pause{For: time.Hour, Close: true}, true)
+			c.applyPause(q, store.Pause{For: 2 * time.Hour}, true)
 		}, store.Closed},
 	}
 	for _, step := range steps {
 		step.pause()
-		received := c.received(q)
+		received := c.watch(q)
 		if d := c.ask(q, held(1)); d.Verdict != step.verdict && !(c.RealTime && step.what == "the wait for a probe") {
 			c.Errorf("%s: %+v, want verdict %d", step.what, d, step.verdict)
 		}
-		c.rest() // a quota may begin to watch for events with the first waiting request
+		c.waitLag() // a quota may begin to watch for events with the first waiting request
 		c.resume(other)
-		c.admitSoon(other, held(1), step.what+" that was ended", false)
-		c.admitSoon(q, held(1), step.what+" that another opener ended", false)
+		c.eventuallyAdmit(other, held(1), step.what+" that was ended", false)
+		c.eventuallyAdmit(q, held(1), step.what+" that another opener ended", false)
 		if s := c.status(q); s.Paused != 0 || s.Closed != 0 {
 			c.Errorf("%s: Status reports paused %v and closed %v after Resume", step.what, s.Paused, s.Closed)
 		}
-		received.soon(step.what+" that was ended", store.Eased)
+		received.eventually(step.what+" that was ended", store.Eased)
 	}
 	c.resume(q)
 	c.admit(q, held(1))
@@ -354,8 +355,8 @@ type record struct {
 	all []store.Change
 }
 
-// received watches a quota.
-func (c *check) received(q store.Quota) *record {
+// watch watches a quota.
+func (c *check) watch(q store.Quota) *record {
 	r := &record{check: c}
 	r.stop = q.Watch(func(change store.Change, _ time.Duration) {
 		r.mu.Lock()
@@ -371,11 +372,11 @@ func (r *record) changes() []store.Change {
 	return slices.Clone(r.all)
 }
 
-// soon waits until the watcher has received one of some changes, and stops it.
-func (r *record) soon(what string, some ...store.Change) {
+// eventually waits until the watcher has received one of some changes, and stops it.
+func (r *record) eventually(what string, some ...store.Change) {
 	r.check.Helper()
 	defer r.stop()
-	r.check.soon(func() bool {
+	r.check.eventually(func() bool {
 		return slices.ContainsFunc(r.changes(), func(c store.Change) bool { return slices.Contains(some, c) })
 	}, func() { r.check.Errorf("%s: the watcher has received %v, want one of %v", what, r.changes(), some) })
 }
@@ -383,7 +384,7 @@ func (r *record) soon(what string, some ...store.Change) {
 // Watchers receive pauses, bans and their ends until they stop. They may call the quota.
 func watch(c *check) {
 	q := c.free("watch")
-	stopped := c.received(q)
+	stopped := c.watch(q)
 	stopped.stop()
 	for _, step := range []struct {
 		pause store.Pause
@@ -399,9 +400,9 @@ func watch(c *check) {
 				called <- left
 			}
 		})
-		received := c.received(q)
-		c.pausing(q, step.pause, true)
-		received.soon("a pause", step.want)
+		received := c.watch(q)
+		c.applyPause(q, step.pause, true)
+		received.eventually("a pause", step.want)
 		select {
 		case left := <-called:
 			if left > step.pause.For || left < step.pause.For-time.Minute {
@@ -412,14 +413,14 @@ func watch(c *check) {
 		}
 		stop()
 	}
-	received := c.received(q)
-	c.pausing(q, store.Pause{For: time.Minute}, false)
-	c.rest()
+	received := c.watch(q)
+	c.applyPause(q, store.Pause{For: time.Minute}, false)
+	c.waitLag()
 	if some := received.changes(); slices.Contains(some, store.Slowed) && !c.RealTime {
 		c.Errorf("a watcher receives a void pause as %v", some)
 	}
 	c.resume(q)
-	received.soon("the end of the ban", store.Eased)
+	received.eventually("the end of the ban", store.Eased)
 	if some := stopped.changes(); len(some) > 0 {
 		c.Errorf("a stopped watcher has received %v", some)
 	}

@@ -45,8 +45,8 @@ func (c *check) reserve(q store.Reserver, behind *store.Reservation, requests ..
 	}
 }
 
-// wellFormed checks the decision on a request to a Reserver.
-func (c *check) wellFormed(d store.Decision, r store.Request) {
+// checkReservation checks the decision on a request to a Reserver.
+func (c *check) checkReservation(d store.Decision, r store.Request) {
 	c.Helper()
 	if d.Verdict != store.Admitted {
 		return
@@ -66,7 +66,7 @@ func (c *check) reserveAll(q store.Reserver, n int) (all []store.Decision) {
 		requests := slices.Repeat([]store.Request{waiting(held(1))}, n-len(all))
 		wait := time.Duration(0)
 		for _, d := range c.reserve(q, behind, requests...) {
-			c.wellFormed(d, requests[0])
+			c.checkReservation(d, requests[0])
 			if d.Verdict == store.Admitted && wait == 0 {
 				all, behind = append(all, d), d.Reservation
 			} else if wait == 0 {
@@ -83,8 +83,8 @@ func (c *check) reserveAll(q store.Reserver, n int) (all []store.Decision) {
 	return all
 }
 
-// inOrder checks that reserved times are in order and keep a limit per window.
-func (c *check) inOrder(all []store.Decision, limit int) {
+// checkOrder checks that reserved times are in order and keep a limit per window.
+func (c *check) checkOrder(all []store.Decision, limit int) {
 	c.Helper()
 	for i := range all {
 		if i > 0 && all[i].Reservation.At < all[i-1].Reservation.At {
@@ -106,10 +106,10 @@ func reserve(c *check) {
 	q := c.open("reserve", c.plan(guard, algorithms.Tier{Limit: limit, Window: window}))
 	began := time.Now()
 	all := c.reserveAll(q.(store.Reserver), n)
-	c.inOrder(all, limit)
+	c.checkOrder(all, limit)
 	last := all[n-1].Reservation
 	after := (n - 1) / limit * (window + guard)
-	c.between("the last request is reserved", last.Start.Sub(began), after, after)
+	c.checkBetween("the last request is reserved", last.Start.Sub(began), after, after)
 }
 
 // A reservation behind another one starts no earlier.
@@ -117,7 +117,7 @@ func reserveBehind(c *check) {
 	q := c.open("behind", c.plan(c.shortest(), algorithms.Tier{Limit: 5, Window: window})).(store.Reserver)
 	first := c.reserveAll(q, 6)[5].Reservation
 	d := c.reserve(q, first, waiting(held(1)))[0]
-	if c.wellFormed(d, held(1)); d.Verdict == store.Admitted && d.Reservation.At < first.At {
+	if c.checkReservation(d, held(1)); d.Verdict == store.Admitted && d.Reservation.At < first.At {
 		c.Errorf("%+v is reserved for %v, before %v", d, d.Reservation.Start, first.Start)
 	}
 }
@@ -138,8 +138,8 @@ func reserveLate(c *check) {
 			c.Errorf("%+v of a wait of an hour with a MaxWait of a minute, want Late", d)
 		}
 	}
-	c.rest()
-	c.usedSoon(q, "after the refusals", 2)
+	c.waitLag()
+	c.eventuallyUsed(q, "after the refusals", 2)
 }
 
 // A canceled reservation is refunded.
@@ -154,11 +154,11 @@ func cancel(c *check) {
 		all := c.reserveAll(r, 4)
 		c.refuse(q, held(1), store.Later)
 		r.Cancel(all[:3])
-		c.soon(func() bool { return c.used(q)[0] == 1 }, func() { c.Errorf("%d units are used after 3 of 4 reservations were canceled", c.used(q)[0]) })
+		c.eventually(func() bool { return c.used(q)[0] == 1 }, func() { c.Errorf("%d units are used after 3 of 4 reservations were canceled", c.used(q)[0]) })
 		r.Cancel(all[3:])
-		c.soon(func() bool { return c.used(q)[0] == 0 }, func() { c.Errorf("%d units are used after all reservations were canceled", c.used(q)[0]) })
+		c.eventually(func() bool { return c.used(q)[0] == 0 }, func() { c.Errorf("%d units are used after all reservations were canceled", c.used(q)[0]) })
 	}
-	c.admitSoon(q, held(4), "after all reservations were canceled", false)
+	c.eventuallyAdmit(q, held(4), "after all reservations were canceled", false)
 }
 
 // A reservation that was not used in time stays charged and is never admitted twice.
@@ -172,8 +172,8 @@ func expired(c *check) {
 	last := all[2].Reservation
 	time.Sleep(time.Until(last.End.Add(last.Guard)) + time.Second) // nothing is in flight anymore
 	q.(store.Reserver).Cancel(all)
-	c.rest()
-	c.usedSoon(q, "after the reservations have expired", 3)
+	c.waitLag()
+	c.eventuallyUsed(q, "after the reservations have expired", 3)
 	c.refuse(q, held(1), store.Later)
 }
 

@@ -319,18 +319,18 @@ func (c *check) used(q store.Quota) (used []int64) {
 	return used
 }
 
-// usedSoon waits until the tiers have used want.
-func (c *check) usedSoon(q store.Quota, what string, want ...int64) {
+// eventuallyUsed waits until the tiers have used want.
+func (c *check) eventuallyUsed(q store.Quota, what string, want ...int64) {
 	c.Helper()
 	var got []int64
-	c.soon(func() bool {
+	c.eventually(func() bool {
 		got = c.used(q)
 		return slices.Equal(got, want)
 	}, func() { c.Errorf("%s: the tiers have used %v, want %v", what, got, want) })
 }
 
-// soon waits until ok returns true. After the lag it calls failed.
-func (c *check) soon(ok func() bool, failed func()) {
+// eventually waits until ok returns true. After the lag it calls failed.
+func (c *check) eventually(ok func() bool, failed func()) {
 	c.Helper()
 	most := c.Lag
 	if c.RealTime {
@@ -344,8 +344,8 @@ func (c *check) soon(ok func() bool, failed func()) {
 	}
 }
 
-// rest waits until the effects of the previous calls show.
-func (c *check) rest() { time.Sleep(c.Lag) }
+// waitLag waits until the effects of the previous calls show.
+func (c *check) waitLag() { time.Sleep(c.Lag) }
 
 // await requests an admission whenever a limiter would, until the verdict is not Later. If the
 // request is reserved, await waits for its start.
@@ -412,8 +412,8 @@ func (c *check) ask(q store.Quota, r store.Request) store.Decision {
 	return c.reserve(reserver, nil, waiting(r))[0]
 }
 
-// between checks when an event happened. In real time it may happen arbitrarily late.
-func (c *check) between(what string, took, least, most time.Duration) {
+// checkBetween checks when an event happened. In real time it may happen arbitrarily late.
+func (c *check) checkBetween(what string, took, least, most time.Duration) {
 	c.Helper()
 	if c.RealTime {
 		least -= least / 100 // the clock of a server may be a little faster
@@ -424,8 +424,8 @@ func (c *check) between(what string, took, least, most time.Duration) {
 	}
 }
 
-// pausing pauses a quota and checks whether the pause was applied.
-func (c *check) pausing(q store.Quota, p store.Pause, applied bool) store.Paused {
+// applyPause pauses a quota and checks whether the pause was applied.
+func (c *check) applyPause(q store.Quota, p store.Pause, applied bool) store.Paused {
 	c.Helper()
 	done, err := q.Pause(c.Context(), p)
 	if err != nil {
@@ -444,7 +444,7 @@ func (c *check) resume(q store.Quota) {
 	}
 }
 
-func (c *check) giveBack(q store.Quota, d store.Decision, cost ...int64) {
+func (c *check) refund(q store.Quota, d store.Decision, cost ...int64) {
 	c.Helper()
 	if err := q.Return(c.Context(), d, cost); err != nil {
 		c.Fatalf("Return: %v", err)
