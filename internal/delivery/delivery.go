@@ -1,4 +1,4 @@
-// Package delivery finds out whether anything of an HTTP request was written.
+// Package delivery reports whether any part of an HTTP request was written.
 package delivery
 
 import (
@@ -8,10 +8,10 @@ import (
 	"sync/atomic"
 )
 
-// A Delivery records how far one request came. The zero value is ready to use.
+// A Delivery records the progress of one request. The zero value is ready to use.
 type Delivery struct{ connects, writes atomic.Bool }
 
-// Trace returns the hooks that fill d in.
+// Trace returns the hooks that record the progress in d.
 func (d *Delivery) Trace() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{
 		GetConn:          func(string) { d.connects.Store(true) },
@@ -20,15 +20,15 @@ func (d *Delivery) Trace() *httptrace.ClientTrace {
 	}
 }
 
-// Connecting reports whether the request looks for a connection, and nothing was written.
+// Connecting reports whether the request has asked for a connection, and nothing was written.
 func (d *Delivery) Connecting() bool { return d.connects.Load() && !d.writes.Load() }
 
-// Connected reports whether the request has looked for a connection.
+// Connected reports whether the request has asked for a connection.
 func (d *Delivery) Connected() bool { return d.connects.Load() }
 
-// Unsent reports whether nothing of a request that failed with err was written. Where the
-// round tripper supports httptrace, as net/http does, the trace decides. Another one may have
-// written the request, unless its error is that of a dial.
+// Unsent reports whether nothing of a request that failed with err was written. If the round
+// tripper supports httptrace, as net/http does, the trace decides. Another round tripper may have
+// written the request, unless err is the error of a dial.
 func (d *Delivery) Unsent(err error) bool {
 	if d.connects.Load() {
 		return !d.writes.Load()

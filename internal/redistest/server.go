@@ -211,8 +211,8 @@ func (s *Server) Addr() string { return net.JoinHostPort(host, strconv.Itoa(s.po
 // Client returns a new client with short timeouts, which is closed with the test.
 func (s *Server) Client() *redis.Client { return newClient(s.t, s.Addr(), timeout) }
 
-// PatientClient returns a new client that makes each call once and waits for its reply however
-// busy the machine is. It is closed with the test.
+// PatientClient returns a new client that makes each call once and waits for its reply without a
+// timeout. It is closed with the test.
 func (s *Server) PatientClient() *redis.Client {
 	options := *s.Client().Options()
 	options.MaxRetries, options.ReadTimeout, options.WriteTimeout = -1, -1, -1

@@ -16,41 +16,41 @@ const (
 )
 
 const (
-	minResponses = 8               // below it the estimate is Most
-	recentTrips  = 32              // how many round trips tell a slow server from a slow network
-	period       = 5 * time.Minute // peaks count for one period to two
+	minResponses = 8               // with fewer responses the estimate is Most
+	recentTrips  = 32              // recent round trips that distinguish a slow server from a slow network
+	period       = 5 * time.Minute // a peak counts for one to two periods
 	slowNetwork  = 250 * time.Millisecond
-	unknownSetup = 50 * time.Millisecond // the estimate for a slow server without a connection seen
+	unknownSetup = 50 * time.Millisecond // estimate for a slow server if there was no new connection
 )
 
-// A Sample is what one event of a request reports. Zero fields report nothing.
+// A Sample contains the measurements of one event of a request. Zero fields are no measurements.
 type Sample struct {
-	// RoundTrip is from admission to the response, at least 1 ns.
+	// RoundTrip is the time from admission to the response, at least 1 ns.
 	RoundTrip time.Duration
 
-	// Upload is how much of the round trip it took to write the body.
+	// Upload is the part of the round trip that writing the body took.
 	Upload time.Duration
 
-	// Connect is from admission to a new connection.
+	// Connect is the time from admission to a new connection.
 	Connect time.Duration
 
 	// AtLeast is a lower bound of the estimate, after a refusal.
 	AtLeast time.Duration
 }
 
-// An Estimator learns from samples. It is safe for concurrent use.
+// An Estimator computes an estimate from samples. It is safe for concurrent use.
 type Estimator struct {
 	estimate atomic.Int64 // nanoseconds
 
 	mu            sync.Mutex                 // guards all below
-	recent        [recentTrips]time.Duration // round trips less uploads, a ring
-	next          int                        // the index in recent of the next round trip, not wrapped
+	recent        [recentTrips]time.Duration // ring of round trips without their uploads
+	next          int                        // index in recent of the next round trip, before wrapping
 	lastConnect   time.Duration
-	current, last peaks     // of this period and the one before
-	began         time.Time // when the current period did
+	current, last peaks     // of this period and the previous one
+	began         time.Time // start of the current period
 }
 
-// Peaks are the largest values of a period.
+// peaks contains the largest values of a period.
 type peaks struct {
 	Sample
 	responses int
@@ -72,17 +72,17 @@ func New() *Estimator {
 	return e
 }
 
-// Estimate returns how long a request takes to reach the server at most.
+// Estimate returns the longest time that a request takes to reach the server.
 func (e *Estimator) Estimate() time.Duration { return time.Duration(e.estimate.Load()) }
 
-// Fresh reports whether the estimate is from responses of the last minutes.
+// Fresh reports whether the estimate includes responses of the last minutes.
 func (e *Estimator) Fresh() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return time.Since(e.began) < 2*period && e.last.with(e.current).responses > 0
 }
 
-// Add learns from a sample.
+// Add adds a sample.
 func (e *Estimator) Add(s Sample) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -92,25 +92,25 @@ func (e *Estimator) Add(s Sample) {
 			e.last = peaks{}
 		}
 	}
-	seen := peaks{Sample: s}
+	added := peaks{Sample: s}
 	if s.RoundTrip > 0 {
-		seen.responses = 1
+		added.responses = 1
 		e.recent[e.next%recentTrips] = s.RoundTrip - s.Upload
 		e.next++
 	}
 	e.lastConnect = cmp.Or(s.Connect, e.lastConnect)
-	e.current = e.current.with(seen)
+	e.current = e.current.with(added)
 	e.estimate.Store(int64(e.compute()))
 }
 
-// compute returns the estimate. If three in four round trips take longer than a network does,
-// the server is slow, and connections tell more of the network than responses.
+// compute returns the estimate. If three in four round trips take longer than a network does, the
+// server is slow. Connections then describe the network better than responses.
 func (e *Estimator) compute() time.Duration {
 	all := e.last.with(e.current)
 	if all.responses < minResponses {
 		return Most
 	}
-	connect := cmp.Or(all.Connect, e.lastConnect) // the connection may be older than two periods
+	connect := cmp.Or(all.Connect, e.lastConnect) // the last connection may be older than two periods
 	var estimate time.Duration
 	switch quick := e.quartile(); {
 	case connect == 0 && quick > slowNetwork:
@@ -125,8 +125,8 @@ func (e *Estimator) compute() time.Duration {
 
 // quartile returns the time that three in four of the recent round trips exceed.
 func (e *Estimator) quartile() time.Duration {
-	trips := e.recent
-	known := trips[:min(e.next, recentTrips)]
-	slices.Sort(known)
-	return known[len(known)/4]
+	sorted := e.recent
+	trips := sorted[:min(e.next, recentTrips)]
+	slices.Sort(trips)
+	return trips[len(trips)/4]
 }

@@ -39,7 +39,7 @@ func TestEstimate(t *testing.T) {
 	}
 }
 
-// TestForgets: a peak counts for five to ten minutes.
+// TestForgets tests that a peak counts for five to ten minutes.
 func TestForgets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := rtt.New()
