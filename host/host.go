@@ -94,7 +94,7 @@ type watcher func(store.Change, time.Duration)
 // delete the file and call Open again. At most one burst or window too much passes.
 var ErrDamaged = errors.New("throttle: file is damaged: delete it to start its quotas anew")
 
-var errClosed = errors.New("throttle: host store is closed")
+var errClosed = errors.New("host: store is closed")
 
 // Open returns a Store on a file, which it creates if there is none. The directory must exist. Open
 // fails if the file has other contents or is damaged, or if other processes hold it for a second.

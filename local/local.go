@@ -45,7 +45,7 @@ func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 		s.quotas[key] = q
 	}
 	if open := q.ledger.Plan(); !open.Equal(plan) {
-		return nil, fmt.Errorf("quota %q is open as %v: a store keeps one set of tiers and one guard per name, so use another name for %v",
+		return nil, fmt.Errorf("local: quota %q is open as %v: a store keeps one set of tiers and one guard per name: use another name for %v",
 			key, open.Tiers(), plan.Tiers())
 	}
 	q.openers++

@@ -96,7 +96,7 @@ func TestOpen(t *testing.T) {
 				t.Fatalf("%s, step %d: %v", name, i, err)
 			}
 			if got := used(t, q); got != step.used {
-				t.Errorf("%s, step %d: %d are used, want %d", name, i, got, step.used)
+				t.Errorf("%s, step %d: %d units are used, want %d", name, i, got, step.used)
 			}
 			tryAcquire(t, q, 1, false)
 		}
@@ -132,7 +132,7 @@ func TestClose(t *testing.T) {
 		checkKept("closed while charged", true)
 		first = open(t, s, "a", five)
 		if n := used(t, first); n != 1 {
-			t.Errorf("%d are used after closing and opening, want 1", n)
+			t.Errorf("%d units are used after closing and opening, want 1", n)
 		}
 		time.Sleep(time.Second)
 		first.Close()
@@ -239,7 +239,7 @@ func TestWatchRace(t *testing.T) {
 	}
 	wg.Wait()
 	if n := used(t, q); n != 0 {
-		t.Errorf("%d are used, want 0", n)
+		t.Errorf("%d units are used, want 0", n)
 	}
 }
 

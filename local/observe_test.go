@@ -291,7 +291,7 @@ func shareWithOthers(t *testing.T, others, n int, spread int64, seed uint64) {
 		t.Errorf("%d accepted, want 97 %% of the rest, %d", accepted, want)
 	}
 	if spread > 0 && refused > 0 {
-		t.Errorf("%d refused of evenly spaced requests, want none", refused)
+		t.Errorf("%d were refused of evenly spaced requests, want none", refused)
 	}
 	if left := p.unexplained(); left > 0 {
 		t.Errorf("%d of %d refusals are not explained by requests of others that no response could report", left, len(p.refused))

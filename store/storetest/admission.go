@@ -17,11 +17,11 @@ func open(c *check) {
 	c.admit(again, held(2))
 	for _, q := range []store.Quota{a, again} {
 		if used := c.used(q); used[0] != 4 {
-			c.Errorf("%d are used of the key that was charged 4", used[0])
+			c.Errorf("%d units are used of the key that was charged 4", used[0])
 		}
 	}
 	if used := c.used(b); used[0] != 0 {
-		c.Errorf("%d are used of another key", used[0])
+		c.Errorf("%d units are used of another key", used[0])
 	}
 	c.refuse(a, held(2), store.Later)
 	c.admit(b, held(5))
