@@ -47,7 +47,8 @@ func TestForecastAfterOtherCost(t *testing.T) {
 		for range 6 {
 			join(q, ticket(1)) // 2, 2, 3, 3, 4, 4 s
 		}
-		<-other.done // after 1 s
+		<-other.done    // after 1 s
+		synctest.Wait() // until the next waiter has asked the quota
 		for at, refused := range map[time.Duration]bool{4900 * ms: true, 5 * sec: false} {
 			ctx, cancel := context.WithCancel(context.Background())
 			c := joinCtx(ctx, q, ticket(1).until(begin.Add(at)), false)
