@@ -11,7 +11,7 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// A Period is what a tier of [Calendar] counts over.
+// A Period is the unit of time that a tier of [Calendar] counts over.
 type Period = algorithms.Period
 
 // The periods. Each begins at the first instant of a date in Tier.Zone.
@@ -21,25 +21,41 @@ const (
 	Month = algorithms.Month
 )
 
-// Budget is a Tier of so much of a unit in every calendar period, by UTC. Who asks for
-// more than is left gets [ErrExhausted] at once instead of waiting for the next period.
+// Budget returns a Tier of limit units in every calendar period, by UTC. A request that exceeds
+// what is left fails immediately with [ErrExhausted] instead of waiting for the next period.
 //
-// Amounts are whole numbers, so count money in millionths of its unit: $100.00 a month
-// is Budget(100_000_000, "usd", Month), and a request of $0.37 costs 370_000 of "usd".
+// Amounts are whole numbers, so count money in millionths of its unit: $100.00 a month is
+// Budget(100_000_000, "usd", Month), and a request of $0.37 costs 370_000 of "usd".
 func Budget(limit int64, unit string, p Period) Tier { return algorithms.Budget(limit, unit, p) }
 
-// An Alert says that a budget has come to one of the policy's AlertAt.
+// An Alert reports that the use of a budget has reached one of the percentages of Policy.AlertAt.
 //
-// Each is told once in a period, to one process of a fleet, in the goroutine of a
-// request that was just admitted and before that is sent: Policy.Alert must not block,
-// and may be called from several goroutines at once. It is told at most once: one
-// whose reply was lost, or whose callers all gave up, nobody hears of. What is given
-// back and used again is not told again, and all processes should name the same AlertAt.
+// Policy.Alert is called before the request that reached the percentage is sent, usually in the
+// goroutine of that request. It may also be called for a request that was refused with
+// ErrExhausted, or after a settlement. It must not block, and may be called from several goroutines
+// at once.
+//
+// Each percentage is reported at most once in a period, in one process of a fleet. An alert is lost
+// if the reply of the store was lost or if all callers gave up. Units that are refunded and used
+// again cause no second alert. All processes of a fleet should set the same AlertAt.
 type Alert struct {
-	Policy, Tier string    // the policy's name, and the tier as ParsePolicy reads it
-	Percent      int       // of AlertAt
-	Used, Limit  int64     // units
-	Until        time.Time // the period ends
+	// Policy is the name of the policy.
+	Policy string
+
+	// Tier is the tier of the budget, as ParsePolicy reads it.
+	Tier string
+
+	// Percent is the percentage, one of AlertAt.
+	Percent int
+
+	// Used is how many units of the period are used.
+	Used int64
+
+	// Limit is the limit of the tier, in units.
+	Limit int64
+
+	// Until is the end of the period.
+	Until time.Time
 }
 
 const mostAlerts = 8
@@ -61,7 +77,7 @@ func (p Policy) checkAlerts() error {
 	return nil
 }
 
-// alerts reports whether alerts are of a tier.
+// alerts reports whether a tier has alerts.
 func alerts(t Tier) bool { return t.Algorithm == Calendar && t.Budget }
 
 func parseAlertAt(list string) (at []int, err error) {
@@ -83,17 +99,17 @@ func formatAlertAt(at []int) string {
 	return strings.Join(words, ",")
 }
 
-// alert announces what a request has crossed that was settled, maybe long after the policy
-// changed under which it was admitted.
+// alert announces the thresholds that a settlement crossed. The policy may have changed since the
+// request was admitted.
 func (s *scope) alert(crossed []algorithms.Crossing) { s.adopt().alert(crossed) }
 
-// alert announces the thresholds that were crossed with a charge.
+// alert calls Policy.Alert for each percentage of AlertAt that was crossed.
 func (c *compiled) alert(crossed []algorithms.Crossing) {
 	if c.policy.Alert == nil {
 		return
 	}
 	for _, x := range crossed {
-		if x.Tier >= len(c.plan.Tiers()) { // the policy has changed meanwhile
+		if x.Tier >= len(c.plan.Tiers()) { // the policy has changed since
 			continue
 		}
 		tier := c.policy.Tiers[c.plan.Declared(x.Tier)]

@@ -10,18 +10,18 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A Group keeps one quota per key under one policy: per host, API key or account.
-// Use its For as a Transport's Route.
+// A Group keeps one quota per key under one policy: for example per host, API key or account. Call
+// its For in the Route of a Transport.
 //
-// A quota is dropped only when it decides as a fresh one would and no call uses it, so
-// that dropping it changes nothing: a Limiter of its key that somebody still holds opens it
-// anew. Dropping happens as new keys come, without a goroutine. A Group is safe for
+// A Group drops a quota when it needs room or when new keys come, without a goroutine. It drops
+// only quotas that are unused: no call uses them, and they decide as new ones would. Therefore
+// dropping changes nothing; a Limiter of a dropped key opens its quota again. A Group is safe for
 // concurrent use.
 type Group struct {
-	// MaxKeys is how many quotas the group keeps. Beyond it a new key takes the place of
-	// one whose quota is unused; if none is found, For returns a Limiter that refuses
-	// everything with ErrTooManyKeys. It looks at 64 quotas for each refused key on
-	// average. Set it before the first For. If zero, no bound.
+	// MaxKeys is how many quotas the group keeps. Beyond it a new key takes the place of one whose
+	// quota is unused. If none is found, For returns a Limiter that refuses every call with
+	// ErrTooManyKeys. The search looks at 64 quotas for each refused key on average. Set MaxKeys
+	// before the first For. If zero, there is no bound.
 	MaxKeys int
 
 	store Store
@@ -29,31 +29,31 @@ type Group struct {
 	mu       sync.Mutex // guards all below
 	compiled *compiled
 	entries  map[string]*entry
-	recent   entry // the ring of entries, from the one least recently asked for
-	credit   int   // how many entries a full group may look at for one to drop
+	recent   entry // the ring of entries, the least recently used one first
+	credit   int   // how many entries a full group may look at to find one to drop
 }
 
-// An entry is a key's quota, and its place in the ring.
+// An entry is the quota of a key, and its place in the ring.
 type entry struct {
 	key        string
 	limiter    *Limiter
-	nested     *Limiter // the last inside another
+	nested     *Limiter // the last Limiter of the key inside another
 	prev, next *entry
 }
 
-// How many entries are looked at for one to drop: some whenever a key comes, more when
+// How many entries a group looks at to find one to drop: a few whenever a new key comes, more when
 // the group is full.
 const (
 	sweepOne  = 2
 	sweepFull = 64
 )
 
-// dropped is added to the calls that use a scope when it is dropped.
+// dropped is added to the number of calls that use a scope when the scope is dropped.
 const dropped = math.MinInt64 / 2
 
-// NewGroup returns a Group of the policy. With a nil store its quotas are its own,
-// in this process; on a shared store they are kept under the policy's name and the
-// key.
+// NewGroup returns a Group of the policy. If s is nil, the group keeps its quotas in this process,
+// for itself. A shared store keeps them under the policy's name and the key, so the policy must
+// have a Name. NewGroup returns an error if the policy is not valid.
 func NewGroup(p Policy, s Store) (*Group, error) {
 	c, err := compile(p)
 	if err != nil {
@@ -67,7 +67,8 @@ func NewGroup(p Policy, s Store) (*Group, error) {
 	return g, nil
 }
 
-// For returns the Limiter of a key, never nil. It does not block.
+// For returns the Limiter of a key, never nil. It does not block. If it cannot open a quota, every
+// call of the returned Limiter fails with the reason, such as ErrTooManyKeys.
 func (g *Group) For(key string) *Limiter {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -78,9 +79,9 @@ func (g *Group) For(key string) *Limiter {
 	return e.limiter
 }
 
-// Within is For of a key whose quota lies inside another, see Limiter.Within. All calls
-// for a key should name the same outer Limiter: callers inside different ones stand in
-// different queues.
+// Within returns a Limiter of the key inside outer; see Limiter.Within. All calls for a key should
+// pass the same outer Limiter, because callers inside different ones wait in different queues. It
+// does not block.
 func (g *Group) Within(key string, outer *Limiter) *Limiter {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -94,7 +95,8 @@ func (g *Group) Within(key string, outer *Limiter) *Limiter {
 	return e.nested
 }
 
-// All returns the keys that the group keeps, in no order, and their Limiters.
+// All returns an iterator over the keys that the group keeps and their Limiters, in no particular
+// order. It iterates over a copy, so the group may be used meanwhile.
 func (g *Group) All() iter.Seq2[string, *Limiter] {
 	return func(yield func(string, *Limiter) bool) {
 		for key, l := range g.limiters() {
@@ -115,8 +117,8 @@ func (g *Group) limiters() map[string]*Limiter {
 	return all
 }
 
-// Delete closes the Limiters of a key: callers that wait get ErrClosed. The next For of the
-// key opens a quota anew, which in this process is unused.
+// Delete closes the Limiters of a key: their waiting callers get ErrClosed. The next For of the key
+// opens a new quota, which in this process is unused. Delete of an unknown key does nothing.
 func (g *Group) Delete(key string) {
 	g.mu.Lock()
 	e := g.entries[key]
@@ -129,8 +131,8 @@ func (g *Group) Delete(key string) {
 	}
 }
 
-// SetPolicy replaces the policy of all keys, as Limiter.SetPolicy does. If the store does
-// not take it for some keys, those keep the policy they had, and the error names why.
+// SetPolicy replaces the policy of all keys, as Limiter.SetPolicy does. If the store does not
+// support the change for some keys, those keep their policy, and the error contains the reasons.
 func (g *Group) SetPolicy(ctx context.Context, p Policy) error {
 	g.mu.Lock()
 	c, err := g.compiled.replacement(p)
@@ -160,7 +162,7 @@ func (g *Group) Len() int {
 	return len(g.entries)
 }
 
-// entry returns the entry of a key, which it makes if it must.
+// entry returns the entry of a key. It makes the entry if there is none.
 func (g *Group) entry(key string) (*entry, error) {
 	if e := g.entries[key]; e != nil {
 		g.touch(e)
@@ -188,7 +190,7 @@ func (g *Group) entry(key string) (*entry, error) {
 	return e, nil
 }
 
-// enter returns the scope of a Limiter's key, which is not dropped until leave is called.
+// enter returns the scope of a Limiter's key. The scope is not dropped until leave is called.
 func (g *Group) enter(l *Limiter) (*scope, error) {
 	s := l.scope.Load()
 	if s.uses.Add(1) > 0 {
@@ -213,9 +215,9 @@ func (s *scope) leave() {
 	}
 }
 
-// sweep looks at up to n entries, from the one least recently asked for, and drops the
-// unused ones: when forced also one that has learned something, but one at most. The others
-// go to the end of the ring. It returns at how many it looked.
+// sweep looks at up to n entries, beginning with the least recently used one, and drops
+// the unused ones. With force it drops one entry at most, even if that has learned something. It
+// moves the others to the end of the ring. It returns how many entries it looked at.
 func (g *Group) sweep(n int, force bool) (seen int) {
 	for ; seen < n && len(g.entries) > 0; seen++ {
 		e := g.recent.next
@@ -248,14 +250,14 @@ func (g *Group) remove(e *entry) {
 	delete(g.entries, e.key)
 }
 
-// drop closes a scope that no call uses and that decides as a fresh one would, and
-// reports whether it did.
+// drop closes the scope if no call uses it and it decides as a new one would. It reports whether it
+// did.
 func (s *scope) drop(force bool) bool {
 	if !s.uses.CompareAndSwap(0, dropped) {
 		return false
 	}
 	t := s.terms.Load()
-	if t.closed { // its Limiters go on refusing, and its quota is closed
+	if t.closed { // its Limiters keep refusing, and its quota is closed
 		s.uses.Add(-dropped)
 		return true
 	}
@@ -272,8 +274,8 @@ func isIdle(q store.Quota) bool {
 	return !ok || idler.Idle()
 }
 
-// hasLearned reports whether the scope has learned from responses what a new scope would have
-// to learn again: the end of the provider's windows, a guard, a back-off.
+// hasLearned reports whether the scope has learned from responses what a new scope would have to
+// learn again: the end of the provider's windows, a guard, a back-off.
 func (s *scope) hasLearned() bool {
 	if e := s.learned.Load(); e != nil && e.Fresh() {
 		return true

@@ -10,8 +10,8 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// Admitted is one admitted request: what it was charged in its scope and in those around
-// it, the inner ones first. Each method runs through all of them.
+// An admitted is one admitted request: its charges in the scope of its Limiter and in the outer
+// ones, the inner ones first. Each method acts on all of them.
 type admitted struct {
 	charge
 	outer  []charge
@@ -31,7 +31,7 @@ func (a *admitted) each(f func(*charge)) {
 	}
 }
 
-// leave ends the use of the scopes, of which Groups drop only those that nobody uses.
+// leave ends the use of the scopes. A Group drops only scopes that are not in use.
 func (a *admitted) leave() {
 	a.scope.leave()
 	for i := range a.outer {
@@ -39,8 +39,8 @@ func (a *admitted) leave() {
 	}
 }
 
-// announce calls Policy.Alert for what the charge of this scope has crossed. If it
-// panics the request is not sent.
+// announce calls Policy.Alert for the thresholds that the charge of this scope has crossed. If
+// Alert panics, the charges are refunded and the request is not sent.
 func (a *admitted) announce() {
 	if a.decision.Crossed == nil {
 		return
@@ -61,7 +61,7 @@ func (c *charge) arrived() { c.terms.quota.Arrived(c.decision, c.cost) }
 // arrived reports that the response is in.
 func (a *admitted) arrived() { a.each((*charge).arrived) }
 
-// unanswered reports that the request was sent and no response will come.
+// unanswered reports that the request was sent and that no response will come.
 func (a *admitted) unanswered() {
 	a.each(func(c *charge) { c.terms.quota.Unanswered(c.decision, c.cost) })
 }
@@ -75,8 +75,8 @@ func (a *admitted) release() {
 	})
 }
 
-// settle reports what the request has really cost, where that was an estimate: what actual
-// names, or else the estimate. It follows arrived.
+// settle reports the actual cost of the request in the estimated units. A unit that actual does not
+// name cost its estimate. It is called after arrived.
 func (a *admitted) settle(actual Cost) {
 	a.each(func(c *charge) {
 		if c.terms.estimates {
@@ -85,18 +85,19 @@ func (a *admitted) settle(actual Cost) {
 	})
 }
 
-// refund gives back the charge of a request that was not sent. It does not wait longer
-// than the stores do: the caller's time may be over.
+// refund gives back the charges of a request that was not sent. It uses no context of the caller,
+// which may have ended, and waits no longer than the stores do.
 func (a *admitted) refund() { _ = a.giveBack(context.Background()) }
 
+// giveBack gives back the charges of a request that was not sent.
 func (a *admitted) giveBack(ctx context.Context) error {
 	var errs []error
 	a.each(func(c *charge) { errs = append(errs, c.terms.quota.Return(ctx, c.decision, c.cost)) })
 	return errors.Join(errs...)
 }
 
-// unhold lets charges land by themselves whose requests nobody will report. No response
-// ends their probe: the next request probes.
+// unhold lets the charges land by themselves, for a request whose caller will not report its
+// response. Since no response ends a probe either, the next request probes.
 func (a *admitted) unhold() {
 	a.each(func(c *charge) {
 		if c.terms.estimates || c.decision.Probe {
@@ -105,8 +106,9 @@ func (a *admitted) unhold() {
 	})
 }
 
-// landUnguarded lands what arrives the instant it is admitted, and was held only as long
-// as it might be refunded. Only the response ends a probe.
+// landUnguarded lands the charges under policies without a guard. Their requests arrive when they
+// are admitted, and were in flight only while they could still be refunded. A probe still ends with
+// the response.
 func (a *admitted) landUnguarded() {
 	a.each(func(c *charge) {
 		if c.terms.plan.Guard() == 0 && !c.terms.auto {
@@ -118,7 +120,7 @@ func (a *admitted) landUnguarded() {
 	})
 }
 
-// expired reports whether a reservation took so long to get that it can't be used any more.
+// expired reports whether a reservation has ended, because making the others took too long.
 func (a *admitted) expired() (any bool) {
 	now := time.Now()
 	a.each(func(c *charge) {
@@ -128,10 +130,10 @@ func (a *admitted) expired() (any bool) {
 	return any
 }
 
-// estimates reports whether the cost of the request is known only at its end.
+// estimates reports whether some unit of the cost is known only at the end of the request.
 func (a *admitted) estimates() bool { return a.some(func(t *terms) bool { return t.estimates }) }
 
-// concurrent reports whether the request holds a place until its end.
+// concurrent reports whether the request occupies a Concurrency tier until its end.
 func (a *admitted) concurrent() bool { return a.some(func(t *terms) bool { return t.concurrent }) }
 
 func (a *admitted) some(has func(*terms) bool) (any bool) {
@@ -152,40 +154,42 @@ func (a *admitted) startTiming() {
 	})
 }
 
-// A Permit is one admitted request. Until Arrived or Cancel it is in flight: it counts as
-// not yet received by the provider, for Policy.Guard at most. On a policy with Concurrency
-// it holds its place until Release or Cancel, without a bound. Only the first call of each
-// method does anything, and a nil Permit's methods do nothing. It is safe for concurrent
-// use.
+// A Permit is one admitted request. Its methods report what happens to the request.
 //
-// A request that was sent and got no response is released without Arrived: it may still
-// arrive, and counts as in flight until Guard has passed. So `defer p.Release()` is
-// always right.
+// Until Arrived or Cancel the request is in flight: it counts as not yet received by the provider,
+// for at most Policy.Guard. On a policy with Concurrency it also counts as open until Release or
+// Cancel, however long that takes. Every Permit must be released or canceled.
+//
+// A request that was sent and got no response is released without Arrived. It may still arrive, so
+// it stays in flight until Policy.Guard has passed. Therefore `defer p.Release()` is always right.
+//
+// Only the first call of each method has an effect, and the methods of a nil Permit have none. A
+// Permit is safe for concurrent use.
 type Permit struct {
 	admitted
 	state atomic.Uint32
 }
 
 const (
-	arrived  uint32 = 1 << iota // the provider has counted it
-	released                    // it has ended
-	settled                     // what it cost is known
+	arrived  uint32 = 1 << iota // the provider has counted the request
+	released                    // the request has ended
+	settled                     // its actual cost is known
 )
 
-// start begins what the Permit reports.
+// start begins the use of a Permit that was charged.
 func (p *Permit) start() *Permit {
 	p.leave()
 	p.startTiming()
 	return p
 }
 
-// first sets a mark and reports whether it was not set before.
+// first sets a mark and reports whether the mark was not set before.
 func (p *Permit) first(mark uint32) bool {
 	return p != nil && p.charged() && p.state.Or(mark)&mark == 0
 }
 
-// Arrived reports that the response is in, so that the provider has counted the
-// request: its window runs from here.
+// Arrived reports that the response is in. The provider has counted the request by then, so its
+// window runs from the call. Arrived does not block.
 func (p *Permit) Arrived() {
 	if p.first(arrived) {
 		p.timing.answered(0)
@@ -193,9 +197,9 @@ func (p *Permit) Arrived() {
 	}
 }
 
-// Settle reports that the response is in, and what the request has really cost in the
-// units that are Estimated; one that is not named cost what was estimated. It does not
-// block. An amount of any other unit is an error.
+// Settle reports that the response is in, and what the request really cost, in the units that are
+// Estimated. A unit that actual does not name cost its estimate. Settle returns an error, and
+// reports nothing, if actual names any other unit or has a negative amount. It does not block.
 func (p *Permit) Settle(actual Cost) error {
 	if p == nil || !p.charged() {
 		return nil
@@ -210,7 +214,7 @@ func (p *Permit) Settle(actual Cost) error {
 	return nil
 }
 
-// settles refuses amounts that are no estimates.
+// settles returns an error if actual names a unit that is not estimated, or a negative amount.
 func (a *admitted) settles(actual Cost) error {
 	for unit, n := range actual {
 		known := a.some(func(t *terms) bool {
@@ -227,8 +231,8 @@ func (a *admitted) settles(actual Cost) error {
 	return nil
 }
 
-// Release reports that the request has ended: the response's body was read, or no response
-// came. What was not settled cost what was estimated.
+// Release reports that the request has ended: the body of its response was read, or no response
+// came. An estimate that was not settled becomes the cost. Release does not block.
 func (p *Permit) Release() {
 	if !p.first(released) {
 		return
@@ -244,10 +248,11 @@ func (p *Permit) Release() {
 	p.release()
 }
 
-// Cancel reports that nothing was sent, and gives back what was charged. Once Guard
-// has passed it gives back only the place of a Concurrency tier and what was Estimated:
-// by then the limiter has to take the rest for counted. After Arrived, Settle or Release
-// it does nothing. With a shared store it blocks for one round trip at most.
+// Cancel reports that the request was not sent, and refunds it. After Policy.Guard has passed,
+// Cancel refunds only the place in a Concurrency tier and the amounts of Estimated units, because
+// the limiter then takes the rest as counted by the provider. After Arrived, Settle or Release it
+// does nothing. With a shared store Cancel blocks for at most one round trip; it returns the
+// store's error.
 func (p *Permit) Cancel(ctx context.Context) error {
 	if p == nil || !p.charged() || !p.state.CompareAndSwap(0, arrived|released|settled) {
 		return nil
@@ -255,7 +260,7 @@ func (p *Permit) Cancel(ctx context.Context) error {
 	return p.giveBack(ctx)
 }
 
-// actual returns what a request cost: what was reported, or else its estimate.
+// actual returns the cost of a request: the reported amounts, or else the estimates.
 func (c *compiled) actual(estimate []int64, reported Cost) []int64 {
 	actual := slices.Clone(estimate)
 	for u, unit := range c.plan.Units() {

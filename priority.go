@@ -5,35 +5,35 @@ import (
 	"fmt"
 )
 
-// A Class tells whom a request goes ahead of when it has to wait. All classes share one
-// quota, and a Limiter takes the class from the context: see WithClass.
+// A Class is the priority of a request that has to wait. All classes share one quota. A Limiter
+// takes the class from the context; see WithClass.
 //
-// Those who wait are served in the order in which they came, but a Normal request counts
-// as one that came Policy.Aging later, and a Batch one as one that came twice as much
-// later. So with the default of 10 s an Interactive request goes ahead of the Normal
-// ones that have waited for less than 10 s and of the Batch ones that have waited for
-// less than 20 s; a Normal one ahead of the Batch ones that have waited for less than
-// 10 s; and nobody starves. Within a class it is first in, first out. Who is overtaken
-// keeps its place among the others, and its deadline.
+// Waiting requests are served in the order in which they arrived, except that a Normal request
+// counts as if it had arrived Policy.Aging later, and a Batch request twice that time later. With
+// the default of 10 s, an Interactive request therefore goes before Normal requests that have
+// waited for less than 10 s and before Batch requests that have waited for less than 20 s. A Normal
+// request goes before Batch requests that have waited for less than 10 s. Aging thus prevents
+// starvation. Within a class the order is first in, first out. A request that is overtaken keeps
+// its deadline and its place among the others.
 //
-// A Batch request that has waited for less than Aging leaves Policy.Headroom of every
-// tier to the others. In a fleet it is not booked ahead of time either, but for some
-// milliseconds, so that the others of all processes go ahead of it. Interactive and Normal
-// requests of different processes are served in the order in which they are booked.
+// A Batch request that has waited for less than Aging leaves Policy.Headroom of every tier to the
+// other classes. In a fleet it is also reserved only some milliseconds ahead, so requests of the
+// other classes in all processes can go before it. Interactive and Normal requests of different
+// processes are served in the order of their reservations.
 type Class uint8
 
 // The classes of requests.
 const (
-	Normal      Class = iota // neither of these, and what Allow asks for
-	Interactive              // somebody waits for it
-	Batch                    // it can wait
+	Normal      Class = iota // the class of requests without another one, and of Allow
+	Interactive              // a user waits for the response
+	Batch                    // can wait
 )
 
 const classes = 3
 
 var classNames = [classes]string{"normal", "interactive", "batch"}
 
-// String returns the name, such as "interactive".
+// String returns the name of the class, such as "interactive".
 func (c Class) String() string {
 	if c < classes {
 		return classNames[c]
@@ -43,13 +43,13 @@ func (c Class) String() string {
 
 type classKey struct{}
 
-// WithClass returns a context whose requests are of a class, for Wait, WaitN, Acquire
+// WithClass returns a copy of ctx whose requests have class c, for Wait, WaitN, Acquire, Forecast
 // and Transport. A class that does not exist is Normal.
 func WithClass(ctx context.Context, c Class) context.Context {
 	return context.WithValue(ctx, classKey{}, c)
 }
 
-// classOf is the class of a context's requests.
+// classOf returns the class of a context's requests.
 func classOf(ctx context.Context) Class {
 	if c, ok := ctx.Value(classKey{}).(Class); ok && c < classes {
 		return c

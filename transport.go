@@ -11,67 +11,80 @@ import (
 	"github.com/apithrottle/throttle/internal/queue"
 )
 
-// A Transport is an http.RoundTripper that sends a request when the limiter admits
-// it. The zero Transport limits nothing and works.
+// A Transport is an http.RoundTripper that sends a request when the limiter admits it. The zero
+// Transport sends every request at once.
 //
-// RoundTrip blocks until the request is admitted or its context ends; a request
-// that is not admitted is not sent, and its error is the limiter's. A 429, or a 503
-// with Retry-After, or what else the Profile takes for a refusal, pauses the quota for
-// everyone who shares it: for as long as the provider says, but at most one minute on
-// a 503; for a second where it says nothing, doubled with every further pause until a
-// request succeeds, times 1 to 2 at random. Then one request goes first, and the
-// others follow when it has been answered. A wait beyond Policy.MaxPause, and a ban,
-// close the quota: callers get ErrBanned until it ends. The response is handed on as it
-// came; whoever wants the request repeated uses package retry.
+// RoundTrip blocks until the request is admitted or its context ends. If the limiter refuses the
+// request, RoundTrip does not send it and returns the limiter's error.
 //
-// An admitted request is in flight until the response comes, and on a policy with
-// Concurrency or Estimated tiers to the end of the response's body: read it to EOF or
-// close it. An error is no response: the request may still arrive, and stays in flight
-// until Policy.Guard has passed. A request that never reached the wire is refunded,
-// provided that Base supports httptrace, as net/http does.
+// A 429, a 503 with Retry-After, or another response that the Profile classifies as a refusal
+// pauses the quota for all callers that share it. The pause lasts as long as the response asks for,
+// but after a 503 at most one minute. If the response names no time, the pause is one second,
+// doubled with each further pause until a request succeeds, times a random factor from 1 to 2.
+// After the pause one request is sent as a probe, and the others follow when its response is in. A
+// pause longer than Policy.MaxPause, or a ban, closes the quota: callers get ErrBanned until it
+// ends. RoundTrip returns the response unchanged; package retry sends refused requests again.
 //
-// net/http's own Transport sends a request again, unseen by the limiter, if a
-// kept-alive connection turns out to be closed before the first byte of an answer,
-// provided that the request is idempotent or nothing of it was written. Where a
-// provider counts those too, set DisableKeepAlives on the Base or declare a limit
-// a little lower.
+// An admitted request is in flight until its response comes, and on a policy with Concurrency or
+// Estimated tiers until the end of the response's body. Read the body to EOF or close it. A request
+// that ends in an error may still arrive, so it stays in flight until Policy.Guard has passed. A
+// request that never reached the wire is refunded, provided that Base supports httptrace, as
+// net/http does.
 //
-// A wait ages what was signed before it. Sign inside, in the Base, as an oauth2.Transport
-// does that is the Base; where an SDK signs outside, set SendBy.
+// The limiter does not see requests that net/http's own Transport repeats: it sends a request again
+// if a kept-alive connection turns out to be closed before the first byte of a response, and the
+// request is idempotent or nothing of it was written. If the provider counts those too, set
+// DisableKeepAlives on the Base or declare a slightly lower limit.
 //
-// A Transport must not be changed once in use. It is safe for concurrent use.
+// A signature that is made before the wait may expire during the wait. Sign in the Base instead; an
+// oauth2.Transport that is the Base does so. If an SDK signs before it calls the Transport, set
+// SendBy.
+//
+// A Transport is safe for concurrent use, as long as its fields are not changed.
 type Transport struct {
-	// Base sends the requests. If nil, http.DefaultTransport.
+	// Base sends the requests. If nil, http.DefaultTransport is used.
 	Base http.RoundTripper
-	// Limiter is the quota. If nil, and Route too, nothing is limited.
+
+	// Limiter is the quota. If Limiter and Route are nil, nothing is limited.
 	Limiter *Limiter
-	// Route chooses the quota. A nil result is not limited. If nil, Limiter.
+
+	// Route chooses the Limiter of a request. A request for which it returns nil is not limited. If
+	// Route is nil, Limiter is used.
 	Route func(*http.Request) *Limiter
-	// Cost returns what the request costs, or is estimated to. If nil, one request.
+
+	// Cost returns what the request costs, or is estimated to cost. If Cost is nil, each request
+	// costs one request.
 	Cost func(*http.Request) Cost
-	// SendBy returns the latest instant at which the request is worth sending, such as the
-	// end of its signature's validity. A request that would wait longer is refused at once
-	// with ErrDeadline and charged nothing: it is admitted no later than its guard before
-	// SendBy. An attempt of which nothing was written by then ends, too. A zero time is no
-	// bound. If nil, none.
+
+	// SendBy returns the latest time at which the request is worth sending, such as the end of its
+	// signature's validity. The request is admitted at the latest one guard interval before that
+	// time. If it would wait longer, it fails at once with ErrDeadline and is not charged. If
+	// nothing of it was written by that time, the attempt ends with the same error and is refunded.
+	// A zero time is no bound. If SendBy is nil, no request has a bound.
 	SendBy func(*http.Request) time.Time
-	// Profile reads from responses what they report: refusals, what is left, what was
-	// charged. If nil, 429, and 503 with Retry-After, are refusals.
+
+	// Profile describes what responses report: refusals, remaining amounts, charged amounts. If
+	// nil, only a 429, and a 503 with Retry-After, are refusals, and nothing else is read.
 	Profile *answers.Profile
-	// Meter returns what reads the real cost in Estimated units from a response; a nil
-	// result leaves the estimate. If nil, the Profile.
+
+	// Meter returns the Meter that reads the actual cost in Estimated units from a response. If it
+	// returns nil, the estimate becomes the cost. If Meter is nil, the Profile is used.
 	Meter func(*http.Response) Meter
-	// AttemptTimeout bounds the time from admission to the end of the body, into which
-	// http.Client.Timeout would count the waiting. If zero, none.
+
+	// AttemptTimeout bounds the time from the admission to the end of the response's body. Unlike
+	// http.Client.Timeout, it does not include the wait. If zero, there is no bound.
 	AttemptTimeout time.Duration
 }
 
-// RoundTrip sends the request when it is admitted.
+// RoundTrip waits until the limiter admits the request, sends it through the Base and returns the
+// response. See Transport. If the request is not admitted, the error is the limiter's, such as a
+// *WaitError, or the context's own error. RoundTrip closes the request's body on every path, as an
+// http.RoundTripper must.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	a := attempt{transport: t}
 	sending := false
 	defer func() {
-		if !sending { // it was refused, or a function of the Transport or the Policy panicked
+		if !sending { // the request was refused, or a function of the Transport or the Policy panicked
 			closeBody(req)
 		}
 	}()
@@ -89,7 +102,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return a.send(req)
 }
 
-// CloseIdleConnections forwards to the Base, if it has the method.
+// CloseIdleConnections calls the same method of the Base, if it has one.
 func (t *Transport) CloseIdleConnections() {
 	if c, ok := t.base().(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
@@ -110,16 +123,16 @@ func (t *Transport) limiter(req *http.Request) *Limiter {
 	return t.Limiter
 }
 
-// An attempt is one admitted request that is sent.
+// An attempt is one admitted request that is being sent.
 type attempt struct {
-	admitted  // nothing, if the request is not limited
+	admitted  // zero if the request is not limited
 	transport *Transport
 	sendBy    time.Time
 	sent      time.Time
 	cancel    context.CancelFunc // ends AttemptTimeout; nil if there is none
 }
 
-// admit waits for the limiter. A request whose context has ended meanwhile is not sent.
+// admit waits for the limiter. A request whose context ended during the wait is refunded.
 func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	d := demand{n: 1, held: true}
 	if a.transport.Cost != nil {
@@ -142,8 +155,8 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	return nil
 }
 
-// send hands the request to the base, and reports its arrival and its end to the quotas,
-// each once, whatever the base does.
+// send passes the request to the Base. It reports the arrival and the end of the request to the
+// quotas, once each, also if the Base panics.
 func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	sending, handedOn, returns := true, false, false
 	var resp *http.Response
@@ -178,7 +191,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		handedOn = true
 		return resp, a.failed(err, d)
 	}
-	if resp == nil { // a Base that breaks the contract, which http.Client reports
+	if resp == nil { // the Base breaks the contract; http.Client reports that
 		handedOn = true
 		a.fail()
 		return nil, nil
@@ -201,8 +214,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// failed ends an attempt without a response. Where the base says that nothing was
-// written it is refunded.
+// failed ends an attempt without a response. If nothing of the request was written, it is refunded.
 func (a *attempt) failed(err error, d *attemptTrace) error {
 	if d.unsent(err) {
 		if a.cancel != nil {
@@ -227,11 +239,11 @@ func (a *attempt) fail() {
 	a.release()
 }
 
-// needsBody reports whether the end of the body matters.
+// needsBody reports whether the attempt lasts until the end of the response's body.
 func (a *attempt) needsBody() bool { return a.cancel != nil || a.concurrent() || a.estimates() }
 
-// finish ends the attempt, whose cost a meter may have read. If the meter panics, the
-// estimate stands, and the rest is done all the same.
+// finish ends the attempt. If m is not nil, it reports the actual cost. If m panics, the estimate
+// becomes the cost, and the attempt ends as usual.
 func (a *attempt) finish(m Meter) {
 	if a.cancel != nil {
 		defer a.cancel()
@@ -250,9 +262,9 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// watch returns a body that ends the attempt at EOF, at any other error, or when
-// it is closed, once. The body of a 101 response stays what it was: writable, one whose
-// writing end can be closed, or a connection.
+// watch returns a body that ends the attempt once: at EOF, at another error, or when it is closed.
+// The body of a 101 response keeps its further methods: those of a writer, of a half-closer or of a
+// connection.
 func (a *attempt) watch(b io.ReadCloser, m Meter) io.ReadCloser {
 	type halfCloser interface{ CloseWrite() error }
 	type conn interface {

@@ -14,7 +14,8 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A Store keeps quotas: in this process, as package local does, or for a fleet.
+// A Store keeps quotas: in this process, as package local does, or for the processes of a fleet, as
+// package distributed does.
 type Store = store.Store
 
 // A Status is the state of a quota at one moment.
@@ -27,29 +28,31 @@ const forever = store.Forever
 
 // A Limiter admits requests under a policy, in the order in which callers arrive.
 //
-// Wait blocks until one request may be sent, WaitN until n may. Allow and TryAcquire
-// never wait. Acquire is like Wait but takes a Cost and returns a Permit. Use the Permit
-// to report when the request arrives and ends; policies with Concurrency tiers require it,
-// and others free capacity sooner. A Transport does all that for an http.Client.
+// Wait blocks until one request may be sent, WaitN until n may. Allow and TryAcquire never wait.
+// Acquire is like Wait but takes a Cost and returns a Permit. Use the Permit to report when the
+// request arrives and ends; policies with Concurrency tiers require it, and others free capacity
+// sooner. A Transport does all that for an http.Client.
 //
-// Callers hold places, not tokens: only an admitted request is charged, in all tiers or
-// in none, and a canceled caller leaves no trace in the queue. No request overtakes
-// another, however large the cost at the head, except one of a [Class] that goes first.
+// Waiting callers hold places in the queue, not units of the quota. Only an admitted request is
+// charged, in all tiers or in none, and a canceled caller leaves no trace in the queue. A later
+// request never overtakes an earlier one, however large the cost of the earlier one is, unless its
+// [Class] goes first.
 //
-// A refusal is a [*WaitError]. A context's own error is returned as it is. A Limiter is
-// made by New or Group.For, needs no closing, and is safe for concurrent use.
+// Every refusal is a [*WaitError]. A context's own error is returned as it is. New, Group.For and
+// Within return Limiters. A Limiter need not be closed and is safe for concurrent use.
 type Limiter struct {
 	scope atomic.Pointer[scope]
-	group *Group // that keeps the scope; nil for one of New
+	group *Group // keeps the scope; nil if New made the Limiter
 	key   string // in the group
 	outer *Limiter
-	own   line  // of a Limiter inside others
-	shift shift // where those wait, see Limiter.pair
-	err   error // refuses everything
+	own   line  // the queue of this Limiter's callers, if it lies inside others
+	shift shift // where those callers wait; see Limiter.pair
+	err   error // the error of every call; nil if the Limiter works
 }
 
-// New returns a Limiter of the policy. With a nil store its quota is its own, in
-// this process; limiters with the same name on the same store share one.
+// New returns a Limiter of the policy. If s is nil, the Limiter keeps a quota of its own in this
+// process. Limiters with the same policy name on the same store share one quota; such a policy must
+// have a Name. New returns an error if the policy is not valid or the store cannot keep it.
 func New(p Policy, s Store) (*Limiter, error) {
 	c, err := compile(p)
 	if err != nil {
@@ -67,7 +70,7 @@ func New(p Policy, s Store) (*Limiter, error) {
 	return l, nil
 }
 
-// enter returns the scope, which its Group keeps until leave is called.
+// enter returns the Limiter's scope. A Group keeps the scope until leave is called.
 func (l *Limiter) enter() (*scope, error) {
 	s := l.scope.Load()
 	switch {
@@ -81,7 +84,8 @@ func (l *Limiter) enter() (*scope, error) {
 
 func (l *Limiter) terms() *terms { return l.scope.Load().terms.Load() }
 
-// Wait blocks until one request may be sent.
+// Wait blocks until one request may be sent, and charges it. Its errors are those of WaitN for one
+// request.
 func (l *Limiter) Wait(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -101,8 +105,8 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	return s.wait(ctx, t, &demand{n: 1}, &c)
 }
 
-// plain returns the scope and the terms for one request if nothing holds it up but the
-// quota itself: the short way that most calls take. Otherwise the terms are nil.
+// plain returns the scope and its terms if the next request needs only the quota's own decision:
+// the fast path of most calls. Otherwise the terms are nil.
 func (l *Limiter) plain() (*scope, *terms) {
 	s := l.scope.Load()
 	if l.outer != nil || s == nil || s.grouped {
@@ -115,8 +119,14 @@ func (l *Limiter) plain() (*scope, *terms) {
 	return s, t
 }
 
-// WaitN blocks until n requests may be sent at once. It does not wait for 0, and
-// refuses with ErrExceedsCapacity what is above a tier's capacity.
+// WaitN blocks until n requests may be sent at once, and charges them. If n is 0 it returns at
+// once.
+//
+// After an error nothing is charged. The error is ctx.Err() if the context ends first, or a
+// *WaitError for one of these reasons: ErrDeadline, ErrExceedsCapacity, ErrExhausted, ErrQueueFull,
+// ErrBanned, ErrNeedsPermit on a policy with Concurrency, ErrUnavailable, ErrClosed and, for a
+// Limiter of a Group, ErrTooManyKeys. It is another error if n is negative or if no tier counts
+// requests.
 func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 	if n == 0 && l.err == nil {
 		return ctx.Err()
@@ -129,10 +139,9 @@ func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 	return nil
 }
 
-// Allow reports whether one request may be sent now, and charges it if so. It never
-// overtakes waiting callers, and it is false on a policy with Concurrency, whose
-// admissions must be released. It does not wait; with a shared store it blocks for
-// one round trip.
+// Allow reports whether one request may be sent now, and charges it if so. It never overtakes
+// waiting callers. It returns false on a policy with Concurrency, where every admission must be
+// released. Allow does not wait; with a shared store it blocks for one round trip.
 func (l *Limiter) Allow() bool {
 	_, t := l.plain()
 	if t == nil {
@@ -145,7 +154,7 @@ func (l *Limiter) Allow() bool {
 	return err == nil && d.Verdict == store.Admitted
 }
 
-// AllowN is Allow for n requests at once.
+// AllowN is like Allow for n requests at once.
 func (l *Limiter) AllowN(n int64) bool {
 	if n == 0 {
 		return l.err == nil
@@ -158,9 +167,12 @@ func (l *Limiter) AllowN(n int64) bool {
 	return true
 }
 
-// Acquire blocks until a request of that cost may be sent. The caller tells the
-// permit what became of it: Arrived when the response is in, Release at the end of
-// its body, or Cancel if nothing was sent.
+// Acquire blocks until a request of cost c may be sent, charges it and returns its Permit. A nil c
+// is one request. The caller must call Release, or Cancel if the request was not sent; see
+// [Permit].
+//
+// The errors are those of WaitN without ErrNeedsPermit. A Cost that names a unit that no tier
+// counts, or a negative amount, is an error too.
 func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 	p := new(Permit)
 	if err := l.admit(ctx, demand{cost: c, n: 1, held: true}, &p.admitted); err != nil {
@@ -169,9 +181,9 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 	return p.start(), nil
 }
 
-// TryAcquire is like Acquire but does not wait: a request that would have to is refused
-// with ErrDeadline, and the error has the time after which it might be admitted. With a
-// shared store it blocks for one round trip.
+// TryAcquire is like Acquire but does not wait. A request that would have to wait fails with
+// ErrDeadline, and the Wait of the *WaitError is the time after which it might be admitted. With a
+// shared store TryAcquire blocks for one round trip.
 func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 	p := new(Permit)
 	decision, err := l.tryNow(context.Background(), demand{cost: c, n: 1, held: true, now: true}, &p.admitted)
@@ -188,8 +200,8 @@ func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 	return nil, e
 }
 
-// admit waits for an admission by this scope and all around it. The caller leaves the
-// scopes when the request has ended.
+// admit waits until this scope and all outer ones have admitted a demand. If it succeeds, the
+// caller must call a.leave.
 func (l *Limiter) admit(ctx context.Context, d demand, a *admitted) error {
 	s, err := l.enter()
 	if err != nil {
@@ -197,7 +209,7 @@ func (l *Limiter) admit(ctx context.Context, d demand, a *admitted) error {
 	}
 	done := false
 	defer func() {
-		if !done { // it is refused, or an outer policy's Alert panicked
+		if !done { // the request was refused, or an outer policy's Alert panicked
 			s.leave()
 		}
 	}()
@@ -215,8 +227,8 @@ func (l *Limiter) admit(ctx context.Context, d demand, a *admitted) error {
 	return err
 }
 
-// tryNow asks for an admission that needs no waiting. Without one nothing is charged, and
-// the decision says why, under a.terms, unless somebody else waits.
+// tryNow asks for an admission without waiting. If the request is not admitted nothing is charged.
+// The decision, under a.terms, contains the reason unless other callers wait.
 func (l *Limiter) tryNow(ctx context.Context, d demand, a *admitted) (decision store.Decision, err error) {
 	s, err := l.enter()
 	if err != nil {
@@ -224,7 +236,7 @@ func (l *Limiter) tryNow(ctx context.Context, d demand, a *admitted) (decision s
 	}
 	done := false
 	defer func() {
-		if !done { // it is refused, or an outer policy's Alert panicked
+		if !done { // the request was refused, or an outer policy's Alert panicked
 			s.leave()
 		}
 	}()
@@ -247,8 +259,8 @@ func (l *Limiter) tryNow(ctx context.Context, d demand, a *admitted) (decision s
 	return decision, err
 }
 
-// agree returns the terms under which a demand can be counted, which somebody else may just
-// have set.
+// agree returns the terms that can count a demand. If the terms in force cannot, another handle may
+// just have changed the policy, so agree tries its successor.
 func (l *Limiter) agree(s *scope, d *demand) (*terms, error) {
 	t := s.terms.Load()
 	err := l.check(t, d)
@@ -260,7 +272,7 @@ func (l *Limiter) agree(s *scope, d *demand) (*terms, error) {
 	return t, err
 }
 
-// check refuses demands that this scope and those around it cannot count.
+// check returns an error for a demand that this scope and the outer ones cannot count.
 func (l *Limiter) check(t *terms, d *demand) error {
 	if t.closed {
 		return t.refuse(ErrClosed, -1, 0)
@@ -293,8 +305,8 @@ func (l *Limiter) check(t *terms, d *demand) error {
 	return l.checkCost(t, d.cost)
 }
 
-// counted refuses a request without a Cost where no tier counts requests: it would be
-// admitted at any rate.
+// counted returns an error unless some tier counts requests. Without such a tier, a request without
+// a Cost would be admitted at any rate.
 func (t *terms) counted(counts bool) error {
 	if counts {
 		return nil
@@ -302,6 +314,8 @@ func (t *terms) counted(counts bool) error {
 	return t.errorf("no tier counts requests: use Acquire with a Cost, or Transport.Cost, that names %s", strings.Join(t.plan.Units(), ", "))
 }
 
+// checkCost returns an error for a cost that has a negative amount, names requests twice, or names
+// a unit that no scope counts.
 func (l *Limiter) checkCost(t *terms, c Cost) error {
 	if _, both := c[algorithms.Requests]; both {
 		if _, both = c[""]; both {
@@ -324,7 +338,7 @@ func (l *Limiter) checkCost(t *terms, c Cost) error {
 	return nil
 }
 
-// units returns what the scopes count, the inner ones first.
+// units returns the units that the scopes count, those of the inner scopes first.
 func (l *Limiter) units() (units []string) {
 	for ; l != nil; l = l.outer {
 		for _, unit := range l.terms().plan.Units() {
@@ -344,9 +358,10 @@ func (l *Limiter) waiting() int {
 	return l.scope.Load().waiting()
 }
 
-// Pause admits nothing for d, for everyone who shares the quota. Callers that
-// wait keep waiting, or are refused if the pause makes them late. A shorter pause never
-// shortens a longer one.
+// Pause stops all admissions for d, for all callers that share the quota. Waiting callers keep
+// their places; those that the pause makes late are refused. A shorter pause never shortens a
+// longer one, and a d of 0 or less does nothing. With a shared store Pause blocks for one round
+// trip, and the pause holds for the fleet. After an error it may hold for this process only.
 func (l *Limiter) Pause(ctx context.Context, d time.Duration) error {
 	s, err := l.enter()
 	if err != nil || d <= 0 {
@@ -357,8 +372,9 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// Resume ends the pause or ban in force, for everyone who shares the quota: for the fleet,
-// if the store is shared.
+// Resume ends the pause or ban in force, for all callers that share the quota: with a shared store,
+// for the fleet. With a shared store it blocks for one round trip. After an error other processes
+// may still pause.
 func (l *Limiter) Resume(ctx context.Context) error {
 	s, err := l.enter()
 	if err != nil {
@@ -368,11 +384,14 @@ func (l *Limiter) Resume(ctx context.Context) error {
 	return s.terms.Load().quota.Resume(ctx)
 }
 
-// SetPolicy replaces the policy. What is charged stays charged, as far as tiers of the
-// same unit remain, and callers that wait keep their order under the new tiers. It holds
-// for every Limiter of the quota in this process; other processes keep their own policy
-// until they set another. The Name of p must be that of the policy it replaces, and
-// Start does not matter.
+// SetPolicy replaces the policy of the quota, for every Limiter of the quota in this process. Other
+// processes keep their own policy until they set another. What is charged stays charged where a
+// tier of the same unit remains, and waiting callers keep their order under the new tiers.
+// SetPolicy does not wait for callers.
+//
+// The Name of p must be the Name of the policy that it replaces, and AssumeUsed is ignored.
+// SetPolicy returns an error, and changes nothing, if p is not valid or if the store does not
+// support a change.
 func (l *Limiter) SetPolicy(ctx context.Context, p Policy) error {
 	s, err := l.enter()
 	if err != nil {
@@ -386,9 +405,11 @@ func (l *Limiter) SetPolicy(ctx context.Context, p Policy) error {
 	return s.setPolicy(ctx, c)
 }
 
-// Close refuses every call from now on, and all callers that wait, with ErrClosed. It
-// gives back what a shared store holds for them. Permits stay valid. Other Limiters of the
-// quota go on, except those that Group.For returned for the same key.
+// Close refuses all waiting callers and every later call with ErrClosed. It gives back what a
+// shared store has reserved for them. Permits stay valid. Close also closes the Limiters that
+// Within made from this one or put inside it and, in a Group, all Limiters of the key. Other
+// Limiters of the quota, such as one that New returned for the same name and store, keep working.
+// Close does not block and may be called more than once.
 func (l *Limiter) Close() {
 	if s, err := l.enter(); err == nil {
 		defer s.leave()
@@ -397,21 +418,23 @@ func (l *Limiter) Close() {
 	}
 }
 
-// A Forecast is how long a request would wait.
+// A Forecast is how long a request would wait, as Limiter.Forecast returns it.
 type Forecast struct {
-	// Wait is a lower bound, and exact if all costs are equal, responses come at once,
-	// and nobody of a higher Class comes. With a shared store it assumes that the rest of
-	// the fleet is idle, beyond what is reserved.
+	// Wait is a lower bound of the wait. It is exact if all costs are equal, responses come at
+	// once, and no request of a higher Class arrives. With a shared store it assumes that the rest
+	// of the fleet sends only what is already reserved.
 	Wait time.Duration
-	// Tier is the tier that decides, as ParsePolicy reads it. If empty, none does.
+
+	// Tier is the tier that decides, as ParsePolicy reads it. If empty, no tier does.
 	Tier string
+
 	// Ahead is how many callers of this process are ahead.
 	Ahead int
 }
 
-// Forecast returns how long a request of that cost would wait if it came now, and charges
-// nothing. It fails with the error that Acquire would return at once. With a shared store
-// it blocks for one round trip.
+// Forecast returns how long a request of cost c, in the Class of ctx, would wait if it arrived now.
+// It charges nothing. If Acquire would fail at once, Forecast returns the same error. With a shared
+// store it blocks for one round trip.
 func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) {
 	d := demand{cost: c, n: 1, held: true}
 	if l.err != nil {
@@ -441,7 +464,10 @@ func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) 
 	return f, nil
 }
 
-// Status reports every tier, the callers that wait and the pause, and charges nothing.
+// Status returns the state of every tier, the number of waiting callers and the pause or ban in
+// force. It charges nothing. For a Limiter inside others it has the tiers of all, the inner ones
+// first. With a shared store Status blocks for one round trip for each quota. After an error it has
+// the tiers of the quotas that answered.
 func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
 	for o := l; o != nil; o = o.outer {
 		s, err := o.enter()
@@ -460,7 +486,7 @@ func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
 	return status, nil
 }
 
-// status returns the state of the quota, and the terms whose tiers that has.
+// status returns the state of the quota, and the terms that its tiers belong to.
 func (s *scope) status(ctx context.Context) (t *terms, status Status, err error) {
 	for t = s.adopt(); ; {
 		status, err = t.quota.Status(ctx)
@@ -472,11 +498,12 @@ func (s *scope) status(ctx context.Context) (t *terms, status Status, err error)
 	}
 }
 
-// declared is the state of the policy's tiers, each with its pace, if it has one.
+// declared returns the state of the tiers as the policy declares them: the state of a tier's pace,
+// if it has one, is merged into the state of the tier.
 func (c *compiled) declared(deciding []TierStatus) (tiers []TierStatus) {
 	for i, s := range deciding {
 		n := c.plan.Declared(i)
-		if n < len(tiers) { // a pace
+		if n < len(tiers) { // the pace of the tier before
 			of := &tiers[n]
 			of.Limited = of.Limited || s.Limited
 			of.Limit = min(of.Limit, s.Limit)
