@@ -10,19 +10,20 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// Within returns a Limiter of the same quota inside another: an endpoint's limit inside
-// its account's, an account's inside an IP address's. A request is admitted by all of
-// them or charged in none. A quota that would lie inside itself is an error, which every
-// call of the returned Limiter then returns.
+// Within returns a Limiter of the same quota inside another: an endpoint's limit inside its
+// account's, or an account's limit inside an IP address's. A request is admitted by all of the
+// quotas, or charged in none. If a quota would lie inside itself, every call of the returned
+// Limiter returns an error. Within does not block and is safe for concurrent use.
 //
-// Callers that wait for the inner limit wait there, and only the first of them joins the
-// queue of the outer limit, when the inner one has room: a tenant that waits for its own
-// quota does not hold up an idle shared one. Callers of the returned Limiter are
-// admitted in their order. Call it once and keep what it returns: another one has a
-// queue of its own. The Status has the tiers of all, the inner ones first.
+// Callers that wait for the inner quota do not take places in the queue of the outer one: only the
+// first of them joins it, when the inner quota has room. Therefore a tenant that has used up its
+// own quota does not delay others while the shared quota is idle. The callers of the returned
+// Limiter are admitted in their order. Each returned Limiter has a queue of its own, so call Within
+// once and keep the result. Its Status has the tiers of all quotas, the inner ones first. Its
+// Pause, Resume and SetPolicy act on the inner quota only.
 //
-// With stores on a server an admission takes two round trips or more, one after the other,
-// and what was charged for a request that another scope then refuses is refunded.
+// With stores on a server an admission takes two or more round trips, one after the other. If an
+// outer scope has charged a request that another scope then refuses, the charge is refunded.
 func (l *Limiter) Within(outer *Limiter) *Limiter {
 	switch {
 	case l.err != nil:
@@ -58,7 +59,7 @@ func (l *Limiter) handle() *Limiter {
 	return h
 }
 
-// admitThrough admits a request in this scope and in all around it.
+// admitThrough admits a request in this scope and in all outer ones.
 func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand, a *admitted) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -82,7 +83,7 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand
 	a.charge, err = l.own.wait(ctx, s, waitRequest{
 		demand: d, giveUp: giveUp, config: l.config, explain: l.explain,
 		ask: func(ctx context.Context, t *terms, r store.Request) (decision store.Decision, err error) {
-			if d.since.IsZero() { // its place in the outer queues, also when it is called back
+			if d.since.IsZero() { // its place in the outer queues, also when it asks again
 				d.since = time.Now()
 			}
 			decision, outer, err = l.ask(ctx, t, r, d)
@@ -93,8 +94,8 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand
 	return err
 }
 
-// tryThrough asks for an admission that needs no waiting in any scope. Without one nothing
-// is charged, and the decision says why unless somebody else waits.
+// tryThrough asks for an admission without waiting in any scope. If the request is not admitted
+// nothing is charged. The decision contains the reason unless other callers wait.
 func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand, a *admitted) (store.Decision, error) {
 	cost, err := t.compile(&d)
 	if err != nil || l.own.len() > 0 && !t.isFree(cost) {
@@ -112,8 +113,8 @@ func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand, 
 	return decision, t.judge(ctx, decision, err, d.now)
 }
 
-// ask is how the first caller in the queue of a nested Limiter asks under the terms of its
-// request: it waits in the queues of the outer ones, but not past its own deadline.
+// ask asks for the first caller in the queue of a nested Limiter, under the terms of its request.
+// It waits in the queues of the outer scopes, but not past the caller's deadline.
 func (l *Limiter) ask(ctx context.Context, t *terms, r store.Request, d demand) (store.Decision, []charge, error) {
 	for o := l; o != nil; o = o.outer {
 		if around := o.terms(); around.closed {
@@ -129,13 +130,13 @@ func (l *Limiter) ask(ctx context.Context, t *terms, r store.Request, d demand) 
 		return l.outer.admit(limited, d.refund(), around)
 	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		return store.Decision{Tier: -1}, nil, nil // the queue finds that it is late
+		return store.Decision{Tier: -1}, nil, nil // the queue then refuses the caller as late
 	}
 	return decision, outer, err
 }
 
-// step asks whether this scope is ready, has the outer ones charged, and then charges
-// this one. Where somebody else was faster, the outer ones are refunded.
+// step asks whether this scope is ready, charges the outer scopes with chargeOuter, and then
+// charges this scope. If another caller was faster here, the outer charges are refunded.
 func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand, chargeOuter func(*admitted) error) (store.Decision, []charge, error) {
 	dry := r
 	dry.WaitSpec = &store.WaitSpec{DryRun: true}
@@ -153,7 +154,7 @@ func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand,
 	if !around.charged() {
 		return store.Decision{Tier: -1, Wait: forever}, nil, nil
 	}
-	if !d.held && around.concurrent() { // an outer policy has changed since
+	if !d.held && around.concurrent() { // an outer policy has changed since the check
 		around.refund()
 		around.leave()
 		return store.Decision{}, nil, &queue.Final{Err: around.terms.refuse(ErrNeedsPermit, -1, 0)}
@@ -162,7 +163,7 @@ func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand,
 	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || around.expired() {
 		around.refund()
 		around.leave()
-		if admitted { // the outer reservations took too long to get
+		if admitted { // the outer reservations have ended
 			_ = t.quota.Return(context.WithoutCancel(ctx), decision, r.Cost)
 			decision = store.Decision{Tier: -1}
 		}
@@ -183,7 +184,7 @@ func (d demand) refund() demand {
 	return d
 }
 
-// foresee refuses at once what no wait in the outer scopes admits in time.
+// foresee returns the refusal of a request that no wait in the outer scopes admits in time.
 func (l *Limiter) foresee(ctx context.Context, d *demand, giveUp time.Time) error {
 	if deadline, ok := ctx.Deadline(); ok && (giveUp.IsZero() || deadline.Before(giveUp)) {
 		giveUp = deadline
@@ -228,7 +229,7 @@ func (s *scope) foresee(ctx context.Context, d *demand, giveUp time.Time) error 
 	return err
 }
 
-// config is that of the queue of a nested Limiter.
+// config returns the configuration of the queue of a nested Limiter.
 func (l *Limiter) config(t *terms) queue.Config {
 	c := l.scope.Load().config(t)
 	nested := chained{t.quota, t.plan, l}
@@ -238,15 +239,15 @@ func (l *Limiter) config(t *terms) queue.Config {
 	return c
 }
 
-// A chained quota has its watchers watch the outer quotas too, whose pauses hold up
-// the same callers.
+// A chained is the inner quota of a nested Limiter. Its watchers also watch the outer quotas, whose
+// pauses delay the same callers.
 type chained struct {
 	store.Quota
-	plan    *algorithms.Plan // of the quota, in whose units the queue's costs are
+	plan    *algorithms.Plan // the quota's plan, whose units the queue's costs are in
 	limiter *Limiter
 }
 
-// A joined quota reserves ahead: see Limiter.join.
+// A joined is a chained quota that reserves ahead; see Limiter.join.
 type joined struct {
 	chained
 	store.Reserver
@@ -268,8 +269,8 @@ func (c chained) Watch(changed func(store.Change, time.Duration)) (stop func()) 
 	}
 }
 
-// outerChanged refuses the callers that a pause of an outer quota makes late, and all
-// where it is banned.
+// outerChanged handles a change of an outer quota: a pause refuses the callers that it makes late,
+// a ban refuses all, and a new plan configures the queue again.
 func (l *Limiter) outerChanged(t *terms, change store.Change, left time.Duration) {
 	q := l.own.queue.Load()
 	switch {
@@ -283,9 +284,9 @@ func (l *Limiter) outerChanged(t *terms, change store.Change, left time.Duration
 	}
 }
 
-// Forecast is that of all scopes: a request is admitted when the last of them admits it.
-// Those who wait for an outer quota elsewhere are not in it. The tiers are numbered from
-// the inner scope outward.
+// Forecast returns a forecast over all scopes: a request is admitted when the last of them admits
+// it. It does not contain the callers that wait for an outer quota in other queues. It numbers the
+// tiers from the inner scope outward.
 func (c chained) Forecast() store.Forecast {
 	f := chainForecast{plan: c.plan}
 	f.add(c.Quota, c.plan)
@@ -296,8 +297,8 @@ func (c chained) Forecast() store.Forecast {
 	return &f
 }
 
-// A chainForecast asks the forecasts of several scopes. What a request costs in the outer
-// ones is translated by the names of the units; what only those count is left out.
+// A chainForecast combines the forecasts of several scopes. It translates costs to the outer scopes
+// by the names of their units, and leaves out units that only outer scopes count.
 type chainForecast struct {
 	plan   *algorithms.Plan // of the inner scope
 	scopes []scopeForecast
@@ -307,7 +308,7 @@ type chainForecast struct {
 type scopeForecast struct {
 	store.Forecast
 	plan *algorithms.Plan
-	tier int // the number of its first tier
+	tier int // the number of the scope's first tier
 }
 
 func (f *chainForecast) add(q store.Quota, plan *algorithms.Plan) {
@@ -344,8 +345,8 @@ func (f *chainForecast) latest(ask func(scopeForecast) (time.Duration, int)) (at
 	return at, tier
 }
 
-// explain returns the error of a wait in the queue of a nested Limiter, under the policy of
-// the scope whose tier decides.
+// explain returns the caller's error for an error of the queue of a nested Limiter, under the
+// policy of the scope whose tier decides.
 func (l *Limiter) explain(t *terms, err error) error {
 	var r *queue.Refusal
 	if !errors.As(err, &r) || r.Tier < len(t.plan.Tiers()) {

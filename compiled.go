@@ -9,20 +9,21 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A compiled is a policy made ready to decide. It never changes, so that scopes share it.
+// A compiled is a policy with its plan and what decisions need of both. It is immutable, so scopes
+// can share it.
 type compiled struct {
 	policy Policy
 	plan   *algorithms.Plan
 	one    []int64         // the cost of one request
-	yields *store.WaitSpec // of a Batch request that has just come; nil if it leaves no headroom
-	most   []int64         // of each unit, the highest estimate that is charged; nil if none is estimated
+	yields *store.WaitSpec // of a new Batch request; nil if the policy has no Headroom
+	most   []int64         // the highest estimate that is charged, for each unit; nil if no unit is estimated
 
-	reserves   bool // the quotas of the store reserve ahead
+	reserves   bool // the store's quotas reserve ahead
 	counts     bool // some tier counts requests
 	estimates  bool // some unit is estimated
-	concurrent bool // some tier limits what is open at once
+	concurrent bool // some tier limits concurrency
 	auto       bool // the guard is learned
-	plain      bool // a request needs nothing but a place: see Limiter.tryOne
+	plain      bool // one request may ask the quota directly; see Limiter.plain
 }
 
 func compile(p Policy) (*compiled, error) {
@@ -46,7 +47,7 @@ func compile(p Policy) (*compiled, error) {
 	return c, nil
 }
 
-// replacement makes another policy ready for the same quota.
+// replacement compiles a policy that replaces c for the same quota.
 func (c *compiled) replacement(p Policy) (*compiled, error) {
 	if p.Name != c.policy.Name {
 		return nil, c.errorf("SetPolicy: Name is %q: it must stay %q, or make another Limiter", p.Name, c.policy.Name)
@@ -60,7 +61,7 @@ func (c *compiled) replacement(p Policy) (*compiled, error) {
 	return next, nil
 }
 
-// under returns the policy with the tiers of another plan, which somebody else has set.
+// under returns the policy with the tiers of a plan that another handle has set.
 func (c *compiled) under(plan *algorithms.Plan) *compiled {
 	p := c.policy
 	p.Tiers, p.AssumeUsed = plan.Given(), false
@@ -74,7 +75,7 @@ func (c *compiled) under(plan *algorithms.Plan) *compiled {
 	}
 	next, err := compile(p)
 	if err != nil {
-		return c // the plan was valid as it came
+		return c // cannot happen: the plan is valid
 	}
 	next.plan, next.reserves, next.plain = plan, c.reserves, next.plain && !c.reserves
 	return next
@@ -92,8 +93,8 @@ func (c *compiled) requests(n int64) []int64 {
 	return cost
 }
 
-// compile returns what a demand costs, in the order of the plan's units, without those
-// that other scopes count. It refuses what no wait admits.
+// compile returns the cost of a demand in the order of the plan's units. It leaves out units that
+// only other scopes count. It returns ErrExceedsCapacity if no wait would admit the cost.
 func (c *compiled) compile(d *demand) ([]int64, error) {
 	if d.cost == nil && d.n == 1 {
 		return c.one, nil // every tier admits one
@@ -108,8 +109,8 @@ func (c *compiled) compile(d *demand) ([]int64, error) {
 		}
 	}
 	for u, most := range c.most {
-		// An estimate above what the tiers ever admit waits until they are unused, and
-		// is charged in full when it is settled.
+		// An estimate above the capacity of the tiers waits until they are unused, and the
+		// actual cost is charged in full by the settlement.
 		if c.plan.Estimated(u) {
 			cost[u] = min(cost[u], most)
 		}
@@ -123,10 +124,11 @@ func (c *compiled) compile(d *demand) ([]int64, error) {
 	return cost, nil
 }
 
-// isOne reports whether a cost is that of one request, without a look at it.
+// isOne reports whether a cost is c.one, by identity.
 func (c *compiled) isOne(cost []int64) bool { return &cost[0] == &c.one[0] }
 
-// hasBudget reports whether any tier refuses rather than makes wait.
+// hasBudget reports whether any tier is a budget, which refuses requests instead of making them
+// wait.
 func (c *compiled) hasBudget() bool {
 	return slices.ContainsFunc(c.plan.Tiers(), func(t Tier) bool { return t.Budget })
 }
@@ -136,7 +138,7 @@ func (c *compiled) isFree(cost []int64) bool {
 	return !c.estimates && !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 })
 }
 
-// mostActual is the most that a request can turn out to have cost.
+// mostActual is the highest actual cost of a request that is charged.
 const mostActual = algorithms.MaxLimit
 
 func (c *compiled) errorf(format string, args ...any) error {

@@ -9,7 +9,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// observe tells the quotas what the provider says it counts.
+// observe passes the counts that the provider reports to the quotas.
 func (a *attempt) observe(answer *answers.Answer) {
 	if answer == nil || len(answer.Readings) == 0 {
 		return
@@ -21,7 +21,7 @@ func (a *attempt) observe(answer *answers.Answer) {
 	}
 }
 
-// observe takes the readings that are of the scope's own tiers, and returns the others.
+// observe passes the readings of the scope's own tiers to its quota, and returns the others.
 func (c *charge) observe(readings []answers.Reading, refused bool) (others []answers.Reading) {
 	t := c.terms
 	var seen []store.Observation
@@ -46,18 +46,18 @@ func (c *charge) observe(readings []answers.Reading, refused bool) (others []ans
 	return others
 }
 
-// pauseUntilReset pauses the quota where the provider says that something is used up which is no
-// tier of the policy, until it says there will be more.
+// pauseUntilReset pauses the quota until a reading's reset, if the reading is of no tier of the
+// policy and nothing is left of it.
 func (a *admitted) pauseUntilReset(r answers.Reading) {
 	if r.Has&answers.HasRemaining == 0 || r.Remaining > 0 || r.Has&answers.HasReset == 0 || r.Reset <= 0 || r.Full {
 		return
 	}
-	// What a shared store did not take the next response tells again.
+	// If a shared store is not available, the next response pauses it.
 	_, _ = a.terms.quota.Pause(context.Background(), store.Pause{For: r.Reset, Close: r.Reset > a.terms.policy.maxPause()})
 }
 
-// tierOf is the tier that a reading is of: of its unit and its window or its limit,
-// where it tells those, or the only one of its unit; -1 if there is none.
+// tierOf returns the tier of a reading: the tier of its unit with its window or its limit, as far
+// as it reports those, or the only tier of its unit. It returns -1 if there is none.
 func (t *terms) tierOf(r answers.Reading) int {
 	found, tiers := -1, t.plan.Tiers()
 	for i, tier := range tiers {
@@ -69,7 +69,7 @@ func (t *terms) tierOf(r answers.Reading) int {
 		case found < 0:
 			found = i
 		default:
-			found = len(tiers) // which of them?
+			found = len(tiers) // ambiguous
 		}
 	}
 	if found == len(tiers) {
@@ -78,10 +78,10 @@ func (t *terms) tierOf(r answers.Reading) int {
 	return found
 }
 
-// usedOf is how much of a tier its provider says to count.
+// usedOf returns how many units of a tier its provider counts.
 func usedOf(r answers.Reading, t algorithms.Tier) (used int64, ok bool) {
 	switch {
-	case r.Has&answers.HasReset != 0 && r.Reset <= 0: // it speaks of a window that has ended
+	case r.Has&answers.HasReset != 0 && r.Reset <= 0: // a reading of a window that has ended
 		return 0, false
 	case r.Has&answers.HasRemaining != 0:
 		return max(0, t.Capacity()-r.Remaining), true
@@ -91,8 +91,8 @@ func usedOf(r answers.Reading, t algorithms.Tier) (used int64, ok bool) {
 	return 0, false
 }
 
-// resetOf is when the count of a reading ends at the latest, and by how much sooner it may: what
-// tells it may have been cut to the second.
+// resetOf returns the latest time until the count of a reading ends, and by how much sooner it may
+// end. Both include a second, because the response may have cut the time to whole seconds.
 func resetOf(r answers.Reading) (reset, slack time.Duration) {
 	if r.Has&answers.HasReset == 0 {
 		return 0, 0
@@ -100,8 +100,8 @@ func resetOf(r answers.Reading) (reset, slack time.Duration) {
 	return r.Reset + time.Second, r.Slack + time.Second
 }
 
-// align tells the quota of the end of a window, of which both clocks may be cut to the
-// second.
+// align passes the end of a window to the quota. The range includes a second on either side,
+// because both clocks may be cut to whole seconds.
 func (t *terms) align(r answers.Reading) {
 	if q, ok := t.quota.(store.Aligner); ok {
 		ends := time.Now().Add(r.Reset)

@@ -8,18 +8,19 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// A Meter tells what a request has really cost. It is written the response's body as
-// the caller reads it, and asked at its end, or when it is closed before. A Cost that
-// does not name an Estimated unit leaves the estimate of that unit.
+// A Meter reads the actual cost of a request from its response. The Transport writes the response's
+// body to it as the caller reads the body, and calls Cost once, at EOF or when the body is closed.
+// A Cost that does not name an Estimated unit leaves the estimate of that unit. The calls are not
+// concurrent, and they must not block, because Read and Close of the body wait for them.
 type Meter interface {
 	io.Writer
 	Cost() Cost
 }
 
-// A profileMeter has what a profile reads: of the header, and then of the body.
+// A profileMeter reads what a Profile describes: from the header, and then from the body.
 type profileMeter struct {
 	cost Cost
-	body *answers.Meter // nil if the body tells nothing
+	body *answers.Meter // nil if the body reports nothing
 }
 
 func (m *profileMeter) Write(p []byte) (int, error) {
@@ -38,8 +39,8 @@ func (m *profileMeter) Cost() Cost {
 	return m.cost
 }
 
-// meter is that of a response, nil if nothing of the cost was an estimate. What was
-// refused, or was the caller's error, cost nothing but what the response says.
+// meter returns the Meter of a response, or nil if the request has no estimate. A request that was
+// refused, or that was the caller's error, costs only what the response reports.
 func (a *attempt) meter(resp *http.Response, answer *answers.Answer) Meter {
 	if !a.estimates() {
 		return nil
@@ -63,7 +64,7 @@ func (a *attempt) meter(resp *http.Response, answer *answers.Answer) Meter {
 	return m
 }
 
-// A watchedBody ends its attempt, once.
+// A watchedBody ends its attempt once, when the body ends.
 type watchedBody struct {
 	io.ReadCloser
 	attempt attempt
@@ -83,11 +84,11 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// count lets go of the lock even if the meter panics: the body is closed then.
+// count unlocks even if the meter panics, because the body is closed then.
 func (b *watchedBody) count(p []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	_, _ = b.meter.Write(p) // what it can't read it doesn't count
+	_, _ = b.meter.Write(p) // a failed Write leaves that part uncounted
 }
 
 func (b *watchedBody) Close() error {
@@ -103,7 +104,7 @@ func (b *watchedBody) end() {
 	})
 }
 
-// zeroEstimate returns a Cost of zero in every unit that is estimated.
+// zeroEstimate returns a Cost of zero in every estimated unit.
 func (a *admitted) zeroEstimate() Cost {
 	cost := Cost{}
 	a.each(func(c *charge) {

@@ -19,23 +19,24 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// An attemptTrace is what the base reports of a request in flight, and the end of an attempt of
-// which nothing was written by SendBy.
+// An attemptTrace records what the Base reports of a request that is being sent, and ends the
+// attempt at SendBy if nothing of it was written by then.
 type attemptTrace struct {
 	delivery.Delivery
-	std bool // the base is net/http's own
+	std bool // the Base is net/http's own
 
-	headers, uploaded atomic.Int64 // how long after admission the headers were written, and the body after them, nanoseconds
+	headers  atomic.Int64 // nanoseconds from the admission until the headers were written
+	uploaded atomic.Int64 // nanoseconds from then until the body was written
 
 	over    atomic.Bool        // SendBy has passed
-	expired atomic.Bool        // and the attempt was ended for that
-	stopped atomic.Bool        // with the connection on which it was about to be written
-	timer   *time.Timer        // of SendBy; nil if there is none
-	cancel  context.CancelFunc // of the attempt until SendBy
+	expired atomic.Bool        // the attempt was ended because SendBy had passed
+	stopped atomic.Bool        // the attempt's connection was closed before it was written
+	timer   *time.Timer        // fires at SendBy; nil if there is none
+	cancel  context.CancelFunc // ends the attempt
 }
 
-// unsent reports whether nothing of a request that failed was written. Without a trace
-// nothing is known.
+// unsent reports whether nothing of a request that failed with err was written. It returns false
+// without a trace.
 func (d *attemptTrace) unsent(err error) bool {
 	return d != nil && (d.stopped.Load() || d.Unsent(err) || d.std && !d.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
 }
@@ -43,8 +44,8 @@ func (d *attemptTrace) unsent(err error) bool {
 // late reports whether the attempt was ended because SendBy had passed.
 func (d *attemptTrace) late() bool { return d != nil && d.expired.Load() }
 
-// expire ends an attempt of which nothing was written by SendBy: also one that looks for a
-// connection only then.
+// expire ends the attempt if nothing of it was written. An attempt that looks for a connection only
+// after SendBy ends then.
 func (d *attemptTrace) expire() {
 	d.over.Store(true)
 	if d.Connecting() {
@@ -53,8 +54,8 @@ func (d *attemptTrace) expire() {
 	}
 }
 
-// watchNetwork has the hooks report connections to the timing, except those to a proxy on
-// this host, and measures how long a body takes to be written.
+// watchNetwork adds to the hooks: they report new connections to the timing, except those to a
+// proxy on this host, and measure how long a body takes to be written.
 func (d *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, j timing, host string) {
 	hooks.GotConn = func(c httptrace.GotConnInfo) {
 		if !c.Reused && (!isLoopback(c.Conn) || host == "localhost" || net.ParseIP(host).IsLoopback()) {
@@ -79,7 +80,7 @@ func isLoopback(c net.Conn) bool {
 	return ok && tcp.IP.IsLoopback()
 }
 
-// upload returns how long the body took to be written, as far as it is known.
+// upload returns how long the body took to be written, or zero if that is not known.
 func (d *attemptTrace) upload() time.Duration {
 	if d == nil {
 		return 0
@@ -93,8 +94,9 @@ func (d *attemptTrace) stop() {
 	}
 }
 
-// trace has net/http report what becomes of an admitted request. Where nobody can call
-// it off and the base is not net/http's own, it costs more than it brings.
+// trace adds httptrace hooks to an admitted request. It adds none if they would be of no use: the
+// request is not limited, or the Base is not net/http's own and nothing can end or measure the
+// attempt.
 func (a *attempt) trace(req *http.Request) (*http.Request, *attemptTrace) {
 	_, std := a.transport.base().(*http.Transport)
 	if !a.charged() || !std && req.Context().Done() == nil && a.timing.estimator == nil && a.sendBy.IsZero() {
@@ -141,9 +143,10 @@ func (a *attempt) boundBySendBy(ctx context.Context, d *attemptTrace, hooks *htt
 	return ctx
 }
 
-// closeUnwritten closes the connection of an attempt that is over. The context is no help there:
-// where it has ended and there is a connection, net/http takes either. HTTP/2, of which requests
-// share connections, looks at the context before it writes.
+// closeUnwritten closes the connection of an attempt whose SendBy has passed. Canceling the context
+// is not enough: if the context has ended and a connection is ready, net/http may choose the
+// connection. Requests of HTTP/2 share connections, and HTTP/2 checks the context before it writes,
+// so its connections stay open.
 func (d *attemptTrace) closeUnwritten(c net.Conn) {
 	if t, ok := c.(*tls.Conn); ok && t.ConnectionState().NegotiatedProtocol == "h2" {
 		return
@@ -152,9 +155,9 @@ func (d *attemptTrace) closeUnwritten(c net.Conn) {
 	_ = c.Close()
 }
 
-// handleResponse reads the response, pauses the quota on a refusal, and ends the back-off
-// on a success. A server that fails does neither. The answer is nil where there is nothing
-// to read.
+// handleResponse reads the response. It pauses the quota after a refusal, ends the back-off after a
+// success, and does neither after a failure of the server. It returns nil if there was nothing to
+// read.
 func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answers.Answer {
 	if !a.charged() {
 		return nil
@@ -169,7 +172,7 @@ func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answ
 		if answer.Wide && len(a.outer) > 0 {
 			c = &a.outer[len(a.outer)-1]
 		}
-		// A pause that a shared store did not take is made by the next refusal.
+		// If a shared store is not available, the next refusal pauses it.
 		_ = c.refused(context.WithoutCancel(ctx), answer.Refusal)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
 		a.succeeded()
@@ -180,10 +183,10 @@ func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answ
 	return answer
 }
 
-// standard is the Profile of a Transport that has none.
+// standard is the Profile of a Transport without one.
 var standard answers.Profile
 
-// read returns what the response reports, nil if that is not worth a look.
+// read returns what the response reports, or nil if the response needs no reading.
 func (a *attempt) read(resp *http.Response) *answers.Answer {
 	p := a.transport.Profile
 	if p == nil {
@@ -201,11 +204,11 @@ func (a *attempt) read(resp *http.Response) *answers.Answer {
 }
 
 const (
-	peekSize = 16 << 10    // how much of a body is read before it is handed on, bytes
-	peekTime = time.Second // and for how long
+	peekSize = 16 << 10    // bytes of a body that are read before the body is handed on
+	peekTime = time.Second // the longest time for that
 )
 
-// peek reads the beginning of a body, which can be read again.
+// peek returns the beginning of a response's body. It replaces the body by one that still has it.
 func peek(resp *http.Response) []byte {
 	p := &peekedBody{ReadCloser: resp.Body, done: make(chan struct{})}
 	resp.Body = p
@@ -222,23 +225,23 @@ func peek(resp *http.Response) []byte {
 	return append([]byte(nil), p.begin...)
 }
 
-// A peekedBody is a body whose beginning was read. The goroutine that reads it ends with
+// A peekedBody is a body whose beginning was read ahead. The goroutine that reads ahead ends with
 // its last Read, which the caller would have to wait for as well.
 type peekedBody struct {
 	io.ReadCloser
 	done chan struct{} // closed when the goroutine has ended
 
 	mu     sync.Mutex // guards all below
-	begin  []byte     // what was read and not handed on
+	begin  []byte     // read ahead and not yet handed on
 	read   int        // bytes read ahead in all
-	err    error      // that ended the reading
-	enough bool       // the goroutine is to end
-	panics any        // what the body's Read panicked with; nil if it did not
+	err    error      // the error that ended the reading ahead
+	enough bool       // the goroutine must not read again
+	panics any        // the value that the body's Read panicked with; nil if it did not
 }
 
 func (p *peekedBody) fill() {
 	defer close(p.done)
-	defer func() { // the caller that reads on can recover the panic
+	defer func() { // keeps a panic for the caller of Read, which can recover it
 		v := recover()
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -267,7 +270,7 @@ func (p *peekedBody) Read(b []byte) (int, error) {
 	return p.ReadCloser.Read(b)
 }
 
-// readAhead hands on what was read ahead, or the error that ended it.
+// readAhead returns bytes that were read ahead, or the error that ended the reading.
 func (p *peekedBody) readAhead(b []byte) (n int, err error, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -284,12 +287,12 @@ func (p *peekedBody) readAhead(b []byte) (n int, err error, ok bool) {
 
 const firstPause = time.Second
 
-// refused pauses the quota for everyone after a response that refused, or closes it
-// after one that bans or asks for more than a pause may last.
+// refused pauses the quota for all callers after a refusal. It closes the quota if the provider has
+// banned the caller or asks for a longer pause than MaxPause.
 //
-// A response that tells no time, or none to wait, has one request try after the pause: at
-// once where it said so for the first time, and otherwise after a second, doubled with every
-// refusal after, and times 1 to 2 at random so that fleets do not return in step.
+// If the response names no time, or a time of zero, one request is sent as a probe after the pause.
+// The first pause for a time of zero takes no time. Any other lasts one second, doubled with each
+// further refusal, times a random factor from 1 to 2, which keeps fleets out of step.
 func (c *charge) refused(ctx context.Context, r answers.Refusal) error {
 	most := c.terms.policy.maxPause()
 	p := store.Pause{For: r.Delay, Close: r.Kind == answers.Banned || r.Delay > most, Probe: true}
@@ -307,7 +310,7 @@ func (c *charge) refused(ctx context.Context, r answers.Refusal) error {
 	return err
 }
 
-// succeeded ends the back-off, if there was one.
+// succeeded ends the back-off, if there is one.
 func (a *admitted) succeeded() {
 	a.each(func(c *charge) {
 		if c.decision.Level > 0 {

@@ -17,22 +17,20 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A scope is one quota with what this process keeps beside it: the policy in force, the
-// queue once somebody waits, and what responses tell of the
-// network. Limiters are handles on it.
+// A scope is one quota with the state that this process keeps beside it: the policy in force, the
+// queue of its callers, and the guard that responses teach. Limiters are handles on a scope.
 type scope struct {
-	terms   atomic.Pointer[terms]
-	line    line                          // of callers who wait for this quota alone
-	learned atomic.Pointer[rtt.Estimator] // nil until a guard is learned
+	terms   atomic.Pointer[terms]         // the policy in force
+	line    line                          // of callers that wait for this quota alone
+	learned atomic.Pointer[rtt.Estimator] // the estimator of the guard; nil until a guard is learned
 	grouped bool                          // a Group keeps the scope
 	uses    atomic.Int64                  // calls in progress; negative once the Group has dropped the scope
 
 	mu     sync.Mutex         // guards all below
-	nested map[*line]struct{} // the queues of nested Limiters in which somebody waits for this quota
+	nested map[*line]struct{} // the queues of nested Limiters whose callers wait for this quota
 }
 
-// Terms are a policy and the quota that decides by it. They don't change: SetPolicy
-// replaces them.
+// A terms is a policy and the quota that decides under it. It is immutable: SetPolicy replaces it.
 type terms struct {
 	*compiled
 	quota  store.Quota
@@ -41,8 +39,8 @@ type terms struct {
 
 var inProcess local.Store
 
-// openScope opens the quota of a key. With a nil store it is in this process, and nobody
-// else's.
+// openScope opens the quota of a key. If s is nil, the quota is in this process and belongs to the
+// scope alone.
 func openScope(c *compiled, s Store, key string) (*scope, error) {
 	if s == nil {
 		s, key = &inProcess, ""
@@ -51,7 +49,7 @@ func openScope(c *compiled, s Store, key string) (*scope, error) {
 	if err != nil {
 		return nil, fmt.Errorf("throttle: policy %q: %w", c.policy.Name, err)
 	}
-	if _, ok := q.(store.Reserver); ok != c.reserves { // as all quotas of a store do
+	if _, ok := q.(store.Reserver); ok != c.reserves { // the same for all quotas of a store
 		own := *c
 		own.reserves, own.plain = ok, c.plain && !ok
 		c = &own
@@ -64,20 +62,20 @@ func openScope(c *compiled, s Store, key string) (*scope, error) {
 // waiting returns how many callers wait for this quota alone.
 func (s *scope) waiting() int { return s.line.len() }
 
-// A demand is what a caller asks for.
+// A demand is what a caller asks to be admitted.
 type demand struct {
 	cost       Cost      // if nil, n requests
-	n          int64     // requests, where cost is nil
-	held       bool      // the caller will report what became of the request
+	n          int64     // requests, if cost is nil
+	held       bool      // the caller reports the request's arrival and end
 	now        bool      // the caller does not wait
-	refundable bool      // the charge is one of several scopes', and may be given back
-	sendBy     time.Time // it must have arrived then; zero for never
-	since      time.Time // when it first asked, for its place in a line; zero for now
+	refundable bool      // this charge is one of several scopes', and may be refunded
+	sendBy     time.Time // the latest time of arrival; zero if there is none
+	since      time.Time // when the caller first asked, for its place in a queue; zero for now
 
 	*pairing // of a request that needs the same time in several scopes; nil for any other
 }
 
-// A charge is what a request was admitted with in one scope.
+// A charge is what one scope charged for a request.
 type charge struct {
 	scope    *scope
 	terms    *terms
@@ -85,7 +83,7 @@ type charge struct {
 	cost     []int64
 }
 
-// fresh returns how a request that has just come waits.
+// fresh returns the WaitSpec of a request that has just arrived.
 func (t *terms) fresh(ctx context.Context) *store.WaitSpec {
 	if t.yields != nil && classOf(ctx) == Batch {
 		return t.yields
@@ -93,14 +91,14 @@ func (t *terms) fresh(ctx context.Context) *store.WaitSpec {
 	return nil
 }
 
-// passes reports whether a request need not join the queue: nobody is in it, or the
-// request costs nothing in this scope and only a pause can hold it up. A quota that
-// reserves ahead is asked for all that wait at once, unless the caller does not wait.
+// passes reports whether a request may ask the quota without joining the queue: the queue is empty,
+// or the request costs nothing in this scope, so only a pause can delay it. If the quota reserves
+// ahead, waiting requests are sent together, so only a caller that does not wait may ask by itself.
 func (s *scope) passes(t *terms, l *line, cost []int64, now bool) bool {
 	return l.len() == 0 && (now || !t.reserves) || !t.isOne(cost) && t.isFree(cost)
 }
 
-// admit admits a request in this scope alone, and waits if it must.
+// admit admits a request in this scope alone. It waits if necessary.
 func (s *scope) admit(ctx context.Context, t *terms, d *demand, c *charge) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -123,8 +121,8 @@ func (s *scope) wait(ctx context.Context, t *terms, d *demand, c *charge) error 
 	return err
 }
 
-// tryNow admits a request if it need not wait. If it must, nothing is charged, and the
-// decision says why unless somebody else waits.
+// tryNow admits a request without waiting. If the request would have to wait, nothing is charged.
+// The decision contains the reason unless other callers wait.
 func (s *scope) tryNow(ctx context.Context, t *terms, d *demand, c *charge) (store.Decision, error) {
 	if !d.sendBy.IsZero() {
 		if _, err := s.giveUp(t, d); err != nil {
@@ -144,9 +142,9 @@ func (s *scope) tryNow(ctx context.Context, t *terms, d *demand, c *charge) (sto
 	return decision, t.judge(ctx, decision, err, d.now)
 }
 
-// judge returns the error for what a quota answered to a request that it did not admit,
-// nil if the request may wait. The queue waits for a store that is away, but a caller that
-// wants an answer now, or whose context has ended, gets the error.
+// judge returns the error for a quota's reply to a request that it did not admit, or nil if the
+// request may wait. A caller that does not wait, or whose context has ended, gets ErrUnavailable;
+// otherwise the queue waits for the store.
 func (c *compiled) judge(ctx context.Context, d store.Decision, err error, now bool) error {
 	var outer *queue.Final
 	switch {
@@ -162,13 +160,12 @@ func (c *compiled) judge(ctx context.Context, d store.Decision, err error, now b
 	return nil
 }
 
-// refundable is how long a charge of an outer scope can be given back where a request
-// would else have arrived the instant it is admitted. It arrives when all scopes have
-// admitted it.
+// refundable is how long an outer scope without a guard keeps a charge in flight, so it can be
+// refunded. The charge lands when all scopes have admitted the request.
 const refundable = time.Second
 
-// giveUp returns when a request is no longer worth waiting for, zero if never. Its wait
-// for anything else begins now.
+// giveUp returns the time at which a request is no longer worth waiting for, zero if there is none.
+// MaxWait begins now.
 func (s *scope) giveUp(t *terms, d *demand) (at time.Time, err error) {
 	if t.policy.MaxWait > 0 {
 		at = time.Now().Add(t.policy.MaxWait)
@@ -186,13 +183,13 @@ func (s *scope) giveUp(t *terms, d *demand) (at time.Time, err error) {
 	return at, nil
 }
 
-// A line is a queue for the quota of a scope, made when somebody first waits: each scope
-// has one, and each Limiter inside others.
+// A line is a queue for the quota of a scope, which is made when the first caller waits. Each scope
+// has one, and so has each Limiter inside others.
 type line struct {
 	queue atomic.Pointer[queue.Queue]
 	mu    sync.Mutex // guards all below
-	terms *terms     // that the queue goes by
-	at    int        // the version of its configuration
+	terms *terms     // that the queue is configured for
+	at    int        // the version of the queue's configuration
 }
 
 func (l *line) len() int {
@@ -202,14 +199,15 @@ func (l *line) len() int {
 	return 0
 }
 
-// under returns the queue under the terms in force, those, and their version.
+// under configures the queue for the terms in force. It returns the queue, the terms and the
+// version of the configuration.
 func (l *line) under(s *scope, config func(*terms) queue.Config) (*queue.Queue, *terms, int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.underLocked(s, config)
 }
 
-// underLocked is under where l.mu is locked.
+// underLocked is like under but needs l.mu locked.
 func (l *line) underLocked(s *scope, config func(*terms) queue.Config) (*queue.Queue, *terms, int) {
 	q, t := l.queue.Load(), s.terms.Load()
 	switch {
@@ -223,8 +221,8 @@ func (l *line) underLocked(s *scope, config func(*terms) queue.Config) (*queue.Q
 	return q, t, l.at
 }
 
-// renew has the callers queue anew, since something that the configuration contains has
-// changed.
+// renew configures the queue again, after a change of something else than the terms. Its callers
+// keep their places.
 func (l *line) renew(s *scope, config func(*terms) queue.Config) {
 	l.mu.Lock()
 	l.terms = nil
@@ -232,18 +230,20 @@ func (l *line) renew(s *scope, config func(*terms) queue.Config) {
 	l.under(s, config)
 }
 
-// A waitRequest is a demand that waits in a line.
+// A waitRequest is a demand that waits in a line, with the functions that depend on its Limiter.
 type waitRequest struct {
 	demand demand
 	giveUp time.Time
 	config func(*terms) queue.Config
-	// explain returns the error for one of the queue's.
+	// explain returns the caller's error for an error of the queue.
 	explain func(*terms, error) error
-	// ask asks for the request under the terms of its cost. If nil, their quota's TryAcquire.
+	// ask asks for the request under the terms that its cost was compiled for. If nil, their
+	// quota's TryAcquire is used.
 	ask func(context.Context, *terms, store.Request) (store.Decision, error)
 }
 
-// wait queues, and queues again in the same place where the policy changes meanwhile.
+// wait waits in the queue until the demand is admitted. If the policy changes, it queues again in
+// the same place.
 func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error) {
 	ticket := queue.Ticket{Class: queue.Class(classOf(ctx)), GiveUp: w.giveUp}
 	ticket.Place.Since = w.demand.since
@@ -282,7 +282,7 @@ func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error
 	}
 }
 
-// config is that of the queue for this scope alone.
+// config returns the configuration of the queue for this scope alone.
 func (s *scope) config(t *terms) queue.Config {
 	c := queue.Config{
 		Quota:    t.quota,
@@ -296,8 +296,8 @@ func (s *scope) config(t *terms) queue.Config {
 	return c
 }
 
-// adopt goes over to the quota's successor, where the policy was changed through another
-// handle on the same quota.
+// adopt returns the terms in force, after it has replaced them if another handle on the quota has
+// changed the plan.
 func (s *scope) adopt() *terms {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -311,7 +311,7 @@ func (s *scope) adopt() *terms {
 	return t
 }
 
-// setPolicy replaces the policy, and has the callers who wait queue under it.
+// setPolicy replaces the policy. Waiting callers queue again under the new one.
 func (s *scope) setPolicy(ctx context.Context, c *compiled) error {
 	old := s.terms.Load()
 	changer, ok := old.quota.(store.Changer)
@@ -324,7 +324,7 @@ func (s *scope) setPolicy(ctx context.Context, c *compiled) error {
 	s.mu.Lock()
 	t := s.terms.Load()
 	next, plan := t.quota.(store.Changer).Successor()
-	if plan != c.plan { // somebody else has changed it since
+	if plan != c.plan { // another handle has changed it since
 		c = c.under(plan)
 	}
 	t = &terms{compiled: c, quota: next, closed: t.closed}
@@ -336,7 +336,7 @@ func (s *scope) setPolicy(ctx context.Context, c *compiled) error {
 	return nil
 }
 
-// close refuses everybody from now on, and gives back what is reserved.
+// close refuses all callers from now on, and cancels reservations.
 func (s *scope) close() {
 	s.mu.Lock()
 	t := *s.terms.Load()
@@ -357,8 +357,8 @@ func (s *scope) close() {
 	t.quota.Close()
 }
 
-// keep has the callers in a nested Limiter's queue refused when the scope is closed, until
-// forget is called.
+// keep records the queue of a nested Limiter, whose callers are refused when the scope is closed.
+// forget ends that.
 func (s *scope) keep(l *line) (forget func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -381,8 +381,7 @@ func (l *line) close() {
 	}
 }
 
-// guard returns how long a request that is admitted now may take to arrive; zero for what the
-// policy says.
+// guard returns the guard interval of a request that is admitted now, or zero for the policy's own.
 func (s *scope) guard(t *terms) time.Duration {
 	if !t.auto {
 		return 0
@@ -390,8 +389,7 @@ func (s *scope) guard(t *terms) time.Duration {
 	return s.estimator().Estimate()
 }
 
-// guardOf returns how long the request of a demand may take to arrive; zero for what the
-// policy says.
+// guardOf returns the guard interval of the request of a demand, or zero for the policy's own.
 func (s *scope) guardOf(d *demand, t *terms) time.Duration {
 	guard := s.guard(t)
 	if guard == 0 && t.plan.Guard() == 0 && d.refundable && !t.reserves {
@@ -400,7 +398,7 @@ func (s *scope) guardOf(d *demand, t *terms) time.Duration {
 	return guard
 }
 
-// estimator returns what learns the guard from responses.
+// estimator returns the estimator of the guard. It makes one if there is none.
 func (s *scope) estimator() *rtt.Estimator {
 	if e := s.learned.Load(); e != nil {
 		return e
@@ -409,12 +407,12 @@ func (s *scope) estimator() *rtt.Estimator {
 	return s.learned.Load()
 }
 
-// longestWay returns how long a request may take to arrive.
+// longestWay returns how long a request may take to reach the provider.
 func (s *scope) longestWay(t *terms) time.Duration {
 	return cmp.Or(s.guard(t), t.plan.Guard())
 }
 
-// forecast returns how long a request would wait that came now.
+// forecast returns how long a request would wait if it arrived now.
 func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) {
 	t, decision, err := s.tryDry(ctx, &d)
 	switch {
@@ -438,7 +436,7 @@ func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) 
 	return f, nil
 }
 
-// tryDry asks the quota whether it would admit a request, under the newest plan.
+// tryDry asks the quota, under the newest plan, whether it would admit a request.
 func (s *scope) tryDry(ctx context.Context, d *demand) (*terms, store.Decision, error) {
 	for t := s.terms.Load(); ; t = s.adopt() {
 		cost, err := t.compile(d)
@@ -453,9 +451,9 @@ func (s *scope) tryDry(ctx context.Context, d *demand) (*terms, store.Decision, 
 	}
 }
 
-// late returns the refusal of a request that came now and had no time to wait.
+// late returns the refusal of a request that arrives now and has no time to wait.
 func (s *scope) late(ctx context.Context, d *demand) (*WaitError, error) {
-	s.line.mu.Lock() // the policy must not change between the two
+	s.line.mu.Lock() // keeps the policy the same for the cost and the forecast
 	defer s.line.mu.Unlock()
 	q, t, _ := s.line.underLocked(s, s.config)
 	cost, err := t.compile(d)
