@@ -20,10 +20,10 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// looksIntoBodies is a profile that reads the beginning of each body.
-var looksIntoBodies = &answers.Profile{Quotas: []answers.Quota{{Remaining: answers.Field{Path: "left"}}}}
+// readsBodies is a profile for which the Transport reads the beginning of each body.
+var readsBodies = &answers.Profile{Quotas: []answers.Quota{{Remaining: answers.Field{Path: "left"}}}}
 
-// trickle is a body that gives one byte at a time, for ever.
+// A trickle is an endless body that returns one byte per interval.
 type trickle struct {
 	every  time.Duration
 	closed chan struct{}
@@ -40,13 +40,13 @@ func (b trickle) Read(p []byte) (int, error) {
 
 func (b trickle) Close() error { close(b.closed); return nil }
 
-// A look at the beginning of a body takes a bounded time, whatever the server does, and the
-// caller reads all of it.
+// TestPeekIsBounded checks that reading the beginning of a body takes a bounded time, however slow
+// the server is, and that the caller reads all of the body.
 func TestPeekIsBounded(t *testing.T) {
 	for _, every := range []time.Duration{time.Millisecond, 300 * time.Millisecond, time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
 			l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(5)}}, nil)
-			tr := &throttle.Transport{Limiter: l, Profile: looksIntoBodies, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			tr := &throttle.Transport{Limiter: l, Profile: readsBodies, Base: roundTripper(func(*http.Request) (*http.Response, error) {
 				resp := trAnswer(200, "Content-Type", "application/json")
 				resp.Body = trickle{every, make(chan struct{})}
 				return resp, nil
@@ -60,25 +60,25 @@ func TestPeekIsBounded(t *testing.T) {
 				t.Errorf("a byte every %v: read %d, %v", every, n, err)
 			}
 			if took := time.Since(began); took > 100*every+2*time.Second {
-				t.Errorf("a byte every %v: read after %v", every, took)
+				t.Errorf("a byte every %v: 100 bytes were read after %v", every, took)
 			}
 			resp.Body.Close()
 		})
 	}
 }
 
-// panicBody panics when it is read.
+// A panicBody panics when it is read.
 type panicBody struct{ closed *int }
 
 func (panicBody) Read([]byte) (int, error) { panic("body") }
 func (b panicBody) Close() error           { *b.closed++; return nil }
 
-// A body that panics does so in the goroutine of who reads it, or of RoundTrip, where it can
-// be recovered.
+// TestPeekOfABodyThatPanics checks that the panic of a body occurs in the goroutine of RoundTrip or
+// of the reader, which can recover it.
 func TestPeekOfABodyThatPanics(t *testing.T) {
 	l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}}}, nil)
 	closed := 0
-	tr := &throttle.Transport{Limiter: l, Profile: looksIntoBodies, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+	tr := &throttle.Transport{Limiter: l, Profile: readsBodies, Base: roundTripper(func(*http.Request) (*http.Response, error) {
 		resp := trAnswer(200, "Content-Type", "application/json")
 		resp.Body = panicBody{&closed}
 		return resp, nil
@@ -98,12 +98,13 @@ func TestPeekOfABodyThatPanics(t *testing.T) {
 		_, _ = io.ReadAll(resp.Body)
 	}()
 	if got := used(t, l)[0]; got != 0 {
-		t.Errorf("%d are open", got)
+		t.Errorf("%d requests are open, want 0", got)
 	}
 }
 
-// What a Transport is given may panic: nothing is left open or charged, and others go on.
-func TestPanicsLeaveNothingBehind(t *testing.T) {
+// TestPanics checks that a panic of a Transport's function leaves nothing open or charged, and that
+// other requests are still admitted.
+func TestPanics(t *testing.T) {
 	boom := func() { panic("boom") }
 	for name, make := range map[string]func(*throttle.Transport){
 		"Cost":   func(tr *throttle.Transport) { tr.Cost = func(*http.Request) throttle.Cost { boom(); return nil } },
@@ -140,10 +141,10 @@ func TestPanicsLeaveNothingBehind(t *testing.T) {
 					_, _ = tr.RoundTrip(req)
 				}()
 				if n := body.closed.Load(); n != 1 {
-					t.Errorf("the request's body was closed %d times", n)
+					t.Errorf("the request's body was closed %d times, want 1", n)
 				}
 				if n := answered.closed.Load(); name == "Meter" && n != 1 {
-					t.Errorf("the response's body was closed %d times", n)
+					t.Errorf("the response's body was closed %d times, want 1", n)
 				}
 				acquire(t, l, nil).Release()
 			})
@@ -151,8 +152,8 @@ func TestPanicsLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-// An Alert that panics sends nothing and charges nothing, also where it is an outer scope's
-// and others wait; and they go on.
+// TestAlertPanics checks that a panic of Alert sends and charges nothing, also if the Alert is an
+// outer scope's, and that other callers are still admitted.
 func TestAlertPanics(t *testing.T) {
 	for _, nested := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -181,17 +182,18 @@ func TestAlertPanics(t *testing.T) {
 				}()
 			}
 			if panics != 1 {
-				t.Errorf("nested: %v: %d panics", nested, panics)
+				t.Errorf("nested: %v: %d panics, want 1", nested, panics)
 			}
 			s := status(t, l)
 			if n := len(s.Tiers); s.Tiers[n-2].Used != 5 || s.Tiers[n-1].Used != 0 || s.Waiting != 0 {
-				t.Errorf("nested: %v: %v", nested, s)
+				t.Errorf("nested: %v: status %v, want 5 cents used, none open, none waiting", nested, s)
 			}
 		})
 	}
 }
 
-// The body of a 101 response stays a connection whose writing end can be closed.
+// TestUpgradeKeepsHalfClose checks that the body of a 101 response is still a connection whose
+// writing side can be closed.
 func TestUpgradeKeepsHalfClose(t *testing.T) {
 	for name, p := range map[string]throttle.Policy{
 		"plain":       {Tiers: []throttle.Tier{throttle.PerSecond(100)}},
@@ -207,7 +209,7 @@ func TestUpgradeKeepsHalfClose(t *testing.T) {
 				}
 				defer conn.Close()
 				_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
-				all, err := io.ReadAll(rw) // to the half-close
+				all, err := io.ReadAll(rw) // until the half-close
 				_, _ = conn.Write(bytes.ToUpper(all))
 				if err != nil {
 					t.Errorf("the backend reads %q, %v", all, err)
@@ -242,7 +244,7 @@ func TestUpgradeKeepsHalfClose(t *testing.T) {
 	}
 }
 
-// The unit "" is that of a Tier that names none, in a Cost as in a Tier.
+// TestCostOfTheEmptyUnit checks that the unit "" of a Cost is requests, as in a Tier.
 func TestCostOfTheEmptyUnit(t *testing.T) {
 	l := mustNew(t, exact(throttle.PerHour(5)), nil)
 	p, err := l.Acquire(context.Background(), throttle.Cost{"": 3})
@@ -251,7 +253,7 @@ func TestCostOfTheEmptyUnit(t *testing.T) {
 	}
 	p.Release()
 	if got := used(t, l)[0]; got != 3 {
-		t.Errorf("%d used", got)
+		t.Errorf("%d used, want 3", got)
 	}
 	if _, err := l.Acquire(context.Background(), throttle.Cost{"": 6}); !errors.Is(err, throttle.ErrExceedsCapacity) {
 		t.Error(err)

@@ -16,15 +16,16 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// cents is a budget of whole hundredths.
+// cents returns a budget of n cents.
 func cents(n int64, p throttle.Period) throttle.Tier { return throttle.Budget(n, "cents", p) }
 
-// buy asks for cents at once.
+// buy asks for n cents.
 func buy(l *throttle.Limiter, n int64) (*throttle.Permit, error) {
 	return l.Acquire(context.Background(), throttle.Cost{"cents": n})
 }
 
-// What a budget has no room for is refused at once, and charged nowhere.
+// TestBudgetRefusesAtOnce checks that a request that exceeds what is left of a budget is refused at
+// once and charged in no tier.
 func TestBudgetRefusesAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		day := cents(10, throttle.Day)
@@ -37,7 +38,7 @@ func TestBudgetRefusesAtOnce(t *testing.T) {
 		var e *throttle.WaitError
 		if !errors.As(err, &e) || !errors.Is(err, throttle.ErrExhausted) || errors.Is(err, context.DeadlineExceeded) ||
 			e.Tier != day.String() || e.Wait != 24*hour || !e.Until.Equal(begin.Add(24*hour)) {
-			t.Errorf("refused with %v, %+v", err, e)
+			t.Errorf("error %v, %+v; want ErrExhausted of tier %v until the next midnight", err, e, day)
 		}
 		if _, err := buy(l, 11); !errors.Is(err, throttle.ErrExceedsCapacity) {
 			t.Errorf("more than the budget: %v", err)
@@ -46,7 +47,7 @@ func TestBudgetRefusesAtOnce(t *testing.T) {
 			t.Errorf("after %v: %+v", time.Since(begin), got)
 		}
 		if _, err := buy(l, 2); err != nil {
-			t.Errorf("what is left: %v", err)
+			t.Errorf("exactly what is left: %v", err)
 		}
 		time.Sleep(24 * hour)
 		if _, err := buy(l, 10); err != nil {
@@ -55,7 +56,7 @@ func TestBudgetRefusesAtOnce(t *testing.T) {
 	})
 }
 
-// A pause does not make callers wait for a budget.
+// TestBudgetWhilePaused checks that a budget also refuses at once during a pause.
 func TestBudgetWhilePaused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(throttle.Budget(1, "", throttle.Day)), nil)
@@ -67,7 +68,7 @@ func TestBudgetWhilePaused(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := l.Wait(context.Background()); !errors.Is(err, throttle.ErrExhausted) || time.Since(begin) != 0 {
-			t.Errorf("%v after %v", err, time.Since(begin))
+			t.Errorf("error %v after %v, want ErrExhausted at once", err, time.Since(begin))
 		}
 	})
 }
@@ -76,7 +77,7 @@ func TestBudgetAllow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(throttle.Budget(3, "", throttle.Month)), nil)
 		if !l.AllowN(2) || l.AllowN(2) || !l.Allow() || l.Allow() {
-			t.Error("a budget of 3 allows 2, not 2 more, 1, and no more")
+			t.Error("AllowN(2), AllowN(2), Allow, Allow of a budget of 3 must be true, false, true, false")
 		}
 		if err := l.Wait(context.Background()); !errors.Is(err, throttle.ErrExhausted) {
 			t.Errorf("Wait: %v", err)
@@ -84,7 +85,8 @@ func TestBudgetAllow(t *testing.T) {
 	})
 }
 
-// A queue of a thousand is refused when its head is, and not one by one as its turn comes.
+// TestBudgetRefusesTheQueue checks that all waiting callers are refused when the first one is,
+// instead of one by one.
 func TestBudgetRefusesTheQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(throttle.PerSecond(1), throttle.Budget(3, "", throttle.Month)), nil)
@@ -109,12 +111,13 @@ func TestBudgetRefusesTheQueue(t *testing.T) {
 		}
 		callers.Wait()
 		if !slices.Equal(admitted, []time.Duration{0, sec, 2 * sec}) || len(refused) != 997 || refused[996] != 2*sec {
-			t.Errorf("admitted after %v, %d refused", admitted, len(refused))
+			t.Errorf("admitted after %v and %d refused; want 3 after 0, 1 and 2 s and 997 refused by 2 s", admitted, len(refused))
 		}
 	})
 }
 
-// Who will be refused keeps nobody behind it waiting, in the forecast either.
+// TestBudgetInTheForecast checks that a caller that the budget will refuse delays no caller behind
+// it, in the forecast either.
 func TestBudgetInTheForecast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(throttle.PerSecond(1), cents(10, throttle.Month)), nil)
@@ -141,8 +144,8 @@ func TestBudgetInTheForecast(t *testing.T) {
 	})
 }
 
-// What was not sent is given back, and a tier beside the budget makes wait as ever.
-func TestBudgetGivenBack(t *testing.T) {
+// TestBudgetRefund checks that a canceled request is refunded to the budget.
+func TestBudgetRefund(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{cents(10, throttle.Day)}, Guard: sec}, nil)
 		p, err := buy(l, 10)
@@ -150,18 +153,19 @@ func TestBudgetGivenBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := buy(l, 1); !errors.Is(err, throttle.ErrExhausted) {
-			t.Errorf("all is on its way: %v", err)
+			t.Errorf("while all is in flight: %v, want ErrExhausted", err)
 		}
 		if err := p.Cancel(context.Background()); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := buy(l, 10); err != nil {
-			t.Errorf("all was given back: %v", err)
+			t.Errorf("after the refund: %v", err)
 		}
 	})
 }
 
-// A thousand callers at once spend the budget but for less than one request, and not more.
+// TestBudgetOfAThousand checks that a thousand concurrent callers never overspend the budget, and
+// leave less than the cost of one request.
 func TestBudgetOfAThousand(t *testing.T) {
 	const limit, cost = 100_000_000, 370_000
 	l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{throttle.Budget(limit, "usd", throttle.Month)}}, nil)
@@ -185,42 +189,43 @@ func TestBudgetOfAThousand(t *testing.T) {
 
 func TestAlerts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told []throttle.Alert
+		var alerts []throttle.Alert
 		p := exact(cents(200, throttle.Day), throttle.Tier{Limit: 200, Unit: "cents", Algorithm: throttle.Calendar, Period: throttle.Month})
 		p.AlertAt = []int{50, 80, 100}
-		p.Alert = func(a throttle.Alert) { told = append(told, a) }
+		p.Alert = func(a throttle.Alert) { alerts = append(alerts, a) }
 		l := limiter(t, p, nil)
 		midnight := time.Now().Add(24 * hour)
 		check := func(cost int64, used int64, percents ...int) {
 			t.Helper()
-			told = nil
+			alerts = nil
 			if _, err := buy(l, cost); err != nil {
 				t.Fatal(err)
 			}
 			for i, percent := range percents {
 				want := throttle.Alert{Policy: "api", Tier: p.Tiers[0].String(), Percent: percent, Used: used, Limit: 200, Until: midnight}
-				if i >= len(told) || !told[i].Until.Equal(midnight) {
-					t.Fatalf("with %d used: told %+v, want %+v", used, told, want)
+				if i >= len(alerts) || !alerts[i].Until.Equal(midnight) {
+					t.Fatalf("with %d used: alerts %+v, want %+v", used, alerts, want)
 				}
-				if told[i].Until = midnight; told[i] != want {
-					t.Errorf("with %d used: told %+v, want %+v", used, told[i], want)
+				if alerts[i].Until = midnight; alerts[i] != want {
+					t.Errorf("with %d used: alerts %+v, want %+v", used, alerts[i], want)
 				}
 			}
-			if len(told) != len(percents) {
-				t.Errorf("with %d used: told %+v, want %v", used, told, percents)
+			if len(alerts) != len(percents) {
+				t.Errorf("with %d used: alerts %+v, want %v", used, alerts, percents)
 			}
 		}
 		check(99, 99)
 		check(1, 100, 50)
 		check(1, 101)
-		if l.AllowN(3) { // no tier counts them
-			t.Error("requests that nothing limits were admitted")
+		if l.AllowN(3) { // no tier counts requests
+			t.Error("AllowN(3) = true, although no tier counts requests")
 		}
 		check(99, 200, 80, 100)
 	})
 }
 
-// An alert is the request's own, also of one that had to wait.
+// TestAlertOfAWaiter checks that Alert is called when a waiting request is admitted, and that it
+// may use the Limiter.
 func TestAlertOfAWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var at []time.Duration
@@ -239,12 +244,12 @@ func TestAlertOfAWaiter(t *testing.T) {
 			}
 		}
 		if !slices.Equal(at, []time.Duration{sec}) {
-			t.Errorf("told after %v, want 1s", at)
+			t.Errorf("Alert was called after %v, want 1s", at)
 		}
 	})
 }
 
-// A policy can be kept as JSON, all but whom it tells.
+// TestPolicyOfABudgetAsJSON checks that a policy survives JSON, except for its Alert.
 func TestPolicyOfABudgetAsJSON(t *testing.T) {
 	p := throttle.Policy{Name: "llm", Tiers: []throttle.Tier{cents(5, throttle.Day)}, AlertAt: []int{50}}
 	alerting := p
@@ -271,7 +276,7 @@ func TestAlertAtValidate(t *testing.T) {
 		"5/s;budget=true | alert_at=50":                  "AlertAt is set: no tier is a budget over the calendar",
 	} {
 		if _, err := throttle.ParsePolicy("p", spec); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v\ndoes not say %q", spec, err, want)
+			t.Errorf("%q: error %v\nwant one that contains %q", spec, err, want)
 		}
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// within returns a Limiter inside another, both new.
+// within returns a new Limiter inside another new one, and the outer one.
 func within(t *testing.T, inner, outer throttle.Policy) (l, o *throttle.Limiter) {
 	t.Helper()
 	inner.Name, outer.Name = "inner", "outer"
@@ -27,7 +27,8 @@ func within(t *testing.T, inner, outer throttle.Policy) (l, o *throttle.Limiter)
 	return mustNew(t, inner, nil).Within(o), o
 }
 
-// A refused request is charged in no scope, whichever way it asked.
+// TestWithinRefusedChargesNothing checks that a refused request is charged in no scope, for every
+// method that asks.
 func TestWithinRefusedChargesNothing(t *testing.T) {
 	const most = 400
 	for name, ask := range map[string]func(context.Context, *throttle.Limiter) bool{
@@ -64,15 +65,15 @@ func TestWithinRefusedChargesNothing(t *testing.T) {
 					n *= 2
 				}
 				if got := used(t, l); n != most || !slices.Equal(got, []int64{n, n}) {
-					t.Errorf("%d admitted, %v charged", n, got)
+					t.Errorf("%d admitted and %v charged, want %d each", n, got, most)
 				}
 			})
 		}
 	}
 }
 
-// What no wait in an outer scope admits is refused at once, though the request has to wait
-// in the inner one, and does not hold up the others there.
+// TestWithinRefusedAtOnce checks that a request that no wait in an outer scope admits is refused at
+// once, even if it would also have to wait in the inner scope.
 func TestWithinRefusedAtOnce(t *testing.T) {
 	budget := throttle.Budget(3, "cents", throttle.Month)
 	for _, tt := range []struct {
@@ -101,18 +102,18 @@ func TestWithinRefusedAtOnce(t *testing.T) {
 				_, err := l.Acquire(ctx, tt.cost)
 				var e *throttle.WaitError
 				if !errors.Is(err, tt.want) || !errors.As(err, &e) || e.Policy != "outer" || e.Tier != tt.outer.String() {
-					t.Errorf("error is %v", err)
+					t.Errorf("error is %v, want %v of policy outer and tier %v", err, tt.want, tt.outer)
 				}
 				if took := time.Since(began); took != 0 {
-					t.Errorf("it came after %v", took)
+					t.Errorf("the error came after %v, want at once", took)
 				}
 			})
 		})
 	}
 }
 
-// A chain in which a quota lies inside itself would admit nothing, or never end: it
-// refuses every call.
+// TestWithinItself checks that a chain in which a quota lies inside itself refuses every call. It
+// could admit nothing.
 func TestWithinItself(t *testing.T) {
 	policy := func(name string) throttle.Policy {
 		return throttle.Policy{Name: name, Tiers: []throttle.Tier{throttle.PerSecond(1)}}
@@ -133,7 +134,7 @@ func TestWithinItself(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		err := l.Wait(ctx)
 		if err == nil || errors.Is(err, throttle.ErrDeadline) || errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "Within") {
-			t.Errorf("%s: error is %v", name, err)
+			t.Errorf("%s: error is %v, want one that names Within", name, err)
 		}
 		if l.Allow() {
 			t.Errorf("%s: Allow admits", name)
@@ -141,12 +142,12 @@ func TestWithinItself(t *testing.T) {
 		cancel()
 	}
 	if got := used(t, a.Within(b).Within(c)); !slices.Equal(got, []int64{0, 0, 0}) {
-		t.Errorf("%v charged", got)
+		t.Errorf("%v charged, want nothing", got)
 	}
 }
 
-// A Batch request that others interrupt while it waits in the outer queue keeps its age
-// there: it ages by the time since it came, not since it came back.
+// TestWithinKeepsItsAge checks that a Batch request keeps its age in the outer queue when requests
+// of other classes take its place there: it ages from its first arrival.
 func TestWithinKeepsItsAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const aging = 10 * time.Second
@@ -158,7 +159,7 @@ func TestWithinKeepsItsAge(t *testing.T) {
 		defer wg.Wait()
 		defer cancel()
 		began := time.Now()
-		for range 3 { // the outer queue is never without Normal requests
+		for range 3 { // keep Normal requests in the outer queue
 			wg.Go(func() {
 				for outer.Wait(ctx) == nil {
 				}
@@ -176,38 +177,39 @@ func TestWithinKeepsItsAge(t *testing.T) {
 			wg.Go(func() { _ = l.Wait(throttle.WithClass(ctx, throttle.Interactive)) }) // takes its place
 		}
 		if got := <-done; got > 17*time.Second {
-			t.Errorf("admitted after %v, want about %v and the three ahead of it", got, aging)
+			t.Errorf("admitted after %v, want at most 17s: %v and some seconds for the requests ahead", got, aging)
 		}
 	})
 }
 
-// A tapped context calls a function when it is looked at for the n-th time.
-type tapped struct {
+// A tappedContext calls a function at the n-th call of its methods.
+type tappedContext struct {
 	context.Context
-	looks *atomic.Int32
+	calls *atomic.Int32
 	tap   func()
 }
 
-func (c tapped) look() {
-	if c.looks.Add(-1) == 0 {
+func (c tappedContext) count() {
+	if c.calls.Add(-1) == 0 {
 		c.tap()
 	}
 }
 
-func (c tapped) Deadline() (time.Time, bool) { c.look(); return c.Context.Deadline() }
-func (c tapped) Done() <-chan struct{}       { c.look(); return c.Context.Done() }
-func (c tapped) Value(key any) any           { c.look(); return c.Context.Value(key) }
+func (c tappedContext) Deadline() (time.Time, bool) { c.count(); return c.Context.Deadline() }
+func (c tappedContext) Done() <-chan struct{}       { c.count(); return c.Context.Done() }
+func (c tappedContext) Value(key any) any           { c.count(); return c.Context.Value(key) }
 
-// A user does not sleep behind a Batch request that stands in the outer queue, whenever it
-// comes: also just when the Batch request goes there.
-func TestWithinUsersPassBatch(t *testing.T) {
+// TestWithinInteractivePassesBatch checks that an Interactive request overtakes a Batch request in the
+// outer queue, whenever it arrives, also at the moment when the Batch request enters that queue.
+func TestWithinInteractivePassesBatch(t *testing.T) {
 	for i := range 200 {
-		synctest.Test(t, func(t *testing.T) { userPassesBatch(t, int32(1+i%20)) })
+		synctest.Test(t, func(t *testing.T) { interactivePassesBatch(t, int32(1+i%20)) })
 	}
 }
 
-// A user comes when the context of a Batch request is looked at for the n-th time.
-func userPassesBatch(t *testing.T, n int32) {
+// interactivePassesBatch lets an Interactive request arrive at the n-th call of a method of the
+// Batch request's context.
+func interactivePassesBatch(t *testing.T, n int32) {
 	l, outer := within(t,
 		throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1000)}, Aging: time.Hour},
 		throttle.Policy{Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}}, Aging: time.Hour})
@@ -228,30 +230,30 @@ func userPassesBatch(t *testing.T, n int32) {
 			p.Release()
 		})
 	}
-	comes := sync.OnceFunc(func() { send(t.Context(), throttle.Interactive) })
-	ctx := tapped{t.Context(), new(atomic.Int32), func() {
-		comes()
-		for range 100 { // it may come now or later: both are right
+	arrive := sync.OnceFunc(func() { send(t.Context(), throttle.Interactive) })
+	ctx := tappedContext{t.Context(), new(atomic.Int32), func() {
+		arrive()
+		for range 100 { // it may arrive now or later; both are right
 			runtime.Gosched()
 		}
 	}}
-	ctx.looks.Store(n)
+	ctx.calls.Store(n)
 	send(ctx, throttle.Batch)
 	synctest.Wait()
-	comes()
+	arrive()
 	synctest.Wait()
 	if got := status(t, l).Waiting; got != 2 {
-		t.Fatalf("look %d: %d wait", n, got)
+		t.Fatalf("call %d: %d callers wait, want 2", n, got)
 	}
 	held.Release()
 	wg.Wait()
 	if !slices.Equal(order, []throttle.Class{throttle.Interactive, throttle.Batch}) {
-		t.Errorf("look %d: admitted %v", n, order)
+		t.Errorf("call %d: the order was %v, want interactive, batch", n, order)
 	}
 }
 
-// Admissions are callers in the order in which they were admitted. Those of one instant
-// have none, and count as in order.
+// An admissions records callers in the order of their admission. Callers that are admitted at the
+// same time count as in order.
 type admissions struct {
 	mu   sync.Mutex // guards all below
 	list []admission
@@ -280,9 +282,9 @@ func (a *admissions) order() (order []int) {
 	return order
 }
 
-// Three scopes deep, callers give up at any moment, and permits end in any way. The
-// strict providers of all scopes refuse nothing, the callers that stay are admitted in
-// their order, and nothing is left behind.
+// TestWithinThreeStorm runs callers through three nested scopes and cancels some at random times.
+// The strict provider must refuse nothing, the other callers must be admitted in order, and nothing
+// may stay charged.
 func TestWithinThreeStorm(t *testing.T) {
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) { threeStorm(t, rand.New(rand.NewPCG(3, seed)), seed) })
@@ -332,13 +334,13 @@ func threeStorm(t *testing.T, rnd *rand.Rand, seed uint64) {
 	}
 	wg.Wait()
 	if order := admitted.order(); !slices.IsSorted(order) || len(order)+len(gone) != 60 {
-		t.Errorf("seed %d, %v: admitted %v, gone %v", seed, tiers, order, gone)
+		t.Errorf("seed %d, %v: admitted %v, canceled %v; want 60 in all, the admitted in order", seed, tiers, order, gone)
 	}
 	if s := api.Summary(); s.Refused != 0 {
 		t.Errorf("seed %d, %v: the provider refused %d of %d", seed, tiers, s.Refused, s.Sent)
 	}
 	time.Sleep(time.Minute)
 	if got := used(t, l); !slices.Equal(got, []int64{0, 0, 0}) || status(t, l).Waiting != 0 {
-		t.Errorf("seed %d: %v are still used", seed, got)
+		t.Errorf("seed %d: %v are still used, want 0", seed, got)
 	}
 }

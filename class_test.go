@@ -29,25 +29,25 @@ func TestClassNames(t *testing.T) {
 	}
 }
 
-// A guest waits for his turn in a class.
-type guest struct {
+// A classCaller is one caller of a class.
+type classCaller struct {
 	class   throttle.Class
 	arrives time.Duration // since the start
-	leaves  time.Duration // if he waits then. If zero, never
-	within  time.Duration // his deadline, from his arrival on. If zero, none
-	end     time.Duration // when he was admitted, refused or left
+	leaves  time.Duration // when its context is canceled, if it still waits. If zero, never
+	within  time.Duration // its timeout, from its arrival on. If zero, none
+	end     time.Duration // when it was admitted, refused or canceled
 	err     error
 }
 
-// visit lets guests wait, in the order in which they stand, each admitted one asking
-// for one request. It returns them as they ended.
-func visit(t *testing.T, p throttle.Policy, s throttle.Store, guests []guest) []guest {
-	guests = slices.Clone(guests)
+// runClassCallers lets each caller wait for one request, in a goroutine, and returns the callers
+// with their ends. They must arrive in order.
+func runClassCallers(t *testing.T, p throttle.Policy, s throttle.Store, callers []classCaller) []classCaller {
+	callers = slices.Clone(callers)
 	synctest.Test(t, func(t *testing.T) {
 		l, start := limiter(t, p, s), time.Now()
 		var wg sync.WaitGroup
-		for i := range guests {
-			g := &guests[i]
+		for i := range callers {
+			g := &callers[i]
 			time.Sleep(g.arrives - time.Since(start))
 			synctest.Wait()
 			wg.Go(func() {
@@ -68,49 +68,50 @@ func visit(t *testing.T, p throttle.Policy, s throttle.Store, guests []guest) []
 		}
 		wg.Wait()
 	})
-	return guests
+	return callers
 }
 
-// byRank is the law that visit is judged by: whenever the provider's counter takes one
-// request more, it is that of the least rank among those who are there.
-func byRank(t *testing.T, p throttle.Policy, guests []guest) []guest {
-	guests = slices.Clone(guests)
-	for i := range guests {
-		guests[i].end = 0
+// referenceByRank computes the results that runClassCallers must have: whenever the provider's
+// counter has room for one request, the waiting caller with the lowest rank is admitted.
+func referenceByRank(t *testing.T, p throttle.Policy, callers []classCaller) []classCaller {
+	callers = slices.Clone(callers)
+	for i := range callers {
+		callers[i].end = 0
 	}
 	provider, start := counter(t, p.Tiers...), bubbleStart.UnixMicro()
-	rank := func(g *guest) time.Duration {
+	rank := func(g *classCaller) time.Duration {
 		return g.arrives + map[throttle.Class]time.Duration{throttle.Normal: p.Aging, throttle.Batch: 2 * p.Aging}[g.class]
 	}
-	var there []*guest
-	for next := 0; next < len(guests) || len(there) > 0; {
+	var there []*classCaller
+	for next := 0; next < len(callers) || len(there) > 0; {
 		if len(there) == 0 {
-			there = append(there, &guests[next])
+			there = append(there, &callers[next])
 			next++
 		}
-		from := slices.MinFunc(there, func(a, b *guest) int { return cmp.Compare(a.arrives, b.arrives) }).arrives
+		from := slices.MinFunc(there, func(a, b *classCaller) int { return cmp.Compare(a.arrives, b.arrives) }).arrives
 		micros, _ := provider.Earliest(start+from.Microseconds(), nil)
 		at := time.Duration(micros-start) * time.Microsecond
-		for ; next < len(guests) && guests[next].arrives <= at; next++ {
-			there = append(there, &guests[next])
+		for ; next < len(callers) && callers[next].arrives <= at; next++ {
+			there = append(there, &callers[next])
 		}
-		there = slices.DeleteFunc(there, func(g *guest) bool { return g.leaves > 0 && g.leaves <= at })
+		there = slices.DeleteFunc(there, func(g *classCaller) bool { return g.leaves > 0 && g.leaves <= at })
 		if len(there) == 0 {
 			continue
 		}
-		head := slices.MinFunc(there, func(a, b *guest) int { return cmp.Compare(rank(a), rank(b)) })
+		head := slices.MinFunc(there, func(a, b *classCaller) int { return cmp.Compare(rank(a), rank(b)) })
 		if head.arrives > at {
-			t.Fatalf("the model admits %+v at %v", *head, at)
+			t.Fatalf("the reference admits %+v at %v, before its arrival", *head, at)
 		}
 		provider.Arrive(micros, nil)
 		head.end = at
-		there = slices.DeleteFunc(there, func(g *guest) bool { return g == head })
+		there = slices.DeleteFunc(there, func(g *classCaller) bool { return g == head })
 	}
-	return guests
+	return callers
 }
 
-// TestClassesByRank: whoever comes, of whatever class, and leaves or not: at every
-// instant at which the tiers take one request more, the least rank goes.
+// TestClassesByRank checks that, whenever the tiers have room for one request, the waiting caller
+// with the lowest rank is admitted, whatever the classes of the callers are and whichever are
+// canceled.
 func TestClassesByRank(t *testing.T) {
 	for _, a := range counters {
 		t.Run(a.String(), func(t *testing.T) {
@@ -118,19 +119,19 @@ func TestClassesByRank(t *testing.T) {
 			overtaken := 0
 			for seed := range uint64(soak.Times(8)) {
 				r := rand.New(rand.NewPCG(seed, uint64(a)))
-				p, customers := randomCrowd(r, a, 200)
+				p, random := randomCallers(r, a, 200)
 				p.Aging = (p.Tiers[0].Window * time.Duration(1+r.IntN(20)) / time.Duration(p.Tiers[0].Limit)).Truncate(time.Microsecond)
-				guests := make([]guest, len(customers))
-				for i, c := range customers {
-					guests[i] = guest{class: classes[r.IntN(len(classes))], arrives: time.Duration(c.arrives) * time.Microsecond}
+				callers := make([]classCaller, len(random))
+				for i, c := range random {
+					callers[i] = classCaller{class: classes[r.IntN(len(classes))], arrives: time.Duration(c.arrives) * time.Microsecond}
 					if c.leaves != never && r.IntN(2) == 0 {
-						guests[i].leaves = time.Duration(c.leaves) * time.Microsecond
+						callers[i].leaves = time.Duration(c.leaves) * time.Microsecond
 					}
 				}
-				got, want := visit(t, p, nil, guests), byRank(t, p, guests)
+				got, want := runClassCallers(t, p, nil, callers), referenceByRank(t, p, callers)
 				for i, g := range got {
 					if left := want[i].end == 0; left != (g.err != nil) || !left && g.end != want[i].end || left && g.end != g.leaves {
-						t.Fatalf("seed %d: guest %d %+v should have ended at %v", seed, i, g, want[i].end)
+						t.Fatalf("seed %d: caller %d is %+v, want end %v", seed, i, g, want[i].end)
 					}
 					if i > 0 && g.err == nil && got[i-1].err == nil && g.end < got[i-1].end {
 						overtaken++
@@ -138,14 +139,14 @@ func TestClassesByRank(t *testing.T) {
 				}
 			}
 			if overtaken < 100 {
-				t.Errorf("%d went ahead of others: this proves little", overtaken)
+				t.Errorf("%d callers were overtaken, want at least 100", overtaken)
 			}
 		})
 	}
 }
 
-// TestClassesDeadlinesByRank: of a crowd with deadlines a newcomer is refused at once if,
-// and only if, those who are there already make it late.
+// TestClassesDeadlinesByRank checks that a newcomer with a deadline is refused at once if, and only
+// if, the callers that already wait make it late.
 func TestClassesDeadlinesByRank(t *testing.T) {
 	for _, a := range counters {
 		t.Run(a.String(), func(t *testing.T) {
@@ -153,43 +154,43 @@ func TestClassesDeadlinesByRank(t *testing.T) {
 			refused := 0
 			for seed := range uint64(soak.Times(8)) {
 				r := rand.New(rand.NewPCG(seed, 7+uint64(a)))
-				p, customers := randomCrowd(r, a, 105)
+				p, random := randomCallers(r, a, 105)
 				slot := p.Tiers[0].Window / time.Duration(p.Tiers[0].Limit)
 				p.Aging = (slot * time.Duration(1+r.IntN(20))).Truncate(time.Microsecond)
-				guests := make([]guest, len(customers))
-				for i, c := range customers {
-					guests[i] = guest{class: classes[r.IntN(len(classes))], arrives: time.Duration(c.arrives) * time.Microsecond,
+				callers := make([]classCaller, len(random))
+				for i, c := range random {
+					callers[i] = classCaller{class: classes[r.IntN(len(classes))], arrives: time.Duration(c.arrives) * time.Microsecond,
 						within: (slot * time.Duration(1+r.IntN(60))).Truncate(time.Microsecond) + 500*time.Nanosecond}
 				}
-				var there []guest
-				for i, g := range visit(t, p, nil, guests) {
+				var there []classCaller
+				for i, g := range runClassCallers(t, p, nil, callers) {
 					late := g
 					late.leaves = g.arrives + g.within
 					there = append(there, late)
-					want := byRank(t, p, there)[len(there)-1].end
-					if g.err == nil || g.end > g.arrives { // it was let in
+					want := referenceByRank(t, p, there)[len(there)-1].end
+					if g.err == nil || g.end > g.arrives { // not refused at once
 						if want == 0 {
-							t.Fatalf("seed %d: guest %d %+v is late and was let in", seed, i, g)
+							t.Fatalf("seed %d: caller %d %+v is late and was not refused at once", seed, i, g)
 						}
 						continue
 					}
 					if want != 0 {
-						t.Fatalf("seed %d: guest %d %+v was refused and could go at %v", seed, i, g, want)
+						t.Fatalf("seed %d: caller %d %+v was refused, but could be admitted at %v", seed, i, g, want)
 					}
 					refused++
 					there = there[:len(there)-1]
 				}
 			}
 			if refused < 100 {
-				t.Errorf("%d were refused: this proves little", refused)
+				t.Errorf("%d callers were refused, want at least 100", refused)
 			}
 		})
 	}
 }
 
-// waits are the sorted waits of those of a class that were admitted.
-func waits(guests []guest, c throttle.Class) (list []time.Duration) {
-	for _, g := range guests {
+// waits returns the sorted waits of the admitted callers of a class.
+func waits(callers []classCaller, c throttle.Class) (list []time.Duration) {
+	for _, g := range callers {
 		if g.class == c && g.err == nil {
 			list = append(list, g.end-g.arrives)
 		}
@@ -200,67 +201,67 @@ func waits(guests []guest, c throttle.Class) (list []time.Duration) {
 
 func p99(list []time.Duration) time.Duration { return list[len(list)*99/100] }
 
-// TestClassesUnderLoad: a batch job asks for far more than there is. With classes those
-// for whom somebody waits hardly notice, and the job gets the rest.
+// TestClassesUnderLoad runs a batch job that asks for four times the quota. With classes,
+// interactive requests must hardly wait, and the job must get the rest.
 func TestClassesUnderLoad(t *testing.T) {
-	var guests []guest
+	var callers []classCaller
 	for at := time.Duration(0); at < 2*time.Minute; at += 25 * ms { // 40 a second, of 10
-		guests = append(guests, guest{class: throttle.Batch, arrives: at, leaves: 2 * time.Minute})
+		callers = append(callers, classCaller{class: throttle.Batch, arrives: at, leaves: 2 * time.Minute})
 		if at%(200*ms) == 0 { // 5 a second
-			guests = append(guests, guest{class: throttle.Interactive, arrives: at, leaves: 2 * time.Minute})
+			callers = append(callers, classCaller{class: throttle.Interactive, arrives: at, leaves: 2 * time.Minute})
 		}
 	}
 	policy := throttle.Policy{Tiers: []throttle.Tier{per(sec, 10, throttle.GCRA)}, Guard: throttle.NoGuard, Aging: time.Hour}
-	with := visit(t, policy, nil, guests)
-	plain := slices.Clone(guests)
+	with := runClassCallers(t, policy, nil, callers)
+	plain := slices.Clone(callers)
 	for i := range plain {
 		plain[i].class = throttle.Normal
 	}
-	without := visit(t, policy, nil, plain)
+	without := runClassCallers(t, policy, nil, plain)
 	for i := range without {
-		without[i].class = guests[i].class
+		without[i].class = callers[i].class
 	}
 	fast, slow := p99(waits(with, throttle.Interactive)), p99(waits(without, throttle.Interactive))
 	served := len(waits(with, throttle.Batch))
-	t.Logf("99 in 100 interactive requests wait for %v with classes and for %v without; %d of the job are admitted", fast, slow, served)
+	t.Logf("99 %% of the interactive requests wait for at most %v with classes and %v without; %d batch requests are admitted", fast, slow, served)
 	if slow < 5*fast {
-		t.Errorf("classes bring little: %v and %v", fast, slow)
+		t.Errorf("p99 wait of interactive requests is %v with classes and %v without, want a fifth at most", fast, slow)
 	}
 	if all := len(waits(with, throttle.Interactive)); all != 600 {
-		t.Errorf("%d of 600 interactive requests were admitted", all)
+		t.Errorf("%d interactive requests were admitted, want 600", all)
 	}
 	if served < 590 {
-		t.Errorf("the job got %d, and 1200 less 600 were left for it", served)
+		t.Errorf("%d batch requests were admitted, want at least 590", served)
 	}
 }
 
-// TestAgeing: however many come for whom somebody waits, a Batch request goes ahead of
-// those that come when it has waited for twice Aging, and a Normal one after once.
-func TestAgeing(t *testing.T) {
+// TestAging checks that a Batch request goes before newly arriving Interactive requests when it has
+// waited for twice Aging, and a Normal request when it has waited for Aging.
+func TestAging(t *testing.T) {
 	const aging = 5 * sec
 	for class, most := range map[throttle.Class]time.Duration{throttle.Batch: 2 * aging, throttle.Normal: aging} {
-		var guests []guest
+		var callers []classCaller
 		for at := time.Duration(0); at < 40*sec; at += 50 * ms { // 20 a second, of 10
-			guests = append(guests, guest{class: throttle.Interactive, arrives: at, leaves: 40 * sec})
+			callers = append(callers, classCaller{class: throttle.Interactive, arrives: at, leaves: 40 * sec})
 			if at == 3*sec {
-				guests = append(guests, guest{class: class, arrives: at})
+				callers = append(callers, classCaller{class: class, arrives: at})
 			}
 		}
-		got := visit(t, throttle.Policy{Tiers: []throttle.Tier{per(sec, 10, throttle.GCRA)}, Guard: throttle.NoGuard, Aging: aging}, nil, guests)
+		got := runClassCallers(t, throttle.Policy{Tiers: []throttle.Tier{per(sec, 10, throttle.GCRA)}, Guard: throttle.NoGuard, Aging: aging}, nil, callers)
 		old := waits(got, class)[0]
-		queue := time.Duration(0) // then ahead of it
+		queue := time.Duration(0) // the time of the requests that are then ahead of it
 		for _, g := range got {
 			if g.class == throttle.Interactive && g.arrives <= 3*sec+most && (g.err != nil || g.end > 3*sec+most) {
 				queue += 100 * ms
 			}
 		}
 		if old <= most || old > most+queue+100*ms {
-			t.Errorf("%v waits for %v: Aging allows %v, and %v for those ahead of it then", class, old, most, queue)
+			t.Errorf("a %v request waits for %v, want at most %v plus %v for the requests ahead of it", class, old, most, queue)
 		}
 	}
 }
 
-// take takes as many requests as go at once.
+// take returns how many requests are admitted at once.
 func take(t *testing.T, l *throttle.Limiter, c throttle.Class) (n int) {
 	t.Helper()
 	for ; ; n++ {
@@ -276,7 +277,8 @@ func take(t *testing.T, l *throttle.Limiter, c throttle.Class) (n int) {
 	}
 }
 
-// TestHeadroom: a batch job leaves a part of every tier to the others, who have it at once.
+// TestHeadroom checks that a batch job leaves a part of every tier to the other classes, which get
+// it at once.
 func TestHeadroom(t *testing.T) {
 	for _, a := range append(slices.Clone(counters), throttle.SlidingWindow, throttle.Concurrency) {
 		t.Run(a.String(), func(t *testing.T) {
@@ -287,18 +289,18 @@ func TestHeadroom(t *testing.T) {
 				}
 				l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{per(window, 100, a)}, Headroom: 20}, nil)
 				if n := take(t, l, throttle.Batch); n != 80 {
-					t.Errorf("a batch job has %d of 100 at once", n)
+					t.Errorf("%d batch requests were admitted, want 80", n)
 				}
 				if n := take(t, l, throttle.Interactive) + take(t, l, throttle.Normal); n != 20 {
-					t.Errorf("the others have %d of the 20 that were left to them", n)
+					t.Errorf("%d requests of other classes were admitted, want 20", n)
 				}
 			})
 		})
 	}
 }
 
-// TestHeadroomEnds: who has waited for Aging needs leave nothing, so that nobody
-// starves; and a cost that is most of a tier leaves what it can.
+// TestHeadroomEnds checks that a Batch request that has waited for Aging leaves no headroom, so it
+// cannot starve, and that a cost above the rest of a tier leaves what it can.
 func TestHeadroomEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := throttle.Policy{Tiers: []throttle.Tier{per(hour, 10, throttle.SlidingLog)}, Guard: throttle.NoGuard, Headroom: 50, Aging: 7 * sec}
@@ -318,34 +320,36 @@ func TestHeadroomEnds(t *testing.T) {
 	})
 }
 
-// TestHeadroomDeadline: that headroom makes a request late is known when it comes, and
-// so is that it will be old enough in time.
+// TestHeadroomDeadline checks that a newcomer is refused at once if headroom makes it late, but not
+// if it has aged before its deadline.
 func TestHeadroomDeadline(t *testing.T) {
 	p := throttle.Policy{Tiers: []throttle.Tier{per(hour, 10, throttle.SlidingLog)}, Guard: throttle.NoGuard, Headroom: 50, Aging: 7 * sec}
-	guests := slices.Repeat([]guest{{class: throttle.Batch}}, 5)
-	guests = append(guests,
-		guest{class: throttle.Batch, arrives: sec, within: 6 * sec},
-		guest{class: throttle.Batch, arrives: sec, within: 8 * sec},
-		guest{class: throttle.Interactive, arrives: sec, within: sec})
-	got := visit(t, p, nil, guests)[5:]
+	callers := slices.Repeat([]classCaller{{class: throttle.Batch}}, 5)
+	callers = append(callers,
+		classCaller{class: throttle.Batch, arrives: sec, within: 6 * sec},
+		classCaller{class: throttle.Batch, arrives: sec, within: 8 * sec},
+		classCaller{class: throttle.Interactive, arrives: sec, within: sec})
+	got := runClassCallers(t, p, nil, callers)[5:]
 	if !errors.Is(got[0].err, throttle.ErrDeadline) || got[0].end != sec {
-		t.Errorf("who can't be old enough in time: %v after %v", got[0].err, got[0].end)
+		t.Errorf("the request that ages too late: %v after %v, want ErrDeadline after 1s", got[0].err, got[0].end)
 	}
 	if got[1].err != nil || got[1].end != 8*sec {
-		t.Errorf("who can: %v after %v", got[1].err, got[1].end)
+		t.Errorf("the request that ages in time: %v after %v, want nil after 8s", got[1].err, got[1].end)
 	}
 	if got[2].err != nil || got[2].end != sec {
-		t.Errorf("whom it was left to: %v after %v", got[2].err, got[2].end)
+		t.Errorf("the interactive request: %v after %v, want nil after 1s", got[2].err, got[2].end)
 	}
 }
 
-// TestClassDeadlines: a newcomer is refused by what is ahead of it, not by those it
-// overtakes, who keep their deadlines.
+// TestClassDeadlines checks that only the callers ahead of a newcomer can make it late, and that
+// callers that it overtakes keep their deadlines.
 func TestClassDeadlines(t *testing.T) {
-	batch := guest{class: throttle.Batch, within: 4500 * ms}
-	interactive := func(within time.Duration) guest { return guest{class: throttle.Interactive, within: within} }
-	guests := []guest{{}, batch, batch, batch, interactive(900 * ms), interactive(1100 * ms), interactive(1900 * ms), batch}
-	got := visit(t, exact(per(sec, 1, throttle.GCRA)), nil, guests)
+	batch := classCaller{class: throttle.Batch, within: 4500 * ms}
+	interactive := func(within time.Duration) classCaller {
+		return classCaller{class: throttle.Interactive, within: within}
+	}
+	callers := []classCaller{{}, batch, batch, batch, interactive(900 * ms), interactive(1100 * ms), interactive(1900 * ms), batch}
+	got := runClassCallers(t, exact(per(sec, 1, throttle.GCRA)), nil, callers)
 	for i, want := range []struct {
 		end time.Duration
 		err error
@@ -354,17 +358,18 @@ func TestClassDeadlines(t *testing.T) {
 		{0, throttle.ErrDeadline}, {sec, nil}, {0, throttle.ErrDeadline}, {0, throttle.ErrDeadline},
 	} {
 		if got[i].end != want.end || !errors.Is(got[i].err, want.err) {
-			t.Errorf("guest %d ended after %v with %v, want %v and %v", i, got[i].end, got[i].err, want.end, want.err)
+			t.Errorf("caller %d ended after %v with %v, want %v and %v", i, got[i].end, got[i].err, want.end, want.err)
 		}
 	}
-	guests = append(guests, interactive(3*sec)) // whom the third of the job has to let pass
-	got = visit(t, exact(per(sec, 1, throttle.GCRA)), nil, guests)
+	callers = append(callers, interactive(3*sec)) // overtakes the third Batch request
+	got = runClassCallers(t, exact(per(sec, 1, throttle.GCRA)), nil, callers)
 	if got[3].end != 4500*ms || !errors.Is(got[3].err, context.DeadlineExceeded) || got[8].end != 2*sec {
-		t.Errorf("overtaken: %v after %v; the other: %v after %v", got[3].err, got[3].end, got[8].err, got[8].end)
+		t.Errorf("the overtaken caller: %v after %v, want DeadlineExceeded after 4.5s; the other: %v after %v, want nil after 2s",
+			got[3].err, got[3].end, got[8].err, got[8].end)
 	}
 }
 
-// TestClassOfATransport: the class is that of the request's context.
+// TestClassOfATransport checks that a Transport takes the class from the request's context.
 func TestClassOfATransport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		provider := throttletest.New(throttle.PerSecond(1))
@@ -397,25 +402,25 @@ func TestClassOfATransport(t *testing.T) {
 	})
 }
 
-// TestClassesForecasts: newcomers of several classes, with deadlines, do not each play the
-// whole queue through, and are judged as exactly as those of one class are.
+// TestClassesForecasts checks that newcomers of several classes with deadlines share a few
+// forecasts, which are as exact as for one class.
 func TestClassesForecasts(t *testing.T) {
-	s := new(foretelling)
-	var guests []guest
-	for i := range 900 { // one a second: the first at once, the last of each class after 300, 599 and 899 s
-		guests = append(guests, guest{class: classes[i%3], within: hour})
+	s := new(countingForecasts)
+	var callers []classCaller
+	for i := range 900 { // one a second; the last of each class is admitted after 300, 599 and 899 s
+		callers = append(callers, classCaller{class: classes[i%3], within: hour})
 	}
 	for _, late := range []struct {
 		class  throttle.Class
-		served time.Duration // behind those of its class and of the latecomers that go before
+		served time.Duration // behind the callers of its class and the latecomers ahead
 	}{{throttle.Interactive, 301 * sec}, {throttle.Normal, 601 * sec}, {throttle.Batch, 902 * sec}} {
-		guests = append(guests, guest{class: late.class, within: late.served - ms}, guest{class: late.class, within: late.served + ms})
+		callers = append(callers, classCaller{class: late.class, within: late.served - ms}, classCaller{class: late.class, within: late.served + ms})
 	}
 	p := exact(per(sec, 1, throttle.GCRA))
 	p.Aging = hour
-	got := visit(t, p, s, guests)
+	got := runClassCallers(t, p, s, callers)
 	if made := s.made.Load(); made > 6 {
-		t.Errorf("%d forecasts were made for one crowd", made)
+		t.Errorf("%d forecasts were made, want at most 6", made)
 	}
 	for i, g := range got[900:] {
 		if refused := errors.Is(g.err, throttle.ErrDeadline) && g.end == 0; refused != (i%2 == 0) || !refused && (g.err != nil || g.end != g.within-ms) {
@@ -424,20 +429,21 @@ func TestClassesForecasts(t *testing.T) {
 	}
 }
 
-// TestClassesOvertakeBookings: where times are booked ahead of time, who goes first has
-// the first of them, and the others move on; but who costs something else goes behind.
-func TestClassesOvertakeBookings(t *testing.T) {
+// TestClassesOvertakeReservations checks that, at a store that reserves ahead, a caller of a higher
+// class gets the first reserved time and the others move to later ones. A caller with another cost
+// goes behind them.
+func TestClassesOvertakeReservations(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		late  arrival
 		order []int
-		at    time.Duration // the latecomer ends
+		at    time.Duration // when the latecomer ends
 	}{
-		{"it has the next time", arrival{}, []int{0, 1, 5, 2, 3, 4}, 200 * ms},
-		{"which is in time", arrival{within: 90 * ms}, []int{0, 1, 5, 2, 3, 4}, 200 * ms},
-		{"or not", arrival{within: 70 * ms}, []int{0, 1, 2, 3, 4}, 120 * ms},
-		{"it leaves", arrival{cancel: 150 * ms}, []int{0, 1, 2, 3, 4}, 150 * ms},
-		{"it costs two", arrival{n: 2}, []int{0, 1, 2, 3, 4, 5}, 600 * ms},
+		{"gets the next time", arrival{}, []int{0, 1, 5, 2, 3, 4}, 200 * ms},
+		{"the next time is before its deadline", arrival{within: 90 * ms}, []int{0, 1, 5, 2, 3, 4}, 200 * ms},
+		{"the next time is after its deadline", arrival{within: 70 * ms}, []int{0, 1, 2, 3, 4}, 120 * ms},
+		{"is canceled", arrival{cancel: 150 * ms}, []int{0, 1, 2, 3, 4}, 150 * ms},
+		{"costs two", arrival{n: 2}, []int{0, 1, 2, 3, 4, 5}, 600 * ms},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -449,15 +455,15 @@ func TestClassesOvertakeBookings(t *testing.T) {
 					t.Errorf("the order was %v, want %v", order, test.order)
 				}
 				if callers[5].ended != test.at {
-					t.Errorf("it ended after %v with %v, want %v", callers[5].ended, callers[5].err, test.at)
+					t.Errorf("the latecomer ended after %v with %v, want %v", callers[5].ended, callers[5].err, test.at)
 				}
 			})
 		})
 	}
 }
 
-// TestClassesOvertakenLate: whose time moves on past its deadline is refused at once, and
-// the others move up.
+// TestClassesOvertakenLate checks that a caller whose reserved time moves past its deadline is
+// refused at once, and that the others move up.
 func TestClassesOvertakenLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		callers := []arrival{{}, {}, {}, {within: 350 * ms}, {}, {at: 120 * ms, class: throttle.Interactive}}
@@ -466,12 +472,12 @@ func TestClassesOvertakenLate(t *testing.T) {
 			t.Errorf("the order was %v, want %v", order, want)
 		}
 		if c := callers[3]; !errors.Is(c.err, throttle.ErrDeadline) || c.ended != 120*ms {
-			t.Errorf("who is late ended after %v with %v", c.ended, c.err)
+			t.Errorf("the late caller ended after %v with %v, want 120ms with ErrDeadline", c.ended, c.err)
 		}
 	})
 }
 
-// randomArrivals are callers of all classes, some of whom leave or have deadlines.
+// randomArrivals returns callers of all classes, some of which are canceled or have deadlines.
 func randomArrivals(r *rand.Rand, most int64) []arrival {
 	callers := make([]arrival, 150)
 	at := time.Duration(0)
@@ -489,12 +495,13 @@ func randomArrivals(r *rand.Rand, most int64) []arrival {
 	return callers
 }
 
-// TestClassesStormAtAFarStore: callers of all classes and costs come, leave and have
-// deadlines. Within a class nobody overtakes, and nobody is forgotten.
+// TestClassesStormAtAFarStore runs callers of all classes and costs, some of which are canceled or
+// have deadlines. Within a class the order must be that of arrival, and no caller may be left
+// waiting.
 func TestClassesStormAtAFarStore(t *testing.T) {
 	for seed := range uint64(soak.Times(40)) {
 		r := rand.New(rand.NewPCG(seed, 2))
-		callers := randomArrivals(r, 1+2*int64(seed%2)) // of one cost, or of three
+		callers := randomArrivals(r, 1+2*int64(seed%2)) // with one cost, or with three
 		synctest.Test(t, func(t *testing.T) {
 			s, p := far(time.Duration(r.IntN(30))*ms), steady()
 			p.Tiers[0].Burst, p.Aging = 3, time.Duration(1+r.IntN(5))*sec
@@ -503,7 +510,7 @@ func TestClassesStormAtAFarStore(t *testing.T) {
 			for _, c := range classes {
 				own := slices.DeleteFunc(slices.Clone(order), func(i int) bool { return callers[i].class != c })
 				if !slices.IsSorted(own) {
-					t.Errorf("seed %d: of %v the order was %v", seed, c, own)
+					t.Errorf("seed %d: the order of class %v was %v, want ascending", seed, c, own)
 				}
 			}
 			for i, c := range callers {
@@ -512,10 +519,10 @@ func TestClassesStormAtAFarStore(t *testing.T) {
 				}
 			}
 			if n := status(t, l).Waiting; n != 0 {
-				t.Errorf("seed %d: %d still wait", seed, n)
+				t.Errorf("seed %d: %d callers still wait", seed, n)
 			}
 			if len(order) < 50 {
-				t.Errorf("seed %d: %d were admitted", seed, len(order))
+				t.Errorf("seed %d: %d callers were admitted, want at least 50", seed, len(order))
 			}
 		})
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/apithrottle/throttle/local"
 )
 
-// Close refuses those who wait, and then every call. Permits stay valid, and so do other
-// Limiters of the quota.
+// TestClose checks that Close refuses waiting callers and then every call, and that permits and
+// other Limiters of the quota keep working.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := local.New()
@@ -33,7 +33,7 @@ func TestClose(t *testing.T) {
 				_, err := l.Acquire(t.Context(), nil)
 				var e *throttle.WaitError
 				if !errors.Is(err, throttle.ErrClosed) || !errors.As(err, &e) || e.Policy != "api" || time.Since(began) != time.Second {
-					t.Errorf("a caller that waits: %v after %v", err, time.Since(began))
+					t.Errorf("a waiting caller: %v after %v, want ErrClosed of policy api after 1s", err, time.Since(began))
 				}
 			})
 		}
@@ -50,18 +50,18 @@ func TestClose(t *testing.T) {
 		synctest.Wait()
 		_, acquired := l.Acquire(t.Context(), nil)
 		_, tried := l.TryAcquire(nil)
-		_, foretold := l.Forecast(t.Context(), nil)
+		_, forecast := l.Forecast(t.Context(), nil)
 		_, sent := trSend(t.Context(), &throttle.Transport{Limiter: l, Base: trNewBase(nil)})
 		for name, err := range map[string]error{
 			"Wait": l.Wait(t.Context()), "WaitN": l.WaitN(t.Context(), 2), "Acquire": acquired, "TryAcquire": tried,
-			"Forecast": foretold, "Transport": sent,
+			"Forecast": forecast, "Transport": sent,
 		} {
 			if !errors.Is(err, throttle.ErrClosed) {
-				t.Errorf("%s: %v", name, err)
+				t.Errorf("%s: %v, want ErrClosed", name, err)
 			}
 		}
 		if l.Allow() || l.AllowN(2) {
-			t.Error("Allow admits")
+			t.Error("Allow or AllowN of a closed Limiter is true")
 		}
 		if err := a.Settle(throttle.Cost{"tokens": 5}); err != nil {
 			t.Error(err)
@@ -83,8 +83,8 @@ func TestClose(t *testing.T) {
 	})
 }
 
-// Close races with everything that a Limiter does: each caller gets an admission or an
-// error, nobody waits forever, and nobody is admitted afterwards.
+// TestCloseRaces closes Limiters while callers use them. Each caller must get an admission or an
+// error, none may wait forever, and none may be admitted afterwards.
 func TestCloseRaces(t *testing.T) {
 	for range soak.Times(60) {
 		policy := throttle.Policy{Name: "api", Tiers: []throttle.Tier{{Limit: 2, Window: 10 * time.Microsecond}}, Guard: throttle.NoGuard}
@@ -110,14 +110,14 @@ func TestCloseRaces(t *testing.T) {
 		wg.Wait()
 		for _, l := range []*throttle.Limiter{inner, nested, outer} {
 			if l.Allow() {
-				t.Fatal("a closed Limiter admits")
+				t.Fatal("Allow of a closed Limiter is true")
 			}
 		}
 	}
 }
 
-// Closing an outer Limiter refuses those inside at once, also those that wait for the inner
-// quota.
+// TestCloseOuter checks that closing an outer Limiter refuses the callers of Limiters inside it at
+// once, also if they wait for the inner quota.
 func TestCloseOuter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, outer := within(t,
@@ -129,7 +129,7 @@ func TestCloseOuter(t *testing.T) {
 		for range 5 {
 			wg.Go(func() {
 				if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrClosed) || time.Since(began) != time.Minute {
-					t.Errorf("%v after %v", err, time.Since(began))
+					t.Errorf("%v after %v, want ErrClosed after 1m", err, time.Since(began))
 				}
 			})
 		}
@@ -137,13 +137,13 @@ func TestCloseOuter(t *testing.T) {
 		outer.Close()
 		wg.Wait()
 		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrClosed) {
-			t.Errorf("a caller that comes later: %v", err)
+			t.Errorf("a later caller: %v, want ErrClosed", err)
 		}
 	})
 }
 
-// Resume ends a pause, a ban and the wait for a probe for all who share the quota, and the
-// tiers hold all the same.
+// TestResume checks that Resume ends a pause, a ban and the wait for a probe, for all callers that
+// share the quota, and that the tiers still hold.
 func TestResume(t *testing.T) {
 	for name, answer := range map[string]string{"pause": "60", "ban": "7200", "probe": "1"} {
 		t.Run(name, func(t *testing.T) {
@@ -170,7 +170,7 @@ func TestResume(t *testing.T) {
 					want = 2
 				}
 				if other.Allow() {
-					t.Error("admitted before")
+					t.Error("Allow is true before Resume")
 				}
 				if err := l.Resume(t.Context()); err != nil {
 					t.Fatal(err)
@@ -180,12 +180,12 @@ func TestResume(t *testing.T) {
 					n++
 				}
 				if s := status(t, other); n != want || s.Paused != 0 || s.Closed != 0 {
-					t.Errorf("%d are admitted, want %d; %v", n, want, s)
+					t.Errorf("%d requests are admitted, want %d; status %v", n, want, s)
 				}
 			})
 		})
 	}
-	t.Run("waiters", func(t *testing.T) {
+	t.Run("waiting callers", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l, outer := within(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}})
 			_ = outer.Pause(t.Context(), time.Hour)
@@ -194,7 +194,7 @@ func TestResume(t *testing.T) {
 			for _, l := range []*throttle.Limiter{l, l, outer, outer} {
 				wg.Go(func() {
 					if err := l.Wait(t.Context()); err != nil || time.Since(began) != time.Minute {
-						t.Errorf("%v after %v", err, time.Since(began))
+						t.Errorf("%v after %v, want nil after 1m", err, time.Since(began))
 					}
 				})
 			}
@@ -215,13 +215,14 @@ func TestResume(t *testing.T) {
 			}
 			_, _ = trSend(t.Context(), tr)
 			if s := status(t, l); s.Paused < time.Second || s.Paused > 2*time.Second {
-				t.Errorf("the pause is of %v, want that of a first refusal", s.Paused)
+				t.Errorf("the pause is %v, want 1s to 2s, as after a first refusal", s.Paused)
 			}
 		})
 	})
 }
 
-// The longest duration is a pause, and a bound for one, and not nothing.
+// TestPauseOfTheLongestTime checks that the longest Duration does not overflow, neither in Pause
+// nor in MaxPause.
 func TestPauseOfTheLongestTime(t *testing.T) {
 	const longest = time.Duration(math.MaxInt64)
 	l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}}, nil)
@@ -229,11 +230,11 @@ func TestPauseOfTheLongestTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	if l.Allow() {
-		t.Error("admitted in a pause of the longest time")
+		t.Error("Allow is true in a pause of the longest time")
 	}
 	m := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}, MaxPause: longest}, nil)
 	_, _ = trSend(t.Context(), &throttle.Transport{Limiter: m, Base: answering("429\nRetry-After: 7200")})
 	if s := status(t, m); s.Closed != 0 || s.Paused < time.Hour {
-		t.Errorf("a refusal for two hours: %v", s)
+		t.Errorf("after a refusal for two hours: %v, want a pause", s)
 	}
 }

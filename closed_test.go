@@ -10,14 +10,15 @@ import (
 	"github.com/apithrottle/throttle/local"
 )
 
-// A closed Limiter stays closed, whatever is done to it.
+// TestClosedStaysClosed checks that a closed Limiter refuses calls after SetPolicy and after its
+// Group has dropped its quota.
 func TestClosedStaysClosed(t *testing.T) {
 	t.Run("SetPolicy", func(t *testing.T) {
 		l := mustNew(t, api(throttle.PerHour(10)), nil)
 		l.Close()
 		_ = l.SetPolicy(t.Context(), api(throttle.PerHour(20)))
 		if l.Allow() {
-			t.Error("a closed Limiter allows")
+			t.Error("Allow of a closed Limiter is true")
 		}
 		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrClosed) {
 			t.Error(err)
@@ -34,7 +35,7 @@ func TestClosedStaysClosed(t *testing.T) {
 			g.For(key).Allow()
 		}
 		if l.Allow() {
-			t.Error("a closed Limiter allows")
+			t.Error("Allow of a closed Limiter is true")
 		}
 	})
 	t.Run("closed once", func(t *testing.T) {
@@ -61,7 +62,8 @@ func TestClosedStaysClosed(t *testing.T) {
 	})
 }
 
-// Who waits inside a closed quota is refused at once.
+// TestWithinClosedOuter checks that a Limiter inside a closed one refuses at once, also if it would
+// have to wait.
 func TestWithinClosedOuter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, outer := within(t, api(throttle.PerHour(1)), api(throttle.PerHour(100)))
@@ -69,7 +71,7 @@ func TestWithinClosedOuter(t *testing.T) {
 		outer.Close()
 		began := time.Now()
 		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrClosed) || time.Since(began) != 0 {
-			t.Errorf("%v after %v", err, time.Since(began))
+			t.Errorf("%v after %v, want ErrClosed at once", err, time.Since(began))
 		}
 	})
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// TestWaitErrorText: an error names the policy, the reason, the tier that decided, how many
-// callers are ahead, and "until" once.
+// TestWaitErrorText checks the texts of errors: each names the policy, the reason, the tier that
+// decides, how many callers are ahead, and "until" once.
 func TestWaitErrorText(t *testing.T) {
 	until := time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
 	for want, e := range map[string]*throttle.WaitError{

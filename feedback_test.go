@@ -21,8 +21,8 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// answering is a base whose answers are written as "status", header lines, and after an
-// empty line a body.
+// answering returns a base that answers with the texts, and then repeats the last one. A text has a
+// status, header lines, and after an empty line a body.
 func answering(texts ...string) http.RoundTripper {
 	var mu sync.Mutex
 	return roundTripper(func(*http.Request) (*http.Response, error) {
@@ -49,8 +49,8 @@ func field(header string, f answers.Format) answers.Field {
 	return answers.Field{Header: header, Format: f}
 }
 
-// What refuses is not always a 429, nor is a 429 always a refusal. Whatever it is, the
-// caller gets all of the response.
+// TestRefusals checks which responses are refusals: not only a 429, and not every 429. The caller
+// must get the whole response.
 func TestRefusals(t *testing.T) {
 	profile := &answers.Profile{Rules: []answers.Rule{
 		{Status: 403, Header: "X-Left", Value: "0", Kind: answers.Limited, Delay: []answers.Field{field("X-Reset", answers.Seconds)}},
@@ -72,7 +72,7 @@ func TestRefusals(t *testing.T) {
 		{"403\nX-Left: 0\nX-Reset: 30", 30 * time.Second, false},
 		{"403\nX-Left: 0\nX-Reset: 3600", time.Hour, true}, // beyond MaxPause
 		{"418\n\n{\"msg\": \"banned until 120\"}", 2 * time.Minute, true},
-		{"403\n\n{\"code\": \"WAF\"}", 15 * time.Minute, true}, // nobody says until when
+		{"403\n\n{\"code\": \"WAF\"}", 15 * time.Minute, true}, // without a time, MaxPause
 		{"529\nRetry-After: 3", 3 * time.Second, false},
 		{"503\nRetry-After: 3600", time.Minute, false},
 		{"503", 0, false},
@@ -104,16 +104,17 @@ func TestRefusals(t *testing.T) {
 			var e *throttle.WaitError
 			if err := lim.Wait(t.Context()); tt.closed {
 				if !errors.As(err, &e) || e.Err != throttle.ErrBanned || time.Until(e.Until) != tt.paused {
-					t.Errorf("%.60q: %v", tt.text, err)
+					t.Errorf("%.60q: %v, want ErrBanned for %v", tt.text, err, tt.paused)
 				}
 			} else if err != nil {
-				t.Errorf("%.60q: %v", tt.text, err)
+				t.Errorf("%.60q: Wait: %v", tt.text, err)
 			}
 		})
 	}
 }
 
-// A body that breaks while it is looked at breaks for the caller at the same place.
+// TestPeekOfABrokenBody checks that a body that fails while its beginning is read ahead fails at
+// the same place for the caller.
 func TestPeekOfABrokenBody(t *testing.T) {
 	broken := errors.New("broken")
 	lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
@@ -128,10 +129,10 @@ func TestPeekOfABrokenBody(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text, err := io.ReadAll(resp.Body); string(text) != `{"sta` || err != broken {
-		t.Errorf("%q, %v", text, err)
+		t.Errorf("read %q, %v; want the first bytes and the body's error", text, err)
 	}
 	if resp.Body.Close(); closed != 1 {
-		t.Errorf("closed %d times", closed)
+		t.Errorf("the body was closed %d times, want 1", closed)
 	}
 }
 
@@ -151,25 +152,25 @@ var github = &answers.Profile{Quotas: []answers.Quota{{
 	Reset: field("X-Reset", answers.Seconds),
 }}}
 
-// What the provider says is left lowers what the limiter thinks, net of what is on its
-// way, and raises it only where that is the truth.
+// TestRemaining checks that a reported remaining count lowers the limiter's own estimate, less what
+// is in flight, and raises it only if the profile marks it authoritative.
 func TestRemaining(t *testing.T) {
-	truth := *github
-	truth.Quotas = slices.Clone(truth.Quotas)
-	truth.Quotas[0].Authoritative = true
+	authoritative := *github
+	authoritative.Quotas = slices.Clone(authoritative.Quotas)
+	authoritative.Quotas[0].Authoritative = true
 	for name, tt := range map[string]struct {
 		profile *answers.Profile
 		answers []string
-		used    []int64 // after each
+		used    []int64 // after each answer
 	}{
-		"as it was thought":   {github, []string{"X-Limit: 100\nX-Remaining: 99\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 98\nX-Reset: 60"}, []int64{1, 2}},
-		"others use it too":   {github, []string{"X-Limit: 100\nX-Remaining: 60\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 50\nX-Reset: 60"}, []int64{40, 50}},
-		"more than thought":   {github, []string{"X-Limit: 5000\nX-Remaining: 4000\nX-Reset: 60"}, []int64{1}},
-		"a late answer":       {github, []string{"X-Limit: 100\nX-Remaining: 50\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 70\nX-Reset: 60"}, []int64{50, 51}},
-		"of a window before":  {github, []string{"X-Limit: 100\nX-Remaining: 0\nX-Reset: 0"}, []int64{1}},
-		"the truth":           {&truth, []string{"X-Limit: 100\nX-Remaining: 50\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 70\nX-Reset: 60"}, []int64{50, 30}},
-		"nothing that counts": {github, []string{"X-Limit: x\nX-Remaining: -\nX-Reset: 60"}, []int64{1}},
-		"none left":           {github, []string{"X-Limit: 100\nX-Remaining: 0\nX-Reset: 60"}, []int64{100}},
+		"equal to the estimate":    {github, []string{"X-Limit: 100\nX-Remaining: 99\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 98\nX-Reset: 60"}, []int64{1, 2}},
+		"others use the quota too": {github, []string{"X-Limit: 100\nX-Remaining: 60\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 50\nX-Reset: 60"}, []int64{40, 50}},
+		"more than the estimate":   {github, []string{"X-Limit: 5000\nX-Remaining: 4000\nX-Reset: 60"}, []int64{1}},
+		"a late answer":            {github, []string{"X-Limit: 100\nX-Remaining: 50\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 70\nX-Reset: 60"}, []int64{50, 51}},
+		"of an earlier window":     {github, []string{"X-Limit: 100\nX-Remaining: 0\nX-Reset: 0"}, []int64{1}},
+		"authoritative":            {&authoritative, []string{"X-Limit: 100\nX-Remaining: 50\nX-Reset: 60", "X-Limit: 100\nX-Remaining: 70\nX-Reset: 60"}, []int64{50, 30}},
+		"not a number":             {github, []string{"X-Limit: x\nX-Remaining: -\nX-Reset: 60"}, []int64{1}},
+		"none left":                {github, []string{"X-Limit: 100\nX-Remaining: 0\nX-Reset: 60"}, []int64{100}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -180,7 +181,7 @@ func TestRemaining(t *testing.T) {
 						t.Fatal(err)
 					}
 					if got := used(t, lim)[0]; got != tt.used[i] {
-						t.Errorf("after %d: %d used, want %d", i, got, tt.used[i])
+						t.Errorf("after answer %d: %d used, want %d", i, got, tt.used[i])
 					}
 				}
 			})
@@ -188,7 +189,7 @@ func TestRemaining(t *testing.T) {
 	}
 }
 
-// An observed store keeps what its quotas were told of the provider's counts.
+// An observed store records what its quotas receive in Observe.
 type observed struct {
 	local.Store
 	seen []store.Observation
@@ -208,8 +209,9 @@ func (q observedQuota) Observe(_ store.Decision, _ []int64, seen []store.Observa
 	q.s.seen = append(q.s.seen, seen...)
 }
 
-// The quota is told whether the response that reports a count refused the request.
-func TestRefusedIsTold(t *testing.T) {
+// TestObservationRefused checks that an Observation reports whether its response refused the
+// request.
+func TestObservationRefused(t *testing.T) {
 	for status, refused := range map[string]bool{"200": false, "404": false, "500": false, "429": true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := new(observed)
@@ -219,13 +221,14 @@ func TestRefusedIsTold(t *testing.T) {
 				t.Fatal(err)
 			}
 			if want := (store.Observation{Used: 100, Refused: refused}); !slices.Equal(s.seen, []store.Observation{want}) {
-				t.Errorf("%s: %+v was told, want %+v", status, s.seen, want)
+				t.Errorf("%s: observations %+v, want %+v", status, s.seen, want)
 			}
 		})
 	}
 }
 
-// The provider may have counted what is in flight, so that others used only the rest.
+// TestRemainingNetOfInFlight checks that a reported count may include the requests in flight, so
+// other users are charged only for the rest.
 func TestRemainingNetOfInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(100)}, Guard: time.Second}, nil)
@@ -236,21 +239,22 @@ func TestRemainingNetOfInFlight(t *testing.T) {
 		}
 		tr := &throttle.Transport{Limiter: lim, Profile: github, Base: answering("200\nX-Limit: 100\nX-Remaining: 40\nX-Reset: 60")}
 		if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil || used(t, lim)[0] != 60 {
-			t.Errorf("%v, %v used, want the 60 that are reported", err, used(t, lim))
+			t.Errorf("error %v, %v used, want the reported 60", err, used(t, lim))
 		}
 	})
 }
 
-// An answer that was sent before that of another tells no truth any more.
-func TestTruthIsOrdered(t *testing.T) {
+// TestAuthoritativeIsOrdered checks that the answer to an earlier request does not replace the
+// authoritative count of a later one.
+func TestAuthoritativeIsOrdered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		truth := *github
-		truth.Quotas = slices.Clone(truth.Quotas)
-		truth.Quotas[0].Authoritative = true
+		authoritative := *github
+		authoritative.Quotas = slices.Clone(authoritative.Quotas)
+		authoritative.Quotas[0].Authoritative = true
 		lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(100)}}, nil)
 		send := func(after time.Duration, text string) {
 			base := answering(text)
-			tr := &throttle.Transport{Limiter: lim, Profile: &truth, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+			tr := &throttle.Transport{Limiter: lim, Profile: &authoritative, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 				time.Sleep(after)
 				return base.RoundTrip(r)
 			})}
@@ -266,7 +270,8 @@ func TestTruthIsOrdered(t *testing.T) {
 	})
 }
 
-// What no tier of the policy counts pauses the quota where none of it is left.
+// TestRemainingOfNoTier checks that a reading of no tier of the policy pauses the quota until its
+// reset, if nothing is left.
 func TestRemainingOfNoTier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(10)}}, nil)
@@ -288,9 +293,10 @@ func TestRemainingOfNoTier(t *testing.T) {
 	})
 }
 
-// When a pause ends one request tries, and the others follow when it has been answered.
+// TestProbe checks that one request is sent when a pause ends, and the others only after its
+// response.
 func TestProbe(t *testing.T) {
-	for name, s := range map[string]throttle.Store{"in process": nil, "of a shared store": local.New()} {
+	for name, s := range map[string]throttle.Store{"in process": nil, "in a shared store": local.New()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var mu sync.Mutex
@@ -303,7 +309,7 @@ func TestProbe(t *testing.T) {
 					sent = append(sent, time.Since(began))
 					mu.Unlock()
 					time.Sleep(300 * time.Millisecond)
-					if n < 3 { // the first, and two that try
+					if n < 3 { // the first request and two probes
 						return trAnswer(429, "Retry-After", "2"), nil
 					}
 					return trAnswer(200), nil
@@ -315,17 +321,18 @@ func TestProbe(t *testing.T) {
 				}
 				wg.Wait()
 				ms := time.Millisecond
-				// 0.3 + 2, 2.6 + 2, 4.9, with what the tier still counts of the one that tried
+				// 0.3 + 2, 2.6 + 2, 4.9 s. The tier still counts the last probe.
 				want := []time.Duration{0, 2300 * ms, 4600 * ms, 6900 * ms, 7200 * ms, 7200 * ms, 7200 * ms}
 				if len(sent) != 8 || !slices.Equal(sent[:7], want) {
-					t.Errorf("sent at %v, want %v and one", sent, want)
+					t.Errorf("sent at %v, want %v and one more", sent, want)
 				}
 			})
 		})
 	}
 }
 
-// Who would be late by no more than the answer to the probe is not refused before it.
+// TestProbeDeadline checks that a caller is not refused before the response to the probe, if only
+// that response could make it late.
 func TestProbeDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(10)}}, nil)

@@ -14,9 +14,9 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// Without deadlines, and with equal costs, a Forecast is what then happens, to the
-// microsecond, and charges nothing.
-func TestForecastIsWhatHappens(t *testing.T) {
+// TestForecastIsExact checks that, without deadlines and with equal costs, a Forecast is exact to
+// the microsecond and charges nothing.
+func TestForecastIsExact(t *testing.T) {
 	for seed := range uint64(100) {
 		synctest.Test(t, func(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(6, seed))
@@ -33,10 +33,10 @@ func TestForecastIsWhatHappens(t *testing.T) {
 				waiting := status(t, l).Waiting
 				f, err := l.Forecast(t.Context(), nil)
 				if again, _ := l.Forecast(t.Context(), nil); err != nil || again != f {
-					t.Fatalf("seed %d, %v, caller %d: %v and %v, %v", seed, policy.Tiers, i, f, again, err)
+					t.Fatalf("seed %d, %v, caller %d: forecasts %v and %v, %v; want equal ones", seed, policy.Tiers, i, f, again, err)
 				}
 				if (f.Wait > 0) != (f.Tier != "") || f.Ahead != waiting {
-					t.Errorf("seed %d, %v, caller %d: forecast is %+v, %d wait", seed, policy.Tiers, i, f, waiting)
+					t.Errorf("seed %d, %v, caller %d: forecast is %+v while %d callers wait", seed, policy.Tiers, i, f, waiting)
 				}
 				wg.Go(func() {
 					began := time.Now()
@@ -44,7 +44,7 @@ func TestForecastIsWhatHappens(t *testing.T) {
 						t.Error(err)
 					}
 					if took := time.Since(began); took != f.Wait {
-						t.Errorf("seed %d, %v, caller %d waits for %v, the forecast was %+v", seed, policy.Tiers, i, took, f)
+						t.Errorf("seed %d, %v, caller %d waited for %v, want the forecast %+v", seed, policy.Tiers, i, took, f)
 					}
 				})
 				synctest.Wait()
@@ -54,7 +54,7 @@ func TestForecastIsWhatHappens(t *testing.T) {
 	}
 }
 
-// A Forecast fails as Acquire does at once.
+// TestForecastErrors checks that a Forecast fails as Acquire would at once.
 func TestForecastErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(5), throttle.Budget(3, "cents", throttle.Month)}}, nil)
@@ -72,19 +72,19 @@ func TestForecastErrors(t *testing.T) {
 		}
 		for _, cost := range []throttle.Cost{{"cats": 1}, {"requests": -1}} {
 			if _, err := l.Forecast(t.Context(), cost); err == nil {
-				t.Errorf("%v: no error", cost)
+				t.Errorf("%v: no error, want one", cost)
 			}
 		}
 		_ = l.Pause(t.Context(), time.Minute)
 		if f, err := l.Forecast(t.Context(), nil); err != nil || f.Wait != time.Minute {
-			t.Errorf("in a pause: %+v, %v", f, err)
+			t.Errorf("in a pause of 1m: %+v, %v", f, err)
 		}
 		_, _ = trSend(t.Context(), &throttle.Transport{Limiter: l, Base: trNewBase(nil)})
 	})
 	synctest.Test(t, func(t *testing.T) {
 		l := banned(t)
 		if _, err := l.Forecast(t.Context(), nil); !errors.Is(err, throttle.ErrBanned) {
-			t.Errorf("banned: %v", err)
+			t.Errorf("banned: %v, want ErrBanned", err)
 		}
 	})
 }
@@ -96,7 +96,8 @@ func banned(t *testing.T) *throttle.Limiter {
 	return l
 }
 
-// A ban stays a ban, and callers are refused, when a longer pause is added to it.
+// TestBanUnderAPause checks that a longer pause does not change a ban: callers are still refused
+// until it ends.
 func TestBanUnderAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := banned(t)
@@ -106,18 +107,19 @@ func TestBanUnderAPause(t *testing.T) {
 		began := time.Now()
 		var e *throttle.WaitError
 		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || time.Since(began) > 0 || e.Until.Sub(began) != 2*time.Hour {
-			t.Errorf("%v after %v", err, time.Since(began))
+			t.Errorf("%v after %v, want ErrBanned for 2h at once", err, time.Since(began))
 		}
 		time.Sleep(2*time.Hour + time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if err := l.Wait(ctx); !errors.Is(err, throttle.ErrDeadline) {
-			t.Errorf("after the ban: %v", err)
+			t.Errorf("after the ban: %v, want ErrDeadline because of the pause", err)
 		}
 	})
 }
 
-// TryAcquire never waits, never overtakes, and says after which time to come again.
+// TestTryAcquire checks that TryAcquire never waits and never overtakes, and that its error has the
+// time after which to try again.
 func TestTryAcquire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := mustNew(t, exact(throttle.PerMinute(2), throttle.Tier{Limit: 5, Window: time.Hour, Unit: "tokens"}), nil)
@@ -145,7 +147,7 @@ func TestTryAcquire(t *testing.T) {
 		}
 		refused(nil, "2/m", 50*time.Second, 0)
 		if _, err := l.TryAcquire(throttle.Cost{"tokens": 6}); !errors.Is(err, throttle.ErrExceedsCapacity) {
-			t.Errorf("more than ever: %v", err)
+			t.Errorf("6 tokens: %v, want ErrExceedsCapacity", err)
 		}
 		var wg sync.WaitGroup
 		wg.Go(func() { _ = l.WaitN(t.Context(), 2) })
@@ -159,12 +161,12 @@ func TestTryAcquire(t *testing.T) {
 	})
 }
 
-// Every refusal for lack of time names the tier that decides, the wait, and how many are
-// ahead: at once, in the queue, when a pause makes it late, and at the end.
+// TestLateNamesTierAndAhead checks that ErrDeadline comes with the tier that decides, the wait, and
+// how many callers are ahead.
 func TestLateNamesTierAndAhead(t *testing.T) {
 	soon := func(ctx context.Context, d time.Duration) context.Context {
 		ctx, cancel := context.WithTimeout(ctx, d)
-		_ = cancel // it ends by itself
+		_ = cancel // the timeout ends it
 		return ctx
 	}
 	for _, nested := range []bool{false, true} {
@@ -175,7 +177,7 @@ func TestLateNamesTierAndAhead(t *testing.T) {
 			want  time.Duration
 			tier  string
 		}{
-			{"nobody ahead", 0, 30 * time.Second, time.Minute, "1/m"},
+			{"none ahead", 0, 30 * time.Second, time.Minute, "1/m"},
 			{"four ahead", 4, 4 * time.Minute, 5 * time.Minute, "1/m"},
 			{"the longer tier", 9, 30 * time.Minute, time.Hour, "10/h"},
 		} {
@@ -212,8 +214,8 @@ func TestLateNamesTierAndAhead(t *testing.T) {
 	}
 }
 
-// MaxWait is kept, also for a caller that others overtake, and for one whose wait depends on
-// a release.
+// TestMaxWaitOfTheOvertaken checks that MaxWait also bounds the wait of callers that others
+// overtake.
 func TestMaxWaitOfTheOvertaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, MaxWait: 5 * time.Second, Guard: throttle.NoGuard, Aging: time.Hour}
@@ -227,7 +229,7 @@ func TestMaxWaitOfTheOvertaken(t *testing.T) {
 				err := l.Wait(throttle.WithClass(ctx, throttle.Batch))
 				var e *throttle.WaitError
 				if !errors.Is(err, throttle.ErrDeadline) || !errors.As(err, &e) || time.Since(began) > 5*time.Second || e.Tier != "1/s" {
-					t.Errorf("%v after %v", err, time.Since(began))
+					t.Errorf("%v after %v, want ErrDeadline of tier 1/s by 5s", err, time.Since(began))
 				}
 			})
 			synctest.Wait()
@@ -245,15 +247,15 @@ func TestMaxWaitOfTheOvertaken(t *testing.T) {
 	})
 }
 
-// A request that costs nothing is held by a pause and refused by a ban, and waits for
-// nothing else.
+// TestCostOfNothing checks that a request that costs nothing waits only for a pause, and is refused
+// only by a ban.
 func TestCostOfNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := mustNew(t, exact(throttle.PerHour(1)), nil)
 		l.Allow()
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		wg.Go(func() { _ = l.Wait(ctx) }) // a queue
+		wg.Go(func() { _ = l.Wait(ctx) }) // makes a queue
 		synctest.Wait()
 		nothing := throttle.Cost{"requests": 0}
 		acquire(t, l, nothing).Release()
@@ -261,7 +263,7 @@ func TestCostOfNothing(t *testing.T) {
 		began := time.Now()
 		p, err := l.Acquire(t.Context(), nothing)
 		if took := time.Since(began); err != nil || took != time.Minute {
-			t.Errorf("in a pause: %v after %v", err, took)
+			t.Errorf("in a pause: %v after %v, want nil after 1m", err, took)
 		}
 		p.Release()
 		cancel()
@@ -269,43 +271,43 @@ func TestCostOfNothing(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		if _, err := banned(t).Acquire(t.Context(), throttle.Cost{"requests": 0}); !errors.Is(err, throttle.ErrBanned) {
-			t.Errorf("in a ban: %v", err)
+			t.Errorf("in a ban: %v, want ErrBanned", err)
 		}
 	})
 }
 
-// Where no tier counts requests, one without a Cost is an error, and not admitted at any
-// rate.
+// TestNoTierCountsRequests checks that a request without a Cost is an error if no tier counts
+// requests, instead of being admitted at any rate.
 func TestNoTierCountsRequests(t *testing.T) {
 	l := mustNew(t, throttle.Policy{Name: "model", Tiers: []throttle.Tier{{Limit: 100, Window: time.Hour, Unit: "tokens"}}}, nil)
 	_, acquired := l.Acquire(t.Context(), nil)
 	_, tried := l.TryAcquire(nil)
-	_, foretold := l.Forecast(t.Context(), nil)
+	_, forecast := l.Forecast(t.Context(), nil)
 	_, sent := trSend(t.Context(), &throttle.Transport{Limiter: l, Base: trNewBase(nil)})
 	for name, err := range map[string]error{
-		"Wait": l.Wait(t.Context()), "WaitN": l.WaitN(t.Context(), 3), "Acquire": acquired, "TryAcquire": tried, "Forecast": foretold, "Transport": sent,
+		"Wait": l.Wait(t.Context()), "WaitN": l.WaitN(t.Context(), 3), "Acquire": acquired, "TryAcquire": tried, "Forecast": forecast, "Transport": sent,
 	} {
 		if err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: no error, want one", name)
 		}
 	}
 	if l.Allow() || l.AllowN(3) {
-		t.Error("Allow admits")
+		t.Error("Allow or AllowN is true")
 	}
 	p, err := l.Acquire(t.Context(), throttle.Cost{"tokens": 100})
 	if err != nil {
 		t.Error(err)
 	}
 	p.Release()
-	// Inside a scope that counts requests they count.
+	// An outer scope may count requests.
 	n := l.Within(mustNew(t, exact(throttle.PerHour(1)), nil))
 	if err := n.Wait(t.Context()); err != nil || n.Allow() {
-		t.Errorf("inside one that counts requests: %v", err)
+		t.Errorf("inside a scope that counts requests: %v", err)
 	}
 }
 
-// MaxQueue keeps out the last, and not the first in rank: a user is let in where Batch
-// requests fill the queue.
+// TestMaxQueueExpelsTheLast checks that a full queue expels its last caller: an Interactive caller
+// is accepted if Batch requests fill the queue.
 func TestMaxQueueExpelsTheLast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := exact(throttle.PerMinute(1))
@@ -326,15 +328,15 @@ func TestMaxQueueExpelsTheLast(t *testing.T) {
 		began := time.Now()
 		wg.Go(func() {
 			if err := l.Wait(throttle.WithClass(ctx, throttle.Interactive)); err != nil || time.Since(began) != time.Minute {
-				t.Errorf("a user: %v after %v", err, time.Since(began))
+				t.Errorf("the interactive caller: %v after %v, want nil after 1m", err, time.Since(began))
 			}
 		})
 		synctest.Wait()
 		if n := full.Load(); n != 1 || status(t, l).Waiting != 10 {
-			t.Errorf("%d were expelled, %d wait", n, status(t, l).Waiting)
+			t.Errorf("%d callers were expelled and %d wait, want 1 and 10", n, status(t, l).Waiting)
 		}
 		if err := l.Wait(throttle.WithClass(ctx, throttle.Batch)); !errors.Is(err, throttle.ErrQueueFull) {
-			t.Errorf("one more Batch request: %v", err)
+			t.Errorf("one more Batch request: %v, want ErrQueueFull", err)
 		}
 		time.Sleep(time.Minute + time.Second)
 		cancel()
@@ -342,8 +344,8 @@ func TestMaxQueueExpelsTheLast(t *testing.T) {
 	})
 }
 
-// A budget has no headroom, whether the Batch request comes to an idle limiter or waits for
-// another tier.
+// TestHeadroomOfABudget checks that a Batch request leaves no headroom in a budget, whether it
+// arrives at an idle Limiter or waits for another tier.
 func TestHeadroomOfABudget(t *testing.T) {
 	for _, idle := range []bool{true, false} {
 		t.Run(fmt.Sprint("idle: ", idle), func(t *testing.T) {
@@ -369,7 +371,8 @@ func TestHeadroomOfABudget(t *testing.T) {
 	}
 }
 
-// Allow right after the only waiter was admitted, by another goroutine, finds an empty queue.
+// TestAllowAfterWait checks that Allow finds an empty queue right after the only waiting caller was
+// admitted.
 func TestAllowAfterWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := mustNew(t, exact(throttle.PerDay(1e9)), far(0))
@@ -383,7 +386,7 @@ func TestAllowAfterWait(t *testing.T) {
 			}
 		}
 		if refused > 0 {
-			t.Errorf("Allow was refused %d times of 5000", refused)
+			t.Errorf("Allow was false %d times of 5000", refused)
 		}
 	})
 }

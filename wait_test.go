@@ -34,8 +34,8 @@ const (
 
 func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }
 
-// TestRootLinksNoThirdParty: whoever imports the root package links the standard
-// library and this module, nothing else.
+// TestRootLinksNoThirdParty checks that the root package links only the standard library and this
+// module.
 func TestRootLinksNoThirdParty(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").CombinedOutput()
 	if err != nil {
@@ -62,7 +62,7 @@ func limiter(t *testing.T, p throttle.Policy, s throttle.Store) *throttle.Limite
 	return l
 }
 
-// exact is a policy whose requests arrive the instant they are admitted.
+// exact returns a policy whose requests arrive when they are admitted.
 func exact(tiers ...throttle.Tier) throttle.Policy {
 	return throttle.Policy{Name: "api", Tiers: tiers, Guard: throttle.NoGuard}
 }
@@ -95,27 +95,27 @@ func TestNewErrors(t *testing.T) {
 	for i, test := range []struct {
 		policy throttle.Policy
 		store  throttle.Store
-		says   string
+		want   string
 	}{
 		{throttle.Policy{Name: "x"}, nil, `policy "x"`},
 		{throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(0)}}, nil, "Limit is 0"},
 		{throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}}, s, "Name"},
 		{throttle.Policy{Name: "taken", Tiers: []throttle.Tier{throttle.PerDay(6)}}, s, `policy "taken"`},
 	} {
-		if l, err := throttle.New(test.policy, test.store); l != nil || err == nil || !strings.Contains(err.Error(), test.says) {
-			t.Errorf("step %d: %v, %v; want an error that says %s", i, l, err, test.says)
+		if l, err := throttle.New(test.policy, test.store); l != nil || err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("step %d: %v, %v; want an error that contains %s", i, l, err, test.want)
 		}
 	}
 }
 
-// A step is one thing that happens at one moment. By default a caller comes who
-// waits; he is named so that a later step can cancel his context.
+// A step is one event at one time. By default a caller arrives and waits; a later step can cancel
+// its context by its name.
 type step struct {
-	at     time.Duration // since the start, never before the last step
-	do     string        // "" for a caller, "cancel", "pause", "allow" or "refuse" for what Allow answers
-	who    string        // the caller who comes or whose context is canceled
+	at     time.Duration // since the start; in ascending order
+	do     string        // "" for a caller, "cancel", "pause", or "allow" or "refuse" for the expected result of Allow
+	who    string        // the name of the caller that arrives or is canceled
 	n      int64         // requests at once. If zero, 1
-	within time.Duration // the caller's deadline, from now on. If zero, none
+	within time.Duration // the caller's timeout from now on. If zero, none
 	pause  time.Duration
 
 	end  time.Duration // when the caller returns, since the start
@@ -123,7 +123,7 @@ type step struct {
 	wait time.Duration // WaitError.Wait of that error
 }
 
-// play runs the steps under a policy, in a bubble of virtual time.
+// play runs the steps under a policy in virtual time.
 func play(t *testing.T, p throttle.Policy, steps []step) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -170,15 +170,14 @@ func play(t *testing.T, p throttle.Policy, steps []step) {
 	})
 }
 
-// TestWaitSteps tells short stories under "1 a second" and the like. Where
-// nothing else is said, a caller is admitted, with no error.
+// TestWaitSteps runs short sequences of events. A caller without an expected error is admitted.
 func TestWaitSteps(t *testing.T) {
 	one, five := exact(throttle.PerSecond(1)), exact(throttle.PerSecond(5))
 	bucket := exact(per(sec, 10, throttle.TokenBucket))
 	queue := one
 	queue.MaxQueue = 2
-	patient := one
-	patient.MaxWait = 2500 * ms
+	bounded := one
+	bounded.MaxWait = 2500 * ms
 	guarded := throttle.Policy{Tiers: one.Tiers}
 
 	for _, test := range []struct {
@@ -190,7 +189,7 @@ func TestWaitSteps(t *testing.T) {
 			{who: "a", n: 8},
 			{who: "b", n: 10, end: 800 * ms},
 			{who: "c", end: 900 * ms},
-			{do: "refuse"}, // one would still fit
+			{do: "refuse"}, // although there is room for one
 			{at: 100 * ms, who: "d", n: 5, end: 1400 * ms},
 			{at: 200 * ms, who: "e", end: 1500 * ms},
 			{at: 799 * ms, do: "refuse"},
@@ -258,7 +257,7 @@ func TestWaitSteps(t *testing.T) {
 			{at: 100 * ms, who: "d", within: 2500 * ms, end: 2 * sec},
 			{at: 100 * ms, who: "e", within: 2500 * ms, err: throttle.ErrDeadline, end: 100 * ms, wait: 2900 * ms},
 		}},
-		{"MaxWait", patient, []step{
+		{"MaxWait", bounded, []step{
 			{do: "allow"},
 			{who: "a", end: sec},
 			{who: "b", within: 2400 * ms, end: 2 * sec},
@@ -289,7 +288,7 @@ func TestWaitSteps(t *testing.T) {
 			{at: 500 * ms, who: "f", within: 12 * sec, err: throttle.ErrDeadline, end: 500 * ms, wait: 13 * sec},
 			{at: 11 * sec, do: "refuse"},
 		}},
-		{"a pause makes the head late", patient, []step{
+		{"a pause makes the head late", bounded, []step{
 			{do: "allow"},
 			{who: "a", err: throttle.ErrDeadline, end: 500 * ms, wait: 2100 * ms},
 			{at: 400 * ms, who: "b", end: 2600 * ms},
@@ -310,12 +309,12 @@ func TestWaitSteps(t *testing.T) {
 			{do: "allow", n: 4},
 			{at: 500 * ms, do: "pause", pause: 100 * ms},
 			{at: 500 * ms, who: "a", end: 600 * ms},
-			{at: 500 * ms, who: "b", end: 10700 * ms}, // would have been admitted after a second
+			{at: 500 * ms, who: "b", end: 10700 * ms}, // without the second pause, after a second
 			{at: 700 * ms, do: "pause", pause: 10 * sec},
 			{at: 700 * ms, who: "c", n: 5, end: 11700 * ms},
 			{at: 701 * ms, who: "d", end: 12700 * ms},
 		}},
-		{"a request is on its way for the guard", guarded, []step{
+		{"a request is in flight for the guard interval", guarded, []step{
 			{who: "a"},
 			{who: "b", within: 1020 * ms, err: throttle.ErrDeadline, wait: 1050 * ms},
 			{who: "c", end: 1050 * ms},
@@ -326,25 +325,25 @@ func TestWaitSteps(t *testing.T) {
 	}
 }
 
-// A customer is one caller of a random crowd.
-type customer struct {
-	arrives, leaves int64 // microseconds; he leaves if he still waits then
+// A randomCaller is one of many callers that arrive at random times.
+type randomCaller struct {
+	arrives, leaves int64 // µs since the start; at leaves its context is canceled, if it still waits
 	cost            int64
-	end             int64 // when he was admitted; gone if he left
+	end             int64 // µs since the start when it was admitted, or gone if it was canceled
 }
 
 const gone, never = -1, math.MaxInt64
 
-// crowd lets customers wait, each in a goroutine, and notes when each is admitted.
-// They must arrive one at a time, in order.
-func crowd(t *testing.T, p throttle.Policy, customers []customer) []customer {
-	customers = slices.Clone(customers)
+// runCallers runs each caller in a goroutine and records when it is admitted. The callers must
+// arrive at different times, in order.
+func runCallers(t *testing.T, p throttle.Policy, callers []randomCaller) []randomCaller {
+	callers = slices.Clone(callers)
 	synctest.Test(t, func(t *testing.T) {
 		l, start := limiter(t, p, nil), time.Now()
 		since := func() int64 { return time.Since(start).Microseconds() }
 		var wg sync.WaitGroup
-		for i := range customers {
-			c := &customers[i]
+		for i := range callers {
+			c := &callers[i]
 			time.Sleep(time.Duration(c.arrives-since()) * time.Microsecond)
 			wg.Go(func() {
 				ctx, cancel := context.WithCancel(context.Background())
@@ -358,46 +357,46 @@ func crowd(t *testing.T, p throttle.Policy, customers []customer) []customer {
 				case err == context.Canceled && since() == c.leaves:
 					c.end = gone
 				default:
-					t.Errorf("customer %d: %v after %d µs", i, err, since())
+					t.Errorf("caller %d: WaitN() = %v after %d µs", i, err, since())
 				}
 			})
 			synctest.Wait()
 		}
 		wg.Wait()
 	})
-	return customers
+	return callers
 }
 
-// queueUp is the law that crowd is judged by: one queue, at whose head everybody
-// waits for the first instant at which the provider's own counter takes the cost.
-func queueUp(t *testing.T, p throttle.Policy, customers []customer) []customer {
-	customers = slices.Clone(customers)
+// referenceRun computes the results that runCallers must have. In its one queue the first caller
+// waits until the provider's own counter has room for its cost.
+func referenceRun(t *testing.T, p throttle.Policy, callers []randomCaller) []randomCaller {
+	callers = slices.Clone(callers)
 	provider, start := counter(t, p.Tiers...), bubbleStart.UnixMicro()
-	free := int64(0) // when the head was left
-	for i := range customers {
-		c := &customers[i]
+	free := int64(0) // when the last caller left the head of the queue
+	for i := range callers {
+		c := &callers[i]
 		head := max(c.arrives, free)
 		c.end = gone
 		if c.leaves <= head {
-			continue // left before he was at the head: nobody noticed
+			continue // canceled before it was at the head
 		}
 		cost := map[string]int64{"requests": c.cost}
 		at, ok := provider.Earliest(start+head, cost)
 		if !ok {
-			t.Fatalf("customer %d costs more than the counter ever takes", i)
+			t.Fatalf("caller %d: the cost exceeds the capacity of the counter", i)
 		}
 		if free = c.leaves; at-start < c.leaves {
 			provider.Arrive(at, cost)
 			c.end, free = at-start, at-start
 		}
 	}
-	return customers
+	return callers
 }
 
-var bubbleStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // as testing/synctest says
+var bubbleStart = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // the start of every synctest bubble
 
-// differ reports the customers of two runs whose ends are not the same.
-func differ(t *testing.T, what string, got, want []customer) {
+// compareEnds reports the callers whose ends differ between two runs.
+func compareEnds(t *testing.T, what string, got, want []randomCaller) {
 	t.Helper()
 	bad := 0
 	for i := range got {
@@ -405,94 +404,94 @@ func differ(t *testing.T, what string, got, want []customer) {
 			continue
 		}
 		if bad++; bad > 5 {
-			t.Errorf("%s: and so on", what)
+			t.Errorf("%s: further callers differ", what)
 			return
 		}
-		t.Errorf("%s: customer %d %+v should have ended at %d", what, i, got[i], want[i].end)
+		t.Errorf("%s: caller %d is %+v, want end %d", what, i, got[i], want[i].end)
 	}
 }
 
-// counters are the algorithms whose admissions are exact to the microsecond.
+// counters are the algorithms that admit exactly to the microsecond.
 var counters = []throttle.Algorithm{
 	throttle.SlidingLog, throttle.FixedWindow, throttle.AnchoredWindow, throttle.WeightedWindow,
 	throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA,
 }
 
-// randomCrowd is a policy that starts with a tier of that algorithm, and customers
-// who come about twice as fast as it admits. Some of them leave.
-func randomCrowd(r *rand.Rand, a throttle.Algorithm, size int) (throttle.Policy, []customer) {
+// randomCallers returns a policy whose first tier has the algorithm, and callers that arrive about
+// twice as fast as it admits. Two thirds of them have a time at which they are canceled.
+func randomCallers(r *rand.Rand, a throttle.Algorithm, size int) (throttle.Policy, []randomCaller) {
 	limit := 1 + r.Int64N(20)
 	window := time.Duration(1_000+r.Int64N(2_000_000)) * time.Microsecond
 	p := exact(per(window, limit, a))
 	if r.IntN(2) == 0 {
 		p.Tiers = append(p.Tiers, per(window*3, limit*2, counters[r.IntN(len(counters))]))
 	}
-	customers := make([]customer, size)
+	callers := make([]randomCaller, size)
 	pace := window.Microseconds() / limit
 	now := int64(0)
-	for i := range customers {
+	for i := range callers {
 		now += 1 + r.Int64N(pace)
-		c := customer{arrives: now, leaves: never, cost: 1}
+		c := randomCaller{arrives: now, leaves: never, cost: 1}
 		if r.IntN(3) > 0 {
 			c.leaves = now + 1 + r.Int64N(pace*int64(size)/4)
 		}
-		customers[i] = c
+		callers[i] = c
 	}
-	return p, customers
+	return p, callers
 }
 
-// TestCancelStorm: two thirds of a crowd would leave, at random; the others are
-// admitted at the very microseconds at which they are if those who left never came.
+// TestCancelStorm cancels up to two thirds of many callers at random times. The others must be
+// admitted at the same microsecond as in a run without the canceled callers.
 func TestCancelStorm(t *testing.T) {
 	for _, a := range counters {
 		t.Run(a.String(), func(t *testing.T) {
 			t.Parallel()
 			left := 0
 			for seed := range uint64(soak.Times(6)) {
-				p, all := randomCrowd(rand.New(rand.NewPCG(seed, uint64(a))), a, 300)
+				p, all := randomCallers(rand.New(rand.NewPCG(seed, uint64(a))), a, 300)
 				if seed%2 == 1 {
 					p.Guard = 0
 				}
 				name := fmt.Sprintf("seed %d, %v", seed, p)
-				stormy := crowd(t, p, all)
-				stayed := slices.DeleteFunc(slices.Clone(stormy), func(c customer) bool { return c.end == gone })
+				stormy := runCallers(t, p, all)
+				stayed := slices.DeleteFunc(slices.Clone(stormy), func(c randomCaller) bool { return c.end == gone })
 				left += len(all) - len(stayed)
 				calm := slices.Clone(stayed)
 				for i := range calm {
 					calm[i].leaves = never
 				}
-				differ(t, name, stayed, crowd(t, p, calm))
+				compareEnds(t, name, stayed, runCallers(t, p, calm))
 				if p.Guard == throttle.NoGuard {
-					differ(t, name+", by the counter", stormy, queueUp(t, p, all))
+					compareEnds(t, name+", by the counter", stormy, referenceRun(t, p, all))
 				}
 			}
 			if left < 100 {
-				t.Errorf("only %d left: the storm proves little", left)
+				t.Errorf("%d callers were canceled, want at least 100", left)
 			}
 		})
 	}
 }
 
-// TestQueueOfMixedCosts: customers of all sizes, some of whom leave, are admitted
-// in order of arrival, each as early as the provider's counter would take him
-// behind those before him. While a large cost waits at the head, so do all behind.
+// TestQueueOfMixedCosts checks that callers with different costs, some of which are canceled, are
+// admitted in order of arrival, each as early as the provider's counter has room behind the callers
+// before it. A large cost at the head delays all callers behind it.
 func TestQueueOfMixedCosts(t *testing.T) {
 	for _, a := range counters {
 		t.Run(a.String(), func(t *testing.T) {
 			t.Parallel()
 			for seed := range uint64(soak.Times(8)) {
 				r := rand.New(rand.NewPCG(seed, uint64(a)))
-				p, customers := randomCrowd(r, a, 200)
-				for i := range customers {
-					customers[i].cost = 1 + r.Int64N(p.Tiers[0].Limit)
+				p, callers := randomCallers(r, a, 200)
+				for i := range callers {
+					callers[i].cost = 1 + r.Int64N(p.Tiers[0].Limit)
 				}
 				name := fmt.Sprintf("seed %d, %v", seed, p)
-				got := crowd(t, p, customers)
-				differ(t, name, got, queueUp(t, p, customers))
+				got := runCallers(t, p, callers)
+				compareEnds(t, name, got, referenceRun(t, p, callers))
 				last := int64(0)
 				for i, c := range got {
 					if c.end != gone && c.end < last {
-						t.Errorf("%s: customer %d %+v overtook one admitted at %d", name, i, c, last)
+						t.Errorf("%s: caller %d %+v overtook one admitted at %d", name, i, c, last)
 					}
 					last = max(last, c.end)
 				}
@@ -501,16 +500,16 @@ func TestQueueOfMixedCosts(t *testing.T) {
 	}
 }
 
-// TestStormBeforeTheFirstSlot: costs of all sizes wait for a quota that is used
-// up; nine in ten leave before anything is free. It is as if they had never come.
-func TestStormBeforeTheFirstSlot(t *testing.T) {
+// TestCancelBeforeRoom cancels nine in ten callers with different costs before an exhausted quota
+// has room. The others must be admitted as if the canceled callers had never arrived.
+func TestCancelBeforeRoom(t *testing.T) {
 	for _, a := range counters {
 		r := rand.New(rand.NewPCG(7, uint64(a)))
 		p := exact(per(sec, 10, a))
-		storm := []customer{{leaves: never, cost: 10}}
+		storm := []randomCaller{{leaves: never, cost: 10}}
 		calm := slices.Clone(storm)
 		for i := range int64(300) {
-			c := customer{arrives: 1 + i, leaves: never, cost: 1 + r.Int64N(10)}
+			c := randomCaller{arrives: 1 + i, leaves: never, cost: 1 + r.Int64N(10)}
 			if i%10 == 0 {
 				calm = append(calm, c)
 			} else {
@@ -519,15 +518,16 @@ func TestStormBeforeTheFirstSlot(t *testing.T) {
 			}
 			storm = append(storm, c)
 		}
-		stayed := slices.DeleteFunc(crowd(t, p, storm), func(c customer) bool { return c.end == gone })
+		stayed := slices.DeleteFunc(runCallers(t, p, storm), func(c randomCaller) bool { return c.end == gone })
 		if len(stayed) != len(calm) {
-			t.Fatalf("%v: %d stayed, want %d", a, len(stayed), len(calm))
+			t.Fatalf("%v: %d callers were admitted, want %d", a, len(stayed), len(calm))
 		}
-		differ(t, a.String(), stayed, crowd(t, p, calm))
+		compareEnds(t, a.String(), stayed, runCallers(t, p, calm))
 	}
 }
 
-// TestContextErrors: a context's own error comes as it is, and nothing is charged.
+// TestContextErrors checks that a context's own error is returned as it is, and that nothing is
+// charged.
 func TestContextErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(throttle.PerSecond(1)), nil)
@@ -539,24 +539,24 @@ func TestContextErrors(t *testing.T) {
 			return func(ctx context.Context) error {
 				p, err := l.Acquire(ctx, c)
 				if p != nil {
-					t.Errorf("Acquire(%v): a permit beside the error %v", c, err)
+					t.Errorf("Acquire(%v) returned a permit with the error %v", c, err)
 				}
 				return err
 			}
 		}
 		for name, f := range map[string]func(context.Context) error{
-			"Wait":             l.Wait,
-			"WaitN(0)":         func(ctx context.Context) error { return l.WaitN(ctx, 0) },
-			"WaitN(1)":         func(ctx context.Context) error { return l.WaitN(ctx, 1) },
-			"WaitN(9)":         func(ctx context.Context) error { return l.WaitN(ctx, 9) },
-			"Acquire(nil)":     acquire(nil),
-			"Acquire(nothing)": acquire(throttle.Cost{"requests": 0}),
+			"Wait":         l.Wait,
+			"WaitN(0)":     func(ctx context.Context) error { return l.WaitN(ctx, 0) },
+			"WaitN(1)":     func(ctx context.Context) error { return l.WaitN(ctx, 1) },
+			"WaitN(9)":     func(ctx context.Context) error { return l.WaitN(ctx, 9) },
+			"Acquire(nil)": acquire(nil),
+			"Acquire(0)":   acquire(throttle.Cost{"requests": 0}),
 		} {
 			if err := f(canceled); err != context.Canceled {
-				t.Errorf("%s with a canceled context: %v", name, err)
+				t.Errorf("%s with a canceled context: error %v, want Canceled", name, err)
 			}
 			if err := f(expired); err != context.DeadlineExceeded {
-				t.Errorf("%s with an expired context: %v", name, err)
+				t.Errorf("%s with an expired context: error %v, want DeadlineExceeded", name, err)
 			}
 		}
 		if used := status(t, l).Tiers[0].Used; used != 0 {
@@ -565,7 +565,8 @@ func TestContextErrors(t *testing.T) {
 	})
 }
 
-// TestContextEndsWhileWaiting: nobody could know that the permit would come too late.
+// TestContextEndsWhileWaiting checks that the context's own error is returned if its end during the
+// wait could not be predicted.
 func TestContextEndsWhileWaiting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}), nil)
@@ -578,18 +579,18 @@ func TestContextEndsWhileWaiting(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), sec)
 		defer cancel()
 		if _, err := l.Acquire(ctx, nil); err != context.DeadlineExceeded || time.Since(start) != sec {
-			t.Errorf("with a deadline: %v after %v", err, time.Since(start))
+			t.Errorf("with a deadline: error %v after %v, want DeadlineExceeded after 1s", err, time.Since(start))
 		}
 		ctx, cancel = context.WithCancel(context.Background())
 		time.AfterFunc(sec, cancel)
 		if _, err := l.Acquire(ctx, nil); err != context.Canceled || time.Since(start) != 2*sec {
-			t.Errorf("canceled: %v after %v", err, time.Since(start))
+			t.Errorf("canceled: error %v after %v, want Canceled after 2s", err, time.Since(start))
 		}
 	})
 }
 
-// TestMaxWaitRunsOut: where the forecast was too good, for the permit did not come,
-// MaxWait is kept all the same.
+// TestMaxWaitRunsOut checks that MaxWait also ends waits that last longer than their forecast,
+// because no permit was released.
 func TestMaxWaitRunsOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := exact(throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency})
@@ -608,7 +609,7 @@ func TestMaxWaitRunsOut(t *testing.T) {
 				time.Sleep(joined)
 				_, err := l.Acquire(context.Background(), nil)
 				if !errors.Is(err, throttle.ErrDeadline) || time.Since(start) != joined+sec {
-					t.Errorf("caller %d: %v after %v", i, err, time.Since(start))
+					t.Errorf("caller %d: error %v after %v, want ErrDeadline after %v", i, err, time.Since(start), joined+sec)
 				}
 			})
 		}
@@ -616,14 +617,14 @@ func TestMaxWaitRunsOut(t *testing.T) {
 	})
 }
 
-// TestZeroAndNegative: nothing is asked for, or less.
+// TestZeroAndNegative calls the Limiter with counts and costs of zero and below.
 func TestZeroAndNegative(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, start := limiter(t, exact(throttle.PerSecond(1), throttle.Tier{Limit: 9, Window: sec, Unit: "tokens"}), nil), time.Now()
 		if err := l.Pause(context.Background(), hour); err != nil {
 			t.Fatal(err)
 		}
-		go l.Wait(t.Context()) // somebody waits, too
+		go l.Wait(t.Context()) // another caller waits meanwhile
 		synctest.Wait()
 		if err := l.WaitN(context.Background(), 0); err != nil {
 			t.Errorf("WaitN(0): %v", err)
@@ -632,7 +633,7 @@ func TestZeroAndNegative(t *testing.T) {
 			t.Error("AllowN(0) is false")
 		}
 		if _, err := l.TryAcquire(throttle.Cost{"requests": 0}); !errors.Is(err, throttle.ErrDeadline) {
-			t.Errorf("a request that costs nothing was sent into the pause: %v", err)
+			t.Errorf("TryAcquire of zero requests in a pause: error %v, want ErrDeadline", err)
 		}
 		if err := l.Resume(t.Context()); err != nil {
 			t.Fatal(err)
@@ -640,15 +641,15 @@ func TestZeroAndNegative(t *testing.T) {
 		synctest.Wait()
 		p, err := l.TryAcquire(throttle.Cost{"requests": 0})
 		if err != nil {
-			t.Errorf("TryAcquire of nothing: %v", err)
+			t.Errorf("TryAcquire of zero requests: %v", err)
 		}
 		p.Arrived()
 		p.Release()
 		if err := p.Cancel(context.Background()); err != nil {
-			t.Errorf("Cancel of nothing: %v", err)
+			t.Errorf("Cancel of zero requests: %v", err)
 		}
 		if err := l.WaitN(context.Background(), -1); err == nil || !strings.Contains(err.Error(), "-1") {
-			t.Errorf("WaitN(-1): %v", err)
+			t.Errorf("WaitN(-1): error %v, want one that names -1", err)
 		}
 		if l.AllowN(-1) {
 			t.Error("AllowN(-1) is true")
@@ -669,17 +670,18 @@ func TestZeroAndNegative(t *testing.T) {
 			}
 		}
 		if time.Since(start) > 0 {
-			t.Errorf("all that took %v", time.Since(start))
+			t.Errorf("the calls took %v, want 0", time.Since(start))
 		}
 		for i, tier := range status(t, l).Tiers {
-			if want := int64(1 - i); tier.Used != want { // who waited has gone
+			if want := int64(1 - i); tier.Used != want { // the waiting caller was admitted
 				t.Errorf("tier %d: %d are charged, want %d", i, tier.Used, want)
 			}
 		}
 	})
 }
 
-// TestExceedsCapacityNamesTheTier: one tier of several is too small for the cost.
+// TestExceedsCapacityNamesTheTier checks the error for a cost that exceeds the capacity of one of
+// several tiers.
 func TestExceedsCapacityNamesTheTier(t *testing.T) {
 	tokens := throttle.Tier{Limit: 1000, Window: time.Minute, Algorithm: throttle.TokenBucket, Burst: 200, Unit: "tokens"}
 	l := limiter(t, exact(throttle.PerSecond(5), tokens), nil)
@@ -689,17 +691,17 @@ func TestExceedsCapacityNamesTheTier(t *testing.T) {
 		t.Fatalf("Acquire: %v, %v", p, err)
 	}
 	if w.Policy != "api" || w.Tier != tokens.String() || w.Wait != 0 {
-		t.Errorf("the error is %+v", *w)
+		t.Errorf("the error is %+v, want policy api, tier %v and no Wait", *w, tokens)
 	}
 	if want := `throttle: policy "api": cost of 201 tokens exceeds the capacity of tier ` + tokens.String(); err.Error() != want {
 		t.Errorf("%v\nwant %s", err, want)
 	}
 	if errors.Is(err, context.DeadlineExceeded) || w.Timeout() {
-		t.Error("the error looks like a lack of time")
+		t.Error("the error matches DeadlineExceeded or is a Timeout")
 	}
 }
 
-// acquire admits a request that must not have to wait.
+// acquire admits a request and fails the test if that takes time.
 func acquire(t *testing.T, l *throttle.Limiter, c throttle.Cost) *throttle.Permit {
 	t.Helper()
 	start := time.Now()
@@ -710,7 +712,7 @@ func acquire(t *testing.T, l *throttle.Limiter, c throttle.Cost) *throttle.Permi
 	return p
 }
 
-// TestPermitCancel: what is given back within the guard leaves no trace.
+// TestPermitCancel checks that a cancellation within the guard interval restores the state.
 func TestPermitCancel(t *testing.T) {
 	for _, a := range append(counters, throttle.SlidingWindow) {
 		t.Run(a.String(), func(t *testing.T) {
@@ -744,8 +746,8 @@ func TestPermitCancel(t *testing.T) {
 	}
 }
 
-// TestPermitCancelAfterTheGuard: the request may have been counted, so that only
-// its place among those open at once is given back.
+// TestPermitCancelAfterTheGuard checks that a later cancellation frees only the place in the
+// Concurrency tier, because the provider may have counted the request.
 func TestPermitCancelAfterTheGuard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(9), {Limit: 9, Algorithm: throttle.Concurrency}}}, nil)
@@ -755,12 +757,13 @@ func TestPermitCancelAfterTheGuard(t *testing.T) {
 			t.Error(err)
 		}
 		if s := status(t, l).Tiers; s[0].Used != 1 || s[1].Used != 0 {
-			t.Errorf("used are %d of the hour and %d at once, want 1 and 0", s[0].Used, s[1].Used)
+			t.Errorf("used: %d of the hour and %d open, want 1 and 0", s[0].Used, s[1].Used)
 		}
 	})
 }
 
-// TestAnchoredOpenerCanceled: a window opens with the first request that is sent.
+// TestAnchoredOpenerCanceled checks that an anchored window opens with the first request that is
+// sent, not with a canceled one.
 func TestAnchoredOpenerCanceled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, start := limiter(t, throttle.Policy{Tiers: []throttle.Tier{per(sec, 2, throttle.AnchoredWindow)}}, nil), time.Now()
@@ -776,7 +779,7 @@ func TestAnchoredOpenerCanceled(t *testing.T) {
 	})
 }
 
-// TestPermitTwice: only the first call of each method does anything.
+// TestPermitTwice checks that only the first call of each method of a Permit has an effect.
 func TestPermitTwice(t *testing.T) {
 	ctx := context.Background()
 	arrived, release := (*throttle.Permit).Arrived, (*throttle.Permit).Release
@@ -785,7 +788,7 @@ func TestPermitTwice(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		calls      calls
-		used, open int64 // what is left of two permits, one of which gets the calls
+		used, open int64 // what is still charged for two permits, one of which gets the calls
 	}{
 		{"nothing", nil, 2, 2},
 		{"arrived", calls{arrived, arrived, arrived}, 2, 2},
@@ -810,7 +813,7 @@ func TestPermitTwice(t *testing.T) {
 			}
 			wg.Wait()
 			if open := status(t, l).Tiers[1].Used; open != 1 {
-				t.Errorf("%s, then released and canceled by ten: %d are open, want 1", test.name, open)
+				t.Errorf("%s, then released and canceled ten times: %d are open, want 1", test.name, open)
 			}
 		})
 	}
@@ -822,7 +825,8 @@ func TestPermitTwice(t *testing.T) {
 	}
 }
 
-// TestConcurrencyNeedsPermit: only an admission with a permit can be released.
+// TestConcurrencyNeedsPermit checks that a policy with Concurrency refuses calls that return no
+// Permit.
 func TestConcurrencyNeedsPermit(t *testing.T) {
 	l := limiter(t, exact(throttle.PerSecond(5), throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}), nil)
 	for name, err := range map[string]error{
@@ -842,8 +846,8 @@ func TestConcurrencyNeedsPermit(t *testing.T) {
 	}
 }
 
-// TestReleaseWakes: whoever waits for a place gets it the moment it is free, in
-// order, also through another limiter of the same quota.
+// TestReleaseWakes checks that waiting callers get a place when it becomes free, in order, also
+// through another Limiter of the same quota.
 func TestReleaseWakes(t *testing.T) {
 	policy := exact(throttle.Tier{Limit: 2, Algorithm: throttle.Concurrency})
 	for name, s := range map[string]throttle.Store{"one limiter": nil, "two on one store": local.New()} {
@@ -858,7 +862,7 @@ func TestReleaseWakes(t *testing.T) {
 			for i := range 6 {
 				wg.Go(func() {
 					time.Sleep(time.Duration(i+1) * ms)
-					// Each must come in time, since places are foretold to be free.
+					// No caller is refused, since a forecast takes places as free.
 					ctx, cancel := context.WithTimeout(context.Background(), hour)
 					defer cancel()
 					p, err := other.Acquire(ctx, nil)
@@ -882,8 +886,8 @@ func TestReleaseWakes(t *testing.T) {
 	}
 }
 
-// TestArrivedWakes: a response that comes early makes room early, also for those
-// who wait through another limiter, and for deadlines.
+// TestArrivedWakes checks that an early response makes room early, also for a caller of another
+// Limiter and for a caller with a deadline.
 func TestArrivedWakes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy, s := throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(1)}, Guard: 10 * sec}, local.New()
@@ -892,7 +896,7 @@ func TestArrivedWakes(t *testing.T) {
 		var wg sync.WaitGroup
 		for i, ask := range []*throttle.Limiter{l, other} {
 			wg.Go(func() {
-				// It would take 11 seconds if the response took as long as it may.
+				// Without the response the wait would be 11 s.
 				ctx, cancel := context.WithTimeout(context.Background(), 1300*ms)
 				defer cancel()
 				err := ask.Wait(ctx)
@@ -913,8 +917,8 @@ func TestArrivedWakes(t *testing.T) {
 	})
 }
 
-// TestOneQuotaTwoLimiters: limiters of one name on one store share the quota and its
-// pauses, and each keeps its own queue in order.
+// TestOneQuotaTwoLimiters checks that Limiters with one name on one store share the quota and its
+// pauses, and that each keeps its own queue in order.
 func TestOneQuotaTwoLimiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy, s := exact(throttle.PerSecond(5)), local.New()
@@ -953,8 +957,8 @@ func TestOneQuotaTwoLimiters(t *testing.T) {
 	})
 }
 
-// TestBanned: a closed quota refuses everyone at once, with the time it opens, and
-// takes nothing from those who come then.
+// TestBanned checks that a closed quota refuses all callers at once with the time at which it
+// opens, and does not charge them.
 func TestBanned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy, s := exact(throttle.PerSecond(1)), local.New()
@@ -998,7 +1002,7 @@ func TestBanned(t *testing.T) {
 	})
 }
 
-// TestStatus checks every field against what can be told by hand.
+// TestStatus compares every field of Status with values computed by hand.
 func TestStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		requests, tokens := throttle.PerSecond(2), throttle.Tier{Limit: 100, Window: 100 * sec, Algorithm: throttle.TokenBucket, Burst: 50, Unit: "tokens"}
@@ -1014,7 +1018,7 @@ func TestStatus(t *testing.T) {
 				{Tier: tokens, Limit: 50, Remaining: 50},
 				{Tier: open, Limit: 3, Remaining: 3},
 			}}},
-			{"one on its way", func() { acquire(t, l, throttle.Cost{"tokens": 30}) }, throttle.Status{Tiers: []throttle.TierStatus{
+			{"one in flight", func() { acquire(t, l, throttle.Cost{"tokens": 30}) }, throttle.Status{Tiers: []throttle.TierStatus{
 				{Tier: requests, Limit: 2, Used: 1, Remaining: 1, ResetAfter: 1050 * ms},
 				{Tier: tokens, Limit: 50, Used: 30, Remaining: 20, ResetAfter: 30050 * ms},
 				{Tier: open, Limit: 3, Used: 1, Remaining: 2, ResetAfter: store.Forever},
@@ -1053,8 +1057,8 @@ func TestStatus(t *testing.T) {
 	})
 }
 
-// TestLongSleep: nobody asks for hours, then a thousand at once. What was not used
-// is not saved up.
+// TestLongSleep checks that quota that was unused for hours does not add up: of many callers at
+// once only a burst is admitted.
 func TestLongSleep(t *testing.T) {
 	for _, a := range append(counters, throttle.SlidingWindow) {
 		for _, guard := range []time.Duration{0, throttle.NoGuard} {
@@ -1088,7 +1092,7 @@ func TestLongSleep(t *testing.T) {
 	}
 }
 
-// A hooked store calls a function around each Reserve.
+// A hooked store calls a function before and after each TryAcquire.
 type hooked struct {
 	local.Store
 	before, after func(call int64)
@@ -1119,7 +1123,7 @@ func (q hookedQuota) TryAcquire(ctx context.Context, r store.Request) (store.Dec
 
 func (q hookedQuota) Forecast() store.Forecast { return q.Quota.(store.Forecaster).Forecast() }
 
-// A plain store's quota cannot foretell anything.
+// The quotas of a plain store have no forecasts.
 type plain struct{ local.Store }
 
 func (s *plain) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
@@ -1127,8 +1131,8 @@ func (s *plain) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	return struct{ store.Quota }{q}, err
 }
 
-// TestWithoutForecast: then the order, the deadlines and the pauses hold all the
-// same, but for that some refusals come only when the time is over.
+// TestWithoutForecast checks that order, deadlines and pauses hold without forecasts, although some
+// refusals then come only when the time is over.
 func TestWithoutForecast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := exact(throttle.PerSecond(1))
@@ -1143,8 +1147,8 @@ func TestWithoutForecast(t *testing.T) {
 			{hour, sec, nil},
 			{500 * ms, 500 * ms, context.DeadlineExceeded},
 			{hour, 2 * sec, nil},
-			{2300 * ms, 2 * sec, throttle.ErrDeadline}, // at the head it learns of the pause
-			{hour, 2 * sec, throttle.ErrDeadline},      // and so does this one, which MaxWait bounds
+			{2300 * ms, 2 * sec, throttle.ErrDeadline}, // refused when it asks at the head, in the pause
+			{hour, 2 * sec, throttle.ErrDeadline},      // the same, because of MaxWait
 		} {
 			wg.Go(func() {
 				ctx, cancel := context.WithTimeout(context.Background(), c.within)
@@ -1162,19 +1166,19 @@ func TestWithoutForecast(t *testing.T) {
 	})
 }
 
-// TestWhileTheHeadAsks: something happens while the head asks the quota, when it may
-// have been charged already or not. He must not be counted twice, nor forgotten.
+// TestWhileTheHeadAsks lets an event happen while the first caller asks the quota, before or after
+// it is charged. Forecasts must count that caller exactly once.
 func TestWhileTheHeadAsks(t *testing.T) {
 	type callFunc func(who string, within, end time.Duration, err error)
 	for _, test := range []struct {
 		name          string
-		nudge         bool // the head asks at 1.5 s too, in vain
+		nudge         bool // the first caller also asks at 1.5 s and is not admitted
 		before, after func(*throttle.Limiter, callFunc)
 		head          step
 		next          step
 	}{
 		{
-			name:  "a caller comes after the head was charged",
+			name:  "a caller arrives after the head was charged",
 			after: func(_ *throttle.Limiter, call callFunc) { call("newcomer", 4500*ms, 6*sec, nil) },
 			head:  step{within: hour, end: 2 * sec},
 			next:  step{within: 4500 * ms, end: 4 * sec},
@@ -1192,7 +1196,7 @@ func TestWhileTheHeadAsks(t *testing.T) {
 			next:   step{within: 4500 * ms, end: 3 * sec},
 		},
 		{
-			name:  "two callers come while the head asks in vain",
+			name:  "two callers arrive while the head asks and is not admitted",
 			nudge: true,
 			after: func(_ *throttle.Limiter, call callFunc) { call("one", hour, 6*sec, nil) },
 			head:  step{within: hour, end: 2 * sec},
@@ -1216,7 +1220,7 @@ func TestWhileTheHeadAsks(t *testing.T) {
 				}
 				hook := func(f func(*throttle.Limiter, callFunc)) func(int64) {
 					return func(n int64) {
-						if n == 4 && f != nil { // the first call is Allow's, by two the head learned that it must wait
+						if n == 4 && f != nil { // call 1 is by Allow; after 2 and 3 the head waits
 							f(l, call)
 						}
 					}
@@ -1229,7 +1233,7 @@ func TestWhileTheHeadAsks(t *testing.T) {
 					time.Sleep(1500*ms - time.Microsecond)
 					l.Pause(context.Background(), ms)
 					time.Sleep(time.Microsecond)
-					call("two", 6*sec, 1500*ms, throttle.ErrDeadline) // he would wait for 6.5 s
+					call("two", 6*sec, 1500*ms, throttle.ErrDeadline) // would wait for 6.5 s
 					call("three", 7*sec, 8*sec, nil)
 				}
 				wg.Wait()
@@ -1238,21 +1242,21 @@ func TestWhileTheHeadAsks(t *testing.T) {
 	}
 }
 
-// TestDeadlineOverPermits: how early somebody can go changes with what becomes of
-// the requests on their way.
+// TestDeadlineOverPermits checks that the forecast for a newcomer follows the fate of the requests
+// in flight.
 func TestDeadlineOverPermits(t *testing.T) {
 	for _, test := range []struct {
 		name   string
-		cancel bool // the first request, after 100 ms; else it lands when the guard is over
+		cancel bool // the first request is canceled after 100 ms; else it lands at the end of the guard interval
 		late   time.Duration
 		within time.Duration
 		end    time.Duration
 		wait   time.Duration // of the refusal
 	}{
 		{"a request is canceled", true, 100 * ms, 2300 * ms, 2100 * ms, 0},
-		{"a request is canceled, which does not help", true, 100 * ms, 1900 * ms, 100 * ms, 2 * sec},
-		{"a request is long on its way", false, 5 * sec, 2500 * ms, 5 * sec, 3 * sec},
-		{"a request is long on its way, which does not matter", false, 5 * sec, 9 * sec, 13 * sec, 0},
+		{"a request is canceled, but the newcomer is late", true, 100 * ms, 1900 * ms, 100 * ms, 2 * sec},
+		{"a request stays in flight", false, 5 * sec, 2500 * ms, 5 * sec, 3 * sec},
+		{"a request stays in flight, but the newcomer has time", false, 5 * sec, 9 * sec, 13 * sec, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -1290,8 +1294,8 @@ func TestDeadlineOverPermits(t *testing.T) {
 	}
 }
 
-// TestStalledHead: whoever is at the head stalls for an hour. Then the queue goes on
-// at the pace of the tiers.
+// TestStalledHead lets one call to the store take an hour. Then the queue must go on at the pace of
+// the tiers.
 func TestStalledHead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := exact(throttle.PerSecond(5))
@@ -1323,16 +1327,16 @@ func TestStalledHead(t *testing.T) {
 	})
 }
 
-// TestTwoHours drives 5/s + 10000/h with a strict provider on the other side:
-// it refuses nothing, and every place it has is used.
+// TestTwoHours sends requests under 5/s + 10000/h to a strict provider. It must refuse none, and
+// its quota must be used up.
 func TestTwoHours(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		guard time.Duration
-		late  bool // requests are counted anywhere between admission and the guard's end, responses come then
+		late  bool // requests are counted at a random time between admission and the guard's end
 		held  bool
 		least int64
-		of    time.Duration // the longer window, of two
+		of    time.Duration // the longer window; the test lasts two of them
 	}{
 		{"Wait, at once", throttle.NoGuard, false, false, 5_000, hour / 4},
 		{"Acquire, at once", 0, false, true, 5_000, hour / 4},
@@ -1393,32 +1397,32 @@ func TestTwoHours(t *testing.T) {
 	}
 }
 
-// A foretelling store counts the forecasts that are made.
-type foretelling struct {
+// A countingForecasts store counts the forecasts that are made.
+type countingForecasts struct {
 	local.Store
 	made atomic.Int64
 }
 
-type foretellingQuota struct {
+type countingForecastsQuota struct {
 	store.Quota
-	s *foretelling
+	s *countingForecasts
 }
 
-func (s *foretelling) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+func (s *countingForecasts) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	q, err := s.Store.Open(key, plan)
-	return foretellingQuota{q, s}, err
+	return countingForecastsQuota{q, s}, err
 }
 
-func (q foretellingQuota) Forecast() store.Forecast {
+func (q countingForecastsQuota) Forecast() store.Forecast {
 	q.s.made.Add(1)
 	return q.Quota.(store.Forecaster).Forecast()
 }
 
-// TestManyDeadlines: a thousand callers with deadlines, half of which are too
-// early, do not each play the whole queue through.
+// TestManyDeadlines checks that a thousand callers with deadlines, half of which are late, share a
+// few forecasts.
 func TestManyDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := new(foretelling)
+		s := new(countingForecasts)
 		l, start := limiter(t, exact(throttle.PerSecond(5)), s), time.Now()
 		var wg sync.WaitGroup
 		var admitted, refused atomic.Int64
@@ -1441,7 +1445,7 @@ func TestManyDeadlines(t *testing.T) {
 			t.Errorf("%d were admitted and %d refused, want 500 each", admitted.Load(), refused.Load())
 		}
 		if made := s.made.Load(); made > 3 {
-			t.Errorf("%d forecasts were made for one crowd", made)
+			t.Errorf("%d forecasts were made, want at most 3", made)
 		}
 	})
 }

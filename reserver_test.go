@@ -16,22 +16,22 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A farStore keeps one quota that is a round trip away and books ahead, as a
-// shared store does, with nothing in it but a ledger.
+// A farStore keeps one quota that is a round trip away and reserves ahead, as a shared store does,
+// with only a ledger.
 type farStore struct {
-	trip    time.Duration // a round trip
-	horizon time.Duration
-	most    int           // callers a call
-	lead    time.Duration // how long before a booked time it is to be asked for the next
+	trip    time.Duration // one round trip
+	horizon time.Duration // how far ahead times are reserved for callers behind the first one
+	most    int           // the highest number of requests per call
+	lead    time.Duration // how long before a reserved time the next call may be made
 
 	mu       sync.Mutex // guards all below
 	plan     *algorithms.Plan
 	ledger   algorithms.Ledger
-	last     int64 // the time of the last booking
-	until    int64 // a pause ends
+	last     int64 // the time of the last reservation, µs since dayOne
+	until    int64 // the end of a pause, µs since dayOne
 	shut     bool
-	away     error
-	full     bool // only a release helps
+	away     error // the error of every call; nil if there is none
+	full     bool  // only a release makes room
 	calls    int
 	returned []store.Decision
 	watchers map[*func(store.Change, time.Duration)]struct{}
@@ -52,17 +52,17 @@ type farQuota struct {
 	s *farStore
 }
 
-var dayOne = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // a synctest bubble begins
+var dayOne = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // the start of every synctest bubble
 
 func (q *farQuota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 	go func() {
 		sent := time.Now()
 		time.Sleep(q.s.trip / 2)
 		now := time.Now()
-		got, err := q.s.book(sent, now, requests)
+		got, err := q.s.reserve(sent, now, requests)
 		time.Sleep(q.s.trip / 2)
 		for i, b := range got {
-			if b.Reservation != nil { // they were told from the server's time, and the reply took time
+			if b.Reservation != nil { // the time is relative to the server's, and the reply took time
 				got[i].Reservation.Start = b.Reservation.Start.Add(time.Since(now))
 			}
 		}
@@ -70,7 +70,7 @@ func (q *farQuota) Reserve(behind *store.Reservation, requests []store.Request, 
 	}()
 }
 
-func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []store.Decision, err error) {
+func (s *farStore) reserve(sent, now time.Time, requests []store.Request) (got []store.Decision, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls++
@@ -88,7 +88,7 @@ func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []st
 		b := store.Decision{Tier: tier, Wait: m.Until(at)}
 		switch {
 		case s.full:
-			b.Wait = 500 * ms // as a store says that may miss it
+			b.Wait = 500 * ms // a store that may miss the release says when to ask again
 			return append(got, b), nil
 		case b.Wait > r.MaxWait:
 			b.Verdict = store.Late
@@ -106,10 +106,10 @@ func (s *farStore) book(sent, now time.Time, requests []store.Request) (got []st
 	return got, nil
 }
 
-func (q *farQuota) Cancel(bookings []store.Decision) {
+func (q *farQuota) Cancel(reservations []store.Decision) {
 	q.s.mu.Lock()
 	defer q.s.mu.Unlock()
-	q.s.returned = append(q.s.returned, bookings...)
+	q.s.returned = append(q.s.returned, reservations...)
 }
 
 func (q *farQuota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
@@ -138,19 +138,19 @@ func (s *farStore) tell(c store.Change, left time.Duration) {
 	}
 }
 
-// An arrival is one caller at a far store: when it came and went, and how.
+// An arrival is one caller at a far store, and how it ended.
 type arrival struct {
 	at     time.Duration
 	n      int64         // units
-	within time.Duration // of its context; zero for no end
+	within time.Duration // its timeout; zero for none
 	cancel time.Duration // when its context is canceled; zero for never
 	class  throttle.Class
 	ended  time.Duration
 	err    error
 }
 
-// arrive plays callers against a limiter and returns them with their ends, and the
-// order in which they were admitted.
+// arrive runs the callers. It fills in their ends and returns the order in which they were
+// admitted.
 func arrive(t *testing.T, l *throttle.Limiter, callers []arrival) (order []int) {
 	t.Helper()
 	start := time.Now()
@@ -191,14 +191,14 @@ func ends(callers []arrival) (ended []time.Duration) {
 	return ended
 }
 
-// steady admits one unit every 100 ms, with no burst.
+// steady returns a policy that admits one unit every 100 ms, without a burst.
 func steady() throttle.Policy {
 	return throttle.Policy{Name: "steady", Tiers: []throttle.Tier{{Limit: 10, Window: sec, Algorithm: throttle.GCRA, Burst: 1}}, Guard: throttle.NoGuard}
 }
 
-// TestBookedInOrder: callers that come at once share round trips and go in order,
-// each at its time and no sooner.
-func TestBookedInOrder(t *testing.T) {
+// TestReservedInOrder checks that callers that arrive together share round trips and are admitted
+// in order, each at its reserved time.
+func TestReservedInOrder(t *testing.T) {
 	for _, trip := range []time.Duration{0, 100 * time.Microsecond, 10 * ms} {
 		synctest.Test(t, func(t *testing.T) {
 			s := far(trip)
@@ -209,32 +209,33 @@ func TestBookedInOrder(t *testing.T) {
 			}
 			for i, c := range callers {
 				if due := time.Duration(i) * 100 * ms; c.err != nil || c.ended < due || c.ended > due+2*trip {
-					t.Errorf("trip %v: number %d went at %v, %v; it was due at %v", trip, i, c.ended, c.err, due)
+					t.Errorf("trip %v: caller %d was admitted at %v, %v; want %v", trip, i, c.ended, c.err, due)
 				}
 			}
-			if most := 15; s.calls > most { // five fit into the horizon
+			if most := 15; s.calls > most { // a call reserves up to five times
 				t.Errorf("trip %v: %d calls for 50, want at most %d", trip, s.calls, most)
 			}
 		})
 	}
 }
 
-// TestOneCallForAll: without a wait, as many as the store takes share a call.
+// TestOneCallForAll checks that callers that need not wait share a call, up to the most that the
+// store takes.
 func TestOneCallForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := far(ms)
 		l := limiter(t, throttle.Policy{Name: "wide", Tiers: []throttle.Tier{throttle.PerSecond(1000)}}, s)
 		arrive(t, l, make([]arrival, 1+64+64+12))
-		if s.calls != 4 { // the first one alone
+		if s.calls != 4 { // the first caller's call is its own
 			t.Errorf("%d calls, want 4", s.calls)
 		}
 	})
 }
 
-// TestAskedInVain: a quota that has nothing to give, where it is time to ask for more,
-// is asked again when it said so, and not before.
-func TestAskedInVain(t *testing.T) {
-	for name, vain := range map[string]func(*farStore){
+// TestAskAgainTime checks that a quota that has no room is asked again at the time that it named,
+// and not before.
+func TestAskAgainTime(t *testing.T) {
+	for name, fail := range map[string]func(*farStore){
 		"full": func(s *farStore) { s.full = true },
 		"away": func(s *farStore) { s.away = store.ErrUnavailable },
 	} {
@@ -243,7 +244,7 @@ func TestAskedInVain(t *testing.T) {
 			s.horizon, s.lead = 0, 900*ms
 			l := limiter(t, throttle.Policy{Name: "far", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, s)
 			callers := []arrival{{}, {}, {cancel: 900 * ms}}
-			time.AfterFunc(50*ms, func() { s.mu.Lock(); vain(s); s.mu.Unlock() })
+			time.AfterFunc(50*ms, func() { s.mu.Lock(); fail(s); s.mu.Unlock() })
 			arrive(t, l, callers)
 			if callers[1].err != nil || callers[2].err == nil {
 				t.Errorf("%s: %+v", name, callers)
@@ -255,11 +256,11 @@ func TestAskedInVain(t *testing.T) {
 	}
 }
 
-// TestBookedCancel: who leaves is as if it had never come for those behind it, and
-// what nobody wants goes back.
-func TestBookedCancel(t *testing.T) {
+// TestReservedCancel checks that a canceled caller does not delay the callers behind it, and that
+// unused reservations are canceled.
+func TestReservedCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := far(2 * ms) // so that all but the first are booked by one call
+		s := far(2 * ms) // one call reserves for all but the first
 		callers := make([]arrival, 6)
 		callers[1].cancel = 50 * ms
 		callers[3].cancel = 50 * ms
@@ -272,17 +273,17 @@ func TestBookedCancel(t *testing.T) {
 			t.Errorf("they ended at %v, want %v", got, want)
 		}
 		if !errors.Is(callers[1].err, context.Canceled) {
-			t.Errorf("the first to leave got %v", callers[1].err)
+			t.Errorf("the first canceled caller got %v, want Canceled", callers[1].err)
 		}
 		if len(s.returned) != 2 || s.returned[0].Reservation.At < 400_000 {
-			t.Errorf("given back: %+v, want the times of the last two", s.returned)
+			t.Errorf("canceled reservations: %+v, want those of the last two", s.returned)
 		}
 	})
 }
 
-// TestBookedMixedCosts: a time is of use only to who costs the same; one that
-// would let somebody overtake goes back.
-func TestBookedMixedCosts(t *testing.T) {
+// TestReservedMixedCosts checks that a free reservation goes only to a caller with the same cost,
+// and is canceled if that caller would overtake another one.
+func TestReservedMixedCosts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := far(0)
 		p := steady()
@@ -296,14 +297,14 @@ func TestBookedMixedCosts(t *testing.T) {
 			t.Errorf("they ended at %v, want %v", ends(callers), want)
 		}
 		if len(s.returned) != 1 || s.returned[0].Reservation.At != 100_000 {
-			t.Errorf("given back: %v", s.returned)
+			t.Errorf("canceled reservations: %v, want the one at 100ms", s.returned)
 		}
 	})
 }
 
-// TestBookedDeadlines: who can't be served in time is told at once, by the store or
-// by what is booked before it, and is charged nothing.
-func TestBookedDeadlines(t *testing.T) {
+// TestReservedDeadlines checks that a late caller is refused at once, because of the store's reply
+// or of earlier reservations, and is not charged.
+func TestReservedDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := far(2 * ms)
 		callers := []arrival{{}, {within: 50 * ms}, {}, {at: 10 * ms, within: 50 * ms}, {at: 10 * ms, within: 350 * ms}}
@@ -313,27 +314,27 @@ func TestBookedDeadlines(t *testing.T) {
 		}
 		for i, at := range map[int]time.Duration{1: 4 * ms, 3: 10 * ms} {
 			if c := callers[i]; !errors.Is(c.err, throttle.ErrDeadline) || c.ended > at {
-				t.Errorf("number %d: %v at %v, want ErrDeadline by %v", i, c.err, c.ended, at)
+				t.Errorf("caller %d: %v at %v, want ErrDeadline by %v", i, c.err, c.ended, at)
 			}
 		}
 		if d := callers[4].ended; d > 205*ms {
-			t.Errorf("the last went at %v: those refused were charged", d)
+			t.Errorf("the last caller was admitted at %v, want at most 205ms without charges for refused callers", d)
 		}
 	})
 }
 
-// TestBookedQueueFull: MaxQueue counts those who wait for the tiers, not those who
-// wait for the store.
-func TestBookedQueueFull(t *testing.T) {
+// TestReservedQueueFull checks that MaxQueue counts callers that wait for the tiers, not callers
+// that wait for the store.
+func TestReservedQueueFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := far(10 * ms)
 		p := steady()
 		p.MaxQueue, p.Tiers[0].Burst = 2, 10
 		callers := make([]arrival, 20)
 		order := arrive(t, limiter(t, p, s), callers)
-		slices.Sort(order) // the burst goes at once
+		slices.Sort(order) // the burst is admitted together
 		if want := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}; !slices.Equal(order, want) {
-			t.Errorf("admitted: %v, want the burst and two who wait", order)
+			t.Errorf("admitted: %v, want the burst and two that waited", order)
 		}
 		full := 0
 		for _, c := range callers {
@@ -347,9 +348,9 @@ func TestBookedQueueFull(t *testing.T) {
 	})
 }
 
-// TestBookedPause: what was booked before a pause is booked anew, in order, also beyond its
-// end; a ban ends the wait.
-func TestBookedPause(t *testing.T) {
+// TestReservedPause checks that reservations are made again, in order, after a pause or a lost
+// state, and that a ban ends the wait.
+func TestReservedPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := far(0)
 		callers := make([]arrival, 5)
@@ -359,10 +360,10 @@ func TestBookedPause(t *testing.T) {
 			t.Errorf("the order was %v, want %v", order, want)
 		}
 		if callers[2].ended < 250*ms {
-			t.Errorf("number 2 went at %v, inside the pause", callers[2].ended)
+			t.Errorf("caller 2 was admitted at %v, in the pause", callers[2].ended)
 		}
 		if len(s.returned) != 3 || s.returned[0].Reservation.At != 200_000 {
-			t.Errorf("dropped: %+v, want the times from 200ms on", s.returned)
+			t.Errorf("canceled reservations: %+v, want those from 200ms on", s.returned)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -372,7 +373,7 @@ func TestBookedPause(t *testing.T) {
 		arrive(t, limiter(t, steady(), s), callers)
 		for i, c := range callers[2:] {
 			if !errors.Is(c.err, throttle.ErrBanned) || c.ended != 150*ms {
-				t.Errorf("number %d: %v at %v, want ErrBanned at once", i+2, c.err, c.ended)
+				t.Errorf("caller %d: %v at %v, want ErrBanned at 150ms", i+2, c.err, c.ended)
 			}
 		}
 	})
@@ -382,13 +383,14 @@ func TestBookedPause(t *testing.T) {
 		time.AfterFunc(150*ms, func() { s.tell(store.Lost, 0) })
 		order := arrive(t, limiter(t, steady(), s), callers)
 		if len(order) != 5 || !slices.IsSorted(order) || len(s.returned) != 3 {
-			t.Errorf("the order was %v, and %d were dropped", order, len(s.returned))
+			t.Errorf("the order was %v and %d reservations were canceled, want 3", order, len(s.returned))
 		}
 	})
 }
 
-// TestStoreAway: callers wait for the store and go on when it is back; whose context
-// ends first learns why, and a broken store is not waited for.
+// TestStoreAway checks that callers wait for a store that is unavailable and are admitted when it
+// is back. A caller whose context ends first gets the cause, and another error of the store fails
+// all callers at once.
 func TestStoreAway(t *testing.T) {
 	cause := errors.New("connection refused")
 	synctest.Test(t, func(t *testing.T) {
@@ -403,17 +405,17 @@ func TestStoreAway(t *testing.T) {
 			t.Errorf("admitted: %v", order)
 		}
 		if c := callers[0]; c.ended < 10*sec || c.ended > 11*sec {
-			t.Errorf("the first went at %v", c.ended)
+			t.Errorf("the first caller was admitted at %v, want 10s to 11s", c.ended)
 		}
 		for i, ended := range map[int]error{1: context.DeadlineExceeded, 2: context.Canceled} {
 			err := callers[i].err
 			var refusal *throttle.WaitError
 			if !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, cause) || !errors.Is(err, ended) || !errors.As(err, &refusal) {
-				t.Errorf("number %d: %v", i, err)
+				t.Errorf("caller %d: %v, want ErrUnavailable, %v and %v", i, err, cause, ended)
 			}
 		}
 		if s.calls > 60+40 {
-			t.Errorf("%d calls", s.calls)
+			t.Errorf("%d calls, want at most 100", s.calls)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -423,7 +425,7 @@ func TestStoreAway(t *testing.T) {
 		arrive(t, limiter(t, steady(), s), callers)
 		for i, c := range callers {
 			if !errors.Is(c.err, cause) || errors.Is(c.err, throttle.ErrUnavailable) || c.ended > 10*ms {
-				t.Fatalf("number %d: %v at %v", i, c.err, c.ended)
+				t.Fatalf("caller %d: %v at %v, want %v alone by 10ms", i, c.err, c.ended, cause)
 			}
 		}
 	})
@@ -434,10 +436,10 @@ func TestStoreAway(t *testing.T) {
 		p.MaxWait = 2 * sec
 		callers := make([]arrival, 10)
 		arrive(t, limiter(t, p, s), callers)
-		time.Sleep(sec) // the last answer comes
+		time.Sleep(sec) // until the last call has ended
 		for i, c := range callers {
 			if !errors.Is(c.err, throttle.ErrUnavailable) || c.ended > 2*sec+10*ms {
-				t.Fatalf("number %d: %v at %v", i, c.err, c.ended)
+				t.Fatalf("caller %d: %v at %v, want ErrUnavailable by 2.01s", i, c.err, c.ended)
 			}
 		}
 	})
