@@ -11,7 +11,7 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// newLimiter returns a Limiter of a policy that is valid.
+// newLimiter returns a Limiter of a policy that must be valid.
 func newLimiter(name, spec string) *throttle.Limiter {
 	p, err := throttle.ParsePolicy(name, spec)
 	if err != nil {
@@ -24,7 +24,7 @@ func newLimiter(name, spec string) *throttle.Limiter {
 	return l
 }
 
-// A Forecast tells before a batch begins how long its next request would wait, and why.
+// A Forecast reports how long a batch's next request would wait, and for which tier.
 func ExampleLimiter_Forecast() {
 	lim := newLimiter("mail", "2/h + 100/d | guard=none")
 	lim.AllowN(2)
@@ -42,7 +42,7 @@ func ExampleLimiter_Forecast() {
 	// throttle: policy "mail": cost of 3 requests exceeds the capacity of tier 2/h
 }
 
-// TryAcquire is for callers that have something else to do meanwhile.
+// TryAcquire suits callers that have other work to do meanwhile.
 func ExampleLimiter_TryAcquire() {
 	lim := newLimiter("model", "1000/h;unit=tokens | guard=none")
 	for range 2 {
@@ -60,7 +60,7 @@ func ExampleLimiter_TryAcquire() {
 	// later, in about 1h0m0s
 }
 
-// The provider has raised the limit. What was charged stays charged.
+// SetPolicy adopts a limit that the provider has raised. What was charged stays charged.
 func ExampleLimiter_SetPolicy() {
 	lim := newLimiter("maps", "2/h")
 	lim.AllowN(2)
@@ -81,7 +81,7 @@ func ExampleLimiter_SetPolicy() {
 	// true false
 }
 
-// Somebody has settled the matter with the provider: nobody waits for the pause to end.
+// Resume ends a pause early, for example after the provider has lifted a block.
 func ExampleLimiter_Resume() {
 	lim := newLimiter("maps", "5/s")
 	ctx := context.Background()
@@ -108,7 +108,7 @@ func ExampleLimiter_Close() {
 	// throttle: policy "maps": limiter is closed
 }
 
-// All lists the accounts that are in use.
+// All returns the accounts that are in use.
 func ExampleGroup_All() {
 	g, err := throttle.NewGroup(throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerHour(5)}}, nil)
 	if err != nil {
@@ -169,8 +169,8 @@ func ExampleGroup_SetPolicy() {
 	// true false
 }
 
-// An SDK signs orders that are good for five minutes. One that would wait longer is not
-// sent, and costs nothing.
+// An SDK signs orders that are valid for five minutes. The Transport refuses an order that would
+// wait longer. It is not sent and not charged.
 func ExampleTransport_sendBy() {
 	client := &http.Client{Transport: &throttle.Transport{
 		Limiter: newLimiter("orders", "1/h"),
@@ -205,7 +205,7 @@ func ExampleTransport_sendBy() {
 	// not in time: true
 }
 
-// A Status prints as plain sentences.
+// A Status prints as sentences.
 func ExampleStatus() {
 	lim := newLimiter("maps", "5/h + 3/h;unit=tiles | guard=none")
 	p, err := lim.Acquire(context.Background(), throttle.Cost{"requests": 2, "tiles": 1})

@@ -9,7 +9,7 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// Five a second and 10,000 an hour, both kept as one decision.
+// A policy of 5 a second and 10,000 an hour. Both tiers decide together.
 func ExampleNew() {
 	lim, err := throttle.New(throttle.Policy{
 		Name:  "orders",
@@ -28,8 +28,8 @@ func ExampleNew() {
 	// throttle: policy "orders": Tiers is empty: it must have at least one tier, such as PerSecond(5)
 }
 
-// Without a guard, as here, requests count the instant they are admitted: two in
-// any 20 ms take the third to the next 20 ms.
+// Without a guard requests count when they are admitted: after two requests, the third waits for
+// the rest of 20 ms.
 func ExampleLimiter_Wait() {
 	lim, err := throttle.New(throttle.Policy{
 		Tiers: []throttle.Tier{{Limit: 2, Window: 20 * time.Millisecond}},
@@ -51,8 +51,8 @@ func ExampleLimiter_Wait() {
 	// Output: it took 20ms or more: true
 }
 
-// $1.00 a day, in millionths, and an alert when half of it is spent. What there is no
-// room for is refused at once.
+// A budget of $1.00 a day, in millionths, with an alert when half of it is spent. A request that
+// exceeds what is left is refused at once.
 func ExampleBudget() {
 	lim, err := throttle.New(throttle.Policy{
 		Name:    "llm",
@@ -75,7 +75,7 @@ func ExampleBudget() {
 	// exhausted: true
 }
 
-// A cost that no wait will admit is refused at once.
+// A cost that exceeds the capacity of a tier is refused at once.
 func ExampleLimiter_WaitN() {
 	lim, err := throttle.New(throttle.Policy{Name: "mail", Tiers: []throttle.Tier{throttle.PerHour(100)}}, nil)
 	if err != nil {
@@ -108,7 +108,7 @@ func ExampleLimiter_Allow() {
 	// false
 }
 
-// All or nothing: what does not fit is not charged.
+// AllowN charges all n requests or none.
 func ExampleLimiter_AllowN() {
 	lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(3)}}, nil)
 	if err != nil {
@@ -119,8 +119,8 @@ func ExampleLimiter_AllowN() {
 	// Output: true false true
 }
 
-// A batch job leaves a fifth of the tier to the others, and those for whom somebody waits
-// go ahead of it.
+// A batch job leaves a fifth of the tier to the other classes, and Interactive requests go before
+// it.
 func ExampleWithClass() {
 	policy, err := throttle.ParsePolicy("search", "5/m | headroom=20")
 	if err != nil {
@@ -148,7 +148,7 @@ func ExampleWithClass() {
 	// <nil>
 }
 
-// A policy that counts requests, tokens and what is open at once.
+// A policy that counts requests, tokens and open requests.
 func ExampleLimiter_Acquire() {
 	policy, err := throttle.ParsePolicy("chat", "60/m + 10000/m;unit=tokens;algo=token_bucket + 4;algo=concurrency")
 	if err != nil {
@@ -179,11 +179,11 @@ func ExampleLimiter_Acquire() {
 	// Output: 1 request, 0 open
 }
 
-// Nothing was sent, so nothing is charged.
+// A request that was not sent is refunded.
 func ExamplePermit_Cancel() {
 	lim, err := throttle.New(throttle.Policy{
 		Tiers: []throttle.Tier{throttle.PerHour(1)},
-		Guard: time.Minute, // for within it the request is surely not yet counted
+		Guard: time.Minute, // a canceled request is refunded within this time
 	}, nil)
 	if err != nil {
 		fmt.Println(err)
@@ -203,8 +203,8 @@ func ExamplePermit_Cancel() {
 	// true
 }
 
-// A pause holds for everybody who shares the quota. Who cannot wait so long is
-// told at once.
+// A pause holds for all callers that share the quota. A caller that cannot wait so long is refused
+// at once.
 func ExampleLimiter_Pause() {
 	lim, err := throttle.New(throttle.Policy{Name: "maps", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, nil)
 	if err != nil {
@@ -245,8 +245,7 @@ func ExampleLimiter_Status() {
 	// 100/h: 5 used, 95 remain, limited: false
 }
 
-// A WaitError tells how long the wait would have been, so that the caller can do
-// something else meanwhile.
+// A WaitError reports how long the wait would have been. The caller can do other work meanwhile.
 func ExampleWaitError() {
 	lim, err := throttle.New(throttle.Policy{Name: "reports", Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil)
 	if err != nil {
@@ -268,7 +267,7 @@ func ExampleWaitError() {
 	// true true
 }
 
-// An hour's quota that is to last the hour: three at once, the others one a second.
+// An hour's quota that must last the hour: three requests at once, then one each second.
 func Example_pacing() {
 	p, err := throttle.ParsePolicy("reports", "3600/h;pace_burst=3")
 	if err != nil {
@@ -290,7 +289,7 @@ func Example_pacing() {
 	// false
 }
 
-// A program that was running a moment ago does not know what it sent then.
+// A restarted program does not know what it sent a moment ago.
 func Example_assumeUsed() {
 	p := throttle.Policy{Name: "reports", Tiers: []throttle.Tier{throttle.PerMinute(60)}, AssumeUsed: true}
 	lim, err := throttle.New(p, nil)

@@ -247,9 +247,9 @@ func TestMaxWaitOfTheOvertaken(t *testing.T) {
 	})
 }
 
-// TestCostOfNothing checks that a request that costs nothing waits only for a pause, and is refused
+// TestCostOfZero checks that a request that costs nothing waits only for a pause, and is refused
 // only by a ban.
-func TestCostOfNothing(t *testing.T) {
+func TestCostOfZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := mustNew(t, exact(throttle.PerHour(1)), nil)
 		l.Allow()

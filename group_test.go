@@ -32,8 +32,8 @@ func groupPerSecond(n int64) throttle.Policy {
 	return throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(n)}, Guard: throttle.NoGuard}
 }
 
-// groupForget lets the garbage collector notice what nobody holds.
-func groupForget() {
+// collectGarbage runs the garbage collector. A group must not depend on it.
+func collectGarbage() {
 	for range 3 {
 		runtime.GC()
 	}
@@ -51,7 +51,7 @@ func TestGroupOneQuotaPerKey(t *testing.T) {
 		{"", true, 3}, {"a\x00", true, 4}, {"a", false, 4},
 	} {
 		if got := g.For(step.key).Allow(); got != step.want {
-			t.Errorf("step %d: Allow of %q is %v", i, step.key, got)
+			t.Errorf("step %d: Allow of %q is %v, want %v", i, step.key, got, step.want)
 		}
 		if got := g.Len(); got != step.len {
 			t.Errorf("step %d: %d quotas, want %d", i, got, step.len)
@@ -59,6 +59,8 @@ func TestGroupOneQuotaPerKey(t *testing.T) {
 	}
 }
 
+// TestGroupHeldLimiterStays checks that a Limiter that the caller holds and a later For of its key
+// share one quota.
 func TestGroupHeldLimiterStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, groupPerSecond(2), 0)
@@ -66,33 +68,33 @@ func TestGroupHeldLimiterStays(t *testing.T) {
 		for i := range 2000 {
 			g.For(fmt.Sprint(i)).Allow()
 			if i%500 == 0 {
-				groupForget()
+				collectGarbage()
 			}
 			time.Sleep(trTick)
 		}
 		if !held.Allow() || !g.For("held").Allow() || held.Allow() || g.For("held").Allow() {
-			t.Error("it is another quota")
+			t.Error("the held Limiter and the key have different quotas")
 		}
 	})
 }
 
-// A group of one key shows what is dropped when: another key fits only then.
+// TestGroupDrops checks when a quota is dropped. In a group of one key, another key fits only then.
 func TestGroupDrops(t *testing.T) {
 	fits := func(g *throttle.Group) bool {
-		groupForget()
+		collectGarbage()
 		return g.For("other").Allow()
 	}
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, groupPerSecond(2), 1)
 		held := g.For("held")
 		if !fits(g) {
-			t.Error("kept although it is fresh")
+			t.Error("the quota is kept although it is unused")
 		}
 		if err := held.Pause(t.Context(), 1); !errors.Is(err, throttle.ErrTooManyKeys) {
-			t.Errorf("the Limiter of a dropped key: %v", err)
+			t.Errorf("the Limiter of a dropped key: %v, want ErrTooManyKeys", err)
 		}
 		if g.Len() != 1 {
-			t.Errorf("%d quotas", g.Len())
+			t.Errorf("%d quotas, want 1", g.Len())
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -100,11 +102,11 @@ func TestGroupDrops(t *testing.T) {
 		g.For("used").Allow()
 		time.Sleep(time.Second - time.Microsecond)
 		if fits(g) {
-			t.Error("dropped while it is not fresh")
+			t.Error("the quota was dropped while it is used")
 		}
 		time.Sleep(time.Microsecond)
 		if !fits(g) {
-			t.Error("kept although it is fresh")
+			t.Error("the quota is kept although it is unused")
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -112,11 +114,11 @@ func TestGroupDrops(t *testing.T) {
 		g.For("paused").Pause(t.Context(), time.Minute)
 		time.Sleep(time.Minute - time.Microsecond)
 		if fits(g) {
-			t.Error("dropped while it is paused")
+			t.Error("the quota was dropped in a pause")
 		}
 		time.Sleep(time.Microsecond)
 		if !fits(g) {
-			t.Error("kept although the pause is over")
+			t.Error("the quota is kept although the pause is over")
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -127,20 +129,20 @@ func TestGroupDrops(t *testing.T) {
 		}
 		time.Sleep(time.Hour)
 		for range 3 {
-			groupForget()
+			collectGarbage()
 			if err := g.For("other").Pause(t.Context(), 1); !errors.Is(err, throttle.ErrTooManyKeys) {
-				t.Errorf("dropped while a request is open: %v", err)
+				t.Errorf("while a request is open: %v, want ErrTooManyKeys", err)
 			}
 		}
 		permit.Release()
-		groupForget()
+		collectGarbage()
 		if err := g.For("other").Pause(t.Context(), 1); err != nil {
-			t.Errorf("kept although the request is over: %v", err)
+			t.Errorf("after the request: %v", err)
 		}
 	})
 }
 
-// A full group looks at many before it refuses: one that can go is found.
+// TestGroupFindsRoom checks that a full group finds its only unused quota before it refuses a key.
 func TestGroupFindsRoom(t *testing.T) {
 	const keys = 300
 	synctest.Test(t, func(t *testing.T) {
@@ -149,9 +151,9 @@ func TestGroupFindsRoom(t *testing.T) {
 			g.For(fmt.Sprint(i)).Allow()
 		}
 		g.For("fresh")
-		groupForget()
+		collectGarbage()
 		if !g.For("new").Allow() {
-			t.Error("the one that can go was not found")
+			t.Error("the unused quota was not found")
 		}
 		if g.For("newer").Allow() || g.Len() != keys {
 			t.Errorf("%d quotas, want %d", g.Len(), keys)
@@ -159,8 +161,9 @@ func TestGroupFindsRoom(t *testing.T) {
 	})
 }
 
-// Those who wait keep their quota, even if nobody else holds it.
-func TestGroupKeepsThoseWhoWait(t *testing.T) {
+// TestGroupKeepsWaitingCallers checks that a quota is kept while callers wait for it, also if no
+// code holds its Limiter.
+func TestGroupKeepsWaitingCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, groupPerSecond(1), 1)
 		start := time.Now()
@@ -178,9 +181,9 @@ func TestGroupKeepsThoseWhoWait(t *testing.T) {
 		}
 		for range 8 {
 			synctest.Wait()
-			groupForget()
+			collectGarbage()
 			if start.Add(4*time.Second).After(time.Now()) && g.For("other").Allow() {
-				t.Errorf("dropped after %v", time.Since(start))
+				t.Errorf("the quota was dropped after %v", time.Since(start))
 			}
 			time.Sleep(500 * trTick)
 		}
@@ -189,15 +192,15 @@ func TestGroupKeepsThoseWhoWait(t *testing.T) {
 			t.Errorf("admitted at %v, want %v", admitted, want)
 		}
 		mu.Unlock()
-		if groupForget(); !g.For("other").Allow() {
-			t.Error("kept although it is fresh and nobody waits")
+		if collectGarbage(); !g.For("other").Allow() {
+			t.Error("the quota is kept although it is unused")
 		}
 	})
 }
 
-// A request that outlives its window still reports to its key's quota: the pause
-// that its response asks for is not lost.
-func TestGroupKeepsThoseInFlight(t *testing.T) {
+// TestGroupKeepsInFlight checks that a request that lasts longer than its window still reports to
+// its key's quota: the pause that its response asks for takes effect.
+func TestGroupKeepsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, groupPerSecond(5), 1)
 		tr := &throttle.Transport{
@@ -211,15 +214,15 @@ func TestGroupKeepsThoseInFlight(t *testing.T) {
 		group.Go(func() { trExpect(t, tr, 429) })
 		for range 9 {
 			time.Sleep(time.Second)
-			groupForget()
+			collectGarbage()
 			if g.For("other.test").Allow() {
-				t.Error("dropped while a request is in flight")
+				t.Error("the quota was dropped while a request is in flight")
 			}
 		}
 		group.Wait()
 		s, err := g.For("provider.test").Status(t.Context())
 		if err != nil || s.Paused != time.Minute {
-			t.Errorf("paused for %v, %v", s.Paused, err)
+			t.Errorf("paused for %v, %v; want 1m", s.Paused, err)
 		}
 	})
 }
@@ -245,23 +248,23 @@ func TestGroupTooManyKeys(t *testing.T) {
 		} {
 			var e *throttle.WaitError
 			if !errors.Is(err, throttle.ErrTooManyKeys) || !errors.As(err, &e) || e.Policy != "api" {
-				t.Errorf("%s: error is %v", name, err)
+				t.Errorf("%s: error is %v, want ErrTooManyKeys of policy api", name, err)
 			}
 		}
 		if l.Allow() || l.AllowN(2) || l.AllowN(0) {
-			t.Error("Allow admits")
+			t.Error("Allow or AllowN is true")
 		}
 		if !g.For("a").Allow() || !g.For("b").Allow() || g.Len() != 2 {
-			t.Error("the keys that it keeps do not work")
+			t.Error("the kept keys do not admit")
 		}
-		// Time makes room.
+		// After a second the kept quotas are unused.
 		time.Sleep(time.Second)
-		groupForget()
+		collectGarbage()
 		if err := g.For("c").Wait(t.Context()); err != nil {
 			t.Error(err)
 		}
 		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrTooManyKeys) {
-			t.Errorf("a Limiter that refuses goes on to refuse; it says %v", err)
+			t.Errorf("the refusing Limiter: %v, want ErrTooManyKeys", err)
 		}
 	})
 }
@@ -273,7 +276,7 @@ func TestGroupStaysBounded(t *testing.T) {
 		maxKeys, bound int
 	}{
 		{"MaxKeys", 150, 150},
-		{"unbounded", 0, 1000}, // about 100 are charged, 100 not yet collected, and as many again not yet looked at
+		{"unbounded", 0, 1000}, // about 100 are used; the others are not yet dropped
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -329,7 +332,7 @@ func TestGroupOnAStore(t *testing.T) {
 	}
 	one, two := open(policy), open(policy)
 	if !one.For("a").Allow() || !two.For("a").Allow() || one.For("a").Allow() || two.For("a").Allow() {
-		t.Error("two groups of one name do not share a key's quota")
+		t.Error("two groups with one name do not share a key's quota")
 	}
 	if !two.For("b").Allow() {
 		t.Error("two keys share a quota")
@@ -342,14 +345,15 @@ func TestGroupOnAStore(t *testing.T) {
 	policy.Tiers = []throttle.Tier{throttle.PerHour(3)}
 	clash := open(policy)
 	if err := clash.For("a").Wait(t.Context()); err == nil || clash.Len() != 0 {
-		t.Errorf("a key that the store keeps with other tiers: %v, %d quotas", err, clash.Len())
+		t.Errorf("a key that the store keeps with other tiers: %v and %d quotas, want an error and none", err, clash.Len())
 	}
 	if lim, err := throttle.New(throttle.Policy{Name: "api", Tiers: trTier(1, time.Hour)}, store); err != nil || !lim.Allow() {
-		t.Errorf("a limiter of the group's name shares with a key: %v", err)
+		t.Errorf("a Limiter with the group's name shares a key's quota: %v", err)
 	}
 }
 
-// A store forgets a key when its group drops it, so that it can be opened anew.
+// TestGroupClosesQuotas checks that a store forgets a key when its group drops it, so another
+// policy can open it.
 func TestGroupClosesQuotas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := local.New()
@@ -364,7 +368,7 @@ func TestGroupClosesQuotas(t *testing.T) {
 		g := open(1)
 		g.For("a").Allow()
 		time.Sleep(time.Second)
-		groupForget()
+		collectGarbage()
 		if !g.For("b").Allow() {
 			t.Fatal("no room")
 		}
@@ -374,7 +378,8 @@ func TestGroupClosesQuotas(t *testing.T) {
 	})
 }
 
-// However For, Allow and the garbage collector interleave, a key has one quota.
+// TestGroupConcurrentFor checks that a key has one quota, however For, Allow and the garbage
+// collector interleave.
 func TestGroupConcurrentFor(t *testing.T) {
 	const keys, limit = 20, 10
 	g := groupOf(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(limit)}}, keys)
@@ -401,7 +406,7 @@ func TestGroupConcurrentFor(t *testing.T) {
 		}
 	}
 	if g.Len() != keys {
-		t.Errorf("%d quotas", g.Len())
+		t.Errorf("%d quotas, want %d", g.Len(), keys)
 	}
 }
 
@@ -413,7 +418,7 @@ func ExampleGroup() {
 	for _, user := range []string{"alice", "alice", "alice", "bob"} {
 		fmt.Println(user, perUser.For(user).Allow())
 	}
-	// As a Transport's Route it keeps one quota per API key.
+	// In a Transport's Route it keeps one quota per API key.
 	_ = &http.Client{Transport: &throttle.Transport{
 		Route: func(r *http.Request) *throttle.Limiter { return perUser.For(r.Header.Get("X-Api-Key")) },
 	}}

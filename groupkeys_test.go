@@ -17,8 +17,8 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// A full Group takes the place of a quota that is unused, without the garbage collector's
-// help.
+// TestGroupFullFindsRoomAtOnce checks that a full Group drops an unused quota for a new key without
+// the garbage collector.
 func TestGroupFullFindsRoomAtOnce(t *testing.T) {
 	for _, keys := range []int{1, 2, 100} {
 		synctest.Test(t, func(t *testing.T) {
@@ -28,18 +28,18 @@ func TestGroupFullFindsRoomAtOnce(t *testing.T) {
 				if err := g.For(fmt.Sprint(i)).Wait(t.Context()); err != nil {
 					refused++
 				}
-				time.Sleep(time.Millisecond) // it is unused again
+				time.Sleep(time.Millisecond) // then the quota is unused
 			}
 			if refused != 0 || g.Len() > keys {
-				t.Errorf("MaxKeys %d: %d of 2000 keys were refused, %d are kept", keys, refused, g.Len())
+				t.Errorf("MaxKeys %d: %d of 2000 keys were refused and %d are kept, want none refused", keys, refused, g.Len())
 			}
 		})
 	}
 }
 
-// What a quota has learned stays as long as there is room: who tries after a pause, the
-// back-off, and the guard.
-func TestGroupKeepsWhatWasLearned(t *testing.T) {
+// TestGroupKeepsLearnedState checks that a group with room keeps quotas that have learned
+// something: a pending probe, a back-off, or a guard.
+func TestGroupKeepsLearnedState(t *testing.T) {
 	keys := 0
 	churn := func(g *throttle.Group) {
 		for range 50 {
@@ -61,9 +61,9 @@ func TestGroupKeepsWhatWasLearned(t *testing.T) {
 				return trAnswer(200), nil
 			})
 			send(g, base)
-			time.Sleep(5 * time.Second) // the pause is over, and nobody has tried
+			time.Sleep(5 * time.Second) // the pause is over, and no probe was sent
 			churn(g)
-			groupForget()
+			collectGarbage()
 			churn(g)
 			var wg sync.WaitGroup
 			for range 20 {
@@ -71,7 +71,7 @@ func TestGroupKeepsWhatWasLearned(t *testing.T) {
 			}
 			synctest.Wait()
 			if n := len(base.times()); n != 2 {
-				t.Errorf("%d were sent at once after the pause, want one", n-1)
+				t.Errorf("%d requests were sent at once after the pause, want 1", n-1)
 			}
 			wg.Wait()
 		})
@@ -84,13 +84,13 @@ func TestGroupKeepsWhatWasLearned(t *testing.T) {
 				send(g, base)
 				time.Sleep(16 * time.Second)
 				churn(g)
-				groupForget()
+				collectGarbage()
 				churn(g)
 			}
 			send(g, base)
 			s := status(t, g.For("key"))
 			if s.Paused < 15*time.Second {
-				t.Errorf("the fifth pause is of %v, want 16 s at least", s.Paused)
+				t.Errorf("the fifth pause is %v, want at least 15s", s.Paused)
 			}
 		})
 	})
@@ -108,46 +108,48 @@ func TestGroupKeepsWhatWasLearned(t *testing.T) {
 			}
 			time.Sleep(10 * time.Second)
 			churn(g)
-			groupForget()
+			collectGarbage()
 			churn(g)
 			began := time.Now()
-			for range 2 { // of which no answer tells that they have landed
+			for range 2 { // no response lands them before the guard has passed
 				if err := g.For("key").Wait(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			}
 			if took := time.Since(began); took > time.Second+200*time.Millisecond {
-				t.Errorf("the second was admitted after %v: the guard was learned anew", took)
+				t.Errorf("the second request was admitted after %v, want at most 1.2s with the learned guard", took)
 			}
 		})
 	})
 }
 
-// All gives each key once, with the Limiter that For returns, also while keys come and go.
+// TestGroupAll checks that All returns each key once with the Limiter that For returns, also while
+// keys are added and deleted.
 func TestGroupAll(t *testing.T) {
 	g := groupOf(t, groupPerSecond(5), 0)
 	for _, key := range []string{"a", "b", "c"} {
-		g.For(key).Allow() // unused keys may go
+		g.For(key).Allow() // an unused key may be dropped
 	}
 	seen := maps.Collect(g.All())
 	if keys := slices.Sorted(maps.Keys(seen)); !slices.Equal(keys, []string{"a", "b", "c"}) {
-		t.Errorf("keys are %v", keys)
+		t.Errorf("keys are %v, want a, b, c", keys)
 	}
 	for key, l := range g.All() {
 		if l != g.For(key) {
-			t.Errorf("%s: not the Limiter of For", key)
+			t.Errorf("%s: All and For return different Limiters", key)
 		}
 		g.Delete("c")
 		g.For("d").Allow()
 		break
 	}
 	if keys := slices.Sorted(maps.Keys(maps.Collect(g.All()))); !slices.Equal(keys, []string{"a", "b", "d"}) {
-		t.Errorf("keys are %v after a change in between", keys)
+		t.Errorf("keys are %v after the changes, want a, b, d", keys)
 	}
 }
 
-// Delete refuses the callers that wait for the key, in whichever of its queues, and who
-// holds its Limiter; permits stay valid, and the next For opens an unused quota.
+// TestGroupDelete checks that Delete refuses the callers that wait for the key, in each of its
+// queues, and later calls of its Limiters. Permits stay valid, and the next For opens an unused
+// quota.
 func TestGroupDelete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerHour(1000)}}, nil)
@@ -161,32 +163,32 @@ func TestGroupDelete(t *testing.T) {
 				if err := l.Wait(t.Context()); errors.Is(err, throttle.ErrClosed) {
 					closed.Add(1)
 				} else {
-					t.Errorf("waiter: %v", err)
+					t.Errorf("a waiting caller: %v, want ErrClosed", err)
 				}
 			})
 		}
 		synctest.Wait()
 		g.Delete("a")
 		g.Delete("a")
-		g.Delete("never seen")
+		g.Delete("unknown")
 		synctest.Wait()
 		if n := closed.Load(); n != 4 {
-			t.Errorf("%d of 4 that waited were refused at once", n)
+			t.Errorf("%d waiting callers were refused at once, want 4", n)
 		}
 		if err := held.Wait(t.Context()); !errors.Is(err, throttle.ErrClosed) {
-			t.Errorf("who holds the Limiter: %v", err)
+			t.Errorf("the held Limiter: %v, want ErrClosed", err)
 		}
 		permit.Arrived()
 		permit.Release()
 		if !g.For("a").Allow() || g.Len() != 1 {
-			t.Error("the key can't be used again")
+			t.Error("the deleted key cannot be used again")
 		}
 		wg.Wait()
 	})
 }
 
-// A Group's policy changes for the keys that it has, for those that come, and for callers
-// that wait, in their order.
+// TestGroupSetPolicy checks that SetPolicy changes the policy of existing keys, of new ones, and of
+// waiting callers, which keep their order.
 func TestGroupSetPolicy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := func(n int64) throttle.Policy {
@@ -210,7 +212,7 @@ func TestGroupSetPolicy(t *testing.T) {
 			}
 		}
 		if err := g.SetPolicy(t.Context(), throttle.Policy{Name: "other", Tiers: policy(7).Tiers}); err == nil {
-			t.Error("a policy of another name is no error")
+			t.Error("SetPolicy with another Name returned no error")
 		}
 		if err := g.SetPolicy(t.Context(), policy(7)); err != nil {
 			t.Fatal(err)
@@ -218,7 +220,7 @@ func TestGroupSetPolicy(t *testing.T) {
 		synctest.Wait()
 		for _, key := range []string{"a", "b"} {
 			if got := admitted[key].order(); !slices.Equal(got, []int{0, 1, 2, 3, 4, 5}) {
-				t.Errorf("%s: %v are admitted at once, want six: one was charged before", key, got)
+				t.Errorf("%s: %v are admitted at once, want the first six, as one was charged before", key, got)
 			}
 		}
 		for range 7 {
@@ -228,18 +230,18 @@ func TestGroupSetPolicy(t *testing.T) {
 		}
 		wg.Wait()
 		if took := time.Since(began); took != 2*time.Minute {
-			t.Errorf("all were admitted after %v", took)
+			t.Errorf("all were admitted after %v, want 2m", took)
 		}
 		for _, key := range []string{"a", "b"} {
 			if got := admitted[key].order(); !slices.IsSorted(got) || len(got) != 20 {
-				t.Errorf("%s: admitted %v", key, got)
+				t.Errorf("%s: admitted %v, want 20 in order", key, got)
 			}
 		}
 	})
 }
 
-// Keys come and go while Limiters are held and used, policies change, keys are deleted and
-// listed: no key is ever admitted more than its limit, and the bound holds.
+// TestGroupChurn adds, uses, lists and deletes keys while Limiters are held and used. No held key
+// may admit more than its limit, and MaxKeys must hold.
 func TestGroupChurn(t *testing.T) {
 	const workers, keys, limit = 64, 20_000, 3
 	g := groupOf(t, throttle.Policy{Name: "churn", Tiers: []throttle.Tier{throttle.PerDay(limit)}, Guard: throttle.NoGuard}, 500)
@@ -299,25 +301,25 @@ func TestGroupChurn(t *testing.T) {
 		}
 	}
 	if n := g.Len(); n > 500 {
-		t.Errorf("%d keys are kept", n)
+		t.Errorf("%d keys are kept, want at most 500", n)
 	}
 }
 
-// A Limiter that refuses everything does so in every method.
+// TestGroupRefusingLimiter checks that a Limiter of a refused key fails in every method.
 func TestGroupRefusingLimiter(t *testing.T) {
 	g := groupOf(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}}, 1)
 	g.For("a").Allow()
 	ctx := t.Context()
 	l := g.For("b")
 	_, tried := l.TryAcquire(nil)
-	_, foretold := l.Forecast(ctx, nil)
+	_, forecast := l.Forecast(ctx, nil)
 	_, waited := l.Within(mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil)).Acquire(ctx, nil)
 	for name, err := range map[string]error{
-		"TryAcquire": tried, "Forecast": foretold, "Within": waited,
+		"TryAcquire": tried, "Forecast": forecast, "Within": waited,
 		"Resume": l.Resume(ctx), "SetPolicy": l.SetPolicy(ctx, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}}),
 	} {
 		if !errors.Is(err, throttle.ErrTooManyKeys) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v, want ErrTooManyKeys", name, err)
 		}
 	}
 	l.Close()

@@ -16,15 +16,15 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// A path is the way to a provider: a connection is made in dial, and told of as
-// net/http tells; requests and answers go over it as the provider's Delay and Hold say.
+// A path is the network between a client and a provider. It makes a connection in dial, reports it
+// as net/http does, and delays requests and answers by the provider's Delay and Hold.
 type path struct {
 	api    *throttletest.Provider
-	dial   time.Duration // zero: nothing is told of connections
-	reused bool          // the connection is there already
+	dial   time.Duration // if zero, no connection is reported
+	reused bool          // the connection exists already
 
 	upload func() time.Duration // how long the body takes to be written; nil for no time
-	conn   net.Conn             // of the trace; may be nil
+	conn   net.Conn             // reported to the trace; may be nil
 }
 
 // A proxied connection goes to a proxy on this host.
@@ -49,7 +49,7 @@ func (p path) RoundTrip(req *http.Request) (*http.Response, error) {
 	return p.api.RoundTrip(req)
 }
 
-// saturate sends with so many workers for so long.
+// saturate sends requests with some workers for a length of time.
 func saturate(t *testing.T, policy throttle.Policy, base http.RoundTripper, workers int, length time.Duration) {
 	lim, err := throttle.New(policy, nil)
 	if err != nil {
@@ -73,7 +73,7 @@ func saturate(t *testing.T, policy throttle.Policy, base http.RoundTripper, work
 	wg.Wait()
 }
 
-// outcome is how many an API refused, and accepted until now.
+// outcome returns how many requests the API has refused and accepted.
 func outcome(api *throttletest.Provider) (refused, accepted float64) {
 	s := api.Summary()
 	return float64(s.Refused), float64(s.Accepted)
@@ -83,7 +83,7 @@ func uniform(from, to time.Duration) func() time.Duration {
 	return func() time.Duration { return from + rand.N(to-from) }
 }
 
-// heavyTailed is 25 ms in the middle, and 500 ms at most.
+// heavyTailed returns a time whose median is 25 ms and whose maximum is 500 ms.
 func heavyTailed() time.Duration {
 	return min(500*time.Millisecond, time.Duration(25e6*math.Exp(1.1*rand.NormFloat64())))
 }
@@ -100,10 +100,10 @@ func TestAutoGuard(t *testing.T) {
 		{"near", ms, nil, nil, throttle.AutoGuard, 0, 0.99},
 		{"jitter", ms, uniform(5*ms, 50*ms), nil, throttle.AutoGuard, 0, 0.96},
 		{"heavy tail", ms, heavyTailed, nil, throttle.AutoGuard, 0.002, 0.75},
-		{"heavy tail, nothing known of connections", 0, heavyTailed, nil, throttle.AutoGuard, 0.002, 0.75},
+		{"heavy tail, no connection reported", 0, heavyTailed, nil, throttle.AutoGuard, 0.002, 0.75},
 		{"slow server, near", ms, nil, uniform(sec, 5*sec), throttle.AutoGuard, 0, 0.96},
 		{"slow server", 10 * ms, uniform(5*ms, 15*ms), uniform(sec, 5*sec), throttle.AutoGuard, 0, 0.96},
-		{"slow server, nothing known of connections", 0, nil, uniform(sec, 5*sec), throttle.AutoGuard, 0, 0.93},
+		{"slow server, no connection reported", 0, nil, uniform(sec, 5*sec), throttle.AutoGuard, 0, 0.93},
 		{"the same with a long guard", ms, nil, uniform(sec, 5*sec), 500 * ms, 0, 0},
 	}
 	for _, tt := range tests {
@@ -115,7 +115,7 @@ func TestAutoGuard(t *testing.T) {
 				policy := throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}, Guard: tt.guard}
 				saturate(t, policy, path{api: api, dial: tt.dial}, 64, 10*time.Minute)
 				refused, used := outcome(api)
-				refused, used = refused/(refused+used), used/(5*600+64) // every worker's last one is sent after the end
+				refused, used = refused/(refused+used), used/(5*600+64) // each worker's last request is sent after the end
 				t.Logf("%.2f %% refused, %.1f %% used", 100*refused, 100*used)
 				if refused > tt.refused || used < tt.used {
 					t.Errorf("%.2f %% refused, %.1f %% used; want %.2f %% at most and %.1f %% at least",
@@ -126,30 +126,31 @@ func TestAutoGuard(t *testing.T) {
 	}
 }
 
-// A body that takes its time, and a proxy on this host that is far quicker to reach than the
-// provider behind it, are not slow servers: the guard stays as long as the way.
-func TestAutoGuardOfAWayThatIsSlow(t *testing.T) {
-	for name, way := range map[string]path{
+// TestAutoGuardOfASlowNetwork checks that slow uploads, and a proxy on this host that is far closer
+// than the provider behind it, are not taken for a slow server: the guard stays as long as the
+// network's delay.
+func TestAutoGuardOfASlowNetwork(t *testing.T) {
+	for name, network := range map[string]path{
 		"uploads":       {dial: ms, upload: uniform(50*ms, 400*ms)},
 		"a local proxy": {dial: ms, conn: proxied{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				way.api = throttletest.New(throttle.PerSecond(5))
-				if way.upload == nil {
-					way.api.Delay = uniform(100*ms, 240*ms)
+				network.api = throttletest.New(throttle.PerSecond(5))
+				if network.upload == nil {
+					network.api.Delay = uniform(100*ms, 240*ms)
 				}
 				policy := throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}, Guard: throttle.AutoGuard}
-				saturate(t, policy, way, 64, 10*time.Minute)
-				if refused, accepted := outcome(way.api); refused > 0 || accepted < 1500 {
-					t.Errorf("%v refused and %v accepted", refused, accepted)
+				saturate(t, policy, network, 64, 10*time.Minute)
+				if refused, accepted := outcome(network.api); refused > 0 || accepted < 1500 {
+					t.Errorf("%v refused and %v accepted, want 0 and at least 1500", refused, accepted)
 				}
 			})
 		})
 	}
 }
 
-// What is learned shows in how long a request counts that nobody reports on.
+// TestAutoGuardBounds checks the learned guard by how long an unreported request counts.
 func TestAutoGuardBounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := throttletest.New()
@@ -182,9 +183,9 @@ func TestAutoGuardBounds(t *testing.T) {
 				t.Errorf("%s the guard is %v, want %v", when, got, guard)
 			}
 		}
-		want(time.Second, "before any answer")
+		want(time.Second, "before any response")
 		send(7, 16*ms)
-		want(time.Second, "after seven answers")
+		want(time.Second, "after seven responses")
 		send(1, 16*ms)
 		want(276*ms, "after eight quick ones")
 		send(56, 16*ms)
@@ -205,7 +206,7 @@ func TestAutoGuardBounds(t *testing.T) {
 		send(64, 16*ms)
 		want(36*ms, "ten minutes later")
 		time.Sleep(12 * time.Minute)
-		want(36*ms, "long after the last answer")
+		want(36*ms, "long after the last response")
 		send(8, 16*ms)
 		want(276*ms, "when all but eight are forgotten")
 		send(55, 2*time.Second)
@@ -226,7 +227,8 @@ func TestAutoGuardBounds(t *testing.T) {
 	})
 }
 
-// Each scope of nested limits learns its own guard from the same responses.
+// TestAutoGuardOfNestedLimits checks that each scope of nested limits learns its own guard from the
+// same responses.
 func TestAutoGuardOfNestedLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		limiter := func(n int64) *throttle.Limiter {
@@ -244,7 +246,7 @@ func TestAutoGuardOfNestedLimits(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() {
-				for lim.Wait(ctx) == nil { // whose requests stay in flight for the guard
+				for lim.Wait(ctx) == nil { // these requests stay in flight for the guard interval
 				}
 			})
 		}
@@ -254,14 +256,14 @@ func TestAutoGuardOfNestedLimits(t *testing.T) {
 			req, _ := http.NewRequestWithContext(ctx, "GET", "http://api.test/", nil)
 			resp, err := client.Do(req)
 			if err != nil {
-				break // refused, because it would be too late
+				break // refused at the end of the test
 			}
 			resp.Body.Close()
 			admitted++
 		}
 		wg.Wait()
 		if admitted < 200 { // of 3,000 among nine callers: 170 with a guard of a second
-			t.Errorf("%d admitted", admitted)
+			t.Errorf("%d requests were admitted, want at least 200", admitted)
 		}
 	})
 }

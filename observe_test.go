@@ -14,8 +14,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// A countingAPI takes at most 100 requests in any minute, and reports with each how many are
-// left.
+// A countingAPI accepts at most 100 requests in any minute, and reports in each response how many
+// are left.
 type countingAPI struct {
 	mu       sync.Mutex // guards all below
 	counted  []time.Time
@@ -27,8 +27,8 @@ var countingProfile = &answers.Profile{Quotas: []answers.Quota{{
 	Window: time.Minute, Limit: field("X-RateLimit-Limit", answers.Number), Remaining: field("X-RateLimit-Remaining", answers.Number),
 }}}
 
-// count counts a request of the caller or of another program, and returns how many are left,
-// -1 if it is one too many.
+// count counts a request of the caller or of another program. It returns how many are left, or -1
+// if the request is refused.
 func (p *countingAPI) count(own bool) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -65,11 +65,11 @@ func (p *countingAPI) RoundTrip(*http.Request) (*http.Response, error) {
 	return trAnswer(status, "X-RateLimit-Limit", "100", "X-RateLimit-Remaining", strconv.Itoa(max(0, left))), nil
 }
 
-// load has workers send through a Transport for some time.
-func (p *countingAPI) load(t *testing.T, workers int, tier throttle.Tier, lasts time.Duration) *sync.WaitGroup {
+// load sends requests through a Transport with some workers for a length of time.
+func (p *countingAPI) load(t *testing.T, workers int, tier throttle.Tier, length time.Duration) *sync.WaitGroup {
 	lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{tier}}, nil)
 	tr := &throttle.Transport{Limiter: lim, Base: p, Profile: countingProfile}
-	until, wg := time.Now().Add(lasts), new(sync.WaitGroup)
+	until, wg := time.Now().Add(length), new(sync.WaitGroup)
 	for range workers {
 		wg.Go(func() {
 			for time.Now().Before(until) {
@@ -80,7 +80,8 @@ func (p *countingAPI) load(t *testing.T, workers int, tier throttle.Tier, lasts 
 	return wg
 }
 
-// Reports that agree with what was sent cost nothing, however many requests are in flight.
+// TestReportsCostNothing checks that reports that agree with what was sent do not lower the
+// throughput, however many requests are in flight.
 func TestReportsCostNothing(t *testing.T) {
 	for _, workers := range []int{1, 10, 50, 100} {
 		t.Run(fmt.Sprintf("%d workers", workers), func(t *testing.T) {
@@ -97,8 +98,8 @@ func TestReportsCostNothing(t *testing.T) {
 	}
 }
 
-// Where another program uses 30 % of the quota, what it leaves is used, and paced requests are
-// not refused.
+// TestReportsOfOthers checks that, if another program uses 30 % of the quota, paced requests use
+// the rest and are not refused.
 func TestReportsOfOthers(t *testing.T) {
 	for _, workers := range []int{1, 10} {
 		t.Run(fmt.Sprintf("%d workers", workers), func(t *testing.T) {
@@ -126,8 +127,8 @@ func TestReportsOfOthers(t *testing.T) {
 	}
 }
 
-// What others have used ends when the provider says so, and not a window after it was reported:
-// the quota is used up, and 30 seconds later it is not. Windows are empty then.
+// TestReportedReset checks that the reported use of others ends at the reported reset, not a window
+// after the report. The quota is used up and has room 30 seconds later, when windows are empty.
 func TestReportedReset(t *testing.T) {
 	const limit = 20_000
 	for _, tier := range []throttle.Tier{
@@ -151,7 +152,7 @@ func TestReportedReset(t *testing.T) {
 				}
 				began := time.Now()
 				if got := used(t, lim)[0]; got != tier.Limit {
-					t.Errorf("%d used", got)
+					t.Errorf("%d used, want %d", got, tier.Limit)
 				}
 				if err := lim.WaitN(t.Context(), tier.Limit-1); err != nil || time.Since(began) != 31*time.Second {
 					t.Errorf("%v after %v, want 31s", err, time.Since(began))

@@ -14,16 +14,16 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// The tests here are named after failures of other limiters that were reproduced,
-// one by one. Each comment says what happened there.
+// The tests in this file are named after failures of other limiters, each of which was
+// reproduced. Each comment describes the failure.
 
-// spaced is 10 a second, one every 100 ms.
+// spaced returns a policy of 10 a second, one every 100 ms.
 func spaced(a throttle.Algorithm) throttle.Policy {
 	return exact(throttle.Tier{Limit: 10, Window: sec, Algorithm: a, Burst: 1})
 }
 
-// queueThenCancel uses the quota up, lets 100 callers queue, cancels them all
-// after 50 ms and returns when the next is admitted, after the start.
+// queueThenCancel uses up the quota, lets 100 callers queue and cancels them after 50 ms. It
+// returns the time from the start until the next caller is admitted.
 func queueThenCancel(t *testing.T, p throttle.Policy, wait func(*throttle.Limiter, context.Context) error) (next time.Duration) {
 	synctest.Test(t, func(t *testing.T) {
 		l, start := limiter(t, p, nil), time.Now()
@@ -47,19 +47,18 @@ func queueThenCancel(t *testing.T, p throttle.Policy, wait func(*throttle.Limite
 	return next
 }
 
-// x/time/rate lets waiters take tokens ahead of time. Those of 100 canceled ones
-// were mostly not given back: the next caller waited for more than 6 seconds
-// instead of a tenth of one.
+// In x/time/rate waiters take tokens ahead of time. Most tokens of 100 canceled waiters were not
+// returned: the next caller waited for more than 6 seconds instead of a tenth of one.
 func TestPeersRow01CanceledWaiters(t *testing.T) {
 	for _, a := range []throttle.Algorithm{throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA} {
 		if next := queueThenCancel(t, spaced(a), (*throttle.Limiter).Wait); next != 100*ms {
-			t.Errorf("%v: the next is admitted after %v, want 100ms, as if they had never come", a, next)
+			t.Errorf("%v: the next caller is admitted after %v, want 100ms", a, next)
 		}
 	}
 }
 
-// x/time/rate gives a canceled reservation back less what was reserved after it:
-// of 99 nearly all were lost, in whatever order they were canceled.
+// When a reservation is canceled, x/time/rate returns it less what was reserved after it. Of 99
+// canceled reservations nearly all were lost, in either order.
 func TestPeersRow02CanceledReservations(t *testing.T) {
 	for _, order := range []string{"oldest first", "newest first"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -81,14 +80,14 @@ func TestPeersRow02CanceledReservations(t *testing.T) {
 				t.Errorf("%s: %d remain, want 99", order, s.Remaining)
 			}
 			if !l.AllowN(99) || l.Allow() {
-				t.Errorf("%s: not the 99 that were given back are admitted", order)
+				t.Errorf("%s: want 99 requests admitted and no more", order)
 			}
 		})
 	}
 }
 
-// worst asks every 10 ms for as long as said and returns the most admissions in
-// any rolling window.
+// worst asks every 10 ms, after each idle time for a length of time, and returns the most
+// admissions in any rolling window.
 func worst(t *testing.T, tier throttle.Tier, idle []time.Duration, long time.Duration) (most int64) {
 	synctest.Test(t, func(t *testing.T) {
 		l, seen := limiter(t, exact(tier), nil), counter(t)
@@ -105,9 +104,9 @@ func worst(t *testing.T, tier throttle.Tier, idle []time.Duration, long time.Dur
 	return most
 }
 
-// "60 per minute" with a burst of 60 is a bucket to x/time/rate: it sends 60 at
-// once and nearly 60 more within the same minute. Here that is a tier of its own
-// name, and the default is the rolling window.
+// To x/time/rate "60 per minute" with a burst of 60 is a bucket: it sends 60 at once and nearly 60
+// more within the same minute. Here a bucket must be declared, and the default is the rolling
+// window.
 func TestPeersRow03RollingMinute(t *testing.T) {
 	if most := worst(t, throttle.PerMinute(60), []time.Duration{0}, 5*time.Minute); most != 60 {
 		t.Errorf("%d in one rolling minute, want 60", most)
@@ -117,9 +116,9 @@ func TestPeersRow03RollingMinute(t *testing.T) {
 	}
 }
 
-// x/time/rate takes the caller's time stamps as they come, and one from the past
-// turns its clock back: 19 were admitted in 100 ms. Here the quota reads the clock
-// itself, under its lock: a bucket of 10 gains one more in that time.
+// x/time/rate accepts the caller's time stamps, and one from the past turns its clock back: 19
+// requests were admitted in 100 ms. Here the quota reads the clock itself, under its lock: a bucket
+// of 10 gains one token in that time.
 func TestPeersRow04ClockReadUnderTheLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(per(sec, 10, throttle.TokenBucket)), nil)
@@ -138,25 +137,25 @@ func TestPeersRow04ClockReadUnderTheLock(t *testing.T) {
 		}
 		wg.Wait()
 		if n := admitted.Load(); n != 11 {
-			t.Errorf("%d in 100 ms and a little, want 11", n)
+			t.Errorf("%d were admitted in about 100 ms, want 11", n)
 		}
 	})
 }
 
-// failsafe-go keeps the seats of canceled callers: after 100 of them the next
-// waited for all their turns, 9.95 seconds.
+// failsafe-go keeps the places of canceled callers: after 100 of them the next caller waited for
+// all their turns, 9.95 seconds.
 func TestPeersRow05CanceledAcquires(t *testing.T) {
 	next := queueThenCancel(t, spaced(throttle.GCRA), func(l *throttle.Limiter, ctx context.Context) error {
 		_, err := l.Acquire(ctx, nil)
 		return err
 	})
 	if next != 100*ms {
-		t.Errorf("the next is admitted after %v, want 100ms", next)
+		t.Errorf("the next caller is admitted after %v, want 100ms", next)
 	}
 }
 
-// failsafe-go's bursty limiter counts by aligned windows: 10 a second became 20
-// around a boundary, and after an idle spell 57 in one second.
+// failsafe-go's bursty limiter counts in aligned windows: 10 a second became 20 around a boundary,
+// and 57 in one second after an idle time.
 func TestPeersRow06BoundaryAndIdle(t *testing.T) {
 	idle := []time.Duration{990 * ms, 7 * sec, 500 * ms, 5990 * ms, 100 * sec}
 	if most := worst(t, throttle.PerSecond(10), idle, 150*ms); most != 10 {
@@ -164,7 +163,7 @@ func TestPeersRow06BoundaryAndIdle(t *testing.T) {
 	}
 }
 
-// redis_rate names a time to retry for a cost above the burst, again and again.
+// redis_rate returns a time to retry for a cost above the burst, again and again.
 func TestPeersRow07NeverIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter(t, exact(throttle.Tier{Limit: 10, Window: sec, Algorithm: throttle.GCRA, Burst: 20}), nil)
@@ -183,8 +182,8 @@ func TestPeersRow07NeverIsAnError(t *testing.T) {
 	})
 }
 
-// go-redisstore rounds the life of its keys to seconds: a window of half a second
-// became none, the key was deleted and all of 1,000 calls were admitted.
+// go-redisstore rounds the lifetime of its keys to seconds: a window of half a second became none,
+// the key was deleted, and all of 1,000 calls were admitted.
 func TestPeersRow11HalfASecond(t *testing.T) {
 	for _, a := range append(counters, throttle.SlidingWindow) {
 		synctest.Test(t, func(t *testing.T) {
@@ -202,10 +201,10 @@ func TestPeersRow11HalfASecond(t *testing.T) {
 	}
 }
 
-// The script of gofr rounds what was gained since the last call down to nothing
-// and starts counting anew: polled faster than it refills, it never did. Here
-// polling, refused or not, and reading the status change nothing: every poll gets
-// the answer that the definition of the algorithm gives.
+// The script of gofr rounds the tokens gained since the last call down to zero and starts counting
+// again: polled faster than it refilled, it never refilled. Here polling, refused or not, and
+// reading the status change nothing: each poll gets the answer that the definition of the algorithm
+// gives.
 func TestPeersRow12PolledFasterThanItRefills(t *testing.T) {
 	for _, a := range counters {
 		synctest.Test(t, func(t *testing.T) {
@@ -223,14 +222,14 @@ func TestPeersRow12PolledFasterThanItRefills(t *testing.T) {
 				}
 			}
 			if admitted < 60 || admitted > 77 {
-				t.Errorf("%v: %d in ten seconds", a, admitted)
+				t.Errorf("%v: %d in ten seconds, want 60 to 77", a, admitted)
 			}
 		})
 	}
 }
 
-// httpthrottle asks one limiter after the other: nearly 1,000 tokens of the first
-// were gone for refusals by the second.
+// httpthrottle asks one limiter after the other: refusals by the second consumed nearly 1,000
+// tokens of the first.
 func TestPeersRow14RefusalsBurnNothing(t *testing.T) {
 	for _, strict := range []int{0, 1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -238,22 +237,22 @@ func TestPeersRow14RefusalsBurnNothing(t *testing.T) {
 			tiers[strict] = throttle.PerMinute(1)
 			l := limiter(t, exact(tiers...), nil)
 			if !l.Allow() {
-				t.Fatal("the first is refused")
+				t.Fatal("the first request was refused")
 			}
 			for range 1000 {
 				if l.Allow() {
-					t.Fatal("two within a minute")
+					t.Fatal("a second request was admitted within a minute")
 				}
 			}
 			if s := status(t, l).Tiers[1-strict]; s.Used != 1 {
-				t.Errorf("the other tier (%v) has lost %d, want 1", s.Tier, s.Used)
+				t.Errorf("%d of the other tier (%v) are used, want 1", s.Used, s.Tier)
 			}
 		})
 	}
 }
 
-// hostrate drops limiters that were idle for a while, even while callers queue on
-// them; the next request got a fresh one, and 10 went out where 3 were allowed.
+// hostrate drops limiters that were idle for a while, even while callers wait in them. The next
+// request got a new limiter, and 10 requests were sent where 3 were allowed.
 func TestPeersRow15EvictionKeepsTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := throttle.NewGroup(exact(throttle.PerHour(3)), nil)
@@ -272,29 +271,29 @@ func TestPeersRow15EvictionKeepsTheLimit(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		if !g.For("b").Allow() { // charged, and then held by nobody
-			t.Error("b is refused")
+		if !g.For("b").Allow() { // charged; the Limiter is not kept
+			t.Error("b was refused")
 		}
-		crowd := func() { // 1,000 keys that nobody keeps
+		useKeys := func() { // 1,000 keys whose Limiters are not kept
 			for i := range 1000 {
 				g.For(fmt.Sprint("key ", i)).Status(ctx)
 				if i%10 == 0 {
-					runtime.GC() // so that those are known to be held by nobody
+					runtime.GC() // must not matter
 				}
 			}
 		}
-		crowd()
+		useKeys()
 		if n := g.Len(); n > g.MaxKeys {
 			t.Errorf("%d keys, want %d at most", n, g.MaxKeys)
 		}
 		if g.For("a").Allow() || sent.Load() != 3 {
-			t.Errorf("%d were sent, or more; want 3", sent.Load())
+			t.Errorf("%d were sent, want 3 and no more", sent.Load())
 		}
 		if w := status(t, g.For("a")).Waiting; w != 7 {
 			t.Errorf("%d wait, want 7", w)
 		}
 		if s := status(t, g.For("b")).Tiers[0]; s.Used != 1 {
-			t.Errorf("b has forgotten: %d used, want 1", s.Used)
+			t.Errorf("b: %d used, want 1", s.Used)
 		}
 
 		time.Sleep(hour)
@@ -302,13 +301,13 @@ func TestPeersRow15EvictionKeepsTheLimit(t *testing.T) {
 		cancel()
 		wg.Wait()
 		if sent.Load() != 6 {
-			t.Errorf("%d were sent in an hour and the instant after, want 6", sent.Load())
+			t.Errorf("%d were sent until an hour later, want 6", sent.Load())
 		}
 	})
 }
 
-// uber's ratelimit lends what was not used: New(10) sent 11 at once after two idle
-// seconds. Here it is never above what the tier says.
+// uber's ratelimit carries unused requests over: New(10) sent 11 at once after two idle seconds.
+// Here a burst never exceeds the tier's.
 func TestPeersRow17BurstAfterIdle(t *testing.T) {
 	for _, test := range []struct {
 		policy throttle.Policy
@@ -334,19 +333,19 @@ func TestPeersRow17BurstAfterIdle(t *testing.T) {
 	}
 }
 
-// The formula of mennanov's limiter loses most of a large product: one hour into a
-// window of 30 days, 10,000 requests of the window before weighed 2,869.
+// The formula of mennanov's limiter loses most of a large product: one hour into a window of 30
+// days, 10,000 requests of the previous window weighed 2,869.
 //
-// What is right: 719 of the 720 hours are still in view, so that they weigh
-// 10,000 × 719 ÷ 720 = 9,986 1/9. That leaves 13 8/9, or 13 whole requests. The
-// 14th needs a weight of 9,986, that is 9,986/10,000 of the window in view: it
-// has to wait until 14/10,000 of 30 days have passed, 3,628.8 seconds.
+// The right value: 719 of the 720 hours are still in view, so the requests weigh 10,000 × 719 ÷ 720
+// = 9,986 1/9. That leaves 13 8/9, or 13 whole requests. The 14th needs a weight of 9,986, which is
+// 9,986/10,000 of the window in view. It has to wait until 14/10,000 of 30 days have passed:
+// 3,628.8 seconds.
 func TestPeersRow18WeightedMonth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const month = 30 * 24 * hour
 		l := limiter(t, exact(per(month, 10_000, throttle.WeightedWindow)), nil)
 		if !l.AllowN(10_000) {
-			t.Fatal("a fresh window refuses its limit")
+			t.Fatal("an unused window refuses its limit")
 		}
 		begins := time.UnixMicro(0).Add(time.Since(time.UnixMicro(0)).Truncate(month) + month)
 		time.Sleep(time.Until(begins.Add(hour)))
@@ -354,7 +353,7 @@ func TestPeersRow18WeightedMonth(t *testing.T) {
 			t.Errorf("used %d, remaining %d; want 9987 (rounded up) and 13", s.Used, s.Remaining)
 		}
 		if !l.AllowN(13) || l.Allow() {
-			t.Error("not 13 are admitted")
+			t.Error("want 13 requests admitted and no more")
 		}
 		if err := l.Wait(context.Background()); err != nil || time.Since(begins) != 3628800*ms {
 			t.Errorf("the 14th is admitted %v into the window, %v; want 3628.8s", time.Since(begins), err)
@@ -362,8 +361,8 @@ func TestPeersRow18WeightedMonth(t *testing.T) {
 	})
 }
 
-// go-limiter divides the second by the rate the wrong way round: of 100,000 a
-// second it refilled 10,000.
+// go-limiter divides the second by the rate the wrong way round: at 100,000 a second it refilled
+// 10,000.
 func TestPeersRow19LargeRates(t *testing.T) {
 	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.FixedWindow, throttle.AnchoredWindow,
 		throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA} {
@@ -371,7 +370,7 @@ func TestPeersRow19LargeRates(t *testing.T) {
 			l := limiter(t, exact(per(sec, 100_000, a)), nil)
 			for second := range 3 {
 				if !l.AllowN(100_000) || l.Allow() {
-					t.Errorf("%v: not 100,000 in second %d", a, second)
+					t.Errorf("%v: want 100,000 requests admitted in second %d and no more", a, second)
 				}
 				time.Sleep(sec)
 			}
@@ -383,22 +382,22 @@ func TestPeersRow19LargeRates(t *testing.T) {
 		for i := range 1000 {
 			time.Sleep(10 * time.Microsecond)
 			if !l.Allow() || l.Allow() {
-				t.Fatalf("not one after %d × 10 µs", i+1)
+				t.Fatalf("want one request admitted after %d × 10 µs and no more", i+1)
 			}
 		}
 	})
 }
 
-// x/time/rate makes a small request wait behind a large one, without saying so.
-// That is the design here too, and said: nothing overtakes, or large requests
-// would starve. Whoever wants classes gives each a Limiter of its own.
+// In x/time/rate a small request waits behind a large one, which is not documented. That is the
+// design here too, and documented: if small requests overtook large ones, large ones would starve.
+// Only a higher Class overtakes.
 func TestPeersRow20FirstInFirstOut(t *testing.T) {
 	p := exact(throttle.Tier{Limit: 10, Window: sec, Algorithm: throttle.TokenBucket, Burst: 100})
 	play(t, p, []step{
 		{do: "allow", n: 100},
 		{who: "large", n: 100, end: 10 * sec},
 		{who: "small", end: 10100 * ms},
-		{at: 5 * sec, do: "refuse"}, // there are tokens, but they are spoken for
-		{at: 5 * sec, who: "impatient", within: sec, end: 5 * sec, err: throttle.ErrDeadline, wait: 5200 * ms},
+		{at: 5 * sec, do: "refuse"}, // the tokens are for the waiting callers
+		{at: 5 * sec, who: "late", within: sec, end: 5 * sec, err: throttle.ErrDeadline, wait: 5200 * ms},
 	})
 }

@@ -29,7 +29,7 @@ func TestParsePolicy(t *testing.T) {
 	}
 	const spec = "5/s + 10000/h;algo=fixed_window;phase=1m0s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m0s"
 	if got.String() != spec {
-		t.Errorf("written as %q\nwant       %q", got, spec)
+		t.Errorf("String() = %q\nwant       %q", got, spec)
 	}
 	for long, short := range map[string]string{
 		"5/sec + 100/min + 10000/hour": "5/s + 100/m + 10000/h",
@@ -77,10 +77,10 @@ func TestParsePolicyRefuses(t *testing.T) {
 	} {
 		p, err := throttle.ParsePolicy("p", spec)
 		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v\ndoes not say %q", spec, err, want)
+			t.Errorf("%q: error %v\nwant one that contains %q", spec, err, want)
 		}
 		if !reflect.DeepEqual(p, throttle.Policy{}) {
-			t.Errorf("%q: an error and half a policy, %+v", spec, p)
+			t.Errorf("%q: an error and the policy %+v, want a zero policy", spec, p)
 		}
 	}
 }
@@ -99,7 +99,7 @@ func FuzzParsePolicy(f *testing.F) {
 			return
 		}
 		if err := p.Validate(); err != nil {
-			t.Fatalf("%q is read as a policy that is not valid: %v", spec, err)
+			t.Fatalf("ParsePolicy(%q) returned a policy that is not valid: %v", spec, err)
 		}
 		again, err := throttle.ParsePolicy("fuzz", p.String())
 		if err != nil || !reflect.DeepEqual(p, again) {
@@ -111,7 +111,7 @@ func FuzzParsePolicy(f *testing.F) {
 	})
 }
 
-// Every problem is reported at once, each with what it is about.
+// TestValidateReportsAll checks that Validate reports all problems at once, each with its field.
 func TestValidateReportsAll(t *testing.T) {
 	p := throttle.Policy{
 		Name:     "bad\nname",
@@ -123,14 +123,14 @@ func TestValidateReportsAll(t *testing.T) {
 	}
 	err := p.Validate()
 	if err == nil {
-		t.Fatal("valid")
+		t.Fatal("Validate returned no error")
 	}
 	for _, want := range []string{
 		`Name is "bad\nname"`, "Guard is -3ns", "MaxWait is -1ns", "MaxQueue is -1", "MaxPause is -1ns",
 		`tier 1 "0/s": Limit is 0: it must be from 1`, `tier 2 "3/s;algo=gcra;burst=-1": Burst is -1`,
 	} {
 		if !strings.Contains(err.Error(), want) {
-			t.Errorf("%v\ndoes not say %q", err, want)
+			t.Errorf("error %v\nwant one that contains %q", err, want)
 		}
 	}
 	for name, make := range map[string]func(throttle.Policy, throttle.Store) error{
@@ -138,18 +138,18 @@ func TestValidateReportsAll(t *testing.T) {
 		"NewGroup": func(p throttle.Policy, s throttle.Store) error { _, err := throttle.NewGroup(p, s); return err },
 	} {
 		if err := make(p, nil); err == nil {
-			t.Errorf("%s takes a policy that is not valid", name)
+			t.Errorf("%s accepts a policy that is not valid", name)
 		}
 		if err := make(throttle.Policy{}, nil); err == nil || !strings.Contains(err.Error(), "Tiers is empty") {
-			t.Errorf("%s of a zero policy: %v", name, err)
+			t.Errorf("%s of a zero policy: error %v, want one that contains Tiers is empty", name, err)
 		}
 		if err := make(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}}, local.New()); err == nil || !strings.Contains(err.Error(), "Name is empty") {
-			t.Errorf("%s of a nameless policy in a shared store: %v", name, err)
+			t.Errorf("%s without a Name in a shared store: error %v, want one that contains Name is empty", name, err)
 		}
 	}
 }
 
-// A limiter does not notice that its caller changes the policy afterwards.
+// TestPolicyIsCopied checks that later changes of the caller's policy do not change the Limiter.
 func TestPolicyIsCopied(t *testing.T) {
 	p := throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}}
 	l, err := throttle.New(p, nil)

@@ -11,7 +11,8 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// The first request after a refusal goes alone also where its outer quota has no guard.
+// TestProbeOfNestedNoGuard checks that only one request is sent as a probe after a refusal, also if
+// its outer quota has no guard.
 func TestProbeOfNestedNoGuard(t *testing.T) {
 	for name, guard := range map[string]time.Duration{"NoGuard": throttle.NoGuard, "guard": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -52,14 +53,15 @@ func TestProbeOfNestedNoGuard(t *testing.T) {
 				}
 				wg.Wait()
 				if d := sent[2].Sub(sent[1]); d != 5*time.Second {
-					t.Errorf("the second request came %v after the probe", d)
+					t.Errorf("the second request was sent %v after the probe, want 5s", d)
 				}
 			})
 		})
 	}
 }
 
-// A nested Wait that probes the outer quota does not stop it: nobody reports its response.
+// TestProbeByNestedWait checks that a nested Wait that probes the outer quota does not block it,
+// although its response is not reported.
 func TestProbeByNestedWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, o := within(t, api(throttle.PerHour(100)), api(throttle.PerHour(100)))
@@ -79,13 +81,13 @@ func TestProbeByNestedWait(t *testing.T) {
 			}
 		}
 		if d := time.Since(began); d > 12*time.Second {
-			t.Errorf("10 callers waited for %v in all", d)
+			t.Errorf("10 calls waited for %v in all, want at most 12s", d)
 		}
 	})
 }
 
-// What an outer quota was charged is given back where the inner one is taken meanwhile, also
-// where requests arrive the instant they are admitted, and had to wait for the outer one.
+// TestWithinRefundsNoGuard checks that the charge of an outer quota is refunded if the inner one is
+// used up during the wait, also without a guard and after a wait for the outer quota.
 func TestWithinRefundsNoGuard(t *testing.T) {
 	for name, guard := range map[string]time.Duration{"NoGuard": throttle.NoGuard, "guard": time.Second} {
 		for _, depth := range []int{2, 3} {
@@ -104,12 +106,12 @@ func TestWithinRefundsNoGuard(t *testing.T) {
 					var wg sync.WaitGroup
 					wg.Go(func() {
 						if err := l.Wait(ctx); err == nil {
-							t.Error("admitted")
+							t.Error("the nested request was admitted")
 						}
 					})
 					time.Sleep(30 * time.Second)
 					if !inner.Allow() {
-						t.Error("refused")
+						t.Error("the inner quota refused")
 					}
 					wg.Wait()
 					if got := used(t, outer); got[0] != 0 {

@@ -12,8 +12,8 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// TestAssumeUsed: a restarted program does not know what it sent a second ago. With AssumeUsed
-// it is not refused.
+// TestAssumeUsed checks that requests of a restarted program, which does not know what it sent
+// before, are not refused with AssumeUsed, and are refused without.
 func TestAssumeUsed(t *testing.T) {
 	tiers := []throttle.Tier{throttle.PerSecond(5), {Limit: 60, Window: 20 * time.Second}}
 	for _, algorithm := range []throttle.Algorithm{throttle.SlidingLog, throttle.FixedWindow, throttle.TokenBucket} {
@@ -38,8 +38,8 @@ func TestAssumeUsed(t *testing.T) {
 	}
 }
 
-// TestAssumeUsedInAGroup: the quotas of a group's keys count as used from NewGroup on. A key that
-// is first used a window later is unused.
+// TestAssumeUsedInAGroup checks that the quotas of a group's keys count as used from NewGroup on. A
+// key that is first used a window later is unused.
 func TestAssumeUsedInAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, err := throttle.NewGroup(throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(5)}, AssumeUsed: true}, nil)
@@ -51,7 +51,7 @@ func TestAssumeUsedInAGroup(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		if g.For("b").Allow() {
-			t.Error("a key was admitted after a minute, when what was sent before might just have arrived")
+			t.Error("a key was admitted after a minute, when earlier requests may just have arrived")
 		}
 		time.Sleep(50 * time.Millisecond)
 		if !g.For("a").Allow() || !g.For("b").Allow() || !g.For("c").Allow() {
@@ -60,22 +60,23 @@ func TestAssumeUsedInAGroup(t *testing.T) {
 	})
 }
 
-// A spread tier goes evenly, even for a provider that wants equal spacing.
-func TestSpread(t *testing.T) {
+// TestPaceBurst checks that a paced tier sends evenly enough for a provider that requires equal
+// spacing.
+func TestPaceBurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := throttletest.New(throttle.Tier{Limit: 36000, Window: time.Hour, Algorithm: throttle.GCRA, Burst: 1})
 		api.Delay = uniform(5*time.Millisecond, 50*time.Millisecond)
-		spread := throttle.Tier{Limit: 36000, Window: time.Hour, PaceBurst: 1}
-		saturate(t, throttle.Policy{Tiers: []throttle.Tier{spread}}, api, 8, 10*time.Minute)
+		paced := throttle.Tier{Limit: 36000, Window: time.Hour, PaceBurst: 1}
+		saturate(t, throttle.Policy{Tiers: []throttle.Tier{paced}}, api, 8, 10*time.Minute)
 		refused, accepted := outcome(api)
-		// A tenth of a second, and the way there, which is 27.5 ms on average.
-		if possible := 600 / 0.1275; refused > 0 || accepted < 0.95*possible {
-			t.Errorf("%v refused, %v accepted, of %v", refused, accepted, possible)
+		// One request each tenth of a second plus the delay, which is 27.5 ms on average.
+		if upperBound := 600 / 0.1275; refused > 0 || accepted < 0.95*upperBound {
+			t.Errorf("%v refused, %v accepted, want 0 and at least 95 %% of %v", refused, accepted, upperBound)
 		}
 	})
 }
 
-func TestStatusOfASpreadTier(t *testing.T) {
+func TestStatusOfAPacedTier(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hour := throttle.Tier{Limit: 3600, Window: time.Hour, PaceBurst: 4}
 		lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{hour, throttle.PerMinute(100)}, Guard: throttle.NoGuard}, nil)
@@ -105,8 +106,7 @@ func TestStatusOfASpreadTier(t *testing.T) {
 	})
 }
 
-// A headed API tells with every answer when its window ends, and by a clock that is
-// an hour fast.
+// A headed API reports in each response when its window ends, by a clock that is an hour fast.
 type headed struct {
 	api           *throttletest.Provider
 	window, phase time.Duration
@@ -125,22 +125,22 @@ func (h headed) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// A fixed window of unknown phase is a rolling one until its end is known: then there
-// is no need to wait for longer than that.
+// TestUnknownPhase checks that a fixed window of unknown phase is rolling until its end is known,
+// and that requests then wait no longer than until that end.
 func TestUnknownPhase(t *testing.T) {
 	reset := func(header string) *answers.Profile {
 		return &answers.Profile{Quotas: []answers.Quota{{Reset: answers.Field{Header: header, Format: answers.EpochSeconds}}}}
 	}
 	for _, tt := range []struct {
 		reset       *answers.Profile
-		least, most time.Duration // until the 61st
+		least, most time.Duration // until the 61st request
 	}{
 		{nil, time.Minute, time.Minute + 50*time.Millisecond},
 		{reset("X-Reset"), 37 * time.Second, 41 * time.Second},
 		{reset("X-Other"), time.Minute, time.Minute + 50*time.Millisecond},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			const phase = 37 * time.Second // the clock of a bubble begins at a full minute
+			const phase = 37 * time.Second // a bubble's clock starts at a full minute
 			api := throttletest.New(throttle.Tier{Limit: 60, Window: time.Minute, Algorithm: throttle.FixedWindow, Phase: phase})
 			api.Delay = uniform(5*time.Millisecond, 50*time.Millisecond)
 			lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{
@@ -158,11 +158,11 @@ func TestUnknownPhase(t *testing.T) {
 				}
 				resp.Body.Close()
 				if took := time.Since(began); i == 60 && (took < tt.least || took > tt.most+50*time.Millisecond) {
-					t.Errorf("the 61st was answered after %v, want %v to %v", took, tt.least, tt.most)
+					t.Errorf("request 61 was answered after %v, want %v to %v", took, tt.least, tt.most)
 				}
 			}
 			if refused, _ := outcome(api); refused > 0 {
-				t.Errorf("%v refused", refused)
+				t.Errorf("%v requests were refused, want 0", refused)
 			}
 		})
 	}

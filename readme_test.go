@@ -78,8 +78,8 @@ func beforeBatch(ctx context.Context, lim *throttle.Limiter) error {
 	return nil
 }
 
-// TestReadme finds every Go block of the README and of docs/costs.md in this file or in that of
-// internal/integration, where it compiles and runs.
+// TestReadme checks that each Go block of the README and of docs/costs.md is in this file or in the
+// one in internal/integration, where it compiles and runs.
 func TestReadme(t *testing.T) {
 	var pages []byte
 	for _, file := range []string{"README.md", "docs/costs.md"} {

@@ -21,7 +21,7 @@ import (
 
 const signedHeader = "X-Signed-Until"
 
-// sendBy reads until when the signature of a request is good.
+// sendBy returns the time until which a request's signature is valid.
 func sendBy(r *http.Request) time.Time {
 	by, _ := time.Parse(time.RFC3339Nano, r.Header.Get(signedHeader))
 	return by
@@ -34,9 +34,9 @@ func signed(valid time.Duration) *http.Request {
 	return r
 }
 
-// An SDK signs 200 orders at once, each good for five seconds, and the wait is what ages
-// them. None comes to the provider after that, what can't be sent in time is refused at
-// once, and all of the quota that there is goes to good ones.
+// TestSendByOfManyOrders sends 200 orders that were signed at the same time, each valid for five
+// seconds. No order may reach the provider later, a late order must be refused at once, and the
+// valid ones must use the whole quota.
 func TestSendByOfManyOrders(t *testing.T) {
 	const valid = 5 * time.Second
 	tiers := []throttle.Tier{{Limit: 20, Window: time.Second}, {Limit: 50, Window: 10 * time.Second}}
@@ -80,17 +80,17 @@ func TestSendByOfManyOrders(t *testing.T) {
 				}
 				wg.Wait()
 				if s := api.Summary(); len(late) > 0 || s.Sent != 50 || s.Refused > 0 {
-					t.Errorf("%d sent of 50 that could be, %d refused; late by %v", s.Sent, s.Refused, late)
+					t.Errorf("%d orders sent, %d refused, late by %v; want 50 sent, none refused or late", s.Sent, s.Refused, late)
 				}
 				if len(refusedLater) > 0 || len(other) > 0 {
-					t.Errorf("refused after %v; other errors: %v", refusedLater, other)
+					t.Errorf("orders refused after %v, want at once; other errors: %v", refusedLater, other)
 				}
 			})
 		})
 	}
 }
 
-// With no SendBy of its own a request waits as long as it takes.
+// TestSendByZero checks that a request whose SendBy is zero waits as long as necessary.
 func TestSendByZero(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil)
@@ -103,13 +103,14 @@ func TestSendByZero(t *testing.T) {
 	})
 }
 
-// A request is admitted up to its guard before SendBy, and no later: by every scope's.
+// TestSendByAndTheGuard checks that a request is admitted at the latest one guard interval before
+// SendBy, by the longest guard of all scopes.
 func TestSendByAndTheGuard(t *testing.T) {
 	auto, second := throttle.AutoGuard, time.Second
 	for _, tt := range []struct {
 		name         string
 		inner, outer time.Duration // guards; outer 0: no outer scope
-		least        time.Duration // to SendBy
+		least        time.Duration // the shortest time until SendBy that is enough
 	}{
 		{"none", throttle.NoGuard, 0, 0},
 		{"default", 0, 0, 50 * time.Millisecond},
@@ -129,10 +130,10 @@ func TestSendByAndTheGuard(t *testing.T) {
 					base := trNewBase(nil)
 					resp, err := (&throttle.Transport{Limiter: l, SendBy: sendBy, Base: base}).RoundTrip(signed(tt.least + more))
 					if more == 0 && err != nil {
-						t.Errorf("with just enough time: %v", err)
+						t.Errorf("with just enough time: error %v", err)
 					}
 					if more < 0 && (!errors.Is(err, throttle.ErrDeadline) || len(base.times()) > 0 || used(t, l)[0] > 0) {
-						t.Errorf("with too little time: %v, %v, %d sent, %v used", resp, err, len(base.times()), used(t, l))
+						t.Errorf("with too little time: %v, %v, %d sent, %v used; want ErrDeadline", resp, err, len(base.times()), used(t, l))
 					}
 				})
 			})
@@ -185,12 +186,12 @@ func (s *served) read() []time.Time {
 	return slices.Clone(s.reads)
 }
 
-// Until something was written the attempt ends at SendBy: the dial hangs, the only
-// connection is busy, or what lies around net/http takes too long. After that it does not:
-// the response is awaited as long as it takes.
+// TestSendByEndsAnAttempt checks that an attempt ends at SendBy if nothing was written by then: the
+// dial hangs, the only connection is busy, or the code around net/http is slow. If something was
+// written, it lasts until the response.
 func TestSendByEndsAnAttempt(t *testing.T) {
 	const valid = 5 * time.Second
-	slowBase := func(base http.RoundTripper) http.RoundTripper { // that fetches a token first
+	slowBase := func(base http.RoundTripper) http.RoundTripper { // fetches a token first
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
 			time.Sleep(2 * valid)
 			return base.RoundTrip(r)
@@ -200,7 +201,7 @@ func TestSendByEndsAnAttempt(t *testing.T) {
 		name               string
 		dialing, answering time.Duration
 		wrap               func(http.RoundTripper) http.RoundTripper
-		busy, idle         bool // a connection that there is
+		busy, idle         bool // the state of an existing connection
 		sent               bool
 		took               time.Duration
 	}{
@@ -261,7 +262,7 @@ func TestSendByEndsAnAttempt(t *testing.T) {
 				}
 				for _, at := range api.read()[before:] {
 					if at.Sub(began) > valid {
-						t.Errorf("it was sent %v after SendBy", at.Sub(began)-valid)
+						t.Errorf("the request was sent %v after SendBy", at.Sub(began)-valid)
 					}
 				}
 			})
@@ -269,8 +270,8 @@ func TestSendByEndsAnAttempt(t *testing.T) {
 	}
 }
 
-// A request that is past its SendBy is refused without a wait, its body is closed, and
-// nothing is charged.
+// TestSendByPassed checks that a request whose SendBy has passed is refused at once and not
+// charged, and that its body is closed.
 func TestSendByPassed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := mustNew(t, throttle.Policy{Name: "orders", Tiers: []throttle.Tier{throttle.PerHour(5)}}, nil)
@@ -281,10 +282,10 @@ func TestSendByPassed(t *testing.T) {
 		_, err := (&throttle.Transport{Limiter: l, SendBy: sendBy, Base: base}).RoundTrip(r)
 		var e *throttle.WaitError
 		if !errors.As(err, &e) || !errors.Is(err, throttle.ErrDeadline) || !errors.Is(err, context.DeadlineExceeded) || e.Policy != "orders" {
-			t.Errorf("error is %v", err)
+			t.Errorf("error is %v, want ErrDeadline of policy orders", err)
 		}
 		if got := used(t, l)[0]; got != 0 || len(base.times()) != 0 || body.closed.Load() != 1 {
-			t.Errorf("%d used, %d sent, the body was closed %d times", got, len(base.times()), body.closed.Load())
+			t.Errorf("%d used, %d sent, the body was closed %d times; want 0, 0, 1", got, len(base.times()), body.closed.Load())
 		}
 	})
 }

@@ -14,18 +14,19 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// A thousand callers wait while the policy changes twenty times. They are admitted in
-// their order, none is lost, and a provider that has the largest limit refuses none.
-func TestSetPolicyUnderFire(t *testing.T) {
+// TestSetPolicyWhileWaiting changes the policy twenty times while hundreds of callers wait. They
+// must be admitted in order, none may be lost, and a provider with the largest limit must refuse
+// none.
+func TestSetPolicyWhileWaiting(t *testing.T) {
 	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.TokenBucket, throttle.GCRA} {
 		t.Run(a.String(), func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { setPolicyUnderFire(t, a) })
+			synctest.Test(t, func(t *testing.T) { setPolicyWhileWaiting(t, a) })
 		})
 	}
 }
 
-func setPolicyUnderFire(t *testing.T, a throttle.Algorithm) {
+func setPolicyWhileWaiting(t *testing.T, a throttle.Algorithm) {
 	const callers, changes, most = 500, 20, 40
 	rnd := rand.New(rand.NewPCG(4, uint64(a)))
 	policy := func(n int64) throttle.Policy {
@@ -68,19 +69,19 @@ func setPolicyUnderFire(t *testing.T, a throttle.Algorithm) {
 	}
 	wg.Wait()
 	if got := order.order(); !slices.IsSorted(got) || len(got) != callers {
-		t.Errorf("%d admitted, in order: %v", len(got), slices.IsSorted(got))
+		t.Errorf("%d admitted, in order: %v; want %d in order", len(got), slices.IsSorted(got), callers)
 	}
 	if s := api.Summary(); s.Refused != 0 || s.Sent != callers {
-		t.Errorf("the provider refused %d of %d", s.Refused, s.Sent)
+		t.Errorf("the provider refused %d of %d, want 0 of %d", s.Refused, s.Sent, callers)
 	}
 	time.Sleep(time.Minute)
 	if s := status(t, l); s.Waiting != 0 || s.Tiers[0].Used != 0 {
-		t.Errorf("left behind: %v", s)
+		t.Errorf("status after all have ended: %v, want none waiting and none used", s)
 	}
 }
 
-// Callers of nested limits keep their order, whichever of the policies changes, and no
-// provider refuses any.
+// TestSetPolicyNested checks that callers of nested limits keep their order, whichever policy
+// changes, and that the provider refuses none.
 func TestSetPolicyNested(t *testing.T) {
 	for _, changed := range []string{"inner", "outer", "both"} {
 		for seed := range uint64(soak.Times(7)) {
@@ -121,14 +122,14 @@ func TestSetPolicyNested(t *testing.T) {
 					}
 					wg.Wait()
 					if got := order.order(); !slices.IsSorted(got) || len(got) != callers {
-						t.Errorf("admitted %v", got)
+						t.Errorf("admitted %v, want %d in order", got, callers)
 					}
 					if s := api.Summary(); s.Refused != 0 {
 						t.Errorf("the provider refused %d of %d", s.Refused, s.Sent)
 					}
 					time.Sleep(time.Minute)
 					if got := used(t, l); !slices.Equal(got, []int64{0, 0}) || status(t, l).Waiting != 0 || status(t, outer).Waiting != 0 {
-						t.Errorf("%v left", got)
+						t.Errorf("%v still used, want 0", got)
 					}
 				})
 			})
@@ -136,8 +137,8 @@ func TestSetPolicyNested(t *testing.T) {
 	}
 }
 
-// Permits from before a change end under the new policy: they give back what they hold,
-// and settle what they estimated.
+// TestSetPolicyOldPermits checks that permits from before a change end under the new policy: they
+// free what they hold and settle what was estimated.
 func TestSetPolicyOldPermits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := func(open, tokens int64) throttle.Policy {

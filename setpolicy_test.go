@@ -13,8 +13,9 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// After a change of an outer policy its pauses and bans still reach those inside at once.
-func TestSetPolicyNestedHearsOfBans(t *testing.T) {
+// TestSetPolicyOuterBan checks that, after a change of an outer policy, its bans still refuse
+// callers of Limiters inside it at once.
+func TestSetPolicyOuterBan(t *testing.T) {
 	for range 50 {
 		synctest.Test(t, func(t *testing.T) {
 			l, outer := within(t,
@@ -26,7 +27,7 @@ func TestSetPolicyNestedHearsOfBans(t *testing.T) {
 			for range 10 {
 				wg.Go(func() {
 					if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrBanned) || time.Since(began) != time.Second {
-						t.Errorf("%v after %v", err, time.Since(began))
+						t.Errorf("%v after %v, want ErrBanned after 1s", err, time.Since(began))
 					}
 				})
 			}
@@ -43,7 +44,7 @@ func TestSetPolicyNestedHearsOfBans(t *testing.T) {
 	}
 }
 
-// A refused change changes nothing.
+// TestSetPolicyRefused checks that a refused change has no effect.
 func TestSetPolicyRefused(t *testing.T) {
 	l := mustNew(t, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil)
 	for name, p := range map[string]throttle.Policy{
@@ -52,7 +53,7 @@ func TestSetPolicyRefused(t *testing.T) {
 		"no tiers":        {Name: "api"},
 	} {
 		if err := l.SetPolicy(t.Context(), p); err == nil || name != "no tiers" && !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: error %v, want one that contains it", name, err)
 		}
 	}
 	if !l.Allow() || l.Allow() {
@@ -60,9 +61,9 @@ func TestSetPolicyRefused(t *testing.T) {
 	}
 }
 
-// Callers that wait with a deadline, a cost or a class go on with them under the new
+// TestSetPolicyKeepsDemands checks that waiting callers keep their deadlines and costs under a new
 // policy, or are refused by it at once.
-func TestSetPolicyKeepsWhatCallersAskFor(t *testing.T) {
+func TestSetPolicyKeepsDemands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := func(n int64) throttle.Policy {
 			return throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerMinute(n)}, Guard: throttle.NoGuard}
@@ -81,17 +82,17 @@ func TestSetPolicyKeepsWhatCallersAskFor(t *testing.T) {
 		}
 		soon, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 		defer cancel()
-		gone, giveUp := context.WithCancel(t.Context())
-		expect("a cost that fits no more", t.Context(), 6, throttle.ErrExceedsCapacity, 10*time.Second)
-		expect("one that gives up", gone, 1, context.Canceled, 20*time.Second)
-		expect("one that can't be in time any more", soon, 3, throttle.ErrDeadline, 10*time.Second)
-		expect("one of no deadline", t.Context(), 3, nil, time.Minute)
+		canceled, cancelIt := context.WithCancel(t.Context())
+		expect("the cost now exceeds the capacity", t.Context(), 6, throttle.ErrExceedsCapacity, 10*time.Second)
+		expect("is canceled", canceled, 1, context.Canceled, 20*time.Second)
+		expect("the deadline is now too early", soon, 3, throttle.ErrDeadline, 10*time.Second)
+		expect("no deadline", t.Context(), 3, nil, time.Minute)
 		time.Sleep(10*time.Second - time.Since(began))
 		if err := l.SetPolicy(t.Context(), policy(3)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(20*time.Second - time.Since(began))
-		giveUp()
+		cancelIt()
 		wg.Wait()
 	})
 }

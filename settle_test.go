@@ -27,7 +27,8 @@ func estimating(t *testing.T, n int64) *throttle.Limiter {
 	}}, nil)
 }
 
-// A stream passes through unbuffered, and its last word on the cost counts.
+// TestStreamIsMetered checks that a stream passes through without buffering and that the last cost
+// that it reports counts.
 func TestStreamIsMetered(t *testing.T) {
 	lim := estimating(t, 1000)
 	more := make(chan string)
@@ -43,7 +44,7 @@ func TestStreamIsMetered(t *testing.T) {
 	client := &http.Client{Transport: &throttle.Transport{
 		Limiter: lim, Profile: totalTokens, Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 500} },
 	}}
-	resp, err := client.Get(server.URL) // while nothing of the body was sent
+	resp, err := client.Get(server.URL) // the server has sent nothing of the body
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,20 +55,21 @@ func TestStreamIsMetered(t *testing.T) {
 			t.Fatalf("%d: %q, %v", i, buf[:n], err)
 		}
 		if got := used(t, lim)[1]; got != 500 {
-			t.Errorf("%d: %d tokens are used before the end", i, got)
+			t.Errorf("%d: %d tokens are used before the end, want 500", i, got)
 		}
 	}
 	close(more)
 	if _, err := resp.Body.Read(buf); err != io.EOF {
 		t.Fatal(err)
 	}
-	if got := used(t, lim); got[1] > 123 || got[1] < 100 { // some have come back
-		t.Errorf("used %v", got)
+	if got := used(t, lim); got[1] > 123 || got[1] < 100 { // the bucket has refilled a little
+		t.Errorf("used %v, want 100 to 123 tokens", got)
 	}
 	resp.Body.Close()
 }
 
-// What a response really cost counts, and an estimate where it does not tell.
+// TestSettle checks that the actual cost that a response reports counts, and otherwise the
+// estimate.
 func TestSettle(t *testing.T) {
 	fixed := throttle.Tier{Limit: 1000, Window: time.Hour, Algorithm: throttle.FixedWindow, Unit: "tokens", Estimated: true}
 	respond := func(status int, kind, body string) *http.Response {
@@ -77,20 +79,20 @@ func TestSettle(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		resp   *http.Response
-		read   int // bytes, before it is closed; -1 for all
+		read   int // bytes that are read before the body is closed; -1 for all
 		meter  func(*http.Response) throttle.Meter
 		tokens int64
 	}{
-		"told":                  {respond(200, "application/json", `{"usage": {"total_tokens": 123}}`), -1, nil, 123},
+		"reported":              {respond(200, "application/json", `{"usage": {"total_tokens": 123}}`), -1, nil, 123},
 		"more than estimated":   {respond(200, "application/json", `{"usage": {"total_tokens": 1234}}`), -1, nil, 1234},
-		"nothing":               {respond(200, "application/json", `{"usage": {"total_tokens": 0}}`), -1, nil, 0},
-		"not told":              {respond(200, "application/json", `{}`), -1, nil, 500},
+		"zero":                  {respond(200, "application/json", `{"usage": {"total_tokens": 0}}`), -1, nil, 0},
+		"not reported":          {respond(200, "application/json", `{}`), -1, nil, 500},
 		"another kind of body":  {respond(200, "text/plain", `{"usage": {"total_tokens": 123}}`), -1, nil, 500},
 		"closed before the end": {respond(200, "application/json", `{"usage": {"total_tokens": 123}}`), 10, nil, 500},
 		"refused":               {respond(429, "application/json", `{}`), -1, nil, 0},
-		"the caller's mistake":  {respond(404, "text/plain", `no`), -1, nil, 0},
-		"the server's":          {respond(500, "text/plain", `no`), -1, nil, 500},
-		"a mistake that cost":   {respond(400, "application/json", `{"usage": {"total_tokens": 9}}`), -1, nil, 9},
+		"a client error":        {respond(404, "text/plain", `no`), -1, nil, 0},
+		"a server error":        {respond(500, "text/plain", `no`), -1, nil, 500},
+		"a client error's cost": {respond(400, "application/json", `{"usage": {"total_tokens": 9}}`), -1, nil, 9},
 		"the user's own meter":  {respond(200, "text/plain", `12345`), -1, func(*http.Response) throttle.Meter { return new(length) }, 5},
 		"no meter":              {respond(200, "application/json", `{"usage": {"total_tokens": 123}}`), -1, func(*http.Response) throttle.Meter { return nil }, 500},
 	} {
@@ -127,7 +129,7 @@ func (n *length) Write(p []byte) (int, error) {
 
 func (n *length) Cost() throttle.Cost { return throttle.Cost{"tokens": int64(*n)} }
 
-// A meter that panics ends the request as one that knows nothing.
+// TestMeterPanics checks that the estimate becomes the cost if the Meter panics.
 func TestMeterPanics(t *testing.T) {
 	for _, m := range []*panicking{{inWrite: true}, {inWrite: false}} {
 		pool := throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}
@@ -147,12 +149,12 @@ func TestMeterPanics(t *testing.T) {
 			_, _ = io.Copy(io.Discard, resp.Body)
 		}()
 		if got := used(t, lim); !slices.Equal(got, []int64{0, 500}) {
-			t.Errorf("%+v: used %v, want no place and the estimate", *m, got)
+			t.Errorf("%+v: used %v, want none open and the estimate", *m, got)
 		}
 	}
 }
 
-// A panicking Meter does so when it is written, or else when it is asked.
+// A panicking Meter panics in Write, or else in Cost.
 type panicking struct{ inWrite bool }
 
 func (m *panicking) Write(p []byte) (int, error) {
@@ -169,8 +171,9 @@ func (m *panicking) Cost() throttle.Cost {
 	return nil
 }
 
-// What nobody could estimate is charged in all scopes once it is known.
-func TestEstimateOfNothing(t *testing.T) {
+// TestEstimateOfZero checks that a cost that was estimated as zero is charged in all scopes when it
+// is settled.
+func TestEstimateOfZero(t *testing.T) {
 	budget := throttle.Budget(100, "cents", throttle.Month)
 	budget.Estimated = true
 	around := mustNew(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{budget}}, nil)
@@ -191,8 +194,8 @@ func TestEstimateOfNothing(t *testing.T) {
 	}
 }
 
-// An estimate above what a tier ever admits waits until the tier is unused, and is
-// charged in full when it is known.
+// TestEstimateAboveCapacity checks that an estimate above the capacity of a tier waits until the
+// tier is unused, and that the actual cost is charged in full.
 func TestEstimateAboveCapacity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lim := estimating(t, 600)
@@ -205,7 +208,7 @@ func TestEstimateAboveCapacity(t *testing.T) {
 		began := time.Now()
 		p, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": 5000})
 		if waited := time.Since(began); err != nil || waited != 30*time.Second {
-			t.Fatalf("%v after %v", err, waited)
+			t.Fatalf("%v after %v, want nil after 30s", err, waited)
 		}
 		if err := p.Settle(throttle.Cost{"tokens": 1200}); err != nil {
 			t.Fatal(err)
@@ -213,13 +216,13 @@ func TestEstimateAboveCapacity(t *testing.T) {
 		p.Release()
 		began = time.Now()
 		if p, err = lim.Acquire(t.Context(), throttle.Cost{"tokens": 600}); err != nil || time.Since(began) != 2*time.Minute {
-			t.Errorf("%v after %v, want the two minutes that 1,200 take to come back", err, time.Since(began))
+			t.Errorf("%v after %v, want nil after the 2m in which 1,200 tokens refill", err, time.Since(began))
 		}
 		p.Release()
 	})
 }
 
-// But of a budget no more can be set aside than there is.
+// TestEstimateAboveABudget checks that an estimate above what is left of a budget is refused.
 func TestEstimateAboveABudget(t *testing.T) {
 	tier := throttle.Budget(600, "tokens", throttle.Day)
 	tier.Estimated = true
@@ -231,7 +234,7 @@ func TestEstimateAboveABudget(t *testing.T) {
 		{601, 0, throttle.ErrExceedsCapacity},
 		{500, 100, nil},
 		{501, 0, throttle.ErrExhausted},
-		{500, 550, nil}, // an estimate that was too low
+		{500, 550, nil}, // the estimate was too low
 		{1, 0, throttle.ErrExhausted},
 	} {
 		p, err := lim.Acquire(t.Context(), throttle.Cost{"tokens": tt.estimate})
@@ -263,7 +266,7 @@ func TestPermitSettle(t *testing.T) {
 		}
 	}
 	if err := p.Settle(throttle.Cost{"tokens": 0}); err != nil || used(t, lim)[1] != 0 {
-		t.Errorf("%v, used %v", err, used(t, lim))
+		t.Errorf("settled as zero: %v, used %v", err, used(t, lim))
 	}
 	if err := p.Settle(throttle.Cost{"tokens": 500}); err != nil || used(t, lim)[1] != 0 {
 		t.Errorf("settled twice: %v, used %v", err, used(t, lim))
@@ -275,7 +278,7 @@ func TestPermitSettle(t *testing.T) {
 	}
 }
 
-// A request of which nothing was sent costs nothing.
+// TestUnsent checks that a request of which nothing was sent is refunded.
 func TestUnsent(t *testing.T) {
 	refused := errors.New("connection refused")
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return nil, refused }
@@ -296,11 +299,11 @@ func TestUnsent(t *testing.T) {
 		forever bool
 	}{
 		"no connection":               {&http.Transport{DialContext: dial}, 0, false},
-		"nobody listens there":        {&http.Transport{}, 0, true},
+		"no listener":                 {&http.Transport{}, 0, true},
 		"the context ended before":    {&http.Transport{DialContext: hang}, 0, false},
 		"the connection broke":        {&http.Transport{DialContext: cut}, 1, false},
 		"the connection broke, again": {&http.Transport{DialContext: cut}, 1, true},
-		"a base that tells nothing": {roundTripper(func(*http.Request) (*http.Response, error) {
+		"a base without httptrace": {roundTripper(func(*http.Request) (*http.Response, error) {
 			return nil, refused
 		}), 1, false},
 	} {

@@ -15,16 +15,16 @@ import (
 	"github.com/apithrottle/throttle/local"
 )
 
-// Everything that a Limiter, a Group, a Permit and a Transport do races with SetPolicy,
-// pauses, bans, Delete and Close. Nobody waits for ever, nothing panics, and in the end
-// nothing is used.
+// TestStormOfEverything runs all methods of Limiters, Groups, Permits and Transports concurrently
+// with SetPolicy, pauses, bans, Delete and Close. No caller may wait forever, nothing may panic,
+// and at the end nothing may be used.
 func TestStormOfEverything(t *testing.T) {
 	for round := range 3 {
 		stormOfEverything(t, uint64(round))
 	}
 }
 
-// stormPolicies are policies with different units and numbers of tiers.
+// stormPolicies returns policies with different units and numbers of tiers.
 func stormPolicies(name string, guard time.Duration) []throttle.Policy {
 	const window = 20 * ms
 	requests := throttle.Tier{Limit: 40, Window: window}
@@ -123,16 +123,16 @@ func stormOfEverything(t *testing.T, seed uint64) {
 	})
 	wg.Wait()
 	unused(t, outer, twin, account, nested)
-	group.For("z") // sweeps
+	group.For("z") // drops unused keys
 	if n := group.Len(); n > 3 {
-		t.Errorf("the group keeps %d keys", n)
+		t.Errorf("the group keeps %d keys, want at most 3", n)
 	}
 	if err := nested.WaitN(ctx, 1<<40); err == nil {
-		t.Error("admitted far too much")
+		t.Error("WaitN admitted a cost far above the capacity")
 	}
 	outer.Close()
 	if err := nested.Wait(ctx); !errors.Is(err, throttle.ErrClosed) && !errors.Is(err, throttle.ErrNeedsPermit) {
-		t.Errorf("inside a closed quota: %v", err)
+		t.Errorf("inside a closed quota: %v, want ErrClosed or ErrNeedsPermit", err)
 	}
 }
 
@@ -162,7 +162,7 @@ func unused(t *testing.T, limiters ...*throttle.Limiter) {
 	}
 }
 
-// stormCall calls a Limiter in a random way, for a millisecond or two.
+// stormCall calls a random method of a Limiter, with a timeout of at most 3 ms.
 func stormCall(t *testing.T, r *rand.Rand, l *throttle.Limiter, base http.RoundTripper) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(r.IntN(3000))*time.Microsecond)
 	defer cancel()
@@ -199,15 +199,15 @@ func stormCall(t *testing.T, r *rand.Rand, l *throttle.Limiter, base http.RoundT
 	}
 }
 
-// endPermit ends a permit in a random way, from two goroutines.
+// endPermit ends a permit with random methods, from two goroutines.
 func endPermit(r *rand.Rand, p *throttle.Permit) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer p.Release()
 	for range 2 {
-		way := r.IntN(5)
+		method := r.IntN(5)
 		wg.Go(func() {
-			switch way {
+			switch method {
 			case 0:
 				_ = p.Cancel(context.Background())
 			case 1:
@@ -225,8 +225,8 @@ type noisy struct{ *strings.Reader }
 
 func (noisy) Close() error { return nil }
 
-// Under a storm of SetPolicy between two limits the provider never counts more than the
-// larger one.
+// TestStormKeepsTheLargerLimit changes the policy between two limits while requests are sent. The
+// provider must never count more than the larger limit.
 func TestStormKeepsTheLargerLimit(t *testing.T) {
 	const window = 50 * ms
 	limit := func(n int64, a throttle.Algorithm) throttle.Policy {
@@ -274,7 +274,7 @@ func TestStormKeepsTheLargerLimit(t *testing.T) {
 			}
 		}
 		if len(arrivals) < 41 {
-			t.Errorf("%v: %d admitted", a, len(arrivals))
+			t.Errorf("%v: %d admitted, want at least 41", a, len(arrivals))
 		}
 	}
 }

@@ -31,8 +31,8 @@ const (
 	trTick = time.Millisecond
 )
 
-// A trBase is a RoundTripper that answers as told, closes the request's body as it
-// must, and remembers when each request was sent.
+// A trBase is a RoundTripper that answers as its function says, closes the request's body as it
+// must, and records when each request was sent.
 type trBase struct {
 	start  time.Time
 	answer func(n int, r *http.Request) (*http.Response, error) // n counts from 0; if nil, 200 at once
@@ -61,14 +61,14 @@ func (b *trBase) RoundTrip(r *http.Request) (*http.Response, error) {
 	return b.answer(n, r)
 }
 
-// times are those at which requests were sent, since the start.
+// times returns when requests were sent, since the start.
 func (b *trBase) times() []time.Duration {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.sent)
 }
 
-// trAnswer is a response with a body and with headers in pairs.
+// trAnswer returns a response with a body and with headers in pairs.
 func trAnswer(status int, header ...string) *http.Response {
 	h := http.Header{}
 	for i := 0; i < len(header); i += 2 {
@@ -109,7 +109,7 @@ func trSend(ctx context.Context, rt http.RoundTripper) (*http.Response, error) {
 	return resp, err
 }
 
-// trExpect is trSend of a request that is to be answered with the status.
+// trExpect is like trSend and checks the status of the response.
 func trExpect(t *testing.T, rt http.RoundTripper, status int) {
 	t.Helper()
 	resp, err := trSend(t.Context(), rt)
@@ -129,7 +129,7 @@ func trUsed(t *testing.T, l *throttle.Limiter) int64 {
 	return s.Tiers[0].Used
 }
 
-// trPaused is the time at which the pause ends, as the Status has it.
+// trPaused returns the time at which the pause ends, by Status.
 func trPaused(t *testing.T, l *throttle.Limiter) time.Time {
 	t.Helper()
 	s, err := l.Status(t.Context())
@@ -187,7 +187,7 @@ func TestTransportRoute(t *testing.T) {
 			t.Errorf("%s: other limiter was charged %d, want %d", c.name, got, c.otherPaid)
 		}
 		if len(base.sent) != 1 {
-			t.Errorf("%s: sent %d", c.name, len(base.sent))
+			t.Errorf("%s: %d requests were sent, want 1", c.name, len(base.sent))
 		}
 	}
 }
@@ -217,7 +217,7 @@ func TestTransportCost(t *testing.T) {
 		base := trNewBase(nil)
 		tr := &throttle.Transport{Base: base, Limiter: lim, Cost: func(r *http.Request) throttle.Cost {
 			if r.URL.String() != trURL {
-				t.Errorf("%s: cost is asked of %s", c.name, r.URL)
+				t.Errorf("%s: Cost was called for %s", c.name, r.URL)
 			}
 			return c.cost
 		}}
@@ -237,9 +237,9 @@ func TestTransportCost(t *testing.T) {
 	}
 }
 
-// TestTransportStrictProvider sends 12,000 requests, each 5 to 50 ms late, to a
-// provider that allows 5/s + 10000/h. It refuses none, and each is sent at the first
-// instant at which it could be known that it would not be.
+// TestTransportStrictProvider sends 12,000 requests, each 5 to 50 ms late, to a provider that
+// allows 5/s + 10000/h. It must refuse none, and each request must be sent as soon as it is certain
+// not to be refused.
 func TestTransportStrictProvider(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const n, workers = 12_000, 16
@@ -303,11 +303,11 @@ func TestTransportClosesBodyOnce(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		tr     func(t *testing.T) *throttle.Transport
-		within time.Duration // of the context; 0 for no deadline
+		within time.Duration // timeout of the context; 0 for none
 		cancel time.Duration // when the context is canceled; 0 for never
 		answer func(int, *http.Request) (*http.Response, error)
 		err    error
-		at     time.Duration // when the error comes
+		at     time.Duration // when the error is returned
 		sent   int
 		panics bool
 	}{
@@ -409,7 +409,7 @@ func TestTransportClosesBodyOnce(t *testing.T) {
 			tr: func(t *testing.T) *throttle.Transport {
 				return &throttle.Transport{Limiter: trLimiter(t, one), Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 2} }}
 			},
-			err: errors.ErrUnsupported, // stands for any
+			err: errors.ErrUnsupported, // any error
 		},
 		{
 			name: "too many keys",
@@ -453,7 +453,7 @@ func TestTransportClosesBodyOnce(t *testing.T) {
 					if err = e; err == nil {
 						resp.Body.Close()
 					} else if resp != nil {
-						t.Errorf("a response %v beside the error", resp)
+						t.Errorf("RoundTrip returned the response %v with an error", resp)
 					}
 				}()
 				if c.err == errors.ErrUnsupported && err != nil {
@@ -466,7 +466,7 @@ func TestTransportClosesBodyOnce(t *testing.T) {
 					t.Errorf("ended at %v, want %v", at, c.at)
 				}
 				if n := body.closed.Load(); n != 1 {
-					t.Errorf("body was closed %d times", n)
+					t.Errorf("the body was closed %d times, want 1", n)
 				}
 				if len(base.sent) != c.sent {
 					t.Errorf("sent %d, want %d", len(base.sent), c.sent)
@@ -485,7 +485,7 @@ func TestTransportContextEndsWhileWaiting(t *testing.T) {
 
 		ctx, cancel := context.WithCancelCause(t.Context())
 		time.AfterFunc(10*time.Second, func() { cancel(errors.New("the user has left")) })
-		go trExpect(t, tr, 200) // at the head
+		go trExpect(t, tr, 200) // at the head of the queue
 		synctest.Wait()
 		go trSend(ctx, tr)
 		synctest.Wait()
@@ -493,16 +493,16 @@ func TestTransportContextEndsWhileWaiting(t *testing.T) {
 			t.Errorf("error is %v, want the context's own", err)
 		}
 		if got := time.Since(base.start); got != 10*time.Second {
-			t.Errorf("left after %v", got)
+			t.Errorf("RoundTrip returned after %v", got)
 		}
-		trExpect(t, tr, 200) // behind the head, as if the others had never come
+		trExpect(t, tr, 200) // behind the head; the canceled callers leave no trace
 		if got, want := base.times(), []time.Duration{0, time.Minute, 2 * time.Minute}; !slices.Equal(got, want) {
 			t.Errorf("sent at %v, want %v", got, want)
 		}
 	})
 }
 
-// A trTaker is a context that ends the instant the limiter charges somebody.
+// A trTaker is a context that ends when the limiter has charged a request.
 type trTaker struct {
 	context.Context
 	t   *testing.T
@@ -528,25 +528,25 @@ func TestTransportContextEndsAtAdmission(t *testing.T) {
 			t.Errorf("%s: error is %v", name, err)
 		}
 		if len(base.sent) != 0 {
-			t.Errorf("%s: it was sent", name)
+			t.Errorf("%s: the request was sent", name)
 		}
 		if n := trUsed(t, lim); n != 0 {
-			t.Errorf("%s: %d are still charged", name, n)
+			t.Errorf("%s: %d requests are still charged", name, n)
 		}
 	}
 }
 
-// TestTransportRetryAfter has a first request answered with a refusal after 50 ms,
-// three more queued behind it, and one that comes while the quota is paused.
+// TestTransportRetryAfter refuses a first request after 50 ms while three more wait, and sends
+// another one during the pause.
 func TestTransportRetryAfter(t *testing.T) {
 	const answered, apart = 50 * trTick, 100 * trTick
-	bubble := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // when a synctest bubble begins
+	bubble := time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) // the start of every synctest bubble
 	date := func(d time.Duration) string { return bubble.Add(d).Format(http.TimeFormat) }
 	for _, c := range []struct {
 		name   string
 		status int
 		header []string
-		min    time.Duration // the pause, from the answer on
+		min    time.Duration // the length of the pause after the answer
 		max    time.Duration // if zero, exactly min
 	}{
 		{name: "seconds", status: 429, header: []string{"Retry-After", "3"}, min: 3 * time.Second},
@@ -612,12 +612,13 @@ func TestTransportRetryAfter(t *testing.T) {
 	}
 }
 
-// Limiters of one name on one store share the pause and the ban, those queued too.
+// TestTransportSharesThePause checks that Limiters with one name on one store share pauses and
+// bans, also for waiting requests.
 func TestTransportSharesThePause(t *testing.T) {
 	for _, c := range []struct {
 		after string
 		err   error
-		end   time.Duration // of those queued
+		end   time.Duration // when the waiting requests end
 	}{
 		{after: "30", end: 31 * time.Second},
 		{after: "3600", err: throttle.ErrBanned, end: time.Second},
@@ -650,8 +651,8 @@ func TestTransportSharesThePause(t *testing.T) {
 	}
 }
 
-// A pause that makes a queued request late refuses it at once, and makes room for
-// those behind it.
+// TestTransportPauseMakesLate checks that a waiting request that a pause makes late is refused at
+// once, and that the requests behind it move up.
 func TestTransportPauseMakesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		base := trNewBase(func(n int, _ *http.Request) (*http.Response, error) {
@@ -733,7 +734,7 @@ func TestTransportBan(t *testing.T) {
 				time.Sleep(c.ban - time.Microsecond)
 				banned(time.Since(base.start))
 				if lim.Allow() {
-					t.Error("admitted while banned")
+					t.Error("Allow is true during a ban")
 				}
 				if s, _ := lim.Status(t.Context()); s.Closed != time.Microsecond || s.Waiting != 0 {
 					t.Errorf("status is %+v", s)
@@ -748,8 +749,8 @@ func TestTransportBan(t *testing.T) {
 	}
 }
 
-// trGaps sends n requests one after the other, each refused without a word how
-// long, and returns how long each waited.
+// trGaps sends n requests one after the other, each of which is refused without a time, and returns
+// how long each waited.
 func trGaps(t *testing.T, lim *throttle.Limiter, n int) (gaps []time.Duration) {
 	t.Helper()
 	base := trNewBase(func(int, *http.Request) (*http.Response, error) { return trAnswer(429), nil })
@@ -780,7 +781,7 @@ func TestTransportBackoff(t *testing.T) {
 			lim := trLimiter(t, throttle.Policy{Tiers: trTier(1000, time.Second), MaxPause: time.Minute})
 			gaps := trGaps(t, lim, 10)
 			if gaps[0] != 0 {
-				t.Errorf("the first waited %v", gaps[0])
+				t.Errorf("the first request waited for %v, want 0", gaps[0])
 			}
 			for i, gap := range gaps[1:] {
 				from := time.Second << i
@@ -789,7 +790,7 @@ func TestTransportBackoff(t *testing.T) {
 			firsts[gaps[1]] = true
 		}
 		if len(firsts) == 1 {
-			t.Error("all first pauses are equally long: fleets would return in step")
+			t.Error("all first pauses are equally long, want random lengths")
 		}
 	})
 }
@@ -804,7 +805,8 @@ func TestTransportBackoffBelowASecond(t *testing.T) {
 	})
 }
 
-// Eight refusals of requests that were in flight together are one event.
+// TestTransportBackoffOneEvent checks that eight refusals of requests that were in flight together
+// count as one.
 func TestTransportBackoffOneEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lim := trLimiter(t, throttle.Policy{Tiers: trTier(1000, time.Second)})
@@ -826,19 +828,19 @@ func TestTransportBackoffOneEvent(t *testing.T) {
 		}
 		gaps := trGaps(t, lim, 3)
 		if got := base.start.Add(90*trTick + gaps[0]); !got.Equal(end) {
-			t.Errorf("the next was sent at %v, want %v", got, end)
+			t.Errorf("the next request was sent at %v, want %v", got, end)
 		}
 		trWithin(t, "the second", gaps[1], 2*time.Second, 4*time.Second)
 		trWithin(t, "the third", gaps[2], 4*time.Second, 8*time.Second)
 	})
 }
 
-// One request is refused at once and pauses the quota. Another one, admitted before
-// or after the pause, is answered later.
+// TestTransportBackoffLate checks the effect of a late response. One request is refused at once and
+// pauses the quota; another one, admitted before or after the pause, is answered later.
 func TestTransportBackoffLate(t *testing.T) {
 	for _, c := range []struct {
 		name     string
-		before   bool // the other request was admitted before the pause
+		before   bool // the other request is admitted before the pause
 		status   int
 		pauses   bool // its response pauses the quota
 		from, to time.Duration
@@ -875,7 +877,7 @@ func TestTransportBackoffLate(t *testing.T) {
 	}
 }
 
-// A server that fails has not succeeded: the doubling goes on.
+// TestTransportBackoffFailure checks that a failure of the server does not end the back-off.
 func TestTransportBackoffFailure(t *testing.T) {
 	for name, answer := range map[string]func(int, *http.Request) (*http.Response, error){
 		"500":                     func(int, *http.Request) (*http.Response, error) { return trAnswer(500), nil },
@@ -909,13 +911,13 @@ func TestTransportHandsOnTheResponse(t *testing.T) {
 				t.Fatalf("%s: %v, %v", name, got, err)
 			}
 			if got.Body != body {
-				t.Errorf("%s: the body is wrapped without need", name)
+				t.Errorf("%s: the body is wrapped, want the Base's", name)
 			}
 			if got.StatusCode != status || !reflect.DeepEqual(got.Header, header) {
 				t.Errorf("%s: status %d, header %v", name, got.StatusCode, got.Header)
 			}
 			if sent := base.requests[0]; lim == nil && sent != req || sent.URL != req.URL || sent.Body != req.Body {
-				t.Errorf("%s: the request is cloned without need", name)
+				t.Errorf("%s: the request is cloned, want the caller's", name)
 			}
 			if text, err := io.ReadAll(got.Body); string(text) != "answer" || err != nil {
 				t.Errorf("%s: body is %q, %v", name, text, err)
@@ -924,7 +926,8 @@ func TestTransportHandsOnTheResponse(t *testing.T) {
 	}
 }
 
-// Whatever the Transport adds to the request on its way, the response is the caller's.
+// TestTransportRequestOfTheResponse checks that the response has the caller's request, not a copy
+// that the Transport made.
 func TestTransportRequestOfTheResponse(t *testing.T) {
 	base := trNewBase(func(_ int, r *http.Request) (*http.Response, error) {
 		resp := trAnswer(200)
@@ -939,7 +942,7 @@ func TestTransportRequestOfTheResponse(t *testing.T) {
 	}
 	resp.Body.Close()
 	if resp.Request != req {
-		t.Error("the response has another request than the caller's")
+		t.Error("resp.Request is not the caller's request")
 	}
 }
 
@@ -1005,7 +1008,7 @@ func TestTransportConcurrency(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		answer func(int, *http.Request) (*http.Response, error)
-		end    func(io.ReadCloser) error // ends the body; nil if the place is free with the headers
+		end    func(io.ReadCloser) error // ends the body; nil if the headers free the place
 		err    error
 	}{
 		{name: "EOF", answer: body(strings.NewReader("answer")), end: readAll},
@@ -1028,7 +1031,7 @@ func TestTransportConcurrency(t *testing.T) {
 			defer other.Release()
 			tr := &throttle.Transport{Limiter: lim, Base: trNewBase(func(n int, r *http.Request) (*http.Response, error) {
 				if got := trUsed(t, lim); got != 2 {
-					t.Errorf("%d places are taken while it is sent", got)
+					t.Errorf("%d requests are open while it is sent, want 2", got)
 				}
 				return c.answer(n, r)
 			})}
@@ -1039,7 +1042,7 @@ func TestTransportConcurrency(t *testing.T) {
 			}()
 			if c.end != nil {
 				if got := trUsed(t, lim); got != 2 {
-					t.Errorf("%d places are taken after the headers", got)
+					t.Errorf("%d requests are open after the headers, want 2", got)
 				}
 				err = c.end(resp.Body)
 			}
@@ -1047,7 +1050,7 @@ func TestTransportConcurrency(t *testing.T) {
 				t.Errorf("error is %v, want %v", err, c.err)
 			}
 			if got := trUsed(t, lim); got != 1 {
-				t.Errorf("%d places are taken after the end", got)
+				t.Errorf("%d requests are open after the end, want 1", got)
 			}
 			if c.end != nil { // again
 				resp.Body.Read(make([]byte, 1))
@@ -1055,13 +1058,14 @@ func TestTransportConcurrency(t *testing.T) {
 				resp.Body.Close()
 			}
 			if got := trUsed(t, lim); got != 1 {
-				t.Errorf("%d places are taken when it has ended twice", got)
+				t.Errorf("%d requests are open after the second end, want 1", got)
 			}
 		})
 	}
 }
 
-// Two places and a slow reader: the third request is sent when a body ends.
+// TestTransportConcurrencyWaitsForTheBody checks that, with two places and a slow reader, the third
+// request is sent when a body ends.
 func TestTransportConcurrencyWaitsForTheBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		base := trNewBase(nil)
@@ -1082,14 +1086,15 @@ func TestTransportConcurrencyWaitsForTheBody(t *testing.T) {
 	})
 }
 
-// The window of 1/s begins when the response comes, or when the guard has passed.
-func TestTransportOnItsWay(t *testing.T) {
+// TestTransportInFlight checks that the window of 1/s begins with the response, or at the end of
+// the guard interval.
+func TestTransportInFlight(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		guard    time.Duration
 		response time.Duration
 		err      error
-		second   time.Duration // when the next is sent
+		second   time.Duration // when the next request is sent
 	}{
 		{name: "fast", guard: 500 * trTick, response: 20 * trTick, second: 1020 * trTick},
 		{name: "at once", guard: 500 * trTick, second: time.Second},
@@ -1119,7 +1124,7 @@ func TestTransportOnItsWay(t *testing.T) {
 	}
 }
 
-// A trSlowBody ends after a while, or with the context.
+// A trSlowBody ends after some time, or with the context.
 type trSlowBody struct {
 	ctx  context.Context
 	long time.Duration
@@ -1136,7 +1141,7 @@ func (b *trSlowBody) Read([]byte) (int, error) {
 
 func (b *trSlowBody) Close() error { return nil }
 
-// A request waits ten seconds for its turn, and may then take two.
+// TestTransportAttemptTimeout lets a request wait for ten seconds. The attempt may then take two.
 func TestTransportAttemptTimeout(t *testing.T) {
 	for _, c := range []struct {
 		name          string
@@ -1177,7 +1182,8 @@ func TestTransportAttemptTimeout(t *testing.T) {
 	}
 }
 
-// The timeout's context ends with the attempt, and leaves no timer behind.
+// TestTransportAttemptTimeoutEnds checks that the timeout's context ends with the attempt, so its
+// timer is stopped.
 func TestTransportAttemptTimeoutEnds(t *testing.T) {
 	answer := func(*http.Request) (*http.Response, error) { return trAnswer(200), nil }
 	for _, c := range []struct {
@@ -1220,8 +1226,8 @@ func TestTransportAttemptTimeoutEnds(t *testing.T) {
 	}
 }
 
-// http.Client.Timeout counts the waiting too, so what would wait longer is refused
-// at once.
+// TestTransportClientTimeout checks that a request is refused at once if it would wait longer than
+// http.Client.Timeout, which includes the wait.
 func TestTransportClientTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		base := trNewBase(nil)
@@ -1259,12 +1265,12 @@ func TestTransportCloseIdleConnections(t *testing.T) {
 	client := &http.Client{Transport: &throttle.Transport{Base: &throttle.Transport{Base: base}}}
 	client.CloseIdleConnections()
 	if base.closed != 1 {
-		t.Errorf("forwarded %d times", base.closed)
+		t.Errorf("the Base's method was called %d times", base.closed)
 	}
-	(&throttle.Transport{Base: trNewBase(nil)}).CloseIdleConnections() // has no such method
+	(&throttle.Transport{Base: trNewBase(nil)}).CloseIdleConnections() // the Base has no such method
 }
 
-// Many goroutines share one Transport, and some give up.
+// TestTransportConcurrentUse uses one Transport in many goroutines, some of which give up.
 func TestTransportConcurrentUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tiers := []throttle.Tier{{Limit: 7, Algorithm: throttle.Concurrency}, {Limit: 100, Window: time.Second}}
@@ -1313,8 +1319,8 @@ func TestTransportConcurrentUse(t *testing.T) {
 	})
 }
 
-// net/http repeats an idempotent request by itself when a kept-alive connection
-// turns out to be closed, and the limiter does not see it.
+// TestTransportUnseenRepeat shows that the limiter does not see the requests that net/http repeats
+// by itself when a kept-alive connection turns out to be closed.
 func TestTransportUnseenRepeat(t *testing.T) {
 	var seen atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -1355,7 +1361,7 @@ func TestTransportUnseenRepeat(t *testing.T) {
 		}
 		client.CloseIdleConnections()
 		if n := seen.Load(); n != c.seen || failed != c.failed {
-			t.Errorf("%s: the server saw %d requests, %d failed; want %d, %d", c.name, n, failed, c.seen, c.failed)
+			t.Errorf("%s: the server received %d requests, %d failed; want %d, %d", c.name, n, failed, c.seen, c.failed)
 		}
 		if n := trUsed(t, lim); n != 2 {
 			t.Errorf("%s: the limiter charged %d", c.name, n)
@@ -1364,7 +1370,7 @@ func TestTransportUnseenRepeat(t *testing.T) {
 }
 
 func ExampleTransport() {
-	api := throttletest.NewProvider(throttle.Tier{Limit: 5, Window: 100 * time.Millisecond}) // stands for the real one
+	api := throttletest.NewProvider(throttle.Tier{Limit: 5, Window: 100 * time.Millisecond}) // in place of the real provider
 	defer api.Close()
 
 	policy, err := throttle.ParsePolicy("api", "5/100ms + 10000/h | guard=1s")

@@ -18,8 +18,8 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// A postbox delivers a request to the provider later, whatever becomes of its caller: the
-// request was written.
+// A postbox delivers a request to the provider later, also if its caller has given up: the request
+// was written.
 type postbox struct {
 	api   *throttletest.Provider
 	delay func() time.Duration
@@ -41,15 +41,16 @@ func (p postbox) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// A caller that gives up after its request was written is no evidence that the request has
-// arrived. Nor is AttemptTimeout, or a Release without Arrived.
+// TestUnansweredLandWithTheGuard checks that a request stays in flight until the guard has passed
+// if its caller gives up after it was written: the context or AttemptTimeout ends, or the Permit is
+// released without Arrived.
 func TestUnansweredLandWithTheGuard(t *testing.T) {
 	const brief = 2 * time.Millisecond
 	for name, send := range map[string]func(*throttle.Limiter, http.RoundTripper){
 		"the context ends": func(l *throttle.Limiter, base http.RoundTripper) {
 			req, _ := http.NewRequest("GET", trURL, nil)
 			tr := &throttle.Transport{Limiter: l, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
-				ctx, cancel := context.WithTimeout(r.Context(), brief) // it begins once the request is admitted
+				ctx, cancel := context.WithTimeout(r.Context(), brief) // begins when the request is admitted
 				defer cancel()
 				return base.RoundTrip(r.WithContext(ctx))
 			})}
@@ -93,7 +94,7 @@ func TestUnansweredLandWithTheGuard(t *testing.T) {
 					}
 					sent.Wait()
 					if s := api.Summary(); s.Refused != 0 || s.Sent != 200 {
-						t.Errorf("the provider refused %d of %d", s.Refused, s.Sent)
+						t.Errorf("the provider refused %d of %d, want 0 of 200", s.Refused, s.Sent)
 					}
 				})
 			})
@@ -101,8 +102,8 @@ func TestUnansweredLandWithTheGuard(t *testing.T) {
 	}
 }
 
-// A request that was given up keeps nobody longer than a response would that came with its
-// guard.
+// TestUnansweredIsNoLongerInFlight checks that an unanswered request delays others no longer than a
+// response at the end of its guard interval would.
 func TestUnansweredIsNoLongerInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, Guard: 100 * time.Millisecond}, nil)
@@ -114,13 +115,13 @@ func TestUnansweredIsNoLongerInFlight(t *testing.T) {
 			t.Fatal(err)
 		}
 		if took := time.Since(began); took != 1100*time.Millisecond {
-			t.Errorf("the next is admitted after %v, want the guard and a window", took)
+			t.Errorf("the next request is admitted after %v, want 1.1s: the guard interval and a window", took)
 		}
 	})
 }
 
-// When the request that tries whether a pause is over gets no answer, the next one tries,
-// and the others go on waiting.
+// TestUnansweredProbe checks that the next request becomes the probe if a probe gets no response,
+// and that the others keep waiting.
 func TestUnansweredProbe(t *testing.T) {
 	lost := errors.New("connection reset by peer")
 	for name, end := range map[string]func(*http.Request) error{
@@ -152,7 +153,7 @@ func TestUnansweredProbe(t *testing.T) {
 				time.Sleep(time.Second + 50*time.Millisecond)
 				for i := 1; i <= 3; i++ {
 					if n := len(base.times()); n != i+1 {
-						t.Errorf("%v: %d were sent while probe %d has no answer, want %d", time.Since(began), n, i, i+1)
+						t.Errorf("%v: %d requests were sent while probe %d has no response, want %d", time.Since(began), n, i, i+1)
 					}
 					step := 200 * time.Millisecond
 					if name == "AttemptTimeout" {
@@ -162,16 +163,17 @@ func TestUnansweredProbe(t *testing.T) {
 				}
 				wg.Wait()
 				if times := base.times(); len(times) != 22 || times[4] == times[5] || times[5] != times[21] {
-					t.Errorf("sent at %v: want one alone after the three that failed, and the rest with its answer", times)
+					t.Errorf("sent at %v: want one probe after the three that failed, and the rest after its response", times)
 				}
 			})
 		})
 	}
 }
 
-// net/http repeats a request whose kept-alive connection turns out to be closed. The
-// provider may have counted the first, and then the dial fails.
-func TestUnansweredThoughTheRepeatWasNotSent(t *testing.T) {
+// TestUnansweredRepeat checks that a request stays charged if net/http repeats it, because its
+// kept-alive connection was closed, and the dial of the repetition fails. The provider may have
+// counted the first request.
+func TestUnansweredRepeat(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -193,7 +195,7 @@ func TestUnansweredThoughTheRepeatWasNotSent(t *testing.T) {
 				return
 			}
 			req.Body.Close()
-			if n++; n == 2 { // it has been counted, and gets no answer
+			if n++; n == 2 { // counted, but not answered
 				ln.Close()
 				return
 			}
@@ -215,11 +217,12 @@ func TestUnansweredThoughTheRepeatWasNotSent(t *testing.T) {
 		}
 	}
 	if got, counted := used(t, lim)[0], <-read; counted != 2 || got != 2 {
-		t.Errorf("%d used, and the provider has read %d, want 2 and 2", got, counted)
+		t.Errorf("%d used and %d read by the provider, want 2 and 2", got, counted)
 	}
 }
 
-// What fails before anything is written is refunded, whether or not the context can end.
+// TestUnansweredBeforeTheWrite checks that a request that fails before anything is written is
+// refunded, whether or not its context can end.
 func TestUnansweredBeforeTheWrite(t *testing.T) {
 	plain, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -258,7 +261,7 @@ func TestUnansweredBeforeTheWrite(t *testing.T) {
 			}
 			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: time.Minute}, nil)
 			if _, err := (&throttle.Transport{Base: base, Limiter: lim}).RoundTrip(req); err == nil {
-				t.Errorf("%s: no error", name)
+				t.Errorf("%s: no error, want one", name)
 			}
 			if got := used(t, lim); !slices.Equal(got, []int64{0}) {
 				t.Errorf("%s, a context that can end: %v: %v used, want nothing", name, canEnd, got)

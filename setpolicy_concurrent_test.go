@@ -12,13 +12,14 @@ import (
 	"github.com/apithrottle/throttle/local"
 )
 
-// api is a policy of these tiers.
+// api returns a policy with the tiers.
 func api(tiers ...throttle.Tier) throttle.Policy {
 	return throttle.Policy{Name: "api", Tiers: tiers}
 }
 
-// Several SetPolicy at once leave one quota under one of the policies.
-func TestSetPolicyAtOnce(t *testing.T) {
+// TestSetPolicyConcurrently checks that concurrent calls of SetPolicy leave one quota under one of
+// the policies.
+func TestSetPolicyConcurrently(t *testing.T) {
 	for range 200 {
 		l := mustNew(t, api(throttle.PerHour(1000)), nil)
 		var wg sync.WaitGroup
@@ -41,29 +42,30 @@ func TestSetPolicyAtOnce(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		// A Cancel after SetPolicy may be too late, but what was charged is charged once.
+		// A Cancel after SetPolicy may be too late, but each charge counts once.
 		if got := used(t, l)[0]; got > 4 {
-			t.Fatalf("used %d", got)
+			t.Fatalf("%d used, want at most 4", got)
 		}
 		for range 3 {
 			if !l.Allow() {
-				t.Fatal("refused")
+				t.Fatal("Allow is false, although the quota has room")
 			}
 		}
 	}
 }
 
-// SetPolicy holds for each Limiter of the quota in this process, whatever it is asked first.
+// TestSetPolicyThroughAnotherHandle checks that SetPolicy holds for each Limiter of the quota in
+// this process, whichever method is called first.
 func TestSetPolicyThroughAnotherHandle(t *testing.T) {
 	for name, ask := range map[string]func(t *testing.T, l *throttle.Limiter){
 		"Allow": func(t *testing.T, l *throttle.Limiter) {
 			if !l.Allow() {
-				t.Error("an unused quota refuses")
+				t.Error("refused, although the quota is unused")
 			}
 		},
 		"AllowN": func(t *testing.T, l *throttle.Limiter) {
 			if !l.AllowN(2) {
-				t.Error("an unused quota refuses")
+				t.Error("refused, although the quota is unused")
 			}
 		},
 		"TryAcquire": func(t *testing.T, l *throttle.Limiter) {
@@ -85,7 +87,7 @@ func TestSetPolicyThroughAnotherHandle(t *testing.T) {
 		},
 		"nested": func(t *testing.T, l *throttle.Limiter) {
 			if !l.Within(mustNew(t, api(throttle.PerHour(7)), nil)).Allow() {
-				t.Error("an unused quota refuses")
+				t.Error("refused, although the quota is unused")
 			}
 		},
 	} {
@@ -101,12 +103,13 @@ func TestSetPolicyThroughAnotherHandle(t *testing.T) {
 	}
 }
 
-// An Alert is of the policy's tiers also where it was changed while a request was sent.
+// TestAlertAfterSetPolicy checks that an Alert names the right tier if the policy was changed while
+// the request was sent.
 func TestAlertAfterSetPolicy(t *testing.T) {
-	var told []throttle.Alert
+	var alerts []throttle.Alert
 	cents := throttle.Budget(100, "cents", throttle.Month)
 	cents.Estimated = true
-	p := throttle.Policy{Name: "budget", Tiers: []throttle.Tier{cents}, AlertAt: []int{50}, Alert: func(a throttle.Alert) { told = append(told, a) }}
+	p := throttle.Policy{Name: "budget", Tiers: []throttle.Tier{cents}, AlertAt: []int{50}, Alert: func(a throttle.Alert) { alerts = append(alerts, a) }}
 	l := mustNew(t, p, nil)
 	permit, err := l.Acquire(t.Context(), throttle.Cost{"cents": 1})
 	if err != nil {
@@ -120,12 +123,13 @@ func TestAlertAfterSetPolicy(t *testing.T) {
 		t.Error(err)
 	}
 	permit.Release()
-	if len(told) != 1 || !strings.Contains(told[0].Tier, "cents") {
-		t.Errorf("alerts: %+v", told)
+	if len(alerts) != 1 || !strings.Contains(alerts[0].Tier, "cents") {
+		t.Errorf("alerts: %+v", alerts)
 	}
 }
 
-// A Forecast does not mix up the costs of two policies.
+// TestForecastUnderSetPolicy checks that a Forecast does not mix costs of two policies while the
+// policy changes.
 func TestForecastUnderSetPolicy(t *testing.T) {
 	tokens := throttle.Tier{Limit: 100, Window: time.Hour, Unit: "tokens"}
 	policies := []throttle.Policy{api(throttle.PerHour(1)), api(throttle.PerHour(1), tokens), api(throttle.PerHour(1), tokens, throttle.Tier{Limit: 5, Window: time.Hour, Unit: "jobs"})}
@@ -172,7 +176,8 @@ func TestForecastUnderSetPolicy(t *testing.T) {
 	wg.Wait()
 }
 
-// An Alert of an outer quota that panics leaves the key of the inner one unused.
+// TestAlertOfOuterPanics checks that a panic of an outer quota's Alert leaves the inner quota
+// unused, so its key can be dropped.
 func TestAlertOfOuterPanics(t *testing.T) {
 	for _, name := range []string{"Allow", "Wait", "queue"} {
 		t.Run(name, func(t *testing.T) {
@@ -204,7 +209,7 @@ func TestAlertOfOuterPanics(t *testing.T) {
 				}()
 				time.Sleep(3 * time.Hour)
 				if !g.For("b").Allow() {
-					t.Error("the unused key is not dropped")
+					t.Error("the unused key was not dropped")
 				}
 			})
 		})

@@ -9,7 +9,8 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// A Wait is refused when SetPolicy adds a Concurrency tier: nobody would release its place.
+// TestSetPolicyAddsConcurrency checks that a waiting Wait is refused when SetPolicy adds a
+// Concurrency tier, because no call would release its place.
 func TestSetPolicyAddsConcurrency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := mustNew(t, api(throttle.PerMinute(1)), nil)
@@ -18,11 +19,11 @@ func TestSetPolicyAddsConcurrency(t *testing.T) {
 			_ = l.SetPolicy(t.Context(), api(throttle.PerMinute(1), throttle.Tier{Limit: 8, Algorithm: throttle.Concurrency}))
 		})
 		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrNeedsPermit) {
-			t.Error(err)
+			t.Errorf("error %v, want ErrNeedsPermit", err)
 		}
 		time.Sleep(time.Hour)
 		if got := used(t, l); got[1] != 0 {
-			t.Errorf("%v used", got)
+			t.Errorf("%v used, want none open", got)
 		}
 	})
 }
