@@ -58,7 +58,7 @@ type Alert struct {
 	Until time.Time
 }
 
-const mostAlerts = 8
+const maxAlerts = 8
 
 func (p Policy) checkAlerts() error {
 	if len(p.AlertAt) == 0 {
@@ -66,19 +66,19 @@ func (p Policy) checkAlerts() error {
 	}
 	least := 1
 	for _, n := range p.AlertAt {
-		if n < least || n > 100 || len(p.AlertAt) > mostAlerts {
-			return fmt.Errorf("AlertAt is %v: it must be at most %d percentages from 1 to 100, ascending", p.AlertAt, mostAlerts)
+		if n < least || n > 100 || len(p.AlertAt) > maxAlerts {
+			return fmt.Errorf("AlertAt is %v: it must be at most %d percentages from 1 to 100, ascending", p.AlertAt, maxAlerts)
 		}
 		least = n + 1
 	}
-	if !slices.ContainsFunc(p.Tiers, alerts) {
+	if !slices.ContainsFunc(p.Tiers, hasAlerts) {
 		return errors.New("AlertAt is set: no tier is a budget over the calendar, so leave it empty, or see Budget")
 	}
 	return nil
 }
 
-// alerts reports whether a tier has alerts.
-func alerts(t Tier) bool { return t.Algorithm == Calendar && t.Budget }
+// hasAlerts reports whether a tier has alerts.
+func hasAlerts(t Tier) bool { return t.Algorithm == Calendar && t.Budget }
 
 func parseAlertAt(list string) (at []int, err error) {
 	for _, text := range strings.Split(list, ",") {
@@ -101,10 +101,10 @@ func formatAlertAt(at []int) string {
 
 // alert announces the thresholds that a settlement crossed. The policy may have changed since the
 // request was admitted.
-func (s *scope) alert(crossed []algorithms.Crossing) { s.adopt().alert(crossed) }
+func (s *scope) alert(crossed []algorithms.Crossing) { s.adoptSuccessor().alert(crossed) }
 
 // alert calls Policy.Alert for each percentage of AlertAt that was crossed.
-func (c *compiled) alert(crossed []algorithms.Crossing) {
+func (c *compiledPolicy) alert(crossed []algorithms.Crossing) {
 	if c.policy.Alert == nil {
 		return
 	}
@@ -114,7 +114,7 @@ func (c *compiled) alert(crossed []algorithms.Crossing) {
 		}
 		tier := c.policy.Tiers[c.plan.Declared(x.Tier)]
 		for _, percent := range c.policy.AlertAt {
-			if x.From < percent && percent <= x.To && alerts(tier) {
+			if x.From < percent && percent <= x.To && hasAlerts(tier) {
 				c.policy.Alert(Alert{
 					Policy: c.policy.Name, Tier: tier.String(), Percent: percent,
 					Used: x.Used, Limit: tier.Limit, Until: x.Until,

@@ -34,11 +34,11 @@ func (l *Limiter) Within(outer *Limiter) *Limiter {
 	for in := l; in != nil; in = in.outer {
 		for out := outer; out != nil; out = out.outer {
 			if in.isSameQuota(out) {
-				return &Limiter{err: in.terms().errorf("Within: the quota would lie inside itself: name another outer Limiter")}
+				return &Limiter{err: in.revision().errorf("Within: the quota would lie inside itself: name another outer Limiter")}
 			}
 		}
 	}
-	nested := l.handle()
+	nested := l.newHandle()
 	if nested.outer = outer; l.outer != nil {
 		nested.outer = l.outer.Within(outer)
 	}
@@ -52,41 +52,41 @@ func (l *Limiter) isSameQuota(o *Limiter) bool {
 	return l.scope.Load() == o.scope.Load()
 }
 
-// handle returns another Limiter of the same quota.
-func (l *Limiter) handle() *Limiter {
+// newHandle returns another Limiter of the same quota.
+func (l *Limiter) newHandle() *Limiter {
 	h := &Limiter{group: l.group, key: l.key}
 	h.scope.Store(l.scope.Load())
 	return h
 }
 
 // admitThrough admits a request in this scope and in all outer ones.
-func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand, a *admitted) error {
+func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d demand, a *admission) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if t.reserves && l.joins() {
-		if cost, err := t.compile(&d); err == nil && !t.isFree(cost) {
-			return l.join(ctx, s, t, d, a)
+	if rev.reserves && l.joins() {
+		if cost, err := rev.costOf(&d); err == nil && !rev.isFree(cost) {
+			return l.join(ctx, s, rev, d, a)
 		}
 	}
-	giveUp, err := s.giveUp(t, &d)
+	giveUp, err := s.giveUpAt(rev, &d)
 	if err != nil {
 		return err
 	}
-	if _, err = l.tryThrough(ctx, s, t, d, a); err != nil || a.charged() {
+	if _, err = l.tryThrough(ctx, s, rev, d, a); err != nil || a.charged() {
 		return err
 	}
-	if err := l.outer.foresee(ctx, &d, giveUp); err != nil {
+	if err := l.outer.refuseIfLate(ctx, &d, giveUp); err != nil {
 		return err
 	}
 	var outer []charge
-	a.charge, err = l.own.wait(ctx, s, waitRequest{
-		demand: d, giveUp: giveUp, config: l.config, explain: l.explain,
-		ask: func(ctx context.Context, t *terms, r store.Request) (decision store.Decision, err error) {
+	a.charge, err = l.ownQueue.wait(ctx, s, waitRequest{
+		demand: d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain,
+		ask: func(ctx context.Context, rev *revision, r store.Request) (decision store.Decision, err error) {
 			if d.since.IsZero() { // its place in the outer queues, also when it asks again
 				d.since = time.Now()
 			}
-			decision, outer, err = l.ask(ctx, t, r, d)
+			decision, outer, err = l.askThrough(ctx, rev, r, d)
 			return decision, err
 		},
 	})
@@ -96,29 +96,29 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, t *terms, d demand
 
 // tryThrough asks for an admission without waiting in any scope. If the request is not admitted
 // nothing is charged. The decision contains the reason unless other callers wait.
-func (l *Limiter) tryThrough(ctx context.Context, s *scope, t *terms, d demand, a *admitted) (store.Decision, error) {
-	cost, err := t.compile(&d)
-	if err != nil || l.own.len() > 0 && !t.isFree(cost) {
+func (l *Limiter) tryThrough(ctx context.Context, s *scope, rev *revision, d demand, a *admission) (store.Decision, error) {
+	cost, err := rev.costOf(&d)
+	if err != nil || l.ownQueue.len() > 0 && !rev.isFree(cost) {
 		return store.Decision{Tier: -1, Wait: forever}, err
 	}
-	r := store.Request{Cost: cost, Held: d.held, Guard: s.guardOf(&d, t), WaitSpec: t.fresh(ctx)}
-	decision, charges, err := l.step(ctx, t, r, d, func(around *admitted) error {
-		_, err := l.outer.tryNow(ctx, d.refund(), around)
+	r := store.Request{Cost: cost, Held: d.held, Guard: s.guardFor(&d, rev), WaitSpec: rev.initialWaitSpec(ctx)}
+	decision, charges, err := l.chargeThrough(ctx, rev, r, d, func(outer *admission) error {
+		_, err := l.outer.tryNow(ctx, d.asRefundable(), outer)
 		return err
 	})
 	if err == nil && decision.Verdict == store.Admitted {
-		a.charge, a.outer = charge{s, t, decision, cost}, charges
+		a.charge, a.outer = charge{s, rev, decision, cost}, charges
 		return decision, nil
 	}
-	return decision, t.judge(ctx, decision, err, d.now)
+	return decision, rev.decisionError(ctx, decision, err, d.noWait)
 }
 
-// ask asks for the first caller in the queue of a nested Limiter, under the terms of its request.
-// It waits in the queues of the outer scopes, but not past the caller's deadline.
-func (l *Limiter) ask(ctx context.Context, t *terms, r store.Request, d demand) (store.Decision, []charge, error) {
+// askThrough asks for the first caller in the queue of a nested Limiter, under the revision of its
+// request. It waits in the queues of the outer scopes, but not past the caller's deadline.
+func (l *Limiter) askThrough(ctx context.Context, rev *revision, r store.Request, d demand) (store.Decision, []charge, error) {
 	for o := l; o != nil; o = o.outer {
-		if around := o.terms(); around.closed {
-			return store.Decision{}, nil, &queue.Final{Err: around.refuse(ErrClosed, -1, 0)}
+		if outer := o.revision(); outer.closed {
+			return store.Decision{}, nil, &queue.Final{Err: outer.refuse(ErrClosed, -1, 0)}
 		}
 	}
 	limited, cancel := ctx, func() {}
@@ -126,8 +126,8 @@ func (l *Limiter) ask(ctx context.Context, t *terms, r store.Request, d demand) 
 		limited, cancel = context.WithTimeout(ctx, r.MaxWait)
 	}
 	defer cancel()
-	decision, outer, err := l.step(limited, t, r, d, func(around *admitted) error {
-		return l.outer.admit(limited, d.refund(), around)
+	decision, outer, err := l.chargeThrough(limited, rev, r, d, func(outer *admission) error {
+		return l.outer.admit(limited, d.asRefundable(), outer)
 	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		return store.Decision{Tier: -1}, nil, nil // the queue then refuses the caller as late
@@ -135,57 +135,58 @@ func (l *Limiter) ask(ctx context.Context, t *terms, r store.Request, d demand) 
 	return decision, outer, err
 }
 
-// step asks whether this scope is ready, charges the outer scopes with chargeOuter, and then
-// charges this scope. If another caller was faster here, the outer charges are refunded.
-func (l *Limiter) step(ctx context.Context, t *terms, r store.Request, d demand, chargeOuter func(*admitted) error) (store.Decision, []charge, error) {
+// chargeThrough asks whether this scope is ready, charges the outer scopes with chargeOuter, and
+// then charges this scope. If another caller was faster here, the outer charges are refunded.
+func (l *Limiter) chargeThrough(ctx context.Context, rev *revision, r store.Request, d demand, chargeOuter func(*admission) error) (store.Decision, []charge, error) {
 	dry := r
 	dry.WaitSpec = &store.WaitSpec{DryRun: true}
 	if r.WaitSpec != nil {
 		dry.YieldFor, dry.Headroom = r.YieldFor, r.Headroom
 	}
-	decision, err := t.quota.TryAcquire(ctx, dry)
+	decision, err := rev.quota.TryAcquire(ctx, dry)
 	if err != nil || decision.Verdict != store.Ready {
 		return decision, nil, err
 	}
-	var around admitted
-	if err := chargeOuter(&around); err != nil {
+	var outer admission
+	if err := chargeOuter(&outer); err != nil {
 		return store.Decision{}, nil, &queue.Final{Err: err}
 	}
-	if !around.charged() {
+	if !outer.charged() {
 		return store.Decision{Tier: -1, Wait: forever}, nil, nil
 	}
-	if !d.held && around.concurrent() { // an outer policy has changed since the check
-		around.refund()
-		around.leave()
-		return store.Decision{}, nil, &queue.Final{Err: around.terms.refuse(ErrNeedsPermit, -1, 0)}
+	if !d.held && outer.concurrent() { // an outer policy has changed since the check
+		outer.refund()
+		outer.leaveScopes()
+		return store.Decision{}, nil, &queue.Final{Err: outer.revision.refuse(ErrNeedsPermit, -1, 0)}
 	}
-	decision, err = t.quota.TryAcquire(ctx, r)
-	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || around.expired() {
-		around.refund()
-		around.leave()
+	decision, err = rev.quota.TryAcquire(ctx, r)
+	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || outer.expired() {
+		outer.refund()
+		outer.leaveScopes()
 		if admitted { // the outer reservations have ended
-			_ = t.quota.Return(context.WithoutCancel(ctx), decision, r.Cost)
+			_ = rev.quota.Return(context.WithoutCancel(ctx), decision, r.Cost)
 			decision = store.Decision{Tier: -1}
 		}
 		return decision, nil, err
 	}
 	if !d.held {
-		around.unhold()
+		outer.expectNoReport()
 	}
 	if !d.refundable {
-		around.landUnguarded()
+		outer.landUnguarded()
 	}
-	return decision, append([]charge{around.charge}, around.outer...), nil
+	return decision, append([]charge{outer.charge}, outer.outer...), nil
 }
 
-// refund returns the demand as one whose charge can be refunded.
-func (d demand) refund() demand {
+// asRefundable returns the demand as one whose charge can be refunded.
+func (d demand) asRefundable() demand {
 	d.held, d.refundable = true, true
 	return d
 }
 
-// foresee returns the refusal of a request that no wait in the outer scopes admits in time.
-func (l *Limiter) foresee(ctx context.Context, d *demand, giveUp time.Time) error {
+// refuseIfLate returns the refusal of a request that no wait in the outer scopes admits in time, or
+// nil.
+func (l *Limiter) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) error {
 	if deadline, ok := ctx.Deadline(); ok && (giveUp.IsZero() || deadline.Before(giveUp)) {
 		giveUp = deadline
 	}
@@ -194,7 +195,7 @@ func (l *Limiter) foresee(ctx context.Context, d *demand, giveUp time.Time) erro
 		if err != nil {
 			return err
 		}
-		err = s.foresee(ctx, d, giveUp)
+		err = s.refuseIfLate(ctx, d, giveUp)
 		s.leave()
 		if err != nil {
 			return err
@@ -203,63 +204,63 @@ func (l *Limiter) foresee(ctx context.Context, d *demand, giveUp time.Time) erro
 	return nil
 }
 
-func (s *scope) foresee(ctx context.Context, d *demand, giveUp time.Time) error {
+func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) error {
 	var refused *queue.Final
-	t, decision, err := s.terms.Load(), store.Decision{}, error(nil)
-	if t.reserves && !t.hasBudget() {
-		if _, err := t.compile(d); err != nil {
+	rev, decision, err := s.current.Load(), store.Decision{}, error(nil)
+	if rev.reserves && !rev.hasBudget() {
+		if _, err := rev.costOf(d); err != nil {
 			return err
 		}
 	} else {
-		t, decision, err = s.tryDry(ctx, d)
+		rev, decision, err = s.tryDry(ctx, d)
 	}
 	if errors.As(err, &refused) {
 		return refused.Err
 	}
 	if err == nil && (decision.Verdict == store.Closed || decision.Verdict == store.Exhausted) {
-		return t.refused(decision)
+		return rev.refused(decision)
 	}
 	if giveUp.IsZero() {
 		return nil
 	}
-	late, err := s.late(ctx, d)
+	late, err := s.lateRefusal(ctx, d)
 	if err == nil && time.Until(giveUp) < late.Wait {
 		err = late
 	}
 	return err
 }
 
-// config returns the configuration of the queue of a nested Limiter.
-func (l *Limiter) config(t *terms) queue.Config {
-	c := l.scope.Load().config(t)
-	nested := chained{t.quota, t.plan, l}
+// queueConfig returns the configuration of the queue of a nested Limiter.
+func (l *Limiter) queueConfig(rev *revision) queue.Config {
+	c := l.scope.Load().queueConfig(rev)
+	nested := chainedQuota{rev.quota, rev.plan, l}
 	if c.Quota = nested; l.joins() {
-		c.Quota = joined{nested, t.quota.(store.Joiner)}
+		c.Quota = joinedQuota{nested, rev.quota.(store.Joiner)}
 	}
 	return c
 }
 
-// A chained is the inner quota of a nested Limiter. Its watchers also watch the outer quotas, whose
-// pauses delay the same callers.
-type chained struct {
+// A chainedQuota is the inner quota of a nested Limiter. Its watchers also watch the outer quotas,
+// whose pauses delay the same callers.
+type chainedQuota struct {
 	store.Quota
 	plan    *algorithms.Plan // the quota's plan, whose units the queue's costs are in
 	limiter *Limiter
 }
 
-// A joined is a chained quota that reserves ahead; see Limiter.join.
-type joined struct {
-	chained
+// A joinedQuota is a chainedQuota that reserves ahead; see Limiter.join.
+type joinedQuota struct {
+	chainedQuota
 	store.Reserver
 }
 
-func (c chained) Watch(changed func(store.Change, time.Duration)) (stop func()) {
-	own := &c.limiter.own
-	stops := []func(){c.Quota.Watch(changed), c.limiter.scope.Load().keep(own)}
+func (c chainedQuota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
+	own := &c.limiter.ownQueue
+	stops := []func(){c.Quota.Watch(changed), c.limiter.scope.Load().track(own)}
 	for l := c.limiter.outer; l != nil; l = l.outer {
 		s := l.scope.Load()
-		stops = append(stops, s.keep(own), s.adopt().quota.Watch(func(change store.Change, left time.Duration) {
-			c.limiter.outerChanged(s.terms.Load(), change, left)
+		stops = append(stops, s.track(own), s.adoptSuccessor().quota.Watch(func(change store.Change, left time.Duration) {
+			c.limiter.outerChanged(s.current.Load(), change, left)
 		}))
 	}
 	return func() {
@@ -271,28 +272,28 @@ func (c chained) Watch(changed func(store.Change, time.Duration)) (stop func()) 
 
 // outerChanged handles a change of an outer quota: a pause refuses the callers that it makes late,
 // a ban refuses all, and a new plan configures the queue again.
-func (l *Limiter) outerChanged(t *terms, change store.Change, left time.Duration) {
-	q := l.own.queue.Load()
+func (l *Limiter) outerChanged(rev *revision, change store.Change, left time.Duration) {
+	q := l.ownQueue.q.Load()
 	switch {
 	case q == nil:
 	case change == store.Shut:
-		q.Pause(time.Now().Add(left), true, t.refusal(&queue.Refusal{Reason: queue.Banned, Tier: -1, Wait: left}))
+		q.Pause(time.Now().Add(left), true, rev.refusal(&queue.Refusal{Reason: queue.Banned, Tier: -1, Wait: left}))
 	case change == store.Replanned:
-		l.own.renew(l.scope.Load(), l.config)
+		l.ownQueue.reconfigure(l.scope.Load(), l.queueConfig)
 	case change == store.Slowed:
-		q.Pause(time.Now().Add(left), false, t.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1, Wait: left}))
+		q.Pause(time.Now().Add(left), false, rev.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1, Wait: left}))
 	}
 }
 
 // Forecast returns a forecast over all scopes: a request is admitted when the last of them admits
 // it. It does not contain the callers that wait for an outer quota in other queues. It numbers the
 // tiers from the inner scope outward.
-func (c chained) Forecast() store.Forecast {
+func (c chainedQuota) Forecast() store.Forecast {
 	f := chainForecast{plan: c.plan}
 	f.add(c.Quota, c.plan)
 	for l := c.limiter.outer; l != nil; l = l.outer {
-		t := l.terms()
-		f.add(t.quota, t.plan)
+		rev := l.revision()
+		f.add(rev.quota, rev.plan)
 	}
 	return &f
 }
@@ -307,8 +308,8 @@ type chainForecast struct {
 
 type scopeForecast struct {
 	store.Forecast
-	plan *algorithms.Plan
-	tier int // the number of the scope's first tier
+	plan      *algorithms.Plan
+	firstTier int // the number of the scope's first tier
 }
 
 func (f *chainForecast) add(q store.Quota, plan *algorithms.Plan) {
@@ -338,7 +339,7 @@ func (f *chainForecast) latest(ask func(scopeForecast) (time.Duration, int)) (at
 		if e, decides := ask(s); e > at {
 			at, tier = e, -1
 			if decides >= 0 {
-				tier = s.tier + decides
+				tier = s.firstTier + decides
 			}
 		}
 	}
@@ -347,19 +348,19 @@ func (f *chainForecast) latest(ask func(scopeForecast) (time.Duration, int)) (at
 
 // explain returns the caller's error for an error of the queue of a nested Limiter, under the
 // policy of the scope whose tier decides.
-func (l *Limiter) explain(t *terms, err error) error {
+func (l *Limiter) explain(rev *revision, err error) error {
 	var r *queue.Refusal
-	if !errors.As(err, &r) || r.Tier < len(t.plan.Tiers()) {
-		return t.explain(err)
+	if !errors.As(err, &r) || r.Tier < len(rev.plan.Tiers()) {
+		return rev.explain(err)
 	}
 	own := *r
-	for l.outer != nil && own.Tier >= len(t.plan.Tiers()) {
-		own.Tier -= len(t.plan.Tiers())
+	for l.outer != nil && own.Tier >= len(rev.plan.Tiers()) {
+		own.Tier -= len(rev.plan.Tiers())
 		l = l.outer
-		t = l.terms()
+		rev = l.revision()
 	}
-	if own.Tier >= len(t.plan.Tiers()) { // the policy has changed since
+	if own.Tier >= len(rev.plan.Tiers()) { // the policy has changed since
 		own.Tier = -1
 	}
-	return t.refusal(&own)
+	return rev.refusal(&own)
 }

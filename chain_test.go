@@ -199,8 +199,9 @@ func (c tappedContext) Deadline() (time.Time, bool) { c.count(); return c.Contex
 func (c tappedContext) Done() <-chan struct{}       { c.count(); return c.Context.Done() }
 func (c tappedContext) Value(key any) any           { c.count(); return c.Context.Value(key) }
 
-// TestWithinInteractivePassesBatch checks that an Interactive request overtakes a Batch request in the
-// outer queue, whenever it arrives, also at the moment when the Batch request enters that queue.
+// TestWithinInteractivePassesBatch checks that an Interactive request overtakes a Batch request in
+// the outer queue, whenever it arrives, also at the moment when the Batch request enters that
+// queue.
 func TestWithinInteractivePassesBatch(t *testing.T) {
 	for i := range 200 {
 		synctest.Test(t, func(t *testing.T) { interactivePassesBatch(t, int32(1+i%20)) })

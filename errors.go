@@ -142,7 +142,7 @@ var reasons = map[queue.Reason]error{
 
 // refusal returns the error for a queue's refusal. It announces the thresholds of budgets that
 // were crossed.
-func (c *compiled) refusal(r *queue.Refusal) *WaitError {
+func (c *compiledPolicy) refusal(r *queue.Refusal) *WaitError {
 	c.alert(r.Crossed)
 	e := c.refuse(reasons[r.Reason], r.Tier, r.Wait)
 	e.Ahead, e.Cause = r.Ahead, r.Cause
@@ -153,7 +153,7 @@ func (c *compiled) refusal(r *queue.Refusal) *WaitError {
 }
 
 // refuse returns a refusal by a tier of the plan, or by none if that is -1.
-func (c *compiled) refuse(reason error, tier int, wait time.Duration) *WaitError {
+func (c *compiledPolicy) refuse(reason error, tier int, wait time.Duration) *WaitError {
 	e := &WaitError{Policy: c.policy.Name, Tier: c.tierName(tier), Err: reason}
 	if wait < forever {
 		e.Wait = wait
@@ -161,7 +161,7 @@ func (c *compiled) refuse(reason error, tier int, wait time.Duration) *WaitError
 	return e
 }
 
-func (c *compiled) tierName(tier int) string {
+func (c *compiledPolicy) tierName(tier int) string {
 	if tier < 0 {
 		return ""
 	}
@@ -169,7 +169,7 @@ func (c *compiled) tierName(tier int) string {
 }
 
 // refused returns the error for what a quota has refused.
-func (c *compiled) refused(d store.Decision) error {
+func (c *compiledPolicy) refused(d store.Decision) error {
 	r := &queue.Refusal{Reason: queue.Banned, Tier: d.Tier, Wait: d.Wait, Crossed: d.Crossed}
 	if d.Verdict == store.Exhausted {
 		r.Reason = queue.Exhausted
@@ -179,7 +179,7 @@ func (c *compiled) refused(d store.Decision) error {
 
 // explain returns the error of a wait: a refusal, the context's own error as it is, or
 // the error of a store that will not do better later.
-func (c *compiled) explain(err error) error {
+func (c *compiledPolicy) explain(err error) error {
 	var refusal *queue.Refusal
 	var outer *queue.Final
 	switch {

@@ -15,7 +15,7 @@ func (a *attempt) observe(answer *answers.Answer) {
 		return
 	}
 	others, refused := answer.Readings, answer.Kind == answers.Limited || answer.Kind == answers.Banned
-	a.each(func(c *charge) { others = c.observe(others, refused) })
+	a.eachCharge(func(c *charge) { others = c.observe(others, refused) })
 	for _, r := range others {
 		a.pauseUntilReset(r)
 	}
@@ -23,24 +23,24 @@ func (a *attempt) observe(answer *answers.Answer) {
 
 // observe passes the readings of the scope's own tiers to its quota, and returns the others.
 func (c *charge) observe(readings []answers.Reading, refused bool) (others []answers.Reading) {
-	t := c.terms
+	rev := c.revision
 	var seen []store.Observation
 	for _, r := range readings {
-		tier := t.tierOf(r)
+		tier := rev.tierFor(r)
 		if tier < 0 {
 			others = append(others, r)
 			continue
 		}
-		if t.plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
-			t.align(r)
+		if rev.plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
+			rev.align(r)
 		}
-		if used, ok := usedOf(r, t.plan.Tiers()[tier]); ok {
+		if used, ok := usedOf(r, rev.plan.Tiers()[tier]); ok {
 			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Full: r.Full, Refused: refused}
 			o.Reset, o.Slack = resetOf(r)
 			seen = append(seen, o)
 		}
 	}
-	if o, ok := t.quota.(store.Observer); ok && len(seen) > 0 {
+	if o, ok := rev.quota.(store.Observer); ok && len(seen) > 0 {
 		o.Observe(c.decision, c.cost, seen)
 	}
 	return others
@@ -48,21 +48,21 @@ func (c *charge) observe(readings []answers.Reading, refused bool) (others []ans
 
 // pauseUntilReset pauses the quota until a reading's reset, if the reading is of no tier of the
 // policy and nothing is left of it.
-func (a *admitted) pauseUntilReset(r answers.Reading) {
+func (a *admission) pauseUntilReset(r answers.Reading) {
 	if r.Has&answers.HasRemaining == 0 || r.Remaining > 0 || r.Has&answers.HasReset == 0 || r.Reset <= 0 || r.Full {
 		return
 	}
 	// If a shared store is not available, the next response pauses it.
-	_, _ = a.terms.quota.Pause(context.Background(), store.Pause{For: r.Reset, Close: r.Reset > a.terms.policy.maxPause()})
+	_, _ = a.revision.quota.Pause(context.Background(), store.Pause{For: r.Reset, Close: r.Reset > a.revision.policy.maxPause()})
 }
 
-// tierOf returns the tier of a reading: the tier of its unit with its window or its limit, as far
+// tierFor returns the tier of a reading: the tier of its unit with its window or its limit, as far
 // as it reports those, or the only tier of its unit. It returns -1 if there is none.
-func (t *terms) tierOf(r answers.Reading) int {
-	found, tiers := -1, t.plan.Tiers()
+func (rev *revision) tierFor(r answers.Reading) int {
+	found, tiers := -1, rev.plan.Tiers()
 	for i, tier := range tiers {
 		switch {
-		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || i > 0 && t.plan.Declared(i) == t.plan.Declared(i-1):
+		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || i > 0 && rev.plan.Declared(i) == rev.plan.Declared(i-1):
 		case r.Window != 0 && tier.Window != r.Window:
 		case r.Limit == tier.Capacity():
 			return i
@@ -102,8 +102,8 @@ func resetOf(r answers.Reading) (reset, slack time.Duration) {
 
 // align passes the end of a window to the quota. The range includes a second on either side,
 // because both clocks may be cut to whole seconds.
-func (t *terms) align(r answers.Reading) {
-	if q, ok := t.quota.(store.Aligner); ok {
+func (rev *revision) align(r answers.Reading) {
+	if q, ok := rev.quota.(store.Aligner); ok {
 		ends := time.Now().Add(r.Reset)
 		q.Align(ends.Add(-r.Slack-time.Second), ends.Add(time.Second))
 	}

@@ -27,7 +27,7 @@ type Group struct {
 	store Store
 
 	mu       sync.Mutex // guards all below
-	compiled *compiled
+	compiled *compiledPolicy
 	entries  map[string]*entry
 	recent   entry // the ring of entries, the least recently used one first
 	credit   int   // how many entries a full group may look at to find one to drop
@@ -147,7 +147,7 @@ func (g *Group) SetPolicy(ctx context.Context, p Policy) error {
 	for _, l := range g.limiters() {
 		if s, err := l.enter(); err == nil {
 			own := *c
-			own.reserves = s.terms.Load().reserves
+			own.reserves = s.current.Load().reserves
 			errs = append(errs, s.setPolicy(ctx, &own))
 			s.leave()
 		}
@@ -256,16 +256,16 @@ func (s *scope) drop(force bool) bool {
 	if !s.uses.CompareAndSwap(0, dropped) {
 		return false
 	}
-	t := s.terms.Load()
-	if t.closed { // its Limiters keep refusing, and its quota is closed
+	rev := s.current.Load()
+	if rev.closed { // its Limiters keep refusing, and its quota is closed
 		s.uses.Add(-dropped)
 		return true
 	}
-	if s.waiting() > 0 || !isIdle(t.quota) || !force && s.hasLearned() {
+	if s.waiting() > 0 || !isIdle(rev.quota) || !force && s.hasLearned() {
 		s.uses.Add(-dropped)
 		return false
 	}
-	t.quota.Close()
+	rev.quota.Close()
 	return true
 }
 
@@ -280,6 +280,6 @@ func (s *scope) hasLearned() bool {
 	if e := s.learned.Load(); e != nil && e.Fresh() {
 		return true
 	}
-	q, ok := s.terms.Load().quota.(store.Learner)
+	q, ok := s.current.Load().quota.(store.Learner)
 	return ok && q.Learned()
 }

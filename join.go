@@ -16,7 +16,7 @@ import (
 // can be held together.
 func (l *Limiter) joins() bool {
 	for ; l != nil; l = l.outer {
-		if _, ok := l.terms().quota.(store.Joiner); !ok {
+		if _, ok := l.revision().quota.(store.Joiner); !ok {
 			return false
 		}
 	}
@@ -27,7 +27,7 @@ func (l *Limiter) joins() bool {
 func (l *Limiter) trip(ctx context.Context) time.Duration {
 	longest, scopes := time.Duration(0), time.Duration(-1)
 	for ; l != nil; l = l.outer {
-		if q, ok := l.terms().quota.(store.Joiner); ok {
+		if q, ok := l.revision().quota.(store.Joiner); ok {
 			longest, scopes = max(longest, q.Trip(ctx)), scopes+1
 		}
 	}
@@ -42,15 +42,15 @@ type pairing struct {
 
 // join admits a request in this scope and in all around it, whose quotas reserve. A caller
 // holds a time in one of them, and asks the others for the same time shortly before it.
-func (l *Limiter) join(ctx context.Context, s *scope, t *terms, d demand, a *admitted) error {
-	giveUp, err := s.giveUp(t, &d)
+func (l *Limiter) join(ctx context.Context, s *scope, rev *revision, d demand, a *admission) error {
+	giveUp, err := s.giveUpAt(rev, &d)
 	if err != nil {
 		return err
 	}
-	if err := l.outer.foresee(ctx, &d, giveUp); err != nil {
+	if err := l.outer.refuseIfLate(ctx, &d, giveUp); err != nil {
 		return err
 	}
-	part := d.refund()
+	part := d.asRefundable()
 	if part.since.IsZero() {
 		part.since = time.Now()
 	}
@@ -70,11 +70,11 @@ func (l *Limiter) join(ctx context.Context, s *scope, t *terms, d demand, a *adm
 		}
 		err = got.sleep(ctx)
 		if err == nil && !d.held && got.concurrent() { // a policy has changed since
-			err = t.refuse(ErrNeedsPermit, -1, 0)
+			err = rev.refuse(ErrNeedsPermit, -1, 0)
 		}
 		if err == nil && !got.expired() && !got.void() {
 			if !d.held {
-				got.unhold()
+				got.expectNoReport()
 			}
 			got.landUnguarded()
 			*a = got
@@ -91,7 +91,7 @@ func (l *Limiter) join(ctx context.Context, s *scope, t *terms, d demand, a *adm
 // the two and asks the other for the time that it is given. If that has a later one only, the
 // caller returns its time, and asks again when the other has room: never does it wait for one
 // scope while it holds a time in the other.
-func (l *Limiter) pair(ctx context.Context, s *scope, d demand, giveUp time.Time) (admitted, error) {
+func (l *Limiter) pair(ctx context.Context, s *scope, d demand, giveUp time.Time) (admission, error) {
 	for unknown := shortestNap; ; {
 		got, late, err := l.tryPair(ctx, s, d, giveUp)
 		if err != nil || got.charged() {
@@ -104,7 +104,7 @@ func (l *Limiter) pair(ctx context.Context, s *scope, d demand, giveUp time.Time
 			d.notBefore = time.Now().Add(late + 2*d.trip + companions)
 		}
 		if err := nap(ctx, min(late, longestNap)); err != nil {
-			return admitted{}, err
+			return admission{}, err
 		}
 	}
 }
@@ -118,7 +118,7 @@ const (
 
 // tryPair is pair, but if the other scope has no room at the time held it returns in how long
 // that may have some. If callers wait elsewhere from now on that is zero.
-func (l *Limiter) tryPair(ctx context.Context, s *scope, d demand, giveUp time.Time) (both admitted, late time.Duration, err error) {
+func (l *Limiter) tryPair(ctx context.Context, s *scope, d demand, giveUp time.Time) (both admission, late time.Duration, err error) {
 	around, over := l.shift.get()
 	waiting, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -128,9 +128,9 @@ func (l *Limiter) tryPair(ctx context.Context, s *scope, d demand, giveUp time.T
 		if over.Err() != nil && ctx.Err() == nil {
 			err = nil
 		} else if err == context.DeadlineExceeded && ctx.Err() == nil { // MaxWait, while the store was asked
-			err = s.terms.Load().refuse(ErrDeadline, -1, 0)
+			err = s.current.Load().refuse(ErrDeadline, -1, 0)
 		}
-		return admitted{}, 0, err
+		return admission{}, 0, err
 	}
 	start, end := hold.window()
 	if start.After(d.notBefore) {
@@ -143,9 +143,9 @@ func (l *Limiter) tryPair(ctx context.Context, s *scope, d demand, giveUp time.T
 		if around {
 			hold, next = next, hold
 		}
-		return admitted{charge: hold.charge, outer: append([]charge{next.charge}, next.outer...)}, 0, nil
+		return admission{charge: hold.charge, outer: append([]charge{next.charge}, next.outer...)}, 0, nil
 	case ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
-		return admitted{}, 0, err
+		return admission{}, 0, err
 	}
 	var refused *WaitError
 	if errors.As(err, &refused) {
@@ -154,7 +154,7 @@ func (l *Limiter) tryPair(ctx context.Context, s *scope, d demand, giveUp time.T
 	if near := late > 0 && late < time.Until(start)+minShift; !near && l.shift.note(around, true) {
 		late = 0
 	}
-	return admitted{}, late, nil
+	return admission{}, late, nil
 }
 
 // A shift tells where the callers of a Limiter wait: in its own scope, or in those around it
@@ -209,7 +209,7 @@ func (s *shift) note(around, conflict bool) (elsewhere bool) {
 }
 
 // reserveWith asks for another time that fits the one held, which is given back if there is none.
-func (l *Limiter) reserveWith(ctx context.Context, s *scope, hold *admitted, d demand, bound time.Time, outer bool) (next admitted, err error) {
+func (l *Limiter) reserveWith(ctx context.Context, s *scope, hold *admission, d demand, bound time.Time, outer bool) (next admission, err error) {
 	fits := false
 	defer func() {
 		if !fits {
@@ -229,9 +229,9 @@ func (l *Limiter) reserveWith(ctx context.Context, s *scope, hold *admitted, d d
 }
 
 // reserve asks for a time in this scope, or in all those around it.
-func (l *Limiter) reserve(ctx context.Context, s *scope, d demand, giveUp time.Time, outer bool) (a admitted, err error) {
+func (l *Limiter) reserve(ctx context.Context, s *scope, d demand, giveUp time.Time, outer bool) (a admission, err error) {
 	if !outer {
-		a.charge, err = l.own.wait(ctx, s, waitRequest{demand: d, giveUp: giveUp, config: l.config, explain: l.explain})
+		a.charge, err = l.ownQueue.wait(ctx, s, waitRequest{demand: d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain})
 		return a, err
 	}
 	limited, cancel := ctx, func() {}
@@ -255,7 +255,7 @@ const farTrip = 5 * time.Millisecond
 const margin = 5 * time.Millisecond
 
 // hold sets how a request waits that is to be charged in several scopes at one time.
-func (d *demand) hold(t *terms, ticket *queue.Ticket) {
+func (d *demand) hold(rev *revision, ticket *queue.Ticket) {
 	if d.pairing == nil {
 		return
 	}
@@ -267,16 +267,16 @@ func (d *demand) hold(t *terms, ticket *queue.Ticket) {
 	if d.trip > farTrip {
 		ticket.Ahead = 2*d.trip + companions
 	}
-	if guard := cmp.Or(ticket.Guard, t.plan.Guard()); guard > 0 {
+	if guard := cmp.Or(ticket.Guard, rev.plan.Guard()); guard > 0 {
 		ticket.Guard = guard + margin
 	}
 }
 
 // window returns from when until when the request may be sent in all scopes that charge it.
-func (a *admitted) window() (start, end time.Time) {
-	a.each(func(c *charge) {
+func (a *admission) window() (start, end time.Time) {
+	a.eachCharge(func(c *charge) {
 		r := c.decision.Reservation
-		if c.terms.isFree(c.cost) {
+		if c.revision.isFree(c.cost) {
 			return
 		}
 		if r.Start.After(start) {
@@ -294,7 +294,7 @@ func (a *admitted) window() (start, end time.Time) {
 const leastOverlap = 2 * time.Millisecond
 
 // fits reports whether the two can be sent together.
-func (a *admitted) fits(b *admitted) bool {
+func (a *admission) fits(b *admission) bool {
 	start, end := a.window()
 	from, to := b.window()
 	if end.IsZero() || to.IsZero() { // one is free
@@ -310,7 +310,7 @@ func (a *admitted) fits(b *admitted) bool {
 }
 
 // sleep waits until the request may be sent.
-func (a *admitted) sleep(ctx context.Context) error {
+func (a *admission) sleep(ctx context.Context) error {
 	start, _ := a.window()
 	return nap(ctx, time.Until(start))
 }
@@ -330,9 +330,9 @@ func nap(ctx context.Context, d time.Duration) error {
 }
 
 // void reports whether a pause voids any of the reservations.
-func (a *admitted) void() (any bool) {
-	a.each(func(c *charge) {
-		q, ok := c.terms.quota.(store.Joiner)
+func (a *admission) void() (any bool) {
+	a.eachCharge(func(c *charge) {
+		q, ok := c.revision.quota.(store.Joiner)
 		any = any || ok && q.IsVoid(c.decision)
 	})
 	return any
@@ -340,7 +340,7 @@ func (a *admitted) void() (any bool) {
 
 // drop gives back a request that is charged in nested scopes, which the caller leaves but
 // for the innermost.
-func (a *admitted) drop() {
+func (a *admission) drop() {
 	a.refund()
 	for i := range a.outer {
 		a.outer[i].scope.leave()
@@ -348,8 +348,8 @@ func (a *admitted) drop() {
 }
 
 // leaveOuter leaves the scopes of a part of a request but for the scope of the Limiter.
-func (a *admitted) leaveOuter(l *Limiter) {
-	a.each(func(c *charge) {
+func (a *admission) leaveOuter(l *Limiter) {
+	a.eachCharge(func(c *charge) {
 		if c.scope != l.scope.Load() {
 			c.scope.leave()
 		}

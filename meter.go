@@ -76,7 +76,7 @@ type watchedBody struct {
 func (b *watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if b.meter != nil && n > 0 {
-		b.count(p[:n])
+		b.writeMeter(p[:n])
 	}
 	if err != nil {
 		b.end()
@@ -84,8 +84,8 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// count unlocks even if the meter panics, because the body is closed then.
-func (b *watchedBody) count(p []byte) {
+// writeMeter unlocks even if the meter panics, because the body is closed then.
+func (b *watchedBody) writeMeter(p []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	_, _ = b.meter.Write(p) // a failed Write leaves that part uncounted
@@ -105,11 +105,11 @@ func (b *watchedBody) end() {
 }
 
 // zeroEstimate returns a Cost of zero in every estimated unit.
-func (a *admitted) zeroEstimate() Cost {
+func (a *admission) zeroEstimate() Cost {
 	cost := Cost{}
-	a.each(func(c *charge) {
-		for u, unit := range c.terms.plan.Units() {
-			if c.terms.plan.Estimated(u) {
+	a.eachCharge(func(c *charge) {
+		for u, unit := range c.revision.plan.Units() {
+			if c.revision.plan.Estimated(u) {
 				cost[unit] = 0
 			}
 		}

@@ -10,18 +10,18 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// An admitted is one admitted request: its charges in the scope of its Limiter and in the outer
+// An admission is one admitted request: its charges in the scope of its Limiter and in the outer
 // ones, the inner ones first. Each method acts on all of them.
-type admitted struct {
+type admission struct {
 	charge
 	outer  []charge
 	timing timing
 }
 
-func (a *admitted) charged() bool { return a.scope != nil }
+func (a *admission) charged() bool { return a.scope != nil }
 
-// each calls f for each charge.
-func (a *admitted) each(f func(*charge)) {
+// eachCharge calls f for each charge.
+func (a *admission) eachCharge(f func(*charge)) {
 	if !a.charged() {
 		return
 	}
@@ -31,8 +31,8 @@ func (a *admitted) each(f func(*charge)) {
 	}
 }
 
-// leave ends the use of the scopes. A Group drops only scopes that are not in use.
-func (a *admitted) leave() {
+// leaveScopes ends the use of the scopes. A Group drops only scopes that are not in use.
+func (a *admission) leaveScopes() {
 	a.scope.leave()
 	for i := range a.outer {
 		a.outer[i].scope.leave()
@@ -41,7 +41,7 @@ func (a *admitted) leave() {
 
 // announce calls Policy.Alert for the thresholds that the charge of this scope has crossed. If
 // Alert panics, the charges are refunded and the request is not sent.
-func (a *admitted) announce() {
+func (a *admission) announce() {
 	if a.decision.Crossed == nil {
 		return
 	}
@@ -49,59 +49,59 @@ func (a *admitted) announce() {
 	defer func() {
 		if !done {
 			a.refund()
-			a.leave()
+			a.leaveScopes()
 		}
 	}()
-	a.terms.alert(a.decision.Crossed)
+	a.revision.alert(a.decision.Crossed)
 	done = true
 }
 
-func (c *charge) arrived() { c.terms.quota.Arrived(c.decision, c.cost) }
+func (c *charge) arrived() { c.revision.quota.Arrived(c.decision, c.cost) }
 
 // arrived reports that the response is in.
-func (a *admitted) arrived() { a.each((*charge).arrived) }
+func (a *admission) arrived() { a.eachCharge((*charge).arrived) }
 
 // unanswered reports that the request was sent and that no response will come.
-func (a *admitted) unanswered() {
-	a.each(func(c *charge) { c.terms.quota.Unanswered(c.decision, c.cost) })
+func (a *admission) unanswered() {
+	a.eachCharge(func(c *charge) { c.revision.quota.Unanswered(c.decision, c.cost) })
 }
 
 // release reports that the request has ended.
-func (a *admitted) release() {
-	a.each(func(c *charge) {
-		if c.terms.concurrent {
-			c.terms.quota.Release(c.decision, c.cost)
+func (a *admission) release() {
+	a.eachCharge(func(c *charge) {
+		if c.revision.concurrent {
+			c.revision.quota.Release(c.decision, c.cost)
 		}
 	})
 }
 
 // settle reports the actual cost of the request in the estimated units. A unit that actual does not
 // name cost its estimate. It is called after arrived.
-func (a *admitted) settle(actual Cost) {
-	a.each(func(c *charge) {
-		if c.terms.estimates {
-			c.terms.quota.Settle(c.decision, c.cost, c.terms.actual(c.cost, actual), c.scope.alert)
+func (a *admission) settle(actual Cost) {
+	a.eachCharge(func(c *charge) {
+		if c.revision.estimates {
+			c.revision.quota.Settle(c.decision, c.cost, c.revision.actualCost(c.cost, actual), c.scope.alert)
 		}
 	})
 }
 
 // refund gives back the charges of a request that was not sent. It uses no context of the caller,
 // which may have ended, and waits no longer than the stores do.
-func (a *admitted) refund() { _ = a.giveBack(context.Background()) }
+func (a *admission) refund() { _ = a.refundCharges(context.Background()) }
 
-// giveBack gives back the charges of a request that was not sent.
-func (a *admitted) giveBack(ctx context.Context) error {
+// refundCharges gives back the charges of a request that was not sent.
+func (a *admission) refundCharges(ctx context.Context) error {
 	var errs []error
-	a.each(func(c *charge) { errs = append(errs, c.terms.quota.Return(ctx, c.decision, c.cost)) })
+	a.eachCharge(func(c *charge) { errs = append(errs, c.revision.quota.Return(ctx, c.decision, c.cost)) })
 	return errors.Join(errs...)
 }
 
-// unhold lets the charges land by themselves, for a request whose caller will not report its
-// response. Since no response ends a probe either, the next request probes.
-func (a *admitted) unhold() {
-	a.each(func(c *charge) {
-		if c.terms.estimates || c.decision.Probe {
-			c.terms.quota.Unanswered(c.decision, c.cost)
+// expectNoReport lets the charges land by themselves, for a request whose caller will not report
+// its response. Since no response ends a probe either, the next request probes.
+func (a *admission) expectNoReport() {
+	a.eachCharge(func(c *charge) {
+		if c.revision.estimates || c.decision.Probe {
+			c.revision.quota.Unanswered(c.decision, c.cost)
 		}
 	})
 }
@@ -109,21 +109,21 @@ func (a *admitted) unhold() {
 // landUnguarded lands the charges under policies without a guard. Their requests arrive when they
 // are admitted, and were in flight only while they could still be refunded. A probe still ends with
 // the response.
-func (a *admitted) landUnguarded() {
-	a.each(func(c *charge) {
-		if c.terms.plan.Guard() == 0 && !c.terms.auto {
+func (a *admission) landUnguarded() {
+	a.eachCharge(func(c *charge) {
+		if c.revision.plan.Guard() == 0 && !c.revision.autoGuard {
 			landed := c.decision
 			landed.Probe = false
-			c.terms.quota.Arrived(landed, c.cost)
+			c.revision.quota.Arrived(landed, c.cost)
 			c.decision.Flight = algorithms.Landed
 		}
 	})
 }
 
 // expired reports whether a reservation has ended, because making the others took too long.
-func (a *admitted) expired() (any bool) {
+func (a *admission) expired() (any bool) {
 	now := time.Now()
-	a.each(func(c *charge) {
+	a.eachCharge(func(c *charge) {
 		r := c.decision.Reservation
 		any = any || r != nil && r.Expired(now)
 	})
@@ -131,21 +131,25 @@ func (a *admitted) expired() (any bool) {
 }
 
 // estimates reports whether some unit of the cost is known only at the end of the request.
-func (a *admitted) estimates() bool { return a.some(func(t *terms) bool { return t.estimates }) }
+func (a *admission) estimates() bool {
+	return a.anyRevision(func(rev *revision) bool { return rev.estimates })
+}
 
 // concurrent reports whether the request occupies a Concurrency tier until its end.
-func (a *admitted) concurrent() bool { return a.some(func(t *terms) bool { return t.concurrent }) }
+func (a *admission) concurrent() bool {
+	return a.anyRevision(func(rev *revision) bool { return rev.concurrent })
+}
 
-func (a *admitted) some(has func(*terms) bool) (any bool) {
-	a.each(func(c *charge) { any = any || has(c.terms) })
+func (a *admission) anyRevision(has func(*revision) bool) (any bool) {
+	a.eachCharge(func(c *charge) { any = any || has(c.revision) })
 	return any
 }
 
 // startTiming starts the timing of the request for each scope that learns its guard.
-func (a *admitted) startTiming() {
-	a.each(func(c *charge) {
+func (a *admission) startTiming() {
+	a.eachCharge(func(c *charge) {
 		switch {
-		case !c.terms.auto:
+		case !c.revision.autoGuard:
 		case a.timing.estimator == nil:
 			a.timing = startTiming(c.scope.estimator())
 		default:
@@ -166,7 +170,7 @@ func (a *admitted) startTiming() {
 // Only the first call of each method has an effect, and the methods of a nil Permit have none. A
 // Permit is safe for concurrent use.
 type Permit struct {
-	admitted
+	admission
 	state atomic.Uint32
 }
 
@@ -178,22 +182,22 @@ const (
 
 // start begins the use of a Permit that was charged.
 func (p *Permit) start() *Permit {
-	p.leave()
+	p.leaveScopes()
 	p.startTiming()
 	return p
 }
 
-// first sets a mark and reports whether the mark was not set before.
-func (p *Permit) first(mark uint32) bool {
+// markOnce sets a mark and reports whether the mark was not set before.
+func (p *Permit) markOnce(mark uint32) bool {
 	return p != nil && p.charged() && p.state.Or(mark)&mark == 0
 }
 
 // Arrived reports that the response is in. The provider has counted the request by then, so its
 // window runs from the call. Arrived does not block.
 func (p *Permit) Arrived() {
-	if p.first(arrived) {
+	if p.markOnce(arrived) {
 		p.timing.answered(0)
-		p.admitted.arrived()
+		p.admission.arrived()
 	}
 }
 
@@ -204,28 +208,28 @@ func (p *Permit) Settle(actual Cost) error {
 	if p == nil || !p.charged() {
 		return nil
 	}
-	if err := p.settles(actual); err != nil {
+	if err := p.checkActual(actual); err != nil {
 		return err
 	}
 	p.Arrived()
-	if p.first(settled) {
+	if p.markOnce(settled) {
 		p.settle(actual)
 	}
 	return nil
 }
 
-// settles returns an error if actual names a unit that is not estimated, or a negative amount.
-func (a *admitted) settles(actual Cost) error {
+// checkActual returns an error if actual names a unit that is not estimated, or a negative amount.
+func (a *admission) checkActual(actual Cost) error {
 	for unit, n := range actual {
-		known := a.some(func(t *terms) bool {
-			u := slices.Index(t.plan.Units(), unit)
-			return u >= 0 && t.plan.Estimated(u)
+		known := a.anyRevision(func(rev *revision) bool {
+			u := slices.Index(rev.plan.Units(), unit)
+			return u >= 0 && rev.plan.Estimated(u)
 		})
 		switch {
 		case !known:
-			return a.terms.errorf("cost of %q can't be settled: set Estimated in a tier of that unit", unit)
+			return a.revision.errorf("cost of %q can't be settled: set Estimated in a tier of that unit", unit)
 		case n < 0:
-			return a.terms.errorf("cost of %q is %d: it must be at least 0", unit, n)
+			return a.revision.errorf("cost of %q is %d: it must be at least 0", unit, n)
 		}
 	}
 	return nil
@@ -234,15 +238,15 @@ func (a *admitted) settles(actual Cost) error {
 // Release reports that the request has ended: the body of its response was read, or no response
 // came. An estimate that was not settled becomes the cost. Release does not block.
 func (p *Permit) Release() {
-	if !p.first(released) {
+	if !p.markOnce(released) {
 		return
 	}
 	switch {
-	case p.first(arrived):
-		if p.first(settled) {
+	case p.markOnce(arrived):
+		if p.markOnce(settled) {
 			p.unanswered()
 		}
-	case p.first(settled):
+	case p.markOnce(settled):
 		p.settle(nil)
 	}
 	p.release()
@@ -257,15 +261,15 @@ func (p *Permit) Cancel(ctx context.Context) error {
 	if p == nil || !p.charged() || !p.state.CompareAndSwap(0, arrived|released|settled) {
 		return nil
 	}
-	return p.giveBack(ctx)
+	return p.refundCharges(ctx)
 }
 
-// actual returns the cost of a request: the reported amounts, or else the estimates.
-func (c *compiled) actual(estimate []int64, reported Cost) []int64 {
+// actualCost returns the cost of a request: the reported amounts, or else the estimates.
+func (c *compiledPolicy) actualCost(estimate []int64, reported Cost) []int64 {
 	actual := slices.Clone(estimate)
 	for u, unit := range c.plan.Units() {
 		if n, ok := reported[unit]; ok && c.plan.Estimated(u) {
-			actual[u] = min(max(0, n), mostActual)
+			actual[u] = min(max(0, n), maxActual)
 		}
 	}
 	return actual

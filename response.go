@@ -28,35 +28,35 @@ type attemptTrace struct {
 	headers  atomic.Int64 // nanoseconds from the admission until the headers were written
 	uploaded atomic.Int64 // nanoseconds from then until the body was written
 
-	over    atomic.Bool        // SendBy has passed
-	expired atomic.Bool        // the attempt was ended because SendBy had passed
-	stopped atomic.Bool        // the attempt's connection was closed before it was written
-	timer   *time.Timer        // fires at SendBy; nil if there is none
-	cancel  context.CancelFunc // ends the attempt
+	sendByPassed atomic.Bool        // SendBy has passed
+	expired      atomic.Bool        // the attempt was ended because SendBy had passed
+	closedConn   atomic.Bool        // the attempt's connection was closed before it was written
+	timer        *time.Timer        // fires at SendBy; nil if there is none
+	cancel       context.CancelFunc // ends the attempt
 }
 
 // unsent reports whether nothing of a request that failed with err was written. It returns false
 // without a trace.
-func (d *attemptTrace) unsent(err error) bool {
-	return d != nil && (d.stopped.Load() || d.Unsent(err) || d.std && !d.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
+func (trace *attemptTrace) unsent(err error) bool {
+	return trace != nil && (trace.closedConn.Load() || trace.Unsent(err) || trace.std && !trace.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
 }
 
 // late reports whether the attempt was ended because SendBy had passed.
-func (d *attemptTrace) late() bool { return d != nil && d.expired.Load() }
+func (trace *attemptTrace) late() bool { return trace != nil && trace.expired.Load() }
 
 // expire ends the attempt if nothing of it was written. An attempt that looks for a connection only
 // after SendBy ends then.
-func (d *attemptTrace) expire() {
-	d.over.Store(true)
-	if d.Connecting() {
-		d.expired.Store(true)
-		d.cancel()
+func (trace *attemptTrace) expire() {
+	trace.sendByPassed.Store(true)
+	if trace.Connecting() {
+		trace.expired.Store(true)
+		trace.cancel()
 	}
 }
 
 // watchNetwork adds to the hooks: they report new connections to the timing, except those to a
 // proxy on this host, and measure how long a body takes to be written.
-func (d *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, j timing, host string) {
+func (trace *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, j timing, host string) {
 	hooks.GotConn = func(c httptrace.GotConnInfo) {
 		if !c.Reused && (!isLoopback(c.Conn) || host == "localhost" || net.ParseIP(host).IsLoopback()) {
 			j.connected()
@@ -65,10 +65,10 @@ func (d *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, j timing, host
 	wroteHeaders := hooks.WroteHeaders
 	hooks.WroteHeaders = func() {
 		wroteHeaders()
-		d.headers.Store(int64(time.Since(j.admitted)))
+		trace.headers.Store(int64(time.Since(j.admitted)))
 	}
 	hooks.WroteRequest = func(httptrace.WroteRequestInfo) {
-		d.uploaded.Store(int64(time.Since(j.admitted)) - d.headers.Load())
+		trace.uploaded.Store(int64(time.Since(j.admitted)) - trace.headers.Load())
 	}
 }
 
@@ -81,16 +81,16 @@ func isLoopback(c net.Conn) bool {
 }
 
 // upload returns how long the body took to be written, or zero if that is not known.
-func (d *attemptTrace) upload() time.Duration {
-	if d == nil {
+func (trace *attemptTrace) upload() time.Duration {
+	if trace == nil {
 		return 0
 	}
-	return time.Duration(d.uploaded.Load())
+	return time.Duration(trace.uploaded.Load())
 }
 
-func (d *attemptTrace) stop() {
-	if d.timer != nil {
-		d.timer.Stop()
+func (trace *attemptTrace) stopTimer() {
+	if trace.timer != nil {
+		trace.timer.Stop()
 	}
 }
 
@@ -102,31 +102,31 @@ func (a *attempt) trace(req *http.Request) (*http.Request, *attemptTrace) {
 	if !a.charged() || !std && req.Context().Done() == nil && a.timing.estimator == nil && a.sendBy.IsZero() {
 		return req, nil
 	}
-	d, j := &attemptTrace{std: std}, a.timing
-	hooks := d.Trace()
+	trace, j := &attemptTrace{std: std}, a.timing
+	hooks := trace.Trace()
 	if j.estimator != nil {
-		d.watchNetwork(hooks, j, req.URL.Hostname())
+		trace.watchNetwork(hooks, j, req.URL.Hostname())
 	}
 	ctx := req.Context()
 	if !a.sendBy.IsZero() {
-		ctx = a.boundBySendBy(ctx, d, hooks)
+		ctx = a.boundBySendBy(ctx, trace, hooks)
 	}
-	return req.WithContext(httptrace.WithClientTrace(ctx, hooks)), d
+	return req.WithContext(httptrace.WithClientTrace(ctx, hooks)), trace
 }
 
 // boundBySendBy returns a context that ends at SendBy if nothing was written by then.
-func (a *attempt) boundBySendBy(ctx context.Context, d *attemptTrace, hooks *httptrace.ClientTrace) context.Context {
-	ctx, d.cancel = context.WithCancel(ctx)
+func (a *attempt) boundBySendBy(ctx context.Context, trace *attemptTrace, hooks *httptrace.ClientTrace) context.Context {
+	ctx, trace.cancel = context.WithCancel(ctx)
 	if end := a.cancel; end != nil {
-		a.cancel = func() { d.cancel(); end() }
+		a.cancel = func() { trace.cancel(); end() }
 	} else {
-		a.cancel = d.cancel
+		a.cancel = trace.cancel
 	}
 	getConn := hooks.GetConn
 	hooks.GetConn = func(hostPort string) {
 		getConn(hostPort)
-		if d.over.Load() {
-			d.expire()
+		if trace.sendByPassed.Load() {
+			trace.expire()
 		}
 	}
 	gotConn := hooks.GotConn
@@ -134,24 +134,24 @@ func (a *attempt) boundBySendBy(ctx context.Context, d *attemptTrace, hooks *htt
 		if gotConn != nil {
 			gotConn(c)
 		}
-		if d.over.Load() && d.Connecting() {
-			d.expire()
-			d.closeUnwritten(c.Conn)
+		if trace.sendByPassed.Load() && trace.Connecting() {
+			trace.expire()
+			trace.closeConn(c.Conn)
 		}
 	}
-	d.timer = time.AfterFunc(time.Until(a.sendBy), d.expire)
+	trace.timer = time.AfterFunc(time.Until(a.sendBy), trace.expire)
 	return ctx
 }
 
-// closeUnwritten closes the connection of an attempt whose SendBy has passed. Canceling the context
+// closeConn closes the connection of an attempt whose SendBy has passed. Canceling the context
 // is not enough: if the context has ended and a connection is ready, net/http may choose the
 // connection. Requests of HTTP/2 share connections, and HTTP/2 checks the context before it writes,
 // so its connections stay open.
-func (d *attemptTrace) closeUnwritten(c net.Conn) {
+func (trace *attemptTrace) closeConn(c net.Conn) {
 	if t, ok := c.(*tls.Conn); ok && t.ConnectionState().NegotiatedProtocol == "h2" {
 		return
 	}
-	d.stopped.Store(true)
+	trace.closedConn.Store(true)
 	_ = c.Close()
 }
 
@@ -162,10 +162,10 @@ func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answ
 	if !a.charged() {
 		return nil
 	}
-	answer := a.read(resp)
+	answer := a.readResponse(resp)
 	switch {
 	case answer == nil:
-		a.succeeded()
+		a.endBackoff()
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.timing.refused()
 		c := &a.charge
@@ -173,9 +173,9 @@ func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answ
 			c = &a.outer[len(a.outer)-1]
 		}
 		// If a shared store is not available, the next refusal pauses it.
-		_ = c.refused(context.WithoutCancel(ctx), answer.Refusal)
+		_ = c.pauseAfterRefusal(context.WithoutCancel(ctx), answer.Refusal)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
-		a.succeeded()
+		a.endBackoff()
 	}
 	if answer != nil && answer.Kind != answers.Passed {
 		outcome.Tell(ctx, answer.Refusal)
@@ -183,17 +183,17 @@ func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answ
 	return answer
 }
 
-// standard is the Profile of a Transport without one.
-var standard answers.Profile
+// defaultProfile is the Profile of a Transport without one.
+var defaultProfile answers.Profile
 
-// read returns what the response reports, or nil if the response needs no reading.
-func (a *attempt) read(resp *http.Response) *answers.Answer {
+// readResponse returns what the response reports, or nil if the response needs no reading.
+func (a *attempt) readResponse(resp *http.Response) *answers.Answer {
 	p := a.transport.Profile
 	if p == nil {
 		if resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests {
 			return nil
 		}
-		p = &standard
+		p = &defaultProfile
 	}
 	r := answers.Response{Status: resp.StatusCode, Header: resp.Header, Sent: a.sent, Got: time.Now()}
 	if p.Peeks(r.Status, r.Header) && resp.Body != nil && resp.Body != http.NoBody {
@@ -222,7 +222,7 @@ func peek(resp *http.Response) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.enough = true
-	return append([]byte(nil), p.begin...)
+	return append([]byte(nil), p.buffer...)
 }
 
 // A peekedBody is a body whose beginning was read ahead. The goroutine that reads ahead ends with
@@ -232,7 +232,7 @@ type peekedBody struct {
 	done chan struct{} // closed when the goroutine has ended
 
 	mu     sync.Mutex // guards all below
-	begin  []byte     // read ahead and not yet handed on
+	buffer []byte     // read ahead and not yet handed on
 	read   int        // bytes read ahead in all
 	err    error      // the error that ended the reading ahead
 	enough bool       // the goroutine must not read again
@@ -251,7 +251,7 @@ func (p *peekedBody) fill() {
 	for more := true; more; {
 		n, err := p.ReadCloser.Read(buffer[p.read:])
 		p.mu.Lock()
-		p.begin = append(p.begin, buffer[p.read:p.read+n]...)
+		p.buffer = append(p.buffer, buffer[p.read:p.read+n]...)
 		p.read += n
 		p.err = err
 		more = err == nil && p.read < peekSize && !p.enough
@@ -274,9 +274,9 @@ func (p *peekedBody) Read(b []byte) (int, error) {
 func (p *peekedBody) readAhead(b []byte) (n int, err error, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.begin) > 0 {
-		n = copy(b, p.begin)
-		p.begin = p.begin[n:]
+	if len(p.buffer) > 0 {
+		n = copy(b, p.buffer)
+		p.buffer = p.buffer[n:]
 		return n, nil, true
 	}
 	if p.panics != nil {
@@ -287,14 +287,14 @@ func (p *peekedBody) readAhead(b []byte) (n int, err error, ok bool) {
 
 const firstPause = time.Second
 
-// refused pauses the quota for all callers after a refusal. It closes the quota if the provider has
-// banned the caller or asks for a longer pause than MaxPause.
+// pauseAfterRefusal pauses the quota for all callers after a refusal. It closes the quota if the
+// provider has banned the caller or asks for a longer pause than MaxPause.
 //
 // If the response names no time, or a time of zero, one request is sent as a probe after the pause.
 // The first pause for a time of zero takes no time. Any other lasts one second, doubled with each
 // further refusal, times a random factor from 1 to 2, which keeps fleets out of step.
-func (c *charge) refused(ctx context.Context, r answers.Refusal) error {
-	most := c.terms.policy.maxPause()
+func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal) error {
+	most := c.revision.policy.maxPause()
 	p := store.Pause{For: r.Delay, Close: r.Kind == answers.Banned || r.Delay > most, Probe: true}
 	switch {
 	case r.Known && r.Delay > 0:
@@ -306,15 +306,15 @@ func (c *charge) refused(ctx context.Context, r answers.Refusal) error {
 			For: firstPause + rand.N(firstPause), Most: most, AtOnce: r.Known, Once: true, Epoch: c.decision.Epoch, Probe: true,
 		}
 	}
-	_, err := c.terms.quota.Pause(ctx, p)
+	_, err := c.revision.quota.Pause(ctx, p)
 	return err
 }
 
-// succeeded ends the back-off, if there is one.
-func (a *admitted) succeeded() {
-	a.each(func(c *charge) {
+// endBackoff ends the back-off, if there is one.
+func (a *admission) endBackoff() {
+	a.eachCharge(func(c *charge) {
 		if c.decision.Level > 0 {
-			c.terms.quota.Passed(c.decision)
+			c.revision.quota.Passed(c.decision)
 		}
 	})
 }

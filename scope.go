@@ -20,19 +20,20 @@ import (
 // A scope is one quota with the state that this process keeps beside it: the policy in force, the
 // queue of its callers, and the guard that responses teach. Limiters are handles on a scope.
 type scope struct {
-	terms   atomic.Pointer[terms]         // the policy in force
-	line    line                          // of callers that wait for this quota alone
+	current atomic.Pointer[revision]      // the policy in force
+	queue   waitQueue                     // of callers that wait for this quota alone
 	learned atomic.Pointer[rtt.Estimator] // the estimator of the guard; nil until a guard is learned
 	grouped bool                          // a Group keeps the scope
 	uses    atomic.Int64                  // calls in progress; negative once the Group has dropped the scope
 
-	mu     sync.Mutex         // guards all below
-	nested map[*line]struct{} // the queues of nested Limiters whose callers wait for this quota
+	mu           sync.Mutex              // guards all below
+	nestedQueues map[*waitQueue]struct{} // the queues of nested Limiters whose callers wait for this quota
 }
 
-// A terms is a policy and the quota that decides under it. It is immutable: SetPolicy replaces it.
-type terms struct {
-	*compiled
+// A revision is a compiled policy and the quota that decides under it. It is immutable: SetPolicy
+// replaces it.
+type revision struct {
+	*compiledPolicy
 	quota  store.Quota
 	closed bool
 }
@@ -41,7 +42,7 @@ var inProcess local.Store
 
 // openScope opens the quota of a key. If s is nil, the quota is in this process and belongs to the
 // scope alone.
-func openScope(c *compiled, s Store, key string) (*scope, error) {
+func openScope(c *compiledPolicy, s Store, key string) (*scope, error) {
 	if s == nil {
 		s, key = &inProcess, ""
 	}
@@ -51,23 +52,23 @@ func openScope(c *compiled, s Store, key string) (*scope, error) {
 	}
 	if _, ok := q.(store.Reserver); ok != c.reserves { // the same for all quotas of a store
 		own := *c
-		own.reserves, own.plain = ok, c.plain && !ok
+		own.reserves, own.fastPath = ok, c.fastPath && !ok
 		c = &own
 	}
 	scope := new(scope)
-	scope.terms.Store(&terms{compiled: c, quota: q})
+	scope.current.Store(&revision{compiledPolicy: c, quota: q})
 	return scope, nil
 }
 
 // waiting returns how many callers wait for this quota alone.
-func (s *scope) waiting() int { return s.line.len() }
+func (s *scope) waiting() int { return s.queue.len() }
 
 // A demand is what a caller asks to be admitted.
 type demand struct {
 	cost       Cost      // if nil, n requests
 	n          int64     // requests, if cost is nil
 	held       bool      // the caller reports the request's arrival and end
-	now        bool      // the caller does not wait
+	noWait     bool      // the caller does not wait
 	refundable bool      // this charge is one of several scopes', and may be refunded
 	sendBy     time.Time // the latest time of arrival; zero if there is none
 	since      time.Time // when the caller first asked, for its place in a queue; zero for now
@@ -78,74 +79,75 @@ type demand struct {
 // A charge is what one scope charged for a request.
 type charge struct {
 	scope    *scope
-	terms    *terms
+	revision *revision
 	decision store.Decision
 	cost     []int64
 }
 
-// fresh returns the WaitSpec of a request that has just arrived.
-func (t *terms) fresh(ctx context.Context) *store.WaitSpec {
-	if t.yields != nil && classOf(ctx) == Batch {
-		return t.yields
+// initialWaitSpec returns the WaitSpec of a request that has just arrived.
+func (rev *revision) initialWaitSpec(ctx context.Context) *store.WaitSpec {
+	if rev.batchSpec != nil && classOf(ctx) == Batch {
+		return rev.batchSpec
 	}
 	return nil
 }
 
-// passes reports whether a request may ask the quota without joining the queue: the queue is empty,
-// or the request costs nothing in this scope, so only a pause can delay it. If the quota reserves
-// ahead, waiting requests are sent together, so only a caller that does not wait may ask by itself.
-func (s *scope) passes(t *terms, l *line, cost []int64, now bool) bool {
-	return l.len() == 0 && (now || !t.reserves) || !t.isOne(cost) && t.isFree(cost)
+// skipsQueue reports whether a request may ask the quota without joining the queue: the queue is
+// empty, or the request costs nothing in this scope, so only a pause can delay it. If the quota
+// reserves ahead, waiting requests are sent together, so only a caller that does not wait may ask
+// by itself.
+func (s *scope) skipsQueue(rev *revision, wq *waitQueue, cost []int64, now bool) bool {
+	return wq.len() == 0 && (now || !rev.reserves) || !rev.isOneRequest(cost) && rev.isFree(cost)
 }
 
 // admit admits a request in this scope alone. It waits if necessary.
-func (s *scope) admit(ctx context.Context, t *terms, d *demand, c *charge) error {
+func (s *scope) admit(ctx context.Context, rev *revision, d *demand, c *charge) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if d.pairing == nil {
-		if _, err := s.tryNow(ctx, t, d, c); err != nil || c.scope != nil {
+		if _, err := s.tryNow(ctx, rev, d, c); err != nil || c.scope != nil {
 			return err
 		}
 	}
-	return s.wait(ctx, t, d, c)
+	return s.wait(ctx, rev, d, c)
 }
 
 // wait admits a request through the queue.
-func (s *scope) wait(ctx context.Context, t *terms, d *demand, c *charge) error {
-	giveUp, err := s.giveUp(t, d)
+func (s *scope) wait(ctx context.Context, rev *revision, d *demand, c *charge) error {
+	giveUp, err := s.giveUpAt(rev, d)
 	if err != nil {
 		return err
 	}
-	*c, err = s.line.wait(ctx, s, waitRequest{demand: *d, giveUp: giveUp, config: s.config, explain: (*terms).explain})
+	*c, err = s.queue.wait(ctx, s, waitRequest{demand: *d, giveUpAt: giveUp, config: s.queueConfig, explain: (*revision).explain})
 	return err
 }
 
 // tryNow admits a request without waiting. If the request would have to wait, nothing is charged.
 // The decision contains the reason unless other callers wait.
-func (s *scope) tryNow(ctx context.Context, t *terms, d *demand, c *charge) (store.Decision, error) {
+func (s *scope) tryNow(ctx context.Context, rev *revision, d *demand, c *charge) (store.Decision, error) {
 	if !d.sendBy.IsZero() {
-		if _, err := s.giveUp(t, d); err != nil {
+		if _, err := s.giveUpAt(rev, d); err != nil {
 			return store.Decision{}, err
 		}
 	}
-	cost, err := t.compile(d)
-	if err != nil || !s.passes(t, &s.line, cost, d.now) {
+	cost, err := rev.costOf(d)
+	if err != nil || !s.skipsQueue(rev, &s.queue, cost, d.noWait) {
 		return store.Decision{Tier: -1, Wait: forever}, err
 	}
-	r := store.Request{Cost: cost, Held: d.held, Guard: s.guardOf(d, t), WaitSpec: t.fresh(ctx)}
-	decision, err := t.quota.TryAcquire(ctx, r)
+	r := store.Request{Cost: cost, Held: d.held, Guard: s.guardFor(d, rev), WaitSpec: rev.initialWaitSpec(ctx)}
+	decision, err := rev.quota.TryAcquire(ctx, r)
 	if err == nil && decision.Verdict == store.Admitted {
-		c.scope, c.terms, c.decision, c.cost = s, t, decision, cost
+		c.scope, c.revision, c.decision, c.cost = s, rev, decision, cost
 		return decision, nil
 	}
-	return decision, t.judge(ctx, decision, err, d.now)
+	return decision, rev.decisionError(ctx, decision, err, d.noWait)
 }
 
-// judge returns the error for a quota's reply to a request that it did not admit, or nil if the
-// request may wait. A caller that does not wait, or whose context has ended, gets ErrUnavailable;
-// otherwise the queue waits for the store.
-func (c *compiled) judge(ctx context.Context, d store.Decision, err error, now bool) error {
+// decisionError returns the error for a quota's reply to a request that it did not admit, or nil if
+// the request may wait. A caller that does not wait, or whose context has ended, gets
+// ErrUnavailable; otherwise the queue waits for the store.
+func (c *compiledPolicy) decisionError(ctx context.Context, d store.Decision, err error, now bool) error {
 	var outer *queue.Final
 	switch {
 	case errors.As(err, &outer):
@@ -164,18 +166,18 @@ func (c *compiled) judge(ctx context.Context, d store.Decision, err error, now b
 // refunded. The charge lands when all scopes have admitted the request.
 const refundable = time.Second
 
-// giveUp returns the time at which a request is no longer worth waiting for, zero if there is none.
-// MaxWait begins now.
-func (s *scope) giveUp(t *terms, d *demand) (at time.Time, err error) {
-	if t.policy.MaxWait > 0 {
-		at = time.Now().Add(t.policy.MaxWait)
+// giveUpAt returns the time at which a request is no longer worth waiting for, zero if there is
+// none. MaxWait begins now.
+func (s *scope) giveUpAt(rev *revision, d *demand) (at time.Time, err error) {
+	if rev.policy.MaxWait > 0 {
+		at = time.Now().Add(rev.policy.MaxWait)
 	}
 	if d.sendBy.IsZero() {
 		return at, nil
 	}
-	last := d.sendBy.Add(-s.longestWay(t))
+	last := d.sendBy.Add(-s.longestDelay(rev))
 	if left := time.Until(last); left < 0 {
-		return at, t.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
+		return at, rev.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
 	}
 	if at.IsZero() || last.Before(at) {
 		at = last
@@ -183,78 +185,78 @@ func (s *scope) giveUp(t *terms, d *demand) (at time.Time, err error) {
 	return at, nil
 }
 
-// A line is a queue for the quota of a scope, which is made when the first caller waits. Each scope
-// has one, and so has each Limiter inside others.
-type line struct {
-	queue atomic.Pointer[queue.Queue]
-	mu    sync.Mutex // guards all below
-	terms *terms     // that the queue is configured for
-	at    int        // the version of the queue's configuration
+// A waitQueue is a queue for the quota of a scope, which is made when the first caller waits. Each
+// scope has one, and so has each Limiter inside others.
+type waitQueue struct {
+	q        atomic.Pointer[queue.Queue]
+	mu       sync.Mutex // guards all below
+	revision *revision  // that the queue is configured for
+	version  int        // the version of the queue's configuration
 }
 
-func (l *line) len() int {
-	if q := l.queue.Load(); q != nil {
+func (wq *waitQueue) len() int {
+	if q := wq.q.Load(); q != nil {
 		return q.Len()
 	}
 	return 0
 }
 
-// under configures the queue for the terms in force. It returns the queue, the terms and the
-// version of the configuration.
-func (l *line) under(s *scope, config func(*terms) queue.Config) (*queue.Queue, *terms, int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.underLocked(s, config)
+// configure configures the queue for the revision in force. It returns the queue, the revision and
+// the version of the configuration.
+func (wq *waitQueue) configure(s *scope, config func(*revision) queue.Config) (*queue.Queue, *revision, int) {
+	wq.mu.Lock()
+	defer wq.mu.Unlock()
+	return wq.configureLocked(s, config)
 }
 
-// underLocked is like under but needs l.mu locked.
-func (l *line) underLocked(s *scope, config func(*terms) queue.Config) (*queue.Queue, *terms, int) {
-	q, t := l.queue.Load(), s.terms.Load()
+// configureLocked is like configure but needs wq.mu locked.
+func (wq *waitQueue) configureLocked(s *scope, config func(*revision) queue.Config) (*queue.Queue, *revision, int) {
+	q, rev := wq.q.Load(), s.current.Load()
 	switch {
 	case q == nil:
-		q = queue.New(config(t))
-		l.queue.Store(q)
-	case l.terms != t && !t.closed:
-		l.at = q.Replace(config(t))
+		q = queue.New(config(rev))
+		wq.q.Store(q)
+	case wq.revision != rev && !rev.closed:
+		wq.version = q.Replace(config(rev))
 	}
-	l.terms = t
-	return q, t, l.at
+	wq.revision = rev
+	return q, rev, wq.version
 }
 
-// renew configures the queue again, after a change of something else than the terms. Its callers
-// keep their places.
-func (l *line) renew(s *scope, config func(*terms) queue.Config) {
-	l.mu.Lock()
-	l.terms = nil
-	l.mu.Unlock()
-	l.under(s, config)
+// reconfigure configures the queue again, because something else than the revision has changed. Its
+// callers keep their places.
+func (wq *waitQueue) reconfigure(s *scope, config func(*revision) queue.Config) {
+	wq.mu.Lock()
+	wq.revision = nil
+	wq.mu.Unlock()
+	wq.configure(s, config)
 }
 
-// A waitRequest is a demand that waits in a line, with the functions that depend on its Limiter.
+// A waitRequest is a demand that waits in a queue, with the functions that depend on its Limiter.
 type waitRequest struct {
-	demand demand
-	giveUp time.Time
-	config func(*terms) queue.Config
+	demand   demand
+	giveUpAt time.Time
+	config   func(*revision) queue.Config
 	// explain returns the caller's error for an error of the queue.
-	explain func(*terms, error) error
-	// ask asks for the request under the terms that its cost was compiled for. If nil, their
-	// quota's TryAcquire is used.
-	ask func(context.Context, *terms, store.Request) (store.Decision, error)
+	explain func(*revision, error) error
+	// ask asks for the request under the revision that its cost was computed for. If nil, the
+	// revision's quota.TryAcquire is used.
+	ask func(context.Context, *revision, store.Request) (store.Decision, error)
 }
 
 // wait waits in the queue until the demand is admitted. If the policy changes, it queues again in
 // the same place.
-func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error) {
-	ticket := queue.Ticket{Class: queue.Class(classOf(ctx)), GiveUp: w.giveUp}
+func (wq *waitQueue) wait(ctx context.Context, s *scope, w waitRequest) (charge, error) {
+	ticket := queue.Ticket{Class: queue.Class(classOf(ctx)), GiveUp: w.giveUpAt}
 	ticket.Place.Since = w.demand.since
 	join, rejoins := (*queue.Queue).Wait, false
 	for {
-		q, t, version := l.under(s, w.config)
-		cost, err := t.compile(&w.demand)
-		if t.closed {
-			err = t.refuse(ErrClosed, -1, 0)
-		} else if t.concurrent && !w.demand.held {
-			err = t.refuse(ErrNeedsPermit, -1, 0)
+		q, rev, version := wq.configure(s, w.config)
+		cost, err := rev.costOf(&w.demand)
+		if rev.closed {
+			err = rev.refuse(ErrClosed, -1, 0)
+		} else if rev.concurrent && !w.demand.held {
+			err = rev.refuse(ErrNeedsPermit, -1, 0)
 		}
 		if err != nil {
 			if rejoins {
@@ -262,58 +264,58 @@ func (l *line) wait(ctx context.Context, s *scope, w waitRequest) (charge, error
 			}
 			return charge{}, err
 		}
-		ticket.Request = store.Request{Cost: cost, Held: w.demand.held, Guard: s.guardOf(&w.demand, t)}
-		w.demand.hold(t, &ticket)
+		ticket.Request = store.Request{Cost: cost, Held: w.demand.held, Guard: s.guardFor(&w.demand, rev)}
+		w.demand.hold(rev, &ticket)
 		if w.ask != nil {
-			ticket.Ask = func(ctx context.Context, r store.Request) (store.Decision, error) { return w.ask(ctx, t, r) }
+			ticket.Ask = func(ctx context.Context, r store.Request) (store.Decision, error) { return w.ask(ctx, rev, r) }
 		}
-		ticket.Version, ticket.Free = version, t.isFree(cost)
+		ticket.Version, ticket.Free = version, rev.isFree(cost)
 		decision, err := join(q, ctx, ticket)
 		switch reason := reasonOf(err); {
 		case err == nil:
-			return charge{s, t, decision, cost}, nil
+			return charge{s, rev, decision, cost}, nil
 		case reason == queue.Moved:
 			join, rejoins = (*queue.Queue).Rejoin, true
 			ticket.Place = placeOf(err)
-			s.adopt()
+			s.adoptSuccessor()
 		case reason != queue.Stale:
-			return charge{}, w.explain(t, err)
+			return charge{}, w.explain(rev, err)
 		}
 	}
 }
 
-// config returns the configuration of the queue for this scope alone.
-func (s *scope) config(t *terms) queue.Config {
+// queueConfig returns the configuration of the queue for this scope alone.
+func (s *scope) queueConfig(rev *revision) queue.Config {
 	c := queue.Config{
-		Quota:    t.quota,
-		MaxQueue: t.policy.MaxQueue,
-		Aging:    t.policy.aging(),
-		Headroom: t.policy.Headroom,
+		Quota:    rev.quota,
+		MaxQueue: rev.policy.MaxQueue,
+		Aging:    rev.policy.aging(),
+		Headroom: rev.policy.Headroom,
 	}
-	if t.auto {
-		c.Guard = func() time.Duration { return s.guard(t) }
+	if rev.autoGuard {
+		c.Guard = func() time.Duration { return s.guard(rev) }
 	}
 	return c
 }
 
-// adopt returns the terms in force, after it has replaced them if another handle on the quota has
-// changed the plan.
-func (s *scope) adopt() *terms {
+// adoptSuccessor returns the revision in force. It first replaces the revision if another handle on
+// the quota has changed the plan.
+func (s *scope) adoptSuccessor() *revision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := s.terms.Load()
-	if q, ok := t.quota.(store.Changer); ok {
-		if next, plan := q.Successor(); plan != t.plan {
-			t = &terms{compiled: t.under(plan), quota: next, closed: t.closed}
-			s.terms.Store(t)
+	rev := s.current.Load()
+	if q, ok := rev.quota.(store.Changer); ok {
+		if next, plan := q.Successor(); plan != rev.plan {
+			rev = &revision{compiledPolicy: rev.withPlan(plan), quota: next, closed: rev.closed}
+			s.current.Store(rev)
 		}
 	}
-	return t
+	return rev
 }
 
 // setPolicy replaces the policy. Waiting callers queue again under the new one.
-func (s *scope) setPolicy(ctx context.Context, c *compiled) error {
-	old := s.terms.Load()
+func (s *scope) setPolicy(ctx context.Context, c *compiledPolicy) error {
+	old := s.current.Load()
 	changer, ok := old.quota.(store.Changer)
 	if !ok {
 		return old.errorf("SetPolicy: a quota of %T has one policy for ever", old.quota)
@@ -322,16 +324,16 @@ func (s *scope) setPolicy(ctx context.Context, c *compiled) error {
 		return old.errorf("SetPolicy: %w", err)
 	}
 	s.mu.Lock()
-	t := s.terms.Load()
-	next, plan := t.quota.(store.Changer).Successor()
+	rev := s.current.Load()
+	next, plan := rev.quota.(store.Changer).Successor()
 	if plan != c.plan { // another handle has changed it since
-		c = c.under(plan)
+		c = c.withPlan(plan)
 	}
-	t = &terms{compiled: c, quota: next, closed: t.closed}
-	s.terms.Store(t)
+	rev = &revision{compiledPolicy: c, quota: next, closed: rev.closed}
+	s.current.Store(rev)
 	s.mu.Unlock()
-	if s.line.queue.Load() != nil {
-		s.line.under(s, s.config)
+	if s.queue.q.Load() != nil {
+		s.queue.configure(s, s.queueConfig)
 	}
 	return nil
 }
@@ -339,60 +341,60 @@ func (s *scope) setPolicy(ctx context.Context, c *compiled) error {
 // close refuses all callers from now on, and cancels reservations.
 func (s *scope) close() {
 	s.mu.Lock()
-	t := *s.terms.Load()
-	was := t.closed
-	closed := *t.compiled
-	closed.plain = false
-	t.compiled, t.closed = &closed, true
-	s.terms.Store(&t)
-	nested := slices.Collect(maps.Keys(s.nested))
+	rev := *s.current.Load()
+	was := rev.closed
+	closed := *rev.compiledPolicy
+	closed.fastPath = false
+	rev.compiledPolicy, rev.closed = &closed, true
+	s.current.Store(&rev)
+	nested := slices.Collect(maps.Keys(s.nestedQueues))
 	s.mu.Unlock()
 	if was {
 		return
 	}
-	s.line.close()
-	for _, l := range nested {
-		l.queue.Load().Pause(time.Now(), true, t.refuse(ErrClosed, -1, 0))
+	s.queue.close()
+	for _, wq := range nested {
+		wq.q.Load().Pause(time.Now(), true, rev.refuse(ErrClosed, -1, 0))
 	}
-	t.quota.Close()
+	rev.quota.Close()
 }
 
-// keep records the queue of a nested Limiter, whose callers are refused when the scope is closed.
-// forget ends that.
-func (s *scope) keep(l *line) (forget func()) {
+// track records the queue of a nested Limiter, whose callers are refused when the scope is closed.
+// untrack ends that.
+func (s *scope) track(wq *waitQueue) (untrack func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.nested == nil {
-		s.nested = make(map[*line]struct{})
+	if s.nestedQueues == nil {
+		s.nestedQueues = make(map[*waitQueue]struct{})
 	}
-	s.nested[l] = struct{}{}
+	s.nestedQueues[wq] = struct{}{}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.nested, l)
+		delete(s.nestedQueues, wq)
 	}
 }
 
-func (l *line) close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if q := l.queue.Load(); q != nil {
+func (wq *waitQueue) close() {
+	wq.mu.Lock()
+	defer wq.mu.Unlock()
+	if q := wq.q.Load(); q != nil {
 		q.Close()
 	}
 }
 
 // guard returns the guard interval of a request that is admitted now, or zero for the policy's own.
-func (s *scope) guard(t *terms) time.Duration {
-	if !t.auto {
+func (s *scope) guard(rev *revision) time.Duration {
+	if !rev.autoGuard {
 		return 0
 	}
 	return s.estimator().Estimate()
 }
 
-// guardOf returns the guard interval of the request of a demand, or zero for the policy's own.
-func (s *scope) guardOf(d *demand, t *terms) time.Duration {
-	guard := s.guard(t)
-	if guard == 0 && t.plan.Guard() == 0 && d.refundable && !t.reserves {
+// guardFor returns the guard interval of the request of a demand, or zero for the policy's own.
+func (s *scope) guardFor(d *demand, rev *revision) time.Duration {
+	guard := s.guard(rev)
+	if guard == 0 && rev.plan.Guard() == 0 && d.refundable && !rev.reserves {
 		return refundable
 	}
 	return guard
@@ -407,26 +409,26 @@ func (s *scope) estimator() *rtt.Estimator {
 	return s.learned.Load()
 }
 
-// longestWay returns how long a request may take to reach the provider.
-func (s *scope) longestWay(t *terms) time.Duration {
-	return cmp.Or(s.guard(t), t.plan.Guard())
+// longestDelay returns how long a request may take to reach the provider.
+func (s *scope) longestDelay(rev *revision) time.Duration {
+	return cmp.Or(s.guard(rev), rev.plan.Guard())
 }
 
 // forecast returns how long a request would wait if it arrived now.
 func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) {
-	t, decision, err := s.tryDry(ctx, &d)
+	rev, decision, err := s.tryDry(ctx, &d)
 	switch {
 	case err != nil:
-		return f, t.explain(err)
+		return f, rev.explain(err)
 	case decision.Verdict == store.Closed || decision.Verdict == store.Exhausted:
-		return f, t.refused(decision)
+		return f, rev.refused(decision)
 	case decision.Verdict != store.Ready:
-		f.Wait, f.Tier = decision.Wait, t.tierName(decision.Tier)
+		f.Wait, f.Tier = decision.Wait, rev.tierName(decision.Tier)
 	}
 	if s.waiting() == 0 {
 		return f, nil
 	}
-	late, err := s.late(ctx, &d)
+	late, err := s.lateRefusal(ctx, &d)
 	if err != nil {
 		return f, err
 	}
@@ -437,30 +439,30 @@ func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) 
 }
 
 // tryDry asks the quota, under the newest plan, whether it would admit a request.
-func (s *scope) tryDry(ctx context.Context, d *demand) (*terms, store.Decision, error) {
-	for t := s.terms.Load(); ; t = s.adopt() {
-		cost, err := t.compile(d)
+func (s *scope) tryDry(ctx context.Context, d *demand) (*revision, store.Decision, error) {
+	for rev := s.current.Load(); ; rev = s.adoptSuccessor() {
+		cost, err := rev.costOf(d)
 		if err != nil {
-			return t, store.Decision{}, &queue.Final{Err: err}
+			return rev, store.Decision{}, &queue.Final{Err: err}
 		}
-		dry := store.Request{Cost: cost, Held: true, Guard: s.guard(t), WaitSpec: &store.WaitSpec{DryRun: true}}
-		decision, err := t.quota.TryAcquire(ctx, dry)
+		dry := store.Request{Cost: cost, Held: true, Guard: s.guard(rev), WaitSpec: &store.WaitSpec{DryRun: true}}
+		decision, err := rev.quota.TryAcquire(ctx, dry)
 		if err != nil || decision.Verdict != store.Moved {
-			return t, decision, err
+			return rev, decision, err
 		}
 	}
 }
 
-// late returns the refusal of a request that arrives now and has no time to wait.
-func (s *scope) late(ctx context.Context, d *demand) (*WaitError, error) {
-	s.line.mu.Lock() // keeps the policy the same for the cost and the forecast
-	defer s.line.mu.Unlock()
-	q, t, _ := s.line.underLocked(s, s.config)
-	cost, err := t.compile(d)
+// lateRefusal returns the refusal of a request that arrives now and has no time to wait.
+func (s *scope) lateRefusal(ctx context.Context, d *demand) (*WaitError, error) {
+	s.queue.mu.Lock() // keeps the policy the same for the cost and the forecast
+	defer s.queue.mu.Unlock()
+	q, rev, _ := s.queue.configureLocked(s, s.queueConfig)
+	cost, err := rev.costOf(d)
 	if err != nil {
 		return nil, err
 	}
-	r := store.Request{Cost: cost, Held: true, Guard: s.guard(t)}
+	r := store.Request{Cost: cost, Held: true, Guard: s.guard(rev)}
 	wait, tier, ahead := q.Forecast(r, queue.Class(classOf(ctx)))
-	return t.refusal(&queue.Refusal{Reason: queue.Late, Tier: tier, Wait: wait, Ahead: ahead}), nil
+	return rev.refusal(&queue.Refusal{Reason: queue.Late, Tier: tier, Wait: wait, Ahead: ahead}), nil
 }

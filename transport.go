@@ -93,7 +93,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		if err := a.admit(l, req); err != nil {
 			return nil, err
 		}
-		defer a.leave()
+		defer a.leaveScopes()
 	} else if t.AttemptTimeout <= 0 {
 		sending = true
 		return t.base().RoundTrip(req)
@@ -125,7 +125,7 @@ func (t *Transport) limiter(req *http.Request) *Limiter {
 
 // An attempt is one admitted request that is being sent.
 type attempt struct {
-	admitted  // zero if the request is not limited
+	admission // zero if the request is not limited
 	transport *Transport
 	sendBy    time.Time
 	sent      time.Time
@@ -143,12 +143,12 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 		d.sendBy = a.sendBy
 	}
 	ctx := req.Context()
-	if err = l.admit(ctx, d, &a.admitted); err != nil {
+	if err = l.admit(ctx, d, &a.admission); err != nil {
 		return err
 	}
 	if err = ctx.Err(); err != nil {
 		a.refund()
-		a.leave()
+		a.leaveScopes()
 		return err
 	}
 	a.startTiming()
@@ -163,7 +163,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	defer func() {
 		switch {
 		case sending: // the base panicked
-			a.fail()
+			a.endUnanswered()
 		case !handedOn:
 			defer a.finish(nil)
 			if !returns && resp != nil && resp.Body != nil {
@@ -177,34 +177,34 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		ctx, a.cancel = context.WithTimeout(req.Context(), timeout)
 		sent = req.WithContext(ctx)
 	}
-	traced, d := a.trace(sent)
+	traced, trace := a.trace(sent)
 	if a.transport.Profile != nil {
 		a.sent = time.Now()
 	}
 	var err error
 	resp, err = a.transport.base().RoundTrip(traced)
 	sending = false
-	if d != nil {
-		d.stop()
+	if trace != nil {
+		trace.stopTimer()
 	}
 	if err != nil {
 		handedOn = true
-		return resp, a.failed(err, d)
+		return resp, a.endFailed(err, trace)
 	}
 	if resp == nil { // the Base breaks the contract; http.Client reports that
 		handedOn = true
-		a.fail()
+		a.endUnanswered()
 		return nil, nil
 	}
 	if resp.Request == traced {
 		resp.Request = req
 	}
-	a.timing.answered(d.upload())
+	a.timing.answered(trace.upload())
 	answer := a.handleResponse(req.Context(), resp)
 	a.arrived()
 	a.observe(answer)
 	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.needsBody() {
-		resp.Body = a.watch(resp.Body, m)
+		resp.Body = a.watchBody(resp.Body, m)
 		handedOn = true
 	} else if m != nil {
 		handedOn = true
@@ -214,24 +214,25 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// failed ends an attempt without a response. If nothing of the request was written, it is refunded.
-func (a *attempt) failed(err error, d *attemptTrace) error {
-	if d.unsent(err) {
+// endFailed ends an attempt that failed with err. If nothing of the request was written, the
+// request is refunded.
+func (a *attempt) endFailed(err error, trace *attemptTrace) error {
+	if trace.unsent(err) {
 		if a.cancel != nil {
 			a.cancel()
 		}
 		a.refund()
-		if d.late() {
-			return a.terms.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
+		if trace.late() {
+			return a.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
 		}
 		return err
 	}
-	a.fail()
+	a.endUnanswered()
 	return err
 }
 
-// fail ends an attempt that may have been sent and gets no response.
-func (a *attempt) fail() {
+// endUnanswered ends an attempt that may have been sent and gets no response.
+func (a *attempt) endUnanswered() {
 	if a.cancel != nil {
 		defer a.cancel()
 	}
@@ -262,10 +263,10 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// watch returns a body that ends the attempt once: at EOF, at another error, or when it is closed.
-// The body of a 101 response keeps its further methods: those of a writer, of a half-closer or of a
-// connection.
-func (a *attempt) watch(b io.ReadCloser, m Meter) io.ReadCloser {
+// watchBody returns a body that ends the attempt once: at EOF, at another error, or when it is
+// closed. The body of a 101 response keeps its further methods: those of a writer, of a half-closer
+// or of a connection.
+func (a *attempt) watchBody(b io.ReadCloser, m Meter) io.ReadCloser {
 	type halfCloser interface{ CloseWrite() error }
 	type conn interface {
 		io.Writer

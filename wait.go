@@ -41,13 +41,13 @@ const forever = store.Forever
 // Every refusal is a [*WaitError]. A context's own error is returned as it is. New, Group.For and
 // Within return Limiters. A Limiter need not be closed and is safe for concurrent use.
 type Limiter struct {
-	scope atomic.Pointer[scope]
-	group *Group // keeps the scope; nil if New made the Limiter
-	key   string // in the group
-	outer *Limiter
-	own   line  // the queue of this Limiter's callers, if it lies inside others
-	shift shift // where those callers wait; see Limiter.pair
-	err   error // the error of every call; nil if the Limiter works
+	scope    atomic.Pointer[scope]
+	group    *Group // keeps the scope; nil if New made the Limiter
+	key      string // in the group
+	outer    *Limiter
+	ownQueue waitQueue // the queue of this Limiter's callers, if it lies inside others
+	shift    shift     // where those callers wait; see Limiter.pair
+	err      error     // the error of every call; nil if the Limiter works
 }
 
 // New returns a Limiter of the policy. If s is nil, the Limiter keeps a quota of its own in this
@@ -82,7 +82,7 @@ func (l *Limiter) enter() (*scope, error) {
 	return s, nil
 }
 
-func (l *Limiter) terms() *terms { return l.scope.Load().terms.Load() }
+func (l *Limiter) revision() *revision { return l.scope.Load().current.Load() }
 
 // Wait blocks until one request may be sent, and charges it. Its errors are those of WaitN for one
 // request.
@@ -90,33 +90,33 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	s, t := l.plain()
-	if t == nil {
+	s, rev := l.fastPath()
+	if rev == nil {
 		return l.WaitN(ctx, 1)
 	}
-	d, err := t.quota.TryAcquire(ctx, store.Request{Cost: t.one, WaitSpec: t.fresh(ctx)})
+	d, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest, WaitSpec: rev.initialWaitSpec(ctx)})
 	if err == nil && d.Verdict == store.Admitted {
 		return nil
 	}
 	var c charge
-	if err := t.judge(ctx, d, err, false); err != nil {
+	if err := rev.decisionError(ctx, d, err, false); err != nil {
 		return err
 	}
-	return s.wait(ctx, t, &demand{n: 1}, &c)
+	return s.wait(ctx, rev, &demand{n: 1}, &c)
 }
 
-// plain returns the scope and its terms if the next request needs only the quota's own decision:
-// the fast path of most calls. Otherwise the terms are nil.
-func (l *Limiter) plain() (*scope, *terms) {
+// fastPath returns the scope and its revision if the next request needs only the quota's own
+// decision, as most do. Otherwise the revision is nil.
+func (l *Limiter) fastPath() (*scope, *revision) {
 	s := l.scope.Load()
 	if l.outer != nil || s == nil || s.grouped {
 		return nil, nil
 	}
-	t := s.terms.Load()
-	if !t.plain || t.closed || s.waiting() > 0 {
+	rev := s.current.Load()
+	if !rev.fastPath || rev.closed || s.waiting() > 0 {
 		return nil, nil
 	}
-	return s, t
+	return s, rev
 }
 
 // WaitN blocks until n requests may be sent at once, and charges them. If n is 0 it returns at
@@ -131,11 +131,11 @@ func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 	if n == 0 && l.err == nil {
 		return ctx.Err()
 	}
-	var a admitted
+	var a admission
 	if err := l.admit(ctx, demand{n: n}, &a); err != nil {
 		return err
 	}
-	a.leave()
+	a.leaveScopes()
 	return nil
 }
 
@@ -143,11 +143,11 @@ func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 // waiting callers. It returns false on a policy with Concurrency, where every admission must be
 // released. Allow does not wait; with a shared store it blocks for one round trip.
 func (l *Limiter) Allow() bool {
-	_, t := l.plain()
-	if t == nil {
+	_, rev := l.fastPath()
+	if rev == nil {
 		return l.AllowN(1)
 	}
-	d, err := t.quota.TryAcquire(context.Background(), store.Request{Cost: t.one})
+	d, err := rev.quota.TryAcquire(context.Background(), store.Request{Cost: rev.oneRequest})
 	if d.Verdict == store.Moved {
 		return l.AllowN(1)
 	}
@@ -159,11 +159,11 @@ func (l *Limiter) AllowN(n int64) bool {
 	if n == 0 {
 		return l.err == nil
 	}
-	var a admitted
-	if _, err := l.tryNow(context.Background(), demand{n: n, now: true}, &a); err != nil || !a.charged() {
+	var a admission
+	if _, err := l.tryNow(context.Background(), demand{n: n, noWait: true}, &a); err != nil || !a.charged() {
 		return false
 	}
-	a.leave()
+	a.leaveScopes()
 	return true
 }
 
@@ -175,7 +175,7 @@ func (l *Limiter) AllowN(n int64) bool {
 // counts, or a negative amount, is an error too.
 func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 	p := new(Permit)
-	if err := l.admit(ctx, demand{cost: c, n: 1, held: true}, &p.admitted); err != nil {
+	if err := l.admit(ctx, demand{cost: c, n: 1, held: true}, &p.admission); err != nil {
 		return nil, err
 	}
 	return p.start(), nil
@@ -186,14 +186,14 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 // shared store TryAcquire blocks for one round trip.
 func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 	p := new(Permit)
-	decision, err := l.tryNow(context.Background(), demand{cost: c, n: 1, held: true, now: true}, &p.admitted)
+	decision, err := l.tryNow(context.Background(), demand{cost: c, n: 1, held: true, noWait: true}, &p.admission)
 	switch {
 	case err != nil:
 		return nil, err
 	case p.charged():
 		return p.start(), nil
 	}
-	e := p.terms.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
+	e := p.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
 	if f, err := l.Forecast(context.Background(), c); e.Ahead > 0 && err == nil {
 		e.Wait, e.Tier, e.Ahead = f.Wait, f.Tier, f.Ahead
 	}
@@ -201,8 +201,8 @@ func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 }
 
 // admit waits until this scope and all outer ones have admitted a demand. If it succeeds, the
-// caller must call a.leave.
-func (l *Limiter) admit(ctx context.Context, d demand, a *admitted) error {
+// caller must call a.leaveScopes.
+func (l *Limiter) admit(ctx context.Context, d demand, a *admission) error {
 	s, err := l.enter()
 	if err != nil {
 		return err
@@ -213,12 +213,12 @@ func (l *Limiter) admit(ctx context.Context, d demand, a *admitted) error {
 			s.leave()
 		}
 	}()
-	t, err := l.agree(s, &d)
+	rev, err := l.revisionFor(s, &d)
 	if err == nil {
 		if l.outer == nil {
-			err = s.admit(ctx, t, &d, &a.charge)
+			err = s.admit(ctx, rev, &d, &a.charge)
 		} else {
-			err = l.admitThrough(ctx, s, t, d, a)
+			err = l.admitThrough(ctx, s, rev, d, a)
 		}
 	}
 	if done = err == nil; done {
@@ -228,8 +228,8 @@ func (l *Limiter) admit(ctx context.Context, d demand, a *admitted) error {
 }
 
 // tryNow asks for an admission without waiting. If the request is not admitted nothing is charged.
-// The decision, under a.terms, contains the reason unless other callers wait.
-func (l *Limiter) tryNow(ctx context.Context, d demand, a *admitted) (decision store.Decision, err error) {
+// The decision, under a.revision, contains the reason unless other callers wait.
+func (l *Limiter) tryNow(ctx context.Context, d demand, a *admission) (decision store.Decision, err error) {
 	s, err := l.enter()
 	if err != nil {
 		return decision, err
@@ -241,16 +241,16 @@ func (l *Limiter) tryNow(ctx context.Context, d demand, a *admitted) (decision s
 		}
 	}()
 	for moved := true; moved; moved = err == nil && decision.Verdict == store.Moved {
-		if a.terms, err = l.agree(s, &d); err != nil {
+		if a.revision, err = l.revisionFor(s, &d); err != nil {
 			break
 		}
 		if l.outer == nil {
-			decision, err = s.tryNow(ctx, a.terms, &d, &a.charge)
+			decision, err = s.tryNow(ctx, a.revision, &d, &a.charge)
 		} else {
-			decision, err = l.tryThrough(ctx, s, a.terms, d, a)
+			decision, err = l.tryThrough(ctx, s, a.revision, d, a)
 		}
 		if decision.Verdict == store.Moved {
-			s.adopt()
+			s.adoptSuccessor()
 		}
 	}
 	if done = err == nil && a.charged(); done {
@@ -259,80 +259,80 @@ func (l *Limiter) tryNow(ctx context.Context, d demand, a *admitted) (decision s
 	return decision, err
 }
 
-// agree returns the terms that can count a demand. If the terms in force cannot, another handle may
-// just have changed the policy, so agree tries its successor.
-func (l *Limiter) agree(s *scope, d *demand) (*terms, error) {
-	t := s.terms.Load()
-	err := l.check(t, d)
+// revisionFor returns the revision that can count a demand. If the revision in force cannot,
+// another handle may just have changed the policy, so revisionFor tries its successor.
+func (l *Limiter) revisionFor(s *scope, d *demand) (*revision, error) {
+	rev := s.current.Load()
+	err := l.checkDemand(rev, d)
 	if err != nil {
-		if next := s.adopt(); next != t {
-			return next, l.check(next, d)
+		if next := s.adoptSuccessor(); next != rev {
+			return next, l.checkDemand(next, d)
 		}
 	}
-	return t, err
+	return rev, err
 }
 
-// check returns an error for a demand that this scope and the outer ones cannot count.
-func (l *Limiter) check(t *terms, d *demand) error {
-	if t.closed {
-		return t.refuse(ErrClosed, -1, 0)
+// checkDemand returns an error for a demand that this scope and the outer ones cannot count.
+func (l *Limiter) checkDemand(rev *revision, d *demand) error {
+	if rev.closed {
+		return rev.refuse(ErrClosed, -1, 0)
 	}
 	switch {
 	case d.refundable:
 		return nil // the inner scope has checked it
 	case d.cost == nil && d.held && l.outer == nil:
-		return t.counted(t.counts)
+		return rev.requireRequestTier(rev.countsRequests)
 	}
-	counts, concurrent := t.counts, t.concurrent
+	counts, concurrent := rev.countsRequests, rev.concurrent
 	for o := l.outer; o != nil; o = o.outer {
 		if o.err != nil {
 			return o.err
 		}
-		around := o.terms()
-		if around.closed {
-			return around.refuse(ErrClosed, -1, 0)
+		outer := o.revision()
+		if outer.closed {
+			return outer.refuse(ErrClosed, -1, 0)
 		}
-		counts, concurrent = counts || around.counts, concurrent || around.concurrent
+		counts, concurrent = counts || outer.countsRequests, concurrent || outer.concurrent
 	}
 	switch {
 	case d.n < 0:
-		return t.errorf("n is %d: it must be at least 0", d.n)
+		return rev.errorf("n is %d: it must be at least 0", d.n)
 	case concurrent && !d.held:
-		return t.refuse(ErrNeedsPermit, -1, 0)
+		return rev.refuse(ErrNeedsPermit, -1, 0)
 	case d.cost == nil:
-		return t.counted(counts || d.n == 0)
+		return rev.requireRequestTier(counts || d.n == 0)
 	}
-	return l.checkCost(t, d.cost)
+	return l.checkCost(rev, d.cost)
 }
 
-// counted returns an error unless some tier counts requests. Without such a tier, a request without
-// a Cost would be admitted at any rate.
-func (t *terms) counted(counts bool) error {
+// requireRequestTier returns an error unless some tier counts requests. Without such a tier, a
+// request without a Cost would be admitted at any rate.
+func (rev *revision) requireRequestTier(counts bool) error {
 	if counts {
 		return nil
 	}
-	return t.errorf("no tier counts requests: use Acquire with a Cost, or Transport.Cost, that names %s", strings.Join(t.plan.Units(), ", "))
+	return rev.errorf("no tier counts requests: use Acquire with a Cost, or Transport.Cost, that names %s", strings.Join(rev.plan.Units(), ", "))
 }
 
 // checkCost returns an error for a cost that has a negative amount, names requests twice, or names
 // a unit that no scope counts.
-func (l *Limiter) checkCost(t *terms, c Cost) error {
+func (l *Limiter) checkCost(rev *revision, c Cost) error {
 	if _, both := c[algorithms.Requests]; both {
 		if _, both = c[""]; both {
-			return t.errorf("cost names requests twice, as %q and as %q: leave one out", "", algorithms.Requests)
+			return rev.errorf("cost names requests twice, as %q and as %q: leave one out", "", algorithms.Requests)
 		}
 	}
 	for unit, n := range c {
 		unit = cmp.Or(unit, algorithms.Requests)
-		known := unit == algorithms.Requests || t.has(unit)
+		known := unit == algorithms.Requests || rev.countsUnit(unit)
 		for o := l.outer; o != nil; o = o.outer {
-			known = known || o.terms().has(unit)
+			known = known || o.revision().countsUnit(unit)
 		}
 		switch {
 		case n < 0:
-			return t.errorf("cost of %q is %d: it must be at least 0", unit, n)
+			return rev.errorf("cost of %q is %d: it must be at least 0", unit, n)
 		case !known:
-			return t.errorf("cost names the unit %q: the policy counts %s", unit, strings.Join(l.units(), ", "))
+			return rev.errorf("cost names the unit %q: the policy counts %s", unit, strings.Join(l.units(), ", "))
 		}
 	}
 	return nil
@@ -341,7 +341,7 @@ func (l *Limiter) checkCost(t *terms, c Cost) error {
 // units returns the units that the scopes count, those of the inner scopes first.
 func (l *Limiter) units() (units []string) {
 	for ; l != nil; l = l.outer {
-		for _, unit := range l.terms().plan.Units() {
+		for _, unit := range l.revision().plan.Units() {
 			if !slices.Contains(units, unit) {
 				units = append(units, unit)
 			}
@@ -353,7 +353,7 @@ func (l *Limiter) units() (units []string) {
 // waiting returns how many callers wait in the Limiter's own queue.
 func (l *Limiter) waiting() int {
 	if l.outer != nil {
-		return l.own.len()
+		return l.ownQueue.len()
 	}
 	return l.scope.Load().waiting()
 }
@@ -368,7 +368,7 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	defer s.leave()
-	_, err = s.terms.Load().quota.Pause(ctx, store.Pause{For: d})
+	_, err = s.current.Load().quota.Pause(ctx, store.Pause{For: d})
 	return err
 }
 
@@ -381,7 +381,7 @@ func (l *Limiter) Resume(ctx context.Context) error {
 		return err
 	}
 	defer s.leave()
-	return s.terms.Load().quota.Resume(ctx)
+	return s.current.Load().quota.Resume(ctx)
 }
 
 // SetPolicy replaces the policy of the quota, for every Limiter of the quota in this process. Other
@@ -398,7 +398,7 @@ func (l *Limiter) SetPolicy(ctx context.Context, p Policy) error {
 		return err
 	}
 	defer s.leave()
-	c, err := s.terms.Load().replacement(p)
+	c, err := s.current.Load().replacement(p)
 	if err != nil {
 		return err
 	}
@@ -413,7 +413,7 @@ func (l *Limiter) SetPolicy(ctx context.Context, p Policy) error {
 func (l *Limiter) Close() {
 	if s, err := l.enter(); err == nil {
 		defer s.leave()
-		l.own.close()
+		l.ownQueue.close()
 		s.close()
 	}
 }
@@ -440,7 +440,7 @@ func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) 
 	if l.err != nil {
 		return f, l.err
 	}
-	if _, err := l.agree(l.scope.Load(), &d); err != nil {
+	if _, err := l.revisionFor(l.scope.Load(), &d); err != nil {
 		return f, err
 	}
 	for o := l; o != nil; o = o.outer {
@@ -459,7 +459,7 @@ func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) 
 		f.Ahead += one.Ahead
 	}
 	if l.outer != nil {
-		f.Ahead += l.own.len()
+		f.Ahead += l.ownQueue.len()
 	}
 	return f, nil
 }
@@ -474,9 +474,9 @@ func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
 		if err != nil {
 			return status, err
 		}
-		t, one, err := s.status(ctx)
+		rev, one, err := s.status(ctx)
 		s.leave()
-		status.Tiers = append(status.Tiers, t.declared(one.Tiers)...)
+		status.Tiers = append(status.Tiers, rev.mergePaces(one.Tiers)...)
 		status.Paused, status.Closed = max(status.Paused, one.Paused), max(status.Closed, one.Closed)
 		if err != nil {
 			return status, err
@@ -486,21 +486,21 @@ func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
 	return status, nil
 }
 
-// status returns the state of the quota, and the terms that its tiers belong to.
-func (s *scope) status(ctx context.Context) (t *terms, status Status, err error) {
-	for t = s.adopt(); ; {
-		status, err = t.quota.Status(ctx)
-		now := s.adopt()
-		if now == t {
-			return t, status, err
+// status returns the state of the quota, and the revision that its tiers belong to.
+func (s *scope) status(ctx context.Context) (rev *revision, status Status, err error) {
+	for rev = s.adoptSuccessor(); ; {
+		status, err = rev.quota.Status(ctx)
+		now := s.adoptSuccessor()
+		if now == rev {
+			return rev, status, err
 		}
-		t = now
+		rev = now
 	}
 }
 
-// declared returns the state of the tiers as the policy declares them: the state of a tier's pace,
-// if it has one, is merged into the state of the tier.
-func (c *compiled) declared(deciding []TierStatus) (tiers []TierStatus) {
+// mergePaces returns the state of the tiers as the policy declares them: the state of a tier's
+// pace, if it has one, is merged into the state of the tier.
+func (c *compiledPolicy) mergePaces(deciding []TierStatus) (tiers []TierStatus) {
 	for i, s := range deciding {
 		n := c.plan.Declared(i)
 		if n < len(tiers) { // the pace of the tier before
