@@ -52,7 +52,7 @@ func (a *admission) pauseUntilReset(r answers.Reading) {
 	if r.Has&answers.HasRemaining == 0 || r.Remaining > 0 || r.Has&answers.HasReset == 0 || r.Reset <= 0 || r.Full {
 		return
 	}
-	// If a shared store is not available, the next response pauses it.
+	// If a shared store is not available, the next response pauses the quota.
 	_, _ = a.revision.quota.Pause(context.Background(), store.Pause{For: r.Reset, Close: r.Reset > a.revision.policy.maxPause()})
 }
 

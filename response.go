@@ -37,38 +37,38 @@ type attemptTrace struct {
 
 // unsent reports whether nothing of a request that failed with err was written. It returns false
 // without a trace.
-func (trace *attemptTrace) unsent(err error) bool {
-	return trace != nil && (trace.closedConn.Load() || trace.Unsent(err) || trace.std && !trace.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
+func (tr *attemptTrace) unsent(err error) bool {
+	return tr != nil && (tr.closedConn.Load() || tr.Unsent(err) || tr.std && !tr.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
 }
 
 // late reports whether the attempt was ended because SendBy had passed.
-func (trace *attemptTrace) late() bool { return trace != nil && trace.expired.Load() }
+func (tr *attemptTrace) late() bool { return tr != nil && tr.expired.Load() }
 
 // expire ends the attempt if nothing of it was written. An attempt that looks for a connection only
 // after SendBy ends then.
-func (trace *attemptTrace) expire() {
-	trace.sendByPassed.Store(true)
-	if trace.Connecting() {
-		trace.expired.Store(true)
-		trace.cancel()
+func (tr *attemptTrace) expire() {
+	tr.sendByPassed.Store(true)
+	if tr.Connecting() {
+		tr.expired.Store(true)
+		tr.cancel()
 	}
 }
 
 // watchNetwork adds to the hooks: they report new connections to the timing, except those to a
 // proxy on this host, and measure how long a body takes to be written.
-func (trace *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, j timing, host string) {
+func (tr *attemptTrace) watchNetwork(hooks *httptrace.ClientTrace, t timing, host string) {
 	hooks.GotConn = func(c httptrace.GotConnInfo) {
 		if !c.Reused && (!isLoopback(c.Conn) || host == "localhost" || net.ParseIP(host).IsLoopback()) {
-			j.connected()
+			t.connected()
 		}
 	}
 	wroteHeaders := hooks.WroteHeaders
 	hooks.WroteHeaders = func() {
 		wroteHeaders()
-		trace.headers.Store(int64(time.Since(j.admitted)))
+		tr.headers.Store(int64(time.Since(t.admitted)))
 	}
 	hooks.WroteRequest = func(httptrace.WroteRequestInfo) {
-		trace.uploaded.Store(int64(time.Since(j.admitted)) - trace.headers.Load())
+		tr.uploaded.Store(int64(time.Since(t.admitted)) - tr.headers.Load())
 	}
 }
 
@@ -81,16 +81,16 @@ func isLoopback(c net.Conn) bool {
 }
 
 // upload returns how long the body took to be written, or zero if that is not known.
-func (trace *attemptTrace) upload() time.Duration {
-	if trace == nil {
+func (tr *attemptTrace) upload() time.Duration {
+	if tr == nil {
 		return 0
 	}
-	return time.Duration(trace.uploaded.Load())
+	return time.Duration(tr.uploaded.Load())
 }
 
-func (trace *attemptTrace) stopTimer() {
-	if trace.timer != nil {
-		trace.timer.Stop()
+func (tr *attemptTrace) stopTimer() {
+	if tr.timer != nil {
+		tr.timer.Stop()
 	}
 }
 
@@ -102,31 +102,31 @@ func (a *attempt) trace(req *http.Request) (*http.Request, *attemptTrace) {
 	if !a.charged() || !std && req.Context().Done() == nil && a.timing.estimator == nil && a.sendBy.IsZero() {
 		return req, nil
 	}
-	trace, j := &attemptTrace{std: std}, a.timing
-	hooks := trace.Trace()
-	if j.estimator != nil {
-		trace.watchNetwork(hooks, j, req.URL.Hostname())
+	tr, t := &attemptTrace{std: std}, a.timing
+	hooks := tr.Trace()
+	if t.estimator != nil {
+		tr.watchNetwork(hooks, t, req.URL.Hostname())
 	}
 	ctx := req.Context()
 	if !a.sendBy.IsZero() {
-		ctx = a.boundBySendBy(ctx, trace, hooks)
+		ctx = a.boundBySendBy(ctx, tr, hooks)
 	}
-	return req.WithContext(httptrace.WithClientTrace(ctx, hooks)), trace
+	return req.WithContext(httptrace.WithClientTrace(ctx, hooks)), tr
 }
 
 // boundBySendBy returns a context that ends at SendBy if nothing was written by then.
-func (a *attempt) boundBySendBy(ctx context.Context, trace *attemptTrace, hooks *httptrace.ClientTrace) context.Context {
-	ctx, trace.cancel = context.WithCancel(ctx)
+func (a *attempt) boundBySendBy(ctx context.Context, tr *attemptTrace, hooks *httptrace.ClientTrace) context.Context {
+	ctx, tr.cancel = context.WithCancel(ctx)
 	if end := a.cancel; end != nil {
-		a.cancel = func() { trace.cancel(); end() }
+		a.cancel = func() { tr.cancel(); end() }
 	} else {
-		a.cancel = trace.cancel
+		a.cancel = tr.cancel
 	}
 	getConn := hooks.GetConn
 	hooks.GetConn = func(hostPort string) {
 		getConn(hostPort)
-		if trace.sendByPassed.Load() {
-			trace.expire()
+		if tr.sendByPassed.Load() {
+			tr.expire()
 		}
 	}
 	gotConn := hooks.GotConn
@@ -134,24 +134,24 @@ func (a *attempt) boundBySendBy(ctx context.Context, trace *attemptTrace, hooks 
 		if gotConn != nil {
 			gotConn(c)
 		}
-		if trace.sendByPassed.Load() && trace.Connecting() {
-			trace.expire()
-			trace.closeConn(c.Conn)
+		if tr.sendByPassed.Load() && tr.Connecting() {
+			tr.expire()
+			tr.closeConn(c.Conn)
 		}
 	}
-	trace.timer = time.AfterFunc(time.Until(a.sendBy), trace.expire)
+	tr.timer = time.AfterFunc(time.Until(a.sendBy), tr.expire)
 	return ctx
 }
 
-// closeConn closes the connection of an attempt whose SendBy has passed. Canceling the context
-// is not enough: if the context has ended and a connection is ready, net/http may choose the
+// closeConn closes the connection of an attempt whose SendBy has passed. Canceling the context is
+// not enough: if the context has ended and a connection is ready, net/http may choose the
 // connection. Requests of HTTP/2 share connections, and HTTP/2 checks the context before it writes,
 // so its connections stay open.
-func (trace *attemptTrace) closeConn(c net.Conn) {
+func (tr *attemptTrace) closeConn(c net.Conn) {
 	if t, ok := c.(*tls.Conn); ok && t.ConnectionState().NegotiatedProtocol == "h2" {
 		return
 	}
-	trace.closedConn.Store(true)
+	tr.closedConn.Store(true)
 	_ = c.Close()
 }
 
@@ -172,7 +172,7 @@ func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answ
 		if answer.Wide && len(a.outer) > 0 {
 			c = &a.outer[len(a.outer)-1]
 		}
-		// If a shared store is not available, the next refusal pauses it.
+		// If a shared store is not available, the next refusal pauses the quota.
 		_ = c.pauseAfterRefusal(context.WithoutCancel(ctx), answer.Refusal)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
 		a.endBackoff()
@@ -291,8 +291,8 @@ const firstPause = time.Second
 // provider has banned the caller or asks for a longer pause than MaxPause.
 //
 // If the response names no time, or a time of zero, one request is sent as a probe after the pause.
-// The first pause for a time of zero takes no time. Any other lasts one second, doubled with each
-// further refusal, times a random factor from 1 to 2, which keeps fleets out of step.
+// The first pause for a time of zero takes no time. Any other pause lasts one second, doubled with
+// each further refusal, times a random factor from 1 to 2, which keeps fleets out of step.
 func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal) error {
 	most := c.revision.policy.maxPause()
 	p := store.Pause{For: r.Delay, Close: r.Kind == answers.Banned || r.Delay > most, Probe: true}

@@ -96,8 +96,8 @@ func (rev *revision) initialWaitSpec(ctx context.Context) *store.WaitSpec {
 // empty, or the request costs nothing in this scope, so only a pause can delay it. If the quota
 // reserves ahead, waiting requests are sent together, so only a caller that does not wait may ask
 // by itself.
-func (s *scope) skipsQueue(rev *revision, wq *waitQueue, cost []int64, now bool) bool {
-	return wq.len() == 0 && (now || !rev.reserves) || !rev.isOneRequest(cost) && rev.isFree(cost)
+func (s *scope) skipsQueue(rev *revision, wq *waitQueue, cost []int64, noWait bool) bool {
+	return wq.len() == 0 && (noWait || !rev.reserves) || !rev.isOneRequest(cost) && rev.isFree(cost)
 }
 
 // admit admits a request in this scope alone. It waits if necessary.
@@ -147,12 +147,12 @@ func (s *scope) tryNow(ctx context.Context, rev *revision, d *demand, c *charge)
 // decisionError returns the error for a quota's reply to a request that it did not admit, or nil if
 // the request may wait. A caller that does not wait, or whose context has ended, gets
 // ErrUnavailable; otherwise the queue waits for the store.
-func (c *compiledPolicy) decisionError(ctx context.Context, d store.Decision, err error, now bool) error {
+func (c *compiledPolicy) decisionError(ctx context.Context, d store.Decision, err error, noWait bool) error {
 	var outer *queue.Final
 	switch {
 	case errors.As(err, &outer):
 		return outer.Err
-	case errors.Is(err, ErrUnavailable) && !now && ctx.Err() == nil:
+	case errors.Is(err, ErrUnavailable) && !noWait && ctx.Err() == nil:
 		return nil
 	case err != nil:
 		return c.explain(err)
@@ -318,7 +318,7 @@ func (s *scope) setPolicy(ctx context.Context, c *compiledPolicy) error {
 	old := s.current.Load()
 	changer, ok := old.quota.(store.Changer)
 	if !ok {
-		return old.errorf("SetPolicy: a quota of %T has one policy for ever", old.quota)
+		return old.errorf("SetPolicy: the store cannot change the policy of a %T: make another Limiter", old.quota)
 	}
 	if err := changer.Change(ctx, c.plan); err != nil {
 		return old.errorf("SetPolicy: %w", err)

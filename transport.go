@@ -177,19 +177,19 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		ctx, a.cancel = context.WithTimeout(req.Context(), timeout)
 		sent = req.WithContext(ctx)
 	}
-	traced, trace := a.trace(sent)
+	traced, tr := a.trace(sent)
 	if a.transport.Profile != nil {
 		a.sent = time.Now()
 	}
 	var err error
 	resp, err = a.transport.base().RoundTrip(traced)
 	sending = false
-	if trace != nil {
-		trace.stopTimer()
+	if tr != nil {
+		tr.stopTimer()
 	}
 	if err != nil {
 		handedOn = true
-		return resp, a.endFailed(err, trace)
+		return resp, a.endFailed(err, tr)
 	}
 	if resp == nil { // the Base breaks the contract; http.Client reports that
 		handedOn = true
@@ -199,7 +199,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	if resp.Request == traced {
 		resp.Request = req
 	}
-	a.timing.answered(trace.upload())
+	a.timing.answered(tr.upload())
 	answer := a.handleResponse(req.Context(), resp)
 	a.arrived()
 	a.observe(answer)
@@ -216,13 +216,13 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 
 // endFailed ends an attempt that failed with err. If nothing of the request was written, the
 // request is refunded.
-func (a *attempt) endFailed(err error, trace *attemptTrace) error {
-	if trace.unsent(err) {
+func (a *attempt) endFailed(err error, tr *attemptTrace) error {
+	if tr.unsent(err) {
 		if a.cancel != nil {
 			a.cancel()
 		}
 		a.refund()
-		if trace.late() {
+		if tr.late() {
 			return a.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
 		}
 		return err
