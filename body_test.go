@@ -54,10 +54,10 @@ func TestPeekIsBounded(t *testing.T) {
 			began := time.Now()
 			resp, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
 			if took := time.Since(began); err != nil || took > 2*time.Second {
-				t.Errorf("a byte every %v: %v after %v", every, err, took)
+				t.Errorf("a byte every %v: RoundTrip: %v after %v, want nil by 2s", every, err, took)
 			}
 			if n, err := io.ReadFull(resp.Body, make([]byte, 100)); n != 100 || err != nil {
-				t.Errorf("a byte every %v: read %d, %v", every, n, err)
+				t.Errorf("a byte every %v: read %d bytes, %v; want 100", every, n, err)
 			}
 			if took := time.Since(began); took > 100*every+2*time.Second {
 				t.Errorf("a byte every %v: 100 bytes were read after %v", every, took)
@@ -86,7 +86,7 @@ func TestPeekOfABodyThatPanics(t *testing.T) {
 	func() {
 		defer func() {
 			if recover() == nil {
-				t.Error("no panic")
+				t.Error("no panic, want one")
 			}
 		}()
 		resp, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
@@ -135,7 +135,7 @@ func TestPanics(t *testing.T) {
 				func() {
 					defer func() {
 						if recover() == nil {
-							t.Error("no panic")
+							t.Error("no panic, want one")
 						}
 					}()
 					_, _ = tr.RoundTrip(req)
@@ -175,7 +175,7 @@ func TestAlertPanics(t *testing.T) {
 					}()
 					p, err := l.Acquire(t.Context(), throttle.Cost{"cents": 1})
 					if err != nil {
-						t.Errorf("nested: %v: %v", nested, err)
+						t.Errorf("nested: %v: Acquire: %v", nested, err)
 					}
 					p.Arrived()
 					p.Release()
@@ -238,7 +238,7 @@ func TestUpgradeKeepsHalfClose(t *testing.T) {
 			_, _ = io.WriteString(conn, "hello")
 			_ = conn.(*net.TCPConn).CloseWrite()
 			if got, err := io.ReadAll(r); string(got) != "HELLO" || err != nil {
-				t.Errorf("after the half-close: %q, %v", got, err)
+				t.Errorf("after the half-close: %q, %v; want HELLO", got, err)
 			}
 		})
 	}

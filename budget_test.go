@@ -41,10 +41,10 @@ func TestBudgetRefusesAtOnce(t *testing.T) {
 			t.Errorf("error %v, %+v; want ErrExhausted of tier %v until the next midnight", err, e, day)
 		}
 		if _, err := buy(l, 11); !errors.Is(err, throttle.ErrExceedsCapacity) {
-			t.Errorf("more than the budget: %v", err)
+			t.Errorf("more than the budget: %v, want ErrExceedsCapacity", err)
 		}
 		if got := status(t, l); time.Since(begin) != 0 || got.Tiers[0].Used != 8 || got.Tiers[1].Used != 1 {
-			t.Errorf("after %v: %+v", time.Since(begin), got)
+			t.Errorf("status after %v: %+v, want 8 and 1 used at once", time.Since(begin), got)
 		}
 		if _, err := buy(l, 2); err != nil {
 			t.Errorf("exactly what is left: %v", err)
@@ -80,7 +80,7 @@ func TestBudgetAllow(t *testing.T) {
 			t.Error("AllowN(2), AllowN(2), Allow, Allow of a budget of 3 must be true, false, true, false")
 		}
 		if err := l.Wait(context.Background()); !errors.Is(err, throttle.ErrExhausted) {
-			t.Errorf("Wait: %v", err)
+			t.Errorf("Wait: %v, want ErrExhausted", err)
 		}
 	})
 }
@@ -183,7 +183,7 @@ func TestBudgetOfAThousand(t *testing.T) {
 	}
 	callers.Wait()
 	if n := spent.Load(); n > limit || n <= limit-cost {
-		t.Errorf("spent %d of %d, at %d each", n, limit, cost)
+		t.Errorf("spent %d at %d each, want at most %d and less than %d left", n, cost, limit, cost)
 	}
 }
 
@@ -260,7 +260,7 @@ func TestPolicyOfABudgetAsJSON(t *testing.T) {
 	}
 	var again throttle.Policy
 	if err := json.Unmarshal(data, &again); err != nil || !reflect.DeepEqual(again, p) {
-		t.Errorf("%s is read as %+v, %v", data, again, err)
+		t.Errorf("%s is read as %+v, %v; want %+v", data, again, err, p)
 	}
 }
 

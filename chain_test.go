@@ -137,7 +137,7 @@ func TestWithinItself(t *testing.T) {
 			t.Errorf("%s: error is %v, want one that names Within", name, err)
 		}
 		if l.Allow() {
-			t.Errorf("%s: Allow admits", name)
+			t.Errorf("%s: Allow is true", name)
 		}
 		cancel()
 	}
@@ -338,7 +338,7 @@ func threeStorm(t *testing.T, rnd *rand.Rand, seed uint64) {
 		t.Errorf("seed %d, %v: admitted %v, canceled %v; want 60 in all, the admitted in order", seed, tiers, order, gone)
 	}
 	if s := api.Summary(); s.Refused != 0 {
-		t.Errorf("seed %d, %v: the provider refused %d of %d", seed, tiers, s.Refused, s.Sent)
+		t.Errorf("seed %d, %v: the provider refused %d of %d, want 0", seed, tiers, s.Refused, s.Sent)
 	}
 	time.Sleep(time.Minute)
 	if got := used(t, l); !slices.Equal(got, []int64{0, 0, 0}) || status(t, l).Waiting != 0 {

@@ -424,7 +424,7 @@ func TestClassesForecasts(t *testing.T) {
 	}
 	for i, g := range got[900:] {
 		if refused := errors.Is(g.err, throttle.ErrDeadline) && g.end == 0; refused != (i%2 == 0) || !refused && (g.err != nil || g.end != g.within-ms) {
-			t.Errorf("latecomer %d: %v after %v", i, g.err, g.end)
+			t.Errorf("latecomer %d: %v after %v; want every other one refused at once", i, g.err, g.end)
 		}
 	}
 }
@@ -515,7 +515,7 @@ func TestClassesStormAtAFarStore(t *testing.T) {
 			}
 			for i, c := range callers {
 				if c.err == nil && c.cancel > 0 && c.ended > c.cancel || c.err != nil && c.cancel == 0 && !errors.Is(c.err, context.DeadlineExceeded) {
-					t.Errorf("seed %d: caller %d %+v", seed, i, c)
+					t.Errorf("seed %d: caller %d is %+v; want it admitted before its cancel time, or refused as late", seed, i, c)
 				}
 			}
 			if n := status(t, l).Waiting; n != 0 {

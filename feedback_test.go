@@ -91,7 +91,7 @@ func TestRefusals(t *testing.T) {
 			}
 			_, want, _ := strings.Cut(tt.text, "\n\n")
 			if body, err := io.ReadAll(resp.Body); string(body) != want || err != nil {
-				t.Errorf("%.60q: body %.60q, %v", tt.text, body, err)
+				t.Errorf("%.60q: body %.60q, %v; want %.60q", tt.text, body, err, want)
 			}
 			s, _ := lim.Status(t.Context())
 			paused := s.Paused

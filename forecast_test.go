@@ -77,7 +77,7 @@ func TestForecastErrors(t *testing.T) {
 		}
 		_ = l.Pause(t.Context(), time.Minute)
 		if f, err := l.Forecast(t.Context(), nil); err != nil || f.Wait != time.Minute {
-			t.Errorf("in a pause of 1m: %+v, %v", f, err)
+			t.Errorf("in a pause of 1m: %+v, %v; want a Wait of 1m", f, err)
 		}
 		_, _ = trSend(t.Context(), &throttle.Transport{Limiter: l, Base: trNewBase(nil)})
 	})
@@ -132,7 +132,7 @@ func TestTryAcquire(t *testing.T) {
 				t.Errorf("%v: %v (%+v), want tier %s, %v, %d ahead", c, err, e, tier, wait, ahead)
 			}
 			if after := used(t, l); fmt.Sprint(after) != fmt.Sprint(before) {
-				t.Errorf("%v: charged %v, then %v", c, before, after)
+				t.Errorf("%v: used %v before and %v after the refusal", c, before, after)
 			}
 		}
 		p, err := l.TryAcquire(throttle.Cost{"tokens": 4})
@@ -189,7 +189,7 @@ func TestLateNamesTierAndAhead(t *testing.T) {
 						l = mustNew(t, exact(throttle.PerSecond(1000)), nil).Within(l)
 					}
 					if !l.Allow() {
-						t.Fatal("not admitted")
+						t.Fatal("Allow is false, although the quota is unused")
 					}
 					ctx, cancel := context.WithCancel(t.Context())
 					var wg sync.WaitGroup
@@ -386,7 +386,7 @@ func TestAllowAfterWait(t *testing.T) {
 			}
 		}
 		if refused > 0 {
-			t.Errorf("Allow was false %d times of 5000", refused)
+			t.Errorf("Allow was false %d times of 5000, want 0", refused)
 		}
 	})
 }

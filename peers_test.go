@@ -33,7 +33,7 @@ func queueThenCancel(t *testing.T, p throttle.Policy, wait func(*throttle.Limite
 		for range 100 {
 			go func() {
 				if err := wait(l, ctx); err != context.Canceled {
-					t.Errorf("a canceled caller got %v", err)
+					t.Errorf("a canceled caller got %v, want Canceled", err)
 				}
 			}()
 		}
@@ -395,9 +395,9 @@ func TestPeersRow20FirstInFirstOut(t *testing.T) {
 	p := exact(throttle.Tier{Limit: 10, Window: sec, Algorithm: throttle.TokenBucket, Burst: 100})
 	play(t, p, []step{
 		{do: "allow", n: 100},
-		{who: "large", n: 100, end: 10 * sec},
-		{who: "small", end: 10100 * ms},
+		{caller: "large", n: 100, end: 10 * sec},
+		{caller: "small", end: 10100 * ms},
 		{at: 5 * sec, do: "refuse"}, // the tokens are for the waiting callers
-		{at: 5 * sec, who: "late", within: sec, end: 5 * sec, err: throttle.ErrDeadline, wait: 5200 * ms},
+		{at: 5 * sec, caller: "late", within: sec, end: 5 * sec, err: throttle.ErrDeadline, wait: 5200 * ms},
 	})
 }

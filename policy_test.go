@@ -37,7 +37,7 @@ func TestParsePolicy(t *testing.T) {
 		"1000/d + 9/hr + 2/24h":        "1000/d + 9/h + 2/d",
 	} {
 		if p, err := throttle.ParsePolicy("", long); err != nil || p.String() != short {
-			t.Errorf("%s is written as %s, %v", long, p, err)
+			t.Errorf("%s is written as %s, %v; want %s", long, p, err, short)
 		}
 	}
 	for _, spec := range []string{
@@ -46,7 +46,7 @@ func TestParsePolicy(t *testing.T) {
 		"100000000/month;unit=usd;zone=Europe/Berlin;budget=true | alert_at=50,80,100", "7/week + 1/day | guard=none",
 	} {
 		if p, err := throttle.ParsePolicy("", spec); err != nil || p.String() != spec {
-			t.Errorf("%s is written as %s, %v", spec, p, err)
+			t.Errorf("%s is written as %s, %v; want it unchanged", spec, p, err)
 		}
 	}
 }
@@ -106,7 +106,7 @@ func FuzzParsePolicy(f *testing.F) {
 			t.Fatalf("%q is written as %q and read as %+v, %v; was %+v", spec, p, again, err, p)
 		}
 		if _, err := throttle.New(p, nil); err != nil {
-			t.Fatalf("%q: %v", spec, err)
+			t.Fatalf("New of %q: %v", spec, err)
 		}
 	})
 }

@@ -31,7 +31,7 @@ func TestAssumeUsed(t *testing.T) {
 				}
 				refused, _ := outcome(api)
 				if (refused > 0) == used {
-					t.Errorf("%v, AssumeUsed %t: %v refused", algorithm, used, refused)
+					t.Errorf("%v, AssumeUsed %t: %v requests were refused", algorithm, used, refused)
 				}
 			})
 		}
@@ -97,7 +97,7 @@ func TestStatusOfAPacedTier(t *testing.T) {
 			t.Errorf("%+v, want %+v", s.Tiers[0], want)
 		}
 		if got := s.Tiers[1]; got.Tier != throttle.PerMinute(100) || got.Remaining != 96 {
-			t.Errorf("%+v", got)
+			t.Errorf("the other tier: %+v, want 96 remaining", got)
 		}
 		err = lim.WaitN(t.Context(), 5)
 		if want := `throttle: cost of 5 requests exceeds the capacity of tier 3600/h;pace_burst=4`; err == nil || err.Error() != want {

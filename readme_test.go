@@ -108,7 +108,7 @@ func TestReadme(t *testing.T) {
 			t.Errorf("%v:\n%s", err, code)
 		}
 		if !strings.Contains(string(source), string(formatted)) {
-			t.Errorf("not in readme_test.go, or otherwise there:\n%s", formatted)
+			t.Errorf("this block is not in readme_test.go:\n%s", formatted)
 		}
 	}
 }

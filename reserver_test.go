@@ -205,7 +205,7 @@ func TestReservedInOrder(t *testing.T) {
 			callers := make([]arrival, 50)
 			order := arrive(t, limiter(t, steady(), s), callers)
 			if !slices.IsSorted(order) || len(order) != 50 {
-				t.Errorf("trip %v: the order was %v", trip, order)
+				t.Errorf("trip %v: the order was %v, want 0 to 49", trip, order)
 			}
 			for i, c := range callers {
 				if due := time.Duration(i) * 100 * ms; c.err != nil || c.ended < due || c.ended > due+2*trip {
@@ -247,10 +247,10 @@ func TestAskAgainTime(t *testing.T) {
 			time.AfterFunc(50*ms, func() { s.mu.Lock(); fail(s); s.mu.Unlock() })
 			arrive(t, l, callers)
 			if callers[1].err != nil || callers[2].err == nil {
-				t.Errorf("%s: %+v", name, callers)
+				t.Errorf("%s: callers %+v; want the second admitted and the third canceled", name, callers)
 			}
 			if s.calls > 8 {
-				t.Errorf("%s: %d calls", name, s.calls)
+				t.Errorf("%s: %d calls, want at most 8", name, s.calls)
 			}
 		})
 	}
@@ -343,7 +343,7 @@ func TestReservedQueueFull(t *testing.T) {
 			}
 		}
 		if full == 0 || full+len(order) != 20 {
-			t.Errorf("%d were refused and %d admitted, of 20", full, len(order))
+			t.Errorf("%d callers were refused and %d admitted, want 20 in all and some refused", full, len(order))
 		}
 	})
 }
@@ -402,7 +402,7 @@ func TestStoreAway(t *testing.T) {
 		callers[2].cancel = 4 * sec
 		order := arrive(t, limiter(t, steady(), s), callers)
 		if len(order) != 98 || !slices.IsSorted(order) {
-			t.Errorf("admitted: %v", order)
+			t.Errorf("admitted: %v, want 98 in order", order)
 		}
 		if c := callers[0]; c.ended < 10*sec || c.ended > 11*sec {
 			t.Errorf("the first caller was admitted at %v, want 10s to 11s", c.ended)

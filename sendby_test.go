@@ -250,7 +250,7 @@ func TestSendByEndsAnAttempt(t *testing.T) {
 				took := time.Since(began)
 				if err == nil {
 					if body, err := io.ReadAll(resp.Body); string(body) != "ok" || err != nil {
-						t.Errorf("body %q, %v", body, err)
+						t.Errorf("body %q, %v; want ok", body, err)
 					}
 					resp.Body.Close()
 				}

@@ -125,7 +125,7 @@ func TestSetPolicyNested(t *testing.T) {
 						t.Errorf("admitted %v, want %d in order", got, callers)
 					}
 					if s := api.Summary(); s.Refused != 0 {
-						t.Errorf("the provider refused %d of %d", s.Refused, s.Sent)
+						t.Errorf("the provider refused %d of %d, want 0", s.Refused, s.Sent)
 					}
 					time.Sleep(time.Minute)
 					if got := used(t, l); !slices.Equal(got, []int64{0, 0}) || status(t, l).Waiting != 0 || status(t, outer).Waiting != 0 {
@@ -153,7 +153,7 @@ func TestSetPolicyOldPermits(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := used(t, l); !slices.Equal(got, []int64{2, 80}) {
-			t.Errorf("used %v after the change", got)
+			t.Errorf("used %v after the change, want 2 and 80", got)
 		}
 		c := acquire(t, l, throttle.Cost{"tokens": 10})
 		if err := a.Settle(throttle.Cost{"tokens": 5}); err != nil {

@@ -76,13 +76,13 @@ func TestSetPolicyThroughAnotherHandle(t *testing.T) {
 		"Status": func(t *testing.T, l *throttle.Limiter) {
 			s, err := l.Status(t.Context())
 			if err != nil || len(s.Tiers) != 3 || s.Tiers[2].Tier.Limit != 20 {
-				t.Errorf("%v, %v", s, err)
+				t.Errorf("%v, %v; want the three new tiers", s, err)
 			}
 		},
 		"Forecast": func(t *testing.T, l *throttle.Limiter) {
 			f, err := l.Forecast(t.Context(), throttle.Cost{"tokens": 4})
 			if err != nil || f.Wait != 0 {
-				t.Errorf("%v, %v", f, err)
+				t.Errorf("%v, %v; want no Wait", f, err)
 			}
 		},
 		"nested": func(t *testing.T, l *throttle.Limiter) {
@@ -124,7 +124,7 @@ func TestAlertAfterSetPolicy(t *testing.T) {
 	}
 	permit.Release()
 	if len(alerts) != 1 || !strings.Contains(alerts[0].Tier, "cents") {
-		t.Errorf("alerts: %+v", alerts)
+		t.Errorf("alerts: %+v, want one for cents", alerts)
 	}
 }
 

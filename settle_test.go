@@ -52,7 +52,7 @@ func TestStreamIsMetered(t *testing.T) {
 	for i, text := range []string{`{"choices": []}`, `{"usage": {"total_tokens": 7}}`, `{"usage": {"total_tokens": 123}}`, `[DONE]`} {
 		more <- text
 		if n, err := resp.Body.Read(buf); err != nil || string(buf[:n]) != "data: "+text+"\n\n" {
-			t.Fatalf("%d: %q, %v", i, buf[:n], err)
+			t.Fatalf("%d: read %q, %v; want the data of %q", i, buf[:n], err, text)
 		}
 		if got := used(t, lim)[1]; got != 500 {
 			t.Errorf("%d: %d tokens are used before the end, want 500", i, got)
@@ -266,15 +266,15 @@ func TestPermitSettle(t *testing.T) {
 		}
 	}
 	if err := p.Settle(throttle.Cost{"tokens": 0}); err != nil || used(t, lim)[1] != 0 {
-		t.Errorf("settled as zero: %v, used %v", err, used(t, lim))
+		t.Errorf("settled as zero: %v, used %v; want 0 tokens", err, used(t, lim))
 	}
 	if err := p.Settle(throttle.Cost{"tokens": 500}); err != nil || used(t, lim)[1] != 0 {
-		t.Errorf("settled twice: %v, used %v", err, used(t, lim))
+		t.Errorf("settled twice: %v, used %v; want 0 tokens", err, used(t, lim))
 	}
 	p.Release()
 	p, _ = lim.Acquire(t.Context(), throttle.Cost{"tokens": 300})
 	if err := p.Cancel(t.Context()); err != nil || !slices.Equal(used(t, lim), []int64{1, 0}) {
-		t.Errorf("canceled: %v, used %v", err, used(t, lim))
+		t.Errorf("canceled: %v, used %v; want 1 and 0", err, used(t, lim))
 	}
 }
 
@@ -316,7 +316,7 @@ func TestUnsent(t *testing.T) {
 			}
 			req, _ := http.NewRequestWithContext(ctx, "POST", "http://127.0.0.1:1/", strings.NewReader("body"))
 			if _, err := (&throttle.Transport{Base: tt.base, Limiter: lim}).RoundTrip(req); err == nil {
-				t.Fatal("no error")
+				t.Fatal("no error, want one")
 			}
 			if got := used(t, lim)[0]; got != tt.used {
 				t.Errorf("%d used, want %d", got, tt.used)

@@ -156,7 +156,7 @@ func unused(t *testing.T, limiters ...*throttle.Limiter) {
 				break
 			}
 			if time.Now().After(deadline) {
-				t.Fatalf("limiter %d stays in use: %+v", i, s)
+				t.Fatalf("limiter %d is still used after 30s: %+v", i, s)
 			}
 		}
 	}
@@ -270,7 +270,7 @@ func TestStormKeepsTheLargerLimit(t *testing.T) {
 		wg.Wait()
 		for i := 40; i < len(arrivals); i++ {
 			if d := arrivals[i].Sub(arrivals[i-40]); d < window {
-				t.Fatalf("%v: 41 requests within %v", a, d)
+				t.Fatalf("%v: 41 requests within %v, want at least %v", a, d, window)
 			}
 		}
 		if len(arrivals) < 41 {

@@ -155,7 +155,7 @@ func TestTransportZero(t *testing.T) {
 		text, err := io.ReadAll(resp.Body)
 		resp.Body.Close()
 		if err != nil || string(text) != "hello" {
-			t.Fatalf("got %q, %v", text, err)
+			t.Fatalf("got %q, %v; want hello", text, err)
 		}
 	}
 }
@@ -226,7 +226,7 @@ func TestTransportCost(t *testing.T) {
 			t.Errorf("%s: error is %v, want %q", c.name, err, c.err)
 		}
 		if sent := len(base.sent); (sent == 1) != (c.err == "") {
-			t.Errorf("%s: sent %d", c.name, sent)
+			t.Errorf("%s: %d requests were sent, want one unless it is an error", c.name, sent)
 		}
 		after, _ := lim.Status(t.Context())
 		for i, want := range []int64{c.requests, c.tokens} {
@@ -262,7 +262,7 @@ func TestTransportStrictProvider(t *testing.T) {
 		}
 		group.Wait()
 		if s := api.Summary(); s.Sent != n || s.Refused != 0 || s.WorstSecond != 5 {
-			t.Errorf("summary is %+v", s)
+			t.Errorf("summary is %+v, want %d sent, none refused and at most 5 in a second", s, n)
 		}
 		arrived, sent := api.Arrivals(), base.times()
 		for i, at := range sent {
@@ -446,7 +446,7 @@ func TestTransportClosesBodyOnce(t *testing.T) {
 				func() {
 					defer func() {
 						if p := recover(); (p != nil) != c.panics {
-							t.Errorf("panic is %v", p)
+							t.Errorf("panic is %v, want one: %v", p, c.panics)
 						}
 					}()
 					resp, e := tr.RoundTrip(req)
@@ -493,7 +493,7 @@ func TestTransportContextEndsWhileWaiting(t *testing.T) {
 			t.Errorf("error is %v, want the context's own", err)
 		}
 		if got := time.Since(base.start); got != 10*time.Second {
-			t.Errorf("RoundTrip returned after %v", got)
+			t.Errorf("RoundTrip returned after %v, want 10s", got)
 		}
 		trExpect(t, tr, 200) // behind the head; the canceled callers leave no trace
 		if got, want := base.times(), []time.Duration{0, time.Minute, 2 * time.Minute}; !slices.Equal(got, want) {
@@ -531,7 +531,7 @@ func TestTransportContextEndsAtAdmission(t *testing.T) {
 			t.Errorf("%s: the request was sent", name)
 		}
 		if n := trUsed(t, lim); n != 0 {
-			t.Errorf("%s: %d requests are still charged", name, n)
+			t.Errorf("%s: %d requests are still charged, want 0", name, n)
 		}
 	}
 }
@@ -671,10 +671,10 @@ func TestTransportPauseMakesLate(t *testing.T) {
 		go func() {
 			_, err := trSend(ctx, tr)
 			if !errors.Is(err, throttle.ErrDeadline) || !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("error is %v", err)
+				t.Errorf("error is %v, want ErrDeadline", err)
 			}
 			if at := time.Since(base.start); at != 500*trTick {
-				t.Errorf("refused at %v", at)
+				t.Errorf("refused at %v, want 500ms", at)
 			}
 		}()
 		synctest.Wait()
@@ -737,12 +737,12 @@ func TestTransportBan(t *testing.T) {
 					t.Error("Allow is true during a ban")
 				}
 				if s, _ := lim.Status(t.Context()); s.Closed != time.Microsecond || s.Waiting != 0 {
-					t.Errorf("status is %+v", s)
+					t.Errorf("status is %+v, want 1µs of the ban and none waiting", s)
 				}
 				time.Sleep(time.Microsecond)
 				trExpect(t, tr, 200)
 				if sent := base.times(); sent[len(sent)-1] != time.Second+c.ban {
-					t.Errorf("sent at %v", sent)
+					t.Errorf("sent at %v, want the last at %v", sent, time.Second+c.ban)
 				}
 			})
 		})
@@ -824,7 +824,7 @@ func TestTransportBackoffOneEvent(t *testing.T) {
 		trWithin(t, "the first", end.Sub(base.start)-10*trTick, time.Second, 2*time.Second)
 		time.Sleep(75 * trTick)
 		if got := trPaused(t, lim); !got.Equal(end) {
-			t.Errorf("the pause ends at %v, after the first refusal it was %v", got, end)
+			t.Errorf("the pause ends at %v, want %v as after the first refusal", got, end)
 		}
 		gaps := trGaps(t, lim, 3)
 		if got := base.start.Add(90*trTick + gaps[0]); !got.Equal(end) {
@@ -869,7 +869,7 @@ func TestTransportBackoffLate(t *testing.T) {
 				}
 				group.Wait()
 				if s, _ := lim.Status(t.Context()); (s.Paused > 0) != c.pauses {
-					t.Errorf("paused for %v", s.Paused)
+					t.Errorf("paused for %v, want a pause: %v", s.Paused, c.pauses)
 				}
 				trWithin(t, "the next", trGaps(t, lim, 2)[1], c.from, c.to)
 			})
@@ -908,19 +908,19 @@ func TestTransportHandsOnTheResponse(t *testing.T) {
 			req := httptest.NewRequest("GET", trURL, nil)
 			got, err := (&throttle.Transport{Base: base, Limiter: lim}).RoundTrip(req)
 			if err != nil || got != want {
-				t.Fatalf("%s: %v, %v", name, got, err)
+				t.Fatalf("%s: %v, %v; want the response of the Base", name, got, err)
 			}
 			if got.Body != body {
 				t.Errorf("%s: the body is wrapped, want the Base's", name)
 			}
 			if got.StatusCode != status || !reflect.DeepEqual(got.Header, header) {
-				t.Errorf("%s: status %d, header %v", name, got.StatusCode, got.Header)
+				t.Errorf("%s: status %d, header %v; want %d, %v", name, got.StatusCode, got.Header, status, header)
 			}
 			if sent := base.requests[0]; lim == nil && sent != req || sent.URL != req.URL || sent.Body != req.Body {
 				t.Errorf("%s: the request is cloned, want the caller's", name)
 			}
 			if text, err := io.ReadAll(got.Body); string(text) != "answer" || err != nil {
-				t.Errorf("%s: body is %q, %v", name, text, err)
+				t.Errorf("%s: body is %q, %v; want answer", name, text, err)
 			}
 		}
 	}
@@ -979,16 +979,16 @@ func TestTransportUpgrade(t *testing.T) {
 		}
 		conn, ok := resp.Body.(io.ReadWriteCloser)
 		if !ok {
-			t.Fatalf("%s: the body is a %T", name, resp.Body)
+			t.Fatalf("%s: the body is a %T, want a writer too", name, resp.Body)
 		}
 		if _, err := io.WriteString(conn, "to the server"); err != nil || pipe.String() != "to the server" {
-			t.Errorf("%s: wrote %q, %v", name, pipe.String(), err)
+			t.Errorf("%s: wrote %q, %v; want to the server", name, pipe.String(), err)
 		}
 		if text, err := io.ReadAll(conn); string(text) != "from the server" || err != nil {
-			t.Errorf("%s: read %q, %v", name, text, err)
+			t.Errorf("%s: read %q, %v; want from the server", name, text, err)
 		}
 		if err := conn.Close(); err != nil || pipe.closed != 1 {
-			t.Errorf("%s: closed %d times, %v", name, pipe.closed, err)
+			t.Errorf("%s: closed %d times, %v; want once", name, pipe.closed, err)
 		}
 	}
 }
@@ -1216,7 +1216,7 @@ func TestTransportAttemptTimeoutEnds(t *testing.T) {
 		}
 		if c.end != nil {
 			if err := ctx.Err(); err != nil {
-				t.Errorf("%s: %v before the end of the body", c.name, err)
+				t.Errorf("%s: the context ended before the body: %v", c.name, err)
 			}
 			c.end(resp.Body)
 		}
@@ -1244,11 +1244,11 @@ func TestTransportClientTimeout(t *testing.T) {
 			}
 			var e *url.Error
 			if !errors.As(err, &e) || !e.Timeout() {
-				t.Errorf("request %d: %v is no timeout", i, err)
+				t.Errorf("request %d: error is %v, want a timeout", i, err)
 			}
 		}
 		if got := time.Since(base.start); got != 0 {
-			t.Errorf("refused after %v", got)
+			t.Errorf("refused after %v, want at once", got)
 		}
 	})
 }
@@ -1265,7 +1265,7 @@ func TestTransportCloseIdleConnections(t *testing.T) {
 	client := &http.Client{Transport: &throttle.Transport{Base: &throttle.Transport{Base: base}}}
 	client.CloseIdleConnections()
 	if base.closed != 1 {
-		t.Errorf("the Base's method was called %d times", base.closed)
+		t.Errorf("the Base's method was called %d times, want 1", base.closed)
 	}
 	(&throttle.Transport{Base: trNewBase(nil)}).CloseIdleConnections() // the Base has no such method
 }
@@ -1308,13 +1308,13 @@ func TestTransportConcurrentUse(t *testing.T) {
 		}
 		group.Wait()
 		if s := api.Summary(); s.Refused != 0 || s.Accepted < answered.Load() {
-			t.Errorf("summary is %+v, %d were answered", s, answered.Load())
+			t.Errorf("summary is %+v, want none refused and at least %d accepted", s, answered.Load())
 		}
 		if n := answered.Load(); n < 32*20 {
-			t.Errorf("%d were answered, %d gave up, %d were refused", n, gaveUp.Load(), refused.Load())
+			t.Errorf("%d were answered, %d gave up, %d were refused; want at least 640 answered", n, gaveUp.Load(), refused.Load())
 		}
 		if s, _ := lim.Status(t.Context()); s.Tiers[0].Used != 0 || s.Waiting != 0 {
-			t.Errorf("status is %+v", s)
+			t.Errorf("status is %+v, want none used and none waiting", s)
 		}
 	})
 }
@@ -1364,7 +1364,7 @@ func TestTransportUnseenRepeat(t *testing.T) {
 			t.Errorf("%s: the server received %d requests, %d failed; want %d, %d", c.name, n, failed, c.seen, c.failed)
 		}
 		if n := trUsed(t, lim); n != 2 {
-			t.Errorf("%s: the limiter charged %d", c.name, n)
+			t.Errorf("%s: the limiter charged %d, want 2", c.name, n)
 		}
 	}
 }

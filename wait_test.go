@@ -113,7 +113,7 @@ func TestNewErrors(t *testing.T) {
 type step struct {
 	at     time.Duration // since the start; in ascending order
 	do     string        // "" for a caller, "cancel", "pause", or "allow" or "refuse" for the expected result of Allow
-	who    string        // the name of the caller that arrives or is canceled
+	caller string        // the name of the caller that arrives or is canceled
 	n      int64         // requests at once. If zero, 1
 	within time.Duration // the caller's timeout from now on. If zero, none
 	pause  time.Duration
@@ -134,24 +134,24 @@ func play(t *testing.T, p throttle.Policy, steps []step) {
 		for i, s := range steps {
 			time.Sleep(s.at - time.Since(start))
 			synctest.Wait()
-			name := fmt.Sprintf("step %d (%s%s at %v)", i, s.do, s.who, s.at)
+			name := fmt.Sprintf("step %d (%s%s at %v)", i, s.do, s.caller, s.at)
 			switch n := max(1, s.n); s.do {
 			case "cancel":
-				cancels[s.who]()
+				cancels[s.caller]()
 			case "pause":
 				if err := l.Pause(t.Context(), s.pause); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 			case "allow", "refuse":
 				if got := l.AllowN(n); got != (s.do == "allow") {
-					t.Errorf("%s: AllowN(%d) = %v", name, n, got)
+					t.Errorf("%s: AllowN(%d) = %v, want %v", name, n, got, !got)
 				}
 			default:
 				ctx, cancel := context.WithCancel(context.Background())
 				if s.within > 0 {
 					ctx, cancel = context.WithTimeout(context.Background(), s.within)
 				}
-				cancels[s.who] = cancel
+				cancels[s.caller] = cancel
 				defer cancel()
 				wg.Go(func() {
 					err := l.WaitN(ctx, n)
@@ -186,12 +186,12 @@ func TestWaitSteps(t *testing.T) {
 		steps  []step
 	}{
 		{"a large cost at the head is not overtaken", bucket, []step{
-			{who: "a", n: 8},
-			{who: "b", n: 10, end: 800 * ms},
-			{who: "c", end: 900 * ms},
+			{caller: "a", n: 8},
+			{caller: "b", n: 10, end: 800 * ms},
+			{caller: "c", end: 900 * ms},
 			{do: "refuse"}, // although there is room for one
-			{at: 100 * ms, who: "d", n: 5, end: 1400 * ms},
-			{at: 200 * ms, who: "e", end: 1500 * ms},
+			{at: 100 * ms, caller: "d", n: 5, end: 1400 * ms},
+			{at: 200 * ms, caller: "e", end: 1500 * ms},
 			{at: 799 * ms, do: "refuse"},
 			{at: 1450 * ms, do: "refuse"},
 			{at: 1600 * ms, do: "allow"},
@@ -206,101 +206,101 @@ func TestWaitSteps(t *testing.T) {
 		}},
 		{"the head is canceled", bucket, []step{
 			{do: "allow", n: 8},
-			{who: "large", n: 10, end: 100 * ms, err: context.Canceled},
-			{who: "small", n: 3, end: 100 * ms},
-			{who: "next", n: 1, end: 200 * ms},
-			{at: 100 * ms, do: "cancel", who: "large"},
+			{caller: "large", n: 10, end: 100 * ms, err: context.Canceled},
+			{caller: "small", n: 3, end: 100 * ms},
+			{caller: "next", n: 1, end: 200 * ms},
+			{at: 100 * ms, do: "cancel", caller: "large"},
 		}},
 		{"all but the last are canceled", one, []step{
 			{do: "allow"},
-			{who: "a", end: 500 * ms, err: context.Canceled},
-			{who: "b", end: 500 * ms, err: context.Canceled},
-			{who: "c", end: 500 * ms, err: context.Canceled},
-			{who: "d", end: sec},
-			{at: 500 * ms, do: "cancel", who: "b"},
-			{at: 500 * ms, do: "cancel", who: "c"},
-			{at: 500 * ms, do: "cancel", who: "a"},
-			{at: 600 * ms, who: "e", end: 2 * sec},
+			{caller: "a", end: 500 * ms, err: context.Canceled},
+			{caller: "b", end: 500 * ms, err: context.Canceled},
+			{caller: "c", end: 500 * ms, err: context.Canceled},
+			{caller: "d", end: sec},
+			{at: 500 * ms, do: "cancel", caller: "b"},
+			{at: 500 * ms, do: "cancel", caller: "c"},
+			{at: 500 * ms, do: "cancel", caller: "a"},
+			{at: 600 * ms, caller: "e", end: 2 * sec},
 		}},
 		{"a cost above the limit is never admitted", five, []step{
-			{who: "at once", n: 6, err: throttle.ErrExceedsCapacity},
+			{caller: "at once", n: 6, err: throttle.ErrExceedsCapacity},
 			{do: "allow", n: 5},
-			{who: "waits", end: sec},
-			{who: "behind another", n: 6, err: throttle.ErrExceedsCapacity},
-			{who: "with a deadline", n: 6, within: 1 * ms, err: throttle.ErrExceedsCapacity},
+			{caller: "waits", end: sec},
+			{caller: "behind another", n: 6, err: throttle.ErrExceedsCapacity},
+			{caller: "with a deadline", n: 6, within: 1 * ms, err: throttle.ErrExceedsCapacity},
 			{do: "pause", pause: 500 * ms},
-			{who: "paused", n: math.MaxInt64, err: throttle.ErrExceedsCapacity},
+			{caller: "paused", n: math.MaxInt64, err: throttle.ErrExceedsCapacity},
 			{at: sec, do: "refuse", n: 5},
 			{at: sec, do: "allow", n: 4},
 		}},
 		{"a deadline too early", one, []step{
-			{who: "a", within: ms},
-			{who: "b", within: 999 * ms, err: throttle.ErrDeadline, wait: sec},
-			{who: "b", within: 999 * ms, err: context.DeadlineExceeded, wait: sec},
-			{who: "c", end: sec},
-			{who: "d", within: 2500 * ms, end: 2 * sec},
-			{who: "e", within: 2500 * ms, err: throttle.ErrDeadline, wait: 3 * sec},
-			{who: "f", within: 3500 * ms, end: 3 * sec},
-			{at: 100 * ms, who: "g", within: sec, err: throttle.ErrDeadline, end: 100 * ms, wait: 3900 * ms},
-			{at: 3900 * ms, who: "h", within: 101 * ms, end: 4 * sec},
+			{caller: "a", within: ms},
+			{caller: "b", within: 999 * ms, err: throttle.ErrDeadline, wait: sec},
+			{caller: "b", within: 999 * ms, err: context.DeadlineExceeded, wait: sec},
+			{caller: "c", end: sec},
+			{caller: "d", within: 2500 * ms, end: 2 * sec},
+			{caller: "e", within: 2500 * ms, err: throttle.ErrDeadline, wait: 3 * sec},
+			{caller: "f", within: 3500 * ms, end: 3 * sec},
+			{at: 100 * ms, caller: "g", within: sec, err: throttle.ErrDeadline, end: 100 * ms, wait: 3900 * ms},
+			{at: 3900 * ms, caller: "h", within: 101 * ms, end: 4 * sec},
 			{at: 3950 * ms, do: "refuse"},
 			{at: 5 * sec, do: "allow"},
 		}},
 		{"a deadline that only holds once others leave", one, []step{
 			{do: "allow"},
-			{who: "a", end: 100 * ms, err: context.Canceled},
-			{who: "b", end: 100 * ms, err: context.Canceled},
-			{who: "stays", end: sec},
-			{who: "c", within: 3500 * ms, err: throttle.ErrDeadline, wait: 4 * sec},
-			{at: 100 * ms, do: "cancel", who: "b"},
-			{at: 100 * ms, do: "cancel", who: "a"},
-			{at: 100 * ms, who: "d", within: 2500 * ms, end: 2 * sec},
-			{at: 100 * ms, who: "e", within: 2500 * ms, err: throttle.ErrDeadline, end: 100 * ms, wait: 2900 * ms},
+			{caller: "a", end: 100 * ms, err: context.Canceled},
+			{caller: "b", end: 100 * ms, err: context.Canceled},
+			{caller: "stays", end: sec},
+			{caller: "c", within: 3500 * ms, err: throttle.ErrDeadline, wait: 4 * sec},
+			{at: 100 * ms, do: "cancel", caller: "b"},
+			{at: 100 * ms, do: "cancel", caller: "a"},
+			{at: 100 * ms, caller: "d", within: 2500 * ms, end: 2 * sec},
+			{at: 100 * ms, caller: "e", within: 2500 * ms, err: throttle.ErrDeadline, end: 100 * ms, wait: 2900 * ms},
 		}},
 		{"MaxWait", bounded, []step{
 			{do: "allow"},
-			{who: "a", end: sec},
-			{who: "b", within: 2400 * ms, end: 2 * sec},
-			{who: "c", err: throttle.ErrDeadline, wait: 3 * sec},
-			{who: "d", within: hour, err: context.DeadlineExceeded, wait: 3 * sec},
-			{at: 500 * ms, who: "e", end: 3 * sec},
-			{at: 600 * ms, who: "f", within: 2 * sec, err: throttle.ErrDeadline, end: 600 * ms, wait: 3400 * ms},
-			{at: 600 * ms, who: "g", err: throttle.ErrDeadline, end: 600 * ms, wait: 3400 * ms},
+			{caller: "a", end: sec},
+			{caller: "b", within: 2400 * ms, end: 2 * sec},
+			{caller: "c", err: throttle.ErrDeadline, wait: 3 * sec},
+			{caller: "d", within: hour, err: context.DeadlineExceeded, wait: 3 * sec},
+			{at: 500 * ms, caller: "e", end: 3 * sec},
+			{at: 600 * ms, caller: "f", within: 2 * sec, err: throttle.ErrDeadline, end: 600 * ms, wait: 3400 * ms},
+			{at: 600 * ms, caller: "g", err: throttle.ErrDeadline, end: 600 * ms, wait: 3400 * ms},
 		}},
 		{"MaxQueue", queue, []step{
-			{who: "a"},
-			{who: "b", end: sec},
-			{who: "c", end: 500 * ms, err: context.Canceled},
-			{who: "d", err: throttle.ErrQueueFull},
-			{at: 500 * ms, do: "cancel", who: "c"},
-			{at: 500 * ms, who: "e", end: 2 * sec},
-			{at: 500 * ms, who: "f", end: 500 * ms, err: throttle.ErrQueueFull},
-			{at: sec, who: "g", end: 3 * sec},
+			{caller: "a"},
+			{caller: "b", end: sec},
+			{caller: "c", end: 500 * ms, err: context.Canceled},
+			{caller: "d", err: throttle.ErrQueueFull},
+			{at: 500 * ms, do: "cancel", caller: "c"},
+			{at: 500 * ms, caller: "e", end: 2 * sec},
+			{at: 500 * ms, caller: "f", end: 500 * ms, err: throttle.ErrQueueFull},
+			{at: sec, caller: "g", end: 3 * sec},
 		}},
 		{"a pause makes some late", one, []step{
 			{do: "allow"},
-			{who: "a", within: 20 * sec, end: 10500 * ms},
-			{who: "b", within: 5 * sec, err: throttle.ErrDeadline, end: 500 * ms, wait: 11 * sec},
-			{who: "c", end: 11500 * ms},
-			{who: "d", within: 12 * sec, err: throttle.ErrDeadline, end: 500 * ms, wait: 12 * sec},
-			{who: "e", within: 13 * sec, end: 12500 * ms},
+			{caller: "a", within: 20 * sec, end: 10500 * ms},
+			{caller: "b", within: 5 * sec, err: throttle.ErrDeadline, end: 500 * ms, wait: 11 * sec},
+			{caller: "c", end: 11500 * ms},
+			{caller: "d", within: 12 * sec, err: throttle.ErrDeadline, end: 500 * ms, wait: 12 * sec},
+			{caller: "e", within: 13 * sec, end: 12500 * ms},
 			{at: 500 * ms, do: "pause", pause: 10 * sec},
-			{at: 500 * ms, who: "f", within: 12 * sec, err: throttle.ErrDeadline, end: 500 * ms, wait: 13 * sec},
+			{at: 500 * ms, caller: "f", within: 12 * sec, err: throttle.ErrDeadline, end: 500 * ms, wait: 13 * sec},
 			{at: 11 * sec, do: "refuse"},
 		}},
 		{"a pause makes the head late", bounded, []step{
 			{do: "allow"},
-			{who: "a", err: throttle.ErrDeadline, end: 500 * ms, wait: 2100 * ms},
-			{at: 400 * ms, who: "b", end: 2600 * ms},
+			{caller: "a", err: throttle.ErrDeadline, end: 500 * ms, wait: 2100 * ms},
+			{at: 400 * ms, caller: "b", end: 2600 * ms},
 			{at: 500 * ms, do: "pause", pause: 2100 * ms},
 		}},
 		{"a shorter pause does not shorten a longer one", five, []step{
 			{do: "pause", pause: 10 * sec},
-			{who: "a", end: 13 * sec},
+			{caller: "a", end: 13 * sec},
 			{at: sec, do: "pause", pause: sec},
 			{at: 3 * sec, do: "refuse"},
 			{at: 4 * sec, do: "pause", pause: 9 * sec},
-			{at: 5 * sec, who: "b", within: 7 * sec, err: throttle.ErrDeadline, end: 5 * sec, wait: 8 * sec},
+			{at: 5 * sec, caller: "b", within: 7 * sec, err: throttle.ErrDeadline, end: 5 * sec, wait: 8 * sec},
 			{at: 6 * sec, do: "pause", pause: -sec},
 			{at: 10 * sec, do: "refuse"},
 			{at: 13 * sec, do: "allow"},
@@ -308,17 +308,17 @@ func TestWaitSteps(t *testing.T) {
 		{"the tiers hold after a pause", five, []step{
 			{do: "allow", n: 4},
 			{at: 500 * ms, do: "pause", pause: 100 * ms},
-			{at: 500 * ms, who: "a", end: 600 * ms},
-			{at: 500 * ms, who: "b", end: 10700 * ms}, // without the second pause, after a second
+			{at: 500 * ms, caller: "a", end: 600 * ms},
+			{at: 500 * ms, caller: "b", end: 10700 * ms}, // without the second pause, after a second
 			{at: 700 * ms, do: "pause", pause: 10 * sec},
-			{at: 700 * ms, who: "c", n: 5, end: 11700 * ms},
-			{at: 701 * ms, who: "d", end: 12700 * ms},
+			{at: 700 * ms, caller: "c", n: 5, end: 11700 * ms},
+			{at: 701 * ms, caller: "d", end: 12700 * ms},
 		}},
 		{"a request is in flight for the guard interval", guarded, []step{
-			{who: "a"},
-			{who: "b", within: 1020 * ms, err: throttle.ErrDeadline, wait: 1050 * ms},
-			{who: "c", end: 1050 * ms},
-			{who: "d", within: 2110 * ms, end: 2100 * ms},
+			{caller: "a"},
+			{caller: "b", within: 1020 * ms, err: throttle.ErrDeadline, wait: 1050 * ms},
+			{caller: "c", end: 1050 * ms},
+			{caller: "d", within: 2110 * ms, end: 2100 * ms},
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) { play(t, test.policy, test.steps) })
@@ -688,7 +688,7 @@ func TestExceedsCapacityNamesTheTier(t *testing.T) {
 	p, err := l.Acquire(context.Background(), throttle.Cost{"tokens": 201})
 	var w *throttle.WaitError
 	if p != nil || !errors.Is(err, throttle.ErrExceedsCapacity) || !errors.As(err, &w) {
-		t.Fatalf("Acquire: %v, %v", p, err)
+		t.Fatalf("Acquire: %v, %v; want ErrExceedsCapacity", p, err)
 	}
 	if w.Policy != "api" || w.Tier != tokens.String() || w.Wait != 0 {
 		t.Errorf("the error is %+v, want policy api, tier %v and no Wait", *w, tokens)
@@ -707,7 +707,7 @@ func acquire(t *testing.T, l *throttle.Limiter, c throttle.Cost) *throttle.Permi
 	start := time.Now()
 	p, err := l.Acquire(context.Background(), c)
 	if err != nil || time.Since(start) > 0 {
-		t.Fatalf("Acquire(%v): %v after %v", c, err, time.Since(start))
+		t.Fatalf("Acquire(%v): %v after %v, want nil at once", c, err, time.Since(start))
 	}
 	return p
 }
@@ -839,7 +839,7 @@ func TestConcurrencyNeedsPermit(t *testing.T) {
 		}
 	}
 	if l.Allow() || l.AllowN(1) {
-		t.Error("Allow is true")
+		t.Error("Allow or AllowN is true on a policy with Concurrency")
 	}
 	if used := status(t, l).Tiers[0].Used; used != 0 {
 		t.Errorf("%d are charged, want 0", used)
@@ -904,7 +904,7 @@ func TestArrivedWakes(t *testing.T) {
 					t.Errorf("caller %d: %v", i, err)
 				}
 				if want := map[bool]time.Duration{true: 1200 * ms, false: 1300 * ms}[err == nil]; time.Since(start) != want {
-					t.Errorf("caller %d: %v after %v", i, err, time.Since(start))
+					t.Errorf("caller %d: %v after %v, want %v", i, err, time.Since(start), want)
 				}
 			})
 		}
@@ -935,7 +935,7 @@ func TestOneQuotaTwoLimiters(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				if now := time.Now(); !provider.Arrive(now.UnixMicro(), nil) {
-					t.Errorf("refused after %v", now.Sub(start))
+					t.Errorf("the provider refused after %v", now.Sub(start))
 				}
 			})
 		}
@@ -944,15 +944,15 @@ func TestOneQuotaTwoLimiters(t *testing.T) {
 			t.Error(err)
 		}
 		if paused := status(t, limiters[1]).Paused; paused != 500*ms {
-			t.Errorf("the other sees a pause of %v", paused)
+			t.Errorf("the other Limiter is paused for %v, want 500ms", paused)
 		}
 		wg.Wait()
 		if took := time.Since(start); took != 7*sec {
-			t.Errorf("40 took %v, want 7s", took)
+			t.Errorf("40 requests took %v, want 7s", took)
 		}
 		other := limiter(t, throttle.Policy{Name: "other", Tiers: policy.Tiers}, s)
 		if !other.AllowN(5) {
-			t.Error("another name on the store has no quota of its own")
+			t.Error("two names on the store share a quota")
 		}
 	})
 }
@@ -971,14 +971,14 @@ func TestBanned(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		check := func(who string, at time.Duration) {
+		check := func(name string, at time.Duration) {
 			t.Helper()
 			err := l.Wait(context.Background())
 			var w *throttle.WaitError
 			if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &w) || time.Since(start) != at {
-				t.Errorf("%s: %v after %v", who, err, time.Since(start))
+				t.Errorf("%s: %v after %v, want ErrBanned after %v", name, err, time.Since(start), at)
 			} else if end := start.Add(hour + 500*ms); !w.Until.Equal(end) || w.Wait != time.Until(end) {
-				t.Errorf("%s: until %v, for %v", who, w.Until, w.Wait)
+				t.Errorf("%s: until %v, for %v; want until %v", name, w.Until, w.Wait, end)
 			}
 		}
 		l.Allow()
@@ -993,7 +993,7 @@ func TestBanned(t *testing.T) {
 		wg.Wait()
 		check("a new caller", 500*ms)
 		if s := status(t, l); l.Allow() || s.Closed != hour || s.Paused != 0 {
-			t.Errorf("the status is %+v", s)
+			t.Errorf("the status is %+v, want Closed for an hour and Allow false", s)
 		}
 		time.Sleep(hour)
 		if err := l.Wait(context.Background()); err != nil {
@@ -1169,7 +1169,7 @@ func TestWithoutForecast(t *testing.T) {
 // TestWhileTheHeadAsks lets an event happen while the first caller asks the quota, before or after
 // it is charged. Forecasts must count that caller exactly once.
 func TestWhileTheHeadAsks(t *testing.T) {
-	type callFunc func(who string, within, end time.Duration, err error)
+	type callFunc func(name string, within, end time.Duration, err error)
 	for _, test := range []struct {
 		name          string
 		nudge         bool // the first caller also asks at 1.5 s and is not admitted
@@ -1208,12 +1208,12 @@ func TestWhileTheHeadAsks(t *testing.T) {
 				s := new(hooked)
 				l, start := limiter(t, exact(per(2*sec, 1, throttle.SlidingLog)), s), time.Now()
 				var wg sync.WaitGroup
-				call := func(who string, within, end time.Duration, want error) {
+				call := func(name string, within, end time.Duration, want error) {
 					wg.Go(func() {
 						ctx, cancel := context.WithTimeout(context.Background(), within)
 						defer cancel()
 						if err := l.Wait(ctx); !errors.Is(err, want) || time.Since(start) != end {
-							t.Errorf("%s: %v after %v, want %v after %v", who, err, time.Since(start), want, end)
+							t.Errorf("%s: %v after %v, want %v after %v", name, err, time.Since(start), want, end)
 						}
 					})
 					synctest.Wait()
@@ -1315,14 +1315,14 @@ func TestStalledHead(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				if !provider.Arrive(time.Now().UnixMicro(), nil) {
-					t.Errorf("refused after %v", time.Since(start))
+					t.Errorf("the provider refused after %v", time.Since(start))
 				}
 			})
 			synctest.Wait()
 		}
 		wg.Wait()
 		if took := time.Since(start); took != hour+4*sec {
-			t.Errorf("30 took %v", took)
+			t.Errorf("30 requests took %v, want %v", took, hour+4*sec)
 		}
 	})
 }
@@ -1364,7 +1364,7 @@ func TestTwoHours(t *testing.T) {
 					mu.Lock()
 					defer mu.Unlock()
 					if !provider.Arrive(time.Now().UnixMicro(), nil) {
-						t.Errorf("refused after %v", time.Since(start))
+						t.Errorf("the provider refused after %v", time.Since(start))
 					}
 					accepted++
 				}
@@ -1436,7 +1436,7 @@ func TestManyDeadlines(t *testing.T) {
 				case errors.Is(err, throttle.ErrDeadline) && time.Since(start) == 0:
 					refused.Add(1)
 				default:
-					t.Errorf("%v after %v", err, time.Since(start))
+					t.Errorf("Wait: %v after %v, want nil, or ErrDeadline at once", err, time.Since(start))
 				}
 			})
 		}
