@@ -212,7 +212,7 @@ func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) e
 			return err
 		}
 	} else {
-		rev, decision, err = s.tryDry(ctx, d)
+		rev, decision, err = s.tryDry(ctx, d, store.WaitSpec{})
 	}
 	if errors.As(err, &refused) {
 		return refused.Err

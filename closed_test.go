@@ -23,6 +23,9 @@ func TestClosedStaysClosed(t *testing.T) {
 		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrClosed) {
 			t.Error(err)
 		}
+		if err := l.WaitN(t.Context(), 0); !errors.Is(err, throttle.ErrClosed) || l.AllowN(0) {
+			t.Errorf("for 0 requests: %v, %t; want ErrClosed and false", err, l.AllowN(0))
+		}
 	})
 	t.Run("dropped by its Group", func(t *testing.T) {
 		g, err := throttle.NewGroup(api(throttle.PerHour(10)), nil)

@@ -54,6 +54,33 @@ func TestForecastIsExact(t *testing.T) {
 	}
 }
 
+// TestForecastOfBatch checks that a Batch request waits for room for the headroom, but no longer
+// than until it has aged.
+func TestForecastOfBatch(t *testing.T) {
+	for aging, want := range map[time.Duration]time.Duration{0: 10 * sec, 3 * sec: 3 * sec, 2 * time.Minute: time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			p := exact(throttle.Tier{Limit: 10, Window: time.Minute, Algorithm: throttle.FixedWindow})
+			p.Headroom, p.Aging = 50, aging
+			l := limiter(t, p, nil)
+			for range 6 {
+				l.Allow()
+			}
+			ctx := throttle.WithClass(t.Context(), throttle.Batch)
+			f, err := l.Forecast(ctx, nil)
+			if err != nil || f.Wait != want || f.Tier != p.Tiers[0].String() {
+				t.Errorf("aging %v: %+v, %v; want %v", aging, f, err, want)
+			}
+			if f, err := l.Forecast(t.Context(), nil); err != nil || f.Wait != 0 {
+				t.Errorf("another class: %+v, %v", f, err)
+			}
+			start := time.Now()
+			if err := l.Wait(ctx); err != nil || time.Since(start) != want {
+				t.Errorf("aging %v: admitted after %v, %v; want %v", aging, time.Since(start), err, want)
+			}
+		})
+	}
+}
+
 // TestForecastErrors checks that a Forecast fails as Acquire would at once.
 func TestForecastErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

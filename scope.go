@@ -416,7 +416,7 @@ func (s *scope) longestDelay(rev *revision) time.Duration {
 
 // forecast returns how long a request would wait if it arrived now.
 func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) {
-	rev, decision, err := s.tryDry(ctx, &d)
+	rev, decision, err := s.tryDry(ctx, &d, store.WaitSpec{})
 	switch {
 	case err != nil:
 		return f, rev.explain(err)
@@ -424,6 +424,15 @@ func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) 
 		return f, rev.refused(decision)
 	case decision.Verdict != store.Ready:
 		f.Wait, f.Tier = decision.Wait, rev.tierName(decision.Tier)
+	}
+	if spec := rev.initialWaitSpec(ctx); spec != nil { // a Batch request leaves headroom until it has aged
+		rev, decision, err := s.tryDry(ctx, &d, *spec)
+		if err != nil {
+			return f, rev.explain(err)
+		}
+		if wait := min(decision.Wait, spec.YieldFor); wait > f.Wait {
+			f.Wait, f.Tier = wait, rev.tierName(decision.Tier)
+		}
 	}
 	if s.waiting() == 0 {
 		return f, nil
@@ -439,13 +448,14 @@ func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) 
 }
 
 // tryDry asks the quota, under the newest plan, whether it would admit a request.
-func (s *scope) tryDry(ctx context.Context, d *demand) (*revision, store.Decision, error) {
+func (s *scope) tryDry(ctx context.Context, d *demand, spec store.WaitSpec) (*revision, store.Decision, error) {
+	spec.DryRun = true
 	for rev := s.current.Load(); ; rev = s.adoptSuccessor() {
 		cost, err := rev.costOf(d)
 		if err != nil {
 			return rev, store.Decision{}, &queue.Final{Err: err}
 		}
-		dry := store.Request{Cost: cost, Held: true, Guard: s.guard(rev), WaitSpec: &store.WaitSpec{DryRun: true}}
+		dry := store.Request{Cost: cost, Held: true, Guard: s.guard(rev), WaitSpec: &spec}
 		decision, err := rev.quota.TryAcquire(ctx, dry)
 		if err != nil || decision.Verdict != store.Moved {
 			return rev, decision, err

@@ -128,7 +128,7 @@ func (l *Limiter) fastPath() (*scope, *revision) {
 // Limiter of a Group, ErrTooManyKeys. It is another error if n is negative or if no tier counts
 // requests.
 func (l *Limiter) WaitN(ctx context.Context, n int64) error {
-	if n == 0 && l.err == nil {
+	if n == 0 && !l.isClosed() {
 		return ctx.Err()
 	}
 	var a admission
@@ -137,6 +137,12 @@ func (l *Limiter) WaitN(ctx context.Context, n int64) error {
 	}
 	a.leaveScopes()
 	return nil
+}
+
+// isClosed reports whether every call is refused.
+func (l *Limiter) isClosed() bool {
+	s := l.scope.Load()
+	return l.err != nil || s != nil && s.current.Load().closed
 }
 
 // Allow reports whether one request may be sent now, and charges it if so. It never overtakes
@@ -157,7 +163,7 @@ func (l *Limiter) Allow() bool {
 // AllowN is like Allow for n requests at once.
 func (l *Limiter) AllowN(n int64) bool {
 	if n == 0 {
-		return l.err == nil
+		return !l.isClosed()
 	}
 	var a admission
 	if _, err := l.tryNow(context.Background(), demand{n: n, noWait: true}, &a); err != nil || !a.charged() {
@@ -183,7 +189,7 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 
 // TryAcquire is like Acquire but does not wait. A request that would have to wait fails with
 // ErrDeadline, and the Wait of the *WaitError is the time after which it might be admitted. With a
-// shared store TryAcquire blocks for one round trip.
+// shared store TryAcquire blocks for one round trip, or for two if other callers wait.
 func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 	p := new(Permit)
 	decision, err := l.tryNow(context.Background(), demand{cost: c, n: 1, held: true, noWait: true}, &p.admission)
@@ -434,7 +440,7 @@ type Forecast struct {
 
 // Forecast returns how long a request of cost c, in the Class of ctx, would wait if it arrived now.
 // It charges nothing. If Acquire would fail at once, Forecast returns the same error. With a shared
-// store it blocks for one round trip.
+// store it blocks for one round trip, or for two if a Batch request leaves Headroom.
 func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) {
 	d := demand{cost: c, n: 1, held: true}
 	if l.err != nil {
