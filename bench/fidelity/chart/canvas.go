@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// width is that of a chart in pixels. A page on GitHub shows it unscaled.
+// width is the width of a chart in pixels. Pages on GitHub show it unscaled.
 const width = 860
 
 const margin = 20
 
-// sheet has a background of its own, so that a chart reads the same on light and
-// dark pages. Blue against orange is told apart by the colour-blind too.
-const sheet = `
+// stylesheet has a background, which makes a chart look the same on light and dark pages.
+// Color-blind readers can distinguish blue from orange.
+const stylesheet = `
 .sheet { fill: #ffffff; stroke: #d0d7de }
 text { font: 12px -apple-system, "Segoe UI", "Noto Sans", Helvetica, Arial, sans-serif; fill: #1f2328 }
 .title { font-size: 19px; font-weight: 600 }
@@ -31,18 +31,19 @@ text { font: 12px -apple-system, "Segoe UI", "Noto Sans", Helvetica, Arial, sans
 .line { fill: #d0d7de }
 `
 
-// A canvas collects what is drawn. Lengths are in pixels from the upper left.
+// A canvas collects the elements of a chart. Coordinates are in pixels from the upper left.
 type canvas struct {
 	strings.Builder
-	title, description string // the latter for those who can't see the chart
+	title       string
+	description string // for screen readers
 }
 
-// newCanvas has the title of the table and what it is about, and is empty from 70
-// pixels on.
+// newCanvas returns a canvas with the title and the subtitle of the table. It is empty below
+// 70 pixels.
 func newCanvas(t *table) *canvas {
 	c := &canvas{title: t.title, description: t.description()}
 	c.text("title", margin, 36, t.title)
-	c.text("note", margin, 57, fit(t.about, width-2*margin))
+	c.text("note", margin, 57, truncate(t.about, width-2*margin))
 	return c
 }
 
@@ -58,14 +59,14 @@ func (c *canvas) text(class string, x, y float64, s string) {
 	fmt.Fprintf(c, "<text class=%q x=\"%.1f\" y=\"%.1f\">%s</text>\n", class, x, y, escape(s))
 }
 
-// swatch draws a patch of colour with its meaning, and returns where the next begins.
+// swatch draws a patch of color with its meaning, and returns the start of the next patch.
 func (c *canvas) swatch(class string, x, y float64, meaning string) float64 {
 	c.rect(class, x, y-11, 14, 14)
 	c.text("", x+20, y, meaning)
-	return x + 20 + extent(meaning) + 12
+	return x + 20 + textWidth(meaning) + 12
 }
 
-// svg is the file.
+// svg returns the content of the file.
 func (c *canvas) svg(height float64) string {
 	return fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%.0f" viewBox="0 0 %[1]d %.0[2]f" role="img" aria-labelledby="title desc">
 <title id="title">%[3]s</title>
@@ -73,23 +74,23 @@ func (c *canvas) svg(height float64) string {
 <style>%[5]s</style>
 <rect class="sheet" x="0.5" y="0.5" width="%[6]d" height="%.0[7]f" rx="8"/>
 %[8]s</svg>
-`, width, height, escape(c.title), escape(c.description), sheet, width-1, height-1, c)
+`, width, height, escape(c.title), escape(c.description), stylesheet, width-1, height-1, c)
 }
 
 func escape(s string) string {
 	var b strings.Builder
-	_ = xml.EscapeText(&b, []byte(s)) // a Builder takes everything
+	_ = xml.EscapeText(&b, []byte(s)) // a Builder returns no errors
 	return b.String()
 }
 
-// extent is about how wide a text of the usual size gets, whatever the font.
-func extent(s string) float64 { return 6.8 * float64(len([]rune(s))) }
+// textWidth estimates the width of a text of the usual size in any font.
+func textWidth(s string) float64 { return 6.8 * float64(len([]rune(s))) }
 
-// fit shortens a text to about so many pixels.
-func fit(s string, most float64) string {
+// truncate shortens a text to about maxWidth pixels.
+func truncate(s string, maxWidth float64) string {
 	r := []rune(s)
-	if extent(s) <= most {
+	if textWidth(s) <= maxWidth {
 		return s
 	}
-	return string(r[:max(0, int(most/extent("x"))-1)]) + "…"
+	return string(r[:max(0, int(maxWidth/textWidth("x"))-1)]) + "…"
 }

@@ -11,22 +11,22 @@ import (
 	"strings"
 )
 
-// Write draws the charts that the rows suffice for into a directory, which it makes
-// if need be, and returns their paths:
+// Write draws the charts for which there are rows into a directory, and returns their paths.
+// It creates the directory if necessary. The charts are:
 //
-//   - fidelity-uniform.svg has every client and provider under "5/s + 60/20s", with
-//     requests that arrive 5 to 50 ms late;
-//   - fidelity-delays.svg has what longer delays do to a few clients, under 5/s and a
-//     rolling window;
-//   - fidelity-restart.svg has what becomes of a limiter made anew in mid-run.
+//   - fidelity-uniform.svg: every client and provider under "5/s + 60/20s", with requests
+//     that arrive 5 to 50 ms late
+//   - fidelity-delays.svg: the effect of longer delays on a few clients, under 5/s and a
+//     rolling window
+//   - fidelity-restart.svg: the effect of a restart during a run
 //
-// Where several rows are of one client, provider, delay and policy, those in virtual
-// time count, and of them the worst one. Rows of other policies and delays are left out; it is an error if that
-// leaves nothing.
+// If several rows have the same client, provider, delay and policy, rows in virtual time take
+// precedence, and among these the worst row. Write ignores rows of other policies and delays.
+// It returns an error if no chart has a row.
 func Write(dir string, rows []Row) ([]string, error) {
 	charts := []struct{ file, svg string }{
 		{"fidelity-uniform.svg", uniform(rows)},
-		{"fidelity-delays.svg", slower(rows)},
+		{"fidelity-delays.svg", longerDelays(rows)},
 		{"fidelity-restart.svg", restart(rows)},
 	}
 	var paths []string
@@ -53,32 +53,32 @@ const twoTiers = "5/s + 60/20s"
 
 func uniform(rows []Row) string {
 	t := newTable(clients, providers, rows, func(r Row) (string, bool) {
-		return r.Provider, r.Policy == twoTiers && r.Delay == "uniform" && !isOneOf(starts, r.Client)
+		return r.Provider, r.Policy == twoTiers && r.Delay == "uniform" && !isOneOf(restarts, r.Client)
 	})
-	t.title = "Who keeps to the limit, and who uses all of it?"
-	t.about = "5/s and 60 per 20 s, every request 5 to 50 ms on its way; " + t.about
+	t.title = "Which clients keep the limit, and how much of it do they use?"
+	t.about = "5/s and 60 per 20 s, every request arrives 5 to 50 ms late; " + t.about
 	return t.grid()
 }
 
-func slower(rows []Row) string {
-	t := newTable(few, delays, rows, func(r Row) (string, bool) {
-		return r.Delay, r.Policy == "5/s" && r.Provider == "rolling" && isOneOf(few, r.Client)
+func longerDelays(rows []Row) string {
+	t := newTable(selected, delays, rows, func(r Row) (string, bool) {
+		return r.Delay, r.Policy == "5/s" && r.Provider == "rolling" && isOneOf(selected, r.Client)
 	})
 	t.title = "What do longer delays cost?"
-	t.about = "5/s, which the provider counts in a rolling window; " + t.about
+	t.about = "5/s in a rolling window; " + t.about
 	return t.panels()
 }
 
 func restart(rows []Row) string {
-	t := newTable(starts, providers, rows, func(r Row) (string, bool) {
-		return r.Provider, r.Policy == twoTiers && r.Delay == "uniform" && isOneOf(starts, r.Client)
+	t := newTable(restarts, providers, rows, func(r Row) (string, bool) {
+		return r.Provider, r.Policy == twoTiers && r.Delay == "uniform" && isOneOf(restarts, r.Client)
 	})
-	t.title = "What does a restart in mid-run cost?"
-	t.about = "5/s and 60 per 20 s, every request 5 to 50 ms on its way; " + t.about
+	t.title = "What does a restart during a run cost?"
+	t.about = "5/s and 60 per 20 s, every request arrives 5 to 50 ms late; " + t.about
 	return t.grid()
 }
 
-// A table is results by client and, as the chart may be, by provider or delay.
+// A table has results by client and, depending on the chart, by provider or delay.
 type table struct {
 	title, about  string
 	rows, columns []name
@@ -87,7 +87,8 @@ type table struct {
 
 type cell struct{ row, column string }
 
-// newTable takes the rows that column finds one for.
+// newTable returns a table of the rows for which column returns true, each in the column
+// with the returned key.
 func newTable(clients, columns []name, rows []Row, column func(Row) (string, bool)) *table {
 	t := &table{results: make(map[cell]Row)}
 	for _, r := range rows {
@@ -100,23 +101,24 @@ func newTable(clients, columns []name, rows []Row, column func(Row) (string, boo
 			t.results[at] = r
 		}
 	}
-	var left, top []string
-	var taken []Row
+	var rowKeys, columnKeys []string
+	var included []Row
 	for at, r := range t.results {
-		left, top, taken = append(left, at.row), append(top, at.column), append(taken, r)
+		rowKeys, columnKeys, included = append(rowKeys, at.row), append(columnKeys, at.column), append(included, r)
 	}
-	t.rows, t.columns, t.about = present(clients, left), present(columns, top), conditions(taken)
+	t.rows, t.columns, t.about = knownFirst(clients, rowKeys), knownFirst(columns, columnKeys), conditions(included)
 	return t
 }
 
+// worse reports whether r takes precedence over other.
 func worse(r, other Row) bool {
 	if r.Clock != other.Clock {
 		return r.Clock == "virtual"
 	}
-	return cmp.Or(cmp.Compare(refused(r), refused(other)), cmp.Compare(other.Utilisation, r.Utilisation)) > 0
+	return cmp.Or(cmp.Compare(refused(r), refused(other)), cmp.Compare(other.Utilization, r.Utilization)) > 0
 }
 
-// conditions says how long the runs took, and by which clock.
+// conditions describes how long the runs took, and in which time.
 func conditions(rows []Row) string {
 	if len(rows) == 0 {
 		return ""
@@ -134,7 +136,7 @@ func conditions(rows []Row) string {
 	return fmt.Sprintf("%s s of %s time each", length, strings.Join(slices.Compact(clocks), " or "))
 }
 
-// description has the same in words.
+// description returns the table in words.
 func (t *table) description() string {
 	var b strings.Builder
 	b.WriteString(t.about + ".")
@@ -153,10 +155,10 @@ func (t *table) description() string {
 
 func refused(r Row) float64 { return float64(r.Refused) / float64(max(1, r.Sent)) }
 
-// used is rounded down, so that only what was full reads as full.
-func used(r Row) string { return fmt.Sprintf("%.0f %%", math.Floor(100*r.Utilisation+1e-6)) }
+// used rounds down: only a full utilization prints as 100 %.
+func used(r Row) string { return fmt.Sprintf("%.0f %%", math.Floor(100*r.Utilization+1e-6)) }
 
-// percent has a decimal more where a few would else read as none.
+// percent adds decimals to a small share, which would otherwise print as 0 %.
 func percent(share float64) string {
 	if share > 0 && share < 0.1 {
 		return fmt.Sprintf("%.2g %%", 100*share)

@@ -16,23 +16,23 @@ var charts = []struct {
 	file  string
 	draw  func([]Row) string
 	rows  []Row
-	drawn func(Row) []string // the numbers of a row that are to be seen
+	drawn func(Row) []string // the numbers of a row that the chart must contain
 }{
 	{
 		"fidelity-uniform.svg", uniform, every(clients, twoTiers, providers, []name{{key: "uniform"}}),
 		func(r Row) []string { return []string{perThousand(r), used(r)} },
 	},
 	{
-		"fidelity-delays.svg", slower, every(few, "5/s", []name{{key: "rolling"}}, delays),
+		"fidelity-delays.svg", longerDelays, every(selected, "5/s", []name{{key: "rolling"}}, delays),
 		func(r Row) []string { return []string{percent(refused(r)), used(r)} },
 	},
 	{
-		"fidelity-restart.svg", restart, every(starts, twoTiers, providers[:2], []name{{key: "uniform"}}),
+		"fidelity-restart.svg", restart, every(restarts, twoTiers, providers[:2], []name{{key: "uniform"}}),
 		func(r Row) []string { return []string{perThousand(r), used(r)} },
 	},
 }
 
-// every has a row for each client, provider and delay, each with other numbers.
+// every returns a row for each client, provider and delay. All rows have different numbers.
 func every(clients []name, policy string, providers, delays []name) (rows []Row) {
 	for _, c := range clients {
 		for _, p := range providers {
@@ -41,7 +41,7 @@ func every(clients []name, policy string, providers, delays []name) (rows []Row)
 				rows = append(rows, Row{
 					Client: c.key, Provider: p.key, Delay: d.key, Policy: policy, Clock: "virtual",
 					Sent: 2500 + n, Accepted: 2500 - 20*n, Refused: 21 * n,
-					Utilisation: 1 - float64(n)/101, Seconds: 60,
+					Utilization: 1 - float64(n)/101, Seconds: 60,
 				})
 			}
 		}
@@ -50,7 +50,7 @@ func every(clients []name, policy string, providers, delays []name) (rows []Row)
 }
 
 func TestWrite(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "made", "if need be")
+	dir := filepath.Join(t.TempDir(), "new", "directory")
 	var rows []Row
 	var want []string
 	for _, c := range charts {
@@ -62,7 +62,7 @@ func TestWrite(t *testing.T) {
 	for i, path := range want {
 		got, err := os.ReadFile(path)
 		if err != nil || string(got) != charts[i].draw(charts[i].rows) {
-			t.Errorf("%s is not what its own rows make: %v", path, err)
+			t.Errorf("%s differs from the chart of its own rows: %v", path, err)
 		}
 	}
 	if paths, err := Write(filepath.Join(want[0], "below"), rows); err == nil {
@@ -92,21 +92,21 @@ func TestNumbers(t *testing.T) {
 		for _, r := range c.rows {
 			for _, s := range c.drawn(r) {
 				if !slices.ContainsFunc(d.Texts, func(t text) bool { return t.S == s }) {
-					t.Errorf("%s does not draw %q of %+v", c.file, s, r)
+					t.Errorf("%s does not contain the text %q of %+v", c.file, s, r)
 				}
 			}
 			if s := fmt.Sprintf("%d of %d refused, %s used", r.Refused, r.Sent, used(r)); !strings.Contains(d.Desc, s) {
-				t.Errorf("%s does not describe %q", c.file, s)
+				t.Errorf("the description of %s does not contain %q", c.file, s)
 			}
 		}
 	}
 }
 
-// TestCells looks for the numbers in the place where they belong.
+// TestCells checks that the numbers are in the cells of their rows and columns.
 func TestCells(t *testing.T) {
 	d := parse(t, uniform(charts[0].rows))
 	heads := d.of("column middle")
-	heads = slices.DeleteFunc(heads, func(t text) bool { return t.Y < heads[1].Y }) // the second line
+	heads = slices.DeleteFunc(heads, func(t text) bool { return t.Y < heads[1].Y }) // keeps the second line
 	sides := d.of("name")
 	if len(heads) != len(providers)+1 || len(sides) != len(clients) {
 		t.Fatalf("%d columns and %d rows, want %d and %d", len(heads), len(sides), len(providers)+1, len(clients))
@@ -124,26 +124,26 @@ func TestCells(t *testing.T) {
 	}
 }
 
-func TestTheWorstRowCounts(t *testing.T) {
+func TestWorstRow(t *testing.T) {
 	r := Row{Client: "uber", Provider: "fixed", Delay: "uniform", Policy: twoTiers, Clock: "real", Seconds: 60}
-	r.Sent, r.Refused, r.Utilisation = 200, 3, 0.97
+	r.Sent, r.Refused, r.Utilization = 200, 3, 0.97
 	less, more := r, r
-	less.Refused, less.Utilisation = 0, 0.5
-	more.Utilisation = 0.98
+	less.Refused, less.Utilization = 0, 0.5
+	more.Utilization = 0.98
 	for _, rows := range [][]Row{{r, less, more}, {less, more, r}, {more, r, less}} {
 		if s := uniform(rows); !strings.Contains(s, "3 of 200 refused, 97 % used") {
-			t.Errorf("%+v: described as %q", rows, parse(t, s).Desc)
+			t.Errorf("%+v: the description is %q, want the worst row in it", rows, parse(t, s).Desc)
 		}
 	}
 }
 
-// TestFits draws names and numbers of any length: nothing leaves the picture, and
-// no text touches another.
-func TestFits(t *testing.T) {
+// TestLayout checks with long names and numbers that all elements are inside the picture and
+// that texts don't overlap.
+func TestLayout(t *testing.T) {
 	for _, c := range charts {
 		long := slices.Clone(c.rows)
 		for i := range long {
-			long[i].Sent, long[i].Refused, long[i].Utilisation = 99_999, 99_999-int64(i), 1.5
+			long[i].Sent, long[i].Refused, long[i].Utilization = 99_999, 99_999-int64(i), 1.5
 			if c.file == "fidelity-uniform.svg" && i%2 == 0 {
 				long[i].Client = strings.Repeat(`<"&é`, 50+i/14)
 			}
@@ -163,20 +163,20 @@ func TestPercent(t *testing.T) {
 		0: "0 %", 0.0004: "0.04 %", 0.041: "4.1 %", 0.2: "20 %", 1: "100 %",
 	} {
 		if got := percent(share); got != want {
-			t.Errorf("percent(%v) is %q, want %q", share, got, want)
+			t.Errorf("percent(%v) = %q, want %q", share, got, want)
 		}
 	}
 	for u, want := range map[float64]string{0.29: "29 %", 0.9999: "99 %", 1: "100 %"} {
-		if got := used(Row{Utilisation: u}); got != want {
-			t.Errorf("used of %v is %q, want %q", u, got, want)
+		if got := used(Row{Utilization: u}); got != want {
+			t.Errorf("used of %v = %q, want %q", u, got, want)
 		}
 	}
 }
 
-func TestColour(t *testing.T) {
+func TestColor(t *testing.T) {
 	for refusals, want := range map[int64]string{0: "none", 1: "few", 50: "few", 51: "some", 250: "some", 251: "many"} {
-		if got := colour(Row{Sent: 1000, Refused: refusals}); got != want {
-			t.Errorf("%d of 1000 refused: %q, want %q", refusals, got, want)
+		if got := color(Row{Sent: 1000, Refused: refusals}); got != want {
+			t.Errorf("%d of 1000 refused: color = %q, want %q", refusals, got, want)
 		}
 	}
 }
@@ -223,7 +223,7 @@ func (d drawing) of(class string) (all []text) {
 	return all
 }
 
-// box is about where a text is, in a font of usual width.
+// box estimates the bounds of a text, in a font of usual width.
 func (t text) box() box {
 	size := 12.0
 	for class, other := range map[string]float64{"title": 19, "name": 13, "big": 15} {
@@ -252,13 +252,13 @@ func (d drawing) check(t *testing.T, file string) {
 	}
 	for _, r := range d.Rects {
 		if !inside(r) {
-			t.Errorf("%s: %+v leaves %+v", file, r, sheet)
+			t.Errorf("%s: %+v is not inside %+v", file, r, sheet)
 		}
 	}
 	for i, a := range d.Texts {
 		p := a.box()
 		if !inside(p) {
-			t.Errorf("%s: %+v leaves %+v", file, a, sheet)
+			t.Errorf("%s: %+v is not inside %+v", file, a, sheet)
 		}
 		for _, b := range d.Texts[:i] {
 			q := b.box()

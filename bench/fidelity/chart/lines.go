@@ -6,20 +6,20 @@ import (
 	"strings"
 )
 
-// A Plot shows how times grow with a number, in a panel for each operation, both on
-// logarithmic scales: what is proportional to the number rises at 45 degrees.
+// A Plot shows how times grow with a number, in a panel for each operation. Both scales are
+// logarithmic: a time that is proportional to the number rises at 45 degrees.
 type Plot struct {
 	Title, About string
 	Panels       []Panel
 }
 
-// A Panel has a line for each series, at most four.
+// A Panel has a line for each series. It has at most four lines.
 type Panel struct {
 	Name  string
 	Lines []Line
 }
 
-// A Line has the nanoseconds Y at the numbers X.
+// A Line has the times Y, in nanoseconds, at the numbers X.
 type Line struct {
 	Name string
 	X, Y []float64
@@ -27,9 +27,9 @@ type Line struct {
 
 const (
 	plotTop  = 130
-	plotSide = 160 // of a panel of 4 decades by 4
+	plotSide = 160 // of a panel, which has 4 decades on each axis
 	decade   = plotSide / 4.0
-	lowest   = 2 // power of ten, in nanoseconds
+	minPower = 2 // the vertical axis begins at 10² ns
 )
 
 var strokes = []string{"#2f7fc1", "#e57e3c", "#3f8f4f", "#7a5ea8"}
@@ -65,7 +65,7 @@ func (p Panel) draw(c *canvas, left float64) {
 		var points []string
 		for k := range l.X {
 			x := left + (math.Log10(l.X[k])-3)*decade + decade/2
-			y := plotTop + plotSide - (math.Log10(max(l.Y[k], 1))-lowest)*decade
+			y := plotTop + plotSide - (math.Log10(max(l.Y[k], 1))-minPower)*decade
 			points = append(points, fmt.Sprintf("%.1f,%.1f", x, y))
 		}
 		fmt.Fprintf(c, "<polyline fill=\"none\" stroke=%q stroke-width=\"2\" points=%q/>\n", strokes[i%len(strokes)], strings.Join(points, " "))

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// A name is how a client, provider or delay is called in a chart, in two lines.
+// A name is the name of a client, provider or delay in a chart. It has two lines.
 type name struct{ key, label, note string }
 
-// String is the name in one line.
+// String returns the name in one line.
 func (n name) String() string { return strings.TrimSpace(n.label + " " + n.note) }
 
-func (n name) ours() bool { return strings.HasPrefix(n.key, "throttle") }
+func (n name) isThrottle() bool { return strings.HasPrefix(n.key, "throttle") }
 
 var clients = []name{
 	{"throttle", "throttle", "counter declared"},
@@ -27,17 +27,17 @@ var clients = []name{
 	{"redis_rate", "redis_rate", "polled, 3 processes"},
 }
 
-// few are the clients that stand for all where there is no room for more.
-var few = only("throttle", "throttle-auto", "throttle-redis", "xtime-burst", "failsafe-smooth", "redis_rate")
+// selected are the clients in charts that have no room for all.
+var selected = only("throttle", "throttle-auto", "throttle-redis", "xtime-burst", "failsafe-smooth", "redis_rate")
 
 func only(keys ...string) []name {
 	return slices.DeleteFunc(slices.Clone(clients), func(n name) bool { return !slices.Contains(keys, n.key) })
 }
 
-var starts = []name{
-	{"throttle-full", "default", "starts unused"},
-	{"throttle-empty", "AssumeUsed", "starts used up"},
-	{"throttle-saved", "saved quota", "knows what was used"},
+var restarts = []name{
+	{"throttle-restart", "default", "starts unused"},
+	{"throttle-assumeused", "AssumeUsed", "starts used up"},
+	{"throttle-saved", "saved quota", "starts as it ended"},
 }
 
 var providers = []name{
@@ -57,8 +57,9 @@ var delays = []name{
 	{"slow", "answers", "in 1–5 s"},
 }
 
-// present has the names of those keys: the known ones in their order, then all others.
-func present(known []name, keys []string) []name {
+// knownFirst returns the names of the keys: first the known names in their order, then the
+// other keys.
+func knownFirst(known []name, keys []string) []name {
 	var names []name
 	for _, n := range known {
 		if slices.Contains(keys, n.key) {

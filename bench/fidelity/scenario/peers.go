@@ -1,4 +1,4 @@
-package gauntlet
+package scenario
 
 import (
 	"cmp"
@@ -18,52 +18,52 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// The peers limit by one tier each, so that a policy is a chain of them. Whoever uses
-// them has to choose an order. Here the longest window comes first: the limiter asked
-// last is then the one of the shortest, and what it lets pass is sent at once. It makes a
-// difference to failsafeBursty alone, which is refused more the other way round.
+// The limiter of a peer has one tier. A policy with several tiers is a chain of limiters,
+// whose order the user chooses. Here the longest window comes first. The last limiter then has
+// the shortest window, and a request that it admits is sent immediately. The order matters
+// only for failsafeBursty, which is refused more in the opposite order.
 //
-// None has a limit of concurrency; there a semaphore is put before the chain, which
-// holds a place until the answer is read, as a careful user would do.
+// The peers have no concurrency limits. In their place a semaphore comes before the chain. A
+// request holds a slot of it until the response is read, as in the code of a careful user.
 
 // A limiter blocks until n units may be sent.
 type limiter func(ctx context.Context, n int64) error
 
-// A peer limits by one tier.
+// A peer opens a limiter of another library for one tier.
 type peer func(name string, t throttle.Tier, rdb *redis.Client) limiter
 
-// chain opens a peer for all tiers of the policy.
-func chain(one peer) opener {
-	return func(s seat) (http.RoundTripper, error) {
-		tiers := s.asDocumented()
+// chain returns an opener that chains the peer's limiters for all tiers of the policy.
+func chain(open peer) opener {
+	return func(p process) (http.RoundTripper, error) {
+		tiers := p.asDocumented()
 		slices.SortStableFunc(tiers, func(a, b throttle.Tier) int { return cmp.Compare(b.Window, a.Window) })
-		c := &chained{base: s.base}
+		c := &chained{base: p.base}
 		for _, t := range tiers {
 			if t.Algorithm == throttle.Concurrency {
-				places := t.Limit
-				if s.rdb != nil {
-					places /= fleet // each process has its share
+				slots := t.Limit
+				if p.rdb != nil {
+					slots /= fleet // the processes divide the limit
 				}
-				c.places = make(chan struct{}, places)
+				c.slots = make(chan struct{}, slots)
 				continue
 			}
 			c.units = append(c.units, t.Unit)
-			c.limiters = append(c.limiters, one(fmt.Sprint(s, "/", t), t, s.rdb))
+			c.limiters = append(c.limiters, open(fmt.Sprint(p, "/", t), t, p.rdb))
 		}
 		return c, nil
 	}
 }
 
-// A chained transport waits for a place and for every limiter, and sends.
+// A chained transport waits for a slot and for every limiter, and sends.
 type chained struct {
 	base     http.RoundTripper
-	places   chan struct{} // nil where concurrency has no limit
+	slots    chan struct{} // if nil, concurrency has no limit
 	limiters []limiter
-	units    []string // that each of them counts
+	units    []string // that the limiters count
 }
 
 func (c *chained) RoundTrip(req *http.Request) (*http.Response, error) {
-	leave, err := c.enter(req.Context())
+	release, err := c.acquire(req.Context())
 	if err != nil {
 		return nil, err
 	}
@@ -73,35 +73,35 @@ func (c *chained) RoundTrip(req *http.Request) (*http.Response, error) {
 			n = cost(req)
 		}
 		if err := wait(req.Context(), n); err != nil {
-			leave()
+			release()
 			return nil, err
 		}
 	}
 	resp, err := c.base.RoundTrip(req)
 	if err != nil {
-		leave()
+		release()
 		return nil, err
 	}
-	resp.Body = &place{resp.Body, leave}
+	resp.Body = &releasingBody{resp.Body, release}
 	return resp, nil
 }
 
-func (c *chained) enter(ctx context.Context) (leave func(), err error) {
-	if c.places == nil {
+func (c *chained) acquire(ctx context.Context) (release func(), err error) {
+	if c.slots == nil {
 		return func() {}, nil
 	}
 	select {
-	case c.places <- struct{}{}:
-		return sync.OnceFunc(func() { <-c.places }), nil
+	case c.slots <- struct{}{}:
+		return sync.OnceFunc(func() { <-c.slots }), nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 }
 
-// A place is held until the body is closed.
-type place struct {
+// A releasingBody releases the slot of its request when it is closed.
+type releasingBody struct {
 	body
-	leave func()
+	release func()
 }
 
 type body interface {
@@ -109,22 +109,22 @@ type body interface {
 	Close() error
 }
 
-func (p *place) Close() error {
-	defer p.leave()
-	return p.body.Close()
+func (b *releasingBody) Close() error {
+	defer b.release()
+	return b.body.Close()
 }
 
-// xtimeBurst is golang.org/x/time/rate as most set it: the limit is the burst too.
+// xtimeBurst is golang.org/x/time/rate in its usual configuration: the burst is the limit.
 func xtimeBurst(_ string, t throttle.Tier, _ *redis.Client) limiter {
 	return xtime(t, t.Limit)
 }
 
-// xtimeOne is golang.org/x/time/rate with the least burst that there is, which spaces
-// requests evenly. It refuses what is above the burst, so for tokens it is that of one
-// request.
+// xtimeOne is golang.org/x/time/rate with the smallest burst, which spaces requests evenly.
+// The limiter refuses a request that costs more than the burst. So for tokens the burst is
+// the cost of the largest request.
 func xtimeOne(_ string, t throttle.Tier, _ *redis.Client) limiter {
 	if t.Unit == tokens {
-		return xtime(t, mostToken)
+		return xtime(t, maxTokens)
 	}
 	return xtime(t, 1)
 }
@@ -134,9 +134,9 @@ func xtime(t throttle.Tier, burst int64) limiter {
 	return func(ctx context.Context, n int64) error { return l.WaitN(ctx, int(n)) }
 }
 
-// uber is go.uber.org/ratelimit without the slack that would let it send ten more at
-// once after a rest. It knows no cost but one, and no context: at the end of a run it
-// is waited for.
+// uber is go.uber.org/ratelimit without slack. The slack would admit ten more requests at
+// once after an idle period. The limiter supports neither costs nor contexts: a Take that
+// waits at the end of a run is waited for.
 func uber(_ string, t throttle.Tier, _ *redis.Client) limiter {
 	l := ratelimit.New(int(t.Limit), ratelimit.Per(t.Window), ratelimit.WithoutSlack)
 	return func(ctx context.Context, _ int64) error {
@@ -150,7 +150,7 @@ func failsafeSmooth(_ string, t throttle.Tier, _ *redis.Client) limiter {
 	return failsafe(ratelimiter.NewSmooth[any](uint(t.Limit), t.Window))
 }
 
-// failsafeBursty has the limit in each of its periods.
+// failsafeBursty admits the whole limit at the beginning of each period.
 func failsafeBursty(_ string, t throttle.Tier, _ *redis.Client) limiter {
 	return failsafe(ratelimiter.NewBursty[any](uint(t.Limit), t.Window))
 }
@@ -159,9 +159,9 @@ func failsafe(l ratelimiter.RateLimiter[any]) limiter {
 	return func(ctx context.Context, n int64) error { return l.AcquirePermits(ctx, uint(n)) }
 }
 
-// redisRate is github.com/go-redis/redis_rate, which doesn't wait: the caller sleeps
-// for as long as it says, and asks again. Its burst is the limit, as in its own
-// PerSecond and PerMinute.
+// redisRate is github.com/go-redis/redis_rate, which doesn't wait: the caller sleeps for
+// RetryAfter and tries again. The burst is the limit, as in the library's PerSecond and
+// PerMinute.
 func redisRate(name string, t throttle.Tier, rdb *redis.Client) limiter {
 	l := redis_rate.NewLimiter(rdb)
 	limit := redis_rate.Limit{Rate: int(t.Limit), Burst: int(t.Limit), Period: t.Window}

@@ -1,4 +1,4 @@
-package gauntlet
+package scenario
 
 import (
 	"bytes"
@@ -15,8 +15,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if IsMember() {
-		if err := Member(os.Stdin, os.Stdout); err != nil {
+	if IsChild() {
+		if err := RunChild(os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -25,26 +25,26 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Processes and sockets do what bubbles do. How well the limit is kept depends on how
-// busy the machine is, and is left to the command.
+// TestReal makes runs with processes and sockets, in place of virtual time. It doesn't check
+// refusals and utilization, which depend on how busy the machine is.
 func TestReal(t *testing.T) {
-	t.Parallel() // it sleeps most of the time
+	t.Parallel() // mostly sleeps
 	if testing.Short() {
 		t.Skip("takes ten seconds or more")
 	}
 	var runs []Run
 	for _, name := range []string{"throttle", "throttle-redis", "xtime-1", "redis_rate"} {
-		runs = append(runs, Run{Client: name, Provider: "bucket", Delay: "uniform", Policy: "5/s", Length: 4 * time.Second, Seed: 1}) // two of them to settle in
+		runs = append(runs, Run{Client: name, Provider: "bucket", Delay: "uniform", Policy: "5/s", Length: 4 * time.Second, Seed: 1}) // the first 2 s are not measured
 	}
 	rows, err := Real(t.Context(), runs, "redis://"+miniredis.RunT(t).Addr())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i, row := range rows {
-		shared := strings.Contains(row.Client, "redis")
+		usesRedis := strings.Contains(row.Client, "redis")
 		if row.Client != runs[i].Client || row.Clock != "real" || row.Accepted == 0 ||
-			row.Utilisation <= 0 || row.RedisCallsPerAdmission > 0 != shared {
-			t.Errorf("%+v", row)
+			row.Utilization <= 0 || row.RedisCallsPerAdmission > 0 != usesRedis {
+			t.Errorf("the row of %v is %+v", runs[i], row)
 		}
 	}
 }
@@ -63,7 +63,7 @@ func TestCommand(t *testing.T) {
 		t.Errorf("the rows are %+v", rows)
 	}
 	if !strings.Contains(stderr.String(), "fidelity-uniform.svg") {
-		t.Errorf("no chart: %s", &stderr)
+		t.Errorf("no chart was written: %s", &stderr)
 	}
 	for _, args := range [][]string{{"-run", "("}, {"-unknown"}} {
 		if code := Command(t, args, &stdout, &stderr); code != 2 {
@@ -74,11 +74,11 @@ func TestCommand(t *testing.T) {
 
 func TestTables(t *testing.T) {
 	row := func(client, delay string, refused int64, used float64) chart.Row {
-		return chart.Row{Client: client, Provider: "fixed", Delay: delay, Policy: "5/s", Clock: "virtual", Refused: refused, Utilisation: used, Seconds: 60}
+		return chart.Row{Client: client, Provider: "fixed", Delay: delay, Policy: "5/s", Clock: "virtual", Refused: refused, Utilization: used, Seconds: 60}
 	}
 	var b strings.Builder
 	err := writeTables(&b, []chart.Row{row("a", "none", 0, 1), row("a", "heavy", 3, 0.99999), row("b", "heavy", 12, 0.5)})
-	want := `refused / used of what is possible
+	want := `refused / used, of the upper bound
 
 5/s, fixed, 60 s of virtual time
                               none        heavy

@@ -1,4 +1,4 @@
-package gauntlet
+package scenario
 
 import (
 	"cmp"
@@ -20,19 +20,21 @@ const (
 	onlyConcurrency = "12;algo=concurrency"
 )
 
-// Virtual runs are so many of the longest window, but at least so long. Those over
-// Redis take a second for an hour, and those that poll it a minute.
+// The length of a virtual run is a number of the longest window, and at least minVirtual.
+// For an hour of virtual time a run over Redis takes a second; one that polls Redis takes
+// a minute. The divisors shorten such runs.
 const (
-	windows, leastVirtual = 180, 10 * time.Minute
-	quickFleet, quickOne  = 6, 2 // times shorter, if it has to be quick
-	polls                 = 3    // times shorter, where a fleet polls
-	realLength            = time.Minute
+	windows, minVirtual = 180, 10 * time.Minute
+	fleetQuickDivisor   = 6 // of fleets in quick runs
+	quickDivisor        = 2 // of other clients in quick runs
+	pollDivisor         = 3 // of fleets that poll
+	realLength          = time.Minute
 )
 
-// InVirtualTime are the runs for virtual time: every client on every course. If they have to
-// be quick, fleets have shorter ones, and fewer.
-func InVirtualTime(quick bool, seed uint64) (runs []Run) {
-	each(seed, func(r Run) {
+// VirtualRuns returns the runs in virtual time: every client in every scenario. In quick
+// mode the runs are shorter, and fleets run in fewer scenarios.
+func VirtualRuns(quick bool, seed uint64) (runs []Run) {
+	forEachRun(seed, func(r Run) {
 		r.Length = r.virtualLength(quick)
 		c, _ := r.client()
 		if !quick || !c.redis || r.isQuick() {
@@ -42,9 +44,9 @@ func InVirtualTime(quick bool, seed uint64) (runs []Run) {
 	return runs
 }
 
-// InRealTime are the runs for real time: few enough that two cores are never late.
-func InRealTime(seed uint64) (runs []Run) {
-	each(seed, func(r Run) {
+// RealRuns returns the runs in real time. They are few enough that two cores keep up.
+func RealRuns(seed uint64) (runs []Run) {
+	forEachRun(seed, func(r Run) {
 		r.Length = realLength
 		c, _ := r.client()
 		short := r.Policy == "5/s" && r.Provider == "rolling"
@@ -56,14 +58,14 @@ func InRealTime(seed uint64) (runs []Run) {
 	return runs
 }
 
-// each calls do with every client on every course that makes sense.
-func each(seed uint64, do func(Run)) {
+// forEachRun calls do with every client in every scenario that applies to it.
+func forEachRun(seed uint64, do func(Run)) {
 	for _, policy := range policies {
 		for _, provider := range providers {
 			for _, delay := range delays {
 				for _, c := range clients {
 					r := Run{Client: c.name, Provider: provider, Delay: delay, Policy: policy, Seed: seed}
-					if r.makesSense() {
+					if r.applies() {
 						do(r)
 					}
 				}
@@ -72,30 +74,31 @@ func each(seed uint64, do func(Run)) {
 	}
 }
 
-func (r Run) makesSense() bool {
+// applies reports whether the client takes part in the scenario.
+func (r Run) applies() bool {
 	c, _ := r.client()
 	isPeer, isDefault := c.guard == nil, r.Client == "throttle-default"
 	switch {
 	case c.restarts:
 		return r.Policy == twoTiers && r.Delay == "uniform" && (r.Provider == "fixed" || r.Provider == "rolling")
-	case r.Policy == hourly: // to be spread, or not
+	case r.Policy == hourly: // compares pacing with none
 		return r.Delay == "uniform" && (r.Provider == "bucket-100" || r.Provider == "spacing") && !c.redis
-	case r.Client == "throttle-spread", r.Provider == "bucket-100":
+	case r.Client == "throttle-paced", r.Provider == "bucket-100":
 		return false
-	case r.countsTokens() && r.Client == "uber": // which knows no cost
+	case r.countsTokens() && r.Client == "uber": // has no costs
 		return false
 	case (r.Provider == "concurrency") != (r.Policy == onlyConcurrency):
 		return false
-	case r.Provider == "concurrency": // it bounds nothing where answers come at once, and peers have none
+	case r.Provider == "concurrency": // has no effect on immediate responses, and peers don't support it
 		return r.Delay == "slow" && !isPeer && !isDefault
-	case r.Provider == "rolling+concurrency": // a limit of concurrency has to be declared
+	case r.Provider == "rolling+concurrency": // a concurrency limit must be declared
 		return (r.Delay == "uniform" || r.Delay == "slow") && !isDefault
 	}
 	return true
 }
 
-// isQuick reports whether a run over Redis is made where it has to be quick. The others
-// take minutes altogether, most of all where the fleet has to be told what is released.
+// isQuick reports whether a run over Redis is made in quick mode. The other runs take
+// minutes altogether, most of all those in which every release is reported to the fleet.
 func (r Run) isQuick() bool {
 	switch {
 	case r.concurrent():
@@ -110,20 +113,20 @@ func (r Run) virtualLength(quick bool) time.Duration {
 	c, _ := r.client()
 	switch {
 	case c.restarts:
-		return 12 * aLife
+		return 12 * lifetime
 	case r.Policy == hourly:
 		return 3 * time.Hour
 	}
-	shorter := time.Duration(1)
+	divisor := time.Duration(1)
 	switch {
 	case quick && c.redis:
-		shorter = quickFleet
+		divisor = fleetQuickDivisor
 	case quick:
-		shorter = quickOne
+		divisor = quickDivisor
 	}
 	if c.redis && c.guard == nil {
-		shorter *= polls
+		divisor *= pollDivisor
 	}
 	longest := slices.MaxFunc(r.asDocumented(), func(a, b throttle.Tier) int { return cmp.Compare(a.Window, b.Window) })
-	return max(leastVirtual, windows*longest.Window) / shorter
+	return max(minVirtual, windows*longest.Window) / divisor
 }

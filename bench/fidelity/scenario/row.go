@@ -1,4 +1,4 @@
-package gauntlet
+package scenario
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// row is the result of a run.
+// row returns the result of a run.
 func (r Run) row(clock string, arrivals []throttletest.Arrival, start time.Time, tallies []Tally) (chart.Row, error) {
 	c, err := r.client()
 	if err != nil {
@@ -30,9 +30,9 @@ func (r Run) row(clock string, arrivals []throttletest.Arrival, start time.Time,
 		}
 	}
 	row.Sent = row.Accepted + row.Refused
-	from, to := r.settled(start)
-	possible, err := r.Possible(start, from, to)
-	row.Utilisation = ratio(r.accepted(arrivals, from, to), possible)
+	from, to := r.measured(start)
+	upperBound, err := r.UpperBound(start, from, to)
+	row.Utilization = ratio(r.accepted(arrivals, from, to), upperBound)
 
 	var parts []int64
 	calls := int64(0)
@@ -40,7 +40,7 @@ func (r Run) row(clock string, arrivals []throttletest.Arrival, start time.Time,
 		if t.Error != "" {
 			err = errors.Join(err, errors.New(r.String()+": "+t.Error))
 		}
-		parts = append(parts, t.all())
+		parts = append(parts, t.accepted())
 		calls += t.Calls
 		row.WorstWaitMS = max(row.WorstWaitMS, float64(t.Wait)/float64(time.Millisecond))
 	}

@@ -1,4 +1,4 @@
-package gauntlet
+package scenario
 
 import (
 	"context"
@@ -20,8 +20,8 @@ import (
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
-// Command runs the gauntlet as its arguments say, and writes the result. t is for
-// testing/synctest. The result is the exit code.
+// Command makes the runs that its arguments select, and writes the results. It returns the
+// exit code. testing/synctest requires t.
 func Command(t *testing.T, args []string, stdout, stderr io.Writer) int {
 	c := config{stderr: stderr}
 	if err := c.parse(args); err != nil {
@@ -32,7 +32,7 @@ func Command(t *testing.T, args []string, stdout, stderr io.Writer) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program immediately
 	rows, err := c.run(ctx, t)
 	if rows != nil {
 		err = errors.Join(err, c.write(stdout, rows))
@@ -56,11 +56,11 @@ func (c *config) parse(args []string) error {
 	f := flag.NewFlagSet("fidelity", flag.ContinueOnError)
 	f.SetOutput(c.stderr)
 	f.BoolVar(&c.quick, "quick", false, "shorter runs in virtual time: less than 3 minutes in all")
-	f.BoolVar(&c.json, "json", false, "write one array of rows for a program, in place of tables")
+	f.BoolVar(&c.json, "json", false, "write an array of rows in JSON instead of tables")
 	f.StringVar(&c.svg, "svg", "", "write charts into this `directory`")
-	f.StringVar(&c.redis, "redis", "", "`URL` of the Redis server for runs in real time. If empty, a redis-server is started, or one in this process")
-	f.Uint64Var(&c.seed, "seed", 1, "of all that is random")
-	match := f.String("run", "", "only runs whose clock/client/provider/delay/policy matches this `regexp`")
+	f.StringVar(&c.redis, "redis", "", "`URL` of the Redis server for runs in real time. If empty, the program starts a redis-server or, without one, a miniredis in this process")
+	f.Uint64Var(&c.seed, "seed", 1, "seed of all random numbers")
+	match := f.String("run", "", "make only runs whose clock/client/provider/delay/policy matches this `regexp`")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -71,18 +71,18 @@ func (c *config) parse(args []string) error {
 	return err
 }
 
-// run makes the runs in real time first, with the machine to themselves.
+// run makes the runs in real time first. No other run shares the machine with them.
 func (c *config) run(ctx context.Context, t *testing.T) (rows []chart.Row, err error) {
-	rows = []chart.Row{} // an array, even if it is empty
-	if runs := c.only("real", InRealTime(c.seed)); len(runs) > 0 {
+	rows = []chart.Row{} // JSON has an array even if it is empty
+	if runs := c.filter("real", RealRuns(c.seed)); len(runs) > 0 {
 		fmt.Fprintf(c.stderr, "%d runs of %v in real time; ", len(runs), realLength)
-		late := watch(ctx)
+		maxLateness := measureLateness(ctx)
 		t.Run("real", func(t *testing.T) {
-			rows, err = Real(ctx, runs, c.server(t))
+			rows, err = Real(ctx, runs, c.redisURL(t))
 		})
-		fmt.Fprintf(c.stderr, "this machine was up to %v late\n", late().Round(time.Millisecond))
+		fmt.Fprintf(c.stderr, "this machine was up to %v late\n", maxLateness().Round(time.Millisecond))
 	}
-	virtual := c.only("virtual", InVirtualTime(c.quick, c.seed))
+	virtual := c.filter("virtual", VirtualRuns(c.quick, c.seed))
 	fmt.Fprintf(c.stderr, "%d runs in virtual time\n", len(virtual))
 	more, errVirtual := inParallel(ctx, t, virtual)
 	if ctx.Err() != nil {
@@ -91,7 +91,8 @@ func (c *config) run(ctx context.Context, t *testing.T) (rows []chart.Row, err e
 	return append(rows, more...), errors.Join(err, errVirtual)
 }
 
-func (c *config) only(clock string, all []Run) (runs []Run) {
+// filter returns the runs that match -run.
+func (c *config) filter(clock string, all []Run) (runs []Run) {
 	for _, r := range all {
 		if c.match.MatchString(clock + "/" + r.String()) {
 			runs = append(runs, r)
@@ -100,8 +101,8 @@ func (c *config) only(clock string, all []Run) (runs []Run) {
 	return runs
 }
 
-// server is the URL of a Redis server, which ends with t unless it is the user's own.
-func (c *config) server(t *testing.T) string {
+// redisURL returns the URL of a Redis server. If the server is not the user's, it ends with t.
+func (c *config) redisURL(t *testing.T) string {
 	if c.redis != "" {
 		return c.redis
 	}
@@ -111,7 +112,7 @@ func (c *config) server(t *testing.T) string {
 	return "redis://" + miniredis.RunT(t).Addr()
 }
 
-// inParallel makes runs in virtual time, as many at once as there are processors.
+// inParallel makes runs in virtual time, one on each processor at a time.
 func inParallel(ctx context.Context, t *testing.T, runs []Run) ([]chart.Row, error) {
 	rows, errs := make([]chart.Row, len(runs)), make([]error, len(runs))
 	t.Run("virtual", func(t *testing.T) {

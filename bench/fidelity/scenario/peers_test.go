@@ -1,4 +1,4 @@
-package gauntlet
+package scenario
 
 import (
 	"context"
@@ -16,13 +16,14 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// Every peer, with its settings, lets pass what its documentation says.
+// TestPeers checks that every peer, with its settings, admits requests as its documentation
+// describes.
 func TestPeers(t *testing.T) {
 	ms := func(at ...int) []int { return at }
 	for _, test := range []struct {
 		name string
-		one  peer
-		want []int // milliseconds at which eight requests of a lone caller pass, under 5/s
+		open peer
+		want []int // milliseconds at which eight requests of one caller are admitted under 5/s
 	}{
 		{"xtime-burst", xtimeBurst, ms(0, 0, 0, 0, 0, 200, 400, 600)},
 		{"xtime-1", xtimeOne, ms(0, 200, 400, 600, 800, 1000, 1200, 1400)},
@@ -37,14 +38,14 @@ func TestPeers(t *testing.T) {
 				defer server.Close()
 				rdb := dial(server)
 				defer rdb.Close()
-				wait, start := test.one("key", throttle.PerSecond(5), rdb), time.Now()
+				wait, start := test.open("key", throttle.PerSecond(5), rdb), time.Now()
 				for i, want := range test.want {
 					if err := wait(t.Context(), 1); err != nil {
 						t.Fatal(err)
 					}
-					// What is on the way to Redis and back is not the peer's.
+					// Rounding removes the time of the calls of Redis.
 					if got := time.Since(start); got.Round(50*time.Millisecond) != time.Duration(want)*time.Millisecond {
-						t.Errorf("request %d passed at %v, want %d ms", i, got, want)
+						t.Errorf("request %d was admitted at %v, want %d ms", i, got, want)
 					}
 				}
 			})
@@ -52,17 +53,17 @@ func TestPeers(t *testing.T) {
 	}
 }
 
-// The limiters of a chain are asked in the order of their windows, longest first, and
-// each is told what its unit costs.
+// TestChain checks that a chain calls its limiters in the order of their windows, longest
+// first, and passes each limiter the cost in its unit.
 func TestChain(t *testing.T) {
-	var asked []string
+	var called []string
 	open := chain(func(_ string, tier throttle.Tier, _ *redis.Client) limiter {
 		return func(_ context.Context, n int64) error {
-			asked = append(asked, tier.Window.String(), tier.Unit, string(rune('0'+n)))
+			called = append(called, tier.Window.String(), tier.Unit, string(rune('0'+n)))
 			return nil
 		}
 	})
-	send, err := open(seat{Run: Run{Policy: "5/s + 100/m;unit=tokens"}, base: http.NewFileTransport(http.Dir("."))})
+	transport, err := open(process{Run: Run{Policy: "5/s + 100/m;unit=tokens"}, base: http.NewFileTransport(http.Dir("."))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,23 +72,23 @@ func TestChain(t *testing.T) {
 		t.Fatal(err)
 	}
 	req.Header.Set(costHeader, "7")
-	resp, err := send.RoundTrip(req)
+	resp, err := transport.RoundTrip(req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	if want := []string{"1m0s", "tokens", "7", "1s", "", "1"}; !slices.Equal(asked, want) {
-		t.Errorf("asked %q, want %q", asked, want)
+	if want := []string{"1m0s", "tokens", "7", "1s", "", "1"}; !slices.Equal(called, want) {
+		t.Errorf("the calls were %q, want %q", called, want)
 	}
 }
 
-// A chain holds a place from before the first limiter until the body is closed, and
-// gives it back if it is not sent.
-func TestChainPlaces(t *testing.T) {
+// TestChainSlots checks that a request holds its slot from before the first limiter until its
+// body is closed, and that a request that is not sent releases its slot.
+func TestChainSlots(t *testing.T) {
 	refuse := false
 	c := &chained{
 		base:     sender{},
-		places:   make(chan struct{}, 1),
+		slots:    make(chan struct{}, 1),
 		units:    []string{""},
 		limiters: []limiter{func(context.Context, int64) error { return map[bool]error{true: io.EOF}[refuse] }},
 	}
@@ -96,19 +97,19 @@ func TestChainPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp, err := c.RoundTrip(req)
-	if err != nil || len(c.places) != 1 {
-		t.Fatalf("%v, %d places are taken, want 1", err, len(c.places))
+	if err != nil || len(c.slots) != 1 {
+		t.Fatalf("%v, %d slots are taken, want 1", err, len(c.slots))
 	}
-	ended, cancel := context.WithCancel(t.Context())
+	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := c.RoundTrip(req.WithContext(ended)); err != context.Canceled {
-		t.Errorf("without a place: %v", err)
+	if _, err := c.RoundTrip(req.WithContext(canceled)); err != context.Canceled {
+		t.Errorf("without a free slot: %v, want %v", err, context.Canceled)
 	}
 	resp.Body.Close()
 	resp.Body.Close()
 	refuse = true
-	if _, err := c.RoundTrip(req); err != io.EOF || len(c.places) != 0 {
-		t.Errorf("refused: %v, %d places are taken, want 0", err, len(c.places))
+	if _, err := c.RoundTrip(req); err != io.EOF || len(c.slots) != 0 {
+		t.Errorf("refused: %v, %d slots are taken, want 0", err, len(c.slots))
 	}
 }
 

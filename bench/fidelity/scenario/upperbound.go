@@ -1,4 +1,4 @@
-package gauntlet
+package scenario
 
 import (
 	"slices"
@@ -8,17 +8,18 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// Possible is how many units the provider would have accepted between two instants, in a
-// run from its start, from a client that knows everything and has no delay: each request is sent at the first
-// instant at which the provider takes it. The requests are those of the run, in their
-// order, and a slow provider holds them for the same times.
-func (r Run) Possible(start, from, to time.Time) (units int64, err error) {
+// UpperBound returns the number of units that the provider would have accepted between from
+// and to, in a run that begins at start, from a client that has full knowledge and no delay.
+// Such a client sends each request at the first instant at which the provider accepts it. The
+// requests are those of the run, in the same order, and a slow provider holds them for the
+// same times.
+func (r Run) UpperBound(start, from, to time.Time) (units int64, err error) {
 	counter, err := throttletest.NewCounter(r.asCounted()...)
 	if err != nil {
 		return 0, err
 	}
 	costs, hold := r.costs(), r.hold()
-	var open []int64 // the instants at which what was accepted is answered, if anybody asks
+	var responses []int64 // the instants of responses to accepted requests, if concurrency is limited
 	for now := start.UnixMicro(); ; {
 		n, cost := int64(1), map[string]int64(nil)
 		if costs != nil {
@@ -26,9 +27,9 @@ func (r Run) Possible(start, from, to time.Time) (units int64, err error) {
 			cost = map[string]int64{tokens: n}
 		}
 		at, ok := counter.Earliest(now, cost)
-		for !ok && len(open) > 0 { // until somebody is done
-			slices.Sort(open)
-			now, open = max(now, open[0]), open[1:]
+		for !ok && len(responses) > 0 { // until a response frees a slot
+			slices.Sort(responses)
+			now, responses = max(now, responses[0]), responses[1:]
 			counter.Release(cost)
 			at, ok = counter.Earliest(now, cost)
 		}
@@ -43,12 +44,12 @@ func (r Run) Possible(start, from, to time.Time) (units int64, err error) {
 		case hold == nil:
 			counter.Release(cost)
 		case r.concurrent():
-			open = append(open, now+hold().Microseconds())
+			responses = append(responses, now+hold().Microseconds())
 		}
 	}
 }
 
-// accepted is how many units the provider accepted between two instants.
+// accepted returns the number of units that the provider accepted between from and to.
 func (r Run) accepted(arrivals []throttletest.Arrival, from, to time.Time) (units int64) {
 	unit := algorithms.Requests
 	if r.countsTokens() {
