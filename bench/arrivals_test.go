@@ -15,14 +15,14 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// BenchmarkRedisArrivals tells what a fleet would gain if the news that a request had
-// arrived went to Redis with the sender's next call, instead of each request counting
-// as on its way for the whole of its guard. Three saturated processes share 5/s and 60
-// per 20 s for a minute, or 10 s with -short; an answer comes 5 to 50 ms after a request
-// is sent. A request is booked behind the fifth before it, so it could have been booked
-// earlier only if the news of that one was there when it was booked. It reports
+// BenchmarkRedisArrivals estimates what a fleet would gain if each process reported arrived
+// requests to Redis with its next call. Today each request counts as in flight for the whole
+// of its guard. Three saturated processes share 5/s and 60 per 20 s for a minute, or for 10 s
+// with -short. A response comes 5 to 50 ms after its request is sent. A request is reserved
+// behind the fifth request before it. The report could have made it earlier only if Redis had
+// the report of that fifth request when the reservation was made. The benchmark reports
 //
-//	in-time/%   how many were booked when that news would have been there
+//	in-time/%   the reservations for which Redis would have had that report
 func BenchmarkRedisArrivals(b *testing.B) {
 	const callers, limit = 8, 5
 	length := time.Minute
@@ -31,81 +31,81 @@ func BenchmarkRedisArrivals(b *testing.B) {
 	}
 	s := redistest.Start(b)
 	for b.Loop() {
-		var all ledger
+		var all record
 		ctx, cancel := context.WithCancel(b.Context())
 		time.AfterFunc(length, cancel)
 		var wg sync.WaitGroup
 		for process := range 3 {
-			spy := &spying{Store: distributed.New(s.Client(), distributed.Options{}), ledger: &all, process: process}
-			wg.Go(func() { newCrowd(b, spy).wait(ctx, callers) })
+			recorder := &recordingStore{Store: distributed.New(s.Client(), distributed.Options{}), record: &all, process: process}
+			wg.Go(func() { newLoad(b, recorder).wait(ctx, callers) })
 		}
 		wg.Wait()
 		b.ReportMetric(100*all.inTime(limit), "in-time/%")
 	}
 }
 
-// A ledger is what a fleet's processes asked and were answered.
-type ledger struct {
-	mu       sync.Mutex // guards all below
-	calls    [3][]time.Time
-	bookings []booking
+// A record has the calls of a fleet's processes and their reservations.
+type record struct {
+	mu           sync.Mutex // guards all below
+	calls        [3][]time.Time
+	reservations []reservation
 }
 
-type booking struct {
-	process int
-	asked   time.Time
-	ahead   *store.Reservation
+type reservation struct {
+	process  int
+	calledAt time.Time
+	*store.Reservation
 }
 
-// inTime is the part of the bookings that were asked for when the news of the one
-// that is limit before them would have been there.
-func (l *ledger) inTime(limit int) float64 {
-	slices.SortFunc(l.bookings, func(a, b booking) int { return cmp.Compare(a.ahead.At, b.ahead.At) })
-	known := 0
-	for i, late := range l.bookings[limit:] {
-		before := l.bookings[i]
-		answered := before.ahead.Start.Add(5*time.Millisecond + rand.N(45*time.Millisecond))
-		calls := l.calls[before.process]
-		next, _ := slices.BinarySearchFunc(calls, answered, time.Time.Compare)
-		if next < len(calls) && !calls[next].After(late.asked) {
-			known++
+// inTime returns the share of the reservations that were made after the report of the
+// reservation that is limit before them.
+func (r *record) inTime(limit int) float64 {
+	slices.SortFunc(r.reservations, func(a, b reservation) int { return cmp.Compare(a.At, b.At) })
+	inTime := 0
+	for i, late := range r.reservations[limit:] {
+		early := r.reservations[i]
+		response := early.Start.Add(5*time.Millisecond + rand.N(45*time.Millisecond))
+		calls := r.calls[early.process]
+		next, _ := slices.BinarySearchFunc(calls, response, time.Time.Compare)
+		if next < len(calls) && !calls[next].After(late.calledAt) {
+			inTime++
 		}
 	}
-	return float64(known) / float64(len(l.bookings)-limit)
+	return float64(inTime) / float64(len(r.reservations)-limit)
 }
 
-// A spying store notes what is booked.
-type spying struct {
+// A recordingStore records the calls and reservations of its quotas.
+type recordingStore struct {
 	*distributed.Store
-	ledger  *ledger
+	record  *record
 	process int
 }
 
-func (s *spying) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+func (s *recordingStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	q, err := s.Store.Open(key, plan)
 	if err != nil {
 		return nil, err
 	}
-	return &spied{Quota: q, Reserver: q.(store.Reserver), spying: s}, nil
+	return &recordingQuota{Quota: q, Reserver: q.(store.Reserver), recordingStore: s}, nil
 }
 
-type spied struct {
+type recordingQuota struct {
 	store.Quota
 	store.Reserver
-	*spying
+	*recordingStore
 }
 
-func (s *spied) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
-	asked := time.Now()
-	s.Reserver.Reserve(behind, requests, func(got []store.Decision, err error) {
-		s.ledger.mu.Lock()
-		s.ledger.calls[s.process] = append(s.ledger.calls[s.process], asked)
-		for _, b := range got {
-			if b.Verdict == store.Admitted {
-				s.ledger.bookings = append(s.ledger.bookings, booking{s.process, asked, b.Reservation})
+func (q *recordingQuota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+	calledAt := time.Now()
+	q.Reserver.Reserve(behind, requests, func(decisions []store.Decision, err error) {
+		q.record.mu.Lock()
+		q.record.calls[q.process] = append(q.record.calls[q.process], calledAt)
+		for _, d := range decisions {
+			if d.Verdict == store.Admitted {
+				q.record.reservations = append(q.record.reservations, reservation{q.process, calledAt, d.Reservation})
 			}
 		}
-		s.ledger.mu.Unlock()
-		done(got, err)
+		q.record.mu.Unlock()
+		done(decisions, err)
 	})
 }

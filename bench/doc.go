@@ -1,38 +1,38 @@
-// Package bench compares throttle with other limiters, and with a floor: the
-// least code that could decide the same. It is a module of its own, so that
-// their code stays out of the library's dependencies.
+// Package bench compares throttle with other limiters and with a floor, the smallest
+// amount of code that makes the same decision. It is a module of its own, which keeps the
+// other limiters out of the library's dependencies.
 //
 // "make bench", or here
 //
 //	go run ./cmd/table
 //
-// runs everything and prints the tables in Markdown. The libraries take turns,
-// case by case and round by round, so that a machine that changes its speed
-// changes it for all of them. The ratios in a row are therefore worth more than
-// its nanoseconds, and nanoseconds from two runs are not worth comparing.
+// runs everything and prints the tables in Markdown. The libraries take turns in each case
+// and each round. A machine whose speed changes therefore affects all of them alike: compare
+// the ratios in a row, not the nanoseconds, and never the nanoseconds of two runs.
 //
-// The cases of BenchmarkLocal, none of which ever has to wait:
+// BenchmarkLocal has these cases. None of them ever waits.
 //
-//	wait1           one tier, waiting if need be
+//	wait1           one tier, in a call that may wait
 //	wait2           two tiers
 //	wait2window     two tiers that are exact rolling windows, not buckets
-//	roundtrip2      two tiers in front of an http.RoundTripper that answers at once
-//	allow1          one tier, now or not at all
+//	roundtrip2      two tiers in front of an http.RoundTripper that responds immediately
+//	allow1          one tier, in a call that never waits
 //	allow1parallel  the same from two goroutines on one limiter
 //	allow2parallel  two tiers, from two goroutines on one limiter
 //
-// A library without a limiter of two tiers uses two limiters in a row, as its
-// users have to.
+// If a library has no limiter of two tiers, the benchmark calls two limiters in a row, as
+// the library's users must.
 //
-// The cases of BenchmarkRedis, with 1, 16, 64 or 256 callers at a time who share one
-// client and one key, and never have to wait either. Without a redis-server in the
-// PATH it is skipped, and so is all else that wants one.
+// BenchmarkRedis has these cases, each with 1, 16, 64 or 256 concurrent callers that share
+// one client and one key. None of them ever waits. This benchmark, and every other one that
+// uses Redis, is skipped if PATH has no redis-server.
 //
-//	one, two  so many tiers of GCRA, decided by a Redis server on this machine
-//	ping      of the floor: PING
-//	noop      of the floor: a script that does nothing
-//	incr      of the floor: INCR, in pipelines of at most 64 that callers share
+//	one, two  one or two GCRA tiers, decided by a Redis server on this machine
+//	ping      a floor: PING
+//	noop      a floor: a script that does nothing
+//	incr      a floor: INCR, in shared pipelines of at most 64 callers
 //
-// The floor of one and two is the fastest of these for as many callers. Beside the
-// time there is what a call takes of the server's processor, of which Redis uses one.
+// The floor of one and two is the fastest of these three with the same number of callers.
+// The tables also have the processor time of the server for each call. Redis uses one
+// processor.
 package bench

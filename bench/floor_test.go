@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// A floor is the least that can decide about one or two tiers at once: GCRA
-// under one mutex, with one reading of the clock and nothing around it. It
-// keeps no queue, no unit, no pause and no error. It counts in picoseconds,
-// since 1e12 an hour is one in 3.6 ns, and so lasts for 106 days.
+// A floor is the smallest amount of code that decides about one or two tiers at once: GCRA
+// under one mutex, with one reading of the clock. It has no queue, units, pauses or errors.
+// It counts in picoseconds because the interval of 1e12 per hour is 3.6 ns. An int64 of
+// picoseconds lasts for 106 days.
 type floor struct {
 	start time.Time
 	n     int // how many of tiers are in use
@@ -19,12 +19,12 @@ type floor struct {
 }
 
 type floorTier struct {
-	tat       int64 // when the bucket is full again, after start
-	interval  int64 // what one request adds to it
-	tolerance int64 // how far it may be ahead of the clock
+	tat       int64 // theoretical arrival time, after start
+	interval  int64 // added to tat by each request
+	tolerance int64 // by which tat may be ahead of the clock
 }
 
-// newFloor returns a floor of n tiers, which have the limits of the others.
+// newFloor returns a floor of n tiers, with the same limits as the libraries.
 func newFloor(n int) *floor {
 	second, hour := picoseconds(time.Second), picoseconds(time.Hour)
 	return &floor{start: time.Now(), n: n, tiers: [2]floorTier{
@@ -65,6 +65,6 @@ func TestFloor(t *testing.T) {
 		}
 	}
 	if ahead := f.tiers[0].tat; ahead >= 3*hour {
-		t.Errorf("the tier that would have admitted was charged for refusals: it is %d hours ahead", ahead/hour)
+		t.Errorf("the first tier was charged for requests that the second refused: it is %d hours ahead", ahead/hour)
 	}
 }

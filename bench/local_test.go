@@ -15,27 +15,27 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits that no caller on one machine can reach.
+// The limits are too large for callers on one machine to reach.
 const (
 	perSecond = 1_000_000_000
 	perHour   = 1_000_000_000_000
 )
 
-var errRefused = errors.New("refused, but no limit was reached")
+var errRefused = errors.New("a request was refused, although no limit was reached")
 
-// BenchmarkLocal/<library>/<case> times one call. The package comment tells what
-// the cases are; a library that can't do one is not in it.
+// BenchmarkLocal/<library>/<case> measures one call. The package comment describes the cases.
+// A case has no benchmark of a library that doesn't support it.
 func BenchmarkLocal(b *testing.B) {
 	for _, bm := range []struct {
 		name string
 		run  func(*testing.B)
 	}{
-		// Case by case, not library by library: what is compared runs side by side.
+		// Ordered by case, not by library: compared benchmarks run side by side.
 		{"throttle/wait1", throttleWait1},
 		{"xtime/wait1", xtimeWait1},
 		{"uber/wait1", uberWait1},
 		{"failsafe/wait1", failsafeWait1},
-		{"floor/wait1", floorAllow1}, // a floor that never waits has nothing else to do
+		{"floor/wait1", floorAllow1}, // the floor never waits
 
 		{"throttle/wait2", throttleWait2},
 		{"xtime/wait2", xtimeWait2},
@@ -108,8 +108,8 @@ func throttleWait1(b *testing.B) { throttleWait(b, newThrottle(b, throttle.GCRA,
 
 func throttleWait2(b *testing.B) { throttleWait(b, newThrottle(b, throttle.GCRA, 2)) }
 
-// throttleWait2Window waits on two tiers of the default algorithm. Logs of that
-// size are kept as sliding windows.
+// throttleWait2Window waits on two tiers of the default algorithm, SlidingLog. Limits of this
+// size are counted in sliding windows.
 func throttleWait2Window(b *testing.B) { throttleWait(b, newThrottle(b, throttle.SlidingLog, 2)) }
 
 func throttleWait(b *testing.B, lim *throttle.Limiter) {
@@ -183,7 +183,7 @@ func xtimeRoundTrip2(b *testing.B) {
 	}})
 }
 
-// go.uber.org/ratelimit, which has no way not to wait
+// go.uber.org/ratelimit, in which every call may wait
 
 func newUber() (second, hour ratelimit.Limiter) {
 	return ratelimit.New(perSecond), ratelimit.New(perHour / 3600)
@@ -271,7 +271,7 @@ func failsafeRoundTrip2(b *testing.B) {
 	}})
 }
 
-// the floor
+// The floor.
 
 func floorAllow1(b *testing.B) { floorAllow(b, newFloor(1)) }
 
@@ -299,10 +299,10 @@ func floorRoundTrip2(b *testing.B) {
 	}})
 }
 
-// What the cases share.
+// The functions below are shared by all cases.
 
-// twoGoroutines calls allow from exactly two goroutines on two processors, however
-// many the machine has. RunParallel starts one for each.
+// twoGoroutines calls allow from exactly two goroutines, on two processors. RunParallel starts
+// a goroutine for each processor, which would otherwise be all of the machine's.
 func twoGoroutines(b *testing.B, allow func() bool) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(2))
 	b.SetParallelism(1)
@@ -331,7 +331,7 @@ func roundTrip(b *testing.B, rt http.RoundTripper) {
 	}
 }
 
-// A base answers at once, and always with the same response.
+// A base responds immediately, always with the same response.
 type base struct{ resp http.Response }
 
 func newBase() *base {
@@ -343,12 +343,12 @@ func newBase() *base {
 }
 
 func (t *base) RoundTrip(req *http.Request) (*http.Response, error) {
-	t.resp.Body = http.NoBody // again: the last caller may have wrapped it
+	t.resp.Body = http.NoBody // resets the body, which the last caller may have wrapped
 	t.resp.Request = req
 	return &t.resp, nil
 }
 
-// A waiter is the RoundTripper that one writes around a limiter that has none.
+// A waiter is the RoundTripper that users write for a limiter without one.
 type waiter struct {
 	base http.RoundTripper
 	wait func(context.Context) error

@@ -23,7 +23,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// Limits that no fleet on one Redis server can reach.
+// The limits are too large for a fleet on one Redis server to reach.
 const (
 	redisPerSecond = 1_000_000
 	redisPerHour   = 1_000_000_000
@@ -35,18 +35,18 @@ var redisTiers = []throttle.Tier{
 	{Limit: redisPerHour, Window: time.Hour, Algorithm: throttle.GCRA, Burst: redisBurst},
 }
 
-// An opener returns what the callers of a benchmark call.
+// An opener returns the function that the callers of a benchmark call.
 type opener func(*testing.B, redis.UniversalClient) (call func() error)
 
-// BenchmarkRedis/<library>/<case>/c<callers> times one call while so many callers
-// make one after the other. The package comment tells what the cases are.
+// BenchmarkRedis/<library>/<case>/c<callers> measures one call while each of the callers
+// makes one call after the other. The package comment describes the cases.
 func BenchmarkRedis(b *testing.B) {
 	s := redistest.Start(b)
 	for _, bm := range []struct {
 		name string
 		open opener
 	}{
-		// Case by case, not library by library: what is compared runs side by side.
+		// Ordered by case, not by library: compared benchmarks run side by side.
 		{"throttle/one", throttleRedis(1)},
 		{"redisrate/one", redisRate(1)},
 		{"throttled/one", throttledRedis(1)},
@@ -62,8 +62,8 @@ func BenchmarkRedis(b *testing.B) {
 		for _, callers := range []int{1, 16, 64, 256} {
 			b.Run(fmt.Sprintf("%s/c%d", bm.name, callers), func(b *testing.B) {
 				b.ReportAllocs()
-				// A connection for each caller, so that those whose library doesn't
-				// share calls need not queue for one.
+				// A connection for each caller: callers of a library that doesn't share
+				// calls don't queue for connections.
 				rdb := redis.NewClient(&redis.Options{Addr: s.Addr(), PoolSize: callers})
 				defer rdb.Close()
 				callFrom(b, s, callers, bm.open(b, rdb))
@@ -72,13 +72,13 @@ func BenchmarkRedis(b *testing.B) {
 	}
 }
 
-// callFrom makes b.N calls from so many goroutines, and reports besides what they
-// took of the server's processor.
+// callFrom makes b.N calls from the given number of goroutines. It also reports the processor
+// time of the server.
 func callFrom(b *testing.B, s *redistest.Server, callers int, call func() error) {
 	var left atomic.Int64
 	left.Store(int64(b.N))
 	var wg sync.WaitGroup
-	before := processor(b, s)
+	before := processorTime(b, s)
 	b.ResetTimer()
 	for range callers {
 		wg.Go(func() {
@@ -92,11 +92,11 @@ func callFrom(b *testing.B, s *redistest.Server, callers int, call func() error)
 	}
 	wg.Wait()
 	b.StopTimer()
-	b.ReportMetric((processor(b, s)-before)/float64(b.N), "server-µs/op")
+	b.ReportMetric((processorTime(b, s)-before)/float64(b.N), "server-µs/op")
 }
 
-// processor returns the microseconds that the server's main thread has run for.
-func processor(b *testing.B, s *redistest.Server) float64 {
+// processorTime returns the processor time of the server's main thread in microseconds.
+func processorTime(b *testing.B, s *redistest.Server) float64 {
 	b.Helper()
 	return 1e6 * (number(b, s.Info("cpu", "used_cpu_user_main_thread")) + number(b, s.Info("cpu", "used_cpu_sys_main_thread")))
 }
@@ -166,8 +166,8 @@ func throttledRedis(tiers int) opener {
 			if err != nil {
 				b.Fatal(err)
 			}
-			// It tries again when another caller came in between, by default ten
-			// times, after which the call fails.
+			// The library compares and sets, and repeats that if another caller has
+			// changed the value. By default a call fails after ten attempts.
 			lim.SetMaxCASAttemptsLimit(math.MaxInt)
 			lims = append(lims, lim)
 		}
@@ -185,7 +185,7 @@ func throttledRedis(tiers int) opener {
 	}
 }
 
-// the floor: the least that can be asked of a Redis server
+// The floor: the cheapest calls of a Redis server.
 
 func floorPing(_ *testing.B, rdb redis.UniversalClient) func() error {
 	ctx := context.Background()
@@ -201,41 +201,41 @@ func floorNoop(b *testing.B, rdb redis.UniversalClient) func() error {
 	return func() error { return rdb.EvalSha(ctx, sha, []string{"noop"}).Err() }
 }
 
-// floorIncr has callers share pipelines: whoever asks while one is under way goes
-// with the next.
+// floorIncr shares pipelines between callers. Calls that begin while a pipeline is in flight
+// go into the next one.
 func floorIncr(b *testing.B, rdb redis.UniversalClient) func() error {
-	const most = 64
-	asks := make(chan chan error, most)
+	const maxCalls = 64
+	calls := make(chan chan error, maxCalls)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for first := range asks {
-			asked := []chan error{first}
-			for len(asked) < most && len(asks) > 0 {
-				asked = append(asked, <-asks)
+		for first := range calls {
+			batch := []chan error{first}
+			for len(batch) < maxCalls && len(calls) > 0 {
+				batch = append(batch, <-calls)
 			}
 			pipe := rdb.Pipeline()
-			for range asked {
+			for range batch {
 				pipe.Incr(context.Background(), "incr")
 			}
 			_, err := pipe.Exec(context.Background())
-			for _, answer := range asked {
-				answer <- err
+			for _, reply := range batch {
+				reply <- err
 			}
 		}
 	})
 	b.Cleanup(func() {
-		close(asks)
+		close(calls)
 		wg.Wait()
 	})
 	return func() error {
-		answer := make(chan error, 1)
-		asks <- answer
-		return <-answer
+		reply := make(chan error, 1)
+		calls <- reply
+		return <-reply
 	}
 }
 
-// BenchmarkRedisScript reports how long the server runs the script that decides
-// over two tiers, when it is called for one caller and for 64.
+// BenchmarkRedisScript reports how long the server runs the script that decides about two
+// tiers, when it is called for one caller and for 64.
 func BenchmarkRedisScript(b *testing.B) {
 	s := redistest.Start(b)
 	rdb := s.Client()
@@ -275,7 +275,7 @@ func reset(b *testing.B, rdb *redis.Client) {
 	}
 }
 
-// scripts returns how many scripts the server has run, and for how many microseconds.
+// scripts returns how many scripts the server has run, and how many microseconds they took.
 func scripts(b *testing.B, s *redistest.Server) (calls, took float64) {
 	b.Helper()
 	for _, command := range []string{"fcall", "evalsha", "eval"} {
@@ -291,8 +291,8 @@ func scripts(b *testing.B, s *redistest.Server) (calls, took float64) {
 	return calls, took
 }
 
-// BenchmarkRedisMemory reports what a quota takes of the server's memory: two
-// buckets, and an exact window of an hour that is full.
+// BenchmarkRedisMemory reports the server memory of two quotas: one of two buckets, and one
+// of an exact window of an hour that is full.
 func BenchmarkRedisMemory(b *testing.B) {
 	rdb := redistest.Start(b).Client()
 	for _, bm := range []struct {
@@ -317,7 +317,7 @@ func memory(b *testing.B, rdb *redis.Client, tiers []throttle.Tier) float64 {
 	if err := rdb.FlushAll(ctx).Err(); err != nil {
 		b.Fatal(err)
 	}
-	// Without a guard, so that none of them is kept as on its way.
+	// Without a guard no request is in flight, and none is stored as such.
 	lim := newRedisLimiter(b, rdb, throttle.Policy{Name: "bench", Tiers: tiers, Guard: throttle.NoGuard})
 	var wg sync.WaitGroup
 	for range 100 {
@@ -332,7 +332,7 @@ func memory(b *testing.B, rdb *redis.Client, tiers []throttle.Tier) float64 {
 	wg.Wait()
 	keys, err := rdb.Keys(ctx, "*").Result()
 	if err != nil || len(keys) != 1 {
-		b.Fatalf("the keys are %q, %v, want one", keys, err)
+		b.Fatalf("the keys are %q, %v, want one key", keys, err)
 	}
 	bytes, err := rdb.MemoryUsage(ctx, keys[0]).Result()
 	if err != nil {

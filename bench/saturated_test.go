@@ -17,15 +17,16 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// BenchmarkRedisSaturated has a fleet ask for more than there is: three processes of
-// eight callers each, one of them a millisecond away from Redis each way. For a
-// minute, or 20 s with -short, 24 callers of one process do the same beside it, where
-// it is first in, first out. It reports
+// BenchmarkRedisSaturated compares a saturated fleet with a saturated process, which run side
+// by side for a minute, or for 20 s with -short. The fleet is three processes of eight callers
+// each. One of its processes is a millisecond away from Redis, each way. The single process
+// has 24 callers, and admits them first in, first out. The benchmark reports
 //
-//	fleet/fifo        what the fleet is admitted, to what one process is
-//	wait/fifo         the longest wait, in the same way
-//	least/most        the admissions of one process of the fleet to those of another
-//	wasted/admission  calls of the script in which nobody was admitted
+//	fleet/fifo        admissions of the fleet, divided by admissions of the single process
+//	wait/fifo         longest wait in the fleet, divided by longest wait in the single process
+//	least/most        admissions of the least served process of the fleet, divided by those
+//	                  of the most served one
+//	wasted/admission  calls of the script that admitted no caller, for each admission
 func BenchmarkRedisSaturated(b *testing.B) {
 	const callers = 8
 	length := time.Minute
@@ -41,45 +42,45 @@ func BenchmarkRedisSaturated(b *testing.B) {
 		}
 		reset(b, near)
 		ctx, cancel := context.WithCancel(b.Context())
-		// Not a deadline, which would be known and refuse who can't be in time.
+		// A limiter refuses waits that outlast a context's deadline. So the context is canceled.
 		time.AfterFunc(length, cancel)
 		var useful atomic.Int64
 		var wg sync.WaitGroup
-		one, fleet := newCrowd(b, nil), []*crowd{}
-		wg.Go(func() { one.wait(ctx, 3*callers) })
+		single, fleet := newLoad(b, nil), []*load{}
+		wg.Go(func() { single.wait(ctx, 3*callers) })
 		for _, rdb := range []*redis.Client{near, s.Client(), far.Client()} {
-			c := newCrowd(b, &counting{distributed.New(rdb, distributed.Options{}), &useful})
-			fleet = append(fleet, c)
-			wg.Go(func() { c.wait(ctx, callers) })
+			l := newLoad(b, &countingStore{distributed.New(rdb, distributed.Options{}), &useful})
+			fleet = append(fleet, l)
+			wg.Go(func() { l.wait(ctx, callers) })
 		}
 		wg.Wait()
 
 		all, least, longest := 0, fleet[0].admitted, time.Duration(0)
 		most := least
-		for _, c := range fleet {
-			all += c.admitted
-			least, most = min(least, c.admitted), max(most, c.admitted)
-			longest = max(longest, c.longest)
+		for _, l := range fleet {
+			all += l.admitted
+			least, most = min(least, l.admitted), max(most, l.admitted)
+			longest = max(longest, l.longest)
 		}
 		calls, _ := scripts(b, s)
-		b.ReportMetric(float64(all)/float64(one.admitted), "fleet/fifo")
-		b.ReportMetric(float64(longest)/float64(one.longest), "wait/fifo")
+		b.ReportMetric(float64(all)/float64(single.admitted), "fleet/fifo")
+		b.ReportMetric(float64(longest)/float64(single.longest), "wait/fifo")
 		b.ReportMetric(float64(least)/float64(most), "least/most")
 		b.ReportMetric((calls-float64(useful.Load()))/float64(all), "wasted/admission")
 	}
 }
 
-// A crowd is the callers of one process, who all want more than they get.
-type crowd struct {
+// A load is the callers of one process, which together request more than the limit.
+type load struct {
 	b   *testing.B
 	lim *throttle.Limiter
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards all below
 	admitted int
-	longest  time.Duration // that one of them waited, even if in vain
+	longest  time.Duration // wait, including waits that ended without an admission
 }
 
-func newCrowd(b *testing.B, s throttle.Store) *crowd {
+func newLoad(b *testing.B, s throttle.Store) *load {
 	b.Helper()
 	lim, err := throttle.New(throttle.Policy{Name: "bench", Tiers: []throttle.Tier{
 		throttle.PerSecond(5),
@@ -88,49 +89,49 @@ func newCrowd(b *testing.B, s throttle.Store) *crowd {
 	if err != nil {
 		b.Fatal(err)
 	}
-	return &crowd{b: b, lim: lim}
+	return &load{b: b, lim: lim}
 }
 
-// wait has so many callers wait again and again, until the context ends.
-func (c *crowd) wait(ctx context.Context, callers int) {
+// wait starts callers that wait again and again until ctx ends.
+func (l *load) wait(ctx context.Context, callers int) {
 	var wg sync.WaitGroup
 	for range callers {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				start := time.Now()
-				err := c.lim.Wait(ctx)
+				err := l.lim.Wait(ctx)
 				if err != nil && ctx.Err() == nil {
-					c.b.Error(err)
+					l.b.Error(err)
 					return
 				}
-				c.waited(time.Since(start), err == nil)
+				l.record(time.Since(start), err == nil)
 			}
 		})
 	}
 	wg.Wait()
 }
 
-func (c *crowd) waited(d time.Duration, admitted bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.longest = max(c.longest, d)
+func (l *load) record(wait time.Duration, admitted bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.longest = max(l.longest, wait)
 	if admitted {
-		c.admitted++
+		l.admitted++
 	}
 }
 
-// A counting store counts the questions that admitted somebody.
-type counting struct {
+// A countingStore counts the calls of Reserve that admitted at least one request.
+type countingStore struct {
 	throttle.Store
 	useful *atomic.Int64
 }
 
-func (c *counting) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := c.Store.Open(key, plan)
+func (s *countingStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan)
 	if err != nil {
 		return nil, err
 	}
-	return &countingQuota{q, q.(store.Reserver), q.(store.Forecaster), c.useful}, nil
+	return &countingQuota{q, q.(store.Reserver), q.(store.Forecaster), s.useful}, nil
 }
 
 type countingQuota struct {
@@ -141,10 +142,10 @@ type countingQuota struct {
 }
 
 func (q *countingQuota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
-	q.Reserver.Reserve(behind, requests, func(got []store.Decision, err error) {
-		if slices.ContainsFunc(got, func(b store.Decision) bool { return b.Verdict == store.Admitted }) {
+	q.Reserver.Reserve(behind, requests, func(decisions []store.Decision, err error) {
+		if slices.ContainsFunc(decisions, func(d store.Decision) bool { return d.Verdict == store.Admitted }) {
 			q.useful.Add(1)
 		}
-		done(got, err)
+		done(decisions, err)
 	})
 }

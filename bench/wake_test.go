@@ -10,29 +10,28 @@ import (
 )
 
 const (
-	wakeEvery = 5 * time.Millisecond // 200 a second
-	wakes     = 200
+	wakeInterval = 5 * time.Millisecond // 200 a second
+	wakes        = 200
 )
 
-// BenchmarkWakeLateness reports by how much a caller that had to wait returns
-// too late, next to a bare timer set for as long: a machine wakes nobody on
-// time, so only the difference is the limiter's own.
+// BenchmarkWakeLateness reports how late a waiting caller returns, beside a bare timer with
+// the same duration. The machine wakes both late. The difference is due to the limiter.
 func BenchmarkWakeLateness(b *testing.B) {
 	ctx := context.Background()
 	for b.Loop() {
 		lim := newMetronome(b)
 		var waits, timers []time.Duration
 		for range wakes {
-			// Nothing has been admitted for as long as a request counts, so
-			// this one passes, and the next is due wakeEvery after it.
+			// The requests before no longer count. So this request is admitted
+			// immediately, and the next one wakeInterval later.
 			wait(ctx, b, lim)
 			admitted := time.Now()
 			wait(ctx, b, lim)
-			waits = append(waits, time.Since(admitted)-wakeEvery)
+			waits = append(waits, time.Since(admitted)-wakeInterval)
 
 			start := time.Now()
-			<-time.NewTimer(wakeEvery).C
-			timers = append(timers, time.Since(start)-wakeEvery)
+			<-time.NewTimer(wakeInterval).C
+			timers = append(timers, time.Since(start)-wakeInterval)
 		}
 		b.ReportMetric(microseconds(median(waits)), "throttle-µs")
 		b.ReportMetric(microseconds(median(timers)), "timer-µs")
@@ -40,8 +39,8 @@ func BenchmarkWakeLateness(b *testing.B) {
 	}
 }
 
-// BenchmarkWakeSchedule reports how much of its limit a caller gets that always
-// waits: whether what one wake-up is late adds up.
+// BenchmarkWakeSchedule reports the share of its limit that a caller gets if it always
+// waits. The share shows whether the lateness of wake-ups adds up.
 func BenchmarkWakeSchedule(b *testing.B) {
 	ctx := context.Background()
 	for b.Loop() {
@@ -51,16 +50,16 @@ func BenchmarkWakeSchedule(b *testing.B) {
 		for range wakes {
 			wait(ctx, b, lim)
 		}
-		b.ReportMetric(100*float64(wakes*wakeEvery)/float64(time.Since(start)), "%limit")
+		b.ReportMetric(100*float64(wakes*wakeInterval)/float64(time.Since(start)), "%limit")
 	}
 }
 
-// newMetronome returns a limiter that admits one request every wakeEvery.
+// newMetronome returns a limiter that admits one request every wakeInterval.
 func newMetronome(b *testing.B) *throttle.Limiter {
 	b.Helper()
 	lim, err := throttle.New(throttle.Policy{
 		Name:  "bench",
-		Tiers: []throttle.Tier{{Limit: int64(time.Second / wakeEvery), Window: time.Second, Algorithm: throttle.GCRA, Burst: 1}},
+		Tiers: []throttle.Tier{{Limit: int64(time.Second / wakeInterval), Window: time.Second, Algorithm: throttle.GCRA, Burst: 1}},
 		Guard: throttle.NoGuard,
 	}, nil)
 	if err != nil {

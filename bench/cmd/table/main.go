@@ -1,5 +1,5 @@
-// Table runs the benchmarks of the current directory and prints what they compare
-// as tables in Markdown. See package table.
+// Table runs the benchmarks of the current directory and prints their results as tables in
+// Markdown. Package table describes the tables.
 package main
 
 import (

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Used returns the processor time that this process has used.
+// Used returns the processor time that this process has used so far.
 func Used() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
