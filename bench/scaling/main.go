@@ -1,4 +1,4 @@
-// Scaling turns what the benchmark of the queue prints into a table and a plot:
+// Scaling turns the output of the queue's benchmark into a table and a plot:
 //
 //	go test -run - -bench Scaling -benchtime 10000x ../internal/queue | go run ./scaling -svg ../docs/scaling.svg
 package main
@@ -12,7 +12,7 @@ import (
 )
 
 func main() {
-	svg := flag.String("svg", "", "`file` for the plot. If empty, none")
+	svg := flag.String("svg", "", "write the plot to this `file`. If empty, there is no plot")
 	flag.Parse()
 	r, err := read(os.Stdin)
 	if err == nil && *svg != "" {
@@ -27,8 +27,8 @@ func main() {
 
 func (r results) plot() chart.Plot {
 	p := chart.Plot{
-		Title: "What one event takes while others wait",
-		About: "Both scales are logarithmic: what took time for each waiter would rise at 45 degrees.",
+		Title: "Time per event while others wait",
+		About: "Both scales are logarithmic. Time proportional to the number of waiters would rise at 45 degrees.",
 	}
 	for _, o := range operations {
 		panel := chart.Panel{Name: o}

@@ -12,7 +12,7 @@ import (
 
 var operations = []string{"join", "leave", "refuse", "freed"}
 
-// Results are nanoseconds by mix, number of waiters and operation.
+// Results has nanoseconds by mix, number of waiters and operation.
 type results struct {
 	mixes []string
 	sizes []float64
@@ -40,7 +40,7 @@ func read(in io.Reader) (results, error) {
 		size, _, _ := strings.Cut(name[len(name)-1], "-")
 		n, err := strconv.ParseFloat(size, 64)
 		if len(name) != 3 || err != nil {
-			return r, fmt.Errorf("%q is no result", fields[0])
+			return r, fmt.Errorf("%q is not a result: want BenchmarkScaling/mix/number", fields[0])
 		}
 		if !slices.Contains(r.mixes, name[1]) {
 			r.mixes = append(r.mixes, name[1])
@@ -55,12 +55,12 @@ func read(in io.Reader) (results, error) {
 		}
 	}
 	if len(r.mixes) == 0 {
-		return r, errors.New("there is no result of BenchmarkScaling")
+		return r, errors.New("the input has no result of BenchmarkScaling: pipe the output of go test -bench Scaling into it")
 	}
 	return r, lines.Err()
 }
 
-// of returns what an operation takes, by number of waiters.
+// of returns the nanoseconds of an operation, by number of waiters.
 func (r results) of(mix, operation string) (ns []float64) {
 	for _, n := range r.sizes {
 		ns = append(ns, r.ns[key{mix, n, operation}])
@@ -68,7 +68,7 @@ func (r results) of(mix, operation string) (ns []float64) {
 	return ns
 }
 
-// table is in Markdown.
+// table returns a table in Markdown.
 func (r results) table() string {
 	var b strings.Builder
 	b.WriteString("| µs per event |")

@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-const printed = `goos: linux
+const output = `goos: linux
 BenchmarkScaling/plain/1000-2         	   10000	       454.7 freed-ns	       676.3 join-ns	       472.9 leave-ns	       832.4 refuse-ns
 BenchmarkScaling/plain/10000-2        	   10000	       487.7 freed-ns	       802.9 join-ns	      1410 leave-ns	      1409 refuse-ns
 PASS
 `
 
 func TestTable(t *testing.T) {
-	r, err := read(strings.NewReader(printed))
+	r, err := read(strings.NewReader(output))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func TestTable(t *testing.T) {
 	}
 	svg := r.plot().SVG()
 	if n := strings.Count(svg, "<polyline"); n != len(operations) {
-		t.Errorf("%d lines, want %d", n, len(operations))
+		t.Errorf("the plot has %d lines, want %d", n, len(operations))
 	}
 	for d := xml.NewDecoder(strings.NewReader(svg)); ; {
 		if _, err := d.Token(); err == io.EOF {
@@ -44,7 +44,7 @@ func TestTable(t *testing.T) {
 func TestReadErrors(t *testing.T) {
 	for _, in := range []string{"", "PASS\n", "BenchmarkScaling/plain/x-2 1 2 join-ns\n", "BenchmarkScaling/plain/10-2 1 x join-ns\n"} {
 		if _, err := read(strings.NewReader(in)); err == nil {
-			t.Errorf("%q: no error", in)
+			t.Errorf("read(%q): no error", in)
 		}
 	}
 }

@@ -10,23 +10,23 @@ import (
 	"os/exec"
 )
 
-// The benchmarks that compare libraries.
+// groups are the benchmarks that compare libraries.
 var groups = []string{"Local", "Redis"}
 
-// Run is the command "table": it runs the benchmarks of the current directory,
-// writes their output to stderr as it comes, and the tables to stdout. With -from
-// it reads an output from a file instead.
+// Run is the command "table". It runs the benchmarks of the current directory, copies their
+// output to stderr, and writes the tables to stdout. With -from it reads the output of
+// benchmarks from a file instead.
 //
-// A round is a run of go test of its own, since go test -count runs the samples of
-// one benchmark in a row, which a slow moment then spoils together.
+// Each round is a separate run of go test. A run with -count would take all samples of a
+// benchmark in a row, and a slow moment of the machine would affect all of them.
 func Run(args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("table", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	bench := flags.String("bench", ".", "run the benchmarks that match this `pattern`")
 	count := flags.Int("count", 5, "take the median of this many `rounds`")
 	benchtime := flags.String("benchtime", "500ms", "run each benchmark for this `duration` in each round")
-	short := flags.Bool("short", false, "take less time for what takes a minute")
-	from := flags.String("from", "", "read the output of go test -bench from this `file`, and run nothing")
+	short := flags.Bool("short", false, "shorten the benchmarks that take a minute")
+	from := flags.String("from", "", "read the output of go test -bench from this `file` instead of running it")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil

@@ -1,5 +1,5 @@
-// Package table turns what "go test -bench" prints into tables in Markdown: one
-// of libraries compared case by case, one of what else was measured.
+// Package table turns the output of "go test -bench" into tables in Markdown. Some compare
+// libraries case by case. The last one has all other measurements.
 package table
 
 import (
@@ -14,18 +14,18 @@ import (
 	"strings"
 )
 
-// Results are the samples of benchmarks, by name. Parse adds to them, so that one
-// Results can hold several runs. The zero value is empty and ready.
+// Results has the samples of benchmarks, by name. Parse may be called for several runs, and
+// adds their samples. The zero value is empty and ready to use.
 type Results struct {
 	names   []string                        // in the order of their first sample
 	samples map[string]map[string][]float64 // by benchmark and unit
 }
 
-// processors is what go test adds to a name when GOMAXPROCS isn't one.
+// processors matches the suffix that go test adds to a name if GOMAXPROCS isn't 1.
 var processors = regexp.MustCompile(`-\d+$`)
 
-// Parse adds the output of "go test -bench" to r. It skips all lines that are not
-// results, and fails on a result that it can't read or a run that failed.
+// Parse adds the output of "go test -bench" to r. It skips all lines that are not results. It
+// returns an error for a result that it can't read, and for a run that failed.
 func (r *Results) Parse(in io.Reader) error {
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
@@ -38,16 +38,17 @@ func (r *Results) Parse(in io.Reader) error {
 			continue
 		}
 		if err := r.add(fields); err != nil {
-			return fmt.Errorf("%w in %q", err, line)
+			return fmt.Errorf("reading the result %q: %w", line, err)
 		}
 	}
 	return lines.Err()
 }
 
-// add takes a name, a number of iterations, and pairs of a value and its unit.
+// add adds a result. Its fields are a name, a number of iterations, and pairs of a value and
+// a unit.
 func (r *Results) add(fields []string) error {
 	if len(fields)%2 != 0 {
-		return errors.New("a value without a unit")
+		return errors.New("a value has no unit")
 	}
 	name := processors.ReplaceAllString(strings.TrimPrefix(fields[0], "Benchmark"), "")
 	if r.samples == nil {
@@ -67,8 +68,8 @@ func (r *Results) add(fields []string) error {
 	return nil
 }
 
-// Median returns the median of a benchmark's samples in a unit, and false if it
-// has none.
+// Median returns the median of a benchmark's samples in a unit. It returns false if there are
+// no samples.
 func (r *Results) Median(name, unit string) (float64, bool) {
 	s := slices.Sorted(slices.Values(r.samples[name][unit]))
 	if len(s) == 0 {
@@ -77,13 +78,13 @@ func (r *Results) Median(name, unit string) (float64, bool) {
 	return (s[len(s)/2] + s[(len(s)-1)/2]) / 2, true
 }
 
-// Markdown writes the tables. There is one for each group, in which the benchmarks
-// called group/library/case are rows of cases and columns of libraries; the library
-// named first is divided by each other one. In the last is every unit that
-// benchmarks chose themselves.
+// Markdown writes the tables. The table of a group has the benchmarks named
+// group/library/case, with a row for each case and a column for each library. More columns
+// have the first library's time divided by the time of each other library. The last table has
+// the samples in all units that benchmarks report themselves.
 func (r *Results) Markdown(w io.Writer, groups ...string) error {
 	if len(r.names) == 0 {
-		return errors.New("there are no results")
+		return errors.New("the input has no results of benchmarks")
 	}
 	var b strings.Builder
 	for _, group := range groups {
@@ -117,8 +118,7 @@ func (r *Results) compare(b *strings.Builder, group string) {
 	}
 }
 
-// axes returns the libraries and cases of a group, in the order of their first
-// sample.
+// axes returns the libraries and cases of a group, in the order of their first samples.
 func (r *Results) axes(group string) (libraries, cases []string) {
 	for _, name := range r.names {
 		rest, ok := strings.CutPrefix(name, group+"/")
@@ -136,8 +136,8 @@ func (r *Results) axes(group string) (libraries, cases []string) {
 	return libraries, cases
 }
 
-// find returns the name of a library's case. A floor that has cases of its own, such
-// as ping/c64, stands for one/c64 with the fastest that has as many callers.
+// find returns the name of the benchmark of a library's case. The floor may have other cases,
+// such as ping/c64. Then find returns its fastest case with the same number of callers.
 func (r *Results) find(group, library, c string) string {
 	name := group + "/" + library + "/" + c
 	if _, ok := r.samples[name]; ok || library != "floor" {
@@ -147,17 +147,18 @@ func (r *Results) find(group, library, c string) string {
 	if !ok {
 		return name
 	}
-	least := math.Inf(1)
+	fastest := math.Inf(1)
 	for _, other := range r.names {
 		ns, ok := r.Median(other, "ns/op")
-		if ok && ns < least && strings.HasPrefix(other, group+"/floor/") && strings.HasSuffix(other, "/"+callers) {
-			name, least = other, ns
+		if ok && ns < fastest && strings.HasPrefix(other, group+"/floor/") && strings.HasSuffix(other, "/"+callers) {
+			name, fastest = other, ns
 		}
 	}
 	return name
 }
 
-// time returns nanoseconds, and what else a call took where that isn't nothing.
+// time returns the nanoseconds of a call. If a call allocates or uses the server, time also
+// returns the allocations and the server's processor time.
 func (r *Results) time(name string) string {
 	ns, ok := r.Median(name, "ns/op")
 	if !ok {
@@ -189,7 +190,7 @@ func (r *Results) ratio(name, other string) string {
 }
 
 func (r *Results) list(b *strings.Builder) {
-	begun := false
+	hasHeader := false
 	for _, name := range r.names {
 		var units []string
 		for unit := range r.samples[name] {
@@ -199,9 +200,9 @@ func (r *Results) list(b *strings.Builder) {
 		}
 		slices.Sort(units)
 		for _, unit := range units {
-			if !begun {
+			if !hasHeader {
 				begin(b, []string{"measured", "median", "unit"}, []string{"---", "---:", "---"})
-				begun = true
+				hasHeader = true
 			}
 			m, _ := r.Median(name, unit)
 			row(b, []string{name, significant(m), unit})
@@ -209,7 +210,7 @@ func (r *Results) list(b *strings.Builder) {
 	}
 }
 
-// significant writes a ratio as one, and a large number without a pretence.
+// significant formats a number below 10 with two decimals, and a larger one with one.
 func significant(f float64) string {
 	if math.Abs(f) < 10 {
 		return fmt.Sprintf("%.2f", f)
@@ -217,7 +218,7 @@ func significant(f float64) string {
 	return fmt.Sprintf("%.1f", f)
 }
 
-// begin begins a table, an empty line after the one before.
+// begin begins a table. An empty line separates it from the table before.
 func begin(b *strings.Builder, header, rule []string) {
 	if b.Len() > 0 {
 		b.WriteByte('\n')

@@ -48,7 +48,7 @@ const tables = `| ns per call | throttle | other | floor | throttle/other | thro
 func TestMarkdown(t *testing.T) {
 	var r Results
 	half := strings.Index(output, "BenchmarkLocal/throttle/wait2")
-	for _, part := range []string{output[:half], output[half:]} { // as two runs
+	for _, part := range []string{output[:half], output[half:]} { // two runs
 		if err := r.Parse(strings.NewReader(part)); err != nil {
 			t.Fatal(err)
 		}
@@ -74,14 +74,14 @@ func TestParseOneProcessor(t *testing.T) {
 
 func TestParseErrors(t *testing.T) {
 	for name, in := range map[string]string{
-		"a failure":            "BenchmarkIdle 1 5 ns/op\nFAIL example/bench 1s\n",
-		"a failed benchmark":   "--- FAIL: BenchmarkIdle\n",
-		"not a number":         "BenchmarkIdle 1 five ns/op\n",
-		"value without unit":   "BenchmarkIdle 1 5\n",
-		"line that never ends": strings.Repeat("x", 1<<20),
+		"failed package":     "BenchmarkIdle 1 5 ns/op\nFAIL example/bench 1s\n",
+		"failed benchmark":   "--- FAIL: BenchmarkIdle\n",
+		"not a number":       "BenchmarkIdle 1 five ns/op\n",
+		"value without unit": "BenchmarkIdle 1 5\n",
+		"line too long":      strings.Repeat("x", 1<<20),
 	} {
 		if err := new(Results).Parse(strings.NewReader(in)); err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: Parse returned no error", name)
 		}
 	}
 }
