@@ -1,25 +1,31 @@
 // Storm measures fleets on a real redis-server, in real time: many keys, many processes, a
-// server far away, spikes of its latency, replies that are lost.
+// distant server, latency spikes, lost replies.
 //
 //	go run ./storm -list
 //	go run ./storm -run '^far/80ms/'
 //	go run ./storm -run '^processes/300x8/5000$'
 //
-// Each scenario starts a server of its own on the loopback interface, and ends within a minute.
-// Where the server is far, a proxy in this program delays what is sent, each way by half of the
-// round trip. The fleets of the scenarios called processes are this program run again, with one
-// processor each; in all others a process of the fleet is a store with a client of its own.
+// Each scenario starts its own server on the loopback interface, and ends within a minute. If
+// the server is distant, a proxy in this program delays each direction by half of the round
+// trip. In the scenarios named processes, each process of the fleet runs this program again,
+// with one processor. In all others a process of the fleet is a store with its own client.
 //
 // # The table
 //
-// Admitted and all that follows is of the time after the warm-up. Of limit is the rate ÷ the
-// limit. Of full is the rate ÷ what a fleet can send at best: a request counts for the guard and
-// the round trip, and then for the window. Refused is what a strict provider would have refused:
-// a [throttletest.Counter] that each request reaches at a random time within the guard. Calls
-// are those of the script for each admission, as the server counts them. Longest is the longest
-// wait, of those too who still wait. Full again is the time from the end of the disturbance until
-// a second begins that has 85 % of the full rate. CPU is in processors: of all clients with the
-// proxy, and of the server.
+// All columns describe the time after the warm-up:
+//
+//   - "of limit" is the rate divided by the limit.
+//   - "of full" is the rate divided by the highest rate of a fleet. A request counts for the
+//     guard and the round trip, and then for the window.
+//   - "refused" counts the requests that a strict provider would have refused. Each request
+//     reaches the provider, a [throttletest.Counter], at a random time within the guard.
+//   - "calls" is the number of calls of the script for each admission, as the server counts
+//     them.
+//   - "longest" is the longest wait, including waits without an admission so far.
+//   - "full again" is the time from the end of the disturbance to the beginning of the first
+//     second that has 85 % of the full rate.
+//   - "CPU" is in processors, for all clients and the proxy; "server" is the same for the
+//     server.
 package main
 
 import (
@@ -37,32 +43,37 @@ import (
 )
 
 func main() {
-	if os.Getenv(asWorker) != "" {
-		os.Exit(work(os.Stdin, os.Stdout))
+	if os.Getenv(workerEnv) != "" {
+		os.Exit(runJob(os.Stdin, os.Stdout))
 	}
-	// Package redistest starts servers for tests. So this program is one. It has flags of its own.
+	// Package redistest requires a testing.TB. This program therefore runs as a test, with
+	// flags of its own.
 	testing.Init()
 	_ = flag.CommandLine.Parse(nil)
-	anything := func(string, string) (bool, error) { return true, nil }
-	testing.Main(anything, []testing.InternalTest{{Name: "storm", F: func(t *testing.T) {
+	matchAll := func(string, string) (bool, error) { return true, nil }
+	testing.Main(matchAll, []testing.InternalTest{{Name: "storm", F: func(t *testing.T) {
 		os.Exit(command(t, os.Args[1:], os.Stdout, os.Stderr))
 	}}}, nil, nil)
 }
 
-// command is main, and returns what to exit with.
+// command is main without the exit. It returns the exit code.
 func command(t *testing.T, args []string, out, errs io.Writer) (code int) {
 	redis.SetLogger(silent{})
 	flags := flag.NewFlagSet("storm", flag.ContinueOnError)
 	flags.SetOutput(errs)
-	run := flags.String("run", "", "`pattern` of the names")
+	run := flags.String("run", "", "run the scenarios whose names match this `pattern`")
 	list := flags.Bool("list", false, "print the names of the scenarios")
-	verbose := flags.Bool("v", false, "print each second's admissions too")
+	verbose := flags.Bool("v", false, "print the admissions in each second too")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
 	names, err := regexp.Compile(*run)
-	if err != nil || *run == "" && !*list {
-		fmt.Fprintln(errs, "storm: which scenarios? See -list:", err)
+	if err != nil {
+		fmt.Fprintln(errs, "storm: -run:", err)
+		return 2
+	}
+	if *run == "" && !*list {
+		fmt.Fprintln(errs, "storm: -run is empty: give it a pattern of the names that -list prints")
 		return 2
 	}
 	code = 2
@@ -89,7 +100,7 @@ func command(t *testing.T, args []string, out, errs io.Writer) (code int) {
 				if *verbose {
 					fmt.Fprintln(out, "\tadmitted in each second:", r.seconds)
 				}
-				if len(r.wrong()) > 0 {
+				if len(r.violations()) > 0 {
 					code = 1
 				}
 			})
@@ -99,18 +110,18 @@ func command(t *testing.T, args []string, out, errs io.Writer) (code int) {
 		}
 	}
 	if code == 2 {
-		fmt.Fprintln(errs, "storm: no scenario has such a name")
+		fmt.Fprintf(errs, "storm: -run %q matches no scenario: see -list for the names\n", *run)
 	}
 	return code
 }
 
-// silent keeps quiet about the connections that a scenario breaks.
+// silent drops the log messages about connections that a scenario breaks.
 type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
 
 var heading = fmt.Sprintf("%-26s %8s %8s %8s %7s %7s %7s %8s %8s %10s %6s %6s  %s",
-	"scenario", "admitted", "/s", "of limit", "of full", "refused", "calls", "calls/s", "longest", "full again", "CPU", "server", "besides; what does not hold")
+	"scenario", "admitted", "/s", "of limit", "of full", "refused", "calls", "calls/s", "longest", "full again", "CPU", "server", "notes")
 
 func (r result) String() string {
 	again := "-"
@@ -122,13 +133,13 @@ func (r result) String() string {
 		again = r.recovery.String()
 	}
 	notes := r.notes
-	if wrong := r.wrong(); len(wrong) > 0 {
-		notes = append(notes, "WRONG: "+strings.Join(wrong, "; "))
+	if violations := r.violations(); len(violations) > 0 {
+		notes = append(notes, "VIOLATED: "+strings.Join(violations, "; "))
 	}
 	if r.errors > 0 {
 		notes = append(notes, fmt.Sprintf("%d errors: %v", r.errors, r.err))
 	}
 	return fmt.Sprintf("%-26s %8d %8.1f %8.3f %7.3f %7d %7.2f %8.1f %8s %10s %6.2f %6.2f  %s",
-		r.name, r.admitted, r.rate, r.rate/float64(r.limit), r.rate/r.full, r.refused, r.callsEach(), float64(r.calls)/r.took.Seconds(),
+		r.name, r.admitted, r.rate, r.rate/float64(r.limit), r.rate/r.full, r.refused, r.callsPerAdmission(), float64(r.calls)/r.took.Seconds(),
 		r.longest.Round(time.Millisecond), again, r.client.Seconds()/r.took.Seconds(), r.server.Seconds()/r.took.Seconds(), strings.Join(notes, "; "))
 }

@@ -9,65 +9,65 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// A result is what one scenario came to.
+// A result is the result of one scenario.
 type result struct {
 	scenario
 	admitted       int
-	rate           float64 // a second
+	rate           float64 // admissions per second
 	refused        int
 	calls          int
-	longest        time.Duration
-	recovery       time.Duration // -1: not before the end
+	longest        time.Duration // wait
+	recovery       time.Duration // -1 if the fleet didn't recover before the end
 	client, server time.Duration // of processors
 	took           time.Duration
-	charged, sent  int // in the last tier, where drain says so
-	errors         int
-	err            string
-	seconds        []int // admitted in each, from the start
+	charged, sent  int    // units in the last tier. If drain is zero, not measured
+	errors         int    // of callers
+	err            string // the first of the errors
+	seconds        []int  // admissions in each second from the start
 	notes          []string
 }
 
-// result takes down what the fleet did between two instants.
+// result returns the result between two instants.
 func (r *run) result(first, last usage) (result, error) {
 	out := result{
 		scenario: r.scenario, calls: last.calls - first.calls, client: last.client - first.client, server: last.server - first.server,
-		took: last.at.Sub(first.at), seconds: make([]int, int(last.at.Sub(r.began)/second)+1),
+		took: last.at.Sub(first.at), seconds: make([]int, int(last.at.Sub(r.start)/second)+1),
 	}
-	var all, steady []int64
-	sides := make([]int, max(1, len(r.trips)))
-	for i, m := range r.members {
-		m.mu.Lock()
-		all = append(all, m.At...)
-		for _, at := range m.At {
+	var all, measured []int64 // admissions
+	byRoundTrip := make([]int, max(1, len(r.roundTrips)))
+	for i, p := range r.fleet {
+		p.mu.Lock()
+		all = append(all, p.Admitted...)
+		for _, at := range p.Admitted {
 			if at >= first.at.UnixMicro() && at <= last.at.UnixMicro() {
-				steady = append(steady, at)
-				sides[i%len(sides)]++
+				measured = append(measured, at)
+				byRoundTrip[i%len(byRoundTrip)]++
 			}
-			if i := (at - r.began.UnixMicro()) / second.Microseconds(); int(i) < len(out.seconds) {
+			if i := (at - r.start.UnixMicro()) / second.Microseconds(); int(i) < len(out.seconds) {
 				out.seconds[i]++
 			}
 		}
-		out.longest = max(out.longest, m.Longest)
-		out.errors += m.Errors
+		out.longest = max(out.longest, p.Longest)
+		out.errors += p.Errors
 		if out.err == "" {
-			out.err = m.Err
+			out.err = p.Err
 		}
-		m.mu.Unlock()
+		p.mu.Unlock()
 	}
 	slices.Sort(all)
-	slices.Sort(steady)
-	out.admitted = len(steady)
-	out.rate = float64(len(steady)) / out.took.Seconds()
+	slices.Sort(measured)
+	out.admitted = len(measured)
+	out.rate = float64(len(measured)) / out.took.Seconds()
 	if r.keys == 0 {
-		out.rate = rate(steady, int(r.limit), out.rate)
+		out.rate = rate(measured, int(r.limit), out.rate)
 		var err error
 		if out.refused, err = r.refusals(all); err != nil {
 			return out, err
 		}
 	}
-	out.recovery = recovery(all, r.began.Add(r.from+r.lasts), last.at, r.full)
-	if len(sides) > 1 {
-		out.notes = append(out.notes, fmt.Sprintf("%d near, %d far", sides[0], sides[1]))
+	out.recovery = recovery(all, r.start.Add(r.from+r.duration), last.at, r.full)
+	if len(byRoundTrip) > 1 {
+		out.notes = append(out.notes, fmt.Sprintf("%d near, %d far", byRoundTrip[0], byRoundTrip[1]))
 	}
 	if r.drain > 0 {
 		charged, err := r.charged()
@@ -77,18 +77,19 @@ func (r *run) result(first, last usage) (result, error) {
 		out.charged, out.sent = charged, len(all)
 		out.notes = append(out.notes, fmt.Sprintf("charged %d, sent %d", out.charged, out.sent))
 	}
-	if lost := r.wire.lost.Load(); lost > 0 {
-		out.notes = append(out.notes, fmt.Sprintf("%d replies lost, %.2f unused for each", lost, float64(out.charged-out.sent)/float64(lost)))
+	if lost := r.network.lost.Load(); lost > 0 {
+		out.notes = append(out.notes, fmt.Sprintf("%d replies lost, %.2f unused units for each", lost, float64(out.charged-out.sent)/float64(lost)))
 	}
 	return out, nil
 }
 
-// rate returns how many were admitted a second, of which as many as the limit may go at once:
-// how long so many took, on the average. Few are counted otherwise.
-func rate(admitted []int64, limit int, otherwise float64) float64 {
+// rate returns the admissions per second. As many requests as the limit may be admitted at
+// once. So rate averages how long each sequence of that many admissions took. It returns
+// fallback if there are too few.
+func rate(admitted []int64, limit int, fallback float64) float64 {
 	n := len(admitted) - limit
 	if n < limit {
-		return otherwise
+		return fallback
 	}
 	var took int64
 	for i := range n {
@@ -97,7 +98,8 @@ func rate(admitted []int64, limit int, otherwise float64) float64 {
 	return float64(limit) * float64(n) / (time.Duration(took) * time.Microsecond).Seconds()
 }
 
-// refusals returns how many a strict provider refuses that each reaches within the guard.
+// refusals returns how many requests a strict provider refuses if each request arrives at a
+// random time within the guard.
 func (r *run) refusals(admitted []int64) (n int, err error) {
 	provider, err := throttletest.NewCounter(r.tiers...)
 	if err != nil {
@@ -117,39 +119,43 @@ func (r *run) refusals(admitted []int64) (n int, err error) {
 }
 
 const (
-	tenth   = 100 * ms
-	restful = 0.85 // of the full rate is the full rate: windows and seconds do not begin together
+	tenth = 100 * ms
+
+	// recoveredShare of the full rate counts as recovered, because windows and seconds don't
+	// begin together.
+	recoveredShare = 0.85
 )
 
-// recovery returns when, after an instant, a second begins that has the full rate.
-func recovery(admitted []int64, calm, end time.Time, full float64) time.Duration {
-	for i := time.Duration(0); !calm.Add(i + second).After(end); i += tenth {
-		from, _ := slices.BinarySearch(admitted, calm.Add(i).UnixMicro())
-		to, _ := slices.BinarySearch(admitted, calm.Add(i+second).UnixMicro())
-		if float64(to-from) >= restful*full {
-			return i
+// recovery returns the time from start to the first second that has the full rate. It returns
+// -1 if no second before end has it.
+func recovery(admitted []int64, start, end time.Time, full float64) time.Duration {
+	for d := time.Duration(0); !start.Add(d + second).After(end); d += tenth {
+		from, _ := slices.BinarySearch(admitted, start.Add(d).UnixMicro())
+		to, _ := slices.BinarySearch(admitted, start.Add(d+second).UnixMicro())
+		if float64(to-from) >= recoveredShare*full {
+			return d
 		}
 	}
 	return -1
 }
 
-func (r result) callsEach() float64 { return float64(r.calls) / float64(max(1, r.admitted)) }
+func (r result) callsPerAdmission() float64 { return float64(r.calls) / float64(max(1, r.admitted)) }
 
-// wrong returns what does not hold.
-func (r result) wrong() (wrong []string) {
+// violations describes the bounds that the result violates.
+func (r result) violations() (violations []string) {
 	b := r.bounds
-	check := func(fails bool, format string, args ...any) {
-		if fails {
-			wrong = append(wrong, fmt.Sprintf(format, args...))
+	check := func(violated bool, format string, args ...any) {
+		if violated {
+			violations = append(violations, fmt.Sprintf(format, args...))
 		}
 	}
 	check(r.refused > 0, "%d refused", r.refused)
 	check(r.errors > 0, "errors")
 	check(r.admitted < b.served, "%d of %d served", r.admitted, b.served)
 	check(b.full > 0 && r.rate < b.full*r.full, "of full < %g", b.full)
-	check(b.calls > 0 && r.callsEach() > b.calls, "calls > %g", b.calls)
-	check(b.rest > 0 && float64(r.calls)/r.took.Seconds() > b.rest, "calls/s > %g", b.rest)
+	check(b.calls > 0 && r.callsPerAdmission() > b.calls, "calls > %g", b.calls)
+	check(b.callRate > 0 && float64(r.calls)/r.took.Seconds() > b.callRate, "calls/s > %g", b.callRate)
 	check(b.recovery > 0 && (r.recovery < 0 || r.recovery > b.recovery), "full again after %v", b.recovery)
 	check(b.unused > 0 && float64(r.charged-r.sent) > b.unused*float64(r.tiers[len(r.tiers)-1].Limit), "unused > %g %%", 100*b.unused)
-	return wrong
+	return violations
 }

@@ -18,18 +18,18 @@ import (
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
-// A run is one scenario while it is played.
+// A run is one run of a scenario.
 type run struct {
 	scenario
 	server  *redistest.Server
 	admin   *redis.Client
-	proxies []*redistest.Proxy // by trip
-	wire    wire
-	members []*member
-	began   time.Time
+	proxies []*redistest.Proxy // one for each of roundTrips
+	network lossyNetwork
+	fleet   []*process
+	start   time.Time
 }
 
-// A usage is what was used so far.
+// A usage has the calls and the processor time up to an instant.
 type usage struct {
 	at             time.Time
 	calls          int
@@ -38,15 +38,15 @@ type usage struct {
 
 func (s scenario) run(t testing.TB) (result, error) {
 	r := &run{scenario: s, server: redistest.Start(t)}
-	r.admin = redis.NewClient(&redis.Options{Addr: r.server.Addr(), ReadTimeout: 10 * second}) // a crowd may keep it waiting
+	r.admin = redis.NewClient(&redis.Options{Addr: r.server.Addr(), ReadTimeout: 10 * second}) // the server may be overloaded
 	defer r.admin.Close()
-	for _, trip := range s.trips {
+	for _, roundTrip := range s.roundTrips {
 		p := redistest.NewProxy(t, r.server.Addr())
-		p.SetDelay(trip / 2)
+		p.SetDelay(roundTrip / 2)
 		r.proxies = append(r.proxies, p)
 	}
 	if s.real {
-		return r.hire()
+		return r.runWorkers()
 	}
 	for i := range s.processes {
 		addr := r.server.Addr()
@@ -54,44 +54,44 @@ func (s scenario) run(t testing.TB) (result, error) {
 			addr = r.proxies[i%len(r.proxies)].Addr()
 		}
 		options := &redis.Options{Addr: addr}
-		if s.disturbance == loses {
-			options.Dialer = r.wire.dial
+		if s.disturbance == loseReplies {
+			options.Dialer = r.network.dial
 		}
 		rdb := redis.NewClient(options)
 		defer rdb.Close()
-		m, err := newMember(s, rdb)
+		p, err := newProcess(s, rdb)
 		if err != nil {
 			return result{}, err
 		}
-		r.members = append(r.members, m)
+		r.fleet = append(r.fleet, p)
 	}
-	return r.play()
+	return r.runInProcess()
 }
 
-// play plays the fleet that is in this process.
-func (r *run) play() (result, error) {
+// runInProcess runs a fleet whose processes are all in this process.
+func (r *run) runInProcess() (result, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	first, err := r.usage()
 	if err != nil {
 		return result{}, err
 	}
-	r.began = time.Now()
-	for _, m := range r.members {
-		go m.work(ctx, r.began)
+	r.start = time.Now()
+	for _, p := range r.fleet {
+		go p.run(ctx, r.start)
 	}
 	disturbed := make(chan struct{})
 	go func() {
 		defer close(disturbed)
 		if r.disturbance != none {
-			time.Sleep(time.Until(r.began.Add(r.from)))
+			time.Sleep(time.Until(r.start.Add(r.from)))
 			r.disturb(true)
-			time.Sleep(time.Until(r.began.Add(r.from + r.lasts)))
+			time.Sleep(time.Until(r.start.Add(r.from + r.duration)))
 			r.disturb(false)
 		}
 	}()
-	if r.warm > 0 {
-		time.Sleep(time.Until(r.began.Add(r.warm)))
+	if r.warmUp > 0 {
+		time.Sleep(time.Until(r.start.Add(r.warmUp)))
 		if first, err = r.usage(); err != nil {
 			return result{}, err
 		}
@@ -101,50 +101,51 @@ func (r *run) play() (result, error) {
 	if err != nil {
 		return result{}, err
 	}
-	for _, m := range r.members {
-		m.ended.Store(true)
+	for _, p := range r.fleet {
+		p.ended.Store(true)
 	}
-	r.finish(r.drain) // nobody asks again
+	r.finish(r.drain) // callers make no new requests
 	<-disturbed
 	cancel()
 	r.finish(time.Minute)
 	return r.result(first, last)
 }
 
-// finish waits until all callers have ended, or for so long.
-func (r *run) finish(most time.Duration) {
-	timeout := time.After(most)
-	for _, m := range r.members {
+// finish waits until all callers have ended, for maxWait at most.
+func (r *run) finish(maxWait time.Duration) {
+	timeout := time.After(maxWait)
+	for _, p := range r.fleet {
 		select {
-		case <-m.done:
+		case <-p.done:
 		case <-timeout:
 			return
 		}
 	}
 }
 
+// disturb begins the disturbance, or ends it if on is false.
 func (r *run) disturb(on bool) {
 	switch r.disturbance {
-	case stop:
+	case stopServer:
 		if on {
 			r.server.Stop()
 		} else {
 			r.server.Resume()
 		}
-	case slow:
+	case addDelay:
 		for i, p := range r.proxies {
-			delay := r.trips[i] / 2
+			delay := r.roundTrips[i] / 2
 			if on {
 				delay += addedDelay
 			}
 			p.SetDelay(delay)
 		}
-	case loses:
-		r.wire.loses.Store(on)
+	case loseReplies:
+		r.network.enabled.Store(on)
 	}
 }
 
-// usage returns what is used so far, by this process and by the server.
+// usage returns the usage of this process and of the server.
 func (r *run) usage() (usage, error) {
 	text, err := r.admin.InfoMap(context.Background(), "all").Result()
 	if err != nil {
@@ -171,7 +172,7 @@ func (r *run) usage() (usage, error) {
 	return u, nil
 }
 
-// charged returns how many units of its last tier the first key has been charged.
+// charged returns the units that the last tier of the first key has been charged.
 func (r *run) charged() (int, error) {
 	l, err := throttle.New(r.policy(0), distributed.New(r.admin, distributed.Options{}))
 	if err != nil {
@@ -184,55 +185,56 @@ func (r *run) charged() (int, error) {
 	return int(status.Tiers[len(status.Tiers)-1].Used), nil
 }
 
-// A member is one process of a fleet.
-type member struct {
+// A process is one process of a fleet.
+type process struct {
 	scenario scenario
 	limiters []*throttle.Limiter // by key
-	ended    atomic.Bool         // nobody asks again
+	ended    atomic.Bool         // callers make no new requests
 	done     chan struct{}       // closed when all callers have ended
 
-	mu sync.Mutex // guards seen
-	seen
+	mu sync.Mutex // guards observations
+	observations
 }
 
-// A seen is what the callers of a process saw.
-type seen struct {
-	At      []int64       // when they were admitted, in µs
-	Longest time.Duration // wait
-	Errors  int
-	Err     string // the first of them
+// The observations of a process are those of all its callers.
+type observations struct {
+	Admitted []int64       // times, in Unix microseconds
+	Longest  time.Duration // wait
+	Errors   int
+	Err      string // the first of the errors
 }
 
-func newMember(s scenario, rdb *redis.Client) (*member, error) {
-	m := &member{scenario: s, done: make(chan struct{})}
+func newProcess(s scenario, rdb *redis.Client) (*process, error) {
+	p := &process{scenario: s, done: make(chan struct{})}
 	shared := distributed.New(rdb, distributed.Options{})
 	for key := range max(1, s.keys) {
 		l, err := throttle.New(s.policy(key), shared)
 		if err != nil {
 			return nil, err
 		}
-		m.limiters = append(m.limiters, l)
+		p.limiters = append(p.limiters, l)
 	}
-	return m, nil
+	return p, nil
 }
 
-func (m *member) work(ctx context.Context, began time.Time) {
-	defer close(m.done)
+// run starts the callers, and blocks until all have ended.
+func (p *process) run(ctx context.Context, start time.Time) {
+	defer close(p.done)
 	var callers sync.WaitGroup
-	for i := range m.scenario.waiters {
-		callers.Go(func() { m.call(ctx, began, m.limiters[i%len(m.limiters)]) })
+	for i := range p.scenario.waiters {
+		callers.Go(func() { p.call(ctx, start, p.limiters[i%len(p.limiters)]) })
 	}
 	callers.Wait()
 }
 
 // call sends requests, one after the other.
-func (m *member) call(ctx context.Context, began time.Time, l *throttle.Limiter) {
-	s := m.scenario
-	next := began
+func (p *process) call(ctx context.Context, start time.Time, l *throttle.Limiter) {
+	s := p.scenario
+	next := start
 	if s.every > 0 {
 		next = next.Add(rand.N(s.every))
 	}
-	for n := 0; !m.ended.Load() && (s.requests == 0 || n < s.requests); n++ {
+	for n := 0; !p.ended.Load() && (s.requests == 0 || n < s.requests); n++ {
 		if s.every > 0 {
 			select {
 			case <-time.After(time.Until(next)):
@@ -241,9 +243,9 @@ func (m *member) call(ctx context.Context, began time.Time, l *throttle.Limiter)
 			}
 			next = next.Add(s.every)
 		}
-		asked := time.Now()
+		called := time.Now()
 		err := l.Wait(ctx)
-		m.see(asked, time.Now(), err, ctx.Err() != nil)
+		p.record(called, time.Now(), err, ctx.Err() != nil)
 		if ctx.Err() != nil {
 			return
 		}
@@ -253,16 +255,16 @@ func (m *member) call(ctx context.Context, began time.Time, l *throttle.Limiter)
 	}
 }
 
-func (m *member) see(asked, now time.Time, err error, over bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.Longest = max(m.Longest, now.Sub(asked))
+func (p *process) record(called, now time.Time, err error, canceled bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Longest = max(p.Longest, now.Sub(called))
 	switch {
 	case err == nil:
-		m.At = append(m.At, now.UnixMicro())
-	case !over:
-		if m.Errors++; m.Err == "" {
-			m.Err = err.Error()
+		p.Admitted = append(p.Admitted, now.UnixMicro())
+	case !canceled:
+		if p.Errors++; p.Err == "" {
+			p.Err = err.Error()
 		}
 	}
 }

@@ -21,42 +21,44 @@ import (
 )
 
 const (
-	asWorker    = "STORM_WORKER"
-	startedOnce = 16      // workers that start at the same time
-	spareMemory = 4 << 30 // bytes that are left to others: no worker is started beyond
+	workerEnv     = "STORM_WORKER"
+	startBatch    = 16      // workers that start at the same time
+	minFreeMemory = 4 << 30 // bytes of available memory below which no worker is started
 )
 
-// An order is what a worker does.
-type order struct {
+// A job is the work of a worker.
+type job struct {
 	Addr                   string // of the server
-	Limit                  int64  // a second
+	Limit                  int64  // per second
 	Waiters                int
 	Begin, Measure, Finish time.Time
 }
 
-// A report is what a worker did.
+// A report has the results of a worker.
 type report struct {
-	Seen   seen
-	CPU    time.Duration // while it was measured
-	Memory int64         // bytes, of which those that processes share count in parts; 0 where not known
+	Observations observations
+	CPU          time.Duration // during the measurement
+	// Memory is in bytes, with a proportional part of memory that processes share. If zero, it
+	// is not known.
+	Memory int64
 }
 
-// A worker is a process of the system.
+// A worker is a process of the operating system.
 type worker struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-// startWorker starts this program as a worker, which waits for its order. It ends when its
-// input does, as when this program has died.
+// startWorker starts this program as a worker, which waits for its job. A worker ends when its
+// input ends, which also happens when this program dies.
 func startWorker() (*worker, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), asWorker+"=1", "GOMAXPROCS=1")
+	cmd.Env = append(os.Environ(), workerEnv+"=1", "GOMAXPROCS=1")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -72,7 +74,7 @@ func startWorker() (*worker, error) {
 	w := &worker{cmd, in, bufio.NewReader(out)}
 	if _, err := w.out.ReadString('\n'); err != nil {
 		w.end()
-		return nil, fmt.Errorf("a worker does not start: %w", err)
+		return nil, fmt.Errorf("starting a worker: %w", err)
 	}
 	return w, nil
 }
@@ -82,8 +84,9 @@ func (w *worker) end() {
 	_ = w.cmd.Wait()
 }
 
-// hire plays a fleet of processes of the system: as many as there is memory for.
-func (r *run) hire() (result, error) {
+// runWorkers runs a fleet of processes of the operating system. The available memory limits
+// their number.
+func (r *run) runWorkers() (result, error) {
 	workers, failed := r.startAll()
 	defer func() {
 		var ends sync.WaitGroup
@@ -95,23 +98,23 @@ func (r *run) hire() (result, error) {
 	if len(workers) == 0 {
 		return result{}, failed
 	}
-	r.began = time.Now().Add(second)
-	o := order{Addr: r.server.Addr(), Limit: r.limit, Waiters: r.waiters, Begin: r.began, Measure: r.began.Add(r.warm), Finish: r.began.Add(r.warm + r.length)}
+	r.start = time.Now().Add(second)
+	j := job{Addr: r.server.Addr(), Limit: r.limit, Waiters: r.waiters, Begin: r.start, Measure: r.start.Add(r.warmUp), Finish: r.start.Add(r.warmUp + r.length)}
 	reports, errs := make([]report, len(workers)), make([]error, len(workers))
 	var all sync.WaitGroup
 	for i, w := range workers {
 		all.Go(func() {
-			if errs[i] = json.NewEncoder(w.in).Encode(o); errs[i] == nil {
+			if errs[i] = json.NewEncoder(w.in).Encode(j); errs[i] == nil {
 				errs[i] = json.NewDecoder(w.out).Decode(&reports[i])
 			}
 		})
 	}
-	time.Sleep(time.Until(o.Measure))
+	time.Sleep(time.Until(j.Measure))
 	first, err := r.usage()
 	if err != nil {
 		return result{}, err
 	}
-	time.Sleep(time.Until(o.Finish))
+	time.Sleep(time.Until(j.Finish))
 	last, err := r.usage()
 	if err != nil {
 		return result{}, err
@@ -123,10 +126,10 @@ func (r *run) hire() (result, error) {
 	last.client -= first.client
 	first.client = 0
 	var memory int64
-	for _, p := range reports {
-		r.members = append(r.members, &member{seen: p.Seen})
-		last.client += p.CPU
-		memory += p.Memory
+	for _, w := range reports {
+		r.fleet = append(r.fleet, &process{observations: w.Observations})
+		last.client += w.CPU
+		memory += w.Memory
 	}
 	out, err := r.result(first, last)
 	out.notes = append(out.notes, fmt.Sprintf("%d processes, %d MB", len(workers), memory>>20))
@@ -136,20 +139,20 @@ func (r *run) hire() (result, error) {
 	return out, err
 }
 
-// startAll starts the workers, and returns why there are no more.
+// startAll starts the workers. If it starts fewer than r.processes, it returns the reason.
 func (r *run) startAll() (workers []*worker, failed error) {
 	for len(workers) < r.processes && failed == nil {
-		if left, known := availableMemory(); known && left < spareMemory {
-			return workers, fmt.Errorf("%d MB of memory are left", left>>20)
+		if left, known := availableMemory(); known && left < minFreeMemory {
+			return workers, fmt.Errorf("%d MB of memory are available, and a worker starts only if %d MB are", left>>20, minFreeMemory>>20)
 		}
-		some := make([]*worker, min(startedOnce, r.processes-len(workers)))
-		errs := make([]error, len(some))
+		batch := make([]*worker, min(startBatch, r.processes-len(workers)))
+		errs := make([]error, len(batch))
 		var all sync.WaitGroup
-		for i := range some {
-			all.Go(func() { some[i], errs[i] = startWorker() })
+		for i := range batch {
+			all.Go(func() { batch[i], errs[i] = startWorker() })
 		}
 		all.Wait()
-		for _, w := range some {
+		for _, w := range batch {
 			if w != nil {
 				workers = append(workers, w)
 			}
@@ -159,39 +162,39 @@ func (r *run) startAll() (workers []*worker, failed error) {
 	return workers, failed
 }
 
-// work is what a worker does. It returns what to exit with.
-func work(in io.Reader, out io.Writer) int {
+// runJob is the main function of a worker. It returns the exit code.
+func runJob(in io.Reader, out io.Writer) int {
 	redis.SetLogger(silent{})
 	fmt.Fprintln(out, "ready")
-	var o order
+	var j job
 	input := json.NewDecoder(in)
-	if err := input.Decode(&o); err != nil {
+	if err := input.Decode(&j); err != nil {
 		return 1
 	}
 	go func() {
 		_ = input.Decode(new(any)) // blocks until the input ends
 		os.Exit(0)
 	}()
-	rdb := redis.NewClient(&redis.Options{Addr: o.Addr})
-	m, err := newMember(scenario{waiters: o.Waiters, tiers: []throttle.Tier{perSecond(o.Limit)}}, rdb)
+	rdb := redis.NewClient(&redis.Options{Addr: j.Addr})
+	p, err := newProcess(scenario{waiters: j.Waiters, tiers: []throttle.Tier{perSecond(j.Limit)}}, rdb)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "storm:", err)
 		return 1
 	}
-	time.Sleep(time.Until(o.Begin))
+	time.Sleep(time.Until(j.Begin))
 	ctx, cancel := context.WithCancel(context.Background())
-	go m.work(ctx, o.Begin)
-	time.Sleep(time.Until(o.Measure))
+	go p.run(ctx, j.Begin)
+	time.Sleep(time.Until(j.Measure))
 	used := cpu.Used()
-	time.Sleep(time.Until(o.Finish))
-	p := report{CPU: cpu.Used() - used, Memory: ownMemory()}
+	time.Sleep(time.Until(j.Finish))
+	r := report{CPU: cpu.Used() - used, Memory: usedMemory()}
 	cancel()
-	<-m.done
-	p.Seen = m.seen
-	if err := json.NewEncoder(out).Encode(p); err != nil {
+	<-p.done
+	r.Observations = p.observations
+	if err := json.NewEncoder(out).Encode(r); err != nil {
 		return 1
 	}
-	select {} // until the input ends: what is given back is on its way
+	select {} // until the input ends: cancellations of reservations may still be in flight
 }
 
 var (
@@ -199,11 +202,13 @@ var (
 	proportional = regexp.MustCompile(`(?m)^Pss: +(\d+) kB$`)
 )
 
-// availableMemory returns how many bytes the system has to spare, if it tells.
+// availableMemory returns the bytes of memory that the system has available. It returns false
+// if the system doesn't report them.
 func availableMemory() (bytes int64, known bool) { return kilobytes("/proc/meminfo", available) }
 
-// ownMemory returns the bytes of this process, its part of what processes share.
-func ownMemory() int64 {
+// usedMemory returns the bytes of memory of this process, with its proportional part of shared
+// memory.
+func usedMemory() int64 {
 	n, _ := kilobytes("/proc/self/smaps_rollup", proportional)
 	return n
 }
