@@ -18,11 +18,11 @@ import (
 // BenchmarkRedisArrivals estimates what a fleet would gain if each process reported arrived
 // requests to Redis with its next call. Today each request counts as in flight for the whole
 // of its guard. Three saturated processes share 5/s and 60 per 20 s for a minute, or for 10 s
-// with -short. A response comes 5 to 50 ms after its request is sent. A request is reserved
-// behind the fifth request before it. The report could have made it earlier only if Redis had
-// the report of that fifth request when the reservation was made. The benchmark reports
+// with -short. A response comes 5 to 50 ms after its request is sent. The time of a reservation
+// depends on the fifth request before it. A report of that request could have made the time
+// earlier only if it had reached Redis before the reservation. The benchmark reports
 //
-//	in-time/%   the reservations for which Redis would have had that report
+//	in-time/%   the reservations that such a report would have preceded
 func BenchmarkRedisArrivals(b *testing.B) {
 	const callers, limit = 8, 5
 	length := time.Minute

@@ -12,7 +12,8 @@
 //
 // # The table
 //
-// All columns describe the time after the warm-up:
+// Admissions, rates, calls and processor times are measured after the warm-up. The columns
+// "refused" and "longest" begin at the start.
 //
 //   - "of limit" is the rate divided by the limit.
 //   - "of full" is the rate divided by the highest rate of a fleet. A request counts for the

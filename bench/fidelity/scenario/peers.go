@@ -135,8 +135,8 @@ func xtime(t throttle.Tier, burst int64) limiter {
 }
 
 // uber is go.uber.org/ratelimit without slack. The slack would admit ten more requests at
-// once after an idle period. The limiter supports neither costs nor contexts: a Take that
-// waits at the end of a run is waited for.
+// once after an idle period. The limiter supports neither costs nor contexts: at the end of a
+// run, the process waits until Take returns.
 func uber(_ string, t throttle.Tier, _ *redis.Client) limiter {
 	l := ratelimit.New(int(t.Limit), ratelimit.Per(t.Window), ratelimit.WithoutSlack)
 	return func(ctx context.Context, _ int64) error {

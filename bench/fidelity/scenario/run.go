@@ -6,8 +6,8 @@
 // tiers describe, at the instant a request arrives, and refuses requests over the limit.
 // The client is saturated: each of its workers waits for admission, sends a request, reads
 // the response to its end, and starts again. A refused request is not repeated. This
-// library's transport waits as Retry-After asks. The other libraries leave Retry-After to
-// their users, and here they ignore it.
+// library's transport waits for the time in Retry-After. The other libraries leave
+// Retry-After to their users, and here they ignore it.
 //
 // # Delays
 //
@@ -27,9 +27,8 @@
 // counted nothing.
 //
 // Utilization is measured after the run has settled: from two of the longest window on, and
-// over whole windows. At the beginning, what a client may send depends on what it has been
-// given of the phase and of earlier requests; the restart clients measure that. Refusals
-// count from the beginning.
+// over whole windows. Before that it depends on whether the client has the phase and the
+// earlier requests. The restart clients measure that. Refusals count from the beginning.
 //
 // Tokens are counted as tokens. Both clients send the same sequence of requests, except that
 // the order depends on the workers and that each process of a fleet has its own sequence.
