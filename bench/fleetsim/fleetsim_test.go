@@ -52,6 +52,9 @@ func TestScenarios(t *testing.T) {
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
+			if !*large { // a large one has the machine for itself
+				t.Parallel()
+			}
 			fails := slices.Contains(failing, s.name)
 			for seed := uint64(1); seed <= *seeds; seed++ {
 				r := s.virtually(t, seed)

@@ -48,22 +48,44 @@ func newInterpreter(call func(args []string) (any, error)) *interpreter {
 	return i
 }
 
-func compile(source string) (*lua.FunctionProto, error) {
+// compile makes a script a function of its keys and arguments. The script that decides is a library
+// and a call of it: the library is defined once, as by a server that has it as a function.
+func (i *interpreter) compile(source string) (*lua.LFunction, error) {
+	library, found := strings.CutSuffix(source, "return run(KEYS, ARGV)\n")
+	if found {
+		source = library + "return run\n"
+	}
 	chunk, err := parse.Parse(strings.NewReader(source), "user_script")
 	if err != nil {
 		return nil, err
 	}
-	return lua.Compile(chunk, "user_script")
+	proto, err := lua.Compile(chunk, "user_script")
+	if err != nil {
+		return nil, err
+	}
+	script := i.state.NewFunctionFromProto(proto)
+	if found {
+		i.state.Push(script)
+		if err := i.state.PCall(0, 1, nil); err != nil {
+			return nil, err
+		}
+		script = i.state.CheckFunction(-1)
+		i.state.SetTop(0)
+	}
+	return script, nil
 }
 
 // run returns what a script answers: an int64, a string, a list of them, or nil.
-func (i *interpreter) run(script *lua.FunctionProto, keys, args []string) (any, error) {
+func (i *interpreter) run(script *lua.LFunction, keys, args []string) (any, error) {
 	l := i.state
 	defer l.SetTop(0)
-	l.SetGlobal("KEYS", list(l, keys))
-	l.SetGlobal("ARGV", list(l, args))
-	l.Push(l.NewFunctionFromProto(script))
-	if err := l.PCall(0, 1, nil); err != nil {
+	k, a := list(l, keys), list(l, args)
+	l.SetGlobal("KEYS", k)
+	l.SetGlobal("ARGV", a)
+	l.Push(script)
+	l.Push(k)
+	l.Push(a)
+	if err := l.PCall(2, 1, nil); err != nil {
 		if api := (*lua.ApiError)(nil); errors.As(err, &api) {
 			return nil, serverError("ERR " + api.Object.String())
 		}

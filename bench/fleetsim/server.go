@@ -30,7 +30,7 @@ type server struct {
 	mu       sync.Mutex // guards all below
 	keys     map[string]*value
 	replica  map[string]*value // what a failover falls back to
-	scripts  map[string]*lua.FunctionProto
+	scripts  map[string]*lua.LFunction
 	channels map[string]map[*conn]struct{}
 	tally    tally
 }
@@ -77,7 +77,7 @@ func newServer(s service, faults []fault) *server {
 		began:    time.Now(),
 		queue:    make(chan *visit, 1<<20), // else the order would depend on who is woken first
 		keys:     make(map[string]*value),
-		scripts:  make(map[string]*lua.FunctionProto),
+		scripts:  make(map[string]*lua.LFunction),
 		channels: make(map[string]map[*conn]struct{}),
 	}
 	r.lua = newInterpreter(r.execute)
@@ -202,7 +202,7 @@ func (s *server) load(what, source string) (any, time.Duration) {
 	if s.scripts[sha] != nil {
 		return sha, s.service.Call // it has to be hashed
 	}
-	script, err := compile(source)
+	script, err := s.lua.compile(source)
 	if err != nil || !strings.EqualFold(what, "load") {
 		return serverError(fmt.Sprintf("ERR SCRIPT %s: %v", what, err)), s.service.Other
 	}
@@ -214,7 +214,7 @@ func (s *server) script(how string, args []string) (any, time.Duration) {
 	script := s.scripts[args[0]]
 	if how == "eval" {
 		var err error
-		if script, err = compile(args[0]); err != nil {
+		if script, err = s.lua.compile(args[0]); err != nil {
 			return serverError("ERR " + err.Error()), s.service.Compile
 		}
 	}
