@@ -32,7 +32,7 @@ func exact(tiers ...throttle.Tier) throttle.Policy {
 func bubble(t *testing.T, test func(*testing.T, *miniredis.Miniredis)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := miniredis.NewMiniRedis()
+		s := redismem.New()
 		t.Cleanup(s.Close)
 		test(t, s)
 	})

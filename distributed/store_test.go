@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redismem"
@@ -42,7 +40,7 @@ func TestStore(t *testing.T) {
 
 // virtualStore is a store of a server that ends with the bubble.
 func virtualStore(t testing.TB) store.Store {
-	s := miniredis.NewMiniRedis()
+	s := redismem.New()
 	rdb := redismem.Dial(s, func() time.Duration { return ms })
 	t.Cleanup(func() {
 		time.Sleep(sec) // go-redis leaks a connection that is being made when the client is closed

@@ -14,11 +14,11 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -105,7 +105,7 @@ func (k *cable) SetWriteDeadline(time.Time) error { return nil }
 // messages take from least to most.
 func virtual(t *testing.T, test func(t *testing.T, process func(least, most time.Duration) *redis.Client)) {
 	synctest.Test(t, func(t *testing.T) {
-		s := miniredis.NewMiniRedis()
+		s := redismem.New()
 		var clients []*redis.Client
 		defer func() {
 			time.Sleep(time.Second) // go-redis leaks a connection that is being made when the client is closed

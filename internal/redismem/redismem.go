@@ -5,13 +5,50 @@ package redismem
 import (
 	"bytes"
 	"context"
+	"crypto/sha1"
+	"encoding/hex"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 )
+
+// New returns a server that has started. Close it in the bubble.
+//
+// Miniredis parses a script at each SCRIPT LOAD, and once more, for all servers of a program, when
+// the script first runs. This server does not parse at SCRIPT LOAD: the first EVALSHA becomes an
+// EVAL, which loads the script. If a test sets a hook of its own, SCRIPT LOAD parses again.
+func New() *miniredis.Miniredis {
+	m := miniredis.NewMiniRedis()
+	if c, err := m.Dial(); err == nil { // starts it
+		_ = c.Close()
+	}
+	var loaded sync.Map // by hash, the scripts that have not run yet
+	m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
+		switch {
+		case cmd == "SCRIPT" && len(args) == 2 && strings.EqualFold(args[0], "load"):
+			sum := sha1.Sum([]byte(args[1]))
+			hash := hex.EncodeToString(sum[:])
+			loaded.Store(hash, args[1])
+			p.WriteBulk(hash)
+			return true
+		case cmd == "SCRIPT":
+			loaded.Clear() // it may be FLUSH
+		case cmd == "EVALSHA" && len(args) > 1:
+			if script, found := loaded.Load(args[0]); found {
+				m.Server().Dispatch(p, append([]string{"EVAL", script.(string)}, args[1:]...))
+				loaded.Delete(args[0])
+				return true
+			}
+		}
+		return false
+	})
+	return m
+}
 
 // Dial returns a client of the server. Each command takes the delay to arrive, and its reply takes
 // no time. Close the client and the server in the bubble.
