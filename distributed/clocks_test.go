@@ -143,16 +143,23 @@ func (d *dice) storms(during, window time.Duration) (all []burst) {
 	return all
 }
 
-var worlds = flag.Uint64("world", 0, "the seed of the first world; 0: another one each time")
+var worlds = flag.Uint64("world", 0, "the seed of the first random world; 0: another one each time")
 
 // Nothing that a fleet sends is refused by a provider that knows when it arrives, and the
 // limits are used as far as the slowest process allows, however long messages take, if the
 // server's clock gains or loses, and if what was charged is never sent.
 func TestFleetClocks(t *testing.T) {
 	t.Parallel()
-	first := cmp.Or(*worlds, rand.Uint64())
-	for i := range uint64(soak.Times(5)) {
-		t.Run(strconv.FormatUint(first+i, 10), func(t *testing.T) { playWorld(t, first+i) })
+	seeds := []uint64{7018, 7027, 7057} // where a fleet is refused that knows the clock wrongly
+	first, random := cmp.Or(*worlds, rand.Uint64()), soak.Times(5)
+	if soak.Times(1) == 1 {
+		random = 2
+	}
+	for i := range uint64(random) {
+		seeds = append(seeds, first+i)
+	}
+	for _, seed := range seeds {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) { playWorld(t, seed) })
 	}
 }
 
