@@ -1,6 +1,6 @@
 # The race detector needs a C compiler on Linux and Windows; "make test RACE=" does
-# without both. It leaves out the Lua of the servers in memory, which runs while the server is
-# locked: to watch that took half the time of the tests.
+# without both. It leaves out gopher-lua, the interpreter of the Redis servers in memory, which
+# runs while its server is locked and would take half the time of the tests.
 RACE ?= -race -gcflags=github.com/yuin/gopher-lua/...=-race=false
 
 # A program with the race detector sleeps before it exits, by default for a second: that is a
