@@ -40,16 +40,16 @@ func (c *clock) set(h header, sent, got time.Time) (b bounds, step time.Duration
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case c.asOf.IsZero() || c.generation != h.generation:
+	if c.asOf.IsZero() || c.generation != h.generation {
 		b = begin
-	case c.ahead != ahead:
-		step = microseconds(ahead - c.ahead).Abs()
-		c.server.forget()
-	default:
+	} else {
 		parted := c.parted(got)
 		least, most := max(b.least, c.bound.least-parted), min(b.most, c.bound.most+parted)
-		if step = max(0, least-most); step == 0 {
+		step = max(0, least-most)
+		if c.ahead != ahead {
+			step = max(step, microseconds(ahead-c.ahead).Abs())
+			c.server.forget()
+		} else if step == 0 {
 			b = bounds{least, most}
 		}
 	}
@@ -88,7 +88,7 @@ func (c *clock) shows(at time.Time) int64 {
 	if c.asOf.IsZero() {
 		return 0
 	}
-	return micros(at.Sub(beginning) - c.bound.most)
+	return micros(at.Sub(beginning) - c.bound.most - c.parted(at))
 }
 
 // width returns how well the quota's clock is known after a trip that takes so long.

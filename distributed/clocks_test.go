@@ -32,6 +32,7 @@ type world struct {
 	began  time.Time
 	rate   float64 // of the server's clock
 	bursts []burst // when callers send; nil if again and again
+	steps  []step  // back, of the server's clock
 	sent   []event
 }
 
@@ -40,6 +41,12 @@ type burst struct {
 	at   time.Time
 	part float64
 	lost bool
+}
+
+// A step is how far a clock is set back at an instant.
+type step struct {
+	at  time.Time
+	far time.Duration
 }
 
 // Dice draw, for all goroutines of a world.
@@ -60,9 +67,31 @@ func (d *dice) float() float64 {
 	return d.src.Float64()
 }
 
-// clock is what the clock of the server and the provider shows.
+// clock is what the clock of the provider shows, and that of the server but for its steps.
 func (w *world) clock(at time.Time) time.Time {
 	return beginning.Add(time.Duration(float64(at.Sub(w.began)) * w.rate))
+}
+
+// stepped is what the clock of the server shows.
+func (w *world) stepped(at time.Time) time.Time {
+	shows := w.clock(at)
+	for _, s := range w.steps {
+		if !at.Before(s.at) {
+			shows = shows.Add(-s.far)
+		}
+	}
+	return shows
+}
+
+// set has the server's clock be set back now and then, unless windows of that clock matter.
+func (w *world) set(p throttle.Policy, during time.Duration) {
+	if slices.ContainsFunc(p.Tiers, func(t throttle.Tier) bool { return t.Algorithm == throttle.FixedWindow }) {
+		return
+	}
+	for range w.n(4) {
+		far := time.Duration(float64(100*time.Microsecond) * math.Pow(30_000, w.float()))
+		w.steps = append(w.steps, step{w.began.Add(w.between(0, during)), far})
+	}
 }
 
 // process returns a client whose messages take some time there, and back.
@@ -74,7 +103,7 @@ func (w *world) process(t *testing.T, there, back func() time.Duration) *redis.C
 			if err != nil {
 				return nil, err
 			}
-			return twoWays(c, there, back, func() { w.server.SetTime(w.clock(time.Now())) }), nil
+			return twoWays(c, there, back, func() { w.server.SetTime(w.stepped(time.Now())) }), nil
 		},
 		DisableIdentity: true,
 		PoolSize:        256, // nobody waits for a connection
@@ -147,7 +176,7 @@ var worlds = flag.Uint64("world", 0, "the seed of the first random world; 0: ano
 
 // Nothing that a fleet sends is refused by a provider that knows when it arrives, and the
 // limits are used as far as the slowest process allows, however long messages take, if the
-// server's clock gains or loses, and if what was charged is never sent.
+// server's clock gains or loses or is set back, and if what was charged is never sent.
 func TestFleetClocks(t *testing.T) {
 	t.Parallel()
 	seeds := []uint64{7018, 7027, 7057} // where a fleet is refused that knows the clock wrongly
@@ -179,6 +208,7 @@ func playWorld(t *testing.T, seed uint64) {
 			crowd = crowd/2 + 1
 			w.bursts = w.storms(during, p.Tiers[0].Window)
 		}
+		w.set(p, during)
 		slowest := time.Duration(0)
 		for range 1 + w.n(5) {
 			there, a := w.delays()
@@ -227,6 +257,56 @@ func TestFleetUnsentOpener(t *testing.T) {
 	})
 }
 
+// A time that was reserved before the server's clock was set back is not lent after it: it would be
+// later then, and beside those of others who know the clock as it was.
+func TestFleetGivesBackBeforeStep(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct{ far, gives time.Duration }{
+		"before a step that Redis sees":      {far: 900 * ms, gives: 100 * ms},
+		"after a step that Redis sees":       {far: 900 * ms, gives: 600 * ms},
+		"before one that only processes see": {far: 500 * ms, gives: 100 * ms},
+		"after one that only processes see":  {far: 500 * ms, gives: 600 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+				w := &world{dice: &dice{src: rand.New(rand.NewPCG(1, 2))}, server: s, began: time.Now(), rate: 1}
+				w.steps = []step{{w.began.Add(500 * ms), tc.far}}
+				p := throttle.Policy{Name: "gives", Guard: 10 * ms, Tiers: []throttle.Tier{per(sec, 10, throttle.SlidingLog)}}
+				process := func() *throttle.Limiter {
+					soon := func() time.Duration { return ms }
+					l := limiter(t, p, distributed.New(w.process(t, soon, soon), distributed.Options{}))
+					return l
+				}
+				gives, waits, comes := process(), process(), process()
+				var wg sync.WaitGroup
+				send := func(ctx context.Context, l *throttle.Limiter, cost int64) {
+					wg.Go(func() {
+						if l.WaitN(ctx, cost) == nil {
+							w.send(0, cost)
+						}
+					})
+					time.Sleep(10 * ms)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				send(ctx, gives, 3)
+				send(ctx, waits, 3)
+				send(ctx, comes, 4)
+				send(ctx, gives, 10)         // a second later
+				send(t.Context(), waits, 10) // and another one
+				time.AfterFunc(time.Until(w.began.Add(tc.gives)), cancel)
+				time.Sleep(time.Until(w.began.Add(720 * ms)))
+				send(t.Context(), comes, 10)
+				wg.Wait()
+				slices.SortFunc(w.sent, func(a, b event) int { return cmp.Compare(a.At, b.At) })
+				checkBound(t, w.sent, p.Tiers...)
+				if len(w.sent) != 5 {
+					t.Errorf("%d were sent, want 5", len(w.sent))
+				}
+			})
+		})
+	}
+}
+
 func usedPart(t *testing.T, all []event, end time.Time, tiers ...throttle.Tier) float64 {
 	if len(all) == 0 {
 		return 0
@@ -265,7 +345,9 @@ func (w *world) caller(ctx context.Context, l *throttle.Limiter, guard time.Dura
 				w.send(guard, cost)
 			}
 			time.Sleep(w.between(0, 50*ms))
-		} else if l.WaitN(one, cost) == nil && w.float() > loses {
+		} else if l.WaitN(one, cost) != nil {
+			time.Sleep(w.between(0, 50*ms)) // it has given up, or would wait until after the end
+		} else if w.float() > loses {
 			w.send(guard, cost)
 		}
 		cancel()

@@ -91,7 +91,7 @@ type trip struct {
 // aimed leaves room in arguments for what aim sets.
 func (t *trip) aimed(args []any, aim func(calls int)) []any {
 	t.at, t.aim = len(args), aim
-	return append(args, nil, nil)
+	return append(args, nil, nil, nil)
 }
 
 // make makes the trip, and others in turn. It blocks for as long as the client does, which

@@ -171,8 +171,9 @@ func (q *quota) aim(t *trip, way time.Duration, calls int) {
 	} else {
 		t.good = max(t.good, unguarded)
 	}
+	shows := q.clock.shows(time.Now())
 	for _, c := range t.calls {
-		c.args[t.at], c.args[t.at+1] = micros(t.guard), micros(t.reply)
+		c.args[t.at], c.args[t.at+1], c.args[t.at+2] = micros(t.guard), micros(t.reply), shows
 	}
 }
 
@@ -502,6 +503,9 @@ func parseHeader(reply []int64) header {
 
 func (h header) left() time.Duration { return microseconds(max(0, h.until-h.now)) }
 
+// setBack is how far TIME was set back since the state began.
+func (h header) setBack() int64 { return h.generation + h.now - h.wall }
+
 // read turns replies into the verdicts on the first of the requests, and what
 // else was booked after the first that was not.
 func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, err error) {
@@ -637,7 +641,7 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 	}
 	switch {
 	case what < -1:
-		*a = store.Reservation{Told: t.got, Start: to, End: from.Add(t.good), At: at, Cost: r.Cost, Guard: t.guard, State: h.state}
+		*a = store.Reservation{Told: t.got, Start: to, End: from.Add(t.good), At: at, Clock: h.setBack(), Cost: r.Cost, Guard: t.guard, State: h.state}
 		before := min(t.notBefore[r.WaitSpec], h.now+micros(mostAhead))
 		if early := max(h.now+micros(t.reply), before) - at; early > 0 {
 			a.End = a.End.Add(microseconds(early))

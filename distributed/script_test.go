@@ -341,11 +341,11 @@ func TestLeasesChange(t *testing.T) {
 			t.Errorf("%v: got %v, %v, want %v", st, got, err, want)
 		}
 	}
-	ask(step{op: "r", lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
+	ask(step{op: "r", lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
 	s.change(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
-	ask(step{op: "r", lease: []int64{5, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
-	ask(step{op: "r", lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // behind 5
-	ask(step{op: "r", lease: []int64{5, 2, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
+	ask(step{op: "r", lease: []int64{5, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
+	ask(step{op: "r", lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // behind 5
+	ask(step{op: "r", lease: []int64{5, 2, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
 }
 
 // TestManyLeases: many processes hold a place, in a soak more than two bytes count, and the
@@ -362,7 +362,7 @@ func TestManyLeases(t *testing.T) {
 	for first := range processes / 1000 {
 		pipe := s.rdb.Pipeline()
 		for i := range 1000 {
-			pipe.FCall(ctx, "told", s.keys(), "r", s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
+			pipe.FCall(ctx, "told", s.keys(), "r", s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			t.Fatal(err)
@@ -524,10 +524,10 @@ func TestNews(t *testing.T) {
 	}
 	// 9 takes the place, 7 is refused, 9 lets go.
 	for i, st := range []step{
-		{op: "r", lease: []int64{9, 4, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
+		{op: "r", lease: []int64{9, 4, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
 		{op: "l", lease: []int64{9, 5, 1e6, 1, 0}}, // nobody waits
-		{op: "r", lease: []int64{9, 6, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
-		{op: "r", lease: []int64{7, 7, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}},
+		{op: "r", lease: []int64{9, 6, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
+		{op: "r", lease: []int64{7, 7, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
 		{op: "l", lease: []int64{9, 8, 1e6, 1, 0}},
 	} {
 		if _, err := s.answer(at+4000, st); err != nil {
@@ -612,4 +612,4 @@ func TestSpeed(t *testing.T) {
 }
 
 // step1 reserves n times one.
-func step1(n int64) step { return step{op: "r", args: []int64{n, 0, 0, 0, n, -1, 1}} }
+func step1(n int64) step { return step{op: "r", args: []int64{n, 0, 0, 0, 0, n, -1, 1}} }

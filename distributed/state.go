@@ -534,20 +534,25 @@ func (q *quota) giveBack(bookings []store.Decision, lends bool) {
 	generation := newest.state.generation
 	state := newest.state.of(generation)
 	newest.mu.Unlock()
-	back := make(map[time.Duration][]*store.Reservation) // by guard
+	type alike struct {
+		guard time.Duration
+		clock int64
+	}
+	back := make(map[alike][]*store.Reservation)
 	for _, b := range bookings {
 		if a := b.Reservation; a != nil && a.State == state && a.Start.Add(a.Guard).After(now) {
-			back[a.Guard] = append(back[a.Guard], a)
+			of := alike{a.Guard, a.Clock}
+			back[of] = append(back[of], a)
 		}
 	}
-	for guard, all := range back {
+	for of, all := range back {
 		for some := range slices.Chunk(all, mostACall) {
 			n, _ := q.lockNewest(context.Background())
 			op := "u"
-			if n != q || !lends && guard > 0 {
+			if n != q || !lends && of.guard > 0 {
 				op = "x"
 			}
-			args := append(n.begin(op, 2+len(some)*(1+len(n.plan.Units()))), generation, micros(guard))
+			args := append(n.begin(op, 3+len(some)*(1+len(n.plan.Units()))), generation, of.clock, micros(of.guard))
 			for _, a := range some {
 				args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
 			}

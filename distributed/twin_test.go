@@ -551,18 +551,28 @@ func (m *twin) grain() int64 {
 	return 1 << m.plan.Grain()
 }
 
+// back is how far TIME was set back since the state began.
+func (m *twin) back() int64 { return m.gen + m.now - m.wall }
+
 func (m *twin) drain() {
 	m.pool = slices.DeleteFunc(m.pool, func(p pooled) bool { return p.at < max(m.now, m.until) })
 }
 
 func (m *twin) reserve(a args) (out []int64) {
-	ahead, floor, guard, told := a.next(), a.next(), a.next(), m.now+a.next()
+	ahead, floor, guard, told, shown := a.next(), a.next(), a.next(), a.next(), a.next()
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
 	}
 	if m.ban > m.now {
 		return nil
 	}
+	if shown > m.now {
+		m.pool, m.now = nil, m.now+1
+		if len(m.tail) > 0 {
+			m.tail, m.base, m.closed = nil, nil, true
+		}
+	}
+	told += m.now
 	m.drain()
 	if held := max(m.now, m.until); held >= m.known {
 		return append([]int64{-1, held}, m.crossed(false)...)
@@ -772,7 +782,7 @@ func (m *twin) crossed(booked bool) (out []int64) {
 }
 
 func (m *twin) unbook(a args, lends bool) []int64 {
-	gen, guard, taken := a.next(), a.next(), int64(0)
+	gen, back, guard, taken := a.next(), a.next(), a.next(), int64(0)
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
 	}
@@ -784,7 +794,7 @@ func (m *twin) unbook(a args, lends bool) []int64 {
 		at, cost := a.next(), a.cost(len(m.plan.Units()))
 		switch {
 		case gen != m.gen:
-		case at <= m.now || at < m.until || m.probe || m.estimates || !lends:
+		case at <= m.now || at < m.until || back != m.back() || m.probe || m.estimates || !lends:
 			m.advance(m.now)
 			if m.cancel(at+guard, cost) {
 				taken++
@@ -1277,9 +1287,11 @@ func playFile(t *testing.T, s *subject, file string) {
 			st := step{op: word, args: integers(t, own), lease: integers(t, told)}
 			switch word { // replies take no time
 			case "r":
-				st.args = slices.Insert(st.args, 3, 0)
+				st.args = slices.Insert(st.args, 3, 0, 0)
 			case "b":
-				st.args = slices.Insert(st.args, int(4+st.args[0]), 0)
+				st.args = slices.Insert(st.args, int(4+st.args[0]), 0, 0)
+			case "u", "x": // nor does the clock step
+				st.args = slices.Insert(st.args, 1, 0)
 			}
 			want, err := m.answer(at, st)
 			answer := "= " + numbers(want)
@@ -1455,7 +1467,7 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		budgets := budgetsOf(g.plan)
 		head := st.args[len(budgets):]
 		guard, told := cmp.Or(head[2], g.plan.Guard().Microseconds()), got[0]+head[3]
-		costs := costsOf(head[4:], len(g.plan.Units()))
+		costs := costsOf(head[5:], len(g.plan.Units()))
 		for i := 6; i < len(got)-len(m.crossed(false)); i += 2 {
 			decisions++
 			if got[i] >= -1 {
@@ -1484,7 +1496,7 @@ func (g *generator) err(t *testing.T, s *subject, at int64) {
 		lease = append([]int64{1, 1, 1e6, 1}, make([]int64, units)...)
 	}
 	for _, st := range []step{
-		{op: "r", args: []int64{5, 0, 0, 0, 3, -1}}, // and then no costs
+		{op: "r", args: []int64{5, 0, 0, 0, 0, 3, -1}}, // and then no costs
 		{op: "p", args: []int64{1000, 1}},
 		{op: "o", args: []int64{1, 3, 0}},
 		{op: "u", args: []int64{at}},
@@ -1649,7 +1661,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		s.op = "l"
 	case roll <= 6 && len(g.booked) > 0:
 		s.op = pick(g, "u", "x")
-		add(m.gen-g.Int64N(10)/9, g.booked[len(g.booked)-1].guard)
+		add(m.gen-g.Int64N(10)/9, pick(g, m.back(), m.back(), m.back(), 0), g.booked[len(g.booked)-1].guard)
 		for range 1 + g.IntN(min(8, len(g.booked))) {
 			i := len(g.booked) - 1
 			times := 1
@@ -1671,7 +1683,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 			s.op = "b"
 			add(list...)
 		}
-		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)))
+		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)), pick(g, 0, 0, 0, m.now+g.Int64N(100)))
 		for range 1 + g.IntN(3) {
 			if count := pick[int64](g, 1, 2, 5, 30, 64); g.IntN(3) == 0 {
 				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)), pick(g, 0, max(0, m.turnsEnd-g.Int64N(2_000_000)), m.now+g.Int64N(1_000_000)))

@@ -84,6 +84,8 @@ type Reservation struct {
 	Again time.Time
 	// At is Start by the store's clock, in microseconds.
 	At int64
+	// Clock identifies the clock of the store that At is by, which changes when that is set back.
+	Clock int64
 	// Cost is the reserved cost.
 	Cost []int64
 	// Guard is the longest time that the request is in flight.

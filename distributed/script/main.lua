@@ -19,7 +19,7 @@
 --          wait, U amounts held now, and with estimates U amounts settled since the last call
 --   op's own, where a cost is U amounts:
 --   r  reserve  ahead, floor, the guard of these requests (0: the plan's), how long the reply
---               takes, then groups of: count, within (-1: no bound, -2: only asked), cost; or of -count, within, headroom,
+--               takes, what the caller knows now to be at least, then groups of: count, within (-1: no bound, -2: only asked), cost; or of -count, within, headroom,
 --               soon, turn, cost for requests that yield: they leave so many percent of every
 --               tier's capacity, and are booked so little ahead of time; turn is the instant at
 --               which the caller was told last to ask for them, or 0, see turn.lua. Before a
@@ -45,10 +45,11 @@
 --               the pause lasts for PROBE beyond the latest instant at which it may be sent.
 --   b  reserve  how many tiers are budgets, which they are, and then as r. What they have
 --               no room for is not booked: i is the first of them then.
---   u  unbook   generation, the guard of these requests (0: the plan's), then groups of: t,
---               cost. What is booked for later is taken off the end, see tail.lua, or can be
---               lent, but not with estimates, nor in a pause or before a probe; anything else
---               is canceled. Answers how many of them.
+--   u  unbook   generation, how far TIME had been set back since that began when these requests
+--               were booked, their guard (0: the plan's), then groups of: t, cost. What is booked
+--               for later is taken off the end, see tail.lua, or can be lent, but not with
+--               estimates, nor in a pause or before a probe, nor if TIME was set back since;
+--               anything else is canceled. Answers how many of them.
 --   x  cancel   as u, but nothing is lent: it was decided under another plan.
 --   l  lease    nothing. Only tells what is held, and answers the four numbers of
 --               calendar tiers.

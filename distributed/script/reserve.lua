@@ -33,8 +33,14 @@ function ops.r(op)
   local n = #reply
   local budgets = op == 'b' and {}
   for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
-  local ahead, least, way = argument(), max(held, argument()), argument()
-  local heard = now + argument() -- when the reply is in
+  local ahead, floor, way, answer = argument(), argument(), argument(), argument()
+  if argument() > now then -- TIME was set back, by less than passed since the call before
+    pool, now, drift = {}, now + 1, drift - 1
+    held, reply[1] = max(held, now), now
+    if trail then trail.flush() end
+  end
+  local least = max(held, floor)
+  local heard = now + answer -- when the reply is in
   sent = heard
   local near = probing and trying() and 0 or SOON -- then the report of its response decides
   if way > 0 then guard = max(way, grain) end
