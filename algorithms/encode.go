@@ -237,7 +237,7 @@ func (l *Ledger) tierSound(r rule) bool {
 		return l.groupsSound(r)
 	case *anchoredWindow:
 		lo, hi := r.lohi(l)
-		return l.groupsSound(&r.slidingWindow) && stored(*lo) && (*hi == opening || stored(*hi))
+		return l.groupsSound(&r.slidingWindow) && (*lo == Never || stored(*lo)) && (*hi == opening || stored(*hi))
 	case *bucket:
 		t := r.tat(l)
 		return stored(t.at, t.part) && t.part < r.limit

@@ -93,12 +93,16 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	l.keepOthers(now, o)
 	l.tellReset(now, o, more)
 	if r, ok := r.(*anchoredWindow); ok && o.Used > 0 {
-		by := now.At
-		if o.Before > 0 {
-			by = o.Before - 1
-		}
-		r.prove(l, o.Since, by)
+		r.prove(l, o.Since, o.by(now))
 	}
+}
+
+// by is when the report was in.
+func (o Observation) by(now Moment) int64 {
+	if o.Before > 0 {
+		return o.Before - 1
+	}
+	return now.At
 }
 
 // takeBack has a tier forget a request that it refused, and returns how many units it forgot. Only

@@ -120,6 +120,9 @@ func TestObserveReset(t *testing.T) {
 			encode(t, &with)
 			cost := g.cost()
 			for _, at := range []int64{g.now.At, g.now.At + reset/2, g.now.At + reset - 1, g.now.At + reset} {
+				if at == g.now.At+reset && inFlight > 0 && g.plan.Tiers()[tier].Algorithm == AnchoredWindow {
+					continue // what is in flight may open the next window
+				}
 				now := g.now.Later(at)
 				late, _ := without.Earliest(now, Request{Cost: cost})
 				early, _ := with.Earliest(now, Request{Cost: cost})
@@ -147,4 +150,85 @@ func TestObserveReset(t *testing.T) {
 			t.Errorf("%v: no reset has shortened a wait", a)
 		}
 	}
+}
+
+// An anchoredProvider opens a window with the first request that it counts when none is open, and
+// tells with each response how many it has counted and in how many seconds the window ends.
+type anchoredProvider struct {
+	limit, window, end, used int64
+}
+
+func (p *anchoredProvider) count(now int64) (used, reset int64, ok bool) {
+	if now >= p.end {
+		p.end, p.used = now+p.window, 0
+	}
+	p.used++
+	return p.used, (p.end-now)/1_000_000*1_000_000 + 1_000_000, p.used <= p.limit
+}
+
+// A provider whose anchored window was open before the first request refuses none: a request that
+// is in flight when the window ends, as a response has told, may count in it or open the next one.
+func TestAnchoredWindowToldReset(t *testing.T) {
+	const guard, window = 2 * time.Second, 20 * time.Second
+	one := []int64{1}
+	for seed := range uint64(20000) {
+		r := rand.New(rand.NewPCG(9, seed))
+		within := func(d time.Duration) int64 { return r.Int64N(d.Microseconds()) }
+		l, now := ledger(t, guard, Tier{Limit: 1 + r.Int64N(6), Window: window, Algorithm: AnchoredWindow}), at(0)
+		p := &anchoredProvider{limit: l.Plan().Tiers()[0].Limit, window: window.Microseconds()}
+		p.end = now.At + 2*guard.Microseconds() + within(window-2*guard)
+		// A request arrives, and is answered if that is after its arrival.
+		type request struct {
+			Flight
+			sent, arrives, answered int64
+			Observation
+		}
+		var open []*request
+		first := true
+		for busy, next := r.IntN(2) == 0, now.At; next < at(4*window).At; {
+			e, _ := l.Earliest(now, Request{Cost: one})
+			at, what := max(e, next), -1 // the next event: that of an open request, or another is sent
+			for i, q := range open {
+				if due := max(q.arrives, bool64(q.Used > 0)*q.answered); due < at {
+					at, what = due, i
+				}
+			}
+			now = now.Later(at)
+			switch {
+			case what < 0:
+				f, _, tier := l.Take(now, Request{Cost: one, Held: true})
+				if tier >= 0 {
+					continue
+				}
+				q := &request{Flight: f, sent: now.At, arrives: now.At + within(guard)}
+				q.answered = q.arrives + pick(r, 1, within(guard), within(window))
+				if first {
+					q.arrives, q.answered, first = now.At, now.At, false
+				}
+				open, next = append(open, q), now.At+1
+				if !busy {
+					next += within(window / 4)
+				}
+			case open[what].Used == 0:
+				q := open[what]
+				used, reset, ok := p.count(now.At)
+				if !ok {
+					t.Fatalf("seed %d: the request of %d is refused at %d: %d of %d, until %d", seed, q.sent, now.At, used, p.limit, p.end)
+				}
+				q.Observation = Observation{Used: used, Since: q.sent, Cost: 1, Reset: reset, Slack: 1_000_000}
+			default:
+				q := open[what]
+				l.Land(now, q.Flight, one)
+				l.Observe(now, q.Observation)
+				open = append(open[:what], open[what+1:]...)
+			}
+		}
+	}
+}
+
+func bool64(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
 }

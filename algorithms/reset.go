@@ -34,6 +34,13 @@ func (l *Ledger) reopens(tier int) bool {
 	return false
 }
 
+// reopen tells an anchored window that the provider's has ended.
+func (l *Ledger) reopen(tier int, now Moment) {
+	if r, ok := l.plan.rules[tier].(*anchoredWindow); ok {
+		r.reopen(l, now)
+	}
+}
+
 // reopened is when the window of a tier was last reopened by a reset.
 func (l *Ledger) reopened(tier int) int64 {
 	if l.told == nil {
@@ -97,13 +104,23 @@ func (l *Ledger) tellReset(now Moment, o Observation, others int64) {
 	told := &(*l.told)[o.Tier]
 	switch reopens := l.reopens(o.Tier); {
 	case o.Reset == 0:
-	case reopens && o.Reset > o.Slack && 2*o.Slack < l.shortest(o.Tier):
-		told.until, told.landed = sooner(told.until, now, o), 0
+	case reopens && o.resets(now) && 2*o.Slack < l.shortest(o.Tier):
+		end := sooner(told.until, now, o)
+		if was := told.until; now.At < was && was < end { // the window of then has ended
+			l.reopen(o.Tier, now)
+		}
+		told.until, told.landed = end, 0
 	case reopens && others > 0 && told.until <= now.At:
 		told.until, told.landed = now.At+o.Reset, l.plan.rules[o.Tier].used(l, now)-others
 	case !reopens && o.Try && (told.try == 0 || told.try > now.At):
 		told.try = sooner(told.try, now, o)
 	}
+}
+
+// resets reports whether the reset is surely to come. The report may be as old as its request.
+func (o Observation) resets(now Moment) bool {
+	old := max(0, o.by(now)-o.Since)
+	return now.At+o.Reset-o.Slack > max(now.At, o.by(now)+old)
 }
 
 // sooner is when a count ends that may be the one of which an earlier response has told, to end
@@ -228,6 +245,7 @@ func (l *Ledger) passResets(now Moment) {
 			copy(l.words(i), told.own[:])
 		}
 		if l.reopens(i) {
+			l.reopen(i, now)
 			l.plan.rules[i].forget(l, now, told.landed)
 			told.opened, told.landed = told.until, 0
 		}

@@ -53,6 +53,12 @@ local function anchoredWindow(unit, limit, window, precision)
     if since >= lo - window then hi = min(hi, max(lo, by + window)) end
   end
 
+  -- The provider's window has ended, and nobody knows when the next one opens: what is on its
+  -- way may open it, and so may what has landed since that end was told.
+  function rule.reopen(now)
+    if aloft[unit] > 0 or closed(now) > now then lo, hi = NEVER, OPENING end
+  end
+
   function rule.used(now)
     if closed(now) <= now and aloft[unit] == 0 then return 0 end
     return rolling.used(now)
@@ -60,7 +66,8 @@ local function anchoredWindow(unit, limit, window, precision)
 
   function rule.fresh(now) return max(now, closed(now)) end
 
-  function rule.expires()
+  function rule.expires(resets)
+    if resets then return rolling.expires() end -- it may be reopened
     local last = lastLanding(unit)
     return last and closes(last) or closed(0)
   end

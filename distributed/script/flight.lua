@@ -87,6 +87,7 @@ local function advance(now)
     if r[6] > 0 and r[6] <= frontier then
       if own[i] then rules[i], own[i] = own[i], nil end
       if rules[i].reopens then
+        if rules[i].reopen then rules[i].reopen(frontier) end
         rules[i].forget(frontier, r[8])
         r[8], r[9] = 0, r[6]
       end

@@ -81,14 +81,16 @@ end
 -- Has the window of tier i reopen at the reset, if all that has landed was counted before it,
 -- and else end what was charged for others with this report. Has a request try in any other tier,
 -- unless one still may.
-local function tellReset(i, reset, slack, others)
+local function tellReset(i, since, reset, slack, others)
   local shortest = plan[5 + units + 6 * (i - 1)] == CALENDAR and 79200000000 or plan[8 + units + 6 * (i - 1)]
   local rule, r = rules[i], readings[i]
   if reset == 0 then return end
   if not rule.reopens then
     if r[17] == 0 or r[17] > frontier then r[17] = sooner(r[17], reset, slack) end
-  elseif reset > slack and 2 * slack < shortest then
-    r[6], r[8] = sooner(r[6], reset, slack), 0
+  elseif frontier + reset - slack > max(frontier, now + max(0, now - since)) and 2 * slack < shortest then -- the report may be as old as its request
+    local ends = sooner(r[6], reset, slack)
+    if frontier < r[6] and r[6] < ends and rule.reopen then rule.reopen(frontier) end -- the window of then has ended
+    r[6], r[8] = ends, 0
   elseif others > 0 and r[6] <= frontier then
     r[6], r[8] = frontier + reset, rule.used(frontier) - others
   end
@@ -142,7 +144,7 @@ function ops.o()
         r[7] = max(0, min(r[7], keep - rule.used(frontier)))
       end
       keepOthers(i, used, since, n, reset, slack)
-      tellReset(i, reset, slack, more)
+      tellReset(i, since, reset, slack, more)
       if rule.prove and used > 0 then rule.prove(since, now) end
     end
     if sure == 1 then exact = max(exact, since) end

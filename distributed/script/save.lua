@@ -5,7 +5,10 @@
 local function expiryOf()
   local done = max(now, frontier, pause)
   if slots.first <= slots.last then done = max(done, (landing(slots.last, 0))) end
-  for i = 1, #rules do done = max(done, rules[i].expires(), apart(i) > 0 and readings[i][6] or 0) end
+  for i = 1, #rules do
+    local resets = #readings > 0 and readings[i][6] > frontier
+    done = max(done, rules[i].expires(resets), resets and apart(i) > 0 and readings[i][6] or 0)
+  end
   if lease then done = max(done, leases[3]) end
   if level > 0 then done = max(done, now + 2000000 * 2 ^ level) end -- the row is forgotten when nobody calls for so long
   if estimates then -- what is open lands when a lease ends, and then counts for so long at most
