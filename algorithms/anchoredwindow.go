@@ -102,11 +102,9 @@ func (r *anchoredWindow) proveLanded(l *Ledger, first, last int64) {
 
 // reopen is told that a window has ended, and that nobody knows when the next one opens: what is
 // on its way may open it, and so may what has landed since that end was told.
-func (r *anchoredWindow) reopen(l *Ledger, now Moment) {
-	if l.aloft(r.unit) > 0 || r.closed(l, now) > now.At {
-		lo, hi := r.lohi(l)
-		*lo, *hi = Never, opening
-	}
+func (r *anchoredWindow) reopen(l *Ledger) {
+	lo, hi := r.lohi(l)
+	*lo, *hi = Never, opening
 }
 
 func (r *anchoredWindow) used(l *Ledger, now Moment) int64 {

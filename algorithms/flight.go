@@ -161,6 +161,17 @@ func (l *Ledger) landAll(now Moment) Moment {
 	return l.advance(now)
 }
 
+// landingFrom is how many of a unit on its way may land at an instant or later.
+func (l *Ledger) landingFrom(unit int, from int64) int64 {
+	n := l.aloft(unit)
+	for i := range l.slots() {
+		if at, carried := l.landing(i, unit); at < from {
+			n -= carried
+		}
+	}
+	return n
+}
+
 // nthLanding is when the n-th oldest of a unit on its way lands.
 func (l *Ledger) nthLanding(unit int, n int64) int64 {
 	for i := range l.slots() {

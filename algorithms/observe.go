@@ -44,7 +44,7 @@ type reading struct {
 	short int64 // by how much own units that may have been counted by then exceed it
 	found int64 // when something was last charged for others
 	busy  int64 // until when others are taken to go on
-	from  int64 // when a log found others after none
+	from  int64 // when a log found others after none; of a window, when it ends at the earliest
 	base  int64 // the units that it found of them
 
 	reset // that the report told

@@ -152,83 +152,91 @@ func TestObserveReset(t *testing.T) {
 	}
 }
 
-// An anchoredProvider opens a window with the first request that it counts when none is open, and
-// tells with each response how many it has counted and in how many seconds the window ends.
-type anchoredProvider struct {
+// A resettingProvider counts in windows, which a clock or the first request opens, and tells with
+// each response how many it has counted and in how many seconds the window ends.
+type resettingProvider struct {
 	limit, window, end, used int64
+	aligned                  bool
 }
 
-func (p *anchoredProvider) count(now int64) (used, reset int64, ok bool) {
+func (p *resettingProvider) count(now int64) (used, reset int64, ok bool) {
 	if now >= p.end {
 		p.end, p.used = now+p.window, 0
+		if p.aligned {
+			p.end -= now % p.window
+		}
 	}
 	p.used++
 	return p.used, (p.end-now)/1_000_000*1_000_000 + 1_000_000, p.used <= p.limit
 }
 
-// A provider whose anchored window was open before the first request refuses none: a request that
-// is in flight when the window ends, as a response has told, may count in it or open the next one.
-func TestAnchoredWindowToldReset(t *testing.T) {
-	const guard, window = 2 * time.Second, 20 * time.Second
-	one := []int64{1}
-	for seed := range uint64(20000) {
-		r := rand.New(rand.NewPCG(9, seed))
-		within := func(d time.Duration) int64 { return r.Int64N(d.Microseconds()) }
-		l, now := ledger(t, guard, Tier{Limit: 1 + r.Int64N(6), Window: window, Algorithm: AnchoredWindow}), at(0)
-		p := &anchoredProvider{limit: l.Plan().Tiers()[0].Limit, window: window.Microseconds()}
-		p.end = now.At + 2*guard.Microseconds() + within(window-2*guard)
-		// A request arrives, and is answered if that is after its arrival.
-		type request struct {
-			Flight
-			sent, arrives, answered int64
-			Observation
-		}
-		var open []*request
-		first := true
-		for busy, next := r.IntN(2) == 0, now.At; next < at(4*window).At; {
-			e, _ := l.Earliest(now, Request{Cost: one})
-			at, what := max(e, next), -1 // the next event: that of an open request, or another is sent
-			for i, q := range open {
-				if due := max(q.arrives, bool64(q.Used > 0)*q.answered); due < at {
-					at, what = due, i
-				}
-			}
-			now = now.Later(at)
-			switch {
-			case what < 0:
-				f, _, tier := l.Take(now, Request{Cost: one, Held: true})
-				if tier >= 0 {
-					continue
-				}
-				q := &request{Flight: f, sent: now.At, arrives: now.At + within(guard)}
-				q.answered = q.arrives + pick(r, 1, within(guard), within(window))
-				if first {
-					q.arrives, q.answered, first = now.At, now.At, false
-				}
-				open, next = append(open, q), now.At+1
-				if !busy {
-					next += within(window / 4)
-				}
-			case open[what].Used == 0:
-				q := open[what]
-				used, reset, ok := p.count(now.At)
-				if !ok {
-					t.Fatalf("seed %d: the request of %d is refused at %d: %d of %d, until %d", seed, q.sent, now.At, used, p.limit, p.end)
-				}
-				q.Observation = Observation{Used: used, Since: q.sent, Cost: 1, Reset: reset, Slack: 1_000_000}
-			default:
-				q := open[what]
-				l.Land(now, q.Flight, one)
-				l.Observe(now, q.Observation)
-				open = append(open[:what], open[what+1:]...)
-			}
+// A provider refuses none after a told reset: a request that is in flight when the window ends may
+// count in it or in the next one, and may open that. An anchored window was open before the first
+// request, of which its response tells.
+func TestToldResetInFlight(t *testing.T) {
+	for _, a := range []Algorithm{AnchoredWindow, FixedWindow} {
+		for seed := range uint64(10_000) {
+			playToldResets(t, a, seed)
 		}
 	}
 }
 
-func bool64(b bool) int64 {
-	if b {
-		return 1
+func playToldResets(t *testing.T, a Algorithm, seed uint64) {
+	const guard, window = 2 * time.Second, 20 * time.Second
+	r := rand.New(rand.NewPCG(9, seed))
+	within := func(d time.Duration) int64 { return r.Int64N(d.Microseconds()) }
+	tier, one, now := Tier{Limit: 1 + r.Int64N(6), Window: window, Algorithm: a}, []int64{1}, at(0)
+	l := ledger(t, guard, tier)
+	p := &resettingProvider{limit: tier.Limit, window: window.Microseconds(), aligned: a == FixedWindow}
+	p.end = now.At + p.window
+	if a == AnchoredWindow {
+		p.end -= within(window - 2*guard)
 	}
-	return 0
+	type request struct {
+		Flight
+		arrives, answered int64
+		Observation       // from its arrival on
+	}
+	var open []*request
+	sends, busy := now.At, r.IntN(2) == 0
+	for first := true; sends < at(4*window).At; {
+		earliest, _ := l.Earliest(now, Request{Cost: one})
+		next, event := max(earliest, sends), -1 // that of an open request, or -1: another is sent
+		for i, q := range open {
+			due := q.arrives
+			if q.Used > 0 {
+				due = q.answered
+			}
+			if due < next {
+				next, event = due, i
+			}
+		}
+		now = now.Later(next)
+		if event < 0 {
+			f, _, refused := l.Take(now, Request{Cost: one, Held: true})
+			if refused >= 0 {
+				t.Fatalf("%v, seed %d: no request is admitted at %d, and was to be from %d on", a, seed, now.At, earliest)
+			}
+			q := &request{Flight: f, arrives: now.At, answered: now.At, Observation: Observation{Since: now.At, Cost: 1, Slack: 1_000_000}}
+			if !first {
+				q.arrives += within(guard)
+				q.answered = q.arrives + pick(r, 1, within(guard), within(window))
+			}
+			open, first, sends = append(open, q), false, now.At+1
+			if !busy {
+				sends += within(window / 4)
+			}
+			continue
+		}
+		if q := open[event]; q.Used == 0 {
+			var ok bool
+			if q.Used, q.Reset, ok = p.count(now.At); !ok {
+				t.Fatalf("%v, seed %d: the request of %d is refused at %d: %d of %d, until %d", a, seed, q.Since, now.At, q.Used, p.limit, p.end)
+			}
+		} else {
+			l.Land(now, q.Flight, one)
+			l.Observe(now, q.Observation)
+			open = append(open[:event], open[event+1:]...)
+		}
+	}
 }

@@ -12,7 +12,7 @@ package algorithms
 type reset struct {
 	until  int64 // when the count ends at the latest; zero if that has passed or is not told
 	others int64 // charged until then, apart from what the rule counts
-	landed int64 // units that have landed since it was told, or since a request tried
+	landed int64 // units that have landed since it was told, or since a request tried; of a window, which may not have been counted before its end
 	opened int64 // when the window last reopened
 
 	try   int64 // from when on one request may try whether the count has ended; zero if none may
@@ -35,9 +35,9 @@ func (l *Ledger) reopens(tier int) bool {
 }
 
 // reopen tells an anchored window that the provider's has ended.
-func (l *Ledger) reopen(tier int, now Moment) {
+func (l *Ledger) reopen(tier int) {
 	if r, ok := l.plan.rules[tier].(*anchoredWindow); ok {
-		r.reopen(l, now)
+		r.reopen(l)
 	}
 }
 
@@ -104,23 +104,26 @@ func (l *Ledger) tellReset(now Moment, o Observation, others int64) {
 	told := &(*l.told)[o.Tier]
 	switch reopens := l.reopens(o.Tier); {
 	case o.Reset == 0:
-	case reopens && o.resets(now) && 2*o.Slack < l.shortest(o.Tier):
-		end := sooner(told.until, now, o)
-		if was := told.until; now.At < was && was < end { // the window of then has ended
-			l.reopen(o.Tier, now)
+	case reopens && o.endsFrom(now) > now.At && 2*o.Slack < l.shortest(o.Tier):
+		was, end, from := told.until, sooner(told.until, now, o), o.endsFrom(now)
+		switch {
+		case was <= now.At:
+		case was < end: // the window of then has ended
+			l.reopen(o.Tier)
+		case told.from <= end:
+			from = max(from, told.from)
 		}
-		told.until, told.landed = end, 0
+		told.until, told.from, told.landed = end, from, 0
 	case reopens && others > 0 && told.until <= now.At:
-		told.until, told.landed = now.At+o.Reset, l.plan.rules[o.Tier].used(l, now)-others
+		told.until, told.from, told.landed = now.At+o.Reset, 0, l.plan.rules[o.Tier].used(l, now)-others
 	case !reopens && o.Try && (told.try == 0 || told.try > now.At):
 		told.try = sooner(told.try, now, o)
 	}
 }
 
-// resets reports whether the reset is surely to come. The report may be as old as its request.
-func (o Observation) resets(now Moment) bool {
-	old := max(0, o.by(now)-o.Since)
-	return now.At+o.Reset-o.Slack > max(now.At, o.by(now)+old)
+// endsFrom is when the count ends at the earliest. The report may be as old as its request.
+func (o Observation) endsFrom(now Moment) int64 {
+	return now.At + o.Reset - o.Slack - max(0, o.by(now)-o.Since)
 }
 
 // sooner is when a count ends that may be the one of which an earlier response has told, to end
@@ -199,7 +202,9 @@ func (l *Ledger) land(tier int, at Moment, n int64) {
 		return
 	}
 	told := &(*l.told)[tier]
-	told.landed += n
+	if at.At >= told.from || !l.reopens(tier) {
+		told.landed += n
+	}
 	if told.alone {
 		l.withoutOthers(tier, func() { r.land(l, at, n) })
 	}
@@ -245,9 +250,9 @@ func (l *Ledger) passResets(now Moment) {
 			copy(l.words(i), told.own[:])
 		}
 		if l.reopens(i) {
-			l.reopen(i, now)
+			l.reopen(i)
 			l.plan.rules[i].forget(l, now, told.landed)
-			told.opened, told.landed = told.until, 0
+			told.opened, told.landed, told.from = told.until, 0, 0
 		}
 		told.until, told.others, told.alone = 0, 0, false
 		told.own = [ownWords]int64{}
@@ -294,7 +299,7 @@ func (l *Ledger) admitsBeside(tier int, now Moment, n, at int64) int64 {
 		l.withoutOthers(tier, func() { own = r.earliest(l, now, n) })
 		return min(at, max(told.until, own))
 	case l.reopens(tier):
-		if told.landed+l.aloft(l.plan.unit[tier])+n <= capacity {
+		if told.landed+l.landingFrom(l.plan.unit[tier], told.from)+n <= capacity {
 			at = min(at, told.until)
 		}
 	case told.others > 0:

@@ -96,13 +96,13 @@ func sendFor(t *testing.T, p http.RoundTripper, tier throttle.Tier, processes in
 }
 
 // Where a provider's windows are none of the tier's, a told reset is when they end: one request
-// of the fleet tries then, and its response decides. A bucket sends before what has drained, and is
+// of the fleet tries then, and its response decides; or an anchored window opens. A bucket sends before what has drained, and is
 // refused once in a window.
 func TestFleetToldReset(t *testing.T) {
 	t.Parallel()
 	minutes := soak.Times(3)
 	for algorithm, refused := range map[throttle.Algorithm]int{
-		throttle.SlidingLog: 0, throttle.SlidingWindow: 0, throttle.WeightedWindow: minutes + 2, throttle.TokenBucket: minutes + 2,
+		throttle.SlidingLog: 0, throttle.SlidingWindow: 0, throttle.AnchoredWindow: 0, throttle.WeightedWindow: minutes + 2, throttle.TokenBucket: minutes + 2,
 	} {
 		fleets := []int{4, 1}
 		if soak.Times(1) == 1 {

@@ -55,9 +55,7 @@ local function anchoredWindow(unit, limit, window, precision)
 
   -- The provider's window has ended, and nobody knows when the next one opens: what is on its
   -- way may open it, and so may what has landed since that end was told.
-  function rule.reopen(now)
-    if aloft[unit] > 0 or closed(now) > now then lo, hi = NEVER, OPENING end
-  end
+  function rule.reopen() lo, hi = NEVER, OPENING end
 
   function rule.used(now)
     if closed(now) <= now and aloft[unit] == 0 then return 0 end

@@ -48,7 +48,7 @@ end
 local function land(i, at, n)
   rules[i].land(at, n)
   local r = readings[i]
-  if r then r[8] = r[8] + n end
+  if r and (at >= r[15] or not rules[i].reopens) then r[8] = r[8] + n end
   if own[i] then own[i].land(at, n) end
 end
 
@@ -87,9 +87,9 @@ local function advance(now)
     if r[6] > 0 and r[6] <= frontier then
       if own[i] then rules[i], own[i] = own[i], nil end
       if rules[i].reopens then
-        if rules[i].reopen then rules[i].reopen(frontier) end
+        if rules[i].reopen then rules[i].reopen() end
         rules[i].forget(frontier, r[8])
-        r[8], r[9] = 0, r[6]
+        r[8], r[9], r[15] = 0, r[6], 0
       end
       r[6], r[7] = 0, 0
     end
@@ -109,11 +109,22 @@ local function apart(i)
   return r[7] + n + (2 * rest >= seen and 1 or 0)
 end
 
+-- How many of a unit on its way may land at an instant or later.
+local function landingFrom(unit, from)
+  local n = aloft[unit]
+  for i = slots.first, slots.last do
+    local at, carried = landing(i, unit)
+    if at >= from then break end
+    n = n - carried
+  end
+  return n
+end
+
 -- The same as the next, where a reset is to come and the rule admits at an instant.
 local function admitsBeside(i, n, at, r, rule)
   if own[i] then return min(at, max(r[6], own[i].earliest(frontier, n))) end
   if rule.reopens then
-    return r[8] + aloft[unitOf[i]] + n <= capacity[i] and min(at, r[6]) or at
+    return r[8] + landingFrom(unitOf[i], r[15]) + n <= capacity[i] and min(at, r[6]) or at
   end
   if r[7] == 0 then return at end
   at, n = max(at, r[6]), n + apart(i)

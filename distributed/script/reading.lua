@@ -5,9 +5,10 @@
 -- that may have been counted by then exceed it; when something was last charged for others;
 -- until when these are taken to go on. Then follows what algorithms/reset.go explains: when
 -- the count ends; what was charged for others until then, beside what the rule counts; what
--- has landed since it was told; when the window last reopened; and 1 with the four words that
--- the tier would remember without others, or zeros. The last two are when a log found others
--- after none, and how many; from when on one request may try whether the count has ended, or 0; and
+-- has landed since it was told, in a window that which may not have been counted before its end; when
+-- the window last reopened; and 1 with the four words that the tier would remember without others,
+-- or zeros. The last are when a log found others after none, or when a window ends at the earliest; how
+-- many others it found; from when on one request may try whether the count has ended, or 0; and
 -- what that was for the one that has, until a response tells, or 0. There is one reading of each
 -- tier, or none.
 
@@ -83,16 +84,21 @@ end
 -- unless one still may.
 local function tellReset(i, since, reset, slack, others)
   local shortest = plan[5 + units + 6 * (i - 1)] == CALENDAR and 79200000000 or plan[8 + units + 6 * (i - 1)]
-  local rule, r = rules[i], readings[i]
+  local rule, r, from = rules[i], readings[i], frontier + reset - slack - max(0, now - since) -- the report may be as old as its request
   if reset == 0 then return end
   if not rule.reopens then
     if r[17] == 0 or r[17] > frontier then r[17] = sooner(r[17], reset, slack) end
-  elseif frontier + reset - slack > max(frontier, now + max(0, now - since)) and 2 * slack < shortest then -- the report may be as old as its request
+  elseif from > frontier and 2 * slack < shortest then
     local ends = sooner(r[6], reset, slack)
-    if frontier < r[6] and r[6] < ends and rule.reopen then rule.reopen(frontier) end -- the window of then has ended
-    r[6], r[8] = ends, 0
+    if r[6] <= frontier then -- none was to come
+    elseif r[6] < ends then -- the window of then has ended
+      if rule.reopen then rule.reopen() end
+    elseif r[15] <= ends then
+      from = max(from, r[15])
+    end
+    r[6], r[8], r[15] = ends, 0, from
   elseif others > 0 and r[6] <= frontier then
-    r[6], r[8] = frontier + reset, rule.used(frontier) - others
+    r[6], r[8], r[15] = frontier + reset, rule.used(frontier) - others, 0
   end
 end
 
