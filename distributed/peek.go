@@ -13,7 +13,7 @@ import (
 // The script that tells what the state of a quota says of a pause. It writes nothing, so that
 // nothing is replicated, and needs no turn of the leases.
 var (
-	peekSource = readPart("peek")
+	peekSource = readFile("peek")
 	peekSHA    = sha(peekSource)
 )
 

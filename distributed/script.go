@@ -5,10 +5,13 @@ import (
 	"crypto/sha1"
 	"embed"
 	"encoding/hex"
+	"fmt"
 	"hash/fnv"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"unicode"
 
 	"github.com/apithrottle/throttle/algorithms"
 )
@@ -16,12 +19,11 @@ import (
 //go:embed script/*.lua
 var scriptFiles embed.FS
 
-// scriptParts are the script's parts, each after those that it uses.
+// scriptParts are the script's parts but for those that another includes. The line include 'x' of
+// a part stands for the part x, which the function around it defines when it comes there: so a call defines what it needs.
 var scriptParts = []string{
-	"number", "pack", "call", "plan", "queue", "flight",
-	"slidinglog", "slidingwindow", "anchoredwindow", "fixedwindow", "weightedwindow", "gcra", "concurrency",
-	"state", "calendar", "rule", "lease", "pool", "pause", "reading", "save", "tail", "tiers", "convert",
-	"pace", "turn", "reserve", "unbook", "status", "charge", "main",
+	"number", "pack", "call", "plan", "queue", "flight", "state", "rule", "need", "pool", "save", "tail", "tiers", "convert",
+	"pace", "reserve", "main",
 }
 
 // The parts as a library, and the name by which a server knows it as a script and, with a name
@@ -42,36 +44,124 @@ func functionSource() string { return asFunction(functionName(), library()) }
 // mostShared is how many locals around it a function of Lua may use.
 const mostShared = 60
 
-// joinScript makes a library of the parts. A script is defined anew with each call, and Lua
-// finds each local that a new function uses by a search through the locals of the function
-// around it. So registers are declared outside that, and constants are written out: a register
-// is a local of a part without a value, a constant one in capitals whose value is one word.
+// A line of a part may declare names: a function, registers, which are locals without a value, or
+// locals with one.
+type line struct {
+	text  string
+	names []string
+	rest  string // what follows them
+}
+
+// joinScript makes a library of the parts. A script is defined anew with each call, and Lua finds
+// each local that a new function uses by a search through the locals of the function around it. So
+// the names that most functions use are declared outside that, and those that only one part uses
+// end with it. Constants are written out: a constant is a local of a part in capitals whose value is one word.
 func joinScript() string {
-	var registers []string
 	constants := make(map[string]string)
-	var parts strings.Builder
-	for _, file := range scriptParts {
-		for line := range strings.Lines(readPart(file)) {
-			line, _, _ = strings.Cut(line, "--")
-			line = strings.TrimRight(line, " \n")
-			if declared, found := strings.CutPrefix(line, "local "); found && !strings.HasPrefix(declared, "function ") {
-				names, value, set := strings.Cut(declared, " = ")
-				if !set {
-					registers, line = append(registers, strings.Split(names, ", ")...), ""
-				} else if isConstant(names, value) {
-					constants[names], line = "("+value+")", ""
-				}
+	var units [][]line // the lines of each part, and of those that it includes
+	for _, part := range scriptParts {
+		units = append(units, readPart(part, "", constants))
+	}
+	outside, inside := sharedNames(units)
+	shared := slices.Concat(outside, inside)
+	var b strings.Builder
+	fmt.Fprintf(&b, "local run, %s\nlocal function define()\nlocal %s\n", strings.Join(outside, ", "), strings.Join(inside, ", "))
+	for _, unit := range units {
+		b.WriteString("do\n")
+		for _, l := range unit {
+			text := l.text
+			if len(l.names) > 0 && slices.Contains(shared, l.names[0]) {
+				text = l.assignment()
 			}
-			if line = strings.TrimLeft(line, " "); line != "" {
-				writeOut(&parts, line, constants)
-				parts.WriteByte('\n')
+			if text != "" {
+				writeOut(&b, strings.TrimLeft(text, " "), constants)
+				b.WriteByte('\n')
+			}
+		}
+		b.WriteString("end\n")
+	}
+	b.WriteString("end\ndefine()\n")
+	return b.String()
+}
+
+// assignment is the line where its names are declared before.
+func (l line) assignment() string {
+	switch {
+	case l.rest == "":
+		return ""
+	case l.rest[0] == '(':
+		return "function " + l.names[0] + l.rest
+	}
+	return strings.Join(l.names, ", ") + l.rest
+}
+
+// readPart returns the lines of a part and of those that it includes, which are indented. Constants go to the map.
+func readPart(part, indent string, constants map[string]string) (lines []line) {
+	for text := range strings.Lines(readFile(part)) {
+		text, _, _ = strings.Cut(text, "--")
+		text = strings.TrimRight(text, " \n")
+		if text == "" {
+			continue
+		}
+		if included, found := strings.CutPrefix(strings.TrimLeft(text, " "), "include "); found {
+			lines = append(lines, readPart(strings.Trim(included, "'"), "  ", constants)...)
+			continue
+		}
+		l := line{text: indent + text}
+		if function, found := strings.CutPrefix(text, "local function "); found {
+			name, _, _ := strings.Cut(function, "(")
+			l.names, l.rest = []string{name}, function[len(name):]
+		} else if declared, found := strings.CutPrefix(text, "local "); found {
+			names, value, set := strings.Cut(declared, " = ")
+			if set && isConstant(names, value) {
+				constants[names] = "(" + value + ")"
+				continue
+			}
+			l.names, l.rest = strings.Split(names, ", "), declared[len(names):]
+		}
+		lines = append(lines, l)
+	}
+	return lines
+}
+
+// sharedNames returns the names that a unit declares and another uses: those that most functions
+// do, and the rest. A name counts where its word is, whatever it means there.
+func sharedNames(units [][]line) (outside, inside []string) {
+	unitsOf, functionsOf := make(map[string]int), make(map[string]int)
+	for _, unit := range units {
+		inUnit, inFunction := make(map[string]bool), make(map[string]bool)
+		for _, l := range unit {
+			if l.text[0] != ' ' {
+				clear(inFunction)
+			}
+			for word := range strings.FieldsFuncSeq(l.text, notInName) {
+				if !inFunction[word] {
+					inFunction[word] = true
+					functionsOf[word]++
+				}
+				if !inUnit[word] {
+					inUnit[word] = true
+					unitsOf[word]++
+				}
 			}
 		}
 	}
-	declare := func(names []string) string { return "local " + strings.Join(names, ", ") + "\n" }
-	return declare(append([]string{"run"}, registers[:mostShared-1]...)) + "local function define()\n" +
-		declare(registers[mostShared-1:]) + parts.String() + "end\ndefine()\n"
+	for _, unit := range units {
+		for _, l := range unit {
+			if slices.ContainsFunc(l.names, func(name string) bool { return unitsOf[name] > 1 }) {
+				inside = append(inside, l.names...)
+			}
+		}
+	}
+	outside = slices.Clone(inside)
+	slices.SortStableFunc(outside, func(a, b string) int { return functionsOf[b] - functionsOf[a] })
+	outside = outside[:mostShared-1]
+	// They are found at once where the first that is used is the first that is declared.
+	most := func(name string) bool { return slices.Contains(outside, name) }
+	return slices.DeleteFunc(slices.Clone(inside), func(name string) bool { return !most(name) }), slices.DeleteFunc(inside, most)
 }
+
+func notInName(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicode.IsDigit(r) }
 
 const capitals = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_"
 
@@ -95,7 +185,7 @@ func writeOut(to *strings.Builder, line string, constants map[string]string) {
 	}
 }
 
-func readPart(name string) string {
+func readFile(name string) string {
 	part, err := scriptFiles.ReadFile("script/" + name + ".lua")
 	if err != nil {
 		panic(err) // embedded: it cannot be missing

@@ -93,6 +93,22 @@ func multiply(t *testing.T, s *subject, times int) {
 	}
 }
 
+// TestPartsDeclareOnce: no two parts declare a name that others use.
+func TestPartsDeclareOnce(t *testing.T) {
+	var units [][]line
+	for _, part := range scriptParts {
+		units = append(units, readPart(part, "", make(map[string]string)))
+	}
+	outside, inside := sharedNames(units)
+	declared := make(map[string]bool)
+	for _, name := range slices.Concat(outside, inside) {
+		if declared[name] {
+			t.Errorf("two parts declare %s", name)
+		}
+		declared[name] = true
+	}
+}
+
 // value is the state of a quota after some steps.
 func value(t *testing.T, s *subject, plan *algorithms.Plan) string {
 	t.Helper()

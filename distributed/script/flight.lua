@@ -181,6 +181,15 @@ local function earliest(cost, spare)
   return at, tier
 end
 
+-- What each tier is to spare beside a cost.
+local function sparing(cost, headroom)
+  local spare = {}
+  for i = 1, plan.deciding do
+    spare[i] = headroom > 0 and min((divMod(capacity[i] * headroom, 100)), capacity[i] - cost[unitOf[i]]) or 0
+  end
+  return spare
+end
+
 local function depart(at, cost, count)
   local lands, s = max(at, sent) + guard, nil
   if slots.first <= slots.last then
@@ -201,33 +210,6 @@ local function depart(at, cost, count)
       slots[s + 1 + u], aloft[u] = slots[s + 1 + u] + n, aloft[u] + n
     end
   end
-end
-
--- Takes off its way what would land at an instant, if it is still there, and tells. It is
--- in the first slot with room for it from that instant on, or in a later one because what
--- was charged before it lands then; what it leaves there lands no sooner than it would have.
-local function cancel(lands, cost)
-  local found
-  if lands <= frontier then return false end
-  for i = slots.last, slots.first, -1 do
-    local s = record(slots, i)
-    local at = slots[s + 1]
-    if at - at % grain < lands - lands % grain then break end
-    local fits = true
-    for u = 1, units do
-      if not estimated[u] and slots[s + 1 + u] < cost[u] then fits = false end
-    end
-    if fits then found = i end
-  end
-  if not found then return false end
-  local s = record(slots, found)
-  for u = 1, units do
-    if not estimated[u] then
-      slots[s + 1 + u], aloft[u] = slots[s + 1 + u] - cost[u], aloft[u] - cost[u]
-    end
-  end
-  rewrite(slots, found)
-  return true
 end
 
 -- Charges so many times the cost at an instant, or at the frontier if that is later.

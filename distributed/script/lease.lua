@@ -27,7 +27,7 @@ local waits -- whether any of its callers wait
 local wants -- the cost for which there was no place, its headroom and whether it yields
 local isFirst -- a place was kept for the caller
 local stood -- it stood in the line
-local others -- whether others stand in the line: before those that yield, and before users
+local othersInLine -- whether others stand in the line: before those that yield, and before users
 local isNew -- nothing that was written of leases is of this state
 local gone, due -- owners whose lease has ended; records that are to be looked at later, by owner
 local columns -- of the records, for each unit that was of another plan before; nil if all stay as they are
@@ -47,7 +47,7 @@ local function recordOf(bytes)
 end
 
 -- Counts what is kept for a process as open, or no longer. Answers how much that is.
-local function keep(l, sign)
+function places.keep(l, sign)
   local sum = 0
   for u = 1, units do
     local n = plan.limited[u] and l[6 + units + u] or 0
@@ -57,8 +57,8 @@ local function keep(l, sign)
 end
 
 -- Takes the caller out of the line, or from what is kept for it.
-local function leave()
-  if lease[5] > 0 then keep(lease, -1) end
+function places.leave()
+  if lease[5] > 0 then places.keep(lease, -1) end
   if lease[4] > 0 then leases[2] = leases[2] - 1 end
   lease[4], lease[5] = 0, 0
 end
@@ -83,7 +83,7 @@ local function expire()
   for _, name in ipairs(names) do
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
     if l[5] > 0 and (l[5] <= now or l[2] <= now) then
-      keep(l, -1)
+      places.keep(l, -1)
       l[5] = 0
     end
     if l[2] > now then
@@ -112,10 +112,10 @@ local function expire()
 end
 
 -- Takes note of what the caller tells. Answers what is wrong, if anything.
-local function renew()
+function places.renew()
   owner = text(argument())
   local seq, expiry = argument(), now + argument()
-  waits, wants, isFirst, others, lease = argument() == 1, nil, false, {}, nil
+  waits, wants, isFirst, othersInLine, lease = argument() == 1, nil, false, {}, nil
   readLeases()
   local settled = expire() -- of each unit, what was told and what has expired
   if lease and seq <= lease[1] then return 'stale call: a later one has come before it' end
@@ -127,7 +127,7 @@ local function renew()
     open[u], lease[6 + u], lease[6 + units + u] = open[u] + held - (lease[6 + u] or 0), held, lease[6 + units + u] or 0
   end
   leases[3] = max(leases[3], expiry)
-  if not waits then leave() end
+  if not waits then places.leave() end
   if estimates then
     for u = 1, units do
       settled[u] = settled[u] + (u <= plan.told and argument() or 0)
@@ -142,7 +142,7 @@ local function renew()
 end
 
 -- The tier for which requests of a cost stand in the line, if any.
-local function gateOf(cost)
+function places.gateOf(cost)
   for i = 1, plan.deciding do
     local u = unitOf[i]
     if cost[u] > 0 and (rules[i].concurrent or estimated[u]) then return i end
@@ -150,40 +150,31 @@ local function gateOf(cost)
 end
 
 -- Whether others stand in the line before a caller that yields, or not.
-local function othersWait(yields)
+function places.othersWait(yields)
   if isFirst or leases[2] == (lease[4] > 0 and 1 or 0) then return false end
   local known = yields and 1 or 2
-  if others[known] == nil then
-    others[known] = false
+  if othersInLine[known] == nil then
+    othersInLine[known] = false
     local left = {}
     for i = 1, #gone do left['w' .. gone[i]] = true end
     left['w' .. owner] = true
     for _, name in ipairs(call('ZRANGEBYSCORE', orderKey, '1', '(' .. text(yields and LINE_ENDS or YIELDING), 'LIMIT', '0', text(2 + #gone))) do
-      if not left[name] then others[known] = true end
+      if not left[name] then othersInLine[known] = true end
     end
   end
-  return others[known]
+  return othersInLine[known]
 end
 
 -- The first tier that limits what is open and has no room for a cost, if any.
-local function fullFor(cost, spare)
+function places.fullFor(cost, spare)
   for i = 1, plan.deciding do
     local n = rules[i].concurrent and cost[unitOf[i]] or 0
     if n > 0 and rules[i].earliest(now, n + spare[i]) == NEVER then return i end
   end
 end
 
--- What each tier is to spare beside a cost.
-local function sparing(cost, headroom)
-  local spare = {}
-  for i = 1, plan.deciding do
-    spare[i] = headroom > 0 and min((divMod(capacity[i] * headroom, 100)), capacity[i] - cost[unitOf[i]]) or 0
-  end
-  return spare
-end
-
 -- Adds the caller's grants to what it holds.
-local function hold(cost, count)
+function places.hold(cost, count)
   for u = 1, units do
     local n = count * cost[u]
     lease[6 + u], open[u] = lease[6 + u] + n, open[u] + n
@@ -192,7 +183,7 @@ local function hold(cost, count)
 end
 
 -- Has the caller stand in the line if it waits for a place, at the end if it did not before.
-local function stand()
+function places.stand()
   if not (wants and waits) then return end
   if lease[4] == 0 then
     leases[2], lease[4] = leases[2] + 1, now + 1
@@ -226,9 +217,9 @@ local function wake()
     local name = sub(first, 2)
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
     local cost = {spread(l, 7 + units, 6 + 2 * units)}
-    if fullFor(cost, sparing(cost, max(0, l[6] - 1))) or estimates and earliest(cost) > LATEST then return end
+    if places.fullFor(cost, sparing(cost, max(0, l[6] - 1))) or estimates and earliest(cost) > LATEST then return end
     l[4], l[5], leases[2] = 0, now + KEPT, leases[2] - 1
-    local kept = keep(l, 1)
+    local kept = places.keep(l, 1)
     call('ZREM', orderKey, first)
     lookBy(name, l, l[5])
     if name ~= owner then putRecord(name, l) end
@@ -238,7 +229,7 @@ local function wake()
 end
 
 -- Writes what has changed, and tells those who can go.
-local function saveLeases(expiry)
+function places.save(expiry)
   if isNew then
     call('DEL', recordsKey, orderKey)
     call('HSET', recordsKey, 'm', text(leases[1]))

@@ -98,7 +98,11 @@ local function turnTo(name, words)
   if problem then return problem end
   lease, wants, columns, inline = nil, nil, nil, nil
   if old then convert(words, old) end
-  problem = loadTiers() or (plan.concurrent or estimates) and renew()
+  problem = loadTiers()
+  if not problem and (plan.concurrent or estimates) then
+    if not places.renew then defineLeases() end
+    problem = places.renew()
+  end
   if problem then return problem end
   probe, probing, held, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
   -- What was given back before TIME was set back is of instants that have another meaning now.
@@ -110,6 +114,7 @@ end
 local function decide(op)
   if trail then trail.commit(op ~= 'r' and op ~= 'b' and op ~= 'q' and op ~= 'u') end
   if trail and op ~= 'u' then trail.look() end
+  if not ops[op] then defineOp(op) end
   if ops[op] then ops[op](op) end
   if trail and op == 'u' then trail.look() end
   if op == 'l' then crossing = true end

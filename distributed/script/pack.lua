@@ -2,36 +2,16 @@
 -- '>I7I2' is one of seven and one of two. Redis and Valkey have the struct
 -- library, Lua 5.4 has string.pack; elsewhere the same is spelled out.
 
-local function spellOut(widths, ...)
-  local bytes, i = {}, 0
-  for width in string.gmatch(widths, '%d') do
-    i = i + 1
-    local x, first = (select(i, ...)), #bytes
-    for b = first + width, first + 1, -1 do
-      bytes[b] = string.char(x % 256)
-      x = math.floor(x / 256)
-    end
-  end
-  return concat(bytes)
-end
-
-local function spell(widths, s, at)
-  local numbers = {}
-  for width in string.gmatch(widths, '%d') do
-    local x = 0
-    for b = at, at + width - 1 do x = x * 256 + string.byte(s, b) end
-    numbers[#numbers + 1], at = x, at + width
-  end
-  return spread(numbers)
-end
-
 -- Names what Lua and the server have.
 local function bind()
   max, min, sub, rep, concat, call = math.max, math.min, string.sub, string.rep, table.concat, redis.call
   format, tointeger = string.format, math.tointeger
   spread = rawget(_G, 'unpack') or table.unpack
   local packer = rawget(_G, 'struct') or string
-  pack, parse = packer.pack or spellOut, packer.unpack or spell
+  pack, parse = packer.pack, packer.unpack
+  if pack then return end
+  include 'spell'
+  pack, parse = spellOut, spell
 end
 
 -- The format of n numbers of seven bytes.

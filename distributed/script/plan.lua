@@ -22,7 +22,6 @@ local ANCHORED = 4
 local CONCURRENCY = 8
 local CALENDAR = 9
 local WORDS = {[0] = 3, 2, 4, 3, 4, 2, 2, 2, 0, 4} -- what a tier of each algorithm remembers
-local FIRST = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3} -- and did in a state of format 1
 local ESTIMATE = 2 ^ 32 -- is added to the hash of a unit whose amounts are estimates
 local MOST_PLANS = 64 -- are kept
 

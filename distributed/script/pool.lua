@@ -26,21 +26,3 @@ local function take(i, cost)
   end
   if left == 0 then table.remove(pool, i) end
 end
-
--- Adds a booking, unless there are too many. Answers whether it has.
-local function giveBack(at, cost)
-  local i = #pool
-  while i > 0 and pool[i][1] > at do i = i - 1 end
-  local same = i
-  while same > 0 and pool[same][1] == at do
-    local p = pool[same]
-    if p[2] == guard then
-      for u = 1, units do p[2 + u] = p[2 + u] + cost[u] end
-      return true
-    end
-    same = same - 1
-  end
-  if #pool == POOL then return false end
-  table.insert(pool, i + 1, {at, guard, spread(cost, 1, units)})
-  return true
-end

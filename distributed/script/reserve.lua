@@ -47,7 +47,7 @@ function ops.r(op)
   local booked, more = false, held < known
   local kept = lease and lease[5] or 0 -- until when a place is kept for the caller
   if kept > 0 then
-    keep(lease, -1)
+    places.keep(lease, -1)
     lease[5], isFirst = 0, true
   end
   if not more then
@@ -68,9 +68,12 @@ function ops.r(op)
     for i = plan.deciding, 1, -1 do
       if cost[unitOf[i]] > capacity[i] then impossible = i end
     end
-    local gate = lease and gateOf(cost)
+    local gate = lease and places.gateOf(cost)
     local may, nextTurn, went
-    if yields then may, nextTurn = turnOf(turn, count, cost, soon) end
+    if yields then
+      include 'turn'
+      may, nextTurn = turnOf(turn, count, cost, soon)
+    end
     for i = 1, budgets and #budgets or 0 do spare[budgets[i]] = 0 end -- see Ledger.leaving
     local last -- when the one before was charged
     while more and count > 0 do
@@ -78,7 +81,7 @@ function ops.r(op)
       local run, paced = count, 0 -- for how many the answer is the same: it is of all that are refused
       if held > now + near and not impossible then at, more = held, false end
       if more and gate and not impossible then
-        local full = fullFor(cost, spare) or othersWait(yields) and gate
+        local full = places.fullFor(cost, spare) or places.othersWait(yields) and gate
         if full then -- only a release can help
           what, wants, more = full, {cost = cost, headroom = headroom, yields = yields}, false
         end
@@ -128,7 +131,7 @@ function ops.r(op)
               end
               last = frontier
             end
-            if lease then hold(cost, run) end
+            if lease then places.hold(cost, run) end
             if yields then may, went = may - run, true end
             if at > now then ahead = ahead - run end
             booked, isFirst = true, false
@@ -153,12 +156,12 @@ function ops.r(op)
   end
   crossing = booked
   if wants then
-    stand()
+    places.stand()
   elseif lease and booked then
-    leave()
+    places.leave()
   elseif kept > 0 then -- it only asked
     lease[5] = kept
-    keep(lease, 1)
+    places.keep(lease, 1)
   end
 end
 

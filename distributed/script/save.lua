@@ -58,7 +58,7 @@ end
 
 local function save()
   local expiry = expiryOf()
-  if lease then saveLeases(expiry) end
+  if lease then places.save(expiry) end
   for i = 1, #readings do
     local words, r = own[i] and own[i].words() or '', readings[i]
     r[10] = own[i] and 1 or 0

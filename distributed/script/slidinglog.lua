@@ -6,16 +6,7 @@
 -- reads one of them, whatever the limit. What lands in this call is written when
 -- the call ends. A ring begins small and doubles until it has room for the limit.
 
-local RING = 32 -- stamps that it begins with
-
 local image -- the bytes before the body where they are yet to be written, or nil
-
--- The capacity of a ring for so many stamps, of a limit at most.
-local function ringFor(stamps, limit)
-  local size = RING
-  while size < stamps do size = 2 * size end
-  return min(size, limit)
-end
 
 -- ring is where the ring lies in the state, capacity how many stamps it holds,
 -- length how many it has, place where the next one goes, and newest the last.

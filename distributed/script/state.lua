@@ -13,10 +13,10 @@ local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontie
 -- their sums, one or none) and of readings: one of each tier or none; and ban. Frontier, crowd,
 -- slots and what tiers remember are without the tail.
 local HEAD = 63 -- bytes of that
-local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail
 local CROWD = 2 ^ 20 -- the crowd is saved modulo that
 local RUN = 4 -- numbers of a run of the tail before the cost, see tail.lua
 local READING = 18 -- numbers of a reading, see reading.lua
+local RING = 32 -- stamps that it begins with
 
 local body -- where it begins in the state, or in what was read of it
 local ringsAt, bodyAt -- where both are in what the server keeps, from 0, as it counts
@@ -65,6 +65,13 @@ local function setImage(rings)
   image = plan.start .. concat(sizes) .. concat(rings)
 end
 
+-- The capacity of a ring for so many stamps, of a limit at most.
+local function ringFor(stamps, limit)
+  local size = RING
+  while size < stamps do size = 2 * size end
+  return min(size, limit)
+end
+
 local function begin(logs)
   state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. rep('\0', plan.front - HEAD), 1
   local rings = {}
@@ -80,6 +87,8 @@ end
 -- of its tiers, the size of its head, how many numbers an entry of its pool has before the cost, its logs and where their rings begin, and
 -- whether it is the caller's plan with what is still kept for others. Or nil and what is wrong.
 local function oldIn(raw)
+  local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail
+  local FIRST = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3} -- and did in a state of format 1
   local version = string.match(raw, '^thr(%d+) ')
   if not version then return nil, 'foreign value: another program uses this key' end
   if not HEADS[version] then return nil, 'version ' .. version .. ' of the state is not known' end

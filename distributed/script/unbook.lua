@@ -1,5 +1,50 @@
 -- unbook.lua: takes bookings back, to be lent or canceled. Units: µs.
 
+-- Takes off its way what would land at an instant, if it is still there, and tells. It is
+-- in the first slot with room for it from that instant on, or in a later one because what
+-- was charged before it lands then; what it leaves there lands no sooner than it would have.
+local function cancel(lands, cost)
+  local found
+  if lands <= frontier then return false end
+  for i = slots.last, slots.first, -1 do
+    local s = record(slots, i)
+    local at = slots[s + 1]
+    if at - at % grain < lands - lands % grain then break end
+    local fits = true
+    for u = 1, units do
+      if not estimated[u] and slots[s + 1 + u] < cost[u] then fits = false end
+    end
+    if fits then found = i end
+  end
+  if not found then return false end
+  local s = record(slots, found)
+  for u = 1, units do
+    if not estimated[u] then
+      slots[s + 1 + u], aloft[u] = slots[s + 1 + u] - cost[u], aloft[u] - cost[u]
+    end
+  end
+  rewrite(slots, found)
+  return true
+end
+
+-- Adds a booking, unless there are too many. Answers whether it has.
+local function giveBack(at, cost)
+  local i = #pool
+  while i > 0 and pool[i][1] > at do i = i - 1 end
+  local same = i
+  while same > 0 and pool[same][1] == at do
+    local p = pool[same]
+    if p[2] == guard then
+      for u = 1, units do p[2 + u] = p[2 + u] + cost[u] end
+      return true
+    end
+    same = same - 1
+  end
+  if #pool == POOL then return false end
+  table.insert(pool, i + 1, {at, guard, spread(cost, 1, units)})
+  return true
+end
+
 function ops.u(op)
   local of, back, way, taken = argument(), argument(), argument(), 0
   if way > 0 then guard = max(way, grain) end
