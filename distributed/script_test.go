@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -362,6 +363,31 @@ func TestLeasesChange(t *testing.T) {
 	ask(step{op: "r", lease: []int64{5, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
 	ask(step{op: "r", lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // behind 5
 	ask(step{op: "r", lease: []int64{5, 2, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
+}
+
+// TestLeasesLive: the keys of leases live as long as the state, and no more than seconds longer.
+func TestLeasesLive(t *testing.T) {
+	m := miniredis.RunT(t)
+	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
+	defer rdb.Close()
+	s := newSubject(t, rdb, scriptSource(), m.SetTime)
+	s.begin(planOf(t, 0, "10;algo=concurrency", "5/m"))
+	at := int64(1_700_000_000_000_000)
+	for seq := range int64(500) {
+		length := []int64{1e6, 5e6, 30e6}[rand.IntN(3)]
+		if _, err := s.answer(at, step{op: "r", lease: []int64{rand.Int64N(3), 1 + seq, length, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}}); err != nil {
+			t.Fatal(err)
+		}
+		state := m.TTL(s.key)
+		for _, key := range s.keys()[1:] {
+			if ttl := m.TTL(key); ttl < state || ttl > state+2*time.Minute {
+				t.Fatalf("after call %d the state lives for %v and %s for %v", seq, state, key, ttl)
+			}
+		}
+		elapses := []time.Duration{time.Millisecond, time.Second, 9 * time.Second, 12 * time.Second}[rand.IntN(4)]
+		at += elapses.Microseconds()
+		m.FastForward(elapses)
+	}
 }
 
 // TestManyLeases: many processes hold a place, in a soak more than two bytes count, and the

@@ -102,7 +102,7 @@ local function convert(words, kept)
     words, groups, ring = words + 7 * wordsOf[algorithm], groups + 14 * n, ring + 7 * size
   end
   local leasesAt = groups + 7 * ((1 + old[3]) * lengths.slots + (kept.pooled + old[3]) * lengths.pool)
-  local readingsAt = leasesAt + 7 * (3 + old[3]) * lengths.leases
+  local readingsAt = leasesAt + 7 * (kept.leased + old[3]) * lengths.leases
   for i, r in ipairs(readRecords(state, readingsAt, lengths.readings, kept.reading)) do
     tiers[i].others = r[6] > frontier and r[7] or 0
   end
@@ -273,7 +273,7 @@ local function convert(words, kept)
   end
   if same then columns = nil end
   lengths.pool, lengths.leases, lengths.readings = 0, (plan.concurrent or estimates) and lengths.leases or 0, 0
-  local told, tail = retell(leasesAt, lengths.leases, 3), retell(tailAt, lengths.tail, RUN)
+  local told, tail = retell(leasesAt, lengths.leases, kept.leased), retell(tailAt, lengths.tail, RUN)
   if kept.pooled == 1 then
     inline, columns = readRecords(told, 1, lengths.leases, 3 + units), nil
     lengths.leases, told = 0, ''

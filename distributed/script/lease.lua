@@ -14,12 +14,14 @@
 -- first, that is kept for it for a while, and it alone is told, on a channel of its own.
 
 local MOST_DUE = 512 -- records that a call looks at beside the caller's
+local LINGER = 10000 -- how many ms later than the state the keys of leases expire, at most
 local KEPT = 1000000 -- for how long a place is kept for a process that was told of it
 local YIELDING = 2 ^ 50 -- is added to the place in the line of those that yield
 local LINE_ENDS = 2 ^ 51 -- is added to instants
 
 local recordsKey, orderKey
-local leases -- the mark, how many stand in the line, the latest expiry, and how much is open of each unit; or none
+local leases -- the mark, how many stand in the line, the latest expiry, when the first record is due or before, when
+-- the keys expire, and how much is open of each unit; or none
 local owner -- the caller, as text
 local lease -- its record: seq, expiry, when it is to be looked at, place in the line (when it came) or 0, until when a
 -- place is kept for it or 0, 1 and its headroom if it yields or 0, what it holds of each unit, what it waits for
@@ -67,11 +69,11 @@ end
 local function readLeases()
   open, gone, due = {}, {}, {}
   local bytes = call('HMGET', recordsKey, 'm', owner)
-  local sums = not inline and leases[1] or {0, 0, 0}
-  isNew = bytes[1] ~= text(sums[1])
-  leases = isNew and {wall, 0, 0} or sums
+  local sums = not inline and leases[1] or {0}
+  isNew = bytes[1] ~= pack('>I7', sums[1])
+  leases = isNew and {wall, 0, 0, NEVER, 0} or sums
   if not isNew then lease = recordOf(bytes[2]) end
-  for u = 1, units do open[u] = leases[3 + u] or 0 end
+  for u = 1, units do open[u] = leases[SUMS + u] or 0 end
 end
 
 -- Looks at the records that are due. Answers what was held of each unit by those whose lease
@@ -79,7 +81,7 @@ end
 local function expire()
   local held = {}
   for u = 1, units do held[u] = 0 end
-  local names = isNew and {} or call('ZRANGEBYSCORE', orderKey, text(LINE_ENDS), text(LINE_ENDS + now), 'LIMIT', '0', text(MOST_DUE))
+  local names = leases[4] > now and {} or call('ZRANGEBYSCORE', orderKey, text(LINE_ENDS), text(LINE_ENDS + now), 'LIMIT', '0', text(MOST_DUE))
   for _, name in ipairs(names) do
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
     if l[5] > 0 and (l[5] <= now or l[2] <= now) then
@@ -113,7 +115,7 @@ end
 
 -- Takes note of what the caller tells. Answers what is wrong, if anything.
 function places.renew()
-  owner = text(argument())
+  owner, cursor = arguments[cursor], cursor + 1
   local seq, expiry = argument(), now + argument()
   waits, wants, isFirst, othersInLine, lease = argument() == 1, nil, false, {}, nil
   readLeases()
@@ -200,7 +202,7 @@ end
 -- Writes when a record is to be looked at, no later than it was.
 local function lookBy(name, l, at)
   if at < l[3] then
-    l[3] = at
+    l[3], leases[4] = at, min(leases[4], at)
     call('ZADD', orderKey, text(LINE_ENDS + at), name)
   end
 end
@@ -232,7 +234,7 @@ end
 function places.save(expiry)
   if isNew then
     call('DEL', recordsKey, orderKey)
-    call('HSET', recordsKey, 'm', text(leases[1]))
+    call('HSET', recordsKey, 'm', pack('>I7', leases[1]))
     call('ZADD', orderKey, '0', 'm')
   end
   if columns then
@@ -250,6 +252,10 @@ function places.save(expiry)
     call('ZADD', orderKey, text(LINE_ENDS + l[3]), name)
     if l ~= lease then putRecord(name, l) end
   end
+  if leases[4] <= now or inline then
+    local first = call('ZRANGEBYSCORE', orderKey, text(LINE_ENDS), '+inf', 'LIMIT', '0', '1', 'WITHSCORES')
+    leases[4] = first[2] and first[2] - LINE_ENDS or NEVER
+  end
   lookBy(owner, lease, lease[2])
   if lease[4] > 0 then
     call('ZADD', orderKey, text(lease[4] + (lease[6] > 0 and YIELDING or 0)), 'w' .. owner)
@@ -258,7 +264,11 @@ function places.save(expiry)
   end
   wake()
   putRecord(owner, lease)
-  for u = 1, units do leases[3 + u] = open[u] end
-  call('PEXPIRE', recordsKey, text(expiry))
-  call('PEXPIRE', orderKey, text(expiry))
+  for u = 1, units do leases[SUMS + u] = open[u] end
+  if leases[5] < now + 1000 * expiry then
+    expiry = expiry + LINGER
+    leases[5] = now + 1000 * expiry
+    call('PEXPIRE', recordsKey, text(expiry))
+    call('PEXPIRE', orderKey, text(expiry))
+  end
 end

@@ -71,7 +71,7 @@ local function save()
   parts[1], parts[2] = image or '', pack(FORMAT, now, wall, generation, frontier, crowd % CROWD + (trail and CROWD * #trail.tail or 0), pause, epoch,
     (turns and 1 or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, count, #pool, lease and 1 or 0, #readings, ban)
   putRecords(parts, pool, 2 + units)
-  if lease then parts[#parts + 1] = pack(sevens(3 + units), spread(leases, 1, 3 + units)) end
+  if lease then parts[#parts + 1] = pack(sevens(SUMS + units), spread(leases, 1, SUMS + units)) end
   putRecords(parts, readings, READING)
   if trail then putRecords(parts, trail.tail, RUN + units) end
   if turns then parts[#parts + 1] = pack('>I7I7', turnsEnd, delayedEnd) end

@@ -14,6 +14,7 @@ local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontie
 -- slots and what tiers remember are without the tail.
 local HEAD = 63 -- bytes of that
 local CROWD = 2 ^ 20 -- the crowd is saved modulo that
+local SUMS = 5 -- numbers of the sums of leases before the amounts, see lease.lua
 local RUN = 4 -- numbers of a run of the tail before the cost, see tail.lua
 local READING = 18 -- numbers of a reading, see reading.lua
 local RING = 32 -- stamps that it begins with
@@ -84,7 +85,7 @@ local function begin(logs)
 end
 
 -- What a state was kept for, if that was another plan or the format was: the plan, the words
--- of its tiers, the size of its head, how many numbers an entry of its pool has before the cost, its logs and where their rings begin, and
+-- of its tiers, the size of its head, how many numbers an entry of its pool and of its leases has before the amounts, its logs and where their rings begin, and
 -- whether it is the caller's plan with what is still kept for others. Or nil and what is wrong.
 local function oldIn(raw)
   local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail
@@ -97,7 +98,7 @@ local function oldIn(raw)
   local p = listOf(words)
   if not p then return nil, 'corrupt plan in the state' end
   local old = {words = words, current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], pooled = version < '4' and 1 or 2,
-    reading = version < '3' and 14 or version == '3' and 16 or READING}
+    leased = version < '4' and 3 or SUMS, reading = version < '3' and 14 or version == '3' and 16 or READING}
   old.front, old.logs = sizes(p, old.wordsOf, old.head)
   old.rings = after + 7 * #old.logs
   old.lasts = sub(raw, 1, #plan.start) == sub(plan.start, 1, -2) .. '+'
@@ -152,8 +153,8 @@ local function readState()
   if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
   local turns = (not old or old.current) and flags % 2 == 1 -- they are last
 
-  local pooled = old and old.pooled or 2
-  local numbers = (1 + kept[3]) * lengths.slots + (pooled + kept[3]) * lengths.pool + (3 + kept[3]) * lengths.leases
+  local pooled, leased = old and old.pooled or 2, old and old.leased or SUMS
+  local numbers = (1 + kept[3]) * lengths.slots + (pooled + kept[3]) * lengths.pool + (leased + kept[3]) * lengths.leases
     + (old and old.reading or READING) * lengths.readings + (RUN + kept[3]) * lengths.tail
   local place, log = body + head + 7 * kept[3], 0 -- where the words of the next tier are
   for t = 5 + kept[3], #kept, 6 do

@@ -54,8 +54,8 @@ local function loadTiers()
   queues = queues + 7 * (1 + units) * lengths.slots
   pool = readRecords(state, queues, lengths.pool, 2 + units)
   queues = queues + 7 * (2 + units) * lengths.pool
-  leases = readRecords(state, queues, lengths.leases, 3 + units)
-  queues = queues + 7 * (3 + units) * lengths.leases
+  leases = readRecords(state, queues, lengths.leases, SUMS + units)
+  queues = queues + 7 * (SUMS + units) * lengths.leases
   readings = readRecords(state, queues, lengths.readings, READING)
   trail = nil
   if lengths.tail > 0 then newTrail(readRecords(state, queues + 7 * READING * lengths.readings, lengths.tail, RUN + units)) end
