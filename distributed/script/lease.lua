@@ -81,7 +81,7 @@ end
 local function expire()
   local held = {}
   for u = 1, units do held[u] = 0 end
-  local names = leases[4] > now and {} or call('ZRANGEBYSCORE', orderKey, text(LINE_ENDS), text(LINE_ENDS + now), 'LIMIT', '0', text(MOST_DUE))
+  local names = isNew and {} or call('ZRANGEBYSCORE', orderKey, text(LINE_ENDS), text(LINE_ENDS + now), 'LIMIT', '0', text(MOST_DUE))
   for _, name in ipairs(names) do
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
     if l[5] > 0 and (l[5] <= now or l[2] <= now) then
@@ -119,7 +119,7 @@ function places.renew()
   local seq, expiry = argument(), now + argument()
   waits, wants, isFirst, othersInLine, lease = argument() == 1, nil, false, {}, nil
   readLeases()
-  local settled = expire() -- of each unit, what was told and what has expired
+  local settled = (leases[4] <= now or inline) and expire() or {} -- of each unit, what was told and what has expired
   if lease and seq <= lease[1] then return 'stale call: a later one has come before it' end
   lease = lease or {0, 0, NEVER, 0, 0, 0}
   stood = lease[4] > 0
@@ -132,7 +132,7 @@ function places.renew()
   if not waits then places.leave() end
   if estimates then
     for u = 1, units do
-      settled[u] = settled[u] + (u <= plan.told and argument() or 0)
+      settled[u] = (settled[u] or 0) + (u <= plan.told and argument() or 0)
       if estimated[u] then aloft[u] = aloft[u] + open[u] end
     end
     advance(now)
