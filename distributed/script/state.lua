@@ -50,9 +50,11 @@ local function ringsIn(raw, at, logs)
   local list, size = {}, 0
   for i = 1, #logs do
     list[i] = parse('>I7', raw, at + 7 * (i - 1))
-    local doubled = 1 -- a ring that still grows has so many stamps
-    while doubled < min(list[i], logs[i]) do doubled = 2 * doubled end
-    if list[i] < logs[i] and list[i] ~= doubled then return nil end
+    if list[i] < logs[i] then
+      local doubled = 1 -- a ring that still grows has so many stamps
+      while doubled < list[i] do doubled = 2 * doubled end
+      if list[i] ~= doubled then return nil end
+    end
     size = size + 7 * list[i]
   end
   return list, size
