@@ -620,16 +620,28 @@ func TestSpeed(t *testing.T) {
 		{"a log of 10000", 64, 50 * time.Millisecond, []string{"10000/h"}},
 		{"5/s and a log of 10000", 1, 50 * time.Millisecond, []string{"5/s", "10000/h"}},
 		{"5/s and a log of 10000", 64, 50 * time.Millisecond, []string{"5/s", "10000/h"}},
+		{"two windows", 1, 50 * time.Millisecond, []string{"10000/s", "1000000/h"}},
+		{"two windows", 64, 50 * time.Millisecond, []string{"10000/s", "1000000/h"}},
+		{"a bucket and a concurrency tier", 1, 50 * time.Millisecond, []string{"100000/s;algo=gcra", "1000;algo=concurrency"}},
 		{"each algorithm once", 1, 50 * time.Millisecond, []string{"50/s", "50/s;algo=sliding_window", "50/s;algo=weighted_window",
 			"50/s;algo=fixed_window", "50/s;algo=anchored_window", "50/s;algo=gcra"}},
 		{"each algorithm once", 64, 50 * time.Millisecond, []string{"50/s", "50/s;algo=sliding_window", "50/s;algo=weighted_window",
 			"50/s;algo=fixed_window", "50/s;algo=anchored_window", "50/s;algo=gcra"}},
 	} {
 		told.begin(planOf(t, c.guard, c.tiers...))
+		seq := int64(0)
+		reserve := func(n int64) step {
+			st := step1(n)
+			if told.plan.Concurrent() {
+				seq++
+				st.lease = []int64{7, seq, 3600e6, 0, 0}
+			}
+			return st
+		}
 		start := rdb.Time(ctx).Val().UnixMicro()
 		step := c.guard.Microseconds() / slots
 		for i := range int64(slots) {
-			if _, err := told.answer(start-(slots-i-1)*step, step1(1)); err != nil {
+			if _, err := told.answer(start-(slots-i-1)*step, reserve(1)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -642,7 +654,7 @@ func TestSpeed(t *testing.T) {
 			best := math.Inf(1)
 			for range 5 {
 				best = min(best, serverTime(t, rdb, 100, func() {
-					if _, err := now.answer(0, step1(c.n)); err != nil {
+					if _, err := now.answer(0, reserve(c.n)); err != nil {
 						t.Fatal(err)
 					}
 				}))

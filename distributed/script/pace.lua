@@ -19,10 +19,11 @@ local function charged(cost, i, most, latest)
     if slots[s] > max(at, sent) + guard then return 0 end -- it left under a longer guard
     group = slots[s] - slots[s] % grain
   end
+  local slots, sent, guard, grain, units = slots, sent, guard, grain, units -- a loop of many
   while count < most do
     local instant = part > 0 and at + 1 or at
     if instant > latest then break end
-    local lands = max(instant, sent) + guard
+    local lands = (instant > sent and instant or sent) + guard
     if group ~= lands - lands % grain then
       s, group = append(slots) + 1, lands - lands % grain
       for u = 1, units do slots[s + u] = 0 end
