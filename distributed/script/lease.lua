@@ -253,8 +253,9 @@ function places.save(expiry)
     if l ~= lease then putRecord(name, l) end
   end
   if leases[4] <= now or inline then
-    local first = call('ZRANGEBYSCORE', orderKey, text(LINE_ENDS), '+inf', 'LIMIT', '0', '1', 'WITHSCORES')
-    leases[4] = first[2] and first[2] - LINE_ENDS or NEVER
+    local name = call('ZRANGEBYSCORE', orderKey, text(LINE_ENDS), text(2 * LINE_ENDS), 'LIMIT', '0', '1')[1]
+    local first = name and (due[name] or name == owner and lease or recordOf(call('HGET', recordsKey, name)))
+    leases[4] = first and first[3] or NEVER
   end
   lookBy(owner, lease, lease[2])
   if lease[4] > 0 then
