@@ -375,7 +375,7 @@ func TestLeasesLive(t *testing.T) {
 	at := int64(1_700_000_000_000_000)
 	for seq := range int64(500) {
 		length := []int64{1e6, 5e6, 30e6}[rand.IntN(3)]
-		if _, err := s.answer(at, step{op: "r", lease: []int64{rand.Int64N(3), 1 + seq, length, 0, 0}, args: []int64{0, 0, 0, 0, 1, -1, 1}}); err != nil {
+		if _, err := s.answer(at, step{op: "r", lease: []int64{rand.Int64N(3), 1 + seq, length, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}}); err != nil {
 			t.Fatal(err)
 		}
 		state := m.TTL(s.key)
