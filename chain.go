@@ -22,7 +22,8 @@ import (
 // once and keep the result. Its Status has the tiers of all quotas, the inner ones first. Its
 // Pause, Resume and SetPolicy act on the inner quota only.
 //
-// With stores on a server an admission takes two or more round trips, one after the other. If an
+// Quotas of one distributed.Store that are in one slot are charged in one round trip. With other
+// stores on a server an admission takes two or more round trips, one after the other. If an
 // outer scope has charged a request that another scope then refuses, the charge is refunded.
 func (l *Limiter) Within(outer *Limiter) *Limiter {
 	switch {
@@ -98,7 +99,7 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 // nothing is charged. The decision contains the reason unless other callers wait.
 func (l *Limiter) tryThrough(ctx context.Context, s *scope, rev *revision, d demand, a *admission) (store.Decision, error) {
 	cost, err := rev.costOf(&d)
-	if err != nil || l.ownQueue.len() > 0 && !rev.isFree(cost) {
+	if err != nil || l.waiting() > 0 && !rev.isFree(cost) {
 		return store.Decision{Tier: -1, Wait: forever}, err
 	}
 	r := store.Request{Cost: cost, Held: d.held, Guard: s.guardFor(&d, rev), WaitSpec: rev.initialWaitSpec(ctx)}
@@ -260,7 +261,7 @@ func (c chainedQuota) Watch(changed func(store.Change, time.Duration)) (stop fun
 	for l := c.limiter.outer; l != nil; l = l.outer {
 		s := l.scope.Load()
 		stops = append(stops, s.track(own), s.adoptSuccessor().quota.Watch(func(change store.Change, left time.Duration) {
-			c.limiter.outerChanged(s.current.Load(), change, left)
+			c.limiter.outerChanged(own, c.limiter.queueConfig, s.current.Load(), change, left)
 		}))
 	}
 	return func() {
@@ -272,14 +273,14 @@ func (c chainedQuota) Watch(changed func(store.Change, time.Duration)) (stop fun
 
 // outerChanged handles a change of an outer quota: a pause refuses the callers that it makes late,
 // a ban refuses all, and a new plan configures the queue again.
-func (l *Limiter) outerChanged(rev *revision, change store.Change, left time.Duration) {
-	q := l.ownQueue.q.Load()
+func (l *Limiter) outerChanged(own *waitQueue, config func(*revision) queue.Config, rev *revision, change store.Change, left time.Duration) {
+	q := own.q.Load()
 	switch {
 	case q == nil:
 	case change == store.Shut:
 		q.Pause(time.Now().Add(left), true, rev.refusal(&queue.Refusal{Reason: queue.Banned, Tier: -1, Wait: left}))
 	case change == store.Replanned:
-		l.ownQueue.reconfigure(l.scope.Load(), l.queueConfig)
+		own.reconfigure(l.scope.Load(), config)
 	case change == store.Slowed:
 		q.Pause(time.Now().Add(left), false, rev.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1, Wait: left}))
 	}
@@ -289,32 +290,34 @@ func (l *Limiter) outerChanged(rev *revision, change store.Change, left time.Dur
 // it. It does not contain the callers that wait for an outer quota in other queues. It numbers the
 // tiers from the inner scope outward.
 func (c chainedQuota) Forecast() store.Forecast {
-	f := chainForecast{plan: c.plan}
-	f.add(c.Quota, c.plan)
+	f := new(chainForecast)
+	add := func(q store.Quota, plan *algorithms.Plan) {
+		f.add(q, plan, func(cost []int64) []int64 { return plan.Translate(c.plan, cost) })
+	}
+	add(c.Quota, c.plan)
 	for l := c.limiter.outer; l != nil; l = l.outer {
 		rev := l.revision()
-		f.add(rev.quota, rev.plan)
+		add(rev.quota, rev.plan)
 	}
-	return &f
+	return f
 }
 
 // A chainForecast combines the forecasts of several scopes. It translates costs to the outer scopes
 // by the names of their units, and leaves out units that only outer scopes count.
 type chainForecast struct {
-	plan   *algorithms.Plan // of the inner scope
 	scopes []scopeForecast
 	tiers  int
 }
 
 type scopeForecast struct {
 	store.Forecast
-	plan      *algorithms.Plan
-	firstTier int // the number of the scope's first tier
+	costOf    func([]int64) []int64 // returns the part of a cost that the scope counts
+	firstTier int                   // the number of the scope's first tier
 }
 
-func (f *chainForecast) add(q store.Quota, plan *algorithms.Plan) {
+func (f *chainForecast) add(q store.Quota, plan *algorithms.Plan, costOf func([]int64) []int64) {
 	if q, ok := q.(store.Forecaster); ok {
-		f.scopes = append(f.scopes, scopeForecast{q.Forecast(), plan, f.tiers})
+		f.scopes = append(f.scopes, scopeForecast{q.Forecast(), costOf, f.tiers})
 	}
 	f.tiers += len(plan.Tiers())
 }
@@ -322,14 +325,14 @@ func (f *chainForecast) add(q store.Quota, plan *algorithms.Plan) {
 func (f *chainForecast) Next(r store.Request) (at time.Duration, tier int) {
 	cost := r.Cost
 	return f.latest(func(s scopeForecast) (time.Duration, int) {
-		r.Cost = s.plan.Translate(f.plan, cost)
+		r.Cost = s.costOf(cost)
 		return s.Next(r)
 	})
 }
 
 func (f *chainForecast) Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int) {
 	return f.latest(func(s scopeForecast) (time.Duration, int) {
-		return s.Total(s.plan.Translate(f.plan, ahead), s.plan.Translate(f.plan, cost), headroom)
+		return s.Total(s.costOf(ahead), s.costOf(cost), headroom)
 	})
 }
 
@@ -359,7 +362,7 @@ func (l *Limiter) explain(rev *revision, err error) error {
 		l = l.outer
 		rev = l.revision()
 	}
-	if own.Tier >= len(rev.plan.Tiers()) { // the policy has changed since
+	if own.Tier >= len(rev.plan.Tiers()) || own.Reason == queue.Banned { // the policy has changed since, or no tier decides
 		own.Tier = -1
 	}
 	return rev.refusal(&own)

@@ -54,6 +54,18 @@ func (l *Limiter) join(ctx context.Context, s *scope, rev *revision, d demand, a
 	if part.since.IsZero() {
 		part.since = time.Now()
 	}
+	if d.pairing == nil {
+		switch err := l.joinAtOnce(ctx, s, part, giveUp, a); {
+		case err == nil && !d.refundable:
+			if !d.held {
+				a.expectNoReport()
+			}
+			a.landUnguarded()
+			return nil
+		case err != store.ErrApart:
+			return err
+		}
+	}
 	for {
 		p := pairing{trip: l.trip(ctx)}
 		if d.pairing != nil {

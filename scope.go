@@ -239,6 +239,8 @@ type waitRequest struct {
 	config   func(*revision) queue.Config
 	// explain returns the caller's error for an error of the queue.
 	explain func(*revision, error) error
+	// costOf returns the cost of the request. If nil, its cost under the revision.
+	costOf func(*revision) ([]int64, error)
 	// ask asks for the request under the revision that its cost was computed for. If nil, the
 	// revision's quota.TryAcquire is used.
 	ask func(context.Context, *revision, store.Request) (store.Decision, error)
@@ -252,7 +254,13 @@ func (wq *waitQueue) wait(ctx context.Context, s *scope, w waitRequest) (charge,
 	join, rejoins := (*queue.Queue).Wait, false
 	for {
 		q, rev, version := wq.configure(s, w.config)
-		cost, err := rev.costOf(&w.demand)
+		var cost []int64
+		var err error
+		if w.costOf != nil {
+			cost, err = w.costOf(rev)
+		} else {
+			cost, err = rev.costOf(&w.demand)
+		}
 		if rev.closed {
 			err = rev.refuse(ErrClosed, -1, 0)
 		} else if rev.concurrent && !w.demand.held {

@@ -47,7 +47,9 @@ type Limiter struct {
 	outer    *Limiter
 	ownQueue waitQueue // the queue of this Limiter's callers, if it lies inside others
 	shift    shift     // where those callers wait; see Limiter.pair
-	err      error     // the error of every call; nil if the Limiter works
+	joint    waitQueue // the queue of the callers that are charged in all scopes at once
+	bundle   atomic.Pointer[bundledQuota]
+	err      error // the error of every call; nil if the Limiter works
 }
 
 // New returns a Limiter of the policy. If s is nil, the Limiter keeps a quota of its own in this
@@ -359,7 +361,7 @@ func (l *Limiter) units() (units []string) {
 // waiting returns how many callers wait in the Limiter's own queue.
 func (l *Limiter) waiting() int {
 	if l.outer != nil {
-		return l.ownQueue.len()
+		return l.ownQueue.len() + l.joint.len()
 	}
 	return l.scope.Load().waiting()
 }
@@ -420,6 +422,7 @@ func (l *Limiter) Close() {
 	if s, err := l.enter(); err == nil {
 		defer s.leave()
 		l.ownQueue.close()
+		l.joint.close()
 		s.close()
 	}
 }
@@ -465,7 +468,7 @@ func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) 
 		f.Ahead += one.Ahead
 	}
 	if l.outer != nil {
-		f.Ahead += l.ownQueue.len()
+		f.Ahead += l.waiting()
 	}
 	return f, nil
 }

@@ -98,6 +98,7 @@ func (s *state) of(generation int64) int64 { return generation + s.setbacks }
 var (
 	_ store.Quota      = (*quota)(nil)
 	_ store.Joiner     = (*quota)(nil)
+	_ store.Bundler    = (*quota)(nil)
 	_ store.Forecaster = (*quota)(nil)
 	_ store.Observer   = (*quota)(nil)
 	_ store.Idler      = (*quota)(nil)
@@ -160,21 +161,34 @@ func (q *quota) trip() time.Duration {
 // in, as late as that was of late, and the caller has woken up. Until then, and for its way to
 // the provider, it counts.
 func (q *quota) aim(t *trip, way time.Duration, calls int) {
-	usual, worst := q.node.trip.get()
-	_, late := q.node.wake.get()
-	takes := cmp.Or(max(usual, worst), firstTrip) + time.Duration(calls)*takesTurn
-	width := q.clock.width(takes)
-	t.good = min(q.bound, roundUp(width+max(wakeUp, late, q.spare)))
-	t.reply = min(q.bound-t.good, roundUp(takes-width))
-	if way = cmp.Or(way, q.plan.Guard()); way > 0 {
-		t.guard = max(way+t.good, microseconds(1<<q.plan.Grain()))
-	} else {
-		t.good = max(t.good, unguarded)
-	}
+	t.good, t.reply = q.terms(way, calls)
+	t.guard = q.guard(way, t.good)
 	shows := q.clock.shows(time.Now())
 	for _, c := range t.calls {
 		c.args[t.at], c.args[t.at+1], c.args[t.at+2] = micros(t.guard), micros(t.reply), shows
 	}
+}
+
+// terms returns for how long what is reserved is good, and how long the reply takes.
+func (q *quota) terms(way time.Duration, calls int) (good, reply time.Duration) {
+	usual, worst := q.node.trip.get()
+	_, late := q.node.wake.get()
+	takes := cmp.Or(max(usual, worst), firstTrip) + time.Duration(calls)*takesTurn
+	width := q.clock.width(takes)
+	good = min(q.bound, roundUp(width+max(wakeUp, late, q.spare)))
+	reply = min(q.bound-good, roundUp(takes-width))
+	if cmp.Or(way, q.plan.Guard()) == 0 {
+		good = max(good, unguarded)
+	}
+	return good, reply
+}
+
+// guard returns for how long what is good for so long counts; zero with NoGuard.
+func (q *quota) guard(way, good time.Duration) time.Duration {
+	if way = cmp.Or(way, q.plan.Guard()); way > 0 {
+		return max(way+good, microseconds(1<<q.plan.Grain()))
+	}
+	return 0
 }
 
 // roundUp returns one of few durations, so that what is given back lands with others.

@@ -56,6 +56,8 @@ type line struct {
 // each local that a new function uses by a search through the locals of the function around it. So
 // the names that most functions use are declared outside that, and those that only one part uses
 // end with it. Constants are written out: a constant is a local of a part in capitals whose value is one word.
+// An instance of the library has names of its own. There is one, which makes others for calls with
+// several quotas: see peers in joint.lua.
 func joinScript() string {
 	constants := make(map[string]string)
 	var units [][]line // the lines of each part, and of those that it includes
@@ -65,7 +67,7 @@ func joinScript() string {
 	outside, inside := sharedNames(units)
 	shared := slices.Concat(outside, inside)
 	var b strings.Builder
-	fmt.Fprintf(&b, "local run, %s\nlocal function define()\nlocal %s\n", strings.Join(outside, ", "), strings.Join(inside, ", "))
+	fmt.Fprintf(&b, "local function instance()\nlocal run, jointly, %s\nlocal function define()\nlocal %s\n", strings.Join(outside, ", "), strings.Join(inside, ", "))
 	for _, unit := range units {
 		b.WriteString("do\n")
 		for _, l := range unit {
@@ -80,7 +82,7 @@ func joinScript() string {
 		}
 		b.WriteString("end\n")
 	}
-	b.WriteString("end\ndefine()\n")
+	b.WriteString("end\ndefine()\nreturn run, jointly\nend\nlocal run = instance()\n")
 	return b.String()
 }
 
@@ -155,7 +157,7 @@ func sharedNames(units [][]line) (outside, inside []string) {
 	}
 	outside = slices.Clone(inside)
 	slices.SortStableFunc(outside, func(a, b string) int { return functionsOf[b] - functionsOf[a] })
-	outside = outside[:mostShared-1]
+	outside = outside[:mostShared-3] // and run, jointly and instance
 	// They are found at once where the first that is used is the first that is declared.
 	most := func(name string) bool { return slices.Contains(outside, name) }
 	return slices.DeleteFunc(slices.Clone(inside), func(name string) bool { return !most(name) }), slices.DeleteFunc(inside, most)

@@ -178,7 +178,8 @@ import (
 // Options are the settings of a Store.
 type Options struct {
 	// Prefix begins the name of every key and channel. What follows is a hash of the
-	// policy's name and the Group's key, never the key itself. If zero, "throttle:".
+	// policy's name and the Group's key, never the key itself. With a {tag}, a Cluster keeps all
+	// quotas in one slot, and charges limits inside limits in one call. If zero, "throttle:".
 	Prefix string
 
 	// Timeout is the longest that a call may take before its callers are told that
@@ -248,6 +249,7 @@ type Store struct {
 	reports  reports
 	journal  *journal
 	peeked   atomic.Bool // somebody has asked what a state says of a pause
+	apart    atomic.Bool // the server, a proxy of several, runs no call of several keys
 }
 
 var _ store.Store = (*Store)(nil)

@@ -92,6 +92,8 @@ type Reservation struct {
 	Guard time.Duration
 	// State identifies the state of the store to which the reservation is charged.
 	State int64
+	// Parts are the decisions of a Bundle's quotas. If nil, no Bundle made the reservation.
+	Parts []Decision
 }
 
 // Expired reports whether it is too late to use the reservation. It compares wall times too,
@@ -110,6 +112,27 @@ type Joiner interface {
 	// the decision.
 	IsVoid(d Decision) bool
 }
+
+// A Bundler is a Quota that may reserve together with others.
+type Bundler interface {
+	// Bundle returns a Bundle of this quota and the quotas around it, the outermost last. It returns
+	// nil if they cannot reserve together.
+	Bundle(around []Quota) Bundle
+}
+
+// A Bundle reserves the same times in several quotas at once: in all of them or in none.
+type Bundle interface {
+	// Reserve is like the method of a Reserver. The cost of a request contains its costs in all
+	// quotas, one after the other, and the tiers of all quotas are numbered in the same way. The
+	// guards are those of the quotas around the first, zero for the plan's guard. After ErrApart the
+	// caller reserves in one quota after the other.
+	Reserve(guards []time.Duration, requests []Request, done func([]Decision, error))
+	// Cancel returns reservations to each quota. It does not block.
+	Cancel(reserved []Decision)
+}
+
+// ErrApart is the error of a Bundle that cannot reserve.
+var ErrApart = errors.New("store: reserve in one quota after the other")
 
 // A Changer is a Quota whose plan can change while it is in use.
 type Changer interface {

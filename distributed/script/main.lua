@@ -7,9 +7,10 @@
 -- keys[1]  the quota: a string, see state.lua; also the channel on which the fleet
 --          is told of a pause, "pause <for> <ban> <epoch>", of its early end, "resume <epoch>",
 --          or of the end of the wait for a probe, "freed"
--- keys[2], keys[3]  only with a concurrency tier or estimates: what processes hold, see lease.lua
+-- keys[2], keys[3]  only with a concurrency tier or estimates: what processes hold, see lease.lua; of j,
+--          the quotas around that of the first key
 -- argv     whole numbers, instants and lengths in µs
---   op     r, b, u, x, l, p, e, o, q or c, see below
+--   op     r, b, j, u, x, l, p, e, o, q or c, see below
 --   plan   one text: guard, grain (what lands within 2^grain µs lands together), U units, K tiers,
 --          U hashes of the units' names, and for each tier: algorithm, unit from 0,
 --          limit, window, burst (of a calendar: more than any period takes), extra (precision,
@@ -45,6 +46,15 @@
 --               the pause lasts for PROBE beyond the latest instant at which it may be sent.
 --   b  reserve  how many tiers are budgets, which they are, and then as r. What they have
 --               no room for is not booked: i is the first of them then.
+--   j  joint    how long the reply takes, the guard of these requests (0: the plan's) and what the caller
+--               knows the clock to show at least, for each other key the plan and these two of the quota that is kept there, from the inside outward,
+--               then ahead and soon as above, for how many a turn is, the instant of the one that the
+--               caller was told last, or 0, and for how many that was, and groups of: count, or -count for requests that yield, within,
+--               headroom, cost, and the cost in each other quota. None of them may have leases,
+--               budgets or calendars. Answers in how long the outermost is ready where a turn
+--               is told, or -1, for how many that is, 0 if it is the one that was told before, or -1 if the caller
+--               had better ask one quota after the other, since others do, the first eight numbers of a reply for each other key, and then runs as r
+--               does, but for even ones. Tiers are counted through all quotas. See joint.lua.
 --   u  unbook   generation, how far TIME had been set back since that began when these requests
 --               were booked, their guard (0: the plan's), then groups of: t, cost. What is booked
 --               for later is taken off the end, see tail.lua, or can be lent, but not with
@@ -126,6 +136,13 @@ local function decide(op)
   end
 end
 
+local together -- what works with several quotas, once that is asked for
+
+function jointly()
+  together = together or defineJoint(turnTo)
+  return together
+end
+
 -- Does one call. It is the library's, see script.go.
 function run(keys, argv)
   if not call then bind() end
@@ -133,11 +150,13 @@ function run(keys, argv)
   wall = clock[1] * 1000000 + clock[2]
   arguments, cursor = argv, 3
   recordsKey, orderKey = keys[2], keys[3]
-  local problem = turnTo(keys[1], argv[2])
+  local op = argv[1]
+  local problem = turnTo(keys[1], argv[2]) or op == 'j' and jointly().begin(keys)
   if problem then return redis.error_reply('THROTTLE ' .. problem) end
-  decide(argv[1])
+  decide(op)
   save()
-  if argv[1] == 'q' then whenUnused() end
+  if op == 'j' then together.finish() end
+  if op == 'q' then whenUnused() end
   if tointeger then -- Lua 5.4 tells 3.0 from 3, and a server may answer so
     for i = 1, #reply do reply[i] = tointeger(reply[i]) end
   end

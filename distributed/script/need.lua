@@ -19,3 +19,8 @@ local places = {} -- the functions of lease.lua, in plans that need them
 local function defineLeases()
   include 'lease'
 end
+
+local function defineJoint(turnTo)
+  include 'joint'
+  return joint(turnTo)
+end

@@ -28,17 +28,22 @@ local function fitting(cost, spare, most)
   return few
 end
 
+-- Takes note of what the caller knows the clock to show at least: if that is later than now, TIME
+-- was set back, by less than passed since the call before.
+local function checkClock(shows)
+  if shows <= now then return end
+  pool, now, drift = {}, now + 1, drift - 1
+  held, reply[1] = max(held, now), now
+  if trail then trail.flush() end
+end
+
 function ops.r(op)
   if ban > now then return end
   local n = #reply
   local budgets = op == 'b' and {}
   for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
   local ahead, floor, way, answer = argument(), argument(), argument(), argument()
-  if argument() > now then -- TIME was set back, by less than passed since the call before
-    pool, now, drift = {}, now + 1, drift - 1
-    held, reply[1] = max(held, now), now
-    if trail then trail.flush() end
-  end
+  checkClock(argument())
   local least = max(held, floor)
   local heard = now + answer -- when the reply is in
   sent = heard

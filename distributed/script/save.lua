@@ -74,7 +74,7 @@ local function save()
   if lease then parts[#parts + 1] = pack(sevens(SUMS + units), spread(leases, 1, SUMS + units)) end
   putRecords(parts, readings, READING)
   if trail then putRecords(parts, trail.tail, RUN + units) end
-  if turns then parts[#parts + 1] = pack('>I7I7', turnsEnd, delayedEnd) end
+  if turns then parts[#parts + 1] = pack('>I7I7I7I7I7', turnsEnd, delayedEnd, promised, promisedOld, oldEnd) end
   if image then
     local reserve = divMod(#image - ringsAt, 8)
     parts[#parts + 1] = rep('\0', min(8192, reserve))

@@ -169,7 +169,7 @@ local function readState()
     end
     place = place + 7 * wordsOf[kept[t]]
   end
-  if turns then numbers = numbers + 2 end
+  if turns then numbers = numbers + 5 end
   local expected = (old or plan).front + 7 * numbers
   if have < expected and not image and not old and expected < NEVER then
     state = call('GETRANGE', key, text(bodyAt), text(bodyAt + expected - 1))
@@ -177,8 +177,8 @@ local function readState()
   end
   if have < expected or have > expected and size == 0 then return 'corrupt state: its size is not what it says' end
   if head < HEAD then lengths.readings = 0 end -- reports of a format before are forgotten
-  turnsEnd, delayedEnd = 0, 0
-  if turns then turnsEnd, delayedEnd = parse('>I7I7', state, body + expected - 14) end
+  turnsEnd, delayedEnd, promised, promisedOld, oldEnd = 0, 0, 0, 0, 0
+  if turns then turnsEnd, delayedEnd, promised, promisedOld, oldEnd = parse('>I7I7I7I7I7', state, body + expected - 35) end
 
   -- The virtual clock goes on as TIME does, and stands still when that steps back.
   written, setBack = now, wall < before

@@ -6,6 +6,7 @@ local PASSED = 1000000 -- for so long a turn counts that nobody has taken
 
 local turnsEnd -- when the last turn ends that was told
 local delayedEnd -- the same of those who have asked in their turn, and could not go
+local promised, promisedOld, oldEnd -- see joint.lua
 
 -- How many of some requests may go now if there is room, with the turn that the caller was told,
 -- or 0. Answers a function too that tells it another, no sooner than an instant.

@@ -1,0 +1,341 @@
+package distributed
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
+)
+
+// mostMissed is how many turns in a row others may take before the quotas are asked one by one.
+const mostMissed = 3
+
+// A bundle is a quota and the quotas around it in the same slot. One call of the script charges all
+// of them.
+type bundle struct {
+	quotas []*quota // the outermost last
+	share  int      // the most requests that one turn is for
+
+	mu       sync.Mutex // guards all below
+	turn     int64      // the instant of the last turn, by the clock of the first quota; or 0
+	promised int64      // the requests that turn is for
+	missed   int        // turns in a row that others have taken
+}
+
+// Bundle returns nil if a quota is of another store or in another slot, goes on without Redis, or has
+// concurrency, estimates, budgets or calendars.
+func (q *quota) Bundle(around []store.Quota) store.Bundle {
+	b := &bundle{quotas: []*quota{q}, share: q.ahead}
+	for _, o := range around {
+		o, ok := o.(*quota)
+		if !ok || o.store != q.store || len(q.store.nodes) > 1 && slot(o.key) != slot(q.key) {
+			return nil
+		}
+		b.quotas = append(b.quotas, o)
+	}
+	keys := make(map[string]bool)
+	for _, q := range b.quotas {
+		calendar := slices.ContainsFunc(q.plan.Tiers(), func(t algorithms.Tier) bool { return t.Algorithm == algorithms.Calendar })
+		if keys[q.key] || q.leases != nil || q.share != nil || len(q.budgets) > 0 || calendar || q.store.apart.Load() {
+			return nil
+		}
+		keys[q.key] = true
+	}
+	return b
+}
+
+// Reserve asks Redis, in a goroutine that ends with the call.
+func (b *bundle) Reserve(guards []time.Duration, requests []store.Request, done func([]store.Decision, error)) {
+	p := b.quotas[0].store.reports.begin()
+	go b.reserve(guards, requests, func(got []store.Decision, err error) {
+		done(got, err)
+		p.end(nil)
+	}, 0)
+}
+
+// reserve is like the method of a quota, for all quotas.
+func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done func([]store.Decision, error), tries int) {
+	q := b.quotas[0]
+	if q.store.apart.Load() {
+		done(nil, store.ErrApart)
+		return
+	}
+	q.meet()
+	for _, q := range b.quotas {
+		d, held := q.held()
+		if !held && !q.isNewest() {
+			d, held = moved, true
+		}
+		if held {
+			done(slices.Repeat([]store.Decision{d}, len(requests)), nil)
+			return
+		}
+	}
+	requests = requests[:min(len(requests), mostACall)]
+	t, parts := b.trip(guards, requests)
+	t.done = func(err error) {
+		var got []store.Decision
+		if err == nil {
+			got, err = b.read(t, parts, requests)
+		}
+		switch {
+		case err != nil && strings.Contains(err.Error(), "CROSSSLOT"): // behind a proxy
+			q.store.apart.Store(true)
+			done(nil, store.ErrApart)
+		case err != nil:
+			done(nil, err)
+		case t.isLate(got):
+			b.Cancel(got)
+			if err := q.tooFar(tries); err != nil {
+				done(nil, err)
+				return
+			}
+			time.AfterFunc(q.backOff(t, tries), func() { b.reserve(guards, requests[:1], done, tries+1) })
+		case b.overtaken(got):
+			b.Cancel(got)
+			go b.reserve(guards, requests, done, tries)
+		default:
+			for i, q := range b.quotas {
+				q.probed(partsOf(got, i), requests)
+			}
+			done(got, nil)
+			if b.overtaken(got) { // the watchers were told before they had these
+				for _, q := range b.quotas {
+					q.tellAgain()
+				}
+			}
+		}
+	}
+	t.late = func() {
+		if got, err := b.read(t, parts, requests); err == nil {
+			b.Cancel(got)
+		}
+	}
+	q.node.make(t)
+}
+
+// trip returns a trip that asks for requests, and the part of each quota in it.
+func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip, parts []trip) {
+	q, ways := b.quotas[0], append([]time.Duration{0}, guards...)
+	for _, r := range requests {
+		ways[0] = max(ways[0], r.Guard)
+	}
+	t, parts = new(trip), make([]trip, len(b.quotas))
+	args := q.begin("j", 8+3*len(guards)+len(requests)*(3+len(requests[0].Cost)))
+	at, c := len(args), &call{key: q.key}
+	args = append(args, nil, nil, nil)
+	ahead := q.ahead
+	for _, o := range b.quotas[1:] {
+		args = append(args, o.text, nil, nil)
+		c.more = append(c.more, o.key)
+		ahead = max(ahead, o.ahead)
+	}
+	b.mu.Lock()
+	args = append(args, min(ahead, mostACall), micros(q.soon()), min(b.share, mostACall), b.turn, b.promised)
+	b.mu.Unlock()
+	c.args = appendBundled(args, requests)
+	t.calls = []*call{c}
+	t.aim = func(calls int) {
+		t.good, t.reply = store.Forever, store.Forever
+		for i, q := range b.quotas {
+			good, reply := q.terms(ways[i], calls)
+			t.good, t.reply = min(t.good, good), min(t.reply, reply)
+		}
+		c.args[at] = micros(t.reply)
+		for i, q := range b.quotas {
+			parts[i].guard = q.guard(ways[i], t.good)
+			c.args[at+1+3*i], c.args[at+2+3*i] = micros(parts[i].guard), q.clock.shows(time.Now())
+		}
+	}
+	return t, parts
+}
+
+// appendBundled appends requests, equal ones once.
+func appendBundled(args []any, requests []store.Request) []any {
+	for i := 0; i < len(requests); {
+		r, n, within := requests[i], 1, int64(never)
+		for i+n < len(requests) && requests[i+n].MaxWait == r.MaxWait && requests[i+n].YieldFor > 0 == (r.YieldFor > 0) && slices.Equal(requests[i+n].Cost, r.Cost) {
+			n++
+		}
+		if r.MaxWait < store.Forever {
+			within = micros(r.MaxWait)
+		}
+		i += n
+		if r.YieldFor > 0 {
+			n = -n
+		}
+		args = appendCost(append(args, n, within, r.Leaves()), r.Cost)
+	}
+	return args
+}
+
+// read returns the decisions on the first of the requests.
+func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []store.Decision, err error) {
+	reply, n, tiers := t.calls[0].reply, len(b.quotas), 0
+	if len(reply) < 2+n*headerLen {
+		return nil, b.garbled(t)
+	}
+	lead, promised := reply[headerLen], reply[headerLen+1]
+	headers, known := make([]header, n), make([]bounds, n)
+	var until int64 // until all may go on, by the clock of the first
+	for i, q := range b.quotas {
+		numbers := reply
+		if i > 0 {
+			numbers = reply[2+i*headerLen:]
+		}
+		parts[i].good, parts[i].reply, parts[i].sent, parts[i].got = t.good, t.reply, t.sent, t.got
+		headers[i] = parseHeader(numbers)
+		h := &headers[i]
+		h.state, known[i] = q.learn(*h, t)
+		if h.shut == isBan && h.left() > 0 {
+			closed := store.Decision{Verdict: store.Closed, Tier: tiers - bit(i == 0), Wait: h.left(), Epoch: h.epoch}
+			return slices.Repeat([]store.Decision{closed}, len(requests)), nil
+		}
+		if h.until > 0 {
+			until = max(until, headers[0].now+h.until-h.now)
+		}
+		tiers += len(q.plan.Tiers())
+	}
+	decided, ok := eachOf(reply[2+n*headerLen:], len(requests), tiers)
+	if !ok || len(decided) == 0 {
+		return nil, b.garbled(t)
+	}
+	if decided[0] >= -1 && (promised < 0 || b.isPassedOver(promised)) {
+		return nil, store.ErrApart
+	}
+	got = make([]store.Decision, len(decided)/2)
+	for i := range got {
+		what, at, r := decided[2*i], decided[2*i+1], requests[i]
+		d := &got[i]
+		if what < -1 {
+			*d = b.charged(what, at, headers, known, parts, r)
+			continue
+		}
+		if *d = b.refused(what, at, until, headers[0], known[0], t, r); d.Verdict == store.Later && lead >= 0 && at != never {
+			b.setTurn(at, promised)
+			d.Wait = b.wait(max(0, d.Wait-microseconds(lead)), microseconds(lead))
+			if i > 0 && got[i-1].Verdict == store.Admitted {
+				got[i-1].Reservation.Again = t.got // the next are asked for in their turn
+			}
+		}
+	}
+	return got, nil
+}
+
+// wait returns when to ask for a turn. lead is how far ahead the outermost quota is booked. Because
+// lead changes, the process asks earlier, too.
+func (b *bundle) wait(turn, lead time.Duration) time.Duration {
+	soon := b.quotas[0].soon()
+	if turn > soon {
+		turn -= soon / 2
+	}
+	if lead > soon && turn > soon {
+		turn = max(soon, turn/2)
+	}
+	return min(turn, longestStand)
+}
+
+// isPassedOver reports whether others have taken so many turns of this process that they seem to use
+// the first quota alone: such callers reserve further ahead. A reply with promised requests to a
+// question in a turn means that the turn was taken.
+func (b *bundle) isPassedOver(promised int64) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.promised == 0 || promised == 0 {
+		return false
+	}
+	b.missed++
+	if b.missed <= mostMissed {
+		return false
+	}
+	b.turn, b.promised, b.missed = 0, 0, mostMissed // it tries one turn, and again each quota
+	return true
+}
+
+// setTurn stores a turn, unless the reply names the turn before again. Without an instant there is none.
+func (b *bundle) setTurn(at, promised int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if at == 0 || promised != 0 {
+		b.turn, b.promised = at, max(0, promised)
+	}
+	if at == 0 {
+		b.missed = 0
+	}
+}
+
+func (b *bundle) garbled(t *trip) error {
+	return &outage{fmt.Errorf("the server replied with %d, which the script does not", t.calls[0].reply)}
+}
+
+// charged returns the decision on a request that was charged in all quotas in which it has a cost.
+func (b *bundle) charged(what, at int64, headers []header, known []bounds, parts []trip, r store.Request) store.Decision {
+	all, cost := &store.Reservation{Cost: r.Cost, Parts: make([]store.Decision, len(b.quotas))}, r.Cost
+	d := store.Decision{Verdict: store.Admitted, Tier: -1, Reservation: all}
+	for i, q := range b.quotas {
+		n, h, own := len(q.plan.Units()), headers[i], new(store.Reservation)
+		c := q.decided(what, at+h.now-headers[0].now, h, known[i], &parts[i], store.Request{Cost: cost[:n:n], WaitSpec: r.WaitSpec}, own)
+		if i == 0 {
+			d.Wait, d.Epoch, d.Level, d.At = c.Wait, c.Epoch, c.Level, c.At
+			all.Told, all.Start, all.End, all.Again, all.At, all.Guard, all.State = own.Told, own.Start, own.End, own.Again, own.At, own.Guard, own.State
+		}
+		if i > 0 && !slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 }) {
+			c.Verdict, c.Probe, own.State = store.Ready, false, alone // it is not charged
+		} else if all.Start, d.Probe = latest(all.Start, own.Start), d.Probe || c.Probe; own.End.Before(all.End) {
+			all.End = own.End
+		}
+		all.Parts[i], cost = c, cost[n:]
+	}
+	b.setTurn(0, 0) // it was taken
+	return d
+}
+
+// refused returns the decision on a request that was not charged. until is the end of all pauses.
+func (b *bundle) refused(what, at, until int64, h header, known bounds, t *trip, r store.Request) store.Decision {
+	q, d := b.quotas[0], store.Decision{Tier: int(max(what, 0) - 1), Wait: store.Forever, Epoch: h.epoch, Level: h.level}
+	if at != never {
+		_, to := known.when(at, t.got)
+		d.Wait = max(0, to.Sub(t.got))
+	}
+	switch {
+	case at != never && r.MaxWait < store.Forever && at-h.now > micros(r.MaxWait):
+		d.Verdict = store.Late
+	case what == -1 && at == until:
+		d.Wait -= min(q.lead(d.Wait, 8), beforeEnd, d.Wait/2)
+	case at == never:
+		d.Wait = q.store.options.Horizon
+	}
+	return d
+}
+
+// overtaken reports whether any charge is void in any quota.
+func (b *bundle) overtaken(got []store.Decision) bool {
+	for i, q := range b.quotas {
+		if q.overtaken(partsOf(got, i)) {
+			return true
+		}
+	}
+	return false
+}
+
+// partsOf returns the decisions of one of the quotas.
+func partsOf(got []store.Decision, i int) []store.Decision {
+	parts := make([]store.Decision, len(got))
+	for j, d := range got {
+		if d.Verdict == store.Admitted {
+			parts[j] = d.Reservation.Parts[i]
+		}
+	}
+	return parts
+}
+
+// Cancel returns the times to each quota, where the next requests for all of them take them over.
+func (b *bundle) Cancel(reserved []store.Decision) {
+	for i, q := range b.quotas {
+		q.Cancel(partsOf(reserved, i))
+	}
+}

@@ -1,0 +1,144 @@
+package distributed_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redistest"
+)
+
+// Callers under one quota inside another are admitted with one call where both are in one slot,
+// by a server with functions and without, and with one for each where they are not.
+func TestJointServers(t *testing.T) {
+	t.Parallel()
+	const requests = 20
+	run := func(t *testing.T, rdb redis.UniversalClient, o distributed.Options, most int64) {
+		counter := new(joint)
+		rdb.AddHook(counter)
+		s := distributed.New(rdb, o)
+		l := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(50), per(sec, 50, throttle.GCRA)}}, s).
+			Within(limiter(t, throttle.Policy{Name: "middle", Tiers: []throttle.Tier{throttle.PerHour(100)}}, s)).
+			Within(limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(60)}}, s))
+		var callers sync.WaitGroup
+		for range requests {
+			callers.Go(func() {
+				if err := l.Wait(context.Background()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		callers.Wait()
+		status, err := l.Status(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := status.Tiers[2].Used; n < requests || n > most {
+			t.Errorf("%d are charged, %d were admitted", n, requests)
+		}
+		if got := counter.calls.Load(); (got > 0) != (most == requests) {
+			t.Errorf("%d calls with several keys", got)
+		}
+	}
+	t.Run("one server", func(t *testing.T) {
+		run(t, redistest.Start(t).Client(), distributed.Options{}, requests)
+	})
+	t.Run("one server without functions", func(t *testing.T) {
+		rdb := redistest.Start(t).Client()
+		rdb.AddHook(noFunctions{})
+		run(t, rdb, distributed.Options{}, requests)
+	})
+	t.Run("cluster, one slot", func(t *testing.T) {
+		run(t, redistest.StartCluster(t, 3, 0).Client(), distributed.Options{Prefix: "{throttle}:"}, requests)
+	})
+	t.Run("cluster", func(t *testing.T) {
+		run(t, redistest.StartCluster(t, 3, 0).Client(), distributed.Options{}, 2*requests)
+	})
+	t.Run("one node of several", func(t *testing.T) { // as behind a proxy
+		rdb := redistest.Start(t).Client()
+		rdb.AddHook(crossSlot{})
+		s := distributed.New(rdb, distributed.Options{})
+		l := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s).
+			Within(limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s))
+		for range 3 {
+			if err := l.Wait(context.Background()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// joint counts calls of the script with several keys.
+type joint struct{ calls atomic.Int64 }
+
+func (*joint) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (j *joint) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if isJoint(cmd) {
+			j.calls.Add(1)
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (*joint) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func isJoint(cmd redis.Cmder) bool {
+	args := cmd.Args()
+	n, ok := 0, len(args) > 2 && (args[0] == "fcall" || args[0] == "evalsha" || args[0] == "eval")
+	if ok {
+		n, ok = args[2].(int)
+	}
+	return ok && n > 1
+}
+
+// noFunctions refuses as a server without functions does.
+type noFunctions struct{}
+
+func (noFunctions) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (noFunctions) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "function" {
+			cmd.SetErr(redisError("ERR unknown command 'function'"))
+			return cmd.Err()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (noFunctions) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// crossSlot refuses what a server with several slots would.
+type crossSlot struct{}
+
+func (crossSlot) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (crossSlot) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if isJoint(cmd) {
+			cmd.SetErr(redisError("CROSSSLOT Keys in request don't hash to the same slot"))
+			return cmd.Err()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (crossSlot) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+type redisError string
+
+func (e redisError) Error() string { return string(e) }
+func (redisError) RedisError()     {}

@@ -1,0 +1,272 @@
+-- joint.lua: one quota and those around it, asked at once for requests that need the same times
+-- in all of them. Units: µs.
+--
+-- Each quota tells from when on it admits a request, so all of them do from the latest of these
+-- instants on. The request is charged in each at that instant, and the next one is behind it
+-- there, also if that comes from somewhere else inside the outermost quota. So a request is booked
+-- no later than soon behind what that quota itself would tell. What waits for the quota further
+-- in has turns: each process is promised some requests, for when the quota has room for all that are promised
+-- before, and these. Nothing is charged for a promise, so nothing is lost with it.
+--
+-- A quota around keeps what it works with in a library of its own, see script.go. Times are told
+-- between them from now on, since each has a clock of its own.
+
+local LOST = 250000 -- so late nobody takes what was promised
+
+-- What it takes for that, which few calls need, and not all of it.
+local function joint(turnTo)
+  local around, peers = nil, {} -- what joint answers for the quotas around, the outermost last: of this call, and of all
+  local blocked -- for how long nothing is booked, since there is a pause or a probe
+
+  -- Begins to book requests that take so long on their way, with a reply that takes so long, of a
+  -- caller that knows the clock to show so much.
+  local function beginBooking(way, shows, takes)
+    checkClock(shows)
+    sent = now + takes
+    if way > 0 then guard = max(way, grain) end
+    if trail then trail.commit(true) end
+    if held > now + (probing and trying() and 0 or SOON) then return held - now end
+    advance(held)
+    return 0
+  end
+
+  -- The next amounts, false if there are none.
+  local function amountsOrNone(next)
+    local cost, some = {}, false
+    for u = 1, units do
+      cost[u] = u <= plan.told and next() or 0
+      some = some or cost[u] > 0
+    end
+    return some and cost
+  end
+
+  -- In how long all tiers admit a request, and the tier that decides, or -1.
+  local function readyIn(cost, headroom)
+    local at, tier = earliest(cost, sparing(cost, headroom))
+    return at <= LATEST and at - now or NEVER, tier
+  end
+
+  -- In how long so many requests are admitted one behind the other, at the least.
+  local function readyFor(cost, count)
+    local at = frontier
+    for i = 1, plan.deciding do
+      local n, t = cost[unitOf[i]], 5 + units + 6 * (i - 1)
+      if n > 0 then
+        local most = max(1, (divMod(capacity[i], n)))
+        local rounds, rest = divMod(count - 1, most)
+        local round = isBucket(plan[t]) and ceilMulDiv(most * n, plan[t + 3], plan[t + 2]) or plan[t + 3] + guard
+        at = max(at, min(LATEST, admits(i, (rest + 1) * n) + rounds * round))
+      end
+    end
+    return at - now
+  end
+
+  -- Adds requests to those that are promised for an instant, or takes them off.
+  local function promise(at, count)
+    if at <= oldEnd then promisedOld = max(0, promisedOld + count) else promised = max(0, promised + count) end
+  end
+
+  -- How many requests, up to most, are admitted so soon behind all that are promised.
+  local function unpromised(cost, most, soon)
+    local before = promised + promisedOld
+    if readyFor(cost, before + 1) > soon then return 0 end
+    local few, many = 1, most + 1 -- that many are, and that many aren't
+    while many - few > 1 do
+      local middle = few + divMod(many - few, 2)
+      if readyFor(cost, before + middle) <= soon then few = middle else many = middle end
+    end
+    return few
+  end
+
+  -- How many requests, up to most, are admitted where the last one was.
+  local function fittingBeside(cost, headroom, most) return fitting(cost, sparing(cost, headroom), most) end
+
+  -- Charges requests. Answers for how long nothing is booked behind a probe.
+  local function book(wait, cost, count)
+    charge(now + wait, cost, count)
+    probe = probe or tries
+    if not probe then return 0 end
+    isProbe, probing, pause = true, true, max(now + wait, sent) + PROBE + (guard > 0 and guard or UNGUARDED)
+    held = pause
+    return held - now
+  end
+
+  -- In how long a time comes that was given back with room for a request: the first of those later than
+  -- some, or the one that comes then. Answers its place too.
+  local function lentIn(cost, later, exactly)
+    if probe then return nil end
+    for i = 1, #pool do
+      local p = pool[i]
+      local wait, fits = p[1] - now, p[1] >= sent and p[2] >= guard
+      if exactly then fits = fits and wait == exactly else fits = fits and wait > later end
+      for u = 1, units do fits = fits and p[2 + u] >= cost[u] end
+      if fits then return wait, i end
+    end
+  end
+
+  -- Takes a time that was given back to the outermost quota, if all others have it too or room then.
+  -- Answers in how long it comes.
+  local function takeLent(cost, costs, outermost, most)
+    local outer, wait, place = around[outermost], -1, nil
+    if not outer then return nil end
+    while true do
+      wait, place = outer.lentIn(costs[outermost], wait)
+      if not wait or wait > most then return nil end
+      local _, own = lentIn(cost, 0, wait)
+      local fits, places = own or readyFor(cost, promised + promisedOld + 1) <= wait, {}
+      for i = 1, outermost - 1 do
+        if fits and costs[i] then
+          _, places[i] = around[i].lentIn(costs[i], 0, wait)
+          fits = places[i] or around[i].readyIn(costs[i], 0) <= wait
+        end
+      end
+      if fits then
+        outer.take(place, costs[outermost])
+        for i = 1, outermost - 1 do
+          if places[i] then
+            around[i].take(places[i], costs[i])
+          elseif costs[i] then
+            blocked = max(blocked, around[i].book(wait, costs[i], 1))
+          end
+        end
+        if own then take(own, cost) else blocked = max(blocked, book(wait, cost, 1)) end
+        return wait
+      end
+    end
+  end
+
+  -- Begins a call with the other keys: what is wrong with them, if anything.
+  local function begin(keys)
+    local takes = argument()
+    around, blocked = {}, beginBooking(argument(), argument(), takes)
+    for i = 2, #keys do
+      if not peers[i] then
+        local _, its = instance()
+        peers[i] = its()
+      end
+      around[i - 1] = peers[i]
+      local words = arguments[cursor]
+      cursor = cursor + 1
+      local problem, pauses = around[i - 1].enter(keys[i], words, wall, argument(), argument(), takes)
+      if problem then return problem end
+      blocked = max(blocked, pauses)
+    end
+  end
+
+  ops.j = function()
+    local ahead, soon, share, turn, own = argument(), argument(), argument(), argument(), argument()
+    reply[9], reply[10] = -1, 0
+    for i = 1, 8 * #around do reply[10 + i] = 0 end
+    local left = 0 -- of its own turn
+    if turn + LOST < now then turn, own = 0, 0 end
+    if oldEnd + LOST < now then promised, promisedOld, oldEnd = 0, promised, turnsEnd end
+    local n, booked, more = #reply, false, ban <= now
+    while more and cursor <= #arguments do
+      local count, within, headroom = argument(), argument(), argument()
+      local yields = count < 0
+      if yields then count = -count end
+      local cost, costs, outermost = amounts(), {}, 0
+      for i = 1, #around do
+        costs[i] = around[i].amounts(argument)
+        if costs[i] then outermost = i end
+      end
+      local last -- in how long the one before goes
+      while more and count > 0 do
+        local at, what, run, idle = blocked, -1, 1, 0 -- idle: in how long the outermost is ready
+        local lent = at == 0 and not yields and takeLent(cost, costs, outermost, within < 0 and LATEST or within)
+        if lent then
+          at, what = lent, -2
+        elseif at == 0 then
+          local tiers = plan.deciding
+          at, what = readyIn(cost, headroom)
+          for i = 1, #around do
+            if costs[i] then
+              local e, decides = around[i].readyIn(costs[i], headroom)
+              if i == outermost then idle = e end
+              if e > at then at, what = e, decides > 0 and tiers + decides or -1 end
+            end
+            tiers = tiers + around[i].tiers()
+          end
+        end
+        if lent then
+          booked = true
+          if at > 0 then ahead = ahead - 1 end
+        elseif blocked > 0 or at == NEVER then
+          more = false
+        elseif within >= 0 and at > within then
+          run = count
+        else
+          local late = soon + idle
+          if turn > now + late then
+            own = 0 -- not yet
+          elseif turn > 0 then
+            promise(turn, -own)
+            left, turn = own, 0
+          end
+          local may = turn > 0 and 0 or max(left, unpromised(cost, promised + promisedOld > 0 and min(count, share) or count, late))
+          local near = may > 0 and at <= (yields and soon or late)
+          more = near and (at <= 0 or ahead > 0 or not booked)
+          if more then
+            if at == last then
+              run = fittingBeside(cost, headroom, at > 0 and max(1, min(count, may, ahead)) or min(count, may))
+              for i = 1, #around do
+                if costs[i] then run = min(run, around[i].fitting(costs[i], headroom, run)) end
+              end
+            end
+            blocked = book(at, cost, run)
+            for i = 1, #around do
+              if costs[i] then blocked = max(blocked, around[i].book(at, costs[i], run)) end
+            end
+            what, left, booked, last = run - 2 - crowd, max(0, left - run), true, at
+            if at > 0 then ahead = ahead - run end
+          elseif not near then
+            if frontier > max(held, now + late) then -- somebody has booked here alone
+              reply[10] = -1
+            elseif turn > 0 then
+              at = max(at, turn - now)
+            else
+              local next = min(count, left > 0 and left or share)
+              if left == 0 then at = max(at, readyFor(cost, promised + promisedOld + 1)) end -- else it is the first
+              if within < 0 or at <= within then
+                promise(now + at, next)
+                reply[10] = next
+                turnsEnd = max(turnsEnd, now + at)
+              end
+            end
+            if within >= 0 then at = min(at, within) end -- those before it may leave
+            reply[9] = yields and 0 or idle
+          end
+        end
+        reply[n + 1], reply[n + 2], reply[n + 3], n = what, at < NEVER and now + at or -1, run, n + 3
+        count = count - run
+      end
+    end
+  end
+
+  -- Saves the quotas around, and tells of each.
+  local function finish()
+    for i = 1, #around do
+      local told = around[i].leave()
+      for j = 1, 8 do reply[2 + 8 * i + j] = told[j] end
+    end
+  end
+
+  -- Turns to a quota around another. Answers what is wrong, if anything, and for how long nothing is
+  -- booked.
+  local function enter(name, words, time, way, shows, takes)
+    if not call then bind() end
+    wall = time
+    local problem = turnTo(name, words)
+    return problem, not problem and beginBooking(way, shows, takes)
+  end
+
+  local function leave()
+    save()
+    return reply
+  end
+
+  return {
+    begin = begin, finish = finish, enter = enter, leave = leave, readyIn = readyIn, fitting = fittingBeside, book = book,
+    lentIn = lentIn, take = take, amounts = amountsOrNone, tiers = function() return plan.deciding end,
+  }
+end

@@ -1,0 +1,173 @@
+package throttle
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/queue"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A bundledQuota reserves in the quota of a Limiter and in the quotas around it at once. The cost of a
+// request contains its costs in all of them, one after the other.
+type bundledQuota struct {
+	store.Quota              // of the innermost scope
+	bundle      store.Bundle // nil if the quotas cannot reserve together
+	limiter     *Limiter
+	scopes      []*scope    // the outermost last
+	revisions   []*revision // of the scopes
+}
+
+// bundled returns the bundledQuota of this scope and the scopes around it under their policies in force.
+func (l *Limiter) bundled(s *scope) *bundledQuota {
+	l.joint.configure(s, l.jointConfig)
+	if !l.bundle.Load().isCurrent() {
+		l.joint.reconfigure(s, l.jointConfig)
+	}
+	return l.bundle.Load()
+}
+
+// jointConfig returns the configuration of the queue of callers that are charged in all scopes at once.
+func (l *Limiter) jointConfig(rev *revision) queue.Config {
+	s := l.scope.Load()
+	b := &bundledQuota{Quota: rev.quota, limiter: l, scopes: []*scope{s}, revisions: []*revision{rev}}
+	var around []store.Quota
+	for o := l.outer; o != nil; o = o.outer {
+		s := o.scope.Load()
+		rev := s.adoptSuccessor()
+		b.scopes, b.revisions, around = append(b.scopes, s), append(b.revisions, rev), append(around, rev.quota)
+	}
+	if q, ok := rev.quota.(store.Bundler); ok {
+		b.bundle = q.Bundle(around)
+	}
+	l.bundle.Store(b)
+	c := s.queueConfig(rev)
+	c.Quota = b
+	return c
+}
+
+// isCurrent reports whether the outer scopes still have the same policies.
+func (b *bundledQuota) isCurrent() bool {
+	o := b.limiter.outer
+	for i, s := range b.scopes[1:] {
+		if o.scope.Load() != s || s.adoptSuccessor() != b.revisions[1+i] {
+			return false
+		}
+		o = o.outer
+	}
+	return true
+}
+
+// costOf returns the costs of a request in all scopes.
+func (b *bundledQuota) costOf(d *demand) (cost []int64, err error) {
+	for _, rev := range b.revisions {
+		own, err := rev.costOf(d)
+		if err != nil {
+			return nil, err
+		}
+		cost = append(cost, own...)
+	}
+	return cost, nil
+}
+
+// Reserve reserves in all quotas at once.
+func (b *bundledQuota) Reserve(_ *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+	if b.bundle == nil {
+		go done(nil, store.ErrApart)
+		return
+	}
+	guards := make([]time.Duration, len(b.scopes)-1)
+	for i := range guards {
+		guards[i] = b.scopes[1+i].guard(b.revisions[1+i])
+	}
+	b.bundle.Reserve(guards, requests, done)
+}
+
+// Cancel returns reservations to all quotas.
+func (b *bundledQuota) Cancel(reserved []store.Decision) { b.bundle.Cancel(reserved) }
+
+// Watch watches all quotas. A change that voids reservations in one of them voids them in all.
+func (b *bundledQuota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
+	l := b.limiter
+	stops := []func(){b.Quota.Watch(changed), b.scopes[0].track(&l.joint)}
+	for i, s := range b.scopes[1:] {
+		stops = append(stops, s.track(&l.joint), b.revisions[1+i].quota.Watch(func(change store.Change, left time.Duration) {
+			l.outerChanged(&l.joint, l.jointConfig, s.current.Load(), change, left)
+			if change != store.Freed && change != store.Replanned {
+				change, left = store.Eased, 0
+			}
+			changed(change, left)
+		}))
+	}
+	return func() {
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+// Forecast returns a forecast over all scopes, like that of a chainedQuota.
+func (b *bundledQuota) Forecast() store.Forecast {
+	f, from := new(chainForecast), 0
+	for _, rev := range b.revisions {
+		first := from
+		from += len(rev.plan.Units())
+		last := from
+		f.add(rev.quota, rev.plan, func(cost []int64) []int64 { return cost[first:last] })
+	}
+	return f
+}
+
+// joinAtOnce admits a request in all scopes at once. It returns store.ErrApart if the quotas have to
+// be asked one after the other.
+func (l *Limiter) joinAtOnce(ctx context.Context, s *scope, d demand, giveUp time.Time, a *admission) error {
+	var scopes []*scope
+	done := false
+	defer func() {
+		for _, s := range scopes {
+			if !done {
+				s.leave()
+			}
+		}
+	}()
+	for o := l.outer; o != nil; o = o.outer {
+		s, err := o.enter()
+		if err != nil {
+			return err
+		}
+		scopes = append(scopes, s)
+	}
+	var b *bundledQuota
+	if b = l.bundled(s); b.bundle == nil {
+		return store.ErrApart
+	}
+	request := waitRequest{demand: d, giveUpAt: giveUp, config: l.jointConfig, explain: l.explain, costOf: func(*revision) ([]int64, error) {
+		b = l.bundled(s)
+		return b.costOf(&d)
+	}}
+	for {
+		c, err := l.joint.wait(ctx, s, request)
+		if errors.Is(err, store.ErrApart) {
+			return store.ErrApart
+		}
+		if err != nil {
+			return err
+		}
+		got, cost := admission{}, c.cost
+		for i, decision := range c.decision.Reservation.Parts {
+			n := len(b.revisions[i].plan.Units())
+			part := charge{b.scopes[i], b.revisions[i], decision, cost[:n:n]}
+			if cost = cost[n:]; i == 0 {
+				got.charge = part
+			} else {
+				got.outer = append(got.outer, part)
+			}
+		}
+		if !got.void() {
+			*a, done = got, true
+			return nil
+		}
+		got.refund()
+	}
+}
