@@ -48,6 +48,9 @@ func Anthropic(requests, input, output int64) Provider {
 			Charges: []answers.Charge{
 				charge("input-tokens", "input_tokens"), charge("input-tokens", "cache_creation_input_tokens"), charge("output-tokens", "output_tokens"),
 			},
+			Rules: []answers.Rule{
+				{Status: http.StatusTooManyRequests, Path: "error.details.error_code", Text: "enforced_spend_limit_reached", Kind: answers.Other, Reason: "spend limit"},
+			},
 		},
 		Hosts: []string{"api.anthropic.com"},
 	}

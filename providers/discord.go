@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
@@ -21,7 +22,8 @@ import (
 // with 401, 403 or 429 in 10 minutes. The program must prevent 401 and 403 itself.
 //
 // A 429 of a resource's own limit, which others may have used up, reports a longer wait than the
-// bucket does. The longer wait counts. A wait of more than 15 minutes closes the route with
+// bucket does. The longer wait counts. A block of the IP address, which names no wait, closes all
+// routes for an hour with throttle.ErrBanned. A wait of more than 15 minutes closes the route with
 // throttle.ErrBanned, unless its Policy.MaxPause allows more.
 func Discord() Provider {
 	const page = "https://github.com/discord/discord-api-docs/blob/c98d64b/developers/topics/rate-limits.mdx"
@@ -40,11 +42,21 @@ func Discord() Provider {
 				Reset:     answers.Field{Header: "X-Ratelimit-Reset-After", Format: answers.Seconds},
 			}},
 			Reasons: []string{"X-Ratelimit-Scope"},
-			Rules:   []answers.Rule{{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Global", Kind: answers.Limited, Wide: true}},
+			Rules: []answers.Rule{
+				{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Global", Kind: answers.Limited, Wide: true},
+				{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Bucket", Kind: answers.Limited},
+				{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Scope", Kind: answers.Limited},
+				{Status: http.StatusTooManyRequests, Path: "message", Text: "You are being blocked*", Kind: answers.Banned, Wait: discordBan, Wide: true, Reason: "blocked"},
+				{Status: http.StatusTooManyRequests, Path: "retry_after", Text: "*", Kind: answers.Limited},
+				{Status: http.StatusTooManyRequests, Text: "*1015*", Kind: answers.Banned, Wait: discordBan, Wide: true, Reason: "blocked"},
+			},
 		},
-		Hosts: []string{"discord.com", "discordapp.com"},
+		Hosts: []string{"discord.com", "discordapp.com", "canary.discord.com", "ptb.discord.com"},
 	}
 }
+
+// discordBan is how long a block of the IP address is taken to last. Users report an hour and more.
+const discordBan = time.Hour
 
 // discordRoute returns the method and path of a request, with * for ids below the top level.
 func discordRoute(req *http.Request) string {

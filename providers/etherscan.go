@@ -13,13 +13,16 @@ import (
 // second and 100,000 to 1,500,000 a day. Etherscan doesn't document the kind of window, so seconds
 // and days roll.
 //
-// A refusal has status 200 and names no wait.
+// A refusal has status 200 and names no wait. When the day is used up, callers get
+// throttle.ErrBanned until midnight UTC, or wait if the scope's Policy.MaxPause allows it.
 func Etherscan() Provider {
 	return Provider{
 		Name: "etherscan",
 		Scopes: []Scope{every("account", "https://docs.etherscan.io/rate-limits.md",
 			throttle.PerSecond(3), throttle.PerDay(100_000))},
 		Profile: answers.Profile{Rules: []answers.Rule{
+			{Status: http.StatusOK, Path: "result", Text: "*daily rate limit reached*", Kind: answers.Limited, Until: "UTC"},
+			{Status: http.StatusOK, Path: "result", Text: "Too many invalid api key*", Kind: answers.Banned, Wait: 30 * time.Second},
 			{Status: http.StatusOK, Path: "result", Text: "*rate limit reached*", Kind: answers.Limited, Wait: time.Second},
 		}},
 		Hosts: []string{"api.etherscan.io"},

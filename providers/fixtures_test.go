@@ -2,12 +2,17 @@ package providers_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/providers"
 )
 
 // A fixture is a response as a provider sends it, from its documentation or from a capture.
@@ -73,6 +78,117 @@ func TestFixtures(t *testing.T) {
 					t.Errorf("%s: %q has the Date %s, which was a %v", file, r.Name, date, at.Weekday())
 				}
 			}
+		}
+	}
+}
+
+// readPage reads a page of testdata/fixtures.
+func readPage(t *testing.T, name string) (p page) {
+	t.Helper()
+	text, err := os.ReadFile("testdata/fixtures/" + name + ".json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// response returns the fixture as a Profile reads it.
+func (f fixture) response() answers.Response {
+	r := answers.Response{Status: f.Status, Header: make(http.Header), Got: time.Now()}
+	for name, value := range f.Headers {
+		if lines, ok := value.([]any); ok {
+			for _, line := range lines {
+				r.Header.Add(name, fmt.Sprint(line))
+			}
+		} else {
+			r.Header.Set(name, fmt.Sprint(value))
+		}
+	}
+	if at, err := http.ParseTime(r.Header.Get("Date")); err == nil {
+		r.Got = at
+	}
+	if text, ok := f.Body.(string); ok {
+		r.Body = []byte(text)
+	} else if f.Body != nil {
+		r.Body, _ = json.Marshal(f.Body)
+	}
+	return r
+}
+
+// kinds returns what a profile may take the response for, by what the fixture says of it.
+func (f fixture) kinds() []answers.Kind {
+	means := f.Means
+	switch {
+	case means.Refused != true:
+		return []answers.Kind{answers.Passed}
+	case means.Kind == "outage" || means.Kind == "poison" || means.Of == "nothing":
+		return []answers.Kind{answers.Passed, answers.Other} // the quota is not the reason
+	case means.Kind == "spend":
+		return []answers.Kind{answers.Passed, answers.Other, answers.Banned} // no wait of minutes helps
+	case means.Kind == "lockout":
+		return []answers.Kind{answers.Banned, answers.Other}
+	case means.Of == "object":
+		return []answers.Kind{answers.Other, answers.Limited} // Limited if the preset has a scope for the object
+	}
+	return []answers.Kind{answers.Limited}
+}
+
+// TestPresetsReadFixtures checks that each preset takes the responses of its API for what they are.
+func TestPresetsReadFixtures(t *testing.T) {
+	for _, test := range []struct {
+		page, only string // the page, and the beginning of the names of the responses that are the preset's
+		preset     providers.Provider
+		except     map[string]answers.Kind // responses that the preset takes for something else, see the comments
+	}{
+		{page: "anthropic", preset: providers.Anthropic(50, 1e6, 1e6)},
+		{page: "binance", preset: providers.Binance(), except: map[string]answers.Kind{
+			// One order of two was placed: a client that paused would not see it.
+			"cancel-replace: cancelled, new order refused for its count": answers.Passed,
+		}},
+		{page: "coinbase", only: "App:", preset: providers.CoinbaseApp()},
+		{page: "coinbase", only: "Exchange:", preset: providers.CoinbaseExchange()},
+		{page: "discord", preset: providers.Discord()},
+		{page: "etherscan", preset: providers.Etherscan()},
+		{page: "github", preset: providers.GitHub()},
+		{page: "hubspot", preset: providers.HubSpot("UTC"), except: map[string]answers.Kind{
+			"migration runs": answers.Limited, // its Retry-After is for the account
+		}},
+		{page: "kraken", preset: providers.Kraken(), except: map[string]answers.Kind{
+			// The orders before it were placed.
+			"one order of a batch refused inside a 200": answers.Passed,
+		}},
+		{page: "notion", preset: providers.Notion(), except: map[string]answers.Kind{
+			"overload": answers.Limited, // its Retry-After is for everybody
+		}},
+		{page: "openai", preset: providers.OpenAI(500, 30_000), except: map[string]answers.Kind{
+			// A stream has begun, and its end pauses nothing; nor does a full queue of batches.
+			"refusal inside a stream": answers.Passed, "batch queue full": answers.Passed,
+		}},
+		{page: "shopify", only: "GraphQL", preset: providers.ShopifyGraphQL()},
+		{page: "shopify", only: "REST", preset: providers.ShopifyREST()},
+		{page: "slack", preset: providers.Slack()},
+		{page: "stripe", preset: providers.Stripe()},
+		{page: "twilio", preset: providers.Twilio(10)},
+	} {
+		read := 0
+		for _, f := range readPage(t, test.page).Responses {
+			if !strings.HasPrefix(f.Name, test.only) {
+				continue
+			}
+			read++
+			want := f.kinds()
+			if kind, ok := test.except[f.Name]; ok {
+				want = []answers.Kind{kind}
+			}
+			if got := test.preset.Profile.Read(f.response()).Refusal; !slices.Contains(want, got.Kind) {
+				t.Errorf("%s: %q, status %d, refused %v of %s (%s): read as %+v, want %v", test.page, f.Name, f.Status, f.Means.Refused, f.Means.Of, f.Means.Kind, got, want)
+			}
+		}
+		if read < 2 {
+			t.Errorf("%s %s: %d responses", test.page, test.only, read)
 		}
 	}
 }

@@ -81,9 +81,10 @@ func githubProfile() answers.Profile {
 			{Status: 429, Header: "Retry-After", Kind: answers.Limited, Wide: true, Reason: "secondary"},
 			{Status: 403, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
 			{Status: 429, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
+			{Status: 403, Path: "message", Text: "*abuse detection*", Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
 			{Status: 403, Path: "message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"}, // other 403s are missing permissions
 			{Status: 429, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
-			{Status: 200, Header: left, Value: "0", Path: "errors.*.type", Text: "RATE_LIMITED", Kind: answers.Limited, Delay: reset, Reason: "primary"},
+			{Status: 200, Path: "errors.*.type", Text: "RATE_LIMIT*", Kind: answers.Limited, Delay: reset, Reason: "primary"},
 			{Status: 200, Header: resource, Value: "graphql", Path: "errors.*.message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
 		},
 	}

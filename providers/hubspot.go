@@ -12,7 +12,7 @@ import (
 
 // HubSpot is HubSpot's API, with the limits of a free or Starter account. An app has 100 requests
 // in any 10 seconds. The account has 250,000 a day; its day begins at midnight in the account's
-// time zone, such as "America/New_York", or UTC if zone is empty. Searches have 4 a second besides.
+// time zone, such as "America/New_York", or UTC if zone is empty. Searches have 5 a second besides.
 // Paid accounts have more. An app that uses OAuth has no daily limit: remove that tier.
 //
 // Responses report the daily use of the account's other apps. When the day is used up, requests
@@ -20,11 +20,11 @@ import (
 // Policy.MaxPause of the scope "app" allows such a wait.
 func HubSpot(zone string) Provider {
 	zone = cmp.Or(zone, "UTC")
-	const page, search = "https://developers.hubspot.com/apisbytier", "https://developers.hubspot.com/changelog/crm-search-api-rate-limit-increase"
+	const page, search = "https://developers.hubspot.com/apisbytier", "https://developers.hubspot.com/docs/api-reference/latest/crm/search-the-crm"
 	return Provider{
 		Name: "hubspot",
 		Scopes: []Scope{
-			some("search", search, when(func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }), throttle.PerSecond(4)),
+			some("search", search, when(func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }), throttle.PerSecond(5)),
 			every("app", page, throttle.Tier{Limit: 100, Window: 10 * time.Second},
 				throttle.Tier{Limit: 250_000, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: zone}),
 		},
@@ -41,9 +41,10 @@ func HubSpot(zone string) Provider {
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Path: "policyName", Text: "DAILY", Kind: answers.Limited, Until: zone, Wide: true},
 				{Status: http.StatusTooManyRequests, Path: "policyName", Text: "TEN_SECONDLY_ROLLING", Kind: answers.Limited, Wide: true},
-				{Status: http.StatusLocked, Kind: answers.Limited},
+				{Status: http.StatusLocked, Kind: answers.Other, Reason: "locked"},
+				{Status: 477, Kind: answers.Limited, Wide: true, Reason: "migration"},
 			},
 		},
-		Hosts: []string{"api.hubapi.com"},
+		Hosts: []string{"api.hubapi.com", "*.hubapi.com", "api.hubspot.com"},
 	}
 }

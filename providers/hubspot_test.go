@@ -20,7 +20,7 @@ func TestHubSpot(t *testing.T) {
 		want      float64 // a minute
 	}{
 		{"reading", hubspot, 600},
-		{"searching", hubspot + "/search", 240},
+		{"searching", hubspot + "/search", 300},
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -60,7 +60,8 @@ func TestHubSpotRefusals(t *testing.T) {
 	}{
 		{"daily limit until midnight in the account's zone", fakeapi.Reply{Status: 429, Body: `{"status":"error","policyName":"DAILY"}`}, 5 * time.Hour, 5*time.Hour + time.Second},
 		{"ten seconds, without a wait", fakeapi.Reply{Status: 429, Body: `{"status":"error","policyName":"TEN_SECONDLY_ROLLING"}`}, time.Second, 2 * time.Second},
-		{"locked", fakeapi.Reply{Status: 423, Header: map[string]string{"Retry-After": "2"}}, 2 * time.Second, 2 * time.Second},
+		{"a record is locked, which concerns no other", fakeapi.Reply{Status: 423}, 0, 0},
+		{"the account migrates", fakeapi.Reply{Status: 477, Header: map[string]string{"Retry-After": "2"}}, 2 * time.Second, 2 * time.Second},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

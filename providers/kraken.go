@@ -14,8 +14,8 @@ import (
 //
 // Private calls count in the key's counter, which goes to 15 and falls by 0.33 a second
 // (Intermediate 20 and 0.5, Pro 20 and 1). Calls for ledgers and trade history count 2. Calls that
-// add or cancel an order count 0. Public calls have other limits, which that page doesn't document,
-// and are not limited here.
+// add or cancel an order count 0. Public calls are limited to 1 a second for an IP address, and
+// those for trades and candles to 1 a second for each pair.
 //
 // Adding or editing an order also counts in the matching engine, in a counter for each pair, which
 // goes to 60 and falls by 1 a second (Intermediate 125 and 2.34, Pro 180 and 3.75). The cost of
@@ -23,7 +23,9 @@ import (
 // to 8 and name no pair. They are not counted: leave room for them. The pair is read from the
 // request's body. Bodies without a readable pair count as one pair.
 //
-// Refusals have status 200. "EService: Throttled" names the time until which to wait.
+// Refusals have status 200. "EService: Throttled" names the time until which to wait. After failed
+// keys Kraken locks the private calls of an account for about 15 minutes: callers get
+// throttle.ErrBanned.
 func Kraken() Provider {
 	const page = "https://docs.kraken.com/exchange/guides/rest/ratelimits.md"
 	const engine = "https://docs.kraken.com/exchange/guides/general/ratelimits.md"
@@ -32,17 +34,25 @@ func Kraken() Provider {
 		Scopes: []Scope{
 			some("pair", engine, krakenPair,
 				throttle.Tier{Limit: 1, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 60, Unit: "engine"}),
+			some("public", "https://support.kraken.com/articles/206548367", krakenPublic, throttle.PerSecond(1)),
 			some("key", page, when(func(req *http.Request) bool { return krakenCalls(req) > 0 }),
 				throttle.Tier{Limit: 33, Window: 100 * time.Second, Algorithm: throttle.LeakyBucket, Burst: 15}),
 		},
 		Cost: func(req *http.Request) throttle.Cost {
 			c := throttle.Cost{"requests": krakenCalls(req)}
+			if _, public := krakenPublic(req); public {
+				c["requests"] = 1
+			}
 			if n := krakenEngine(req); n > 0 {
 				c["engine"] = n
 			}
 			return c
 		},
 		Profile: answers.Profile{Rules: []answers.Rule{
+			{Path: "error.*", Text: "EGeneral:Temporary lockout", Kind: answers.Banned, Wait: 15 * time.Minute, Wide: true},
+			{Path: "error.*", Text: "EGeneral:Too many requests", Kind: answers.Limited},
+			{Path: "error.*", Text: "EService:Throttled", Kind: answers.Limited, Wide: true},
+			{Path: "error.*", Text: "EOrder:Domain rate limit exceeded", Kind: answers.Limited, Wide: true},
 			{Path: "error.*", Text: "EService: Throttled*", Kind: answers.Limited, Wide: true, Delay: []answers.Field{{Path: "error.*", After: "Throttled: ", Format: answers.EpochSeconds}}},
 			{Path: "error.*", Text: "EOrder:Rate limit exceeded", Kind: answers.Limited},
 			{Path: "error.*", Text: "EAPI:Rate limit exceeded", Kind: answers.Limited, Wide: true},
@@ -61,6 +71,15 @@ func krakenCalls(req *http.Request) int64 {
 		return 2
 	}
 	return 1
+}
+
+// krakenPublic returns the quota of a public call: its pair, if that has a quota of its own.
+func krakenPublic(req *http.Request) (pair string, counts bool) {
+	call, public := strings.CutPrefix(req.URL.Path, "/0/public/")
+	if call == "Trades" || call == "OHLC" {
+		pair = req.URL.Query().Get("pair")
+	}
+	return pair, public
 }
 
 // krakenEngine returns the maximum cost of a request in its pair's counter.

@@ -20,7 +20,8 @@ import (
 // x-ratelimit headers report it.
 //
 // Of a body above 16 MB only the beginning is read, and of a body without GetBody only the length
-// is known. A 429 for lack of credit is not a rate limit, and waiting doesn't help.
+// is known. A 429 for lack of credit, or for a request above the limit, pauses nothing, because waiting
+// doesn't help.
 func OpenAI(requests, tokens int64) Provider {
 	const page = "https://developers.openai.com/api/docs/guides/rate-limits"
 	const reset, remaining, limit = "X-Ratelimit-Reset-", "X-Ratelimit-Remaining-", "X-Ratelimit-Limit-"
@@ -45,6 +46,8 @@ func OpenAI(requests, tokens int64) Provider {
 			},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Path: "error.type", Text: "insufficient_quota", Kind: answers.Other},
+				{Status: http.StatusTooManyRequests, Path: "error.type", Text: "billing_not_active", Kind: answers.Other},
+				{Status: http.StatusTooManyRequests, Path: "error.message", Text: "Request too large*", Kind: answers.Other, Reason: "too large"},
 				{Status: http.StatusTooManyRequests, Header: "X-Should-Retry", Value: "false", Kind: answers.Other, Reason: "x-should-retry: false"},
 			},
 		},

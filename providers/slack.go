@@ -19,7 +19,7 @@ import (
 // are sold outside the Marketplace.
 //
 // The channel is read from a JSON or form body. Requests without a readable channel share one
-// quota. A Retry-After counts on a response with status 200 too.
+// quota. A refusal may have status 200.
 func Slack() Provider {
 	const page, methods = "https://docs.slack.dev/apis/web-api/rate-limits", "https://docs.slack.dev/reference/methods"
 	return Provider{
@@ -30,7 +30,7 @@ func Slack() Provider {
 			some("tier3", methods, slackMethods(3), throttle.PerMinute(50)),
 			some("method", page, slackMethods(0), throttle.PerMinute(20)),
 		},
-		Profile: answers.Profile{Rules: []answers.Rule{{Status: http.StatusOK, Header: "Retry-After", Kind: answers.Limited}}},
+		Profile: answers.Profile{Rules: []answers.Rule{{Status: http.StatusOK, Path: "error", Text: "ratelimited", Kind: answers.Limited}}},
 		Hosts:   []string{"slack.com"},
 	}
 }

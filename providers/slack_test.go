@@ -60,7 +60,7 @@ func TestSlackRefusals(t *testing.T) {
 		reply fakeapi.Reply
 	}{
 		{"429", fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "30"}, Body: `{"ok":false,"error":"ratelimited"}`}},
-		{"Retry-After on 200", fakeapi.Reply{Header: map[string]string{"Retry-After": "30"}, Body: `{"ok":true}`}},
+		{"200", fakeapi.Reply{Header: map[string]string{"Retry-After": "30"}, Body: `{"ok":false,"error":"ratelimited"}`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -37,6 +37,8 @@ func Stripe() Provider {
 				{Status: http.StatusTooManyRequests, Header: "Stripe-Rate-Limited-Reason", Value: "resource-specific", Kind: answers.Other},
 				{Status: http.StatusTooManyRequests, Header: "Stripe-Rate-Limited-Reason", Kind: answers.Limited},
 				{Status: http.StatusTooManyRequests, Path: "error.code", Text: "lock_timeout", Kind: answers.Other},
+				{Status: http.StatusBadRequest, Path: "error.code", Text: "rate_limit", Kind: answers.Limited},
+				{Status: http.StatusBadRequest, Path: "error.message", Text: "*too quickly*", Kind: answers.Limited, Reason: "accounts"},
 			},
 		},
 		Hosts: []string{"api.stripe.com", "files.stripe.com"},

@@ -13,7 +13,7 @@ import (
 // HubSpot is HubSpot's API for one private app in a Starter account. It accepts daily requests a
 // day, and the day begins at midnight in zone.
 func HubSpot(daily int64, zone *time.Location) *Server {
-	tens, search := &rollingWindow{limit: 100, length: 10 * time.Second}, newCounters(algorithms.PerSecond(4)).of("")
+	tens, search := &rollingWindow{limit: 100, length: 10 * time.Second}, newCounters(algorithms.PerSecond(5)).of("")
 	day, used := "", int64(0)
 	return newServer(func(c *Call) Reply {
 		if today := c.Now.In(zone).Format(time.DateOnly); today != day {

@@ -58,7 +58,7 @@ func TestRefusals(t *testing.T) {
 		{"Discord, all", fakeapi.Discord, url("GET", "https://discord.com/api/guilds/#/members"), 50, "global", 429, "X-RateLimit-Global", "true "},
 		{"Notion", fakeapi.Notion, url("GET", "https://api.notion.com/v1/users"), 180, "connection", 429, "Retry-After", "17 "},
 		{"HubSpot, a day", hubspot, url("GET", "https://api.hubapi.com/a"), 7, "DAILY", 429, "Retry-After", " "},
-		{"HubSpot, searching", hubspot, url("POST", "https://api.hubapi.com/a/search"), 4, "SECONDLY", 429, "Retry-After", " "},
+		{"HubSpot, searching", hubspot, url("POST", "https://api.hubapi.com/a/search"), 5, "SECONDLY", 429, "Retry-After", " "},
 		{"HubSpot, ten seconds", func() *fakeapi.Server { return fakeapi.HubSpot(1_000, time.UTC) }, url("GET", "https://api.hubapi.com/a"), 100, "TEN_SECONDLY_ROLLING", 429, "Retry-After", " "},
 	} {
 		t.Run(test.name, func(t *testing.T) {
