@@ -74,6 +74,10 @@ type Quota struct {
 	// header, Name.
 	NameIn string
 
+	// UnitIn is the header whose value is the unit, for providers that name the resource of a
+	// request. If empty, or if a response lacks the header, Unit.
+	UnitIn string
+
 	// Unit is what the quota counts. If empty, "requests".
 	Unit string
 

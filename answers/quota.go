@@ -26,6 +26,9 @@ func (q *Quota) read(e *event, to []Reading) []Reading {
 	if q.NameIn != "" {
 		base.Name = cmp.Or(e.Header.Get(q.NameIn), q.Name)
 	}
+	if q.UnitIn != "" {
+		base.Unit = cmp.Or(e.Header.Get(q.UnitIn), base.Unit)
+	}
 	var found []Reading
 	switch {
 	case q.Read != nil:

@@ -21,8 +21,12 @@ import (
 // limits, for CPU time and undisclosed ones. Every REST POST and every mutation is assumed to
 // create content.
 //
+// The primary limits are counted in units with the names of GitHub's resources: "core", "search",
+// "code_search" and "graphql". Other resources, such as the audit log, have quotas of their own
+// with limits that are not published: one that is used up pauses only its own requests.
+//
 // A GraphQL query is charged one primary point. If it asks for rateLimit { cost }, it is then
-// charged its real cost. Cost may also return the cost, in the unit "graphql-points". Mutations are
+// charged its real cost. Cost may also return the cost, in the unit "graphql". Mutations are
 // recognized in a JSON body.
 //
 // When the hour is used up, requests wait for the next hour. A refusal by a secondary limit pauses
@@ -36,9 +40,10 @@ func GitHub() Provider {
 	p := Provider{
 		Name: "github",
 		Scopes: []Scope{
-			some("core", rest, githubResource("core"), fixed(5_000, time.Hour, "")),
-			some("search", search, githubResource("search"), fixed(30, time.Minute, "")),
-			some("code_search", search, githubResource("code_search"), fixed(9, time.Minute, "")),
+			some("resource", rest, githubOther, throttle.PerMinute(900)),
+			some("core", rest, githubCounts("core"), fixed(5_000, time.Hour, "core")),
+			some("search", search, githubCounts("search"), fixed(30, time.Minute, "search")),
+			some("code_search", search, githubCounts("code_search"), fixed(9, time.Minute, "code_search")),
 			some("rest", secondary, when(func(req *http.Request) bool { return !githubGraphQL(req) }), minute(900, "points")),
 			some("graphql", graphql, when(githubGraphQL), githubPoints(5_000), minute(2_000, "points")),
 			every("user", secondary, throttle.Tier{Limit: 100, Algorithm: throttle.Concurrency},
@@ -56,26 +61,25 @@ func GitHub() Provider {
 
 // githubPoints returns the primary limit of GraphQL.
 func githubPoints(limit int64) throttle.Tier {
-	t := fixed(limit, time.Hour, "graphql-points")
+	t := fixed(limit, time.Hour, "graphql")
 	t.Estimated = true
 	return t
 }
 
-// githubProfile returns a profile that distinguishes primary from secondary limits. The same
-// headers report requests and points. A request's scopes ignore units that they don't count.
+// githubProfile returns a profile that distinguishes primary from secondary limits. The headers
+// report the primary limit of the request's resource, which is the unit.
 func githubProfile() answers.Profile {
 	const left, resource, second = "X-Ratelimit-Remaining", "X-Ratelimit-Resource", "*secondary rate limit*"
-	requests := answers.Quota{
-		NameIn:    resource,
+	primary := answers.Quota{
+		UnitIn:    resource,
 		Limit:     answers.Field{Header: "X-Ratelimit-Limit"},
 		Remaining: answers.Field{Header: left},
 		Reset:     answers.Field{Header: "X-Ratelimit-Reset", Format: answers.EpochSeconds},
 	}
-	points, reset := requests, []answers.Field{requests.Reset}
-	points.Unit = "graphql-points"
+	reset := []answers.Field{primary.Reset}
 	return answers.Profile{
-		Quotas:  []answers.Quota{requests, points},
-		Charges: []answers.Charge{{Unit: points.Unit, Field: answers.Field{Path: "data.rateLimit.cost"}}},
+		Quotas:  []answers.Quota{primary},
+		Charges: []answers.Charge{{Unit: "graphql", Field: answers.Field{Path: "data.rateLimit.cost"}}},
 		Rules: []answers.Rule{
 			{Status: 403, Header: "Retry-After", Kind: answers.Limited, Wide: true, Reason: "secondary"},
 			{Status: 429, Header: "Retry-After", Kind: answers.Limited, Wide: true, Reason: "secondary"},
@@ -92,29 +96,65 @@ func githubProfile() answers.Profile {
 
 func githubGraphQL(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/graphql") }
 
-// githubResource returns the Key of a primary REST limit.
-func githubResource(name string) func(*http.Request) (string, bool) {
-	return when(func(req *http.Request) bool {
-		switch path := req.URL.Path; {
-		case githubGraphQL(req) || path == "/rate_limit": // /rate_limit is free
-			return false
-		case path == "/search/code":
-			return name == "code_search"
-		case strings.HasPrefix(path, "/search/"):
-			return name == "search"
+// githubResource returns the resource whose primary limit counts a request, as GitHub names it.
+// GET /rate_limit is free.
+func githubResource(req *http.Request) string {
+	path := strings.TrimPrefix(req.URL.Path, "/api/v3") // of an Enterprise Server
+	switch {
+	case githubGraphQL(req):
+		return "graphql"
+	case path == "/rate_limit":
+		return ""
+	case path == "/search/code":
+		return "code_search"
+	case strings.HasPrefix(path, "/search/"):
+		return "search"
+	case strings.HasPrefix(path, "/scim/"):
+		return "scim"
+	case strings.HasPrefix(path, "/app-manifests/") && strings.HasSuffix(path, "/conversions"):
+		return "integration_manifest"
+	}
+	for end, name := range githubPaths {
+		if strings.HasSuffix(path, end) {
+			return name
 		}
-		return name == "core"
-	})
+	}
+	return "core"
+}
+
+// githubPaths are the ends of paths with a primary limit of their own, as in GetRateLimitCategory
+// of go-github.
+var githubPaths = map[string]string{
+	"/import": "source_import", "/code-scanning/sarifs": "code_scanning_upload", "/audit-log": "audit_log",
+	"/dependency-graph/snapshots": "dependency_snapshots", "/dependency-graph/sbom": "dependency_sbom",
+}
+
+// githubCounts returns the Key of the primary limit of a resource.
+func githubCounts(resource string) func(*http.Request) (string, bool) {
+	return when(func(req *http.Request) bool { return githubResource(req) == resource })
+}
+
+// githubOther is the Key of resources whose limits are not published.
+func githubOther(req *http.Request) (resource string, counts bool) {
+	switch resource = githubResource(req); resource {
+	case "", "core", "search", "code_search", "graphql":
+		return "", false
+	}
+	return resource, true
 }
 
 // githubCost returns the cost of a request in secondary limits and, for GraphQL, in primary points.
 func githubCost(req *http.Request) throttle.Cost {
 	writes, creates := req.Method != http.MethodGet && req.Method != http.MethodHead && req.Method != http.MethodOptions, req.Method == http.MethodPost
 	c := throttle.Cost{"points": 1, "content": 0}
+	switch resource := githubResource(req); resource {
+	case "core", "search", "code_search":
+		c[resource] = 1
+	}
 	if githubGraphQL(req) {
 		var query struct{ Query string }
 		writes = decode(req, &query) && strings.HasPrefix(strings.TrimSpace(query.Query), "mutation")
-		creates, c["graphql-points"] = writes, 1
+		creates, c["graphql"] = writes, 1
 	}
 	if writes {
 		c["points"] = 5

@@ -144,6 +144,31 @@ func TestGitHubUsedElsewhere(t *testing.T) {
 	})
 }
 
+// A resource of its own, such as SBOMs, has a limit of its own. What a response reports of it changes
+// nothing for other requests.
+func TestGitHubOtherResources(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := fakeapi.GitHub(5_000, time.Hour)
+		rt := over(t, providers.GitHub(), api)
+		sbom := github + "/repos/a/b/dependency-graph/sbom"
+		for _, left := range []string{"99", "0"} {
+			api.Trap(fakeapi.Reply{Header: map[string]string{
+				"X-RateLimit-Limit": "100", "X-RateLimit-Remaining": left, "X-RateLimit-Used": "1",
+				"X-RateLimit-Reset": "946685820", "X-RateLimit-Resource": "dependency_sbom", // 00:17
+			}})
+			send(t, rt, get(t, sbom))
+			for range 200 {
+				if status, _, took := send(t, rt, get(t, github+"/user")); status != 200 || took > time.Second {
+					t.Fatalf("%s left of the other resource: %d after %v", left, status, took)
+				}
+			}
+		}
+		if status, _, took := send(t, rt, get(t, sbom)); status != 200 || took < 16*time.Minute {
+			t.Errorf("the resource itself, without any left: %d after %v, want a wait until the reset", status, took)
+		}
+	})
+}
+
 func ExampleGitHub() {
 	client, err := providers.GitHub().Client(nil)
 	if err != nil {
