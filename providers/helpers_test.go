@@ -16,7 +16,7 @@ import (
 )
 
 // over returns the provider's transport with a fake API as its Base.
-func over(t *testing.T, p providers.Provider, api *fakeapi.Server) http.RoundTripper {
+func over(t *testing.T, p providers.Provider, api http.RoundTripper) http.RoundTripper {
 	t.Helper()
 	transport, err := p.Transport(nil)
 	if err != nil {

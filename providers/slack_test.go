@@ -79,6 +79,36 @@ func TestSlackRefusals(t *testing.T) {
 	}
 }
 
+// roundTripper is a server in a function.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
+
+// TestSlackMethods checks how many calls of a method go at once: a modal must open within three
+// seconds of the click, and a webhook has one message a second.
+func TestSlackMethods(t *testing.T) {
+	for url, want := range map[string]int{
+		"https://slack.com/api/views.open": 100, "https://slack.com/api/chat.appendStream": 100, "https://slack.com/api/reactions.add": 50,
+		"https://slack.com/api/auth.test": 600, "https://slack.com/api/apps.connections.open": 1, "https://slack.com/api/users.list": 20,
+		"https://hooks.slack.com/services/T0/B0/x": 1, "https://slack.com/oauth/v2/authorize": 1000,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			rt := over(t, providers.Slack(), roundTripper(func(req *http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: req}, nil
+			}))
+			n := 0
+			for start := time.Now(); n < 1000; n++ {
+				if send(t, rt, get(t, url)); time.Since(start) > 0 {
+					break
+				}
+			}
+			if n != want {
+				t.Errorf("%s: %d at once, want %d", url, n, want)
+			}
+		})
+	}
+}
+
 func ExampleSlack() {
 	client, err := providers.Slack().Client(nil)
 	if err != nil {
