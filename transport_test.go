@@ -694,8 +694,8 @@ func TestTransportBan(t *testing.T) {
 	}{
 		{name: "a second beyond the default", after: "901", ban: 901 * time.Second},
 		{name: "beyond MaxPause", maxPause: time.Minute, after: "60.5", ban: 60500 * trTick},
-		{name: "484,289 hours", after: "1743440400", ban: 1743440400 * time.Second},
-		{name: "absurd", after: "99999999999999999999", ban: 100 * 365 * 24 * time.Hour},
+		{name: "seconds since 1970", after: "946688401", ban: time.Hour}, // 01:00:01 of the day on which the bubble begins
+		{name: "31 days", after: "2678400", ban: 31 * 24 * time.Hour},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

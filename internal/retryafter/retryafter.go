@@ -9,10 +9,11 @@ import (
 	"time"
 )
 
-// The delay of a Retry-After is bounded: a real one was 484,289 hours.
 const (
-	longest       = 100 * 365 * 24 * time.Hour // the longest delay
-	LongestOutage = time.Minute                // the longest delay of a 503, which describes the server's health and not the quota
+	longest       = 100 * 365 * 24 * time.Hour // the longest number of seconds
+	month         = 31 * 24 * time.Hour        // the longest delay: no limit has a longer period
+	year          = 366 * 24 * time.Hour
+	LongestOutage = time.Minute // the longest delay of a 503, which describes the server's health and not the quota
 )
 
 // A Refusal contains how long the provider asks the client to wait. The zero value is a refusal
@@ -50,18 +51,56 @@ func Read(resp *http.Response, now time.Time) (r Refusal, refused bool) {
 	return r, true
 }
 
-// Delay returns the delay of one Retry-After, from 0 to a hundred years. It is 0 if the value is
-// not usable.
-func Delay(v string, now time.Time) time.Duration {
+// Delay returns the delay of one Retry-After, from 0 to 31 days. It is 0 if the value is not
+// usable, or longer. RFC 9110 has seconds and HTTP-dates. Providers also send the seconds or
+// milliseconds since 1970 of a date, RFC 3339, dates with other spellings of UTC, durations such
+// as "60s", and lists, of which the longest delay counts.
+func Delay(v string, now time.Time) (delay time.Duration) {
 	v = strings.Trim(v, " \t")
-	if d, ok := Seconds(v); ok {
-		return d
+	if at, ok := parseDate(v, now); ok {
+		delay = at.Sub(now) // saturates and does not overflow
+	} else if d, ok := Seconds(v); ok {
+		delay = d
+	} else if list := strings.Split(v, ","); len(list) > 1 {
+		for _, v := range list {
+			delay = max(delay, Delay(v, now))
+		}
+	} else if d, err := time.ParseDuration(v); err == nil && strings.Trim(v[:1], "0123456789") == "" {
+		delay = d
 	}
-	at, err := http.ParseTime(v)
-	if err != nil {
+	if delay <= 0 || delay > month {
 		return 0
 	}
-	return Micros(min(max(at.Sub(now), 0), longest)) // Sub saturates and does not overflow
+	return Micros(delay)
+}
+
+// dates are the layouts of dates beside those of http.ParseTime.
+var dates = []string{time.RFC3339, "Mon, 2 Jan 2006 15:04:05 -0700", "Mon, 2 Jan 2006 15:04:05 MST"}
+
+// parseDate returns the time of a date. A number is one if it is a time within a year of now, in
+// seconds or milliseconds since 1970: no delay has nine digits.
+func parseDate(v string, now time.Time) (at time.Time, ok bool) {
+	if digits(v) && len(v) >= 9 && len(v) <= 13 {
+		n, _ := strconv.ParseInt(v, 10, 64) // 13 digits fit
+		for _, at := range []time.Time{time.Unix(n, 0), time.UnixMilli(n)} {
+			if at.Sub(now).Abs() <= year {
+				return at, true
+			}
+		}
+		return at, false
+	}
+	if at, err := http.ParseTime(v); err == nil {
+		return at, true
+	}
+	for _, layout := range dates {
+		// A zone that is not known has no offset.
+		if at, err := time.Parse(layout, v); err == nil {
+			if zone, offset := at.Zone(); offset != 0 || zone == "" || zone == "UTC" || zone == "GMT" || zone == "Z" {
+				return at, true
+			}
+		}
+	}
+	return at, false
 }
 
 // Micros rounds a wait up to whole microseconds. d is not negative.
