@@ -67,7 +67,7 @@ func TestParsePolicyRefuses(t *testing.T) {
 		"5/s | headroom=91":               "Headroom is 91: it must be from 0 to 90 percent",
 		"5/s | headroom=-1":               "Headroom is -1",
 		"5/s | headroom=half":             `option "headroom"`,
-		"5/s | assume_used=soon":          `option "assume_used": "soon" is neither true nor false`,
+		"5/s | assume_used=soon":          `option "assume_used": "soon" is not a boolean: use true or false`,
 		"5/s;phase=unknown":               "Phase is -1ns: sliding_log has none",
 		"5/s;pace_burst=6":                "PaceBurst is 6: it must be from 1 to Limit, 5, or zero for none",
 		"5;algo=concurrency;pace_burst=1": "PaceBurst is 1: concurrency has no window to pace",

@@ -1,13 +1,13 @@
 package algorithms
 
-// A view is how long the provider counts what has landed: for one window, or where
-// boundaries of its windows are known, until the next one.
+// A view is how long the provider counts a landed unit: for one window or, if a boundary of the
+// provider's windows is known, until the next boundary.
 type view struct {
 	window int64
-	known  int // where the ledger remembers a boundary: three words; 0 for nowhere
+	known  int // index of the three words of the known boundary; 0 if the view keeps none
 }
 
-// A viewer is a rule whose view may narrow with what is known of boundaries.
+// A viewer is a rule whose view may be narrowed by a known boundary.
 type viewer interface{ boundaries() *view }
 
 func (v *view) boundaries() *view { return v }
@@ -20,7 +20,7 @@ func newView(t Tier, word int) view {
 	return v
 }
 
-// remembers is how many words the view needs.
+// remembers returns how many words the view needs.
 func (v *view) remembers() int {
 	if v.known == 0 {
 		return 0
@@ -28,10 +28,10 @@ func (v *view) remembers() int {
 	return 3
 }
 
-// drift is how far two clocks part at most: 2^-14, 61 millionths, of the time.
+// drift returns how far two clocks diverge at most in a time: by 2^-14 of it, 61 millionths.
 func drift(t int64) int64 { return max(0, t) >> 14 }
 
-// leaves is the instant from which a stamp counts no more.
+// leaves returns the instant from which a stamp no longer counts.
 func (v *view) leaves(l *Ledger, stamp int64) int64 {
 	if stamp == Never {
 		return Never
@@ -41,12 +41,12 @@ func (v *view) leaves(l *Ledger, stamp int64) int64 {
 	}
 	from, to, asOf := l.word[v.known], l.word[v.known+1], l.word[v.known+2]
 	from, to = from-drift(stamp-asOf), to+drift(stamp-asOf)
-	next := floorDiv(stamp-from, v.window) + 1 // whatever came by then came before that boundary
+	next := floorDiv(stamp-from, v.window) + 1 // the stamp came before this boundary
 	return min(stamp+v.window, to+next*v.window)
 }
 
-// learn takes note that a window of the provider ends between two instants. What
-// contradicts what was known makes it unknown again.
+// learn records that a window of the provider ends between two instants. If that contradicts the
+// known boundary, the boundary is unknown again.
 func (v *view) learn(l *Ledger, now Moment, from, to int64) {
 	w := l.word[v.known:]
 	known, since := w[1] != 0, drift(now.At-w[2])
@@ -54,7 +54,7 @@ func (v *view) learn(l *Ledger, now Moment, from, to int64) {
 	switch vague := to - from; {
 	case vague >= v.window:
 		return
-	case known && vague+knownTo-knownFrom >= v.window: // they may speak of two boundaries or of one
+	case known && vague+knownTo-knownFrom >= v.window: // these may be two boundaries or one
 		if vague >= knownTo-knownFrom {
 			return
 		}
@@ -68,8 +68,8 @@ func (v *view) learn(l *Ledger, now Moment, from, to int64) {
 	w[0], w[1], w[2] = from, to, now.At
 }
 
-// Learned reports whether a boundary of the provider's windows is known well enough to be
-// of use.
+// Learned reports whether the ledger knows a boundary of the provider's windows well enough for
+// it to be of use.
 func (l *Ledger) Learned(now Moment) bool {
 	v := l.plan.learns
 	if v == nil || l.word[v.known+1] == 0 {
@@ -79,8 +79,8 @@ func (l *Ledger) Learned(now Moment) bool {
 	return vague < v.window
 }
 
-// Boundary says that a window of the provider ends between two instants, for the
-// first tier of UnknownPhase; without one it changes nothing.
+// Boundary records that a window of the provider ends between two instants, for the first tier of
+// UnknownPhase. Without such a tier it changes nothing.
 func (l *Ledger) Boundary(now Moment, from, to int64) {
 	if v := l.plan.learns; v != nil {
 		v.learn(l, l.advance(now), from, to)

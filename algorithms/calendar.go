@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// A Period is what a tier of [Calendar] counts over.
+// A Period is what a [Calendar] tier counts over.
 type Period uint8
 
-// The periods. Each begins at the first instant of a date.
+// The periods. Each begins at the first instant of a date in the tier's Zone.
 const (
 	NoPeriod Period = iota
 	Day
@@ -21,7 +21,7 @@ const (
 
 var periodNames = [periodCount]string{"", "day", "week", "month"}
 
-// String returns the name that stands for the window in a tier's text, such as "day".
+// String returns the name of the period in the text of a tier, such as "day".
 func (p Period) String() string {
 	if p < periodCount {
 		return periodNames[p]
@@ -29,7 +29,7 @@ func (p Period) String() string {
 	return fmt.Sprintf("period(%d)", uint8(p))
 }
 
-// parsePeriod returns the period of that name, if there is one.
+// parsePeriod returns the period with that name, if there is one.
 func parsePeriod(name string) (p Period, ok bool) {
 	for p = Day; p < periodCount; p++ {
 		if name == periodNames[p] {
@@ -39,8 +39,8 @@ func parsePeriod(name string) (p Period, ok bool) {
 	return NoPeriod, false
 }
 
-// Budget is a Tier of so much of a unit in every calendar period, by UTC, which
-// refuses what it has no room for instead of having it wait.
+// Budget returns a Tier of so many units in every calendar period of UTC. It refuses requests that
+// exceed what is left, instead of making them wait.
 //
 // Amounts are whole numbers, so count money in millionths of its unit: $100.00 a month
 // is Budget(100_000_000, "usd", Month), and a request of $0.37 costs 370_000 of "usd".
@@ -48,11 +48,11 @@ func Budget(limit int64, unit string, p Period) Tier {
 	return Tier{Limit: limit, Unit: unit, Algorithm: Calendar, Period: p, Budget: true}
 }
 
-// checkCalendar reports what is wrong with the fields that belong to a calendar.
+// checkCalendar reports the problems of the fields that belong to a calendar.
 func (t Tier) checkCalendar(bad func(format string, args ...any)) {
 	c := t.counter()
 	if t.Budget && c.released {
-		bad("Budget is true: what exceeds %v waits for a release, leave it false", t.Algorithm)
+		bad("Budget is true: requests that exceed %v wait for a release, leave it false", t.Algorithm)
 	}
 	if !c.period {
 		if t.Period != NoPeriod {
@@ -77,14 +77,14 @@ func (t Tier) checkCalendar(bad func(format string, args ...any)) {
 	}
 }
 
-// location is the zone of a name.
+// location returns the time zone with that name.
 func location(zone string) (*time.Location, error) {
 	if zone == "Local" || strings.ContainsAny(zone, reserved) {
 		return nil, fmt.Errorf("it must be the name of a place, such as Europe/Berlin, or empty for UTC")
 	}
 	loc, err := time.LoadLocation(zone)
 	if err != nil {
-		return nil, fmt.Errorf("%w: use a name of the IANA database, such as Europe/Berlin, and import time/tzdata where the machine has none", err)
+		return nil, fmt.Errorf("%w: use a name of the IANA database, such as Europe/Berlin, and import time/tzdata if the machine has no time zones", err)
 	}
 	return loc, nil
 }
@@ -96,49 +96,50 @@ var calendarCounter = counter{
 	aligned: true,
 }
 
-// calendar admits at most limit units in every day, week or month of a time zone. A
-// period begins at the first instant of its date, so that a day may have 23 or 25
-// hours, and begins at 01:00 where there is no midnight. It is otherwise as
-// fixedWindow is: twice the limit can pass around a boundary, and a request on its way
-// counts in every period that it may arrive in. It remembers four words.
+// calendar admits at most limit units in every day, week or month of a time zone. A period begins
+// at the first instant of its date: a day may have 23 or 25 hours, and begins at 01:00 if it has
+// no midnight. Twice the limit can pass around a boundary, as with fixedWindow. A request in
+// flight counts in every period in which it may arrive.
 //
-// Source: the daily limits of the Gemini API, which "reset at midnight Pacific time",
-// and of HubSpot, at midnight in the account's time zone.
+// Source: the daily limits of the Gemini API, which "reset at midnight Pacific time", and of
+// HubSpot, at midnight in the account's time zone.
+//
+// Memory: four words.
 type calendar struct {
 	site
 	limit   int64
 	period  Period
-	longest int64 // of all periods
+	longest int64 // microseconds, of all periods
 	zone    *time.Location
-	tier    int // which of the plan's it is
+	tier    int // its index in the plan
 }
 
 func newCalendar(t Tier, s site) *calendar {
 	loc, err := location(t.Zone)
 	if err != nil {
-		panic(err) // the tier was valid as it came
+		panic(err) // NewPlan has validated the tier
 	}
 	return &calendar{site: s, limit: t.Limit, period: t.Period, longest: Micros(t.Period.Longest()), zone: loc}
 }
 
-// Longest is more than any period takes: a day longer than the calendar has it, because a
-// zone may have a date twice.
+// Longest returns a bound of the period's length. It is a day longer than the calendar's period,
+// because a time zone may have a date twice.
 func (p Period) Longest() time.Duration {
 	return [periodCount]time.Duration{Day: 2, Week: 8, Month: 32}[p] * 24 * time.Hour
 }
 
-// The end of the period of the last landing, as Unix time, the units that landed in it,
-// the percent of the limit that was told, and the instant of that landing.
+// The words are the end of the period of the last landing, as Unix time, the units that landed in
+// it, the percent of the limit that Crossings has reported, and the instant of that landing.
 func (*calendar) words() (words, rings int) { return 4, 0 }
 
-// over reports whether the period of the last landing has ended by a moment. A wall clock
-// that steps back does not reopen a period, nor does it make one last longer than any.
+// over reports whether the period of the last landing has ended. A wall clock that steps back
+// does not reopen a period, and no period lasts longer than longest.
 func (r *calendar) over(m Moment, end, last int64) bool {
 	return m.Wall >= end || m.At >= last+r.longest
 }
 
-// ends is the end of the period in which a moment counts, as Unix time, after a landing in
-// the period of another end.
+// ends returns the end of the period in which a moment counts, as Unix time. The last landing was
+// at an instant in the period with the given end.
 func (r *calendar) ends(m Moment, end, last int64) int64 {
 	if r.over(m, end, last) {
 		return r.begins(m.Wall, 1)
@@ -146,23 +147,23 @@ func (r *calendar) ends(m Moment, end, last int64) int64 {
 	return end
 }
 
-// closes is the instant from which a landing at a moment in the period of an end counts no
-// more.
+// closes returns the instant from which a landing at m, in the period with the given end, no
+// longer counts.
 func (r *calendar) closes(m Moment, end int64) int64 {
 	return min(end-m.Wall+m.At, m.At+r.longest)
 }
 
-// begins is when the n-th period after that of an instant begins.
+// begins returns the start of the n-th period after that of an instant, as Unix time.
 func (r *calendar) begins(wall int64, n int) int64 {
 	year, month, day := time.UnixMicro(wall).In(r.zone).Date()
-	for ; ; n++ { // where a date comes twice, and where one was skipped
+	for ; ; n++ { // again if the zone has this date twice, or skipped one
 		if at := r.period.start(year, month, day, n, r.zone).UnixMicro(); at > wall || n <= 0 {
 			return at
 		}
 	}
 }
 
-// start is the first instant of the n-th period after that of a date.
+// start returns the first instant of the n-th period after that of a date.
 func (p Period) start(year int, month time.Month, day, n int, zone *time.Location) time.Time {
 	switch p {
 	case Day:
@@ -176,10 +177,10 @@ func (p Period) start(year int, month time.Month, day, n int, zone *time.Locatio
 	return firstInstant(time.Date(year, month, day, 0, 0, 0, 0, time.UTC), zone)
 }
 
-// firstInstant is the first instant at which a zone has the date of a midnight UTC, or
-// a later one. There may be no midnight then, or two: clocks are set at midnight too.
+// firstInstant returns the first instant at which a zone has the date of a UTC midnight, or a
+// later date. A date may have no midnight or two, because clocks are also set at midnight.
 func firstInstant(midnight time.Time, zone *time.Location) time.Time {
-	const around = 36 * time.Hour // of that midnight, everywhere
+	const around = 36 * time.Hour // of the UTC midnight, in every zone
 	offset := func(t time.Time) time.Duration {
 		_, east := t.In(zone).Zone()
 		return time.Duration(east) * time.Second
@@ -207,8 +208,8 @@ func (r *calendar) earliest(l *Ledger, now Moment, n int64) int64 {
 	if landed+aloft+n <= r.limit {
 		return now.At
 	}
-	// A boundary clears what has landed, but not what is on its way across it. What lands
-	// before may put it off, where the clock was set back.
+	// A boundary clears what has landed, but not what is in flight across it. After the wall clock
+	// was set back, a landing before the boundary may postpone it.
 	next, end, last := now.At, w[0], w[3]
 	if landed > 0 {
 		next = r.closes(now.on(last), end)
@@ -230,7 +231,7 @@ func (r *calendar) earliest(l *Ledger, now Moment, n int64) int64 {
 	return next
 }
 
-// turn begins a new period, if it is time.
+// turn begins a new period if the last one has ended.
 func (r *calendar) turn(l *Ledger, m Moment) {
 	if w := l.word[r.word:]; r.over(m, w[0], w[3]) {
 		w[0], w[1], w[2], w[3] = r.begins(m.Wall, 1), 0, 0, m.At
@@ -268,18 +269,23 @@ func (r *calendar) fresh(l *Ledger, now Moment) int64 {
 	return r.closes(now.on(w[3]), w[0])
 }
 
-// A Crossing says that a [Calendar] tier has come from one percent of its Limit to
-// another.
+// A Crossing reports that a [Calendar] tier has come from one percent of its Limit to another.
 type Crossing struct {
-	Tier     int
-	From, To int       // percent, rounded down, of which 100 is the most
-	Used     int64     // units that have landed or are on their way, without estimates
-	Until    time.Time // the period ends
+	// Tier is the index of the tier in the plan.
+	Tier int
+
+	// From and To are percents of the Limit, rounded down and at most 100.
+	From, To int
+
+	// Used is the number of units that have landed or are in flight, without estimates.
+	Used int64
+
+	// Until is the end of the period.
+	Until time.Time
 }
 
-// Crossings tells how far the calendar tiers have come since it last told, and
-// remembers that: each percent of a period is told once, even if it is reached again
-// after something was given back.
+// Crossings returns how far the calendar tiers have come since the last call. It returns each
+// percent of a period once, even if a tier reaches it again after a refund.
 func (l *Ledger) Crossings(now Moment) (told []Crossing) {
 	if len(l.plan.calendars) == 0 {
 		return nil
@@ -297,8 +303,8 @@ func (l *Ledger) Crossings(now Moment) (told []Crossing) {
 	return told
 }
 
-// Starts tells, for each calendar tier in turn, when five periods begin, as Unix time in
-// µs: the one before that of an instant, its own, and the next three.
+// Starts returns for each calendar tier in turn the starts of five periods, as Unix time in
+// microseconds: the period before that of an instant, its own, and the next three.
 func (p *Plan) Starts(wall int64) (starts []int64) {
 	for _, r := range p.calendars {
 		own := r.begins(wall, 0)
@@ -310,11 +316,11 @@ func (p *Plan) Starts(wall int64) (starts []int64) {
 	return starts
 }
 
-// Exhausted reports whether a tier that decided is a budget: then nobody waits for it.
+// Exhausted reports whether the deciding tier is a budget. If so, the request must not wait.
 func (p *Plan) Exhausted(tier int) bool { return tier >= 0 && p.tiers[tier].Budget }
 
-// exhausted is the first budget that has no room for the cost now, or else the tier
-// that decides.
+// exhausted returns the first budget that cannot admit the cost now, or else the tier that
+// decides.
 func (l *Ledger) exhausted(now Moment, cost []int64, tier int) int {
 	for i, t := range l.plan.tiers {
 		if n := cost[l.plan.unit[i]]; t.Budget && n > 0 && l.admits(i, now, n) > now.At {

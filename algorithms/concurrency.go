@@ -6,12 +6,12 @@ var concurrencyCounter = counter{
 	released: true,
 }
 
-// concurrency admits while no more than limit units are open at once. It is the
-// on-its-way rule without a bound: a request counts from its admission until it is
-// released, at the end of the response's body. It remembers one word.
+// concurrency admits a request while at most limit units are open. A unit is open from its
+// admission until its release, which is at the end of the response's body.
 //
-// Source: Stripe, "Scaling your API with rate limiters" (2017), the concurrent
-// requests limiter.
+// Source: Stripe, "Scaling your API with rate limiters" (2017), the concurrent requests limiter.
+//
+// Memory: one word.
 type concurrency struct {
 	site
 	limit int64

@@ -2,14 +2,13 @@ package algorithms
 
 import "slices"
 
-// Convert returns what a ledger of another plan remembers as a ledger of this one,
-// so that a changed policy keeps what has been spent.
+// Convert returns the state of a ledger of another plan as a ledger of this plan. A changed policy
+// thereby keeps what callers have spent.
 //
-// A tier takes over from the first old one of its algorithm, unit, and window and
-// phase or period and zone.
-// Any other starts with the largest use of an old tier of its unit, with the stamps where both
-// keep some, else charged now, and be it more than its capacity: the old policy may come back.
-// What is on its way stays so.
+// A tier takes over the state of the first old tier with its algorithm, unit, and window and phase
+// or period and zone. Without such a tier, it starts with the largest use of an old tier of its
+// unit. It keeps the stamps if both tiers have some, and else charges the use now, even if that
+// exceeds its capacity, because the old policy may come back. What is in flight stays in flight.
 func (p *Plan) Convert(old Ledger, now Moment) Ledger {
 	l := p.NewLedger()
 	old = old.Clone()
@@ -25,7 +24,7 @@ func (p *Plan) Convert(old Ledger, now Moment) Ledger {
 	return l
 }
 
-// site is where the i-th tier remembers, and how many words that takes.
+// site returns the site of the i-th tier, and the size of its state.
 func (p *Plan) site(i int) (s site, words, rings int) {
 	s = site{word: len(p.units), unit: p.unit[i]}
 	for _, r := range p.rules[:i] {
@@ -36,7 +35,7 @@ func (p *Plan) site(i int) (s site, words, rings int) {
 	return s, words, rings
 }
 
-// takeOver makes the i-th tier remember what old ones do.
+// takeOver fills the i-th tier with the state of an old tier.
 func (l *Ledger) takeOver(i int, old *Ledger, now Moment) {
 	t, r := l.plan.tiers[i], l.plan.rules[i]
 	j, like := old.predecessor(t, now)
@@ -56,8 +55,8 @@ func (l *Ledger) takeOver(i int, old *Ledger, now Moment) {
 	}
 }
 
-// predecessor is the tier that another takes over from, and whether it is like that. If none
-// is, it is the one of its unit that has used the most, or -1.
+// predecessor returns the tier whose state a new tier takes over, and whether it continues that
+// tier. If it continues none, predecessor returns the tier of its unit with the largest use, or -1.
 func (l *Ledger) predecessor(t Tier, now Moment) (tier int, like bool) {
 	tier = -1
 	var most int64
@@ -78,12 +77,14 @@ func (l *Ledger) predecessor(t Tier, now Moment) (tier int, like bool) {
 	return tier, false
 }
 
-// mostStamps is how many units of another algorithm a log takes over at most, if its limit is less.
+// mostStamps is how many stamps a log takes over at most from another algorithm, unless its limit
+// is larger.
 const mostStamps = 1 << 16
 
-// restamp makes the i-th tier keep the stamps of an old one, where both keep some, and reports
-// whether it has the use of that. A window that is shorter than the old one has not: it would
-// forget the stamps too soon for a release that still has the old policy.
+// restamp gives the i-th tier the stamps of an old tier, and reports whether these cover the use
+// of the old tier. Only a log takes over a tier without stamps: the use counts as of now. A sliding
+// window that is shorter than the old tier takes no stamps, because it would drop them too soon
+// for a process that still has the old policy.
 func (l *Ledger) restamp(i, j int, old *Ledger, now Moment) bool {
 	window, was := l.plan.tiers[i].Window, old.plan.tiers[j].Window
 	switch r := l.plan.rules[i].(type) {
@@ -111,7 +112,7 @@ func (l *Ledger) restamp(i, j int, old *Ledger, now Moment) bool {
 			}
 			return true
 		case *slidingWindow:
-			if was >= window { // if they are alike, they have the same groups
+			if was >= window { // two tiers alike have the same groups already
 				return false
 			}
 			for groups := *old.ring(from.site); len(groups) > 0; groups = groups[2:] {
@@ -123,24 +124,25 @@ func (l *Ledger) restamp(i, j int, old *Ledger, now Moment) bool {
 	return false
 }
 
-// keep makes a log remember stamps. Those after an instant have a place, beside what is in
-// flight, be they more than the limit: they count again if the old policy comes back.
+// keep sets the stamps of a log. The ring gets a place for each stamp after an instant and for
+// each unit in flight, even if these exceed the limit: they count again if the old policy comes
+// back.
 func (l *Ledger) keep(r *slidingLog, stamps []int64, after, inFlight int64) {
 	gone, _ := slices.BinarySearch(stamps, after+1)
 	room := max(r.limit, int64(len(stamps)-gone)+inFlight)
 	stamps = stamps[max(0, int64(len(stamps))-room):]
-	if room > r.limit { // the other places are of long ago
+	if room > r.limit { // the other places get stamps that count no more
 		stamps = slices.Concat(make([]int64, room-int64(len(stamps))), stamps)
 	}
 	*l.ring(r.site), l.word[r.word] = stamps, 0
 }
 
-// isLike reports whether a tier of the same unit goes on where the other one was.
+// isLike reports whether a tier continues another tier of the same unit.
 func (t Tier) isLike(o Tier) bool {
 	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone
 }
 
-// inherit copies what an old tier remembers that does not depend on the limit.
+// inherit copies the state of an old tier, which does not depend on the limit.
 func (l *Ledger) inherit(i, like int, old *Ledger) {
 	to, words, rings := l.plan.site(i)
 	from, _, _ := old.plan.site(like)
@@ -150,7 +152,7 @@ func (l *Ledger) inherit(i, like int, old *Ledger) {
 	}
 }
 
-// carry puts on its way what travels in a slot of an old plan.
+// carry adds a slot of an old plan to what is in flight.
 func (l *Ledger) carry(was []int64, old *Plan) {
 	total, held := make([]int64, len(l.plan.units)), make([]int64, len(l.plan.units))
 	for u, unit := range l.plan.units {
@@ -165,8 +167,8 @@ func (l *Ledger) carry(was []int64, old *Plan) {
 	}
 }
 
-// carryEstimates keeps estimates in flight until they are settled. Of a unit that is not
-// estimated any more they land with the guard.
+// carryEstimates keeps the estimates in flight until they are settled. If their unit is no longer
+// estimated, they land with the guard.
 func (l *Ledger) carryEstimates(old *Ledger, now Moment) {
 	landing := make([]int64, len(l.plan.units))
 	for u, unit := range l.plan.units {
@@ -185,8 +187,8 @@ func (l *Ledger) carryEstimates(old *Ledger, now Moment) {
 	}
 }
 
-// Translate returns a cost under another plan as one under this plan, by the names of
-// the units. A unit that only one of them has is left out, or zero.
+// Translate returns a cost of another plan as a cost of this plan, by the names of the units.
+// Units that only the other plan has are left out, and units that only this plan has are zero.
 func (p *Plan) Translate(old *Plan, cost []int64) []int64 {
 	translated := make([]int64, len(p.units))
 	for u, unit := range p.units {

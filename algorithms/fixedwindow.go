@@ -2,27 +2,26 @@ package algorithms
 
 import "math"
 
-// aligned cuts wall time into windows that start at phase after the Unix epoch.
+// aligned divides wall time into windows that begin at phase after the Unix epoch.
 //
-// A wall clock that steps back does not reopen a window. But what has landed counts in
-// no window of the provider that ends more than one window later, by the clock that
-// never steps. From then on the windows are again those that the wall clock shows.
+// A wall clock that steps back does not reopen a window. But a landed unit counts for at most one
+// window by the clock that never steps. Then the windows are those of the wall clock again.
 type aligned struct {
 	limit, window, phase int64
 }
 
 func newAligned(t Tier) aligned { return aligned{t.Limit, Micros(t.Window), Micros(t.Phase)} }
 
-// number is the number of the window that the wall clock shows.
+// number returns the number of the window that the wall clock shows.
 func (a aligned) number(m Moment) int64 { return floorDiv(m.Wall-a.phase, a.window) }
 
-// over reports whether the window of a landing at an instant has ended by a moment.
+// over reports whether the window numbered landed, of a landing at last, has ended.
 func (a aligned) over(m Moment, landed, last int64) bool {
 	return a.number(m) > landed || m.At >= last+a.window
 }
 
-// index is the number of the window of a moment, after a landing at an instant in the
-// window of another number.
+// index returns the number of the window in which a moment counts. The last landing was at last,
+// in the window numbered landed.
 func (a aligned) index(m Moment, landed, last int64) int64 {
 	if a.over(m, landed, last) {
 		return a.number(m)
@@ -30,13 +29,13 @@ func (a aligned) index(m Moment, landed, last int64) int64 {
 	return landed
 }
 
-// start is the instant at which a window opens, on the clock that never steps.
+// start returns the instant at which a window opens, on the clock that never steps.
 func (a aligned) start(now Moment, index int64) int64 {
 	return index*a.window + a.phase - now.Wall + now.At
 }
 
-// closes is the instant from which a landing at a moment in the window of a number
-// counts no more.
+// closes returns the instant from which a landing at m, in the window with that number, no longer
+// counts.
 func (a aligned) closes(m Moment, index int64) int64 {
 	return min(a.start(m, index+1), m.At+a.window)
 }
@@ -44,7 +43,7 @@ func (a aligned) closes(m Moment, index int64) int64 {
 var fixedWindowCounter = counter{
 	name:    "fixed_window",
 	newRule: func(t Tier, s site) rule { return &fixedWindow{s, newAligned(t)} },
-	// What leaves as a window opens counts to the end of the window in which it lands.
+	// A unit that leaves as a window opens counts until the end of the window in which it lands.
 	rate: func(limit, window, _, guard float64) float64 {
 		return limit / (window * (1 + math.Floor(guard/window)))
 	},
@@ -52,18 +51,19 @@ var fixedWindowCounter = counter{
 	aligned: true,
 }
 
-// fixedWindow admits at most limit units in every window of the clock. Twice the
-// limit can pass around a boundary, as it can at the provider: "100 a minute" is
-// 100 at 12:00:59 and 100 more at 12:01:00. A request on its way counts in every
-// window that it may arrive in. It remembers three words.
+// fixedWindow admits at most limit units in every window of the clock. Twice the limit can pass
+// around a boundary, as it can at the provider: "100 a minute" is 100 at 12:00:59 and 100 more at
+// 12:01:00. A request in flight counts in every window in which it may arrive.
 //
 // Source: the request weights of Binance, "00:01:23 counts to the 00:01:00 minute".
+//
+// Memory: three words.
 type fixedWindow struct {
 	site
 	aligned
 }
 
-// The number of the window of the last landing, the units that landed in it, and the
+// The words are the number of the window of the last landing, the units that landed in it, and the
 // instant of that landing.
 func (*fixedWindow) words() (words, rings int) { return 3, 0 }
 
@@ -72,8 +72,8 @@ func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	if landed+aloft+n <= r.limit {
 		return now.At
 	}
-	// A boundary clears what has landed, but not what is on its way across it. What lands
-	// before may put it off, where the clock was set back.
+	// A boundary clears what has landed, but not what is in flight across it. After the wall clock
+	// was set back, a landing before the boundary may postpone it.
 	next, index, last := now.At, w[0], w[2]
 	if landed > 0 {
 		next = r.closes(now.on(last), index)

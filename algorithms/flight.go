@@ -1,17 +1,17 @@
 package algorithms
 
-// A Flight names the slot in which a held request travels: when it lands at the
-// latest, in grains of the plan's guard.
+// A Flight identifies the slot of a held request. It is the latest instant at which the request
+// lands, in units of the plan's resolution.
 type Flight int64
 
-// Landed is the Flight of a request that counted the instant it was admitted.
+// Landed is the Flight of a request that landed the instant it was admitted.
 const Landed Flight = -1
 
-// A slot is a stretch of the words: the instant at which its requests land, then
-// for each unit how much it carries and how much of that is held. Requests that
-// would land within one grain of the plan's guard share a slot and land with the
-// last of them, so a guard has at most 66 slots at any rate. No guard is shorter
-// than a grain, so that no slot has the name of one that has landed.
+// A slot is a range of the ledger's words: the instant at which its requests land, then for each
+// unit how much they cost and how much of that is held. Requests that would land within one
+// resolution of the plan share a slot and land with the last of them, so that a guard has at most
+// 66 slots at any rate. A guard is one resolution at least, because a new slot must not have the
+// Flight of a slot that has landed.
 const slotHead = 1
 
 func totalOf(unit int) int { return slotHead + 2*unit }
@@ -19,14 +19,13 @@ func heldOf(unit int) int  { return slotHead + 2*unit + 1 }
 
 func (p *Plan) stride() int { return slotHead + 2*len(p.units) }
 
-// flight is that of a request which lands at an instant.
+// flight returns the Flight of a request that lands at an instant.
 func (p *Plan) flight(lands int64) Flight { return Flight(lands >> p.grain) }
 
-// aloft is how many of a unit are on their way.
+// aloft returns how many units are in flight.
 func (l *Ledger) aloft(unit int) int64 { return l.word[unit] }
 
-// unslotted is how many of a unit are on their way without a slot, because they are
-// estimates.
+// unslotted returns how many units are in flight without a slot, because they are estimates.
 func (l *Ledger) unslotted(unit int) int64 {
 	n := l.word[unit]
 	for i := range l.slots() {
@@ -43,17 +42,17 @@ func (l *Ledger) slot(i int) []int64 {
 	return l.word[start : start+l.plan.stride()]
 }
 
-// landing is when slot i lands and how many of a unit it carries.
+// landing returns the instant at which slot i lands, and how many of a unit it holds.
 func (l *Ledger) landing(i, unit int) (at, n int64) {
 	s := l.slot(i)
 	return s[0], s[totalOf(unit)]
 }
 
-// depart puts the cost on its way, to land no earlier than what left before it.
+// depart adds a cost to what is in flight. It lands no earlier than the requests before it.
 func (l *Ledger) depart(at, guard int64, cost []int64, held bool) Flight {
 	lands := at + guard
 	s := l.lastSlot()
-	if s != nil && s[0] > lands { // it left under a longer guard
+	if s != nil && s[0] > lands { // the last slot has a longer guard
 		lands = s[0]
 	}
 	f := l.plan.flight(lands)
@@ -84,7 +83,7 @@ func (l *Ledger) lastSlot() []int64 {
 	return l.word[len(l.word)-l.plan.stride():]
 }
 
-// find returns the slot of a flight, or -1 once that has landed.
+// find returns the slot of a flight, or -1 if the flight has landed.
 func (l *Ledger) find(f Flight) int {
 	i := l.slots() - 1
 	for i >= 0 && l.plan.flight(l.slot(i)[0]) > f {
@@ -96,7 +95,7 @@ func (l *Ledger) find(f Flight) int {
 	return -1
 }
 
-// alight removes a held cost from those in flight, and reports whether it still was.
+// alight removes a held cost from what is in flight, and reports whether it was still there.
 func (l *Ledger) alight(f Flight, cost []int64) bool {
 	i := l.find(f)
 	if i < 0 {
@@ -105,7 +104,7 @@ func (l *Ledger) alight(f Flight, cost []int64) bool {
 	s := l.slot(i)
 	for u, n := range cost {
 		if !l.plan.estimated[u] && s[heldOf(u)] < n {
-			return false // it is not in there
+			return false // the slot does not hold it
 		}
 	}
 	for u, n := range cost {
@@ -119,7 +118,7 @@ func (l *Ledger) alight(f Flight, cost []int64) bool {
 	return true
 }
 
-// advance moves the clock, lands the requests whose guard has passed, and returns
+// advance moves the clock forward to now, lands the requests whose guard has passed, and returns
 // the present moment.
 func (l *Ledger) advance(now Moment) Moment {
 	if now.At < l.last {
@@ -152,8 +151,7 @@ func (l *Ledger) landUntil(now Moment) {
 	l.word = append(l.word[:l.plan.base], l.word[l.plan.base+done*l.plan.stride():]...)
 }
 
-// landAll lands everything, each when its guard has passed, and returns the
-// moment of the last.
+// landAll lands every request at the end of its guard, and returns the moment of the last one.
 func (l *Ledger) landAll(now Moment) Moment {
 	if s := l.lastSlot(); s != nil {
 		now = now.on(s[0])
@@ -161,7 +159,7 @@ func (l *Ledger) landAll(now Moment) Moment {
 	return l.advance(now)
 }
 
-// landingFrom is how many of a unit on its way may land at an instant or later.
+// landingFrom returns how many units in flight may land at an instant or later.
 func (l *Ledger) landingFrom(unit int, from int64) int64 {
 	n := l.aloft(unit)
 	for i := range l.slots() {
@@ -172,7 +170,7 @@ func (l *Ledger) landingFrom(unit int, from int64) int64 {
 	return n
 }
 
-// nthLanding is when the n-th oldest of a unit on its way lands.
+// nthLanding returns the instant at which the n-th oldest unit in flight lands.
 func (l *Ledger) nthLanding(unit int, n int64) int64 {
 	for i := range l.slots() {
 		at, carried := l.landing(i, unit)

@@ -1,10 +1,10 @@
 package algorithms
 
-// EarliestTotal returns a lower bound of the instant at which the tiers admit a cost that
-// leaves headroom to others, behind an amount of other requests that may be far above any
-// tier's capacity. Tier decides, -1 if that instant is now. The bound is exact for one tier
-// and requests of one unit whose responses come at once. Budgets, which keep nobody
-// waiting, and estimates, which may settle at nothing, do not count.
+// EarliestTotal returns a lower bound of the instant at which the tiers admit a cost with a
+// headroom, behind an amount of other requests. It also returns the tier that decides, or -1 if
+// that instant is now. The amount ahead may be far above the capacity of every tier. The bound is
+// exact for one tier and requests of one unit whose responses come at once. It leaves out budgets,
+// because a request does not wait for them, and estimates, because they may settle at zero.
 func (l *Ledger) EarliestTotal(now Moment, ahead, cost []int64, headroom int64) (at int64, tier int) {
 	now = l.advance(now)
 	at, tier = now.At, -1
@@ -25,13 +25,13 @@ func (l *Ledger) EarliestTotal(now Moment, ahead, cost []int64, headroom int64) 
 	return at, tier
 }
 
-// rounds cuts n units into as many of a limit as fit before the last, and the rest.
+// rounds returns how many times the limit fits into n before the last unit, and the rest of n.
 func rounds(n, limit int64) (full, rest int64) {
 	full = (n - 1) / limit
 	return full, n - full*limit
 }
 
-// after is the instant that many windows later; Never where no instant is.
+// after returns the instant that many windows later, or Never if that is after Latest.
 func after(at, windows, window int64) int64 {
 	switch {
 	case windows == 0 || window == 0:
@@ -42,7 +42,7 @@ func after(at, windows, window int64) int64 {
 	return at + windows*window
 }
 
-// earliestTotal is exact: the n-th unit goes a window after the one limit units before.
+// earliestTotal is exact: the n-th unit goes a window after the (n−limit)-th.
 func (r *slidingLog) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	full, rest := rounds(n, r.limit)
 	return after(r.earliest(l, now, rest), full, r.least(l))
@@ -53,7 +53,7 @@ func (r *slidingWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	return after(r.earliest(l, now, rest), full, r.least(l))
 }
 
-// least is the shortest time for which a stamp counts: with known boundaries, none.
+// least returns the shortest time for which a stamp counts. It is zero if a boundary is known.
 func (v *view) least(l *Ledger) int64 {
 	if v.known == 0 || l.word[v.known+1] == 0 {
 		return v.window
@@ -61,8 +61,8 @@ func (v *view) least(l *Ledger) int64 {
 	return 0
 }
 
-// earliestTotal allows for a limit's worth at the end of a window and one at the
-// beginning of the next.
+// earliestTotal allows for limit units at the end of a window and limit more at the beginning of
+// the next.
 func (r *anchoredWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	full, _ := rounds(n, r.limit)
 	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), r.window)
@@ -73,7 +73,7 @@ func (r *fixedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), r.window)
 }
 
-// earliestTotal counts whole windows only: in each at most the limit passes.
+// earliestTotal counts whole windows only. At most limit units pass in each.
 func (r *weightedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	c := r.counts(l, now)
 	if n -= r.limit - c.current; n <= 0 {
@@ -88,10 +88,10 @@ func (r *calendar) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), shortestDay)
 }
 
-// shortestDay is a day on which clocks are set forward.
+// shortestDay is less than any day in microseconds, also of a day on which clocks are set forward.
 const shortestDay = 22 * 60 * 60 * 1_000_000
 
-// earliestTotal is exact but for what is in flight, which counts as landed.
+// earliestTotal is exact except for what is in flight, which counts as landed.
 func (r *bucket) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	t := r.tat(l)
 	if t.at < now.At {
@@ -110,5 +110,5 @@ func (r *bucket) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	return t.at
 }
 
-// earliestTotal takes every permit for free.
+// earliestTotal assumes that every place is free.
 func (*concurrency) earliestTotal(_ *Ledger, now Moment, _ int64) int64 { return now.At }

@@ -9,27 +9,29 @@ var gcraCounter = counter{
 	burst:   true,
 }
 
-// bucketRate: a unit of the burst is in flight for the guard, and then takes window/limit to
-// drain, one after the other.
+// bucketRate returns the rate of a bucket. A unit of the burst is in flight for the guard and then
+// takes window/limit to drain, one after the other.
 func bucketRate(limit, window, burst, guard float64) float64 {
 	return min(limit/window, burst/(guard+window/limit))
 }
 
-// bucket is the arithmetic of the token bucket, of the leaky bucket as a meter
-// and of the generic cell rate algorithm, told as the last of them: one instant,
-// the theoretical arrival time, at which the bucket will be as if untouched. It
-// admits n units while that instant is no further ahead than the rest of the
-// bucket takes: at most burst + t·limit/window in every interval of length t.
+// bucket is the arithmetic of the token bucket, of the leaky bucket as a meter and of the generic
+// cell rate algorithm. It keeps the state of the last: the theoretical arrival time, which is the
+// instant at which the bucket is unused again. It admits n units while that instant is ahead by at
+// most the time in which the rest of the bucket drains. So at most burst + t·limit/window units
+// pass in every interval of length t.
 //
-// The instant is exact: whole microseconds and a remainder in 1/limit of one, so
-// that 3 units a second are 3 units a second for ever. It remembers two words.
+// The instant is exact, in whole microseconds and a remainder in 1/limit of one: 3 units a second
+// stay 3 units a second forever.
 //
-// Source: ITU-T I.371 (2004), annex A; the equivalence of the virtual scheduling
-// and the continuous-state leaky bucket form is shown there.
+// Source: ITU-T I.371 (2004), annex A, which also shows that the virtual scheduling form and the
+// continuous-state leaky bucket form are equivalent.
+//
+// Memory: two words.
 type bucket struct {
 	site
 	limit, window, burst int64
-	step, rest           int64 // one unit, in microseconds and 1/limit of one
+	step, rest           int64 // the drain time of one unit, in microseconds and 1/limit of one
 }
 
 func newBucket(t Tier, s site) *bucket {
@@ -45,7 +47,7 @@ func (*bucket) words() (words, rings int) { return 2, 0 }
 
 func (r *bucket) tat(l *Ledger) tat { return tat{l.word[r.word], l.word[r.word+1]} }
 
-// add is the time after n more units at an instant.
+// add returns the arrival time after n more units at an instant.
 func (r *bucket) add(t tat, at, n int64) tat {
 	if t.at < at {
 		t = tat{at, 0}
@@ -59,12 +61,12 @@ func (r *bucket) add(t tat, at, n int64) tat {
 		t.part -= r.limit
 		t.at++
 	}
-	t.at = min(t.at, at+Latest) // no wait is longer than that of a pause
+	t.at = min(t.at, at+Latest) // a wait is no longer than a pause
 	return t
 }
 
-// admits is the first instant, now or later, at which no more than free units
-// are missing until t.
+// admits returns the first instant from now on at which t is ahead by at most the time in which
+// free units drain.
 func (r *bucket) admits(now int64, t tat, free int64) int64 {
 	if t.at < now || t.at == now && t.part == 0 {
 		return now
@@ -91,7 +93,7 @@ func (r *bucket) earliest(l *Ledger, now Moment, n int64) int64 {
 			return at
 		}
 	}
-	// What is on its way begins to drain only when it lands.
+	// What is in flight begins to drain only when it lands.
 	from := now.At
 	for i := range l.slots() {
 		lands, carried := l.landing(i, r.unit)

@@ -5,39 +5,42 @@ import (
 	"time"
 )
 
-// A Moment is one instant on two clocks, both in microseconds. At never runs
-// backwards, from any origin; Wall is Unix time, may step, and matters only to
-// tiers whose windows are aligned to the clock.
+// A Moment is one instant on two clocks, in microseconds.
 type Moment struct {
-	At   int64
+	// At is the time of a clock that never runs backwards, from any origin.
+	At int64
+
+	// Wall is Unix time, which may step. Only tiers whose windows follow the wall clock use it.
 	Wall int64
 }
 
-// on is the moment at an instant of the first clock.
+// on returns the moment at which the first clock shows at.
 func (m Moment) on(at int64) Moment { return Moment{at, m.Wall + at - m.At} }
 
-// Later is the moment at an instant of the first clock, or m if that has passed.
+// Later returns the moment at which the first clock shows at, or m if that has passed.
 func (m Moment) Later(at int64) Moment { return m.on(max(m.At, at)) }
 
-// A Ledger is what one quota remembers, and decides over all of its tiers as
-// one. Every method takes the present moment; one that is older than the last is
-// taken for the last, so that a ledger's time never runs backwards. A Ledger is not
-// safe for concurrent use.
+// A Ledger is the state of one quota. It decides over all tiers of its plan at once. Its methods
+// take the present moment. A moment before that of an earlier call counts as the latest one, and
+// so a ledger's time never runs backwards. A Ledger is not safe for concurrent use.
 //
-// It is a flat list of words: the units on their way, those of each tier, then the
-// slots of the requests on their way, oldest first. A rolling log keeps its stamps
-// in a ring beside it.
+// The state is a list of words: for each unit how much is in flight, then the words of each tier,
+// then the slots of the requests in flight, the oldest first. A tier that keeps stamps has a ring
+// beside the list.
 type Ledger struct {
 	plan  *Plan
 	word  []int64
-	rings *[][]int64 // nil where no tier needs one
-	told  *[]reading // of each tier, nil where none was told
-	last  int64      // the latest instant seen
-	tries bool       // see Tried
-	early bool       // for a forecast: groups of stamps leave with their first, and after a reset anything may go
+	rings *[][]int64 // nil if no tier needs one
+	told  *[]reading // of each tier; nil before the first report
+	last  int64      // the latest instant of a call
+	tries bool       // see Probed
+
+	// early: the ledger forecasts. Groups of stamps leave with their first stamp, and every
+	// request may be a probe after a reset.
+	early bool
 }
 
-// NewLedger returns a ledger of which nothing is used.
+// NewLedger returns the ledger of an unused quota.
 func (p *Plan) NewLedger() Ledger {
 	l := Ledger{plan: p}
 	oneSlot := p.stride()
@@ -52,7 +55,7 @@ func (p *Plan) NewLedger() Ledger {
 	return l
 }
 
-// Clone returns a copy that shares nothing that changes.
+// Clone returns a copy. It shares only the plan with l.
 func (l *Ledger) Clone() Ledger {
 	c := *l
 	c.word = slices.Clone(l.word)
@@ -72,10 +75,10 @@ func (l *Ledger) Clone() Ledger {
 
 func (l *Ledger) ring(s site) *[]int64 { return &(*l.rings)[s.ring] }
 
-// Plan returns the plan whose tiers the ledger keeps.
+// Plan returns the ledger's plan.
 func (l *Ledger) Plan() *Plan { return l.plan }
 
-// A Request is what a ledger decides on.
+// A Request is a cost that a ledger decides on.
 type Request struct {
 	// Cost is an amount of each unit of the plan.
 	Cost []int64
@@ -118,7 +121,7 @@ func (l *Ledger) earliest(now Moment, cost []int64, headroom int64) (at int64, t
 	return at, tier
 }
 
-// withHeadroom returns n units of a tier and the headroom.
+// withHeadroom returns n units of a tier plus the headroom of the request.
 func (l *Ledger) withHeadroom(tier int, n, headroom int64) int64 {
 	if headroom == 0 || l.plan.tiers[tier].Budget {
 		return n
@@ -162,7 +165,7 @@ func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight
 	return l.depart(now.At, min(max(guard, 1<<l.plan.grain), maxWindowUS), cost, held)
 }
 
-// Count charges what the provider has counted already, without asking.
+// Count charges a cost that the provider has already counted. It lands now.
 func (l *Ledger) Count(now Moment, cost []int64) { l.count(l.advance(now), cost) }
 
 func (l *Ledger) count(now Moment, cost []int64) {
@@ -170,8 +173,8 @@ func (l *Ledger) count(now Moment, cost []int64) {
 	l.landCost(now, cost, false)
 }
 
-// Spend charges every tier with all that it has left, as if that had been sent until
-// now and had yet to arrive. What is open at once is known, and not charged.
+// Spend charges every tier with all its remaining units, as if the caller had sent them now and
+// they landed a guard later. Concurrency tiers stay as they are: the ledger knows what is open.
 func (l *Ledger) Spend(now Moment) {
 	now = l.advance(now.on(now.At + l.plan.guard))
 	for i, r := range l.plan.rules {
@@ -186,7 +189,7 @@ func (l *Ledger) Spend(now Moment) {
 	}
 }
 
-// start tells the tiers that want to know that requests leave.
+// start lets the senders of the plan record a cost, before it is in flight.
 func (l *Ledger) start(now Moment, cost []int64) {
 	for _, d := range l.plan.departures {
 		if n := cost[d.unit]; n > 0 {
@@ -195,8 +198,8 @@ func (l *Ledger) start(now Moment, cost []int64) {
 	}
 }
 
-// prove tells anchored windows that a request has arrived by now, but for estimates where
-// those are open.
+// prove records in the anchored windows that a request has arrived by now. If its estimates are
+// open, windows that count estimates are left out.
 func (l *Ledger) prove(now int64, cost []int64, open bool) {
 	for _, r := range l.plan.anchored {
 		if cost[r.unit] > 0 && !(open && l.plan.estimated[r.unit]) {
@@ -205,8 +208,8 @@ func (l *Ledger) prove(now int64, cost []int64, open bool) {
 	}
 }
 
-// open puts what is estimated of a held request on its way, or takes it off: it has no
-// slot, for nobody knows when it lands.
+// open adds the estimated part of a held request to what is in flight, or removes it if sign is
+// -1. That part has no slot, because its landing is not bounded by the guard.
 func (l *Ledger) open(cost []int64, sign int64) {
 	for u, estimated := range l.plan.estimated {
 		if estimated {
@@ -215,9 +218,8 @@ func (l *Ledger) open(cost []int64, sign int64) {
 	}
 }
 
-// Settle says what a held request has really cost, in the units of which its cost was
-// an estimate: that lands now, and proves that the request arrived. It may be more than any
-// tier admits.
+// Settle replaces the estimates in the cost of a held request by the actual cost. The actual cost
+// lands now, and proves that the request arrived. It may exceed what the tiers admit.
 func (l *Ledger) Settle(now Moment, cost, actual []int64) {
 	now = l.advance(now)
 	l.settle(now, cost, actual)
@@ -237,8 +239,8 @@ func (l *Ledger) settle(now Moment, cost, actual []int64) {
 	}
 }
 
-// Unanswered reports that a held request will get no response. What was estimated of
-// it stands, and lands together with the rest when the guard has passed.
+// Unanswered records that a held request gets no response. Its estimates become its cost, and
+// land with the rest of it when the guard has passed.
 func (l *Ledger) Unanswered(now Moment, f Flight, cost []int64) {
 	now = l.advance(now)
 	if !l.plan.estimates {
@@ -256,8 +258,8 @@ func (l *Ledger) Unanswered(now Moment, f Flight, cost []int64) {
 	}
 }
 
-// Land says that the provider has counted the request by now, but for what is
-// estimated of it. After the guard it only proves that the request had arrived.
+// Land records that the provider has counted the request by now, all but its estimates. After the
+// guard it only proves that the request had arrived.
 func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
 	now = l.advance(now)
 	if f == Landed {
@@ -268,7 +270,7 @@ func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
 		l.prove(now.At, cost, true)
 		return
 	}
-	first := int64(f) << l.plan.grain // of the instants at which it landed
+	first := int64(f) << l.plan.grain // of the instants at which it may have landed
 	for _, r := range l.plan.anchored {
 		if cost[r.unit] > 0 && !l.plan.estimated[r.unit] {
 			r.proveLanded(l, first, first+1<<l.plan.grain-1)
@@ -276,9 +278,9 @@ func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
 	}
 }
 
-// Cancel says that the request was never sent and gives back what it was
-// charged. After the guard only what a concurrency tier holds and what was estimated
-// are given back: the rest may long have been counted. It reports whether that was not so.
+// Cancel refunds a request that was never sent, and reports whether it was still in flight. If
+// its guard has passed, the provider may have counted the request, and Cancel refunds only its
+// estimates and its places in concurrency tiers.
 func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	l.advance(now)
 	inTime = l.alight(f, cost)
@@ -287,7 +289,7 @@ func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	return inTime
 }
 
-// Release says that the request is over, for the tiers that count what is open at once.
+// Release frees the places of a request in concurrency tiers.
 func (l *Ledger) Release(cost []int64) {
 	for i, r := range l.plan.rules {
 		if r, ok := r.(releaser); ok {
@@ -296,9 +298,9 @@ func (l *Ledger) Release(cost []int64) {
 	}
 }
 
-// LandHeld lands every held request now: the best that can come, for a forecast. From then
-// on what lands within one precision of a SlidingWindow leaves with the first of it: which of
-// it is one group depends on when responses come.
+// LandHeld lands every held request now, which is the best case of a forecast. From then on,
+// units that land within one precision of a SlidingWindow leave with the first of them, because
+// their grouping depends on when the responses come.
 func (l *Ledger) LandHeld(now Moment) {
 	now, l.early = l.advance(now), true
 	held := make([]int64, len(l.plan.units))
@@ -313,7 +315,7 @@ func (l *Ledger) LandHeld(now Moment) {
 		}
 	}
 	l.landCost(now, held, true)
-	for _, r := range l.plan.anchored { // a response may still prove that the first in the window was sent
+	for _, r := range l.plan.anchored { // a response may still prove that the first request opened the window
 		r.prove(l, now.At, 0)
 	}
 	for u := range held {
@@ -328,8 +330,7 @@ func (l *Ledger) LandHeld(now Moment) {
 	}
 }
 
-// landCost tells every tier of what has been counted, but not of estimates where those
-// are open.
+// landCost lands a cost in every tier. If its estimates are open, they are left out.
 func (l *Ledger) landCost(at Moment, cost []int64, open bool) {
 	for i, u := range l.plan.unit {
 		if n := cost[u]; n > 0 && !(open && l.plan.estimated[u]) {
@@ -338,14 +339,20 @@ func (l *Ledger) landCost(at Moment, cost []int64, open bool) {
 	}
 }
 
-// Usage is what one tier has used.
+// Usage is the use of one tier.
 type Usage struct {
-	Used  int64 // units charged, those on their way included
-	Next  int64 // the first instant at which the tier admits one unit more
-	Fresh int64 // the instant from which all of it counts no more; Never while something must be released
+	// Used is the number of units that count now, including those in flight.
+	Used int64
+
+	// Next is the first instant at which the tier admits one more unit.
+	Next int64
+
+	// Fresh is the instant from which none of the used units counts. It is Never while units must
+	// be released or settled.
+	Fresh int64
 }
 
-// Usage reports every tier.
+// Usage returns the use of every tier.
 func (l *Ledger) Usage(now Moment) []Usage {
 	now = l.advance(now)
 	landed := l.Clone()
@@ -382,7 +389,7 @@ func (l *Ledger) Fresh(now Moment) bool {
 	return true
 }
 
-// Until is the time from now to an instant, rounded to what a Duration holds.
+// Until returns the time from m to an instant, limited to the largest Duration.
 func (m Moment) Until(at int64) time.Duration {
 	const most = int64(1<<63-1) / int64(time.Microsecond)
 	if at == Never || at-m.At > most {

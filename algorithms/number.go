@@ -5,14 +5,14 @@ import (
 	"math/bits"
 )
 
-// Never is the instant of what no passing of time brings about.
+// Never is the instant of an event that time alone does not bring about.
 const Never = math.MaxInt64
 
 // Latest is the last instant to which a quota can be paused: 142 years from the origin.
 const Latest = 1 << 52
 
-// mulDiv returns a×b÷c and the remainder, for a, b ≥ 0 and c > 0. A quotient
-// that an int64 cannot hold is returned as Never.
+// mulDiv returns a×b÷c and the remainder, for a, b ≥ 0 and c > 0. The quotient is Never if an
+// int64 cannot hold it.
 func mulDiv(a, b, c int64) (quotient, remainder int64) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {

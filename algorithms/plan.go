@@ -8,63 +8,63 @@ import (
 	"time"
 )
 
-// grains is how fine a guard is cut at least: requests that would land within the
-// same 1/32 of it land together, with the last of them.
+// resolutions is the number of parts into which a guard is divided at least. Requests that would
+// land within the same 1/32 of the guard land together, with the last of them.
 const grains = 32
 
-// A Plan is a set of tiers made ready to decide. It never changes, so that any
-// number of ledgers and goroutines share one.
+// A Plan is a set of tiers, validated and ready to decide. It never changes, and any number of
+// ledgers and goroutines may share it.
 type Plan struct {
-	given      []Tier // as they came
-	tiers      []Tier // those that decide, the paces too
-	declared   []int  // the index of each among the tiers that were given
-	rules      []rule
-	unit       []int  // which unit each tier counts
+	given      []Tier // as NewPlan received them
+	tiers      []Tier // those that decide, including the paces
+	declared   []int  // of each tier, its index in given
+	rules      []rule // of each tier
+	unit       []int  // of each tier, the index of its unit
 	estimated  []bool // of each unit
 	departures []departure
 	calendars  []*calendar
 	anchored   []*anchoredWindow
 	units      []string
-	guard      int64 // microseconds
-	grain      int   // a slot of the guard is 1<<grain microseconds
-	base       int   // words of a ledger before its slots
-	rings      int
-	start      time.Time // what was sent before is unknown, zero if nothing was
-	learns     *view     // of the first tier whose boundaries may be learned, nil if there is none
-	aligned    bool
-	budgets    bool // a tier is one
-	concurrent bool
-	estimates  bool // some unit is estimated
+	guard      int64     // microseconds
+	grain      int       // a slot holds the landings of 1<<resolution microseconds
+	base       int       // the number of a ledger's words before its slots
+	rings      int       // the number of a ledger's rings
+	start      time.Time // until when the use is unknown; zero if a quota starts unused
+	learns     *view     // of the first tier of UnknownPhase; nil if there is none
+	aligned    bool      // some tier follows the wall clock
+	budgets    bool      // some tier is a budget
+	concurrent bool      // some tier counts units until they are released
+	estimates  bool      // some unit is estimated
 }
 
-// A rule is the counter of one tier. It never changes either: what it remembers
-// of a quota lies in that quota's ledger, at its site.
+// A rule is the counter of one tier. It never changes. The state of a quota is in the quota's
+// ledger, at the rule's site.
 type rule interface {
-	// words says how much of a ledger the rule needs.
+	// words returns the size of the rule's state in a ledger.
 	words() (words, rings int)
-	// earliest is the first instant from now on at which n units are admitted
-	// behind everything that has landed or is on its way.
+	// earliest returns the first instant from now on at which the tier admits n units behind
+	// everything that has landed or is in flight.
 	earliest(l *Ledger, now Moment, n int64) int64
-	// earliestTotal is a lower bound of when n units, however many, have been admitted,
-	// in requests of any size.
+	// earliestTotal returns a lower bound of the instant at which the tier has admitted n units,
+	// in requests of any size. n may exceed the tier's capacity.
 	earliestTotal(l *Ledger, now Moment, n int64) int64
-	// land is told of n units that have been counted by the provider at the latest.
+	// land counts n units that the provider has counted by the moment.
 	land(l *Ledger, at Moment, n int64)
-	// used is how many units that have landed still count.
+	// used returns how many landed units still count.
 	used(l *Ledger, now Moment) int64
-	// fresh is the instant from which all that has landed counts no more.
+	// fresh returns the instant from which no landed unit counts.
 	fresh(l *Ledger, now Moment) int64
-	// forget makes all but some of the units that have landed count no more.
+	// forget reduces the landed units that count to keep at most.
 	forget(l *Ledger, now Moment, keep int64)
 }
 
-// A departer is a rule that must also be told of n units when they are admitted,
-// before they are on their way.
+// A departer is a rule that also records n units when they are admitted, before they are in
+// flight.
 type departer interface {
 	depart(l *Ledger, now Moment, n int64)
 }
 
-// A departure is a departer and the unit that it counts.
+// A departure is a departer and the index of its unit.
 type departure struct {
 	departer
 	unit int
@@ -75,15 +75,14 @@ type releaser interface {
 	release(l *Ledger, n int64)
 }
 
-// A site is where in a ledger a rule finds what it remembers.
+// A site is the place of a rule's state in a ledger, and the index of its unit.
 type site struct {
 	word, ring, unit int
 }
 
-// NewPlan makes tiers ready. The guard is the longest that an admitted request
-// may take to reach the provider, rounded up to microseconds; zero means that it
-// arrives the instant it is admitted. The error joins every problem, each naming
-// its tier.
+// NewPlan returns a plan of the tiers. The guard is the longest time that an admitted request may
+// take to reach the provider, rounded up to microseconds. If zero, a request arrives the instant
+// it is admitted. The error joins all problems, and each names its tier.
 func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 	var errs []error
 	if len(tiers) == 0 {
@@ -99,7 +98,7 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 	}
 	for i, t := range tiers {
 		if t.counter().released && slices.ContainsFunc(tiers, func(o Tier) bool { return o.Estimated && o.Unit == t.Unit }) {
-			errs = append(errs, fmt.Errorf("tier %d %q: Unit is %q: %v can't count what is Estimated, name another", i, t, t.Unit, t.Algorithm))
+			errs = append(errs, fmt.Errorf("tier %d %q: Unit is %q: %v can't count estimates, name another unit", i, t, t.Unit, t.Algorithm))
 		}
 	}
 	if len(errs) > 0 {
@@ -157,57 +156,57 @@ func (p *Plan) add(t Tier, declared int) {
 	p.concurrent = p.concurrent || c.released
 }
 
-// Tiers are the tiers that decide: those that were given, with their defaults written
-// out, each followed by its pace where it is spread.
+// Tiers returns the tiers that decide: those passed to NewPlan, with their defaults set. A tier
+// with a PaceBurst is followed by its pace.
 func (p *Plan) Tiers() []Tier { return p.tiers }
 
-// Given are the tiers as they were given to NewPlan.
+// Given returns the tiers as NewPlan received them.
 func (p *Plan) Given() []Tier { return p.given }
 
-// Declared is the index of a tier, or of the one whose pace it is, among those given.
+// Declared returns the index in Given of a tier, or of the tier whose pace it is.
 func (p *Plan) Declared(tier int) int { return p.declared[tier] }
 
-// Units are the names of what the tiers count. The i-th amount of a cost is of
-// the i-th unit.
+// Units returns the names of the units that the tiers count. The i-th amount of a cost is in the
+// i-th unit.
 func (p *Plan) Units() []string { return p.units }
 
-// UnitOf is which of the units a tier counts.
+// UnitOf returns the index of the unit that a tier counts.
 func (p *Plan) UnitOf(tier int) int { return p.unit[tier] }
 
-// Guard is how long a request is on its way at most, where it names no guard itself.
+// Guard returns how long a request is in flight at most, unless it has a guard of its own.
 func (p *Plan) Guard() time.Duration { return time.Duration(p.guard) * time.Microsecond }
 
-// Starting is the plan for quotas that count as spent at an instant, because nobody
-// knows what was sent before.
+// Starting returns the plan for quotas that count as used up at an instant, because the use
+// before it is unknown.
 func (p *Plan) Starting(at time.Time) *Plan {
 	started := *p
 	started.start = at
 	return &started
 }
 
-// Start is that instant; zero for quotas that begin with nothing used.
+// Start returns the instant passed to AssumeUsedAt. It is zero for quotas that start unused.
 func (p *Plan) Start() time.Time { return p.start }
 
-// Grain is how finely requests on their way are told apart: those that would land
-// within the same 1<<Grain microseconds land together.
+// Grain returns the resolution of landings: requests that would land within the same
+// 1<<Resolution microseconds land together.
 func (p *Plan) Grain() int { return p.grain }
 
-// Aligned reports whether a tier follows the wall clock, so that Moment.Wall matters.
+// Aligned reports whether a tier follows the wall clock. If not, Moment.Wall has no effect.
 func (p *Plan) Aligned() bool { return p.aligned }
 
-// Concurrent reports whether a tier limits what is open at once, so that every
-// admission must be released.
+// Concurrent reports whether the plan has a concurrency tier. If so, every admission must be
+// released.
 func (p *Plan) Concurrent() bool { return p.concurrent }
 
-// Estimates reports whether a unit is estimated, so that every admission must be
-// settled or released.
+// Estimates reports whether some unit is estimated. If so, every admission must be settled or
+// canceled, or reported as unanswered.
 func (p *Plan) Estimates() bool { return p.estimates }
 
 // Estimated reports whether amounts of a unit are estimates until they are settled.
 func (p *Plan) Estimated(unit int) bool { return p.estimated[unit] }
 
-// Most is for each unit the largest amount that every tier can admit; any amount of a
-// unit that a budget counts, of which more than the budget is refused.
+// Most returns for each unit the largest amount that every tier of that unit can admit. It is
+// MaxLimit if one of them is a budget, because a budget refuses larger amounts.
 func (p *Plan) Most() []int64 {
 	most := slices.Repeat([]int64{MaxLimit}, len(p.units))
 	for i, t := range p.tiers {

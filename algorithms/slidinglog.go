@@ -11,18 +11,18 @@ var slidingLogCounter = counter{
 	rate:    rollingRate,
 }
 
-// slidingLog admits at most limit units in every half-open interval of one
-// window: the exact rolling window. 60 a minute is 60 in any minute, and never
-// 119 around a full one.
+// slidingLog admits at most limit units in every half-open interval of one window, the exact
+// rolling window: 60 a minute is 60 in any minute, and never 119 around a full one.
 //
-// It is a ring of the last limit stamps. The stamp that a new one would overwrite
-// is the one that must have left the window, so a decision reads one word,
-// whatever the limit, and nothing is ever trimmed. The ring grows as it fills, to
-// 8 bytes a unit: 80 KB for 10,000 an hour. It is larger where an old policy had a larger
-// limit, as long as that may come back.
+// It keeps the last limit stamps in a ring. The stamp that a new one would overwrite must have
+// left the window. A decision therefore reads one word, whatever the limit, and nothing is ever
+// trimmed.
 //
-// Source: the sliding window log of Redis' and many providers' guides, kept as a
-// ring instead of a sorted set; bsm, "Rate limiting with sorted sets".
+// Source: the sliding window log of Redis' and many providers' guides, kept as a ring instead of a
+// sorted set; bsm, "Rate limiting with sorted sets".
+//
+// Memory: 8 bytes a unit, up to the limit: 80 KB for 10,000 an hour. After a change of policy, the
+// ring keeps the size of a larger old limit while the old policy may come back.
 type slidingLog struct {
 	site
 	view
@@ -35,10 +35,10 @@ func newSlidingLog(t Tier, s site) *slidingLog {
 
 func (r *slidingLog) words() (words, rings int) { return 1 + r.remembers(), 1 }
 
-// stamp returns the k-th oldest of the last limit stamps, and whether there is one.
+// stamp returns the k-th oldest of the last limit stamps, if the ring has it.
 func (r *slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
 	ring, oldest := *l.ring(r.site), l.word[r.word]
-	k -= r.limit - int64(len(ring)) // the first ones are missing while the ring grows
+	k -= r.limit - int64(len(ring)) // a ring that still grows lacks the oldest stamps
 	if k <= 0 {
 		return 0, false
 	}
@@ -46,8 +46,8 @@ func (r *slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
 }
 
 func (r *slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
-	// The unit that must have left is the k-th oldest of those landed, or if they
-	// are too few, one of those on their way, which leaves a window after it lands.
+	// The unit that must have left the window is the k-th oldest of those landed. If k exceeds
+	// them, it is one in flight, which leaves a window after it lands.
 	k := l.aloft(r.unit) + n
 	if k <= r.limit {
 		if s, ok := r.stamp(l, k); ok {

@@ -9,15 +9,16 @@ var slidingWindowCounter = counter{
 	precision: true,
 }
 
-// slidingWindow admits at most limit units in every half-open interval of one
-// window, as slidingLog does, but remembers groups of stamps instead of each.
-// Stamps within one precision form a group, and a group leaves the window with
-// its last stamp: an admission is at most one precision later than the log's, and
-// never earlier. A window of an hour in the usual 60 groups keeps a unit up to a
-// minute too long; 61 groups take 1 KB, whatever the limit.
+// slidingWindow admits at most limit units in every half-open interval of one window, as
+// slidingLog does, but keeps groups of stamps. Stamps within one precision form a group, and a
+// group leaves the window with its last stamp. An admission is therefore at most one precision
+// later than with slidingLog, and never earlier. A window of an hour in the usual 60 groups counts
+// a unit for up to a minute too long.
 //
-// Source: Figma, "An alternative approach to rate limiting" (2017), whose
-// counters are aligned; these open with the first stamp of a group.
+// Source: Figma, "An alternative approach to rate limiting" (2017). Its counters are aligned to
+// the clock; a group here opens with its first stamp.
+//
+// Memory: 16 bytes a group, whatever the limit: 1 KB for the usual 61 groups.
 type slidingWindow struct {
 	site
 	view
@@ -28,8 +29,8 @@ func newSlidingWindow(t Tier, s site) *slidingWindow {
 	return &slidingWindow{s, newView(t, s.word+1), t.Limit, Micros(t.Precision)}
 }
 
-// One word counts all groups in the ring, some of which may have left the window;
-// the ring is a list of pairs, a group's last stamp and its units.
+// The word is the units of all groups in the ring, some of which may have left the window. The
+// ring is a list of pairs: the last stamp of a group, and its units.
 func (r *slidingWindow) words() (words, rings int) { return 1 + r.remembers(), 1 }
 
 func (r *slidingWindow) earliest(l *Ledger, now Moment, n int64) int64 {
@@ -49,7 +50,7 @@ func (r *slidingWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 func (r *slidingWindow) land(l *Ledger, at Moment, n int64) {
 	groups, total := l.ring(r.site), &l.word[r.word]
 	gone := 0
-	// The last group that has left stays: reports of the provider may still be of it.
+	// The last group that has left stays, because a report of the provider may still count it.
 	for ; gone+2 < len(*groups) && r.leaves(l, (*groups)[gone+2]) <= at.At; gone += 2 {
 		*total -= (*groups)[gone+1]
 	}
@@ -74,7 +75,7 @@ func (r *slidingWindow) used(l *Ledger, now Moment) int64 {
 	return used
 }
 
-// forget keeps the newest.
+// forget keeps the newest units.
 func (r *slidingWindow) forget(l *Ledger, now Moment, keep int64) {
 	groups, total := l.ring(r.site), &l.word[r.word]
 	for r.used(l, now) > keep {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// lengths are the ones that have names. The first name is the short form.
+// lengths are the lengths of time with names. The first name is the short form.
 var lengths = []struct {
 	length time.Duration
 	names  []string
@@ -19,8 +19,8 @@ var lengths = []struct {
 	{time.Second, []string{"s", "sec", "second"}},
 }
 
-// FormatDuration writes a length as ParseDuration reads it: "s", "h" and "d" for
-// one of each when short is set, whole days as "30d", and otherwise as Go does.
+// FormatDuration formats a length as ParseDuration reads it: whole days as "30d", and all others
+// as time.Duration does. If short is set, a second, hour or day is "s", "h" or "d".
 func FormatDuration(d time.Duration, short bool) string {
 	for _, u := range lengths {
 		if short && d == u.length {
@@ -33,8 +33,8 @@ func FormatDuration(d time.Duration, short bool) string {
 	return d.String()
 }
 
-// ParseDuration reads one unit, such as "s", "sec", "min", "hour" or "d", whole days such
-// as "30d", and what time.ParseDuration reads.
+// ParseDuration parses one unit of time, such as "s", "sec", "min", "hour" or "d", whole days
+// such as "30d", and whatever time.ParseDuration accepts.
 func ParseDuration(s string) (time.Duration, error) {
 	for _, u := range lengths {
 		if slices.Contains(u.names, s) {
@@ -52,7 +52,7 @@ func ParseDuration(s string) (time.Duration, error) {
 	return 0, fmt.Errorf("%q is not a length of time: use s, min, h, d, or a length such as 500ms, 20s, 1h30m or 30d", s)
 }
 
-// String writes the tier as ParseTier reads it: "5/s",
+// String formats the tier as ParseTier reads it, such as "5/s" or
 // "100000/m;unit=tokens;algo=token_bucket;burst=20000".
 func (t Tier) String() string {
 	var b strings.Builder
@@ -98,10 +98,10 @@ func (t Tier) String() string {
 	return b.String()
 }
 
-// ParseTier reads a limit and a window, such as "10000/h", "100/min" or "60/20s", and options,
+// ParseTier parses a limit and a window, such as "10000/h", "100/min" or "60/20s", and options,
 // each after a semicolon: unit, algo, burst, precision, phase (which may be "unknown"), pace_burst,
-// zone, budget and estimated (true or false). A window is a length that [ParseDuration] reads,
-// or day, week or month: the tier is a Calendar then. A concurrency tier has no window:
+// zone, budget and estimated (true or false). A window is a length that [ParseDuration] reads.
+// If it is day, week or month, the tier is a Calendar. A concurrency tier has no window:
 // "10;algo=concurrency". ParseTier returns an error if the tier is not valid.
 func ParseTier(spec string) (Tier, error) {
 	fields := strings.Split(spec, ";")
@@ -154,8 +154,8 @@ func (t *Tier) setOption(name, value string) (err error) {
 	return err
 }
 
-// EachOption calls set for every "name=value" and returns the first error, with
-// the option's name. No option may stand twice or be empty.
+// EachOption calls set for every "name=value" and returns the first error, with the option's
+// name. An option that is empty or repeated is an error.
 func EachOption(options []string, set func(name, value string) error) error {
 	seen := make(map[string]bool)
 	for _, o := range options {
@@ -165,7 +165,7 @@ func EachOption(options []string, set func(name, value string) error) error {
 			return fmt.Errorf("option %q: write name=value", strings.TrimSpace(o))
 		}
 		if seen[name] {
-			return fmt.Errorf("option %q stands twice", name)
+			return fmt.Errorf("option %q is given twice", name)
 		}
 		seen[name] = true
 		if err := set(name, value); err != nil {
@@ -175,7 +175,7 @@ func EachOption(options []string, set func(name, value string) error) error {
 	return nil
 }
 
-// ParseCount reads a whole number of at least 0.
+// ParseCount parses a whole number of at least 0.
 func ParseCount(s string) (int64, error) {
 	n, err := strconv.ParseInt(strings.TrimSpace(s), 10, 64)
 	if err != nil || n < 0 {
@@ -184,11 +184,11 @@ func ParseCount(s string) (int64, error) {
 	return n, nil
 }
 
-// ParseBool reads true or false.
+// ParseBool parses true or false.
 func ParseBool(value string) (bool, error) {
 	switch value {
 	case "true", "false":
 		return value == "true", nil
 	}
-	return false, fmt.Errorf("%q is neither true nor false", value)
+	return false, fmt.Errorf("%q is not a boolean: use true or false", value)
 }

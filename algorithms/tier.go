@@ -7,45 +7,76 @@ import (
 	"time"
 )
 
-// Requests is the unit of a Tier that names none.
+// Requests is the Unit of a Tier that sets none.
 const Requests = "requests"
 
-// A Tier is one limit of a provider: so many units in so much time, and how the
-// provider counts them. "10,000 requests an hour" is Tier{Limit: 10000, Window: time.Hour}.
+// A Tier is one limit of a provider: how many units it admits in how much time, and how it counts
+// them. "10,000 requests an hour" is Tier{Limit: 10000, Window: time.Hour}.
 type Tier struct {
-	Limit     int64         // units admitted per Window; > 0
-	Window    time.Duration // > 0 and whole microseconds, but for Concurrency and Calendar, where it must be zero
-	Algorithm Algorithm     // how the provider counts. If zero, SlidingLog
-	Burst     int64         // capacity of TokenBucket, LeakyBucket and GCRA, in units. If zero, Limit
-	Precision time.Duration // sub-bucket of SlidingWindow, whole microseconds. If zero, Window/60
-	Phase     time.Duration // offset of the boundaries of FixedWindow and WeightedWindow from the Unix epoch; of FixedWindow it may be UnknownPhase
-	Unit      string        // what is counted. If empty, "requests"
-	PaceBurst int64         // how many units may go at once, the others evenly over the Window. If zero, all
-	Period    Period        // what Calendar counts over: Day, Week or Month
-	Zone      string        // by whose clocks the Period begins, such as Europe/Berlin; programs on machines that know no zones import time/tzdata. If empty, UTC
-	Budget    bool          // where it is used up, callers are refused at once with ErrExhausted instead of waiting for room
-	Estimated bool          // what a request costs in Unit is an estimate until it is settled, see Settle. If one tier says so, it holds for all of the Unit
+	// Limit is how many units the provider admits per Window, from 1 to MaxLimit.
+	Limit int64
+
+	// Window is the time in which the provider admits Limit units, in whole microseconds and at
+	// most MaxWindow. It must be zero for Concurrency and Calendar, and must not be for others.
+	Window time.Duration
+
+	// Algorithm is how the provider counts. If zero, SlidingLog.
+	Algorithm Algorithm
+
+	// Burst is the capacity of TokenBucket, LeakyBucket and GCRA, in units. If zero, Limit.
+	Burst int64
+
+	// Precision is the length of the sub-buckets of SlidingWindow, in whole microseconds. If zero,
+	// Window/60.
+	Precision time.Duration
+
+	// Phase is the offset of the window boundaries from the Unix epoch, for FixedWindow and
+	// WeightedWindow. For FixedWindow it may be UnknownPhase. If zero, a window begins with the
+	// epoch.
+	Phase time.Duration
+
+	// Unit is the name of what is counted. If empty, "requests".
+	Unit string
+
+	// PaceBurst is how many units may go at once. The others go evenly over the Window. If zero,
+	// all may go at once.
+	PaceBurst int64
+
+	// Period is what Calendar counts over: Day, Week or Month. It must be zero for others.
+	Period Period
+
+	// Zone is the time zone in which a Period begins, such as Europe/Berlin. A program imports
+	// time/tzdata for machines that have no time zones. If empty, UTC.
+	Zone string
+
+	// Budget is true if a used-up tier refuses requests at once with ErrExhausted, instead of
+	// making them wait.
+	Budget bool
+
+	// Estimated is true if costs in Unit are estimates until Settle replaces them. If one tier of
+	// a Unit sets it, it holds for all tiers of that Unit.
+	Estimated bool
 }
 
-// UnknownPhase is the Phase of a FixedWindow whose boundaries nobody has told. Until
-// they are, its windows are taken as rolling, as SlidingLog does, which is safe
-// wherever they begin; and from then on as far as they are known.
+// UnknownPhase is the Phase of a FixedWindow whose boundaries are undocumented. Until responses
+// reveal a boundary, its windows count as rolling ones, as in SlidingLog, which is safe wherever
+// they begin. From then on, a window ends when it surely has ended.
 const UnknownPhase time.Duration = -1
 
-// PerSecond is a Tier of n requests in any second.
+// PerSecond returns a Tier of n requests in any second.
 func PerSecond(n int64) Tier { return Tier{Limit: n, Window: time.Second} }
 
-// PerMinute is a Tier of n requests in any minute.
+// PerMinute returns a Tier of n requests in any minute.
 func PerMinute(n int64) Tier { return Tier{Limit: n, Window: time.Minute} }
 
-// PerHour is a Tier of n requests in any hour.
+// PerHour returns a Tier of n requests in any hour.
 func PerHour(n int64) Tier { return Tier{Limit: n, Window: time.Hour} }
 
-// PerDay is a Tier of n requests in any 24 hours.
+// PerDay returns a Tier of n requests in any 24 hours.
 func PerDay(n int64) Tier { return Tier{Limit: n, Window: 24 * time.Hour} }
 
-// Capacity is the largest cost the tier can ever admit at once: Burst for the
-// buckets, Limit for all others, and no more than PaceBurst.
+// Capacity returns the largest cost that the tier can ever admit at once: Burst for the buckets
+// and Limit for all others, but no more than PaceBurst.
 func (t Tier) Capacity() int64 {
 	capacity := t.Limit
 	if t.counter().burst && t.Burst > 0 {
@@ -57,27 +88,27 @@ func (t Tier) Capacity() int64 {
 	return capacity
 }
 
-// pace is the tier that spreads t over its window.
+// pace returns the tier that spreads the units of t over its window.
 func (t Tier) pace() Tier {
 	return Tier{Limit: t.Limit, Window: t.Window, Algorithm: GCRA, Burst: t.PaceBurst, Unit: t.Unit}
 }
 
-// What a tier can hold. The bounds keep every instant a whole number of
-// microseconds below 2^53, which Go and Lua count alike.
+// The bounds of a tier. They keep every instant a whole number of microseconds below 2^53, which
+// Go and Lua represent exactly.
 const (
 	MaxLimit      = 1_000_000_000_000          // units
 	MaxWindow     = 100 * 365 * 24 * time.Hour // a hundred years
-	MaxLog        = 10_000                     // stamps of a SlidingLog; a larger one is kept as SlidingWindow
+	MaxLog        = 10_000                     // stamps of a SlidingLog; a tier of more is a SlidingWindow
 	maxSubBuckets = 10_000                     // of a SlidingWindow
-	subBuckets    = 60                         // of a SlidingWindow that names no Precision
+	subBuckets    = 60                         // of a SlidingWindow without a Precision
 	maxWindowUS   = int64(MaxWindow / time.Microsecond)
 )
 
-// reserved are the characters that a tier's text gives a meaning.
+// reserved are the characters with a meaning in the text of a tier.
 const reserved = "+;|=\" \t\r\n"
 
-// Validate reports everything that is wrong with the tier, each problem with
-// its field, its value and what is allowed.
+// Validate reports every problem of the tier. Each names its field, the value, and what is
+// allowed.
 func (t Tier) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -132,7 +163,7 @@ func (t Tier) Validate() error {
 	switch {
 	case !t.Estimated:
 	case c.released:
-		bad("Estimated is true: what %v counts is released, not settled, leave it false", t.Algorithm)
+		bad("Estimated is true: units of %v are released, not settled, leave it false", t.Algorithm)
 	case t.normal().Unit == Requests:
 		bad("Estimated is true: requests are counted, not estimated, so name another Unit")
 	}
@@ -149,7 +180,7 @@ func checkLength(field string, d, least, most time.Duration) error {
 	return nil
 }
 
-// normal returns the tier with its defaults written out, without its pace.
+// normal returns the tier with its defaults set and without its pace.
 func (t Tier) normal() Tier {
 	if t.Unit == "" {
 		t.Unit = Requests
@@ -173,7 +204,7 @@ func (t Tier) normal() Tier {
 	return t
 }
 
-// usualPrecision is the Precision of a SlidingWindow that sets none.
+// usualPrecision returns the Precision of a SlidingWindow that sets none.
 func usualPrecision(window time.Duration) time.Duration {
 	return max(time.Microsecond, (window / subBuckets).Truncate(time.Microsecond))
 }

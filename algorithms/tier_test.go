@@ -13,7 +13,7 @@ func TestTierValidate(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		tier Tier
-		want []string // what the error says; none where the tier is valid
+		want []string // parts of the error; nil if the tier is valid
 	}{
 		{"default", Tier{Limit: 5, Window: second}, nil},
 		{"zero", Tier{}, []string{"Limit is 0", "Window is 0s"}},
@@ -44,19 +44,19 @@ func TestTierValidate(t *testing.T) {
 		{"zone of the machine", Tier{Limit: 1, Algorithm: Calendar, Period: Day, Zone: "Local"}, []string{`Zone is "Local": it must be the name of a place`}},
 		{"zone with a plus", Tier{Limit: 1, Algorithm: Calendar, Period: Day, Zone: "Etc/GMT+5"}, []string{`Zone is "Etc/GMT+5": it must be the name of a place`}},
 		{"budget", Tier{Limit: 1, Window: second, Budget: true}, nil},
-		{"budget of permits", Tier{Limit: 1, Algorithm: Concurrency, Budget: true}, []string{"Budget is true: what exceeds concurrency waits"}},
+		{"budget of permits", Tier{Limit: 1, Algorithm: Concurrency, Budget: true}, []string{"Budget is true: requests that exceed concurrency wait"}},
 		{"everything", Tier{Limit: 0, Window: 0, Burst: 1, Phase: 1, Unit: "+"}, []string{"Limit", "Window", "Burst", "Phase", "Unit"}},
 	} {
 		err := tc.tier.Validate()
 		if len(tc.want) == 0 {
 			if err != nil {
-				t.Errorf("%s: %v", tc.name, err)
+				t.Errorf("%s: error %v, want none", tc.name, err)
 			}
 			continue
 		}
 		for _, want := range tc.want {
 			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: %v\ndoes not say %q", tc.name, err, want)
+				t.Errorf("%s: error %v\nwant %q in it", tc.name, err, want)
 			}
 		}
 	}
@@ -84,7 +84,7 @@ func TestParseTier(t *testing.T) {
 			t.Errorf("%q: %+v, %v; want %+v", tc.spec, got, err, tc.want)
 		}
 		if again, err := ParseTier(got.String()); err != nil || again != got {
-			t.Errorf("%q: written as %q and read as %+v, %v", tc.spec, got, again, err)
+			t.Errorf("%q: the text is %q, which parses to %+v, %v", tc.spec, got, again, err)
 		}
 	}
 	for spec, want := range map[string]string{
@@ -99,9 +99,9 @@ func TestParseTier(t *testing.T) {
 		"5/s;algo":               `option "algo": write name=value`,
 		"5/s;algo=magic":         `option "algo": algorithm "magic" is not known: use one of sliding_log`,
 		"5/s;speed=3":            `option "speed": is not an option of a tier`,
-		"5/s;unit=a;unit=b":      `option "unit" stands twice`,
+		"5/s;unit=a;unit=b":      `option "unit" is given twice`,
 		"5/s;burst=3":            "Burst is 3: sliding_log has none",
-		"5/day;budget=yes":       `option "budget": "yes" is neither true nor false`,
+		"5/day;budget=yes":       `option "budget": "yes" is not a boolean: use true or false`,
 		"5/day;algo=gcra":        "Period is day: gcra has none",
 		"5/s;algo=calendar":      "Window is 1s: calendar has a Period instead",
 		"5/s;algo=concurrency":   "Window is 1s: concurrency has none",
@@ -109,7 +109,7 @@ func TestParseTier(t *testing.T) {
 		"5/9999999999d":          "is not a length of time",
 	} {
 		if _, err := ParseTier(spec); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v\ndoes not say %q", spec, err, want)
+			t.Errorf("%q: error %v\nwant %q in it", spec, err, want)
 		}
 	}
 }

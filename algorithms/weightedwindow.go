@@ -8,29 +8,31 @@ var weightedWindowCounter = counter{
 	aligned: true,
 }
 
-// weightedWindow admits while current + previous × the part of the previous
-// window still in view ≤ limit, in windows of the clock: 100 a minute of which 80
-// fell into the last minute leave 100 − 80×¾ = 40 for the first quarter of this
-// one. A request on its way counts in full. It remembers four words.
+// weightedWindow admits a request while current + previous × the part of the previous window still
+// in view ≤ limit, in windows of the clock. For example, 100 a minute with 80 in the last minute
+// leave 100 − 80×¾ = 40 for the first quarter of this one. A request in flight counts in full.
 //
-// Source: Cloudflare, "How we built rate limiting capable of scaling to millions
-// of domains" (2017).
+// Source: Cloudflare, "How we built rate limiting capable of scaling to millions of domains"
+// (2017).
+//
+// Memory: four words.
 type weightedWindow struct {
 	site
 	aligned
 }
 
-// The counts of the window of the last landing.
+// The words are the counts of the window of the last landing.
 func (*weightedWindow) words() (words, rings int) { return 4, 0 }
 
-// counts are the units of the window of that index and of the one before it, as of the
-// last landing.
+// counts are the number of a window, the units that landed in it and in the window before it, and
+// the instant of the last landing.
 type counts struct{ index, current, previous, last int64 }
 
-// roll is what the counts become by a moment.
+// roll returns the counts at a moment.
 func (r *weightedWindow) roll(c counts, m Moment) counts {
 	if n := r.number(m.on(c.last)); n < c.index && m.At >= c.last+r.window {
-		c = counts{n, c.current + c.previous, 0, c.last} // the clock was set back: they landed in another window
+		// The clock was set back, so the units landed in another window.
+		c = counts{n, c.current + c.previous, 0, c.last}
 	}
 	switch index := max(c.index, r.number(m)); index {
 	case c.index:
@@ -42,7 +44,7 @@ func (r *weightedWindow) roll(c counts, m Moment) counts {
 	}
 }
 
-// rolls is when the counts of a moment roll on, if nothing lands before.
+// rolls returns the instant at which the counts of a moment change, if nothing lands before.
 func (r *weightedWindow) rolls(c counts, m Moment) int64 {
 	end, over := r.start(m, c.index+1), c.last+r.window
 	if m.At < over && r.number(m.on(c.last)) < c.index {
@@ -64,7 +66,7 @@ func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	c, aloft := r.counts(l, now), l.aloft(r.unit)
 	for slot := 0; ; {
 		end := r.rolls(c, now)
-		lands := int64(Never) // the first of what is on its way beyond
+		lands := int64(Never) // the first landing after end
 		for ; slot < l.slots(); slot++ {
 			at, carried := l.landing(slot, r.unit)
 			if at >= end {
@@ -82,7 +84,7 @@ func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 				return at
 			}
 		}
-		if aloft+n > r.limit { // nothing can pass before it lands
+		if aloft+n > r.limit { // n units must wait for a landing
 			end = lands
 		}
 		if end == Never {
@@ -93,8 +95,8 @@ func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	}
 }
 
-// leaves is when so little of the previous window is in view that its units weigh no more
-// than free.
+// leaves returns the first instant from now on at which the units of the previous window weigh at
+// most free.
 func (r *weightedWindow) leaves(c counts, now Moment, free int64) int64 {
 	if c.previous <= free {
 		return now.At
