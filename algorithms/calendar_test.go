@@ -8,7 +8,7 @@ import (
 	. "github.com/apithrottle/throttle/algorithms"
 )
 
-// instant is the time of a text.
+// instant parses a time.
 func instant(t *testing.T, text string) time.Time {
 	t.Helper()
 	at, err := time.Parse(time.RFC3339, text)
@@ -18,16 +18,17 @@ func instant(t *testing.T, text string) time.Time {
 	return at
 }
 
-// wall is a moment of which both clocks show a time.
+// wall returns the moment at which both clocks show a time.
 func wall(at time.Time) Moment { return Moment{At: at.UnixMicro(), Wall: at.UnixMicro()} }
 
-// A period begins at the first instant of its date, whatever the clocks do.
+// TestCalendarPeriods checks that a period ends at the first instant of a date, also when clocks
+// are set.
 func TestCalendarPeriods(t *testing.T) {
 	for _, tc := range []struct {
 		zone   string
 		period Period
-		in     string // an instant
-		ends   string // the period that holds it
+		in     string // an instant of the period
+		ends   string // the end of the period
 	}{
 		{"", Day, "2023-11-14T22:13:20Z", "2023-11-15T00:00:00Z"},
 		{"", Week, "2023-11-14T22:13:20Z", "2023-11-20T00:00:00Z"},
@@ -37,7 +38,7 @@ func TestCalendarPeriods(t *testing.T) {
 		{"", Month, "2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z"},
 
 		{"Europe/Berlin", Day, "2024-03-31T00:00:00+01:00", "2024-04-01T00:00:00+02:00"}, // 23 hours
-		{"Europe/Berlin", Day, "2024-10-27T00:00:00+02:00", "2024-10-28T00:00:00+01:00"}, // 25
+		{"Europe/Berlin", Day, "2024-10-27T00:00:00+02:00", "2024-10-28T00:00:00+01:00"}, // 25 hours
 		{"Europe/Berlin", Week, "2024-03-25T00:00:00+01:00", "2024-04-01T00:00:00+02:00"},
 		{"Europe/Berlin", Week, "2024-10-27T23:59:59+01:00", "2024-10-28T00:00:00+01:00"},
 		{"Europe/Berlin", Month, "2024-03-01T00:00:00+01:00", "2024-04-01T00:00:00+02:00"},
@@ -48,20 +49,20 @@ func TestCalendarPeriods(t *testing.T) {
 		{"America/New_York", Week, "2024-11-03T00:00:00-04:00", "2024-11-04T00:00:00-05:00"},
 		{"America/New_York", Month, "2024-11-01T00:00:00-04:00", "2024-12-01T00:00:00-05:00"},
 
-		{"Europe/Berlin", Month, "2044-12-22T00:00:00+01:00", "2045-01-01T00:00:00+01:00"}, // beyond the table, in a leap year
+		{"Europe/Berlin", Month, "2044-12-22T00:00:00+01:00", "2045-01-01T00:00:00+01:00"}, // after the zone's table, in a leap year
 
-		{"Australia/Lord_Howe", Day, "2024-04-07T00:00:00+11:00", "2024-04-08T00:00:00+10:30"}, // half an hour
+		{"Australia/Lord_Howe", Day, "2024-04-07T00:00:00+11:00", "2024-04-08T00:00:00+10:30"}, // clocks are set by half an hour
 		{"Australia/Lord_Howe", Day, "2024-10-06T00:00:00+10:30", "2024-10-07T00:00:00+11:00"},
 		{"Australia/Lord_Howe", Month, "2024-04-30T23:59:59+10:30", "2024-05-01T00:00:00+10:30"},
 
-		{"America/Sao_Paulo", Day, "2018-11-03T12:00:00-03:00", "2018-11-04T01:00:00-02:00"}, // has no midnight
+		{"America/Sao_Paulo", Day, "2018-11-03T12:00:00-03:00", "2018-11-04T01:00:00-02:00"}, // the 4th has no midnight
 		{"America/Sao_Paulo", Day, "2018-11-04T01:00:00-02:00", "2018-11-05T00:00:00-02:00"},
 		{"America/Sao_Paulo", Day, "2018-02-17T23:30:00-02:00", "2018-02-18T00:00:00-03:00"}, // 23:30 comes twice
 		{"America/Sao_Paulo", Day, "2018-02-17T23:30:00-03:00", "2018-02-18T00:00:00-03:00"},
 		{"America/Sao_Paulo", Week, "2018-11-04T12:00:00-02:00", "2018-11-05T00:00:00-02:00"},
 		{"America/Sao_Paulo", Month, "2018-11-01T00:00:00-03:00", "2018-12-01T00:00:00-02:00"},
 
-		{"Asia/Beirut", Day, "2022-03-26T12:00:00+02:00", "2022-03-27T01:00:00+03:00"}, // has no midnight
+		{"Asia/Beirut", Day, "2022-03-26T12:00:00+02:00", "2022-03-27T01:00:00+03:00"}, // the 27th has no midnight
 		{"Asia/Beirut", Day, "2022-10-29T23:30:00+03:00", "2022-10-30T00:00:00+02:00"},
 		{"Asia/Beirut", Week, "2022-03-27T12:00:00+03:00", "2022-03-28T00:00:00+03:00"},
 		{"Asia/Beirut", Month, "2022-03-31T23:00:00+03:00", "2022-04-01T00:00:00+03:00"},
@@ -79,19 +80,19 @@ func TestCalendarPeriods(t *testing.T) {
 		l := ledger(t, 0, tier)
 		l.Charge(wall(in), Request{Cost: []int64{1}})
 		if at, _ := l.Earliest(wall(in), Request{Cost: []int64{1}}); !time.UnixMicro(at).Equal(ends) {
-			t.Errorf("%v in %s: ends at %v, want %s", tier, tc.in, time.UnixMicro(at).UTC(), tc.ends)
+			t.Errorf("%v at %s: the period ends at %v, want %s", tier, tc.in, time.UnixMicro(at).UTC(), tc.ends)
 		}
 		if at, _ := l.Earliest(wall(ends.Add(-time.Microsecond)), Request{Cost: []int64{1}}); at != ends.UnixMicro() {
-			t.Errorf("%v in %s: open a microsecond too soon", tier, tc.in)
+			t.Errorf("%v at %s: a microsecond before the end, one more may go at %d, want %d", tier, tc.in, at, ends.UnixMicro())
 		}
 		starts := l.Plan().Starts(in.UnixMicro())
 		if i := next(starts, in.UnixMicro()); i < 2 || i > 3 || starts[i] != ends.UnixMicro() {
-			t.Errorf("%v in %s: periods begin at %d, of which %d is to be the next", tier, tc.in, starts, ends.UnixMicro())
+			t.Errorf("%v at %s: Starts returns %d, want %d as third or fourth", tier, tc.in, starts, ends.UnixMicro())
 		}
 	}
 }
 
-// next checks that instants are in order, and returns the index of the first after another.
+// next returns the index of the first instant after at, or -1 if the instants are not in order.
 func next(starts []int64, at int64) int {
 	found := -1
 	for i, s := range starts {
@@ -105,20 +106,21 @@ func next(starts []int64, at int64) int {
 	return found
 }
 
-// Requests on their way across the end of a month count in both.
+// TestCalendarAcrossTheBoundary checks that requests in flight across the end of a month count in
+// both months.
 func TestCalendarAcrossTheBoundary(t *testing.T) {
 	l := ledger(t, time.Second, Tier{Limit: 2, Algorithm: Calendar, Period: Month})
 	end := instant(t, "2024-03-01T00:00:00Z")
 	l.Charge(wall(end.Add(-500*time.Millisecond)), Request{Cost: []int64{2}})
 	april := instant(t, "2024-04-01T00:00:00Z").UnixMicro()
-	for _, ahead := range []time.Duration{-400 * time.Millisecond, 0, time.Second} { // it landed in March
+	for _, ahead := range []time.Duration{-400 * time.Millisecond, 0, time.Second} { // the requests land in March
 		if at, _ := l.Earliest(wall(end.Add(ahead)), Request{Cost: []int64{1}}); at != april {
-			t.Errorf("%v after the end: %v, want April", ahead, time.UnixMicro(at).UTC())
+			t.Errorf("%v after the end of February: one more may go at %v, want April", ahead, time.UnixMicro(at).UTC())
 		}
 	}
 }
 
-// A budget that has no room decides, also before a tier that makes wait longer.
+// TestExhaustedDecides checks that a used-up budget decides, even before a tier with a longer wait.
 func TestExhaustedDecides(t *testing.T) {
 	day := Tier{Limit: 3, Algorithm: Calendar, Period: Day}
 	budget := day
@@ -134,7 +136,7 @@ func TestExhaustedDecides(t *testing.T) {
 		{[]Tier{day}, 3, 0},
 		{[]Tier{month, budget}, 3, 1},
 		{[]Tier{budget, month}, 3, 0},
-		{[]Tier{budget, month}, 2, 1}, // has room itself
+		{[]Tier{budget, month}, 2, 1}, // the budget has one left
 		{[]Tier{month, day}, 3, 0},
 		{[]Tier{month, {Limit: 3, Window: time.Hour, Budget: true}}, 3, 1},
 	} {
@@ -150,7 +152,8 @@ func TestExhaustedDecides(t *testing.T) {
 	}
 }
 
-// Each percent of a period is told once, also when it was given back and used again.
+// TestCrossings checks that Crossings returns each percent of a period once, even if a tier reaches
+// it again after a refund.
 func TestCrossings(t *testing.T) {
 	l := ledger(t, time.Second, Tier{Limit: 200, Algorithm: Calendar, Period: Day}, Tier{Limit: 9, Window: time.Second, Unit: "other"})
 	now := at(0)
@@ -160,9 +163,9 @@ func TestCrossings(t *testing.T) {
 		switch {
 		case to == 0 && got == nil:
 		case len(got) != 1 || got[0].From != from || got[0].To != to || got[0].Used != used || got[0].Tier != 0:
-			t.Errorf("%d µs later: told %+v, want from %d to %d with %d used", now.At-at(0).At, got, from, to, used)
+			t.Errorf("after %d µs: Crossings returns %+v, want from %d to %d with %d used", now.At-at(0).At, got, from, to, used)
 		case now.Wall >= got[0].Until.UnixMicro() || now.Wall < got[0].Until.Add(-24*time.Hour).UnixMicro():
-			t.Errorf("until %v", got[0].Until)
+			t.Errorf("after %d µs: the period ends at %v, want less than a day later", now.At-at(0).At, got[0].Until)
 		}
 	}
 	crossed(0, 0, 0)
@@ -173,7 +176,7 @@ func TestCrossings(t *testing.T) {
 	crossed(0, 0, 0)
 	l.Cancel(now, f, []int64{100, 0})
 	l.Charge(now, Request{Cost: []int64{100, 0}})
-	crossed(0, 0, 0) // was told
+	crossed(0, 0, 0) // reported before
 	now = at(5 * time.Second)
 	l.Charge(now, Request{Cost: []int64{99, 0}})
 	crossed(50, 100, 200)
@@ -184,7 +187,8 @@ func TestCrossings(t *testing.T) {
 	crossed(0, 10, 20)
 }
 
-// A changed zone or period is another tier, which is charged with what the old one counts.
+// TestConvertCalendar checks that a tier of another zone or period is charged with the use of the
+// old one.
 func TestConvertCalendar(t *testing.T) {
 	berlin := Tier{Limit: 10, Algorithm: Calendar, Period: Month, Zone: "Europe/Berlin"}
 	l := ledger(t, 0, berlin)
@@ -193,9 +197,9 @@ func TestConvertCalendar(t *testing.T) {
 	higher, london, day := berlin, berlin, berlin
 	higher.Limit, higher.Budget, london.Zone, day.Period = 20, true, "Europe/London", Day
 	for _, tc := range []struct {
-		tier Tier
-		told int    // percent of what it has used already
-		ends string // what it counts
+		tier     Tier
+		reported int    // percent that Crossings has reported of the new tier
+		ends     string // the end of the use
 	}{
 		{higher, 70, "2023-12-01T00:00:00+01:00"},
 		{london, 0, "2023-12-01T00:00:00Z"},
@@ -204,11 +208,11 @@ func TestConvertCalendar(t *testing.T) {
 		got := ledger(t, 0, tc.tier).Plan().Convert(*l, at(time.Minute))
 		u := got.Usage(at(time.Minute))[0]
 		if u.Used != 7 || u.Fresh != instant(t, tc.ends).UnixMicro() {
-			t.Errorf("%v: used %d until %v", tc.tier, u.Used, time.UnixMicro(u.Fresh).UTC())
+			t.Errorf("%v: %d used until %v, want 7 until %s", tc.tier, u.Used, time.UnixMicro(u.Fresh).UTC(), tc.ends)
 		}
 		got.Charge(at(time.Minute), Request{Cost: []int64{tc.tier.Limit - 7}})
-		if c := got.Crossings(at(time.Minute)); len(c) != 1 || c[0].From != tc.told || c[0].To != 100 {
-			t.Errorf("%v: tells %+v, want from %d to 100", tc.tier, c, tc.told)
+		if c := got.Crossings(at(time.Minute)); len(c) != 1 || c[0].From != tc.reported || c[0].To != 100 {
+			t.Errorf("%v: Crossings returns %+v, want from %d to 100", tc.tier, c, tc.reported)
 		}
 	}
 }
@@ -216,13 +220,13 @@ func TestConvertCalendar(t *testing.T) {
 func TestBudget(t *testing.T) {
 	const text = "100000000/month;unit=usd;budget=true"
 	if got := Budget(100_000_000, "usd", Month).String(); got != text {
-		t.Errorf("written as %s, want %s", got, text)
+		t.Errorf("the text is %s, want %s", got, text)
 	}
 	p, err := NewPlan([]Tier{Budget(100_000_000, "usd", Month)}, 0)
 	if err != nil || p.Tiers()[0].Zone != "UTC" || p.TooLarge([]int64{100_000_001}) != 0 {
-		t.Errorf("%+v, %v", p.Tiers(), err)
+		t.Errorf("tiers %+v and error %v, want the zone UTC and a cost above the limit too large", p.Tiers(), err)
 	}
 	if !strings.HasPrefix(Period(9).String(), "period(9)") {
-		t.Error(Period(9))
+		t.Errorf("Period(9) is %q, want period(9)", Period(9))
 	}
 }

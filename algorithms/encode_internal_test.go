@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// What no ledger comes to is refused, number by number.
+// TestUnmarshalUnsound checks that UnmarshalBinary refuses each number that a ledger cannot have.
 func TestUnmarshalUnsound(t *testing.T) {
 	tier := func(a Algorithm) Tier { return Tier{Limit: 9, Window: time.Second, Algorithm: a} }
 	unknown := tier(FixedWindow)
@@ -25,30 +25,30 @@ func TestUnmarshalUnsound(t *testing.T) {
 		s, _, _ := p.site(tier)
 		return *l.ring(s)
 	}
-	for what, poke := range map[string]func(l *Ledger){
-		"a clock before its origin":      func(l *Ledger) { l.last = -1 },
-		"half a slot":                    func(l *Ledger) { l.word = l.word[:len(l.word)-1] },
-		"too few words":                  func(l *Ledger) { l.word = l.word[:p.base-1] },
-		"more on its way than in slots":  func(l *Ledger) { l.word[0]++ },
-		"slots out of order":             func(l *Ledger) { l.lastSlot()[0] = 1 },
-		"more held than there is":        func(l *Ledger) { l.lastSlot()[heldOf(0)] = 9 },
-		"fewer than none held":           func(l *Ledger) { l.lastSlot()[heldOf(0)] = -1 },
-		"a log that begins after itself": func(l *Ledger) { words(l, 0)[0] = 3 },
-		"a log that begins before":       func(l *Ledger) { words(l, 0)[0] = -1 },
-		"a log out of order":             func(l *Ledger) { ring(l, 0)[1] = 1 },
-		"groups that do not add up":      func(l *Ledger) { words(l, 1)[0]++ },
-		"a group in eternity":            func(l *Ledger) { ring(l, 1)[0] = mostStored + 1 },
-		"a window that never opened":     func(l *Ledger) { words(l, 2)[1] = -1 },
-		"a unit of a bucket as a part":   func(l *Ledger) { words(l, 3)[1] = 9 },
-		"a window in eternity":           func(l *Ledger) { words(l, 4)[0] = mostStored },
-		"a window of fewer than none":    func(l *Ledger) { words(l, 4)[1] = -1 },
-		"one of which that is said of":   func(l *Ledger) { words(l, 5)[2] = -1 },
-		"a boundary in eternity":         func(l *Ledger) { words(l, 6)[1] = 1 << 62 },
-		"a boundary that ends before":    func(l *Ledger) { words(l, 6)[1], words(l, 6)[2] = 2, 1 },
-		"a period in eternity":           func(l *Ledger) { words(l, 8)[0] = mostStored + 1 },
-		"a landing in eternity":          func(l *Ledger) { words(l, 4)[2] = 1 << 62 },
-		"more than all of it told":       func(l *Ledger) { words(l, 8)[2] = 101 },
-		"fewer than none open":           func(l *Ledger) { words(l, 7)[0] = -1 },
+	for name, damage := range map[string]func(l *Ledger){
+		"a clock before its origin":               func(l *Ledger) { l.last = -1 },
+		"half a slot":                             func(l *Ledger) { l.word = l.word[:len(l.word)-1] },
+		"too few words":                           func(l *Ledger) { l.word = l.word[:p.base-1] },
+		"more in flight than in slots":            func(l *Ledger) { l.word[0]++ },
+		"slots out of order":                      func(l *Ledger) { l.lastSlot()[0] = 1 },
+		"more held than in the slot":              func(l *Ledger) { l.lastSlot()[heldOf(0)] = 9 },
+		"a negative held amount":                  func(l *Ledger) { l.lastSlot()[heldOf(0)] = -1 },
+		"a log that begins outside its ring":      func(l *Ledger) { words(l, 0)[0] = 3 },
+		"a log that begins at a negative index":   func(l *Ledger) { words(l, 0)[0] = -1 },
+		"a log out of order":                      func(l *Ledger) { ring(l, 0)[1] = 1 },
+		"groups that do not add up":               func(l *Ledger) { words(l, 1)[0]++ },
+		"a group out of range":                    func(l *Ledger) { ring(l, 1)[0] = mostStored + 1 },
+		"a negative bound of an anchored window":  func(l *Ledger) { words(l, 2)[1] = -1 },
+		"a whole unit as a remainder of a bucket": func(l *Ledger) { words(l, 3)[1] = 9 },
+		"a window number out of range":            func(l *Ledger) { words(l, 4)[0] = mostStored },
+		"a negative count of a window":            func(l *Ledger) { words(l, 4)[1] = -1 },
+		"a negative count of a weighted window":   func(l *Ledger) { words(l, 5)[2] = -1 },
+		"a boundary out of range":                 func(l *Ledger) { words(l, 6)[1] = 1 << 62 },
+		"a boundary that ends before it begins":   func(l *Ledger) { words(l, 6)[1], words(l, 6)[2] = 2, 1 },
+		"a period end out of range":               func(l *Ledger) { words(l, 8)[0] = mostStored + 1 },
+		"a landing out of range":                  func(l *Ledger) { words(l, 4)[2] = 1 << 62 },
+		"a reported percent above 100":            func(l *Ledger) { words(l, 8)[2] = 101 },
+		"a negative number of open units":         func(l *Ledger) { words(l, 7)[0] = -1 },
 	} {
 		l := p.NewLedger()
 		for i := range int64(5) {
@@ -63,13 +63,14 @@ func TestUnmarshalUnsound(t *testing.T) {
 		if err := read(); err != nil {
 			t.Fatal(err)
 		}
-		if poke(&l); read() == nil {
-			t.Errorf("%s is taken for a ledger", what)
+		if damage(&l); read() == nil {
+			t.Errorf("UnmarshalBinary accepts %s", name)
 		}
 	}
 }
 
-// A ledger of the first form, in which windows of the wall clock had a word less, is read.
+// TestUnmarshalFirstForm checks that UnmarshalBinary reads the first form, in which windows of the
+// wall clock had a word less.
 func TestUnmarshalFirstForm(t *testing.T) {
 	p, err := NewPlan([]Tier{
 		{Limit: 9, Window: time.Second, Algorithm: FixedWindow}, PerSecond(9),
@@ -93,6 +94,6 @@ func TestUnmarshalFirstForm(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, want := again.Usage(now), l.Usage(now); !slices.Equal(got, want) {
-		t.Errorf("%v, want %v", got, want)
+		t.Errorf("usage %v, want %v", got, want)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// encode is what a ledger writes, after a look that another one reads the same.
+// encode returns the encoding of a ledger, and checks that another ledger decodes it to the same.
 func encode(t *testing.T, l *Ledger) []byte {
 	t.Helper()
 	data, err := l.AppendBinary(nil)
@@ -20,13 +20,13 @@ func encode(t *testing.T, l *Ledger) []byte {
 		err = again.UnmarshalBinary(data)
 	}
 	if err != nil || !again.SameAs(l) {
-		t.Fatalf("%v: what was written is read as another ledger: %v", l.Plan().Tiers(), err)
+		t.Fatalf("%v: the encoding decodes to another ledger, error %v", l.Plan().Tiers(), err)
 	}
 	return data
 }
 
-// A ledger that is written and read between any two steps of a random game plays on
-// as if it had not been.
+// TestEncodeLaws checks that the laws hold for a ledger that is encoded and decoded after each step
+// of a random game.
 func TestEncodeLaws(t *testing.T) {
 	for _, a := range all {
 		for seed := range uint64(20) {
@@ -45,22 +45,23 @@ func TestEncodeLaws(t *testing.T) {
 	}
 }
 
-// FuzzUnmarshal hands a ledger whatever the fuzzer makes of true ones: it refuses
-// that, or can live with it.
+// FuzzUnmarshal decodes what the fuzzer makes of sound encodings. A ledger must refuse it or stay
+// usable.
 func FuzzUnmarshal(f *testing.F) {
 	for _, a := range all {
-		f.Add(uint64(a), uint64(1), written(f, uint64(a), 1))
+		f.Add(uint64(a), uint64(1), encodingOfGame(f, uint64(a), 1))
 	}
-	f.Fuzz(func(t *testing.T, a, seed uint64, data []byte) { liveWith(t, a, seed, data) })
+	f.Fuzz(func(t *testing.T, a, seed uint64, data []byte) { useDecoded(t, a, seed, data) })
 }
 
-// Of what was damaged somewhere, little is taken for a ledger, and that is harmless.
+// TestUnmarshalDamaged checks that UnmarshalBinary refuses most damaged encodings, and that a
+// ledger stays usable after the others.
 func TestUnmarshalDamaged(t *testing.T) {
 	const seeds = 1000
 	refused := 0
 	for seed := range uint64(seeds) {
 		r := rand.New(rand.NewPCG(seed, 2))
-		data := written(t, seed, seed)
+		data := encodingOfGame(t, seed, seed)
 		switch at := r.IntN(len(data)); r.IntN(3) {
 		case 0:
 			data = data[:at]
@@ -71,17 +72,17 @@ func TestUnmarshalDamaged(t *testing.T) {
 				data[r.IntN(len(data))] ^= 1 << r.IntN(8)
 			}
 		}
-		if !liveWith(t, seed, seed, data) {
+		if !useDecoded(t, seed, seed, data) {
 			refused++
 		}
 	}
 	if refused < seeds*8/10 {
-		t.Errorf("%d of %d are refused, want most", refused, seeds)
+		t.Errorf("%d of %d damaged encodings are refused, want at least 8 of 10", refused, seeds)
 	}
 }
 
-// written is what the ledger of a game wrote.
-func written(t testing.TB, a, seed uint64) []byte {
+// encodingOfGame returns the encoding of the ledger of a random game.
+func encodingOfGame(t testing.TB, a, seed uint64) []byte {
 	g := newGame(t, rand.New(rand.NewPCG(a, seed)), all[a%uint64(len(all))])
 	for range 30 {
 		g.step()
@@ -90,13 +91,13 @@ func written(t testing.TB, a, seed uint64) []byte {
 	return data
 }
 
-// liveWith has the ledger of the same game read data, which it refuses or uses.
-func liveWith(t *testing.T, a, seed uint64, data []byte) (taken bool) {
+// useDecoded decodes data to the ledger of the same game, and uses the ledger if it accepts the data.
+func useDecoded(t *testing.T, a, seed uint64, data []byte) (taken bool) {
 	g := newGame(t, rand.New(rand.NewPCG(a, seed)), all[a%uint64(len(all))])
 	before := encode(t, &g.l)
 	if g.l.UnmarshalBinary(data) != nil {
 		if !slices.Equal(encode(t, &g.l), before) {
-			t.Fatal("a ledger that has refused has changed")
+			t.Fatal("a ledger that refused the data has changed")
 		}
 		return false
 	}
@@ -115,8 +116,8 @@ func liveWith(t *testing.T, a, seed uint64, data []byte) (taken bool) {
 	return true
 }
 
-// Two policies that take turns on one ledger, with other limits of the same tiers,
-// never send more than the larger limits allow.
+// TestConvertNeverForgets checks that two policies that take turns on one ledger, with different
+// limits of the same tiers, together send at most what the larger limits allow.
 func TestConvertNeverForgets(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -140,14 +141,14 @@ func TestConvertNeverForgets(t *testing.T) {
 				now = now.Later(now.At + r.Int64N(100_000))
 				continue
 			}
-			// It arrives the instant it is admitted, or when it lands.
+			// The request arrives when it is admitted, and lands at once or with the guard.
 			f := l.Charge(now, Request{Cost: []int64{1}, Held: true})
 			if r.IntN(2) == 0 {
 				l.Land(now, f, []int64{1})
 			}
 			encode(t, &l)
 			if !provider.Arrive(now.Wall, nil) {
-				t.Fatalf("seed %d: %v, limits %v: the provider refuses", seed, a, limits)
+				t.Fatalf("seed %d: %v, limits %v: the provider refuses a request", seed, a, limits)
 			}
 			now = now.Later(now.At + r.Int64N(20_000))
 		}
@@ -161,19 +162,19 @@ func TestConvert(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		from, to Tier
-		used     int64 // after 6 of 10
+		used     int64 // want, after 6 of 10
 	}{
 		{"another limit", hour(10, SlidingLog), hour(20, SlidingLog), 6},
 		{"a smaller limit", hour(10, SlidingLog), hour(4, SlidingLog), 6},
 		{"a bucket of another limit", hour(10, TokenBucket), hour(20, TokenBucket), 6},
 		{"another algorithm", hour(10, SlidingLog), hour(10, GCRA), 6},
-		{"a log too large for one", hour(10, SlidingLog), hour(20_000, SlidingLog), 6},
+		{"a log that becomes a sliding window", hour(10, SlidingLog), hour(20_000, SlidingLog), 6},
 		{"another window", hour(10, SlidingLog), PerDay(10), 6},
 		{"a smaller capacity", hour(10, SlidingLog), PerMinute(3), 6},
-		{"a window that opens", hour(10, SlidingLog), hour(10, AnchoredWindow), 6},
+		{"an anchored window", hour(10, SlidingLog), hour(10, AnchoredWindow), 6},
 		{"another unit", hour(10, SlidingLog), tokens, 0},
 		{"another phase", Tier{Limit: 10, Window: time.Hour, Algorithm: FixedWindow, Phase: 50 * time.Minute}, hour(10, FixedWindow), 6},
-		{"what is open", Tier{Limit: 10, Algorithm: Concurrency}, Tier{Limit: 20, Algorithm: Concurrency}, 6},
+		{"concurrency", Tier{Limit: 10, Algorithm: Concurrency}, Tier{Limit: 20, Algorithm: Concurrency}, 6},
 	} {
 		old := ledger(t, 0, test.from)
 		now := Moment{At: 1e15, Wall: 1e15}
@@ -181,13 +182,14 @@ func TestConvert(t *testing.T) {
 		l := ledger(t, time.Second, test.to).Plan().Convert(*old, now)
 		encode(t, &l)
 		if used := l.Usage(now)[0].Used; used != test.used {
-			t.Errorf("%s: %d are used, want %d", test.name, used, test.used)
+			t.Errorf("%s: %d used, want %d", test.name, used, test.used)
 		}
 	}
 }
 
-// What is on its way stays so, told by unit, and may still be landed.
-func TestConvertOnItsWay(t *testing.T) {
+// TestConvertInFlight checks that requests in flight stay in flight, by the names of the units, and
+// may still arrive.
+func TestConvertInFlight(t *testing.T) {
 	tokens := Tier{Limit: 1000, Window: time.Second, Unit: "tokens"}
 	old := ledger(t, 64*time.Millisecond, PerSecond(5))
 	now := Moment{At: 1e15}
@@ -195,6 +197,6 @@ func TestConvertOnItsWay(t *testing.T) {
 	l := ledger(t, 64*time.Millisecond, tokens, PerSecond(5)).Plan().Convert(*old, now)
 	l.Land(now.Later(now.At+10_000), f, []int64{0, 2})
 	if at, _ := l.Earliest(now.Later(now.At+20_000), Request{Cost: []int64{0, 5}}); at != now.At+1_010_000 {
-		t.Errorf("five more after %d µs, want 1010000", at-now.At)
+		t.Errorf("five more may go after %d µs, want 1010000", at-now.At)
 	}
 }

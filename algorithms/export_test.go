@@ -2,7 +2,7 @@ package algorithms
 
 import "slices"
 
-// SameAs reports whether two ledgers remember the same, bit for bit but for the clock.
+// SameAs reports whether two ledgers have the same state, bit for bit, except for the clock.
 func (l *Ledger) SameAs(o *Ledger) bool {
 	if !slices.Equal(l.word, o.word) || !slices.Equal(l.readings(), o.readings()) {
 		return false
@@ -13,11 +13,11 @@ func (l *Ledger) SameAs(o *Ledger) bool {
 	return slices.EqualFunc(*l.rings, *o.rings, slices.Equal[[]int64])
 }
 
-// Advance lands what must have landed by now.
+// Advance lands the requests whose guard has passed.
 func (l *Ledger) Advance(now Moment) { l.advance(now) }
 
-// Slots is how many groups of requests are on their way.
+// Slots returns how many slots have requests in flight.
 func (l *Ledger) Slots() int { return l.slots() }
 
-// InFlight is how many of a unit are in flight.
+// InFlight returns how many units are in flight.
 func (l *Ledger) InFlight(unit int) int64 { return l.aloft(unit) }

@@ -10,15 +10,15 @@ import (
 	"github.com/apithrottle/throttle/internal/soak"
 )
 
-// TestExtremes plays games with the longest guards and pauses, the largest amounts and the
-// farthest instants: nothing overflows.
+// TestExtremes plays games with the longest guards and pauses, the largest amounts and the latest
+// instants, and checks that nothing overflows.
 func TestExtremes(t *testing.T) {
 	for seed := range uint64(soak.Times(500)) {
 		extremes(t, seed, uint8(seed))
 	}
 }
 
-// FuzzExtremes is TestExtremes with the randomness in the fuzzer's hands.
+// FuzzExtremes is TestExtremes with seeds from the fuzzer.
 func FuzzExtremes(f *testing.F) {
 	for _, a := range all {
 		f.Add(uint64(a), uint8(a))
@@ -42,9 +42,9 @@ func extremes(t *testing.T, seed uint64, a uint8) {
 	for step := range 60 {
 		guard := Micros(pick(r, durations...))
 		if guard < 0 {
-			t.Fatalf("a guard of %d µs", guard)
+			t.Fatalf("a guard of %d µs, want at least 0", guard)
 		}
-		if r.IntN(20) == 0 { // until the end of a pause
+		if r.IntN(20) == 0 { // a pause ends
 			g.now = g.now.Later(min(g.now.At+Micros(pick(r, durations...)), Latest))
 		}
 		switch r.IntN(6) {
@@ -67,11 +67,11 @@ func extremes(t *testing.T, seed uint64, a uint8) {
 			one[u] = 1
 		}
 		if at, _ := g.l.Earliest(g.now, Request{Cost: one}); at < g.now.At {
-			t.Fatalf("seed %d, step %d, %v: one may go at %d, now is %d", seed, step, g.tiers, at, g.now.At)
+			t.Fatalf("seed %d, step %d, %v: one more may go at %d, which is before now, %d", seed, step, g.tiers, at, g.now.At)
 		}
 		for i, u := range g.l.Usage(g.now) {
 			if u.Used < 0 || u.Next < g.now.At || u.Fresh < g.now.At {
-				t.Fatalf("seed %d, step %d, %v: %+v, now is %d", seed, step, g.plan.Tiers()[i], u, g.now.At)
+				t.Fatalf("seed %d, step %d, %v: usage %+v is negative or before now, %d", seed, step, g.plan.Tiers()[i], u, g.now.At)
 			}
 		}
 		encode(t, &g.l)

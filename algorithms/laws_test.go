@@ -21,8 +21,8 @@ var all = []Algorithm{
 	SlidingLog, SlidingWindow, WeightedWindow, FixedWindow, AnchoredWindow, TokenBucket, LeakyBucket, GCRA, Concurrency, Calendar,
 }
 
-// TestLaws plays random policies, costs, arrivals and cancellations, and has the
-// strict provider's counters, which share no code with these, judge every one.
+// TestLaws plays random policies, costs, arrivals and cancellations. The counters of the strict
+// provider, which share no code with the ledger, judge every admission.
 func TestLaws(t *testing.T) {
 	for _, a := range all {
 		t.Run(a.String(), func(t *testing.T) {
@@ -37,13 +37,13 @@ func TestLaws(t *testing.T) {
 			}
 			t.Logf("%d admissions, %d of which had to wait", done, waited)
 			if waited < done/10 {
-				t.Errorf("only %d of %d admissions had to wait: the game proves little", waited, done)
+				t.Errorf("%d of %d admissions had to wait, want at least a tenth", waited, done)
 			}
 		})
 	}
 }
 
-// FuzzLaws is TestLaws with the randomness in the fuzzer's hands.
+// FuzzLaws is TestLaws with seeds from the fuzzer.
 func FuzzLaws(f *testing.F) {
 	for _, a := range all {
 		f.Add(uint64(a), uint64(1), uint8(a))
@@ -65,10 +65,10 @@ type game struct {
 	l     Ledger
 	guard int64
 
-	strict  *throttletest.Counter // fed at admission, where there is no guard
+	strict  *throttletest.Counter // receives requests at their admission if there is no guard
 	now     Moment
-	clocks  []clock // of which the first is from the beginning
-	steps   bool    // the wall clock steps
+	clocks  []clock // the readings of the wall clock before its steps, the oldest first
+	steps   bool    // whether the wall clock steps
 	pace    float64 // mean microseconds between requests
 	open    []*sent
 	history []*sent
@@ -76,17 +76,17 @@ type game struct {
 	admitted, waited int
 }
 
-// A clock is what the wall clock showed beyond the one that never steps, until it stepped.
+// A clock is how far the wall clock was ahead of the clock that never steps, until it stepped.
 type clock struct{ until, ahead int64 }
 
-// A sent request may reach the provider at any instant from t to the one at which
-// it has landed; or never, unless a response has told that it did or there is no guard.
+// A sent request may reach the provider at any instant from its admission, t, to its landing. It
+// may also get lost, unless it has been answered or there is no guard.
 type sent struct {
 	t, landed int64
-	settled   int64 // until when an estimate may have been counted
-	back      int   // how often the wall clock had stepped back when it was admitted
+	settled   int64 // the latest instant at which an estimate may have been counted
+	back      int   // how often the wall clock had stepped back before the admission
 	cost      []int64
-	actual    []int64 // what of the cost is no estimate, and what the rest has turned out to be
+	actual    []int64 // the cost, with estimates replaced by what they settled at
 	flight    Flight
 	canceled  bool
 	answered  bool
@@ -95,7 +95,7 @@ type sent struct {
 
 func newGame(t testing.TB, r *rand.Rand, first Algorithm) *game {
 	g := &game{t: t, rand: r}
-	window := math.Exp(r.Float64()*math.Log(2.6e12/1e3)) * 1e3 // 1 ms to 30 days, in µs
+	window := math.Exp(r.Float64()*math.Log(2.6e12/1e3)) * 1e3 // microseconds, from 1 ms to 30 days
 	if first == Calendar {
 		window = float64(pick[int64](r, 24, 7*24, 30*24) * time.Hour.Microseconds())
 	}
@@ -176,7 +176,7 @@ func (g *game) play(steps int) {
 func (g *game) step() {
 	g.to(g.now.At + int64(g.rand.ExpFloat64()*g.pace))
 	if g.rand.IntN(8) == 0 {
-		g.tellBoundary()
+		g.reportBoundary()
 	}
 	if g.steps && g.rand.IntN(40) == 0 {
 		g.stepClock()
@@ -188,7 +188,7 @@ func (g *game) step() {
 		if at == g.now.At {
 			break
 		}
-		// Something may happen before, and change when it is.
+		// Another event may come first and change that instant.
 		if len(g.open) > 0 && (at == Never || g.rand.IntN(4) == 0) {
 			if at != Never {
 				g.to(g.now.At + g.rand.Int64N(at-g.now.At))
@@ -205,18 +205,18 @@ func (g *game) step() {
 	}
 }
 
-// stepClock sets the wall clock, by a few windows at most.
+// stepClock sets the wall clock by a few windows at most.
 func (g *game) stepClock() {
 	step := g.rand.Int64N(int64(8*g.pace*float64(g.tiers[0].Limit)) + 1)
 	if g.rand.IntN(2) == 0 {
 		step = -step
 	}
-	g.to(g.now.At + 1) // nothing is sent at the instant of a step
+	g.to(g.now.At + 1) // a request is never sent at the instant of a step
 	g.clocks = append(g.clocks, clock{g.now.At, g.now.Wall - g.now.At})
 	g.now.Wall += step
 }
 
-// back is how often the wall clock has stepped back.
+// back returns how often the wall clock has stepped back.
 func (g *game) back() (n int) {
 	clocks := append(g.clocks, clock{ahead: g.now.Wall - g.now.At})
 	for i := range g.clocks {
@@ -227,8 +227,8 @@ func (g *game) back() (n int) {
 	return n
 }
 
-// wall is what the wall clock showed at an instant, if it had not stepped back since it had
-// done so as often as is told.
+// wall returns what the wall clock showed at an instant, if it had not stepped back again after it
+// had stepped back that often.
 func (g *game) wall(at int64, back int) int64 {
 	ahead := g.now.Wall - g.now.At
 	clocks := append(g.clocks, clock{math.MaxInt64, ahead})
@@ -243,9 +243,9 @@ func (g *game) wall(at int64, back int) int64 {
 	return at + ahead
 }
 
-// tellBoundary tells, more or less exactly, when a window ends whose phase the plan
-// does not know. The provider has it begin with the epoch.
-func (g *game) tellBoundary() {
+// reportBoundary reports the end of a window of UnknownPhase, more or less exactly. The provider's
+// windows begin with the epoch.
+func (g *game) reportBoundary() {
 	for _, t := range g.tiers {
 		if t.Phase == UnknownPhase {
 			window := t.Window.Microseconds()
@@ -258,16 +258,16 @@ func (g *game) tellBoundary() {
 	}
 }
 
-// earliest asks, and proves that asking changes nothing.
+// earliest calls Earliest, and checks that the ledger does not change.
 func (g *game) earliest(cost []int64) int64 {
 	before := g.l.Clone()
 	before.Advance(g.now)
 	at, tier := g.l.Earliest(g.now, Request{Cost: cost})
 	if !g.l.SameAs(&before) {
-		g.fatalf("L3: asking for %v changed the ledger", cost)
+		g.fatalf("L3: Earliest for %v changed the ledger", cost)
 	}
 	if (tier < 0) != (at == g.now.At) || at < g.now.At {
-		g.fatalf("asked at %d: %d by tier %d", g.now.At, at, tier)
+		g.fatalf("at %d: Earliest returns %d and tier %d", g.now.At, at, tier)
 	}
 	return at
 }
@@ -293,12 +293,11 @@ func (g *game) admit(cost []int64, asked int64) {
 		g.waited++
 	}
 	if n := g.l.Slots(); n > 66 {
-		g.fatalf("%d slots on their way, at most 66 are promised", n)
+		g.fatalf("%d slots are in flight, want at most 66", n)
 	}
 }
 
-// checkEarliest has the provider confirm that it admits the request now and would
-// not have done so before (L2).
+// checkEarliest checks that the provider admits the request now and not sooner (L2).
 func (g *game) checkEarliest(s *sent, asked int64) {
 	late := int64(1)
 	for _, t := range g.plan.Tiers() {
@@ -306,20 +305,20 @@ func (g *game) checkEarliest(s *sent, asked int64) {
 			late = max(late, 1+t.Precision.Microseconds())
 		}
 		if t.Phase == UnknownPhase {
-			late = 1 + s.t - asked // rolling, which may be later than need be
+			late = 1 + s.t - asked // a rolling window, which may admit later than the provider
 		}
 	}
 	if sooner := s.t - late; sooner >= asked && g.strict.Admits(sooner, g.named(s.cost)) == -1 {
-		g.fatalf("L2: admitted %v at %d, but the provider admits it at %d", s.cost, s.t, sooner)
+		g.fatalf("L2: the ledger admits %v at %d, but the provider does at %d", s.cost, s.t, sooner)
 	}
 	if !g.strict.Arrive(s.t, g.named(s.cost)) {
-		g.fatalf("L1: admitted %v at %d, but the provider refuses it", s.cost, s.t)
+		g.fatalf("L1: the ledger admits %v at %d, but the provider refuses it", s.cost, s.t)
 	}
 }
 
-// checkPromise has time alone pass until the instant that was named, which must
-// admit the cost while the one before does not. Groups of stamps may grow while
-// they land, and then leave later than foreseen.
+// checkPromise checks that the ledger admits a cost at the instant that Earliest returned, and not
+// before, if nothing but time passes. Groups of stamps are left out: they may grow while requests
+// land, and then leave later than forecast.
 func (g *game) checkPromise(at int64, cost []int64) {
 	for _, t := range g.plan.Tiers() {
 		if t.Algorithm == SlidingWindow || t.Algorithm == AnchoredWindow {
@@ -328,22 +327,22 @@ func (g *game) checkPromise(at int64, cost []int64) {
 	}
 	l := g.l.Clone()
 	if e, _ := l.Earliest(g.now.Later(at-1), Request{Cost: cost}); e != at {
-		g.fatalf("asked at %d: %v may go at %d; asked at %d: at %d", g.now.At, cost, at, at-1, e)
+		g.fatalf("at %d: %v may go at %d; at %d: at %d", g.now.At, cost, at, at-1, e)
 	}
 	if e, _ := l.Earliest(g.now.Later(at), Request{Cost: cost}); e != at {
-		g.fatalf("asked at %d: %v may go at %d; asked then: at %d", g.now.At, cost, at, e)
+		g.fatalf("at %d: %v may go at %d; at that instant: at %d", g.now.At, cost, at, e)
 	}
 }
 
-// to moves the clock.
+// to moves both clocks forward.
 func (g *game) to(at int64) {
 	d := max(0, at-g.now.At)
 	g.now.At += d
 	g.now.Wall += d
 }
 
-// endOne ends a random open request: its response comes, or it was never sent, or nothing
-// tells what became of it.
+// endOne ends a random open request. Its response comes, or it was never sent, or its outcome
+// stays unknown.
 func (g *game) endOne() {
 	i := g.rand.IntN(len(g.open))
 	switch g.rand.IntN(6) {
@@ -356,14 +355,14 @@ func (g *game) endOne() {
 	}
 }
 
-// take takes a request from those that are open.
+// take removes a request from the open ones.
 func (g *game) take(i int) *sent {
 	s := g.open[i]
 	g.open = slices.Delete(g.open, i, i+1)
 	return s
 }
 
-// cancel takes a request back, in time or not. Without a guard it has arrived.
+// cancel cancels a request, in time or not. Without a guard the request has arrived, and ends.
 func (g *game) cancel(i int) {
 	if g.guard == 0 {
 		g.end(i)
@@ -396,8 +395,8 @@ func (g *game) end(i int) {
 	s.landed, s.settled = min(s.landed, g.now.At), g.now.At
 }
 
-// parts are what arrives of a request at two instants: what is known of its cost, and
-// what was estimated of it.
+// parts returns the two parts of a request, which may arrive at different instants: the known cost
+// and the estimated cost.
 func (g *game) parts(s *sent) (known, estimated []int64) {
 	known, estimated = slices.Clone(s.actual), make([]int64, len(s.actual))
 	for u, n := range s.actual {
@@ -408,7 +407,7 @@ func (g *game) parts(s *sent) (known, estimated []int64) {
 	return known, estimated
 }
 
-// arrives draws when a request reaches the provider.
+// arrives draws the instant at which a request reaches the provider.
 func (g *game) arrives(mode int, first, last int64) int64 {
 	switch {
 	case mode == 1, mode > 1 && g.rand.IntN(3) == 0:
@@ -425,9 +424,9 @@ func (g *game) land(n int) {
 	}
 }
 
-// judge draws for each request when it reached the provider, which must accept all (L1).
-// A provider that counts by the wall clock is the caller's, until that is set back: from
-// then on it is another one, for what is sent from then on (L9).
+// judge draws for each request when it reached the provider, which must accept all of them (L1). A
+// provider that counts by the wall clock has the caller's clock until that is set back. Then
+// another provider judges the requests that are sent from then on (L9).
 func (g *game) judge() {
 	byWall := func(t Tier) bool {
 		return t.Algorithm == Calendar || t.Algorithm == WeightedWindow || t.Algorithm == FixedWindow && t.Phase != UnknownPhase
@@ -455,10 +454,10 @@ func (g *game) judge() {
 type arrival struct {
 	at   int64
 	cost []int64
-	back int // how often the wall clock had stepped back when it was sent
+	back int // how often the wall clock had stepped back before it was sent
 }
 
-// arrivals draws when all that was sent reached the provider, or whether, where some got lost.
+// arrivals draws when each request reached the provider. With losses, some got lost.
 func (g *game) arrivals(mode int, losses bool) (arrivals []arrival) {
 	for _, s := range g.history {
 		lost := losses && g.guard > 0 && !s.answered && g.rand.IntN(3) > 0
@@ -475,7 +474,7 @@ func (g *game) arrivals(mode int, losses bool) (arrivals []arrival) {
 	return arrivals
 }
 
-// accept has a provider of some tiers accept all arrivals.
+// accept checks that a provider with the tiers accepts all arrivals.
 func (g *game) accept(arrivals []arrival, tiers []Tier, mode int) {
 	provider, err := throttletest.NewCounter(tiers...)
 	if err != nil {
@@ -483,14 +482,14 @@ func (g *game) accept(arrivals []arrival, tiers []Tier, mode int) {
 	}
 	for i, a := range arrivals {
 		if tier := provider.Admits(a.at, g.named(a.cost)); tier >= 0 {
-			g.fatalf("L1: arrival %d of %v at %d is refused by %v (mode %d)", i, a.cost, a.at, tiers[tier], mode)
+			g.fatalf("L1: %v refuses arrival %d of %v at %d (mode %d)", tiers[tier], i, a.cost, a.at, mode)
 		}
 		provider.Arrive(a.at, g.named(a.cost))
 	}
 }
 
-// judges are the tiers as a strict provider has them, a spread one with its pace; but
-// for some.
+// judges returns the tiers of a strict provider, each with its pace, without those that but
+// selects.
 func (g *game) judges(but func(Tier) bool) (tiers []Tier) {
 	for _, t := range g.tiers {
 		tiers = append(tiers, t)
@@ -504,12 +503,12 @@ func (g *game) judges(but func(Tier) bool) (tiers []Tier) {
 	return tiers
 }
 
-// rateTiers are those that count arrivals, not what is open.
+// rateTiers returns the tiers that count arrivals, not open requests.
 func (g *game) rateTiers() []Tier {
 	return g.judges(func(t Tier) bool { return t.Algorithm == Concurrency })
 }
 
-// judgeConcurrency counts what is open, for the tiers that limit it (L1).
+// judgeConcurrency checks that the open requests keep the concurrency limits (L1).
 func (g *game) judgeConcurrency() {
 	for _, t := range g.plan.Tiers() {
 		if t.Algorithm != Concurrency {
@@ -520,7 +519,7 @@ func (g *game) judgeConcurrency() {
 			open += g.named(s.cost)[t.Unit]
 		}
 		if open > t.Limit {
-			g.fatalf("L1: %d %s are open, %d may be", open, t.Unit, t.Limit)
+			g.fatalf("L1: %d %s are open, want at most %d", open, t.Unit, t.Limit)
 		}
 	}
 }
@@ -533,7 +532,7 @@ func (g *game) named(cost []int64) map[string]int64 {
 	return m
 }
 
-// cost draws amounts that every tier can admit.
+// cost draws a cost that every tier can admit.
 func (g *game) cost() []int64 {
 	cost := make([]int64, len(g.plan.Units()))
 	for i, u := range g.plan.Units() {
@@ -549,7 +548,7 @@ func (g *game) cost() []int64 {
 		}
 	}
 	if g.plan.TooLarge(cost) >= 0 {
-		g.fatalf("%v is too large for %v", cost, g.tiers)
+		g.fatalf("TooLarge reports %v, which is at most each capacity of %v", cost, g.tiers)
 	}
 	return cost
 }

@@ -20,7 +20,7 @@ func ledger(t *testing.T, guard time.Duration, tiers ...Tier) *Ledger {
 	return &l
 }
 
-// byCalendar is the tier with a day for its window, if it counts by the calendar.
+// byCalendar returns the tier with a day for its window if it is a Calendar.
 func byCalendar(t Tier) Tier {
 	if t.Algorithm == Calendar {
 		t.Window, t.Period = 0, Day
@@ -28,13 +28,13 @@ func byCalendar(t Tier) Tier {
 	return t
 }
 
-// at is a moment of which both clocks show the same.
+// at returns a moment at which both clocks show the same time.
 func at(d time.Duration) Moment {
-	us := int64(1.7e15) + d.Microseconds() // 2023-11-14T22:13:20Z, a whole minute and 20 s
+	us := int64(1.7e15) + d.Microseconds() // 2023-11-14T22:13:20Z, 20 s after a full minute
 	return Moment{At: us, Wall: us}
 }
 
-// earliest is when the ledger admits the cost, counted as at counts.
+// earliest returns when the ledger admits a cost, as the duration that at takes, or -1 for Never.
 func earliest(l *Ledger, now time.Duration, cost ...int64) time.Duration {
 	e, _ := l.Earliest(at(now), Request{Cost: cost})
 	if e == Never {
@@ -43,6 +43,8 @@ func earliest(l *Ledger, now time.Duration, cost ...int64) time.Duration {
 	return time.Duration(e-at(0).At) * time.Microsecond
 }
 
+// TestBucketsAreOneArithmetic checks that the three bucket algorithms decide alike, and as the
+// definition of the token bucket does.
 func TestBucketsAreOneArithmetic(t *testing.T) {
 	for seed := range uint64(120) {
 		r := rand.New(rand.NewPCG(1, seed))
@@ -61,10 +63,10 @@ func TestBucketsAreOneArithmetic(t *testing.T) {
 			for i, l := range ls {
 				e, _ := l.Earliest(now, Request{Cost: cost})
 				if (e == now.At) != admitted {
-					t.Fatalf("seed %d step %d: %v: admitted %v, tokens say %v", seed, step, l.Plan().Tiers(), e == now.At, admitted)
+					t.Fatalf("seed %d step %d: %v: admitted %v, want %v", seed, step, l.Plan().Tiers(), e == now.At, admitted)
 				}
 				if e0, _ := ls[0].Earliest(now, Request{Cost: cost}); e != e0 {
-					t.Fatalf("seed %d step %d: ledger %d says %d, ledger 0 %d", seed, step, i, e, e0)
+					t.Fatalf("seed %d step %d: ledger %d returns %d, want %d as ledger 0", seed, step, i, e, e0)
 				}
 			}
 			if admitted {
@@ -76,7 +78,7 @@ func TestBucketsAreOneArithmetic(t *testing.T) {
 	}
 }
 
-// tokens is the token bucket as its definition has it, in exact fractions.
+// tokens is the token bucket by its definition, in exact fractions.
 type tokens struct {
 	full, level, rate *big.Rat
 	last              int64
@@ -102,8 +104,8 @@ func (b *tokens) take(now, n int64) bool {
 	return true
 }
 
-// In the long run a rate is its Limit per Window to the microsecond, where a
-// rounded interval of 333 ns would be 3,003,003 a second.
+// TestRatesAreExact checks that in the long run a rate is exactly its Limit per Window. With an
+// interval rounded to 333 ns, 3,000,000 a second would be 3,003,003.
 func TestRatesAreExact(t *testing.T) {
 	for _, tier := range []Tier{
 		{Limit: 3_000_000, Window: time.Second, Burst: 4, Algorithm: GCRA},
@@ -120,25 +122,25 @@ func TestRatesAreExact(t *testing.T) {
 			now = now.Later(e)
 			l.Charge(now, Request{Cost: one})
 		}
-		// The burst goes at once, the last of the others when its turn is due, rounded up.
+		// The burst goes at once, and the last of the other units at its exact time, rounded up.
 		due := new(big.Int).Mul(big.NewInt(units), big.NewInt(tier.Window.Microseconds()))
 		due.Add(due, big.NewInt(tier.Limit-1)).Div(due, big.NewInt(tier.Limit))
 		if got := now.At - at(0).At; due.Cmp(big.NewInt(got)) != 0 {
-			t.Errorf("%v: %d units took %d µs, exact is %v", tier, units, got, due)
+			t.Errorf("%v: %d units took %d µs, want %v", tier, units, got, due)
 		}
 	}
 }
 
-// Wall time may step. Windows of the clock follow it but are never reopened, nor do they
-// last longer than one window after the last landing; and nothing else takes notice.
+// TestWallClockSteps checks that windows of the clock follow wall time, are never reopened, and
+// end at most one window after the last landing. Other tiers ignore the wall clock.
 func TestWallClockSteps(t *testing.T) {
 	minute := Tier{Limit: 2, Window: time.Minute}
 	two := []int64{2}
 	for _, tc := range []struct {
 		algorithm Algorithm
 		step      time.Duration
-		elapsed   time.Duration // since 2 units were admitted 20 s into a minute
-		want      time.Duration // from then until 2 more are
+		elapsed   time.Duration // since two units were admitted, 20 s into a minute
+		want      time.Duration // from then until two more are admitted
 	}{
 		{FixedWindow, 0, time.Second, 39 * time.Second},
 		{FixedWindow, -8 * time.Second, time.Second, 47 * time.Second},
@@ -164,13 +166,13 @@ func TestWallClockSteps(t *testing.T) {
 		now.Wall += tc.step.Microseconds()
 		e, _ := l.Earliest(now, Request{Cost: two})
 		if got := now.Until(e); got != tc.want {
-			t.Errorf("%v, wall stepped by %v: 2 more after %v, want %v", tc.algorithm, tc.step, got, tc.want)
+			t.Errorf("%v, wall clock stepped by %v: two more may go after %v, want %v", tc.algorithm, tc.step, got, tc.want)
 		}
 	}
 }
 
-// However the wall clock steps, what was sent last counts no longer than the longest window
-// of the provider in which it may have arrived.
+// TestSteppedClocksNeverStall checks that a request counts for at most the longest window in which
+// it may have arrived, however the wall clock steps.
 func TestSteppedClocksNeverStall(t *testing.T) {
 	for _, tc := range []struct {
 		tier  Tier
@@ -192,7 +194,7 @@ func TestSteppedClocksNeverStall(t *testing.T) {
 					now.Wall += r.Int64N(20*tc.bound.Microseconds()) - 10*tc.bound.Microseconds()
 				}
 				if e, _ := l.Earliest(now, Request{Cost: []int64{5}}); e > max(now.At, last+(guard+tc.bound).Microseconds()) {
-					t.Fatalf("%v, seed %d: sent last %v ago, and all are free after %v", tc.tier, seed, -now.Until(last), now.Until(e))
+					t.Fatalf("%v, seed %d: %v after the last request, all units are free only after %v more", tc.tier, seed, -now.Until(last), now.Until(e))
 				}
 				if e, _ := l.Earliest(now, Request{Cost: []int64{1}}); e == now.At {
 					l.Charge(now, Request{Cost: []int64{1}})
@@ -203,21 +205,22 @@ func TestSteppedClocksNeverStall(t *testing.T) {
 	}
 }
 
-// A request on its way counts in full, and its window runs from where it landed.
-func TestOnItsWay(t *testing.T) {
+// TestInFlight checks that a request in flight counts in full, and that its window starts when it
+// lands.
+func TestInFlight(t *testing.T) {
 	const guard = 400 * time.Millisecond
 	second := func(a Algorithm) Tier { return Tier{Limit: 2, Window: time.Second, Algorithm: a} }
 	for _, tc := range []struct {
 		name   string
 		tier   Tier
-		landed time.Duration // of both requests, sent at 0; the guard if zero
-		want   time.Duration // when two more may go, asked at 500 ms
+		landed time.Duration // when both requests land, which were sent at 0. If zero, with the guard
+		want   time.Duration // the answer at 500 ms for two more
 	}{
 		{"log, landed at once", second(SlidingLog), time.Microsecond, time.Second + time.Microsecond},
 		{"log, landed after 100 ms", second(SlidingLog), 100 * time.Millisecond, 1100 * time.Millisecond},
-		{"log, never heard of", second(SlidingLog), 0, 1400 * time.Millisecond},
+		{"log, no response", second(SlidingLog), 0, 1400 * time.Millisecond},
 		{"buckets", second(GCRA), 100 * time.Millisecond, 1100 * time.Millisecond},
-		{"buckets, never heard of", second(TokenBucket), 0, 1400 * time.Millisecond},
+		{"buckets, no response", second(TokenBucket), 0, 1400 * time.Millisecond},
 		{"anchored", second(AnchoredWindow), 100 * time.Millisecond, 1100 * time.Millisecond},
 		{"fixed: the clock opens the next", second(FixedWindow), 100 * time.Millisecond, time.Second},
 		{"groups", second(SlidingWindow), 100 * time.Millisecond, 1100 * time.Millisecond},
@@ -226,19 +229,20 @@ func TestOnItsWay(t *testing.T) {
 		cost := []int64{2}
 		f := l.Charge(at(0), Request{Cost: cost, Held: true})
 		if e := earliest(l, 0, 1); e <= 0 {
-			t.Errorf("%s: a third request may go at once", tc.name)
+			t.Errorf("%s: a third request may go at %v, want later", tc.name, e)
 		}
 		if tc.landed > 0 {
 			l.Land(at(tc.landed), f, cost)
-			l.Land(at(tc.landed+time.Millisecond), f, make([]int64, 1)) // landing nothing changes nothing
+			l.Land(at(tc.landed+time.Millisecond), f, make([]int64, 1)) // a cost of zero changes nothing
 		}
 		if got := earliest(l, 500*time.Millisecond, 2); got != tc.want {
-			t.Errorf("%s: two more at %v, want %v", tc.name, got, tc.want)
+			t.Errorf("%s: two more may go at %v, want %v", tc.name, got, tc.want)
 		}
 	}
 }
 
-// A fixed window counts what is on its way across the boundary in both windows.
+// TestFixedWindowAcrossTheBoundary checks that a fixed window counts requests in flight across the
+// boundary in both windows.
 func TestFixedWindowAcrossTheBoundary(t *testing.T) {
 	l := ledger(t, 400*time.Millisecond, Tier{Limit: 2, Window: time.Second, Algorithm: FixedWindow})
 	l.Charge(at(900*time.Millisecond), Request{Cost: []int64{2}})
@@ -249,12 +253,12 @@ func TestFixedWindowAcrossTheBoundary(t *testing.T) {
 		{2 * time.Second, 2 * time.Second},
 	} {
 		if got := earliest(l, tc.now, 1); got != tc.want {
-			t.Errorf("asked at %v: %v, want %v", tc.now, got, tc.want)
+			t.Errorf("at %v: one more may go at %v, want %v", tc.now, got, tc.want)
 		}
 	}
 }
 
-// What is canceled on its way leaves the ledger as if it had never come.
+// TestCancel checks that canceled requests leave no trace in the ledger.
 func TestCancel(t *testing.T) {
 	const guard = 50 * time.Millisecond
 	for _, a := range all {
@@ -276,31 +280,31 @@ func TestCancel(t *testing.T) {
 				l.Cancel(at(time.Millisecond), flights[i], one)
 			}
 			if got := earliest(l, time.Millisecond, 100); got != time.Millisecond {
-				t.Errorf("%v, newest first %v: all 100 at %v, want at once", a, newestFirst, got)
+				t.Errorf("%v, newest first %v: all 100 may go at %v, want at once", a, newestFirst, got)
 			}
 			if !l.Fresh(at(time.Millisecond)) {
-				t.Errorf("%v, newest first %v: the ledger is not as new", a, newestFirst)
+				t.Errorf("%v, newest first %v: the ledger is not fresh", a, newestFirst)
 			}
 		}
 	}
 }
 
-// An anchored window opens with the first request that arrives, and only a response proves
-// that one did.
+// TestAnchoredWindowOpensWithTheFirstThatArrives checks that an anchored window opens with the
+// first request that arrives, and that only a response proves an arrival.
 func TestAnchoredWindowOpensWithTheFirstThatArrives(t *testing.T) {
 	const guard, ms = 50 * time.Millisecond, time.Millisecond
 	sent := []time.Duration{0, 20 * ms, 600 * ms}
 	for _, tc := range []struct {
 		name     string
-		answered map[int]time.Duration // by request
+		answered map[int]time.Duration // the time of the response, by request
 		canceled map[int]time.Duration
-		whole    time.Duration // when the whole limit is free, asked at 900 ms
+		whole    time.Duration // the answer at 900 ms for the whole limit
 	}{
 		{"no response: the last may have opened it", nil, nil, 1650 * ms},
 		{"the first arrived", map[int]time.Duration{0: 10 * ms}, nil, 1010 * ms},
 		{"the first was not sent", map[int]time.Duration{1: 30 * ms}, map[int]time.Duration{0: 25 * ms}, 1030 * ms},
 		{"the first may not have been sent", map[int]time.Duration{1: 30 * ms}, nil, 1030 * ms},
-		{"the first was not sent, which is told too late", map[int]time.Duration{1: 30 * ms}, map[int]time.Duration{0: 500 * ms}, 1030 * ms},
+		{"the first was not sent, which is reported too late", map[int]time.Duration{1: 30 * ms}, map[int]time.Duration{0: 500 * ms}, 1030 * ms},
 		{"the last alone arrived", map[int]time.Duration{2: 610 * ms}, nil, 1610 * ms},
 		{"a slow response: it arrived within the guard", map[int]time.Duration{0: 800 * ms}, nil, 1050 * ms},
 		{"slow responses in any order", map[int]time.Duration{1: 700 * ms, 0: 800 * ms}, nil, 1050 * ms},
@@ -321,12 +325,13 @@ func TestAnchoredWindowOpensWithTheFirstThatArrives(t *testing.T) {
 			}
 		}
 		if got := earliest(l, 900*ms, 3); got != tc.whole {
-			t.Errorf("%s: the whole limit is free again at %v, want %v", tc.name, got, tc.whole)
+			t.Errorf("%s: the whole limit may go at %v, want %v", tc.name, got, tc.whole)
 		}
 	}
 }
 
-// A late response to a request of one window proves nothing of the next.
+// TestAnchoredWindowLateResponse checks that a late response to a request of one window does not
+// affect the next window.
 func TestAnchoredWindowLateResponse(t *testing.T) {
 	const sec, ms = time.Second, time.Millisecond
 	l := ledger(t, 50*ms, Tier{Limit: 2, Window: sec, Algorithm: AnchoredWindow})
@@ -336,15 +341,16 @@ func TestAnchoredWindowLateResponse(t *testing.T) {
 	l.Charge(at(sec+500*ms), Request{Cost: one, Held: true})
 	l.Land(at(sec+600*ms), old, one)
 	if got := earliest(l, sec+600*ms, 2); got != 2550*ms {
-		t.Errorf("the whole limit is free again at %v, want 2.55s", got)
+		t.Errorf("the whole limit may go at %v, want 2.55s", got)
 	}
 }
 
+// TestUsage checks the usage of each tier.
 func TestUsage(t *testing.T) {
 	for _, tc := range []struct {
 		tier  Tier
 		used  int64
-		next  time.Duration // until one more is admitted, 500 ms after 3 of 4 were used and landed
+		next  time.Duration // until one more is admitted, 500 ms after three units landed
 		fresh time.Duration
 	}{
 		{Tier{Limit: 4, Window: time.Second}, 3, 0, 500 * time.Millisecond},
@@ -376,7 +382,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// A ledger is fresh exactly when Usage says that it will be.
+// TestFreshAgreesWithUsage checks that a ledger is fresh from the instant that Usage returns.
 func TestFreshAgreesWithUsage(t *testing.T) {
 	for _, a := range all {
 		if a == Concurrency {
@@ -388,7 +394,7 @@ func TestFreshAgreesWithUsage(t *testing.T) {
 		now := at(310 * time.Millisecond)
 		fresh := l.Usage(now)[0].Fresh
 		if l.Fresh(now.Later(fresh - 1)) {
-			t.Errorf("%v: fresh a microsecond too soon", a)
+			t.Errorf("%v: fresh a microsecond before %d", a, fresh)
 		}
 		if !l.Fresh(now.Later(fresh)) {
 			t.Errorf("%v: not fresh at %d", a, fresh)
@@ -396,6 +402,8 @@ func TestFreshAgreesWithUsage(t *testing.T) {
 	}
 }
 
+// TestLogAbove10000IsKeptInGroups checks that a log of more than MaxLog stamps becomes a sliding
+// window.
 func TestLogAbove10000IsKeptInGroups(t *testing.T) {
 	for limit, want := range map[int64]Algorithm{MaxLog: SlidingLog, MaxLog + 1: SlidingWindow} {
 		p, err := NewPlan([]Tier{PerHour(limit)}, 0)
@@ -403,26 +411,27 @@ func TestLogAbove10000IsKeptInGroups(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := p.Tiers()[0].Algorithm; got != want {
-			t.Errorf("%d an hour is kept as %v, want %v", limit, got, want)
+			t.Errorf("%d an hour becomes %v, want %v", limit, got, want)
 		}
 	}
 }
 
-// A request that leaves under a short guard is not taken for one that has landed.
-func TestFlightsHaveNamesOfTheirOwn(t *testing.T) {
+// TestFlightsAreUnique checks that a request with a short guard gets another Flight than
+// one that has landed.
+func TestFlightsAreUnique(t *testing.T) {
 	const ms = time.Millisecond
 	for start := range 10 * time.Duration(1000) {
 		l := ledger(t, 200*ms, Tier{Limit: 10, Window: time.Second})
 		sent := start * time.Microsecond
 		first := l.Charge(at(sent), Request{Cost: []int64{3}, Held: true})
 		if second := l.Charge(at(sent+200*ms), Request{Cost: []int64{2}, Guard: 1, Held: true}); first == second {
-			t.Fatalf("one that left at %v, and one that left when it had landed, are both %v", sent, first)
+			t.Fatalf("a request sent at %v and one sent when it had landed both have the Flight %v", sent, first)
 		}
 	}
 }
 
-// A window whose end is not known is a rolling one, and ends where it is known to
-// have ended.
+// TestUnknownPhase checks that a window of UnknownPhase counts as a rolling one, and ends at a
+// boundary that has been reported.
 func TestUnknownPhase(t *testing.T) {
 	const sec = time.Second
 	for _, limit := range []int64{10, 20_000} { // a log, and sub-buckets
@@ -440,51 +449,51 @@ func TestUnknownPhase(t *testing.T) {
 			{"this one or the next", 7*sec + sec*4/10, 16*sec + sec*7/10, 7*sec + sec/2},
 			{"some before, less exactly", -14 * sec, -11 * sec, 7*sec + sec/2},
 			{"a contradiction", 24 * sec, 25 * sec, 13 * sec},
-			{"what comes after it", 24 * sec, 25 * sec, 5 * sec},
+			{"a report after it", 24 * sec, 25 * sec, 5 * sec},
 			{"no contradiction", 5 * sec, 25*sec - 1, 5 * sec},
 		}
 		for _, s := range steps {
 			boundary(s.from, s.to)
 			if got := earliest(l, 3*sec, 1); got != s.want {
-				t.Errorf("limit %d, %s: room at %v, want %v", limit, s.what, got, s.want)
+				t.Errorf("limit %d, %s: one more may go at %v, want %v", limit, s.what, got, s.want)
 			}
 		}
-		// A day later the clocks may have parted by 5 s, and it is a rolling window again.
+		// A day later the clocks may have diverged by 5 s, and the window is a rolling one again.
 		day := 24 * time.Hour
 		l.Charge(at(day), Request{Cost: []int64{limit}})
 		if got := earliest(l, day, 1); got != day+10*sec {
-			t.Errorf("limit %d: a day later there is room at %v, want %v", limit, got, day+10*sec)
+			t.Errorf("limit %d: a day later one more may go at %v, want %v", limit, got, day+10*sec)
 		}
 	}
 }
 
-// A spread tier lets a few go at once, and the others evenly.
-func TestSpread(t *testing.T) {
+// TestPaceBurst checks that a tier with a PaceBurst admits so many at once, and the others evenly.
+func TestPaceBurst(t *testing.T) {
 	l := ledger(t, 0, Tier{Limit: 3600, Window: time.Hour, PaceBurst: 3}, Tier{Limit: 10, Window: time.Minute})
 	want := []time.Duration{0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 60, 60, 60, 61}
 	for i, s := range want {
 		now := earliest(l, 0, 1)
 		if now != s*time.Second {
-			t.Fatalf("request %d goes at %v, want %v", i, now, s*time.Second)
+			t.Fatalf("request %d may go at %v, want %v", i, now, s*time.Second)
 		}
 		l.Charge(at(now), Request{Cost: []int64{1}})
 	}
 	for i, declared := range []int{0, 0, 1} {
 		if got := l.Plan().Declared(i); got != declared {
-			t.Errorf("deciding tier %d is of tier %d, want %d", i, got, declared)
+			t.Errorf("Declared(%d) = %d, want %d", i, got, declared)
 		}
 	}
 	if tier := l.Plan().TooLarge([]int64{4}); tier != 1 {
-		t.Errorf("4 at once are refused by %d, want the pace, 1", tier)
+		t.Errorf("TooLarge returns tier %d for 4 at once, want the pace, 1", tier)
 	}
 }
 
-// What is spent makes room as what was sent a guard later would.
+// TestSpend checks that spent units become free as if they had landed a guard later.
 func TestSpend(t *testing.T) {
 	const ms, sec = time.Millisecond, time.Second
 	for _, tt := range []struct {
 		tier Tier
-		want time.Duration // until one fits
+		want time.Duration // until one more is admitted
 	}{
 		{Tier{Limit: 5, Window: sec}, 1050 * ms},
 		{Tier{Limit: 50_000, Window: sec, Precision: 100 * ms, Algorithm: SlidingWindow}, 1050 * ms},
@@ -498,11 +507,11 @@ func TestSpend(t *testing.T) {
 		{Tier{Limit: 3600, Window: time.Hour, PaceBurst: 5}, time.Hour + 50*ms},
 	} {
 		l := ledger(t, 50*ms, tt.tier)
-		l.Charge(at(0), Request{Cost: []int64{1}, Held: true}) // all the same if something was sent
+		l.Charge(at(0), Request{Cost: []int64{1}, Held: true}) // an earlier request changes nothing
 		l.Release([]int64{1})
 		l.Spend(at(0))
 		if got := earliest(l, 0, 1); got != tt.want {
-			t.Errorf("%v: one fits after %v, want %v", tt.tier, got, tt.want)
+			t.Errorf("%v: one more may go after %v, want %v", tt.tier, got, tt.want)
 		}
 	}
 }

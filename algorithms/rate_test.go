@@ -10,8 +10,8 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// rate sends units one by one, each as soon as it is admitted and without a response, and
-// returns how many go in a second, but for those at the beginning.
+// rate sends units one by one, each as soon as it is admitted and without a response. It returns
+// how many go in a second, without those at the beginning.
 func rate(l *Ledger, units int) float64 {
 	now, one := at(0), []int64{1}
 	var began int64
@@ -26,8 +26,9 @@ func rate(l *Ledger, units int) float64 {
 	return float64(units) * 1e6 / float64(now.At-began)
 }
 
-// No tier admits more than its greatest rate. It is reached, but for what requests that leave
-// within one thirty-second of the guard wait for each other, and for a weighted window.
+// TestMaxRates checks that no tier admits more than its maximum rate, and that tiers reach it.
+// Requests that leave within 1/32 of the guard wait for each other, and so a tier may miss it by
+// that much. A weighted window may miss it by a tenth.
 func TestMaxRates(t *testing.T) {
 	const ms = time.Millisecond
 	bucket := func(limit, burst int64) Tier {
@@ -56,25 +57,25 @@ func TestMaxRates(t *testing.T) {
 		rates := l.Plan().MaxRates()
 		most := slices.Min(rates)
 		if most < tc.want*0.9999 || most > tc.want*1.0001 {
-			t.Errorf("%v, guard %v: %.2f a second, want %.2f", tc.tier, tc.guard, rates, tc.want)
+			t.Errorf("%v, guard %v: MaxRates returns %.2f, want %.2f", tc.tier, tc.guard, rates, tc.want)
 		}
 		least := tc.want * 32 / 33
 		if tc.tier.Algorithm == WeightedWindow {
 			least = tc.want * 0.9
 		}
 		if got := rate(l, 6000); got > tc.want*1.0001 || got < least {
-			t.Errorf("%v, guard %v: %.2f a second are admitted, want %.2f", tc.tier, tc.guard, got, tc.want)
+			t.Errorf("%v, guard %v: %.2f units a second are admitted, want %.2f", tc.tier, tc.guard, got, tc.want)
 		}
 	}
 	if rates := ledger(t, 0, Tier{Limit: 5, Algorithm: Concurrency}, Budget(5, "usd", Day)).Plan().MaxRates(); rates[0] != 0 || rates[1] != 0 {
-		t.Errorf("%v, want none", rates)
+		t.Errorf("MaxRates of Concurrency and Calendar returns %v, want zeros", rates)
 	}
 }
 
-// A provider that counts over any stretch of time takes no notice of a delay that all requests
-// have in common. So for rolling tiers and buckets the guard need only bound by how much the
-// delays differ: 100/s with a Burst of 1 admits 66.7 a second if that is 5 ms, whatever the
-// delay, and 16.7 with a guard of 50 ms.
+// TestGuardOfVariation checks that for rolling tiers and buckets the guard need only bound the
+// variation of the delays. A provider that counts over any interval does not notice a delay that
+// all requests have in common. 100/s with a Burst of 1 admits 66.7 a second if the delays vary by
+// 5 ms, however long they are, and 16.7 with a guard of 50 ms.
 func TestGuardOfVariation(t *testing.T) {
 	const differ, common = 5_000, 200_000
 	for _, tier := range []Tier{
@@ -103,7 +104,7 @@ func TestGuardOfVariation(t *testing.T) {
 			slices.Sort(arrivals)
 			for i, a := range arrivals {
 				if !provider.Arrive(a, nil) {
-					t.Fatalf("%v, seed %d: arrival %d is refused", tier, seed, i)
+					t.Fatalf("%v, seed %d: the provider refuses arrival %d", tier, seed, i)
 				}
 			}
 		}
