@@ -37,7 +37,7 @@ func compile(p Policy) (*compiledPolicy, error) {
 		estimates: plan.Estimates(), concurrent: plan.Concurrent(), autoGuard: p.Guard == AutoGuard,
 	}
 	if c.estimates {
-		c.maxEstimate = plan.Most()
+		c.maxEstimate = plan.MaxCost()
 	}
 	c.oneRequest = c.requestCost(1)
 	c.fastPath = c.countsRequests && !c.concurrent && !c.autoGuard && p.Alert == nil

@@ -169,7 +169,7 @@ func (p Policy) plan() (*algorithms.Plan, error) {
 		return nil, fmt.Errorf("throttle: policy %q: %w", p.Name, err)
 	}
 	if p.AssumeUsed {
-		plan = plan.Starting(time.Now())
+		plan = plan.AssumeUsedAt(time.Now())
 	}
 	return plan, nil
 }

@@ -62,7 +62,7 @@ func (r *anchoredWindow) closed(l *Ledger, now Moment) int64 {
 }
 
 func (r *anchoredWindow) earliest(l *Ledger, now Moment, n int64) int64 {
-	if l.unslotted(r.unit) > 0 { // nobody knows when it lands
+	if l.estimatesInFlight(r.unit) > 0 { // nobody knows when it lands
 		return r.slidingWindow.earliest(l, now, n)
 	}
 	opens := max(now.At, r.closed(l, now))
@@ -74,8 +74,8 @@ func (r *anchoredWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	return min(opens, r.slidingWindow.earliest(l, now, n))
 }
 
-func (r *anchoredWindow) depart(l *Ledger, now Moment, _ int64) {
-	if l.aloft(r.unit) == 0 && r.closed(l, now) <= now.At {
+func (r *anchoredWindow) send(l *Ledger, now Moment, _ int64) {
+	if l.inFlight(r.unit) == 0 && r.closed(l, now) <= now.At {
 		lo, hi := r.lohi(l)
 		*lo, *hi = now.At+r.window, opening
 		r.clear(l)
@@ -84,7 +84,7 @@ func (r *anchoredWindow) depart(l *Ledger, now Moment, _ int64) {
 
 // prove is told that a window was open by an instant, as the response to a request proves
 // that was admitted at since or later: this one, unless that was before it.
-func (r *anchoredWindow) prove(l *Ledger, since, by int64) {
+func (r *anchoredWindow) proveOpen(l *Ledger, since, by int64) {
 	if lo, hi := r.lohi(l); since >= *lo-r.window {
 		*hi = min(*hi, max(*lo, by+r.window))
 	}
@@ -94,7 +94,7 @@ func (r *anchoredWindow) prove(l *Ledger, since, by int64) {
 func (r *anchoredWindow) proveLanded(l *Ledger, first, last int64) {
 	for groups := *l.ring(r.site); len(groups) > 0; groups = groups[2:] {
 		if groups[0] >= first { // the request, or one of which a response has told, landed by then
-			r.prove(l, first-1, min(last, groups[0]))
+			r.proveOpen(l, first-1, min(last, groups[0]))
 			return
 		}
 	}
@@ -108,7 +108,7 @@ func (r *anchoredWindow) reopen(l *Ledger) {
 }
 
 func (r *anchoredWindow) used(l *Ledger, now Moment) int64 {
-	if r.closed(l, now) <= now.At && l.aloft(r.unit) == 0 {
+	if r.closed(l, now) <= now.At && l.inFlight(r.unit) == 0 {
 		return 0
 	}
 	return r.slidingWindow.used(l, now)

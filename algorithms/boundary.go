@@ -20,8 +20,8 @@ func newView(t Tier, word int) view {
 	return v
 }
 
-// remembers returns how many words the view needs.
-func (v *view) remembers() int {
+// stateWords returns how many words the view needs.
+func (v *view) stateWords() int {
 	if v.known == 0 {
 		return 0
 	}
@@ -45,9 +45,9 @@ func (v *view) leaves(l *Ledger, stamp int64) int64 {
 	return min(stamp+v.window, to+next*v.window)
 }
 
-// learn records that a window of the provider ends between two instants. If that contradicts the
-// known boundary, the boundary is unknown again.
-func (v *view) learn(l *Ledger, now Moment, from, to int64) {
+// learnBoundary records that a window of the provider ends between two instants. If that
+// contradicts the known boundary, the boundary is unknown again.
+func (v *view) learnBoundary(l *Ledger, now Moment, from, to int64) {
 	w := l.word[v.known:]
 	known, since := w[1] != 0, drift(now.At-w[2])
 	knownFrom, knownTo := w[0]-since, w[1]+since
@@ -71,7 +71,7 @@ func (v *view) learn(l *Ledger, now Moment, from, to int64) {
 // Learned reports whether the ledger knows a boundary of the provider's windows well enough for
 // it to be of use.
 func (l *Ledger) Learned(now Moment) bool {
-	v := l.plan.learns
+	v := l.plan.unknownPhase
 	if v == nil || l.word[v.known+1] == 0 {
 		return false
 	}
@@ -82,7 +82,7 @@ func (l *Ledger) Learned(now Moment) bool {
 // Boundary records that a window of the provider ends between two instants, for the first tier of
 // UnknownPhase. Without such a tier it changes nothing.
 func (l *Ledger) Boundary(now Moment, from, to int64) {
-	if v := l.plan.learns; v != nil {
-		v.learn(l, l.advance(now), from, to)
+	if v := l.plan.unknownPhase; v != nil {
+		v.learnBoundary(l, l.advance(now), from, to)
 	}
 }

@@ -132,17 +132,17 @@ func (p Period) Longest() time.Duration {
 // it, the percent of the limit that Crossings has reported, and the instant of that landing.
 func (*calendar) words() (words, rings int) { return 4, 0 }
 
-// over reports whether the period of the last landing has ended. A wall clock that steps back
+// ended reports whether the period of the last landing has ended. A wall clock that steps back
 // does not reopen a period, and no period lasts longer than longest.
-func (r *calendar) over(m Moment, end, last int64) bool {
+func (r *calendar) ended(m Moment, end, last int64) bool {
 	return m.Wall >= end || m.At >= last+r.longest
 }
 
-// ends returns the end of the period in which a moment counts, as Unix time. The last landing was
+// endOf returns the end of the period in which a moment counts, as Unix time. The last landing was
 // at an instant in the period with the given end.
-func (r *calendar) ends(m Moment, end, last int64) int64 {
-	if r.over(m, end, last) {
-		return r.begins(m.Wall, 1)
+func (r *calendar) endOf(m Moment, end, last int64) int64 {
+	if r.ended(m, end, last) {
+		return r.periodStart(m.Wall, 1)
 	}
 	return end
 }
@@ -153,8 +153,8 @@ func (r *calendar) closes(m Moment, end int64) int64 {
 	return min(end-m.Wall+m.At, m.At+r.longest)
 }
 
-// begins returns the start of the n-th period after that of an instant, as Unix time.
-func (r *calendar) begins(wall int64, n int) int64 {
+// periodStart returns the start of the n-th period after that of an instant, as Unix time.
+func (r *calendar) periodStart(wall int64, n int) int64 {
 	year, month, day := time.UnixMicro(wall).In(r.zone).Date()
 	for ; ; n++ { // again if the zone has this date twice, or skipped one
 		if at := r.period.start(year, month, day, n, r.zone).UnixMicro(); at > wall || n <= 0 {
@@ -204,8 +204,8 @@ func firstInstant(midnight time.Time, zone *time.Location) time.Time {
 }
 
 func (r *calendar) earliest(l *Ledger, now Moment, n int64) int64 {
-	w, landed, aloft := l.word[r.word:], r.used(l, now), l.aloft(r.unit)
-	if landed+aloft+n <= r.limit {
+	w, landed, inFlight := l.word[r.word:], r.used(l, now), l.inFlight(r.unit)
+	if landed+inFlight+n <= r.limit {
 		return now.At
 	}
 	// A boundary clears what has landed, but not what is in flight across it. After the wall clock
@@ -216,36 +216,36 @@ func (r *calendar) earliest(l *Ledger, now Moment, n int64) int64 {
 	}
 	for i := range l.slots() {
 		at, carried := l.landing(i, r.unit)
-		if aloft+n <= r.limit && at >= next {
+		if inFlight+n <= r.limit && at >= next {
 			break
 		}
 		if carried > 0 {
-			end, last = r.ends(now.on(at), end, last), at
+			end, last = r.endOf(now.on(at), end, last), at
 			next = max(next, r.closes(now.on(at), end))
 		}
-		aloft -= carried
+		inFlight -= carried
 	}
-	if aloft+n > r.limit {
+	if inFlight+n > r.limit {
 		return Never // estimates
 	}
 	return next
 }
 
-// turn begins a new period if the last one has ended.
-func (r *calendar) turn(l *Ledger, m Moment) {
-	if w := l.word[r.word:]; r.over(m, w[0], w[3]) {
-		w[0], w[1], w[2], w[3] = r.begins(m.Wall, 1), 0, 0, m.At
+// startPeriod begins a new period if the last one has ended.
+func (r *calendar) startPeriod(l *Ledger, m Moment) {
+	if w := l.word[r.word:]; r.ended(m, w[0], w[3]) {
+		w[0], w[1], w[2], w[3] = r.periodStart(m.Wall, 1), 0, 0, m.At
 	}
 }
 
 func (r *calendar) land(l *Ledger, at Moment, n int64) {
-	r.turn(l, at)
+	r.startPeriod(l, at)
 	w := l.word[r.word:]
 	w[1], w[3] = w[1]+n, at.At
 }
 
 func (r *calendar) opened(_ *Ledger, now Moment) int64 {
-	return r.begins(now.Wall, 0) - now.Wall + now.At
+	return r.periodStart(now.Wall, 0) - now.Wall + now.At
 }
 
 func (r *calendar) forget(l *Ledger, now Moment, keep int64) {
@@ -255,7 +255,7 @@ func (r *calendar) forget(l *Ledger, now Moment, keep int64) {
 }
 
 func (r *calendar) used(l *Ledger, now Moment) int64 {
-	if w := l.word[r.word:]; !r.over(now, w[0], w[3]) {
+	if w := l.word[r.word:]; !r.ended(now, w[0], w[3]) {
 		return w[1]
 	}
 	return 0
@@ -286,31 +286,31 @@ type Crossing struct {
 
 // Crossings returns how far the calendar tiers have come since the last call. It returns each
 // percent of a period once, even if a tier reaches it again after a refund.
-func (l *Ledger) Crossings(now Moment) (told []Crossing) {
+func (l *Ledger) Crossings(now Moment) (crossed []Crossing) {
 	if len(l.plan.calendars) == 0 {
 		return nil
 	}
 	now = l.advance(now)
 	for _, r := range l.plan.calendars {
-		r.turn(l, now)
+		r.startPeriod(l, now)
 		w := l.word[r.word:]
-		used := w[1] + l.aloft(r.unit) - l.unslotted(r.unit)
+		used := w[1] + l.inFlight(r.unit) - l.estimatesInFlight(r.unit)
 		if percent := min(100, used*100/r.limit); percent > w[2] {
-			told = append(told, Crossing{r.tier, int(w[2]), int(percent), used, time.UnixMicro(w[0])})
+			crossed = append(crossed, Crossing{r.tier, int(w[2]), int(percent), used, time.UnixMicro(w[0])})
 			w[2] = percent
 		}
 	}
-	return told
+	return crossed
 }
 
-// Starts returns for each calendar tier in turn the starts of five periods, as Unix time in
+// PeriodStarts returns for each calendar tier in turn the starts of five periods, as Unix time in
 // microseconds: the period before that of an instant, its own, and the next three.
-func (p *Plan) Starts(wall int64) (starts []int64) {
+func (p *Plan) PeriodStarts(wall int64) (starts []int64) {
 	for _, r := range p.calendars {
-		own := r.begins(wall, 0)
-		starts = append(starts, r.begins(own-1, 0), own)
+		own := r.periodStart(wall, 0)
+		starts = append(starts, r.periodStart(own-1, 0), own)
 		for range 3 {
-			starts = append(starts, r.begins(starts[len(starts)-1], 1))
+			starts = append(starts, r.periodStart(starts[len(starts)-1], 1))
 		}
 	}
 	return starts

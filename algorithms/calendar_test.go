@@ -85,7 +85,7 @@ func TestCalendarPeriods(t *testing.T) {
 		if at, _ := l.Earliest(wall(ends.Add(-time.Microsecond)), Request{Cost: []int64{1}}); at != ends.UnixMicro() {
 			t.Errorf("%v at %s: a microsecond before the end, one more may go at %d, want %d", tier, tc.in, at, ends.UnixMicro())
 		}
-		starts := l.Plan().Starts(in.UnixMicro())
+		starts := l.Plan().PeriodStarts(in.UnixMicro())
 		if i := next(starts, in.UnixMicro()); i < 2 || i > 3 || starts[i] != ends.UnixMicro() {
 			t.Errorf("%v at %s: Starts returns %d, want %d as third or fourth", tier, tc.in, starts, ends.UnixMicro())
 		}

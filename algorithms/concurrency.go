@@ -26,7 +26,7 @@ func (r *concurrency) earliest(l *Ledger, now Moment, n int64) int64 {
 	return Never
 }
 
-func (r *concurrency) depart(l *Ledger, _ Moment, n int64) { l.word[r.word] += n }
+func (r *concurrency) send(l *Ledger, _ Moment, n int64) { l.word[r.word] += n }
 
 func (r *concurrency) release(l *Ledger, n int64) { l.word[r.word] = max(0, l.word[r.word]-n) }
 

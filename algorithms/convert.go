@@ -18,7 +18,7 @@ func (p *Plan) Convert(old Ledger, now Moment) Ledger {
 		l.takeOver(i, &old, now)
 	}
 	for i := range old.slots() {
-		l.carry(old.slot(i), old.plan)
+		l.carrySlot(old.slot(i), old.plan)
 	}
 	l.carryEstimates(&old, now)
 	return l
@@ -47,8 +47,8 @@ func (l *Ledger) takeOver(i int, old *Ledger, now Moment) {
 	if like && !isBucket {
 		l.inherit(i, j, old)
 	}
-	if l.restamp(i, j, old, now) || like && !isBucket {
-		charged = old.apart(j, now)
+	if l.copyStamps(i, j, old, now) || like && !isBucket {
+		charged = old.othersUsed(j, now)
 	}
 	if charged > 0 {
 		r.land(l, now, charged)
@@ -64,7 +64,7 @@ func (l *Ledger) predecessor(t Tier, now Moment) (tier int, like bool) {
 		if was.Unit != t.Unit {
 			continue
 		}
-		if was.isLike(t) {
+		if was.continues(t) {
 			return j, true
 		}
 		if was.Algorithm == Concurrency {
@@ -81,11 +81,11 @@ func (l *Ledger) predecessor(t Tier, now Moment) (tier int, like bool) {
 // is larger.
 const mostStamps = 1 << 16
 
-// restamp gives the i-th tier the stamps of an old tier, and reports whether these cover the use
+// copyStamps gives the i-th tier the stamps of an old tier, and reports whether these cover the use
 // of the old tier. Only a log takes over a tier without stamps: the use counts as of now. A sliding
 // window that is shorter than the old tier takes no stamps, because it would drop them too soon
 // for a process that still has the old policy.
-func (l *Ledger) restamp(i, j int, old *Ledger, now Moment) bool {
+func (l *Ledger) copyStamps(i, j int, old *Ledger, now Moment) bool {
 	window, was := l.plan.tiers[i].Window, old.plan.tiers[j].Window
 	switch r := l.plan.rules[i].(type) {
 	case *slidingLog:
@@ -99,7 +99,7 @@ func (l *Ledger) restamp(i, j int, old *Ledger, now Moment) bool {
 			used := min(from.used(old, now), max(r.limit, mostStamps))
 			stamps = slices.Repeat([]int64{now.At}, int(used))
 		}
-		l.keep(r, stamps, now.At-Micros(max(window, was)), old.aloft(old.plan.unit[j]))
+		l.setStamps(r, stamps, now.At-Micros(max(window, was)), old.inFlight(old.plan.unit[j]))
 		return true
 	case *slidingWindow:
 		switch from := old.plan.rules[j].(type) {
@@ -124,10 +124,10 @@ func (l *Ledger) restamp(i, j int, old *Ledger, now Moment) bool {
 	return false
 }
 
-// keep sets the stamps of a log. The ring gets a place for each stamp after an instant and for
+// setStamps sets the stamps of a log. The ring gets a place for each stamp after an instant and for
 // each unit in flight, even if these exceed the limit: they count again if the old policy comes
 // back.
-func (l *Ledger) keep(r *slidingLog, stamps []int64, after, inFlight int64) {
+func (l *Ledger) setStamps(r *slidingLog, stamps []int64, after, inFlight int64) {
 	gone, _ := slices.BinarySearch(stamps, after+1)
 	room := max(r.limit, int64(len(stamps)-gone)+inFlight)
 	stamps = stamps[max(0, int64(len(stamps))-room):]
@@ -137,8 +137,8 @@ func (l *Ledger) keep(r *slidingLog, stamps []int64, after, inFlight int64) {
 	*l.ring(r.site), l.word[r.word] = stamps, 0
 }
 
-// isLike reports whether a tier continues another tier of the same unit.
-func (t Tier) isLike(o Tier) bool {
+// continues reports whether a tier continues another tier of the same unit.
+func (t Tier) continues(o Tier) bool {
 	return t.Algorithm == o.Algorithm && t.Window == o.Window && t.Phase == o.Phase && t.Period == o.Period && t.Zone == o.Zone
 }
 
@@ -152,15 +152,15 @@ func (l *Ledger) inherit(i, like int, old *Ledger) {
 	}
 }
 
-// carry adds a slot of an old plan to what is in flight.
-func (l *Ledger) carry(was []int64, old *Plan) {
+// carrySlot adds a slot of an old plan to what is in flight.
+func (l *Ledger) carrySlot(was []int64, old *Plan) {
 	total, held := make([]int64, len(l.plan.units)), make([]int64, len(l.plan.units))
 	for u, unit := range l.plan.units {
 		if o := slices.Index(old.units, unit); o >= 0 {
 			total[u], held[u] = was[totalOf(o)], was[heldOf(o)]
 		}
 	}
-	l.depart(was[0], 0, total, false)
+	l.addInFlight(was[0], 0, total, false)
 	s := l.lastSlot()
 	for u, n := range held {
 		s[heldOf(u)] += n
@@ -176,7 +176,7 @@ func (l *Ledger) carryEstimates(old *Ledger, now Moment) {
 		if o < 0 || !old.plan.estimated[o] {
 			continue
 		}
-		if n := old.unslotted(o); l.plan.estimated[u] {
+		if n := old.estimatesInFlight(o); l.plan.estimated[u] {
 			l.word[u] += n
 		} else {
 			landing[u] = n

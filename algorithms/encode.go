@@ -30,7 +30,7 @@ func (l *Ledger) AppendBinary(b []byte) ([]byte, error) {
 			b = appendList(b, ring)
 		}
 	}
-	return appendList(b, l.readings()), nil
+	return appendList(b, l.encodedReadings()), nil
 }
 
 // UnmarshalBinary makes the ledger remember what AppendBinary wrote. After an error,
@@ -55,8 +55,8 @@ func (l *Ledger) UnmarshalBinary(data []byte) error {
 		r.rings = &rings
 	}
 	if !first {
-		var told []int64
-		if told, data, ok = cutList(data, ok); !r.setReadings(told) {
+		var readings []int64
+		if readings, data, ok = cutList(data, ok); !r.setReadings(readings) {
 			return errUnsound
 		}
 	}
@@ -78,10 +78,10 @@ func bit(b bool) int64 {
 }
 
 // readings are the numbers of what was told of all tiers.
-func (l *Ledger) readings() (list []int64) {
-	if l.told != nil {
-		for _, r := range *l.told {
-			list = append(list, r.at, r.used, r.short, r.found, r.busy, r.from, r.base, r.until, r.others, r.landed, r.opened, r.try, r.tried, bit(r.alone))
+func (l *Ledger) encodedReadings() (list []int64) {
+	if l.readings != nil {
+		for _, r := range *l.readings {
+			list = append(list, r.at, r.used, r.excess, r.foundAt, r.busyUntil, r.from, r.base, r.until, r.others, r.landed, r.opened, r.probeAt, r.probedAt, bit(r.hasOwn))
 			list = append(list, r.own[:]...)
 		}
 	}
@@ -96,15 +96,15 @@ func (l *Ledger) setReadings(list []int64) bool {
 	if len(list) != readingSize*len(l.plan.rules) || !stored(list...) {
 		return false
 	}
-	told := make([]reading, len(l.plan.rules))
-	for i := range told {
+	readings := make([]reading, len(l.plan.rules))
+	for i := range readings {
 		r := list[readingSize*i:]
-		told[i] = reading{
-			at: r[0], used: r[1], short: r[2], found: r[3], busy: r[4], from: r[5], base: r[6],
-			reset: reset{until: r[7], others: r[8], landed: r[9], opened: r[10], try: r[11], tried: r[12], alone: r[13] != 0, own: [ownWords]int64(r[14:])},
+		readings[i] = reading{
+			at: r[0], used: r[1], excess: r[2], foundAt: r[3], busyUntil: r[4], from: r[5], base: r[6],
+			reset: reset{until: r[7], others: r[8], landed: r[9], opened: r[10], probeAt: r[11], probedAt: r[12], hasOwn: r[13] != 0, own: [ownWords]int64(r[14:])},
 		}
 	}
-	l.told = &told
+	l.readings = &readings
 	return true
 }
 
@@ -175,11 +175,11 @@ func (l *Ledger) sound() bool {
 // resetsSound reports whether only rules count others that may, and remember without them
 // what they may rely on.
 func (l *Ledger) resetsSound() bool {
-	if l.told == nil {
+	if l.readings == nil {
 		return true
 	}
-	for i, r := range *l.told {
-		if !r.alone {
+	for i, r := range *l.readings {
+		if !r.hasOwn {
 			continue
 		}
 		sound := false
@@ -204,7 +204,7 @@ func stored(list ...int64) bool {
 
 // slotsSound reports whether slots land in order and carry what is on its way.
 func (l *Ledger) slotsSound() bool {
-	aloft := make([]int64, len(l.plan.units))
+	inFlight := make([]int64, len(l.plan.units))
 	var before int64
 	for i := range l.slots() {
 		s := l.slot(i)
@@ -212,13 +212,13 @@ func (l *Ledger) slotsSound() bool {
 			return false
 		}
 		before = s[0]
-		for u := range aloft {
-			if aloft[u] += s[totalOf(u)]; s[heldOf(u)] > s[totalOf(u)] || !stored(aloft[u]) {
+		for u := range inFlight {
+			if inFlight[u] += s[totalOf(u)]; s[heldOf(u)] > s[totalOf(u)] || !stored(inFlight[u]) {
 				return false
 			}
 		}
 	}
-	for u, n := range aloft {
+	for u, n := range inFlight {
 		if l.word[u] != n && !(l.plan.estimated[u] && l.word[u] > n && stored(l.word[u])) {
 			return false
 		}
@@ -254,7 +254,7 @@ func (l *Ledger) tierSound(r rule) bool {
 }
 
 func (l *Ledger) viewSound(v *view) bool {
-	known := l.word[v.known : v.known+v.remembers()]
+	known := l.word[v.known : v.known+v.stateWords()]
 	return stored(known...) && (len(known) == 0 || known[0] <= known[1])
 }
 

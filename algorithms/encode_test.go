@@ -91,7 +91,8 @@ func encodingOfGame(t testing.TB, a, seed uint64) []byte {
 	return data
 }
 
-// useDecoded decodes data to the ledger of the same game, and uses the ledger if it accepts the data.
+// useDecoded decodes data to the ledger of the same game, and uses the ledger if it accepts the
+// data.
 func useDecoded(t *testing.T, a, seed uint64, data []byte) (taken bool) {
 	g := newGame(t, rand.New(rand.NewPCG(a, seed)), all[a%uint64(len(all))])
 	before := encode(t, &g.l)
@@ -107,7 +108,7 @@ func useDecoded(t *testing.T, a, seed uint64, data []byte) (taken bool) {
 		g.l.Usage(g.now)
 		f, at, tier := g.l.Take(g.now, Request{Cost: cost, Held: true})
 		if tier < 0 {
-			g.l.Land(g.now, f, cost)
+			g.l.Arrived(g.now, f, cost)
 		} else if at < math.MaxInt64 {
 			g.now = g.now.Later(at)
 		}
@@ -144,7 +145,7 @@ func TestConvertNeverForgets(t *testing.T) {
 			// The request arrives when it is admitted, and lands at once or with the guard.
 			f := l.Charge(now, Request{Cost: []int64{1}, Held: true})
 			if r.IntN(2) == 0 {
-				l.Land(now, f, []int64{1})
+				l.Arrived(now, f, []int64{1})
 			}
 			encode(t, &l)
 			if !provider.Arrive(now.Wall, nil) {
@@ -195,7 +196,7 @@ func TestConvertInFlight(t *testing.T) {
 	now := Moment{At: 1e15}
 	f := old.Charge(now, Request{Cost: []int64{2}, Held: true})
 	l := ledger(t, 64*time.Millisecond, tokens, PerSecond(5)).Plan().Convert(*old, now)
-	l.Land(now.Later(now.At+10_000), f, []int64{0, 2})
+	l.Arrived(now.Later(now.At+10_000), f, []int64{0, 2})
 	if at, _ := l.Earliest(now.Later(now.At+20_000), Request{Cost: []int64{0, 5}}); at != now.At+1_010_000 {
 		t.Errorf("five more may go after %d µs, want 1010000", at-now.At)
 	}

@@ -4,7 +4,7 @@ import "slices"
 
 // SameAs reports whether two ledgers have the same state, bit for bit, except for the clock.
 func (l *Ledger) SameAs(o *Ledger) bool {
-	if !slices.Equal(l.word, o.word) || !slices.Equal(l.readings(), o.readings()) {
+	if !slices.Equal(l.word, o.word) || !slices.Equal(l.encodedReadings(), o.encodedReadings()) {
 		return false
 	}
 	if l.rings == nil || o.rings == nil {
@@ -20,4 +20,4 @@ func (l *Ledger) Advance(now Moment) { l.advance(now) }
 func (l *Ledger) Slots() int { return l.slots() }
 
 // InFlight returns how many units are in flight.
-func (l *Ledger) InFlight(unit int) int64 { return l.aloft(unit) }
+func (l *Ledger) InFlight(unit int) int64 { return l.inFlight(unit) }

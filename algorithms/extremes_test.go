@@ -54,7 +54,7 @@ func extremes(t *testing.T, seed uint64, a uint8) {
 			g.l.Count(g.now, units())
 		case 3:
 			if len(flights) > 0 {
-				g.l.Land(g.now, pick(r, flights...), units())
+				g.l.Arrived(g.now, pick(r, flights...), units())
 			}
 		case 4:
 			tier := r.IntN(len(g.plan.Tiers()))

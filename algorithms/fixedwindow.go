@@ -15,15 +15,15 @@ func newAligned(t Tier) aligned { return aligned{t.Limit, Micros(t.Window), Micr
 // number returns the number of the window that the wall clock shows.
 func (a aligned) number(m Moment) int64 { return floorDiv(m.Wall-a.phase, a.window) }
 
-// over reports whether the window numbered landed, of a landing at last, has ended.
-func (a aligned) over(m Moment, landed, last int64) bool {
+// ended reports whether the window numbered landed, of a landing at last, has ended.
+func (a aligned) ended(m Moment, landed, last int64) bool {
 	return a.number(m) > landed || m.At >= last+a.window
 }
 
 // index returns the number of the window in which a moment counts. The last landing was at last,
 // in the window numbered landed.
 func (a aligned) index(m Moment, landed, last int64) int64 {
-	if a.over(m, landed, last) {
+	if a.ended(m, landed, last) {
 		return a.number(m)
 	}
 	return landed
@@ -68,8 +68,8 @@ type fixedWindow struct {
 func (*fixedWindow) words() (words, rings int) { return 3, 0 }
 
 func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
-	w, landed, aloft := l.word[r.word:], r.used(l, now), l.aloft(r.unit)
-	if landed+aloft+n <= r.limit {
+	w, landed, inFlight := l.word[r.word:], r.used(l, now), l.inFlight(r.unit)
+	if landed+inFlight+n <= r.limit {
 		return now.At
 	}
 	// A boundary clears what has landed, but not what is in flight across it. After the wall clock
@@ -80,16 +80,16 @@ func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	}
 	for i := range l.slots() {
 		at, carried := l.landing(i, r.unit)
-		if aloft+n <= r.limit && at >= next {
+		if inFlight+n <= r.limit && at >= next {
 			break
 		}
 		if carried > 0 {
 			index, last = r.index(now.on(at), index, last), at
 			next = max(next, r.closes(now.on(at), index))
 		}
-		aloft -= carried
+		inFlight -= carried
 	}
-	if aloft+n > r.limit {
+	if inFlight+n > r.limit {
 		return Never // estimates
 	}
 	return next
@@ -102,7 +102,7 @@ func (r *fixedWindow) land(l *Ledger, at Moment, n int64) {
 
 func (r *fixedWindow) used(l *Ledger, now Moment) int64 {
 	w := l.word[r.word:]
-	if r.over(now, w[0], w[2]) {
+	if r.ended(now, w[0], w[2]) {
 		return 0
 	}
 	return w[1]

@@ -20,13 +20,14 @@ func heldOf(unit int) int  { return slotHead + 2*unit + 1 }
 func (p *Plan) stride() int { return slotHead + 2*len(p.units) }
 
 // flight returns the Flight of a request that lands at an instant.
-func (p *Plan) flight(lands int64) Flight { return Flight(lands >> p.grain) }
+func (p *Plan) flight(lands int64) Flight { return Flight(lands >> p.resolution) }
 
-// aloft returns how many units are in flight.
-func (l *Ledger) aloft(unit int) int64 { return l.word[unit] }
+// inFlight returns how many units are in flight.
+func (l *Ledger) inFlight(unit int) int64 { return l.word[unit] }
 
-// unslotted returns how many units are in flight without a slot, because they are estimates.
-func (l *Ledger) unslotted(unit int) int64 {
+// estimatesInFlight returns how many units are in flight without a slot, because they are
+// estimates.
+func (l *Ledger) estimatesInFlight(unit int) int64 {
 	n := l.word[unit]
 	for i := range l.slots() {
 		_, carried := l.landing(i, unit)
@@ -48,8 +49,8 @@ func (l *Ledger) landing(i, unit int) (at, n int64) {
 	return s[0], s[totalOf(unit)]
 }
 
-// depart adds a cost to what is in flight. It lands no earlier than the requests before it.
-func (l *Ledger) depart(at, guard int64, cost []int64, held bool) Flight {
+// addInFlight adds a cost to what is in flight. It lands no earlier than the requests before it.
+func (l *Ledger) addInFlight(at, guard int64, cost []int64, held bool) Flight {
 	lands := at + guard
 	s := l.lastSlot()
 	if s != nil && s[0] > lands { // the last slot has a longer guard
@@ -95,8 +96,9 @@ func (l *Ledger) find(f Flight) int {
 	return -1
 }
 
-// alight removes a held cost from what is in flight, and reports whether it was still there.
-func (l *Ledger) alight(f Flight, cost []int64) bool {
+// removeInFlight removes a held cost from what is in flight, and reports whether it was still
+// there.
+func (l *Ledger) removeInFlight(f Flight, cost []int64) bool {
 	i := l.find(f)
 	if i < 0 {
 		return false
@@ -128,8 +130,8 @@ func (l *Ledger) advance(now Moment) Moment {
 	if len(l.word) > l.plan.base && l.word[l.plan.base] <= now.At {
 		l.landUntil(now)
 	}
-	if l.told != nil {
-		l.passResets(now)
+	if l.readings != nil {
+		l.applyResets(now)
 	}
 	return now
 }
@@ -161,7 +163,7 @@ func (l *Ledger) landAll(now Moment) Moment {
 
 // landingFrom returns how many units in flight may land at an instant or later.
 func (l *Ledger) landingFrom(unit int, from int64) int64 {
-	n := l.aloft(unit)
+	n := l.inFlight(unit)
 	for i := range l.slots() {
 		if at, carried := l.landing(i, unit); at < from {
 			n -= carried

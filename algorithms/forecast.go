@@ -15,7 +15,7 @@ func (l *Ledger) EarliestTotal(now Moment, ahead, cost []int64, headroom int64) 
 		}
 		n := ahead[unit] + l.withHeadroom(i, cost[unit], headroom)
 		e := r.earliestTotal(l, now, n)
-		if l.told != nil {
+		if l.readings != nil {
 			e = min(e, l.nextReset(i, now))
 		}
 		if e > at {
@@ -97,7 +97,7 @@ func (r *bucket) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	if t.at < now.At {
 		t = tat{now.At, 0}
 	}
-	if n += l.aloft(r.unit); n <= r.burst {
+	if n += l.inFlight(r.unit); n <= r.burst {
 		return r.admits(now.At, t, r.burst-n)
 	}
 	step, rest := mulDiv(n-r.burst, r.window, r.limit)

@@ -87,7 +87,7 @@ func (r *bucket) admits(now int64, t tat, free int64) int64 {
 }
 
 func (r *bucket) earliest(l *Ledger, now Moment, n int64) int64 {
-	t, free := r.tat(l), r.burst-l.aloft(r.unit)-n
+	t, free := r.tat(l), r.burst-l.inFlight(r.unit)-n
 	if free >= 0 {
 		if at := r.admits(now.At, t, free); at == now.At {
 			return at

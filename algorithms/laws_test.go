@@ -383,7 +383,7 @@ func (g *game) lose(i int) {
 func (g *game) end(i int) {
 	s := g.take(i)
 	s.answered = true
-	g.l.Land(g.now, s.flight, s.cost)
+	g.l.Arrived(g.now, s.flight, s.cost)
 	s.actual = slices.Clone(s.cost)
 	for u, n := range s.cost {
 		if g.plan.Estimated(u) {

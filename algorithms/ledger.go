@@ -28,16 +28,16 @@ func (m Moment) Later(at int64) Moment { return m.on(max(m.At, at)) }
 // then the slots of the requests in flight, the oldest first. A tier that keeps stamps has a ring
 // beside the list.
 type Ledger struct {
-	plan  *Plan
-	word  []int64
-	rings *[][]int64 // nil if no tier needs one
-	told  *[]reading // of each tier; nil before the first report
-	last  int64      // the latest instant of a call
-	tries bool       // see Probed
+	plan     *Plan
+	word     []int64
+	rings    *[][]int64 // nil if no tier needs one
+	readings *[]reading // of each tier; nil before the first report
+	last     int64      // the latest instant of a call
+	probed   bool       // see Probed
 
-	// early: the ledger forecasts. Groups of stamps leave with their first stamp, and every
+	// forecasting: the ledger forecasts. Groups of stamps leave with their first stamp, and every
 	// request may be a probe after a reset.
-	early bool
+	forecasting bool
 }
 
 // NewLedger returns the ledger of an unused quota.
@@ -66,9 +66,9 @@ func (l *Ledger) Clone() Ledger {
 		}
 		c.rings = &rings
 	}
-	if l.told != nil {
-		told := slices.Clone(*l.told)
-		c.told = &told
+	if l.readings != nil {
+		readings := slices.Clone(*l.readings)
+		c.readings = &readings
 	}
 	return c
 }
@@ -147,22 +147,22 @@ func (l *Ledger) Charge(now Moment, r Request) Flight {
 }
 
 func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight {
-	if l.told != nil {
-		l.try(now, cost)
+	if l.readings != nil {
+		l.probe(now, cost)
 	}
 	l.start(now, cost)
 	if held {
-		l.open(cost, 1)
+		l.addEstimates(cost, 1)
 	}
 	if guard == 0 {
 		guard = l.plan.guard
 	}
 	if guard == 0 {
 		l.landCost(now, cost, held)
-		l.prove(now.At, cost, held)
+		l.proveArrival(now.At, cost, held)
 		return Landed
 	}
-	return l.depart(now.At, min(max(guard, 1<<l.plan.grain), maxWindowUS), cost, held)
+	return l.addInFlight(now.At, min(max(guard, 1<<l.plan.resolution), maxWindowUS), cost, held)
 }
 
 // Count charges a cost that the provider has already counted. It lands now.
@@ -182,8 +182,8 @@ func (l *Ledger) Spend(now Moment) {
 			continue
 		}
 		left := max(0, l.plan.tiers[i].Capacity()-r.used(l, now))
-		if d, ok := r.(departer); ok {
-			d.depart(l, now, left)
+		if d, ok := r.(sender); ok {
+			d.send(l, now, left)
 		}
 		l.land(i, now, left)
 	}
@@ -191,26 +191,26 @@ func (l *Ledger) Spend(now Moment) {
 
 // start lets the senders of the plan record a cost, before it is in flight.
 func (l *Ledger) start(now Moment, cost []int64) {
-	for _, d := range l.plan.departures {
+	for _, d := range l.plan.senders {
 		if n := cost[d.unit]; n > 0 {
-			d.depart(l, now, n)
+			d.send(l, now, n)
 		}
 	}
 }
 
-// prove records in the anchored windows that a request has arrived by now. If its estimates are
-// open, windows that count estimates are left out.
-func (l *Ledger) prove(now int64, cost []int64, open bool) {
+// proveArrival records in the anchored windows that a request has arrived by now. If its estimates
+// are open, windows that count estimates are left out.
+func (l *Ledger) proveArrival(now int64, cost []int64, open bool) {
 	for _, r := range l.plan.anchored {
 		if cost[r.unit] > 0 && !(open && l.plan.estimated[r.unit]) {
-			r.prove(l, now, now)
+			r.proveOpen(l, now, now)
 		}
 	}
 }
 
-// open adds the estimated part of a held request to what is in flight, or removes it if sign is
-// -1. That part has no slot, because its landing is not bounded by the guard.
-func (l *Ledger) open(cost []int64, sign int64) {
+// addEstimates adds the estimated part of a held request to what is in flight, or removes it if
+// sign is -1. That part has no slot, because its landing is not bounded by the guard.
+func (l *Ledger) addEstimates(cost []int64, sign int64) {
 	for u, estimated := range l.plan.estimated {
 		if estimated {
 			l.word[u] = max(0, l.word[u]+sign*cost[u])
@@ -225,13 +225,13 @@ func (l *Ledger) Settle(now Moment, cost, actual []int64) {
 	l.settle(now, cost, actual)
 	for _, r := range l.plan.anchored {
 		if l.plan.estimated[r.unit] && actual[r.unit] > 0 {
-			r.prove(l, now.At, now.At)
+			r.proveOpen(l, now.At, now.At)
 		}
 	}
 }
 
 func (l *Ledger) settle(now Moment, cost, actual []int64) {
-	l.open(cost, -1)
+	l.addEstimates(cost, -1)
 	for i, u := range l.plan.unit {
 		if l.plan.estimated[u] && actual[u] > 0 {
 			l.land(i, now, actual[u])
@@ -258,22 +258,22 @@ func (l *Ledger) Unanswered(now Moment, f Flight, cost []int64) {
 	}
 }
 
-// Land records that the provider has counted the request by now, all but its estimates. After the
-// guard it only proves that the request had arrived.
-func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
+// Arrived records that the provider has counted the request by now, all but its estimates. After
+// the guard it only proves that the request had arrived.
+func (l *Ledger) Arrived(now Moment, f Flight, cost []int64) {
 	now = l.advance(now)
 	if f == Landed {
 		return
 	}
-	if l.alight(f, cost) {
+	if l.removeInFlight(f, cost) {
 		l.landCost(now, cost, true)
-		l.prove(now.At, cost, true)
+		l.proveArrival(now.At, cost, true)
 		return
 	}
-	first := int64(f) << l.plan.grain // of the instants at which it may have landed
+	first := int64(f) << l.plan.resolution // of the instants at which it may have landed
 	for _, r := range l.plan.anchored {
 		if cost[r.unit] > 0 && !l.plan.estimated[r.unit] {
-			r.proveLanded(l, first, first+1<<l.plan.grain-1)
+			r.proveLanded(l, first, first+1<<l.plan.resolution-1)
 		}
 	}
 }
@@ -283,8 +283,8 @@ func (l *Ledger) Land(now Moment, f Flight, cost []int64) {
 // estimates and its places in concurrency tiers.
 func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	l.advance(now)
-	inTime = l.alight(f, cost)
-	l.open(cost, -1)
+	inTime = l.removeInFlight(f, cost)
+	l.addEstimates(cost, -1)
 	l.Release(cost)
 	return inTime
 }
@@ -302,7 +302,7 @@ func (l *Ledger) Release(cost []int64) {
 // units that land within one precision of a SlidingWindow leave with the first of them, because
 // their grouping depends on when the responses come.
 func (l *Ledger) LandHeld(now Moment) {
-	now, l.early = l.advance(now), true
+	now, l.forecasting = l.advance(now), true
 	held := make([]int64, len(l.plan.units))
 	for i := range l.slots() {
 		s := l.slot(i)
@@ -316,11 +316,11 @@ func (l *Ledger) LandHeld(now Moment) {
 	}
 	l.landCost(now, held, true)
 	for _, r := range l.plan.anchored { // a response may still prove that the first request opened the window
-		r.prove(l, now.At, 0)
+		r.proveOpen(l, now.At, 0)
 	}
 	for u := range held {
 		if l.plan.estimated[u] {
-			l.word[u] -= l.unslotted(u)
+			l.word[u] -= l.estimatesInFlight(u)
 		}
 	}
 	for _, r := range l.plan.rules {
@@ -361,17 +361,17 @@ func (l *Ledger) Usage(now Moment) []Usage {
 	for i, r := range l.plan.rules {
 		usage[i].Used = l.used(i, now)
 		if _, ok := r.(releaser); !ok {
-			usage[i].Used += l.aloft(l.plan.unit[i])
+			usage[i].Used += l.inFlight(l.plan.unit[i])
 		}
 		usage[i].Next = l.admits(i, now, 1)
 		usage[i].Fresh = now.At
 		if usage[i].Used > 0 {
 			usage[i].Fresh = max(last.At, r.fresh(&landed, last))
 		}
-		if l.apart(i, now) > 0 {
-			usage[i].Fresh = max(usage[i].Fresh, (*l.told)[i].until)
+		if l.othersUsed(i, now) > 0 {
+			usage[i].Fresh = max(usage[i].Fresh, (*l.readings)[i].until)
 		}
-		if landed.aloft(l.plan.unit[i]) > 0 {
+		if landed.inFlight(l.plan.unit[i]) > 0 {
 			usage[i].Fresh = Never
 		}
 	}
@@ -382,7 +382,7 @@ func (l *Ledger) Usage(now Moment) []Usage {
 func (l *Ledger) Fresh(now Moment) bool {
 	now = l.advance(now)
 	for i, r := range l.plan.rules {
-		if l.aloft(l.plan.unit[i]) > 0 || r.fresh(l, now) > now.At || l.apart(i, now) > 0 {
+		if l.inFlight(l.plan.unit[i]) > 0 || r.fresh(l, now) > now.At || l.othersUsed(i, now) > 0 {
 			return false
 		}
 	}

@@ -232,8 +232,8 @@ func TestInFlight(t *testing.T) {
 			t.Errorf("%s: a third request may go at %v, want later", tc.name, e)
 		}
 		if tc.landed > 0 {
-			l.Land(at(tc.landed), f, cost)
-			l.Land(at(tc.landed+time.Millisecond), f, make([]int64, 1)) // a cost of zero changes nothing
+			l.Arrived(at(tc.landed), f, cost)
+			l.Arrived(at(tc.landed+time.Millisecond), f, make([]int64, 1)) // a cost of zero changes nothing
 		}
 		if got := earliest(l, 500*time.Millisecond, 2); got != tc.want {
 			t.Errorf("%s: two more may go at %v, want %v", tc.name, got, tc.want)
@@ -317,7 +317,7 @@ func TestAnchoredWindowOpensWithTheFirstThatArrives(t *testing.T) {
 			}
 			for i, f := range flights {
 				if tc.answered[i] == now && now > 0 {
-					l.Land(at(now), f, one)
+					l.Arrived(at(now), f, one)
 				}
 				if tc.canceled[i] == now && now > 0 {
 					l.Cancel(at(now), f, one)
@@ -339,7 +339,7 @@ func TestAnchoredWindowLateResponse(t *testing.T) {
 	old := l.Charge(at(0), Request{Cost: one, Held: true})
 	l.Charge(at(sec+50*ms), Request{Cost: one, Held: true})
 	l.Charge(at(sec+500*ms), Request{Cost: one, Held: true})
-	l.Land(at(sec+600*ms), old, one)
+	l.Arrived(at(sec+600*ms), old, one)
 	if got := earliest(l, sec+600*ms, 2); got != 2550*ms {
 		t.Errorf("the whole limit may go at %v, want 2.55s", got)
 	}

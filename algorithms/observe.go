@@ -9,7 +9,7 @@ type Observation struct {
 	Exact bool  // it is the truth: what the ledger counts beyond it was not counted
 	Reset int64 // microseconds until the count ends at the latest, as the response tells; zero if it does not
 	Slack int64 // by how many microseconds sooner than Reset the count may end
-	Try   bool  // from Reset on, a request may go that a rolling tier or a bucket refuses
+	Probe bool  // from Reset on, a request may go that a rolling tier or a bucket refuses
 
 	// Refused reports that the response refused the request, which has landed.
 	Refused bool
@@ -39,13 +39,13 @@ type Observation struct {
 // from when something was charged for others twice in one window. And in a log they don't leave
 // one by one: they are counted apart, until a report of less or a window after the last one.
 type reading struct {
-	at    int64 // when it was received; zero if there is none
-	used  int64 // the units that it reports
-	short int64 // by how much own units that may have been counted by then exceed it
-	found int64 // when something was last charged for others
-	busy  int64 // until when others are taken to go on
-	from  int64 // when a log found others after none; of a window, when it ends at the earliest
-	base  int64 // the units that it found of them
+	at        int64 // when it was received; zero if there is none
+	used      int64 // the units that it reports
+	excess    int64 // by how much own units that may have been counted by then exceed it
+	foundAt   int64 // when something was last charged for others
+	busyUntil int64 // until when others are taken to go on
+	from      int64 // when a log found others after none; of a window, when it ends at the earliest
+	base      int64 // the units that it found of them
 
 	reset // that the report told
 }
@@ -75,25 +75,25 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	o.Used = min(o.Used, l.plan.tiers[o.Tier].Capacity())
 	keep := o.Used
 	if l.plan.estimated[unit] {
-		keep = max(0, keep-l.aloft(unit))
+		keep = max(0, keep-l.inFlight(unit))
 	}
-	more, exact := l.others(now, o, l.takeBack(o)), o.Exact
-	if later, ok := l.decides(o); ok {
+	more, exact := l.uncounted(now, o, l.retractRefused(o)), o.Exact
+	if later, ok := l.probeDecides(o); ok {
 		keep, exact = keep+later, true
 	}
 	switch {
 	case more > 0:
-		if d, ok := r.(departer); ok {
-			d.depart(l, now, more)
+		if d, ok := r.(sender); ok {
+			d.send(l, now, more)
 		}
 		l.landOthers(now, o, more)
 	case exact:
 		l.forget(o.Tier, now, keep)
 	}
 	l.keepOthers(now, o)
-	l.tellReset(now, o, more)
+	l.noteReset(now, o, more)
 	if r, ok := r.(*anchoredWindow); ok && o.Used > 0 {
-		r.prove(l, o.Since, o.by(now))
+		r.proveOpen(l, o.Since, o.by(now))
 	}
 }
 
@@ -107,13 +107,13 @@ func (o Observation) by(now Moment) int64 {
 
 // takeBack has a tier forget a request that it refused, and returns how many units it forgot. Only
 // where others are counted apart, for a window, does it matter whose a unit is.
-func (l *Ledger) takeBack(o Observation) int64 {
+func (l *Ledger) retractRefused(o Observation) int64 {
 	r, ok := l.plan.rules[o.Tier].(retracter)
 	full := o.Used+o.Cost > l.plan.tiers[o.Tier].Capacity()
 	switch {
 	case !ok || !o.Refused || !full || l.plan.estimated[l.plan.unit[o.Tier]]:
 		return 0
-	case o.Exact || o.Reset > 0 || l.Trying(o.Tier): // others may end sooner
+	case o.Exact || o.Reset > 0 || l.Probing(o.Tier): // others may end sooner
 		return 0
 	}
 	return r.retract(l, o.Since, o.Cost)
@@ -121,17 +121,17 @@ func (l *Ledger) takeBack(o Observation) int64 {
 
 // others is what others have used and the tier does not count, as far as it is proved, also by what
 // was taken back of a refused request.
-func (l *Ledger) others(now Moment, o Observation, taken int64) int64 {
-	if l.told == nil {
-		told := make([]reading, len(l.plan.rules))
-		l.told = &told
+func (l *Ledger) uncounted(now Moment, o Observation, taken int64) int64 {
+	if l.readings == nil {
+		readings := make([]reading, len(l.plan.rules))
+		l.readings = &readings
 	}
 	// What has left its window since the request was sent may have been counted still.
 	counted := l.plan.rules[o.Tier].used(l, now.on(min(o.Since, now.At)))
-	r := &(*l.told)[o.Tier]
-	own := min(counted, mostUsed) + r.others + l.left(l.plan.unit[o.Tier], o.Before, max(o.Guard, l.plan.guard))
+	r := &(*l.readings)[o.Tier]
+	own := min(counted, mostUsed) + r.others + l.inFlightBefore(l.plan.unit[o.Tier], o.Before, max(o.Guard, l.plan.guard))
 	if o.Since < r.at && (taken > 0 || o.Used > r.used) {
-		r.short -= o.Cost // it was counted later, or not at all
+		r.excess -= o.Cost // it was counted later, or not at all
 	}
 	more := max(0, o.Used+r.spare(now)-own)
 	if taken > 0 { // the tier was full, and stays so
@@ -139,34 +139,34 @@ func (l *Ledger) others(now Moment, o Observation, taken int64) int64 {
 		more = max(more, min(taken, o.Used+r.spare(now)-own+gone))
 	}
 	if r.at > 0 {
-		more = max(more, -r.short)
+		more = max(more, -r.excess)
 	}
 	if more > 0 {
-		if window := Micros(l.plan.tiers[o.Tier].Window); now.At < r.found+window {
-			r.busy = now.At + window
+		if window := Micros(l.plan.tiers[o.Tier].Window); now.At < r.foundAt+window {
+			r.busyUntil = now.At + window
 		}
-		r.found = now.At
+		r.foundAt = now.At
 	}
-	r.short += more
+	r.excess += more
 	if o.Since >= r.at {
-		r.at, r.used, r.short = now.At, o.Used, own+more-o.Used
+		r.at, r.used, r.excess = now.At, o.Used, own+more-o.Used
 	}
 	return more
 }
 
 // spare is one where others go on.
-func (r *reading) spare(now Moment) int64 { return bit(now.At < r.busy) }
+func (r *reading) spare(now Moment) int64 { return bit(now.At < r.busyUntil) }
 
 // keepOthers makes a log go on counting the others that it counts apart, but no more than a report
 // leaves if the last was charged a window ago.
 func (l *Ledger) keepOthers(now Moment, o Observation) {
-	_, stamps := l.leavesView(o.Tier, now)
-	r, tier := &(*l.told)[o.Tier], l.plan.tiers[o.Tier]
+	_, stamps := l.leavesAt(o.Tier, now)
+	r, tier := &(*l.readings)[o.Tier], l.plan.tiers[o.Tier]
 	if !stamps || r.others == 0 || r.at != now.At {
 		return
 	}
 	window := Micros(tier.Window)
-	if now.At >= r.found+window && o.Used < tier.Capacity() {
+	if now.At >= r.foundAt+window && o.Used < tier.Capacity() {
 		// Own units that have landed since the request was sent may not have been counted, and
 		// those that landed a window ago, less the guard, no more.
 		rule, old := l.plan.rules[o.Tier], now.on(now.At+l.plan.guard+Micros(tier.Precision))
@@ -175,18 +175,18 @@ func (l *Ledger) keepOthers(now Moment, o Observation) {
 		if most > 0 {
 			most += r.spare(now)
 		}
-		less := max(0, min(r.others-most, r.short))
-		r.others, r.short = r.others-less, r.short-less
+		less := max(0, min(r.others-most, r.excess))
+		r.others, r.excess = r.others-less, r.excess-less
 	}
-	if r.others > 0 && now.At < r.busy {
-		r.busy = now.At + window
+	if r.others > 0 && now.At < r.busyUntil {
+		r.busyUntil = now.At + window
 	}
 	r.until = l.endOthers(now, o)
 }
 
 // expected is how many others have come since the last report, if they go on as they did from when
 // a log found them: for as long again at most, and until a window later, when the first leave.
-func (r *reading) expected(now Moment, window int64) int64 {
+func (r *reading) expectedOthers(now Moment, window int64) int64 {
 	seen, since := r.at-r.from, min(now.At, r.from+window)-r.at
 	grown := r.others - r.spare(now) - r.base
 	if since <= 0 || now.At-r.at > seen || grown <= 0 {
@@ -201,8 +201,8 @@ const mostUsed = 1 << 50
 
 // left is how many of a unit are in flight that left before an instant and land a guard later,
 // all if the instant is zero.
-func (l *Ledger) left(unit int, before, guard int64) int64 {
-	n := l.aloft(unit)
+func (l *Ledger) inFlightBefore(unit int, before, guard int64) int64 {
+	n := l.inFlight(unit)
 	if before == 0 {
 		return n
 	}

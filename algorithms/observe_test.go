@@ -30,7 +30,7 @@ func TestObserveInFlight(t *testing.T) {
 		answer := func(i int, reported, want int64) {
 			t.Helper()
 			now := at(time.Duration(20+i) * ms)
-			l.Land(now, flights[i], one)
+			l.Arrived(now, flights[i], one)
 			l.Observe(now, Observation{Used: reported, Since: at(time.Duration(i) * ms).At, Cost: 1})
 			if got := l.Usage(now)[0].Used; got != want {
 				t.Errorf("%v: after answer %d, %d used, want %d", a, i, got, want)
@@ -56,7 +56,7 @@ func TestObserveRefused(t *testing.T) {
 			t.Helper()
 			f := l.Charge(at(from), Request{Cost: one, Held: true})
 			now := at(from + 20*ms)
-			l.Land(now, f, one)
+			l.Arrived(now, f, one)
 			l.Observe(now, Observation{Used: reported, Since: at(from).At, Cost: 1, Refused: refused})
 			if got := l.Usage(now)[0].Used; got != want {
 				t.Errorf("%v: %d used after a report of %d at %v, want %d", tier, got, reported, from, want)
@@ -115,7 +115,7 @@ func TestObserveReset(t *testing.T) {
 			without, with, none := g.l.Clone(), g.l.Clone(), g.l.Clone()
 			inFlight := none.InFlight(g.plan.UnitOf(tier))
 			without.Observe(g.now, o)
-			o.Reset, o.Try = reset, g.rand.IntN(2) == 0
+			o.Reset, o.Probe = reset, g.rand.IntN(2) == 0
 			with.Observe(g.now, o)
 			encode(t, &with)
 			cost := g.cost()
@@ -173,15 +173,15 @@ func (p *resettingProvider) count(now int64) (used, reset int64, ok bool) {
 // A provider refuses none after a told reset: a request that is in flight when the window ends may
 // count in it or in the next one, and may open that. An anchored window was open before the first
 // request, of which its response tells.
-func TestToldResetInFlight(t *testing.T) {
+func TestReportedResetInFlight(t *testing.T) {
 	for _, a := range []Algorithm{AnchoredWindow, FixedWindow} {
 		for seed := range uint64(10_000) {
-			playToldResets(t, a, seed)
+			playReportedResets(t, a, seed)
 		}
 	}
 }
 
-func playToldResets(t *testing.T, a Algorithm, seed uint64) {
+func playReportedResets(t *testing.T, a Algorithm, seed uint64) {
 	const guard, window = 2 * time.Second, 20 * time.Second
 	r := rand.New(rand.NewPCG(9, seed))
 	within := func(d time.Duration) int64 { return r.Int64N(d.Microseconds()) }
@@ -234,7 +234,7 @@ func playToldResets(t *testing.T, a Algorithm, seed uint64) {
 				t.Fatalf("%v, seed %d: the request of %d is refused at %d: %d of %d, until %d", a, seed, q.Since, now.At, q.Used, p.limit, p.end)
 			}
 		} else {
-			l.Land(now, q.Flight, one)
+			l.Arrived(now, q.Flight, one)
 			l.Observe(now, q.Observation)
 			open = append(open[:event], open[event+1:]...)
 		}

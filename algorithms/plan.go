@@ -10,31 +10,31 @@ import (
 
 // resolutions is the number of parts into which a guard is divided at least. Requests that would
 // land within the same 1/32 of the guard land together, with the last of them.
-const grains = 32
+const resolutions = 32
 
 // A Plan is a set of tiers, validated and ready to decide. It never changes, and any number of
 // ledgers and goroutines may share it.
 type Plan struct {
-	given      []Tier // as NewPlan received them
-	tiers      []Tier // those that decide, including the paces
-	declared   []int  // of each tier, its index in given
-	rules      []rule // of each tier
-	unit       []int  // of each tier, the index of its unit
-	estimated  []bool // of each unit
-	departures []departure
-	calendars  []*calendar
-	anchored   []*anchoredWindow
-	units      []string
-	guard      int64     // microseconds
-	grain      int       // a slot holds the landings of 1<<resolution microseconds
-	base       int       // the number of a ledger's words before its slots
-	rings      int       // the number of a ledger's rings
-	start      time.Time // until when the use is unknown; zero if a quota starts unused
-	learns     *view     // of the first tier of UnknownPhase; nil if there is none
-	aligned    bool      // some tier follows the wall clock
-	budgets    bool      // some tier is a budget
-	concurrent bool      // some tier counts units until they are released
-	estimates  bool      // some unit is estimated
+	given        []Tier // as NewPlan received them
+	tiers        []Tier // those that decide, including the paces
+	declared     []int  // of each tier, its index in given
+	rules        []rule // of each tier
+	unit         []int  // of each tier, the index of its unit
+	estimated    []bool // of each unit
+	senders      []unitSender
+	calendars    []*calendar
+	anchored     []*anchoredWindow
+	units        []string
+	guard        int64     // microseconds
+	resolution   int       // a slot holds the landings of 1<<resolution microseconds
+	base         int       // the number of a ledger's words before its slots
+	rings        int       // the number of a ledger's rings
+	start        time.Time // until when the use is unknown; zero if a quota starts unused
+	unknownPhase *view     // of the first tier of UnknownPhase; nil if there is none
+	aligned      bool      // some tier follows the wall clock
+	budgets      bool      // some tier is a budget
+	concurrent   bool      // some tier counts units until they are released
+	estimates    bool      // some unit is estimated
 }
 
 // A rule is the counter of one tier. It never changes. The state of a quota is in the quota's
@@ -58,15 +58,15 @@ type rule interface {
 	forget(l *Ledger, now Moment, keep int64)
 }
 
-// A departer is a rule that also records n units when they are admitted, before they are in
+// A sender is a rule that also records n units when they are admitted, before they are in
 // flight.
-type departer interface {
-	depart(l *Ledger, now Moment, n int64)
+type sender interface {
+	send(l *Ledger, now Moment, n int64)
 }
 
-// A departure is a departer and the index of its unit.
-type departure struct {
-	departer
+// A unitSender is a sender and the index of its unit.
+type unitSender struct {
+	sender
 	unit int
 }
 
@@ -105,7 +105,7 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 		return nil, errors.Join(errs...)
 	}
 	p := &Plan{given: slices.Clone(tiers), guard: Micros(guard)}
-	p.grain = max(1, bits.Len64(uint64(p.guard/grains))) - 1
+	p.resolution = max(1, bits.Len64(uint64(p.guard/resolutions))) - 1
 	for _, t := range tiers {
 		if unit := t.normal().Unit; !slices.Contains(p.units, unit) {
 			p.units = append(p.units, unit)
@@ -143,11 +143,11 @@ func (p *Plan) add(t Tier, declared int) {
 	p.declared = append(p.declared, declared)
 	p.rules = append(p.rules, r)
 	p.unit = append(p.unit, u)
-	if v, ok := r.(viewer); ok && t.Phase == UnknownPhase && p.learns == nil {
-		p.learns = v.boundaries()
+	if v, ok := r.(viewer); ok && t.Phase == UnknownPhase && p.unknownPhase == nil {
+		p.unknownPhase = v.boundaries()
 	}
-	if d, ok := r.(departer); ok {
-		p.departures = append(p.departures, departure{d, u})
+	if d, ok := r.(sender); ok {
+		p.senders = append(p.senders, unitSender{d, u})
 	}
 	p.base += words
 	p.rings += rings
@@ -176,9 +176,9 @@ func (p *Plan) UnitOf(tier int) int { return p.unit[tier] }
 // Guard returns how long a request is in flight at most, unless it has a guard of its own.
 func (p *Plan) Guard() time.Duration { return time.Duration(p.guard) * time.Microsecond }
 
-// Starting returns the plan for quotas that count as used up at an instant, because the use
+// AssumeUsedAt returns the plan for quotas that count as used up at an instant, because the use
 // before it is unknown.
-func (p *Plan) Starting(at time.Time) *Plan {
+func (p *Plan) AssumeUsedAt(at time.Time) *Plan {
 	started := *p
 	started.start = at
 	return &started
@@ -187,9 +187,9 @@ func (p *Plan) Starting(at time.Time) *Plan {
 // Start returns the instant passed to AssumeUsedAt. It is zero for quotas that start unused.
 func (p *Plan) Start() time.Time { return p.start }
 
-// Grain returns the resolution of landings: requests that would land within the same
+// Resolution returns the resolution of landings: requests that would land within the same
 // 1<<Resolution microseconds land together.
-func (p *Plan) Grain() int { return p.grain }
+func (p *Plan) Resolution() int { return p.resolution }
 
 // Aligned reports whether a tier follows the wall clock. If not, Moment.Wall has no effect.
 func (p *Plan) Aligned() bool { return p.aligned }
@@ -205,9 +205,9 @@ func (p *Plan) Estimates() bool { return p.estimates }
 // Estimated reports whether amounts of a unit are estimates until they are settled.
 func (p *Plan) Estimated(unit int) bool { return p.estimated[unit] }
 
-// Most returns for each unit the largest amount that every tier of that unit can admit. It is
+// MaxCost returns for each unit the largest amount that every tier of that unit can admit. It is
 // MaxLimit if one of them is a budget, because a budget refuses larger amounts.
-func (p *Plan) Most() []int64 {
+func (p *Plan) MaxCost() []int64 {
 	most := slices.Repeat([]int64{MaxLimit}, len(p.units))
 	for i, t := range p.tiers {
 		most[p.unit[i]] = min(most[p.unit[i]], t.Capacity())

@@ -33,7 +33,7 @@ func newSlidingLog(t Tier, s site) *slidingLog {
 	return &slidingLog{s, newView(t, s.word+1), t.Limit}
 }
 
-func (r *slidingLog) words() (words, rings int) { return 1 + r.remembers(), 1 }
+func (r *slidingLog) words() (words, rings int) { return 1 + r.stateWords(), 1 }
 
 // stamp returns the k-th oldest of the last limit stamps, if the ring has it.
 func (r *slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
@@ -48,7 +48,7 @@ func (r *slidingLog) stamp(l *Ledger, k int64) (int64, bool) {
 func (r *slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
 	// The unit that must have left the window is the k-th oldest of those landed. If k exceeds
 	// them, it is one in flight, which leaves a window after it lands.
-	k := l.aloft(r.unit) + n
+	k := l.inFlight(r.unit) + n
 	if k <= r.limit {
 		if s, ok := r.stamp(l, k); ok {
 			return max(now.At, r.leaves(l, s))

@@ -31,10 +31,10 @@ func newSlidingWindow(t Tier, s site) *slidingWindow {
 
 // The word is the units of all groups in the ring, some of which may have left the window. The
 // ring is a list of pairs: the last stamp of a group, and its units.
-func (r *slidingWindow) words() (words, rings int) { return 1 + r.remembers(), 1 }
+func (r *slidingWindow) words() (words, rings int) { return 1 + r.stateWords(), 1 }
 
 func (r *slidingWindow) earliest(l *Ledger, now Moment, n int64) int64 {
-	excess := l.word[r.word] + l.aloft(r.unit) + n - r.limit
+	excess := l.word[r.word] + l.inFlight(r.unit) + n - r.limit
 	if excess <= 0 {
 		return now.At
 	}
@@ -58,7 +58,7 @@ func (r *slidingWindow) land(l *Ledger, at Moment, n int64) {
 
 	*total += n
 	if last := len(*groups) - 2; last >= 0 && (*groups)[last]/r.precision == at.At/r.precision {
-		if !l.early {
+		if !l.forecasting {
 			(*groups)[last] = at.At
 		}
 		(*groups)[last+1] += n

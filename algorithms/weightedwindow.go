@@ -44,8 +44,8 @@ func (r *weightedWindow) roll(c counts, m Moment) counts {
 	}
 }
 
-// rolls returns the instant at which the counts of a moment change, if nothing lands before.
-func (r *weightedWindow) rolls(c counts, m Moment) int64 {
+// nextRoll returns the instant at which the counts of a moment change, if nothing lands before.
+func (r *weightedWindow) nextRoll(c counts, m Moment) int64 {
 	end, over := r.start(m, c.index+1), c.last+r.window
 	if m.At < over && r.number(m.on(c.last)) < c.index {
 		end = min(end, over)
@@ -63,9 +63,9 @@ func (r *weightedWindow) set(l *Ledger, c counts) {
 }
 
 func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
-	c, aloft := r.counts(l, now), l.aloft(r.unit)
+	c, inFlight := r.counts(l, now), l.inFlight(r.unit)
 	for slot := 0; ; {
-		end := r.rolls(c, now)
+		end := r.nextRoll(c, now)
 		lands := int64(Never) // the first landing after end
 		for ; slot < l.slots(); slot++ {
 			at, carried := l.landing(slot, r.unit)
@@ -75,16 +75,16 @@ func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 			}
 			if carried > 0 {
 				c.current, c.last = c.current+carried, at
-				aloft -= carried
-				end = r.rolls(c, now)
+				inFlight -= carried
+				end = r.nextRoll(c, now)
 			}
 		}
-		if free := r.limit - c.current - aloft - n; free >= 0 {
+		if free := r.limit - c.current - inFlight - n; free >= 0 {
 			if at := r.leaves(c, now, free); at < end {
 				return at
 			}
 		}
-		if aloft+n > r.limit { // n units must wait for a landing
+		if inFlight+n > r.limit { // n units must wait for a landing
 			end = lands
 		}
 		if end == Never {
@@ -133,7 +133,7 @@ func (r *weightedWindow) forget(l *Ledger, now Moment, keep int64) {
 func (r *weightedWindow) fresh(l *Ledger, now Moment) int64 {
 	c := r.counts(l, now)
 	for c.current > 0 || c.previous > 0 {
-		now = now.on(r.rolls(c, now))
+		now = now.on(r.nextRoll(c, now))
 		c = r.roll(c, now)
 	}
 	return now.At

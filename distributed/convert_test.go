@@ -61,7 +61,7 @@ func (r *releases) ask(release int, requests int64, cost map[string]int64) (n in
 	if err != nil {
 		r.Fatal(err)
 	}
-	for i := 6; i < len(got)-4*len(r.subject.plan.Starts(0))/5; i += 2 {
+	for i := 6; i < len(got)-4*len(r.subject.plan.PeriodStarts(0))/5; i += 2 {
 		if got[i] <= -2 {
 			n++
 		}

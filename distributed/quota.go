@@ -186,7 +186,7 @@ func (q *quota) terms(way time.Duration, calls int) (good, reply time.Duration) 
 // guard returns for how long what is good for so long counts; zero with NoGuard.
 func (q *quota) guard(way, good time.Duration) time.Duration {
 	if way = cmp.Or(way, q.plan.Guard()); way > 0 {
-		return max(way+good, microseconds(1<<q.plan.Grain()))
+		return max(way+good, microseconds(1<<q.plan.Resolution()))
 	}
 	return 0
 }
@@ -215,7 +215,7 @@ func microseconds(n int64) time.Duration { return time.Duration(n) * time.Micros
 // lessee's turn.
 func (q *quota) begin(op string, more int) []any {
 	args := make([]any, 0, 4+len(q.plan.Units())+more)
-	args = appendCost(append(args, op, q.text), q.plan.Starts(time.Now().UnixMicro()))
+	args = appendCost(append(args, op, q.text), q.plan.PeriodStarts(time.Now().UnixMicro()))
 	if q.leases != nil {
 		args = q.leases.append(args)
 	}

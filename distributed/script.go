@@ -219,7 +219,7 @@ func planText(p *algorithms.Plan) string {
 			words = append(words, strconv.FormatInt(n, 10))
 		}
 	}
-	add(p.Guard().Microseconds(), int64(p.Grain()), int64(len(p.Units())), int64(len(p.Tiers())))
+	add(p.Guard().Microseconds(), int64(p.Resolution()), int64(len(p.Units())), int64(len(p.Tiers())))
 	unit := make(map[string]int64)
 	for i, name := range p.Units() {
 		unit[name] = int64(i)

@@ -484,7 +484,7 @@ func TestCalendarExpiry(t *testing.T) {
 	if _, err := s.answer(now.UnixMicro(), step1(1)); err != nil {
 		t.Fatal(err)
 	}
-	ends := time.UnixMicro(s.plan.Starts(now.UnixMicro())[2])
+	ends := time.UnixMicro(s.plan.PeriodStarts(now.UnixMicro())[2])
 	expires := time.Now().Add(rdb.PTTL(context.Background(), s.key).Val())
 	if expires.Before(ends.Add(time.Millisecond)) || expires.After(ends.Add(2*time.Second)) {
 		t.Errorf("expires at %v, and the month ends at %v", expires, ends)

@@ -174,7 +174,7 @@ func (m *twin) commit(all bool) {
 }
 
 func (m *twin) mayTrail() bool {
-	return m.until <= m.now && !m.probe && !m.estimates && !m.observed && len(m.plan.Starts(0)) == 0
+	return m.until <= m.now && !m.probe && !m.estimates && !m.observed && len(m.plan.PeriodStarts(0)) == 0
 }
 
 // book charges, and adds to the tail.
@@ -327,7 +327,7 @@ func (m *twin) opened() (all []int64) {
 // answer runs one step at a TIME.
 func (m *twin) answer(time int64, s step) ([]int64, error) {
 	known := int64(math.MaxInt64)
-	starts := m.plan.Starts(time + s.skew)
+	starts := m.plan.PeriodStarts(time + s.skew)
 	for ; len(starts) > 0; starts = starts[5:] {
 		if time < starts[0] || time >= starts[3] {
 			return nil, errClocks
@@ -548,7 +548,7 @@ func (m *twin) grain() int64 {
 	if m.plan.Guard() == 0 {
 		return 0
 	}
-	return 1 << m.plan.Grain()
+	return 1 << m.plan.Resolution()
 }
 
 // back is how far TIME was set back since the state began.
@@ -689,11 +689,11 @@ func (m *twin) reserve(a args) (out []int64) {
 				nth = 1
 			}
 			out = append(out, -1-nth, at)
-			m.probe = m.ledger.Tried() || m.probe
+			m.probe = m.ledger.Probed() || m.probe
 			if m.probe {
 				good := int64(50_000)
 				if guard > 0 {
-					good = max(guard, 1<<m.plan.Grain())
+					good = max(guard, 1<<m.plan.Resolution())
 				}
 				m.isProbe, m.probing, m.until = true, true, max(at, told)+1_000_000+good
 			}
@@ -757,7 +757,7 @@ func flight(at, guard, told int64, p *algorithms.Plan) int64 {
 	if guard == 0 {
 		return 0
 	}
-	return max(0, told-at) + max(guard, 1<<p.Grain())
+	return max(0, told-at) + max(guard, 1<<p.Resolution())
 }
 
 // crossed is what is told of each calendar tier.
@@ -854,7 +854,7 @@ func (m *twin) cancel(lands int64, cost []int64) bool {
 			known[u] = 0
 		}
 	}
-	own := algorithms.Flight(lands >> m.plan.Grain())
+	own := algorithms.Flight(lands >> m.plan.Resolution())
 	slices.Sort(m.flights)
 	for _, f := range slices.Compact(m.flights) {
 		if c := m.ledger.Clone(); f >= own && lands > m.frontier && c.Cancel(m.moment(m.frontier), f, known) {
@@ -873,13 +873,13 @@ func (m *twin) observe(a args) {
 		tier, used, since, cost, exact := int(a.next())-1, a.next(), a.next(), a.next(), a.next() == 1
 		reset, slack := max(0, a.next()-(m.frontier-m.now)), a.next()
 		m.resets = m.resets || reset > 0
-		tried := m.ledger.Trying(tier)
+		tried := m.ledger.Probing(tier)
 		if m.plan.Tiers()[tier].Algorithm != algorithms.Concurrency {
 			m.observed = true
 			m.ledger.Observe(m.moment(m.frontier), algorithms.Observation{
-				Tier: tier, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1, Guard: guard, Reset: reset, Slack: slack, Try: true,
+				Tier: tier, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1, Guard: guard, Reset: reset, Slack: slack, Probe: true,
 			})
-			if tried && !m.ledger.Trying(tier) && m.probing {
+			if tried && !m.ledger.Probing(tier) && m.probing {
 				m.until, m.probe, m.probing = 0, false, false
 			}
 		}
@@ -936,7 +936,7 @@ func (m *twin) end(a args) []int64 {
 	default:
 		m.probe = how == 2 || how == 6
 		if how == 6 {
-			m.ledger.TryAgain()
+			m.ledger.ProbeAgain()
 		}
 		switch {
 		case (how == 1 || how == 5) && m.trying():
@@ -950,7 +950,7 @@ func (m *twin) end(a args) []int64 {
 
 // trying reports whether a response is to come that reports whether a count has ended.
 func (m *twin) trying() bool {
-	return slices.ContainsFunc(m.plan.Tiers(), func(t algorithms.Tier) bool { return m.ledger.Trying(slices.Index(m.plan.Tiers(), t)) })
+	return slices.ContainsFunc(m.plan.Tiers(), func(t algorithms.Tier) bool { return m.ledger.Probing(slices.Index(m.plan.Tiers(), t)) })
 }
 
 func instant(at int64) int64 {
@@ -1145,7 +1145,7 @@ func (s *subject) keys() []string {
 func (s *subject) change(plan *algorithms.Plan) { s.plan, s.text = plan, planText(plan) }
 
 func (s *subject) answer(at int64, st step) ([]int64, error) {
-	args := appendCost([]any{st.op, s.text}, s.plan.Starts(at+st.skew))
+	args := appendCost([]any{st.op, s.text}, s.plan.PeriodStarts(at+st.skew))
 	for _, n := range st.lease {
 		args = append(args, n)
 	}
@@ -1176,7 +1176,7 @@ func (s *subject) oneByOne(reply []int64) []int64 {
 	if len(own) == 0 { // a ban
 		return head
 	}
-	calendars := len(own) - 4*len(s.plan.Starts(0))/5
+	calendars := len(own) - 4*len(s.plan.PeriodStarts(0))/5
 	for runs := own[:calendars]; len(runs) > 0; {
 		switch {
 		case runs[0] == 0:

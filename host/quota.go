@@ -316,7 +316,7 @@ func (q *quota) Arrived(d store.Decision, cost []int64) {
 	wall := q.store.wall()
 	q.enqueue(func(t *txn) {
 		if t.text == q.text { // otherwise it lands with its guard
-			t.ledger.Land(t.at(wall), d.Flight, cost)
+			t.ledger.Arrived(t.at(wall), d.Flight, cost)
 		}
 		t.endProbe(d, true)
 	})

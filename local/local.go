@@ -182,7 +182,7 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 	var at int64
 	if d.Flight, at, d.Tier = q.ledger.Take(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves(), Guard: algorithms.Micros(r.Guard), Held: r.Held}); d.Tier < 0 {
 		d.Verdict, d.At, d.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
-		if q.ledger.Tried() || q.probe {
+		if q.ledger.Probed() || q.probe {
 			q.startProbe(&d, now, r)
 		}
 		return d, nil
@@ -220,7 +220,7 @@ func (q *quota) refuse(d *store.Decision, now algorithms.Moment, r store.Request
 		return
 	}
 	at, tier := q.ledger.Earliest(now, algorithms.Request{Cost: r.Cost, Headroom: r.Leaves()})
-	if q.probing && q.ledger.Trying(tier) {
+	if q.probing && q.ledger.Probing(tier) {
 		at = now.At
 	}
 	switch d.Wait = now.Until(max(at, q.until)); {
@@ -267,7 +267,7 @@ func (q *quota) lock(d store.Decision, costs ...*[]int64) (*quota, store.Decisio
 
 func (q *quota) Arrived(d store.Decision, cost []int64) {
 	q, d = q.lock(d, &cost)
-	q.ledger.Land(q.now(), d.Flight, cost)
+	q.ledger.Arrived(q.now(), d.Flight, cost)
 	q.endProbe(d)
 	q.unlockAndNotify(store.Freed, 0)
 }
@@ -300,7 +300,7 @@ func (q *quota) Return(_ context.Context, d store.Decision, cost []int64) error 
 	q, d = q.lock(d, &cost)
 	q.ledger.Cancel(q.now(), d.Flight, cost)
 	if q.endProbe(d) {
-		q.ledger.TryAgain()
+		q.ledger.ProbeAgain()
 		q.probe = true
 	}
 	q.unlockAndNotify(store.Eased, 0)

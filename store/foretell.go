@@ -70,7 +70,7 @@ func (f *forecast) Next(r Request) (at time.Duration, tier int) {
 	f.last = f.last.Later(instant)
 	flight := f.next.Charge(f.last, algorithms.Request{Cost: r.Cost, Guard: algorithms.Micros(r.Guard), Held: r.Held})
 	if r.Held {
-		f.next.Land(f.last, flight, r.Cost)
+		f.next.Arrived(f.last, flight, r.Cost)
 		f.next.Settle(f.last, r.Cost, make([]int64, len(r.Cost)))
 		f.next.Release(r.Cost)
 	}
@@ -100,7 +100,7 @@ func Observe(l *algorithms.Ledger, now algorithms.Moment, admitted int64, cost [
 	for _, o := range seen {
 		l.Observe(now, algorithms.Observation{
 			Tier: o.Tier, Used: o.Used, Since: admitted, Cost: cost[l.Plan().UnitOf(o.Tier)], Exact: o.Exact && admitted >= exact,
-			Reset: o.Until(), Slack: algorithms.Micros(o.Slack), Try: true, Refused: o.Refused,
+			Reset: o.Until(), Slack: algorithms.Micros(o.Slack), Probe: true, Refused: o.Refused,
 		})
 		if o.Exact {
 			newExact = max(newExact, admitted)

@@ -66,7 +66,7 @@ func (q *queue) admit(cost []int64) {
 func (q *queue) deliver() {
 	if len(q.inFlight) > 0 {
 		i := q.rand.IntN(len(q.inFlight))
-		q.ledger.Land(q.now, q.inFlight[i].Flight, q.inFlight[i].cost)
+		q.ledger.Arrived(q.now, q.inFlight[i].Flight, q.inFlight[i].cost)
 		q.inFlight = append(q.inFlight[:i], q.inFlight[i+1:]...)
 	}
 }
@@ -78,7 +78,7 @@ func TestForecastIsNeverLate(t *testing.T) {
 		r := rand.New(rand.NewPCG(5, seed))
 		plan := randomPlan(r)
 		q := &queue{rand: r, ledger: plan.NewLedger(), now: algorithms.Moment{At: 1e15, Wall: 1e15}}
-		most := plan.Most()[0]
+		most := plan.MaxCost()[0]
 		cost := func() []int64 { return []int64{1 + r.Int64N(1+r.Int64N(most))} }
 		for range r.IntN(20) {
 			q.admit(cost())
