@@ -6,29 +6,28 @@ var anchoredWindowCounter = counter{
 	rate:    rollingRate,
 }
 
-// anchoredWindow admits at most limit units in the window that opens with the
-// first request, and the next request after it opens another: what a counter with
-// an expiry does.
+// anchoredWindow admits at most limit units in the window that opens with the first request. The
+// next request after that window opens another. This is how a counter with an expiry counts.
 //
-// Nobody knows when the opening request arrived, nor whether the first that was
-// admitted did: only a response proves that. So the window closes at lo at the
-// earliest, a window after its first request was admitted, and at hi at the latest, a
-// window after it was surely open. Until a response proves that, any request may
-// have opened it, the last too. What lands from lo on may have opened another.
+// A request's response proves that it arrived, but not when. So the window closes at lo at the
+// earliest, a window after its first request was admitted, and at hi at the latest, a window after
+// it was certainly open. Until a response proves that it is, any request may have opened it, even
+// the last one. A request that lands at lo or later may have opened another window.
 //
-// When every window that may be open has closed and nothing is on its way, the
-// next request surely opens one, and all may use all of it. Else the rolling
-// bound is kept, which holds for whatever windows the provider opened, and
-// whatever requests were lost: without responses it is the best bound there is.
-// Memory is that of the rolling bound, 1 KB.
+// When every window that may be open has closed and nothing is in flight, the next request
+// certainly opens one, and the whole limit is free. Otherwise the rolling bound applies. It holds
+// for whatever windows the provider has opened and whatever requests were lost, and without
+// responses it is the best bound there is.
 //
 // Source: the INCR and EXPIRE pattern of the Redis documentation of INCR.
+//
+// Memory: that of slidingWindow, 1 KB, and two words.
 type anchoredWindow struct {
-	slidingWindow     // of what landed since the window surely opened
-	bounds        int // where lo and hi are
+	slidingWindow     // the units that landed since a window certainly opened
+	bounds        int // the index of lo, which hi follows
 }
 
-// opening is the hi of a window that may not be open.
+// opening is the hi of a window that may not be open yet.
 const opening = Never
 
 func newAnchoredWindow(t Tier, s site) *anchoredWindow {
@@ -44,8 +43,8 @@ func (r *anchoredWindow) lohi(l *Ledger) (lo, hi *int64) {
 	return &l.word[r.bounds], &l.word[r.bounds+1]
 }
 
-// closes is when the last window that may be open has closed, if the last request
-// lands at an instant.
+// closes returns when the last window that may be open has closed, if the last request lands at
+// an instant.
 func (r *anchoredWindow) closes(l *Ledger, last int64) int64 {
 	if lo, hi := r.lohi(l); last < *lo {
 		return min(*hi, last+r.window)
@@ -53,7 +52,7 @@ func (r *anchoredWindow) closes(l *Ledger, last int64) int64 {
 	return last + r.window
 }
 
-// closed is closes of what has landed; now if that is nothing.
+// closed returns closes of the last landing, or now if nothing has landed.
 func (r *anchoredWindow) closed(l *Ledger, now Moment) int64 {
 	if groups := *l.ring(r.site); len(groups) > 0 {
 		return r.closes(l, groups[len(groups)-2])
@@ -62,7 +61,7 @@ func (r *anchoredWindow) closed(l *Ledger, now Moment) int64 {
 }
 
 func (r *anchoredWindow) earliest(l *Ledger, now Moment, n int64) int64 {
-	if l.estimatesInFlight(r.unit) > 0 { // nobody knows when it lands
+	if l.estimatesInFlight(r.unit) > 0 { // the instant at which they land is unknown
 		return r.slidingWindow.earliest(l, now, n)
 	}
 	opens := max(now.At, r.closed(l, now))
@@ -82,26 +81,26 @@ func (r *anchoredWindow) send(l *Ledger, now Moment, _ int64) {
 	}
 }
 
-// prove is told that a window was open by an instant, as the response to a request proves
-// that was admitted at since or later: this one, unless that was before it.
+// proveOpen records that a window was open by an instant. The response to a request that was
+// admitted at since or later proves that. If since is before this window, it proves nothing here.
 func (r *anchoredWindow) proveOpen(l *Ledger, since, by int64) {
 	if lo, hi := r.lohi(l); since >= *lo-r.window {
 		*hi = min(*hi, max(*lo, by+r.window))
 	}
 }
 
-// proveLanded is prove for a request that landed between two instants.
+// proveLanded is proveOpen for a request that landed between two instants.
 func (r *anchoredWindow) proveLanded(l *Ledger, first, last int64) {
 	for groups := *l.ring(r.site); len(groups) > 0; groups = groups[2:] {
-		if groups[0] >= first { // the request, or one of which a response has told, landed by then
+		if groups[0] >= first { // by then the request had landed, or another one with a response
 			r.proveOpen(l, first-1, min(last, groups[0]))
 			return
 		}
 	}
 }
 
-// reopen is told that a window has ended, and that nobody knows when the next one opens: what is
-// on its way may open it, and so may what has landed since that end was told.
+// reopen records that a window has ended. The next one may be opened by requests in flight, or by
+// those that have landed since the report of that end.
 func (r *anchoredWindow) reopen(l *Ledger) {
 	lo, hi := r.lohi(l)
 	*lo, *hi = Never, opening

@@ -6,21 +6,21 @@ import (
 	"slices"
 )
 
-// errUnsound refuses what no ledger of the plan has written.
-var errUnsound = errors.New("not what a ledger of this plan remembers")
+// errUnsound is the error for data that no ledger of the plan has written.
+var errUnsound = errors.New("not the encoding of a ledger of this plan")
 
-// mostStored is more than any instant or amount that a ledger comes to.
+// mostStored is more than any instant or amount in a ledger.
 const mostStored = 1 << 54
 
-// encoding is the number of the form in which a ledger is written. It stands first, negated:
-// the first form had no number, and began with the clock.
+// encoding is the number of the current form of an encoded ledger. It stands first, negated. The
+// first form has no number, and begins with the clock.
 const encoding = 2
 
-// AppendBinary appends what the ledger remembers, which UnmarshalBinary of a ledger
-// of an equal plan reads. The error is always nil.
+// AppendBinary appends the encoding of the ledger to b. A ledger of an equal plan can decode it
+// with UnmarshalBinary. The error is always nil.
 //
-// It is the form, the clock, the words, the rings and the readings, as varints; of each list
-// a number is told by its difference from the last but one, since windows keep pairs. 10,000
+// The encoding is the form, the clock, the words, the rings and the readings, as varints. Each
+// number of a list is the difference from the last but one, because windows keep pairs. 10,000
 // stamps of a log over an hour take 30 KB.
 func (l *Ledger) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.AppendVarint(binary.AppendVarint(b, -encoding), l.last)
@@ -33,9 +33,9 @@ func (l *Ledger) AppendBinary(b []byte) ([]byte, error) {
 	return appendList(b, l.encodedReadings()), nil
 }
 
-// UnmarshalBinary makes the ledger remember what AppendBinary wrote. After an error,
-// for what no ledger of an equal plan wrote, it is as it was. It allocates at most
-// eight times the size of the data. It reads the first form too.
+// UnmarshalBinary replaces the state of the ledger by a state that AppendBinary has encoded, in
+// this form or the first. If the data is not the encoding of a ledger of an equal plan, it returns
+// an error and leaves the ledger as it was. It allocates at most eight times the size of the data.
 func (l *Ledger) UnmarshalBinary(data []byte) error {
 	r := Ledger{plan: l.plan}
 	ok := true
@@ -67,7 +67,7 @@ func (l *Ledger) UnmarshalBinary(data []byte) error {
 	return nil
 }
 
-// readingSize is how many numbers a reading is.
+// readingSize is how many numbers encode a reading.
 const readingSize = 14 + ownWords
 
 func bit(b bool) int64 {
@@ -77,7 +77,7 @@ func bit(b bool) int64 {
 	return 0
 }
 
-// readings are the numbers of what was told of all tiers.
+// encodedReadings returns the numbers that encode the readings of all tiers.
 func (l *Ledger) encodedReadings() (list []int64) {
 	if l.readings != nil {
 		for _, r := range *l.readings {
@@ -88,7 +88,7 @@ func (l *Ledger) encodedReadings() (list []int64) {
 	return list
 }
 
-// setReadings is its inverse. It reports whether there may be such.
+// setReadings decodes the readings. It reports whether the numbers may encode readings.
 func (l *Ledger) setReadings(list []int64) bool {
 	if len(list) == 0 {
 		return true
@@ -108,8 +108,8 @@ func (l *Ledger) setReadings(list []int64) bool {
 	return true
 }
 
-// fromFirst is what words of the first form are now: windows of the wall clock did not
-// remember when the last unit landed, which was until the clock at the latest.
+// fromFirst converts words of the first form. There, windows of the wall clock did not keep the
+// instant of the last landing, which was at last or before.
 func (p *Plan) fromFirst(words []int64, last int64) []int64 {
 	for i, r := range p.rules {
 		switch r.(type) {
@@ -124,7 +124,7 @@ func (p *Plan) fromFirst(words []int64, last int64) []int64 {
 }
 
 func appendList(b []byte, list []int64) []byte {
-	b = slices.Grow(b, 4*len(list)+binary.MaxVarintLen64) // most take less
+	b = slices.Grow(b, 4*len(list)+binary.MaxVarintLen64) // most numbers take less
 	b = binary.AppendUvarint(b, uint64(len(list)))
 	for i, n := range list {
 		if i >= 2 {
@@ -140,10 +140,10 @@ func cutVarint(b []byte) (n int64, rest []byte, ok bool) {
 	return n, b[max(0, size):], size > 0
 }
 
-// cutList reads a list, unless something before it could not be read.
+// cutList reads a list, unless ok is false because an earlier read failed.
 func cutList(b []byte, ok bool) (list []int64, rest []byte, _ bool) {
 	length, size := binary.Uvarint(b)
-	if !ok || size <= 0 || length > uint64(len(b)-size) { // a number is a byte at least
+	if !ok || size <= 0 || length > uint64(len(b)-size) { // a number takes at least one byte
 		return nil, nil, false
 	}
 	list, b = make([]int64, length), b[size:]
@@ -158,7 +158,7 @@ func cutList(b []byte, ok bool) (list []int64, rest []byte, _ bool) {
 	return list, b, true
 }
 
-// sound reports whether a plan's rules may rely on what was read.
+// sound reports whether the rules of the plan may rely on the decoded state.
 func (l *Ledger) sound() bool {
 	slots := len(l.word) - l.plan.base
 	if slots < 0 || slots%l.plan.stride() != 0 || !stored(l.last) || !l.slotsSound() {
@@ -172,8 +172,8 @@ func (l *Ledger) sound() bool {
 	return l.resetsSound()
 }
 
-// resetsSound reports whether only rules count others that may, and remember without them
-// what they may rely on.
+// resetsSound reports whether only rules that may have a state without others have one, and whether
+// that state is sound.
 func (l *Ledger) resetsSound() bool {
 	if l.readings == nil {
 		return true
@@ -202,7 +202,7 @@ func stored(list ...int64) bool {
 	return true
 }
 
-// slotsSound reports whether slots land in order and carry what is on its way.
+// slotsSound reports whether the slots land in order and add up to what is in flight.
 func (l *Ledger) slotsSound() bool {
 	inFlight := make([]int64, len(l.plan.units))
 	var before int64
@@ -258,7 +258,7 @@ func (l *Ledger) viewSound(v *view) bool {
 	return stored(known...) && (len(known) == 0 || known[0] <= known[1])
 }
 
-// logSound reports whether a log's stamps are in order, from the oldest on.
+// logSound reports whether the stamps of a log are in order, from the oldest on.
 func (l *Ledger) logSound(r *slidingLog) bool {
 	ring, oldest := *l.ring(r.site), l.word[r.word]
 	length := int64(len(ring))
@@ -285,5 +285,5 @@ func (l *Ledger) groupsSound(r *slidingWindow) bool {
 	return len(groups) == 0 && total == l.word[r.word]
 }
 
-// indexSound reports whether a window's number is one that time comes to.
+// indexSound reports whether a window may have that number.
 func (a aligned) indexSound(index int64) bool { return index >= 0 && index <= mostStored/a.window }

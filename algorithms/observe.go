@@ -1,76 +1,95 @@
 package algorithms
 
-// An Observation is what a response reports of the provider's counter of a tier.
+// An Observation is what a response reports about the provider's counter of a tier.
 type Observation struct {
-	Tier  int   // that decides
-	Used  int64 // units that the provider counted
-	Since int64 // when the request was admitted whose response reports it
-	Cost  int64 // what that request cost of the tier's unit
-	Exact bool  // it is the truth: what the ledger counts beyond it was not counted
-	Reset int64 // microseconds until the count ends at the latest, as the response tells; zero if it does not
-	Slack int64 // by how many microseconds sooner than Reset the count may end
-	Probe bool  // from Reset on, a request may go that a rolling tier or a bucket refuses
+	// Tier is the index of the tier in the plan.
+	Tier int
 
-	// Refused reports that the response refused the request, which has landed.
+	// Used is how many units the provider has counted.
+	Used int64
+
+	// Since is the instant at which the request of this response was admitted.
+	Since int64
+
+	// Cost is the cost of that request in the tier's unit.
+	Cost int64
+
+	// Exact is true if the report is authoritative: units that the ledger counts beyond it were
+	// not counted by the provider.
+	Exact bool
+
+	// Reset is the time until the count ends at the latest, in microseconds. If zero, the response
+	// does not report it.
+	Reset int64
+
+	// Slack is how much sooner than Reset the count may end, in microseconds.
+	Slack int64
+
+	// Probe lets one request go at Reset as a probe, even if a rolling tier or a bucket refuses it.
+	Probe bool
+
+	// Refused is true if the provider refused the request, which has landed.
 	Refused bool
 
-	// Before is the instant from which on requests that the ledger has admitted ahead of time
-	// have yet to leave, so that they can't have been counted. If zero, all have left.
+	// Before is the instant from which on requests that the ledger has admitted ahead of time are
+	// yet to leave. The provider cannot have counted them. If zero, all have left.
 	Before int64
-	// Guard is how many microseconds after they left the last of these land. If less than the
-	// plan's guard, that is.
+
+	// Guard is how long after its departure the last of these requests lands, in microseconds. If
+	// less than the plan's guard, the plan's.
 	Guard int64
 }
 
-// A reading is the report of a tier that is compared with later ones.
+// A reading is a report on a tier, which is compared with later reports.
 //
-// What a provider counts beyond the caller's own requests is the use of others. But of the
-// requests that are in flight when a response comes, the response does not tell which were
-// counted before it. All that the report exceeds together with them is charged at once. As
-// for the rest, the responses of those requests tell: one that reports more was counted
-// later, so it explains nothing.
+// Units that a provider counts beyond the caller's own were used by others. But a response does
+// not show which of the requests in flight were counted before it. The ledger at once charges what
+// the report exceeds the caller's units by, including those in flight. The responses to the
+// requests in flight decide on the rest: a request whose response reports more was counted later,
+// and so its units explain nothing of the earlier report.
 //
-// A request that the provider refused is not counted as the caller's in a log. The limit was used
-// up when it came, and the log still counts as much as is reported: instead of the request, others.
-// That holds as well where the provider counts what it refuses.
+// In a log, a refused request does not count as the caller's. The limit was used up when it
+// arrived, and the log still counts as much as the report: others instead of the request. This
+// also holds if the provider counts the requests that it refuses.
 //
-// Where others go on, a unit of theirs leaves the window some time before the next report
-// tells of the one that took its place. So one more than is reported is kept, for a window
-// from when something was charged for others twice in one window. And in a log they don't leave
-// one by one: they are counted apart, until a report of less or a window after the last one.
+// While others keep sending, one of their units leaves the window some time before the next report
+// contains the unit that took its place. So the ledger counts one unit more than the report, for a
+// window from the second charge for others within one window. In a log, the units of others don't
+// leave one by one. They are counted apart until a report of less, or for a window after the last
+// report.
 type reading struct {
-	at        int64 // when it was received; zero if there is none
+	at        int64 // when the response came; zero if there is none
 	used      int64 // the units that it reports
-	excess    int64 // by how much own units that may have been counted by then exceed it
-	foundAt   int64 // when something was last charged for others
-	busyUntil int64 // until when others are taken to go on
-	from      int64 // when a log found others after none; of a window, when it ends at the earliest
-	base      int64 // the units that it found of them
+	excess    int64 // by how much own units that may have been counted by then exceed used
+	foundAt   int64 // when units were last charged for others
+	busyUntil int64 // until when others are assumed to keep sending
+	from      int64 // of a log, when others appeared; of a window, the earliest end of its count
+	base      int64 // the units of others at from
 
-	reset // that the report told
+	reset // as reported
 }
 
-// A windowed rule knows when its current window opened.
+// A windowed rule counts in windows. opened returns when the current one opened.
 type windowed interface {
 	opened(l *Ledger, now Moment) int64
 }
 
-// A retracter is a rule that can forget the newest units, as far as they landed from an instant on.
-// It returns how many it forgot.
+// A retracter is a rule that can forget its newest units, if they landed at from or later. retract
+// returns how many it forgot.
 type retracter interface {
 	retract(l *Ledger, from, n int64) (taken int64)
 }
 
-// Observe makes a tier count the use of others, as far as a report proves it; and if that is
-// exact, no more than it reports and what is in flight.
+// Observe makes a tier count the use of others, as far as a report proves it. If the report is
+// exact, the tier then counts no more than the report and what is in flight.
 func (l *Ledger) Observe(now Moment, o Observation) {
 	now = l.advance(now)
 	r, unit := l.plan.rules[o.Tier], l.plan.unit[o.Tier]
 	if _, ok := r.(releaser); ok {
-		return // what is open is known better here
+		return // the ledger itself has the exact number of open units
 	}
 	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since || l.reopened(o.Tier) > o.Since {
-		return // it speaks of a window that has ended
+		return // the report is about a window that has ended
 	}
 	o.Used = min(o.Used, l.plan.tiers[o.Tier].Capacity())
 	keep := o.Used
@@ -97,7 +116,7 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	}
 }
 
-// by is when the report was in.
+// by returns the instant by which the response was in.
 func (o Observation) by(now Moment) int64 {
 	if o.Before > 0 {
 		return o.Before - 1
@@ -105,8 +124,8 @@ func (o Observation) by(now Moment) int64 {
 	return now.At
 }
 
-// takeBack has a tier forget a request that it refused, and returns how many units it forgot. Only
-// where others are counted apart, for a window, does it matter whose a unit is.
+// retractRefused makes a tier forget a request that the provider refused, and returns how many
+// units it forgot. The owner of a unit matters only if others are counted apart for a window.
 func (l *Ledger) retractRefused(o Observation) int64 {
 	r, ok := l.plan.rules[o.Tier].(retracter)
 	full := o.Used+o.Cost > l.plan.tiers[o.Tier].Capacity()
@@ -119,22 +138,22 @@ func (l *Ledger) retractRefused(o Observation) int64 {
 	return r.retract(l, o.Since, o.Cost)
 }
 
-// others is what others have used and the tier does not count, as far as it is proved, also by what
-// was taken back of a refused request.
+// uncounted returns how many units of others the tier does not count, as far as the report proves
+// them. taken is what the tier forgot of a refused request.
 func (l *Ledger) uncounted(now Moment, o Observation, taken int64) int64 {
 	if l.readings == nil {
 		readings := make([]reading, len(l.plan.rules))
 		l.readings = &readings
 	}
-	// What has left its window since the request was sent may have been counted still.
+	// The provider may have counted units that have left their window since the request was sent.
 	counted := l.plan.rules[o.Tier].used(l, now.on(min(o.Since, now.At)))
 	r := &(*l.readings)[o.Tier]
 	own := min(counted, mostUsed) + r.others + l.inFlightBefore(l.plan.unit[o.Tier], o.Before, max(o.Guard, l.plan.guard))
 	if o.Since < r.at && (taken > 0 || o.Used > r.used) {
-		r.excess -= o.Cost // it was counted later, or not at all
+		r.excess -= o.Cost // the request was counted later, or not at all
 	}
 	more := max(0, o.Used+r.spare(now)-own)
-	if taken > 0 { // the tier was full, and stays so
+	if taken > 0 { // the tier was used up, and stays so
 		gone := counted - l.plan.rules[o.Tier].used(l, now)
 		more = max(more, min(taken, o.Used+r.spare(now)-own+gone))
 	}
@@ -154,11 +173,11 @@ func (l *Ledger) uncounted(now Moment, o Observation, taken int64) int64 {
 	return more
 }
 
-// spare is one where others go on.
+// spare is one unit while others keep sending.
 func (r *reading) spare(now Moment) int64 { return bit(now.At < r.busyUntil) }
 
-// keepOthers makes a log go on counting the others that it counts apart, but no more than a report
-// leaves if the last was charged a window ago.
+// keepOthers makes a log go on counting the others that it counts apart. If none were charged for a
+// window, it reduces them to what the report leaves.
 func (l *Ledger) keepOthers(now Moment, o Observation) {
 	_, stamps := l.leavesAt(o.Tier, now)
 	r, tier := &(*l.readings)[o.Tier], l.plan.tiers[o.Tier]
@@ -167,8 +186,8 @@ func (l *Ledger) keepOthers(now Moment, o Observation) {
 	}
 	window := Micros(tier.Window)
 	if now.At >= r.foundAt+window && o.Used < tier.Capacity() {
-		// Own units that have landed since the request was sent may not have been counted, and
-		// those that landed a window ago, less the guard, no more.
+		// The provider may not have counted own units that landed after the request was sent. It
+		// may no longer count those that landed a window ago, less the guard.
 		rule, old := l.plan.rules[o.Tier], now.on(now.At+l.plan.guard+Micros(tier.Precision))
 		own := rule.used(l, old) - rule.used(l, now.on(o.Since+window)) + o.Cost
 		most := max(0, o.Used-own)
@@ -184,8 +203,9 @@ func (l *Ledger) keepOthers(now Moment, o Observation) {
 	r.until = l.endOthers(now, o)
 }
 
-// expected is how many others have come since the last report, if they go on as they did from when
-// a log found them: for as long again at most, and until a window later, when the first leave.
+// expectedOthers returns how many units others have used since the last report, if they go on as
+// they did since a log found them. They are assumed to go on for as long again at most, and at most
+// until a window after they were found, when the first of their units leave.
 func (r *reading) expectedOthers(now Moment, window int64) int64 {
 	seen, since := r.at-r.from, min(now.At, r.from+window)-r.at
 	grown := r.others - r.spare(now) - r.base
@@ -196,11 +216,11 @@ func (r *reading) expectedOthers(now Moment, window int64) int64 {
 	return n + bit(2*rest >= seen)
 }
 
-// mostUsed is more than any tier can hold.
+// mostUsed is more than a tier can count.
 const mostUsed = 1 << 50
 
-// left is how many of a unit are in flight that left before an instant and land a guard later,
-// all if the instant is zero.
+// inFlightBefore returns how many units in flight left before an instant and land a guard later.
+// If the instant is zero, it returns all units in flight.
 func (l *Ledger) inFlightBefore(unit int, before, guard int64) int64 {
 	n := l.inFlight(unit)
 	if before == 0 {

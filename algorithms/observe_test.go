@@ -8,16 +8,16 @@ import (
 	. "github.com/apithrottle/throttle/algorithms"
 )
 
-// What requests in flight may explain of a report is charged when their own responses tell
-// that they were counted later.
+// TestObserveInFlight checks that units of a report that requests in flight may explain are charged
+// for others once the responses to these requests show that they were counted later.
 func TestObserveInFlight(t *testing.T) {
 	const ms = time.Millisecond
 	for _, a := range all {
 		switch a {
 		case Concurrency:
-			continue // no report is heeded
+			continue // a report has no effect
 		case TokenBucket, LeakyBucket, GCRA:
-			continue // what has drained since the request left explains a part of a unit
+			continue // units that have drained since the request left explain a part of a unit
 		}
 		tier := byCalendar(Tier{Limit: 100, Window: time.Hour, Algorithm: a})
 		l := ledger(t, 50*ms, tier)
@@ -26,25 +26,25 @@ func TestObserveInFlight(t *testing.T) {
 		for i := range flights {
 			flights[i] = l.Charge(at(time.Duration(i)*ms), Request{Cost: one, Held: true})
 		}
-		// answer lands a request and reports how many units are used then.
+		// answer reports the response to a request, and checks how many units are used then.
 		answer := func(i int, reported, want int64) {
 			t.Helper()
 			now := at(time.Duration(20+i) * ms)
 			l.Arrived(now, flights[i], one)
 			l.Observe(now, Observation{Used: reported, Since: at(time.Duration(i) * ms).At, Cost: 1})
 			if got := l.Usage(now)[0].Used; got != want {
-				t.Errorf("%v: after answer %d, %d used, want %d", a, i, got, want)
+				t.Errorf("%v: %d used after response %d, want %d", a, got, i, want)
 			}
 		}
-		answer(0, 4, 5) // itself and 3 others, or 3 of those in flight
-		answer(1, 5, 5) // was counted later, so that 3 are left to explain the 3
-		answer(2, 6, 6) // and this leaves 2: 1 of them was of others
-		answer(3, 7, 7) // as was another
+		answer(0, 4, 5) // the request and 3 of others, or 3 in flight
+		answer(1, 5, 5) // it was counted later, so 3 in flight are left to explain the 3
+		answer(2, 6, 6) // 2 are left, so others used 1
+		answer(3, 7, 7) // 1 is left, so others used another
 	}
 }
 
-// Others have what a refused request was charged: it hides none of them a window later, and the
-// tier still counts all that was reported.
+// TestObserveRefused checks that units of refused requests are charged for others. They hide no use
+// of others a window later, and the tier still counts everything that was reported.
 func TestObserveRefused(t *testing.T) {
 	const ms = time.Millisecond
 	for _, tier := range []Tier{
@@ -65,18 +65,18 @@ func TestObserveRefused(t *testing.T) {
 		for i := range int64(6) {
 			send(time.Duration(i)*30*ms, i+1, false, i+1)
 		}
-		for i := range 4 { // others have come meanwhile
+		for i := range 4 { // others have used 4 since
 			send(30*time.Second+time.Duration(i)*30*ms, 10, true, 10)
 		}
-		send(62*time.Second, 9, false, 9) // 8 of others
+		send(62*time.Second, 9, false, 9) // others used 8
 		if got := l.Usage(at(100 * time.Second))[0].Used; got < 9 {
-			t.Errorf("%v: %d used when the refused have left, want 9 at least", tier, got)
+			t.Errorf("%v: %d used when the refused requests have left, want at least 9", tier, got)
 		}
 	}
 }
 
-// A request that has left the window while the response to another one came is no use of
-// others.
+// TestObserveLeaving checks that units that left the window before a response came are not charged
+// for others.
 func TestObserveLeaving(t *testing.T) {
 	const ms = time.Millisecond
 	for _, tier := range []Tier{
@@ -87,7 +87,7 @@ func TestObserveLeaving(t *testing.T) {
 		l.Charge(at(150*ms), Request{Cost: []int64{20}})
 		sent := at(960 * ms)
 		l.Charge(sent, Request{Cost: []int64{1}})
-		now := at(1010 * ms) // it was counted when all 81 were in the window
+		now := at(1010 * ms) // the request was counted when all 81 units were in the window
 		l.Observe(now, Observation{Used: 81, Since: sent.At, Cost: 1})
 		if got := l.Usage(now)[0].Used; got != 21 {
 			t.Errorf("%v: %d used, want 21", tier, got)
@@ -95,8 +95,8 @@ func TestObserveLeaving(t *testing.T) {
 	}
 }
 
-// A reset that is told beside a report never lengthens a wait. What was charged for others ends
-// with it, and so does the count of a window.
+// TestObserveReset checks that a reported reset never lengthens a wait. At the reset, what was
+// charged for others ends, and so does the count of a window.
 func TestObserveReset(t *testing.T) {
 	for _, a := range all {
 		if a == Concurrency {
@@ -121,21 +121,21 @@ func TestObserveReset(t *testing.T) {
 			cost := g.cost()
 			for _, at := range []int64{g.now.At, g.now.At + reset/2, g.now.At + reset - 1, g.now.At + reset} {
 				if at == g.now.At+reset && inFlight > 0 && g.plan.Tiers()[tier].Algorithm == AnchoredWindow {
-					continue // what is in flight may open the next window
+					continue // requests in flight may open the next window
 				}
 				now := g.now.Later(at)
 				late, _ := without.Earliest(now, Request{Cost: cost})
 				early, _ := with.Earliest(now, Request{Cost: cost})
 				if early > late {
 					g.name = a.String()
-					g.fatalf("%+v: %v may go at %d, and at %d without a reset", o, cost, early, late)
+					g.fatalf("%+v: %v may go at %d, want at most %d as without a reset", o, cost, early, late)
 				}
 				if early < late {
 					sooner++
 				}
 			}
-			// At the reset all that was charged for others has ended, and a window is empty but
-			// for what is in flight.
+			// At the reset, everything that was charged for others has ended, and a window counts
+			// only what is in flight.
 			end := g.now.Later(g.now.At + reset)
 			u, w := with.Usage(end)[tier].Used, none.Usage(end)[tier].Used
 			switch g.plan.Tiers()[tier].Algorithm {
@@ -143,17 +143,17 @@ func TestObserveReset(t *testing.T) {
 				w = min(w, inFlight)
 			}
 			if u > w {
-				g.fatalf("%+v: at the reset %d are used, want %d", o, u, w)
+				g.fatalf("%+v: %d used at the reset, want at most %d", o, u, w)
 			}
 		}
 		if sooner == 0 {
-			t.Errorf("%v: no reset has shortened a wait", a)
+			t.Errorf("%v: resets shortened no wait, want some", a)
 		}
 	}
 }
 
-// A resettingProvider counts in windows, which a clock or the first request opens, and tells with
-// each response how many it has counted and in how many seconds the window ends.
+// A resettingProvider counts in windows, which open by the clock or with the first request. Each
+// response reports how many requests it has counted, and in how many seconds the window ends.
 type resettingProvider struct {
 	limit, window, end, used int64
 	aligned                  bool
@@ -170,9 +170,10 @@ func (p *resettingProvider) count(now int64) (used, reset int64, ok bool) {
 	return p.used, (p.end-now)/1_000_000*1_000_000 + 1_000_000, p.used <= p.limit
 }
 
-// A provider refuses none after a told reset: a request that is in flight when the window ends may
-// count in it or in the next one, and may open that. An anchored window was open before the first
-// request, of which its response tells.
+// TestReportedResetInFlight checks that a provider refuses no request after a reported reset. A
+// request in flight at the end of a window may count in that window or in the next one, which it
+// may open. The anchored window of the test was open before the first request, as the response to
+// that request reports.
 func TestReportedResetInFlight(t *testing.T) {
 	for _, a := range []Algorithm{AnchoredWindow, FixedWindow} {
 		for seed := range uint64(10_000) {
@@ -195,13 +196,13 @@ func playReportedResets(t *testing.T, a Algorithm, seed uint64) {
 	type request struct {
 		Flight
 		arrives, answered int64
-		Observation       // from its arrival on
+		Observation       // set at its arrival
 	}
 	var open []*request
 	sends, busy := now.At, r.IntN(2) == 0
 	for first := true; sends < at(4*window).At; {
 		earliest, _ := l.Earliest(now, Request{Cost: one})
-		next, event := max(earliest, sends), -1 // that of an open request, or -1: another is sent
+		next, event := max(earliest, sends), -1 // an event of open[event], or of a new request if -1
 		for i, q := range open {
 			due := q.arrives
 			if q.Used > 0 {
@@ -215,7 +216,7 @@ func playReportedResets(t *testing.T, a Algorithm, seed uint64) {
 		if event < 0 {
 			f, _, refused := l.Take(now, Request{Cost: one, Held: true})
 			if refused >= 0 {
-				t.Fatalf("%v, seed %d: no request is admitted at %d, and was to be from %d on", a, seed, now.At, earliest)
+				t.Fatalf("%v, seed %d: no request is admitted at %d, want one at %d", a, seed, now.At, earliest)
 			}
 			q := &request{Flight: f, arrives: now.At, answered: now.At, Observation: Observation{Since: now.At, Cost: 1, Slack: 1_000_000}}
 			if !first {
@@ -231,7 +232,7 @@ func playReportedResets(t *testing.T, a Algorithm, seed uint64) {
 		if q := open[event]; q.Used == 0 {
 			var ok bool
 			if q.Used, q.Reset, ok = p.count(now.At); !ok {
-				t.Fatalf("%v, seed %d: the request of %d is refused at %d: %d of %d, until %d", a, seed, q.Since, now.At, q.Used, p.limit, p.end)
+				t.Fatalf("%v, seed %d: the request sent at %d is refused at %d: %d of %d are used until %d", a, seed, q.Since, now.At, q.Used, p.limit, p.end)
 			}
 		} else {
 			l.Arrived(now, q.Flight, one)

@@ -1,31 +1,31 @@
 package algorithms
 
-// A reset is when the provider's count of a tier ends, as a response has told. It ends what
-// was charged for others, and reopens the windows of a FixedWindow, an AnchoredWindow and a
-// Calendar. In all others, the first request from then on goes even if the tier refuses it, and
-// the report of its response is the truth. A reset never makes a request wait longer.
+// A reset is the end of the provider's count of a tier, as a response reported it. It ends what was
+// charged for others, and reopens the windows of FixedWindow, AnchoredWindow and Calendar. In other
+// tiers, the first request from then on goes as a probe even if the tier refuses it, and the report
+// of its response is authoritative. A reset never makes a request wait longer.
 //
-// How depends on what the tier remembers. In a log and in groups of stamps others lie apart, also
-// where no reset is told: then for a window.
-// Of a bucket and of a WeightedWindow the ledger also keeps what they would remember without
-// the others. A window forgets all that had landed when its reset was told.
+// Its effect depends on the state of the tier. A log and groups of stamps count others apart, even
+// without a reported reset, and then for a window. For a bucket and a WeightedWindow, the ledger
+// also keeps the state that they would have without others. A window forgets all units that landed
+// before it may have ended.
 type reset struct {
-	until  int64 // when the count ends at the latest; zero if that has passed or is not told
-	others int64 // charged until then, apart from what the rule counts
-	landed int64 // units that have landed since it was told, or since a request tried; of a window, which may not have been counted before its end
+	until  int64 // when the count ends at the latest; zero if that has passed or was not reported
+	others int64 // units charged for others until then, apart from what the rule counts
+	landed int64 // units landed since the report or a probe; of a window, those landed at from or later
 	opened int64 // when the window last reopened
 
-	probeAt  int64 // from when on one request may try whether the count has ended; zero if none may
-	probedAt int64 // what try was for the one that has, until a response tells; zero if none has
+	probeAt  int64 // when one request may go as a probe; zero if none may
+	probedAt int64 // the probeAt of the probe whose response is to come; zero if there is none
 
-	hasOwn bool // the rule counts others, and own is what it would remember without them
+	hasOwn bool // the rule counts others, and own is the state that it would have without them
 	own    [ownWords]int64
 }
 
-// ownWords is how many words a rule needs at most that counts others until a reset.
+// ownWords is the largest number of words of a rule that counts others until a reset.
 const ownWords = 4
 
-// reopens reports whether a tier counts in windows that end all at once.
+// reopens reports whether a tier counts in windows, whose units all leave at once.
 func (l *Ledger) reopens(tier int) bool {
 	switch l.plan.rules[tier].(type) {
 	case *fixedWindow, *anchoredWindow, *calendar:
@@ -34,14 +34,14 @@ func (l *Ledger) reopens(tier int) bool {
 	return false
 }
 
-// reopen tells an anchored window that the provider's has ended.
+// reopen records in an anchored window that the provider's window has ended.
 func (l *Ledger) reopen(tier int) {
 	if r, ok := l.plan.rules[tier].(*anchoredWindow); ok {
 		r.reopen(l)
 	}
 }
 
-// reopened is when the window of a tier was last reopened by a reset.
+// reopened returns when a reset last reopened the window of a tier.
 func (l *Ledger) reopened(tier int) int64 {
 	if l.readings == nil {
 		return 0
@@ -49,7 +49,7 @@ func (l *Ledger) reopened(tier int) int64 {
 	return (*l.readings)[tier].opened
 }
 
-// leavesView is when a unit that lands now leaves a log or a group of stamps.
+// leavesAt returns when a unit that lands now leaves a log or a group of stamps.
 func (l *Ledger) leavesAt(tier int, now Moment) (at int64, ok bool) {
 	switch r := l.plan.rules[tier].(type) {
 	case *slidingLog:
@@ -60,7 +60,7 @@ func (l *Ledger) leavesAt(tier int, now Moment) (at int64, ok bool) {
 	return 0, false
 }
 
-// landOthers charges units for others, until the reset if one was told.
+// landOthers charges units for others, until the reset if the response reported one.
 func (l *Ledger) landOthers(now Moment, o Observation, n int64) {
 	rd := &(*l.readings)[o.Tier]
 	switch _, stamps := l.leavesAt(o.Tier, now); {
@@ -88,7 +88,7 @@ func (l *Ledger) landOthers(now Moment, o Observation, n int64) {
 	rd.until = earlierEnd(rd.until, now, o)
 }
 
-// endOthers is until when a log counts the others of a report.
+// endOthers returns until when a log counts the others of a report.
 func (l *Ledger) endOthers(now Moment, o Observation) int64 {
 	end, _ := l.leavesAt(o.Tier, now)
 	if o.Reset > 0 {
@@ -97,9 +97,9 @@ func (l *Ledger) endOthers(now Moment, o Observation) int64 {
 	return end
 }
 
-// tellReset has a window reopen at the reset that a report told, if all that has landed was
-// counted before it, and else end what was charged for others with this report. It has a
-// request try in any other tier, unless one still may.
+// noteReset records a reported reset. A window reopens at the reset, if everything that has landed
+// was counted before it. If not, only what was charged for others with this report ends then. In
+// other tiers a request may go as a probe at the reset, unless one already may.
 func (l *Ledger) noteReset(now Moment, o Observation, others int64) {
 	rd := &(*l.readings)[o.Tier]
 	switch reopens := l.reopens(o.Tier); {
@@ -108,7 +108,7 @@ func (l *Ledger) noteReset(now Moment, o Observation, others int64) {
 		was, end, from := rd.until, earlierEnd(rd.until, now, o), o.endsFrom(now)
 		switch {
 		case was <= now.At:
-		case was < end: // the window of then has ended
+		case was < end: // the window of the earlier report has ended
 			l.reopen(o.Tier)
 		case rd.from <= end:
 			from = max(from, rd.from)
@@ -121,13 +121,13 @@ func (l *Ledger) noteReset(now Moment, o Observation, others int64) {
 	}
 }
 
-// endsFrom is when the count ends at the earliest. The report may be as old as its request.
+// endsFrom returns when the count ends at the earliest. The report may be as old as its request.
 func (o Observation) endsFrom(now Moment) int64 {
 	return now.At + o.Reset - o.Slack - max(0, o.by(now)-o.Since)
 }
 
-// sooner is when a count ends that may be the one of which an earlier response has told, to end
-// at an instant.
+// earlierEnd returns when a reported count ends. If an earlier report, of an end at was, may be of
+// the same count, the sooner end applies.
 func earlierEnd(was int64, now Moment, o Observation) int64 {
 	end := now.At + o.Reset
 	if was > now.At && was >= end-o.Slack {
@@ -136,7 +136,7 @@ func earlierEnd(was int64, now Moment, o Observation) int64 {
 	return end
 }
 
-// try notes that a request is charged which tries where that is due.
+// probe makes a request that is being charged the probe of each tier where one is due.
 func (l *Ledger) probe(now Moment, cost []int64) {
 	for i := range *l.readings {
 		rd, n := &(*l.readings)[i], cost[l.plan.unit[i]]
@@ -148,8 +148,8 @@ func (l *Ledger) probe(now Moment, cost []int64) {
 	}
 }
 
-// Tried reports whether a tier would have refused the last request that was charged, which
-// tries whether a count has ended: the others are to wait for its response.
+// Probed reports whether the last charged request is a probe that a tier would have refused. Other
+// requests must wait for its response. Probed reports a probe once.
 func (l *Ledger) Probed() bool {
 	if !l.probed {
 		return false
@@ -158,12 +158,12 @@ func (l *Ledger) Probed() bool {
 	return true
 }
 
-// Trying reports whether a response is to come that may make a tier admit more.
+// Probing reports whether the response to a probe is to come, which may make a tier admit more.
 func (l *Ledger) Probing(tier int) bool {
 	return tier >= 0 && l.readings != nil && (*l.readings)[tier].probedAt > 0
 }
 
-// TryAgain has another request try, because the last that did was not sent.
+// ProbeAgain lets another request go as a probe, because the last probe was not sent.
 func (l *Ledger) ProbeAgain() {
 	if l.readings == nil {
 		return
@@ -175,8 +175,8 @@ func (l *Ledger) ProbeAgain() {
 	}
 }
 
-// decides reports whether a report is of a request that was admitted after one had tried. Then
-// it is the truth, but for later units that have landed.
+// probeDecides reports whether the request of a report was admitted when a probe was due, or later.
+// Then the report is authoritative, except for the later units, which have landed since the probe.
 func (l *Ledger) probeDecides(o Observation) (later int64, ok bool) {
 	rd := &(*l.readings)[o.Tier]
 	if rd.probedAt == 0 || o.Since < rd.probedAt {
@@ -186,7 +186,7 @@ func (l *Ledger) probeDecides(o Observation) (later int64, ok bool) {
 	return max(0, rd.landed-o.Cost), true
 }
 
-// shortest is the length of a tier's shortest window.
+// shortestWindow returns the length of a tier's shortest window, in microseconds.
 func (l *Ledger) shortestWindow(tier int) int64 {
 	if l.plan.tiers[tier].counter().period {
 		return shortestDay
@@ -194,7 +194,7 @@ func (l *Ledger) shortestWindow(tier int) int64 {
 	return Micros(l.plan.tiers[tier].Window)
 }
 
-// land tells a tier of n units that have been counted, with and without others.
+// land counts n landed units in a tier, and in its state without others.
 func (l *Ledger) land(tier int, at Moment, n int64) {
 	r := l.plan.rules[tier]
 	r.land(l, at, n)
@@ -210,7 +210,7 @@ func (l *Ledger) land(tier int, at Moment, n int64) {
 	}
 }
 
-// forget makes a tier count no more than some units that have landed, those of others too.
+// forget reduces the landed units that a tier counts, including those of others, to keep at most.
 func (l *Ledger) forget(tier int, now Moment, keep int64) {
 	r, rd := l.plan.rules[tier], &(*l.readings)[tier]
 	r.forget(l, now, keep)
@@ -220,7 +220,7 @@ func (l *Ledger) forget(tier int, now Moment, keep int64) {
 	rd.others = max(0, min(rd.others, keep-r.used(l, now)))
 }
 
-// withoutOthers calls f while a tier remembers what it would without others.
+// withoutOthers calls f while the tier has its state without others.
 func (l *Ledger) withoutOthers(tier int, f func()) {
 	words, own := l.words(tier), &(*l.readings)[tier].own
 	swap := func() {
@@ -233,13 +233,13 @@ func (l *Ledger) withoutOthers(tier int, f func()) {
 	swap()
 }
 
-// words are what a tier remembers.
+// words returns the words of a tier.
 func (l *Ledger) words(tier int) []int64 {
 	s, words, _ := l.plan.site(tier)
 	return l.word[s.word : s.word+words]
 }
 
-// passResets ends the counts of which the end has come.
+// applyResets ends the counts whose reset has come.
 func (l *Ledger) applyResets(now Moment) {
 	for i := range *l.readings {
 		rd := &(*l.readings)[i]
@@ -259,7 +259,7 @@ func (l *Ledger) applyResets(now Moment) {
 	}
 }
 
-// apart is what a tier counts of others until a reset, beside what its rule counts.
+// othersUsed returns the units of others that a tier counts apart from its rule.
 func (l *Ledger) othersUsed(tier int, now Moment) int64 {
 	if l.readings == nil || (*l.readings)[tier].until <= now.At {
 		return 0
@@ -268,12 +268,12 @@ func (l *Ledger) othersUsed(tier int, now Moment) int64 {
 	return rd.others + rd.expectedOthers(now, Micros(l.plan.tiers[tier].Window))
 }
 
-// used is what a tier counts that has landed, with others until a reset.
+// used returns the landed units that a tier counts, including those of others.
 func (l *Ledger) used(tier int, now Moment) int64 {
 	return l.plan.rules[tier].used(l, now) + l.othersUsed(tier, now)
 }
 
-// admits is the first instant from now on at which a tier admits n units.
+// admits returns the first instant from now on at which a tier admits n units.
 func (l *Ledger) admits(tier int, now Moment, n int64) int64 {
 	at := l.plan.rules[tier].earliest(l, now, n)
 	if l.readings == nil {
@@ -289,7 +289,7 @@ func (l *Ledger) admits(tier int, now Moment, n int64) int64 {
 	return at
 }
 
-// admitsBeside is admits where a reset is to come, and the rule admits at an instant.
+// admitsWithReset is admits with a reset to come. The rule admits the units at an instant.
 func (l *Ledger) admitsWithReset(tier int, now Moment, n, at int64) int64 {
 	r, rd := l.plan.rules[tier], &(*l.readings)[tier]
 	capacity := l.plan.tiers[tier].Capacity()
@@ -311,10 +311,10 @@ func (l *Ledger) admitsWithReset(tier int, now Moment, n, at int64) int64 {
 	return at
 }
 
-// nextReset is when the count of a tier ends that a response has told, Never if none has.
+// nextReset returns when a reported count of a tier ends, or Never if there is none.
 func (l *Ledger) nextReset(tier int, now Moment) int64 {
 	rd, at := &(*l.readings)[tier], int64(Never)
-	if rd.until > now.At && (rd.hasOwn || l.reopens(tier)) { // others beside stamps are left out
+	if rd.until > now.At && (rd.hasOwn || l.reopens(tier)) { // others apart from stamps are left out
 		at = rd.until
 	}
 	if rd.probeAt > 0 || rd.probedAt > 0 {
