@@ -68,8 +68,8 @@ func (v *view) learnBoundary(l *Ledger, now Moment, from, to int64) {
 	w[0], w[1], w[2] = from, to, now.At
 }
 
-// Learned reports whether the ledger knows a boundary of the provider's windows well enough for
-// it to be of use.
+// Learned reports whether a boundary of the provider's windows is known precisely enough to be of
+// use.
 func (l *Ledger) Learned(now Moment) bool {
 	v := l.plan.unknownPhase
 	if v == nil || l.word[v.known+1] == 0 {

@@ -5,7 +5,7 @@ import "math"
 // aligned divides wall time into windows that begin at phase after the Unix epoch.
 //
 // A wall clock that steps back does not reopen a window. But a landed unit counts for at most one
-// window by the clock that never steps. Then the windows are those of the wall clock again.
+// window, by the clock that never steps. Then the windows are those of the wall clock again.
 type aligned struct {
 	limit, window, phase int64
 }

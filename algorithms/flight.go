@@ -9,7 +9,7 @@ const Landed Flight = -1
 
 // A slot is a range of the ledger's words: the instant at which its requests land, then for each
 // unit how much they cost and how much of that is held. Requests that would land within one
-// resolution of the plan share a slot and land with the last of them, so that a guard has at most
+// resolution of the plan share a slot and land with the last of them. A guard therefore has at most
 // 66 slots at any rate. A guard is one resolution at least, because a new slot must not have the
 // Flight of a slot that has landed.
 const slotHead = 1

@@ -173,9 +173,10 @@ func (l *Ledger) count(now Moment, cost []int64) {
 	l.landCost(now, cost, false)
 }
 
-// Spend charges every tier with all its remaining units, as if the caller had sent them now and
-// they landed a guard later. Concurrency tiers stay as they are: the ledger knows what is open.
-func (l *Ledger) Spend(now Moment) {
+// AssumeUsed charges every tier with all its remaining units, as if the caller had sent them until
+// now and they landed a guard later. Concurrency tiers stay as they are, because the ledger has the
+// exact number of open units.
+func (l *Ledger) AssumeUsed(now Moment) {
 	now = l.advance(now.on(now.At + l.plan.guard))
 	for i, r := range l.plan.rules {
 		if _, ok := r.(releaser); ok {

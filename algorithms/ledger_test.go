@@ -488,8 +488,9 @@ func TestPaceBurst(t *testing.T) {
 	}
 }
 
-// TestSpend checks that spent units become free as if they had landed a guard later.
-func TestSpend(t *testing.T) {
+// TestAssumeUsed checks that units assumed to be used become free as if they had landed a guard
+// later.
+func TestAssumeUsed(t *testing.T) {
 	const ms, sec = time.Millisecond, time.Second
 	for _, tt := range []struct {
 		tier Tier
@@ -509,7 +510,7 @@ func TestSpend(t *testing.T) {
 		l := ledger(t, 50*ms, tt.tier)
 		l.Charge(at(0), Request{Cost: []int64{1}, Held: true}) // an earlier request changes nothing
 		l.Release([]int64{1})
-		l.Spend(at(0))
+		l.AssumeUsed(at(0))
 		if got := earliest(l, 0, 1); got != tt.want {
 			t.Errorf("%v: one more may go after %v, want %v", tt.tier, got, tt.want)
 		}

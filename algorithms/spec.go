@@ -20,7 +20,7 @@ var lengths = []struct {
 }
 
 // FormatDuration formats a length as ParseDuration reads it: whole days as "30d", and all others
-// as time.Duration does. If short is set, a second, hour or day is "s", "h" or "d".
+// as time.Duration does. If short is set, a second, minute, hour or day is "s", "m", "h" or "d".
 func FormatDuration(d time.Duration, short bool) string {
 	for _, u := range lengths {
 		if short && d == u.length {

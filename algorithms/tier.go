@@ -35,7 +35,7 @@ type Tier struct {
 	// epoch.
 	Phase time.Duration
 
-	// Unit is the name of what is counted. If empty, "requests".
+	// Unit is the name of the counted unit. If empty, "requests".
 	Unit string
 
 	// PaceBurst is how many units may go at once. The others go evenly over the Window. If zero,

@@ -104,7 +104,7 @@ func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
 func fresh(p *algorithms.Plan) algorithms.Ledger {
 	l := p.NewLedger()
 	if start := p.Start(); !start.IsZero() {
-		l.Spend(algorithms.Moment{At: start.UnixMicro(), Wall: start.UnixMicro()})
+		l.AssumeUsed(algorithms.Moment{At: start.UnixMicro(), Wall: start.UnixMicro()})
 	}
 	return l
 }

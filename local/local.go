@@ -141,7 +141,7 @@ var (
 func newQuota(plan *algorithms.Plan) *quota {
 	q := &quota{ledger: plan.NewLedger()}
 	if start := plan.Start(); !start.IsZero() {
-		q.ledger.Spend(moment(start))
+		q.ledger.AssumeUsed(moment(start))
 		if q.ledger.Fresh(q.now()) {
 			q.ledger = plan.NewLedger() // in less memory
 		}
