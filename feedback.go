@@ -63,7 +63,7 @@ func (rev *revision) tierFor(r answers.Reading) int {
 	for i, tier := range tiers {
 		switch {
 		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || i > 0 && rev.plan.Declared(i) == rev.plan.Declared(i-1):
-		case r.Window != 0 && tier.Window != r.Window:
+		case r.Window != 0 && r.Window != tier.Window && r.Window != tier.FillTime():
 		case r.Limit == tier.Capacity():
 			return i
 		case found < 0:

@@ -88,6 +88,15 @@ func (t Tier) Capacity() int64 {
 	return capacity
 }
 
+// FillTime returns how long a bucket that is used up takes to be unused: the time for Burst units,
+// in whole microseconds. Of another algorithm it is the Window.
+func (t Tier) FillTime() time.Duration {
+	if !t.counter().burst || t.Burst == 0 {
+		return t.Window
+	}
+	return time.Duration(ceilMulDiv(t.Burst, Micros(t.Window), t.Limit)) * time.Microsecond
+}
+
 // pace returns the tier that spreads the units of t over its window.
 func (t Tier) pace() Tier {
 	return Tier{Limit: t.Limit, Window: t.Window, Algorithm: GCRA, Burst: t.PaceBurst, Unit: t.Unit}

@@ -28,8 +28,8 @@ func ShopifyREST() Provider {
 
 // ShopifyGraphQL is Shopify's GraphQL Admin API, with the limits of its standard plan: for an app
 // in a shop, a bucket that gains 100 points a second (Advanced Shopify 200, Shopify Plus 1,000).
-// The size of the bucket is assumed to be 1,000, the highest cost of one query. Responses report
-// the real size as maximumAvailable. The client is assumed to be one app. Each host is a shop.
+// The bucket holds 20 seconds' worth: 2,000 points (4,000 and 20,000). One query costs at most
+// 1,000. The client is assumed to be one app. Each host is a shop.
 //
 // The cost of a query is known only after it has run. Until then the query is charged 1,000 points.
 // When the response reports the actual cost, the difference is refunded. If you know the costs of
@@ -42,7 +42,7 @@ func ShopifyGraphQL() Provider {
 	return Provider{
 		Name: "shopify-graphql",
 		Scopes: []Scope{some("shop", "https://shopify.dev/docs/apps/build/apis/graphql-admin/rate-limits", shop(true),
-			throttle.Tier{Limit: 100, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 1_000, Unit: "points", Estimated: true})},
+			throttle.Tier{Limit: 100, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 2_000, Unit: "points", Estimated: true})},
 		Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"points": 1_000} },
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{

@@ -86,8 +86,8 @@ func TestShopifyGraphQL(t *testing.T) {
 		fraction          float64
 	}{
 		{"unknown cost", providers.ShopifyGraphQL(), 252, 52, 0, 0.85}, // one at a time
-		{"known cost", asking(252), 252, 52, 1_000 - 252, 0.97},
-		{"actual cost equals requested cost", asking(50), 50, 50, 1_000, 0.97},
+		{"known cost", asking(252), 252, 52, 2_000 - 252, 0.97},
+		{"actual cost equals requested cost", asking(50), 50, 50, 2_000, 0.97},
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -123,6 +123,21 @@ func TestShopifyGraphQL(t *testing.T) {
 				}
 			}
 		})
+	})
+}
+
+// Responses report how much of the bucket another process of the app has used.
+func TestShopifyGraphQLUsedElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := fakeapi.ShopifyGraphQL()
+		p := providers.ShopifyGraphQL()
+		p.Cost = func(*http.Request) throttle.Cost { return throttle.Cost{"points": 50} }
+		rt := over(t, p, api)
+		for range 38 {
+			send(t, api, query(t, 50, 50)) // 100 of 2,000 points are left
+		}
+		saturate(t, rt, 1, time.Minute, func(int) *http.Request { return query(t, 50, 50) })
+		checkServed(t, api, 38+0.9*6000/50)
 	})
 }
 

@@ -83,7 +83,7 @@ func TestLimits(t *testing.T) {
 		{"Shopify REST", fakeapi.ShopifyREST, get("https://one.myshopify.com/admin/api/2026-07/products.json"), 40, "bucket"},
 		{"Shopify GraphQL", fakeapi.ShopifyGraphQL, func(t *testing.T, _ int) *http.Request {
 			return request(t, "POST", "https://one.myshopify.com/", `{"variables":{"requested":50,"actual":7}}`)
-		}, 20, "points"},
+		}, 40, "points"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

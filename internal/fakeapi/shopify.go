@@ -41,7 +41,7 @@ func ShopifyREST() *Server {
 // actual cost of a query are its variables "requested" and "actual". Until its end, a query holds
 // its requested cost.
 func ShopifyGraphQL() *Server {
-	points := bucket{limit: 100, window: time.Second, size: 1_000}
+	points := bucket{limit: 100, window: time.Second, size: 2_000}
 	return newServer(func(c *Call) Reply {
 		var query struct {
 			Variables struct{ Requested, Actual int64 }
@@ -51,7 +51,7 @@ func ShopifyGraphQL() *Server {
 		}
 		requested, actual := query.Variables.Requested, query.Variables.Actual
 		cost := func(available int64, actual string) string {
-			return fmt.Sprintf(`"extensions":{"cost":{"requestedQueryCost":%d,"actualQueryCost":%s,"throttleStatus":{"maximumAvailable":1000.0,"currentlyAvailable":%d,"restoreRate":100.0}}}`,
+			return fmt.Sprintf(`"extensions":{"cost":{"requestedQueryCost":%d,"actualQueryCost":%s,"throttleStatus":{"maximumAvailable":2000.0,"currentlyAvailable":%d,"restoreRate":100.0}}}`,
 				requested, actual, available)
 		}
 		if !points.take(c.Now, requested) {
