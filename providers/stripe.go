@@ -10,9 +10,10 @@ import (
 
 // Stripe is Stripe's API. An account has 100 requests a second in live mode and 25 in a sandbox. An
 // endpoint, which is a method and a path without its ids, has 25 a second. Searching, reading files
-// and writing files have 20 each. The client is assumed to use one account. A request counts in the
-// sandbox if its key is a test key. Stripe doesn't document the kind of window, so seconds roll.
-// Stripe raises limits on request.
+// and writing files have 20 each, and creating payouts has 15 and 30 at once. In live mode meter
+// events have 1,000 a second, apart from the account's limit. The client is assumed to use one
+// account. A request counts in the sandbox if its key is a test key. Stripe doesn't document the
+// kind of window, so seconds roll. Stripe raises limits on request.
 //
 // Not limited here are the unpublished number of concurrent requests, and the limits of one object,
 // such as 1,000 updates of a payment intent in an hour.
@@ -24,11 +25,14 @@ func Stripe() Provider {
 	return Provider{
 		Name: "stripe",
 		Scopes: []Scope{
-			some("endpoint", page, func(req *http.Request) (string, bool) { return stripeEndpoint(req), true }, throttle.PerSecond(25)),
+			some("meter_events", page, when(stripeMeter), throttle.PerSecond(1_000)),
+			some("payouts", page, when(func(req *http.Request) bool { return req.Method == http.MethodPost && req.URL.Path == "/v1/payouts" }),
+				throttle.PerSecond(15), throttle.Tier{Limit: 30, Algorithm: throttle.Concurrency}),
+			some("endpoint", page, func(req *http.Request) (string, bool) { return stripeEndpoint(req), !stripeMeter(req) }, throttle.PerSecond(25)),
 			some("search", page, when(func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }), throttle.PerSecond(20)),
 			some("files", page, stripeFiles, throttle.PerSecond(20)),
 			some("sandbox", page, when(stripeSandbox), throttle.PerSecond(25)),
-			some("account", page, when(func(req *http.Request) bool { return !stripeSandbox(req) }), throttle.PerSecond(100)),
+			some("account", page, when(func(req *http.Request) bool { return !stripeSandbox(req) && !stripeMeter(req) }), throttle.PerSecond(100)),
 		},
 		Profile: answers.Profile{
 			Reasons: []string{"Stripe-Rate-Limited-Reason"},
@@ -53,6 +57,11 @@ func stripeSandbox(req *http.Request) bool {
 	}
 	kind, rest, _ := strings.Cut(key, "_")
 	return (kind == "sk" || kind == "rk" || kind == "pk") && strings.HasPrefix(rest, "test_")
+}
+
+// stripeMeter reports whether the request is a meter event in live mode.
+func stripeMeter(req *http.Request) bool {
+	return req.Method == http.MethodPost && req.URL.Path == "/v1/billing/meter_events" && !stripeSandbox(req)
 }
 
 // stripeEndpoint returns the method and path of a request, with * for ids.

@@ -88,6 +88,29 @@ func TestStripeRefusals(t *testing.T) {
 	}
 }
 
+// TestStripeMeterEvents checks how many meter events go at once: in live mode they have a limit of
+// their own.
+func TestStripeMeterEvents(t *testing.T) {
+	for key, want := range map[string]int{"sk_live_1": 1_000, "sk_test_1": 25} {
+		synctest.Test(t, func(t *testing.T) {
+			rt := over(t, providers.Stripe(), roundTripper(func(req *http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: req}, nil
+			}))
+			n := 0
+			for start := time.Now(); n < 2_000; n++ {
+				req := postJSON(t, "https://api.stripe.com/v1/billing/meter_events", `{}`)
+				req.Header.Set("Authorization", "Bearer "+key)
+				if send(t, rt, req); time.Since(start) > 0 {
+					break
+				}
+			}
+			if n != want {
+				t.Errorf("%s: %d at once, want %d", key, n, want)
+			}
+		})
+	}
+}
+
 func ExampleStripe() {
 	p := providers.Stripe()
 	p.Scope("account").Policy.Tiers[0].Limit = 500 // Stripe raises limits on request
