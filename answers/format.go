@@ -76,8 +76,8 @@ type Field struct {
 	// than 4 KB is ignored.
 	Path string
 
-	// After is text within the value. Only the number after it is read. If empty, the whole
-	// value is read.
+	// After is text within the value, such as "try again in ". Only what follows it in the Format
+	// is read: a number, a Duration or a Timestamp. If empty, the whole value is read.
 	After string
 
 	Format Format
@@ -112,7 +112,8 @@ func (f *Field) trim(v string) string {
 	if f.After != "" {
 		_, v, _ = strings.Cut(v, f.After)
 		v = strings.TrimLeft(v, " ")
-		v = strings.TrimRight(v[:numberLength(v)], ".")
+		rest := strings.TrimLeft(v, f.Format.characters())
+		v = strings.TrimRight(v[:len(v)-len(rest)], ".")
 	}
 	return strings.Trim(v, " \t")
 }
@@ -128,14 +129,16 @@ func (f *Field) addQuery(qs []jsonpath.Query, last bool) []jsonpath.Query {
 	return append(qs, jsonpath.Query{Path: f.Path, Last: last})
 }
 
-// numberLength returns the length of the digits and points that v begins with.
-func numberLength(v string) int {
-	for i := range len(v) {
-		if (v[i] < '0' || v[i] > '9') && v[i] != '.' {
-			return i
-		}
+// characters returns the characters of values in the format, for values within text.
+func (f Format) characters() string {
+	const number = "0123456789."
+	switch f {
+	case Duration:
+		return number + "hmsuµn"
+	case Timestamp:
+		return number + "-:TZ+"
 	}
-	return len(v)
+	return number
 }
 
 func (f *Field) count(e *event, r rounding) (int64, bool) { return f.number(f.text(e), r) }

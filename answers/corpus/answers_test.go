@@ -325,3 +325,30 @@ func BenchmarkRead(b *testing.B) {
 		})
 	}
 }
+
+// TestWaitInText checks waits within a sentence.
+func TestWaitInText(t *testing.T) {
+	now := time.Date(2026, time.May, 4, 12, 0, 0, 0, time.UTC)
+	duration := Profile{RetryAfter: []Field{{Path: "error.message", After: "try again in ", Format: Duration}}}
+	instant := Profile{RetryAfter: []Field{{Path: "error.message", After: "Retry after ", Format: Timestamp}}}
+	for text, test := range map[string]struct {
+		profile Profile
+		want    time.Duration
+	}{
+		"Please try again in 20ms. Visit the docs.":     {duration, 20 * time.Millisecond},
+		"Please try again in 1.2s.":                     {duration, 1200 * time.Millisecond},
+		"Please try again in 2m5.5s":                    {duration, 125500 * time.Millisecond},
+		"Please try again in 1h0m0s, or ask for more":   {duration, time.Hour},
+		"Please try again in a moment":                  {duration, 0},
+		"Please try again in 20":                        {duration, 0},
+		"Please try again later":                        {duration, 0},
+		"Quota spent. Retry after 2026-05-04T12:00:30Z": {instant, 30 * time.Second},
+		"Quota spent. Retry after noon":                 {instant, 0},
+	} {
+		body := []byte(`{"error":{"message":"` + text + `"}}`)
+		got := test.profile.Read(Response{Status: 429, Header: http.Header{}, Body: body, Got: now}).Refusal
+		if got.Kind != Limited || got.Delay != test.want || got.Known != (test.want > 0) {
+			t.Errorf("%q: %+v, want %v", text, got, test.want)
+		}
+	}
+}
