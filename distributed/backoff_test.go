@@ -14,10 +14,10 @@ import (
 	"github.com/apithrottle/throttle/distributed"
 )
 
-// A provider that refuses everything gets about as many requests from many processes as from
-// one.
+// Many processes send a provider that refuses everything about as many requests as one process
+// does.
 func TestFleetIsRefusedAsOneProcess(t *testing.T) {
-	refused := func(processes int) (n int) {
+	countRefusals := func(processes int) (n int) {
 		virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 			base := &refuser{}
 			ctx, cancel := context.WithCancel(t.Context()) // a deadline would refuse callers at once
@@ -41,10 +41,10 @@ func TestFleetIsRefusedAsOneProcess(t *testing.T) {
 		})
 		return n
 	}
-	one, many := refused(1), refused(20)
-	t.Logf("%d refusals of one process, %d of 20", one, many)
-	if many > 2*one+10 { // the first ten are sent before any is refused
-		t.Errorf("%d refusals of one process, %d of 20", one, many)
+	one, many := countRefusals(1), countRefusals(20)
+	t.Logf("1 process: %d refusals; 20 processes: %d", one, many)
+	if many > 2*one+10 { // the first ten are sent before the first refusal
+		t.Errorf("20 processes: got %d refusals, want %d at most, because 1 process has %d", many, 2*one+10, one)
 	}
 }
 
@@ -56,11 +56,11 @@ func (r *refuser) RoundTrip(*http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: 429, Header: http.Header{}, Body: http.NoBody}, nil
 }
 
-// The row of back-offs is the fleet's: a process doubles what others have paused for, until a
-// request of any has passed.
+// The processes of a fleet share one series of back-offs: each process doubles the pause of the
+// others until a request of any process passes.
 func TestFleetBackOff(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
-		base := &judging{judge: func(n int) int { return map[bool]int{true: 200, false: 429}[n == 4] }}
+		base := &statusProvider{status: func(n int) int { return map[bool]int{true: 200, false: 429}[n == 4] }}
 		client := func() *http.Client {
 			l := limiter(t, tenASecond, distributed.New(process(ms, 3*ms), distributed.Options{}))
 			return &http.Client{Transport: &throttle.Transport{Base: base, Limiter: l}}
@@ -71,23 +71,23 @@ func TestFleetBackOff(t *testing.T) {
 		}
 		for i, pause := range []struct{ least, most time.Duration }{
 			{sec, 2 * sec}, {2 * sec, 4 * sec}, {4 * sec, 8 * sec}, {8 * sec, 16 * sec}, // refused
-			{0, sec}, // not refused: the others follow
+			{0, sec}, // not refused: the next request follows
 			{sec, 2 * sec},
 		} {
 			if d := base.sent[i+1].Sub(base.sent[i]); d < pause.least || d > pause.most+100*ms {
-				t.Errorf("%v after request %d, want %v to %v", d, i, pause.least, pause.most)
+				t.Errorf("request %d: the next followed after %v, want %v to %v", i, d, pause.least, pause.most)
 			}
 		}
 	})
 }
 
-// A judging provider says with what it answers each request.
-type judging struct {
-	judge func(n int) (status int)
-	sent  []time.Time
+// A statusProvider answers request n, from 0, with the status that status returns.
+type statusProvider struct {
+	status func(n int) int
+	sent   []time.Time
 }
 
-func (j *judging) RoundTrip(*http.Request) (*http.Response, error) {
+func (j *statusProvider) RoundTrip(*http.Request) (*http.Response, error) {
 	j.sent = append(j.sent, time.Now())
-	return &http.Response{StatusCode: j.judge(len(j.sent) - 1), Header: http.Header{}, Body: http.NoBody}, nil
+	return &http.Response{StatusCode: j.status(len(j.sent) - 1), Header: http.Header{}, Body: http.NoBody}, nil
 }

@@ -16,21 +16,21 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A fleet of four spends a budget but for less than one request, and not more; each
-// alert is told to one of it, once.
+// Four processes spend a budget to within the cost of one request and never exceed it. Each alert
+// is raised once, in one of the processes.
 func TestBudgetOfAFleet(t *testing.T) {
 	const limit, cost = 100_000_000, 370_000
 	s := redistest.Start(t)
 	var mu sync.Mutex
-	told := make(map[int]int)
+	alerts := make(map[int]int)
 	p := policy(throttle.Budget(limit, "usd", throttle.Month))
 	p.Name, p.Guard, p.AlertAt = "fleet", slow, []int{1, 50, 80, 99}
 	p.Alert = func(a throttle.Alert) {
 		mu.Lock()
 		defer mu.Unlock()
-		told[a.Percent]++
+		alerts[a.Percent]++
 		if a.Used < int64(a.Percent)*limit/100 || a.Used > limit || a.Limit != limit || a.Policy != "fleet" || !a.Until.After(time.Now()) {
-			t.Errorf("told %+v", a)
+			t.Errorf("got alert %+v, want one of policy fleet with a used amount between its percentage and the limit", a)
 		}
 	}
 	var spent atomic.Int64
@@ -50,17 +50,17 @@ func TestBudgetOfAFleet(t *testing.T) {
 	}
 	callers.Wait()
 	if n := spent.Load(); n > limit || n <= limit-cost {
-		t.Errorf("spent %d of %d, at %d each", n, limit, cost)
+		t.Errorf("spent %d at %d a request, want more than %d and at most %d", n, cost, limit-cost, limit)
 	}
 	for _, percent := range p.AlertAt {
-		if told[percent] != 1 {
-			t.Errorf("%d %% was told %d times", percent, told[percent])
+		if alerts[percent] != 1 {
+			t.Errorf("alert at %d %%: raised %d times, want 1", percent, alerts[percent])
 		}
 	}
 }
 
-// steppedFleet runs a test in virtual time with two limiters of a policy, on a server whose
-// time the test sets.
+// steppedFleet runs test in virtual time with two limiters of policy p. The server's clock starts
+// ahead by apart, and test sets it.
 func steppedFleet(t *testing.T, p throttle.Policy, apart time.Duration, test func(first, second *throttle.Limiter, now time.Time, set func(time.Time))) {
 	t.Helper()
 	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
@@ -74,8 +74,8 @@ func steppedFleet(t *testing.T, p throttle.Policy, apart time.Duration, test fun
 	})
 }
 
-// Who is behind those who wait, or beside them in the fleet, is refused at once too; what
-// has room beside the budget waits its turn.
+// A request that exceeds the budget is refused at once, also while callers wait in this process or
+// another. A request within the budget waits its turn.
 func TestBudgetOfAQueue(t *testing.T) {
 	p := policy(per(300*ms, 1, throttle.SlidingLog), throttle.Budget(3, "", throttle.Month))
 	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
@@ -102,19 +102,19 @@ func TestBudgetOfAQueue(t *testing.T) {
 		}
 		callers.Wait()
 		if n := admitted.Load(); n != 3 || refused.Load() != 997 {
-			t.Errorf("%d admitted and %d refused, of 1000 and a budget of 3", n, refused.Load())
+			t.Errorf("got %d admitted and %d refused, want 3 and 997", n, refused.Load())
 		}
 		if all[0].Allow() || all[1].Allow() {
-			t.Error("Allow is true of a budget that is used up")
+			t.Error("got Allow = true with the budget used up, want false")
 		}
 	})
 }
 
-// The next period begins by Redis's clock, and alerts with it.
+// The server's clock decides when the next period begins. Each period raises its alerts anew.
 func TestBudgetOfTheNextMonth(t *testing.T) {
-	told := 0
+	alerts := 0
 	p := policy(throttle.Budget(4, "", throttle.Month))
-	p.AlertAt, p.Alert = []int{50}, func(throttle.Alert) { told++ }
+	p.AlertAt, p.Alert = []int{50}, func(throttle.Alert) { alerts++ }
 	steppedFleet(t, p, 0, func(first, second *throttle.Limiter, now time.Time, set func(time.Time)) {
 		now = now.UTC()
 		next := time.Date(now.Year(), now.Month()+1, 1, 0, 0, 0, 0, time.UTC)
@@ -122,42 +122,42 @@ func TestBudgetOfTheNextMonth(t *testing.T) {
 			time.Sleep(time.Until(at))
 			set(at)
 			if !first.AllowN(2) || !second.AllowN(2) || first.Allow() || second.Allow() {
-				t.Errorf("month %d: want 4 allowed, and no more", month)
+				t.Errorf("month %d: want exactly 4 requests allowed", month)
 			}
-			if told != month+1 {
-				t.Errorf("month %d: told %d times", month, told)
+			if alerts != month+1 {
+				t.Errorf("month %d: got %d alerts, want %d", month, alerts, month+1)
 			}
 		}
 	})
 }
 
-// Where the clocks of the server and the program are far apart nobody can say which
-// day it is.
+// A Day budget fails if the clocks of the server and the program are more than a day apart, because
+// the current day is unknown then.
 func TestInputClocks(t *testing.T) {
 	day := policy(throttle.Budget(5, "", throttle.Day))
 	for _, apart := range []time.Duration{-3 * 24 * hour, 3 * 24 * hour} {
 		steppedFleet(t, day, apart, func(l, _ *throttle.Limiter, _ time.Time, _ func(time.Time)) {
-			fails(t, apart.String(), l, "THROTTLE clocks of the client and the server are more than a period apart", "set them")
+			checkFails(t, apart.String(), l, "THROTTLE clocks of the client and the server are more than a period apart", "set them")
 		})
 	}
 	for _, apart := range []time.Duration{-23 * hour, 23 * hour} {
 		steppedFleet(t, day, apart, func(l, _ *throttle.Limiter, _ time.Time, _ func(time.Time)) {
 			if !l.AllowN(5) || l.Allow() {
-				t.Errorf("%v apart: want 5 allowed, and no more", apart)
+				t.Errorf("%v apart: want exactly 5 requests allowed", apart)
 			}
 		})
 	}
 }
 
-// What a reservation has crossed is told with a later decision if it is canceled, also where
-// that is that the budget is used up.
-func TestCrossedAndCanceled(t *testing.T) {
+// If a reservation that crossed an alert percentage is canceled, a later decision reports the
+// crossing, even if the decision is that the budget is used up.
+func TestCrossingOfCanceledReservation(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		q := quota(t, distributed.New(near(t, s), distributed.Options{}), "crossed", plan(t, 10*sec, throttle.Budget(100, "usd", throttle.Month)))
 		defer q.Close()
 		first := admit(t, q, store.Request{Cost: []int64{90}})
 		if len(first.Crossed) != 1 || first.Crossed[0].To != 90 {
-			t.Fatalf("told %+v", first.Crossed)
+			t.Fatalf("got crossings %+v, want one to 90 %%", first.Crossed)
 		}
 		other := quota(t, distributed.New(near(t, s), distributed.Options{}), "crossed", plan(t, 10*sec, throttle.Budget(100, "usd", throttle.Month)))
 		defer other.Close()
@@ -167,26 +167,26 @@ func TestCrossedAndCanceled(t *testing.T) {
 		admit(t, other, store.Request{Cost: []int64{90}})
 		used, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{50}})
 		if err != nil || used.Verdict != store.Exhausted || len(used.Crossed) != 1 || used.Crossed[0].To != 90 {
-			t.Errorf("%+v, %v", used, err)
+			t.Errorf("got %+v, %v, want Exhausted and one crossing to 90 %%", used, err)
 		}
 	})
 }
 
-// A question is not quicker than what was given back before it.
-func TestReturnedThenAsked(t *testing.T) {
+// A request does not overtake a cancellation that was sent before it.
+func TestRequestAfterCancel(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
-		var way atomic.Int64
-		way.Store(int64(ms))
-		rdb := distant(t, s, func() time.Duration { return time.Duration(way.Load()) })
+		var delay atomic.Int64
+		delay.Store(int64(ms))
+		rdb := distant(t, s, func() time.Duration { return time.Duration(delay.Load()) })
 		q := quota(t, distributed.New(rdb, distributed.Options{}), "returned", plan(t, 10*sec, throttle.Budget(1, "usd", throttle.Month)))
 		defer q.Close()
 		first := admit(t, q, store.Request{Cost: []int64{1}})
-		way.Store(int64(50 * ms))
+		delay.Store(int64(50 * ms))
 		q.(store.Reserver).Cancel([]store.Decision{first})
-		time.Sleep(10 * ms) // the trip that gives back leaves
-		way.Store(int64(ms))
+		time.Sleep(10 * ms) // the cancellation is sent
+		delay.Store(int64(ms))
 		if second, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}}); err != nil || second.Verdict != store.Admitted {
-			t.Errorf("%+v, %v", second, err)
+			t.Errorf("got %+v, %v, want Admitted", second, err)
 		}
 	})
 }

@@ -23,21 +23,24 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A cellServer answers CL.THROTTLE as one of the servers does that have it, told
-// from their sources: in whole nanoseconds, with replies rounded their way.
+// A cellServer answers CL.THROTTLE as one of the servers that implement it, after their sources. It
+// computes in whole nanoseconds and rounds replies as the server does.
 type cellServer struct {
 	*miniredis.Miniredis
-	seconds func(time.Duration) int64 // how it tells a time
+	// seconds converts a duration as the server reports it.
+	seconds func(time.Duration) int64
 	clock   func() time.Time
 
-	mu     sync.Mutex // guards all below
-	tat    map[string]time.Time
-	calls  [][]string
-	mute   bool   // executes, and hangs up without an answer
-	during func() // is called while it executes
+	mu    sync.Mutex // guards all below
+	tat   map[string]time.Time
+	calls [][]string
+	// mute makes the server run commands and close the connection without an answer.
+	mute bool
+	// during runs while the server executes a command.
+	during func()
 }
 
-// redisCell drops what is less than a millisecond, and then rounds up.
+// redisCell truncates to milliseconds, and then rounds up to seconds.
 func redisCell(d time.Duration) int64 {
 	if ms := int64(d / time.Millisecond); ms > 0 {
 		return (ms + 999) / 1000
@@ -45,7 +48,7 @@ func redisCell(d time.Duration) int64 {
 	return 0
 }
 
-// dragonfly rounds up to milliseconds, and a whole second to the next.
+// dragonfly rounds up to milliseconds, and then always up to the next second.
 func dragonfly(d time.Duration) int64 {
 	if ms := int64((d + time.Millisecond - 1) / time.Millisecond); ms > 0 {
 		return ms/1000 + 1
@@ -55,7 +58,7 @@ func dragonfly(d time.Duration) int64 {
 
 var dialects = map[string]func(time.Duration) int64{"redis-cell": redisCell, "dragonfly": dragonfly}
 
-// newCellServer serves in memory, so that it may be used in a bubble.
+// newCellServer returns a server in memory, which a test can use in a bubble of synctest.
 func newCellServer(t *testing.T, seconds func(time.Duration) int64) *cellServer {
 	s := &cellServer{Miniredis: miniredis.NewMiniRedis(), seconds: seconds, clock: time.Now, tat: make(map[string]time.Time)}
 	t.Cleanup(s.Close)
@@ -101,7 +104,7 @@ func (s *cellServer) throttle(c *server.Peer, _ string, args []string) {
 	}
 }
 
-// decide is the generic cell rate algorithm as its inventor tells it.
+// decide runs the generic cell rate algorithm.
 func (s *cellServer) decide(key string, burst, count int64, period time.Duration, n int64) (reply [5]int64, err string) {
 	interval := period / time.Duration(count)
 	if interval == 0 {
@@ -162,7 +165,8 @@ func openCell(t *testing.T, s store.Store, limit int64, window time.Duration, bu
 	return q
 }
 
-// It opens what it can keep, and says of all else what it can't and what to do.
+// Cell opens the policies that CL.THROTTLE can enforce. For any other policy the error names each
+// field that is wrong, its value and the fix.
 func TestCellOpen(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{})
 	defer rdb.Close()
@@ -178,7 +182,8 @@ func TestCellOpen(t *testing.T) {
 	for name, c := range map[string]struct {
 		policy throttle.Policy
 		client redis.UniversalClient
-		want   []string // parts of the error; none for none
+		// want lists parts of the error. If nil, New succeeds.
+		want []string
 	}{
 		"gcra":          {gcra(10, time.Second, 3), rdb, nil},
 		"token bucket":  {tier(func(t *throttle.Tier) { t.Algorithm = throttle.TokenBucket }), rdb, nil},
@@ -187,7 +192,7 @@ func TestCellOpen(t *testing.T) {
 		"fastest":       {gcra(1000, time.Second, 1), rdb, nil},
 		"slowest":       {gcra(1, algorithms.MaxWindow, 1), rdb, nil},
 		"too fast":      {gcra(1001, time.Second, 1), rdb, []string{"Limit is 1001: ", "at most 1000 per 1s", "distributed.New"}},
-		"parts":         {gcra(15, 1500*time.Millisecond, 1), rdb, []string{"Window is 1.5s: ", "whole seconds", "distributed.New"}},
+		"fraction":      {gcra(15, 1500*time.Millisecond, 1), rdb, []string{"Window is 1.5s: ", "whole seconds", "distributed.New"}},
 		"guard":         {guarded, rdb, []string{"Guard is 50ms: ", "set NoGuard", "distributed.New"}},
 		"two tiers":     {two, rdb, []string{"Tiers are 2: ", "distributed.New"}},
 		"sliding log":   {throttle.Policy{Name: "api", Guard: throttle.NoGuard, Tiers: []throttle.Tier{throttle.PerSecond(5)}}, rdb, []string{"Algorithm is sliding_log: ", "gcra", "distributed.New"}},
@@ -199,11 +204,11 @@ func TestCellOpen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, err := throttle.New(c.policy, distributed.Cell(c.client))
 			if (err != nil) != (c.want != nil) {
-				t.Fatalf("New: %v, want %q", err, c.want)
+				t.Fatalf("New: got error %v, want %q", err, c.want)
 			}
 			for _, part := range c.want {
 				if !strings.Contains(err.Error(), part) {
-					t.Errorf("New: %v, want it to say %q", err, part)
+					t.Errorf("New: got error %v, want one that contains %q", err, part)
 				}
 			}
 		})
@@ -211,12 +216,12 @@ func TestCellOpen(t *testing.T) {
 	s := distributed.Cell(rdb)
 	newLimiter(t, gcra(10, time.Second, 3), s)
 	if _, err := throttle.New(gcra(20, time.Second, 3), s); err == nil {
-		t.Error("one name was open with two tiers")
+		t.Error("New opened one name with two different tiers, want an error")
 	}
 }
 
-// One request is one command, with what the server takes for the tier, under a name
-// that tells nothing; and it is sent at most once.
+// A request is one command with the arguments that the server takes for the tier. The key does not
+// reveal the policy's name. The command is sent at most once.
 func TestCellSends(t *testing.T) {
 	s := newCellServer(t, redisCell)
 	lim := newLimiter(t, gcra(100, time.Minute, 7), distributed.Cell(s.client(t)))
@@ -225,10 +230,10 @@ func TestCellSends(t *testing.T) {
 	}
 	calls := s.called()
 	if len(calls) != 1 || !reflect.DeepEqual(calls[0][1:], []string{"6", "100", "60", "3"}) {
-		t.Errorf("sent %q, want one call of 6 100 60 3", calls)
+		t.Errorf("got calls %q, want one of 6 100 60 3", calls)
 	}
 	if key := calls[0][0]; !strings.HasPrefix(key, "throttle:cell:") || strings.Contains(key, "api") {
-		t.Errorf("key %q, want throttle:cell: and a hash", key)
+		t.Errorf("got key %q, want throttle:cell: and a hash", key)
 	}
 	s.mu.Lock()
 	s.mute = true
@@ -236,24 +241,24 @@ func TestCellSends(t *testing.T) {
 	q := openCell(t, distributed.Cell(s.client(t)), 100, time.Minute, 7)
 	_, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}})
 	if n := len(s.called()); !errors.Is(err, store.ErrUnavailable) || n != 2 {
-		t.Errorf("a lost reply: %v after %d calls, want ErrUnavailable after one", err, n-1)
+		t.Errorf("lost reply: got %v after %d calls, want ErrUnavailable after 1", err, n-1)
 	}
 }
 
-// Nobody waits for a budget there either.
+// A budget tier over CL.THROTTLE refuses at once, too.
 func TestCellBudget(t *testing.T) {
 	p := gcra(10, time.Minute, 2)
 	p.Tiers[0].Budget = true
 	l := newLimiter(t, p, distributed.Cell(newCellServer(t, redisCell).client(t)))
 	for i, want := range []error{nil, nil, throttle.ErrExhausted} {
 		if err := l.Wait(t.Context()); !errors.Is(err, want) {
-			t.Errorf("request %d: %v, want %v", i, err, want)
+			t.Errorf("request %d: got %v, want %v", i, err, want)
 		}
 	}
 }
 
-// What it makes of a refusal: the longest that the wait can be, by what the server
-// says and by what the tier can need.
+// The wait after a refusal is the longest that is possible, given what the server reports and what
+// the tier can need.
 func TestCellWait(t *testing.T) {
 	const ms = time.Millisecond
 	for _, c := range []struct {
@@ -261,12 +266,12 @@ func TestCellWait(t *testing.T) {
 		window        time.Duration
 		burst         int64
 		spent         int64
-		after         time.Duration // since then
+		after         time.Duration // between spending and asking
 		cost          int64
-		cell, dragons time.Duration // what the two servers make of it
+		cell, dragons time.Duration // the waits with the two servers
 	}{
 		{10, time.Second, 1, 1, 0, 1, 100 * ms, 100 * ms},
-		{10, time.Second, 1, 1, 60 * ms, 1, 100 * ms, 100 * ms},      // really 40 ms, but nobody says
+		{10, time.Second, 1, 1, 60 * ms, 1, 100 * ms, 100 * ms},      // in fact 40 ms, which no reply reports
 		{10, time.Second, 5, 5, 0, 3, 300 * ms, 300 * ms},            // three units
 		{10, time.Second, 5, 3, 0, 3, 100 * ms, 100 * ms},            // one is missing
 		{10, time.Second, 30, 30, 0, 30, 3 * time.Second, 3000 * ms}, // full
@@ -275,7 +280,7 @@ func TestCellWait(t *testing.T) {
 		{1, time.Minute, 1, 1, 40200 * ms, 1, 20 * time.Second, 20 * time.Second}, // 19.8 s
 		{1, time.Minute, 1, 1, 40 * time.Second, 1, 20 * time.Second, 21 * time.Second},
 		{1000, time.Second, 1, 1, 0, 1, ms, ms},
-		{1000, time.Second, 1, 1, 400 * time.Microsecond, 1, ms, ms}, // redis-cell says 0
+		{1000, time.Second, 1, 1, 400 * time.Microsecond, 1, ms, ms}, // redis-cell reports 0
 		{1, time.Minute, 1, 1, time.Minute - ms/2, 1, ms, time.Second},
 	} {
 		for name, want := range map[string]time.Duration{"redis-cell": c.cell, "dragonfly": c.dragons} {
@@ -284,34 +289,35 @@ func TestCellWait(t *testing.T) {
 				start := time.Now()
 				s.clock = func() time.Time { return start }
 				q := openCell(t, distributed.Cell(s.client(t)), c.limit, c.window, c.burst)
-				ask := func(n int64) store.Decision {
+				acquire := func(n int64) store.Decision {
 					b, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{n}})
 					if err != nil {
 						t.Fatal(err)
 					}
 					return b
 				}
-				if b := ask(c.spent); b.Verdict != store.Admitted {
-					t.Fatalf("a full bucket: %+v", b)
+				if b := acquire(c.spent); b.Verdict != store.Admitted {
+					t.Fatalf("full bucket: got %+v, want Admitted", b)
 				}
 				s.mu.Lock()
 				s.clock = func() time.Time { return start.Add(c.after) }
 				s.mu.Unlock()
-				if b := ask(c.cost); b.Verdict != store.Later || b.Tier != 0 || b.Wait != want {
-					t.Errorf("%+v, want Later by tier 0, wait %v", b, want)
+				if b := acquire(c.cost); b.Verdict != store.Later || b.Tier != 0 || b.Wait != want {
+					t.Errorf("got %+v, want Later by tier 0 with wait %v", b, want)
 				}
-				if b := ask(c.burst + 1); b.Verdict != store.Later || b.Wait != store.Forever {
-					t.Errorf("more than it holds: %+v, want Later, for ever", b)
+				if b := acquire(c.burst + 1); b.Verdict != store.Later || b.Wait != store.Forever {
+					t.Errorf("above the burst: got %+v, want Later with wait Forever", b)
 				}
-				if b := ask(0); b.Verdict != store.Admitted {
-					t.Errorf("nothing: %+v, want Admitted", b)
+				if b := acquire(0); b.Verdict != store.Admitted {
+					t.Errorf("zero cost: got %+v, want Admitted", b)
 				}
 			})
 		}
 	}
 }
 
-// A tier that has become smaller leaves a longer debt than it can make itself.
+// A debt that a larger tier left can be longer than any debt that the smaller tier could make
+// itself.
 func TestCellWaitsForADebt(t *testing.T) {
 	s := newCellServer(t, redisCell)
 	start := time.Now()
@@ -323,12 +329,12 @@ func TestCellWaitsForADebt(t *testing.T) {
 	}
 	b, err := small.TryAcquire(t.Context(), request)
 	if want := 99 * time.Second; err != nil || b.Wait != want {
-		t.Errorf("%+v, %v; want wait %v, a second less than it is said", b, err, want)
+		t.Errorf("got %+v, %v, want wait %v, a second less than the server reports", b, err, want)
 	}
 }
 
-// Whoever waits goes when a unit is free, with two calls a request at most; and so
-// does a fleet, together.
+// Callers are admitted as units become free, with at most two calls a request. Two processes share
+// the limit.
 func TestCellLimits(t *testing.T) {
 	for name, dialect := range dialects {
 		for _, c := range []struct {
@@ -358,15 +364,15 @@ func TestCellLimits(t *testing.T) {
 						for i := range fleet * each {
 							units := time.Duration(max(0, int64(i)+1-c.burst))
 							least, most := units*(c.window/time.Duration(c.limit)), units*(c.window/time.Duration(c.limit)+1)
-							if c.window > time.Second { // the server says whole seconds
+							if c.window > time.Second { // the server reports whole seconds
 								most += units * time.Second
 							}
 							if at := <-got; at < least || at > most {
-								t.Errorf("request %d after %v, want from %v to %v", i, at, least, most)
+								t.Errorf("request %d: admitted after %v, want %v to %v", i, at, least, most)
 							}
 						}
 						if n := len(s.called()); fleet == 1 && n > 2*each {
-							t.Errorf("%d calls for %d requests", n, each)
+							t.Errorf("got %d calls for %d requests, want %d at most", n, each, 2*each)
 						}
 					})
 				})
@@ -375,7 +381,7 @@ func TestCellLimits(t *testing.T) {
 	}
 }
 
-// On the wall clock and the wire nothing passes early.
+// With real time and a real connection, no request passes early.
 func TestCellOverTCP(t *testing.T) {
 	s := newCellServer(t, redisCell)
 	front := miniredis.NewMiniRedis()
@@ -396,11 +402,11 @@ func TestCellOverTCP(t *testing.T) {
 		}
 	}
 	if took := time.Since(start); took < 249*time.Millisecond { // redis-cell's clock is not the monotonic one
-		t.Errorf("six of 20 a second took %v", took)
+		t.Errorf("6 requests of 20/s took %v, want 249ms at least", took)
 	}
 }
 
-// A wait that is longer than the deadline is refused at once.
+// A caller whose wait would exceed its deadline is refused at once.
 func TestCellDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newCellServer(t, redisCell)
@@ -415,7 +421,7 @@ func TestCellDeadline(t *testing.T) {
 		defer cancel()
 		err := lim.Wait(ctx)
 		if took := time.Since(start); !errors.Is(err, throttle.ErrDeadline) || took != 0 {
-			t.Errorf("%v after %v, want ErrDeadline at once", err, took)
+			t.Errorf("got %v after %v, want ErrDeadline at once", err, took)
 		}
 	})
 }
@@ -434,25 +440,25 @@ func TestCellStatus(t *testing.T) {
 				{Limit: 3, Used: 2, Remaining: 1, ResetAfter: 200 * ms},
 				{Limit: 3, Used: 3, Limited: true, RetryAfter: 100 * ms, ResetAfter: 300 * ms},
 			} {
-				for range 2 { // it charges nothing
+				for range 2 { // Status charges nothing
 					got, err := lim.Status(t.Context())
 					if err != nil {
 						t.Fatal(err)
 					}
 					want.Tier = got.Tiers[0].Tier
 					if got.Tiers[0] != want {
-						t.Errorf("%d spent: %+v, want %+v", spent, got.Tiers[0], want)
+						t.Errorf("%d spent: got %+v, want %+v", spent, got.Tiers[0], want)
 					}
 				}
 				if ok := lim.Allow(); ok != !want.Limited {
-					t.Errorf("%d spent: Allow is %t", spent, ok)
+					t.Errorf("%d spent: got Allow = %t, want %t", spent, ok, !want.Limited)
 				}
 			}
 		})
 	}
 }
 
-// A pause is kept in this process, for all limiters of the quota.
+// A pause applies to all limiters of the quota in this process, and to no other process.
 func TestCellPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newCellServer(t, redisCell)
@@ -471,14 +477,14 @@ func TestCellPause(t *testing.T) {
 		}
 		<-time.After(time.Second)
 		if !c.Allow() {
-			t.Error("a pause was told to another process")
+			t.Error("a pause reached another process")
 		}
 		if st, err := b.Status(t.Context()); err != nil || st.Paused != 2*time.Second {
-			t.Errorf("%+v, %v; want paused for 2s", st, err)
+			t.Errorf("got %+v, %v, want paused for 2s", st, err)
 		}
 		calls := len(s.called())
 		if err := <-waited; err != nil || time.Since(start) != 3*time.Second || len(s.called()) != calls+1 {
-			t.Errorf("%v after %v and %d calls, want 3s and one", err, time.Since(start), len(s.called())-calls)
+			t.Errorf("got %v after %v and %d calls, want no error after 3s and 1 call", err, time.Since(start), len(s.called())-calls)
 		}
 	})
 }
@@ -486,20 +492,20 @@ func TestCellPause(t *testing.T) {
 func TestCellBan(t *testing.T) {
 	s := newCellServer(t, redisCell)
 	q := openCell(t, distributed.Cell(s.client(t)), 10, time.Second, 1)
-	told := make(chan store.Change, 1)
-	defer q.Watch(func(c store.Change, _ time.Duration) { told <- c })()
+	changes := make(chan store.Change, 1)
+	defer q.Watch(func(c store.Change, _ time.Duration) { changes <- c })()
 	done, err := q.Pause(t.Context(), store.Pause{For: time.Hour, Close: true})
-	if err != nil || !done.Applied || done.Epoch != 1 || <-told != store.Shut {
-		t.Fatalf("%+v, %v; want it applied, and told", done, err)
+	if err != nil || !done.Applied || done.Epoch != 1 || <-changes != store.Shut {
+		t.Fatalf("got %+v, %v, want the pause applied and reported as Shut", done, err)
 	}
 	b, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}})
 	if err != nil || b.Verdict != store.Closed || b.Wait <= 0 || b.Epoch != 1 || len(s.called()) != 0 {
-		t.Errorf("%+v, %v after %d calls; want Closed, without any", b, err, len(s.called()))
+		t.Errorf("got %+v, %v after %d calls, want Closed without a call", b, err, len(s.called()))
 	}
 }
 
-// Nothing passes while there is a pause, even if the server admitted it meanwhile; and
-// what was charged stays charged, here as where a request is canceled.
+// A pause stops a request even if the server admits the request meanwhile. The charge stays, as it
+// does for a canceled request.
 func TestCellChargesOnce(t *testing.T) {
 	s := newCellServer(t, redisCell)
 	lim := newLimiter(t, gcra(1, time.Minute, 3), distributed.Cell(s.client(t)))
@@ -514,26 +520,26 @@ func TestCellChargesOnce(t *testing.T) {
 	s.during = func() { _ = lim.Pause(t.Context(), time.Hour) }
 	s.mu.Unlock()
 	if lim.Allow() {
-		t.Error("admitted in a pause")
+		t.Error("got Allow = true during a pause, want false")
 	}
 	if st, err := lim.Status(t.Context()); err != nil || st.Tiers[0].Used != 2 {
-		t.Errorf("%+v, %v; want two used", st, err)
+		t.Errorf("got %+v, %v, want 2 used", st, err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := lim.Status(ended); err != context.Canceled || len(s.called()) != 3 {
-		t.Errorf("%v after %d calls, want the context's own error and no other call", err, len(s.called()))
+		t.Errorf("got %v after %d calls, want the context's own error and no further call", err, len(s.called()))
 	}
 }
 
-// Callers wait for a server that is away, and give up with their context.
+// Callers wait for an unreachable server until it is back or their context ends.
 func TestCellUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newCellServer(t, redisCell)
 		start := time.Now()
 		rdb := redis.NewClient(&redis.Options{MaxRetries: -1, Dialer: func(context.Context, string, string) (net.Conn, error) {
 			if time.Since(start) < 10*time.Second {
-				return nil, errors.New("nobody there")
+				return nil, errors.New("no server")
 			}
 			return s.Dial()
 		}})
@@ -542,19 +548,20 @@ func TestCellUnavailable(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		defer cancel()
 		if err := lim.Wait(ctx); !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 3*time.Second {
-			t.Errorf("%v after %v, want ErrUnavailable after 3s", err, time.Since(start))
+			t.Errorf("got %v after %v, want ErrUnavailable after 3s", err, time.Since(start))
 		}
 		if err := lim.Wait(t.Context()); err != nil || time.Since(start) < 10*time.Second {
-			t.Errorf("%v after %v, want none when the server is back", err, time.Since(start))
+			t.Errorf("got %v after %v, want no error, once the server is back", err, time.Since(start))
 		}
 	})
 }
 
-// A server that takes long is away, and a caller whose context ends leaves at once.
+// A server that does not answer in time counts as unavailable. A caller whose context ends sooner
+// returns at once.
 func TestCellSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rdb := redis.NewClient(&redis.Options{Dialer: func(context.Context, string, string) (net.Conn, error) {
-			c, _ := net.Pipe() // nobody reads
+			c, _ := net.Pipe() // without a reader
 			return c, nil
 		}})
 		defer rdb.Close()
@@ -563,22 +570,22 @@ func TestCellSlow(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		if _, err := q.TryAcquire(ctx, store.Request{Cost: []int64{1}}); err != context.DeadlineExceeded || time.Since(start) != 300*time.Millisecond {
-			t.Errorf("%v after %v, want the context's own error with it", err, time.Since(start))
+			t.Errorf("got %v after %v, want the context's own error as it ends", err, time.Since(start))
 		}
 		if _, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}}); !errors.Is(err, store.ErrUnavailable) || time.Since(start) != 1300*time.Millisecond {
-			t.Errorf("%v after %v, want ErrUnavailable after 1s", err, time.Since(start))
+			t.Errorf("got %v after %v, want ErrUnavailable after 1s", err, time.Since(start))
 		}
 	})
 }
 
-func TestCellServerWithout(t *testing.T) {
+func TestCellMissingCommand(t *testing.T) {
 	m := miniredis.RunT(t)
 	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
 	defer rdb.Close()
 	lim := newLimiter(t, gcra(10, time.Second, 1), distributed.Cell(rdb))
 	err := lim.Wait(t.Context())
 	if err == nil || errors.Is(err, throttle.ErrUnavailable) || !strings.Contains(err.Error(), "no CL.THROTTLE") {
-		t.Errorf("%v, want that the server has no CL.THROTTLE", err)
+		t.Errorf("got %v, want an error that the server has no CL.THROTTLE", err)
 	}
 }
 

@@ -13,7 +13,8 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// fleetPlan has a tier of each kind, in an order and with limits of its own.
+// fleetPlan returns a plan with a tier of each kind. If requests is odd, the tiers stand in another
+// order.
 func fleetPlan(t *testing.T, requests, tokens, open int64) *algorithms.Plan {
 	t.Helper()
 	tiers := []throttle.Tier{
@@ -27,7 +28,7 @@ func fleetPlan(t *testing.T, requests, tokens, open int64) *algorithms.Plan {
 	return plan(t, 50*ms, tiers...)
 }
 
-// cost is so much of each unit, under a plan.
+// costOf returns the amounts in the order of the plan's units.
 func costOf(p *algorithms.Plan, requests, tokens, calls int64) (cost []int64) {
 	for _, u := range p.Units() {
 		cost = append(cost, map[string]int64{"requests": requests, "tokens": tokens, "calls": calls}[u])
@@ -53,18 +54,18 @@ func successor(q store.Quota) store.Quota {
 	return next
 }
 
-func take(t *testing.T, q store.Quota, cost []int64, want store.Verdict) store.Decision {
+func acquire(t *testing.T, q store.Quota, cost []int64, want store.Verdict) store.Decision {
 	t.Helper()
 	b, err := q.TryAcquire(t.Context(), store.Request{Cost: cost, Held: true})
 	if err != nil || b.Verdict != want {
-		t.Fatalf("%+v, %v, want %v", b, err, want)
+		t.Fatalf("got %+v, %v, want %v", b, err, want)
 	}
 	return b
 }
 
-// A change of the plan keeps what is charged and held, holds for all quotas of the key in
-// this process, and for none in another. What was admitted under the old plan is released
-// and settled under the new one.
+// A change of the plan keeps what is charged and held. It applies to all quotas of the key in this
+// process, and to no other process. Requests that were admitted under the old plan are released and
+// settled under the new one.
 func TestChange(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		before, after := fleetPlan(t, 10, 1000, 4), fleetPlan(t, 9, 900, 3)
@@ -72,33 +73,33 @@ func TestChange(t *testing.T) {
 		here, beside := quota(t, s, "changed", before), quota(t, s, "changed", before)
 		there := quota(t, distributed.New(process(0, 5*ms), distributed.Options{}), "changed", before)
 		cost := costOf(before, 2, 100, 1)
-		first, second := take(t, here, cost, store.Admitted), take(t, here, cost, store.Admitted)
-		third := take(t, beside, cost, store.Admitted)
-		var told []store.Change
-		defer beside.Watch(func(c store.Change, _ time.Duration) { told = append(told, c) })()
+		first, second := acquire(t, here, cost, store.Admitted), acquire(t, here, cost, store.Admitted)
+		third := acquire(t, beside, cost, store.Admitted)
+		var changes []store.Change
+		defer beside.Watch(func(c store.Change, _ time.Duration) { changes = append(changes, c) })()
 		if err := here.(store.Changer).Change(t.Context(), after); err != nil {
 			t.Fatal(err)
 		}
-		if len(told) != 1 || told[0] != store.Replanned {
-			t.Errorf("watchers were told %v", told)
+		if len(changes) != 1 || changes[0] != store.Replanned {
+			t.Errorf("got changes %v, want one Replanned", changes)
 		}
-		take(t, here, cost, store.Moved)
-		take(t, beside, cost, store.Moved)
+		acquire(t, here, cost, store.Moved)
+		acquire(t, beside, cost, store.Moved)
 		if next, p := there.(store.Changer).Successor(); next != there || p != before {
-			t.Error("the plan of another process has changed")
+			t.Error("got another plan in the other process, want it unchanged")
 		}
 		check := func(requests, tokens, calls int64) {
 			t.Helper()
 			time.Sleep(100 * ms)
 			got := used(t, successor(here))
 			if got["requests"] != requests || got["tokens"] != tokens || got["calls"] != calls {
-				t.Errorf("used: %v, want %d, %d and %d", got, requests, tokens, calls)
+				t.Errorf("got %v used, want %d requests, %d tokens and %d calls", got, requests, tokens, calls)
 			}
 		}
 		check(6, 300, 3)
 		time.Sleep(5 * sec) // longer than a lease
 		check(6, 300, 3)
-		take(t, successor(beside), costOf(after, 1, 1, 1), store.Later)
+		acquire(t, successor(beside), costOf(after, 1, 1, 1), store.Later)
 		here.Settle(first, cost, costOf(before, 0, 150, 0), nil)
 		here.Release(first, cost)
 		check(6, 350, 2)
@@ -108,8 +109,8 @@ func TestChange(t *testing.T) {
 		here.Unanswered(second, cost)
 		here.Release(second, cost)
 		check(6, 300, 0)
-		take(t, successor(beside), costOf(after, 3, 600, 3), store.Admitted)
-		take(t, successor(here), costOf(after, 1, 0, 0), store.Later)
+		acquire(t, successor(beside), costOf(after, 3, 600, 3), store.Admitted)
+		acquire(t, successor(here), costOf(after, 1, 0, 0), store.Later)
 		check(9, 900, 3)
 		for _, q := range []store.Quota{here, beside, there} {
 			successor(q).Close()
@@ -117,7 +118,7 @@ func TestChange(t *testing.T) {
 	})
 }
 
-// What is reserved, or on its way to Redis, when the plan changes is given back.
+// A reservation that is held, or in flight to Redis, when the plan changes is returned.
 func TestChangeVoidsReservations(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		tier := throttle.Tier{Limit: 10, Window: time.Minute}
@@ -133,9 +134,9 @@ func TestChangeVoidsReservations(t *testing.T) {
 				answers = append(answers, got...)
 			})
 		}
-		used(t, q) // which connects
+		used(t, q) // connects to the server
 		reserve()
-		time.Sleep(10 * ms) // it is on its way
+		time.Sleep(10 * ms) // the call is in flight
 		tier.Limit = 5
 		if err := q.(store.Changer).Change(t.Context(), plan(t, 100*ms, tier)); err != nil {
 			t.Fatal(err)
@@ -143,58 +144,58 @@ func TestChangeVoidsReservations(t *testing.T) {
 		time.Sleep(90 * ms)
 		synctest.Wait()
 		if len(answers) != 2 || answers[0].Verdict != store.Moved || answers[1].Verdict != store.Moved {
-			t.Fatalf("%+v", answers)
+			t.Fatalf("got decisions %+v", answers)
 		}
 		if got := used(t, successor(q)); got["requests"] != 0 {
-			t.Errorf("%v is charged", got)
+			t.Errorf("got %v charged, want no requests", got)
 		}
 		q = successor(q)
-		take(t, q, []int64{5}, store.Admitted)
+		acquire(t, q, []int64{5}, store.Admitted)
 		answers = nil
-		reserve() // in a minute
+		reserve() // for the next minute
 		time.Sleep(100 * ms)
 		synctest.Wait()
 		if len(answers) == 0 || answers[0].Verdict != store.Admitted || answers[0].Reservation == nil {
-			t.Fatalf("%+v", answers)
+			t.Fatalf("got decisions %+v", answers)
 		}
 		tier.Limit = 20
 		if err := q.(store.Changer).Change(t.Context(), plan(t, 100*ms, tier)); err != nil {
 			t.Fatal(err)
 		}
-		if got := used(t, successor(q)); got["requests"] == 0 { // at the time that is reserved, in a minute
-			t.Error("what was reserved is not charged")
+		if got := used(t, successor(q)); got["requests"] == 0 { // at the reserved time, in a minute
+			t.Error("got no requests charged, want the reserved ones")
 		}
 		q.(store.Reserver).Cancel(answers)
 		time.Sleep(100 * ms)
 		if got := used(t, successor(q)); got["requests"] != 0 {
-			t.Errorf("%v is charged", got)
+			t.Errorf("got %v charged, want no requests", got)
 		}
 	})
 }
 
-// Those who wait are planned anew, with the first answer under the new plan.
+// A change of the plan has callers that wait ask again under the new plan.
 func TestChangeReplansWaiters(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		hourly := func(limit int64) throttle.Tier { return throttle.Tier{Limit: limit, Window: hour} }
 		s := distributed.New(process(0, 5*ms), distributed.Options{})
 		q := quota(t, s, "changed", plan(t, 50*ms, hourly(3)))
-		take(t, q, []int64{3}, store.Admitted)
-		var told []store.Change
-		defer q.Watch(func(c store.Change, _ time.Duration) { told = append(told, c) })()
-		take(t, q, []int64{1}, store.Later)
+		acquire(t, q, []int64{3}, store.Admitted)
+		var changes []store.Change
+		defer q.Watch(func(c store.Change, _ time.Duration) { changes = append(changes, c) })()
+		acquire(t, q, []int64{1}, store.Later)
 		if err := q.(store.Changer).Change(t.Context(), plan(t, 50*ms, hourly(5))); err != nil {
 			t.Fatal(err)
 		}
-		if len(told) != 1 || told[0] != store.Replanned {
-			t.Fatalf("told %v", told)
+		if len(changes) != 1 || changes[0] != store.Replanned {
+			t.Fatalf("got changes %v, want one Replanned", changes)
 		}
-		take(t, q, []int64{1}, store.Moved)
-		take(t, successor(q), []int64{2}, store.Admitted)
-		take(t, successor(q), []int64{1}, store.Later)
+		acquire(t, q, []int64{1}, store.Moved)
+		acquire(t, successor(q), []int64{2}, store.Admitted)
+		acquire(t, successor(q), []int64{1}, store.Later)
 	})
 }
 
-// What was sent without Redis counts after a change, too.
+// Requests that were sent without Redis count after a change of the plan, too.
 func TestChangeWithoutRedis(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rdb, closing := away()
@@ -202,7 +203,7 @@ func TestChangeWithoutRedis(t *testing.T) {
 		q := quota(t, distributed.New(rdb, distributed.Options{Outage: distributed.Outage{Workers: 1}}), "changed",
 			fleetPlan(t, 10, 1000, 4))
 		cost := []int64{1, 100, 1}
-		b := take(t, q, cost, store.Admitted)
+		b := acquire(t, q, cost, store.Admitted)
 		after := fleetPlan(t, 3, 1000, 4)
 		if err := q.(store.Changer).Change(t.Context(), after); err != nil {
 			t.Fatal(err)
@@ -210,15 +211,15 @@ func TestChangeWithoutRedis(t *testing.T) {
 		q.Settle(b, cost, cost, nil)
 		q.Release(b, cost)
 		if successor(q).(store.Idler).Idle() {
-			t.Error("what was sent is forgotten")
+			t.Error("got an idle quota, want it to remember what was sent")
 		}
 		next := successor(q)
-		take(t, next, costOf(after, 2, 100, 1), store.Admitted)
-		take(t, next, costOf(after, 1, 100, 1), store.Later)
+		acquire(t, next, costOf(after, 2, 100, 1), store.Admitted)
+		acquire(t, next, costOf(after, 1, 100, 1), store.Later)
 	})
 }
 
-// A policy of another algorithm and window keeps what is charged, in Redis.
+// SetPolicy keeps what Redis has charged, also if the algorithm and the window change.
 func TestSetPolicyKeepsTheCharge(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		policy := func(limit int64, window time.Duration, a throttle.Algorithm) throttle.Policy {
@@ -243,27 +244,27 @@ func TestSetPolicyKeepsTheCharge(t *testing.T) {
 			}
 			left := p.Tiers[0].Limit - charged
 			if l.AllowN(left + 1) {
-				t.Errorf("policy %d admits %d units after %d", i, left+1, charged)
+				t.Errorf("policy %d: admitted %d units after %d, want a refusal", i, left+1, charged)
 			}
 			if !l.AllowN(left) {
-				t.Errorf("policy %d refuses %d units after %d", i, left, charged)
+				t.Errorf("policy %d: refused %d units after %d, want them admitted", i, left, charged)
 			}
 			charged += left
 		}
 	})
 }
 
-// What was settled before a change of the tier, and Redis has yet to be told, is charged after
-// it, and so is what is estimated.
+// After a change of the tier, Redis charges costs that were settled before the change and not yet
+// reported, and open estimates.
 func TestChangeKeepsEstimates(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		tokens := throttle.Tier{Limit: 1000, Window: time.Minute, Unit: "tokens", Estimated: true}
 		s := distributed.New(process(20*ms, 20*ms), distributed.Options{Lease: sec})
 		q := quota(t, s, "changed", plan(t, 50*ms, tokens))
 		cost := []int64{100}
-		settled := take(t, q, cost, store.Admitted)
-		open := take(t, q, cost, store.Admitted)
-		early := take(t, q, cost, store.Admitted)
+		settled := acquire(t, q, cost, store.Admitted)
+		open := acquire(t, q, cost, store.Admitted)
+		early := acquire(t, q, cost, store.Admitted)
 		q.Settle(early, cost, []int64{70}, nil)
 		time.Sleep(5 * sec)
 		q.Settle(settled, cost, []int64{250}, nil)
@@ -273,12 +274,12 @@ func TestChangeKeepsEstimates(t *testing.T) {
 		}
 		time.Sleep(5 * sec)
 		if got := used(t, successor(q))["tokens"]; got < 410 || got > 420 { // 5 s drain 2.8
-			t.Errorf("%d tokens are used, want 70 + 250 + 100, but for what has drained", got)
+			t.Errorf("got %d tokens used, want 70 + 250 + 100, less what has drained", got)
 		}
 		q.Settle(open, cost, []int64{0}, nil)
 		time.Sleep(sec)
 		if got := used(t, successor(q))["tokens"]; got < 310 || got > 320 {
-			t.Errorf("%d tokens are used, want 70 + 250, but for what has drained", got)
+			t.Errorf("got %d tokens used, want 70 + 250, less what has drained", got)
 		}
 		successor(q).Close()
 	})

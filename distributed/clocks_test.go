@@ -21,37 +21,38 @@ import (
 	"github.com/apithrottle/throttle/internal/soak"
 )
 
-// The tests here are about fleets whose messages take any time, there and back, and whose server
-// has a clock of its own: what is sent is in time, whatever the fleet knows of that clock.
+// The tests here run fleets whose messages take any time in each direction, and whose server has a
+// clock of its own. A fleet must not exceed its limits, however little it knows of that clock.
 
-// A world is a server with a clock, processes on wires to it, and the provider, which has
-// the server's clock.
+// A world is a server with a clock, processes that are connected to it, and the provider. The
+// provider's clock runs at the rate of the server's clock.
 type world struct {
 	*dice
 	server *miniredis.Miniredis
 	began  time.Time
-	rate   float64 // of the server's clock
-	bursts []burst // when callers send; nil if again and again
-	steps  []step  // back, of the server's clock
+	rate   float64 // of the clocks of the server and the provider
+	bursts []burst // when callers send. If nil, they send again and again
+	steps  []step  // by which the server's clock is set back
 	sent   []event
 }
 
-// A burst is when some part of all callers send at once, or do not after all.
+// A burst is an instant at which a part of all callers is admitted at once. If lost, they send
+// nothing.
 type burst struct {
 	at   time.Time
 	part float64
 	lost bool
 }
 
-// A step is how far a clock is set back at an instant.
+// A step sets a clock back at an instant.
 type step struct {
-	at  time.Time
-	far time.Duration
+	at time.Time
+	by time.Duration
 }
 
-// Dice draw, for all goroutines of a world.
+// A dice draws random values for all goroutines of a world.
 type dice struct {
-	mu  sync.Mutex // guards all below, and what else a world has
+	mu  sync.Mutex // guards all below, and world.sent
 	src *rand.Rand
 }
 
@@ -67,34 +68,36 @@ func (d *dice) float() float64 {
 	return d.src.Float64()
 }
 
-// clock is what the clock of the provider shows, and that of the server but for its steps.
-func (w *world) clock(at time.Time) time.Time {
+// providerClock returns what the provider's clock now. The server's clock differs from it by its
+// steps only.
+func (w *world) providerClock(at time.Time) time.Time {
 	return beginning.Add(time.Duration(float64(at.Sub(w.began)) * w.rate))
 }
 
-// stepped is what the clock of the server shows.
-func (w *world) stepped(at time.Time) time.Time {
-	shows := w.clock(at)
+// serverClock returns what the server's clock now.
+func (w *world) serverClock(at time.Time) time.Time {
+	now := w.providerClock(at)
 	for _, s := range w.steps {
 		if !at.Before(s.at) {
-			shows = shows.Add(-s.far)
+			now = now.Add(-s.by)
 		}
 	}
-	return shows
+	return now
 }
 
-// set has the server's clock be set back now and then, unless windows of that clock matter.
-func (w *world) set(p throttle.Policy, during time.Duration) {
+// addSteps draws steps that set the server's clock back, unless p has windows that follow that
+// clock.
+func (w *world) addSteps(p throttle.Policy, during time.Duration) {
 	if slices.ContainsFunc(p.Tiers, func(t throttle.Tier) bool { return t.Algorithm == throttle.FixedWindow }) {
 		return
 	}
 	for range w.n(4) {
-		far := time.Duration(float64(100*time.Microsecond) * math.Pow(30_000, w.float()))
-		w.steps = append(w.steps, step{w.began.Add(w.between(0, during)), far})
+		by := time.Duration(float64(100*time.Microsecond) * math.Pow(30_000, w.float()))
+		w.steps = append(w.steps, step{w.began.Add(w.between(0, during)), by})
 	}
 }
 
-// process returns a client whose messages take some time there, and back.
+// process returns a client whose messages take the times that there and back return.
 func (w *world) process(t *testing.T, there, back func() time.Duration) *redis.Client {
 	rdb := redis.NewClient(&redis.Options{
 		Addr: "127.0.0.1:6379", // a name would be looked up
@@ -103,11 +106,11 @@ func (w *world) process(t *testing.T, there, back func() time.Duration) *redis.C
 			if err != nil {
 				return nil, err
 			}
-			return twoWays(c, there, back, func() { w.server.SetTime(w.stepped(time.Now())) }), nil
+			return twoWays(c, there, back, func() { w.server.SetTime(w.serverClock(time.Now())) }), nil
 		},
 		DisableIdentity: true,
-		PoolSize:        256, // nobody waits for a connection
-		Protocol:        2,   // a connection of 3 takes a lock while it waits, and virtual time stands still
+		PoolSize:        256, // no caller waits for a connection
+		Protocol:        2,   // connections of protocol 3 hold a lock while they wait, which stops virtual time
 	})
 	t.Cleanup(func() {
 		time.Sleep(6 * sec) // a listener lingers for five
@@ -116,16 +119,17 @@ func (w *world) process(t *testing.T, there, back func() time.Duration) *redis.C
 	return rdb
 }
 
-// send is a request that arrives within the guard, any time.
+// send records a request that arrives at a random instant within the guard.
 func (w *world) send(guard time.Duration, cost int64) {
 	at := time.Now().Add(w.between(0, guard))
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.sent = append(w.sent, event{At: w.clock(at).UnixMicro(), Cost: cost})
+	w.sent = append(w.sent, event{At: w.providerClock(at).UnixMicro(), Cost: cost})
 }
 
-// delays returns how long messages take: about the same, now and then for far longer, or for
-// longer at times; and how long nearly all of them take at most.
+// delays returns a function that draws how long a message takes, and the most that nearly all of
+// them take. The delay is constant, or varies by a factor of four, or has a heavy tail, or is
+// longer for a while now and then.
 func (d *dice) delays() (delay func() time.Duration, most time.Duration) {
 	base := time.Duration(float64(100*time.Microsecond) * math.Pow(1500, d.float()))
 	switch d.n(4) {
@@ -163,7 +167,7 @@ func (d *dice) policy() throttle.Policy {
 	return p
 }
 
-// storms are the bursts of some time, small ones and large ones.
+// storms draws bursts of all sizes during a time.
 func (d *dice) storms(during, window time.Duration) (all []burst) {
 	for at := time.Duration(0); at < during; at += d.between(0, 2*window) {
 		part := d.float()
@@ -172,14 +176,14 @@ func (d *dice) storms(during, window time.Duration) (all []burst) {
 	return all
 }
 
-var worlds = flag.Uint64("world", 0, "the seed of the first random world; 0: another one each time")
+var worlds = flag.Uint64("world", 0, "the seed of the first random world. If 0, a random seed")
 
-// Nothing that a fleet sends is refused by a provider that knows when it arrives, and the
-// limits are used as far as the slowest process allows, however long messages take, if the
-// server's clock gains or loses or is set back, and if what was charged is never sent.
+// A provider that knows when each request arrives refuses none of a fleet's, and the fleet uses the
+// limits as far as its slowest process allows. This holds however long messages take, if the
+// server's clock gains or loses or is set back, and if charged requests are never sent.
 func TestFleetClocks(t *testing.T) {
 	t.Parallel()
-	seeds := []uint64{7018, 7027, 7057} // where a fleet is refused that knows the clock wrongly
+	seeds := []uint64{7018, 7027, 7057} // the provider refuses a fleet here that has wrong bounds of the clock
 	first, random := cmp.Or(*worlds, rand.Uint64()), soak.Times(5)
 	if soak.Times(1) == 1 {
 		random = 2
@@ -200,39 +204,39 @@ func playWorld(t *testing.T, seed uint64) {
 		const during = 6 * sec
 		ctx, stop := context.WithTimeout(t.Context(), during)
 		defer stop()
-		end := w.clock(time.Now().Add(during))
+		end := w.providerClock(time.Now().Add(during))
 		var wg sync.WaitGroup
-		costs, gives, loses := 1+w.n(2), w.float()*0.6, w.float()*0.1
-		crowd := p.Tiers[0].Limit
+		costs, cancelRate, lossRate := 1+w.n(2), w.float()*0.6, w.float()*0.1
+		callers := p.Tiers[0].Limit
 		if w.n(2) == 0 {
-			crowd = crowd/2 + 1
+			callers = callers/2 + 1
 			w.bursts = w.storms(during, p.Tiers[0].Window)
 		}
-		w.set(p, during)
+		w.addSteps(p, during)
 		slowest := time.Duration(0)
 		for range 1 + w.n(5) {
 			there, a := w.delays()
 			back, b := w.delays()
 			slowest = max(slowest, a+b)
 			l := limiter(t, p, distributed.New(w.process(t, there, back), distributed.Options{}))
-			for range crowd + w.n(2*crowd) {
-				wg.Go(func() { w.caller(ctx, l, p.Guard, costs, gives, loses) })
+			for range callers + w.n(2*callers) {
+				wg.Go(func() { w.caller(ctx, l, p.Guard, costs, cancelRate, lossRate) })
 			}
 		}
 		wg.Wait()
 		slices.SortFunc(w.sent, func(a, b event) int { return cmp.Compare(a.At, b.At) })
 		checkBound(t, w.sent, p.Tiers...)
-		used := usedPart(t, w.sent, end, p.Tiers...)
+		used := usedShare(t, w.sent, end, p.Tiers...)
 		window := p.Tiers[0].Window
 		best := float64(window) / float64(window+p.Guard+slowest+15*ms)
 		if used < 0.3*best && w.bursts == nil {
-			t.Errorf("%.2f of the limits is used, want %.2f at least", used, 0.3*best)
+			t.Errorf("got %.2f of the limits used, want %.2f at least", used, 0.3*best)
 		}
 		t.Logf("%v, rate %.0f ppm: %d sent, %.2f used, %.2f at best", p, (w.rate-1)*1e6, len(w.sent), used, best)
 	})
 }
 
-// A window that a request was charged to and never sent opens with the next one.
+// An anchored window whose first charged request is never sent opens with the next request.
 func TestFleetUnsentOpener(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -257,27 +261,28 @@ func TestFleetUnsentOpener(t *testing.T) {
 	})
 }
 
-// A time that was reserved before the server's clock was set back is not lent after it: it would be
-// later then, and beside those of others who know the clock as it was.
-func TestFleetGivesBackBeforeStep(t *testing.T) {
+// A reserved time that is returned is not lent to another request after the server's clock was set
+// back. The request would be sent later by the new clock, beside requests of processes that still
+// use the old one.
+func TestFleetReturnsBeforeStep(t *testing.T) {
 	t.Parallel()
-	for name, tc := range map[string]struct{ far, gives time.Duration }{
-		"before a step that Redis sees":      {far: 900 * ms, gives: 100 * ms},
-		"after a step that Redis sees":       {far: 900 * ms, gives: 600 * ms},
-		"before one that only processes see": {far: 500 * ms, gives: 100 * ms},
-		"after one that only processes see":  {far: 500 * ms, gives: 600 * ms},
+	for name, tc := range map[string]struct{ by, cancelAt time.Duration }{
+		"before a step that Redis notices":         {by: 900 * ms, cancelAt: 100 * ms},
+		"after a step that Redis notices":          {by: 900 * ms, cancelAt: 600 * ms},
+		"before a step that only processes notice": {by: 500 * ms, cancelAt: 100 * ms},
+		"after a step that only processes notice":  {by: 500 * ms, cancelAt: 600 * ms},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 				w := &world{dice: &dice{src: rand.New(rand.NewPCG(1, 2))}, server: s, began: time.Now(), rate: 1}
-				w.steps = []step{{w.began.Add(500 * ms), tc.far}}
-				p := throttle.Policy{Name: "gives", Guard: 10 * ms, Tiers: []throttle.Tier{per(sec, 10, throttle.SlidingLog)}}
+				w.steps = []step{{w.began.Add(500 * ms), tc.by}}
+				p := throttle.Policy{Name: "canceled", Guard: 10 * ms, Tiers: []throttle.Tier{per(sec, 10, throttle.SlidingLog)}}
 				process := func() *throttle.Limiter {
 					soon := func() time.Duration { return ms }
 					l := limiter(t, p, distributed.New(w.process(t, soon, soon), distributed.Options{}))
 					return l
 				}
-				gives, waits, comes := process(), process(), process()
+				canceler, waiter, newcomer := process(), process(), process()
 				var wg sync.WaitGroup
 				send := func(ctx context.Context, l *throttle.Limiter, cost int64) {
 					wg.Go(func() {
@@ -288,26 +293,26 @@ func TestFleetGivesBackBeforeStep(t *testing.T) {
 					time.Sleep(10 * ms)
 				}
 				ctx, cancel := context.WithCancel(t.Context())
-				send(ctx, gives, 3)
-				send(ctx, waits, 3)
-				send(ctx, comes, 4)
-				send(ctx, gives, 10)         // a second later
-				send(t.Context(), waits, 10) // and another one
-				time.AfterFunc(time.Until(w.began.Add(tc.gives)), cancel)
+				send(ctx, canceler, 3)
+				send(ctx, waiter, 3)
+				send(ctx, newcomer, 4)
+				send(ctx, canceler, 10)       // a second later
+				send(t.Context(), waiter, 10) // and another one
+				time.AfterFunc(time.Until(w.began.Add(tc.cancelAt)), cancel)
 				time.Sleep(time.Until(w.began.Add(720 * ms)))
-				send(t.Context(), comes, 10)
+				send(t.Context(), newcomer, 10)
 				wg.Wait()
 				slices.SortFunc(w.sent, func(a, b event) int { return cmp.Compare(a.At, b.At) })
 				checkBound(t, w.sent, p.Tiers...)
 				if len(w.sent) != 5 {
-					t.Errorf("%d were sent, want 5", len(w.sent))
+					t.Errorf("got %d requests sent, want 5", len(w.sent))
 				}
 			})
 		})
 	}
 }
 
-func usedPart(t *testing.T, all []event, end time.Time, tiers ...throttle.Tier) float64 {
+func usedShare(t *testing.T, all []event, end time.Time, tiers ...throttle.Tier) float64 {
 	if len(all) == 0 {
 		return 0
 	}
@@ -315,12 +320,13 @@ func usedPart(t *testing.T, all []event, end time.Time, tiers ...throttle.Tier) 
 	for _, e := range all {
 		sent += e.Cost
 	}
-	_, most := atBest(t, all, end.UnixMicro(), tiers...)
+	_, most := upperBound(t, all, end.UnixMicro(), tiers...)
 	return float64(sent) / float64(most)
 }
 
-// caller sends again and again, and now and then gives up, or does not send after all.
-func (w *world) caller(ctx context.Context, l *throttle.Limiter, guard time.Duration, costs int64, gives, loses float64) {
+// caller sends requests one after the other, or at each burst. Some are canceled while they wait,
+// and some are admitted and never sent.
+func (w *world) caller(ctx context.Context, l *throttle.Limiter, guard time.Duration, costs int64, cancelRate, lossRate float64) {
 	for i := 0; ctx.Err() == nil; i++ {
 		if w.bursts != nil {
 			if i == len(w.bursts) {
@@ -330,31 +336,32 @@ func (w *world) caller(ctx context.Context, l *throttle.Limiter, guard time.Dura
 			if time.Sleep(left); left < 0 || w.float() > w.bursts[i].part {
 				continue
 			}
-			if loses = 0; w.bursts[i].lost {
-				loses = 1
+			if lossRate = 0; w.bursts[i].lost {
+				lossRate = 1
 			}
 		}
 		cost := 1 + w.n(costs)
 		one, cancel := ctx, context.CancelFunc(func() {})
-		if w.float() < gives {
+		if w.float() < cancelRate {
 			one, cancel = context.WithTimeout(ctx, time.Hour)
 			time.AfterFunc(w.between(0, sec), cancel)
 		}
 		if w.float() < 0.1 {
-			if l.AllowN(cost) && w.float() > loses {
+			if l.AllowN(cost) && w.float() > lossRate {
 				w.send(guard, cost)
 			}
 			time.Sleep(w.between(0, 50*ms))
 		} else if l.WaitN(one, cost) != nil {
-			time.Sleep(w.between(0, 50*ms)) // it has given up, or would wait until after the end
-		} else if w.float() > loses {
+			time.Sleep(w.between(0, 50*ms)) // canceled, or refused because it would wait past the end
+		} else if w.float() > lossRate {
 			w.send(guard, cost)
 		}
 		cancel()
 	}
 }
 
-// twoWays makes a cable whose ways take different times, and calls arrive before a message does.
+// twoWays returns a cable with separate delays for each direction. It calls arrive before it
+// delivers a message to the server.
 func twoWays(c net.Conn, there, back func() time.Duration, arrive func()) net.Conn {
 	k := &cable{Conn: c, delay: there, answers: back, arrive: arrive,
 		there: make(chan message, 1024), back: make(chan message, 1024), closed: make(chan struct{}),

@@ -14,7 +14,7 @@ import (
 // An arrival is how many units were admitted at an instant.
 type arrival struct{ at, n int64 }
 
-// inWindow is how many units were admitted in the window that ends with an instant.
+// inWindow returns how many units were admitted in the window that ends at an instant.
 func inWindow(list []arrival, at int64, window time.Duration) (sum int64) {
 	for i := len(list) - 1; i >= 0 && list[i].at > at-window.Microseconds(); i-- {
 		sum += list[i].n
@@ -22,8 +22,8 @@ func inWindow(list []arrival, at int64, window time.Duration) (sum int64) {
 	return sum
 }
 
-// level is how much of a bucket is used after all arrivals.
-func level(list []arrival, t algorithms.Tier) (used float64) {
+// bucketLevel returns how much of a bucket is used after all arrivals.
+func bucketLevel(list []arrival, t algorithms.Tier) (used float64) {
 	rate := float64(t.Limit) / float64(t.Window.Microseconds())
 	var last int64
 	for _, a := range list {
@@ -32,7 +32,8 @@ func level(list []arrival, t algorithms.Tier) (used float64) {
 	return used
 }
 
-// releases are the plans of a fleet that is being deployed, which call by turns.
+// A releases holds the plans of a program's releases, which call by turns while a fleet is being
+// deployed.
 type releases struct {
 	*testing.T
 	subject *subject
@@ -41,16 +42,17 @@ type releases struct {
 	all     []arrival
 }
 
-// call asks for units, in requests of so many, and returns how many are admitted.
-func (r *releases) call(release int, units, cost int64) int64 {
+// reserveUnits asks for units in requests of cost units each, and returns how many units are
+// admitted.
+func (r *releases) reserveUnits(release int, units, cost int64) int64 {
 	r.Helper()
-	n := cost * r.ask(release, units/cost, map[string]int64{algorithms.Requests: cost})
+	n := cost * r.reserve(release, units/cost, map[string]int64{algorithms.Requests: cost})
 	r.all = append(r.all, arrival{r.at, n})
 	return n
 }
 
-// ask asks for requests of a cost, and returns how many are admitted.
-func (r *releases) ask(release int, requests int64, cost map[string]int64) (n int64) {
+// reserve asks for a number of requests and returns how many are admitted.
+func (r *releases) reserve(release int, requests int64, cost map[string]int64) (n int64) {
 	r.Helper()
 	r.subject.change(r.plans[release])
 	args := []int64{0, 0, 0, 0, 0, requests, 0}
@@ -76,32 +78,32 @@ func newReleases(t *testing.T, guard time.Duration, specs ...string) *releases {
 	}
 	r.subject.begin(r.plans[0])
 	for i := range r.plans {
-		r.call(i, 1, 1)
+		r.reserveUnits(i, 1, 1)
 	}
 	return r
 }
 
-// Releases that call by turns: in windows of the shorter length they admit no more than the
-// larger limit. Where each remembers instants, what one admits fits its own limit, over what
-// both have admitted, and it refuses nothing else.
+// In any window of the shorter length, releases that call by turns admit no more than the larger
+// limit. If both remember instants, a release admits a request exactly if it fits the release's own
+// limit, beside everything that both releases have admitted.
 func TestReleasesByTurns(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		specs  [2]string
-		exact  bool  // both remember all instants that either counts
+		exact  bool  // both remember all instants that either of them counts
 		most   int64 // units in any shorter window
 		window time.Duration
 	}{
-		{[2]string{"50/h", "50/h;algo=gcra"}, false, 100, time.Hour}, // as the bucket alone
+		{[2]string{"50/h", "50/h;algo=gcra"}, false, 100, time.Hour}, // as the bucket alone admits
 		{[2]string{"50/m", "100/2m"}, true, 100, time.Minute},
 		{[2]string{"50/s", "1000/m"}, true, 1000, time.Second},
 		{[2]string{"10000/h", "10001/h"}, false, 10_001, time.Hour},
 		{[2]string{"50/m", "30000/h"}, true, 30_000, time.Minute},
 		{[2]string{"20000/h", "11000/m"}, false, 20_000, time.Minute},
-		{[2]string{"50/h;algo=fixed_window", "60/h;algo=anchored_window"}, false, 120, time.Hour}, // as the latter alone
+		{[2]string{"50/h;algo=fixed_window", "60/h;algo=anchored_window"}, false, 120, time.Hour}, // as the anchored window alone admits
 		{[2]string{"50/m;algo=weighted_window", "100/2m;algo=token_bucket"}, false, 150, time.Minute},
 		{[2]string{"50/m;algo=gcra", "10/m;algo=gcra"}, false, 100, time.Minute},
-		{[2]string{"1000/24h;algo=sliding_log", "10/m;algo=leaky_bucket"}, false, 1010, time.Minute}, // and what drains
+		{[2]string{"1000/24h;algo=sliding_log", "10/m;algo=leaky_bucket"}, false, 1010, time.Minute}, // and what drains meanwhile
 	} {
 		t.Run(fmt.Sprint(tc.specs), func(t *testing.T) {
 			t.Parallel()
@@ -113,17 +115,17 @@ func TestReleasesByTurns(t *testing.T) {
 					i := turn % 2
 					tier := r.plans[i].Tiers()[0]
 					cost := 1 + tier.Limit/100
-					n := r.call(i, cost+g.Int64N(tier.Limit+10), cost)
+					n := r.reserveUnits(i, cost+g.Int64N(tier.Limit+10), cost)
 					if got := inWindow(r.all, r.at, tc.window); got > tc.most {
-						t.Fatalf("seed %d, turn %d: %d are admitted in %v, want at most %d", seed, turn, got, tc.window, tc.most)
+						t.Fatalf("seed %d, turn %d: got %d admitted in %v, want %d at most", seed, turn, got, tc.window, tc.most)
 					}
 					if got := inWindow(r.all, r.at, tier.Window); tc.exact && n > 0 && got > tier.Limit {
-						t.Fatalf("seed %d, turn %d: %v admits the %d-th unit of its window", seed, turn, tier, got)
+						t.Fatalf("seed %d, turn %d: %v admits, got %d units in its window, want %d at most", seed, turn, tier, got, tier.Limit)
 					}
 					larger := tier.Limit >= r.plans[1-i].Tiers()[0].Limit
 					if tier.Algorithm >= algorithms.TokenBucket && larger && n > 0 {
-						if used := level(r.all, tier); used > float64(tier.Burst)+0.01 {
-							t.Fatalf("seed %d, turn %d: %v admits with %.2f used", seed, turn, tier, used)
+						if used := bucketLevel(r.all, tier); used > float64(tier.Burst)+0.01 {
+							t.Fatalf("seed %d, turn %d: %v admits, got %.2f units used, want %d at most", seed, turn, tier, used, tier.Burst)
 						}
 					}
 				}
@@ -134,7 +136,7 @@ func TestReleasesByTurns(t *testing.T) {
 
 func pickOf(g *rand.Rand, list ...int64) int64 { return list[g.IntN(len(list))] }
 
-// Logs lose nothing: releases by turns admit all that their own limits have room for.
+// With sliding logs, releases that call by turns admit all requests that fit their own limits.
 func TestReleasesLoseNothing(t *testing.T) {
 	t.Parallel()
 	g := rand.New(rand.NewPCG(1, 1))
@@ -145,21 +147,21 @@ func TestReleasesLoseNothing(t *testing.T) {
 			tier := r.plans[turn%len(specs)].Tiers()[0]
 			asked := 1 + g.Int64N(100)
 			want := min(asked, max(0, tier.Limit-inWindow(r.all, r.at, tier.Window)))
-			if got := r.call(turn%len(specs), asked, 1); got != want {
-				t.Fatalf("%v, turn %d: %v admits %d of %d, want %d", specs, turn, tier, got, asked, want)
+			if got := r.reserveUnits(turn%len(specs), asked, 1); got != want {
+				t.Fatalf("%v, turn %d: %v admitted %d of %d, want %d", specs, turn, tier, got, asked, want)
 			}
 		}
 	}
 }
 
-// A state that the script converts decides as the ledger that Plan.Convert returns.
+// The script converts a state to the same decisions as Plan.Convert converts a ledger.
 func TestConvertTwins(t *testing.T) {
 	t.Parallel()
-	t.Run("miniredis", func(t *testing.T) { convertTwins(t, mini(t), soak.Times(40)) })
-	t.Run("redis", func(t *testing.T) { convertTwins(t, real(t), soak.Times(300)) })
+	t.Run("miniredis", func(t *testing.T) { checkConvertTwins(t, mini(t), soak.Times(40)) })
+	t.Run("redis", func(t *testing.T) { checkConvertTwins(t, real(t), soak.Times(300)) })
 }
 
-func convertTwins(t *testing.T, s *subject, seeds int) {
+func checkConvertTwins(t *testing.T, s *subject, seeds int) {
 	for seed := range uint64(seeds) {
 		g := rand.New(rand.NewPCG(seed, 1))
 		tier := func() algorithms.Tier {
@@ -185,7 +187,7 @@ func convertTwins(t *testing.T, s *subject, seeds int) {
 		s.begin(before)
 		at := int64(1_700_000_000_000_000)
 		compare(t, s, m, at, step{op: "q"})
-		at += time.Hour.Microseconds() // since the clock began
+		at += time.Hour.Microseconds() // the state's clock moves far from its beginning
 		play := func() {
 			for range 6 {
 				at += g.Int64N([]int64{100_000, 2_000_000, 20_000_000}[g.IntN(3)])
@@ -203,8 +205,8 @@ func convertTwins(t *testing.T, s *subject, seeds int) {
 	}
 }
 
-// roundsRefills reports whether a bucket may take over from another one: the script rounds up
-// the time that is missing, the ledger the units.
+// roundsRefills reports whether one bucket may take over from another. The twins differ then: the
+// script rounds up the time that is missing, the ledger the units.
 func roundsRefills(before, after *algorithms.Plan) bool {
 	has := func(p *algorithms.Plan) bool {
 		return slices.ContainsFunc(p.Tiers(), func(t algorithms.Tier) bool { return t.Algorithm >= algorithms.TokenBucket })

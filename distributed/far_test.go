@@ -20,13 +20,13 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// An arrivals is what a provider sees, in virtual time.
+// An arrivals records when requests reach a provider, in virtual time.
 type arrivals struct {
 	mu sync.Mutex
 	at []time.Time
 }
 
-// send is a request that takes up to the most to arrive.
+// send records a request that takes up to most to arrive.
 func (a *arrivals) send(most time.Duration) {
 	at := time.Now().Add(rand.N(most))
 	a.mu.Lock()
@@ -34,7 +34,7 @@ func (a *arrivals) send(most time.Duration) {
 	a.at = append(a.at, at)
 }
 
-// refused returns how many a provider refuses that admits so many in each window.
+// refused returns how many requests a provider refuses that admits limit requests in any window.
 func (a *arrivals) refused(limit int, window time.Duration) (n int) {
 	slices.SortFunc(a.at, time.Time.Compare)
 	var in []time.Time
@@ -51,8 +51,8 @@ func (a *arrivals) refused(limit int, window time.Duration) (n int) {
 	return n
 }
 
-// However far away Redis is, processes use what the guard and the round trip leave of a
-// window, and none is refused.
+// However far away Redis is, processes use what the guard and the round trip leave of a window, and
+// the provider refuses none of their requests.
 func TestFarRedis(t *testing.T) {
 	for _, test := range []struct {
 		trip time.Duration
@@ -62,7 +62,7 @@ func TestFarRedis(t *testing.T) {
 			t.Parallel()
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 				const processes, guard, during = 4, 50 * ms, 10 * sec
-				begin := 3*sec + 15*test.trip // the first trips make connections
+				begin := 3*sec + 15*test.trip // the first round trips open connections
 				var provider arrivals
 				began := time.Now()
 				ctx, stop := context.WithTimeout(t.Context(), begin+during)
@@ -81,7 +81,7 @@ func TestFarRedis(t *testing.T) {
 				}
 				wg.Wait()
 				if n := provider.refused(test.rate, sec); n > 0 {
-					t.Errorf("%d of %d are refused", n, len(provider.at))
+					t.Errorf("the provider refused %d of %d, want none", n, len(provider.at))
 				}
 				n := 0
 				for _, at := range provider.at {
@@ -90,28 +90,28 @@ func TestFarRedis(t *testing.T) {
 					}
 				}
 				limit := float64(test.rate) * during.Seconds() / (1 + (guard + test.trip).Seconds())
-				if float64(n+test.rate) < 0.97*limit { // a burst may fall beside the time that is looked at
-					t.Errorf("%d are admitted, want %.0f", n, limit)
+				if float64(n+test.rate) < 0.97*limit { // a burst may fall outside the measured time
+					t.Errorf("got %d admitted, want %.0f", n, limit)
 				}
 			})
 		})
 	}
 }
 
-// Nobody waits for ever for a Redis of which no answer can be in time.
+// Callers do not wait forever for a Redis that is too far away to answer in time.
 func TestRedisTooFar(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		l := limiter(t, throttle.Policy{Name: "far", Tiers: []throttle.Tier{throttle.PerSecond(5)}},
 			distributed.New(distant(t, s, func() time.Duration { return 1200 * ms }), distributed.Options{Timeout: 10 * sec}))
 		for _, err := range []error{l.Wait(context.Background()), l.Wait(context.Background())} {
 			if err == nil || !strings.Contains(err.Error(), "use a Redis that is nearer") {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v, want an error that suggests a nearer Redis", err)
 			}
 		}
 	})
 }
 
-// Some answers that take long are no reason to end a wait, not even the first ones.
+// A few late answers do not end a wait, not even if they are the first ones.
 func TestLateAnswers(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		rdb := near(t, s)
@@ -120,16 +120,16 @@ func TestLateAnswers(t *testing.T) {
 		l := limiter(t, throttle.Policy{Name: "late", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, distributed.New(rdb, distributed.Options{Timeout: 10 * sec}))
 		wait := func() error { return l.Wait(t.Context()) }
 		try := func() error { _, err := l.TryAcquire(nil); return err }
-		for i, ask := range []func() error{wait, wait, try} {
+		for i, call := range []func() error{wait, wait, try} {
 			hook.late.Store(3)
-			if err := ask(); err != nil || hook.late.Load() > 0 {
-				t.Errorf("%d: got %v", i, err)
+			if err := call(); err != nil || hook.late.Load() > 0 {
+				t.Errorf("call %d: got %v with %d late answers left, want no error and none left", i, err, max(0, hook.late.Load()))
 			}
 		}
 	})
 }
 
-// A lateAnswers has the client receive some answers late.
+// A lateAnswers makes the client receive the next few answers late.
 type lateAnswers struct{ late atomic.Int32 }
 
 func (*lateAnswers) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -148,7 +148,7 @@ func (*lateAnswers) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	return next
 }
 
-// What a caller gives back that woke up too late is free for what it asks for next.
+// Reservations that a caller returns because it woke up too late are free for its next requests.
 func TestLateCallerIsNextAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		plan, err := algorithms.NewPlan([]algorithms.Tier{throttle.PerSecond(5)}, 50*ms)

@@ -25,20 +25,19 @@ import (
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
-// The tests here are about what breaks between a fleet and its Redis, or in it, while
-// the fleet is at work. Each is one row of a table: how much more than the policy was
-// admitted, and the longest time without an admission once the fault was over.
+// The tests here break something between a fleet and its Redis, or in Redis, while the fleet is at
+// work. Each test is one row of a table: how many requests were admitted beyond the policy, and the
+// longest time without an admission after the fault.
 
-// A crew is what a fleet consists of.
+// A crew describes a fleet.
 type crew struct {
-	members int // if zero, 3
+	members int // If zero, 3
 	policy  throttle.Policy
 	options distributed.Options
 }
 
-// A fleet is some processes in one: members that have nothing in common but Redis,
-// each with a client, a store and a limiter of its own, and with callers who ask
-// again and again.
+// A fleet simulates several processes in one: its members share nothing but Redis. Each has a
+// client, a store and a limiter of its own, and callers that send requests one after the other.
 type fleet struct {
 	t        *testing.T
 	tiers    []throttle.Tier
@@ -49,19 +48,20 @@ type fleet struct {
 
 	mu     sync.Mutex // guards all below
 	events []event
-	errs   []error // of callers before the end
+	errs   []error // that callers got before the end
 }
 
 var (
-	// In steady state these admit ten every two seconds, the guard included, ...
+	// inWindows admits ten every two seconds in steady state, the guard included.
 	inWindows = guarded(per(sec, 10, throttle.SlidingLog))
-	// ... and these one every 20 ms.
+	// evenly admits one every 20 ms in steady state.
 	evenly = guarded(per(sec, 50, throttle.GCRA))
-	// These are for bubbles, where nobody is late: a few every 250 ms.
+	// narrow is for bubbles, where no goroutine is late: a few every 250 ms.
 	narrow = policy(per(200*ms, 10, throttle.SlidingLog), throttle.PerHour(10_000))
 )
 
-// guarded is a policy for real servers: no scheduler is late by a second.
+// guarded returns a policy for real servers. Its guard of a second exceeds any delay of the
+// scheduler.
 func guarded(tier throttle.Tier) throttle.Policy {
 	p := policy(tier, throttle.PerHour(10_000))
 	p.Guard = sec
@@ -69,16 +69,14 @@ func guarded(tier throttle.Tier) throttle.Policy {
 }
 
 const (
-	callers = 12        // of three members; each has one booking at most
-	enough  = 15        // so many are admitted after a fault
-	usual   = 300 * ms  // in a bubble, the longest time between two admissions where nothing is wrong
-	resume  = sec       // in a bubble, the longest time that a fleet may take to go on
-	ahead   = 600 * ms  // in a bubble, for so long what was booked before a fault is still admitted
-	known   = 1200 * ms // in a bubble, for so long a fault may have no name
-	watch   = 1200 * ms // how long a fleet in a bubble is watched
+	callers = 12        // of three members; each has one reservation at most
+	enough  = 15        // a test ends after so many admissions after the fault
+	usual   = 300 * ms  // in a bubble, the longest time between two admissions without a fault
+	resume  = sec       // in a bubble, the longest time until a fleet admits again after a fault
+	watch   = 1200 * ms // how long a test watches a fleet in a bubble
 )
 
-// startFleet sets a fleet to work, and returns when all of it has been for a while.
+// startFleet starts a fleet, and returns when each of its members has been admitted.
 func startFleet[C redis.UniversalClient](t *testing.T, c crew, client func() C) *fleet {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -95,7 +93,7 @@ func startFleet[C redis.UniversalClient](t *testing.T, c crew, client func() C) 
 			f.working.Go(func() { f.work(ctx, i) })
 		}
 	}
-	until(t, "the whole fleet is at work", func() bool {
+	waitUntil(t, "the whole fleet is admitted", func() bool {
 		busy := make(map[int]bool)
 		for _, e := range f.between(began, time.Now()) {
 			busy[e.Worker] = true
@@ -113,7 +111,7 @@ func (f *fleet) work(ctx context.Context, member int) {
 		f.mu.Lock()
 		switch {
 		case err == nil:
-			f.events = append(f.events, event{Worker: member, Came: came.UnixMicro(), At: at.UnixMicro(), Cost: 1})
+			f.events = append(f.events, event{Worker: member, Asked: came.UnixMicro(), At: at.UnixMicro(), Cost: 1})
 		case ctx.Err() == nil:
 			f.errs = append(f.errs, err)
 		}
@@ -124,7 +122,7 @@ func (f *fleet) work(ctx context.Context, member int) {
 	}
 }
 
-// between returns what was admitted from one instant to another.
+// between returns the admissions in [from, to).
 func (f *fleet) between(from, to time.Time) (some []event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -136,17 +134,18 @@ func (f *fleet) between(from, to time.Time) (some []event) {
 	return some
 }
 
-// finish ends the work when enough was admitted after the fault was over, and checks the
-// row of the table that it prints: so much may be admitted beyond the policy. It returns
-// for how long nothing was admitted, which is only in a bubble up to the limiter.
+// finish stops the fleet when enough requests were admitted after over, and logs the row of the
+// table for fault. It checks that at most that many requests were admitted beyond the policy, and
+// returns the longest time without an admission. Outside a bubble that time also depends on the
+// machine.
 func (f *fleet) finish(fault string, over time.Time, most int) (resumed time.Duration) {
 	f.t.Helper()
-	until(f.t, "the fleet goes on", func() bool { return len(f.between(over, time.Now())) >= enough })
+	waitUntil(f.t, "the fleet admits again", func() bool { return len(f.between(over, time.Now())) >= enough })
 	last := time.Now()
 	f.end()
 	f.working.Wait()
 	if len(f.errs) > 0 {
-		f.t.Errorf("%d callers got errors, the first %v", len(f.errs), f.errs[0])
+		f.t.Errorf("got errors for %d callers, the first %v, want none", len(f.errs), f.errs[0])
 	}
 	slices.SortStableFunc(f.events, func(a, b event) int { return cmp.Compare(a.At, b.At) })
 
@@ -163,45 +162,46 @@ func (f *fleet) finish(fault string, over time.Time, most int) (resumed time.Dur
 	resumed = time.Duration(max(gap, last.UnixMicro()-before)) * time.Microsecond
 	f.t.Logf("| %s | %d | %v |", fault, excess, resumed.Round(ms))
 	if excess > most {
-		f.t.Errorf("%d were admitted beyond the policy, want %d at most", excess, most)
+		f.t.Errorf("got %d admitted beyond the policy, want %d at most", excess, most)
 	}
 	return resumed
 }
 
-// within is finish in a bubble: order holds, and the fleet goes on within a time.
-func (f *fleet) within(fault string, over time.Time, most int, longest time.Duration) {
+// finishWithin is finish in a bubble. It checks the order of admissions too, and that the fleet
+// admits again within longest.
+func (f *fleet) finishWithin(fault string, over time.Time, most int, longest time.Duration) {
 	f.t.Helper()
 	time.Sleep(watch - time.Since(over))
 	resumed := f.finish(fault, over, most)
 	checkOrder(f.t, f.events)
 	if resumed > longest {
-		f.t.Errorf("nothing was admitted for %v after the fault, want %v at most", resumed, longest)
+		f.t.Errorf("got no admission for %v after the fault, want one within %v", resumed, longest)
 	}
 }
 
-// coasts checks that nothing but what was booked before was admitted since an instant.
-func (f *fleet) coasts(since time.Time) {
+// checkReservedOnly checks that since an instant nothing was admitted but earlier reservations.
+func (f *fleet) checkReservedOnly(since time.Time) {
 	f.t.Helper()
 	if n := len(f.between(since, time.Now())); n > callers {
-		f.t.Errorf("%d were admitted, and %d callers have one booking each", n, callers)
+		f.t.Errorf("got %d admitted, want %d at most, one reservation a caller", n, callers)
 	}
 }
 
-// stands checks that nothing was admitted between two instants.
-func (f *fleet) stands(from, to time.Time) {
+// checkNone checks that nothing was admitted in [from, to).
+func (f *fleet) checkNone(from, to time.Time) {
 	f.t.Helper()
 	if some := f.between(from, to); len(some) > 0 {
 		last := time.UnixMicro(some[len(some)-1].At).Sub(from)
-		f.t.Errorf("%d were admitted, the last after %v of %v, want none", len(some), last, to.Sub(from))
+		f.t.Errorf("got %d admitted, the last after %v of %v, want none", len(some), last, to.Sub(from))
 	}
 }
 
-// unavailable checks what callers get whose patience ends in the fault, once it has a
-// name: the cause.
-func (f *fleet) unavailable(cause string) {
+// checkUnavailable checks that callers whose context ends during the fault get an error with the
+// cause.
+func (f *fleet) checkUnavailable(cause string) {
 	f.t.Helper()
 	for _, l := range f.limiters {
-		until(f.t, "a caller whose context ends gets ErrUnavailable and "+cause, func() bool {
+		waitUntil(f.t, "a caller whose context ends gets ErrUnavailable and "+cause, func() bool {
 			ctx, cancel := context.WithTimeout(context.Background(), 300*ms)
 			defer cancel()
 			err := l.Wait(ctx)
@@ -210,8 +210,7 @@ func (f *fleet) unavailable(cause string) {
 	}
 }
 
-// A spy sees what a client does: how often it calls the script, and how often it
-// dials.
+// A spy counts the script calls and the dials of a client.
 type spy struct {
 	calls.Counter
 	dials atomic.Int64
@@ -252,15 +251,15 @@ func TestFaults(t *testing.T) {
 		{"clock back, miniredis", func(t *testing.T) { miniredisClock(t, -8*sec, 0) }},
 		{"clock forward, miniredis", func(t *testing.T) { miniredisClock(t, 30*sec, 10+callers) }},
 		{"paused", paused},
-		{"paused, unheard", pausedUnheard},
-		{"gone, with shares", func(t *testing.T) { goneWithShares(t, inWindows, 10) }},
-		{"gone, with shares, GCRA", func(t *testing.T) { goneWithShares(t, evenly, 50) }},
-		{"shares know", sharesKnow},
-		{"shares of permits", sharesOfPermits},
-		{"shares of scopes", sharesOfScopes},
-		{"shares of scopes, waited for", sharesOfScopesWaited},
-		{"scopes given up", scopesGivenUp},
-		{"settled while away", settledWhileAway},
+		{"paused, message lost", pausedMessageLost},
+		{"gone, with fallback", func(t *testing.T) { goneWithFallback(t, inWindows, 10) }},
+		{"gone, with fallback, GCRA", func(t *testing.T) { goneWithFallback(t, evenly, 50) }},
+		{"fallback counts earlier admissions", fallbackCountsAdmitted},
+		{"fallback with permits", fallbackPermits},
+		{"fallback with scopes", fallbackScopes},
+		{"fallback with scopes, waiting", fallbackScopesWaiting},
+		{"scopes canceled", scopesCanceled},
+		{"settled while unavailable", settledWhileUnavailable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -269,17 +268,17 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// A server that starts again has forgotten everything: one capacity too much may
-// pass, besides what was booked before.
+// A server that restarts has lost everything. One capacity may be admitted again, and the
+// reservations from before.
 func killed(t *testing.T, p throttle.Policy, capacity int) {
 	s := redistest.Start(t)
 	f := startFleet(t, crew{policy: p}, s.Client)
 	s.Restart()
 	over := time.Now()
-	until(t, "all processes have found out", func() bool { return f.lost.Load() >= 3 })
+	waitUntil(t, "all processes have reported the loss", func() bool { return f.lost.Load() >= 3 })
 	f.finish("kill -9 and restart, "+p.Tiers[0].String(), over, capacity+callers)
 	if n := f.lost.Load(); n != 3 {
-		t.Errorf("OnLost was called %d times, want 3: once in each process", n)
+		t.Errorf("got %d calls of OnLost, want 3, one for each process", n)
 	}
 }
 
@@ -296,8 +295,8 @@ func scriptsFlushed(t *testing.T) {
 	f.finish("SCRIPT FLUSH, 20 times a second", began, 0)
 }
 
-// A call whose reply is lost is not repeated: it may have booked, and what it booked
-// is then lost.
+// A call whose reply is lost is not repeated, because it may have reserved times. Such reservations
+// are lost.
 func repliesLost(t *testing.T) {
 	s := redistest.Start(t)
 	var spies []*spy
@@ -318,8 +317,8 @@ func repliesLost(t *testing.T) {
 	for _, spy := range spies {
 		asked += int(spy.Count())
 	}
-	if ran > asked || ran < asked/2 { // less where a connection was closed meanwhile
-		t.Errorf("the server has run the script %d times, and was asked to %d times", ran, asked)
+	if ran > asked || ran < asked/2 { // fewer if a connection was closed meanwhile
+		t.Errorf("the server ran the script %d times, want %d to %d", ran, asked/2, asked)
 	}
 }
 
@@ -328,12 +327,11 @@ func far(t *testing.T) {
 		f := startFleet(t, crew{policy: narrow}, func() *redis.Client {
 			return distant(t, s, func() time.Duration { return 20 * ms })
 		})
-		f.within("20 ms to Redis and back", time.Now(), 0, usual)
+		f.finishWithin("20 ms to Redis and back", time.Now(), 0, usual)
 	})
 }
 
-// While Redis doesn't answer, Allow asks it now and then only, and otherwise has the answer
-// at once.
+// While Redis does not answer, Allow calls it only now and then, and otherwise returns at once.
 func halfOpen(t *testing.T) {
 	proxy := redistest.NewProxy(t, redistest.Start(t).Addr())
 	options := distributed.Options{Timeout: 500 * ms} // less than the client's
@@ -345,14 +343,14 @@ func halfOpen(t *testing.T) {
 	began := time.Now()
 	for range 1000 {
 		if idle.Allow() {
-			t.Error("Allow is true, with nobody to ask")
+			t.Error("got Allow = true without an answer of Redis, want false")
 		}
 	}
 	if n, most := asked.Count(), int64(4+10*time.Since(began).Seconds()); n > most {
-		t.Errorf("Allow asked Redis %d times, want %d at most", n, most)
+		t.Errorf("got %d calls of Redis by Allow, want %d at most", n, most)
 	}
-	f.unavailable("no answer within Options.Timeout")
-	f.coasts(began)
+	f.checkUnavailable("no answer within Options.Timeout")
+	f.checkReservedOnly(began)
 	proxy.Hang(false)
 	f.finish("no answers, connections stay", time.Now(), 0)
 }
@@ -366,7 +364,7 @@ func stopped(t *testing.T) {
 	f.finish("SIGSTOP of the server for 2 s", time.Now(), 0)
 }
 
-// However many callers wait for a Redis that is gone, it is dialed now and then.
+// A Redis that is gone is dialed now and then only, however many callers wait for it.
 func gone(t *testing.T) {
 	proxy := redistest.NewProxy(t, redistest.Start(t).Addr())
 	spy := new(spy)
@@ -383,24 +381,25 @@ func gone(t *testing.T) {
 	for range 1000 {
 		go func() { errs <- f.limiters[0].Wait(ctx) }()
 	}
-	until(t, "it was dialed in vain, and again", func() bool { return spy.dials.Load() > before+2 })
+	waitUntil(t, "it was dialed three times without success", func() bool { return spy.dials.Load() > before+2 })
 	time.Sleep(2 * sec)
 	n, most := spy.dials.Load()-before, int64(4+15*time.Since(began).Seconds())
 	cancel()
 	for range 1000 {
 		if err := <-errs; !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.Canceled) || !errors.Is(err, syscall.ECONNREFUSED) {
-			t.Errorf("a caller whose context ended got %v, want ErrUnavailable and the cause", err)
+			t.Errorf("canceled caller: got %v, want ErrUnavailable and the cause", err)
 		}
 	}
 	if n > most {
-		t.Errorf("there were %d attempts to connect, want %d at most", n, most)
+		t.Errorf("got %d attempts to connect, want %d at most", n, most)
 	}
-	f.coasts(began)
+	f.checkReservedOnly(began)
 	proxy.Refuse(false)
 	f.finish("connections refused, 1000 callers", time.Now(), 0)
 }
 
-// A server that refuses to write may do it later.
+// refusesWrites runs a fleet on a server that refuses writes from the command begin to the command
+// end.
 func refusesWrites(t *testing.T, s *redistest.Server, fault, cause string, begin, end []any) {
 	f := startFleet(t, crew{policy: inWindows}, s.Client)
 	admin := s.Client()
@@ -411,8 +410,8 @@ func refusesWrites(t *testing.T, s *redistest.Server, fault, cause string, begin
 		return time.Now()
 	}
 	began := do(begin)
-	f.unavailable(cause)
-	f.coasts(began)
+	f.checkUnavailable(cause)
+	f.checkReservedOnly(began)
 	f.finish(fault, do(end), 0)
 }
 
@@ -434,7 +433,7 @@ func noReplicas(t *testing.T) {
 	refusesWrites(t, s, "too few replicas for min-replicas-to-write", "NOREPLICAS", append(least, "1"), append(least, "0"))
 }
 
-// The server can't save, as its directory is gone.
+// The server cannot save, because its directory is gone.
 func notSaved(t *testing.T) {
 	s := redistest.Start(t)
 	admin := s.Client()
@@ -456,12 +455,12 @@ func notSaved(t *testing.T) {
 	if err := admin.BgSave(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it could not save", func() bool { return s.Info("persistence", "rdb_last_bgsave_status") == "err" })
+	waitUntil(t, "the server has failed to save", func() bool { return s.Info("persistence", "rdb_last_bgsave_status") == "err" })
 	began := time.Now()
-	f.unavailable("MISCONF")
-	f.coasts(began)
+	f.checkUnavailable("MISCONF")
+	f.checkReservedOnly(began)
 	set("save", "")
-	f.finish("the server can't save", time.Now(), 0)
+	f.finish("the server cannot save", time.Now(), 0)
 }
 
 // The replica that takes over may lack the last admissions.
@@ -469,7 +468,7 @@ func sentinelFailover(t *testing.T) {
 	s := redistest.StartSentinel(t)
 	f := startFleet(t, crew{policy: inWindows}, s.Client)
 	s.KillMaster()
-	until(t, "the sentinels tell where the new master is", func() bool {
+	waitUntil(t, "the sentinels report the new master", func() bool {
 		for _, n := range s.Sentinels {
 			if !strings.Contains(n.Info("sentinel", "master0"), "address="+s.Replica.Addr()) {
 				return false
@@ -486,7 +485,7 @@ func clusterFailover(t *testing.T) {
 	key := keyIn(t, c)
 	old := c.Master(key)
 	old.Kill()
-	until(t, "a replica takes over", func() bool { return c.Master(key) != old })
+	waitUntil(t, "a replica has taken over", func() bool { return c.Master(key) != old })
 	f.finish("loss of the key's master in a Cluster", time.Now(), 10)
 }
 
@@ -494,18 +493,18 @@ func slotMoved(t *testing.T) {
 	c := redistest.StartCluster(t, 3, 0)
 	f := startFleet(t, crew{policy: inWindows}, c.Client)
 	began, key := time.Now(), keyIn(t, c)
-	for _, to := range c.Nodes { // to two of them in fact
+	for _, to := range c.Nodes { // two of the three nodes
 		if to != c.Master(key) {
 			c.MoveSlot(key, to, func(bool) { time.Sleep(sec / 4) })
 		}
 	}
 	f.finish("the key's slot moves in a Cluster, twice", began, 0)
 	if n := f.lost.Load(); n != 0 {
-		t.Errorf("OnLost was called %d times, want none", n)
+		t.Errorf("got %d calls of OnLost, want none", n)
 	}
 }
 
-// keyIn is the name of the fleet's key, the only one in the cluster.
+// keyIn returns the fleet's key, the only key in the cluster.
 func keyIn(t *testing.T, c *redistest.Cluster) (key string) {
 	t.Helper()
 	err := c.Client().ForEachMaster(t.Context(), func(ctx context.Context, node *redis.Client) error {
@@ -516,12 +515,12 @@ func keyIn(t *testing.T, c *redistest.Cluster) (key string) {
 		return err
 	})
 	if err != nil || key == "" {
-		t.Fatalf("the key was not found: %v", err)
+		t.Fatalf("no key found: %v", err)
 	}
 	return key
 }
 
-// A step forward can't be told from idleness: the same may pass.
+// A step forward looks like idleness, so one capacity may be admitted again.
 func clock(t *testing.T, d time.Duration, p throttle.Policy, most int) {
 	s, step := redistest.StartWithClock(t)
 	f := startFleet(t, crew{policy: p}, s.Client)
@@ -546,21 +545,21 @@ func miniredisClock(t *testing.T, d time.Duration, most int) {
 		})
 		f := startFleet(t, crew{policy: narrow}, func() *redis.Client { return near(t, s) })
 		offset.Store(d.Microseconds())
-		f.within("the clock of a miniredis steps "+d.String(), time.Now(), most, resume)
+		f.finishWithin("the clock of a miniredis steps "+d.String(), time.Now(), most, resume)
 	})
 }
 
-// A pause is heard by those who sleep until their time, and who came first is still
-// the first after it.
+// A pause reaches callers that sleep until their time. After it, callers are admitted in the order
+// in which they came.
 func paused(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		f := startFleet(t, crew{policy: narrow}, func() *redis.Client { return near(t, s) })
-		f.pause("a pause of 1 s", 50*ms)
+		f.checkPause("a pause of 1 s", 50*ms)
 	})
 }
 
-// Where the message doesn't come through, the next answer tells.
-func pausedUnheard(t *testing.T) {
+// A process that does not get the message learns of the pause with its next reply.
+func pausedMessageLost(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		if err := near(t, s).Ping(t.Context()).Err(); err != nil { // starts the server
 			t.Fatal(err)
@@ -573,53 +572,53 @@ func pausedUnheard(t *testing.T) {
 			return true
 		})
 		f := startFleet(t, crew{policy: narrow}, func() *redis.Client { return near(t, s) })
-		f.pause("a pause of 1 s, the message is lost", 500*ms)
+		f.checkPause("a pause of 1 s, the message is lost", 500*ms)
 	})
 }
 
-func (f *fleet) pause(fault string, heard time.Duration) {
+func (f *fleet) checkPause(fault string, reached time.Duration) {
 	f.t.Helper()
 	began := time.Now()
 	if err := f.limiters[0].Pause(context.Background(), sec); err != nil {
 		f.t.Fatal(err)
 	}
-	told := time.Now()
+	returned := time.Now()
 	time.Sleep(time.Until(began.Add(sec)))
-	f.stands(told.Add(heard), began.Add(sec))
-	f.within(fault, began.Add(sec), 0, usual)
+	f.checkNone(returned.Add(reached), began.Add(sec))
+	f.finishWithin(fault, began.Add(sec), 0, usual)
 }
 
-// Without Redis each process goes on with its share, and what they sent counts when
-// it is back. The shares know nothing of each other: of what Redis admitted last, one
-// process may have had all and the others none; and the same once more when Redis, as
-// it has forgotten everything, is back for the first of them.
-func goneWithShares(t *testing.T, p throttle.Policy, capacity int) {
+// Without Redis each process continues with its part of the limit, and what it sends counts when
+// Redis is back. Admissions by Redis just before the fault may all have gone to one process, and
+// the parts do not account for that: one capacity may be admitted in excess. Another may be when
+// Redis, which has lost everything, is back for the first process.
+func goneWithFallback(t *testing.T, p throttle.Policy, capacity int) {
 	s := redistest.Start(t)
 	options := distributed.Options{Outage: distributed.Outage{Workers: 3}}
 	f := startFleet(t, crew{policy: p, options: options}, s.Client)
 	s.Kill()
 	began := time.Now()
-	// What was booked before is admitted, too, once for each caller.
-	until(t, "the fleet goes on without Redis", func() bool { return len(f.between(began, time.Now())) >= callers+enough })
+	// Each caller is also admitted with its reservation from before.
+	waitUntil(t, "the fleet admits without Redis", func() bool { return len(f.between(began, time.Now())) >= callers+enough })
 	alone := len(f.between(began, time.Now())) - callers
 	s.Restart()
 	over := time.Now()
-	until(t, "all processes have asked Redis again", func() bool { return f.lost.Load() >= 3 })
-	f.finish("kill -9 and restart, with shares, "+p.Tiers[0].String(), over, 2*capacity)
-	until(t, "what was sent without Redis is charged", func() bool {
+	waitUntil(t, "all processes have called Redis again", func() bool { return f.lost.Load() >= 3 })
+	f.finish("kill -9 and restart, with fallback, "+p.Tiers[0].String(), over, 2*capacity)
+	waitUntil(t, "what was sent without Redis is charged", func() bool {
 		status, err := f.limiters[0].Status(context.Background())
 		return err == nil && status.Tiers[1].Used >= int64(alone)
 	})
 }
 
-// Who goes on alone has sent already what Redis admitted.
-func sharesKnow(t *testing.T) {
+// A process that continues without Redis counts what Redis has admitted before.
+func fallbackCountsAdmitted(t *testing.T) {
 	s := redistest.Start(t)
 	p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: slow}
 	l := limiter(t, p, distributed.New(s.Client(), distributed.Options{Timeout: slow, Outage: distributed.Outage{Workers: 1}}))
 	for range 7 {
 		if !l.Allow() {
-			t.Fatal("Allow is false, within the limit")
+			t.Fatal("got Allow = false within the limit, want true")
 		}
 	}
 	s.Kill()
@@ -630,32 +629,32 @@ func sharesKnow(t *testing.T) {
 		}
 	}
 	if alone != 3 {
-		t.Errorf("Redis admitted 7, and then Allow was true %d times, want 3 of 10 in all", alone)
+		t.Errorf("got Allow = true %d times after Redis admitted 7 of 10, want 3", alone)
 	}
 }
 
-// A permit counts from whoever it came, until it is released.
-func sharesOfPermits(t *testing.T) {
+// A permit counts until it is released, whether Redis or the process admitted it.
+func fallbackPermits(t *testing.T) {
 	s := redistest.Start(t)
 	p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{{Limit: 2, Algorithm: throttle.Concurrency}}}
 	l := limiter(t, p, distributed.New(s.Client(), distributed.Options{Outage: distributed.Outage{Workers: 1}}))
-	acquire := func(patience time.Duration) (*throttle.Permit, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+	acquire := func(timeout time.Duration) (*throttle.Permit, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		return l.Acquire(ctx, nil)
 	}
 	var held []*throttle.Permit
-	full := func(when string) {
+	checkFull := func(when string) {
 		t.Helper()
 		for len(held) < 2 {
 			permit, err := acquire(time.Minute)
 			if err != nil {
-				t.Fatalf("%s: with %d held: %v", when, len(held), err)
+				t.Fatalf("%s: got no permit with %d held: %v", when, len(held), err)
 			}
 			held = append(held, permit)
 		}
 		if _, err := acquire(300 * ms); err == nil {
-			t.Fatalf("%s: 3 are open", when)
+			t.Fatalf("%s: got 3 permits open, want 2 at most", when)
 		}
 	}
 	release := func() {
@@ -663,28 +662,29 @@ func sharesOfPermits(t *testing.T) {
 		held = held[1:]
 	}
 	for range 3 {
-		full("with Redis")
+		checkFull("with Redis")
 		release()
 	}
 	s.Kill()
-	full("alone, one is from before")
+	checkFull("without Redis, one permit from before")
 	release()
-	full("alone")
+	checkFull("without Redis")
 	s.Restart()
-	until(t, "Redis knows of those that are open", func() bool {
+	waitUntil(t, "Redis counts the open permits", func() bool {
 		status, err := l.Status(context.Background())
 		return err == nil && status.Tiers[0].Used == 2
 	})
-	full("with Redis again, both are from before")
+	checkFull("with Redis again, both permits from before")
 	release()
 	release()
-	full("with Redis again")
+	checkFull("with Redis again")
 	release()
 	release()
 }
 
-// Who goes on alone asks in one scope before the other is charged: that costs nothing.
-func sharesOfScopes(t *testing.T) {
+// A process that continues without Redis asks one scope before it charges the other. Asking costs
+// nothing.
+func fallbackScopes(t *testing.T) {
 	s := redistest.Start(t)
 	store := distributed.New(s.Client(), distributed.Options{Outage: distributed.Outage{Workers: 1}})
 	inner := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerHour(10)}}, store)
@@ -698,13 +698,12 @@ func sharesOfScopes(t *testing.T) {
 		}
 	}
 	if alone != 8 {
-		t.Errorf("Allow was true %d times, want 8: 10 in one scope and 8 in the other", alone)
+		t.Errorf("got Allow = true %d times, want 8: the scopes allow 10 and 8", alone)
 	}
 }
 
-// The same for callers that wait: what is held in one scope while the other has no room is
-// taken back.
-func sharesOfScopesWaited(t *testing.T) {
+// Callers that wait return what they hold in one scope while the other has no room.
+func fallbackScopesWaiting(t *testing.T) {
 	s := redistest.Start(t)
 	store := distributed.New(s.Client(), distributed.Options{Outage: distributed.Outage{Workers: 1}})
 	inner := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: slow}, store)
@@ -724,19 +723,20 @@ func sharesOfScopesWaited(t *testing.T) {
 	}
 	callers.Wait()
 	if n := alone.Load(); n != 8 {
-		t.Errorf("%d were admitted, want 8: 10 in one scope and 8 in the other", n)
+		t.Errorf("got %d admitted, want 8: the scopes allow 10 and 8", n)
 	}
 	left := 0
 	for inner.Allow() {
 		left++
 	}
 	if left != 2 {
-		t.Errorf("the scope of 10 has %d left, want 2", left)
+		t.Errorf("got %d left in the scope of 10, want 2", left)
 	}
 }
 
-// A caller that gives up while one scope after the other is asked is charged in none.
-func scopesGivenUp(t *testing.T) {
+// A caller that is canceled while its scopes are asked one after the other is charged in none of
+// them.
+func scopesCanceled(t *testing.T) {
 	s := redistest.Start(t)
 	proxy := redistest.NewProxy(t, s.Addr())
 	proxy.SetDelay(20 * ms)
@@ -757,14 +757,15 @@ func scopesGivenUp(t *testing.T) {
 		})
 	}
 	callers.Wait()
-	until(t, "both scopes have what was admitted", func() bool {
+	waitUntil(t, "both scopes charge what was admitted", func() bool {
 		status, err := l.Status(context.Background())
 		return err == nil && status.Tiers[0].Used == admitted.Load() && status.Tiers[1].Used == admitted.Load()
 	})
 }
 
-// What is settled while Redis is away arrives there although nobody asks for more.
-func settledWhileAway(t *testing.T) {
+// A cost that is settled while Redis is unavailable reaches it later, even if no further request is
+// made.
+func settledWhileUnavailable(t *testing.T) {
 	s := redistest.Start(t)
 	proxy := redistest.NewProxy(t, s.Addr())
 	p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{{Limit: 1000, Window: time.Hour, Unit: "tokens", Estimated: true}}}
@@ -781,10 +782,10 @@ func settledWhileAway(t *testing.T) {
 	if err := permit.Settle(throttle.Cost{"tokens": 10}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it was told in vain, and again", func() bool { return asked.Count() >= before+2 })
+	waitUntil(t, "Redis was called twice without success", func() bool { return asked.Count() >= before+2 })
 	proxy.Refuse(false)
 	another := limiter(t, p, distributed.New(s.Client(), distributed.Options{}))
-	until(t, "it was told", func() bool {
+	waitUntil(t, "Redis has the settled cost", func() bool {
 		status, err := another.Status(context.Background())
 		return err == nil && status.Tiers[0].Used == 10
 	})

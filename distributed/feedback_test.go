@@ -19,14 +19,15 @@ import (
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
-// told is a base whose answers have a header.
-type told struct {
-	mu    sync.Mutex
-	lines []string // status and header of each answer; the last is repeated
+// A headerProvider answers with the given statuses and headers.
+type headerProvider struct {
+	mu sync.Mutex
+	// lines holds status and header of each answer. The last line is repeated.
+	lines []string
 	sent  []time.Time
 }
 
-func (b *told) RoundTrip(*http.Request) (*http.Response, error) {
+func (b *headerProvider) RoundTrip(*http.Request) (*http.Response, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.sent = append(b.sent, time.Now())
@@ -50,8 +51,8 @@ var remaining = &answers.Profile{Quotas: []answers.Quota{{
 	Reset: answers.Field{Header: "X-Reset", Format: answers.Seconds},
 }}}
 
-// twoOf is a client and a limiter in each of two processes that share a quota.
-func twoOf(t *testing.T, s *redistest.Server, policy throttle.Policy, profile *answers.Profile, base http.RoundTripper) (clients [2]*http.Client, limiters [2]*throttle.Limiter) {
+// newClients returns a client and a limiter of each of two processes that share a quota.
+func newClients(t *testing.T, s *redistest.Server, policy throttle.Policy, profile *answers.Profile, base http.RoundTripper) (clients [2]*http.Client, limiters [2]*throttle.Limiter) {
 	t.Helper()
 	for i := range clients {
 		rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
@@ -75,7 +76,7 @@ func get(t *testing.T, c *http.Client) {
 	resp.Body.Close()
 }
 
-// eventually waits for what a goroutine that ends with a call to Redis brings about.
+// eventually waits until is returns true, and fails with what after ten seconds.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	deadline, poll := time.After(10*time.Second), time.NewTicker(5*time.Millisecond)
@@ -89,7 +90,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-func usedOf(t *testing.T, l *throttle.Limiter) int64 {
+func usedUnits(t *testing.T, l *throttle.Limiter) int64 {
 	t.Helper()
 	s, err := l.Status(t.Context())
 	if err != nil {
@@ -98,39 +99,39 @@ func usedOf(t *testing.T, l *throttle.Limiter) int64 {
 	return s.Tiers[0].Used
 }
 
-// What one process hears is left, all know.
-func TestFleetHearsWhatIsLeft(t *testing.T) {
+// All processes count a remaining amount that was reported to one of them.
+func TestFleetSharesReportedRemaining(t *testing.T) {
 	s := redistest.Start(t)
-	base := &told{lines: []string{"200 X-Limit=100 X-Remaining=40 X-Reset=600", "200 X-Limit=100 X-Remaining=90 X-Reset=600"}}
-	clients, limiters := twoOf(t, s, throttle.Policy{Name: "left", Tiers: []throttle.Tier{throttle.PerHour(100)}}, remaining, base)
+	base := &headerProvider{lines: []string{"200 X-Limit=100 X-Remaining=40 X-Reset=600", "200 X-Limit=100 X-Remaining=90 X-Reset=600"}}
+	clients, limiters := newClients(t, s, throttle.Policy{Name: "left", Tiers: []throttle.Tier{throttle.PerHour(100)}}, remaining, base)
 	get(t, clients[0])
-	eventually(t, "the other process does not count the 60 that are used", func() bool { return usedOf(t, limiters[1]) >= 60 })
-	get(t, clients[1]) // which does not loosen it
-	if got := usedOf(t, limiters[0]); got < 61 || got > 63 {
-		t.Errorf("%d used", got)
+	eventually(t, "the other process does not count the 60 used units", func() bool { return usedUnits(t, limiters[1]) >= 60 })
+	get(t, clients[1]) // a larger remaining count changes nothing
+	if got := usedUnits(t, limiters[0]); got < 61 || got > 63 {
+		t.Errorf("got %d used, want 61 to 63", got)
 	}
 	base.lines = []string{"200 X-Limit=100 X-Remaining=0 X-Reset=600"}
 	get(t, clients[1])
-	eventually(t, "the other process does not know that nothing is left", func() bool {
+	eventually(t, "the other process still admits with nothing left", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		return limiters[0].Wait(ctx) != nil
 	})
 }
 
-// What was never sent is taken off its way in Redis.
+// A request that was never sent is refunded in Redis.
 func TestFleetUnsent(t *testing.T) {
 	s := redistest.Start(t)
-	_, limiters := twoOf(t, s, throttle.Policy{Name: "unsent", Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: time.Minute}, nil, nil)
+	_, limiters := newClients(t, s, throttle.Policy{Name: "unsent", Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: time.Minute}, nil, nil)
 	client := &http.Client{Transport: &throttle.Transport{Limiter: limiters[0]}}
 	if _, err := client.Get("http://127.0.0.1:1/"); err == nil {
-		t.Fatal("somebody listens there")
+		t.Fatal("got a response from port 1, want a refused connection")
 	}
-	eventually(t, "the request still counts", func() bool { return usedOf(t, limiters[1]) == 0 })
+	eventually(t, "the request still counts", func() bool { return usedUnits(t, limiters[1]) == 0 })
 }
 
-// A process that holds nothing any more has nothing to renew.
-func TestSettledLeasesRest(t *testing.T) {
+// A process that no longer holds anything does not renew its lease.
+func TestSettledLeaseIsNotRenewed(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		rdb, counter := near(t, s), new(calls.Counter)
 		rdb.AddHook(counter)
@@ -146,14 +147,14 @@ func TestSettledLeasesRest(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.Release()
-		time.Sleep(lease) // it is told
+		time.Sleep(lease) // the lease reports the settled cost
 		if used := tierStatus(t, lim, 1).Used; used != 20 {
-			t.Errorf("%d tokens are used, want 20", used)
+			t.Errorf("got %d tokens used, want 20", used)
 		}
 		before := counter.Count()
 		time.Sleep(10 * lease)
 		if more := counter.Count() - before; more > 0 {
-			t.Errorf("%d calls in ten leases", more)
+			t.Errorf("got %d calls in ten lease lengths, want none", more)
 		}
 	})
 }

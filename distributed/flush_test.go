@@ -18,8 +18,9 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// leaves plays a process that uses a store, flushes it and closes the client, and then one that comes later.
-func leaves(t *testing.T, o distributed.Options, use func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis), then func(t *testing.T, s *distributed.Store)) {
+// flushAndReopen simulates a process that uses a store, flushes it and closes the client. It calls
+// then with the store of a later process.
+func flushAndReopen(t *testing.T, o distributed.Options, use func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis), then func(t *testing.T, s *distributed.Store)) {
 	t.Helper()
 	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
 		rdb := distant(t, m, func() time.Duration { return 20 * ms })
@@ -35,18 +36,18 @@ func leaves(t *testing.T, o distributed.Options, use func(t *testing.T, s *distr
 	})
 }
 
-// After Flush a program may close the client: the times that were reserved for callers that
-// have left are those of the next process.
-func TestFlushGivesBack(t *testing.T) {
+// After Flush a program may close the client. Times that were reserved for canceled callers are
+// free for the next process.
+func TestFlushReturnsReservations(t *testing.T) {
 	t.Parallel()
 	p := throttle.Policy{Name: "flushed", Guard: throttle.NoGuard, Tiers: []throttle.Tier{{Limit: 1, Window: hour, Burst: 2, Algorithm: throttle.GCRA}}}
-	for name, leave := range map[string]time.Duration{
-		"when they had their times":     sec,
-		"when the answer was under way": 30 * ms,
+	for name, cancelAfter := range map[string]time.Duration{
+		"after the reply":  sec,
+		"before the reply": 30 * ms,
 	} {
 		t.Run(name, func(t *testing.T) {
-			var left time.Time
-			leaves(t, distributed.Options{Horizon: hour}, func(t *testing.T, s *distributed.Store, _ *miniredis.Miniredis) {
+			var canceledAt time.Time
+			flushAndReopen(t, distributed.Options{Horizon: hour}, func(t *testing.T, s *distributed.Store, _ *miniredis.Miniredis) {
 				l := limiter(t, p, s)
 				if err := l.WaitN(t.Context(), 2); err != nil {
 					t.Fatal(err)
@@ -60,24 +61,24 @@ func TestFlushGivesBack(t *testing.T) {
 						}
 					})
 				}
-				time.Sleep(leave)
+				time.Sleep(cancelAfter)
 				cancel()
 				wg.Wait()
-				left = time.Now()
+				canceledAt = time.Now()
 			}, func(t *testing.T, s *distributed.Store) {
 				l := limiter(t, p, s)
 				if err := l.Wait(t.Context()); err != nil {
 					t.Fatal(err)
 				}
-				if took := time.Since(left); took > hour {
-					t.Errorf("the next one goes %v later, want within an hour", took)
+				if took := time.Since(canceledAt); took > hour {
+					t.Errorf("the next request was admitted after %v, want within an hour", took)
 				}
 			})
 		})
 	}
 }
 
-// What was estimated is settled, and what was held at once is free, without the end of a lease.
+// Flush settles estimates and releases permits, without waiting for the end of a lease.
 func TestFlushSettles(t *testing.T) {
 	t.Parallel()
 	tokens := throttle.Tier{Limit: 100, Window: hour, Unit: "tokens", Estimated: true}
@@ -100,7 +101,7 @@ func TestFlushSettles(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := [2]int64{status.Tiers[0].Used, status.Tiers[1].Used}; got != [2]int64{used, 0} {
-			t.Errorf("used are %v, want %d tokens and no permit", got, used)
+			t.Errorf("got %v used, want %d tokens and no permit", got, used)
 		}
 	}
 	halve := func(cost []int64) (actual []int64) {
@@ -110,7 +111,7 @@ func TestFlushSettles(t *testing.T) {
 		return actual
 	}
 	t.Run("settled", func(t *testing.T) {
-		leaves(t, distributed.Options{}, func(t *testing.T, s *distributed.Store, _ *miniredis.Miniredis) {
+		flushAndReopen(t, distributed.Options{}, func(t *testing.T, s *distributed.Store, _ *miniredis.Miniredis) {
 			r, open := pl(t)
 			q := open(s)
 			b := admit(t, q, r)
@@ -119,7 +120,7 @@ func TestFlushSettles(t *testing.T) {
 		}, func(t *testing.T, s *distributed.Store) { check(t, s, 50) })
 	})
 	t.Run("failed", func(t *testing.T) {
-		leaves(t, distributed.Options{}, func(t *testing.T, s *distributed.Store, _ *miniredis.Miniredis) {
+		flushAndReopen(t, distributed.Options{}, func(t *testing.T, s *distributed.Store, _ *miniredis.Miniredis) {
 			r, open := pl(t)
 			q := open(s)
 			b := admit(t, q, r)
@@ -127,8 +128,8 @@ func TestFlushSettles(t *testing.T) {
 			q.Release(b, r.Cost)
 		}, func(t *testing.T, s *distributed.Store) { check(t, s, 100) })
 	})
-	t.Run("what Redis refused before", func(t *testing.T) {
-		leaves(t, distributed.Options{}, func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis) {
+	t.Run("refused by Redis before", func(t *testing.T) {
+		flushAndReopen(t, distributed.Options{}, func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis) {
 			r, open := pl(t)
 			q := open(s)
 			b := admit(t, q, r)
@@ -136,28 +137,28 @@ func TestFlushSettles(t *testing.T) {
 			q.Settle(b, r.Cost, halve(r.Cost), nil)
 			q.Release(b, r.Cost)
 			if err := s.Flush(t.Context()); !errors.Is(err, throttle.ErrUnavailable) {
-				t.Errorf("%v, want ErrUnavailable", err)
+				t.Errorf("got %v, want ErrUnavailable", err)
 			}
 			m.SetError("")
-			time.Sleep(sec) // the circuit is open until then; the renewal comes later
+			time.Sleep(sec) // until the circuit closes, but not until the lease is renewed
 		}, func(t *testing.T, s *distributed.Store) { check(t, s, 50) })
 	})
 	t.Run("sent without Redis", func(t *testing.T) {
 		p := plan(t, sec, per(hour, 100, throttle.SlidingLog))
-		leaves(t, distributed.Options{Outage: distributed.Outage{Workers: 2}}, func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis) {
+		flushAndReopen(t, distributed.Options{Outage: distributed.Outage{Workers: 2}}, func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis) {
 			m.SetError("LOADING the dataset")
 			admit(t, quota(t, s, "alone", p), store.Request{Cost: []int64{7}})
 			m.SetError("")
 			time.Sleep(sec)
 		}, func(t *testing.T, s *distributed.Store) {
 			if status, err := quota(t, s, "alone", p).Status(t.Context()); err != nil || status.Tiers[0].Used != 7 {
-				t.Errorf("%+v, %v: want 7 used", status, err)
+				t.Errorf("got %+v, %v, want 7 used", status, err)
 			}
 		})
 	})
 }
 
-// Flush blocks no longer than its context, nor than some timeouts of Redis.
+// Flush blocks until its context ends at most, and for no more than a few timeouts of Redis.
 func TestFlushEnds(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
@@ -178,12 +179,12 @@ func TestFlushEnds(t *testing.T) {
 			want    error
 		}{
 			{100 * ms, 100 * ms, context.DeadlineExceeded},
-			{time.Minute, 900 * ms, throttle.ErrUnavailable}, // of the second that the call may take
+			{time.Minute, 900 * ms, throttle.ErrUnavailable}, // the rest of the second that the call may take
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), tc.timeout)
 			began := time.Now()
 			if err := s.Flush(ctx); !errors.Is(err, tc.want) || time.Since(began) != tc.took {
-				t.Errorf("%v after %v, want %v after %v", err, time.Since(began), tc.want, tc.took)
+				t.Errorf("got %v after %v, want %v after %v", err, time.Since(began), tc.want, tc.took)
 			}
 			cancel()
 		}
@@ -191,11 +192,11 @@ func TestFlushEnds(t *testing.T) {
 		time.Sleep(time.Minute)
 	})
 	if err := distributed.New(nil, distributed.Options{}).Flush(t.Context()); err == nil {
-		t.Error("flushed a store without a client")
+		t.Error("got no error from a store without a client, want one")
 	}
 }
 
-// Flush ends while others go on, and takes nothing from them.
+// Flush returns while callers continue to send, and does not slow them down.
 func TestFlushWhileInUse(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, m *miniredis.Miniredis) {
@@ -218,14 +219,14 @@ func TestFlushWhileInUse(t *testing.T) {
 				t.Error(err)
 			}
 			if took := time.Since(began); took > sec {
-				t.Errorf("Flush took %v", took)
+				t.Errorf("Flush took %v, want 1s at most", took)
 			}
 			time.Sleep(50 * ms)
 			synctest.Wait()
 		}
 		wg.Wait()
 		if n := admitted.Load(); n < 990 {
-			t.Errorf("admitted %d in 10 s of 100/s", n)
+			t.Errorf("got %d admitted in 10 s of 100/s, want 990 at least", n)
 		}
 	})
 }
@@ -246,11 +247,11 @@ func ExampleStore_Flush() {
 		panic(err)
 	}
 
-	// At the end no caller waits any more, and all responses are read.
+	// Flush when no caller waits any more and all responses are read.
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	if err := quotas.Flush(ctx); err != nil {
-		fmt.Println("left to the end of its leases:", err)
+		fmt.Println("not flushed, the leases end by themselves:", err)
 	}
 	fmt.Println(rdb.Close())
 	// Output: <nil>

@@ -13,8 +13,8 @@ import (
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
-// ran is how often a server was asked for a command: how often it did it, and refused.
-func ran(t *testing.T, s *redistest.Server, command string) (calls, refused int) {
+// commandCalls returns how often a server ran a command, and how often it refused to.
+func commandCalls(t *testing.T, s *redistest.Server, command string) (calls, refused int) {
 	t.Helper()
 	if text := s.Info("commandstats", "cmdstat_"+command); text != "" {
 		var us int
@@ -31,7 +31,7 @@ func hasFunctions(s *redistest.Server) bool {
 	return err == nil || !strings.Contains(err.Error(), "unknown command")
 }
 
-// serverWithFunctions skips the test where the server has none.
+// serverWithFunctions skips the test if the server has no functions.
 func serverWithFunctions(t *testing.T) *redistest.Server {
 	t.Helper()
 	s := redistest.Start(t)
@@ -41,8 +41,8 @@ func serverWithFunctions(t *testing.T) *redistest.Server {
 	return s
 }
 
-// goesOn makes so many requests and checks that each was charged once.
-func goesOn(t *testing.T, l *throttle.Limiter, requests int) {
+// checkCharges makes requests and checks that each is charged once.
+func checkCharges(t *testing.T, l *throttle.Limiter, requests int) {
 	t.Helper()
 	before := tierStatus(t, l, 0).Used
 	for range requests {
@@ -51,11 +51,11 @@ func goesOn(t *testing.T, l *throttle.Limiter, requests int) {
 		}
 	}
 	if used := tierStatus(t, l, 0).Used - before; used != int64(requests) {
-		t.Errorf("%d requests were charged as %d", requests, used)
+		t.Errorf("got %d requests charged, want %d", used, requests)
 	}
 }
 
-// A server that has functions runs no scripts, also after it has lost the function.
+// On a server that has functions no script runs, also after the server has lost the function.
 func TestFunction(t *testing.T) {
 	ctx := context.Background()
 	s := serverWithFunctions(t)
@@ -65,46 +65,46 @@ func TestFunction(t *testing.T) {
 	}
 	l := limiter(t, named(throttle.PerHour(1000)), distributed.New(s.Client(), distributed.Options{Timeout: slow}))
 	other := limiter(t, named(throttle.PerHour(1000)), distributed.New(s.Client(), distributed.Options{Timeout: slow}))
-	goesOn(t, l, 5)
-	goesOn(t, other, 5)
+	checkCharges(t, l, 5)
+	checkCharges(t, other, 5)
 	if libraries, err := admin.FunctionList(ctx, redis.FunctionListQuery{}).Result(); err != nil || len(libraries) != 2 {
-		t.Errorf("%v, %v, want the other release's library and one more", libraries, err)
+		t.Errorf("got libraries %v, %v, want the other release's and one more", libraries, err)
 	}
 	admin.FunctionFlush(ctx)
-	goesOn(t, l, 5)
-	goesOn(t, other, 5)
-	if scripts, _ := ran(t, s, "evalsha"); scripts > 0 {
-		t.Errorf("%d scripts ran", scripts)
+	checkCharges(t, l, 5)
+	checkCharges(t, other, 5)
+	if scripts, _ := commandCalls(t, s, "evalsha"); scripts > 0 {
+		t.Errorf("got %d script runs, want none", scripts)
 	}
-	if loaded, _ := ran(t, s, "function|load"); loaded != 4 { // one by the test, one refused
-		t.Errorf("%d times it was loaded, want once by each process and once after the flush", loaded-1)
+	if loaded, _ := commandCalls(t, s, "function|load"); loaded != 4 { // the test loads one library, and one load is refused
+		t.Errorf("the library was loaded %d times, want 3: by each process, and after the flush", loaded-1)
 	}
 }
 
-// A server that refuses functions runs the script, and is not asked at each call.
+// A server that refuses functions runs the script instead. Not every call tries a function first.
 func TestFunctionRefused(t *testing.T) {
 	for _, rights := range [][]string{{}, {"+fcall"}, {"+function|load"}, {"+fcall", "+function|load"}} {
 		s := serverWithFunctions(t)
 		grant(t, s, "", rights...)
 		rdb := client(t, &redis.Options{Addr: s.Addr(), Username: "limiter", Password: "secret"})
-		goesOn(t, limiter(t, named(throttle.PerHour(1000)), distributed.New(rdb, distributed.Options{Timeout: slow})), 20)
-		asked := func(command string) int {
-			done, refused := ran(t, s, command)
+		checkCharges(t, limiter(t, named(throttle.PerHour(1000)), distributed.New(rdb, distributed.Options{Timeout: slow})), 20)
+		attempts := func(command string) int {
+			done, refused := commandCalls(t, s, command)
 			return done + refused
 		}
-		scripts, _ := ran(t, s, "evalsha")
+		scripts, _ := commandCalls(t, s, "evalsha")
 		if len(rights) == 2 && scripts > 0 {
-			t.Errorf("with %v: %d scripts ran", rights, scripts)
+			t.Errorf("with %v: got %d script runs, want none", rights, scripts)
 		}
-		if refused := asked("function|load") + asked("fcall"); len(rights) < 2 && (scripts < 20 || refused > 4) {
-			t.Errorf("with %v: %d scripts ran, and %d times it asked for functions", rights, scripts, refused)
+		if refused := attempts("function|load") + attempts("fcall"); len(rights) < 2 && (scripts < 20 || refused > 4) {
+			t.Errorf("with %v: got %d script runs and %d attempts to use functions, want 20 at least and 4 at most", rights, scripts, refused)
 		}
 	}
 	s := redistest.Start(t, "--rename-command", "FCALL", "")
-	goesOn(t, limiter(t, named(throttle.PerHour(1000)), distributed.New(s.Client(), distributed.Options{Timeout: slow})), 20)
+	checkCharges(t, limiter(t, named(throttle.PerHour(1000)), distributed.New(s.Client(), distributed.Options{Timeout: slow})), 20)
 }
 
-// Each node of a Cluster has functions, or has none, and keeps them by itself.
+// Each node of a Cluster supports functions or not, and stores its own.
 func TestFunctionCluster(t *testing.T) {
 	ctx := context.Background()
 	serverWithFunctions(t)
@@ -118,14 +118,14 @@ func TestFunctionCluster(t *testing.T) {
 	}
 	all := func() {
 		for _, l := range limiters {
-			goesOn(t, l, 3)
+			checkCharges(t, l, 3)
 		}
 	}
 	all()
 	nodes := []*redistest.Server{c.Master("a"), c.Master("b"), c.Master("c")}
 	for _, s := range nodes {
-		if scripts, _ := ran(t, s, "evalsha"); scripts > 0 {
-			t.Errorf("%d scripts ran", scripts)
+		if scripts, _ := commandCalls(t, s, "evalsha"); scripts > 0 {
+			t.Errorf("got %d script runs, want none", scripts)
 		}
 	}
 	nodes[0].Client().FunctionFlush(ctx)
@@ -133,7 +133,7 @@ func TestFunctionCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	all()
-	if _, refused := ran(t, nodes[1], "fcall"); refused == 0 {
-		t.Error("the node that refuses functions was not asked")
+	if _, refused := commandCalls(t, nodes[1], "fcall"); refused == 0 {
+		t.Error("got no FCALL on the node that refuses functions, want one at least")
 	}
 }

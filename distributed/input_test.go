@@ -22,8 +22,8 @@ import (
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
-// The tests here give bad input. Each has to end in an error that says what is wrong
-// and what to do about it, in good time, and in no admission.
+// The tests here give bad input. Each case must soon end in an error that names the fault and the
+// fix, and must admit nothing.
 
 func named(tiers ...throttle.Tier) throttle.Policy {
 	return throttle.Policy{Name: "vendor api", Tiers: tiers, Guard: slow}
@@ -37,36 +37,37 @@ func client(t *testing.T, o *redis.Options) *redis.Client {
 	return c
 }
 
-// says checks that an error has all of the parts.
-func says(t *testing.T, what string, err error, parts ...string) {
+// checkError checks that an error contains all parts.
+func checkError(t *testing.T, what string, err error, parts ...string) {
 	t.Helper()
 	if err == nil {
-		t.Errorf("%s: no error, want one with %q", what, parts)
+		t.Errorf("%s: got no error, want one that contains %q", what, parts)
 		return
 	}
 	for _, part := range parts {
 		if !strings.Contains(err.Error(), part) {
-			t.Errorf("%s: %v; want it to say %q", what, err, part)
+			t.Errorf("%s: got error %v, want one that contains %q", what, err, part)
 		}
 	}
 }
 
-// fails checks that a limiter admits nothing and says why, before its caller gives up.
-func fails(t *testing.T, what string, l *throttle.Limiter, parts ...string) {
+// checkFails checks that a limiter admits nothing and returns an error with all parts before its
+// caller gives up.
+func checkFails(t *testing.T, what string, l *throttle.Limiter, parts ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	err := l.Wait(ctx)
-	says(t, what, err, append(parts, `policy "vendor api"`)...)
+	checkError(t, what, err, append(parts, `policy "vendor api"`)...)
 	if errors.Is(err, throttle.ErrUnavailable) {
-		t.Errorf("%s: %v is said to be gone the next time", what, err)
+		t.Errorf("%s: got %v, which matches ErrUnavailable, want an error that does not", what, err)
 	}
 	if l.Allow() {
-		t.Errorf("%s: Allow is true", what)
+		t.Errorf("%s: got Allow = true, want false", what)
 	}
 	_, err = l.Status(context.Background())
-	says(t, what+", Status", err, parts...)
-	says(t, what+", Pause", l.Pause(context.Background(), time.Microsecond), parts...)
+	checkError(t, what+", Status", err, parts...)
+	checkError(t, what+", Pause", l.Pause(context.Background(), time.Microsecond), parts...)
 }
 
 func TestInputOptions(t *testing.T) {
@@ -86,48 +87,49 @@ func TestInputOptions(t *testing.T) {
 		{"Timeout", rdb, distributed.Options{Timeout: -sec}, []string{"Options.Timeout is -1s", "from 1ms"}},
 		{"Horizon", rdb, distributed.Options{Horizon: -1}, []string{"Options.Horizon is -1ns", "from 1ms"}},
 		{"Lease", rdb, distributed.Options{Lease: -ms}, []string{"Options.Lease is -1ms", "from 1ms"}},
-		{"a lease of ever", rdb, distributed.Options{Lease: 2 * hour}, []string{"Options.Lease is 2h", "to 1h"}},
+		{"a lease that is too long", rdb, distributed.Options{Lease: 2 * hour}, []string{"Options.Lease is 2h", "to 1h"}},
 		{"Workers", rdb, distributed.Options{Outage: distributed.Outage{Workers: -1}}, []string{"Options.Outage.Workers is -1"}},
-		{"all at once", nil, distributed.Options{Timeout: -1, Lease: -1}, []string{"client is nil", "Options.Timeout", "Options.Lease"}},
+		{"several fields", nil, distributed.Options{Timeout: -1, Lease: -1}, []string{"client is nil", "Options.Timeout", "Options.Lease"}},
 	} {
 		_, err := throttle.New(named(throttle.PerSecond(5)), distributed.New(test.rdb, test.o))
-		says(t, test.what, err, append(test.parts, `policy "vendor api"`)...)
+		checkError(t, test.what, err, append(test.parts, `policy "vendor api"`)...)
 	}
 	_, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5)}}, distributed.New(rdb, distributed.Options{Timeout: slow}))
-	says(t, "no name", err, "Name is empty")
+	checkError(t, "no name", err, "Name is empty")
 }
 
-// Open asks nobody, and whoever waits for a server that is not there is told why
-// when its context ends.
-func TestInputNobodyListens(t *testing.T) {
+// New makes no connection. A caller that waits for a server that is not there gets the cause when
+// its context ends.
+func TestInputNoServer(t *testing.T) {
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	closed.Close()
 	l := limiter(t, named(throttle.PerSecond(5)), distributed.New(client(t, &redis.Options{Addr: closed.Addr().String()}), distributed.Options{}))
-	for patience := 300 * ms; ; patience *= 2 { // a busy machine may not have asked yet
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+	for timeout := 300 * ms; ; timeout *= 2 { // a busy machine may not have dialed yet
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		err = l.Wait(ctx)
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Fatalf("%v, want the context's error", err)
+			t.Fatalf("got %v, want the context's error", err)
 		}
-		if errors.Is(err, throttle.ErrUnavailable) || patience > 10*sec {
+		if errors.Is(err, throttle.ErrUnavailable) || timeout > 10*sec {
 			break
 		}
 	}
-	says(t, "nobody listens", err, "refused", `policy "vendor api"`)
+	checkError(t, "no server", err, "refused", `policy "vendor api"`)
 	if l.Allow() {
-		t.Error("Allow is true")
+		t.Error("got Allow = true, want false")
 	}
 }
 
-// What a later server may do is an outage, also in the words of servers before Redis 7: they
-// name the line of the script first. (Words of Redis 6.2.14.)
+// An error that a server may overcome later counts as unavailability. This includes the texts of
+// servers before Redis 7, which begin with the line of the script. (These are the texts of Redis
+// 6.2.14.)
 func TestInputScriptErrors(t *testing.T) {
 	const at = "ERR Error running script (call to f_0123): @user_script:1234: @user_script: 1234: "
-	for said, unavailable := range map[string]bool{
+	for text, unavailable := range map[string]bool{
 		at + "-OOM command not allowed when used memory > 'maxmemory'.":        true,
 		at + "-READONLY You can't write against a read only replica.":          true,
 		at + "-NOREPLICAS Not enough good replicas to write.":                  true,
@@ -136,7 +138,7 @@ func TestInputScriptErrors(t *testing.T) {
 		at + "The user executing the script can't run this command":            false,
 		at + "attempt to index a nil value: -1":                                false,
 	} {
-		t.Run(said, func(t *testing.T) {
+		t.Run(text, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 				rdb := near(t, s)
 				if err := rdb.Ping(t.Context()).Err(); err != nil { // starts the server
@@ -144,23 +146,24 @@ func TestInputScriptErrors(t *testing.T) {
 				}
 				s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
 					if cmd == "EVALSHA" {
-						c.WriteError(said)
+						c.WriteError(text)
 					}
 					return cmd == "EVALSHA"
 				})
 				_, err := limiter(t, named(throttle.PerSecond(5)), distributed.New(rdb, distributed.Options{})).Status(t.Context())
 				if err == nil || errors.Is(err, throttle.ErrUnavailable) != unavailable {
-					t.Errorf("%v: unavailable is %v", err, !unavailable)
+					t.Errorf("got %v, want ErrUnavailable matched: %v", err, unavailable)
 				}
-				if strings.Contains(said, "user executing") {
-					says(t, "a right", err, "lacks a right")
+				if strings.Contains(text, "user executing") {
+					checkError(t, "a right", err, "lacks a right")
 				}
 			})
 		})
 	}
 }
 
-// Replies that no script gives are an outage: callers wait until there are others.
+// Replies that the script never gives count as unavailability: callers wait until they get valid
+// ones.
 func TestInputReplies(t *testing.T) {
 	for seed := range uint64(6) {
 		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -169,12 +172,12 @@ func TestInputReplies(t *testing.T) {
 				t.Fatal(err)
 			}
 			var mu sync.Mutex
-			src, lies := rand.New(rand.NewPCG(seed, 1)), 100
+			src, left := rand.New(rand.NewPCG(seed, 1)), 100
 			odd := []int64{math.MinInt64, -1 << 40, -3, -2, -1, 0, 1, 2, 3, 64, 65, 1 << 40, math.MaxInt64}
 			reply := func() (numbers []int64) {
 				mu.Lock()
 				defer mu.Unlock()
-				if lies--; lies < 0 || lies%3 == 0 {
+				if left--; left < 0 || left%3 == 0 {
 					return nil
 				}
 				now := time.Now().UnixMicro()
@@ -215,8 +218,8 @@ func TestInputReplies(t *testing.T) {
 	}
 }
 
-// documented are the rights that the package documentation says a user needs.
-func documented(without string, more ...string) []any {
+// documentedRights returns the command that gives a user the rights of the package documentation.
+func documentedRights(without string, more ...string) []any {
 	rights := []any{"ACL", "SETUSER", "limiter", "on", ">secret", "~throttle:*", "resetchannels", "&throttle:*"}
 	for _, r := range append([]string{"+evalsha", "+eval", "+script|load", "+time", "+get", "+set", "+getrange", "+setrange",
 		"+pexpire", "+publish", "+subscribe", "+unsubscribe", "+ping"}, more...) {
@@ -227,14 +230,14 @@ func documented(without string, more ...string) []any {
 	return rights
 }
 
-// grant gives a user the documented rights. It skips the test where the server has no users.
+// grant gives a user the documented rights. It skips the test if the server has no users.
 func grant(t *testing.T, s *redistest.Server, without string, more ...string) {
 	t.Helper()
 	version := s.Info("server", "redis_version")
 	if strings.HasPrefix(version, "5.") {
 		t.Skip("Redis 5 has no users")
 	}
-	rights := slices.DeleteFunc(documented(without, more...), func(right any) bool {
+	rights := slices.DeleteFunc(documentedRights(without, more...), func(right any) bool {
 		return strings.HasPrefix(version, "6.0.") && (right == "resetchannels" || right == "&throttle:*")
 	})
 	if err := s.Client().Do(context.Background(), rights...).Err(); err != nil {
@@ -242,7 +245,7 @@ func grant(t *testing.T, s *redistest.Server, without string, more ...string) {
 	}
 }
 
-// A restricted Cluster has a user with the documented rights, and no others.
+// A restricted is a Cluster whose user has the documented rights and no others.
 type restricted struct {
 	*redistest.Cluster
 	addrs []string
@@ -258,7 +261,7 @@ func startRestricted(t *testing.T, more ...string) *restricted {
 	return c
 }
 
-// limiter is that of a process with a connection of its own.
+// limiter returns a limiter of a process that has its own connection.
 func (c *restricted) limiter(t *testing.T, p throttle.Policy, o distributed.Options) *throttle.Limiter {
 	t.Helper()
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{
@@ -291,15 +294,15 @@ func (c *restricted) checkLog(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, entry := range log {
-			if m, _ := entry.(map[any]any); !greeting[m["object"]] && m["object"] != "function|load" { // without that it runs the script
-				t.Errorf("denied: %v", entry)
+			if m, _ := entry.(map[any]any); !greetingCommands[m["object"]] && m["object"] != "function|load" { // without this right the client runs the script
+				t.Errorf("got %v denied, want the documented rights granted", entry)
 			}
 		}
 	}
 }
 
-// On a Cluster the documented rights suffice, too: to find a key's master, to go on while its
-// slot moves, and to listen.
+// The documented rights suffice on a Cluster, too: to find a key's master, to continue while its
+// slot moves, and to subscribe.
 func TestInputRightsOnCluster(t *testing.T) {
 	t.Parallel()
 	c := startRestricted(t)
@@ -309,7 +312,7 @@ func TestInputRightsOnCluster(t *testing.T) {
 	l, other := c.limiter(t, p, distributed.Options{}), c.limiter(t, p, distributed.Options{})
 	wait := func() {
 		t.Helper()
-		for range 6 { // it waits, and listens
+		for range 6 { // waits and subscribes
 			if err := l.Wait(ctx); err != nil {
 				t.Fatalf("the documented rights are too few: %v", err)
 			}
@@ -325,14 +328,14 @@ func TestInputRightsOnCluster(t *testing.T) {
 }
 
 // With the rights that are documented for Concurrency, processes on a Cluster share places, receive
-// the message that one is free, and go on while the slot of all their keys moves.
+// the message that a place is free, and continue while the slot of all their keys moves.
 func TestInputRightsOfLeases(t *testing.T) {
 	t.Parallel()
 	c := startRestricted(t, "+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+zadd", "+zrem", "+zrangebyscore", "+del")
 	ctx := context.Background()
 	p, o := named(throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}), distributed.Options{Lease: time.Hour}
 	first, second := c.limiter(t, p, o), c.limiter(t, p, o)
-	byTurns := func() {
+	acquireByTurns := func() {
 		t.Helper()
 		held, err := first.Acquire(ctx, nil)
 		if err != nil {
@@ -346,22 +349,23 @@ func TestInputRightsOfLeases(t *testing.T) {
 			}
 			got <- err
 		}()
-		until(t, "the other waits", func() bool { s, err := second.Status(ctx); return err == nil && s.Waiting == 1 })
+		waitUntil(t, "the other waits", func() bool { s, err := second.Status(ctx); return err == nil && s.Waiting == 1 })
 		held.Release()
 		if err := <-got; err != nil {
 			t.Fatalf("the documented rights are too few: %v", err)
 		}
 	}
 	for range 3 {
-		byTurns()
+		acquireByTurns()
 	}
-	c.moveKey(t, byTurns)
-	byTurns()
+	c.moveKey(t, acquireByTurns)
+	acquireByTurns()
 	c.checkLog(t)
 }
 
-// greeting are the commands with which a client greets a server, and that it need not run.
-var greeting = map[any]bool{"client|setinfo": true, "client|maint_notifications": true, "client": true}
+// greetingCommands are the commands with which a client greets a server. A user need not have the
+// right to run them.
+var greetingCommands = map[any]bool{"client|setinfo": true, "client|maint_notifications": true, "client": true}
 
 func TestInputRights(t *testing.T) {
 	s := redistest.Start(t)
@@ -377,12 +381,12 @@ func TestInputRights(t *testing.T) {
 		p.Guard = 0
 		l := limiter(t, p, distributed.New(rdb, distributed.Options{Timeout: slow}))
 		if without != "" {
-			fails(t, "without "+without, l, "lacks a right", "package documentation")
+			checkFails(t, "without "+without, l, "lacks a right", "package documentation")
 			continue
 		}
 		other := limiter(t, p, distributed.New(rdb, distributed.Options{Timeout: slow}))
 		began := time.Now()
-		for i := range 12 { // it waits, and listens
+		for i := range 12 { // waits and subscribes
 			if i == 3 {
 				if err := other.Pause(ctx, 300*ms); err != nil {
 					t.Errorf("the documented rights are too few for a pause: %v", err)
@@ -393,7 +397,7 @@ func TestInputRights(t *testing.T) {
 			}
 		}
 		if took := time.Since(began); took < 500*ms {
-			t.Errorf("it took %v, with a pause in it", took)
+			t.Errorf("got 12 admissions in %v with a pause of 300ms, want 500ms at least", took)
 		}
 		if _, err := l.Status(ctx); err != nil {
 			t.Errorf("the documented rights are too few for Status: %v", err)
@@ -405,19 +409,20 @@ func TestInputRights(t *testing.T) {
 	}
 	for _, entry := range log {
 		if m, _ := entry.(map[any]any); m["object"] == "publish" || m["object"] == "subscribe" {
-			t.Errorf("denied, though documented: %v", entry)
+			t.Errorf("got %v denied, want the documented rights granted", entry)
 		}
 	}
 }
 
-// A server that wants a password, or does not run scripts, says so.
+// The error names the cause if a server requires a password, runs no scripts, is too old, or the
+// client is closed.
 func TestInputServer(t *testing.T) {
 	plan := named(throttle.PerSecond(5))
 	t.Run("password", func(t *testing.T) {
 		s := miniredis.RunT(t)
 		s.RequireAuth("secret")
-		fails(t, "no password", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr()}), distributed.Options{})), "NOAUTH", "wants a password")
-		fails(t, "a wrong one", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr(), Password: "wrong"}), distributed.Options{})), "WRONGPASS")
+		checkFails(t, "no password", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr()}), distributed.Options{})), "NOAUTH", "wants a password")
+		checkFails(t, "a wrong one", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr(), Password: "wrong"}), distributed.Options{})), "WRONGPASS")
 	})
 	t.Run("scripts", func(t *testing.T) {
 		without := []string{"--rename-command", "EVALSHA", "", "--rename-command", "EVAL", ""}
@@ -425,7 +430,7 @@ func TestInputServer(t *testing.T) {
 			without = append(without, "--rename-command", "FUNCTION", "")
 		}
 		s := redistest.Start(t, without...)
-		fails(t, "no scripts", limiter(t, plan, distributed.New(s.Client(), distributed.Options{})), "unknown command", "Redis 5 or later")
+		checkFails(t, "no scripts", limiter(t, plan, distributed.New(s.Client(), distributed.Options{})), "unknown command", "Redis 5 or later")
 	})
 	t.Run("old", func(t *testing.T) {
 		s := miniredis.RunT(t)
@@ -436,27 +441,27 @@ func TestInputServer(t *testing.T) {
 			}
 			return false
 		})
-		fails(t, "Redis 4", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr()}), distributed.Options{})), "too old", "Redis 5 or later")
+		checkFails(t, "Redis 4", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr()}), distributed.Options{})), "too old", "Redis 5 or later")
 	})
 	t.Run("closed", func(t *testing.T) {
 		rdb := client(t, &redis.Options{Addr: miniredis.RunT(t).Addr()})
 		rdb.Close()
-		fails(t, "a closed client", limiter(t, plan, distributed.New(rdb, distributed.Options{Timeout: slow})), "client is closed")
+		checkFails(t, "a closed client", limiter(t, plan, distributed.New(rdb, distributed.Options{Timeout: slow})), "client is closed")
 	})
 }
 
-// onlyKey is the one key that there is.
+// onlyKey returns the only key of the server.
 func onlyKey(t *testing.T, rdb *redis.Client) string {
 	t.Helper()
 	keys, err := rdb.Keys(context.Background(), "*").Result()
 	if err != nil || len(keys) != 1 {
-		t.Fatalf("the keys are %q, %v; want one", keys, err)
+		t.Fatalf("got keys %q, %v, want one", keys, err)
 	}
 	return keys[0]
 }
 
-// What is under the key is not a state, or not whole, or of a later release: nothing
-// is admitted, and it is left as it was.
+// If the value under the key is not a state, is cut off, or is of a later release, nothing is
+// admitted and the value stays as it is.
 func TestInputStoredValue(t *testing.T) {
 	s, ctx := redistest.Start(t), context.Background()
 	rdb := s.Client()
@@ -465,7 +470,7 @@ func TestInputStoredValue(t *testing.T) {
 			rdb.FlushAll(ctx)
 			l := limiter(t, named(tier), distributed.New(rdb, distributed.Options{Timeout: slow}))
 			if !l.AllowN(7) {
-				t.Fatal("a fresh quota refuses")
+				t.Fatal("got a refusal by a new quota")
 			}
 			key := onlyKey(t, rdb)
 			return l, key, rdb.Get(ctx, key).Val()
@@ -473,7 +478,7 @@ func TestInputStoredValue(t *testing.T) {
 		l, key, _ := fresh()
 		rdb.Del(ctx, key)
 		rdb.LPush(ctx, key, "other")
-		fails(t, "a list", l, "WRONGTYPE", "another Options.Prefix", key)
+		checkFails(t, "a list", l, "WRONGTYPE", "another Options.Prefix", key)
 
 		for _, test := range []struct {
 			what  string
@@ -485,25 +490,25 @@ func TestInputStoredValue(t *testing.T) {
 			{"a number", func(string) string { return "12" }, []string{"foreign"}},
 			{"a later release's", func(v string) string { return v[:3] + string(v[3]+1) + v[4:] }, []string{"version", "upgrade"}},
 			{"only the beginning", func(v string) string { return v[:3] }, []string{"THROTTLE"}},
-			{"cut in the plan", func(v string) string { return v[:20] }, []string{"corrupt", "delete the key"}},
+			{"cut within the plan", func(v string) string { return v[:20] }, []string{"corrupt", "delete the key"}},
 			{"cut in half", func(v string) string { return v[:len(v)/2] }, []string{"corrupt", "delete the key"}},
-			{"a plan of nonsense", func(v string) string { return v[:6] + strings.Repeat("9", 12) + v[18:] }, []string{"corrupt", "delete the key"}},
+			{"an invalid plan", func(v string) string { return v[:6] + strings.Repeat("9", 12) + v[18:] }, []string{"corrupt", "delete the key"}},
 		} {
 			l, key, value := fresh()
 			spoiled := test.spoil(value)
 			rdb.Set(ctx, key, spoiled, 0)
-			fails(t, tier.String()+", "+test.what, l, append(test.parts, key)...)
+			checkFails(t, tier.String()+", "+test.what, l, append(test.parts, key)...)
 			if now := rdb.Get(ctx, key).Val(); now != spoiled {
-				t.Errorf("%v, %s: the value was changed", tier, test.what)
+				t.Errorf("%v, %s: got a changed value, want it unchanged", tier, test.what)
 			}
 			if rdb.Del(ctx, key); !l.AllowN(50) {
-				t.Errorf("%v, %s: the quota does not start anew when the key is deleted", tier, test.what)
+				t.Errorf("%v, %s: got a refusal after the key was deleted, want a new quota", tier, test.what)
 			}
 		}
 	}
 }
 
-// A name, and what a Group calls its keys, may be a secret.
+// Keys in Redis are hashes, because a policy's name and a Group's keys may be secret.
 func TestInputKeysAreHashed(t *testing.T) {
 	s, ctx := redistest.Start(t), context.Background()
 	rdb := s.Client()
@@ -514,33 +519,33 @@ func TestInputKeysAreHashed(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !l.Allow() || !g.For("sk-secret").Allow() {
-		t.Fatal("a fresh quota refuses")
+		t.Fatal("got a refusal by a new quota")
 	}
 	keys := rdb.Keys(ctx, "*").Val()
 	if len(keys) != 2 {
-		t.Errorf("%d keys, want 2", len(keys))
+		t.Errorf("got %d keys, want 2", len(keys))
 	}
 	for _, key := range keys {
 		if !strings.HasPrefix(key, "limits:") {
-			t.Errorf("key %q has not the prefix", key)
+			t.Errorf("got key %q, want the prefix limits:", key)
 		}
 		for _, text := range []string{key, rdb.Get(ctx, key).Val()} {
 			if strings.Contains(text, "vendor") || strings.Contains(text, "secret") {
-				t.Errorf("%q tells what was passed", text)
+				t.Errorf("got %q, which contains the policy's name or the Group's key", text)
 			}
 		}
 		if ttl := rdb.PTTL(ctx, key).Val(); ttl <= 0 || ttl > 2*hour+2*sec {
-			t.Errorf("key %q expires in %v", key, ttl)
+			t.Errorf("key %q: got expiry in %v, want in 2h and 2s at most", key, ttl)
 		}
 	}
 }
 
-// Status answers for every algorithm, and to the microsecond.
+// Status answers for every algorithm, with instants to the microsecond.
 func TestInputStatus(t *testing.T) { bubble(t, inputStatus) }
 
 func inputStatus(t *testing.T, s *miniredis.Miniredis) {
 	ctx, rdb := context.Background(), near(t, s)
-	time.Sleep(123_457 * time.Microsecond) // from the full second at which virtual time begins
+	time.Sleep(123_457 * time.Microsecond) // away from the full second at which virtual time begins
 	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.WeightedWindow, throttle.FixedWindow,
 		throttle.AnchoredWindow, throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA} {
 		p := policy(per(hour, 10, a), per(24*hour, 1000, throttle.SlidingLog))
@@ -556,28 +561,28 @@ func inputStatus(t *testing.T, s *miniredis.Miniredis) {
 		}
 		fresh := status().Tiers[0]
 		if fresh.Limited || fresh.Limit != 10 || fresh.Used != 0 || fresh.Remaining != 10 || fresh.RetryAfter != 0 || fresh.ResetAfter != 0 {
-			t.Errorf("%v: fresh, it is %+v", a, fresh)
+			t.Errorf("%v: new quota: got %+v, want nothing used", a, fresh)
 		}
 		if !l.AllowN(10) {
-			t.Fatalf("%v: a fresh quota refuses", a)
+			t.Fatalf("%v: got a refusal by a new quota", a)
 		}
 		st := status()
 		full := st.Tiers[0]
 		if !full.Limited || full.Used != 10 || full.Remaining != 0 || full.RetryAfter <= 0 || full.ResetAfter < full.RetryAfter || full.ResetAfter > 2*hour+sec {
-			t.Errorf("%v: used up, it is %+v", a, full)
+			t.Errorf("%v: used up: got %+v, want 10 used, limited", a, full)
 		}
 		if slices.Contains([]throttle.Algorithm{throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA}, a) &&
 			(full.RetryAfter > 6*time.Minute+300*ms || full.RetryAfter < 6*time.Minute-10*ms || full.RetryAfter%ms == 0 && full.ResetAfter%ms == 0) {
-			t.Errorf("%v: used up, it is %+v, want 6 minutes to the microsecond", a, full)
+			t.Errorf("%v: used up: got %+v, want 6 minutes to the microsecond", a, full)
 		}
 		if other := st.Tiers[1]; other.Limited || other.Used != 10 || other.Remaining != 990 {
-			t.Errorf("%v: the other tier is %+v", a, other)
+			t.Errorf("%v: other tier: got %+v, want 10 used and 990 remaining", a, other)
 		}
 		if err := l.Pause(ctx, hour); err != nil {
 			t.Fatal(err)
 		}
 		if st := status(); st.Paused <= 59*time.Minute || st.Paused > hour || st.Closed != 0 {
-			t.Errorf("%v: paused for %v, closed for %v, want an hour and nothing", a, st.Paused, st.Closed)
+			t.Errorf("%v: got paused for %v and closed for %v, want an hour and zero", a, st.Paused, st.Closed)
 		}
 	}
 	p := policy(throttle.Tier{Limit: 2, Algorithm: throttle.Concurrency})
@@ -593,12 +598,12 @@ func inputStatus(t *testing.T, s *miniredis.Miniredis) {
 	}
 	st, err := l.Status(ctx)
 	if err != nil || !st.Tiers[0].Limited || st.Tiers[0].Used != 2 || st.Tiers[0].Remaining != 0 {
-		t.Errorf("concurrency: %+v, %v", st, err)
+		t.Errorf("concurrency: got %+v, %v, want 2 used, limited", st, err)
 	}
 	for _, permit := range permits {
 		permit.Release()
 	}
-	until(t, "the permits are back", func() bool {
+	waitUntil(t, "the permits are released", func() bool {
 		st, err := l.Status(ctx)
 		return err == nil && st.Tiers[0].Used == 0 && st.Tiers[0].Remaining == 2 && !st.Tiers[0].Limited
 	})

@@ -13,14 +13,14 @@ import (
 	"github.com/apithrottle/throttle/internal/soak"
 )
 
-// A judge counts as the provider of one tier does, with a plain list of all that arrived, be it
-// more than the tier allows.
+// A judge counts as the provider of one tier does, in a plain list of all arrivals, including those
+// beyond the limit.
 type judge struct {
 	algorithms.Tier
 	all []arrival
 }
 
-// between is how many units arrived from an instant on and before another one.
+// between returns how many units arrived in [from, to).
 func (j *judge) between(from, to int64) (sum int64) {
 	for i := len(j.all) - 1; i >= 0 && j.all[i].at >= from; i-- {
 		if j.all[i].at < to {
@@ -30,7 +30,7 @@ func (j *judge) between(from, to int64) (sum int64) {
 	return sum
 }
 
-// fits reports whether the provider takes n units more.
+// fits reports whether the provider accepts n more units.
 func (j *judge) fits(at, n int64) bool {
 	window := j.Window.Microseconds()
 	start := at - (at-j.Phase.Microseconds())%max(1, window)
@@ -53,19 +53,20 @@ func (j *judge) fits(at, n int64) bool {
 		day := 24 * time.Hour.Microseconds()
 		return j.between(at-at%day, at+1)+n <= j.Limit
 	}
-	level, last := int64(0), int64(0) // in a window-th of a unit
+	level, last := int64(0), int64(0) // in units of 1/window
 	for _, a := range j.all {
 		level, last = max(0, level-min(level, j.Limit*(a.at-last)))+a.n*window, a.at
 	}
 	return level-min(level, j.Limit*(at-last))+n*window <= j.Burst*window
 }
 
-// isExact reports whether the script counts a tier as its judge does. Otherwise it counts more.
+// isExact reports whether the script counts a tier as its judge does. For the other tiers it counts
+// more.
 func isExact(t algorithms.Tier) bool {
 	return t.Algorithm != algorithms.SlidingWindow && t.Algorithm != algorithms.AnchoredWindow && t.Algorithm != algorithms.Calendar
 }
 
-// randomReleases are plans that any two releases of a program may have.
+// randomReleases returns random plans of two or three releases of a program.
 func randomReleases(t *testing.T, g *rand.Rand) (plans []*algorithms.Plan) {
 	t.Helper()
 	for range 2 + g.IntN(5)/4 {
@@ -98,8 +99,8 @@ func randomReleases(t *testing.T, g *rand.Rand) (plans []*algorithms.Plan) {
 
 func pickFrom[T any](g *rand.Rand, list ...T) T { return list[g.IntN(len(list))] }
 
-// Releases side by side: each admits what its own tiers have room for, behind what all of them
-// have admitted, and no more, however often they take turns.
+// However often releases take turns, each admits exactly what its own tiers have room for beside
+// everything that all releases have admitted.
 func TestReleasesSideBySide(t *testing.T) {
 	t.Parallel()
 	s := real(t)
@@ -115,7 +116,7 @@ func TestReleasesSideBySide(t *testing.T) {
 			for _, tier := range p.Tiers() {
 				judges[i] = append(judges[i], &judge{Tier: tier})
 			}
-			r.ask(i, 1, map[string]int64{})
+			r.reserve(i, 1, map[string]int64{})
 		}
 		for turn := range 80 {
 			r.at += g.Int64N(pickFrom[int64](g, 1000, 1_000_000, 20_000_000, 120_000_000))
@@ -130,10 +131,10 @@ func TestReleasesSideBySide(t *testing.T) {
 				}
 				return true
 			}
-			got, exact := r.ask(i, asked, cost), true
+			got, exact := r.reserve(i, asked, cost), true
 			for range got {
 				if !admits() {
-					t.Fatalf("%s: turn %d of release %d, which admits %d, is more than its tiers allow", describe, turn, i, got)
+					t.Fatalf("%s: turn %d: release %d admitted %d, want fewer: its tiers are full", describe, turn, i, got)
 				}
 				for _, list := range judges {
 					for _, j := range list {
@@ -147,14 +148,14 @@ func TestReleasesSideBySide(t *testing.T) {
 				exact = exact && isExact(j.Tier)
 			}
 			if exact && got < asked && admits() {
-				t.Fatalf("%s: turn %d of release %d, which admits %d of %d, is less than its tiers allow", describe, turn, i, got, asked)
+				t.Fatalf("%s: turn %d: release %d admitted %d of %d, want more: its tiers have room", describe, turn, i, got, asked)
 			}
 		}
 	}
 }
 
-// keptOf is what the state keeps for releases whose plans are not the caller's: how many tiers.
-func keptOf(t *testing.T, s *subject) int64 {
+// keptTiers returns how many tiers the state keeps for releases other than the last caller's.
+func keptTiers(t *testing.T, s *subject) int64 {
 	t.Helper()
 	head, _, _ := strings.Cut(s.rdb.Get(context.Background(), s.key).Val(), "\n")
 	_, kept, ok := strings.Cut(head, "+")
@@ -164,8 +165,8 @@ func keptOf(t *testing.T, s *subject) int64 {
 	return integers(t, kept)[1]
 }
 
-// What is kept for a release that calls no more is kept for an hour at least, two at most for
-// windows of up to an hour, and two days for longer ones.
+// The tiers of a release that no longer calls are kept for an hour at least, and for windows of up
+// to an hour for two hours at most. For longer windows they are kept for two days at most.
 func TestReleaseThatEnds(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -181,40 +182,40 @@ func TestReleaseThatEnds(t *testing.T) {
 		began := r.at
 		for kept := int64(1); kept > 0; {
 			r.at += time.Minute.Microseconds()
-			r.call(1, 20, 1)
+			r.reserveUnits(1, 20, 1)
 			since := time.Duration(r.at-began) * time.Microsecond
-			if kept = keptOf(t, r.subject); kept > 0 && since > tc.until || kept == 0 && since < tc.least {
-				t.Fatalf("%s: %d tiers are kept after %v", tc.gone, kept, since)
+			if kept = keptTiers(t, r.subject); kept > 0 && since > tc.until || kept == 0 && since < tc.least {
+				t.Fatalf("%s: got %d tiers kept after %v, want them kept for %v to %v", tc.gone, kept, since, tc.least, tc.until)
 			}
 		}
-		r.call(0, 1, 1)
-		if kept := keptOf(t, r.subject); kept != 1 {
-			t.Fatalf("%s: %d tiers are kept when it is back", tc.gone, kept)
+		r.reserveUnits(0, 1, 1)
+		if kept := keptTiers(t, r.subject); kept != 1 {
+			t.Fatalf("%s: got %d tiers kept after the release called again, want 1", tc.gone, kept)
 		}
 	}
 }
 
-// However many releases call, a few tiers are kept for them.
+// However many releases call, the state keeps eight tiers for them at most.
 func TestReleasesAreBounded(t *testing.T) {
 	t.Parallel()
 	r := newReleases(t, 0, "5/s")
 	for i := range 40 {
 		r.plans = append(r.plans, planOf(t, 0, fmt.Sprintf("%d/m;algo=gcra", 10+i), fmt.Sprintf("%d/%dh", 10+i, 1+i)))
 		r.at += 1000
-		r.call(len(r.plans)-1, 1, 1)
-		if kept := keptOf(t, r.subject); kept > 8 {
-			t.Fatalf("%d tiers are kept", kept)
+		r.reserveUnits(len(r.plans)-1, 1, 1)
+		if kept := keptTiers(t, r.subject); kept > 8 {
+			t.Fatalf("got %d tiers kept, want 8 at most", kept)
 		}
 	}
 }
 
-// The script that only looks at a state finds a pause in one that is kept for several releases.
+// The script that only reads a state finds a pause in a state that is kept for several releases.
 func TestPeekBesideReleases(t *testing.T) {
 	t.Parallel()
 	for _, specs := range [][]string{{"5/s", "7/m;algo=gcra"}, {"7/m;algo=gcra", "5/s"}, {"5/s", "60/m", "700/month"}} {
 		r := newReleases(t, 0, specs...)
-		if keptOf(t, r.subject) == 0 {
-			t.Fatal("nothing is kept")
+		if keptTiers(t, r.subject) == 0 {
+			t.Fatal("got no kept tiers, want some")
 		}
 		r.at = time.Now().UnixMicro()
 		want, err := r.subject.answer(r.at, step{op: "p", args: []int64{time.Hour.Microseconds(), 1, 0, 0, 0}})
@@ -223,7 +224,7 @@ func TestPeekBesideReleases(t *testing.T) {
 		}
 		peeked, err := r.subject.rdb.Eval(t.Context(), peekSource, []string{r.subject.key}).Int64Slice()
 		if err != nil || peeked[1] != want[1] || peeked[3] != want[3] || peeked[4] != want[4] || peeked[5] != want[5] {
-			t.Errorf("%v: the state says %v, %v, want %v", specs, peeked, err, want)
+			t.Errorf("%v: got %v, %v, want %v", specs, peeked, err, want)
 		}
 	}
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/apithrottle/throttle/distributed"
 )
 
-// A stall that no answer outlives in time is no reason to refuse those who can wait for it.
+// Callers that can wait longer than a stall of Redis are not refused because of it, even if no
+// answer arrives in time during the stall.
 func TestRedisStalls(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		w := &world{dice: &dice{src: rand.New(rand.NewPCG(1, 1))}, server: s, began: time.Now(), rate: 1}
@@ -42,9 +43,9 @@ func TestRedisStalls(t *testing.T) {
 	})
 }
 
-// A place that came too late to be used, and was given back, is not one of those that the
-// process holds when Redis is gone.
-func TestLatePlaceThenAlone(t *testing.T) {
+// A place that arrived too late to be used and was returned does not count as held when the process
+// continues without Redis.
+func TestLatePlaceThenFallback(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		w := &world{dice: &dice{src: rand.New(rand.NewPCG(1, 1))}, server: s, began: time.Now(), rate: 1}
 		var back atomic.Int64
@@ -66,7 +67,7 @@ func TestLatePlaceThenAlone(t *testing.T) {
 		defer cancel()
 		if permit, err := l.Acquire(ctx, nil); err == nil {
 			permit.Release()
-			t.Error("3 places are held of 2")
+			t.Error("got 3 places held, want 2 at most")
 		}
 		s.SetError("")
 	})

@@ -12,9 +12,10 @@ import (
 	"github.com/apithrottle/throttle/distributed"
 )
 
-// A place that comes free goes to the process that has waited longest: at once to the next one if no
-// caller of the first waits any more, and after a second if the first has died.
-func TestFleetLine(t *testing.T) {
+// A place that becomes free goes to the process that has waited longest. If no caller of this
+// process waits any more, the next process gets the place at once. If the process has died, the
+// next gets it after a second.
+func TestFleetLeaseQueue(t *testing.T) {
 	for name, most := range map[string]time.Duration{"in order": 20 * ms, "canceled": 20 * ms, "dead": 6 * sec} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -55,7 +56,7 @@ func TestFleetLine(t *testing.T) {
 				}
 				for _, who := range want {
 					if next := <-got; next != who || time.Since(released) > most {
-						t.Errorf("process %d was admitted after %v, want %d in %v", next, time.Since(released), who, most)
+						t.Errorf("got process %d admitted after %v, want %d within %v", next, time.Since(released), who, most)
 					}
 					released = released.Add(sec)
 				}

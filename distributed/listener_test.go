@@ -19,8 +19,8 @@ import (
 	"github.com/apithrottle/throttle/distributed"
 )
 
-// Status and Pause return with their context, also while another call has the turn of the
-// leases.
+// Status, Pause and Resume return when their context ends, also while another call holds the turn
+// of the leases.
 func TestContextEndsWhileLeased(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		var delay atomic.Int64
@@ -50,7 +50,7 @@ func TestContextEndsWhileLeased(t *testing.T) {
 			began := time.Now()
 			err := call(ctx)
 			if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took > 100*ms {
-				t.Errorf("%s returned %v after %v", what, err, took)
+				t.Errorf("%s: got %v after %v, want DeadlineExceeded after 100ms", what, err, took)
 			}
 			cancel()
 		}
@@ -61,14 +61,14 @@ func TestContextEndsWhileLeased(t *testing.T) {
 	})
 }
 
-// A wire sees the connections of a client: it can have new ones hang, and cut those that
-// listen; and what the client sends over those that don't.
+// A wire hooks into a client. It can delay new connections and close those that subscribe, and it
+// counts what the client sends on the others.
 type wire struct {
 	mu     sync.Mutex // guards all below
 	hang   time.Duration
-	conns  []net.Conn  // that listen
-	asked  []time.Time // when commands or pipelines were sent
-	atOnce int         // of them in flight
+	conns  []net.Conn  // with subscriptions
+	sentAt []time.Time // of commands and pipelines
+	atOnce int         // commands and pipelines in flight
 	most   int
 }
 
@@ -83,7 +83,7 @@ func (w *wire) DialHook(next redis.DialHook) redis.DialHook {
 	}
 }
 
-// A listening connection tells the wire when it subscribes to something.
+// A listening is a connection that registers with its wire when it subscribes.
 type listening struct {
 	net.Conn
 	wire *wire
@@ -100,24 +100,24 @@ func (l *listening) Write(b []byte) (int, error) {
 
 func (w *wire) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		defer w.sent()()
+		defer w.countTrip()()
 		return next(ctx, cmd)
 	}
 }
 
 func (w *wire) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		if cmds[0].Name() == "evalsha" { // no greeting
-			defer w.sent()()
+		if cmds[0].Name() == "evalsha" { // not the greeting
+			defer w.countTrip()()
 		}
 		return next(ctx, cmds)
 	}
 }
 
-func (w *wire) sent() (done func()) {
+func (w *wire) countTrip() (done func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.asked = append(w.asked, time.Now())
+	w.sentAt = append(w.sentAt, time.Now())
 	w.atOnce++
 	w.most = max(w.most, w.atOnce)
 	return func() {
@@ -127,12 +127,13 @@ func (w *wire) sent() (done func()) {
 	}
 }
 
-// trips returns how many were sent since the last call, and the most in flight.
+// trips returns how many round trips began since its last call, and how many were in flight at
+// most.
 func (w *wire) trips() (n, most int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	n, most = len(w.asked), w.most
-	w.asked, w.most = nil, 0
+	n, most = len(w.sentAt), w.most
+	w.sentAt, w.most = nil, 0
 	return n, most
 }
 
@@ -145,8 +146,7 @@ func (w *wire) cut() {
 	w.conns = nil
 }
 
-// Those who have to wait are admitted at their time although the subscription for them
-// takes seconds.
+// Callers that wait are admitted at their times, although subscribing takes seconds.
 func TestAdmissionDoesNotWaitForSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		rdb, w := distant(t, s, func() time.Duration { return 10 * ms }), new(wire)
@@ -169,14 +169,14 @@ func TestAdmissionDoesNotWaitForSubscription(t *testing.T) {
 		}
 		wg.Wait()
 		if took := time.Since(began); took > 1200*ms {
-			t.Errorf("five that had a time in a second were admitted after %v", took)
+			t.Errorf("got 5 callers admitted after %v, want 1.2s at most: their time was in a second", took)
 		}
 	})
 }
 
-// sleepers is a process whose callers sleep, each on a key of its own, for ten seconds at
-// least.
-func sleepers(t *testing.T, rdb redis.UniversalClient, keys int) (stop func()) {
+// startSleepers starts a process whose callers sleep for ten seconds at least, each on a key of its
+// own.
+func startSleepers(t *testing.T, rdb redis.UniversalClient, keys int) (stop func()) {
 	t.Helper()
 	st := distributed.New(rdb, distributed.Options{})
 	ctx, cancel := context.WithCancel(context.Background())
@@ -194,27 +194,27 @@ func sleepers(t *testing.T, rdb redis.UniversalClient, keys int) (stop func()) {
 	}
 }
 
-// A process whose connection broke asks again for all keys on which callers sleep, in few
-// trips, one after the other.
+// After its connection broke, a process asks again for all keys on which callers sleep. It takes
+// few round trips, one after the other.
 func TestReconnectAsksInFewTrips(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		const keys = 150
 		rdb, w := near(t, s), new(wire)
 		rdb.AddHook(w)
-		stop := sleepers(t, rdb, keys)
+		stop := startSleepers(t, rdb, keys)
 		defer stop()
 		time.Sleep(20 * sec)
 		w.trips()
 		w.cut()
 		time.Sleep(10 * sec)
 		if n, most := w.trips(); n < keys/64 || n > 2*keys/64+10 || most > 2 {
-			t.Errorf("%d trips, %d at once", n, most)
+			t.Errorf("got %d trips, %d at once, want %d to %d, 2 at once at most", n, most, keys/64, 2*keys/64+10)
 		}
 	})
 }
 
-// What anybody may publish neither stops a process nor lets it go: it asks Redis, now and
-// then.
+// Forged messages neither stop a process nor let it continue: it asks Redis, and does so only now
+// and then.
 func TestForgedMessages(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		rdb, w := near(t, s), new(wire)
@@ -235,7 +235,7 @@ func TestForgedMessages(t *testing.T) {
 		s.Publish(key, "resume 4000000002")
 		wg.Wait()
 		if took := time.Since(began); took > 10*sec {
-			t.Errorf("it took %v beside forged messages", took)
+			t.Errorf("got all admitted after %v beside forged messages, want 10s at most", took)
 		}
 		began = time.Now()
 		if err := l.Pause(t.Context(), 20*sec); err != nil {
@@ -253,17 +253,17 @@ func TestForgedMessages(t *testing.T) {
 			time.Sleep(100 * ms)
 		}
 		if n, _ := w.trips(); n > 25 {
-			t.Errorf("100 messages in 10 s made %d trips", n)
+			t.Errorf("got %d trips for 100 messages in 10 s, want 25 at most", n)
 		}
 		wg.Wait()
 		if took := time.Since(began); took < 20*sec {
-			t.Errorf("a forged message ended a pause after %v", took)
+			t.Errorf("got a pause of 20s ended by forged messages after %v", took)
 		}
 	})
 }
 
-// Processes that hear of a pause ask at different instants, all within 50 ms.
-func TestFleetHearsOfPause(t *testing.T) {
+// Processes that receive the message of a pause ask Redis at different instants, all within 50 ms.
+func TestFleetSpreadsCallsAfterPause(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		const processes = 20
 		var limiters []*throttle.Limiter
@@ -296,20 +296,20 @@ func TestFleetHearsOfPause(t *testing.T) {
 		last := admitted[len(admitted)-1].Sub(paused)
 		mu.Unlock()
 		if last > 50*ms {
-			t.Errorf("one went %v after the pause", last)
+			t.Errorf("got an admission %v after the pause, want 50ms at most", last)
 		}
-		var first []time.Duration
+		var delays []time.Duration
 		for _, w := range wires {
 			w.mu.Lock()
-			asked := slices.Clone(w.asked)
+			sentAt := slices.Clone(w.sentAt)
 			w.mu.Unlock()
-			if i := slices.IndexFunc(asked, func(at time.Time) bool { return at.After(pausing) }); i >= 0 {
-				first = append(first, asked[i].Sub(pausing).Truncate(2*ms))
+			if i := slices.IndexFunc(sentAt, func(at time.Time) bool { return at.After(pausing) }); i >= 0 {
+				delays = append(delays, sentAt[i].Sub(pausing).Truncate(2*ms))
 			}
 		}
-		slices.Sort(first)
-		if n := len(slices.Compact(first)); n < 5 {
-			t.Errorf("%d processes asked within %d spans of 2 ms", processes, n)
+		slices.Sort(delays)
+		if n := len(slices.Compact(delays)); n < 5 {
+			t.Errorf("got calls of %d processes in %d spans of 2 ms, want 5 at least", processes, n)
 		}
 		cancel()
 		wg.Wait()

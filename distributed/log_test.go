@@ -16,46 +16,46 @@ import (
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
-// lines is a log to read.
-type lines struct {
+// A logBuffer collects log output.
+type logBuffer struct {
 	mu   sync.Mutex // guards text
 	text bytes.Buffer
 }
 
-func (l *lines) Write(b []byte) (int, error) {
+func (l *logBuffer) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.text.Write(b)
 }
 
-func (l *lines) count(part string) int {
+func (l *logBuffer) count(part string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Count(l.text.String(), part)
 }
 
-func (l *lines) options() distributed.Options {
+func (l *logBuffer) options() distributed.Options {
 	return distributed.Options{Log: slog.New(slog.NewTextHandler(l, nil))}
 }
 
-// Each kind of incident is reported, and once a minute at most.
+// Each kind of incident is logged, and once a minute at most.
 func TestLog(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		var delay atomic.Int64
 		delay.Store(int64(ms))
-		rdb, log := distant(t, s, func() time.Duration { return time.Duration(delay.Load()) }), new(lines)
+		rdb, log := distant(t, s, func() time.Duration { return time.Duration(delay.Load()) }), new(logBuffer)
 		options := log.options()
 		options.Timeout = 20 * sec // a script travels in several pieces, each of which takes the delay
 		l := limiter(t, tenASecond, distributed.New(rdb, options))
 		ask := func() { _, _ = l.Status(t.Context()) }
-		twice := func(kind string, cause func()) {
+		checkTwice := func(kind string, cause func()) {
 			t.Helper()
 			for i := range 2 {
 				cause()
 				cause()
 				time.Sleep(ms)
 				if n := log.count(kind); n != i+1 {
-					t.Errorf("%q was reported %d times, want %d", kind, n, i+1)
+					t.Errorf("got %q logged %d times, want %d", kind, n, i+1)
 				}
 				time.Sleep(2 * time.Minute)
 			}
@@ -64,19 +64,19 @@ func TestLog(t *testing.T) {
 		s.SetTime(now)
 		ask()
 		if log.count("msg=") > 0 {
-			t.Errorf("reported without a reason: %s", log.text.String())
+			t.Errorf("got log output without an incident: %s", log.text.String())
 		}
-		twice("the clock of Redis stepped", func() {
+		checkTwice("the clock of Redis stepped", func() {
 			now = now.Add(-8 * sec)
 			s.SetTime(now)
 			ask()
 		})
-		twice("answers too late", func() {
-			delay.Store(int64(1500 * ms)) // longer than what is reserved is good for
+		checkTwice("answers too late", func() {
+			delay.Store(int64(1500 * ms)) // longer than a reservation is valid
 			l.Allow()
 			delay.Store(int64(ms))
 		})
-		twice("is away", func() {
+		checkTwice("is away", func() {
 			s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
 				c.WriteError("LOADING Redis is loading the dataset in memory")
 				return true
@@ -86,23 +86,23 @@ func TestLog(t *testing.T) {
 			time.Sleep(sec)
 			ask()
 		})
-		twice("was lost", func() {
+		checkTwice("was lost", func() {
 			if err := l.Wait(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			s.FlushAll()
-			now = now.Add(ms) // or the new state would have the name of the old one
+			now = now.Add(ms) // otherwise the new state would have the generation of the old one
 			s.SetTime(now)
 			ask()
 		})
 	})
 }
 
-// A policy that evicts is reported once, and only where it may be read.
+// An eviction policy of the server is logged once, and only if the user may read it.
 func TestLogEviction(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t, "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
-	log := new(lines)
+	log := new(logBuffer)
 	st := distributed.New(s.Client(), log.options())
 	for _, name := range []string{"one", "two"} {
 		p := tenASecond
@@ -111,20 +111,20 @@ func TestLogEviction(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	until(t, "it is reported", func() bool { return log.count("maxmemory-policy=allkeys-lru") == 1 })
+	waitUntil(t, "the eviction policy is logged", func() bool { return log.count("maxmemory-policy=allkeys-lru") == 1 })
 
 	grant(t, s, "")
-	quiet, rdb := new(lines), s.Client()
+	quiet, rdb := new(logBuffer), s.Client()
 	options := *rdb.Options()
 	options.Username, options.Password = "limiter", "secret"
 	if err := limiter(t, tenASecond, distributed.New(client(t, &options), quiet.options())).Wait(t.Context()); err != nil {
 		t.Error(err)
 	}
-	until(t, "it was denied", func() bool {
+	waitUntil(t, "the server has denied reading the policy", func() bool {
 		denied, err := s.Client().Do(t.Context(), "ACL", "LOG").Slice()
 		return err == nil && len(denied) > 0
 	})
 	if n := quiet.count("maxmemory-policy"); n != 0 {
-		t.Errorf("%d were reported, want none: %s", n, quiet.text.String())
+		t.Errorf("got %d log lines, want none: %s", n, quiet.text.String())
 	}
 }

@@ -17,33 +17,33 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A nestedFleet is three processes of eight callers that send for two minutes, each request
-// under an inner and an outer quota, or under the slower tiers in one.
+// A nestedFleet describes three processes of eight callers each. Every request is made either under
+// an inner and an outer quota, or under the slower tiers in one flat quota.
 type nestedFleet struct {
 	name         string
 	inner, outer []throttle.Tier
-	flat         []throttle.Tier // the slower ones
-	far          time.Duration   // how much farther one of the processes is
-	lasts        time.Duration
+	flat         []throttle.Tier // the slower tiers
+	far          time.Duration   // additional delay to the server of one process
+	length       time.Duration
 }
 
 const nestedProcesses, nestedCallers = 3, 8
 
-// A tally is what became of a fleet.
+// A tally is the outcome of a run.
 type tally struct {
 	admitted []int // by process
 	all      int
-	calls    int64 // of the script
-	refused  int   // by providers that count what arrives
+	calls    int64 // script calls
+	refused  int   // by providers that count arrivals
 	charged  []int64
 }
 
-// everything counts all that is charged.
+// everything is a tier that counts all charges.
 var everything = throttle.Tier{Limit: 100_000, Window: 24 * hour, Algorithm: throttle.SlidingWindow}
 
 func (n nestedFleet) play(t *testing.T, nested bool) (got tally) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
-		ctx, stop := context.WithTimeout(t.Context(), n.lasts)
+		ctx, stop := context.WithTimeout(t.Context(), n.length)
 		defer stop()
 		var provider arrivals
 		counter := new(calls.Counter)
@@ -97,9 +97,9 @@ func (n nestedFleet) play(t *testing.T, nested bool) (got tally) {
 	return got
 }
 
-// Nested quotas admit what a flat one with the slower tiers does, of which each process has its
-// share. A provider refuses none, what is charged is used but for 2 %, and an admission takes
-// no more than twice the calls of a flat one.
+// Nested quotas admit what a flat quota with the slower tiers does, and each process gets its
+// share. The provider refuses nothing, all charges but 2 % are used, and an admission takes at most
+// twice the calls of a flat quota.
 func TestNestedFleets(t *testing.T) {
 	slow := []throttle.Tier{throttle.PerSecond(5), per(20*sec, 60, throttle.SlidingLog)}
 	fast, five, six := []throttle.Tier{throttle.PerSecond(50)}, slow[:1], []throttle.Tier{throttle.PerSecond(6)}
@@ -117,42 +117,42 @@ func TestNestedFleets(t *testing.T) {
 			{name: "the inner is a little slower", inner: five, outer: six, flat: five},
 			{name: "the outer is a little slower", inner: six, outer: five, flat: five},
 		} {
-			n.far, n.lasts = far, 40*sec
+			n.far, n.length = far, 40*sec
 			if &n.flat[0] == &fast[0] {
-				n.lasts /= 4 // as much happens
+				n.length /= 4 // as many admissions
 			}
-			t.Run(fmt.Sprintf("%s, one process is %v away", n.name, far+ms/2), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s, one process %v away", n.name, far+ms/2), func(t *testing.T) {
 				t.Parallel()
 				flat, nested := n.play(t, false), n.play(t, true)
 				t.Logf("flat %+v, nested %+v", flat, nested)
 				used, least, share, waste, calls := nested.all, 0.97, 0.7, 0.02, 2.0
-				if far > 50*ms { // processes that are nearer have less to wait for
+				if far > 50*ms { // nearer processes wait less
 					least, share, calls = 0.9, 0.5, 4
 				}
 				if float64(used) < least*float64(flat.all) {
-					t.Errorf("%d are admitted, %d by a flat quota", used, flat.all)
+					t.Errorf("got %d admitted, want %.0f %% of the %d of a flat quota at least", used, 100*least, flat.all)
 				}
 				if few := float64(slices.Min(nested.admitted)); few < share*min(float64(used)/nestedProcesses, float64(slices.Min(flat.admitted))) {
-					t.Errorf("the processes have %v, of a flat quota %v", nested.admitted, flat.admitted)
+					t.Errorf("got %v admitted by process, want each above %.0f %% of its share; with a flat quota %v", nested.admitted, 100*share, flat.admitted)
 				}
 				if nested.refused > 0 {
-					t.Errorf("%d are refused", nested.refused)
+					t.Errorf("got %d refused by the provider, want none", nested.refused)
 				}
 				for _, charged := range nested.charged {
 					if float64(charged) > (1+waste)*float64(used)+2 {
-						t.Errorf("%d are charged, %d were sent", charged, used)
+						t.Errorf("got %d charged for %d sent, want at most 2 %% more", charged, used)
 					}
 				}
 				if got, want := float64(nested.calls)/float64(used), float64(flat.calls)/float64(flat.all); got > max(calls*want, 0.4) {
-					t.Errorf("%.2f calls an admission, %.2f of a flat quota", got, want)
+					t.Errorf("got %.2f calls an admission, want at most %.0f times the %.2f of a flat quota, or 0.4", got, calls, want)
 				}
 			})
 		}
 	}
 }
 
-// What is asked for a time to come is charged at once, may be sent then, and counts until it has
-// arrived; what is asked for with it but for now is not charged for longer.
+// A request for a later time is charged at once, may be sent at that time, and counts until it has
+// arrived. A request for now in the same call is not charged for longer than usual.
 func TestNotBefore(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		p := plan(t, 50*ms, per(sec, 2, throttle.SlidingLog))
@@ -171,24 +171,24 @@ func TestNotBefore(t *testing.T) {
 			})
 			return <-answers
 		}
-		if _, err := q.(store.Quota).Status(t.Context()); err != nil { // now its clock is known
+		if _, err := q.(store.Quota).Status(t.Context()); err != nil { // measures the server's clock
 			t.Fatal(err)
 		}
 		at := time.Now().Add(200 * ms)
 		got := reserve(at, time.Time{})
 		ahead, now := got[0].Reservation, got[1].Reservation
 		if ahead.Start.After(time.Now()) || ahead.End.Before(at.Add(5*ms)) || ahead.End.After(at.Add(100*ms)) {
-			t.Errorf("good from %v to %v, asked for %v", ahead.Start, ahead.End, at)
+			t.Errorf("later request: got it valid from %v to %v, want from now to about %v", ahead.Start, ahead.End, at)
 		}
 		if now.End.After(now.Start.Add(100 * ms)) {
-			t.Errorf("what is for now is good from %v to %v", now.Start, now.End)
+			t.Errorf("request for now: got it valid from %v to %v, want 100ms at most", now.Start, now.End)
 		}
 		if q.IsVoid(got[0]) {
-			t.Error("it is void")
+			t.Error("later request: got IsVoid = true, want false")
 		}
 		time.Sleep(time.Until(at))
 		if next := reserve(time.Time{})[0].Reservation.Start; next.Before(ahead.End.Add(50*ms + sec - 5*ms)) {
-			t.Errorf("the window after it ends at %v, and the next may be sent at %v", ahead.End.Add(50*ms+sec), next)
+			t.Errorf("got the next request at %v, want it after the window ends at %v", next, ahead.End.Add(50*ms+sec))
 		}
 	})
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Each command of a pipeline has a reply or an error, whatever the server refuses or replies.
+// Each command of a pipeline gets a reply or an error, whatever the server refuses or replies.
 func TestPipelined(t *testing.T) {
 	for _, tt := range []struct {
-		refused string // the command
+		refused string // command
 		write   func(c *peer.Peer)
-		says    string // by the error
+		want    string // part of the error
 	}{
 		{"SELECT", func(c *peer.Peer) { c.WriteError("LOADING Redis is loading the dataset in memory") }, "LOADING"},
 		{"EVALSHA", func(c *peer.Peer) { c.WriteError("READONLY You can't write against a read only replica.") }, "READONLY"},
@@ -39,8 +39,8 @@ func TestPipelined(t *testing.T) {
 		}
 		_ = pipelined(t.Context(), rdb, cmds)
 		for i, cmd := range cmds {
-			if reply, err := cmd.answer(); err == nil || !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("%s: command %d has the reply %d and the error %v, want one that says %s", tt.refused, i, reply, err, tt.says)
+			if reply, err := cmd.answer(); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("%s: command %d: got reply %d and error %v, want an error that contains %s", tt.refused, i, reply, err, tt.want)
 			}
 		}
 	}

@@ -16,24 +16,24 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// goAway has a server answer nothing but errors, until the end of the test.
-func goAway(s *miniredis.Miniredis) {
+// failCommands makes a server answer every command with an error until the end of the test.
+func failCommands(s *miniredis.Miniredis) {
 	s.Server().SetPreHook(func(c *server.Peer, _ string, _ ...string) bool {
 		c.WriteError("LOADING Redis is loading the dataset in memory")
 		return true
 	})
 }
 
-// Where there are more processes than the limit has units, their shares are spread over the window
-// that is longer for it.
-func TestSharesAreSpread(t *testing.T) {
+// If there are more processes than units in the limit, each process gets one unit in a longer
+// window, and the processes spread their requests over it.
+func TestFallbackIsSpread(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		const processes, limit = 50, 5
 		p := throttle.Policy{Name: "spread", Tiers: []throttle.Tier{per(sec, limit, throttle.SlidingLog)}}
 		if err := near(t, s).Ping(t.Context()).Err(); err != nil { // starts the server
 			t.Fatal(err)
 		}
-		goAway(s)
+		failCommands(s)
 		ctx, cancel := context.WithCancel(t.Context())
 		began := time.Now()
 		var mu sync.Mutex
@@ -55,26 +55,26 @@ func TestSharesAreSpread(t *testing.T) {
 		total := 0
 		for _, n := range sent {
 			total += n
-			if n > 25 { // as many as that, of 50 that choose among ten seconds, never are
-				t.Errorf("sent in each second: %v", sent)
+			if n > 25 { // far from chance, if 50 processes choose among ten seconds
+				t.Errorf("got %v sent in each second, want 25 at most", sent)
 				break
 			}
 		}
 		if total > 60*limit || total < 40*limit {
-			t.Errorf("%d were sent in a minute", total)
+			t.Errorf("got %d sent in a minute, want %d to %d", total, 40*limit, 60*limit)
 		}
 	})
 }
 
-// A Group does not forget what the process has sent alone.
-func TestGroupKeepsShares(t *testing.T) {
+// A Group remembers what the process has sent without Redis.
+func TestGroupKeepsFallback(t *testing.T) {
 	for _, workers := range []int{1, 4} {
 		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 			rdb := near(t, s)
 			if err := rdb.Ping(t.Context()).Err(); err != nil { // starts the server
 				t.Fatal(err)
 			}
-			goAway(s)
+			failCommands(s)
 			g, err := throttle.NewGroup(throttle.Policy{Name: "each", Tiers: []throttle.Tier{throttle.PerHour(2)}},
 				distributed.New(rdb, distributed.Options{Outage: distributed.Outage{Workers: workers}}))
 			if err != nil {
@@ -91,14 +91,15 @@ func TestGroupKeepsShares(t *testing.T) {
 				time.Sleep(12 * sec)
 			}
 			if sent > 2 {
-				t.Errorf("%d workers: %d were sent in an hour, want 2 at most", workers, sent)
+				t.Errorf("%d workers: got %d sent in an hour, want 2 at most", workers, sent)
 			}
 		})
 	}
 }
 
-// Refusals pause a process that sends alone, as often as one that does not.
-func TestSharesArePaused(t *testing.T) {
+// Refusals by the provider pause a process that sends without Redis, as often as they pause one
+// with Redis.
+func TestFallbackIsPaused(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		base := &refuser{}
 		l := limiter(t, tenASecond, distributed.New(near(t, s), distributed.Options{Outage: distributed.Outage{Workers: 1}}))
@@ -106,7 +107,7 @@ func TestSharesArePaused(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * sec)
-		goAway(s)
+		failCommands(s)
 		client := &http.Client{Transport: &throttle.Transport{Base: base, Limiter: l}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -118,32 +119,32 @@ func TestSharesArePaused(t *testing.T) {
 			time.Sleep(ms)
 		}
 		if n := base.n.Load(); n > 8 {
-			t.Errorf("%d refusals in a minute", n)
+			t.Errorf("got %d refusals in a minute, want 8 at most", n)
 		}
 		s.Server().SetPreHook(nil)
-		time.Sleep(3 * time.Minute) // the process listens until the pause is over
+		time.Sleep(3 * time.Minute) // the process stays subscribed until the pause is over
 	})
 }
 
-// A pause or a ban that a process knows holds for what it sends alone.
-func TestSharesKnowPauses(t *testing.T) {
+// A pause or a ban that a process has received also stops requests without Redis.
+func TestFallbackKeepsPauses(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 			q := quota(t, distributed.New(near(t, s), distributed.Options{Outage: distributed.Outage{Workers: 1}}), "known", plan(t, 50*ms, tenASecond.Tiers...))
 			if _, err := q.Pause(t.Context(), store.Pause{For: time.Minute, Close: closes}); err != nil {
 				t.Fatal(err)
 			}
-			goAway(s)
+			failCommands(s)
 			for range 50 {
 				time.Sleep(sec)
 				d, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}})
 				if err != nil || d.Verdict == store.Admitted || closes != (d.Verdict == store.Closed) {
-					t.Fatalf("%+v, %v", d, err)
+					t.Fatalf("got %+v, %v, want a refusal during the pause or ban", d, err)
 				}
 			}
 			time.Sleep(15 * sec)
 			if d, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}}); err != nil || d.Verdict != store.Admitted {
-				t.Errorf("after the pause: %+v, %v", d, err)
+				t.Errorf("after the pause: got %+v, %v, want Admitted", d, err)
 			}
 			s.Server().SetPreHook(nil)
 		})

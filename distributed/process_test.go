@@ -28,17 +28,18 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// The tests here are about a fleet: real processes that share a quota through a
-// real server, each this test binary, run again as a worker. A worker tells when
-// each of its callers was admitted; all are on one machine, so that their clocks
-// are one, and a Counter judges what all of them sent together.
+// The tests here run fleets: real processes that share a quota through a real server. Each process
+// is this test binary, run again as a worker. A worker reports when each of its callers was
+// admitted. All workers run on one machine, so they share one clock, and a Counter judges what they
+// send together.
 
 const (
 	ms   = time.Millisecond
 	sec  = time.Second
 	hour = time.Hour
 
-	// No reply of a server takes so long, nor does the scheduler to run who was admitted.
+	// Longer than any reply of a server takes, and longer than the scheduler delays an admitted
+	// caller.
 	slow = 10 * sec
 
 	asWorker = "THROTTLE_TEST_WORKER"
@@ -46,41 +47,52 @@ const (
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asWorker) != "" {
-		work()
+		runWorker()
 		return
 	}
 	os.Exit(redistest.Run(m))
 }
 
-// A task is what a worker does, maybe among others: its callers ask again and again.
+// A task is one of the things that a worker does. Its callers send requests one after the other.
 type task struct {
-	Addr    string        // of the server
-	Name    string        // of the policy. If empty, "fleet"
-	Policy  string        // as ParsePolicy reads it
-	Callers int           // goroutines
-	For     time.Duration // how long. If zero, until it is told to stop
-	Cost    int64         // each request costs from 1 to this. If zero, 1
-	Cancel  float64       // the part of the requests that are canceled within 200 ms
-	Hold    time.Duration // how long a permit is held, half as long at least. If zero, Wait is called
-	Lease   time.Duration // Options.Lease
-	Class   throttle.Class
-	Every   time.Duration // how long a caller pauses between its requests, half as long at least
+	// Addr is the address of the server.
+	Addr string
+	// Name is the name of the policy. If empty, "fleet".
+	Name string
+	// Policy is a text for ParsePolicy.
+	Policy string
+	// Callers is the number of goroutines.
+	Callers int
+	// For is how long the task runs. If zero, until the worker is told to stop.
+	For time.Duration
+	// Cost is the most that a request costs, 1 the least. If zero, 1.
+	Cost int64
+	// Cancel is the share of requests that are canceled within 200 ms.
+	Cancel float64
+	// Hold is the longest time for which a permit is held, half of it the shortest. If zero, the
+	// callers use Wait.
+	Hold time.Duration
+	// Lease is Options.Lease.
+	Lease time.Duration
+	Class throttle.Class
+	// Every is the longest pause of a caller between its requests, half of it the shortest.
+	Every time.Duration
 }
 
-// An event is what a worker tells of a request. Instants are µs since 1970.
+// An event is what a worker reports about a request. Instants are µs since 1970.
 type event struct {
-	Worker int
-	Task   string // its Name
-	Came   int64  // when it was asked for
-	At     int64  // when it was admitted, released or refused
-	Cost   int64  // units
-	What   string // admitted, released, left, or an error
+	Worker  int
+	Task    string // Name of the task
+	Asked   int64  // when the caller asked
+	At      int64  // when the request was admitted, released or refused
+	Cost    int64  // units
+	Outcome string // admitted, released, canceled, or an error
 }
 
-const admitted, released, left = "admitted", "released", "left"
+const admitted, released, canceled = "admitted", "released", "canceled"
 
-// work is what a worker does in place of tests.
-func work() {
+// runWorker runs the tasks of a worker process, in place of tests.
+func runWorker() {
 	fmt.Println("ready")
 	in := bufio.NewReader(os.Stdin)
 	line, _ := in.ReadBytes('\n')
@@ -89,7 +101,7 @@ func work() {
 		os.Exit(2)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	go func() { // a second line ends the work, and the end of the test ends it however that ends
+	go func() { // a second line ends the work; the end of the input ends the process ends it however that ends
 		_, _ = in.ReadString('\n')
 		cancel()
 		_, _ = io.Copy(io.Discard, in)
@@ -97,13 +109,13 @@ func work() {
 	}()
 	var wg sync.WaitGroup
 	for _, k := range tasks {
-		wg.Go(func() { k.work(ctx, redis.NewClient(&redis.Options{Addr: k.Addr, ReadTimeout: slow}), event.print) })
+		wg.Go(func() { k.run(ctx, redis.NewClient(&redis.Options{Addr: k.Addr, ReadTimeout: slow}), event.print) })
 	}
 	wg.Wait()
 }
 
-// work plays a task with a client of its own.
-func (k task) work(ctx context.Context, rdb *redis.Client, tell func(event)) {
+// run runs a task with a client of its own.
+func (k task) run(ctx context.Context, rdb *redis.Client, report func(event)) {
 	p, err := throttle.ParsePolicy(cmp.Or(k.Name, "fleet"), k.Policy)
 	if err != nil {
 		panic(err)
@@ -115,13 +127,13 @@ func (k task) work(ctx context.Context, rdb *redis.Client, tell func(event)) {
 	ctx, cancel := context.WithCancel(throttle.WithClass(ctx, k.Class))
 	defer cancel()
 	if k.For > 0 {
-		time.AfterFunc(k.For, cancel) // not a deadline: that would refuse who can't make it
+		time.AfterFunc(k.For, cancel) // not a deadline, which would refuse callers that cannot meet it
 	}
 	var wg sync.WaitGroup
 	for range k.Callers {
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				k.request(ctx, l, tell)
+				k.sendRequest(ctx, l, report)
 				if k.Every > 0 {
 					time.Sleep(k.Every/2 + rand.N(k.Every/2))
 				}
@@ -131,9 +143,9 @@ func (k task) work(ctx context.Context, rdb *redis.Client, tell func(event)) {
 	wg.Wait()
 }
 
-// request makes one request and tells what became of it.
-func (k task) request(ctx context.Context, l *throttle.Limiter, tell func(event)) {
-	e := event{Task: k.Name, Came: time.Now().UnixMicro(), Cost: 1 + rand.Int64N(max(1, k.Cost)), What: admitted}
+// sendRequest makes one request and reports its outcome.
+func (k task) sendRequest(ctx context.Context, l *throttle.Limiter, report func(event)) {
+	e := event{Task: k.Name, Asked: time.Now().UnixMicro(), Cost: 1 + rand.Int64N(max(1, k.Cost)), Outcome: admitted}
 	if rand.Float64() < k.Cancel {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithCancel(ctx)
@@ -148,12 +160,12 @@ func (k task) request(ctx context.Context, l *throttle.Limiter, tell func(event)
 	}
 	switch {
 	case errors.Is(err, context.Canceled):
-		e.What = left
+		e.Outcome = canceled
 	case err != nil:
-		e.What = err.Error()
+		e.Outcome = err.Error()
 	}
 	e.At = time.Now().UnixMicro()
-	tell(e)
+	report(e)
 	if permit != nil {
 		hold := time.NewTimer(k.Hold/2 + rand.N(k.Hold/2))
 		defer hold.Stop()
@@ -161,33 +173,33 @@ func (k task) request(ctx context.Context, l *throttle.Limiter, tell func(event)
 		case <-hold.C:
 		case <-ctx.Done():
 		}
-		e.What, e.At = released, time.Now().UnixMicro()
-		tell(e)
+		e.Outcome, e.At = released, time.Now().UnixMicro()
+		report(e)
 		permit.Release()
 	}
 }
 
-// print tells an event to the test from another process.
+// print writes an event for the test process.
 func (e event) print() {
 	line, _ := json.Marshal(e)
 	_, _ = os.Stdout.Write(append(line, '\n')) // one write, so that lines stay whole
 }
 
-// A worker is another process as the test sees it, or a member of a fleet in a bubble.
+// A worker is the test's side of another process, or a member of a fleet in a bubble.
 type worker struct {
 	t      *testing.T
 	number int
 	cmd    *exec.Cmd     // nil in a bubble
 	in     io.Writer     // nil in a bubble
-	rdb    *redis.Client // nil of a process
-	asked  calls.Counter // what rdb called
-	ended  chan struct{} // closed when it has told everything
+	rdb    *redis.Client // nil for a process
+	asked  calls.Counter // calls of rdb
+	ended  chan struct{} // closed after the last event
 
-	mu   sync.Mutex // guards told
-	told []event
+	mu       sync.Mutex // guards reported
+	reported []event
 }
 
-// startMembers starts workers in a bubble, each with a client that is so far away.
+// startMembers starts workers in a bubble, each with a client whose messages take the given delay.
 func startMembers(t *testing.T, s *miniredis.Miniredis, delays ...time.Duration) []*worker {
 	t.Helper()
 	var workers []*worker
@@ -199,7 +211,7 @@ func startMembers(t *testing.T, s *miniredis.Miniredis, delays ...time.Duration)
 	return workers
 }
 
-// startWorkers starts so many, which wait for their task.
+// startWorkers starts n workers, which wait for their tasks.
 func startWorkers(t *testing.T, n int) []*worker {
 	t.Helper()
 	workers := make([]*worker, n)
@@ -222,28 +234,28 @@ func startWorkers(t *testing.T, n int) []*worker {
 		w.in = in
 		lines := bufio.NewScanner(out)
 		workers[i] = w
-		lines.Scan() // it is ready
-		go w.listen(lines)
+		lines.Scan() // the worker is ready
+		go w.readEvents(lines)
 	}
 	return workers
 }
 
-func (w *worker) listen(lines *bufio.Scanner) {
+func (w *worker) readEvents(lines *bufio.Scanner) {
 	defer close(w.ended)
 	for lines.Scan() {
 		e := event{}
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			return // it was killed in the middle
+			return // the worker was killed while it wrote
 		}
-		w.hear(e)
+		w.record(e)
 	}
 }
 
-func (w *worker) hear(e event) {
+func (w *worker) record(e event) {
 	e.Worker = w.number
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.told = append(w.told, e)
+	w.reported = append(w.reported, e)
 }
 
 func (w *worker) begin(tasks ...task) {
@@ -251,7 +263,7 @@ func (w *worker) begin(tasks ...task) {
 	if w.rdb != nil {
 		var working sync.WaitGroup
 		for _, k := range tasks {
-			working.Go(func() { k.work(context.Background(), w.rdb, w.hear) })
+			working.Go(func() { k.run(context.Background(), w.rdb, w.record) })
 		}
 		go func() { working.Wait(); close(w.ended) }()
 		return
@@ -261,10 +273,10 @@ func (w *worker) begin(tasks ...task) {
 	}
 }
 
-// stop makes a process end its work.
+// stop tells a process to end its work.
 func (w *worker) stop() { _, _ = io.WriteString(w.in, "stop\n") }
 
-// kill is kill -9.
+// kill kills the process as kill -9 does.
 func (w *worker) kill() {
 	if w.cmd.ProcessState == nil {
 		_ = w.cmd.Process.Kill()
@@ -273,7 +285,7 @@ func (w *worker) kill() {
 	}
 }
 
-// signal sends STOP or CONT.
+// signal sends the signal STOP or CONT.
 func (w *worker) signal(name string) {
 	w.t.Helper()
 	if err := exec.Command("kill", "-"+name, strconv.Itoa(w.cmd.Process.Pid)).Run(); err != nil {
@@ -281,21 +293,20 @@ func (w *worker) signal(name string) {
 	}
 }
 
-// events are what it has told so far.
+// events returns the events of a kind that the worker has reported so far.
 func (w *worker) events(what string) (some []event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, e := range w.told {
-		if e.What == what {
+	for _, e := range w.reported {
+		if e.Outcome == what {
 			some = append(some, e)
 		}
 	}
 	return some
 }
 
-// finish waits for the workers to end, as they should, and returns what was
-// admitted, in order.
-func finish(t *testing.T, workers ...*worker) (all []event) {
+// waitForWorkers waits for the workers to end without error, and returns all admissions in order.
+func waitForWorkers(t *testing.T, workers ...*worker) (all []event) {
 	t.Helper()
 	for _, w := range workers {
 		<-w.ended
@@ -304,9 +315,9 @@ func finish(t *testing.T, workers ...*worker) (all []event) {
 				t.Errorf("worker %d: %v", w.number, err)
 			}
 		}
-		for _, e := range w.told {
-			if !slices.Contains([]string{admitted, released, left}, e.What) {
-				t.Errorf("worker %d: %s", w.number, e.What)
+		for _, e := range w.reported {
+			if !slices.Contains([]string{admitted, released, canceled}, e.Outcome) {
+				t.Errorf("worker %d: %s", w.number, e.Outcome)
 				break
 			}
 		}
@@ -314,7 +325,7 @@ func finish(t *testing.T, workers ...*worker) (all []event) {
 	}
 	slices.SortStableFunc(all, func(a, b event) int { return cmp.Compare(a.At, b.At) })
 	if len(all) == 0 {
-		t.Fatal("nothing was admitted")
+		t.Fatal("got no admissions")
 	}
 	return all
 }
@@ -330,7 +341,7 @@ func counter(t *testing.T, tiers ...throttle.Tier) *throttletest.Counter {
 	return c
 }
 
-// checkBound is the law of the bound: the provider refuses nothing.
+// checkBound checks the law of the bound: the provider refuses nothing.
 func checkBound(t *testing.T, all []event, tiers ...throttle.Tier) {
 	t.Helper()
 	provider, refused := counter(t, tiers...), 0
@@ -340,13 +351,13 @@ func checkBound(t *testing.T, all []event, tiers ...throttle.Tier) {
 		}
 	}
 	if refused > 0 {
-		t.Errorf("the provider refuses %d of %d", refused, len(all))
+		t.Errorf("the provider refused %d of %d, want none", refused, len(all))
 	}
 }
 
-// atBest is when a client who knows everything sends the same requests in the same
-// order, again and again, as long as they are before an end.
-func atBest(t *testing.T, all []event, end int64, tiers ...throttle.Tier) (times []int64, units int64) {
+// upperBound returns when an ideal client sends the same requests in the same order, again and
+// again until end, and how many units.
+func upperBound(t *testing.T, all []event, end int64, tiers ...throttle.Tier) (times []int64, units int64) {
 	t.Helper()
 	provider, at := counter(t, tiers...), all[0].At
 	for i := 0; ; i++ {
@@ -360,41 +371,40 @@ func atBest(t *testing.T, all []event, end int64, tiers ...throttle.Tier) (times
 	}
 }
 
-// isUsed checks that until the end a part was admitted of what a client who knows
-// everything would have sent, or at least what he sends in that part of the time,
-// since the end may come just before a window does. With a guard of 50 ms and windows
-// of a second that part is 0.95 at most.
-func isUsed(t *testing.T, all []event, end time.Time, part float64, tiers ...throttle.Tier) {
+// checkUse checks that until end a part was admitted of what an ideal client would have sent. What
+// the ideal client sends in that part of the time suffices, because end may fall just before a
+// window begins. With a guard of 50 ms and windows of a second, the part is 0.95 at most.
+func checkUse(t *testing.T, all []event, end time.Time, part float64, tiers ...throttle.Tier) {
 	t.Helper()
 	var sent int64
 	for _, e := range all {
 		sent += e.Cost
 	}
 	first := all[0].At
-	_, most := atBest(t, all, end.UnixMicro(), tiers...)
-	_, least := atBest(t, all, first+int64(part*float64(end.UnixMicro()-first)), tiers...)
+	_, most := upperBound(t, all, end.UnixMicro(), tiers...)
+	_, least := upperBound(t, all, first+int64(part*float64(end.UnixMicro()-first)), tiers...)
 	least = min(least, int64(part*float64(most)))
-	if sent+largest(all) <= least { // the next one may not have fit
-		t.Errorf("%d units were admitted, want %d at least, of %d at best", sent, least, most)
+	if sent+largestCost(all) <= least { // the next request may not have fit
+		t.Errorf("got %d units admitted, want %d at least, of %d at best", sent, least, most)
 	}
 }
 
-func largest(all []event) (units int64) {
+func largestCost(all []event) (units int64) {
 	for _, e := range all {
 		units = max(units, e.Cost)
 	}
 	return units
 }
 
-// checkOrder is the law of order: in a process, who came well before another is
-// not admitted well after it. What is less apart is up to the scheduler.
+// checkOrder checks the law of order: in a process, a caller is not admitted well after a caller
+// that came well after it. Smaller differences are up to the scheduler.
 func checkOrder(t *testing.T, all []event) {
 	t.Helper()
 	const apart = 30_000
 	for _, a := range all {
 		for _, b := range all {
-			if a.Worker == b.Worker && a.Came+apart < b.Came && a.At > b.At+apart {
-				t.Fatalf("worker %d: who came at %d was admitted at %d, and who came at %d at %d", a.Worker, a.Came, a.At, b.Came, b.At)
+			if a.Worker == b.Worker && a.Asked+apart < b.Asked && a.At > b.At+apart {
+				t.Fatalf("worker %d: got the caller of %d admitted at %d, and the caller of %d at %d, want them in order", a.Worker, a.Asked, a.At, b.Asked, b.At)
 			}
 		}
 	}
@@ -416,12 +426,12 @@ func limiter(t *testing.T, p throttle.Policy, s throttle.Store) *throttle.Limite
 	return l
 }
 
-// until waits for what another process does.
-func until(t *testing.T, what string, done func() bool) {
+// waitUntil waits until done returns true, and fails with what after two minutes.
+func waitUntil(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for end := time.Now().Add(2 * time.Minute); !done(); time.Sleep(5 * ms) {
 		if time.Now().After(end) {
-			t.Fatalf("waited in vain until %s", what)
+			t.Fatalf("not within two minutes: %s", what)
 		}
 	}
 }
@@ -432,7 +442,7 @@ func per(window time.Duration, limit int64, a throttle.Algorithm) throttle.Tier 
 	return throttle.Tier{Limit: limit, Window: window, Algorithm: a}
 }
 
-// randomPolicies are a handful of two tiers each, with every algorithm in one.
+// randomPolicies returns policies of two tiers each, which have every algorithm between them.
 func randomPolicies() (policies []throttle.Policy) {
 	names := []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.WeightedWindow, throttle.FixedWindow,
 		throttle.AnchoredWindow, throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA}
@@ -444,7 +454,7 @@ func randomPolicies() (policies []throttle.Policy) {
 		narrow := per(2*window, limit+rand.Int64N(limit), names[i+1])
 		for _, tier := range []*throttle.Tier{&wide, &narrow} {
 			if slices.Contains([]throttle.Algorithm{throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA}, tier.Algorithm) {
-				tier.Burst = limit/2 + rand.Int64N(limit/2) // much less, and the guard would be what they wait for
+				tier.Burst = limit/2 + rand.Int64N(limit/2) // with a much smaller burst, callers would wait for the guard
 			}
 		}
 		policies = append(policies, policy(wide, narrow))
@@ -452,20 +462,20 @@ func randomPolicies() (policies []throttle.Policy) {
 	return policies
 }
 
-// Three members of four callers each: the laws of the bound and of order hold, and
-// the limits are used. Of a storm of cancellations what was booked is given back to
-// the next of the same cost, so that they are used then too.
+// With three members of four callers each, the laws of the bound and of order hold and the limits
+// are used. When many callers cancel, their reservations go to the next requests of the same cost,
+// so the limits are still used.
 func TestFleetLaws(t *testing.T) {
 	t.Parallel()
 	for range soak.Times(1) {
 		for _, p := range randomPolicies() {
-			fleetLaws(t, p, task{Cost: 3}, 0.65) // costs of 3 leave a rest in every window of every tier
-			fleetLaws(t, p, task{Cancel: 0.7}, 0.65)
+			checkFleetLaws(t, p, task{Cost: 3}, 0.65) // costs of 3 leave units unused in every window of every tier of every tier
+			checkFleetLaws(t, p, task{Cancel: 0.7}, 0.65)
 		}
 	}
 }
 
-func fleetLaws(t *testing.T, p throttle.Policy, k task, part float64) {
+func checkFleetLaws(t *testing.T, p throttle.Policy, k task, part float64) {
 	t.Run(fmt.Sprintf("%v cancel %v", p, k.Cancel), func(t *testing.T) {
 		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 			k.Policy, k.Callers, k.For = p.String(), 4, 4*sec
@@ -474,56 +484,55 @@ func fleetLaws(t *testing.T, p throttle.Policy, k task, part float64) {
 			for _, w := range workers {
 				w.begin(k)
 			}
-			all := finish(t, workers...)
+			all := waitForWorkers(t, workers...)
 			checkBound(t, all, p.Tiers...)
 			checkOrder(t, all)
-			isUsed(t, all, end, part, p.Tiers...)
+			checkUse(t, all, end, part, p.Tiers...)
 		})
 	})
 }
 
-// What three processes send is charged, and of what is charged no more is lost than one
-// booking for each caller: where callers give up again and again, and where a process is
-// killed, while the others go on.
+// Everything that three processes send is charged. At most two reservations a caller are lost, also
+// when callers cancel again and again, and when one process is killed while the others continue.
 func TestFleetOfProcesses(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
 		cancel float64
 		kill   bool
-	}{{"stay", 0, false}, {"give up", 0.5, false}, {"are killed", 0, true}} {
+	}{{"stay", 0, false}, {"cancel", 0.5, false}, {"are killed", 0, true}} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			const callers = 40
 			s, workers := redistest.Start(t), startWorkers(t, 3)
 			p := policy(per(sec, 100, throttle.TokenBucket), throttle.PerHour(1_000_000))
-			p.Guard, p.Tiers[0].Burst = 5*sec, 500 // no reply is too late
+			p.Guard, p.Tiers[0].Burst = 5*sec, 500 // every reply arrives in time
 			for _, w := range workers {
 				w.begin(task{Addr: s.Addr(), Policy: p.String(), Callers: callers, Cancel: test.cancel})
 			}
-			until(t, "the burst is sent, and more", func() bool { return sentBy(workers...) > 550*soak.Times(1) })
+			waitUntil(t, "more than the burst is sent", func() bool { return sentBy(workers...) > 550*soak.Times(1) })
 			others := workers
 			if test.kill {
 				workers[0].kill()
 				others = workers[1:]
 			}
 			before := sentBy(others...)
-			until(t, "the others go on", func() bool { return sentBy(others...) > before+20 })
+			waitUntil(t, "the others continue", func() bool { return sentBy(others...) > before+20 })
 			for _, w := range others {
 				w.stop()
 			}
-			sent := int64(len(finish(t, workers...)))
-			// Those who were not killed end at once. They may not have given back what they had
-			// reserved, nor what came too late and was reserved anew.
+			sent := int64(len(waitForWorkers(t, workers...)))
+			// Workers that are not killed end at once. They may not have returned their
+			// reservations, nor those that came too late and were made anew.
 			lost := tierStatus(t, open(t, s, p), 1).Used - sent
 			if lost < 0 || lost > 2*3*callers {
-				t.Errorf("%d were sent, and %d more charged, want 0 to %d more", sent, lost, 2*3*callers)
+				t.Errorf("got %d sent and %d more charged, want 0 to %d more", sent, lost, 2*3*callers)
 			}
 		})
 	}
 }
 
-// sentBy is how many the workers say were admitted so far.
+// sentBy returns how many admissions the workers have reported so far.
 func sentBy(workers ...*worker) (n int) {
 	for _, w := range workers {
 		n += len(w.events(admitted))
@@ -531,18 +540,18 @@ func sentBy(workers ...*worker) (n int) {
 	return n
 }
 
-// refused checks that err is a refusal which a caller may decide on.
-func refused(t *testing.T, err, want error, least time.Duration) {
+// checkRefusal checks that err is a *WaitError which matches want, with a wait of least or longer.
+func checkRefusal(t *testing.T, err, want error, least time.Duration) {
 	t.Helper()
 	var w *throttle.WaitError
 	if !errors.Is(err, want) || !errors.As(err, &w) || w.Wait < least {
-		t.Errorf("%v, want %v with a wait of %v at least", err, want, least)
+		t.Errorf("got %v, want %v with a wait of %v at least", err, want, least)
 	}
 }
 
-// What one process has used up, another is refused at once: when its deadline is
-// known to be too early, with the wait that there would have been; and a cost above
-// a tier always. Neither is charged, nor stands in the way of those who wait.
+// When one process has used up a quota, another process is refused at once if its deadline is known
+// to be too early, with the wait that it would have needed. A cost above a tier's capacity is
+// always refused. Refusals are not charged, and do not delay callers that wait.
 func TestFleetRefusesAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		p := policy(per(2*sec, 5, throttle.SlidingLog), per(hour, 1000, throttle.TokenBucket))
@@ -554,23 +563,23 @@ func TestFleetRefusesAtOnce(t *testing.T) {
 		for range 10 {
 			ctx, cancel := context.WithTimeout(context.Background(), 400*ms)
 			now := time.Now()
-			refused(t, l.Wait(ctx), throttle.ErrDeadline, 400*ms)
+			checkRefusal(t, l.Wait(ctx), throttle.ErrDeadline, 400*ms)
 			cancel()
-			refused(t, l.WaitN(context.Background(), 6), throttle.ErrExceedsCapacity, 0)
+			checkRefusal(t, l.WaitN(context.Background(), 6), throttle.ErrExceedsCapacity, 0)
 			if took := time.Since(now); took > 10*ms {
-				t.Errorf("the refusals took %v", took)
+				t.Errorf("got refusals after %v, want 10ms at most", took)
 			}
 		}
-		all := finish(t, w...)
+		all := waitForWorkers(t, w...)
 		checkBound(t, all, p.Tiers...)
 		if len(all) != 10 || all[5].At-all[0].At > (2*sec+100*ms).Microseconds() {
-			t.Errorf("%d were admitted, want 10, the sixth after two seconds: refusals must not be charged", len(all))
+			t.Errorf("got %d admitted, want 10, the sixth within 2.1s of the first: refusals must not be charged", len(all))
 		}
 	})
 }
 
-// A pause holds for the whole fleet, also for those with a booking, and a shorter one
-// does not end it. After it the tiers still hold.
+// A pause stops the whole fleet, including callers with a reservation, and a shorter pause does not
+// end it. After the pause the tiers still hold.
 func TestFleetPause(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -589,12 +598,12 @@ func TestFleetPause(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		heard := began.Add(50 * ms) // who sleeps for less than 5 ms is not told
-		all := finish(t, workers...)
+		reached := began.Add(50 * ms) // a pause does not wake callers that sleep for less than 5 ms
+		all := waitForWorkers(t, workers...)
 		checkBound(t, all, p.Tiers...)
 		var during, after int
 		for _, e := range all {
-			if e.At > heard.UnixMicro() && e.At < began.Add(1200*ms).UnixMicro() {
+			if e.At > reached.UnixMicro() && e.At < began.Add(1200*ms).UnixMicro() {
 				during++
 			}
 			if e.At > began.Add(1200*ms).UnixMicro() {
@@ -602,15 +611,15 @@ func TestFleetPause(t *testing.T) {
 			}
 		}
 		if during > 0 || after < 20 {
-			t.Errorf("%d were admitted in the pause and %d after it, want none and many", during, after)
+			t.Errorf("got %d admitted during the pause and %d after it, want none and 20 at least", during, after)
 		}
 	})
 }
 
-// A process that has just begun to wait has no subscription yet, and hears of a pause when it
-// has: a connection, SUBSCRIBE and a question later, four trips at most whenever the pause comes,
-// also if this server has never been asked that question. Until then it admits what was answered
-// before the pause.
+// A process that has just begun to wait has no subscription yet. It learns of a pause once it has
+// one: after a connection, SUBSCRIBE and a query, which are four round trips at most whenever the
+// pause comes, even if the server has not loaded the query's script. Until then the process admits
+// what was reserved before the pause.
 func TestFleetPauseAtStart(t *testing.T) {
 	t.Parallel()
 	const trip, length = 20 * ms, 400 * ms
@@ -631,18 +640,18 @@ func TestFleetPauseAtStart(t *testing.T) {
 			if err := l.Pause(context.Background(), length); err != nil {
 				t.Fatal(err)
 			}
-			told := time.Now()
-			for _, e := range finish(t, w...) {
-				if late := time.UnixMicro(e.At).Sub(told); late > 4*trip && e.At < began.Add(length).UnixMicro() {
-					t.Errorf("paused at %v: one was admitted %v after that", at, late)
+			returned := time.Now()
+			for _, e := range waitForWorkers(t, w...) {
+				if late := time.UnixMicro(e.At).Sub(returned); late > 4*trip && e.At < began.Add(length).UnixMicro() {
+					t.Errorf("paused at %v: got an admission %v later, want none after four round trips", at, late)
 				}
 			}
 		})
 	}
 }
 
-// checkOpen checks that never more than so many were open, as the workers stamped
-// them, and returns how many were between two instants on average.
+// checkOpen checks that at most that many permits were open at once, by the instants that the
+// workers reported. It returns how many were open on average between two instants.
 func checkOpen(t *testing.T, most int, from, to time.Time, workers ...*worker) (average float64) {
 	t.Helper()
 	type change struct {
@@ -666,14 +675,14 @@ func checkOpen(t *testing.T, most int, from, to time.Time, workers ...*worker) (
 			last += between
 		}
 		if open += c.by; open > most {
-			t.Fatalf("%d are open, want %d at most", open, most)
+			t.Fatalf("got %d open, want %d at most", open, most)
 		}
 	}
 	return average / float64(to.Sub(from).Microseconds())
 }
 
-// Three processes share four permits, which are leased: never are more open, and all
-// of them most of the time.
+// Three processes share four leased permits. At most four are open at once, and most of them are
+// for most of the time.
 func TestFleetConcurrency(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -683,51 +692,51 @@ func TestFleetConcurrency(t *testing.T) {
 		for _, w := range workers {
 			w.begin(k)
 		}
-		finish(t, workers...)
+		waitForWorkers(t, workers...)
 		if open := checkOpen(t, 4, began.Add(300*ms), began.Add(k.For-300*ms), workers...); open < 3 {
-			t.Errorf("%.2f of 4 permits were held on average", open)
+			t.Errorf("got %.2f of 4 permits held on average, want 3 at least", open)
 		}
 		for _, w := range workers {
 			if n := len(w.events(admitted)); n < 20 {
-				t.Errorf("worker %d was admitted %d times only", w.number, n)
+				t.Errorf("worker %d: got %d admissions, want 20 at least", w.number, n)
 			}
 		}
 	})
 }
 
-// What a process held that was killed comes back when its lease ends, and not before;
-// then all is there again.
+// The permits of a killed process become free when its lease ends, and not before. Then all four
+// are available again.
 func TestFleetKilledWhileHolding(t *testing.T) {
 	t.Parallel()
-	const lease = 6 * sec // it is renewed in good time on any machine
+	const lease = 6 * sec // long enough to be renewed in time on any machine
 	s := redistest.Start(t)
 	k := task{Addr: s.Addr(), Policy: policy(throttle.Tier{Limit: 4, Algorithm: throttle.Concurrency}).String(), Lease: lease}
 	workers := startWorkers(t, 2)
 	killed, other := workers[0], workers[1]
 	k.Callers, k.Hold = 3, hour
 	killed.begin(k)
-	until(t, "three are held", func() bool { return len(killed.events(admitted)) == 3 })
+	waitUntil(t, "three permits are held", func() bool { return len(killed.events(admitted)) == 3 })
 	k.Callers, k.Hold = 6, 50*ms
 	other.begin(k)
 	time.Sleep(3 * lease / 2) // the lease is renewed meanwhile
-	if n := mostOpen(other, time.Now()); n != 1 {
-		t.Errorf("%d were held besides the three, want 1", n)
+	if n := maxOpen(other, time.Now()); n != 1 {
+		t.Errorf("got %d held besides the three, want 1", n)
 	}
 	killed.kill()
 	died := time.Now()
-	until(t, "all four are there again", func() bool { return mostOpen(other, time.Now()) >= 4 })
+	waitUntil(t, "all four permits are available", func() bool { return maxOpen(other, time.Now()) >= 4 })
 	other.stop()
-	finish(t, other)
-	if early := mostOpen(other, died.Add(lease/3)); early > 1 {
-		t.Errorf("%d were held besides the three before the lease had ended", early)
+	waitForWorkers(t, other)
+	if early := maxOpen(other, died.Add(lease/3)); early > 1 {
+		t.Errorf("got %d held besides the three before the lease ended, want 1 at most", early)
 	}
-	if n := mostOpen(other, time.Now()); n > 4 {
+	if n := maxOpen(other, time.Now()); n > 4 {
 		t.Errorf("%d are open, want 4 at most", n)
 	}
 }
 
-// mostOpen returns the most that a worker had open until an instant.
-func mostOpen(w *worker, end time.Time) (most int) {
+// maxOpen returns how many permits a worker had open at most until an instant.
+func maxOpen(w *worker, end time.Time) (most int) {
 	open, begun, ended := 0, w.events(admitted), w.events(released)
 	for len(begun) > 0 && begun[0].At < end.UnixMicro() {
 		if len(ended) > 0 && ended[0].At <= begun[0].At {
@@ -740,33 +749,33 @@ func mostOpen(w *worker, end time.Time) (most int) {
 	return most
 }
 
-// A process that is stopped books anew when it goes on: what it had booked meanwhile
-// is not sent in a burst.
+// A process that was stopped reserves anew when it continues. It does not send its expired
+// reservations in a burst.
 func TestFleetStopped(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	p := policy(per(sec, 50, throttle.SlidingLog), per(sec, 100, throttle.TokenBucket))
-	p.Guard = 2 * sec // no machine wakes up a process later
+	p.Guard = 2 * sec // more than any machine takes to wake up a process
 	workers := startWorkers(t, 2)
 	for _, w := range workers {
 		w.begin(task{Addr: s.Addr(), Policy: p.String(), Callers: 20})
 	}
-	until(t, "both are at work", func() bool { return len(workers[0].events(admitted)) > 0 && len(workers[1].events(admitted)) > 0 })
+	waitUntil(t, "both processes are admitted", func() bool { return len(workers[0].events(admitted)) > 0 && len(workers[1].events(admitted)) > 0 })
 	workers[0].signal("STOP")
 	time.Sleep(p.Guard + 2*sec)
 	before := len(workers[0].events(admitted))
 	workers[0].signal("CONT")
-	until(t, "it goes on", func() bool { return len(workers[0].events(admitted)) > before+10 })
+	waitUntil(t, "the process continues", func() bool { return len(workers[0].events(admitted)) > before+10 })
 	for _, w := range workers {
 		w.stop()
 	}
-	checkBound(t, finish(t, workers...), p.Tiers...)
+	checkBound(t, waitForWorkers(t, workers...), p.Tiers...)
 }
 
-// Fair is what the processes share: one that is further away gets as much as the
-// others, nobody waits much longer than when all stand in one line, and all that
-// costs little more than a call an admission. (More stand in line than are admitted
-// at once: of what nobody waits for, who is nearer takes more.)
+// Processes share a quota fairly. A process that is farther away gets as much as the others. No
+// caller waits much longer than in a single queue, and an admission costs little more than one
+// call. (More callers wait than are admitted at once. Otherwise nearer processes would take more of
+// what no caller waits for.)
 func TestFleetFairness(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -775,40 +784,40 @@ func TestFleetFairness(t *testing.T) {
 		for _, w := range workers {
 			w.begin(task{Policy: policy(tiers...).String(), Callers: 8, For: 7 * sec})
 		}
-		all := finish(t, workers...)
+		all := waitForWorkers(t, workers...)
 		checkBound(t, all, tiers...)
 		counts, calls := make([]int, len(workers)), 0.0
 		for _, e := range all {
-			if e.At > all[0].At+250_000 { // all stand in line
+			if e.At > all[0].At+250_000 { // all callers wait
 				counts[e.Worker]++
 			}
 		}
 		for _, w := range workers {
 			calls += float64(w.asked.Count()) / float64(len(all))
 		}
-		best, _ := atBest(t, all, all[len(all)-1].At+1, tiers...)
-		var longest, inLine int64
+		best, _ := upperBound(t, all, all[len(all)-1].At+1, tiers...)
+		var longest, oneQueue int64
 		for i, e := range all {
-			longest = max(longest, e.At-e.Came)
+			longest = max(longest, e.At-e.Asked)
 			if i >= 24 {
-				inLine = max(inLine, best[i]-best[i-24])
+				oneQueue = max(oneQueue, best[i]-best[i-24])
 			}
 		}
-		t.Logf("%v admitted, %.2f calls an admission, the longest wait %d ms, in one line %d ms", counts, calls, longest/1000, inLine/1000)
+		t.Logf("%v admitted, %.2f calls an admission, longest wait %d ms, in a single queue %d ms", counts, calls, longest/1000, oneQueue/1000)
 		least, most := slices.Min(counts), slices.Max(counts)
-		if least*10 < most*8 && most-least > 16 { // a turn is eight, and one may have begun and ended with one more
-			t.Errorf("the processes had %v", counts)
+		if least*10 < most*8 && most-least > 16 { // a turn is eight, and one process may have had the first and the last
+			t.Errorf("got %v admitted by process, want them within 20 %% or two turns", counts)
 		}
 		if calls > 1.3 {
-			t.Errorf("%.2f calls an admission", calls)
+			t.Errorf("got %.2f calls an admission, want 1.3 at most", calls)
 		}
-		if longest > inLine*3/2 {
-			t.Errorf("somebody waited for %d ms; in one line it would be %d", longest/1000, inLine/1000)
+		if longest > oneQueue*3/2 {
+			t.Errorf("got a longest wait of %d ms, want 1.5 times the %d ms of a single queue at most", longest/1000, oneQueue/1000)
 		}
 	})
 }
 
-// In a steady flow too, with more waiters than can book within the horizon.
+// Processes share a steady flow fairly too, with more waiters than can reserve within the horizon.
 func TestFleetFairnessInAFlow(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -818,16 +827,16 @@ func TestFleetFairnessInAFlow(t *testing.T) {
 		for _, w := range workers {
 			w.begin(task{Policy: policy(tier).String(), Callers: 40, For: 5 * sec})
 		}
-		checkBound(t, finish(t, workers...), tier)
+		checkBound(t, waitForWorkers(t, workers...), tier)
 		a, b := len(workers[0].events(admitted)), len(workers[1].events(admitted))
-		if max(a, b)-min(a, b) > 60 { // each has 25 at a time, and one may have begun with two turns
-			t.Errorf("the processes had %d and %d", a, b)
+		if max(a, b)-min(a, b) > 60 { // a turn is 25, and one process may have begun with two turns
+			t.Errorf("got %d and %d admitted by process, want a difference of 60 at most", a, b)
 		}
 	})
 }
 
-// Two processes ask for far more than there is, and a third now and then, for those who
-// wait. With classes these go ahead of the job, which gets the rest.
+// Two processes ask for far more than the limit, and a third asks now and then for interactive
+// users. With classes the users' requests go ahead of the job, which gets the rest.
 func TestFleetClasses(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -845,12 +854,12 @@ func TestFleetClasses(t *testing.T) {
 			without.Name, without.Class = "without", throttle.Normal
 			w.begin(with, without)
 		}
-		all := finish(t, workers...)
+		all := waitForWorkers(t, workers...)
 		slowest := func(name string, interactive bool) time.Duration {
 			var waits []int64
 			for _, e := range all {
 				if e.Task == name && (e.Worker == 0) == interactive {
-					waits = append(waits, e.At-e.Came)
+					waits = append(waits, e.At-e.Asked)
 				}
 			}
 			slices.Sort(waits)
@@ -861,16 +870,17 @@ func TestFleetClasses(t *testing.T) {
 			checkBound(t, slices.DeleteFunc(slices.Clone(all), func(e event) bool { return e.Task != name }), tier)
 		}
 		fast, slow, job := slowest("with", true), slowest("without", true), slowest("with", false)
-		if n := len(slices.DeleteFunc(slices.Clone(all), func(e event) bool { return e.Task != "with" || e.Worker == 0 })); n < 100 { // of 240, less some 40
-			t.Errorf("the job had %d", n)
+		if n := len(slices.DeleteFunc(slices.Clone(all), func(e event) bool { return e.Task != "with" || e.Worker == 0 })); n < 100 { // of 240, less about 40
+			t.Errorf("got %d admitted for the job, want 100 at least", n)
 		}
 		if 3*fast > min(slow, job) {
-			t.Errorf("interactive requests wait for %v, without classes for %v, the job for %v", fast, slow, job)
+			t.Errorf("got interactive waits of %v, want at most a third of %v without classes, and of the job's %v", fast, slow, job)
 		}
 	})
 }
 
-// TestFleetHeadroom: what a job leaves in one process the others have in another, at once.
+// TestFleetHeadroom checks that the headroom that a job leaves in one process is available at once
+// in another process.
 func TestFleetHeadroom(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -892,17 +902,17 @@ func TestFleetHeadroom(t *testing.T) {
 			}
 		}
 		if n := take(throttle.Batch); n != 80 {
-			t.Errorf("the job has %d of 100 at once", n)
+			t.Errorf("got %d of 100 admitted for the job, want 80", n)
 		}
 		if n := take(throttle.Interactive); n != 20 {
-			t.Errorf("the others have %d of the 20 that were left to them", n)
+			t.Errorf("got %d interactive requests admitted, want the 20 of the headroom", n)
 		}
 	})
 }
 
-// TestFleetAgeing: another process always has more booked ahead than there is. A Batch
-// request goes all the same when it has waited for Aging, after what is booked then.
-func TestFleetAgeing(t *testing.T) {
+// TestFleetAging checks that a Batch request is admitted after Aging, behind the reservations of
+// that instant, although another process always has more reserved than the limit allows.
+func TestFleetAging(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		p := policy(per(sec, 20, throttle.GCRA))
 		p.Name, p.Tiers[0].Burst, p.Aging = "fleet", 1, 500*ms
@@ -924,12 +934,12 @@ func TestFleetAgeing(t *testing.T) {
 		start := time.Now()
 		err := job.Wait(throttle.WithClass(ctx, throttle.Batch))
 		if took := time.Since(start); err != nil || took < p.Aging || took > p.Aging+2*sec {
-			t.Errorf("%v after %v, and Aging is %v", err, took, p.Aging)
+			t.Errorf("got %v after %v, want no error after %v to 2s more", err, took, p.Aging)
 		}
 	})
 }
 
-// scriptCalls is how often the script has run.
+// scriptCalls returns how often the script has run.
 func scriptCalls(t *testing.T, s *redistest.Server) (n int) {
 	t.Helper()
 	for _, command := range []string{"eval", "evalsha", "fcall"} {
@@ -944,9 +954,9 @@ func scriptCalls(t *testing.T, s *redistest.Server) (n int) {
 	return n
 }
 
-// While a new release with a smaller limit is rolled out, processes with either share
-// the quota: what was spent counts, the larger limit holds for all of them and the
-// smaller one for those who know of it.
+// While a release with a smaller limit is rolled out, processes with either limit share the quota.
+// Everything that was spent counts. The larger limit holds for all processes, and the smaller limit
+// for the processes of the new release.
 func TestFleetRollingDeployment(t *testing.T) {
 	t.Parallel()
 	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.FixedWindow, throttle.TokenBucket} {
@@ -957,18 +967,18 @@ func TestFleetRollingDeployment(t *testing.T) {
 				workers[0].begin(task{Policy: policy(before).String(), Callers: 8, For: 3 * sec})
 				time.Sleep(100 * ms)
 				if n := len(workers[0].events(admitted)); n < 50 {
-					t.Errorf("%d were admitted at once, want 50", n)
+					t.Errorf("got %d admitted at once, want 50", n)
 				}
 				workers[1].begin(task{Policy: policy(after).String(), Callers: 8, For: 3 * sec})
-				checkBound(t, finish(t, workers...), before)
+				checkBound(t, waitForWorkers(t, workers...), before)
 				checkBound(t, workers[1].events(admitted), after)
 			})
 		})
 	}
 }
 
-// Nothing that was spent is forgotten when processes with different limits take turns,
-// and what is still unused of the larger one is lost to nobody for long.
+// When processes with different limits take turns, everything that was spent counts, and the rest
+// of the larger limit stays available to its processes.
 func TestRollingDeploymentForgetsNothing(t *testing.T) {
 	t.Parallel()
 	for _, a := range []throttle.Algorithm{throttle.SlidingLog, throttle.SlidingWindow, throttle.WeightedWindow, throttle.FixedWindow,
@@ -986,13 +996,13 @@ func TestRollingDeploymentForgetsNothing(t *testing.T) {
 					for old.Allow() {
 						sent++
 					}
-					time.Sleep(60 * ms) // what is on its way is landed, and has to be remembered
+					time.Sleep(60 * ms) // in-flight requests land meanwhile and must still count
 					for young.Allow() {
 						sent++
 					}
 				}
 				if sent != 50 {
-					t.Errorf("%d were admitted, want 50", sent)
+					t.Errorf("got %d admitted, want 50", sent)
 				}
 			})
 		})

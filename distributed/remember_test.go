@@ -17,8 +17,8 @@ import (
 
 var tenASecond = throttle.Policy{Name: "remembered", Tiers: []throttle.Tier{per(sec, 10, throttle.SlidingLog)}}
 
-// A pause or a ban goes on when Redis has lost it: in a process that knows it at once, and then
-// in all. A Resume ends it in all.
+// A pause or a ban continues after Redis has lost it: at once in a process that has received it,
+// and soon in all processes. A Resume ends it in all of them.
 func TestPauseSurvivesLoss(t *testing.T) {
 	for name, p := range map[string]store.Pause{"pause": {For: hour}, "ban": {For: hour, Close: true}} {
 		t.Run(name, func(t *testing.T) {
@@ -26,7 +26,7 @@ func TestPauseSurvivesLoss(t *testing.T) {
 				open := func() store.Quota {
 					return quota(t, distributed.New(near(t, s), distributed.Options{}), "remembered", plan(t, 50*ms, tenASecond.Tiers...))
 				}
-				ask := func(q store.Quota) store.Decision {
+				acquire := func(q store.Quota) store.Decision {
 					t.Helper()
 					d, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}})
 					if err != nil {
@@ -34,30 +34,30 @@ func TestPauseSurvivesLoss(t *testing.T) {
 					}
 					return d
 				}
-				paused := func(what string, q store.Quota) {
+				checkPaused := func(what string, q store.Quota) {
 					t.Helper()
-					if d := ask(q); d.Verdict == store.Admitted || p.Close != (d.Verdict == store.Closed) || d.Wait < hour-time.Minute {
-						t.Errorf("%s: %+v", what, d)
+					if d := acquire(q); d.Verdict == store.Admitted || p.Close != (d.Verdict == store.Closed) || d.Wait < hour-time.Minute {
+						t.Errorf("%s: got %+v, want a refusal for about an hour", what, d)
 					}
 				}
 				one, two := open(), open()
 				if _, err := one.Pause(t.Context(), p); err != nil {
 					t.Fatal(err)
 				}
-				paused("both know", two)
+				checkPaused("received by both", two)
 				s.FlushAll()
-				paused("lost", two)
+				checkPaused("lost", two)
 				time.Sleep(sec)
-				paused("restored", one)
-				paused("told", open())
+				checkPaused("restored", one)
+				checkPaused("new process", open())
 				s.FlushAll()
-				if err := open().Resume(t.Context()); err != nil { // which does not know it
+				if err := open().Resume(t.Context()); err != nil { // which has not received the pause
 					t.Fatal(err)
 				}
 				time.Sleep(sec)
 				for _, q := range []store.Quota{one, two, open()} {
-					if d := ask(q); d.Verdict != store.Admitted {
-						t.Errorf("after Resume: %+v", d)
+					if d := acquire(q); d.Verdict != store.Admitted {
+						t.Errorf("after Resume: got %+v, want Admitted", d)
 					}
 				}
 			})
@@ -65,7 +65,7 @@ func TestPauseSurvivesLoss(t *testing.T) {
 	}
 }
 
-// A pause of which Redis was not told because it was away reaches it when it is back.
+// A pause that did not reach Redis because it was unavailable reaches it later.
 func TestPauseReachesRedisLater(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		rdb := near(t, s)
@@ -89,14 +89,14 @@ func TestPauseReachesRedisLater(t *testing.T) {
 		time.Sleep(20 * sec)
 		status, err := limiter(t, tenASecond, distributed.New(near(t, s), distributed.Options{})).Status(t.Context())
 		if err != nil || status.Paused < 30*sec {
-			t.Errorf("%v, %v", status, err)
+			t.Errorf("got %v, %v, want paused for 30s at least", status, err)
 		}
 	})
 }
 
-// A caller with a deadline is not refused because of a pause that has ended early, although
-// the process may not listen.
-func TestEndOfPauseUnheard(t *testing.T) {
+// A caller with a deadline is not refused because of a pause that has ended early, even if its
+// process cannot subscribe.
+func TestEndOfPauseWithoutSubscription(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		if err := near(t, s).Ping(t.Context()).Err(); err != nil { // starts the server
 			t.Fatal(err)
@@ -130,7 +130,7 @@ func TestEndOfPauseUnheard(t *testing.T) {
 	})
 }
 
-// A state that is older than what a process has seen is reported as lost, once.
+// A state that is older than the state that a process has seen is reported as lost, once.
 func TestOlderStateIsLost(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		var lost atomic.Int64
@@ -150,7 +150,7 @@ func TestOlderStateIsLost(t *testing.T) {
 		wait()
 		wait()
 		if n := lost.Load(); n != 1 {
-			t.Errorf("OnLost was called %d times", n)
+			t.Errorf("got %d calls of OnLost, want 1", n)
 		}
 	})
 }

@@ -33,8 +33,8 @@ func quota(t testing.TB, s store.Store, key string, p *algorithms.Plan) store.Qu
 	return q
 }
 
-// A Resume ends a pause, a ban and the wait for a probe in all processes, and those who
-// wait go at once.
+// A Resume ends a pause, a ban and the wait for a probe in all processes. Callers that wait are
+// admitted at once.
 func TestFleetResume(t *testing.T) {
 	for name, p := range map[string]store.Pause{
 		"pause": {For: hour},
@@ -66,7 +66,7 @@ func TestFleetResume(t *testing.T) {
 				}
 				time.Sleep(10 * sec)
 				if len(waits) > 0 && !p.Close {
-					t.Fatalf("%d of the pause are over", len(waits))
+					t.Fatalf("got %d waits ended during the pause, want none", len(waits))
 				}
 				if err := q.Resume(t.Context()); err != nil {
 					t.Fatal(err)
@@ -83,14 +83,15 @@ func TestFleetResume(t *testing.T) {
 					}
 				}
 				if took := time.Since(began); took > 200*ms {
-					t.Errorf("they went %v after the end", took)
+					t.Errorf("got the callers admitted %v after Resume, want 200ms at most", took)
 				}
 			})
 		})
 	}
 }
 
-// A Resume that Redis did not take is an error, and ends what the process keeps alone.
+// A Resume that does not reach Redis returns an error, and ends the pause that the process keeps
+// without Redis.
 func TestResumeWithoutRedis(t *testing.T) {
 	s := redistest.Start(t)
 	q := quota(t, distributed.New(s.Client(), distributed.Options{Timeout: 200 * ms, Outage: distributed.Outage{Workers: 1}}),
@@ -101,17 +102,17 @@ func TestResumeWithoutRedis(t *testing.T) {
 	}
 	request := store.Request{Cost: []int64{1}}
 	if b, err := q.TryAcquire(t.Context(), request); err != nil || b.Verdict != store.Later || b.Wait < hour-sec {
-		t.Fatalf("%+v, %v", b, err)
+		t.Fatalf("got %+v, %v, want Later with a wait of about an hour", b, err)
 	}
-	told := make(chan store.Change, 1)
-	defer q.Watch(func(c store.Change, _ time.Duration) { told <- c })()
+	changes := make(chan store.Change, 1)
+	defer q.Watch(func(c store.Change, _ time.Duration) { changes <- c })()
 	if err := q.Resume(t.Context()); !errors.Is(err, store.ErrUnavailable) {
-		t.Errorf("%v, want the outage", err)
+		t.Errorf("got %v, want ErrUnavailable", err)
 	}
-	if c := <-told; c != store.Eased {
-		t.Errorf("told %v", c)
+	if c := <-changes; c != store.Eased {
+		t.Errorf("got change %v, want Eased", c)
 	}
 	if b, err := q.TryAcquire(t.Context(), request); err != nil || b.Verdict != store.Admitted {
-		t.Errorf("%+v, %v", b, err)
+		t.Errorf("got %+v, %v, want Admitted", b, err)
 	}
 }

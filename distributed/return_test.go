@@ -12,9 +12,9 @@ import (
 	"github.com/apithrottle/throttle/distributed"
 )
 
-// Large costs that are canceled, in whatever order, leave to the fleet all that they had
-// reserved: who comes next goes at once.
-func TestFleetReturnsTheEnd(t *testing.T) {
+// Large requests that are canceled, in any order, return everything that they had reserved. The
+// next request of the fleet is admitted at once.
+func TestFleetReturnsTail(t *testing.T) {
 	t.Parallel()
 	for _, a := range []throttle.Algorithm{
 		throttle.SlidingLog, throttle.SlidingWindow, throttle.WeightedWindow, throttle.FixedWindow, throttle.AnchoredWindow, throttle.GCRA,
@@ -35,7 +35,7 @@ func TestFleetReturnsTheEnd(t *testing.T) {
 					l := []*throttle.Limiter{first, second}[i%2]
 					wg.Go(func() {
 						if l.WaitN(ctx, 90+int64(i)) == nil {
-							t.Error("admitted")
+							t.Error("got a request beyond the limit admitted")
 						}
 					})
 					time.Sleep(100 * time.Millisecond)
@@ -47,10 +47,10 @@ func TestFleetReturnsTheEnd(t *testing.T) {
 				wg.Wait()
 			}
 			if !second.AllowN(40) {
-				t.Errorf("%v: 40 of 100 are refused after 60", a)
+				t.Errorf("%v: got AllowN(40) = false after 60 of 100, want true", a)
 			}
 			if second.AllowN(5) {
-				t.Errorf("%v: 105 of 100 are admitted", a)
+				t.Errorf("%v: got AllowN(5) = true after 100 of 100, want false", a)
 			}
 		})
 	}

@@ -17,12 +17,12 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-// However the server's clock steps, what was sent last counts no longer than the longest window
-// of the provider in which it may have arrived. Where it steps by whole windows, the provider,
-// whose clock does not, refuses at most one limit for each step forward.
+// However the server's clock steps, the last requests count no longer than the longest window of
+// the provider in which they may have arrived. If the clock steps by whole windows, the provider,
+// whose clock does not step, refuses at most one limit for each step forward.
 //
-// The quota's clock stands still from the last call before a step back to the first after it, so
-// here there is a call right before.
+// The quota's clock stands still from the last call before a step back to the first call after it.
+// The test therefore makes a call right before each step.
 func TestSteppedServerNeverStalls(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -52,7 +52,7 @@ func playSteps(t *testing.T, s *miniredis.Miniredis, tier throttle.Tier, unit, b
 	if err != nil {
 		t.Fatal(err)
 	}
-	within := guard + bound + sec // of which some is for the trips
+	within := guard + bound + sec // a part of which is for the round trips
 	calendar := tier.Algorithm == throttle.Calendar
 	next := func(n int64) error {
 		ctx, cancel := context.WithTimeout(t.Context(), within)
@@ -60,7 +60,7 @@ func playSteps(t *testing.T, s *miniredis.Miniredis, tier throttle.Tier, unit, b
 		if !calendar {
 			return l.WaitN(ctx, n)
 		}
-		for ; ctx.Err() == nil; time.Sleep(bound / 100) { // a caller that waits asks twice a second where periods are not known
+		for ; ctx.Err() == nil; time.Sleep(bound / 100) { // a caller that waits would ask twice a second while the periods are unknown
 			if l.AllowN(n) {
 				return nil
 			}
@@ -77,7 +77,7 @@ func playSteps(t *testing.T, s *miniredis.Miniredis, tier throttle.Tier, unit, b
 			n = tier.Limit
 		}
 		if err := next(n); err != nil {
-			t.Fatalf("guard %v, %d at once: %v", guard, n, err)
+			t.Fatalf("guard %v, %d at once: got %v, want them admitted", guard, n, err)
 		}
 		if !provider.Arrive(time.Now().UnixMicro(), map[string]int64{"requests": n}) {
 			refused += n
@@ -102,11 +102,11 @@ func playSteps(t *testing.T, s *miniredis.Miniredis, tier throttle.Tier, unit, b
 		clock.Add(int64(step))
 	}
 	if whole && refused > most {
-		t.Errorf("guard %v: the provider refuses %d, want %d at most", guard, refused, most)
+		t.Errorf("guard %v: the provider refused %d, want %d at most", guard, refused, most)
 	}
 }
 
-// A steps is how far the clock of a server was set.
+// A steps holds how far the clock of a server was set.
 type steps struct{ atomic.Int64 }
 
 func (c *steps) get() time.Duration { return time.Duration(c.Load()) }

@@ -38,7 +38,7 @@ func TestStore(t *testing.T) {
 	})
 }
 
-// virtualStore is a store of a server that ends with the bubble.
+// virtualStore returns a store of a server that ends with the bubble.
 func virtualStore(t testing.TB) store.Store {
 	s := redismem.New()
 	rdb := redismem.Dial(s, func() time.Duration { return ms })
@@ -46,17 +46,18 @@ func virtualStore(t testing.TB) store.Store {
 		time.Sleep(sec) // go-redis leaks a connection that is being made when the client is closed
 		_ = rdb.Close()
 		s.Close()
-		time.Sleep(time.Minute) // what the client runs ends by itself
+		time.Sleep(time.Minute) // goroutines of the client end by themselves
 	})
 	return distributed.New(rdb, distributed.Options{})
 }
 
-// planted is a store whose quotas have a fault.
-type planted struct {
+// A faultyStore is a store whose quotas have a planted fault.
+type faultyStore struct {
 	store.Store
 	reserve func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error))
 	cancel  func(q reserver, some []store.Decision)
-	reached func() // called when the place is come to where a fault may be
+	// reached is called at each place where a fault may be planted.
+	reached func()
 }
 
 type reserver interface {
@@ -64,21 +65,21 @@ type reserver interface {
 	store.Reserver
 }
 
-func (s planted) Open(key string, p *algorithms.Plan) (store.Quota, error) {
+func (s faultyStore) Open(key string, p *algorithms.Plan) (store.Quota, error) {
 	q, err := s.Store.Open(key, p)
 	if err != nil {
 		return nil, err
 	}
-	return plantedQuota{q.(reserver), s}, nil
+	return faultyQuota{q.(reserver), s}, nil
 }
 
-// A plantedQuota has no interface but Reserver.
-type plantedQuota struct {
+// A faultyQuota implements no optional interface but Reserver.
+type faultyQuota struct {
 	reserver
-	fault planted
+	fault faultyStore
 }
 
-func (q plantedQuota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+func (q faultyQuota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 	q.fault.reached()
 	if q.fault.reserve == nil {
 		q.reserver.Reserve(behind, requests, done)
@@ -87,7 +88,7 @@ func (q plantedQuota) Reserve(behind *store.Reservation, requests []store.Reques
 	}
 }
 
-func (q plantedQuota) Cancel(some []store.Decision) {
+func (q faultyQuota) Cancel(some []store.Decision) {
 	q.fault.reached()
 	if q.fault.cancel == nil {
 		q.reserver.Cancel(some)
@@ -96,31 +97,30 @@ func (q plantedQuota) Cancel(some []store.Decision) {
 	}
 }
 
-// A fault of reservations fails the parts of the suite that are about it, and no other. Each
-// passes where another fault is planted. Parts that have not come to where the faults are with
-// the first of them run with none of the others.
+// A planted fault of reservations fails the parts of the suite that test it, and no other parts.
+// Parts that never call a place where a fault may be planted run only with the first fault.
 func TestStoreFaults(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex // guards reached
 	reached := make(map[string]bool)
 	first := true
 	for name, f := range map[string]struct {
-		breaks string // the parts, apart by spaces
-		fault  planted
+		breaks string // names of parts, separated by spaces
+		fault  faultyStore
 	}{
-		"answers out of order": {"Reserve", planted{reserve: func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+		"answers out of order": {"Reserve", faultyStore{reserve: func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 			q.Reserve(behind, requests, func(got []store.Decision, err error) {
 				slices.Reverse(got)
 				done(got, err)
 			})
 		}}},
-		"nothing is canceled": {"Cancel", planted{cancel: func(reserver, []store.Decision) {}}},
-		"what is late is reserved": {"ReserveLate", planted{reserve: func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+		"Cancel does nothing": {"Cancel", faultyStore{cancel: func(reserver, []store.Decision) {}}},
+		"late requests are reserved": {"ReserveLate", faultyStore{reserve: func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 			forever := requests[0]
 			forever.WaitSpec = &store.WaitSpec{MaxWait: store.Forever}
 			q.Reserve(behind, slices.Repeat([]store.Request{forever}, len(requests)), done)
 		}}},
-		"a reservation is good for ever": {"Expired", planted{reserve: func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
+		"reservations never expire": {"Expired", faultyStore{reserve: func(q reserver, behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 			q.Reserve(behind, requests, func(got []store.Decision, err error) {
 				for _, d := range got {
 					if d.Reservation != nil {
@@ -143,7 +143,7 @@ func TestStoreFaults(t *testing.T) {
 					mu.Lock()
 					defer mu.Unlock()
 					if isPart := strings.Count(t.Name(), "/") > 1; isPart && !all && !reached[part] {
-						t.Skip("no fault is where this part comes to")
+						t.Skip("this part calls no place where a fault may be planted")
 					}
 					s := f.fault
 					s.reached = func() {

@@ -15,7 +15,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// away is a client of a server that is away, and what closes it.
+// away returns a client of an unreachable server, and a function that closes it.
 func away() (rdb *redis.Client, closing func()) {
 	rdb = redis.NewClient(&redis.Options{
 		Addr:       "127.0.0.1:6379", // a name would be looked up
@@ -24,7 +24,7 @@ func away() (rdb *redis.Client, closing func()) {
 	})
 	return rdb, func() {
 		rdb.Close()
-		time.Sleep(time.Minute) // what the client runs ends by itself
+		time.Sleep(time.Minute) // goroutines of the client end by themselves
 	}
 }
 
@@ -32,13 +32,13 @@ func admit(t *testing.T, q store.Quota, r store.Request) store.Decision {
 	t.Helper()
 	b, err := q.TryAcquire(t.Context(), r)
 	if err != nil || b.Verdict != store.Admitted {
-		t.Fatalf("%+v, %v", b, err)
+		t.Fatalf("got %+v, %v, want Admitted", b, err)
 	}
 	return b
 }
 
-// A request without a response has arrived when its guard has passed, and not before: what
-// was estimated of it counts for a window from then on, with Redis and without.
+// A request without a response counts as arrived when its guard has passed, and not before. From
+// then on its estimate counts for a window, with Redis and without.
 func TestUnansweredLandsWithItsGuard(t *testing.T) {
 	t.Parallel()
 	tier := throttle.Tier{Limit: 100, Window: 10 * sec, Unit: "tokens", Estimated: true}
@@ -59,7 +59,7 @@ func TestUnansweredLandsWithItsGuard(t *testing.T) {
 			}
 		}
 		if took := time.Since(began); took < 15*sec || took > 17*sec {
-			t.Errorf("the window ended after %v, want the guard and a window", took)
+			t.Errorf("got the window ended after %v, want 15s to 17s: the guard and a window", took)
 		}
 	}
 	t.Run("redis", func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestUnansweredLandsWithItsGuard(t *testing.T) {
 			unanswered(t, distributed.New(process(0, ms), distributed.Options{}))
 		})
 	})
-	t.Run("alone", func(t *testing.T) {
+	t.Run("fallback", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			rdb, closing := away()
 			defer closing()
@@ -76,7 +76,7 @@ func TestUnansweredLandsWithItsGuard(t *testing.T) {
 	})
 }
 
-// A quota is idle while nothing would be lost with it.
+// A quota is idle if closing it would lose nothing.
 func TestIdle(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		tiers := []throttle.Tier{per(10*sec, 100, throttle.SlidingLog), {Limit: 5, Algorithm: throttle.Concurrency}}
@@ -84,7 +84,7 @@ func TestIdle(t *testing.T) {
 			t.Helper()
 			time.Sleep(100 * ms)
 			if q.(store.Idler).Idle() != want {
-				t.Errorf("%s: idle is %v", what, !want)
+				t.Errorf("%s: got Idle = %v, want %v", what, !want, want)
 			}
 		}
 		q := quota(t, distributed.New(process(0, ms), distributed.Options{}), "idle", plan(t, 0, tiers...))
@@ -92,13 +92,13 @@ func TestIdle(t *testing.T) {
 		b := admit(t, q, store.Request{Cost: []int64{1}, Held: true})
 		check(q, false, "a permit is held")
 		q.Release(b, []int64{1})
-		check(q, true, "it is released")
+		check(q, true, "the permit is released")
 		if _, err := q.Pause(t.Context(), store.Pause{For: sec, Probe: true}); err != nil {
 			t.Fatal(err)
 		}
-		check(q, false, "a pause, which Redis may forget")
+		check(q, false, "a pause, which Redis may lose")
 		time.Sleep(sec)
-		check(q, true, "it is over")
+		check(q, true, "the pause is over")
 
 		rdb, closing := away()
 		defer closing()
@@ -106,16 +106,16 @@ func TestIdle(t *testing.T) {
 		if _, err := q.Pause(t.Context(), store.Pause{For: sec}); !errors.Is(err, store.ErrUnavailable) {
 			t.Fatal(err)
 		}
-		check(q, false, "a pause of which Redis was not told")
+		check(q, false, "a pause that did not reach Redis")
 		time.Sleep(sec)
-		check(q, true, "it is over")
+		check(q, true, "the pause is over")
 		admit(t, q, store.Request{Cost: []int64{1}})
-		check(q, false, "something was sent without Redis")
+		check(q, false, "a request was sent without Redis")
 	})
 }
 
-// A quota that was closed leaves nothing behind once what was admitted has ended: no
-// subscription, no timer, and no call.
+// A closed quota leaves nothing behind after its admitted requests have ended: no subscription, no
+// timer and no call.
 func TestCloseLeavesNothing(t *testing.T) {
 	t.Parallel()
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
@@ -128,12 +128,12 @@ func TestCloseLeavesNothing(t *testing.T) {
 		answered := make(chan store.Decision, 1)
 		q.(store.Reserver).Reserve(nil, []store.Request{r}, func(got []store.Decision, err error) { answered <- got[0] })
 		if b := <-answered; b.Verdict != store.Later {
-			t.Fatalf("%+v", b)
+			t.Fatalf("got %+v, want Later", b)
 		}
 		q.Close()
 		time.Sleep(time.Minute) // longer than a lease
 		if b, err := other.TryAcquire(t.Context(), r); err != nil || b.Verdict != store.Later {
-			t.Fatalf("%+v, %v: what is open was not leased any more", b, err)
+			t.Fatalf("got %+v, %v, want Later: the open permits must stay leased", b, err)
 		}
 		q.Release(b, r.Cost)
 		time.Sleep(sec)
@@ -141,10 +141,10 @@ func TestCloseLeavesNothing(t *testing.T) {
 		calls := rdb.PoolStats().Hits
 		time.Sleep(hour)
 		if n := rdb.PoolStats().Hits - calls; n > 0 {
-			t.Errorf("%d calls after the end", n)
+			t.Errorf("got %d calls after the end, want none", n)
 		}
 		if n := rdb.PoolStats().PubSubStats.Active; n > 0 {
-			t.Errorf("%d subscriptions after the end", n)
+			t.Errorf("got %d subscriptions after the end, want none", n)
 		}
 	})
 }

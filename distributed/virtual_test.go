@@ -22,18 +22,17 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// The tests here are about fleets in virtual time: processes, server and provider are
-// goroutines of one bubble, and every message takes some time, so that what is measured
-// depends on nothing but that.
+// The tests here run fleets in virtual time. Processes, server and provider are goroutines of one
+// bubble, and every message takes a given time. Results therefore depend on these times only.
 
-// A cable is the client's end of a connection: it brings messages there and back, each after
-// some time.
+// A cable is the client's end of a connection. It delivers messages in both directions, each after
+// a delay.
 type cable struct {
 	net.Conn
-	delay, answers func() time.Duration // of a message, there and back
-	arrive         func()               // is called before a message does
+	delay, answers func() time.Duration // delays of a message to the server and back
+	arrive         func()               // called before a message arrives
 	there, back    chan message
-	left           []byte        // of what was read
+	left           []byte        // bytes of the last message that were not read yet
 	closed         chan struct{} // closed by Close
 	once           sync.Once
 }
@@ -96,13 +95,13 @@ func (k *cable) Close() error {
 	return k.Conn.Close()
 }
 
-// SetDeadline and the like do nothing: nothing is late here.
+// SetDeadline and the like do nothing, because no message is late.
 func (k *cable) SetDeadline(time.Time) error      { return nil }
 func (k *cable) SetReadDeadline(time.Time) error  { return nil }
 func (k *cable) SetWriteDeadline(time.Time) error { return nil }
 
-// virtual runs a test in a bubble. process makes the client of another process, whose
-// messages take from least to most.
+// virtual runs a test in a bubble. The function process returns the client of another process,
+// whose messages take least to most.
 func virtual(t *testing.T, test func(t *testing.T, process func(least, most time.Duration) *redis.Client)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := redismem.New()
@@ -113,7 +112,7 @@ func virtual(t *testing.T, test func(t *testing.T, process func(least, most time
 				rdb.Close()
 			}
 			s.Close()
-			time.Sleep(time.Minute) // what the clients run ends by itself
+			time.Sleep(time.Minute) // goroutines of the clients end by themselves
 		}()
 		test(t, func(least, most time.Duration) *redis.Client {
 			rdb := redis.NewClient(&redis.Options{
@@ -133,8 +132,7 @@ func virtual(t *testing.T, test func(t *testing.T, process func(least, most time
 	})
 }
 
-// A provider refuses the first requests, each with its Retry-After, and takes its time to
-// answer.
+// A provider refuses the first requests, each with its Retry-After, and takes some time to answer.
 type provider struct {
 	takes    time.Duration
 	refusals []time.Duration
@@ -157,22 +155,22 @@ func (p *provider) RoundTrip(*http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// check checks that after each refusal nothing is sent for so long, and then one request
-// until its response is in.
+// check checks that nothing is sent for the Retry-After of each refusal, and then one request until
+// its response is in.
 func (p *provider) check(t *testing.T) {
 	t.Helper()
 	for i, refusal := range p.refusals {
 		if pause := p.sent[i+1].Sub(p.sent[i]); pause < p.takes+refusal {
-			t.Errorf("%v after refusal %d the next was sent", pause, i)
+			t.Errorf("refusal %d: the next request was sent after %v, want %v at least", i, pause, p.takes+refusal)
 		}
 	}
 	probe := len(p.refusals)
 	if alone := p.sent[probe+1].Sub(p.sent[probe]); alone < p.takes {
-		t.Errorf("%v after the probe the next was sent", alone)
+		t.Errorf("probe: the next request was sent after %v, want %v at least", alone, p.takes)
 	}
 }
 
-// After a pause one request of all processes tries, and nothing else is sent before its
+// After a pause one request of the whole fleet is sent as a probe. Nothing else is sent before its
 // response is in, however far away the processes are.
 func TestFleetProbes(t *testing.T) {
 	t.Parallel()
@@ -192,12 +190,12 @@ func TestFleetProbes(t *testing.T) {
 		wg.Wait()
 		base.check(t)
 		if n := len(base.sent); n != 41 {
-			t.Errorf("%d were sent", n)
+			t.Errorf("got %d requests sent, want 41", n)
 		}
 	})
 }
 
-// A probe that is never sent, or whose process ends, is followed by another.
+// A probe that is never sent, or whose process ends, is followed by another probe.
 func TestFleetProbeUnsent(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		base := &provider{takes: 10 * time.Millisecond, refusals: []time.Duration{sec}}
@@ -208,12 +206,12 @@ func TestFleetProbeUnsent(t *testing.T) {
 		}
 		client := &http.Client{Transport: &throttle.Transport{Base: base, Limiter: limiters[1]}}
 		get(t, client)
-		silent, err := limiters[0].Acquire(t.Context(), nil) // the probe, and nothing is heard of it
+		silent, err := limiters[0].Acquire(t.Context(), nil) // the probe, whose outcome is never reported
 		if err != nil {
 			t.Fatal(err)
 		}
 		probed := time.Now()
-		base.refusals = append(base.refusals, sec) // of the next one
+		base.refusals = append(base.refusals, sec) // for the next probe
 		var wg sync.WaitGroup
 		for range 10 {
 			wg.Go(func() { get(t, client) })
@@ -221,14 +219,14 @@ func TestFleetProbeUnsent(t *testing.T) {
 		wg.Wait()
 		base.check(t)
 		if alone := base.sent[1].Sub(probed); alone < sec {
-			t.Errorf("the next was sent %v after the probe", alone)
+			t.Errorf("got the next request sent %v after the probe, want a second at least", alone)
 		}
 		_ = silent.Cancel(t.Context())
 	})
 }
 
-// However slow the response to a probe is, nothing else is sent before it; but for no longer than
-// two seconds after the process of the probe has died.
+// Nothing else is sent before the response to a probe, however slow it is. If the process of the
+// probe dies, the others wait two seconds at most.
 func TestFleetProbeSlow(t *testing.T) {
 	for name, dies := range map[string]bool{"the response takes 20 s": false, "its process dies": true} {
 		t.Run(name, func(t *testing.T) {
@@ -260,15 +258,16 @@ func TestFleetProbeSlow(t *testing.T) {
 					time.Sleep(10 * ms)
 				}
 				if took := time.Since(began); took < least || took > most || next.Probe != dies {
-					t.Errorf("the next went after %v, want %v to %v: %+v", took, least, most, next)
+					t.Errorf("got the next request after %v, want %v to %v: %+v", took, least, most, next)
 				}
 			})
 		})
 	}
 }
 
-// Nobody tells what becomes of a request that only waits: the others follow a second later.
-func TestFleetProbeUntold(t *testing.T) {
+// The outcome of a request by Wait is never reported, so other requests follow a probe by Wait
+// after a second.
+func TestFleetProbeUnreported(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 		base := &provider{takes: 10 * time.Millisecond, refusals: []time.Duration{sec}}
 		s := distributed.New(process(0, 5*time.Millisecond), distributed.Options{})
@@ -283,13 +282,13 @@ func TestFleetProbeUntold(t *testing.T) {
 			waits = append(waits, time.Since(began))
 		}
 		if alone := waits[1] - waits[0]; alone < sec || alone > sec+200*ms || waits[2]-waits[1] > 100*ms {
-			t.Errorf("admitted after %v", waits)
+			t.Errorf("got admissions after %v, want the second a second after the first, and the third with it", waits)
 		}
 	})
 }
 
-// What was reserved before a pause is not sent after it, however late its time: the
-// request that tries would not go alone.
+// Times that were reserved before a pause are not used after it, however late they are. Otherwise
+// the probe would not be the only request.
 func TestFleetPauseVoidsReservations(t *testing.T) {
 	t.Parallel()
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
@@ -308,7 +307,7 @@ func TestFleetPauseVoidsReservations(t *testing.T) {
 		}
 		wg.Go(func() { get(t, clients[0]) })
 		time.Sleep(50 * time.Millisecond)
-		for i := range 20 { // which have a time in 5 s before the refusal
+		for i := range 20 { // which reserve times in 5 s before the refusal
 			wg.Go(func() { get(t, clients[i%len(clients)]) })
 		}
 		wg.Wait()
