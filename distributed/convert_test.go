@@ -72,7 +72,7 @@ func (r *releases) reserve(release int, requests int64, cost map[string]int64) (
 }
 
 func newReleases(t *testing.T, guard time.Duration, specs ...string) *releases {
-	r := &releases{T: t, subject: real(t), at: 1_700_000_000_000_000}
+	r := &releases{T: t, subject: realSubject(t), at: 1_700_000_000_000_000}
 	for _, spec := range specs {
 		r.plans = append(r.plans, planOf(t, guard, spec))
 	}
@@ -157,8 +157,8 @@ func TestReleasesLoseNothing(t *testing.T) {
 // The script converts a state to the same decisions as Plan.Convert converts a ledger.
 func TestConvertTwins(t *testing.T) {
 	t.Parallel()
-	t.Run("miniredis", func(t *testing.T) { checkConvertTwins(t, mini(t), soak.Times(40)) })
-	t.Run("redis", func(t *testing.T) { checkConvertTwins(t, real(t), soak.Times(300)) })
+	t.Run("miniredis", func(t *testing.T) { checkConvertTwins(t, miniSubject(t), soak.Times(40)) })
+	t.Run("redis", func(t *testing.T) { checkConvertTwins(t, realSubject(t), soak.Times(300)) })
 }
 
 func checkConvertTwins(t *testing.T, s *subject, seeds int) {

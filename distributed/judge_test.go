@@ -103,7 +103,7 @@ func pickFrom[T any](g *rand.Rand, list ...T) T { return list[g.IntN(len(list))]
 // everything that all releases have admitted.
 func TestReleasesSideBySide(t *testing.T) {
 	t.Parallel()
-	s := real(t)
+	s := realSubject(t)
 	for seed := range uint64(soak.Times(100)) {
 		g := rand.New(rand.NewPCG(seed, 1))
 		plans := randomReleases(t, g)

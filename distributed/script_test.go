@@ -41,7 +41,7 @@ func planOf(t testing.TB, guard time.Duration, specs ...string) *algorithms.Plan
 
 var perCall = regexp.MustCompile(`cmdstat_(?:evalsha|fcall):.*usec_per_call=([0-9.]+)`)
 
-// serverTime is how long the server works on a call, by its own account, in µs.
+// serverTime returns how long the server works on a call, by its own statistics, in µs.
 func serverTime(t testing.TB, rdb *redis.Client, calls int, call func()) float64 {
 	t.Helper()
 	ctx := context.Background()
@@ -60,7 +60,7 @@ func serverTime(t testing.TB, rdb *redis.Client, calls int, call func()) float64
 	return us
 }
 
-// TestNumbers: products that no double holds are divided exactly.
+// TestNumbers checks that the script divides exactly, even products that no double can hold.
 func TestNumbers(t *testing.T) {
 	t.Parallel()
 	number, err := scriptFiles.ReadFile("script/number.lua")
@@ -71,11 +71,11 @@ func TestNumbers(t *testing.T) {
 		max = math.max
 		local q, r = mulDiv(tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]))
 		return {string.format('%.0f', q), string.format('%.0f', r)}`
-	t.Run("miniredis", func(t *testing.T) { multiply(t, newSubject(t, mini(t).rdb, source, nil), 1_000) })
-	t.Run("redis", func(t *testing.T) { multiply(t, newSubject(t, real(t).rdb, source, nil), 10_000) })
+	t.Run("miniredis", func(t *testing.T) { checkMulDiv(t, newSubject(t, miniSubject(t).rdb, source, nil), 1_000) })
+	t.Run("redis", func(t *testing.T) { checkMulDiv(t, newSubject(t, realSubject(t).rdb, source, nil), 10_000) })
 }
 
-func multiply(t *testing.T, s *subject, times int) {
+func checkMulDiv(t *testing.T, s *subject, times int) {
 	for range times {
 		upTo := func(most int64) int64 { return rand.Int64N(1 << rand.IntN(bits.Len64(uint64(most)))) }
 		a, b, c := upTo(1<<52), upTo(1<<51), 1+upTo(1<<51)
@@ -89,12 +89,12 @@ func multiply(t *testing.T, s *subject, times int) {
 			q, r = big.NewInt(1<<53), new(big.Int)
 		}
 		if err != nil || got[0] != q.String() || got[1] != r.String() {
-			t.Fatalf("%d × %d ÷ %d: got %v, %v, want %v rest %v", a, b, c, got, err, q, r)
+			t.Fatalf("%d × %d ÷ %d: got %v, %v, want %v remainder %v", a, b, c, got, err, q, r)
 		}
 	}
 }
 
-// TestPartsDeclareOnce: no two parts declare a name that others use.
+// TestPartsDeclareOnce checks that no two parts of the script declare a name that other parts use.
 func TestPartsDeclareOnce(t *testing.T) {
 	var units [][]line
 	for _, part := range scriptParts {
@@ -104,18 +104,18 @@ func TestPartsDeclareOnce(t *testing.T) {
 	declared := make(map[string]bool)
 	for _, name := range slices.Concat(outside, inside) {
 		if declared[name] {
-			t.Errorf("two parts declare %s", name)
+			t.Errorf("got %s declared by two parts, want one", name)
 		}
 		declared[name] = true
 	}
 }
 
-// value is the state of a quota after some steps.
-func value(t *testing.T, s *subject, plan *algorithms.Plan) string {
+// newState returns the state of a quota after some steps.
+func newState(t *testing.T, s *subject, plan *algorithms.Plan) string {
 	t.Helper()
 	s.begin(plan)
 	count := step{op: "c", args: slices.Repeat([]int64{5}, len(plan.Tiers()))}
-	for i, st := range []step{step1(3), count, {op: "p", args: []int64{1000, 0, 0, 0, 0}}} {
+	for i, st := range []step{reserveStep(3), count, {op: "p", args: []int64{1000, 0, 0, 0, 0}}} {
 		if _, err := s.answer(1_700_000_000_000_000+int64(i)*10_000, st); err != nil {
 			t.Fatal(err)
 		}
@@ -123,115 +123,117 @@ func value(t *testing.T, s *subject, plan *algorithms.Plan) string {
 	return s.rdb.Get(context.Background(), s.key).Val()
 }
 
-// TestForeignValues: what is no state, or not a whole one, is an error and stays.
+// TestForeignValues checks that a value that is not a whole state causes an error and stays
+// unchanged.
 func TestForeignValues(t *testing.T) {
 	t.Parallel()
-	t.Run("miniredis", func(t *testing.T) { foreignValues(t, mini(t), 7) })
-	t.Run("redis", func(t *testing.T) { foreignValues(t, real(t), 1) })
+	t.Run("miniredis", func(t *testing.T) { checkForeignValues(t, miniSubject(t), 7) })
+	t.Run("redis", func(t *testing.T) { checkForeignValues(t, realSubject(t), 1) })
 }
 
-// foreignValues cuts a value after each so many bytes, among others.
-func foreignValues(t *testing.T, s *subject, each int) {
+// checkForeignValues tries invalid values, among them a state that is cut off after every step
+// bytes.
+func checkForeignValues(t *testing.T, s *subject, stride int) {
 	ctx := context.Background()
-	refused := func(v, want string) {
+	checkRefused := func(v, want string) {
 		t.Helper()
 		s.rdb.Set(ctx, s.key, v, 0)
-		for _, st := range []step{step1(1), {op: "q"}, {op: "c", args: []int64{1}}} {
+		for _, st := range []step{reserveStep(1), {op: "q"}, {op: "c", args: []int64{1}}} {
 			if got, err := s.answer(1_700_000_001_000_000, st); err == nil || !strings.HasPrefix(err.Error(), want) {
 				t.Errorf("%.60q, %v: got %v, %v, want %s", v, st, got, err, want)
 			}
 		}
 		if now := s.rdb.Get(ctx, s.key).Val(); now != v {
-			t.Errorf("%.60q became %.60q", v, now)
+			t.Errorf("%.60q: got it changed to %.60q, want it unchanged", v, now)
 		}
 		if s.rdb.TTL(ctx, s.key).Val() != -1 {
-			t.Errorf("%.60q now expires", v)
+			t.Errorf("%.60q: got an expiry, want none", v)
 		}
 	}
 	for _, tiers := range [][]string{{"5/s;algo=gcra"}, {"5/s", "7/m"}, {"5/s;algo=anchored_window", "9/m;algo=sliding_window"}} {
 		plan := planOf(t, 50*time.Millisecond, tiers...)
-		v := value(t, s, plan)
+		v := newState(t, s, plan)
 		head := strings.IndexByte(v, '\n') + 1
 		for _, foreign := range []string{"", "1", "hello", "thr", "thr1", "throttle"} {
-			refused(foreign, "THROTTLE foreign")
+			checkRefused(foreign, "THROTTLE foreign")
 		}
 		for _, corrupt := range []string{"thr1 ", "thr1 \n", "thr2 ", "thr2 \n", "thr3 ", "thr3 \n", "thr4 ", "thr4 \n", v[:head-1], v[:head-2] + "\n", v[:head-1] + " 1\n" + v[head:],
 			v[:head-1] + "+\n" + v[head:], v[:head-1] + "+1\n" + v[head:], v[:head-1] + "+0 1 77 0 1 1 1 0 9000000000000000\n" + v[head:]} {
-			refused(corrupt, "THROTTLE corrupt")
+			checkRefused(corrupt, "THROTTLE corrupt")
 		}
-		refused("thr5"+v[4:], "THROTTLE version")
-		refused("thr12 anything\n", "THROTTLE version")
-		refused("thr4 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
-		refused("thr4 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
+		checkRefused("thr5"+v[4:], "THROTTLE version")
+		checkRefused("thr12 anything\n", "THROTTLE version")
+		checkRefused("thr4 1 1 1 1 1 77 0 1 1 1 1\n"+v[head:], "THROTTLE corrupt") // algorithm 77
+		checkRefused("thr4 1 1 1 2 1\n"+v[head:], "THROTTLE corrupt")
 		rings := 0
 		for _, tier := range plan.Tiers() {
 			if tier.Algorithm == algorithms.SlidingLog {
 				rings += 7 + 7*int(tier.Limit)
 			}
 		}
-		for n := head; n < len(v)-rings/8; n += each { // behind a body with rings there is a reserve
-			refused(v[:n], "THROTTLE corrupt")
+		for n := head; n < len(v)-rings/8; n += stride { // a body with rings is followed by a reserve
+			checkRefused(v[:n], "THROTTLE corrupt")
 		}
 		if rings == 0 {
-			refused(v+"\x00", "THROTTLE corrupt")
+			checkRefused(v+"\x00", "THROTTLE corrupt")
 		}
 		if rings > 0 {
 			b := []byte(v)
 			b[head+rings+63+7]++ // stamps in the first ring
-			refused(string(b), "THROTTLE corrupt")
+			checkRefused(string(b), "THROTTLE corrupt")
 			b = []byte(v)
 			b[head+6]-- // the capacity of the first ring
-			refused(string(b), "THROTTLE corrupt")
+			checkRefused(string(b), "THROTTLE corrupt")
 		}
 		for at := 50; at < 56; at++ { // the lengths of the queues
 			b := []byte(v)
 			b[head+rings+at]++
-			refused(string(b), "THROTTLE corrupt")
+			checkRefused(string(b), "THROTTLE corrupt")
 		}
 
 		s.rdb.Del(ctx, s.key)
 		s.rdb.RPush(ctx, s.key, "a list")
-		if _, err := s.answer(1_700_000_001_000_000, step1(1)); err == nil || !strings.Contains(err.Error(), "WRONGTYPE") {
-			t.Errorf("a list: %v", err)
+		if _, err := s.answer(1_700_000_001_000_000, reserveStep(1)); err == nil || !strings.Contains(err.Error(), "WRONGTYPE") {
+			t.Errorf("a list: got error %v, want WRONGTYPE", err)
 		}
 		if s.rdb.Type(ctx, s.key).Val() != "list" {
-			t.Error("the list is gone")
+			t.Error("got the list replaced, want it unchanged")
 		}
 	}
 }
 
-// A log takes as much of a server as it has stamps, or twice that, a reserve, and what the
-// allocator rounds up.
+// A log takes as much memory of a server as its stamps need, up to twice that while it grows, with
+// a reserve and the allocator's rounding.
 func TestLogGrows(t *testing.T) {
 	t.Parallel()
-	s := real(t)
+	s := realSubject(t)
 	ctx, at := context.Background(), int64(1_700_000_000_000_000)
 	s.begin(planOf(t, 50*time.Millisecond, "100/m", "10000/h"))
 	for landed := int64(0); landed < 12_000; landed += 50 {
-		if _, err := s.answer(at, step1(50)); err != nil {
+		if _, err := s.answer(at, reserveStep(50)); err != nil {
 			t.Fatal(err)
 		}
 		at += 40e6
 		bytes, err := s.rdb.MemoryUsage(ctx, s.key).Result()
 		if most := 1500 + 11*min(2*(landed+50), 8_000); err != nil || bytes > most {
-			t.Fatalf("with %d stamps it takes %d bytes, %v, want %d at most", landed, bytes, err, most)
+			t.Fatalf("with %d stamps: got %d bytes, %v, want %d at most", landed, bytes, err, most)
 		}
 	}
 	used, err := s.answer(at, step{op: "q"})
 	if want := int64(3600 / 40 * 50); err != nil || used[len(used)-3] != want {
-		t.Errorf("%v, %v, want %d used of the last tier", used, err, want)
+		t.Errorf("got %v, %v, want %d used of the last tier", used, err, want)
 	}
 }
 
-// TestPolicyChange: a changed limit keeps what has been spent, on its way or landed,
-// for each algorithm, up and down.
+// TestPolicyChange checks that a change of the limit, up or down, keeps what has been spent, in
+// flight or landed, for each algorithm.
 func TestPolicyChange(t *testing.T) {
 	t.Parallel()
-	t.Run("miniredis", func(t *testing.T) { policyChange(t, mini(t)) })
-	t.Run("redis", func(t *testing.T) { policyChange(t, real(t)) })
+	t.Run("miniredis", func(t *testing.T) { checkPolicyChange(t, miniSubject(t)) })
+	t.Run("redis", func(t *testing.T) { checkPolicyChange(t, realSubject(t)) })
 }
 
-func policyChange(t *testing.T, s *subject) {
+func checkPolicyChange(t *testing.T, s *subject) {
 	const at = 1_700_000_000_000_000
 	used := func(plan *algorithms.Plan, at int64) []int64 {
 		s.change(plan)
@@ -246,7 +248,7 @@ func policyChange(t *testing.T, s *subject) {
 		return used
 	}
 	for a := algorithms.SlidingLog; a < algorithms.Concurrency; a++ {
-		for _, later := range []int64{10_000, 60_000} { // still on its way, and landed
+		for _, later := range []int64{10_000, 60_000} { // still in flight, and landed
 			tier := func(limit int64) algorithms.Tier {
 				return algorithms.Tier{Limit: limit, Window: time.Hour, Algorithm: a}
 			}
@@ -260,11 +262,11 @@ func policyChange(t *testing.T, s *subject) {
 			check := func(what string, got, want []int64) {
 				t.Helper()
 				if !slices.Equal(got, want) {
-					t.Errorf("%v after %d µs, %s: used %d, want %d", a, later, what, got, want)
+					t.Errorf("%v after %d µs, %s: got %d used, want %d", a, later, what, got, want)
 				}
 			}
 			s.begin(plan(tier(10)))
-			if _, err := s.answer(at, step1(7)); err != nil {
+			if _, err := s.answer(at, reserveStep(7)); err != nil {
 				t.Fatal(err)
 			}
 			now := at + later
@@ -279,27 +281,27 @@ func policyChange(t *testing.T, s *subject) {
 			check("gone", used(plan(other), now), []int64{7})
 
 			s.begin(plan(tier(10)))
-			if _, err := s.answer(at, step1(7)); err != nil {
+			if _, err := s.answer(at, reserveStep(7)); err != nil {
 				t.Fatal(err)
 			}
 			check("lower by turns", used(plan(tier(5)), now), []int64{7})
 			check("lower and landed", used(plan(tier(5)), now+60_000), []int64{7})
 			check("higher by turns", used(plan(tier(10)), now+60_000), []int64{7})
 
-			// What has left the window takes no place.
+			// Units that have left the window take no room.
 			check("hours later", used(plan(tier(5)), now+3*3600_000_000), []int64{0})
-			if _, err := s.answer(now+3*3600_000_000, step1(5)); err != nil {
+			if _, err := s.answer(now+3*3600_000_000, reserveStep(5)); err != nil {
 				t.Fatal(err)
 			}
 			check("hours later, used", used(plan(tier(3)), now+3*3600_000_000+60_000), []int64{5})
 			check("days later", used(plan(tier(2)), now+50*3600_000_000), []int64{0})
 
 			if a == algorithms.FixedWindow || a == algorithms.WeightedWindow {
-				// 800 s after a full hour the windows of the latter are one ahead.
+				// 800 s after a full hour, the window of the second is one ahead.
 				late, early := tier(10), tier(10)
 				late.Phase, early.Phase = 1000*time.Second, 600*time.Second
 				s.begin(plan(late))
-				if _, err := s.answer(at, step1(7)); err != nil {
+				if _, err := s.answer(at, reserveStep(7)); err != nil {
 					t.Fatal(err)
 				}
 				check("landed", used(plan(late), now), []int64{7})
@@ -309,17 +311,17 @@ func policyChange(t *testing.T, s *subject) {
 	}
 }
 
-// TestOldFormats: a state of the first format, in which windows of the clock remembered a
-// number less, of the second, which had no end of a ban, and of the third, whose pool told no
-// guards, goes on.
+// TestOldFormats checks that states of earlier formats can still be read. In the first, windows of
+// the clock had a number less; the second had no end of a ban; in the third, the pool had no
+// guards.
 func TestOldFormats(t *testing.T) {
 	const at = 1_700_000_000_000_000
 	ctx := context.Background()
-	for _, s := range []*subject{mini(t), real(t)} {
+	for _, s := range []*subject{miniSubject(t), realSubject(t)} {
 		plan := planOf(t, 50*time.Millisecond, "5/h;algo=fixed_window", "5/h;algo=gcra", "7/h;algo=weighted_window", "9/day")
 		s.begin(plan)
 		for i := range int64(3) {
-			if _, err := s.answer(at+100_000*i, step1(1)); err != nil {
+			if _, err := s.answer(at+100_000*i, reserveStep(1)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -331,7 +333,7 @@ func TestOldFormats(t *testing.T) {
 			t.Fatal(err)
 		}
 		head, body, _ := strings.Cut(s.rdb.Get(ctx, s.key).Val(), "\n")
-		body = body[:42] + "\x01" + body[43:] // it is a ban
+		body = body[:42] + "\x01" + body[43:] // the pause is a ban
 		front, words := body[:55]+body[63:63+7], body[63+7:]
 		first := words[:14] + words[21:35] + words[35:56] + words[63:84] + words[91:] // 3, 2, 4 and 4 numbers
 		second, third := strings.Replace(head, "thr4", "thr2", 1), strings.Replace(head, "thr4", "thr3", 1)
@@ -341,15 +343,15 @@ func TestOldFormats(t *testing.T) {
 			s.rdb.Set(ctx, s.key, state, time.Hour)
 			got, err := s.answer(at+300_000, step{op: "q"})
 			if err != nil || !slices.Equal(got[3:], want[3:]) {
-				t.Errorf("format %d: %v, %v, want %v", format+1, got, err, want)
+				t.Errorf("format %d: got %v, %v, want %v", format+1, got, err, want)
 			}
 		}
 	}
 }
 
-// TestLeasesChange: held places survive a change of policy.
+// TestLeasesChange checks that held places survive a change of the policy.
 func TestLeasesChange(t *testing.T) {
-	s := mini(t)
+	s := miniSubject(t)
 	const at = 1_700_000_000_000_000
 	s.begin(planOf(t, 0, "3;algo=concurrency", "5/s"))
 	ask := func(st step, want ...int64) {
@@ -361,11 +363,12 @@ func TestLeasesChange(t *testing.T) {
 	ask(step{op: "r", lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
 	s.change(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
 	ask(step{op: "r", lease: []int64{5, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
-	ask(step{op: "r", lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // behind 5
+	ask(step{op: "r", lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // queued behind 5
 	ask(step{op: "r", lease: []int64{5, 2, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
 }
 
-// TestLeasesLive: the keys of leases live as long as the state, and no more than seconds longer.
+// TestLeasesLive checks that the keys of leases live as long as the state, and two minutes longer
+// at most.
 func TestLeasesLive(t *testing.T) {
 	m := miniredis.RunT(t)
 	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
@@ -381,7 +384,7 @@ func TestLeasesLive(t *testing.T) {
 		state := m.TTL(s.key)
 		for _, key := range s.keys()[1:] {
 			if ttl := m.TTL(key); ttl < state || ttl > state+2*time.Minute {
-				t.Fatalf("after call %d the state lives for %v and %s for %v", seq, state, key, ttl)
+				t.Fatalf("after call %d: got %s to live for %v, want as long as the state's %v or up to 2m more", seq, key, ttl, state)
 			}
 		}
 		elapses := []time.Duration{time.Millisecond, time.Second, 9 * time.Second, 12 * time.Second}[rand.IntN(4)]
@@ -390,8 +393,8 @@ func TestLeasesLive(t *testing.T) {
 	}
 }
 
-// TestManyLeases: many processes hold a place, in a soak more than two bytes count, and the
-// places of those that die come back.
+// TestManyLeases checks leases of many processes that each hold a place, in a soak more than two
+// bytes can count. The places of processes that die become free.
 func TestManyLeases(t *testing.T) {
 	const at, most = 1_700_000_000_000_000, 512
 	processes := int64(soak.Times(2000))
@@ -399,12 +402,12 @@ func TestManyLeases(t *testing.T) {
 		processes = 70_000
 	}
 	ctx := context.Background()
-	s := function(t)
+	s := functionSubject(t)
 	s.begin(planOf(t, 0, "100000;algo=concurrency"))
 	for first := range processes / 1000 {
 		pipe := s.rdb.Pipeline()
 		for i := range 1000 {
-			pipe.FCall(ctx, "told", s.keys(), "r", s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
+			pipe.FCall(ctx, "clocked", s.keys(), "r", s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			t.Fatal(err)
@@ -419,82 +422,83 @@ func TestManyLeases(t *testing.T) {
 		return got[6]
 	}
 	if n := used(at, 80_000, 1); n != processes {
-		t.Errorf("%d places are used, want %d", n, processes)
+		t.Errorf("got %d places used, want %d", n, processes)
 	}
 	size := s.rdb.MemoryUsage(ctx, s.keys()[1]).Val() + s.rdb.MemoryUsage(ctx, s.keys()[2]).Val()
 	t.Logf("%d bytes for each process", size/processes)
 	if n := used(at, processes-1, 2); n != processes-1 {
-		t.Errorf("%d places are used when one was given back, want %d", n, processes-1)
+		t.Errorf("after one place was returned: got %d used, want %d", n, processes-1)
 	}
 	calls := int64(0)
 	for used(at+1e6, 80_000, 2+calls) > 0 {
 		if calls++; calls > processes/most+1 {
-			t.Fatalf("places are used after %d calls", calls)
+			t.Fatalf("got places used after %d calls, want none", calls)
 		}
 	}
 	if n := s.rdb.HLen(ctx, s.keys()[1]).Val(); n != 2 {
-		t.Errorf("%d fields are left, want the caller's and the mark", n)
+		t.Errorf("got %d fields left, want 2: the caller's and the mark", n)
 	}
 }
 
-// TestExpiry: the key lives as long as the answer says, and what it loses then is
-// what TestTwins checks to be nothing.
+// TestExpiry checks that the key lives as long as the answer says. TestTwins checks that it loses
+// nothing that matters.
 func TestExpiry(t *testing.T) {
 	rdb := redistest.Start(t).PatientClient()
 	s := newSubject(t, rdb, scriptSource(), func(time.Time) {})
 	for _, tiers := range []string{"5/s;algo=gcra", "5/s", "100/h;algo=sliding_window"} {
 		s.begin(planOf(t, 50*time.Millisecond, tiers))
 		for range 3 {
-			got, err := s.answer(0, step1(1))
+			got, err := s.answer(0, reserveStep(1))
 			if err != nil {
 				t.Fatal(err)
 			}
 			left := rdb.PTTL(context.Background(), s.key).Val().Milliseconds()
 			if left > got[2] || left < got[2]-500 {
-				t.Errorf("%s: expires in %d ms, answered %d", tiers, left, got[2])
+				t.Errorf("%s: got expiry in %d ms, want the answer's %d", tiers, left, got[2])
 			}
 		}
 	}
 }
 
-// TestCalendarChange: another limit, zone or period keeps what was spent.
+// TestCalendarChange checks that a change of limit, zone or period keeps what was spent.
 func TestCalendarChange(t *testing.T) {
 	const at = 1_700_000_000_000_000
 	for _, spec := range []string{
 		"9/month;zone=Europe/Berlin", "5/month;zone=Europe/London", "5/month", "5/week;zone=Europe/Berlin", "5/24h;algo=gcra", "5/24h",
 	} {
-		s := mini(t)
+		s := miniSubject(t)
 		s.begin(planOf(t, 0, "5/month;zone=Europe/Berlin"))
-		if _, err := s.answer(at, step1(3)); err != nil {
+		if _, err := s.answer(at, reserveStep(3)); err != nil {
 			t.Fatal(err)
 		}
 		s.change(planOf(t, 0, spec))
 		if got, err := s.answer(at+1, step{op: "q"}); err != nil || got[6] != 3 {
-			t.Errorf("%s: %v, %v, want 3 used", spec, got, err)
+			t.Errorf("%s: got %v, %v, want 3 used", spec, got, err)
 		}
 	}
 }
 
-// TestCalendarExpiry: the key of a month lives until that ends, and no longer than it must.
+// TestCalendarExpiry checks that the key of a month lives until the month ends, and two seconds
+// longer at most.
 func TestCalendarExpiry(t *testing.T) {
 	rdb := redistest.Start(t).PatientClient()
 	s := newSubject(t, rdb, scriptSource(), func(time.Time) {})
 	s.begin(planOf(t, 50*time.Millisecond, "100/month;zone=Asia/Beirut"))
 	now := time.Now()
-	if _, err := s.answer(now.UnixMicro(), step1(1)); err != nil {
+	if _, err := s.answer(now.UnixMicro(), reserveStep(1)); err != nil {
 		t.Fatal(err)
 	}
 	ends := time.UnixMicro(s.plan.PeriodStarts(now.UnixMicro())[2])
 	expires := time.Now().Add(rdb.PTTL(context.Background(), s.key).Val())
 	if expires.Before(ends.Add(time.Millisecond)) || expires.After(ends.Add(2*time.Second)) {
-		t.Errorf("expires at %v, and the month ends at %v", expires, ends)
+		t.Errorf("got expiry at %v, want just after the month ends at %v", expires, ends)
 	}
 }
 
-// TestMemory: what a quota takes in the server, its name included.
+// TestMemory checks how much memory a quota takes in the server, its name included.
 func TestMemory(t *testing.T) {
 	ctx := context.Background()
-	s := real(t)
+	s := realSubject(t)
 	const at = 1_700_000_000_000_000
 	for _, c := range []struct {
 		tiers     []string
@@ -508,27 +512,27 @@ func TestMemory(t *testing.T) {
 	} {
 		s.begin(planOf(t, 50*time.Millisecond, c.tiers...))
 		s.key = fmt.Sprintf("%-35.35s", s.key+strings.Repeat("x", 35))
-		if _, err := s.answer(at, step1(1)); err != nil {
+		if _, err := s.answer(at, reserveStep(1)); err != nil {
 			t.Fatal(err)
 		}
 		for i := range c.batches {
-			if _, err := s.answer(at+int64(i)*100_000, step1(100)); err != nil {
+			if _, err := s.answer(at+int64(i)*100_000, reserveStep(100)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		size := s.rdb.MemoryUsage(ctx, s.key).Val()
 		t.Logf("%v: %d bytes", c.tiers, size)
 		if size > c.mostBytes {
-			t.Errorf("%v: %d bytes, want at most %d", c.tiers, size, c.mostBytes)
+			t.Errorf("%v: got %d bytes, want %d at most", c.tiers, size, c.mostBytes)
 		}
 	}
 }
 
-// TestNews: the fleet is told of pauses, and the one that is first in the line of a place that
-// is kept for it.
-func TestNews(t *testing.T) {
+// TestMessages checks that the whole fleet gets messages about pauses, and that the first process
+// in the queue gets a message about a place that is kept for it.
+func TestMessages(t *testing.T) {
 	ctx := context.Background()
-	s := mini(t)
+	s := miniSubject(t)
 	const at = 1_700_000_000_000_000
 	s.begin(planOf(t, 0, "1;algo=concurrency"))
 	sub := s.rdb.PSubscribe(ctx, s.key+"*")
@@ -536,12 +540,12 @@ func TestNews(t *testing.T) {
 	if _, err := sub.Receive(ctx); err != nil {
 		t.Fatal(err)
 	}
-	told := sub.Channel()
-	news := func() (all string) { // what the fleet was told since the last time
+	received := sub.Channel()
+	messages := func() (all string) { // since the last call
 		if err := s.rdb.Publish(ctx, s.key, "end").Err(); err != nil {
 			t.Fatal(err)
 		}
-		for m := range told {
+		for m := range received {
 			if m.Payload == "end" {
 				break
 			}
@@ -560,14 +564,14 @@ func TestNews(t *testing.T) {
 		if _, err := s.answer(at, c.step); err != nil {
 			t.Fatal(err)
 		}
-		if got := news(); got != c.want {
-			t.Errorf("%v: told %q, want %q", c.step, got, c.want)
+		if got := messages(); got != c.want {
+			t.Errorf("%v: got message %q, want %q", c.step, got, c.want)
 		}
 	}
-	// 9 takes the place, 7 is refused, 9 lets go.
+	// 9 takes the place, 7 is refused, 9 releases it.
 	for i, st := range []step{
 		{op: "r", lease: []int64{9, 4, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
-		{op: "l", lease: []int64{9, 5, 1e6, 1, 0}}, // nobody waits
+		{op: "l", lease: []int64{9, 5, 1e6, 1, 0}}, // no process waits
 		{op: "r", lease: []int64{9, 6, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
 		{op: "r", lease: []int64{7, 7, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
 		{op: "l", lease: []int64{9, 8, 1e6, 1, 0}},
@@ -579,21 +583,21 @@ func TestNews(t *testing.T) {
 		if i == 4 {
 			want = ":leases:7freed"
 		}
-		if got := news(); got != want {
-			t.Errorf("step %d: told %q, want %q", i, got, want)
+		if got := messages(); got != want {
+			t.Errorf("step %d: got message %q, want %q", i, got, want)
 		}
 	}
 }
 
-// TestSpeed tells what a call costs the server, to those who read it. It judges nothing:
-// machines differ. The state has 60 slots. The first figure is of a script, the second of a function.
+// TestSpeed logs what a call costs the server and checks nothing, because machines differ. The
+// state has 60 slots. The first figure is that of a script, the second that of a function.
 func TestSpeed(t *testing.T) {
 	if !testing.Verbose() {
-		t.Skip("it only tells figures: -v prints them")
+		t.Skip("only logs figures: use -v")
 	}
 	rdb := redistest.Start(t).PatientClient()
 	ctx := context.Background()
-	told, script := newSubject(t, rdb, asScript(toldScript), nil), newSubject(t, rdb, scriptSource(), func(time.Time) {})
+	clocked, script := newSubject(t, rdb, asScript(clockedScript), nil), newSubject(t, rdb, scriptSource(), func(time.Time) {})
 	subjects := []*subject{script}
 	if rdb.FunctionLoad(ctx, functionSource()).Err() == nil {
 		function := *script
@@ -615,7 +619,7 @@ func TestSpeed(t *testing.T) {
 		{"two buckets, ahead of time", 1, 50 * time.Millisecond, []string{"1000/s;algo=gcra;burst=70", "100000/h;algo=gcra"}},
 		{"two buckets, ahead of time", 64, 50 * time.Millisecond, []string{"1000/s;algo=gcra;burst=70", "100000/h;algo=gcra"}},
 		{"two buckets, ahead of time", 256, 50 * time.Millisecond, []string{"1000/s;algo=gcra;burst=70", "100000/h;algo=gcra"}},
-		{"two buckets, full burst on its way", 1, guard, []string{"1/s;algo=gcra;burst=60", "1000/h;algo=gcra"}},
+		{"two buckets, full burst in flight", 1, guard, []string{"1/s;algo=gcra;burst=60", "1000/h;algo=gcra"}},
 		{"a log of 10000", 1, 50 * time.Millisecond, []string{"10000/h"}},
 		{"a log of 10000", 64, 50 * time.Millisecond, []string{"10000/h"}},
 		{"5/s and a log of 10000", 1, 50 * time.Millisecond, []string{"5/s", "10000/h"}},
@@ -628,11 +632,11 @@ func TestSpeed(t *testing.T) {
 		{"each algorithm once", 64, 50 * time.Millisecond, []string{"50/s", "50/s;algo=sliding_window", "50/s;algo=weighted_window",
 			"50/s;algo=fixed_window", "50/s;algo=anchored_window", "50/s;algo=gcra"}},
 	} {
-		told.begin(planOf(t, c.guard, c.tiers...))
+		clocked.begin(planOf(t, c.guard, c.tiers...))
 		seq := int64(0)
 		reserve := func(n int64) step {
-			st := step1(n)
-			if told.plan.Concurrent() {
+			st := reserveStep(n)
+			if clocked.plan.Concurrent() {
 				seq++
 				st.lease = []int64{7, seq, 3600e6, 0, 0}
 			}
@@ -641,16 +645,16 @@ func TestSpeed(t *testing.T) {
 		start := rdb.Time(ctx).Val().UnixMicro()
 		step := c.guard.Microseconds() / slots
 		for i := range int64(slots) {
-			if _, err := told.answer(start-(slots-i-1)*step, reserve(1)); err != nil {
+			if _, err := clocked.answer(start-(slots-i-1)*step, reserve(1)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		size := rdb.StrLen(ctx, told.key).Val()
-		state := rdb.Dump(ctx, told.key).Val()
+		size := rdb.StrLen(ctx, clocked.key).Val()
+		state := rdb.Dump(ctx, clocked.key).Val()
 		var us []float64 // of each subject
 		for _, now := range subjects {
-			now.key, now.plan, now.text = told.key, told.plan, told.text
-			rdb.RestoreReplace(ctx, told.key, time.Minute, state)
+			now.key, now.plan, now.text = clocked.key, clocked.plan, clocked.text
+			rdb.RestoreReplace(ctx, clocked.key, time.Minute, state)
 			best := math.Inf(1)
 			for range 5 {
 				best = min(best, serverTime(t, rdb, 100, func() {
@@ -665,5 +669,5 @@ func TestSpeed(t *testing.T) {
 	}
 }
 
-// step1 reserves n times one.
-func step1(n int64) step { return step{op: "r", args: []int64{n, 0, 0, 0, 0, n, -1, 1}} }
+// reserveStep returns a step that reserves n requests of one unit.
+func reserveStep(n int64) step { return step{op: "r", args: []int64{n, 0, 0, 0, 0, n, -1, 1}} }

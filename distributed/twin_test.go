@@ -26,67 +26,67 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// The twin of the script: what it should answer, told by a Ledger. It shares no
-// line with the script and keeps nothing packed.
+// A twin computes what the script should answer, with a Ledger. It shares no code with the script
+// and packs nothing.
 type twin struct {
 	plan       *algorithms.Plan
-	ledger     *algorithms.Ledger // of the plan, but that Concurrency tiers are never full: leases count what is open
+	ledger     *algorithms.Ledger // of the plan; its Concurrency tiers are never full, because the leases count open requests
 	concurrent bool
 	estimates  bool
-	resets     bool // some were told
-	changed    bool // the script keeps tiers of another plan
+	resets     bool // the provider has reported some
+	changed    bool // the script keeps tiers of another plan, too
 
-	known                    int64 // what would be at this instant or later is not booked
-	alive                    bool  // a state exists
+	knownUntil               int64 // nothing is reserved at this instant or later
+	exists                   bool  // a state exists
 	now, wall, gen, frontier int64
-	crowd                    int64 // how many were booked at the frontier
+	atFrontier               int64 // how many were reserved at the frontier
 	until, epoch             int64
 	level                    int64 // back-offs in a row
-	ban                      int64 // it ends
+	ban                      int64 // when it ends
 	probe, probing           bool
 	isProbe                  bool  // the last call has reserved the probe
-	exact                    int64 // when the request was admitted whose response last told the truth
-	pool                     []pooled
+	exact                    int64 // when the request was admitted whose response last had an exact count
+	pool                     []chargeRecord
 	leases                   []lease
-	caller                   int64 // owner of the lease of this call
-	waits, first             bool  // its callers wait; a place was kept for it
-	turnsEnd, delayedEnd     int64 // of those that yield
+	caller                   int64 // owner of this call's lease
+	waits, first             bool  // the caller has callers that wait; a place was kept for it
+	turnsEnd, delayedEnd     int64 // of requests that yield
 	latest                   int64 // when the last lease ends
 	flights                  []algorithms.Flight
-	history                  []pooled // all charges, to be charged again under another plan
+	history                  []chargeRecord // all charges, which are charged again under another plan
 
-	observed bool     // the provider has reported something
-	tail     []pooled // the last charges, each of one request
-	base     *base    // what the others leave, nil where there is no tail
-	closed   bool     // this call adds nothing to the tail
+	observed bool           // the provider has reported something
+	tail     []chargeRecord // the last charges, each of one request
+	base     *base          // the state without the tail; nil if there is no tail
+	closed   bool           // this call adds nothing to the tail
 }
 
-// A base is what a twin knows of all charges but those of the tail.
+// A base is the state of a twin after all charges but those of the tail.
 type base struct {
-	ledger          algorithms.Ledger
-	frontier, crowd int64
-	flights         []algorithms.Flight
-	history         []pooled
+	ledger               algorithms.Ledger
+	frontier, atFrontier int64
+	flights              []algorithms.Flight
+	history              []chargeRecord
 }
 
-type pooled struct {
+type chargeRecord struct {
 	at     int64
 	cost   []int64
-	guard  int64 // until it lands
-	landed bool  // at once
-	good   int64 // of a charge of the tail, the guard itself
-	run    int   // and which of the script's runs it is in
+	guard  int64 // how long until it lands
+	landed bool  // lands at once
+	good   int64 // in the tail, the guard without the reply's delay
+	run    int   // in the tail, the number of the script's run that holds the charge
 }
 
 // A lease is what an owner holds, and how it waits.
 type lease struct {
 	owner, seq, expiry int64
 	held               []int64
-	place              int64 // in the line; 0 if it does not stand there
-	kept               int64 // until when a place is kept for it; or 0
+	queuedAt           int64 // when it entered the queue, plus one; 0 if it is not there
+	keptUntil          int64 // until when a place is kept for it; 0 if none is
 	yields             bool
 	headroom           int64
-	want               []int64 // what it waits for
+	want               []int64 // the cost that it waits for
 }
 
 var (
@@ -100,7 +100,7 @@ func newTwin(plan *algorithms.Plan) *twin {
 	return m
 }
 
-// adopt makes an unused ledger for the plan.
+// adopt makes a new ledger for the plan.
 func (m *twin) adopt(plan *algorithms.Plan) {
 	m.plan, m.concurrent, m.estimates = plan, plan.Concurrent(), plan.Estimates()
 	tiers := slices.Clone(plan.Tiers())
@@ -117,31 +117,31 @@ func (m *twin) adopt(plan *algorithms.Plan) {
 	m.ledger = &l
 }
 
-// change is adopt with what was spent. It is what the script does where the tiers'
-// states do not depend on when the plan changed.
+// change is adopt, and charges again what was spent. The script does the same if the states of the
+// tiers do not depend on when the plan changed.
 func (m *twin) change(plan *algorithms.Plan) {
-	m.forget()
+	m.removeTail()
 	m.adopt(plan)
 	m.pool, m.changed, m.observed = nil, true, false
 	for _, c := range m.history {
-		m.charged(c)
+		m.chargeLedger(c)
 	}
-	m.replay()
+	m.chargeTail()
 }
 
-// forget takes the charges of the tail back.
-func (m *twin) forget() {
+// removeTail removes the charges of the tail.
+func (m *twin) removeTail() {
 	if m.base == nil {
 		return
 	}
 	b := *m.base
 	ledger := b.ledger.Clone()
-	m.ledger, m.frontier, m.crowd = &ledger, b.frontier, b.crowd
+	m.ledger, m.frontier, m.atFrontier = &ledger, b.frontier, b.atFrontier
 	m.flights, m.history = slices.Clone(b.flights), slices.Clone(b.history)
 }
 
-// replay charges the tail again.
-func (m *twin) replay() {
+// chargeTail charges the tail again.
+func (m *twin) chargeTail() {
 	m.base = nil
 	if len(m.tail) == 0 {
 		return
@@ -154,31 +154,31 @@ func (m *twin) replay() {
 }
 
 func (m *twin) keepBase() {
-	m.base = &base{m.ledger.Clone(), m.frontier, m.crowd, slices.Clone(m.flights), slices.Clone(m.history)}
+	m.base = &base{m.ledger.Clone(), m.frontier, m.atFrontier, slices.Clone(m.flights), slices.Clone(m.history)}
 }
 
-// commit charges for good what has come of the tail, or all.
-func (m *twin) commit(all bool) {
+// commitTail makes charges permanent whose time has come, or all charges.
+func (m *twin) commitTail(all bool) {
 	if all {
 		m.tail, m.base = nil, nil
 	}
 	if len(m.tail) == 0 || m.tail[0].at > m.now {
 		return
 	}
-	m.forget()
+	m.removeTail()
 	for len(m.tail) > 0 && m.tail[0].at <= m.now {
 		m.charge(m.tail[0].at, m.tail[0].guard, m.tail[0].cost)
 		m.tail = m.tail[1:]
 	}
-	m.replay()
+	m.chargeTail()
 }
 
 func (m *twin) mayTrail() bool {
 	return m.until <= m.now && !m.probe && !m.estimates && !m.observed && len(m.plan.PeriodStarts(0)) == 0
 }
 
-// book charges, and adds to the tail.
-func (m *twin) book(at, guard, good int64, cost []int64) {
+// reserveAt charges a request, and adds it to the tail if it can.
+func (m *twin) reserveAt(at, guard, good int64, cost []int64) {
 	n := len(m.tail)
 	joins := n > 0 && m.tail[n-1].at == at
 	switch {
@@ -193,7 +193,7 @@ func (m *twin) book(at, guard, good int64, cost []int64) {
 		if !joins || m.tail[n-1].guard != guard || m.tail[n-1].good != good || !slices.Equal(m.tail[n-1].cost, cost) {
 			run++
 		}
-		m.tail = append(slices.Clip(m.tail), pooled{at: at, guard: guard, good: good, cost: cost, run: run})
+		m.tail = append(slices.Clip(m.tail), chargeRecord{at: at, guard: guard, good: good, cost: cost, run: run})
 		runs := make(map[int]bool)
 		for _, c := range m.tail {
 			runs[c.run] = true
@@ -207,7 +207,8 @@ func (m *twin) book(at, guard, good int64, cost []int64) {
 	m.charge(at, guard, cost)
 }
 
-// withdraw takes a charge off the end, and what was given back before that.
+// withdraw removes a charge from the end of the tail, and then charges before it that were returned
+// earlier.
 func (m *twin) withdraw(at, good int64, cost []int64) bool {
 	takeLast := func(at, good int64, cost []int64) bool {
 		for n := len(m.tail) - 1; n >= 0 && m.tail[n].at == at; n-- {
@@ -223,7 +224,7 @@ func (m *twin) withdraw(at, good int64, cost []int64) bool {
 	}
 	for len(m.tail) > 0 {
 		last := m.tail[len(m.tail)-1]
-		lent := slices.IndexFunc(m.pool, func(p pooled) bool { return p.at == last.at && p.guard == last.good && covers(p.cost, last.cost) })
+		lent := slices.IndexFunc(m.pool, func(p chargeRecord) bool { return p.at == last.at && p.guard == last.good && covers(p.cost, last.cost) })
 		if lent < 0 {
 			break
 		}
@@ -237,10 +238,10 @@ func (m *twin) moment(at int64) algorithms.Moment {
 	return algorithms.Moment{At: at, Wall: at + m.wall - m.now}
 }
 
-func (m *twin) open(unit int) (n int64) {
+func (m *twin) openOf(unit int) (n int64) {
 	for _, l := range m.leases {
 		n += l.held[unit]
-		if l.kept > 0 && slices.ContainsFunc(m.plan.Tiers(), func(t algorithms.Tier) bool {
+		if l.keptUntil > 0 && slices.ContainsFunc(m.plan.Tiers(), func(t algorithms.Tier) bool {
 			return t.Algorithm == algorithms.Concurrency && t.Unit == m.plan.Units()[unit]
 		}) {
 			n += l.want[unit]
@@ -249,8 +250,8 @@ func (m *twin) open(unit int) (n int64) {
 	return n
 }
 
-// own is the caller's lease.
-func (m *twin) own() *lease {
+// ownLease returns the caller's lease.
+func (m *twin) ownLease() *lease {
 	for i := range m.leases {
 		if m.leases[i].owner == m.caller {
 			return &m.leases[i]
@@ -259,13 +260,13 @@ func (m *twin) own() *lease {
 	return nil
 }
 
-// others reports whether others stand in the line before the caller.
-func (m *twin) others(yields bool) bool {
-	return !m.first && slices.ContainsFunc(m.leases, func(l lease) bool { return l.owner != m.caller && l.place > 0 && (yields || !l.yields) })
+// othersWait reports whether other leases are before the caller in the queue.
+func (m *twin) othersWait(yields bool) bool {
+	return !m.first && slices.ContainsFunc(m.leases, func(l lease) bool { return l.owner != m.caller && l.queuedAt > 0 && (yields || !l.yields) })
 }
 
-// gate is the first tier for which a cost stands in the line, -1 if none.
-func (m *twin) gate(cost []int64) int {
+// queueTier returns the first tier for which a request of this cost queues, -1 if there is none.
+func (m *twin) queueTier(cost []int64) int {
 	for i, t := range m.plan.Tiers() {
 		u := slices.Index(m.plan.Units(), t.Unit)
 		if cost[u] > 0 && (t.Algorithm == algorithms.Concurrency || m.plan.Estimated(u)) {
@@ -275,56 +276,56 @@ func (m *twin) gate(cost []int64) int {
 	return -1
 }
 
-// before reports whether a lease came to the line before another one. Of the same instant, its
-// owner's name decides.
+// before reports whether l entered the queue before other. At the same instant, the names of the
+// owners decide.
 func (l *lease) before(other *lease) bool {
-	return cmp.Or(cmp.Compare(l.place, other.place), cmp.Compare(strconv.FormatInt(l.owner, 10), strconv.FormatInt(other.owner, 10))) < 0
+	return cmp.Or(cmp.Compare(l.queuedAt, other.queuedAt), cmp.Compare(strconv.FormatInt(l.owner, 10), strconv.FormatInt(other.owner, 10))) < 0
 }
 
-// stand has the caller wait in the line for a place.
-func (m *twin) stand(yields bool, headroom int64, cost []int64) {
+// enterQueue puts the caller into the queue for a place.
+func (m *twin) enterQueue(yields bool, headroom int64, cost []int64) {
 	if !m.waits {
 		return
 	}
-	l := m.own()
-	if l.place == 0 {
-		l.place = m.now + 1
+	l := m.ownLease()
+	if l.queuedAt == 0 {
+		l.queuedAt = m.now + 1
 	}
 	l.yields, l.headroom, l.want = yields, headroom, cost
 }
 
-// wake keeps places for those who are first in the line.
-func (m *twin) wake() {
+// keepPlaces keeps places for the first leases in the queue.
+func (m *twin) keepPlaces() {
 	for {
 		var first *lease
 		for i := range m.leases {
-			if l := &m.leases[i]; l.place > 0 && (first == nil || !l.yields && first.yields || l.yields == first.yields && l.before(first)) {
+			if l := &m.leases[i]; l.queuedAt > 0 && (first == nil || !l.yields && first.yields || l.yields == first.yields && l.before(first)) {
 				first = l
 			}
 		}
-		if first == nil || m.full(first.want, first.headroom) >= 0 {
+		if first == nil || m.fullTier(first.want, first.headroom) >= 0 {
 			return
 		}
 		if at, _ := m.earliest(first.want, 0); m.estimates && at > 1<<52 {
 			return
 		}
-		before := m.opened()
-		first.place, first.kept = 0, m.now+1_000_000
-		if slices.Equal(before, m.opened()) {
+		before := m.openUnits()
+		first.queuedAt, first.keptUntil = 0, m.now+1_000_000
+		if slices.Equal(before, m.openUnits()) {
 			return
 		}
 	}
 }
 
-// opened is what is open of each unit.
-func (m *twin) opened() (all []int64) {
+// openUnits returns how much is open of each unit.
+func (m *twin) openUnits() (all []int64) {
 	for u := range m.plan.Units() {
-		all = append(all, m.open(u))
+		all = append(all, m.openOf(u))
 	}
 	return all
 }
 
-// answer runs one step at a TIME.
+// answer returns the answer to one step at an instant of TIME.
 func (m *twin) answer(time int64, s step) ([]int64, error) {
 	known := int64(math.MaxInt64)
 	starts := m.plan.PeriodStarts(time + s.skew)
@@ -335,9 +336,9 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		next, _ := slices.BinarySearch(starts[:5], time+1)
 		known = min(known, starts[next+1])
 	}
-	if !m.alive {
+	if !m.exists {
 		plan := m.plan
-		*m = twin{alive: true, wall: time, gen: time}
+		*m = twin{exists: true, wall: time, gen: time}
 		m.adopt(plan)
 	}
 	before := *m
@@ -348,24 +349,24 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	m.now += max(0, time-m.wall)
 	m.wall = time
 	m.probing = m.probing && m.until > m.now
-	m.known, m.isProbe = known, false
+	m.knownUntil, m.isProbe = known, false
 	if known < math.MaxInt64 {
-		m.known -= m.wall - m.now
+		m.knownUntil -= m.wall - m.now
 	}
-	if m.leased() && !m.sync(s.lease) {
+	if m.leased() && !m.updateLease(s.lease) {
 		*m = before
 		return nil, errStale
 	}
 	var own []int64
 	m.closed = false
-	m.commit(stepped || !strings.Contains("rbqu", s.op) || !m.mayTrail())
+	m.commitTail(stepped || !strings.Contains("rbqu", s.op) || !m.mayTrail())
 	switch s.op {
 	case "r":
 		own = m.reserve(args{s.args})
 	case "b":
 		own = m.reserve(args{s.args[1+s.args[0]:]})
 	case "u", "x":
-		own = m.unbook(args{s.args}, s.op == "u")
+		own = m.cancelReservations(args{s.args}, s.op == "u")
 	case "p":
 		own = m.pause(args{s.args})
 	case "e":
@@ -373,14 +374,14 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	case "q":
 		own = m.status()
 	case "c":
-		m.count(s.args)
+		m.chargeLanded(s.args)
 	case "l":
-		own = m.crossed(true)
+		own = m.crossings(true)
 	case "o":
 		m.observe(args{s.args})
 	}
-	m.wake()
-	if m.turnsEnd <= m.now && m.delayedEnd <= m.now { // they are forgotten
+	m.keepPlaces()
+	if m.turnsEnd <= m.now && m.delayedEnd <= m.now { // the turns are over
 		m.turnsEnd, m.delayedEnd = 0, 0
 	}
 	head := []int64{m.now, m.gen, m.ttl(), m.epoch, 0, 0}
@@ -410,7 +411,7 @@ func (a *args) cost(units int) []int64 {
 
 func (m *twin) leased() bool { return m.concurrent || m.estimates }
 
-// group is one of a reservation.
+// group reads one group of a reservation.
 func (a *args) group(units int) (count, within int64, yields bool, headroom, soon, turn int64, cost []int64) {
 	count, within = a.next(), a.next()
 	if yields = count < 0; yields {
@@ -419,12 +420,12 @@ func (a *args) group(units int) (count, within int64, yields bool, headroom, soo
 	return count, within, yields, headroom, soon, turn, a.cost(units)
 }
 
-func (m *twin) sync(told []int64) bool {
+func (m *twin) updateLease(report []int64) bool {
 	units := len(m.plan.Units())
-	owner, seq, length, held := told[0], told[1], told[2], slices.Clone(told[4:4+units])
-	m.caller, m.waits, m.first = owner, told[3] == 1, false
-	open, settled := m.estimated(), make([]int64, units)
-	copy(settled, told[4+units:])
+	owner, seq, length, held := report[0], report[1], report[2], slices.Clone(report[4:4+units])
+	m.caller, m.waits, m.first = owner, report[3] == 1, false
+	open, settled := m.openEstimates(), make([]int64, units)
+	copy(settled, report[4+units:])
 	for _, l := range m.leases {
 		for u := range units {
 			if l.expiry <= m.now {
@@ -444,20 +445,20 @@ func (m *twin) sync(told []int64) bool {
 	l.seq, l.expiry, l.held = seq, m.now+length, held
 	m.latest = max(m.latest, l.expiry)
 	if !m.waits {
-		l.place, l.kept = 0, 0
+		l.queuedAt, l.keptUntil = 0, 0
 	}
 	for i := range m.leases {
-		if m.leases[i].kept <= m.now {
-			m.leases[i].kept = 0
+		if m.leases[i].keptUntil <= m.now {
+			m.leases[i].keptUntil = 0
 		}
 	}
 	if m.estimates {
 		m.advance(m.now)
-		now := m.estimated()
+		now := m.openEstimates()
 		for u := range open {
 			open[u] -= now[u]
 		}
-		// What is settled may also be of requests that got no response.
+		// Settled amounts may also be those of requests that got no response.
 		for u := range open {
 			open[u] -= settled[u]
 		}
@@ -467,18 +468,18 @@ func (m *twin) sync(told []int64) bool {
 	return true
 }
 
-// estimated is what is open of each unit that is estimated.
-func (m *twin) estimated() []int64 {
+// openEstimates returns how much is open of each unit that is estimated.
+func (m *twin) openEstimates() []int64 {
 	open := make([]int64, len(m.plan.Units()))
 	for u := range open {
 		if m.plan.Estimated(u) {
-			open[u] = m.open(u)
+			open[u] = m.openOf(u)
 		}
 	}
 	return open
 }
 
-func (m *twin) hold(cost []int64) {
+func (m *twin) addHeld(cost []int64) {
 	for i := range m.leases {
 		for u, n := range cost {
 			if m.leases[i].owner == m.caller {
@@ -488,11 +489,12 @@ func (m *twin) hold(cost []int64) {
 	}
 }
 
-// full is the first concurrency tier that has no room for the cost and the headroom.
-func (m *twin) full(cost []int64, headroom int64) int {
+// fullTier returns the first concurrency tier that has no room for the cost and the headroom, -1 if
+// there is none.
+func (m *twin) fullTier(cost []int64, headroom int64) int {
 	for i, t := range m.plan.Tiers() {
 		u := slices.Index(m.plan.Units(), t.Unit)
-		if t.Algorithm == algorithms.Concurrency && cost[u] > 0 && m.open(u)+cost[u]+min(t.Limit*headroom/100, t.Limit-cost[u]) > t.Limit {
+		if t.Algorithm == algorithms.Concurrency && cost[u] > 0 && m.openOf(u)+cost[u]+min(t.Limit*headroom/100, t.Limit-cost[u]) > t.Limit {
 			return i
 		}
 	}
@@ -506,35 +508,36 @@ func (m *twin) earliest(cost []int64, headroom int64) (at int64, tier int) {
 	return at, tier
 }
 
-// advance moves the frontier, and the ledger's clock, which lands what must have.
+// advance moves the frontier to an instant, and the ledger's clock with it, so that requests land
+// that must have.
 func (m *twin) advance(at int64) {
 	if at > m.frontier {
-		m.frontier, m.crowd = at, 0
+		m.frontier, m.atFrontier = at, 0
 	}
 	m.earliest(make([]int64, len(m.plan.Units())), 0)
 }
 
 func (m *twin) charge(at, guard int64, cost []int64) {
 	m.advance(at)
-	m.crowd++
-	m.history = append(m.history, pooled{at: m.frontier, guard: guard, cost: cost})
-	m.charged(m.history[len(m.history)-1])
+	m.atFrontier++
+	m.history = append(m.history, chargeRecord{at: m.frontier, guard: guard, cost: cost})
+	m.chargeLedger(m.history[len(m.history)-1])
 }
 
-// count charges each tier with what has landed already. The generator gives tiers of
-// one unit the same.
-func (m *twin) count(amounts []int64) {
+// chargeLanded charges each tier with units that have landed. The generator gives tiers of the same
+// unit the same amount.
+func (m *twin) chargeLanded(amounts []int64) {
 	m.advance(m.now)
 	cost := make([]int64, len(m.plan.Units()))
 	for i, t := range m.plan.Tiers() {
 		cost[slices.Index(m.plan.Units(), t.Unit)] = amounts[i]
 	}
-	m.history = append(m.history, pooled{at: m.frontier, cost: cost, landed: true})
-	m.charged(m.history[len(m.history)-1])
+	m.history = append(m.history, chargeRecord{at: m.frontier, cost: cost, landed: true})
+	m.chargeLedger(m.history[len(m.history)-1])
 }
 
-// charged charges the ledger.
-func (m *twin) charged(c pooled) {
+// chargeLedger charges the ledger.
+func (m *twin) chargeLedger(c chargeRecord) {
 	if c.landed {
 		m.ledger.Count(m.moment(c.at), c.cost)
 	} else {
@@ -543,65 +546,65 @@ func (m *twin) charged(c pooled) {
 	m.ledger.Release(c.cost)
 }
 
-// grain is the shortest guard; none is with NoGuard.
-func (m *twin) grain() int64 {
+// resolution returns the shortest guard in µs, 0 with NoGuard.
+func (m *twin) resolution() int64 {
 	if m.plan.Guard() == 0 {
 		return 0
 	}
 	return 1 << m.plan.Resolution()
 }
 
-// back is how far TIME was set back since the state began.
-func (m *twin) back() int64 { return m.gen + m.now - m.wall }
+// setBack returns how far TIME was set back since the state began.
+func (m *twin) setBack() int64 { return m.gen + m.now - m.wall }
 
-func (m *twin) drain() {
-	m.pool = slices.DeleteFunc(m.pool, func(p pooled) bool { return p.at < max(m.now, m.until) })
+func (m *twin) dropExpired() {
+	m.pool = slices.DeleteFunc(m.pool, func(p chargeRecord) bool { return p.at < max(m.now, m.until) })
 }
 
 func (m *twin) reserve(a args) (out []int64) {
-	ahead, floor, guard, told, shown := a.next(), a.next(), a.next(), a.next(), a.next()
+	ahead, floor, guard, replyAt, shownAt := a.next(), a.next(), a.next(), a.next(), a.next()
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
 	}
 	if m.ban > m.now {
 		return nil
 	}
-	if shown > m.now {
+	if shownAt > m.now {
 		m.pool, m.now = nil, m.now+1
 		if len(m.tail) > 0 {
 			m.tail, m.base, m.closed = nil, nil, true
 		}
 	}
-	told += m.now
-	m.drain()
-	if held := max(m.now, m.until); held >= m.known {
-		return append([]int64{-1, held}, m.crossed(false)...)
+	replyAt += m.now
+	m.dropExpired()
+	if held := max(m.now, m.until); held >= m.knownUntil {
+		return append([]int64{-1, held}, m.crossings(false)...)
 	}
-	soon := int64(250_000) // before a pause ends
+	soon := int64(250_000) // how long before a pause ends requests are reserved behind it
 	if m.probing && m.trying() {
 		soon = 0
 	}
 	if m.until <= m.now+soon {
 		m.advance(max(m.now, m.until))
 	}
-	booked, refused := false, false
-	if l := m.own(); l != nil {
-		kept := l.kept
-		m.first, l.kept = kept > 0, 0
+	reserved, refused := false, false
+	if l := m.ownLease(); l != nil {
+		kept := l.keptUntil
+		m.first, l.keptUntil = kept > 0, 0
 		defer func() {
-			switch l := m.own(); {
+			switch l := m.ownLease(); {
 			case refused:
-			case booked:
-				l.place = 0
-			default: // it only asked
-				l.kept = kept
+			case reserved:
+				l.queuedAt = 0
+			default: // the call only asked
+				l.keptUntil = kept
 			}
 		}()
 	}
-	defer func() { out = append(out, m.crossed(booked)...) }()
+	defer func() { out = append(out, m.crossings(reserved)...) }()
 	for len(a.rest) > 0 {
 		count, within, yields, headroom, nearby, turn, cost := a.group(len(m.plan.Units()))
-		may, nextTurn := m.turn(turn, count, nearby, max(guard, m.grain()), cost)
+		may, nextTurn := m.planTurn(turn, count, nearby, max(guard, m.resolution()), cost)
 		for left := count; left > 0; left-- {
 			if i := m.plan.TooLarge(cost); i >= 0 {
 				out = append(out, int64(i+1), -1)
@@ -610,18 +613,18 @@ func (m *twin) reserve(a args) (out []int64) {
 			if m.until > m.now+soon {
 				return append(out, -1, m.until)
 			}
-			i := m.full(cost, headroom)
-			if i < 0 && m.others(yields) {
-				i = m.gate(cost)
+			i := m.fullTier(cost, headroom)
+			if i < 0 && m.othersWait(yields) {
+				i = m.queueTier(cost)
 			}
-			if i >= 0 { // only a release can help
+			if i >= 0 { // the request must wait for a release
 				refused = true
-				m.stand(yields, headroom, cost)
+				m.enterQueue(yields, headroom, cost)
 				return append(out, int64(i+1), -1)
 			}
 			lent := -1
 			for i, p := range m.pool {
-				if !m.probe && !yields && !m.estimates && p.at >= max(floor, told) && p.guard >= max(guard, m.grain()) && covers(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
+				if !m.probe && !yields && !m.estimates && p.at >= max(floor, replyAt) && p.guard >= max(guard, m.resolution()) && covers(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
 					lent = i
 				}
 			}
@@ -644,10 +647,10 @@ func (m *twin) reserve(a args) (out []int64) {
 				continue
 			case at > 1<<52 && m.estimates:
 				refused = true
-				m.stand(yields, headroom, cost)
+				m.enterQueue(yields, headroom, cost)
 				return append(out, int64(tier), -1)
-			case at >= m.known:
-				out = append(out, int64(tier), m.known)
+			case at >= m.knownUntil:
+				out = append(out, int64(tier), m.knownUntil)
 				continue
 			case at > 1<<52:
 				out = append(out, int64(tier), -1)
@@ -666,7 +669,7 @@ func (m *twin) reserve(a args) (out []int64) {
 					leaving = min(leaving, m.now+within)
 				}
 				return append(out, int64(held), leaving)
-			case !yields && booked && at > m.now && ahead <= 0:
+			case !yields && reserved && at > m.now && ahead <= 0:
 				return append(out, int64(tier), at)
 			}
 			at = leaving
@@ -678,13 +681,13 @@ func (m *twin) reserve(a args) (out []int64) {
 			} else {
 				good := int64(0)
 				if m.plan.Guard() > 0 {
-					good = max(guard, m.grain())
+					good = max(guard, m.resolution())
 				}
-				m.book(at, flight(at, guard, told, m.plan), good, cost)
+				m.reserveAt(at, inFlightFor(at, guard, replyAt, m.plan), good, cost)
 			}
-			m.hold(cost)
-			booked, m.first = true, false
-			nth := m.crowd
+			m.addHeld(cost)
+			reserved, m.first = true, false
+			nth := m.atFrontier
 			if lent >= 0 {
 				nth = 1
 			}
@@ -695,16 +698,16 @@ func (m *twin) reserve(a args) (out []int64) {
 				if guard > 0 {
 					good = max(guard, 1<<m.plan.Resolution())
 				}
-				m.isProbe, m.probing, m.until = true, true, max(at, told)+1_000_000+good
+				m.isProbe, m.probing, m.until = true, true, max(at, replyAt)+1_000_000+good
 			}
 		}
 	}
 	return out
 }
 
-// turn returns how many requests that yield may go now, and what tells when to ask for the others:
-// at their pace behind those who have been told before.
-func (m *twin) turn(turn, count, soon, guard int64, cost []int64) (may int64, next func(at, left int64) int64) {
+// planTurn returns how many of the requests that yield may be reserved now, and a function that
+// returns when to ask for the rest: at their pace, behind the turns that others have got.
+func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64, next func(at, left int64) int64) {
 	pace := new(big.Int).SetInt64(1)
 	for i, t := range m.plan.Tiers() {
 		n, window := cost[m.plan.UnitOf(i)], t.Window.Microseconds()
@@ -751,28 +754,28 @@ func (m *twin) turn(turn, count, soon, guard int64, cost []int64) (may int64, ne
 	}
 }
 
-// flight is how long a request is on its way that is sent when its time has come and the
+// inFlightFor returns how long a request is in flight that is sent when its time has come and the
 // reply is in.
-func flight(at, guard, told int64, p *algorithms.Plan) int64 {
+func inFlightFor(at, guard, replyAt int64, p *algorithms.Plan) int64 {
 	if guard == 0 {
 		return 0
 	}
-	return max(0, told-at) + max(guard, 1<<p.Resolution())
+	return max(0, replyAt-at) + max(guard, 1<<p.Resolution())
 }
 
-// crossed is what is told of each calendar tier.
-func (m *twin) crossed(booked bool) (out []int64) {
-	told := make(map[int]algorithms.Crossing)
-	if booked {
+// crossings returns what the answer contains about each calendar tier.
+func (m *twin) crossings(reserved bool) (out []int64) {
+	byTier := make(map[int]algorithms.Crossing)
+	if reserved {
 		for _, c := range m.ledger.Crossings(m.moment(m.frontier)) {
-			told[c.Tier] = c
+			byTier[c.Tier] = c
 		}
 	}
 	for i, t := range m.plan.Tiers() {
 		if t.Algorithm != algorithms.Calendar {
 			continue
 		}
-		if c, ok := told[i]; ok {
+		if c, ok := byTier[i]; ok {
 			out = append(out, int64(c.From), int64(c.To), c.Used, c.Until.UnixMicro())
 		} else {
 			out = append(out, 0, 0, 0, 0)
@@ -781,53 +784,53 @@ func (m *twin) crossed(booked bool) (out []int64) {
 	return out
 }
 
-func (m *twin) unbook(a args, lends bool) []int64 {
+func (m *twin) cancelReservations(a args, lends bool) []int64 {
 	gen, back, guard, taken := a.next(), a.next(), a.next(), int64(0)
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
 	}
-	guard = max(guard, m.grain())
-	m.drain()
-	m.forget()
-	defer m.replay()
+	guard = max(guard, m.resolution())
+	m.dropExpired()
+	m.removeTail()
+	defer m.chargeTail()
 	for len(a.rest) > 0 {
 		at, cost := a.next(), a.cost(len(m.plan.Units()))
 		switch {
 		case gen != m.gen:
-		case at <= m.now || at < m.until || back != m.back() || m.probe || m.estimates || !lends:
+		case at <= m.now || at < m.until || back != m.setBack() || m.probe || m.estimates || !lends:
 			m.advance(m.now)
 			if m.cancel(at+guard, cost) {
 				taken++
 			}
-		case m.withdraw(at, guard, cost) || m.giveBack(at, guard, cost):
+		case m.withdraw(at, guard, cost) || m.addToPool(at, guard, cost):
 			taken++
 		}
 	}
 	return []int64{taken}
 }
 
-// giveBack adds to the pool what was given back, and reports whether there is room.
-func (m *twin) giveBack(at, guard int64, cost []int64) bool {
-	i := slices.IndexFunc(m.pool, func(p pooled) bool { return p.at == at && p.guard == guard })
+// addToPool adds a returned reservation to the pool, and reports whether the pool had room.
+func (m *twin) addToPool(at, guard int64, cost []int64) bool {
+	i := slices.IndexFunc(m.pool, func(p chargeRecord) bool { return p.at == at && p.guard == guard })
 	switch {
 	case i >= 0:
 		m.pool[i].cost = plus(m.pool[i].cost, cost, 1)
 	case len(m.pool) == 64:
 		return false
 	default:
-		m.pool = append(m.pool, pooled{at: at, cost: cost, guard: guard})
+		m.pool = append(m.pool, chargeRecord{at: at, cost: cost, guard: guard})
 	}
 	return true
 }
 
-// lend takes a cost from an entry of the pool.
+// lend takes a cost out of an entry of the pool.
 func (m *twin) lend(i int, cost []int64) {
 	if m.pool[i].cost = plus(m.pool[i].cost, cost, -1); slices.Max(m.pool[i].cost) == 0 {
 		m.pool = slices.Delete(m.pool, i, i+1)
 	}
 }
 
-// covers reports whether an amount of each unit is as large as another one.
+// covers reports whether large is at least small in each unit.
 func covers(large, small []int64) bool {
 	for u := range small {
 		if small[u] > large[u] {
@@ -837,7 +840,7 @@ func covers(large, small []int64) bool {
 	return true
 }
 
-// plus is a sum of each unit.
+// plus returns a + times·b for each unit.
 func plus(a, b []int64, times int64) []int64 {
 	sum := slices.Clone(a)
 	for u := range b {
@@ -846,7 +849,8 @@ func plus(a, b []int64, times int64) []int64 {
 	return sum
 }
 
-// cancel takes a request off its way, but for its estimates, which its lease tells.
+// cancel removes a request from the requests in flight, except for its estimates, which its lease
+// reports.
 func (m *twin) cancel(lands int64, cost []int64) bool {
 	known := slices.Clone(cost)
 	for u := range known {
@@ -948,7 +952,7 @@ func (m *twin) end(a args) []int64 {
 	return []int64{int64(bit(waited))}
 }
 
-// trying reports whether a response is to come that reports whether a count has ended.
+// trying reports whether a response is awaited that shows whether a count has ended.
 func (m *twin) trying() bool {
 	return slices.ContainsFunc(m.plan.Tiers(), func(t algorithms.Tier) bool { return m.ledger.Probing(slices.Index(m.plan.Tiers(), t)) })
 }
@@ -970,7 +974,7 @@ func (m *twin) status() []int64 {
 		if t.Algorithm != algorithms.Concurrency {
 			continue
 		}
-		open, next, fresh := m.open(slices.Index(m.plan.Units(), t.Unit)), m.frontier, m.frontier
+		open, next, fresh := m.openOf(slices.Index(m.plan.Units(), t.Unit)), m.frontier, m.frontier
 		if open >= t.Limit {
 			next = -1
 		}
@@ -982,10 +986,10 @@ func (m *twin) status() []int64 {
 	return out
 }
 
-// fresh is the instant from which nothing that was ever charged matters.
-func (m *twin) fresh() int64 {
+// freshAt returns the instant from which nothing that was ever charged matters.
+func (m *twin) freshAt() int64 {
 	at := max(m.now, m.frontier, m.until)
-	if m.level > 0 { // the row of back-offs is remembered for a while
+	if m.level > 0 { // the series of back-offs is remembered for a while
 		at = max(at, m.now+2_000_000<<m.level)
 	}
 	at = max(at, m.latest)
@@ -998,14 +1002,14 @@ func (m *twin) fresh() int64 {
 	return at
 }
 
-// ttl is when the key expires: a second after that, in milliseconds.
-func (m *twin) ttl() int64 { return 1000 + (m.fresh()-m.now+999)/1000 }
+// ttl returns when the key expires, in milliseconds: a second after freshAt.
+func (m *twin) ttl() int64 { return 1000 + (m.freshAt()-m.now+999)/1000 }
 
-// ttlOK reports whether a key lives until nothing in it matters, and at most
-// as long as a request is on its way longer: the script does not play the landings forward to find out.
-func (m *twin) ttlOK(ttl int64) bool {
+// isTTL reports whether a key lives until nothing in it matters, and at most as much longer as a
+// request is in flight. The script does not simulate the landings to find the exact instant.
+func (m *twin) isTTL(ttl int64) bool {
 	switch {
-	case m.estimates: // nor what becomes of leases
+	case m.estimates: // nor does the script simulate the end of leases
 		return ttl >= 1000
 	case m.resets, m.changed: // nor what resets end, nor tiers of another plan
 		return ttl >= m.ttl()
@@ -1017,7 +1021,7 @@ func (m *twin) ttlOK(ttl int64) bool {
 	return ttl >= m.ttl() && ttl <= m.ttl()+longest/1000+2
 }
 
-// mustBeFresh checks that a state which is lost at an instant is not missed.
+// mustBeFresh checks that a state that expires at an instant contains nothing that matters then.
 func (m *twin) mustBeFresh(t testing.TB, at int64) {
 	t.Helper()
 	held := slices.ContainsFunc(m.leases, func(l lease) bool { return l.expiry > at })
@@ -1025,7 +1029,7 @@ func (m *twin) mustBeFresh(t testing.TB, at int64) {
 		t.Fatalf("the state expires at %d and is not fresh: %+v", at, m)
 	}
 	l := m.ledger.Clone()
-	if open := m.estimated(); m.estimates { // it lands when its leases have ended
+	if open := m.openEstimates(); m.estimates { // estimates land when their leases have ended
 		for _, lease := range m.leases {
 			at := min(at, max(m.frontier, lease.expiry))
 			l.Settle(m.moment(at), open, open)
@@ -1060,55 +1064,54 @@ func numbers(list []int64) string {
 	return strings.Join(words, " ")
 }
 
-// A subject is a server that runs the script at a TIME that the test chooses.
+// A subject is a server that runs the script with a TIME that the test chooses.
 type subject struct {
 	rdb  *redis.Client
 	key  string
 	plan *algorithms.Plan
 	text string // of the plan
-	// set tells the server the time, where that can be done; nil where the script
-	// is told, by one more argument.
+	// set sets the server's clock. If nil, the script gets TIME as one more argument.
 	set  func(time.Time)
 	eval func(keys []string, args ...any) *redis.Cmd
 
-	even, together int64 // how many were booked evenly, and at one instant
+	even, together int64 // how many were reserved evenly, and at one instant
 }
 
 const theClock = "call('TIME')"
 
-// toldScript is the script with its TIME from the last argument. What it keeps lives an hour
-// longer than it says, as the server's own clock is not that TIME. Its rings begin so small
-// that most of them grow.
-var toldScript = strings.NewReplacer(
-	theClock, "(function() local told = table.remove(argv) return {string.sub(told, 1, -7), string.sub(told, -6)} end)()",
+// clockedScript is the script with its TIME from the last argument. Its keys live an hour longer
+// than it answers, because the server's own clock is not that TIME. Its rings begin so small that
+// most of them grow.
+var clockedScript = strings.NewReplacer(
+	theClock, "(function() local now = table.remove(argv) return {string.sub(now, 1, -7), string.sub(now, -6)} end)()",
 	"text(expiry)", "text(expiry + 3600000)",
 	"local size = (32)", "local size = 2",
 ).Replace(joinScript())
 
-func mini(t testing.TB) *subject {
+func miniSubject(t testing.TB) *subject {
 	m := miniredis.RunT(t)
 	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
 	t.Cleanup(func() { rdb.Close() })
 	return newSubject(t, rdb, scriptSource(), m.SetTime)
 }
 
-func real(t testing.TB) *subject {
-	return newSubject(t, redistest.Start(t).PatientClient(), asScript(toldScript), nil)
+func realSubject(t testing.TB) *subject {
+	return newSubject(t, redistest.Start(t).PatientClient(), asScript(clockedScript), nil)
 }
 
-// function is a real server that runs the script as a function of its own.
-func function(t testing.TB) *subject {
+// functionSubject returns a subject on a real server that runs the script as a function of its own.
+func functionSubject(t testing.TB) *subject {
 	t.Helper()
 	ctx := context.Background()
 	rdb := redistest.Start(t).PatientClient()
-	if err := rdb.FunctionLoad(ctx, asFunction("told", toldScript)).Err(); err != nil {
+	if err := rdb.FunctionLoad(ctx, asFunction("clocked", clockedScript)).Err(); err != nil {
 		if strings.Contains(err.Error(), "unknown command") {
 			t.Skip("the server has no functions")
 		}
 		t.Fatal(err)
 	}
 	return &subject{rdb: rdb, eval: func(keys []string, args ...any) *redis.Cmd {
-		return rdb.FCall(ctx, "told", keys, args...)
+		return rdb.FCall(ctx, "clocked", keys, args...)
 	}}
 }
 
@@ -1124,7 +1127,7 @@ func newSubject(t testing.TB, rdb *redis.Client, source string, set func(time.Ti
 	}}
 }
 
-// begin turns to an unused quota. The one before is gone.
+// begin switches to a new quota and deletes the one before.
 func (s *subject) begin(plan *algorithms.Plan) {
 	if s.key != "" {
 		s.rdb.Del(context.Background(), s.keys()...)
@@ -1133,7 +1136,7 @@ func (s *subject) begin(plan *algorithms.Plan) {
 	s.change(plan)
 }
 
-// keys are those of the quota, if its plan has leases of them too.
+// keys returns the keys of the quota, including those of its leases.
 func (s *subject) keys() []string {
 	if !s.plan.Concurrent() && !s.plan.Estimates() {
 		return []string{s.key}
@@ -1141,7 +1144,7 @@ func (s *subject) keys() []string {
 	return []string{s.key, s.key + ":leases", s.key + ":line"}
 }
 
-// change turns to another plan.
+// change switches to another plan.
 func (s *subject) change(plan *algorithms.Plan) { s.plan, s.text = plan, planText(plan) }
 
 func (s *subject) answer(at int64, st step) ([]int64, error) {
@@ -1162,18 +1165,18 @@ func (s *subject) answer(at int64, st step) ([]int64, error) {
 		return nil, err
 	}
 	if st.op == "r" || st.op == "b" {
-		reply = s.oneByOne(reply)
+		reply = s.expandRuns(reply)
 	}
 	if reply[wallAt+1] > reply[0] {
 		return nil, fmt.Errorf("now is %d and the state was written at %d", reply[0], reply[wallAt+1])
 	}
-	return slices.Delete(reply, wallAt, headerLen), nil // the twin tells no time
+	return slices.Delete(reply, wallAt, headerLen), nil // the twin's answers contain no TIME
 }
 
-// oneByOne is the answer to a reservation with what and time of each request.
-func (s *subject) oneByOne(reply []int64) []int64 {
+// expandRuns returns the answer to a reservation with one pair of numbers for each request.
+func (s *subject) expandRuns(reply []int64) []int64 {
 	head, own := reply[:headerLen:headerLen], reply[headerLen:]
-	if len(own) == 0 { // a ban
+	if len(own) == 0 { // during a ban
 		return head
 	}
 	calendars := len(own) - 4*len(s.plan.PeriodStarts(0))/5
@@ -1191,20 +1194,20 @@ func (s *subject) oneByOne(reply []int64) []int64 {
 	return slices.Concat(head, decided, own[calendars:])
 }
 
-const wallAt = headerLen - 2 // of a reply, TIME, and then when the state was written before
+const wallAt = headerLen - 2 // index of TIME in a reply, followed by when the state was written before
 
-// compare answers a step by both and reports the first difference.
+// compare runs a step on both and fails at the first difference.
 func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
 	t.Helper()
 	want, wantErr := m.answer(at, st)
 	got, err := s.answer(at, st)
 	if wantErr != nil {
 		if err == nil || !strings.Contains(err.Error(), "THROTTLE "+wantErr.Error()) {
-			t.Fatalf("%d %v:\n got %v, %v\nwant error %v", at, st, got, err, wantErr)
+			t.Fatalf("at %d %v:\n got %v, %v\nwant error %v", at, st, got, err, wantErr)
 		}
 		return nil
 	}
-	if err == nil && len(got) > 2 && m.ttlOK(got[2]) {
+	if err == nil && len(got) > 2 && m.isTTL(got[2]) {
 		m.mustBeFresh(t, got[0]+(got[2]-1000)*1000)
 		got[2] = want[2]
 	}
@@ -1214,24 +1217,24 @@ func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
 	return got
 }
 
-// TestTwins plays random traces to the script and to its twin: most to a real server, which is
-// the faster one by far.
+// TestTwins plays random traces to the script and its twin. Most run on a real server, which is
+// much faster.
 func TestTwins(t *testing.T) {
 	t.Parallel()
-	t.Run("miniredis", func(t *testing.T) { playRandom(t, mini(t), soak.Times(4_000)) })
-	t.Run("redis", func(t *testing.T) { playRandom(t, real(t), soak.Times(20_000)) })
-	t.Run("function", func(t *testing.T) { playRandom(t, function(t), soak.Times(100_000)) })
+	t.Run("miniredis", func(t *testing.T) { playRandom(t, miniSubject(t), soak.Times(4_000)) })
+	t.Run("redis", func(t *testing.T) { playRandom(t, realSubject(t), soak.Times(20_000)) })
+	t.Run("function", func(t *testing.T) { playRandom(t, functionSubject(t), soak.Times(100_000)) })
 }
 
-var update = flag.Bool("update", false, "write what the traces in testdata must answer from the Go twin")
+var update = flag.Bool("update", false, "write the twin's answers into the traces in testdata")
 
-// TestTraces plays the traces in testdata: to the twin, and to the script.
+// TestTraces plays the traces in testdata to the twin and the script.
 func TestTraces(t *testing.T) {
 	files, _ := filepath.Glob("testdata/*.trace")
 	if len(files) < 10 {
-		t.Fatalf("found %d traces", len(files))
+		t.Fatalf("got %d traces, want 10 at least", len(files))
 	}
-	m := mini(t)
+	m := miniSubject(t)
 	for _, file := range files {
 		t.Run(filepath.Base(file), func(t *testing.T) { playFile(t, m, file) })
 	}
@@ -1283,14 +1286,14 @@ func playFile(t *testing.T, s *subject, file string) {
 			}
 			at = n
 		default:
-			own, told, _ := strings.Cut(rest, "lease")
-			st := step{op: word, args: integers(t, own), lease: integers(t, told)}
+			own, lease, _ := strings.Cut(rest, "lease")
+			st := step{op: word, args: integers(t, own), lease: integers(t, lease)}
 			switch word { // replies take no time
 			case "r":
 				st.args = slices.Insert(st.args, 3, 0, 0)
 			case "b":
 				st.args = slices.Insert(st.args, int(4+st.args[0]), 0, 0)
-			case "u", "x": // nor does the clock step
+			case "u", "x": // the clock does not step
 				st.args = slices.Insert(st.args, 1, 0)
 			}
 			want, err := m.answer(at, st)
@@ -1303,14 +1306,14 @@ func playFile(t *testing.T, s *subject, file string) {
 				continue
 			}
 			if i+1 == len(lines) || lines[i+1] != answer {
-				t.Errorf("line %d: %s\nthe twin says %s", i+1, line, answer)
+				t.Errorf("line %d: %s\nthe twin answers %s\nwant the trace's next line", i+1, line, answer)
 			}
 			got, gotErr := s.answer(at, st)
-			if len(got) > 2 && m.ttlOK(got[2]) {
+			if len(got) > 2 && m.isTTL(got[2]) {
 				got[2] = want[2]
 			}
 			if !slices.Equal(got, want) || err != nil && !strings.Contains(gotErr.Error(), "THROTTLE "+err.Error()) {
-				t.Errorf("line %d: %s\nthe script says %v, %v\nand not  %s", i+1, line, got, gotErr, answer)
+				t.Errorf("line %d: %s\n got %v, %v\nwant %s", i+1, line, got, gotErr, answer)
 			}
 		}
 	}
@@ -1333,7 +1336,7 @@ func integers(t *testing.T, text string) (list []int64) {
 	return list
 }
 
-var seed = flag.Uint64("seed", 0, "of the random traces; 0: another one each time")
+var seed = flag.Uint64("seed", 0, "the seed of the first random trace. If 0, a random seed")
 
 func playRandom(t *testing.T, s *subject, decisions int) {
 	first := *seed
@@ -1343,7 +1346,7 @@ func playRandom(t *testing.T, s *subject, decisions int) {
 	done := 0
 	n := first
 	defer func() {
-		t.Logf("%d decisions, %d of bookings evenly and %d at one instant; the last trace is that of -seed=%d", done, s.even, s.together, n)
+		t.Logf("%d decisions, %d of them reserved evenly and %d at one instant; the last trace is that of -seed=%d", done, s.even, s.together, n)
 	}()
 	for ; done < decisions; n++ {
 		g := &generator{Rand: rand.New(rand.NewPCG(n, 1))}
@@ -1351,15 +1354,15 @@ func playRandom(t *testing.T, s *subject, decisions int) {
 	}
 }
 
-// A generator makes traces that go where it hurts: to the instants that were
-// answered, into batches, around clock steps.
+// A generator makes random traces that test the difficult cases: the instants that were answered,
+// batches, and clock steps.
 type generator struct {
 	*rand.Rand
-	plan    *algorithms.Plan
-	booked  []pooled
-	seqs    [3]int64
-	held    [3][]int64
-	settled [3][]int64 // and not told yet
+	plan     *algorithms.Plan
+	reserved []chargeRecord
+	seqs     [3]int64
+	held     [3][]int64
+	settled  [3][]int64 // and not reported yet
 }
 
 func pick[T any](g *generator, list ...T) T { return list[g.IntN(len(list))] }
@@ -1398,7 +1401,7 @@ func (g *generator) tier(a algorithms.Algorithm) algorithms.Tier {
 	return t
 }
 
-// evenPlan has one bucket that decides and tiers that mostly don't.
+// evenPlan returns a plan with one bucket that decides and tiers that mostly do not.
 func (g *generator) evenPlan() *algorithms.Plan {
 	limit := pick[int64](g, 3, 7, 30, 1000, 999_983, 3_000_000)
 	tiers := []algorithms.Tier{{
@@ -1440,7 +1443,7 @@ func (g *generator) newPlan() *algorithms.Plan {
 	guard := pick[time.Duration](g, 0, 3*time.Microsecond, time.Millisecond, 50*time.Millisecond, 50*time.Millisecond, 2*time.Second)
 	plan, err := algorithms.NewPlan(tiers, guard)
 	if err != nil {
-		return g.newPlan() // a unit is limited at once and estimated
+		return g.newPlan() // the plan is invalid: a unit has a Concurrency tier and is estimated
 	}
 	return plan
 }
@@ -1457,7 +1460,7 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 	for range 40 {
 		at += g.elapse(at, m)
 		if g.IntN(8) == 0 {
-			g.err(t, s, at)
+			g.tryErrors(t, s, at)
 		}
 		st, owner := g.step(m, at)
 		got := compare(t, s, m, at, st)
@@ -1466,15 +1469,15 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		}
 		budgets := budgetsOf(g.plan)
 		head := st.args[len(budgets):]
-		guard, told := cmp.Or(head[2], g.plan.Guard().Microseconds()), got[0]+head[3]
+		guard, replyAt := cmp.Or(head[2], g.plan.Guard().Microseconds()), got[0]+head[3]
 		costs := costsOf(head[5:], len(g.plan.Units()))
-		for i := 6; i < len(got)-len(m.crossed(false)); i += 2 {
+		for i := 6; i < len(got)-len(m.crossings(false)); i += 2 {
 			decisions++
 			if got[i] >= -1 {
 				continue
 			}
 			cost := costs[(i-6)/2]
-			g.booked = append(g.booked, pooled{at: got[i+1], cost: cost, guard: flight(got[i+1], guard, told, g.plan)})
+			g.reserved = append(g.reserved, chargeRecord{at: got[i+1], cost: cost, guard: inFlightFor(got[i+1], guard, replyAt, g.plan)})
 			for u, n := range cost {
 				g.held[owner][u] += n
 			}
@@ -1483,8 +1486,8 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 	return decisions
 }
 
-// err runs calls that end in an error, under another plan: the next call must not notice.
-func (g *generator) err(t *testing.T, s *subject, at int64) {
+// tryErrors runs calls under another plan that end in an error. The next call must not be affected.
+func (g *generator) tryErrors(t *testing.T, s *subject, at int64) {
 	other := *s
 	other.key = ""
 	other.begin(g.newPlan())
@@ -1496,13 +1499,13 @@ func (g *generator) err(t *testing.T, s *subject, at int64) {
 		lease = append([]int64{1, 1, 1e6, 1}, make([]int64, units)...)
 	}
 	for _, st := range []step{
-		{op: "r", args: []int64{5, 0, 0, 0, 0, 3, -1}}, // and then no costs
+		{op: "r", args: []int64{5, 0, 0, 0, 0, 3, -1}}, // without costs
 		{op: "p", args: []int64{1000, 1}},
 		{op: "o", args: []int64{1, 3, 0}},
 		{op: "u", args: []int64{at}},
 	} {
 		st.lease = lease
-		if got, err := other.answer(at, st); err == nil && !m.leased() { // else a tier may be full, and nothing more is read
+		if got, err := other.answer(at, st); err == nil && !m.leased() { // with leases a tier may be full, and the rest is not read
 			t.Fatalf("%v: got %v, want an error", st, got)
 		}
 	}
@@ -1511,7 +1514,7 @@ func (g *generator) err(t *testing.T, s *subject, at int64) {
 	s.rdb.Del(context.Background(), other.keys()...)
 }
 
-// budgetsOf is what a reservation begins with, if anything.
+// budgetsOf returns the numbers with which a reservation begins if the plan has budgets, or nil.
 func budgetsOf(p *algorithms.Plan) (list []int64) {
 	for i, t := range p.Tiers() {
 		if t.Budget {
@@ -1545,7 +1548,7 @@ func (g *generator) elapse(at int64, m *twin) int64 {
 	case 5, 6:
 		return max(0, m.frontier+m.plan.Guard().Microseconds()-m.now+g.Int64N(3)-1)
 	case 7, 8:
-		return max(0, (m.fresh()-m.now)/2)
+		return max(0, (m.freshAt()-m.now)/2)
 	case 9:
 		return 0
 	default:
@@ -1564,14 +1567,14 @@ func (g *generator) cost() []int64 {
 		}
 		cost[u] = pick[int64](g, 1, 1, 1, 0, 1+g.Int64N(most))
 	}
-	if g.IntN(4) == 0 { // nothing but one unit
+	if g.IntN(4) == 0 { // only one unit
 		only := g.IntN(len(cost))
 		cost = append(make([]int64, only), append([]int64{max(1, cost[only])}, make([]int64, len(cost)-only-1)...)...)
 	}
 	return cost
 }
 
-// overCost is one that tiers may be too small for, but not by centuries.
+// overCost returns a cost that may exceed the capacity of a tier, by three times at most.
 func (g *generator) overCost() []int64 {
 	cost := g.cost()
 	for _, t := range g.plan.Tiers() {
@@ -1585,7 +1588,7 @@ func (g *generator) within() int64 {
 	return pick[int64](g, -1, -1, -1, -2, 0, g.Int64N(100_000), g.Int64N(10_000_000))
 }
 
-// guard is the plan's, or a shorter one that the requests name themselves.
+// guard returns 0 for the plan's guard, or a shorter guard for the requests.
 func (g *generator) guard() int64 {
 	if most := g.plan.Guard().Microseconds(); most > 0 {
 		return pick(g, 0, 0, 1+g.Int64N(most))
@@ -1593,7 +1596,7 @@ func (g *generator) guard() int64 {
 	return 0
 }
 
-// lease tells what an owner holds, and has settled since it told that last.
+// lease fills in what an owner holds, and what it has settled since its last report.
 func (g *generator) lease(m *twin, at int64, s *step) (owner int) {
 	owner = g.IntN(len(g.held))
 	for u := range g.held[owner] {
@@ -1609,7 +1612,7 @@ func (g *generator) lease(m *twin, at int64, s *step) (owner int) {
 		g.seqs[owner] -= g.Int64N(2)
 	}
 	now := m.now + max(0, at-m.wall)
-	for _, l := range m.leases { // what it held has been settled by its lease's end
+	for _, l := range m.leases { // the end of its lease has settled its estimates
 		if l.owner == int64(owner)+1<<47 && l.expiry <= now && m.estimates {
 			for u := range g.held[owner] {
 				if g.plan.Estimated(u) {
@@ -1659,20 +1662,20 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		}
 	case roll == 3 && m.leased():
 		s.op = "l"
-	case roll <= 6 && len(g.booked) > 0:
+	case roll <= 6 && len(g.reserved) > 0:
 		s.op = pick(g, "u", "x")
-		add(m.gen-g.Int64N(10)/9, pick(g, m.back(), m.back(), m.back(), 0), g.booked[len(g.booked)-1].guard)
-		for range 1 + g.IntN(min(8, len(g.booked))) {
-			i := len(g.booked) - 1
+		add(m.gen-g.Int64N(10)/9, pick(g, m.setBack(), m.setBack(), m.setBack(), 0), g.reserved[len(g.reserved)-1].guard)
+		for range 1 + g.IntN(min(8, len(g.reserved))) {
+			i := len(g.reserved) - 1
 			times := 1
 			if s.op == "x" {
-				times += g.IntN(3) // it is not on its way any more
+				times += g.IntN(3) // it is no longer in flight
 			}
 			for range times {
-				add(g.booked[i].at)
-				add(g.booked[i].cost...)
+				add(g.reserved[i].at)
+				add(g.reserved[i].cost...)
 			}
-			g.booked = g.booked[:i]
+			g.reserved = g.reserved[:i]
 			if i == 0 {
 				break
 			}
