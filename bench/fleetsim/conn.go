@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// A conn is a connection for messages: what go-redis subscribes on. It opens at once, because
-// go-redis holds a lock meanwhile, and virtual time stands still where a goroutine waits for a
-// lock. What is sent while the process is cut off arrives when it no longer is, as TCP sends it
-// again.
+// A conn is a connection for messages, on which go-redis subscribes. It opens at once: go-redis
+// holds a lock while it connects, and virtual time stands still while a goroutine waits for a lock.
+// Data that is sent while the process is cut off arrives when it no longer is, because TCP resends
+// it.
 type conn struct {
 	process  *process
 	channels int // guarded by server.mu
 
 	mu          sync.Mutex // guards all below
-	sent        []byte     // the beginning of a command
+	sent        []byte     // bytes of an incomplete command
 	there, back time.Time  // when the last message arrives
 	read        []byte
 	more        chan struct{} // has one element if there is something to read
@@ -30,9 +30,10 @@ func newConn(p *process) *conn {
 	return &conn{process: p, more: make(chan struct{}, 1), closed: make(chan struct{})}
 }
 
-// due returns when a message arrives that is sent now, which is after the last one. It needs mu.
+// due returns how long a message takes that is sent now. It arrives after the message before it.
+// The caller must hold mu.
 func (c *conn) due(last *time.Time) time.Duration {
-	at := time.Now().Add(c.process.cutFor() + c.process.takes())
+	at := time.Now().Add(c.process.cutFor() + c.process.drawDelay())
 	if at.Before(*last) {
 		at = *last
 	}
@@ -57,13 +58,13 @@ func (c *conn) Write(b []byte) (int, error) {
 		v := &visit{commands: [][]string{words}, epoch: c.process.server.epoch.Load(), conn: c, done: func([]any) {}}
 		time.AfterFunc(c.due(&c.there), func() {
 			if !c.process.killed.Load() {
-				c.process.server.take(v)
+				c.process.server.enqueue(v)
 			}
 		})
 	}
 }
 
-// parseCommand returns the words of a command that is there to its end, and what follows.
+// parseCommand returns the words of the first command if it is complete, and the bytes after it.
 func parseCommand(b []byte) (words []string, rest []byte) {
 	line := func(kind byte) (n int) {
 		text, after, found := bytes.Cut(rest, []byte("\r\n"))
@@ -73,7 +74,7 @@ func parseCommand(b []byte) (words []string, rest []byte) {
 		rest = after
 		n, err := strconv.Atoi(string(text[1:]))
 		if err != nil {
-			panic(err) // go-redis writes none such
+			panic(err) // go-redis never writes this
 		}
 		return n
 	}
@@ -89,7 +90,7 @@ func parseCommand(b []byte) (words []string, rest []byte) {
 	return words, rest
 }
 
-// deliver sends to the client.
+// deliver sends a message to the client.
 func (c *conn) deliver(message string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -133,12 +134,12 @@ func (c *conn) Close() error {
 	c.mu.Unlock()
 	if first {
 		close(c.closed)
-		c.process.server.leave(c)
+		c.process.server.unsubscribeAll(c)
 	}
 	return nil
 }
 
-// LocalAddr and the rest of net.Conn are of no use here.
+// LocalAddr and the methods below implement net.Conn and do nothing.
 func (c *conn) LocalAddr() net.Addr              { return &net.TCPAddr{} }
 func (c *conn) RemoteAddr() net.Addr             { return &net.TCPAddr{} }
 func (c *conn) SetDeadline(time.Time) error      { return nil }

@@ -23,13 +23,13 @@ type fleet struct {
 	seed      uint64
 	server    *server
 	began     time.Time
-	ended     atomic.Bool // callers start nothing new
+	ended     atomic.Bool // callers start no new requests
 	providers []*provider // one for each key
 	members   []*member
-	warmed    tally // when the warm-up was over
+	warmed    tally // after the warm-up
 }
 
-// A provider is strict: it counts what arrives from the definition of its tiers.
+// A provider is strict: it counts arrivals by the definition of its tiers.
 type provider struct {
 	mu      sync.Mutex // guards all below
 	counter *throttletest.Counter
@@ -46,15 +46,15 @@ type member struct {
 
 	mu       sync.Mutex // guards all below
 	admitted []time.Time
-	arrived  []time.Duration // since the start, what the provider accepted
+	arrived  []time.Duration // since the start, of requests that the provider accepted
 	waiting  map[int]time.Time
 	longest  time.Duration
 	errors   int
 	err      error // the first
 }
 
-// virtually runs a scenario in a bubble of its own.
-func (s scenario) virtually(t *testing.T, seed uint64) (r result) {
+// runVirtually runs a scenario in a bubble of its own.
+func (s scenario) runVirtually(t *testing.T, seed uint64) (r result) {
 	used, began := cpu.Used(), time.Now()
 	synctest.Test(t, func(*testing.T) {
 		time.Sleep(time.Duration(rand.New(rand.NewPCG(seed, 1)).Int64N(int64(time.Hour)))) // virtual time begins at a full hour
@@ -64,7 +64,7 @@ func (s scenario) virtually(t *testing.T, seed uint64) (r result) {
 	return r
 }
 
-// run must run in a bubble.
+// run runs a scenario. It must be called in a bubble.
 func (s scenario) run(seed uint64) result {
 	f := &fleet{scenario: s, seed: seed, server: newServer(s.service(), s.faults), began: time.Now()}
 	f.server.seen = s.seen
@@ -72,20 +72,20 @@ func (s scenario) run(seed uint64) result {
 	for range max(1, s.keys) {
 		c, err := throttletest.NewCounter(s.counted()...)
 		if err != nil {
-			panic(err) // the scenario's mistake
+			panic(err) // a mistake in the scenario
 		}
 		f.providers = append(f.providers, &provider{counter: c})
 	}
 	var callers sync.WaitGroup
 	for i := range s.processes {
-		m := f.member(i)
+		m := f.newMember(i)
 		f.members = append(f.members, m)
 		callers.Go(func() { m.live(&callers) })
 	}
 	most := f.watch()
 	r := f.result()
 	r.Goroutines = most
-	if s.drain > 0 { // what is reserved is used, so that what remains charged is lost
+	if s.drain > 0 { // callers use their reservations, so the other charges are lost
 		f.ended.Store(true)
 		over := make(chan struct{})
 		go func() {
@@ -108,17 +108,17 @@ func (s scenario) run(seed uint64) result {
 			l.Close()
 		}
 	}
-	time.Sleep(10 * time.Second) // what was canceled is given back
+	time.Sleep(10 * time.Second) // canceled reservations are returned
 	for _, m := range f.members {
 		m.closed.Store(true)
 		_ = m.rdb.Close()
 	}
-	time.Sleep(time.Minute) // what go-redis runs ends by itself
+	time.Sleep(time.Minute) // goroutines of go-redis end by themselves
 	f.server.queue <- nil
 	return r
 }
 
-func (f *fleet) member(i int) *member {
+func (f *fleet) newMember(i int) *member {
 	m := &member{process: newProcess(i, f.server, f.ways[i%len(f.ways)], f.seed), fleet: f, waiting: make(map[int]time.Time)}
 	ctx := context.Background()
 	if f.batch != nil && f.batch(i) {
@@ -132,14 +132,14 @@ func (f *fleet) member(i int) *member {
 	for k := range f.providers {
 		l, err := throttle.New(f.policy(k), store)
 		if err != nil {
-			panic(err) // the scenario's mistake
+			panic(err) // a mistake in the scenario
 		}
 		m.limiters = append(m.limiters, l)
 	}
 	return m
 }
 
-// watch waits for the end, and returns how many goroutines there were at most.
+// watch waits until the end of the run, and returns the largest number of goroutines.
 func (f *fleet) watch() (most int) {
 	for _, end := range []time.Duration{f.warm, f.length} {
 		for left := end - time.Since(f.began); left > 0; left = end - time.Since(f.began) {
@@ -153,7 +153,7 @@ func (f *fleet) watch() (most int) {
 	return most
 }
 
-// live has the callers of a process call, from its start to its end.
+// live runs the callers of a process from its start to its end.
 func (m *member) live(callers *sync.WaitGroup) {
 	for _, f := range m.fleet.faults {
 		switch {
@@ -168,12 +168,12 @@ func (m *member) live(callers *sync.WaitGroup) {
 		}
 	}
 	for w := range m.fleet.waiters {
-		callers.Go(func() { m.call(w) })
+		callers.Go(func() { m.runCaller(w) })
 	}
 }
 
-// call sends requests, one after the other.
-func (m *member) call(w int) {
+// runCaller sends requests one after the other.
+func (m *member) runCaller(w int) {
 	f := m.fleet
 	random := rand.New(rand.NewPCG(f.seed, uint64(m.index)<<32|uint64(w)))
 	key := (m.index*f.waiters + w) % len(f.providers)
@@ -181,39 +181,39 @@ func (m *member) call(w int) {
 		time.Sleep(time.Duration(random.Int64N(int64(f.rest))))
 	}
 	for n := 0; !f.ended.Load() && m.ctx.Err() == nil && (f.requests == 0 || n < f.requests); n++ {
-		m.wait(w, true)
+		m.recordWait(w, true)
 		cost := int64(1)
 		if len(f.costs) > 0 {
 			cost = f.costs[random.IntN(len(f.costs))]
 		}
 		ctx, cancel := context.WithCancel(m.ctx)
 		if f.cancels > 0 && random.Float64() < f.cancels {
-			time.AfterFunc(time.Duration(random.Int64N(int64(f.patience))), cancel)
+			time.AfterFunc(time.Duration(random.Int64N(int64(f.cancelWithin))), cancel)
 		}
 		permit, err := m.limiters[key].Acquire(ctx, throttle.Cost{"requests": cost})
-		gaveUp := err != nil && ctx.Err() != nil
+		canceled := err != nil && ctx.Err() != nil
 		cancel()
-		switch waited := m.wait(w, false); {
+		switch waited := m.recordWait(w, false); {
 		case m.ctx.Err() != nil || m.killed.Load():
 			if permit != nil {
 				permit.Release()
 			}
 			return
-		case gaveUp:
+		case canceled:
 			continue
 		case err != nil:
-			m.fail(err)
+			m.recordError(err)
 			time.Sleep(100 * time.Millisecond)
 			continue
 		default:
-			m.admit(waited)
+			m.recordAdmission(waited)
 		}
 		time.Sleep(f.delay(random))
 		accepted := false
 		for range cost {
 			if f.providers[key].accepts() {
 				accepted = true
-				m.arrive()
+				m.recordArrival()
 			}
 		}
 		time.Sleep(f.delay(random))
@@ -226,8 +226,9 @@ func (m *member) call(w int) {
 	}
 }
 
-// wait takes down that a caller waits, or waits no more, and returns for how long it did.
-func (m *member) wait(w int, begins bool) (waited time.Duration) {
+// recordWait records that a caller begins to wait, or waits no longer, and then returns how long it
+// has waited.
+func (m *member) recordWait(w int, begins bool) (waited time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if begins {
@@ -239,20 +240,20 @@ func (m *member) wait(w int, begins bool) (waited time.Duration) {
 	return waited
 }
 
-func (m *member) admit(waited time.Duration) {
+func (m *member) recordAdmission(waited time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.admitted = append(m.admitted, time.Now())
 	m.longest = max(m.longest, waited)
 }
 
-func (m *member) arrive() {
+func (m *member) recordArrival() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.arrived = append(m.arrived, time.Since(m.fleet.began))
 }
 
-func (m *member) fail(err error) {
+func (m *member) recordError(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.errors++
@@ -277,8 +278,8 @@ func (p *provider) release() {
 	p.counter.Release(nil)
 }
 
-// charged returns how many units of its last tier the first key has been charged, and how many
-// of them were admitted.
+// charged returns how many units of the last tier the first key has been charged, and how many
+// requests were admitted.
 func (f *fleet) charged() (charged, admitted int) {
 	observer := newProcess(f.processes, f.server, constant(0), f.seed)
 	defer observer.rdb.Close()

@@ -21,17 +21,17 @@ import (
 )
 
 var (
-	seeds = flag.Uint64("seeds", 1, "how many `seeds` TestScenarios plays")
-	large = flag.Bool("large", false, "play the large scenarios too, which takes ten minutes of a processor")
+	seeds = flag.Uint64("seeds", 1, "the number of `seeds` that TestScenarios plays")
+	large = flag.Bool("large", false, "play the large scenarios too, which takes ten minutes of processor time")
 )
 
-// failing are the scenarios whose bounds do not hold yet. One that holds is to be removed.
+// failing lists scenarios whose bounds do not hold yet. Remove a scenario when its bounds hold.
 var failing = []string{
-	"crowd/10000x1/50",              // what 10,000 ask for at one instant takes half a second to answer,
-	"crowd/10000x1/5000",            // and counts for so long
-	"fault/rate+100/1000-in-60-min", // 0.36 s an hour are more than the guard
-	"arrivals/log/500ms",            // nobody tells Redis of arrivals, so each request counts
-	"arrivals/log/auto",             // for the whole of its guard
+	"crowd/10000x1/50",              // the server takes half a second to answer 10,000 calls of one instant,
+	"crowd/10000x1/5000",            // and their requests count for as long
+	"fault/rate+100/1000-in-60-min", // a gain of 0.36 s an hour exceeds the guard
+	"arrivals/log/500ms",            // Redis does not learn of arrivals, so each request counts
+	"arrivals/log/auto",             // for its whole guard
 	"arrivals/sub-buckets/500ms",
 	"arrivals/sub-buckets/auto",
 	"arrivals/fixed/auto",
@@ -39,29 +39,29 @@ var failing = []string{
 	"arrivals/spacing/auto",
 }
 
-// TestScenarios plays the scenarios: what must hold does, except where it is known not to.
+// TestScenarios checks that the bounds of all scenarios hold, except those in failing.
 func TestScenarios(t *testing.T) {
 	debug.SetGCPercent(400)
 	names := make(map[string]bool)
 	for _, s := range scenarios() {
 		if names[s.name] {
-			t.Errorf("two scenarios have the name %s", s.name)
+			t.Errorf("got two scenarios with the name %s", s.name)
 		}
 		names[s.name] = true
 		if s.large && !*large {
 			continue
 		}
 		t.Run(s.name, func(t *testing.T) {
-			if !*large { // a large one has the machine for itself
+			if !*large { // large scenarios run alone
 				t.Parallel()
 			}
 			fails := slices.Contains(failing, s.name)
 			for seed := uint64(1); seed <= *seeds; seed++ {
-				r := s.virtually(t, seed)
+				r := s.runVirtually(t, seed)
 				wrong := strings.Join(s.check(r), "; ")
 				switch {
 				case wrong == "" && fails:
-					t.Errorf("seed %d: all bounds hold now: remove %q from failing", seed, s.name)
+					t.Errorf("seed %d: all bounds hold, want a failure: remove %q from failing", seed, s.name)
 				case wrong != "" && !fails:
 					t.Errorf("seed %d: %s\n%s\n%s\n%s", seed, wrong, heading, r.row(nil), r.details())
 				}
@@ -70,25 +70,25 @@ func TestScenarios(t *testing.T) {
 	}
 	for _, name := range failing {
 		if !names[name] {
-			t.Errorf("failing names %q, which is no scenario", name)
+			t.Errorf("got %q in failing, want the name of a scenario", name)
 		}
 	}
 }
 
-// TestRefusals: the provider refuses a fleet whose policy allows more than the provider does,
-// and a run in which it does so is not sound.
+// TestRefusals checks that the provider refuses requests of a fleet whose policy allows more than
+// the provider does, and that such a run violates its bounds.
 func TestRefusals(t *testing.T) {
 	s := perSecond("refused", "", 4, 4, 50)
 	s.provided = []throttle.Tier{throttle.PerSecond(45)}
 	s = s.measured(0, 5*time.Second)
-	r := s.virtually(t, 1)
+	r := s.runVirtually(t, 1)
 	if wrong := s.check(r); r.Refused == 0 || len(wrong) != 1 || !strings.Contains(wrong[0], "refused") {
-		t.Errorf("%d refused, and that is wrong: %q", r.Refused, wrong)
+		t.Errorf("got %d refused and violations %q, want refusals and one violation that reports them", r.Refused, wrong)
 	}
 }
 
-// TestServer: the model answers each call of the script as miniredis does at the same instant,
-// which has no struct library.
+// TestServer checks that the model answers each call of the script as miniredis does at the same
+// instant. (Miniredis has no struct library.)
 func TestServer(t *testing.T) {
 	type command struct {
 		now   int64
@@ -101,7 +101,7 @@ func TestServer(t *testing.T) {
 		throttle.Tier{Limit: 1000, Window: time.Minute, Algorithm: throttle.TokenBucket})
 	s = s.measured(0, 3*time.Second)
 	s.seen = func(now int64, args []string, reply any) { played = append(played, command{now, args, reply}) }
-	s.virtually(t, 1)
+	s.runVirtually(t, 1)
 
 	m := miniredis.RunT(t)
 	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
@@ -120,19 +120,19 @@ func TestServer(t *testing.T) {
 		got, err := rdb.Do(t.Context(), args...).Result()
 		if want, failed := c.reply.(error); failed {
 			if err == nil || !redis.HasErrorPrefix(err, "NOSCRIPT") || !redis.HasErrorPrefix(want, "NOSCRIPT") {
-				t.Errorf("command %d: the model answers %v, miniredis %v, %v", i, want, got, err)
+				t.Errorf("command %d: got %v from the model, want %v, %v of miniredis", i, want, got, err)
 			}
 		} else if err != nil || !reflect.DeepEqual(got, c.reply) {
-			t.Fatalf("command %d, %.100q: the model answers\n%v, and miniredis\n%v, %v", i, c.args, c.reply, got, err)
+			t.Fatalf("command %d, %.100q: got from the model\n%v, want of miniredis\n%v, %v", i, c.args, c.reply, got, err)
 		}
 	}
 	if calls < 30 {
-		t.Errorf("%d calls were compared", calls)
+		t.Errorf("got %d calls compared, want 30 at least", calls)
 	}
 }
 
-// TestNetwork: commands take what the way, the pool of connections, the queue of the server and
-// its faults make them take.
+// TestNetwork checks that the time of commands consists of the network's delay, the pool of
+// connections, the server's queue and its faults.
 func TestNetwork(t *testing.T) {
 	const way, call = 10 * time.Millisecond, time.Millisecond
 	for _, tt := range []struct {
@@ -144,13 +144,13 @@ func TestNetwork(t *testing.T) {
 		err      bool
 	}{
 		{"one", 1, fault{}, 6*way + 2*call, 6*way + 2*call, false},                                   // the connection, its greeting, the command
-		{"queue", 5, fault{}, 6*way + 2*5*call, 6*way + 2*5*call, false},                             // replies wait for those that came meanwhile
-		{"pool", poolSize + 1, fault{}, 6*way + 2*poolSize*call, 8*way + (2*poolSize+1)*call, false}, // the last on the first connection
+		{"queue", 5, fault{}, 6*way + 2*5*call, 6*way + 2*5*call, false},                             // replies wait for the commands that arrived meanwhile
+		{"pool", poolSize + 1, fault{}, 6*way + 2*poolSize*call, 8*way + (2*poolSize+1)*call, false}, // the last command uses the first connection
 		{"stall", 1, fault{kind: stall, lasts: time.Second}, time.Second + 3*way + 2*call, time.Second + 3*way + 2*call, false},
 		{"slow", 1, fault{kind: slow, lasts: time.Hour, by: way}, 12*way + 2*call, 12*way + 2*call, false},
 		{"lost", 1, fault{kind: lose, lasts: time.Hour, share: 1}, 2*way + readTimeout, 2*way + readTimeout, true},
 		{"cut", 1, fault{kind: partition, lasts: time.Hour}, dialTimeout, dialTimeout, true},
-		{"other processes cut", 1, fault{kind: partition, lasts: time.Hour, who: oneIn(2)}, 6*way + 2*call, 6*way + 2*call, false},
+		{"other processes cut", 1, fault{kind: partition, lasts: time.Hour, affects: oneIn(2)}, 6*way + 2*call, 6*way + 2*call, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -173,7 +173,7 @@ func TestNetwork(t *testing.T) {
 					all = append(all, <-took)
 				}
 				if all[0] != tt.first || all[len(all)-1] != tt.last {
-					t.Errorf("replies after %v: want the first after %v and the last after %v", all, tt.first, tt.last)
+					t.Errorf("got replies after %v, want the first after %v and the last after %v", all, tt.first, tt.last)
 				}
 				s.queue <- nil
 			})
@@ -185,7 +185,8 @@ type unrepeated struct{ *redis.Cmd }
 
 func (unrepeated) NoRetry() bool { return true }
 
-// TestMessages: who subscribes hears what is published, after the way, also after a failover.
+// TestMessages checks that a subscriber receives published messages after the network's delay, also
+// after a failover.
 func TestMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const way = 10 * time.Millisecond
@@ -193,15 +194,15 @@ func TestMessages(t *testing.T) {
 		go s.run()
 		p := newProcess(0, s, constant(way), 1)
 		messages := p.rdb.Subscribe(t.Context(), "news")
-		heard := messages.Channel()
+		received := messages.Channel()
 		for range 2 {
 			time.Sleep(50 * time.Second)
 			began := time.Now()
 			s.mu.Lock()
 			_, _ = s.execute([]string{"PUBLISH", "news", "freed"})
 			s.mu.Unlock()
-			if m := <-heard; m.Payload != "freed" || time.Since(began) != way {
-				t.Errorf("%v after %v", m, time.Since(began))
+			if m := <-received; m.Payload != "freed" || time.Since(began) != way {
+				t.Errorf("got %v after %v, want freed after %v", m, time.Since(began), way)
 			}
 		}
 		_ = messages.Close()
@@ -211,18 +212,18 @@ func TestMessages(t *testing.T) {
 	})
 }
 
-// TestDead: a process that was killed is heard of no more, and sends nothing to the provider.
+// TestDead checks that a killed process sends nothing more to the server or the provider.
 func TestDead(t *testing.T) {
 	s := perSecond("killed", "", 2, 4, 50)
-	s.faults = []fault{{kind: kill, at: 3 * time.Second, who: oneIn(2)}}
+	s.faults = []fault{{kind: kill, at: 3 * time.Second, affects: oneIn(2)}}
 	s = s.measured(0, 10*time.Second)
-	r := s.virtually(t, 1)
+	r := s.runVirtually(t, 1)
 	if r.Most < 200 || r.Admitted-r.Most > 150 {
-		t.Errorf("one process was killed after 3 s and admitted %d, the other %d", r.Admitted-r.Most, r.Most)
+		t.Errorf("got %d admitted by the process killed after 3 s and %d by the other, want 150 at most and 200 at least", r.Admitted-r.Most, r.Most)
 	}
 }
 
-// TestUnknown: what the model does not know is an error, not an answer.
+// TestUnknown checks that commands which the model does not implement return an error.
 func TestUnknown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(service{}, nil)
@@ -239,7 +240,7 @@ func TestUnknown(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
 		if err := l.Wait(ctx); !errors.Is(err, throttle.ErrUnavailable) {
-			t.Errorf("the error of a process without a server is %v", err)
+			t.Errorf("process without a server: got %v, want ErrUnavailable", err)
 		}
 		time.Sleep(time.Minute)
 		s.queue <- nil
@@ -249,11 +250,11 @@ func TestUnknown(t *testing.T) {
 func TestCommand(t *testing.T) {
 	var out, errs bytes.Buffer
 	if code := command(t, []string{"-run", "^crowd/10x8/50$", "-v"}, &out, &errs); code != 0 || !strings.Contains(out.String(), "goroutines") {
-		t.Errorf("code %d\n%s\n%s", code, &out, &errs)
+		t.Errorf("got code %d, want 0\n%s\n%s", code, &out, &errs)
 	}
 	for _, args := range [][]string{{"-run", "("}, {"-sed"}, {"-run", "none such"}} {
 		if code := command(t, args, &out, &errs); code != 2 {
-			t.Errorf("%q: code %d", args, code)
+			t.Errorf("%q: got code %d, want 2", args, code)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A way draws how long a message takes, one way.
+// A way draws how long a message takes in one direction.
 type way func(*rand.Rand) time.Duration
 
 func constant(d time.Duration) way { return func(*rand.Rand) time.Duration { return d } }
@@ -25,14 +25,14 @@ func uniform(least, most time.Duration) way {
 	return func(r *rand.Rand) time.Duration { return least + time.Duration(r.Int64N(int64(most-least)+1)) }
 }
 
-// pareto has a heavy tail: half of all take less than 2^(1/shape) times the least.
+// pareto has a heavy tail: half of all messages take less than 2^(1/shape) times the least.
 func pareto(least time.Duration, shape float64, most time.Duration) way {
 	return func(r *rand.Rand) time.Duration {
 		return min(most, time.Duration(float64(least)/math.Pow(1-r.Float64(), 1/shape)))
 	}
 }
 
-// What go-redis does by default.
+// The defaults of go-redis.
 const (
 	poolSize    = 10 * 2 // connections, on two cores
 	readTimeout = 3 * time.Second
@@ -41,13 +41,13 @@ const (
 	retries     = 3
 )
 
-// A process is a client of the server: a real *redis.Client whose hooks hand the commands to
-// the model instead of a connection.
+// A process is a client of the server: a real *redis.Client whose hooks hand the commands to the
+// model instead of a connection.
 //
-// It has as many connections as go-redis has by default, and waits for one as that does. One
-// that is not open yet costs two round trips. A connection whose command was not answered
-// within the client's timeout is closed. Messages to subscribers come over a connection of
-// their own, see conn, which is open at once.
+// It has as many connections as go-redis has by default, and waits for one as go-redis does. A new
+// connection costs two round trips. A connection is closed if the server does not answer a command
+// within the client's timeout. Messages to subscribers use a connection of their own, a conn, which
+// opens at once.
 type process struct {
 	index  int
 	server *server
@@ -55,7 +55,7 @@ type process struct {
 	rdb    *redis.Client
 	slots  chan struct{}
 	killed atomic.Bool
-	closed atomic.Bool // so is its client: the hooks don't see that
+	closed atomic.Bool // the client is closed, which hooks do not see
 
 	mu     sync.Mutex // guards all below
 	random *rand.Rand
@@ -95,7 +95,7 @@ func (p *process) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPi
 	return p.process
 }
 
-// process tries as often as go-redis does.
+// process sends commands, and retries as often as go-redis does.
 func (p *process) process(ctx context.Context, cmds []redis.Cmder) error {
 	if p.closed.Load() {
 		for _, cmd := range cmds {
@@ -104,7 +104,7 @@ func (p *process) process(ctx context.Context, cmds []redis.Cmder) error {
 		return redis.ErrClosed
 	}
 	if name := cmds[0].Name(); name == "hello" {
-		return serverError("ERR unknown command 'hello'") // then it speaks RESP2
+		return serverError("ERR unknown command 'hello'") // the client then uses RESP2
 	}
 	repeat := retries
 	for _, cmd := range cmds {
@@ -115,7 +115,7 @@ func (p *process) process(ctx context.Context, cmds []redis.Cmder) error {
 	for try := 0; ; try++ {
 		replies, err := p.trip(ctx, cmds)
 		if err == nil {
-			return settle(cmds, replies)
+			return setReplies(cmds, replies)
 		}
 		if try == repeat || ctx.Err() != nil {
 			for _, cmd := range cmds {
@@ -127,10 +127,10 @@ func (p *process) process(ctx context.Context, cmds []redis.Cmder) error {
 	}
 }
 
-// settle gives the commands their values, and returns the first error.
-func settle(cmds []redis.Cmder, replies []any) (first error) {
+// setReplies sets the commands' values or errors, and returns the first error.
+func setReplies(cmds []redis.Cmder, replies []any) (first error) {
 	for i, cmd := range cmds {
-		err := set(cmd, replies[i])
+		err := setReply(cmd, replies[i])
 		cmd.SetErr(err)
 		if first == nil {
 			first = err
@@ -139,7 +139,7 @@ func settle(cmds []redis.Cmder, replies []any) (first error) {
 	return first
 }
 
-func set(cmd redis.Cmder, reply any) error {
+func setReply(cmd redis.Cmder, reply any) error {
 	if err, ok := reply.(error); ok {
 		return err
 	}
@@ -155,42 +155,42 @@ func set(cmd redis.Cmder, reply any) error {
 			numbers[i], ok = n, ok && isNumber
 		}
 		if !ok {
-			return errors.New("fleetsim: the reply is no list of numbers")
+			return errors.New("fleetsim: got a reply that is not a list of numbers")
 		}
 		c.SetVal(numbers)
 	case interface{ SetVal(string) }:
 		text, ok := reply.(string)
 		if !ok {
-			return errors.New("fleetsim: the reply is no string")
+			return errors.New("fleetsim: got a reply that is not a string")
 		}
 		c.SetVal(text)
 	case interface{ SetVal([]any) }:
 		list, ok := reply.([]any)
 		if !ok {
-			return errors.New("fleetsim: the reply is no list")
+			return errors.New("fleetsim: got a reply that is not a list")
 		}
 		c.SetVal(list)
 	case interface{ SetVal(any) }:
 		c.SetVal(reply)
 	default:
-		return errors.New("fleetsim: the model does not know what " + cmd.Name() + " is to return")
+		return errors.New("fleetsim: the model does not implement the result type of " + cmd.Name())
 	}
 	return nil
 }
 
 // trip makes one round trip, on a connection of the pool.
 func (p *process) trip(ctx context.Context, cmds []redis.Cmder) ([]any, error) {
-	if err := p.enter(ctx); err != nil {
+	if err := p.acquireSlot(ctx); err != nil {
 		return nil, err
 	}
 	defer func() { <-p.slots }()
-	if !p.reuse() {
+	if !p.reuseConn() {
 		if p.isCut() {
 			time.Sleep(dialTimeout)
 			return nil, &net.OpError{Op: "dial", Net: "tcp", Err: os.ErrDeadlineExceeded}
 		}
-		time.Sleep(p.takes() + p.takes())
-		if _, err := p.ask([][]string{{"hello"}}); err != nil {
+		time.Sleep(p.drawDelay() + p.drawDelay())
+		if _, err := p.sendCommands([][]string{{"hello"}}); err != nil {
 			return nil, err
 		}
 	}
@@ -198,7 +198,7 @@ func (p *process) trip(ctx context.Context, cmds []redis.Cmder) ([]any, error) {
 	for i, cmd := range cmds {
 		commands[i] = texts(cmd.Args())
 	}
-	replies, err := p.ask(commands)
+	replies, err := p.sendCommands(commands)
 	if err == nil {
 		p.mu.Lock()
 		p.open++
@@ -207,8 +207,8 @@ func (p *process) trip(ctx context.Context, cmds []redis.Cmder) ([]any, error) {
 	return replies, err
 }
 
-// enter waits for a connection.
-func (p *process) enter(ctx context.Context) error {
+// acquireSlot waits for a free connection of the pool.
+func (p *process) acquireSlot(ctx context.Context) error {
 	select {
 	case p.slots <- struct{}{}:
 		return nil
@@ -226,8 +226,8 @@ func (p *process) enter(ctx context.Context) error {
 	}
 }
 
-// reuse takes an idle connection, if there is one.
-func (p *process) reuse() bool {
+// reuseConn takes an idle connection, and reports whether there was one.
+func (p *process) reuseConn() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.open == 0 {
@@ -237,12 +237,12 @@ func (p *process) reuse() bool {
 	return true
 }
 
-// ask sends commands and waits for the replies.
-func (p *process) ask(commands [][]string) ([]any, error) {
+// sendCommands sends commands and waits for the replies.
+func (p *process) sendCommands(commands [][]string) ([]any, error) {
 	v := &visit{commands: commands, epoch: p.server.epoch.Load()}
 	replied := make(chan []any, 1)
 	v.done = func(replies []any) {
-		if !p.isCut() && !p.loses() {
+		if !p.isCut() && !p.losesReply() {
 			replied <- replies
 		}
 	}
@@ -250,14 +250,14 @@ func (p *process) ask(commands [][]string) ([]any, error) {
 	defer deadline.Stop()
 	sent := time.Now()
 	if !p.isCut() {
-		time.Sleep(p.takes())
+		time.Sleep(p.drawDelay())
 		if !p.isCut() {
-			p.server.take(v)
+			p.server.enqueue(v)
 		}
 	}
 	select {
 	case replies := <-replied:
-		back := p.takes()
+		back := p.drawDelay()
 		if time.Since(sent)+back < readTimeout {
 			time.Sleep(back)
 			for _, reply := range replies {
@@ -273,8 +273,8 @@ func (p *process) ask(commands [][]string) ([]any, error) {
 	return nil, &net.OpError{Op: "read", Net: "tcp", Err: os.ErrDeadlineExceeded}
 }
 
-// takes draws how long a message takes now.
-func (p *process) takes() time.Duration {
+// drawDelay draws how long a message takes now.
+func (p *process) drawDelay() time.Duration {
 	p.mu.Lock()
 	d := p.way(p.random)
 	p.mu.Unlock()
@@ -298,8 +298,8 @@ func (p *process) cutFor() (left time.Duration) {
 	return left
 }
 
-// loses draws whether a reply is lost.
-func (p *process) loses() bool {
+// losesReply draws whether a reply is lost.
+func (p *process) losesReply() bool {
 	for _, f := range p.server.faults {
 		if f.kind == lose && f.isOn(p.server.age()) && f.hits(p.index) {
 			p.mu.Lock()
@@ -310,7 +310,7 @@ func (p *process) loses() bool {
 	return false
 }
 
-// texts are a command's words as they are sent.
+// texts returns the words of a command as they are sent.
 func texts(args []any) []string {
 	words := make([]string, len(args))
 	for i, arg := range args {
@@ -322,7 +322,7 @@ func texts(args []any) []string {
 		case int64:
 			words[i] = strconv.FormatInt(v, 10)
 		default:
-			panic("fleetsim: the model does not know how an argument is sent")
+			panic("fleetsim: the model does not implement arguments of this type")
 		}
 	}
 	return words

@@ -8,48 +8,80 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// A scenario is a fleet, what it is to do, what goes wrong, and what must hold.
+// A scenario describes a fleet, its work, its faults and the bounds that must hold.
 type scenario struct {
-	name, about        string
-	processes, waiters int // and the callers of each
+	name, about string
+	// processes is the number of processes, waiters the number of callers of each.
+	processes, waiters int
 	tiers              []throttle.Tier
-	provided           []throttle.Tier  // what the provider counts by. If empty, tiers
-	guard              time.Duration    // of the policy
-	ways               []way            // to the server, for the processes by turns
-	delay              way              // to the provider, and of its response
-	batch              func(i int) bool // the processes whose requests yield. If nil, none
-	keys               int              // of which each has a quota of its own, for the callers by turns. If zero, one
-	rest               time.Duration    // of a caller after a response
-	requests           int              // of each caller. If zero, to the end
-	costs              []int64          // of the requests, at random. If empty, 1
-	cancels            float64          // of the requests, so many are canceled
-	patience           time.Duration    // at random within that, if they wait still
-	faults             []fault
-	warm               time.Duration // how long it runs before goodput is measured
-	length             time.Duration // until the end
-	drain              time.Duration // how long what is reserved may take to be used, where charges are compared
-	busy               service       // of the server. If zero, see service
-	alone              bool          // the quota is in the memory of one process, without a server
-	full               float64       // requests a second that the fleet could send where nothing goes wrong
-	bounds             bounds
-	seen               func(now int64, args []string, reply any) // is told of each command that the server has run
-	large              bool                                      // it takes long: go test runs it only if told to
+	// provided are the tiers that the provider enforces. If nil, tiers.
+	provided []throttle.Tier
+	// guard is the guard of the policy.
+	guard time.Duration
+	// ways are the delays to the server. The processes take them by turns.
+	ways []way
+	// delay is the delay to the provider, and of its response.
+	delay way
+	// batch reports whether the requests of process i yield. If nil, none do.
+	batch func(i int) bool
+	// keys is the number of keys, each with a quota of its own. The callers take them by turns. If
+	// zero, 1.
+	keys int
+	// rest is how long a caller pauses after a response.
+	rest time.Duration
+	// requests is the number of requests of each caller. If zero, callers send until the end.
+	requests int
+	// costs are the costs of requests, of which each draws one. If empty, 1.
+	costs []int64
+	// cancels is the share of requests that are canceled if they still wait.
+	cancels float64
+	// cancelWithin is the longest time until a request is canceled.
+	cancelWithin time.Duration
+	faults       []fault
+	// warm is how long the fleet runs before goodput is measured.
+	warm time.Duration
+	// length is when the run ends.
+	length time.Duration
+	// drain is how long callers may take to use their reservations before charges are compared with
+	// admissions. If zero, they are not compared.
+	drain time.Duration
+	// busy are the service times of the server. If zero, see service.
+	busy service
+	// alone puts the quota into the memory of one process, without a server.
+	alone bool
+	// full is how many requests a second the fleet could send if nothing went wrong.
+	full   float64
+	bounds bounds
+	// seen, if not nil, is called for each command that the server has run.
+	seen func(now int64, args []string, reply any)
+	// large marks a scenario that takes long. TestScenarios plays it only with -large.
+	large bool
 }
 
-// Bounds are what must hold. Those that are zero do not bound, but for refused.
+// A bounds contains what must hold. Fields that are zero do not bound, except refused.
 type bounds struct {
-	goodput  float64       // at least so much of full
-	calls    float64       // of the script for each admission, at most
-	refused  int           // by the provider, at most
-	recovery time.Duration // from the end of the last fault to the full rate, at most
-	even     float64       // least ÷ most admitted of all processes, at least
-	messages float64       // to subscribers for each admission, at most
-	fair     float64       // least ÷ most admitted of the processes at one distance, at least
-	lost     float64       // of the last tier's limit: charged and not admitted, at most
-	longest  time.Duration // wait
+	// goodput is the least share of full.
+	goodput float64
+	// calls is the most calls of the script for each admission.
+	calls float64
+	// refused is the most requests that the provider refuses.
+	refused int
+	// recovery is the longest time from the end of the last fault to the full rate.
+	recovery time.Duration
+	// even is the least ratio of the fewest and the most admissions of a process.
+	even float64
+	// messages is the most messages to subscribers for each admission.
+	messages float64
+	// fair is the least ratio of the fewest and the most admissions at one distance.
+	fair float64
+	// lost is the most units that are charged and not admitted, as a share of the last tier's
+	// limit.
+	lost float64
+	// longest is the longest wait of a caller.
+	longest time.Duration
 }
 
-// service is about what one core takes.
+// service returns the service times, by default about those of one core.
 func (s scenario) service() service {
 	if s.busy != (service{}) {
 		return s.busy
@@ -71,7 +103,7 @@ func (s scenario) policy(key int) throttle.Policy {
 	return throttle.Policy{Name: fmt.Sprintf("key %d", key), Tiers: s.tiers, Guard: s.guard}
 }
 
-// calm returns when the last fault is over.
+// calm returns when the last fault ends.
 func (s scenario) calm() (at time.Duration) {
 	for _, f := range s.faults {
 		if f.kind != rate {
@@ -81,34 +113,34 @@ func (s scenario) calm() (at time.Duration) {
 	return at
 }
 
-// A result is what a run came to.
+// A result contains the figures of a run.
 type result struct {
 	scenario   string
 	Goodput    float64 // accepted requests a second
 	Ratio      float64 // of full
 	Admitted   int
-	Steady     int // of that, after the warm-up
+	Steady     int // admitted after the warm-up
 	Refused    int
-	Least      int // admitted of a process that lived from the start to the end
+	Least      int // admissions of a process that lived from the start to the end
 	Most       int
 	Mean       float64
-	Ways       []int         // admitted, by the ways of the processes
-	Longest    time.Duration // wait, of those too who still wait
+	Ways       []int         // admissions by the distance of the processes
+	Longest    time.Duration // longest wait, including callers that still wait
 	Tally      tally         // of the server
-	Warm       tally         // when the warm-up was over
-	Load       float64       // how much of the time the server was busy
+	Warm       tally         // of the server after the warm-up
+	Load       float64       // share of the time in which the server was busy
 	Recovery   time.Duration // from the end of the last fault; -1: not before the end of the run
-	Charged    int           // in the last tier, where drain says so
-	Sent       int           // and admitted of that
+	Charged    int           // units in the last tier, if drain is set
+	Sent       int           // requests admitted, if drain is set
 	Errors     int           // that callers got
-	Err        error         // the first of them
-	Seconds    []int         // what was accepted in each
+	Err        error         // the first error
+	Seconds    []int         // accepted requests in each second
 	Goroutines int
 	CPU, Real  time.Duration // real
 	Length     time.Duration // virtual
 }
 
-// result takes down what has happened so far.
+// result returns the figures of the run so far.
 func (f *fleet) result() result {
 	r := result{scenario: f.name, Tally: f.server.counted(), Warm: f.warmed, Length: f.length, Ways: make([]int, len(f.ways)), Seconds: make([]int, int((f.length+time.Second-1)/time.Second))}
 	r.Load = float64(r.Tally.Busy) / float64(f.length)
@@ -167,18 +199,19 @@ func (f *fleet) result() result {
 }
 
 const (
-	tenth   = 100 * time.Millisecond
-	restful = 0.85 // of the full rate is the full rate: windows and seconds do not begin together
+	tenth  = 100 * time.Millisecond
+	enough = 0.85 // this share of the full rate counts as the full rate, because windows and seconds do not begin together
 )
 
-// recovery returns when a second begins that has the full rate. counts are of tenths of seconds.
+// recovery returns when the first second begins that has the full rate. The counts are those of
+// tenths of a second.
 func recovery(counts []int, full float64) time.Duration {
 	for i := 0; i+10 <= len(counts); i++ {
 		n := 0
 		for _, c := range counts[i : i+10] {
 			n += c
 		}
-		if float64(n) >= restful*full {
+		if float64(n) >= enough*full {
 			return time.Duration(i) * tenth
 		}
 	}
@@ -194,17 +227,17 @@ func (m *member) livedThrough() bool {
 	return true
 }
 
-// CallsEach are the calls of the script for each admission after the warm-up.
+// CallsEach returns the calls of the script for each admission after the warm-up.
 func (r result) CallsEach() float64 {
 	return float64(r.Tally.Calls-r.Warm.Calls) / float64(max(1, r.Steady))
 }
 
-// ReturnsEach are the calls that give times back.
+// ReturnsEach returns the calls for each admission that return times.
 func (r result) ReturnsEach() float64 {
 	return float64(r.Tally.Returns-r.Warm.Returns) / float64(max(1, r.Steady))
 }
 
-// check returns what does not hold.
+// check returns the bounds that do not hold.
 func (s scenario) check(r result) (wrong []string) {
 	b := s.bounds
 	fails := func(failed bool, format string, args ...any) {
@@ -215,13 +248,13 @@ func (s scenario) check(r result) (wrong []string) {
 	fails(r.Refused > b.refused, "%d refused (%d)", r.Refused, b.refused)
 	fails(r.Ratio < b.goodput, "goodput %.3f of full (%.3f)", r.Ratio, b.goodput)
 	fails(b.calls > 0 && r.CallsEach() > b.calls, "%.2f calls an admission (%.2f)", r.CallsEach(), b.calls)
-	fails(b.recovery > 0 && r.Recovery < 0, "never the full rate again (%v)", b.recovery)
+	fails(b.recovery > 0 && r.Recovery < 0, "full rate never reached again (%v)", b.recovery)
 	fails(b.recovery > 0 && r.Recovery > b.recovery, "full rate after %v (%v)", r.Recovery, b.recovery)
 	fails(float64(slices.Min(r.Ways)) < b.fair*float64(slices.Max(r.Ways)), "by distance %v (%.2f)", r.Ways, b.fair)
 	fails(float64(r.Least) < b.even*float64(r.Most), "least %d and most %d (%.2f)", r.Least, r.Most, b.even)
 	messages := float64(r.Tally.Published-r.Warm.Published) / float64(max(1, r.Steady))
 	fails(b.messages > 0 && messages > b.messages, "%.2f messages an admission (%.2f)", messages, b.messages)
-	fails(b.longest > 0 && r.Longest > b.longest, "a wait of %v (%v)", r.Longest.Round(time.Millisecond), b.longest)
+	fails(b.longest > 0 && r.Longest > b.longest, "longest wait %v (%v)", r.Longest.Round(time.Millisecond), b.longest)
 	if b.lost > 0 {
 		limit := float64(s.tiers[len(s.tiers)-1].Limit)
 		lost := float64(r.Charged-r.Sent) / limit

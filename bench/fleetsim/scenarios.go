@@ -14,19 +14,19 @@ const (
 	guard  = 50 * ms // the default
 )
 
-// near is the way to a server in the same datacenter.
+// near is the delay to a server in the same datacenter.
 var near = uniform(200*time.Microsecond, 800*time.Microsecond)
 
-// rolling is the rate of a limit a second that counts over any second: a request counts for its
-// guard, and for the second after.
+// rolling returns the highest rate under a limit that counts over any second. A request counts for
+// its guard, and for the second after.
 func rolling(limit int64, roundTrip time.Duration) float64 {
 	return float64(limit) / cycle(roundTrip).Seconds()
 }
 
-// cycle is the time after which a burst of such a limit can be followed by the next.
+// cycle returns the time after which another burst can follow a burst of such a limit.
 func cycle(roundTrip time.Duration) time.Duration { return second + guard + roundTrip }
 
-// scenarios are all there are.
+// scenarios returns all scenarios.
 func scenarios() []scenario {
 	all := crowds()
 	for _, roundTrip := range []time.Duration{ms, 20 * ms, 80 * ms, 200 * ms, 400 * ms} {
@@ -46,7 +46,7 @@ func scenarios() []scenario {
 	return append(all, faults()...)
 }
 
-// perSecond is a fleet of which all callers want more than the limit a second, near the server.
+// perSecond returns a fleet near the server whose callers ask for more than the limit a second.
 func perSecond(name, about string, processes, waiters int, limit int64) scenario {
 	s := scenario{
 		name: name, about: about, processes: processes, waiters: waiters,
@@ -56,14 +56,14 @@ func perSecond(name, about string, processes, waiters int, limit int64) scenario
 	return s.measured(3*second, 20*cycle(0))
 }
 
-// measured has a scenario measured for some time, best whole cycles, after another.
+// measured sets how long a scenario is measured, best in whole cycles, and how long it runs before.
 func (s scenario) measured(warm, length time.Duration) scenario {
 	s.warm, s.length = warm, warm+length
 	return s
 }
 
-// Many processes ask at once, and each asks for few callers. What it costs for each admission
-// must not grow with their number.
+// crowds: many processes ask at once, each for a few callers. The cost of an admission must not
+// grow with their number.
 func crowds() []scenario {
 	var all []scenario
 	for _, c := range []struct {
@@ -83,7 +83,7 @@ func crowds() []scenario {
 		s := perSecond(fmt.Sprintf("crowd/%dx%d/%d", c.processes, c.waiters, c.limit), "", c.processes, c.waiters, c.limit)
 		s.bounds, s.large = bounds{goodput: 0.9, calls: 1.5}, c.large
 		if c.processes*c.waiters == 1000 && c.limit == 50 {
-			s.bounds.goodput = 0.85 // the first replies take 60 ms, and a burst of twenty may miss the end
+			s.bounds.goodput = 0.85 // the first replies take 60 ms, and one burst of twenty may fall after the end
 		}
 		all = append(all, s)
 	}
@@ -93,10 +93,10 @@ func crowds() []scenario {
 	s.bounds, s.large = bounds{goodput: 0.9, calls: 1.5}, true
 	all = append(all, s)
 	late := perSecond("crowd/late/500x1/50", "500 processes start beside 10", 510, 1, 50)
-	late.faults = []fault{{kind: start, at: 5 * second, who: func(i int) bool { return i >= 10 }}}
-	late.bounds = bounds{goodput: 0.9, calls: 3} // two of each that starts
+	late.faults = []fault{{kind: start, at: 5 * second, affects: func(i int) bool { return i >= 10 }}}
+	late.bounds = bounds{goodput: 0.9, calls: 3} // two calls of each process that starts
 	all = append(all, late)
-	// What one stall brings together may never part again.
+	// Processes that one stall synchronizes may stay synchronized.
 	for _, c := range []struct {
 		processes, waiters int
 		limit              int64
@@ -110,9 +110,9 @@ func crowds() []scenario {
 	return all
 }
 
-// Four processes are far from the server. A caller may be admitted a round trip late.
+// far: four processes are far from the server. A caller may be admitted a round trip late.
 func far(roundTrip time.Duration, limit int64, a throttle.Algorithm) scenario {
-	const processes, atProvider = 4, 11 * ms // that the provider takes, in the mean
+	const processes, atProvider = 4, 11 * ms // atProvider is the mean time that the provider takes
 	s := perSecond(fmt.Sprintf("far/%v/%d/%v", roundTrip, limit, a), "", processes, 0, limit)
 	s.tiers[0].Algorithm = a
 	s.ways = []way{uniform(roundTrip/2-roundTrip/20, roundTrip/2+roundTrip/20)}
@@ -127,11 +127,12 @@ func far(roundTrip time.Duration, limit int64, a throttle.Algorithm) scenario {
 	if s.large {
 		cycles = 10
 	}
-	return s.measured(5*second+10*roundTrip, time.Duration(cycles)*cycle(roundTrip)) // the first trips make connections
+	return s.measured(5*second+10*roundTrip, time.Duration(cycles)*cycle(roundTrip)) // the first round trips open connections
 }
 
-// Processes far away and near share a limit. There are more callers than a window admits: else
-// the near ones, who come back sooner, use what is left of a window before the far ones ask.
+// mixed: far and near processes share a limit. There are more callers than a window admits.
+// Otherwise the near callers, which come back sooner, would use the rest of a window before the far
+// ones ask.
 func mixed(roundTrip time.Duration, limit int64) scenario {
 	s := perSecond(fmt.Sprintf("mixed/%v/%d", roundTrip, limit), "4 processes are far and 4 near", 8, max(20, int(limit)/6), limit)
 	s.ways = []way{near, uniform(roundTrip/2-roundTrip/20, roundTrip/2+roundTrip/20)}
@@ -140,9 +141,9 @@ func mixed(roundTrip time.Duration, limit int64) scenario {
 	return s.measured(5*second, 40*cycle(roundTrip))
 }
 
-// Requests take from 5 to 500 ms to arrive, and most of them few: what their responses tell makes
-// the difference between the guard and the mean. The same callers in one process, alone, show
-// what there is to gain.
+// arrivals: requests take 5 to 500 ms to arrive, and most of them little. Responses that report
+// arrivals would therefore reduce the time for which a request counts from the guard to the mean.
+// The same callers in one process without a server show what there is to gain.
 func arrivals() []scenario {
 	var all []scenario
 	for _, c := range []struct {
@@ -174,20 +175,20 @@ func arrivals() []scenario {
 	return all
 }
 
-// Costs differ, and one in five is canceled while it waits. What had been reserved for those
-// goes to others, be they smaller.
+// canceled: costs differ, and one request in five is canceled while it waits. Their reservations go
+// to other requests, also smaller ones.
 func canceled() scenario {
 	const limit = 600
 	return scenario{
 		name: "canceled/600", about: "a minute, of 1 to 60 units; one in five is canceled", processes: 80, waiters: 1,
 		tiers: []throttle.Tier{throttle.PerMinute(limit)}, ways: []way{near}, delay: uniform(ms, 10*ms),
-		costs: []int64{1, 1, 2, 5, 10, 60}, cancels: 0.2, patience: 2 * time.Minute,
+		costs: []int64{1, 1, 2, 5, 10, 60}, cancels: 0.2, cancelWithin: 2 * time.Minute,
 		full:   limit / (time.Minute + guard).Seconds(),
-		bounds: bounds{goodput: 0.85}, // large costs at the head of the line leave room unused
+		bounds: bounds{goodput: 0.85}, // large costs at the head of the queue leave room unused
 	}.measured(3*time.Minute, 10*(time.Minute+guard))
 }
 
-// The network is slow for some seconds.
+// spikes: the network is slow for some seconds.
 func spikes() []scenario {
 	var all []scenario
 	for _, lasts := range []time.Duration{5 * second, 10 * second} {
@@ -206,7 +207,7 @@ func spikes() []scenario {
 	return all
 }
 
-// A process has many limiters, each far within its limit.
+// keys: a process has many limiters, each far below its limit.
 func keys() []scenario {
 	var all []scenario
 	for _, w := range []struct {
@@ -230,7 +231,8 @@ func keys() []scenario {
 	return all
 }
 
-// Something breaks, in a fleet of near and far processes of which some have a heavy tail.
+// faults: something breaks in a fleet of near and far processes, some of which have delays with a
+// heavy tail.
 func faults() []scenario {
 	const at = 10 * second
 	var all []scenario
@@ -246,29 +248,30 @@ func faults() []scenario {
 	add("lost", "5 % of the replies are lost", bounds{goodput: 0.9}, fault{kind: lose, lasts: time.Hour, share: 0.05})
 	add("stall", "of 2 s", bounds{goodput: 0.9, recovery: 2 * second}, fault{kind: stall, at: at, lasts: 2 * second})
 	add("partition", "of half of the processes, for 3 s", bounds{goodput: 0.9, recovery: 2 * second},
-		fault{kind: partition, at: at, lasts: 3 * second, who: oneIn(2)})
-	add("kill", "a tenth of the processes", bounds{goodput: 0.95, recovery: 2 * second}, fault{kind: kill, at: at, who: oneIn(10)})
+		fault{kind: partition, at: at, lasts: 3 * second, affects: oneIn(2)})
+	add("kill", "a tenth of the processes", bounds{goodput: 0.95, recovery: 2 * second}, fault{kind: kill, at: at, affects: oneIn(10)})
 	add("step-back", "the server's clock, by 8 s", bounds{goodput: 0.95, recovery: 2 * second}, fault{kind: step, at: at, by: -8 * second})
-	// A step forward cannot be told from idleness: one window too much, and what was booked before.
+	// A step forward looks like idle time: one window and the earlier reservations may be admitted
+	// in excess.
 	add("step-forward", "the server's clock, by 30 s", bounds{goodput: 0.95, refused: 100, recovery: 2 * second}, fault{kind: step, at: at, by: 30 * second})
 	for _, by := range []time.Duration{100 * time.Microsecond, -100 * time.Microsecond} {
 		gains := fmt.Sprintf("rate%+d", by.Microseconds())
-		add(gains, "ppm, of the server's clock", bounds{goodput: 0.97}, fault{kind: rate, by: by})
+		add(gains, "ppm of the server's clock", bounds{goodput: 0.97}, fault{kind: rate, by: by})
 		for _, window := range []time.Duration{time.Minute, time.Hour} {
-			s := add(fmt.Sprintf("%s/1000-in-%.0f-min", gains, window.Minutes()), "ppm, of the server's clock", bounds{goodput: 0.97}, fault{kind: rate, by: by})
+			s := add(fmt.Sprintf("%s/1000-in-%.0f-min", gains, window.Minutes()), "ppm of the server's clock", bounds{goodput: 0.97}, fault{kind: rate, by: by})
 			s.tiers = append(s.tiers, throttle.Tier{Limit: 1000, Window: window})
 			s.full = 1000 / (window + guard).Seconds()
 			*s = s.measured(window/2, 2*(window+guard))
 		}
 	}
 	add("flush", "the scripts", bounds{goodput: 0.97, recovery: second}, fault{kind: flush, at: at})
-	// What was charged in that time may pass once more, and what was booked before.
+	// What was charged since that state may be admitted once more, and so may earlier reservations.
 	add("failover", "to a state of 0.5 s ago", bounds{goodput: 0.9, refused: 100, recovery: 2 * second}, fault{kind: failover, at: at, by: 500 * ms})
 	add("failover/empty", "to none", bounds{goodput: 0.9, refused: 100, recovery: 2 * second}, fault{kind: failover, at: at, by: time.Hour})
 	return all
 }
 
-// Many processes share places, and each holds one for 200 ms.
+// atOnce: many processes share places, and each request holds one for 200 ms.
 func atOnce() []scenario {
 	const limit, hold = 50, 200 * ms
 	var all []scenario
@@ -276,7 +279,8 @@ func atOnce() []scenario {
 		s := perSecond("at-once/"+name, about, processes, waiters, limit)
 		s.tiers = append([]throttle.Tier{{Limit: limit, Algorithm: throttle.Concurrency}}, tiers...)
 		s.delay, s.full = constant(hold/2), float64(limit)/hold.Seconds()
-		// A request costs a call that asks and one that tells its end, and is told its place once.
+		// A request costs one call that asks and one that reports its end, and gets one message
+		// about its place.
 		inTurn := time.Duration(float64(processes*waiters) / s.full * float64(second))
 		s.bounds = bounds{goodput: 0.97, calls: 2.2, messages: 1.1, even: 0.8, longest: 2 * max(hold, inTurn)}
 		all = append(all, s.measured(5*second, 20*second))
@@ -285,22 +289,22 @@ func atOnce() []scenario {
 	add("16x8", "", 16, 8)
 	add("60x1", "", 60, 1).large = true
 	add("128x8", "", 128, 8)
-	crowd := add("1000x1", "each of which asks every five seconds besides", 1000, 1)
+	crowd := add("1000x1", "each also asks every five seconds", 1000, 1)
 	crowd.bounds.calls, crowd.large = 3.2, true
 	rest := add("rest/300x1", "there are places for half of them", 300, 1)
 	rest.rest, rest.full, rest.large = 2*second, 300/2.2, true
 	rest.bounds = bounds{goodput: 0.95, calls: 2.2, messages: 1.1, longest: second}
 	far := add("far/16x8", "80 ms from the server", 16, 8)
-	far.ways, far.full = []way{uniform(38*ms, 42*ms)}, float64(limit)/(hold+160*ms).Seconds()    // to tell the end, to be told, to ask and to be answered
-	far.bounds = bounds{goodput: 0.9, calls: 2.2, messages: 1.1, even: 0.6, longest: 3 * second} // calls of a process take turns
+	far.ways, far.full = []way{uniform(38*ms, 42*ms)}, float64(limit)/(hold+160*ms).Seconds()    // for the report of the end, the message, the call and the reply
+	far.bounds = bounds{goodput: 0.9, calls: 2.2, messages: 1.1, even: 0.6, longest: 3 * second} // calls of one process take turns
 	dead := add("kill/16x8", "half of the processes, whose places come back with the end of their leases", 16, 8)
-	dead.faults = []fault{{kind: kill, at: 10 * second, who: oneIn(2)}}
+	dead.faults = []fault{{kind: kill, at: 10 * second, affects: oneIn(2)}}
 	dead.bounds = bounds{calls: 2.2, messages: 1.1, recovery: 11 * second}
 	return all
 }
 
-// Many processes have requests that yield. Each asks once to be told its turn, once then, and
-// once in five seconds.
+// batches: many processes have requests that yield. Each process asks once for a turn, once at its
+// turn, and once in five seconds.
 func batches() []scenario {
 	var all []scenario
 	for _, n := range []int{10, 100, 300} {
@@ -315,7 +319,7 @@ func batches() []scenario {
 	s.batch = oneIn(1)
 	s.bounds = bounds{goodput: 0.95, calls: 1, even: 0.6, longest: 2 * (cycle(0) + 2*second)}
 	all = append(all, s)
-	s = perSecond("batch/beside-users", "a tenth of 300 processes yields to nobody", 300, 1, 50)
+	s = perSecond("batch/beside-users", "a tenth of 300 processes does not yield", 300, 1, 50)
 	s.batch = func(i int) bool { return i%10 > 0 }
 	s.bounds = bounds{goodput: 0.95, calls: 5}
 	return append(all, s)

@@ -10,14 +10,14 @@ import (
 	"github.com/yuin/gopher-lua/parse"
 )
 
-// A serverError is what a server answers instead of a value.
+// A serverError is an error that the server replies.
 type serverError string
 
 func (e serverError) Error() string { return string(e) }
 func (serverError) RedisError()     {}
 
 // An interpreter runs scripts as a server does, except that globals are not protected. call
-// is what redis.call does.
+// implements redis.call.
 type interpreter struct {
 	state *lua.LState
 	call  func(args []string) (any, error)
@@ -48,8 +48,9 @@ func newInterpreter(call func(args []string) (any, error)) *interpreter {
 	return i
 }
 
-// compile makes a script a function of its keys and arguments. The script that decides is a library
-// and a call of it: the library is defined once, as by a server that has it as a function.
+// compile returns a script as a function of its keys and arguments. The script that decides
+// consists of a library and a call of it. The library is defined once, as on a server that has it
+// as a function.
 func (i *interpreter) compile(source string) (*lua.LFunction, error) {
 	library, found := strings.CutSuffix(source, "return run(KEYS, ARGV)\n")
 	if found {
@@ -75,7 +76,7 @@ func (i *interpreter) compile(source string) (*lua.LFunction, error) {
 	return script, nil
 }
 
-// run returns what a script answers: an int64, a string, a list of them, or nil.
+// run runs a script and returns its answer: an int64, a string, a list of them, or nil.
 func (i *interpreter) run(script *lua.LFunction, keys, args []string) (any, error) {
 	l := i.state
 	defer l.SetTop(0)
@@ -179,7 +180,7 @@ func fromLua(value lua.LValue) (any, error) {
 	return nil, nil
 }
 
-// The struct library, as far as unsigned big-endian numbers of one to eight bytes go: '>I7I2'.
+// The struct library, for unsigned big-endian numbers of one to eight bytes only: '>I7I2'.
 
 func packNumbers(l *lua.LState) int {
 	bytes := make([]byte, 0, 7*l.GetTop())
@@ -211,7 +212,7 @@ func unpackNumbers(l *lua.LState) int {
 	return len(all) + 1
 }
 
-// widths reads a format.
+// widths returns the widths of the numbers of a format.
 func widths(l *lua.LState) []int {
 	format := l.CheckString(1)
 	all := make([]int, 0, len(format)/2)

@@ -15,9 +15,9 @@ import (
 	lua "github.com/yuin/gopher-lua"
 )
 
-// A server is a model of Redis: as much of it as the script and its clients use. It has one
-// thread. Commands wait in the order in which they arrive, and each takes its service time;
-// the instant that TIME tells is that at which the command begins.
+// A server is a model of Redis, with the commands that the script and its clients use. It has one
+// thread. Commands wait in order of arrival, and each takes its service time. TIME returns the
+// instant at which the command begins.
 type server struct {
 	service service
 	faults  []fault
@@ -25,17 +25,17 @@ type server struct {
 	queue   chan *visit
 	lua     *interpreter
 	epoch   atomic.Int64                              // counts failovers
-	seen    func(now int64, args []string, reply any) // is told of each command that was served, for tests
+	seen    func(now int64, args []string, reply any) // called for each command that was served, for tests
 
 	mu       sync.Mutex // guards all below
 	keys     map[string]*value
-	replica  map[string]*value // what a failover falls back to
+	replica  map[string]*value // the state to which a failover falls back
 	scripts  map[string]*lua.LFunction
 	channels map[string]map[*conn]struct{}
 	tally    tally
 }
 
-// A service is how long the server is busy with what it is asked.
+// A service contains how long the server is busy with its work.
 type service struct {
 	Call    time.Duration // with a call of the script
 	Request time.Duration // and with each request that it decides
@@ -44,13 +44,13 @@ type service struct {
 	Compile time.Duration // with a new script
 }
 
-// A tally is what the server did.
+// A tally counts what the server has done.
 type tally struct {
 	Calls, Reserves, Returns, Others int // calls of the script
 	Connections, Commands            int // opened, other commands
 	Published                        int // messages, one for each subscriber
 	Busy                             time.Duration
-	Longest                          time.Duration // that a command waited for those before it
+	Longest                          time.Duration // wait of a command for earlier commands
 }
 
 type value struct {
@@ -60,13 +60,13 @@ type value struct {
 	expires int64 // by the server's clock, in µs; 0 is never
 }
 
-// A visit is what one connection sent at once. done is called, in the server's goroutine, with
-// the replies, or without any if the connection broke.
+// A visit contains the commands that a connection sent at once. The server's goroutine calls done
+// with the replies, or with none if the connection broke.
 type visit struct {
 	commands [][]string
 	epoch    int64
 	arrived  time.Time
-	conn     *conn // if it is one for messages
+	conn     *conn // if not nil, a connection for messages
 	done     func(replies []any)
 }
 
@@ -75,7 +75,7 @@ func newServer(s service, faults []fault) *server {
 		service:  s,
 		faults:   faults,
 		began:    time.Now(),
-		queue:    make(chan *visit, 1<<20), // else the order would depend on who is woken first
+		queue:    make(chan *visit, 1<<20), // a smaller queue would make the order depend on the scheduler
 		keys:     make(map[string]*value),
 		scripts:  make(map[string]*lua.LFunction),
 		channels: make(map[string]map[*conn]struct{}),
@@ -84,8 +84,8 @@ func newServer(s service, faults []fault) *server {
 	for _, f := range faults {
 		switch f.kind {
 		case failover:
-			time.AfterFunc(max(0, f.at-f.by), func() { r.copy() })
-			time.AfterFunc(f.at, func() { r.fail(f.by >= f.at) })
+			time.AfterFunc(max(0, f.at-f.by), func() { r.saveReplica() })
+			time.AfterFunc(f.at, func() { r.failOver(f.by >= f.at) })
 		case flush:
 			time.AfterFunc(f.at, r.flush)
 		}
@@ -93,12 +93,12 @@ func newServer(s service, faults []fault) *server {
 	return r
 }
 
-// run serves until there is a nil in the queue.
+// run serves until it receives nil from the queue.
 func (s *server) run() {
 	for v := <-s.queue; v != nil; {
 		visits := []*visit{v}
 		replies := [][]any{s.answer(v)}
-		// As Redis does, it serves all who came meanwhile, once, and replies then.
+		// As Redis does, serve all commands that arrived meanwhile, once, and then reply.
 		for range len(s.queue) {
 			if v = <-s.queue; v == nil {
 				break
@@ -141,25 +141,25 @@ func (s *server) answer(v *visit) []any {
 
 func (s *server) age() time.Duration { return time.Since(s.began) }
 
-// take has a visit arrive.
-func (s *server) take(v *visit) {
+// enqueue adds a visit to the queue.
+func (s *server) enqueue(v *visit) {
 	v.arrived = time.Now()
 	s.queue <- v
 }
 
-// micros is the server's clock. It is wrong by steps, and its rate by some millionths.
+// micros returns the server's clock in µs, with its steps and its gain.
 func (s *server) micros() int64 {
 	age := s.age()
-	wrong := time.Duration(0)
+	offset := time.Duration(0)
 	for _, f := range s.faults {
 		switch {
 		case f.kind == step && age >= f.at:
-			wrong += f.by
+			offset += f.by
 		case f.kind == rate:
-			wrong += age * f.by / time.Second
+			offset += age * f.by / time.Second
 		}
 	}
-	return s.began.Add(age + wrong).UnixMicro()
+	return s.began.Add(age + offset).UnixMicro()
 }
 
 // serve runs a command and returns how long it takes. A reply is an int64, a string, a list of
@@ -200,7 +200,7 @@ func (s *server) load(what, source string) (any, time.Duration) {
 	sum := sha1.Sum([]byte(source))
 	sha := hex.EncodeToString(sum[:])
 	if s.scripts[sha] != nil {
-		return sha, s.service.Call // it has to be hashed
+		return sha, s.service.Call // the server must hash it
 	}
 	script, err := s.lua.compile(source)
 	if err != nil || !strings.EqualFold(what, "load") {
@@ -229,7 +229,7 @@ func (s *server) script(how string, args []string) (any, time.Duration) {
 	reply, err := s.lua.run(script, keys, args)
 	took := s.service.Call
 	s.tally.Calls++
-	op := "" // of a script that only looks
+	op := "" // empty for a script that only reads
 	if len(args) > 0 {
 		op = args[0]
 	}
@@ -237,7 +237,7 @@ func (s *server) script(how string, args []string) (any, time.Duration) {
 	case "r", "b":
 		s.tally.Reserves++
 		if numbers, ok := reply.([]any); ok {
-			took += s.service.Request * time.Duration((len(numbers)-8)/3) // runs of equal ones
+			took += s.service.Request * time.Duration((len(numbers)-8)/3) // of runs of equal requests
 		}
 	case "u", "x":
 		s.tally.Returns++
@@ -250,7 +250,7 @@ func (s *server) script(how string, args []string) (any, time.Duration) {
 	return reply, took
 }
 
-// execute runs one of the commands that the script uses. It needs mu.
+// execute runs one of the commands that the script uses. The caller must hold mu.
 func (s *server) execute(args []string) (any, error) {
 	name, args := strings.ToUpper(args[0]), args[1:]
 	var key string
@@ -265,7 +265,7 @@ func (s *server) execute(args []string) (any, error) {
 	number := func(i int) int {
 		n, err := strconv.Atoi(args[i])
 		if err != nil {
-			panic(err) // the script's mistake
+			panic(err) // a mistake in the script
 		}
 		return n
 	}
@@ -330,7 +330,7 @@ func (s *server) execute(args []string) (any, error) {
 	return nil, serverError(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %.80q", name, args))
 }
 
-// subscribe needs mu.
+// subscribe adds or removes a subscription. The caller must hold mu.
 func (s *server) subscribe(c *conn, channel string, to bool) {
 	kind := "unsubscribe"
 	if all := s.channels[channel]; !to {
@@ -348,8 +348,8 @@ func (s *server) subscribe(c *conn, channel string, to bool) {
 	c.deliver(fmt.Sprintf("*3\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n:%d\r\n", len(kind), kind, len(channel), channel, c.channels))
 }
 
-// leave ends the subscriptions of a connection.
-func (s *server) leave(c *conn) {
+// unsubscribeAll ends the subscriptions of a connection.
+func (s *server) unsubscribeAll(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, all := range s.channels {
@@ -357,8 +357,8 @@ func (s *server) leave(c *conn) {
 	}
 }
 
-// copy remembers the state for a failover.
-func (s *server) copy() {
+// saveReplica copies the state for a failover.
+func (s *server) saveReplica() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.replica = make(map[string]*value, len(s.keys))
@@ -367,9 +367,9 @@ func (s *server) copy() {
 	}
 }
 
-// fail has another server take over: with the state of before, or with none, without scripts,
-// and without any connection.
-func (s *server) fail(empty bool) {
+// failOver makes another server take over: with the earlier state or none, without scripts, and
+// without connections.
+func (s *server) failOver(empty bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.epoch.Add(1)
@@ -386,7 +386,7 @@ func (s *server) fail(empty bool) {
 	clear(s.channels)
 }
 
-// flush forgets the scripts.
+// flush deletes all scripts.
 func (s *server) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

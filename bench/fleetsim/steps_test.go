@@ -12,7 +12,7 @@ import (
 	"github.com/apithrottle/throttle"
 )
 
-// A counter counts the instructions that a Lua machine runs with it as context.
+// A counter counts the instructions that a Lua state runs with it as its context.
 type counter struct {
 	context.Context
 	n int
@@ -23,20 +23,21 @@ func (c *counter) Done() <-chan struct{} {
 	return nil
 }
 
-// TestSteps: with leases a call takes no more instructions and bytes with 6,000 processes than with 10.
+// TestSteps checks that with leases a call takes no more instructions with 6,000 processes than
+// with 10.
 func TestSteps(t *testing.T) {
-	for _, limit := range []int64{1 << 20, 5} { // all hold a place, or nearly all stand in the line
+	for _, limit := range []int64{1 << 20, 5} { // all processes hold a place, or nearly all are queued
 		t.Run(strconv.FormatInt(limit, 10), func(t *testing.T) {
 			few, many := steps(t, limit, 10), steps(t, limit, 6000)
 			if t.Logf("instructions of the calls of one process: %v with 10 processes, %v with 6,000", few, many); slices.Max(many) > slices.Max(few)*5/4 {
-				t.Error("a call takes longer with 6,000 processes")
+				t.Error("got more instructions with 6,000 processes, want at most a quarter more than with 10")
 			}
 		})
 	}
 }
 
-// steps returns how many instructions calls take when so many processes share a quota: one that asks,
-// one that gives its place back, and one that asks then.
+// steps returns how many instructions calls take when processes share a quota: a call that asks,
+// one that releases a place, and calls that ask then.
 func steps(t *testing.T, limit int64, processes int) (counts []int) {
 	s := perSecond("steps", "", 1, 1, 1<<20)
 	s.tiers = append(s.tiers, throttle.Tier{Limit: limit, Algorithm: throttle.Concurrency})
@@ -49,7 +50,7 @@ func steps(t *testing.T, limit int64, processes int) (counts []int) {
 			asks = args
 		}
 	}
-	s.measured(0, time.Second).virtually(t, 1)
+	s.measured(0, time.Second).runVirtually(t, 1)
 	synctest.Test(t, func(t *testing.T) { counts = stepsAtOnce(t, script[2], asks, processes) }) // no time passes
 	return counts
 }
@@ -68,7 +69,7 @@ func stepsAtOnce(t *testing.T, script string, asks []string, processes int) (cou
 		}
 		count.n = 0
 		if reply, _ := server.script("evalsha", words[1:]); fmt.Sprintf("%T", reply) != "[]interface {}" {
-			t.Fatalf("%v: %v", words, reply)
+			t.Fatalf("%v: got %v, want a list", words, reply)
 		}
 		counts = append(counts, count.n)
 	}
@@ -80,7 +81,7 @@ func stepsAtOnce(t *testing.T, script string, asks []string, processes int) (cou
 	call("r", processes+1, 1, 0)
 	call("l", 1, 2, 0)
 	call("r", 1, 3, 0)
-	for i := range 6 { // of which one is told of the place
+	for i := range 6 { // one of which has a place kept for it
 		call("r", i+2, 2, 1)
 	}
 	return counts

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// copy returns a value that does not change with this one.
+// copy returns a deep copy.
 func (v *value) copy() *value {
 	order := sortedSet{slices.Clone(v.order.members), maps.Clone(v.order.scores)}
 	return &value{append([]byte(nil), v.bytes...), maps.Clone(v.fields), order, v.expires}
@@ -54,7 +54,7 @@ func (v *value) execute(name string, args []string) (any, error) {
 	return nil, serverError(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %.80q", name, args))
 }
 
-// A sortedSet has its members in order.
+// A sortedSet keeps its members in order.
 type sortedSet struct {
 	members []entry
 	scores  map[string]float64
@@ -83,13 +83,13 @@ func (s *sortedSet) remove(name string) {
 	}
 }
 
-// between returns the first members with scores between two.
+// between returns the names of the first members with scores in a range.
 func (s *sortedSet) between(from, to, count string) (names []string) {
 	least, _ := score(from)
 	most, open := score(to)
 	limit, err := strconv.Atoi(count)
 	if err != nil {
-		panic(err) // the script's mistake
+		panic(err) // a mistake in the script
 	}
 	i, _ := slices.BinarySearchFunc(s.members, entry{score: least}, entry.compare)
 	for ; i < len(s.members) && len(names) < limit; i++ {
@@ -102,12 +102,12 @@ func (s *sortedSet) between(from, to, count string) (names []string) {
 	return names
 }
 
-// score reads one, and whether it is excluded from a range.
+// score parses a score, and reports whether a range excludes it.
 func score(text string) (at float64, open bool) {
 	text, open = strings.CutPrefix(text, "(")
 	at, err := strconv.ParseFloat(text, 64)
 	if err != nil {
-		panic(err) // the script's mistake
+		panic(err) // a mistake in the script
 	}
 	return at, open
 }
