@@ -477,7 +477,7 @@ func TestCellPause(t *testing.T) {
 		}
 		<-time.After(time.Second)
 		if !c.Allow() {
-			t.Error("a pause reached another process")
+			t.Error("got a pause in another process, want none")
 		}
 		if st, err := b.Status(t.Context()); err != nil || st.Paused != 2*time.Second {
 			t.Errorf("got %+v, %v, want paused for 2s", st, err)

@@ -144,7 +144,7 @@ func TestChangeVoidsReservations(t *testing.T) {
 		time.Sleep(90 * ms)
 		synctest.Wait()
 		if len(answers) != 2 || answers[0].Verdict != store.Moved || answers[1].Verdict != store.Moved {
-			t.Fatalf("got decisions %+v", answers)
+			t.Fatalf("got decisions %+v, want two Moved", answers)
 		}
 		if got := used(t, successor(q)); got["requests"] != 0 {
 			t.Errorf("got %v charged, want no requests", got)
@@ -156,7 +156,7 @@ func TestChangeVoidsReservations(t *testing.T) {
 		time.Sleep(100 * ms)
 		synctest.Wait()
 		if len(answers) == 0 || answers[0].Verdict != store.Admitted || answers[0].Reservation == nil {
-			t.Fatalf("got decisions %+v", answers)
+			t.Fatalf("got decisions %+v, want a reservation", answers)
 		}
 		tier.Limit = 20
 		if err := q.(store.Changer).Change(t.Context(), plan(t, 100*ms, tier)); err != nil {
@@ -232,7 +232,7 @@ func TestSetPolicyKeepsTheCharge(t *testing.T) {
 		defer l.Close()
 		charged := int64(40)
 		if !l.AllowN(charged) {
-			t.Fatal("refused")
+			t.Fatal("got a refusal by a new quota")
 		}
 		for i, p := range []throttle.Policy{
 			policy(60, 2*hour, throttle.GCRA), policy(100, 24*hour, throttle.SlidingWindow), policy(120, 12*hour, throttle.SlidingLog),

@@ -68,13 +68,13 @@ func (d *dice) float() float64 {
 	return d.src.Float64()
 }
 
-// providerClock returns what the provider's clock now. The server's clock differs from it by its
+// providerClock returns what the provider's clock shows. The server's clock differs from it by its
 // steps only.
 func (w *world) providerClock(at time.Time) time.Time {
 	return beginning.Add(time.Duration(float64(at.Sub(w.began)) * w.rate))
 }
 
-// serverClock returns what the server's clock now.
+// serverClock returns what the server's clock shows.
 func (w *world) serverClock(at time.Time) time.Time {
 	now := w.providerClock(at)
 	for _, s := range w.steps {
@@ -113,7 +113,7 @@ func (w *world) process(t *testing.T, there, back func() time.Duration) *redis.C
 		Protocol:        2,   // connections of protocol 3 hold a lock while they wait, which stops virtual time
 	})
 	t.Cleanup(func() {
-		time.Sleep(6 * sec) // a listener lingers for five
+		time.Sleep(6 * sec) // a subscription stays open for five seconds
 		rdb.Close()
 	})
 	return rdb

@@ -70,7 +70,7 @@ func guarded(tier throttle.Tier) throttle.Policy {
 
 const (
 	callers = 12        // of three members; each has one reservation at most
-	enough  = 15        // a test ends after so many admissions after the fault
+	enough  = 15        // admissions after a fault with which a test ends
 	usual   = 300 * ms  // in a bubble, the longest time between two admissions without a fault
 	resume  = sec       // in a bubble, the longest time until a fleet admits again after a fault
 	watch   = 1200 * ms // how long a test watches a fleet in a bubble

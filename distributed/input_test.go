@@ -314,14 +314,14 @@ func TestInputRightsOnCluster(t *testing.T) {
 		t.Helper()
 		for range 6 { // waits and subscribes
 			if err := l.Wait(ctx); err != nil {
-				t.Fatalf("the documented rights are too few: %v", err)
+				t.Fatalf("got %v, want the documented rights to suffice", err)
 			}
 		}
 	}
 	wait()
 	c.moveKey(t, wait)
 	if err := other.Pause(ctx, 300*ms); err != nil {
-		t.Errorf("the documented rights are too few for a pause: %v", err)
+		t.Errorf("Pause: got %v, want the documented rights to suffice", err)
 	}
 	wait()
 	c.checkLog(t)
@@ -339,7 +339,7 @@ func TestInputRightsOfLeases(t *testing.T) {
 		t.Helper()
 		held, err := first.Acquire(ctx, nil)
 		if err != nil {
-			t.Fatalf("the documented rights are too few: %v", err)
+			t.Fatalf("got %v, want the documented rights to suffice", err)
 		}
 		got := make(chan error, 1)
 		go func() {
@@ -352,7 +352,7 @@ func TestInputRightsOfLeases(t *testing.T) {
 		waitUntil(t, "the other waits", func() bool { s, err := second.Status(ctx); return err == nil && s.Waiting == 1 })
 		held.Release()
 		if err := <-got; err != nil {
-			t.Fatalf("the documented rights are too few: %v", err)
+			t.Fatalf("got %v, want the documented rights to suffice", err)
 		}
 	}
 	for range 3 {
@@ -389,18 +389,18 @@ func TestInputRights(t *testing.T) {
 		for i := range 12 { // waits and subscribes
 			if i == 3 {
 				if err := other.Pause(ctx, 300*ms); err != nil {
-					t.Errorf("the documented rights are too few for a pause: %v", err)
+					t.Errorf("Pause: got %v, want the documented rights to suffice", err)
 				}
 			}
 			if err := l.Wait(ctx); err != nil {
-				t.Fatalf("the documented rights are too few: %v", err)
+				t.Fatalf("got %v, want the documented rights to suffice", err)
 			}
 		}
 		if took := time.Since(began); took < 500*ms {
 			t.Errorf("got 12 admissions in %v with a pause of 300ms, want 500ms at least", took)
 		}
 		if _, err := l.Status(ctx); err != nil {
-			t.Errorf("the documented rights are too few for Status: %v", err)
+			t.Errorf("Status: got %v, want the documented rights to suffice", err)
 		}
 	}
 	log, err := s.Client().Do(ctx, "ACL", "LOG").Slice()
@@ -531,7 +531,7 @@ func TestInputKeysAreHashed(t *testing.T) {
 		}
 		for _, text := range []string{key, rdb.Get(ctx, key).Val()} {
 			if strings.Contains(text, "vendor") || strings.Contains(text, "secret") {
-				t.Errorf("got %q, which contains the policy's name or the Group's key", text)
+				t.Errorf("got %q, want neither the policy's name nor the Group's key in it", text)
 			}
 		}
 		if ttl := rdb.PTTL(ctx, key).Val(); ttl <= 0 || ttl > 2*hour+2*sec {
@@ -555,7 +555,7 @@ func inputStatus(t *testing.T, s *miniredis.Miniredis) {
 			t.Helper()
 			st, err := l.Status(ctx)
 			if err != nil || len(st.Tiers) != 2 {
-				t.Fatalf("%v: %+v, %v", a, st, err)
+				t.Fatalf("%v: got status %+v, %v, want two tiers", a, st, err)
 			}
 			return st
 		}

@@ -257,7 +257,7 @@ func TestForgedMessages(t *testing.T) {
 		}
 		wg.Wait()
 		if took := time.Since(began); took < 20*sec {
-			t.Errorf("got a pause of 20s ended by forged messages after %v", took)
+			t.Errorf("got the pause ended after %v by forged messages, want it to last 20s", took)
 		}
 	})
 }

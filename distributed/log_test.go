@@ -64,7 +64,7 @@ func TestLog(t *testing.T) {
 		s.SetTime(now)
 		ask()
 		if log.count("msg=") > 0 {
-			t.Errorf("got log output without an incident: %s", log.text.String())
+			t.Errorf("got log output %q, want none without an incident", log.text.String())
 		}
 		checkTwice("the clock of Redis stepped", func() {
 			now = now.Add(-8 * sec)

@@ -231,7 +231,7 @@ func TestPeersRow13DenialsAndClientClocks(t *testing.T) {
 		p := exact(throttle.PerMinute(5))
 		l := limiter(t, p, distributed.New(near(t, s), distributed.Options{}))
 		if !l.AllowN(5) {
-			t.Fatal("a fresh quota refuses")
+			t.Fatal("got a refusal by a new quota")
 		}
 		s.SetTime(beginning.Add(59 * sec))
 		checkDenied := func(who string, l *throttle.Limiter) {

@@ -101,7 +101,7 @@ func runWorker() {
 		os.Exit(2)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	go func() { // a second line ends the work; the end of the input ends the process ends it however that ends
+	go func() { // a second line ends the work; the end of the input ends the process, however the test ends
 		_, _ = in.ReadString('\n')
 		cancel()
 		_, _ = io.Copy(io.Discard, in)
@@ -312,12 +312,12 @@ func waitForWorkers(t *testing.T, workers ...*worker) (all []event) {
 		<-w.ended
 		if w.cmd != nil && w.cmd.ProcessState == nil {
 			if err := w.cmd.Wait(); err != nil {
-				t.Errorf("worker %d: %v", w.number, err)
+				t.Errorf("worker %d: got %v, want it to end without error", w.number, err)
 			}
 		}
 		for _, e := range w.reported {
 			if !slices.Contains([]string{admitted, released, canceled}, e.Outcome) {
-				t.Errorf("worker %d: %s", w.number, e.Outcome)
+				t.Errorf("worker %d: got outcome %q, want no error", w.number, e.Outcome)
 				break
 			}
 		}
@@ -651,7 +651,7 @@ func TestFleetPauseAtStart(t *testing.T) {
 }
 
 // checkOpen checks that at most that many permits were open at once, by the instants that the
-// workers reported. It returns how many were open on average between two instants.
+// workers reported. It returns how many were open on average in [from, to).
 func checkOpen(t *testing.T, most int, from, to time.Time, workers ...*worker) (average float64) {
 	t.Helper()
 	type change struct {

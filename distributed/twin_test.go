@@ -56,7 +56,7 @@ type twin struct {
 	history                  []chargeRecord // all charges, which are charged again under another plan
 
 	observed bool           // the provider has reported something
-	tail     []chargeRecord // the last charges, each of one request
+	tail     []chargeRecord // the last charges, one request each
 	base     *base          // the state without the tail; nil if there is no tail
 	closed   bool           // this call adds nothing to the tail
 }
@@ -78,7 +78,7 @@ type chargeRecord struct {
 	run    int   // in the tail, the number of the script's run that holds the charge
 }
 
-// A lease is what an owner holds, and how it waits.
+// A lease contains what an owner holds, and how it waits.
 type lease struct {
 	owner, seq, expiry int64
 	held               []int64
@@ -1011,7 +1011,7 @@ func (m *twin) isTTL(ttl int64) bool {
 	switch {
 	case m.estimates: // nor does the script simulate the end of leases
 		return ttl >= 1000
-	case m.resets, m.changed: // nor what resets end, nor tiers of another plan
+	case m.resets, m.changed: // nor the end of resets, nor tiers of another plan
 		return ttl >= m.ttl()
 	}
 	longest := m.plan.Guard().Microseconds()
@@ -1026,7 +1026,7 @@ func (m *twin) mustBeFresh(t testing.TB, at int64) {
 	t.Helper()
 	held := slices.ContainsFunc(m.leases, func(l lease) bool { return l.expiry > at })
 	if held || m.until > at || m.frontier > at {
-		t.Fatalf("the state expires at %d and is not fresh: %+v", at, m)
+		t.Fatalf("got a state that expires at %d and is not fresh: %+v", at, m)
 	}
 	l := m.ledger.Clone()
 	if open := m.openEstimates(); m.estimates { // estimates land when their leases have ended
@@ -1037,7 +1037,7 @@ func (m *twin) mustBeFresh(t testing.TB, at int64) {
 		}
 	}
 	if !l.Fresh(m.moment(at)) {
-		t.Fatalf("the state expires at %d, before its tiers %v are fresh", at, m.plan.Tiers())
+		t.Fatalf("got a state that expires at %d, before its tiers %v are fresh", at, m.plan.Tiers())
 	}
 }
 
@@ -1437,7 +1437,7 @@ func (g *generator) newPlan() *algorithms.Plan {
 		}
 		tiers = append(tiers, g.tier(a))
 	}
-	if g.IntN(3) == 0 { // of a unit that nothing else limits
+	if g.IntN(3) == 0 { // a unit without other limits
 		tiers = append(tiers, algorithms.Tier{Limit: pick[int64](g, 3, 30), Unit: "jobs", Algorithm: algorithms.Concurrency})
 	}
 	guard := pick[time.Duration](g, 0, 3*time.Microsecond, time.Millisecond, 50*time.Millisecond, 50*time.Millisecond, 2*time.Second)

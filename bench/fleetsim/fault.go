@@ -13,7 +13,7 @@ const (
 	failover              // another server takes over with the state of fault.by before, or with none
 	step                  // the server's clock steps by fault.by
 	rate                  // the server's clock gains fault.by a second, for the whole run
-	flush                 // the server forgets its scripts
+	flush                 // the server loses its scripts
 	kill                  // processes end and never return what their callers reserve or hold
 	start                 // processes start at fault.at and do nothing before
 )

@@ -45,7 +45,7 @@ func TestScenarios(t *testing.T) {
 	names := make(map[string]bool)
 	for _, s := range scenarios() {
 		if names[s.name] {
-			t.Errorf("got two scenarios with the name %s", s.name)
+			t.Errorf("got two scenarios named %s, want one", s.name)
 		}
 		names[s.name] = true
 		if s.large && !*large {
@@ -163,7 +163,7 @@ func TestNetwork(t *testing.T) {
 					go func() {
 						err := p.rdb.Process(t.Context(), unrepeated{redis.NewCmd(t.Context(), "pexpire", "key", 1)})
 						if (err != nil) != tt.err {
-							t.Errorf("the error is %v", err)
+							t.Errorf("got error %v, want an error: %v", err, tt.err)
 						}
 						took <- time.Since(began)
 					}()
@@ -230,7 +230,7 @@ func TestUnknown(t *testing.T) {
 		go s.run()
 		p := newProcess(0, s, constant(0), 1)
 		if err := p.rdb.Do(t.Context(), "FCALL", "f", 0).Err(); !redis.HasErrorPrefix(err, "unknown command") {
-			t.Errorf("the error is %v", err)
+			t.Errorf("got error %v, want unknown command", err)
 		}
 		l, err := throttle.New(throttle.Policy{Name: "dead", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, distributed.New(p.rdb, distributed.Options{}))
 		if err != nil {

@@ -67,7 +67,7 @@ import (
 
 func main() {
 	debug.SetGCPercent(400)
-	// Virtual time comes from testing/synctest, which needs a test. So this program is one. It
+	// Virtual time comes from testing/synctest, which needs a test, so this program is a test. It
 	// has flags of its own.
 	testing.Init()
 	_ = flag.CommandLine.Parse(nil)

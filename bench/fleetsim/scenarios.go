@@ -62,8 +62,8 @@ func (s scenario) measured(warm, length time.Duration) scenario {
 	return s
 }
 
-// crowds: many processes ask at once, each for a few callers. The cost of an admission must not
-// grow with their number.
+// crowds returns scenarios in which many processes ask at once, each for a few callers. The cost of
+// an admission must not grow with their number.
 func crowds() []scenario {
 	var all []scenario
 	for _, c := range []struct {
@@ -110,7 +110,8 @@ func crowds() []scenario {
 	return all
 }
 
-// far: four processes are far from the server. A caller may be admitted a round trip late.
+// far returns a scenario in which four processes are far from the server. A caller may be admitted
+// a round trip late.
 func far(roundTrip time.Duration, limit int64, a throttle.Algorithm) scenario {
 	const processes, atProvider = 4, 11 * ms // atProvider is the mean time that the provider takes
 	s := perSecond(fmt.Sprintf("far/%v/%d/%v", roundTrip, limit, a), "", processes, 0, limit)
@@ -130,9 +131,9 @@ func far(roundTrip time.Duration, limit int64, a throttle.Algorithm) scenario {
 	return s.measured(5*second+10*roundTrip, time.Duration(cycles)*cycle(roundTrip)) // the first round trips open connections
 }
 
-// mixed: far and near processes share a limit. There are more callers than a window admits.
-// Otherwise the near callers, which come back sooner, would use the rest of a window before the far
-// ones ask.
+// mixed returns a scenario in which far and near processes share a limit. There are more callers
+// than a window admits. Otherwise the near callers, which come back sooner, would use the rest of a
+// window before the far ones ask.
 func mixed(roundTrip time.Duration, limit int64) scenario {
 	s := perSecond(fmt.Sprintf("mixed/%v/%d", roundTrip, limit), "4 processes are far and 4 near", 8, max(20, int(limit)/6), limit)
 	s.ways = []way{near, uniform(roundTrip/2-roundTrip/20, roundTrip/2+roundTrip/20)}
@@ -141,9 +142,10 @@ func mixed(roundTrip time.Duration, limit int64) scenario {
 	return s.measured(5*second, 40*cycle(roundTrip))
 }
 
-// arrivals: requests take 5 to 500 ms to arrive, and most of them little. Responses that report
-// arrivals would therefore reduce the time for which a request counts from the guard to the mean.
-// The same callers in one process without a server show what there is to gain.
+// arrivals returns scenarios in which requests take 5 to 500 ms to arrive, and most of them little.
+// Responses that report arrivals would therefore reduce the time for which a request counts from
+// the guard to the mean. The same callers in one process without a server show what there is to
+// gain.
 func arrivals() []scenario {
 	var all []scenario
 	for _, c := range []struct {
@@ -175,8 +177,8 @@ func arrivals() []scenario {
 	return all
 }
 
-// canceled: costs differ, and one request in five is canceled while it waits. Their reservations go
-// to other requests, also smaller ones.
+// canceled returns a scenario in which costs differ, and one request in five is canceled while it
+// waits. The reservations of canceled requests go to other requests, also smaller ones.
 func canceled() scenario {
 	const limit = 600
 	return scenario{
@@ -188,7 +190,7 @@ func canceled() scenario {
 	}.measured(3*time.Minute, 10*(time.Minute+guard))
 }
 
-// spikes: the network is slow for some seconds.
+// spikes returns scenarios in which the network is slow for some seconds.
 func spikes() []scenario {
 	var all []scenario
 	for _, lasts := range []time.Duration{5 * second, 10 * second} {
@@ -207,7 +209,7 @@ func spikes() []scenario {
 	return all
 }
 
-// keys: a process has many limiters, each far below its limit.
+// keys returns scenarios in which a process has many limiters, each far below its limit.
 func keys() []scenario {
 	var all []scenario
 	for _, w := range []struct {
@@ -231,8 +233,8 @@ func keys() []scenario {
 	return all
 }
 
-// faults: something breaks in a fleet of near and far processes, some of which have delays with a
-// heavy tail.
+// faults returns scenarios in which something breaks, in a fleet of near and far processes, some of
+// which have delays with a heavy tail.
 func faults() []scenario {
 	const at = 10 * second
 	var all []scenario
@@ -271,7 +273,8 @@ func faults() []scenario {
 	return all
 }
 
-// atOnce: many processes share places, and each request holds one for 200 ms.
+// atOnce returns scenarios in which many processes share places, and each request holds one for 200
+// ms.
 func atOnce() []scenario {
 	const limit, hold = 50, 200 * ms
 	var all []scenario
@@ -303,8 +306,8 @@ func atOnce() []scenario {
 	return all
 }
 
-// batches: many processes have requests that yield. Each process asks once for a turn, once at its
-// turn, and once in five seconds.
+// batches returns scenarios in which many processes have requests that yield. Each process asks
+// once for a turn, once at its turn, and once in five seconds.
 func batches() []scenario {
 	var all []scenario
 	for _, n := range []int{10, 100, 300} {
