@@ -581,7 +581,7 @@ func (m *twin) reserve(a args) (out []int64) {
 		return append([]int64{-1, held}, m.crossings(false)...)
 	}
 	soon := int64(250_000) // how long before a pause ends requests are reserved behind it
-	if m.probing && m.trying() {
+	if m.probing && m.awaitsReport() {
 		soon = 0
 	}
 	if m.until <= m.now+soon {
@@ -877,13 +877,13 @@ func (m *twin) observe(a args) {
 		tier, used, since, cost, exact := int(a.next())-1, a.next(), a.next(), a.next(), a.next() == 1
 		reset, slack := max(0, a.next()-(m.frontier-m.now)), a.next()
 		m.resets = m.resets || reset > 0
-		tried := m.ledger.Probing(tier)
+		probed := m.ledger.Probing(tier)
 		if m.plan.Tiers()[tier].Algorithm != algorithms.Concurrency {
 			m.observed = true
 			m.ledger.Observe(m.moment(m.frontier), algorithms.Observation{
 				Tier: tier, Used: used, Since: since, Cost: cost, Exact: exact && since >= m.exact, Before: m.now + 1, Guard: guard, Reset: reset, Slack: slack, Probe: true,
 			})
-			if tried && !m.ledger.Probing(tier) && m.probing {
+			if probed && !m.ledger.Probing(tier) && m.probing {
 				m.until, m.probe, m.probing = 0, false, false
 			}
 		}
@@ -943,7 +943,7 @@ func (m *twin) end(a args) []int64 {
 			m.ledger.ProbeAgain()
 		}
 		switch {
-		case (how == 1 || how == 5) && m.trying():
+		case (how == 1 || how == 5) && m.awaitsReport():
 			m.until = min(m.until, m.now+100_000)
 		case how != 3:
 			m.until, m.probing = 0, false
@@ -952,8 +952,8 @@ func (m *twin) end(a args) []int64 {
 	return []int64{int64(bit(waited))}
 }
 
-// trying reports whether a response is awaited that shows whether a count has ended.
-func (m *twin) trying() bool {
+// awaitsReport reports whether a response is awaited that shows whether a count has ended.
+func (m *twin) awaitsReport() bool {
 	return slices.ContainsFunc(m.plan.Tiers(), func(t algorithms.Tier) bool { return m.ledger.Probing(slices.Index(m.plan.Tiers(), t)) })
 }
 
