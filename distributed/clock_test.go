@@ -20,7 +20,9 @@ func TestClock(t *testing.T) {
 			read := sent.Add(time.Millisecond + time.Duration(rand.ExpFloat64()*float64(5*time.Millisecond)))
 			got := read.Add(time.Millisecond + time.Duration(rand.ExpFloat64()*float64(5*time.Millisecond)))
 			at = got
-			if i == 1500 { // the server's clock is set back so far that the quota's clock stands still for some ms
+			// The server's clock is set back so far that the quota's clock stands still for some
+			// ms.
+			if i == 1500 {
 				set = 4000
 			}
 			now := serverMicros(read) - set

@@ -36,8 +36,8 @@ type world struct {
 	sent   []event
 }
 
-// A burst is an instant at which a part of all callers is admitted at once. If lost, they send
-// nothing.
+// A burst is an instant at which a part of all callers asks at once. If lost, they are admitted and
+// send nothing.
 type burst struct {
 	at   time.Time
 	part float64

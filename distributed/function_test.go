@@ -76,7 +76,8 @@ func TestFunction(t *testing.T) {
 	if scripts, _ := commandCalls(t, s, "evalsha"); scripts > 0 {
 		t.Errorf("got %d script runs, want none", scripts)
 	}
-	if loaded, _ := commandCalls(t, s, "function|load"); loaded != 4 { // the test loads one library, and one load is refused
+	// The test loads one library, and one load is refused.
+	if loaded, _ := commandCalls(t, s, "function|load"); loaded != 4 {
 		t.Errorf("the library was loaded %d times, want 3: by each process, and after the flush", loaded-1)
 	}
 }

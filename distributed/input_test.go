@@ -294,7 +294,8 @@ func (c *restricted) checkLog(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, entry := range log {
-			if m, _ := entry.(map[any]any); !greetingCommands[m["object"]] && m["object"] != "function|load" { // without this right the client runs the script
+			// Without the right to load functions the client runs the script.
+			if m, _ := entry.(map[any]any); !greetingCommands[m["object"]] && m["object"] != "function|load" {
 				t.Errorf("got %v denied, want the documented rights granted", entry)
 			}
 		}

@@ -454,7 +454,8 @@ func randomPolicies() (policies []throttle.Policy) {
 		narrow := per(2*window, limit+rand.Int64N(limit), names[i+1])
 		for _, tier := range []*throttle.Tier{&wide, &narrow} {
 			if slices.Contains([]throttle.Algorithm{throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA}, tier.Algorithm) {
-				tier.Burst = limit/2 + rand.Int64N(limit/2) // with a much smaller burst, callers would wait for the guard
+				// With a much smaller burst, callers would wait for the guard.
+				tier.Burst = limit/2 + rand.Int64N(limit/2)
 			}
 		}
 		policies = append(policies, policy(wide, narrow))
@@ -469,7 +470,8 @@ func TestFleetLaws(t *testing.T) {
 	t.Parallel()
 	for range soak.Times(1) {
 		for _, p := range randomPolicies() {
-			checkFleetLaws(t, p, task{Cost: 3}, 0.65) // costs of 3 leave units unused in every window of every tier of every tier
+			// Costs of 3 leave units unused in every window of every tier.
+			checkFleetLaws(t, p, task{Cost: 3}, 0.65)
 			checkFleetLaws(t, p, task{Cancel: 0.7}, 0.65)
 		}
 	}
@@ -805,7 +807,8 @@ func TestFleetFairness(t *testing.T) {
 		}
 		t.Logf("%v admitted, %.2f calls an admission, longest wait %d ms, in a single queue %d ms", counts, calls, longest/1000, oneQueue/1000)
 		least, most := slices.Min(counts), slices.Max(counts)
-		if least*10 < most*8 && most-least > 16 { // a turn is eight, and one process may have had the first and the last
+		// A turn is eight, and one process may have had the first and the last.
+		if least*10 < most*8 && most-least > 16 {
 			t.Errorf("got %v admitted by process, want them within 20 %% or two turns", counts)
 		}
 		if calls > 1.3 {

@@ -60,7 +60,8 @@ func playSteps(t *testing.T, s *miniredis.Miniredis, tier throttle.Tier, unit, b
 		if !calendar {
 			return l.WaitN(ctx, n)
 		}
-		for ; ctx.Err() == nil; time.Sleep(bound / 100) { // a caller that waits would ask twice a second while the periods are unknown
+		// A caller that waits would ask twice a second while the periods are unknown.
+		for ; ctx.Err() == nil; time.Sleep(bound / 100) {
 			if l.AllowN(n) {
 				return nil
 			}

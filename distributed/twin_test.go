@@ -29,8 +29,9 @@ import (
 // A twin computes what the script should answer, with a Ledger. It shares no code with the script
 // and packs nothing.
 type twin struct {
-	plan       *algorithms.Plan
-	ledger     *algorithms.Ledger // of the plan; its Concurrency tiers are never full, because the leases count open requests
+	plan *algorithms.Plan
+	// ledger is the plan's, but its Concurrency tiers are never full: the leases count open requests.
+	ledger     *algorithms.Ledger
 	concurrent bool
 	estimates  bool
 	resets     bool // the provider has reported some
@@ -1505,7 +1506,8 @@ func (g *generator) tryErrors(t *testing.T, s *subject, at int64) {
 		{op: "u", args: []int64{at}},
 	} {
 		st.lease = lease
-		if got, err := other.answer(at, st); err == nil && !m.leased() { // with leases a tier may be full, and the rest is not read
+		// With leases a tier may be full, and the rest is not read.
+		if got, err := other.answer(at, st); err == nil && !m.leased() {
 			t.Fatalf("%v: got %v, want an error", st, got)
 		}
 	}

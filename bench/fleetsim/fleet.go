@@ -57,7 +57,8 @@ type member struct {
 func (s scenario) runVirtually(t *testing.T, seed uint64) (r result) {
 	used, began := cpu.Used(), time.Now()
 	synctest.Test(t, func(*testing.T) {
-		time.Sleep(time.Duration(rand.New(rand.NewPCG(seed, 1)).Int64N(int64(time.Hour)))) // virtual time begins at a full hour
+		// Virtual time begins at a full hour.
+		time.Sleep(time.Duration(rand.New(rand.NewPCG(seed, 1)).Int64N(int64(time.Hour))))
 		r = s.run(seed)
 	})
 	r.CPU, r.Real = cpu.Used()-used, time.Since(began)

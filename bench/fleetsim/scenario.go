@@ -199,8 +199,10 @@ func (f *fleet) result() result {
 }
 
 const (
-	tenth  = 100 * time.Millisecond
-	enough = 0.85 // this share of the full rate counts as the full rate, because windows and seconds do not begin together
+	tenth = 100 * time.Millisecond
+	// enough is the share of the full rate that counts as the full rate: windows and seconds do not
+	// begin together.
+	enough = 0.85
 )
 
 // recovery returns when the first second begins that has the full rate. The counts are those of

@@ -83,7 +83,8 @@ func crowds() []scenario {
 		s := perSecond(fmt.Sprintf("crowd/%dx%d/%d", c.processes, c.waiters, c.limit), "", c.processes, c.waiters, c.limit)
 		s.bounds, s.large = bounds{goodput: 0.9, calls: 1.5}, c.large
 		if c.processes*c.waiters == 1000 && c.limit == 50 {
-			s.bounds.goodput = 0.85 // the first replies take 60 ms, and one burst of twenty may fall after the end
+			// The first replies take 60 ms, and one burst of twenty may fall after the end.
+			s.bounds.goodput = 0.85
 		}
 		all = append(all, s)
 	}
@@ -128,7 +129,8 @@ func far(roundTrip time.Duration, limit int64, a throttle.Algorithm) scenario {
 	if s.large {
 		cycles = 10
 	}
-	return s.measured(5*second+10*roundTrip, time.Duration(cycles)*cycle(roundTrip)) // the first round trips open connections
+	// The first round trips open connections.
+	return s.measured(5*second+10*roundTrip, time.Duration(cycles)*cycle(roundTrip))
 }
 
 // mixed returns a scenario in which far and near processes share a limit. There are more callers
@@ -298,8 +300,10 @@ func atOnce() []scenario {
 	rest.rest, rest.full, rest.large = 2*second, 300/2.2, true
 	rest.bounds = bounds{goodput: 0.95, calls: 2.2, messages: 1.1, longest: second}
 	far := add("far/16x8", "80 ms from the server", 16, 8)
-	far.ways, far.full = []way{uniform(38*ms, 42*ms)}, float64(limit)/(hold+160*ms).Seconds()    // for the report of the end, the message, the call and the reply
-	far.bounds = bounds{goodput: 0.9, calls: 2.2, messages: 1.1, even: 0.6, longest: 3 * second} // calls of one process take turns
+	// A place changes hands with the report of the end, the message, the call and the reply.
+	far.ways, far.full = []way{uniform(38*ms, 42*ms)}, float64(limit)/(hold+160*ms).Seconds()
+	// Calls of one process take turns.
+	far.bounds = bounds{goodput: 0.9, calls: 2.2, messages: 1.1, even: 0.6, longest: 3 * second}
 	dead := add("kill/16x8", "half of the processes, whose places come back with the end of their leases", 16, 8)
 	dead.faults = []fault{{kind: kill, at: 10 * second, affects: oneIn(2)}}
 	dead.bounds = bounds{calls: 2.2, messages: 1.1, recovery: 11 * second}
