@@ -101,6 +101,7 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 		default:
 			for i, q := range b.quotas {
 				q.probed(partsOf(got, i), requests)
+				q.listen(got)
 			}
 			done(got, nil)
 			if b.overtaken(got) { // the watchers were told before they had these

@@ -377,3 +377,104 @@ func TestJointBesideAlone(t *testing.T) {
 		t.Log(sent)
 	})
 }
+
+// A caller that has a time under one quota inside another does not use it in a pause of either, of
+// which another process told while it waited.
+func TestJointPauseReachesWhoWaits(t *testing.T) {
+	for _, paused := range []string{"inner", "outer"} {
+		t.Run(paused, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+				ctx, cancel := context.WithTimeout(t.Context(), hour)
+				defer cancel()
+				here, there := distributed.New(near(t, s), distributed.Options{}), distributed.New(near(t, s), distributed.Options{})
+				policies := map[string]throttle.Policy{
+					"inner": {Name: "inner", Tiers: []throttle.Tier{per(sec, 10, throttle.SlidingLog)}},
+					"outer": {Name: "outer", Tiers: []throttle.Tier{per(10*sec, 1, throttle.SlidingLog)}},
+				}
+				l := limiter(t, policies["inner"], here).Within(limiter(t, policies["outer"], here))
+				if err := l.Wait(ctx); err != nil {
+					t.Fatal(err)
+				}
+				var wg sync.WaitGroup
+				var took time.Duration
+				began := time.Now()
+				wg.Go(func() {
+					if err := l.Wait(ctx); err != nil {
+						t.Error(err)
+					}
+					took = time.Since(began)
+				})
+				time.Sleep(5 * sec)
+				if err := limiter(t, policies[paused], there).Pause(ctx, 60*sec); err != nil {
+					t.Fatal(err)
+				}
+				wg.Wait()
+				if took < 65*sec || took > 66*sec {
+					t.Errorf("it waits for %v, the pause ends after 65s", took)
+				}
+			})
+		})
+	}
+}
+
+// Callers that wait under one quota inside another go on as they did without a call for both when a
+// policy becomes one that no such call serves, and are refused when either Limiter is closed.
+func TestJointEndsMidLife(t *testing.T) {
+	type world struct {
+		in, out      *throttle.Limiter
+		inner, outer throttle.Policy
+	}
+	for name, n := range map[string]struct {
+		change func(context.Context, *world) error
+		err    error
+	}{
+		"outer closes": {func(_ context.Context, w *world) error { w.out.Close(); return nil }, throttle.ErrClosed},
+		"inner closes": {func(_ context.Context, w *world) error { w.in.Close(); return nil }, throttle.ErrClosed},
+		"outer calendar": {func(ctx context.Context, w *world) error {
+			w.outer.Tiers = append(w.outer.Tiers, throttle.Tier{Limit: 1000, Algorithm: throttle.Calendar, Period: throttle.Day})
+			return w.out.SetPolicy(ctx, w.outer)
+		}, nil},
+		"inner calendar": {func(ctx context.Context, w *world) error {
+			w.inner.Tiers = append(w.inner.Tiers, throttle.Tier{Limit: 1000, Algorithm: throttle.Calendar, Period: throttle.Day})
+			return w.in.SetPolicy(ctx, w.inner)
+		}, nil},
+		"outer concurrency": {func(ctx context.Context, w *world) error {
+			w.outer.Tiers = append(w.outer.Tiers, throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency})
+			return w.out.SetPolicy(ctx, w.outer)
+		}, throttle.ErrNeedsPermit},
+		"inner concurrency": {func(ctx context.Context, w *world) error {
+			w.inner.Tiers = append(w.inner.Tiers, throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency})
+			return w.in.SetPolicy(ctx, w.inner)
+		}, throttle.ErrNeedsPermit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+				ctx, cancel := context.WithTimeout(t.Context(), hour)
+				defer cancel()
+				redis := distributed.New(near(t, s), distributed.Options{})
+				w := &world{inner: throttle.Policy{Name: "inner", Tiers: logs(2)}, outer: throttle.Policy{Name: "outer", Tiers: logs(1)}}
+				w.in, w.out = limiter(t, w.inner, redis), limiter(t, w.outer, redis)
+				l := w.in.Within(w.out)
+				var wg sync.WaitGroup
+				var sent arrivals
+				for range 20 {
+					wg.Go(func() {
+						if err := l.Wait(ctx); n.err != nil && err != nil && !errors.Is(err, n.err) || n.err == nil && err != nil {
+							t.Error(err)
+						} else if err == nil {
+							sent.send(1)
+						}
+					})
+				}
+				time.Sleep(5500 * ms)
+				if err := n.change(ctx, w); err != nil {
+					t.Fatal(err)
+				}
+				wg.Wait()
+				if refused, all := sent.refused(1, sec), len(sent.at); refused > 0 || n.err != nil && all > 7 {
+					t.Errorf("of %d sent the provider refuses %d", all, refused)
+				}
+			})
+		})
+	}
+}
