@@ -21,10 +21,10 @@ local function joint(turnTo)
   -- Begins to book requests that take so long on their way, with a reply that takes so long, of a
   -- caller that knows the clock to show so much.
   local function beginBooking(way, shows, takes)
+    if trail then trail.commit(true) end
     checkClock(shows)
     sent = now + takes
     if way > 0 then guard = max(way, grain) end
-    if trail then trail.commit(true) end
     if held > now + (probing and trying() and 0 or SOON) then return held - now end
     advance(held)
     return 0
