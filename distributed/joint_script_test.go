@@ -1,52 +1,78 @@
 package distributed
 
 import (
-	"slices"
 	"testing"
 	"time"
 )
 
-// What is booked ahead under a quota alone stays charged for a call that books there together with
-// another, also if that knows the clock to have been set back.
-func TestJointChargesTail(t *testing.T) {
-	play := func(s *subject, back int64) func(*testing.T) {
-		return func(t *testing.T) {
-			s.begin(planOf(t, 10*time.Millisecond, "1/10s;algo=sliding_log"))
-			inner, outer := s.key, s.key+":outer"
-			at := int64(1_800_000_000_000_000)
-			call := func(keys []string, op string, args ...int64) []int64 {
-				t.Helper()
-				all := []any{op, s.text}
-				for _, n := range args {
-					all = append(all, n)
-				}
-				if op == "j" {
-					all = slices.Insert(all, 5, any(s.text))
-				}
-				if s.set != nil {
-					s.set(time.UnixMicro(at))
-				} else {
-					all = append(all, at)
-				}
-				reply, err := s.eval(keys, all...).Int64Slice()
-				if err != nil {
-					t.Fatal(err)
-				}
-				return reply
-			}
-			for _, key := range []string{inner, outer} {
-				call([]string{key}, "r", 9, 0, 0, 0, 0, 4, -1, 1)
-			}
-			at += 1000
-			reply := call([]string{inner, outer}, "j", 0, 0, 1000+back, 0, 1000+back, 9, 1_000_000, 9, 0, 0, 1, -1, 0, 1, 1)
-			got := reply[headerLen+2+headerLen:]
-			if ready := microseconds(got[1] - reply[0]); ready < 39*time.Second {
-				t.Errorf("it is ready in %v, four are before it", ready)
-			}
-		}
-	}
+// A nest is two quotas of one plan, one inside the other.
+type nest struct {
+	*subject
+	t            *testing.T
+	inner, outer string
+	at           int64
+}
+
+func eachNest(t *testing.T, spec string, play func(n *nest)) {
 	for name, s := range map[string]*subject{"in memory": mini(t), "real": real(t)} {
-		t.Run(name, play(s, 0))
-		t.Run(name+", the clock was set back", play(s, 1000))
+		t.Run(name, func(t *testing.T) {
+			s.begin(planOf(t, 10*time.Millisecond, spec))
+			play(&nest{s, t, s.key, s.key + ":outer", 1_800_000_000_000_000})
+		})
+	}
+}
+
+func (n *nest) call(keys []string, op string, args ...any) []int64 {
+	n.t.Helper()
+	args = append([]any{op, n.text}, args...)
+	if n.set != nil {
+		n.set(time.UnixMicro(n.at))
+	} else {
+		args = append(args, n.at)
+	}
+	reply, err := n.eval(keys, args...).Int64Slice()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return reply
+}
+
+// ask asks for one request under both, by a process that knows the clock to show so much. It returns what is
+// decided and for when.
+func (n *nest) ask(shows int64) (what int64, in time.Duration) {
+	n.t.Helper()
+	reply := n.call([]string{n.inner, n.outer}, "j", 0, 0, shows, n.text, 0, shows, 9, 1_000_000, 9, 0, 0, 1, -1, 0, 1, 1)
+	own := reply[headerLen+2+headerLen:]
+	return own[0], microseconds(own[1] - reply[0])
+}
+
+// What is booked ahead under a quota alone stays charged for a call that books there together with
+// another, also if its caller knows the clock to have been set back.
+func TestJointChargesTail(t *testing.T) {
+	for _, back := range []int64{0, 1000} {
+		eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {
+			for _, key := range []string{n.inner, n.outer} {
+				n.call([]string{key}, "r", 9, 0, 0, 0, 0, 4, -1, 1)
+			}
+			n.at += 1000
+			if _, in := n.ask(1000 + back); in < 39*time.Second {
+				n.t.Errorf("with a clock set back by %d µs it is ready in %v, four are before it", back, in)
+			}
+		})
+	}
+}
+
+// Nothing is booked while one of the quotas is banned, since its caller is told of that only.
+func TestJointBooksNothingInABan(t *testing.T) {
+	for _, left := range []time.Duration{time.Second, 100 * time.Millisecond} {
+		eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {
+			for _, key := range []string{n.outer, n.inner} {
+				n.call([]string{key}, "p", micros(left), 1, 0, 0, 0)
+				if what, _ := n.ask(0); what < -1 {
+					n.t.Errorf("%v before the end of a ban it is booked", left)
+				}
+				n.call([]string{key}, "e", 1, 0, 0)
+			}
+		})
 	}
 }

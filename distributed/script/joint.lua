@@ -25,7 +25,7 @@ local function joint(turnTo)
     checkClock(shows)
     sent = now + takes
     if way > 0 then guard = max(way, grain) end
-    if held > now + (probing and trying() and 0 or SOON) then return held - now end
+    if ban > now or held > now + (probing and trying() and 0 or SOON) then return held - now end
     advance(held)
     return 0
   end
@@ -160,7 +160,7 @@ local function joint(turnTo)
     local left = 0 -- of its own turn
     if turn + LOST < now then turn, own = 0, 0 end
     if oldEnd + LOST < now then promised, promisedOld, oldEnd = 0, promised, turnsEnd end
-    local n, booked, more = #reply, false, ban <= now
+    local n, booked, more = #reply, false, true
     while more and cursor <= #arguments do
       local count, within, headroom = argument(), argument(), argument()
       local yields = count < 0
