@@ -205,7 +205,7 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 	if !ok || len(decided) == 0 {
 		return nil, b.garbled(t)
 	}
-	if decided[0] >= -1 && (promised < 0 || b.isPassedOver(promised)) {
+	if slices.Min(decided) >= -1 && (promised < 0 || b.isPassedOver(promised)) {
 		return nil, store.ErrApart
 	}
 	got = make([]store.Decision, len(decided)/2)

@@ -1,8 +1,13 @@
 package distributed
 
 import (
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/store"
 )
 
 // A nest is two quotas of one plan, one inside the other.
@@ -74,5 +79,32 @@ func TestJointBooksNothingInABan(t *testing.T) {
 				n.call([]string{key}, "e", 1, 0, 0)
 			}
 		})
+	}
+}
+
+// What is booked of some requests is given to them, also where others had better be asked for in one quota
+// after the other.
+func TestJointKeepsWhatIsBooked(t *testing.T) {
+	s := New(redis.NewClient(&redis.Options{Addr: "localhost:1"}), Options{})
+	var quotas []store.Quota
+	for _, key := range []string{"inner", "outer"} {
+		q, err := s.Open(key, planOf(t, 10*time.Millisecond, "1/10s"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		quotas = append(quotas, q)
+	}
+	b := quotas[0].(*quota).Bundle(quotas[1:]).(*bundle)
+	now := time.Now()
+	head := []int64{1000, 1, 1000, 0, 0, 0, now.UnixMicro(), 0}
+	c := &call{reply: slices.Concat(head, []int64{0, -1}, head, []int64{1, 50_000_000, 1, -2, 1000, 1, 1, 60_000_000, 1})}
+	requests := make([]store.Request, 3)
+	for i := range requests {
+		requests[i] = store.Request{Cost: []int64{1, 1}, WaitSpec: &store.WaitSpec{MaxWait: store.Forever}}
+	}
+	requests[0].WaitSpec.MaxWait = time.Second
+	got, err := b.read(&trip{calls: []*call{c}, sent: now, got: now, good: time.Second}, make([]trip, 2), requests)
+	if err != nil || len(got) != 3 || got[0].Verdict != store.Late || got[1].Verdict != store.Admitted {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
