@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -83,8 +84,10 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 			got, err = b.read(t, parts, requests)
 		}
 		switch {
-		case err != nil && strings.Contains(err.Error(), "CROSSSLOT"): // behind a proxy
-			q.store.apart.Store(true)
+		case errors.Is(err, store.ErrApart):
+			if !isMoving(err) { // else it is the server's, or a proxy's, for good
+				q.store.apart.Store(true)
+			}
 			done(nil, store.ErrApart)
 		case err != nil:
 			done(nil, err)
@@ -332,6 +335,17 @@ func partsOf(got []store.Decision, i int) []store.Decision {
 		}
 	}
 	return parts
+}
+
+// isMoving reports whether a server refuses a call because some of its keys have moved already, or are new.
+func isMoving(err error) bool { return strings.Contains(err.Error(), "TRYAGAIN ") }
+
+// apart returns store.ErrApart if a server refuses a call of several quotas only because they are several.
+func (c *call) apart() error {
+	if c.args[0] == "j" && (isMoving(c.err) || strings.Contains(c.err.Error(), "same slot")) {
+		return fmt.Errorf("%w: %w", store.ErrApart, c.err)
+	}
+	return nil
 }
 
 // Cancel returns the times to each quota, where the next requests for all of them take them over.

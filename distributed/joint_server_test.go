@@ -2,6 +2,7 @@ package distributed_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -142,3 +143,41 @@ type redisError string
 
 func (e redisError) Error() string { return string(e) }
 func (redisError) RedisError()     {}
+
+// While a slot moves, a server refuses calls of keys of which some are new or have moved already. Callers
+// are admitted with one call for each quota then.
+func TestJointSlotMoves(t *testing.T) {
+	t.Parallel()
+	c := redistest.StartCluster(t, 3, 0)
+	rdb := c.Client()
+	counter := new(joint)
+	rdb.AddHook(counter)
+	s := distributed.New(rdb, distributed.Options{Prefix: "{throttle}:"})
+	outer := limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s)
+	call := func(inner string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*sec)
+		defer cancel()
+		for range 3 {
+			if err := limiter(t, throttle.Policy{Name: inner, Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s).Within(outer).Wait(ctx); err != nil {
+				t.Errorf("%s: %v", inner, err)
+				return
+			}
+		}
+	}
+	call("before")
+	from := c.Master("{throttle}")
+	to := c.Nodes[0]
+	if to == from {
+		to = c.Nodes[1]
+	}
+	c.MoveSlot("{throttle}", to, func(moved bool) {
+		call("before")
+		call(fmt.Sprint("new, moved ", moved))
+	})
+	before := counter.calls.Load()
+	call("after")
+	if counter.calls.Load() == before {
+		t.Error("no call with several keys after that")
+	}
+}

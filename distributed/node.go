@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -265,7 +266,7 @@ func (n *node) fly(batch []*trip) {
 func (t *trip) err() error {
 	for _, c := range t.calls {
 		if c.err != nil {
-			return explain(c.key, c.err)
+			return cmp.Or(c.apart(), explain(c.key, c.err))
 		}
 	}
 	return nil
