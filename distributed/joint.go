@@ -1,6 +1,7 @@
 package distributed
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -126,7 +127,7 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip, parts []trip) {
 	q, ways := b.quotas[0], append([]time.Duration{0}, guards...)
 	for _, r := range requests {
-		ways[0] = max(ways[0], r.Guard)
+		ways[0] = max(ways[0], cmp.Or(r.Guard, q.plan.Guard()))
 	}
 	t, parts = new(trip), make([]trip, len(b.quotas))
 	args := q.begin("j", 8+3*len(guards)+len(requests)*(3+len(requests[0].Cost)))

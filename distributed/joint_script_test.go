@@ -82,19 +82,24 @@ func TestJointBooksNothingInABan(t *testing.T) {
 	}
 }
 
-// What is booked of some requests is given to them, also where others had better be asked for in one quota
-// after the other.
-func TestJointKeepsWhatIsBooked(t *testing.T) {
+// newBundle returns one of two quotas of a server that is away.
+func newBundle(t *testing.T, guard time.Duration) *bundle {
 	s := New(redis.NewClient(&redis.Options{Addr: "localhost:1"}), Options{})
 	var quotas []store.Quota
 	for _, key := range []string{"inner", "outer"} {
-		q, err := s.Open(key, planOf(t, 10*time.Millisecond, "1/10s"))
+		q, err := s.Open(key, planOf(t, guard, "1/10s"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		quotas = append(quotas, q)
 	}
-	b := quotas[0].(*quota).Bundle(quotas[1:]).(*bundle)
+	return quotas[0].(*quota).Bundle(quotas[1:]).(*bundle)
+}
+
+// What is booked of some requests is given to them, also where others had better be asked for in one quota
+// after the other.
+func TestJointKeepsWhatIsBooked(t *testing.T) {
+	b := newBundle(t, 10*time.Millisecond)
 	now := time.Now()
 	head := []int64{1000, 1, 1000, 0, 0, 0, now.UnixMicro(), 0}
 	c := &call{reply: slices.Concat(head, []int64{0, -1}, head, []int64{1, 50_000_000, 1, -2, 1000, 1, 1, 60_000_000, 1})}
@@ -106,5 +111,18 @@ func TestJointKeepsWhatIsBooked(t *testing.T) {
 	got, err := b.read(&trip{calls: []*call{c}, sent: now, got: now, good: time.Second}, make([]trip, 2), requests)
 	if err != nil || len(got) != 3 || got[0].Verdict != store.Late || got[1].Verdict != store.Admitted {
 		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// Requests count as long as the longest guard of those asked for with them, also where that is the plan's.
+func TestJointGuards(t *testing.T) {
+	b := newBundle(t, 5*time.Second)
+	requests := []store.Request{{Cost: []int64{1, 1}, WaitSpec: new(store.WaitSpec)}, {Cost: []int64{1, 1}, Guard: 10 * time.Millisecond, WaitSpec: new(store.WaitSpec)}}
+	trip, parts := b.trip([]time.Duration{0}, requests)
+	trip.aim(1)
+	for i, p := range parts {
+		if p.guard < 5*time.Second {
+			t.Errorf("quota %d: they count for %v", i, p.guard)
+		}
 	}
 }
