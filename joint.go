@@ -44,6 +44,9 @@ func (l *Limiter) jointConfig(rev *revision) queue.Config {
 	l.bundle.Store(b)
 	c := s.queueConfig(rev)
 	c.Quota = b
+	for _, rev := range b.revisions { // the largest, since a request leaves the same everywhere
+		c.Headroom = max(c.Headroom, rev.policy.Headroom)
+	}
 	return c
 }
 

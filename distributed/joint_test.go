@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -473,6 +474,52 @@ func TestJointEndsMidLife(t *testing.T) {
 				wg.Wait()
 				if refused, all := sent.refused(1, sec), len(sent.at); refused > 0 || n.err != nil && all > 7 {
 					t.Errorf("of %d sent the provider refuses %d", all, refused)
+				}
+			})
+		})
+	}
+}
+
+// Batch requests under one quota inside another leave the headroom of either to the requests of other
+// processes.
+func TestJointHeadroom(t *testing.T) {
+	for _, leaves := range []string{"inner", "outer"} {
+		t.Run(leaves, func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+				policies := make(map[string]throttle.Policy)
+				for _, name := range []string{"inner", "outer"} {
+					p := throttle.Policy{Name: name, Tiers: logs(100), Aging: time.Minute}
+					if name == leaves {
+						p.Tiers, p.Headroom = []throttle.Tier{per(10*sec, 20, throttle.SlidingLog)}, 50
+					}
+					policies[name] = p
+				}
+				open := func() *throttle.Limiter {
+					redis := distributed.New(near(t, s), distributed.Options{})
+					return limiter(t, policies["inner"], redis).Within(limiter(t, policies["outer"], redis))
+				}
+				ctx, stop := context.WithTimeout(t.Context(), 40*sec)
+				defer stop()
+				batch, l := open(), open()
+				var wg sync.WaitGroup
+				var sent atomic.Int64
+				for range 10 {
+					wg.Go(func() {
+						for batch.Wait(throttle.WithClass(ctx, throttle.Batch)) == nil {
+							sent.Add(1)
+						}
+					})
+				}
+				for range 10 {
+					time.Sleep(3 * sec)
+					began := time.Now()
+					if err := l.Wait(ctx); err != nil || time.Since(began) > sec {
+						t.Errorf("a request waits for %v: %v", time.Since(began), err)
+					}
+				}
+				wg.Wait()
+				if n := sent.Load(); n < 25 {
+					t.Errorf("%d Batch requests are sent", n)
 				}
 			})
 		})
