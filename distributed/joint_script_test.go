@@ -19,7 +19,7 @@ type nest struct {
 }
 
 func eachNest(t *testing.T, spec string, play func(n *nest)) {
-	for name, s := range map[string]*subject{"in memory": mini(t), "real": real(t)} {
+	for name, s := range map[string]*subject{"in memory": miniSubject(t), "real": realSubject(t)} {
 		t.Run(name, func(t *testing.T) {
 			s.begin(planOf(t, 10*time.Millisecond, spec))
 			play(&nest{s, t, s.key, s.key + ":outer", 1_800_000_000_000_000})
