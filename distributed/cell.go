@@ -14,57 +14,56 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// A CellStore keeps quotas with CL.THROTTLE, the command of Dragonfly and of the
-// module redis-cell, where no scripts are wanted. It is safe for concurrent use,
-// starts nothing before the first request and needs no closing; the client is the
-// caller's to close. Where scripts may run, [New] does more and does it better.
+// A CellStore keeps quotas with CL.THROTTLE, the command of Dragonfly and of the module redis-cell.
+// It is for servers on which scripts are not wanted; elsewhere prefer [New], whose Store keeps
+// everything in the list below. A CellStore is safe for concurrent use. It starts nothing before
+// the first request and needs no closing; the caller closes the client.
 //
-// A policy has one tier of GCRA, TokenBucket or LeakyBucket, which decide alike, and
-// NoGuard; its Window is whole seconds, and its Limit at most 1000 a second. Open
-// refuses every other one. The command doesn't keep:
+// A policy has one tier of GCRA, TokenBucket or LeakyBucket, which decide alike here, and NoGuard.
+// Its Window is whole seconds, and its Limit is at most 1000 a second. Open refuses other policies.
+// The command does not support:
 //
 //   - Several tiers, the other algorithms, Concurrency.
-//   - Policy.Guard: a request that is late on its way may meet the one behind it,
-//     and the provider refuse that. Leave some of the provider's limit unused.
-//   - Bookings. Who must wait asks again when a unit may be free: two calls a
-//     request, and no order among processes, so that a busy one may keep another
-//     waiting. Within each process callers are admitted as they came.
-//   - Pauses: a 429 pauses the limiters of this CellStore and nobody else in the
-//     fleet, each process until it gets one of its own.
-//   - Policy.Headroom: a Batch request leaves nothing to the others of other processes;
-//     those of its own go ahead of it.
-//   - What is given back: a request that is canceled stays charged, and so does one
-//     whose call got no answer.
+//   - Policy.Guard: a request that is late may reach the provider together with the next one,
+//     and the provider may refuse it. Leave some of the provider's limit unused.
+//   - Reservations: a caller that must wait asks again when a unit may be free. A request costs
+//     two calls. Processes have no order, so a busy process may delay another. Within a process
+//     callers are admitted in their order.
+//   - Shared pauses: a 429 pauses the limiters of this CellStore, and each other process of the
+//     fleet only when it receives its own.
+//   - Policy.Headroom across processes: a Batch request leaves headroom to the callers of its own
+//     process, which go ahead of it, and not to those of other processes.
+//   - Refunds: a canceled request stays charged, and so does a request whose call got no answer.
 //
-// While the server is away callers wait for it until their context ends. A user with
-// restricted rights needs ~throttle:cell:* and +cl.throttle.
+// While the server is away, callers wait for it until their context ends. A user with restricted
+// rights needs ~throttle:cell:* and +cl.throttle.
 //
-// The servers reckon with an interval of whole nanoseconds, rounded down, by a clock
-// that may be set; redis-cell may forget the last millisecond of a quota. Dragonfly
-// before 1.33 rounds down to milliseconds, so that 600 a second are 1000 there:
+// The servers compute with an interval of whole nanoseconds, rounded down, and with a clock that
+// may be set. The module redis-cell may forget the last millisecond of a quota. Dragonfly before
+// 1.33 rounds down to milliseconds, which turns 600 a second into 1000:
 // https://github.com/dragonflydb/dragonfly/pull/5719 (read 2026-11-21).
 type CellStore struct {
 	rdb    redis.UniversalClient
-	pauses local.Store // keeps no charges: only the pauses, and who is to be told of them
+	pauses local.Store // keeps pauses and their watchers, and no charges
 	names  Store       // for the names of keys
 }
 
 var _ store.Store = (*CellStore)(nil)
 
 const (
-	cellPrefix  = "throttle:cell:" // of every key; what follows is the same hash that a Store makes
-	fastest     = time.Millisecond // the shortest interval; keys expire by whole ones
+	cellPrefix  = "throttle:cell:" // of every key; the rest is the hash that a Store uses
+	fastest     = time.Millisecond // the shortest interval; keys expire after whole milliseconds
 	cellReplies = 5
 )
 
-// Cell returns a CellStore on a client. Nothing is sent before the first request;
-// that the server has no CL.THROTTLE is the error of that request.
+// Cell returns a CellStore on a client. It sends nothing. If the server has no CL.THROTTLE, the
+// first request fails.
 func Cell(rdb redis.UniversalClient) *CellStore {
 	return &CellStore{rdb: rdb, names: Store{options: Options{Prefix: cellPrefix}}}
 }
 
-// Open returns the quota of a key, or says all that CL.THROTTLE can't do for the
-// plan. A key that is open with another tier is an error. It does not block.
+// Open returns the quota of a key. The error of an unsupported plan lists everything in it that
+// CL.THROTTLE can't do. A key that is open with another tier is an error. Open does not block.
 func (s *CellStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	if err := s.validate(key, plan); err != nil {
 		return nil, err
@@ -85,10 +84,10 @@ func (s *CellStore) validate(key string, plan *algorithms.Plan) error {
 		bad("the client is nil: pass Cell a redis.UniversalClient")
 	}
 	if key == "" {
-		bad("the key is empty: quotas are kept by name, so give the policy a Name")
+		bad("the key is empty: give the policy a Name, by which the quota is kept")
 	}
 	if g := plan.Guard(); g != 0 {
-		bad("Guard is %v: CL.THROTTLE can't keep what is on its way, so set NoGuard, or use distributed.New", g)
+		bad("Guard is %v: CL.THROTTLE can't count requests in flight, so set NoGuard, or use distributed.New", g)
 	}
 	if n := len(plan.Tiers()); n != 1 {
 		bad("Tiers are %d: CL.THROTTLE counts one, so use distributed.New", n)
@@ -110,9 +109,8 @@ func (s *CellStore) validate(key string, plan *algorithms.Plan) error {
 	return errors.Join(errs...)
 }
 
-// A cell is what one limiter sees of a key. Pause, Watch, Forecast and Close are
-// those of the quota in this process, which is charged nothing: it forecasts what
-// would be if the rest of the fleet sent nothing.
+// A cell is the quota that one limiter uses. Pause, Watch, Forecast and Close are methods of a
+// local quota that is never charged. Its forecast assumes that the rest of the fleet sends nothing.
 type cell struct {
 	pauses
 	rdb     redis.UniversalClient
@@ -143,7 +141,7 @@ func (q *cell) TryAcquire(ctx context.Context, r store.Request) (store.Decision,
 	if err != nil {
 		return store.Decision{}, err
 	}
-	// A pause may have begun meanwhile: then what was charged is lost.
+	// If a pause has begun meanwhile, the charge is lost.
 	if b, err = q.paused(ctx); err != nil || b.Verdict != store.Admitted || !got.limited {
 		return b, err
 	}
@@ -157,34 +155,34 @@ func (q *cell) TryAcquire(ctx context.Context, r store.Request) (store.Decision,
 	return b, nil
 }
 
-// paused admits what costs nothing, unless there is a pause or a ban.
+// paused admits a request without a cost, unless there is a pause or a ban.
 func (q *cell) paused(ctx context.Context) (store.Decision, error) {
 	return q.pauses.TryAcquire(ctx, store.Request{Cost: []int64{0}})
 }
 
-// atMost is the longest that it can take until so many units are free, if the server
-// says that it takes so many seconds, which it rounds up.
+// atMost returns the longest time until a number of units are free, if the server replies that it
+// takes a number of seconds, which the server rounds up.
 //
-// Ten a second: a refusal says 1 s, but one unit is free in 100 ms at most, since a
-// bucket is never more than full. To ask then, and not before, wastes no call, is
-// right for whoever emptied the bucket, and for others late by less than the interval
-// of one unit; the bucket keeps what accrues meanwhile, unless its Burst is one. One a
-// minute: a refusal that says 20 s is right within a second. What the server says is
-// never more than a second too much: where that is still longer than the units take,
-// the tier has become smaller or the server's clock was set, and the server is right.
+// At ten a second, a refusal replies 1 s, but one unit is free after 100 ms at most, since a bucket
+// is never more than full. To ask after 100 ms wastes no call. It is exact for the process that
+// emptied the bucket, and late by less than the interval of one unit for others; the bucket keeps
+// the units of that time, unless its Burst is one. At one a minute, a refusal that replies 20 s is
+// exact within a second. The reply is never more than a second too long. If it is longer than the
+// units take by more than that, the tier has become smaller or the server's clock was set, and the
+// reply decides.
 func (q *cell) atMost(units, seconds int64) time.Duration {
-	said := time.Duration(seconds) * time.Second
-	return min(said, max(said-time.Second, time.Duration(units)*q.interval()))
+	reply := time.Duration(seconds) * time.Second
+	return min(reply, max(reply-time.Second, time.Duration(units)*q.interval()))
 }
 
-// interval is the time of one unit, rounded up.
+// interval returns the time of one unit, rounded up.
 func (q *cell) interval() time.Duration {
 	limit := time.Duration(q.tier.Limit)
 	return (q.tier.Window + limit - 1) / limit
 }
 
-// Status peeks: it asks for nothing. The server answers in whole seconds, so that the
-// times are those at most.
+// Status asks the server without a charge. The server answers in whole seconds, so the times are
+// upper bounds.
 func (q *cell) Status(ctx context.Context) (store.Status, error) {
 	got, err := q.throttle(ctx, 0)
 	if err != nil {
@@ -204,7 +202,7 @@ func (q *cell) Status(ctx context.Context) (store.Status, error) {
 		Remaining:  left,
 		ResetAfter: q.atMost(capacity-left, got.resetAfter),
 	}
-	if t.Limited { // the first of all that is used is free so long before the last
+	if t.Limited { // the first of the used units is free this long before the last
 		t.RetryAfter = max(fastest, t.ResetAfter-time.Duration(capacity-1)*q.interval())
 		t.ResetAfter = max(t.ResetAfter, t.RetryAfter)
 	}
@@ -212,8 +210,7 @@ func (q *cell) Status(ctx context.Context) (store.Status, error) {
 	return s, nil
 }
 
-// Arrived, Release and Return do nothing: the server counts a request when it is
-// admitted, and takes nothing back.
+// Arrived does nothing: the server counts a request when it is admitted, and makes no refunds.
 func (q *cell) Arrived(store.Decision, []int64) {}
 
 // Release does nothing.
@@ -225,7 +222,7 @@ func (q *cell) Unanswered(store.Decision, []int64) {}
 // Return does nothing.
 func (q *cell) Return(context.Context, store.Decision, []int64) error { return nil }
 
-// A throttled is the server's reply.
+// A throttled is a reply to CL.THROTTLE.
 type throttled struct {
 	limited                bool
 	remaining              int64
@@ -233,8 +230,8 @@ type throttled struct {
 	err                    error
 }
 
-// throttle runs CL.THROTTLE, at most once: a caller whose context ends does not wait
-// for it, and loses what it may have charged.
+// throttle runs CL.THROTTLE at most once. A caller whose context ends does not wait for the reply,
+// and the cost stays charged.
 func (q *cell) throttle(ctx context.Context, cost int64) (throttled, error) {
 	if err := ctx.Err(); err != nil {
 		return throttled{}, err
@@ -254,7 +251,7 @@ func (q *cell) throttle(ctx context.Context, cost int64) (throttled, error) {
 	case got := <-done:
 		return got, got.err
 	case <-late.C:
-		err := &outage{fmt.Errorf("no answer within %v: %w", defaultTimeout, context.DeadlineExceeded)}
+		err := &unavailableError{fmt.Errorf("no answer within %v: %w", defaultTimeout, context.DeadlineExceeded)}
 		q.circuit.report(err)
 		return throttled{}, err
 	case <-ctx.Done():
@@ -265,7 +262,7 @@ func (q *cell) throttle(ctx context.Context, cost int64) (throttled, error) {
 	}
 }
 
-// why is the last thing that is known of a server that is away.
+// why returns the last error of a server that is away, nil if the server is not away.
 func (c *circuit) why() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -40,7 +40,7 @@ func (q *quota) successor() *quota {
 	if q.next == nil {
 		plan, version := q.line.Newest()
 		next := q.store.newQuota(q.key, plan, q.line, version)
-		next.state, next.clock, next.share = q.state, q.clock, next.share.adopt(q.share)
+		next.state, next.clock, next.fallback = q.state, q.clock, next.fallback.adopt(q.fallback)
 		if next.leases = newLeases(next); next.leases != nil && q.leases != nil {
 			next.leases = q.leases // until the first call it has the amounts of the plan before
 		}

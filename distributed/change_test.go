@@ -200,7 +200,7 @@ func TestChangeWithoutRedis(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rdb, closing := away()
 		defer closing()
-		q := quota(t, distributed.New(rdb, distributed.Options{Outage: distributed.Outage{Workers: 1}}), "changed",
+		q := quota(t, distributed.New(rdb, distributed.Options{Fallback: distributed.Fallback{Workers: 1}}), "changed",
 			fleetPlan(t, 10, 1000, 4))
 		cost := []int64{1, 100, 1}
 		b := acquire(t, q, cost, store.Admitted)

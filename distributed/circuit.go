@@ -39,7 +39,7 @@ func (c *circuit) report(errs ...error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, err := range errs {
-		if away, ok := err.(*outage); ok {
+		if away, ok := err.(*unavailableError); ok {
 			c.err, c.delay = away, min(lastTry, max(firstTry, 2*c.delay))
 			c.until = time.Now().Add(c.delay/2 + rand.N(c.delay/2))
 			return

@@ -40,7 +40,7 @@ func TestFallbackIsSpread(t *testing.T) {
 		var wg sync.WaitGroup
 		sent := make([]int, 60) // by second
 		for range processes {
-			l := limiter(t, p, distributed.New(near(t, s), distributed.Options{Outage: distributed.Outage{Workers: processes}}))
+			l := limiter(t, p, distributed.New(near(t, s), distributed.Options{Fallback: distributed.Fallback{Workers: processes}}))
 			wg.Go(func() {
 				for l.Wait(ctx) == nil {
 					mu.Lock()
@@ -76,7 +76,7 @@ func TestGroupKeepsFallback(t *testing.T) {
 			}
 			failCommands(s)
 			g, err := throttle.NewGroup(throttle.Policy{Name: "each", Tiers: []throttle.Tier{throttle.PerHour(2)}},
-				distributed.New(rdb, distributed.Options{Outage: distributed.Outage{Workers: workers}}))
+				distributed.New(rdb, distributed.Options{Fallback: distributed.Fallback{Workers: workers}}))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -102,7 +102,7 @@ func TestGroupKeepsFallback(t *testing.T) {
 func TestFallbackIsPaused(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		base := &refuser{}
-		l := limiter(t, tenASecond, distributed.New(near(t, s), distributed.Options{Outage: distributed.Outage{Workers: 1}}))
+		l := limiter(t, tenASecond, distributed.New(near(t, s), distributed.Options{Fallback: distributed.Fallback{Workers: 1}}))
 		if err := l.Pause(t.Context(), sec); err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +130,7 @@ func TestFallbackIsPaused(t *testing.T) {
 func TestFallbackKeepsPauses(t *testing.T) {
 	for _, closes := range []bool{false, true} {
 		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
-			q := quota(t, distributed.New(near(t, s), distributed.Options{Outage: distributed.Outage{Workers: 1}}), "known", plan(t, 50*ms, tenASecond.Tiers...))
+			q := quota(t, distributed.New(near(t, s), distributed.Options{Fallback: distributed.Fallback{Workers: 1}}), "known", plan(t, 50*ms, tenASecond.Tiers...))
 			if _, err := q.Pause(t.Context(), store.Pause{For: time.Minute, Close: closes}); err != nil {
 				t.Fatal(err)
 			}

@@ -594,7 +594,7 @@ func (f *fleet) checkPause(fault string, reached time.Duration) {
 // Redis, which has lost everything, is back for the first process.
 func goneWithFallback(t *testing.T, p throttle.Policy, capacity int) {
 	s := redistest.Start(t)
-	options := distributed.Options{Outage: distributed.Outage{Workers: 3}}
+	options := distributed.Options{Fallback: distributed.Fallback{Workers: 3}}
 	f := startFleet(t, crew{policy: p, options: options}, s.Client)
 	s.Kill()
 	began := time.Now()
@@ -615,7 +615,7 @@ func goneWithFallback(t *testing.T, p throttle.Policy, capacity int) {
 func fallbackCountsAdmitted(t *testing.T) {
 	s := redistest.Start(t)
 	p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: slow}
-	l := limiter(t, p, distributed.New(s.Client(), distributed.Options{Timeout: slow, Outage: distributed.Outage{Workers: 1}}))
+	l := limiter(t, p, distributed.New(s.Client(), distributed.Options{Timeout: slow, Fallback: distributed.Fallback{Workers: 1}}))
 	for range 7 {
 		if !l.Allow() {
 			t.Fatal("got Allow = false within the limit, want true")
@@ -686,7 +686,7 @@ func fallbackPermits(t *testing.T) {
 // nothing.
 func fallbackScopes(t *testing.T) {
 	s := redistest.Start(t)
-	store := distributed.New(s.Client(), distributed.Options{Outage: distributed.Outage{Workers: 1}})
+	store := distributed.New(s.Client(), distributed.Options{Fallback: distributed.Fallback{Workers: 1}})
 	inner := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerHour(10)}}, store)
 	outer := limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerHour(8)}}, store)
 	l := inner.Within(outer)
@@ -705,7 +705,7 @@ func fallbackScopes(t *testing.T) {
 // Callers that wait return what they hold in one scope while the other has no room.
 func fallbackScopesWaiting(t *testing.T) {
 	s := redistest.Start(t)
-	store := distributed.New(s.Client(), distributed.Options{Outage: distributed.Outage{Workers: 1}})
+	store := distributed.New(s.Client(), distributed.Options{Fallback: distributed.Fallback{Workers: 1}})
 	inner := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: slow}, store)
 	outer := limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerHour(8)}, Guard: slow}, store)
 	l := inner.Within(outer)

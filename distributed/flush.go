@@ -7,20 +7,19 @@ import (
 	"sync"
 )
 
-// Flush tells Redis what this process has to tell it, and returns when that is done: it gives
-// back the times that were reserved and not used and the permits that were released, settles
-// estimates, repeats what could not be told before, and charges what was sent without Redis.
-// It returns the context's error, or the first of the calls that failed, then as
-// throttle.ErrUnavailable if Redis was away.
+// Flush sends Redis everything that this process still has to report, and returns when that is
+// done: it returns unused reservations and released permits, settles estimates, repeats reports
+// that failed, and charges requests that were sent in a fallback. It returns the context's error,
+// or the error of the first call that failed, which is throttle.ErrUnavailable if Redis was away.
 //
-// A program calls it at shutdown, when its callers have returned and its responses are read,
-// and before it closes the client. It blocks for some round trips, for Options.Timeout if Redis
-// does not answer, and for up to Policy.Guard behind an estimated request that failed, because
-// such a request may still arrive. It is safe to go on using the store meanwhile: Flush waits
-// for what began before it and for what follows from that, not for what comes later. What
-// callers still wait for, and what requests in flight hold, stays as it is.
+// A program calls Flush at shutdown, when its callers have returned and its responses are read, and
+// before it closes the client. Flush blocks for some round trips, for Options.Timeout if Redis does
+// not answer, and for up to Policy.Guard behind an estimated request that failed, because such a
+// request may still arrive. Other goroutines may use the store meanwhile: Flush waits for reports
+// that began before it and for those that follow from them, not for later ones. Waiting callers and
+// requests in flight keep their reservations and permits.
 //
-// Without Flush nothing is admitted twice. Times not given back stay charged, and leases end by
+// Without Flush nothing is admitted twice. Unused reservations stay charged, and leases end by
 // themselves.
 func (s *Store) Flush(ctx context.Context) error {
 	if err := s.validate(); err != nil {
@@ -42,24 +41,24 @@ func (s *Store) Flush(ctx context.Context) error {
 	return nil
 }
 
-// deepest is how many reports follow from each other: what is reserved for nobody is given
-// back in turn, with a call.
+// deepest is the length of the longest chain of reports that follow from each other: a call may
+// reserve times that no caller needs, and another call returns them.
 const deepest = 3
 
-// Reports are what goroutines and timers of a store are about to tell Redis. What follows from
-// one of them begins before that ends.
+// Reports are the calls that goroutines and timers of a store are about to make. A report that
+// follows from another begins before the other ends.
 type reports struct {
-	mu   sync.Mutex // guards open, and the reports until they are over
+	mu   sync.Mutex // guards open, and the reports until they have ended
 	open map[*report]struct{}
 }
 
 type report struct {
 	of   *reports
-	over chan struct{} // closed when it is over; nil while nobody waits for that
-	err  error         // once it is over
+	done chan struct{} // closed when the report ends; nil while no Flush waits for it
+	err  error         // set when the report ends
 }
 
-// begin begins a report. The caller ends it.
+// begin begins a report. The caller must end it.
 func (r *reports) begin() *report {
 	p := &report{of: r}
 	r.mu.Lock()
@@ -76,24 +75,24 @@ func (p *report) end(err error) {
 	defer p.of.mu.Unlock()
 	delete(p.of.open, p)
 	p.err = err
-	if p.over != nil {
-		close(p.over)
+	if p.done != nil {
+		close(p.done)
 	}
 }
 
-// wait waits for the reports that are open, and returns the first error of any.
+// wait waits for the open reports and returns the first error.
 func (r *reports) wait(ctx context.Context) (failed error) {
 	r.mu.Lock()
 	open := slices.Collect(maps.Keys(r.open))
 	for _, p := range open {
-		if p.over == nil {
-			p.over = make(chan struct{})
+		if p.done == nil {
+			p.done = make(chan struct{})
 		}
 	}
 	r.mu.Unlock()
 	for _, p := range open {
 		select {
-		case <-p.over:
+		case <-p.done:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -104,7 +103,7 @@ func (r *reports) wait(ctx context.Context) (failed error) {
 	return failed
 }
 
-// background makes a report in a goroutine that ends with it.
+// background makes a report in a goroutine that ends with the report.
 func (s *Store) background(report func() error) {
 	p := s.reports.begin()
 	go func() { p.end(report()) }()

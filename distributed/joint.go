@@ -42,7 +42,7 @@ func (q *quota) Bundle(around []store.Quota) store.Bundle {
 	keys := make(map[string]bool)
 	for _, q := range b.quotas {
 		calendar := slices.ContainsFunc(q.plan.Tiers(), func(t algorithms.Tier) bool { return t.Algorithm == algorithms.Calendar })
-		if keys[q.key] || q.leases != nil || q.share != nil || len(q.budgets) > 0 || calendar || q.store.apart.Load() {
+		if keys[q.key] || q.leases != nil || q.fallback != nil || len(q.budgets) > 0 || calendar || q.store.apart.Load() {
 			return nil
 		}
 		keys[q.key] = true
@@ -274,7 +274,7 @@ func (b *bundle) setTurn(at, promised int64) {
 }
 
 func (b *bundle) garbled(t *trip) error {
-	return &outage{fmt.Errorf("the server replied with %d, which the script does not", t.calls[0].reply)}
+	return &unavailableError{fmt.Errorf("the server replied with %d, which the script does not", t.calls[0].reply)}
 }
 
 // charged returns the decision on a request that was charged in all quotas in which it has a cost.
@@ -289,7 +289,7 @@ func (b *bundle) charged(what, at int64, headers []header, known []bounds, parts
 			all.Told, all.Start, all.End, all.Again, all.At, all.Guard, all.State = own.Told, own.Start, own.End, own.Again, own.At, own.Guard, own.State
 		}
 		if i > 0 && !slices.ContainsFunc(own.Cost, func(n int64) bool { return n > 0 }) {
-			c.Verdict, c.Probe, own.State = store.Ready, false, alone // it is not charged
+			c.Verdict, c.Probe, own.State = store.Ready, false, inFallback // it is not charged
 		} else if all.Start, d.Probe = latest(all.Start, own.Start), d.Probe || c.Probe; own.End.Before(all.End) {
 			all.End = own.End
 		}

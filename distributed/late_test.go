@@ -52,7 +52,7 @@ func TestLatePlaceThenFallback(t *testing.T) {
 		back.Store(int64(ms))
 		rdb := w.process(t, func() time.Duration { return ms }, func() time.Duration { return time.Duration(back.Load()) })
 		p := throttle.Policy{Name: "places", Tiers: []throttle.Tier{{Limit: 2, Algorithm: throttle.Concurrency}}}
-		l := limiter(t, p, distributed.New(rdb, distributed.Options{Timeout: 20 * sec, Outage: distributed.Outage{Workers: 1}}))
+		l := limiter(t, p, distributed.New(rdb, distributed.Options{Timeout: 20 * sec, Fallback: distributed.Fallback{Workers: 1}}))
 		for range 2 {
 			permit, err := l.Acquire(t.Context(), nil)
 			if err != nil {

@@ -65,7 +65,7 @@ func (j *journal) report(i incident, args ...any) {
 // evict.
 func (j *journal) trips(errs []error) {
 	for _, err := range errs {
-		if _, away := err.(*outage); away {
+		if _, away := err.(*unavailableError); away {
 			j.report(redisAway, "error", err)
 		} else if err == nil {
 			j.askEviction()

@@ -246,7 +246,7 @@ func (n *node) fly(batch []*trip) {
 		return
 	}
 	timeout := time.AfterFunc(n.timeout, func() {
-		if finish(func(*trip) error { return &outage{errTimeout} }) {
+		if finish(func(*trip) error { return &unavailableError{errTimeout} }) {
 			n.run()
 		}
 	})

@@ -35,7 +35,7 @@ const (
 	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
 	beforeEnd   = 125 * time.Millisecond // how long before a pause ends it is asked again at most; less than the script's SOON
 	never       = -1                     // an instant in a reply, a bound in a call
-	onlyAsked   = time.Duration(-1)      // the bound of a request that is not to be booked
+	dryRun      = time.Duration(-1)      // the bound of a request that is not to be booked
 	askOnly     = -2                     // the same in a call
 	lastInstant = 1<<53 - 1              // the last that a script can tell from the next
 )
@@ -43,18 +43,18 @@ const (
 // A quota is what one limiter sees of a key: to the fleet each is a process of its
 // own.
 type quota struct {
-	store   *Store
-	key     string // its name in Redis
-	plan    *algorithms.Plan
-	text    string // of the plan, as the script is told it
-	budgets []any  // its tiers that are, from 1
-	ahead   int    // how many of one trip may be booked for later
-	node    *node
-	clock   *clock        // shared with the successor
-	spare   time.Duration // what coordination may take without a cost that matters
-	bound   time.Duration // what it may take at most: a second, or half of the shortest window if that is more
-	leases  *leases       // nil unless a tier limits concurrency or a unit is estimated; shared with the successor
-	share   *share        // nil unless the process goes on without Redis
+	store    *Store
+	key      string // its name in Redis
+	plan     *algorithms.Plan
+	text     string // of the plan, as the script is told it
+	budgets  []any  // its tiers that are, from 1
+	ahead    int    // how many of one trip may be booked for later
+	node     *node
+	clock    *clock        // shared with the successor
+	spare    time.Duration // what coordination may take without a cost that matters
+	bound    time.Duration // what it may take at most: a second, or half of the shortest window if that is more
+	leases   *leases       // nil unless a tier limits concurrency or a unit is estimated; shared with the successor
+	fallback *fallback     // nil if Options.Fallback is zero
 
 	line    *lineage.Line
 	version int64        // of the plan, in the line
@@ -126,8 +126,8 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 			q.budgets = append(q.budgets, i+1)
 		}
 	}
-	if s.options.Outage.Workers > 0 {
-		q.share = newShare(plan, s.options.Outage.Workers)
+	if s.options.Fallback.Workers > 0 {
+		q.fallback = newFallback(plan, s.options.Fallback.Workers)
 	}
 	return q
 }
@@ -301,9 +301,9 @@ func (q *quota) conclude(t *trip, requests []store.Request, failed error) (got [
 		got, lost = q.read(t, requests)
 	}
 	if lost == nil {
-		q.share.charge(got)
+		q.fallback.charge(got)
 	} else {
-		got, err = q.bookAlone(requests, lost)
+		got, err = q.fallBack(requests, lost)
 	}
 	q.leases.grant(got)
 	q.leases.unlock(lost)
@@ -353,7 +353,7 @@ func (q *quota) overtaken(got []store.Decision) bool {
 		if b.Verdict != store.Admitted || void {
 			return b.Verdict == store.Admitted
 		}
-		return b.Reservation.State != alone && (b.Epoch != s.epoch || b.Reservation.State != s.of(s.generation))
+		return b.Reservation.State != inFallback && (b.Epoch != s.epoch || b.Reservation.State != s.of(s.generation))
 	})
 }
 
@@ -476,7 +476,7 @@ func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, mo
 		switch within {
 		case store.Forever:
 			args = append(args, never)
-		case onlyAsked:
+		case dryRun:
 			args = append(args, askOnly)
 		default:
 			args = append(args, micros(within))
@@ -537,7 +537,7 @@ func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, e
 		runs, crossed := q.crossed(c.reply[headerLen:])
 		decided, ok := eachOf(runs, n, len(q.plan.Tiers()))
 		if !ok || len(decided) == 0 {
-			return got, &outage{fmt.Errorf("the server replied to %d requests with %d, which the script does not", n, c.reply)}
+			return got, &unavailableError{fmt.Errorf("the server replied to %d requests with %d, which the script does not", n, c.reply)}
 		}
 		ahead := make([]store.Reservation, len(decided)/2)
 		for i := range ahead {

@@ -94,7 +94,7 @@ func TestFleetResume(t *testing.T) {
 // without Redis.
 func TestResumeWithoutRedis(t *testing.T) {
 	s := redistest.Start(t)
-	q := quota(t, distributed.New(s.Client(), distributed.Options{Timeout: 200 * ms, Outage: distributed.Outage{Workers: 1}}),
+	q := quota(t, distributed.New(s.Client(), distributed.Options{Timeout: 200 * ms, Fallback: distributed.Fallback{Workers: 1}}),
 		"resumed", plan(t, 0, per(hour, 50, throttle.SlidingLog)))
 	s.Kill()
 	if _, err := q.Pause(t.Context(), store.Pause{For: hour}); !errors.Is(err, store.ErrUnavailable) {

@@ -50,7 +50,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 	if r.WaitSpec != nil {
 		patience.YieldFor, patience.Headroom = r.YieldFor, r.Headroom
 		if r.DryRun {
-			patience.MaxWait = onlyAsked
+			patience.MaxWait = dryRun
 		}
 	}
 	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard, WaitSpec: &patience}}
@@ -488,7 +488,7 @@ func (q *quota) takeBack(bookings []store.Decision, lends bool) {
 				q.untold = append(q.untold, b.Crossed...)
 				q.mu.Unlock()
 			}
-			if a := b.Reservation; a.State != alone && a.End.After(a.Told) && a.Expired(now) {
+			if a := b.Reservation; a.State != inFallback && a.End.After(a.Told) && a.Expired(now) {
 				q.node.wake.add(min(q.bound, latestWake, now.Sub(latest(a.Start, a.Told))))
 			}
 			q.drop(b, b.Reservation.Cost)
@@ -515,10 +515,10 @@ func latest(a, b time.Time) time.Time {
 // drop gives back what is held of a booking that will not be used.
 func (q *quota) drop(b store.Decision, cost []int64) {
 	q = q.heir(&cost)
-	if b.Reservation.State == alone {
-		q.share.cancel(b, cost)
+	if b.Reservation.State == inFallback {
+		q.fallback.cancel(b, cost)
 	} else {
-		q.share.release(cost)
+		q.fallback.release(cost)
 	}
 	q.leases.release(q.plan, cost)
 	q.leases.settle(q.plan, cost, nil, nil)
@@ -586,15 +586,15 @@ func (q *quota) Unanswered(b store.Decision, cost []int64) {
 // Release gives back what a request held of a Concurrency tier.
 func (q *quota) Release(b store.Decision, cost []int64) {
 	q = q.heir(&cost)
-	q.share.release(cost)
+	q.fallback.release(cost)
 	q.leases.release(q.plan, cost)
 }
 
 // Settle says what was really spent with the next call, or one of its own.
 func (q *quota) Settle(b store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
 	q = q.heir(&cost, &actual)
-	if b.Reservation.State == alone {
-		q.share.settle(b, cost, actual)
+	if b.Reservation.State == inFallback {
+		q.fallback.settle(b, cost, actual)
 		actual = nil // it is charged when Redis is back
 	}
 	q.leases.settle(q.plan, cost, actual, crossed)
@@ -610,7 +610,7 @@ func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error 
 // Observe tells Redis, in a goroutine that ends with the call; but not if it was told
 // a moment ago and something is left.
 func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
-	if b.Reservation == nil || b.Reservation.State == alone || !q.isNewest() || !q.worthTelling(seen) && !b.Probe {
+	if b.Reservation == nil || b.Reservation.State == inFallback || !q.isNewest() || !q.worthTelling(seen) && !b.Probe {
 		return
 	}
 	q.store.background(func() error {
@@ -696,7 +696,7 @@ func (q *quota) Idle() bool {
 	q.mu.Lock()
 	paused := time.Now().Before(q.state.until)
 	q.mu.Unlock()
-	return !paused && q.leases.isIdle() && q.share.isIdle()
+	return !paused && q.leases.isIdle() && q.fallback.isIdle()
 }
 
 // Close ends what the quota has with the listener. What requests still hold of it is leased

@@ -1,118 +1,63 @@
-// Package distributed keeps quotas in Redis or Valkey, so that any number of
-// processes share one: all tiers of a policy are one decision, made by one script
-// on one key.
+// Package distributed keeps quotas in Redis or Valkey for any number of processes. One call of a
+// script decides about all tiers of a policy, on one key.
 //
 //	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 //	lim, err := throttle.New(policy, distributed.New(rdb, distributed.Options{}))
 //
+// Most programs need only [New], [Store.Flush] at shutdown, and the section Deployment. The file
+// docs/fleet.md describes the protocol in detail.
+//
 // # Reservations
 //
-// A caller that has to wait is told in one round trip when it may go, and sleeps until
-// then. All callers of a limiter share round trips: 64 to a call of the script, and at
-// least four calls to a trip. A process asks again shortly before the last of its times.
-// It receives one time, however far ahead, and at most as many as the fastest tier admits
-// in Options.Horizon: equal numbers for each in turn, so that a busy or near process does
-// not shut out another.
+// A caller that must wait receives a start time in one round trip and sleeps until then. All
+// callers of a limiter share round trips, and processes take equal turns, so a busy or near process
+// does not shut out the others.
 //
-// A reserved time is good for as long as coordination takes: what is unknown of Redis's
-// clock and how late a caller wakes up, both as measured of late. A time that is reserved
-// for now is good for as long as the reply takes, too. The request counts for so much
-// longer than Policy.Guard. So a late answer does not void the times to come that it
-// names, and a Redis that is 80 ms away costs 8 % of a limit per second. A time that
-// expires before its caller runs is returned, and the caller is first again. If several answers in
-// a row take longer than a second, or than half of the shortest window if that is more, callers
-// receive an error.
+// A reservation is valid for as long as coordination takes: the uncertainty about Redis's clock
+// plus the delay with which callers wake up, both measured recently. A request counts for that much
+// longer than Policy.Guard, so a Redis that is 80 ms away costs 8 % of a limit per second.
 //
-// A Store has at most 16 trips in flight to a server. Keys take turns, and calls of
-// several keys travel together when more of them wait. Options.Timeout begins when a trip
-// does. After an answer of which nothing can be used, a process asks for one request,
-// later each time.
-//
-// A Batch request that has waited for less than Policy.Aging is booked some milliseconds
-// ahead at most, so that it holds nobody up. Where it can't go, its process is told when to ask
-// again: the processes that have such requests take turns, at the pace of the slowest tier. So a
-// request costs two or three calls, however many processes wait. A turn that nobody takes goes to
-// those of other classes, or is lost.
-//
-// What is lost is charged, never admitted twice: a process that dies loses the times it
-// has reserved, no more than its callers and at most 256, or 64 for each millisecond of a
-// round trip. So does a process whose calls got no answer, for each such trip.
+// Lost reservations stay charged and are never admitted twice. A process that dies loses the times
+// it has reserved: no more than its callers wait for, and at most 256, or 64 for each millisecond
+// of a round trip.
 //
 // # Clocks
 //
-// Time is Redis's own, made such that it never runs backwards for a quota. When it
-// steps forward, as after a failover to a server whose clock is ahead, at most one
-// burst or window too much passes, besides what was booked before, as nobody can
-// tell the step from idleness.
-//
-// Scripts know no time zones: what the days and months of a Calendar tier are is told with
-// each call. The clock of a process may be up to a period away from Redis's; farther,
-// its calls are errors. Which period it is, Redis's clock decides.
+// Time is Redis's own, corrected such that it never runs backwards for a quota. A step forward, as
+// after a failover to a server whose clock is ahead, can't be told from idle time: it admits at
+// most one burst or window too much, besides earlier reservations. Redis's clock decides which
+// period of a Calendar tier it is. If the clock of a process differs from it by more than a period,
+// the calls of the process fail.
 //
 // # Concurrency and estimates
 //
-// What a process holds of a Concurrency tier is leased to it for Options.Lease and
-// renewed while it is held. The permits of a process that died come back when its
-// lease ends; a process that is stopped for longer than that may exceed the limit
-// with what it still has open when it wakes.
+// A process leases its units of a Concurrency tier for Options.Lease, and renews the lease while it
+// holds them. The permits of a process that died are free again when its lease ends. A process that
+// is stopped for longer than its lease may exceed the limit with requests that are still open when
+// it resumes.
 //
-// Where a tier is full, processes stand in a line, each for its first caller, behind those that
-// wait longer. A place that comes free is kept for the first of the line for a second, and that
-// process alone receives a message. So a request costs two calls, one that asks and one that
-// tells its end, and a process that stands in the line one in some four seconds besides, by which
-// the others know that it lives. What a call costs does not grow with the number of processes.
+// Estimated units are leased in the same way, and the next call reports their actual cost. The
+// estimates of a process that died are charged when its lease ends. A call without an answer counts
+// as not made, so a cost may count twice, but is never lost. Change a tier's Estimated only while
+// no process runs: processes under one of the two policies don't count what is open under the
+// other.
 //
-// What is Estimated is leased alike, and what it really cost is told with the next call or
-// with one of its own. What a process that died had estimated is charged when its lease
-// ends. A call whose answer was lost is taken for one that was not made, so that a cost may
-// count twice, but is never lost. Change a tier's Estimated while no process runs: those
-// that have the one policy don't count what is open under the other.
+// # Pauses and policy changes
 //
-// # Responses
+// A pause stops hundreds of processes within about 50 ms. Each process keeps a pause until its end,
+// even if Redis loses it. After a pause one request of the whole fleet goes first, and the others
+// follow its response, after half a minute at the latest, or within two seconds if its process
+// dies.
 //
-// What responses say is left is told to Redis at most every 100 ms for each limiter, or at
-// once where nothing is. After a pause one request of the whole fleet goes first, and the
-// others follow its response. Its process tells every second that it waits for that, for half
-// a minute at most; if the process dies, the next request goes within two seconds.
-//
-// A process that has just begun to wait subscribes aside: until then, for up to four trips to
-// Redis, it admits what was answered before a pause.
-//
-// # Pauses
-//
-// What ends a sleep early is published on a channel that has the name of the key: a pause, its
-// early end, a permit that is free. A message is only a reason to ask, because anybody who may
-// publish can send one: nothing that it says is believed, not even for the time until the
-// answer is in. A process asks once, at a random instant within 20 ms of the message, so that
-// a pause stops a fleet of hundreds within some 50 ms; of a thousand processes each takes
-// Redis some 20 µs more. What was admitted meanwhile is still sent. Messages that bring no
-// news are asked about less and less, once a second or so in the end. Where messages do not
-// come through, the next reply tells.
-//
-// A pause or ban goes on, until its end, in each process that knows it, also when Redis has
-// forgotten it or was away when it began. That process tells Redis again, and the others learn
-// of it there. While it knows a pause of some seconds it stays subscribed, and so finds out
-// when its connection breaks that the server came back without it. A Resume ends the pause in
-// all of them.
-//
-// # Changes of a policy
-//
-// A policy can change while it is in use. What is charged stays charged, and what this
-// process holds is held under the new policy too. Other processes keep theirs until they
-// change it: the state is converted with each call under another policy, as while a new
-// release replaces an old one. What the policy of the caller has no tier for is kept beside it,
-// and what the caller is granted is charged there, too. So of two releases side by side each
-// admits what its own policy has room for, behind what both have admitted, and neither less nor
-// more. Up to eight tiers are kept so, each until no release that has it has called for a window,
-// an hour at least and two days at most. A tier that is not known, of another algorithm or window,
-// starts with the largest use of the tiers of its unit. Concurrency tiers, and the costs of units
-// that one of the two releases does not limit, are known to the other release only.
+// A policy can change while it is in use, and processes with different policies, such as two
+// releases, work side by side. Each admits exactly what its own policy allows beside the charges of
+// both. Concurrency tiers, and units that only one of two releases limits, count for that release
+// alone.
 //
 // # Shutdown
 //
-// A process that ends tells Redis with [Store.Flush] what it gives back and what requests
-// really cost. Without it nothing is admitted twice, but times that were reserved stay charged,
-// and the others wait for the end of its leases.
+// A process that ends calls [Store.Flush] to return reservations and report actual costs. Otherwise
+// unused reservations stay charged, and other processes wait for the end of its leases.
 //
 //	server.Shutdown(ctx) // the callers return, and responses are read
 //	store.Flush(ctx)
@@ -120,43 +65,34 @@
 //
 // # Deployment
 //
-// The client is one of a single server, of Sentinel or of a Cluster; Redis 5 or later, or
-// Valkey. A [redis.Ring] is refused: it moves a key to another server when one is away, and
-// each of the two admits the whole quota. A quota is one key, so Cluster needs no hash tags. What
-// is leased of it are two more, a hash and a sorted set in the slot of that key: those of
-// throttle:q are throttle:{throttle:q}:leases and throttle:{throttle:q}:line. A process that stands
-// in a line listens to a channel that begins with the name of the first. On a Cluster set
-// ClusterOptions.ClusterStateReloadInterval to a second or two, because by default
-// the client looks for a new master once a minute. The server needs maxmemory-policy
-// noeviction, best on an instance of its own: a key that is evicted is a quota that
-// starts anew, so that as much may pass as after a step of the clock; Options.OnLost
-// reports it. Replication is asynchronous: a failover
-// may forget the last admissions, and then admits them once more.
+// The client connects to a single server, to Sentinel or to a Cluster, of Redis 5 or later, or
+// Valkey. Open refuses a [redis.Ring]: it moves a key to another server when one is away, and each
+// of the two would admit the whole quota. A quota is one key, with two more for leases in the same
+// slot, so Cluster needs no hash tags. On a Cluster set ClusterOptions.ClusterStateReloadInterval
+// to a second or two: by default the client looks for a new master once a minute.
 //
-// Where the server has functions (Redis 7, Valkey), the script is loaded as one of them,
-// because a call then costs it less than half. Its name has a hash of the script, so releases
-// don't disturb each other, and stays when a release is gone: FUNCTION LIST LIBRARYNAME
-// throttle_* lists them, FUNCTION DELETE deletes one. Older servers, and those that refuse
-// functions, run the same source with EVALSHA; they are asked again once a minute.
+// The server needs maxmemory-policy noeviction, best on an instance of its own. A quota whose key
+// is evicted starts anew, which may admit as much as a step of the clock; Options.OnLost reports
+// it. Replication is asynchronous, so a failover may forget the last admissions and admit them once
+// more. The value of a key has a version. A release that finds a newer version, or another value,
+// does not touch it.
 //
-// A user with restricted rights needs the keys and channels of the prefix and the
-// commands that the script runs for it:
+// If the server has functions (Redis 7, Valkey), the script is loaded as one, because a call then
+// costs the server less than half. Its name contains a hash of the script, so releases don't
+// disturb each other. It stays when a release is gone: FUNCTION LIST LIBRARYNAME throttle_* lists
+// them, FUNCTION DELETE deletes one. Other servers run the same source with EVALSHA.
+//
+// A user with restricted rights needs the keys and channels of the prefix and these commands:
 //
 //	ACL SETUSER limiter on >secret ~throttle:* resetchannels &throttle:* +evalsha +eval
 //	    +script|load +time +get +set +getrange +setrange +pexpire +publish +subscribe
 //	    +unsubscribe +ping
 //
-// Where a policy has Concurrency or Estimated tiers, add +hget +hmget +hgetall +hset +hdel +zadd
-// +zrem +zrangebyscore +del.
-//
-// Redis 6.0 has no rights to channels: leave out resetchannels and what follows it there.
-// Options.Log asks for the maxmemory-policy where +info is allowed, too.
-//
-// On a Cluster add +cluster|slots +command +asking, and +readonly if the client may read
-// from replicas. For functions, where there are some, add +fcall +function|load.
-//
-// The value of a key has a version. A release that finds a newer one, or something
-// else, refuses to touch it.
+// For Concurrency or Estimated tiers add +hget +hmget +hgetall +hset +hdel +zadd +zrem
+// +zrangebyscore +del; for functions +fcall +function|load; on a Cluster +cluster|slots +command
+// +asking, and +readonly if the client may read from replicas; for the check of the
+// maxmemory-policy by Options.Log +info. Redis 6.0 has no rights to channels: leave out
+// resetchannels and &throttle:* there.
 package distributed
 
 import (
@@ -177,53 +113,56 @@ import (
 
 // Options are the settings of a Store.
 type Options struct {
-	// Prefix begins the name of every key and channel. What follows is a hash of the
-	// policy's name and the Group's key, never the key itself. With a {tag}, a Cluster keeps all
-	// quotas in one slot, and charges limits inside limits in one call. If zero, "throttle:".
+	// Prefix begins the name of every key and channel. The rest of a name is a hash of the policy's
+	// name and the Group's key, never the key itself. A prefix with a {tag} keeps all quotas in one
+	// slot of a Cluster, and nested limits are then charged in one call. If zero, "throttle:".
 	Prefix string
 
-	// Timeout is the longest that a call may take before its callers are told that
-	// Redis is away. If zero, a second.
+	// Timeout is the longest time that a round trip may take before the Store treats Redis as away.
+	// It begins when the trip is sent. If zero, 1 s.
 	Timeout time.Duration
 
-	// Horizon is for how long, at the pace of the fastest tier, a process books ahead
-	// at once: 500 ms of 50/s are 25 times, of 1/s one, and never more than 4,096. If
+	// Horizon limits how many times a process reserves at once: as many as the fastest tier admits
+	// in a Horizon, at least one and at most 4,096. At 50/s, 500 ms are 25 times; at 1/s, one. If
 	// zero, 500 ms.
 	Horizon time.Duration
 
-	// Lease is how long a process holds permits of a Concurrency tier after it was
-	// last heard of. If zero, 10 s.
+	// Lease is how long a process holds permits of a Concurrency tier after its last call. If zero,
+	// 10 s.
 	Lease time.Duration
 
-	// Outage is what limiters do while Redis is away. If zero, callers wait for it
-	// until their context ends, and then get ErrUnavailable.
-	Outage Outage
+	// Fallback is what limiters do while Redis is away. If zero, callers wait for Redis until their
+	// context ends, and then receive ErrUnavailable.
+	Fallback Fallback
 
-	// OnLost is called when a quota's state was found to be lost: evicted, flushed,
-	// or forgotten in a failover or restart, so that the quota has started anew; or to be
-	// older than what this process has seen, as after a failover to a replica that had not
-	// received all. key is its name in Redis. It must not block. If nil, nobody is told.
+	// OnLost is called with the name of a key in Redis whose state was lost: evicted, flushed, or
+	// forgotten in a failover or restart. The quota has then started anew. It is also called if the
+	// state is older than the one that this process has seen, as after a failover to a replica that
+	// had not received all writes. OnLost must not block. If nil, losses are only logged.
 	OnLost func(key string)
 
-	// Log receives what an operator should know of: Redis is away or answers too late, the
-	// state of a quota was lost or is an older one, the clock of Redis stepped, or its
-	// maxmemory-policy is one that evicts quotas, which is asked once if the user may run
-	// INFO. It reports each of these at most once a minute. If nil, nothing is reported.
+	// Log receives warnings for an operator: Redis is away or answers too late, the state of a
+	// quota was lost or is an older one, Redis's clock stepped, or its maxmemory-policy may evict
+	// quotas. The store asks for the policy once, if the user may run INFO. It logs each kind of
+	// warning at most once a minute. If nil, nothing is logged.
 	Log *slog.Logger
 }
 
-// An Outage lets each process go on by itself while Redis is away, with its share
-// of every tier: Limit ÷ Workers, or where that is less than one, one in a window
-// that is longer by as much and begins at random, unless the process has just sent something.
-// What was admitted so is charged when Redis is back.
+// A Fallback lets each process go on by itself while Redis is away, with its part of every tier:
+// Limit ÷ Workers. Where that is less than one, the process has one unit in a window that is longer
+// by as much; the window begins at random, unless the process has just sent something. Requests
+// that were admitted in a fallback are charged when Redis is back.
 //
-// The shares know nothing of each other, so that more than the limit may pass. When an outage
-// begins and when it ends, it is one capacity at most. Where some processes reach Redis and others
-// don't, those take the whole limit and these their shares besides: twice the limit at most, in each
-// window. Where there are more processes than the limit has units, the limit is kept on average, and a
-// window has some more now and then: with 50 workers on 5/s, up to about 15.
-type Outage struct {
-	Workers int // how many processes share the quota at most. If zero, callers wait
+// Processes in a fallback don't count each other's requests, so more than the limit may pass. When
+// Redis goes away and when it comes back, the excess is one capacity at most. While only some
+// processes reach Redis, these use the whole limit and the others their parts besides: at most
+// twice the limit in each window. Where there are more processes than the limit has units, the
+// limit is kept on average, and a window may contain some more: with 50 workers on 5/s, up to about
+// 15.
+type Fallback struct {
+	// Workers is the largest number of processes that share the quota. If zero, callers wait for
+	// Redis.
+	Workers int
 }
 
 const (
@@ -233,9 +172,13 @@ const (
 	defaultLease   = 10 * time.Second
 )
 
-// A Store keeps quotas in Redis. It is safe for concurrent use. It starts nothing
-// before somebody waits or a pause begins, and needs no closing, but see Flush; the client is the
-// caller's to close.
+// A Store keeps quotas in Redis. It is safe for concurrent use. Its limiters block for a round trip
+// and for as long as their callers have to wait. While Redis is away, callers wait until their
+// context ends and then receive ErrUnavailable, unless Options.Fallback is set. A problem that only
+// an operator can solve is another error at once, which names the key and the fix.
+//
+// A Store starts no goroutine before the first request or pause, and needs no closing, but see
+// Flush. The caller closes the client.
 type Store struct {
 	rdb      redis.UniversalClient
 	options  Options
@@ -243,19 +186,19 @@ type Store struct {
 	clock    *clock // of the server; nil for a Cluster, which has several
 	listener listener
 	lines    lineage.Lines
-	probes   sync.Map // of *store.Reservation: the probes whose response is waited for
-	debtors  sync.Map // of *quota: those that have sent what Redis has not charged
-	lessees  sync.Map // of *leases: those that hold something or have something to tell
+	probes   sync.Map // of *store.Reservation: the probes that wait for their response
+	debtors  sync.Map // of *quota: those with requests that were sent and not charged in Redis
+	lessees  sync.Map // of *leases: those with units held or amounts to report
 	reports  reports
 	journal  *journal
-	peeked   atomic.Bool // somebody has asked what a state says of a pause
-	apart    atomic.Bool // the server, a proxy of several, runs no call of several keys
+	peeked   atomic.Bool // the server may have the script peek.lua
+	apart    atomic.Bool // the server is a proxy of several, which runs no call of several keys
 }
 
 var _ store.Store = (*Store)(nil)
 
-// New returns a Store on a client. Nothing is sent before the first request; what
-// is wrong with the client or the server is the error of Open or of that request.
+// New returns a Store on a client. It sends nothing. Open reports errors of the options and the
+// client, and the first request reports errors of the server.
 func New(rdb redis.UniversalClient, o Options) *Store {
 	if o.Prefix == "" {
 		o.Prefix = defaultPrefix
@@ -279,13 +222,13 @@ func orDefault(d, otherwise time.Duration) time.Duration {
 	return d
 }
 
-// Open returns the quota of a key. It does not block.
+// Open returns the quota of a key. It sends nothing and does not block.
 func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
 	}
 	if key == "" {
-		return nil, errors.New("distributed: the key is empty: quotas are kept by name, so give the policy a Name")
+		return nil, errors.New("distributed: the key is empty: give the policy a Name, by which the quota is kept")
 	}
 	line, version := s.lines.Open(key)
 	q := s.newQuota(s.name(key), plan, line, version)
@@ -299,8 +242,8 @@ func (s *Store) validate() error {
 		errs = append(errs, errors.New("distributed: the client is nil: pass New a redis.UniversalClient"))
 	}
 	if _, ok := s.rdb.(*redis.Ring); ok {
-		errs = append(errs, errors.New("distributed: the client is a redis.Ring: it moves keys to another server when one is away, and each "+
-			"would admit the whole quota: pass a Client, a failover client or a ClusterClient"))
+		errs = append(errs, errors.New("distributed: the client is a redis.Ring, which moves keys to another server when one is away, and each "+
+			"server would admit the whole quota: pass a Client, a failover client or a ClusterClient"))
 	}
 	o := s.options
 	for _, f := range []struct {
@@ -311,20 +254,21 @@ func (s *Store) validate() error {
 			errs = append(errs, fieldError(f.name, f.value, "from 1ms to 1h, or zero for the default"))
 		}
 	}
-	if o.Outage.Workers < 0 {
-		errs = append(errs, fieldError("Outage.Workers", o.Outage.Workers, "the number of processes, or zero to wait for Redis"))
+	if o.Fallback.Workers < 0 {
+		errs = append(errs, fieldError("Fallback.Workers", o.Fallback.Workers, "the number of processes, or zero to wait for Redis"))
 	}
 	return errors.Join(errs...)
 }
 
-// name is that of a key in Redis: nobody who can list keys learns what was passed.
+// name returns the name of a key in Redis. It contains a hash, so that a list of the names does not
+// reveal the keys.
 func (s *Store) name(key string) string {
 	sum := sha256.Sum256([]byte(key))
 	return s.options.Prefix + base64.RawURLEncoding.EncodeToString(sum[:16])
 }
 
 // leaseKeys returns the names of the keys that hold the leases of a quota. They begin with the
-// prefix, and a Cluster has them in the slot of the quota's key.
+// prefix and lie in the slot of the quota's key.
 func (s *Store) leaseKeys(key string) []string {
 	if slot(s.options.Prefix) == slot(key) { // the prefix has a tag
 		return []string{key + ":leases", key + ":line"}

@@ -71,7 +71,7 @@ func TestUnansweredLandsWithItsGuard(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			rdb, closing := away()
 			defer closing()
-			unanswered(t, distributed.New(rdb, distributed.Options{Outage: distributed.Outage{Workers: 1}}))
+			unanswered(t, distributed.New(rdb, distributed.Options{Fallback: distributed.Fallback{Workers: 1}}))
 		})
 	})
 }
@@ -102,7 +102,7 @@ func TestIdle(t *testing.T) {
 
 		rdb, closing := away()
 		defer closing()
-		q = quota(t, distributed.New(rdb, distributed.Options{Outage: distributed.Outage{Workers: 1}}), "idle", plan(t, 0, tiers[0]))
+		q = quota(t, distributed.New(rdb, distributed.Options{Fallback: distributed.Fallback{Workers: 1}}), "idle", plan(t, 0, tiers[0]))
 		if _, err := q.Pause(t.Context(), store.Pause{For: sec}); !errors.Is(err, store.ErrUnavailable) {
 			t.Fatal(err)
 		}
