@@ -8,7 +8,7 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// moved is the answer of a quota that has a successor.
+// moved is the decision of a quota that has a successor.
 var moved = store.Decision{Verdict: store.Moved, Tier: -1}
 
 func (q *quota) isNewest() bool { return q.line.IsNewest(q.version) }
@@ -20,7 +20,7 @@ func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
 	return nil
 }
 
-// Successor is the quota itself while no plan has replaced its own.
+// Successor returns the newest quota and its plan.
 func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
 	q = q.newest()
 	return q, q.plan
@@ -33,7 +33,7 @@ func (q *quota) newest() *quota {
 	return q
 }
 
-// successor is the next quota, with what this process knows and holds.
+// successor returns the quota under the next plan. It takes over the state and the leases.
 func (q *quota) successor() *quota {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -42,15 +42,16 @@ func (q *quota) successor() *quota {
 		next := q.store.newQuota(q.key, plan, q.line, version)
 		next.state, next.clock, next.fallback = q.state, q.clock, next.fallback.adopt(q.fallback)
 		if next.leases = newLeases(next); next.leases != nil && q.leases != nil {
-			next.leases = q.leases // until the first call it has the amounts of the plan before
+			next.leases = q.leases // with amounts of the previous plan until the first call
 		}
 		q.next = next
 	}
 	return q.next
 }
 
-// heir is the newest quota. Costs become those under its plan, of what is held under both.
-func (q *quota) heir(costs ...*[]int64) *quota {
+// newestWith returns the newest quota and translates costs to its plan. Only units that both plans
+// hold keep their amounts.
+func (q *quota) newestWith(costs ...*[]int64) *quota {
 	for !q.isNewest() {
 		next := q.successor()
 		for _, cost := range costs {
@@ -61,7 +62,8 @@ func (q *quota) heir(costs ...*[]int64) *quota {
 	return q
 }
 
-// translateHeld is what a plan holds of what was held under an old one.
+// translateHeld translates amounts that are held under an old plan. Units that one of the plans
+// does not hold in the same way become zero.
 func translateHeld(plan, old *algorithms.Plan, cost []int64) []int64 {
 	if cost == nil || plan == old {
 		return cost
@@ -77,8 +79,8 @@ func translateHeld(plan, old *algorithms.Plan, cost []int64) []int64 {
 	return translated
 }
 
-// lockNewest takes the turn to call Redis, under the newest plan, unless the context ends
-// before.
+// lockNewest waits for the turn to call Redis, under the newest plan. It returns an error only if
+// the context ends before.
 func (q *quota) lockNewest(ctx context.Context) (*quota, error) {
 	for {
 		q = q.newest()
@@ -93,8 +95,8 @@ func (q *quota) lockNewest(ctx context.Context) (*quota, error) {
 	}
 }
 
-// ask calls Redis under the newest plan, and takes note of what it says. own appends the
-// operation's own arguments for the quota that asks.
+// ask calls Redis under the newest plan and records the header of the reply. own appends the
+// arguments of the operation. ask returns the quota that called and the operation's own reply.
 func (q *quota) ask(ctx context.Context, op string, own func(q *quota, args []any) []any) (*quota, []int64, header, error) {
 	q, err := q.lockNewest(ctx)
 	if err != nil {
@@ -107,6 +109,6 @@ func (q *quota) ask(ctx context.Context, op string, own func(q *quota, args []an
 		return q, nil, header{}, err
 	}
 	h := parseHeader(reply)
-	q.learn(h, t)
+	q.recordReply(h, t)
 	return q, reply[headerLen:], h, nil
 }

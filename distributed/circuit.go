@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// A circuit opens when Redis is away, so that not everybody waits for a connection
-// to fail: one call in a while tries.
+// A circuit is a circuit breaker. It opens while Redis is away: most calls then fail at once, and
+// one call per delay tries the connection.
 type circuit struct {
-	mu    sync.Mutex // guards all below
-	err   error      // why it is open
-	until time.Time  // when the next call may try
-	delay time.Duration
+	mu    sync.Mutex    // guards all below
+	err   error         // why the circuit is open; nil while it is closed
+	until time.Time     // when the next call may try
+	delay time.Duration // between two tries
 }
 
 const (
@@ -20,6 +20,7 @@ const (
 	lastTry  = 400 * time.Millisecond
 )
 
+// allow returns nil if a call may be sent. While the circuit is open, it allows one call per delay.
 func (c *circuit) allow() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -34,7 +35,7 @@ func (c *circuit) allow() error {
 	return nil
 }
 
-// report takes note of how a try ended. Not all processes try again at the same instant.
+// report opens or closes the circuit after a call. A random delay spreads the tries of processes.
 func (c *circuit) report(errs ...error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -48,7 +49,7 @@ func (c *circuit) report(errs ...error) {
 	c.err, c.delay = nil, 0
 }
 
-// open returns why nobody may try now, nil if somebody may.
+// open returns the error with which calls fail now, nil if a call may try.
 func (c *circuit) open() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,36 +5,38 @@ import (
 	"time"
 )
 
-// skew is how far clocks part at most, as a fraction of the time that passes: that is how fast
-// a kernel lets one gain on another.
+// skew is the largest drift between two clocks, as a fraction of the time that passes. It is the
+// rate at which a kernel slews a clock at most.
 const skew = 500e-6
 
-// A clock maps the time of a quota, as the script tells it, to that of this process. Each
-// reply says what the quota's clock showed between two instants of the process's; the bounds
-// of the difference are the closest of all replies, and widen as clocks part. So an answer that
-// took long tells a time to come as closely as a quick one.
+// A clock converts the time of a quota, as in the script's replies, to the time of this process.
+// Each reply contains a reading of the quota's clock that was taken between two instants of the
+// process's clock. The bounds of the difference are the tightest of all replies, and widen as
+// clocks drift. So a slow reply locates a future time as precisely as a quick one.
 type clock struct {
-	server *clock // what is known of TIME by other quotas: so a new one begins; nil if they may be on other servers
+	// server is the clock of TIME, shared by the quotas of a server. A new quota begins with its
+	// bounds. If nil, quotas may be on several servers.
+	server *clock
 
 	mu         sync.Mutex // guards all below
-	asOf       time.Time  // when the last reply came; zero while there was none
-	ahead      int64      // of the server's clock, in µs: changes where that was set back
+	asOf       time.Time  // when the last reply came; zero before the first
+	ahead      int64      // of the quota's clock before the server's, in µs; it changes when the server's clock is set back
 	generation int64      // of the state
-	bound      bounds     // as of then
+	bound      bounds     // at asOf
 }
 
-// Bounds are those of the process's clock less the quota's, after a reply.
+// Bounds limit the difference between the process's clock and the quota's, after a reply.
 type bounds struct{ least, most time.Duration }
 
-// set takes note of what the clocks of the quota and of the server showed between two
-// instants. It returns what is known then, and by how much one of the clocks has surely been
-// set since, forwards or back.
-func (c *clock) set(h header, sent, got time.Time) (b bounds, step time.Duration) {
+// update records what the clocks of the quota and of the server showed between two instants. It
+// returns the new bounds, and by how much one of the clocks was certainly set since the last reply,
+// forward or back.
+func (c *clock) update(h header, sent, got time.Time) (b bounds, step time.Duration) {
 	b = bounds{sent.Sub(beginning) - microseconds(h.now), got.Sub(beginning) - microseconds(h.now)}
 	ahead := h.now - h.wall
 	begin := b
 	if c.server != nil {
-		begin, _ = c.server.set(header{now: h.wall, wall: h.wall}, sent, got)
+		begin, _ = c.server.update(header{now: h.wall, wall: h.wall}, sent, got)
 		begin.least -= microseconds(ahead)
 		begin.most -= microseconds(ahead)
 	}
@@ -57,7 +59,7 @@ func (c *clock) set(h header, sent, got time.Time) (b bounds, step time.Duration
 	return b, step
 }
 
-// forget forgets what is known.
+// forget drops the bounds.
 func (c *clock) forget() {
 	if c != nil {
 		c.mu.Lock()
@@ -66,22 +68,22 @@ func (c *clock) forget() {
 	}
 }
 
-// parted is how far the clocks may have parted since the last reply. It needs mu.
+// parted returns the largest possible drift since the last reply. It needs mu.
 func (c *clock) parted(now time.Time) time.Duration {
 	return time.Duration(float64(max(0, now.Sub(c.asOf))) * skew)
 }
 
-// when returns the bounds of the instant at which the quota's clock shows so many µs, after a
-// reply that came at an instant. They allow for what the clocks part until then, but for no
-// more than leaves a caller time to wake up.
+// when returns the bounds of the instant at which the quota's clock shows at, in µs, after a reply
+// that came at got. They include the drift until then, up to a quarter of wakeUp, which leaves a
+// caller time to wake up.
 func (b bounds) when(at int64, got time.Time) (from, to time.Time) {
 	left := microseconds(at) - got.Sub(beginning)
 	parted := min(wakeUp/4, time.Duration(float64(max(0, left+b.most))*skew))
 	return got.Add(left + b.least - parted), got.Add(left + b.most + parted)
 }
 
-// shows returns what the quota's clock shows at an instant at the earliest, zero if that is not
-// known.
+// shows returns the earliest time that the quota's clock may show at an instant, zero if there was
+// no reply yet.
 func (c *clock) shows(at time.Time) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,7 +93,7 @@ func (c *clock) shows(at time.Time) int64 {
 	return micros(at.Sub(beginning) - c.bound.most - c.parted(at))
 }
 
-// width returns how well the quota's clock is known after a trip that takes so long.
+// width returns the uncertainty about the quota's clock after a trip of some duration.
 func (c *clock) width(trip time.Duration) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -105,19 +107,19 @@ func (c *clock) width(trip time.Duration) time.Duration {
 	return min(trip, c.bound.most-c.bound.least+2*c.parted(time.Now()))
 }
 
-// A delay is how long something takes: usually, and at worst.
+// A delay estimates how long an action usually takes, and the longest recent duration.
 type delay struct {
 	mu    sync.Mutex // guards all below
 	usual time.Duration
-	worst time.Duration // of late: what is shorter makes it less
-	last  time.Time     // when there was one
+	worst time.Duration // recent; shorter samples lower it
+	last  time.Time     // of the last sample
 }
 
-// memory is for how long the worst counts when nothing follows.
+// memory is how long the worst sample counts without another sample.
 const memory = 2 * time.Second
 
-// add takes note of one more. It is quick to believe a shorter one: the first trip also
-// made the connection.
+// add adds a sample. A shorter sample lowers usual quickly, because the first trip includes the
+// time to connect.
 func (d *delay) add(took time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -132,7 +134,7 @@ func (d *delay) add(took time.Duration) {
 	d.worst, d.last = max(took, (d.recent()+took)/2), time.Now()
 }
 
-// recent returns the worst of late. It needs mu.
+// recent returns the longest recent sample. It needs mu.
 func (d *delay) recent() time.Duration {
 	if time.Since(d.last) > memory {
 		return 0
@@ -140,8 +142,7 @@ func (d *delay) recent() time.Duration {
 	return d.worst
 }
 
-// get returns how long it takes, zero if that is not known, and the longest that it has
-// taken of late.
+// get returns the usual duration, zero before the first sample, and the longest recent one.
 func (d *delay) get() (usual, worst time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

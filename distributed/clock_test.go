@@ -44,7 +44,7 @@ func TestClockOfAServer(t *testing.T) {
 	server, at := new(clock), time.Now()
 	learn := func(c *clock, now, wall int64, there, back time.Duration) time.Duration {
 		at = at.Add(time.Second)
-		b, _ := c.set(header{now: now, wall: at.Sub(beginning).Microseconds() + wall}, at.Add(-there), at.Add(back))
+		b, _ := c.update(header{now: now, wall: at.Sub(beginning).Microseconds() + wall}, at.Add(-there), at.Add(back))
 		return b.most - b.least
 	}
 	now := func() int64 { return at.Add(time.Second).Sub(beginning).Microseconds() }

@@ -31,7 +31,7 @@ func (s *Store) Flush(ctx context.Context) error {
 			return true
 		})
 		s.lessees.Range(func(l, _ any) bool {
-			l.(*leases).tellAgain()
+			l.(*leases).retryReport()
 			return true
 		})
 		if err := s.reports.wait(ctx); err != nil {

@@ -9,18 +9,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A server that refused the function is asked again after so long.
+// loadAgain is the time between two tries to load the function on a server that refuses it.
 const loadAgain = time.Minute
 
-// A server is what a store has learned of a Redis server: whether that has the script as a
-// function. A server without functions, or that refuses them to the user, runs it as a script.
+// A server records whether a Redis server has the script as a function. A server that has no
+// functions, or refuses them to the user, runs the script with EVALSHA.
 type server struct {
 	mu     sync.Mutex // guards all below
-	has    bool
-	loadAt time.Time // unless it has, it is not asked to load before
+	has    bool       // the function is loaded
+	loadAt time.Time  // when to try to load it next, if it is not loaded
 }
 
-// server is the one that keeps a key: of a Cluster the key's master.
+// server returns the server of a key, and a client of it that can load functions. In a Cluster it
+// is the key's master.
 func (n *node) server(ctx context.Context, key string) (*server, redis.Cmdable) {
 	var loader redis.Cmdable = n.rdb
 	address := ""
@@ -35,8 +36,8 @@ func (n *node) server(ctx context.Context, key string) (*server, redis.Cmdable) 
 	return found.(*server), loader
 }
 
-// hasFunction reports whether the server has the function. If it may, the function is loaded
-// first; meanwhile others run the script.
+// hasFunction reports whether the server has the function. If it is time, it loads the function
+// first; concurrent callers run the script meanwhile.
 func (s *server) hasFunction(ctx context.Context, loader redis.Cmdable) bool {
 	if s == nil {
 		return false
@@ -56,15 +57,15 @@ func (s *server) hasFunction(ctx context.Context, loader redis.Cmdable) bool {
 	return s.has
 }
 
-// lacksFunction takes note that the server did not run the function.
+// lacksFunction records that the server did not run the function.
 func (s *server) lacksFunction(loadAt time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.has, s.loadAt = false, loadAt
 }
 
-// callFunction calls the function and returns the calls that were not run. A function that
-// was flushed or is not there after a failover is loaded once.
+// callFunction calls the function and returns the calls that were not run. It loads a function once
+// if a flush or a failover has removed it.
 func (n *node) callFunction(ctx context.Context, calls []*call, send func([]*call) (unknown []*call)) []*call {
 	var loadAt time.Time // at once
 	for range 2 {
@@ -83,9 +84,9 @@ func (n *node) callFunction(ctx context.Context, calls []*call, send func([]*cal
 	return calls
 }
 
-// didNotRun reports whether a server says that it ran nothing, because it doesn't know the
-// script, or the function, or commands that run functions, or the user may not use them.
-// Errors of commands in a script name these, never the command that ran it.
+// didNotRun reports whether the error means that the server ran nothing, because it has not loaded
+// the script or the function, has no functions, or the user may not call them. Errors of commands
+// inside a script name those commands and never the command that ran the script.
 func didNotRun(err error) bool {
 	if err == nil {
 		return false

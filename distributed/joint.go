@@ -66,9 +66,9 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 		done(nil, store.ErrApart)
 		return
 	}
-	q.meet()
+	q.measureTrip()
 	for _, q := range b.quotas {
-		d, held := q.held()
+		d, held := q.pausedLocally()
 		if !held && !q.isNewest() {
 			d, held = moved, true
 		}
@@ -94,7 +94,7 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 			done(nil, err)
 		case t.isLate(got):
 			b.Cancel(got)
-			if err := q.tooFar(tries); err != nil {
+			if err := q.distanceError(tries); err != nil {
 				done(nil, err)
 				return
 			}
@@ -110,7 +110,7 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 			done(got, nil)
 			if b.overtaken(got) { // the watchers were told before they had these
 				for _, q := range b.quotas {
-					q.tellAgain()
+					q.notifyAgain()
 				}
 			}
 		}
@@ -144,7 +144,7 @@ func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip
 	b.mu.Unlock()
 	c.args = appendBundled(args, requests)
 	t.calls = []*call{c}
-	t.aim = func(calls int) {
+	t.onSend = func(calls int) {
 		t.good, t.reply = store.Forever, store.Forever
 		for i, q := range b.quotas {
 			good, reply := q.terms(ways[i], calls)
@@ -195,7 +195,7 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 		parts[i].good, parts[i].reply, parts[i].sent, parts[i].got = t.good, t.reply, t.sent, t.got
 		headers[i] = parseHeader(numbers)
 		h := &headers[i]
-		h.state, known[i] = q.learn(*h, t)
+		h.state, known[i] = q.recordReply(*h, t)
 		if h.shut == isBan && h.left() > 0 {
 			closed := store.Decision{Verdict: store.Closed, Tier: tiers - bit(i == 0), Wait: h.left(), Epoch: h.epoch}
 			return slices.Repeat([]store.Decision{closed}, len(requests)), nil
@@ -241,7 +241,7 @@ func (b *bundle) wait(turn, lead time.Duration) time.Duration {
 	if lead > soon && turn > soon {
 		turn = max(soon, turn/2)
 	}
-	return min(turn, longestStand)
+	return min(turn, longestInLine)
 }
 
 // isPassedOver reports whether others have taken so many turns of this process that they seem to use
@@ -310,7 +310,7 @@ func (b *bundle) refused(what, at, until int64, h header, known bounds, t *trip,
 	case at != never && r.MaxWait < store.Forever && at-h.now > micros(r.MaxWait):
 		d.Verdict = store.Late
 	case what == -1 && at == until:
-		d.Wait -= min(q.lead(d.Wait, 8), beforeEnd, d.Wait/2)
+		d.Wait -= min(q.lead(d.Wait, 8), askBeforeEnd, d.Wait/2)
 	case at == never:
 		d.Wait = q.store.options.Horizon
 	}

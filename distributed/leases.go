@@ -15,31 +15,31 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// Leases are what this process holds of the tiers that limit concurrency, and what it
-// has estimated and not settled. Every call says how much that is, in all, so that a
-// grant whose reply was lost is given back by the next one; and calls take turns and are numbered, so that one which
-// arrives late changes nothing. The methods of nil leases do nothing.
+// Leases are the units of Concurrency tiers that this process holds, and its estimates that are not
+// settled. Every call reports the whole amounts, so the next call corrects a grant whose reply was
+// lost. Calls take turns and are numbered, so a late call changes nothing. The methods of nil
+// leases do nothing.
 type leases struct {
 	names []string // of the keys in Redis
 	owner int64
-	turn  chan struct{} // holds one while a call is made
+	turn  chan struct{} // contains an element during a call
 
-	mu      sync.Mutex                  // guards all below
-	quota   *quota                      // that last made a call; under its plan are all amounts
-	holds   []bool                      // of each unit, whether it is estimated, or limited at once
-	number  int64                       // of the last call
-	held    []int64                     // by unit
-	settled []int64                     // by unit, since the last call
-	telling []int64                     // by unit, of that, what this call tells
-	crossed func([]algorithms.Crossing) // who is told where calendar tiers have come to
-	untold  bool                        // held has become less since the last call
-	tells   bool                        // a goroutine is about to tell
-	closed  bool                        // the client is: nobody can be told any more
-	renewal *time.Timer                 // nil while nothing is held and all is told
+	mu         sync.Mutex                  // guards all below
+	quota      *quota                      // that made the last call; its plan has the units of all amounts
+	holds      []bool                      // by unit, whether it is estimated or has a Concurrency tier
+	number     int64                       // of the last call
+	held       []int64                     // by unit
+	settled    []int64                     // by unit, since the last call
+	reporting  []int64                     // by unit, the settled amounts that the current call reports
+	crossed    func([]algorithms.Crossing) // receives the percentages that calendar tiers have reached
+	unreported bool                        // held has become less since the last call
+	reports    bool                        // a goroutine is about to report
+	closed     bool                        // the client is closed, and nothing can be reported
+	renewal    *time.Timer                 // nil while nothing is held and nothing unreported
 }
 
-// longestStand is how long a process stands in the line at most and does not ask.
-const longestStand = 5 * time.Second
+// longestInLine is the longest time between two calls of a process that stands in the line.
+const longestInLine = 5 * time.Second
 
 func newLeases(q *quota) *leases {
 	if !q.plan.Concurrent() && !q.plan.Estimates() {
@@ -53,12 +53,12 @@ func newLeases(q *quota) *leases {
 		turn:  make(chan struct{}, 1),
 		held:  make([]int64, len(q.plan.Units())),
 
-		settled: make([]int64, len(q.plan.Units())),
-		telling: make([]int64, len(q.plan.Units())),
+		settled:   make([]int64, len(q.plan.Units())),
+		reporting: make([]int64, len(q.plan.Units())),
 	}
 }
 
-// keys returns the names of the keys in Redis beside that of the quota.
+// keys returns the names of the keys in Redis besides the quota's.
 func (l *leases) keys() []string {
 	if l == nil {
 		return nil
@@ -66,10 +66,11 @@ func (l *leases) keys() []string {
 	return l.names
 }
 
-// channel is where this process alone hears that a place is kept for it.
+// channel returns the channel of this process alone. A message on it means that a place is kept for
+// the process.
 func (l *leases) channel() string { return l.names[0] + ":" + strconv.FormatInt(l.owner, 10) }
 
-// holds reports of each unit whether it is estimated, or limited at once.
+// holds reports for each unit whether it is estimated or has a Concurrency tier.
 func holds(p *algorithms.Plan) (held []bool) {
 	for u, unit := range p.Units() {
 		held = append(held, p.Estimated(u) || slices.ContainsFunc(p.Tiers(), func(t algorithms.Tier) bool {
@@ -79,7 +80,7 @@ func holds(p *algorithms.Plan) (held []bool) {
 	return held
 }
 
-// rebase makes the amounts those under the plan of a quota. It must be its turn.
+// rebase translates the amounts to the plan of a quota, which must have the turn.
 func (l *leases) rebase(q *quota) {
 	if l == nil {
 		return
@@ -90,12 +91,12 @@ func (l *leases) rebase(q *quota) {
 		l.holds = holds(q.plan)
 		l.held = translateHeld(q.plan, old, l.held)
 		l.settled = translateHeld(q.plan, old, l.settled)
-		l.telling = make([]int64, len(l.settled))
+		l.reporting = make([]int64, len(l.settled))
 	}
 	l.quota = q
 }
 
-// lock takes the turn, unless the context ends before.
+// lock waits for the turn, or until the context ends.
 func (l *leases) lock(ctx context.Context) error {
 	if l == nil {
 		return nil
@@ -108,47 +109,47 @@ func (l *leases) lock(ctx context.Context) error {
 	}
 }
 
-// unlock ends the turn. What was settled is told again if nobody knows whether the call
-// was made: it may count twice, and is not lost. If no other call comes, the renewal tells;
-// but not once the client is closed.
+// unlock ends the turn. After an error it is unknown whether the call was made, so the next call
+// reports the settled amounts again: they may count twice, but are not lost. If no other call
+// follows, the renewal reports them, unless the client is closed.
 func (l *leases) unlock(err error) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
-	for u, n := range l.telling {
+	for u, n := range l.reporting {
 		if err != nil {
 			l.settled[u] += n
 		}
-		l.telling[u] = 0
+		l.reporting[u] = 0
 	}
 	switch {
 	case errors.Is(err, redis.ErrClosed):
 		l.closed = true
 	case err != nil:
-		l.untold = true
+		l.unreported = true
 	}
 	l.renewLater()
 	l.mu.Unlock()
 	<-l.turn
 }
 
-// append adds what every call says. It must be its turn.
+// append appends the arguments of every call. The caller must have the turn.
 func (l *leases) append(args []any) []any {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.number++
-	l.untold = false
+	l.unreported = false
 	args = appendCost(append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.quota.watched())), l.held)
 	if l.quota.plan.Estimates() {
 		args = appendCost(args, l.settled)
-		copy(l.telling, l.settled)
+		copy(l.reporting, l.settled)
 		clear(l.settled)
 	}
 	return args
 }
 
-// grant adds what was admitted. It must still be its turn.
+// grant adds the costs of admitted requests. The caller must have the turn of the call.
 func (l *leases) grant(got []store.Decision) {
 	if l == nil {
 		return
@@ -170,15 +171,15 @@ func (l *leases) add(cost []int64) {
 	}
 }
 
-// release gives back places, and settle estimates: what they really cost is nil where
-// that is nothing. Redis is told in a goroutine that ends with the call.
+// release gives back permits, and settle replaces estimates by their actual cost, which is zero if
+// nil. A goroutine reports to Redis and ends with the call.
 func (l *leases) release(p *algorithms.Plan, cost []int64) { l.giveBack(p, cost, nil, nil, false) }
 
 func (l *leases) settle(p *algorithms.Plan, cost, actual []int64, crossed func([]algorithms.Crossing)) {
 	l.giveBack(p, cost, actual, crossed, true)
 }
 
-// giveBack gives back amounts under a plan.
+// giveBack takes amounts under a plan off the held ones.
 func (l *leases) giveBack(p *algorithms.Plan, cost, actual []int64, crossed func([]algorithms.Crossing), estimated bool) {
 	if l == nil {
 		return
@@ -197,56 +198,56 @@ func (l *leases) giveBack(p *algorithms.Plan, cost, actual []int64, crossed func
 			l.settled[u] += actual[u]
 		}
 	}
-	l.untold = true
-	l.startTelling()
+	l.unreported = true
+	l.startReport()
 	l.mu.Unlock()
 }
 
-// tellAgain says in a goroutine that ends with the call what an earlier call could not.
-func (l *leases) tellAgain() {
+// retryReport repeats a report that failed, in a goroutine that ends with the call.
+func (l *leases) retryReport() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.untold && !l.closed {
-		l.startTelling()
+	if l.unreported && !l.closed {
+		l.startReport()
 	}
 }
 
-// startTelling makes sure that a goroutine tells. It needs mu.
-func (l *leases) startTelling() {
-	if !l.tells {
-		l.tells = true
-		l.quota.store.background(l.tell)
+// startReport starts a goroutine that reports, if none is about to. It needs mu.
+func (l *leases) startReport() {
+	if !l.reports {
+		l.reports = true
+		l.quota.store.background(l.report)
 	}
 }
 
-// leave gives up the place that is kept for this process, if none of its callers waits any more:
-// the next call says so.
+// leave gives up the place that is kept for this process, if none of its callers waits any more.
+// The next call reports it.
 func (q *quota) leave() {
 	if l := q.leases; !q.watched() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.untold = true
-		l.startTelling()
+		l.unreported = true
+		l.startReport()
 	}
 }
 
-// askAgain is when a process asks again that stands in the line: so often that it does not fall
-// out of it, since a message may be lost.
+// askAgain returns when a process that stands in the line asks again. It must not lose its place
+// when its lease ends, and a message may be lost.
 func (l *leases) askAgain() time.Duration {
-	again := min(longestStand, l.quota.store.options.Lease/2)
+	again := min(longestInLine, l.quota.store.options.Lease/2)
 	return again - rand.N(again/4+1)
 }
 
-// tell says what is held, until there is nothing new to say.
-func (l *leases) tell() error {
+// report reports the held amounts until there is nothing new.
+func (l *leases) report() error {
 	for {
 		q := l.lockNewest()
 		if q == nil {
 			return nil
 		}
 		l.mu.Lock()
-		if !l.untold { // another call has said it meanwhile
-			l.tells = false
+		if !l.unreported { // another call has reported it
+			l.reports = false
 			l.mu.Unlock()
 			l.unlock(nil)
 			return nil
@@ -255,17 +256,17 @@ func (l *leases) tell() error {
 		err := l.sync(q)
 		l.unlock(err)
 		if err != nil {
-			q.freed() // the process may go on alone
+			q.notifyFreed() // the process may go on alone
 			l.mu.Lock()
-			l.tells = false
+			l.reports = false
 			l.mu.Unlock()
-			return err // the renewal tells, and else the lease ends
+			return err // the renewal reports, or the lease ends
 		}
 	}
 }
 
-// lockNewest takes the turn of the newest quota, and returns that; but nil, and no turn, if
-// that holds nothing: then nobody asks any more what this process holds.
+// lockNewest takes the turn of the newest quota and returns that quota. It returns nil, without the
+// turn, if the newest quota has no leases: the amounts are then obsolete.
 func (l *leases) lockNewest() *quota {
 	l.mu.Lock()
 	q := l.quota
@@ -278,23 +279,24 @@ func (l *leases) lockNewest() *quota {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.held)
-	l.untold, l.tells, l.closed = false, false, true
+	l.unreported, l.reports, l.closed = false, false, true
 	l.renewLater()
 	return nil
 }
 
+// sync makes a call that only reports. The caller must have the turn.
 func (l *leases) sync(q *quota) error {
 	t := new(trip)
 	reply, err := q.call(context.Background(), t, q.begin("l", 0))
 	if err != nil {
 		return err
 	}
-	q.learn(parseHeader(reply), t)
+	q.recordReply(parseHeader(reply), t)
 	l.mu.Lock()
 	crossed := l.crossed
 	l.mu.Unlock()
-	if _, told := q.crossed(reply[headerLen:]); told != nil && crossed != nil {
-		crossed(told)
+	if _, reached := q.crossed(reply[headerLen:]); reached != nil && crossed != nil {
+		crossed(reached)
 	}
 	return nil
 }
@@ -308,13 +310,13 @@ func (l *leases) isIdle() bool {
 	return l.idle()
 }
 
-// idle reports whether nothing is held and all is told. It needs mu.
+// idle reports whether nothing is held and nothing unreported. It needs mu.
 func (l *leases) idle() bool {
-	return !l.untold && !slices.ContainsFunc(l.held, func(n int64) bool { return n != 0 })
+	return !l.unreported && !slices.ContainsFunc(l.held, func(n int64) bool { return n != 0 })
 }
 
-// renewLater sees to it that what is held is told again before the lease ends. It
-// needs mu.
+// renewLater starts the timer that renews the lease, or stops it if the leases are idle. It needs
+// mu.
 func (l *leases) renewLater() {
 	switch {
 	case l.closed || l.idle():
@@ -334,7 +336,7 @@ func (l *leases) renewLater() {
 			err := l.sync(q)
 			defer p.end(err)
 			l.mu.Lock()
-			if l.renewal == renewal { // else it was stopped meanwhile
+			if l.renewal == renewal { // otherwise it was stopped
 				l.renewal = nil
 			}
 			l.mu.Unlock()

@@ -14,52 +14,52 @@ import (
 )
 
 const (
-	linger        = 2 * time.Second        // how long a listener stays after the last caller who slept
-	hearWithin    = 20 * time.Millisecond  // a process asks so long after a message at most, at a random instant
-	askAgain      = 500 * time.Millisecond // after a question that got no answer
-	mostDoubled   = 6                      // how often that is doubled while messages bring no news
-	askedTogether = 64                     // keys of one trip
-	mostChannels  = 512                    // of one command
+	linger        = 2 * time.Second        // how long a subscription lasts after the last caller began to sleep
+	askWithin     = 20 * time.Millisecond  // the longest random delay between a message and the question
+	askAgain      = 500 * time.Millisecond // the mean delay before a question without an answer is repeated
+	mostDoubled   = 6                      // how often askWithin doubles while messages bring no news
+	askedTogether = 64                     // the most keys of a round trip
+	mostChannels  = 512                    // the most channels of a command
 )
 
-// A listener receives what is published to the fleet while callers sleep or a pause is known:
-// that there is a pause, that it ended early, or that a permit is free. A message is no more
-// than a reason to ask: anybody who may publish could send it. One may also be lost before the
-// listener has subscribed or while its connection is broken. So it asks too whenever a
-// subscription begins.
+// A listener receives the fleet's messages while callers sleep or a pause is in force: a pause has
+// begun, a pause has ended early, or a permit is free. A message is only a reason to ask Redis,
+// because any client that may publish can send one. A message may also be lost, before the listener
+// has subscribed or while its connection is broken. So the listener asks whenever a subscription
+// begins, too.
 //
-// Nothing waits for it: one goroutine receives, one subscribes and unsubscribes, and one at a
-// time asks for keys of which there was a message, one for keys to which a subscription has
-// begun. They end when nobody sleeps.
+// No caller waits for the listener. One goroutine receives messages, one subscribes and
+// unsubscribes, one asks about keys that had a message, and one asks about keys with a new
+// subscription. They end when no caller sleeps.
 type listener struct {
 	store *Store
 
 	mu        sync.Mutex // guards all below
 	pubsub    *redis.PubSub
-	topics    map[string]*topic   // by key
-	changed   map[string]struct{} // keys to subscribe to, or to unsubscribe from
-	changing  bool                // a goroutine does so
-	receiving bool                // and one receives
-	news      inquiry             // for keys of which there was a message
-	begun     inquiry             // for keys to which a subscription has begun
+	topics    map[string]*topic   // by channel
+	changed   map[string]struct{} // channels to subscribe to, or to unsubscribe from
+	changing  bool                // a goroutine subscribes and unsubscribes
+	receiving bool                // a goroutine receives
+	news      inquiry             // about keys that had a message
+	begun     inquiry             // about keys with a new subscription
 }
 
-// A topic is a key that somebody listens for.
+// A topic is a channel to which quotas listen.
 type topic struct {
-	quotas     map[*quota]time.Time // when somebody last began to sleep
+	quotas     map[*quota]time.Time // when a caller last began to sleep
 	isOwn      bool                 // it is the channel of one process, see lease.lua
-	subscribed bool                 // as far as it was asked for
-	heard      time.Time            // when the message came because of which it is asked for; zero if none
-	idle       int                  // how often in a row that brought no news
+	subscribed bool                 // the command to subscribe was sent, or is about to be
+	messageAt  time.Time            // when the last message came about which is still to be asked; zero if none
+	idle       int                  // questions in a row that brought no news
 }
 
-// An inquiry is the keys to ask for, and whether a goroutine does.
+// An inquiry is a list of keys to ask about.
 type inquiry struct {
 	keys    []string
-	running bool
+	running bool // a goroutine asks
 }
 
-// listen makes sure that those who have to wait hear of a pause, its end and of free places.
+// listen subscribes to the messages of a quota if a caller has to wait for long enough.
 func (q *quota) listen(got []store.Decision) {
 	for _, b := range got {
 		if b.Wait >= worthWaking {
@@ -69,13 +69,13 @@ func (q *quota) listen(got []store.Decision) {
 	}
 }
 
-// want makes sure, soon, that a quota hears of messages for a while. It does not block.
+// want subscribes to the messages of a quota for a while. It does not block.
 func (l *listener) want(q *quota) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.pubsub == nil {
 		l.topics, l.changed = make(map[string]*topic), make(map[string]struct{})
-		l.pubsub = l.store.rdb.Subscribe(context.Background()) // to nothing: it does not connect
+		l.pubsub = l.store.rdb.Subscribe(context.Background()) // without channels, so it does not connect
 	}
 	for i, channel := range q.channels() {
 		t := l.topics[channel]
@@ -90,7 +90,7 @@ func (l *listener) want(q *quota) {
 	}
 }
 
-// channels are where a quota hears of what it waits for: that of the key, and its own.
+// channels returns the channels of a quota: one of the key, and with leases one of this process.
 func (q *quota) channels() []string {
 	if q.leases == nil {
 		return []string{q.key}
@@ -98,7 +98,7 @@ func (q *quota) channels() []string {
 	return []string{q.key, q.leases.channel()}
 }
 
-// change has a key subscribed to, or unsubscribed from. It needs mu.
+// change starts a change of the subscription to a channel. It needs mu.
 func (l *listener) change(key string) {
 	l.changed[key] = struct{}{}
 	if !l.changing {
@@ -107,9 +107,8 @@ func (l *listener) change(key string) {
 	}
 }
 
-// follow has the subscriptions follow what is wanted, one command after the other: each may
-// block for as long as the client does. A command that fails is repeated by the client when it
-// connects again.
+// follow subscribes and unsubscribes, one command after the other. Each may block for as long as
+// the client does. The client repeats a failed command when it connects again.
 func (l *listener) follow(ps *redis.PubSub) {
 	for {
 		more, less, ok := l.due(ps)
@@ -126,7 +125,7 @@ func (l *listener) follow(ps *redis.PubSub) {
 	}
 }
 
-// begin receives once there was something to subscribe to.
+// begin starts the goroutine that receives, if it does not run.
 func (l *listener) begin(ps *redis.PubSub) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,8 +135,8 @@ func (l *listener) begin(ps *redis.PubSub) {
 	}
 }
 
-// due returns the keys to subscribe to and to unsubscribe from; ok is false if there are none,
-// or others see to them.
+// due returns the channels to subscribe to and to unsubscribe from. It returns false if there are
+// none, or if the subscriptions were closed.
 func (l *listener) due(ps *redis.PubSub) (more, less []string, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,15 +166,15 @@ func (l *listener) due(ps *redis.PubSub) (more, less []string, ok bool) {
 	return more, less, l.changing
 }
 
-// run receives for as long as anybody may sleep.
+// run receives messages until the subscriptions are closed.
 func (l *listener) run(ps *redis.PubSub) {
-	heard := ps.ChannelWithSubscriptions()
+	received := ps.ChannelWithSubscriptions()
 	tick := time.NewTicker(linger / 2)
 	defer tick.Stop()
 	for {
 		select {
-		case m, ok := <-heard:
-			if !ok { // the client is closed, or the subscription
+		case m, ok := <-received:
+			if !ok { // the client or the subscription is closed
 				l.mu.Lock()
 				l.close(ps)
 				l.mu.Unlock()
@@ -193,10 +192,10 @@ func (l *listener) run(ps *redis.PubSub) {
 func (l *listener) receive(m any) {
 	switch m := m.(type) {
 	case *redis.Message:
-		if m.Payload == "freed" { // then the next in the queue asks
+		if m.Payload == "freed" { // the first waiter then asks
 			quotas, own := l.quotas(m.Channel)
 			for _, q := range quotas {
-				if q.freed(); own {
+				if q.notifyFreed(); own {
 					q.leave()
 				}
 			}
@@ -211,7 +210,7 @@ func (l *listener) receive(m any) {
 		if m.Kind == "subscribe" {
 			if quotas, own := l.quotas(m.Channel); own {
 				for _, q := range quotas {
-					q.freed()
+					q.notifyFreed()
 				}
 				return
 			}
@@ -222,7 +221,7 @@ func (l *listener) receive(m any) {
 	}
 }
 
-// quotas returns those that listen to a channel, and whether it is the channel of one process.
+// quotas returns the quotas that listen to a channel, and whether it is the channel of one process.
 func (l *listener) quotas(channel string) (quotas []*quota, own bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -235,26 +234,26 @@ func (l *listener) quotas(channel string) (quotas []*quota, own bool) {
 	return quotas, own
 }
 
-// askSoon asks for a key because of a message, at a random instant: a thousand processes have
-// received it too. While messages bring no news it takes longer and longer, up to a second or
-// so. Messages that come meanwhile ask nothing more. It needs mu.
+// askSoon asks about a key because of a message. It waits for a random time, because a thousand
+// processes may have received the message too. The longest wait doubles while messages bring no
+// news, up to about a second. Messages that come meanwhile start no further question. It needs mu.
 func (l *listener) askSoon(key string) {
 	t := l.topics[key]
 	if t == nil {
 		return
 	}
-	asked := !t.heard.IsZero()
-	if t.heard = time.Now(); asked {
+	asked := !t.messageAt.IsZero()
+	if t.messageAt = time.Now(); asked {
 		return
 	}
-	time.AfterFunc(rand.N(hearWithin<<t.idle), func() {
+	time.AfterFunc(rand.N(askWithin<<t.idle), func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.ask(&l.news, key)
 	})
 }
 
-// ask has a key asked for with the next trip of an inquiry. It needs mu.
+// ask adds a key to an inquiry. It needs mu.
 func (l *listener) ask(i *inquiry, key string) {
 	i.keys = append(i.keys, key)
 	if !i.running {
@@ -263,9 +262,9 @@ func (l *listener) ask(i *inquiry, key string) {
 	}
 }
 
-// inquire asks for keys, one trip after the other. Where a subscription has begun, as for all
-// keys when the connection is new, it rests after each for about as long as that took: a
-// process with many keys must not keep the others from Redis.
+// inquire asks about keys, one round trip after the other. A new connection begins the
+// subscriptions of all keys at once. After each trip for these, inquire rests for about the
+// duration of the trip, so a process with many keys does not block Redis for the others.
 func (l *listener) inquire(i *inquiry) {
 	for {
 		asked := l.next(i)
@@ -281,8 +280,8 @@ func (l *listener) inquire(i *inquiry) {
 	}
 }
 
-// next returns what to ask with the next trip, nil if that was all. Where a reply has come to
-// a question of after the message, there is nothing to ask.
+// next returns the questions of the next trip, nil if there are none left. It skips a quota that
+// has a reply to a call sent after the message.
 func (l *listener) next(i *inquiry) (asked []*peeked) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -293,13 +292,13 @@ func (l *listener) next(i *inquiry) (asked []*peeked) {
 		if t == nil {
 			continue
 		}
-		var heard time.Time
+		var since time.Time
 		if i == &l.news {
-			heard, t.heard = t.heard, heard
+			since, t.messageAt = t.messageAt, since
 		}
 		p := &peeked{key: key}
 		for q := range t.quotas {
-			if heard.IsZero() || !q.askedSince(heard) {
+			if since.IsZero() || !q.askedSince(since) {
 				p.quotas = append(p.quotas, q)
 			}
 		}
@@ -311,7 +310,7 @@ func (l *listener) next(i *inquiry) (asked []*peeked) {
 	return asked
 }
 
-// answered takes note of which messages brought news, and repeats those without an answer.
+// answered records which messages brought news, and repeats questions without an answer.
 func (l *listener) answered(i *inquiry, asked []*peeked) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -341,7 +340,8 @@ func (l *listener) answered(i *inquiry, asked []*peeked) {
 	}
 }
 
-// sweep forgets the quotas for which nobody has slept for a while, unless there is a pause.
+// sweep drops the quotas without a sleeping caller for a while, unless a pause is in force. It
+// reports whether the subscriptions were closed.
 func (l *listener) sweep(ps *redis.PubSub) (closed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -373,6 +373,7 @@ func (l *listener) close(ps *redis.PubSub) {
 	}
 }
 
+// forget drops a quota.
 func (l *listener) forget(q *quota) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

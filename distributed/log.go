@@ -10,7 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// An incident is a kind of what Options.Log reports.
+// An incident is a kind of warning in Options.Log.
 type incident int
 
 const (
@@ -31,18 +31,18 @@ var incidentText = [incidents]string{
 }
 
 const (
-	reportEvery = time.Minute // incidents of one kind are reported so often at most
-	stepped     = time.Second // a shorter step of the clock is not worth a word
+	reportEvery = time.Minute // the shortest time between two warnings of a kind
+	stepped     = time.Second // the shortest step of the clock that is logged
 )
 
-// A journal reports incidents to Options.Log.
+// A journal logs incidents to Options.Log.
 type journal struct {
-	to  *slog.Logger // nil if nobody wants to know
+	to  *slog.Logger // nil if Options.Log is
 	rdb redis.UniversalClient
 
 	mu       sync.Mutex // guards all below
 	reported [incidents]time.Time
-	asked    bool // whether Redis may evict
+	asked    bool // whether the maxmemory-policy was asked for
 }
 
 func (j *journal) report(i incident, args ...any) {
@@ -61,8 +61,8 @@ func (j *journal) report(i incident, args ...any) {
 	}
 }
 
-// trips reports trips that failed, and after the first that did not asks whether Redis may
-// evict.
+// trips logs trips that failed. After the first that succeeded it asks whether Redis may evict
+// keys.
 func (j *journal) trips(errs []error) {
 	for _, err := range errs {
 		if _, away := err.(*unavailableError); away {
@@ -73,8 +73,8 @@ func (j *journal) trips(errs []error) {
 	}
 }
 
-// askEviction asks once, in a goroutine that ends with the call. A user who may not ask, or a
-// server that does not tell, is none of its business.
+// askEviction asks for the maxmemory-policy once, in a goroutine that ends with the call. It
+// ignores errors, for example of a user without the right to INFO.
 func (j *journal) askEviction() {
 	j.mu.Lock()
 	asked := j.asked || j.to == nil
@@ -92,7 +92,7 @@ func (j *journal) askEviction() {
 	}()
 }
 
-// infoField returns a field of what INFO answers, empty if it is not there.
+// infoField returns a field of a reply to INFO, empty if the reply does not contain it.
 func infoField(info, name string) string {
 	_, value, _ := strings.Cut("\n"+info, "\n"+name+":")
 	value, _, _ = strings.Cut(value, "\n")

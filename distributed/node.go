@@ -16,45 +16,44 @@ import (
 )
 
 const (
-	mostTrips    = 16 // in flight to a server at most
-	mostTogether = 64 // calls that travel together, of several keys
+	mostTrips    = 16 // the most batches in flight to a server
+	mostTogether = 64 // the most calls of several keys in a batch
 )
 
-// A node is a server as far as this process can tell: of a Cluster, a range of slots. What
-// is sent to it waits for one of a few trips, so that a crowd in this process makes nobody
-// late: the keys take turns, and the more of them wait, the more of their calls travel
-// together.
+// A node is a server, or a range of slots of a Cluster. It limits how many round trips are in
+// flight to the server, so that many callers in this process don't delay each other's calls: keys
+// take turns, and the more of them wait, the more of their calls share a round trip.
 type node struct {
-	rdb     redis.UniversalClient
-	timeout time.Duration
-	journal *journal
-	most    int       // trips in flight
-	servers *sync.Map // *server by address; by "" outside a Cluster
-	circuit circuit
-	trip    delay         // there and back
-	wake    delay         // beyond its time, until a caller is told to go
-	meeting atomic.Bool   // whether somebody makes the first trip, or has
-	met     chan struct{} // closed when it is over
+	rdb       redis.UniversalClient
+	timeout   time.Duration
+	journal   *journal
+	most      int       // the most batches in flight
+	servers   *sync.Map // *server by address; by "" outside a Cluster
+	circuit   circuit
+	trip      delay         // of a round trip
+	wake      delay         // of a caller, from its start time until it runs
+	measuring atomic.Bool   // whether the first trip was begun
+	measured  chan struct{} // closed when the first trip has ended
 
-	mu      sync.Mutex       // guards all below
-	flying  int              // trips in flight
-	calls   int              // of those
-	waiting map[string]*lane // by key
-	turns   []*lane          // the lanes, the next one first
+	mu       sync.Mutex       // guards all below
+	inFlight int              // batches
+	calls    int              // the calls in these batches
+	waiting  map[string]*lane // by key
+	turns    []*lane          // the lanes with trips, the next one first
 }
 
-// A lane is what waits of a key, in order. While a trip is in flight that gives back and no
-// more, the next one waits: another connection may be quicker, and find nothing free.
+// A lane is the queue of trips of a key. While a trip that only refunds is in flight, the next trip
+// waits: on another connection it might be faster and miss the refunded times.
 type lane struct {
-	key    string
-	trips  []*trip
-	giving *trip
+	key       string
+	trips     []*trip
+	refunding *trip
 }
 
 // A call is one run of the script.
 type call struct {
 	key   string
-	more  []string // keys in the same slot
+	more  []string // further keys in the same slot
 	args  []any
 	reply []int64
 	err   error
@@ -64,7 +63,7 @@ func (q *quota) newCall(args []any) *call {
 	return &call{key: q.key, more: q.leases.keys(), args: args}
 }
 
-// keys begins a command with all of its keys.
+// keys returns the beginning of a command, with all of its keys.
 func (c *call) keys(command, script string) []any {
 	words := []any{command, script, 1 + len(c.more), c.key}
 	for _, key := range c.more {
@@ -73,36 +72,50 @@ func (c *call) keys(command, script string) []any {
 	return words
 }
 
-// A trip is some calls of a key that travel together, in order.
+// A trip is calls of one key that share a round trip, in order.
 type trip struct {
-	calls     []*call
-	lane      *lane
-	givesBack bool                      // the next trip of the key travels with it, so that it is given what is free
-	aim       func(int)                 // called with how many calls are in flight when the trip is sent, if not nil: it sets what follows
-	at        int                       // where in the arguments the last two of these are
-	good      time.Duration             // for how long what it reserves is good
-	reply     time.Duration             // how long after the call what is reserved for now is good for as long, since the reply takes that
-	guard     time.Duration             // that, and the requests' way to the provider; zero with NoGuard
-	notBefore map[*store.WaitSpec]int64 // of requests that are not for now, when they are sent at the earliest, by the quota's clock
+	calls []*call
+	lane  *lane
+	// refunds makes the next trip of the key share the round trip, so that it can use the refunded
+	// times.
+	refunds bool
+	// onSend is called with the number of calls in flight when the trip is sent. It sets good,
+	// reply, guard and three arguments. If nil, the trip reserves nothing.
+	onSend func(calls int)
+	// at is the index of these arguments.
+	at int
+	// good is how long a reservation of the trip is valid after its start.
+	good time.Duration
+	// reply is how long the reply takes at most. A reservation for now is valid for that much
+	// longer.
+	reply time.Duration
+	// guard is good plus the time in flight to the provider. It is zero with NoGuard.
+	guard time.Duration
+	// notBefore contains the earliest time of sending, by the quota's clock, of requests that are
+	// not for now.
+	notBefore map[*store.WaitSpec]int64
 	sent, got time.Time
-	done      func(error) // called once: when the trip is over, or after Options.Timeout with an error
-	late      func()      // if not nil, told of a trip that ended well after that
+	// done is called once: when the trip has ended, or after Options.Timeout with an error.
+	done func(error)
+	// late is called when a trip succeeds after done was called with a timeout. If nil, the reply
+	// is ignored.
+	late func()
 }
 
-// aimed leaves room in arguments for what aim sets.
-func (t *trip) aimed(args []any, aim func(calls int)) []any {
-	t.at, t.aim = len(args), aim
+// withTerms appends three arguments that onSend will set.
+func (t *trip) withTerms(args []any, onSend func(calls int)) []any {
+	t.at, t.onSend = len(args), onSend
 	return append(args, nil, nil, nil)
 }
 
-// make makes the trip, and others in turn. It blocks for as long as the client does, which
-// may be longer than the timeout.
+// make makes the trip, and then trips of other keys in turn. It blocks for as long as the client
+// does, which may be longer than the timeout.
 func (n *node) make(t *trip) {
 	n.enter(t)
 	n.run()
 }
 
-// enter has a trip wait for its turn, unless the server is away. The caller calls run then.
+// enter queues a trip, or ends it with an error if the server is away. The caller calls run next.
 func (n *node) enter(t *trip) {
 	if err := n.circuit.open(); err != nil {
 		t.done(err)
@@ -123,20 +136,20 @@ func (n *node) enter(t *trip) {
 	l.trips = append(l.trips, t)
 }
 
-// run makes trips while it may and some wait.
+// run makes trips until the queue is empty or the most are in flight.
 func (n *node) run() {
 	for batch := n.next(); batch != nil; batch = n.next() {
-		n.fly(batch)
+		n.makeTogether(batch)
 	}
 }
 
-// call makes a trip of one call and waits for it, or for the context.
+// call makes a trip of one call and waits until it ends or the context does.
 func (q *quota) call(ctx context.Context, t *trip, args []any) ([]int64, error) {
 	c := q.newCall(args)
 	t.calls = []*call{c}
 	done := make(chan error, 1)
 	t.done = func(err error) { done <- err }
-	t.late = func() { q.learn(parseHeader(c.reply), t) }
+	t.late = func() { q.recordReply(parseHeader(c.reply), t) }
 	go q.node.make(t)
 	select {
 	case err := <-done:
@@ -149,23 +162,23 @@ func (q *quota) call(ctx context.Context, t *trip, args []any) ([]int64, error) 
 	}
 }
 
-// next returns the trips whose turn it is, one of each key, behind what is given back of that;
-// nil if there are none, or as many as may be are in flight.
+// next returns the trips to send together: one of each key and the refunds before it. It returns
+// nil if no trip waits, or if the most are in flight.
 func (n *node) next() (batch []*trip) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.flying == n.most || len(n.turns) == 0 {
+	if n.inFlight == n.most || len(n.turns) == 0 {
 		return nil
 	}
 	calls, again := 0, []*lane(nil)
 	for len(n.turns) > 0 {
 		l := n.turns[0]
-		if l.giving != nil {
+		if l.refunding != nil {
 			n.turns, again = n.turns[1:], append(again, l)
 			continue
 		}
 		together := 1
-		for together < len(l.trips) && l.trips[together-1].givesBack {
+		for together < len(l.trips) && l.trips[together-1].refunds {
 			together++
 		}
 		if calls += count(l.trips[:together]); calls > mostTogether && len(batch) > 0 {
@@ -173,39 +186,39 @@ func (n *node) next() (batch []*trip) {
 		}
 		batch = append(batch, l.trips[:together]...)
 		n.turns, l.trips = n.turns[1:], l.trips[together:]
-		if last := batch[len(batch)-1]; last.givesBack {
-			l.giving = last
+		if last := batch[len(batch)-1]; last.refunds {
+			l.refunding = last
 		}
 		if len(l.trips) > 0 {
 			again = append(again, l)
-		} else if l.giving == nil {
+		} else if l.refunding == nil {
 			delete(n.waiting, l.key)
 		}
 	}
 	if n.turns = append(n.turns, again...); len(batch) == 0 {
 		return nil
 	}
-	n.flying++
+	n.inFlight++
 	n.calls += count(batch)
 	for _, t := range batch {
-		if t.aim != nil {
-			t.aim(n.calls)
+		if t.onSend != nil {
+			t.onSend(n.calls)
 		}
 	}
 	return batch
 }
 
-// given lets a lane go on that waits for what a trip gives back. It needs mu.
-func (n *node) given(t *trip) {
-	if l := t.lane; l.giving == t {
-		l.giving = nil
+// refundDone lets the lane of a trip go on if it waits for the trip's refunds. It needs mu.
+func (n *node) refundDone(t *trip) {
+	if l := t.lane; l.refunding == t {
+		l.refunding = nil
 		if len(l.trips) == 0 {
 			delete(n.waiting, l.key)
 		}
 	}
 }
 
-// count returns how many calls some trips are.
+// count returns the number of calls in a batch.
 func count(batch []*trip) (calls int) {
 	for _, t := range batch {
 		calls += len(t.calls)
@@ -213,8 +226,9 @@ func count(batch []*trip) (calls int) {
 	return calls
 }
 
-// fly makes trips together.
-func (n *node) fly(batch []*trip) {
+// makeTogether makes trips in one round trip and calls their done. If the circuit is open, it sends
+// nothing.
+func (n *node) makeTogether(batch []*trip) {
 	open := n.circuit.allow()
 	var over atomic.Bool
 	finish := func(why func(*trip) error) (first bool) {
@@ -230,10 +244,10 @@ func (n *node) fly(batch []*trip) {
 			n.journal.trips(errs)
 		}
 		n.mu.Lock()
-		n.flying--
+		n.inFlight--
 		n.calls -= count(batch)
 		for _, t := range batch {
-			n.given(t)
+			n.refundDone(t)
 		}
 		n.mu.Unlock()
 		for i, t := range batch {
@@ -262,7 +276,7 @@ func (n *node) fly(batch []*trip) {
 	}
 }
 
-// err is that of the first call that failed.
+// err returns the error of the first call that failed.
 func (t *trip) err() error {
 	for _, c := range t.calls {
 		if c.err != nil {
@@ -272,7 +286,8 @@ func (t *trip) err() error {
 	return nil
 }
 
-// send makes trips together, and says when.
+// send sends the calls of a batch, by the cheapest way that the server supports, and sets sent and
+// got.
 func (n *node) send(batch []*trip) {
 	ctx := context.Background()
 	var calls []*call
@@ -282,7 +297,7 @@ func (n *node) send(batch []*trip) {
 	sent := time.Now()
 	run := func(left []*call, command, script string) (unknown []*call) {
 		if len(left) == len(calls) {
-			sent = time.Now() // else some ran before
+			sent = time.Now() // otherwise some calls ran earlier
 		}
 		return n.call(ctx, left, command, script)
 	}
@@ -290,7 +305,7 @@ func (n *node) send(batch []*trip) {
 	if len(unknown) > 0 {
 		unknown = run(unknown, "evalsha", scriptSHA())
 	}
-	// Loaded, the script stays; merely run, newer servers may forget it.
+	// Newer servers keep a script that was loaded, and may forget one that only ran.
 	if len(unknown) > 0 && n.rdb.ScriptLoad(ctx, scriptSource()).Err() == nil {
 		unknown = run(unknown, "evalsha", scriptSHA())
 	}
@@ -298,7 +313,7 @@ func (n *node) send(batch []*trip) {
 		run(unknown, "eval", scriptSource())
 	}
 	got := time.Now()
-	if slices.ContainsFunc(calls, func(c *call) bool { return c.err == nil }) { // else it tells how long the client waits
+	if slices.ContainsFunc(calls, func(c *call) bool { return c.err == nil }) { // otherwise it measures how long the client waits
 		n.trip.add(min(n.timeout, got.Sub(sent)))
 	}
 	for _, t := range batch {
@@ -306,13 +321,13 @@ func (n *node) send(batch []*trip) {
 	}
 }
 
-// once is a command that the client must not repeat when its reply was lost: the
-// script would reserve twice.
+// A once is a command that the client must not repeat after a lost reply, because the script would
+// reserve twice.
 type once struct{ *redis.IntSliceCmd }
 
 func (once) NoRetry() bool { return true }
 
-// answer returns what the script replied, which begins with a header.
+// answer returns the reply of the script, which begins with a header.
 func (c once) answer() ([]int64, error) {
 	reply, err := c.Result()
 	if err == nil && len(reply) < headerLen {
@@ -321,8 +336,8 @@ func (c once) answer() ([]int64, error) {
 	return reply, err
 }
 
-// pipelined sends commands in one round trip. The client gives a command no error where the
-// server refused the connection itself, so that it gets the error of them all.
+// pipelined sends commands in one round trip. If the server refuses the connection, the client sets
+// no error on the commands, so pipelined sets the error of the pipeline.
 func pipelined(ctx context.Context, rdb redis.UniversalClient, cmds []once) error {
 	pipe := rdb.Pipeline()
 	for _, cmd := range cmds {
@@ -337,7 +352,7 @@ func pipelined(ctx context.Context, rdb redis.UniversalClient, cmds []once) erro
 	return err
 }
 
-// call runs calls in one round trip and returns those that the server says it did not run.
+// call runs calls in one round trip. It returns the calls that the server refused to run.
 func (n *node) call(ctx context.Context, calls []*call, command, script string) (unknown []*call) {
 	cmds := make([]once, len(calls))
 	for i, c := range calls {
@@ -345,7 +360,7 @@ func (n *node) call(ctx context.Context, calls []*call, command, script string) 
 		cmds[i].SetFirstKeyPos(3)
 	}
 	if len(cmds) == 1 {
-		_ = n.rdb.Process(ctx, cmds[0]) // the error is the command's too
+		_ = n.rdb.Process(ctx, cmds[0]) // the command has the error too
 	} else {
 		_ = pipelined(ctx, n.rdb, cmds)
 	}
@@ -357,7 +372,8 @@ func (n *node) call(ctx context.Context, calls []*call, command, script string) 
 	return unknown
 }
 
-// ranges is how many ranges of slots of a Cluster are told apart: a shard has some of them.
+// ranges is the number of ranges into which the slots of a Cluster are divided. A shard has some of
+// them.
 const ranges = 64
 
 // newNodes returns the nodes of a client.
@@ -374,7 +390,7 @@ func newNodes(rdb redis.UniversalClient, timeout time.Duration, j *journal) []*n
 	nodes, servers := make([]*node, count), new(sync.Map)
 	for i := range nodes {
 		nodes[i] = &node{
-			rdb: rdb, servers: servers, timeout: timeout, journal: j, most: most, met: make(chan struct{}), waiting: make(map[string]*lane),
+			rdb: rdb, servers: servers, timeout: timeout, journal: j, most: most, measured: make(chan struct{}), waiting: make(map[string]*lane),
 		}
 	}
 	return nodes
@@ -385,10 +401,11 @@ func (s *Store) node(key string) *node {
 	return s.nodes[slot(key)*len(s.nodes)/slots]
 }
 
-// slots is how many a Cluster has.
+// slots is the number of slots of a Cluster.
 const slots = 1 << 14
 
-// slot returns that of a key: its checksum, CRC-16/XMODEM, or that of what is in its first braces.
+// slot returns the slot of a key: the CRC-16/XMODEM checksum of the key, or of the text in its
+// first braces.
 func slot(key string) int {
 	if _, tag, ok := strings.Cut(key, "{"); ok {
 		if tag, _, ok = strings.Cut(tag, "}"); ok && tag != "" {

@@ -10,23 +10,23 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// The script that tells what the state of a quota says of a pause. It writes nothing, so that
-// nothing is replicated, and needs no turn of the leases.
+// The script that reads the pause in the state of a quota. It writes nothing, so nothing is
+// replicated, and it needs no turn of the leases.
 var (
 	peekSource = readFile("peek")
 	peekSHA    = sha(peekSource)
 )
 
-// A peeked is a key that is asked for, for some quotas.
+// A peeked is the question for the pause of a key, on behalf of some quotas, and its result.
 type peeked struct {
 	key    string
 	quotas []*quota
-	news   bool // there was a pause, or the end of one, that some quota did not know
-	lost   bool // there was no answer, and there may be one later
-	closed bool // the client is
+	news   bool // the answer had a pause, or the end of one, that was new to a quota
+	lost   bool // no answer came, and a later question may get one
+	closed bool // the client is closed
 }
 
-// peek asks for some keys in one round trip. It blocks for as long as the client does.
+// peek reads the pauses of some keys in one round trip. It blocks for as long as the client does.
 func (s *Store) peek(asked []*peeked) {
 	ctx := context.Background()
 	t := &trip{sent: time.Now()}
@@ -41,14 +41,14 @@ func (s *Store) peek(asked []*peeked) {
 		}
 		if reply[1] == 0 {
 			for _, q := range p.quotas {
-				q.newest().learnGone(t)
+				q.newest().recordMissing(t)
 			}
 			continue
 		}
 		h := parseHeader(reply)
 		h.saved = h.written
 		for _, q := range p.quotas {
-			p.news = q.learnNews(h, t) || p.news
+			p.news = q.recordNews(h, t) || p.news
 		}
 	}
 }
@@ -58,7 +58,7 @@ func (s *Store) sendPeek(ctx context.Context, asked []*peeked) (cmds []once) {
 		cmds = cmds[:0]
 		for _, p := range asked {
 			command, script := "evalsha", peekSHA
-			if s.peeked.CompareAndSwap(false, true) { // the server may not have it, and keeps it from then on
+			if s.peeked.CompareAndSwap(false, true) { // the server may not have the script, and keeps it from now on
 				command, script = "eval", peekSource
 			}
 			cmd := once{redis.NewIntSliceCmd(ctx, command, script, 1, p.key)}
@@ -72,18 +72,19 @@ func (s *Store) sendPeek(ctx context.Context, asked []*peeked) (cmds []once) {
 	return cmds
 }
 
-// learnNews takes note of an answer, and reports whether it tells of a pause, or the end of
-// one, that the quota did not know.
-func (q *quota) learnNews(h header, t *trip) bool {
+// recordNews records an answer, and reports whether it contains a pause, or the end of one, that is
+// new to the quota.
+func (q *quota) recordNews(h header, t *trip) bool {
 	q = q.newest()
 	q.mu.Lock()
 	epoch, generation := q.state.epoch, q.state.generation
 	q.mu.Unlock()
-	q.learn(h, t)
+	q.recordReply(h, t)
 	return h.epoch != epoch || h.generation != generation
 }
 
-// askedSince reports whether this process has learned what Redis says at an instant, or later.
+// askedSince reports whether this process has a reply to a call that was sent at an instant or
+// later.
 func (q *quota) askedSince(at time.Time) bool {
 	q = q.newest()
 	q.mu.Lock()
@@ -91,7 +92,7 @@ func (q *quota) askedSince(at time.Time) bool {
 	return !q.state.sent.Before(at)
 }
 
-// wantsNews reports whether anybody waits, or there is a pause.
+// wantsNews reports whether callers wait or a pause is in force.
 func (q *quota) wantsNews() bool {
 	if q.watched() {
 		return true

@@ -18,81 +18,80 @@ import (
 )
 
 const (
-	mostACall   = 64                     // callers that share one call of the script
-	leastCalls  = 4                      // calls that share a round trip, where so many wait
-	mostCalls   = 64                     // the same, where a trip takes long
-	firstTrip   = 50 * time.Millisecond  // how long a trip is taken to take before there was one
-	leastTries  = 3                      // late answers in a row before Redis is too far away
-	takesTurn   = 50 * time.Microsecond  // how long a call takes the server, where others wait behind it
-	unguarded   = 50 * time.Millisecond  // how long what is reserved with NoGuard is good, at least
-	wakeUp      = 10 * time.Millisecond  // how late a process wakes up that has slept until its time, at least
-	mostSpare   = 250 * time.Millisecond // see spareOf
-	latestWake  = time.Second            // later than that only what was stopped wakes up
-	tellAgain   = 100 * time.Millisecond // what the provider counts is told so often
-	wellAhead   = 10 * time.Millisecond  // beyond a round trip, how far ahead what yields is booked at most
-	nextTrip    = time.Millisecond       // what is given back waits so long for a trip of its key
-	mostAhead   = time.Second            // how long after a call a request is sent at the earliest, at most; the script's MOST_AHEAD
-	worthWaking = 5 * time.Millisecond   // who sleeps for less is not told of a pause
-	beforeEnd   = 125 * time.Millisecond // how long before a pause ends it is asked again at most; less than the script's SOON
-	never       = -1                     // an instant in a reply, a bound in a call
-	dryRun      = time.Duration(-1)      // the bound of a request that is not to be booked
-	askOnly     = -2                     // the same in a call
-	lastInstant = 1<<53 - 1              // the last that a script can tell from the next
+	mostACall    = 64                     // the most requests in a call of the script
+	leastCalls   = 4                      // how many calls may always share a round trip
+	mostCalls    = 64                     // how many may if a trip takes long
+	firstTrip    = 50 * time.Millisecond  // the assumed duration of the first trip
+	leastTries   = 3                      // late answers in a row before Redis is too far away
+	takesTurn    = 50 * time.Microsecond  // the server's time for a call, while others wait behind it
+	unguarded    = 50 * time.Millisecond  // the shortest validity of a reservation with NoGuard
+	wakeUp       = 10 * time.Millisecond  // the shortest assumed delay of a process that wakes up at its time
+	mostSpare    = 250 * time.Millisecond // see spareOf
+	latestWake   = time.Second            // a longer delay means that the process was stopped
+	observeEvery = 100 * time.Millisecond // the shortest time between two reports of the provider's counts
+	yieldAhead   = 10 * time.Millisecond  // how far ahead a request that yields is reserved, beyond two round trips
+	refundDelay  = time.Millisecond       // how long a refund waits for a trip of its key
+	mostAhead    = time.Second            // how long after a call the earliest sending of a request may be, at most; the script's MOST_AHEAD
+	worthWaking  = 5 * time.Millisecond   // callers that sleep for less receive no messages
+	askBeforeEnd = 125 * time.Millisecond // how long before the end of a pause callers ask again at most; less than the script's SOON
+	never        = -1                     // an instant in a reply, a bound in a call
+	dryRun       = time.Duration(-1)      // the bound of a request that is not to be charged
+	dryRunArg    = -2                     // the same in a call
+	lastInstant  = 1<<53 - 1              // the last instant that a script can tell from the next
 )
 
-// A quota is what one limiter sees of a key: to the fleet each is a process of its
-// own.
+// A quota is the quota of one limiter. The fleet treats each quota as a process of its own.
 type quota struct {
 	store    *Store
 	key      string // its name in Redis
 	plan     *algorithms.Plan
-	text     string // of the plan, as the script is told it
-	budgets  []any  // its tiers that are, from 1
-	ahead    int    // how many of one trip may be booked for later
+	text     string // of the plan, for the script
+	budgets  []any  // the numbers of its budget tiers, from 1
+	ahead    int    // the most reservations of a trip for later times
 	node     *node
 	clock    *clock        // shared with the successor
-	spare    time.Duration // what coordination may take without a cost that matters
-	bound    time.Duration // what it may take at most: a second, or half of the shortest window if that is more
-	leases   *leases       // nil unless a tier limits concurrency or a unit is estimated; shared with the successor
+	spare    time.Duration // the validity that a reservation may have at no noticeable cost
+	bound    time.Duration // the longest validity: a second, or half of the shortest window if that is more
+	leases   *leases       // nil without Concurrency tiers and estimated units; shared with the successor
 	fallback *fallback     // nil if Options.Fallback is zero
 
 	line    *lineage.Line
 	version int64        // of the plan, in the line
-	turn    atomic.Int64 // when Redis was last told to be asked for requests that yield, by its clock; or 0
+	turn    atomic.Int64 // the instant by Redis's clock that the last reply set for asking for requests that yield; or 0
 
-	mu       sync.Mutex // guards all below
-	next     *quota     // under a plan that replaced its own; nil while nobody needed it
-	state    state
-	observed time.Time             // when Redis was last told what the provider counts
-	untold   []algorithms.Crossing // that callers were to be told who were not admitted after all
-	watchers map[*watcher]struct{}
+	mu         sync.Mutex // guards all below
+	next       *quota     // under the plan that replaced this one; nil until it is needed
+	state      state
+	observed   time.Time             // of the last report of the provider's counts
+	unreported []algorithms.Crossing // of callers that were not admitted after all; the next caller receives them
+	watchers   map[*watcher]struct{}
 }
 
 type watcher struct {
 	changed func(store.Change, time.Duration)
 }
 
-// A state is what this process last learned of the one in Redis.
+// A state is this process's record of the state in Redis.
 type state struct {
 	generation int64
-	setbacks   int64     // how often the state was one from before what was known of it
-	written    int64     // by the last call that is known, on Redis's clock
-	asOf       time.Time // when it was learned
-	sent       time.Time // when that was asked
-	expires    time.Time // until then the generation can't change
+	setbacks   int64     // how often Redis has returned to an earlier state of the generation
+	written    int64     // when the latest known call wrote the state, on Redis's clock
+	asOf       time.Time // when the reply came
+	sent       time.Time // when its call was sent
+	expires    time.Time // the generation can't change before
 	epoch      int64
-	until      time.Time // the pause or ban ends
+	until      time.Time // the end of the pause or ban
 	shut       bool      // it is a ban
 	level      uint8     // back-offs in a row
-	pause      int64     // the epoch that began with it, or neverTold
-	alone      bool      // Redis does not know of it
-	restoring  bool      // a goroutine or a timer sees to it that Redis does
+	pause      int64     // the epoch that the pause began with, or neverRecorded
+	unrecorded bool      // Redis does not have the pause
+	restoring  bool      // a goroutine or a timer restores the pause in Redis
 }
 
-// neverTold is the epoch of a pause of which Redis was never told. It is later than any other.
-const neverTold = math.MaxInt64
+// neverRecorded is the epoch of a pause that Redis never had. It is later than any other.
+const neverRecorded = math.MaxInt64
 
-// of names a state of Redis: what was reserved in another one is void.
+// of identifies a state of Redis. Reservations in another state are void.
 func (s *state) of(generation int64) int64 { return generation + s.setbacks }
 
 var (
@@ -114,7 +113,7 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 		line:     line,
 		version:  version,
 		text:     planText(plan),
-		ahead:    bookedAhead(plan, s.options.Horizon),
+		ahead:    reservedAhead(plan, s.options.Horizon),
 		node:     s.node(name),
 		clock:    &clock{server: s.clock},
 		spare:    spareOf(shortest),
@@ -132,7 +131,7 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 	return q
 }
 
-// shortestWindow returns that of a plan's tiers, zero if none has one.
+// shortestWindow returns the shortest window of a plan's tiers, zero if no tier has a window.
 func shortestWindow(p *algorithms.Plan) (shortest time.Duration) {
 	for _, t := range p.Tiers() {
 		if t.Window > 0 && (shortest == 0 || t.Window < shortest) {
@@ -142,25 +141,24 @@ func shortestWindow(p *algorithms.Plan) (shortest time.Duration) {
 	return shortest
 }
 
-// spareOf returns for how long more than needed a time may be good without a cost that
-// matters: 1/500 of the shortest window up to a quarter of a second, and 1/14400 of it up to
-// two seconds.
+// spareOf returns how long a reservation may be valid at no noticeable cost: 1/500 of the shortest
+// window up to a quarter of a second, and 1/14400 of it up to two seconds.
 func spareOf(shortest time.Duration) time.Duration {
 	return max(min(shortest/500, mostSpare), min(shortest/14400, 8*mostSpare))
 }
 
-// trip is how long a trip to Redis usually takes.
+// trip returns the usual duration of a round trip to Redis.
 func (q *quota) trip() time.Duration {
 	usual, _ := q.node.trip.get()
 	return usual
 }
 
-// aim sets how long what the trip reserves is good and counts, when the trip is sent and so many
-// calls are in flight with it. What it reserves is sent at the latest when its
-// time has surely come, by a clock that is known as well as its width tells, or when the reply is
-// in, as late as that was of late, and the caller has woken up. Until then, and for its way to
-// the provider, it counts.
-func (q *quota) aim(t *trip, way time.Duration, calls int) {
+// setTerms sets the validity of a trip's reservations and how long they count. The trip is about to
+// be sent, with a number of calls in flight. A request is sent at the latest when its start time
+// has certainly come, given the uncertainty about the clock, or when the reply is in, given recent
+// replies, and the caller has woken up. It counts until then and for its time in flight to the
+// provider.
+func (q *quota) setTerms(t *trip, way time.Duration, calls int) {
 	t.good, t.reply = q.terms(way, calls)
 	t.guard = q.guard(way, t.good)
 	shows := q.clock.shows(time.Now())
@@ -169,7 +167,7 @@ func (q *quota) aim(t *trip, way time.Duration, calls int) {
 	}
 }
 
-// terms returns for how long what is reserved is good, and how long the reply takes.
+// terms returns how long reservations are valid, and how long the reply takes.
 func (q *quota) terms(way time.Duration, calls int) (good, reply time.Duration) {
 	usual, worst := q.node.trip.get()
 	_, late := q.node.wake.get()
@@ -183,7 +181,7 @@ func (q *quota) terms(way time.Duration, calls int) (good, reply time.Duration) 
 	return good, reply
 }
 
-// guard returns for how long what is good for so long counts; zero with NoGuard.
+// guard returns how long a request counts whose reservation is valid for good; zero with NoGuard.
 func (q *quota) guard(way, good time.Duration) time.Duration {
 	if way = cmp.Or(way, q.plan.Guard()); way > 0 {
 		return max(way+good, microseconds(1<<q.plan.Resolution()))
@@ -191,28 +189,26 @@ func (q *quota) guard(way, good time.Duration) time.Duration {
 	return 0
 }
 
-// roundUp returns one of few durations, so that what is given back lands with others.
+// roundUp rounds up to one of few durations, so that returned reservations land with others.
 func roundUp(d time.Duration) time.Duration {
 	step := time.Duration(1) << max(0, bits.Len64(uint64(d))-6)
 	return (d + step - 1) / step * step
 }
 
-// meet makes a first trip to the server, which reserves nothing, so that it is known how long
-// one takes.
-func (q *quota) meet() {
-	if q.node.meeting.CompareAndSwap(false, true) {
+// measureTrip measures the first round trip to the server, with a call that reserves nothing.
+func (q *quota) measureTrip() {
+	if q.node.measuring.CompareAndSwap(false, true) {
 		_, _, _, _ = q.ask(context.Background(), "q", func(_ *quota, args []any) []any { return args })
-		close(q.node.met)
+		close(q.node.measured)
 	}
-	<-q.node.met
+	<-q.node.measured
 }
 
 func micros(d time.Duration) int64 { return int64(d / time.Microsecond) }
 
 func microseconds(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
-// begin begins the arguments of an operation. For a plan with leases it must be the
-// lessee's turn.
+// begin returns the first arguments of an operation. With leases the caller must have the turn.
 func (q *quota) begin(op string, more int) []any {
 	args := make([]any, 0, 4+len(q.plan.Units())+more)
 	args = appendCost(append(args, op, q.text), q.plan.PeriodStarts(time.Now().UnixMicro()))
@@ -222,7 +218,8 @@ func (q *quota) begin(op string, more int) []any {
 	return args
 }
 
-// beginReserve begins a reservation: with the tiers for which nobody waits, if there are any.
+// beginReserve returns the first arguments of a reservation, with the budget tiers if there are
+// any.
 func (q *quota) beginReserve(more int) []any {
 	if len(q.budgets) == 0 {
 		return q.begin("r", more)
@@ -247,15 +244,15 @@ func (q *quota) Reserve(behind *store.Reservation, requests []store.Request, don
 	}, 0)
 }
 
-// reserve asks again when the answer came so late that nothing of it is of use, for one
-// request only: the more the processes that do so, the longer it waits before.
+// reserve reserves and calls done. If the answer comes too late for all of its reservations, it
+// asks again after a back-off, for one request only.
 func (q *quota) reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error), tries int) {
-	if b, held := q.held(); held {
+	if b, held := q.pausedLocally(); held {
 		done(slices.Repeat([]store.Decision{b}, len(requests)), nil)
 		return
 	}
 	_ = q.repay()
-	q.meet()
+	q.measureTrip()
 	_ = q.leases.lock(context.Background())
 	if !q.isNewest() {
 		q.leases.unlock(nil)
@@ -269,7 +266,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 		switch {
 		case lost == nil && t.isLate(got):
 			q.Cancel(got)
-			if err := q.tooFar(tries); err != nil {
+			if err := q.distanceError(tries); err != nil {
 				done(nil, err)
 				return
 			}
@@ -278,24 +275,24 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 			q.Cancel(got)
 			go q.reserve(behind, requests, done, tries)
 		default:
-			q.probed(got, requests)
+			q.trackProbes(got, requests)
 			q.listen(got)
 			done(got, err)
-			if q.overtaken(got) { // its watchers were told before they had these
-				q.tellAgain()
+			if q.overtaken(got) { // the watchers were called before they had these decisions
+				q.notifyAgain()
 			}
 		}
 	}
 	t.late = func() {
 		got, _ := q.read(t, requests)
-		q.giveBack(got, true)
+		q.refund(got, true)
 	}
 	q.node.make(t)
 }
 
-// conclude returns what a trip decided, or what this process decides in Redis's place if the trip
-// is lost, and ends the turn of the leases. err is what the callers get, and lost why Redis
-// did not decide.
+// conclude returns the decisions of a trip, or of the fallback if the trip failed, and ends the
+// turn of the leases. lost is the reason why Redis did not decide, and err the error for the
+// callers.
 func (q *quota) conclude(t *trip, requests []store.Request, failed error) (got []store.Decision, lost, err error) {
 	if lost = failed; lost == nil {
 		got, lost = q.read(t, requests)
@@ -310,7 +307,7 @@ func (q *quota) conclude(t *trip, requests []store.Request, failed error) (got [
 	return got, lost, err
 }
 
-// isLate reports whether nothing of what the trip reserved can be used any more.
+// isLate reports whether the trip reserved something and all of it has expired.
 func (t *trip) isLate(got []store.Decision) bool {
 	admitted := false
 	for _, d := range got {
@@ -324,31 +321,30 @@ func (t *trip) isLate(got []store.Decision) bool {
 	return admitted
 }
 
-// tooFar returns an error if answers usually take so long that none can be in time, and after
-// so many tries that this is no accident.
-func (q *quota) tooFar(tries int) error {
+// distanceError returns an error if answers usually take too long to be usable, after several
+// tries.
+func (q *quota) distanceError(tries int) error {
 	took := q.trip()
 	q.store.journal.report(redisLate, "key", q.key, "took", took.Round(time.Millisecond))
 	if tries < leastTries || took+wakeUp <= q.bound {
 		return nil
 	}
-	return fmt.Errorf("distributed: key %q: Redis usually answers after %v, and what is reserved under this policy is good for %v at most: use a Redis that is nearer, or longer windows",
+	return fmt.Errorf("distributed: key %q: Redis usually answers after %v, and a reservation under this policy is valid for %v at most: use a Redis that is nearer, or longer windows",
 		q.key, took.Round(time.Millisecond), q.bound)
 }
 
-// backOff returns how long to wait before asking again.
+// backOff returns a random delay before the next try. Its mean grows with the tries.
 func (q *quota) backOff(t *trip, tries int) time.Duration {
 	return rand.N(min(q.bound, q.node.timeout, t.got.Sub(t.sent)<<min(tries, 10)))
 }
 
-// overtaken reports whether any of the decisions was made before a pause, or the end of
-// one, that this process knows by now, in a state that is lost, or under a plan that was
-// replaced: then it is void.
+// overtaken reports whether any of the decisions is void: made before a pause, or the end of one,
+// that this process has seen since, in a state that is lost, or under a plan that was replaced.
 func (q *quota) overtaken(got []store.Decision) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s := &q.state
-	void := !q.isNewest() || s.alone && time.Now().Before(s.until)
+	void := !q.isNewest() || s.unrecorded && time.Now().Before(s.until)
 	return slices.ContainsFunc(got, func(b store.Decision) bool {
 		if b.Verdict != store.Admitted || void {
 			return b.Verdict == store.Admitted
@@ -357,23 +353,23 @@ func (q *quota) overtaken(got []store.Decision) bool {
 	})
 }
 
-// tellAgain tells the watchers what they were told last.
-func (q *quota) tellAgain() {
+// notifyAgain calls the watchers with the last change.
+func (q *quota) notifyAgain() {
 	q.mu.Lock()
 	switch left := time.Until(q.state.until); {
 	case !q.isNewest():
-		q.unlockAndTell(store.Replanned, 0)
+		q.unlockAndNotify(store.Replanned, 0)
 	case left > 0:
-		q.unlockAndTell(q.state.change(), left)
+		q.unlockAndNotify(q.state.change(), left)
 	default:
-		q.unlockAndTell(store.Eased, 0)
+		q.unlockAndNotify(store.Eased, 0)
 	}
 }
 
-// bookedAhead is how many times the fastest tier admits within the horizon. A count
-// is fair between processes where a time is not: of a burst that is one for all, the
-// first to ask would have the rest.
-func bookedAhead(p *algorithms.Plan, horizon time.Duration) int {
+// reservedAhead returns how many requests the fastest tier admits within the horizon. A limit by
+// count is fair between processes. A limit by time is not: all requests of a burst have the same
+// time, and the first process to ask would get all of them.
+func reservedAhead(p *algorithms.Plan, horizon time.Duration) int {
 	ahead := 1.0
 	for _, t := range p.Tiers() {
 		if t.Window > 0 {
@@ -383,15 +379,15 @@ func bookedAhead(p *algorithms.Plan, horizon time.Duration) int {
 	return int(min(ahead, mostACall*mostCalls))
 }
 
-// callsATrip returns how many calls travel together: as many as make the trip no longer.
+// callsATrip returns how many calls may share a round trip without making it much longer.
 func (q *quota) callsATrip() int {
 	if q.leases != nil {
-		return 1 // each says what is held, and the next must know what this one is granted
+		return 1 // each call reports the held units, which include the grants of the call before
 	}
 	return int(min(mostCalls, max(leastCalls, q.trip()/time.Millisecond)))
 }
 
-// reserveTrip asks for as many as may travel at once.
+// reserveTrip returns a trip that reserves for the first of the requests, as many as fit in it.
 func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request) *trip {
 	calls, way := q.callsATrip(), time.Duration(0)
 	for _, r := range requests {
@@ -406,29 +402,29 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 	for i := 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
 		if i > 0 {
-			// Only the first of all may be booked any time ahead, and none of these
-			// before those that travel with it.
+			// Only the first request of the trip may be reserved any time ahead. Those of later
+			// calls get no returned times, which might be before those of the earlier calls.
 			within, floor = q.store.options.Horizon, lastInstant
 		}
 		args := append(q.beginReserve(4+n*(4+len(q.plan.Units()))), max(0, ahead), floor)
-		args = t.aimed(args, func(calls int) { q.aim(t, way, calls) })
+		args = t.withTerms(args, func(calls int) { q.setTerms(t, way, calls) })
 		t.calls = append(t.calls, q.newCall(q.appendRequests(t, args, requests[:n], within)))
 		requests, ahead = requests[n:], ahead-n
 	}
 	return t
 }
 
-// soon is how far ahead what yields is booked: so little that nobody minds, and enough
-// for the next to be asked for in time.
-func (q *quota) soon() time.Duration { return 2*q.trip() + wellAhead }
+// soon returns how far ahead a request that yields is reserved. It is short enough not to delay
+// others, and long enough to ask for the next one in time.
+func (q *quota) soon() time.Duration { return 2*q.trip() + yieldAhead }
 
-// Trip is how long one to Redis usually takes.
+// Trip returns the usual duration of a round trip to Redis.
 func (q *quota) Trip(ctx context.Context) time.Duration {
-	if !q.node.meeting.Load() {
-		go q.meet()
+	if !q.node.measuring.Load() {
+		go q.measureTrip()
 	}
 	select {
-	case <-q.node.met:
+	case <-q.node.measured:
 	case <-ctx.Done():
 	}
 	return q.trip()
@@ -437,8 +433,8 @@ func (q *quota) Trip(ctx context.Context) time.Duration {
 // IsVoid reports whether the reservation is overtaken.
 func (q *quota) IsVoid(d store.Decision) bool { return q.overtaken([]store.Decision{d}) }
 
-// notBefore returns what the quota's clock shows when the request is sent at the earliest, zero
-// if that does not matter or the clock is not known.
+// notBefore returns the earliest time of sending by the quota's clock, zero if the request has none
+// or there was no reply yet.
 func (q *quota) notBefore(r store.Request) int64 {
 	if r.NotBefore.IsZero() {
 		return 0
@@ -446,7 +442,7 @@ func (q *quota) notBefore(r store.Request) int64 {
 	return q.clock.shows(r.NotBefore)
 }
 
-// appendRequests writes equal requests once, and how those yield that do.
+// appendRequests appends requests as groups of equal ones.
 func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, most time.Duration) []any {
 	last := int64(0)
 	for i := 0; i < len(requests); {
@@ -477,7 +473,7 @@ func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, mo
 		case store.Forever:
 			args = append(args, never)
 		case dryRun:
-			args = append(args, askOnly)
+			args = append(args, dryRunArg)
 		default:
 			args = append(args, micros(within))
 		}
@@ -490,16 +486,16 @@ func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, mo
 	return args
 }
 
-// A header is what every reply begins with. shut is one of the next.
+// A header is the beginning of every reply, see main.lua. shut is one of the constants below.
 type header struct {
 	now, generation, ttl, epoch, until, shut, wall, written int64
 
 	level uint8 // back-offs in a row
-	saved int64 // by the call, as the next one will be told in written
-	state int64 // what reservations of this reply are in
+	saved int64 // when this call wrote the state; the next reply has it in written
+	state int64 // identifies the state of the reply's reservations
 }
 
-// What is in force until header.until.
+// The kinds of what is in force until header.until.
 const (
 	isPause = iota
 	isBan
@@ -517,18 +513,18 @@ func parseHeader(reply []int64) header {
 
 func (h header) left() time.Duration { return microseconds(max(0, h.until-h.now)) }
 
-// setBack is how far TIME was set back since the state began.
+// setBack returns how far TIME was set back since the state began.
 func (h header) setBack() int64 { return h.generation + h.now - h.wall }
 
-// read turns replies into the verdicts on the first of the requests, and what
-// else was booked after the first that was not.
+// read returns the decisions in a trip's replies: on the first of the requests up to the first that
+// has to wait, and the reservations after it.
 func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, err error) {
 	got = make([]store.Decision, 0, min(len(requests), mostACall*len(t.calls)))
 	stopped := false
 	for _, c := range t.calls {
 		h := parseHeader(c.reply)
 		var known bounds
-		h.state, known = q.learn(h, t)
+		h.state, known = q.recordReply(h, t)
 		n := min(mostACall, len(requests))
 		if h.shut == isBan && h.left() > 0 {
 			closed := store.Decision{Verdict: store.Closed, Tier: -1, Wait: h.left(), Epoch: h.epoch}
@@ -543,9 +539,9 @@ func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, e
 		for i := range ahead {
 			b := q.decided(decided[2*i], decided[2*i+1], h, known, t, requests[i], &ahead[i])
 			if b.Verdict == store.Admitted {
-				b.Crossed, crossed = append(q.takeCrossed(), crossed...), nil
+				b.Crossed, crossed = append(q.takeUnreported(), crossed...), nil
 			} else if b.Verdict == store.Exhausted {
-				b.Crossed = q.takeCrossed()
+				b.Crossed = q.takeUnreported()
 			}
 			if !stopped || b.Verdict == store.Admitted {
 				got = append(got, b)
@@ -558,9 +554,9 @@ func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, e
 	return got, nil
 }
 
-// eachOf turns runs of what, time and count into what and time of each request: those of a run
-// are booked one after the other at the same time, or have the same answer. It reports whether
-// they may be what the script replies to so many requests of a plan with so many tiers.
+// eachOf expands runs of what, time and count into what and time of each request. The requests of a
+// run are reserved one after the other at the same time, or refused alike. It returns false if the
+// script can't have sent the runs for this number of requests and tiers.
 func eachOf(runs []int64, most, tiers int) (decided []int64, ok bool) {
 	for len(runs) > 0 {
 		if len(runs) < 3 || runs[0] > int64(tiers) || runs[2] < 1 || runs[2] > int64(most-len(decided)/2) || runs[0] == 0 && len(runs) < 7 {
@@ -582,9 +578,9 @@ func eachOf(runs []int64, most, tiers int) (decided []int64, ok bool) {
 	return decided, true
 }
 
-// appendEven appends what and time of requests that are booked evenly. Instants are a number of
-// µs and parts, of which limit are one, rounded up. The first is at and a part, and the time
-// between two a step and a rest.
+// appendEven appends what and time of requests that are spaced evenly. Instants are in µs plus a
+// fraction part/limit, rounded up. The first is at + part/limit, and the interval is
+// step + rest/limit.
 func appendEven(decided []int64, at, count int64, even []int64) []int64 {
 	part, limit, step, rest := even[0], even[1], even[2], even[3]
 	what, last := int64(-2), int64(never)
@@ -605,23 +601,24 @@ func appendEven(decided []int64, at, count int64, even []int64) []int64 {
 	return decided
 }
 
-// takeCrossed returns what callers were to be told who were not admitted after all.
-func (q *quota) takeCrossed() []algorithms.Crossing {
+// takeUnreported returns the crossings of callers that were not admitted after all, and clears
+// them.
+func (q *quota) takeUnreported() []algorithms.Crossing {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	untold := q.untold
-	q.untold = nil
-	return untold
+	unreported := q.unreported
+	q.unreported = nil
+	return unreported
 }
 
-// crossed parts what was decided from what is told of calendar tiers.
+// crossed splits a reply into the decisions and the crossings of calendar tiers.
 func (q *quota) crossed(own []int64) (decided []int64, crossed []algorithms.Crossing) {
 	at := len(own)
 	for i := len(q.plan.Tiers()) - 1; i >= 0; i-- {
 		if q.plan.Tiers()[i].Algorithm != algorithms.Calendar {
 			continue
 		}
-		if at -= 4; at < 0 { // the script replies with more
+		if at -= 4; at < 0 { // the reply is not the script's
 			return own, nil
 		}
 		if c := own[at:]; c[1] > 0 {
@@ -631,18 +628,18 @@ func (q *quota) crossed(own []int64) (decided []int64, crossed []algorithms.Cros
 	return own[:at], crossed
 }
 
-// lead is how long before a time that was waited for the next ones are asked for:
-// soon enough for the answer; and, since the first to ask gets the best of them, in
-// the order in which the processes have their times: who has waited longer asks
-// earlier, and of those who wait for the same instant, who was there before.
+// lead returns how long before its start time a process asks for the next reservations. It leaves
+// time for the answer. Because the first process to ask gets the earliest times, processes ask in
+// the order of their own times: a longer wait asks earlier, and so does a lower place nth among the
+// waits for one instant.
 func (q *quota) lead(waited time.Duration, nth int64) time.Duration {
 	answer := max(2*q.trip()+time.Millisecond, min(waited/16, 10*time.Millisecond))
 	turn := min(waited/64, time.Second)
 	return answer + turn + turn/8*time.Duration(max(0, 8-nth))
 }
 
-// decided is the booking that two numbers of a reply stand for: that it was booked,
-// or which tier decided, and the time.
+// decided returns the decision for two numbers of a reply: what is a reservation or the tier that
+// decided, and at is the time.
 func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store.Request, a *store.Reservation) store.Decision {
 	b := store.Decision{Tier: -1, Wait: store.Forever, Epoch: h.epoch, Level: h.level}
 	var from, to time.Time // the instant, by this process's clock
@@ -666,15 +663,15 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
 		b.Verdict, b.Flight, b.At, b.Reservation = store.Admitted, algorithms.Flight(at), at, a
 		if r.YieldFor > 0 {
-			q.turn.Store(0) // it was taken
+			q.turn.Store(0) // the turn was taken
 		}
-		b.Probe = h.shut == isProbe // nothing else is reserved by that call
+		b.Probe = h.shut == isProbe // a probe is the only reservation of its call
 	case q.plan.Exhausted(b.Tier):
 		b.Verdict = store.Exhausted
-	case at != never && b.Wait > r.MaxWait: // else a release may help in time
+	case at != never && b.Wait > r.MaxWait: // without a time, a release may help soon enough
 		b.Verdict = store.Late
-	case what == -1 && at == h.until: // the end of the pause is told
-		b.Wait -= min(q.lead(b.Wait, 8), beforeEnd, b.Wait/2)
+	case what == -1 && at == h.until: // the time is the end of the pause
+		b.Wait -= min(q.lead(b.Wait, 8), askBeforeEnd, b.Wait/2)
 	default:
 		switch soon := q.soon(); {
 		case r.YieldFor > 0 && at != never:
@@ -682,7 +679,7 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 			if b.Wait > soon {
 				b.Wait -= soon / 2
 			}
-			b.Wait = min(b.Wait, longestStand)
+			b.Wait = min(b.Wait, longestInLine)
 		case at == never && q.leases != nil:
 			b.Wait = q.leases.askAgain() // a message may be lost
 		default:

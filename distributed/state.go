@@ -15,8 +15,8 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// TryAcquire asks Redis once and does not book ahead. A caller whose context ends leaves at
-// once; what it is granted then goes back.
+// TryAcquire asks Redis once and does not reserve ahead. If the context ends, it returns at once
+// and refunds the grant later.
 func (q *quota) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
 	if !q.isNewest() {
 		return moved, nil
@@ -43,18 +43,18 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (store.Decision
 }
 
 func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (store.Decision, error) {
-	if b, held := q.held(); held {
+	if b, held := q.pausedLocally(); held {
 		return b, nil
 	}
-	patience := store.WaitSpec{} // it waits for nothing
+	spec := store.WaitSpec{} // with no wait
 	if r.WaitSpec != nil {
-		patience.YieldFor, patience.Headroom = r.YieldFor, r.Headroom
+		spec.YieldFor, spec.Headroom = r.YieldFor, r.Headroom
 		if r.DryRun {
-			patience.MaxWait = dryRun
+			spec.MaxWait = dryRun
 		}
 	}
-	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard, WaitSpec: &patience}}
-	q.meet()
+	requests := []store.Request{{Cost: r.Cost, Held: r.Held, Guard: r.Guard, WaitSpec: &spec}}
+	q.measureTrip()
 	_ = q.leases.lock(context.Background())
 	if !q.isNewest() {
 		q.leases.unlock(nil)
@@ -62,7 +62,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 	}
 	q.leases.rebase(q)
 	t := new(trip)
-	args := t.aimed(append(q.beginReserve(7), 0, 0), func(calls int) { q.aim(t, r.Guard, calls) })
+	args := t.withTerms(append(q.beginReserve(7), 0, 0), func(calls int) { q.setTerms(t, r.Guard, calls) })
 	_, err := q.call(context.Background(), t, q.appendRequests(t, args, requests, 0))
 	got, lost, err := q.conclude(t, requests, err)
 	switch {
@@ -70,7 +70,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 		return store.Decision{}, err
 	case lost == nil && t.isLate(got):
 		q.Cancel(got)
-		if err := q.tooFar(tries); err != nil {
+		if err := q.distanceError(tries); err != nil {
 			return store.Decision{}, err
 		}
 		select {
@@ -83,7 +83,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 		q.Cancel(got)
 		return q.tryAcquire(ctx, r, tries)
 	}
-	q.probed(got, []store.Request{r})
+	q.trackProbes(got, []store.Request{r})
 	b := got[0]
 	switch {
 	case r.IsDryRun() && b.Tier < 0 && b.Wait == 0:
@@ -94,7 +94,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 	return b, nil
 }
 
-// Pause stops the fleet, and if Redis is away at least this process.
+// Pause pauses the fleet, or this process if Redis is away.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) {
 	q, own, h, err := q.ask(ctx, "p", func(_ *quota, args []any) []any {
 		args = append(args, algorithms.Micros(p.For), bit(p.Close), bit(p.Once), p.Epoch, bit(p.Probe))
@@ -104,12 +104,12 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) 
 		return args
 	})
 	if err != nil {
-		return q.pauseAlone(p), err
+		return q.pauseLocally(p), err
 	}
 	return store.Paused{Applied: own[0] == 1, Epoch: h.epoch}, nil
 }
 
-// bit is how the script is told yes or no.
+// bit returns the script's argument for a boolean.
 func bit(yes bool) int {
 	if yes {
 		return 1
@@ -117,45 +117,46 @@ func bit(yes bool) int {
 	return 0
 }
 
-// Resume ends the pause or ban of the fleet, also in processes that know of one which Redis
-// has forgotten. If Redis does not answer, it ends only the one that this process keeps alone,
-// and returns the error.
+// Resume ends the pause or ban of the fleet, also in processes that keep one which Redis has lost.
+// If Redis does not answer, it ends only a pause that this process alone keeps, and returns the
+// error.
 func (q *quota) Resume(ctx context.Context) error {
 	q = q.newest()
 	q.mu.Lock()
 	s, known := &q.state, int64(0)
-	if s.pause != neverTold {
+	if s.pause != neverRecorded {
 		known = s.pause
 	}
-	if s.alone {
-		s.until, s.shut, s.alone, s.pause = time.Time{}, false, false, 0
-		q.unlockAndTell(store.Eased, 0)
+	if s.unrecorded {
+		s.until, s.shut, s.unrecorded, s.pause = time.Time{}, false, false, 0
+		q.unlockAndNotify(store.Eased, 0)
 	} else {
 		q.mu.Unlock()
 	}
-	_, err := q.end(ctx, known, resumed, 0)
+	_, err := q.endPause(ctx, known, resumed, 0)
 	return err
 }
 
-// How a pause ends, or the wait for a probe.
+// The ways in which a pause, or the wait for a probe, ends.
 const (
-	resumed    = iota // whatever it is
+	resumed    = iota // Resume ends any pause
 	answered          // the response to the probe is in
-	unanswered        // it will get none, and the next request is a probe
-	untold            // nobody will tell: the others follow at the end of the wait
-	awaited           // its process lives, and the others wait on
-	passed            // the response to a request is no refusal: to the probe, if that is waited for
-	unsent            // as unanswered, of one that was never sent
+	unanswered        // the probe gets no response, and the next request probes
+	noReport          // no process will report the response: the others follow when the wait ends
+	awaited           // the process of the probe lives, and the others wait on
+	passed            // a request, or the probe if the fleet waits for it, was not refused
+	unsent            // as unanswered, of a probe that was never sent
 )
 
-// end reports whether the probe of an epoch was waited for.
-func (q *quota) end(ctx context.Context, epoch int64, how int, length time.Duration) (waited bool, err error) {
+// endPause ends a pause, or the wait for a probe. It reports whether the fleet was waiting for the
+// probe of the epoch.
+func (q *quota) endPause(ctx context.Context, epoch int64, how int, length time.Duration) (waited bool, err error) {
 	_, own, _, err := q.ask(ctx, "e", func(_ *quota, args []any) []any { return append(args, epoch, how, micros(length)) })
 	return err == nil && own[0] == 1, err
 }
 
-// endProbe tells Redis, in a goroutine that ends with the call, what became of a probe.
-// It is not tried again: the next request is a probe then.
+// endProbe reports the outcome of a probe, in a goroutine that ends with the call. It does not
+// repeat a failed call, after which the next request probes.
 func (q *quota) endProbe(b store.Decision, how int) {
 	if !b.Probe {
 		return
@@ -169,14 +170,14 @@ func (q *quota) endProbe(b store.Decision, how int) {
 	q.mu.Unlock()
 	if !over {
 		q.store.background(func() error {
-			_, err := q.end(context.Background(), b.Epoch, how, 0)
+			_, err := q.endPause(context.Background(), b.Epoch, how, 0)
 			return err
 		})
 	}
 }
 
-// Passed tells Redis in a goroutine that ends with the call, once for all requests of this
-// process; of the probe when its response is in.
+// Passed reports to Redis in a goroutine that ends with the call, once for all requests of this
+// process. For a probe, endProbe reports it.
 func (q *quota) Passed(b store.Decision) {
 	if q.store.probes.CompareAndSwap(b.Reservation, nil, passed) {
 		return
@@ -187,14 +188,14 @@ func (q *quota) Passed(b store.Decision) {
 	if s := &q.state; s.level > 0 && b.Epoch == s.epoch {
 		s.level = 0
 		q.store.background(func() error {
-			_, err := q.end(context.Background(), b.Epoch, passed, 0)
+			_, err := q.endPause(context.Background(), b.Epoch, passed, 0)
 			return err
 		})
 	}
 }
 
-// probed reports to Redis the probes whose response nobody will report, and keeps the others.
-func (q *quota) probed(got []store.Decision, requests []store.Request) {
+// trackProbes reports probes that are not held, and keeps the others until their response.
+func (q *quota) trackProbes(got []store.Decision, requests []store.Request) {
 	for i, b := range got {
 		switch {
 		case !b.Probe:
@@ -202,43 +203,43 @@ func (q *quota) probed(got []store.Decision, requests []store.Request) {
 			a := b.Reservation
 			good := cmp.Or(a.Guard, unguarded)
 			q.store.probes.Store(a, nil)
-			q.keepProbe(b, a.Start.Add(good+store.ProbeTime/2), a.Start.Add(good+store.ProbeTimeout))
+			q.extendProbe(b, a.Start.Add(good+store.ProbeTime/2), a.Start.Add(good+store.ProbeTimeout))
 		default:
-			q.endProbe(b, untold)
+			q.endProbe(b, noReport)
 		}
 	}
 }
 
-// keepProbe has the fleet wait for the response to a probe, for a little at a time: if this
+// extendProbe makes the fleet wait for the response to a probe, a short time at each call: if this
 // process dies, another one probes soon.
-func (q *quota) keepProbe(b store.Decision, at, end time.Time) {
+func (q *quota) extendProbe(b store.Decision, at, end time.Time) {
 	time.AfterFunc(time.Until(at), func() {
 		if _, kept := q.store.probes.Load(b.Reservation); !kept {
 			return
 		}
 		length := min(2*store.ProbeTime, time.Until(end))
-		waited, err := q.newest().end(context.Background(), b.Epoch, awaited, length)
+		waited, err := q.newest().endPause(context.Background(), b.Epoch, awaited, length)
 		if length < 2*store.ProbeTime || err == nil && !waited {
 			q.store.probes.Delete(b.Reservation)
 			return
 		}
-		q.keepProbe(b, at.Add(store.ProbeTime), end)
+		q.extendProbe(b, at.Add(store.ProbeTime), end)
 	})
 }
 
-func (q *quota) pauseAlone(p store.Pause) store.Paused {
+func (q *quota) pauseLocally(p store.Pause) store.Paused {
 	q.mu.Lock()
 	s := &q.state
 	p.For = p.Length(s.level)
 	end := time.Now().Add(min(p.For, longestPause))
-	if !end.After(s.until) || p.Once && (p.Epoch != s.epoch || s.alone && time.Now().Before(s.until)) {
+	if !end.After(s.until) || p.Once && (p.Epoch != s.epoch || s.unrecorded && time.Now().Before(s.until)) {
 		defer q.mu.Unlock()
 		return store.Paused{Epoch: s.epoch}
 	}
-	s.until, s.shut, s.alone, s.pause, s.level = end, p.Close, true, neverTold, p.Next(s.level)
+	s.until, s.shut, s.unrecorded, s.pause, s.level = end, p.Close, true, neverRecorded, p.Next(s.level)
 	restore := !s.restoring
 	s.restoring = true
-	q.unlockAndTell(s.change(), p.For)
+	q.unlockAndNotify(s.change(), p.For)
 	q.rememberPause(p.For)
 	if restore {
 		time.AfterFunc(firstRestore, func() { q.restore(firstRestore) })
@@ -253,15 +254,15 @@ func (s *state) change() store.Change {
 	return store.Slowed
 }
 
-// held is the answer while this process keeps a pause of which Redis does not know.
-func (q *quota) held() (store.Decision, bool) {
+// pausedLocally returns the decision during a pause that Redis does not have.
+func (q *quota) pausedLocally() (store.Decision, bool) {
 	b, held := q.paused()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return b, held && q.state.alone
+	return b, held && q.state.unrecorded
 }
 
-// paused is the answer while there is a pause that this process knows.
+// paused returns the decision during a pause that this process has seen.
 func (q *quota) paused() (store.Decision, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -276,16 +277,16 @@ func (q *quota) paused() (store.Decision, bool) {
 	return b, true
 }
 
-// learn takes note of what a reply says besides its answer. It returns the state that
-// reservations of that are in, and how well the quota's clock is known.
-func (q *quota) learn(h header, t *trip) (int64, bounds) {
-	known, step := q.clock.set(h, t.sent, t.got)
+// recordReply records the header of a reply. It returns the state of the reply's reservations, and
+// the bounds of the quota's clock.
+func (q *quota) recordReply(h header, t *trip) (int64, bounds) {
+	known, step := q.clock.update(h, t.sent, t.got)
 	if step > stepped {
 		q.store.journal.report(clockStepped, "by", step.Round(time.Millisecond))
 	}
 	q.mu.Lock()
 	s := &q.state
-	overtaken := t.sent.Before(s.asOf) // by a reply that was known when this was asked for, or later
+	overtaken := t.sent.Before(s.asOf) // by a reply that came after this call was sent
 	if overtaken && (h.generation != s.generation || h.epoch < s.epoch) {
 		defer q.mu.Unlock()
 		return s.of(h.generation), known
@@ -294,15 +295,15 @@ func (q *quota) learn(h header, t *trip) (int64, bounds) {
 	switch {
 	case h.generation != s.generation:
 		if !first && t.got.Before(s.expires) {
-			defer q.lost()
+			defer q.reportLoss()
 		}
 		changed = true
 		s.generation, s.written = h.generation, 0
-	case h.written < s.written && !overtaken: // a replica took over that had not received all
+	case h.written < s.written && !overtaken: // a replica took over that had not received all writes
 		s.setbacks++
 		s.written = 0
 		changed = true
-		defer q.lost()
+		defer q.reportLoss()
 	}
 	s.epoch, s.level, s.asOf, s.written = h.epoch, h.level, t.got, max(s.written, h.saved)
 	if t.sent.After(s.sent) {
@@ -312,33 +313,33 @@ func (q *quota) learn(h header, t *trip) (int64, bounds) {
 		s.expires = expires
 	}
 	state := s.of(h.generation)
-	q.learnPause(h, t.got, changed, first)
+	q.recordPause(h, t.got, changed, first)
 	return state, known
 }
 
-// learnPause takes note of a pause or a ban, or that there is none, and unlocks. A pause that
-// is older than the state goes on, for this process at once and for the others when Redis is
-// told of it again.
-func (q *quota) learnPause(h header, now time.Time, changed, first bool) {
+// recordPause records the pause or ban of a reply, or that there is none, and unlocks. If the state
+// in Redis is from before a pause, this process keeps the pause and restores it in Redis for the
+// others.
+func (q *quota) recordPause(h header, now time.Time, changed, first bool) {
 	s, left := &q.state, h.left()
 	paused := now.Before(s.until)
 	switch {
 	case paused && h.epoch < s.pause && now.Add(left).Before(s.until):
 		q.keepPause()
-	case !changed && !s.alone:
-		if left == 0 && paused { // the response to the probe is in
+	case !changed && !s.unrecorded:
+		if left == 0 && paused { // the probe has its response
 			s.until = now
 		}
 		q.mu.Unlock()
 	case left > 0:
-		s.until, s.shut, s.pause, s.alone = now.Add(left), h.shut == isBan, h.epoch, false
+		s.until, s.shut, s.pause, s.unrecorded = now.Add(left), h.shut == isBan, h.epoch, false
 		if h.shut == isProbe {
 			s.until = now // the response may come at any time
 		}
-		q.unlockAndTell(s.change(), left)
+		q.unlockAndNotify(s.change(), left)
 		q.rememberPause(left)
 	default:
-		s.alone, s.shut = false, false
+		s.unrecorded, s.shut = false, false
 		if paused {
 			s.until = now
 		}
@@ -346,27 +347,26 @@ func (q *quota) learnPause(h header, now time.Time, changed, first bool) {
 			q.mu.Unlock()
 			return
 		}
-		q.unlockAndTell(store.Eased, 0)
+		q.unlockAndNotify(store.Eased, 0)
 	}
 }
 
-// keepPause has this process keep a pause that Redis does not know, and restores it. It
-// unlocks.
+// keepPause keeps a pause that Redis does not have, and restores it. It unlocks.
 func (q *quota) keepPause() {
 	s := &q.state
 	restore := !s.restoring
-	s.alone, s.restoring = true, true
+	s.unrecorded, s.restoring = true, true
 	q.mu.Unlock()
 	if restore {
 		go q.restore(firstRestore)
 	}
 }
 
-// learnGone takes note that Redis keeps no state at all.
-func (q *quota) learnGone(t *trip) {
+// recordMissing records that Redis has no state.
+func (q *quota) recordMissing(t *trip) {
 	q.mu.Lock()
 	s := &q.state
-	if s.alone || t.sent.Before(s.asOf) || !t.got.Before(s.until) {
+	if s.unrecorded || t.sent.Before(s.asOf) || !t.got.Before(s.until) {
 		q.mu.Unlock()
 		return
 	}
@@ -374,23 +374,22 @@ func (q *quota) learnGone(t *trip) {
 }
 
 const (
-	firstRestore  = 500 * time.Millisecond // until Redis is told again of a pause that it did not take
-	lastRestore   = 16 * time.Second       // the same after several times
-	longestPause  = 876_000 * time.Hour    // that a process keeps alone: a century, which the script can tell
-	forecastAfter = time.Second            // a pause of which nothing was heard for so long is no reason to refuse anybody
+	firstRestore  = 500 * time.Millisecond // the first delay before a pause is restored in Redis
+	lastRestore   = 16 * time.Second       // the longest delay
+	longestPause  = 876_000 * time.Hour    // of a process alone: a century, which the script can represent
+	forecastAfter = time.Second            // a pause without a reply for this long is not part of a forecast
 )
 
-// rememberPause listens until a pause ends, for its early end, and for connections that break:
-// the server may come back without it.
+// rememberPause listens until a pause ends: for its early end, and for a broken connection, after
+// which the server may be back without the pause.
 func (q *quota) rememberPause(left time.Duration) {
 	if left > linger {
 		q.store.listener.want(q)
 	}
 }
 
-// restore tells Redis of a pause that it does not know, until it has it or the pause is over.
-// The first of those who know a pause restores it; and Redis refuses it if it was told anything
-// later.
+// restore sends Redis a pause that it does not have, until it has the pause or the pause ends. The
+// first process to do so restores it for all. Redis refuses a pause if it has a later event.
 func (q *quota) restore(again time.Duration) {
 	q, left, args := q.toRestore()
 	if left <= 0 {
@@ -405,41 +404,41 @@ func (q *quota) restore(again time.Duration) {
 	}
 }
 
-// toRestore returns how long the pause still lasts that Redis does not know, zero if there is
-// none, and the arguments that tell it.
+// toRestore returns the time left of a pause that Redis does not have, zero if there is none, and
+// the arguments that restore it.
 func (q *quota) toRestore() (newest *quota, left time.Duration, args []any) {
 	q = q.newest()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	s := &q.state
 	left = time.Until(s.until)
-	if s.restoring = s.alone && left > 0; !s.restoring {
+	if s.restoring = s.unrecorded && left > 0; !s.restoring {
 		return q, 0, nil
 	}
 	once, epoch := restoreOnce, s.pause
-	if epoch == neverTold {
+	if epoch == neverRecorded {
 		once, epoch = 0, 0
 	}
 	return q, left, []any{algorithms.Micros(left) + 1, bit(s.shut), once, epoch, bit(true)}
 }
 
-// restoreOnce is how the script is told that a pause is to be restored.
+// restoreOnce is the value of the script's argument once that restores a pause.
 const restoreOnce = 2
 
-// lost reports that the state in Redis is not the one that was charged.
-func (q *quota) lost() {
+// reportLoss reports that Redis has lost the state of the quota.
+func (q *quota) reportLoss() {
 	q.mu.Lock()
-	q.unlockAndTell(store.Lost, 0)
+	q.unlockAndNotify(store.Lost, 0)
 	q.store.journal.report(stateLost, "key", q.key)
 	if q.store.options.OnLost != nil {
 		q.store.options.OnLost(q.key)
 	}
 }
 
-// freed tells those who wait that a permit may be free.
-func (q *quota) freed() {
+// notifyFreed notifies the watchers that a permit may be free.
+func (q *quota) notifyFreed() {
 	q.mu.Lock()
-	q.unlockAndTell(store.Freed, 0)
+	q.unlockAndNotify(store.Freed, 0)
 }
 
 func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
@@ -456,8 +455,8 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	}
 }
 
-// unlockAndTell unlocks before it calls out.
-func (q *quota) unlockAndTell(c store.Change, left time.Duration) {
+// unlockAndNotify unlocks and then calls the watchers.
+func (q *quota) unlockAndNotify(c store.Change, left time.Duration) {
 	tell := make([]*watcher, 0, len(q.watchers))
 	for w := range q.watchers {
 		tell = append(tell, w)
@@ -474,32 +473,32 @@ func (q *quota) watched() bool {
 	return len(q.watchers) > 0
 }
 
-// Cancel gives back what nobody will use: the permits, and the times. What has expired shows
-// how late callers wake up.
-func (q *quota) Cancel(bookings []store.Decision) { q.takeBack(bookings, true) }
+// Cancel returns reservations that will not be used: their permits and their times. An expired
+// reservation is a sample of how late callers wake up.
+func (q *quota) Cancel(reserved []store.Decision) { q.cancel(reserved, true) }
 
-// takeBack is Cancel, which lends times to come.
-func (q *quota) takeBack(bookings []store.Decision, lends bool) {
+// cancel is Cancel. If lends is true, other requests may take over future times.
+func (q *quota) cancel(reserved []store.Decision, lends bool) {
 	now := time.Now()
-	for _, b := range bookings {
+	for _, b := range reserved {
 		if b.Verdict == store.Admitted {
 			if b.Crossed != nil {
 				q.mu.Lock()
-				q.untold = append(q.untold, b.Crossed...)
+				q.unreported = append(q.unreported, b.Crossed...)
 				q.mu.Unlock()
 			}
 			if a := b.Reservation; a.State != inFallback && a.End.After(a.Told) && a.Expired(now) {
 				q.node.wake.add(min(q.bound, latestWake, now.Sub(latest(a.Start, a.Told))))
 			}
-			q.drop(b, b.Reservation.Cost)
+			q.releaseUnsent(b, b.Reservation.Cost)
 			q.endProbe(b, unsent)
 		}
 	}
 	if q.leases == nil {
-		q.giveBack(bookings, lends) // before what is asked for next
+		q.refund(reserved, lends) // before the next call
 	} else {
 		q.store.background(func() error { // calls take turns
-			q.giveBack(bookings, lends)
+			q.refund(reserved, lends)
 			return nil
 		})
 	}
@@ -512,9 +511,9 @@ func latest(a, b time.Time) time.Time {
 	return b
 }
 
-// drop gives back what is held of a booking that will not be used.
-func (q *quota) drop(b store.Decision, cost []int64) {
-	q = q.heir(&cost)
+// releaseUnsent releases the permits and estimates of a request that was not sent.
+func (q *quota) releaseUnsent(b store.Decision, cost []int64) {
+	q = q.newestWith(&cost)
 	if b.Reservation.State == inFallback {
 		q.fallback.cancel(b, cost)
 	} else {
@@ -524,10 +523,11 @@ func (q *quota) drop(b store.Decision, cost []int64) {
 	q.leases.settle(q.plan, cost, nil, nil)
 }
 
-// giveBack gives times back: those to come for the next one who asks for as much, if they are
-// lent, and any other by taking the request off its way. It is not tried again: what was
-// given back twice would be handed out twice. It blocks for the turn where there are leases.
-func (q *quota) giveBack(bookings []store.Decision, lends bool) {
+// refund returns times to Redis. If lends is true, the next request that fits takes over a future
+// time. Any other time is refunded by removing its request from those in flight. A failed call is
+// not repeated, because Redis would hand out twice what was returned twice. With leases, refund
+// blocks for the turn.
+func (q *quota) refund(reserved []store.Decision, lends bool) {
 	now := time.Now()
 	newest := q.newest()
 	newest.mu.Lock()
@@ -539,7 +539,7 @@ func (q *quota) giveBack(bookings []store.Decision, lends bool) {
 		clock int64
 	}
 	back := make(map[alike][]*store.Reservation)
-	for _, b := range bookings {
+	for _, b := range reserved {
 		if a := b.Reservation; a != nil && a.State == state && a.Start.Add(a.Guard).After(now) {
 			of := alike{a.Guard, a.Clock}
 			back[of] = append(back[of], a)
@@ -557,21 +557,21 @@ func (q *quota) giveBack(bookings []store.Decision, lends bool) {
 				args = appendCost(append(args, a.At), n.plan.Translate(q.plan, a.Cost))
 			}
 			p := q.store.reports.begin()
-			n.node.enter(&trip{calls: []*call{n.newCall(args)}, givesBack: true, done: func(err error) {
+			n.node.enter(&trip{calls: []*call{n.newCall(args)}, refunds: true, done: func(err error) {
 				n.leases.unlock(err)
 				p.end(err)
 			}})
-			time.AfterFunc(nextTrip, n.node.run)
+			time.AfterFunc(refundDelay, n.node.run)
 		}
 	}
 }
 
-// Arrived tells Redis of probes only: telling it of each request would be a second call, so
-// there a request is on its way for the whole of Policy.Guard.
+// Arrived reports probes only. To report each request would cost a second call, so requests are in
+// flight for the whole of Policy.Guard in Redis.
 func (q *quota) Arrived(b store.Decision, _ []int64) { q.endProbe(b, answered) }
 
-// Unanswered settles what was estimated when the guard has passed, as Redis lands the rest
-// then. Until then it is held.
+// Unanswered settles the estimates at their full amount when the guard has passed, the time at
+// which Redis lands the other units. Until then they are held.
 func (q *quota) Unanswered(b store.Decision, cost []int64) {
 	q.endProbe(b, unanswered)
 	if q.plan.Estimates() {
@@ -583,40 +583,40 @@ func (q *quota) Unanswered(b store.Decision, cost []int64) {
 	}
 }
 
-// Release gives back what a request held of a Concurrency tier.
+// Release gives back the permits of a request.
 func (q *quota) Release(b store.Decision, cost []int64) {
-	q = q.heir(&cost)
+	q = q.newestWith(&cost)
 	q.fallback.release(cost)
 	q.leases.release(q.plan, cost)
 }
 
-// Settle says what was really spent with the next call, or one of its own.
+// Settle reports the actual cost with the next call, or with a call of its own.
 func (q *quota) Settle(b store.Decision, cost, actual []int64, crossed func([]algorithms.Crossing)) {
-	q = q.heir(&cost, &actual)
+	q = q.newestWith(&cost, &actual)
 	if b.Reservation.State == inFallback {
 		q.fallback.settle(b, cost, actual)
-		actual = nil // it is charged when Redis is back
+		actual = nil // repay charges it
 	}
 	q.leases.settle(q.plan, cost, actual, crossed)
 }
 
-// Return gives back what is held, and in a goroutine that ends with the call, takes the
-// request off its way, also if its time is to come: that is so near that nobody else takes it.
+// Return refunds a request that was not sent. A future start time is so near that no other request
+// could use it, so it is not lent.
 func (q *quota) Return(_ context.Context, b store.Decision, cost []int64) error {
-	q.takeBack([]store.Decision{b}, false)
+	q.cancel([]store.Decision{b}, false)
 	return nil
 }
 
-// Observe tells Redis, in a goroutine that ends with the call; but not if it was told
-// a moment ago and something is left.
+// Observe reports readings to Redis, in a goroutine that ends with the call. It skips them if the
+// last report was less than observeEvery ago and units remain.
 func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation) {
-	if b.Reservation == nil || b.Reservation.State == inFallback || !q.isNewest() || !q.worthTelling(seen) && !b.Probe {
+	if b.Reservation == nil || b.Reservation.State == inFallback || !q.isNewest() || !q.worthReporting(seen) && !b.Probe {
 		return
 	}
 	q.store.background(func() error {
 		_, _, _, err := q.ask(context.Background(), "o", func(n *quota, args []any) []any {
 			args = append(args, micros(b.Reservation.Guard))
-			if n != q { // the readings are of other tiers
+			if n != q { // the readings belong to tiers of the previous plan
 				return args
 			}
 			for _, o := range seen {
@@ -628,18 +628,18 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 	})
 }
 
-func (q *quota) worthTelling(seen []store.Observation) bool {
+func (q *quota) worthReporting(seen []store.Observation) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	usedUp := slices.ContainsFunc(seen, func(o store.Observation) bool { return o.Used >= q.plan.Tiers()[o.Tier].Capacity() })
-	if !usedUp && time.Since(q.observed) < tellAgain {
+	if !usedUp && time.Since(q.observed) < observeEvery {
 		return false
 	}
 	q.observed = time.Now()
 	return true
 }
 
-// Status asks Redis.
+// Status asks Redis, and blocks for a round trip.
 func (q *quota) Status(ctx context.Context) (store.Status, error) {
 	q, own, h, err := q.ask(ctx, "q", func(_ *quota, args []any) []any { return args })
 	if err != nil {
@@ -675,13 +675,13 @@ func (h header) after(at int64) time.Duration {
 	return algorithms.Moment{At: h.now}.Until(max(h.now, at))
 }
 
-// Forecast foretells what would be if nobody else in the fleet sent anything.
+// Forecast returns a forecast that assumes no other requests in the fleet and no charges.
 func (q *quota) Forecast() store.Forecast {
 	q = q.newest()
-	idle, _ := local.New().Open("", q.plan) // the empty key is never taken
+	idle, _ := local.New().Open("", q.plan) // a new store has no key yet
 	q.mu.Lock()
 	left := time.Until(q.state.until)
-	if !q.state.alone && time.Since(q.state.asOf) > forecastAfter { // it may have ended early
+	if !q.state.unrecorded && time.Since(q.state.asOf) > forecastAfter { // it may have ended early
 		left = 0
 	}
 	q.mu.Unlock()
@@ -689,8 +689,8 @@ func (q *quota) Forecast() store.Forecast {
 	return idle.(store.Forecaster).Forecast()
 }
 
-// Idle reports whether nothing is lost if the quota is forgotten: no pause, which Redis may
-// forget, nothing held, and nothing that was sent without Redis.
+// Idle reports whether the quota can be forgotten without a loss: no pause is in force, which Redis
+// may lose, nothing is held, and nothing that was sent without Redis still counts.
 func (q *quota) Idle() bool {
 	q = q.newest()
 	q.mu.Lock()
@@ -699,8 +699,8 @@ func (q *quota) Idle() bool {
 	return !paused && q.leases.isIdle() && q.fallback.isIdle()
 }
 
-// Close ends what the quota has with the listener. What requests still hold of it is leased
-// until they have ended.
+// Close ends the quota's subscription. The units of requests in flight stay leased until the
+// requests end.
 func (q *quota) Close() {
 	q.store.listener.forget(q)
 	q.line.Close()
