@@ -19,45 +19,47 @@ import (
 //go:embed script/*.lua
 var scriptFiles embed.FS
 
-// scriptParts are the script's parts but for those that another includes. The line include 'x' of
-// a part stands for the part x, which the function around it defines when it comes there: so a call defines what it needs.
+// scriptParts lists the parts of the script that no other part includes. A line include 'x' in a
+// part stands for the part x. The function that contains the line then defines the part when it
+// runs, so a call defines only what it needs.
 var scriptParts = []string{
 	"number", "pack", "call", "plan", "queue", "flight", "state", "rule", "need", "pool", "save", "tail", "tiers", "convert",
 	"pace", "reserve", "main",
 }
 
-// The parts as a library, and the name by which a server knows it as a script and, with a name
-// that no other release has, as a function. They are made for the first call: a program that
-// only links this package has none of them in its memory.
+// The library of the parts, its name as a script, and its name as a function, which no other
+// release has. They are made for the first call, so a program that only links this package does not
+// keep them in memory.
 var (
 	library      = sync.OnceValue(joinScript)
 	scriptSHA    = sync.OnceValue(func() string { return sha(scriptSource()) })
 	functionName = sync.OnceValue(func() string { return "throttle_" + scriptSHA()[:16] })
 )
 
-// scriptSource is the script that decides.
+// scriptSource returns the library as a script.
 func scriptSource() string { return asScript(library()) }
 
-// functionSource is the same as a function of the server.
+// functionSource returns the library as a function of the server.
 func functionSource() string { return asFunction(functionName(), library()) }
 
-// mostShared is how many locals around it a function of Lua may use.
+// mostShared is the most locals of enclosing functions that a function of Lua may use.
 const mostShared = 60
 
-// A line of a part may declare names: a function, registers, which are locals without a value, or
-// locals with one.
+// A line is a line of a part. It may declare names: a function, registers, which are locals without
+// a value, or locals with a value.
 type line struct {
 	text  string
 	names []string
-	rest  string // what follows them
+	rest  string // the text after the names
 }
 
-// joinScript makes a library of the parts. A script is defined anew with each call, and Lua finds
-// each local that a new function uses by a search through the locals of the function around it. So
-// the names that most functions use are declared outside that, and those that only one part uses
-// end with it. Constants are written out: a constant is a local of a part in capitals whose value is one word.
-// An instance of the library has names of its own. There is one, which makes others for calls with
-// several quotas: see peers in joint.lua.
+// joinScript joins the parts to a library. A script is defined anew with each call, and Lua
+// resolves each local that a new function uses by a search through the locals of the enclosing
+// function. So the names that most functions use are declared outside that function, and the names
+// that only one part uses end with the part. Constants are replaced by their values; a constant is
+// a local of a part in capitals whose value is one word. An instance of the library has its own
+// locals. There is one instance, which makes others for calls with several quotas: see peers in
+// joint.lua.
 func joinScript() string {
 	constants := make(map[string]string)
 	var units [][]line // the lines of each part, and of those that it includes
@@ -86,7 +88,7 @@ func joinScript() string {
 	return b.String()
 }
 
-// assignment is the line where its names are declared before.
+// assignment returns the line for a place where its names are declared already.
 func (l line) assignment() string {
 	switch {
 	case l.rest == "":
@@ -97,7 +99,8 @@ func (l line) assignment() string {
 	return strings.Join(l.names, ", ") + l.rest
 }
 
-// readPart returns the lines of a part and of those that it includes, which are indented. Constants go to the map.
+// readPart returns the lines of a part and, indented, of the parts that it includes. It adds
+// constants to the map.
 func readPart(part, indent string, constants map[string]string) (lines []line) {
 	for text := range strings.Lines(readFile(part)) {
 		text, _, _ = strings.Cut(text, "--")
@@ -126,8 +129,9 @@ func readPart(part, indent string, constants map[string]string) (lines []line) {
 	return lines
 }
 
-// sharedNames returns the names that a unit declares and another uses: those that most functions
-// do, and the rest. A name counts where its word is, whatever it means there.
+// sharedNames returns the names that one unit declares and another uses. The names that most
+// functions use are outside, and the rest inside. Every occurrence of a name's word counts as a
+// use.
 func sharedNames(units [][]line) (outside, inside []string) {
 	unitsOf, functionsOf := make(map[string]int), make(map[string]int)
 	for _, unit := range units {
@@ -158,7 +162,7 @@ func sharedNames(units [][]line) (outside, inside []string) {
 	outside = slices.Clone(inside)
 	slices.SortStableFunc(outside, func(a, b string) int { return functionsOf[b] - functionsOf[a] })
 	outside = outside[:mostShared-3] // and run, jointly and instance
-	// They are found at once where the first that is used is the first that is declared.
+	// Lua finds them fastest if they are declared in the order of their first use.
 	most := func(name string) bool { return slices.Contains(outside, name) }
 	return slices.DeleteFunc(slices.Clone(inside), func(name string) bool { return !most(name) }), slices.DeleteFunc(inside, most)
 }
@@ -167,12 +171,12 @@ func notInName(r rune) bool { return r != '_' && !unicode.IsLetter(r) && !unicod
 
 const capitals = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_"
 
-// isConstant reports whether a name is in capitals and its value a number or a string.
+// isConstant reports whether the name is in capitals and the value is a number or a string.
 func isConstant(name, value string) bool {
 	return strings.Trim(name, capitals) == "" && (strings.Trim(value, "0123456789^ ") == "" || value[0] == '\'' && value[len(value)-1] == '\'')
 }
 
-// writeOut writes a line with the values of constants in place of their names.
+// writeOut writes a line with the values of constants instead of their names.
 func writeOut(to *strings.Builder, line string, constants map[string]string) {
 	for {
 		start := strings.IndexAny(line, capitals)
@@ -190,15 +194,15 @@ func writeOut(to *strings.Builder, line string, constants map[string]string) {
 func readFile(name string) string {
 	part, err := scriptFiles.ReadFile("script/" + name + ".lua")
 	if err != nil {
-		panic(err) // embedded: it cannot be missing
+		panic(err) // the file is embedded
 	}
 	return string(part)
 }
 
-// asScript is a library as a script that does one call.
+// asScript returns a library as a script that runs one call.
 func asScript(library string) string { return library + "return run(KEYS, ARGV)\n" }
 
-// asFunction is a library as one of Redis's, whose only function does one call.
+// asFunction returns a library in the format of Redis. Its only function runs one call.
 func asFunction(name, library string) string {
 	return "#!lua name=" + name + "\n" + library + "redis.register_function('" + name + "', run)\n"
 }
@@ -208,10 +212,10 @@ func sha(s string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// estimate is added to the hash of a unit whose amounts are estimates.
+// estimate is added to the hash of a unit with estimated amounts.
 const estimate = 1 << 32
 
-// planText tells the script the plan, from its guard to its last tier.
+// planText returns the plan as the script's argument, see main.lua.
 func planText(p *algorithms.Plan) string {
 	words := make([]string, 0, 4+len(p.Units())+6*len(p.Tiers()))
 	add := func(numbers ...int64) {
@@ -241,20 +245,21 @@ func planText(p *algorithms.Plan) string {
 	return strings.Join(words, " ")
 }
 
-// extra is what only one algorithm knows of a tier, in µs where it is a length.
+// extra returns the last number of a tier, which depends on the algorithm: precision or phase in
+// µs, or a hash of a calendar's period and zone.
 func extra(t algorithms.Tier) int64 {
 	if t.Algorithm == algorithms.Calendar {
 		h := fnv.New64a()
 		h.Write([]byte(t.Period.String() + " " + t.Zone))
-		return int64(h.Sum64() >> 16) // what a double holds
+		return int64(h.Sum64() >> 16) // fits in a double
 	}
 	if t.Phase == algorithms.UnknownPhase {
-		t.Phase = 0 // the script learns none: the window stays rolling
+		t.Phase = 0 // the script does not align windows: the window stays rolling
 	}
 	if t.Algorithm != algorithms.AnchoredWindow {
 		return (t.Precision + t.Phase).Microseconds() // no tier has both
 	}
-	// Its rolling bound is a sliding window of the usual precision.
+	// The rolling bound of an anchored window is a sliding window of the default precision.
 	t.Algorithm, t.Burst = algorithms.SlidingWindow, 0
 	rolling, err := algorithms.NewPlan([]algorithms.Tier{t}, 0)
 	if err != nil {
