@@ -1,9 +1,10 @@
--- call.lua: what a call brings, and what it is answered.
+-- call.lua: the arguments and the reply of a call.
+-- Gives: arguments, cursor, reply, crossing, ops, argument.
 
-local arguments, cursor -- the caller's, and the place of the next one
+local arguments, cursor -- the caller's arguments, and the place of the next one
 local reply
-local crossing -- whether it is told how far calendars have come; nil: not even that it is not
-local ops = {} -- by their letters, see main.lua
+local crossing -- whether the reply reports the crossings of calendars; false: it has zeros instead; nil: it has neither
+local ops = {} -- the operations by their letters, see main.lua
 
 local function argument()
   cursor = cursor + 1

@@ -1,31 +1,32 @@
--- flight.lua: what is on its way, and the ledger's clock. Units: µs.
--- Twin: algorithms/flight.go and ledger.go, of requests that are not held but for
--- their estimates, which are on their way without a slot until they are settled.
+-- flight.lua: the requests in flight, and the ledger's clock. Units: µs. Twin: algorithms/flight.go
+-- and ledger.go, for requests that are not held. Their estimates are in flight without a slot until
+-- they are settled. Uses: queue.lua, plan.lua, divMod, mulDiv. Gives: the locals below, landing to
+-- lastLanding, land, advance, apart, admits, mayTry, trying, earliest, sparing, charge.
 --
--- A slot is the instant at which its requests land, and what they carry of each
--- unit. Requests that would land within one grain of each other share a slot.
+-- A slot is the instant at which its requests land, and their amount of each unit. Requests that
+-- would land within one grain of each other share a slot.
 
-local rules, unitOf -- of each tier
-local aloft -- of each unit, how much is on its way
-local open -- of each unit, what all processes hold of it, or have estimated and not settled
+local rules, unitOf -- by tier
+local aloft -- by unit, the amount in flight
+local open -- by unit, the amount that all processes hold, or have estimated and not settled
 local slots -- a queue
-local firstLanding -- of the first slot
-local frontier -- the latest instant decided on: the next booking is not before it
-local crowd -- how many were charged at that instant
-local sent -- when the reply to this call is in: nothing is sent before
-local capacity -- the largest cost of each tier
-local readings -- what the provider reported of each tier, or empty, see reading.lua
-local tries -- whether the last charge is that of a request that a tier would have refused, see tryOut
-local own -- of each tier that counts others until a reset, the rule as it would be without them
+local firstLanding -- the landing of the first slot
+local frontier -- the latest instant of a decision: the next reservation is not before it
+local crowd -- the number of requests charged at that instant
+local sent -- when the reply to this call arrives: no request is sent before
+local capacity -- by tier, the largest cost
+local readings -- by tier, the provider's reports, or empty, see reading.lua
+local tries -- whether the last charge was a request that a tier would have refused, see tryOut
+local own -- by tier that counts other programs until a reset, the rule without them
 
--- When slot i lands, and how much of a unit it carries.
+-- When slot i lands, and its amount of a unit.
 local function landing(i, unit)
   local s = (i - 1) * slots.width
   if not slots[s + 1] then record(slots, i) end
   return slots[s + 1], slots[s + 1 + unit]
 end
 
--- When the n-th oldest of a unit on its way lands.
+-- When the n-th oldest unit in flight lands.
 local function nthLanding(unit, n)
   for i = slots.first, slots.last do
     local at, carried = landing(i, unit)
@@ -35,7 +36,7 @@ local function nthLanding(unit, n)
   return NEVER
 end
 
--- When the last of a unit on its way lands, nil if there is none.
+-- When the last unit in flight lands, nil if there is none.
 local function lastLanding(unit)
   if aloft[unit] == 0 then return nil end
   for i = slots.last, slots.first, -1 do
@@ -44,7 +45,7 @@ local function lastLanding(unit)
   end
 end
 
--- Tells tier i of n units that have been counted, with and without others.
+-- Counts n landed units in tier i, with and without other programs.
 local function land(i, at, n)
   rules[i].land(at, n)
   local r = readings[i]
@@ -52,7 +53,7 @@ local function land(i, at, n)
   if own[i] then own[i].land(at, n) end
 end
 
--- Lands what lands until the frontier.
+-- Lands the slots up to the frontier.
 local function landSlots()
   local first, after = slots.first, slots.first + 1
   record(slots, first)
@@ -77,8 +78,8 @@ local function landSlots()
   firstLanding = after <= slots.last and landing(after, 0) or NEVER
 end
 
--- Moves the frontier, lands the requests whose guard has passed, and ends the counts of
--- which the end has come.
+-- Moves the frontier, lands the requests whose guard has passed, and ends the counts whose reset
+-- has come.
 local function advance(now)
   if now > frontier then frontier, crowd = now, 0 end
   if firstLanding <= frontier then landSlots() end
@@ -97,8 +98,8 @@ local function advance(now)
   return frontier
 end
 
--- What tier i counts of others until a reset, and how many have come since the last report, if
--- they go on as they did since they were found.
+-- The units of other programs that tier i counts until a reset. It adds the units since the last
+-- report, at the rate since they were found.
 local function apart(i)
   local r = readings[i]
   if not r or r[6] <= frontier then return 0 end
@@ -109,7 +110,7 @@ local function apart(i)
   return r[7] + n + (2 * rest >= seen and 1 or 0)
 end
 
--- How many of a unit on its way may land at an instant or later.
+-- The amount of a unit in flight that may land at an instant or later.
 local function landingFrom(unit, from)
   local n = aloft[unit]
   for i = slots.first, slots.last do
@@ -120,7 +121,7 @@ local function landingFrom(unit, from)
   return n
 end
 
--- The same as the next, where a reset is to come and the rule admits at an instant.
+-- As admits, before a reset. at is the instant at which the rule alone admits.
 local function admitsBeside(i, n, at, r, rule)
   if own[i] then return min(at, max(r[6], own[i].earliest(frontier, n))) end
   if rule.reopens then
@@ -131,7 +132,7 @@ local function admitsBeside(i, n, at, r, rule)
   return n <= capacity[i] and min(at, rule.earliest(frontier, n)) or at
 end
 
--- The first instant, from the frontier on, at which tier i admits n units.
+-- The first instant from the frontier on at which tier i admits n units.
 local function admits(i, n)
   local at, r = rules[i].earliest(frontier, n), readings[i]
   if not r then return at end
@@ -139,7 +140,8 @@ local function admits(i, n)
   return r[17] > 0 and min(at, max(frontier, r[17])) or at
 end
 
--- Notes that a request is charged which tries, where that is due, whether a count has ended.
+-- Records that the charged request tries whether a count has ended, in the tiers where a try is
+-- due.
 local function tryOut(cost, count)
   for i = 1, #readings do
     local r, n = readings[i], count * cost[unitOf[i]]
@@ -150,7 +152,7 @@ local function tryOut(cost, count)
   end
 end
 
--- Whether a request that costs so much would try now.
+-- Whether a request of this cost would try now.
 local function mayTry(cost)
   for i = 1, #readings do
     if cost[unitOf[i]] > 0 and readings[i][17] > 0 and readings[i][17] <= frontier then return true end
@@ -158,7 +160,7 @@ local function mayTry(cost)
   return false
 end
 
--- Whether a response is to come that reports whether a count has ended.
+-- Whether the response to a try is outstanding.
 local function trying()
   for i = 1, #readings do
     if readings[i][18] > 0 then return true end
@@ -166,8 +168,8 @@ local function trying()
   return false
 end
 
--- The first instant, from the frontier on, at which every tier admits the cost and
--- what it is to spare, if anything, and the tier that decides it, or -1.
+-- The first instant from the frontier on at which every tier admits the cost and its spare amount,
+-- if any, and the tier that decides, or -1.
 local function earliest(cost, spare)
   local at, tier = frontier, -1
   for i = 1, plan.deciding do
@@ -181,7 +183,7 @@ local function earliest(cost, spare)
   return at, tier
 end
 
--- What each tier is to spare beside a cost.
+-- By tier, the amount to leave free beside a cost.
 local function sparing(cost, headroom)
   local spare = {}
   for i = 1, plan.deciding do
@@ -190,12 +192,13 @@ local function sparing(cost, headroom)
   return spare
 end
 
+-- Puts requests in flight: adds them to the slot of their landing.
 local function depart(at, cost, count)
   local lands, s = max(at, sent) + guard, nil
   if slots.first <= slots.last then
     s = lastRecord(slots)
     local last = slots[s + 1]
-    if last > lands then lands = last end -- it left under a longer guard
+    if last > lands then lands = last end -- the last request has a longer guard
     if last - last % grain ~= lands - lands % grain then s = nil end
   end
   if not s then
@@ -212,7 +215,7 @@ local function depart(at, cost, count)
   end
 end
 
--- Charges so many times the cost at an instant, or at the frontier if that is later.
+-- Charges a number of requests of a cost at an instant, or at the frontier if that is later.
 local function charge(at, cost, count)
   at = advance(at)
   crowd = crowd + count

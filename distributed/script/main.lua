@@ -1,51 +1,55 @@
--- throttle: one quota of a fleet, decided in one call.
+-- main.lua: one call on one quota of a fleet. Twin: algorithms.Ledger, with reservations.
+-- Uses: every other part. Gives: run, and jointly for joint.lua.
 --
--- It answers as algorithms.Ledger does, of which it is the twin, with bookings
--- ahead of time: a booking is Earliest, then Charge at the instant it returned, and
--- the next is behind it: first in, first out.
+-- A reservation is Earliest, and then Charge at the instant that Earliest returned. The next
+-- reservation is behind it: first in, first out.
 --
--- keys[1]  the quota: a string, see state.lua; also the channel on which the fleet
---          is told of a pause, "pause <for> <ban> <epoch>", of its early end, "resume <epoch>",
---          or of the end of the wait for a probe, "freed"
--- keys[2], keys[3]  only with a concurrency tier or estimates: what processes hold, see lease.lua; of j,
---          the quotas around that of the first key
+-- keys[1]  the quota: a string, see state.lua. It is also the name of the channel on which the
+--          fleet receives a pause, "pause <for> <ban> <epoch>", its early end, "resume <epoch>",
+--          and the end of the wait for a probe, "freed"
+-- keys[2], keys[3]  only with a concurrency tier or estimates: the leases of processes, see
+--          lease.lua; of j, the quotas around that of the first key
 -- argv     whole numbers, instants and lengths in µs
 --   op     r, b, j, u, x, l, p, e, o, q or c, see below
---   plan   one text: guard, grain (what lands within 2^grain µs lands together), U units, K tiers,
---          U hashes of the units' names, and for each tier: algorithm, unit from 0,
---          limit, window, burst (of a calendar: more than any period takes), extra (precision,
---          phase, or a hash of period and zone)
---   starts only with calendar tiers: for each, when five periods begin, see calendar.lua
---   lease  only with a concurrency tier or estimates: owner, seq, length, 1 if callers of its
---          wait, U amounts held now, and with estimates U amounts settled since the last call
---   op's own, where a cost is U amounts:
+--   plan   one text: guard, grain (requests that land within 2^grain µs land together), U units,
+--          K tiers, U hashes of the units' names, and for each tier: algorithm, unit from 0,
+--          limit, window, burst (of a calendar: longer than any period), extra (precision, phase,
+--          or a hash of period and zone)
+--   starts only with calendar tiers: for each, the beginnings of five periods, see calendar.lua
+--   lease  only with a concurrency tier or estimates: owner, seq, length, 1 if the caller has
+--          waiters, U amounts held now, and with estimates U amounts settled since the last call
+--
+-- The arguments of each operation, where a cost is U amounts:
 --   r  reserve  ahead, floor, the guard of these requests (0: the plan's), how long the reply
---               takes, what the caller knows now to be at least, then groups of: count, within (-1: no bound, -2: only asked), cost; or of -count, within, headroom,
---               soon, turn, cost for requests that yield: they leave so many percent of every
---               tier's capacity, and are booked so little ahead of time; turn is the instant at
---               which the caller was told last to ask for them, or 0, see turn.lua. Before a
---               group may stand 0 and an instant, up to MOST_AHEAD from now: it and the next are not
---               sent before that, and land so much later. Answers runs of
---               what, t and count: so many requests are booked at t, of which the first is
---               the n-th of that instant if what is -1-n (one that was given back: as the
---               first), the next the one after, and so on. What is 0, t, count, part, limit,
---               step, rest: so many are booked evenly, see pace.lua. Otherwise so many are not booked:
---               i > 0: tier i would be ready at t, or -1: never; -1: what was booked
---               before, or a pause, decides. What would wait longer than within is
---               not booked. The first that has to wait is booked any time ahead, with
---               it no more than ahead of them: the next ends the call, as a full
---               concurrency tier does, and what yields and can't go soon. What was given
---               back goes out again first, but not before floor, the caller's own last
---               booking, not to what yields, nor to what has a longer guard.
---               With calendar tiers there are four numbers more for each: from and to how
---               many percent it has come, if it has, units used, and its end as Unix time;
---               and t may be the end of what is known, if it is later.
---               Behind a pause nothing is reserved before the last SOON of it. The first
---               behind a pause with a probe is that probe, and so is the first after a reset that a
---               tier refuses, see reading.lua; and the last of its call: then
---               the pause lasts for PROBE beyond the latest instant at which it may be sent.
---   b  reserve  how many tiers are budgets, which they are, and then as r. What they have
---               no room for is not booked: i is the first of them then.
+--               takes, the earliest time that the clock may show by the caller's estimate, and then
+--               groups of: count, within (-1: no bound, -2: dry run), cost; or of -count, within,
+--               headroom, soon, turn, cost for requests that yield. These leave headroom percent
+--               of every tier's capacity free, and are reserved at most soon ahead; turn is the
+--               instant at which to ask for them in the last reply, or 0, see turn.lua. A 0 and an
+--               instant, up to MOST_AHEAD from now, may stand before a group: this group and the
+--               following ones are not sent before the instant, and land so much later.
+--               Replies runs of what, t and count. If what is less than -1, count requests are
+--               reserved at t: the first is the n-th request of that instant if what is -1-n (a
+--               returned reservation counts as the first), the next one the n+1-th, and so on. If
+--               what is 0, the run is t, count, part, limit, step, rest: count requests are
+--               reserved evenly, see pace.lua. Otherwise count requests are not reserved. If what
+--               is i > 0, tier i would be ready at t, or never if t is -1. If what is -1, earlier
+--               reservations or a pause decide.
+--               A request that would wait for longer than within is not reserved. The first
+--               request that has to wait is reserved any time ahead, and together with it at most
+--               ahead requests. The next request ends the call. So do a full concurrency tier, and
+--               a request that yields and can't go soon. Returned reservations are used first, but
+--               not before floor, the caller's own last reservation, not for requests that yield,
+--               and not for requests with a longer guard.
+--               With calendar tiers, four more numbers follow for each: the percentages from and
+--               to which it has come, or zeros, the units used, and its end as Unix time; and t
+--               may be the end of the known periods, if that is later.
+--               During a pause, requests are reserved only in its last SOON. The first request
+--               after a pause with a probe is the probe, and so is the first one after a reset that
+--               a tier refuses, see reading.lua. A probe is the last request of its call: the pause
+--               then lasts for PROBE beyond the latest instant at which it may be sent.
+--   b  reserve  the number of budget tiers, their indexes, and then as r. A request that exceeds
+--               budgets is not reserved, and i is the first of these budgets.
 --   j  joint    how long the reply takes, the guard of these requests (0: the plan's) and what the caller
 --               knows the clock to show at least, for each other key the plan and these two of the quota that is kept there, from the inside outward,
 --               then ahead and soon as above, for how many a turn is, the instant of the one that the
@@ -55,53 +59,57 @@
 --               is told, or -1, for how many that is, 0 if it is the one that was told before, or -1 if the caller
 --               had better ask one quota after the other, since others do, the first eight numbers of a reply for each other key, and then runs as r
 --               does, but for even ones. Tiers are counted through all quotas. See joint.lua.
---   u  unbook   generation, how far TIME had been set back since that began when these requests
---               were booked, their guard (0: the plan's), then groups of: t, cost. What is booked
---               for later is taken off the end, see tail.lua, or can be lent, but not with
---               estimates, nor in a pause or before a probe, nor if TIME was set back since;
---               anything else is canceled. Answers how many of them.
---   x  cancel   as u, but nothing is lent: it was decided under another plan.
---   l  lease    nothing. Only tells what is held, and answers the four numbers of
---               calendar tiers.
---   p  pause    for, ban 0 or 1, once, epoch, probe 0 or 1, and of a back-off two numbers more:
---               it lasts for, doubled once for each one since a request passed, but no
---               longer than the first of them, and the first lasts no time if the second is 1. Answers 1 if it lasts
---               longer than what is; with once 1, only if nothing came since epoch; with
---               once 2, only if this state is from before epoch, and then it has that:
---               a state that was lost is told what it has forgotten. The rest of
---               a pause that is longer than a ban is a pause. With probe, one request goes first when it ends.
---   e  end      epoch, how, for. 0 ends a pause, a ban and the wait for a probe, up to that of
---               the epoch and whatever the state's. The others are about the probe of the epoch, if that is waited for: 1,
---               its response is in, and ends the wait; 2, it will get none, and the next
---               request is a probe; 3, nothing will tell, and the wait is all; 4, its process
---               lives and waits, so that the wait lasts so long from now at least; 5, as 1,
---               and in any case the response to a request of the epoch was no refusal, which ends the row of
---               back-offs; 6, as 2, of one that was never sent. Where a response is to come that reports whether a count
---               has ended, the wait goes on for REPORT after 1 and 5. Answers 1 if that probe was waited for.
---   o  observe  for how long the request was in flight at most whose response it was (0: the plan's guard), then groups of: tier from 1, units that its provider counts, instant at which
---               the request was admitted whose response says so, what that cost of the
---               tier's unit, 1 if it is exact, how long until the count ends at the latest,
---               or 0, and by how much sooner it may end.
---   q  status   Answers for each tier: used, instant of the next unit, instant when
+--   u  cancel   generation, how far TIME had been set back since its beginning when these requests
+--               were reserved, their guard (0: the plan's), then groups of: t, cost. A future
+--               reservation is taken off the end, see tail.lua, or goes to the pool; but not with
+--               estimates, during a pause, before a probe, or if TIME was set back since. Any
+--               other is refunded. Replies the number of canceled requests.
+--   x  cancel   as u, but without the pool, for reservations under another plan.
+--   l  lease    no arguments. Reports the held amounts, and replies the four numbers of calendar
+--               tiers.
+--   p  pause    for, ban 0 or 1, once, epoch, probe 0 or 1, and for a back-off two more numbers:
+--               its length is for, doubled once for each back-off since a request passed, at most
+--               the first number; the first back-off has no length if the second number is 1.
+--               Replies 1 if the pause applies, because it ends later than the present one. With
+--               once 1, it applies only without an event since epoch. With once 2, it applies only
+--               if this state is from before epoch, and sets epoch: it restores a pause in a state
+--               that has lost it. The part of a pause beyond the end of a ban is a pause. With
+--               probe, one request goes first when the pause ends.
+--   e  end      epoch, how, for. With 0, ends any pause, ban and wait for a probe, up to the given
+--               epoch and the state's. The others concern the probe of the epoch while the fleet
+--               waits for it: 1, the response is in, and the wait ends; 2, there will be no
+--               response, and the next request is a probe; 3, no process will report the response,
+--               and the others follow when the wait ends; 4, the process of the probe lives, and
+--               the wait lasts for at least for from now; 5, as 1, and in any case a request of
+--               the epoch was not refused, which resets the back-offs; 6, as 2, for a probe that
+--               was never sent. If the response to a try is outstanding, which reports whether a
+--               count has ended, the wait goes on for REPORT after 1 and 5. Replies 1 if the fleet
+--               was waiting for that probe.
+--   o  observe  the longest time in flight of the request with the response (0: the plan's guard),
+--               then groups of: tier from 1, units that its provider counts, instant at which the
+--               request was admitted, its cost in the tier's unit, 1 if the reading is
+--               authoritative, how long until the count ends at the latest, or 0, and by how much
+--               sooner it may end.
+--   q  status   Replies for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
---   c  charge   for each tier an amount that its provider has counted already.
--- Reply    now, generation, expiry of the key in ms, epoch, end of the ban, or else of the
---          pause (0: none), 1 if that is a ban, 2 if what the call has reserved is the probe, and
---          4 for each back-off in a row, TIME,
---          now when this state was written before (0: never), and then the op's own
+--   c  charge   for each tier, an amount that its provider has counted already.
+-- Reply    now, generation, expiry of the key in ms, epoch, end of the ban, or otherwise of the
+--          pause (0: none), the sum of 1 for a ban, 2 if the call has reserved the probe, and 4 for
+--          each back-off in a row, TIME, now when this state was written before (0: never), and
+--          then the operation's own numbers
 --
 -- The epoch grows with every pause and every early end of one. It is no less than the seconds
--- of Unix time then, so that of two states, one of which is lost, the later event is known.
+-- of Unix time at that event. So of two states, one of which was lost, the later event is known.
 --
--- Nothing is written before all has been decided: an error leaves all as it was.
+-- A call decides everything before it writes: an error leaves the state as it was.
 
--- Turns to a key and a plan: reads its state, and takes note of what the caller holds. All
--- that a run works with is set anew. Answers what is wrong, if anything.
+-- Reads the state of a key under a plan, and records the caller's held amounts. It sets all locals
+-- of a call. Returns the problem, if there is one.
 local function turnTo(name, words)
   key = name
   adopt(planOf(words))
   local problem, old = readState()
-  if old and old.lasts then -- of this plan with what is kept for others
+  if old and old.lasts then -- this plan with guest tiers
     adopt(planOf(old.words, old.plan))
     problem, old = readState()
   end
@@ -115,7 +123,7 @@ local function turnTo(name, words)
   end
   if problem then return problem end
   probe, probing, held, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
-  -- What was given back before TIME was set back is of instants that have another meaning now.
+  -- After TIME was set back, the instants of returned reservations have another meaning.
   while pool[1] and (setBack or pool[1][1] < held) do table.remove(pool, 1) end
   reply, crossing, isProbe, sent = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
 end
@@ -136,14 +144,14 @@ local function decide(op)
   end
 end
 
-local together -- what works with several quotas, once that is asked for
+local together -- the functions of joint.lua, once a call needs them
 
 function jointly()
   together = together or defineJoint(turnTo)
   return together
 end
 
--- Does one call. It is the library's, see script.go.
+-- Runs one call. script.go declares it.
 function run(keys, argv)
   if not call then bind() end
   local clock = call('TIME')
@@ -157,7 +165,7 @@ function run(keys, argv)
   save()
   if op == 'j' then together.finish() end
   if op == 'q' then whenUnused() end
-  if tointeger then -- Lua 5.4 tells 3.0 from 3, and a server may answer so
+  if tointeger then -- servers with Lua 5.4 would reply 3.0 for 3
     for i = 1, #reply do reply[i] = tointeger(reply[i]) end
   end
   return reply

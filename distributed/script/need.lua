@@ -1,12 +1,13 @@
--- need.lua: what few calls need is defined when one does. A line include 'x' is the part x.
+-- need.lua: defines functions that few calls need when a call needs them. A line include 'x' stands
+-- for the part x. Gives: defineOp, places, defineLeases, defineJoint.
 
--- Defines an operation other than r and b.
+-- Defines an operation other than r, b and j.
 local function defineOp(op)
   if op == 'p' or op == 'e' or op == 'o' then
     include 'pause'
     include 'reading'
   elseif op == 'u' or op == 'x' then
-    include 'unbook'
+    include 'cancel'
   elseif op == 'q' then
     include 'status'
   elseif op == 'c' then
@@ -14,7 +15,7 @@ local function defineOp(op)
   end
 end
 
-local places = {} -- the functions of lease.lua, in plans that need them
+local places = {} -- the functions of lease.lua, once a plan needs them
 
 local function defineLeases()
   include 'lease'

@@ -1,17 +1,18 @@
 -- number.lua: whole numbers from 0 to 2^53, exact in Lua's doubles as in Go's int64.
 -- Twin: algorithms/number.go.
+-- Gives: NEVER, LATEST, divMod, mulDiv, ceilMulDiv, and the locals that bind in pack.lua sets.
 --
--- The parts are one library. It is loaded once as a function of the server, or anew with
--- each call as a script. While it is loaded as a function no global is there, so nothing
--- but run, in main.lua, uses what Lua and the server have before it has bound that.
+-- The parts are one library. It is loaded once as a function of the server, or anew with each call
+-- as a script. No global is available while it is loaded as a function, so only run, in main.lua,
+-- uses functions of Lua and the server before bind has set these locals.
 
 local max, min, sub, rep, concat, spread, pack, parse, format, tointeger, call -- see bind in pack.lua
 
-local NEVER = 2 ^ 53 -- the instant of what no passing of time brings about
-local LATEST = 2 ^ 52 -- an instant beyond, 142 years ahead, is as good as never
+local NEVER = 2 ^ 53 -- the instant of an event that the passing of time alone does not bring about
+local LATEST = 2 ^ 52 -- a later instant, more than 142 years ahead, counts as NEVER
 
--- p ÷ c and the remainder, for c > 0. What is less than 2^53 misses the next whole
--- quotient by more than a double rounds.
+-- p ÷ c and the remainder, for c > 0. Below 2^53 a quotient differs from the next whole number by
+-- more than a double's rounding.
 local function divMod(p, c)
   local q = p / c
   q = q - q % 1
@@ -20,13 +21,13 @@ end
 
 -- a × b ÷ c and the remainder, for a, b ≥ 0 and c > 0.
 local function mulDiv(a, b, c)
-  local product = (a + 0.0) * b -- a float: Lua 5.4 would let integers wrap
-  if product < NEVER then -- as divMod, without a call
+  local product = (a + 0.0) * b -- a float, because integers of Lua 5.4 wrap
+  if product < NEVER then -- divMod without a call
     local q = product / c
     q = q - q % 1
     return q, product - q * c
   end
-  -- 1,000,000 units × 30 days in µs is 2.6e18: divide first, then what is left.
+  -- 1,000,000 units × 30 days in µs is 2.6e18: divide first, then the remainder.
   local whole, rest = divMod(b, c)
   local q, r = 0, 0
   product = (a + 0.0) * rest
@@ -51,7 +52,7 @@ local function mulDiv(a, b, c)
   return q, r
 end
 
--- The same, rounded up.
+-- a × b ÷ c, rounded up.
 local function ceilMulDiv(a, b, c)
   local q, r = mulDiv(a, b, c)
   return r > 0 and q + 1 or q

@@ -1,8 +1,8 @@
--- pace.lua: requests that one bucket spaces evenly, and all other tiers have room for.
--- Units: µs.
+-- pace.lua: reserves requests that one bucket spaces evenly and all other tiers admit at once.
+-- Units: µs. Uses: flight.lua, the pace of a bucket's rule. Gives: charged.
 
--- Charges up to most requests behind the frontier, none later than an instant, if the next is
--- decided by tier i alone and so are the others. Replies when they are. Answers how many.
+-- Charges up to most requests behind the frontier, none later than latest, if tier i alone decides
+-- about all of them. Appends their times to the reply. Returns their number.
 local function charged(cost, i, most, latest)
   local pace = rules[i].pace
   if not pace or guard == 0 or estimates or #readings > 0 then return 0 end
@@ -16,10 +16,10 @@ local function charged(cost, i, most, latest)
   local width, s, group = slots.width, (slots.last - 1) * slots.width + 1, nil
   if slots.first <= slots.last then
     lastRecord(slots)
-    if slots[s] > max(at, sent) + guard then return 0 end -- it left under a longer guard
+    if slots[s] > max(at, sent) + guard then return 0 end -- the last slot has a longer guard
     group = slots[s] - slots[s] % grain
   end
-  local slots, sent, guard, grain, units = slots, sent, guard, grain, units -- a loop of many
+  local slots, sent, guard, grain, units = slots, sent, guard, grain, units -- locals for the loop
   while count < most do
     local instant = part > 0 and at + 1 or at
     if instant > latest then break end

@@ -1,8 +1,9 @@
--- pack.lua: numbers as bytes, unsigned and big-endian, most of them seven wide:
--- '>I7I2' is one of seven and one of two. Redis and Valkey have the struct
--- library, Lua 5.4 has string.pack; elsewhere the same is spelled out.
+-- pack.lua: numbers as bytes, unsigned and big-endian, most of them seven wide: '>I7I2' is one of
+-- seven and one of two. Redis and Valkey have the struct library, Lua 5.4 has string.pack; without
+-- either, spell.lua does the same. Uses: the locals of number.lua, spell. Gives: bind, sevens,
+-- text, readRecords, putRecords.
 
--- Names what Lua and the server have.
+-- Sets the locals for functions of Lua and the server.
 local function bind()
   max, min, sub, rep, concat, call = math.max, math.min, string.sub, string.rep, table.concat, redis.call
   format, tointeger = string.format, math.tointeger
@@ -22,17 +23,17 @@ local function sevens(n)
   return list
 end
 
--- A number as text. Lua's own text keeps 14 digits; a microsecond stamp has 16.
+-- A number as text. Lua's own conversion keeps 14 digits; an instant in µs has 16.
 local function text(n) return format('%.0f', n) end
 
--- n records of some width at a place in bytes, each a table.
+-- n records of a width, at a place in bytes, each a table.
 local function readRecords(s, at, n, width)
   local records, numbers = {}, sevens(width)
   for i = 1, n do records[i] = {parse(numbers, s, at + 7 * width * (i - 1))} end
   return records
 end
 
--- Adds records to parts, as bytes.
+-- Appends records to parts, as bytes.
 local function putRecords(parts, records, width)
   for i = 1, #records do parts[#parts + 1] = pack(sevens(width), spread(records[i], 1, width)) end
 end

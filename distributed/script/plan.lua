@@ -1,38 +1,40 @@
--- plan.lua: the policy, as the caller knows it.
--- Units: windows, precision and phase in µs. Twin: algorithms/plan.go.
+-- plan.lua: the policy of the caller. Units: windows, precision and phase in µs. Twin:
+-- algorithms/plan.go. Uses: argument. Gives: the names of algorithms, plans, plan and its fields,
+-- amounts, numbersIn, listOf, hasGroups, isBucket.
 --
--- A plan is a list of numbers: guard, grain, number of units, number of tiers, the
--- units' hashes, and from 5 + number of units on, six numbers a tier. The state begins
--- with the same numbers as text, so that a changed policy is found by comparing two
--- strings, and read only then.
+-- A plan is a list of numbers: guard, resolution, number of units, number of tiers, the units'
+-- hashes, and from 5 + number of units on, six numbers for each tier. The state begins with the
+-- same numbers as text. A call detects a changed policy by comparing two strings, and parses the
+-- plan of the state only then.
 --
--- Behind it, after a plus sign, may follow the tiers that the state keeps for releases whose
--- plans have them and this one has not, see beside in convert.lua: number of units, number of
--- tiers, hashes of those units, and seven numbers a tier: the six and the instant, as Unix
--- time, from which it is not kept. They are tiers of the plan that are charged and do not
--- decide, and no call tells anything of them.
+-- A plus sign may follow, and then the tiers that the state keeps for releases with other plans,
+-- see withKept in convert.lua: number of units, number of tiers, hashes of those units, and seven
+-- numbers for each tier: the six above and the instant, as Unix time, until which it is kept. These
+-- guest tiers belong to the plan and are charged, but do not decide, and calls contain no arguments
+-- for them.
 --
--- What is made of a plan is kept for the next call: a function of the server lives on.
+-- The tables made of a plan are kept for the next call, because a function of the server stays
+-- loaded.
 
-local LOG = 0 -- these as in algorithms/tier.go
+local LOG = 0 -- the numbers of algorithms/tier.go
 local WINDOW = 1
 local WEIGHTED = 2
 local FIXED = 3
 local ANCHORED = 4
 local CONCURRENCY = 8
 local CALENDAR = 9
-local WORDS = {[0] = 3, 2, 4, 3, 4, 2, 2, 2, 0, 4} -- what a tier of each algorithm remembers
-local ESTIMATE = 2 ^ 32 -- is added to the hash of a unit whose amounts are estimates
-local MOST_PLANS = 64 -- are kept
+local WORDS = {[0] = 3, 2, 4, 3, 4, 2, 2, 2, 0, 4} -- by algorithm, the numbers that a tier keeps in the state
+local ESTIMATE = 2 ^ 32 -- added to the hash of a unit with estimated amounts
+local MOST_PLANS = 64 -- the most plans that are kept
 
-local GUESTS = 8 -- tiers are kept for others at most
+local GUESTS = 8 -- the most guest tiers
 
 local plans, planCount = {}, 0 -- by their text
-local plan -- the list, and what was made of it, see tiers.lua
-local guard, grain, units -- of the plan
-local estimates, estimated -- whether there are any, and of each unit
+local plan -- the list of the current plan, and the tables made of it, see tiers.lua
+local guard, grain, units -- of the plan; grain is the resolution: requests that land within a grain land together
+local estimates, estimated -- whether any unit is estimated, and for each unit whether it is
 
--- The next amounts, one for each unit.
+-- The next arguments as amounts, one for each unit.
 local function amounts()
   local cost = {}
   for u = 1, plan.told do cost[u] = argument() end
@@ -49,9 +51,9 @@ local function numbersIn(words)
   return list
 end
 
--- The numbers of a plan and of what is kept beside it; nil if they can't be. told is how many of
--- its units calls tell of, deciding how many of its tiers decide, and ends until when each of
--- the others is kept.
+-- The numbers of a plan with its guest tiers; nil if the text is not a plan. told is the number of
+-- units for which calls have arguments, deciding the number of tiers that decide, and ends lists
+-- until when each guest tier is kept.
 local function listOf(words)
   local own, plus, kept = string.match(words, '^([%d ]*)(%+?)([%d ]*)$')
   local p = numbersIn(own or '')

@@ -1,13 +1,16 @@
--- pool.lua: bookings that were given back, the earliest first. They stay charged in
--- every tier, so that handing one, or a part of it, to the next request of no larger cost is
--- exact for any mix of algorithms, as long as that is on its way for no longer. Units: µs. An
--- entry is its instant, its guard and its cost, of all bookings with those two.
+-- pool.lua: returned reservations, the earliest first. Units: µs.
+-- Uses: guard, units. Gives: POOL, pool, find, take.
+--
+-- Returned reservations stay charged in every tier. So the next request of no larger cost may take
+-- one over, or a part of it, which is exact for any mix of algorithms as long as the request is in
+-- flight for no longer. An entry is an instant, a guard and the sum of the costs of all returned
+-- reservations with these two.
 
-local POOL = 64 -- what is given back beyond it is lost, not lent
+local POOL = 64 -- the most entries; further returned reservations are lost
 local pool
 
--- The place of the earliest entry with room for a cost, from an instant on, that lands no sooner
--- than what takes it over.
+-- The index of the earliest entry from an instant on that has room for a cost and a guard no
+-- shorter than the request's.
 local function find(from, cost)
   for i = 1, #pool do
     local p = pool[i]
@@ -17,7 +20,7 @@ local function find(from, cost)
   end
 end
 
--- Takes a cost from an entry.
+-- Takes a cost out of an entry.
 local function take(i, cost)
   local p, left = pool[i], 0
   for u = 1, units do

@@ -1,19 +1,19 @@
--- queue.lua: records of equal width in the state, oldest first. They leave at the
--- front, and only the last one changes or gets a successor. So most of them are
--- never looked at: they are read when asked for, and what was not changed goes
--- back as the bytes that it came from.
+-- queue.lua: records of equal width in the state, oldest first. They leave at the front, and only
+-- the last record changes or gets a successor. So most records are never read: a record is parsed
+-- when it is asked for, and unchanged records are saved as the bytes that were loaded. Uses: parse,
+-- pack, sevens, sub, spread, min. Gives: key, state, queue, record, readTo, lastRecord, append,
+-- rewrite, putQueue.
 --
--- A queue is a table: its fields, and the numbers read so far in its array part.
+-- A queue is a table: its fields, and the numbers parsed so far in its array part.
 
-local key -- the name of what the server keeps
-local state -- that, or a part of it, in which queues lie
+local key -- the name of the quota's key
+local state -- the value of the key, or the part of it that contains the queues
 
 local function queue(at, count, width)
   return {at = at, width = width, first = 1, last = count, intact = count, page = 1}
 end
 
--- The index before the numbers of record i. Whoever goes on reading gets more and
--- more of them at once.
+-- The index before the numbers of record i. It parses records in pages, which grow with each read.
 local function record(q, i)
   local width = q.width
   local base = (i - 1) * width
@@ -30,7 +30,7 @@ local function record(q, i)
   return base
 end
 
--- Reads the records from i to j that have not been.
+-- Parses the records from i to j.
 local function readTo(q, i, j)
   while i <= j do
     if not q[(i - 1) * q.width + 1] then record(q, i) end
@@ -38,26 +38,26 @@ local function readTo(q, i, j)
   end
 end
 
--- The index before the numbers of the last record, which may be changed.
+-- The index before the numbers of the last record, which the caller may change.
 local function lastRecord(q)
   local base = record(q, q.last)
   if q.intact == q.last then q.intact = q.last - 1 end
   return base
 end
 
--- The index before the numbers of a new last record, to be filled.
+-- Appends a record. Returns the index before its numbers, which the caller sets.
 local function append(q)
   q.last = q.last + 1
   return (q.last - 1) * q.width
 end
 
--- Says that record i was changed.
+-- Marks record i as changed.
 local function rewrite(q, i)
   for j = i + 1, q.intact do record(q, j) end
   if q.intact >= i then q.intact = i - 1 end
 end
 
--- Adds what is left of a queue to parts, as bytes.
+-- Appends the remaining records of a queue to parts, as bytes.
 local function putQueue(parts, q)
   local size, from = 7 * q.width, q.intact + 1
   if from < q.first then from = q.first end

@@ -1,10 +1,11 @@
 -- rule.lua: makes the rule of a tier. Units: µs. Twin: algorithms/plan.go.
+-- Uses: plan.lua, and one part for each algorithm. Gives: ruleOf.
 --
--- A rule is functions over what the tier remembers. Its load(words, place, groups, ring,
--- capacity) reads that from a state: words has the tier's numbers from a place on, groups is
--- where its groups lie, and ring where its stamps do, of which there is room for so many.
+-- A rule is functions over the numbers that its tier keeps. Its load(words, place, groups, ring,
+-- capacity) reads them from a state: words contains the tier's numbers from place on, groups is
+-- where its groups begin, and ring where its stamps begin, with room for capacity of them.
 
--- The rule of the tier at place t of plan p. A line include 'x' is the part x.
+-- The rule of the tier at index t of plan p. A line include 'x' stands for the part x.
 local function ruleOf(p, t)
   local algorithm, unit, limit, window, burst, extra = p[t], p[t + 1] + 1, p[t + 2], p[t + 3], p[t + 4], p[t + 5]
   if isBucket(algorithm) then

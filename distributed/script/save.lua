@@ -1,7 +1,8 @@
 -- save.lua: writes the state. Units: µs, expiry ms.
+-- Uses: state.lua, flight.lua, lease.lua, tail.lua. Gives: growRings, settled, save.
 
--- The key expires a second after all in it has ceased to matter, or a guard later:
--- then nothing is lost with it.
+-- The expiry of the key in ms: a second, or a guard, after everything in it has ceased to matter.
+-- So nothing is lost with the key.
 local function expiryOf()
   local done = max(now, frontier, pause)
   if slots.first <= slots.last then done = max(done, (landing(slots.last, 0))) end
@@ -10,8 +11,8 @@ local function expiryOf()
     done = max(done, rules[i].expires(resets), resets and apart(i) > 0 and readings[i][6] or 0)
   end
   if lease then done = max(done, leases[3]) end
-  if level > 0 then done = max(done, now + 2000000 * 2 ^ level) end -- the row is forgotten when nobody calls for so long
-  if estimates then -- what is open lands when a lease ends, and then counts for so long at most
+  if level > 0 then done = max(done, now + 2000000 * 2 ^ level) end -- without a call for this long, the back-offs are forgotten
+  if estimates then -- open estimates land when a lease ends, and then count for this long at most
     local landing = done
     for i = 1, #rules do
       local n, t = open[unitOf[i]], 5 + units + 6 * (i - 1)
@@ -23,7 +24,7 @@ local function expiryOf()
   return 1000 + (divMod(done - now + 999, 1000))
 end
 
--- Has all be written anew if a ring is too small for what has landed.
+-- Makes save write the whole state if a ring is too small for the landed stamps.
 local function growRings()
   local grow = false
   for i = 1, #rules do grow = grow or rules[i].grows and rules[i].grows() end
@@ -42,8 +43,8 @@ local function growRings()
   setImage(rings)
 end
 
--- What is saved of the tiers and the slots, as they are now: parts, of which the first two are to
--- come, frontier, crowd and the number of slots.
+-- The saved bytes of the tiers and the slots as they are now, frontier, crowd and the number of
+-- slots. The caller sets the first two parts.
 local function settled()
   growRings()
   local parts = {'', ''}
@@ -56,6 +57,7 @@ local function settled()
   return parts, frontier, crowd, slots.last - slots.first + 1
 end
 
+-- Writes the state, publishes news, and completes the header of the reply.
 local function save()
   local expiry = expiryOf()
   if lease then places.save(expiry) end
@@ -86,7 +88,7 @@ local function save()
   for i = 1, #rules do
     if rules[i].save then rules[i].save() end
   end
-  if news then redis.pcall('PUBLISH', key, news) end -- a user who may not publish is not to fail
+  if news then redis.pcall('PUBLISH', key, news) end -- pcall: a user without the right to publish must not fail
 
   reply[3], reply[4] = expiry, epoch
   if pause > now then reply[5], reply[6] = pause, isProbe and 2 or 0 end

@@ -1,4 +1,5 @@
--- spell.lua: what the struct library does, where there is none.
+-- spell.lua: the functions of the struct library for servers without it.
+-- Uses: concat, spread. Gives: spellOut, spell.
 
 local function spellOut(widths, ...)
   local bytes, i = {}, 0

@@ -1,37 +1,39 @@
--- state.lua: where things lie in a state, and reading it. Units: µs.
+-- state.lua: the layout of a state, and how a call reads it. Units: µs. Uses: call, parse, pack,
+-- text, plan.lua, key and state. Gives: the locals below, sizes, ringFor, setImage, readState. It
+-- sets the ends of turns that turn.lua declares, drift and image.
 --
 --   "thr4 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
 --
--- The body is a head of fixed size, the units on their way and the words of each
--- tier (so far the front, whose size the plan tells), and then the queues: groups
--- of each tier, slots, pool, leases, readings, tail, whose lengths the front tells. A state with
--- rings has a reserve behind its body, because Redis doubles a string that grows; what lies
--- there means nothing. When a ring grows, all is written anew.
+-- The body begins with the front: a head of fixed size, the amounts in flight and the words of each
+-- tier. The plan determines the size of the front. The queues follow: groups of each tier, slots,
+-- pool, leases, readings, tail. The front contains their lengths. A state with rings has a reserve
+-- behind its body, because Redis doubles a string that grows; the bytes there have no meaning. When
+-- a ring grows, the whole state is written anew.
 
-local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, crowd and CROWD times the runs of the tail, pause,
+local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, crowd plus CROWD times the runs of the tail, pause,
 -- epoch, flags, exact, the numbers of slots, of the pool's entries, of leases (since format 4 of
--- their sums, one or none) and of readings: one of each tier or none; and ban. Frontier, crowd,
--- slots and what tiers remember are without the tail.
-local HEAD = 63 -- bytes of that
-local CROWD = 2 ^ 20 -- the crowd is saved modulo that
+-- their sums, one or none) and of readings: one for each tier or none; and ban. Frontier, crowd,
+-- slots and the words of tiers exclude the tail.
+local HEAD = 63 -- the bytes of the head
+local CROWD = 2 ^ 20 -- the crowd is saved modulo this
 local SUMS = 5 -- numbers of the sums of leases before the amounts, see lease.lua
 local RUN = 4 -- numbers of a run of the tail before the cost, see tail.lua
 local READING = 18 -- numbers of a reading, see reading.lua
-local RING = 32 -- stamps that it begins with
+local RING = 32 -- stamps of a new ring
 
-local body -- where it begins in the state, or in what was read of it
-local ringsAt, bodyAt -- where both are in what the server keeps, from 0, as it counts
+local body -- where the body begins in the loaded bytes
+local ringsAt, bodyAt -- where rings and body begin in the value of the key, from 0 as the server counts
 local capacities -- of the rings
-local now, wall -- the virtual clock, and TIME, as of this call
-local setBack -- TIME is before that of the call before
-local written -- that clock when the state was written before
+local now, wall -- the virtual clock, and TIME, at this call
+local setBack -- whether TIME is before TIME at the previous call
+local written -- the virtual clock at the previous call that wrote the state
 local generation -- TIME at which this state began
-local pause, epoch -- the end of the longest pause or ban, and how many there were
-local ban -- the end of the longest ban, no later than that
-local flags -- 1: in formats 1 and 2, it is a ban, in format 4, the ends of turns are last, 4: when it ends one request goes first,
--- 8: that has gone, and the pause is for its response, 16 for each back-off in a row
-local exact -- when the request was admitted whose response last told the truth
-local lengths -- of the queues; and drift as it was then, another if TIME has stepped back since
+local pause, epoch -- the end of the longest pause or ban, and the number of the last event
+local ban -- the end of the longest ban, no later than pause
+local flags -- 1: in formats 1 and 2, the pause is a ban; in format 4, the ends of turns follow. 4: one request goes first after the pause,
+-- 8: that request has gone, and the pause lasts until its response, 16 for each back-off in a row
+local exact -- when the request with the last authoritative reading was admitted
+local lengths -- of the queues; and drift at the previous call, which differs if TIME has stepped back since
 
 -- The size of a plan's front, and the limits of its logs.
 local function sizes(p, wordsOf, head)
@@ -43,15 +45,15 @@ local function sizes(p, wordsOf, head)
   return head + 7 * words, logs
 end
 
--- The capacities that a state tells at a place, and how many bytes the rings take;
--- nil if that can't be.
+-- The capacities of the rings of a state, and the size of the rings in bytes; nil if they are not
+-- valid.
 local function ringsIn(raw, at, logs)
   if #raw < at + 7 * #logs - 1 then return nil end
   local list, size = {}, 0
   for i = 1, #logs do
     list[i] = parse('>I7', raw, at + 7 * (i - 1))
     if list[i] < logs[i] then
-      local doubled = 1 -- a ring that still grows has so many stamps
+      local doubled = 1 -- a ring that still grows has a power of two of stamps
       while doubled < list[i] do doubled = 2 * doubled end
       if list[i] ~= doubled then return nil end
     end
@@ -60,7 +62,7 @@ local function ringsIn(raw, at, logs)
   return list, size
 end
 
--- Has all be written anew, with these rings.
+-- Makes save write the whole state, with these rings.
 local function setImage(rings)
   local sizes = {}
   for i = 1, #capacities do sizes[i] = pack('>I7', capacities[i]) end
@@ -68,13 +70,14 @@ local function setImage(rings)
   image = plan.start .. concat(sizes) .. concat(rings)
 end
 
--- The capacity of a ring for so many stamps, of a limit at most.
+-- The capacity of a ring for a number of stamps, at most the limit.
 local function ringFor(stamps, limit)
   local size = RING
   while size < stamps do size = 2 * size end
   return min(size, limit)
 end
 
+-- Begins a new state.
 local function begin(logs)
   state, body = pack(FORMAT, 0, wall, wall, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) .. rep('\0', plan.front - HEAD), 1
   local rings = {}
@@ -86,9 +89,10 @@ local function begin(logs)
   setImage(rings)
 end
 
--- What a state was kept for, if that was another plan or the format was: the plan, the words
--- of its tiers, the size of its head, how many numbers an entry of its pool and of its leases has before the amounts, its logs and where their rings begin, and
--- whether it is the caller's plan with what is still kept for others. Or nil and what is wrong.
+-- Describes a state of another plan or format: the plan, the words of its tiers, the size of its
+-- head, how many numbers an entry of its pool and of its leases has before the amounts, its logs,
+-- where their rings begin, and (lasts) whether it is the caller's plan with guest tiers that are
+-- all still kept. Returns nil and the problem if the state is not valid.
 local function oldIn(raw)
   local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail
   local FIRST = {[0] = 3, 2, 3, 2, 4, 2, 2, 2, 0, 3} -- and did in a state of format 1
@@ -108,8 +112,8 @@ local function oldIn(raw)
   return old
 end
 
--- Reads the state but for its rings, and its head. Answers what is wrong, if anything, and
--- what it was kept for if that is to be converted.
+-- Reads the state without its rings, and parses the head. Returns the problem, if there is one, and
+-- the description of a state that has to be converted.
 local function readState()
   local start, logs = plan.start, plan.logs
   local old, problem
@@ -117,7 +121,7 @@ local function readState()
   image, ringsAt, bodyAt = nil, #start + 7 * #logs, nil
   local raw = #logs > 0 and call('GETRANGE', key, '0', text(ringsAt - 1))
   if not raw or sub(raw, 1, #start) ~= start then
-    if raw and sub(raw, #start, #start) == '+' then -- it may take long to read all
+    if raw and sub(raw, #start, #start) == '+' then -- reading the whole value may take long
       old = oldIn(call('GETRANGE', key, '0', '8191'))
       if old and old.lasts then return nil, old end
     end
@@ -153,7 +157,7 @@ local function readState()
   if crowd >= CROWD and not (old and not old.current) then lengths.tail, crowd = divMod(crowd, CROWD) end
   if head < 56 then lengths.readings = 0 end
   if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
-  local turns = (not old or old.current) and flags % 2 == 1 -- they are last
+  local turns = (not old or old.current) and flags % 2 == 1 -- the ends of turns are the last numbers
 
   local pooled, leased = old and old.pooled or 2, old and old.leased or SUMS
   local numbers = (1 + kept[3]) * lengths.slots + (pooled + kept[3]) * lengths.pool + (leased + kept[3]) * lengths.leases
@@ -176,11 +180,11 @@ local function readState()
     have = #state
   end
   if have < expected or have > expected and size == 0 then return 'corrupt state: its size is not what it says' end
-  if head < HEAD then lengths.readings = 0 end -- reports of a format before are forgotten
+  if head < HEAD then lengths.readings = 0 end -- readings of earlier formats are dropped
   turnsEnd, delayedEnd, promised, promisedOld, oldEnd = 0, 0, 0, 0, 0
   if turns then turnsEnd, delayedEnd, promised, promisedOld, oldEnd = parse('>I7I7I7I7I7', state, body + expected - 35) end
 
-  -- The virtual clock goes on as TIME does, and stands still when that steps back.
+  -- The virtual clock advances with TIME, and stands still when TIME steps back.
   written, setBack = now, wall < before
   if not setBack then now = now + wall - before end
   lengths.drift, drift = before - written, wall - now

@@ -1,17 +1,20 @@
--- tail.lua: the last runs of reservations, as long as they are ahead of time and apart. They
--- are not charged for good: each call that has to know what they leave charges them anew, and
--- forgets it. So what is given back at the end was never there, and the end moves back. Units: µs.
+-- tail.lua: the tail, which is the last runs of reservations while they are in the future and far
+-- apart. Units: µs. Uses: charge, advance, settled, take. Gives: trail, newTrail.
 --
--- A run is its instant, when it is sent at the earliest, its guard, how many requests it is, and
--- what each costs. Where runs come so close that to be the last matters little, all are
--- charged for good, and a call costs no more than without a tail.
+-- The tail is not charged permanently: each call that needs the resulting charges computes them
+-- anew and drops them. So a reservation that is returned at the end leaves no trace, and the end
+-- moves back.
+--
+-- A run is its instant, the earliest time of sending, its guard, the number of requests, and the
+-- cost of each. If runs come so close that the end matters little, all are charged permanently, and
+-- a call costs no more than without a tail.
 
-local TAIL = 8 -- runs at most
+local TAIL = 8 -- the most runs
 
-local trail -- the functions below, and the runs of the tail; nil if there is none in this call
+local trail -- the functions below, and the runs of the tail; nil if this call has no tail
 
 local function newTrail(runs)
-  local self = {tail = runs, closed = false} -- closed: this call adds no more
+  local self = {tail = runs, closed = false} -- closed: this call adds no more runs
 
   local function fits(amounts, i, cost)
     for u = 1, units do
@@ -20,7 +23,7 @@ local function newTrail(runs)
     return true
   end
 
-  -- What is saved of the tiers and the slots is what they are now.
+  -- Makes save write the tiers and the slots as they are now, without the tail.
   local function keepBase() self.base = {settled()} end
 
   local function replay(r)
@@ -30,13 +33,13 @@ local function newTrail(runs)
     sent, guard = reply, way
   end
 
-  -- Whether there may be a tail: all that a charge changes is what is kept.
+  -- Whether a tail is possible: a charge then changes only what keepBase keeps.
   function self.may()
     return not self.closed and pause <= now and not probe and not estimates and #readings == 0 and #calendars == 0
   end
 
-  -- Charges for good what has come of the tail, or all. What was decided by a clock that has
-  -- stepped back since is in the windows of then.
+  -- Charges permanently the runs whose instant has come, or all. If the clock has stepped back
+  -- since, the runs count in the windows of the clock at their decision.
   function self.commit(all)
     local tail, rest, after = self.tail, {}, drift
     drift, all = lengths.drift, all or drift ~= lengths.drift or not self.may()
@@ -46,7 +49,7 @@ local function newTrail(runs)
     self.tail, drift = rest, after
   end
 
-  -- Charges the tail, and keeps what is without it.
+  -- Charges the tail for this call, and keeps the state without it for save.
   function self.look()
     local tail = self.tail
     if not tail[1] then return end
@@ -55,12 +58,12 @@ local function newTrail(runs)
     for i = 1, #tail do replay(tail[i]) end
   end
 
-  -- Has all that is charged be so for good.
+  -- Makes all charges permanent.
   function self.flush()
     if self.tail[1] then self.tail, self.base, self.closed = {}, nil, true end
   end
 
-  -- Adds a run that is to be charged behind the frontier.
+  -- Adds a run, which the caller then charges behind the frontier.
   function self.add(at, cost, count)
     local tail = self.tail
     local last = tail[#tail]
@@ -79,7 +82,7 @@ local function newTrail(runs)
     end
   end
 
-  -- Takes a booking of the last instant off the end. Answers whether it was there.
+  -- Takes a reservation at the last instant off the end. Returns whether it was there.
   local function takeLast(at, way, cost)
     local tail = self.tail
     for i = #tail, 1, -1 do
@@ -94,7 +97,8 @@ local function newTrail(runs)
     return false
   end
 
-  -- Does, and takes off what was given back in front of it.
+  -- Takes a reservation off the end, and then those at the new end that are in the pool. Returns
+  -- whether the reservation was there.
   function self.withdraw(at, cost)
     if not takeLast(at, guard, cost) then return false end
     local tail = self.tail

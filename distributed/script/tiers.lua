@@ -1,16 +1,17 @@
--- tiers.lua: the rules of the plan's tiers, and where the queues are.
+-- tiers.lua: the rules of the plan's tiers, and the queues of the state.
 -- Twin: algorithms/plan.go.
+-- Uses: plan.lua, ruleOf, state.lua, queue.lua. Gives: planOf, adopt, loadTiers.
 
--- The plan of a text, with what is made of it: how a state of it begins, the size of its
--- front, the limits of its logs, and of each tier the rule, the unit and the capacity. Of a text
--- with tiers that are kept for others, its list comes with it.
+-- The plan of a text, with the first bytes of its state, the size of its front, the limits of its
+-- logs, and the rule, the unit and the capacity of each tier. For a text with guest tiers the
+-- caller passes the list too.
 local function planOf(words, list)
   local p = plans[words]
   if p then return p end
   p = list or numbersIn(words)
   p.told, p.deciding = p.told or p[3], p.deciding or p[4]
   p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr4 ' .. words .. '\n', {}, {}, {}, {}
-  p.limited = {} -- of each unit, whether a tier limits how much is open
+  p.limited = {} -- by unit, whether a tier limits the open amount
   p.front, p.logs = sizes(p, WORDS, HEAD)
   for u = 1, p[3] do
     p.estimated[u] = p[4 + u] >= ESTIMATE
@@ -28,14 +29,14 @@ local function planOf(words, list)
   return p
 end
 
--- Turns to a plan.
+-- Makes a plan the current one.
 local function adopt(p)
   plan, guard, grain, units = p, p[1], 2 ^ p[2], p[3]
   rules, unitOf, capacity, estimates, estimated = p.rules, p.unitOf, p.capacity, p.estimates, p.estimated
   aloft, open, own, calendars, known = {}, {}, {}, {}, NEVER
 end
 
--- Reads what the tiers remember, and the queues. Answers what is wrong, if anything.
+-- Reads the numbers of the tiers, and the queues. Returns the problem, if there is one.
 local function loadTiers()
   local place, queues = body + HEAD + 7 * units, body + plan.front
   local ring, log = ringsAt, 0
