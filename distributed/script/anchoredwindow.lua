@@ -1,13 +1,15 @@
--- anchoredwindow.lua: at most limit units in the window that opens with the first
--- request. Units: µs. Twin: algorithms/anchoredwindow.go.
+-- anchoredwindow.lua: at most limit units in the window that opens with the first request. Units:
+-- µs.
+-- Twin: algorithms/anchoredwindow.go.
+-- Uses: slidingWindow, flight.lua, queue.lua. Gives: anchoredWindow.
 --
--- The window closes at lo at the earliest, a window after its first request was
--- admitted, and at hi at the latest, a window after it was surely open. Only reports of
--- the provider prove that here, if there is a guard: until one does, any request may have
--- opened the window, the last too, and the rolling bound is kept. What lands from lo on
--- may have opened another window.
+-- The window closes at lo at the earliest, a window after its first request was admitted, and at hi
+-- at the latest, a window after it was certainly open. If there is a guard, only reports of the
+-- provider prove that it was open. Until a report does, any request may have opened the window,
+-- even the last one, and the rolling bound holds. A request that lands from lo on may have opened
+-- another window.
 
-local OPENING = NEVER -- the hi of a window that may not be open
+local OPENING = NEVER -- the value of hi for a window that may not be open
 
 local function anchoredWindow(unit, limit, window, precision)
   local rolling = slidingWindow(unit, limit, window, precision)
@@ -21,20 +23,19 @@ local function anchoredWindow(unit, limit, window, precision)
     lo, hi = parse('>I7I7', words, at + 14)
   end
 
-  -- When the last window that may be open has closed, if the last request lands at an
-  -- instant.
+  -- When the last window that may be open closes, if the last request lands at an instant.
   local function closes(last)
     return last < lo and min(hi, last + window) or last + window
   end
 
-  -- The same of what has landed; now if that is nothing.
+  -- The same for the landed requests; now if there are none.
   local function closed(now)
     if groups.first > groups.last then return now end
     return closes(groups[record(groups, groups.last) + 1])
   end
 
   function rule.earliest(now, n)
-    if estimated[unit] and open[unit] > 0 then return rolling.earliest(now, n) end -- nobody knows when it lands
+    if estimated[unit] and open[unit] > 0 then return rolling.earliest(now, n) end -- the landing of an estimate is unknown
     local last = lastLanding(unit)
     local opens = last and max(last, closes(last)) or max(now, closed(now))
     return min(opens, rolling.earliest(now, n))
@@ -47,14 +48,14 @@ local function anchoredWindow(unit, limit, window, precision)
     end
   end
 
-  -- A window was open by an instant, as the response to a request proves that was admitted at
-  -- since: this one, unless that was before it.
+  -- A response proves that a window was open at by. It is this window unless the request was
+  -- admitted, at since, before it.
   function rule.prove(since, by)
     if since >= lo - window then hi = min(hi, max(lo, by + window)) end
   end
 
-  -- The provider's window has ended, and nobody knows when the next one opens: what is on its
-  -- way may open it, and so may what has landed since that end was told.
+  -- The provider's window has ended, and it is unknown when the next one opens: requests in flight
+  -- may open it, and so may those that landed since the report of that end.
   function rule.reopen() lo, hi = NEVER, OPENING end
 
   function rule.used(now)

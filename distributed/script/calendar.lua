@@ -1,37 +1,38 @@
--- calendar.lua: at most limit units in every day, week or month of a time zone.
--- Units: µs, percent. Twin: algorithms/calendar.go.
+-- calendar.lua: at most limit units in every day, week or month of a time zone. Units: µs, percent.
+-- Twin: algorithms/calendar.go.
+-- Uses: argument, wall, drift, flight.lua. Gives: calendars, known, calendar.
 --
--- Lua knows no zones. So each call tells, for each tier of this kind, when five periods
--- begin, as Unix time: the one before that of the caller's own wall clock, that, and
--- the next three. The clocks may differ by a period, so that every caller knows at least
--- when the period after that of TIME ends: nothing is booked from there on.
+-- Lua has no time zones. So each call contains, for each calendar tier, the beginnings of five
+-- periods as Unix time: the period before the one of the caller's own wall clock, that period, and
+-- the next three. The clocks may differ by a period, so the arguments of every caller contain at
+-- least the end of the period after the one of TIME. Nothing is reserved from that end on.
 --
--- A tier that does not decide is told of no periods. When the one of its last landing is over,
--- the next has no end until the tier decides again: then all that landed in it counts
--- in the period of the last.
+-- A call contains no periods for a guest tier. When the period of its last landing is over, the
+-- next period has no end until the tier decides again. All units that landed in it then count in
+-- the period of the last one.
 
 local calendars -- the rules
-local known -- nothing is booked from this instant on
+local known -- nothing is reserved from this instant on
 
--- longest is more than any period takes, ends the end of the period of the last landing,
--- count the units that landed in it, told how many percent of the limit were told, and last
--- the instant of that landing.
+-- longest is longer than any period, ends is the end of the period of the last landing, count the
+-- units that landed in it, told the last reported percentage of the limit, and last the instant of
+-- that landing.
 local function calendar(unit, limit, longest, decides)
   local first, second, third, fourth, fifth = 0, 0, 0, 0, 0 -- periods begin
   local ends, count, told, last
   local rule = {reopens = true}
 
-  -- Whether the period of a landing has ended by an instant. A wall clock that steps back
-  -- does not reopen a period, nor does it make one last longer than any.
+  -- Whether the period of a landing has ended by an instant. A wall clock that steps back does not
+  -- reopen a period, and does not make it last for more than longest.
   local function isOver(at, ends, last) return at + drift >= ends or at >= last + longest end
 
-  -- The end of the period that the wall clock shows.
+  -- The end of the period at an instant by the wall clock.
   local function endOf(at)
     at = at + drift
     return at < second and second or at < third and third or at < fourth and fourth or at < fifth and fifth or NEVER
   end
 
-  -- Answers what is wrong if the clocks of the caller and the server differ too much.
+  -- Returns a problem if the clocks of the caller and the server differ too much.
   function rule.load(words, at)
     ends, count, told, last = parse('>I7I7I7I7', words, at)
     if not decides then return end
@@ -42,14 +43,14 @@ local function calendar(unit, limit, longest, decides)
     if ends == NEVER then ends = endOf(last) end
   end
 
-  -- The instant from which a landing in a period counts no more.
+  -- The instant from which on a landing in a period does not count.
   local function closesAt(at, ends) return min(ends - drift, at + longest) end
 
   function rule.earliest(now, n)
     local landed, up = rule.used(now), aloft[unit]
     if landed + up + n <= limit then return now end
-    -- A boundary clears what has landed, but not what is on its way across it. What lands
-    -- before may put it off, where the clock was set back.
+    -- A boundary clears the landed units, but not those in flight across it. If the clock was set
+    -- back, a landing before the boundary may delay it.
     local next, i = landed > 0 and closesAt(last, ends) or now, slots.first
     local ends, last = ends, last
     while i <= slots.last do
@@ -88,7 +89,7 @@ local function calendar(unit, limit, longest, decides)
   function rule.fresh(now) return rule.used(now) == 0 and now or closesAt(last, ends) end
 
   function rule.expires()
-    if estimated[unit] and open[unit] > 0 then -- it may land in the next, or in one that is put off
+    if estimated[unit] and open[unit] > 0 then -- it may land in the next period, or in one that is delayed
       return max(fifth - drift, min(ends - drift, frontier + 2 * longest))
     end
     local lands = lastLanding(unit)
@@ -98,8 +99,8 @@ local function calendar(unit, limit, longest, decides)
 
   function rule.words() return pack('>I7I7I7I7', ends, count, told, last) end
 
-  -- From how many percent to how many it has come since it was told, with how much used
-  -- and until when; zeros if it has not.
+  -- The last reported percentage, the present one, the use and the end of the period; zeros if the
+  -- percentage has not grown.
   function rule.crossed(now)
     turn(now)
     local before, used = told, count + aloft[unit] - (estimated[unit] and open[unit] or 0)

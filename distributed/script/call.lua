@@ -1,5 +1,5 @@
--- call.lua: the arguments and the reply of a call.
--- Gives: arguments, cursor, reply, crossing, ops, argument.
+-- call.lua: the arguments and the reply of a call. Gives: arguments, cursor, reply, crossing, ops,
+-- argument.
 
 local arguments, cursor -- the caller's arguments, and the place of the next one
 local reply

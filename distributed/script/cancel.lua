@@ -1,8 +1,10 @@
--- unbook.lua: takes bookings back, to be lent or canceled. Units: µs.
+-- cancel.lua: the operations u and x, which take reservations back. Units: µs.
+-- Uses: flight.lua, pool.lua, tail.lua. Gives: ops.u, ops.x.
 
--- Takes off its way what would land at an instant, if it is still there, and tells. It is
--- in the first slot with room for it from that instant on, or in a later one because what
--- was charged before it lands then; what it leaves there lands no sooner than it would have.
+-- Removes a request that would land at an instant from those in flight. Returns whether it was
+-- still in flight. The request is in the first slot from that instant on with room for its cost, or
+-- in a later slot that an earlier charge has moved; the other requests of the slot land no sooner
+-- than before.
 local function cancel(lands, cost)
   local found
   if lands <= frontier then return false end
@@ -27,7 +29,7 @@ local function cancel(lands, cost)
   return true
 end
 
--- Adds a booking, unless there are too many. Answers whether it has.
+-- Adds a reservation to the pool. Returns false if the pool is full.
 local function giveBack(at, cost)
   local i = #pool
   while i > 0 and pool[i][1] > at do i = i - 1 end
@@ -51,8 +53,8 @@ function ops.u(op)
   while cursor <= #arguments do
     local at, cost = argument(), amounts()
     if of ~= generation then
-      -- it was charged to a state that is lost
-    elseif at < held or at == now or back ~= generation - drift or probe or estimates or op == 'x' then -- another would have no place for its estimates
+      -- the reservation was charged to a state that is lost
+    elseif at < held or at == now or back ~= generation - drift or probe or estimates or op == 'x' then -- the pool has no amounts for estimates
       advance(now)
       if cancel(at + guard, cost) then taken = taken + 1 end
     elseif trail and trail.withdraw(at, cost) or giveBack(at, cost) then

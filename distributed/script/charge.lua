@@ -1,5 +1,6 @@
--- charge.lua: charges what a provider has counted already. Units: µs.
+-- charge.lua: the operation c, which charges units that a provider has counted already. Units: µs.
 -- Twin: algorithms/ledger.go, Count.
+-- Uses: flight.lua. Gives: ops.c.
 
 function ops.c()
   advance(now)

@@ -1,6 +1,7 @@
--- concurrency.lua: at most limit units open at once, over all processes.
--- Units: µs. Twin: algorithms/concurrency.go decides alike; that a process may die
--- without releasing is known only here, see lease.lua.
+-- concurrency.lua: at most limit units open at once, over all processes. Units: µs.
+-- Twin: algorithms/concurrency.go, which decides alike. Only here may a process die without
+-- releasing its units, see lease.lua.
+-- Uses: open. Gives: concurrency.
 
 local function concurrency(unit, limit)
   local rule = {concurrent = true}

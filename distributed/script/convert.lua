@@ -1,26 +1,29 @@
--- convert.lua: a changed policy keeps what has been spent. Units: µs.
+-- convert.lua: converts the charges of a state to a changed policy. Units: µs.
 -- Twin: algorithms/convert.go.
+-- Uses: plan.lua, state.lua, tiers.lua, queue.lua, ruleOf. Gives: convert. It sets state, body,
+-- image, capacities and columns, inline of lease.lua.
 --
--- A tier takes over from the first old one of its algorithm, window (and period and
--- zone, where it is of the calendar) and unit. Any other starts with the largest use of an
--- old tier of its unit: with the stamps where both keep some, else charged at the frontier.
+-- A tier takes over from the first old tier of its algorithm, window (for a calendar: period and
+-- zone) and unit. Any other tier starts with the largest use of an old tier of its unit: with the
+-- stamps if both tiers keep stamps, and otherwise charged at the frontier.
 --
--- While a fleet changes its policy, releases call by turns. So what the plan has no tier for is
--- kept beside it, and charged, until a day or at least an hour after the last call of a release
--- that has the tier. The plan is that with these from then on. Where tiers share what they
--- remember, it is more than the capacity of one, and a log has room for all in view.
+-- While a fleet changes its policy, releases call by turns. So the tiers of other releases are kept
+-- as guest tiers, and charged, until a window, at least an hour and at most a day, or twice that,
+-- has passed since the last call of a release that has the tier. From then on the state is that of
+-- the plan with its guest tiers. If tiers share what they keep, it may exceed the capacity of one
+-- of them, and a log has room for all stamps in view.
 --
--- What is on its way stays on its way. Clock, frontier, pause and generation are not the
--- policy's. What was given back is dropped: it is charged in the old tiers, but maybe not
--- in the new ones. So are the readings, but what they charged for others until a reset is
--- charged now.
+-- Requests in flight stay in flight. Clock, frontier, pause and generation do not depend on the
+-- policy. The pool is dropped: its reservations are charged in the old tiers, but maybe not in the
+-- new ones. The readings are dropped too, and the units that they charged for others until a reset
+-- are charged now.
 
-local MOST_STAMPS = 2 ^ 16 -- a log keeps no more than that beyond its limit
+local MOST_STAMPS = 2 ^ 16 -- the most stamps that a log keeps beyond its limit
 local HOUR = 3600000000
 local DAY = 86400000000
 
--- Turns the state of another plan into one of the plan of a text, and turns to that with what is
--- kept beside it.
+-- Converts the state of another plan to the plan of a text, with guest tiers, and makes that the
+-- current plan.
 local function convert(words, kept)
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
   local unused = rep('\0', 7 * 4)
@@ -31,7 +34,7 @@ local function convert(words, kept)
     return concat({p[t], p[t + 3], hashOf(p, t), p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
   end
 
-  -- What tiers have in common that remember the same, whatever they allow.
+  -- The kind of a tier. Tiers of a kind keep the same numbers, whatever their limits.
   local function kindOf(p, t)
     local algorithm, name = p[t], nameOf(p, t)
     if isBucket(algorithm) then return name .. ' ' .. text(p[t + 2]) end
@@ -39,7 +42,7 @@ local function convert(words, kept)
     return name
   end
 
-  -- The text of the plan with the tiers that are kept for others, and the list of that.
+  -- The text of the plan with its guest tiers, and the list of that text.
   local function withKept()
     local hashes, tiers, unit, has = {}, {}, {}, {}
     for u = 1, units do unit[plan[4 + u] % ESTIMATE] = u - 1 end
@@ -64,16 +67,16 @@ local function convert(words, kept)
   end
   adopt(planOf(withKept()))
 
-  -- The rule of an old tier of the calendar, of which this call tells no periods.
+  -- The rule of an old calendar tier, without the periods, which this call does not contain.
   local function oldCalendar(longest, words)
     local ends, count, _, last = parse('>I7I7I7I7', words, 1)
     return {used = function(at) return at < min(ends - drift, last + longest) and count or 0 end}
   end
 
-  -- What each old tier remembers.
+  -- The numbers that each old tier keeps.
   local tiers, words, groups = {}, body + head + 7 * old[3], body + (sizes(old, wordsOf, head))
   local ring, log = kept.rings, 0
-  image = state -- where the old stamps are
+  image = state -- so that logs read the old stamps from it
   for t = 5 + old[3], #old, 6 do
     local algorithm, unit = old[t], old[t + 1] + 1
     local n = hasGroups(algorithm) and parse('>I7', state, words + 7) or 0
@@ -86,7 +89,8 @@ local function convert(words, kept)
     local was = {
       algorithm = algorithm, limit = old[t + 2], window = old[t + 3], phase = old[t + 5],
       name = nameOf(old, t), kind = kindOf(old, t), hash = hashOf(old, t), up = aloft[unit],
-      -- Format 1 had no word for the last landing of windows of the clock, which was until now.
+      -- Format 1 has no word for the last landing in fixed windows; the frontier is its latest
+      -- instant.
       words = sub(state, words, words + 7 * wordsOf[algorithm] - 1)
         .. rep(pack('>I7', frontier), WORDS[algorithm] - wordsOf[algorithm]),
       groups = groups,
@@ -112,8 +116,9 @@ local function convert(words, kept)
     was.used = was.rule.concurrent and 0 or was.rule.used(frontier) + was.others
   end
 
-  -- The old tier that a tier takes over from, and whether it remembers what the tier does. That is
-  -- the one of its kind, else of its name, else the one of its unit that has used the most, if any has.
+  -- The old tier that a tier takes over from, and whether both keep the same numbers. It is the
+  -- first old tier of the same kind, or else of the same name, or else the old tier of the unit
+  -- with the largest use, if any is used.
   local function predecessor(t)
     local name, kind, hash, most = nameOf(plan, t), kindOf(plan, t), hashOf(plan, t), nil
     for _, was in ipairs(tiers) do
@@ -126,7 +131,7 @@ local function convert(words, kept)
     return plan[t] ~= CONCURRENCY and most or nil, false
   end
 
-  -- The stamps that an old tier keeps, oldest first, as bytes; nil if it keeps none.
+  -- The stamps of an old tier, oldest first, as bytes; nil if its algorithm keeps none.
   local function stampsOf(was)
     if was.algorithm == LOG then
       local length, next = parse('>I7I7', was.words, 1)
@@ -142,7 +147,7 @@ local function convert(words, kept)
     end
   end
 
-  -- How many of the stamps after the first so many are before an instant, with these.
+  -- How many stamps are before an instant, if at least the first ones are.
   local function countBefore(stamps, first, at)
     local few, many = first, #stamps / 7
     while few < many do
@@ -152,9 +157,9 @@ local function convert(words, kept)
     return few
   end
 
-  -- The newest stamps, in a ring. Those in view of a tier like the old one, or on their way,
-  -- have a place. Where the old tier was another, so have all that it may count. A ring does not
-  -- become shorter while anything is kept for others, who may admit more.
+  -- A ring with the newest stamps. It has room for the stamps in view and in flight of a tier like
+  -- the old one, and for all stamps that another old tier may count. A ring does not shrink while
+  -- there are guest tiers, because other releases may admit more.
   local function newLog(was, like, limit, window)
     local kept = stampsOf(was)
     local room, stamps = max(limit, MOST_STAMPS), kept or ''
@@ -172,9 +177,9 @@ local function convert(words, kept)
       sub(stamps, #stamps - 7 * length + 1) .. rep('\0', 7 * (size - length))
   end
 
-  -- The units that are missing from a bucket take another time to come back, from the
-  -- frontier on: what is on its way lands after that. It is exact where less than a unit
-  -- is missing of the last.
+  -- The words of a bucket that misses as many units as the old bucket, at the frontier: requests in
+  -- flight land after it. The units come back in another time now. It is exact if less than one
+  -- unit is missing from the last one.
   local function refill(was, limit, window, words)
     local tat, part = parse('>I7I7', was.words, 1)
     local ahead = max(0, tat - frontier + (part > 0 and 1 or 0))
@@ -183,7 +188,7 @@ local function convert(words, kept)
     return frontier + ahead < most and pack('>I7I7', frontier + ahead, 0) or words
   end
 
-  -- The stamps of a log or of another window, no longer than this one, in groups.
+  -- Lands the stamps of a log, or of another window no longer than this one, in groups.
   local function regroup(rule, was, window, precision)
     local stamps = stampsOf(was)
     local count, i = #stamps / 7, countBefore(stamps, 0, frontier - window + 1)
@@ -195,13 +200,14 @@ local function convert(words, kept)
     end
   end
 
-  -- A window of the clock ends where it would have, or at the first boundary after.
+  -- The words of a fixed window with another phase: it ends when the old one would have ended, or
+  -- at the first boundary after that.
   local function shift(was, phase)
     if was.phase <= phase then return was.words end
     return pack('>I7', parse('>I7', was.words, 1) + 1) .. sub(was.words, 8)
   end
 
-  -- The rule of any tier but a log, which remembers what the old one does.
+  -- The rule of a tier that is no log, with the charges of the old tier.
   local function newRule(t, was, like)
     local algorithm, words = plan[t], unused
     if like and (algorithm == FIXED or algorithm == WEIGHTED) then
@@ -210,7 +216,7 @@ local function convert(words, kept)
       words = was.words
     end
     local rule = ruleOf(plan, t)
-    if rule.load(words, 1, like and was.groups or 1) then return nil end -- loadTiers says what is wrong
+    if rule.load(words, 1, like and was.groups or 1) then return nil end -- loadTiers returns the problem
     if not was then return rule end
     local charged = was.used
     if like then
@@ -224,7 +230,7 @@ local function convert(words, kept)
   end
 
   local tierWords, tierGroups, tierRings, sizesOfRings = {}, {}, {}, {}
-  local first = cursor -- loadTiers reads again when periods begin
+  local first = cursor -- loadTiers reads the periods again
   for t = 5 + units, #plan, 6 do
     local algorithm, limit, window = plan[t], plan[t + 2], plan[t + 3]
     local was, like = predecessor(t)
@@ -245,7 +251,7 @@ local function convert(words, kept)
   cursor = first
   for i = #calendars, 1, -1 do calendars[i] = nil end
 
-  -- n records whose first numbers stay and whose amounts are told by unit.
+  -- Converts n records of some fixed numbers and the amounts of the old units.
   local function retell(at, n, fixed)
     local records = readRecords(state, at, n, fixed + old[3])
     for i, r in ipairs(records) do

@@ -1,13 +1,14 @@
 -- fixedwindow.lua: at most limit units in every window of the clock. Units: µs.
 -- Twin: algorithms/fixedwindow.go.
+-- Uses: flight.lua. Gives: drift, numberOf, isOver, startOf, closesAt, fixedWindow.
 
-local drift -- Unix time less the clock that never runs backwards
+local drift -- Unix time less the virtual clock, which never runs backwards
 
--- The number of the window that the wall clock shows.
+-- The number of the window at an instant by the wall clock.
 local function numberOf(at, window, phase) return (divMod(at + drift - phase, window)) end
 
--- Whether the window of a landing has ended by an instant. A wall clock that steps back
--- does not reopen a window, nor does a window last for longer than one after the landing.
+-- Whether the window of a landing has ended by an instant. A wall clock that steps back does not
+-- reopen a window, and a window ends at most one window after the landing.
 local function isOver(at, landed, last, window, phase)
   return at >= last + window or numberOf(at, window, phase) > landed
 end
@@ -15,13 +16,13 @@ end
 -- The instant at which a window opens.
 local function startOf(index, window, phase) return index * window + phase - drift end
 
--- The instant from which a landing in a window counts no more.
+-- The instant from which on a landing in a window does not count.
 local function closesAt(at, index, window, phase)
   return min(startOf(index + 1, window, phase), at + window)
 end
 
--- index is the number of the window of the last landing, count the units that landed in
--- it, and last the instant of that.
+-- index is the number of the window of the last landing, count the units that landed in it, and
+-- last the instant of that landing.
 local function fixedWindow(unit, limit, window, phase)
   local index, count, last
   local rule = {reopens = true}
@@ -36,8 +37,8 @@ local function fixedWindow(unit, limit, window, phase)
   function rule.earliest(now, n)
     local landed, up = rule.used(now), aloft[unit]
     if landed + up + n <= limit then return now end
-    -- A boundary clears what has landed, but not what is on its way across it. What lands
-    -- before may put it off, where the clock was set back.
+    -- A boundary clears the landed units, but not those in flight across it. If the clock was set
+    -- back, a landing before the boundary may delay it.
     local next, i = landed > 0 and closesAt(last, index, window, phase) or now, slots.first
     local index, last = index, last
     while i <= slots.last do

@@ -1,8 +1,9 @@
--- gcra.lua: token bucket, leaky bucket as a meter, and GCRA, told as the last of
--- them. Units: µs. Twin: algorithms/gcra.go.
+-- gcra.lua: token bucket, leaky bucket as a meter, and GCRA, all computed as GCRA. Units: µs.
+-- Twin: algorithms/gcra.go.
+-- Uses: flight.lua, queue.lua. Gives: bucket.
 --
--- The bucket is as if untouched at the theoretical arrival time tat + part/limit.
--- It admits n units while that is no further ahead than the rest of it takes.
+-- The bucket is unused again at the theoretical arrival time tat + part/limit. It admits n units
+-- while that time is no further ahead than the other units of the bucket take.
 
 local function bucket(unit, limit, window, burst)
   local tat, part
@@ -13,11 +14,11 @@ local function bucket(unit, limit, window, burst)
     local step, rest = mulDiv(n, window, limit)
     tat, part = tat + step, part + rest
     if part >= limit then tat, part = tat + 1, part - limit end
-    return min(tat, at + 2 ^ 52), part -- no wait is longer than that of a pause
+    return min(tat, at + 2 ^ 52), part -- the longest wait, as for a pause
   end
 
-  -- The time after all that lands with some slots, and whether the bucket is never full then,
-  -- even if each lands a little later.
+  -- The time after the landing of some slots, and whether the bucket is in use at each landing,
+  -- even if each slot lands later by some time.
   local function afterSlots(tat, part, first, last, later)
     local width, busy = slots.width, true
     local of, step, rest -- units, and how long they take
@@ -59,7 +60,7 @@ local function bucket(unit, limit, window, burst)
     earliest = function(now, n)
       local tat, part, free = tat, part, burst - aloft[unit] - n
       if free >= 0 and (tat < now or admits(now, tat, part, free) == now) then return now end
-      -- What is on its way begins to drain only when it lands.
+      -- Units in flight begin to drain only when they land.
       for i = slots.first, slots.last do
         local lands, carried = landing(i, unit)
         if free >= 0 then
@@ -75,12 +76,12 @@ local function bucket(unit, limit, window, burst)
 
     landAll = function(first, last) tat, part = afterSlots(tat, part, first, last, 0) end,
 
-    -- If requests of n units, charged each as soon as this bucket admits it, come evenly, the
-    -- instant of the next and the time between two. Instants and times are a number of µs and
-    -- limit-ths of one more. They do as long as the bucket is never full when something lands:
-    -- then all that was ever charged drains without a gap. What is charged at an instant t
-    -- lands a guard after that or the reply, or up to a grain later with others, and finds the bucket as full as
-    -- all but a burst leave it.
+    -- If requests of n units, each charged as soon as this bucket admits it, are spaced evenly: the
+    -- instant of the next request and the interval, both in µs plus a fraction with the denominator
+    -- limit. They are spaced evenly while the bucket is in use at each landing: all charges then
+    -- drain without a gap. A request charged at t lands a guard after t or after the reply, or up
+    -- to a grain later together with others, and finds the bucket as all charges but a burst leave
+    -- it.
     pace = function(n)
       if (mulDiv(burst - n, window, limit)) <= max(0, sent - frontier) + guard + grain then return nil end
       readTo(slots, slots.first, slots.last)
@@ -102,7 +103,7 @@ local function bucket(unit, limit, window, burst)
 
     fresh = fresh,
 
-    expires = function() -- as if all landed with the last
+    expires = function() -- as if all requests landed with the last one
       local lands = lastLanding(unit)
       if not lands then return fresh(0) end
       local step = mulDiv(aloft[unit], window, limit)

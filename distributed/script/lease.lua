@@ -1,41 +1,48 @@
--- lease.lua: what each process (owner) holds of the concurrency tiers, and what it has
--- estimated and not settled yet. It tells so with every call, numbered by seq, and is
--- believed for the length of its lease: a process that dies frees its places, and its
--- estimates are taken for what its requests cost. Units: µs.
+-- lease.lua: the leases of each process (owner): the units that it holds of concurrency tiers, and
+-- its estimates that are not settled. Units: µs. Go: leases.go.
+-- Uses: call.lua, state.lua, flight.lua, places. Gives: recordsKey, orderKey, leases, lease, wants,
+-- isFirst, columns, inline, and in places: keep, leave, renew, gateOf, othersWait, fullFor, hold,
+-- stand, save.
 --
--- A call looks at the caller's record only, and at those that are due. The state keeps the sums,
+-- A process reports its amounts with every call, numbered by seq. They count for the length of its
+-- lease. When the lease of a dead process ends, its permits are free, and its estimates count as
+-- the cost of its requests.
+--
+-- A call reads only the caller's record, and the records that are due. The state keeps the sums,
 -- and two more keys the records:
 --
 --   keys[2]  a hash: the record of each owner; and m, the mark of the state that it belongs to
---   keys[3]  a sorted set: each owner by when its record is to be looked at, and w<owner> by its
---            place in the line, those that yield behind all others
+--   keys[3]  a sorted set: each owner by when its record is due, and w<owner> by its place in the
+--            line, processes that yield behind all others
 --
--- A process with callers that wait for a place stands in the line. Where there is room for the
--- first, that is kept for it for a while, and it alone is told, on a channel of its own.
+-- A process whose callers wait for a place stands in the line. If there is room for the first
+-- process, a place is kept for it for a while, and only that process receives a message, on a
+-- channel of its own.
 
-local MOST_DUE = 512 -- records that a call looks at beside the caller's
+local MOST_DUE = 512 -- the most records that a call reads besides the caller's
 local LINGER = 10000 -- how many ms later than the state the keys of leases expire, at most
-local KEPT = 1000000 -- for how long a place is kept for a process that was told of it
-local YIELDING = 2 ^ 50 -- is added to the place in the line of those that yield
-local LINE_ENDS = 2 ^ 51 -- is added to instants
+local KEPT = 1000000 -- how long a place is kept for a process
+local YIELDING = 2 ^ 50 -- added to the place in the line of processes that yield
+local LINE_ENDS = 2 ^ 51 -- added to instants in keys[3]
 
 local recordsKey, orderKey
-local leases -- the mark, how many stand in the line, the latest expiry, when the first record is due or before, when
--- the keys expire, and how much is open of each unit; or none
+local leases -- the mark, the number of processes in the line, the latest expiry, an instant no later than the first due record, when
+-- the keys expire, and by unit the open amount; or none
 local owner -- the caller, as text
-local lease -- its record: seq, expiry, when it is to be looked at, place in the line (when it came) or 0, until when a
--- place is kept for it or 0, 1 and its headroom if it yields or 0, what it holds of each unit, what it waits for
-local waits -- whether any of its callers wait
-local wants -- the cost for which there was no place, its headroom and whether it yields
-local isFirst -- a place was kept for the caller
-local stood -- it stood in the line
-local othersInLine -- whether others stand in the line: before those that yield, and before users
-local isNew -- nothing that was written of leases is of this state
-local gone, due -- owners whose lease has ended; records that are to be looked at later, by owner
-local columns -- of the records, for each unit that was of another plan before; nil if all stay as they are
-local inline -- records of a format before
+local lease -- the caller's record: seq, expiry, when it is due, place in the line (when it came) or 0, until when a
+-- place is kept for it or 0, 1 plus its headroom if it yields or 0, by unit the held amounts and
+-- the awaited ones
+local waits -- whether the caller has waiters
+local wants -- the cost that found no place, its headroom and whether it yields
+local isFirst -- whether a place was kept for the caller
+local stood -- whether the caller stood in the line
+local othersInLine -- whether others stand in the line: before a caller that yields, and before one that does not
+local isNew -- whether the written leases belong to an earlier state
+local gone, due -- owners whose lease has ended; records that become due later, by owner
+local columns -- for a state of another plan, by unit the column in the records; nil if the columns stay
+local inline -- records of an earlier format
 
--- The record that some bytes are, nil if there are none.
+-- The record in some bytes, nil if there are none.
 local function recordOf(bytes)
   if not bytes then return nil end
   if not columns then return {parse(sevens(6 + 2 * units), bytes, 1)} end
@@ -48,7 +55,8 @@ local function recordOf(bytes)
   return new
 end
 
--- Counts what is kept for a process as open, or no longer. Answers how much that is.
+-- Adds the place that is kept for a process to the open amounts, or subtracts it. Returns the sum
+-- of its amounts.
 function places.keep(l, sign)
   local sum = 0
   for u = 1, units do
@@ -58,14 +66,14 @@ function places.keep(l, sign)
   return sum
 end
 
--- Takes the caller out of the line, or from what is kept for it.
+-- Takes the caller out of the line, and gives up the place that is kept for it.
 function places.leave()
   if lease[5] > 0 then places.keep(lease, -1) end
   if lease[4] > 0 then leases[2] = leases[2] - 1 end
   lease[4], lease[5] = 0, 0
 end
 
--- Reads the sums and the caller's record. Those of a state that is lost are forgotten.
+-- Reads the sums and the caller's record. It drops those of a lost state.
 local function readLeases()
   open, gone, due = {}, {}, {}
   local bytes = call('HMGET', recordsKey, 'm', owner)
@@ -76,8 +84,7 @@ local function readLeases()
   for u = 1, units do open[u] = leases[SUMS + u] or 0 end
 end
 
--- Looks at the records that are due. Answers what was held of each unit by those whose lease
--- has ended.
+-- Reads the records that are due. Returns, by unit, the amounts of owners whose lease has ended.
 local function expire()
   local held = {}
   for u = 1, units do held[u] = 0 end
@@ -113,13 +120,13 @@ local function expire()
   return held
 end
 
--- Takes note of what the caller tells. Answers what is wrong, if anything.
+-- Records the caller's amounts. Returns the problem, if there is one.
 function places.renew()
   owner, cursor = arguments[cursor], cursor + 1
   local seq, expiry = argument(), now + argument()
   waits, wants, isFirst, othersInLine, lease = argument() == 1, nil, false, {}, nil
   readLeases()
-  local settled = (leases[4] <= now or inline) and expire() or {} -- of each unit, what was told and what has expired
+  local settled = (leases[4] <= now or inline) and expire() or {} -- by unit, the reported and the expired amounts
   if lease and seq <= lease[1] then return 'stale call: a later one has come before it' end
   lease = lease or {0, 0, NEVER, 0, 0, 0}
   stood = lease[4] > 0
@@ -143,7 +150,7 @@ function places.renew()
   end
 end
 
--- The tier for which requests of a cost stand in the line, if any.
+-- The tier for which requests of a cost stand in the line, if there is one.
 function places.gateOf(cost)
   for i = 1, plan.deciding do
     local u = unitOf[i]
@@ -151,7 +158,7 @@ function places.gateOf(cost)
   end
 end
 
--- Whether others stand in the line before a caller that yields, or not.
+-- Whether other processes stand in the line before the caller.
 function places.othersWait(yields)
   if isFirst or leases[2] == (lease[4] > 0 and 1 or 0) then return false end
   local known = yields and 1 or 2
@@ -167,7 +174,7 @@ function places.othersWait(yields)
   return othersInLine[known]
 end
 
--- The first tier that limits what is open and has no room for a cost, if any.
+-- The first concurrency tier without room for a cost, if there is one.
 function places.fullFor(cost, spare)
   for i = 1, plan.deciding do
     local n = rules[i].concurrent and cost[unitOf[i]] or 0
@@ -175,7 +182,7 @@ function places.fullFor(cost, spare)
   end
 end
 
--- Adds the caller's grants to what it holds.
+-- Adds grants to the caller's held amounts.
 function places.hold(cost, count)
   for u = 1, units do
     local n = count * cost[u]
@@ -184,7 +191,8 @@ function places.hold(cost, count)
   end
 end
 
--- Has the caller stand in the line if it waits for a place, at the end if it did not before.
+-- Puts the caller at the end of the line if it waits for a place and does not stand in the line
+-- yet.
 function places.stand()
   if not (wants and waits) then return end
   if lease[4] == 0 then
@@ -199,7 +207,7 @@ local function putRecord(name, l)
   call('HSET', recordsKey, name, pack(sevens(6 + 2 * units), spread(l, 1, 6 + 2 * units)))
 end
 
--- Writes when a record is to be looked at, no later than it was.
+-- Writes when a record is due, if that is earlier than before.
 local function lookBy(name, l, at)
   if at < l[3] then
     l[3], leases[4] = at, min(leases[4], at)
@@ -207,12 +215,12 @@ local function lookBy(name, l, at)
   end
 end
 
--- Keeps what there is room for to those who are first in the line, and tells them.
+-- Keeps free places for the first processes in the line, and sends them a message.
 local function wake()
   while leases[2] > 0 do
     local line = call('ZRANGEBYSCORE', orderKey, '0', '(' .. text(LINE_ENDS), 'LIMIT', '0', '2')
     local first = line[2]
-    if line[1] ~= 'm' or not first then -- the key is lost: leases begin anew with the next call
+    if line[1] ~= 'm' or not first then -- the key is lost, so leases begin anew with the next call
       leases[1] = 0
       return
     end
@@ -225,12 +233,12 @@ local function wake()
     call('ZREM', orderKey, first)
     lookBy(name, l, l[5])
     if name ~= owner then putRecord(name, l) end
-    redis.pcall('PUBLISH', recordsKey .. ':' .. name, 'freed') -- a user who may not publish is not to fail
-    if kept == 0 then return end -- it is the next one's turn when it has asked
+    redis.pcall('PUBLISH', recordsKey .. ':' .. name, 'freed') -- pcall: a user without the right to publish must not fail
+    if kept == 0 then return end -- the next process follows when this one has asked
   end
 end
 
--- Writes what has changed, and tells those who can go.
+-- Writes the changed records, and wakes the processes that can go.
 function places.save(expiry)
   if isNew then
     call('DEL', recordsKey, orderKey)

@@ -1,4 +1,5 @@
--- main.lua: one call on one quota of a fleet. Twin: algorithms.Ledger, with reservations.
+-- main.lua: one call on one quota of a fleet.
+-- Twin: algorithms.Ledger, with reservations.
 -- Uses: every other part. Gives: run, and jointly for joint.lua.
 --
 -- A reservation is Earliest, and then Charge at the instant that Earliest returned. The next
@@ -43,7 +44,7 @@
 --               and not for requests with a longer guard.
 --               With calendar tiers, four more numbers follow for each: the percentages from and
 --               to which it has come, or zeros, the units used, and its end as Unix time; and t
---               may be the end of the known periods, if that is later.
+--               may be the end of the known periods instead of a later instant.
 --               During a pause, requests are reserved only in its last SOON. The first request
 --               after a pause with a probe is the probe, and so is the first one after a reset that
 --               a tier refuses, see reading.lua. A probe is the last request of its call: the pause

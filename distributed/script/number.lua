@@ -1,6 +1,6 @@
 -- number.lua: whole numbers from 0 to 2^53, exact in Lua's doubles as in Go's int64.
--- Twin: algorithms/number.go.
--- Gives: NEVER, LATEST, divMod, mulDiv, ceilMulDiv, and the locals that bind in pack.lua sets.
+-- Twin: algorithms/number.go. Gives: NEVER, LATEST, divMod, mulDiv, ceilMulDiv, and the locals that
+-- bind in pack.lua sets.
 --
 -- The parts are one library. It is loaded once as a function of the server, or anew with each call
 -- as a script. No global is available while it is loaded as a function, so only run, in main.lua,

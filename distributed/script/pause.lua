@@ -1,14 +1,16 @@
--- pause.lua: pauses and bans, and the probe, which goes first when one ends. Units: µs.
+-- pause.lua: the operations p and e: pauses and bans, and the probe, which goes first after one.
+-- Units: µs.
+-- Uses: call.lua, state.lua, readings, trying. Gives: ops.p, ops.e, endProbe, the locals below.
 
-local news -- what the fleet is told
-local probe -- when the pause ends one request goes first
-local probing -- that has gone, and the pause is for its response
+local news -- the message to publish to the fleet
+local probe -- whether one request goes first after the pause
+local probing -- whether the probe has gone, and the pause lasts until its response
 local isProbe -- whether this call has reserved the probe
-local held -- the instant before which nothing goes
-local level -- how many back-offs there were in a row since a request passed, up to MOST_DOUBLED
+local held -- the instant before which no request goes
+local level -- the back-offs in a row since a request passed, up to MOST_DOUBLED
 
 local MOST_DOUBLED = 15
-local REPORT = 100000 -- for how long after the response to a request that tries its report is waited for
+local REPORT = 100000 -- how long after the response to a try its reading may arrive
 
 -- Ends the wait for the probe.
 local function endProbe()
@@ -21,7 +23,7 @@ function ops.p()
   if most then length = argument() == 1 and level == 0 and 0 or min(most, length * 2 ^ level) end
   local ends = min(now + length, LATEST)
   reply[9] = 0
-  if probing then held = now end -- the wait for a probe is no pause
+  if probing then held = now end -- the wait for a probe does not count as a pause
   local void = once == 1 and of ~= epoch or once == 2 and of <= epoch
   if not void and (ends > held or first == 1 and ends == now and held == now) then
     pause, epoch, reply[9] = ends, once == 2 and of or max(epoch + 1, (divMod(wall, 1000000))) % 2 ^ 32, 1

@@ -1,31 +1,32 @@
--- peek.lua: what a state says of a pause, for who has heard that there is something to hear.
--- A script of its own: it decides nothing and writes nothing. Units: µs. Where things lie is
--- told in state.lua.
+-- peek.lua: reads the pause in a state, for a process that has received a message. It is a script
+-- of its own, and not part of the library. It decides nothing and writes nothing. Units: µs. Go:
+-- peek.go. The layout is in state.lua.
 --
--- KEYS[1]  the quota
--- Reply    as main.lua's, without an expiry; all zero where there is no state of format 3 or 4, which begin alike
+-- KEYS[1]  the quota Reply    the header of main.lua's, without an expiry; zeros if there is no
+-- state of format 3 or 4,
+--          which begin alike
 
 local raw = redis.call('GETRANGE', KEYS[1], '0', '8191')
 local words, at = string.match(raw, '^thr[34] ([%d +]*)\n()')
 if not words then return {0, 0, 0, 0, 0, 0, 0, 0} end
 
--- The number that some bytes are.
+-- The number in width bytes.
 local function number(s, first, width)
   local n = 0
   for i = first, first + width - 1 do n = n * 256 + string.byte(s, i) end
   return n
 end
 
-local body, units, width = at, 3, 6 -- where a plan tells the number of its units, and how many numbers a tier has
+local body, units, width = at, 3, 6 -- the index of the number of units in a plan, and the numbers of a tier
 for part in string.gmatch(words, '[%d ]+') do
   local list = {}
   for n in string.gmatch(part, '%d+') do list[#list + 1] = tonumber(n) end
   for t = units + 2 + list[units], #list, width do
-    if list[t] == 0 then -- a log: behind the capacities of all of them are their rings
+    if list[t] == 0 then -- a log: the rings follow the capacities of all logs
       body, at = body + 7 + 7 * number(raw, at, 7), at + 7
     end
   end
-  units, width = 1, 7 -- of what is kept beside it
+  units, width = 1, 7 -- of the guest tiers
 end
 local head = string.sub(raw, body, body + 62)
 if #head < 63 then
@@ -40,7 +41,7 @@ local reply = {now, generation, 0, epoch, 0, 0, wall, written}
 if pause > now then reply[5] = pause end
 if ban > now then reply[5], reply[6] = ban, 1 end
 reply[6] = reply[6] + 4 * math.floor(number(head, 43, 1) / 16)
-if math.tointeger then -- Lua 5.4 tells 3.0 from 3, and a server may answer so
+if math.tointeger then -- servers with Lua 5.4 would reply 3.0 for 3
   for i = 1, #reply do reply[i] = math.tointeger(reply[i]) end
 end
 return reply

@@ -1,6 +1,7 @@
--- plan.lua: the policy of the caller. Units: windows, precision and phase in µs. Twin:
--- algorithms/plan.go. Uses: argument. Gives: the names of algorithms, plans, plan and its fields,
--- amounts, numbersIn, listOf, hasGroups, isBucket.
+-- plan.lua: the policy of the caller. Units: windows, precision and phase in µs.
+-- Twin: algorithms/plan.go.
+-- Uses: argument. Gives: the names of algorithms, plans, plan and its fields, amounts, numbersIn,
+-- listOf, hasGroups, isBucket.
 --
 -- A plan is a list of numbers: guard, resolution, number of units, number of tiers, the units'
 -- hashes, and from 5 + number of units on, six numbers for each tier. The state begins with the

@@ -1,20 +1,36 @@
--- reading.lua: what the provider reported of each tier, and what it proves that others use.
--- Units: µs. Twin: algorithms/observe.go, which explains it.
+-- reading.lua: the operation o, the provider's reports of each tier, and the use by other programs
+-- that they prove. Units: µs.
+-- Twin: algorithms/observe.go, which explains the method.
+-- Uses: flight.lua, ruleOf, endProbe, exact. Gives: ops.o.
 --
--- A reading is when it was received, or 0; the units that it reports; by how much own units
--- that may have been counted by then exceed it; when something was last charged for others;
--- until when these are taken to go on. Then follows what algorithms/reset.go explains: when
--- the count ends; what was charged for others until then, beside what the rule counts; what
--- has landed since it was told, in a window that which may not have been counted before its end; when
--- the window last reopened; and 1 with the four words that the tier would remember without others,
--- or zeros. The last are when a log found others after none, or when a window ends at the earliest; how
--- many others it found; from when on one request may try whether the count has ended, or 0; and
--- what that was for the one that has, until a response tells, or 0. There is one reading of each
--- tier, or none.
+-- "Others" are other programs, whose requests this quota does not admit. A reading consists of
+-- these numbers:
+--
+--    1  when the report was received, or 0
+--    2  the units in the report
+--    3  by how much the own units that the provider may have counted by then exceed it
+--    4  when units were last charged for others
+--    5  until when the use by others is assumed to go on
+--
+-- The next ones are explained in algorithms/reset.go:
+--
+--    6  when the count ends
+--    7  the units charged for others until then, besides those in the rule
+--    8  the units landed since the report; of a window, those that the provider may not have counted
+--       before its end
+--    9  when the window last reopened
+--   10  1 if the tier has a rule without others, and then (11 to 14) the four words of that rule, or zeros
+--   15  when a log found others after finding none, or when a window ends at the earliest
+--   16  how many others the log found then
+--   17  from when on one request may try whether the count has ended, or 0
+--   18  number 17 at the try, until its response arrives, or 0
+--
+-- There is one reading for each tier, or none at all.
 
 local MOST_USED = 2 ^ 50 -- more than any tier can hold
 
--- How many of a unit are in flight that left by now, if none is for longer than so long.
+-- The amount of a unit in flight that was sent by now, if no request is in flight for longer than
+-- way.
 local function left(unit, way)
   local n = aloft[unit]
   for i = slots.first, slots.last do
@@ -24,25 +40,25 @@ local function left(unit, way)
   return n
 end
 
--- When a count ends that may be the one of which an earlier response has told, to end at an instant.
+-- When a count ends. was is the end of the count in an earlier report, which may be the same count.
 local function sooner(was, reset, slack)
   local ends = frontier + reset
   return was > frontier and was >= ends - slack and min(was, ends) or ends
 end
 
--- Whether tier i counts others apart: it remembers when each unit landed.
+-- Whether tier i counts others separately, because it keeps the instant at which each unit landed.
 local function hasStamps(i)
   local algorithm = plan[5 + units + 6 * (i - 1)]
   return algorithm == LOG or algorithm == WINDOW
 end
 
--- Until when tier i counts others apart.
+-- The instant until which tier i counts others separately.
 local function endOthers(i, reset, slack)
   local ends = frontier + plan[8 + units + 6 * (i - 1)]
   return reset > 0 and min(ends, sooner(readings[i][6], reset, slack)) or ends
 end
 
--- Charges n units of tier i for others, until the reset if one was told.
+-- Charges n units of tier i for others, until the reset if the report contains one.
 local function landOthers(i, n, reset, slack)
   local r = readings[i]
   if hasStamps(i) then
@@ -62,8 +78,8 @@ local function landOthers(i, n, reset, slack)
   end
 end
 
--- Has tier i go on counting others apart, as many as the report leaves that was made of a request
--- of n units, admitted at an instant.
+-- Updates the separate count of others in tier i, after the report for a request of n units that
+-- was admitted at since.
 local function keepOthers(i, used, since, n, reset, slack)
   local r, rule, t = readings[i], rules[i], 5 + units + 6 * (i - 1)
   local window = plan[t + 3]
@@ -79,19 +95,19 @@ local function keepOthers(i, used, since, n, reset, slack)
   r[6] = endOthers(i, reset, slack)
 end
 
--- Has the window of tier i reopen at the reset, if all that has landed was counted before it,
--- and else end what was charged for others with this report. Has a request try in any other tier,
--- unless one still may.
+-- Makes the window of tier i reopen at the reset, if the provider counted all landed units before
+-- it. Otherwise the units charged for others with this report end at the reset. In tiers without
+-- windows a request tries after the reset, unless a try is due already.
 local function tellReset(i, since, reset, slack, others)
   local shortest = plan[5 + units + 6 * (i - 1)] == CALENDAR and 79200000000 or plan[8 + units + 6 * (i - 1)]
-  local rule, r, from = rules[i], readings[i], frontier + reset - slack - max(0, now - since) -- the report may be as old as its request
+  local rule, r, from = rules[i], readings[i], frontier + reset - slack - max(0, now - since) -- the report may be from any instant since its request
   if reset == 0 then return end
   if not rule.reopens then
     if r[17] == 0 or r[17] > frontier then r[17] = sooner(r[17], reset, slack) end
   elseif from > frontier and 2 * slack < shortest then
     local ends = sooner(r[6], reset, slack)
-    if r[6] <= frontier then -- none was to come
-    elseif r[6] < ends then -- the window of then has ended
+    if r[6] <= frontier then -- no reset was known
+    elseif r[6] < ends then -- the previous window has ended
       if rule.reopen then rule.reopen() end
     elseif r[15] <= ends then
       from = max(from, r[15])
@@ -102,14 +118,15 @@ local function tellReset(i, since, reset, slack, others)
   end
 end
 
--- What others have used of tier i and the tier does not count, as far as it is proved by the
--- response to a request of n units, admitted at an instant and in flight for so long.
+-- The units of others that tier i does not count yet, and that the response to a request of n units
+-- proves. The request was admitted at since and was in flight for at most way.
 local function others(i, used, since, n, way)
   local r, window = readings[i], plan[5 + units + 6 * (i - 1) + 3]
-  -- What has left its window since the request was sent may have been counted still.
+  -- The provider may still have counted units that have left their window since the request was
+  -- sent.
   local own = min(rules[i].used(min(since, frontier)), MOST_USED) + r[7] + left(unitOf[i], way)
   local short = r[3]
-  if since < r[1] and used > r[2] then short = short - n end -- it was counted later
+  if since < r[1] and used > r[2] then short = short - n end -- the provider counted this request after the previous report
   local more = max(0, used + (frontier < r[5] and 1 or 0) - own)
   if r[1] > 0 then more = max(more, -short) end
   if more > 0 then
@@ -134,8 +151,8 @@ function ops.o()
     if not rule.concurrent and not ended then
       local keep = estimated[u] and max(0, used - aloft[u]) or used
       local more = others(i, used, since, n, way)
-      -- The report of a request that was admitted after one had tried is the truth, but for later
-      -- units that have landed.
+      -- The report of a request admitted after a try is authoritative, except for units that landed
+      -- later.
       local decides = r[18] > 0 and since >= r[18]
       if decides then
         keep, r[18] = keep + max(0, r[8] - n), 0

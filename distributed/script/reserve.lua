@@ -1,13 +1,16 @@
--- reserve.lua: reserves requests, each behind what was decided before. Units: µs.
+-- reserve.lua: the operations r and b, which reserve requests, each behind the decisions before it.
+-- Units: µs.
 -- Twin: algorithms/ledger.go, Earliest and Charge.
+-- Uses: flight.lua, pool.lua, pace.lua, tail.lua, places, turn.lua. Gives: ops.r, ops.b, fitting,
+-- checkClock, the constants below.
 
-local PROBE = 1000000 -- for how long the first request after a pause goes alone unless its process tells that it waits
-local UNGUARDED = 50000 -- how late it may be sent where there is no guard
-local MOST_AHEAD = 1000000 -- how long after the call a request is sent at the earliest, at most
-local SOON = 250000 -- how long before a pause ends requests are reserved behind it
+local PROBE = 1000000 -- how long other requests wait for a probe without another call of its process
+local UNGUARDED = 50000 -- how late a probe without a guard may be sent
+local MOST_AHEAD = 1000000 -- how long after the call the earliest sending of a request may be, at most
+local SOON = 250000 -- how long before the end of a pause requests are reserved behind it
 
--- How many requests like the last one, up to most, every tier admits at the frontier behind
--- it, with what each is to spare.
+-- How many requests like the last one, up to most, every tier admits behind it at the frontier,
+-- with its spare amount.
 local function fitting(cost, spare, most)
   local function fits(count)
     for i = 1, plan.deciding do
@@ -18,7 +21,7 @@ local function fitting(cost, spare, most)
   end
   if mayTry(cost) then return 1 end
   if fits(most) then return most end
-  local few, many = 1, 2 -- that many do, and that many don't
+  local few, many = 1, 2 -- few fit, and many may not
   while many < most and fits(many) do few, many = many, 2 * many end
   many = min(many, most)
   while many - few > 1 do
@@ -28,8 +31,8 @@ local function fitting(cost, spare, most)
   return few
 end
 
--- Takes note of what the caller knows the clock to show at least: if that is later than now, TIME
--- was set back, by less than passed since the call before.
+-- Corrects the clock with the earliest time that it may show by the caller's estimate. If that is
+-- later than now, TIME was set back, by less than passed since the previous call.
 local function checkClock(shows)
   if shows <= now then return end
   pool, now, drift = {}, now + 1, drift - 1
@@ -45,12 +48,12 @@ function ops.r(op)
   local ahead, floor, way, answer = argument(), argument(), argument(), argument()
   checkClock(argument())
   local least = max(held, floor)
-  local heard = now + answer -- when the reply is in
+  local heard = now + answer -- when the reply arrives
   sent = heard
-  local near = probing and trying() and 0 or SOON -- then the report of its response decides
+  local near = probing and trying() and 0 or SOON -- the reading of the probe's response decides about a try
   if way > 0 then guard = max(way, grain) end
   local booked, more = false, held < known
-  local kept = lease and lease[5] or 0 -- until when a place is kept for the caller
+  local kept = lease and lease[5] or 0 -- the instant until which a place is kept for the caller
   if kept > 0 then
     places.keep(lease, -1)
     lease[5], isFirst = 0, true
@@ -80,10 +83,10 @@ function ops.r(op)
       may, nextTurn = turnOf(turn, count, cost, soon)
     end
     for i = 1, budgets and #budgets or 0 do spare[budgets[i]] = 0 end -- see Ledger.leaving
-    local last -- when the one before was charged
+    local last -- the instant of the previous charge of the group
     while more and count > 0 do
       local what, at, lent = impossible or -1, NEVER, nil
-      local run, paced = count, 0 -- for how many the answer is the same: it is of all that are refused
+      local run, paced = count, 0 -- run: how many requests have the same answer, as all refused ones have
       if held > now + near and not impossible then at, more = held, false end
       if more and gate and not impossible then
         local full = places.fullFor(cost, spare) or places.othersWait(yields) and gate
@@ -101,12 +104,12 @@ function ops.r(op)
           if amount > 0 and admits(b, amount) > frontier then what, exhausted = b, true end
         end
         if at > LATEST then at = NEVER end
-        if exhausted then -- nobody waits for a budget
+        if exhausted then -- callers don't wait for a budget
         elseif at == NEVER and estimates then
-          wants, more = {cost = cost, headroom = headroom, yields = yields}, false -- only what is settled can help
+          wants, more = {cost = cost, headroom = headroom, yields = yields}, false -- only a settlement can help
         elseif at >= known then
           at = known
-        elseif at == NEVER then -- nor for centuries
+        elseif at == NEVER then -- callers don't wait for centuries
         elseif within == -2 then
           if headroom > 0 then at, what = earliest(cost, spare) end
           if at > LATEST then at = NEVER end
@@ -146,7 +149,7 @@ function ops.r(op)
               held = pause
             end
           elseif yields then
-            at = min(nextTurn(min(at, LATEST), count, went), within > 0 and now + within or LATEST) -- it is not late
+            at = min(nextTurn(min(at, LATEST), count, went), within > 0 and now + within or LATEST) -- a turn does not make the request late
           end
         end
       end
@@ -164,7 +167,7 @@ function ops.r(op)
     places.stand()
   elseif lease and booked then
     places.leave()
-  elseif kept > 0 then -- it only asked
+  elseif kept > 0 then -- the call was a dry run
     lease[5] = kept
     places.keep(lease, 1)
   end

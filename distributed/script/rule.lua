@@ -1,4 +1,5 @@
--- rule.lua: makes the rule of a tier. Units: µs. Twin: algorithms/plan.go.
+-- rule.lua: makes the rule of a tier. Units: µs.
+-- Twin: algorithms/plan.go.
 -- Uses: plan.lua, and one part for each algorithm. Gives: ruleOf.
 --
 -- A rule is functions over the numbers that its tier keeps. Its load(words, place, groups, ring,

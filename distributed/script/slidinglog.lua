@@ -1,19 +1,20 @@
--- slidinglog.lua: at most limit units in every half-open interval of one window.
--- Units: µs. Twin: algorithms/slidinglog.go.
+-- slidinglog.lua: at most limit units in every half-open interval of one window. Units: µs.
+-- Twin: algorithms/slidinglog.go.
+-- Uses: call, key, flight.lua, ringFor. Gives: image, slidingLog.
 --
--- The last stamps, limit of them or more, lie in a ring of seven bytes each, beside
--- the body. The one before the last limit must have left the window: a decision
--- reads one of them, whatever the limit. What lands in this call is written when
--- the call ends. A ring begins small and doubles until it has room for the limit.
+-- The newest stamps, limit of them or more, are in a ring with seven bytes for each, before the
+-- body. The stamp before the newest limit ones must have left the window: a decision reads one
+-- stamp, whatever the limit. Stamps that land in this call are written when the call ends. A ring
+-- begins small and doubles until it has room for the limit.
 
-local image -- the bytes before the body where they are yet to be written, or nil
+local image -- the bytes before the body, if the whole state is to be written; or nil
 
--- ring is where the ring lies in the state, capacity how many stamps it holds,
--- length how many it has, place where the next one goes, and newest the last.
+-- ring is where the ring begins in the state, capacity its room, length the number of stamps, place
+-- the index of the next stamp, and newest the last stamp.
 local function slidingLog(unit, limit, window)
-  local ring, capacity, most, length, place, newest -- most: stamps that it may keep
-  local instants, upTo, added -- what landed in this call, in runs
-  local runsToSave, stampsToSave, placeToSave -- as of the words that are saved
+  local ring, capacity, most, length, place, newest -- most: the most stamps
+  local instants, upTo, added -- the stamps of this call, in runs
+  local runsToSave, stampsToSave, placeToSave -- of the words that are saved
   local rule = {}
 
   function rule.load(words, at, _, ringAt, stamps)
@@ -21,7 +22,7 @@ local function slidingLog(unit, limit, window)
     ring, capacity, most, instants, upTo, added = ringAt, stamps, max(limit, stamps), {}, {}, 0
   end
 
-  -- The stamp after which so many newer ones came, nil where there are fewer.
+  -- The stamp that is older than a number of newer ones, nil if there are fewer stamps.
   local function stamp(newer)
     if newer >= length then return nil end
     if newer < added then
@@ -35,8 +36,8 @@ local function slidingLog(unit, limit, window)
   end
 
   function rule.earliest(now, n)
-    -- The unit that must have left is the k-th oldest of those landed, or if they
-    -- are too few, one of those on their way, which leaves a window after it lands.
+    -- The unit that must have left the window has landed, or, if too few have, is in flight and
+    -- leaves a window after it lands.
     local k = aloft[unit] + n
     if k > limit then return min(NEVER, nthLanding(unit, k - limit) + window) end
     local s = stamp(limit - k)
@@ -51,7 +52,7 @@ local function slidingLog(unit, limit, window)
   end
 
   function rule.used(now)
-    local few, many = 0, length -- how many may still be in view
+    local few, many = 0, length -- the bounds of the stamps in view
     while few < many do
       local middle = math.floor((few + many) / 2)
       if stamp(middle) > now - window then few = middle + 1 else many = middle end
@@ -61,7 +62,7 @@ local function slidingLog(unit, limit, window)
 
   function rule.fresh(now) return length > 0 and newest + window or now end
 
-  -- Keeps the newest.
+  -- Keeps the newest stamps.
   function rule.forget(now, keep)
     if rule.used(now) > keep then length = keep end
   end
@@ -73,8 +74,8 @@ local function slidingLog(unit, limit, window)
 
   function rule.grows() return length > capacity end
 
-  -- Takes the bytes of the ring and where it will lie. Answers its capacity and its bytes,
-  -- in a larger one if it grows.
+  -- Takes the bytes of the ring and its new place. Returns the capacity and the bytes of the ring,
+  -- which may have grown.
   function rule.grow(bytes, ringAt)
     ring = ringAt
     if length > capacity then

@@ -1,8 +1,9 @@
--- slidingwindow.lua: what slidinglog.lua counts, in groups of stamps within one
--- precision. Units: µs. Twin: algorithms/slidingwindow.go.
+-- slidingwindow.lua: a sliding log whose stamps within one precision form a group. Units: µs.
+-- Twin: algorithms/slidingwindow.go.
+-- Uses: flight.lua, queue.lua. Gives: slidingWindow.
 --
--- total counts all groups, some of which may have left the window; a group is its
--- last stamp and its units.
+-- total is the sum of all groups, some of which may have left the window. A group is its last stamp
+-- and its units.
 
 local function slidingWindow(unit, limit, window, precision)
   local total, groups
@@ -27,7 +28,7 @@ local function slidingWindow(unit, limit, window, precision)
   end
 
   function rule.land(at, n)
-    -- The last group that has left stays: reports of the provider may still be of it.
+    -- The last group that has left stays, because the provider may still report it.
     while groups.first < groups.last do
       local second = record(groups, groups.first + 1)
       if groups[second + 1] + window > at then break end
@@ -62,7 +63,7 @@ local function slidingWindow(unit, limit, window, precision)
     return groups[record(groups, groups.last) + 1] + window
   end
 
-  -- Keeps the newest.
+  -- Keeps the newest stamps.
   function rule.forget(now, keep)
     while rule.used(now) > keep do
       local g = record(groups, groups.first)

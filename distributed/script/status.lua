@@ -1,5 +1,6 @@
--- status.lua: how much of each tier is used. Units: µs.
+-- status.lua: the operation q, the use of each tier. Units: µs.
 -- Twin: algorithms/ledger.go, Usage.
+-- Uses: flight.lua. Gives: ops.q, whenUnused.
 
 function ops.q()
   local n = #reply
@@ -11,7 +12,8 @@ function ops.q()
   end
 end
 
--- Answers when each tier is unused, for which all on its way lands. That is not saved.
+-- Replies when each tier is unused. For that it lands all requests in flight, after the state was
+-- saved.
 local function whenUnused()
   local at, resets = frontier, {}
   for i = 1, plan.deciding do resets[i] = apart(i) > 0 and readings[i][6] or 0 end

@@ -1,5 +1,6 @@
 -- tail.lua: the tail, which is the last runs of reservations while they are in the future and far
--- apart. Units: µs. Uses: charge, advance, settled, take. Gives: trail, newTrail.
+-- apart. Units: µs.
+-- Uses: charge, advance, settled, take. Gives: trail, newTrail.
 --
 -- The tail is not charged permanently: each call that needs the resulting charges computes them
 -- anew and drops them. So a reservation that is returned at the end leaves no trace, and the end

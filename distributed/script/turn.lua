@@ -1,15 +1,18 @@
--- turn.lua: requests that yield, which are booked for no later than soon. Each process is told
--- when to ask again: when those before it have gone, at the pace of the slowest tier. So they do not
--- all ask for the same instant, and nothing is charged for it: others go ahead of all of them. Units: µs.
+-- turn.lua: turns of requests that yield, which are reserved at most soon ahead. Units: µs.
+-- Uses: plan.lua, flight.lua. Gives: turnOf, turnsEnd, delayedEnd, promised, promisedOld, oldEnd.
+--
+-- Each process receives a turn: the instant at which to ask again, after the turns before it, at
+-- the pace of the slowest tier. So the processes do not ask for the same instant. A turn charges
+-- nothing: other requests go ahead of all of them.
 
-local PASSED = 1000000 -- for so long a turn counts that nobody has taken
+local PASSED = 1000000 -- how long an unused turn counts
 
-local turnsEnd -- when the last turn ends that was told
-local delayedEnd -- the same of those who have asked in their turn, and could not go
+local turnsEnd -- the end of the last turn
+local delayedEnd -- the end of the last turn of a process that asked in its turn and could not go
 local promised, promisedOld, oldEnd -- see joint.lua
 
--- How many of some requests may go now if there is room, with the turn that the caller was told,
--- or 0. Answers a function too that tells it another, no sooner than an instant.
+-- How many of a group of requests may go now if the tiers admit them, given the caller's turn, or
+-- 0. Also returns a function that returns the caller's next turn, no sooner than an instant.
 local function turnOf(turn, count, cost, soon)
   local pace = 1
   for i = 1, plan.deciding do

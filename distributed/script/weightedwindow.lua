@@ -1,16 +1,17 @@
--- weightedwindow.lua: current + previous × the part of the previous window still
--- in view ≤ limit, in windows of the clock. Units: µs.
+-- weightedwindow.lua: current + previous × the part of the previous window still in view ≤ limit,
+-- in windows of the clock. Units: µs.
 -- Twin: algorithms/weightedwindow.go.
+-- Uses: flight.lua, fixedwindow.lua. Gives: weightedWindow.
 
--- index is the number of the window of the last landing, current the units that landed in
--- it, previous those of the window before, and last the instant of that landing.
+-- index is the number of the window of the last landing, current the units that landed in it,
+-- previous the units of the window before, and last the instant of that landing.
 local function weightedWindow(unit, limit, window, phase)
   local index, current, previous, last
   local rule = {}
 
   function rule.load(words, at) index, current, previous, last = parse('>I7I7I7I7', words, at) end
 
-  -- What the counts become by an instant.
+  -- The counts at an instant.
   local function roll(at, index, current, previous, last)
     local landed = numberOf(last, window, phase)
     if landed < index and at >= last + window then
@@ -21,14 +22,14 @@ local function weightedWindow(unit, limit, window, phase)
     return to, 0, to == index + 1 and current or 0
   end
 
-  -- When the counts of an instant roll on, if nothing lands before.
+  -- When the counts of an instant change next, if nothing lands before.
   local function rolls(at, index, last)
     local closes = startOf(index + 1, window, phase)
     if at < last + window and numberOf(last, window, phase) < index then return min(closes, last + window) end
     return closes
   end
 
-  -- When so little of the previous window is in view that its units weigh no more than free.
+  -- When the units of the previous window weigh no more than free.
   local function leaves(now, index, previous, free)
     if previous <= free then return now end
     return max(now, startOf(index + 1, window, phase) - mulDiv(free, window, previous))
@@ -85,7 +86,7 @@ local function weightedWindow(unit, limit, window, phase)
 
   function rule.opened(now) return startOf(numberOf(now, window, phase), window, phase) end
 
-  -- When counts of an instant weigh nothing any more.
+  -- When the counts of an instant weigh nothing.
   local function gone(now, index, current, previous, last)
     while current > 0 or previous > 0 do
       now = rolls(now, index, last)
