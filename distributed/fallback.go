@@ -17,7 +17,7 @@ import (
 const inFallback = -1
 
 // A fallback decides in Redis's place while Redis is away, with this process's part of every tier.
-// It is charged with all requests of the process at any time, so that it starts with the right
+// It is charged with all requests of the process at any time, and so starts with the right
 // charges. The methods of a nil fallback do nothing.
 type fallback struct {
 	mu     sync.Mutex // guards all below
@@ -91,7 +91,7 @@ func (q *quota) fallBack(requests []store.Request, err error) ([]store.Decision,
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for i := range got { // so that a refusal pauses, unless there is a newer pause
+	for i := range got { // a refusal then pauses, unless there is a newer pause
 		got[i].Epoch, got[i].Level = q.state.epoch, q.state.level
 	}
 	return got, err

@@ -260,7 +260,7 @@ func (s *Store) validate() error {
 	return errors.Join(errs...)
 }
 
-// name returns the name of a key in Redis. It contains a hash, so that a list of the names does not
+// name returns the name of a key in Redis. It contains a hash, and a list of the names does not
 // reveal the keys.
 func (s *Store) name(key string) string {
 	sum := sha256.Sum256([]byte(key))

@@ -76,7 +76,7 @@ local function convert(words, kept)
   -- The numbers that each old tier keeps.
   local tiers, words, groups = {}, body + head + 7 * old[3], body + (sizes(old, wordsOf, head))
   local ring, log = kept.rings, 0
-  image = state -- so that logs read the old stamps from it
+  image = state -- logs read the old stamps from it
   for t = 5 + old[3], #old, 6 do
     local algorithm, unit = old[t], old[t + 1] + 1
     local n = hasGroups(algorithm) and parse('>I7', state, words + 7) or 0

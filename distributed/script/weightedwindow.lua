@@ -41,7 +41,7 @@ local function weightedWindow(unit, limit, window, phase)
     local index, current, previous = counts(now)
     local last, up, i = last, aloft[unit], slots.first
     while true do
-      local closes, lands = rolls(now, index, last), NEVER -- and the first of what is on its way beyond
+      local closes, lands = rolls(now, index, last), NEVER -- lands: the first landing after that
       while i <= slots.last do
         local at, carried = landing(i, unit)
         if at >= closes then
