@@ -26,7 +26,7 @@ func TestClock(t *testing.T) {
 				set = 4000
 			}
 			now := serverMicros(read) - set
-			known, _ := c.set(header{now: now, wall: now - 100*set}, sent, got)
+			known, _ := c.update(header{now: now, wall: now - 100*set}, sent, got)
 			from, to := known.when(now, got)
 			if from.After(read) || to.Before(read.Add(-time.Microsecond)) {
 				t.Fatalf("reply %d: got %v to %v after the call, want bounds around %v", i, from.Sub(sent), to.Sub(sent), read.Sub(sent))

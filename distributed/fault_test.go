@@ -637,7 +637,7 @@ func fallbackCountsAdmitted(t *testing.T) {
 func fallbackPermits(t *testing.T) {
 	s := redistest.Start(t)
 	p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{{Limit: 2, Algorithm: throttle.Concurrency}}}
-	l := limiter(t, p, distributed.New(s.Client(), distributed.Options{Outage: distributed.Outage{Workers: 1}}))
+	l := limiter(t, p, distributed.New(s.Client(), distributed.Options{Fallback: distributed.Fallback{Workers: 1}}))
 	acquire := func(timeout time.Duration) (*throttle.Permit, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()

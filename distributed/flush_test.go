@@ -145,7 +145,7 @@ func TestFlushSettles(t *testing.T) {
 	})
 	t.Run("sent without Redis", func(t *testing.T) {
 		p := plan(t, sec, per(hour, 100, throttle.SlidingLog))
-		flushAndReopen(t, distributed.Options{Outage: distributed.Outage{Workers: 2}}, func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis) {
+		flushAndReopen(t, distributed.Options{Fallback: distributed.Fallback{Workers: 2}}, func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis) {
 			m.SetError("LOADING the dataset")
 			admit(t, quota(t, s, "alone", p), store.Request{Cost: []int64{7}})
 			m.SetError("")

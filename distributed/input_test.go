@@ -88,7 +88,7 @@ func TestInputOptions(t *testing.T) {
 		{"Horizon", rdb, distributed.Options{Horizon: -1}, []string{"Options.Horizon is -1ns", "from 1ms"}},
 		{"Lease", rdb, distributed.Options{Lease: -ms}, []string{"Options.Lease is -1ms", "from 1ms"}},
 		{"a lease that is too long", rdb, distributed.Options{Lease: 2 * hour}, []string{"Options.Lease is 2h", "to 1h"}},
-		{"Workers", rdb, distributed.Options{Outage: distributed.Outage{Workers: -1}}, []string{"Options.Outage.Workers is -1"}},
+		{"Workers", rdb, distributed.Options{Fallback: distributed.Fallback{Workers: -1}}, []string{"Options.Fallback.Workers is -1"}},
 		{"several fields", nil, distributed.Options{Timeout: -1, Lease: -1}, []string{"client is nil", "Options.Timeout", "Options.Lease"}},
 	} {
 		_, err := throttle.New(named(throttle.PerSecond(5)), distributed.New(test.rdb, test.o))

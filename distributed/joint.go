@@ -104,7 +104,7 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 			go b.reserve(guards, requests, done, tries)
 		default:
 			for i, q := range b.quotas {
-				q.probed(partsOf(got, i), requests)
+				q.trackProbes(partsOf(got, i), requests)
 				q.listen(got)
 			}
 			done(got, nil)

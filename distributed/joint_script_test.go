@@ -119,7 +119,7 @@ func TestJointGuards(t *testing.T) {
 	b := newBundle(t, 5*time.Second)
 	requests := []store.Request{{Cost: []int64{1, 1}, WaitSpec: new(store.WaitSpec)}, {Cost: []int64{1, 1}, Guard: 10 * time.Millisecond, WaitSpec: new(store.WaitSpec)}}
 	trip, parts := b.trip([]time.Duration{0}, requests)
-	trip.aim(1)
+	trip.onSend(1)
 	for i, p := range parts {
 		if p.guard < 5*time.Second {
 			t.Errorf("quota %d: they count for %v", i, p.guard)
