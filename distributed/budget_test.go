@@ -137,7 +137,7 @@ func TestInputClocks(t *testing.T) {
 	day := policy(throttle.Budget(5, "", throttle.Day))
 	for _, apart := range []time.Duration{-3 * 24 * hour, 3 * 24 * hour} {
 		steppedFleet(t, day, apart, func(l, _ *throttle.Limiter, _ time.Time, _ func(time.Time)) {
-			checkFails(t, apart.String(), l, "THROTTLE clocks of the client and the server are more than a period apart", "set them")
+			checkFails(t, apart.String(), l, "THROTTLE clocks of the client and the server are more than a period apart", "set the clocks")
 		})
 	}
 	for _, apart := range []time.Duration{-23 * hour, 23 * hour} {

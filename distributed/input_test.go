@@ -422,7 +422,7 @@ func TestInputServer(t *testing.T) {
 	t.Run("password", func(t *testing.T) {
 		s := miniredis.RunT(t)
 		s.RequireAuth("secret")
-		checkFails(t, "no password", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr()}), distributed.Options{})), "NOAUTH", "wants a password")
+		checkFails(t, "no password", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr()}), distributed.Options{})), "NOAUTH", "requires a password")
 		checkFails(t, "a wrong one", limiter(t, plan, distributed.New(client(t, &redis.Options{Addr: s.Addr(), Password: "wrong"}), distributed.Options{})), "WRONGPASS")
 	})
 	t.Run("scripts", func(t *testing.T) {
