@@ -1,0 +1,57 @@
+package providers_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/apithrottle/throttle/providers"
+)
+
+func TestTokens(t *testing.T) {
+	for _, test := range []struct {
+		text string
+		want int64
+	}{
+		{"", 0},
+		{"a", 1},
+		{"Say hello.", 3},
+		{"the reading room", 4}, // "reading" is one letter longer than a short word
+		{"1234567", 3},
+		{`{"id":12345,"ok":true}`, 10},
+		{"a\n\n    b", 3},
+		{"图书馆出借的", 5},
+		{strings.Repeat("图", 12_000), 10_000}, // a long text without a space is text
+		{strings.Repeat("one ", 1_000), 1_000},
+		{"\xff\x80\xe5", 3}, // not UTF-8
+	} {
+		if got := providers.Tokens(test.text); got != test.want {
+			t.Errorf("%.40q: %d tokens, want %d", test.text, got, test.want)
+		}
+	}
+	text := strings.Repeat("Zwölf Boxkämpfer 12, 图书馆 😀\n", 100)
+	if n := testing.AllocsPerRun(10, func() { providers.Tokens(text) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// FuzzTokens checks that a text counts at most one token more than its two parts together.
+func FuzzTokens(f *testing.F) {
+	for _, s := range []string{"", "camelCase", "1234", "图书馆\xff", " \n\t ", `{"a":[1,2]}`} {
+		f.Add(s, "Word")
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		whole, parts := providers.Tokens(a+b), providers.Tokens(a)+providers.Tokens(b)
+		if whole < 0 || whole > int64(2*len(a+b)) || whole > parts+1 {
+			t.Errorf("%q and %q: %d tokens, and %d apart", a, b, whole, parts)
+		}
+	})
+}
+
+func ExampleTokens() {
+	fmt.Println(providers.Tokens("How many tokens has this question?"))
+	fmt.Println(providers.Tokens("550e8400-e29b-41d4-a716-446655440000"))
+	// Output:
+	// 8
+	// 20
+}
