@@ -2,6 +2,7 @@ package providers_test
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -15,7 +16,7 @@ import (
 // message returns a request with prompt tokens of input and at most most tokens of output.
 func message(t *testing.T, model string, prompt, most int, stream bool) *http.Request {
 	t.Helper()
-	text := strings.Repeat("word", prompt-1) + " one" // with a space, so it is text
+	text := strings.Repeat("one ", prompt)
 	return postJSON(t, "https://api.anthropic.com/v1/messages",
 		fmt.Sprintf(`{"model":%q,"max_tokens":%d,"stream":%t,"messages":[{"role":"user","content":"%s"}]}`, model, most, stream, text))
 }
@@ -85,7 +86,7 @@ func TestAnthropicResetIsFullRefill(t *testing.T) {
 // A prompt from the cache is charged an estimate until the response reports that it is free.
 func TestAnthropicCachedInput(t *testing.T) {
 	d := long(2 * time.Minute)
-	cached := strings.Repeat("long prompt ", 1_000) // 3,000 tokens
+	cached := strings.Repeat("long prompt ", 1_000) // 2,000 tokens
 	for _, stream := range []bool{false, true} {
 		t.Run(fmt.Sprintf("stream %t", stream), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -127,7 +128,12 @@ func ExampleAnthropic() {
 		fmt.Println(err)
 		return
 	}
-	resp.Body.Close() // before its end: the estimate for the answer stays charged
-	fmt.Println(resp.Header.Get("anthropic-ratelimit-output-tokens-remaining"), "output tokens left while 1,000 are reserved")
-	// Output: 7000 output tokens left while 1,000 are reserved
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body) // at its end the real cost replaces the estimate
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(resp.Header.Get("anthropic-ratelimit-requests-remaining"), "requests left,", strings.Contains(string(answer), `"output_tokens":250`))
+	// Output: 99 requests left, true
 }

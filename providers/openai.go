@@ -13,11 +13,11 @@ import (
 // apply a limit to a shorter time: 60 a minute as 1 a second. Only POST requests are limited. POSTs
 // whose JSON names no model share one more quota.
 //
-// A request is charged an estimate in tokens: one for every four characters of text, plus
-// max_completion_tokens, max_output_tokens or max_tokens for each of its n choices. A request that
-// sets no maximum is charged its text only. OpenAI estimates before it answers, too. It doesn't
-// document a refund of unused tokens, so nothing is refunded here. If OpenAI counts more, its
-// x-ratelimit headers report it.
+// A request is charged an estimate in tokens: one for every four characters of text, or
+// max_completion_tokens, max_output_tokens or max_tokens for each of its n choices, whichever is
+// more. That is OpenAI's formula; it estimates before it answers, too. OpenAI doesn't document a
+// refund of unused tokens, so nothing is refunded here. If OpenAI counts more, its x-ratelimit
+// headers report it.
 //
 // Of a body above 16 MB only the beginning is read, and of a body without GetBody only the length
 // is known. A 429 for lack of credit, or for a request above the limit, pauses nothing, because waiting
@@ -66,5 +66,6 @@ func openAIModel(req *http.Request) (model string, counts bool) {
 // openAITokens returns the estimated number of tokens of a request.
 func openAITokens(req *http.Request) int64 {
 	p := promptOf(req)
-	return p.tokens() + p.number("max_completion_tokens", "max_output_tokens", "max_tokens")*min(max(p.number("n"), 1), 128)
+	most := p.number("max_completion_tokens", "max_output_tokens", "max_tokens")
+	return max(p.tokens(), most*min(max(p.number("n"), 1), 128))
 }

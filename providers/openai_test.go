@@ -13,10 +13,11 @@ import (
 	"github.com/apithrottle/throttle/providers"
 )
 
-// chat returns a request with prompt tokens of input and at most most tokens of output.
+// chat returns a request with prompt tokens of input, which have four characters each, and at most
+// most tokens of output.
 func chat(t *testing.T, model string, prompt, most int) *http.Request {
 	t.Helper()
-	text := strings.Repeat("word", prompt-1) + " one" // with a space, so it is text
+	text := strings.Repeat("one ", prompt)
 	return postJSON(t, "https://api.openai.com/v1/chat/completions",
 		fmt.Sprintf(`{"messages":[{"role":"user","content":"%s"}],"model":%q,"max_tokens":%d}`, text, model, most))
 }
@@ -29,8 +30,8 @@ func TestOpenAI(t *testing.T) {
 		want         float64 // a minute
 	}{
 		{"many small requests", 10, 10, 500},
-		{"large answers", 100, 500, 30_000 / 605},
-		{"large prompts", 2_000, 100, 30_000 / 2_105},
+		{"large answers", 100, 500, 30_000 / 500},
+		{"large prompts", 2_000, 100, 30_000 / 2_010},
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -81,10 +82,10 @@ func TestOpenAIRefusals(t *testing.T) {
 func TestOpenAIUsedElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.OpenAI(600, 30_000, time.Minute)
-		send(t, api, chat(t, "gpt-4o", 10_000, 15_000))
+		send(t, api, chat(t, "gpt-4o", 10_000, 25_000))
 		time.Sleep(time.Second)
 		saturate(t, over(t, providers.OpenAI(600, 30_000), api), 1, 5*time.Minute, func(int) *http.Request { return chat(t, "gpt-4o", 100, 1_000) })
-		checkServed(t, api, 0.8*5*30_000/1_105)
+		checkServed(t, api, 0.8*5*30_000/1_000)
 	})
 }
 
@@ -111,9 +112,9 @@ func TestOpenAICost(t *testing.T) {
 		name, body, model string
 		tokens            int64
 	}{
-		{"a chat", `{"model":"m","messages":[{"role":"user","content":"four, four"}],"max_completion_tokens":100}`, "m", 15 + 100},
-		{"a response", `{"max_output_tokens":7,"input":"four","model":"m"}`, "m", 8 + 7},
-		{"choices", `{"model":"m","prompt":"","max_tokens":10,"n":3}`, "m", 6 + 30},
+		{"a chat", `{"model":"m","messages":[{"role":"user","content":"four, four"}],"max_completion_tokens":100}`, "m", 100},
+		{"a response", `{"max_output_tokens":7,"input":"four","model":"m"}`, "m", 8},
+		{"choices", `{"model":"m","prompt":"","max_tokens":10,"n":3}`, "m", 30},
 		{"an image", `{"model":"m","input":[{"image_url":"data:image/png;base64,` + image + `"}]}`, "m", 5},
 		{"a model after a long prompt", `{"input":"` + long + `","model":"m"}`, "m", 100_003},
 		{"a model below the top level", `{"input":{"model":"x"}}`, "", 3},
@@ -154,5 +155,5 @@ func ExampleOpenAI() {
 		return
 	}
 	fmt.Println(resp.Header.Get("x-ratelimit-remaining-tokens"), "tokens left after a stream of", strings.Count(string(stream), "data: "), "events")
-	// Output: 29897 tokens left after a stream of 4 events
+	// Output: 29900 tokens left after a stream of 4 events
 }

@@ -4,13 +4,15 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
 // Anthropic is Anthropic's Messages API for one family of models, with limits of requests, input
-// tokens and output tokens a minute. The limits are three buckets. A request takes its input and,
-// until it ends, its max_tokens. The text in system is read from the prompt cache, which is free.
-// Answers have a quarter of max_tokens.
+// tokens and output tokens a minute. The limits are three buckets. A request takes a token for each
+// word of its messages when it is received, and the tokens of its answer when the answer ends. It is
+// refused if the output bucket is empty; max_tokens plays no part. The text in system is read from
+// the prompt cache, which is free. Answers have a quarter of max_tokens.
 func Anthropic(requests, input, output int64) *Server {
 	limits := []*bucket{
 		{limit: requests, size: requests, window: time.Minute}, {limit: input, size: input, window: time.Minute}, {limit: output, size: output, window: time.Minute},
@@ -18,7 +20,11 @@ func Anthropic(requests, input, output int64) *Server {
 	names := []string{"requests", "input-tokens", "output-tokens"}
 	return newServer(func(c *Call) Reply {
 		call, _ := openAICall(c) // the fields have the same names
-		cost := []int64{1, call.prompt, call.MaxTokens}
+		call.prompt = 0
+		for _, m := range call.Messages {
+			call.prompt += int64(len(strings.Fields(m.Content)))
+		}
+		cost := []int64{1, call.prompt, 1}
 		header := map[string]string{}
 		for i, l := range limits {
 			if wait := l.wait(c.Now, cost[i]); wait > 0 {
@@ -27,6 +33,7 @@ func Anthropic(requests, input, output int64) *Server {
 					Body: `{"type":"error","error":{"type":"rate_limit_error","message":"This request would exceed your organization's rate limit of ` + names[i] + ` per minute."}}`}
 			}
 		}
+		cost[2] = 0
 		for i, l := range limits {
 			l.take(c.Now, cost[i])
 			left, name := l.tokens(c.Now), "anthropic-ratelimit-"+names[i]
@@ -37,7 +44,8 @@ func Anthropic(requests, input, output int64) *Server {
 			header[name+"-reset"] = c.Now.Add(l.wait(c.Now, l.size)).UTC().Format(time.RFC3339) // when the bucket is full
 		}
 		used := call.MaxTokens / 4
-		release := func() { limits[2].take(time.Now(), used-call.MaxTokens) }
+		received := time.Now()
+		release := func() { limits[2].spend(c.Now.Add(time.Since(received)), used) }
 		if call.Stream {
 			header["Content-Type"] = "text/event-stream"
 		}

@@ -216,6 +216,12 @@ func (b *bucket) take(now time.Time, n int64) bool {
 	return true
 }
 
+// spend takes n tokens, even if there are not enough.
+func (b *bucket) spend(now time.Time, n int64) {
+	b.fill(now)
+	b.left -= n * b.window.Microseconds()
+}
+
 // wait returns the time until n tokens are left, 0 if they are.
 func (b *bucket) wait(now time.Time, n int64) time.Duration {
 	b.fill(now)

@@ -7,13 +7,14 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // OpenAI is OpenAI's chat completions API for one model, with limits of requests and tokens a
 // minute. minute may be shorter than a minute. The API is as strict as its documentation allows. It
-// limits requests by the sixtieth of a minute too. It estimates a request's tokens from its
-// characters and max_tokens. A request that is refused for its tokens still counts as a request.
-// Answers have half of max_tokens.
+// limits requests by the sixtieth of a minute too. A request takes max_tokens, or its characters
+// divided by four if that is more, whatever the answer has. A request that is refused for its tokens
+// still counts as a request. Answers have half of max_tokens.
 func OpenAI(requests, tokens int64, minute time.Duration) *Server {
 	rpm := &bucket{limit: requests, size: requests, window: minute}
 	pace := &bucket{limit: requests, size: max(1, requests/60), window: minute}
@@ -59,9 +60,9 @@ type chat struct {
 func openAICall(c *Call) (call chat, tokens int64) {
 	_ = json.Unmarshal(c.Body, &call)
 	for _, m := range call.Messages {
-		call.prompt += int64(len(m.Content)+3) / 4
+		call.prompt += int64(utf8.RuneCountInString(m.Content)+3) / 4
 	}
-	return call, call.prompt + call.MaxTokens
+	return call, max(call.prompt, call.MaxTokens)
 }
 
 // answer returns the completion, as a stream if the call requests one.

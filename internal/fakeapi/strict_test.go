@@ -49,8 +49,7 @@ func TestRefusals(t *testing.T) {
 		{"OpenAI, requests", openai, sent(chat, `{}`), 2, "requests", 429, "retry-after-ms", "500 "},
 		{"OpenAI, tokens", openai, sent(chat, `{"max_tokens":600}`), 1, "tokens", 429, "retry-after-ms", "12000 "},
 		{"Anthropic, requests", anthropic, sent("https://api.anthropic.com/v1/messages", `{}`), 5, "requests", 429, "Retry-After", "12 "},
-		{"Anthropic, input", anthropic, sent("https://api.anthropic.com/v1/messages", `{"messages":[{"content":"`+strings.Repeat("word", 600)+`"}]}`), 1, "input-tokens", 429, "Retry-After", "12 "},
-		{"Anthropic, output", anthropic, sent("https://api.anthropic.com/v1/messages", `{"max_tokens":160}`), 1, "output-tokens", 429, "Retry-After", "4 "},
+		{"Anthropic, input", anthropic, sent("https://api.anthropic.com/v1/messages", `{"messages":[{"content":"`+strings.Repeat("word ", 600)+`"}]}`), 1, "input-tokens", 429, "Retry-After", "12 "},
 		{"Slack, a method", slack, url("POST", "https://slack.com/api/users.list"), 20, "users.list", 429, "Retry-After", "60 "},
 		{"Slack, of tier 4", slack, url("POST", "https://slack.com/api/users.info"), 100, "users.info", 429, "Retry-After", "60 "},
 		{"Slack, messages", slack, url("POST", "https://slack.com/api/chat.postMessage"), 1, "channel ", 429, "Retry-After", "1 "},
@@ -79,18 +78,39 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// The tokens that are held for an answer are given back at its end.
-func TestAnthropicReleases(t *testing.T) {
+// OpenAI counts the characters of the prompt or max_tokens, whichever is more.
+func TestOpenAICounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.Anthropic(5, 1_000, 300)
-		for range 3 {
-			resp := do(t, api, request(t, "POST", "https://api.anthropic.com/v1/messages", `{"max_tokens":160}`))
-			if _, err := io.Copy(io.Discard, resp.Body); err != nil {
-				t.Fatal(err)
+		api := fakeapi.OpenAI(600, 1_000, time.Minute)
+		for _, test := range []struct{ body, left string }{
+			{`{"messages":[{"content":"` + strings.Repeat("字", 40) + `"}],"max_tokens":100}`, "900"},
+			{`{"messages":[{"content":"` + strings.Repeat("字", 800) + `"}],"max_tokens":100}`, "700"},
+		} {
+			resp := do(t, api, request(t, "POST", "https://api.openai.com/v1/chat/completions", test.body))
+			if left := resp.Header.Get("X-RateLimit-Remaining-Tokens"); left != test.left {
+				t.Errorf("%s tokens left, want %s", left, test.left)
 			}
 		}
-		if api.Served() != 3 { // 40 each, of 300
-			t.Errorf("%d served, %v refused", api.Served(), api.Refused())
+	})
+}
+
+// Anthropic counts the tokens of an answer when it has ended. max_tokens plays no part.
+func TestAnthropicOutput(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := fakeapi.Anthropic(5, 1_000, 300)
+		send := func() *http.Response {
+			return do(t, api, request(t, "POST", "https://api.anthropic.com/v1/messages", `{"max_tokens":1240}`))
+		}
+		first := send()
+		if second := send(); second.StatusCode != 200 {
+			t.Fatalf("status %d, want 200 while the first answer has not ended", second.StatusCode)
+		}
+		if _, err := io.Copy(io.Discard, first.Body); err != nil {
+			t.Fatal(err)
+		}
+		// The answer had 310 tokens of 300, which leaves -10. One more than 0 takes 2.2 s.
+		if third := send(); third.StatusCode != 429 || third.Header.Get("Retry-After") != "3" || api.Refused()["output-tokens"] != 1 {
+			t.Errorf("status %d, %v, refused %v", third.StatusCode, third.Header, api.Refused())
 		}
 	})
 }
