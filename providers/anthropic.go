@@ -14,10 +14,11 @@ import (
 // the kind of window, so windows roll. The family of claude-sonnet-4-5 is "sonnet". Models of one
 // family may share a pool, so here they do. Only POSTs of messages are limited.
 //
-// Until the response reports the real cost, a request is charged an estimate: one input token for
-// every four characters of text, and max_tokens output tokens. A stream reports its cost at its
-// end. Most models don't charge input that they read from the prompt cache. Of a body above 16 MB
-// only the beginning is read, and of a body without GetBody only the length is known.
+// Until the response reports the real cost, a request is charged an estimate: the input tokens of
+// its text, as Provider.Tokens counts them, 1,600 for each image, one for every 50 bytes of an
+// encoded file, and max_tokens output tokens. A stream reports its cost at its end. Most models don't
+// charge input that they read from the prompt cache. Of a body above 16 MB only the beginning is
+// read, and of a body without GetBody only the length is known: four bytes count as one token.
 //
 // A reported reset is the time when the whole quota is available again, rather than some of it.
 // Reported remaining counts are rounded to thousands of tokens.
@@ -38,11 +39,12 @@ func Anthropic(requests, input, output int64) Provider {
 	charge := func(unit, name string) answers.Charge {
 		return answers.Charge{Unit: unit, Field: answers.Field{Path: "usage." + name}, Or: answers.Field{Path: "message.usage." + name}}
 	}
+	bodies := new(prompts)
 	return Provider{
 		Name: "anthropic",
-		Scopes: []Scope{some("family", page, anthropicFamily,
+		Scopes: []Scope{some("family", page, bodies.anthropicFamily,
 			throttle.PerMinute(requests), tokens(input, "input-tokens"), tokens(output, "output-tokens"))},
-		Cost: anthropicTokens,
+		Cost: func(req *http.Request) throttle.Cost { return anthropicTokens(bodies.cost(req)) },
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{quota("Requests", ""), quota("Input-Tokens", "input-tokens"), quota("Output-Tokens", "output-tokens")},
 			Charges: []answers.Charge{
@@ -57,11 +59,11 @@ func Anthropic(requests, input, output int64) Provider {
 }
 
 // anthropicFamily returns the family of the model in a message request.
-func anthropicFamily(req *http.Request) (family string, counts bool) {
+func (c *prompts) anthropicFamily(req *http.Request) (family string, counts bool) {
 	if req.Method != http.MethodPost || req.URL.Path != "/v1/messages" {
 		return "", false
 	}
-	for word := range strings.SplitSeq(promptOf(req).fields["model"], "-") {
+	for word := range strings.SplitSeq(c.key(req).fields["model"], "-") {
 		if word != "claude" && strings.Trim(word, "0123456789.") != "" {
 			return word, true
 		}
@@ -69,8 +71,12 @@ func anthropicFamily(req *http.Request) (family string, counts bool) {
 	return "", true
 }
 
+// anthropicImage is the tokens of an image: its width times its height in pixels by 750, which is
+// about 1,600 for the largest image that is not scaled down. See
+// https://platform.claude.com/docs/en/build-with-claude/vision, read on 2026-11-22.
+const anthropicImage = 1_600
+
 // anthropicTokens returns the estimated cost of a message request.
-func anthropicTokens(req *http.Request) throttle.Cost {
-	p := promptOf(req)
-	return throttle.Cost{"input-tokens": p.tokens(), "output-tokens": p.number("max_tokens")}
+func anthropicTokens(p prompt) throttle.Cost {
+	return throttle.Cost{"input-tokens": p.tokens(anthropicImage), "output-tokens": p.number("max_tokens")}
 }

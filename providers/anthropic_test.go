@@ -114,6 +114,40 @@ func TestAnthropicUsedElsewhere(t *testing.T) {
 	})
 }
 
+func TestAnthropicCost(t *testing.T) {
+	p := providers.Anthropic(1, 1, 1)
+	png, pdf := "iVBORw0KGgo"+strings.Repeat("AbC4", 1_000), "JVBERi0x"+strings.Repeat("AbC4", 1_000)
+	const before, after = `{"model":"claude-opus-4-1","max_tokens":64,"messages":[{"role":"user","content":[`, `]}]}`
+	send := func(part string) int64 {
+		req := postJSON(t, "https://api.anthropic.com/v1/messages", before+part+after)
+		if family, counts := p.Scopes[0].Key(req); family != "opus" || !counts {
+			t.Errorf("%.80s: family %q, %v", part, family, counts)
+		}
+		cost := p.Cost(req)
+		if cost["output-tokens"] != 64 {
+			t.Errorf("%.80s: %d output tokens", part, cost["output-tokens"])
+		}
+		return cost["input-tokens"]
+	}
+	none := send("")
+	for _, test := range []struct {
+		name, part string
+		want       int64 // more than without the part
+	}{
+		{"text", `{"type":"text","text":"one two"}`, 5},
+		{"an image", `{"type":"image","source":{"type":"base64","media_type":"image/png","data":"` + png + `"}}`, 1_600 + 13},
+		{"its type after it", `{"type":"image","source":{"data":"` + png + `","media_type":"image/png","type":"base64"}}`, 1_600 + 13},
+		{"an image's address", `{"type":"image","source":{"type":"url","url":"https://example.com/a-long-name.jpg"}}`, 1_600 + 6},
+		{"a PDF", `{"type":"document","source":{"type":"base64","media_type":"application/pdf","data":"` + pdf + `"}}`, 61 + 16},
+		{"a document of text", `{"type":"document","source":{"type":"text","media_type":"text/plain","data":"` + strings.Repeat("one ", 1_000) + `"}}`, 1_000 + 13},
+		{"a call of a tool", `{"type":"tool_use","id":"a","name":"b","input":{"width":1200,"tags":["c"]}}`, 14},
+	} {
+		if got := send(test.part) - none; got != test.want {
+			t.Errorf("%s: %d tokens, want %d", test.name, got, test.want)
+		}
+	}
+}
+
 func ExampleAnthropic() {
 	client, err := providers.Anthropic(100, 30_000, 8_000).Client(nil) // requests, input and output tokens a minute
 	if err != nil {

@@ -1,83 +1,38 @@
 package providers
 
 import (
-	"encoding/json"
+	"context"
+	"errors"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
+	"weak"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 )
 
-// maxPrompt is the number of bytes of a prompt that are read. It exceeds maxBody because the
-// model often stands after the prompt. At most one JSON token is in memory.
-const maxPrompt = 16 << 20
+const (
+	maxPrompt = 16 << 20 // bytes of a prompt that are read: the model often stands after the prompt
+	maxField  = 256      // bytes of a string of the top level that is kept
+	maxDepth  = 1_000    // open objects and arrays of a prompt
+)
 
 // A prompt is the content of the JSON body of a request to a model.
 type prompt struct {
-	text   int64             // the length of all strings and keys, in bytes
-	fields map[string]string // the strings and numbers of the top level
+	// text is the estimated number of tokens of all strings, keys and token ids.
+	text int64
+	// images is the number of images.
+	images int64
+	// fields are the numbers and short strings of the top level.
+	fields map[string]string
 }
 
-// promptOf reads a request's body, as far as it is well-formed. Without GetBody only the length is
-// known.
-func promptOf(req *http.Request) prompt {
-	p := prompt{text: max(0, req.ContentLength), fields: map[string]string{}}
-	if req.GetBody == nil {
-		return p
-	}
-	b, err := req.GetBody()
-	if err != nil {
-		return p
-	}
-	defer b.Close()
-	p.text = 0
-	d := json.NewDecoder(io.LimitReader(b, maxPrompt))
-	d.UseNumber()
-	p.read(d)
-	return p
-}
-
-// read reads JSON until its end or malformed text.
-func (p *prompt) read(d *json.Decoder) {
-	key, depth := "", 0 // key is the current key of the top level; empty before the next one
-	for {
-		token, err := d.Token()
-		if err != nil {
-			return
-		}
-		value := ""
-		switch t := token.(type) {
-		case json.Delim:
-			if key = ""; t == '{' || t == '[' {
-				depth++
-			} else {
-				depth--
-			}
-			continue
-		case json.Number:
-			value = t.String()
-		case string:
-			if value = t; isText(t) {
-				p.text += int64(len(t))
-			}
-		}
-		if depth == 1 && key == "" {
-			key = value
-		} else if depth == 1 {
-			p.fields[key], key = value, ""
-		}
-	}
-}
-
-// isText reports whether s is text, rather than encoded data such as an image.
-func isText(s string) bool { return len(s) < 1_000 || strings.Contains(s, " ") }
-
-// tokens estimates the number of tokens of the text, at four characters each.
-func (p prompt) tokens() int64 { return (p.text + 3) / 4 }
+// tokens returns the estimated number of tokens, with each image as the given number.
+func (p prompt) tokens(image int64) int64 { return p.text + p.images*image }
 
 // number returns the number in the first field that has one, or 0.
 func (p prompt) number(fields ...string) int64 {
@@ -87,6 +42,111 @@ func (p prompt) number(fields ...string) int64 {
 		}
 	}
 	return 0
+}
+
+// promptOf reads a request's body, as far as it is well-formed. Without GetBody only the length is
+// known: four bytes count as one token.
+func promptOf(req *http.Request, tokens func(string) int64) prompt {
+	p := prompt{text: (max(0, req.ContentLength) + 3) / 4, fields: map[string]string{}}
+	if req.GetBody == nil {
+		return p
+	}
+	b, err := req.GetBody()
+	if err != nil {
+		return p
+	}
+	defer b.Close()
+	var read beginning
+	read.text.Grow(int(min(max(0, req.ContentLength), maxPrompt)))
+	_, _ = io.Copy(&read, b) // what was read before an error counts
+	p.text = 0
+	s := promptScanner{prompt: &p, body: read.text.String(), tokens: tokens}
+	s.scan()
+	return p
+}
+
+// A beginning is the first maxPrompt bytes of a body. After them its methods return an error.
+type beginning struct{ text strings.Builder }
+
+var errLong = errors.New("providers: the body is longer than what is read of it")
+
+func (b *beginning) Write(p []byte) (int, error) {
+	n, _ := b.text.Write(p[:min(len(p), maxPrompt-b.text.Len())])
+	return n, b.check(n, len(p))
+}
+
+// WriteString is for a strings.Reader, which would otherwise copy the body once more.
+func (b *beginning) WriteString(s string) (int, error) {
+	n, _ := b.text.WriteString(s[:min(len(s), maxPrompt-b.text.Len())])
+	return n, b.check(n, len(s))
+}
+
+func (b *beginning) check(written, of int) error {
+	if written < of {
+		return errLong
+	}
+	return nil
+}
+
+// A counter counts the tokens of a request's text. Provider.Transport passes it to Key and Cost.
+type counter struct {
+	request *http.Request // as the caller of the Transport has it
+	tokens  func(string) int64
+}
+
+type counterKey struct{} // of a counter in a request's context
+
+// withTokens returns a copy of req whose context has a function that counts tokens. If the function is
+// nil, withTokens returns req.
+func withTokens(req *http.Request, tokens func(string) int64) *http.Request {
+	if tokens == nil {
+		return req
+	}
+	return req.WithContext(context.WithValue(req.Context(), counterKey{}, counter{req, tokens}))
+}
+
+// counterOf returns the counter in the request's context. If there is none, its tokens are Tokens.
+func counterOf(req *http.Request) counter {
+	if c, ok := req.Context().Value(counterKey{}).(counter); ok {
+		return c
+	}
+	return counter{req, Tokens}
+}
+
+// prompts carries the prompt of a request from Key to Cost, which a Transport calls one after the
+// other. The body is therefore read once. It is safe for concurrent use.
+type prompts struct {
+	mu   sync.Mutex // guards read
+	read map[weak.Pointer[http.Request]]prompt
+}
+
+// maxPrompts is the number of prompts between Key and Cost. Above it they are read again.
+const maxPrompts = 1_000
+
+// key reads the prompt of a request.
+func (c *prompts) key(req *http.Request) prompt {
+	of := counterOf(req)
+	p := promptOf(req, of.tokens)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.read == nil || len(c.read) >= maxPrompts {
+		c.read = map[weak.Pointer[http.Request]]prompt{}
+	}
+	c.read[weak.Make(of.request)] = p
+	return p
+}
+
+// cost returns the prompt that key read, and forgets it. If there is none, cost reads it.
+func (c *prompts) cost(req *http.Request) prompt {
+	of := counterOf(req)
+	c.mu.Lock()
+	p, ok := c.read[weak.Make(of.request)]
+	delete(c.read, weak.Make(of.request))
+	c.mu.Unlock()
+	if !ok {
+		p = promptOf(req, of.tokens)
+	}
+	return p
 }
 
 // minute returns a tier of a rolling minute.

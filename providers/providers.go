@@ -45,6 +45,12 @@ type Provider struct {
 	// request counts. If nil, one request.
 	Cost func(*http.Request) throttle.Cost
 
+	// Tokens returns the number of tokens of a text. The Cost of Anthropic and OpenAI calls it for
+	// each string in the body of a request, without the escapes of JSON, but not for keys, encoded
+	// data and addresses of images. Set it to a tokenizer with the model's vocabulary for exact
+	// counts. A Transport calls it concurrently. If nil, the function Tokens of this package.
+	Tokens func(text string) int64
+
 	// Profile describes the responses.
 	Profile answers.Profile
 
@@ -103,7 +109,7 @@ func (p Provider) Client(s throttle.Store) (*http.Client, error) {
 // Transport returns a transport that keeps to the provider's limits. To replace
 // http.DefaultTransport, set its Base. The error names every scope with an invalid policy.
 func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
-	r := router{hosts: p.Hosts}
+	r := router{hosts: p.Hosts, tokens: p.Tokens}
 	var errs []error
 	for _, scope := range p.Scopes {
 		if scope.Policy.Name == "" {
@@ -119,6 +125,9 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 		return nil, errors.Join(errs...)
 	}
 	t := &throttle.Transport{Route: r.route, Cost: p.Cost, Profile: &p.Profile}
+	if p.Cost != nil && p.Tokens != nil {
+		t.Cost = func(req *http.Request) throttle.Cost { return p.Cost(withTokens(req, p.Tokens)) }
+	}
 	if p.SendBy != nil {
 		t.SendBy = func(req *http.Request) (by time.Time) {
 			if r.serves(req.URL.Hostname()) {
@@ -133,7 +142,8 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 // A router finds the quotas of a request.
 type router struct {
 	hosts  []string
-	scopes []routedScope // inner first
+	scopes []routedScope      // inner first
+	tokens func(string) int64 // Provider.Tokens
 }
 
 // A routedScope is a scope with its quotas.
@@ -150,6 +160,7 @@ func (r *router) route(req *http.Request) (l *throttle.Limiter) {
 	if !r.serves(req.URL.Hostname()) {
 		return nil
 	}
+	req = withTokens(req, r.tokens)
 	path := ""
 	for i := len(r.scopes) - 1; i >= 0; i-- {
 		scope, key := &r.scopes[i], ""
