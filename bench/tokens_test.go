@@ -121,7 +121,9 @@ func kinds(t *testing.T) []kind {
 		}), main},
 		{"UUIDs", list(400, id), main},
 		{"Chinese", chinese, main},
+		{"Chinese, traditional", traditional, main},
 		{"Japanese", japanese, main},
+		{"Japanese, katakana", katakana, main},
 		{"Korean", korean, main},
 		{"Chinese and English", strings.ReplaceAll(chinese, "。", "。 The next step is in the manual. "), main},
 		{"German", german, other},
@@ -210,6 +212,12 @@ const chinese = `图书馆出借的不仅仅是书。在我长大的小镇上,�
 多年以后我问她为什么从不收钱。她回答说,忘记还书的人往往正是真正读书的人,然后继续整理她的目录。这个回答说明了机构如何得以延续:不是依靠严格的规则,而是依靠执行规则的人的判断力。
 当市政府最终关闭这座建筑时,三天之内有四百多名居民在请愿书上签名。他们没有成功。书架被卖掉了,屋顶修好了,一位牙医搬了进来。但是那份请愿书仍然装在镜框里,挂在候诊室的墙上。
 人工智能系统的性能取决于训练数据的质量,请将以下文档翻译成英文,并且总结其中的主要观点。
+`
+
+const traditional = `圖書館出借的不僅僅是書。在我長大的小鎮上,閱覽室每逢星期四一直開放到晚上九點,人們來這裡既是為了看報紙,也是為了躲雨。請將以下文件翻譯成英文,並總結其中的主要觀點。
+`
+
+const katakana = `サーバーのパフォーマンスをモニタリングするためのダッシュボードをデプロイしました。ユーザーはブラウザからアクセスできます。トークンの数が制限を超えるとエラーになります。
 `
 
 const japanese = `図書館が貸し出すのは本だけではない。私が育った小さな町では、閲覧室は木曜日には夜の九時まで開いていて、人々は新聞を読むためだけでなく、雨宿りのためにも訪れた。
