@@ -14,7 +14,7 @@ import (
 )
 
 // mostMissed is how many turns in a row others may take before the quotas are asked one by one.
-const mostMissed = 3
+const mostMissed = 8
 
 // A bundle is a quota and the quotas around it in the same slot. One call of the script charges all
 // of them.
