@@ -52,15 +52,7 @@ func TestFixtures(t *testing.T) {
 		t.Fatal(len(files), err)
 	}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var p page
-		if err := json.Unmarshal(text, &p); err != nil {
-			t.Errorf("%s: %v", file, err)
-			continue
-		}
+		p := readPage(t, strings.TrimSuffix(filepath.Base(file), ".json"))
 		if _, err := time.Parse(time.DateOnly, p.Read); err != nil || len(p.Sources) == 0 || len(p.Hosts) == 0 || len(p.Responses) == 0 {
 			t.Errorf("%s: read %q, %d sources, %d hosts, %d responses", file, p.Read, len(p.Sources), len(p.Hosts), len(p.Responses))
 		}
@@ -90,7 +82,7 @@ func readPage(t *testing.T, name string) (p page) {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal(text, &p); err != nil {
-		t.Fatal(err)
+		t.Fatalf("%s: %v", name, err)
 	}
 	return p
 }

@@ -26,6 +26,25 @@ func over(t *testing.T, p providers.Provider, api http.RoundTripper) http.RoundT
 	return transport
 }
 
+// accepting is a server that accepts every request at once.
+type accepting struct{}
+
+func (accepting) RoundTrip(req *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: req}, nil
+}
+
+// atOnce returns how many requests the provider's transport sends, up to most, before one waits.
+func atOnce(t *testing.T, p providers.Provider, most int, next func() *http.Request) int {
+	t.Helper()
+	rt := over(t, p, accepting{})
+	for n := range most {
+		if _, _, took := send(t, rt, next()); took > 0 {
+			return n
+		}
+	}
+	return most
+}
+
 // get returns a request without a body.
 func get(t *testing.T, url string) *http.Request {
 	t.Helper()
