@@ -67,7 +67,8 @@ func TestJointChargesTail(t *testing.T) {
 	}
 }
 
-// Nothing is booked while one of the quotas is banned, since its caller is told of that only.
+// TestJointBooksNothingInABan checks that a call reserves nothing while one of the quotas is banned:
+// its reply reports only the ban, so the caller could not return a time.
 func TestJointBooksNothingInABan(t *testing.T) {
 	for _, left := range []time.Duration{time.Second, 100 * time.Millisecond} {
 		eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {

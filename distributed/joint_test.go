@@ -166,8 +166,9 @@ func callAnyhow(g *rand.Rand, l *throttle.Limiter, ctx context.Context) (sent bo
 	return justWait(g, l, ctx)
 }
 
-// Quotas inside one admit no more than their providers do, each and together, whoever calls or
-// gives up. All that is charged is sent, but for two percent and a time of each caller that gave up.
+// TestJointLaw checks that inner and outer quotas admit no more than their providers do, with random
+// callers, some of which give up. All that is charged is sent, except two percent and one time for
+// each caller that gave up.
 func TestJointLaw(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(soak.Times(10)) {
