@@ -41,8 +41,8 @@ local function anchoredWindow(unit, limit, window, precision)
     return min(opens, rolling.earliest(now, n))
   end
 
-  function rule.depart(at)
-    if aloft[unit] == 0 and closed(at) <= at then
+  function rule.send(at)
+    if inFlight[unit] == 0 and closed(at) <= at then
       lo, hi = at + window, OPENING
       rolling.clear()
     end
@@ -50,7 +50,7 @@ local function anchoredWindow(unit, limit, window, precision)
 
   -- A response proves that a window was open at by. It is this window unless the request was
   -- admitted, at since, before it.
-  function rule.prove(since, by)
+  function rule.proveOpen(since, by)
     if since >= lo - window then hi = min(hi, max(lo, by + window)) end
   end
 
@@ -59,7 +59,7 @@ local function anchoredWindow(unit, limit, window, precision)
   function rule.reopen() lo, hi = NEVER, OPENING end
 
   function rule.used(now)
-    if closed(now) <= now and aloft[unit] == 0 then return 0 end
+    if closed(now) <= now and inFlight[unit] == 0 then return 0 end
     return rolling.used(now)
   end
 

@@ -1,6 +1,6 @@
 -- calendar.lua: at most limit units in every day, week or month of a time zone. Units: µs, percent.
 -- Twin: algorithms/calendar.go.
--- Uses: argument, wall, drift, flight.lua. Gives: calendars, known, calendar.
+-- Uses: argument, wall, drift, flight.lua. Gives: calendars, knownUntil, calendar.
 --
 -- Lua has no time zones. So each call contains, for each calendar tier, the beginnings of five
 -- periods as Unix time: the period before the one of the caller's own wall clock, that period, and
@@ -12,14 +12,14 @@
 -- the period of the last one.
 
 local calendars -- the rules
-local known -- nothing is reserved from this instant on
+local knownUntil -- nothing is reserved from this instant on
 
 -- longest is longer than any period, ends is the end of the period of the last landing, count the
--- units that landed in it, told the last reported percentage of the limit, and last the instant of
+-- units that landed in it, reported the last reported percentage of the limit, and last the instant of
 -- that landing.
 local function calendar(unit, limit, longest, decides)
   local first, second, third, fourth, fifth = 0, 0, 0, 0, 0 -- periods begin
-  local ends, count, told, last
+  local ends, count, reported, last
   local rule = {reopens = true}
 
   -- Whether the period of a landing has ended by an instant. A wall clock that steps back does not
@@ -34,11 +34,11 @@ local function calendar(unit, limit, longest, decides)
 
   -- Returns a problem if the clocks of the caller and the server differ too much.
   function rule.load(words, at)
-    ends, count, told, last = parse('>I7I7I7I7', words, at)
+    ends, count, reported, last = parse('>I7I7I7I7', words, at)
     if not decides then return end
     first, second, third, fourth, fifth = argument(), argument(), argument(), argument(), argument()
-    if wall < first or wall >= fourth then return 'clocks of the client and the server are more than a period apart' end
-    known = min(known, (wall < second and third or wall < third and fourth or fifth) - drift)
+    if wall < first or wall >= fourth then return 'clocks of the client and the server are more than a period othersUsed' end
+    knownUntil = min(knownUntil, (wall < second and third or wall < third and fourth or fifth) - drift)
     calendars[#calendars + 1] = rule
     if ends == NEVER then ends = endOf(last) end
   end
@@ -47,7 +47,7 @@ local function calendar(unit, limit, longest, decides)
   local function closesAt(at, ends) return min(ends - drift, at + longest) end
 
   function rule.earliest(now, n)
-    local landed, up = rule.used(now), aloft[unit]
+    local landed, up = rule.used(now), inFlight[unit]
     if landed + up + n <= limit then return now end
     -- A boundary clears the landed units, but not those in flight across it. If the clock was set
     -- back, a landing before the boundary may delay it.
@@ -67,7 +67,7 @@ local function calendar(unit, limit, longest, decides)
   end
 
   local function turn(at)
-    if isOver(at, ends, last) then ends, count, told, last = endOf(at), 0, 0, at end
+    if isOver(at, ends, last) then ends, count, reported, last = endOf(at), 0, 0, at end
   end
 
   function rule.land(at, n)
@@ -97,16 +97,16 @@ local function calendar(unit, limit, longest, decides)
     return closesAt(lands, max(ends, endOf(lands)))
   end
 
-  function rule.words() return pack('>I7I7I7I7', ends, count, told, last) end
+  function rule.words() return pack('>I7I7I7I7', ends, count, reported, last) end
 
   -- The last reported percentage, the present one, the use and the end of the period; zeros if the
   -- percentage has not grown.
   function rule.crossed(now)
     turn(now)
-    local before, used = told, count + aloft[unit] - (estimated[unit] and open[unit] or 0)
+    local before, used = reported, count + inFlight[unit] - (estimated[unit] and open[unit] or 0)
     local percent = min(100, (divMod(used * 100, limit)))
     if percent <= before then return 0, 0, 0, 0 end
-    told = percent
+    reported = percent
     return before, percent, used, ends
   end
 

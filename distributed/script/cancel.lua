@@ -11,7 +11,7 @@ local function cancel(lands, cost)
   for i = slots.last, slots.first, -1 do
     local s = record(slots, i)
     local at = slots[s + 1]
-    if at - at % grain < lands - lands % grain then break end
+    if at - at % resolution < lands - lands % resolution then break end
     local fits = true
     for u = 1, units do
       if not estimated[u] and slots[s + 1 + u] < cost[u] then fits = false end
@@ -22,7 +22,7 @@ local function cancel(lands, cost)
   local s = record(slots, found)
   for u = 1, units do
     if not estimated[u] then
-      slots[s + 1 + u], aloft[u] = slots[s + 1 + u] - cost[u], aloft[u] - cost[u]
+      slots[s + 1 + u], inFlight[u] = slots[s + 1 + u] - cost[u], inFlight[u] - cost[u]
     end
   end
   rewrite(slots, found)
@@ -30,7 +30,7 @@ local function cancel(lands, cost)
 end
 
 -- Adds a reservation to the pool. Returns false if the pool is full.
-local function giveBack(at, cost)
+local function addToPool(at, cost)
   local i = #pool
   while i > 0 and pool[i][1] > at do i = i - 1 end
   local same = i
@@ -48,20 +48,20 @@ local function giveBack(at, cost)
 end
 
 function ops.u(op)
-  local of, back, way, taken = argument(), argument(), argument(), 0
-  if way > 0 then guard = max(way, grain) end
+  local ofGeneration, setBackBy, ownGuard, canceled = argument(), argument(), argument(), 0
+  if ownGuard > 0 then guard = max(ownGuard, resolution) end
   while cursor <= #arguments do
     local at, cost = argument(), amounts()
-    if of ~= generation then
+    if ofGeneration ~= generation then
       -- the reservation was charged to a state that is lost
-    elseif at < held or at == now or back ~= generation - drift or probe or estimates or op == 'x' then -- the pool has no amounts for estimates
+    elseif at < notBefore or at == now or setBackBy ~= generation - drift or probe or estimates or op == 'x' then -- the pool has no amounts for estimates
       advance(now)
-      if cancel(at + guard, cost) then taken = taken + 1 end
-    elseif trail and trail.withdraw(at, cost) or giveBack(at, cost) then
-      taken = taken + 1
+      if cancel(at + guard, cost) then canceled = canceled + 1 end
+    elseif tail and tail.withdraw(at, cost) or addToPool(at, cost) then
+      canceled = canceled + 1
     end
   end
-  reply[9] = taken
+  reply[9] = canceled
 end
 
 ops.x = ops.u

@@ -7,7 +7,7 @@ function ops.c()
   for i = 1, plan.deciding do
     local amount, rule = argument(), rules[i]
     if amount > 0 then
-      if rule.depart then rule.depart(frontier) end
+      if rule.send then rule.send(frontier) end
       land(i, frontier, amount)
     end
   end

@@ -85,10 +85,10 @@ local function convert(words, kept)
       log = log + 1
       size = capacities[log]
     end
-    aloft[unit] = parse('>I7', state, body + head + 7 * (unit - 1))
+    inFlight[unit] = parse('>I7', state, body + head + 7 * (unit - 1))
     local was = {
       algorithm = algorithm, limit = old[t + 2], window = old[t + 3], phase = old[t + 5],
-      name = nameOf(old, t), kind = kindOf(old, t), hash = hashOf(old, t), up = aloft[unit],
+      name = nameOf(old, t), kind = kindOf(old, t), hash = hashOf(old, t), up = inFlight[unit],
       -- Format 1 has no word for the last landing in fixed windows; the frontier is its latest
       -- instant.
       words = sub(state, words, words + 7 * wordsOf[algorithm] - 1)
@@ -105,12 +105,12 @@ local function convert(words, kept)
     tiers[#tiers + 1] = was
     words, groups, ring = words + 7 * wordsOf[algorithm], groups + 14 * n, ring + 7 * size
   end
-  local leasesAt = groups + 7 * ((1 + old[3]) * lengths.slots + (kept.pooled + old[3]) * lengths.pool)
-  local readingsAt = leasesAt + 7 * (kept.leased + old[3]) * lengths.leases
-  for i, r in ipairs(readRecords(state, readingsAt, lengths.readings, kept.reading)) do
-    tiers[i].others = r[6] > frontier and r[7] or 0
+  local leasesAt = groups + 7 * ((1 + old[3]) * lengths.slots + (kept.poolNumbers + old[3]) * lengths.pool)
+  local readingsAt = leasesAt + 7 * (kept.leaseNumbers + old[3]) * lengths.leases
+  for i, r in ipairs(readRecords(state, readingsAt, lengths.readings, kept.readingNumbers)) do
+    tiers[i].others = r[UNTIL] > frontier and r[OTHERS] or 0
   end
-  local tailAt = readingsAt + 7 * kept.reading * lengths.readings
+  local tailAt = readingsAt + 7 * kept.readingNumbers * lengths.readings
   for _, was in ipairs(tiers) do
     was.others = was.others or 0
     was.used = was.rule.concurrent and 0 or was.rule.used(frontier) + was.others
@@ -148,7 +148,7 @@ local function convert(words, kept)
   end
 
   -- How many stamps are before an instant, if at least the first ones are.
-  local function countBefore(stamps, first, at)
+  local function stampsBefore(stamps, first, at)
     local few, many = first, #stamps / 7
     while few < many do
       local middle = divMod(few + many, 2)
@@ -166,7 +166,7 @@ local function convert(words, kept)
     stamps = stamps .. rep(pack('>I7', frontier), min(room, kept and was.others or was.used))
     local count = #stamps / 7
     if like then
-      room = max(limit, count - countBefore(stamps, 0, frontier - window + 1) + was.up, plan.deciding < #rules and #was.ring / 7 or 0)
+      room = max(limit, count - stampsBefore(stamps, 0, frontier - window + 1) + was.up, plan.deciding < #rules and #was.ring / 7 or 0)
     else
       room = max(limit, min(room, max(count + was.up, #was.ring / 7, kept and was.limit or 0)))
     end
@@ -191,10 +191,10 @@ local function convert(words, kept)
   -- Lands the stamps of a log, or of another window no longer than this one, in groups.
   local function regroup(rule, was, window, precision)
     local stamps = stampsOf(was)
-    local count, i = #stamps / 7, countBefore(stamps, 0, frontier - window + 1)
+    local count, i = #stamps / 7, stampsBefore(stamps, 0, frontier - window + 1)
     while i < count do
       local at = parse('>I7', stamps, 7 * i + 1)
-      local next = countBefore(stamps, i, at - at % precision + precision)
+      local next = stampsBefore(stamps, i, at - at % precision + precision)
       rule.land(parse('>I7', stamps, 7 * next - 6), next - i)
       i = next
     end
@@ -252,7 +252,7 @@ local function convert(words, kept)
   for i = #calendars, 1, -1 do calendars[i] = nil end
 
   -- Converts n records of some fixed numbers and the amounts of the old units.
-  local function retell(at, n, fixed)
+  local function convertRecords(at, n, fixed)
     local records = readRecords(state, at, n, fixed + old[3])
     for i, r in ipairs(records) do
       local new = {spread(r, 1, fixed)}
@@ -279,14 +279,14 @@ local function convert(words, kept)
   end
   if same then columns = nil end
   lengths.pool, lengths.leases, lengths.readings = 0, (plan.concurrent or estimates) and lengths.leases or 0, 0
-  local told, tail = retell(leasesAt, lengths.leases, kept.leased), retell(tailAt, lengths.tail, RUN)
-  if kept.pooled == 1 then
-    inline, columns = readRecords(told, 1, lengths.leases, 3 + units), nil
-    lengths.leases, told = 0, ''
+  local leaseRecords, tailRuns = convertRecords(leasesAt, lengths.leases, kept.leaseNumbers), convertRecords(tailAt, lengths.tail, RUN)
+  if kept.poolNumbers == 1 then
+    inline, columns = readRecords(leaseRecords, 1, lengths.leases, 3 + units), nil
+    lengths.leases, leaseRecords = 0, ''
   end
-  state = rep('\0', HEAD) .. retell(body + head, 1, 0)
+  state = rep('\0', HEAD) .. convertRecords(body + head, 1, 0)
     .. concat(tierWords) .. concat(tierGroups)
-    .. retell(groups, lengths.slots, 1) .. told .. tail
+    .. convertRecords(groups, lengths.slots, 1) .. leaseRecords .. tailRuns
   body, capacities = 1, sizesOfRings
   setImage(tierRings)
 end

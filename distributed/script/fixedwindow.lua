@@ -35,7 +35,7 @@ local function fixedWindow(unit, limit, window, phase)
   end
 
   function rule.earliest(now, n)
-    local landed, up = rule.used(now), aloft[unit]
+    local landed, up = rule.used(now), inFlight[unit]
     if landed + up + n <= limit then return now end
     -- A boundary clears the landed units, but not those in flight across it. If the clock was set
     -- back, a landing before the boundary may delay it.

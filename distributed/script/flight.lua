@@ -5,19 +5,19 @@
 -- advance, apart, admits, mayTry, trying, earliest, sparing, charge.
 --
 -- A slot is the instant at which its requests land, and their amount of each unit. Requests that
--- would land within one grain of each other share a slot.
+-- would land within one resolution of each other share a slot.
 
 local rules, unitOf -- by tier
-local aloft -- by unit, the amount in flight
+local inFlight -- by unit, the amount in flight
 local open -- by unit, the amount that all processes hold, or have estimated and not settled
 local slots -- a queue
 local firstLanding -- the landing of the first slot
 local frontier -- the latest instant of a decision: the next reservation is not before it
-local crowd -- the number of requests charged at that instant
-local sent -- when the reply to this call arrives: no request is sent before
+local atFrontier -- the number of requests charged at that instant
+local sendFrom -- no request of this call is sent before this instant, at which the reply arrives
 local capacity -- by tier, the largest cost
 local readings -- by tier, the provider's reports, or empty, see reading.lua
-local tries -- whether the last charge was a request that a tier would have refused, see tryOut
+local probed -- whether the last charged request is a probe that a tier would have refused
 local own -- by tier that counts other programs until a reset, the rule without them
 
 -- When slot i lands, and its amount of a unit.
@@ -39,7 +39,7 @@ end
 
 -- When the last unit in flight lands, nil if there is none.
 local function lastLanding(unit)
-  if aloft[unit] == 0 then return nil end
+  if inFlight[unit] == 0 then return nil end
   for i = slots.last, slots.first, -1 do
     local at, carried = landing(i, unit)
     if carried > 0 then return at end
@@ -50,7 +50,7 @@ end
 local function land(i, at, n)
   rules[i].land(at, n)
   local r = readings[i]
-  if r and (at >= r[15] or not rules[i].reopens) then r[8] = r[8] + n end
+  if r and (at >= r[FROM] or not rules[i].reopens) then r[LANDED] = r[LANDED] + n end
   if own[i] then own[i].land(at, n) end
 end
 
@@ -71,9 +71,9 @@ local function landSlots()
     end
   end
   for u = 1, units do
-    local n = aloft[u]
+    local n = inFlight[u]
     for j = first, after - 1 do n = n - slots[(j - 1) * slots.width + 1 + u] end
-    aloft[u] = n
+    inFlight[u] = n
   end
   slots.first = after
   firstLanding = after <= slots.last and landing(after, 0) or NEVER
@@ -82,18 +82,18 @@ end
 -- Moves the frontier, lands the requests whose guard has passed, and ends the counts whose reset
 -- has come.
 local function advance(now)
-  if now > frontier then frontier, crowd = now, 0 end
+  if now > frontier then frontier, atFrontier = now, 0 end
   if firstLanding <= frontier then landSlots() end
   for i = 1, #readings do
     local r = readings[i]
-    if r[6] > 0 and r[6] <= frontier then
+    if r[UNTIL] > 0 and r[UNTIL] <= frontier then
       if own[i] then rules[i], own[i] = own[i], nil end
       if rules[i].reopens then
         if rules[i].reopen then rules[i].reopen() end
-        rules[i].forget(frontier, r[8])
-        r[8], r[9], r[15] = 0, r[6], 0
+        rules[i].forget(frontier, r[LANDED])
+        r[LANDED], r[OPENED_AT], r[FROM] = 0, r[UNTIL], 0
       end
-      r[6], r[7] = 0, 0
+      r[UNTIL], r[OTHERS] = 0, 0
     end
   end
   return frontier
@@ -101,19 +101,19 @@ end
 
 -- The units of other programs that tier i counts until a reset. It adds the units since the last
 -- report, at the rate since they were found.
-local function apart(i)
+local function othersUsed(i)
   local r = readings[i]
-  if not r or r[6] <= frontier then return 0 end
-  local seen, since = r[1] - r[15], min(frontier, r[15] + plan[8 + units + 6 * (i - 1)]) - r[1]
-  local grown = r[7] - (frontier < r[5] and 1 or 0) - r[16]
-  if since <= 0 or frontier - r[1] > seen or grown <= 0 then return r[7] end
+  if not r or r[UNTIL] <= frontier then return 0 end
+  local seen, since = r[RECEIVED_AT] - r[FROM], min(frontier, r[FROM] + plan[8 + units + 6 * (i - 1)]) - r[RECEIVED_AT]
+  local grown = r[OTHERS] - (frontier < r[BUSY_UNTIL] and 1 or 0) - r[BASE]
+  if since <= 0 or frontier - r[RECEIVED_AT] > seen or grown <= 0 then return r[OTHERS] end
   local n, rest = mulDiv(grown, since, seen)
-  return r[7] + n + (2 * rest >= seen and 1 or 0)
+  return r[OTHERS] + n + (2 * rest >= seen and 1 or 0)
 end
 
 -- The amount of a unit in flight that may land at an instant or later.
 local function landingFrom(unit, from)
-  local n = aloft[unit]
+  local n = inFlight[unit]
   for i = slots.first, slots.last do
     local at, carried = landing(i, unit)
     if at >= from then break end
@@ -122,14 +122,14 @@ local function landingFrom(unit, from)
   return n
 end
 
--- As admits, before a reset. at is the instant at which the rule alone admits.
-local function admitsBeside(i, n, at, r, rule)
-  if own[i] then return min(at, max(r[6], own[i].earliest(frontier, n))) end
+-- admits before a reset. at is the instant at which the rule alone admits.
+local function admitsWithReset(i, n, at, r, rule)
+  if own[i] then return min(at, max(r[UNTIL], own[i].earliest(frontier, n))) end
   if rule.reopens then
-    return r[8] + landingFrom(unitOf[i], r[15]) + n <= capacity[i] and min(at, r[6]) or at
+    return r[LANDED] + landingFrom(unitOf[i], r[FROM]) + n <= capacity[i] and min(at, r[UNTIL]) or at
   end
-  if r[7] == 0 then return at end
-  at, n = max(at, r[6]), n + apart(i)
+  if r[OTHERS] == 0 then return at end
+  at, n = max(at, r[UNTIL]), n + othersUsed(i)
   return n <= capacity[i] and min(at, rule.earliest(frontier, n)) or at
 end
 
@@ -137,34 +137,33 @@ end
 local function admits(i, n)
   local at, r = rules[i].earliest(frontier, n), readings[i]
   if not r then return at end
-  if r[6] > frontier then at = admitsBeside(i, n, at, r, rules[i]) end
-  return r[17] > 0 and min(at, max(frontier, r[17])) or at
+  if r[UNTIL] > frontier then at = admitsWithReset(i, n, at, r, rules[i]) end
+  return r[PROBE_AT] > 0 and min(at, max(frontier, r[PROBE_AT])) or at
 end
 
--- Records that the charged request tries whether a count has ended, in the tiers where a try is
--- due.
-local function tryOut(cost, count)
+-- Makes the charged request the probe of each tier where one is due.
+local function recordProbes(cost, count)
   for i = 1, #readings do
     local r, n = readings[i], count * cost[unitOf[i]]
-    if n > 0 and r[17] > 0 and r[17] <= frontier then
-      r[18], r[17], r[8] = r[17], 0, 0
-      tries = tries or admits(i, n) > frontier
+    if n > 0 and r[PROBE_AT] > 0 and r[PROBE_AT] <= frontier then
+      r[PROBED_AT], r[PROBE_AT], r[LANDED] = r[PROBE_AT], 0, 0
+      probed = probed or admits(i, n) > frontier
     end
   end
 end
 
--- Whether a request of this cost would try now.
-local function mayTry(cost)
+-- Whether a request of this cost would be a probe now.
+local function mayProbe(cost)
   for i = 1, #readings do
-    if cost[unitOf[i]] > 0 and readings[i][17] > 0 and readings[i][17] <= frontier then return true end
+    if cost[unitOf[i]] > 0 and readings[i][PROBE_AT] > 0 and readings[i][PROBE_AT] <= frontier then return true end
   end
   return false
 end
 
--- Whether the response to a try is outstanding.
-local function trying()
+-- Whether the response to such a probe is outstanding.
+local function awaitsProbe()
   for i = 1, #readings do
-    if readings[i][18] > 0 then return true end
+    if readings[i][PROBED_AT] > 0 then return true end
   end
   return false
 end
@@ -193,14 +192,14 @@ local function sparing(cost, headroom)
   return spare
 end
 
--- Puts requests in flight: adds them to the slot of their landing.
-local function depart(at, cost, count)
-  local lands, s = max(at, sent) + guard, nil
+-- Adds requests to the slot of their landing.
+local function addInFlight(at, cost, count)
+  local lands, s = max(at, sendFrom) + guard, nil
   if slots.first <= slots.last then
     s = lastRecord(slots)
     local last = slots[s + 1]
     if last > lands then lands = last end -- the last request has a longer guard
-    if last - last % grain ~= lands - lands % grain then s = nil end
+    if last - last % resolution ~= lands - lands % resolution then s = nil end
   end
   if not s then
     s = append(slots)
@@ -211,7 +210,7 @@ local function depart(at, cost, count)
   for u = 1, units do
     if not estimated[u] then
       local n = count * cost[u]
-      slots[s + 1 + u], aloft[u] = slots[s + 1 + u] + n, aloft[u] + n
+      slots[s + 1 + u], inFlight[u] = slots[s + 1 + u] + n, inFlight[u] + n
     end
   end
 end
@@ -219,18 +218,18 @@ end
 -- Charges a number of requests of a cost at an instant, or at the frontier if that is later.
 local function charge(at, cost, count)
   at = advance(at)
-  crowd = crowd + count
-  tries = false
-  if #readings > 0 then tryOut(cost, count) end
+  atFrontier = atFrontier + count
+  probed = false
+  if #readings > 0 then recordProbes(cost, count) end
   for i = 1, #rules do
     local n, rule = count * cost[unitOf[i]], rules[i]
     if n > 0 then
-      if rule.depart then rule.depart(at) end
+      if rule.send then rule.send(at) end
       if guard == 0 and not estimated[unitOf[i]] then
         land(i, at, n)
-        if rule.prove then rule.prove(at, at) end
+        if rule.proveOpen then rule.proveOpen(at, at) end
       end
     end
   end
-  if guard > 0 then depart(at, cost, count) end
+  if guard > 0 then addInFlight(at, cost, count) end
 end

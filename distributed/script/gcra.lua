@@ -21,12 +21,12 @@ local function bucket(unit, limit, window, burst)
   -- even if each slot lands later by some time.
   local function afterSlots(tat, part, first, last, later)
     local width, busy = slots.width, true
-    local of, step, rest -- units, and how long they take
+    local cached, step, rest -- units, and how long they take
     for s = (first - 1) * width + 1, (last - 1) * width + 1, width do
       local at, n = slots[s], slots[s + unit]
       if n > 0 then
-        if n ~= of then
-          of, step, rest = n, mulDiv(n, window, limit)
+        if n ~= cached then
+          cached, step, rest = n, mulDiv(n, window, limit)
         end
         if tat < at + later then busy = false end
         if tat < at then tat, part = at, 0 end
@@ -58,7 +58,7 @@ local function bucket(unit, limit, window, burst)
     load = function(words, at) tat, part = parse('>I7I7', words, at) end,
 
     earliest = function(now, n)
-      local tat, part, free = tat, part, burst - aloft[unit] - n
+      local tat, part, free = tat, part, burst - inFlight[unit] - n
       if free >= 0 and (tat < now or admits(now, tat, part, free) == now) then return now end
       -- Units in flight begin to drain only when they land.
       for i = slots.first, slots.last do
@@ -80,12 +80,12 @@ local function bucket(unit, limit, window, burst)
     -- instant of the next request and the interval, both in µs plus a fraction with the denominator
     -- limit. They are spaced evenly while the bucket is in use at each landing: all charges then
     -- drain without a gap. A request charged at t lands a guard after t or after the reply, or up
-    -- to a grain later together with others, and finds the bucket as all charges but a burst leave
+    -- to a resolution later together with others, and finds the bucket as all charges but a burst leave
     -- it.
     pace = function(n)
-      if (mulDiv(burst - n, window, limit)) <= max(0, sent - frontier) + guard + grain then return nil end
+      if (mulDiv(burst - n, window, limit)) <= max(0, sendFrom - frontier) + guard + resolution then return nil end
       readTo(slots, slots.first, slots.last)
-      local at, ahead, busy = afterSlots(tat, part, slots.first, slots.last, grain)
+      local at, ahead, busy = afterSlots(tat, part, slots.first, slots.last, resolution)
       if not busy or at >= LATEST then return nil end
       local step, rest = mulDiv(burst - n, window, limit)
       at, ahead = at - step, ahead - rest
@@ -106,7 +106,7 @@ local function bucket(unit, limit, window, burst)
     expires = function() -- as if all requests landed with the last one
       local lands = lastLanding(unit)
       if not lands then return fresh(0) end
-      local step = mulDiv(aloft[unit], window, limit)
+      local step = mulDiv(inFlight[unit], window, limit)
       return min(max(tat, lands) + step + 2, lands + LATEST)
     end,
 

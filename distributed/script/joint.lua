@@ -20,13 +20,13 @@ local function joint(turnTo)
 
   -- Begins to book requests that take so long on their way, with a reply that takes so long, of a
   -- caller that knows the clock to show so much.
-  local function beginBooking(way, shows, takes)
-    if trail then trail.commit(true) end
+  local function beginReserving(ownGuard, shows, replyTime)
+    if tail then tail.commit(true) end
     checkClock(shows)
-    sent = now + takes
-    if way > 0 then guard = max(way, grain) end
-    if ban > now or held > now + (probing and trying() and 0 or SOON) then return held - now end
-    advance(held)
+    sendFrom = now + replyTime
+    if ownGuard > 0 then guard = max(ownGuard, resolution) end
+    if ban > now or notBefore > now + (probing and awaitsProbe() and 0 or SOON) then return notBefore - now end
+    advance(notBefore)
     return 0
   end
 
@@ -34,7 +34,7 @@ local function joint(turnTo)
   local function amountsOrNone(next)
     local cost, some = {}, false
     for u = 1, units do
-      cost[u] = u <= plan.told and next() or 0
+      cost[u] = u <= plan.ownUnits and next() or 0
       some = some or cost[u] > 0
     end
     return some and cost
@@ -82,22 +82,22 @@ local function joint(turnTo)
   local function fittingBeside(cost, headroom, most) return fitting(cost, sparing(cost, headroom), most) end
 
   -- Charges requests. Answers for how long nothing is booked behind a probe.
-  local function book(wait, cost, count)
+  local function chargeIn(wait, cost, count)
     charge(now + wait, cost, count)
-    probe = probe or tries
+    probe = probe or probed
     if not probe then return 0 end
-    isProbe, probing, pause = true, true, max(now + wait, sent) + PROBE + (guard > 0 and guard or UNGUARDED)
-    held = pause
-    return held - now
+    isProbe, probing, pause = true, true, max(now + wait, sendFrom) + PROBE + (guard > 0 and guard or UNGUARDED)
+    notBefore = pause
+    return notBefore - now
   end
 
   -- In how long a time comes that was given back with room for a request: the first of those later than
   -- some, or the one that comes then. Answers its place too.
-  local function lentIn(cost, later, exactly)
+  local function pooledIn(cost, later, exactly)
     if probe then return nil end
     for i = 1, #pool do
       local p = pool[i]
-      local wait, fits = p[1] - now, p[1] >= sent and p[2] >= guard
+      local wait, fits = p[1] - now, p[1] >= sendFrom and p[2] >= guard
       if exactly then fits = fits and wait == exactly else fits = fits and wait > later end
       for u = 1, units do fits = fits and p[2 + u] >= cost[u] end
       if fits then return wait, i end
@@ -106,30 +106,30 @@ local function joint(turnTo)
 
   -- Takes a time that was given back to the outermost quota, if all others have it too or room then.
   -- Answers in how long it comes.
-  local function takeLent(cost, costs, outermost, most)
+  local function takePooledTime(cost, costs, outermost, most)
     local outer, wait, place = around[outermost], -1, nil
     if not outer then return nil end
     while true do
-      wait, place = outer.lentIn(costs[outermost], wait)
+      wait, place = outer.pooledIn(costs[outermost], wait)
       if not wait or wait > most then return nil end
-      local _, own = lentIn(cost, 0, wait)
+      local _, own = pooledIn(cost, 0, wait)
       local fits, places = own or readyFor(cost, promised + promisedOld + 1) <= wait, {}
       for i = 1, outermost - 1 do
         if fits and costs[i] then
-          _, places[i] = around[i].lentIn(costs[i], 0, wait)
+          _, places[i] = around[i].pooledIn(costs[i], 0, wait)
           fits = places[i] or around[i].readyIn(costs[i], 0) <= wait
         end
       end
       if fits then
-        outer.take(place, costs[outermost])
+        outer.takePooled(place, costs[outermost])
         for i = 1, outermost - 1 do
           if places[i] then
-            around[i].take(places[i], costs[i])
+            around[i].takePooled(places[i], costs[i])
           elseif costs[i] then
-            blocked = max(blocked, around[i].book(wait, costs[i], 1))
+            blocked = max(blocked, around[i].chargeIn(wait, costs[i], 1))
           end
         end
-        if own then take(own, cost) else blocked = max(blocked, book(wait, cost, 1)) end
+        if own then takePooled(own, cost) else blocked = max(blocked, chargeIn(wait, cost, 1)) end
         return wait
       end
     end
@@ -137,17 +137,17 @@ local function joint(turnTo)
 
   -- Begins a call with the other keys: what is wrong with them, if anything.
   local function begin(keys)
-    local takes = argument()
-    around, blocked = {}, beginBooking(argument(), argument(), takes)
+    local replyTime = argument()
+    around, blocked = {}, beginReserving(argument(), argument(), replyTime)
     for i = 2, #keys do
       if not peers[i] then
-        local _, its = instance()
-        peers[i] = its()
+        local _, define = instance()
+        peers[i] = define()
       end
       around[i - 1] = peers[i]
       local words = arguments[cursor]
       cursor = cursor + 1
-      local problem, pauses = around[i - 1].enter(keys[i], words, wall, argument(), argument(), takes)
+      local problem, pauses = around[i - 1].enter(keys[i], words, wall, argument(), argument(), replyTime)
       if problem then return problem end
       blocked = max(blocked, pauses)
     end
@@ -160,7 +160,7 @@ local function joint(turnTo)
     local left = 0 -- of its own turn
     if turn + LOST < now then turn, own = 0, 0 end
     if oldEnd + LOST < now then promised, promisedOld, oldEnd = 0, promised, turnsEnd end
-    local n, booked, more = #reply, false, true
+    local n, reserved, more = #reply, false, true
     while more and cursor <= #arguments do
       local count, within, headroom = argument(), argument(), argument()
       local yields = count < 0
@@ -173,9 +173,9 @@ local function joint(turnTo)
       local last -- in how long the one before goes
       while more and count > 0 do
         local at, what, run, idle = blocked, -1, 1, 0 -- idle: in how long the outermost is ready
-        local lent = at == 0 and not yields and takeLent(cost, costs, outermost, within < 0 and LATEST or within)
-        if lent then
-          at, what = lent, -2
+        local pooled = at == 0 and not yields and takePooledTime(cost, costs, outermost, within < 0 and LATEST or within)
+        if pooled then
+          at, what = pooled, -2
         elseif at == 0 then
           local tiers = plan.deciding
           at, what = readyIn(cost, headroom)
@@ -188,8 +188,8 @@ local function joint(turnTo)
             tiers = tiers + around[i].tiers()
           end
         end
-        if lent then
-          booked = true
+        if pooled then
+          reserved = true
           if at > 0 then ahead = ahead - 1 end
         elseif blocked > 0 or at == NEVER then
           more = false
@@ -205,7 +205,7 @@ local function joint(turnTo)
           end
           local may = turn > 0 and 0 or max(left, unpromised(cost, promised + promisedOld > 0 and min(count, share) or count, late))
           local near = may > 0 and at <= (yields and soon or late)
-          more = near and (at <= 0 or ahead > 0 or not booked)
+          more = near and (at <= 0 or ahead > 0 or not reserved)
           if more then
             if at == last then
               run = fittingBeside(cost, headroom, at > 0 and max(1, min(count, may, ahead)) or min(count, may))
@@ -213,14 +213,14 @@ local function joint(turnTo)
                 if costs[i] then run = min(run, around[i].fitting(costs[i], headroom, run)) end
               end
             end
-            blocked = book(at, cost, run)
+            blocked = chargeIn(at, cost, run)
             for i = 1, #around do
-              if costs[i] then blocked = max(blocked, around[i].book(at, costs[i], run)) end
+              if costs[i] then blocked = max(blocked, around[i].chargeIn(at, costs[i], run)) end
             end
-            what, left, booked, last = run - 2 - crowd, max(0, left - run), true, at
+            what, left, reserved, last = run - 2 - atFrontier, max(0, left - run), true, at
             if at > 0 then ahead = ahead - run end
           elseif not near then
-            if frontier > max(held, now + late) then -- somebody has booked here alone
+            if frontier > max(notBefore, now + late) then -- somebody has booked here alone
               reply[10] = -1
             elseif turn > 0 then
               at = max(at, turn - now)
@@ -246,18 +246,18 @@ local function joint(turnTo)
   -- Saves the quotas around, and tells of each.
   local function finish()
     for i = 1, #around do
-      local told = around[i].leave()
-      for j = 1, 8 do reply[2 + 8 * i + j] = told[j] end
+      local header = around[i].leave()
+      for j = 1, 8 do reply[2 + 8 * i + j] = header[j] end
     end
   end
 
   -- Turns to a quota around another. Answers what is wrong, if anything, and for how long nothing is
   -- booked.
-  local function enter(name, words, time, way, shows, takes)
+  local function enter(name, words, time, ownGuard, shows, replyTime)
     if not call then bind() end
     wall = time
     local problem = turnTo(name, words)
-    return problem, not problem and beginBooking(way, shows, takes)
+    return problem, not problem and beginReserving(ownGuard, shows, replyTime)
   end
 
   local function leave()
@@ -266,7 +266,7 @@ local function joint(turnTo)
   end
 
   return {
-    begin = begin, finish = finish, enter = enter, leave = leave, readyIn = readyIn, fitting = fittingBeside, book = book,
-    lentIn = lentIn, take = take, amounts = amountsOrNone, tiers = function() return plan.deciding end,
+    begin = begin, finish = finish, enter = enter, leave = leave, readyIn = readyIn, fitting = fittingBeside, chargeIn = chargeIn,
+    pooledIn = pooledIn, takePooled = takePooled, amounts = amountsOrNone, tiers = function() return plan.deciding end,
   }
 end

@@ -1,8 +1,8 @@
 -- lease.lua: the leases of each process (owner): the units that it holds of concurrency tiers, and
 -- its estimates that are not settled. Units: µs. Go: leases.go.
--- Uses: call.lua, state.lua, flight.lua, places. Gives: recordsKey, orderKey, leases, lease, wants,
--- isFirst, columns, inline, and in places: keep, leave, renew, gateOf, othersWait, fullFor, hold,
--- stand, save.
+-- Uses: call.lua, state.lua, flight.lua, places. Gives: recordsKey, orderKey, leases, lease, awaited,
+-- hadPlace, columns, inline, and in places: countKept, leave, renew, queueTier, othersWait, fullFor,
+-- hold, enqueue, save.
 --
 -- A process reports its amounts with every call, numbered by seq. They count for the length of its
 -- lease. When the lease of a dead process ends, its permits are free, and its estimates count as
@@ -13,32 +13,44 @@
 --
 --   keys[2]  a hash: the record of each owner; and m, the mark of the state that it belongs to
 --   keys[3]  a sorted set: each owner by when its record is due, and w<owner> by its place in the
---            line, processes that yield behind all others
+--            queue of processes, where those that yield are behind all others
 --
--- A process whose callers wait for a place stands in the line. If there is room for the first
--- process, a place is kept for it for a while, and only that process receives a message, on a
--- channel of its own.
+-- A process whose callers wait for a place is in the queue. If there is room for the first process,
+-- a place is kept for it for a while, and only that process receives a message, on a channel of its
+-- own.
 
 local MOST_DUE = 512 -- the most records that a call reads besides the caller's
 local LINGER = 10000 -- how many ms later than the state the keys of leases expire, at most
 local KEPT = 1000000 -- how long a place is kept for a process
-local YIELDING = 2 ^ 50 -- added to the place in the line of processes that yield
-local LINE_ENDS = 2 ^ 51 -- added to instants in keys[3]
+local YIELDING = 2 ^ 50 -- added to the place in the queue of processes that yield
+local QUEUE_ENDS = 2 ^ 51 -- added to instants in keys[3]
+
+-- A record is these numbers, and by unit the held amounts and the awaited ones:
+local SEQ = 1
+local EXPIRY = 2 -- when the lease ends
+local DUE = 3 -- when the record is due
+local QUEUED_AT = 4 -- when the process entered the queue, plus 1, or 0
+local KEPT_UNTIL = 5 -- until when a place is kept for it, or 0
+local YIELDS = 6 -- 1 plus its headroom if it yields, or 0
+
+-- The sums are these numbers, and by unit the open amount:
+local MARK = 1
+local QUEUED = 2 -- the number of processes in the queue
+local LAST_EXPIRY = 3 -- when the last lease ends
+local FIRST_DUE = 4 -- an instant no later than the first due record
+local KEYS_EXPIRE = 5 -- when the two keys expire
 
 local recordsKey, orderKey
-local leases -- the mark, the number of processes in the line, the latest expiry, an instant no later than the first due record, when
--- the keys expire, and by unit the open amount; or none
+local leases -- the sums; until readLeases, a list of them or an empty one
 local owner -- the caller, as text
-local lease -- the caller's record: seq, expiry, when it is due, place in the line (when it came) or 0, until when a
--- place is kept for it or 0, 1 plus its headroom if it yields or 0, by unit the held amounts and
--- the awaited ones
+local lease -- the caller's record
 local waits -- whether the caller has waiters
-local wants -- the cost that found no place, its headroom and whether it yields
-local isFirst -- whether a place was kept for the caller
-local stood -- whether the caller stood in the line
-local othersInLine -- whether others stand in the line: before a caller that yields, and before one that does not
+local awaited -- the cost that found no place, its headroom and whether it yields
+local hadPlace -- whether a place was kept for the caller
+local wasQueued -- whether the caller was in the queue
+local othersQueued -- whether others are queued: before a caller that yields, and before one that does not
 local isNew -- whether the written leases belong to an earlier state
-local gone, due -- owners whose lease has ended; records that become due later, by owner
+local expired, due -- owners whose lease has ended; records that become due later, by owner
 local columns -- for a state of another plan, by unit the column in the records; nil if the columns stay
 local inline -- records of an earlier format
 
@@ -57,7 +69,7 @@ end
 
 -- Adds the place that is kept for a process to the open amounts, or subtracts it. Returns the sum
 -- of its amounts.
-function places.keep(l, sign)
+function places.countKept(l, sign)
   local sum = 0
   for u = 1, units do
     local n = plan.limited[u] and l[6 + units + u] or 0
@@ -66,19 +78,19 @@ function places.keep(l, sign)
   return sum
 end
 
--- Takes the caller out of the line, and gives up the place that is kept for it.
+-- Removes the caller from the queue, and gives up the place that is kept for it.
 function places.leave()
-  if lease[5] > 0 then places.keep(lease, -1) end
-  if lease[4] > 0 then leases[2] = leases[2] - 1 end
-  lease[4], lease[5] = 0, 0
+  if lease[KEPT_UNTIL] > 0 then places.countKept(lease, -1) end
+  if lease[QUEUED_AT] > 0 then leases[QUEUED] = leases[QUEUED] - 1 end
+  lease[QUEUED_AT], lease[KEPT_UNTIL] = 0, 0
 end
 
 -- Reads the sums and the caller's record. It drops those of a lost state.
 local function readLeases()
-  open, gone, due = {}, {}, {}
+  open, expired, due = {}, {}, {}
   local bytes = call('HMGET', recordsKey, 'm', owner)
   local sums = not inline and leases[1] or {0}
-  isNew = bytes[1] ~= pack('>I7', sums[1])
+  isNew = bytes[1] ~= pack('>I7', sums[MARK])
   leases = isNew and {wall, 0, 0, NEVER, 0} or sums
   if not isNew then lease = recordOf(bytes[2]) end
   for u = 1, units do open[u] = leases[SUMS + u] or 0 end
@@ -88,19 +100,19 @@ end
 local function expire()
   local held = {}
   for u = 1, units do held[u] = 0 end
-  local names = isNew and {} or call('ZRANGEBYSCORE', orderKey, text(LINE_ENDS), text(LINE_ENDS + now), 'LIMIT', '0', text(MOST_DUE))
+  local names = isNew and {} or call('ZRANGEBYSCORE', orderKey, text(QUEUE_ENDS), text(QUEUE_ENDS + now), 'LIMIT', '0', text(MOST_DUE))
   for _, name in ipairs(names) do
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
-    if l[5] > 0 and (l[5] <= now or l[2] <= now) then
-      places.keep(l, -1)
-      l[5] = 0
+    if l[KEPT_UNTIL] > 0 and (l[KEPT_UNTIL] <= now or l[EXPIRY] <= now) then
+      places.countKept(l, -1)
+      l[KEPT_UNTIL] = 0
     end
-    if l[2] > now then
-      l[3] = l[5] > 0 and min(l[5], l[2]) or l[2]
+    if l[EXPIRY] > now then
+      l[DUE] = l[KEPT_UNTIL] > 0 and min(l[KEPT_UNTIL], l[EXPIRY]) or l[EXPIRY]
       due[name] = l
     else
-      gone[#gone + 1] = name
-      if l[4] > 0 then leases[2] = leases[2] - 1 end
+      expired[#expired + 1] = name
+      if l[QUEUED_AT] > 0 then leases[QUEUED] = leases[QUEUED] - 1 end
       if l == lease then lease = nil end
       for u = 1, units do
         held[u], open[u] = held[u] + l[6 + u], open[u] - l[6 + u]
@@ -115,7 +127,7 @@ local function expire()
       if ended then held[u] = held[u] + r[3 + u] else open[u] = open[u] + r[3 + u] end
     end
     if name == owner and not ended then lease = l end
-    if not ended then due[name], leases[3] = l, max(leases[3], r[3]) end
+    if not ended then due[name], leases[LAST_EXPIRY] = l, max(leases[LAST_EXPIRY], r[3]) end
   end
   return held
 end
@@ -124,23 +136,23 @@ end
 function places.renew()
   owner, cursor = arguments[cursor], cursor + 1
   local seq, expiry = argument(), now + argument()
-  waits, wants, isFirst, othersInLine, lease = argument() == 1, nil, false, {}, nil
+  waits, awaited, hadPlace, othersQueued, lease = argument() == 1, nil, false, {}, nil
   readLeases()
-  local settled = (leases[4] <= now or inline) and expire() or {} -- by unit, the reported and the expired amounts
-  if lease and seq <= lease[1] then return 'stale call: a later one has come before it' end
+  local settled = (leases[FIRST_DUE] <= now or inline) and expire() or {} -- by unit, the reported and the expired amounts
+  if lease and seq <= lease[SEQ] then return 'stale call: a later one has come before it' end
   lease = lease or {0, 0, NEVER, 0, 0, 0}
-  stood = lease[4] > 0
-  lease[1], lease[2] = seq, expiry
+  wasQueued = lease[QUEUED_AT] > 0
+  lease[SEQ], lease[EXPIRY] = seq, expiry
   for u = 1, units do
-    local held = u <= plan.told and argument() or 0
+    local held = u <= plan.ownUnits and argument() or 0
     open[u], lease[6 + u], lease[6 + units + u] = open[u] + held - (lease[6 + u] or 0), held, lease[6 + units + u] or 0
   end
-  leases[3] = max(leases[3], expiry)
+  leases[LAST_EXPIRY] = max(leases[LAST_EXPIRY], expiry)
   if not waits then places.leave() end
   if estimates then
     for u = 1, units do
-      settled[u] = (settled[u] or 0) + (u <= plan.told and argument() or 0)
-      if estimated[u] then aloft[u] = aloft[u] + open[u] end
+      settled[u] = (settled[u] or 0) + (u <= plan.ownUnits and argument() or 0)
+      if estimated[u] then inFlight[u] = inFlight[u] + open[u] end
     end
     advance(now)
     for i = 1, #rules do
@@ -150,28 +162,28 @@ function places.renew()
   end
 end
 
--- The tier for which requests of a cost stand in the line, if there is one.
-function places.gateOf(cost)
+-- The tier for which requests of a cost are queued, if there is one.
+function places.queueTier(cost)
   for i = 1, plan.deciding do
     local u = unitOf[i]
     if cost[u] > 0 and (rules[i].concurrent or estimated[u]) then return i end
   end
 end
 
--- Whether other processes stand in the line before the caller.
+-- Whether other processes are in the queue before the caller.
 function places.othersWait(yields)
-  if isFirst or leases[2] == (lease[4] > 0 and 1 or 0) then return false end
-  local known = yields and 1 or 2
-  if othersInLine[known] == nil then
-    othersInLine[known] = false
+  if hadPlace or leases[QUEUED] == (lease[QUEUED_AT] > 0 and 1 or 0) then return false end
+  local k = yields and 1 or 2
+  if othersQueued[k] == nil then
+    othersQueued[k] = false
     local left = {}
-    for i = 1, #gone do left['w' .. gone[i]] = true end
+    for i = 1, #expired do left['w' .. expired[i]] = true end
     left['w' .. owner] = true
-    for _, name in ipairs(call('ZRANGEBYSCORE', orderKey, '1', '(' .. text(yields and LINE_ENDS or YIELDING), 'LIMIT', '0', text(2 + #gone))) do
-      if not left[name] then othersInLine[known] = true end
+    for _, name in ipairs(call('ZRANGEBYSCORE', orderKey, '1', '(' .. text(yields and QUEUE_ENDS or YIELDING), 'LIMIT', '0', text(2 + #expired))) do
+      if not left[name] then othersQueued[k] = true end
     end
   end
-  return othersInLine[known]
+  return othersQueued[k]
 end
 
 -- The first concurrency tier without room for a cost, if there is one.
@@ -187,19 +199,18 @@ function places.hold(cost, count)
   for u = 1, units do
     local n = count * cost[u]
     lease[6 + u], open[u] = lease[6 + u] + n, open[u] + n
-    if estimated[u] then aloft[u] = aloft[u] + n end
+    if estimated[u] then inFlight[u] = inFlight[u] + n end
   end
 end
 
--- Puts the caller at the end of the line if it waits for a place and does not stand in the line
--- yet.
-function places.stand()
-  if not (wants and waits) then return end
-  if lease[4] == 0 then
-    leases[2], lease[4] = leases[2] + 1, now + 1
+-- Puts the caller at the end of the queue if it waits for a place and is not queued yet.
+function places.enqueue()
+  if not (awaited and waits) then return end
+  if lease[QUEUED_AT] == 0 then
+    leases[QUEUED], lease[QUEUED_AT] = leases[QUEUED] + 1, now + 1
   end
-  lease[6] = wants.yields and 1 + wants.headroom or 0
-  for u = 1, units do lease[6 + units + u] = wants.cost[u] end
+  lease[YIELDS] = awaited.yields and 1 + awaited.headroom or 0
+  for u = 1, units do lease[6 + units + u] = awaited.cost[u] end
 end
 
 -- Writes a record.
@@ -207,31 +218,31 @@ local function putRecord(name, l)
   call('HSET', recordsKey, name, pack(sevens(6 + 2 * units), spread(l, 1, 6 + 2 * units)))
 end
 
--- Writes when a record is due, if that is earlier than before.
-local function lookBy(name, l, at)
-  if at < l[3] then
-    l[3], leases[4] = at, min(leases[4], at)
-    call('ZADD', orderKey, text(LINE_ENDS + at), name)
+-- Makes a record due at an instant, unless it is due earlier.
+local function setDue(name, l, at)
+  if at < l[DUE] then
+    l[DUE], leases[FIRST_DUE] = at, min(leases[FIRST_DUE], at)
+    call('ZADD', orderKey, text(QUEUE_ENDS + at), name)
   end
 end
 
--- Keeps free places for the first processes in the line, and sends them a message.
+-- Keeps free places for the first processes in the queue, and sends them a message.
 local function wake()
-  while leases[2] > 0 do
-    local line = call('ZRANGEBYSCORE', orderKey, '0', '(' .. text(LINE_ENDS), 'LIMIT', '0', '2')
-    local first = line[2]
-    if line[1] ~= 'm' or not first then -- the key is lost, so leases begin anew with the next call
-      leases[1] = 0
+  while leases[QUEUED] > 0 do
+    local queued = call('ZRANGEBYSCORE', orderKey, '0', '(' .. text(QUEUE_ENDS), 'LIMIT', '0', '2')
+    local first = queued[2]
+    if queued[1] ~= 'm' or not first then -- the key is lost, so leases begin anew with the next call
+      leases[MARK] = 0
       return
     end
     local name = sub(first, 2)
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
     local cost = {spread(l, 7 + units, 6 + 2 * units)}
-    if places.fullFor(cost, sparing(cost, max(0, l[6] - 1))) or estimates and earliest(cost) > LATEST then return end
-    l[4], l[5], leases[2] = 0, now + KEPT, leases[2] - 1
-    local kept = places.keep(l, 1)
+    if places.fullFor(cost, sparing(cost, max(0, l[YIELDS] - 1))) or estimates and earliest(cost) > LATEST then return end
+    l[QUEUED_AT], l[KEPT_UNTIL], leases[QUEUED] = 0, now + KEPT, leases[QUEUED] - 1
+    local kept = places.countKept(l, 1)
     call('ZREM', orderKey, first)
-    lookBy(name, l, l[5])
+    setDue(name, l, l[KEPT_UNTIL])
     if name ~= owner then putRecord(name, l) end
     redis.pcall('PUBLISH', recordsKey .. ':' .. name, 'freed') -- pcall: a user without the right to publish must not fail
     if kept == 0 then return end -- the next process follows when this one has asked
@@ -242,7 +253,7 @@ end
 function places.save(expiry)
   if isNew then
     call('DEL', recordsKey, orderKey)
-    call('HSET', recordsKey, 'm', pack('>I7', leases[1]))
+    call('HSET', recordsKey, 'm', pack('>I7', leases[MARK]))
     call('ZADD', orderKey, '0', 'm')
   end
   if columns then
@@ -252,31 +263,31 @@ function places.save(expiry)
     end
     columns = nil
   end
-  for i = 1, #gone do
-    call('HDEL', recordsKey, gone[i])
-    call('ZREM', orderKey, gone[i], 'w' .. gone[i])
+  for i = 1, #expired do
+    call('HDEL', recordsKey, expired[i])
+    call('ZREM', orderKey, expired[i], 'w' .. expired[i])
   end
   for name, l in pairs(due) do
-    call('ZADD', orderKey, text(LINE_ENDS + l[3]), name)
+    call('ZADD', orderKey, text(QUEUE_ENDS + l[DUE]), name)
     if l ~= lease then putRecord(name, l) end
   end
-  if leases[4] <= now or inline then
-    local name = call('ZRANGEBYSCORE', orderKey, text(LINE_ENDS), text(2 * LINE_ENDS), 'LIMIT', '0', '1')[1]
+  if leases[FIRST_DUE] <= now or inline then
+    local name = call('ZRANGEBYSCORE', orderKey, text(QUEUE_ENDS), text(2 * QUEUE_ENDS), 'LIMIT', '0', '1')[1]
     local first = name and (due[name] or name == owner and lease or recordOf(call('HGET', recordsKey, name)))
-    leases[4] = first and first[3] or NEVER
+    leases[FIRST_DUE] = first and first[DUE] or NEVER
   end
-  lookBy(owner, lease, lease[2])
-  if lease[4] > 0 then
-    call('ZADD', orderKey, text(lease[4] + (lease[6] > 0 and YIELDING or 0)), 'w' .. owner)
-  elseif stood then
+  setDue(owner, lease, lease[EXPIRY])
+  if lease[QUEUED_AT] > 0 then
+    call('ZADD', orderKey, text(lease[QUEUED_AT] + (lease[YIELDS] > 0 and YIELDING or 0)), 'w' .. owner)
+  elseif wasQueued then
     call('ZREM', orderKey, 'w' .. owner)
   end
   wake()
   putRecord(owner, lease)
   for u = 1, units do leases[SUMS + u] = open[u] end
-  if leases[5] < now + 1000 * expiry then
+  if leases[KEYS_EXPIRE] < now + 1000 * expiry then
     expiry = expiry + LINGER
-    leases[5] = now + 1000 * expiry
+    leases[KEYS_EXPIRE] = now + 1000 * expiry
     call('PEXPIRE', recordsKey, text(expiry))
     call('PEXPIRE', orderKey, text(expiry))
   end

@@ -12,7 +12,7 @@
 --          lease.lua; of j, the quotas around that of the first key
 -- argv     whole numbers, instants and lengths in µs
 --   op     r, b, j, u, x, l, p, e, o, q or c, see below
---   plan   one text: guard, grain (requests that land within 2^grain µs land together), U units,
+--   plan   one text: guard, resolution (requests that land within the same 2^resolution µs land together), U units,
 --          K tiers, U hashes of the units' names, and for each tier: algorithm, unit from 0,
 --          limit, window, burst (of a calendar: longer than any period), extra (precision, phase,
 --          or a hash of period and zone)
@@ -83,7 +83,7 @@
 --               and the others follow when the wait ends; 4, the process of the probe lives, and
 --               the wait lasts for at least for from now; 5, as 1, and in any case a request of
 --               the epoch was not refused, which resets the back-offs; 6, as 2, for a probe that
---               was never sent. If the response to a try is outstanding, which reports whether a
+--               was never sent. If the response to a probe is outstanding, which reports whether a
 --               count has ended, the wait goes on for REPORT after 1 and 5. Replies 1 if the fleet
 --               was waiting for that probe.
 --   o  observe  the longest time in flight of the request with the response (0: the plan's guard),
@@ -110,12 +110,12 @@ local function turnTo(name, words)
   key = name
   adopt(planOf(words))
   local problem, old = readState()
-  if old and old.lasts then -- this plan with guest tiers
+  if old and old.matches then -- this plan with guest tiers
     adopt(planOf(old.words, old.plan))
     problem, old = readState()
   end
   if problem then return problem end
-  lease, wants, columns, inline = nil, nil, nil, nil
+  lease, awaited, columns, inline = nil, nil, nil, nil
   if old then convert(words, old) end
   problem = loadTiers()
   if not problem and (plan.concurrent or estimates) then
@@ -123,19 +123,19 @@ local function turnTo(name, words)
     problem = places.renew()
   end
   if problem then return problem end
-  probe, probing, held, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
+  probe, probing, notBefore, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
   -- After TIME was set back, the instants of returned reservations have another meaning.
-  while pool[1] and (setBack or pool[1][1] < held) do table.remove(pool, 1) end
-  reply, crossing, isProbe, sent = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
+  while pool[1] and (setBack or pool[1][1] < notBefore) do table.remove(pool, 1) end
+  reply, crossing, isProbe, sendFrom = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
 end
 
 -- Runs an operation on the key.
 local function decide(op)
-  if trail then trail.commit(op ~= 'r' and op ~= 'b' and op ~= 'q' and op ~= 'u') end
-  if trail and op ~= 'u' then trail.look() end
+  if tail then tail.commit(op ~= 'r' and op ~= 'b' and op ~= 'q' and op ~= 'u') end
+  if tail and op ~= 'u' then tail.chargeRuns() end
   if not ops[op] then defineOp(op) end
   if ops[op] then ops[op](op) end
-  if trail and op == 'u' then trail.look() end
+  if tail and op == 'u' then tail.chargeRuns() end
   if op == 'l' then crossing = true end
   if crossing == nil then return end
   local n = #reply

@@ -1,16 +1,16 @@
 -- pause.lua: the operations p and e: pauses and bans, and the probe, which goes first after one.
 -- Units: µs.
--- Uses: call.lua, state.lua, readings, trying. Gives: ops.p, ops.e, endProbe, the locals below.
+-- Uses: call.lua, state.lua, readings, awaitsProbe. Gives: ops.p, ops.e, endProbe, the locals below.
 
 local news -- the message to publish to the fleet
 local probe -- whether one request goes first after the pause
 local probing -- whether the probe has gone, and the pause lasts until its response
 local isProbe -- whether this call has reserved the probe
-local held -- the instant before which no request goes
+local notBefore -- the instant before which no request goes
 local level -- the back-offs in a row since a request passed, up to MOST_DOUBLED
 
 local MOST_DOUBLED = 15
-local REPORT = 100000 -- how long after the response to a try its reading may arrive
+local REPORT = 100000 -- how long after the response to a probe its report may arrive
 
 -- Ends the wait for the probe.
 local function endProbe()
@@ -18,45 +18,45 @@ local function endProbe()
 end
 
 function ops.p()
-  local length, close, once, of, first = argument(), argument(), argument(), argument(), argument()
+  local length, isBan, once, since, withProbe = argument(), argument(), argument(), argument(), argument()
   local most = cursor <= #arguments and argument()
   if most then length = argument() == 1 and level == 0 and 0 or min(most, length * 2 ^ level) end
   local ends = min(now + length, LATEST)
   reply[9] = 0
-  if probing then held = now end -- the wait for a probe does not count as a pause
-  local void = once == 1 and of ~= epoch or once == 2 and of <= epoch
-  if not void and (ends > held or first == 1 and ends == now and held == now) then
-    pause, epoch, reply[9] = ends, once == 2 and of or max(epoch + 1, (divMod(wall, 1000000))) % 2 ^ 32, 1
-    if close == 1 then ban = ends end
-    probe, probing = probe or first == 1, false
+  if probing then notBefore = now end -- the wait for a probe does not count as a pause
+  local outdated = once == 1 and since ~= epoch or once == 2 and since <= epoch
+  if not outdated and (ends > notBefore or withProbe == 1 and ends == now and notBefore == now) then
+    pause, epoch, reply[9] = ends, once == 2 and since or max(epoch + 1, (divMod(wall, 1000000))) % 2 ^ 32, 1
+    if isBan == 1 then ban = ends end
+    probe, probing = probe or withProbe == 1, false
     if most then level = min(level + 1, MOST_DOUBLED) end
-    local shut = ban > now
-    news = format('pause %.0f %.0f %.0f', (shut and ban or ends) - now, shut and 1 or 0, epoch)
+    local isBanned = ban > now
+    news = format('pause %.0f %.0f %.0f', (isBanned and ban or ends) - now, isBanned and 1 or 0, epoch)
   end
 end
 
 function ops.e()
-  local of, how, more = argument(), argument(), argument()
-  reply[9] = probing and of == epoch and 1 or 0
-  if how == 5 and of == epoch then level = 0 end
+  local since, how, longer = argument(), argument(), argument()
+  reply[9] = probing and since == epoch and 1 or 0
+  if how == 5 and since == epoch then level = 0 end
   if how == 0 then
-    pause, ban, epoch, probe, probing, level = 0, 0, max(epoch + 1, of + 1, (divMod(wall, 1000000))) % 2 ^ 32, false, false, 0
+    pause, ban, epoch, probe, probing, level = 0, 0, max(epoch + 1, since + 1, (divMod(wall, 1000000))) % 2 ^ 32, false, false, 0
     news = format('resume %.0f', epoch)
   elseif reply[9] == 1 and how == 4 then
-    pause = max(pause, now + more)
+    pause = max(pause, now + longer)
   elseif reply[9] == 1 then
-    local more = (how == 1 or how == 5) and trying() and min(pause, now + REPORT) or 0
+    local longer = (how == 1 or how == 5) and awaitsProbe() and min(pause, now + REPORT) or 0
     if how == 6 then
       for i = 1, #readings do
         local r = readings[i]
-        if r[18] > 0 then r[17], r[18] = r[18], 0 end
+        if r[PROBED_AT] > 0 then r[PROBE_AT], r[PROBED_AT] = r[PROBED_AT], 0 end
       end
     end
     if how == 3 then
       probe = false
     else
       endProbe()
-      pause, probe, probing = more, how == 2 or how == 6, more > now
+      pause, probe, probing = longer, how == 2 or how == 6, longer > now
     end
   end
 end

@@ -3,7 +3,7 @@
 -- Uses: argument. Gives: the names of algorithms, plans, plan and its fields, amounts, numbersIn,
 -- listOf, hasGroups, isBucket.
 --
--- A plan is a list of numbers: guard, resolution, number of units, number of tiers, the units'
+-- A plan is a list of numbers: guard, the resolution as a power of two, number of units, number of tiers, the units'
 -- hashes, and from 5 + number of units on, six numbers for each tier. The state begins with the
 -- same numbers as text. A call detects a changed policy by comparing two strings, and parses the
 -- plan of the state only then.
@@ -32,14 +32,14 @@ local GUESTS = 8 -- the most guest tiers
 
 local plans, planCount = {}, 0 -- by their text
 local plan -- the list of the current plan, and the tables made of it, see tiers.lua
-local guard, grain, units -- of the plan; grain is the resolution: requests that land within a grain land together
+local guard, resolution, units -- of the plan; requests that land within the same resolution land together
 local estimates, estimated -- whether any unit is estimated, and for each unit whether it is
 
 -- The next arguments as amounts, one for each unit.
 local function amounts()
   local cost = {}
-  for u = 1, plan.told do cost[u] = argument() end
-  for u = plan.told + 1, units do cost[u] = 0 end
+  for u = 1, plan.ownUnits do cost[u] = argument() end
+  for u = plan.ownUnits + 1, units do cost[u] = 0 end
   return cost
 end
 
@@ -52,18 +52,18 @@ local function numbersIn(words)
   return list
 end
 
--- The numbers of a plan with its guest tiers; nil if the text is not a plan. told is the number of
--- units for which calls have arguments, deciding the number of tiers that decide, and ends lists
+-- The numbers of a plan with its guest tiers; nil if the text is not a plan. ownUnits is the number
+-- of units for which calls have arguments, deciding the number of tiers that decide, and ends lists
 -- until when each guest tier is kept.
 local function listOf(words)
   local own, plus, kept = string.match(words, '^([%d ]*)(%+?)([%d ]*)$')
   local p = numbersIn(own or '')
   if not p[4] or #p ~= 4 + p[3] + 6 * p[4] then return nil end
-  p.told, p.deciding, p.ends = p[3], p[4], {}
+  p.ownUnits, p.deciding, p.ends = p[3], p[4], {}
   if plus == '+' then
     local k, list = numbersIn(kept), {p[1], p[2]}
     if not k[2] or #k ~= 2 + k[1] + 7 * k[2] then return nil end
-    list[3], list[4], list.told, list.deciding, list.ends = p[3] + k[1], p[4] + k[2], p[3], p[4], {}
+    list[3], list[4], list.ownUnits, list.deciding, list.ends = p[3] + k[1], p[4] + k[2], p[3], p[4], {}
     for u = 1, p[3] do list[4 + u] = p[4 + u] end
     for u = 1, k[1] do list[4 + p[3] + u] = k[2 + u] end
     for i = 5 + p[3], #p do list[#list + 1] = p[i] end

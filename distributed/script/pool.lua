@@ -1,5 +1,5 @@
 -- pool.lua: returned reservations, the earliest first. Units: µs.
--- Uses: guard, units. Gives: POOL, pool, find, take.
+-- Uses: guard, units. Gives: POOL, pool, findPooled, takePooled.
 --
 -- Returned reservations stay charged in every tier. So the next request of no larger cost may take
 -- one over, or a part of it, which is exact for any mix of algorithms as long as the request is in
@@ -11,7 +11,7 @@ local pool
 
 -- The index of the earliest entry from an instant on that has room for a cost and a guard no
 -- shorter than the request's.
-local function find(from, cost)
+local function findPooled(from, cost)
   for i = 1, #pool do
     local p = pool[i]
     local fits = p[1] >= from and p[2] >= guard
@@ -20,8 +20,8 @@ local function find(from, cost)
   end
 end
 
--- Takes a cost out of an entry.
-local function take(i, cost)
+-- Takes a cost out of entry i.
+local function takePooled(i, cost)
   local p, left = pool[i], 0
   for u = 1, units do
     p[2 + u] = p[2 + u] - cost[u]

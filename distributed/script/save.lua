@@ -7,10 +7,10 @@ local function expiryOf()
   local done = max(now, frontier, pause)
   if slots.first <= slots.last then done = max(done, (landing(slots.last, 0))) end
   for i = 1, #rules do
-    local resets = #readings > 0 and readings[i][6] > frontier
-    done = max(done, rules[i].expires(resets), resets and apart(i) > 0 and readings[i][6] or 0)
+    local resets = #readings > 0 and readings[i][UNTIL] > frontier
+    done = max(done, rules[i].expires(resets), resets and othersUsed(i) > 0 and readings[i][UNTIL] or 0)
   end
-  if lease then done = max(done, leases[3]) end
+  if lease then done = max(done, leases[LAST_EXPIRY]) end
   if level > 0 then done = max(done, now + 2000000 * 2 ^ level) end -- without a call for this long, the back-offs are forgotten
   if estimates then -- open estimates land when a lease ends, and then count for this long at most
     local landing = done
@@ -43,18 +43,18 @@ local function growRings()
   setImage(rings)
 end
 
--- The saved bytes of the tiers and the slots as they are now, frontier, crowd and the number of
--- slots. The caller sets the first two parts.
+-- The saved bytes of the tiers and the slots as they are now, frontier, atFrontier and the number
+-- of slots. The caller sets the first two parts.
 local function settled()
   growRings()
   local parts = {'', ''}
-  for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and aloft[u] - open[u] or aloft[u]) end
+  for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and inFlight[u] - open[u] or inFlight[u]) end
   for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
   for i = 1, #rules do
     if rules[i].groups then putQueue(parts, rules[i].groups) end
   end
   putQueue(parts, slots)
-  return parts, frontier, crowd, slots.last - slots.first + 1
+  return parts, frontier, atFrontier, slots.last - slots.first + 1
 end
 
 -- Writes the state, publishes news, and completes the header of the reply.
@@ -63,19 +63,19 @@ local function save()
   if lease then places.save(expiry) end
   for i = 1, #readings do
     local words, r = own[i] and own[i].words() or '', readings[i]
-    r[10] = own[i] and 1 or 0
+    r[HAS_OWN] = own[i] and 1 or 0
     for w = 1, 4 do r[10 + w] = 7 * w <= #words and parse('>I7', words, 7 * w - 6) or 0 end
   end
 
   local turns = turnsEnd > now or delayedEnd > now
-  local parts, frontier, crowd, count
-  if trail and trail.base then parts, frontier, crowd, count = spread(trail.base, 1, 4) else parts, frontier, crowd, count = settled() end
-  parts[1], parts[2] = image or '', pack(FORMAT, now, wall, generation, frontier, crowd % CROWD + (trail and CROWD * #trail.tail or 0), pause, epoch,
+  local parts, frontier, atFrontier, count
+  if tail and tail.base then parts, frontier, atFrontier, count = spread(tail.base, 1, 4) else parts, frontier, atFrontier, count = settled() end
+  parts[1], parts[2] = image or '', pack(FORMAT, now, wall, generation, frontier, atFrontier % MOST_AT_FRONTIER + (tail and MOST_AT_FRONTIER * #tail.runs or 0), pause, epoch,
     (turns and 1 or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, count, #pool, lease and 1 or 0, #readings, ban)
   putRecords(parts, pool, 2 + units)
   if lease then parts[#parts + 1] = pack(sevens(SUMS + units), spread(leases, 1, SUMS + units)) end
   putRecords(parts, readings, READING)
-  if trail then putRecords(parts, trail.tail, RUN + units) end
+  if tail then putRecords(parts, tail.runs, RUN + units) end
   if turns then parts[#parts + 1] = pack('>I7I7I7I7I7', turnsEnd, delayedEnd, promised, promisedOld, oldEnd) end
   if image then
     local reserve = divMod(#image - ringsAt, 8)

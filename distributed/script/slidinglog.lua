@@ -38,7 +38,7 @@ local function slidingLog(unit, limit, window)
   function rule.earliest(now, n)
     -- The unit that must have left the window has landed, or, if too few have, is in flight and
     -- leaves a window after it lands.
-    local k = aloft[unit] + n
+    local k = inFlight[unit] + n
     if k > limit then return min(NEVER, nthLanding(unit, k - limit) + window) end
     local s = stamp(limit - k)
     return s and max(now, s + window) or now

@@ -17,7 +17,7 @@ local function slidingWindow(unit, limit, window, precision)
   end
 
   function rule.earliest(now, n)
-    local excess = total + aloft[unit] + n - limit
+    local excess = total + inFlight[unit] + n - limit
     if excess <= 0 then return now end
     for i = groups.first, groups.last do
       local g = record(groups, i)

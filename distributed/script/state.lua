@@ -10,12 +10,12 @@
 -- behind its body, because Redis doubles a string that grows; the bytes there have no meaning. When
 -- a ring grows, the whole state is written anew.
 
-local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, crowd plus CROWD times the runs of the tail, pause,
+local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, atFrontier plus MOST_AT_FRONTIER times the runs of the tail, pause,
 -- epoch, flags, exact, the numbers of slots, of the pool's entries, of leases (since format 4 of
--- their sums, one or none) and of readings: one for each tier or none; and ban. Frontier, crowd,
+-- their sums, one or none) and of readings: one for each tier or none; and ban. Frontier, atFrontier,
 -- slots and the words of tiers exclude the tail.
 local HEAD = 63 -- the bytes of the head
-local CROWD = 2 ^ 20 -- the crowd is saved modulo this
+local MOST_AT_FRONTIER = 2 ^ 20 -- atFrontier is saved modulo this
 local SUMS = 5 -- numbers of the sums of leases before the amounts, see lease.lua
 local RUN = 4 -- numbers of a run of the tail before the cost, see tail.lua
 local READING = 18 -- numbers of a reading, see reading.lua
@@ -91,7 +91,7 @@ end
 
 -- Describes a state of another plan or format: the plan, the words of its tiers, the size of its
 -- head, how many numbers an entry of its pool and of its leases has before the amounts, its logs,
--- where their rings begin, and (lasts) whether it is the caller's plan with guest tiers that are
+-- where their rings begin, and (matches) whether it is the caller's plan with guest tiers that are
 -- all still kept. Returns nil and the problem if the state is not valid.
 local function oldIn(raw)
   local HEADS = {['1'] = 55, ['2'] = 56, ['3'] = HEAD, ['4'] = HEAD} -- by format: 1 had no readings, 2 no ban of its own, 3 no guards in the pool, no turns and no tail
@@ -103,12 +103,12 @@ local function oldIn(raw)
   if not words then return nil, 'corrupt state: it ends too soon' end
   local p = listOf(words)
   if not p then return nil, 'corrupt plan in the state' end
-  local old = {words = words, current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], pooled = version < '4' and 1 or 2,
-    leased = version < '4' and 3 or SUMS, reading = version < '3' and 14 or version == '3' and 16 or READING}
+  local old = {words = words, current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], poolNumbers = version < '4' and 1 or 2,
+    leaseNumbers = version < '4' and 3 or SUMS, readingNumbers = version < '3' and 14 or version == '3' and 16 or READING}
   old.front, old.logs = sizes(p, old.wordsOf, old.head)
   old.rings = after + 7 * #old.logs
-  old.lasts = sub(raw, 1, #plan.start) == sub(plan.start, 1, -2) .. '+'
-  for i = 1, #p.ends do old.lasts = old.lasts and p.ends[i] > wall end
+  old.matches = sub(raw, 1, #plan.start) == sub(plan.start, 1, -2) .. '+'
+  for i = 1, #p.ends do old.matches = old.matches and p.ends[i] > wall end
   return old
 end
 
@@ -123,7 +123,7 @@ local function readState()
   if not raw or sub(raw, 1, #start) ~= start then
     if raw and sub(raw, #start, #start) == '+' then -- reading the whole value may take long
       old = oldIn(call('GETRANGE', key, '0', '8191'))
-      if old and old.lasts then return nil, old end
+      if old and old.matches then return nil, old end
     end
     raw = call('GET', key)
   end
@@ -141,7 +141,7 @@ local function readState()
   else
     old, problem = oldIn(raw)
     if problem then return problem end
-    if old.lasts then return nil, old end
+    if old.matches then return nil, old end
     capacities, size = ringsIn(raw, old.rings - 7 * #old.logs, old.logs)
     if not capacities then return 'corrupt state: its logs are too short' end
     state, body = raw, old.rings + size
@@ -152,16 +152,16 @@ local function readState()
   if have < (old or plan).front then return 'corrupt state: it ends too soon' end
   local before
   lengths = {slots = 0, pool = 0, leases = 0, readings = 0, tail = 0, drift = 0}
-  now, before, generation, frontier, crowd, pause, epoch, flags, exact, lengths.slots, lengths.pool, lengths.leases, lengths.readings, ban =
+  now, before, generation, frontier, atFrontier, pause, epoch, flags, exact, lengths.slots, lengths.pool, lengths.leases, lengths.readings, ban =
     parse(head == HEAD and FORMAT or sub(FORMAT, 1, head == 56 and -3 or -5), state, body)
-  if crowd >= CROWD and not (old and not old.current) then lengths.tail, crowd = divMod(crowd, CROWD) end
+  if atFrontier >= MOST_AT_FRONTIER and not (old and not old.current) then lengths.tail, atFrontier = divMod(atFrontier, MOST_AT_FRONTIER) end
   if head < 56 then lengths.readings = 0 end
   if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
   local turns = (not old or old.current) and flags % 2 == 1 -- the ends of turns are the last numbers
 
-  local pooled, leased = old and old.pooled or 2, old and old.leased or SUMS
-  local numbers = (1 + kept[3]) * lengths.slots + (pooled + kept[3]) * lengths.pool + (leased + kept[3]) * lengths.leases
-    + (old and old.reading or READING) * lengths.readings + (RUN + kept[3]) * lengths.tail
+  local poolNumbers, leaseNumbers = old and old.poolNumbers or 2, old and old.leaseNumbers or SUMS
+  local numbers = (1 + kept[3]) * lengths.slots + (poolNumbers + kept[3]) * lengths.pool + (leaseNumbers + kept[3]) * lengths.leases
+    + (old and old.readingNumbers or READING) * lengths.readings + (RUN + kept[3]) * lengths.tail
   local place, log = body + head + 7 * kept[3], 0 -- where the words of the next tier are
   for t = 5 + kept[3], #kept, 6 do
     if hasGroups(kept[t]) then

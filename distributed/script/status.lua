@@ -6,8 +6,8 @@ function ops.q()
   local n = #reply
   advance(now)
   for i = 1, plan.deciding do
-    local used, next = rules[i].used(frontier) + apart(i), admits(i, 1)
-    if not rules[i].concurrent then used = used + aloft[unitOf[i]] end
+    local used, next = rules[i].used(frontier) + othersUsed(i), admits(i, 1)
+    if not rules[i].concurrent then used = used + inFlight[unitOf[i]] end
     reply[n + 1], reply[n + 2], n = used, next < NEVER and next or -1, n + 3
   end
 end
@@ -16,11 +16,11 @@ end
 -- saved.
 local function whenUnused()
   local at, resets = frontier, {}
-  for i = 1, plan.deciding do resets[i] = apart(i) > 0 and readings[i][6] or 0 end
+  for i = 1, plan.deciding do resets[i] = othersUsed(i) > 0 and readings[i][UNTIL] or 0 end
   if slots.first <= slots.last then advance((landing(slots.last, 0))) end
   for i = 1, plan.deciding do
     local fresh = at
-    if aloft[unitOf[i]] > 0 then
+    if inFlight[unitOf[i]] > 0 then
       fresh = NEVER
     elseif reply[6 + 3 * i] > 0 then
       fresh = max(frontier, rules[i].fresh(frontier), resets[i])

@@ -1,6 +1,6 @@
 -- tail.lua: the tail, which is the last runs of reservations while they are in the future and far
 -- apart. Units: µs.
--- Uses: charge, advance, settled, take. Gives: trail, newTrail.
+-- Uses: charge, advance, settled, takePooled. Gives: tail, newTail.
 --
 -- The tail is not charged permanently: each call that needs the resulting charges computes them
 -- anew and drops them. So a reservation that is returned at the end leaves no trace, and the end
@@ -12,10 +12,10 @@
 
 local TAIL = 8 -- the most runs
 
-local trail -- the functions below, and the runs of the tail; nil if this call has no tail
+local tail -- the functions below, and the runs of the tail; nil if this call has no tail
 
-local function newTrail(runs)
-  local self = {tail = runs, closed = false} -- closed: this call adds no more runs
+local function newTail(runs)
+  local self = {runs = runs, closed = false} -- closed: this call adds no more runs
 
   local function fits(amounts, i, cost)
     for u = 1, units do
@@ -28,55 +28,55 @@ local function newTrail(runs)
   local function keepBase() self.base = {settled()} end
 
   local function replay(r)
-    local way, reply = guard, sent
-    sent, guard = r[2], r[3]
+    local ownGuard, replyAt = guard, sendFrom
+    sendFrom, guard = r[2], r[3]
     charge(r[1], {spread(r, RUN + 1, RUN + units)}, r[4])
-    sent, guard = reply, way
+    sendFrom, guard = replyAt, ownGuard
   end
 
   -- Whether a tail is possible: a charge then changes only what keepBase keeps.
-  function self.may()
+  function self.isPossible()
     return not self.closed and pause <= now and not probe and not estimates and #readings == 0 and #calendars == 0
   end
 
   -- Charges permanently the runs whose instant has come, or all. If the clock has stepped back
   -- since, the runs count in the windows of the clock at their decision.
   function self.commit(all)
-    local tail, rest, after = self.tail, {}, drift
-    drift, all = lengths.drift, all or drift ~= lengths.drift or not self.may()
-    for i = 1, #tail do
-      if all or tail[i][1] <= now then replay(tail[i]) else rest[#rest + 1] = tail[i] end
+    local runs, later, newDrift = self.runs, {}, drift
+    drift, all = lengths.drift, all or drift ~= lengths.drift or not self.isPossible()
+    for i = 1, #runs do
+      if all or runs[i][1] <= now then replay(runs[i]) else later[#later + 1] = runs[i] end
     end
-    self.tail, drift = rest, after
+    self.runs, drift = later, newDrift
   end
 
   -- Charges the tail for this call, and keeps the state without it for save.
-  function self.look()
-    local tail = self.tail
-    if not tail[1] then return end
+  function self.chargeRuns()
+    local runs = self.runs
+    if not runs[1] then return end
     advance(now)
     keepBase()
-    for i = 1, #tail do replay(tail[i]) end
+    for i = 1, #runs do replay(runs[i]) end
   end
 
   -- Makes all charges permanent.
   function self.flush()
-    if self.tail[1] then self.tail, self.base, self.closed = {}, nil, true end
+    if self.runs[1] then self.runs, self.base, self.closed = {}, nil, true end
   end
 
   -- Adds a run, which the caller then charges behind the frontier.
   function self.add(at, cost, count)
-    local tail = self.tail
-    local last = tail[#tail]
+    local runs = self.runs
+    local last = runs[#runs]
     local joins = last and last[1] == at
-    if self.may() and (joins or at > frontier + guard) then
-      local after = max(at, sent)
+    if self.isPossible() and (joins or at > frontier + guard) then
+      local from = max(at, sendFrom)
       if not self.base then keepBase() end
-      if joins and last[2] == after and last[3] == guard and fits(last, RUN, cost) and fits(cost, 0, {spread(last, RUN + 1, RUN + units)}) then
+      if joins and last[2] == from and last[3] == guard and fits(last, RUN, cost) and fits(cost, 0, {spread(last, RUN + 1, RUN + units)}) then
         last[4] = last[4] + count
       else
-        tail[#tail + 1] = {at, after, guard, count, spread(cost, 1, units)}
-        if #tail > TAIL then self.flush() end
+        runs[#runs + 1] = {at, from, guard, count, spread(cost, 1, units)}
+        if #runs > TAIL then self.flush() end
       end
     else
       self.flush()
@@ -84,14 +84,14 @@ local function newTrail(runs)
   end
 
   -- Takes a reservation at the last instant off the end. Returns whether it was there.
-  local function takeLast(at, way, cost)
-    local tail = self.tail
-    for i = #tail, 1, -1 do
-      local r = tail[i]
+  local function takeLast(at, ownGuard, cost)
+    local runs = self.runs
+    for i = #runs, 1, -1 do
+      local r = runs[i]
       if r[1] ~= at then return false end
-      if r[3] == way and fits(r, RUN, cost) and fits(cost, 0, {spread(r, RUN + 1, RUN + units)}) then
+      if r[3] == ownGuard and fits(r, RUN, cost) and fits(cost, 0, {spread(r, RUN + 1, RUN + units)}) then
         r[4] = r[4] - 1
-        if r[4] == 0 then table.remove(tail, i) end
+        if r[4] == 0 then table.remove(runs, i) end
         return true
       end
     end
@@ -102,21 +102,21 @@ local function newTrail(runs)
   -- whether the reservation was there.
   function self.withdraw(at, cost)
     if not takeLast(at, guard, cost) then return false end
-    local tail = self.tail
-    while tail[1] do
-      local r, lent = tail[#tail], nil
+    local runs = self.runs
+    while runs[1] do
+      local r, pooled = runs[#runs], nil
       local own = {spread(r, RUN + 1, RUN + units)}
       for i = #pool, 1, -1 do
         local p = pool[i]
-        if p[1] == r[1] and p[2] == r[3] and fits(p, 2, own) then lent = i end
+        if p[1] == r[1] and p[2] == r[3] and fits(p, 2, own) then pooled = i end
       end
-      if not lent then return true end
-      take(lent, own)
+      if not pooled then return true end
+      takePooled(pooled, own)
       takeLast(r[1], r[3], own)
     end
     return true
   end
 
-  trail = self
+  tail = self
   return self
 end

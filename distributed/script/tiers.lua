@@ -9,7 +9,7 @@ local function planOf(words, list)
   local p = plans[words]
   if p then return p end
   p = list or numbersIn(words)
-  p.told, p.deciding = p.told or p[3], p.deciding or p[4]
+  p.ownUnits, p.deciding = p.ownUnits or p[3], p.deciding or p[4]
   p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr4 ' .. words .. '\n', {}, {}, {}, {}
   p.limited = {} -- by unit, whether a tier limits the open amount
   p.front, p.logs = sizes(p, WORDS, HEAD)
@@ -31,16 +31,16 @@ end
 
 -- Makes a plan the current one.
 local function adopt(p)
-  plan, guard, grain, units = p, p[1], 2 ^ p[2], p[3]
+  plan, guard, resolution, units = p, p[1], 2 ^ p[2], p[3]
   rules, unitOf, capacity, estimates, estimated = p.rules, p.unitOf, p.capacity, p.estimates, p.estimated
-  aloft, open, own, calendars, known = {}, {}, {}, {}, NEVER
+  inFlight, open, own, calendars, knownUntil = {}, {}, {}, {}, NEVER
 end
 
 -- Reads the numbers of the tiers, and the queues. Returns the problem, if there is one.
 local function loadTiers()
   local place, queues = body + HEAD + 7 * units, body + plan.front
   local ring, log = ringsAt, 0
-  for u = 1, units do aloft[u] = parse('>I7', state, body + HEAD + 7 * (u - 1)) end
+  for u = 1, units do inFlight[u] = parse('>I7', state, body + HEAD + 7 * (u - 1)) end
   for i = 1, #rules do
     local algorithm, rule = plan[5 + units + 6 * (i - 1)], rules[i]
     if algorithm == LOG then log = log + 1 end
@@ -58,10 +58,10 @@ local function loadTiers()
   leases = readRecords(state, queues, lengths.leases, SUMS + units)
   queues = queues + 7 * (SUMS + units) * lengths.leases
   readings = readRecords(state, queues, lengths.readings, READING)
-  trail = nil
-  if lengths.tail > 0 then newTrail(readRecords(state, queues + 7 * READING * lengths.readings, lengths.tail, RUN + units)) end
+  tail = nil
+  if lengths.tail > 0 then newTail(readRecords(state, queues + 7 * READING * lengths.readings, lengths.tail, RUN + units)) end
   for i = 1, #readings do
-    if readings[i][10] == 1 then
+    if readings[i][HAS_OWN] == 1 then
       own[i] = ruleOf(plan, 5 + units + 6 * (i - 1))
       own[i].load(pack('>I7I7I7I7', spread(readings[i], 11, 14)), 1)
     end

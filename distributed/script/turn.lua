@@ -24,17 +24,17 @@ local function turnOf(turn, count, cost, soon)
   end
   local together = max(1, (divMod(soon, pace))) -- in one turn
   local length = min(LATEST, pace * together)
-  local told, may = turn > 0 and turn + PASSED >= now, count
-  if told and turn > now + soon then
+  local hasTurn, may = turn > 0 and turn + PASSED >= now, count
+  if hasTurn and turn > now + soon then
     return 0, function(at) return max(at, turn) end
-  elseif told then
+  elseif hasTurn then
     if turnsEnd > turn + length then may = together end
   elseif turnsEnd > now + soon then
     may = 0
   end
-  return may, function(at, left, went)
+  return may, function(at, left, someWent)
     length = min(LATEST, pace * min(left, together))
-    if told and not went then
+    if hasTurn and not someWent then
       at = max(at, delayedEnd)
       delayedEnd = min(LATEST, at + length)
       turnsEnd = max(turnsEnd, delayedEnd)

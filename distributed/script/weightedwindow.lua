@@ -39,7 +39,7 @@ local function weightedWindow(unit, limit, window, phase)
 
   function rule.earliest(now, n)
     local index, current, previous = counts(now)
-    local last, up, i = last, aloft[unit], slots.first
+    local last, up, i = last, inFlight[unit], slots.first
     while true do
       local closes, lands = rolls(now, index, last), NEVER -- lands: the first landing after that
       while i <= slots.last do
@@ -87,7 +87,7 @@ local function weightedWindow(unit, limit, window, phase)
   function rule.opened(now) return startOf(numberOf(now, window, phase), window, phase) end
 
   -- When the counts of an instant weigh nothing.
-  local function gone(now, index, current, previous, last)
+  local function emptyAt(now, index, current, previous, last)
     while current > 0 or previous > 0 do
       now = rolls(now, index, last)
       index, current, previous = roll(now, index, current, previous, last)
@@ -97,7 +97,7 @@ local function weightedWindow(unit, limit, window, phase)
 
   function rule.fresh(now)
     local index, current, previous = counts(now)
-    return gone(now, index, current, previous, last)
+    return emptyAt(now, index, current, previous, last)
   end
 
   function rule.expires()
@@ -113,7 +113,7 @@ local function weightedWindow(unit, limit, window, phase)
         current, last = current + carried, at
       end
     end
-    return gone(last, index, current, previous, last)
+    return emptyAt(last, index, current, previous, last)
   end
 
   function rule.words() return pack('>I7I7I7I7', index, current, previous, last) end
