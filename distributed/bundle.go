@@ -59,7 +59,7 @@ func (b *bundle) Reserve(guards []time.Duration, requests []store.Request, done 
 	}, 0)
 }
 
-// reserve is like the method of a quota, for all quotas.
+// reserve is the method of a quota, for all quotas of the bundle.
 func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done func([]store.Decision, error), tries int) {
 	q := b.quotas[0]
 	if q.store.apart.Load() {
@@ -86,7 +86,7 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 		}
 		switch {
 		case errors.Is(err, store.ErrApart):
-			if !isMoving(err) { // else it is the server's, or a proxy's, for good
+			if !isMoving(err) { // otherwise the server or a proxy will always refuse
 				q.store.apart.Store(true)
 			}
 			done(nil, store.ErrApart)
@@ -108,7 +108,7 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 				q.listen(got)
 			}
 			done(got, nil)
-			if b.overtaken(got) { // the watchers were told before they had these
+			if b.overtaken(got) { // the watchers were called before they had these reservations
 				for _, q := range b.quotas {
 					q.notifyAgain()
 				}
@@ -123,14 +123,14 @@ func (b *bundle) reserve(guards []time.Duration, requests []store.Request, done 
 	q.node.make(t)
 }
 
-// trip returns a trip that asks for requests, and the part of each quota in it.
+// trip returns a trip that reserves requests, and the part of each quota in it.
 func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip, parts []trip) {
 	q, ways := b.quotas[0], append([]time.Duration{0}, guards...)
 	for _, r := range requests {
 		ways[0] = max(ways[0], cmp.Or(r.Guard, q.plan.Guard()))
 	}
 	t, parts = new(trip), make([]trip, len(b.quotas))
-	args := q.begin("j", 8+3*len(guards)+len(requests)*(3+len(requests[0].Cost)))
+	args := q.begin(opBundle, 8+3*len(guards)+len(requests)*(3+len(requests[0].Cost)))
 	at, c := len(args), &call{key: q.key}
 	args = append(args, nil, nil, nil)
 	ahead := q.ahead
@@ -159,7 +159,7 @@ func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip
 	return t, parts
 }
 
-// appendBundled appends requests, equal ones once.
+// appendBundled appends requests in groups of equal ones.
 func appendBundled(args []any, requests []store.Request) []any {
 	for i := 0; i < len(requests); {
 		r, n, within := requests[i], 1, int64(never)
@@ -186,7 +186,7 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 	}
 	lead, promised := reply[headerLen], reply[headerLen+1]
 	headers, known := make([]header, n), make([]bounds, n)
-	var until int64 // until all may go on, by the clock of the first
+	var until int64 // the end of all pauses, by the clock of the first quota
 	for i, q := range b.quotas {
 		numbers := reply
 		if i > 0 {
@@ -224,15 +224,15 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 			b.setTurn(at, promised)
 			d.Wait = b.wait(max(0, d.Wait-microseconds(lead)), microseconds(lead))
 			if i > 0 && got[i-1].Verdict == store.Admitted {
-				got[i-1].Reservation.Again = t.got // the next are asked for in their turn
+				got[i-1].Reservation.Again = t.got // the process asks for the following requests in its turn
 			}
 		}
 	}
 	return got, nil
 }
 
-// wait returns when to ask for a turn. lead is how far ahead the outermost quota is booked. Because
-// lead changes, the process asks earlier, too.
+// wait returns when to ask for a turn. lead is how far ahead the outermost quota has reservations.
+// Because lead changes, the process also asks earlier.
 func (b *bundle) wait(turn, lead time.Duration) time.Duration {
 	soon := b.quotas[0].soon()
 	if turn > soon {
@@ -245,8 +245,8 @@ func (b *bundle) wait(turn, lead time.Duration) time.Duration {
 }
 
 // isPassedOver reports whether others have taken so many turns of this process that they seem to use
-// the first quota alone: such callers reserve further ahead. A reply with promised requests to a
-// question in a turn means that the turn was taken.
+// the first quota alone. Such callers reserve further ahead. If the process asks in its turn and the
+// reply promises requests again, others have taken the turn.
 func (b *bundle) isPassedOver(promised int64) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -257,11 +257,11 @@ func (b *bundle) isPassedOver(promised int64) bool {
 	if b.missed <= mostMissed {
 		return false
 	}
-	b.turn, b.promised, b.missed = 0, 0, mostMissed // it tries one turn, and again each quota
+	b.turn, b.promised, b.missed = 0, 0, mostMissed // the process tries one more turn
 	return true
 }
 
-// setTurn stores a turn, unless the reply names the turn before again. Without an instant there is none.
+// setTurn stores a turn, unless the reply repeats the last one. An instant of 0 removes the turn.
 func (b *bundle) setTurn(at, promised int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -317,7 +317,7 @@ func (b *bundle) refused(what, at, until int64, h header, known bounds, t *trip,
 	return d
 }
 
-// overtaken reports whether any charge is void in any quota.
+// overtaken reports whether a charge is void in any quota.
 func (b *bundle) overtaken(got []store.Decision) bool {
 	for i, q := range b.quotas {
 		if q.overtaken(partsOf(got, i)) {
@@ -338,18 +338,18 @@ func partsOf(got []store.Decision, i int) []store.Decision {
 	return parts
 }
 
-// isMoving reports whether a server refuses a call because some of its keys have moved already, or are new.
+// isMoving reports whether a server refuses a call because its slot is moving.
 func isMoving(err error) bool { return strings.Contains(err.Error(), "TRYAGAIN ") }
 
-// apart returns store.ErrApart if a server refuses a call of several quotas only because they are several.
+// apart returns store.ErrApart if a server refuses a call because it has several keys.
 func (c *call) apart() error {
-	if c.args[0] == "j" && (isMoving(c.err) || strings.Contains(c.err.Error(), "same slot")) {
+	if c.args[0] == opBundle && (isMoving(c.err) || strings.Contains(c.err.Error(), "same slot")) {
 		return fmt.Errorf("%w: %w", store.ErrApart, c.err)
 	}
 	return nil
 }
 
-// Cancel returns the times to each quota, where the next requests for all of them take them over.
+// Cancel returns the reservations to each quota. Later requests for all of them take these over.
 func (b *bundle) Cancel(reserved []store.Decision) {
 	for i, q := range b.quotas {
 		q.Cancel(partsOf(reserved, i))

@@ -59,7 +59,7 @@ func (r *releases) reserve(release int, requests int64, cost map[string]int64) (
 	for _, u := range r.plans[release].Units() {
 		args = append(args, cost[u])
 	}
-	got, err := r.subject.answer(r.at, step{op: "r", args: args})
+	got, err := r.subject.answer(r.at, step{op: opReserve, args: args})
 	if err != nil {
 		r.Fatal(err)
 	}
@@ -186,21 +186,21 @@ func checkConvertTwins(t *testing.T, s *subject, seeds int) {
 		m := newTwin(before)
 		s.begin(before)
 		at := int64(1_700_000_000_000_000)
-		compare(t, s, m, at, step{op: "q"})
+		compare(t, s, m, at, step{op: opStatus})
 		at += time.Hour.Microseconds() // the state's clock moves far from its beginning
 		play := func() {
 			for range 6 {
 				at += g.Int64N([]int64{100_000, 2_000_000, 20_000_000}[g.IntN(3)])
-				compare(t, s, m, at, step{op: "r", args: []int64{0, 0, 0, 0, 0, 1 + g.Int64N(8), 0, 1 + g.Int64N(2)}})
+				compare(t, s, m, at, step{op: opReserve, args: []int64{0, 0, 0, 0, 0, 1 + g.Int64N(8), 0, 1 + g.Int64N(2)}})
 			}
-			compare(t, s, m, at, step{op: "q"})
+			compare(t, s, m, at, step{op: opStatus})
 		}
 		play()
 		ledger := after.Convert(*m.ledger, m.moment(m.frontier))
 		m.adopt(after)
 		m.ledger, m.changed = &ledger, true
 		s.change(after)
-		compare(t, s, m, at, step{op: "q"})
+		compare(t, s, m, at, step{op: opStatus})
 		play()
 	}
 }

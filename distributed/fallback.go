@@ -239,7 +239,7 @@ func (q *quota) repay() error {
 	for i, t := range q.plan.Tiers() {
 		amounts[i] = min(used[i].Used, owed[slices.Index(q.plan.Units(), t.Unit)])
 	}
-	_, _, _, err := q.ask(context.Background(), "c", func(n *quota, args []any) []any {
+	_, _, _, err := q.ask(context.Background(), opCount, func(n *quota, args []any) []any {
 		if n != q { // under other tiers: charge each tier with the whole amount of its unit
 			amounts = n.tierAmounts(n.plan.Translate(q.plan, owed))
 		}

@@ -218,7 +218,7 @@ func TestPeekBesideReleases(t *testing.T) {
 			t.Fatal("got no kept tiers, want some")
 		}
 		r.at = time.Now().UnixMicro()
-		want, err := r.subject.answer(r.at, step{op: "p", args: []int64{time.Hour.Microseconds(), 1, 0, 0, 0}})
+		want, err := r.subject.answer(r.at, step{op: opPause, args: []int64{time.Hour.Microseconds(), 1, 0, 0, 0}})
 		if err != nil {
 			t.Fatal(err)
 		}

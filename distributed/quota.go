@@ -198,7 +198,7 @@ func roundUp(d time.Duration) time.Duration {
 // measureTrip measures the first round trip to the server, with a call that reserves nothing.
 func (q *quota) measureTrip() {
 	if q.node.measuring.CompareAndSwap(false, true) {
-		_, _, _, _ = q.ask(context.Background(), "q", func(_ *quota, args []any) []any { return args })
+		_, _, _, _ = q.ask(context.Background(), opStatus, func(_ *quota, args []any) []any { return args })
 		close(q.node.measured)
 	}
 	<-q.node.measured
@@ -222,9 +222,9 @@ func (q *quota) begin(op string, more int) []any {
 // any.
 func (q *quota) beginReserve(more int) []any {
 	if len(q.budgets) == 0 {
-		return q.begin("r", more)
+		return q.begin(opReserve, more)
 	}
-	args := append(q.begin("b", 1+len(q.budgets)+more), len(q.budgets))
+	args := append(q.begin(opBudget, 1+len(q.budgets)+more), len(q.budgets))
 	return append(args, q.budgets...)
 }
 

@@ -27,6 +27,21 @@ var scriptParts = []string{
 	"pace", "reserve", "main",
 }
 
+// The operations of the script. The header of script/main.lua lists their arguments and replies.
+const (
+	opReserve  = "reserve"   // reserves requests, each behind the decisions before it
+	opBudget   = "budget"    // as opReserve, for a plan with budgets
+	opBundle   = "bundle"    // reserves the same times in several quotas
+	opCancel   = "cancel"    // returns reservations, which other requests may take over
+	opRefund   = "refund"    // returns reservations of another plan
+	opLease    = "lease"     // reports the held amounts
+	opPause    = "pause"     // pauses the fleet
+	opEndPause = "end_pause" // ends a pause, or the wait for a probe
+	opObserve  = "observe"   // compares the counts that a response reports with the quota's own
+	opStatus   = "status"    // reports the use of each tier
+	opCount    = "count"     // charges what the provider has counted already
+)
+
 // The library of the parts, its name as a script, and its name as a function, which no other
 // release has. They are made for the first call, so a program that only links this package does not
 // keep them in memory.
@@ -58,8 +73,8 @@ type line struct {
 // function. So the names that most functions use are declared outside that function, and the names
 // that only one part uses end with the part. Constants are replaced by their values; a constant is
 // a local of a part in capitals whose value is one word. An instance of the library has its own
-// locals. There is one instance, which makes others for calls with several quotas: see peers in
-// joint.lua.
+// locals. There is one instance, which makes others for calls with several quotas: see instances in
+// bundle.lua.
 func joinScript() string {
 	constants := make(map[string]string)
 	var units [][]line // the lines of each part, and of those that it includes
@@ -69,7 +84,7 @@ func joinScript() string {
 	outside, inside := sharedNames(units)
 	shared := slices.Concat(outside, inside)
 	var b strings.Builder
-	fmt.Fprintf(&b, "local function instance()\nlocal run, jointly, %s\nlocal function define()\nlocal %s\n", strings.Join(outside, ", "), strings.Join(inside, ", "))
+	fmt.Fprintf(&b, "local function instance()\nlocal run, bundled, %s\nlocal function define()\nlocal %s\n", strings.Join(outside, ", "), strings.Join(inside, ", "))
 	for _, unit := range units {
 		b.WriteString("do\n")
 		for _, l := range unit {
@@ -84,7 +99,7 @@ func joinScript() string {
 		}
 		b.WriteString("end\n")
 	}
-	b.WriteString("end\ndefine()\nreturn run, jointly\nend\nlocal run = instance()\n")
+	b.WriteString("end\ndefine()\nreturn run, bundled\nend\nlocal run = instance()\n")
 	return b.String()
 }
 
@@ -161,7 +176,7 @@ func sharedNames(units [][]line) (outside, inside []string) {
 	}
 	outside = slices.Clone(inside)
 	slices.SortStableFunc(outside, func(a, b string) int { return functionsOf[b] - functionsOf[a] })
-	outside = outside[:mostShared-3] // and run, jointly and instance
+	outside = outside[:mostShared-3] // and run, bundled and instance
 	// Lua finds them fastest if they are declared in the order of their first use.
 	most := func(name string) bool { return slices.Contains(outside, name) }
 	return slices.DeleteFunc(slices.Clone(inside), func(name string) bool { return !most(name) }), slices.DeleteFunc(inside, most)

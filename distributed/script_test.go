@@ -114,8 +114,8 @@ func TestPartsDeclareOnce(t *testing.T) {
 func newState(t *testing.T, s *subject, plan *algorithms.Plan) string {
 	t.Helper()
 	s.begin(plan)
-	count := step{op: "c", args: slices.Repeat([]int64{5}, len(plan.Tiers()))}
-	for i, st := range []step{reserveStep(3), count, {op: "p", args: []int64{1000, 0, 0, 0, 0}}} {
+	count := step{op: opCount, args: slices.Repeat([]int64{5}, len(plan.Tiers()))}
+	for i, st := range []step{reserveStep(3), count, {op: opPause, args: []int64{1000, 0, 0, 0, 0}}} {
 		if _, err := s.answer(1_700_000_000_000_000+int64(i)*10_000, st); err != nil {
 			t.Fatal(err)
 		}
@@ -138,7 +138,7 @@ func checkForeignValues(t *testing.T, s *subject, stride int) {
 	checkRefused := func(v, want string) {
 		t.Helper()
 		s.rdb.Set(ctx, s.key, v, 0)
-		for _, st := range []step{reserveStep(1), {op: "q"}, {op: "c", args: []int64{1}}} {
+		for _, st := range []step{reserveStep(1), {op: opStatus}, {op: opCount, args: []int64{1}}} {
 			if got, err := s.answer(1_700_000_001_000_000, st); err == nil || !strings.HasPrefix(err.Error(), want) {
 				t.Errorf("%.60q, %v: got %v, %v, want %s", v, st, got, err, want)
 			}
@@ -219,7 +219,7 @@ func TestLogGrows(t *testing.T) {
 			t.Fatalf("with %d stamps: got %d bytes, %v, want %d at most", landed, bytes, err, most)
 		}
 	}
-	used, err := s.answer(at, step{op: "q"})
+	used, err := s.answer(at, step{op: opStatus})
 	if want := int64(3600 / 40 * 50); err != nil || used[len(used)-3] != want {
 		t.Errorf("got %v, %v, want %d used of the last tier", used, err, want)
 	}
@@ -237,7 +237,7 @@ func checkPolicyChange(t *testing.T, s *subject) {
 	const at = 1_700_000_000_000_000
 	used := func(plan *algorithms.Plan, at int64) []int64 {
 		s.change(plan)
-		got, err := s.answer(at, step{op: "q"})
+		got, err := s.answer(at, step{op: opStatus})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -325,10 +325,10 @@ func TestOldFormats(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if _, err := s.answer(at+300_000, step{op: "p", args: []int64{1e6, 1, 0, 0, 0}}); err != nil {
+		if _, err := s.answer(at+300_000, step{op: opPause, args: []int64{1e6, 1, 0, 0, 0}}); err != nil {
 			t.Fatal(err)
 		}
-		want, err := s.answer(at+300_000, step{op: "q"})
+		want, err := s.answer(at+300_000, step{op: opStatus})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -341,7 +341,7 @@ func TestOldFormats(t *testing.T) {
 		head = strings.Replace(head, " "+strconv.FormatInt(algorithms.Day.Longest().Microseconds(), 10)+" ", " 0 ", 1)
 		for format, state := range []string{head + "\n" + front + first, second + "\n" + body[:56] + body[63:], third + "\n" + body[:52] + "\x01" + body[53:] + strings.Repeat("\x00", 14)} {
 			s.rdb.Set(ctx, s.key, state, time.Hour)
-			got, err := s.answer(at+300_000, step{op: "q"})
+			got, err := s.answer(at+300_000, step{op: opStatus})
 			if err != nil || !slices.Equal(got[3:], want[3:]) {
 				t.Errorf("format %d: got %v, %v, want %v", format+1, got, err, want)
 			}
@@ -360,11 +360,11 @@ func TestLeasesChange(t *testing.T) {
 			t.Errorf("%v: got %v, %v, want %v", st, got, err, want)
 		}
 	}
-	ask(step{op: "r", lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
+	ask(step{op: opReserve, lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
 	s.change(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
-	ask(step{op: "r", lease: []int64{5, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
-	ask(step{op: "r", lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // queued behind 5
-	ask(step{op: "r", lease: []int64{5, 2, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
+	ask(step{op: opReserve, lease: []int64{5, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
+	ask(step{op: opReserve, lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // queued behind 5
+	ask(step{op: opReserve, lease: []int64{5, 2, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
 }
 
 // TestLeasesLive checks that the keys of leases live as long as the state, and two minutes longer
@@ -378,7 +378,7 @@ func TestLeasesLive(t *testing.T) {
 	at := int64(1_700_000_000_000_000)
 	for seq := range int64(500) {
 		length := []int64{1e6, 5e6, 30e6}[rand.IntN(3)]
-		if _, err := s.answer(at, step{op: "r", lease: []int64{rand.Int64N(3), 1 + seq, length, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}}); err != nil {
+		if _, err := s.answer(at, step{op: opReserve, lease: []int64{rand.Int64N(3), 1 + seq, length, 0, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}}); err != nil {
 			t.Fatal(err)
 		}
 		state := m.TTL(s.key)
@@ -407,7 +407,7 @@ func TestManyLeases(t *testing.T) {
 	for first := range processes / 1000 {
 		pipe := s.rdb.Pipeline()
 		for i := range 1000 {
-			pipe.FCall(ctx, "clocked", s.keys(), "r", s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
+			pipe.FCall(ctx, "clocked", s.keys(), opReserve, s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			t.Fatal(err)
@@ -415,7 +415,7 @@ func TestManyLeases(t *testing.T) {
 	}
 	used := func(at int64, owner, seq int64) int64 {
 		t.Helper()
-		got, err := s.answer(at, step{op: "q", lease: []int64{owner, seq, 1e6, 0, 0}})
+		got, err := s.answer(at, step{op: opStatus, lease: []int64{owner, seq, 1e6, 0, 0}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -472,7 +472,7 @@ func TestCalendarChange(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.change(planOf(t, 0, spec))
-		if got, err := s.answer(at+1, step{op: "q"}); err != nil || got[6] != 3 {
+		if got, err := s.answer(at+1, step{op: opStatus}); err != nil || got[6] != 3 {
 			t.Errorf("%s: got %v, %v, want 3 used", spec, got, err)
 		}
 	}
@@ -557,9 +557,9 @@ func TestMessages(t *testing.T) {
 		step
 		want string
 	}{
-		{step{op: "p", lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{2000, 0, 0, 0, 0}}, "pause 2000 0 1700000000"},
-		{step{op: "p", lease: []int64{7, 2, 1e6, 1, 0}, args: []int64{1000, 1, 0, 0, 0}}, ""},
-		{step{op: "p", lease: []int64{7, 3, 1e6, 1, 0}, args: []int64{3000, 1, 1, 1_700_000_000, 0}}, "pause 3000 1 1700000001"},
+		{step{op: opPause, lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{2000, 0, 0, 0, 0}}, "pause 2000 0 1700000000"},
+		{step{op: opPause, lease: []int64{7, 2, 1e6, 1, 0}, args: []int64{1000, 1, 0, 0, 0}}, ""},
+		{step{op: opPause, lease: []int64{7, 3, 1e6, 1, 0}, args: []int64{3000, 1, 1, 1_700_000_000, 0}}, "pause 3000 1 1700000001"},
 	} {
 		if _, err := s.answer(at, c.step); err != nil {
 			t.Fatal(err)
@@ -570,11 +570,11 @@ func TestMessages(t *testing.T) {
 	}
 	// 9 takes the place, 7 is refused, 9 releases it.
 	for i, st := range []step{
-		{op: "r", lease: []int64{9, 4, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
-		{op: "l", lease: []int64{9, 5, 1e6, 1, 0}}, // no process waits
-		{op: "r", lease: []int64{9, 6, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
-		{op: "r", lease: []int64{7, 7, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
-		{op: "l", lease: []int64{9, 8, 1e6, 1, 0}},
+		{op: opReserve, lease: []int64{9, 4, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
+		{op: opLease, lease: []int64{9, 5, 1e6, 1, 0}}, // no process waits
+		{op: opReserve, lease: []int64{9, 6, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
+		{op: opReserve, lease: []int64{7, 7, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 1, -1, 1}},
+		{op: opLease, lease: []int64{9, 8, 1e6, 1, 0}},
 	} {
 		if _, err := s.answer(at+4000, st); err != nil {
 			t.Fatal(err)
@@ -670,4 +670,4 @@ func TestSpeed(t *testing.T) {
 }
 
 // reserveStep returns a step that reserves n requests of one unit.
-func reserveStep(n int64) step { return step{op: "r", args: []int64{n, 0, 0, 0, 0, n, -1, 1}} }
+func reserveStep(n int64) step { return step{op: opReserve, args: []int64{n, 0, 0, 0, 0, n, -1, 1}} }

@@ -96,7 +96,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 
 // Pause pauses the fleet, or this process if Redis is away.
 func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) {
-	q, own, h, err := q.ask(ctx, "p", func(_ *quota, args []any) []any {
+	q, own, h, err := q.ask(ctx, opPause, func(_ *quota, args []any) []any {
 		args = append(args, algorithms.Micros(p.For), bit(p.Close), bit(p.Once), p.Epoch, bit(p.Probe))
 		if p.Most > 0 {
 			args = append(args, algorithms.Micros(p.Most), bit(p.AtOnce))
@@ -151,7 +151,7 @@ const (
 // endPause ends a pause, or the wait for a probe. It reports whether the fleet was waiting for the
 // probe of the epoch.
 func (q *quota) endPause(ctx context.Context, epoch int64, how int, length time.Duration) (waited bool, err error) {
-	_, own, _, err := q.ask(ctx, "e", func(_ *quota, args []any) []any { return append(args, epoch, how, micros(length)) })
+	_, own, _, err := q.ask(ctx, opEndPause, func(_ *quota, args []any) []any { return append(args, epoch, how, micros(length)) })
 	return err == nil && own[0] == 1, err
 }
 
@@ -395,7 +395,7 @@ func (q *quota) restore(again time.Duration) {
 	if left <= 0 {
 		return
 	}
-	_, _, _, err := q.ask(context.Background(), "p", func(_ *quota, begun []any) []any { return append(begun, args...) })
+	_, _, _, err := q.ask(context.Background(), opPause, func(_ *quota, begun []any) []any { return append(begun, args...) })
 	if errors.Is(err, redis.ErrClosed) {
 		return
 	}
@@ -548,9 +548,9 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 	for of, all := range back {
 		for some := range slices.Chunk(all, mostACall) {
 			n, _ := q.lockNewest(context.Background())
-			op := "u"
+			op := opCancel
 			if n != q || !lends && of.guard > 0 {
-				op = "x"
+				op = opRefund
 			}
 			args := append(n.begin(op, 3+len(some)*(1+len(n.plan.Units()))), generation, of.clock, micros(of.guard))
 			for _, a := range some {
@@ -614,7 +614,7 @@ func (q *quota) Observe(b store.Decision, cost []int64, seen []store.Observation
 		return
 	}
 	q.store.background(func() error {
-		_, _, _, err := q.ask(context.Background(), "o", func(n *quota, args []any) []any {
+		_, _, _, err := q.ask(context.Background(), opObserve, func(n *quota, args []any) []any {
 			args = append(args, micros(b.Reservation.Guard))
 			if n != q { // the readings belong to tiers of the previous plan
 				return args
@@ -641,7 +641,7 @@ func (q *quota) worthReporting(seen []store.Observation) bool {
 
 // Status asks Redis, and blocks for a round trip.
 func (q *quota) Status(ctx context.Context) (store.Status, error) {
-	q, own, h, err := q.ask(ctx, "q", func(_ *quota, args []any) []any { return args })
+	q, own, h, err := q.ask(ctx, opStatus, func(_ *quota, args []any) []any { return args })
 	if err != nil {
 		return store.Status{}, err
 	}

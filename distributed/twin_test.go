@@ -360,25 +360,25 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	}
 	var own []int64
 	m.closed = false
-	m.commitTail(stepped || !strings.Contains("rbqu", s.op) || !m.mayTrail())
+	m.commitTail(stepped || !slices.Contains([]string{opReserve, opBudget, opStatus, opCancel}, s.op) || !m.mayTrail())
 	switch s.op {
-	case "r":
+	case opReserve:
 		own = m.reserve(args{s.args})
-	case "b":
+	case opBudget:
 		own = m.reserve(args{s.args[1+s.args[0]:]})
-	case "u", "x":
-		own = m.cancelReservations(args{s.args}, s.op == "u")
-	case "p":
+	case opCancel, opRefund:
+		own = m.cancelReservations(args{s.args}, s.op == opCancel)
+	case opPause:
 		own = m.pause(args{s.args})
-	case "e":
+	case opEndPause:
 		own = m.end(args{s.args})
-	case "q":
+	case opStatus:
 		own = m.status()
-	case "c":
+	case opCount:
 		m.chargeLanded(s.args)
-	case "l":
+	case opLease:
 		own = m.crossings(true)
-	case "o":
+	case opObserve:
 		m.observe(args{s.args})
 	}
 	m.keepPlaces()
@@ -1165,7 +1165,7 @@ func (s *subject) answer(at int64, st step) ([]int64, error) {
 	if err != nil {
 		return nil, err
 	}
-	if st.op == "r" || st.op == "b" {
+	if st.op == opReserve || st.op == opBudget {
 		reply = s.expandRuns(reply)
 	}
 	if reply[wallAt+1] > reply[0] {
@@ -1246,8 +1246,8 @@ func TestTraces(t *testing.T) {
 //	# a comment
 //	plan 50ms 5/s + 10000/h    the guard and the tiers from here on
 //	@1700000000000000          the time, in microseconds; @+1000 is later, @-1000 earlier
-//	r 0 0 0 3 -1 1             a step: arguments as in script/main.lua;
-//	q lease 7 1 1000000 2      with a lease, if the plan needs one
+//	reserve 0 0 0 3 -1 1       a step: arguments as in script/main.lua;
+//	status lease 7 1 1000000 2 with a lease, if the plan needs one
 //	= 0 17 1000 0 0 0          its answer, or an error's first word
 func playFile(t *testing.T, s *subject, file string) {
 	text, err := os.ReadFile(file)
@@ -1290,11 +1290,11 @@ func playFile(t *testing.T, s *subject, file string) {
 			own, lease, _ := strings.Cut(rest, "lease")
 			st := step{op: word, args: integers(t, own), lease: integers(t, lease)}
 			switch word { // replies take no time
-			case "r":
+			case opReserve:
 				st.args = slices.Insert(st.args, 3, 0, 0)
-			case "b":
+			case opBudget:
 				st.args = slices.Insert(st.args, int(4+st.args[0]), 0, 0)
-			case "u", "x": // the clock does not step
+			case opCancel, opRefund: // the clock does not step
 				st.args = slices.Insert(st.args, 1, 0)
 			}
 			want, err := m.answer(at, st)
@@ -1465,7 +1465,7 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		}
 		st, owner := g.step(m, at)
 		got := compare(t, s, m, at, st)
-		if st.op != "r" && st.op != "b" || got == nil {
+		if st.op != opReserve && st.op != opBudget || got == nil {
 			continue
 		}
 		budgets := budgetsOf(g.plan)
@@ -1500,10 +1500,10 @@ func (g *generator) tryErrors(t *testing.T, s *subject, at int64) {
 		lease = append([]int64{1, 1, 1e6, 1}, make([]int64, units)...)
 	}
 	for _, st := range []step{
-		{op: "r", args: []int64{5, 0, 0, 0, 0, 3, -1}}, // without costs
-		{op: "p", args: []int64{1000, 1}},
-		{op: "o", args: []int64{1, 3, 0}},
-		{op: "u", args: []int64{at}},
+		{op: opReserve, args: []int64{5, 0, 0, 0, 0, 3, -1}}, // without costs
+		{op: opPause, args: []int64{1000, 1}},
+		{op: opObserve, args: []int64{1, 3, 0}},
+		{op: opCancel, args: []int64{at}},
 	} {
 		st.lease = lease
 		// With leases a tier may be full, and the rest is not read.
@@ -1512,7 +1512,7 @@ func (g *generator) tryErrors(t *testing.T, s *subject, at int64) {
 		}
 	}
 	s.rdb.Set(context.Background(), other.key, "thr4 "+other.text+"\n", 0)
-	_, _ = other.answer(at, step{op: "q"})
+	_, _ = other.answer(at, step{op: opStatus})
 	s.rdb.Del(context.Background(), other.keys()...)
 }
 
@@ -1639,38 +1639,38 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 	add := func(n ...int64) { s.args = append(s.args, n...) }
 	switch roll := g.IntN(22); {
 	case roll == 21:
-		s.op = "e"
+		s.op = opEndPause
 		add(max(0, m.epoch-g.Int64N(10)/8), g.Int64N(7), g.Int64N(3_000_000))
 	case roll >= 19:
-		s.op = "o"
+		s.op = opObserve
 		add(g.Int64N(2) * g.Int64N(500_000))
 		for range 1 + g.IntN(2) {
 			tier := g.IntN(len(g.plan.Tiers()))
 			add(int64(tier)+1, g.Int64N(g.plan.Tiers()[tier].Capacity()+2), max(0, m.now-g.Int64N(1e6)), 1+g.Int64N(3), g.Int64N(2), pick(g, 0, g.Int64N(1e6), g.Int64N(3600e6)), pick(g, 0, g.Int64N(2e6)))
 		}
 	case roll == 0:
-		s.op = "q"
+		s.op = opStatus
 	case roll == 1:
-		s.op = "c"
+		s.op = opCount
 		cost := g.overCost()
 		for _, t := range g.plan.Tiers() {
 			add(cost[slices.Index(g.plan.Units(), t.Unit)])
 		}
 	case roll == 2:
-		s.op = "p"
+		s.op = opPause
 		add(pick(g, g.Int64N(3_000_000), max(0, m.until-m.now)), g.Int64N(2)*g.Int64N(2), g.Int64N(3), max(0, m.epoch+1-g.Int64N(3)), g.Int64N(2))
 		if g.IntN(2) == 0 {
 			add(1+g.Int64N(20_000_000), g.Int64N(2))
 		}
 	case roll == 3 && m.leased():
-		s.op = "l"
+		s.op = opLease
 	case roll <= 6 && len(g.reserved) > 0:
-		s.op = pick(g, "u", "x")
+		s.op = pick(g, opCancel, opRefund)
 		add(m.gen-g.Int64N(10)/9, pick(g, m.setBack(), m.setBack(), m.setBack(), 0), g.reserved[len(g.reserved)-1].guard)
 		for range 1 + g.IntN(min(8, len(g.reserved))) {
 			i := len(g.reserved) - 1
 			times := 1
-			if s.op == "x" {
+			if s.op == opRefund {
 				times += g.IntN(3) // it is no longer in flight
 			}
 			for range times {
@@ -1683,9 +1683,9 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 			}
 		}
 	default:
-		s.op = "r"
+		s.op = opReserve
 		if list := budgetsOf(g.plan); list != nil {
-			s.op = "b"
+			s.op = opBudget
 			add(list...)
 		}
 		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)), pick(g, 0, 0, 0, m.now+g.Int64N(100)))

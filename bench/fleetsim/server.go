@@ -234,12 +234,12 @@ func (s *server) script(how string, args []string) (any, time.Duration) {
 		op = args[0]
 	}
 	switch op {
-	case "r", "b":
+	case "reserve", "budget":
 		s.tally.Reserves++
 		if numbers, ok := reply.([]any); ok {
 			took += s.service.Request * time.Duration((len(numbers)-8)/3) // of runs of equal requests
 		}
-	case "u", "x":
+	case "cancel", "refund":
 		s.tally.Returns++
 	default:
 		s.tally.Others++

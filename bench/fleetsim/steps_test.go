@@ -46,7 +46,7 @@ func steps(t *testing.T, limit int64, processes int) (counts []int) {
 		switch {
 		case args[0] == "script":
 			script = args
-		case args[0] == "evalsha" && asks == nil && len(args) > 6 && args[6] == "r":
+		case args[0] == "evalsha" && asks == nil && len(args) > 6 && args[6] == "reserve":
 			asks = args
 		}
 	}
@@ -64,7 +64,7 @@ func stepsAtOnce(t *testing.T, script string, asks []string, processes int) (cou
 		t.Helper()
 		words := slices.Clone(asks)
 		words[op], words[owner], words[seq], words[lease], words[held] = what, strconv.Itoa(process), strconv.Itoa(nth), "3600000000", strconv.Itoa(holds)
-		if what == "l" {
+		if what == "lease" {
 			words = words[:held+1]
 		}
 		count.n = 0
@@ -74,15 +74,15 @@ func stepsAtOnce(t *testing.T, script string, asks []string, processes int) (cou
 		counts = append(counts, count.n)
 	}
 	for i := range processes {
-		call("r", i+1, 1, 0)
+		call("reserve", i+1, 1, 0)
 	}
 	counts = nil
 	server.lua.state.SetContext(count)
-	call("r", processes+1, 1, 0)
-	call("l", 1, 2, 0)
-	call("r", 1, 3, 0)
+	call("reserve", processes+1, 1, 0)
+	call("lease", 1, 2, 0)
+	call("reserve", 1, 3, 0)
 	for i := range 6 { // one of which has a place kept for it
-		call("r", i+2, 2, 1)
+		call("reserve", i+2, 2, 1)
 	}
 	return counts
 }

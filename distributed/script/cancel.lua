@@ -1,11 +1,11 @@
--- cancel.lua: the operations u and x, which take reservations back. Units: µs.
--- Uses: flight.lua, pool.lua, tail.lua. Gives: ops.u, ops.x.
+-- cancel.lua: the operations cancel and refund, which take reservations back. Units: µs.
+-- Uses: flight.lua, pool.lua, tail.lua. Gives: ops.cancel, ops.refund.
 
 -- Removes a request that would land at an instant from those in flight. Returns whether it was
 -- still in flight. The request is in the first slot from that instant on with room for its cost, or
 -- in a later slot that an earlier charge has moved; the other requests of the slot land no sooner
 -- than before.
-local function cancel(lands, cost)
+local function removeInFlight(lands, cost)
   local found
   if lands <= frontier then return false end
   for i = slots.last, slots.first, -1 do
@@ -47,16 +47,16 @@ local function addToPool(at, cost)
   return true
 end
 
-function ops.u(op)
+function ops.cancel(op)
   local ofGeneration, setBackBy, ownGuard, canceled = argument(), argument(), argument(), 0
   if ownGuard > 0 then guard = max(ownGuard, resolution) end
   while cursor <= #arguments do
     local at, cost = argument(), amounts()
     if ofGeneration ~= generation then
       -- the reservation was charged to a state that is lost
-    elseif at < notBefore or at == now or setBackBy ~= generation - drift or probe or estimates or op == 'x' then -- the pool has no amounts for estimates
+    elseif at < notBefore or at == now or setBackBy ~= generation - drift or probe or estimates or op == 'refund' then -- the pool has no amounts for estimates
       advance(now)
-      if cancel(at + guard, cost) then canceled = canceled + 1 end
+      if removeInFlight(at + guard, cost) then canceled = canceled + 1 end
     elseif tail and tail.withdraw(at, cost) or addToPool(at, cost) then
       canceled = canceled + 1
     end
@@ -64,4 +64,4 @@ function ops.u(op)
   reply[9] = canceled
 end
 
-ops.x = ops.u
+ops.refund = ops.cancel

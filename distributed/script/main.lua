@@ -1,6 +1,6 @@
 -- main.lua: one call on one quota of a fleet.
 -- Twin: algorithms.Ledger, with reservations.
--- Uses: every other part. Gives: run, and jointly for joint.lua.
+-- Uses: every other part. Gives: run, and bundled for bundle.lua.
 --
 -- A reservation is Earliest, and then Charge at the instant that Earliest returned. The next
 -- reservation is behind it: first in, first out.
@@ -9,9 +9,9 @@
 --          fleet receives a pause, "pause <for> <ban> <epoch>", its early end, "resume <epoch>",
 --          and the end of the wait for a probe, "freed"
 -- keys[2], keys[3]  only with a concurrency tier or estimates: the leases of processes, see
---          lease.lua; of j, the quotas around that of the first key
+--          lease.lua. Of a bundle, all keys but the first: the quotas around the first
 -- argv     whole numbers, instants and lengths in µs
---   op     r, b, j, u, x, l, p, e, o, q or c, see below
+--   op     the name of an operation, see below
 --   plan   one text: guard, resolution (requests that land within the same 2^resolution µs land together), U units,
 --          K tiers, U hashes of the units' names, and for each tier: algorithm, unit from 0,
 --          limit, window, burst (of a calendar: longer than any period), extra (precision, phase,
@@ -20,10 +20,23 @@
 --   lease  only with a concurrency tier or estimates: owner, seq, length, 1 if the caller has
 --          waiters, U amounts held now, and with estimates U amounts settled since the last call
 --
+-- The operations:
+--   reserve    reserves requests, each behind the decisions before it
+--   budget     as reserve, for a plan with budgets
+--   bundle     reserves the same times in several quotas
+--   cancel     returns reservations, which other requests may take over
+--   refund     returns reservations of another plan
+--   lease      reports the held amounts
+--   pause      pauses the fleet
+--   end_pause  ends a pause, or the wait for a probe
+--   observe    compares the counts that a response reports with the quota's own
+--   status     reports the use of each tier
+--   count      charges what the provider has counted already
+--
 -- The arguments of each operation, where a cost is U amounts:
---   r  reserve  ahead, floor, the guard of these requests (0: the plan's), how long the reply
---               takes, the earliest time that the clock may show by the caller's estimate, and then
---               groups of: count, within (-1: no bound, -2: dry run), cost; or of -count, within,
+--   reserve     ahead, floor, the guard of these requests (0: the plan's), how long the reply takes,
+--               the earliest time that the clock may show by the caller's estimate, and then groups
+--               of: count, within (-1: no bound, -2: dry run), cost; or of -count, within,
 --               headroom, soon, turn, cost for requests that yield. These leave headroom percent
 --               of every tier's capacity free, and are reserved at most soon ahead; turn is the
 --               instant at which to ask for them in the last reply, or 0, see turn.lua. A 0 and an
@@ -49,26 +62,29 @@
 --               after a pause with a probe is the probe, and so is the first one after a reset that
 --               a tier refuses, see reading.lua. A probe is the last request of its call: the pause
 --               then lasts for PROBE beyond the latest instant at which it may be sent.
---   b  reserve  the number of budget tiers, their indexes, and then as r. A request that exceeds
---               budgets is not reserved, and i is the first of these budgets.
---   j  joint    how long the reply takes, the guard of these requests (0: the plan's) and what the caller
---               knows the clock to show at least, for each other key the plan and these two of the quota that is kept there, from the inside outward,
---               then ahead and soon as above, for how many a turn is, the instant of the one that the
---               caller was told last, or 0, and for how many that was, and groups of: count, or -count for requests that yield, within,
---               headroom, cost, and the cost in each other quota. None of them may have leases,
---               budgets or calendars. Answers in how long the outermost is ready where a turn
---               is told, or -1, for how many that is, 0 if it is the one that was told before, or -1 if the caller
---               had better ask one quota after the other, since others do, the first eight numbers of a reply for each other key, and then runs as r
---               does, but for even ones. Tiers are counted through all quotas. See joint.lua.
---   u  cancel   generation, how far TIME had been set back since its beginning when these requests
+--   budget      the number of budget tiers, their indexes, and then as reserve. A request that
+--               exceeds budgets is not reserved, and i is the first of these budgets.
+--   bundle      how long the reply takes; the guard of these requests (0: the plan's) and the
+--               earliest time that the clock may show; for each quota around, from the inside
+--               outward, the plan and again a guard and an earliest time; ahead and soon as above;
+--               the number of requests that a turn is for, the instant of the caller's last turn or
+--               0, and the number of requests it was for; and then groups of: count, or -count for
+--               requests that yield, within, headroom, cost, and the cost in each quota around. No
+--               quota may have leases, budgets or calendars.
+--               Replies how long until the outermost quota alone admits the request, if the reply
+--               has a turn, or otherwise -1; the number of requests that the turn is for, which is
+--               0 if it is the caller's last turn, and -1 if the caller should ask one quota after
+--               the other, because other processes do; the first eight numbers of a reply for each
+--               quota around; and runs as reserve does, except even ones. Tiers are numbered
+--               through all quotas. See bundle.lua.
+--   cancel      generation, how far TIME had been set back since its beginning when these requests
 --               were reserved, their guard (0: the plan's), then groups of: t, cost. A future
 --               reservation is taken off the end, see tail.lua, or goes to the pool; but not with
 --               estimates, during a pause, before a probe, or if TIME was set back since. Any
 --               other is refunded. Replies the number of canceled requests.
---   x  cancel   as u, but without the pool, for reservations under another plan.
---   l  lease    no arguments. Reports the held amounts, and replies the four numbers of calendar
---               tiers.
---   p  pause    for, ban 0 or 1, once, epoch, probe 0 or 1, and for a back-off two more numbers:
+--   refund      as cancel, but without the pool.
+--   lease       no arguments. Replies the four numbers of calendar tiers.
+--   pause       for, ban 0 or 1, once, epoch, probe 0 or 1, and for a back-off two more numbers:
 --               its length is for, doubled once for each back-off since a request passed, at most
 --               the first number; the first back-off has no length if the second number is 1.
 --               Replies 1 if the pause applies, because it ends later than the present one. With
@@ -76,24 +92,24 @@
 --               if this state is from before epoch, and sets epoch: it restores a pause in a state
 --               that has lost it. The part of a pause beyond the end of a ban is a pause. With
 --               probe, one request goes first when the pause ends.
---   e  end      epoch, how, for. With 0, ends any pause, ban and wait for a probe, up to the given
+--   end_pause   epoch, how, for. With 0, ends any pause, ban and wait for a probe, up to the given
 --               epoch and the state's. The others concern the probe of the epoch while the fleet
 --               waits for it: 1, the response is in, and the wait ends; 2, there will be no
 --               response, and the next request is a probe; 3, no process will report the response,
 --               and the others follow when the wait ends; 4, the process of the probe lives, and
 --               the wait lasts for at least for from now; 5, as 1, and in any case a request of
 --               the epoch was not refused, which resets the back-offs; 6, as 2, for a probe that
---               was never sent. If the response to a probe is outstanding, which reports whether a
---               count has ended, the wait goes on for REPORT after 1 and 5. Replies 1 if the fleet
---               was waiting for that probe.
---   o  observe  the longest time in flight of the request with the response (0: the plan's guard),
+--               was never sent. If the response to a probe after a reset is outstanding, the wait
+--               goes on for REPORT after 1 and 5. Replies 1 if the fleet was waiting for that
+--               probe.
+--   observe     the longest time in flight of the request with the response (0: the plan's guard),
 --               then groups of: tier from 1, units that its provider counts, instant at which the
 --               request was admitted, its cost in the tier's unit, 1 if the reading is
 --               authoritative, how long until the count ends at the latest, or 0, and by how much
 --               sooner it may end.
---   q  status   Replies for each tier: used, instant of the next unit, instant when
+--   status      no arguments. Replies for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
---   c  charge   for each tier, an amount that its provider has counted already.
+--   count       for each tier, the amount.
 -- Reply    now, generation, expiry of the key in ms, epoch, end of the ban, or otherwise of the
 --          pause (0: none), the sum of 1 for a ban, 2 if the call has reserved the probe, and 4 for
 --          each back-off in a row, TIME, now when this state was written before (0: never), and
@@ -131,12 +147,11 @@ end
 
 -- Runs an operation on the key.
 local function decide(op)
-  if tail then tail.commit(op ~= 'r' and op ~= 'b' and op ~= 'q' and op ~= 'u') end
-  if tail and op ~= 'u' then tail.chargeRuns() end
+  if tail then tail.commit(op ~= 'reserve' and op ~= 'budget' and op ~= 'status' and op ~= 'cancel') end
+  if tail and op ~= 'cancel' then tail.chargeRuns() end
   if not ops[op] then defineOp(op) end
-  if ops[op] then ops[op](op) end
-  if tail and op == 'u' then tail.chargeRuns() end
-  if op == 'l' then crossing = true end
+  ops[op](op)
+  if tail and op == 'cancel' then tail.chargeRuns() end
   if crossing == nil then return end
   local n = #reply
   for i = 1, #calendars do
@@ -145,11 +160,11 @@ local function decide(op)
   end
 end
 
-local together -- the functions of joint.lua, once a call needs them
+local bundle -- the functions of bundle.lua, once a call needs them
 
-function jointly()
-  together = together or defineJoint(turnTo)
-  return together
+function bundled()
+  bundle = bundle or defineBundle(turnTo)
+  return bundle
 end
 
 -- Runs one call. script.go declares it.
@@ -160,12 +175,12 @@ function run(keys, argv)
   arguments, cursor = argv, 3
   recordsKey, orderKey = keys[2], keys[3]
   local op = argv[1]
-  local problem = turnTo(keys[1], argv[2]) or op == 'j' and jointly().begin(keys)
+  local problem = turnTo(keys[1], argv[2]) or op == 'bundle' and bundled().begin(keys)
   if problem then return redis.error_reply('THROTTLE ' .. problem) end
   decide(op)
   save()
-  if op == 'j' then together.finish() end
-  if op == 'q' then whenUnused() end
+  if op == 'bundle' then bundle.finish() end
+  if op == 'status' then whenUnused() end
   if tointeger then -- servers with Lua 5.4 would reply 3.0 for 3
     for i = 1, #reply do reply[i] = tointeger(reply[i]) end
   end

@@ -1,17 +1,19 @@
 -- need.lua: defines functions that few calls need when a call needs them. A line include 'x' stands
--- for the part x. Gives: defineOp, places, defineLeases, defineJoint.
+-- for the part x. Gives: defineOp, places, defineLeases, defineBundle.
 
--- Defines an operation other than r, b and j.
+-- Defines an operation other than reserve, budget and bundle.
 local function defineOp(op)
-  if op == 'p' or op == 'e' or op == 'o' then
+  if op == 'pause' or op == 'end_pause' or op == 'observe' then
     include 'pause'
     include 'reading'
-  elseif op == 'u' or op == 'x' then
+  elseif op == 'cancel' or op == 'refund' then
     include 'cancel'
-  elseif op == 'q' then
+  elseif op == 'status' then
     include 'status'
-  elseif op == 'c' then
-    include 'charge'
+  elseif op == 'count' then
+    include 'count'
+  elseif op == 'lease' then
+    function ops.lease() crossing = true end
   end
 end
 
@@ -21,7 +23,7 @@ local function defineLeases()
   include 'lease'
 end
 
-local function defineJoint(turnTo)
-  include 'joint'
-  return joint(turnTo)
+local function defineBundle(turnTo)
+  include 'bundle'
+  return newBundle(turnTo)
 end

@@ -1,6 +1,6 @@
--- pause.lua: the operations p and e: pauses and bans, and the probe, which goes first after one.
+-- pause.lua: the operations pause and end_pause: pauses and bans, and the probe, which goes first after one.
 -- Units: µs.
--- Uses: call.lua, state.lua, readings, awaitsProbe. Gives: ops.p, ops.e, endProbe, the locals below.
+-- Uses: call.lua, state.lua, readings, awaitsProbe. Gives: ops.pause, ops.end_pause, endProbe, the locals below.
 
 local news -- the message to publish to the fleet
 local probe -- whether one request goes first after the pause
@@ -17,7 +17,7 @@ local function endProbe()
   pause, probe, probing, news = 0, false, false, 'freed'
 end
 
-function ops.p()
+function ops.pause()
   local length, isBan, once, since, withProbe = argument(), argument(), argument(), argument(), argument()
   local most = cursor <= #arguments and argument()
   if most then length = argument() == 1 and level == 0 and 0 or min(most, length * 2 ^ level) end
@@ -35,7 +35,7 @@ function ops.p()
   end
 end
 
-function ops.e()
+function ops.end_pause()
   local since, how, longer = argument(), argument(), argument()
   reply[9] = probing and since == epoch and 1 or 0
   if how == 5 and since == epoch then level = 0 end

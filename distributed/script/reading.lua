@@ -1,7 +1,7 @@
--- reading.lua: the operation o, the provider's reports of each tier, and the use by other programs
+-- reading.lua: the operation observe: the provider's reports of each tier, and the use by other programs
 -- that they prove. Units: µs.
 -- Twin: algorithms/observe.go, which explains the method.
--- Uses: flight.lua, ruleOf, endProbe, exact. Gives: ops.o.
+-- Uses: flight.lua, ruleOf, endProbe, exact. Gives: ops.observe.
 --
 -- "Others" are other programs, whose requests this quota does not admit. There is one reading for
 -- each tier, or none at all. It is a list of these numbers:
@@ -133,7 +133,7 @@ local function uncounted(i, used, since, n, longest)
   return more
 end
 
-function ops.o()
+function ops.observe()
   local longest = max(guard, argument())
   advance(now)
   while cursor <= #arguments do

@@ -1,7 +1,7 @@
--- reserve.lua: the operations r and b, which reserve requests, each behind the decisions before it.
+-- reserve.lua: the operations reserve and budget, which reserve requests, each behind the decisions before it.
 -- Units: µs.
 -- Twin: algorithms/ledger.go, Earliest and Charge.
--- Uses: flight.lua, pool.lua, pace.lua, tail.lua, places, turn.lua. Gives: ops.r, ops.b, fitting,
+-- Uses: flight.lua, pool.lua, pace.lua, tail.lua, places, turn.lua. Gives: ops.reserve, ops.budget, fitting,
 -- checkClock, the constants below.
 
 local PROBE = 1000000 -- how long other requests wait for a probe without another call of its process
@@ -40,10 +40,10 @@ local function checkClock(shows)
   if tail then tail.flush() end
 end
 
-function ops.r(op)
+function ops.reserve(op)
   if ban > now then return end
   local n = #reply
-  local budgets = op == 'b' and {}
+  local budgets = op == 'budget' and {}
   for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
   local ahead, floor, ownGuard, replyTime = argument(), argument(), argument(), argument()
   checkClock(argument())
@@ -173,4 +173,4 @@ function ops.r(op)
   end
 end
 
-ops.b = ops.r
+ops.budget = ops.reserve

@@ -1,8 +1,8 @@
--- status.lua: the operation q, the use of each tier. Units: µs.
+-- status.lua: the operation status, the use of each tier. Units: µs.
 -- Twin: algorithms/ledger.go, Usage.
--- Uses: flight.lua. Gives: ops.q, whenUnused.
+-- Uses: flight.lua. Gives: ops.status, whenUnused.
 
-function ops.q()
+function ops.status()
   local n = #reply
   advance(now)
   for i = 1, plan.deciding do

@@ -42,12 +42,12 @@ local function newTail(runs)
   -- Charges permanently the runs whose instant has come, or all. If the clock has stepped back
   -- since, the runs count in the windows of the clock at their decision.
   function self.commit(all)
-    local runs, later, newDrift = self.runs, {}, drift
+    local runs, later, presentDrift = self.runs, {}, drift
     drift, all = lengths.drift, all or drift ~= lengths.drift or not self.isPossible()
     for i = 1, #runs do
       if all or runs[i][1] <= now then replay(runs[i]) else later[#later + 1] = runs[i] end
     end
-    self.runs, drift = later, newDrift
+    self.runs, drift = later, presentDrift
   end
 
   -- Charges the tail for this call, and keeps the state without it for save.

@@ -19,7 +19,7 @@ import (
 	"github.com/apithrottle/throttle/internal/soak"
 )
 
-// An account is processes whose callers send under several quotas inside one.
+// An account is processes whose callers send under several quotas inside one outer quota.
 type account struct {
 	processes []time.Duration // how far each is away
 	callers   int             // of each process under each inner quota
@@ -30,7 +30,7 @@ type account struct {
 	call      func(*rand.Rand, *throttle.Limiter, context.Context) (sent bool, err error)
 }
 
-// An accounted is what became of an account.
+// An accounted is the outcome of an account.
 type accounted struct {
 	sent    [][]int // by inner quota and process
 	all     int
@@ -153,7 +153,7 @@ func logs(limits ...int64) (tiers []throttle.Tier) {
 	return tiers
 }
 
-// callAnyhow calls in one of several ways.
+// callAnyhow makes a call in one of several ways.
 func callAnyhow(g *rand.Rand, l *throttle.Limiter, ctx context.Context) (sent bool, err error) {
 	switch g.IntN(10) {
 	case 0: // it gives up before or after
@@ -166,10 +166,10 @@ func callAnyhow(g *rand.Rand, l *throttle.Limiter, ctx context.Context) (sent bo
 	return justWait(g, l, ctx)
 }
 
-// TestJointLaw checks that inner and outer quotas admit no more than their providers do, with random
-// callers, some of which give up. All that is charged is sent, except two percent and one time for
-// each caller that gave up.
-func TestJointLaw(t *testing.T) {
+// TestBundleLaw checks that inner and outer quotas admit no more than their providers do, with random
+// callers, some of which give up. All charged requests are sent, except two percent and one for each
+// caller that gave up.
+func TestBundleLaw(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(soak.Times(10)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -201,9 +201,9 @@ func TestJointLaw(t *testing.T) {
 	}
 }
 
-// Fleets whose callers wait under one quota inside another are served as those of the slower one
-// are, near and far, many and few, whichever that is, and processes are served alike.
-func TestJointFleets(t *testing.T) {
+// TestBundleFleets checks that nested quotas admit as many requests as the slower quota alone does,
+// for near and far processes, few and many, whichever quota is slower. Processes get equal shares.
+func TestBundleFleets(t *testing.T) {
 	t.Parallel()
 	many := min(20*soak.Times(1), 100)
 	for _, far := range []time.Duration{ms, 40 * ms} {
@@ -246,9 +246,9 @@ func TestJointFleets(t *testing.T) {
 	}
 }
 
-// Several quotas inside one: what that admits is used, and those that have enough of their own have
-// like shares.
-func TestJointAccounts(t *testing.T) {
+// TestBundleAccounts checks that several quotas inside one use all that the outer quota admits. Quotas
+// with enough of their own get equal shares of it.
+func TestBundleAccounts(t *testing.T) {
 	t.Parallel()
 	for _, far := range []time.Duration{ms, 40 * ms} {
 		for _, limits := range [][]int64{{2, 20, 20, 12}, {4, 4, 4, 12}, {5, 5, 5, 12}, {5, 5, 100, 100, 25}} {
@@ -279,9 +279,9 @@ func TestJointAccounts(t *testing.T) {
 	}
 }
 
-// A pause of the outer quota voids what is reserved in both, and new policies of either hold for
-// callers that wait.
-func TestJointChanges(t *testing.T) {
+// TestBundleChanges checks that a pause of the outer quota voids the reservations in both quotas, and
+// that a new policy of either quota applies to waiting callers.
+func TestBundleChanges(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		redis := distributed.New(near(t, s), distributed.Options{})
 		other := distributed.New(near(t, s), distributed.Options{})
@@ -348,8 +348,9 @@ func TestJointChanges(t *testing.T) {
 	})
 }
 
-// Who has the inner quota alone and who has it inside another one share it.
-func TestJointBesideAlone(t *testing.T) {
+// TestBundleBesideAlone checks that processes that use the inner quota alone share it with processes
+// that use it inside another quota.
+func TestBundleBesideAlone(t *testing.T) {
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		ctx, stop := context.WithTimeout(t.Context(), 40*sec)
 		defer stop()
@@ -380,9 +381,9 @@ func TestJointBesideAlone(t *testing.T) {
 	})
 }
 
-// A caller that has a time under one quota inside another does not use it in a pause of either, of
-// which another process told while it waited.
-func TestJointPauseReachesWhoWaits(t *testing.T) {
+// TestBundlePauseReachesWaiters checks that a waiting caller with a reservation in nested quotas does
+// not use it during a pause of either quota that another process made meanwhile.
+func TestBundlePauseReachesWaiters(t *testing.T) {
 	for _, paused := range []string{"inner", "outer"} {
 		t.Run(paused, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
@@ -419,9 +420,9 @@ func TestJointPauseReachesWhoWaits(t *testing.T) {
 	}
 }
 
-// Callers that wait under one quota inside another go on as they did without a call for both when a
-// policy becomes one that no such call serves, and are refused when either Limiter is closed.
-func TestJointEndsMidLife(t *testing.T) {
+// TestBundleEndsMidLife checks that callers in nested quotas go on, with a call for each quota, when a
+// new policy rules out a call for both. They are refused when either Limiter is closed.
+func TestBundleEndsMidLife(t *testing.T) {
 	type world struct {
 		in, out      *throttle.Limiter
 		inner, outer throttle.Policy
@@ -481,9 +482,9 @@ func TestJointEndsMidLife(t *testing.T) {
 	}
 }
 
-// Batch requests under one quota inside another leave the headroom of either to the requests of other
-// processes.
-func TestJointHeadroom(t *testing.T) {
+// TestBundleHeadroom checks that Batch requests in nested quotas leave the headroom of either quota to
+// other processes.
+func TestBundleHeadroom(t *testing.T) {
 	for _, leaves := range []string{"inner", "outer"} {
 		t.Run(leaves, func(t *testing.T) {
 			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {

@@ -1,8 +1,8 @@
--- charge.lua: the operation c, which charges units that a provider has counted already. Units: µs.
+-- count.lua: the operation count, which charges units that a provider has counted already. Units: µs.
 -- Twin: algorithms/ledger.go, Count.
--- Uses: flight.lua. Gives: ops.c.
+-- Uses: flight.lua. Gives: ops.count.
 
-function ops.c()
+function ops.count()
   advance(now)
   for i = 1, plan.deciding do
     local amount, rule = argument(), rules[i]

@@ -1,25 +1,30 @@
--- joint.lua: one quota and those around it, asked at once for requests that need the same times
--- in all of them. Units: µs.
+-- bundle.lua: the operation bundle, which reserves the same times in one quota and in those around
+-- it. Units: µs. Go: bundle.go.
+-- Uses: every part of reserve.lua's, turn.lua's ends of turns, instance. Gives: newBundle, ops.bundle.
 --
--- Each quota tells from when on it admits a request, so all of them do from the latest of these
--- instants on. The request is charged in each at that instant, and the next one is behind it
--- there, also if that comes from somewhere else inside the outermost quota. So a request is booked
--- no later than soon behind what that quota itself would tell. What waits for the quota further
--- in has turns: each process is promised some requests, for when the quota has room for all that are promised
--- before, and these. Nothing is charged for a promise, so nothing is lost with it.
+-- Each quota has an instant from which on it admits a request. All of them admit it from the latest
+-- of these instants on. The request is charged in each quota at that instant, and the next request
+-- in any of them is behind it, even one that comes from elsewhere inside the outermost quota. So a
+-- request is reserved at most soon behind the instant at which the outermost quota alone admits it.
 --
--- A quota around keeps what it works with in a library of its own, see script.go. Times are told
--- between them from now on, since each has a clock of its own.
+-- Where an inner quota is slower, processes have turns. Each process is promised some requests, for
+-- the instant at which the quota has room for all requests that are promised before, and one more.
+-- A promise charges nothing, so a promise that is not taken costs nothing.
+--
+-- A quota around keeps its locals in an instance of the library of its own, see script.go. Each
+-- quota has a clock of its own, so instances exchange lengths of time from now on, not instants.
 
-local LOST = 250000 -- so late nobody takes what was promised
+local MISSED = 250000 -- how long after its instant a promise expires
 
--- What it takes for that, which few calls need, and not all of it.
-local function joint(turnTo)
-  local around, peers = nil, {} -- what joint answers for the quotas around, the outermost last: of this call, and of all
-  local blocked -- for how long nothing is booked, since there is a pause or a probe
+-- Makes the functions of a bundle. turnTo is that of main.lua.
+local function newBundle(turnTo)
+  local around -- the instances of this call's quotas around the first, the outermost last
+  local instances = {} -- all instances that were made
+  local blocked -- for how long nothing is reserved, because of a pause or a probe
 
-  -- Begins to book requests that take so long on their way, with a reply that takes so long, of a
-  -- caller that knows the clock to show so much.
+  -- Begins to reserve requests with a guard, for a caller that knows the earliest time that the
+  -- clock may show, and that receives the reply after replyTime. Returns for how long nothing is
+  -- reserved.
   local function beginReserving(ownGuard, shows, replyTime)
     if tail then tail.commit(true) end
     checkClock(shows)
@@ -30,7 +35,7 @@ local function joint(turnTo)
     return 0
   end
 
-  -- The next amounts, false if there are none.
+  -- The next amounts, false if all are zero.
   local function amountsOrNone(next)
     local cost, some = {}, false
     for u = 1, units do
@@ -40,13 +45,13 @@ local function joint(turnTo)
     return some and cost
   end
 
-  -- In how long all tiers admit a request, and the tier that decides, or -1.
+  -- How long until all tiers admit a request, and the tier that decides, or -1.
   local function readyIn(cost, headroom)
     local at, tier = earliest(cost, sparing(cost, headroom))
     return at <= LATEST and at - now or NEVER, tier
   end
 
-  -- In how long so many requests are admitted one behind the other, at the least.
+  -- A lower bound of how long until count requests are admitted one behind the other.
   local function readyFor(cost, count)
     local at = frontier
     for i = 1, plan.deciding do
@@ -61,16 +66,16 @@ local function joint(turnTo)
     return at - now
   end
 
-  -- Adds requests to those that are promised for an instant, or takes them off.
+  -- Adds count requests to those that are promised for an instant. count may be negative.
   local function promise(at, count)
     if at <= oldEnd then promisedOld = max(0, promisedOld + count) else promised = max(0, promised + count) end
   end
 
-  -- How many requests, up to most, are admitted so soon behind all that are promised.
+  -- How many requests, up to most, are admitted within soon behind all that are promised.
   local function unpromised(cost, most, soon)
     local before = promised + promisedOld
     if readyFor(cost, before + 1) > soon then return 0 end
-    local few, many = 1, most + 1 -- that many are, and that many aren't
+    local few, many = 1, most + 1 -- few are admitted, and many are not
     while many - few > 1 do
       local middle = few + divMod(many - few, 2)
       if readyFor(cost, before + middle) <= soon then few = middle else many = middle end
@@ -78,10 +83,10 @@ local function joint(turnTo)
     return few
   end
 
-  -- How many requests, up to most, are admitted where the last one was.
+  -- How many requests, up to most, are admitted at the instant of the last one.
   local function fittingBeside(cost, headroom, most) return fitting(cost, sparing(cost, headroom), most) end
 
-  -- Charges requests. Answers for how long nothing is booked behind a probe.
+  -- Charges requests. Returns for how long nothing is reserved behind them, because of a probe.
   local function chargeIn(wait, cost, count)
     charge(now + wait, cost, count)
     probe = probe or probed
@@ -91,8 +96,8 @@ local function joint(turnTo)
     return notBefore - now
   end
 
-  -- In how long a time comes that was given back with room for a request: the first of those later than
-  -- some, or the one that comes then. Answers its place too.
+  -- How long until the first returned reservation with room for a request that comes after later, or
+  -- the one that comes exactly then, and its index in the pool.
   local function pooledIn(cost, later, exactly)
     if probe then return nil end
     for i = 1, #pool do
@@ -104,8 +109,8 @@ local function joint(turnTo)
     end
   end
 
-  -- Takes a time that was given back to the outermost quota, if all others have it too or room then.
-  -- Answers in how long it comes.
+  -- Takes a returned reservation of the outermost quota, if each other quota has one for the same
+  -- time, or room. Returns how long until that time.
   local function takePooledTime(cost, costs, outermost, most)
     local outer, wait, place = around[outermost], -1, nil
     if not outer then return nil end
@@ -135,16 +140,16 @@ local function joint(turnTo)
     end
   end
 
-  -- Begins a call with the other keys: what is wrong with them, if anything.
+  -- Reads the states of the other keys. Returns the problem, if there is one.
   local function begin(keys)
     local replyTime = argument()
     around, blocked = {}, beginReserving(argument(), argument(), replyTime)
     for i = 2, #keys do
-      if not peers[i] then
+      if not instances[i] then
         local _, define = instance()
-        peers[i] = define()
+        instances[i] = define()
       end
-      around[i - 1] = peers[i]
+      around[i - 1] = instances[i]
       local words = arguments[cursor]
       cursor = cursor + 1
       local problem, pauses = around[i - 1].enter(keys[i], words, wall, argument(), argument(), replyTime)
@@ -153,13 +158,13 @@ local function joint(turnTo)
     end
   end
 
-  ops.j = function()
-    local ahead, soon, share, turn, own = argument(), argument(), argument(), argument(), argument()
+  function ops.bundle()
+    local ahead, soon, share, turn, turnCount = argument(), argument(), argument(), argument(), argument()
     reply[9], reply[10] = -1, 0
     for i = 1, 8 * #around do reply[10 + i] = 0 end
-    local left = 0 -- of its own turn
-    if turn + LOST < now then turn, own = 0, 0 end
-    if oldEnd + LOST < now then promised, promisedOld, oldEnd = 0, promised, turnsEnd end
+    local left = 0 -- how many promised requests the caller may still take
+    if turn + MISSED < now then turn, turnCount = 0, 0 end
+    if oldEnd + MISSED < now then promised, promisedOld, oldEnd = 0, promised, turnsEnd end
     local n, reserved, more = #reply, false, true
     while more and cursor <= #arguments do
       local count, within, headroom = argument(), argument(), argument()
@@ -170,9 +175,9 @@ local function joint(turnTo)
         costs[i] = around[i].amounts(argument)
         if costs[i] then outermost = i end
       end
-      local last -- in how long the one before goes
+      local last -- how long until the previous request of the group
       while more and count > 0 do
-        local at, what, run, idle = blocked, -1, 1, 0 -- idle: in how long the outermost is ready
+        local at, what, run, idle = blocked, -1, 1, 0 -- at: how long until the request; idle: how long until the outermost quota alone admits it
         local pooled = at == 0 and not yields and takePooledTime(cost, costs, outermost, within < 0 and LATEST or within)
         if pooled then
           at, what = pooled, -2
@@ -198,10 +203,10 @@ local function joint(turnTo)
         else
           local late = soon + idle
           if turn > now + late then
-            own = 0 -- not yet
+            turnCount = 0 -- the turn is still to come
           elseif turn > 0 then
-            promise(turn, -own)
-            left, turn = own, 0
+            promise(turn, -turnCount)
+            left, turn = turnCount, 0
           end
           local may = turn > 0 and 0 or max(left, unpromised(cost, promised + promisedOld > 0 and min(count, share) or count, late))
           local near = may > 0 and at <= (yields and soon or late)
@@ -220,20 +225,20 @@ local function joint(turnTo)
             what, left, reserved, last = run - 2 - atFrontier, max(0, left - run), true, at
             if at > 0 then ahead = ahead - run end
           elseif not near then
-            if frontier > max(notBefore, now + late) then -- somebody has booked here alone
+            if frontier > max(notBefore, now + late) then -- a process has reserved in this quota alone
               reply[10] = -1
             elseif turn > 0 then
               at = max(at, turn - now)
             else
               local next = min(count, left > 0 and left or share)
-              if left == 0 then at = max(at, readyFor(cost, promised + promisedOld + 1)) end -- else it is the first
+              if left == 0 then at = max(at, readyFor(cost, promised + promisedOld + 1)) end -- else the caller is first
               if within < 0 or at <= within then
                 promise(now + at, next)
                 reply[10] = next
                 turnsEnd = max(turnsEnd, now + at)
               end
             end
-            if within >= 0 then at = min(at, within) end -- those before it may leave
+            if within >= 0 then at = min(at, within) end -- the requests before it may leave
             reply[9] = yields and 0 or idle
           end
         end
@@ -243,7 +248,7 @@ local function joint(turnTo)
     end
   end
 
-  -- Saves the quotas around, and tells of each.
+  -- Saves the quotas around, and appends their headers to the reply.
   local function finish()
     for i = 1, #around do
       local header = around[i].leave()
@@ -251,8 +256,8 @@ local function joint(turnTo)
     end
   end
 
-  -- Turns to a quota around another. Answers what is wrong, if anything, and for how long nothing is
-  -- booked.
+  -- Reads the state of a quota around another. Returns the problem, if there is one, and for how long
+  -- nothing is reserved.
   local function enter(name, words, time, ownGuard, shows, replyTime)
     if not call then bind() end
     wall = time

@@ -14,13 +14,13 @@ import (
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
-// Callers under one quota inside another are admitted with one call where both are in one slot,
-// by a server with functions and without, and with one for each where they are not.
-func TestJointServers(t *testing.T) {
+// TestBundleServers checks that one call admits a caller in nested quotas if these are in one slot, on
+// servers with functions and without, and that each quota is called if they are not.
+func TestBundleServers(t *testing.T) {
 	t.Parallel()
 	const requests = 20
 	run := func(t *testing.T, rdb redis.UniversalClient, o distributed.Options, together bool) {
-		counter := new(joint)
+		counter := new(bundleCalls)
 		rdb.AddHook(counter)
 		s := distributed.New(rdb, o)
 		l := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(50), per(sec, 50, throttle.GCRA)}}, s).
@@ -40,10 +40,10 @@ func TestJointServers(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := status.Tiers[2].Used; n < requests { // more if this machine was slower than the guard
-			t.Errorf("%d are charged, %d were admitted", n, requests)
+			t.Errorf("got %d charged, want the %d admitted at least", n, requests)
 		}
 		if got := counter.calls.Load(); (got > 0) != together {
-			t.Errorf("%d calls with several keys", got)
+			t.Errorf("got %d calls with several keys, want some: %v", got, together)
 		}
 	}
 	t.Run("one server", func(t *testing.T) {
@@ -74,25 +74,25 @@ func TestJointServers(t *testing.T) {
 	})
 }
 
-// joint counts calls of the script with several keys.
-type joint struct{ calls atomic.Int64 }
+// bundleCalls counts the calls of the script with several keys.
+type bundleCalls struct{ calls atomic.Int64 }
 
-func (*joint) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (*bundleCalls) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-func (j *joint) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+func (j *bundleCalls) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if isJoint(cmd) {
+		if isBundle(cmd) {
 			j.calls.Add(1)
 		}
 		return next(ctx, cmd)
 	}
 }
 
-func (*joint) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+func (*bundleCalls) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return next
 }
 
-func isJoint(cmd redis.Cmder) bool {
+func isBundle(cmd redis.Cmder) bool {
 	args := cmd.Args()
 	n, ok := 0, len(args) > 2 && (args[0] == "fcall" || args[0] == "evalsha" || args[0] == "eval")
 	if ok {
@@ -101,7 +101,7 @@ func isJoint(cmd redis.Cmder) bool {
 	return ok && n > 1
 }
 
-// noFunctions refuses as a server without functions does.
+// noFunctions refuses commands as a server without functions does.
 type noFunctions struct{}
 
 func (noFunctions) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -120,14 +120,14 @@ func (noFunctions) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	return next
 }
 
-// crossSlot refuses what a server with several slots would.
+// crossSlot refuses calls with several keys, as a server with several slots does.
 type crossSlot struct{}
 
 func (crossSlot) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (crossSlot) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if isJoint(cmd) {
+		if isBundle(cmd) {
 			cmd.SetErr(redisError("CROSSSLOT Keys in request don't hash to the same slot"))
 			return cmd.Err()
 		}
@@ -144,13 +144,13 @@ type redisError string
 func (e redisError) Error() string { return string(e) }
 func (redisError) RedisError()     {}
 
-// While a slot moves, a server refuses calls of keys of which some are new or have moved already. Callers
-// are admitted with one call for each quota then.
-func TestJointSlotMoves(t *testing.T) {
+// TestBundleSlotMoves checks that callers are admitted while a slot moves, when the server refuses
+// calls with keys that are new or have moved already. Each quota is then called.
+func TestBundleSlotMoves(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3, 0)
 	rdb := c.Client()
-	counter := new(joint)
+	counter := new(bundleCalls)
 	rdb.AddHook(counter)
 	s := distributed.New(rdb, distributed.Options{Prefix: "{throttle}:"})
 	outer := limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s)
@@ -178,6 +178,6 @@ func TestJointSlotMoves(t *testing.T) {
 	before := counter.calls.Load()
 	call("after")
 	if counter.calls.Load() == before {
-		t.Error("no call with several keys after that")
+		t.Error("got no call with several keys after the move, want some")
 	}
 }

@@ -42,48 +42,48 @@ func (n *nest) call(keys []string, op string, args ...any) []int64 {
 	return reply
 }
 
-// ask asks for one request under both, by a process that knows the clock to show so much. It returns what is
-// decided and for when.
+// ask reserves one request in both quotas, for a process that knows that the clock shows at least an
+// instant. It returns the decision and how long until the request.
 func (n *nest) ask(shows int64) (what int64, in time.Duration) {
 	n.t.Helper()
-	reply := n.call([]string{n.inner, n.outer}, "j", 0, 0, shows, n.text, 0, shows, 9, 1_000_000, 9, 0, 0, 1, -1, 0, 1, 1)
+	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, shows, n.text, 0, shows, 9, 1_000_000, 9, 0, 0, 1, -1, 0, 1, 1)
 	own := reply[headerLen+2+headerLen:]
 	return own[0], microseconds(own[1] - reply[0])
 }
 
-// What is booked ahead under a quota alone stays charged for a call that books there together with
-// another, also if its caller knows the clock to have been set back.
-func TestJointChargesTail(t *testing.T) {
+// TestBundleChargesTail checks that a call of two quotas charges the tail of each, even if the caller
+// knows that the clock was set back.
+func TestBundleChargesTail(t *testing.T) {
 	for _, back := range []int64{0, 1000} {
 		eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {
 			for _, key := range []string{n.inner, n.outer} {
-				n.call([]string{key}, "r", 9, 0, 0, 0, 0, 4, -1, 1)
+				n.call([]string{key}, opReserve, 9, 0, 0, 0, 0, 4, -1, 1)
 			}
 			n.at += 1000
 			if _, in := n.ask(1000 + back); in < 39*time.Second {
-				n.t.Errorf("with a clock set back by %d µs it is ready in %v, four are before it", back, in)
+				n.t.Errorf("with a clock set back by %d µs got it ready in %v, want it behind four others", back, in)
 			}
 		})
 	}
 }
 
-// TestJointBooksNothingInABan checks that a call reserves nothing while one of the quotas is banned:
+// TestBundleReservesNothingInABan checks that a call reserves nothing while one of the quotas is banned:
 // its reply reports only the ban, so the caller could not return a time.
-func TestJointBooksNothingInABan(t *testing.T) {
+func TestBundleReservesNothingInABan(t *testing.T) {
 	for _, left := range []time.Duration{time.Second, 100 * time.Millisecond} {
 		eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {
 			for _, key := range []string{n.outer, n.inner} {
-				n.call([]string{key}, "p", micros(left), 1, 0, 0, 0)
+				n.call([]string{key}, opPause, micros(left), 1, 0, 0, 0)
 				if what, _ := n.ask(0); what < -1 {
-					n.t.Errorf("%v before the end of a ban it is booked", left)
+					n.t.Errorf("%v before the end of a ban: got a reservation, want none", left)
 				}
-				n.call([]string{key}, "e", 1, 0, 0)
+				n.call([]string{key}, opEndPause, 1, 0, 0)
 			}
 		})
 	}
 }
 
-// newBundle returns one of two quotas of a server that is away.
+// newBundle returns a bundle of two quotas of a server that is away.
 func newBundle(t *testing.T, guard time.Duration) *bundle {
 	s := New(redis.NewClient(&redis.Options{Addr: "localhost:1"}), Options{})
 	var quotas []store.Quota
@@ -97,9 +97,9 @@ func newBundle(t *testing.T, guard time.Duration) *bundle {
 	return quotas[0].(*quota).Bundle(quotas[1:]).(*bundle)
 }
 
-// What is booked of some requests is given to them, also where others had better be asked for in one quota
-// after the other.
-func TestJointKeepsWhatIsBooked(t *testing.T) {
+// TestBundleKeepsReservations checks that reserved requests keep their times if the reply says to ask
+// one quota after the other.
+func TestBundleKeepsReservations(t *testing.T) {
 	b := newBundle(t, 10*time.Millisecond)
 	now := time.Now()
 	head := []int64{1000, 1, 1000, 0, 0, 0, now.UnixMicro(), 0}
@@ -111,19 +111,20 @@ func TestJointKeepsWhatIsBooked(t *testing.T) {
 	requests[0].WaitSpec.MaxWait = time.Second
 	got, err := b.read(&trip{calls: []*call{c}, sent: now, got: now, good: time.Second}, make([]trip, 2), requests)
 	if err != nil || len(got) != 3 || got[0].Verdict != store.Late || got[1].Verdict != store.Admitted {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("got %+v, %v, want a late request and an admitted one", got, err)
 	}
 }
 
-// Requests count as long as the longest guard of those asked for with them, also where that is the plan's.
-func TestJointGuards(t *testing.T) {
+// TestBundleGuards checks that all requests of a call have the longest guard of any, which may be the
+// plan's.
+func TestBundleGuards(t *testing.T) {
 	b := newBundle(t, 5*time.Second)
 	requests := []store.Request{{Cost: []int64{1, 1}, WaitSpec: new(store.WaitSpec)}, {Cost: []int64{1, 1}, Guard: 10 * time.Millisecond, WaitSpec: new(store.WaitSpec)}}
 	trip, parts := b.trip([]time.Duration{0}, requests)
 	trip.onSend(1)
 	for i, p := range parts {
 		if p.guard < 5*time.Second {
-			t.Errorf("quota %d: they count for %v", i, p.guard)
+			t.Errorf("quota %d: got a guard of %v, want 5s at least", i, p.guard)
 		}
 	}
 }
