@@ -2,6 +2,9 @@ package providers
 
 import (
 	"net/http"
+	"path"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -11,58 +14,134 @@ import (
 // OpenAI is OpenAI's API, with the requests and tokens that the limits page of the organization or
 // project allows each model per minute. Requests are spread over the minute, because OpenAI may
 // apply a limit to a shorter time: 60 a minute as 1 a second. Only POST requests are limited. POSTs
-// whose JSON names no model share one more quota.
+// whose JSON names no model share one more quota, and one vector store takes 300 files and batches
+// of files a minute. Snapshots such as gpt-4o-2024-08-06, and models fine-tuned from gpt-4o, share
+// the quota of gpt-4o. If the limits page lists further models that share a limit, let the Key of the
+// scope "model" return one name for them.
 //
 // A request is charged an estimate in tokens: those of its text, as Provider.Tokens counts them, or
 // max_completion_tokens, max_output_tokens or max_tokens for each of its n choices, whichever is
 // more. That is OpenAI's formula; it estimates before it answers, too. An image counts as 1,100
 // tokens, an encoded file as one for every 50 bytes (1,000 of audio), and a token id as one. OpenAI
 // doesn't document a refund of unused tokens, so nothing is refunded here. If OpenAI counts more,
-// its x-ratelimit headers report it.
+// its x-ratelimit headers report it. Uploads, batches and other requests that name no model cost no
+// tokens.
+//
+// Add the limits of a day, which not every account has, as tiers:
+//
+//	model := p.Scope("model")
+//	model.Policy.Tiers = append(model.Policy.Tiers, throttle.PerDay(10_000),
+//		throttle.Tier{Limit: 1_000_000, Window: 24 * time.Hour, Unit: "tokens"})
+//
+// Images per minute are such a tier, too, with a Unit of its own, if Provider.Cost is replaced by a
+// function that adds the number of images to the cost.
 //
 // Of a body above 16 MB only the beginning is read, and of a body without GetBody only the length
-// is known. A 429 for lack of credit, or for a request above the limit, pauses nothing, because waiting
-// doesn't help.
+// is known. A 429 for lack of credit, or for a request above the limit, pauses nothing, because
+// waiting doesn't help. Other refusals pause the model. A daily limit may ask for more than
+// Policy.MaxPause, which closes the model's quota with throttle.ErrBanned.
 func OpenAI(requests, tokens int64) Provider {
 	const page = "https://developers.openai.com/api/docs/guides/rate-limits"
-	const reset, remaining, limit = "X-Ratelimit-Reset-", "X-Ratelimit-Remaining-", "X-Ratelimit-Limit-"
-	quota := func(of, unit string) answers.Quota {
-		return answers.Quota{
-			Unit: unit, Full: true,
-			Limit:     answers.Field{Header: limit + of},
-			Remaining: answers.Field{Header: remaining + of},
-			Reset:     answers.Field{Header: reset + of, Format: answers.Duration},
-		}
-	}
 	bodies := new(prompts)
 	return Provider{
 		Name: "openai",
-		Scopes: []Scope{some("model", page, bodies.openAIModel,
-			throttle.Tier{Limit: requests, Window: time.Minute, PaceBurst: max(1, requests/60)}, minute(tokens, "tokens"))},
-		Cost: func(req *http.Request) throttle.Cost { return throttle.Cost{"tokens": openAITokens(bodies.cost(req))} },
+		Scopes: []Scope{
+			some("model", page, bodies.openAIModel, paced(requests), minute(tokens, "tokens")),
+			some("vector_store", page, openAIVectorStore, throttle.PerMinute(300)),
+		},
+		Cost: func(req *http.Request) throttle.Cost {
+			p := bodies.cost(req)
+			if !readsPrompt(req, p) {
+				return nil
+			}
+			return throttle.Cost{"tokens": max(p.tokens(openAIImage), p.output())}
+		},
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{quota("Requests", ""), quota("Tokens", "tokens")},
-			RetryAfter: []answers.Field{
-				{Header: "Retry-After-Ms", Format: answers.Millis},
-				{Header: "Retry-After", Format: answers.RetryAfter},
-			},
-			Rules: []answers.Rule{
-				{Status: http.StatusTooManyRequests, Path: "error.type", Text: "insufficient_quota", Kind: answers.Other},
-				{Status: http.StatusTooManyRequests, Path: "error.type", Text: "billing_not_active", Kind: answers.Other},
-				{Status: http.StatusTooManyRequests, Path: "error.message", Text: "Request too large*", Kind: answers.Other, Reason: "too large"},
-				{Status: http.StatusTooManyRequests, Header: "X-Should-Retry", Value: "false", Kind: answers.Other, Reason: "x-should-retry: false"},
-			},
+			Quotas:     []answers.Quota{openAIQuota("Requests", ""), openAIQuota("Tokens", "tokens"), openAIQuota("Project-Tokens", "tokens")},
+			RetryAfter: openAIWaits(),
+			Rules: append(openAIRules(),
+				answers.Rule{Status: http.StatusServiceUnavailable, Path: "error.code", Text: "slow_down", Kind: answers.Limited}),
 		},
 		Hosts: []string{"api.openai.com"},
 	}
 }
 
-// openAIModel returns the model of a request.
+// openAIQuota returns the quota that the x-ratelimit headers report. Its reset is the time when all of
+// it is available again.
+func openAIQuota(of, unit string) answers.Quota {
+	return answers.Quota{
+		Unit: unit, Full: true,
+		Limit:     answers.Field{Header: "X-Ratelimit-Limit-" + of},
+		Remaining: answers.Field{Header: "X-Ratelimit-Remaining-" + of},
+		Reset:     answers.Field{Header: "X-Ratelimit-Reset-" + of, Format: answers.Duration},
+	}
+}
+
+// openAIWaits returns the places of a wait, in the order of OpenAI's SDKs, and then the message of
+// the error.
+func openAIWaits() []answers.Field {
+	return []answers.Field{
+		{Header: "Retry-After-Ms", Format: answers.Millis},
+		{Header: "Retry-After", Format: answers.RetryAfter},
+		{Path: "error.message", After: "try again in ", Format: answers.Duration},
+	}
+}
+
+// openAIRules returns the rules of the 429s that no wait mends.
+func openAIRules() []answers.Rule {
+	const status = http.StatusTooManyRequests
+	return []answers.Rule{
+		{Status: status, Path: "error.type", Text: "insufficient_quota", Kind: answers.Other},
+		{Status: status, Path: "error.type", Text: "billing_not_active", Kind: answers.Other},
+		{Status: status, Path: "error.code", Text: "billing_hard_limit_reached", Kind: answers.Other},
+		{Status: status, Path: "error.message", Text: "Request too large*", Kind: answers.Other, Reason: "too large"},
+		{Status: status, Header: "X-Should-Retry", Value: "false", Kind: answers.Other, Reason: "x-should-retry: false"},
+	}
+}
+
+// paced returns a tier of requests a minute that spreads them over the seconds of the minute.
+func paced(requests int64) throttle.Tier {
+	return throttle.Tier{Limit: requests, Window: time.Minute, PaceBurst: max(1, requests/60)}
+}
+
+// openAIModel returns the model of a request, without the date of its snapshot.
 func (c *prompts) openAIModel(req *http.Request) (model string, counts bool) {
+	if _, stores := openAIVectorStore(req); stores {
+		return "", false
+	}
+	if model, counts = c.model(req); strings.HasPrefix(model, "ft:") {
+		model, _, _ = strings.Cut(model[len("ft:"):], ":")
+	}
+	return snapshot.ReplaceAllString(model, ""), counts
+}
+
+var snapshot = regexp.MustCompile(`-(\d{4}-\d{2}-\d{2}|\d{4})$`)
+
+// model returns the model that the body of a POST names.
+func (c *prompts) model(req *http.Request) (model string, counts bool) {
 	if req.Method != http.MethodPost {
 		return "", false
 	}
 	return c.key(req).fields["model"], true
+}
+
+// openAIVectorStore returns the vector store to which a request adds files.
+func openAIVectorStore(req *http.Request) (store string, counts bool) {
+	parts := strings.Split(req.URL.Path, "/")
+	if req.Method != http.MethodPost || len(parts) != 5 || parts[2] != "vector_stores" {
+		return "", false
+	}
+	return parts[3], parts[4] == "files" || parts[4] == "file_batches"
+}
+
+// readsPrompt reports whether a model reads the body of a request: the body names the model, or the
+// path is one of models.
+func readsPrompt(req *http.Request, p prompt) bool {
+	switch path.Base(req.URL.Path) {
+	case "completions", "responses", "embeddings", "moderations", "generations", "speech", "messages", "runs":
+		return true
+	}
+	return p.fields["model"] != ""
 }
 
 // openAIImage is the tokens of an image: 1,105 for one of 2,048 by 4,096 pixels with gpt-4o in high
@@ -70,8 +149,9 @@ func (c *prompts) openAIModel(req *http.Request) (model string, counts bool) {
 // models take fewer for small images, and small models many more.
 const openAIImage = 1_100
 
-// openAITokens returns the estimated number of tokens of a request.
-func openAITokens(p prompt) int64 {
-	most := p.number("max_completion_tokens", "max_output_tokens", "max_tokens")
-	return max(p.tokens(openAIImage), most*min(max(p.number("n"), 1), 128))
+// output returns the highest number of output tokens of all choices that a request allows, or 0 if it
+// sets none.
+func (p prompt) output() int64 {
+	choices := min(max(p.number("n"), p.number("best_of"), 1), 128)
+	return p.number("max_completion_tokens", "max_output_tokens", "max_tokens") * choices
 }

@@ -1,6 +1,7 @@
 package providers_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -47,6 +49,8 @@ func TestOpenAI(t *testing.T) {
 	}
 }
 
+const limitReached = `{"error":{"type":"tokens","code":"rate_limit_exceeded","message":"Rate limit reached for gpt-4o in organization org-x on tokens per min (TPM): Limit 30000, Used 28039, Requested 3906. `
+
 func TestOpenAIRefusals(t *testing.T) {
 	limited := map[string]string{"retry-after-ms": "1250", "Retry-After": "2"}
 	for _, test := range []struct {
@@ -58,13 +62,19 @@ func TestOpenAIRefusals(t *testing.T) {
 		{"x-should-retry false", fakeapi.Reply{Status: 429, Header: map[string]string{"x-should-retry": "false"}}, 0},
 		{"retry-after-ms goes before Retry-After", fakeapi.Reply{Status: 429, Header: limited, Body: `{"error":{"type":"tokens","code":"rate_limit_exceeded"}}`}, 1250 * time.Millisecond},
 		{"Retry-After may have a fraction", fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "0.25"}}, 250 * time.Millisecond},
+		{"a wait in the message", fakeapi.Reply{Status: 429, Body: limitReached + `Please try again in 174ms. Visit https://platform.openai.com/account/rate-limits to learn more."}}`}, 174 * time.Millisecond},
+		{"a longer wait", fakeapi.Reply{Status: 429, Body: limitReached + `Please try again in 2m5.5s. Contact us"}}`}, 125500 * time.Millisecond},
+		{"a header goes before the message", fakeapi.Reply{Status: 429, Header: limited, Body: limitReached + `Please try again in 20s."}}`}, 1250 * time.Millisecond},
+		{"too large", fakeapi.Reply{Status: 429, Body: `{"error":{"type":"tokens","message":"Request too large for gpt-4o in organization org-x on tokens per min (TPM): Limit 30000, Requested 87968."}}`}, 0},
+		{"billing_hard_limit_reached", fakeapi.Reply{Status: 429, Body: `{"error":{"code":"billing_hard_limit_reached"}}`}, 0},
+		{"overloaded", fakeapi.Reply{Status: 503, Body: `{"error":{"type":"service_unavailable_error","code":"server_is_overloaded"}}`}, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := fakeapi.OpenAI(600, 30_000, time.Minute)
 				rt := over(t, providers.OpenAI(600, 30_000), api)
 				api.Trap(test.reply)
-				if status, body, _ := send(t, rt, chat(t, "gpt-4o", 10, 10)); status != 429 || body != test.reply.Body {
+				if status, body, _ := send(t, rt, chat(t, "gpt-4o", 10, 10)); status != test.reply.Status || body != test.reply.Body {
 					t.Errorf("%d %s", status, body)
 				}
 				if _, _, took := send(t, rt, chat(t, "o4-mini", 10, 10)); took != 0 {
@@ -149,6 +159,133 @@ func TestOpenAICost(t *testing.T) {
 	if model, _ := p.Scopes[0].Key(once); model != "" || p.Cost(once)["tokens"] != 8 {
 		t.Errorf("a body without GetBody: model %q, %d tokens", model, p.Cost(once)["tokens"])
 	}
+}
+
+// A refusal for a rise of the rate backs off, with either status. Retry-After may be missing.
+func TestOpenAISlowDown(t *testing.T) {
+	for _, status := range []int{429, 503} {
+		synctest.Test(t, func(t *testing.T) {
+			api := fakeapi.OpenAI(600, 30_000, time.Minute)
+			rt := over(t, providers.OpenAI(600, 30_000), api)
+			api.Trap(fakeapi.Reply{Status: status, Body: `{"error":{"message":"Your request rate increased too quickly.","type":"rate_limit_error","code":"slow_down"}}`})
+			send(t, rt, chat(t, "gpt-4o", 10, 10))
+			if _, _, took := send(t, rt, chat(t, "gpt-4o", 10, 10)); took < time.Second || took > 2*time.Second {
+				t.Errorf("%d: waited %v, want the first back-off", status, took)
+			}
+		})
+	}
+}
+
+func TestOpenAIFamilies(t *testing.T) {
+	key := providers.OpenAI(1, 1).Scope("model").Key
+	for model, want := range map[string]string{
+		"gpt-4o": "gpt-4o", "gpt-4o-2024-08-06": "gpt-4o", "gpt-4o-mini-2024-07-18": "gpt-4o-mini", "gpt-4-0613": "gpt-4", "gpt-3.5-turbo-0125": "gpt-3.5-turbo",
+		"ft:gpt-4o-2024-08-06:acme::9abc": "gpt-4o", "ft:gpt-4.1:acme:name:9abc": "gpt-4.1", "gpt-4-turbo-preview": "gpt-4-turbo-preview",
+		"davinci-002": "davinci-002", "gpt-5.1": "gpt-5.1", "chatgpt-4o-latest": "chatgpt-4o-latest", "": "", "2024-08-06": "2024-08-06",
+	} {
+		if got, counts := key(chat(t, model, 1, 1)); got != want || !counts {
+			t.Errorf("%q counts as %q, %v, want %q", model, got, counts, want)
+		}
+	}
+}
+
+// Requests that name no model cost no tokens, even if only their length is known.
+func TestOpenAIUploads(t *testing.T) {
+	p := providers.OpenAI(600, 30_000)
+	for _, test := range []struct {
+		path, kind string
+		tokens     int64
+	}{
+		{"/v1/files", "", 0},
+		{"/v1/files", "multipart/form-data; boundary=b", 0},
+		{"/v1/uploads/up_1/parts", "multipart/form-data; boundary=b", 0},
+		{"/v1/batches", "application/json", 0},
+		{"/v1/vector_stores", "application/json", 0},
+		{"/v1/vector_stores/vs_1/files", "application/json", 0},
+		{"/v1/audio/transcriptions", "multipart/form-data; boundary=b", 0},
+		{"/v1/images/edits", "Multipart/Form-Data; boundary=b", 0},
+		{"/v1/responses", "application/json", 262_144},
+		{"/v1/chat/completions", "", 262_144},
+	} {
+		body := struct{ io.Reader }{strings.NewReader(strings.Repeat("x", 1<<20))} // without GetBody
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://api.openai.com"+test.path, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if req.ContentLength = 1 << 20; test.kind != "" {
+			req.Header.Set("Content-Type", test.kind)
+		}
+		if got := p.Cost(req)["tokens"]; got != test.tokens {
+			t.Errorf("%s, %q: %d tokens, want %d", test.path, test.kind, got, test.tokens)
+		}
+		_, err = over(t, p, accepting{}).RoundTrip(req)
+		if tooLarge := errors.Is(err, throttle.ErrExceedsCapacity); tooLarge != (test.tokens > 0) || !tooLarge && err != nil {
+			t.Errorf("%s, %q: %v", test.path, test.kind, err)
+		}
+	}
+}
+
+// A vector store takes 300 files a minute, and files are no requests to a model.
+func TestOpenAIVectorStores(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := func(store string) func() *http.Request {
+			return func() *http.Request {
+				return postJSON(t, "https://api.openai.com/v1/vector_stores/"+store+"/files", `{"file_id":"file-1"}`)
+			}
+		}
+		if n := atOnce(t, providers.OpenAI(1, 1), 301, file("vs_1")); n != 300 {
+			t.Errorf("%d files at once, want 300", n)
+		}
+	})
+}
+
+// Tiers that the caller adds count, and headers that report a day change no minute.
+func TestOpenAIAddedTiers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := providers.OpenAI(600, 30_000)
+		model, cost := p.Scope("model"), p.Cost
+		model.Policy.Tiers = append(model.Policy.Tiers, throttle.PerDay(40),
+			throttle.Tier{Limit: 1_000_000, Window: 24 * time.Hour, Unit: "tokens"}, throttle.Tier{Limit: 5, Window: time.Minute, Unit: "images"})
+		p.Cost = func(req *http.Request) throttle.Cost {
+			c := cost(req)
+			if strings.HasPrefix(req.URL.Path, "/v1/images/") {
+				c["images"] = 1
+			}
+			return c
+		}
+		rt := over(t, p, accepting{})
+		paint := func() *http.Request {
+			return postJSON(t, "https://api.openai.com/v1/images/generations", `{"model":"gpt-image-1","prompt":"a cat"}`)
+		}
+		for range 5 {
+			send(t, rt, paint())
+		}
+		if _, _, took := send(t, rt, paint()); took < 55*time.Second || took > 61*time.Second {
+			t.Errorf("the sixth image waited %v, want about a minute", took)
+		}
+		for range 40 {
+			send(t, rt, chat(t, "gpt-4o", 10, 10))
+		}
+		if _, _, took := send(t, rt, chat(t, "gpt-4o", 10, 10)); took < 23*time.Hour {
+			t.Errorf("request 41 of the day waited %v", took)
+		}
+	})
+}
+
+// A project may have less than its organization. Its headers have names of their own.
+func TestOpenAIProjectTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := fakeapi.OpenAI(600, 30_000, time.Minute)
+		rt := over(t, providers.OpenAI(600, 30_000), api)
+		api.Trap(fakeapi.Reply{Header: map[string]string{
+			"x-ratelimit-limit-tokens": "150000", "x-ratelimit-remaining-tokens": "149984", "x-ratelimit-reset-tokens": "6ms",
+			"x-ratelimit-limit-project-tokens": "30000", "x-ratelimit-remaining-project-tokens": "500", "x-ratelimit-reset-project-tokens": "59s",
+		}})
+		send(t, rt, chat(t, "gpt-4o", 10, 10))
+		if _, _, took := send(t, rt, chat(t, "gpt-4o", 10, 1_000)); took < time.Second {
+			t.Errorf("1,000 tokens waited %v, though the project has 500", took)
+		}
+	})
 }
 
 func ExampleOpenAI() {

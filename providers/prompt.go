@@ -27,7 +27,8 @@ type prompt struct {
 	text int64
 	// images is the number of images.
 	images int64
-	// fields are the numbers and short strings of the top level.
+	// fields are the numbers and short strings of the top level, and the numbers of its objects whose
+	// names end in Config, as in "inferenceConfig.maxTokens".
 	fields map[string]string
 }
 
@@ -45,10 +46,13 @@ func (p prompt) number(fields ...string) int64 {
 }
 
 // promptOf reads a request's body, as far as it is well-formed. Without GetBody only the length is
-// known: four bytes count as one token.
+// known: four bytes count as one token. A form with files has no prompt.
 func promptOf(req *http.Request, tokens func(string) int64) prompt {
-	p := prompt{text: (max(0, req.ContentLength) + 3) / 4, fields: map[string]string{}}
-	if req.GetBody == nil {
+	p := prompt{fields: map[string]string{}}
+	if strings.HasPrefix(strings.ToLower(req.Header.Get("Content-Type")), "multipart/") {
+		return p
+	}
+	if p.text = (max(0, req.ContentLength) + 3) / 4; req.GetBody == nil {
 		return p
 	}
 	b, err := req.GetBody()

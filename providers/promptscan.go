@@ -1,6 +1,7 @@
 package providers
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 	"unicode/utf16"
@@ -26,7 +27,8 @@ type promptScanner struct {
 type container struct {
 	name  string // its key, or the key of the array that contains it
 	array bool
-	ids   bool // its numbers are token ids
+	ids   bool   // its numbers are token ids
+	kind  string // the media type or format that it or its container names, before its data
 }
 
 // scan reads the body until the end of its first value, or until malformed text. A string that the
@@ -98,7 +100,7 @@ func (s *promptScanner) name() string {
 // (completions) are token ids.
 func (s *promptScanner) enter(array bool) {
 	ids := s.top().ids || len(s.open) == 1 && s.keyed && (s.key == "input" || s.key == "prompt")
-	s.open = append(s.open, container{name: s.name(), array: array, ids: ids && array})
+	s.open = append(s.open, container{name: s.name(), array: array, ids: ids && array, kind: s.top().kind})
 	s.keyed = false
 	s.at++
 }
@@ -145,7 +147,9 @@ func (s *promptScanner) word() bool {
 	}
 	switch {
 	case len(s.open) == 1 && s.keyed:
-		s.keep(word)
+		s.keep(s.key, word)
+	case len(s.open) == 2 && s.keyed && strings.HasSuffix(s.top().name, "Config"):
+		s.keep(s.top().name+"."+s.key, word)
 	case s.top().ids:
 		s.add(1)
 	case len(s.open) > 1:
@@ -154,10 +158,10 @@ func (s *promptScanner) word() bool {
 	return true
 }
 
-// keep keeps a value of the top level, unless it is long. The body is not kept in memory with it.
-func (s *promptScanner) keep(value string) {
-	if len(s.key) <= maxField && len(value) <= maxField {
-		s.fields[strings.Clone(s.key)] = strings.Clone(value)
+// keep keeps a field, unless it is long. The body is not kept in memory with it.
+func (s *promptScanner) keep(name, value string) {
+	if len(name) <= maxField && len(value) <= maxField {
+		s.fields[strings.Clone(name)] = strings.Clone(value)
 	}
 }
 
@@ -168,7 +172,7 @@ func (s *promptScanner) value(raw string) {
 		of = s.top().name
 	}
 	if kind, data, ok := encoded(name, of, raw); ok {
-		s.addEncoded(kind, data)
+		s.addEncoded(cmp.Or(kind, s.top().kind), data)
 		return
 	}
 	if isAddress(name, of) {
@@ -177,7 +181,13 @@ func (s *promptScanner) value(raw string) {
 	}
 	text := unescape(raw)
 	if s.add(s.tokens(text)); len(s.open) == 1 && s.keyed {
-		s.keep(text)
+		s.keep(s.key, text)
+	}
+	switch name {
+	case "mimeType", "mime_type", "media_type", "format":
+		if s.keyed {
+			s.open[len(s.open)-1].kind = text
+		}
 	}
 }
 
@@ -186,10 +196,12 @@ func (s *promptScanner) value(raw string) {
 // file counts as an image, which takes about as many tokens as a page of text.
 func isAddress(name, of string) bool {
 	switch name {
-	case "image_url", "file_url", "file_id":
+	case "image_url", "file_url", "file_id", "fileUri", "file_uri":
 		return true
 	case "url":
 		return of == "image_url" || of == "source"
+	case "uri":
+		return of == "s3Location"
 	}
 	return false
 }
@@ -211,7 +223,8 @@ func encoded(name, of, raw string) (kind, data string, ok bool) {
 	switch {
 	case name == "data" && of == "input_audio":
 		return "audio/", raw, true
-	case name == "data" && (of == "source" || of == "inlineData" || of == "inline_data"), name == "file_data":
+	case name == "data" && (of == "source" || of == "inlineData" || of == "inline_data"),
+		name == "bytes" && of == "source", name == "file_data":
 		return "", raw, isBase64(raw[:min(len(raw), sampleData)])
 	}
 	return "", raw, len(raw) >= leastData && !holdsText(name) && isBase64(raw)
@@ -248,13 +261,13 @@ func isBase64(s string) bool {
 func (s *promptScanner) addEncoded(kind, data string) {
 	n, bytesPerToken := int64(len(data))/4*3, int64(50)
 	switch {
-	case strings.HasPrefix(kind, "image/"), kind == "" && isImage(data):
-		s.images++
-		return
 	case strings.HasPrefix(kind, "audio/"):
 		bytesPerToken = 1_000
-	case strings.HasPrefix(kind, "text/"):
+	case strings.HasPrefix(kind, "text/"), kind == "txt", kind == "md", kind == "csv", kind == "html":
 		bytesPerToken = 4
+	case strings.HasPrefix(kind, "image/"), isImage(data):
+		s.images++
+		return
 	}
 	s.add(n/bytesPerToken + 1)
 }
