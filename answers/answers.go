@@ -137,6 +137,12 @@ type Charge struct {
 
 	// Or is another place of the same number, as in a stream. The later value in a body counts.
 	Or Field
+
+	// ByStatus replaces Field and Or if the status of a response decides what the request cost:
+	// {304: 0, 0: 1} where a request costs 1, and nothing if it returns 304 Not Modified. The
+	// key 0 stands for every other status. Without it, other responses report no charge. If
+	// empty, the Fields are read.
+	ByStatus map[int]int64
 }
 
 // A Response is the input of Read.
@@ -263,15 +269,21 @@ func (p *Profile) readings(e *event) (rs []Reading) {
 func (p *Profile) charged(e *event) (as []Amount) {
 	for i := range p.Charges {
 		c := &p.Charges[i]
-		if n, ok := c.inHeader(e); ok {
+		if n, ok := c.inHead(e); ok {
 			as = addCharge(as, c.Unit, n)
 		}
 	}
 	return as
 }
 
-// inHeader returns the charge in the header, if there is one.
-func (c *Charge) inHeader(e *event) (n int64, ok bool) {
+// inHead returns the charge in the status and the header, if there is one.
+func (c *Charge) inHead(e *event) (n int64, ok bool) {
+	if len(c.ByStatus) > 0 {
+		if n, ok = c.ByStatus[e.Status]; !ok {
+			n, ok = c.ByStatus[0]
+		}
+		return min(max(n, 0), maxCount), ok
+	}
 	if c.Field.Header != "" {
 		n, ok = c.Field.count(e, up)
 	}

@@ -22,7 +22,7 @@ type Meter struct {
 
 const dataPrefix = "data:"
 
-// Meter returns a Meter for the body of r. It uses only the Header of r. It returns nil if the body
+// Meter returns a Meter for the body of r. It uses only the Status and the Header of r. It returns nil if the body
 // adds no cost to those in the header: if no Charge has a Path, or if the body is neither JSON nor
 // an event stream, is compressed, or comes from a cache.
 func (p Profile) Meter(r Response) *Meter {
@@ -34,7 +34,7 @@ func (p Profile) Meter(r Response) *Meter {
 	e := event{Response: r}
 	for i := range p.Charges {
 		c := &p.Charges[i]
-		if _, known := c.inHeader(&e); known {
+		if _, known := c.inHead(&e); known || len(c.ByStatus) > 0 {
 			continue
 		}
 		if c.Field.inBody() || c.Or.inBody() {

@@ -3,7 +3,9 @@ package answers
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/apithrottle/throttle/internal/jsonpath"
@@ -86,8 +88,19 @@ func (v *validator) quota(q *Quota) {
 var fieldNames = [...]string{"Limit", "Remaining", "Used", "Share", "Rate", "Length", "Reset"}
 
 func (v *validator) charge(c *Charge) {
-	if (c.Field == Field{}) {
-		v.add("Field", "is empty: set its Header or Path")
+	switch {
+	case len(c.ByStatus) > 0 && (c.Field != Field{} || c.Or != Field{}):
+		v.add("ByStatus", "is set together with Fields, which are then ignored: use one Charge for each")
+	case len(c.ByStatus) == 0 && (c.Field == Field{}):
+		v.add("Field", "is empty: set its Header or Path, or set ByStatus")
+	}
+	for _, status := range slices.Sorted(maps.Keys(c.ByStatus)) {
+		if n := c.ByStatus[status]; n < 0 || n > maxCount {
+			v.add("ByStatus", "charges %d for status %d: it must be from 0 to %d", n, status, maxCount)
+		}
+		if status != 0 && (status < 100 || status > 999) {
+			v.add("ByStatus", "has the status %d: it must be from 100 to 999, or 0 for every other", status)
+		}
 	}
 	v.field("Field", &c.Field, counts)
 	v.field("Or", &c.Or, counts)

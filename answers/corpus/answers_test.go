@@ -252,6 +252,7 @@ func FuzzRead(f *testing.F) {
 			f.Add(s.Status, "", "1", "2", s.Body)
 		}
 	}
+	f.Add(304, "", "1", "2", `{"tokens":-7}`)
 	f.Add(429, "", "-1", "9223372036854775808", shopify)
 	f.Add(200, "", `"a";r=1;t=2`, `limit=1`, gemini)
 	headers := map[string][]string{}
@@ -261,6 +262,7 @@ func FuzzRead(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, status int, date, first, second, body string) {
+		checkAnswer(t, "by status", read(byStatus, Response{Status: status, Header: http.Header{"Content-Type": {"application/json"}}, Body: []byte(body), Got: monday}))
 		for name, p := range profiles {
 			r := Response{Status: status, Header: http.Header{"Date": {date}, "Content-Type": {"application/json"}}, Body: []byte(body), Got: monday, Sent: monday}
 			for i, h := range headers[name] {

@@ -154,6 +154,25 @@ func TestChargesInHeaders(t *testing.T) {
 	}
 }
 
+// byStatus is a profile of a provider whose requests cost 1, 0 or 5 by their status.
+var byStatus = Profile{Charges: []Charge{
+	{Unit: "core", ByStatus: map[int]int64{304: 0, 500: 5, 0: 1}},
+	{Unit: "invalid", ByStatus: map[int]int64{401: 1, 403: 1}}, // others report no charge
+	{Unit: "tokens", Field: in("tokens", Number)},
+}}
+
+// The status alone decides what a Charge with ByStatus is.
+func TestChargesByStatus(t *testing.T) {
+	runWith(t, byStatus, []readTest{
+		{name: "free", status: 304, want: "charged 0 core"},
+		{name: "a status of its own", status: 500, want: "charged 5 core"},
+		{name: "every other", status: 404, want: "charged 1 core"},
+		{name: "two units", status: 401, want: "charged 1 core charged 1 invalid"},
+		{name: "beside the body", status: 200, body: `{"tokens":7}`, want: "charged 1 core charged 7 tokens"},
+		{name: "from a cache", status: 304, lines: []string{"Age: 60"}, want: "nothing"},
+	})
+}
+
 func BenchmarkMeter(b *testing.B) {
 	event := `data: {"id":"chatcmpl-1","choices":[{"index":0,"delta":{"content":" fox"}}],"usage":null}` + "\n\n"
 	body := []byte(strings.Repeat(event, 700) + openaiStream)

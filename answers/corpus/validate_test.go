@@ -40,7 +40,11 @@ func TestValidate(t *testing.T) {
 		{quota(Quota{Limit: in("a.b*", Number)}), `Quotas[0].Limit.Path is "a.b*": it must be keys with points between them, and * for the elements of an array, as in "errors.*.code"`},
 		{quota(Quota{Limit: in(strings.Repeat("a.", 63)+"a", Number)}), "Quotas[0].Limit.Path has 64 steps: the most is 63"},
 		{quota(Quota{Limit: in(strings.Repeat("a.", 62)+"a", Number)}), ""},
-		{Profile{Charges: []Charge{{Or: at("C", Seconds)}}}, "Charges[0].Field is empty: set its Header or Path\nCharges[0].Or has the Format Seconds: clear it, because this field is a Number"},
+		{Profile{Charges: []Charge{{Or: at("C", Seconds)}}}, "Charges[0].Field is empty: set its Header or Path, or set ByStatus\nCharges[0].Or has the Format Seconds: clear it, because this field is a Number"},
+		{Profile{Charges: []Charge{{ByStatus: map[int]int64{304: 0, 0: 1}}}}, ""},
+		{Profile{Charges: []Charge{{ByStatus: map[int]int64{304: 0}, Field: num("C")}}}, "Charges[0].ByStatus is set together with Fields, which are then ignored: use one Charge for each"},
+		{Profile{Charges: []Charge{{ByStatus: map[int]int64{42: 0, 200: -1}}}}, "Charges[0].ByStatus has the status 42: it must be from 100 to 999, or 0 for every other\n" +
+			"Charges[0].ByStatus charges -1 for status 200: it must be from 0 to 999999999999999"},
 		{Profile{RetryAfter: []Field{num("R"), in(".a", Seconds)}}, "RetryAfter[0] has the Format Number: set a format of times, such as Seconds or EpochSeconds\n" +
 			`RetryAfter[1].Path is ".a": it must be keys with points between them, and * for the elements of an array, as in "errors.*.code"`},
 		{rules(Rule{Status: 42}, Rule{Status: 1000}), "Rules[0].Status is 42: it must be from 100 to 999, or 0 for any\nRules[1].Status is 1000: it must be from 100 to 999, or 0 for any"},
