@@ -13,7 +13,9 @@ import (
 // limits are 5,000 REST requests and 5,000 GraphQL points an hour, 30 searches a minute and 9 code
 // searches a minute. GitHub counts for a user, whatever the token, so all programs of a user share
 // these limits, and responses report how much is left. Without a token the limit is 60 requests an
-// hour. An organization of Enterprise Cloud has 15,000 requests (10,000 points).
+// hour. An organization of Enterprise Cloud has 15,000 requests (10,000 points). An app has at least
+// 5,000 for each of its installations: set Account to a function that returns the installation. For
+// an Enterprise Server, append its host to Hosts.
 //
 // Secondary limits apply besides, and responses don't report their use: 100 concurrent requests;
 // 900 REST points and 2,000 GraphQL points a minute, where a write is 5 points and another request
@@ -24,6 +26,8 @@ import (
 // The primary limits are counted in units with the names of GitHub's resources: "core", "search",
 // "code_search" and "graphql". Other resources, such as the audit log, have quotas of their own
 // with limits that are not published: one that is used up pauses only its own requests.
+//
+// A 304 costs nothing of the hour.
 //
 // A GraphQL query is charged one primary point. If it asks for rateLimit { cost }, it is then
 // charged its real cost. Cost may also return the cost, in the unit "graphql". Mutations are
@@ -41,17 +45,17 @@ func GitHub() Provider {
 		Name: "github",
 		Scopes: []Scope{
 			some("resource", rest, githubOther, throttle.PerMinute(900)),
-			some("core", rest, githubCounts("core"), fixed(5_000, time.Hour, "core")),
+			some("core", rest, githubCounts("core"), githubHour("core")),
 			some("search", search, githubCounts("search"), fixed(30, time.Minute, "search")),
 			some("code_search", search, githubCounts("code_search"), fixed(9, time.Minute, "code_search")),
 			some("rest", secondary, when(func(req *http.Request) bool { return !githubGraphQL(req) }), minute(900, "points")),
-			some("graphql", graphql, when(githubGraphQL), githubPoints(5_000), minute(2_000, "points")),
+			some("graphql", graphql, when(githubGraphQL), githubHour("graphql"), minute(2_000, "points")),
 			every("user", secondary, throttle.Tier{Limit: 100, Algorithm: throttle.Concurrency},
 				minute(80, "content"), throttle.Tier{Limit: 500, Window: time.Hour, Unit: "content"}),
 		},
 		Cost:    githubCost,
 		Profile: githubProfile(),
-		Hosts:   []string{"api.github.com"},
+		Hosts:   []string{"api.github.com", "uploads.github.com", "*.ghe.com"},
 	}
 	for i := range p.Scopes {
 		p.Scopes[i].Policy.MaxPause = time.Hour + time.Minute // until the window ends
@@ -59,9 +63,9 @@ func GitHub() Provider {
 	return p
 }
 
-// githubPoints returns the primary limit of GraphQL.
-func githubPoints(limit int64) throttle.Tier {
-	t := fixed(limit, time.Hour, "graphql")
+// githubHour returns the limit of an hour. The response decides what the request cost.
+func githubHour(resource string) throttle.Tier {
+	t := fixed(5_000, time.Hour, resource)
 	t.Estimated = true
 	return t
 }
@@ -78,8 +82,11 @@ func githubProfile() answers.Profile {
 	}
 	reset := []answers.Field{primary.Reset}
 	return answers.Profile{
-		Quotas:  []answers.Quota{primary},
-		Charges: []answers.Charge{{Unit: "graphql", Field: answers.Field{Path: "data.rateLimit.cost"}}},
+		Quotas: []answers.Quota{primary},
+		Charges: []answers.Charge{
+			{Unit: "core", ByStatus: map[int]int64{http.StatusNotModified: 0, 0: 1}},
+			{Unit: "graphql", Field: answers.Field{Path: "data.rateLimit.cost"}},
+		},
 		Rules: []answers.Rule{
 			{Status: 403, Header: "Retry-After", Kind: answers.Limited, Wide: true, Reason: "secondary"},
 			{Status: 429, Header: "Retry-After", Kind: answers.Limited, Wide: true, Reason: "secondary"},
@@ -105,28 +112,34 @@ func githubResource(req *http.Request) string {
 		return "graphql"
 	case path == "/rate_limit":
 		return ""
-	case path == "/search/code":
+	case path == "/search/code" && req.Method == http.MethodGet:
 		return "code_search"
 	case strings.HasPrefix(path, "/search/"):
 		return "search"
 	case strings.HasPrefix(path, "/scim/"):
 		return "scim"
-	case strings.HasPrefix(path, "/app-manifests/") && strings.HasSuffix(path, "/conversions"):
-		return "integration_manifest"
 	}
-	for end, name := range githubPaths {
-		if strings.HasSuffix(path, end) {
-			return name
+	for _, r := range githubResources {
+		if (r.method == "" || r.method == req.Method) && strings.HasPrefix(path, r.begin) && strings.HasSuffix(path, r.end) && strings.Count(path, "/") >= r.depth {
+			return r.name
 		}
 	}
 	return "core"
 }
 
-// githubPaths are the ends of paths with a primary limit of their own, as in GetRateLimitCategory
-// of go-github.
-var githubPaths = map[string]string{
-	"/import": "source_import", "/code-scanning/sarifs": "code_scanning_upload", "/audit-log": "audit_log",
-	"/dependency-graph/snapshots": "dependency_snapshots", "/dependency-graph/sbom": "dependency_sbom",
+// githubResources are the paths with a primary limit of their own, as in GetRateLimitCategory of
+// go-github, and the fewest segments of each, because a repository may be named "import".
+var githubResources = []struct {
+	method, begin, end string
+	depth              int
+	name               string
+}{
+	{"POST", "/app-manifests/", "/conversions", 3, "integration_manifest"},
+	{"PUT", "/repos/", "/import", 4, "source_import"},
+	{"", "", "/code-scanning/sarifs", 4, "code_scanning_upload"},
+	{"POST", "/repos/", "/dependency-graph/snapshots", 5, "dependency_snapshots"},
+	{"", "", "/audit-log", 3, "audit_log"},
+	{"", "/repos/", "/dependency-graph/sbom", 5, "dependency_sbom"},
 }
 
 // githubCounts returns the Key of the primary limit of a resource.

@@ -1,6 +1,7 @@
 package providers_test
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"strings"
@@ -167,6 +168,112 @@ func TestGitHubOtherResources(t *testing.T) {
 			t.Errorf("the resource itself, without any left: %d after %v, want a wait until the reset", status, took)
 		}
 	})
+}
+
+// A 304 costs nothing of the hour, and a point of the minute. Any other response costs 1 of the hour,
+// and a 404 too.
+func TestGitHubNotModified(t *testing.T) {
+	for _, test := range []struct{ status, want int }{{304, 900}, {200, 100}, {404, 100}, {500, 100}} {
+		synctest.Test(t, func(t *testing.T) {
+			p := providers.GitHub()
+			p.Scope("core").Policy.Tiers[0].Limit = 100
+			rt := over(t, p, &replying{Status: test.status})
+			n := 0
+			for ; n < 1_000; n++ {
+				if _, _, took := send(t, rt, get(t, github+"/user")); took > 0 {
+					break
+				}
+			}
+			if n != test.want {
+				t.Errorf("%d: %d at once, want %d", test.status, n, test.want)
+			}
+		})
+	}
+}
+
+// A path counts in the resource that go-github's GetRateLimitCategory names, also on an Enterprise
+// Server, and each resource has a quota of its own.
+func TestGitHubResources(t *testing.T) {
+	for _, test := range []struct {
+		method, url, resource string
+	}{
+		{"GET", github + "/repos/a/import", "core"}, // a repository with this name
+		{"GET", github + "/repos/a/b/import", "core"},
+		{"PUT", github + "/repos/a/b/import", "source_import"},
+		{"GET", github + "/search/code?q=a", "code_search"},
+		{"GET", github + "/search/issues", "search"},
+		{"POST", github + "/graphql", "graphql"},
+		{"POST", github + "/app-manifests/a/conversions", "integration_manifest"},
+		{"POST", github + "/repos/a/b/code-scanning/sarifs", "code_scanning_upload"},
+		{"GET", github + "/scim/v2/organizations/a/Users", "scim"},
+		{"POST", github + "/repos/a/b/dependency-graph/snapshots", "dependency_snapshots"},
+		{"GET", github + "/orgs/a/audit-log", "audit_log"},
+		{"GET", github + "/repos/a/b/dependency-graph/sbom", "dependency_sbom"},
+		{"GET", "https://ghe.example.com/api/v3/search/code", "code_search"},
+		{"POST", "https://ghe.example.com/api/graphql", "graphql"},
+		{"GET", "https://api.acme.ghe.com/search/issues", "search"},
+		{"POST", "https://uploads.github.com/repos/a/b/releases/1/assets", "core"},
+	} {
+		t.Run(test.method+" "+test.url, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := providers.GitHub()
+				p.Hosts = append(p.Hosts, "ghe.example.com")
+				server := replying{Header: map[string]string{
+					"X-RateLimit-Limit": "50", "X-RateLimit-Remaining": "0", "X-RateLimit-Used": "50",
+					"X-RateLimit-Reset": "946684860", "X-RateLimit-Resource": test.resource, // 00:01
+				}}
+				rt := over(t, p, &server)
+				request := func() *http.Request { return to(t, test.method, test.url)() }
+				send(t, rt, request())
+				server = replying{}
+				if test.resource != "core" {
+					if _, _, took := send(t, rt, get(t, github+"/user")); took != 0 {
+						t.Errorf("another request waited %v", took)
+					}
+				}
+				if _, _, took := send(t, rt, request()); took < time.Minute {
+					t.Errorf("waited %v, want until the reset at 00:01", took)
+				}
+			})
+		})
+	}
+}
+
+// Each installation of an app has limits of its own.
+func ExampleProvider_account() {
+	type installation struct{} // the key of a context's installation id
+
+	p := providers.GitHub()
+	p.Scope("core").Policy.Tiers[0].Limit = 1 // instead of 5,000, for the example
+	p.Account = func(req *http.Request) string {
+		id, _ := req.Context().Value(installation{}).(string)
+		return id
+	}
+	client, err := p.Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	serve(client, fakeapi.GitHub(5_000, time.Hour)) // instead of the network
+
+	for _, id := range []string{"1001", "1002"} {
+		ctx := context.WithValue(context.Background(), installation{}, id)
+		req, err := http.NewRequestWithContext(ctx, "GET", "https://api.github.com/installation/repositories", nil)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		resp.Body.Close()
+		fmt.Println(id, resp.Status)
+	}
+	// Output:
+	// 1001 200 OK
+	// 1002 200 OK
 }
 
 func ExampleGitHub() {

@@ -58,6 +58,11 @@ type Provider struct {
 	// stands for every host below example.com. If empty, every host.
 	Hosts []string
 
+	// Account returns a name for the account whose quotas count a request, such as the id of a
+	// workspace or of an app's installation. Every scope has separate quotas for each account.
+	// Don't use a credential as it is. If nil, all requests are of one account.
+	Account func(*http.Request) string
+
 	// SendBy returns the latest instant at which a request is worth sending, by the clock of
 	// this machine: the end of its signature. A zero time means no limit. If nil, no limit.
 	SendBy func(*http.Request) time.Time
@@ -109,7 +114,7 @@ func (p Provider) Client(s throttle.Store) (*http.Client, error) {
 // Transport returns a transport that keeps to the provider's limits. To replace
 // http.DefaultTransport, set its Base. The error names every scope with an invalid policy.
 func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
-	r := router{hosts: p.Hosts, tokens: p.Tokens}
+	r := router{hosts: p.Hosts, account: p.Account, tokens: p.Tokens}
 	var errs []error
 	for _, scope := range p.Scopes {
 		if scope.Policy.Name == "" {
@@ -141,9 +146,10 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 
 // A router finds the quotas of a request.
 type router struct {
-	hosts  []string
-	scopes []routedScope      // inner first
-	tokens func(string) int64 // Provider.Tokens
+	hosts   []string
+	scopes  []routedScope              // inner first
+	account func(*http.Request) string // Provider.Account
+	tokens  func(string) int64         // Provider.Tokens
 }
 
 // A routedScope is a scope with its quotas.
@@ -155,13 +161,17 @@ type routedScope struct {
 
 // route returns the limiter of the innermost scope in which the request counts. It is inside the
 // limiters of the outer scopes. If the request counts in no scope, route returns nil. An inner
-// quota belongs to one outer quota, so its key begins with the keys of the outer scopes.
+// quota belongs to one outer quota, so its key begins with the account and the keys of the outer
+// scopes.
 func (r *router) route(req *http.Request) (l *throttle.Limiter) {
 	if !r.serves(req.URL.Hostname()) {
 		return nil
 	}
 	req = withTokens(req, r.tokens)
 	path := ""
+	if r.account != nil {
+		path = fmt.Sprintf("account=%q ", r.account(req))
+	}
 	for i := len(r.scopes) - 1; i >= 0; i-- {
 		scope, key := &r.scopes[i], ""
 		if scope.key != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // compiled is the day when the pages were read, unless a scope names another day.
-const compiled = "2026-11-21"
+const compiled = "2026-11-22"
 
 // every returns a scope for all requests. The delivery delay depends on the caller's network, so
 // the guard is AutoGuard, which measures it.
