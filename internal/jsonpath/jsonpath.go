@@ -16,7 +16,7 @@ const (
 // A Query selects values in JSON text. The unexported fields are the Scanner's, and start at zero.
 type Query struct {
 	// Path is the keys to a string, number or boolean, with points between them, such as
-	// "errors.*.code". A * stands for each element of an array.
+	// "errors.*.code". A * stands for each element of an array and each value of an object.
 	Path string
 
 	// Pattern selects values, see [Match]. If empty, every value is selected.
@@ -45,6 +45,10 @@ func (q *Query) back() {
 // into, it checks strings and brackets only. A Scanner is not safe for concurrent use.
 type Scanner struct {
 	Queries []Query
+
+	// Each is called with every value that a query with Last selects. It must not keep the value.
+	// If nil, it is not called.
+	Each func(value []byte)
 
 	found   int // values found, over all queries
 	pending int // queries that are not settled
@@ -85,7 +89,7 @@ func (s *Scanner) Reset() {
 			pending++
 		}
 	}
-	*s = Scanner{Queries: s.Queries, found: s.found, pending: pending, token: s.token, deeper: true}
+	*s = Scanner{Queries: s.Queries, Each: s.Each, found: s.found, pending: pending, token: s.token, deeper: true}
 	if pending == 0 {
 		s.state = done
 	}
@@ -200,7 +204,8 @@ func (s *Scanner) open(array bool) {
 	}
 }
 
-// enter advances the queries by one step: a key, or a star in an array.
+// enter advances the queries by one step: a key, or a star in an array. A star in a path also
+// stands for every key.
 func (s *Scanner) enter(step []byte) {
 	s.here, s.deeper = false, false
 	for i := range s.Queries {
@@ -209,7 +214,7 @@ func (s *Scanner) enter(step []byte) {
 			continue
 		}
 		next, _, _ := strings.Cut(q.Path[q.rest:], ".")
-		if next != string(step) {
+		if next != string(step) && next != "*" {
 			continue
 		}
 		q.live++
@@ -324,7 +329,9 @@ func (s *Scanner) record(v []byte) {
 			continue
 		}
 		s.found++
-		q.value, q.nth = append(q.value[:0], v...), s.found
+		if q.value, q.nth = append(q.value[:0], v...), s.found; q.Last && s.Each != nil {
+			s.Each(v)
+		}
 		if q.settled() {
 			s.pending--
 		}

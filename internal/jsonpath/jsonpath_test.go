@@ -42,7 +42,8 @@ func TestScanner(t *testing.T) {
 		{"a value within the path", `{"a":1}`, "a.b", "none"},
 		{"a star", `[{"a":1},{"b":"v"}]`, "*.b", "v"},
 		{"stars", `{"e":[[],[{"d":[1,2]}]]}`, "e.*.*.d.*", "1"},
-		{"a star does not match a key", `{"x":1}`, "*", "none"},
+		{"a star for a key", `{"x":1}`, "*", "1"},
+		{"stars for keys and elements", `{"5":[{"t":"a","n":2}],"7":[{"n":3}]}`, "*.*.n", "2"},
 		{"a key named star", `{"*":1}`, "*", "1"},
 		{"a number does not match an index", `[1]`, "0", "none"},
 		{"escapes in a key", `{"\u0061\"":1}`, `a"`, "1"},
@@ -139,6 +140,11 @@ func FuzzScanner(f *testing.F) {
 		}
 		if whole != want {
 			t.Fatalf("%q at %q: %q, encoding/json: %q", doc, path, whole, want)
+		}
+		var each []string
+		s := Scanner{Queries: []Query{{Path: path, Last: true}}, Each: func(v []byte) { each = append(each, string(v)) }}
+		if s.Scan(doc); !slices.Equal(each, jsonpathtest.Values(doc, path)) {
+			t.Fatalf("%q at %q: each of %q, encoding/json: %q", doc, path, each, jsonpathtest.Values(doc, path))
 		}
 	})
 }

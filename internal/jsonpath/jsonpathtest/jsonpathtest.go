@@ -29,7 +29,7 @@ func values(d *json.Decoder, path string) (vs []string) {
 		here := step == "*"
 		if delim == '{' {
 			key, _ := d.Token()
-			here = path != "" && key == step
+			here = path != "" && (key == step || step == "*")
 		}
 		if found := values(d, rest); here {
 			vs = append(vs, found...)
