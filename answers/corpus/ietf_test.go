@@ -36,6 +36,7 @@ func TestIETF(t *testing.T) {
 		{name: "-07 with a policy of the same limit twice", lines: []string{`RateLimit: limit=100, remaining=5`, `RateLimit-Policy: 100;w=1, 100;w=60`}, want: "[limit 100 left 5] [limit 100 window 1s] [limit 100 window 1m0s]"},
 		{name: "-06", lines: []string{`RateLimit-Limit: 100`, `RateLimit-Remaining: 5`, `RateLimit-Reset: 50`, `RateLimit-Policy: 10;w=1, 100;w=60`}, want: "[limit 100 left 5 window 1m0s reset 50s] [limit 10 window 1s]"},
 		{name: "-03", lines: []string{`RateLimit-Limit: 100, 100;w=60, 5000;w=3600`, `RateLimit-Remaining: 5`, `RateLimit-Reset: 50`}, want: "[limit 100 left 5 window 1m0s reset 50s] [limit 5000 window 1h0m0s]"},
+		{name: "the window on the only item", lines: []string{`RateLimit-Limit: 100;w=21600`, `RateLimit-Remaining: 76;w=21600`}, want: "[limit 100 left 76 window 6h0m0s]"},
 		{name: "the new shape beside the old", lines: []string{`RateLimit: "p";r=5;t=9`, `RateLimit-Limit: 100`, `RateLimit-Remaining: 5`}, want: `["p" left 5 reset 9s]`},
 		{name: "malformed, beside the old", lines: []string{`RateLimit: "p";r=-5`, `RateLimit-Limit: 100`, `RateLimit-Remaining: 5`}, want: "[limit 100 left 5]"},
 		{name: "an epoch for a reset", lines: []string{`RateLimit-Remaining: 5`, `RateLimit-Reset: 1777896000`}, want: "[left 5]"},

@@ -5,7 +5,8 @@
 // The versions of draft-ietf-httpapi-ratelimit-headers define four forms of the fields, and package
 // ietf reads all four:
 //
-//	-03  RateLimit-Limit: 100, 100;w=60, 5000;w=3600   with RateLimit-Remaining and -Reset
+//	-03  RateLimit-Limit: 100, 100;w=60, 5000;w=3600   with RateLimit-Remaining and -Reset,
+//	     also with the window on the first item: 100;w=21600
 //	-06  RateLimit-Limit: 100   RateLimit-Policy: 100;w=60, 5000;w=3600   and the same two
 //	-07  RateLimit: limit=100, remaining=50, reset=5   RateLimit-Policy: 100;w=10
 //	-08… RateLimit: "burst";r=50;t=30   RateLimit-Policy: "burst";q=100;w=60
@@ -69,6 +70,7 @@ func (n *names) separate(h http.Header, policies []answers.Reading) (_, _ []answ
 		if r.Limit = limits[0].Limit; r.Limit == 0 { // Okta sends 0 if the response is not about this quota
 			return nil, policies
 		}
+		r.Window = limits[0].Window // Docker Hub sends 100;w=21600
 		policies = append(policies, limits[1:]...)
 	}
 	left, hasLeft := integer(h.Values(n.remaining))
@@ -192,7 +194,7 @@ func addPolicy(r *answers.Reading, policies []answers.Reading) []answers.Reading
 		return policies
 	}
 	p := policies[match]
-	r.Limit, r.Unit, r.Window, r.Key = p.Limit, p.Unit, p.Window, cmp.Or(r.Key, p.Key)
+	r.Limit, r.Unit, r.Window, r.Key = p.Limit, p.Unit, cmp.Or(p.Window, r.Window), cmp.Or(r.Key, p.Key)
 	return slices.Delete(policies, match, match+1)
 }
 
