@@ -95,11 +95,12 @@ type Quota struct {
 	// Used is the number of units used.
 	Used Field
 
-	// Share is the fraction used, such as 0.85, for providers that report no units.
-	// throttle.Transport ignores it.
+	// Share is the fraction used, such as 0.85, or with Percent 85, for providers that report
+	// no units. throttle.Transport ignores it.
 	Share Field
 
-	// Rate is the number of units restored each second. Limit and Rate give the window.
+	// Rate is the number of units restored each second, such as 0.0167. Limit and Rate give the
+	// window. If Limit is empty, the reading is of one unit and the time that restores it.
 	Rate Field
 
 	// Length is the length of the window, a duration.

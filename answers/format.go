@@ -20,15 +20,21 @@ const (
 	// count rounds down, a used count up.
 	Number Format = iota
 
+	// Percent is a share of the limit in hundredths: "28" (Meta), "9.67".
+	Percent
+
 	// The formats of a Reset, a Length and a wait.
 	Seconds      // from now: "41", "64.57" (Discord), "2.0" (Shopify)
 	Millis       // from now, in milliseconds: "4120" (Azure), "600000"
-	Duration     // from now, as in Go: "6m0s", "547ms" (OpenAI), "22s" (Gemini)
+	Minutes      // from now, in minutes: "19" (Meta)
+	Duration     // from now, as in Go, also with days: "6m0s", "547ms" (OpenAI), "22s" (Gemini), "1d2h"
+	PerSecond    // the time of one unit at a rate, in units a second: "0.0167" (Amazon) is 59.88 s
 	EpochSeconds // since 1970: "1372700873" (GitHub), "1470173023.123" (Discord)
 	EpochMillis  // since 1970, in milliseconds: "1790000000000" (Linear)
 	Timestamp    // RFC 3339: "2025-08-21T12:40:59Z" (Anthropic), also without seconds (Jira)
 	HTTPDate     // as in Date: "Tue, 05 Jan 2021 11:00:00 GMT" (GitLab)
 	JSDate       // as JavaScript's Date.toString (Lemlist)
+	Evident      // any of these that can't be mistaken: an epoch within a year of now, a date, a Duration with its unit
 	RetryAfter   // Seconds or HTTPDate, RFC 9110 section 10.2.3; the longest of several lines
 
 	// The formats of combined values.
@@ -50,7 +56,8 @@ const (
 )
 
 var formatNames = [...]string{
-	"Number", "Seconds", "Millis", "Duration", "EpochSeconds", "EpochMillis", "Timestamp", "HTTPDate", "JSDate", "RetryAfter",
+	"Number", "Percent",
+	"Seconds", "Millis", "Minutes", "Duration", "PerSecond", "EpochSeconds", "EpochMillis", "Timestamp", "HTTPDate", "JSDate", "Evident", "RetryAfter",
 	"UsedOfLimit", "NamedUses", "UsedPerWindow", "Pairs",
 }
 
@@ -70,11 +77,17 @@ type Field struct {
 	// such a header's name is the name of the quota.
 	Header string
 
-	// Path replaces Header for a string or number in a JSON body. It is the keys to the value,
-	// with points between them, as in "error.details.*.retryDelay", where * stands for each
-	// element of an array. The first value found counts, in a Meter the last. A value longer
-	// than 4 KB is ignored.
+	// Path is the place of a string or number in JSON: in the value of Header or, without a
+	// Header, in the body. It is the keys to the value, with points between them, as in
+	// "error.details.*.retryDelay", where * stands for each element of an array and each value
+	// of an object. The first value found counts, in a Meter the last, and of waits in a header
+	// the longest. A value longer than 4 KB is ignored.
 	Path string
+
+	// Item is the position of the value in a list, such as 2 for the 30000 of "600,30000"
+	// (Strava). Commas, semicolons and colons separate the items, so that "20:1,100:120" (Riot)
+	// has four. If zero, the value is not a list.
+	Item int
 
 	// After is text within the value, such as "try again in ". Only what follows it in the Format
 	// is read: a number, a Duration or a Timestamp. If empty, the whole value is read.
@@ -98,6 +111,11 @@ const (
 // text returns the value as written, or "" if there is none.
 func (f *Field) text(e *event) string {
 	switch {
+	case f.Header != "" && f.Path != "":
+		s := jsonpath.Scanner{Queries: []jsonpath.Query{{Path: f.Path}}}
+		s.Scan([]byte(e.Header.Get(f.Header)))
+		value, _ := s.Find(f.Path, "")
+		return f.trim(string(value))
 	case f.Header != "":
 		return f.trim(e.Header.Get(f.Header))
 	case f.Path != "":
@@ -109,6 +127,17 @@ func (f *Field) text(e *event) string {
 
 // trim returns the part of the value that the field reads.
 func (f *Field) trim(v string) string {
+	for i := 1; i <= f.Item; i++ {
+		at := strings.IndexAny(v, ",;:")
+		switch {
+		case i == f.Item && at >= 0:
+			v = v[:at]
+		case i < f.Item && at < 0:
+			return ""
+		case i < f.Item:
+			v = v[at+1:]
+		}
+	}
 	if f.After != "" {
 		_, v, _ = strings.Cut(v, f.After)
 		v = strings.TrimLeft(v, " ")
@@ -134,9 +163,11 @@ func (f Format) characters() string {
 	const number = "0123456789."
 	switch f {
 	case Duration:
-		return number + "hmsuµn"
+		return number + "dhmsuµn"
 	case Timestamp:
 		return number + "-:TZ+"
+	case Evident:
+		return number + "dhmsuµn" + "-:TZ+"
 	}
 	return number
 }
@@ -166,8 +197,20 @@ func count(v string, r rounding) (int64, bool) {
 	return min(n, maxCount), true
 }
 
-// share parses a fraction and returns it in millionths, rounded up.
-func share(v string) (int64, bool) {
+// share parses the share of a limit and returns it in millionths, rounded up.
+func (f Format) share(v string) (millionths int64, ok bool) {
+	millionths, ok = fraction(v)
+	switch f {
+	case Number:
+		return millionths, ok
+	case Percent:
+		return (millionths + 99) / 100, ok
+	}
+	return 0, false
+}
+
+// fraction parses a decimal number and returns it in millionths, rounded up.
+func fraction(v string) (int64, bool) {
 	d, ok := retryafter.Seconds(v)
 	return d.Microseconds(), ok
 }
@@ -189,13 +232,29 @@ func digits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == 
 
 // wait returns the time from now until the time in the field, at least 0, in whole microseconds.
 func (f *Field) wait(e *event) (d time.Duration, ok bool) {
-	if f.Format == RetryAfter && f.Header != "" {
+	switch {
+	case f.Header != "" && f.Path != "":
+		return longest(*f, e.Header.Get(f.Header), e.now)
+	case f.Format == RetryAfter && f.Header != "" && f.Item == 0 && f.After == "":
 		for _, line := range e.Header.Values(f.Header) {
 			d = max(d, retryafter.Delay(line, e.now))
 		}
 		return d, d > 0
 	}
 	return f.Format.wait(f.text(e), e.now)
+}
+
+// longest returns the longest of the waits in a header of JSON. The field is a copy, because what
+// the function below uses is allocated.
+func longest(f Field, v string, now time.Time) (d time.Duration, ok bool) {
+	s := jsonpath.Scanner{Queries: []jsonpath.Query{{Path: f.Path, Last: true}}}
+	s.Each = func(value []byte) {
+		if each, is := f.Format.wait(f.trim(string(value)), now); is {
+			d, ok = max(d, each), true
+		}
+	}
+	s.Scan([]byte(v))
+	return d, ok
 }
 
 func (f Format) wait(v string, now time.Time) (time.Duration, bool) {
@@ -205,19 +264,51 @@ func (f Format) wait(v string, now time.Time) (time.Duration, bool) {
 	case Millis:
 		d, ok := retryafter.Seconds(v)
 		return retryafter.Micros(d / 1000), ok
+	case Minutes:
+		d, ok := retryafter.Seconds(v)
+		return min(d, maxTime) * 60, ok
 	case Duration:
-		d, err := time.ParseDuration(v)
-		return retryafter.Micros(max(d, 0)), err == nil && d >= 0
+		return duration(v)
+	case PerSecond:
+		rate, ok := fraction(v)
+		return oneUnit(rate), ok && rate > 0
 	case RetryAfter:
 		d := retryafter.Delay(v, now)
 		return d, d > 0
 	}
 	at, ok := f.date(v)
+	if f == Evident {
+		at, ok = retryafter.Date(v, now)
+		if !ok && v != "" && strings.Trim(v[len(v)-1:], "0123456789.") != "" {
+			return duration(v)
+		}
+	}
 	if !ok {
 		return 0, false
 	}
 	d := at.Sub(now) // saturates
 	return retryafter.Micros(max(d, 0)), -maxTime < d && d < maxTime
+}
+
+// duration parses a Duration: whole days, and what time.ParseDuration reads.
+func duration(v string) (d time.Duration, ok bool) {
+	if days, rest, found := strings.Cut(v, "d"); found && digits(days) {
+		n, err := strconv.ParseUint(days, 10, 9)
+		if d = time.Duration(n) * 24 * time.Hour; rest == "" || err != nil {
+			return d, err == nil
+		}
+		v = rest
+	}
+	rest, err := time.ParseDuration(v)
+	return retryafter.Micros(max(d+rest, 0)), err == nil && rest >= 0 && d+rest >= 0
+}
+
+// oneUnit returns the time of one unit at a rate, in millionths of a unit a second.
+func oneUnit(rate int64) time.Duration {
+	if rate <= 0 {
+		return 0
+	}
+	return time.Duration((1_000_000_000_000+rate-1)/rate) * time.Microsecond
 }
 
 func (f Format) date(v string) (at time.Time, ok bool) {
@@ -245,4 +336,4 @@ func (f Format) date(v string) (at time.Time, ok bool) {
 }
 
 // absolute reports whether the format is an instant rather than a time from now.
-func (f Format) absolute() bool { return EpochSeconds <= f && f <= JSDate }
+func (f Format) absolute() bool { return EpochSeconds <= f && f <= Evident }

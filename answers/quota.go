@@ -2,6 +2,7 @@ package answers
 
 import (
 	"cmp"
+	"math/bits"
 	"net/http"
 	"slices"
 	"strconv"
@@ -94,7 +95,7 @@ func (q *Quota) plain(e *event, r Reading) Reading {
 	}
 	r.set(HasRemaining, &r.Remaining, &q.Remaining, e, down)
 	r.set(HasUsed, &r.Used, &q.Used, e, up)
-	if n, ok := share(q.Share.text(e)); ok {
+	if n, ok := q.Share.Format.share(q.Share.text(e)); ok {
 		r.Share = n
 		r.Has |= HasShare
 	}
@@ -115,20 +116,28 @@ func (q *Quota) readTimes(e *event, r *Reading) {
 	if d, ok := q.Length.wait(e); ok && d > 0 && d < maxTime {
 		r.Window = d
 	}
-	if rate, ok := q.Rate.count(e, down); ok {
-		r.setRate(rate)
+	if rate, ok := fraction(q.Rate.text(e)); ok {
+		if one := (Reading{Limit: 1}); q.Limit != (Field{}) {
+			r.setRate(rate)
+		} else if one.setRate(rate); one.Window > 0 {
+			r.Limit, r.Window = 1, one.Window
+		}
 	}
 	if d, ok := q.Reset.wait(e); ok && d < maxTime {
 		r.setReset(d, q.Reset.Format.absolute(), e)
 	}
 }
 
-// setRate sets the window to the time in which the rate, in units a second, restores the limit.
+// setRate sets the window to the time in which the rate restores the limit. The rate is in
+// millionths of a unit a second.
 func (r *Reading) setRate(rate int64) {
-	if rate <= 0 || rate > 1e9 || r.Limit == 0 || r.Limit/rate >= int64(maxTime/time.Second) {
+	hi, lo := bits.Mul64(uint64(r.Limit), 1_000_000*uint64(time.Second))
+	if rate <= 0 || hi >= uint64(rate) {
 		return
 	}
-	r.Window = time.Duration(r.Limit/rate)*time.Second + time.Duration(r.Limit%rate)*time.Second/time.Duration(rate)
+	if window, _ := bits.Div64(hi, lo, uint64(rate)); window < uint64(maxTime) {
+		r.Window = time.Duration(window)
+	}
 }
 
 // setReset sets the time left. A date goes by the provider's clock, and the Date of the response
@@ -266,7 +275,7 @@ func (r *Reading) setPair(key, v string, rate *int64, e *event) (ok bool) {
 		r.Remaining, ok = count(v, down)
 		r.Has |= HasRemaining
 	case "rate":
-		*rate, ok = count(v, down)
+		*rate, ok = fraction(v)
 	case "t", "reset", "resets":
 		var d time.Duration
 		if d, ok = retryafter.Seconds(v); ok && d < maxTime {

@@ -148,10 +148,10 @@ func refillTime(asked int64, known []Reading) (time.Duration, bool) {
 	return 0, false
 }
 
-// first returns the first usable wait. A wait of zero and a date in the past are not usable.
+// first returns the first usable wait. A wait of zero, a date in the past, and a year are not usable.
 func first(fields []Field, e *event) (time.Duration, bool) {
 	for i := range fields {
-		if d, ok := fields[i].wait(e); ok && d > 0 {
+		if d, ok := fields[i].wait(e); ok && d > 0 && d < maxTime {
 			return d, true
 		}
 	}

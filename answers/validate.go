@@ -64,11 +64,7 @@ func (v *validator) quota(q *Quota) {
 	v.field("Combined", &q.Combined, combinations)
 	for i, f := range q.fields() {
 		hasFields = hasFields || *f != Field{}
-		if i < 5 {
-			v.field(fieldNames[i], f, counts)
-		} else {
-			v.field(fieldNames[i], f, waits)
-		}
+		v.field(fieldNames[i], f, fieldPurposes[i])
 	}
 	if q.Window < 0 {
 		v.add("Window", "is %v: it must be at least 0", q.Window)
@@ -79,13 +75,13 @@ func (v *validator) quota(q *Quota) {
 	if !hasFields && q.Read == nil {
 		v.add("", "reads nothing: set a Field or Read")
 	}
-	if (q.Rate != Field{} && q.Limit == Field{}) {
-		v.add("Rate", "needs Limit: set both")
-	}
 }
 
-// fieldNames are the names of Quota.fields: five counts and two times.
-var fieldNames = [...]string{"Limit", "Remaining", "Used", "Share", "Rate", "Length", "Reset"}
+// fieldNames and fieldPurposes describe Quota.fields.
+var (
+	fieldNames    = [...]string{"Limit", "Remaining", "Used", "Share", "Rate", "Length", "Reset"}
+	fieldPurposes = [...]purpose{counts, counts, counts, shares, counts, waits, waits}
+)
 
 func (v *validator) charge(c *Charge) {
 	switch {
@@ -148,6 +144,7 @@ type purpose struct {
 
 var (
 	counts       = purpose{Number, Number, "clear it, because this field is a Number"}
+	shares       = purpose{Number, Percent, "set Percent, or clear it for a fraction"}
 	waits        = purpose{Seconds, RetryAfter, "set a format of times, such as Seconds or EpochSeconds"}
 	combinations = purpose{UsedOfLimit, Pairs, "set a format of combined values, such as Pairs"}
 )
@@ -157,16 +154,19 @@ func (v *validator) field(name string, f *Field, p purpose) {
 		return
 	}
 	switch star := strings.Contains(f.Header, "*"); {
-	case f.Header != "" && f.Path != "":
-		v.add(name, "has a Header and a Path, and only the Header is read: clear one")
 	case f.Header == "" && f.Path == "":
 		v.add(name, "has neither a Header nor a Path: set one")
-	case p == combinations && f.Header == "":
-		v.add(name, "has a Path: set a Header, the only place of combined values")
+	case p == combinations && f.Path != "":
+		v.add(name, "has a Path: clear it and set a Header, the only place of combined values")
+	case p == combinations && (f.Item != 0 || f.After != ""):
+		v.add(name, "has an Item or After: clear both, because Combined reads the whole value")
 	case star && p != combinations:
 		v.add(name, "has the Header %q: only the Header of Combined may end in *", f.Header)
 	case !star && f.Format == UsedPerWindow:
 		v.add(name, "has the Header %q: it must end in *, in the place of the window", f.Header)
+	}
+	if f.Item < 0 {
+		v.add(name, "has the Item %d: it must be at least 1, or 0 if the value is not a list", f.Item)
 	}
 	if f.Format < p.first || f.Format > p.last {
 		v.add(name, "has the Format %v: %s", f.Format, p.hint)
@@ -184,7 +184,7 @@ func (v *validator) path(field, path string) {
 	}
 	for _, step := range steps {
 		if step == "" || step != "*" && strings.ContainsAny(step, "*[]$") {
-			v.add(field, `is %q: it must be keys with points between them, and * for the elements of an array, as in "errors.*.code"`, path)
+			v.add(field, `is %q: it must be keys with points between them, and * for the elements of an array or the values of an object, as in "errors.*.code"`, path)
 			return
 		}
 	}

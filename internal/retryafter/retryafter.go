@@ -57,7 +57,7 @@ func Read(resp *http.Response, now time.Time) (r Refusal, refused bool) {
 // as "60s", and lists, of which the longest delay counts.
 func Delay(v string, now time.Time) (delay time.Duration) {
 	v = strings.Trim(v, " \t")
-	if at, ok := parseDate(v, now); ok {
+	if at, ok := Date(v, now); ok {
 		delay = at.Sub(now) // saturates and does not overflow
 	} else if d, ok := Seconds(v); ok {
 		delay = d
@@ -75,11 +75,11 @@ func Delay(v string, now time.Time) (delay time.Duration) {
 }
 
 // dates are the layouts of dates beside those of http.ParseTime.
-var dates = []string{time.RFC3339, "Mon, 2 Jan 2006 15:04:05 -0700", "Mon, 2 Jan 2006 15:04:05 MST"}
+var dates = []string{time.RFC3339, "2006-01-02T15:04Z07:00", "Mon, 2 Jan 2006 15:04:05 -0700", "Mon, 2 Jan 2006 15:04:05 MST"}
 
-// parseDate returns the time of a date. A number is one if it is a time within a year of now, in
+// Date returns the time of a date. A number is one if it is a time within a year of now, in
 // seconds or milliseconds since 1970: no delay has nine digits.
-func parseDate(v string, now time.Time) (at time.Time, ok bool) {
+func Date(v string, now time.Time) (at time.Time, ok bool) {
 	if digits(v) && len(v) >= 9 && len(v) <= 13 {
 		n, _ := strconv.ParseInt(v, 10, 64) // 13 digits fit
 		for _, at := range []time.Time{time.Unix(n, 0), time.UnixMilli(n)} {
