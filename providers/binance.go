@@ -3,7 +3,6 @@ package providers
 import (
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 
@@ -11,16 +10,20 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Binance is Binance's Spot REST API. An IP address has a weight of 6,000 a minute and 61,000
-// requests in 5 minutes; an account has 50 orders in 10 seconds and 160,000 a day. The limits of
+// Binance is Binance's Spot REST API. An IP address has a weight of 6,000 a minute and 300,000
+// requests in 5 minutes; an account has 100 orders in 10 seconds and 200,000 a day. The limits of
 // your account are in rateLimits of GET /api/v3/exchangeInfo.
+//
+// Each endpoint below /sapi has a quota of its own besides: a weight of 12,000 a minute for an IP
+// address, or of 180,000 for an account. Binance documents for each endpoint which of them counts.
+// Here both do, and responses report the weight.
 //
 // Binance counts in windows of its own clock. The windows here have unknown boundaries and behave
 // like rolling windows, which need no synchronized clocks and admit as much in the long run.
 //
-// The weight of a request depends on its path and parameters; an unknown path weighs 20. The weight
-// and orders that a response reports as used replace the limiter's own counts, because some
-// requests weigh more when they fail, and a filled order no longer counts.
+// The weight of a request depends on its path and parameters. An unknown path weighs 20, and below
+// /sapi 1. The weight and orders that a response reports as used replace the limiter's own counts,
+// because an order weighs nothing unless it fails, and a filled order no longer counts.
 //
 // A signed request is valid for recvWindow after its timestamp. A request that would have to wait
 // longer fails at once with throttle.ErrDeadline, because Binance would refuse it and still count
@@ -28,46 +31,105 @@ import (
 // clocks differ, set SendBy to another function, or to nil. A request signed below the transport,
 // in its Base, is always fresh.
 //
-// A client that continues after a 429 is banned for 2 minutes to 3 days. Callers then get
-// throttle.ErrBanned with the time when the ban ends.
+// A client that continues after a 429 is banned for 2 minutes to 3 days. Therefore a 429 for weight
+// pauses all requests of the address. After a ban, callers get throttle.ErrBanned with the time
+// when the ban ends, and after the last order of a day, until midnight UTC.
+//
+// The test networks and api.binance.us have quotas of their own. For testnet.binance.vision, set
+// Name and Hosts. For api.binance.us there is BinanceUS, and for futures BinanceFutures.
 func Binance() Provider {
-	const page = "https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/rest-api.md"
-	ban := answers.Field{Path: "msg", After: "banned until ", Format: answers.EpochMillis}
 	return Provider{
 		Name: "binance",
 		Scopes: []Scope{
-			some("orders", page, when(func(req *http.Request) bool { return binanceOrders(req) > 0 }),
-				fixed(50, 10*time.Second, "orders"), fixed(160_000, 24*time.Hour, "orders")),
-			every("address", page, fixed(6_000, time.Minute, "weight"), fixed(61_000, 5*time.Minute, "")),
+			some("orders", binancePage, when(func(req *http.Request) bool { return binanceOrders(req) > 0 }),
+				fixed(100, 10*time.Second, "orders"), fixed(200_000, 24*time.Hour, "orders")),
+			some("sapi", "https://developers.binance.com/docs/margin_trading/general-info", binanceSAPI,
+				fixed(12_000, time.Minute, "sapi-ip"), fixed(180_000, time.Minute, "sapi-uid")),
+			every("address", binancePage, fixed(6_000, time.Minute, "weight"), fixed(300_000, 5*time.Minute, "")),
 		},
-		Cost: func(req *http.Request) throttle.Cost {
-			c := throttle.Cost{"weight": binanceWeight(req)}
-			if n := binanceOrders(req); n > 0 {
-				c["orders"] = n
-			}
-			return c
-		},
+		Cost:   binanceCost,
 		SendBy: binanceSendBy,
-		Profile: answers.Profile{
-			Quotas: []answers.Quota{
-				{Name: "REQUEST_WEIGHT", Unit: "weight", Authoritative: true, Combined: answers.Field{Header: "X-Mbx-Used-Weight-*", Format: answers.UsedPerWindow}},
-				{Name: "ORDERS", Unit: "orders", Authoritative: true, Combined: answers.Field{Header: "X-Mbx-Order-Count-*", Format: answers.UsedPerWindow}},
-			},
-			Rules: []answers.Rule{
-				{Status: http.StatusTeapot, Kind: answers.Banned, Delay: []answers.Field{ban}, Wide: true},
-				{Status: http.StatusTooManyRequests, Path: "msg", Text: "*banned until*", Kind: answers.Banned, Delay: []answers.Field{ban}, Wide: true},
-				{Status: http.StatusTooManyRequests, Path: "code", Text: "-1015", Kind: answers.Limited, Reason: "orders"},
-				{Status: http.StatusTooManyRequests, Kind: answers.Limited, Wide: true},
-				{Status: http.StatusForbidden, Kind: answers.Banned, Reason: "firewall", Wide: true},
-			},
-		},
+		Profile: binanceProfile(
+			answers.Quota{Name: "ORDERS", Unit: "orders", Authoritative: true, Combined: answers.Field{Header: "X-Mbx-Order-Count-*", Format: answers.UsedPerWindow}},
+			answers.Quota{Unit: "sapi-ip", Authoritative: true, Combined: answers.Field{Header: "X-Sapi-Used-Ip-Weight-*", Format: answers.UsedPerWindow}},
+			answers.Quota{Unit: "sapi-uid", Authoritative: true, Combined: answers.Field{Header: "X-Sapi-Used-Uid-Weight-*", Format: answers.UsedPerWindow}}),
 		Hosts: []string{"api.binance.com", "api1.binance.com", "api2.binance.com", "api3.binance.com", "api4.binance.com", "api-gcp.binance.com", "data-api.binance.vision"},
+	}
+}
+
+// BinanceUS is the REST API of Binance.US, which is an exchange of its own. An IP address has a
+// weight of 1,200 a minute and 6,100 requests in 5 minutes; an account has 100 orders in 10 seconds
+// and 200,000 a day. These are the limits that its GET /api/v3/exchangeInfo has reported; a request
+// is assumed to weigh what it weighs at Binance. For everything else, see Binance.
+func BinanceUS() Provider {
+	const page = "https://docs.binance.us/"
+	p := Binance()
+	p.Name, p.Hosts = "binance-us", []string{"api.binance.us"}
+	p.Scope("address").Policy.Tiers = []throttle.Tier{fixed(1_200, time.Minute, "weight"), fixed(6_100, 5*time.Minute, "")}
+	for i := range p.Scopes {
+		p.Scopes[i].Page = page
+	}
+	return p
+}
+
+const binancePage = "https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/rest-api.md"
+
+// binanceProfile returns what the spot and the futures APIs have in common, with further quotas.
+func binanceProfile(quotas ...answers.Quota) answers.Profile {
+	ban := answers.Field{Path: "msg", After: "banned until ", Format: answers.EpochMillis}
+	const refused = http.StatusTooManyRequests
+	return answers.Profile{
+		Quotas: append([]answers.Quota{
+			{Name: "REQUEST_WEIGHT", Unit: "weight", Authoritative: true, Combined: answers.Field{Header: "X-Mbx-Used-Weight-*", Format: answers.UsedPerWindow}},
+		}, quotas...),
+		Rules: []answers.Rule{
+			{Status: http.StatusTeapot, Kind: answers.Banned, Delay: []answers.Field{ban}, Wide: true},
+			{Status: refused, Path: "msg", Text: "*banned until*", Kind: answers.Banned, Delay: []answers.Field{ban}, Wide: true},
+			{Status: refused, Path: "msg", Text: "*orders per 1 DAY*", Kind: answers.Limited, Until: "UTC", Reason: "orders"},
+			{Status: refused, Path: "code", Text: "-1015", Kind: answers.Limited, Reason: "orders"},
+			{Status: refused, Header: "X-Sapi-Used-Ip-Weight-1m", Kind: answers.Limited, Wait: time.Minute, Reason: "sapi"},
+			{Status: refused, Header: "X-Sapi-Used-Uid-Weight-1m", Kind: answers.Limited, Wait: time.Minute, Reason: "sapi"},
+			{Status: refused, Path: "msg", Text: "*current request has limited*", Kind: answers.Limited, Wait: time.Minute, Reason: "sapi"},
+			{Status: refused, Kind: answers.Limited, Wait: time.Minute, Wide: true}, // weight counts by the minute
+			{Status: http.StatusForbidden, Path: "code", Text: "*", Kind: answers.Other, Reason: "key"},
+			{Status: http.StatusForbidden, Kind: answers.Banned, Reason: "firewall", Wide: true},
+		},
 	}
 }
 
 // fixed returns a tier of fixed windows, whose boundaries follow the provider's clock.
 func fixed(limit int64, window time.Duration, unit string) throttle.Tier {
 	return throttle.Tier{Limit: limit, Window: window, Unit: unit, Algorithm: throttle.FixedWindow, Phase: throttle.UnknownPhase}
+}
+
+// binanceCost returns the cost of a request. A request below /sapi has no weight elsewhere.
+func binanceCost(req *http.Request) throttle.Cost {
+	if endpoint, sapi := binanceSAPI(req); sapi {
+		c := throttle.Cost{"sapi-ip": 1, "sapi-uid": 1}
+		if n := binanceSAPIWeights[endpoint]; n > 0 {
+			c["sapi-uid"] = int64(n)
+		}
+		return c
+	}
+	c := throttle.Cost{"weight": binanceWeight(req)}
+	if n := binanceOrders(req); n > 0 {
+		c["orders"] = n
+	}
+	return c
+}
+
+// binanceSAPI returns the endpoint of a request below /sapi, without its version.
+func binanceSAPI(req *http.Request) (endpoint string, counts bool) {
+	path, counts := strings.CutPrefix(req.URL.Path, "/sapi/")
+	_, path, _ = strings.Cut(path, "/")
+	return req.Method + " " + path, counts
+}
+
+// binanceSAPIWeights are the high weights that count for an account.
+var binanceSAPIWeights = map[string]int{
+	"GET capital/withdraw/history": 18_000, "POST capital/withdraw/apply": 600, "GET fiat/orders": 90_000,
+	"POST margin/loan": 3_000, "POST margin/repay": 3_000, "POST loan/borrow": 6_000, "POST loan/repay": 6_000,
+	"POST loan/adjust/ltv": 6_000, "GET loan/income": 6_000, "GET rebate/taxQuery": 3_000, "GET pay/transactions": 3_000,
 }
 
 // binanceOrders returns the number of orders that a request places.
@@ -93,7 +155,7 @@ type weight func(url.Values) int64
 // client: @binance/spot 32.0.4 on npm, read on 2026-11-21.
 var binanceWeights = map[string]weight{
 	"ping": always(1), "time": always(1), "exchangeInfo": always(20),
-	"depth":  byNumber(func(q url.Values) int { n, _ := strconv.Atoi(q.Get("limit")); return n }, 100, 5, 500, 25, 1000, 50, 250),
+	"depth":  byNumber(limitOr(100), 100, 5, 500, 25, 1000, 50, 250),
 	"trades": always(25), "historicalTrades": always(25), "historicalBlockTrades": always(25), "aggTrades": always(4),
 	"klines": always(2), "uiKlines": always(2), "avgPrice": always(2),
 	"referencePrice": always(2), "referencePrice/calculation": always(2),

@@ -24,6 +24,13 @@ func post(t *testing.T, url string) *http.Request {
 	return req
 }
 
+// binanceOf returns the preset with the orders of the account that the stand-in has.
+func binanceOf() providers.Provider {
+	p := providers.Binance()
+	p.Scope("orders").Policy.Tiers[0].Limit, p.Scope("orders").Policy.Tiers[1].Limit = 50, 160_000
+	return p
+}
+
 func TestBinance(t *testing.T) {
 	for _, skew := range []time.Duration{0, 17 * time.Second} {
 		t.Run(fmt.Sprintf("saturated, clock ahead by %v", skew), func(t *testing.T) {
@@ -31,7 +38,7 @@ func TestBinance(t *testing.T) {
 				api := fakeapi.Binance()
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Skew = skew
-				rt := over(t, providers.Binance(), api)
+				rt := over(t, binanceOf(), api)
 				time.Sleep(50 * time.Second) // the end of a minute is near, by either clock
 				saturate(t, rt, 16, 5*time.Minute, func(worker int) *http.Request {
 					if worker%4 == 0 {
@@ -48,7 +55,7 @@ func TestBinance(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.Binance()
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
-			saturate(t, over(t, providers.Binance(), api), 8, 2*time.Minute, func(worker int) *http.Request {
+			saturate(t, over(t, binanceOf(), api), 8, 2*time.Minute, func(worker int) *http.Request {
 				if worker%2 == 0 {
 					return post(t, binance+"orderList/oco?symbol=BTCUSDT")
 				}
@@ -61,7 +68,7 @@ func TestBinance(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.Binance()
 			api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
-			saturate(t, over(t, providers.Binance(), api), 4, time.Minute, func(int) *http.Request {
+			saturate(t, over(t, binanceOf(), api), 4, time.Minute, func(int) *http.Request {
 				return post(t, binance+"order?symbol=BTCUSDT&type=MARKET")
 			})
 			checkServed(t, api, 5_900) // the whole weight of a minute
@@ -193,7 +200,7 @@ func TestBinanceSignedOrders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.Binance()
 		api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
-		rt := over(t, providers.Binance(), api)
+		rt := over(t, binanceOf(), api)
 		burst := func(n int) (served, late int) {
 			var wg sync.WaitGroup
 			var mu sync.Mutex
@@ -269,6 +276,84 @@ func TestBinanceWeights(t *testing.T) {
 			t.Errorf("%s costs %v, want weight %d and %d orders", test.request, c, test.weight, test.orders)
 		}
 	}
+}
+
+// An account has 100 orders in 10 seconds, and each endpoint below /sapi a quota apart from the
+// weight of the other requests.
+func TestBinanceQuotas(t *testing.T) {
+	const sapi = "https://api.binance.com/sapi/v1/"
+	for _, test := range []struct {
+		name string
+		next func(*testing.T) *http.Request
+		want int
+	}{
+		{"orders", func(t *testing.T) *http.Request { return post(t, binance+"order") }, 100},
+		{"weight", func(t *testing.T) *http.Request { return get(t, binance+"depth?limit=5000") }, 24},
+		{"sapi by account", func(t *testing.T) *http.Request { return get(t, sapi+"capital/withdraw/history") }, 10},
+		{"sapi by address", func(t *testing.T) *http.Request { return get(t, sapi+"capital/config/getall") }, 12_000},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if n := atOnce(t, providers.Binance(), test.want+1, func() *http.Request { return test.next(t) }); n != test.want {
+					t.Errorf("%d at once, want %d", n, test.want)
+				}
+			})
+		})
+	}
+	t.Run("US", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			if n := atOnce(t, providers.BinanceUS(), 100, func() *http.Request { return get(t, "https://api.binance.us/api/v3/depth?limit=1000") }); n != 24 {
+				t.Errorf("%d at once, want 24", n)
+			}
+		})
+	})
+	t.Run("sapi's weight is read", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := &scripted{}
+			rt := over(t, providers.Binance(), api)
+			api.header = http.Header{"X-Sapi-Used-Ip-Weight-1m": {"12000"}}
+			send(t, rt, get(t, sapi+"accountSnapshot"))
+			if _, _, took := send(t, rt, get(t, sapi+"margin/order")); took > 0 {
+				t.Errorf("another endpoint waited %v", took)
+			}
+			if _, _, took := send(t, rt, get(t, sapi+"accountSnapshot")); took < 30*time.Second {
+				t.Errorf("the used up endpoint waited %v", took)
+			}
+		})
+	})
+}
+
+// A refusal of an endpoint below /sapi pauses that endpoint, and an order too many of a day closes
+// orders until midnight.
+func TestBinanceNarrowRefusals(t *testing.T) {
+	const loan = "https://api.binance.com/sapi/v1/margin/loan"
+	synctest.Test(t, func(t *testing.T) {
+		api := &scripted{}
+		rt := over(t, providers.Binance(), api)
+		api.refuse(429, `{"code":-1003,"msg":"Too many requests; current request has limited."}`)
+		send(t, rt, post(t, loan))
+		if _, _, took := send(t, rt, get(t, binance+"time")); took != 0 {
+			t.Errorf("the market data waited %v", took)
+		}
+		if _, _, took := send(t, rt, post(t, loan)); took != time.Minute {
+			t.Errorf("the endpoint waited %v, want a minute", took)
+		}
+		api.refuse(403, `{"code":-2015,"msg":"Invalid API-key, IP, or permissions for action."}`)
+		send(t, rt, get(t, binance+"account"))
+		if _, _, took := send(t, rt, get(t, binance+"time")); took != 0 {
+			t.Errorf("a bad key made others wait %v", took)
+		}
+		api.refuse(429, `{"code":-1015,"msg":"Too many new orders; current limit is 200000 orders per 1 DAY."}`)
+		send(t, rt, post(t, binance+"order"))
+		_, err := rt.RoundTrip(post(t, binance+"order"))
+		var e *throttle.WaitError
+		if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || !e.Until.Equal(time.Date(2000, 1, 2, 0, 0, 0, 0, time.UTC)) {
+			t.Errorf("an order: %v, want ErrBanned until midnight", err)
+		}
+		if _, _, took := send(t, rt, get(t, binance+"time")); took != 0 {
+			t.Errorf("the market data waited %v", took)
+		}
+	})
 }
 
 func ExampleBinance() {

@@ -140,6 +140,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 			// One order of two was placed: a client that paused would not see it.
 			"cancel-replace: cancelled, new order refused for its count": answers.Passed,
 		}},
+		{page: "binancefutures", preset: providers.BinanceFutures()},
 		{page: "coinbase", only: "App:", preset: providers.CoinbaseApp()},
 		{page: "coinbase", only: "Exchange:", preset: providers.CoinbaseExchange()},
 		{page: "discord", preset: providers.Discord()},

@@ -1,6 +1,7 @@
 package providers_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -31,6 +32,35 @@ type accepting struct{}
 
 func (accepting) RoundTrip(req *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody, Request: req}, nil
+}
+
+// scripted is a server that accepts every request at once, with a header, except those that it is
+// told to refuse.
+type scripted struct {
+	header http.Header
+	next   []fixture
+	sent   []*http.Request
+}
+
+// refuse makes the server answer its next request with a status and a body of JSON.
+func (s *scripted) refuse(status int, body string) {
+	s.next = append(s.next, fixture{Status: status, Body: body})
+}
+
+func (s *scripted) RoundTrip(req *http.Request) (*http.Response, error) {
+	s.sent = append(s.sent, req)
+	resp := &http.Response{StatusCode: http.StatusOK, Header: s.header.Clone(), Body: http.NoBody, Request: req}
+	if resp.Header == nil {
+		resp.Header = make(http.Header)
+	}
+	if len(s.next) > 0 {
+		f := s.next[0]
+		s.next = s.next[1:]
+		r := f.response()
+		r.Header.Set("Content-Type", "application/json")
+		resp.StatusCode, resp.Header, resp.Body = r.Status, r.Header, io.NopCloser(bytes.NewReader(r.Body))
+	}
+	return resp, nil
 }
 
 // atOnce returns how many requests the provider's transport sends, up to most, before one waits.

@@ -21,7 +21,7 @@ import (
 )
 
 var presets = []func() providers.Provider{
-	providers.Binance, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord, providers.Etherscan, providers.GitHub,
+	providers.Binance, providers.BinanceFutures, providers.BinanceUS, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord, providers.Etherscan, providers.GitHub,
 	providers.Kraken, providers.Notion, providers.ShopifyGraphQL, providers.ShopifyREST, providers.Slack, providers.Stripe,
 	func() providers.Provider { return providers.Anthropic(100, 30_000, 8_000) },
 	func() providers.Provider { return providers.HubSpot("Europe/Berlin") },

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -69,6 +70,17 @@ func form(req *http.Request) url.Values {
 		}
 	}
 	return all
+}
+
+// table returns the number of each name, from lists of the names that share a number.
+func table(names map[int]string) map[string]int {
+	numbers := make(map[string]int)
+	for n, list := range names {
+		for name := range strings.FieldsSeq(list) {
+			numbers[name] = n
+		}
+	}
+	return numbers
 }
 
 // bucket returns a tier of a token bucket that gains limit in each window and holds size.

@@ -45,7 +45,7 @@ const slackPost = "chat.postMessage"
 
 // slackLimits are the calls a minute of the methods that have not 20, as in MethodsRateLimits of
 // Slack's Java SDK.
-var slackLimits = slackTable(map[int]string{
+var slackLimits = table(map[int]string{
 	1: `
 		admin.conversations.restrictAccess.removeGroup admin.conversations.whitelist.remove
 		admin.teams.create admin.usergroups.addChannels admin.users.unsupportedVersions.export
@@ -81,16 +81,6 @@ var slackLimits = slackTable(map[int]string{
 		admin.auth.policy.getEntities admin.auth.policy.removeEntities`,
 	600: "auth.test chat.getPermalink blocks.validate",
 })
-
-func slackTable(methods map[int]string) map[string]int {
-	limits := make(map[string]int)
-	for limit, names := range methods {
-		for name := range strings.FieldsSeq(names) {
-			limits[name] = limit
-		}
-	}
-	return limits
-}
 
 // slackMethods returns the Key of the methods with a limit. Limit 0 is the methods that slackLimits
 // lacks.
