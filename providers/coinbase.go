@@ -38,22 +38,40 @@ func CoinbaseExchange() Provider {
 	}
 }
 
-// CoinbaseApp is the API of the Coinbase app, whose paths begin with /v2. It allows 10,000 requests
-// an hour for an API key, or for each user who has authorized an OAuth app. The client is assumed
-// to be one key or one user; for several users, set the Key of the scope "key". Coinbase doesn't
-// document the kind of window, so the hour rolls.
+// CoinbaseApp is api.coinbase.com, which serves the API of the Coinbase app, whose paths begin with
+// /v2, and Advanced Trade, whose paths begin with /api/v3/brokerage.
 //
-// Advanced Trade, whose paths begin with /api/v3, has other limits and is not limited here.
-// Responses report no limits.
+// The app's API allows 10,000 requests an hour for an API key, or for each user who has authorized
+// an OAuth app. Advanced Trade allows a user 30 private requests a second, and an IP address 10
+// public ones: the time and the paths below market. The client is assumed to be one key, one user
+// and one address; for several users, set the Key of the scopes "key" and "user". Coinbase doesn't
+// document the kind of window, so the hour and the seconds roll.
+//
+// Responses of Advanced Trade report how many requests are left. A refusal names no wait. It pauses
+// its own scope only.
 func CoinbaseApp() Provider {
+	const advanced = "https://docs.cloud.coinbase.com/advanced-trade/docs/rest-api-rate-limits"
+	public := func(req *http.Request) bool {
+		call, trade := strings.CutPrefix(req.URL.Path+"/", "/api/v3/brokerage/")
+		return trade && (strings.HasPrefix(call, "market/") || strings.HasPrefix(call, "time/"))
+	}
+	private := func(req *http.Request) bool {
+		return strings.HasPrefix(req.URL.Path, "/api/v3/") && !public(req)
+	}
+	app := func(req *http.Request) bool { return strings.HasPrefix(req.URL.Path, "/v2/") }
 	return Provider{
 		Name: "coinbase-app",
-		Scopes: []Scope{some("key", "https://docs.cdp.coinbase.com/coinbase-app/api-architecture/rate-limiting",
-			when(func(req *http.Request) bool { return strings.HasPrefix(req.URL.Path, "/v2/") }),
-			throttle.PerHour(10_000))},
-		Profile: answers.Profile{Rules: []answers.Rule{
-			{Status: http.StatusTooManyRequests, Path: "errors.*.id", Text: "rate_limit_exceeded", Kind: answers.Limited},
-		}},
+		Scopes: []Scope{
+			some("address", advanced, when(public), throttle.PerSecond(10)),
+			some("user", advanced, when(private), throttle.PerSecond(30)),
+			some("key", "https://docs.cdp.coinbase.com/coinbase-app/api-architecture/rate-limiting", when(app), throttle.PerHour(10_000)),
+		},
+		Profile: answers.Profile{
+			Quotas: []answers.Quota{{Limit: answers.Field{Header: "X-Ratelimit-Limit"}, Remaining: answers.Field{Header: "X-Ratelimit-Remaining"}, Window: time.Second}},
+			Rules: []answers.Rule{
+				{Status: http.StatusTooManyRequests, Path: "errors.*.id", Text: "rate_limit_exceeded", Kind: answers.Limited},
+			},
+		},
 		Hosts: []string{"api.coinbase.com"},
 	}
 }

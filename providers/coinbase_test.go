@@ -94,6 +94,44 @@ func TestCoinbaseApp(t *testing.T) {
 	})
 }
 
+const advanced = "https://api.coinbase.com/api/v3/brokerage/"
+
+// The two APIs of api.coinbase.com share no quota.
+func TestCoinbaseAdvanced(t *testing.T) {
+	for path, want := range map[string]int{"accounts": 30, "orders": 30, "best_bid_ask": 30, "market/products": 10, "time": 10, "timetable": 30} {
+		synctest.Test(t, func(t *testing.T) {
+			if n := atOnce(t, providers.CoinbaseApp(), 40, func() *http.Request { return get(t, advanced+path) }); n != want {
+				t.Errorf("%s: %d at once, want %d", path, n, want)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		api := &scripted{}
+		rt := over(t, providers.CoinbaseApp(), api)
+		send(t, rt, get(t, advanced+"market/products"))
+		api.refuse(429, "<html>")
+		send(t, rt, post(t, advanced+"orders"))
+		for _, url := range []string{"https://api.coinbase.com/v2/accounts", advanced + "market/products"} {
+			if _, _, took := send(t, rt, get(t, url)); took != 0 {
+				t.Errorf("%s waited %v for Advanced Trade's user", url, took)
+			}
+		}
+		if _, _, took := send(t, rt, get(t, advanced+"accounts")); took < time.Second || took > 2*time.Second {
+			t.Errorf("Advanced Trade waited %v, want one to two seconds", took)
+		}
+	})
+	t.Run("what is left is read, and no reset", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			api := &scripted{header: http.Header{"X-Ratelimit-Limit": {"30"}, "X-Ratelimit-Remaining": {"0"}, "X-Ratelimit-Reset": {"1893456000"}}}
+			rt := over(t, providers.CoinbaseApp(), api)
+			send(t, rt, get(t, advanced+"accounts"))
+			if _, _, took := send(t, rt, get(t, advanced+"accounts")); took == 0 || took > 2*time.Second {
+				t.Errorf("waited %v, want about a second", took)
+			}
+		})
+	})
+}
+
 func ExampleCoinbaseExchange() {
 	client, err := providers.CoinbaseExchange().Client(nil)
 	if err != nil {

@@ -141,7 +141,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 			"cancel-replace: cancelled, new order refused for its count": answers.Passed,
 		}},
 		{page: "binancefutures", preset: providers.BinanceFutures()},
-		{page: "coinbase", only: "App:", preset: providers.CoinbaseApp()},
+		{page: "coinbase", only: "A", preset: providers.CoinbaseApp()}, // App and Advanced Trade
 		{page: "coinbase", only: "Exchange:", preset: providers.CoinbaseExchange()},
 		{page: "discord", preset: providers.Discord()},
 		{page: "etherscan", preset: providers.Etherscan()},
