@@ -10,7 +10,7 @@ import (
 )
 
 // Kraken is Kraken's Spot REST API, with the limits of its lowest tier, Starter. The client is
-// assumed to use one API key.
+// assumed to use one API key. Kraken's futures have another API, which is KrakenFutures.
 //
 // Private calls count in the key's counter, which goes to 15 and falls by 0.33 a second
 // (Intermediate 20 and 0.5, Pro 20 and 1). Calls for ledgers and trade history count 2. Calls that
