@@ -15,7 +15,8 @@ import (
 //
 // Coinbase doesn't document whether /fills and /loans count in the profile's quota besides their
 // own; here they do. It doesn't document the bucket of /loans, which is a rolling second here.
-// Responses report no limits.
+// Responses report no limits. A signed request is valid for 30 seconds. One that would have to wait
+// longer fails at once with throttle.ErrDeadline.
 func CoinbaseExchange() Provider {
 	const page = "https://docs.cdp.coinbase.com/exchange/rest-api/rate-limits.md"
 	private := func(req *http.Request) bool {
@@ -34,7 +35,8 @@ func CoinbaseExchange() Provider {
 			some("profile", page, when(private), bucket(15, time.Second, 30)),
 			some("address", page, when(func(req *http.Request) bool { return !private(req) }), bucket(10, time.Second, 15)),
 		},
-		Hosts: []string{"api.exchange.coinbase.com"},
+		SendBy: coinbaseSendBy,
+		Hosts:  []string{"api.exchange.coinbase.com"},
 	}
 }
 

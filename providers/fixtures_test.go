@@ -141,6 +141,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 			"cancel-replace: cancelled, new order refused for its count": answers.Passed,
 		}},
 		{page: "binancefutures", preset: providers.BinanceFutures()},
+		{page: "bybit", preset: providers.Bybit()},
 		{page: "coinbase", only: "A", preset: providers.CoinbaseApp()}, // App and Advanced Trade
 		{page: "coinbase", only: "Exchange:", preset: providers.CoinbaseExchange()},
 		{page: "discord", preset: providers.Discord()},
@@ -153,6 +154,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 			// The orders before it were placed.
 			"one order of a batch refused inside a 200": answers.Passed,
 		}},
+		{page: "krakenfutures", preset: providers.KrakenFutures()},
 		{page: "notion", preset: providers.Notion(), except: map[string]answers.Kind{
 			"overload": answers.Limited, // its Retry-After is for everybody
 		}},

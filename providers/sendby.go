@@ -64,3 +64,53 @@ func binanceSendBy(req *http.Request) time.Time {
 	}
 	return signed.Add(window)
 }
+
+// coinbaseSendBy returns the time when a request to Coinbase Exchange expires: 30 seconds after its
+// CB-ACCESS-TIMESTAMP.
+//
+// Source: https://docs.cdp.coinbase.com/exchange/rest-api/authentication, read on 2026-11-22.
+func coinbaseSendBy(req *http.Request) time.Time {
+	signed, ok := retryafter.Seconds(req.Header.Get("CB-ACCESS-TIMESTAMP"))
+	if !ok {
+		return time.Time{}
+	}
+	return time.Unix(0, int64(signed)).Add(30 * time.Second)
+}
+
+// bybitSendBy returns the time when a signed request expires: X-BAPI-RECV-WINDOW after its
+// X-BAPI-TIMESTAMP, both in milliseconds. Without a window, 5 seconds after it.
+//
+// Source: https://bybit-exchange.github.io/docs/v5/guide, read on 2026-11-22.
+func bybitSendBy(req *http.Request) time.Time {
+	signed := headerMillis(req, "X-BAPI-TIMESTAMP")
+	if signed.IsZero() {
+		return signed
+	}
+	if window, err := strconv.ParseUint(req.Header.Get("X-BAPI-RECV-WINDOW"), 10, 31); err == nil {
+		return signed.Add(time.Duration(window) * time.Millisecond)
+	}
+	return signed.Add(5 * time.Second)
+}
+
+// okxSendBy returns the time when a signed request expires: 30 seconds after its
+// OK-ACCESS-TIMESTAMP, or the expTime of an order if that is earlier.
+//
+// Source: https://www.okx.com/docs-v5/en/#overview-transaction-timeouts, read on 2026-11-22.
+func okxSendBy(req *http.Request) time.Time {
+	by := headerMillis(req, "expTime")
+	signed, err := time.Parse(time.RFC3339, req.Header.Get("OK-ACCESS-TIMESTAMP"))
+	if end := signed.Add(30 * time.Second); err == nil && (by.IsZero() || end.Before(by)) {
+		return end
+	}
+	return by
+}
+
+// headerMillis returns the time in a header, in milliseconds since 1970, or the zero time if there
+// is none.
+func headerMillis(req *http.Request, name string) time.Time {
+	n, err := strconv.ParseInt(req.Header.Get(name), 10, 64)
+	if err != nil || n <= 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(n)
+}

@@ -39,6 +39,32 @@ func TestAWSSendBy(t *testing.T) {
 	}
 }
 
+func TestExchangesSendBy(t *testing.T) {
+	signed := time.UnixMilli(1_700_000_000_000)
+	exchange, bybit := providers.CoinbaseExchange().SendBy, providers.Bybit().SendBy
+	for _, test := range []struct {
+		name   string
+		sendBy func(*http.Request) time.Time
+		header map[string]string
+		want   time.Time
+	}{
+		{"Coinbase", exchange, map[string]string{"CB-ACCESS-TIMESTAMP": "1700000000"}, signed.Add(30 * time.Second)},
+		{"Coinbase, a decimal", exchange, map[string]string{"CB-ACCESS-TIMESTAMP": "1700000000.5"}, signed.Add(30500 * time.Millisecond)},
+		{"Coinbase, not signed", exchange, nil, time.Time{}},
+		{"Bybit", bybit, map[string]string{"X-BAPI-TIMESTAMP": "1700000000000"}, signed.Add(5 * time.Second)},
+		{"Bybit, a window", bybit, map[string]string{"X-BAPI-TIMESTAMP": "1700000000000", "X-BAPI-RECV-WINDOW": "20000"}, signed.Add(20 * time.Second)},
+		{"Bybit, not signed", bybit, map[string]string{"X-BAPI-RECV-WINDOW": "20000"}, time.Time{}},
+	} {
+		req := get(t, "https://example.com/")
+		for name, value := range test.header {
+			req.Header.Set(name, value)
+		}
+		if by := test.sendBy(req); !by.Equal(test.want) {
+			t.Errorf("%s: %v, want %v", test.name, by, test.want)
+		}
+	}
+}
+
 func ExampleAWSSendBy() {
 	lim, err := throttle.New(throttle.Policy{Name: "s3", Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
 	if err != nil {

@@ -1,0 +1,221 @@
+package providers
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// Bybit is Bybit's V5 API, with the limits of an account without a VIP level. An IP address has 600
+// requests in 5 seconds, over all hosts of Bybit. An account has a quota for each private endpoint,
+// by Bybit's table, and for orders one for each endpoint and category: 10 a second, and 20 for
+// spot. A batch costs as many as it has orders, in a quota apart from that of single orders. A
+// private endpoint that the table lacks has 5 a second. Seconds and minutes roll. The client is
+// assumed to use one address and one account.
+//
+// The scopes of endpoints are named for their limits, such as "50/s". For a VIP account, change the
+// Policy of the scopes "orders" and "spot". The category and the number of orders are read from the
+// request's query or body. Orders without a readable category share one quota, and a batch that
+// can't be read costs 10, as many as a batch can have.
+//
+// A signed request is valid for its receive window, which is 5 seconds by default. One that would
+// have to wait longer fails at once with throttle.ErrDeadline.
+//
+// Responses report how many requests are left for an endpoint. A refusal has status 200 and pauses
+// the endpoint until the reset that it reports. After too many requests, Bybit bans the address for
+// 10 minutes, and callers get throttle.ErrBanned. A 429 means that Bybit is overloaded, and pauses
+// nothing.
+//
+// The test network and the demo service have other hosts and are not limited here.
+func Bybit() Provider {
+	const page = "https://github.com/bybit-exchange/docs/blob/130165c/docs/v5/rate-limit/rate-limit.mdx"
+	calls := func(name string, limit int64, window time.Duration, key func(*http.Request) (string, bool)) Scope {
+		return some(name, page, key, throttle.Tier{Limit: limit, Window: window, Unit: "calls"})
+	}
+	p := Provider{
+		Name: "bybit",
+		Scopes: []Scope{
+			calls("option-cancel-all", 1, time.Second, bybitOrders("option-cancel-all")),
+			calls("spot", 20, time.Second, bybitOrders("spot")),
+			calls("orders", 10, time.Second, bybitOrders("orders")),
+		},
+		Cost:   bybitCost,
+		SendBy: bybitSendBy,
+		Profile: answers.Profile{
+			// The header X-Bapi-Limit-Reset-Timestamp is the present while requests are left.
+			Quotas: []answers.Quota{{
+				Unit:      "calls",
+				Limit:     answers.Field{Header: "X-Bapi-Limit"},
+				Remaining: answers.Field{Header: "X-Bapi-Limit-Status"},
+			}},
+			Rules: []answers.Rule{
+				{
+					Status: http.StatusOK, Path: "retCode", Text: "10006", Kind: answers.Limited, Wait: time.Second,
+					Delay: []answers.Field{{Header: "X-Bapi-Limit-Reset-Timestamp", Format: answers.EpochMillis}},
+				},
+				{Status: http.StatusOK, Path: "retCode", Text: "170005", Kind: answers.Limited, Wait: time.Second, Reason: "orders"},
+				{Status: http.StatusOK, Path: "retCode", Text: "170222", Kind: answers.Limited, Wait: time.Second},
+				{Status: http.StatusOK, Path: "retCode", Text: "30034", Kind: answers.Other, Reason: "order"},
+				{Status: http.StatusOK, Path: "retCode", Text: "*30035", Kind: answers.Other, Reason: "order"}, // and 130035
+				{Status: http.StatusForbidden, Text: "*access too frequent*", Kind: answers.Banned, Wait: 10 * time.Minute, Wide: true},
+				{Status: http.StatusTooManyRequests, Kind: answers.Other, Reason: "overload"},
+			},
+		},
+		Hosts: []string{
+			"api.bybit.com", "api.bytick.com", "api.bybick.com", "api.bybit.kz", "api.bybit.nl", "api.bybit.tr",
+			"api.bybit.eu", "api.bybit.ae", "api.bybit.id", "api.bybitgeorgia.ge",
+		},
+	}
+	for _, l := range bybitLimits {
+		p.Scopes = append(p.Scopes, calls(l.name, l.limit, l.window, bybitEndpoints(l.name)))
+	}
+	p.Scopes = append(p.Scopes, every("address", page, throttle.Tier{Limit: 600, Window: 5 * time.Second}))
+	return p
+}
+
+// bybitLimits are the limits of endpoints by Bybit's table, without those of orders.
+var bybitLimits = []struct {
+	name   string
+	limit  int64
+	window time.Duration
+	paths  string // below /v5/
+}{
+	{"1/s", 1, time.Second, `
+		account/borrow account/repay account/no-convert-repay account/quick-repayment account/upgrade-to-uta
+		asset/withdraw/vasp/list user/create-sub-member user/create-sub-api spot-margin-trade/fixedborrow
+		spot-margin-trade/fixedborrow-renew`},
+	{"3/s", 3, time.Second, "grid/create-grid grid/close-grid dca/create-bot dca/close-bot"},
+	{bybitUnlisted, 5, time.Second, ""},
+	{"10/s", 10, time.Second, `
+		position/move-history position/set-leverage position/switch-mode position/trading-stop position/set-auto-add-margin
+		position/add-margin position/confirm-pending-mmr position/move-positions account/instruments-info
+		account/set-limit-px-action fcombobot/getlimit fcombobot/create fcombobot/close fcombobot/detail fgridbot/validate
+		fgridbot/create fgridbot/close fgridbot/detail fmartingalebot/getlimit fmartingalebot/close fmartingalebot/detail
+		grid/query-grid-detail asset/covert/small-balance-list user/query-sub-members user/query-api user/aff-customer-info
+		user/sub-apikeys user/get-member-type user/invitation/referrals`},
+	{"20/s", 20, time.Second, `
+		asset/transfer/save-transfer-sub-member asset/exchange/quote-apply asset/exchange/convert-execute user/agreement
+		spread/order/create spread/order/amend spread/order/cancel`},
+	{"25/s", 25, time.Second, "account/transaction-log"},
+	{"30/s", 30, time.Second, "asset/exchange/query-coin-list asset/fundinghistory"},
+	{"50/s", 50, time.Second, `
+		order/realtime order/history order/spot-borrow-check execution/list position/list position/closed-pnl
+		position/get-closed-positions account/wallet-balance account/withdrawal account/borrow-history
+		account/collateral-info asset/coin-greeks account/info account/pay-info account/trade-info-for-analysis
+		account/user-setting-config asset/asset-overview asset/delivery-record asset/portfolio-margin
+		asset/settlement-record asset/total-members-assets asset/exchange/convert-result-query
+		asset/exchange/query-convert-history spread/order/realtime spread/order/history spread/execution/list
+		spread/max-qty`},
+	{"100/s", 100, time.Second, "fmartingalebot/create grid/validate-input strategy/create strategy/stop fiat/trade-execute"},
+	{"200/s", 200, time.Second, "strategy/list strategy/order-list"},
+	{"300/s", 300, time.Second, `
+		asset/withdraw/withdrawable-amount asset/deposit/query-internal-record asset/withdraw/query-address
+		asset/deposit/deposit-to-account`},
+	{"450/s", 450, time.Second, "asset/transfer/query-account-coin-balance"},
+	{"1000/s", 1_000, time.Second, `
+		fiat/balance-query fiat/query-coin-list fiat/trade-query fiat/query-trade-history fiat/quote-apply
+		fiat/reference-price`},
+	{"60/min", 60, time.Minute, `
+		asset/transfer/query-asset-info asset/transfer/query-transfer-coin-list asset/transfer/query-inter-transfer-list
+		asset/transfer/query-sub-member-list asset/transfer/inter-transfer asset/withdraw/cancel`},
+	{"100/min", 100, time.Minute, "asset/deposit/query-record"},
+	{"300/min", 300, time.Minute, `
+		asset/deposit/query-sub-member-record asset/deposit/query-address asset/deposit/query-sub-member-address
+		asset/withdraw/query-record`},
+	{"600/min", 600, time.Minute, "asset/exchange/order-record"},
+}
+
+const bybitUnlisted = "5/s"
+
+// bybitNames are the names of the limits by path.
+var bybitNames = func() map[string]string {
+	names := make(map[string]string)
+	for _, l := range bybitLimits {
+		for path := range strings.FieldsSeq(l.paths) {
+			names[path] = l.name
+		}
+	}
+	return names
+}()
+
+// bybitPrivate returns the path of a private request below /v5/.
+func bybitPrivate(req *http.Request) (path string, private bool) {
+	path, v5 := strings.CutPrefix(req.URL.Path, "/v5/")
+	return path, v5 && req.Header.Get("X-BAPI-API-KEY") != "" && !strings.HasPrefix(path, "market/")
+}
+
+// bybitEndpoints returns the Key of the private endpoints with a limit, without those for orders.
+func bybitEndpoints(limit string) func(*http.Request) (string, bool) {
+	return func(req *http.Request) (string, bool) {
+		path, private := bybitPrivate(req)
+		name, listed := bybitNames[path]
+		switch {
+		case strings.HasPrefix(path, "rfq/"):
+			name = "50/s"
+		case !listed:
+			name = bybitUnlisted
+		}
+		return path, private && name == limit && !bybitOrder(path)
+	}
+}
+
+// bybitOrder reports whether a path is for orders, whose limits depend on the category.
+func bybitOrder(path string) bool {
+	switch path {
+	case "order/create", "order/amend", "order/cancel", "order/cancel-all", "order/pre-check",
+		"order/create-batch", "order/amend-batch", "order/cancel-batch":
+		return true
+	}
+	return false
+}
+
+// bybitOrders returns the Key of the endpoints for orders in one of their three scopes.
+func bybitOrders(scope string) func(*http.Request) (string, bool) {
+	return func(req *http.Request) (string, bool) {
+		path, private := bybitPrivate(req)
+		if !private || !bybitOrder(path) {
+			return "", false
+		}
+		category, _ := bybitBody(req)
+		in := "orders"
+		switch {
+		case category == "spot" && path != "order/amend":
+			in = "spot"
+		case category == "option" && path == "order/cancel-all":
+			in = "option-cancel-all"
+		}
+		return path + " " + category, in == scope
+	}
+}
+
+// bybitBody returns the category of a request for orders and the number of orders in a batch.
+func bybitBody(req *http.Request) (category string, orders int64) {
+	const most = 10
+	var body struct {
+		Category string
+		Request  []struct{}
+	}
+	if !decode(req, &body) {
+		return "", most
+	}
+	return body.Category, int64(len(body.Request))
+}
+
+// bybitCost returns the cost of a request: one call of a private endpoint, or one for each order of
+// a batch, but one for a batch of options.
+func bybitCost(req *http.Request) throttle.Cost {
+	path, private := bybitPrivate(req)
+	if !private {
+		return nil
+	}
+	cost := throttle.Cost{"calls": 1}
+	if strings.HasSuffix(path, "-batch") {
+		if category, orders := bybitBody(req); category != "option" {
+			cost["calls"] = max(orders, 1)
+		}
+	}
+	return cost
+}
