@@ -92,7 +92,7 @@ func (v *validator) charge(c *Charge) {
 	}
 	for _, status := range slices.Sorted(maps.Keys(c.ByStatus)) {
 		if n := c.ByStatus[status]; n < 0 || n > maxCount {
-			v.add("ByStatus", "charges %d for status %d: it must be from 0 to %d", n, status, maxCount)
+			v.add("ByStatus", "charges %d for status %d: it must be from 0 to %d", n, status, int64(maxCount))
 		}
 		if status != 0 && (status < 100 || status > 999) {
 			v.add("ByStatus", "has the status %d: it must be from 100 to 999, or 0 for every other", status)
