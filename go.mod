@@ -8,13 +8,13 @@ require (
 	github.com/hashicorp/go-retryablehttp v0.7.8
 	github.com/redis/go-redis/v9 v9.22.0 // the last minor version for Go 1.25
 	go.etcd.io/bbolt v1.4.3
+	github.com/yuin/gopher-lua v1.1.1 // compiles the script in tests
 	golang.org/x/sync v0.22.0 // the last minor version for Go 1.25
 )
 
 require (
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/hashicorp/go-cleanhttp v0.5.2 // indirect
-	github.com/yuin/gopher-lua v1.1.1 // indirect
 	go.uber.org/atomic v1.11.0 // indirect
 	golang.org/x/sys v0.30.0 // indirect
 )

@@ -1,7 +1,8 @@
 -- anchoredwindow.lua: at most limit units in the window that opens with the first request. Units:
 -- µs.
 -- Twin: algorithms/anchoredwindow.go.
--- Uses: slidingWindow, flight.lua, queue.lua. Gives: anchoredWindow.
+-- Uses: flight.lua, plan.lua, queue.lua, slidingwindow.lua.
+-- Gives: anchoredWindow.
 --
 -- The window closes at lo at the earliest, a window after its first request was admitted, and at hi
 -- at the latest, a window after it was certainly open. If there is a guard, only reports of the

@@ -1,6 +1,10 @@
 -- bundle.lua: the operation bundle, which reserves the same times in one quota and in those around
 -- it. Units: µs. Go: bundle.go.
--- Uses: every part of reserve.lua's, turn.lua's ends of turns, instance. Gives: newBundle, ops.bundle.
+-- Uses: call.lua, flight.lua, pack.lua, pause.lua, plan.lua, pool.lua, reserve.lua, save.lua,
+-- state.lua, tail.lua, turn.lua.
+-- Gives: newBundle, ops.bundle.
+-- Sets: cursor, guard, isProbe, notBefore, oldEnd, pause, probe, probing, promised, promisedOld,
+-- sendFrom, turnsEnd, wall.
 --
 -- Each quota has an instant from which on it admits a request. All of them admit it from the latest
 -- of these instants on. The request is charged in each quota at that instant, and the next request

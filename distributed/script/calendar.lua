@@ -1,6 +1,7 @@
 -- calendar.lua: at most limit units in every day, week or month of a time zone. Units: µs, percent.
 -- Twin: algorithms/calendar.go.
--- Uses: argument, wall, drift, flight.lua. Gives: calendars, knownUntil, calendar.
+-- Uses: call.lua, fixedwindow.lua, flight.lua, plan.lua, state.lua.
+-- Gives: calendars, knownUntil, calendar.
 --
 -- Lua has no time zones. So each call contains, for each calendar tier, the beginnings of five
 -- periods as Unix time: the period before the one of the caller's own wall clock, that period, and

@@ -1,5 +1,8 @@
 -- cancel.lua: the operations cancel and refund, which take reservations back. Units: µs.
--- Uses: flight.lua, pool.lua, tail.lua. Gives: ops.cancel, ops.refund.
+-- Uses: call.lua, fixedwindow.lua, flight.lua, pause.lua, plan.lua, pool.lua, queue.lua, state.lua,
+-- tail.lua.
+-- Gives: ops.cancel, ops.refund.
+-- Sets: guard.
 
 -- Removes a request that would land at an instant from those in flight. Returns whether it was
 -- still in flight. The request is in the first slot from that instant on with room for its cost, or

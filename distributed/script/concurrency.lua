@@ -1,7 +1,8 @@
 -- concurrency.lua: at most limit units open at once, over all processes. Units: µs.
 -- Twin: algorithms/concurrency.go, which decides alike. Only here may a process die without
 -- releasing its units, see lease.lua.
--- Uses: open. Gives: concurrency.
+-- Uses: flight.lua.
+-- Gives: concurrency.
 
 local function concurrency(unit, limit)
   local rule = {concurrent = true}

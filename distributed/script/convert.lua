@@ -1,7 +1,9 @@
 -- convert.lua: converts the charges of a state to a changed policy. Units: µs.
 -- Twin: algorithms/convert.go.
--- Uses: plan.lua, state.lua, tiers.lua, queue.lua, ruleOf. Gives: convert. It sets state, body,
--- image, capacities and columns, inline of lease.lua.
+-- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, pack.lua, plan.lua,
+-- queue.lua, reading.lua, rule.lua, slidinglog.lua, state.lua, tiers.lua.
+-- Gives: convert.
+-- Sets: body, capacities, columns, cursor, image, inline, state.
 --
 -- A tier takes over from the first old tier of its algorithm, window (for a calendar: period and
 -- zone) and unit. Any other tier starts with the largest use of an old tier of its unit: with the

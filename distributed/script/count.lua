@@ -1,6 +1,7 @@
 -- count.lua: the operation count, which charges units that a provider has counted already. Units: µs.
 -- Twin: algorithms/ledger.go, Count.
--- Uses: flight.lua. Gives: ops.count.
+-- Uses: call.lua, flight.lua, plan.lua, state.lua.
+-- Gives: ops.count.
 
 function ops.count()
   advance(now)

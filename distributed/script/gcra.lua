@@ -1,6 +1,7 @@
 -- gcra.lua: token bucket, leaky bucket as a meter, and GCRA, all computed as GCRA. Units: µs.
 -- Twin: algorithms/gcra.go.
--- Uses: flight.lua, queue.lua. Gives: bucket.
+-- Uses: flight.lua, plan.lua, queue.lua.
+-- Gives: bucket.
 --
 -- The bucket is unused again at the theoretical arrival time tat + part/limit. It admits n units
 -- while that time is no further ahead than the other units of the bucket take.

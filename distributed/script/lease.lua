@@ -1,8 +1,9 @@
 -- lease.lua: the leases of each process (owner): the units that it holds of concurrency tiers, and
 -- its estimates that are not settled. Units: µs. Go: leases.go.
--- Uses: call.lua, state.lua, flight.lua, places. Gives: recordsKey, orderKey, leases, lease, awaited,
--- hadPlace, columns, inline, and in places: countKept, leave, renew, queueTier, othersWait, fullFor,
--- hold, enqueue, save.
+-- Uses: call.lua, flight.lua, need.lua, pack.lua, plan.lua, state.lua.
+-- Gives: recordsKey, orderKey, leases, lease, awaited, hadPlace, columns, inline, and in places:
+-- countKept, leave, renew, queueTier, othersWait, fullFor, hold, enqueue, save.
+-- Sets: cursor, open.
 --
 -- A process reports its amounts with every call, numbered by seq. They count for the length of its
 -- lease. When the lease of a dead process ends, its permits are free, and its estimates count as

@@ -1,6 +1,10 @@
 -- main.lua: one call on one quota of a fleet.
 -- Twin: algorithms.Ledger, with reservations.
--- Uses: every other part. Gives: run, and bundled for bundle.lua.
+-- Uses: calendar.lua, call.lua, convert.lua, flight.lua, lease.lua, need.lua, pack.lua, pause.lua,
+-- plan.lua, pool.lua, queue.lua, save.lua, state.lua, status.lua, tail.lua, tiers.lua.
+-- Gives: run, and bundled for bundle.lua.
+-- Sets: arguments, awaited, columns, crossing, cursor, inline, isProbe, key, lease, level, news,
+-- notBefore, orderKey, probe, probing, recordsKey, reply, sendFrom, wall.
 --
 -- A reservation is Earliest, and then Charge at the instant that Earliest returned. The next
 -- reservation is behind it: first in, first out.

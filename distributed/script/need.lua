@@ -1,5 +1,8 @@
 -- need.lua: defines functions that few calls need when a call needs them. A line include 'x' stands
--- for the part x. Gives: defineOp, places, defineLeases, defineBundle.
+-- for the part x.
+-- Uses: call.lua.
+-- Gives: defineOp, places, defineLeases, defineBundle.
+-- Sets: crossing.
 
 -- Defines an operation other than reserve, budget and bundle.
 local function defineOp(op)

@@ -1,6 +1,8 @@
 -- pace.lua: reserves requests that one bucket spaces evenly and all other tiers admit at once.
 -- Units: µs.
--- Uses: flight.lua, the pace of a bucket's rule. Gives: chargeEvenly.
+-- Uses: call.lua, flight.lua, plan.lua, queue.lua, tail.lua.
+-- Gives: chargeEvenly.
+-- Sets: atFrontier, firstLanding, frontier.
 
 -- Charges up to most requests behind the frontier, none later than latest, if tier i alone decides
 -- about all of them. Appends their times to the reply. Returns their number.

@@ -1,7 +1,8 @@
 -- pack.lua: numbers as bytes, unsigned and big-endian, most of them seven wide: '>I7I2' is one of
 -- seven and one of two. Redis and Valkey have the struct library, Lua 5.4 has string.pack; without
 -- either, spell.lua does the same.
--- Uses: the locals of number.lua, spell. Gives: bind, sevens, text, readRecords, putRecords.
+-- Gives: bind, sevens, text, readRecords, putRecords.
+-- Sets: call, concat, format, max, min, pack, parse, rep, spread, sub, tointeger.
 
 -- Sets the locals for functions of Lua and the server.
 local function bind()

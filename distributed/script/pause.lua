@@ -1,6 +1,8 @@
 -- pause.lua: the operations pause and end_pause: pauses and bans, and the probe, which goes first after one.
 -- Units: µs.
--- Uses: call.lua, state.lua, readings, awaitsProbe. Gives: ops.pause, ops.end_pause, endProbe, the locals below.
+-- Uses: call.lua, flight.lua, reading.lua, state.lua.
+-- Gives: ops.pause, ops.end_pause, endProbe, the locals below.
+-- Sets: ban, epoch, pause.
 
 local news -- the message to publish to the fleet
 local probe -- whether one request goes first after the pause

@@ -1,7 +1,8 @@
 -- plan.lua: the policy of the caller. Units: windows, precision and phase in µs.
 -- Twin: algorithms/plan.go.
--- Uses: argument. Gives: the names of algorithms, plans, plan and its fields, amounts, numbersIn,
--- listOf, hasGroups, isBucket.
+-- Uses: call.lua.
+-- Gives: the names of algorithms, plans, plan and its fields, amounts, numbersIn, listOf,
+-- hasGroups, isBucket.
 --
 -- A plan is a list of numbers: guard, the resolution as a power of two, number of units, number of tiers, the units'
 -- hashes, and from 5 + number of units on, six numbers for each tier. The state begins with the

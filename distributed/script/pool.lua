@@ -1,5 +1,6 @@
 -- pool.lua: returned reservations, the earliest first. Units: µs.
--- Uses: guard, units. Gives: POOL, pool, findPooled, takePooled.
+-- Uses: plan.lua.
+-- Gives: POOL, pool, findPooled, takePooled.
 --
 -- Returned reservations stay charged in every tier. So the next request of no larger cost may take
 -- one over, or a part of it, which is exact for any mix of algorithms as long as the request is in

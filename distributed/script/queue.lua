@@ -1,8 +1,8 @@
 -- queue.lua: records of equal width in the state, oldest first. They leave at the front, and only
 -- the last record changes or gets a successor. So most records are never read: a record is parsed
 -- when it is asked for, and unchanged records are saved as the bytes that were loaded.
--- Uses: parse, pack, sevens, sub, spread, min. Gives: key, state, queue, record, readTo,
--- lastRecord, append, rewrite, putQueue.
+-- Uses: pack.lua.
+-- Gives: key, state, queue, record, readTo, lastRecord, append, rewrite, putQueue.
 --
 -- A queue is a table: its fields, and the numbers parsed so far in its array part.
 

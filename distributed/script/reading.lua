@@ -1,7 +1,9 @@
 -- reading.lua: the operation observe: the provider's reports of each tier, and the use by other programs
 -- that they prove. Units: µs.
 -- Twin: algorithms/observe.go, which explains the method.
--- Uses: flight.lua, ruleOf, endProbe, exact. Gives: ops.observe.
+-- Uses: call.lua, flight.lua, pause.lua, plan.lua, rule.lua, state.lua.
+-- Gives: ops.observe.
+-- Sets: exact.
 --
 -- "Others" are other programs, whose requests this quota does not admit. There is one reading for
 -- each tier, or none at all. It is a list of these numbers:

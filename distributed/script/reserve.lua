@@ -1,8 +1,11 @@
--- reserve.lua: the operations reserve and budget, which reserve requests, each behind the decisions before it.
--- Units: µs.
+-- reserve.lua: the operations reserve and budget, which reserve requests, each behind the decisions
+-- before it. Units: µs.
 -- Twin: algorithms/ledger.go, Earliest and Charge.
--- Uses: flight.lua, pool.lua, pace.lua, tail.lua, places, turn.lua. Gives: ops.reserve, ops.budget, fitting,
--- checkClock, the constants below.
+-- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, need.lua, pace.lua,
+-- pause.lua, plan.lua, pool.lua, state.lua, tail.lua.
+-- Gives: ops.reserve, ops.budget, fitting, checkClock, the constants below.
+-- Sets: awaited, crossing, drift, guard, hadPlace, isProbe, notBefore, now, pause, pool, probe,
+-- probing, sendFrom.
 
 local PROBE = 1000000 -- how long other requests wait for a probe without another call of its process
 local UNGUARDED = 50000 -- how late a probe without a guard may be sent

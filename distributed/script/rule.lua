@@ -1,6 +1,7 @@
 -- rule.lua: makes the rule of a tier. Units: µs.
 -- Twin: algorithms/plan.go.
--- Uses: plan.lua, and one part for each algorithm. Gives: ruleOf.
+-- Uses: plan.lua.
+-- Gives: ruleOf.
 --
 -- A rule is functions over the numbers that its tier keeps. Its load(words, place, groups, ring,
 -- capacity) reads them from a state: words contains the tier's numbers from place on, groups is

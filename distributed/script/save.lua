@@ -1,5 +1,7 @@
 -- save.lua: writes the state. Units: µs, expiry ms.
--- Uses: state.lua, flight.lua, lease.lua, tail.lua. Gives: growRings, settled, save.
+-- Uses: call.lua, flight.lua, lease.lua, need.lua, pack.lua, pause.lua, plan.lua, pool.lua,
+-- queue.lua, reading.lua, slidinglog.lua, state.lua, tail.lua, turn.lua.
+-- Gives: growRings, settled, save.
 
 -- The expiry of the key in ms: a second, or a guard, after everything in it has ceased to matter.
 -- So nothing is lost with the key.

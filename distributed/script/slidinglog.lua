@@ -1,6 +1,7 @@
 -- slidinglog.lua: at most limit units in every half-open interval of one window. Units: µs.
 -- Twin: algorithms/slidinglog.go.
--- Uses: call, key, flight.lua, ringFor. Gives: image, slidingLog.
+-- Uses: flight.lua, pack.lua, queue.lua, state.lua.
+-- Gives: image, slidingLog.
 --
 -- The newest stamps, limit of them or more, are in a ring with seven bytes for each, before the
 -- body. The stamp before the newest limit ones must have left the window: a decision reads one

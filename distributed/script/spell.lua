@@ -1,5 +1,5 @@
 -- spell.lua: the functions of the struct library for servers without it.
--- Uses: concat, spread. Gives: spellOut, spell.
+-- Gives: spellOut, spell.
 
 local function spellOut(widths, ...)
   local bytes, i = {}, 0

@@ -1,6 +1,8 @@
 -- state.lua: the layout of a state, and how a call reads it. Units: µs.
--- Uses: call, parse, pack, text, plan.lua, key and state. Gives: the locals below, sizes, ringFor,
--- setImage, readState. It sets the ends of turns that turn.lua declares, drift and image.
+-- Uses: fixedwindow.lua, flight.lua, pack.lua, plan.lua, queue.lua, slidinglog.lua, turn.lua.
+-- Gives: the locals below, sizes, ringFor, setImage, readState.
+-- Sets: atFrontier, delayedEnd, drift, frontier, image, oldEnd, promised, promisedOld, state,
+-- turnsEnd.
 --
 --   "thr4 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
 --

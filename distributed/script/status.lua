@@ -1,6 +1,7 @@
 -- status.lua: the operation status, the use of each tier. Units: µs.
 -- Twin: algorithms/ledger.go, Usage.
--- Uses: flight.lua. Gives: ops.status, whenUnused.
+-- Uses: call.lua, flight.lua, plan.lua, reading.lua, state.lua.
+-- Gives: ops.status, whenUnused.
 
 function ops.status()
   local n = #reply

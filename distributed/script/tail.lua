@@ -1,6 +1,9 @@
 -- tail.lua: the tail, which is the last runs of reservations while they are in the future and far
 -- apart. Units: µs.
--- Uses: charge, advance, settled, takePooled. Gives: tail, newTail.
+-- Uses: calendar.lua, fixedwindow.lua, flight.lua, pause.lua, plan.lua, pool.lua, save.lua,
+-- state.lua.
+-- Gives: tail, newTail.
+-- Sets: drift, guard, sendFrom.
 --
 -- The tail is not charged permanently: each call that needs the resulting charges computes them
 -- anew and drops them. So a reservation that is returned at the end leaves no trace, and the end

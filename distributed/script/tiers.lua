@@ -1,6 +1,11 @@
 -- tiers.lua: the rules of the plan's tiers, and the queues of the state.
 -- Twin: algorithms/plan.go.
--- Uses: plan.lua, ruleOf, state.lua, queue.lua. Gives: planOf, adopt, loadTiers.
+-- Uses: calendar.lua, flight.lua, lease.lua, pack.lua, plan.lua, pool.lua, queue.lua, reading.lua,
+-- rule.lua, state.lua, tail.lua.
+-- Gives: planOf, adopt, loadTiers.
+-- Sets: calendars, capacity, estimated, estimates, firstLanding, guard, inFlight, knownUntil,
+-- leases, open, own, plan, planCount, plans, pool, readings, resolution, rules, slots, tail,
+-- unitOf, units.
 
 -- The plan of a text, with the first bytes of its state, the size of its front, the limits of its
 -- logs, and the rule, the unit and the capacity of each tier. For a text with guest tiers the

@@ -1,5 +1,6 @@
 -- turn.lua: turns of requests that yield, which are reserved at most soon ahead. Units: µs.
--- Uses: plan.lua, flight.lua. Gives: turnOf, turnsEnd, delayedEnd, promised, promisedOld, oldEnd.
+-- Uses: flight.lua, plan.lua, state.lua.
+-- Gives: turnOf, turnsEnd, delayedEnd, promised, promisedOld, oldEnd.
 --
 -- Each process receives a turn: the instant at which to ask again, after the turns before it, at
 -- the pace of the slowest tier. So the processes do not ask for the same instant. A turn charges
