@@ -143,10 +143,14 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "binancefutures", preset: providers.BinanceFutures()},
 		{page: "bybit", preset: providers.Bybit()},
 		{page: "coinbase", only: "A", preset: providers.CoinbaseApp()}, // App and Advanced Trade
+		{page: "cerebras", preset: providers.OpenAICompatible("api.cerebras.ai", 5, 30_000)},
+		{page: "coinbase", only: "App:", preset: providers.CoinbaseApp()},
 		{page: "coinbase", only: "Exchange:", preset: providers.CoinbaseExchange()},
+		{page: "deepseek", preset: providers.OpenAICompatible("api.deepseek.com", 0, 0)},
 		{page: "discord", preset: providers.Discord()},
 		{page: "etherscan", preset: providers.Etherscan()},
 		{page: "github", preset: providers.GitHub()},
+		{page: "groq", preset: providers.OpenAICompatible("api.groq.com", 30, 8_000)},
 		{page: "hubspot", preset: providers.HubSpot("UTC"), except: map[string]answers.Kind{
 			"migration runs": answers.Limited, // its Retry-After is for the account
 		}},
@@ -155,6 +159,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 			"one order of a batch refused inside a 200": answers.Passed,
 		}},
 		{page: "krakenfutures", preset: providers.KrakenFutures()},
+		{page: "mistral", preset: providers.OpenAICompatible("api.mistral.ai", 60, 500_000)},
 		{page: "notion", preset: providers.Notion(), except: map[string]answers.Kind{
 			"overload": answers.Limited, // its Retry-After is for everybody
 		}},
@@ -162,11 +167,17 @@ func TestPresetsReadFixtures(t *testing.T) {
 			// A stream has begun, and its end pauses nothing; nor does a full queue of batches.
 			"refusal inside a stream": answers.Passed, "batch queue full": answers.Passed,
 		}},
+		{page: "openrouter", preset: providers.OpenAICompatible("openrouter.ai", 0, 0), except: map[string]answers.Kind{
+			// A stream has begun, and its end pauses nothing.
+			"refusal inside a stream": answers.Passed,
+		}},
 		{page: "shopify", only: "GraphQL", preset: providers.ShopifyGraphQL()},
 		{page: "shopify", only: "REST", preset: providers.ShopifyREST()},
 		{page: "slack", preset: providers.Slack()},
 		{page: "stripe", preset: providers.Stripe()},
+		{page: "together", preset: providers.OpenAICompatible("api.together.xyz", 0, 0)},
 		{page: "twilio", preset: providers.Twilio(10)},
+		{page: "xai", preset: providers.OpenAICompatible("api.x.ai", 480, 2_000_000)},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {

@@ -125,6 +125,14 @@ func (c *prompts) model(req *http.Request) (model string, counts bool) {
 	return c.key(req).fields["model"], true
 }
 
+// sameModel is model for a scope inside another one, whose Key has read the body.
+func (c *prompts) sameModel(req *http.Request) (model string, counts bool) {
+	if req.Method != http.MethodPost {
+		return "", false
+	}
+	return c.same(req).fields["model"], true
+}
+
 // openAIVectorStore returns the vector store to which a request adds files.
 func openAIVectorStore(req *http.Request) (store string, counts bool) {
 	parts := strings.Split(req.URL.Path, "/")

@@ -140,6 +140,18 @@ func (c *prompts) key(req *http.Request) prompt {
 	return p
 }
 
+// same returns the prompt that the Key of an outer scope has just read with key. If there is none, same
+// reads it.
+func (c *prompts) same(req *http.Request) prompt {
+	c.mu.Lock()
+	p, ok := c.read[weak.Make(counterOf(req).request)]
+	c.mu.Unlock()
+	if !ok {
+		p = c.key(req)
+	}
+	return p
+}
+
 // cost returns the prompt that key read, and forgets it. If there is none, cost reads it.
 func (c *prompts) cost(req *http.Request) prompt {
 	of := counterOf(req)

@@ -26,6 +26,7 @@ var presets = []func() providers.Provider{
 	func() providers.Provider { return providers.Anthropic(100, 30_000, 8_000) },
 	func() providers.Provider { return providers.HubSpot("Europe/Berlin") },
 	func() providers.Provider { return providers.OpenAI(500, 30_000) },
+	func() providers.Provider { return providers.OpenAICompatible("api.deepseek.com", 0, 0) },
 	func() providers.Provider { return providers.Twilio(1) },
 }
 

@@ -1,0 +1,279 @@
+package providers_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/providers"
+)
+
+var compatibleHosts = []string{
+	"api.groq.com", "openrouter.ai", "api.mistral.ai", "api.eu.mistral.ai", "api.x.ai", "api.deepseek.com", "api.together.ai", "api.together.xyz",
+	"api.cerebras.ai", "gateway.example.com",
+}
+
+// ask returns a request to a model for at most most tokens, with a prompt of about prompt tokens.
+func ask(t *testing.T, host, model string, prompt, most int) *http.Request {
+	t.Helper()
+	return postJSON(t, "https://"+host+"/v1/chat/completions",
+		fmt.Sprintf(`{"model":%q,"messages":[{"role":"user","content":"%s"}],"max_tokens":%d}`, model, strings.Repeat("one ", prompt), most))
+}
+
+// Every host is valid with both limits, with one, and with none. A host serves requests of its own and
+// no others.
+func TestOpenAICompatible(t *testing.T) {
+	for _, host := range compatibleHosts {
+		for _, limits := range [][2]int64{{30, 8_000}, {30, 0}, {0, 8_000}, {0, 0}} {
+			p := providers.OpenAICompatible(host, limits[0], limits[1])
+			transport, err := p.Transport(nil)
+			if err != nil {
+				t.Fatal(host, limits, err)
+			}
+			if err := p.Profile.Validate(); err != nil {
+				t.Error(host, limits, err)
+			}
+			transport.Base = accepting{}
+			if transport.Route(ask(t, host, "m", 1, 1)) == nil || transport.Route(ask(t, "example.com", "m", 1, 1)) != nil {
+				t.Errorf("%s: limits other hosts, or not itself", host)
+			}
+			if transport.Route(get(t, "https://"+host+"/v1/models")) != nil {
+				t.Errorf("%s: limits a GET", host)
+			}
+			resp, err := transport.RoundTrip(ask(t, host, "m", 100, 100))
+			if err != nil {
+				t.Fatal(host, limits, err)
+			}
+			resp.Body.Close()
+			if n := p.Cost; (n != nil) != (limits[1] > 0) {
+				t.Errorf("%s, %v: Cost is %v", host, limits, n != nil)
+			}
+		}
+	}
+}
+
+// The limits hold for each model apart, and max_tokens counts beside the prompt.
+func TestOpenAICompatibleLimits(t *testing.T) {
+	for _, test := range []struct {
+		host         string
+		prompt, most int
+		want         int
+	}{
+		{"api.groq.com", 10, 10, 30},
+		{"api.groq.com", 880, 100, 8},
+		{"gateway.example.com", 880, 100, 8},
+		{"api.x.ai", 1, 1, 1}, // a sixtieth a second
+		{"api.cerebras.ai", 880, 100, 8},
+		{"api.mistral.ai", 880, 100, 8},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			n := 0
+			if got := atOnce(t, providers.OpenAICompatible(test.host, 30, 8_000), 100, func() *http.Request {
+				n++
+				return ask(t, test.host, "m", test.prompt, test.most)
+			}); got != test.want {
+				t.Errorf("%s: %d requests of %d and %d tokens at once, want %d", test.host, got, test.prompt, test.most, test.want)
+			}
+			if got := atOnce(t, providers.OpenAICompatible(test.host, 30, 8_000), 100, func() *http.Request {
+				n++
+				return ask(t, test.host, fmt.Sprint("m", n), test.prompt, test.most)
+			}); got != 100 {
+				t.Errorf("%s: %d models at once, want 100", test.host, got)
+			}
+		})
+	}
+}
+
+// Free models of OpenRouter share a minute and a day. DeepSeek limits requests at the same time.
+func TestOpenAICompatibleScopes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := providers.OpenAICompatible("openrouter.ai", 0, 0)
+		n := 0
+		free := func() *http.Request {
+			n++
+			return ask(t, "openrouter.ai", fmt.Sprintf("lab/m%d:free", n), 1, 1)
+		}
+		if got := atOnce(t, p, 100, free); got != 20 {
+			t.Errorf("%d requests to free models at once, want 20", got)
+		}
+		if got := atOnce(t, p, 100, func() *http.Request { return ask(t, "openrouter.ai", "lab/m", 1, 1) }); got != 100 {
+			t.Errorf("%d requests to a paid model at once, want 100", got)
+		}
+		p.Scope("free").Policy.MaxWait = time.Hour
+		rt := over(t, p, accepting{})
+		for range 50 {
+			send(t, rt, free())
+		}
+		if _, err := rt.RoundTrip(free()); !errors.Is(err, throttle.ErrDeadline) {
+			t.Errorf("request 51 of the day: %v", err)
+		}
+	})
+	for model, want := range map[string]int{"deepseek-v4-flash": 2_500, "deepseek-v4-pro": 500} {
+		p := providers.OpenAICompatible("api.deepseek.com", 0, 0)
+		for i := range p.Scopes {
+			p.Scopes[i].Policy.MaxWait = time.Nanosecond
+		}
+		rt, n := over(t, p, open{}), 0
+		for ; n < 3_000; n++ {
+			if _, err := rt.RoundTrip(ask(t, "api.deepseek.com", model, 1, 1)); err != nil {
+				break
+			}
+		}
+		if n != want {
+			t.Errorf("%s: %d requests at the same time, want %d", model, n, want)
+		}
+	}
+}
+
+// open is a server whose responses don't end.
+type open struct{}
+
+func (open) RoundTrip(req *http.Request) (*http.Response, error) {
+	return &http.Response{StatusCode: http.StatusOK, Body: endless{}, Request: req}, nil
+}
+
+type endless struct{}
+
+func (endless) Read([]byte) (int, error) { return 0, nil }
+func (endless) Close() error             { return nil }
+
+// A refusal pauses its model for the time that it names, and other models as far as the limit is
+// theirs, too.
+func TestOpenAICompatibleRefusals(t *testing.T) {
+	const no, backoff = time.Duration(0), time.Duration(-1)
+	reset := func(d time.Duration) string { return fmt.Sprint(time.Now().Add(d).UnixMilli()) }
+	for _, test := range []struct {
+		name, host  string
+		reply       func() fakeapi.Reply
+		same, other time.Duration // the waits of the same model and, before it, of another one
+	}{
+		{"Groq, tokens of a day", "api.groq.com", refusal(429, `{"error":{"type":"tokens","message":"Rate limit reached for model m on tokens per day (TPD): Limit 200000, Used 197088, Requested 4151. Please try again in 8m55.248s. Need more tokens?"}}`), 535248 * time.Millisecond, no},
+		{"Groq, too large", "api.groq.com", refusal(429, `{"error":{"type":"tokens","message":"Request too large for model m on tokens per minute (TPM): Limit 8000, Requested 10098, please reduce your message size and try again. "}}`), no, no},
+		{"OpenRouter, free minute", "openrouter.ai", func() fakeapi.Reply {
+			return fakeapi.Reply{Status: 429, Body: `{"error":{"message":"Rate limit exceeded: free-models-per-min. ","code":429,"metadata":{"headers":{"X-RateLimit-Limit":"16","X-RateLimit-Remaining":"0","X-RateLimit-Reset":"` + reset(41*time.Second) + `"}}}}`}
+		}, 41 * time.Second, 41 * time.Second},
+		{"OpenRouter, one model", "openrouter.ai", func() fakeapi.Reply {
+			return fakeapi.Reply{Status: 429, Header: map[string]string{"X-RateLimit-Limit": "8", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": reset(12 * time.Second)}, Body: `{"error":{"message":"Rate limit exceeded: limit_rpm/m","code":429}}`}
+		}, 12 * time.Second, no},
+		{"OpenRouter, upstream", "openrouter.ai", refusal(429, `{"error":{"message":"Provider returned error","code":429,"metadata":{"raw":"{\"error\":{\"details\":[{\"retryDelay\":\"35.5s\"}]}}"}}}`), 35500 * time.Millisecond, no},
+		{"OpenRouter, upstream busy", "openrouter.ai", refusal(429, `{"error":{"message":"Provider returned error","code":429,"metadata":{"limit_source":"upstream_provider_shared_pool"}}}`), no, no},
+		{"OpenRouter, no credits", "openrouter.ai", refusal(402, `{"error":{"message":"Insufficient credits.","code":402}}`), no, no},
+		{"OpenRouter, too much under way", "openrouter.ai", func() fakeapi.Reply {
+			return fakeapi.Reply{Status: 402, Header: map[string]string{"Retry-After": "5"}}
+		}, 5 * time.Second, no},
+		{"OpenRouter, inside a 200", "openrouter.ai", refusal(200, `{"choices":null,"error":{"message":"Provider returned error","code":429}}`), backoff, no},
+		{"Mistral, full", "api.mistral.ai", refusal(429, `{"message":"Service tier capacity exceeded for this model.","type":"invalid_request_error"}`), no, no},
+		{"Mistral, not in the plan", "api.mistral.ai", func() fakeapi.Reply {
+			return fakeapi.Reply{Status: 429, Header: map[string]string{"x-ratelimit-limit-req-minute": "0", "x-ratelimit-remaining-req-minute": "0"}}
+		}, no, no},
+		{"xAI, the minute", "api.x.ai", refusal(429, `{"code":"resource-exhausted","error":"Too many requests for team t and model m. Requests per Minute (actual/limit): 60/60. Resets in: 45s."}`), 45 * time.Second, no},
+		{"xAI, not granted", "api.x.ai", refusal(429, `{"code":"resource-exhausted","error":"Too many requests for team t and model m. Requests per Minute (actual/limit): 0/0."}`), no, no},
+		{"xAI, credits", "api.x.ai", refusal(429, `{"error":"Your team t has either used all available credits or reached its monthly spending limit."}`), no, no},
+		{"DeepSeek", "api.deepseek.com", refusal(429, `{"error":{"message":"Rate Limit Reached"}}`), backoff, no},
+		{"Together", "api.together.xyz", func() fakeapi.Reply {
+			return fakeapi.Reply{Status: 429, Header: map[string]string{"x-ratelimit-reset": "2"}}
+		}, 2 * time.Second, no},
+		{"Together, full", "api.together.xyz", refusal(503, ""), no, no},
+		{"Cerebras, tokens of a minute", "api.cerebras.ai", func() fakeapi.Reply {
+			return fakeapi.Reply{Status: 429, Header: map[string]string{"x-ratelimit-reset-tokens-minute": "59.5", "x-ratelimit-reset-tokens-day": "33011.382867"}, Body: `{"message":"Tokens per minute limit exceeded - too many tokens processed.","param":"quota"}`}
+		}, 59500 * time.Millisecond, no},
+		{"Cerebras, queue", "api.cerebras.ai", refusal(429, `{"message":"We're experiencing high traffic right now! Please try again soon.","param":"queue","code":"queue_exceeded"}`), no, no},
+		{"any other", "gateway.example.com", refusal(429, `{"error":{"message":"Please try again in 1.5s."}}`), 1500 * time.Millisecond, no},
+		{"any other, unpaid", "gateway.example.com", refusal(429, `{"error":{"type":"insufficient_quota"}}`), no, no},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := fakeapi.OpenAI(100_000, 1e9, time.Minute)
+				rt := over(t, providers.OpenAICompatible(test.host, 0, 0), api)
+				api.Trap(test.reply())
+				send(t, rt, ask(t, test.host, "m:free", 1, 1))
+				check := func(model string, want time.Duration) {
+					_, _, took := send(t, rt, ask(t, test.host, model, 1, 1))
+					switch {
+					case want == backoff && time.Second <= took && took <= 2*time.Second:
+					case want <= took && took <= want+time.Millisecond: // a time may be cut to the millisecond
+					default:
+						t.Errorf("%s waited %v, want %v", model, took, want)
+					}
+				}
+				if check("other:free", test.other); test.other == 0 { // else the pause of both has ended
+					check("m:free", test.same)
+				}
+			})
+		})
+	}
+}
+
+// Where the provider counts what was used, the tokens that a response reports replace the estimate.
+func TestOpenAICompatibleSettles(t *testing.T) {
+	usage := `{"usage":{"prompt_tokens":8,"completion_tokens":10,"total_tokens":18}}`
+	for _, test := range []struct {
+		host  string
+		reply replying
+		want  int
+	}{
+		{"api.mistral.ai", replying{header: map[string]string{"x-ratelimit-tokens-query-cost": "18"}}, 100},
+		{"api.mistral.ai", replying{body: usage}, 100},
+		{"api.x.ai", replying{body: usage}, 100},
+		{"api.x.ai", replying{header: map[string]string{"Content-Type": "text/event-stream"}, body: "data: {\"choices\":[]}\n\ndata: " + usage + "\n\ndata: [DONE]\n\n"}, 100},
+		{"api.cerebras.ai", replying{body: usage}, 100},
+		{"api.groq.com", replying{body: usage}, 2},
+		{"gateway.example.com", replying{body: usage}, 2},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			rt, n := over(t, providers.OpenAICompatible(test.host, 60_000, 10_000), test.reply), 0
+			for ; n < 100; n++ {
+				if _, _, took := send(t, rt, ask(t, test.host, "m", 10, 4_900)); took > 0 {
+					break
+				}
+			}
+			if n != test.want {
+				t.Errorf("%s: %d requests before one waited, want %d", test.host, n, test.want)
+			}
+		})
+	}
+}
+
+// Headers that report a day, or a second, change no minute.
+func TestOpenAICompatibleWindows(t *testing.T) {
+	for host, header := range map[string]map[string]string{
+		"api.groq.com":     {"x-ratelimit-limit-requests": "1000", "x-ratelimit-remaining-requests": "2", "x-ratelimit-reset-requests": "23h57m"},
+		"api.together.xyz": {"x-ratelimit-limit": "10", "x-ratelimit-remaining": "1", "x-ratelimit-reset": "1"},
+		"api.cerebras.ai":  {"x-ratelimit-limit-requests-day": "2400", "x-ratelimit-remaining-requests-day": "2", "x-ratelimit-remaining-requests-hour": "3"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			rt := over(t, providers.OpenAICompatible(host, 30, 0), replying{header: header})
+			for n := range 30 {
+				if _, _, took := send(t, rt, ask(t, host, "m", 1, 1)); took > 0 {
+					t.Errorf("%s: request %d waited %v", host, n+1, took)
+					break
+				}
+			}
+		})
+	}
+}
+
+// A replying is a server with one answer.
+type replying struct {
+	header map[string]string
+	body   string
+}
+
+func (r replying) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(r.body)), Request: req}
+	for name, value := range r.header {
+		resp.Header.Set(name, value)
+	}
+	return resp, nil
+}
+
+func refusal(status int, body string) func() fakeapi.Reply {
+	return func() fakeapi.Reply { return fakeapi.Reply{Status: status, Body: body} }
+}
