@@ -149,6 +149,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "deepseek", preset: providers.OpenAICompatible("api.deepseek.com", 0, 0)},
 		{page: "discord", preset: providers.Discord()},
 		{page: "etherscan", preset: providers.Etherscan()},
+		{page: "gemini", preset: providers.Gemini(10, 250_000, 250)},
 		{page: "github", preset: providers.GitHub()},
 		{page: "groq", preset: providers.OpenAICompatible("api.groq.com", 30, 8_000)},
 		{page: "hubspot", preset: providers.HubSpot("UTC"), except: map[string]answers.Kind{

@@ -201,7 +201,7 @@ func isAddress(name, of string) bool {
 	case "url":
 		return of == "image_url" || of == "source"
 	case "uri":
-		return of == "s3Location"
+		return of == "s3Location" || of == "input" || of == "content"
 	}
 	return false
 }

@@ -1,0 +1,96 @@
+package providers
+
+import (
+	"net/http"
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// Gemini is Google's Gemini API, with the requests and input tokens a minute, and the requests a day,
+// that AI Studio shows for each model of the project. If requestsPerDay is 0, a day has no limit. A day
+// begins at midnight Pacific time. Google doesn't document the kind of a minute, so minutes roll. All
+// keys of a project share its limits, so the client is assumed to use one project. Requests that
+// generate, embed or predict are limited. Counting tokens, batches, and requests that name no model,
+// such as uploads, are not.
+//
+// Until the response reports the input tokens, a request is charged an estimate: its text, as
+// Provider.Tokens counts it, 1,120 for each image or file that it names, and one for every 50 bytes of
+// an encoded file (1,000 of audio). Output doesn't count. Of a body above 16 MB only the beginning is
+// read, and of a body without GetBody only the length is known: four bytes count as one token.
+//
+// A refusal pauses its model for the time in its message. A refusal for the day closes the model with
+// throttle.ErrBanned until midnight, unless Policy.MaxPause allows such a wait, because the delay that
+// it asks for is too short. A refusal for lack of credit pauses nothing, because waiting doesn't help.
+func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
+	const page, zone = "https://ai.google.dev/gemini-api/docs/rate-limits", "America/Los_Angeles"
+	tokens := minute(inputTokens, "tokens")
+	tokens.Estimated = true
+	tiers := []throttle.Tier{throttle.PerMinute(requests), tokens}
+	if requestsPerDay > 0 {
+		tiers = append(tiers, throttle.Tier{Limit: requestsPerDay, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: zone})
+	}
+	bodies := new(prompts)
+	p := Provider{
+		Name:   "gemini",
+		Scopes: []Scope{some("model", page, bodies.geminiModel, tiers...)},
+		Cost: func(req *http.Request) throttle.Cost {
+			return throttle.Cost{"tokens": bodies.cost(req).tokens(geminiImage)}
+		},
+		Profile: answers.Profile{Charges: []answers.Charge{
+			{Unit: "tokens", Field: answers.Field{Path: "usageMetadata.promptTokenCount"}, Or: answers.Field{Path: "*.usageMetadata.promptTokenCount"}},
+			{Unit: "tokens", Field: answers.Field{Path: "usage.prompt_tokens"}}, // in OpenAI's protocol
+		}},
+		Hosts: []string{"generativelanguage.googleapis.com"},
+	}
+	// A stream that is no event stream has its error in an array.
+	for _, in := range []string{"error.", "*.error."} {
+		p.Profile.Rules = append(p.Profile.Rules,
+			answers.Rule{Status: http.StatusTooManyRequests, Path: in + "message", Text: "Your prepayment credits are depleted*", Kind: answers.Other, Reason: "prepayment"},
+			answers.Rule{Status: http.StatusTooManyRequests, Path: in + "message", Text: "*exceeded its monthly spending cap*", Kind: answers.Other, Reason: "spending cap"},
+			answers.Rule{Status: http.StatusTooManyRequests, Path: in + "details.*.violations.*.quotaId", Text: "*PerDay*", Kind: answers.Limited, Until: zone},
+			answers.Rule{
+				Status: http.StatusTooManyRequests, Path: in + "status", Text: "RESOURCE_EXHAUSTED", Kind: answers.Limited,
+				Delay: []answers.Field{ // the delay of the details is cut to the second
+					{Path: in + "message", After: "retry in ", Format: answers.Duration},
+					{Path: in + "details.*.retryDelay", Format: answers.Duration},
+				},
+			})
+	}
+	return p
+}
+
+// geminiModel returns the model of a request. A stable version such as gemini-2.0-flash-001 is the
+// model itself.
+func (c *prompts) geminiModel(req *http.Request) (model string, counts bool) {
+	if req.Method != http.MethodPost {
+		return "", false
+	}
+	dir, name := path.Split(req.URL.Path)
+	model, action, custom := strings.Cut(name, ":")
+	switch {
+	case custom && (strings.HasSuffix(dir, "/models/") || strings.HasSuffix(dir, "/tunedModels/")):
+		if action == "countTokens" || strings.Contains(strings.ToLower(action), "batchgenerate") || action == "asyncBatchEmbedContent" {
+			return "", false
+		}
+	case strings.Contains(dir, "/openai/") || name == "interactions":
+		body := c.key(req)
+		if !readsPrompt(req, body) {
+			return "", false
+		}
+		model = strings.TrimPrefix(body.fields["model"], "models/")
+	default:
+		return "", false
+	}
+	return stableVersion.ReplaceAllString(model, ""), true
+}
+
+var stableVersion = regexp.MustCompile(`-\d{3}$`)
+
+// geminiImage is the tokens of an image with the default resolution of Gemini 3. See
+// https://ai.google.dev/gemini-api/docs/media-resolution, read on 2026-11-22. Earlier models take 258 for
+// each tile of a large image.
+const geminiImage = 1_120
