@@ -136,6 +136,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 		except     map[string]answers.Kind // responses that the preset takes for something else, see the comments
 	}{
 		{page: "anthropic", preset: providers.Anthropic(50, 1e6, 1e6)},
+		{page: "azureopenai", preset: providers.AzureOpenAI(600, 100_000)},
 		{page: "binance", preset: providers.Binance(), except: map[string]answers.Kind{
 			// One order of two was placed: a client that paused would not see it.
 			"cancel-replace: cancelled, new order refused for its count": answers.Passed,

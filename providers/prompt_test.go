@@ -27,6 +27,7 @@ func TestPromptReadOnce(t *testing.T) {
 		{"OpenAI", providers.OpenAI(600, 30_000), fakeapi.OpenAI(600, 30_000, time.Minute), "https://api.openai.com/v1/chat/completions"},
 		{"OpenRouter", providers.OpenAICompatible("openrouter.ai", 600, 30_000), fakeapi.OpenAI(600, 30_000, time.Minute), "https://openrouter.ai/api/v1/chat/completions"},
 		{"DeepSeek", providers.OpenAICompatible("api.deepseek.com", 600, 30_000), fakeapi.OpenAI(600, 30_000, time.Minute), "https://api.deepseek.com/chat/completions"},
+		{"AzureOpenAI", providers.AzureOpenAI(600, 30_000), fakeapi.OpenAI(600, 30_000, time.Minute), "https://acme.openai.azure.com/openai/v1/chat/completions"},
 		{"Gemini", providers.Gemini(600, 30_000, 0), fakeapi.OpenAI(600, 30_000, time.Minute), "https://generativelanguage.googleapis.com/v1beta/openai/chat/completions"},
 		{"Anthropic", providers.Anthropic(600, 30_000, 8_000), fakeapi.Anthropic(600, 30_000, 8_000), "https://api.anthropic.com/v1/messages"},
 	} {

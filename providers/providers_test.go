@@ -24,6 +24,7 @@ var presets = []func() providers.Provider{
 	providers.Binance, providers.BinanceFutures, providers.BinanceUS, providers.Bybit, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord, providers.Etherscan, providers.GitHub,
 	providers.Kraken, providers.KrakenFutures, providers.Notion, providers.ShopifyGraphQL, providers.ShopifyREST, providers.Slack, providers.Stripe,
 	func() providers.Provider { return providers.Anthropic(100, 30_000, 8_000) },
+	func() providers.Provider { return providers.AzureOpenAI(600, 100_000) },
 	func() providers.Provider { return providers.Gemini(10, 250_000, 250) },
 	func() providers.Provider { return providers.HubSpot("Europe/Berlin") },
 	func() providers.Provider { return providers.OpenAI(500, 30_000) },

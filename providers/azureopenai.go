@@ -1,0 +1,85 @@
+package providers
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// AzureOpenAI is Azure OpenAI, and other models in Azure AI Foundry, with the requests and tokens a
+// minute of a deployment. Each deployment of a resource has a quota of its own, whether the path or
+// the model in the body names it. Azure judges requests by 1 or 10 seconds: 600 a minute are at most
+// 100 in any 10 seconds here, and 10 at once. Only POST requests to a deployment are limited.
+//
+// A request is charged an estimate in tokens, as for [OpenAI], but of its text and its highest output
+// together. Azure refuses by that estimate, and gives back nothing that wasn't used. It reserves an
+// unknown number for a request without max_tokens, which counts its text alone here. Deployments with
+// other limits need a Provider of their own.
+//
+// A refusal pauses its deployment for the time that it names, also inside a stream that has begun. A
+// reported reset may be 0 where nothing is left, so only what is left is read. A wait above
+// Policy.MaxPause, such as that of a small offer for the next day, closes the deployment with
+// throttle.ErrBanned.
+func AzureOpenAI(requests, tokens int64) Provider {
+	const page = "https://learn.microsoft.com/en-us/azure/ai-foundry/openai/quotas-limits"
+	quota := func(of, unit string) answers.Quota {
+		return answers.Quota{
+			Unit:      unit,
+			Limit:     answers.Field{Header: "X-Ratelimit-Limit-" + of},
+			Remaining: answers.Field{Header: "X-Ratelimit-Remaining-" + of},
+			Length:    answers.Field{Header: "X-Ratelimit-Renewalperiod-" + of, Format: answers.Seconds},
+		}
+	}
+	reset := func(of string) []answers.Field { // both spellings occur
+		return []answers.Field{{Header: "X-Ratelimit-Reset-" + of, Format: answers.Seconds}, {Header: "X-Rate-Limit-Reset-" + of, Format: answers.Seconds}}
+	}
+	bodies := new(prompts)
+	return Provider{
+		Name: "azureopenai",
+		Scopes: []Scope{some("deployment", page, bodies.azureDeployment,
+			paced(requests), throttle.Tier{Limit: max(1, requests/6), Window: 10 * time.Second}, minute(tokens, "tokens"))},
+		Cost: func(req *http.Request) throttle.Cost {
+			p := bodies.cost(req)
+			return throttle.Cost{"tokens": min(p.tokens(openAIImage)+p.output(), algorithms.MaxLimit)}
+		},
+		Profile: answers.Profile{
+			Quotas: []answers.Quota{quota("Requests", ""), quota("Tokens", "tokens")},
+			RetryAfter: []answers.Field{
+				{Header: "Retry-After-Ms", Format: answers.Millis},
+				{Header: "Retry-After", Format: answers.RetryAfter},
+				{Path: "error.message", After: "retry after ", Format: answers.Seconds},
+			},
+			Rules: append(openAIRules(),
+				answers.Rule{Status: http.StatusTooManyRequests, Header: "Policy-Id", Value: "*Call*", Kind: answers.Limited, Delay: reset("Requests")},
+				answers.Rule{Status: http.StatusTooManyRequests, Header: "Policy-Id", Value: "*Token*", Kind: answers.Limited, Delay: reset("Tokens")},
+				answers.Rule{Status: http.StatusOK, Header: "Retry-After", Kind: answers.Limited, Reason: "in the stream"},
+			),
+		},
+		Hosts: []string{"*.openai.azure.com", "*.services.ai.azure.com", "*.cognitiveservices.azure.com"},
+	}
+}
+
+// azureDeployment returns the resource and the deployment of a request. A resource has several hosts.
+func (c *prompts) azureDeployment(req *http.Request) (deployment string, counts bool) {
+	resource, _, _ := strings.Cut(req.URL.Hostname(), ".")
+	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/"), "/")
+	switch {
+	case req.Method != http.MethodPost:
+		return "", false
+	case len(parts) > 3 && parts[0] == "openai" && parts[1] == "deployments":
+		deployment = parts[2]
+	case parts[0] == "openai" || parts[0] == "models" || parts[0] == "anthropic":
+		body := c.key(req)
+		if !readsPrompt(req, body) {
+			return "", false
+		}
+		deployment = body.fields["model"]
+	default:
+		return "", false
+	}
+	return strings.ToLower(resource + "/" + deployment), true
+}
