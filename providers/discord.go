@@ -1,8 +1,6 @@
 package providers
 
 import (
-	"crypto/sha256"
-	"fmt"
 	"net/http"
 	"strings"
 	"time"
@@ -68,7 +66,7 @@ func discordRoute(req *http.Request) string {
 		switch {
 		case i == 1 && topLevel(parts[0]):
 		case i == 2 && (parts[0] == "webhooks" || parts[0] == "interactions"): // a token
-			parts[i] = fmt.Sprintf("%x", sha256.Sum256([]byte(part)))[:16]
+			parts[i] = anonymous(part)
 		case i > 0 && parts[i-1] == "reactions" || strings.ContainsAny(part, "0123456789"):
 			parts[i] = "*"
 		}

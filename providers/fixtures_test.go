@@ -135,6 +135,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 		preset     providers.Provider
 		except     map[string]answers.Kind // responses that the preset takes for something else, see the comments
 	}{
+		{page: "airtable", preset: providers.Airtable()},
 		{page: "anthropic", preset: providers.Anthropic(50, 1e6, 1e6)},
 		{page: "azureopenai", preset: providers.AzureOpenAI(600, 100_000)},
 		{page: "binance", preset: providers.Binance(), except: map[string]answers.Kind{
@@ -145,6 +146,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "bybit", preset: providers.Bybit()},
 		{page: "coinbase", only: "A", preset: providers.CoinbaseApp()}, // App and Advanced Trade
 		{page: "cerebras", preset: providers.OpenAICompatible("api.cerebras.ai", 5, 30_000)},
+		{page: "cloudflare", preset: providers.Cloudflare()},
 		{page: "coinbase", only: "App:", preset: providers.CoinbaseApp()},
 		{page: "coinbase", only: "Exchange:", preset: providers.CoinbaseExchange()},
 		{page: "deepseek", preset: providers.OpenAICompatible("api.deepseek.com", 0, 0)},
@@ -153,8 +155,12 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "gemini", preset: providers.Gemini(10, 250_000, 250)},
 		{page: "github", preset: providers.GitHub()},
 		{page: "groq", preset: providers.OpenAICompatible("api.groq.com", 30, 8_000)},
+		{page: "gitlab", preset: providers.GitLab()},
 		{page: "hubspot", preset: providers.HubSpot("UTC"), except: map[string]answers.Kind{
 			"migration runs": answers.Limited, // its Retry-After is for the account
+		}},
+		{page: "jira", preset: providers.Atlassian(), except: map[string]answers.Kind{
+			"unavailable with Retry-After": answers.Limited, // its Retry-After is for everybody
 		}},
 		{page: "kraken", preset: providers.Kraken(), except: map[string]answers.Kind{
 			// The orders before it were placed.
@@ -165,6 +171,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "notion", preset: providers.Notion(), except: map[string]answers.Kind{
 			"overload": answers.Limited, // its Retry-After is for everybody
 		}},
+		{page: "okta", preset: providers.Okta()},
 		{page: "openai", preset: providers.OpenAI(500, 30_000), except: map[string]answers.Kind{
 			// A stream has begun, and its end pauses nothing; nor does a full queue of batches.
 			"refusal inside a stream": answers.Passed, "batch queue full": answers.Passed,
@@ -173,13 +180,22 @@ func TestPresetsReadFixtures(t *testing.T) {
 			// A stream has begun, and its end pauses nothing.
 			"refusal inside a stream": answers.Passed,
 		}},
+		{page: "reddit", preset: providers.Reddit()},
 		{page: "shopify", only: "GraphQL", preset: providers.ShopifyGraphQL()},
 		{page: "shopify", only: "REST", preset: providers.ShopifyREST()},
 		{page: "slack", preset: providers.Slack()},
+		{page: "spotify", preset: providers.Spotify(100), except: map[string]answers.Kind{
+			"refusal that has grown": answers.Limited, // a wait beyond MaxPause closes the quota like a ban
+		}},
 		{page: "stripe", preset: providers.Stripe()},
 		{page: "together", preset: providers.OpenAICompatible("api.together.xyz", 0, 0)},
 		{page: "twilio", preset: providers.Twilio(10)},
 		{page: "xai", preset: providers.OpenAICompatible("api.x.ai", 480, 2_000_000)},
+		{page: "telegram", preset: providers.Telegram(), except: map[string]answers.Kind{
+			"server is closing": answers.Limited, // it looks like a limit
+		}},
+		{page: "twilio", preset: providers.Twilio(10)},
+		{page: "zendesk", preset: providers.Zendesk(700)},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {

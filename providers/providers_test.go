@@ -23,6 +23,11 @@ import (
 var presets = []func() providers.Provider{
 	providers.Binance, providers.BinanceFutures, providers.BinanceUS, providers.Bybit, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord, providers.Etherscan, providers.GitHub,
 	providers.Kraken, providers.KrakenFutures, providers.Notion, providers.ShopifyGraphQL, providers.ShopifyREST, providers.Slack, providers.Stripe,
+	providers.Airtable, providers.Atlassian, providers.Cloudflare, providers.GitLab, providers.Okta, providers.Reddit, providers.Telegram,
+	func() providers.Provider { return providers.Spotify(100) },
+	func() providers.Provider { return providers.Zendesk(700) },
+	providers.Binance, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord, providers.Etherscan, providers.GitHub,
+	providers.Kraken, providers.Notion, providers.ShopifyGraphQL, providers.ShopifyREST, providers.Slack, providers.Stripe,
 	func() providers.Provider { return providers.Anthropic(100, 30_000, 8_000) },
 	func() providers.Provider { return providers.AzureOpenAI(600, 100_000) },
 	func() providers.Provider { return providers.Gemini(10, 250_000, 250) },

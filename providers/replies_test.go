@@ -1,6 +1,7 @@
 package providers_test
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -29,20 +31,21 @@ func (r *replying) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// A refusalTest is a reply to one request, and how long the next request then waits. A wait of -1
-// is a closed quota. A wait with an error of up to a tenth or a second is that wait.
+// A refusalTest is a reply to one request, and how long another then waits.
 type refusalTest struct {
 	name        string
+	first, next func() *http.Request // if nil, as in the test before, and as first
 	reply       fakeapi.Reply
-	first, next func() *http.Request // if nil, as above
-	want        time.Duration
+	want        time.Duration // or backoff, or closed
 }
 
-// backoff is the wait after a refusal that names none: one to two seconds.
-const backoff = 1500 * time.Millisecond
+const (
+	backoff time.Duration = -1 // the wait after a refusal that names none: one to two seconds
+	closed  time.Duration = -2 // no wait, but throttle.ErrBanned
+)
 
-// refuse runs the tests, each with a new transport.
-func refuse(t *testing.T, p func() providers.Provider, tests []refusalTest) {
+// checkRefusals runs the tests, each with a new transport.
+func checkRefusals(t *testing.T, p func() providers.Provider, tests []refusalTest) {
 	t.Helper()
 	for i := range tests {
 		test := &tests[i]
@@ -58,14 +61,24 @@ func refuse(t *testing.T, p func() providers.Provider, tests []refusalTest) {
 				rt := over(t, p(), &server)
 				send(t, rt, test.first().WithContext(t.Context()))
 				server = replying{}
-				start, took := time.Now(), time.Duration(-1)
+				start := time.Now()
 				resp, err := rt.RoundTrip(test.next().WithContext(t.Context()))
+				took := time.Since(start)
 				if err == nil {
 					resp.Body.Close()
-					took = time.Since(start)
 				}
-				if slack := time.Second + test.want/10; took < test.want-slack/2 || took > test.want+slack || (test.want <= 0) != (took <= 0) {
-					t.Errorf("the next request waited %v (%v), want %v", took, err, test.want)
+				least, most := test.want, test.want
+				switch test.want {
+				case closed:
+					if !errors.Is(err, throttle.ErrBanned) {
+						t.Errorf("%v after %v, want ErrBanned", err, took)
+					}
+					return
+				case backoff:
+					least, most = time.Second, 2*time.Second
+				}
+				if err != nil || took < least || took > most {
+					t.Errorf("%v after %v, want %v to %v", err, took, least, most)
 				}
 			})
 		})
@@ -85,12 +98,28 @@ func to(t *testing.T, method, url string, body ...string) func() *http.Request {
 	}
 }
 
-// checkAtOnce checks how many requests the preset sends at once.
-func checkAtOnce(t *testing.T, p func() providers.Provider, name string, want int, next func() *http.Request) {
+// An atOnceTest is how many of some requests go at once. The functions take turns.
+type atOnceTest struct {
+	name     string
+	want     int
+	requests []func() *http.Request
+}
+
+// checkAtOnce runs the tests, each with a new transport. A want of 5,000 is no limit.
+func checkAtOnce(t *testing.T, p func() providers.Provider, tests []atOnceTest) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		if n := atOnce(t, p(), want+1, func() *http.Request { return next().WithContext(t.Context()) }); n != want {
-			t.Errorf("%s: %d at once, want %d", name, n, want)
-		}
-	})
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				i := -1
+				n := atOnce(t, p(), 5_000, func() *http.Request {
+					i++
+					return test.requests[i%len(test.requests)]().WithContext(t.Context())
+				})
+				if n != test.want {
+					t.Errorf("%d at once, want %d", n, test.want)
+				}
+			})
+		})
+	}
 }

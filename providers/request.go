@@ -1,7 +1,9 @@
 package providers
 
 import (
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -60,6 +62,9 @@ func decode(req *http.Request, v any) bool {
 	b := body(req)
 	return len(b) > 0 && json.Unmarshal(b, v) == nil
 }
+
+// anonymous returns a name for a text that must not be stored as it is.
+func anonymous(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:16] }
 
 // form returns the request's parameters: those in its query, then those in a form body.
 func form(req *http.Request) url.Values {

@@ -28,7 +28,9 @@ func Stripe() Provider {
 			some("meter_events", page, when(stripeMeter), throttle.PerSecond(1_000)),
 			some("payouts", page, when(func(req *http.Request) bool { return req.Method == http.MethodPost && req.URL.Path == "/v1/payouts" }),
 				throttle.PerSecond(15), throttle.Tier{Limit: 30, Algorithm: throttle.Concurrency}),
-			some("endpoint", page, func(req *http.Request) (string, bool) { return stripeEndpoint(req), !stripeMeter(req) }, throttle.PerSecond(25)),
+			some("endpoint", page, func(req *http.Request) (string, bool) {
+				return endpoint(req.Method, req.URL.Path, stripeID), !stripeMeter(req)
+			}, throttle.PerSecond(25)),
 			some("search", page, when(func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }), throttle.PerSecond(20)),
 			some("files", page, stripeFiles, throttle.PerSecond(20)),
 			some("sandbox", page, when(stripeSandbox), throttle.PerSecond(25)),
@@ -64,15 +66,9 @@ func stripeMeter(req *http.Request) bool {
 	return req.Method == http.MethodPost && req.URL.Path == "/v1/billing/meter_events" && !stripeSandbox(req)
 }
 
-// stripeEndpoint returns the method and path of a request, with * for ids.
-func stripeEndpoint(req *http.Request) string {
-	parts := strings.Split(req.URL.Path, "/")
-	for i, part := range parts {
-		if strings.ContainsAny(part, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") && part != "v1" && part != "v2" {
-			parts[i] = "*"
-		}
-	}
-	return req.Method + " " + strings.Join(parts, "/")
+// stripeID reports whether a segment of a path is an id.
+func stripeID(segment string) bool {
+	return strings.ContainsAny(segment, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") && segment != "v1" && segment != "v2"
 }
 
 // stripeFiles returns the quota of a request for files.

@@ -1,0 +1,133 @@
+package providers
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/answers/ietf"
+)
+
+// Atlassian is the REST APIs of Jira Cloud and Confluence Cloud, for one app. In each site an
+// endpoint has a bucket: 100 GETs a second, 100 POSTs, and 50 PUTs, DELETEs or PATCHes; the customers
+// of a service desk have 5. Some endpoints have more. Atlassian doesn't document the size of the
+// buckets, so each holds one second. An issue has 20 writes in 2 seconds and 100 in 30 seconds.
+//
+// A Forge, Connect or OAuth app has 65,000 points an hour besides, over all its sites, for Jira and
+// as many for Confluence. Hours begin on the clock. A write costs 1 point. A read costs 1, and 1 for
+// each object or 2 for each user, group, role or permission that it returns. The preset assumes as
+// many objects as the request asks for, 50 for a search that doesn't say, and 1 for other reads. For
+// exact costs set Cost. Requests with basic authentication, by API token, cost no points. An app
+// with a quota for each site has a larger limit: set Account to a function that returns the site,
+// and the tier of the scope "app".
+//
+// A refusal names its limit and its wait, and to try earlier makes the wait longer. A refusal of the
+// points pauses all requests until the hour ends, and any other its endpoint or issue. An endpoint
+// counts the writes of an issue apart from other endpoints. Path segments that have a digit, or
+// capital letters alone, are assumed to be ids.
+func Atlassian() Provider {
+	const page, reason = "https://developer.atlassian.com/cloud/jira/platform/rate-limiting/", "Ratelimit-Reason"
+	points := ietf.Quota("Ratelimit")
+	points.Unit = "points"
+	reset := []answers.Field{{Header: "X-Ratelimit-Reset", Format: answers.Timestamp}}
+	p := Provider{
+		Name: "atlassian",
+		Scopes: []Scope{
+			some("issue", page, atlassianIssue, throttle.Tier{Limit: 20, Window: 2 * time.Second}, throttle.Tier{Limit: 100, Window: 30 * time.Second}),
+			some("customers", page, atlassianEndpoint(5), bucket(5, time.Second, 5)),
+			some("writes", page, atlassianEndpoint(50), bucket(50, time.Second, 50)),
+			some("endpoint", page, atlassianEndpoint(100), bucket(100, time.Second, 100)),
+			some("app", page, atlassianApp, throttle.Tier{Limit: 65_000, Window: time.Hour, Algorithm: throttle.FixedWindow, Unit: "points"}),
+		},
+		Cost: atlassianCost,
+		Profile: answers.Profile{
+			Quotas:  []answers.Quota{points},
+			Reasons: []string{reason},
+			Rules: []answers.Rule{
+				{Status: http.StatusTooManyRequests, Header: reason, Value: "*global-based", Kind: answers.Limited, Delay: reset, Wide: true},
+				{Status: http.StatusTooManyRequests, Header: reason, Value: "*tenant-based", Kind: answers.Limited, Delay: reset, Wide: true},
+				{Status: http.StatusTooManyRequests, Kind: answers.Limited, Delay: reset},
+			},
+		},
+		Hosts: []string{"api.atlassian.com", "*.atlassian.net"},
+	}
+	p.Scope("app").Policy.MaxPause = time.Hour + time.Minute // until the window ends
+	return p
+}
+
+// atlassianSite returns the site of a request, and the request's path in the site.
+func atlassianSite(req *http.Request) (site, path string) {
+	host := strings.ToLower(req.URL.Hostname())
+	if parts := strings.SplitN(req.URL.Path, "/", 5); host == "api.atlassian.com" && len(parts) == 5 && parts[1] == "ex" {
+		return parts[3], parts[2] + "/" + parts[4] // /ex/jira/<site>/rest
+	}
+	return host, req.URL.Path
+}
+
+// atlassianApp returns the product whose points a request costs.
+func atlassianApp(req *http.Request) (product string, counts bool) {
+	if _, _, basic := req.BasicAuth(); basic {
+		return "", false
+	}
+	if _, path := atlassianSite(req); strings.Contains("/"+path, "/wiki/") || strings.HasPrefix(path, "confluence/") {
+		return "confluence", true
+	}
+	return "jira", true
+}
+
+// atlassianEndpoint returns the Key of the endpoints with a limit.
+func atlassianEndpoint(limit int64) func(*http.Request) (string, bool) {
+	return func(req *http.Request) (key string, counts bool) {
+		site, path := atlassianSite(req)
+		own := int64(50)
+		switch {
+		case req.Method == http.MethodGet && strings.Contains(path, "/servicedeskapi/servicedesk/") && strings.HasSuffix(path, "/customer"):
+			own = 5
+		case req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == http.MethodPost:
+			own = 100
+		}
+		return site + " " + endpoint(req.Method, path, isNumbered), own == limit
+	}
+}
+
+// atlassianIssue returns the issue that a request changes.
+func atlassianIssue(req *http.Request) (issue string, counts bool) {
+	site, path := atlassianSite(req)
+	_, issue, _ = strings.Cut(path, "/issue/")
+	issue, _, _ = strings.Cut(issue, "/")
+	return site + " " + issue, isNumbered(issue) && req.Method != http.MethodGet && req.Method != http.MethodHead
+}
+
+// atlassianCost returns the points of a request.
+func atlassianCost(req *http.Request) throttle.Cost {
+	if _, counts := atlassianApp(req); !counts {
+		return nil
+	}
+	_, path := atlassianSite(req)
+	search := strings.Contains(path, "/search")
+	if req.Method != http.MethodGet && !(search && req.Method == http.MethodPost) {
+		return throttle.Cost{"points": 1}
+	}
+	var asked struct{ MaxResults int64 }
+	decode(req, &asked)
+	objects := asked.MaxResults
+	for _, name := range []string{"maxResults", "limit"} {
+		if n, err := strconv.ParseInt(req.URL.Query().Get(name), 10, 32); err == nil {
+			objects = n
+		}
+	}
+	if objects <= 0 {
+		if objects = 1; search {
+			objects = 50
+		}
+	}
+	for _, kind := range []string{"/user", "/group", "/role", "/permission"} {
+		if strings.Contains(path, kind) {
+			return throttle.Cost{"points": 1 + 2*min(objects, 5_000)}
+		}
+	}
+	return throttle.Cost{"points": 1 + min(objects, 5_000)}
+}

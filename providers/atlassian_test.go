@@ -1,0 +1,81 @@
+package providers_test
+
+import (
+	"fmt"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/providers"
+)
+
+func TestAtlassian(t *testing.T) {
+	const acme, cloud = "https://acme.atlassian.net/rest/api/3/", "https://api.atlassian.com/ex/jira/1324a887-45db-1bf4-1e99-ef0ff456d421/rest/api/3/"
+	issue, search, page := to(t, "GET", acme+"issue/ABC-1"), to(t, "GET", acme+"search/jql?jql=a&maxResults=100"), to(t, "GET", "https://acme.atlassian.net/wiki/rest/api/content/1")
+	update := func(key string) func() *http.Request { return to(t, "PUT", acme+"issue/"+key, `{"fields":{}}`) }
+	var updates []func() *http.Request
+	for i := range 60 {
+		updates = append(updates, update(fmt.Sprintf("ABC-%d", i)))
+	}
+	checkAtOnce(t, providers.Atlassian, []atOnceTest{
+		{"an endpoint", 100, []func() *http.Request{issue, to(t, "GET", acme+"issue/XYZ-7?fields=a")}},
+		{"two endpoints", 200, []func() *http.Request{issue, page}},
+		{"two sites", 200, []func() *http.Request{issue, to(t, "GET", "https://other.atlassian.net/rest/api/3/issue/ABC-1")}},
+		{"two sites, OAuth", 200, []func() *http.Request{to(t, "GET", cloud+"issue/ABC-1"), to(t, "GET", "https://api.atlassian.com/ex/jira/b/rest/api/3/issue/ABC-1")}},
+		{"two methods", 40, []func() *http.Request{update("ABC-1"), to(t, "POST", acme+"issue/ABC-1/comment", "{}")}},
+		{"updates", 50, updates},
+		{"customers", 5, []func() *http.Request{to(t, "GET", "https://acme.atlassian.net/rest/servicedeskapi/servicedesk/1/customer")}},
+		{"one issue", 20, []func() *http.Request{update("ABC-1")}},
+	})
+	for _, test := range []struct {
+		name   string
+		points int64
+		next   func() *http.Request
+	}{
+		{"an issue", 2, issue}, {"a search", 101, search}, {"a page", 2, page}, {"a write", 1, update("ABC-1")},
+		{"a search that doesn't say", 51, to(t, "POST", acme+"search/jql", `{"jql":"a"}`)},
+		{"a search by POST", 11, to(t, "POST", acme+"search/jql", `{"maxResults":10}`)},
+		{"members", 101, to(t, "GET", acme+"group/member?groupname=a&maxResults=50")},
+		{"an absurd number", 5_001, to(t, "GET", acme+"search/jql?maxResults=9999999999999999999&limit=999999")},
+	} {
+		if got := providers.Atlassian().Cost(test.next())["points"]; got != test.points {
+			t.Errorf("%s: %d points, want %d", test.name, got, test.points)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) { // 650 searches of 100 objects in the first minutes of an hour
+		rt := over(t, providers.Atlassian(), accepting{})
+		time.Sleep(10 * time.Minute)
+		n := 0
+		for took := time.Duration(0); took < time.Minute; n++ {
+			_, _, took = send(t, rt, search().WithContext(t.Context()))
+		}
+		if until := time.Now().Minute(); n-1 != 65_000/101 || until != 0 {
+			t.Errorf("%d searches before the end of the hour, the next at minute %d; want %d and 0", n-1, until, 65_000/101)
+		}
+		req := search().WithContext(t.Context())
+		req.SetBasicAuth("a@example.com", "token")
+		if _, ok := providers.Atlassian().Cost(req)["points"]; ok {
+			t.Error("a request by API token costs points")
+		}
+		send(t, rt, req)
+	})
+	refused := func(reason, wait string) fakeapi.Reply {
+		return fakeapi.Reply{Status: 429, Header: map[string]string{"RateLimit-Reason": reason, "Retry-After": wait}}
+	}
+	checkRefusals(t, providers.Atlassian, []refusalTest{
+		{name: "points", first: search, next: issue, reply: refused("jira-quota-global-based", "1847"), want: 1847 * time.Second},
+		{name: "points of Jira leave Confluence alone", next: page, reply: refused("jira-quota-global-based", "1847")},
+		{name: "points of Confluence, another word", first: page, next: to(t, "GET", "https://other.atlassian.net/wiki/api/v2/pages"), reply: refused("conf-global-based", "1847"), want: 1847 * time.Second},
+		{name: "a burst", first: issue, reply: refused("jira-burst-based", "7"), want: 7 * time.Second},
+		{name: "a burst leaves other endpoints alone", next: search, reply: refused("jira-burst-based", "7")},
+		{name: "an issue", first: update("ABC-1"), reply: refused("jira-per-issue-on-write", "2"), want: 2 * time.Second},
+		{name: "other issues go on", next: update("ABC-2"), reply: refused("jira-per-issue-on-write", "2")},
+		{name: "the reset alone", first: issue, want: 30 * time.Second,
+			reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Date": "Sat, 01 Jan 2000 00:00:30 GMT", "X-RateLimit-Reset": "2000-01-01T00:01Z"}}},
+		{name: "points used elsewhere", next: search, want: 601 * time.Second,
+			reply: fakeapi.Reply{Header: map[string]string{"RateLimit-Policy": `"global-app-quota";q=65000;w=3600`, "RateLimit": `"global-app-quota";r=0;t=600`}}},
+		{name: "headers that only inform", next: search, reply: fakeapi.Reply{Header: map[string]string{"Beta-RateLimit": `"global-app-quota";r=0;t=50`, "Beta-Retry-After": "50"}}},
+	})
+}

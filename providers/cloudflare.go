@@ -1,0 +1,54 @@
+package providers
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/answers/ietf"
+)
+
+// Cloudflare is Cloudflare's API for one user, whose keys, tokens and dashboard share 1,200 requests
+// in 5 minutes, or for one account token. An IP address has 200 a second besides, and GraphQL has
+// 300 queries in 5 minutes. Cloudflare doesn't document the kind of window, so windows roll.
+//
+// Responses report how much is left. A refusal that names no wait pauses all requests, or GraphQL
+// alone, for 5 minutes, because Cloudflare blocks calls for so long. Cloudflare also limits GraphQL
+// by the cost of queries and by account and zone. A refusal of one account or of too large a query
+// pauses nothing. After too many failed logins the quota is closed with throttle.ErrBanned for the
+// Policy.MaxPause of the scope "user".
+func Cloudflare() Provider {
+	const page, graphql = "https://developers.cloudflare.com/fundamentals/api/reference/limits", "https://developers.cloudflare.com/analytics/graphql-api/limits"
+	const block, text = 5 * time.Minute, "errors.*.message"
+	return Provider{
+		Name: "cloudflare",
+		Scopes: []Scope{
+			some("graphql", graphql, when(cloudflareGraphQL), throttle.Tier{Limit: 300, Window: block, Unit: "queries"}),
+			every("user", page, throttle.Tier{Limit: 1_200, Window: block}, throttle.PerSecond(200)),
+		},
+		Cost: func(req *http.Request) throttle.Cost {
+			if cloudflareGraphQL(req) {
+				return throttle.Cost{"queries": 1}
+			}
+			return nil
+		},
+		Profile: answers.Profile{
+			Quotas: []answers.Quota{ietf.Quota("Ratelimit")},
+			Rules: []answers.Rule{
+				{Status: http.StatusTooManyRequests, Path: "errors.*.code", Text: "10502", Kind: answers.Banned, Reason: "authentication failures"},
+				{Status: http.StatusTooManyRequests, Path: text, Text: "query consumed excessive resources*", Kind: answers.Other},
+				{Status: http.StatusTooManyRequests, Path: text, Text: "*has exceeded its rate limit*", Kind: answers.Other},
+				{Status: http.StatusTooManyRequests, Path: text, Text: "rate limiter budget depleted*", Kind: answers.Limited, Wait: block},
+				{Status: http.StatusOK, Path: text, Text: "rate limiter budget depleted*", Kind: answers.Limited, Wait: block},
+				{Status: http.StatusServiceUnavailable, Path: text, Text: "too many queries in progress*", Kind: answers.Limited},
+				{Status: http.StatusTooManyRequests, Kind: answers.Limited, Wait: block, Wide: true},
+			},
+		},
+		Hosts: []string{"api.cloudflare.com"},
+	}
+}
+
+// cloudflareGraphQL reports whether a request is a GraphQL query.
+func cloudflareGraphQL(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/graphql") }

@@ -1,0 +1,100 @@
+package providers
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/apithrottle/throttle"
+)
+
+// endpointLimits are the limits of some endpoints of a provider, with the scopes' names.
+type endpointLimits struct {
+	// path returns the path of a request as patterns have it, and whether it is of the API.
+	path func(*http.Request) (path string, api bool)
+	of   []endpointLimit
+}
+
+// An endpointLimit is a limit of the endpoints of its patterns, which are methods and paths.
+type endpointLimit struct {
+	name     string
+	page     string
+	per      int // perEndpoint, together, or for each object: the number of segments that name it
+	tier     throttle.Tier
+	patterns []string
+}
+
+const (
+	perEndpoint = 0  // each endpoint has the limit
+	together    = -1 // the endpoints share it
+)
+
+// scopes returns a scope for each limit.
+func (ls *endpointLimits) scopes() (scopes []Scope) {
+	for i := range ls.of {
+		l := &ls.of[i]
+		scopes = append(scopes, some(l.name, l.page, func(req *http.Request) (string, bool) {
+			path, api := ls.path(req)
+			if !api {
+				return "", false
+			}
+			return l.key(req.Method, path)
+		}, l.tier))
+	}
+	return scopes
+}
+
+// key returns the key of a request in the limit's scope.
+func (l *endpointLimit) key(method, path string) (key string, counts bool) {
+	i := slices.IndexFunc(l.patterns, func(pattern string) bool { return matches(pattern, method+" "+path) })
+	if i < 0 {
+		return "", false
+	}
+	switch {
+	case l.per == together:
+		return "", true
+	case l.per == perEndpoint:
+		return l.patterns[i], true
+	}
+	return strings.Join(strings.SplitN(path, "/", l.per+1)[:l.per], "/"), true
+}
+
+// match reports whether a request has a limit in the table.
+func (ls *endpointLimits) match(method, path string) bool {
+	return slices.ContainsFunc(ls.of, func(l endpointLimit) bool { _, counts := l.key(method, path); return counts })
+}
+
+// matches reports whether a path has the form of a pattern, in which * stands for a segment.
+func matches(pattern, path string) bool {
+	for {
+		want, restWant, moreWant := strings.Cut(pattern, "/")
+		got, restGot, moreGot := strings.Cut(path, "/")
+		if want != got && (want != "*" || got == "") || moreWant != moreGot {
+			return false
+		}
+		if !moreWant {
+			return true
+		}
+		pattern, path = restWant, restGot
+	}
+}
+
+// endpoint returns a method and a path, with * for the segments that are ids.
+func endpoint(method, path string, isID func(segment string) bool) string {
+	segments := strings.Split(path, "/")
+	for i, segment := range segments {
+		if isID(segment) {
+			segments[i] = "*"
+		}
+	}
+	return method + " " + strings.Join(segments, "/")
+}
+
+// isNumbered reports whether a segment of a path is an id, because it has a digit and is no version
+// such as v2, or has capital letters and no small ones.
+func isNumbered(segment string) bool {
+	if len(segment) == 2 && segment[0] == 'v' {
+		return false
+	}
+	return strings.ContainsAny(segment, "0123456789") || strings.ToUpper(segment) == segment && strings.ToLower(segment) != segment
+}

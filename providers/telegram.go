@@ -1,0 +1,125 @@
+package providers
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// Telegram is Telegram's Bot API. A bot sends 30 messages a second in all, one a second to each chat,
+// and 20 a minute to each group or channel. Messages are the methods that send, copy, forward or
+// edit; other methods are not limited, but setWebhook has one a second, and close one in 10 minutes.
+// Telegram tolerates short bursts. It doesn't document how it counts, so windows roll.
+//
+// The chat_id is read from the query, or from a JSON, form or multipart body. A negative number and
+// a @name stand for a group or channel. A message without a readable chat counts for the bot alone.
+// Paid broadcasts have more than 30 a second.
+//
+// A refusal pauses its chat for as long as the response asks. A refusal of a method that sends
+// nothing pauses the bot.
+func Telegram() Provider {
+	const faq, group = "https://core.telegram.org/bots/faq", "https://github.com/python-telegram-bot/python-telegram-bot/wiki/Avoiding-flood-limits"
+	const source = "https://github.com/tdlib/telegram-bot-api/blob/01a3679/telegram-bot-api/Query.cpp"
+	messages := func(limit int64, window time.Duration) throttle.Tier {
+		return throttle.Tier{Limit: limit, Window: window, Unit: "messages"}
+	}
+	return Provider{
+		Name: "telegram",
+		Scopes: []Scope{
+			some("setWebhook", source, when(telegramIs("setWebhook")), throttle.PerSecond(1)),
+			some("close", source, when(telegramIs("close")), throttle.Tier{Limit: 1, Window: 10 * time.Minute}),
+			some("chat", faq, telegramChat, messages(1, time.Second)),
+			some("group", group, telegramGroup, messages(20, time.Minute)),
+			some("bot", faq, telegramBot, messages(30, time.Second)),
+		},
+		Cost: func(req *http.Request) throttle.Cost {
+			if telegramSends(req) {
+				return throttle.Cost{"messages": 1}
+			}
+			return throttle.Cost{"messages": 0}
+		},
+		Profile: answers.Profile{RetryAfter: []answers.Field{
+			{Header: "Retry-After", Format: answers.RetryAfter},
+			{Path: "parameters.retry_after", Format: answers.Seconds},
+		}},
+		Hosts: []string{"api.telegram.org"},
+	}
+}
+
+// telegramIs returns a function that reports whether a request calls a method. Telegram ignores the
+// case of methods.
+func telegramIs(method string) func(*http.Request) bool {
+	return func(req *http.Request) bool { return strings.EqualFold(path.Base(req.URL.Path), method) }
+}
+
+// telegramSends reports whether the request sends a message.
+func telegramSends(req *http.Request) bool {
+	method := strings.ToLower(path.Base(req.URL.Path))
+	for _, verb := range []string{"send", "copy", "forward", "edit"} {
+		if strings.HasPrefix(method, verb) {
+			return method != "sendchataction" && !strings.HasSuffix(method, "forumtopic")
+		}
+	}
+	return false
+}
+
+// telegramBot returns a name for the bot.
+func telegramBot(req *http.Request) (bot string, counts bool) {
+	bot, counts = strings.CutPrefix(req.URL.Path, "/bot")
+	bot, _, _ = strings.Cut(bot, "/")
+	return anonymous(bot), counts
+}
+
+// telegramChat returns the chat of a message.
+func telegramChat(req *http.Request) (chat string, counts bool) {
+	if !telegramSends(req) {
+		return "", false
+	}
+	switch kind, params, _ := mime.ParseMediaType(req.Header.Get("Content-Type")); kind {
+	case "application/json":
+		var message struct {
+			Chat json.RawMessage `json:"chat_id"`
+		}
+		decode(req, &message)
+		chat = strings.Trim(string(message.Chat), `"`)
+	case "multipart/form-data":
+		chat = part(body(req), params["boundary"], "chat_id")
+	}
+	if chat == "" {
+		chat = form(req).Get("chat_id")
+	}
+	return chat, chat != ""
+}
+
+// telegramGroup returns the group or channel of a message.
+func telegramGroup(req *http.Request) (group string, counts bool) {
+	group, _ = telegramChat(req)
+	return group, strings.HasPrefix(group, "-") || strings.HasPrefix(group, "@")
+}
+
+// part returns the value of a part of a multipart body. It ends at the first part that is cut off.
+func part(body []byte, boundary, name string) string {
+	for r := multipart.NewReader(bytes.NewReader(body), boundary); boundary != ""; {
+		p, err := r.NextPart()
+		if err != nil {
+			break
+		}
+		if p.FormName() == name {
+			value, err := io.ReadAll(io.LimitReader(p, 256))
+			if err != nil {
+				break
+			}
+			return string(value)
+		}
+	}
+	return ""
+}

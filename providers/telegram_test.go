@@ -1,0 +1,93 @@
+package providers_test
+
+import (
+	"bytes"
+	"fmt"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/fakeapi"
+	"github.com/apithrottle/throttle/providers"
+)
+
+const telegram = "https://api.telegram.org/bot123:abc/"
+
+// telegramForm returns a message as a form.
+func telegramForm(t *testing.T, method, chat string) func() *http.Request {
+	return func() *http.Request {
+		req := to(t, "POST", telegram+method, url.Values{"chat_id": {chat}, "text": {"hello"}}.Encode())()
+		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		return req
+	}
+}
+
+// telegramPhoto returns a photo as a multipart body, with the chat behind another part.
+func telegramPhoto(t *testing.T, chat string) func() *http.Request {
+	return func() *http.Request {
+		var body bytes.Buffer
+		w := multipart.NewWriter(&body)
+		w.WriteField("caption", "chat_id=7")
+		w.WriteField("chat_id", chat)
+		photo, err := w.CreateFormFile("photo", "photo.jpg")
+		if err != nil {
+			t.Fatal(err)
+		}
+		photo.Write(bytes.Repeat([]byte{0xff}, 100_000)) // longer than what is read
+		w.Close()
+		req := to(t, "POST", telegram+"sendPhoto", body.String())()
+		req.Header.Set("Content-Type", w.FormDataContentType())
+		return req
+	}
+}
+
+func TestTelegram(t *testing.T) {
+	message := func(chat string) func() *http.Request {
+		return to(t, "POST", telegram+"sendMessage", fmt.Sprintf(`{"chat_id":%s,"text":"hello"}`, chat))
+	}
+	var many []func() *http.Request
+	for i := range 40 {
+		many = append(many, message(fmt.Sprint(i+1)))
+	}
+	checkAtOnce(t, providers.Telegram, []atOnceTest{
+		{"one chat, in every form", 1, []func() *http.Request{message("42"), message(`"42"`), telegramForm(t, "sendMessage", "42"), telegramPhoto(t, "42"), to(t, "GET", telegram+"sendMessage?chat_id=42")}},
+		{"one chat, in a form", 1, []func() *http.Request{telegramForm(t, "copyMessage", "42"), message("42")}},
+		{"one chat, in a query", 1, []func() *http.Request{to(t, "GET", telegram+"sendMessage?chat_id=42"), message("42")}},
+		{"one chat, in parts", 1, []func() *http.Request{telegramPhoto(t, "42"), message("42")}},
+		{"many chats", 30, many},
+		{"messages without a chat", 30, []func() *http.Request{to(t, "POST", telegram+"editMessageText", `{"inline_message_id":"a"}`)}},
+		{"methods that send nothing", 5_000, []func() *http.Request{to(t, "POST", telegram+"getUpdates", `{"timeout":50}`), to(t, "POST", telegram+"sendChatAction", `{"chat_id":42}`)}},
+		{"setWebhook", 1, []func() *http.Request{to(t, "POST", telegram+"setwebhook", `{"url":"https://example.org"}`)}},
+		{"two bots", 2, []func() *http.Request{message("42"), to(t, "GET", "https://api.telegram.org/bot456:def/sendMessage?chat_id=42")}},
+	})
+	for chat, want := range map[string]int{"42": 60, "-100123": 20, `"@channel"`: 20} {
+		synctest.Test(t, func(t *testing.T) {
+			rt, n, start := over(t, providers.Telegram(), accepting{}), 0, time.Now()
+			for ; time.Since(start) < time.Minute; n++ {
+				send(t, rt, message(chat)().WithContext(t.Context()))
+			}
+			if n != want && n != want+1 { // the last one waited for the next minute
+				t.Errorf("chat %s: %d messages in a minute, want %d", chat, n, want)
+			}
+		})
+	}
+	refused := func(wait int, header ...string) fakeapi.Reply {
+		return fakeapi.Reply{
+			Status: 429, Header: map[string]string{strings.Join(header, ""): fmt.Sprint(wait)},
+			Body: fmt.Sprintf(`{"ok":false,"error_code":429,"description":"Too Many Requests: retry after %d","parameters":{"retry_after":%[1]d}}`, wait),
+		}
+	}
+	checkRefusals(t, providers.Telegram, []refusalTest{
+		{name: "the chat waits", first: message("-100"), reply: refused(90, "Retry-After"), want: 90 * time.Second},
+		{name: "the wait in the body", reply: refused(90, "X"), want: 90 * time.Second},
+		{name: "other chats go on", next: message("-200"), reply: refused(90, "Retry-After")},
+		{name: "hours close the chat", reply: refused(9_000, "X"), want: closed},
+		{name: "a chat that moved", reply: fakeapi.Reply{Status: 400, Body: `{"ok":false,"error_code":400,"parameters":{"migrate_to_chat_id":-1001}}`}, want: time.Second},
+		{name: "close alone waits", first: to(t, "POST", telegram+"close"), next: message("1"), reply: refused(540, "Retry-After")},
+		{name: "getMe waits for the bot", first: to(t, "POST", telegram+"getMe"), next: message("1"), reply: refused(61, "Retry-After"), want: 61 * time.Second},
+	})
+}
