@@ -13,7 +13,11 @@ import (
 // HubSpot is HubSpot's API, with the limits of a free or Starter account. An app has 100 requests
 // in any 10 seconds. The account has 250,000 a day; its day begins at midnight in the account's
 // time zone, such as "America/New_York", or UTC if zone is empty. Searches have 5 a second besides.
-// Paid accounts have more. An app that uses OAuth has no daily limit: remove that tier.
+//
+// The tiers of the scope "app" are these two, for the caller to change. A Professional account has
+// 190 in 10 seconds and 625,000 a day, an Enterprise account 190 and 1,000,000, and with a limit
+// increase 250 and 1,000,000 more. An app of the marketplace, which uses OAuth, has 110 and no daily
+// limit: remove that tier.
 //
 // Responses report the daily use of the account's other apps. When the day is used up, requests
 // wait for midnight. A refusal closes the quota until midnight with throttle.ErrBanned, unless the
@@ -41,6 +45,8 @@ func HubSpot(zone string) Provider {
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Path: "policyName", Text: "DAILY", Kind: answers.Limited, Until: zone, Wide: true},
 				{Status: http.StatusTooManyRequests, Path: "policyName", Text: "TEN_SECONDLY_ROLLING", Kind: answers.Limited, Wide: true},
+				{Status: http.StatusTooManyRequests, Path: "message", Text: "*daily limit*", Kind: answers.Limited, Until: zone, Wide: true, Reason: "DAILY"},
+				{Status: http.StatusTooManyRequests, Path: "message", Text: "*ten_secondly_rolling*", Kind: answers.Limited, Wide: true, Reason: "TEN_SECONDLY_ROLLING"},
 				{Status: http.StatusLocked, Kind: answers.Other, Reason: "locked"},
 				{Status: 477, Kind: answers.Limited, Wide: true, Reason: "migration"},
 			},

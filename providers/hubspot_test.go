@@ -60,6 +60,7 @@ func TestHubSpotRefusals(t *testing.T) {
 	}{
 		{"daily limit until midnight in the account's zone", fakeapi.Reply{Status: 429, Body: `{"status":"error","policyName":"DAILY"}`}, 5 * time.Hour, 5*time.Hour + time.Second},
 		{"ten seconds, without a wait", fakeapi.Reply{Status: 429, Body: `{"status":"error","policyName":"TEN_SECONDLY_ROLLING"}`}, time.Second, 2 * time.Second},
+		{"daily limit in the body of the CRM", fakeapi.Reply{Status: 429, Body: `{"category":"RATE_LIMITS","message":"You have reached your daily limit."}`}, 5 * time.Hour, 5*time.Hour + time.Second},
 		{"a record is locked, which concerns no other", fakeapi.Reply{Status: 423}, 0, 0},
 		{"the account migrates", fakeapi.Reply{Status: 477, Header: map[string]string{"Retry-After": "2"}}, 2 * time.Second, 2 * time.Second},
 	} {

@@ -43,6 +43,11 @@ func TestNotionRefusals(t *testing.T) {
 	}
 }
 
+// The budget may be spent at any pace.
+func TestNotionBudget(t *testing.T) {
+	checkAtOnce(t, providers.Notion, []atOnceTest{{"a connection", 180, []func() *http.Request{to(t, "GET", notion)}}})
+}
+
 func ExampleNotion() {
 	client, err := providers.Notion().Client(nil)
 	if err != nil {

@@ -1,7 +1,6 @@
 package providers
 
 import (
-	"mime"
 	"net/http"
 	"strings"
 	"time"
@@ -83,16 +82,8 @@ func oktaLimit(req *http.Request) int64 {
 
 // oktaUser returns a name for the user who signs in with a request.
 func oktaUser(req *http.Request) (user string, counts bool) {
-	switch {
-	case req.Method != http.MethodPost:
-	case req.URL.Path == "/api/v1/authn":
-		var login struct{ Username string }
-		decode(req, &login)
-		user = login.Username
-	case strings.HasPrefix(req.URL.Path, "/oauth2/") && strings.HasSuffix(req.URL.Path, "/v1/token"):
-		if kind, _, _ := mime.ParseMediaType(req.Header.Get("Content-Type")); kind == "application/x-www-form-urlencoded" {
-			user = form(req).Get("username")
-		}
+	if path := req.URL.Path; req.Method == http.MethodPost && (path == "/api/v1/authn" || strings.HasPrefix(path, "/oauth2/") && strings.HasSuffix(path, "/v1/token")) {
+		user = param(req, "username")
 	}
 	return anonymous(user), user != ""
 }

@@ -1,10 +1,13 @@
 package providers
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"io"
+	"mime"
+	"mime/multipart"
 	"net/http"
 	"net/url"
 	"strings"
@@ -86,6 +89,43 @@ func table(names map[int]string) map[string]int {
 		}
 	}
 	return numbers
+}
+
+// param returns a parameter of a request, a string or a number: from a JSON or multipart body, or else
+// from the query or a form body. It returns "" if there is none, or if it lies beyond maxBody.
+func param(req *http.Request, name string) (value string) {
+	switch kind, params, _ := mime.ParseMediaType(req.Header.Get("Content-Type")); kind {
+	case "application/json":
+		var all map[string]json.RawMessage
+		decode(req, &all)
+		if value = string(all[name]); json.Unmarshal(all[name], &value) != nil && !isNumbered(value) {
+			value = ""
+		}
+	case "multipart/form-data":
+		value = part(body(req), params["boundary"], name)
+	}
+	if value == "" {
+		value = form(req).Get(name)
+	}
+	return value
+}
+
+// part returns the value of a part of a multipart body, or "" if the part is missing or cut off.
+func part(body []byte, boundary, name string) string {
+	for r := multipart.NewReader(bytes.NewReader(body), boundary); boundary != ""; {
+		p, err := r.NextPart()
+		if err != nil {
+			break
+		}
+		if p.FormName() == name {
+			value, err := io.ReadAll(p)
+			if err != nil {
+				break
+			}
+			return string(value)
+		}
+	}
+	return ""
 }
 
 // bucket returns a tier of a token bucket that gains limit in each window and holds size.

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -93,6 +94,34 @@ func TestSlackMethods(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A status counts for its direct message, and a cap of a workspace is a scope that the caller adds.
+func TestSlackQuotas(t *testing.T) {
+	call := func(method, body string) func() *http.Request { return to(t, "POST", slack+method, body) }
+	var messages []func() *http.Request
+	for i := range 400 {
+		messages = append(messages, call("chat.postMessage", fmt.Sprintf(`{"channel":"C%d","text":"hello"}`, i)))
+	}
+	checkAtOnce(t, func() providers.Provider {
+		p := providers.Slack()
+		p.Scopes = append(p.Scopes, providers.Scope{
+			Name: "workspace", Policy: throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(300)}},
+			Key: func(req *http.Request) (string, bool) {
+				return "", strings.HasSuffix(req.URL.Path, "/chat.postMessage")
+			},
+		})
+		p.Account = func(req *http.Request) string { return req.Header.Get("Team") }
+		return p
+	}, []atOnceTest{
+		{"statuses", 120, []func() *http.Request{call("assistant.threads.setStatus", `{"channel_id":"D1"}`), call("assistant.threads.setStatus", `{"channel_id":"D2"}`)}},
+		{"messages to a workspace", 300, messages},
+		{"two workspaces", 40, []func() *http.Request{call("users.list", ""), func() *http.Request {
+			req := call("users.list", "")()
+			req.Header.Set("Team", "T2")
+			return req
+		}}},
+	})
 }
 
 func ExampleSlack() {

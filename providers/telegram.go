@@ -1,11 +1,6 @@
 package providers
 
 import (
-	"bytes"
-	"encoding/json"
-	"io"
-	"mime"
-	"mime/multipart"
 	"net/http"
 	"path"
 	"strings"
@@ -84,19 +79,7 @@ func telegramChat(req *http.Request) (chat string, counts bool) {
 	if !telegramSends(req) {
 		return "", false
 	}
-	switch kind, params, _ := mime.ParseMediaType(req.Header.Get("Content-Type")); kind {
-	case "application/json":
-		var message struct {
-			Chat json.RawMessage `json:"chat_id"`
-		}
-		decode(req, &message)
-		chat = strings.Trim(string(message.Chat), `"`)
-	case "multipart/form-data":
-		chat = part(body(req), params["boundary"], "chat_id")
-	}
-	if chat == "" {
-		chat = form(req).Get("chat_id")
-	}
+	chat = param(req, "chat_id")
 	return chat, chat != ""
 }
 
@@ -104,22 +87,4 @@ func telegramChat(req *http.Request) (chat string, counts bool) {
 func telegramGroup(req *http.Request) (group string, counts bool) {
 	group, _ = telegramChat(req)
 	return group, strings.HasPrefix(group, "-") || strings.HasPrefix(group, "@")
-}
-
-// part returns the value of a part of a multipart body. It ends at the first part that is cut off.
-func part(body []byte, boundary, name string) string {
-	for r := multipart.NewReader(bytes.NewReader(body), boundary); boundary != ""; {
-		p, err := r.NextPart()
-		if err != nil {
-			break
-		}
-		if p.FormName() == name {
-			value, err := io.ReadAll(io.LimitReader(p, 256))
-			if err != nil {
-				break
-			}
-			return string(value)
-		}
-	}
-	return ""
 }
