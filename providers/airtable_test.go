@@ -1,10 +1,12 @@
 package providers_test
 
 import (
+	"fmt"
 	"net/http"
 	"testing"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -29,4 +31,22 @@ func TestAirtable(t *testing.T) {
 		{name: "an empty body", reply: fakeapi.Reply{Status: 429}, want: 30 * time.Second},
 		{name: "no wait mends a month used up", reply: fakeapi.Reply{Status: 429, Body: `{"errors":[{"error":"PUBLIC_API_BILLING_LIMIT_EXCEEDED"}]}`}},
 	})
+}
+
+func ExampleAirtable() {
+	client, err := providers.Airtable().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://api.airtable.com/v0/appX/Tasks")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

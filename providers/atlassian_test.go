@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -78,4 +79,22 @@ func TestAtlassian(t *testing.T) {
 			reply: fakeapi.Reply{Header: map[string]string{"RateLimit-Policy": `"global-app-quota";q=65000;w=3600`, "RateLimit": `"global-app-quota";r=0;t=600`}}},
 		{name: "headers that only inform", next: search, reply: fakeapi.Reply{Header: map[string]string{"Beta-RateLimit": `"global-app-quota";r=0;t=50`, "Beta-Retry-After": "50"}}},
 	})
+}
+
+func ExampleAtlassian() {
+	client, err := providers.Atlassian().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://acme.atlassian.net/rest/api/3/issue/ABC-1")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

@@ -1,11 +1,13 @@
 package providers_test
 
 import (
+	"fmt"
 	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -60,4 +62,22 @@ func TestCloudflareUsedElsewhere(t *testing.T) {
 	checkRefusals(t, providers.Cloudflare, []refusalTest{
 		{name: "none left", first: to(t, "GET", "https://api.cloudflare.com/client/v4/zones"), reply: used, want: 78 * time.Second},
 	})
+}
+
+func ExampleCloudflare() {
+	client, err := providers.Cloudflare().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://api.cloudflare.com/client/v4/zones")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

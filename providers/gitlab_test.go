@@ -1,11 +1,13 @@
 package providers_test
 
 import (
+	"fmt"
 	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -73,4 +75,22 @@ func TestGitLabInstance(t *testing.T) {
 			t.Errorf("waited %v, want until 01:00", took)
 		}
 	})
+}
+
+func ExampleGitLab() {
+	client, err := providers.GitLab().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://gitlab.com/api/v4/projects/278964")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

@@ -1,11 +1,13 @@
 package providers_test
 
 import (
+	"fmt"
 	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -51,4 +53,22 @@ func TestReddit(t *testing.T) {
 			t.Errorf("the second waited %v, want 3 s", took)
 		}
 	})
+}
+
+func ExampleReddit() {
+	client, err := providers.Reddit().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://oauth.reddit.com/r/golang/new")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

@@ -1,10 +1,12 @@
 package providers_test
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -30,4 +32,22 @@ func TestSpotify(t *testing.T) {
 		{name: "no wait named", reply: fakeapi.Reply{Status: 429}, want: backoff},
 		{name: "a used-up quota of the developer", reply: fakeapi.Reply{Status: 429, Body: `{"error":{"status":429,"message":"Too many requests","reason":"QUOTA_EXCEEDED"}}`}},
 	})
+}
+
+func ExampleSpotify() {
+	client, err := providers.Spotify(100).Client(nil) // 100 in 30 seconds
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://api.spotify.com/v1/me")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -90,4 +91,22 @@ func TestTelegram(t *testing.T) {
 		{name: "close alone waits", first: to(t, "POST", telegram+"close"), next: message("1"), reply: refused(540, "Retry-After")},
 		{name: "getMe waits for the bot", first: to(t, "POST", telegram+"getMe"), next: message("1"), reply: refused(61, "Retry-After"), want: 61 * time.Second},
 	})
+}
+
+func ExampleTelegram() {
+	client, err := providers.Telegram().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.PostForm("https://api.telegram.org/bot123:abc/sendMessage", url.Values{"chat_id": {"42"}, "text": {"Hello!"}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

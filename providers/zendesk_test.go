@@ -1,10 +1,12 @@
 package providers_test
 
 import (
+	"fmt"
 	"net/http"
 	"testing"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -48,4 +50,22 @@ func TestZendesk(t *testing.T) {
 		{name: "too many jobs", first: to(t, "PUT", api+"tickets/update_many", "{}"), next: tickets, reply: fakeapi.Reply{Status: 429, Body: `{"error":"TooManyJobs"}`}},
 		{name: "503", next: tickets, reply: fakeapi.Reply{Status: 503, Body: "Number of allowed API requests per minute exceeded"}, want: time.Minute},
 	})
+}
+
+func ExampleZendesk() {
+	client, err := providers.Zendesk(700).Client(nil) // an Enterprise account
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://acme.zendesk.com/api/v2/tickets")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

@@ -1,0 +1,59 @@
+package providers_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/providers"
+	"github.com/apithrottle/throttle/throttletest"
+)
+
+// Providers that count as their documentation describes refuse nothing, and their limits are used,
+// although requests take up to 50 ms to arrive.
+func TestPresetsOnStrictProviders(t *testing.T) {
+	type tier = throttle.Tier
+	fixed := func(limit int64, window time.Duration) tier { // windows that begin at a second unknown to the preset
+		return tier{Limit: limit, Window: window, Algorithm: throttle.FixedWindow, Phase: 17 * time.Second}
+	}
+	for _, test := range []struct {
+		preset providers.Provider
+		tiers  []tier
+		next   func(worker int) *http.Request
+		d      time.Duration
+		want   float64 // requests in d
+	}{
+		{providers.Airtable(), []tier{throttle.PerSecond(5)}, func(int) *http.Request { return to(t, "GET", "https://api.airtable.com/v0/appX/Tasks")() }, time.Minute, 300},
+		{providers.Atlassian(), []tier{{Limit: 100, Window: time.Second, Algorithm: throttle.TokenBucket, Burst: 100}},
+			func(i int) *http.Request {
+				return to(t, "GET", fmt.Sprintf("https://acme.atlassian.net/rest/api/3/issue/ABC-%d", i))()
+			}, time.Minute, 6_000},
+		{providers.Cloudflare(), []tier{{Limit: 1_200, Window: 5 * time.Minute}, throttle.PerSecond(200)},
+			func(int) *http.Request { return to(t, "GET", "https://api.cloudflare.com/client/v4/zones")() }, 20 * time.Minute, 4_800},
+		{providers.GitLab(), []tier{fixed(2_000, time.Minute)}, func(int) *http.Request { return to(t, "POST", "https://gitlab.com/api/v4/projects/1/issues", "{}")() }, 5 * time.Minute, 10_000},
+		{providers.Okta(), []tier{fixed(600, time.Minute), {Limit: 75, Algorithm: throttle.Concurrency}},
+			func(int) *http.Request { return to(t, "GET", "https://acme.okta.com/api/v1/users")() }, 5 * time.Minute, 3_000},
+		{providers.Reddit(), []tier{fixed(1_000, 10*time.Minute)}, func(int) *http.Request { return to(t, "GET", "https://oauth.reddit.com/r/golang/new")() }, time.Hour, 6_000},
+		{providers.Spotify(100), []tier{{Limit: 100, Window: 30 * time.Second}}, func(int) *http.Request { return to(t, "GET", "https://api.spotify.com/v1/me")() }, 5 * time.Minute, 1_000},
+		{providers.Telegram(), []tier{throttle.PerSecond(30)},
+			func(i int) *http.Request {
+				return to(t, "POST", "https://api.telegram.org/bot1:a/sendMessage", fmt.Sprintf(`{"chat_id":%d%d}`, i+1, rand.N(1_000)))()
+			}, time.Minute, 1_800},
+		{providers.Zendesk(400), []tier{fixed(400, time.Minute)}, func(int) *http.Request { return to(t, "GET", "https://acme.zendesk.com/api/v2/tickets")() }, 5 * time.Minute, 2_000},
+	} {
+		t.Run(test.preset.Name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := throttletest.New(test.tiers...)
+				api.Delay = func() time.Duration { return rand.N(50 * time.Millisecond) }
+				saturate(t, over(t, test.preset, api), 100, test.d, test.next)
+				if s := api.Summary(); s.Refused > 0 || float64(s.Accepted) < 0.9*test.want {
+					t.Errorf("%d accepted, want at least %.0f; %d refused", s.Accepted, 0.9*test.want, s.Refused)
+				}
+			})
+		})
+	}
+}
