@@ -172,6 +172,9 @@ func TestPresetsReadFixtures(t *testing.T) {
 			"overload": answers.Limited, // its Retry-After is for everybody
 		}},
 		{page: "okta", preset: providers.Okta()},
+		{page: "okx", preset: providers.OKX(), except: map[string]answers.Kind{
+			"WebSocket too frequent": answers.Passed, // not HTTP
+		}},
 		{page: "openai", preset: providers.OpenAI(500, 30_000), except: map[string]answers.Kind{
 			// A stream has begun, and its end pauses nothing; nor does a full queue of batches.
 			"refusal inside a stream": answers.Passed, "batch queue full": answers.Passed,

@@ -28,6 +28,7 @@ var presets = []func() providers.Provider{
 	func() providers.Provider { return providers.Zendesk(700) },
 	providers.Binance, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord, providers.Etherscan, providers.GitHub,
 	providers.Kraken, providers.Notion, providers.ShopifyGraphQL, providers.ShopifyREST, providers.Slack, providers.Stripe,
+	providers.Kraken, providers.KrakenFutures, providers.Notion, providers.OKX, providers.ShopifyGraphQL, providers.ShopifyREST, providers.Slack, providers.Stripe,
 	func() providers.Provider { return providers.Anthropic(100, 30_000, 8_000) },
 	func() providers.Provider { return providers.AzureOpenAI(600, 100_000) },
 	func() providers.Provider { return providers.Gemini(10, 250_000, 250) },

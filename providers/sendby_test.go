@@ -41,7 +41,7 @@ func TestAWSSendBy(t *testing.T) {
 
 func TestExchangesSendBy(t *testing.T) {
 	signed := time.UnixMilli(1_700_000_000_000)
-	exchange, bybit := providers.CoinbaseExchange().SendBy, providers.Bybit().SendBy
+	exchange, bybit, okx := providers.CoinbaseExchange().SendBy, providers.Bybit().SendBy, providers.OKX().SendBy
 	for _, test := range []struct {
 		name   string
 		sendBy func(*http.Request) time.Time
@@ -53,6 +53,10 @@ func TestExchangesSendBy(t *testing.T) {
 		{"Coinbase, not signed", exchange, nil, time.Time{}},
 		{"Bybit", bybit, map[string]string{"X-BAPI-TIMESTAMP": "1700000000000"}, signed.Add(5 * time.Second)},
 		{"Bybit, a window", bybit, map[string]string{"X-BAPI-TIMESTAMP": "1700000000000", "X-BAPI-RECV-WINDOW": "20000"}, signed.Add(20 * time.Second)},
+		{"OKX", okx, map[string]string{"OK-ACCESS-TIMESTAMP": "2023-11-14T22:13:20.000Z"}, signed.Add(30 * time.Second)},
+		{"OKX, an end", okx, map[string]string{"OK-ACCESS-TIMESTAMP": "2023-11-14T22:13:20.000Z", "expTime": "1700000001000"}, signed.Add(time.Second)},
+		{"OKX, a late end", okx, map[string]string{"OK-ACCESS-TIMESTAMP": "2023-11-14T22:13:20.000Z", "expTime": "1700000100000"}, signed.Add(30 * time.Second)},
+		{"OKX, not signed", okx, map[string]string{"OK-ACCESS-TIMESTAMP": "now"}, time.Time{}},
 		{"Bybit, not signed", bybit, map[string]string{"X-BAPI-RECV-WINDOW": "20000"}, time.Time{}},
 	} {
 		req := get(t, "https://example.com/")
