@@ -136,6 +136,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 		except     map[string]answers.Kind // responses that the preset takes for something else, see the comments
 	}{
 		{page: "airtable", preset: providers.Airtable()},
+		{page: "alchemy", preset: providers.Alchemy()},
 		{page: "anthropic", preset: providers.Anthropic(50, 1e6, 1e6)},
 		{page: "azureopenai", preset: providers.AzureOpenAI(600, 100_000)},
 		{page: "binance", preset: providers.Binance(), except: map[string]answers.Kind{
@@ -162,6 +163,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 		{page: "jira", preset: providers.Atlassian(), except: map[string]answers.Kind{
 			"unavailable with Retry-After": answers.Limited, // its Retry-After is for everybody
 		}},
+		{page: "infura", preset: providers.Infura(500, 3_000_000)},
 		{page: "kraken", preset: providers.Kraken(), except: map[string]answers.Kind{
 			// The orders before it were placed.
 			"one order of a batch refused inside a 200": answers.Passed,
