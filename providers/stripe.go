@@ -10,13 +10,16 @@ import (
 
 // Stripe is Stripe's API. An account has 100 requests a second in live mode and 25 in a sandbox. An
 // endpoint, which is a method and a path without its ids, has 25 a second. Searching, reading files
-// and writing files have 20 each, and creating payouts has 15 and 30 at once. In live mode meter
-// events have 1,000 a second, apart from the account's limit. The client is assumed to use one
-// account. A request counts in the sandbox if its key is a test key. Stripe doesn't document the
-// kind of window, so seconds roll. Stripe raises limits on request.
+// and writing files have 20 each, creating payouts has 15 and 30 at once, and creating accounts in a
+// sandbox has 5. In live mode meter events have 1,000 a second, apart from the account's limit, unless
+// they are for a connected account; the stream of meter events has 10,000. The client is assumed to
+// use one account. A request counts in the sandbox if its key is a test key. Stripe doesn't document
+// the kind of window, so seconds roll. Stripe raises limits on request.
 //
-// Not limited here are the unpublished number of concurrent requests, and the limits of one object,
-// such as 1,000 updates of a payment intent in an hour.
+// Not limited here are the unpublished number of concurrent requests; the limits of one object, such
+// as 1,000 updates of a payment intent in an hour; the meter events of one customer and meter, which
+// must not be concurrent; and the 500 reads for each transaction, which Stripe allows on average over
+// 30 days.
 //
 // A refusal names its limit, but no wait. A refusal for one object, or a 429 for a locked object,
 // pauses nothing. Path segments with a digit or a capital letter are assumed to be ids.
@@ -25,16 +28,20 @@ func Stripe() Provider {
 	return Provider{
 		Name: "stripe",
 		Scopes: []Scope{
+			some("meter_stream", "https://docs.stripe.com/api/v2/billing/meter-event-stream/create", when(stripeStream), throttle.PerSecond(10_000)),
 			some("meter_events", page, when(stripeMeter), throttle.PerSecond(1_000)),
+			some("accounts", page, when(func(req *http.Request) bool {
+				return stripeSandbox(req) && req.Method == http.MethodPost && req.URL.Path == "/v1/accounts"
+			}), throttle.PerSecond(5)),
 			some("payouts", page, when(func(req *http.Request) bool { return req.Method == http.MethodPost && req.URL.Path == "/v1/payouts" }),
 				throttle.PerSecond(15), throttle.Tier{Limit: 30, Algorithm: throttle.Concurrency}),
 			some("endpoint", page, func(req *http.Request) (string, bool) {
-				return endpoint(req.Method, req.URL.Path, stripeID), !stripeMeter(req)
+				return endpoint(req.Method, req.URL.Path, stripeID), !stripeMeter(req) && !stripeStream(req)
 			}, throttle.PerSecond(25)),
 			some("search", page, when(func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }), throttle.PerSecond(20)),
 			some("files", page, stripeFiles, throttle.PerSecond(20)),
-			some("sandbox", page, when(stripeSandbox), throttle.PerSecond(25)),
-			some("account", page, when(func(req *http.Request) bool { return !stripeSandbox(req) && !stripeMeter(req) }), throttle.PerSecond(100)),
+			some("sandbox", page, when(func(req *http.Request) bool { return stripeSandbox(req) && !stripeStream(req) }), throttle.PerSecond(25)),
+			some("account", page, when(func(req *http.Request) bool { return !stripeSandbox(req) && !stripeMeter(req) && !stripeStream(req) }), throttle.PerSecond(100)),
 		},
 		Profile: answers.Profile{
 			Reasons: []string{"Stripe-Rate-Limited-Reason"},
@@ -47,7 +54,7 @@ func Stripe() Provider {
 				{Status: http.StatusBadRequest, Path: "error.message", Text: "*too quickly*", Kind: answers.Limited, Reason: "accounts"},
 			},
 		},
-		Hosts: []string{"api.stripe.com", "files.stripe.com"},
+		Hosts: []string{"api.stripe.com", "files.stripe.com", "meter-events.stripe.com"},
 	}
 }
 
@@ -61,9 +68,15 @@ func stripeSandbox(req *http.Request) bool {
 	return (kind == "sk" || kind == "rk" || kind == "pk") && strings.HasPrefix(rest, "test_")
 }
 
-// stripeMeter reports whether the request is a meter event in live mode.
+// stripeMeter reports whether the request is a meter event in live mode, of no connected account.
 func stripeMeter(req *http.Request) bool {
-	return req.Method == http.MethodPost && req.URL.Path == "/v1/billing/meter_events" && !stripeSandbox(req)
+	return req.Method == http.MethodPost && req.URL.Path == "/v1/billing/meter_events" && !stripeSandbox(req) &&
+		req.Header.Get("Stripe-Account") == ""
+}
+
+// stripeStream reports whether the request is for the stream of meter events.
+func stripeStream(req *http.Request) bool {
+	return strings.EqualFold(req.URL.Hostname(), "meter-events.stripe.com")
 }
 
 // stripeID reports whether a segment of a path is an id.

@@ -105,6 +105,34 @@ func TestStripeMeterEvents(t *testing.T) {
 	}
 }
 
+func TestStripeQuotas(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		next func(*testing.T) *http.Request
+		want int // at once
+	}{
+		{"accounts in a sandbox", func(t *testing.T) *http.Request { return stripe(t, "POST", "accounts", sandbox) }, 5},
+		{"accounts", func(t *testing.T) *http.Request { return stripe(t, "POST", "accounts", live) }, 25},
+		{"meter events", func(t *testing.T) *http.Request { return stripe(t, "POST", "billing/meter_events", live) }, 1_000},
+		{"meter events of a connected account", func(t *testing.T) *http.Request {
+			req := stripe(t, "POST", "billing/meter_events", live)
+			req.Header.Set("Stripe-Account", "acct_1")
+			return req
+		}, 25},
+		{"the stream of meter events", func(t *testing.T) *http.Request {
+			return post(t, "https://meter-events.stripe.com/v2/billing/meter_event_stream")
+		}, 2_000},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				if n := atOnce(t, providers.Stripe(), 2_000, func() *http.Request { return test.next(t) }); n != test.want {
+					t.Errorf("%d at once, want %d", n, test.want)
+				}
+			})
+		})
+	}
+}
+
 func ExampleStripe() {
 	p := providers.Stripe()
 	p.Scope("account").Policy.Tiers[0].Limit = 500 // Stripe raises limits on request

@@ -2,6 +2,7 @@ package providers
 
 import (
 	"net/http"
+	"strings"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
@@ -9,20 +10,26 @@ import (
 
 // Twilio is Twilio's REST API, which limits the concurrent requests of an account. The limit is not
 // published and differs between accounts. Begin with a low value, and watch the header
-// Twilio-Concurrent-Requests and the errors 20429.
+// Twilio-Concurrent-Requests and the errors 20429. Besides, an account with its subaccounts may
+// create 2,000 messages a second.
 //
 // The limits of one phone number, verification, factor or sender also refuse with a 429. Such a
-// refusal pauses nothing, because other numbers are not affected. A refusal names no wait. Twilio
+// refusal pauses nothing, because other numbers are not affected. When the account's messages of an
+// hour or a day are used up, only further messages are paused. A refusal names no wait. Twilio
 // doesn't process refused requests.
 func Twilio(concurrent int64) Provider {
 	return Provider{
 		Name: "twilio",
-		Scopes: []Scope{every("account", "https://www.twilio.com/docs/api/errors/20429",
-			throttle.Tier{Limit: concurrent, Algorithm: throttle.Concurrency})},
+		Scopes: []Scope{
+			some("messages", "https://www.twilio.com/docs/api/errors/63017", when(twilioMessages), throttle.PerSecond(2_000)),
+			every("account", "https://www.twilio.com/docs/api/errors/20429", throttle.Tier{Limit: concurrent, Algorithm: throttle.Concurrency}),
+		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{Unit: "concurrent-requests", Used: answers.Field{Header: "Twilio-Concurrent-Requests"}}},
 			Rules: []answers.Rule{
-				{Status: http.StatusTooManyRequests, Path: "code", Text: "20429", Kind: answers.Limited},
+				{Status: http.StatusTooManyRequests, Path: "code", Text: "20429", Kind: answers.Limited, Wide: true},
+				{Status: http.StatusTooManyRequests, Path: "code", Text: "63038", Kind: answers.Limited, Reason: "day"},
+				{Status: http.StatusTooManyRequests, Path: "code", Text: "60728", Kind: answers.Limited, Reason: "hour"},
 				{Status: http.StatusTooManyRequests, Path: "code", Text: "602*", Kind: answers.Other, Reason: "verification"},
 				{Status: http.StatusTooManyRequests, Path: "code", Text: "603*", Kind: answers.Other, Reason: "factor"},
 				{Status: http.StatusTooManyRequests, Path: "code", Text: "21611", Kind: answers.Other, Reason: "sender"},
@@ -30,4 +37,10 @@ func Twilio(concurrent int64) Provider {
 		},
 		Hosts: []string{"*.twilio.com"},
 	}
+}
+
+// twilioMessages reports whether a request creates a message.
+func twilioMessages(req *http.Request) bool {
+	return req.Method == http.MethodPost && strings.HasSuffix(strings.TrimSuffix(req.URL.Path, ".json"), "/Messages") &&
+		strings.EqualFold(req.URL.Hostname(), "api.twilio.com")
 }

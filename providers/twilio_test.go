@@ -46,6 +46,35 @@ func TestTwilio(t *testing.T) {
 	})
 }
 
+// A day without messages left leaves calls and lookups alone, and too many at once concern them all.
+func TestTwilioMessages(t *testing.T) {
+	const calls = "https://api.twilio.com/2010-04-01/Accounts/AC1/Calls.json"
+	for _, test := range []struct {
+		code, want string // who waits
+	}{
+		{"63038", "messages"}, {"60728", "messages"}, {"20429", "all"}, {"60203", "none"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			api := &scripted{}
+			rt := over(t, providers.Twilio(5), api)
+			api.refuse(429, `{"code":`+test.code+`,"status":429}`)
+			send(t, rt, post(t, twilio))
+			_, _, call := send(t, rt, post(t, calls))
+			_, _, message := send(t, rt, post(t, twilio))
+			got := "none"
+			switch {
+			case call > 0:
+				got = "all"
+			case message > 0:
+				got = "messages"
+			}
+			if got != test.want {
+				t.Errorf("%s pauses %s, want %s: a call %v, a message %v", test.code, got, test.want, call, message)
+			}
+		})
+	}
+}
+
 func ExampleTwilio() {
 	client, err := providers.Twilio(10).Client(nil) // ten at once
 	if err != nil {
