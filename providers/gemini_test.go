@@ -108,13 +108,13 @@ func TestGeminiLimits(t *testing.T) {
 func TestGeminiSettles(t *testing.T) {
 	const usage = `"usageMetadata":{"promptTokenCount":8,"candidatesTokenCount":11}`
 	for name, reply := range map[string]replying{
-		"JSON":     {body: `{"candidates":[],` + usage + `}`},
-		"array":    {body: `[{"candidates":[],"usageMetadata":{"trafficType":"ON_DEMAND"}},{"candidates":[],` + usage + `}]`},
-		"events":   {header: map[string]string{"Content-Type": "text/event-stream"}, body: "data: {\"usageMetadata\":{\"trafficType\":\"ON_DEMAND\"}}\r\n\r\ndata: {" + usage + "}\r\n\r\n"},
-		"OpenAI's": {body: `{"choices":[],"usage":{"prompt_tokens":8,"total_tokens":19}}`},
+		"JSON":     {Body: `{"candidates":[],` + usage + `}`},
+		"array":    {Body: `[{"candidates":[],"usageMetadata":{"trafficType":"ON_DEMAND"}},{"candidates":[],` + usage + `}]`},
+		"events":   {Header: map[string]string{"Content-Type": "text/event-stream"}, Body: "data: {\"usageMetadata\":{\"trafficType\":\"ON_DEMAND\"}}\r\n\r\ndata: {" + usage + "}\r\n\r\n"},
+		"OpenAI's": {Body: `{"choices":[],"usage":{"prompt_tokens":8,"total_tokens":19}}`},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			rt := over(t, providers.Gemini(1_000, 10_000, 0), reply)
+			rt := over(t, providers.Gemini(1_000, 10_000, 0), &reply)
 			for n := range 100 {
 				if _, _, took := send(t, rt, generate(t, "m", 6_000)); took > 0 {
 					t.Errorf("%s: request %d waited %v", name, n+1, took)

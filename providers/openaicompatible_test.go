@@ -219,16 +219,16 @@ func TestOpenAICompatibleSettles(t *testing.T) {
 		reply replying
 		want  int
 	}{
-		{"api.mistral.ai", replying{header: map[string]string{"x-ratelimit-tokens-query-cost": "18"}}, 100},
-		{"api.mistral.ai", replying{body: usage}, 100},
-		{"api.x.ai", replying{body: usage}, 100},
-		{"api.x.ai", replying{header: map[string]string{"Content-Type": "text/event-stream"}, body: "data: {\"choices\":[]}\n\ndata: " + usage + "\n\ndata: [DONE]\n\n"}, 100},
-		{"api.cerebras.ai", replying{body: usage}, 100},
-		{"api.groq.com", replying{body: usage}, 2},
-		{"gateway.example.com", replying{body: usage}, 2},
+		{"api.mistral.ai", replying{Header: map[string]string{"x-ratelimit-tokens-query-cost": "18"}}, 100},
+		{"api.mistral.ai", replying{Body: usage}, 100},
+		{"api.x.ai", replying{Body: usage}, 100},
+		{"api.x.ai", replying{Header: map[string]string{"Content-Type": "text/event-stream"}, Body: "data: {\"choices\":[]}\n\ndata: " + usage + "\n\ndata: [DONE]\n\n"}, 100},
+		{"api.cerebras.ai", replying{Body: usage}, 100},
+		{"api.groq.com", replying{Body: usage}, 2},
+		{"gateway.example.com", replying{Body: usage}, 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			rt, n := over(t, providers.OpenAICompatible(test.host, 60_000, 10_000), test.reply), 0
+			rt, n := over(t, providers.OpenAICompatible(test.host, 60_000, 10_000), &test.reply), 0
 			for ; n < 100; n++ {
 				if _, _, took := send(t, rt, ask(t, test.host, "m", 10, 4_900)); took > 0 {
 					break
@@ -249,7 +249,7 @@ func TestOpenAICompatibleWindows(t *testing.T) {
 		"api.cerebras.ai":  {"x-ratelimit-limit-requests-day": "2400", "x-ratelimit-remaining-requests-day": "2", "x-ratelimit-remaining-requests-hour": "3"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			rt := over(t, providers.OpenAICompatible(host, 30, 0), replying{header: header})
+			rt := over(t, providers.OpenAICompatible(host, 30, 0), &replying{Header: header})
 			for n := range 30 {
 				if _, _, took := send(t, rt, ask(t, host, "m", 1, 1)); took > 0 {
 					t.Errorf("%s: request %d waited %v", host, n+1, took)
@@ -258,20 +258,6 @@ func TestOpenAICompatibleWindows(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A replying is a server with one answer.
-type replying struct {
-	header map[string]string
-	body   string
-}
-
-func (r replying) RoundTrip(req *http.Request) (*http.Response, error) {
-	resp := &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(r.body)), Request: req}
-	for name, value := range r.header {
-		resp.Header.Set(name, value)
-	}
-	return resp, nil
 }
 
 func refusal(status int, body string) func() fakeapi.Reply {

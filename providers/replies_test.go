@@ -18,7 +18,7 @@ import (
 type replying fakeapi.Reply
 
 func (r *replying) RoundTrip(req *http.Request) (*http.Response, error) {
-	resp := &http.Response{StatusCode: max(r.Status, 100), Header: make(http.Header), Body: http.NoBody, Request: req}
+	resp := &http.Response{StatusCode: max(r.Status, 100), Header: http.Header{"Content-Type": {"application/json"}}, Body: http.NoBody, Request: req}
 	if r.Status == 0 {
 		resp.StatusCode = http.StatusOK
 	}
