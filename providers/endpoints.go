@@ -46,7 +46,10 @@ func (ls *endpointLimits) scopes() (scopes []Scope) {
 
 // key returns the key of a request in the limit's scope.
 func (l *endpointLimit) key(method, path string) (key string, counts bool) {
-	i := slices.IndexFunc(l.patterns, func(pattern string) bool { return matches(pattern, method+" "+path) })
+	i := slices.IndexFunc(l.patterns, func(pattern string) bool {
+		verb, pattern, _ := strings.Cut(pattern, " ")
+		return verb == method && matches(pattern, path)
+	})
 	if i < 0 {
 		return "", false
 	}

@@ -71,7 +71,7 @@ var zendeskLimits = endpointLimits{path: zendeskPath, of: []endpointLimit{
 func zendeskPath(req *http.Request) (path string, api bool) {
 	path, api = strings.CutPrefix(req.URL.Path, "/api/v2/")
 	path = strings.TrimSuffix(strings.TrimSuffix(path, "/"), ".json")
-	if path == "tickets" {
+	if path == "tickets" && strings.Contains(req.URL.RawQuery, "page") {
 		if page, err := strconv.Atoi(req.URL.Query().Get("page")); err == nil && page > 500 {
 			path = "tickets/deep"
 		}
