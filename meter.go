@@ -58,7 +58,7 @@ func (a *attempt) meter(resp *http.Response, answer *answers.Answer) Meter {
 	for _, c := range answer.Charged {
 		m.cost[c.Unit] = c.N
 	}
-	if p := a.transport.Profile; p != nil {
+	if p := a.profile; p != nil {
 		m.body = p.Meter(answers.Response{Status: resp.StatusCode, Header: resp.Header})
 	}
 	return m

@@ -188,7 +188,7 @@ var defaultProfile answers.Profile
 
 // readResponse returns what the response reports, or nil if the response needs no reading.
 func (a *attempt) readResponse(resp *http.Response) *answers.Answer {
-	p := a.transport.Profile
+	p := a.profile
 	if p == nil {
 		if resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests {
 			return nil

@@ -67,6 +67,10 @@ type Transport struct {
 	// nil, only a 429, and a 503 with Retry-After, are refusals, and nothing else is read.
 	Profile *answers.Profile
 
+	// ProfileFor returns the profile of a request, for a Transport to several APIs. If ProfileFor is
+	// nil or returns nil, Profile is used.
+	ProfileFor func(*http.Request) *answers.Profile
+
 	// Meter returns the Meter that reads the actual cost in Estimated units from a response. If it
 	// returns nil, the estimate becomes the cost. If Meter is nil, the Profile is used.
 	Meter func(*http.Response) Meter
@@ -123,10 +127,20 @@ func (t *Transport) limiter(req *http.Request) *Limiter {
 	return t.Limiter
 }
 
+func (t *Transport) profile(req *http.Request) *answers.Profile {
+	if t.ProfileFor != nil {
+		if p := t.ProfileFor(req); p != nil {
+			return p
+		}
+	}
+	return t.Profile
+}
+
 // An attempt is one admitted request that is being sent.
 type attempt struct {
 	admission // zero if the request is not limited
 	transport *Transport
+	profile   *answers.Profile // nil if there is none
 	sendBy    time.Time
 	sent      time.Time
 	cancel    context.CancelFunc // ends AttemptTimeout; nil if there is none
@@ -135,6 +149,7 @@ type attempt struct {
 // admit waits for the limiter. A request whose context ended during the wait is refunded.
 func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	d := demand{n: 1, held: true}
+	a.profile = a.transport.profile(req)
 	if a.transport.Cost != nil {
 		d.cost = a.transport.Cost(req)
 	}
@@ -178,7 +193,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		sent = req.WithContext(ctx)
 	}
 	traced, tr := a.trace(sent)
-	if a.transport.Profile != nil {
+	if a.profile != nil {
 		a.sent = time.Now()
 	}
 	var err error

@@ -960,6 +960,41 @@ func (p *trPipe) Close() error {
 	return nil
 }
 
+// A Transport to several APIs reads the responses of each by its own profile.
+func TestTransportProfileFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refuses := func(status int) *answers.Profile {
+			return &answers.Profile{Rules: []answers.Rule{{Status: status, Kind: answers.Limited, Wait: time.Minute}}}
+		}
+		profiles := map[string]*answers.Profile{"/a": refuses(200), "/b": refuses(201)}
+		group, err := throttle.NewGroup(throttle.Policy{Tiers: trTier(100, time.Second), Guard: throttle.NoGuard}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tr := &throttle.Transport{
+			Base: trNewBase(func(int, *http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+			}),
+			Route:      func(req *http.Request) *throttle.Limiter { return group.For(req.URL.Path) },
+			Profile:    refuses(200),
+			ProfileFor: func(req *http.Request) *answers.Profile { return profiles[req.URL.Path] },
+		}
+		for path, want := range map[string]time.Duration{"/a": time.Minute, "/b": 0, "/other": time.Minute} {
+			start := time.Now()
+			for range 2 {
+				resp, err := tr.RoundTrip(httptest.NewRequest("GET", "http://example.com"+path, nil))
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+			}
+			if took := time.Since(start); took != want {
+				t.Errorf("%s: the second request waited %v, want %v", path, took, want)
+			}
+		}
+	})
+}
+
 func TestTransportUpgrade(t *testing.T) {
 	for name, tr := range map[string]*throttle.Transport{
 		"not limited":    {},
