@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -122,4 +123,35 @@ func checkAtOnce(t *testing.T, p func() providers.Provider, tests []atOnceTest) 
 			})
 		})
 	}
+}
+
+// checkUnlimited checks that the preset limits none of the requests.
+func checkUnlimited(t *testing.T, p func() providers.Provider, name string, next func() *http.Request) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		if n := atOnce(t, p(), 100, func() *http.Request { return next().WithContext(t.Context()) }); n != 100 {
+			t.Errorf("%s: %d at once, want any number", name, n)
+		}
+	})
+}
+
+// alternate returns a function that makes the requests in turn.
+func alternate(requests ...func() *http.Request) func() *http.Request {
+	n := -1
+	return func() *http.Request {
+		n++
+		return requests[n%len(requests)]()
+	}
+}
+
+// holding is a server that answers requests only after until is closed.
+type holding struct {
+	sent  atomic.Int64
+	until chan struct{}
+}
+
+func (h *holding) RoundTrip(req *http.Request) (*http.Response, error) {
+	h.sent.Add(1)
+	<-h.until
+	return accepting{}.RoundTrip(req)
 }
