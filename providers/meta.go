@@ -1,0 +1,115 @@
+package providers
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// Meta is Meta's Graph API, with Facebook, Instagram, WhatsApp, Threads and the Marketing API. An app
+// has perHour calls in any hour: 200 for each of its daily users. Calls for an ad account,
+// whose paths begin with act_ and its id, count in the account instead: reading costs 1 point and
+// writing 3, of 60 in 5 minutes, or of 9,000 with full access to the Marketing API. Instagram has
+// 100 messages a second for each account, 10 with audio or video. An entry of a batch and each of
+// several ids count as a call.
+//
+// Not included are limits that depend on ads, impressions or engaged users. Responses report their
+// use as percentages, which can't correct a quota.
+//
+// A refusal has status 400 or 403 and pauses the account, or else the app, for the time that the
+// response reports: X-Business-Use-Case-Usage has minutes. Changing a budget or a spending limit
+// too often pauses nothing. A block for going too fast closes the quota with throttle.ErrBanned. A
+// batch with refused entries has status 200 and pauses nothing.
+func Meta(perHour int64) Provider {
+	const page, ads = "https://developers.facebook.com/docs/graph-api/overview/rate-limiting", "https://developers.facebook.com/docs/marketing-api/overview/rate-limiting"
+	points := throttle.Tier{Limit: 60, Window: 5 * time.Minute, Unit: "points"}
+	p := Provider{
+		Name: "meta",
+		Scopes: []Scope{
+			some("account", ads, metaAccount, points),
+			some("messages", page, metaMessages, throttle.PerSecond(100)),
+			some("app", page, when(func(req *http.Request) bool { _, ads := metaAccount(req); return !ads }), throttle.PerHour(perHour)),
+		},
+		Cost:    metaCost,
+		Profile: metaProfile(),
+		Hosts:   []string{"graph.facebook.com", "graph.instagram.com", "graph-video.facebook.com", "graph.whatsapp.com", "graph.threads.net"},
+	}
+	for i := range p.Scopes {
+		p.Scopes[i].Policy.MaxPause = time.Hour + time.Minute
+	}
+	return p
+}
+
+// metaProfile returns the profile of Meta's APIs.
+func metaProfile() answers.Profile {
+	const business = "X-Business-Use-Case-Usage"
+	share := func(name, header, path string) answers.Quota {
+		return answers.Quota{Name: name, Share: answers.Field{Header: header, Path: path, Format: answers.Percent}}
+	}
+	p := answers.Profile{Quotas: []answers.Quota{
+		share("app", "X-App-Usage", "call_count"),
+		share("app time", "X-App-Usage", "total_time"),
+		share("app CPU", "X-App-Usage", "total_cputime"),
+		share("account", "X-Ad-Account-Usage", "acc_id_util_pct"),
+		share("insights app", "X-Fb-Ads-Insights-Throttle", "app_id_util_pct"),
+		share("insights account", "X-Fb-Ads-Insights-Throttle", "acc_id_util_pct"),
+		share("business", business, "*.*.call_count"),
+	}}
+	regain := []answers.Field{
+		{Header: business, Path: "*.*.estimated_time_to_regain_access", Format: answers.Minutes},
+		{Header: "X-Ad-Account-Usage", Path: "reset_time_duration", Format: answers.Seconds},
+	}
+	const code, subcode = "error.code", "error.error_subcode"
+	for _, status := range []int{http.StatusBadRequest, http.StatusForbidden} {
+		p.Rules = append(p.Rules,
+			answers.Rule{Status: status, Path: subcode, Text: "1487632", Kind: answers.Other, Reason: "ad set budget"},
+			answers.Rule{Status: status, Path: subcode, Text: "1885172", Kind: answers.Other, Reason: "spending limit"},
+			answers.Rule{Status: status, Path: subcode, Text: "1390008", Kind: answers.Banned, Reason: "too fast"},
+			answers.Rule{Status: status, Path: subcode, Text: "1487742", Kind: answers.Limited, Delay: regain, Wait: 5 * time.Minute, Reason: "account"},
+		)
+		for _, text := range []string{"4", "17", "32", "613", "8000*", "8001*"} {
+			p.Rules = append(p.Rules, answers.Rule{Status: status, Path: code, Text: text, Kind: answers.Limited, Delay: regain})
+		}
+	}
+	return p
+}
+
+// metaCost returns the number of calls in a request, and its points in the Marketing API.
+func metaCost(req *http.Request) throttle.Cost {
+	n := int64(1)
+	var b struct{ Batch []json.RawMessage }
+	if req.Method == http.MethodPost && strings.Count(strings.Trim(req.URL.Path, "/"), "/") == 0 { // to the version alone
+		if decode(req, &b); b.Batch == nil {
+			_ = json.Unmarshal([]byte(form(req).Get("batch")), &b.Batch)
+		}
+		n = max(n, int64(len(b.Batch)))
+	} else if ids := req.URL.Query().Get("ids"); ids != "" {
+		n = int64(strings.Count(ids, ",") + 1)
+	}
+	if _, ads := metaAccount(req); !ads {
+		return throttle.Cost{"requests": n}
+	}
+	if req.Method != http.MethodGet {
+		n *= 3
+	}
+	return throttle.Cost{"points": n}
+}
+
+// metaAccount returns the ad account of a request, if its path begins with one.
+func metaAccount(req *http.Request) (account string, counts bool) {
+	for part := range strings.SplitSeq(req.URL.Path, "/") {
+		if strings.HasPrefix(part, "act_") {
+			return part, true
+		}
+	}
+	return "", false
+}
+
+// metaMessages returns the Instagram account that sends a message.
+func metaMessages(req *http.Request) (account string, counts bool) {
+	return req.URL.Path, req.Method == http.MethodPost && req.URL.Hostname() == "graph.instagram.com" && strings.HasSuffix(req.URL.Path, "/messages")
+}
