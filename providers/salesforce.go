@@ -1,0 +1,52 @@
+package providers
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+// Salesforce is the APIs of Salesforce's platform. An org has perDay calls in any 24 hours, whatever
+// the user and the app: 100,000 and 1,000 for each license in the Enterprise Edition, 15,000 in the
+// Developer Edition. It also has 25 calls at once that last 20 seconds or longer (5 in the Developer
+// Edition). How long a call will take is not known, so all calls count in that limit: raise it
+// if yours are short. A host names its org, so each org has quotas of its own.
+//
+// Responses report the use of the whole org. When others have used up the day, calls go at a 24-hour
+// rate, because calls of a day ago make room little by little. A refusal has status 403 and names no
+// wait: a long call may end at any time. A locked record pauses nothing. Not included are bursts and the limits of a connected
+// app and of Chatter, which are not published, and Marketing Cloud, which is another product.
+func Salesforce(perDay int64) Provider {
+	const page = "https://developer.salesforce.com/docs/platform/salesforce-app-limits-cheatsheet/guide/salesforce-app-limits-platform-api.html"
+	org := bucket(perDay, 24*time.Hour, perDay) // the calls of all apps, as responses report them
+	org.Unit = "org"
+	return Provider{
+		Name: "salesforce",
+		Scopes: []Scope{some("org", page, salesforceOrg,
+			throttle.PerDay(perDay), org, throttle.Tier{Limit: 25, Algorithm: throttle.Concurrency})},
+		Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"org": 1} },
+		Profile: answers.Profile{
+			Quotas: []answers.Quota{{
+				Unit: "org", Window: 24 * time.Hour, Authoritative: true, // other names in this header are other quotas
+				Used: answers.Field{Header: "Sforce-Limit-Info", After: "api-usage="},
+			}},
+			Rules: []answers.Rule{
+				{Status: http.StatusForbidden, Path: "*.message", Text: "ConcurrentRequests *", Kind: answers.Limited},
+				{Status: http.StatusForbidden, Path: "*.message", Text: "ConcurrentPerOrgLongTxn *", Kind: answers.Limited},
+				{Status: http.StatusForbidden, Path: "*.errorCode", Text: "REQUEST_LIMIT_EXCEEDED", Kind: answers.Limited},
+				{Status: http.StatusInternalServerError, Text: "*<faultcode>sf:REQUEST_LIMIT_EXCEEDED</faultcode>*", Kind: answers.Limited, Reason: "REQUEST_LIMIT_EXCEEDED"},
+			},
+		},
+		Hosts: []string{"*.salesforce.com", "*.force.com"},
+	}
+}
+
+// salesforceOrg returns the org of a request. Logging in and listing the versions are free.
+func salesforceOrg(req *http.Request) (org string, counts bool) {
+	org, _, _ = strings.Cut(strings.ToLower(req.URL.Hostname()), ".")
+	path := strings.TrimSuffix(req.URL.Path, "/")
+	return org, strings.HasPrefix(path, "/services/") && path != "/services/data" && !strings.HasPrefix(path, "/services/oauth2/")
+}
