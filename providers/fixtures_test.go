@@ -223,6 +223,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 		}},
 		{page: "twilio", preset: providers.Twilio(10)},
 		{page: "zendesk", preset: providers.Zendesk(700)},
+		{page: "x", preset: providers.X()},
 	} {
 		read := 0
 		for _, f := range readPage(t, test.page).Responses {
