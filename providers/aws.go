@@ -1,0 +1,64 @@
+package providers
+
+import (
+	"net/http"
+
+	"github.com/apithrottle/throttle/answers"
+)
+
+// AWSProfile returns the Profile of the refusals of AWS's services, for a [throttle.Transport] with
+// limits of the caller's. A refusal may have the status 400, 403, 429, 503 or 509. Its code stands in
+// the header X-Amzn-Errortype, in the JSON fields __type or code, or in XML. Responses don't report what
+// is left.
+//
+// Some codes refuse one object alone: a DynamoDB table, a prefix of an S3 bucket, a Lambda function, a
+// hosted zone. If perObject is false, these pause nothing, because they would pause the other objects,
+// too. If it is true, they pause the limiter of the request like all others: let Transport.Route choose
+// one for each object. A throttled S3 copy or upload with status 200 is not recognized, because its body
+// looks like that of an object.
+//
+// SDKs sign a request before it waits, so set Transport.SendBy to [AWSSendBy].
+//
+// Sources: the retry rules of the SDKs,
+// https://docs.aws.amazon.com/sdkref/latest/guide/feature-retry-behavior.html, read on 2026-11-22.
+func AWSProfile(perObject bool) answers.Profile {
+	object := answers.Other
+	if perObject {
+		object = answers.Limited
+	}
+	p := answers.Profile{
+		RetryAfter: []answers.Field{
+			{Header: "X-Amz-Retry-After", Format: answers.Millis},
+			{Header: "Retry-After", Format: answers.RetryAfter},
+			{Path: "retryAfterSeconds", Format: answers.Seconds},
+		},
+		Rules: []answers.Rule{
+			{Status: http.StatusTooManyRequests, Path: "Reason", Text: "*Function*", Kind: object, Reason: "function"}, // Lambda
+			{Status: http.StatusBadRequest, Path: "__type", Text: "com.amazonaws.dynamodb.v20120810#LimitExceededException", Kind: answers.Limited, Reason: "LimitExceededException"},
+		},
+	}
+	for _, code := range []struct {
+		name string // a part of codes
+		kind answers.Kind
+	}{
+		{"ProvisionedThroughputExceeded", object}, {"TransactionInProgress", object}, {"PriorRequestNotComplete", object}, {"SlowDown", object},
+		{"Throttl", answers.Limited}, {"TooManyRequests", answers.Limited}, {"RequestLimitExceeded", answers.Limited}, {"BandwidthLimitExceeded", answers.Limited},
+	} {
+		rule := answers.Rule{Kind: code.kind, Reason: code.name}
+		inHeader := rule
+		inHeader.Header, inHeader.Value = "X-Amzn-Errortype", "*"+code.name+"*"
+		p.Rules = append(p.Rules, inHeader)
+		for _, rule.Status = range []int{http.StatusBadRequest, http.StatusForbidden, http.StatusTooManyRequests, http.StatusServiceUnavailable, 509} {
+			for _, rule.Path = range []string{"__type", "code"} {
+				rule.Text = "*" + code.name + "*"
+				p.Rules = append(p.Rules, rule)
+			}
+			for _, before := range []string{"", "Request", "EC2"} { // as in EC2ThrottledException
+				if rule.Path, rule.Text = "", "*<Code>"+before+code.name+"*"; before == "" || code.name == "Throttl" {
+					p.Rules = append(p.Rules, rule)
+				}
+			}
+		}
+	}
+	return p
+}
