@@ -70,7 +70,7 @@ func (p amazonPlan) operation(req *http.Request) (operation string, counts bool)
 	}
 	plan, path := amazonPaths.find(append(strings.Split(strings.Trim(req.URL.EscapedPath(), "/"), "/"), req.Method))
 	if path == "" {
-		plan, path = amazonUnlisted, stripeEndpoint(req)
+		plan, path = amazonUnlisted, endpoint(req.Method, req.URL.Path, isNumbered)
 	}
 	return req.URL.Hostname() + " " + path, plan == p
 }

@@ -46,23 +46,23 @@ func TestAmazonSPAPIPlans(t *testing.T) {
 
 func TestAmazonSPAPIScopes(t *testing.T) {
 	preset := providers.AmazonSPAPI
-	checkAtOnce(t, preset, "one order, whatever its id", 30, alternate(to(t, "GET", amazon+"/orders/v0/orders/1"), to(t, "GET", amazon+"/orders/v0/orders/2")))
-	checkAtOnce(t, preset, "two operations of one plan", 20, alternate(to(t, "GET", amazon+"/reports/2021-06-30/reports"), to(t, "GET", amazon+"/feeds/2021-06-30/feeds")))
-	checkAtOnce(t, preset, "two regions", 40, alternate(to(t, "GET", amazon+"/orders/v0/orders"), to(t, "GET", "https://sellingpartnerapi-na.amazon.com/orders/v0/orders")))
-	checkAtOnce(t, preset, "an item whose name has a slash", 10, to(t, "GET", amazon+"/listings/2021-08-01/items/S/a%2Fb"))
-	checkAtOnce(t, preset, "an operation without a published plan", 1, to(t, "GET", amazon+"/awd/2024-05-09/replenishmentOrders/a1"))
-	checkAtOnce(t, preset, "the sandbox", 15, alternate(to(t, "GET", "https://sandbox.sellingpartnerapi-eu.amazon.com/orders/v0/orders"), to(t, "GET", "https://sandbox.sellingpartnerapi-eu.amazon.com/fba/inventory/v1/summaries")))
+	checkBurst(t, preset, "one order, whatever its id", 30, alternate(to(t, "GET", amazon+"/orders/v0/orders/1"), to(t, "GET", amazon+"/orders/v0/orders/2")))
+	checkBurst(t, preset, "two operations of one plan", 20, alternate(to(t, "GET", amazon+"/reports/2021-06-30/reports"), to(t, "GET", amazon+"/feeds/2021-06-30/feeds")))
+	checkBurst(t, preset, "two regions", 40, alternate(to(t, "GET", amazon+"/orders/v0/orders"), to(t, "GET", "https://sellingpartnerapi-na.amazon.com/orders/v0/orders")))
+	checkBurst(t, preset, "an item whose name has a slash", 10, to(t, "GET", amazon+"/listings/2021-08-01/items/S/a%2Fb"))
+	checkBurst(t, preset, "an operation without a published plan", 1, to(t, "GET", amazon+"/awd/2024-05-09/replenishmentOrders/a1"))
+	checkBurst(t, preset, "the sandbox", 15, alternate(to(t, "GET", "https://sandbox.sellingpartnerapi-eu.amazon.com/orders/v0/orders"), to(t, "GET", "https://sandbox.sellingpartnerapi-eu.amazon.com/fba/inventory/v1/summaries")))
 }
 
 func TestAmazonSPAPIRefusals(t *testing.T) {
 	const body = `{"errors":[{"code":"QuotaExceeded","message":"You exceeded your quota for the requested resource."}]}`
 	orders, order := to(t, "GET", amazon+"/orders/v0/orders"), to(t, "GET", amazon+"/orders/v0/orders/1")
-	refuse(t, providers.AmazonSPAPI, []refusalTest{
+	checkRefusals(t, providers.AmazonSPAPI, []refusalTest{
 		{name: "no wait", reply: fakeapi.Reply{Status: 429, Body: body}, first: orders, want: backoff},
 		{name: "the rate", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"x-amzn-RateLimit-Limit": "0.0083"}, Body: body}, want: 120482 * time.Millisecond},
 		{name: "another operation goes on", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"x-amzn-RateLimit-Limit": "0.0083"}, Body: body}, next: order},
 		{name: "Retry-After", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Retry-After": "120", "x-amzn-RateLimit-Limit": "2.0"}, Body: body}, want: 2 * time.Minute},
-		{name: "an absurd rate", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"x-amzn-RateLimit-Limit": "0.000000001"}, Body: body}, want: -1},
+		{name: "an absurd rate", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"x-amzn-RateLimit-Limit": "0.000000001"}, Body: body}, want: closed},
 		{name: "not allowed", reply: fakeapi.Reply{Status: 403, Body: `{"errors":[{"code":"Unauthorized"}]}`}},
 		{name: "an entry of a batch", reply: fakeapi.Reply{Body: `{"responses":[{"status":{"statusCode":429}}]}`}},
 	})

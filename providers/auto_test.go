@@ -120,7 +120,7 @@ func TestAuto(t *testing.T) {
 	}{
 		{"GET https://api.github.com/search/issues", 30},
 		{"GET https://api.etherscan.io/v2/api?chainid=1", 3},
-		{"GET https://api.notion.com/v1/users", 3},
+		{"GET https://api.notion.com/v1/users", 180},
 		{"POST https://api.binance.com/api/v3/order", 100},
 		{"POST https://fapi.binance.com/fapi/v1/order", 300},
 		{"GET https://api.coinbase.com/v2/accounts", 400}, // 10,000 an hour
@@ -237,7 +237,7 @@ func TestAutoProviders(t *testing.T) {
 			{"GET https://eu.amazonaws.com/queue/1", 5},
 			{"GET https://models.eu.amazonaws.com/bucket/1", 2},
 			{"GET https://api.notion.com/v1/pages", 1},
-			{"GET https://api.notion.com/v1/users", 3},
+			{"GET https://api.notion.com/v1/users", 20},
 			{"GET https://example.com/rest/1", 6},
 			{"GET https://example.com/", 20},
 			{"GET https://shop.myshopify.com/rest/1", 0}, // of the same quota

@@ -20,24 +20,24 @@ const (
 
 func TestGoogleWorkspaceScopes(t *testing.T) {
 	preset := func() providers.Provider { return providers.GoogleWorkspace(nil) }
-	checkAtOnce(t, preset, "reading a sheet", 60, to(t, "GET", sheets+"/values/A1"))
-	checkAtOnce(t, preset, "writing a sheet", 60, to(t, "PUT", sheets+"/values/A1", "{}"))
-	checkAtOnce(t, preset, "reading and writing apart", 120, alternate(to(t, "GET", sheets), to(t, "POST", sheets+":batchUpdate", "{}")))
-	checkAtOnce(t, preset, "a POST that reads", 60, alternate(to(t, "POST", sheets+"/values:batchGetByDataFilter", "{}"), to(t, "GET", sheets)))
-	checkAtOnce(t, preset, "reading mail", 300, to(t, "GET", gmail+"messages/1"))
-	checkAtOnce(t, preset, "listing mail", 1_200, to(t, "GET", gmail+"messages"))
-	checkAtOnce(t, preset, "sending mail", 60, alternate(to(t, "POST", gmail+"messages/send", "{}"), to(t, "POST", "https://gmail.googleapis.com/upload/gmail/v1/users/me/messages/send", "{}")))
-	checkAtOnce(t, preset, "labels", 6_000, to(t, "GET", gmail+"labels/1"))
-	checkAtOnce(t, preset, "a new method of mail", 60, to(t, "POST", gmail+"new", "{}"))
-	checkAtOnce(t, preset, "a batch of three messages", 100, to(t, "POST", "https://gmail.googleapis.com/batch/gmail/v1", strings.Repeat("--b\r\nContent-Type: application/http\r\n\r\nGET /gmail/v1/users/me/messages/1\r\n\r\n", 3)))
-	checkAtOnce(t, preset, "listing files", 3_250, to(t, "GET", googleFiles))
-	checkAtOnce(t, preset, "downloading files", 1_625, alternate(to(t, "GET", googleFiles+"/1?alt=media"), to(t, "GET", googleFiles+"/1/export")))
-	checkAtOnce(t, preset, "changing files", 6_500, to(t, "PATCH", googleFiles+"/1", "{}"))
-	checkAtOnce(t, preset, "events", 600, alternate(to(t, "GET", calendar), to(t, "POST", calendar, "{}")))
-	checkAtOnce(t, preset, "searching videos", 100, to(t, "GET", youtube+"search?q=a"))
-	checkAtOnce(t, preset, "uploading videos", 100, to(t, "POST", "https://www.googleapis.com/upload/youtube/v3/videos", "{}"))
-	checkAtOnce(t, preset, "changing playlists", 200, to(t, "POST", youtube+"playlistItems", "{}"))
-	checkAtOnce(t, preset, "captions", 25, to(t, "POST", "https://www.googleapis.com/upload/youtube/v3/captions", "{}"))
+	checkBurst(t, preset, "reading a sheet", 60, to(t, "GET", sheets+"/values/A1"))
+	checkBurst(t, preset, "writing a sheet", 60, to(t, "PUT", sheets+"/values/A1", "{}"))
+	checkBurst(t, preset, "reading and writing apart", 120, alternate(to(t, "GET", sheets), to(t, "POST", sheets+":batchUpdate", "{}")))
+	checkBurst(t, preset, "a POST that reads", 60, alternate(to(t, "POST", sheets+"/values:batchGetByDataFilter", "{}"), to(t, "GET", sheets)))
+	checkBurst(t, preset, "reading mail", 300, to(t, "GET", gmail+"messages/1"))
+	checkBurst(t, preset, "listing mail", 1_200, to(t, "GET", gmail+"messages"))
+	checkBurst(t, preset, "sending mail", 60, alternate(to(t, "POST", gmail+"messages/send", "{}"), to(t, "POST", "https://gmail.googleapis.com/upload/gmail/v1/users/me/messages/send", "{}")))
+	checkBurst(t, preset, "labels", 6_000, to(t, "GET", gmail+"labels/1"))
+	checkBurst(t, preset, "a new method of mail", 60, to(t, "POST", gmail+"new", "{}"))
+	checkBurst(t, preset, "a batch of three messages", 100, to(t, "POST", "https://gmail.googleapis.com/batch/gmail/v1", strings.Repeat("--b\r\nContent-Type: application/http\r\n\r\nGET /gmail/v1/users/me/messages/1\r\n\r\n", 3)))
+	checkBurst(t, preset, "listing files", 3_250, to(t, "GET", googleFiles))
+	checkBurst(t, preset, "downloading files", 1_625, alternate(to(t, "GET", googleFiles+"/1?alt=media"), to(t, "GET", googleFiles+"/1/export")))
+	checkBurst(t, preset, "changing files", 6_500, to(t, "PATCH", googleFiles+"/1", "{}"))
+	checkBurst(t, preset, "events", 600, alternate(to(t, "GET", calendar), to(t, "POST", calendar, "{}")))
+	checkBurst(t, preset, "searching videos", 100, to(t, "GET", youtube+"search?q=a"))
+	checkBurst(t, preset, "uploading videos", 100, to(t, "POST", "https://www.googleapis.com/upload/youtube/v3/videos", "{}"))
+	checkBurst(t, preset, "changing playlists", 200, to(t, "POST", youtube+"playlistItems", "{}"))
+	checkBurst(t, preset, "captions", 25, to(t, "POST", "https://www.googleapis.com/upload/youtube/v3/captions", "{}"))
 	checkUnlimited(t, preset, "another API", to(t, "GET", "https://www.googleapis.com/oauth2/v3/userinfo"))
 }
 
@@ -47,7 +47,7 @@ func TestGoogleWorkspaceUsers(t *testing.T) {
 		return providers.GoogleWorkspace(func(req *http.Request) string { return req.Header.Get("User") })
 	}
 	n := 0
-	checkAtOnce(t, preset, "a hundred users", 300, func() *http.Request {
+	checkBurst(t, preset, "a hundred users", 300, func() *http.Request {
 		req := to(t, "GET", sheets)()
 		n++
 		req.Header.Set("User", string(rune('A'+n%26)))
@@ -81,7 +81,7 @@ func TestGoogleWorkspaceRefusals(t *testing.T) {
 	}
 	const minute = "Quota exceeded for quota metric 'Read requests' and limit 'Read requests per minute%s' of service 'sheets.googleapis.com' for consumer 'project_number:1'."
 	user, project := strings.Replace(minute, "%s", " per user", 1), strings.Replace(minute, "%s", "", 1)
-	refuse(t, p, []refusalTest{
+	checkRefusals(t, p, []refusalTest{
 		{name: "the user's minute", reply: refused(429, "rateLimitExceeded", user), first: sheet, want: backoff},
 		{name: "other users go on", reply: refused(429, "rateLimitExceeded", user), next: someone(sheet)},
 		{name: "other APIs go on", reply: refused(429, "rateLimitExceeded", user), next: mail},
@@ -100,10 +100,10 @@ func TestGoogleWorkspaceRefusals(t *testing.T) {
 		{name: "YouTube's day", reply: refused(403, "youtube.quota/quotaExceeded", "you have exceeded your quota"), first: search, want: 8 * time.Hour},
 		{name: "searches leave other methods alone", reply: refused(403, "youtube.quota/quotaExceeded", ""), next: to(t, "GET", youtube+"videos")},
 		{name: "YouTube's minute", reply: refused(403, "rateLimitExceeded", "Quota exceeded for quota metric 'Queries'"), want: backoff},
-		{name: "a robot", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Content-Type": "text/html"}, Body: "your computer or network may be sending automated queries."}, first: files, want: -1},
+		{name: "a robot", reply: fakeapi.Reply{Status: 429, Header: map[string]string{"Content-Type": "text/html"}, Body: "your computer or network may be sending automated queries."}, first: files, want: closed},
 	})
-	refuse(t, func() providers.Provider { return providers.GoogleWorkspace(nil) }, []refusalTest{
-		{name: "a day closes the quota", reply: refused(403, "youtube.quota/quotaExceeded", ""), first: search, want: -1},
-		{name: "an instant in days closes the quota", reply: refused(403, "rateLimitExceeded", "Retry after 2000-01-05T00:00:00Z"), first: mail, want: -1},
+	checkRefusals(t, func() providers.Provider { return providers.GoogleWorkspace(nil) }, []refusalTest{
+		{name: "a day closes the quota", reply: refused(403, "youtube.quota/quotaExceeded", ""), first: search, want: closed},
+		{name: "an instant in days closes the quota", reply: refused(403, "rateLimitExceeded", "Retry after 2000-01-05T00:00:00Z"), first: mail, want: closed},
 	})
 }

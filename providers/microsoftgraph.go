@@ -108,12 +108,12 @@ func graphCalls(req *http.Request) (calls []graphCall) {
 	return []graphCall{c}
 }
 
-// mailboxes, directory and drives are the first segments of paths of a service, after /me/ or
+// mailboxes, identity and drives are the first segments of paths of a service, after /me/ or
 // /users/{id}/ too.
 var (
 	mailboxes = strings.Fields("messages mailFolders sendMail events calendar calendars calendarGroups calendarView contacts contactFolders outlook todo inferenceClassification findMeetingTimes getSchedule reminderView people insights")
 	drives    = strings.Fields("drive drives sites shares followedSites " + sharePoint)
-	directory = strings.Fields("users groups me directory directoryObjects directoryRoles directoryRoleTemplates applications servicePrincipals devices domains contracts organization oauth2PermissionGrants subscribedSkus groupSettings groupSettingTemplates administrativeUnits getObjectsById isMemberOf invitations roleManagement policies orgContact contacts")
+	identity  = strings.Fields("users groups me directory directoryObjects directoryRoles directoryRoleTemplates applications servicePrincipals devices domains contracts organization oauth2PermissionGrants subscribedSkus groupSettings groupSettingTemplates administrativeUnits getObjectsById isMemberOf invitations roleManagement policies orgContact contacts")
 )
 
 // service returns the service of a call, and the mailbox or site whose quota it is.
@@ -140,7 +140,7 @@ func (c graphCall) service() (name, key string) {
 		return "reports", ""
 	case first == "identityProtection", first == "identity" && len(rest) > 1 && rest[1] == "conditionalAccess":
 		return "protection", ""
-	case slices.Contains(directory, first):
+	case slices.Contains(identity, first):
 		return "identity", ""
 	}
 	return "", ""

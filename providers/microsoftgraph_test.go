@@ -16,25 +16,25 @@ func TestMicrosoftGraphScopes(t *testing.T) {
 	preset := providers.MicrosoftGraph
 	graph := func(path string) func() *http.Request { return to(t, "GET", msGraph+path) }
 	// The answer to a request of the directory settles its units; these cost what is estimated.
-	checkAtOnce(t, preset, "a user", 3_500, graph("users/1"))
-	checkAtOnce(t, preset, "users", 1_750, graph("users"))
-	checkAtOnce(t, preset, "users, selected", 3_500, graph("users?$select=id"))
-	checkAtOnce(t, preset, "all members of a group", 700, graph("groups/1/transitiveMembers"))
-	checkAtOnce(t, preset, "all members of a group, expanded and few", 700, graph("groups/1/transitiveMembers?$expand=manager&$top=5"))
-	checkAtOnce(t, preset, "what a user belongs to", 1_750, alternate(graph("me/memberOf"), graph("users/2/memberOf")))
-	checkAtOnce(t, preset, "writes", 3_000, to(t, "PATCH", msGraph+"groups/1", "{}"))
-	checkAtOnce(t, preset, "a batch of the directory", 1_166, to(t, "POST", msGraph+"$batch", `{"requests":[{"id":"1","method":"GET","url":"/users"},{"id":"2","method":"GET","url":"/groups/1"}]}`))
-	checkAtOnce(t, preset, "files", 1_200, graph("drives/1/items/2"))
-	checkAtOnce(t, preset, "a user's files and a site's", 600, alternate(graph("me/drive/root/children"), graph("sites/1/lists")))
-	checkAtOnce(t, preset, "permissions", 240, graph("drives/1/items/2/permissions"))
-	checkAtOnce(t, preset, "SharePoint's own API", 600, to(t, "GET", "https://contoso.sharepoint.com/_api/web/lists"))
-	checkAtOnce(t, preset, "a team", 4, graph("teams/1/channels"))
-	checkAtOnce(t, preset, "two teams", 8, alternate(graph("teams/1/channels"), graph("teams/2/channels")))
-	checkAtOnce(t, preset, "OneNote", 120, graph("me/onenote/pages"))
-	checkAtOnce(t, preset, "presence", 1_500, alternate(graph("users/1/presence"), graph("communications/presences/1")))
-	checkAtOnce(t, preset, "sign-ins", 5, graph("auditLogs/signIns"))
-	checkAtOnce(t, preset, "conditional access", 1, alternate(graph("identity/conditionalAccess/policies"), graph("identityProtection/riskyUsers")))
-	checkAtOnce(t, preset, "uploads to a mailbox", 2, to(t, "POST", msGraph+"me/messages", string(make([]byte, 60_000_000))))
+	checkBurst(t, preset, "a user", 3_500, graph("users/1"))
+	checkBurst(t, preset, "users", 1_750, graph("users"))
+	checkBurst(t, preset, "users, selected", 3_500, graph("users?$select=id"))
+	checkBurst(t, preset, "all members of a group", 700, graph("groups/1/transitiveMembers"))
+	checkBurst(t, preset, "all members of a group, expanded and few", 700, graph("groups/1/transitiveMembers?$expand=manager&$top=5"))
+	checkBurst(t, preset, "what a user belongs to", 1_750, alternate(graph("me/memberOf"), graph("users/2/memberOf")))
+	checkBurst(t, preset, "writes", 3_000, to(t, "PATCH", msGraph+"groups/1", "{}"))
+	checkBurst(t, preset, "a batch of the directory", 1_166, to(t, "POST", msGraph+"$batch", `{"requests":[{"id":"1","method":"GET","url":"/users"},{"id":"2","method":"GET","url":"/groups/1"}]}`))
+	checkBurst(t, preset, "files", 1_200, graph("drives/1/items/2"))
+	checkBurst(t, preset, "a user's files and a site's", 600, alternate(graph("me/drive/root/children"), graph("sites/1/lists")))
+	checkBurst(t, preset, "permissions", 240, graph("drives/1/items/2/permissions"))
+	checkBurst(t, preset, "SharePoint's own API", 600, to(t, "GET", "https://contoso.sharepoint.com/_api/web/lists"))
+	checkBurst(t, preset, "a team", 4, graph("teams/1/channels"))
+	checkBurst(t, preset, "two teams", 8, alternate(graph("teams/1/channels"), graph("teams/2/channels")))
+	checkBurst(t, preset, "OneNote", 120, graph("me/onenote/pages"))
+	checkBurst(t, preset, "presence", 1_500, alternate(graph("users/1/presence"), graph("communications/presences/1")))
+	checkBurst(t, preset, "sign-ins", 5, graph("auditLogs/signIns"))
+	checkBurst(t, preset, "conditional access", 1, alternate(graph("identity/conditionalAccess/policies"), graph("identityProtection/riskyUsers")))
+	checkBurst(t, preset, "uploads to a mailbox", 2, to(t, "POST", msGraph+"me/messages", string(make([]byte, 60_000_000))))
 }
 
 // A mailbox serves four requests at once, whatever their number in a batch.
@@ -77,7 +77,7 @@ func TestMicrosoftGraphRefusals(t *testing.T) {
 	after := func(status int, seconds string) fakeapi.Reply {
 		return fakeapi.Reply{Status: status, Header: map[string]string{"Retry-After": seconds}, Body: `{"error":{"code":"TooManyRequests"}}`}
 	}
-	refuse(t, providers.MicrosoftGraph, []refusalTest{
+	checkRefusals(t, providers.MicrosoftGraph, []refusalTest{
 		{name: "429", reply: after(429, "10"), first: users, want: 10 * time.Second},
 		{name: "429 of another service", reply: after(429, "10"), next: mail},
 		{name: "429 without a wait", reply: fakeapi.Reply{Status: 429}, want: backoff},
@@ -86,7 +86,7 @@ func TestMicrosoftGraphRefusals(t *testing.T) {
 		{name: "503 of five minutes", reply: after(503, "300"), first: site, want: 5 * time.Minute},
 		{name: "503 without a wait", reply: fakeapi.Reply{Status: 503}},
 		{name: "minutes", reply: after(429, "315"), want: 315 * time.Second},
-		{name: "an hour closes the service", reply: after(503, "3600"), want: -1},
+		{name: "an hour closes the service", reply: after(503, "3600"), want: closed},
 		{name: "others used the minute up", reply: fakeapi.Reply{Header: map[string]string{"RateLimit-Limit": "1200", "RateLimit-Remaining": "0", "RateLimit-Reset": "31"}}, want: 31 * time.Second},
 		{name: "forbidden", reply: fakeapi.Reply{Status: 403, Body: `{"error":{"code":"Authorization_RequestDenied"}}`}},
 		{name: "a part of a batch", reply: fakeapi.Reply{Body: `{"responses":[{"id":"2","status":429,"headers":{"Retry-After":"8"}}]}`}, first: to(t, "POST", msGraph+"$batch", `{"requests":[{"method":"GET","url":"/users"}]}`)},

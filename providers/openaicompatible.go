@@ -10,6 +10,11 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
+// openAICompatibleHosts are the hosts that OpenAICompatible knows.
+var openAICompatibleHosts = []string{
+	"api.groq.com", "openrouter.ai", "api.mistral.ai", "api.eu.mistral.ai", "api.x.ai", "api.deepseek.com", "api.together.ai", "api.together.xyz", "api.cerebras.ai",
+}
+
 // OpenAICompatible is the API of a host that speaks OpenAI's protocol, with the requests and tokens
 // that it allows each model per minute. For a host that documents no such limit, or if you don't know
 // it, 0 leaves a limit out: a model then waits after refusals only. Only POST requests are limited.

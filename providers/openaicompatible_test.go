@@ -3,7 +3,6 @@ package providers_test
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"testing"

@@ -21,23 +21,24 @@ import (
 )
 
 var presets = []func() providers.Provider{
-	providers.Binance, providers.BinanceFutures, providers.BinanceUS, providers.Bybit, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord, providers.Etherscan, providers.GitHub,
-	providers.Kraken, providers.KrakenFutures, providers.Notion, providers.ShopifyGraphQL, providers.ShopifyREST, providers.Slack, providers.Stripe,
-	providers.Airtable, providers.Atlassian, providers.Cloudflare, providers.GitLab, providers.Okta, providers.Reddit, providers.Telegram,
-	func() providers.Provider { return providers.Spotify(100) },
-	func() providers.Provider { return providers.Zendesk(700) },
-	providers.Binance, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord, providers.Etherscan, providers.GitHub,
-	providers.Kraken, providers.Notion, providers.ShopifyGraphQL, providers.ShopifyREST, providers.Slack, providers.Stripe,
-	providers.Alchemy, providers.Binance, providers.BinanceFutures, providers.BinanceUS, providers.Bybit, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord, providers.Etherscan, providers.GitHub,
-	providers.Kraken, providers.KrakenFutures, providers.Notion, providers.OKX, providers.ShopifyGraphQL, providers.ShopifyREST, providers.Slack, providers.Stripe,
+	providers.Airtable, providers.Alchemy, providers.AmazonSPAPI, providers.Atlassian, providers.Binance, providers.BinanceFutures,
+	providers.BinanceUS, providers.Bybit, providers.Cloudflare, providers.CoinbaseApp, providers.CoinbaseExchange, providers.Discord,
+	providers.Etherscan, providers.GitHub, providers.GitLab, providers.Kraken, providers.KrakenFutures, providers.MicrosoftGraph,
+	providers.Notion, providers.OKX, providers.Okta, providers.Reddit, providers.ShopifyGraphQL, providers.ShopifyREST,
+	providers.Slack, providers.Stripe, providers.Telegram, providers.X,
 	func() providers.Provider { return providers.Anthropic(100, 30_000, 8_000) },
 	func() providers.Provider { return providers.AzureOpenAI(600, 100_000) },
 	func() providers.Provider { return providers.Gemini(10, 250_000, 250) },
+	func() providers.Provider { return providers.GoogleWorkspace(nil) },
 	func() providers.Provider { return providers.HubSpot("Europe/Berlin") },
 	func() providers.Provider { return providers.Infura(500, 3_000_000) },
+	func() providers.Provider { return providers.Meta(200) },
 	func() providers.Provider { return providers.OpenAI(500, 30_000) },
 	func() providers.Provider { return providers.OpenAICompatible("api.deepseek.com", 0, 0) },
+	func() providers.Provider { return providers.Salesforce(15_000) },
+	func() providers.Provider { return providers.Spotify(100) },
 	func() providers.Provider { return providers.Twilio(1) },
+	func() providers.Provider { return providers.Zendesk(700) },
 }
 
 // TestEveryPreset fails if a constructor is missing from presets.

@@ -14,9 +14,9 @@ const salesforce = "https://acme.my.salesforce.com/services/data/v62.0/query"
 func TestSalesforceScopes(t *testing.T) {
 	preset := func() providers.Provider { return providers.Salesforce(20) }
 	query := to(t, "GET", salesforce)
-	checkAtOnce(t, preset, "an org's day", 20, alternate(query, to(t, "POST", "https://acme.my.salesforce.com/services/Soap/u/50.0", "<x/>")))
-	checkAtOnce(t, preset, "two hosts of one org", 20, alternate(query, to(t, "GET", "https://acme.lightning.force.com/services/data/v62.0/query")))
-	checkAtOnce(t, preset, "two orgs", 40, alternate(query, to(t, "GET", "https://acme--dev.sandbox.my.salesforce.com/services/data/v62.0/query")))
+	checkBurst(t, preset, "an org's day", 20, alternate(query, to(t, "POST", "https://acme.my.salesforce.com/services/Soap/u/50.0", "<x/>")))
+	checkBurst(t, preset, "two hosts of one org", 20, alternate(query, to(t, "GET", "https://acme.lightning.force.com/services/data/v62.0/query")))
+	checkBurst(t, preset, "two orgs", 40, alternate(query, to(t, "GET", "https://acme--dev.sandbox.my.salesforce.com/services/data/v62.0/query")))
 	checkUnlimited(t, preset, "the list of versions is free", to(t, "GET", "https://acme.my.salesforce.com/services/data/"))
 	checkUnlimited(t, preset, "logging in is free", to(t, "POST", "https://login.salesforce.com/services/oauth2/token", "{}"))
 }
@@ -29,7 +29,7 @@ func TestSalesforceRefusals(t *testing.T) {
 	used := func(value string) fakeapi.Reply {
 		return fakeapi.Reply{Header: map[string]string{"Sforce-Limit-Info": value}}
 	}
-	refuse(t, func() providers.Provider { return providers.Salesforce(15_000) }, []refusalTest{
+	checkRefusals(t, func() providers.Provider { return providers.Salesforce(15_000) }, []refusalTest{
 		{name: "day", reply: refused("TotalRequests Limit exceeded."), first: query, want: backoff},
 		{name: "long calls", reply: refused("ConcurrentRequests (Concurrent API Requests) Limit exceeded."), want: backoff},
 		{name: "long transactions", reply: refused("ConcurrentPerOrgLongTxn Limit exceeded."), want: backoff},

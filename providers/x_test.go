@@ -82,7 +82,7 @@ func TestXRefusals(t *testing.T) {
 		return p
 	}
 	posts, other, post := to(t, "GET", fmt.Sprintf(xPosts, 1)), to(t, "GET", fmt.Sprintf(xPosts, 2)), to(t, "POST", "https://api.x.com/2/tweets", "{}")
-	refuse(t, p, []refusalTest{
+	checkRefusals(t, p, []refusalTest{
 		{name: "15 minutes", reply: fakeapi.Reply{Status: 429, Header: window(nil), Body: `{"title":"Too Many Requests"}`}, first: posts, next: other, want: 8 * time.Minute},
 		{name: "another endpoint goes on", reply: fakeapi.Reply{Status: 429, Header: window(nil)}, first: posts, next: post},
 		{name: "user's day", reply: fakeapi.Reply{Status: 429, Header: window(day)}, first: post, want: 24 * time.Hour},
@@ -91,7 +91,7 @@ func TestXRefusals(t *testing.T) {
 		{name: "monthly cap", reply: fakeapi.Reply{Status: 429, Body: `{"title":"UsageCapExceeded"}`}},
 		{name: "credits are spent", reply: fakeapi.Reply{Status: 402, Body: `{"title":"Payment Required"}`}},
 	})
-	refuse(t, providers.X, []refusalTest{
-		{name: "a day closes the endpoint", reply: fakeapi.Reply{Status: 429, Header: window(day)}, first: post, want: -1},
+	checkRefusals(t, providers.X, []refusalTest{
+		{name: "a day closes the endpoint", reply: fakeapi.Reply{Status: 429, Header: window(day)}, first: post, want: closed},
 	})
 }
