@@ -150,7 +150,11 @@ type Changer interface {
 // ErrUnavailable reports that a shared store did not answer. A later call may succeed.
 var ErrUnavailable = errors.New("throttle: store is unavailable")
 
-// An Aligner is a Quota that accepts the boundaries of the provider's windows.
+// An Aligner is a Quota that accepts the boundaries of the provider's windows. It is separate from
+// Observer for two reasons. A quota may accept counts alone: in package distributed, windows of
+// unknown phase stay rolling. And a boundary is an instant that a response may report without a
+// count. It stays true if the quota applies it late, but an Observation applies to the moment of its
+// response.
 type Aligner interface {
 	// Align reports that a window of the first tier of UnknownPhase ends between two instants.
 	Align(from, to time.Time)
