@@ -148,10 +148,14 @@ func refillTime(asked int64, known []Reading) (time.Duration, bool) {
 	return 0, false
 }
 
-// first returns the first usable wait. A wait of zero, a date in the past, and a year are not usable.
+// maxWait is the longest usable wait, as in Retry-After: no limit has a longer period.
+const maxWait = 31 * 24 * time.Hour
+
+// first returns the first usable wait. A wait of zero, a date in the past, and a wait beyond maxWait
+// are not usable.
 func first(fields []Field, e *event) (time.Duration, bool) {
 	for i := range fields {
-		if d, ok := fields[i].wait(e); ok && d > 0 && d < maxTime {
+		if d, ok := fields[i].wait(e); ok && d > 0 && d <= maxWait {
 			return d, true
 		}
 	}

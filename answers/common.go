@@ -1,0 +1,99 @@
+package answers
+
+import (
+	"net/http"
+	"time"
+)
+
+// Common returns a Profile for APIs without a description. It reads only what has one meaning,
+// whoever sends it:
+//
+//   - retry-after-ms, and waits in bodies that contain their unit: Google's retryDelay, OpenAI's "try
+//     again in 1.2s", Telegram's parameters.retry_after.
+//   - The reset of a quota of which a 429 reports that nothing is left, if it is [Evident]. Seconds
+//     left, such as "41", look like other numbers and are not read.
+//   - The refusals of Google, AWS, Meta, GitHub, Salesforce and Linear with status 400 or 403, by their
+//     codes, and 429s whose code reports an unpaid bill or a request that is too large, which are
+//     not of the rate.
+//
+// It reads no counts, because a count doesn't tell its window or unit, and no bodies of successes. Add
+// the Quotas of package ietf for the fields of the drafts.
+func Common() Profile {
+	p := Profile{RetryAfter: []Field{
+		{Header: "Retry-After-Ms", Format: Millis}, {Header: "X-Ms-Retry-After-Ms", Format: Millis},
+		{Header: "Retry-After", Format: RetryAfter},
+	}}
+	p.Rules = append(p.Rules, commonOthers()...)
+	p.Rules = append(p.Rules, commonGoogle()...)
+	p.Rules = append(p.Rules, commonCodes()...)
+	for _, name := range []string{"X-Ratelimit", "X-Rate-Limit", "Ratelimit"} {
+		reset := Field{Header: name + "-Reset", Format: Evident}
+		p.Rules = append(p.Rules,
+			Rule{Status: http.StatusTooManyRequests, Header: name + "-Limit", Value: "0", Kind: Limited}, // Okta, if another quota refuses
+			Rule{Status: http.StatusTooManyRequests, Header: name + "-Remaining", Value: "0", Kind: Limited, Delay: append(waitsInBodies[:len(waitsInBodies):len(waitsInBodies)], reset)},
+			Rule{Status: http.StatusForbidden, Header: name + "-Remaining", Value: "0", Path: "message", Text: "*rate limit exceeded*", Kind: Limited, Delay: []Field{reset}})
+	}
+	p.Rules = append(p.Rules, Rule{Status: http.StatusTooManyRequests, Kind: Limited, Delay: waitsInBodies})
+	return p
+}
+
+// waitsInBodies are the places of waits that contain their unit.
+var waitsInBodies = []Field{
+	{Path: "error.details.*.retryDelay", Format: Duration}, {Path: "*.error.details.*.retryDelay", Format: Duration},
+	{Path: "parameters.retry_after", Format: Seconds},
+	{Path: "error.message", After: "try again in ", Format: Duration},
+	{Path: "error.message", After: "Retry after ", Format: Timestamp},
+}
+
+// commonOthers are the 429s that are not of the rate, by the place of their code.
+func commonOthers() (rules []Rule) {
+	rules = append(rules, Rule{Status: http.StatusTooManyRequests, Header: "X-Should-Retry", Value: "false", Kind: Other, Reason: "x-should-retry: false"})
+	for _, place := range []struct{ path, text string }{
+		{"error.type", "insufficient_quota"}, {"error.code", "insufficient_quota"}, {"error.code", "billing_hard_limit_reached"},
+		{"error.message", "Request too large*"}, {"error.code", "lock_timeout"},
+		{"error.details.error_code", "enforced_spend_limit_reached"}, {"title", "UsageCapExceeded"},
+	} {
+		rules = append(rules, Rule{Status: http.StatusTooManyRequests, Path: place.path, Text: place.text, Kind: Other})
+	}
+	return rules
+}
+
+// commonGoogle are the refusals of Google's APIs. A day's quota ends at midnight Pacific Time.
+func commonGoogle() []Rule {
+	const pacific, reason = "America/Los_Angeles", "error.errors.*.reason"
+	rules := []Rule{
+		{Status: http.StatusTooManyRequests, Path: "error.details.*.violations.*.quotaId", Text: "*PerDay*", Kind: Limited, Until: pacific},
+		{Status: http.StatusTooManyRequests, Path: "*.error.details.*.violations.*.quotaId", Text: "*PerDay*", Kind: Limited, Until: pacific},
+	}
+	for _, text := range []string{"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded", "dailyLimitExceeded"} {
+		rules = append(rules, Rule{Status: http.StatusForbidden, Path: reason, Text: text, Kind: Limited, Delay: waitsInBodies})
+	}
+	return rules
+}
+
+// commonCodes are the refusals with status 400, 403 and 503 by code.
+func commonCodes() []Rule {
+	rules := []Rule{
+		{Status: http.StatusForbidden, Path: "*.errorCode", Text: "REQUEST_LIMIT_EXCEEDED", Kind: Limited},
+		{Status: http.StatusForbidden, Path: "message", Text: "*secondary rate limit*", Kind: Limited, Wait: time.Minute, Reason: "secondary"},
+		{Status: http.StatusBadRequest, Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: Limited,
+			Delay: []Field{{Header: "X-Ratelimit-Requests-Reset", Format: Evident}}},
+	}
+	for _, code := range []string{"Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException",
+		"TooManyRequestsException", "ProvisionedThroughputExceededException", "RequestLimitExceeded", "BandwidthLimitExceeded", "SlowDown"} {
+		rules = append(rules,
+			Rule{Status: http.StatusBadRequest, Header: "X-Amzn-Errortype", Value: code, Kind: Limited, Reason: code},
+			Rule{Status: http.StatusBadRequest, Header: "X-Amzn-Errortype", Value: code + ":*", Kind: Limited, Reason: code},
+			Rule{Status: http.StatusBadRequest, Path: "__type", Text: code, Kind: Limited},
+			Rule{Status: http.StatusBadRequest, Path: "__type", Text: "*#" + code, Kind: Limited, Reason: code},
+			Rule{Status: http.StatusBadRequest, Text: "*<Code>" + code + "</Code>*", Kind: Limited, Reason: code},
+			Rule{Status: http.StatusServiceUnavailable, Text: "*<Code>" + code + "</Code>*", Kind: Limited, Reason: code})
+	}
+	regain := []Field{{Header: "X-Business-Use-Case-Usage", Path: "*.*.estimated_time_to_regain_access", Format: Minutes}}
+	for _, status := range []int{http.StatusBadRequest, http.StatusForbidden} {
+		for _, code := range []string{"(#4) ", "(#17) ", "(#32) ", "(#613) ", "(#8000", "(#8001"} {
+			rules = append(rules, Rule{Status: status, Path: "error.message", Text: code + "*", Kind: Limited, Delay: regain})
+		}
+	}
+	return rules
+}
