@@ -8,7 +8,6 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/answers/ietf"
 )
 
 // Atlassian is the REST APIs of Jira Cloud and Confluence Cloud, for one app. In each site an
@@ -30,8 +29,11 @@ import (
 // capital letters alone, are assumed to be ids.
 func Atlassian() Provider {
 	const page, reason = "https://developer.atlassian.com/cloud/jira/platform/rate-limiting/", "Ratelimit-Reason"
-	points := ietf.Quota("Ratelimit")
-	points.Unit = "points"
+	points := answers.Quota{
+		Unit: "points", Window: time.Hour,
+		Remaining: answers.Field{Header: "Ratelimit", After: `"global-app-quota";r=`},
+		Reset:     answers.Field{Header: "Ratelimit", After: ";t=", Format: answers.Seconds},
+	}
 	reset := []answers.Field{{Header: "X-Ratelimit-Reset", Format: answers.Timestamp}}
 	p := Provider{
 		Name: "atlassian",

@@ -7,7 +7,6 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/answers/ietf"
 )
 
 // Cloudflare is Cloudflare's API for one user, whose keys, tokens and dashboard share 1,200 requests
@@ -35,7 +34,11 @@ func Cloudflare() Provider {
 			return nil
 		},
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{ietf.Quota("Ratelimit")},
+			Quotas: []answers.Quota{{
+				Window:    block,
+				Remaining: answers.Field{Header: "Ratelimit", After: `"default";r=`},
+				Reset:     answers.Field{Header: "Ratelimit", After: ";t=", Format: answers.Seconds},
+			}},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Path: "errors.*.code", Text: "10502", Kind: answers.Banned, Reason: "authentication failures"},
 				{Status: http.StatusTooManyRequests, Path: text, Text: "query consumed excessive resources*", Kind: answers.Other},
