@@ -54,7 +54,9 @@ func (l *Limiter) join(ctx context.Context, s *scope, rev *revision, d demand, a
 	if part.since.IsZero() {
 		part.since = time.Now()
 	}
-	if d.pairing == nil {
+	// The others in these scopes charge all of them at once, and would go ahead of a caller that holds a
+	// time in a part of them.
+	if d.pairing == nil || d.notBefore.IsZero() {
 		switch err := l.joinAtOnce(ctx, s, part, giveUp, a); {
 		case err == nil && !d.refundable:
 			if !d.held {

@@ -381,6 +381,52 @@ func TestBundleBesideAlone(t *testing.T) {
 	})
 }
 
+// TestBundleBesideApart checks that callers under an inner quota that no call charges together with others share the quotas around it
+// with callers that are charged in all of theirs at once.
+func TestBundleBesideApart(t *testing.T) {
+	t.Parallel()
+	for _, outer := range []throttle.Tier{per(sec, 10, throttle.SlidingLog), per(sec, 10, throttle.GCRA)} {
+		t.Run(outer.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+				ctx, stop := context.WithTimeout(t.Context(), 40*sec)
+				defer stop()
+				var sent [2]arrivals
+				var all arrivals
+				var wg sync.WaitGroup
+				for i := range 4 {
+					redis := distributed.New(near(t, s), distributed.Options{})
+					inner := throttle.Policy{Name: fmt.Sprint("inner ", i%2), Tiers: logs(50)}
+					if i%2 == 1 {
+						inner.Tiers = append(inner.Tiers, throttle.Tier{Limit: 1_000_000, Algorithm: throttle.Calendar, Period: throttle.Day})
+					}
+					l := limiter(t, inner, redis).
+						Within(limiter(t, throttle.Policy{Name: "middle", Tiers: logs(50)}, redis)).
+						Within(limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{outer}}, redis))
+					for range 8 {
+						wg.Go(func() {
+							for l.Wait(ctx) == nil {
+								sent[i%2].send(1)
+								all.send(50 * ms)
+							}
+						})
+					}
+				}
+				wg.Wait()
+				at, apart := len(sent[0].at), len(sent[1].at)
+				if min(at, apart) < 120 || at+apart < 330 {
+					t.Errorf("%d are charged at once and %d apart, want 120 each at least and 330 together", at, apart)
+				}
+				slices.SortFunc(all.at, time.Time.Compare)
+				var events []event
+				for _, at := range all.at {
+					events = append(events, event{At: at.UnixMicro(), Cost: 1})
+				}
+				checkBound(t, events, outer)
+			})
+		})
+	}
+}
+
 // TestBundlePauseReachesWaiters checks that a waiting caller with a reservation in nested quotas does
 // not use it during a pause of either quota that another process made meanwhile.
 func TestBundlePauseReachesWaiters(t *testing.T) {
