@@ -743,7 +743,7 @@ func scopesCanceled(t *testing.T) {
 	s := redistest.Start(t)
 	proxy := redistest.NewProxy(t, s.Addr())
 	proxy.SetDelay(20 * ms)
-	store := distributed.New(proxy.Client(), distributed.Options{})
+	store := distributed.New(patientClient(t, proxy), distributed.Options{Timeout: slow}) // a lost reply loses its reservations
 	open := func(name string) *throttle.Limiter {
 		return limiter(t, throttle.Policy{Name: name, Tiers: []throttle.Tier{throttle.PerHour(1000)}, Guard: 60 * sec}, store)
 	}
@@ -766,6 +766,13 @@ func scopesCanceled(t *testing.T) {
 	})
 }
 
+// patientClient returns a client that waits for replies however busy the machine is.
+func patientClient(t *testing.T, p *redistest.Proxy) *redis.Client {
+	c := redis.NewClient(&redis.Options{Addr: p.Addr(), DialerRetries: 1, ReadTimeout: slow})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
 // A cost that is settled while Redis is unavailable reaches it later, even if no further request is
 // made.
 func settledWhileUnavailable(t *testing.T) {
@@ -774,8 +781,7 @@ func settledWhileUnavailable(t *testing.T) {
 	p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{{Limit: 1000, Window: time.Hour, Unit: "tokens", Estimated: true}}}
 	// A report whose reply is late counts twice, and one after the lease has ended counts beside the
 	// estimate.
-	rdb, asked := redis.NewClient(&redis.Options{Addr: proxy.Addr(), DialerRetries: 1, ReadTimeout: slow}), new(calls.Counter)
-	t.Cleanup(func() { rdb.Close() })
+	rdb, asked := patientClient(t, proxy), new(calls.Counter)
 	rdb.AddHook(asked)
 	l := limiter(t, p, distributed.New(rdb, distributed.Options{Lease: 2 * slow, Timeout: slow}))
 	permit, err := l.Acquire(context.Background(), throttle.Cost{"tokens": 100})
