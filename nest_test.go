@@ -118,7 +118,7 @@ func TestWithinOrderAndCancel(t *testing.T) {
 	})
 }
 
-// A ban of one scope is told to who is inside.
+// TestWithinBanned checks that a ban of one scope refuses the callers of the scopes inside it.
 func TestWithinBanned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, nil)
@@ -199,7 +199,8 @@ func TestWithinThreeDeep(t *testing.T) {
 	})
 }
 
-// Who stands in the outer line hears of a ban of the inner quota at once.
+// TestWithinBannedWhileStanding checks that a ban of the inner quota refuses a caller in the outer
+// queue at once.
 func TestWithinBannedWhileStanding(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerMinute(1)}}, nil)
@@ -228,8 +229,8 @@ func TestWithinBannedWhileStanding(t *testing.T) {
 	})
 }
 
-// Whatever becomes of requests in three scopes, put together in either way: nobody hangs,
-// the budget has what was spent, and in the end nothing is used.
+// TestNestedStorm checks three scopes, nested in either way, under random outcomes of requests: no
+// caller hangs, the budget has what was spent, and in the end nothing is used.
 func TestNestedStorm(t *testing.T) {
 	for seed := range uint64(20) {
 		for _, together := range []func(a, b, c *throttle.Limiter) *throttle.Limiter{

@@ -241,7 +241,7 @@ func (b *bundle) wait(turn, lead time.Duration) time.Duration {
 	if lead > soon && turn > soon {
 		turn = max(soon, turn/2)
 	}
-	return min(turn, longestInLine)
+	return min(turn, longestInQueue)
 }
 
 // isPassedOver reports whether others have taken so many turns of this process that they seem to use

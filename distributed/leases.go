@@ -38,8 +38,8 @@ type leases struct {
 	renewal    *time.Timer                 // nil while nothing is held and nothing unreported
 }
 
-// longestInLine is the longest time between two calls of a process that stands in the line.
-const longestInLine = 5 * time.Second
+// longestInQueue is the longest time between two calls of a process in the queue.
+const longestInQueue = 5 * time.Second
 
 func newLeases(q *quota) *leases {
 	if !q.plan.Concurrent() && !q.plan.Estimates() {
@@ -231,10 +231,10 @@ func (q *quota) leave() {
 	}
 }
 
-// askAgain returns when a process that stands in the line asks again. It must not lose its place
+// askAgain returns when a process in the queue asks again. It must not lose its place
 // when its lease ends, and a message may be lost.
 func (l *leases) askAgain() time.Duration {
-	again := min(longestInLine, l.quota.store.options.Lease/2)
+	again := min(longestInQueue, l.quota.store.options.Lease/2)
 	return again - rand.N(again/4+1)
 }
 

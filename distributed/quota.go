@@ -679,7 +679,7 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 			if b.Wait > soon {
 				b.Wait -= soon / 2
 			}
-			b.Wait = min(b.Wait, longestInLine)
+			b.Wait = min(b.Wait, longestInQueue)
 		case at == never && q.leases != nil:
 			b.Wait = q.leases.askAgain() // a message may be lost
 		default:

@@ -58,7 +58,7 @@ accepted     2
 refused      0
 rate         2.00/s
 worst second 2, measured by the provider
-utilisation  100.0 % of 2 possible requests
+utilization  100.0 % of 2 possible requests
 `
 	if out.String() != want {
 		t.Errorf("got\n%swant\n%s", &out, want)

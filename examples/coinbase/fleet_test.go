@@ -90,11 +90,11 @@ refused      1
 failed       1, last error: connection reset
 rate         16.00/s
 worst second 0, measured by the provider
-utilisation  80.0 % of 20 possible requests
+utilization  80.0 % of 20 possible requests
 per process  10 8
 least ÷ most 0.80
 Redis calls  1.50 per request
-{"sent":18,"accepted":16,"rejected":1,"seconds":1,"per_second":16,"worst_second":0,"utilisation":0.8,"fleet":2,"per_worker":[10,8],"least_to_most":0.8,"redis_calls_per_admission":1.5}
+{"sent":18,"accepted":16,"rejected":1,"seconds":1,"per_second":16,"worst_second":0,"utilization":0.8,"fleet":2,"per_worker":[10,8],"least_to_most":0.8,"redis_calls_per_admission":1.5}
 `
 	if b.String() != want {
 		t.Errorf("got\n%swant\n%s", &b, want)

@@ -97,7 +97,7 @@ type report struct {
 
 	// Utilization is the part of the upper bound that was accepted, from 0 to 1. It is nil if the
 	// tiers set no bound.
-	Utilization *float64 `json:"utilisation"`
+	Utilization *float64 `json:"utilization"`
 
 	// For a fleet only: the number of processes, the requests sent by each, the ratio of the least
 	// to the most of these, and the runs of the script in Redis. The last two are nil if no request
@@ -149,7 +149,7 @@ func (r *report) write(w io.Writer, asJSON bool) error {
 	row("rate", "%.2f/s", r.PerSecond)
 	row("worst second", "%d, measured by %s", r.WorstSecond, r.observer)
 	if r.Utilization != nil {
-		row("utilisation", "%.1f %% of %d possible requests", 100**r.Utilization, r.upperBound)
+		row("utilization", "%.1f %% of %d possible requests", 100**r.Utilization, r.upperBound)
 	}
 	if r.Fleet > 0 {
 		row("per process", "%s", strings.Trim(fmt.Sprint(r.PerWorker), "[]"))
