@@ -4,6 +4,7 @@ var anchoredWindowCounter = counter{
 	name:    "anchored_window",
 	newRule: func(t Tier, s site) rule { return newAnchoredWindow(t, s) },
 	rate:    rollingRate,
+	reopens: true,
 }
 
 // anchoredWindow admits at most limit units in the window that opens with the first request. The
@@ -73,6 +74,13 @@ func (r *anchoredWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	return min(opens, r.slidingWindow.earliest(l, now, n))
 }
 
+// earliestTotal allows for limit units at the end of a window and limit more at the beginning of
+// the next.
+func (r *anchoredWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	full, _ := rounds(n, r.limit)
+	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), r.window)
+}
+
 func (r *anchoredWindow) send(l *Ledger, now Moment, _ int64) {
 	if l.inFlight(r.unit) == 0 && r.closed(l, now) <= now.At {
 		lo, hi := r.lohi(l)
@@ -114,3 +122,8 @@ func (r *anchoredWindow) used(l *Ledger, now Moment) int64 {
 }
 
 func (r *anchoredWindow) fresh(l *Ledger, now Moment) int64 { return max(now.At, r.closed(l, now)) }
+
+func (r *anchoredWindow) sound(l *Ledger) bool {
+	lo, hi := r.lohi(l)
+	return r.slidingWindow.sound(l) && (*lo == Never || stored(*lo)) && (*hi == opening || stored(*hi))
+}

@@ -86,3 +86,11 @@ func (l *Ledger) Boundary(now Moment, from, to int64) {
 		v.learnBoundary(l, l.advance(now), from, to)
 	}
 }
+
+// least returns the shortest time for which a stamp counts. It is zero if a boundary is known.
+func (v *view) least(l *Ledger) int64 {
+	if v.known == 0 || l.word[v.known+1] == 0 {
+		return v.window
+	}
+	return 0
+}

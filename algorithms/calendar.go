@@ -94,6 +94,7 @@ var calendarCounter = counter{
 	newRule: func(t Tier, s site) rule { return newCalendar(t, s) },
 	period:  true,
 	aligned: true,
+	reopens: true,
 }
 
 // calendar admits at most limit units in every day, week or month of a time zone. A period begins
@@ -231,6 +232,14 @@ func (r *calendar) earliest(l *Ledger, now Moment, n int64) int64 {
 	return next
 }
 
+// shortestDay is less than any day in microseconds, also of a day on which clocks are set forward.
+const shortestDay = 22 * 60 * 60 * 1_000_000
+
+func (r *calendar) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	full, _ := rounds(n, r.limit)
+	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), shortestDay)
+}
+
 // startPeriod begins a new period if the last one has ended.
 func (r *calendar) startPeriod(l *Ledger, m Moment) {
 	if w := l.word[r.word:]; r.ended(m, w[0], w[3]) {
@@ -267,6 +276,10 @@ func (r *calendar) fresh(l *Ledger, now Moment) int64 {
 	}
 	w := l.word[r.word:]
 	return r.closes(now.on(w[3]), w[0])
+}
+
+func (r *calendar) sound(l *Ledger) bool {
+	return stored(l.word[r.word:r.word+4]...) && l.word[r.word+2] <= 100
 }
 
 // A Crossing reports that a [Calendar] tier has come from one percent of its Limit to another.

@@ -26,6 +26,9 @@ func (r *concurrency) earliest(l *Ledger, now Moment, n int64) int64 {
 	return Never
 }
 
+// earliestTotal assumes that every place is free.
+func (*concurrency) earliestTotal(_ *Ledger, now Moment, _ int64) int64 { return now.At }
+
 func (r *concurrency) send(l *Ledger, _ Moment, n int64) { l.word[r.word] += n }
 
 func (r *concurrency) release(l *Ledger, n int64) { l.word[r.word] = max(0, l.word[r.word]-n) }
@@ -42,3 +45,5 @@ func (r *concurrency) fresh(l *Ledger, now Moment) int64 {
 	}
 	return now.At
 }
+
+func (r *concurrency) sound(l *Ledger) bool { return stored(l.word[r.word]) }

@@ -61,6 +61,9 @@ type counter struct {
 	// aligned: the windows follow the wall clock.
 	aligned bool
 
+	// reopens: units leave all at once, when a window ends.
+	reopens bool
+
 	// released: a unit counts until it is released, not for a window after it has landed.
 	released bool
 }

@@ -111,9 +111,8 @@ func (l *Ledger) setReadings(list []int64) bool {
 // fromFirst converts words of the first form. There, windows of the wall clock did not keep the
 // instant of the last landing, which was at last or before.
 func (p *Plan) fromFirst(words []int64, last int64) []int64 {
-	for i, r := range p.rules {
-		switch r.(type) {
-		case *fixedWindow, *weightedWindow, *calendar:
+	for i, t := range p.tiers {
+		if t.counter().aligned {
 			s, n, _ := p.site(i)
 			if end := s.word + n - 1; end <= len(words) {
 				words = slices.Insert(words, end, last)
@@ -226,64 +225,15 @@ func (l *Ledger) slotsSound() bool {
 	return true
 }
 
+// tierSound reports whether a rule may rely on its decoded state.
 func (l *Ledger) tierSound(r rule) bool {
 	if v, ok := r.(viewer); ok && !l.viewSound(v.boundaries()) {
 		return false
 	}
-	switch r := r.(type) {
-	case *slidingLog:
-		return l.logSound(r)
-	case *slidingWindow:
-		return l.groupsSound(r)
-	case *anchoredWindow:
-		lo, hi := r.lohi(l)
-		return l.groupsSound(&r.slidingWindow) && (*lo == Never || stored(*lo)) && (*hi == opening || stored(*hi))
-	case *bucket:
-		t := r.tat(l)
-		return stored(t.at, t.part) && t.part < r.limit
-	case *fixedWindow:
-		return r.indexSound(l.word[r.word]) && stored(l.word[r.word+1:r.word+3]...)
-	case *weightedWindow:
-		return r.indexSound(l.word[r.word]) && stored(l.word[r.word+1:r.word+4]...)
-	case *concurrency:
-		return stored(l.word[r.word])
-	case *calendar:
-		return stored(l.word[r.word:r.word+4]...) && l.word[r.word+2] <= 100
-	}
-	return false
+	return r.sound(l)
 }
 
 func (l *Ledger) viewSound(v *view) bool {
 	known := l.word[v.known : v.known+v.stateWords()]
 	return stored(known...) && (len(known) == 0 || known[0] <= known[1])
 }
-
-// logSound reports whether the stamps of a log are in order, from the oldest on.
-func (l *Ledger) logSound(r *slidingLog) bool {
-	ring, oldest := *l.ring(r.site), l.word[r.word]
-	length := int64(len(ring))
-	switch {
-	case oldest < 0, oldest > 0 && oldest >= length, oldest > 0 && length < r.limit:
-		return false
-	case length == 0:
-		return true
-	}
-	return slices.IsSorted(ring[oldest:]) && slices.IsSorted(ring[:oldest]) && stored(ring[0], ring[length-1]) &&
-		(oldest == 0 || ring[length-1] <= ring[0] && stored(ring[oldest-1], ring[oldest]))
-}
-
-// groupsSound reports whether groups of stamps are in order and add up.
-func (l *Ledger) groupsSound(r *slidingWindow) bool {
-	groups := *l.ring(r.site)
-	var total, before int64
-	for ; len(groups) > 1; groups = groups[2:] {
-		if !stored(groups[:2]...) || groups[0] < before || !stored(total+groups[1]) {
-			return false
-		}
-		before, total = groups[0], total+groups[1]
-	}
-	return len(groups) == 0 && total == l.word[r.word]
-}
-
-// indexSound reports whether a window may have that number.
-func (a aligned) indexSound(index int64) bool { return index >= 0 && index <= mostStored/a.window }

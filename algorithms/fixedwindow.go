@@ -40,6 +40,9 @@ func (a aligned) closes(m Moment, index int64) int64 {
 	return min(a.start(m, index+1), m.At+a.window)
 }
 
+// indexSound reports whether a window may have that number.
+func (a aligned) indexSound(index int64) bool { return index >= 0 && index <= mostStored/a.window }
+
 var fixedWindowCounter = counter{
 	name:    "fixed_window",
 	newRule: func(t Tier, s site) rule { return &fixedWindow{s, newAligned(t)} },
@@ -49,6 +52,7 @@ var fixedWindowCounter = counter{
 	},
 	phase:   true,
 	aligned: true,
+	reopens: true,
 }
 
 // fixedWindow admits at most limit units in every window of the clock. Twice the limit can pass
@@ -95,6 +99,11 @@ func (r *fixedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	return next
 }
 
+func (r *fixedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	full, _ := rounds(n, r.limit)
+	return after(r.earliest(l, now, min(n, r.limit)), max(0, full-1), r.window)
+}
+
 func (r *fixedWindow) land(l *Ledger, at Moment, n int64) {
 	w := l.word[r.word:]
 	w[0], w[1], w[2] = r.index(at, w[0], w[2]), r.used(l, at)+n, at.At
@@ -122,4 +131,8 @@ func (r *fixedWindow) fresh(l *Ledger, now Moment) int64 {
 	}
 	w := l.word[r.word:]
 	return r.closes(now.on(w[2]), w[0])
+}
+
+func (r *fixedWindow) sound(l *Ledger) bool {
+	return r.indexSound(l.word[r.word]) && stored(l.word[r.word+1:r.word+3]...)
 }

@@ -110,6 +110,25 @@ func (r *bucket) earliest(l *Ledger, now Moment, n int64) int64 {
 	return r.admits(from, t, free)
 }
 
+// earliestTotal is exact except for what is in flight, which counts as landed.
+func (r *bucket) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	t := r.tat(l)
+	if t.at < now.At {
+		t = tat{now.At, 0}
+	}
+	if n += l.inFlight(r.unit); n <= r.burst {
+		return r.admits(now.At, t, r.burst-n)
+	}
+	step, rest := mulDiv(n-r.burst, r.window, r.limit)
+	if step >= Latest-t.at {
+		return Never
+	}
+	if t.at += step; t.part+rest > 0 {
+		t.at += (t.part + rest + r.limit - 1) / r.limit
+	}
+	return t.at
+}
+
 func (r *bucket) land(l *Ledger, at Moment, n int64) {
 	t := r.add(r.tat(l), at.At, n)
 	l.word[r.word], l.word[r.word+1] = t.at, t.part
@@ -140,4 +159,9 @@ func (r *bucket) fresh(l *Ledger, now Moment) int64 {
 		t.at++
 	}
 	return max(now.At, t.at)
+}
+
+func (r *bucket) sound(l *Ledger) bool {
+	t := r.tat(l)
+	return stored(t.at, t.part) && t.part < r.limit
 }

@@ -56,6 +56,8 @@ type rule interface {
 	fresh(l *Ledger, now Moment) int64
 	// forget reduces the landed units that count to keep at most.
 	forget(l *Ledger, now Moment, keep int64)
+	// sound reports whether the rule may rely on its state, which was decoded.
+	sound(l *Ledger) bool
 }
 
 // A sender is a rule that also records n units when they are admitted, before they are in

@@ -27,11 +27,7 @@ const ownWords = 4
 
 // reopens reports whether a tier counts in windows, whose units all leave at once.
 func (l *Ledger) reopens(tier int) bool {
-	switch l.plan.rules[tier].(type) {
-	case *fixedWindow, *anchoredWindow, *calendar:
-		return true
-	}
-	return false
+	return l.plan.tiers[tier].counter().reopens
 }
 
 // reopen records in an anchored window that the provider's window has ended.

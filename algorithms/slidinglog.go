@@ -58,6 +58,12 @@ func (r *slidingLog) earliest(l *Ledger, now Moment, n int64) int64 {
 	return r.leaves(l, l.nthLanding(r.unit, k-r.limit))
 }
 
+// earliestTotal is exact: the n-th unit goes a window after the (n−limit)-th.
+func (r *slidingLog) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	full, rest := rounds(n, r.limit)
+	return after(r.earliest(l, now, rest), full, r.least(l))
+}
+
 func (r *slidingLog) land(l *Ledger, at Moment, n int64) {
 	ring, oldest := l.ring(r.site), &l.word[r.word]
 	room := max(r.limit, int64(len(*ring)))
@@ -116,4 +122,18 @@ func (r *slidingLog) fresh(l *Ledger, now Moment) int64 {
 		return r.leaves(l, s)
 	}
 	return now.At
+}
+
+// sound reports whether the stamps are in order, from the oldest on.
+func (r *slidingLog) sound(l *Ledger) bool {
+	ring, oldest := *l.ring(r.site), l.word[r.word]
+	length := int64(len(ring))
+	switch {
+	case oldest < 0, oldest > 0 && oldest >= length, oldest > 0 && length < r.limit:
+		return false
+	case length == 0:
+		return true
+	}
+	return slices.IsSorted(ring[oldest:]) && slices.IsSorted(ring[:oldest]) && stored(ring[0], ring[length-1]) &&
+		(oldest == 0 || ring[length-1] <= ring[0] && stored(ring[oldest-1], ring[oldest]))
 }

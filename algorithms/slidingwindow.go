@@ -47,6 +47,11 @@ func (r *slidingWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	return r.leaves(l, l.nthLanding(r.unit, excess))
 }
 
+func (r *slidingWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	full, rest := rounds(n, r.limit)
+	return after(r.earliest(l, now, rest), full, r.least(l))
+}
+
 func (r *slidingWindow) land(l *Ledger, at Moment, n int64) {
 	groups, total := l.ring(r.site), &l.word[r.word]
 	gone := 0
@@ -123,4 +128,17 @@ func (r *slidingWindow) stamps(l *Ledger, most int64) (list []int64) {
 func (r *slidingWindow) clear(l *Ledger) {
 	l.word[r.word] = 0
 	*l.ring(r.site) = (*l.ring(r.site))[:0]
+}
+
+// sound reports whether the groups are in order and add up.
+func (r *slidingWindow) sound(l *Ledger) bool {
+	groups := *l.ring(r.site)
+	var total, before int64
+	for ; len(groups) > 1; groups = groups[2:] {
+		if !stored(groups[:2]...) || groups[0] < before || !stored(total+groups[1]) {
+			return false
+		}
+		before, total = groups[0], total+groups[1]
+	}
+	return len(groups) == 0 && total == l.word[r.word]
 }

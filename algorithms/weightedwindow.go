@@ -95,6 +95,16 @@ func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	}
 }
 
+// earliestTotal counts whole windows only. At most limit units pass in each.
+func (r *weightedWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
+	c := r.counts(l, now)
+	if n -= r.limit - c.current; n <= 0 {
+		return now.At
+	}
+	full, _ := rounds(n, r.limit)
+	return after(r.start(now, c.index+1), full, r.window)
+}
+
 // leaves returns the first instant from now on at which the units of the previous window weigh at
 // most free.
 func (r *weightedWindow) leaves(c counts, now Moment, free int64) int64 {
@@ -137,4 +147,8 @@ func (r *weightedWindow) fresh(l *Ledger, now Moment) int64 {
 		c = r.roll(c, now)
 	}
 	return now.At
+}
+
+func (r *weightedWindow) sound(l *Ledger) bool {
+	return r.indexSound(l.word[r.word]) && stored(l.word[r.word+1:r.word+4]...)
 }
