@@ -1,7 +1,7 @@
 -- bundle.lua: the operation bundle, which reserves the same times in one quota and in those around
 -- it. Units: µs. Go: bundle.go.
--- Uses: call.lua, flight.lua, pack.lua, pause.lua, plan.lua, pool.lua, reserve.lua, save.lua,
--- state.lua, tail.lua, turn.lua.
+-- Uses: call.lua, flight.lua, pack.lua, pause.lua, plan.lua, pool.lua, reserve.lua, rule.lua,
+-- save.lua, state.lua, tail.lua, turn.lua.
 -- Gives: newBundle, ops.bundle.
 -- Sets: cursor, guard, isProbe, notBefore, oldEnd, pause, probe, probing, promised, promisedOld,
 -- sendFrom, turnsEnd, wall.

@@ -1,13 +1,12 @@
 -- plan.lua: the policy of the caller. Units: windows, precision and phase in µs.
 -- Twin: algorithms/plan.go.
--- Uses: call.lua.
--- Gives: the names of algorithms, plans, plan and its fields, amounts, numbersIn, listOf,
--- hasGroups, isBucket.
+-- Uses: call.lua, rule.lua.
+-- Gives: plans, plan and its fields, amounts, numbersIn, listOf.
 --
--- A plan is a list of numbers: guard, the resolution as a power of two, number of units, number of tiers, the units'
--- hashes, and from 5 + number of units on, six numbers for each tier. The state begins with the
--- same numbers as text. A call detects a changed policy by comparing two strings, and parses the
--- plan of the state only then.
+-- A plan is a list of numbers: guard, the resolution as a power of two, number of units, number of
+-- tiers, the units' hashes, and from 5 + number of units on, six numbers for each tier. The state
+-- begins with the same numbers as text. A call detects a changed policy by comparing two strings,
+-- and parses the plan of the state only then.
 --
 -- A plus sign may follow, and then the tiers that the state keeps for releases with other plans,
 -- see withKept in convert.lua: number of units, number of tiers, hashes of those units, and seven
@@ -18,22 +17,14 @@
 -- The tables made of a plan are kept for the next call, because a function of the server stays
 -- loaded.
 
-local LOG = 0 -- the numbers of algorithms/tier.go
-local WINDOW = 1
-local WEIGHTED = 2
-local FIXED = 3
-local ANCHORED = 4
-local CONCURRENCY = 8
-local CALENDAR = 9
-local WORDS = {[0] = 3, 2, 4, 3, 4, 2, 2, 2, 0, 4} -- by algorithm, the numbers that a tier keeps in the state
 local ESTIMATE = 2 ^ 32 -- added to the hash of a unit with estimated amounts
 local MOST_PLANS = 64 -- the most plans that are kept
-
 local GUESTS = 8 -- the most guest tiers
 
 local plans, planCount = {}, 0 -- by their text
 local plan -- the list of the current plan, and the tables made of it, see tiers.lua
-local guard, resolution, units -- of the plan; requests that land within the same resolution land together
+-- Of the plan; requests that land within the same resolution land together.
+local guard, resolution, units
 local estimates, estimated -- whether any unit is estimated, and for each unit whether it is
 
 -- The next arguments as amounts, one for each unit.
@@ -79,6 +70,3 @@ local function listOf(words)
   end
   return p
 end
-
-local function hasGroups(algorithm) return algorithm == WINDOW or algorithm == ANCHORED end
-local function isBucket(algorithm) return algorithm >= 5 and algorithm <= 7 end

@@ -1,11 +1,23 @@
--- rule.lua: makes the rule of a tier. Units: µs.
--- Twin: algorithms/plan.go.
--- Uses: plan.lua.
--- Gives: ruleOf.
+-- rule.lua: the algorithms, and the rule of a tier. Units: µs.
+-- Twin: algorithms/counter.go.
+-- Gives: the names of algorithms, WORDS, hasGroups, isBucket, ruleOf.
 --
 -- A rule is functions over the numbers that its tier keeps. Its load(words, place, groups, ring,
 -- capacity) reads them from a state: words contains the tier's numbers from place on, groups is
 -- where its groups begin, and ring where its stamps begin, with room for capacity of them.
+
+local LOG = 0 -- as in algorithms/counter.go
+local WINDOW = 1
+local WEIGHTED = 2
+local FIXED = 3
+local ANCHORED = 4
+local CONCURRENCY = 8
+local CALENDAR = 9
+-- By algorithm, the numbers that a tier keeps in the state.
+local WORDS = {[0] = 3, 2, 4, 3, 4, 2, 2, 2, 0, 4}
+
+local function hasGroups(algorithm) return algorithm == WINDOW or algorithm == ANCHORED end
+local function isBucket(algorithm) return algorithm >= 5 and algorithm <= 7 end
 
 -- The rule of the tier at index t of plan p. A line include 'x' stands for the part x.
 local function ruleOf(p, t)

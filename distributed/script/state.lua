@@ -1,5 +1,6 @@
 -- state.lua: the layout of a state, and how a call reads it. Units: µs.
--- Uses: fixedwindow.lua, flight.lua, pack.lua, plan.lua, queue.lua, slidinglog.lua, turn.lua.
+-- Uses: fixedwindow.lua, flight.lua, pack.lua, plan.lua, queue.lua, rule.lua, slidinglog.lua,
+-- turn.lua.
 -- Gives: the locals below, sizes, ringFor, setImage, readState.
 -- Sets: atFrontier, delayedEnd, drift, frontier, image, oldEnd, promised, promisedOld, state,
 -- turnsEnd.

@@ -1,5 +1,5 @@
 -- turn.lua: turns of requests that yield, which are reserved at most soon ahead. Units: µs.
--- Uses: flight.lua, plan.lua, state.lua.
+-- Uses: flight.lua, plan.lua, rule.lua, state.lua.
 -- Gives: turnOf, turnsEnd, delayedEnd, promised, promisedOld, oldEnd.
 --
 -- Each process receives a turn: the instant at which to ask again, after the turns before it, at
