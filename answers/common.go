@@ -30,19 +30,21 @@ func Common() Profile {
 		reset := Field{Header: name + "-Reset", Format: Evident}
 		p.Rules = append(p.Rules,
 			Rule{Status: http.StatusTooManyRequests, Header: name + "-Limit", Value: "0", Kind: Limited}, // Okta, if another quota refuses
-			Rule{Status: http.StatusTooManyRequests, Header: name + "-Remaining", Value: "0", Kind: Limited, Delay: append(waitsInBodies[:len(waitsInBodies):len(waitsInBodies)], reset)},
+			Rule{Status: http.StatusTooManyRequests, Header: name + "-Remaining", Value: "0", Kind: Limited, Delay: append(waitsInBodies(), reset)},
 			Rule{Status: http.StatusForbidden, Header: name + "-Remaining", Value: "0", Path: "message", Text: "*rate limit exceeded*", Kind: Limited, Delay: []Field{reset}})
 	}
-	p.Rules = append(p.Rules, Rule{Status: http.StatusTooManyRequests, Kind: Limited, Delay: waitsInBodies})
+	p.Rules = append(p.Rules, Rule{Status: http.StatusTooManyRequests, Kind: Limited, Delay: waitsInBodies()})
 	return p
 }
 
-// waitsInBodies are the places of waits that contain their unit.
-var waitsInBodies = []Field{
-	{Path: "error.details.*.retryDelay", Format: Duration}, {Path: "*.error.details.*.retryDelay", Format: Duration},
-	{Path: "parameters.retry_after", Format: Seconds},
-	{Path: "error.message", After: "try again in ", Format: Duration},
-	{Path: "error.message", After: "Retry after ", Format: Timestamp},
+// waitsInBodies returns the places of waits that contain their unit.
+func waitsInBodies() []Field {
+	return []Field{
+		{Path: "error.details.*.retryDelay", Format: Duration}, {Path: "*.error.details.*.retryDelay", Format: Duration},
+		{Path: "parameters.retry_after", Format: Seconds},
+		{Path: "error.message", After: "try again in ", Format: Duration},
+		{Path: "error.message", After: "Retry after ", Format: Timestamp},
+	}
 }
 
 // commonOthers are the 429s that are not of the rate, by the place of their code.
@@ -66,7 +68,7 @@ func commonGoogle() []Rule {
 		{Status: http.StatusTooManyRequests, Path: "*.error.details.*.violations.*.quotaId", Text: "*PerDay*", Kind: Limited, Until: pacific},
 	}
 	for _, text := range []string{"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded", "dailyLimitExceeded"} {
-		rules = append(rules, Rule{Status: http.StatusForbidden, Path: reason, Text: text, Kind: Limited, Delay: waitsInBodies})
+		rules = append(rules, Rule{Status: http.StatusForbidden, Path: reason, Text: text, Kind: Limited, Delay: waitsInBodies()})
 	}
 	return rules
 }

@@ -72,7 +72,7 @@ func TestFormats(t *testing.T) {
 		{name: "Amazon: absurd", profile: amazon, status: 429, lines: []string{"x-amzn-RateLimit-Limit: 1e9"}, want: "limited"},
 		{name: "a fractional rate with a limit", profile: Profile{Quotas: []Quota{{Limit: num("L"), Rate: num("R")}}}, lines: []string{"L: 40", "R: 0.5"}, want: "[limit 40 window 1m20s]"},
 		{name: "a rate without its limit", profile: Profile{Quotas: []Quota{{Limit: num("L"), Rate: num("R")}}}, lines: []string{"R: 0.5"}, want: "nothing"},
-		{name: "pairs with a fractional rate", profile: profiles["Qomon (capacity and rate in one field)"], lines: []string{"X-Ratelimit-Limit: burst:10;rate:0.5"}, want: "[limit 10 window 20s]"},
+		{name: "pairs with a fractional rate", profile: profiles["Qomon"], lines: []string{"X-Ratelimit-Limit: burst:10;rate:0.5"}, want: "[limit 10 window 20s]"},
 
 		{name: "a day and two hours", profile: duration, status: 429, lines: []string{"R: 1d2h"}, want: "limited for 26h0m0s"},
 		{name: "days alone", profile: duration, status: 429, lines: []string{"R: 2d"}, want: "limited for 48h0m0s"},

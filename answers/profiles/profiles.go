@@ -1,0 +1,309 @@
+// Package profiles has the profiles of about fifty APIs: where their responses report limits,
+// costs and refusals.
+//
+//	gitlab, err := profiles.Named("GitLab")
+//	if err != nil {
+//		log.Fatal(err)
+//	}
+//	client := &http.Client{Transport: &throttle.Transport{Limiter: lim, Profile: &gitlab.Profile}}
+//
+// A profile contains no limits: the Policy of lim has those of your account. Package providers has
+// limits, costs and profiles of the APIs that it knows, and answers.Common serves APIs that nobody has
+// described. Responses are read as the pages describe them, or as they were captured; each Entry
+// names its page and the day when the page was read.
+package profiles
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/answers/ietf"
+)
+
+// An Entry is a profile and its source.
+type Entry struct {
+	// Page is the address of a page that describes the responses.
+	Page string
+
+	// Read is the day when Page was read, as 2006-01-02.
+	Read string
+
+	Profile answers.Profile
+}
+
+// Names returns the names of the profiles, sorted.
+func Names() []string { return slices.Sorted(maps.Keys(all())) }
+
+// Named returns the profile with this name, such as "GitLab". Each call returns a new one, which the
+// caller may change. The error is not nil if there is none.
+func Named(name string) (Entry, error) {
+	entry, ok := all()[name]
+	if !ok {
+		return Entry{}, fmt.Errorf("profiles: the name is %q: it must be one of Names", name)
+	}
+	return entry, nil
+}
+
+// read is the day when the pages were read, unless an entry names another day.
+const read = "2026-11-21"
+
+// all returns the profiles by name.
+func all() map[string]Entry {
+	return map[string]Entry{
+		"Coinbase Prime": {"https://docs.cdp.coinbase.com/prime/rest-api/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 429, Kind: answers.Limited, Wait: 30 * time.Second}}}},
+		"Binance Spot": {"https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/rest-api.md", read, answers.Profile{
+			Quotas: []answers.Quota{
+				{Name: "REQUEST_WEIGHT", Unit: "weight", Combined: at("X-MBX-USED-WEIGHT-*", answers.UsedPerWindow)},
+				{Name: "ORDERS", Unit: "orders", Combined: at("X-MBX-ORDER-COUNT-*", answers.UsedPerWindow)},
+			},
+			Rules: []answers.Rule{
+				{Status: 418, Kind: answers.Banned, Delay: []answers.Field{{Path: "msg", After: "banned until ", Format: answers.EpochMillis}}},
+				{Status: 429, Path: "msg", Text: "*banned until*", Kind: answers.Banned, Delay: []answers.Field{{Path: "msg", After: "banned until ", Format: answers.EpochMillis}}},
+				{Status: 403, Kind: answers.Banned, Reason: "WAF"},
+			},
+		}},
+		"Kraken Spot REST": {"https://docs.kraken.com/exchange/guides/rest/ratelimits.md", read, answers.Profile{Rules: []answers.Rule{
+			{Path: "error.*", Text: "EService: Throttled*", Kind: answers.Limited, Delay: []answers.Field{{Path: "error.*", After: "Throttled: ", Format: answers.EpochSeconds}}},
+			{Path: "error.*", Text: "*Rate limit exceeded", Kind: answers.Limited},
+		}}},
+		"OpenAI": {"https://developers.openai.com/api/docs/guides/rate-limits", read, answers.Profile{
+			Quotas: []answers.Quota{
+				full(family("", "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests", answers.Duration)),
+				full(family("tokens", "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens", answers.Duration)),
+			},
+			Charges:    []answers.Charge{{Unit: "tokens", Field: in("usage.total_tokens", answers.Number)}},
+			RetryAfter: sdkWaits(),
+			Rules: []answers.Rule{
+				{Status: 429, Path: "error.type", Text: "insufficient_quota", Kind: answers.Other},
+				{Status: 429, Header: "X-Should-Retry", Value: "false", Kind: answers.Other, Reason: "x-should-retry: false"},
+			},
+		}},
+		"Anthropic": {"https://docs.aws.amazon.com/claude-platform/latest/userguide/rate-limits.html", read, answers.Profile{
+			Charges: []answers.Charge{
+				{Unit: "input tokens", Field: in("usage.input_tokens", answers.Number), Or: in("message.usage.input_tokens", answers.Number)},
+				{Unit: "input tokens", Field: in("usage.cache_creation_input_tokens", answers.Number), Or: in("message.usage.cache_creation_input_tokens", answers.Number)},
+				{Unit: "output tokens", Field: in("usage.output_tokens", answers.Number), Or: in("message.usage.output_tokens", answers.Number)},
+			},
+			Quotas: []answers.Quota{
+				anthropic("", "requests"),
+				anthropic("input tokens", "input-tokens"),
+				anthropic("output tokens", "output-tokens"),
+				anthropic("tokens", "tokens"),
+				{Name: "unified-5h", Window: 5 * time.Hour, Share: num("anthropic-ratelimit-unified-5h-utilization"), Reset: at("anthropic-ratelimit-unified-5h-reset", answers.EpochSeconds)},
+			},
+			Rules: []answers.Rule{
+				{Status: 529, Kind: answers.Limited, Reason: "overloaded"},
+				{Status: 429, Header: "anthropic-ratelimit-unified-5h-status", Value: "rejected", Kind: answers.Limited, Delay: []answers.Field{at("anthropic-ratelimit-unified-5h-reset", answers.EpochSeconds)}, Reason: "unified-5h"},
+			},
+		}},
+		"Google Gemini API": {"https://ai.google.dev/gemini-api/docs/rate-limits", read, answers.Profile{Rules: []answers.Rule{
+			{Status: 429, Path: "error.details.*.violations.*.quotaId", Text: "*PerDay*", Kind: answers.Limited, Until: "America/Los_Angeles"},
+			{Status: 429, Path: "error.status", Text: "RESOURCE_EXHAUSTED", Kind: answers.Limited, Delay: []answers.Field{in("error.details.*.retryDelay", answers.Duration)}},
+		}}},
+		"Azure OpenAI": {"https://learn.microsoft.com/en-us/microsoft-cloud/dev/dev-proxy/concepts/azure-openai-429-token-rate-limit", read, answers.Profile{
+			Quotas: []answers.Quota{
+				{Remaining: num("x-ratelimit-remaining-requests")},
+				{Unit: "tokens", Remaining: num("x-ratelimit-remaining-tokens"), Reset: at("x-ratelimit-reset-tokens", answers.Seconds)},
+			},
+			RetryAfter: sdkWaits(),
+			Rules:      []answers.Rule{{Status: 200, Header: "Retry-After", Kind: answers.Limited, Reason: "in the stream"}},
+		}},
+		"GitHub REST":    {"https://github.com/github/docs/blob/21143d5/content/rest/using-the-rest-api/rate-limits-for-the-rest-api.md", read, answers.Profile{Quotas: []answers.Quota{github}, Rules: githubRules()}},
+		"GitHub GraphQL": {"https://github.com/github/docs/blob/5ce330d/content/graphql/overview/rate-limits-and-node-limits-for-the-graphql-api.md", read, answers.Profile{Quotas: []answers.Quota{withUnit(github, "points")}, Rules: githubRules()}},
+		"GitLab": {"https://github.com/gitlabhq/gitlabhq/blob/0286e4c/doc/administration/settings/user_and_ip_rate_limits.md", read, answers.Profile{Quotas: []answers.Quota{
+			{NameIn: "RateLimit-Name", Window: time.Minute, Limit: num("RateLimit-Limit")}, // rescaled to a minute, unlike the other headers
+			{NameIn: "RateLimit-Name", Used: num("RateLimit-Observed"), Remaining: num("RateLimit-Remaining"), Reset: at("RateLimit-Reset", answers.EpochSeconds)},
+			{NameIn: "RateLimit-Name", Reset: at("RateLimit-ResetTime", answers.HTTPDate)},
+		}}},
+		"Shopify REST Admin": {"https://shopify.dev/docs/api/admin-rest/usage/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Combined: at("X-Shopify-Shop-Api-Call-Limit", answers.UsedOfLimit)}}}},
+		"Shopify GraphQL Admin": {"https://shopify.dev/docs/api/usage/limits", read, answers.Profile{
+			Quotas: []answers.Quota{{
+				Unit:      "points",
+				Limit:     in("extensions.cost.throttleStatus.maximumAvailable", answers.Number),
+				Remaining: in("extensions.cost.throttleStatus.currentlyAvailable", answers.Number),
+				Rate:      in("extensions.cost.throttleStatus.restoreRate", answers.Number),
+			}},
+			Charges: []answers.Charge{{Unit: "points", Field: in("extensions.cost.actualQueryCost", answers.Number)}},
+			Rules: []answers.Rule{{
+				Status: 200, Path: "errors.*.extensions.code", Text: "THROTTLED", Kind: answers.Limited,
+				Asked: in("extensions.cost.requestedQueryCost", answers.Number),
+			}},
+		}},
+		"Stripe": {"https://docs.stripe.com/rate-limits", read, answers.Profile{
+			Reasons: []string{"Stripe-Rate-Limited-Reason"},
+			Rules: []answers.Rule{
+				{Status: 429, Header: "Stripe-Rate-Limited-Reason", Kind: answers.Limited},
+				{Status: 429, Path: "error.code", Text: "lock_timeout", Kind: answers.Other},
+			},
+		}},
+		"Twilio":   {"https://www.twilio.com/docs/api/errors/20429", read, answers.Profile{Quotas: []answers.Quota{{Unit: "concurrent-requests", Used: num("Twilio-Concurrent-Requests")}}}},
+		"SendGrid": {"https://www.twilio.com/docs/sendgrid/api-reference/how-to-use-the-sendgrid-v3-api/rate-limits", read, answers.Profile{Quotas: []answers.Quota{family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", answers.EpochSeconds)}, Rules: ended("X-RateLimit-Reset", answers.EpochSeconds)}},
+		"Slack":    {"https://docs.slack.dev/apis/web-api/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 200, Header: "Retry-After", Kind: answers.Limited}}}},
+		"Discord": {"https://github.com/discord/discord-api-docs/blob/c98d64b/developers/topics/rate-limits.mdx", read, answers.Profile{
+			Quotas:  []answers.Quota{nameIn(family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset-After", answers.Seconds), "X-RateLimit-Bucket")},
+			Reasons: []string{"X-RateLimit-Scope"},
+			Rules: []answers.Rule{
+				{Status: 429, Header: "X-RateLimit-Global", Value: "true", Kind: answers.Limited, Wide: true},
+				{Status: 429, Header: "X-RateLimit-Scope", Value: "global", Kind: answers.Limited, Wide: true},
+			},
+		}},
+		"Notion":   {"https://developers.notion.com/reference/request-limits", read, answers.Profile{Rules: []answers.Rule{{Status: 529, Kind: answers.Limited, Reason: "service_overload"}}}},
+		"Airtable": {"https://support.airtable.com/docs/managing-api-call-limits-in-airtable.md", read, answers.Profile{Rules: []answers.Rule{{Status: 429, Kind: answers.Limited, Wait: 30 * time.Second}}}},
+		"HubSpot": {"https://developers.hubspot.com/changelog/2018-11-06-rate-limit-information-headers-will-be-included-in-http-responses", read, answers.Profile{
+			Quotas: []answers.Quota{
+				{Name: "daily", Window: 24 * time.Hour, Limit: num("X-HubSpot-RateLimit-Daily"), Remaining: num("X-HubSpot-RateLimit-Daily-Remaining")},
+				{Name: "interval", Limit: num("X-HubSpot-RateLimit-Max"), Remaining: num("X-HubSpot-RateLimit-Remaining"), Length: at("X-HubSpot-RateLimit-Interval-Milliseconds", answers.Millis)},
+				{Name: "secondly", Window: time.Second, Limit: num("X-HubSpot-RateLimit-Secondly"), Remaining: num("X-HubSpot-RateLimit-Secondly-Remaining")},
+			},
+			Rules: []answers.Rule{{Status: 423, Kind: answers.Limited}},
+		}},
+		"Salesforce": {"https://developer.salesforce.com/docs/atlas.en-us.264.0.api_rest.meta/api_rest/headers_api_usage.htm", read, answers.Profile{
+			Quotas: []answers.Quota{{Window: 24 * time.Hour, Combined: at("Sforce-Limit-Info", answers.NamedUses)}},
+			Rules:  []answers.Rule{{Status: 403, Path: "*.errorCode", Text: "REQUEST_LIMIT_EXCEEDED", Kind: answers.Limited}},
+		}},
+		"Zendesk": {"https://developer.zendesk.com/documentation/api-basics/best-practices/best-practices-for-avoiding-rate-limiting", read, answers.Profile{Quotas: []answers.Quota{
+			{Name: "account", Window: time.Minute, Limit: num("X-Rate-Limit"), Remaining: num("X-Rate-Limit-Remaining")},
+			named(windowed(family("", "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", answers.Seconds), time.Minute), "account"),
+			{Window: time.Minute, Combined: at("Zendesk-RateLimit-*", answers.Pairs)},
+		}}},
+		"Jira Cloud": {"https://developer.atlassian.com/cloud/jira/platform/rate-limiting", read, answers.Profile{
+			Quotas: []answers.Quota{
+				family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", answers.Timestamp),
+				withUnit(ietf.Quota("Beta-RateLimit"), "points"),
+			},
+			Reasons: []string{"RateLimit-Reason"},
+			Rules:   []answers.Rule{{Status: 503, Header: "Retry-After", Kind: answers.Limited}},
+		}},
+		"X": {"https://docs.x.com/fundamentals/rate-limits", read, answers.Profile{
+			Quotas: []answers.Quota{
+				windowed(family("", "x-rate-limit-limit", "x-rate-limit-remaining", "x-rate-limit-reset", answers.EpochSeconds), 15*time.Minute),
+				named(windowed(family("", "x-user-limit-24hour-limit", "x-user-limit-24hour-remaining", "x-user-limit-24hour-reset", answers.EpochSeconds), 24*time.Hour), "user"),
+				named(windowed(family("", "x-app-limit-24hour-limit", "x-app-limit-24hour-remaining", "x-app-limit-24hour-reset", answers.EpochSeconds), 24*time.Hour), "app"),
+			},
+			Rules: []answers.Rule{
+				{Status: 429, Header: "x-user-limit-24hour-remaining", Value: "0", Kind: answers.Limited, Delay: []answers.Field{at("x-user-limit-24hour-reset", answers.EpochSeconds)}, Reason: "user"},
+				{Status: 429, Kind: answers.Limited, Delay: []answers.Field{at("x-rate-limit-reset", answers.EpochSeconds)}},
+			},
+		}},
+		"Reddit": {"https://laterforreddit.com/news/2017/03/04/reddit-api-ratelimiting-explained/", read, answers.Profile{
+			Quotas: []answers.Quota{{Used: num("X-Ratelimit-Used"), Remaining: num("X-Ratelimit-Remaining"), Reset: at("X-Ratelimit-Reset", answers.Seconds)}},
+			Rules:  []answers.Rule{{Status: 200, Path: "errors.*", Text: "RATELIMIT", Kind: answers.Limited, Delay: []answers.Field{in("ratelimit", answers.Seconds)}}},
+		}},
+		"Spotify": {"https://developer.spotify.com/documentation/web-api/concepts/rate-limits", read, answers.Profile{Rules: []answers.Rule{{Status: 429, Path: "error.reason", Text: "QUOTA_EXCEEDED", Kind: answers.Limited}}}},
+		"Google Maps": {"https://developers.google.com/maps/documentation/mapmanagement/usage-and-billing", read, answers.Profile{Rules: []answers.Rule{
+			{Status: 200, Path: "status", Text: "OVER_QUERY_LIMIT", Kind: answers.Limited},
+			{Status: 200, Path: "status", Text: "OVER_DAILY_LIMIT", Kind: answers.Other},
+		}}},
+		"Twitch Helix": {"https://dev.twitch.tv/docs/api/guide", read, answers.Profile{
+			Quotas: []answers.Quota{full(windowed(family("points", "Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset", answers.EpochSeconds), time.Minute))},
+			Rules:  ended("Ratelimit-Reset", answers.EpochSeconds),
+		}},
+		"Cloudflare API": {"https://developers.cloudflare.com/fundamentals/api/reference/limits", read, answers.Profile{Quotas: append(ietf.Profile().Quotas, answers.Quota{Reset: at("X-RateLimit-Reset", answers.HTTPDate)})}},
+		"AWS": {"https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html", read, answers.Profile{Rules: []answers.Rule{
+			{Status: 400, Path: "__type", Text: "*Throttl*", Kind: answers.Limited},
+			{Status: 400, Path: "__type", Text: "*RequestLimitExceeded", Kind: answers.Limited},
+			{Status: 503, Text: "*<Code>RequestLimitExceeded</Code>*", Kind: answers.Limited, Reason: "RequestLimitExceeded"},
+		}}},
+		"Microsoft Graph": {"https://github.com/microsoftgraph/microsoft-graph-docs-contrib/blob/0135174/concepts/throttling-limits.md", read, answers.Profile{
+			Quotas:  []answers.Quota{{NameIn: "x-ms-throttle-scope", Unit: "resource units", Share: num("x-ms-throttle-limit-percentage")}},
+			Charges: []answers.Charge{{Unit: "resource units", Field: num("x-ms-resource-unit")}},
+			Reasons: []string{"x-ms-throttle-information"},
+		}},
+		"Okta": {"https://github.com/okta/okta-developer-docs/blob/10e4405/packages/@okta/vuepress-site/docs/reference/rl-best-practices/index.md", read, answers.Profile{
+			Quotas: []answers.Quota{windowed(family("", "X-Rate-Limit-Limit", "X-Rate-Limit-Remaining", "X-Rate-Limit-Reset", answers.EpochSeconds), time.Minute)},
+			Rules: append([]answers.Rule{{Status: 429, Header: "X-Rate-Limit-Limit", Value: "0", Kind: answers.Limited, Reason: "concurrency"}},
+				ended("X-Rate-Limit-Reset", answers.EpochSeconds)...),
+		}},
+		"Auth0": {"https://auth0.com/blog/why-getting-429s-and-how-to-stop-them", read, answers.Profile{
+			Quotas: []answers.Quota{
+				family("", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", answers.EpochSeconds),
+				{Name: "client", Combined: at("Auth0-Client-Quota-Limit", answers.Pairs)},
+				{Name: "organization", Combined: at("Auth0-Organization-Quota-Limit", answers.Pairs)},
+			},
+			Rules: []answers.Rule{{Status: 500, Path: "error_description", Text: "Global limit has been reached", Kind: answers.Limited, Delay: []answers.Field{at("x-ratelimit-reset", answers.EpochSeconds)}}},
+		}},
+		"Linear": {"https://linear.app/developers/rate-limiting.md", read, answers.Profile{
+			Quotas: []answers.Quota{
+				windowed(family("", "X-RateLimit-Requests-Limit", "X-RateLimit-Requests-Remaining", "X-RateLimit-Requests-Reset", answers.EpochMillis), time.Hour),
+				windowed(family("complexity", "X-RateLimit-Complexity-Limit", "X-RateLimit-Complexity-Remaining", "X-RateLimit-Complexity-Reset", answers.EpochMillis), time.Hour),
+				{NameIn: "X-RateLimit-Endpoint-Name", Remaining: num("X-RateLimit-Endpoint-Requests-Remaining")},
+			},
+			Charges: []answers.Charge{{Unit: "complexity", Field: num("X-Complexity")}},
+			Rules: []answers.Rule{
+				{Status: 400, Header: "X-RateLimit-Requests-Remaining", Value: "0", Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: answers.Limited, Delay: []answers.Field{at("X-RateLimit-Requests-Reset", answers.EpochMillis)}},
+				{Status: 400, Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: answers.Limited},
+			},
+		}},
+		"RapidAPI": {"https://docs.rapidapi.com/docs/response-headers", "2026-11-22", answers.Profile{Quotas: []answers.Quota{
+			family("", "x-ratelimit-requests-limit", "x-ratelimit-requests-remaining", "x-ratelimit-requests-reset", answers.Seconds),
+		}}},
+		"Mailgun": {"https://laracasts.com/discuss/channels/laravel/does-mailgun-driver-handle-rate-limiting", read, answers.Profile{Rules: []answers.Rule{{Status: 429, Kind: answers.Limited, Delay: []answers.Field{in("retry-seconds", answers.Seconds)}}}}},
+		"Alpha Vantage": {"https://fintut.com/alpha-vantage-api-limits", "2026-11-22", answers.Profile{Rules: []answers.Rule{
+			{Status: 200, Path: "Note", Text: "*call frequency*", Kind: answers.Limited},
+			{Status: 200, Path: "Information", Text: "*rate limit*", Kind: answers.Limited},
+		}}},
+		"CoinGecko": {"https://docs.coingecko.com/docs/errors-and-rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 403, Text: "*1020*", Kind: answers.Banned}}}},
+		"Etherscan": {"https://docs.etherscan.io/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 200, Path: "result", Text: "Max rate limit reached*", Kind: answers.Limited, Wait: time.Second}}}},
+		"Infura":    {"https://docs.metamask.io/services/how-to/avoid-rate-limiting.md", read, answers.Profile{Rules: []answers.Rule{{Status: 402, Kind: answers.Limited, Until: "UTC", Reason: "the day's credit is spent"}}}},
+		"Alchemy":   {"https://www.alchemy.com/docs/reference/throughput.md", read, answers.Profile{Rules: []answers.Rule{{Path: "error.code", Text: "429", Kind: answers.Limited}}}},
+
+		"Airweave":                 {"https://docs.airweave.ai/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("RateLimit-Reset", answers.EpochSeconds)}}}},
+		"Prisjakt":                 {"https://developer.prisjakt.nu/docs/sections/rate-limit", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("X-Rate-Limit-Reset", answers.Millis)}}}},
+		"Lemlist":                  {"https://developer.lemlist.com/api-reference/getting-started/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("X-RateLimit-Reset", answers.JSDate)}}}},
+		"BoldDesk":                 {"https://support.bolddesk.com/kb/article/808/api-rate-limits-optimizing-restful-api-usage", read, answers.Profile{Quotas: []answers.Quota{{Length: at("x-rate-limit-limit", answers.Duration), Remaining: num("x-rate-limit-remaining"), Reset: at("x-rate-limit-reset", answers.Timestamp)}}}},
+		"Akamai MSL":               {"https://techdocs.akamai.com/msl/reference/resource-limiting", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("X-RateLimit-Next", answers.Timestamp)}}, Rules: ended("X-RateLimit-Next", answers.Timestamp)}},
+		"Oracle Access Governance": {"https://docs.oracle.com/en/cloud/paas/access-governance/pmapi/rate-limits.html", read, answers.Profile{Quotas: []answers.Quota{{Name: "read", Remaining: num("RequestLimit-Default-Remaining")}, {Name: "write", Remaining: num("RequestLimit-Write-Remaining")}}, RetryAfter: []answers.Field{at("RequestLimit-Default-RetryAfter", answers.Millis)}}},
+		"Qomon":                    {"https://developers.qomon.com/rights-limiting", read, answers.Profile{Quotas: []answers.Quota{{Combined: at("X-Ratelimit-Limit", answers.Pairs)}, {Full: true, Reset: at("X-Ratelimit-ResetTime", answers.Seconds)}}, Charges: []answers.Charge{{Field: num("X-Ratelimit-Cost")}}}},
+		"CoinGlass":                {"https://docs.coinglass.com/reference/responses-error-codes.md", read, answers.Profile{Quotas: []answers.Quota{{Window: time.Minute, Limit: num("API-KEY-MAX-LIMIT"), Used: num("API-KEY-USE-LIMIT")}}}},
+	}
+}
+
+func at(header string, f answers.Format) answers.Field {
+	return answers.Field{Header: header, Format: f}
+}
+func in(path string, f answers.Format) answers.Field { return answers.Field{Path: path, Format: f} }
+func num(header string) answers.Field                { return answers.Field{Header: header} }
+
+// family returns a quota with the usual three headers.
+func family(unit, limit, remaining, reset string, f answers.Format) answers.Quota {
+	return answers.Quota{Unit: unit, Limit: num(limit), Remaining: num(remaining), Reset: at(reset, f)}
+}
+
+func full(q answers.Quota) answers.Quota                           { q.Full = true; return q }
+func named(q answers.Quota, name string) answers.Quota             { q.Name = name; return q }
+func nameIn(q answers.Quota, header string) answers.Quota          { q.NameIn = header; return q }
+func windowed(q answers.Quota, window time.Duration) answers.Quota { q.Window = window; return q }
+
+// sdkWaits returns the headers in which OpenAI's clients look for a wait, in their order.
+func sdkWaits() []answers.Field {
+	return []answers.Field{at("Retry-After-Ms", answers.Millis), at("Retry-After", answers.RetryAfter)}
+}
+
+var github = answers.Quota{
+	NameIn: "X-Ratelimit-Resource", Window: time.Hour, Limit: num("X-Ratelimit-Limit"), Remaining: num("X-Ratelimit-Remaining"),
+	Used: num("X-Ratelimit-Used"), Reset: at("X-Ratelimit-Reset", answers.EpochSeconds),
+}
+
+// githubRules returns rules that match 403 and 429 alike. A refusal is of the primary limit only if nothing is left.
+func githubRules() []answers.Rule {
+	return []answers.Rule{
+		{Status: 403, Header: "Retry-After", Kind: answers.Limited, Reason: "secondary"},
+		{Status: 403, Header: "X-RateLimit-Remaining", Value: "0", Kind: answers.Limited, Delay: []answers.Field{at("X-RateLimit-Reset", answers.EpochSeconds)}, Reason: "primary"},
+		{Status: 429, Header: "X-RateLimit-Remaining", Value: "0", Kind: answers.Limited, Delay: []answers.Field{at("X-RateLimit-Reset", answers.EpochSeconds)}, Reason: "primary"},
+		{Status: 200, Path: "errors.*.type", Text: "RATE_LIMITED", Kind: answers.Limited, Delay: []answers.Field{at("X-RateLimit-Reset", answers.EpochSeconds)}},
+	}
+}
+
+func anthropic(unit, infix string) answers.Quota {
+	const h = "anthropic-ratelimit-"
+	return full(named(family(unit, h+infix+"-limit", h+infix+"-remaining", h+infix+"-reset", answers.Timestamp), infix))
+}
+
+func ended(header string, f answers.Format) []answers.Rule {
+	return []answers.Rule{{Status: 429, Kind: answers.Limited, Delay: []answers.Field{at(header, f)}}}
+}
+
+func withUnit(q answers.Quota, unit string) answers.Quota { q.Unit = unit; return q }
