@@ -91,3 +91,20 @@ func ExampleProfile_Validate() {
 	// answers: Quotas[0].Reset has the Format Number: set a format of times, such as Seconds or EpochSeconds
 	// Rules[0].Header is empty: set the header that has the Value, or clear Value
 }
+
+// Common serves an API that nobody has described.
+func ExampleCommon() {
+	header := http.Header{}
+	header.Set("Date", "Mon, 04 May 2026 12:00:00 GMT")
+	header.Set("X-RateLimit-Remaining", "0")
+	header.Set("X-RateLimit-Reset", "1777896041")
+	refused := answers.Common().Read(answers.Response{Status: 429, Header: header})
+	fmt.Println(refused.Delay)
+
+	header.Set("X-RateLimit-Reset", "41") // seconds left, or something else
+	refused = answers.Common().Read(answers.Response{Status: 429, Header: header})
+	fmt.Println(refused.Known)
+	// Output:
+	// 41s
+	// false
+}

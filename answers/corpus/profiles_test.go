@@ -60,3 +60,53 @@ func TestShippedProfiles(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// fixturesOf are the pages of fixtures that a profile describes, and the beginning of the names of
+// its responses.
+var fixturesOf = map[string][2]string{
+	"Binance Spot": {"binance"}, "Kraken Spot REST": {"kraken"}, "OpenAI": {"openai"}, "Anthropic": {"anthropic"}, "Google Gemini API": {"gemini"},
+	"Azure OpenAI": {"azureopenai"}, "GitHub REST": {"github"}, "GitLab": {"gitlab"}, "Shopify REST Admin": {"shopify", "REST"}, "Shopify GraphQL Admin": {"shopify", "GraphQL"},
+	"Stripe": {"stripe"}, "Twilio": {"twilio"}, "Slack": {"slack"}, "Discord": {"discord"}, "Notion": {"notion"}, "Airtable": {"airtable"}, "HubSpot": {"hubspot"},
+	"Salesforce": {"salesforce"}, "Zendesk": {"zendesk"}, "Jira Cloud": {"jira"}, "X": {"x"}, "Reddit": {"reddit"}, "Spotify": {"spotify"}, "Cloudflare API": {"cloudflare"},
+	"AWS": {"aws"}, "Microsoft Graph": {"microsoftgraph"}, "Okta": {"okta"}, "Etherscan": {"etherscan"}, "Infura": {"infura"}, "Alchemy": {"alchemy"},
+}
+
+// except are responses that profiles read otherwise.
+var except = map[string]bool{
+	// Others in the same request were served, and a client that paused would not see it.
+	"Alchemy: parts of a batch refused inside a 200": true, "Microsoft Graph: $batch with refusals inside, 200": true,
+	"Binance Spot: cancel-replace: cancelled, new order refused for its count": true, "OpenAI: refusal inside a stream": true, "OpenAI: batch queue full": true,
+	// Their Retry-After is for everybody.
+	"Notion: overload": true, "Jira Cloud: unavailable with Retry-After": true, "Microsoft Graph: 503, SharePoint busy": true,
+	// They look like other responses: a lack of resources, an outage, a refusal.
+	"AWS: DynamoDB too many table changes": true, "Salesforce: Chatter limit": true, "Spotify: refusal that has grown": true,
+}
+
+// TestProfilesFixtures checks the profiles against what is known of the providers' responses.
+func TestProfilesFixtures(t *testing.T) {
+	for name, page := range fixturesOf {
+		for _, f := range readFixtures(t, "../../providers/testdata/fixtures/"+page[0]+".json") {
+			if !strings.HasPrefix(f.Name, page[1]) {
+				continue
+			}
+			got := read(profiles[name], f.response())
+			why := contradicts(got, Profile{}.Read(f.response()), f)
+			switch {
+			case why != "" || f.Means.Of == "object":
+			case got.Kind == Passed && f.rate():
+				why = "which is a refusal"
+			case got.Kind == Limited && !f.rate():
+				why = "which is no refusal for lack of quota"
+			}
+			if except[name+": "+f.Name] {
+				if why == "" {
+					t.Errorf("%s: %q is no exception", name, f.Name)
+				}
+				continue
+			}
+			if why != "" {
+				t.Errorf("%s: %q, status %d, %+v: read %s, %s", name, f.Name, f.Status, f.Means, format(got), why)
+			}
+		}
+	}
+}

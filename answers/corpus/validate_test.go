@@ -100,7 +100,7 @@ func TestPeeks(t *testing.T) {
 		{"an earlier rule for another header", "Stripe", 429, []string{json}, true},
 		{"a rule for text anywhere", "CoinGecko", 403, []string{"Content-Type: text/html"}, true},
 		{"a charge", "OpenAI", 200, []string{json}, false},
-		{"headers only", "GitHub REST", 403, []string{json}, false},
+		{"headers only", "SendGrid", 429, []string{json}, false},
 		{"a wait in the body", "Mailgun", 429, []string{json}, true},
 	} {
 		r := response(c.status, "", append([]string{"Content-Type: "}, c.lines...)...)

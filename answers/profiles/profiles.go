@@ -66,7 +66,11 @@ func all() map[string]Entry {
 			},
 		}},
 		"Kraken Spot REST": {"https://docs.kraken.com/exchange/guides/rest/ratelimits.md", read, answers.Profile{Rules: []answers.Rule{
+			{Path: "error.*", Text: "EGeneral:Temporary lockout", Kind: answers.Banned, Wait: 15 * time.Minute},
+			{Path: "error.*", Text: "EGeneral:Too many requests", Kind: answers.Limited},
+			{Path: "error.*", Text: "EService:Throttled", Kind: answers.Limited},
 			{Path: "error.*", Text: "EService: Throttled*", Kind: answers.Limited, Delay: []answers.Field{{Path: "error.*", After: "Throttled: ", Format: answers.EpochSeconds}}},
+			{Path: "error.*", Text: "EOrder:Domain rate limit exceeded", Kind: answers.Limited},
 			{Path: "error.*", Text: "*Rate limit exceeded", Kind: answers.Limited},
 		}}},
 		"OpenAI": {"https://developers.openai.com/api/docs/guides/rate-limits", read, answers.Profile{
@@ -78,6 +82,8 @@ func all() map[string]Entry {
 			RetryAfter: sdkWaits(),
 			Rules: []answers.Rule{
 				{Status: 429, Path: "error.type", Text: "insufficient_quota", Kind: answers.Other},
+				{Status: 429, Path: "error.type", Text: "billing_not_active", Kind: answers.Other},
+				{Status: 429, Path: "error.message", Text: "Request too large*", Kind: answers.Other},
 				{Status: 429, Header: "X-Should-Retry", Value: "false", Kind: answers.Other, Reason: "x-should-retry: false"},
 			},
 		}},
@@ -95,11 +101,13 @@ func all() map[string]Entry {
 				{Name: "unified-5h", Window: 5 * time.Hour, Share: num("anthropic-ratelimit-unified-5h-utilization"), Reset: at("anthropic-ratelimit-unified-5h-reset", answers.EpochSeconds)},
 			},
 			Rules: []answers.Rule{
-				{Status: 529, Kind: answers.Limited, Reason: "overloaded"},
+				{Status: 429, Path: "error.details.error_code", Text: "enforced_spend_limit_reached", Kind: answers.Other},
 				{Status: 429, Header: "anthropic-ratelimit-unified-5h-status", Value: "rejected", Kind: answers.Limited, Delay: []answers.Field{at("anthropic-ratelimit-unified-5h-reset", answers.EpochSeconds)}, Reason: "unified-5h"},
 			},
 		}},
 		"Google Gemini API": {"https://ai.google.dev/gemini-api/docs/rate-limits", read, answers.Profile{Rules: []answers.Rule{
+			{Status: 429, Path: "error.message", Text: "Your prepayment credits are depleted*", Kind: answers.Other, Reason: "credits"},
+			{Status: 429, Path: "error.message", Text: "Your project has exceeded its monthly spending cap*", Kind: answers.Other, Reason: "spending cap"},
 			{Status: 429, Path: "error.details.*.violations.*.quotaId", Text: "*PerDay*", Kind: answers.Limited, Until: "America/Los_Angeles"},
 			{Status: 429, Path: "error.status", Text: "RESOURCE_EXHAUSTED", Kind: answers.Limited, Delay: []answers.Field{in("error.details.*.retryDelay", answers.Duration)}},
 		}}},
@@ -117,7 +125,7 @@ func all() map[string]Entry {
 			{NameIn: "RateLimit-Name", Window: time.Minute, Limit: num("RateLimit-Limit")}, // rescaled to a minute, unlike the other headers
 			{NameIn: "RateLimit-Name", Used: num("RateLimit-Observed"), Remaining: num("RateLimit-Remaining"), Reset: at("RateLimit-Reset", answers.EpochSeconds)},
 			{NameIn: "RateLimit-Name", Reset: at("RateLimit-ResetTime", answers.HTTPDate)},
-		}}},
+		}, Rules: []answers.Rule{{Status: 200, Path: "errors.*.message", Text: "This endpoint has been requested too many times*", Kind: answers.Limited, Wait: time.Minute}}}},
 		"Shopify REST Admin": {"https://shopify.dev/docs/api/admin-rest/usage/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Combined: at("X-Shopify-Shop-Api-Call-Limit", answers.UsedOfLimit)}}}},
 		"Shopify GraphQL Admin": {"https://shopify.dev/docs/api/usage/limits", read, answers.Profile{
 			Quotas: []answers.Quota{{
@@ -137,21 +145,30 @@ func all() map[string]Entry {
 			Rules: []answers.Rule{
 				{Status: 429, Header: "Stripe-Rate-Limited-Reason", Kind: answers.Limited},
 				{Status: 429, Path: "error.code", Text: "lock_timeout", Kind: answers.Other},
+				{Status: 400, Path: "error.code", Text: "rate_limit", Kind: answers.Limited},
+				{Status: 400, Path: "error.message", Text: "*too quickly*", Kind: answers.Limited, Reason: "accounts"},
 			},
 		}},
 		"Twilio":   {"https://www.twilio.com/docs/api/errors/20429", read, answers.Profile{Quotas: []answers.Quota{{Unit: "concurrent-requests", Used: num("Twilio-Concurrent-Requests")}}}},
 		"SendGrid": {"https://www.twilio.com/docs/sendgrid/api-reference/how-to-use-the-sendgrid-v3-api/rate-limits", read, answers.Profile{Quotas: []answers.Quota{family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", answers.EpochSeconds)}, Rules: ended("X-RateLimit-Reset", answers.EpochSeconds)}},
-		"Slack":    {"https://docs.slack.dev/apis/web-api/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 200, Header: "Retry-After", Kind: answers.Limited}}}},
+		"Slack":    {"https://docs.slack.dev/apis/web-api/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 200, Path: "error", Text: "ratelimited", Kind: answers.Limited}}}},
 		"Discord": {"https://github.com/discord/discord-api-docs/blob/c98d64b/developers/topics/rate-limits.mdx", read, answers.Profile{
 			Quotas:  []answers.Quota{nameIn(family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset-After", answers.Seconds), "X-RateLimit-Bucket")},
 			Reasons: []string{"X-RateLimit-Scope"},
 			Rules: []answers.Rule{
 				{Status: 429, Header: "X-RateLimit-Global", Value: "true", Kind: answers.Limited, Wide: true},
 				{Status: 429, Header: "X-RateLimit-Scope", Value: "global", Kind: answers.Limited, Wide: true},
+				{Status: 429, Header: "X-RateLimit-Scope", Kind: answers.Limited},
+				{Status: 429, Path: "message", Text: "You are being blocked*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
+				{Status: 429, Path: "retry_after", Text: "*", Kind: answers.Limited},
+				{Status: 429, Text: "*1015*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
 			},
 		}},
-		"Notion":   {"https://developers.notion.com/reference/request-limits", read, answers.Profile{Rules: []answers.Rule{{Status: 529, Kind: answers.Limited, Reason: "service_overload"}}}},
-		"Airtable": {"https://support.airtable.com/docs/managing-api-call-limits-in-airtable.md", read, answers.Profile{Rules: []answers.Rule{{Status: 429, Kind: answers.Limited, Wait: 30 * time.Second}}}},
+		"Notion": {"https://developers.notion.com/reference/request-limits", read, answers.Profile{Rules: []answers.Rule{{Status: 529, Kind: answers.Limited, Reason: "service_overload"}}}},
+		"Airtable": {"https://support.airtable.com/docs/managing-api-call-limits-in-airtable.md", read, answers.Profile{Rules: []answers.Rule{
+			{Status: 429, Path: "errors.*.error", Text: "PUBLIC_API_BILLING_LIMIT_EXCEEDED", Kind: answers.Other},
+			{Status: 429, Kind: answers.Limited, Wait: 30 * time.Second},
+		}}},
 		"HubSpot": {"https://developers.hubspot.com/changelog/2018-11-06-rate-limit-information-headers-will-be-included-in-http-responses", read, answers.Profile{
 			Quotas: []answers.Quota{
 				{Name: "daily", Window: 24 * time.Hour, Limit: num("X-HubSpot-RateLimit-Daily"), Remaining: num("X-HubSpot-RateLimit-Daily-Remaining")},
@@ -162,13 +179,17 @@ func all() map[string]Entry {
 		}},
 		"Salesforce": {"https://developer.salesforce.com/docs/atlas.en-us.264.0.api_rest.meta/api_rest/headers_api_usage.htm", read, answers.Profile{
 			Quotas: []answers.Quota{{Window: 24 * time.Hour, Combined: at("Sforce-Limit-Info", answers.NamedUses)}},
-			Rules:  []answers.Rule{{Status: 403, Path: "*.errorCode", Text: "REQUEST_LIMIT_EXCEEDED", Kind: answers.Limited}},
+			Rules: []answers.Rule{
+				{Status: 403, Path: "*.errorCode", Text: "REQUEST_LIMIT_EXCEEDED", Kind: answers.Limited},
+				{Status: 500, Text: "*<faultcode>sf:REQUEST_LIMIT_EXCEEDED</faultcode>*", Kind: answers.Limited, Reason: "REQUEST_LIMIT_EXCEEDED"},
+				{Status: 429, Path: "errorcode", Text: "50200", Kind: answers.Banned, Reason: "blocked"}, // Marketing Cloud
+			},
 		}},
 		"Zendesk": {"https://developer.zendesk.com/documentation/api-basics/best-practices/best-practices-for-avoiding-rate-limiting", read, answers.Profile{Quotas: []answers.Quota{
 			{Name: "account", Window: time.Minute, Limit: num("X-Rate-Limit"), Remaining: num("X-Rate-Limit-Remaining")},
 			named(windowed(family("", "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", answers.Seconds), time.Minute), "account"),
 			{Window: time.Minute, Combined: at("Zendesk-RateLimit-*", answers.Pairs)},
-		}}},
+		}, Rules: []answers.Rule{{Status: 503, Text: "Number of allowed API requests per minute exceeded*", Kind: answers.Limited, Wait: time.Minute}}}},
 		"Jira Cloud": {"https://developer.atlassian.com/cloud/jira/platform/rate-limiting", read, answers.Profile{
 			Quotas: []answers.Quota{
 				family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", answers.Timestamp),
@@ -184,15 +205,19 @@ func all() map[string]Entry {
 				named(windowed(family("", "x-app-limit-24hour-limit", "x-app-limit-24hour-remaining", "x-app-limit-24hour-reset", answers.EpochSeconds), 24*time.Hour), "app"),
 			},
 			Rules: []answers.Rule{
+				{Status: 429, Path: "title", Text: "UsageCapExceeded", Kind: answers.Other},
 				{Status: 429, Header: "x-user-limit-24hour-remaining", Value: "0", Kind: answers.Limited, Delay: []answers.Field{at("x-user-limit-24hour-reset", answers.EpochSeconds)}, Reason: "user"},
 				{Status: 429, Kind: answers.Limited, Delay: []answers.Field{at("x-rate-limit-reset", answers.EpochSeconds)}},
 			},
 		}},
 		"Reddit": {"https://laterforreddit.com/news/2017/03/04/reddit-api-ratelimiting-explained/", read, answers.Profile{
 			Quotas: []answers.Quota{{Used: num("X-Ratelimit-Used"), Remaining: num("X-Ratelimit-Remaining"), Reset: at("X-Ratelimit-Reset", answers.Seconds)}},
-			Rules:  []answers.Rule{{Status: 200, Path: "errors.*", Text: "RATELIMIT", Kind: answers.Limited, Delay: []answers.Field{in("ratelimit", answers.Seconds)}}},
+			Rules: []answers.Rule{
+				{Status: 200, Path: "errors.*", Text: "RATELIMIT", Kind: answers.Limited, Delay: []answers.Field{in("ratelimit", answers.Seconds)}},
+				{Status: 200, Path: "json.errors.*.*", Text: "RATELIMIT", Kind: answers.Limited, Delay: []answers.Field{in("json.ratelimit", answers.Seconds)}},
+			},
 		}},
-		"Spotify": {"https://developer.spotify.com/documentation/web-api/concepts/rate-limits", read, answers.Profile{Rules: []answers.Rule{{Status: 429, Path: "error.reason", Text: "QUOTA_EXCEEDED", Kind: answers.Limited}}}},
+		"Spotify": {"https://developer.spotify.com/documentation/web-api/concepts/rate-limits", read, answers.Profile{Rules: []answers.Rule{{Status: 429, Path: "error.reason", Text: "QUOTA_EXCEEDED", Kind: answers.Banned}}}},
 		"Google Maps": {"https://developers.google.com/maps/documentation/mapmanagement/usage-and-billing", read, answers.Profile{Rules: []answers.Rule{
 			{Status: 200, Path: "status", Text: "OVER_QUERY_LIMIT", Kind: answers.Limited},
 			{Status: 200, Path: "status", Text: "OVER_DAILY_LIMIT", Kind: answers.Other},
@@ -201,16 +226,28 @@ func all() map[string]Entry {
 			Quotas: []answers.Quota{full(windowed(family("points", "Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset", answers.EpochSeconds), time.Minute))},
 			Rules:  ended("Ratelimit-Reset", answers.EpochSeconds),
 		}},
-		"Cloudflare API": {"https://developers.cloudflare.com/fundamentals/api/reference/limits", read, answers.Profile{Quotas: append(ietf.Profile().Quotas, answers.Quota{Reset: at("X-RateLimit-Reset", answers.HTTPDate)})}},
+		"Cloudflare API": {"https://developers.cloudflare.com/fundamentals/api/reference/limits", read, answers.Profile{
+			Quotas: append(ietf.Profile().Quotas, answers.Quota{Reset: at("X-RateLimit-Reset", answers.HTTPDate)}),
+			Rules: []answers.Rule{
+				{Status: 429, Path: "errors.*.code", Text: "10502", Kind: answers.Banned, Reason: "failed logins"},
+				{Status: 429, Path: "errors.*.message", Text: "query consumed excessive resources*", Kind: answers.Other},
+				{Status: 503, Path: "errors.*.message", Text: "too many queries in progress*", Kind: answers.Limited},
+				{Status: 200, Path: "errors.*.message", Text: "rate limiter budget depleted*", Kind: answers.Limited, Wait: 5 * time.Minute},
+			},
+		}},
 		"AWS": {"https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html", read, answers.Profile{Rules: []answers.Rule{
 			{Status: 400, Path: "__type", Text: "*Throttl*", Kind: answers.Limited},
 			{Status: 400, Path: "__type", Text: "*RequestLimitExceeded", Kind: answers.Limited},
+			{Status: 400, Text: "*<Code>Throttling</Code>*", Kind: answers.Limited, Reason: "Throttling"},
+			{Status: 403, Text: "*<Code>RequestThrottled</Code>*", Kind: answers.Limited, Reason: "RequestThrottled"},
+			{Status: 509, Text: "*<Code>BandwidthLimitExceeded</Code>*", Kind: answers.Limited, Reason: "BandwidthLimitExceeded"},
 			{Status: 503, Text: "*<Code>RequestLimitExceeded</Code>*", Kind: answers.Limited, Reason: "RequestLimitExceeded"},
 		}}},
 		"Microsoft Graph": {"https://github.com/microsoftgraph/microsoft-graph-docs-contrib/blob/0135174/concepts/throttling-limits.md", read, answers.Profile{
 			Quotas:  []answers.Quota{{NameIn: "x-ms-throttle-scope", Unit: "resource units", Share: num("x-ms-throttle-limit-percentage")}},
 			Charges: []answers.Charge{{Unit: "resource units", Field: num("x-ms-resource-unit")}},
 			Reasons: []string{"x-ms-throttle-information"},
+			Rules:   []answers.Rule{{Status: 503, Header: "Retry-After", Kind: answers.Limited}}, // kept whole: it may be minutes
 		}},
 		"Okta": {"https://github.com/okta/okta-developer-docs/blob/10e4405/packages/@okta/vuepress-site/docs/reference/rl-best-practices/index.md", read, answers.Profile{
 			Quotas: []answers.Quota{windowed(family("", "X-Rate-Limit-Limit", "X-Rate-Limit-Remaining", "X-Rate-Limit-Reset", answers.EpochSeconds), time.Minute)},
@@ -246,9 +283,18 @@ func all() map[string]Entry {
 			{Status: 200, Path: "Information", Text: "*rate limit*", Kind: answers.Limited},
 		}}},
 		"CoinGecko": {"https://docs.coingecko.com/docs/errors-and-rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 403, Text: "*1020*", Kind: answers.Banned}}}},
-		"Etherscan": {"https://docs.etherscan.io/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 200, Path: "result", Text: "Max rate limit reached*", Kind: answers.Limited, Wait: time.Second}}}},
-		"Infura":    {"https://docs.metamask.io/services/how-to/avoid-rate-limiting.md", read, answers.Profile{Rules: []answers.Rule{{Status: 402, Kind: answers.Limited, Until: "UTC", Reason: "the day's credit is spent"}}}},
-		"Alchemy":   {"https://www.alchemy.com/docs/reference/throughput.md", read, answers.Profile{Rules: []answers.Rule{{Path: "error.code", Text: "429", Kind: answers.Limited}}}},
+		"Etherscan": {"https://docs.etherscan.io/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{
+			{Status: 200, Path: "result", Text: "*daily rate limit reached*", Kind: answers.Limited},
+			{Status: 200, Path: "result", Text: "Too many invalid api key*", Kind: answers.Banned, Wait: 30 * time.Second},
+			{Status: 200, Path: "result", Text: "Max rate limit reached, please use API Key*", Kind: answers.Limited, Wait: 5 * time.Second},
+			{Status: 200, Path: "result", Text: "*rate limit reached*", Kind: answers.Limited, Wait: time.Second},
+		}}},
+		"Infura": {"https://docs.metamask.io/services/how-to/avoid-rate-limiting.md", read, answers.Profile{Rules: []answers.Rule{{Status: 402, Kind: answers.Limited, Until: "UTC", Reason: "the day's credit is spent"}}}},
+		"Alchemy": {"https://www.alchemy.com/docs/reference/throughput.md", read, answers.Profile{Rules: []answers.Rule{
+			{Path: "error.message", Text: "Monthly capacity limit exceeded*", Kind: answers.Other},
+			{Path: "error.code", Text: "429", Kind: answers.Limited},
+			{Path: "error.code", Text: "-32016", Kind: answers.Limited},
+		}}},
 
 		"Airweave":                 {"https://docs.airweave.ai/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("RateLimit-Reset", answers.EpochSeconds)}}}},
 		"Prisjakt":                 {"https://developer.prisjakt.nu/docs/sections/rate-limit", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("X-Rate-Limit-Reset", answers.Millis)}}}},
@@ -289,11 +335,16 @@ var github = answers.Quota{
 
 // githubRules returns rules that match 403 and 429 alike. A refusal is of the primary limit only if nothing is left.
 func githubRules() []answers.Rule {
+	const second = "*secondary rate limit*"
+	reset := []answers.Field{at("X-RateLimit-Reset", answers.EpochSeconds)}
 	return []answers.Rule{
 		{Status: 403, Header: "Retry-After", Kind: answers.Limited, Reason: "secondary"},
-		{Status: 403, Header: "X-RateLimit-Remaining", Value: "0", Kind: answers.Limited, Delay: []answers.Field{at("X-RateLimit-Reset", answers.EpochSeconds)}, Reason: "primary"},
-		{Status: 429, Header: "X-RateLimit-Remaining", Value: "0", Kind: answers.Limited, Delay: []answers.Field{at("X-RateLimit-Reset", answers.EpochSeconds)}, Reason: "primary"},
-		{Status: 200, Path: "errors.*.type", Text: "RATE_LIMITED", Kind: answers.Limited, Delay: []answers.Field{at("X-RateLimit-Reset", answers.EpochSeconds)}},
+		{Status: 403, Header: "X-RateLimit-Remaining", Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
+		{Status: 429, Header: "X-RateLimit-Remaining", Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
+		{Status: 403, Path: "message", Text: "*abuse detection*", Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
+		{Status: 403, Path: "message", Text: second, Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
+		{Status: 200, Path: "errors.*.type", Text: "RATE_LIMIT*", Kind: answers.Limited, Delay: reset},
+		{Status: 200, Header: "X-RateLimit-Resource", Value: "graphql", Path: "errors.*.message", Text: second, Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
 	}
 }
 
