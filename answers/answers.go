@@ -31,7 +31,7 @@
 // Reading is a pure function. It uses no clock and keeps no state, and its only I/O is to look up
 // the time zone of [Rule.Until]. Values come from outside, so they are bounded: a count to
 // 0 … 999,999,999,999,999, and a remaining count to its limit. A reset more than 366 days from now,
-// before or after, is ignored.
+// before or after, is ignored, and so is a wait of more than 31 days.
 //
 // Package ietf reads the structured fields of the IETF drafts, with a parser that is not in the
 // standard library.
@@ -135,7 +135,7 @@ type Charge struct {
 	// Unit is what the charge counts. If empty, "requests".
 	Unit string
 
-	// Field is the place of the number. If it has a Path, a Meter reads it from the body.
+	// Field is the place of the number. A Meter reads a place in the body.
 	Field Field
 
 	// Or is another place of the same number, as in a stream. The later value in a body counts.
