@@ -16,9 +16,9 @@ import (
 // AmazonSPAPI is Amazon's Selling Partner API. Each operation has a token bucket for each selling
 // partner and application: GET /orders/v0/orders gains a request a minute and holds 20. The scopes
 // are Amazon's plans, named after the rate and the burst, such as "0.0167/20", and each operation of a
-// plan has a quota of its own. Operations without a published plan have 0.5 a second. The sandbox has
-// 5 a second and a burst of 15 for all operations. The client is assumed to act for one selling
-// partner in each region.
+// plan has a quota of its own. Operations without a published plan are assumed to have one request
+// every two seconds. The sandbox has 5 a second and a burst of 15 for all operations. The client is
+// assumed to act for one selling partner in each region.
 //
 // Amazon gives some selling partners higher rates, which responses report in x-amzn-RateLimit-Limit:
 // change the tiers of the plan.

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -66,4 +67,22 @@ func TestAmazonSPAPIRefusals(t *testing.T) {
 		{name: "not allowed", reply: fakeapi.Reply{Status: 403, Body: `{"errors":[{"code":"Unauthorized"}]}`}},
 		{name: "an entry of a batch", reply: fakeapi.Reply{Body: `{"responses":[{"status":{"statusCode":429}}]}`}},
 	})
+}
+
+func ExampleAmazonSPAPI() {
+	client, err := providers.AmazonSPAPI().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://sellingpartnerapi-eu.amazon.com/orders/v0/orders")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

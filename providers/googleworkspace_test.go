@@ -1,11 +1,13 @@
 package providers_test
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -106,4 +108,22 @@ func TestGoogleWorkspaceRefusals(t *testing.T) {
 		{name: "a day closes the quota", reply: refused(403, "youtube.quota/quotaExceeded", ""), first: search, want: closed},
 		{name: "an instant in days closes the quota", reply: refused(403, "rateLimitExceeded", "Retry after 2000-01-05T00:00:00Z"), first: mail, want: closed},
 	})
+}
+
+func ExampleGoogleWorkspace() {
+	client, err := providers.GoogleWorkspace(nil).Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://sheets.googleapis.com/v4/spreadsheets/1/values/A1")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

@@ -1,9 +1,11 @@
 package providers_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -55,4 +57,22 @@ func TestMetaRefusals(t *testing.T) {
 		{name: "too much data", reply: func() fakeapi.Reply { r := refused("1"); r.Status = 500; return r }()},
 		{name: "a percentage corrects nothing", reply: fakeapi.Reply{Header: map[string]string{"X-App-Usage": `{"call_count":100}`}}},
 	})
+}
+
+func ExampleMeta() {
+	client, err := providers.Meta(200).Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://graph.facebook.com/v25.0/me")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

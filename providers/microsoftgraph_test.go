@@ -1,11 +1,13 @@
 package providers_test
 
 import (
+	"fmt"
 	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -108,4 +110,22 @@ func TestMicrosoftGraphCost(t *testing.T) {
 			t.Errorf("%d requests at 1 unit, want 3,500 less one estimate", n)
 		}
 	})
+}
+
+func ExampleMicrosoftGraph() {
+	client, err := providers.MicrosoftGraph().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://graph.microsoft.com/v1.0/me/messages")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

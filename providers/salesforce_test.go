@@ -1,10 +1,12 @@
 package providers_test
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -65,4 +67,22 @@ func TestSalesforceUse(t *testing.T) {
 			t.Errorf("%d calls after 1,000 were free", n)
 		}
 	})
+}
+
+func ExampleSalesforce() {
+	client, err := providers.Salesforce(100_000).Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://acme.my.salesforce.com/services/data/v62.0/query?q=SELECT+Id+FROM+Account")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }

@@ -28,6 +28,8 @@ func TestPresetsOnStrictProviders(t *testing.T) {
 		want   float64 // requests in d
 	}{
 		{providers.Airtable(), []tier{throttle.PerSecond(5)}, func(int) *http.Request { return to(t, "GET", "https://api.airtable.com/v0/appX/Tasks")() }, time.Minute, 300},
+		{providers.AmazonSPAPI(), []tier{{Limit: 1, Window: 2 * time.Second, Algorithm: throttle.TokenBucket, Burst: 30}},
+			func(i int) *http.Request { return to(t, "GET", fmt.Sprintf("%s/orders/v0/orders/%d", amazon, i))() }, 10 * time.Minute, 330},
 		{providers.Atlassian(), []tier{{Limit: 100, Window: time.Second, Algorithm: throttle.TokenBucket, Burst: 100}},
 			func(i int) *http.Request {
 				return to(t, "GET", fmt.Sprintf("https://acme.atlassian.net/rest/api/3/issue/ABC-%d", i))()
@@ -35,9 +37,15 @@ func TestPresetsOnStrictProviders(t *testing.T) {
 		{providers.Cloudflare(), []tier{{Limit: 1_200, Window: 5 * time.Minute}, throttle.PerSecond(200)},
 			func(int) *http.Request { return to(t, "GET", "https://api.cloudflare.com/client/v4/zones")() }, 20 * time.Minute, 4_800},
 		{providers.GitLab(), []tier{fixed(2_000, time.Minute)}, func(int) *http.Request { return to(t, "POST", "https://gitlab.com/api/v4/projects/1/issues", "{}")() }, 5 * time.Minute, 10_000},
+		{providers.GoogleWorkspace(nil), []tier{fixed(60, time.Minute)}, func(int) *http.Request { return to(t, "GET", sheets)() }, 10 * time.Minute, 600},
+		{providers.Meta(200), []tier{{Limit: 60, Window: 5 * time.Minute}}, func(int) *http.Request { return to(t, "GET", metaGraph+"act_1/ads")() }, time.Hour, 720},
+		{providers.MicrosoftGraph(), []tier{{Limit: 10_000, Window: 10 * time.Minute}, {Limit: 4, Algorithm: throttle.Concurrency}},
+			func(int) *http.Request { return to(t, "GET", msGraph+"users/a/messages")() }, 20 * time.Minute, 20_000},
 		{providers.Okta(), []tier{fixed(600, time.Minute), {Limit: 75, Algorithm: throttle.Concurrency}},
 			func(int) *http.Request { return to(t, "GET", "https://acme.okta.com/api/v1/users")() }, 5 * time.Minute, 3_000},
 		{providers.Reddit(), []tier{fixed(1_000, 10*time.Minute)}, func(int) *http.Request { return to(t, "GET", "https://oauth.reddit.com/r/golang/new")() }, time.Hour, 6_000},
+		{providers.Salesforce(5_000), []tier{throttle.PerDay(5_000), {Limit: 25, Algorithm: throttle.Concurrency}},
+			func(int) *http.Request { return to(t, "GET", salesforce)() }, 48 * time.Hour, 10_000},
 		{providers.Spotify(100), []tier{{Limit: 100, Window: 30 * time.Second}}, func(int) *http.Request { return to(t, "GET", "https://api.spotify.com/v1/me")() }, 5 * time.Minute, 1_000},
 		{providers.Telegram(), []tier{throttle.PerSecond(30)},
 			func(i int) *http.Request {

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -94,4 +95,22 @@ func TestXRefusals(t *testing.T) {
 	checkRefusals(t, providers.X, []refusalTest{
 		{name: "a day closes the endpoint", reply: fakeapi.Reply{Status: 429, Header: window(day)}, first: post, want: closed},
 	})
+}
+
+func ExampleX() {
+	client, err := providers.X().Client(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	client.Transport.(*throttle.Transport).Base = accepting{} // instead of the network
+
+	resp, err := client.Get("https://api.x.com/2/users/1/tweets")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	resp.Body.Close()
+	fmt.Println(resp.StatusCode)
+	// Output: 200
 }
