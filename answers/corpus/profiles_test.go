@@ -1,6 +1,7 @@
 package corpus_test
 
 import (
+	"net/http"
 	"reflect"
 	"slices"
 	"strings"
@@ -48,6 +49,11 @@ func TestShippedProfiles(t *testing.T) {
 		if !slices.Contains(known, name) {
 			t.Errorf("%s has no entry in testdata/headers.json", name)
 		}
+		for _, header := range headersOf(reflect.ValueOf(entry.Profile)) {
+			if header = strings.TrimSuffix(header, "*"); header != http.CanonicalHeaderKey(header) {
+				t.Errorf("%s: reading %s allocates: write %s", name, header, http.CanonicalHeaderKey(header))
+			}
+		}
 		again, _ := shipped.Named(name)
 		for i := range entry.Profile.Rules {
 			entry.Profile.Rules[i] = Rule{}
@@ -59,6 +65,26 @@ func TestShippedProfiles(t *testing.T) {
 	if _, err := shipped.Named("gitlab"); err == nil || err.Error() != `profiles: the name is "gitlab": it must be one of Names` {
 		t.Error(err)
 	}
+}
+
+// headersOf returns the names of headers in a profile.
+func headersOf(v reflect.Value) (headers []string) {
+	switch v.Kind() {
+	case reflect.Slice:
+		for i := range v.Len() {
+			headers = append(headers, headersOf(v.Index(i))...)
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			switch name := v.Type().Field(i).Name; name {
+			case "Header", "NameIn", "UnitIn":
+				headers = append(headers, v.Field(i).String())
+			default:
+				headers = append(headers, headersOf(v.Field(i))...)
+			}
+		}
+	}
+	return headers
 }
 
 // fixturesOf are the pages of fixtures that a profile describes, and the beginning of the names of

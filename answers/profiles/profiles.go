@@ -16,6 +16,7 @@ package profiles
 import (
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"time"
 
@@ -56,8 +57,8 @@ func all() map[string]Entry {
 		"Coinbase Prime": {"https://docs.cdp.coinbase.com/prime/rest-api/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 429, Kind: answers.Limited, Wait: 30 * time.Second}}}},
 		"Binance Spot": {"https://github.com/binance/binance-spot-api-docs/blob/a5e0bc3/rest-api.md", read, answers.Profile{
 			Quotas: []answers.Quota{
-				{Name: "REQUEST_WEIGHT", Unit: "weight", Combined: at("X-MBX-USED-WEIGHT-*", answers.UsedPerWindow)},
-				{Name: "ORDERS", Unit: "orders", Combined: at("X-MBX-ORDER-COUNT-*", answers.UsedPerWindow)},
+				{Name: "REQUEST_WEIGHT", Unit: "weight", Combined: at("X-Mbx-Used-Weight-*", answers.UsedPerWindow)},
+				{Name: "ORDERS", Unit: "orders", Combined: at("X-Mbx-Order-Count-*", answers.UsedPerWindow)},
 			},
 			Rules: []answers.Rule{
 				{Status: 418, Kind: answers.Banned, Delay: []answers.Field{{Path: "msg", After: "banned until ", Format: answers.EpochMillis}}},
@@ -75,8 +76,8 @@ func all() map[string]Entry {
 		}}},
 		"OpenAI": {"https://developers.openai.com/api/docs/guides/rate-limits", read, answers.Profile{
 			Quotas: []answers.Quota{
-				full(family("", "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests", answers.Duration)),
-				full(family("tokens", "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens", answers.Duration)),
+				full(family("", "X-Ratelimit-Limit-Requests", "X-Ratelimit-Remaining-Requests", "X-Ratelimit-Reset-Requests", answers.Duration)),
+				full(family("tokens", "X-Ratelimit-Limit-Tokens", "X-Ratelimit-Remaining-Tokens", "X-Ratelimit-Reset-Tokens", answers.Duration)),
 			},
 			Charges:    []answers.Charge{{Unit: "tokens", Field: in("usage.total_tokens", answers.Number)}},
 			RetryAfter: sdkWaits(),
@@ -98,11 +99,11 @@ func all() map[string]Entry {
 				anthropic("input tokens", "input-tokens"),
 				anthropic("output tokens", "output-tokens"),
 				anthropic("tokens", "tokens"),
-				{Name: "unified-5h", Window: 5 * time.Hour, Share: num("anthropic-ratelimit-unified-5h-utilization"), Reset: at("anthropic-ratelimit-unified-5h-reset", answers.EpochSeconds)},
+				{Name: "unified-5h", Window: 5 * time.Hour, Share: num("Anthropic-Ratelimit-Unified-5h-Utilization"), Reset: at("Anthropic-Ratelimit-Unified-5h-Reset", answers.EpochSeconds)},
 			},
 			Rules: []answers.Rule{
 				{Status: 429, Path: "error.details.error_code", Text: "enforced_spend_limit_reached", Kind: answers.Other},
-				{Status: 429, Header: "anthropic-ratelimit-unified-5h-status", Value: "rejected", Kind: answers.Limited, Delay: []answers.Field{at("anthropic-ratelimit-unified-5h-reset", answers.EpochSeconds)}, Reason: "unified-5h"},
+				{Status: 429, Header: "Anthropic-Ratelimit-Unified-5h-Status", Value: "rejected", Kind: answers.Limited, Delay: []answers.Field{at("Anthropic-Ratelimit-Unified-5h-Reset", answers.EpochSeconds)}, Reason: "unified-5h"},
 			},
 		}},
 		"Google Gemini API": {"https://ai.google.dev/gemini-api/docs/rate-limits", read, answers.Profile{Rules: []answers.Rule{
@@ -113,8 +114,8 @@ func all() map[string]Entry {
 		}}},
 		"Azure OpenAI": {"https://learn.microsoft.com/en-us/microsoft-cloud/dev/dev-proxy/concepts/azure-openai-429-token-rate-limit", read, answers.Profile{
 			Quotas: []answers.Quota{
-				{Remaining: num("x-ratelimit-remaining-requests")},
-				{Unit: "tokens", Remaining: num("x-ratelimit-remaining-tokens"), Reset: at("x-ratelimit-reset-tokens", answers.Seconds)},
+				{Remaining: num("X-Ratelimit-Remaining-Requests")},
+				{Unit: "tokens", Remaining: num("X-Ratelimit-Remaining-Tokens"), Reset: at("X-Ratelimit-Reset-Tokens", answers.Seconds)},
 			},
 			RetryAfter: sdkWaits(),
 			Rules:      []answers.Rule{{Status: 200, Header: "Retry-After", Kind: answers.Limited, Reason: "in the stream"}},
@@ -122,9 +123,9 @@ func all() map[string]Entry {
 		"GitHub REST":    {"https://github.com/github/docs/blob/21143d5/content/rest/using-the-rest-api/rate-limits-for-the-rest-api.md", read, answers.Profile{Quotas: []answers.Quota{github}, Rules: githubRules()}},
 		"GitHub GraphQL": {"https://github.com/github/docs/blob/5ce330d/content/graphql/overview/rate-limits-and-node-limits-for-the-graphql-api.md", read, answers.Profile{Quotas: []answers.Quota{withUnit(github, "points")}, Rules: githubRules()}},
 		"GitLab": {"https://github.com/gitlabhq/gitlabhq/blob/0286e4c/doc/administration/settings/user_and_ip_rate_limits.md", read, answers.Profile{Quotas: []answers.Quota{
-			{NameIn: "RateLimit-Name", Window: time.Minute, Limit: num("RateLimit-Limit")}, // rescaled to a minute, unlike the other headers
-			{NameIn: "RateLimit-Name", Used: num("RateLimit-Observed"), Remaining: num("RateLimit-Remaining"), Reset: at("RateLimit-Reset", answers.EpochSeconds)},
-			{NameIn: "RateLimit-Name", Reset: at("RateLimit-ResetTime", answers.HTTPDate)},
+			{NameIn: "Ratelimit-Name", Window: time.Minute, Limit: num("Ratelimit-Limit")}, // rescaled to a minute, unlike the other headers
+			{NameIn: "Ratelimit-Name", Used: num("Ratelimit-Observed"), Remaining: num("Ratelimit-Remaining"), Reset: at("Ratelimit-Reset", answers.EpochSeconds)},
+			{NameIn: "Ratelimit-Name", Reset: at("Ratelimit-Resettime", answers.HTTPDate)},
 		}, Rules: []answers.Rule{{Status: 200, Path: "errors.*.message", Text: "This endpoint has been requested too many times*", Kind: answers.Limited, Wait: time.Minute}}}},
 		"Shopify REST Admin": {"https://shopify.dev/docs/api/admin-rest/usage/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Combined: at("X-Shopify-Shop-Api-Call-Limit", answers.UsedOfLimit)}}}},
 		"Shopify GraphQL Admin": {"https://shopify.dev/docs/api/usage/limits", read, answers.Profile{
@@ -150,15 +151,15 @@ func all() map[string]Entry {
 			},
 		}},
 		"Twilio":   {"https://www.twilio.com/docs/api/errors/20429", read, answers.Profile{Quotas: []answers.Quota{{Unit: "concurrent-requests", Used: num("Twilio-Concurrent-Requests")}}}},
-		"SendGrid": {"https://www.twilio.com/docs/sendgrid/api-reference/how-to-use-the-sendgrid-v3-api/rate-limits", read, answers.Profile{Quotas: []answers.Quota{family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", answers.EpochSeconds)}, Rules: ended("X-RateLimit-Reset", answers.EpochSeconds)}},
+		"SendGrid": {"https://www.twilio.com/docs/sendgrid/api-reference/how-to-use-the-sendgrid-v3-api/rate-limits", read, answers.Profile{Quotas: []answers.Quota{family("", "X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset", answers.EpochSeconds)}, Rules: ended("X-Ratelimit-Reset", answers.EpochSeconds)}},
 		"Slack":    {"https://docs.slack.dev/apis/web-api/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 200, Path: "error", Text: "ratelimited", Kind: answers.Limited}}}},
 		"Discord": {"https://github.com/discord/discord-api-docs/blob/c98d64b/developers/topics/rate-limits.mdx", read, answers.Profile{
-			Quotas:  []answers.Quota{nameIn(family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset-After", answers.Seconds), "X-RateLimit-Bucket")},
-			Reasons: []string{"X-RateLimit-Scope"},
+			Quotas:  []answers.Quota{nameIn(family("", "X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset-After", answers.Seconds), "X-Ratelimit-Bucket")},
+			Reasons: []string{"X-Ratelimit-Scope"},
 			Rules: []answers.Rule{
-				{Status: 429, Header: "X-RateLimit-Global", Value: "true", Kind: answers.Limited, Wide: true},
-				{Status: 429, Header: "X-RateLimit-Scope", Value: "global", Kind: answers.Limited, Wide: true},
-				{Status: 429, Header: "X-RateLimit-Scope", Kind: answers.Limited},
+				{Status: 429, Header: "X-Ratelimit-Global", Value: "true", Kind: answers.Limited, Wide: true},
+				{Status: 429, Header: "X-Ratelimit-Scope", Value: "global", Kind: answers.Limited, Wide: true},
+				{Status: 429, Header: "X-Ratelimit-Scope", Kind: answers.Limited},
 				{Status: 429, Path: "message", Text: "You are being blocked*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
 				{Status: 429, Path: "retry_after", Text: "*", Kind: answers.Limited},
 				{Status: 429, Text: "*1015*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
@@ -171,9 +172,9 @@ func all() map[string]Entry {
 		}}},
 		"HubSpot": {"https://developers.hubspot.com/changelog/2018-11-06-rate-limit-information-headers-will-be-included-in-http-responses", read, answers.Profile{
 			Quotas: []answers.Quota{
-				{Name: "daily", Window: 24 * time.Hour, Limit: num("X-HubSpot-RateLimit-Daily"), Remaining: num("X-HubSpot-RateLimit-Daily-Remaining")},
-				{Name: "interval", Limit: num("X-HubSpot-RateLimit-Max"), Remaining: num("X-HubSpot-RateLimit-Remaining"), Length: at("X-HubSpot-RateLimit-Interval-Milliseconds", answers.Millis)},
-				{Name: "secondly", Window: time.Second, Limit: num("X-HubSpot-RateLimit-Secondly"), Remaining: num("X-HubSpot-RateLimit-Secondly-Remaining")},
+				{Name: "daily", Window: 24 * time.Hour, Limit: num("X-Hubspot-Ratelimit-Daily"), Remaining: num("X-Hubspot-Ratelimit-Daily-Remaining")},
+				{Name: "interval", Limit: num("X-Hubspot-Ratelimit-Max"), Remaining: num("X-Hubspot-Ratelimit-Remaining"), Length: at("X-Hubspot-Ratelimit-Interval-Milliseconds", answers.Millis)},
+				{Name: "secondly", Window: time.Second, Limit: num("X-Hubspot-Ratelimit-Secondly"), Remaining: num("X-Hubspot-Ratelimit-Secondly-Remaining")},
 			},
 			Rules: []answers.Rule{{Status: 423, Kind: answers.Limited}},
 		}},
@@ -187,27 +188,27 @@ func all() map[string]Entry {
 		}},
 		"Zendesk": {"https://developer.zendesk.com/documentation/api-basics/best-practices/best-practices-for-avoiding-rate-limiting", read, answers.Profile{Quotas: []answers.Quota{
 			{Name: "account", Window: time.Minute, Limit: num("X-Rate-Limit"), Remaining: num("X-Rate-Limit-Remaining")},
-			named(windowed(family("", "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset", answers.Seconds), time.Minute), "account"),
-			{Window: time.Minute, Combined: at("Zendesk-RateLimit-*", answers.Pairs)},
+			named(windowed(family("", "Ratelimit-Limit", "Ratelimit-Remaining", "Ratelimit-Reset", answers.Seconds), time.Minute), "account"),
+			{Window: time.Minute, Combined: at("Zendesk-Ratelimit-*", answers.Pairs)},
 		}, Rules: []answers.Rule{{Status: 503, Text: "Number of allowed API requests per minute exceeded*", Kind: answers.Limited, Wait: time.Minute}}}},
 		"Jira Cloud": {"https://developer.atlassian.com/cloud/jira/platform/rate-limiting", read, answers.Profile{
 			Quotas: []answers.Quota{
-				family("", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", answers.Timestamp),
-				withUnit(ietf.Quota("Beta-RateLimit"), "points"),
+				family("", "X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset", answers.Timestamp),
+				withUnit(ietf.Quota("Beta-Ratelimit"), "points"),
 			},
-			Reasons: []string{"RateLimit-Reason"},
+			Reasons: []string{"Ratelimit-Reason"},
 			Rules:   []answers.Rule{{Status: 503, Header: "Retry-After", Kind: answers.Limited}},
 		}},
 		"X": {"https://docs.x.com/fundamentals/rate-limits", read, answers.Profile{
 			Quotas: []answers.Quota{
-				windowed(family("", "x-rate-limit-limit", "x-rate-limit-remaining", "x-rate-limit-reset", answers.EpochSeconds), 15*time.Minute),
-				named(windowed(family("", "x-user-limit-24hour-limit", "x-user-limit-24hour-remaining", "x-user-limit-24hour-reset", answers.EpochSeconds), 24*time.Hour), "user"),
-				named(windowed(family("", "x-app-limit-24hour-limit", "x-app-limit-24hour-remaining", "x-app-limit-24hour-reset", answers.EpochSeconds), 24*time.Hour), "app"),
+				windowed(family("", "X-Rate-Limit-Limit", "X-Rate-Limit-Remaining", "X-Rate-Limit-Reset", answers.EpochSeconds), 15*time.Minute),
+				named(windowed(family("", "X-User-Limit-24hour-Limit", "X-User-Limit-24hour-Remaining", "X-User-Limit-24hour-Reset", answers.EpochSeconds), 24*time.Hour), "user"),
+				named(windowed(family("", "X-App-Limit-24hour-Limit", "X-App-Limit-24hour-Remaining", "X-App-Limit-24hour-Reset", answers.EpochSeconds), 24*time.Hour), "app"),
 			},
 			Rules: []answers.Rule{
 				{Status: 429, Path: "title", Text: "UsageCapExceeded", Kind: answers.Other},
-				{Status: 429, Header: "x-user-limit-24hour-remaining", Value: "0", Kind: answers.Limited, Delay: []answers.Field{at("x-user-limit-24hour-reset", answers.EpochSeconds)}, Reason: "user"},
-				{Status: 429, Kind: answers.Limited, Delay: []answers.Field{at("x-rate-limit-reset", answers.EpochSeconds)}},
+				{Status: 429, Header: "X-User-Limit-24hour-Remaining", Value: "0", Kind: answers.Limited, Delay: []answers.Field{at("X-User-Limit-24hour-Reset", answers.EpochSeconds)}, Reason: "user"},
+				{Status: 429, Kind: answers.Limited, Delay: []answers.Field{at("X-Rate-Limit-Reset", answers.EpochSeconds)}},
 			},
 		}},
 		"Reddit": {"https://laterforreddit.com/news/2017/03/04/reddit-api-ratelimiting-explained/", read, answers.Profile{
@@ -227,7 +228,7 @@ func all() map[string]Entry {
 			Rules:  ended("Ratelimit-Reset", answers.EpochSeconds),
 		}},
 		"Cloudflare API": {"https://developers.cloudflare.com/fundamentals/api/reference/limits", read, answers.Profile{
-			Quotas: append(ietf.Profile().Quotas, answers.Quota{Reset: at("X-RateLimit-Reset", answers.HTTPDate)}),
+			Quotas: append(ietf.Profile().Quotas, answers.Quota{Reset: at("X-Ratelimit-Reset", answers.HTTPDate)}),
 			Rules: []answers.Rule{
 				{Status: 429, Path: "errors.*.code", Text: "10502", Kind: answers.Banned, Reason: "failed logins"},
 				{Status: 429, Path: "errors.*.message", Text: "query consumed excessive resources*", Kind: answers.Other},
@@ -244,9 +245,9 @@ func all() map[string]Entry {
 			{Status: 503, Text: "*<Code>RequestLimitExceeded</Code>*", Kind: answers.Limited, Reason: "RequestLimitExceeded"},
 		}}},
 		"Microsoft Graph": {"https://github.com/microsoftgraph/microsoft-graph-docs-contrib/blob/0135174/concepts/throttling-limits.md", read, answers.Profile{
-			Quotas:  []answers.Quota{{NameIn: "x-ms-throttle-scope", Unit: "resource units", Share: num("x-ms-throttle-limit-percentage")}},
-			Charges: []answers.Charge{{Unit: "resource units", Field: num("x-ms-resource-unit")}},
-			Reasons: []string{"x-ms-throttle-information"},
+			Quotas:  []answers.Quota{{NameIn: "X-Ms-Throttle-Scope", Unit: "resource units", Share: num("X-Ms-Throttle-Limit-Percentage")}},
+			Charges: []answers.Charge{{Unit: "resource units", Field: num("X-Ms-Resource-Unit")}},
+			Reasons: []string{"X-Ms-Throttle-Information"},
 			Rules:   []answers.Rule{{Status: 503, Header: "Retry-After", Kind: answers.Limited}}, // kept whole: it may be minutes
 		}},
 		"Okta": {"https://github.com/okta/okta-developer-docs/blob/10e4405/packages/@okta/vuepress-site/docs/reference/rl-best-practices/index.md", read, answers.Profile{
@@ -256,26 +257,26 @@ func all() map[string]Entry {
 		}},
 		"Auth0": {"https://auth0.com/blog/why-getting-429s-and-how-to-stop-them", read, answers.Profile{
 			Quotas: []answers.Quota{
-				family("", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", answers.EpochSeconds),
+				family("", "X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset", answers.EpochSeconds),
 				{Name: "client", Combined: at("Auth0-Client-Quota-Limit", answers.Pairs)},
 				{Name: "organization", Combined: at("Auth0-Organization-Quota-Limit", answers.Pairs)},
 			},
-			Rules: []answers.Rule{{Status: 500, Path: "error_description", Text: "Global limit has been reached", Kind: answers.Limited, Delay: []answers.Field{at("x-ratelimit-reset", answers.EpochSeconds)}}},
+			Rules: []answers.Rule{{Status: 500, Path: "error_description", Text: "Global limit has been reached", Kind: answers.Limited, Delay: []answers.Field{at("X-Ratelimit-Reset", answers.EpochSeconds)}}},
 		}},
 		"Linear": {"https://linear.app/developers/rate-limiting.md", read, answers.Profile{
 			Quotas: []answers.Quota{
-				windowed(family("", "X-RateLimit-Requests-Limit", "X-RateLimit-Requests-Remaining", "X-RateLimit-Requests-Reset", answers.EpochMillis), time.Hour),
-				windowed(family("complexity", "X-RateLimit-Complexity-Limit", "X-RateLimit-Complexity-Remaining", "X-RateLimit-Complexity-Reset", answers.EpochMillis), time.Hour),
-				{NameIn: "X-RateLimit-Endpoint-Name", Remaining: num("X-RateLimit-Endpoint-Requests-Remaining")},
+				windowed(family("", "X-Ratelimit-Requests-Limit", "X-Ratelimit-Requests-Remaining", "X-Ratelimit-Requests-Reset", answers.EpochMillis), time.Hour),
+				windowed(family("complexity", "X-Ratelimit-Complexity-Limit", "X-Ratelimit-Complexity-Remaining", "X-Ratelimit-Complexity-Reset", answers.EpochMillis), time.Hour),
+				{NameIn: "X-Ratelimit-Endpoint-Name", Remaining: num("X-Ratelimit-Endpoint-Requests-Remaining")},
 			},
 			Charges: []answers.Charge{{Unit: "complexity", Field: num("X-Complexity")}},
 			Rules: []answers.Rule{
-				{Status: 400, Header: "X-RateLimit-Requests-Remaining", Value: "0", Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: answers.Limited, Delay: []answers.Field{at("X-RateLimit-Requests-Reset", answers.EpochMillis)}},
+				{Status: 400, Header: "X-Ratelimit-Requests-Remaining", Value: "0", Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: answers.Limited, Delay: []answers.Field{at("X-Ratelimit-Requests-Reset", answers.EpochMillis)}},
 				{Status: 400, Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: answers.Limited},
 			},
 		}},
 		"RapidAPI": {"https://docs.rapidapi.com/docs/response-headers", "2026-11-22", answers.Profile{Quotas: []answers.Quota{
-			family("", "x-ratelimit-requests-limit", "x-ratelimit-requests-remaining", "x-ratelimit-requests-reset", answers.Seconds),
+			family("", "X-Ratelimit-Requests-Limit", "X-Ratelimit-Requests-Remaining", "X-Ratelimit-Requests-Reset", answers.Seconds),
 		}}},
 		"Mailgun": {"https://laracasts.com/discuss/channels/laravel/does-mailgun-driver-handle-rate-limiting", read, answers.Profile{Rules: []answers.Rule{{Status: 429, Kind: answers.Limited, Delay: []answers.Field{in("retry-seconds", answers.Seconds)}}}}},
 		"Alpha Vantage": {"https://fintut.com/alpha-vantage-api-limits", "2026-11-22", answers.Profile{Rules: []answers.Rule{
@@ -296,14 +297,14 @@ func all() map[string]Entry {
 			{Path: "error.code", Text: "-32016", Kind: answers.Limited},
 		}}},
 
-		"Airweave":                 {"https://docs.airweave.ai/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("RateLimit-Reset", answers.EpochSeconds)}}}},
+		"Airweave":                 {"https://docs.airweave.ai/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("Ratelimit-Reset", answers.EpochSeconds)}}}},
 		"Prisjakt":                 {"https://developer.prisjakt.nu/docs/sections/rate-limit", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("X-Rate-Limit-Reset", answers.Millis)}}}},
-		"Lemlist":                  {"https://developer.lemlist.com/api-reference/getting-started/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("X-RateLimit-Reset", answers.JSDate)}}}},
-		"BoldDesk":                 {"https://support.bolddesk.com/kb/article/808/api-rate-limits-optimizing-restful-api-usage", read, answers.Profile{Quotas: []answers.Quota{{Length: at("x-rate-limit-limit", answers.Duration), Remaining: num("x-rate-limit-remaining"), Reset: at("x-rate-limit-reset", answers.Timestamp)}}}},
-		"Akamai MSL":               {"https://techdocs.akamai.com/msl/reference/resource-limiting", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("X-RateLimit-Next", answers.Timestamp)}}, Rules: ended("X-RateLimit-Next", answers.Timestamp)}},
-		"Oracle Access Governance": {"https://docs.oracle.com/en/cloud/paas/access-governance/pmapi/rate-limits.html", read, answers.Profile{Quotas: []answers.Quota{{Name: "read", Remaining: num("RequestLimit-Default-Remaining")}, {Name: "write", Remaining: num("RequestLimit-Write-Remaining")}}, RetryAfter: []answers.Field{at("RequestLimit-Default-RetryAfter", answers.Millis)}}},
-		"Qomon":                    {"https://developers.qomon.com/rights-limiting", read, answers.Profile{Quotas: []answers.Quota{{Combined: at("X-Ratelimit-Limit", answers.Pairs)}, {Full: true, Reset: at("X-Ratelimit-ResetTime", answers.Seconds)}}, Charges: []answers.Charge{{Field: num("X-Ratelimit-Cost")}}}},
-		"CoinGlass":                {"https://docs.coinglass.com/reference/responses-error-codes.md", read, answers.Profile{Quotas: []answers.Quota{{Window: time.Minute, Limit: num("API-KEY-MAX-LIMIT"), Used: num("API-KEY-USE-LIMIT")}}}},
+		"Lemlist":                  {"https://developer.lemlist.com/api-reference/getting-started/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("X-Ratelimit-Reset", answers.JSDate)}}}},
+		"BoldDesk":                 {"https://support.bolddesk.com/kb/article/808/api-rate-limits-optimizing-restful-api-usage", read, answers.Profile{Quotas: []answers.Quota{{Length: at("X-Rate-Limit-Limit", answers.Duration), Remaining: num("X-Rate-Limit-Remaining"), Reset: at("X-Rate-Limit-Reset", answers.Timestamp)}}}},
+		"Akamai MSL":               {"https://techdocs.akamai.com/msl/reference/resource-limiting", read, answers.Profile{Quotas: []answers.Quota{{Reset: at("X-Ratelimit-Next", answers.Timestamp)}}, Rules: ended("X-Ratelimit-Next", answers.Timestamp)}},
+		"Oracle Access Governance": {"https://docs.oracle.com/en/cloud/paas/access-governance/pmapi/rate-limits.html", read, answers.Profile{Quotas: []answers.Quota{{Name: "read", Remaining: num("Requestlimit-Default-Remaining")}, {Name: "write", Remaining: num("Requestlimit-Write-Remaining")}}, RetryAfter: []answers.Field{at("Requestlimit-Default-Retryafter", answers.Millis)}}},
+		"Qomon":                    {"https://developers.qomon.com/rights-limiting", read, answers.Profile{Quotas: []answers.Quota{{Combined: at("X-Ratelimit-Limit", answers.Pairs)}, {Full: true, Reset: at("X-Ratelimit-Resettime", answers.Seconds)}}, Charges: []answers.Charge{{Field: num("X-Ratelimit-Cost")}}}},
+		"CoinGlass":                {"https://docs.coinglass.com/reference/responses-error-codes.md", read, answers.Profile{Quotas: []answers.Quota{{Window: time.Minute, Limit: num("Api-Key-Max-Limit"), Used: num("Api-Key-Use-Limit")}}}},
 	}
 }
 
@@ -336,21 +337,23 @@ var github = answers.Quota{
 // githubRules returns rules that match 403 and 429 alike. A refusal is of the primary limit only if nothing is left.
 func githubRules() []answers.Rule {
 	const second = "*secondary rate limit*"
-	reset := []answers.Field{at("X-RateLimit-Reset", answers.EpochSeconds)}
+	reset := []answers.Field{at("X-Ratelimit-Reset", answers.EpochSeconds)}
 	return []answers.Rule{
 		{Status: 403, Header: "Retry-After", Kind: answers.Limited, Reason: "secondary"},
-		{Status: 403, Header: "X-RateLimit-Remaining", Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
-		{Status: 429, Header: "X-RateLimit-Remaining", Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
+		{Status: 403, Header: "X-Ratelimit-Remaining", Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
+		{Status: 429, Header: "X-Ratelimit-Remaining", Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
 		{Status: 403, Path: "message", Text: "*abuse detection*", Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
 		{Status: 403, Path: "message", Text: second, Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
 		{Status: 200, Path: "errors.*.type", Text: "RATE_LIMIT*", Kind: answers.Limited, Delay: reset},
-		{Status: 200, Header: "X-RateLimit-Resource", Value: "graphql", Path: "errors.*.message", Text: second, Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
+		{Status: 200, Header: "X-Ratelimit-Resource", Value: "graphql", Path: "errors.*.message", Text: second, Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
 	}
 }
 
 func anthropic(unit, infix string) answers.Quota {
-	const h = "anthropic-ratelimit-"
-	return full(named(family(unit, h+infix+"-limit", h+infix+"-remaining", h+infix+"-reset", answers.Timestamp), infix))
+	header := func(end string) string {
+		return http.CanonicalHeaderKey("anthropic-ratelimit-" + infix + "-" + end)
+	}
+	return full(named(family(unit, header("limit"), header("remaining"), header("reset"), answers.Timestamp), infix))
 }
 
 func ended(header string, f answers.Format) []answers.Rule {
