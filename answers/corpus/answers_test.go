@@ -317,9 +317,13 @@ func BenchmarkRead(b *testing.B) {
 		{"Shopify GraphQL Admin", nil, shopify},
 		{"Shopify GraphQL Admin", nil, `{"data":[` + strings.Repeat(`{"id":"gid://shopify/Product/1","title":"a"},`, 1400) + `1],` + shopify[1:]},
 		{"Coinbase Exchange", nil, ""},
+		{"Common", []string{"X-Ratelimit-Remaining: 59", "X-Ratelimit-Reset: 1777896041"}, ""},
 	} {
 		b.Run(fmt.Sprintf("%s/%dB", strings.Fields(c.name)[0], len(c.body)), func(b *testing.B) {
 			p, r := profiles[c.name], response(200, c.body, c.lines...)
+			if c.name == "Common" {
+				p = Common()
+			}
 			b.ReportAllocs()
 			for b.Loop() {
 				p.Read(r)
