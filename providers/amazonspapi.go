@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -40,7 +41,8 @@ func AmazonSPAPI() Provider {
 		},
 		Scopes: []Scope{some("sandbox", page, amazonSandbox, bucket(5, time.Second, 15))},
 	}
-	for _, plan := range amazonPlans {
+	plans, _ := amazonTables()
+	for _, plan := range plans {
 		p.Scopes = append(p.Scopes, some(plan.String(), page, plan.operation, plan.tier()))
 	}
 	return p
@@ -68,7 +70,8 @@ func (p amazonPlan) operation(req *http.Request) (operation string, counts bool)
 	if _, sandbox := amazonSandbox(req); sandbox {
 		return "", false
 	}
-	plan, path := amazonPaths.find(append(strings.Split(strings.Trim(req.URL.EscapedPath(), "/"), "/"), req.Method))
+	_, paths := amazonTables()
+	plan, path := paths.find(append(strings.Split(strings.Trim(req.URL.EscapedPath(), "/"), "/"), req.Method))
 	if path == "" {
 		plan, path = amazonUnlisted, endpoint(req.Method, req.URL.Path, isNumbered)
 	}
@@ -80,10 +83,10 @@ func amazonSandbox(req *http.Request) (region string, counts bool) {
 	return req.URL.Hostname(), strings.HasPrefix(req.URL.Hostname(), "sandbox.")
 }
 
-// amazonPlans are the plans, slowest first. amazonPaths are the operations, as a tree of the
-// segments of their paths with the method as the last segment.
-var amazonPlans, amazonPaths = amazonTree(amazonOperations)
+// amazonTables returns the plans, slowest first, and the operations.
+var amazonTables = sync.OnceValues(func() ([]amazonPlan, *amazonNode) { return amazonTree(amazonOperations) })
 
+// An amazonNode is a node of a tree of the segments of paths. The last segment is the method.
 type amazonNode struct {
 	next map[string]*amazonNode
 	plan amazonPlan

@@ -12,8 +12,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// MicrosoftGraph is Microsoft Graph and SharePoint, for one app in one tenant. Limits are of services,
-// by the path of a request:
+// MicrosoftGraph is Microsoft Graph and SharePoint, for one app in one tenant. Each service has limits of
+// its own, and the path of a request names the service:
 //
 //   - A mailbox has 10,000 requests in 10 minutes, 4 at once, and 150 MB of uploads in 5 minutes.
 //   - Users, groups and the rest of the directory have 3,500 units in 10 seconds (5,000 in a tenant of
