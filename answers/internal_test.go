@@ -55,12 +55,13 @@ func FuzzMeter(f *testing.F) {
 		`data: {"usage":{"total_tokens":3}}` + "\n\n" + `data: {"usage":null}` + "\n\ndata: [DONE]\n\n",
 		`data: {"usage":` + "\r\n" + `data: {"total_tokens":3.5}}` + "\r\n\r\n", ":\r\rdata: 1\r",
 		`data:{"usage":{"total_tokens":"3"}}` + "\n\n" + `data:{"usage":{"total_tokens":4}}`, `{"usage":{"total_tokens":5}}`,
+		"\x00\x00\x00\x2c\x00\x00\x00\x00crc." + `{"usage":{"total_tokens":6}}` + "crc.", "\x00\x00\x00\x3a\x00\x00\x00\x02crc.hh" + `{"bytes":"eyJ1c2FnZSI6eyJ0b3RhbF90b2tlbnMiOjd9fQ=="}` + "crc.",
 	} {
 		f.Add(body, uint8(1))
 	}
 	p := Profile{Charges: []Charge{{Unit: "tokens", Field: Field{Path: "usage.total_tokens"}}}}
 	f.Fuzz(func(t *testing.T, body string, n uint8) {
-		for _, kind := range []string{"text/event-stream", "application/json"} {
+		for _, kind := range []string{"text/event-stream", "application/json", amazonStream} {
 			r := Response{Header: http.Header{"Content-Type": {kind}}}
 			whole, parts := p.Meter(r), p.Meter(r)
 			whole.Write([]byte(body))

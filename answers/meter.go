@@ -8,13 +8,14 @@ import (
 
 // A Meter reads the cost of a request from the response's body, while the caller reads the body.
 // Write each portion to the Meter. The body is JSON, or a stream of server-sent events with JSON as
-// their data. The last of several values at one path counts, because language models send running
-// totals. A Meter keeps at most 4 KB of the body at a time. It serves one response and is not safe
+// their data, or of Amazon's messages with JSON as their payloads. The last of several values at one
+// path counts, because language models send running totals. A Meter keeps at most 4 KB of the body at a time. It serves one response and is not safe
 // for concurrent use.
 type Meter struct {
 	charges []Charge
 	scanner jsonpath.Scanner
-	stream  bool // the body is an event stream
+	stream  bool           // the body is an event stream
+	amazon  *messageReader // of Amazon's messages; nil if the body has none
 
 	matched int  // the line begins with this many bytes of "data:"; -1 if with other text
 	afterCR bool // the last byte was a carriage return
@@ -24,13 +25,16 @@ const dataPrefix = "data:"
 
 // Meter returns a Meter for the body of r. It uses only the Status and the Header of r. It returns nil if the body
 // adds no cost to those in the header: if no Charge has a Path, or if the body is neither JSON nor
-// an event stream, is compressed, or comes from a cache.
+// a stream, is compressed, or comes from a cache.
 func (p Profile) Meter(r Response) *Meter {
 	kind := mediaType(r.Header)
-	if encoded(r.Header) || cached(r.Header) || kind != eventStream && !isJSON(kind) {
+	if encoded(r.Header) || cached(r.Header) || kind != eventStream && kind != amazonStream && !isJSON(kind) {
 		return nil
 	}
 	m := &Meter{stream: kind == eventStream}
+	if kind == amazonStream {
+		m.amazon = &messageReader{scanner: &m.scanner}
+	}
 	e := event{Response: r}
 	for i := range p.Charges {
 		c := &p.Charges[i]
@@ -51,6 +55,10 @@ func (p Profile) Meter(r Response) *Meter {
 
 // Write reads the next portion of the body. It never fails.
 func (m *Meter) Write(p []byte) (int, error) {
+	if m.amazon != nil {
+		m.amazon.write(p)
+		return len(p), nil
+	}
 	if !m.stream {
 		m.scanner.Write(p)
 		return len(p), nil

@@ -2,6 +2,8 @@ package corpus_test
 
 import (
 	"bytes"
+	"encoding/base64"
+	"encoding/binary"
 	"io"
 	"net/http"
 	"slices"
@@ -134,6 +136,46 @@ func TestMeterArray(t *testing.T) {
 	}
 	if got := charged(p, h, `{"u":{"total":5}}`, 3); got != "charged 5 tokens" {
 		t.Error(got)
+	}
+}
+
+// message returns a message of Amazon's with some headers and a payload.
+func message(headers, payload string) string {
+	b := binary.BigEndian.AppendUint32(nil, uint32(16+len(headers)+len(payload)))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(headers)))
+	return string(b) + "crc1" + headers + payload + "crc2"
+}
+
+// Bedrock streams messages whose payloads are JSON, or JSON in base64.
+func TestMeterAmazon(t *testing.T) {
+	p := Profile{Charges: []Charge{{Unit: "tokens", Field: in("usage.outputTokens", Number), Or: in("metrics.outputTokenCount", Number)}}}
+	const headers = "\x0b:event-type\x07\x00\x08metadata"
+	encoded := func(json, after string) string {
+		return message(headers, `{"bytes":"`+base64.StdEncoding.EncodeToString([]byte(json))+`"`+after+`}`)
+	}
+	metadata := message(headers, `{"metrics":{"latencyMs":50},"usage":{"inputTokens":10,"outputTokens":3}}`)
+	for _, c := range []struct{ name, body, want string }{
+		{"converse", message(headers, `{"delta":{"text":"usage"}}`) + metadata, "charged 3 tokens"},
+		{"no headers", message("", `{"usage":{"outputTokens":4}}`), "charged 4 tokens"},
+		{"no payload", message(headers, "") + message("", "") + metadata, "charged 3 tokens"},
+		{"the last message", metadata + message(headers, `{"usage":{"outputTokens":5}}`) + message(headers, `{"p":"abc"}`), "charged 5 tokens"},
+		{"base64", encoded(`{"type":"content_block_delta"}`, `,"p":"abcd"`) + encoded(`{"type":"message_stop","metrics":{"outputTokenCount":36}}`, `,"p":"ab"`), "charged 36 tokens"},
+		{"base64 with padding", encoded(`{"metrics":{"outputTokenCount":7}}`, ""), "charged 7 tokens"},
+		{"malformed base64", message(headers, `{"bytes":"!!!!"}`) + metadata, "charged 3 tokens"},
+		{"a short payload", message(headers, `{"by`) + metadata, "charged 3 tokens"},
+		{"cut off", metadata[:len(metadata)-20], "nothing"},
+		{"without its checksum", metadata[:len(metadata)-4], "charged 3 tokens"},
+		{"headers longer than the message", "\x00\x00\x00\x20\x00\x00\x00\x21crc1" + metadata, "nothing"},
+		{"shorter than a message", "\x00\x00\x00\x0f\x00\x00\x00\x00crc1" + metadata, "nothing"},
+		{"longer than any", "\xff\xff\xff\xff\x00\x00\x00\x00crc1" + metadata, "nothing"},
+		{"JSON", `{"usage":{"outputTokens":3}}`, "nothing"},
+		{"empty", "", "nothing"},
+	} {
+		for n := range 30 {
+			if got := charged(p, http.Header{"Content-Type": {"application/vnd.amazon.eventstream"}}, c.body, n+1); got != c.want {
+				t.Errorf("%s, portions of %d bytes: %s, want %s", c.name, n+1, got, c.want)
+			}
+		}
 	}
 }
 
