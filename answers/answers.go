@@ -141,6 +141,10 @@ type Charge struct {
 	// Or is another place of the same number, as in a stream. The later value in a body counts.
 	Or Field
 
+	// Times is how many units each counted one costs, such as 5 where an output token takes five
+	// tokens of a quota. If zero, one.
+	Times int64
+
 	// ByStatus replaces Field and Or if the status of a response decides what the request cost:
 	// {304: 0, 0: 1} where a request costs 1, and nothing if it returns 304 Not Modified. The
 	// key 0 stands for every other status. Without it, other responses report no charge. If
@@ -273,7 +277,7 @@ func (p *Profile) charged(e *event) (as []Amount) {
 	for i := range p.Charges {
 		c := &p.Charges[i]
 		if n, ok := c.inHead(e); ok {
-			as = addCharge(as, c.Unit, n)
+			as = addCharge(as, c, n)
 		}
 	}
 	return as

@@ -118,15 +118,20 @@ func (m *Meter) Charged() (as []Amount) {
 			field, value = &c.Or, or
 		}
 		if n, ok := field.number(field.trim(string(value)), up); ok {
-			as = addCharge(as, c.Unit, n)
+			as = addCharge(as, c, n)
 		}
 	}
 	return as
 }
 
-// addCharge adds n units to as.
-func addCharge(as []Amount, unit string, n int64) []Amount {
-	unit = unitOrRequests(unit)
+// addCharge adds a charge of n, times its Times, to as.
+func addCharge(as []Amount, c *Charge, n int64) []Amount {
+	unit := unitOrRequests(c.Unit)
+	if times := max(c.Times, 1); n > maxCount/times {
+		n = maxCount
+	} else {
+		n *= times
+	}
 	for i := range as {
 		if as[i].Unit == unit {
 			as[i].N = min(as[i].N+n, maxCount)

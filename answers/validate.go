@@ -98,6 +98,9 @@ func (v *validator) charge(c *Charge) {
 			v.add("ByStatus", "has the status %d: it must be from 100 to 999, or 0 for every other", status)
 		}
 	}
+	if c.Times < 0 {
+		v.add("Times", "is %d: it must be at least 0", c.Times)
+	}
 	v.field("Field", &c.Field, counts)
 	v.field("Or", &c.Or, counts)
 }

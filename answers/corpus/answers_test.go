@@ -253,6 +253,7 @@ func FuzzRead(f *testing.F) {
 		}
 	}
 	f.Add(304, "", "1", "2", `{"tokens":-7}`)
+	f.Add(500, "", "1", "2", `{"tokens":400000000000000}`)
 	f.Add(429, "", "-1", "9223372036854775808", shopify)
 	f.Add(200, "", `"a";r=1;t=2`, `limit=1`, gemini)
 	headers := map[string][]string{}

@@ -114,6 +114,7 @@ func TestMeter(t *testing.T) {
 		{"no charges", of(), header{"Content-Type": "application/json"}, "no meter"},
 		{"a sum", of(tokens, Charge{Unit: "tokens", Field: in("usage.more", Number)}), header{"Content-Type": "application/json"}, "charged 100 tokens"},
 		{"one path twice", of(tokens, tokens), header{"Content-Type": "application/json"}, "charged 128 tokens"},
+		{"several times", of(tokens, Charge{Unit: "tokens", Field: in("usage.more", Number), Times: 5}), header{"Content-Type": "application/json"}, "charged 244 tokens"},
 		{"one path, two units", of(tokens, Charge{Field: tokens.Field}), header{"Content-Type": "application/json"}, "charged 64 tokens charged 64 requests"},
 		{"a format that is not a count", of(Charge{Field: in("usage.total_tokens", Seconds)}), header{"Content-Type": "application/json"}, "nothing"},
 	} {
@@ -183,10 +184,11 @@ func TestMeterAmazon(t *testing.T) {
 // number.
 func TestChargesInHeaders(t *testing.T) {
 	p := Profile{Charges: []Charge{
-		{Unit: "t", Field: num("A"), Or: num("B")}, {Unit: "t", Field: num("C")}, {Unit: "u", Field: num("D")}, {Unit: "t", Field: in("a", Number)},
+		{Unit: "t", Field: num("A"), Or: num("B")}, {Unit: "t", Field: num("C")}, {Unit: "u", Field: num("D"), Times: 3}, {Unit: "t", Field: in("a", Number)},
 	}}
 	runWith(t, p, []readTest{
-		{name: "a sum", lines: []string{"A: 1", "B: 2", "C: 4", "D: 8"}, want: "charged 5 t charged 8 u"},
+		{name: "a sum", lines: []string{"A: 1", "B: 2", "C: 4", "D: 8"}, want: "charged 5 t charged 24 u"},
+		{name: "the largest product", lines: []string{"D: 333333333333334"}, want: "charged 999999999999999 u"},
 		{name: "the other place", lines: []string{"B: 2", "C: 4"}, want: "charged 6 t"},
 		{name: "the first place is not a number", lines: []string{"A: x", "B: 2"}, want: "charged 2 t"},
 		{name: "the largest count", lines: []string{"A: 999999999999999", "C: 1"}, want: "charged 999999999999999 t"},
@@ -200,17 +202,17 @@ func TestChargesInHeaders(t *testing.T) {
 var byStatus = Profile{Charges: []Charge{
 	{Unit: "core", ByStatus: map[int]int64{304: 0, 500: 5, 0: 1}},
 	{Unit: "invalid", ByStatus: map[int]int64{401: 1, 403: 1}}, // others report no charge
-	{Unit: "tokens", Field: in("tokens", Number)},
+	{Unit: "tokens", Field: in("tokens", Number), Times: 3},
 }}
 
-// The status alone decides what a Charge with ByStatus is.
+// The status alone decides what a Charge with ByStatus is. The tokens count three times.
 func TestChargesByStatus(t *testing.T) {
 	runWith(t, byStatus, []readTest{
 		{name: "free", status: 304, want: "charged 0 core"},
 		{name: "a status of its own", status: 500, want: "charged 5 core"},
 		{name: "every other", status: 404, want: "charged 1 core"},
 		{name: "two units", status: 401, want: "charged 1 core charged 1 invalid"},
-		{name: "beside the body", status: 200, body: `{"tokens":7}`, want: "charged 1 core charged 7 tokens"},
+		{name: "beside the body", status: 200, body: `{"tokens":7}`, want: "charged 1 core charged 21 tokens"},
 		{name: "from a cache", status: 304, lines: []string{"Age: 60"}, want: "nothing"},
 	})
 }

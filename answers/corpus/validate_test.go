@@ -50,6 +50,7 @@ func TestValidate(t *testing.T) {
 		{quota(Quota{Limit: in(strings.Repeat("a.", 63)+"a", Number)}), "Quotas[0].Limit.Path has 64 steps: the most is 63"},
 		{quota(Quota{Limit: in(strings.Repeat("a.", 62)+"a", Number)}), ""},
 		{Profile{Charges: []Charge{{Or: at("C", Seconds)}}}, "Charges[0].Field is empty: set its Header or Path, or set ByStatus\nCharges[0].Or has the Format Seconds: clear it, because this field is a Number"},
+		{Profile{Charges: []Charge{{Field: num("C"), Times: -1}}}, "Charges[0].Times is -1: it must be at least 0"},
 		{Profile{Charges: []Charge{{ByStatus: map[int]int64{304: 0, 0: 1}}}}, ""},
 		{Profile{Charges: []Charge{{ByStatus: map[int]int64{304: 0}, Field: num("C")}}}, "Charges[0].ByStatus is set together with Fields, which are then ignored: use one Charge for each"},
 		{Profile{Charges: []Charge{{ByStatus: map[int]int64{42: 0, 200: -1}}}}, "Charges[0].ByStatus has the status 42: it must be from 100 to 999, or 0 for every other\n" +
