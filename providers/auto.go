@@ -3,6 +3,7 @@ package providers
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -96,7 +97,7 @@ func unlimited(name string, profile answers.Profile, hosts ...string) Provider {
 
 // A directory finds the API of a request.
 type directory struct {
-	apis  map[string][]*api // by host, by ".example.com" for hosts below it, and by "" for every host
+	apis  map[string][]*api // by host, by what follows the * of a host, such as ".example.com", and by "" for every host
 	other *api              // of hosts that are in no Provider
 }
 
@@ -104,11 +105,12 @@ type directory struct {
 type api struct {
 	*throttle.Transport
 	scopes []Scope
+	serves func(host string) bool
 }
 
 func newAPI(p Provider, s throttle.Store) (*api, error) {
 	t, err := p.Transport(s)
-	return &api{t, p.Scopes}, err
+	return &api{t, p.Scopes, (&router{hosts: p.Hosts}).serves}, err
 }
 
 func (d *directory) add(p Provider, s throttle.Store) error {
@@ -124,7 +126,9 @@ func (d *directory) add(p Provider, s throttle.Store) error {
 		hosts = []string{""}
 	}
 	for _, host := range hosts {
-		host = strings.TrimPrefix(host, "*")
+		if _, after, wild := strings.Cut(host, "*"); wild {
+			host = after
+		}
 		d.apis[host] = append(d.apis[host], a)
 	}
 	return nil
@@ -145,6 +149,9 @@ func (d *directory) find(req *http.Request) *api {
 		}
 	}
 	found = join(found, d.apis[""])
+	if other := func(a *api) bool { return !a.serves(host) }; slices.ContainsFunc(found, other) {
+		found = slices.DeleteFunc(slices.Clone(found), other)
+	}
 	switch len(found) {
 	case 0:
 		return d.other

@@ -151,6 +151,10 @@ func TestPresetsReadFixtures(t *testing.T) {
 			"S3 refusal inside a 200": answers.Passed,
 		}},
 		{page: "azureopenai", preset: providers.AzureOpenAI(600, 100_000)},
+		{page: "bedrock", preset: providers.Bedrock(50, 200_000), except: map[string]answers.Kind{
+			// A stream has begun, and its end pauses nothing.
+			"refusal inside a 200 stream": answers.Passed,
+		}},
 		{page: "binance", preset: providers.Binance(), except: map[string]answers.Kind{
 			// One order of two was placed: a client that paused would not see it.
 			"cancel-replace: cancelled, new order refused for its count": answers.Passed,

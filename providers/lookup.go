@@ -44,6 +44,7 @@ func presets() []Preset {
 		told("Anthropic(requests, input, output int64)", Anthropic(1, 1, 1)),
 		ready("Atlassian()", Atlassian),
 		told("AzureOpenAI(requests, tokens int64)", AzureOpenAI(1, 1)),
+		told("Bedrock(requests, tokens int64)", Bedrock(1, 1)),
 		ready("Binance()", Binance),
 		ready("BinanceFutures()", BinanceFutures),
 		ready("BinanceUS()", BinanceUS),

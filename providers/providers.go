@@ -45,7 +45,7 @@ type Provider struct {
 	// request counts. If nil, one request.
 	Cost func(*http.Request) throttle.Cost
 
-	// Tokens returns the number of tokens of a text. The Cost of Anthropic and OpenAI calls it for
+	// Tokens returns the number of tokens of a text. The Cost of a language model's API calls it for
 	// each string in the body of a request, without the escapes of JSON, but not for keys, encoded
 	// data and addresses of images. Set it to a tokenizer with the model's vocabulary for exact
 	// counts. A Transport calls it concurrently. If nil, the function Tokens of this package.
@@ -54,8 +54,8 @@ type Provider struct {
 	// Profile describes the responses.
 	Profile answers.Profile
 
-	// Hosts are the hosts of the provider; requests to others are not limited. "*.example.com"
-	// stands for every host below example.com. If empty, every host.
+	// Hosts are the hosts of the provider; requests to others are not limited. A * stands for any
+	// text: "*.example.com" for every host below example.com. If empty, every host.
 	Hosts []string
 
 	// Account returns a name for the account whose quotas count a request, such as the id of a
@@ -194,8 +194,9 @@ func (r *router) route(req *http.Request) (l *throttle.Limiter) {
 func (r *router) serves(host string) bool {
 	host = strings.ToLower(host)
 	for _, h := range r.hosts {
-		below, wild := strings.CutPrefix(h, "*")
-		if h == host || wild && strings.HasSuffix(host, below) {
+		before, after, wild := strings.Cut(h, "*")
+		rest, begins := strings.CutPrefix(host, before)
+		if h == host || wild && begins && strings.HasSuffix(rest, after) {
 			return true
 		}
 	}

@@ -28,6 +28,7 @@ var presets = []func() providers.Provider{
 	providers.Slack, providers.Stripe, providers.Telegram, providers.X,
 	func() providers.Provider { return providers.Anthropic(100, 30_000, 8_000) },
 	func() providers.Provider { return providers.AzureOpenAI(600, 100_000) },
+	func() providers.Provider { return providers.Bedrock(50, 200_000) },
 	func() providers.Provider { return providers.Gemini(10, 250_000, 250) },
 	func() providers.Provider { return providers.GoogleWorkspace(nil) },
 	func() providers.Provider { return providers.HubSpot("Europe/Berlin") },
@@ -162,6 +163,10 @@ func TestHosts(t *testing.T) {
 		{[]string{"*.example.com"}, "https://a.b.example.com/", true},
 		{[]string{"*.example.com"}, "https://example.com/", false},
 		{[]string{"*.example.com"}, "https://badexample.com/", false},
+		{[]string{"api*.example.com"}, "https://api.eu.example.com/", true},
+		{[]string{"api*.example.com"}, "https://api.example.com/", true},
+		{[]string{"api*.example.com"}, "https://eu.api.example.com/", false},
+		{[]string{"api.example*.example.com"}, "https://api.example.com/", false},
 		{[]string{"a.example", "b.example"}, "https://b.example/", true},
 		{nil, "http://127.0.0.1:8080/", true},
 	} {
