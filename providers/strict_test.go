@@ -18,7 +18,7 @@ import (
 func TestPresetsOnStrictProviders(t *testing.T) {
 	type tier = throttle.Tier
 	fixed := func(limit int64, window time.Duration) tier { // windows that begin at a second unknown to the preset
-		return tier{Limit: limit, Window: window, Algorithm: throttle.FixedWindow, Phase: 17 * time.Second}
+		return tier{Limit: limit, Window: window, Algorithm: throttle.FixedWindow, Phase: 17 * time.Second % window}
 	}
 	for _, test := range []struct {
 		preset providers.Provider
@@ -34,6 +34,15 @@ func TestPresetsOnStrictProviders(t *testing.T) {
 			func(i int) *http.Request {
 				return to(t, "GET", fmt.Sprintf("https://acme.atlassian.net/rest/api/3/issue/ABC-%d", i))()
 			}, time.Minute, 6_000},
+		{providers.AzureOpenAI(600, 1e9), []tier{fixed(600, time.Minute), fixed(100, 10*time.Second), {Limit: 10, Window: time.Second, Algorithm: throttle.TokenBucket, Burst: 10}},
+			func(int) *http.Request { return deployed(t, "gpt", 10, 10) }, 5 * time.Minute, 3_000},
+		{providers.Bedrock(100, 1e9), []tier{fixed(100, time.Minute)}, func(int) *http.Request { return converse(t, claude, 10, 10) }, 5 * time.Minute, 500},
+		{providers.Gemini(100, 1e9, 300), []tier{fixed(100, time.Minute), {Limit: 300, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: "America/Los_Angeles"}},
+			func(int) *http.Request { return generate(t, "gemini-2.5-flash", 10) }, 5 * time.Minute, 300},
+		{providers.OpenAICompatible("api.x.ai", 480, 0), []tier{fixed(480, time.Minute), {Limit: 8, Window: time.Second, Algorithm: throttle.FixedWindow, Phase: 300 * time.Millisecond}},
+			func(int) *http.Request { return ask(t, "api.x.ai", "grok-4.5", 10, 10) }, 5 * time.Minute, 2_400},
+		{providers.OpenAICompatible("openrouter.ai", 0, 0), []tier{{Limit: 20, Window: time.Minute, Algorithm: throttle.FixedWindow}, {Limit: 50, Algorithm: throttle.Calendar, Period: throttle.Day}},
+			func(int) *http.Request { return ask(t, "openrouter.ai", "lab/m:free", 10, 10) }, 5 * time.Minute, 50},
 		{providers.Cloudflare(), []tier{{Limit: 1_200, Window: 5 * time.Minute}, throttle.PerSecond(200)},
 			func(int) *http.Request { return to(t, "GET", "https://api.cloudflare.com/client/v4/zones")() }, 20 * time.Minute, 4_800},
 		{providers.GitLab(), []tier{fixed(2_000, time.Minute)}, func(int) *http.Request { return to(t, "POST", "https://gitlab.com/api/v4/projects/1/issues", "{}")() }, 5 * time.Minute, 10_000},
