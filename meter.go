@@ -39,20 +39,38 @@ func (m *profileMeter) Cost() Cost {
 	return m.cost
 }
 
-// meter returns the Meter of a response, or nil if the request has no estimate. A request that was
-// refused, or that was the caller's error, costs only what the response reports.
-func (a *attempt) meter(resp *http.Response, answer *answers.Answer) Meter {
-	if !a.estimates() {
+// A settlingMeter passes the cost that another Meter reads to the function of Transport.Settle.
+type settlingMeter struct {
+	Meter
+	settle func(Cost) Cost
+}
+
+func (m settlingMeter) Cost() Cost { return m.settle(m.Meter.Cost()) }
+
+// meter returns the Meter of a response, or nil if the request has no estimate.
+func (a *attempt) meter(resp *http.Response, answer *answers.Answer) (m Meter) {
+	switch {
+	case !a.estimates():
 		return nil
+	case a.transport.Meter != nil:
+		m = a.transport.Meter(resp)
+	default:
+		m = a.profileMeter(resp, answer)
 	}
-	if a.transport.Meter != nil {
-		return a.transport.Meter(resp)
+	if a.settler != nil && m != nil {
+		m = settlingMeter{m, a.settler}
 	}
+	return m
+}
+
+// profileMeter returns the Meter that the Profile describes. A request that was refused, or that was
+// the caller's error, costs only what the response reports.
+func (a *attempt) profileMeter(resp *http.Response, answer *answers.Answer) Meter {
 	if answer == nil {
 		answer = new(answers.Answer)
 	}
 	m := &profileMeter{cost: Cost{}}
-	if answer.Kind == answers.Limited || answer.Kind == answers.Banned || resp.StatusCode/100 == 4 {
+	if answer.Kind != answers.Passed || resp.StatusCode/100 == 4 {
 		m.cost = a.zeroEstimate()
 	}
 	for _, c := range answer.Charged {

@@ -73,6 +73,8 @@ type demand struct {
 	sendBy     time.Time // the latest time of arrival; zero if there is none
 	since      time.Time // when the caller first asked, for its place in a queue; zero for now
 
+	recost func() Cost // returns the cost as it is estimated now; nil if it stays the same
+
 	*pairing // of a request that needs the same time in several scopes; nil for any other
 }
 
@@ -274,6 +276,15 @@ func (wq *waitQueue) wait(ctx context.Context, s *scope, w waitRequest) (charge,
 		}
 		ticket.Request = store.Request{Cost: cost, Held: w.demand.held, Guard: s.guardFor(&w.demand, rev)}
 		w.demand.hold(rev, &ticket)
+		if ticket.Recost = nil; w.demand.recost != nil && w.ask == nil && rev.estimates && !rev.reserves {
+			ticket.Recost = func() []int64 {
+				now := demand{n: 1, cost: w.demand.recost()}
+				if c, err := rev.costOf(&now); err == nil && slices.Min(c) >= 0 {
+					cost = c
+				}
+				return cost
+			}
+		}
 		if w.ask != nil {
 			ticket.Ask = func(ctx context.Context, r store.Request) (store.Decision, error) { return w.ask(ctx, rev, r) }
 		}

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,6 +117,108 @@ func TestSettle(t *testing.T) {
 			resp.Body.Close()
 			if got := used(t, lim)[0]; got != tt.tokens {
 				t.Errorf("%d tokens are used, want %d", got, tt.tokens)
+			}
+		})
+	}
+}
+
+// TestTransportSettle checks what the function of Transport.Settle receives, and that what it returns
+// is charged.
+func TestTransportSettle(t *testing.T) {
+	profile := &answers.Profile{Charges: []answers.Charge{
+		{Unit: "tokens", Field: answers.Field{Path: "tokens"}}, {Unit: "cached", Field: answers.Field{Path: "cached"}},
+	}}
+	for name, tt := range map[string]struct {
+		status   int
+		body     string
+		meter    func(*http.Response) throttle.Meter
+		reported throttle.Cost
+		tokens   int64
+	}{
+		"reported":             {200, `{"tokens": 100, "cached": 7}`, nil, throttle.Cost{"tokens": 100, "cached": 7}, 114},
+		"not reported":         {200, `{}`, nil, throttle.Cost{}, 500},
+		"refused":              {429, `{}`, nil, throttle.Cost{"tokens": 0}, 0},
+		"the user's own meter": {200, `12345`, func(*http.Response) throttle.Meter { return new(length) }, throttle.Cost{"tokens": 5}, 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{{Limit: 1000, Window: time.Hour, Algorithm: throttle.FixedWindow, Unit: "tokens", Estimated: true}}}, nil)
+			var reported []throttle.Cost
+			tr := &throttle.Transport{Limiter: lim, Profile: profile, Meter: tt.meter,
+				Base: roundTripper(func(*http.Request) (*http.Response, error) {
+					resp := trAnswer(tt.status, "Content-Type", "application/json", "X-Tokens", "")
+					resp.Body = io.NopCloser(strings.NewReader(tt.body))
+					return resp, nil
+				}),
+				Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 500} },
+				Settle: func(req *http.Request) func(throttle.Cost) throttle.Cost {
+					if req.Method != "GET" {
+						t.Errorf("Settle received a %s", req.Method)
+					}
+					return func(c throttle.Cost) throttle.Cost {
+						reported = append(reported, maps.Clone(c))
+						if c["cached"] > 0 {
+							c["tokens"] += 2 * c["cached"]
+						}
+						return c
+					}
+				},
+			}
+			resp, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = io.Copy(io.Discard, resp.Body)
+			resp.Body.Close()
+			if len(reported) != 1 || !maps.Equal(reported[0], tt.reported) {
+				t.Errorf("received %v, want %v once", reported, tt.reported)
+			}
+			if got := used(t, lim)[0]; got != tt.tokens {
+				t.Errorf("%d tokens are used, want %d", got, tt.tokens)
+			}
+		})
+	}
+}
+
+// TestSettleChangesWaiters checks that callers that wait are charged what the first response has
+// shown that they cost, and that without Settle the cost of a caller stays.
+func TestSettleChangesWaiters(t *testing.T) {
+	for _, learns := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			var price atomic.Int64
+			price.Store(1000)
+			tr := &throttle.Transport{Limiter: estimating(t, 1000), Profile: totalTokens,
+				Base: roundTripper(func(*http.Request) (*http.Response, error) {
+					time.Sleep(time.Second)
+					resp := trAnswer(200, "Content-Type", "application/json", "X-Tokens", "")
+					resp.Body = io.NopCloser(strings.NewReader(`{"usage": {"total_tokens": 1}}`))
+					return resp, nil
+				}),
+				Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": price.Load()} },
+			}
+			if learns {
+				tr.Settle = func(*http.Request) func(throttle.Cost) throttle.Cost {
+					return func(c throttle.Cost) throttle.Cost {
+						price.Store(c["tokens"])
+						return c
+					}
+				}
+			}
+			start := time.Now()
+			var wg sync.WaitGroup
+			for range 20 {
+				wg.Go(func() {
+					resp, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					_, _ = io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+				})
+			}
+			wg.Wait()
+			if took := time.Since(start); learns != (took < 3*time.Second) {
+				t.Errorf("learns %v: 20 requests took %v", learns, took)
 			}
 		})
 	}

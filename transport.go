@@ -56,6 +56,13 @@ type Transport struct {
 	// costs one request.
 	Cost func(*http.Request) Cost
 
+	// Settle returns a function that is called once with the cost that the response reports, in
+	// Estimated units and in any others that the Profile names, and returns the actual cost. Use it
+	// to learn estimates from responses. Settle is called when the request is admitted. If Settle is
+	// set, Cost is called again while a request waits, before the quota is asked, unless the quota
+	// is nested or on a shared store. If Settle or the function is nil, the reported cost counts.
+	Settle func(*http.Request) func(reported Cost) (actual Cost)
+
 	// SendBy returns the latest time at which the request is worth sending, such as the end of its
 	// signature's validity. The request is admitted at the latest one guard interval before that
 	// time. If it would wait longer, it fails at once with ErrDeadline and is not charged. If
@@ -141,6 +148,7 @@ type attempt struct {
 	admission // zero if the request is not limited
 	transport *Transport
 	profile   *answers.Profile // nil if there is none
+	settler   func(Cost) Cost  // the result of Transport.Settle
 	sendBy    time.Time
 	sent      time.Time
 	cancel    context.CancelFunc // ends AttemptTimeout; nil if there is none
@@ -152,6 +160,9 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	a.profile = a.transport.profile(req)
 	if a.transport.Cost != nil {
 		d.cost = a.transport.Cost(req)
+		if a.transport.Settle != nil {
+			d.recost = func() Cost { return a.transport.Cost(req) }
+		}
 	}
 	if a.transport.SendBy != nil {
 		a.sendBy = a.transport.SendBy(req)
@@ -167,6 +178,9 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 		return err
 	}
 	a.startTiming()
+	if a.transport.Settle != nil {
+		a.settler = a.transport.Settle(req)
+	}
 	return nil
 }
 

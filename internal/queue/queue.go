@@ -100,8 +100,10 @@ type waiter struct {
 	node
 	request store.Request
 	// try is Ticket.Ask.
-	try   func(context.Context, store.Request) (store.Decision, error)
-	class Class
+	try func(context.Context, store.Request) (store.Decision, error)
+	// recost is Ticket.Recost.
+	recost func() []int64
+	class  Class
 	// free is Ticket.Free.
 	free     bool
 	joinedAt time.Time
@@ -181,6 +183,10 @@ type Ticket struct {
 	// and then asks again. The queue does not use Ask for a store.Reserver. If nil, Config.Quota's
 	// TryAcquire.
 	Ask func(context.Context, store.Request) (store.Decision, error)
+	// Recost returns the cost of the request, which may change while it waits. It is called when the
+	// request is first, in the caller's goroutine, before the quota is asked. It must be nil if the
+	// quota reserves times. If nil, the cost stays.
+	Recost func() []int64
 	// Hold is used with quotas that reserve times.
 	Hold
 	// Version is the version of the configuration for which the request was made, 0 for the
@@ -290,7 +296,7 @@ func (w *waiter) wakeUp() {
 
 // enter adds a newcomer to the queue, unless the queue is full or the wait would be too long.
 func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, action, error) {
-	w := &waiter{request: t.Request, try: t.Ask, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
+	w := &waiter{request: t.Request, try: t.Ask, recost: t.Recost, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
 		hold: t.Hold, wake: make(chan struct{}, 1)}
 	if d, ok := ctx.Deadline(); ok && (t.GiveUp.IsZero() || d.Before(t.GiveUp)) {
 		w.deadline = d

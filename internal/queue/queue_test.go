@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,46 @@ func TestNewcomerTakesReservedTime(t *testing.T) {
 		}
 		if batch.out.Load() || q.Len() != 1 {
 			t.Errorf("the Batch caller is out: %v; %d callers wait", batch.out.Load(), q.Len())
+		}
+	})
+}
+
+// TestRecost tests that a waiter that is first asks for what it costs by then, and that a panic of
+// Recost leaves a queue that works.
+func TestRecost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(Config{Quota: quotaOf(t, algorithms.Tier{Limit: 10, Window: 10 * sec, Algorithm: algorithms.GCRA, Burst: 10})})
+		<-join(q, ticket(10)).done
+		var price atomic.Int64
+		price.Store(10)
+		priced := func() Ticket {
+			t := ticket(10)
+			t.Recost = func() []int64 { return cost(price.Load()) }
+			return t
+		}
+		first, second, fixed := join(q, priced()), join(q, priced()), join(q, ticket(10))
+		price.Store(1)
+		time.Sleep(10 * sec)
+		if !first.ended() || !second.ended() || fixed.ended() {
+			t.Errorf("after 10 s the first two ended: %v, %v; the third: %v", first.ended(), second.ended(), fixed.ended())
+		}
+		time.Sleep(2 * sec)
+		if !fixed.ended() {
+			t.Error("the third waits for what the others no longer cost")
+		}
+		broken := ticket(10)
+		broken.Recost = func() []int64 { panic("recost") }
+		ended := make(chan any)
+		go func() {
+			defer func() { ended <- recover() }()
+			_, _ = q.Wait(t.Context(), broken)
+		}()
+		if v := <-ended; v != "recost" {
+			t.Errorf("recovered %v", v)
+		}
+		next := join(q, ticket(10))
+		if time.Sleep(10 * sec); !next.ended() || next.err != nil || q.Len() != 0 {
+			t.Errorf("after a panic the next caller ended: %v, %v; %d wait", next.ended(), next.err, q.Len())
 		}
 	})
 }

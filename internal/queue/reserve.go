@@ -95,11 +95,25 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 			q.finishStale(self, d, err)
 		}
 	}()
+	if self.recost != nil {
+		request.Cost = self.recost()
+		q.setCost(self, request.Cost)
+	}
 	d, err = try(asking, request)
 }
 
-// errPanic ends the wait of a caller whose Ask does not return.
-var errPanic error = &Final{errors.New("queue: the caller's Ask panicked")}
+// setCost changes the cost of a waiter, which may have left.
+func (q *Queue) setCost(w *waiter, cost []int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !equal(w.request.Cost, cost) {
+		w.setCost(cost)
+		q.forecasts.drop()
+	}
+}
+
+// errPanic ends the wait of a caller whose Ask or Recost does not return.
+var errPanic error = &Final{errors.New("queue: the caller's Ask or Recost panicked")}
 
 // finishStale ends the wait of a caller that was asking the quota of an earlier configuration. If
 // that quota has admitted it, the caller returns with the admission. Otherwise it is refused.

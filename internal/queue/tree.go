@@ -181,6 +181,14 @@ func (t *tree) remove(w *waiter) {
 	w.parent = nil
 }
 
+// setCost changes the cost of w.
+func (w *waiter) setCost(cost []int64) {
+	w.request.Cost = cost
+	for at := w; at != nil; at = at.parent {
+		at.update()
+	}
+}
+
 // link returns the pointer to w.
 func (t *tree) link(w *waiter) **waiter {
 	switch p := w.parent; {

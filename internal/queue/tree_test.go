@@ -89,7 +89,9 @@ func TestTree(t *testing.T) {
 		tree, model := new(tree), sorted{}
 		size, kinds := 1+random.IntN(200), 1+random.IntN(3)
 		for range 600 {
-			if len(model) == 0 || len(model) < size && random.IntN(2) == 0 {
+			if len(model) > 0 && random.IntN(8) == 0 {
+				model[random.IntN(len(model))].setCost(randomWaiter(random, kinds).request.Cost)
+			} else if len(model) == 0 || len(model) < size && random.IntN(2) == 0 {
 				w := randomWaiter(random, kinds)
 				i := model.place(w.rank)
 				tree.insert(w)
