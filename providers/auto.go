@@ -87,12 +87,8 @@ func (a Auto) Transport(s throttle.Store) (*throttle.Transport, error) {
 
 // unlimited returns a provider without limits, whose responses pause the requests to a host.
 func unlimited(name string, profile answers.Profile, hosts ...string) Provider {
-	host := some("host", "", func(req *http.Request) (string, bool) { return strings.ToLower(req.URL.Host), true },
-		throttle.Tier{Limit: 1, Window: time.Second, Unit: "nothing", Algorithm: throttle.TokenBucket})
-	return Provider{
-		Name: name, Hosts: hosts, Profile: profile, Scopes: []Scope{host},
-		Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"requests": 0} },
-	}
+	host := some("host", "", func(req *http.Request) (string, bool) { return strings.ToLower(req.URL.Host), true }, noLimit)
+	return Provider{Name: name, Hosts: hosts, Profile: profile, Scopes: []Scope{host}, Cost: costsNothing}
 }
 
 // A directory finds the API of a request.

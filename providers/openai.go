@@ -87,7 +87,7 @@ func openAIWaits() []answers.Field {
 	}
 }
 
-// openAIRules returns the rules of the 429s that no wait mends.
+// openAIRules returns the rules of the 429s for which waiting doesn't help.
 func openAIRules() []answers.Rule {
 	const status = http.StatusTooManyRequests
 	return []answers.Rule{

@@ -57,7 +57,8 @@ func OpenAICompatible(host string, requests, tokens int64) Provider {
 		},
 		Hosts: []string{host},
 	}
-	if tokens > 0 {
+	switch {
+	case tokens > 0:
 		p.Cost = func(req *http.Request) throttle.Cost {
 			body := bodies.cost(req)
 			if !readsPrompt(req, body) {
@@ -65,6 +66,8 @@ func OpenAICompatible(host string, requests, tokens int64) Provider {
 			}
 			return throttle.Cost{"tokens": min(body.tokens(openAIImage)+body.output(), algorithms.MaxLimit)}
 		}
+	case requests <= 0 && host != "api.deepseek.com":
+		p.Cost = costsNothing
 	}
 	model := &p.Scopes[0]
 	switch host {
@@ -129,8 +132,7 @@ func OpenAICompatible(host string, requests, tokens int64) Provider {
 	return p
 }
 
-// modelTiers returns the tiers of a model. A tier without a limit takes the place of both if neither is
-// known, because refusals need a quota to pause.
+// modelTiers returns the tiers of a model, or noLimit if no limit is known.
 func modelTiers(requests, tokens int64) (tiers []throttle.Tier) {
 	if requests > 0 {
 		tiers = append(tiers, throttle.PerMinute(requests))
@@ -139,7 +141,7 @@ func modelTiers(requests, tokens int64) (tiers []throttle.Tier) {
 		tiers = append(tiers, minute(tokens, "tokens"))
 	}
 	if tiers == nil {
-		tiers = append(tiers, throttle.Tier{Limit: algorithms.MaxLimit, Window: time.Minute, Algorithm: throttle.TokenBucket})
+		tiers = append(tiers, noLimit)
 	}
 	return tiers
 }

@@ -51,8 +51,8 @@ func TestOpenAICompatible(t *testing.T) {
 				t.Fatal(host, limits, err)
 			}
 			resp.Body.Close()
-			if n := p.Cost; (n != nil) != (limits[1] > 0) {
-				t.Errorf("%s, %v: Cost is %v", host, limits, n != nil)
+			if counts := p.Cost != nil && p.Cost(ask(t, host, "m", 100, 100))["tokens"] > 0; counts != (limits[1] > 0) {
+				t.Errorf("%s, %v: counts tokens: %v", host, limits, counts)
 			}
 		}
 	}

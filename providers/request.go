@@ -132,3 +132,9 @@ func part(body []byte, boundary, name string) string {
 func bucket(limit int64, window time.Duration, size int64) throttle.Tier {
 	return throttle.Tier{Limit: limit, Window: window, Algorithm: throttle.TokenBucket, Burst: size}
 }
+
+// noLimit is the tier of a scope that only refusals pause. It counts a unit of which every request
+// takes 0, as costsNothing says.
+var noLimit = throttle.Tier{Limit: 1, Window: time.Second, Unit: "nothing", Algorithm: throttle.TokenBucket}
+
+func costsNothing(*http.Request) throttle.Cost { return throttle.Cost{"nothing": 0} }
