@@ -26,7 +26,7 @@ func TestGitLab(t *testing.T) {
 		{"archives of a project", 5, []func() *http.Request{to(t, "GET", api+"projects/1/repository/archive.zip"), to(t, "GET", api+"projects/1/repository/archive")}},
 		{"archives of two projects", 10, []func() *http.Request{to(t, "GET", api+"projects/1/repository/archive"), to(t, "GET", api+"projects/2/repository/archive")}},
 		{"a schedule", 1, []func() *http.Request{to(t, "POST", api+"projects/1/pipeline_schedules/7/play")}},
-		{"pages of the site", 5_000, []func() *http.Request{to(t, "GET", "https://gitlab.com/gitlab-org/gitlab")}},
+		{"pages of the site", 2_500, []func() *http.Request{to(t, "GET", "https://gitlab.com/gitlab-org/gitlab")}},
 	})
 	state := func(name, left string) map[string]string { // until 00:00:20
 		return map[string]string{

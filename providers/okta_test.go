@@ -26,7 +26,7 @@ func TestOkta(t *testing.T) {
 		{"an endpoint, whoever", 600, []func() *http.Request{to(t, "GET", org+"/api/v1/users/00ub0oNGTSWTBKOLGLNR"), to(t, "GET", org+"/api/v1/users/a@example.com")}},
 		{"the log", 120, []func() *http.Request{to(t, "GET", org+"/api/v1/logs?q=x")}},
 		{"authorize", 1_200, []func() *http.Request{to(t, "GET", org+"/oauth2/v1/authorize")}},
-		{"keys", 5_000, []func() *http.Request{to(t, "GET", org+"/oauth2/v1/keys"), to(t, "GET", org+"/.well-known/openid-configuration")}},
+		{"keys", 2_500, []func() *http.Request{to(t, "GET", org+"/oauth2/v1/keys"), to(t, "GET", org+"/.well-known/openid-configuration")}},
 		{"two organizations", 1_200, []func() *http.Request{users, to(t, "GET", "https://other.okta.com/api/v1/users")}},
 		{"usernames", 600, names},
 		{"one username", 4, []func() *http.Request{authn("a@example.com")}},

@@ -109,7 +109,7 @@ type atOnceTest struct {
 	requests []func() *http.Request
 }
 
-// checkAtOnce runs the tests, each with a new transport. A want of 5,000 is no limit.
+// checkAtOnce runs the tests, each with a new transport. A want of 2,500 is no limit.
 func checkAtOnce(t *testing.T, p func() providers.Provider, tests []atOnceTest) {
 	t.Helper()
 	for _, test := range tests {
@@ -119,12 +119,12 @@ func checkAtOnce(t *testing.T, p func() providers.Provider, tests []atOnceTest) 
 	}
 }
 
-// checkBurst checks how many requests the preset sends at once. A want of 5,000 is no limit.
+// checkBurst checks how many requests the preset sends at once. A want of 2,500 is no limit.
 func checkBurst(t *testing.T, p func() providers.Provider, name string, want int, next func() *http.Request) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		most := want + 1
-		if want == 5_000 {
+		if want == 2_500 {
 			most = want
 		}
 		if n := atOnce(t, p(), most, func() *http.Request { return next().WithContext(t.Context()) }); n != want {

@@ -61,7 +61,7 @@ func TestTelegram(t *testing.T) {
 		{"one chat, in parts", 1, []func() *http.Request{telegramPhoto(t, "42"), message("42")}},
 		{"many chats", 30, many},
 		{"messages without a chat", 30, []func() *http.Request{to(t, "POST", telegram+"editMessageText", `{"inline_message_id":"a"}`)}},
-		{"methods that send nothing", 5_000, []func() *http.Request{to(t, "POST", telegram+"getUpdates", `{"timeout":50}`), to(t, "POST", telegram+"sendChatAction", `{"chat_id":42}`)}},
+		{"methods that send nothing", 2_500, []func() *http.Request{to(t, "POST", telegram+"getUpdates", `{"timeout":50}`), to(t, "POST", telegram+"sendChatAction", `{"chat_id":42}`)}},
 		{"setWebhook", 1, []func() *http.Request{to(t, "POST", telegram+"setwebhook", `{"url":"https://example.org"}`)}},
 		{"two bots", 2, []func() *http.Request{message("42"), to(t, "GET", "https://api.telegram.org/bot456:def/sendMessage?chat_id=42")}},
 	})
