@@ -12,10 +12,11 @@ import (
 
 // Zendesk is Zendesk's Support and Help Center APIs. An account, which is a host, has requests a
 // minute, by its plan: 200 (Team), 400 (Growth and Professional), 700 (Enterprise) or 2,500
-// (Enterprise Plus, or the High Volume add-on). Its Help Center has as many of its own. Some endpoints
-// have less besides, such as 100 updates of tickets a minute and 10 incremental exports. A ticket has
-// 30 updates in 10 minutes, and a user, an organization and a view have 5 a minute. With the High
-// Volume add-on updates of tickets have 300, and exports 30: change their scopes.
+// (Enterprise Plus, or the High Volume add-on). Its Help Center has as many of its own, and its
+// attachments have 2,500. Some endpoints have less besides, such as 100 updates of tickets a minute
+// and 10 incremental exports. A ticket has 30 updates in 10 minutes, and a user, an organization and
+// a view have 5 a minute. With the High Volume add-on updates of tickets have 300, and exports 30:
+// change their scopes.
 //
 // Responses report how much is left, of the account and of endpoints, and when the minute ends. A
 // refusal pauses the endpoint or the object, or the account if nothing is left of it. A refusal that
@@ -26,7 +27,12 @@ func Zendesk(requests int64) Provider {
 	account := fixed(requests, time.Minute, "account")
 	p := Provider{
 		Name: "zendesk",
-		Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"account": 1} },
+		Cost: func(req *http.Request) throttle.Cost {
+			if _, api := zendeskPath(req); !api {
+				return nil
+			}
+			return throttle.Cost{"account": 1}
+		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
 				{Unit: "account", Limit: answers.Field{Header: "X-Rate-Limit"}, Remaining: answers.Field{Header: "X-Rate-Limit-Remaining"},
@@ -44,7 +50,14 @@ func Zendesk(requests int64) Provider {
 		},
 		Hosts: []string{"*.zendesk.com"},
 	}
+	begins := func(path string) func(*http.Request) (string, bool) {
+		return func(req *http.Request) (account string, counts bool) {
+			return strings.ToLower(req.URL.Hostname()), strings.HasPrefix(req.URL.Path, path)
+		}
+	}
 	p.Scopes = append(zendeskLimits.scopes(),
+		some("chat", zendeskPage, begins("/api/v2/chat/"), throttle.PerMinute(200)),
+		some("attachments", zendeskPage, begins("/attachments/token/"), throttle.PerMinute(2_500)),
 		some("endpoint", zendeskPage, zendeskEndpoint, fixed(requests, time.Minute, "")), // the account's, until responses report less
 		some("account", zendeskPage, zendeskAccount, account))
 	return p

@@ -26,8 +26,16 @@ func TestZendesk(t *testing.T) {
 		{"exports", 10, []func() *http.Request{export, to(t, "GET", api+"incremental/users")}},
 		{"a view", 5, []func() *http.Request{to(t, "GET", api+"views/25/execute.json")}},
 		{"an organization", 5, []func() *http.Request{to(t, "PUT", api+"organizations/7", "{}")}},
+		{"chat", 200, []func() *http.Request{to(t, "GET", api+"chat/chats")}},
 		{"users in a second", 1, []func() *http.Request{to(t, "PUT", api+"users/1", "{}"), to(t, "POST", api+"users/create_or_update", "{}")}},
 	})
+	checkAtOnce(t, func() providers.Provider {
+		p := providers.Zendesk(700)
+		p.Scope("attachments").Policy.Tiers[0].Limit = 10
+		return p
+	}, []atOnceTest{{"attachments of two accounts", 20, []func() *http.Request{
+		to(t, "GET", "https://acme.zendesk.com/attachments/token/a/?name=b"), to(t, "GET", "https://other.zendesk.com/attachments/token/c/?name=d"),
+	}}})
 	state := func(header ...string) map[string]string {
 		h := map[string]string{"X-Rate-Limit": "700", "Ratelimit-Limit": "700", "Ratelimit-Reset": "41"}
 		for i := 0; i < len(header); i += 2 {
