@@ -13,7 +13,8 @@ import (
 // Atlassian is the REST APIs of Jira Cloud and Confluence Cloud, for one app. In each site an
 // endpoint has a bucket: 100 GETs a second, 100 POSTs, and 50 PUTs, DELETEs or PATCHes; the customers
 // of a service desk have 5. Some endpoints have more. Atlassian doesn't document the size of the
-// buckets, so each holds one second. An issue has 20 writes in 2 seconds and 100 in 30 seconds.
+// buckets, so each holds one second. An issue has 20 writes in 2 seconds and 100 in 30 seconds. An
+// endpoint of Assets has 1,000 requests a minute, and a workspace 10,000 in all.
 //
 // A Forge, Connect or OAuth app has 65,000 points an hour besides, over all its sites, for Jira and
 // as many for Confluence. Hours begin on the clock. A write costs 1 point. A read costs 1, and 1 for
@@ -29,6 +30,7 @@ import (
 // capital letters alone, are assumed to be ids.
 func Atlassian() Provider {
 	const page, reason = "https://developer.atlassian.com/cloud/jira/platform/rate-limiting/", "Ratelimit-Reason"
+	const assets = "https://jira.atlassian.com/browse/JSDCLOUD-11605"
 	points := answers.Quota{
 		Unit: "points", Window: time.Hour,
 		Remaining: answers.Field{Header: "Ratelimit", After: `"global-app-quota";r=`},
@@ -39,9 +41,11 @@ func Atlassian() Provider {
 		Name: "atlassian",
 		Scopes: []Scope{
 			some("issue", page, atlassianIssue, throttle.Tier{Limit: 20, Window: 2 * time.Second}, throttle.Tier{Limit: 100, Window: 30 * time.Second}),
+			some("asset", assets, when(func(req *http.Request) bool { return atlassianWorkspace(req) != "" }), throttle.PerMinute(1_000)), // inside the endpoint
 			some("customers", page, atlassianEndpoint(5), bucket(5, time.Second, 5)),
 			some("writes", page, atlassianEndpoint(50), bucket(50, time.Second, 50)),
 			some("endpoint", page, atlassianEndpoint(100), bucket(100, time.Second, 100)),
+			some("assets", assets, func(req *http.Request) (string, bool) { w := atlassianWorkspace(req); return w, w != "" }, throttle.PerMinute(10_000)),
 			some("app", page, atlassianApp, throttle.Tier{Limit: 65_000, Window: time.Hour, Algorithm: throttle.FixedWindow, Unit: "points"}),
 		},
 		Cost: atlassianCost,
@@ -65,6 +69,9 @@ func atlassianSite(req *http.Request) (site, path string) {
 	host := strings.ToLower(req.URL.Hostname())
 	if parts := strings.SplitN(req.URL.Path, "/", 5); host == "api.atlassian.com" && len(parts) == 5 && parts[1] == "ex" {
 		return parts[3], parts[2] + "/" + parts[4] // /ex/jira/<site>/rest
+	}
+	if workspace := atlassianWorkspace(req); workspace != "" {
+		return workspace, req.URL.Path
 	}
 	return host, req.URL.Path
 }
@@ -93,6 +100,13 @@ func atlassianEndpoint(limit int64) func(*http.Request) (string, bool) {
 		}
 		return site + " " + endpoint(req.Method, path, isNumbered), own == limit
 	}
+}
+
+// atlassianWorkspace returns the workspace of a request for Assets, or "" for any other.
+func atlassianWorkspace(req *http.Request) string {
+	_, workspace, _ := strings.Cut(req.URL.Path, "/assets/workspace/")
+	workspace, _, _ = strings.Cut(workspace, "/")
+	return workspace
 }
 
 // atlassianIssue returns the issue that a request changes.

@@ -14,6 +14,7 @@ import (
 
 func TestAtlassian(t *testing.T) {
 	const acme, cloud = "https://acme.atlassian.net/rest/api/3/", "https://api.atlassian.com/ex/jira/1324a887-45db-1bf4-1e99-ef0ff456d421/rest/api/3/"
+	const assets = "https://api.atlassian.com/jsm/assets/workspace/f1668d0c-828c-470c-b7d1-8c4f48cd345a/v1/"
 	issue, search, page := to(t, "GET", acme+"issue/ABC-1"), to(t, "GET", acme+"search/jql?jql=a&maxResults=100"), to(t, "GET", "https://acme.atlassian.net/wiki/rest/api/content/1")
 	update := func(key string) func() *http.Request { return to(t, "PUT", acme+"issue/"+key, `{"fields":{}}`) }
 	var updates []func() *http.Request
@@ -29,6 +30,14 @@ func TestAtlassian(t *testing.T) {
 		{"updates", 50, updates},
 		{"customers", 5, []func() *http.Request{to(t, "GET", "https://acme.atlassian.net/rest/servicedeskapi/servicedesk/1/customer")}},
 		{"one issue", 20, []func() *http.Request{update("ABC-1")}},
+	})
+	checkAtOnce(t, func() providers.Provider { // a lower limit, because the bucket of the endpoint holds 100
+		p := providers.Atlassian()
+		p.Scope("asset").Policy.Tiers[0].Limit, p.Scope("assets").Policy.Tiers[0].Limit = 10, 15
+		return p
+	}, []atOnceTest{
+		{"an endpoint of Assets", 10, []func() *http.Request{to(t, "GET", assets+"object/1"), to(t, "GET", assets+"object/2")}},
+		{"Assets", 15, []func() *http.Request{to(t, "GET", assets+"object/1"), to(t, "GET", assets+"objectschema/list")}},
 	})
 	for _, test := range []struct {
 		name   string
