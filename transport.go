@@ -160,8 +160,8 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	a.profile = a.transport.profile(req)
 	if a.transport.Cost != nil {
 		d.cost = a.transport.Cost(req)
-		if a.transport.Settle != nil {
-			d.recost = func() Cost { return a.transport.Cost(req) }
+		if t := a.transport; t.Settle != nil {
+			d.recost = func() Cost { return t.Cost(req) }
 		}
 	}
 	if a.transport.SendBy != nil {
