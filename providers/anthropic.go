@@ -1,7 +1,9 @@
 package providers
 
 import (
+	"math"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -10,22 +12,41 @@ import (
 )
 
 // Anthropic is Anthropic's Messages API, with the requests, input tokens and output tokens that the
-// limits page of the organization allows each model family per minute. Anthropic doesn't document
-// the kind of window, so windows roll. The family of claude-sonnet-4-5 is "sonnet". Models of one
-// family may share a pool, so here they do. Only POSTs of messages are limited.
+// limits page of the organization allows each model family per minute. The versions 4.x of Opus
+// share a pool, which Opus 5 has no part in, and so it is with the other families. Fast mode has a
+// pool of its own, with the same limits unless responses report lower ones. Requests are spread over
+// the minute, because Anthropic may enforce 60 a minute as 1 a second. Tokens are buckets that are
+// refilled continuously. The requests to message batches are limited to 1,000 a minute, for all
+// models; Anthropic doesn't tell the limits of token counting and of files, so these are not limited.
 //
-// Until the response reports the real cost, a request is charged an estimate: the input tokens of
-// its text, as Provider.Tokens counts them, 1,600 for each image, one for every 50 bytes of an
-// encoded file, and max_tokens output tokens. A stream reports its cost at its end. Most models don't
-// charge input that they read from the prompt cache. Of a body above 16 MB only the beginning is
-// read, and of a body without GetBody only the length is known: four bytes count as one token.
+// Until the response reports the real cost, a request is charged an estimate. A stream reports its
+// cost at its end; a stream that is cut off before costs its estimate.
+//
+//   - Output: Anthropic counts what a model writes, and max_tokens plays no part. So the estimate is
+//     what earlier answers to the same system prompt, tools and max_tokens took: their average, and
+//     one and a half times their average distance from it. What the model's other answers took
+//     counts while few are known, and 4,000 tokens while none is. Of an answer that takes longer
+//     than 75 seconds, what it takes in this time counts, because what it wrote before has been
+//     refilled. The estimate is never above max_tokens. When answers become ten times longer at
+//     once, a few requests may be refused before the first long answer has ended.
+//   - Input: the tokens of the text, as Provider.Tokens counts them, 1,600 for each image and one
+//     for every 50 bytes of an encoded file. What lies before a cache_control is free from the
+//     answer to a request with the same beginning on, for the lifetime of the cache, because
+//     Anthropic doesn't charge input that it reads from the cache. If it then reports that it did
+//     not read from the cache, the next request is charged in full. Haiku 3.5 charges for such
+//     input, too.
+//
+// Each process learns for itself. Of a body above 16 MB only the beginning is read, and of a body
+// without GetBody only the length is known: four bytes count as one token.
 //
 // A reported reset is the time when the whole quota is available again, rather than some of it.
-// Reported remaining counts are rounded to thousands of tokens.
+// Reported remaining counts are rounded to thousands of tokens. The headers of the priority tier are
+// not read, because a request above that goes on at standard capacity. Nor are those of the combined
+// tokens, which are a workspace's if it has a limit: set the tiers to the workspace's limits.
 func Anthropic(requests, input, output int64) Provider {
-	const page = "https://docs.aws.amazon.com/claude-platform/latest/userguide/rate-limits.html"
-	quota := func(of, unit string) answers.Quota {
-		name := "Anthropic-Ratelimit-" + of
+	const page = "https://platform.claude.com/docs/en/api/rate-limits"
+	quota := func(name, unit string) answers.Quota {
+		name = "Anthropic-" + name
 		return answers.Quota{
 			Unit: unit, Full: true,
 			Limit:     answers.Field{Header: name + "-Limit"},
@@ -34,49 +55,164 @@ func Anthropic(requests, input, output int64) Provider {
 		}
 	}
 	tokens := func(limit int64, unit string) throttle.Tier {
-		return throttle.Tier{Limit: limit, Window: time.Minute, Unit: unit, Estimated: true}
+		return throttle.Tier{Limit: limit, Window: time.Minute, Algorithm: throttle.TokenBucket, Unit: unit, Estimated: true}
 	}
 	charge := func(unit, name string) answers.Charge {
 		return answers.Charge{Unit: unit, Field: answers.Field{Path: "usage." + name}, Or: answers.Field{Path: "message.usage." + name}}
 	}
-	bodies := new(prompts)
+	api := &anthropic{bodies: prompts{blocks: true}, output: learner{first: 4_000}}
 	return Provider{
 		Name: "anthropic",
-		Scopes: []Scope{some("family", page, bodies.anthropicFamily,
-			throttle.PerMinute(requests), tokens(input, "input-tokens"), tokens(output, "output-tokens"))},
-		Cost: func(req *http.Request) throttle.Cost { return anthropicTokens(bodies.cost(req)) },
+		Scopes: []Scope{
+			some("family", page, api.family, paced(requests), tokens(input, inputTokens), tokens(output, outputTokens)),
+			some("batches", page, when(isBatch), paced(1_000)),
+		},
+		Cost:   api.cost,
+		Settle: api.settle,
 		Profile: answers.Profile{
-			Quotas: []answers.Quota{quota("Requests", ""), quota("Input-Tokens", "input-tokens"), quota("Output-Tokens", "output-tokens")},
+			Quotas: []answers.Quota{
+				quota("Ratelimit-Requests", ""), quota("Ratelimit-Input-Tokens", inputTokens), quota("Ratelimit-Output-Tokens", outputTokens),
+				quota("Fast-Input-Tokens", inputTokens), quota("Fast-Output-Tokens", outputTokens),
+			},
 			Charges: []answers.Charge{
-				charge("input-tokens", "input_tokens"), charge("input-tokens", "cache_creation_input_tokens"), charge("output-tokens", "output_tokens"),
+				charge(inputTokens, "input_tokens"), charge(inputTokens, cacheCreation), charge(cacheCreation, cacheCreation), charge(cacheRead, cacheRead),
+				// The message_start of a stream reports the first token only.
+				{Unit: outputTokens, Field: answers.Field{Path: "usage.output_tokens"}},
 			},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Path: "error.details.error_code", Text: "enforced_spend_limit_reached", Kind: answers.Other, Reason: "spend limit"},
+				{Status: statusOverloaded, Header: "Retry-After", Kind: answers.Limited, Reason: "overloaded"},
+				{Status: statusOverloaded, Kind: answers.Other, Reason: "overloaded"},
 			},
 		},
 		Hosts: []string{"api.anthropic.com"},
 	}
 }
 
-// anthropicFamily returns the family of the model in a message request.
-func (c *prompts) anthropicFamily(req *http.Request) (family string, counts bool) {
-	if req.Method != http.MethodPost || req.URL.Path != "/v1/messages" {
+// longAnswer is the time of which an estimate has the output. The bucket is refilled in a minute, so
+// what an answer wrote before is no longer lacking. Where long answers share the bucket with short
+// ones, the short ones use a part of the refill before the long ones are settled. With a quarter more
+// than a minute that overdraws nothing when half of the requests take ten times as long as the others.
+const longAnswer = 75 * time.Second
+
+// statusOverloaded reports that all users send too much. It spends nothing of a quota.
+const statusOverloaded = 529
+
+// The units of an answer.
+const (
+	inputTokens   = "input-tokens"
+	outputTokens  = "output-tokens"
+	cacheCreation = "cache_creation_input_tokens" // also input tokens
+	cacheRead     = "cache_read_input_tokens"     // no tier counts them
+)
+
+// anthropic is what a Provider knows of the Messages API.
+type anthropic struct {
+	bodies prompts
+	output learner
+	cache  prefixCache
+}
+
+func isBatch(req *http.Request) bool {
+	return req.URL.Path == "/v1/messages/batches" || strings.HasPrefix(req.URL.Path, "/v1/messages/batches/")
+}
+
+func isMessage(req *http.Request) bool {
+	return req.Method == http.MethodPost && req.URL.Path == "/v1/messages"
+}
+
+// family returns the family and the major version of the model in a message request, such as
+// "sonnet-4" of claude-sonnet-4-5 and "haiku-3" of claude-3-5-haiku-20241022.
+func (a *anthropic) family(req *http.Request) (family string, counts bool) {
+	if !isMessage(req) {
 		return "", false
 	}
-	for word := range strings.SplitSeq(c.key(req).fields["model"], "-") {
-		if word != "claude" && strings.Trim(word, "0123456789.") != "" {
-			return word, true
+	fields := a.bodies.key(req).fields
+	family, fast := familyOf(fields["model"]), ""
+	if fields["speed"] == "fast" {
+		fast = "-fast"
+	}
+	return family + fast, true
+}
+
+func familyOf(model string) (family string) {
+	version := ""
+	for word := range strings.SplitSeq(model, "-") {
+		isNumber := strings.Trim(word, "0123456789.") == ""
+		switch {
+		case word == "claude":
+		case isNumber && version == "" && len(word) < len("20241022"):
+			version, _, _ = strings.Cut(word, ".")
+		case !isNumber && family == "":
+			family = word
 		}
 	}
-	return "", true
+	if version == "" {
+		return family
+	}
+	return family + "-" + version
 }
+
+// readsAreFree reports whether a model doesn't charge what it reads from the cache. Haiku 3.5 does.
+func readsAreFree(model string) bool { return !strings.HasPrefix(model, "claude-3-5-haiku") }
 
 // anthropicImage is the tokens of an image: its width times its height in pixels by 750, which is
 // about 1,600 for the largest image that is not scaled down. See
 // https://platform.claude.com/docs/en/build-with-claude/vision, read on 2026-11-22.
 const anthropicImage = 1_600
 
-// anthropicTokens returns the estimated cost of a message request.
-func anthropicTokens(p prompt) throttle.Cost {
-	return throttle.Cost{"input-tokens": p.tokens(anthropicImage), "output-tokens": p.number("max_tokens")}
+// cost returns the estimated cost of a request.
+func (a *anthropic) cost(req *http.Request) throttle.Cost {
+	if !isMessage(req) {
+		return nil
+	}
+	p := a.bodies.same(req)
+	output := a.output.estimate(p.kinds()...)
+	if most := p.number("max_tokens"); most > 0 {
+		output = min(output, most)
+	}
+	return throttle.Cost{inputTokens: p.tokens(anthropicImage) - a.cached(p).tokens, outputTokens: output}
+}
+
+// kinds returns the kinds of requests whose answers are as long: those to the same model, and those
+// to the same instructions with the same max_tokens.
+func (p prompt) kinds() []uint64 {
+	model := p.fields["model"]
+	return []uint64{kindOf(model), kindOf(model, strconv.FormatUint(p.instructions, 36), p.fields["max_tokens"])}
+}
+
+// cached returns the place up to which the request's input is free.
+func (a *anthropic) cached(p prompt) place {
+	if !readsAreFree(p.fields["model"]) {
+		return place{}
+	}
+	return a.cache.cached(p.places)
+}
+
+// settle learns from the answer to a request.
+func (a *anthropic) settle(req *http.Request) func(throttle.Cost) throttle.Cost {
+	if !isMessage(req) {
+		return nil
+	}
+	p := a.bodies.cost(req)
+	expected, admitted := a.cached(p), time.Now()
+	a.output.sent(p.kinds()...)
+	return func(reported throttle.Cost) throttle.Cost {
+		if n := reported[outputTokens]; n > 0 { // an answer has at least one; a refusal has none
+			longs := max(1, time.Since(admitted).Seconds()/longAnswer.Seconds())
+			a.output.learn(int64(math.Ceil(float64(n)/longs)), p.kinds()...)
+		}
+		read, isAnswer := reported[cacheRead], reported[inputTokens]+reported[cacheRead] > 0
+		switch {
+		case !isAnswer:
+		case read < expected.tokens/4: // most of it was not in the cache, although it should have been
+			a.cache.drop(expected)
+		case read+reported[cacheCreation] > 0:
+			a.cache.keep(p.places)
+		}
+		if !readsAreFree(p.fields["model"]) && isAnswer {
+			reported[inputTokens] += read
+		}
+		return reported
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -64,12 +65,91 @@ func TestAnthropicRefusals(t *testing.T) {
 	})
 }
 
+// The models of one family and major version share a pool, and fast mode has one of its own.
+func TestAnthropicPools(t *testing.T) {
+	key := providers.Anthropic(1, 1, 1).Scope("family").Key
+	for _, test := range []struct{ fields, want string }{
+		{`"model":"claude-opus-4-1-20250805"`, "opus-4"},
+		{`"model":"claude-opus-4-8"`, "opus-4"},
+		{`"model":"claude-opus-4-8","speed":"fast"`, "opus-4-fast"},
+		{`"model":"claude-opus-5"`, "opus-5"},
+		{`"model":"claude-opus-5-5"`, "opus-5"},
+		{`"model":"claude-sonnet-4-20250514"`, "sonnet-4"},
+		{`"model":"claude-3-7-sonnet-latest"`, "sonnet-3"},
+		{`"model":"claude-3-5-haiku-20241022"`, "haiku-3"},
+		{`"model":"claude-haiku-4.5"`, "haiku-4"},
+		{`"model":"claude-fable-5"`, "fable-5"},
+		{`"model":"claude-mythos-preview"`, "mythos"},
+		{`"other":"field"`, ""},
+	} {
+		req := postJSON(t, "https://api.anthropic.com/v1/messages", "{"+test.fields+"}")
+		if got, counts := key(req); got != test.want || !counts {
+			t.Errorf("%s: %q, %v, want %q", test.fields, got, counts, test.want)
+		}
+	}
+}
+
+// Batches have a limit of their own, and what has no documented limit is not limited.
+func TestAnthropicEndpoints(t *testing.T) {
+	const host = "https://api.anthropic.com"
+	for _, test := range []struct {
+		method, path string
+		most         int // requests of 100 that are sent at once
+	}{
+		{"POST", "/v1/messages/batches", 16},
+		{"GET", "/v1/messages/batches/msgbatch_1/results", 16},
+		{"POST", "/v1/messages/count_tokens", 100},
+		{"GET", "/v1/models", 100},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			got := atOnce(t, providers.Anthropic(1, 1, 1), 100, func() *http.Request {
+				req := postJSON(t, host+test.path, `{"requests":[]}`)
+				req.Method = test.method
+				return req
+			})
+			if got != test.most {
+				t.Errorf("%s %s: %d at once, want %d", test.method, test.path, got, test.most)
+			}
+		})
+	}
+}
+
+// An overload is everybody's: it costs nothing and pauses nothing, unless it names a time.
+func TestAnthropicOverloaded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &stay{replies: []fakeapi.Reply{
+			{Status: 529, Body: `{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}`},
+			{Status: 529, Body: `{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}`},
+			{Status: 529, Header: map[string]string{"Retry-After": "7"}},
+			usage(10, 0, 0, 5),
+		}}
+		rt := over(t, providers.Anthropic(60_000, 1_000_000, 4_000), api) // one estimate is the whole bucket
+		for i, want := range []time.Duration{0, 0, 0, 7 * time.Second} {
+			req := postJSON(t, "https://api.anthropic.com/v1/messages", goOn(false, ""))
+			if _, _, took := send(t, rt, req); took != want {
+				t.Errorf("request %d waited %v, want %v", i, took, want)
+			}
+		}
+	})
+}
+
+// Haiku 3.5 charges for what it reads from the cache.
+func TestAnthropicCacheReads(t *testing.T) {
+	for model, want := range map[string]int64{"claude-3-5-haiku-20241022": 10_060, "claude-haiku-4-5": 60} {
+		settle := providers.Anthropic(1, 1, 1).Settle(postJSON(t, "https://api.anthropic.com/v1/messages", fmt.Sprintf(`{"model":%q,"messages":[]}`, model)))
+		got := settle(throttle.Cost{"input-tokens": 60, "output-tokens": 7, "cache_creation_input_tokens": 10, "cache_read_input_tokens": 10_000})
+		if got["input-tokens"] != want || got["output-tokens"] != 7 {
+			t.Errorf("%s: charged %v, want %d input tokens", model, got, want)
+		}
+	}
+}
+
 // A reset is the time of the full refill. If nothing is left, some tokens come long before it, so
 // requests don't wait for the reset, even if no tier counts tokens.
 func TestAnthropicResetIsFullRefill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.Anthropic(100, 30_000, 8_000)
-		p := providers.Anthropic(100, 30_000, 8_000)
+		p := providers.Anthropic(600, 30_000, 8_000)
 		p.Cost, p.Scopes[0].Policy.Tiers = nil, p.Scopes[0].Policy.Tiers[:1]
 		rt := over(t, p, api)
 		api.Trap(fakeapi.Reply{Header: map[string]string{
@@ -96,7 +176,7 @@ func TestAnthropicCachedInput(t *testing.T) {
 					return postJSON(t, "https://api.anthropic.com/v1/messages",
 						fmt.Sprintf(`{"model":"claude-opus-4-1","max_tokens":40,"stream":%t,"system":"%s","messages":[{"role":"user","content":"Go on."}]}`, stream, cached))
 				})
-				checkServed(t, api, 0.9*d.Minutes()*100)
+				checkServed(t, api, 0.85*d.Minutes()*100) // each request keeps its distance of 0.6 s, and its guard
 			})
 		})
 	}
@@ -120,7 +200,7 @@ func TestAnthropicCost(t *testing.T) {
 	const before, after = `{"model":"claude-opus-4-1","max_tokens":64,"messages":[{"role":"user","content":[`, `]}]}`
 	send := func(part string) int64 {
 		req := postJSON(t, "https://api.anthropic.com/v1/messages", before+part+after)
-		if family, counts := p.Scopes[0].Key(req); family != "opus" || !counts {
+		if family, counts := p.Scopes[0].Key(req); family != "opus-4" || !counts {
 			t.Errorf("%.80s: family %q, %v", part, family, counts)
 		}
 		cost := p.Cost(req)

@@ -82,7 +82,7 @@ func (a Auto) Transport(s throttle.Store) (*throttle.Transport, error) {
 	if d.other, err = newAPI(unlimited("auto", other), s); err != nil {
 		return nil, err
 	}
-	return &throttle.Transport{Route: d.route, Cost: d.cost, SendBy: d.sendBy, ProfileFor: d.profile}, nil
+	return &throttle.Transport{Route: d.route, Cost: d.cost, Settle: d.settle, SendBy: d.sendBy, ProfileFor: d.profile}, nil
 }
 
 // unlimited returns a provider without limits, whose responses pause the requests to a host.
@@ -194,6 +194,13 @@ func (d *directory) profile(req *http.Request) *answers.Profile { return d.find(
 func (d *directory) cost(req *http.Request) throttle.Cost {
 	if cost := d.find(req).Cost; cost != nil {
 		return cost(req)
+	}
+	return nil
+}
+
+func (d *directory) settle(req *http.Request) func(throttle.Cost) throttle.Cost {
+	if settle := d.find(req).Settle; settle != nil {
+		return settle(req)
 	}
 	return nil
 }

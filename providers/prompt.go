@@ -30,6 +30,10 @@ type prompt struct {
 	// fields are the numbers and short strings of the top level, and the numbers of its objects whose
 	// names end in Config, as in "inferenceConfig.maxTokens".
 	fields map[string]string
+	// places are the ends of the blocks that the provider may have in its cache, and instructions is
+	// the hash of the model, the tools and the system prompt. Only prompts of Anthropic have them.
+	places       []place
+	instructions uint64
 }
 
 // tokens returns the estimated number of tokens, with each image as the given number.
@@ -47,7 +51,7 @@ func (p prompt) number(fields ...string) int64 {
 
 // promptOf reads a request's body, as far as it is well-formed. Without GetBody only the length is
 // known: four bytes count as one token. A form with files has no prompt.
-func promptOf(req *http.Request, tokens func(string) int64) prompt {
+func promptOf(req *http.Request, tokens func(string) int64, blocks *blockScanner) prompt {
 	p := prompt{fields: map[string]string{}}
 	if strings.HasPrefix(strings.ToLower(req.Header.Get("Content-Type")), "multipart/") {
 		return p
@@ -64,8 +68,11 @@ func promptOf(req *http.Request, tokens func(string) int64) prompt {
 	read.text.Grow(int(min(max(0, req.ContentLength), maxPrompt)))
 	_, _ = io.Copy(&read, b) // what was read before an error counts
 	p.text = 0
-	s := promptScanner{prompt: &p, body: read.text.String(), tokens: tokens}
+	s := promptScanner{prompt: &p, body: read.text.String(), tokens: tokens, blocks: blocks}
 	s.scan()
+	if blocks != nil {
+		p.places, p.instructions = blocks.end(p.fields["model"])
+	}
 	return p
 }
 
@@ -117,20 +124,25 @@ func counterOf(req *http.Request) counter {
 	return counter{req, Tokens}
 }
 
-// prompts carries the prompt of a request from Key to Cost, which a Transport calls one after the
-// other. The body is therefore read once. It is safe for concurrent use.
+// prompts carries the prompt of a request from Key to Cost, and to Settle where there is one. A
+// Transport calls them one after the other, so the body is read once. It is safe for concurrent use.
 type prompts struct {
+	blocks bool // the prompts have places
+
 	mu   sync.Mutex // guards read
 	read map[weak.Pointer[http.Request]]prompt
 }
 
-// maxPrompts is the number of prompts between Key and Cost. Above it they are read again.
+// maxPrompts is the number of prompts that are kept. Above it they are read again.
 const maxPrompts = 1_000
 
 // key reads the prompt of a request.
 func (c *prompts) key(req *http.Request) prompt {
-	of := counterOf(req)
-	p := promptOf(req, of.tokens)
+	of, blocks := counterOf(req), (*blockScanner)(nil)
+	if c.blocks {
+		blocks = newBlockScanner()
+	}
+	p := promptOf(req, of.tokens, blocks)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.read == nil || len(c.read) >= maxPrompts {
@@ -140,8 +152,8 @@ func (c *prompts) key(req *http.Request) prompt {
 	return p
 }
 
-// same returns the prompt that the Key of an outer scope has just read with key. If there is none, same
-// reads it.
+// same returns the prompt that key has read for the Key of an outer scope, or for an earlier Cost. If
+// there is none, same reads it.
 func (c *prompts) same(req *http.Request) prompt {
 	c.mu.Lock()
 	p, ok := c.read[weak.Make(counterOf(req).request)]
@@ -152,16 +164,12 @@ func (c *prompts) same(req *http.Request) prompt {
 	return p
 }
 
-// cost returns the prompt that key read, and forgets it. If there is none, cost reads it.
+// cost returns the prompt as same does, and forgets it.
 func (c *prompts) cost(req *http.Request) prompt {
-	of := counterOf(req)
+	p := c.same(req)
 	c.mu.Lock()
-	p, ok := c.read[weak.Make(of.request)]
-	delete(c.read, weak.Make(of.request))
-	c.mu.Unlock()
-	if !ok {
-		p = promptOf(req, of.tokens)
-	}
+	defer c.mu.Unlock()
+	delete(c.read, weak.Make(counterOf(req).request))
 	return p
 }
 

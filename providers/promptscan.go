@@ -18,9 +18,10 @@ type promptScanner struct {
 	at     int // the next byte of body
 	tokens func(string) int64
 
-	open  []container
-	key   string // the key before the next value
-	keyed bool   // key is set
+	open   []container
+	key    string        // the key before the next value
+	keyed  bool          // key is set
+	blocks *blockScanner // finds the blocks of the prompt; nil if they are of no use
 }
 
 // A container is an open object or array.
@@ -51,6 +52,9 @@ func (s *promptScanner) scan() {
 			}
 			s.open = s.open[:len(s.open)-1]
 			s.at++
+			if s.blocks != nil {
+				s.blocks.onLeave(s, c == ']')
+			}
 		case '"':
 			raw := s.quoted()
 			if s.inObject() && !s.keyed {
@@ -58,13 +62,23 @@ func (s *promptScanner) scan() {
 					return
 				}
 				s.key, s.keyed = unescape(raw), true
+				if s.blocks != nil {
+					s.blocks.onKey(s)
+				}
 				s.add(Tokens(s.key))
 				continue
 			}
 			s.value(raw)
+			if s.blocks != nil {
+				s.blocks.onValue(s, raw)
+			}
 		default:
+			start := s.at
 			if s.inObject() && !s.keyed || !s.word() {
 				return
+			}
+			if s.blocks != nil {
+				s.blocks.onValue(s, s.body[start:s.at])
 			}
 		}
 		if s.keyed = false; len(s.open) == 0 {
@@ -77,6 +91,9 @@ func (s *promptScanner) scan() {
 func (s *promptScanner) add(n int64) {
 	s.text = min(s.text+min(max(0, n), algorithms.MaxLimit), algorithms.MaxLimit)
 }
+
+// total returns the number of tokens so far.
+func (s *promptScanner) total() int64 { return s.text + s.images*anthropicImage }
 
 // top returns the innermost open container.
 func (s *promptScanner) top() container {
@@ -99,6 +116,9 @@ func (s *promptScanner) name() string {
 // enter enters an object or array. Numbers in the arrays of a top-level input (embeddings) or prompt
 // (completions) are token ids.
 func (s *promptScanner) enter(array bool) {
+	if s.blocks != nil {
+		s.blocks.onEnter(s)
+	}
 	ids := s.top().ids || len(s.open) == 1 && s.keyed && (s.key == "input" || s.key == "prompt")
 	s.open = append(s.open, container{name: s.name(), array: array, ids: ids && array, kind: s.top().kind})
 	s.keyed = false

@@ -45,6 +45,11 @@ type Provider struct {
 	// request counts. If nil, one request.
 	Cost func(*http.Request) throttle.Cost
 
+	// Settle returns a function that receives the cost which the response of a request reports, and
+	// returns the actual cost. See throttle.Transport. The presets whose Cost learns from responses
+	// learn there. If nil, the reported cost counts.
+	Settle func(*http.Request) func(reported throttle.Cost) (actual throttle.Cost)
+
 	// Tokens returns the number of tokens of a text. The Cost of a language model's API calls it for
 	// each string in the body of a request, without the escapes of JSON, but not for keys, encoded
 	// data and addresses of images. Set it to a tokenizer with the model's vocabulary for exact
@@ -129,9 +134,12 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	t := &throttle.Transport{Route: r.route, Cost: p.Cost, Profile: &p.Profile}
+	t := &throttle.Transport{Route: r.route, Cost: p.Cost, Settle: p.Settle, Profile: &p.Profile}
 	if p.Cost != nil && p.Tokens != nil {
 		t.Cost = func(req *http.Request) throttle.Cost { return p.Cost(withTokens(req, p.Tokens)) }
+	}
+	if p.Settle != nil && p.Tokens != nil {
+		t.Settle = func(req *http.Request) func(throttle.Cost) throttle.Cost { return p.Settle(withTokens(req, p.Tokens)) }
 	}
 	if p.SendBy != nil {
 		t.SendBy = func(req *http.Request) (by time.Time) {

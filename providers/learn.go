@@ -1,0 +1,172 @@
+package providers
+
+import (
+	"hash/maphash"
+	"math"
+	"sync"
+	"time"
+)
+
+// A learner estimates what a request costs from what earlier requests of its kind were charged. A
+// kind is a hash of what decides about the cost, such as the model and the system prompt. It is safe
+// for concurrent use.
+type learner struct {
+	// first is the estimate while no answer is known.
+	first int64
+
+	mu    sync.Mutex // guards kinds
+	kinds recent[*charged]
+}
+
+// A charged is the average of the latest charges of a kind, and their average distance from it. Both
+// are moved by an eighth of each new difference, as TCP moves its estimate of round trips (RFC 6298):
+// a lasting change is known after some tens of charges.
+type charged struct {
+	n                int // charges so far
+	mean, difference float64
+}
+
+const smoothing = 8
+
+// add adds a charge.
+func (c *charged) add(n int64) {
+	x := float64(n)
+	if c.n++; c.n == 1 {
+		c.mean, c.difference = x, x/2
+		return
+	}
+	weight := 1 / float64(min(c.n, smoothing))
+	c.difference += weight * (math.Abs(x-c.mean) - c.difference)
+	c.mean += weight * (x - c.mean)
+}
+
+// estimate returns the average and one and a half average distances. That is as much as seven in eight
+// charges if they are exponentially distributed, and twice the average. The sum of many estimates is
+// then far above the sum of the charges.
+func (c *charged) estimate() int64 { return int64(math.Ceil(c.mean + 1.5*c.difference)) }
+
+// estimate returns the estimate for a request of these kinds, each narrower than the one before. An
+// estimate of few charges is at least the wider estimate, halved with each charge. While requests of
+// a kind are sent and none is answered, they may take longer than those of the wider kind, so the
+// estimate is at least the first one.
+func (l *learner) estimate(kinds ...uint64) int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	estimate := l.first
+	for _, kind := range kinds {
+		switch c, sent := l.kinds.get(kind); {
+		case !sent:
+		case c.n == 0:
+			estimate = max(estimate, l.first)
+		default:
+			estimate = max(c.estimate(), estimate>>min(c.n, 62))
+		}
+	}
+	return estimate
+}
+
+// sent notes that a request of these kinds is sent.
+func (l *learner) sent(kinds ...uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, kind := range kinds {
+		l.charged(kind)
+	}
+}
+
+// learn adds what a request of these kinds was charged.
+func (l *learner) learn(n int64, kinds ...uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, kind := range kinds {
+		l.charged(kind).add(n)
+	}
+}
+
+// charged returns what is known of a kind.
+func (l *learner) charged(kind uint64) *charged {
+	c, ok := l.kinds.get(kind)
+	if !ok {
+		c = new(charged)
+		l.kinds.put(kind, c)
+	}
+	return c
+}
+
+// A prefixCache knows which prompts the provider has in its cache. It is safe for concurrent use.
+type prefixCache struct {
+	mu    sync.Mutex        // guards until
+	until recent[time.Time] // by the hash of a prompt's beginning, when the provider drops it
+}
+
+// cached returns the last of the places up to which the prompt is in the cache, or a zero place.
+func (c *prefixCache) cached(places []place) (last place) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	for i := len(places) - 1; i >= 0; i-- {
+		if until, ok := c.until.get(places[i].hash); ok && now.Before(until) {
+			return places[i]
+		}
+	}
+	return place{}
+}
+
+// keep notes that the provider has just read or written the prompt up to its breakpoints.
+func (c *prefixCache) keep(places []place) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	for _, p := range places {
+		if p.lifetime > 0 {
+			c.until.put(p.hash, now.Add(p.lifetime))
+		}
+	}
+}
+
+// drop notes that the provider doesn't have the prompt up to these places.
+func (c *prefixCache) drop(places ...place) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range places {
+		c.until.put(p.hash, time.Time{})
+	}
+}
+
+// A recent is a map of the values that were used last: at least maxRecent, and at most twice as many.
+// Keys come from requests, so anyone may make up any number of them.
+type recent[V any] struct{ young, old map[uint64]V }
+
+const maxRecent = 1_000
+
+// get returns a value.
+func (r *recent[V]) get(key uint64) (v V, ok bool) {
+	if v, ok = r.young[key]; ok {
+		return v, true
+	}
+	if v, ok = r.old[key]; ok {
+		r.put(key, v)
+	}
+	return v, ok
+}
+
+// put sets a value. It forgets the older values if there are too many.
+func (r *recent[V]) put(key uint64, v V) {
+	if _, known := r.young[key]; !known && (r.young == nil || len(r.young) == maxRecent) {
+		r.young, r.old = make(map[uint64]V), r.young
+	}
+	r.young[key] = v
+}
+
+var seed = maphash.MakeSeed() // of the hashes of kinds and prompts, which nobody outside can predict
+
+// kindOf returns the hash of a list of texts.
+func kindOf(texts ...string) uint64 {
+	var h maphash.Hash
+	h.SetSeed(seed)
+	for _, text := range texts {
+		h.WriteString(text)
+		h.WriteByte(0)
+	}
+	return h.Sum64()
+}
