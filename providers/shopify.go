@@ -1,6 +1,7 @@
 package providers
 
 import (
+	"encoding/json"
 	"net/http"
 	"strings"
 	"time"
@@ -10,18 +11,22 @@ import (
 )
 
 // ShopifyREST is Shopify's REST Admin API, with the limits of its standard plan: for an app in a
-// shop, a bucket of 40 that leaks 2 requests a second (Advanced Shopify leaks 4; Shopify Plus has
-// 400 and 20). The client is assumed to be one app. Each host is a shop.
+// shop, a bucket of 40 that leaks 2 requests a second (Advanced Shopify has 80 and 4; Shopify Plus
+// has 400 and 20). The client is assumed to be one app. Each host is a shop.
 //
-// Shopify refuses requests that come before the Retry-After of a refusal is over.
+// Shopify refuses requests that come before the Retry-After of a refusal is over. A locked shop (423)
+// closes the shop's quota, and a security rejection (430) pauses nothing.
 func ShopifyREST() Provider {
 	return Provider{
 		Name: "shopify-rest",
 		Scopes: []Scope{some("shop", "https://shopify.dev/docs/api/admin-rest/usage/rate-limits", shop(false),
 			throttle.Tier{Limit: 2, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 40})},
-		Profile: answers.Profile{Quotas: []answers.Quota{
-			{Combined: answers.Field{Header: "X-Shopify-Shop-Api-Call-Limit", Format: answers.UsedOfLimit}},
-		}},
+		Profile: answers.Profile{
+			Quotas: []answers.Quota{
+				{Combined: answers.Field{Header: "X-Shopify-Shop-Api-Call-Limit", Format: answers.UsedOfLimit}},
+			},
+			Rules: shopifyRules(),
+		},
 		Hosts: []string{"*.myshopify.com"},
 	}
 }
@@ -29,21 +34,45 @@ func ShopifyREST() Provider {
 // ShopifyGraphQL is Shopify's GraphQL Admin API, with the limits of its standard plan: for an app
 // in a shop, a bucket that gains 100 points a second (Advanced Shopify 200, Shopify Plus 1,000).
 // The bucket holds 20 seconds' worth: 2,000 points (4,000 and 20,000). One query costs at most
-// 1,000. The client is assumed to be one app. Each host is a shop.
+// 1,000. The client is assumed to be one app. Each host is a shop. The Partner API is limited to 4
+// requests a second for each organization. The APIs of storefronts have no limits for buyers, so they
+// are not limited, nor are those of customer accounts and payments apps.
 //
-// The cost of a query is known only after it has run. Until then the query is charged 1,000 points.
-// When the response reports the actual cost, the difference is refunded. If you know the costs of
-// your queries, which responses report as requestedQueryCost, set Cost, and more queries can run at
-// once.
+// Shopify sets the requested cost of a query aside before it runs, and refunds what the query did not
+// use. So a query is charged what earlier queries with the same text, and with variables that are
+// equal but for their strings, requested: their average, and one and a half times their average
+// distance from it. A query whose text is new is charged 1,000 points, and one without GetBody
+// always is. When the response reports the actual cost, the difference is refunded. If you know the
+// costs of your queries, which responses report as requestedQueryCost, you can set Cost.
 //
-// A refusal has status 200. The wait follows from the state of the bucket in the refusal.
+// A refusal has status 200. The wait follows from the state of the bucket in the refusal. A locked
+// shop (423) closes the shop's quota, and a security rejection (430) pauses nothing.
 func ShopifyGraphQL() Provider {
-	const status = "extensions.cost.throttleStatus."
+	const cost, status = "extensions.cost.", "extensions.cost.throttleStatus."
+	requested := &learner{first: maxQuery}
 	return Provider{
 		Name: "shopify-graphql",
-		Scopes: []Scope{some("shop", "https://shopify.dev/docs/apps/build/apis/graphql-admin/rate-limits", shop(true),
-			throttle.Tier{Limit: 100, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 2_000, Unit: "points", Estimated: true})},
-		Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"points": 1_000} },
+		Scopes: []Scope{
+			some("shop", "https://shopify.dev/docs/apps/build/apis/graphql-admin/rate-limits", shop(true),
+				throttle.Tier{Limit: 100, Window: time.Second, Algorithm: throttle.LeakyBucket, Burst: 2_000, Unit: "points", Estimated: true}),
+			some("partner", "https://shopify.dev/docs/api/partner", partner, throttle.PerSecond(4)),
+		},
+		Cost: func(req *http.Request) throttle.Cost {
+			if _, counts := partner(req); counts {
+				return nil
+			}
+			return throttle.Cost{"points": min(requested.estimate(queryKinds(req)...), maxQuery)}
+		},
+		Settle: func(req *http.Request) func(throttle.Cost) throttle.Cost {
+			kinds := queryKinds(req)
+			requested.sent(kinds...)
+			return func(reported throttle.Cost) throttle.Cost {
+				if n, ok := reported["requested"]; ok {
+					requested.learn(n, kinds...)
+				}
+				return reported
+			}
+		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{{
 				Unit:      "points",
@@ -51,13 +80,26 @@ func ShopifyGraphQL() Provider {
 				Remaining: answers.Field{Path: status + "currentlyAvailable"},
 				Rate:      answers.Field{Path: status + "restoreRate"},
 			}},
-			Charges: []answers.Charge{{Unit: "points", Field: answers.Field{Path: "extensions.cost.actualQueryCost"}}},
-			Rules: []answers.Rule{{
+			Charges: []answers.Charge{
+				{Unit: "points", Field: answers.Field{Path: cost + "actualQueryCost"}},
+				{Unit: "requested", Field: answers.Field{Path: cost + "requestedQueryCost"}},
+			},
+			Rules: append(shopifyRules(), answers.Rule{
 				Status: http.StatusOK, Path: "errors.*.extensions.code", Text: "THROTTLED", Kind: answers.Limited,
-				Asked: answers.Field{Path: "extensions.cost.requestedQueryCost"},
-			}},
+				Asked: answers.Field{Path: cost + "requestedQueryCost"},
+			}),
 		},
-		Hosts: []string{"*.myshopify.com"},
+		Hosts: []string{"*.myshopify.com", "partners.shopify.com"},
+	}
+}
+
+const maxQuery = 1_000 // points that one query may request
+
+// shopifyRules are the refusals of the Admin APIs that have nothing to do with a bucket.
+func shopifyRules() []answers.Rule {
+	return []answers.Rule{
+		{Status: http.StatusLocked, Kind: answers.Banned, Reason: "the shop is locked"},
+		{Status: 430, Kind: answers.Other, Reason: "security rejection"},
 	}
 }
 
@@ -69,4 +111,49 @@ func shop(graphql bool) func(*http.Request) (string, bool) {
 			strings.HasPrefix(path, "/admin/") && !strings.HasPrefix(path, "/admin/oauth/") &&
 				strings.HasSuffix(path, "/graphql.json") == graphql
 	}
+}
+
+// partner returns the organization of a request to the Partner API.
+func partner(req *http.Request) (organization string, counts bool) {
+	organization, _, counts = strings.Cut(strings.TrimPrefix(req.URL.Path, "/"), "/")
+	return organization, counts && strings.EqualFold(req.URL.Hostname(), "partners.shopify.com")
+}
+
+// queryKinds returns the kinds of queries that request about as much: those with the same text, and
+// those with variables of the same shape, too. It returns none for an unknown query.
+func queryKinds(req *http.Request) []uint64 {
+	text := body(req)
+	if len(text) == 0 {
+		return nil
+	}
+	var query struct {
+		Query, OperationName string
+		Variables            any
+	}
+	if json.Unmarshal(text, &query) != nil || query.Query == "" {
+		return []uint64{kindOf(req.URL.Path, string(text))}
+	}
+	variables, _ := json.Marshal(withoutStrings(query.Variables))
+	return []uint64{
+		kindOf(req.URL.Path, query.Query, query.OperationName),
+		kindOf(req.URL.Path, query.Query, query.OperationName, string(variables)),
+	}
+}
+
+// withoutStrings returns a value of JSON with its strings removed: what a query requests depends on
+// numbers, and on how long lists are.
+func withoutStrings(v any) any {
+	switch v := v.(type) {
+	case string:
+		return nil
+	case []any:
+		for i := range v {
+			v[i] = withoutStrings(v[i])
+		}
+	case map[string]any:
+		for key := range v {
+			v[key] = withoutStrings(v[key])
+		}
+	}
+	return v
 }

@@ -1,9 +1,11 @@
 package providers_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -139,6 +141,91 @@ func TestShopifyGraphQLUsedElsewhere(t *testing.T) {
 		saturate(t, rt, 1, time.Minute, func(int) *http.Request { return query(t, 50, 50) })
 		checkServed(t, api, 38+0.9*6000/50)
 	})
+}
+
+// The requested cost of a query is learned, so the bucket is used although the answers take time.
+func TestShopifyCostIsLearned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := fakeapi.ShopifyGraphQL()
+		api.Hold = func() time.Duration { return 300 * time.Millisecond }
+		saturate(t, over(t, providers.ShopifyGraphQL(), api), 32, time.Minute, func(int) *http.Request { return query(t, 12, 2) })
+		checkServed(t, api, 0.9*(2_000+60*100)/2)
+	})
+}
+
+// The cost of a query is that of the same text with variables of the same shape. A refusal teaches,
+// too.
+func TestShopifyEstimate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := new(stay)
+		transport, err := providers.ShopifyGraphQL().Transport(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		transport.Base = api
+		req := func(query, variables string) *http.Request {
+			return postJSON(t, "https://one.myshopify.com/admin/api/2026-07/graphql.json", fmt.Sprintf(`{"query":%q,"variables":%s}`, query, variables))
+		}
+		const page = "query($n: Int, $c: String) { products(first: $n, after: $c) { nodes { id } } }"
+		points := func(query, variables string) int64 { return transport.Cost(req(query, variables))["points"] }
+		check := func(what string, got, low, high int64) {
+			if got < low || got > high {
+				t.Errorf("%s: %d points, want %d to %d", what, got, low, high)
+			}
+		}
+		check("at first", points(page, `{"n":10}`), 1000, 1000)
+		const cost = `{"extensions":{"cost":{"requestedQueryCost":%d,"actualQueryCost":2,"throttleStatus":{"maximumAvailable":2000,"currentlyAvailable":1998,"restoreRate":100}}}}`
+		for n := range 12 {
+			api.replies = []fakeapi.Reply{{Body: fmt.Sprintf(cost, 12)}}
+			send(t, transport, req(page, fmt.Sprintf(`{"n":10,"c":"cursor %d"}`, n)))
+		}
+		check("after 12 pages", points(page, `{"n":10,"c":"another"}`), 12, 13)
+		check("a page of another size", points(page, `{"n":250,"c":"another"}`), 12, 13)
+		check("another query", points("{ shop { name } }", `{}`), 1000, 1000)
+		api.replies = []fakeapi.Reply{{Body: `{"errors":[{"message":"Throttled","extensions":{"code":"THROTTLED"}}],"extensions":{"cost":{"requestedQueryCost":252,"actualQueryCost":null,"throttleStatus":{"maximumAvailable":2000,"currentlyAvailable":66,"restoreRate":100}}}}`}}
+		send(t, transport, req(page, `{"n":250,"c":"x"}`))
+		check("after it was refused", points(page, `{"n":250,"c":"another"}`), 252, 700)
+		check("the other size", points(page, `{"n":10,"c":"another"}`), 12, 13)
+	})
+}
+
+// Each organization of the Partner API has a limit; a storefront has none.
+func TestShopifyOtherAPIs(t *testing.T) {
+	for _, test := range []struct {
+		url  string
+		most int // of 20 requests that are sent at once
+	}{
+		{"https://partners.shopify.com/%d/api/2026-07/graphql.json", 20},
+		{"https://partners.shopify.com/1/api/2026-07/graphql.json", 4},
+		{"https://one.myshopify.com/api/2026-07/graphql.json", 20},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			n := 0
+			got := atOnce(t, providers.ShopifyGraphQL(), 20, func() *http.Request {
+				n++
+				return postJSON(t, strings.Replace(test.url, "%d", strconv.Itoa(n), 1), `{"query":"{ shop { name } }"}`)
+			})
+			if got != test.most {
+				t.Errorf("%s: %d at once, want %d", test.url, got, test.most)
+			}
+		})
+	}
+}
+
+// A locked shop closes its own quota, and a security rejection pauses nothing.
+func TestShopifyRefusesShops(t *testing.T) {
+	for _, p := range []providers.Provider{providers.ShopifyREST(), providers.ShopifyGraphQL()} {
+		synctest.Test(t, func(t *testing.T) {
+			url := "https://%s.myshopify.com/admin/api/2026-07/" + map[string]string{"shopify-rest": "shop.json", "shopify-graphql": "graphql.json"}[p.Name]
+			rt := over(t, p, &stay{replies: []fakeapi.Reply{{Status: 430}, {Status: 423}, {Body: "{}"}}})
+			for i, shop := range []string{"one", "one", "two", "one"} {
+				_, err := rt.RoundTrip(postJSON(t, fmt.Sprintf(url, shop), `{"query":"{ shop { name } }"}`))
+				if (i == 3) != errors.Is(err, throttle.ErrBanned) {
+					t.Errorf("%s: request %d: %v", p.Name, i, err)
+				}
+			}
+		})
+	}
 }
 
 func ExampleShopifyREST() {
