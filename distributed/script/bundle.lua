@@ -100,8 +100,8 @@ local function newBundle(turnTo)
     return notBefore - now
   end
 
-  -- How long until the first returned reservation with room for a request that comes after later, or
-  -- the one that comes exactly then, and its index in the pool.
+  -- How long until the first returned reservation with room for a request that comes after later,
+  -- or the one that comes exactly then, and its index in the pool.
   local function pooledIn(cost, later, exactly)
     if probe then return nil end
     for i = 1, #pool do
@@ -260,8 +260,8 @@ local function newBundle(turnTo)
     end
   end
 
-  -- Reads the state of a quota around another. Returns the problem, if there is one, and for how long
-  -- nothing is reserved.
+  -- Reads the state of a quota around another. Returns the problem, if there is one, and for how
+  -- long nothing is reserved.
   local function enter(name, words, time, ownGuard, shows, replyTime)
     if not call then bind() end
     wall = time

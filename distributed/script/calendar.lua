@@ -16,8 +16,8 @@ local calendars -- the rules
 local knownUntil -- nothing is reserved from this instant on
 
 -- longest is longer than any period, ends is the end of the period of the last landing, count the
--- units that landed in it, reported the last reported percentage of the limit, and last the instant of
--- that landing.
+-- units that landed in it, reported the last reported percentage of the limit, and last the instant
+-- of that landing.
 local function calendar(unit, limit, longest, decides)
   local first, second, third, fourth, fifth = 0, 0, 0, 0, 0 -- periods begin
   local ends, count, reported, last

@@ -3,7 +3,9 @@
 
 local arguments, cursor -- the caller's arguments, and the place of the next one
 local reply
-local crossing -- whether the reply reports the crossings of calendars; false: it has zeros instead; nil: it has neither
+-- Whether the reply reports the crossings of calendars; false: it has zeros instead; nil: it has
+-- neither.
+local crossing
 local ops = {} -- the operations by their names, see main.lua
 
 local function argument()

@@ -1,4 +1,5 @@
--- count.lua: the operation count, which charges units that a provider has counted already. Units: µs.
+-- count.lua: the operation count, which charges units that a provider has counted already.
+-- Units: µs.
 -- Twin: algorithms/ledger.go, Count.
 -- Uses: call.lua, flight.lua, plan.lua, state.lua.
 -- Gives: ops.count.

@@ -2,8 +2,8 @@
 -- Twin: algorithms/flight.go and ledger.go, for requests that are not held. Their estimates are in
 -- flight without a slot until they are settled.
 -- Uses: plan.lua, queue.lua, reading.lua.
--- Gives: the locals below, landing to lastLanding, land, advance, othersUsed, admits, mayProbe, awaitsProbe,
--- earliest, sparing, charge.
+-- Gives: the locals below, landing to lastLanding, land, advance, othersUsed, admits, mayProbe,
+-- awaitsProbe, earliest, sparing, charge.
 --
 -- A slot is the instant at which its requests land, and their amount of each unit. Requests that
 -- would land within one resolution of each other share a slot.

@@ -81,8 +81,8 @@ local function bucket(unit, limit, window, burst)
     -- instant of the next request and the interval, both in µs plus a fraction with the denominator
     -- limit. They are spaced evenly while the bucket is in use at each landing: all charges then
     -- drain without a gap. A request charged at t lands a guard after t or after the reply, or up
-    -- to a resolution later together with others, and finds the bucket as all charges but a burst leave
-    -- it.
+    -- to a resolution later together with others, and finds the bucket as all charges but a burst
+    -- leave it.
     pace = function(n)
       if (mulDiv(burst - n, window, limit)) <= max(0, sendFrom - frontier) + guard + resolution then return nil end
       readTo(slots, slots.first, slots.last)

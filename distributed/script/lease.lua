@@ -49,10 +49,12 @@ local waits -- whether the caller has waiters
 local awaited -- the cost that found no place, its headroom and whether it yields
 local hadPlace -- whether a place was kept for the caller
 local wasQueued -- whether the caller was in the queue
-local othersQueued -- whether others are queued: before a caller that yields, and before one that does not
+-- Whether others are queued: before a caller that yields, and before one that does not.
+local othersQueued
 local isNew -- whether the written leases belong to an earlier state
 local expired, due -- owners whose lease has ended; records that become due later, by owner
-local columns -- for a state of another plan, by unit the column in the records; nil if the columns stay
+-- For a state of another plan, by unit the column in the records; nil if the columns stay.
+local columns
 local inline -- records of an earlier format
 
 -- The record in some bytes, nil if there are none.

@@ -16,7 +16,8 @@
 --          lease.lua. Of a bundle, all keys but the first: the quotas around the first
 -- argv     whole numbers, instants and lengths in µs
 --   op     the name of an operation, see below
---   plan   one text: guard, resolution (requests that land within the same 2^resolution µs land together), U units,
+--   plan   one text: guard, resolution (requests that land in the same 2^resolution µs land
+--          together), U units,
 --          K tiers, U hashes of the units' names, and for each tier: algorithm, unit from 0,
 --          limit, window, burst (of a calendar: longer than any period), extra (precision, phase,
 --          or a hash of period and zone)

@@ -6,7 +6,8 @@
 -- as a script. No global is available while it is loaded as a function, so only run, in main.lua,
 -- uses functions of Lua and the server before bind has set these locals.
 
-local max, min, sub, rep, concat, spread, pack, parse, format, tointeger, call -- see bind in pack.lua
+-- Functions of Lua and the server, which bind in pack.lua sets.
+local max, min, sub, rep, concat, spread, pack, parse, format, tointeger, call
 
 local NEVER = 2 ^ 53 -- the instant of an event that the passing of time alone does not bring about
 local LATEST = 2 ^ 52 -- a later instant, more than 142 years ahead, counts as NEVER

@@ -1,5 +1,5 @@
--- pause.lua: the operations pause and end_pause: pauses and bans, and the probe, which goes first after one.
--- Units: µs.
+-- pause.lua: the operations pause and end_pause: pauses and bans, and the probe, which goes first
+-- after one. Units: µs.
 -- Uses: call.lua, flight.lua, reading.lua, state.lua.
 -- Gives: ops.pause, ops.end_pause, endProbe, the locals below.
 -- Sets: ban, epoch, pause.

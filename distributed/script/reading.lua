@@ -1,5 +1,5 @@
--- reading.lua: the operation observe: the provider's reports of each tier, and the use by other programs
--- that they prove. Units: µs.
+-- reading.lua: the operation observe: the provider's reports of each tier, and the use by other
+-- programs that they prove. Units: µs.
 -- Twin: algorithms/observe.go, which explains the method.
 -- Uses: call.lua, flight.lua, pause.lua, plan.lua, rule.lua, state.lua.
 -- Gives: ops.observe.
@@ -16,9 +16,12 @@ local BUSY_UNTIL = 5 -- until when the use by others is assumed to go on
 -- algorithms/reset.go explains the following numbers.
 local UNTIL = 6 -- when the count ends
 local OTHERS = 7 -- the units charged for others until then, besides those in the rule
-local LANDED = 8 -- the units landed since the report; of a window, those that the provider may not have counted before its end
+-- The units landed since the report; of a window, those that the provider may not have counted
+-- before its end.
+local LANDED = 8
 local OPENED_AT = 9 -- when the window last reopened
-local HAS_OWN = 10 -- 1 if the tier has a rule without others; numbers 11 to 14 are then the four words of that rule, or else zeros
+-- 1 if the tier has a rule without others, and then numbers 11 to 14 are the words of that rule.
+local HAS_OWN = 10
 local FROM = 15 -- when a log found others after finding none, or when a window ends at the earliest
 local BASE = 16 -- how many others the log found then
 local PROBE_AT = 17 -- from when on one request may go as a probe, or 0

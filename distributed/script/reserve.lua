@@ -7,9 +7,11 @@
 -- Sets: awaited, crossing, drift, guard, hadPlace, isProbe, notBefore, now, pause, pool, probe,
 -- probing, sendFrom.
 
-local PROBE = 1000000 -- how long other requests wait for a probe without another call of its process
+-- How long other requests wait for a probe without another call of its process.
+local PROBE = 1000000
 local UNGUARDED = 50000 -- how late a probe without a guard may be sent
-local MOST_AHEAD = 1000000 -- how long after the call the earliest sending of a request may be, at most
+-- How long after the call the earliest sending of a request may be, at most.
+local MOST_AHEAD = 1000000
 local SOON = 250000 -- how long before the end of a pause requests are reserved behind it
 
 -- How many requests like the last one, up to most, every tier admits behind it at the frontier,

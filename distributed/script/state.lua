@@ -15,8 +15,8 @@
 
 local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontier, atFrontier plus MOST_AT_FRONTIER times the runs of the tail, pause,
 -- epoch, flags, exact, the numbers of slots, of the pool's entries, of leases (since format 4 of
--- their sums, one or none) and of readings: one for each tier or none; and ban. Frontier, atFrontier,
--- slots and the words of tiers exclude the tail.
+-- their sums, one or none) and of readings: one for each tier or none; and ban. Frontier,
+-- atFrontier, slots and the words of tiers exclude the tail.
 local HEAD = 63 -- the bytes of the head
 local MOST_AT_FRONTIER = 2 ^ 20 -- atFrontier is saved modulo this
 local SUMS = 5 -- numbers of the sums of leases before the amounts, see lease.lua

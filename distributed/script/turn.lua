@@ -10,7 +10,9 @@ local PASSED = 1000000 -- how long an unused turn counts
 
 local turnsEnd -- the end of the last turn
 local delayedEnd -- the end of the last turn of a process that asked in its turn and could not go
-local promised, promisedOld, oldEnd -- of a bundle: how many requests are promised for instants after oldEnd, and until then; see bundle.lua
+-- Of a bundle: how many requests are promised for instants after oldEnd, and until then; see
+-- bundle.lua.
+local promised, promisedOld, oldEnd
 
 -- How many of a group of requests may go now if the tiers admit them, given the caller's turn, or
 -- 0. Also returns a function that returns the caller's next turn, no sooner than an instant.
