@@ -21,3 +21,11 @@ func (l *Ledger) Slots() int { return l.slots() }
 
 // InFlight returns how many units are in flight.
 func (l *Ledger) InFlight(unit int) int64 { return l.inFlight(unit) }
+
+// Algorithms lists all algorithms.
+func Algorithms() (list []Algorithm) {
+	for i := range counters {
+		list = append(list, Algorithm(i))
+	}
+	return list
+}

@@ -17,9 +17,7 @@ import (
 
 var laws = flag.Int("laws", soak.Times(150_000), "admissions to check in TestLaws, over all algorithms")
 
-var all = []Algorithm{
-	SlidingLog, SlidingWindow, WeightedWindow, FixedWindow, AnchoredWindow, TokenBucket, LeakyBucket, GCRA, Concurrency, Calendar,
-}
+var all = Algorithms()
 
 // TestLaws plays random policies, costs, arrivals and cancellations. The counters of the strict
 // provider, which share no code with the ledger, judge every admission.

@@ -167,7 +167,7 @@ func checkConvertTwins(t *testing.T, s *subject, seeds int) {
 		tier := func() algorithms.Tier {
 			return algorithms.Tier{
 				Limit: 1 + g.Int64N(20), Window: []time.Duration{time.Second, 20 * time.Second, time.Minute}[g.IntN(3)],
-				Algorithm: algorithms.Algorithm(g.IntN(int(algorithms.Concurrency))),
+				Algorithm: windowed[g.IntN(len(windowed))],
 			}
 		}
 		guard := time.Duration(g.IntN(2)) * 50 * time.Millisecond

@@ -75,7 +75,7 @@ func randomReleases(t *testing.T, g *rand.Rand) (plans []*algorithms.Plan) {
 			tier := algorithms.Tier{
 				Limit:     1 + g.Int64N(20),
 				Window:    pickFrom(g, time.Second, 20*time.Second, time.Minute, 7*time.Minute),
-				Algorithm: algorithms.Algorithm(g.IntN(int(algorithms.Concurrency))),
+				Algorithm: windowed[g.IntN(len(windowed))],
 				Unit:      pickFrom(g, "", "", "tokens"),
 			}
 			switch {
@@ -83,7 +83,7 @@ func randomReleases(t *testing.T, g *rand.Rand) (plans []*algorithms.Plan) {
 				tier.Algorithm, tier.Window, tier.Period, tier.Limit = algorithms.Calendar, 0, algorithms.Day, 10*tier.Limit
 			case tier.Algorithm == algorithms.FixedWindow || tier.Algorithm == algorithms.WeightedWindow:
 				tier.Phase = pickFrom(g, 0, tier.Window/3).Truncate(time.Microsecond)
-			case tier.Algorithm >= algorithms.TokenBucket:
+			case tier.Algorithm == algorithms.TokenBucket, tier.Algorithm == algorithms.LeakyBucket, tier.Algorithm == algorithms.GCRA:
 				tier.Burst = pickFrom(g, 0, 2*tier.Limit)
 			}
 			tiers = append(tiers, tier)

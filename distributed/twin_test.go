@@ -1368,6 +1368,16 @@ type generator struct {
 
 func pick[T any](g *generator, list ...T) T { return list[g.IntN(len(list))] }
 
+// windowed lists all algorithms with a Window, also those that are yet to come.
+var windowed = func() (list []algorithms.Algorithm) {
+	for a := algorithms.SlidingLog; !strings.HasPrefix(a.String(), "algorithm("); a++ {
+		if a != algorithms.Concurrency && a != algorithms.Calendar {
+			list = append(list, a)
+		}
+	}
+	return list
+}()
+
 func (g *generator) tier(a algorithms.Algorithm) algorithms.Tier {
 	t := algorithms.Tier{
 		Algorithm: a,
@@ -1392,7 +1402,7 @@ func (g *generator) tier(a algorithms.Algorithm) algorithms.Tier {
 		t.Precision = pick[time.Duration](g, 0, t.Window/3, t.Window/100).Truncate(time.Microsecond)
 	case a == algorithms.FixedWindow, a == algorithms.WeightedWindow:
 		t.Phase = pick[time.Duration](g, 0, t.Window/3).Truncate(time.Microsecond)
-	case a >= algorithms.TokenBucket:
+	case a == algorithms.TokenBucket, a == algorithms.LeakyBucket, a == algorithms.GCRA:
 		t.Burst = pick[int64](g, 0, 1, t.Limit/2+1, 2*t.Limit)
 		if g.IntN(8) == 0 { // products beyond 2^53
 			t.Limit, t.Window, t.Burst = 999_983*pick[int64](g, 1, 1000), 30*24*time.Hour, pick[int64](g, 0, 3, 999)
@@ -1412,7 +1422,7 @@ func (g *generator) evenPlan() *algorithms.Plan {
 		Burst:     pick(g, 0, 2*limit, limit/2+1),
 	}}
 	for range g.IntN(3) {
-		t := g.tier(algorithms.Algorithm(g.IntN(int(algorithms.Concurrency))))
+		t := g.tier(pick(g, windowed...))
 		t.Limit, t.Burst, t.Estimated = t.Limit*pick[int64](g, 1, 100), 0, false
 		tiers = append(tiers, t)
 	}
@@ -1429,7 +1439,7 @@ func (g *generator) newPlan() *algorithms.Plan {
 	}
 	var tiers []algorithms.Tier
 	for range 1 + g.IntN(4) {
-		a := algorithms.Algorithm(g.IntN(int(algorithms.Concurrency)))
+		a := pick(g, windowed...)
 		switch g.IntN(10) {
 		case 0:
 			a = algorithms.Concurrency
