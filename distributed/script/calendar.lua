@@ -38,7 +38,7 @@ local function calendar(unit, limit, longest, decides)
     ends, count, reported, last = parse('>I7I7I7I7', words, at)
     if not decides then return end
     first, second, third, fourth, fifth = argument(), argument(), argument(), argument(), argument()
-    if wall < first or wall >= fourth then return 'clocks of the client and the server are more than a period othersUsed' end
+    if wall < first or wall >= fourth then return 'clocks of the client and the server are more than a period apart' end
     knownUntil = min(knownUntil, (wall < second and third or wall < third and fourth or fifth) - drift)
     calendars[#calendars + 1] = rule
     if ends == NEVER then ends = endOf(last) end
