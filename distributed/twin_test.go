@@ -731,7 +731,7 @@ func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64
 		return 1 << 52
 	}
 	together := max(1, new(big.Int).Div(big.NewInt(soon), pace).Int64())
-	hasTurn := turn > 0 && turn+1_000_000 >= m.now
+	hasTurn := turn > 0 && turn+1_000_000 >= m.now && turn <= max(m.now, m.turnsEnd)
 	may = count
 	switch {
 	case hasTurn && turn > m.now+soon:

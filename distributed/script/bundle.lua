@@ -167,7 +167,7 @@ local function newBundle(turnTo)
     reply[9], reply[10] = -1, 0
     for i = 1, 8 * #around do reply[10 + i] = 0 end
     local left = 0 -- how many promised requests the caller may still take
-    if turn + MISSED < now then turn, turnCount = 0, 0 end
+    if turn + MISSED < now or turn > max(now, turnsEnd) then turn, turnCount = 0, 0 end -- or of a lost state
     if oldEnd + MISSED < now then promised, promisedOld, oldEnd = 0, promised, turnsEnd end
     local n, reserved, more = #reply, false, true
     while more and cursor <= #arguments do

@@ -27,7 +27,7 @@ local function turnOf(turn, count, cost, soon)
   end
   local together = max(1, (divMod(soon, pace))) -- in one turn
   local length = min(LATEST, pace * together)
-  local hasTurn, may = turn > 0 and turn + PASSED >= now, count
+  local hasTurn, may = turn > 0 and turn + PASSED >= now and turn <= max(now, turnsEnd), count -- a later one is of a lost state
   if hasTurn and turn > now + soon then
     return 0, function(at) return max(at, turn) end
   elseif hasTurn then
