@@ -2,10 +2,12 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -34,10 +36,16 @@ func (r *run) result(first, last usage) (result, error) {
 		took: last.at.Sub(first.at), seconds: make([]int, int(last.at.Sub(r.start)/second)+1),
 	}
 	var all, measured []int64 // admissions
+	byKey := make([][]int64, max(1, r.keys))
+	least, most := math.MaxInt, 0 // of a process
 	byRoundTrip := make([]int, max(1, len(r.roundTrips)))
 	for i, p := range r.fleet {
 		p.mu.Lock()
 		all = append(all, p.Admitted...)
+		for j, key := range p.Keys {
+			byKey[key] = append(byKey[key], p.Admitted[j])
+		}
+		least, most = min(least, len(p.Admitted)), max(most, len(p.Admitted))
 		for _, at := range p.Admitted {
 			if at >= first.at.UnixMicro() && at <= last.at.UnixMicro() {
 				measured = append(measured, at)
@@ -58,11 +66,21 @@ func (r *run) result(first, last usage) (result, error) {
 	slices.Sort(measured)
 	out.admitted = len(measured)
 	out.rate = float64(len(measured)) / out.took.Seconds()
-	if r.keys == 0 {
+	if r.keys == 0 || r.inner > 0 {
 		out.rate = rate(measured, int(r.limit), out.rate)
 		var err error
-		if out.refused, err = r.refusals(all); err != nil {
+		if out.refused, err = refusals(all, r.tiers...); err != nil {
 			return out, err
+		}
+		out.notes = append(out.notes, fmt.Sprintf("%d to %d of a process", least, most))
+	}
+	if r.inner > 0 {
+		for _, admitted := range byKey {
+			n, err := refusals(admitted, perSecond(r.inner))
+			if err != nil {
+				return out, err
+			}
+			out.refused += n
 		}
 	}
 	out.recovery = recovery(all, r.start.Add(r.from+r.duration), last.at, r.full)
@@ -100,8 +118,8 @@ func rate(admitted []int64, limit int, fallback float64) float64 {
 
 // refusals returns how many requests a strict provider refuses if each request arrives at a
 // random time within the guard.
-func (r *run) refusals(admitted []int64) (n int, err error) {
-	provider, err := throttletest.NewCounter(r.tiers...)
+func refusals(admitted []int64, tiers ...throttle.Tier) (n int, err error) {
+	provider, err := throttletest.NewCounter(tiers...)
 	if err != nil {
 		return 0, err
 	}

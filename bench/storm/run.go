@@ -63,6 +63,7 @@ func (s scenario) run(t testing.TB) (result, error) {
 		if err != nil {
 			return result{}, err
 		}
+		p.first = i
 		r.fleet = append(r.fleet, p)
 	}
 	return r.runInProcess()
@@ -189,6 +190,7 @@ func (r *run) charged() (int, error) {
 type process struct {
 	scenario scenario
 	limiters []*throttle.Limiter // by key
+	first    int                 // the key of the first caller
 	ended    atomic.Bool         // callers make no new requests
 	done     chan struct{}       // closed when all callers have ended
 
@@ -199,6 +201,7 @@ type process struct {
 // The observations of a process are those of all its callers.
 type observations struct {
 	Admitted []int64       // times, in Unix microseconds
+	Keys     []int         // of Admitted
 	Longest  time.Duration // wait
 	Errors   int
 	Err      string // the first of the errors
@@ -207,10 +210,17 @@ type observations struct {
 func newProcess(s scenario, rdb *redis.Client) (*process, error) {
 	p := &process{scenario: s, done: make(chan struct{})}
 	shared := distributed.New(rdb, distributed.Options{})
+	outer, err := throttle.New(throttle.Policy{Name: "outer", Tiers: s.tiers}, shared)
+	if err != nil {
+		return nil, err
+	}
 	for key := range max(1, s.keys) {
 		l, err := throttle.New(s.policy(key), shared)
 		if err != nil {
 			return nil, err
+		}
+		if s.inner > 0 {
+			l = l.Within(outer)
 		}
 		p.limiters = append(p.limiters, l)
 	}
@@ -222,14 +232,14 @@ func (p *process) run(ctx context.Context, start time.Time) {
 	defer close(p.done)
 	var callers sync.WaitGroup
 	for i := range p.scenario.waiters {
-		callers.Go(func() { p.call(ctx, start, p.limiters[i%len(p.limiters)]) })
+		callers.Go(func() { p.call(ctx, start, (p.first+i)%len(p.limiters)) })
 	}
 	callers.Wait()
 }
 
 // call sends requests, one after the other.
-func (p *process) call(ctx context.Context, start time.Time, l *throttle.Limiter) {
-	s := p.scenario
+func (p *process) call(ctx context.Context, start time.Time, key int) {
+	s, l := p.scenario, p.limiters[key]
 	next := start
 	if s.every > 0 {
 		next = next.Add(rand.N(s.every))
@@ -245,7 +255,7 @@ func (p *process) call(ctx context.Context, start time.Time, l *throttle.Limiter
 		}
 		called := time.Now()
 		err := l.Wait(ctx)
-		p.record(called, time.Now(), err, ctx.Err() != nil)
+		p.record(key, called, time.Now(), err, ctx.Err() != nil)
 		if ctx.Err() != nil {
 			return
 		}
@@ -255,13 +265,13 @@ func (p *process) call(ctx context.Context, start time.Time, l *throttle.Limiter
 	}
 }
 
-func (p *process) record(called, now time.Time, err error, canceled bool) {
+func (p *process) record(key int, called, now time.Time, err error, canceled bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.Longest = max(p.Longest, now.Sub(called))
 	switch {
 	case err == nil:
-		p.Admitted = append(p.Admitted, now.UnixMicro())
+		p.Admitted, p.Keys = append(p.Admitted, now.UnixMicro()), append(p.Keys, key)
 	case !canceled:
 		if p.Errors++; p.Err == "" {
 			p.Err = err.Error()

@@ -30,6 +30,9 @@ type scenario struct {
 	roundTrips []time.Duration
 	// keys have a quota each, and are assigned to the callers in turn. If zero, there is one.
 	keys int
+	// inner is the limit per second of each key's own quota. If positive, tiers are those of one quota
+	// around all keys.
+	inner int64
 	// every is the interval between the requests of a caller. If zero, a caller makes each
 	// request as soon as the one before is admitted.
 	every time.Duration
@@ -110,6 +113,17 @@ func scenarios() []scenario {
 			}
 		}
 	}
+	for _, n := range []int{100, 1000} {
+		for _, waiters := range []int{1, 8} {
+			for _, limit := range []int64{50, 5000} {
+				all = append(all, scenario{
+					name: fmt.Sprintf("nested/%dx%d/%d", n, waiters, limit), about: "eight keys inside one quota, with a third of its limit each",
+					processes: n, waiters: waiters, real: n <= 100, keys: 8, inner: limit / 3, tiers: []throttle.Tier{perSecond(limit)}, limit: limit, full: fullRate(limit, 0),
+					warmUp: 3 * second, length: 10 * second, bounds: bounds{calls: 3},
+				})
+			}
+		}
+	}
 	for _, roundTrip := range []time.Duration{1 * ms, 20 * ms, 80 * ms, 200 * ms, 400 * ms} {
 		for _, limit := range []int64{5, 50, 1000} {
 			all = append(all, scenario{
@@ -149,5 +163,9 @@ func scenarios() []scenario {
 
 // policy returns the policy of a key.
 func (s scenario) policy(key int) throttle.Policy {
-	return throttle.Policy{Name: fmt.Sprintf("key %d", key), Tiers: s.tiers}
+	p := throttle.Policy{Name: fmt.Sprintf("key %d", key), Tiers: s.tiers}
+	if s.inner > 0 {
+		p.Tiers = []throttle.Tier{perSecond(s.inner)}
+	}
+	return p
 }

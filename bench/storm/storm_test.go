@@ -25,6 +25,8 @@ func TestRun(t *testing.T) {
 		"keys/at-once/2000":   {processes: 1, waiters: 20, keys: 20, length: 5 * second},
 		"keys/steady/3000":    {processes: 1, waiters: 10, keys: 10, every: 100 * ms, from: 300 * ms, duration: 50 * ms, length: second},
 		"processes/10x8/5000": {processes: 2, waiters: 2, length: 500 * ms},
+		"nested/100x8/5000":   {processes: 2, waiters: 2, keys: 2, length: 500 * ms},
+		"nested/1000x8/50":    {processes: 2, waiters: 2, keys: 2, length: 500 * ms},
 		"mixed/80ms/50":       {processes: 2, waiters: 2, length: second},
 		"spike/5s/hour":       {processes: 2, waiters: 2, from: 100 * ms, duration: 200 * ms, length: 500 * ms, drain: second},
 		"lost/5%/hour":        {processes: 2, waiters: 2, from: 100 * ms, duration: 200 * ms, length: 500 * ms, drain: second},
@@ -91,9 +93,8 @@ func TestFigures(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	r := &run{scenario: scenarios()[0]} // 5/s
 	for _, want := range []int{0, 1} {
-		n, err := r.refusals(make([]int64, 5+want))
+		n, err := refusals(make([]int64, 5+want), perSecond(5))
 		if n != want || err != nil {
 			t.Errorf("refusals = %d, %v, want %d", n, err, want)
 		}

@@ -30,7 +30,8 @@ const (
 type job struct {
 	Addr                   string // of the server
 	Limit                  int64  // per second
-	Waiters                int
+	Waiters, Keys, First   int
+	Inner                  int64 // see scenario
 	Begin, Measure, Finish time.Time
 }
 
@@ -99,12 +100,14 @@ func (r *run) runWorkers() (result, error) {
 		return result{}, failed
 	}
 	r.start = time.Now().Add(second)
-	j := job{Addr: r.server.Addr(), Limit: r.limit, Waiters: r.waiters, Begin: r.start, Measure: r.start.Add(r.warmUp), Finish: r.start.Add(r.warmUp + r.length)}
+	j := job{Addr: r.server.Addr(), Limit: r.limit, Waiters: r.waiters, Keys: r.keys, Inner: r.inner, Begin: r.start, Measure: r.start.Add(r.warmUp), Finish: r.start.Add(r.warmUp + r.length)}
 	reports, errs := make([]report, len(workers)), make([]error, len(workers))
 	var all sync.WaitGroup
 	for i, w := range workers {
+		own := j
+		own.First = i
 		all.Go(func() {
-			if errs[i] = json.NewEncoder(w.in).Encode(j); errs[i] == nil {
+			if errs[i] = json.NewEncoder(w.in).Encode(own); errs[i] == nil {
 				errs[i] = json.NewDecoder(w.out).Decode(&reports[i])
 			}
 		})
@@ -176,11 +179,12 @@ func runJob(in io.Reader, out io.Writer) int {
 		os.Exit(0)
 	}()
 	rdb := redis.NewClient(&redis.Options{Addr: j.Addr})
-	p, err := newProcess(scenario{waiters: j.Waiters, tiers: []throttle.Tier{perSecond(j.Limit)}}, rdb)
+	p, err := newProcess(scenario{waiters: j.Waiters, keys: j.Keys, inner: j.Inner, tiers: []throttle.Tier{perSecond(j.Limit)}}, rdb)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "storm:", err)
 		return 1
 	}
+	p.first = j.First
 	time.Sleep(time.Until(j.Begin))
 	ctx, cancel := context.WithCancel(context.Background())
 	go p.run(ctx, j.Begin)
