@@ -8,8 +8,9 @@ import (
 // Common returns a Profile for APIs without a description. It reads only what has one meaning,
 // whoever sends it:
 //
-//   - retry-after-ms, and waits in bodies that contain their unit: Google's retryDelay, OpenAI's "try
-//     again in 1.2s", Telegram's parameters.retry_after.
+//   - The header retry-after-ms.
+//   - Waits in the bodies of 429s: Google's retryDelay, OpenAI's "try again in 1.2s", Telegram's
+//     parameters.retry_after.
 //   - The reset of a quota of which a 429 reports that nothing is left, if it is [Evident]. Seconds
 //     left, such as "41", look like other numbers and are not read.
 //   - The refusals of Google, AWS, Meta, GitHub, Salesforce and Linear with status 400 or 403, by their
@@ -37,7 +38,7 @@ func Common() Profile {
 	return p
 }
 
-// waitsInBodies returns the places of waits that contain their unit.
+// waitsInBodies returns the places of waits that have one meaning.
 func waitsInBodies() []Field {
 	return []Field{
 		{Path: "error.details.*.retryDelay", Format: Duration}, {Path: "*.error.details.*.retryDelay", Format: Duration},
