@@ -23,18 +23,17 @@ import (
 //	stripe.Scope("account").Policy.Tiers = []throttle.Tier{throttle.PerSecond(500)}
 //	client, err := providers.Auto{Providers: []providers.Provider{openai, stripe}}.Client(store)
 //
-// Where APIs share a host, a request belongs to the first one in which it counts: Providers come
-// before presets, and hosts before "*.example.com".
+// Where APIs share a host, a request belongs to the first one in which it counts: hosts come before
+// "*.example.com", and Providers before presets. A Provider without Hosts comes last.
 //
 // A request to any other host, and to an API whose limits are not told, has no limit. A refusal
-// pauses all requests to its host, and so does a response that says that nothing is left, until the
-// reset that it names.
+// pauses all requests to its host, and so does a response with the reset of a quota of which nothing
+// is left, if its profile reads quotas.
 type Auto struct {
 	// Providers are APIs with the caller's limits. They replace presets with the same Name.
 	Providers []Provider
 
-	// Profile describes the responses of hosts that belong to no API. If nil, a 429, and a 503 with
-	// Retry-After, are refusals, and nothing else is read.
+	// Profile describes the responses of hosts that belong to no API. If nil, answers.Common.
 	Profile *answers.Profile
 }
 
@@ -51,36 +50,39 @@ func (a Auto) Client(s throttle.Store) (*http.Client, error) {
 // To replace http.DefaultTransport, set its Base. The error names every scope with an invalid
 // policy, and a Name that two Providers share.
 func (a Auto) Transport(s throttle.Store) (*throttle.Transport, error) {
-	var d directory
+	d := directory{limited: make(apis), untold: make(apis)}
 	names := make(map[string]bool)
 	for _, p := range a.Providers {
 		if names[p.Name] {
 			return nil, fmt.Errorf("providers: two Providers have the name %q: give each account and API a Name of its own", p.Name)
 		}
 		names[p.Name] = true
-		if err := d.add(p, s); err != nil {
+		if err := d.limited.add(p, s); err != nil {
 			return nil, err
 		}
 	}
 	for _, preset := range presets() {
-		p := preset.example()
+		p, to := preset.example(), d.limited
 		if names[p.Name] {
 			continue
 		}
 		if preset.New == nil {
-			p = unlimited(p.Name, p.Profile, p.Hosts...)
+			p, to = unlimited(p.Name, p.Profile, p.Hosts...), d.untold
 		}
-		if err := d.add(p, s); err != nil {
+		if err := to.add(p, s); err != nil {
 			return nil, err
 		}
 	}
-	other := answers.Profile{}
+	profile := answers.Common()
 	if a.Profile != nil {
-		other = *a.Profile
+		profile = *a.Profile
 	}
-	var err error
-	if d.other, err = newAPI(unlimited("auto", other), s); err != nil {
-		return nil, err
+	aws := unlimited("aws", AWSProfile(false), "*.amazonaws.com")
+	aws.SendBy = AWSSendBy
+	for _, p := range []Provider{aws, unlimited("auto", profile)} {
+		if err := d.untold.add(p, s); err != nil {
+			return nil, err
+		}
 	}
 	return &throttle.Transport{Route: d.route, Cost: d.cost, Settle: d.settle, SendBy: d.sendBy, ProfileFor: d.profile}, nil
 }
@@ -93,29 +95,25 @@ func unlimited(name string, profile answers.Profile, hosts ...string) Provider {
 
 // A directory finds the API of a request.
 type directory struct {
-	apis  map[string][]*api // by host, by what follows the * of a host, such as ".example.com", and by "" for every host
-	other *api              // of hosts that are in no Provider
+	limited apis // with limits
+	untold  apis // without; the last one is for every host
 }
 
 // An api is a provider with its quotas.
 type api struct {
 	*throttle.Transport
 	scopes []Scope
-	serves func(host string) bool
+	router // its hosts
 }
 
-func newAPI(p Provider, s throttle.Store) (*api, error) {
+// apis are APIs by host, by what follows the * of a host, such as ".example.com", and by "" for
+// every host.
+type apis map[string][]*api
+
+func (m apis) add(p Provider, s throttle.Store) error {
 	t, err := p.Transport(s)
-	return &api{t, p.Scopes, (&router{hosts: p.Hosts}).serves}, err
-}
-
-func (d *directory) add(p Provider, s throttle.Store) error {
-	a, err := newAPI(p, s)
 	if err != nil {
 		return err
-	}
-	if d.apis == nil {
-		d.apis = make(map[string][]*api)
 	}
 	hosts := p.Hosts
 	if len(hosts) == 0 {
@@ -125,52 +123,54 @@ func (d *directory) add(p Provider, s throttle.Store) error {
 		if _, after, wild := strings.Cut(host, "*"); wild {
 			host = after
 		}
-		d.apis[host] = append(d.apis[host], a)
+		m[host] = append(m[host], &api{t, p.Scopes, router{hosts: p.Hosts}})
 	}
 	return nil
 }
 
-// find returns the API of a request: the first one in which the request counts. If it counts in
-// none, the first one of its host.
-func (d *directory) find(req *http.Request) *api {
-	host := strings.ToLower(req.URL.Hostname())
-	found := d.apis[host]
-	for rest := host; rest != ""; {
-		if _, below, ok := strings.Cut(rest, "."); ok {
-			rest = rest[len(rest)-len(below)-1:]
-			found = join(found, d.apis[rest])
-			rest = below
-		} else {
-			rest = ""
+// of returns the APIs at a host, the nearest ones first, without those for every host.
+func (m apis) of(host string) []*api {
+	found := m[host]
+	for rest := host; ; {
+		dot := strings.IndexByte(rest, '.')
+		if dot < 0 {
+			break
 		}
-	}
-	found = join(found, d.apis[""])
-	if other := func(a *api) bool { return !a.serves(host) }; slices.ContainsFunc(found, other) {
-		found = slices.DeleteFunc(slices.Clone(found), other)
-	}
-	switch len(found) {
-	case 0:
-		return d.other
-	case 1:
-		return found[0]
-	}
-	for _, a := range found {
-		if a.counts(req) {
-			return a
+		if more := m[rest[dot:]]; len(found) == 0 {
+			found = more
+		} else if len(more) > 0 {
+			found = slices.Concat(found, more)
 		}
+		rest = rest[dot+1:]
 	}
-	return found[0]
+	if others := func(a *api) bool { return !a.serves(host) }; slices.ContainsFunc(found, others) {
+		found = slices.DeleteFunc(slices.Clone(found), others)
+	}
+	return found
 }
 
-// join returns the APIs of both lists, and shares memory only if one of them is empty.
-func join(a, b []*api) []*api {
-	switch {
-	case len(a) == 0:
-		return b
-	case len(b) == 0:
-		return a
+// find returns the API of a request: the first one in which the request counts. If it counts in
+// none, it is the first one of the host.
+func (d *directory) find(req *http.Request) *api {
+	host := strings.ToLower(req.URL.Hostname())
+	found, every := d.limited.of(host), d.limited[""]
+	if len(found) == 1 && len(every) == 0 {
+		return found[0]
 	}
-	return append(a[:len(a):len(a)], b...)
+	for _, list := range [][]*api{found, every} {
+		for _, a := range list {
+			if a.counts(req) {
+				return a
+			}
+		}
+	}
+	if len(found) == 0 {
+		found = d.untold.of(host)
+	}
+	if len(found) == 0 {
+		found = d.untold[""]
+	}
+	return found[0]
 }
 
 // counts reports whether a request counts in any scope. Outer scopes come first, because the keys

@@ -174,7 +174,7 @@ func TestAutoRefusals(t *testing.T) {
 		name, request string
 		refusal       fixture
 		profile       *answers.Profile
-		want          time.Duration
+		want          time.Duration // below zero, a back-off
 	}{
 		{"Etherscan", "GET https://api.etherscan.io/v2/api", fixture{Status: 200, Body: `{"status":"0","result":"Max calls per sec rate limit reached (3/sec)"}`}, nil, time.Second},
 		{"a shop's queries", "POST " + shopify("graphql.json"), fixture{Status: 200, Body: `{"errors":[{"extensions":{"code":"THROTTLED"}}],"extensions":{"cost":{"requestedQueryCost":1000,"throttleStatus":{"maximumAvailable":2000,"currentlyAvailable":0,"restoreRate":100}}}}`}, nil, 10 * time.Second},
@@ -183,6 +183,8 @@ func TestAutoRefusals(t *testing.T) {
 		{"an unknown host, a profile", "GET " + other, fixture{Status: 200, Body: `{"error":"slow down"}`}, common, time.Minute},
 		{"an unknown host, nothing left", "GET " + other, fixture{Status: 200, Headers: map[string]any{"X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "0", "X-RateLimit-Reset": "30"}}, common, 30 * time.Second},
 		{"an unknown host, something left", "GET " + other, fixture{Status: 200, Headers: map[string]any{"X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "1", "X-RateLimit-Reset": "30"}}, common, 0},
+		{"an unknown host, Google's words", "GET " + other, fixture{Status: 403, Body: `{"error":{"errors":[{"reason":"rateLimitExceeded"}],"code":403,"status":"PERMISSION_DENIED"}}`}, nil, -1},
+		{"AWS", "POST https://dynamodb.eu-west-1.amazonaws.com/", fixture{Status: 400, Body: `{"__type":"com.amazon.coral.availability#ThrottlingException"}`}, nil, -1},
 		{"OpenAI, untold", "POST https://api.openai.com/v1/responses", fixture{Status: 429, Headers: map[string]any{"Retry-After": "7"}}, nil, 7 * time.Second},
 		{"OpenAI, untold, no credit", "POST https://api.openai.com/v1/responses", fixture{Status: 429, Body: `{"error":{"type":"insufficient_quota"}}`}, nil, 0},
 	} {
@@ -196,7 +198,11 @@ func TestAutoRefusals(t *testing.T) {
 						t.Errorf("%s waited %v", url, took)
 					}
 				}
-				if _, _, took := send(t, rt, request(t, test.request)); took != test.want {
+				_, _, took := send(t, rt, request(t, test.request))
+				if test.want < 0 && took >= time.Second && took <= 2*time.Second {
+					return // a back-off
+				}
+				if took != test.want {
 					t.Errorf("waited %v, want %v", took, test.want)
 				}
 			})
@@ -220,6 +226,7 @@ func TestAutoProviders(t *testing.T) {
 		{Name: "s3", Hosts: []string{"*.amazonaws.com"}, Scopes: []providers.Scope{scope("bucket", "/bucket/", 3)}},
 		{Name: "queues", Hosts: []string{"*.amazonaws.com"}, Scopes: []providers.Scope{scope("queue", "/queue/", 5)}},
 		{Name: "models", Hosts: []string{"models.eu.amazonaws.com"}, Scopes: []providers.Scope{scope("model", "/", 2)}},
+		{Name: "jobs", Hosts: []string{"jobs.*.example.net"}, Scopes: []providers.Scope{scope("jobs", "/", 8)}},
 		{Name: "own Notion", Hosts: []string{"api.notion.com"}, Scopes: []providers.Scope{scope("pages", "/v1/pages", 1)}},
 		{Name: "rest", Scopes: []providers.Scope{scope("rest", "/rest/", 6)}},
 	}}
@@ -236,6 +243,8 @@ func TestAutoProviders(t *testing.T) {
 			{"GET https://eu.amazonaws.com/bucket/1", 3},
 			{"GET https://eu.amazonaws.com/queue/1", 5},
 			{"GET https://models.eu.amazonaws.com/bucket/1", 2},
+			{"GET https://jobs.eu.example.net/", 8},
+			{"GET https://files.eu.example.net/", 20},
 			{"GET https://api.notion.com/v1/pages", 1},
 			{"GET https://api.notion.com/v1/users", 20},
 			{"GET https://example.com/rest/1", 6},
@@ -260,6 +269,36 @@ func TestAutoProviders(t *testing.T) {
 	if by := auto(t, a, nil, accepting{}).SendBy(get(t, "https://api.binance.com/api/v3/order?timestamp=1700000000000")); !by.Equal(time.UnixMilli(1_700_000_005_000)) {
 		t.Errorf("an order is worth sending until %v", by)
 	}
+}
+
+// A Provider for every host leaves those requests that don't count in it to others.
+func TestAutoEveryHost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &scripted{}
+		every := providers.Provider{Name: "every", Scopes: []providers.Scope{{
+			Name: "writes", Policy: throttle.Policy{Tiers: []throttle.Tier{throttle.PerMinute(1)}, Guard: throttle.NoGuard},
+			Key: func(req *http.Request) (string, bool) { return "", req.Method == http.MethodPost },
+		}}}
+		rt := auto(t, providers.Auto{Providers: []providers.Provider{every}}, nil, api)
+		for _, step := range []struct {
+			request string
+			wait    time.Duration
+		}{
+			{"POST https://example.com/", 0}, {"POST https://example.org/", time.Minute}, {"GET https://example.com/", 0},
+			{"POST https://api.notion.com/v1/pages", 0}, {"POST https://api.openai.com/v1/responses", time.Minute},
+		} {
+			if _, _, took := send(t, rt, request(t, step.request)); took != step.wait {
+				t.Errorf("%s waited %v, want %v", step.request, took, step.wait)
+			}
+		}
+		for _, url := range []string{"https://example.com/", "https://api.openai.com/v1/models"} {
+			api.next = []fixture{{Status: 429, Headers: map[string]any{"Retry-After": "7"}}}
+			send(t, rt, get(t, url))
+			if _, _, took := send(t, rt, get(t, url)); took != 7*time.Second {
+				t.Errorf("%s waited %v after a refusal, want 7 s", url, took)
+			}
+		}
+	})
 }
 
 func TestAutoErrors(t *testing.T) {

@@ -192,6 +192,7 @@ func TestBedrockRefusals(t *testing.T) {
 // Auto and Lookup know the hosts of Bedrock by their beginning and end.
 func TestBedrockHosts(t *testing.T) {
 	transport := auto(t, providers.Auto{Providers: []providers.Provider{providers.Bedrock(1, 1_000)}}, nil, accepting{})
+	bedrock := transport.ProfileFor(get(t, "https://bedrock-runtime.us-west-2.amazonaws.com/"))
 	for host, want := range map[string]int{
 		"bedrock-runtime.us-east-1.amazonaws.com": 1, "bedrock-runtime-fips.us-gov-west-1.amazonaws.com": 1, "Bedrock-Runtime.us-east-1.api.aws": 1,
 		"bedrock.us-east-1.amazonaws.com": 0, "s3.amazonaws.com": 0,
@@ -199,9 +200,8 @@ func TestBedrockHosts(t *testing.T) {
 		if found := providers.Lookup(host); len(found) != want {
 			t.Errorf("%s: %v", host, found)
 		}
-		limited := transport.Profile != nil || len(transport.ProfileFor(get(t, "https://"+host+"/")).Rules) > 0
-		if limited != (want == 1) {
-			t.Errorf("%s: Auto reads its responses as Bedrock's: %v", host, limited)
+		if is := transport.ProfileFor(get(t, "https://"+host+"/")) == bedrock; is != (want == 1) {
+			t.Errorf("%s: Auto reads its responses as Bedrock's: %v", host, is)
 		}
 	}
 }

@@ -12,6 +12,9 @@
 //	p.Scope("account").Policy.Tiers = []throttle.Tier{throttle.PerSecond(500)}
 //	client, err := p.Client(store)
 //
+// A program that talks to many APIs uses [Auto], which recognizes each by its host. [Lookup] returns the
+// presets of a host.
+//
 // With a nil store each client has quotas of its own, in this process. On a shared store all
 // clients of a provider share its quotas: give two accounts on one store different values of
 // Provider.Name.
