@@ -18,7 +18,7 @@ import (
 //
 // The scopes of endpoints are named for their limits, such as "50/s". For a VIP account, change the
 // Policy of the scopes "orders" and "spot". The category and the number of orders are read from the
-// request's query or body. Orders without a readable category share one quota, and a batch that
+// request's body. Orders without a readable category share one quota, and a batch that
 // can't be read costs 10, as many as a batch can have.
 //
 // A signed request is valid for its receive window, which is 5 seconds by default. One that would

@@ -22,9 +22,10 @@ import (
 // Uploads to IPFS have 150 requests a second and its other requests 1,500, for a key. The client is
 // assumed to use one key of IPFS. They cost no credits.
 //
-// Responses report no limits. When the day's credits are used up, callers get throttle.ErrBanned
-// until midnight UTC, or wait if the Policy.MaxPause of the scope "account" allows it. A refusal
-// for the second's credits pauses the account for a second if it names no wait.
+// Responses report no limits. When the day's credits are used up, requests wait for midnight UTC. A
+// refusal for them closes the account until then with throttle.ErrBanned, unless the Policy.MaxPause
+// of the scope "account" allows such a wait. A refusal for the second's credits pauses the account
+// for a second if it names no wait.
 func Infura(second, day int64) Provider {
 	const page, ipfs = "https://docs.metamask.io/services/get-started/pricing.md", "https://docs.metamask.io/services/how-to/use-ipfs/request-rate-limits.md"
 	const spent, throttled = http.StatusPaymentRequired, http.StatusTooManyRequests
