@@ -13,9 +13,6 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// mostMissed is how many turns in a row others may take before the quotas are asked one by one.
-const mostMissed = 8
-
 // A bundle is a quota and the quotas around it in the same slot. One call of the script charges all
 // of them.
 type bundle struct {
@@ -25,7 +22,6 @@ type bundle struct {
 	mu       sync.Mutex // guards all below
 	turn     int64      // the instant of the last turn, by the clock of the first quota; or 0
 	promised int64      // the requests that turn is for
-	missed   int        // turns in a row that others have taken
 }
 
 // Bundle returns nil if a quota is of another store or in another slot, goes on without Redis, or has
@@ -209,7 +205,7 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 	if !ok || len(decided) == 0 {
 		return nil, b.garbled(t)
 	}
-	if slices.Min(decided) >= -1 && (promised < 0 || b.isPassedOver(promised)) {
+	if slices.Min(decided) >= -1 && promised < 0 {
 		return nil, store.ErrApart
 	}
 	got = make([]store.Decision, len(decided)/2)
@@ -244,32 +240,12 @@ func (b *bundle) wait(turn, lead time.Duration) time.Duration {
 	return min(turn, longestInQueue)
 }
 
-// isPassedOver reports whether others have taken so many turns of this process that they seem to use
-// the first quota alone. Such callers reserve further ahead. If the process asks in its turn and the
-// reply promises requests again, others have taken the turn.
-func (b *bundle) isPassedOver(promised int64) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.promised == 0 || promised == 0 {
-		return false
-	}
-	b.missed++
-	if b.missed <= mostMissed {
-		return false
-	}
-	b.turn, b.promised, b.missed = 0, 0, mostMissed // the process tries one more turn
-	return true
-}
-
 // setTurn stores a turn, unless the reply repeats the last one. An instant of 0 removes the turn.
 func (b *bundle) setTurn(at, promised int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if at == 0 || promised != 0 {
 		b.turn, b.promised = at, max(0, promised)
-	}
-	if at == 0 {
-		b.missed = 0
 	}
 }
 

@@ -15,14 +15,14 @@ type nest struct {
 	*subject
 	t            *testing.T
 	inner, outer string
-	at           int64
+	began, at    int64
 }
 
 func eachNest(t *testing.T, spec string, play func(n *nest)) {
 	for name, s := range map[string]*subject{"in memory": miniSubject(t), "real": realSubject(t)} {
 		t.Run(name, func(t *testing.T) {
 			s.begin(planOf(t, 10*time.Millisecond, spec))
-			play(&nest{s, t, s.key, s.key + ":outer", 1_800_000_000_000_000})
+			play(&nest{s, t, s.key, s.key + ":outer", 1_800_000_000_000_000, 1_800_000_000_000_000})
 		})
 	}
 }
@@ -49,6 +49,72 @@ func (n *nest) ask(shows int64) (what int64, in time.Duration) {
 	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, shows, n.text, 0, shows, 9, 1_000_000, 9, 0, 0, 1, -1, 0, 1, 1)
 	own := reply[headerLen+2+headerLen:]
 	return own[0], microseconds(own[1] - reply[0])
+}
+
+// A round is what a call replies to a process: how many of its requests are charged, and for how many
+// its next turn is, and when.
+type round struct {
+	charged, promised, at int64
+}
+
+// take asks for eight requests under both, of which one turn is for four at most, in the turn that the
+// round before has told if there was one. It first moves on to that.
+func (n *nest) take(last round, yields bool) (next round) {
+	n.t.Helper()
+	turn, count, headroom := int64(0), 8, 0
+	if last.promised > 0 {
+		turn = last.at
+		n.at = max(n.at, n.began+turn)
+	}
+	if yields {
+		count, headroom = -8, 100
+	}
+	fast := planText(planOf(n.t, 10*time.Millisecond, "100/s;algo=sliding_log"))
+	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, fast, 0, 0, 9, 1000, 4, turn, last.promised, count, -1, headroom, 1, 1)
+	next.promised = reply[headerLen+1]
+	for own := reply[headerLen+2+headerLen:]; len(own) > 0; own = own[3:] {
+		if own[0] < -1 {
+			next.charged += own[2]
+		}
+		next.at = own[1]
+	}
+	return next
+}
+
+// The turns of an instant are for no more requests than are admitted there.
+func TestBundlePromisesWhatFits(t *testing.T) {
+	eachNest(t, "6/s;algo=sliding_log", func(n *nest) {
+		var turns []round
+		promised := make(map[int64]int64)
+		for range 6 {
+			turn := n.take(round{}, false)
+			turns = append(turns, turn)
+			if promised[turn.at] += turn.promised; promised[turn.at] > 6 {
+				t.Errorf("in turns %+v, %d requests are promised for one instant, 6 fit", turns, promised[turn.at])
+			}
+		}
+	})
+}
+
+// A process that has lost its turn gets another one, unless one that uses the quota alone took it: such
+// processes reserve further ahead.
+func TestBundleLosesTurns(t *testing.T) {
+	for name, alone := range map[string]bool{"to a headroom": false, "to one alone": true} {
+		t.Run(name, func(t *testing.T) {
+			eachNest(t, "6/s;algo=sliding_log", func(n *nest) {
+				first := n.take(round{}, false)
+				turn := n.take(round{}, false)
+				n.take(first, false)
+				if alone {
+					n.call([]string{n.inner}, opReserve, 9, 0, 0, 0, 0, 4, -1, 1)
+				}
+				next := n.take(turn, !alone)
+				if next.charged > 0 || alone != (next.promised < 0) {
+					t.Errorf("in turn %+v it has %+v", turn, next)
+				}
+			})
+		})
+	}
 }
 
 // TestBundleChargesTail checks that a call of two quotas charges the tail of each, even if the caller

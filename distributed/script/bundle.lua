@@ -4,7 +4,7 @@
 -- save.lua, state.lua, tail.lua, turn.lua.
 -- Gives: newBundle, ops.bundle.
 -- Sets: cursor, guard, isProbe, notBefore, oldEnd, pause, probe, probing, promised, promisedOld,
--- sendFrom, turnsEnd, wall.
+-- sendFrom, turnsEnd, usedAlone, wall.
 --
 -- Each quota has an instant from which on it admits a request. All of them admit it from the latest
 -- of these instants on. The request is charged in each quota at that instant, and the next request
@@ -12,7 +12,8 @@
 -- request is reserved at most soon behind the instant at which the outermost quota alone admits it.
 --
 -- Where an inner quota is slower, processes have turns. Each process is promised some requests, for
--- the instant at which the quota has room for all requests that are promised before, and one more.
+-- the instant at which the quota has room for all requests that are promised before, and one more,
+-- but no more requests than fit there.
 -- A promise charges nothing, so a promise that is not taken costs nothing.
 --
 -- A quota around keeps its locals in an instance of the library of its own, see script.go. Each
@@ -205,12 +206,12 @@ local function newBundle(turnTo)
         elseif within >= 0 and at > within then
           run = count
         else
-          local late = soon + idle
+          local late, lost = soon + idle, false -- lost: the caller has a turn, which a process that uses the quota alone may have taken
           if turn > now + late then
             turnCount = 0 -- the turn is still to come
           elseif turn > 0 then
             promise(turn, -turnCount)
-            left, turn = turnCount, 0
+            left, turn, lost = turnCount, 0, usedAlone
           end
           local may = turn > 0 and 0 or max(left, unpromised(cost, promised + promisedOld > 0 and min(count, share) or count, late))
           local near = may > 0 and at <= (yields and soon or late)
@@ -229,14 +230,15 @@ local function newBundle(turnTo)
             what, left, reserved, last = run - 2 - atFrontier, max(0, left - run), true, at
             if at > 0 then ahead = ahead - run end
           elseif not near then
-            if frontier > max(notBefore, now + late) then -- a process has reserved in this quota alone
-              reply[10] = -1
+            if lost or frontier > max(notBefore, now + late) then -- processes that use the quota alone reserve further ahead
+              reply[10], usedAlone = -1, false
             elseif turn > 0 then
               at = max(at, turn - now)
             else
               local next = min(count, left > 0 and left or share)
               if left == 0 then at = max(at, readyFor(cost, promised + promisedOld + 1)) end -- else the caller is first
               if within < 0 or at <= within then
+                if left == 0 then next = max(1, unpromised(cost, next, at)) end
                 promise(now + at, next)
                 reply[10] = next
                 turnsEnd = max(turnsEnd, now + at)

@@ -5,7 +5,7 @@
 -- pause.lua, plan.lua, pool.lua, state.lua, tail.lua.
 -- Gives: ops.reserve, ops.budget, fitting, checkClock, the constants below.
 -- Sets: awaited, crossing, drift, guard, hadPlace, isProbe, notBefore, now, pause, pool, probe,
--- probing, sendFrom.
+-- probing, sendFrom, usedAlone.
 
 -- How long other requests wait for a probe without another call of its process.
 local PROBE = 1000000
@@ -147,7 +147,7 @@ function ops.reserve(op)
             if lease then places.hold(cost, run) end
             if yields then mayGo, someWent = mayGo - run, true end
             if at > now then ahead = ahead - run end
-            reserved, hadPlace = true, false
+            reserved, hadPlace, usedAlone = true, false, usedAlone or promised + promisedOld > 0
             probe = probe or probed and not pooled
             if probe then
               isProbe, probing, pause = true, true, max(at, sendFrom) + PROBE + (guard > 0 and guard or UNGUARDED)

@@ -73,7 +73,7 @@ local function save()
   local parts, frontier, atFrontier, count
   if tail and tail.base then parts, frontier, atFrontier, count = spread(tail.base, 1, 4) else parts, frontier, atFrontier, count = settled() end
   parts[1], parts[2] = image or '', pack(FORMAT, now, wall, generation, frontier, atFrontier % MOST_AT_FRONTIER + (tail and MOST_AT_FRONTIER * #tail.runs or 0), pause, epoch,
-    (turns and 1 or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, count, #pool, lease and 1 or 0, #readings, ban)
+    (turns and (usedAlone and 3 or 1) or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, count, #pool, lease and 1 or 0, #readings, ban)
   putRecords(parts, pool, 2 + units)
   if lease then parts[#parts + 1] = pack(sevens(SUMS + units), spread(leases, 1, SUMS + units)) end
   putRecords(parts, readings, READING)

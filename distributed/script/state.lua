@@ -3,7 +3,7 @@
 -- turn.lua.
 -- Gives: the locals below, sizes, ringFor, setImage, readState.
 -- Sets: atFrontier, delayedEnd, drift, frontier, image, oldEnd, promised, promisedOld, state,
--- turnsEnd.
+-- turnsEnd, usedAlone.
 --
 --   "thr4 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
 --
@@ -33,7 +33,7 @@ local written -- the virtual clock at the previous call that wrote the state
 local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and the number of the last event
 local ban -- the end of the longest ban, no later than pause
-local flags -- 1: in formats 1 and 2, the pause is a ban; in format 4, the ends of turns follow. 4: one request goes first after the pause,
+local flags -- 1: in formats 1 and 2, the pause is a ban; in format 4, the ends of turns follow. 2: usedAlone. 4: one request goes first after the pause,
 -- 8: that request has gone, and the pause lasts until its response, 16 for each back-off in a row
 local exact -- when the request with the last authoritative reading was admitted
 local lengths -- of the queues; and drift at the previous call, which differs if TIME has stepped back since
@@ -184,7 +184,7 @@ local function readState()
   end
   if have < expected or have > expected and size == 0 then return 'corrupt state: its size is not what it says' end
   if head < HEAD then lengths.readings = 0 end -- readings of earlier formats are dropped
-  turnsEnd, delayedEnd, promised, promisedOld, oldEnd = 0, 0, 0, 0, 0
+  turnsEnd, delayedEnd, promised, promisedOld, oldEnd, usedAlone = 0, 0, 0, 0, 0, turns and flags % 4 >= 2
   if turns then turnsEnd, delayedEnd, promised, promisedOld, oldEnd = parse('>I7I7I7I7I7', state, body + expected - 35) end
 
   -- The virtual clock advances with TIME, and stands still when TIME steps back.

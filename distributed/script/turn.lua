@@ -1,6 +1,6 @@
 -- turn.lua: turns of requests that yield, which are reserved at most soon ahead. Units: µs.
 -- Uses: flight.lua, plan.lua, rule.lua, state.lua.
--- Gives: turnOf, turnsEnd, delayedEnd, promised, promisedOld, oldEnd.
+-- Gives: turnOf, turnsEnd, delayedEnd, promised, promisedOld, oldEnd, usedAlone.
 --
 -- Each process receives a turn: the instant at which to ask again, after the turns before it, at
 -- the pace of the slowest tier. So the processes do not ask for the same instant. A turn charges
@@ -13,6 +13,7 @@ local delayedEnd -- the end of the last turn of a process that asked in its turn
 -- Of a bundle: how many requests are promised for instants after oldEnd, and until then; see
 -- bundle.lua.
 local promised, promisedOld, oldEnd
+local usedAlone -- whether a request was reserved in this quota alone while others were promised
 
 -- How many of a group of requests may go now if the tiers admit them, given the caller's turn, or
 -- 0. Also returns a function that returns the caller's next turn, no sooner than an instant.
