@@ -208,21 +208,25 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 	if slices.Min(decided) >= -1 && promised < 0 {
 		return nil, store.ErrApart
 	}
-	got = make([]store.Decision, len(decided)/2)
-	for i := range got {
+	stopped := false // the first request that has to wait asks again for those after it
+	for i := range len(decided) / 2 {
 		what, at, r := decided[2*i], decided[2*i+1], requests[i]
-		d := &got[i]
 		if what < -1 {
-			*d = b.charged(what, at, headers, known, parts, r)
+			got = append(got, b.charged(what, at, headers, known, parts, r))
 			continue
 		}
-		if *d = b.refused(what, at, until, headers[0], known[0], t, r); d.Verdict == store.Later && lead >= 0 && at != never {
+		if stopped {
+			continue
+		}
+		d := b.refused(what, at, until, headers[0], known[0], t, r)
+		if stopped = d.Verdict == store.Later; stopped && lead >= 0 && at != never {
 			b.setTurn(at, promised)
 			d.Wait = b.wait(max(0, d.Wait-microseconds(lead)), microseconds(lead))
 			if i > 0 && got[i-1].Verdict == store.Admitted {
 				got[i-1].Reservation.Again = t.got // the process asks for the following requests in its turn
 			}
 		}
+		got = append(got, d)
 	}
 	return got, nil
 }
@@ -283,7 +287,7 @@ func (b *bundle) refused(what, at, until int64, h header, known bounds, t *trip,
 		d.Wait = max(0, to.Sub(t.got))
 	}
 	switch {
-	case at != never && r.MaxWait < store.Forever && at-h.now > micros(r.MaxWait):
+	case at != never && isLate(r, microseconds(at-h.now)):
 		d.Verdict = store.Late
 	case what == -1 && at == until:
 		d.Wait -= min(q.lead(d.Wait, 8), askBeforeEnd, d.Wait/2)

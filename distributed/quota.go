@@ -638,6 +638,12 @@ func (q *quota) lead(waited time.Duration, nth int64) time.Duration {
 	return answer + turn + turn/8*time.Duration(max(0, 8-nth))
 }
 
+// isLate reports whether a wait is too long for a request. A request that soon yields no more asks
+// again then.
+func isLate(r store.Request, wait time.Duration) bool {
+	return wait > r.MaxWait && (r.YieldFor == 0 || r.YieldFor > r.MaxWait)
+}
+
 // decided returns the decision for two numbers of a reply: what is a reservation or the tier that
 // decided, and at is the time.
 func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store.Request, a *store.Reservation) store.Decision {
@@ -668,14 +674,16 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 		b.Probe = h.shut == isProbe // a probe is the only reservation of its call
 	case q.plan.Exhausted(b.Tier):
 		b.Verdict = store.Exhausted
-	case at != never && b.Wait > r.MaxWait: // without a time, a release may help soon enough
+	case at != never && isLate(r, b.Wait): // without a time, a release may help soon enough
 		b.Verdict = store.Late
 	case what == -1 && at == h.until: // the time is the end of the pause
 		b.Wait -= min(q.lead(b.Wait, 8), askBeforeEnd, b.Wait/2)
 	default:
 		switch soon := q.soon(); {
 		case r.YieldFor > 0 && at != never:
-			q.turn.Store(at)
+			if at-h.now <= micros(r.MaxWait) { // else it has no turn
+				q.turn.Store(at)
+			}
 			if b.Wait > soon {
 				b.Wait -= soon / 2
 			}

@@ -665,6 +665,11 @@ func (m *twin) reserve(a args) (out []int64) {
 			case within >= 0 && at-m.now > within:
 				out = append(out, int64(tier), at)
 				continue
+			case yields && (leaving > m.now+nearby || may == count-left) && within >= 0 && leaving-m.now > within:
+				if leaving > 1<<52 {
+					leaving = -1
+				}
+				return append(out, int64(held), leaving)
 			case yields && (leaving > m.now+nearby || may == count-left):
 				if leaving = nextTurn(min(leaving, 1<<52), left); within > 0 {
 					leaving = min(leaving, m.now+within)

@@ -153,7 +153,7 @@ function ops.reserve(op)
               isProbe, probing, pause = true, true, max(at, sendFrom) + PROBE + (guard > 0 and guard or UNGUARDED)
               notBefore = pause
             end
-          elseif yields then
+          elseif yields and (within < 0 or at - now <= within) then
             at = min(nextTurn(min(at, LATEST), count, someWent), within > 0 and now + within or LATEST) -- a turn does not make the request late
           end
         end
