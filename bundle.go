@@ -3,6 +3,7 @@ package throttle
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle/internal/queue"
@@ -33,20 +34,20 @@ func (l *Limiter) jointConfig(rev *revision) queue.Config {
 	s := l.scope.Load()
 	b := &bundledQuota{Quota: rev.quota, limiter: l, scopes: []*scope{s}, revisions: []*revision{rev}}
 	var around []store.Quota
+	leaves := []int{rev.policy.Headroom}
 	for o := l.outer; o != nil; o = o.outer {
 		s := o.scope.Load()
 		rev := s.adoptSuccessor()
 		b.scopes, b.revisions, around = append(b.scopes, s), append(b.revisions, rev), append(around, rev.quota)
+		leaves = append(leaves, rev.policy.Headroom)
 	}
 	if q, ok := rev.quota.(store.Bundler); ok {
-		b.bundle = q.Bundle(around)
+		b.bundle = q.Bundle(around, leaves)
 	}
 	l.bundle.Store(b)
 	c := s.queueConfig(rev)
 	c.Quota = b
-	for _, rev := range b.revisions { // the largest, since a request leaves the same everywhere
-		c.Headroom = max(c.Headroom, rev.policy.Headroom)
-	}
+	c.Headroom = slices.Max(leaves) // each quota knows its own
 	return c
 }
 
@@ -117,7 +118,7 @@ func (b *bundledQuota) Forecast() store.Forecast {
 		first := from
 		from += len(rev.plan.Units())
 		last := from
-		f.add(rev.quota, rev.plan, func(cost []int64) []int64 { return cost[first:last] })
+		f.add(rev.quota, rev.plan, rev.policy.Headroom, func(cost []int64) []int64 { return cost[first:last] })
 	}
 	return f
 }

@@ -291,13 +291,13 @@ func (l *Limiter) outerChanged(own *waitQueue, config func(*revision) queue.Conf
 // tiers from the inner scope outward.
 func (c chainedQuota) Forecast() store.Forecast {
 	f := new(chainForecast)
-	add := func(q store.Quota, plan *algorithms.Plan) {
-		f.add(q, plan, func(cost []int64) []int64 { return plan.Translate(c.plan, cost) })
+	add := func(q store.Quota, plan *algorithms.Plan, headroom int) {
+		f.add(q, plan, headroom, func(cost []int64) []int64 { return plan.Translate(c.plan, cost) })
 	}
-	add(c.Quota, c.plan)
+	add(c.Quota, c.plan, c.limiter.revision().policy.Headroom)
 	for l := c.limiter.outer; l != nil; l = l.outer {
 		rev := l.revision()
-		add(rev.quota, rev.plan)
+		add(rev.quota, rev.plan, 0) // its headroom ends when a request has aged in its queue
 	}
 	return f
 }
@@ -312,12 +312,13 @@ type chainForecast struct {
 type scopeForecast struct {
 	store.Forecast
 	costOf    func([]int64) []int64 // returns the part of a cost that the scope counts
+	headroom  int64                 // the percentage that Batch requests leave in the scope
 	firstTier int                   // the number of the scope's first tier
 }
 
-func (f *chainForecast) add(q store.Quota, plan *algorithms.Plan, costOf func([]int64) []int64) {
+func (f *chainForecast) add(q store.Quota, plan *algorithms.Plan, headroom int, costOf func([]int64) []int64) {
 	if q, ok := q.(store.Forecaster); ok {
-		f.scopes = append(f.scopes, scopeForecast{q.Forecast(), costOf, f.tiers})
+		f.scopes = append(f.scopes, scopeForecast{q.Forecast(), costOf, int64(headroom), f.tiers})
 	}
 	f.tiers += len(plan.Tiers())
 }
@@ -332,7 +333,7 @@ func (f *chainForecast) Next(r store.Request) (at time.Duration, tier int) {
 
 func (f *chainForecast) Total(ahead, cost []int64, headroom int64) (at time.Duration, tier int) {
 	return f.latest(func(s scopeForecast) (time.Duration, int) {
-		return s.Total(s.costOf(ahead), s.costOf(cost), headroom)
+		return s.Total(s.costOf(ahead), s.costOf(cost), min(headroom, s.headroom))
 	})
 }
 

@@ -16,8 +16,9 @@ import (
 // A bundle is a quota and the quotas around it in the same slot. One call of the script charges all
 // of them.
 type bundle struct {
-	quotas []*quota // the outermost last
-	share  int      // the most requests that one turn is for
+	quotas   []*quota // the outermost last
+	headroom []int    // the percentages that requests which yield leave in them
+	share    int      // the most requests that one turn is for
 
 	mu       sync.Mutex // guards all below
 	turn     int64      // the instant of the last turn, by the clock of the first quota; or 0
@@ -26,8 +27,8 @@ type bundle struct {
 
 // Bundle returns nil if a quota is of another store or in another slot, goes on without Redis, or has
 // concurrency, estimates, budgets or calendars.
-func (q *quota) Bundle(around []store.Quota) store.Bundle {
-	b := &bundle{quotas: []*quota{q}, share: q.ahead}
+func (q *quota) Bundle(around []store.Quota, headroom []int) store.Bundle {
+	b := &bundle{quotas: []*quota{q}, headroom: headroom, share: q.ahead}
 	for _, o := range around {
 		o, ok := o.(*quota)
 		if !ok || o.store != q.store || len(q.store.nodes) > 1 && slot(o.key) != slot(q.key) {
@@ -126,12 +127,12 @@ func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip
 		ways[0] = max(ways[0], cmp.Or(r.Guard, q.plan.Guard()))
 	}
 	t, parts = new(trip), make([]trip, len(b.quotas))
-	args := q.begin(opBundle, 8+3*len(guards)+len(requests)*(3+len(requests[0].Cost)))
+	args := q.begin(opBundle, 9+4*len(guards)+len(requests)*(2+len(requests[0].Cost)))
 	at, c := len(args), &call{key: q.key}
-	args = append(args, nil, nil, nil)
+	args = append(args, nil, nil, nil, b.headroom[0])
 	ahead := q.ahead
-	for _, o := range b.quotas[1:] {
-		args = append(args, o.text, nil, nil)
+	for i, o := range b.quotas[1:] {
+		args = append(args, o.text, nil, nil, b.headroom[1+i])
 		c.more = append(c.more, o.key)
 		ahead = max(ahead, o.ahead)
 	}
@@ -149,7 +150,7 @@ func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip
 		c.args[at] = micros(t.reply)
 		for i, q := range b.quotas {
 			parts[i].guard = q.guard(ways[i], t.good)
-			c.args[at+1+3*i], c.args[at+2+3*i] = micros(parts[i].guard), q.clock.shows(time.Now())
+			c.args[at+1+4*i], c.args[at+2+4*i] = micros(parts[i].guard), q.clock.shows(time.Now())
 		}
 	}
 	return t, parts
@@ -169,7 +170,7 @@ func appendBundled(args []any, requests []store.Request) []any {
 		if r.YieldFor > 0 {
 			n = -n
 		}
-		args = appendCost(append(args, n, within, r.Leaves()), r.Cost)
+		args = appendCost(append(args, n, within), r.Cost)
 	}
 	return args
 }

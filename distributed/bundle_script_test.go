@@ -46,7 +46,7 @@ func (n *nest) call(keys []string, op string, args ...any) []int64 {
 // instant. It returns the decision and how long until the request.
 func (n *nest) ask(shows int64) (what int64, in time.Duration) {
 	n.t.Helper()
-	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, shows, n.text, 0, shows, 9, 1_000_000, 9, 0, 0, 1, -1, 0, 1, 1)
+	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, shows, 0, n.text, 0, shows, 0, 9, 1_000_000, 9, 0, 0, 1, -1, 1, 1)
 	own := reply[headerLen+2+headerLen:]
 	return own[0], microseconds(own[1] - reply[0])
 }
@@ -61,16 +61,16 @@ type round struct {
 // round before has told if there was one. It first moves on to that.
 func (n *nest) take(last round, yields bool) (next round) {
 	n.t.Helper()
-	turn, count, headroom := int64(0), 8, 0
+	turn, count := int64(0), 8
 	if last.promised > 0 {
 		turn = last.at
 		n.at = max(n.at, n.began+turn)
 	}
 	if yields {
-		count, headroom = -8, 100
+		count = -8
 	}
 	fast := planText(planOf(n.t, 10*time.Millisecond, "100/s;algo=sliding_log"))
-	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, fast, 0, 0, 9, 1000, 4, turn, last.promised, count, -1, headroom, 1, 1)
+	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 100, fast, 0, 0, 0, 9, 1000, 4, turn, last.promised, count, -1, 1, 1)
 	next.promised = reply[headerLen+1]
 	for own := reply[headerLen+2+headerLen:]; len(own) > 0; own = own[3:] {
 		if own[0] < -1 {
@@ -173,7 +173,7 @@ func newBundle(t *testing.T, guard time.Duration) *bundle {
 		}
 		quotas = append(quotas, q)
 	}
-	return quotas[0].(*quota).Bundle(quotas[1:]).(*bundle)
+	return quotas[0].(*quota).Bundle(quotas[1:], []int{0, 0}).(*bundle)
 }
 
 // TestBundleKeepsReservations checks that reserved requests keep their times if the reply says to ask

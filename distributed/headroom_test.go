@@ -99,3 +99,67 @@ func TestHeadroomLate(t *testing.T) {
 		})
 	}
 }
+
+// openEach opens a quota of 20 in 10 s inside or around one of 100 of which Batch requests leave half.
+func openEach(t *testing.T, s *miniredis.Miniredis, how, leaves string) *throttle.Limiter {
+	rdb := near(t, s)
+	shared := distributed.New(rdb, distributed.Options{})
+	open := func(name string) *throttle.Limiter {
+		p := throttle.Policy{Name: name, Tiers: []throttle.Tier{per(10*sec, 20, throttle.SlidingLog)}, Aging: time.Minute}
+		if name == leaves {
+			p.Tiers[0].Limit, p.Headroom = 100, 50
+		}
+		switch how {
+		case "local":
+			return limiter(t, p, nil)
+		case "apart":
+			return limiter(t, p, distributed.New(rdb, distributed.Options{}))
+		}
+		return limiter(t, p, shared)
+	}
+	return open("inner").Within(open("outer"))
+}
+
+// Batch requests in nested quotas leave in each the headroom of its own policy, and use the rest. They
+// are not refused for another headroom either.
+func TestHeadroomOfEach(t *testing.T) {
+	for _, how := range []string{"local", "together", "apart"} {
+		for _, leaves := range []string{"inner", "outer"} {
+			t.Run(how+", the "+leaves+" leaves some", func(t *testing.T) {
+				bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+					ctx, stop := context.WithTimeout(throttle.WithClass(t.Context(), throttle.Batch), 35*sec)
+					defer stop()
+					l := openEach(t, s, how, leaves)
+					for sent := range 60 {
+						if err := l.Wait(ctx); err != nil {
+							t.Fatalf("after %d of 60 in 30s: %v", sent, err)
+						}
+					}
+				})
+				bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+					l := openEach(t, s, how, leaves)
+					for range 2 {
+						if err := l.WaitN(t.Context(), 10); err != nil {
+							t.Fatal(err)
+						}
+						time.Sleep(5 * sec)
+					}
+					if err := l.WaitN(t.Context(), 9); err != nil {
+						t.Fatal(err)
+					}
+					ctx, stop := context.WithTimeout(throttle.WithClass(t.Context(), throttle.Batch), 6*sec)
+					defer stop()
+					var wg sync.WaitGroup
+					for range 10 {
+						wg.Go(func() {
+							if err := l.Wait(ctx); err != nil {
+								t.Errorf("got %v, want an admission: the other quota leaves nothing", err)
+							}
+						})
+					}
+					wg.Wait()
+				})
+			})
+		}
+	}
+}

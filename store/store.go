@@ -115,14 +115,15 @@ type Joiner interface {
 
 // A Bundler is a Quota that may reserve together with others.
 type Bundler interface {
-	// Bundle returns a Bundle of this quota and the quotas around it, the outermost last. It returns
-	// nil if they cannot reserve together.
-	Bundle(around []Quota) Bundle
+	// Bundle returns a Bundle of this quota and the quotas around it, the outermost last, in each of
+	// which requests that yield leave some percentage. It returns nil if the quotas cannot reserve
+	// together.
+	Bundle(around []Quota, headroom []int) Bundle
 }
 
 // A Bundle reserves the same times in several quotas at once: in all of them or in none.
 type Bundle interface {
-	// Reserve is like the method of a Reserver. The cost of a request contains its costs in all
+	// Reserve is like the method of a Reserver, but for the headroom of requests. The cost of a request contains its costs in all
 	// quotas, one after the other, and the tiers of all quotas are numbered in the same way. The
 	// guards are those of the quotas around the first, zero for the plan's guard. After ErrApart the
 	// caller reserves in one quota after the other.

@@ -26,11 +26,13 @@ local function newBundle(turnTo)
   local around -- the instances of this call's quotas around the first, the outermost last
   local instances = {} -- all instances that were made
   local blocked -- for how long nothing is reserved, because of a pause or a probe
+  local headroom -- the percentage of the quota that requests which yield leave
 
   -- Begins to reserve requests with a guard, for a caller that knows the earliest time that the
-  -- clock may show, and that receives the reply after replyTime. Returns for how long nothing is
-  -- reserved.
-  local function beginReserving(ownGuard, shows, replyTime)
+  -- clock may show, and that receives the reply after replyTime. Requests that yield leave a
+  -- percentage. Returns for how long nothing is reserved.
+  local function beginReserving(ownGuard, shows, leaves, replyTime)
+    headroom = leaves
     if tail then tail.commit(true) end
     checkClock(shows)
     sendFrom = now + replyTime
@@ -51,8 +53,8 @@ local function newBundle(turnTo)
   end
 
   -- How long until all tiers admit a request, and the tier that decides, or -1.
-  local function readyIn(cost, headroom)
-    local at, tier = earliest(cost, sparing(cost, headroom))
+  local function readyIn(cost, yields)
+    local at, tier = earliest(cost, sparing(cost, yields and headroom or 0))
     return at <= LATEST and at - now or NEVER, tier
   end
 
@@ -89,7 +91,7 @@ local function newBundle(turnTo)
   end
 
   -- How many requests, up to most, are admitted at the instant of the last one.
-  local function fittingBeside(cost, headroom, most) return fitting(cost, sparing(cost, headroom), most) end
+  local function fittingBeside(cost, yields, most) return fitting(cost, sparing(cost, yields and headroom or 0), most) end
 
   -- Charges requests. Returns for how long nothing is reserved behind them, because of a probe.
   local function chargeIn(wait, cost, count)
@@ -127,7 +129,7 @@ local function newBundle(turnTo)
       for i = 1, outermost - 1 do
         if fits and costs[i] then
           _, places[i] = around[i].pooledIn(costs[i], 0, wait)
-          fits = places[i] or around[i].readyIn(costs[i], 0) <= wait
+          fits = places[i] or around[i].readyIn(costs[i], false) <= wait
         end
       end
       if fits then
@@ -148,7 +150,7 @@ local function newBundle(turnTo)
   -- Reads the states of the other keys. Returns the problem, if there is one.
   local function begin(keys)
     local replyTime = argument()
-    around, blocked = {}, beginReserving(argument(), argument(), replyTime)
+    around, blocked = {}, beginReserving(argument(), argument(), argument(), replyTime)
     for i = 2, #keys do
       if not instances[i] then
         local _, define = instance()
@@ -157,7 +159,7 @@ local function newBundle(turnTo)
       around[i - 1] = instances[i]
       local words = arguments[cursor]
       cursor = cursor + 1
-      local problem, pauses = around[i - 1].enter(keys[i], words, wall, argument(), argument(), replyTime)
+      local problem, pauses = around[i - 1].enter(keys[i], words, wall, argument(), argument(), argument(), replyTime)
       if problem then return problem end
       blocked = max(blocked, pauses)
     end
@@ -172,7 +174,7 @@ local function newBundle(turnTo)
     if oldEnd + MISSED < now then promised, promisedOld, oldEnd = 0, promised, turnsEnd end
     local n, reserved, more = #reply, false, true
     while more and cursor <= #arguments do
-      local count, within, headroom = argument(), argument(), argument()
+      local count, within = argument(), argument()
       local yields = count < 0
       if yields then count = -count end
       local cost, costs, outermost = amounts(), {}, 0
@@ -188,10 +190,10 @@ local function newBundle(turnTo)
           at, what = pooled, -2
         elseif at == 0 then
           local tiers = plan.deciding
-          at, what = readyIn(cost, headroom)
+          at, what = readyIn(cost, yields)
           for i = 1, #around do
             if costs[i] then
-              local e, decides = around[i].readyIn(costs[i], headroom)
+              local e, decides = around[i].readyIn(costs[i], yields)
               if i == outermost then idle = e end
               if e > at then at, what = e, decides > 0 and tiers + decides or -1 end
             end
@@ -218,9 +220,9 @@ local function newBundle(turnTo)
           more = near and (at <= 0 or ahead > 0 or not reserved)
           if more then
             if at == last then
-              run = fittingBeside(cost, headroom, at > 0 and max(1, min(count, may, ahead)) or min(count, may))
+              run = fittingBeside(cost, yields, at > 0 and max(1, min(count, may, ahead)) or min(count, may))
               for i = 1, #around do
-                if costs[i] then run = min(run, around[i].fitting(costs[i], headroom, run)) end
+                if costs[i] then run = min(run, around[i].fitting(costs[i], yields, run)) end
               end
             end
             blocked = chargeIn(at, cost, run)
@@ -264,11 +266,11 @@ local function newBundle(turnTo)
 
   -- Reads the state of a quota around another. Returns the problem, if there is one, and for how
   -- long nothing is reserved.
-  local function enter(name, words, time, ownGuard, shows, replyTime)
+  local function enter(name, words, time, ownGuard, shows, leaves, replyTime)
     if not call then bind() end
     wall = time
     local problem = turnTo(name, words)
-    return problem, not problem and beginReserving(ownGuard, shows, replyTime)
+    return problem, not problem and beginReserving(ownGuard, shows, leaves, replyTime)
   end
 
   local function leave()

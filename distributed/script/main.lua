@@ -69,12 +69,12 @@
 --               then lasts for PROBE beyond the latest instant at which it may be sent.
 --   budget      the number of budget tiers, their indexes, and then as reserve. A request that
 --               exceeds budgets is not reserved, and i is the first of these budgets.
---   bundle      how long the reply takes; the guard of these requests (0: the plan's) and the
---               earliest time that the clock may show; for each quota around, from the inside
---               outward, the plan and again a guard and an earliest time; ahead and soon as above;
+--   bundle      how long the reply takes; the guard of these requests (0: the plan's), the earliest
+--               time that the clock may show, and the headroom of requests that yield; for each quota
+--               around, from the inside outward, the plan and again these three; ahead and soon as above;
 --               the number of requests that a turn is for, the instant of the caller's last turn or
 --               0, and the number of requests it was for; and then groups of: count, or -count for
---               requests that yield, within, headroom, cost, and the cost in each quota around. No
+--               requests that yield, within, cost, and the cost in each quota around. No
 --               quota may have leases, budgets or calendars.
 --               Replies how long until the outermost quota alone admits the request, if the reply
 --               has a turn, or otherwise -1; the number of requests that the turn is for, which is
