@@ -96,17 +96,25 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 }
 
 // tryThrough asks for an admission without waiting in any scope. If the request is not admitted
-// nothing is charged. The decision contains the reason unless other callers wait.
+// nothing is charged. The decision contains the reason unless other callers wait. If it is that of an
+// outer scope, a.revision is the revision of that scope.
 func (l *Limiter) tryThrough(ctx context.Context, s *scope, rev *revision, d demand, a *admission) (store.Decision, error) {
 	cost, err := rev.costOf(&d)
 	if err != nil || l.waiting() > 0 && !rev.isFree(cost) {
 		return store.Decision{Tier: -1, Wait: forever}, err
 	}
 	r := store.Request{Cost: cost, Held: d.held, Guard: s.guardFor(&d, rev), WaitSpec: rev.initialWaitSpec(ctx)}
+	var reason *store.Decision
 	decision, charges, err := l.chargeThrough(ctx, rev, r, d, func(outer *admission) error {
-		_, err := l.outer.tryNow(ctx, d.asRefundable(), outer)
+		got, err := l.outer.tryNow(ctx, d.asRefundable(), outer)
+		if err == nil && !outer.charged() {
+			reason, a.revision = &got, outer.revision
+		}
 		return err
 	})
+	if reason != nil {
+		return *reason, nil
+	}
 	if err == nil && decision.Verdict == store.Admitted {
 		a.charge, a.outer = charge{s, rev, decision, cost}, charges
 		return decision, nil

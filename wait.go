@@ -202,8 +202,10 @@ func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 		return p.start(), nil
 	}
 	e := p.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
-	if f, err := l.Forecast(context.Background(), c); e.Ahead > 0 && err == nil {
-		e.Wait, e.Tier, e.Ahead = f.Wait, f.Tier, f.Ahead
+	if e.Ahead > 0 || decision.Tier < 0 && decision.Wait == forever { // other callers wait, here or for an outer quota
+		if f, policy, err := l.forecast(context.Background(), c); err == nil {
+			e.Policy, e.Wait, e.Tier, e.Ahead = policy, f.Wait, f.Tier, f.Ahead
+		}
 	}
 	return nil, e
 }
@@ -444,33 +446,40 @@ type Forecast struct {
 // Forecast returns how long a request of cost c, in the Class of ctx, would wait if it arrived now.
 // It charges nothing. If Acquire would fail at once, Forecast returns the same error. With a shared
 // store it blocks for one round trip, or for two if a Batch request leaves Headroom.
-func (l *Limiter) Forecast(ctx context.Context, c Cost) (f Forecast, err error) {
+func (l *Limiter) Forecast(ctx context.Context, c Cost) (Forecast, error) {
+	f, _, err := l.forecast(ctx, c)
+	return f, err
+}
+
+// forecast also returns the name of the policy whose tier decides.
+func (l *Limiter) forecast(ctx context.Context, c Cost) (f Forecast, policy string, err error) {
 	d := demand{cost: c, n: 1, held: true}
 	if l.err != nil {
-		return f, l.err
+		return f, "", l.err
 	}
 	if _, err := l.revisionFor(l.scope.Load(), &d); err != nil {
-		return f, err
+		return f, "", err
 	}
 	for o := l; o != nil; o = o.outer {
 		s, err := o.enter()
 		if err != nil {
-			return f, err
+			return f, "", err
 		}
 		one, err := s.forecast(ctx, d)
+		name := s.current.Load().policy.Name
 		s.leave()
 		if err != nil {
-			return f, err
+			return f, "", err
 		}
 		if one.Wait > f.Wait || f.Tier == "" {
-			f.Wait, f.Tier = max(f.Wait, one.Wait), one.Tier
+			f.Wait, f.Tier, policy = max(f.Wait, one.Wait), one.Tier, name
 		}
 		f.Ahead += one.Ahead
 	}
 	if l.outer != nil {
 		f.Ahead += l.waiting()
 	}
-	return f, nil
+	return f, policy, nil
 }
 
 // Status returns the state of every tier, the number of waiting callers and the pause or ban in
