@@ -154,7 +154,7 @@ func TestBundleReservesNothingInABan(t *testing.T) {
 func TestTurnsOfALostState(t *testing.T) {
 	eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {
 		const turn = 6_000_000
-		bundled := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, n.text, 0, 0, 9, 10_000, 9, turn, 1, 1, -1, 0, 1, 1)[2*headerLen+2:]
+		bundled := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 0, n.text, 0, 0, 0, 9, 10_000, 9, turn, 1, 1, -1, 1, 1)[2*headerLen+2:]
 		batch := n.call([]string{n.inner + ":batch"}, opReserve, 9, 0, 0, 0, 0, -1, -1, 0, 10_000, turn, 1)[headerLen:]
 		if bundled[0] >= -1 || batch[0] >= -1 {
 			n.t.Errorf("got %v and %v, want both requests admitted", bundled, batch)
