@@ -9,12 +9,13 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Airtable is Airtable's API for the tokens of one user. A base has 5 requests a second, whoever
-// sends them, and the user has 50. Airtable doesn't document the kind of window, so seconds roll.
+// Airtable is the API of Airtable, with the limits of each base and of one user. A base has 5
+// requests a second, whoever sends them, and a user's tokens have 50 together. Airtable doesn't
+// document the kind of window, so windows roll.
 //
-// A refusal pauses its base for 30 seconds, as Airtable asks; no response names a wait. Not limited
-// here are the calls of a month, which depend on the workspace's plan. A refusal because they are
-// used up pauses nothing, since no wait of minutes helps.
+// A refusal pauses its base for 30 seconds, as Airtable asks; no response names a wait. The calls
+// of a month, which depend on the workspace's plan, are not limited here. When they are used up, a
+// refusal pauses nothing, because a wait of minutes doesn't help.
 func Airtable() Provider {
 	const page = "https://support.airtable.com/docs/managing-api-call-limits-in-airtable"
 	return Provider{

@@ -8,19 +8,19 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Alchemy is Alchemy's APIs, with the limit of a free account: 500 compute units a second, judged
-// over 10 seconds, so that 5,000 may go at once. All keys, apps and chains of an account share
-// it. For another plan, change the Policy of the scope "account". The month's compute units are not
-// counted here.
+// Alchemy is the API of Alchemy, with the limits of one free account. It has 500 compute units a
+// second, judged over 10 seconds: 5,000 may go at once. All keys, apps and chains of an account
+// share them. For another plan, change the Policy of the scope "account". The month's compute units
+// are not counted here.
 //
 // A call of JSON-RPC costs the throughput compute units of its method, by Alchemy's table. A method
-// that the table here lacks, and a request that isn't JSON-RPC, cost 150. A batch costs the sum of
-// its calls; of a body of more than 64 KB only the beginning is read. A call that costs more than
-// 10 seconds' compute units can never be sent: split such batches.
+// that the table lacks costs 150, and so does a request that isn't JSON-RPC. A batch costs the sum
+// of its calls; only the first 64 KB of a body are read. A batch that costs more than the compute
+// units of 10 seconds can never be sent: split it.
 //
 // Responses report no limits. A refusal may have status 200, and may refuse only some calls of a
-// batch. It pauses the account for a second if it names no wait. A refusal because the month's
-// compute units are used up pauses nothing, because no wait of seconds helps.
+// batch. It pauses the account for a second if it names no wait. When the month's compute units are
+// used up, a refusal pauses nothing, because a wait of seconds doesn't help.
 func Alchemy() Provider {
 	limited := func(path, code string) answers.Rule {
 		return answers.Rule{Path: path, Text: code, Kind: answers.Limited, Wait: time.Second}

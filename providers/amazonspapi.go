@@ -14,18 +14,19 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// AmazonSPAPI is Amazon's Selling Partner API. Each operation has a token bucket for each selling
-// partner and application: GET /orders/v0/orders gains a request a minute and holds 20. The scopes
-// are Amazon's plans, named after the rate and the burst, such as "0.0167/20", and each operation of a
-// plan has a quota of its own. Operations without a published plan are assumed to have one request
-// every two seconds. The sandbox has 5 a second and a burst of 15 for all operations. The client is
-// assumed to act for one selling partner in each region.
+// AmazonSPAPI is the Selling Partner API of Amazon, with the limits of each operation for one
+// selling partner. An operation has a token bucket for each partner and application: the one of GET
+// /orders/v0/orders gains a request a minute and holds 20. The scopes are Amazon's plans, named
+// after the rate and the burst, such as "0.0167/20", and each operation of a plan has a quota of
+// its own. Operations without a published plan are assumed to have one request every two seconds.
+// The sandbox has 5 a second and a burst of 15 for all operations. The client is assumed to act for
+// one selling partner in each region.
 //
-// Amazon gives some selling partners higher rates, which responses report in x-amzn-RateLimit-Limit:
-// change the tiers of the plan.
+// Amazon gives some selling partners higher rates, which responses report in
+// x-amzn-RateLimit-Limit: change the tiers of the plan.
 //
-// A refusal pauses its operation only. It names no wait, or the rate: then the wait is the time of
-// one request. A batch with refused entries has status 200 and pauses nothing.
+// A refusal pauses its operation only. A refusal that reports the rate pauses for the time of one
+// request, and others name no wait. A batch with refused entries has status 200 and pauses nothing.
 func AmazonSPAPI() Provider {
 	const page = "https://developer-docs.amazon.com/sp-api/docs/usage-plans-and-rate-limits"
 	p := Provider{

@@ -11,13 +11,14 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Anthropic is Anthropic's Messages API, with the requests, input tokens and output tokens that the
-// limits page of the organization allows each model family per minute. The versions 4.x of Opus
-// share a pool, which Opus 5 has no part in, and so it is with the other families. Fast mode has a
-// pool of its own, with the same limits unless responses report lower ones. Requests are spread over
-// the minute, because Anthropic may enforce 60 a minute as 1 a second. Tokens are buckets that are
-// refilled continuously. The requests to message batches are limited to 1,000 a minute, for all
-// models; Anthropic doesn't tell the limits of token counting and of files, so these are not limited.
+// Anthropic is the Messages API of Anthropic, with the limits of each model family in one
+// organization. The arguments are the requests, input tokens and output tokens per minute that the
+// organization's limits page shows for a family. The versions 4.x of Opus share a pool, which Opus
+// 5 has no part in, and so it is with the other families. Fast mode has a pool of its own, with the
+// same limits unless responses report lower ones. Requests are spread over the minute, because
+// Anthropic may enforce 60 a minute as 1 a second. Tokens are buckets that are refilled
+// continuously. The requests to message batches are limited to 1,000 a minute, for all models;
+// Anthropic doesn't tell the limits of token counting and of files, so these are not limited.
 //
 // Until the response reports the real cost, a request is charged an estimate. A stream reports its
 // cost at its end; a stream that is cut off before costs its estimate.
@@ -40,9 +41,10 @@ import (
 // without GetBody only the length is known: four bytes count as one token.
 //
 // A reported reset is the time when the whole quota is available again, rather than some of it.
-// Reported remaining counts are rounded to thousands of tokens. The headers of the priority tier are
-// not read, because a request above that goes on at standard capacity. Nor are those of the combined
-// tokens, which are a workspace's if it has a limit: set the tiers to the workspace's limits.
+// Reported remaining counts are rounded to thousands of tokens. The headers of the priority tier
+// are not read, because a request above that goes on at standard capacity. Nor are those of the
+// combined tokens, which are a workspace's if it has a limit: set the tiers to the workspace's
+// limits.
 func Anthropic(requests, input, output int64) Provider {
 	const page = "https://platform.claude.com/docs/en/api/rate-limits"
 	quota := func(name, unit string) answers.Quota {

@@ -10,24 +10,25 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Atlassian is the REST APIs of Jira Cloud and Confluence Cloud, for one app. In each site an
-// endpoint has a bucket: 100 GETs a second, 100 POSTs, and 50 PUTs, DELETEs or PATCHes; the customers
-// of a service desk have 5. Some endpoints have more. Atlassian doesn't document the size of the
-// buckets, so each holds one second. An issue has 20 writes in 2 seconds and 100 in 30 seconds. An
-// endpoint of Assets has 1,000 requests a minute, and a workspace 10,000 in all.
+// Atlassian is the API of Jira Cloud and Confluence Cloud, with the limits of one app and of each
+// endpoint and issue. In each site an endpoint has a bucket: 100 GETs a second, 100 POSTs, and 50
+// PUTs, DELETEs or PATCHes; the customers of a service desk have 5. Some endpoints have more.
+// Atlassian doesn't document the size of the buckets, so each holds one second. An issue has 20
+// writes in 2 seconds and 100 in 30 seconds. An endpoint of Assets has 1,000 requests a minute, and
+// a workspace 10,000 in all.
 //
-// A Forge, Connect or OAuth app has 65,000 points an hour besides, over all its sites, for Jira and
-// as many for Confluence. Hours begin on the clock. A write costs 1 point. A read costs 1, and 1 for
-// each object or 2 for each user, group, role or permission that it returns. The preset assumes as
-// many objects as the request asks for, 50 for a search that doesn't say, and 1 for other reads. For
-// exact costs set Cost. Requests with basic authentication, by API token, cost no points. An app
-// with a quota for each site has a larger limit: set Account to a function that returns the site,
-// and the tier of the scope "app".
+// A Forge, Connect or OAuth app also has 65,000 points an hour for Jira, over all its sites, and as
+// many for Confluence. Hours are those of the clock. A write costs 1 point. A read costs 1, and 1
+// for each object or 2 for each user, group, role or permission that it returns. The preset assumes
+// as many objects as the request asks for, 50 for a search that doesn't say, and 1 for other reads.
+// For exact costs set Cost. Requests with basic authentication, by API token, cost no points. An
+// app with a quota for each site has a larger limit: set Account to a function that returns the
+// site, and the tier of the scope "app".
 //
-// A refusal names its limit and its wait, and to try earlier makes the wait longer. A refusal of the
-// points pauses all requests until the hour ends, and any other its endpoint or issue. An endpoint
-// counts the writes of an issue apart from other endpoints. Path segments that have a digit, or
-// capital letters alone, are assumed to be ids.
+// A refusal names its limit and its wait. A request that comes earlier makes the wait longer. A
+// refusal for points pauses all requests until the hour ends. Any other refusal pauses its endpoint
+// or issue. The writes of an issue are counted for each endpoint. Path segments that have a digit,
+// or capital letters alone, are assumed to be ids.
 func Atlassian() Provider {
 	const page, reason = "https://developer.atlassian.com/cloud/jira/platform/rate-limiting/", "Ratelimit-Reason"
 	const assets = "https://jira.atlassian.com/browse/JSDCLOUD-11605"

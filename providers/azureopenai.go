@@ -10,19 +10,20 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// AzureOpenAI is Azure OpenAI, and other models in Azure AI Foundry, with the requests and tokens a
-// minute of a deployment. Each deployment of a resource has a quota of its own, whether the path or
-// the model in the body names it. Azure judges requests by 1 or 10 seconds: 600 a minute are at most
-// 100 in any 10 seconds here, and 10 at once. Only POST requests to a deployment are limited.
+// AzureOpenAI is the API of Azure OpenAI, and of other models in Azure AI Foundry, with the limits
+// of each deployment. The arguments are a deployment's requests and tokens a minute. The path of a
+// request names the deployment, or the model in its body does. Azure judges requests by 1 or 10
+// seconds: 600 a minute are at most 100 in any 10 seconds here, and 10 at once. Only POST requests
+// to a deployment are limited.
 //
-// A request is charged an estimate in tokens, as for [OpenAI], but of its text and its highest output
-// together. Azure refuses by that estimate, and gives back nothing that wasn't used. It reserves an
-// unknown number for a request without max_tokens, which counts its text alone here. Deployments with
-// other limits need a Provider of their own.
+// A request is charged an estimate in tokens, as for [OpenAI], but for its text and its highest
+// output together. Azure refuses by that estimate, and doesn't refund unused tokens. For a request
+// without max_tokens Azure reserves an unpublished number, and the estimate here is the text alone.
+// Deployments with other limits need a Provider of their own.
 //
-// A refusal pauses its deployment for the time that it names, also inside a stream that has begun. A
-// reported reset may be 0 where nothing is left, so only what is left is read. A wait above
-// Policy.MaxPause, such as that of a small offer for the next day, closes the deployment with
+// A refusal pauses its deployment for the time that it names, also inside a stream that has begun.
+// A reported reset may be 0 where nothing is left, so only what is left is read. A wait of more
+// than Policy.MaxPause, such as a small offer's wait for the next day, closes the deployment with
 // throttle.ErrBanned.
 func AzureOpenAI(requests, tokens int64) Provider {
 	const page = "https://learn.microsoft.com/en-us/azure/ai-foundry/openai/quotas-limits"

@@ -12,23 +12,26 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Bedrock is the runtime of Amazon Bedrock, with the requests and tokens a minute that Service Quotas
-// shows for a model in a region. If requests is 0, a minute has no limit of requests. InvokeModel,
-// Converse and their streams share a model's quota; a cross-region inference profile, such as us.MODEL,
-// has one of its own. Counting tokens, guardrails, asynchronous invocations and provisioned models are
-// not limited. The hosts of bedrock-mantle have other quotas.
+// Bedrock is the API of the models of Amazon Bedrock, with the limits of each model in a region.
+// The arguments are the requests and tokens a minute that Service Quotas shows for a model. If
+// requests is 0, a minute has no limit of requests. InvokeModel, Converse and their streams share a
+// model's quota; a cross-region inference profile, such as us.MODEL, has one of its own. Counting
+// tokens, guardrails, asynchronous invocations and provisioned models are not limited. The hosts of
+// bedrock-mantle have other quotas.
 //
-// AWS reserves the input and max_tokens of a request, and gives back what was not used. So a request is
-// charged an estimate, as for [OpenAI], and max_tokens, or 128,000 if it is not set: do set it. The
-// response reports what the request cost: input, cache writes, and output times a rate that depends on
-// the model. Each rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and
+// AWS reserves the input and max_tokens of a request, and refunds what was not used. So a request
+// is charged an estimate of its input, as for [OpenAI], and max_tokens. Set max_tokens: without it
+// AWS reserves the largest output of the model, and the estimate here is 128,000. The response
+// reports what the request cost: input, cache writes, and output times a rate that depends on the
+// model. Each rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and
 // GPT-5, "x1" all others. A model whose name an application inference profile hides is in "x5".
 //
-// AWS also limits the tokens of a day, by default to 1,440 minutes. New accounts have less: add a tier
-// for a day to the scopes, with the Unit of the tokens there.
+// AWS also limits the tokens of a day, by default to 1,440 minutes. New accounts have less: add a
+// tier for a day to the scopes, with the Unit of the tokens there.
 //
-// Refusals pause their model; they name no wait. A model that is not ready, and a standing quota, pause
-// nothing. A request is not sent after its signature has expired; see [AWSSendBy].
+// Refusals pause their model; they name no wait. A refusal because a model is not ready, or by a
+// quota that is not of time, pauses nothing. A request is not sent after its signature has expired;
+// see [AWSSendBy].
 func Bedrock(requests, tokens int64) Provider {
 	const page = "https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html"
 	bodies := new(prompts)

@@ -10,11 +10,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Binance is Binance's Spot REST API. An IP address has a weight of 6,000 a minute and 300,000
-// requests in 5 minutes; an account has 100 orders in 10 seconds and 200,000 a day. The limits of
-// your account are in rateLimits of GET /api/v3/exchangeInfo.
+// Binance is the Spot REST API of Binance, with the limits of one IP address and one account. An IP
+// address has a weight of 6,000 a minute and 300,000 requests in 5 minutes; an account has 100
+// orders in 10 seconds and 200,000 a day. The limits of your account are in rateLimits of GET
+// /api/v3/exchangeInfo.
 //
-// Each endpoint below /sapi has a quota of its own besides: a weight of 12,000 a minute for an IP
+// Each endpoint below /sapi also has a quota of its own: a weight of 12,000 a minute for an IP
 // address, or of 180,000 for an account. Binance documents for each endpoint which of them counts.
 // Here both do, and responses report the weight.
 //
@@ -57,10 +58,11 @@ func Binance() Provider {
 	}
 }
 
-// BinanceUS is the REST API of Binance.US, which is an exchange of its own. An IP address has a
-// weight of 1,200 a minute and 6,100 requests in 5 minutes; an account has 100 orders in 10 seconds
-// and 200,000 a day. These are the limits that its GET /api/v3/exchangeInfo has reported; a request
-// is assumed to weigh what it weighs at Binance. For everything else, see Binance.
+// BinanceUS is the REST API of Binance.US, with the limits of one IP address and one account. It is
+// an exchange of its own. An IP address has a weight of 1,200 a minute and 6,100 requests in 5
+// minutes; an account has 100 orders in 10 seconds and 200,000 a day. These are the limits that its
+// GET /api/v3/exchangeInfo has reported; a request is assumed to weigh what it weighs at Binance.
+// For everything else, see Binance.
 func BinanceUS() Provider {
 	const page = "https://docs.binance.us/"
 	p := Binance()

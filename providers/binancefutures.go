@@ -11,17 +11,17 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// BinanceFutures is the REST API of Binance's futures: fapi.binance.com for those margined in USD,
-// and dapi.binance.com for those margined in coins. Each of the two has quotas of its own. An IP
-// address has a weight of 2,400 a minute. An account has 300 orders in 10 seconds and 1,200 a
-// minute; a changed order counts as a new one, and a canceled order does not count. A batch counts
-// as 5 orders in the 10 seconds and as 1 in the minute. Queries of funding rates weigh nothing and
-// have 500 in 5 minutes together. The limits of your account are in rateLimits of GET
-// /fapi/v1/exchangeInfo.
+// BinanceFutures is the REST API of Binance's futures, with the limits of one IP address and one
+// account. Futures margined in USD are at fapi.binance.com, and futures margined in coins at
+// dapi.binance.com. Each host has quotas of its own. An IP address has a weight of 2,400 a minute.
+// An account has 300 orders in 10 seconds and 1,200 a minute; a changed order counts as a new one,
+// and a canceled order does not count. A batch counts as 5 orders in the 10 seconds and as 1 in the
+// minute. Queries of funding rates weigh nothing and have 500 in 5 minutes together. The limits of
+// your account are in rateLimits of GET /fapi/v1/exchangeInfo.
 //
 // The weight of a request depends on its path and parameters; an unknown path weighs 20. The weight
 // and orders that a response reports as used replace the limiter's own counts. Windows, signatures,
-// refusals and bans are those of Binance. A refusal for weight names no wait; it pauses the host
+// refusals and bans work as for [Binance]. A refusal for weight names no wait; it pauses the host
 // for a minute.
 //
 // The portfolio margin API, options and the test networks have other hosts and are not limited

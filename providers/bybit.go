@@ -9,17 +9,17 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Bybit is Bybit's V5 API, with the limits of an account without a VIP level. An IP address has 600
-// requests in 5 seconds, over all hosts of Bybit. An account has a quota for each private endpoint,
-// by Bybit's table, and for orders one for each endpoint and category: 10 a second, and 20 for
-// spot. A batch costs as many as it has orders, in a quota apart from that of single orders. A
-// private endpoint that the table lacks has 5 a second. Seconds and minutes roll. The client is
-// assumed to use one address and one account.
+// Bybit is the V5 API of Bybit, with the limits of one IP address and of one account without a VIP
+// level. An IP address has 600 requests in 5 seconds, over all hosts of Bybit. An account has a
+// quota for each private endpoint, by Bybit's table. For orders it has one for each endpoint and
+// category: 10 a second, and 20 for spot. A batch costs as many requests as it has orders, and
+// batches have a quota of their own. A private endpoint that the table lacks has 5 a second.
+// Seconds and minutes roll. The client is assumed to use one address and one account.
 //
 // The scopes of endpoints are named for their limits, such as "50/s". For a VIP account, change the
 // Policy of the scopes "orders" and "spot". The category and the number of orders are read from the
-// request's body. Orders without a readable category share one quota, and a batch that
-// can't be read costs 10, as many as a batch can have.
+// request's body. Orders without a readable category share one quota, and a batch that can't be
+// read costs 10, as many as a batch can have.
 //
 // A signed request is valid for its receive window, which is 5 seconds by default. One that would
 // have to wait longer fails at once with throttle.ErrDeadline.

@@ -9,15 +9,16 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Cloudflare is Cloudflare's API for one user, whose keys, tokens and dashboard share 1,200 requests
-// in 5 minutes, or for one account token. An IP address has 200 a second besides, and GraphQL has
-// 300 queries in 5 minutes. Cloudflare doesn't document the kind of window, so windows roll.
+// Cloudflare is the API of Cloudflare, with the limits of one user or one account token. A user's
+// keys, tokens and dashboard share 1,200 requests in 5 minutes, and an account token has as many.
+// An IP address has 200 a second, and GraphQL has 300 queries in 5 minutes. Cloudflare doesn't
+// document the kind of window, so windows roll.
 //
 // Responses report how much is left. A refusal that names no wait pauses all requests, or GraphQL
-// alone, for 5 minutes, because Cloudflare blocks calls for so long. Cloudflare also limits GraphQL
-// by the cost of queries and by account and zone. A refusal of one account or of too large a query
-// pauses nothing. After too many failed logins the quota is closed with throttle.ErrBanned for the
-// Policy.MaxPause of the scope "user".
+// alone, for 5 minutes, because Cloudflare blocks calls for that time. Cloudflare also limits
+// GraphQL by the cost of queries and by account and zone. A refusal of one account or of too large
+// a query pauses nothing. After too many failed logins the quota is closed with throttle.ErrBanned
+// for the Policy.MaxPause of the scope "user".
 func Cloudflare() Provider {
 	const page, graphql = "https://developers.cloudflare.com/fundamentals/api/reference/limits", "https://developers.cloudflare.com/analytics/graphql-api/limits"
 	const block, text = 5 * time.Minute, "errors.*.message"

@@ -9,12 +9,13 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// CoinbaseExchange is the REST API of Coinbase Exchange, with lazily filled token buckets: one per
-// IP address for public requests, and one per profile for private requests, which have a
-// CB-ACCESS-KEY. The client is assumed to use one address and one profile.
+// CoinbaseExchange is the REST API of Coinbase Exchange, with the limits of one IP address and one
+// profile. Public requests have a token bucket for each address. Private requests, which have a
+// CB-ACCESS-KEY, have one for each profile. The client is assumed to use one address and one
+// profile.
 //
 // Coinbase doesn't document whether /fills and /loans count in the profile's quota besides their
-// own; here they do. It doesn't document the bucket of /loans, which is a rolling second here.
+// own; here they do. It doesn't document the size of the bucket of /loans, so a second rolls there.
 // Responses report no limits. A signed request is valid for 30 seconds. One that would have to wait
 // longer fails at once with throttle.ErrDeadline.
 func CoinbaseExchange() Provider {
@@ -40,8 +41,9 @@ func CoinbaseExchange() Provider {
 	}
 }
 
-// CoinbaseApp is api.coinbase.com, which serves the API of the Coinbase app, whose paths begin with
-// /v2, and Advanced Trade, whose paths begin with /api/v3/brokerage.
+// CoinbaseApp is the API of the Coinbase app and of Advanced Trade, with the limits of one key, one
+// user and one IP address. The paths of the app begin with /v2, and those of Advanced Trade with
+// /api/v3/brokerage.
 //
 // The app's API allows 10,000 requests an hour for an API key, or for each user who has authorized
 // an OAuth app. Advanced Trade allows a user 30 private requests a second, and an IP address 10

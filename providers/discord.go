@@ -9,11 +9,11 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Discord is Discord's API for one bot. It allows 50 requests a second in all, without
-// interactions, and for each route a quota that only responses report. A route is a method and a
-// path; the channel, guild or webhook in the path is part of the route, and other ids are not. A
-// route sends one request at a time, because only the response reports how many are left. If none
-// is left, the next request waits for the reset.
+// Discord is the API of Discord, with the limits of one bot and of each route. A bot has 50
+// requests a second in all, besides interactions, and for each route a quota that only responses
+// report. A route is a method and a path; the channel, guild or webhook in the path is part of the
+// route, and other ids are not. A route sends one request at a time, because only the response
+// reports how many are left. If none is left, the next request waits for the reset.
 //
 // Several routes may share a bucket, which their responses name. The limiter doesn't join such
 // routes: each route uses only its own responses. Discord bans an IP address after 10,000 responses

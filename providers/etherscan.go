@@ -8,10 +8,10 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Etherscan is Etherscan's API V2, with the limits of its free plan: 3 requests a second and
-// 100,000 a day, for all API keys of an account together. The paid plans have 5, 10, 20 and 30 a
-// second and 100,000 to 1,500,000 a day. Etherscan doesn't document the kind of window, so seconds
-// and days roll.
+// Etherscan is the V2 API of Etherscan, with the limits of one account on the free plan. All API
+// keys of an account share 3 requests a second and 100,000 a day. The paid plans have 5, 10, 20 and
+// 30 a second and 100,000 to 1,500,000 a day. Etherscan doesn't document the kind of window, so
+// windows roll.
 //
 // A refusal has status 200 and names no wait. When the day is used up, callers get
 // throttle.ErrBanned until midnight UTC, or wait if the scope's Policy.MaxPause allows it.

@@ -10,21 +10,23 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Gemini is Google's Gemini API, with the requests and input tokens a minute, and the requests a day,
-// that AI Studio shows for each model of the project. If requestsPerDay is 0, a day has no limit. A day
-// begins at midnight Pacific time. Google doesn't document the kind of a minute, so minutes roll. All
-// keys of a project share its limits, so the client is assumed to use one project. Requests that
-// generate, embed or predict are limited. Counting tokens, batches, and requests that name no model,
-// such as uploads, are not.
+// Gemini is the Gemini API of Google, with the limits of each model in one project. The arguments
+// are the requests and input tokens a minute, and the requests a day, that AI Studio shows for a
+// model. If requestsPerDay is 0, a day has no limit. A day begins at midnight Pacific time. Google
+// doesn't document the kind of window of a minute, so minutes roll. All keys of a project share its
+// limits, so the client is assumed to use one project. Requests that generate, embed or predict are
+// limited. Counting tokens, batches, and requests that name no model, such as uploads, are not.
 //
 // Until the response reports the input tokens, a request is charged an estimate: its text, as
-// Provider.Tokens counts it, 1,120 for each image or file that it names, and one for every 50 bytes of
-// an encoded file (1,000 of audio). Output doesn't count. Of a body above 16 MB only the beginning is
-// read, and of a body without GetBody only the length is known: four bytes count as one token.
+// Provider.Tokens counts it, 1,120 for each image or file that it names, and one for every 50 bytes
+// of an encoded file (1,000 of audio). Output doesn't count. Of a body above 16 MB only the
+// beginning is read, and of a body without GetBody only the length is known: four bytes count as
+// one token.
 //
-// A refusal pauses its model for the time in its message. A refusal for the day closes the model with
-// throttle.ErrBanned until midnight, unless Policy.MaxPause allows such a wait, because the delay that
-// it asks for is too short. A refusal for lack of credit pauses nothing, because waiting doesn't help.
+// A refusal pauses its model for the time in its message. A refusal for the day closes the model
+// with throttle.ErrBanned until midnight, unless Policy.MaxPause allows such a wait, because the
+// delay that it asks for is too short. A refusal for lack of credit pauses nothing, because waiting
+// doesn't help.
 func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
 	const page, zone = "https://ai.google.dev/gemini-api/docs/rate-limits", "America/Los_Angeles"
 	tokens := minute(inputTokens, "tokens")

@@ -9,25 +9,24 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// GitHub is GitHub's REST and GraphQL APIs, with the limits of an authenticated user. The primary
-// limits are 5,000 REST requests and 5,000 GraphQL points an hour, 30 searches a minute and 9 code
-// searches a minute. GitHub counts for a user, whatever the token, so all programs of a user share
-// these limits, and responses report how much is left. Without a token the limit is 60 requests an
-// hour. An organization of Enterprise Cloud has 15,000 requests (10,000 points). An app has at least
-// 5,000 for each of its installations: set Account to a function that returns the installation. For
-// an Enterprise Server, append its host to Hosts.
+// GitHub is the API of GitHub, in REST and GraphQL, with the limits of one authenticated user. The
+// primary limits are 5,000 REST requests and 5,000 GraphQL points an hour, 30 searches a minute and
+// 9 code searches a minute. GitHub counts for a user, whatever the token, so all programs of a user
+// share these limits, and responses report how much is left. Without a token the limit is 60
+// requests an hour. An organization of Enterprise Cloud has 15,000 requests (10,000 points). An app
+// has at least 5,000 for each of its installations: set Account to a function that returns the
+// installation. For an Enterprise Server, append its host to Hosts.
 //
-// Secondary limits apply besides, and responses don't report their use: 100 concurrent requests;
-// 900 REST points and 2,000 GraphQL points a minute, where a write is 5 points and another request
-// 1; and 80 requests a minute and 500 an hour that create content. GitHub has more secondary
-// limits, for CPU time and undisclosed ones. Every REST POST and every mutation is assumed to
-// create content.
+// Secondary limits also apply, and responses don't report their use: 100 concurrent requests; 900
+// REST points and 2,000 GraphQL points a minute, where a write is 5 points and another request 1;
+// and 80 requests a minute and 500 an hour that create content. GitHub has more secondary limits,
+// for CPU time and undisclosed ones. Every REST POST and every mutation is assumed to create
+// content.
 //
 // The primary limits are counted in units with the names of GitHub's resources: "core", "search",
 // "code_search" and "graphql". Other resources, such as the audit log, have quotas of their own
-// with limits that are not published: one that is used up pauses only its own requests.
-//
-// A 304 costs nothing of the hour.
+// with limits that are not published. A quota that is used up pauses only its own requests. A 304
+// doesn't count in the hour.
 //
 // A GraphQL query is charged one primary point. If it asks for rateLimit { cost }, it is then
 // charged its real cost. Cost may also return the cost, in the unit "graphql". Mutations are

@@ -9,17 +9,17 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// GitLab is GitLab's REST and GraphQL APIs, for one user of gitlab.com. A user has 2,000 requests a
-// minute. Some endpoints have less besides, such as 400 a minute for a project, or 5 for an archive
-// of each project. Other pages of gitlab.com are not limited.
+// GitLab is the API of GitLab, in REST and GraphQL, with the limits of one user of gitlab.com. A
+// user has 2,000 requests a minute. Some endpoints also have smaller limits, such as 400 a minute
+// for a project, or 5 for an archive of each project. Other pages of gitlab.com are not limited.
 //
-// For an instance of your own, change Hosts, and set the tier of the scope "user" to its limit: if
-// the administrator has switched the limit on without other changes, 7,200 an hour.
+// For an instance of your own, change Hosts, and set the tier of the scope "user" to its limit. It
+// is 7,200 an hour if the administrator has only switched it on.
 //
 // Responses report the state of the user's limit. Some endpoints, such as those of packages and
-// files, may have a limit of their own, which they report instead: one that is used up pauses
-// them alone. A refusal by the limit of an endpoint names no wait, and pauses the endpoint for a
-// minute. Path segments that have a digit or an escape such as %2F are assumed to be ids.
+// files, may have a limit of their own, which they report instead. If it is used up, only these
+// endpoints pause. A refusal by the limit of an endpoint names no wait, and pauses the endpoint for
+// a minute. Path segments that have a digit or an escape such as %2F are assumed to be ids.
 func GitLab() Provider {
 	const page = "https://docs.gitlab.com/user/gitlab_com/rate_limits/"
 	const name, often = "RateLimit-Name", "This endpoint has been requested too many times*"

@@ -11,10 +11,10 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// GoogleWorkspace is Google's APIs for Sheets, Gmail, Drive, Calendar and YouTube, with the limits of
-// a Cloud project made since May 2026. Each API has limits for the project and for each of its users;
-// user returns the user of a request, such as a mailbox. If nil, the client acts for one user, such as
-// a service account.
+// GoogleWorkspace is the API of Google Sheets, Gmail, Drive, Calendar and YouTube, with the limits
+// of one project and of each of its users. The project is one that was created since May 2026;
+// older ones have other limits. The function user returns the user of a request, such as a mailbox.
+// If it is nil, the client acts for one user, such as a service account.
 //
 //   - Sheets has 300 reads and 300 writes a minute, 60 and 60 for a user.
 //   - Gmail has 1,200,000 units a minute, 6,000 for a user. Reading a message costs 20 and sending one
@@ -25,11 +25,12 @@ import (
 //   - YouTube has 10,000 units a day for the project, and 100 searches and 100 uploads besides. Its days
 //     begin at midnight Pacific Time. Reading costs 1, changing 50, and captions 50 to 450.
 //
-// The parts of a batch count singly. Older projects have other limits. Other APIs are not limited.
+// Each part of a batch counts. Other APIs are not limited.
 //
-// A refusal has status 403 or 429 and pauses the user. One that names the project's minute pauses the
-// project. Only Gmail names a wait. When a day is used up, the quota is closed with throttle.ErrBanned
-// until midnight Pacific Time, unless MaxPause allows such a wait. A full storage pauses nothing.
+// A refusal has status 403 or 429 and pauses the user. One that names the project's minute pauses
+// the project. Only Gmail names a wait. When a day is used up, the quota is closed with
+// throttle.ErrBanned until midnight Pacific Time, unless MaxPause allows such a wait. A full
+// storage pauses nothing.
 func GoogleWorkspace(user func(*http.Request) string) Provider {
 	const sheets, gmail = "https://developers.google.com/workspace/sheets/api/limits", "https://developers.google.com/workspace/gmail/api/reference/quota"
 	const drive, calendar = "https://developers.google.com/workspace/drive/api/guides/limits", "https://developers.google.com/workspace/calendar/api/guides/quota"

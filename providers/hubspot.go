@@ -10,14 +10,15 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// HubSpot is HubSpot's API, with the limits of a free or Starter account. An app has 100 requests
-// in any 10 seconds. The account has 250,000 a day; its day begins at midnight in the account's
-// time zone, such as "America/New_York", or UTC if zone is empty. Searches have 5 a second besides.
+// HubSpot is the API of HubSpot, with the limits of one app in one free or Starter account. An app
+// has 100 requests in any 10 seconds. The account has 250,000 a day; its day begins at midnight in
+// the account's time zone, such as "America/New_York", or UTC if zone is empty. Searches also have
+// 5 a second.
 //
 // The tiers of the scope "app" are these two, for the caller to change. A Professional account has
 // 190 in 10 seconds and 625,000 a day, an Enterprise account 190 and 1,000,000, and with a limit
-// increase 250 and 1,000,000 more. An app of the marketplace, which uses OAuth, has 110 and no daily
-// limit: remove that tier.
+// increase 250 and 1,000,000 more. An app of the marketplace, which uses OAuth, has 110 and no
+// daily limit: remove that tier.
 //
 // Responses report the daily use of the account's other apps. When the day is used up, requests
 // wait for midnight. A refusal closes the quota until midnight with throttle.ErrBanned, unless the

@@ -9,11 +9,11 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Infura is Infura's APIs. The plan of an account decides how many credits it has a second and a
-// day: 500 and 3,000,000 in the free plan, 4,000 and 15,000,000 in the plan Developer. If day is
-// zero, days are not limited. The day ends at midnight UTC, and all keys of the account share the
-// credits. Infura doesn't document whether the second rolls, so it does. For the limits of a key,
-// which its owner sets, pass those.
+// Infura is the API of Infura, with the limits of one account. Its plan decides how many credits it
+// has a second and a day: 500 and 3,000,000 in the free plan, 4,000 and 15,000,000 in the plan
+// Developer. If day is zero, days are not limited. The day ends at midnight UTC, and all keys of
+// the account share the credits. Infura doesn't document whether the second rolls, so it does. For
+// the limits of a key, which its owner sets, pass those.
 //
 // A call of JSON-RPC costs the credits of its method, by Infura's table, or 80. A batch costs the
 // sum of its calls, and 80; of a body of more than 64 KB only the beginning is read. A request that
@@ -23,9 +23,9 @@ import (
 // assumed to use one key of IPFS. They cost no credits.
 //
 // Responses report no limits. When the day's credits are used up, requests wait for midnight UTC. A
-// refusal for them closes the account until then with throttle.ErrBanned, unless the Policy.MaxPause
-// of the scope "account" allows such a wait. A refusal for the second's credits pauses the account
-// for a second if it names no wait.
+// refusal for them closes the account until then with throttle.ErrBanned, unless the
+// Policy.MaxPause of the scope "account" allows such a wait. A refusal for the second's credits
+// pauses the account for a second if it names no wait.
 func Infura(second, day int64) Provider {
 	const page, ipfs = "https://docs.metamask.io/services/get-started/pricing.md", "https://docs.metamask.io/services/how-to/use-ipfs/request-rate-limits.md"
 	const spent, throttled = http.StatusPaymentRequired, http.StatusTooManyRequests

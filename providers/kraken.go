@@ -9,13 +9,13 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Kraken is Kraken's Spot REST API, with the limits of its lowest tier, Starter. The client is
-// assumed to use one API key. Kraken's futures have another API, which is KrakenFutures.
+// Kraken is the Spot REST API of Kraken, with the limits of one key in the lowest tier, Starter.
+// Kraken's futures have another API: KrakenFutures.
 //
 // Private calls count in the key's counter, which goes to 15 and falls by 0.33 a second
 // (Intermediate 20 and 0.5, Pro 20 and 1). Calls for ledgers and trade history count 2. Calls that
-// add or cancel an order count 0. Public calls are limited to 1 a second for an IP address, and
-// those for trades and candles to 1 a second for each pair.
+// add or cancel an order count 0 there. Public calls are limited to 1 a second for an IP address,
+// and those for trades and candles to 1 a second for each pair.
 //
 // Adding or editing an order also counts in the matching engine, in a counter for each pair, which
 // goes to 60 and falls by 1 a second (Intermediate 125 and 2.34, Pro 180 and 3.75). The cost of

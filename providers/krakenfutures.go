@@ -11,14 +11,14 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// KrakenFutures is the REST API of Kraken's derivatives. An account may spend 500 points in 10
-// seconds: an order costs 10, a batch 9 and 1 for each of its orders, canceling everything 25, most
-// queries 2. Queries of the account's history have 100 points in 10 minutes of their own: 1 each,
-// and up to 10 for the log of the account. Public requests are free, and pass. The client is
-// assumed to use one account.
+// KrakenFutures is the REST API of Kraken's futures, with the limits of one account. An account may
+// spend 500 points in 10 seconds: an order costs 10, a batch 9 and 1 for each of its orders,
+// canceling everything 25, and most queries 2. Queries of the account's history have 100 points in
+// 10 minutes of their own: each costs 1, and the account's log costs up to 10. Public requests are
+// not limited.
 //
-// Kraken doesn't document whether the 10 seconds roll, so they do. A private endpoint that its page
-// doesn't list costs 10. A batch whose body can't be read costs as much as one of 10 orders.
+// Kraken doesn't document whether the 10 seconds roll, so they do. A private endpoint that Kraken's
+// page doesn't list costs 10. A batch whose body can't be read costs as much as one of 10 orders.
 //
 // A refusal has status 200 and names no wait.
 func KrakenFutures() Provider {

@@ -10,12 +10,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Meta is Meta's Graph API, with Facebook, Instagram, WhatsApp, Threads and the Marketing API. An app
-// has perHour calls in any hour: 200 for each of its daily users. Calls for an ad account,
-// whose paths begin with act_ and its id, count in the account instead: reading costs 1 point and
-// writing 3, of 60 in 5 minutes, or of 9,000 with full access to the Marketing API. Instagram has
-// 100 messages a second for each account, 10 with audio or video. An entry of a batch and each of
-// several ids count as a call.
+// Meta is the Graph API of Meta (Facebook, Instagram, WhatsApp, Threads and ads), with the limits
+// of one app and of each account. An app has perHour calls in any hour: 200 for each of its daily
+// users. Calls for an ad account, whose paths begin with act_ and its id, count in the account
+// instead: reading costs 1 point and writing 3, of 60 in 5 minutes, or of 9,000 with full access to
+// the Marketing API. Instagram has 100 messages a second for each account, 10 with audio or video.
+// An entry of a batch and each of several ids count as a call.
 //
 // Not included are limits that depend on ads, impressions or engaged users. Responses report their
 // use as percentages, which can't correct a quota.

@@ -12,8 +12,8 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// MicrosoftGraph is Microsoft Graph and SharePoint, for one app in one tenant. Each service has limits of
-// its own, and the path of a request names the service:
+// MicrosoftGraph is the API of Microsoft 365 (Graph and SharePoint), with the limits of one app in
+// one tenant. Each service has limits of its own, and the path of a request names the service:
 //
 //   - A mailbox has 10,000 requests in 10 minutes, 4 at once, and 150 MB of uploads in 5 minutes.
 //   - Users, groups and the rest of the directory have 3,500 units in 10 seconds (5,000 in a tenant of
@@ -27,12 +27,12 @@ import (
 //     identity protection and conditional access 1 a second.
 //   - All of them together have 130,000 in 10 seconds.
 //
-// Other services have limits that are not included. The entries of a $batch count singly, in the
-// service of all of them. Send a batch to one service: other batches count in no service. The id of
-// the user in a path names the mailbox.
+// Other services have limits that are not included. Each entry of a $batch counts, if all are of
+// one service. A batch for several services counts in none of them: split it. The id of the user in
+// a path names the mailbox.
 //
-// A refusal pauses its service for the Retry-After, with status 503 too: requests before its end count
-// and prolong it. A batch with refused entries has status 200 and pauses nothing.
+// A refusal, with status 429 or 503, pauses its service for the Retry-After, because earlier
+// requests count and prolong it. A batch with refused entries has status 200 and pauses nothing.
 func MicrosoftGraph() Provider {
 	const page = "https://learn.microsoft.com/graph/throttling-limits"
 	const sharepoint = "https://learn.microsoft.com/sharepoint/dev/general-development/how-to-avoid-getting-throttled-or-blocked-in-sharepoint-online"

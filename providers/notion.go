@@ -5,12 +5,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Notion is Notion's API for a connection, which is one token. It has a budget of requests for 60
-// seconds, spent at any pace. The budget depends on the workspace's plan. Here it is 180, which is
-// the average of 3 a second of older pages: set the tier of the scope "connection" to that of the
-// plan. Notion doesn't document when the 60 seconds begin, so they roll. The limit that the
-// connections of a workspace share is not published. A refusal by it may ask for a wait of more than
-// a minute.
+// Notion is the API of Notion, with the limits of one connection, which is one token. A connection
+// has a budget of requests for 60 seconds, spent at any pace. The budget depends on the workspace's
+// plan. Here it is 180, because older pages allow 3 a second on average: set the tier of the scope
+// "connection" to the plan's budget. Notion doesn't document when the 60 seconds begin, so they
+// roll. The limit that the connections of a workspace share is not published. A refusal by it may
+// ask for a wait of more than a minute.
 //
 // A 529 asks for a wait like a 429.
 func Notion() Provider {

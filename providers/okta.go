@@ -9,17 +9,18 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Okta is Okta's API for one API token or app. An organization, which is a host, has 75 requests at
-// once (35 in a free one), and each endpoint has a number of requests a minute: 600, or 1,200 for
-// /oauth2/v1/authorize and 120 for the log. Of other endpoints Okta shows the number only in its
-// console. They begin with 600, and responses report how much is really left, which also depends on
-// the share of the token, usually half. Endpoints may share a quota: each uses only its own
-// responses. Signing in with a password has 4 attempts a second for each username, and 600 a minute.
-// Keys and metadata are not limited.
+// Okta is the API of Okta, with the limits of each organization and endpoint for one token or app.
+// An organization, which is a host, has 75 requests at once (35 in a free one), and each endpoint
+// has a number of requests a minute: 600, or 1,200 for /oauth2/v1/authorize and 120 for the log.
+// Okta shows the numbers of other endpoints only in its console. Here they begin with 600, and
+// responses report how much is really left, which also depends on the token's share, usually half.
+// Endpoints may share a quota, but each uses only its own responses. Signing in with a password has
+// 4 attempts a second for each username, and 600 a minute. Keys and metadata are not limited.
 //
 // When a minute is used up, requests wait for its end. A refusal for too many requests at once,
-// which reports a limit of 0, pauses the organization for seconds. A refusal to sign in, and a response
-// that reports no attempt left, pause the username, because they don't report whose limit it is.
+// which reports a limit of 0, pauses the organization for seconds. A refusal to sign in, and a
+// response that reports no attempt left, pause the username, because they don't report whose limit
+// it is.
 //
 // For a domain of your own, append it to Hosts. Path segments that have a digit, or capital letters
 // alone, are assumed to be ids.

@@ -11,18 +11,18 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// OKX is OKX's V5 API. Each endpoint has a quota in 2 seconds, by OKX's documentation: for a user,
-// or for an IP address if it is public. Placing, amending and canceling orders have 60 for each
-// instrument, or 300 orders in batches; options count by family. An endpoint that the table here
-// lacks has 5. New and amended orders of derivatives have 1,000 in 2 seconds for a sub-account
-// besides. OKX doesn't document whether the seconds roll, so they do. The client is assumed to use
-// one address and one sub-account.
+// OKX is the V5 API of OKX, with the limits of one IP address and one sub-account. Each endpoint
+// has a quota in 2 seconds, by OKX's documentation. It is for a user, or for an IP address if the
+// endpoint is public. Placing, amending and canceling orders have 60 for each instrument, or 300
+// orders in batches; options count by family. An endpoint that the table here lacks has 5. A
+// sub-account also has 1,000 new and amended orders of derivatives in 2 seconds. OKX doesn't
+// document whether the seconds roll, so they do.
 //
 // The scopes of endpoints are named for their limits, such as "60/2s". Instruments are read from
 // the request's body. Orders without a readable instrument share one quota, as do batches for
 // several instruments. A batch of one order counts as a single order, and one that can't be read as
-// 20, as many as a batch can have. The limit of a VIP sub-account is told by GET
-// /api/v5/trade/account-rate-limit: change the Policy of the scope "orders".
+// 20, as many as a batch can have. GET /api/v5/trade/account-rate-limit reports the limit of a VIP
+// sub-account: change the Policy of the scope "orders".
 //
 // A signed request is valid for 30 seconds, and an order with an expTime until then. One that would
 // have to wait longer fails at once with throttle.ErrDeadline.

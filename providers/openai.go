@@ -11,13 +11,14 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// OpenAI is OpenAI's API, with the requests and tokens that the limits page of the organization or
-// project allows each model per minute. Requests are spread over the minute, because OpenAI may
-// apply a limit to a shorter time: 60 a minute as 1 a second. Only POST requests are limited. POSTs
-// whose JSON names no model share one more quota, and one vector store takes 300 files and batches
-// of files a minute. Snapshots such as gpt-4o-2024-08-06, and models fine-tuned from gpt-4o, share
-// the quota of gpt-4o. If the limits page lists further models that share a limit, let the Key of the
-// scope "model" return one name for them.
+// OpenAI is the API of OpenAI, with the limits of each model in one organization or project. The
+// arguments are the requests and tokens per minute that the limits page of the organization or
+// project shows for a model. Requests are spread over the minute, because OpenAI may apply a limit
+// to a shorter time: 60 a minute as 1 a second. Only POST requests are limited. POSTs whose JSON
+// names no model share one more quota. A vector store takes 300 files and batches of files a
+// minute. Snapshots such as gpt-4o-2024-08-06, and models fine-tuned from gpt-4o, share the quota
+// of gpt-4o. If the limits page lists further models that share a limit, let the Key of the scope
+// "model" return one name for them.
 //
 // A request is charged an estimate in tokens: those of its text, as Provider.Tokens counts them, or
 // max_completion_tokens, max_output_tokens or max_tokens for each of its n choices, whichever is

@@ -15,14 +15,15 @@ var openAICompatibleHosts = []string{
 	"api.groq.com", "openrouter.ai", "api.mistral.ai", "api.eu.mistral.ai", "api.x.ai", "api.deepseek.com", "api.together.ai", "api.together.xyz", "api.cerebras.ai",
 }
 
-// OpenAICompatible is the API of a host that speaks OpenAI's protocol, with the requests and tokens
-// that it allows each model per minute. For a host that documents no such limit, or if you don't know
-// it, 0 leaves a limit out: a model then waits after refusals only. Only POST requests are limited.
+// OpenAICompatible is the API of a host that speaks OpenAI's protocol, with the limits of each
+// model there. The arguments are the requests and tokens that the host allows a model per minute.
+// If the host documents no such limit, or you don't know it, 0 leaves the limit out: a model then
+// waits after refusals only. Only POST requests are limited.
 //
 //	client, err := providers.OpenAICompatible("api.groq.com", 30, 8_000).Client(nil)
 //
-// A request is charged an estimate in tokens, as for [OpenAI], but of its text and its highest output
-// together. These hosts differ from OpenAI:
+// A request is charged an estimate in tokens, as for [OpenAI], but for its text and its highest
+// output together. These hosts differ from OpenAI:
 //
 //	api.groq.com      Headers report the requests of a day: add a tier of throttle.PerDay. The wait
 //	                  may stand in the message alone.
@@ -42,9 +43,9 @@ var openAICompatibleHosts = []string{
 //	api.cerebras.ai   Headers report minutes, hours and days: add tiers for these. The tokens that
 //	                  a response reports replace the estimate. A full queue pauses nothing.
 //
-// Any other host has OpenAI's headers and errors, as far as its responses have them. There, and where
-// nothing else is said, unused tokens are not given back. Refusals for lack of credit, and of a request
-// above the limit, pause nothing.
+// Any other host has OpenAI's headers and errors, as far as its responses have them. Unused tokens
+// are not refunded, unless the list says otherwise. A refusal for lack of credit, or of a request
+// above the limit, pauses nothing.
 func OpenAICompatible(host string, requests, tokens int64) Provider {
 	bodies := new(prompts)
 	p := Provider{

@@ -9,13 +9,13 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Reddit is Reddit's API for one OAuth client. It has 100 requests a minute, averaged over 10
-// minutes: 1,000 in each window, whose end responses report. Some accounts have more. Requests for
-// tokens have 300 in 5 minutes of their own. Without OAuth, www.reddit.com accepts about one request
-// in 2 seconds. The method morechildren has one request at a time.
+// Reddit is the API of Reddit, with the limits of one OAuth client. A client has 100 requests a
+// minute, averaged over 10 minutes: 1,000 in each window, whose end responses report. Some accounts
+// have more. Requests for tokens have 300 in 5 minutes of their own. Without OAuth, www.reddit.com
+// accepts about one request in 2 seconds. The method morechildren has one request at a time.
 //
-// New accounts may post less, and Reddit doesn't publish how much less. Such a refusal has status
-// 200, and pauses writes to its path alone, for a minute if it names no exact wait.
+// New accounts may post less, and Reddit doesn't publish how much less. A refusal for this reason
+// has status 200. It pauses only writes to its path, for a minute if it names no exact wait.
 func Reddit() Provider {
 	const page, code = "https://support.reddithelp.com/hc/en-us/articles/16160319875092-Reddit-Data-API-Wiki", "https://github.com/praw-dev/prawcore/blob/06e4730/prawcore/rate_limit.py"
 	const more, wiki = "https://github.com/praw-dev/prawcore/pull/112", "https://github.com/reddit-archive/reddit/wiki/API"

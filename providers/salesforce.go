@@ -9,16 +9,18 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Salesforce is the APIs of Salesforce's platform. An org has perDay calls in any 24 hours, whatever
-// the user and the app: 100,000 and 1,000 for each license in the Enterprise Edition, 15,000 in the
-// Developer Edition. It also has 25 calls at once that last 20 seconds or longer (5 in the Developer
-// Edition). How long a call will take is not known, so all calls count in that limit: raise it
-// if yours are short. A host names its org, so each org has quotas of its own.
+// Salesforce is the API of the Salesforce Platform, with the limits of each org. An org has perDay
+// calls in any 24 hours, whatever the user and the app: 100,000 and 1,000 for each license in the
+// Enterprise Edition, 15,000 in the Developer Edition. It also has 25 calls at once that last 20
+// seconds or longer (5 in the Developer Edition). How long a call will take is not known, so all
+// calls count in that limit: raise it if yours are short. A host names its org, so each org has
+// quotas of its own.
 //
-// Responses report the use of the whole org. When others have used up the day, calls go at a 24-hour
-// rate, because calls of a day ago make room little by little. A refusal has status 403 and names no
-// wait: a long call may end at any time. A locked record pauses nothing. Not included are bursts and the limits of a connected
-// app and of Chatter, which are not published, and Marketing Cloud, which is another product.
+// Responses report the use of the whole org. When others have used up the day, calls go at the
+// day's average rate, because the calls of a day ago make room little by little. A refusal has
+// status 403 and names no wait: a long call may end at any time. A locked record pauses nothing.
+// Not included are bursts and the limits of a connected app and of Chatter, which are not
+// published, and Marketing Cloud, which is another product.
 func Salesforce(perDay int64) Provider {
 	const page = "https://developer.salesforce.com/docs/platform/salesforce-app-limits-cheatsheet/guide/salesforce-app-limits-platform-api.html"
 	org := bucket(perDay, 24*time.Hour, perDay) // the calls of all apps, as responses report them

@@ -10,12 +10,12 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// ShopifyREST is Shopify's REST Admin API, with the limits of its standard plan: for an app in a
-// shop, a bucket of 40 that leaks 2 requests a second (Advanced Shopify has 80 and 4; Shopify Plus
-// has 400 and 20). The client is assumed to be one app. Each host is a shop.
+// ShopifyREST is the REST Admin API of Shopify, with the limits of one app in each shop on the
+// standard plan. An app has a bucket in each shop that holds 40 requests and leaks 2 a second
+// (Advanced Shopify has 80 and 4; Shopify Plus has 400 and 20). Each host is a shop.
 //
-// Shopify refuses requests that come before the Retry-After of a refusal is over. A locked shop (423)
-// closes the shop's quota, and a security rejection (430) pauses nothing.
+// Shopify refuses requests that come before the Retry-After of a refusal is over. A locked shop
+// (423) closes the shop's quota, and a security rejection (430) pauses nothing.
 func ShopifyREST() Provider {
 	return Provider{
 		Name: "shopify-rest",
@@ -31,16 +31,16 @@ func ShopifyREST() Provider {
 	}
 }
 
-// ShopifyGraphQL is Shopify's GraphQL Admin API, with the limits of its standard plan: for an app
-// in a shop, a bucket that gains 100 points a second (Advanced Shopify 200, Shopify Plus 1,000).
-// The bucket holds 20 seconds' worth: 2,000 points (4,000 and 20,000). One query costs at most
-// 1,000. The client is assumed to be one app. Each host is a shop. The Partner API is limited to 4
-// requests a second for each organization. The APIs of storefronts have no limits for buyers, so they
-// are not limited, nor are those of customer accounts and payments apps.
+// ShopifyGraphQL is the GraphQL Admin API of Shopify, with the limits of one app in each shop on
+// the standard plan. An app has a bucket in each shop that gains 100 points a second (Advanced
+// Shopify 200, Shopify Plus 1,000). The bucket holds the points of 20 seconds: 2,000 (4,000 and
+// 20,000). One query costs at most 1,000. Each host is a shop. The Partner API is limited to 4
+// requests a second for each organization. The APIs of storefronts have no limits for buyers, so
+// they are not limited, nor are those of customer accounts and payments apps.
 //
-// Shopify sets the requested cost of a query aside before it runs, and refunds what the query did not
-// use. So a query is charged what earlier queries with the same text, and with variables that are
-// equal but for their strings, requested: their average, and one and a half times their average
+// Shopify sets the requested cost of a query aside before it runs, and refunds what the query did
+// not use. So a query is charged what earlier queries with the same text, and with variables that
+// are equal but for their strings, requested: their average, and one and a half times their average
 // distance from it. A query whose text is new is charged 1,000 points, and one without GetBody
 // always is. When the response reports the actual cost, the difference is refunded. If you know the
 // costs of your queries, which responses report as requestedQueryCost, you can set Cost.

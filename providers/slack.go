@@ -9,17 +9,18 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Slack is Slack's Web API and its incoming webhooks, for one app in one workspace. For an app in
-// several workspaces, set Account to a function that returns the workspace. Each method has
-// a quota of its own, by the tier that Slack's Java SDK knows for it: 1, 20, 50 or 100 calls a
-// minute, and 600 for three methods. A method that the SDK does not know has 20. The method
-// chat.postMessage has one message a second for each channel, and a webhook one message a second.
-// Slack tolerates bursts beyond that. It doesn't document how it counts, so minutes roll.
+// Slack is the Web API of Slack and its incoming webhooks, with the limits of one app in one
+// workspace. For an app in several workspaces, set Account to a function that returns the
+// workspace. Each method has a quota of its own, by the tier that Slack's Java SDK knows for it: 1,
+// 20, 50 or 100 calls a minute, and 600 for three methods. A method that the SDK does not know has
+// 20. The method chat.postMessage has one message a second for each channel, and a webhook one
+// message a second. Slack tolerates bursts beyond that. It doesn't document how it counts, so
+// minutes roll.
 //
-// Not included is the limit of messages to a workspace, several hundred a minute, whose number Slack
-// doesn't publish: for one, append a Scope with a Key that counts chat.postMessage. Nor is the limit of
-// one call a minute of conversations.history and .replies for new apps that are sold outside the
-// Marketplace: move these two to the scope "tier1".
+// Two limits are not included. A workspace takes several hundred messages a minute, a number that
+// Slack doesn't publish: to limit them, append a Scope with a Key that counts chat.postMessage. New
+// apps that are sold outside the Marketplace have one call a minute of conversations.history and of
+// conversations.replies: let the Keys of the scopes count these two in "tier1".
 //
 // The channel is read from a JSON or form body. Requests without a readable channel share one
 // quota. A refusal may have status 200.

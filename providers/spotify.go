@@ -8,15 +8,15 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Spotify is Spotify's Web API for one app. An app has a number of requests in any 30 seconds, over
-// all its users. Spotify doesn't publish the number, which is lower in development mode: requests is
-// the caller's choice.
+// Spotify is the Web API of Spotify, with the limits of one app. An app has a number of requests in
+// any 30 seconds, over all its users. Spotify doesn't publish the number, which is lower in
+// development mode: requests is the caller's choice.
 //
 // A refusal pauses all requests for as long as it asks. It may ask for hours, and users report that
 // requests in between make the wait longer. A wait of more than 15 minutes closes the quota with
 // throttle.ErrBanned, unless its Policy.MaxPause allows more. A refusal with the reason
-// QUOTA_EXCEEDED, for the apps in development mode of one developer, pauses nothing, because Spotify
-// doesn't document when it ends.
+// QUOTA_EXCEEDED, for the apps in development mode of one developer, pauses nothing, because
+// Spotify doesn't document when it ends.
 func Spotify(requests int64) Provider {
 	return Provider{
 		Name: "spotify",

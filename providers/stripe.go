@@ -8,18 +8,18 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Stripe is Stripe's API. An account has 100 requests a second in live mode and 25 in a sandbox. An
-// endpoint, which is a method and a path without its ids, has 25 a second. Searching, reading files
-// and writing files have 20 each, creating payouts has 15 and 30 at once, and creating accounts in a
-// sandbox has 5. In live mode meter events have 1,000 a second, apart from the account's limit, unless
-// they are for a connected account; the stream of meter events has 10,000. The client is assumed to
-// use one account. A request counts in the sandbox if its key is a test key. Stripe doesn't document
-// the kind of window, so seconds roll. Stripe raises limits on request.
+// Stripe is the API of Stripe, with the limits of one account. An account has 100 requests a second
+// in live mode and 25 in a sandbox. An endpoint, which is a method and a path without its ids, has
+// 25 a second. Searching, reading files and writing files have 20 each, creating payouts has 15 and
+// 30 at once, and creating accounts in a sandbox has 5. In live mode meter events have 1,000 a
+// second, apart from the account's limit, unless they are for a connected account; the stream of
+// meter events has 10,000. A request counts in the sandbox if its key is a test key. Stripe doesn't
+// document the kind of window, so windows roll. Stripe raises limits on request.
 //
-// Not limited here are the unpublished number of concurrent requests; the limits of one object, such
-// as 1,000 updates of a payment intent in an hour; the meter events of one customer and meter, which
-// must not be concurrent; and the 500 reads for each transaction, which Stripe allows on average over
-// 30 days.
+// These are not limited here: the unpublished number of concurrent requests; the limits of one
+// object, such as 1,000 updates of a payment intent in an hour; the meter events of one customer
+// and meter, which must not be concurrent; and the 500 reads for each transaction that Stripe
+// allows on average over 30 days.
 //
 // A refusal names its limit, but no wait. A refusal for one object, or a 429 for a locked object,
 // pauses nothing. Path segments with a digit or a capital letter are assumed to be ids.

@@ -10,14 +10,15 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Telegram is Telegram's Bot API. A bot sends 30 messages a second in all, one a second to each chat,
-// and 20 a minute to each group or channel. Messages are the methods that send, copy, forward or
-// edit; other methods are not limited, but setWebhook has one a second, and close one in 10 minutes.
+// Telegram is the Bot API of Telegram, with the limits of each bot, chat and group. A bot sends 30
+// messages a second in all, one a second to each chat, and 20 a minute to each group or channel.
+// Calls of the methods that send, copy, forward or edit count as messages. Of the other methods,
+// setWebhook has one call a second, close has one in 10 minutes, and the rest are not limited.
 // Telegram tolerates short bursts. It doesn't document how it counts, so windows roll.
 //
-// The chat_id is read from the query, or from a JSON, form or multipart body. A negative number and
-// a @name stand for a group or channel. A message without a readable chat counts for the bot alone.
-// Paid broadcasts have more than 30 a second.
+// The chat_id is read from the query, or from a JSON, form or multipart body. A negative number or
+// a @name is a group or channel. A message without a readable chat counts for the bot alone. Paid
+// broadcasts have more than 30 a second.
 //
 // A refusal pauses its chat for as long as the response asks. A refusal of a method that sends
 // nothing pauses the bot.

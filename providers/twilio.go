@@ -8,15 +8,15 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Twilio is Twilio's REST API, which limits the concurrent requests of an account. The limit is not
-// published and differs between accounts. Begin with a low value, and watch the header
-// Twilio-Concurrent-Requests and the errors 20429. Besides, an account with its subaccounts may
-// create 2,000 messages a second.
+// Twilio is the API of Twilio, with the limits of one account. Twilio limits an account's
+// concurrent requests. The limit is not published and differs between accounts. Begin with a low
+// value, and watch the header Twilio-Concurrent-Requests and errors with the code 20429. An account
+// and its subaccounts may also create 2,000 messages a second together.
 //
-// The limits of one phone number, verification, factor or sender also refuse with a 429. Such a
-// refusal pauses nothing, because other numbers are not affected. When the account's messages of an
-// hour or a day are used up, only further messages are paused. A refusal names no wait. Twilio
-// doesn't process refused requests.
+// A 429 may also come from the limit of one phone number, verification, factor or sender. It pauses
+// nothing, because others are not affected. When the account's messages of an hour or a day are
+// used up, only further messages are paused. A refusal names no wait. Twilio doesn't process
+// refused requests.
 func Twilio(concurrent int64) Provider {
 	return Provider{
 		Name: "twilio",

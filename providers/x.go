@@ -9,16 +9,16 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// X is the API of X, formerly Twitter. Each endpoint, which is a method and a path without its ids,
-// has a quota for each user, or for the app if the request has the app's token. A window of 15
-// minutes opens with a request. X publishes no limit that holds for every plan, so limits are read
-// from responses: until its first response an endpoint is not limited, and then its requests wait for
-// the reset when nothing is left. The client is assumed to use one token.
+// X is the API of X, formerly Twitter, with the limits of each endpoint for one token. Each
+// endpoint, which is a method and a path without its ids, has a quota for each user, or for the app
+// if the request has the app's token. A window of 15 minutes opens with a request. X publishes no
+// limit that holds for every plan, so limits are read from responses: until its first response an
+// endpoint is not limited, and then its requests wait for the reset when nothing is left.
 //
 // Posting has limits of 24 hours, too. When one is used up, the endpoint is closed with
-// throttle.ErrBanned until the reset, unless the MaxPause of the scope "endpoint" allows such a wait.
-// The cap of posts in a month and spent credits pause nothing. Path segments with a digit, and names
-// after "username", are assumed to be ids.
+// throttle.ErrBanned until the reset, unless the MaxPause of the scope "endpoint" allows such a
+// wait. When the posts of a month or the credits are used up, a refusal pauses nothing. Path
+// segments with a digit, and names after "username", are assumed to be ids.
 func X() Provider {
 	const page = "https://docs.x.com/fundamentals/rate-limits"
 	reset := answers.Field{Header: "X-Rate-Limit-Reset", Format: answers.EpochSeconds}

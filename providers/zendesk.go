@@ -10,18 +10,19 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// Zendesk is Zendesk's Support and Help Center APIs. An account, which is a host, has requests a
-// minute, by its plan: 200 (Team), 400 (Growth and Professional), 700 (Enterprise) or 2,500
-// (Enterprise Plus, or the High Volume add-on). Its Help Center has as many of its own, and its
-// attachments have 2,500. Some endpoints have less besides, such as 100 updates of tickets a minute
-// and 10 incremental exports. A ticket has 30 updates in 10 minutes, and a user, an organization and
-// a view have 5 a minute. With the High Volume add-on updates of tickets have 300, and exports 30:
-// change their scopes.
+// Zendesk is the API of Zendesk Support and Help Center, with the limits of each account. An
+// account, which is a host, has a number of requests a minute, by its plan: 200 (Team), 400 (Growth
+// and Professional), 700 (Enterprise) or 2,500 (Enterprise Plus, or the High Volume add-on). Its
+// Help Center has as many of its own, and its attachments have 2,500. Some endpoints also have
+// smaller limits, such as 100 updates of tickets a minute and 10 incremental exports. A ticket has
+// 30 updates in 10 minutes, and a user, an organization and a view have 5 a minute. With the High
+// Volume add-on, updates of tickets have 300 and exports 30: change the scopes "tickets" and
+// "exports".
 //
 // Responses report how much is left, of the account and of endpoints, and when the minute ends. A
-// refusal pauses the endpoint or the object, or the account if nothing is left of it. A refusal that
-// names no wait pauses for a minute, and one for too many jobs for seconds. Not limited here are the
-// jobs of an account, 30 at once. Path segments with a digit are assumed to be ids.
+// refusal pauses the endpoint or the object, or the account if it has nothing left. If a refusal
+// names no wait, the pause is a minute, or seconds if there are too many jobs. An account has 30
+// jobs at once, which are not limited here. Path segments with a digit are assumed to be ids.
 func Zendesk(requests int64) Provider {
 	const left = "Ratelimit-Remaining"
 	account := fixed(requests, time.Minute, "account")
