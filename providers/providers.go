@@ -15,6 +15,10 @@
 // A program that talks to many APIs uses [Auto], which recognizes each by its host. [Lookup] returns the
 // presets of a host.
 //
+// [Auto] recognizes an API by the host of a request, and [Lookup] returns the presets of a host.
+// With [Provider.Account] each account has quotas of its own. [Provider.Tokens] may be a tokenizer,
+// for exact counts where a language model's API limits tokens.
+//
 // With a nil store each client has quotas of its own, in this process. On a shared store all
 // clients of a provider share its quotas: give two accounts on one store different values of
 // Provider.Name.

@@ -9,11 +9,11 @@ import (
 	"github.com/apithrottle/throttle/answers"
 )
 
-// X is the API of X, formerly Twitter, with the limits of each endpoint for one token. Each
-// endpoint, which is a method and a path without its ids, has a quota for each user, or for the app
-// if the request has the app's token. A window of 15 minutes opens with a request. X publishes no
-// limit that holds for every plan, so limits are read from responses: until its first response an
-// endpoint is not limited, and then its requests wait for the reset when nothing is left.
+// X is the API of X, formerly Twitter, with the limits of each endpoint for one token, as responses
+// report them. Each endpoint, which is a method and a path without its ids, has a quota for each
+// user, or for the app if the request has the app's token. A window of 15 minutes opens with a
+// request. X publishes no limit that holds for every plan: until its first response an endpoint is
+// not limited. Then its requests wait for the reset when nothing is left.
 //
 // Posting has limits of 24 hours, too. When one is used up, the endpoint is closed with
 // throttle.ErrBanned until the reset, unless the MaxPause of the scope "endpoint" allows such a
