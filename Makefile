@@ -37,12 +37,12 @@ test32:
 	CGO_ENABLED=0 GOARCH=386 go test $$(go list ./... | grep -Ev '/(distributed|internal/redistest)$$')
 
 # valkey runs what servers may differ in on a valkey-server, if there is one or apt-get
-# has one: the faults, the contract of a store, scripts and functions, and rights.
+# has one: the faults, the contract of a store, scripts and functions, rights, and nested quotas.
 valkey:
 	@sh tools/redis.sh valkey-server
 	@if ! command -v valkey-server; then echo "no valkey-server: nothing runs on it"; exit 0; fi; \
 	valkey-server --version && THROTTLE_REDIS_SERVER=valkey-server \
-		go test $(RACE) -count=1 -run '^Test(Faults|Store|Function|Input)' ./distributed
+		go test $(RACE) -count=1 -run '^Test(Faults|Store|Function|Input|BundleServers)' ./distributed
 
 # soak plays the random storms of the tests SOAK times as long as test does.
 SOAK   ?= 10

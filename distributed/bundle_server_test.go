@@ -22,6 +22,7 @@ func TestBundleServers(t *testing.T) {
 	run := func(t *testing.T, rdb redis.UniversalClient, o distributed.Options, together bool) {
 		counter := new(bundleCalls)
 		rdb.AddHook(counter)
+		o.Timeout = slow
 		s := distributed.New(rdb, o)
 		l := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(50), per(sec, 50, throttle.GCRA)}}, s).
 			Within(limiter(t, throttle.Policy{Name: "middle", Tiers: []throttle.Tier{throttle.PerHour(100)}}, s)).
@@ -63,7 +64,7 @@ func TestBundleServers(t *testing.T) {
 	t.Run("one node of several", func(t *testing.T) { // as behind a proxy
 		rdb := redistest.Start(t).Client()
 		rdb.AddHook(crossSlot{})
-		s := distributed.New(rdb, distributed.Options{})
+		s := distributed.New(rdb, distributed.Options{Timeout: slow})
 		l := limiter(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s).
 			Within(limiter(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(50)}}, s))
 		for range 3 {
