@@ -308,7 +308,7 @@ func TestInputRightsOnCluster(t *testing.T) {
 	t.Parallel()
 	c := startRestricted(t)
 	ctx := context.Background()
-	p := named(per(200*ms, 5, throttle.SlidingLog))
+	p := named(per(200*ms, 5, throttle.SlidingLog), throttle.PerHour(1_000)) // the key outlives a slow machine
 	p.Guard = 0
 	l, other := c.limiter(t, p, distributed.Options{}), c.limiter(t, p, distributed.Options{})
 	wait := func() {

@@ -31,7 +31,7 @@ const (
 	// timeout is the timeout of clients.
 	timeout = time.Second
 	// serverTimeout is the timeout for servers to become ready, on a slow machine.
-	serverTimeout = 20 * time.Second
+	serverTimeout = 2 * time.Minute
 )
 
 // A Server is a redis-server. Its methods may be called from any goroutine. Methods that can fail
