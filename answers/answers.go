@@ -7,7 +7,7 @@
 // at GitLab. Package answers therefore infers nothing from a name or a value. A [Profile] lists, as
 // data, which header holds what in which [Format]. A value that doesn't fit its format is ignored.
 // Package profiles has the profiles of fifty APIs, and [Common] reads what has one meaning, whoever
-// sends it.
+// sends it. The page docs/unlisted.md writes a profile from an API's documentation, step by step.
 //
 //	github := answers.Profile{Quotas: []answers.Quota{{
 //		NameIn:    "X-RateLimit-Resource",
@@ -66,7 +66,9 @@ type Profile struct {
 	Reasons []string
 }
 
-// A Quota describes where a response reports the state of one quota or, if Combined, of several.
+// A Quota describes where a response reports the state of one quota or, if Combined, of several. Set
+// the Fields that the provider sends, and leave the others empty. For one of a Policy's tiers, Unit
+// is the Unit of the tier.
 type Quota struct {
 	// Name is the name of the Readings, and may be empty. Where a Combined header names the
 	// quotas, the name of a reading is "tickets", or with Name "endpoints/tickets".
@@ -141,12 +143,12 @@ type Charge struct {
 	// Or is another place of the same number, as in a stream. The later value in a body counts.
 	Or Field
 
-	// Times is how many units each counted one costs, such as 5 where an output token takes five
+	// Times is how many units a reported unit costs, such as 5 where an output token takes five
 	// tokens of a quota. If zero, one.
 	Times int64
 
-	// ByStatus replaces Field and Or if the status of a response decides what the request cost:
-	// {304: 0, 0: 1} where a request costs 1, and nothing if it returns 304 Not Modified. The
+	// ByStatus replaces Field and Or if the status of a response decides what the request cost.
+	// With {304: 0, 0: 1} a request costs 1, or nothing if the response is 304 Not Modified. The
 	// key 0 stands for every other status. Without it, other responses report no charge. If
 	// empty, the Fields are read.
 	ByStatus map[int]int64
@@ -179,11 +181,13 @@ type Answer struct {
 	// costs in the body. Costs of one unit are added up. A response from a cache has none.
 	Charged []Amount
 
+	// Refusal has the Kind Passed if the request was not refused.
 	Refusal
 }
 
 // An Amount is a number of units.
 type Amount struct {
+	// Unit is the Unit of the Charge, or "requests" if that is empty.
 	Unit string
 	N    int64
 }

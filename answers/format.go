@@ -16,8 +16,8 @@ type Format uint8
 
 // The formats, each with examples.
 const (
-	// Number is a count: "59", "588.0" (Reddit), "-27689" (Azure), which is 0. A remaining
-	// count rounds down, a used count up.
+	// Number is a count: "59", "588.0" (Reddit). A negative count, such as "-27689" (Azure), is
+	// read as 0. A remaining count rounds down, a used count up.
 	Number Format = iota
 
 	// Percent is a share of the limit in hundredths: "28" (Meta), "9.67".
@@ -71,28 +71,29 @@ func (f Format) String() string {
 
 // A Field is the place of a value and its format. The zero Field has no value.
 type Field struct {
-	// Header is the name of a header, in any case. A name in canonical form, such as
-	// X-Ratelimit-Limit, needs no allocation. The first of several lines counts. In
-	// Quota.Combined the name may end in "*", for every header with this prefix; the rest of
-	// such a header's name is the name of the quota.
+	// Header is the name of a header, in small or capital letters. A name in canonical form,
+	// such as X-Ratelimit-Limit, needs no allocation. If a response has several lines of it, the
+	// first counts. In Quota.Combined the name may end in "*", for every header with this
+	// prefix. The rest of such a header's name is then the name of the quota.
 	Header string
 
 	// Path is the place of a string or number in JSON: in the value of Header or, without a
 	// Header, in the body. It is the keys to the value, with points between them, as in
 	// "error.details.*.retryDelay", where * stands for each element of an array and each value
-	// of an object. The first value found counts, in a Meter the last, and of waits in a header
-	// the longest. A value longer than 4 KB is ignored.
+	// of an object. If there are several values, the first counts. In a Meter the last counts,
+	// and of waits in a header the longest. A value longer than 4 KB is ignored.
 	Path string
 
-	// Item is the position of the value in a list, such as 2 for the 30000 of "600,30000"
-	// (Strava). Commas, semicolons and colons separate the items, so that "20:1,100:120" (Riot)
+	// Item is the position of the value in a list, counted from 1: the 30000 of "600,30000"
+	// (Strava) is Item 2. Commas, semicolons and colons separate items: "20:1,100:120" (Riot)
 	// has four. If zero, the value is not a list.
 	Item int
 
-	// After is text within the value, such as "try again in ". Only what follows it in the Format
-	// is read: a number, a Duration or a Timestamp. If empty, the whole value is read.
+	// After is text within the value, such as "try again in ". Only the number, Duration or
+	// Timestamp that follows it is read, according to Format. If empty, the whole value is read.
 	After string
 
+	// Format is how the value is written. If zero, Number.
 	Format Format
 }
 

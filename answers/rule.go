@@ -13,7 +13,8 @@ import (
 	"github.com/apithrottle/throttle/internal/retryafter"
 )
 
-// A Kind is the meaning of a response for the quota.
+// A Kind is the meaning of a response for the quota. A throttle.Transport pauses the quota after a
+// response that is Limited, closes it after one that is Banned, and goes on after one that is Other.
 type Kind uint8
 
 const (
@@ -60,7 +61,8 @@ type Rule struct {
 	// Text is a text as in Value. If empty, any body.
 	Text string
 
-	// Kind is the meaning of the response.
+	// Kind is the meaning of the response. If zero, Passed: the response is not a refusal, and
+	// later rules don't apply to it.
 	Kind Kind
 
 	// Wide is true if the refusal has a wider scope than the limit of the request's own route,

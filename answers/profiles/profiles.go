@@ -7,10 +7,12 @@
 //	}
 //	client := &http.Client{Transport: &throttle.Transport{Limiter: lim, Profile: &gitlab.Profile}}
 //
-// A profile contains no limits: the Policy of lim has those of your account. Package providers has
-// limits, costs and profiles of the APIs that it knows, and answers.Common serves APIs that nobody has
-// described. Responses are read as the pages describe them, or as they were captured; each Entry
-// names its page and the day when the page was read.
+// A profile contains no limits: the Policy of lim has the limits of your account, in tiers whose
+// Units are those of the profile's Quotas and Charges. Package providers has limits, costs and
+// profiles of the APIs that it knows, and answers.Common serves APIs that nobody has described.
+//
+// Responses are read as the pages describe them, or as they were captured. Each [Entry] names its
+// page and the day when the page was read.
 package profiles
 
 import (
