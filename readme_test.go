@@ -4,14 +4,18 @@ import (
 	"context"
 	"fmt"
 	"go/format"
+	"io"
 	"log"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/providers"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -71,6 +75,50 @@ func inMoney(ctx context.Context) context.Context {
 	return ctx
 }
 
+func learning(lim *throttle.Limiter) *throttle.Transport {
+	var typical atomic.Int64 // points of a query, as learned
+	typical.Store(1_000)
+	transport := &throttle.Transport{
+		Limiter: lim, // with an Estimated tier of points
+		Profile: &answers.Profile{Charges: []answers.Charge{{Unit: "points", Field: answers.Field{Path: "extensions.cost"}}}},
+		Cost:    func(*http.Request) throttle.Cost { return throttle.Cost{"points": typical.Load()} },
+		Settle: func(*http.Request) func(throttle.Cost) throttle.Cost {
+			return func(reported throttle.Cost) throttle.Cost {
+				if points := reported["points"]; points > 0 {
+					typical.Store((7*typical.Load() + points) / 8)
+				}
+				return reported
+			}
+		},
+	}
+	return transport
+}
+
+// TestLearning checks that the code of docs/costs.md learns what requests cost.
+func TestLearning(t *testing.T) {
+	lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{{Limit: 10_000, Window: time.Hour, Unit: "points", Estimated: true}}}, nil)
+	tr := learning(lim)
+	for i, cost := range []string{"200", "0", "200"} {
+		if got, want := tr.Cost(nil)["points"], []int64{1_000, 900, 900}[i]; got != want {
+			t.Errorf("request %d is charged %d points, want %d", i, got, want)
+		}
+		tr.Base = roundTripper(func(*http.Request) (*http.Response, error) {
+			resp := trAnswer(http.StatusOK, "Content-Type", "application/json")
+			resp.Body = io.NopCloser(strings.NewReader(`{"extensions": {"cost": ` + cost + `}}`))
+			return resp, nil
+		})
+		resp, err := tr.RoundTrip(httptest.NewRequest(http.MethodPost, trURL, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+	}
+	if got := used(t, lim)[0]; got != 400 {
+		t.Errorf("%d points are used, want 400", got)
+	}
+}
+
 func beforeBatch(ctx context.Context, lim *throttle.Limiter) error {
 	if err := lim.Wait(ctx); err != nil {
 		return err // the context's own error, or a *throttle.WaitError
@@ -98,8 +146,8 @@ func TestReadme(t *testing.T) {
 		source = append(source, text...)
 	}
 	blocks := strings.Split(string(pages), "```go\n")[1:]
-	if len(blocks) != 5 {
-		t.Fatalf("the pages have %d Go blocks, want 5", len(blocks))
+	if len(blocks) != 6 {
+		t.Fatalf("the pages have %d Go blocks, want 6", len(blocks))
 	}
 	for _, block := range blocks {
 		code, _, _ := strings.Cut(block, "```")
