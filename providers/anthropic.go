@@ -13,28 +13,28 @@ import (
 
 // Anthropic is the Messages API of Anthropic, with the limits of each model family in one
 // organization. The arguments are the requests, input tokens and output tokens per minute that the
-// organization's limits page shows for a family. The versions 4.x of Opus share a pool, which Opus
-// 5 has no part in, and so it is with the other families. Fast mode has a pool of its own, with the
-// same limits unless responses report lower ones. Requests are spread over the minute, because
-// Anthropic may enforce 60 a minute as 1 a second. Tokens are buckets that are refilled
-// continuously. The requests to message batches are limited to 1,000 a minute, for all models;
-// Anthropic doesn't tell the limits of token counting and of files, so these are not limited.
+// organization's limits page shows for a family. All versions 4.x of Opus share a pool, and Opus 5
+// has another. The same holds for other families. Fast mode has a pool of its own, with the same
+// limits unless responses report lower ones. Requests are spread over the minute, because Anthropic
+// may enforce 60 a minute as 1 a second. The limits of tokens are buckets that refill continuously.
+// Requests for message batches have 1,000 a minute, for all models. Anthropic doesn't publish the
+// limits of token counting and of files, so these are not limited here.
 //
 // Until the response reports the real cost, a request is charged an estimate. A stream reports its
-// cost at its end; a stream that is cut off before costs its estimate.
+// cost at its end. A stream that is cut off costs its estimate.
 //
-//   - Output: Anthropic counts what a model writes, and max_tokens plays no part. So the estimate is
-//     what earlier answers to the same system prompt, tools and max_tokens took: their average, and
-//     one and a half times their average distance from it. What the model's other answers took
-//     counts while few are known, and 4,000 tokens while none is. Of an answer that takes longer
-//     than 75 seconds, what it takes in this time counts, because what it wrote before has been
-//     refilled. The estimate is never above max_tokens. When answers become ten times longer at
+//   - Output: Anthropic counts what a model writes, and not max_tokens. So the estimate comes from
+//     earlier answers to the same system prompt, tools and max_tokens: their average length plus
+//     one and a half times their average deviation. While few such answers are known, the model's
+//     other answers count, and while there are none, 4,000 tokens. For answers that take longer
+//     than 75 seconds, the estimate is the output of 75 seconds, because the bucket is refilled
+//     while they are written. It is never above max_tokens. If answers become ten times longer at
 //     once, a few requests may be refused before the first long answer has ended.
 //   - Input: the tokens of the text, as Provider.Tokens counts them, 1,600 for each image and one
-//     for every 50 bytes of an encoded file. What lies before a cache_control is free from the
-//     answer to a request with the same beginning on, for the lifetime of the cache, because
-//     Anthropic doesn't charge input that it reads from the cache. If it then reports that it did
-//     not read from the cache, the next request is charged in full. Haiku 3.5 charges for such
+//     for every 50 bytes of an encoded file. Anthropic doesn't charge input that it reads from the
+//     prompt cache. So the input before a cache_control is free once a request with the same
+//     beginning has been answered, for the lifetime of the cache. If a response reports that it was
+//     not read from the cache, the next request is charged in full. Haiku 3.5 charges for cached
 //     input, too.
 //
 // Each process learns for itself. Of a body above 16 MB only the beginning is read, and of a body
@@ -42,9 +42,9 @@ import (
 //
 // A reported reset is the time when the whole quota is available again, rather than some of it.
 // Reported remaining counts are rounded to thousands of tokens. The headers of the priority tier
-// are not read, because a request above that goes on at standard capacity. Nor are those of the
-// combined tokens, which are a workspace's if it has a limit: set the tiers to the workspace's
-// limits.
+// are not read, because a request above its limit goes on at standard capacity. The headers of
+// combined tokens are not read either, because they report the limit of a workspace if it has one:
+// set the tiers to the workspace's limits.
 func Anthropic(requests, input, output int64) Provider {
 	const page = "https://platform.claude.com/docs/en/api/rate-limits"
 	quota := func(name, unit string) answers.Quota {

@@ -16,8 +16,8 @@ import (
 //
 //	client, err := providers.Auto{}.Client(nil)
 //
-// The presets are those whose constructors have no parameters. Limits that depend on the account
-// must be told, and any preset may be replaced:
+// The presets are those whose constructors have no parameters. An API whose limits depend on the
+// account needs the caller's numbers, and any preset may be replaced:
 //
 //	openai, stripe := providers.OpenAI(5_000, 200_000), providers.Stripe()
 //	stripe.Scope("account").Policy.Tiers = []throttle.Tier{throttle.PerSecond(500)}
@@ -26,9 +26,9 @@ import (
 // Where APIs share a host, a request belongs to the first one in which it counts: hosts come before
 // "*.example.com", and Providers before presets. A Provider without Hosts comes last.
 //
-// A request to any other host, and to an API whose limits are not told, has no limit. A refusal
-// pauses all requests to its host, and so does a response with the reset of a quota of which nothing
-// is left, if its profile reads quotas.
+// A request to any other host has no limit, nor has a request to an API for which the caller has
+// given no numbers. A refusal pauses all requests to its host. So does a response that reports a
+// quota with nothing left and its reset, if the profile reads quotas.
 type Auto struct {
 	// Providers are APIs with the caller's limits. They replace presets with the same Name.
 	Providers []Provider

@@ -14,7 +14,7 @@ import (
 // quota for each private endpoint, by Bybit's table. For orders it has one for each endpoint and
 // category: 10 a second, and 20 for spot. A batch costs as many requests as it has orders, and
 // batches have a quota of their own. A private endpoint that the table lacks has 5 a second.
-// Seconds and minutes roll. The client is assumed to use one address and one account.
+// Seconds and minutes roll.
 //
 // The scopes of endpoints are named for their limits, such as "50/s". For a VIP account, change the
 // Policy of the scopes "orders" and "spot". The category and the number of orders are read from the

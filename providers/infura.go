@@ -12,12 +12,12 @@ import (
 // Infura is the API of Infura, with the limits of one account. Its plan decides how many credits it
 // has a second and a day: 500 and 3,000,000 in the free plan, 4,000 and 15,000,000 in the plan
 // Developer. If day is zero, days are not limited. The day ends at midnight UTC, and all keys of
-// the account share the credits. Infura doesn't document whether the second rolls, so it does. For
-// the limits of a key, which its owner sets, pass those.
+// the account share the credits. Infura doesn't document whether the second rolls, so it does. If
+// the owner of a key has set limits for it, pass those.
 //
-// A call of JSON-RPC costs the credits of its method, by Infura's table, or 80. A batch costs the
-// sum of its calls, and 80; of a body of more than 64 KB only the beginning is read. A request that
-// costs more than a second's credits waits until a whole second is unused.
+// A call of JSON-RPC costs the credits of its method, by Infura's table, or 80 if the table lacks
+// it. A batch costs the sum of its calls plus 80. Only the first 64 KB of a body are read. A
+// request that costs more than a second's credits waits until a whole second is unused.
 //
 // Uploads to IPFS have 150 requests a second and its other requests 1,500, for a key. The client is
 // assumed to use one key of IPFS. They cost no credits.

@@ -35,15 +35,15 @@ func ShopifyREST() Provider {
 // the standard plan. An app has a bucket in each shop that gains 100 points a second (Advanced
 // Shopify 200, Shopify Plus 1,000). The bucket holds the points of 20 seconds: 2,000 (4,000 and
 // 20,000). One query costs at most 1,000. Each host is a shop. The Partner API is limited to 4
-// requests a second for each organization. The APIs of storefronts have no limits for buyers, so
-// they are not limited, nor are those of customer accounts and payments apps.
+// requests a second for each organization. The APIs of storefronts, which have no limits for
+// buyers, and those of customer accounts and payments apps are not limited here.
 //
-// Shopify sets the requested cost of a query aside before it runs, and refunds what the query did
-// not use. So a query is charged what earlier queries with the same text, and with variables that
-// are equal but for their strings, requested: their average, and one and a half times their average
-// distance from it. A query whose text is new is charged 1,000 points, and one without GetBody
-// always is. When the response reports the actual cost, the difference is refunded. If you know the
-// costs of your queries, which responses report as requestedQueryCost, you can set Cost.
+// Shopify reserves the requested cost of a query before it runs, and refunds what the query did not
+// use. So the charge comes from what similar queries have requested, which have the same text, and
+// the same variables except for strings. It is their average plus one and a half times their
+// average deviation. A query whose text is new is charged 1,000 points, and so is every query
+// without GetBody. When the response reports the actual cost, the difference is refunded. If you
+// know the costs of your queries, which responses report as requestedQueryCost, you can set Cost.
 //
 // A refusal has status 200. The wait follows from the state of the bucket in the refusal. A locked
 // shop (423) closes the shop's quota, and a security rejection (430) pauses nothing.

@@ -11,8 +11,8 @@ import (
 
 // Slack is the Web API of Slack and its incoming webhooks, with the limits of one app in one
 // workspace. For an app in several workspaces, set Account to a function that returns the
-// workspace. Each method has a quota of its own, by the tier that Slack's Java SDK knows for it: 1,
-// 20, 50 or 100 calls a minute, and 600 for three methods. A method that the SDK does not know has
+// workspace. Each method has a quota of its own, by the tier that Slack's Java SDK lists for it: 1,
+// 20, 50 or 100 calls a minute, and 600 for three methods. A method that the SDK does not list has
 // 20. The method chat.postMessage has one message a second for each channel, and a webhook one
 // message a second. Slack tolerates bursts beyond that. It doesn't document how it counts, so
 // minutes roll.
