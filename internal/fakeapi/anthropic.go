@@ -22,7 +22,7 @@ func Anthropic(requests, input, output int64) *Server {
 		call, _ := openAICall(c) // the fields have the same names
 		call.prompt = 0
 		for _, m := range call.Messages {
-			call.prompt += int64(len(strings.Fields(m.Content)))
+			call.prompt += int64(len(strings.Fields(string(m.Content))))
 		}
 		cost := []int64{1, call.prompt, 1}
 		header := map[string]string{}
@@ -61,7 +61,9 @@ func (c chat) message(output int64) string {
 		return fmt.Sprintf(message, c.Model, text, c.prompt, output)
 	}
 	return fmt.Sprintf("event: message_start\ndata: {\"type\":\"message_start\",\"message\":"+message+"}\n\n", c.Model, "", c.prompt, 1) +
+		"event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n" +
 		"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"Hello!\"}}\n\n" +
+		"event: content_block_stop\ndata: {\"type\":\"content_block_stop\",\"index\":0}\n\n" +
 		fmt.Sprintf("event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"},\"usage\":{\"output_tokens\":%d}}\n\n", output) +
 		"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
 }

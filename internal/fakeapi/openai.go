@@ -53,14 +53,29 @@ type chat struct {
 	Model     string
 	Stream    bool
 	MaxTokens int64 `json:"max_tokens"`
-	Messages  []struct{ Content string }
+	Messages  []struct{ Content content }
 	prompt    int64 // tokens
+}
+
+// A content is the text of a message, which is a string or a list of blocks.
+type content string
+
+func (c *content) UnmarshalJSON(b []byte) error {
+	if text := (*string)(c); json.Unmarshal(b, text) == nil {
+		return nil
+	}
+	var blocks []struct{ Text string }
+	err := json.Unmarshal(b, &blocks)
+	for _, block := range blocks {
+		*c += content(block.Text)
+	}
+	return err
 }
 
 func openAICall(c *Call) (call chat, tokens int64) {
 	_ = json.Unmarshal(c.Body, &call)
 	for _, m := range call.Messages {
-		call.prompt += int64(utf8.RuneCountInString(m.Content)+3) / 4
+		call.prompt += int64(utf8.RuneCountInString(string(m.Content))+3) / 4
 	}
 	return call, max(call.prompt, call.MaxTokens)
 }
