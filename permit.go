@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/answers"
 )
 
 // An admission is one admitted request: its charges in the scope of its Limiter and in the outer
@@ -167,7 +168,7 @@ func (a *admission) startTiming() {
 // A request that was sent and got no response is released without Arrived. It may still arrive, so
 // it stays in flight until Policy.Guard has passed. Therefore `defer p.Release()` is always right.
 //
-// Only the first call of each method has an effect, and the methods of a nil Permit have none. A
+// Only the first call of Arrived, Passed and Refused has an effect, and of each other method, and the methods of a nil Permit have none. A
 // Permit is safe for concurrent use.
 type Permit struct {
 	admission
@@ -199,6 +200,32 @@ func (p *Permit) Arrived() {
 		p.timing.answered(0)
 		p.admission.arrived()
 	}
+}
+
+// Passed reports that the response is in and that the provider served the request. It is like
+// Arrived, and also ends the back-off that refusals have begun. It does not block.
+func (p *Permit) Passed() {
+	if p.markOnce(arrived) {
+		p.timing.answered(0)
+		p.endBackoff()
+		p.admission.arrived()
+	}
+}
+
+// Refused reports that the response is in and that the provider refused the request for lack of
+// quota. It is like Arrived, and also pauses the quota for all callers, as a [Transport] does after a
+// 429: for as long as the provider asked, or, if wait is zero or negative, for the time of the
+// back-off. In nested limits the inner quota pauses. With a shared store Refused blocks for one round
+// trip. After an error the pause may hold for this process only.
+func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
+	if !p.markOnce(arrived) {
+		return nil
+	}
+	p.timing.answered(0)
+	p.timing.refused()
+	err := p.pauseAfterRefusal(ctx, answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0})
+	p.admission.arrived()
+	return err
 }
 
 // Settle reports that the response is in, and what the request really cost, in the units that are
