@@ -224,6 +224,29 @@ func TestSettleChangesWaiters(t *testing.T) {
 	}
 }
 
+// TestSettlePanics checks that a request for which Settle panics is refunded.
+func TestSettlePanics(t *testing.T) {
+	pool := throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}
+	tokens := throttle.Tier{Limit: 1000, Window: time.Hour, Unit: "tokens", Estimated: true}
+	outer := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{pool, tokens}}, nil)
+	inner := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{pool}}, nil).Within(outer)
+	tr := &throttle.Transport{
+		Limiter: inner,
+		Base:    roundTripper(func(*http.Request) (*http.Response, error) { return trAnswer(200), nil }),
+		Cost:    func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 500} },
+		Settle:  func(*http.Request) func(throttle.Cost) throttle.Cost { panic("settle") },
+	}
+	func() {
+		defer func() { _ = recover() }()
+		_, _ = tr.RoundTrip(httptest.NewRequest("GET", trURL, nil))
+	}()
+	for i, got := range append(used(t, outer), used(t, inner)...) {
+		if got != 0 {
+			t.Errorf("tier %d: %d used, want 0", i, got)
+		}
+	}
+}
+
 // A length is a Meter that counts bytes.
 type length int64
 

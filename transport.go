@@ -172,15 +172,21 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	if err = l.admit(ctx, d, &a.admission); err != nil {
 		return err
 	}
+	sends := false
+	defer func() {
+		if !sends { // the context has ended, or Settle panicked
+			a.refund()
+			a.leaveScopes()
+		}
+	}()
 	if err = ctx.Err(); err != nil {
-		a.refund()
-		a.leaveScopes()
 		return err
 	}
 	a.startTiming()
 	if a.transport.Settle != nil {
 		a.settler = a.transport.Settle(req)
 	}
+	sends = true
 	return nil
 }
 
