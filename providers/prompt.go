@@ -27,8 +27,8 @@ type prompt struct {
 	text int64
 	// images is the number of images.
 	images int64
-	// fields are the numbers and short strings of the top level, and the numbers of its objects whose
-	// names end in Config, as in "inferenceConfig.maxTokens".
+	// fields are the numbers and short strings of promptFields, which are keys of the top level and, as
+	// in "inferenceConfig.maxTokens", keys in objects there.
 	fields map[string]string
 	// places are the ends of the blocks that the provider may have in its cache, and instructions is
 	// the hash of the model, the tools and the system prompt. Only prompts of Anthropic have them.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -79,6 +80,29 @@ func TestPromptOfAttempt(t *testing.T) {
 		if got := p.Cost(other)["tokens"]; got != 3 {
 			t.Errorf("another request: %d tokens, want 3", got)
 		}
+	}
+}
+
+// A body of many fields takes no more memory than its text: a model stands after them.
+func TestPromptOfManyFields(t *testing.T) {
+	var body strings.Builder
+	body.WriteByte('{')
+	for i := range 100_000 {
+		fmt.Fprintf(&body, `"field%d":%d,`, i, i)
+	}
+	body.WriteString(`"model":"m"}`)
+	p := providers.OpenAI(1, 1)
+	allocated := testing.AllocsPerRun(1, func() {
+		req, err := http.NewRequest(http.MethodPost, "https://api.openai.com/v1/responses", strings.NewReader(body.String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if model, _ := p.Scopes[0].Key(req); model != "m" {
+			t.Errorf("model %q, want m", model)
+		}
+	})
+	if allocated > 1_000 {
+		t.Errorf("%.0f allocations", allocated)
 	}
 }
 

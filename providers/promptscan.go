@@ -2,6 +2,7 @@ package providers
 
 import (
 	"cmp"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf16"
@@ -178,12 +179,16 @@ func (s *promptScanner) word() bool {
 	return true
 }
 
-// keep keeps a field, unless it is long. The body is not kept in memory with it.
+// keep keeps a field, if a preset reads it and it is not long. The body is not kept in memory with it.
 func (s *promptScanner) keep(name, value string) {
-	if len(name) <= maxField && len(value) <= maxField {
+	if slices.Contains(promptFields, name) && len(value) <= maxField {
 		s.fields[strings.Clone(name)] = strings.Clone(value)
 	}
 }
+
+// promptFields are the fields that the presets read.
+var promptFields = strings.Fields(`model speed n best_of max_tokens max_completion_tokens max_output_tokens max_gen_len
+	inferenceConfig.maxTokens inferenceConfig.max_new_tokens textGenerationConfig.maxTokenCount`)
 
 // value counts a string: a key's value, or an element of an array.
 func (s *promptScanner) value(raw string) {
