@@ -76,12 +76,12 @@ func (p amazonPlan) operation(req *http.Request) (operation string, counts bool)
 	if path == "" {
 		plan, path = amazonUnlisted, endpoint(req.Method, req.URL.Path, isNumbered)
 	}
-	return req.URL.Hostname() + " " + path, plan == p
+	return hostOf(req) + " " + path, plan == p
 }
 
 // amazonSandbox returns the region of a request to the sandbox.
 func amazonSandbox(req *http.Request) (region string, counts bool) {
-	return req.URL.Hostname(), strings.HasPrefix(req.URL.Hostname(), "sandbox.")
+	return hostOf(req), strings.HasPrefix(hostOf(req), "sandbox.")
 }
 
 // amazonTables returns the plans, slowest first, and the operations.

@@ -67,7 +67,7 @@ func Atlassian() Provider {
 
 // atlassianSite returns the site of a request, and the request's path in the site.
 func atlassianSite(req *http.Request) (site, path string) {
-	host := strings.ToLower(req.URL.Hostname())
+	host := hostOf(req)
 	if parts := strings.SplitN(req.URL.Path, "/", 5); host == "api.atlassian.com" && len(parts) == 5 && parts[1] == "ex" {
 		return parts[3], parts[2] + "/" + parts[4] // /ex/jira/<site>/rest
 	}

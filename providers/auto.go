@@ -106,8 +106,8 @@ type api struct {
 	router // its hosts
 }
 
-// apis are APIs by host, by what follows the * of a host, such as ".example.com", and by "" for
-// every host.
+// apis are APIs by host, and by what follows the last * of a host, from its first point on, such as
+// ".example.com". If nothing does, that is "".
 type apis map[string][]*api
 
 func (m apis) add(p Provider, s throttle.Store) error {
@@ -120,15 +120,19 @@ func (m apis) add(p Provider, s throttle.Store) error {
 		hosts = []string{""}
 	}
 	for _, host := range hosts {
-		if _, after, wild := strings.Cut(host, "*"); wild {
-			host = after
+		host = strings.ToLower(host)
+		if wild := strings.LastIndexByte(host, '*'); wild >= 0 {
+			_, after, found := strings.Cut(host[wild+1:], ".")
+			if host = ""; found {
+				host = "." + after
+			}
 		}
 		m[host] = append(m[host], &api{t, p.Scopes, router{hosts: p.Hosts}})
 	}
 	return nil
 }
 
-// of returns the APIs at a host, the nearest ones first, without those for every host.
+// of returns the APIs at a host, the nearest ones first, without those below "".
 func (m apis) of(host string) []*api {
 	found := m[host]
 	for rest := host; ; {
@@ -143,6 +147,11 @@ func (m apis) of(host string) []*api {
 		}
 		rest = rest[dot+1:]
 	}
+	return serving(found, host)
+}
+
+// serving returns the APIs at a host.
+func serving(found []*api, host string) []*api {
 	if others := func(a *api) bool { return !a.serves(host) }; slices.ContainsFunc(found, others) {
 		found = slices.DeleteFunc(slices.Clone(found), others)
 	}
@@ -152,8 +161,8 @@ func (m apis) of(host string) []*api {
 // find returns the API of a request: the first one in which the request counts. If it counts in
 // none, it is the first one of the host.
 func (d *directory) find(req *http.Request) *api {
-	host := strings.ToLower(req.URL.Hostname())
-	found, every := d.limited.of(host), d.limited[""]
+	host := hostOf(req)
+	found, every := d.limited.of(host), serving(d.limited[""], host)
 	if len(found) == 1 && len(every) == 0 {
 		return found[0]
 	}

@@ -66,7 +66,7 @@ func AzureOpenAI(requests, tokens int64) Provider {
 
 // azureDeployment returns the resource and the deployment of a request. A resource has several hosts.
 func (c *prompts) azureDeployment(req *http.Request) (deployment string, counts bool) {
-	resource, _, _ := strings.Cut(req.URL.Hostname(), ".")
+	resource, _, _ := strings.Cut(hostOf(req), ".")
 	parts := strings.Split(strings.TrimPrefix(req.URL.Path, "/"), "/")
 	switch {
 	case req.Method != http.MethodPost:

@@ -64,7 +64,7 @@ func Bedrock(requests, tokens int64) Provider {
 		}
 		p.Scopes = append(p.Scopes, some(fmt.Sprint("x", rate), page, func(req *http.Request) (string, bool) {
 			model, counts := bedrockModel(req, read)
-			_, host, _ := strings.Cut(req.URL.Hostname(), ".")
+			_, host, _ := strings.Cut(hostOf(req), ".")
 			region, _, _ := strings.Cut(host, ".")
 			return region + " " + model, counts && bedrockRate(model) == rate
 		}, tiers...))

@@ -59,7 +59,7 @@ func BinanceFutures() Provider {
 // is true.
 func perHost(counts func(*http.Request) bool) func(*http.Request) (string, bool) {
 	return func(req *http.Request) (string, bool) {
-		return strings.ToLower(req.URL.Hostname()), counts(req)
+		return hostOf(req), counts(req)
 	}
 }
 

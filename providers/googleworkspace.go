@@ -101,7 +101,7 @@ func googleProfile() (p answers.Profile) {
 
 // googleAPI returns the API of a request, by its host or path.
 func googleAPI(req *http.Request) string {
-	host, _, _ := strings.Cut(strings.ToLower(req.URL.Hostname()), ".")
+	host, _, _ := strings.Cut(hostOf(req), ".")
 	switch host {
 	case "sheets", "gmail", "drive", "youtube":
 		return host

@@ -89,7 +89,7 @@ var infuraCosts = table(map[int]string{
 // infuraIPFS returns "write" or "read" for a request to IPFS, and "" for others.
 func infuraIPFS(req *http.Request) string {
 	call, api := strings.CutPrefix(req.URL.Path, "/api/v0/")
-	if !api || !strings.HasPrefix(strings.ToLower(req.URL.Hostname()), "ipfs.") {
+	if !api || !strings.HasPrefix(hostOf(req), "ipfs.") {
 		return ""
 	}
 	switch call {

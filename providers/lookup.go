@@ -22,7 +22,7 @@ func (p Preset) String() string { return p.Constructor }
 // share a host, and each preset then limits its own requests. If no API is known, Lookup returns
 // none.
 func Lookup(host string) (found []Preset) {
-	host = strings.ToLower(host)
+	host = strings.TrimSuffix(strings.ToLower(host), ".")
 	for _, p := range presets() {
 		if r := (router{hosts: p.example().Hosts}); r.serves(host) {
 			found = append(found, p)

@@ -111,5 +111,5 @@ func metaAccount(req *http.Request) (account string, counts bool) {
 
 // metaMessages returns the Instagram account that sends a message.
 func metaMessages(req *http.Request) (account string, counts bool) {
-	return req.URL.Path, req.Method == http.MethodPost && req.URL.Hostname() == "graph.instagram.com" && strings.HasSuffix(req.URL.Path, "/messages")
+	return req.URL.Path, req.Method == http.MethodPost && hostOf(req) == "graph.instagram.com" && strings.HasSuffix(req.URL.Path, "/messages")
 }

@@ -99,7 +99,7 @@ func graphCalls(req *http.Request) (calls []graphCall) {
 	}
 	_, path, _ := strings.Cut(strings.Trim(req.URL.Path, "/"), "/")
 	c := graphCall{req.Method, strings.Split(path, "/"), req.URL.Query(), 0}
-	if strings.HasSuffix(strings.ToLower(req.URL.Hostname()), ".sharepoint.com") {
+	if strings.HasSuffix(hostOf(req), ".sharepoint.com") {
 		c.path = []string{sharePoint}
 	}
 	if req.Method != http.MethodGet {

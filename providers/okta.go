@@ -42,7 +42,7 @@ func Okta() Provider {
 			some("log", page, endpoints(120), fixed(120, time.Minute, "")),
 			some("authorize", page, endpoints(1_200), fixed(1_200, time.Minute, "")),
 			some("endpoint", page, endpoints(600), fixed(600, time.Minute, "")),
-			some("organization", all, func(req *http.Request) (string, bool) { return strings.ToLower(req.URL.Hostname()), oktaLimit(req) > 0 },
+			some("organization", all, func(req *http.Request) (string, bool) { return hostOf(req), oktaLimit(req) > 0 },
 				throttle.Tier{Limit: 75, Algorithm: throttle.Concurrency}),
 		},
 		Cost: func(req *http.Request) throttle.Cost {

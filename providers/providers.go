@@ -32,6 +32,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -150,7 +152,7 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 	}
 	if p.SendBy != nil {
 		t.SendBy = func(req *http.Request) (by time.Time) {
-			if r.serves(req.URL.Hostname()) {
+			if r.serves(hostOf(req)) {
 				by = p.SendBy(req)
 			}
 			return by
@@ -179,13 +181,13 @@ type routedScope struct {
 // quota belongs to one outer quota, so its key begins with the account and the keys of the outer
 // scopes.
 func (r *router) route(req *http.Request) (l *throttle.Limiter) {
-	if !r.serves(req.URL.Hostname()) {
+	if !r.serves(hostOf(req)) {
 		return nil
 	}
 	req = withTokens(req, r.tokens)
-	path := ""
+	names := ""
 	if r.account != nil {
-		path = fmt.Sprintf("account=%q ", r.account(req))
+		names = fmt.Sprintf("account=%q ", r.account(req))
 	}
 	for i := len(r.scopes) - 1; i >= 0; i-- {
 		scope, key := &r.scopes[i], ""
@@ -195,25 +197,20 @@ func (r *router) route(req *http.Request) (l *throttle.Limiter) {
 				continue
 			}
 		}
-		path += fmt.Sprintf("%s=%q ", scope.name, key)
+		names += fmt.Sprintf("%s=%q ", scope.name, key)
 		if l == nil {
-			l = scope.group.For(path)
+			l = scope.group.For(names)
 		} else {
-			l = scope.group.Within(path, l)
+			l = scope.group.Within(names, l)
 		}
 	}
 	return l
 }
 
-// serves reports whether host is a host of the provider.
+// serves reports whether host, as hostOf returns it, is a host of the provider.
 func (r *router) serves(host string) bool {
-	host = strings.ToLower(host)
-	for _, h := range r.hosts {
-		before, after, wild := strings.Cut(h, "*")
-		rest, begins := strings.CutPrefix(host, before)
-		if h == host || wild && begins && strings.HasSuffix(rest, after) {
-			return true
-		}
-	}
-	return len(r.hosts) == 0
+	return len(r.hosts) == 0 || slices.ContainsFunc(r.hosts, func(pattern string) bool {
+		is, err := path.Match(strings.ToLower(pattern), host)
+		return is && err == nil
+	})
 }

@@ -167,6 +167,18 @@ func TestHosts(t *testing.T) {
 		{[]string{"api*.example.com"}, "https://api.example.com/", true},
 		{[]string{"api*.example.com"}, "https://eu.api.example.com/", false},
 		{[]string{"api.example*.example.com"}, "https://api.example.com/", false},
+		{[]string{"api*.*.example.com"}, "https://api-1.eu.example.com/", true},
+		{[]string{"api*.*.example.com"}, "https://api.example.com/", false},
+		{[]string{"ex*ample.com"}, "https://ex-ample.com/", true},
+		{[]string{"ex*ample.com"}, "https://exmple.com/", false},
+		{[]string{"api.*"}, "https://api.example.com/", true},
+		{[]string{"api.*"}, "https://example.com/", false},
+		{[]string{"*"}, "https://example.com/", true},
+		{[]string{"API.Example.com"}, "https://api.example.com/", true},
+		{[]string{"*.Example.com"}, "https://api.example.com/", true},
+		{[]string{"api.example.com"}, "https://api.example.com./", true},
+		{[]string{"*.example.com"}, "https://api.example.com.:8443/", true},
+		{[]string{"::1"}, "https://[::1]:8443/", true},
 		{[]string{"a.example", "b.example"}, "https://b.example/", true},
 		{nil, "http://127.0.0.1:8080/", true},
 	} {
@@ -177,6 +189,42 @@ func TestHosts(t *testing.T) {
 		}
 		if got := transport.Route(get(t, test.url)) != nil; got != test.limited {
 			t.Errorf("%v, %s: limited %v", test.hosts, test.url, got)
+		}
+		transport = auto(t, providers.Auto{Providers: []providers.Provider{p}}, nil, accepting{})
+		status, err := transport.Route(get(t, test.url)).Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := status.Tiers[0].Tier.Unit == ""; got != test.limited {
+			t.Errorf("Auto: %v, %s: limited %v", test.hosts, test.url, got)
+		}
+	}
+}
+
+// Each spelling of a host is the same host.
+func TestSpellingsOfHosts(t *testing.T) {
+	for _, preset := range presets {
+		p := preset()
+		if len(p.Hosts) == 0 {
+			continue
+		}
+		host := strings.Replace(p.Hosts[0], "*", "some", 1)
+		transport, err := p.Transport(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{"/", "/v1/messages", "/api/v1/users", "/admin/api/graphql.json", "/v1.0/me/messages", "/services/data/v62.0/query", "/2010-04-01/Accounts", "/orders/v0/orders", "/model/anthropic.claude-opus-4-1/converse", "/openai/deployments/d/chat/completions"} {
+			for _, method := range []string{"GET", "POST"} {
+				of := func(host string) *throttle.Limiter {
+					req := request(t, method+" https://"+host+path)
+					return transport.Route(req)
+				}
+				for _, spelling := range []string{strings.ToUpper(host), host + ".", host + ":443"} {
+					if of(spelling) != of(host) {
+						t.Errorf("%s: %s %s: %s has another quota", p.Name, method, path, spelling)
+					}
+				}
+			}
 		}
 	}
 }

@@ -51,7 +51,7 @@ func Reddit() Provider {
 }
 
 func redditOAuth(req *http.Request) bool {
-	return strings.EqualFold(req.URL.Hostname(), "oauth.reddit.com")
+	return hostOf(req) == "oauth.reddit.com"
 }
 
 // redditToken reports whether a request is for a token.

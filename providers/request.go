@@ -40,6 +40,12 @@ func when(counts func(*http.Request) bool) func(*http.Request) (string, bool) {
 	return func(req *http.Request) (string, bool) { return "", counts(req) }
 }
 
+// hostOf returns the host of a request in lower case, without its port and the dot of a full domain
+// name.
+func hostOf(req *http.Request) string {
+	return strings.TrimSuffix(strings.ToLower(req.URL.Hostname()), ".")
+}
+
 const maxBody = 64 << 10 // bytes of a request's body that are read
 
 // body returns the beginning of the request's body, or nil if the request has no GetBody.

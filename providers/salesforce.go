@@ -48,7 +48,7 @@ func Salesforce(perDay int64) Provider {
 
 // salesforceOrg returns the org of a request. Logging in and listing the versions are free.
 func salesforceOrg(req *http.Request) (org string, counts bool) {
-	org, _, _ = strings.Cut(strings.ToLower(req.URL.Hostname()), ".")
+	org, _, _ = strings.Cut(hostOf(req), ".")
 	path := strings.TrimSuffix(req.URL.Path, "/")
 	return org, strings.HasPrefix(path, "/services/") && path != "/services/data" && !strings.HasPrefix(path, "/services/oauth2/")
 }

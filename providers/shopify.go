@@ -107,7 +107,7 @@ func shopifyRules() []answers.Rule {
 func shop(graphql bool) func(*http.Request) (string, bool) {
 	return func(req *http.Request) (string, bool) {
 		path := req.URL.Path
-		return strings.ToLower(req.URL.Hostname()),
+		return hostOf(req),
 			strings.HasPrefix(path, "/admin/") && !strings.HasPrefix(path, "/admin/oauth/") &&
 				strings.HasSuffix(path, "/graphql.json") == graphql
 	}
@@ -116,7 +116,7 @@ func shop(graphql bool) func(*http.Request) (string, bool) {
 // partner returns the organization of a request to the Partner API.
 func partner(req *http.Request) (organization string, counts bool) {
 	organization, _, counts = strings.Cut(strings.TrimPrefix(req.URL.Path, "/"), "/")
-	return organization, counts && strings.EqualFold(req.URL.Hostname(), "partners.shopify.com")
+	return organization, counts && hostOf(req) == "partners.shopify.com"
 }
 
 // queryKinds returns the kinds of queries that request about as much: those with the same text, and

@@ -76,7 +76,7 @@ func stripeMeter(req *http.Request) bool {
 
 // stripeStream reports whether the request is for the stream of meter events.
 func stripeStream(req *http.Request) bool {
-	return strings.EqualFold(req.URL.Hostname(), "meter-events.stripe.com")
+	return hostOf(req) == "meter-events.stripe.com"
 }
 
 // stripeID reports whether a segment of a path is an id.

@@ -42,5 +42,5 @@ func Twilio(concurrent int64) Provider {
 // twilioMessages reports whether a request creates a message.
 func twilioMessages(req *http.Request) bool {
 	return req.Method == http.MethodPost && strings.HasSuffix(strings.TrimSuffix(req.URL.Path, ".json"), "/Messages") &&
-		strings.EqualFold(req.URL.Hostname(), "api.twilio.com")
+		hostOf(req) == "api.twilio.com"
 }

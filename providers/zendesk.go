@@ -53,7 +53,7 @@ func Zendesk(requests int64) Provider {
 	}
 	begins := func(path string) func(*http.Request) (string, bool) {
 		return func(req *http.Request) (account string, counts bool) {
-			return strings.ToLower(req.URL.Hostname()), strings.HasPrefix(req.URL.Path, path)
+			return hostOf(req), strings.HasPrefix(req.URL.Path, path)
 		}
 	}
 	p.Scopes = append(zendeskLimits.scopes(),
@@ -102,7 +102,7 @@ func zendeskEndpoint(req *http.Request) (key string, counts bool) {
 // zendeskAccount returns the account of a request, with a name for its Help Center.
 func zendeskAccount(req *http.Request) (account string, counts bool) {
 	path, api := zendeskPath(req)
-	account = strings.ToLower(req.URL.Hostname())
+	account = hostOf(req)
 	if strings.HasPrefix(path, "help_center/") {
 		account += " help center"
 	}
