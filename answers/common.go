@@ -74,11 +74,12 @@ func commonGoogle() []Rule {
 	return rules
 }
 
-// commonCodes are the refusals with status 400, 403 and 503 by code.
+// commonCodes are the refusals with status 400, 403 and 503 by code. Only XML escapes the < of a text
+// from the request that a message repeats.
 func commonCodes() []Rule {
 	rules := []Rule{
 		{Status: http.StatusForbidden, Path: "*.errorCode", Text: "REQUEST_LIMIT_EXCEEDED", Kind: Limited},
-		{Status: http.StatusForbidden, Path: "message", Text: "*secondary rate limit*", Kind: Limited, Wait: time.Minute, Reason: "secondary"},
+		{Status: http.StatusForbidden, Path: "message", Text: "You have exceeded a secondary rate limit*", Kind: Limited, Wait: time.Minute, Reason: "secondary"},
 		{Status: http.StatusBadRequest, Path: "errors.*.extensions.code", Text: "RATELIMITED", Kind: Limited,
 			Delay: []Field{{Header: "X-Ratelimit-Requests-Reset", Format: Evident}}},
 	}
@@ -89,8 +90,8 @@ func commonCodes() []Rule {
 			Rule{Status: http.StatusBadRequest, Header: "X-Amzn-Errortype", Value: code + ":*", Kind: Limited, Reason: code},
 			Rule{Status: http.StatusBadRequest, Path: "__type", Text: code, Kind: Limited},
 			Rule{Status: http.StatusBadRequest, Path: "__type", Text: "*#" + code, Kind: Limited, Reason: code},
-			Rule{Status: http.StatusBadRequest, Text: "*<Code>" + code + "</Code>*", Kind: Limited, Reason: code},
-			Rule{Status: http.StatusServiceUnavailable, Text: "*<Code>" + code + "</Code>*", Kind: Limited, Reason: code})
+			Rule{Status: http.StatusBadRequest, Header: "Content-Type", Value: "*xml*", Text: "*<Code>" + code + "</Code>*", Kind: Limited, Reason: code},
+			Rule{Status: http.StatusServiceUnavailable, Header: "Content-Type", Value: "*xml*", Text: "*<Code>" + code + "</Code>*", Kind: Limited, Reason: code})
 	}
 	regain := []Field{{Header: "X-Business-Use-Case-Usage", Path: "*.*.estimated_time_to_regain_access", Format: Minutes}}
 	for _, status := range []int{http.StatusBadRequest, http.StatusForbidden} {

@@ -54,8 +54,10 @@ func AWSProfile(perObject bool) answers.Profile {
 				p.Rules = append(p.Rules, rule)
 			}
 			for _, before := range []string{"", "Request", "EC2"} { // as in EC2ThrottledException
-				if rule.Path, rule.Text = "", "*<Code>"+before+code.name+"*"; before == "" || code.name == "Throttl" {
-					p.Rules = append(p.Rules, rule)
+				inXML := rule // only XML escapes the < of a text from the request that a message repeats
+				inXML.Header, inXML.Value, inXML.Path, inXML.Text = "Content-Type", "*xml*", "", "*<Code>"+before+code.name+"*"
+				if before == "" || code.name == "Throttl" {
+					p.Rules = append(p.Rules, inXML)
 				}
 			}
 		}

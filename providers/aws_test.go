@@ -45,6 +45,7 @@ func TestAWSProfile(t *testing.T) {
 
 		{"the attempts of one user", 400, nil, `{"__type":"LimitExceededException","message":"Attempt limit exceeded, please try after some time."}`, answers.Passed, false, 0},
 		{"a message that names a code", 400, nil, `{"__type":"ValidationException","message":"ThrottlingException is not valid"}`, answers.Passed, false, 0},
+		{"a message that quotes XML", 400, nil, `{"__type":"ValidationException","message":"Value '<Code>Throttling</Code>' at 'tableName' failed to satisfy constraint"}`, answers.Passed, false, 0},
 		{"an object that names a code", 200, nil, xml("SlowDown"), answers.Passed, false, 0},
 		{"an outage", 503, nil, "", answers.Passed, false, 0},
 		{"the clock", 408, nil, `{"__type":"RequestTimeoutException"}`, answers.Passed, false, 0},

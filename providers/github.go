@@ -72,7 +72,7 @@ func githubHour(resource string) throttle.Tier {
 // githubProfile returns a profile that distinguishes primary from secondary limits. The headers
 // report the primary limit of the request's resource, which is the unit.
 func githubProfile() answers.Profile {
-	const left, resource, second = "X-Ratelimit-Remaining", "X-Ratelimit-Resource", "*secondary rate limit*"
+	const left, resource, second = "X-Ratelimit-Remaining", "X-Ratelimit-Resource", "You have exceeded a secondary rate limit*"
 	primary := answers.Quota{
 		UnitIn:    resource,
 		Limit:     answers.Field{Header: "X-Ratelimit-Limit"},
@@ -91,10 +91,11 @@ func githubProfile() answers.Profile {
 			{Status: 429, Header: "Retry-After", Kind: answers.Limited, Wide: true, Reason: "secondary"},
 			{Status: 403, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
 			{Status: 429, Header: left, Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
-			{Status: 403, Path: "message", Text: "*abuse detection*", Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
+			{Status: 403, Path: "message", Text: "You have triggered an abuse detection mechanism*", Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
 			{Status: 403, Path: "message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"}, // other 403s are missing permissions
 			{Status: 429, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
-			{Status: 200, Path: "errors.*.type", Text: "RATE_LIMIT*", Kind: answers.Limited, Delay: reset, Reason: "primary"},
+			// A REST response with status 200 may be anyone's file.
+			{Status: 200, Header: resource, Value: "graphql", Path: "errors.*.type", Text: "RATE_LIMIT*", Kind: answers.Limited, Delay: reset, Reason: "primary"},
 			{Status: 200, Header: resource, Value: "graphql", Path: "errors.*.message", Text: second, Kind: answers.Limited, Wait: time.Minute, Wide: true, Reason: "secondary"},
 		},
 	}

@@ -108,6 +108,8 @@ func TestGitHubRefusals(t *testing.T) {
 		{"a 403 for missing permissions is not a limit", read, fakeapi.Reply{Status: 403, Header: header("X-RateLimit-Remaining", "17"), Body: `{"message":"Resource not accessible by integration"}`}, read, 0, 0},
 		{"GraphQL 200 RATE_LIMITED", graphql, fakeapi.Reply{Header: header("X-RateLimit-Resource", "graphql"), Body: `{"errors":[{"type":"RATE_LIMITED"}]}`}, graphql, 17 * time.Minute, 17*time.Minute + 2*time.Second},
 		{"GraphQL 200 of a secondary limit", graphql, fakeapi.Reply{Header: header("X-RateLimit-Remaining", "9", "X-RateLimit-Resource", "graphql"), Body: `{"errors":[{"message":"You have exceeded a secondary rate limit."}]}`}, read, time.Minute, time.Minute},
+		{"a file with the words of GraphQL", read, fakeapi.Reply{Header: header("X-RateLimit-Remaining", "9", "Content-Type", "application/vnd.github.raw+json"), Body: `{"errors":[{"type":"RATE_LIMITED"}]}`}, read, 0, 0},
+		{"a branch with the words of a secondary limit", read, fakeapi.Reply{Status: 403, Header: header("X-RateLimit-Remaining", "9"), Body: `{"message":"Branch secondary rate limit is protected"}`}, read, 0, 0},
 		{"/rate_limit is free", read, fakeapi.Reply{Status: 403, Header: header()}, github + "/rate_limit", 0, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {

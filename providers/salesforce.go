@@ -39,7 +39,7 @@ func Salesforce(perDay int64) Provider {
 				{Status: http.StatusForbidden, Path: "*.message", Text: "ConcurrentRequests *", Kind: answers.Limited},
 				{Status: http.StatusForbidden, Path: "*.message", Text: "ConcurrentPerOrgLongTxn *", Kind: answers.Limited},
 				{Status: http.StatusForbidden, Path: "*.errorCode", Text: "REQUEST_LIMIT_EXCEEDED", Kind: answers.Limited},
-				{Status: http.StatusInternalServerError, Text: "*<faultcode>sf:REQUEST_LIMIT_EXCEEDED</faultcode>*", Kind: answers.Limited, Reason: "REQUEST_LIMIT_EXCEEDED"},
+				{Status: http.StatusInternalServerError, Header: "Content-Type", Value: "*xml*", Text: "*<faultcode>sf:REQUEST_LIMIT_EXCEEDED</faultcode>*", Kind: answers.Limited, Reason: "REQUEST_LIMIT_EXCEEDED"},
 			},
 		},
 		Hosts: []string{"*.salesforce.com", "*.force.com"},

@@ -36,6 +36,7 @@ func TestSalesforceRefusals(t *testing.T) {
 		{name: "long calls", reply: refused("ConcurrentRequests (Concurrent API Requests) Limit exceeded."), want: backoff},
 		{name: "long transactions", reply: refused("ConcurrentPerOrgLongTxn Limit exceeded."), want: backoff},
 		{name: "SOAP", reply: fakeapi.Reply{Status: 500, Header: map[string]string{"Content-Type": "text/xml"}, Body: "<soapenv:Fault><faultcode>sf:REQUEST_LIMIT_EXCEEDED</faultcode></soapenv:Fault>"}, want: backoff},
+		{name: "a fault in a message", reply: fakeapi.Reply{Status: 500, Header: map[string]string{"Content-Type": "application/json"}, Body: `[{"errorCode":"APEX_ERROR","message":"<faultcode>sf:REQUEST_LIMIT_EXCEEDED</faultcode>"}]`}},
 		{name: "another fault", reply: fakeapi.Reply{Status: 500, Body: "<faultstring>REQUEST_LIMIT_EXCEEDED</faultstring>"}},
 		{name: "a locked record", reply: fakeapi.Reply{Status: 400, Body: `[{"errorCode":"UNABLE_TO_LOCK_ROW"}]`}},
 		{name: "not allowed", reply: fakeapi.Reply{Status: 403, Body: `[{"errorCode":"INSUFFICIENT_ACCESS"}]`}},

@@ -184,7 +184,7 @@ func all() map[string]Entry {
 			Quotas: []answers.Quota{{Window: 24 * time.Hour, Combined: at("Sforce-Limit-Info", answers.NamedUses)}},
 			Rules: []answers.Rule{
 				{Status: 403, Path: "*.errorCode", Text: "REQUEST_LIMIT_EXCEEDED", Kind: answers.Limited},
-				{Status: 500, Text: "*<faultcode>sf:REQUEST_LIMIT_EXCEEDED</faultcode>*", Kind: answers.Limited, Reason: "REQUEST_LIMIT_EXCEEDED"},
+				{Status: 500, Header: "Content-Type", Value: "*xml*", Text: "*<faultcode>sf:REQUEST_LIMIT_EXCEEDED</faultcode>*", Kind: answers.Limited, Reason: "REQUEST_LIMIT_EXCEEDED"},
 				{Status: 429, Path: "errorcode", Text: "50200", Kind: answers.Banned, Reason: "blocked"}, // Marketing Cloud
 			},
 		}},
@@ -241,10 +241,10 @@ func all() map[string]Entry {
 		"AWS": {"https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html", read, answers.Profile{Rules: []answers.Rule{
 			{Status: 400, Path: "__type", Text: "*Throttl*", Kind: answers.Limited},
 			{Status: 400, Path: "__type", Text: "*RequestLimitExceeded", Kind: answers.Limited},
-			{Status: 400, Text: "*<Code>Throttling</Code>*", Kind: answers.Limited, Reason: "Throttling"},
-			{Status: 403, Text: "*<Code>RequestThrottled</Code>*", Kind: answers.Limited, Reason: "RequestThrottled"},
-			{Status: 509, Text: "*<Code>BandwidthLimitExceeded</Code>*", Kind: answers.Limited, Reason: "BandwidthLimitExceeded"},
-			{Status: 503, Text: "*<Code>RequestLimitExceeded</Code>*", Kind: answers.Limited, Reason: "RequestLimitExceeded"},
+			{Status: 400, Header: "Content-Type", Value: "*xml*", Text: "*<Code>Throttling</Code>*", Kind: answers.Limited, Reason: "Throttling"},
+			{Status: 403, Header: "Content-Type", Value: "*xml*", Text: "*<Code>RequestThrottled</Code>*", Kind: answers.Limited, Reason: "RequestThrottled"},
+			{Status: 509, Header: "Content-Type", Value: "*xml*", Text: "*<Code>BandwidthLimitExceeded</Code>*", Kind: answers.Limited, Reason: "BandwidthLimitExceeded"},
+			{Status: 503, Header: "Content-Type", Value: "*xml*", Text: "*<Code>RequestLimitExceeded</Code>*", Kind: answers.Limited, Reason: "RequestLimitExceeded"},
 		}}},
 		"Microsoft Graph": {"https://github.com/microsoftgraph/microsoft-graph-docs-contrib/blob/0135174/concepts/throttling-limits.md", read, answers.Profile{
 			Quotas:  []answers.Quota{{NameIn: "X-Ms-Throttle-Scope", Unit: "resource units", Share: num("X-Ms-Throttle-Limit-Percentage")}},
@@ -338,15 +338,15 @@ var github = answers.Quota{
 
 // githubRules returns rules that match 403 and 429 alike. A refusal is of the primary limit only if nothing is left.
 func githubRules() []answers.Rule {
-	const second = "*secondary rate limit*"
+	const second = "You have exceeded a secondary rate limit*"
 	reset := []answers.Field{at("X-Ratelimit-Reset", answers.EpochSeconds)}
 	return []answers.Rule{
 		{Status: 403, Header: "Retry-After", Kind: answers.Limited, Reason: "secondary"},
 		{Status: 403, Header: "X-Ratelimit-Remaining", Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
 		{Status: 429, Header: "X-Ratelimit-Remaining", Value: "0", Kind: answers.Limited, Delay: reset, Reason: "primary"},
-		{Status: 403, Path: "message", Text: "*abuse detection*", Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
+		{Status: 403, Path: "message", Text: "You have triggered an abuse detection mechanism*", Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
 		{Status: 403, Path: "message", Text: second, Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
-		{Status: 200, Path: "errors.*.type", Text: "RATE_LIMIT*", Kind: answers.Limited, Delay: reset},
+		{Status: 200, Header: "X-Ratelimit-Resource", Value: "graphql", Path: "errors.*.type", Text: "RATE_LIMIT*", Kind: answers.Limited, Delay: reset},
 		{Status: 200, Header: "X-Ratelimit-Resource", Value: "graphql", Path: "errors.*.message", Text: second, Kind: answers.Limited, Wait: time.Minute, Reason: "secondary"},
 	}
 }
