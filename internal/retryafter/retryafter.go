@@ -13,6 +13,7 @@ const (
 	longest       = 100 * 365 * 24 * time.Hour // the longest number of seconds
 	month         = 31 * 24 * time.Hour        // the longest delay: no limit has a longer period
 	year          = 366 * 24 * time.Hour
+	maxItems      = 32
 	LongestOutage = time.Minute // the longest delay of a 503, which describes the server's health and not the quota
 )
 
@@ -54,15 +55,15 @@ func Read(resp *http.Response, now time.Time) (r Refusal, refused bool) {
 // Delay returns the delay of one Retry-After, from 0 to 31 days. It is 0 if the value is not
 // usable, or longer. RFC 9110 has seconds and HTTP-dates. Providers also send the seconds or
 // milliseconds since 1970 of a date, RFC 3339, dates with other spellings of UTC, durations such
-// as "60s", and lists, of which the longest delay counts.
+// as "60s", and lists, of which the longest delay of the first 32 items counts.
 func Delay(v string, now time.Time) (delay time.Duration) {
 	v = strings.Trim(v, " \t")
 	if at, ok := Date(v, now); ok {
 		delay = at.Sub(now) // saturates and does not overflow
 	} else if d, ok := Seconds(v); ok {
 		delay = d
-	} else if list := strings.Split(v, ","); len(list) > 1 {
-		for _, v := range list {
+	} else if list := strings.SplitN(v, ",", maxItems+1); len(list) > 1 {
+		for _, v := range list[:min(len(list), maxItems)] {
 			delay = max(delay, Delay(v, now))
 		}
 	} else if d, err := time.ParseDuration(v); err == nil && strings.Trim(v[:1], "0123456789") == "" {

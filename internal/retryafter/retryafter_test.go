@@ -109,6 +109,17 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// A long list takes no more work than a short one.
+func TestReadLongList(t *testing.T) {
+	of := func(items int) float64 {
+		resp := response(429, "", strings.Repeat("soon,", items)+"60")
+		return testing.AllocsPerRun(10, func() { Read(resp, now) })
+	}
+	if short, long := of(100), of(10_000); long > 2*short {
+		t.Errorf("%v allocations for 10,000 items, and %v for 100", long, short)
+	}
+}
+
 func TestReadWithoutHeader(t *testing.T) {
 	if r, refused := Read(&http.Response{StatusCode: 429}, now); !refused || r != (Refusal{}) {
 		t.Errorf("got %+v, %v", r, refused)
