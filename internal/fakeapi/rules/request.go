@@ -1,0 +1,326 @@
+package rules
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A request is a request whose parts selectors name.
+type request struct {
+	*http.Request
+	api  *API
+	n    int // its number
+	body []byte
+	json any // nil until it is needed
+	form url.Values
+}
+
+func newRequest(a *API, r *http.Request, body []byte, n int) *request {
+	return &request{Request: r, api: a, n: n, body: body}
+}
+
+var id = regexp.MustCompile(`[0-9A-Z]`)
+
+// value returns the part of a request that a selector names, or "":
+//
+//	header NAME, query NAME, path N, host, method, endpoint, or body FIELD.FIELD
+//
+// The endpoint is the method and the path without segments that have a digit or a capital letter.
+func (r *request) value(selector string) string {
+	kind, name, _ := strings.Cut(selector, " ")
+	switch kind {
+	case "header":
+		return r.Header.Get(name)
+	case "query":
+		return r.URL.Query().Get(name)
+	case "host":
+		return r.URL.Host
+	case "method":
+		return r.Method
+	case "path":
+		i, err := strconv.Atoi(name)
+		if parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/"); err == nil && i < len(parts) {
+			return parts[i]
+		}
+		return ""
+	case "endpoint":
+		parts := strings.Split(r.URL.Path, "/")
+		for i, p := range parts {
+			if i > 1 && id.MatchString(p) {
+				parts[i] = "*"
+			}
+		}
+		return r.Method + " " + strings.Join(parts, "/")
+	case "body":
+		switch v := r.field(name).(type) {
+		case nil:
+			return ""
+		case string:
+			return v
+		case float64:
+			return strconv.FormatFloat(v, 'f', -1, 64)
+		default:
+			text, _ := json.Marshal(v)
+			return string(text)
+		}
+	}
+	panic(fmt.Sprintf("%s: selector %q", r.api.Name, selector))
+}
+
+// field returns a field of the body, or nil.
+func (r *request) field(path string) any {
+	if r.json == nil && r.form == nil {
+		if json.Unmarshal(r.body, &r.json) != nil {
+			r.form, _ = url.ParseQuery(string(r.body))
+		}
+	}
+	if r.form != nil {
+		if !r.form.Has(path) {
+			return nil
+		}
+		return r.form.Get(path)
+	}
+	v := r.json
+	for _, name := range strings.Split(path, ".") {
+		switch in := v.(type) {
+		case map[string]any:
+			v = in[name]
+		case []any:
+			i, err := strconv.Atoi(name)
+			if err != nil || i >= len(in) {
+				return nil
+			}
+			v = in[i]
+		default:
+			return nil
+		}
+	}
+	return v
+}
+
+func (r *request) cost(l *Limit) int64 {
+	for _, c := range l.Costs {
+		if _, ok := c.fits(r); ok {
+			return r.amount(c.Cost)
+		}
+	}
+	if l.Cost == "" {
+		return 1
+	}
+	return r.amount(l.Cost)
+}
+
+// amount returns the value of an expression: numbers and selectors, joined by + and *, from left to
+// right, and
+//
+//	text          tokens of the texts in the body: 15 for each sentence of Fill
+//	output        output tokens of the answer, half of MaxOutput on average
+//	count FIELD   elements of an array in the body
+//	A or B        B if A is 0
+//	A max B       the greater one
+func (r *request) amount(expression string) (sum int64) {
+	for _, term := range strings.Split(expression, " + ") {
+		product := int64(1)
+		for _, factor := range strings.Split(term, " * ") {
+			product *= r.factor(factor)
+		}
+		sum += product
+	}
+	return sum
+}
+
+func (r *request) factor(f string) int64 {
+	if a, b, ok := strings.Cut(f, " or "); ok {
+		if n := r.factor(a); n != 0 {
+			return n
+		}
+		return r.factor(b)
+	}
+	if a, b, ok := strings.Cut(f, " max "); ok {
+		return max(r.factor(a), r.factor(b))
+	}
+	if n, err := strconv.ParseInt(f, 10, 64); err == nil {
+		return n
+	}
+	switch kind, name, _ := strings.Cut(f, " "); kind {
+	case "text":
+		r.field("")
+		n, sentence := int64(characters(r.json)), int64(len(sentence))
+		return (n*15 + sentence - 1) / sentence
+	case "output":
+		most := r.factor(r.api.MaxOutput)
+		return max(1, most/4+int64(r.n*7919)%max(1, most/2))
+	case "count":
+		list, _ := r.field(name).([]any)
+		return int64(len(list))
+	default:
+		v, _ := strconv.ParseFloat(r.value(f), 64)
+		return int64(v)
+	}
+}
+
+// characters returns the length of the texts of messages, and of their names.
+func characters(v any) (n int) {
+	switch v := v.(type) {
+	case map[string]any:
+		for name, x := range v {
+			if name != "model" && name != "role" && name != "type" {
+				n += characters(x)
+			}
+		}
+	case []any:
+		for _, x := range v {
+			n += characters(x)
+		}
+	case string:
+		n = len(v)
+	}
+	return n
+}
+
+var placeholder = regexp.MustCompile(`\$\{([^}]*)\}`)
+
+// fill replaces the placeholders of a template. It reports false if one names a limit that does not
+// count the request.
+//
+//	${LIMIT.limit} (${LIMIT.limit|,} as 1,000) ${LIMIT.left} ${LIMIT.used} ${LIMIT.cost}
+//	${LIMIT.wait|FORM}    until the request would be admitted
+//	${LIMIT.reset|FORM}   until all of the limit is free
+//	${now|FORM} ${=EXPRESSION} ${SELECTOR}
+//
+// Without a name, LIMIT is the refusing one. See form for the forms.
+func (a *answer) fill(template string) (text string, ok bool) {
+	ok = true
+	text = placeholder.ReplaceAllStringFunc(template, func(p string) string {
+		p, form, _ := strings.Cut(p[2:len(p)-1], "|")
+		if p == "now" {
+			return a.format(0, form)
+		}
+		if expression, found := strings.CutPrefix(p, "="); found {
+			return strconv.FormatInt(a.amount(expression), 10)
+		}
+		name, what, found := strings.Cut(p, ".")
+		if !found {
+			return a.value(p)
+		}
+		c := a.limit(name)
+		if c == nil {
+			if !slices.ContainsFunc(a.api.Limits, func(l *Limit) bool { return l.ID == name }) {
+				panic(fmt.Sprintf("%s: placeholder %q", a.api.Name, p))
+			}
+			ok = false
+			return ""
+		}
+		left := c.left(a.now)
+		switch what {
+		case "limit":
+			if form == "," {
+				return thousands(capacity(c.tier))
+			}
+			return strconv.FormatInt(capacity(c.tier), 10)
+		case "left":
+			return strconv.FormatInt(left, 10)
+		case "used":
+			return strconv.FormatInt(capacity(c.tier)-left, 10)
+		case "share":
+			return strconv.FormatInt((capacity(c.tier)-left)*100/capacity(c.tier), 10)
+		case "cost":
+			return strconv.FormatInt(c.cost, 10)
+		case "settled":
+			return strconv.FormatInt(a.settled(*c), 10)
+		case "wait":
+			return a.format(a.wait, form)
+		case "reset":
+			at, _ := c.earliest(a.now, capacity(c.tier))
+			return a.format(time.Duration(at-a.now)*time.Microsecond, form)
+		}
+		panic(fmt.Sprintf("%s: placeholder %q", a.api.Name, p))
+	})
+	return text, ok
+}
+
+// limit returns the limit with an id that counts the request, or the refusing one.
+func (a *answer) limit(name string) *counted {
+	for i := range a.counted {
+		if c := &a.counted[i]; c.ID == name || name == "" && a.refused != nil && i == a.by {
+			return c
+		}
+	}
+	return nil
+}
+
+// format writes a time from now on: s and s1, s3 (seconds, rounded up), ms, dur (as Go does), unix, unixms,
+// unix3 (epochs), rfc3339, http, and iso (with a zone of digits).
+func (a *answer) format(d time.Duration, form string) string {
+	seconds := int64(math.Ceil(d.Seconds()))
+	at := time.UnixMicro(a.now).Add(d)
+	switch form {
+	case "s":
+		return strconv.FormatInt(seconds, 10)
+	case "s.0":
+		return strconv.FormatInt(seconds, 10) + ".0"
+	case "s1":
+		return strconv.FormatFloat(math.Ceil(d.Seconds()*10)/10, 'f', 1, 64)
+	case "s2":
+		return strconv.FormatFloat(math.Ceil(d.Seconds()*100)/100, 'f', 2, 64)
+	case "s3":
+		return strconv.FormatFloat(math.Ceil(d.Seconds()*1000)/1000, 'f', 3, 64)
+	case "min":
+		return strconv.FormatInt(int64(math.Ceil(d.Minutes())), 10)
+	case "ms":
+		return strconv.FormatInt(int64(math.Ceil(float64(d)/1e6)), 10)
+	case "dur":
+		return (d + time.Millisecond - 1).Truncate(time.Millisecond).String()
+	case "unix":
+		return strconv.FormatInt(int64(math.Ceil(float64(at.UnixMicro())/1e6)), 10)
+	case "unixms":
+		return strconv.FormatInt(int64(math.Ceil(float64(at.UnixMicro())/1e3)), 10)
+	case "unix3":
+		return strconv.FormatFloat(float64(at.UnixMicro())/1e6, 'f', 3, 64)
+	case "rfc3339":
+		return at.Add(time.Second - 1).UTC().Truncate(time.Second).Format("2006-01-02T15:04:05Z")
+	case "http":
+		return at.Add(time.Second - 1).UTC().Truncate(time.Second).Format(http.TimeFormat)
+	}
+	panic(fmt.Sprintf("%s: form %q", a.api.Name, form))
+}
+
+// sentence is 14 words and a period: 15 tokens in the vocabularies of today's models.
+const sentence = "The quick brown fox jumps over the lazy dog near the old river bank. "
+
+// Fill replaces ${worker}, ${n}, ${n%K} and ${words K}, a text of K words, in the text of Traffic.
+func Fill(text string, worker, n int) string {
+	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
+		p = p[2 : len(p)-1]
+		if p == "worker" {
+			return strconv.Itoa(worker)
+		}
+		if count, ok := strings.CutPrefix(p, "words "); ok {
+			k, _ := strconv.Atoi(count)
+			return strings.Repeat(sentence, k/14+1)
+		}
+		number := n
+		if _, divisor, ok := strings.Cut(p, "%"); ok {
+			k, _ := strconv.Atoi(divisor)
+			number %= k
+		}
+		return strconv.Itoa(number)
+	})
+}
+
+// thousands writes a number such as 1,000.
+func thousands(n int64) string {
+	text := strconv.FormatInt(n, 10)
+	for i := len(text) - 3; i > 0; i -= 3 {
+		text = text[:i] + "," + text[i:]
+	}
+	return text
+}

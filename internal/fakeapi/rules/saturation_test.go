@@ -1,0 +1,239 @@
+package rules_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/fakeapi/rules"
+	"github.com/apithrottle/throttle/providers"
+)
+
+// A saturation runs a preset against the stand-in of its rule file.
+type saturation struct {
+	rules   string
+	preset  func() providers.Provider
+	workers int
+	length  time.Duration
+	floor   float64 // of what the stand-in could have accepted
+
+	// unforeseen are limits whose refusals no client can foresee, with the reason.
+	unforeseen map[string]string
+	// fails are the limits that the preset breaks or leaves unused, with the reason.
+	fails map[string]string
+}
+
+var saturations = []saturation{
+	{rules: "anthropic", preset: func() providers.Provider { return providers.Anthropic(1000, 100_000, 20_000) }, workers: 48, length: 3 * time.Minute, floor: 0.8},
+	{rules: "openai", preset: func() providers.Provider { return providers.OpenAI(60, 150_000) }, workers: 48, length: 3 * time.Minute, floor: 0.8},
+	{rules: "github", preset: providers.GitHub, workers: 40, length: 2 * time.Minute, floor: 0.9},
+	{rules: "slack", preset: providers.Slack, workers: 63, length: 2 * time.Minute, floor: 0.9},
+	{rules: "twilio", preset: func() providers.Provider { return providers.Twilio(10) }, workers: 32, length: 10 * time.Second, floor: 0.9},
+	{rules: "discord", preset: providers.Discord, workers: 24, length: time.Minute, floor: 0.9},
+	{rules: "kraken", preset: providers.Kraken, workers: 40, length: 5 * time.Minute, floor: 0.9,
+		fails: map[string]string{"public": "the preset counts 1/s so that each call loses its round trip, but the counter is one of 30 that falls by 1 a second (fixture: public, support and probe)", "publicpair": "as public"}},
+	{rules: "binance", preset: providers.Binance, workers: 64, length: 130 * time.Second, floor: 0.9,
+		fails: map[string]string{"orders": "POST /api/v3/order waits behind market data for weight and gets 10 % of 100/10s, but since 2026-04-02 a successful order has no weight (fixture: weights)"}},
+	{rules: "stripe", preset: providers.Stripe, workers: 60, length: 10 * time.Second, floor: 0.9},
+	{rules: "hubspot", preset: func() providers.Provider { return providers.HubSpot("UTC") }, workers: 48, length: time.Minute, floor: 0.9,
+		fails: map[string]string{"search": "POST /crm/v3/objects/*/search also uses the burst of 100/10s, which counts all but search (fixture: burst), and gets 10 % of 5/s"}},
+	{rules: "shopifyrest", preset: providers.ShopifyREST, workers: 24, length: 3 * time.Minute, floor: 0.9},
+	{rules: "shopifygraphql", preset: providers.ShopifyGraphQL, workers: 32, length: 2 * time.Minute, floor: 0.8},
+	{rules: "etherscan", preset: providers.Etherscan, workers: 16, length: time.Minute, floor: 0.9},
+	{rules: "coinbaseapp", preset: providers.CoinbaseApp, workers: 64, length: 5 * time.Second, floor: 0.9},
+	{rules: "coinbaseexchange", preset: providers.CoinbaseExchange, workers: 60, length: 20 * time.Second, floor: 0.9,
+		fails: map[string]string{"fills": "GET /fills also uses the bucket of the private endpoints, but has one of its own (fixture: scopes), and gets 6 % of 10/s", "loans": "as fills"}},
+	{rules: "notion", preset: providers.Notion, workers: 32, length: 5 * time.Minute, floor: 0.9},
+}
+
+// A preset with many workers is never refused, and uses nearly all that its API gives.
+func TestPresetsSaturateTheirAPIs(t *testing.T) {
+	for _, s := range saturations {
+		t.Run(s.rules, func(t *testing.T) {
+			problems := s.run(t)
+			for id, reason := range s.fails {
+				if problems[id] == "" {
+					t.Errorf("%s is no longer a problem: %s", id, reason)
+				}
+			}
+			for id, problem := range problems {
+				if s.fails[id] == "" {
+					t.Errorf("%s: %s", id, problem)
+				} else {
+					t.Logf("known: %s: %s: %s", id, s.fails[id], problem)
+				}
+			}
+		})
+	}
+}
+
+// run returns what went wrong, by limit.
+func (s *saturation) run(t *testing.T) map[string]string {
+	a := load(t, s.rules)
+	var limited, patient outcome
+	synctest.Test(t, func(t *testing.T) { limited = s.load(t, a, false) })
+	synctest.Test(t, func(t *testing.T) { patient = s.load(t, a, true) })
+
+	problems := map[string]string{}
+	if len(limited.errors) > 0 {
+		problems["errors"] = strings.Join(limited.errors, "\n")
+	}
+	refused := map[string]int{}
+	for _, r := range limited.seen {
+		if r.Refused == nil || s.unforeseen[r.Refused.ID] != "" {
+			continue
+		}
+		id := r.Refused.ID
+		if refused[id]++; refused[id] == 1 {
+			problems[id] = fmt.Sprintf("refused at %v: %s (%s): %d of %d needed are left",
+				r.At.Sub(limited.start), r.Request, r.Refused.Tier, r.Left, r.Asked)
+		}
+	}
+	for id, n := range refused {
+		problems[id] += fmt.Sprintf(", and %d of %d requests in all", n, len(limited.seen))
+	}
+	var all time.Duration
+	for _, d := range patient.held {
+		all += d
+	}
+	for _, l := range a.Limits {
+		if patient.held[l.ID] <= all/100 {
+			continue // other limits decide
+		}
+		got, possible := limited.used(l, s.length), patient.used(l, s.length)
+		if tier, _ := algorithms.ParseTier(l.Tier); tier.Algorithm == algorithms.Concurrency {
+			possible = tier.Limit * int64(s.length/((rules.Service[0]+rules.Service[1])/2))
+		}
+		// A request may lie on either side of a window's end.
+		share := float64(got+1) / (float64(possible) * foreseeable(l))
+		t.Logf("%s: %d of %d, %.2f", l.ID, got, possible, share)
+		if share < s.floor {
+			problems[l.ID] += fmt.Sprintf(" (%s): used %d of %d that are possible: %.2f", l.Tier, got, possible, share)
+		}
+	}
+	t.Logf("%d requests, %d possible", len(limited.seen), len(patient.seen))
+	return problems
+}
+
+// An outcome is what a stand-in saw.
+type outcome struct {
+	start  time.Time
+	seen   []rules.Arrival
+	held   map[string]time.Duration
+	errors []string
+}
+
+// load sends requests of every kind of the traffic with as many workers each, for s.length.
+func (s *saturation) load(t *testing.T, a *rules.API, patient bool) (o outcome) {
+	time.Sleep(47*time.Hour + 1234567*time.Microsecond) // somewhere in the windows of the calendar
+	server := rules.NewServer(a, 1)
+	server.Patient = patient
+	var base http.RoundTripper = server
+	if !patient {
+		transport, err := s.preset().Transport(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		transport.Base = server
+		base = transport
+	}
+	o.start = time.Now()
+	ctx, cancel := context.WithDeadline(t.Context(), o.start.Add(s.length))
+	defer cancel()
+	var mu sync.Mutex
+	failed := map[string]bool{}
+	var workers sync.WaitGroup
+	for w := range s.workers {
+		workers.Go(func() {
+			kind := &a.Traffic[w%len(a.Traffic)]
+			for n := w; ctx.Err() == nil; n += s.workers {
+				request := kind.Build(a, w, n).WithContext(ctx)
+				request.Header.Set(rules.Worker, strconv.Itoa(w))
+				response, err := base.RoundTrip(request)
+				if err != nil {
+					if ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) {
+						mu.Lock()
+						if text := err.Error(); !failed[text] && len(failed) < 5 {
+							failed[text] = true
+							o.errors = append(o.errors, fmt.Sprintf("error at %v: %s: %v", time.Since(o.start), kind.Request, err))
+						}
+						mu.Unlock()
+						return
+					}
+					// The client knows that this request would be late.
+					select {
+					case <-ctx.Done():
+					case <-time.After(time.Second):
+					}
+					continue
+				}
+				io.Copy(io.Discard, response.Body)
+				response.Body.Close()
+			}
+		})
+	}
+	workers.Wait()
+	o.seen, o.held = server.Arrivals()
+	return o
+}
+
+// used returns the units that a limit charged in whole windows, after the first one.
+func (o *outcome) used(l *rules.Limit, length time.Duration) (n int64) {
+	tier, err := algorithms.ParseTier(l.Tier)
+	if err != nil {
+		panic(err)
+	}
+	warm := tier.Window
+	if tier.Burst > 0 {
+		warm = time.Duration(float64(warm) * float64(tier.Burst) / float64(tier.Limit))
+	}
+	from, to := o.start, o.start.Add(length)
+	if rest := length - warm; tier.Window > 0 && rest >= tier.Window {
+		from = from.Add(warm)
+		to = from.Add(rest / tier.Window * tier.Window)
+	}
+	for _, r := range o.seen {
+		if r.Refused == nil && !r.At.Before(from) && r.At.Before(to) {
+			n += r.Charged[l.ID]
+		}
+	}
+	return n
+}
+
+// foreseeable returns the share of a limit that a client can use without refusals. It learns when a
+// request arrived from the response. A window that rolls from the arrival thus frees its room a
+// round trip later for the next request, and a request is in flight from its sending on.
+func foreseeable(l *rules.Limit) float64 {
+	tier, err := algorithms.ParseTier(l.Tier)
+	if err != nil {
+		panic(err)
+	}
+	service := rules.Service[0] + rules.Service[1]
+	trip := service + rules.Delivery[0] + rules.Delivery[1]
+	switch tier.Algorithm {
+	case algorithms.Concurrency:
+		return float64(service) / float64(trip)
+	case algorithms.SlidingLog, algorithms.AnchoredWindow:
+		return float64(tier.Window) / float64(tier.Window+trip/2)
+	}
+	return 1
+}
+
+// Every rule file has a saturation.
+func TestEveryRuleFileIsRun(t *testing.T) {
+	for _, name := range names(t) {
+		if !slices.ContainsFunc(saturations, func(s saturation) bool { return s.rules == name }) {
+			t.Errorf("%s has no saturation", name)
+		}
+	}
+}
