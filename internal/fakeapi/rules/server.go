@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -22,11 +23,12 @@ type Server struct {
 	// Only is the id of the only limit that refuses. If empty, all limits do.
 	Only string
 
-	api *API
+	api  *API
+	seed uint64
 
 	// mu guards the fields below.
 	mu     sync.Mutex
-	random *rand.Rand
+	random map[string]*rand.Rand // by worker
 	meters map[string]meter
 	sent   int
 	seen   []Arrival
@@ -48,7 +50,7 @@ type Arrival struct {
 // NewServer returns a stand-in. Seed draws its delays.
 func NewServer(a *API, seed uint64) *Server {
 	return &Server{
-		api: a, random: rand.New(rand.NewPCG(seed, 1)),
+		api: a, seed: seed, random: map[string]*rand.Rand{},
 		meters: map[string]meter{}, held: map[string]time.Duration{},
 	}
 }
@@ -62,10 +64,19 @@ var (
 	Service  = [2]time.Duration{10 * time.Millisecond, 50 * time.Millisecond}
 )
 
-func (s *Server) draw(bounds [2]time.Duration) func() time.Duration {
+// draw returns a delay. Each worker has its own sequence of delays, so that a run in a synctest
+// bubble does not depend on the order in which goroutines run.
+func (s *Server) draw(r *http.Request, bounds [2]time.Duration) func() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := bounds[0] + time.Duration(s.random.Int64N(int64(bounds[1]-bounds[0])))
+	worker := r.Header.Get(Worker)
+	random, ok := s.random[worker]
+	if !ok {
+		n, _ := strconv.ParseUint(worker, 10, 64)
+		random = rand.New(rand.NewPCG(s.seed, n))
+		s.random[worker] = random
+	}
+	d := bounds[0] + time.Duration(random.Int64N(int64(bounds[1]-bounds[0])))
 	return func() time.Duration { return d }
 }
 
@@ -86,7 +97,7 @@ func (s *Server) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		r.Body.Close()
 	}
-	if err := httpmem.Sleep(r.Context(), s.draw(Delivery)); err != nil {
+	if err := httpmem.Sleep(r.Context(), s.draw(r, Delivery)); err != nil {
 		return nil, err
 	}
 	a := s.judge(r, body)
@@ -105,7 +116,7 @@ func (s *Server) RoundTrip(r *http.Request) (*http.Response, error) {
 		a = s.judge(r, body)
 	}
 	if a.refused == nil {
-		err := httpmem.Sleep(r.Context(), s.draw(Service))
+		err := httpmem.Sleep(r.Context(), s.draw(r, Service))
 		s.settle(a)
 		if err != nil {
 			return nil, err
