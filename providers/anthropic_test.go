@@ -30,7 +30,8 @@ func TestAnthropic(t *testing.T) {
 		stream       bool
 		want         float64 // a minute
 	}{
-		{"many small requests", 10, 4, false, 100},
+		// Requests are spread over the minute. Each of the 0.6 s between them is longer by the guard.
+		{"many small requests", 10, 4, false, 100 * 0.6 / 0.65},
 		// An answer takes 100 tokens. For the 1.6 s until its end, 300 more are reserved.
 		{"large answers", 10, 400, false, 8_000 / (100 + 300*1.6/60)},
 		{"streams of large answers", 10, 400, true, 8_000 / (100 + 300*1.6/60)},

@@ -121,7 +121,7 @@ func TestStreams(t *testing.T) {
 		for _, test := range []struct {
 			api    *fakeapi.Server
 			events int
-		}{{fakeapi.OpenAI(60, 1_000, time.Minute), 3}, {fakeapi.Anthropic(60, 1_000, 1_000), 4}} {
+		}{{fakeapi.OpenAI(60, 1_000, time.Minute), 3}, {fakeapi.Anthropic(60, 1_000, 1_000), 6}} {
 			resp := do(t, test.api, request(t, "POST", "https://example.com/", `{"stream":true,"model":"m","max_tokens":8}`))
 			body, err := io.ReadAll(resp.Body)
 			if err != nil || resp.Header.Get("Content-Type") != "text/event-stream" {
