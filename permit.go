@@ -168,8 +168,8 @@ func (a *admission) startTiming() {
 // A request that was sent and got no response is released without Arrived. It may still arrive, so
 // it stays in flight until Policy.Guard has passed. Therefore `defer p.Release()` is always right.
 //
-// Only the first call of Arrived, Passed and Refused has an effect, and of each other method, and the methods of a nil Permit have none. A
-// Permit is safe for concurrent use.
+// Only the first call of each method has an effect, and only the first of Arrived, Passed and
+// Refused. The methods of a nil Permit have none. A Permit is safe for concurrent use.
 type Permit struct {
 	admission
 	state atomic.Uint32
