@@ -10,8 +10,8 @@ import (
 )
 
 // Airtable is the API of Airtable, with the limits of each base and of one user. A base has 5
-// requests a second, whoever sends them, and a user's tokens have 50 together. Airtable doesn't
-// document the kind of window, so windows roll.
+// requests a second from all users, and a user's tokens have 50 together. Airtable doesn't document
+// the kind of window, so windows roll.
 //
 // A refusal pauses its base for 30 seconds, as Airtable asks; no response names a wait. The calls
 // of a month, which depend on the workspace's plan, are not limited here. When they are used up, a

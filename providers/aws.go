@@ -7,15 +7,15 @@ import (
 )
 
 // AWSProfile returns the Profile of the refusals of AWS's services, for a [throttle.Transport] with
-// limits of the caller's. A refusal may have the status 400, 403, 429, 503 or 509. Its code stands in
-// the header X-Amzn-Errortype, in the JSON fields __type or code, or in XML. Responses don't report what
-// is left.
+// limits of the caller's. A refusal may have the status 400, 403, 429, 503 or 509. Its code stands
+// in the header X-Amzn-Errortype, in the JSON fields __type or code, or in XML. Responses don't
+// report what is left.
 //
-// Some codes refuse one object alone: a DynamoDB table, a prefix of an S3 bucket, a Lambda function, a
-// hosted zone. If perObject is false, these pause nothing, because they would pause the other objects,
-// too. If it is true, they pause the limiter of the request like all others: let Transport.Route choose
-// one for each object. A throttled S3 copy or upload with status 200 is not recognized, because its body
-// looks like that of an object.
+// Some codes refuse one object alone: a DynamoDB table, a prefix of an S3 bucket, a Lambda
+// function, a hosted zone. If perObject is false, these pause nothing, because they would pause the
+// other objects, too. If it is true, they pause the limiter of the request like all others: let
+// Transport.Route choose one for each object. A throttled S3 copy or upload with status 200 is not
+// recognized, because its body looks like the body of an object.
 //
 // SDKs sign a request before it waits, so set Transport.SendBy to [AWSSendBy].
 //

@@ -14,10 +14,10 @@ import (
 // CB-ACCESS-KEY, have one for each profile. The client is assumed to use one address and one
 // profile.
 //
-// Coinbase doesn't document whether /fills and /loans count in the profile's quota besides their
-// own; here they do. It doesn't document the size of the bucket of /loans, so a second rolls there.
-// Responses report no limits. A signed request is valid for 30 seconds. One that would have to wait
-// longer fails at once with throttle.ErrDeadline.
+// Coinbase doesn't document whether /fills and /loans also count in the profile's quota; here they
+// do. It doesn't document the size of the bucket of /loans, so a second rolls there. Responses
+// report no limits. A signed request is valid for 30 seconds. One that would have to wait longer
+// fails at once with throttle.ErrDeadline.
 func CoinbaseExchange() Provider {
 	const page = "https://docs.cdp.coinbase.com/exchange/rest-api/rate-limits.md"
 	private := func(req *http.Request) bool {

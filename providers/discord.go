@@ -10,10 +10,10 @@ import (
 )
 
 // Discord is the API of Discord, with the limits of one bot and of each route. A bot has 50
-// requests a second in all, besides interactions, and for each route a quota that only responses
-// report. A route is a method and a path; the channel, guild or webhook in the path is part of the
-// route, and other ids are not. A route sends one request at a time, because only the response
-// reports how many are left. If none is left, the next request waits for the reset.
+// requests a second in all, not counting interactions, and for each route a quota that only
+// responses report. A route is a method and a path; the channel, guild or webhook in the path is
+// part of the route, and other ids are not. A route sends one request at a time, because only the
+// response reports how many are left. If none is left, the next request waits for the reset.
 //
 // Several routes may share a bucket, which their responses name. The limiter doesn't join such
 // routes: each route uses only its own responses. Discord bans an IP address after 10,000 responses

@@ -22,7 +22,7 @@ import (
 //   - Drive has 1,000,000 units a minute, 325,000 for a user. Reading costs 5, listing 100, changing 50
 //     and downloading 200.
 //   - Calendar has 10,000 requests a minute, 600 for a user.
-//   - YouTube has 10,000 units a day for the project, and 100 searches and 100 uploads besides. Its days
+//   - YouTube has 10,000 units a day for the project, and also 100 searches and 100 uploads. Its days
 //     begin at midnight Pacific Time. Reading costs 1, changing 50, and captions 50 to 450.
 //
 // Each part of a batch counts. Other APIs are not limited.

@@ -17,7 +17,7 @@ import (
 // the Marketing API. Instagram has 100 messages a second for each account, 10 with audio or video.
 // An entry of a batch and each of several ids count as a call.
 //
-// Not included are limits that depend on ads, impressions or engaged users. Responses report their
+// Limits that depend on ads, impressions or engaged users are not included. Responses report their
 // use as percentages, which can't correct a quota.
 //
 // A refusal has status 400 or 403 and pauses the account, or else the app, for the time that the

@@ -19,8 +19,8 @@ import (
 // Responses report the use of the whole org. When others have used up the day, calls go at the
 // day's average rate, because the calls of a day ago make room little by little. A refusal has
 // status 403 and names no wait: a long call may end at any time. A locked record pauses nothing.
-// Not included are bursts and the limits of a connected app and of Chatter, which are not
-// published, and Marketing Cloud, which is another product.
+// Bursts, and the limits of a connected app and of Chatter, are not published and not included.
+// Marketing Cloud is another product.
 func Salesforce(perDay int64) Provider {
 	const page = "https://developer.salesforce.com/docs/platform/salesforce-app-limits-cheatsheet/guide/salesforce-app-limits-platform-api.html"
 	org := bucket(perDay, 24*time.Hour, perDay) // the calls of all apps, as responses report them
