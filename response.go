@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"io"
@@ -158,11 +159,11 @@ func (tr *attemptTrace) closeConn(c net.Conn) {
 // handleResponse reads the response. It pauses the quota after a refusal, ends the back-off after a
 // success, and does neither after a failure of the server. It returns nil if there was nothing to
 // read.
-func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answers.Answer {
+func (a *attempt) handleResponse(req *http.Request, resp *http.Response) *answers.Answer {
 	if !a.charged() {
 		return nil
 	}
-	answer := a.readResponse(resp)
+	answer := a.readResponse(req.Method, resp)
 	switch {
 	case answer == nil:
 		a.endBackoff()
@@ -173,12 +174,12 @@ func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answ
 			c = &a.outer[len(a.outer)-1]
 		}
 		// If a shared store is not available, the next refusal pauses the quota.
-		_ = c.pauseAfterRefusal(context.WithoutCancel(ctx), answer.Refusal)
+		_ = c.pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
 		a.endBackoff()
 	}
 	if answer != nil && answer.Kind != answers.Passed {
-		outcome.Tell(ctx, answer.Refusal)
+		outcome.Tell(req.Context(), answer.Refusal)
 	}
 	return answer
 }
@@ -187,7 +188,7 @@ func (a *attempt) handleResponse(ctx context.Context, resp *http.Response) *answ
 var defaultProfile answers.Profile
 
 // readResponse returns what the response reports, or nil if the response needs no reading.
-func (a *attempt) readResponse(resp *http.Response) *answers.Answer {
+func (a *attempt) readResponse(method string, resp *http.Response) *answers.Answer {
 	p := a.profile
 	if p == nil {
 		if resp.StatusCode < 500 && resp.StatusCode != http.StatusTooManyRequests {
@@ -195,7 +196,7 @@ func (a *attempt) readResponse(resp *http.Response) *answers.Answer {
 		}
 		p = &defaultProfile
 	}
-	r := answers.Response{Status: resp.StatusCode, Header: resp.Header, Sent: a.sent, Got: time.Now()}
+	r := answers.Response{Method: cmp.Or(method, http.MethodGet), Status: resp.StatusCode, Header: resp.Header, Sent: a.sent, Got: time.Now()}
 	if p.Peeks(r.Status, r.Header) && resp.Body != nil && resp.Body != http.NoBody {
 		r.Body = peek(resp)
 	}

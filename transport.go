@@ -235,7 +235,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		resp.Request = req
 	}
 	a.timing.answered(tr.upload())
-	answer := a.handleResponse(req.Context(), resp)
+	answer := a.handleResponse(req, resp)
 	a.arrived()
 	a.observe(answer)
 	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.needsBody() {

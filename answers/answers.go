@@ -156,6 +156,9 @@ type Charge struct {
 
 // A Response is the input of Read.
 type Response struct {
+	// Method is the method of the request, such as "POST". If empty, it satisfies every Rule.Method.
+	Method string
+
 	Status int
 	Header http.Header
 

@@ -39,12 +39,15 @@ func (p *Profile) queries(status int, h http.Header) (qs []jsonpath.Query, whole
 		for j := range rule.Delay {
 			qs = rule.Delay[j].addQuery(qs, false)
 		}
-		if qs = rule.Asked.addQuery(qs, false); rule.Text == "" {
+		qs = rule.Asked.addQuery(qs, false)
+		if rule.Text == "" && rule.Method == "" {
 			break // this rule matches, whatever the body: later rules don't count
 		}
-		if rule.Path == "" {
+		switch {
+		case rule.Text == "":
+		case rule.Path == "":
 			whole = true
-		} else {
+		default:
 			qs = append(qs, jsonpath.Query{Path: rule.Path, Pattern: rule.Text})
 		}
 	}

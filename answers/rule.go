@@ -42,9 +42,14 @@ type Refusal struct {
 }
 
 // A Rule matches responses and gives them a meaning. A response matches if it satisfies every
-// condition of the rule: Status, Header with Value, and Path with Text. A Rule without conditions
+// condition of the rule: Method, Status, Header with Value, and Path with Text. A Rule without conditions
 // matches every response.
 type Rule struct {
+	// Method is the method of the request. The body of a success that a GET returns may be a file
+	// that anyone wrote, so a rule for the answers of GraphQL or JSON-RPC needs "POST". If empty,
+	// any.
+	Method string
+
 	// Status is the status of the response. If zero, any.
 	Status int
 
@@ -200,7 +205,7 @@ func (p *Profile) reason(e *event) string {
 
 func (r *Rule) matches(e *event) bool {
 	switch {
-	case !r.matchesHead(e.Status, e.Header):
+	case !r.matchesHead(e.Status, e.Header), r.Method != "" && e.Method != "" && r.Method != e.Method:
 		return false
 	case r.Text == "":
 		return true

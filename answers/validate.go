@@ -109,6 +109,9 @@ func (v *validator) rule(r *Rule) {
 	if r.Status != 0 && (r.Status < 100 || r.Status > 999) {
 		v.add("Status", "is %d: it must be from 100 to 999, or 0 for any", r.Status)
 	}
+	if r.Method != strings.ToUpper(r.Method) {
+		v.add("Method", "is %q: it must be %q, in capital letters", r.Method, strings.ToUpper(r.Method))
+	}
 	if r.Value != "" && r.Header == "" {
 		v.add("Header", "is empty: set the header that has the Value, or clear Value")
 	}
@@ -195,7 +198,7 @@ func (v *validator) path(field, path string) {
 
 // covers reports whether the rule matches every response that b matches.
 func (r *Rule) covers(b *Rule) bool {
-	return (r.Status == 0 || r.Status == b.Status) &&
+	return (r.Method == "" || r.Method == b.Method) && (r.Status == 0 || r.Status == b.Status) &&
 		(r.Header == "" || http.CanonicalHeaderKey(r.Header) == http.CanonicalHeaderKey(b.Header) && (r.Value == "" || r.Value == b.Value)) &&
 		(r.Text == "" || r.Path == b.Path && r.Text == b.Text)
 }

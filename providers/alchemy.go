@@ -23,7 +23,7 @@ import (
 // used up, a refusal pauses nothing, because a wait of seconds doesn't help.
 func Alchemy() Provider {
 	limited := func(path, code string) answers.Rule {
-		return answers.Rule{Path: path, Text: code, Kind: answers.Limited, Wait: time.Second}
+		return answers.Rule{Method: http.MethodPost, Path: path, Text: code, Kind: answers.Limited, Wait: time.Second}
 	}
 	return Provider{
 		Name: "alchemy",

@@ -45,7 +45,7 @@ func Cloudflare() Provider {
 				{Status: http.StatusTooManyRequests, Path: text, Text: "query consumed excessive resources*", Kind: answers.Other},
 				{Status: http.StatusTooManyRequests, Path: text, Text: "*has exceeded its rate limit*", Kind: answers.Other},
 				{Status: http.StatusTooManyRequests, Path: text, Text: "rate limiter budget depleted*", Kind: answers.Limited, Wait: block},
-				{Status: http.StatusOK, Path: text, Text: "rate limiter budget depleted*", Kind: answers.Limited, Wait: block},
+				{Method: http.MethodPost, Status: http.StatusOK, Path: text, Text: "rate limiter budget depleted*", Kind: answers.Limited, Wait: block},
 				{Status: http.StatusServiceUnavailable, Path: text, Text: "too many queries in progress*", Kind: answers.Limited},
 				{Status: http.StatusTooManyRequests, Kind: answers.Limited, Wait: block, Wide: true},
 			},

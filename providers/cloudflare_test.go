@@ -50,7 +50,8 @@ func TestCloudflare(t *testing.T) {
 		{name: "GraphQL, 429", first: query, reply: failure(429, spent), want: 5 * time.Minute},
 		{name: "GraphQL, 200", reply: failure(200, spent), want: 5 * time.Minute},
 		{name: "GraphQL, REST goes on", next: zones, reply: failure(200, spent)},
-		{name: "GraphQL, one account", reply: failure(429, `{"errors":[{"message":"account 0123 has exceeded its rate limit. Wait."}]}`)},
+		{name: "an object with the words of GraphQL", first: to(t, "GET", api+"accounts/1/r2/buckets/b/objects/o"), reply: failure(200, spent)},
+		{name: "GraphQL, one account", first: query, reply: failure(429, `{"errors":[{"message":"account 0123 has exceeded its rate limit. Wait."}]}`)},
 		{name: "GraphQL, too large a query", reply: failure(429, `{"errors":[{"message":"query consumed excessive resources, please try smaller"}]}`)},
 		{name: "GraphQL, too many at once", reply: failure(503, `{"errors":[{"message":"too many queries in progress, please try again later"}]}`), want: backoff},
 	})

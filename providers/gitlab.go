@@ -36,7 +36,7 @@ func GitLab() Provider {
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Path: "message.error", Text: often, Kind: answers.Limited, Wait: time.Minute, Reason: "endpoint"},
 				{Status: http.StatusTooManyRequests, Path: "message", Text: often, Kind: answers.Limited, Wait: time.Minute, Reason: "endpoint"},
-				{Status: http.StatusOK, Path: "errors.*.message", Text: often, Kind: answers.Limited, Wait: time.Minute, Reason: "endpoint"},
+				{Method: http.MethodPost, Status: http.StatusOK, Path: "errors.*.message", Text: often, Kind: answers.Limited, Wait: time.Minute, Reason: "endpoint"},
 				{Status: http.StatusTooManyRequests, Header: name, Value: gitlabUser, Kind: answers.Limited, Wide: true, Reason: gitlabUser},
 				{Status: http.StatusTooManyRequests, Header: name, Kind: answers.Limited},
 				{Status: http.StatusTooManyRequests, Header: "Retry-After", Kind: answers.Limited, Wide: true},

@@ -50,6 +50,8 @@ func TestGitLab(t *testing.T) {
 		{name: "other endpoints go on", next: project, reply: fakeapi.Reply{Status: 429, Header: state(user, "1699"), Body: often}},
 		{name: "GraphQL", first: to(t, "POST", "https://gitlab.com/api/graphql", `{"query":"mutation {a}"}`), want: time.Minute,
 			reply: fakeapi.Reply{Header: state(user, "1699"), Body: `{"errors":[{"message":"This endpoint has been requested too many times. Try again later."}]}`}},
+		{name: "a job's file with the words of GraphQL", first: to(t, "GET", api+"projects/1/jobs/7/artifacts/report.json"),
+			reply: fakeapi.Reply{Header: state(user, "1699"), Body: `{"errors":[{"message":"This endpoint has been requested too many times. Try again later."}]}`}},
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -94,6 +95,14 @@ func TestJSONRPCQuotas(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The metadata of a token, which anyone writes, is no refusal.
+func TestAlchemyMetadata(t *testing.T) {
+	checkRefusals(t, providers.Alchemy, []refusalTest{{
+		name: "metadata", first: to(t, "GET", "https://eth-mainnet.g.alchemy.com/nft/v2/KEY/getNFTMetadata"),
+		reply: fakeapi.Reply{Header: map[string]string{"Content-Type": "application/json"}, Body: `{"metadata":{"error":{"code":429}}}`},
+	}})
 }
 
 func TestJSONRPCRefusals(t *testing.T) {

@@ -305,7 +305,7 @@ func (a *attempts) refusal(resp *http.Response) answers.Refusal {
 		return a.last.refusal
 	}
 	return cmp.Or(a.of.throttled.Profile, new(answers.Profile)).Read(answers.Response{
-		Status: resp.StatusCode, Header: resp.Header, Got: time.Now(),
+		Method: a.req.Method, Status: resp.StatusCode, Header: resp.Header, Got: time.Now(),
 	}).Refusal
 }
 

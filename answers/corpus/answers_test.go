@@ -217,6 +217,32 @@ func TestRefusals(t *testing.T) {
 }
 
 // Slack is the time by which the response may be late.
+// TestMethod checks that a rule with a Method matches no other method, and reads the same body.
+func TestMethod(t *testing.T) {
+	p := Profile{Rules: []Rule{
+		{Method: "POST", Status: 429, Kind: Other},
+		{Method: "POST", Path: "code", Text: "a", Kind: Banned},
+		{Path: "code", Text: "b", Kind: Limited},
+	}}
+	for _, tt := range []struct {
+		method, body string
+		status       int
+		want         Kind
+	}{
+		{"POST", `{"code":"b"}`, 429, Other}, {"GET", `{"code":"b"}`, 429, Limited}, {"", `{"code":"b"}`, 429, Other},
+		{"POST", `{"code":"a"}`, 200, Banned}, {"GET", `{"code":"a"}`, 200, Passed}, {"", `{"code":"a"}`, 200, Banned},
+		{"POST", `{"code":"b"}`, 200, Limited}, {"GET", `{"code":"b"}`, 200, Limited},
+	} {
+		h := http.Header{"Content-Type": {"application/json"}}
+		if !p.Peeks(tt.status, h) {
+			t.Errorf("%d: the body is not read", tt.status)
+		}
+		if got := p.Read(Response{Method: tt.method, Status: tt.status, Header: h, Body: []byte(tt.body), Got: time.Now()}).Kind; got != tt.want {
+			t.Errorf("%+v: %v", tt, got)
+		}
+	}
+}
+
 func TestSlack(t *testing.T) {
 	r := response(200, "", "R: 41", "E: 1777896041")
 	r.Sent = r.Got.Add(-300 * time.Millisecond)

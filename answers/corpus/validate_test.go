@@ -70,6 +70,9 @@ func TestValidate(t *testing.T) {
 		{rules(Rule{Header: "x-a"}, Rule{Status: 429, Header: "X-A", Value: "b"}), "Rules[1] can't match: Rules[0] matches the same responses first; move this rule before it"},
 		{rules(Rule{Status: 429, Text: "a"}, Rule{Status: 429}, Rule{Status: 403}), ""},
 		{rules(Rule{Status: 429}, Rule{}), ""},
+		{rules(Rule{Method: "post"}), `Rules[0].Method is "post": it must be "POST", in capital letters`},
+		{rules(Rule{Method: "POST"}, Rule{Method: "POST", Status: 429}), "Rules[1] can't match: Rules[0] matches the same responses first; move this rule before it"},
+		{rules(Rule{Method: "POST"}, Rule{Status: 429}), ""},
 	} {
 		got := ""
 		if err := c.profile.Validate(); err != nil {

@@ -128,7 +128,7 @@ func all() map[string]Entry {
 			{NameIn: "Ratelimit-Name", Window: time.Minute, Limit: num("Ratelimit-Limit")}, // rescaled to a minute, unlike the other headers
 			{NameIn: "Ratelimit-Name", Used: num("Ratelimit-Observed"), Remaining: num("Ratelimit-Remaining"), Reset: at("Ratelimit-Reset", answers.EpochSeconds)},
 			{NameIn: "Ratelimit-Name", Reset: at("Ratelimit-Resettime", answers.HTTPDate)},
-		}, Rules: []answers.Rule{{Status: 200, Path: "errors.*.message", Text: "This endpoint has been requested too many times*", Kind: answers.Limited, Wait: time.Minute}}}},
+		}, Rules: []answers.Rule{{Method: "POST", Status: 200, Path: "errors.*.message", Text: "This endpoint has been requested too many times*", Kind: answers.Limited, Wait: time.Minute}}}},
 		"Shopify REST Admin": {"https://shopify.dev/docs/api/admin-rest/usage/rate-limits", read, answers.Profile{Quotas: []answers.Quota{{Combined: at("X-Shopify-Shop-Api-Call-Limit", answers.UsedOfLimit)}}}},
 		"Shopify GraphQL Admin": {"https://shopify.dev/docs/api/usage/limits", read, answers.Profile{
 			Quotas: []answers.Quota{{
@@ -235,7 +235,7 @@ func all() map[string]Entry {
 				{Status: 429, Path: "errors.*.code", Text: "10502", Kind: answers.Banned, Reason: "failed logins"},
 				{Status: 429, Path: "errors.*.message", Text: "query consumed excessive resources*", Kind: answers.Other},
 				{Status: 503, Path: "errors.*.message", Text: "too many queries in progress*", Kind: answers.Limited},
-				{Status: 200, Path: "errors.*.message", Text: "rate limiter budget depleted*", Kind: answers.Limited, Wait: 5 * time.Minute},
+				{Method: "POST", Status: 200, Path: "errors.*.message", Text: "rate limiter budget depleted*", Kind: answers.Limited, Wait: 5 * time.Minute},
 			},
 		}},
 		"AWS": {"https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html", read, answers.Profile{Rules: []answers.Rule{
