@@ -211,7 +211,7 @@ func FuzzHosts(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, host, path string) {
 		req := &http.Request{Method: http.MethodGet, URL: &url.URL{Scheme: "https", Host: host, Path: path}, Header: http.Header{}}
-		if transport.Route(req) != transport.Route(req) || transport.ProfileFor(req) == nil {
+		if first := transport.Route(req); transport.Route(req) != first || transport.ProfileFor(req) == nil {
 			t.Errorf("%q: no profile, or another quota for each request", host)
 		}
 		var want, got []string
