@@ -104,6 +104,15 @@ func send(t *testing.T, rt http.RoundTripper, req *http.Request) (status int, bo
 // long returns the duration of a load: d in "make test", and more in "make soak".
 func long(d time.Duration) time.Duration { return d * time.Duration(soak.Times(1)) }
 
+// scaled returns n in "make soak", and a fraction of it in "make test". A load whose limits, workers
+// and costs are all scaled keeps its shape.
+func scaled(n, fraction int64) int64 {
+	if soak.Times(1) > 1 {
+		return n
+	}
+	return n / fraction
+}
+
 // saturate sends requests from next for the duration d. Each worker sends its next request after
 // the response to the one before. Requests that can't be admitted within d are not sent.
 func saturate(t *testing.T, rt http.RoundTripper, workers int, d time.Duration, next func(worker int) *http.Request) {

@@ -23,14 +23,18 @@ import (
 // A refilled is a token bucket that holds a minute's limit and may be overdrawn.
 type refilled struct {
 	limit, left float64
+	drain       float64 // tokens a second that are taken all the time
+	drained     float64 // tokens that it took
 	at          time.Time
 }
 
-func newRefilled(limit float64) refilled { return refilled{limit, limit, time.Now()} }
+func newRefilled(limit float64) refilled { return refilled{limit: limit, left: limit, at: time.Now()} }
 
 func (b *refilled) take(n float64) {
 	now := time.Now()
-	b.left = min(b.limit, b.left+b.limit*now.Sub(b.at).Minutes()) - n
+	drained := b.drain * now.Sub(b.at).Seconds()
+	b.left = min(b.limit, b.left+b.limit*now.Sub(b.at).Minutes()-drained) - n
+	b.drained += drained
 	b.at = now
 }
 
@@ -49,7 +53,6 @@ type messagesAPI struct {
 	input, output refilled
 	cached        map[string]time.Time
 	answers       int
-	written       float64
 	refused       map[string]int
 }
 
@@ -78,11 +81,10 @@ func (api *messagesAPI) RoundTrip(req *http.Request) (*http.Response, error) {
 	tokens, takes := api.answer(prefix)
 	usage := fmt.Sprintf(`"input_tokens":%.0f,"cache_creation_input_tokens":%.0f,"cache_read_input_tokens":%.0f`, api.fresh, created, read)
 	write := func() {
-		const parts = 20
-		for range parts {
-			time.Sleep(takes / parts)
-			api.write(float64(tokens) / parts)
-		}
+		perSecond := float64(tokens) / takes.Seconds()
+		api.write(perSecond)
+		time.Sleep(takes)
+		api.write(-perSecond)
 		api.end(prefix)
 	}
 	resp := &http.Response{StatusCode: http.StatusOK, Header: header, Request: req}
@@ -138,11 +140,12 @@ func (api *messagesAPI) receive(prefix string) (read, created float64, header ht
 	return read, created, header, nil
 }
 
-func (api *messagesAPI) write(tokens float64) {
+// write adds tokens a second to what all answers write.
+func (api *messagesAPI) write(perSecond float64) {
 	api.mu.Lock()
 	defer api.mu.Unlock()
-	api.output.take(tokens)
-	api.written += tokens
+	api.output.take(0)
+	api.output.drain += perSecond
 }
 
 func (api *messagesAPI) end(prefix string) {
@@ -161,7 +164,8 @@ func (api *messagesAPI) state() (answers int, written float64, refused int) {
 	for _, n := range api.refused {
 		refused += n
 	}
-	return api.answers, api.written, refused
+	api.output.take(0)
+	return api.answers, api.output.drained, refused
 }
 
 func newMessagesAPI(input, output float64, answer func(string) (int, time.Duration)) *messagesAPI {
@@ -198,7 +202,6 @@ func work(t *testing.T, rt http.RoundTripper, workers int, d time.Duration, body
 // max_tokens is no reason to send fewer requests: after 20 answers the limit of output tokens is
 // used, and no request is refused.
 func TestAnthropicOutputIsLearned(t *testing.T) {
-	const limit = 400_000
 	mixed := func(system string) (int, time.Duration) {
 		if system == "long" {
 			return lognormal(8_000)(system)
@@ -209,18 +212,20 @@ func TestAnthropicOutputIsLearned(t *testing.T) {
 		name   string
 		answer func(string) (int, time.Duration)
 		stream bool
+		of     int64   // the fraction that "make test" plays; few long answers differ too much
 		least  float64 // of the limit that is used
 		most   float64 // of the requests that are refused
 	}{
-		{"800 tokens in 20 s", steady(800, 20*time.Second), false, 0.9, 0},
-		{"800 tokens on average", lognormal(800), true, 0.9, 0},
-		{"8,000 tokens on average, in 200 s", lognormal(8_000), false, 0.5, 0},
-		{"both, by the system prompt", mixed, true, 0.7, 0.005},
+		{"800 tokens in 20 s", steady(800, 20*time.Second), false, 10, 0.9, 0},
+		{"800 tokens on average", lognormal(800), true, 10, 0.9, 0},
+		{"8,000 tokens on average, in 200 s", lognormal(8_000), false, 1, 0.5, 0},
+		{"both, by the system prompt", mixed, true, 1, 0.7, 0.005},
 	} {
 		t.Run(load.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				api := newMessagesAPI(10e6, limit, load.answer)
-				wait := work(t, over(t, providers.Anthropic(10_000, 10e6, limit), api), 250, 8*time.Minute, func(w int) string {
+				limit, workers := scaled(400_000, load.of), scaled(250, load.of)
+				api := newMessagesAPI(10e6, float64(limit), load.answer)
+				wait := work(t, over(t, providers.Anthropic(10_000, 10e6, limit), api), int(workers), 8*time.Minute, func(w int) string {
 					return goOn(load.stream, []string{"short", "long"}[w%2])
 				})
 				for answers := 0; answers < 20; answers, _, _ = api.state() {
@@ -229,7 +234,7 @@ func TestAnthropicOutputIsLearned(t *testing.T) {
 				_, before, _ := api.state()
 				time.Sleep(5 * time.Minute)
 				answers, after, refused := api.state()
-				used := (after - before) / 5 / limit
+				used := (after - before) / 5 / float64(limit)
 				t.Logf("%.3f of the limit used, %d answers, %d refused", used, answers, refused)
 				if used < load.least || float64(refused) > load.most*float64(answers) {
 					t.Errorf("%.2f of the limit used, want at least %.2f; %d refused", used, load.least, refused)
@@ -243,26 +248,27 @@ func TestAnthropicOutputIsLearned(t *testing.T) {
 // When answers become ten times longer at once, few requests are refused, and the limit is used
 // again afterwards. Without rate headers only refusals and settled costs tell.
 func TestAnthropicOutputGrows(t *testing.T) {
-	const limit = 400_000
+	const of = 4
+	limit, workers, few := scaled(400_000, of), scaled(250, of), scaled(20, of)
 	for _, silent := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			var tokens atomic.Int64
 			tokens.Store(800)
-			api := newMessagesAPI(10e6, limit, func(string) (int, time.Duration) { return int(tokens.Load()), 20 * time.Second })
+			api := newMessagesAPI(10e6, float64(limit), func(string) (int, time.Duration) { return int(tokens.Load()), 20 * time.Second })
 			api.silent = silent
-			wait := work(t, over(t, providers.Anthropic(10_000, 10e6, limit), api), 250, 16*time.Minute, func(int) string { return goOn(true, "") })
+			wait := work(t, over(t, providers.Anthropic(10_000, 10e6, limit), api), int(workers), 16*time.Minute, func(int) string { return goOn(true, "") })
 			// run returns the part of the limit that is used, and the refusals.
-			run := func(minutes int) (float64, int) {
+			run := func(minutes int64) (float64, int64) {
 				_, before, refusedBefore := api.state()
 				time.Sleep(time.Duration(minutes) * time.Minute)
 				_, after, refused := api.state()
-				return (after - before) / float64(minutes) / limit, refused - refusedBefore
+				return (after - before) / float64(minutes*limit), int64(refused - refusedBefore)
 			}
 			run(2)
 			tokens.Store(8_000)
 			_, first := run(5)
 			used, later := run(4)
-			if t.Logf("without headers %t: %d refused, %.3f of the limit used", silent, first, used); first > 20 || later > 0 || used < 0.85 {
+			if t.Logf("without headers %t: %d refused, %.3f of the limit used", silent, first, used); first > few || later > 0 || used < 0.85 {
 				t.Errorf("without headers %t: %d and %d requests with long answers refused, %.2f of the limit used", silent, first, later, used)
 			}
 			tokens.Store(800)
@@ -278,19 +284,22 @@ func TestAnthropicOutputGrows(t *testing.T) {
 // A prompt that the API reads from its cache is free, so 50 workers keep their own speed, 150
 // requests a minute, from the first answer on.
 func TestAnthropicCachedPrefix(t *testing.T) {
-	for _, limit := range []int64{450_000, 2_000_000} {
+	const of = 5
+	workers, prefix := scaled(50, of), scaled(150_000, of)
+	want := 0.8 * float64(3*10*workers)
+	for _, limit := range []int64{scaled(450_000, of), scaled(2_000_000, of)} {
 		for _, stream := range []bool{false, true} {
 			t.Run(fmt.Sprintf("limit %d, stream %t", limit, stream), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					p := providers.Anthropic(10_000, limit, 1_000_000)
-					p.Tokens = func(text string) int64 { return int64(map[string]int{"a long text": 150_000, "Go on.": 500}[text]) }
+					p.Tokens = func(text string) int64 { return map[string]int64{"a long text": prefix, "Go on.": 500}[text] }
 					api := newMessagesAPI(float64(limit), 1_000_000, steady(800, 20*time.Second))
-					api.fresh, api.prefix = 500, 150_000
-					wait := work(t, over(t, p, api), 50, 11*time.Minute, func(int) string { return goOn(stream, "a long text") })
+					api.fresh, api.prefix = 500, float64(prefix)
+					wait := work(t, over(t, p, api), int(workers), 11*time.Minute, func(int) string { return goOn(stream, "a long text") })
 					time.Sleep(10 * time.Minute)
 					answers, _, refused := api.state()
-					if t.Logf("%d answers", answers); float64(answers) < 0.8*150*10 || refused > 0 {
-						t.Errorf("%d answers in 10 minutes, want at least %d; %v refused", answers, 8*150, api.refused)
+					if t.Logf("%d answers", answers); float64(answers) < want || refused > 0 {
+						t.Errorf("%d answers in 10 minutes, want at least %.0f; %v refused", answers, want, api.refused)
 					}
 					wait()
 				})
