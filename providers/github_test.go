@@ -26,6 +26,7 @@ func githubQuery(t *testing.T, cost int) *http.Request {
 func TestGitHub(t *testing.T) {
 	windows := soak.Times(1) // windows that end in the run
 	hours := time.Duration(windows-1) * time.Hour
+	reads := scaled(5_000, 2)
 	for _, load := range []struct {
 		name    string
 		most    int64 // in an hour
@@ -35,7 +36,7 @@ func TestGitHub(t *testing.T) {
 		d       time.Duration
 		want    float64
 	}{
-		{"reading", 5_000, func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 16, 0, hours + 18*time.Minute, float64(windows*5_000 + 2*900)},
+		{"reading", reads, func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 16, 0, hours + 18*time.Minute, float64(windows*int(reads) + 2*900)},
 		{"hours of reading", 300, func(t *testing.T, _ int) *http.Request { return get(t, github+"/users/a") }, 16, 0, hours + 78*time.Minute, float64((windows + 2) * 300)},
 		{"writing", 5_000, func(t *testing.T, _ int) *http.Request {
 			return postJSON(t, github+"/repos/a/b/issues", `{"title":"a"}`)
@@ -72,11 +73,14 @@ func TestGitHub(t *testing.T) {
 // flight can exceed the limit.
 func TestGitHubQueriesCostMoreThanEstimated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := fakeapi.GitHub(5_000, time.Hour)
+		points := scaled(5_000, 3)
+		api := fakeapi.GitHub(points, time.Hour)
 		api.Hold = fakeapi.Between(20*time.Millisecond, 200*time.Millisecond)
+		p := providers.GitHub()
+		p.Scope("graphql").Policy.Tiers[0].Limit = points
 		const workers, windows = 8, 3
-		saturate(t, over(t, providers.GitHub(), api), workers, 2*time.Hour, func(w int) *http.Request { return githubQuery(t, 1+w) })
-		if n := api.Refused()["graphql"]; n > workers*windows || float64(api.Served()) < 0.9*windows*5_000/4.5 {
+		saturate(t, over(t, p, api), workers, 2*time.Hour, func(w int) *http.Request { return githubQuery(t, 1+w) })
+		if n := api.Refused()["graphql"]; n > workers*windows || float64(api.Served()) < 0.9*windows*float64(points)/4.5 {
 			t.Errorf("%d served, %d refused", api.Served(), n)
 		}
 	})

@@ -96,8 +96,9 @@ func TestShopifyGraphQL(t *testing.T) {
 				api := fakeapi.ShopifyGraphQL()
 				api.Latency = fakeapi.Between(5*time.Millisecond, 50*time.Millisecond)
 				api.Hold = fakeapi.Between(10*time.Millisecond, 100*time.Millisecond)
-				saturate(t, over(t, load.provider, api), 8, 5*time.Minute, func(int) *http.Request { return query(t, load.requested, load.actual) })
-				checkServed(t, api, load.fraction*(load.bucket+300*100)/float64(load.actual))
+				d := long(2 * time.Minute)
+				saturate(t, over(t, load.provider, api), 8, d, func(int) *http.Request { return query(t, load.requested, load.actual) })
+				checkServed(t, api, load.fraction*(load.bucket+d.Seconds()*100)/float64(load.actual))
 			})
 		})
 	}
@@ -147,9 +148,10 @@ func TestShopifyGraphQLUsedElsewhere(t *testing.T) {
 func TestShopifyCostIsLearned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := fakeapi.ShopifyGraphQL()
+		times := int(4 / scaled(4, 4)) // "make test" has a quarter of the workers and queries, which cost more
 		api.Hold = func() time.Duration { return 300 * time.Millisecond }
-		saturate(t, over(t, providers.ShopifyGraphQL(), api), 32, time.Minute, func(int) *http.Request { return query(t, 12, 2) })
-		checkServed(t, api, 0.9*(2_000+60*100)/2)
+		saturate(t, over(t, providers.ShopifyGraphQL(), api), 32/times, time.Minute, func(int) *http.Request { return query(t, 12*times, 2*times) })
+		checkServed(t, api, 0.9*(2_000+60*100)/float64(2*times))
 	})
 }
 
