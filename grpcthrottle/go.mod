@@ -1,0 +1,16 @@
+module github.com/apithrottle/throttle/grpcthrottle
+
+go 1.25.0
+
+require (
+	github.com/apithrottle/throttle v0.1.0
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20260120221211-b8f7ae30c516
+	google.golang.org/grpc v1.80.0 // the last minor version for Go 1.25
+	google.golang.org/protobuf v1.36.11
+)
+
+require (
+	golang.org/x/net v0.49.0 // indirect
+	golang.org/x/sys v0.40.0 // indirect
+	golang.org/x/text v0.33.0 // indirect
+)
