@@ -15,6 +15,10 @@ FUZZTIME ?= 30s
 
 STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 
+# The modules that are published beside the library. Each has a workspace with the library of this
+# tree, where -modfile can't be used, so lint runs staticcheck by its path.
+BESIDE = awsthrottle grpcthrottle
+
 .PHONY: all test test32 valkey soak stress redis lint bench fidelity laws fuzz example suites
 
 all: lint test
@@ -30,6 +34,7 @@ test: redis
 	rm -f "$$THROTTLE_SKIPPED"; exit $$status
 	cd bench && go vet ./... && go test -parallel 8 ./...
 	cd sdktest && go vet ./... && go test -parallel 16 ./...
+	for module in $(BESIDE); do (cd $$module && go vet ./... && go test ./...) || exit 1; done
 
 # test32 runs the tests that need no Redis where int has 32 bits.
 test32:
@@ -74,6 +79,8 @@ lint:
 	$(STATICCHECK) ./...
 	cd bench && go vet ./... && $(STATICCHECK) ./...
 	cd sdktest && go vet ./... && $(STATICCHECK) ./...
+	check=$$($(STATICCHECK:staticcheck=-n staticcheck)) || exit 1; \
+	for module in $(BESIDE); do (cd $$module && go vet ./... && "$$check" ./...) || exit 1; done
 
 # bench prints the tables of the README: what the calls of this library and of
 # others take, and the ratios. BENCHFLAGS="-count 10" is slower and steadier.

@@ -68,7 +68,7 @@ func atOnce(t *testing.T, n int, call func(i int) error) {
 	wg.Wait()
 }
 
-// check fails unless the API received n requests, and served all but the first refused ones.
+// check fails unless the API received n requests, of which traps answered some, and served the others.
 func (c *counted) check(t *testing.T, n int64, trapped int) {
 	t.Helper()
 	if got := c.received.Load(); got != n || c.Served() != int(n)-trapped || len(c.Refused()) > 0 {
