@@ -108,7 +108,7 @@ func TestStandInsAcceptWhatFixturesAccept(t *testing.T) {
 				}
 				s := rules.NewServer(a, 1)
 				response, body := send(t, s, f.Build())
-				if seen, _ := s.Arrivals(); seen[0].Refused != nil || response.StatusCode >= 400 {
+				if seen := s.Arrivals(); seen[0].Refused != nil || response.StatusCode >= 400 {
 					t.Errorf("%s: %s: %d %s", name, f.Name, response.StatusCode, body)
 				}
 			}
@@ -147,7 +147,7 @@ func TestStandInsRefuseAsFixtures(t *testing.T) {
 					if response == nil {
 						t.Fatalf("a burst of %d requests is accepted: %s", n, l.Tier)
 					}
-					seen, _ := s.Arrivals()
+					seen := s.Arrivals()
 					last := seen[len(seen)-1]
 					if last.Left >= last.Asked || last.Left+seen[0].Charged[l.ID] < 0 {
 						t.Errorf("refused with %d left of which %d are needed", last.Left, last.Asked)
@@ -190,8 +190,13 @@ func traffic(a *rules.API, l *rules.Limit) func() *http.Request {
 	return nil
 }
 
-// answered returns a request of the traffic with the i-th answer, or nil.
+// answered returns a request of the traffic or an example with the i-th answer, or nil.
 func answered(s *rules.Server, a *rules.API, i int) *http.Request {
+	for _, l := range a.Limits {
+		if build := traffic(a, l); l.Example != "" && s.AnswerOf(build()) == i {
+			return build()
+		}
+	}
 	for k := range a.Traffic {
 		if s.AnswerOf(a.Traffic[k].Build(a, 0, 0)) == i {
 			return a.Traffic[k].Build(a, 0, 0)

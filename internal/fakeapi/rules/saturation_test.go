@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,59 +37,64 @@ type saturation struct {
 var saturations = []saturation{
 	{rules: "anthropic", preset: func() providers.Provider { return providers.Anthropic(1000, 100_000, 20_000) }, workers: 48, length: 3 * time.Minute, floor: 0.8},
 	{rules: "openai", preset: func() providers.Provider { return providers.OpenAI(60, 150_000) }, workers: 48, length: 3 * time.Minute, floor: 0.8},
-	{rules: "github", preset: providers.GitHub, workers: 40, length: 2 * time.Minute, floor: 0.9},
-	{rules: "slack", preset: providers.Slack, workers: 63, length: 2 * time.Minute, floor: 0.9},
-	{rules: "twilio", preset: func() providers.Provider { return providers.Twilio(10) }, workers: 32, length: 10 * time.Second, floor: 0.9},
+	{rules: "github", preset: providers.GitHub, workers: 40, length: 130 * time.Second, floor: 0.9,
+		fails: map[string]string{
+			"points":        "GET /repos/*: when the 80 content requests of a minute are used, waiting POSTs stop all other requests until the minute ends",
+			"graphqlpoints": "POST /graphql: as points; GraphQL doesn't use the content limit at all",
+		}},
+	{rules: "slack", preset: providers.Slack, workers: 42, length: 121 * time.Second, floor: 0.9},
+	{rules: "twilio", preset: func() providers.Provider { return providers.Twilio(10) }, workers: 20, length: 4 * time.Second, floor: 0.9},
 	{rules: "discord", preset: providers.Discord, workers: 24, length: time.Minute, floor: 0.9},
-	{rules: "kraken", preset: providers.Kraken, workers: 40, length: 5 * time.Minute, floor: 0.9,
+	{rules: "kraken", preset: providers.Kraken, workers: 40, length: 2 * time.Minute, floor: 0.9,
 		fails: map[string]string{"public": "the preset counts 1/s so that each call loses its round trip, but the counter is one of 30 that falls by 1 a second (fixture: public, support and probe)", "publicpair": "as public"}},
 	{rules: "binance", preset: providers.Binance, workers: 64, length: 130 * time.Second, floor: 0.9,
 		fails: map[string]string{"orders": "POST /api/v3/order waits behind market data for weight and gets 10 % of 100/10s, but since 2026-04-02 a successful order has no weight (fixture: weights)"}},
-	{rules: "stripe", preset: providers.Stripe, workers: 60, length: 10 * time.Second, floor: 0.9},
-	{rules: "hubspot", preset: func() providers.Provider { return providers.HubSpot("UTC") }, workers: 48, length: time.Minute, floor: 0.9,
+	{rules: "stripe", preset: providers.Stripe, workers: 60, length: 5 * time.Second, floor: 0.9},
+	{rules: "hubspot", preset: func() providers.Provider { return providers.HubSpot("UTC") }, workers: 48, length: 40 * time.Second, floor: 0.9,
 		fails: map[string]string{"search": "POST /crm/v3/objects/*/search also uses the burst of 100/10s, which counts all but search (fixture: burst), and gets 10 % of 5/s"}},
 	{rules: "shopifyrest", preset: providers.ShopifyREST, workers: 24, length: 3 * time.Minute, floor: 0.9},
 	{rules: "shopifygraphql", preset: providers.ShopifyGraphQL, workers: 32, length: 2 * time.Minute, floor: 0.8},
 	{rules: "etherscan", preset: providers.Etherscan, workers: 16, length: time.Minute, floor: 0.9},
-	{rules: "coinbaseapp", preset: providers.CoinbaseApp, workers: 64, length: 5 * time.Second, floor: 0.9},
+	{rules: "coinbaseapp", preset: providers.CoinbaseApp, workers: 32, length: 2 * time.Second, floor: 0.9},
 	{rules: "coinbaseexchange", preset: providers.CoinbaseExchange, workers: 60, length: 20 * time.Second, floor: 0.9,
 		fails: map[string]string{"fills": "GET /fills also uses the bucket of the private endpoints, but has one of its own (fixture: scopes), and gets 6 % of 10/s", "loans": "as fills"}},
-	{rules: "notion", preset: providers.Notion, workers: 32, length: 5 * time.Minute, floor: 0.9},
+	{rules: "notion", preset: providers.Notion, workers: 32, length: 3 * time.Minute, floor: 0.9},
 	{rules: "gemini", preset: func() providers.Provider { return providers.Gemini(30, 20_000, 2000) }, workers: 16, length: 3 * time.Minute, floor: 0.9},
 	{rules: "azureopenai", preset: func() providers.Provider { return providers.AzureOpenAI(60, 10_000) }, workers: 16, length: 3 * time.Minute, floor: 0.9},
 	{rules: "groq", preset: func() providers.Provider { return providers.OpenAICompatible("api.groq.com", 30, 8000) }, workers: 16, length: 3 * time.Minute, floor: 0.8},
 	{rules: "mistral", preset: func() providers.Provider { return providers.OpenAICompatible("api.mistral.ai", 50, 50_000) }, workers: 16, length: 3 * time.Minute, floor: 0.8},
 	{rules: "openrouter", preset: func() providers.Provider { return providers.OpenAICompatible("openrouter.ai", 20, 1_000_000) }, workers: 8, length: 125 * time.Second, floor: 0.9},
-	{rules: "telegram", preset: providers.Telegram, workers: 32, length: 2 * time.Minute / 4, floor: 0.9},
-	{rules: "gitlab", preset: providers.GitLab, workers: 32, length: 2 * time.Minute, floor: 0.9},
-	{rules: "jira", preset: providers.Atlassian, workers: 48, length: 35 * time.Second, floor: 0.9},
-	{rules: "bybit", preset: providers.Bybit, workers: 60, length: 8 * time.Second, floor: 0.9},
-	{rules: "okx", preset: providers.OKX, workers: 40, length: 20 * time.Second, floor: 0.9},
+	{rules: "telegram", preset: providers.Telegram, workers: 32, length: 15 * time.Second, floor: 0.9},
+	{rules: "gitlab", preset: providers.GitLab, workers: 24, length: 121 * time.Second, floor: 0.9},
+	{rules: "jira", preset: providers.Atlassian, workers: 45, length: 7 * time.Second, floor: 0.9},
+	{rules: "bybit", preset: providers.Bybit, workers: 60, length: 4 * time.Second, floor: 0.9},
+	{rules: "okx", preset: providers.OKX, workers: 32, length: 8 * time.Second, floor: 0.9},
 	{rules: "binancefutures", preset: providers.BinanceFutures, workers: 48, length: 2 * time.Minute, floor: 0.9},
-	{rules: "microsoftgraph", preset: providers.MicrosoftGraph, workers: 32, length: 30 * time.Second, floor: 0.9},
+	{rules: "microsoftgraph", preset: providers.MicrosoftGraph, workers: 16, length: 21 * time.Second, floor: 0.9},
 	{rules: "googleworkspace", preset: func() providers.Provider {
 		return providers.GoogleWorkspace(func(r *http.Request) string { return r.Header.Get("Authorization") })
 	}, workers: 36, length: 2 * time.Minute, floor: 0.9},
-	{rules: "reddit", preset: providers.Reddit, workers: 16, length: 20 * time.Minute, floor: 0.9},
-	{rules: "x", preset: providers.X, workers: 8, length: 31 * time.Minute, floor: 0.9},
-	{rules: "salesforce", preset: func() providers.Provider { return providers.Salesforce(15_000) }, workers: 16, length: 10 * time.Second, floor: 0.9},
+	{rules: "reddit", preset: providers.Reddit, workers: 16, length: 610 * time.Second, floor: 0.9},
+	{rules: "x", preset: providers.X, workers: 8, length: 16 * time.Minute, floor: 0.9},
+	{rules: "salesforce", preset: func() providers.Provider { return providers.Salesforce(15_000) }, workers: 16, length: 2 * time.Second, floor: 0.9},
 	{rules: "meta", preset: func() providers.Provider { return providers.Meta(200) }, workers: 8, length: 2 * time.Minute, floor: 0.9},
-	{rules: "amazonspapi", preset: providers.AmazonSPAPI, workers: 56, length: 2 * time.Minute, floor: 0.9},
+	{rules: "amazonspapi", preset: providers.AmazonSPAPI, workers: 56, length: 25 * time.Second, floor: 0.9},
 	{rules: "alchemy", preset: providers.Alchemy, workers: 48, length: 40 * time.Second, floor: 0.9},
 	{rules: "infura", preset: func() providers.Provider { return providers.Infura(4000, 3_000_000) }, workers: 48, length: 20 * time.Second, floor: 0.9},
 	{rules: "zendesk", preset: func() providers.Provider { return providers.Zendesk(700) }, workers: 40, length: 2 * time.Minute, floor: 0.9},
 	{rules: "airtable", preset: providers.Airtable, workers: 16, length: 20 * time.Second, floor: 0.9},
 	{rules: "spotify", preset: func() providers.Provider { return providers.Spotify(90) }, workers: 16, length: 2 * time.Minute, floor: 0.9},
-	{rules: "cloudflare", preset: providers.Cloudflare, workers: 24, length: 10 * time.Minute, floor: 0.9},
-	{rules: "okta", preset: providers.Okta, workers: 24, length: 4 * time.Minute, floor: 0.9,
+	{rules: "cloudflare", preset: providers.Cloudflare, workers: 24, length: 310 * time.Second, floor: 0.9},
+	{rules: "okta", preset: providers.Okta, workers: 24, length: 125 * time.Second, floor: 0.9,
 		fails: map[string]string{"users": "GET /api/v1/users: the reported reset is rounded up to a second; requests between the true reset and the reported one count in the new window, which the preset takes for unused at the reported reset"}},
 	{rules: "bedrock", preset: func() providers.Provider { return providers.Bedrock(100, 40_000) }, workers: 16, length: 3 * time.Minute, floor: 0.8,
 		fails: map[string]string{"tokens": "POST /model/*/invoke: an answer of Claude is charged 5 tokens for each of its output (fixture: output burndown), but only input and max_tokens are reserved, so requests in flight exceed the quota when the answers end"}},
-	{rules: "krakenfutures", preset: providers.KrakenFutures, workers: 24, length: 40 * time.Second, floor: 0.9},
+	{rules: "krakenfutures", preset: providers.KrakenFutures, workers: 24, length: 21 * time.Second, floor: 0.9},
 }
 
 // A preset with many workers is never refused, and uses nearly all that its API gives.
 func TestPresetsSaturateTheirAPIs(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(800)) // many small runs: saves a third of the time
 	for _, s := range saturations {
 		t.Run(s.rules, func(t *testing.T) {
 			problems := s.run(t)
@@ -112,8 +118,9 @@ func TestPresetsSaturateTheirAPIs(t *testing.T) {
 func (s *saturation) run(t *testing.T) map[string]string {
 	a := load(t, s.rules)
 	var limited, patient outcome
-	synctest.Test(t, func(t *testing.T) { limited = s.load(t, a, false) })
-	synctest.Test(t, func(t *testing.T) { patient = s.load(t, a, true) })
+	synctest.Test(t, func(t *testing.T) { limited = s.load(t, a) })
+	patient.start = limited.start
+	patient.seen, patient.held = rules.Possible(a, 1, s.workers, limited.start, s.length)
 
 	problems := map[string]string{}
 	if len(limited.errors) > 0 {
@@ -165,19 +172,14 @@ type outcome struct {
 }
 
 // load sends requests of every kind of the traffic with as many workers each, for s.length.
-func (s *saturation) load(t *testing.T, a *rules.API, patient bool) (o outcome) {
+func (s *saturation) load(t *testing.T, a *rules.API) (o outcome) {
 	time.Sleep(47*time.Hour + 1234567*time.Microsecond) // somewhere in the windows of the calendar
 	server := rules.NewServer(a, 1)
-	server.Patient = patient
-	var base http.RoundTripper = server
-	if !patient {
-		transport, err := s.preset().Transport(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		transport.Base = server
-		base = transport
+	transport, err := s.preset().Transport(nil)
+	if err != nil {
+		t.Fatal(err)
 	}
+	transport.Base = server
 	o.start = time.Now()
 	ctx, cancel := context.WithDeadline(t.Context(), o.start.Add(s.length))
 	defer cancel()
@@ -186,13 +188,12 @@ func (s *saturation) load(t *testing.T, a *rules.API, patient bool) (o outcome) 
 	var workers sync.WaitGroup
 	for w := range s.workers {
 		workers.Go(func() {
-			// No two workers do anything at the same instant, so the run is always the same.
-			time.Sleep(time.Duration(w) * 37 * time.Microsecond)
+			time.Sleep(time.Duration(w) * rules.Stagger)
 			kind := &a.Traffic[w%len(a.Traffic)]
 			for n := w; ctx.Err() == nil; n += s.workers {
 				request := kind.Build(a, w, n).WithContext(ctx)
 				request.Header.Set(rules.Worker, strconv.Itoa(w))
-				response, err := base.RoundTrip(request)
+				response, err := transport.RoundTrip(request)
 				if err != nil {
 					if ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) {
 						mu.Lock()
@@ -216,7 +217,7 @@ func (s *saturation) load(t *testing.T, a *rules.API, patient bool) (o outcome) 
 		})
 	}
 	workers.Wait()
-	o.seen, o.held = server.Arrivals()
+	o.seen = server.Arrivals()
 	return o
 }
 

@@ -17,14 +17,13 @@ import (
 // A Server is a stand-in of an API. It counts each request when it arrives, by the clock of the
 // process, or of a synctest bubble. Create it with NewServer.
 type Server struct {
-	// Patient is true if a request waits at the door until the API would admit it. No client can
-	// send more.
-	Patient bool
 	// Only is the id of the only limit that refuses. If empty, all limits do.
 	Only string
 
 	api  *API
 	seed uint64
+	// patient is true if refused requests are not sent: see Possible.
+	patient bool
 
 	// mu guards the fields below.
 	mu     sync.Mutex
@@ -32,7 +31,6 @@ type Server struct {
 	meters map[string]meter
 	sent   int
 	seen   []Arrival
-	held   map[string]time.Duration // by limit, the time that patient requests waited
 }
 
 // An Arrival is a request that reached the API.
@@ -51,7 +49,7 @@ type Arrival struct {
 func NewServer(a *API, seed uint64) *Server {
 	return &Server{
 		api: a, seed: seed, random: map[string]*rand.Rand{},
-		meters: map[string]meter{}, held: map[string]time.Duration{},
+		meters: map[string]meter{},
 	}
 }
 
@@ -66,10 +64,9 @@ var (
 
 // draw returns a delay. Each worker has its own sequence of delays, so that a run in a synctest
 // bubble does not depend on the order in which goroutines run.
-func (s *Server) draw(r *http.Request, bounds [2]time.Duration) func() time.Duration {
+func (s *Server) draw(worker string, bounds [2]time.Duration) func() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	worker := r.Header.Get(Worker)
 	random, ok := s.random[worker]
 	if !ok {
 		n, _ := strconv.ParseUint(worker, 10, 64)
@@ -80,11 +77,11 @@ func (s *Server) draw(r *http.Request, bounds [2]time.Duration) func() time.Dura
 	return func() time.Duration { return d }
 }
 
-// Arrivals returns the requests so far, and the time for which each limit held patient requests.
-func (s *Server) Arrivals() ([]Arrival, map[string]time.Duration) {
+// Arrivals returns the requests so far.
+func (s *Server) Arrivals() []Arrival {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.seen, s.held
+	return s.seen
 }
 
 // RoundTrip answers a request in memory.
@@ -97,27 +94,13 @@ func (s *Server) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		r.Body.Close()
 	}
-	if err := httpmem.Sleep(r.Context(), s.draw(r, Delivery)); err != nil {
+	if err := httpmem.Sleep(r.Context(), s.draw(r.Header.Get(Worker), Delivery)); err != nil {
 		return nil, err
 	}
-	a := s.judge(r, body)
-	for s.Patient && a.refused != nil {
-		wait := min(max(a.wait, time.Millisecond), time.Minute)
-		if a.refused.tier.Algorithm == algorithms.Concurrency {
-			wait = 5 * time.Millisecond
-		}
-		err := httpmem.Sleep(r.Context(), func() time.Duration { return wait })
-		s.mu.Lock()
-		s.held[a.refused.ID] += wait
-		s.mu.Unlock()
-		if err != nil {
-			return nil, err
-		}
-		a = s.judge(r, body)
-	}
+	a := s.judge(r, body, time.Now().UnixMicro())
 	if a.refused == nil {
-		err := httpmem.Sleep(r.Context(), s.draw(r, Service))
-		s.settle(a)
+		err := httpmem.Sleep(r.Context(), s.draw(r.Header.Get(Worker), Service))
+		s.settle(a, time.Now().UnixMicro())
 		if err != nil {
 			return nil, err
 		}
@@ -160,11 +143,11 @@ type counted struct {
 	charged int64 // what it was charged so far
 }
 
-func (s *Server) judge(r *http.Request, body []byte) *answer {
+func (s *Server) judge(r *http.Request, body []byte, now int64) *answer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.sent++
-	a := &answer{request: newRequest(s.api, r, body, s.sent), now: time.Now().UnixMicro()}
+	a := &answer{request: newRequest(s.api, r, body, s.sent), now: now}
 	for _, l := range s.api.Limits {
 		pattern, ok := l.fits(a.request)
 		if !ok {
@@ -214,14 +197,12 @@ func (s *Server) judge(r *http.Request, body []byte) *answer {
 		}
 	}
 	for _, c := range a.counted {
-		if a.refused != nil && !s.Patient && c.CountsRefused {
+		if a.refused != nil && c.CountsRefused && !s.patient {
 			c.take(a.now, c.cost)
 		}
 	}
-	if a.refused == nil || !s.Patient {
-		a.seen = len(s.seen)
-		s.seen = append(s.seen, seen)
-	}
+	a.seen = len(s.seen)
+	s.seen = append(s.seen, seen)
 	return a
 }
 
@@ -234,10 +215,10 @@ func (r *request) settled(c counted) int64 {
 }
 
 // settle charges what an answered request really cost, and ends it in limits of concurrency.
-func (s *Server) settle(a *answer) {
+func (s *Server) settle(a *answer, now int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a.now = time.Now().UnixMicro()
+	a.now = now
 	for _, c := range a.counted {
 		if c.tier.Algorithm == algorithms.Concurrency {
 			c.meter.settle(a.now, -c.charged)
@@ -283,7 +264,7 @@ func (s *Server) respond(a *answer) (status int, header http.Header, body string
 			body = strings.ReplaceAll(body, old, text)
 		}
 	}
-	if a.refused != nil && !s.Patient {
+	if a.refused != nil {
 		s.seen[a.seen].Answered = body
 	}
 	return f.Status, header, body
@@ -299,7 +280,7 @@ func (s *Server) Arrive(r *http.Request) (response *http.Response, body string, 
 	if r.Body != nil {
 		sent, _ = io.ReadAll(r.Body)
 	}
-	a := s.judge(r, sent)
+	a := s.judge(r, sent, time.Now().UnixMicro())
 	status, header, body := s.respond(a)
 	return httpmem.Response(r, status, header, body, func() {}), body, a.refused != nil
 }
