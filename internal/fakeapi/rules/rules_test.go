@@ -140,8 +140,8 @@ func TestStandInsRefuseAsFixtures(t *testing.T) {
 					if tier.Burst > 0 {
 						capacity = tier.Burst
 					}
-					response, body, n := burst(s, kind, int(min(capacity, 2_500))+1)
-					if n == 2_501 {
+					response, body, n := burst(s, kind, int(min(capacity, 1_200))+1)
+					if n == 1_201 {
 						return // too large to be used up here
 					}
 					if response == nil {

@@ -273,16 +273,18 @@ func (s *Server) respond(a *answer) (status int, header http.Header, body string
 var _ http.RoundTripper = (*Server)(nil)
 var _ http.Handler = (*Server)(nil)
 
-// Arrive judges a request that arrives now and is answered at once, as RoundTrip does without
-// delays.
+// Arrive judges a request that arrives now, and returns the response if it is refused.
 func (s *Server) Arrive(r *http.Request) (response *http.Response, body string, refused bool) {
 	var sent []byte
 	if r.Body != nil {
 		sent, _ = io.ReadAll(r.Body)
 	}
 	a := s.judge(r, sent, time.Now().UnixMicro())
+	if a.refused == nil {
+		return nil, "", false
+	}
 	status, header, body := s.respond(a)
-	return httpmem.Response(r, status, header, body, func() {}), body, a.refused != nil
+	return httpmem.Response(r, status, header, body, func() {}), body, true
 }
 
 // AnswerOf returns the index of the answer to an accepted request, or -1.
