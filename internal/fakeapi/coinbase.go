@@ -9,24 +9,25 @@ import (
 )
 
 // CoinbaseExchange is Coinbase Exchange. Requests with a CB-ACCESS-KEY are private, except to
-// /loans/assets.
+// /loans/assets. /fills and /loans have buckets of their own.
 func CoinbaseExchange() *Server {
 	tokens := func(rate, burst int64) counters {
 		return newCounters(algorithms.Tier{Limit: rate, Window: time.Second, Algorithm: algorithms.TokenBucket, Burst: burst})
 	}
 	address, profile, fills, loans := tokens(10, 15), tokens(15, 30), tokens(10, 20), tokens(10, 10)
 	return newServer(func(c *Call) Reply {
-		limits := []limit{{"address", address.of(""), nil}}
+		counts := limit{"address", address.of(""), nil}
 		if key := c.Header.Get("CB-ACCESS-KEY"); key != "" && c.URL.Path != "/loans/assets" {
-			limits[0] = limit{"profile", profile.of(key), nil}
 			switch {
 			case strings.HasPrefix(c.URL.Path, "/fills"):
-				limits = append(limits, limit{"fills", fills.of(key), nil})
+				counts = limit{"fills", fills.of(key), nil}
 			case strings.HasPrefix(c.URL.Path, "/loans"):
-				limits = append(limits, limit{"loans", loans.of(key), nil})
+				counts = limit{"loans", loans.of(key), nil}
+			default:
+				counts = limit{"profile", profile.of(key), nil}
 			}
 		}
-		if by, _ := charge(c.Now, limits...); by != "" {
+		if by, _ := charge(c.Now, counts); by != "" {
 			return Reply{Status: http.StatusTooManyRequests, Refused: by, Body: `{"message":"Too many requests"}`}
 		}
 		return Reply{Body: `[]`}

@@ -11,7 +11,7 @@ import (
 )
 
 // HubSpot is HubSpot's API for one private app in a Starter account. It accepts daily requests a
-// day, and the day begins at midnight in zone.
+// day, and the day begins at midnight in zone. Searches count in the day, and apart from the others.
 func HubSpot(daily int64, zone *time.Location) *Server {
 	tens, search := &rollingWindow{limit: 100, length: 10 * time.Second}, newCounters(algorithms.PerSecond(5)).of("")
 	day, used := "", int64(0)
@@ -23,18 +23,17 @@ func HubSpot(daily int64, zone *time.Location) *Server {
 		switch {
 		case used == daily:
 			return hubspotRefusal("DAILY", "daily")
-		case tens.left(c.Now) == 0:
+		case !searches && tens.left(c.Now) == 0:
 			return hubspotRefusal("TEN_SECONDLY_ROLLING", "ten_secondly_rolling")
 		case searches && search.Admits(c.Now.UnixMicro(), nil) >= 0:
 			return hubspotRefusal("SECONDLY", "secondly")
 		case searches:
 			search.Arrive(c.Now.UnixMicro(), nil)
 		}
-		used++
-		tens.at = append(tens.at, c.Now)
-		if searches {
+		if used++; searches {
 			return Reply{Body: `{"total":0,"results":[]}`}
 		}
+		tens.at = append(tens.at, c.Now)
 		return Reply{Body: `{"results":[]}`, Header: map[string]string{
 			"X-HubSpot-RateLimit-Daily": strconv.FormatInt(daily, 10), "X-HubSpot-RateLimit-Daily-Remaining": strconv.FormatInt(daily-used, 10),
 			"X-HubSpot-RateLimit-Interval-Milliseconds": "10000",
