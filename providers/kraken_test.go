@@ -45,6 +45,25 @@ func TestKraken(t *testing.T) {
 	}
 }
 
+// Public calls count in a counter of 30, which falls by 1 a second. Trades and candles have one for
+// each pair.
+func TestKrakenPublic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const public = "https://api.kraken.com/0/public/"
+		rt := over(t, providers.Kraken(), accepting{})
+		for _, call := range []string{"Ticker", "Trades?pair=XBTUSD", "OHLC?pair=ETHUSD"} {
+			for n := range 30 {
+				if _, _, took := send(t, rt, get(t, public+call)); took > 0 {
+					t.Fatalf("%s %d waited %v", call, n, took)
+				}
+			}
+			if _, _, took := send(t, rt, get(t, public+call)); took < time.Second || took > 3*time.Second/2 {
+				t.Errorf("%s waited %v, want a second", call, took)
+			}
+		}
+	})
+}
+
 func TestKrakenRefusals(t *testing.T) {
 	for _, test := range []struct {
 		name        string
