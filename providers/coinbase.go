@@ -11,29 +11,28 @@ import (
 
 // CoinbaseExchange is the REST API of Coinbase Exchange, with the limits of one IP address and one
 // profile. Public requests have a token bucket for each address. Private requests, which have a
-// CB-ACCESS-KEY, have one for each profile. The client is assumed to use one address and one
-// profile.
+// CB-ACCESS-KEY, have one for each profile, and /fills and /loans have others. The client is assumed
+// to use one address and one profile.
 //
-// Coinbase doesn't document whether /fills and /loans also count in the profile's quota; here they
-// do. It doesn't document the size of the bucket of /loans, so a second rolls there. Responses
-// report no limits. A signed request is valid for 30 seconds. One that would have to wait longer
-// fails at once with throttle.ErrDeadline.
+// Coinbase doesn't document the size of the bucket of /loans, so a second rolls there. Responses report no limits. A signed request is valid for 30 seconds. One that would have to wait
+// longer fails at once with throttle.ErrDeadline.
 func CoinbaseExchange() Provider {
 	const page = "https://docs.cdp.coinbase.com/exchange/rest-api/rate-limits.md"
 	private := func(req *http.Request) bool {
 		return req.Header.Get("CB-ACCESS-KEY") != "" && req.URL.Path != "/loans/assets"
 	}
-	below := func(path string) func(*http.Request) (string, bool) {
-		return when(func(req *http.Request) bool {
+	below := func(path string) func(*http.Request) bool {
+		return func(req *http.Request) bool {
 			return private(req) && strings.HasPrefix(req.URL.Path+"/", path)
-		})
+		}
 	}
+	fills, loans := below("/fills/"), below("/loans/")
 	return Provider{
 		Name: "coinbase-exchange",
 		Scopes: []Scope{
-			some("fills", page, below("/fills/"), bucket(10, time.Second, 20)),
-			some("loans", page, below("/loans/"), throttle.PerSecond(10)),
-			some("profile", page, when(private), bucket(15, time.Second, 30)),
+			some("fills", page, when(fills), bucket(10, time.Second, 20)),
+			some("loans", page, when(loans), throttle.PerSecond(10)),
+			some("profile", page, when(func(req *http.Request) bool { return private(req) && !fills(req) && !loans(req) }), bucket(15, time.Second, 30)),
 			some("address", page, when(func(req *http.Request) bool { return !private(req) }), bucket(10, time.Second, 15)),
 		},
 		SendBy: coinbaseSendBy,

@@ -52,7 +52,7 @@ func TestCoinbaseExchange(t *testing.T) {
 				}
 				return private(t, paths[worker/2%len(paths)])
 			})
-			checkServed(t, api, 0.97*25*d.Seconds())
+			checkServed(t, api, 0.97*(10+15+10+10)*d.Seconds())
 		})
 	})
 	t.Run("the list of loan assets is public", func(t *testing.T) {
