@@ -11,33 +11,41 @@ import (
 )
 
 // HubSpot is the API of HubSpot, with the limits of one app in one free or Starter account. An app
-// has 100 requests in any 10 seconds. The account has 250,000 a day; its day begins at midnight in
-// the account's time zone, such as "America/New_York", or UTC if zone is empty. Searches also have
-// 5 a second.
+// has 100 requests in any 10 seconds, and apart from them 5 searches a second. The account has
+// 250,000 requests a day; its day begins at midnight in the account's time zone, such as
+// "America/New_York", or UTC if zone is empty.
 //
-// The tiers of the scope "app" are these two, for the caller to change. A Professional account has
-// 190 in 10 seconds and 625,000 a day, an Enterprise account 190 and 1,000,000, and with a limit
-// increase 250 and 1,000,000 more. An app of the marketplace, which uses OAuth, has 110 and no
-// daily limit: remove that tier.
+// The tiers of the scopes "app", whose unit is "burst", and "account" are for the caller to change. A Professional account
+// has 190 in 10 seconds and 625,000 a day, an Enterprise account 190 and 1,000,000, and with a
+// limit increase 250 and 1,000,000 more. An app of the marketplace, which uses OAuth, has 110 and no
+// daily limit: remove the scope "account", which is the last.
 //
 // Responses report the daily use of the account's other apps. When the day is used up, requests
 // wait for midnight. A refusal closes the quota until midnight with throttle.ErrBanned, unless the
-// Policy.MaxPause of the scope "app" allows such a wait.
+// Policy.MaxPause of each scope allows such a wait.
 func HubSpot(zone string) Provider {
 	zone = cmp.Or(zone, "UTC")
+	searches := func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }
 	const page, search = "https://developers.hubspot.com/apisbytier", "https://developers.hubspot.com/docs/api-reference/latest/crm/search-the-crm"
 	return Provider{
 		Name: "hubspot",
 		Scopes: []Scope{
-			some("search", search, when(func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }), throttle.PerSecond(5)),
-			every("app", page, throttle.Tier{Limit: 100, Window: 10 * time.Second},
-				throttle.Tier{Limit: 250_000, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: zone}),
+			some("search", search, when(searches), throttle.PerSecond(5)),
+			some("app", page, when(func(req *http.Request) bool { return !searches(req) }), throttle.Tier{Limit: 100, Window: 10 * time.Second, Unit: "burst"}),
+			every("account", page, throttle.Tier{Limit: 250_000, Algorithm: throttle.Calendar, Period: throttle.Day, Zone: zone}),
+		},
+		Cost: func(req *http.Request) throttle.Cost { // a unit apart, to tell what responses report of the day
+			if searches(req) {
+				return nil
+			}
+			return throttle.Cost{"burst": 1}
 		},
 		Profile: answers.Profile{
 			Quotas: []answers.Quota{
 				{Name: "daily", Limit: answers.Field{Header: "X-Hubspot-Ratelimit-Daily"}, Remaining: answers.Field{Header: "X-Hubspot-Ratelimit-Daily-Remaining"}},
 				{
 					Name:      "interval",
+					Unit:      "burst",
 					Limit:     answers.Field{Header: "X-Hubspot-Ratelimit-Max"},
 					Remaining: answers.Field{Header: "X-Hubspot-Ratelimit-Remaining"},
 					Length:    answers.Field{Header: "X-Hubspot-Ratelimit-Interval-Milliseconds", Format: answers.Millis},
@@ -45,9 +53,9 @@ func HubSpot(zone string) Provider {
 			},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Path: "policyName", Text: "DAILY", Kind: answers.Limited, Until: zone, Wide: true},
-				{Status: http.StatusTooManyRequests, Path: "policyName", Text: "TEN_SECONDLY_ROLLING", Kind: answers.Limited, Wide: true},
+				{Status: http.StatusTooManyRequests, Path: "policyName", Text: "TEN_SECONDLY_ROLLING", Kind: answers.Limited},
 				{Status: http.StatusTooManyRequests, Path: "message", Text: "*daily limit*", Kind: answers.Limited, Until: zone, Wide: true, Reason: "DAILY"},
-				{Status: http.StatusTooManyRequests, Path: "message", Text: "*ten_secondly_rolling*", Kind: answers.Limited, Wide: true, Reason: "TEN_SECONDLY_ROLLING"},
+				{Status: http.StatusTooManyRequests, Path: "message", Text: "*ten_secondly_rolling*", Kind: answers.Limited, Reason: "TEN_SECONDLY_ROLLING"},
 				{Status: http.StatusLocked, Kind: answers.Other, Reason: "locked"},
 				{Status: 477, Kind: answers.Limited, Wide: true, Reason: "migration"},
 			},

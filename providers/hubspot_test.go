@@ -33,6 +33,29 @@ func TestHubSpot(t *testing.T) {
 	}
 }
 
+// Searches are no part of an app's requests, but of the day.
+func TestHubSpotSearchesApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rt := over(t, providers.HubSpot(""), accepting{})
+		for range 100 {
+			send(t, rt, get(t, hubspot))
+		}
+		if _, _, took := send(t, rt, get(t, hubspot+"/search")); took > 0 {
+			t.Errorf("a search waited %v for the requests of an app", took)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		p := providers.HubSpot("")
+		p.Scope("account").Policy.Tiers[0].Limit = 2
+		rt := over(t, p, accepting{})
+		send(t, rt, get(t, hubspot+"/search"))
+		send(t, rt, get(t, hubspot))
+		if _, _, took := send(t, rt, get(t, hubspot+"/search")); took != 24*time.Hour {
+			t.Errorf("the third request of a day of two waited %v", took)
+		}
+	})
+}
+
 // The day ends at midnight in the account's zone, which is 05:00 UTC. Responses report the use of
 // other apps.
 func TestHubSpotDay(t *testing.T) {
@@ -43,7 +66,7 @@ func TestHubSpotDay(t *testing.T) {
 		}
 		api := fakeapi.HubSpot(300, zone)
 		p := providers.HubSpot(zone.String())
-		p.Scope("app").Policy.Tiers[1].Limit = 300
+		p.Scope("account").Policy.Tiers[0].Limit = 300
 		for range 50 {
 			send(t, api, get(t, hubspot))
 		}
@@ -68,7 +91,7 @@ func TestHubSpotRefusals(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := fakeapi.HubSpot(250_000, time.UTC)
 				p := providers.HubSpot("America/New_York") // midnight is at 05:00 UTC
-				p.Scope("app").Policy.MaxPause = 24 * time.Hour
+				p.Scope("account").Policy.MaxPause = 24 * time.Hour
 				rt := over(t, p, api)
 				api.Trap(test.reply)
 				send(t, rt, get(t, hubspot))
