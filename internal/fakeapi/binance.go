@@ -28,7 +28,8 @@ func (w *window) left(now time.Time) int64 {
 
 // Binance is Binance's Spot API, for one address and one account. A client that sends before the
 // Retry-After of a 429 has passed is banned, for two minutes, and then for twice as long each time.
-// Orders with the type MARKET are filled at once, and then no longer count. A request with a
+// An order weighs nothing, or 1 if it is refused. Orders with the type MARKET are filled at once, and
+// then no longer count. A request with a
 // timestamp, in milliseconds, is refused after its recvWindow, but its weight counts.
 func Binance() *Server {
 	b := &binance{
@@ -66,10 +67,12 @@ func (b *binance) decide(c *Call) Reply {
 	b.weight.used, b.raw.used = b.weight.used+weight, b.raw.used+1
 	r := Reply{Header: map[string]string{"X-MBX-USED-WEIGHT-1M": strconv.FormatInt(b.weight.used, 10)}, Body: `{}`}
 	if binanceExpired(c) {
+		b.weight.used += min(1, orders)
 		r.Status, r.Refused, r.Body = http.StatusBadRequest, "timestamp", `{"code":-1021,"msg":"Timestamp for this request is outside of the recvWindow."}`
 		return r
 	}
 	if b.orders.left(now) < orders || b.daily.left(now) < orders {
+		b.weight.used++
 		r.Status, r.Refused, r.Body = http.StatusTooManyRequests, "orders", `{"code":-1015,"msg":"Too many new orders; current limit is 50 orders per 10 SECOND."}`
 		return r
 	}
@@ -115,9 +118,9 @@ func binanceCosts(c *Call) (weight, orders int64) {
 	case "GET /api/v3/exchangeInfo":
 		return 20, 0
 	case "POST /api/v3/order":
-		return 1, 1
+		return 0, 1
 	case "POST /api/v3/orderList/oco":
-		return 1, 2
+		return 0, 2
 	}
 	return 1, 0
 }
