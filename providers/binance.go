@@ -23,8 +23,10 @@ import (
 // like rolling windows, which need no synchronized clocks and admit as much in the long run.
 //
 // The weight of a request depends on its path and parameters. An unknown path weighs 20, and below
-// /sapi 1. The weight and orders that a response reports as used replace the limiter's own counts,
-// because an order weighs nothing unless it fails, and a filled order no longer counts.
+// /sapi 1. Placing and canceling orders weighs nothing, and doesn't wait for other requests. If it
+// fails it weighs 1, which the next response to a request with a weight reports. The weight and
+// orders that a response reports as used replace the limiter's own counts, because a filled order no
+// longer counts.
 //
 // A signed request is valid for recvWindow after its timestamp. A request that would have to wait
 // longer fails at once with throttle.ErrDeadline, because Binance would refuse it and still count
@@ -46,9 +48,17 @@ func Binance() Provider {
 				fixed(100, 10*time.Second, "orders"), fixed(200_000, 24*time.Hour, "orders")),
 			some("sapi", "https://developers.binance.com/docs/margin_trading/general-info", binanceSAPI,
 				fixed(12_000, time.Minute, "sapi-ip"), fixed(180_000, time.Minute, "sapi-uid")),
-			every("address", binancePage, fixed(6_000, time.Minute, "weight"), fixed(300_000, 5*time.Minute, "")),
+			some("weight", binancePage, when(func(req *http.Request) bool { return binanceCost(req)["weight"] > 0 && !binanceTrades(req) }),
+				fixed(6_000, time.Minute, "weight")),
+			every("address", binancePage, fixed(300_000, 5*time.Minute, "")),
 		},
-		Cost:   binanceCost,
+		Cost: func(req *http.Request) throttle.Cost {
+			c := binanceCost(req)
+			if binanceTrades(req) {
+				delete(c, "weight")
+			}
+			return c
+		},
 		SendBy: binanceSendBy,
 		Profile: binanceProfile(
 			answers.Quota{Name: "ORDERS", Unit: "orders", Authoritative: true, Combined: answers.Field{Header: "X-Mbx-Order-Count-*", Format: answers.UsedPerWindow}},
@@ -61,13 +71,16 @@ func Binance() Provider {
 // BinanceUS is the REST API of Binance.US, with the limits of one IP address and one account. It is
 // an exchange of its own. An IP address has a weight of 1,200 a minute and 6,100 requests in 5
 // minutes; an account has 100 orders in 10 seconds and 200,000 a day. These are the limits that its
-// GET /api/v3/exchangeInfo has reported; a request is assumed to weigh what it weighs at Binance.
+// GET /api/v3/exchangeInfo has reported; a request is assumed to weigh what it weighs at Binance,
+// but placing or canceling an order weighs 1.
 // For everything else, see Binance.
 func BinanceUS() Provider {
 	const page = "https://docs.binance.us/"
 	p := Binance()
-	p.Name, p.Hosts = "binance-us", []string{"api.binance.us"}
-	p.Scope("address").Policy.Tiers = []throttle.Tier{fixed(1_200, time.Minute, "weight"), fixed(6_100, 5*time.Minute, "")}
+	p.Name, p.Hosts, p.Cost = "binance-us", []string{"api.binance.us"}, binanceCost
+	p.Scope("weight").Policy.Tiers = []throttle.Tier{fixed(1_200, time.Minute, "weight")}
+	p.Scope("weight").Key = when(func(req *http.Request) bool { return binanceCost(req)["weight"] > 0 })
+	p.Scope("address").Policy.Tiers = []throttle.Tier{fixed(6_100, 5*time.Minute, "")}
 	for i := range p.Scopes {
 		p.Scopes[i].Page = page
 	}
@@ -148,6 +161,15 @@ func binanceOrders(req *http.Request) int64 {
 		return 3
 	}
 	return 0
+}
+
+// binanceTrades reports whether a request places or cancels orders.
+func binanceTrades(req *http.Request) bool {
+	switch strings.TrimPrefix(req.URL.Path, "/api/v3/") {
+	case "order", "openOrders", "orderList":
+		return req.Method == http.MethodDelete || binanceOrders(req) > 0
+	}
+	return binanceOrders(req) > 0
 }
 
 // A weight returns the weight of a request for one path, by its parameters.

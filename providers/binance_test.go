@@ -46,8 +46,8 @@ func TestBinance(t *testing.T) {
 					}
 					return get(t, binance+"depth?symbol=BTCUSDT&limit=500")
 				})
-				// Queries of weight 25 use up the 6,000 of a minute beside its first 50 orders.
-				checkServed(t, api, 0.97*5*(50+(6_000-50)/25))
+				// Queries of weight 25 use up the 6,000 of a minute, and orders have no weight.
+				checkServed(t, api, 0.95*5*(6*50+6_000/25))
 			})
 		})
 	}
@@ -71,7 +71,7 @@ func TestBinance(t *testing.T) {
 			saturate(t, over(t, binanceOf(), api), 4, time.Minute, func(int) *http.Request {
 				return post(t, binance+"order?symbol=BTCUSDT&type=MARKET")
 			})
-			checkServed(t, api, 5_900) // the whole weight of a minute
+			checkServed(t, api, 6_100) // more than the weight of a minute
 		})
 	})
 }
@@ -263,9 +263,9 @@ func TestBinanceWeights(t *testing.T) {
 		{"GET ticker?symbol=BTCUSDT", 4, 0}, {"GET ticker?symbols=[1,2]", 8, 0},
 		{"GET openOrders", 80, 0}, {"GET openOrders?symbol=BTCUSDT", 6, 0},
 		{"GET myTrades?symbol=BTCUSDT", 20, 0}, {"GET myTrades?orderId=7", 5, 0},
-		{"GET order?orderId=7", 4, 0}, {"DELETE order?orderId=7", 1, 0}, {"POST order", 1, 1}, {"POST orderList/otoco", 1, 3},
+		{"GET order?orderId=7", 4, 0}, {"DELETE order?orderId=7", 0, 0}, {"DELETE openOrders?symbol=BTCUSDT", 0, 0}, {"POST order", 0, 1}, {"POST orderList/otoco", 0, 3},
 		{"POST order/test", 1, 0}, {"POST order/test?computeCommissionRates=true", 20, 0},
-		{"PUT order/amend/keepPriority", 4, 0}, {"POST order/cancelReplace", 1, 1},
+		{"PUT order/amend/keepPriority", 4, 0}, {"POST order/cancelReplace", 0, 1},
 		{"GET madeUpYesterday", 20, 0},
 	} {
 		var method, path string
@@ -275,6 +275,30 @@ func TestBinanceWeights(t *testing.T) {
 		if c := cost(req); c["weight"] != test.weight || c["orders"] != test.orders {
 			t.Errorf("%s costs %v, want weight %d and %d orders", test.request, c, test.weight, test.orders)
 		}
+	}
+}
+
+// Orders have no weight, so they do not wait for it. Those of Binance.US do.
+func TestBinanceOrdersPassWeight(t *testing.T) {
+	for host, waits := range map[string]bool{"api.binance.com": false, "api.binance.us": true} {
+		synctest.Test(t, func(t *testing.T) {
+			p := providers.Binance()
+			if waits {
+				p = providers.BinanceUS()
+			}
+			p.Scope("weight").Policy.Tiers[0].Limit = 250
+			rt := over(t, p, accepting{})
+			send(t, rt, get(t, "https://"+host+"/api/v3/depth?limit=5000"))
+			cancel := get(t, "https://"+host+"/api/v3/order?orderId=7")
+			cancel.Method = http.MethodDelete
+			for _, req := range []*http.Request{post(t, "https://"+host+"/api/v3/order"), cancel} {
+				if _, _, took := send(t, rt, req); !waits && took > 0 {
+					t.Errorf("%s %s waited %v for weight", req.Method, req.URL, took)
+				} else if waits && req.Method == http.MethodPost && took == 0 {
+					t.Errorf("%s %s did not wait for its weight", req.Method, req.URL)
+				}
+			}
+		})
 	}
 }
 
