@@ -14,8 +14,9 @@ import (
 // CB-ACCESS-KEY, have one for each profile, and /fills and /loans have others. The client is assumed
 // to use one address and one profile.
 //
-// Coinbase doesn't document the size of the bucket of /loans, so a second rolls there. Responses report no limits. A signed request is valid for 30 seconds. One that would have to wait
-// longer fails at once with throttle.ErrDeadline.
+// Coinbase doesn't document the size of the bucket of /loans, so a second rolls there. Responses
+// report no limits. A signed request is valid for 30 seconds. One that would have to wait longer
+// fails at once with throttle.ErrDeadline.
 func CoinbaseExchange() Provider {
 	const page = "https://docs.cdp.coinbase.com/exchange/rest-api/rate-limits.md"
 	private := func(req *http.Request) bool {

@@ -15,10 +15,10 @@ import (
 // 250,000 requests a day; its day begins at midnight in the account's time zone, such as
 // "America/New_York", or UTC if zone is empty.
 //
-// The tiers of the scopes "app", whose unit is "burst", and "account" are for the caller to change. A Professional account
-// has 190 in 10 seconds and 625,000 a day, an Enterprise account 190 and 1,000,000, and with a
-// limit increase 250 and 1,000,000 more. An app of the marketplace, which uses OAuth, has 110 and no
-// daily limit: remove the scope "account", which is the last.
+// The tiers of the scopes "app", whose unit is "burst", and "account" are for the caller to change.
+// A Professional account has 190 in 10 seconds and 625,000 a day, an Enterprise account 190 and
+// 1,000,000, and with a limit increase 250 and 1,000,000 more. An app of the marketplace, which uses
+// OAuth, has 110 and no daily limit: remove the scope "account", which is the last.
 //
 // Responses report the daily use of the account's other apps. When the day is used up, requests
 // wait for midnight. A refusal closes the quota until midnight with throttle.ErrBanned, unless the
