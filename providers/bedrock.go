@@ -19,11 +19,14 @@ import (
 // tokens, guardrails, asynchronous invocations and provisioned models are not limited. The hosts of
 // bedrock-mantle have other quotas.
 //
-// AWS reserves the input and max_tokens of a request, and refunds what was not used. So a request
-// is charged an estimate of its input, as for [OpenAI], and max_tokens. Set max_tokens: without it
-// AWS reserves the largest output of the model, and the estimate here is 128,000. The response
-// reports what the request cost: input, cache writes, and output times a rate that depends on the
-// model. Each rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and
+// AWS reserves the input and max_tokens of a request. Set max_tokens: without it AWS reserves the
+// largest output of the model, and the estimate here is 128,000. At the end a request costs its
+// input, cache writes, and output times a rate that depends on the model, which the response
+// reports. This may be more than AWS reserved. So a request is charged the greater of both: an
+// estimate of its input, as for [OpenAI], and max_tokens, or the output that is expected times the
+// rate, at most the quota. The expected output comes from earlier answers of the model to requests
+// with the same max_tokens, as for [Anthropic]. While there are none, it is max_tokens, and at most
+// 4,000. Each rate has a scope: "x5" is Claude from 3.7 on, "x15" from 4.8 on, "x10" from 5 on and
 // GPT-5, "x1" all others. A model whose name an application inference profile hides is in "x5".
 //
 // AWS also limits the tokens of a day, by default to 1,440 minutes. New accounts have less: add a
@@ -34,10 +37,12 @@ import (
 // see [AWSSendBy].
 func Bedrock(requests, tokens int64) Provider {
 	const page = "https://docs.aws.amazon.com/bedrock/latest/userguide/quotas-token-burndown.html"
-	bodies := new(prompts)
+	api := &bedrock{tokens: tokens, output: learner{first: 4_000}}
+	bodies := &api.bodies
 	p := Provider{
 		Name:   "bedrock",
-		Cost:   bodies.bedrockCost,
+		Cost:   api.cost,
+		Settle: api.settle,
 		SendBy: AWSSendBy,
 		Profile: answers.Profile{
 			Rules: append([]answers.Rule{
@@ -72,6 +77,7 @@ func Bedrock(requests, tokens int64) Provider {
 		charge(unit, "Cache-Write-Input", "cacheWriteInputTokens", "cacheWriteInputTokenCount", 1)
 		charge(unit, "Output", "outputTokens", "outputTokenCount", rate)
 	}
+	charge(outputTokens, "Output", "outputTokens", "outputTokenCount", 1)
 	return p
 }
 
@@ -131,13 +137,43 @@ const bedrockOutput = 128_000
 
 var noOutput = regexp.MustCompile(`embed|rerank|image|canvas|stability|video|reel`)
 
-// bedrockCost returns the estimated cost of a request.
-func (c *prompts) bedrockCost(req *http.Request) throttle.Cost {
-	p := c.cost(req)
-	model, _ := bedrockModel(req, func(*http.Request) prompt { return p })
-	output := p.number("max_tokens", "max_completion_tokens", "max_gen_len", "inferenceConfig.maxTokens", "inferenceConfig.max_new_tokens", "textGenerationConfig.maxTokenCount")
-	if output == 0 && !noOutput.MatchString(model) {
-		output = bedrockOutput
+// bedrock is what a Provider knows of its models.
+type bedrock struct {
+	bodies prompts
+	tokens int64 // a minute, as the account has them
+	output learner
+}
+
+// expect returns a request's prompt, model and kinds, and the most output that it asks for.
+func (b *bedrock) expect(req *http.Request) (p prompt, model string, kinds []uint64, most int64) {
+	p = b.bodies.same(req)
+	model, _ = bedrockModel(req, func(*http.Request) prompt { return p })
+	most = p.number("max_tokens", "max_completion_tokens", "max_gen_len", "inferenceConfig.maxTokens", "inferenceConfig.max_new_tokens", "textGenerationConfig.maxTokenCount")
+	if most == 0 && !noOutput.MatchString(model) {
+		most = bedrockOutput
 	}
-	return throttle.Cost{bedrockUnit(bedrockRate(model)): min(p.tokens(anthropicImage)+output, algorithms.MaxLimit)}
+	return p, model, []uint64{kindOf(model), kindOf(model, strconv.FormatInt(most, 10))}, most
+}
+
+// cost returns the estimated cost of a request.
+func (b *bedrock) cost(req *http.Request) throttle.Cost {
+	p, model, kinds, most := b.expect(req)
+	rate, input := bedrockRate(model), p.tokens(anthropicImage)
+	settled := min(input+int64(rate)*min(most, b.output.estimate(kinds...)), b.tokens)
+	return throttle.Cost{bedrockUnit(rate): min(max(input+most, settled), algorithms.MaxLimit)}
+}
+
+// settle learns from the answer to a request.
+func (b *bedrock) settle(req *http.Request) func(throttle.Cost) throttle.Cost {
+	_, model, kinds, _ := b.expect(req)
+	if b.bodies.cost(req); model == "" { // forgets the body
+		return nil
+	}
+	b.output.sent(kinds...)
+	return func(reported throttle.Cost) throttle.Cost {
+		if n := reported[outputTokens]; n > 0 {
+			b.output.learn(n, kinds...)
+		}
+		return reported
+	}
 }

@@ -110,8 +110,13 @@ func TestBedrockLimits(t *testing.T) {
 		if n := atOnce(t, providers.Bedrock(10, 1e9), 20, func() *http.Request { return converse(t, claude, 1, 1) }); n != 10 {
 			t.Errorf("%d requests at once, want 10", n)
 		}
-		if n := atOnce(t, providers.Bedrock(0, 10_000), 20, func() *http.Request { return converse(t, claude, 880, 1_000) }); n != 5 {
-			t.Errorf("%d requests of 880 and 1,000 tokens at once, want 5", n)
+		for model, want := range map[string]int{llama: 5, claude: 1} { // the output of Claude counts five times
+			if n := atOnce(t, providers.Bedrock(0, 10_000), 20, func() *http.Request { return converse(t, model, 880, 1_000) }); n != want {
+				t.Errorf("%s: %d requests of 880 and 1,000 tokens at once, want %d", model, n, want)
+			}
+		}
+		if n := atOnce(t, providers.Bedrock(0, 200_000), 20, func() *http.Request { return converse(t, claude, 10, 150_000) }); n != 1 {
+			t.Errorf("%d requests at once whose max_tokens is near the quota, want 1", n)
 		}
 		models := 0
 		if n := atOnce(t, providers.Bedrock(1, 1e9), 20, func() *http.Request {
@@ -121,6 +126,40 @@ func TestBedrockLimits(t *testing.T) {
 			t.Errorf("%d models at once, want 20", n)
 		}
 	})
+}
+
+// A request is charged what its answer may cost in the end, by the rate of the model, even if AWS
+// reserves less. That is learned from answers.
+func TestBedrockExpectsOutput(t *testing.T) {
+	for _, test := range []struct {
+		model               string
+		quota               int64
+		most                int
+		first, learned, few int64 // the cost before an answer, after many, and within
+	}{
+		{llama, 1e6, 200, 200, 200, 30},
+		{claude, 1e6, 200, 5 * 200, 5 * 40, 50},
+		{claude, 1e6, 10_000, 5 * 4_000, 10_000, 50},
+		{"anthropic.claude-opus-4-8", 1e6, 200, 15 * 200, 15 * 40, 50},
+		{claude, 600, 200, 600, 5 * 40, 50}, // not above the quota
+		{claude, 600, 900, 900, 900, 50},    // which AWS refuses, too
+	} {
+		p := providers.Bedrock(1, test.quota)
+		cost := func() (n int64) {
+			for _, n = range p.Cost(converse(t, test.model, 10, test.most)) {
+			}
+			return n
+		}
+		if n := cost(); n < test.first || n > test.first+test.few {
+			t.Errorf("%s, max_tokens %d, quota %d: %d at first, want %d", test.model, test.most, test.quota, n, test.first)
+		}
+		for range 60 {
+			p.Settle(converse(t, test.model, 10, test.most))(throttle.Cost{"output-tokens": 40})
+		}
+		if n := cost(); n < max(test.learned, int64(test.most)) || n > max(test.learned, int64(test.most))+test.few {
+			t.Errorf("%s, max_tokens %d, quota %d: %d after answers of 40, want %d", test.model, test.most, test.quota, n, test.learned)
+		}
+	}
 }
 
 // What a request cost replaces what was reserved, with output times the rate of the model.
