@@ -23,6 +23,8 @@ type bundle struct {
 	mu       sync.Mutex // guards all below
 	turn     int64      // the instant of the last turn, by the clock of the first quota; or 0
 	promised int64      // the requests that turn is for
+	asked    time.Time  // when the process last asked for that turn; zero if it has not
+	frontier time.Time  // the time of the outermost quota's last reservation, as of then
 }
 
 // Bundle returns nil if a quota is of another store or in another slot, goes on without Redis, or has
@@ -222,7 +224,7 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 		d := b.refused(what, at, until, headers[0], known[0], t, r)
 		if stopped = d.Verdict == store.Later; stopped && lead >= 0 && at != never {
 			b.setTurn(at, promised)
-			d.Wait = b.wait(max(0, d.Wait-microseconds(lead)), microseconds(lead))
+			d.Wait = b.wait(d.Wait, microseconds(lead), t.got)
 			if i > 0 && got[i-1].Verdict == store.Admitted {
 				got[i-1].Reservation.Again = t.got // the process asks for the following requests in its turn
 			}
@@ -232,17 +234,31 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 	return got, nil
 }
 
-// wait returns when to ask for a turn. lead is how far ahead the outermost quota has reservations.
-// Because lead changes, the process also asks earlier.
-func (b *bundle) wait(turn, lead time.Duration) time.Duration {
-	soon := b.quotas[0].soon()
-	if turn > soon {
-		turn -= soon / 2
+// wait returns how long after now to ask again, for a turn that comes after turn. lead is how far
+// ahead the outermost quota has reservations: a process asks that much earlier.
+//
+// The lead changes, so a process first waits for half of that time only. If less was reserved in the
+// outermost quota since then than time passed, the instant came hardly nearer, and the process waits
+// twice as long as before. So it asks a few times for a turn, however far away the turn is.
+func (b *bundle) wait(turn, lead time.Duration, now time.Time) time.Duration {
+	soon, frontier := b.quotas[0].soon(), now.Add(lead)
+	again, least := max(0, turn-lead), time.Duration(0)
+	if again > soon {
+		again -= soon / 2
 	}
-	if lead > soon && turn > soon {
-		turn = max(soon, turn/2)
+	b.mu.Lock()
+	if passed := now.Sub(b.asked); !b.asked.IsZero() {
+		least = min(passed, again)
+		if frontier.Sub(b.frontier) < passed*3/4 {
+			least = min(2*passed, turn-soon/2)
+		}
 	}
-	return min(turn, longestInQueue)
+	b.asked, b.frontier = now, frontier
+	b.mu.Unlock()
+	if lead > soon {
+		again = max(min(again, soon), again/2, least)
+	}
+	return min(again, max(longestInQueue, again-again/8))
 }
 
 // setTurn stores a turn, unless the reply repeats the last one. An instant of 0 removes the turn.
@@ -250,7 +266,7 @@ func (b *bundle) setTurn(at, promised int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if at == 0 || promised != 0 {
-		b.turn, b.promised = at, max(0, promised)
+		b.turn, b.promised, b.asked = at, max(0, promised), time.Time{}
 	}
 }
 

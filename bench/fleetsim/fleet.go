@@ -25,6 +25,7 @@ type fleet struct {
 	began     time.Time
 	ended     atomic.Bool // callers start no new requests
 	providers []*provider // one for each key
+	outer     *provider   // of the quota around all keys; nil if there is none
 	members   []*member
 	warmed    tally // after the warm-up
 }
@@ -71,11 +72,10 @@ func (s scenario) run(seed uint64) result {
 	f.server.seen = s.seen
 	go f.server.run()
 	for range max(1, s.keys) {
-		c, err := throttletest.NewCounter(s.counted()...)
-		if err != nil {
-			panic(err) // a mistake in the scenario
-		}
-		f.providers = append(f.providers, &provider{counter: c})
+		f.providers = append(f.providers, newProvider(s.counted()))
+	}
+	if s.around != nil {
+		f.outer = newProvider(s.around)
 	}
 	var callers sync.WaitGroup
 	for i := range s.processes {
@@ -119,6 +119,14 @@ func (s scenario) run(seed uint64) result {
 	return r
 }
 
+func newProvider(tiers []throttle.Tier) *provider {
+	c, err := throttletest.NewCounter(tiers...)
+	if err != nil {
+		panic(err) // a mistake in the scenario
+	}
+	return &provider{counter: c}
+}
+
 func (f *fleet) newMember(i int) *member {
 	m := &member{process: newProcess(i, f.server, f.ways[i%len(f.ways)], f.seed), fleet: f, waiting: make(map[int]time.Time)}
 	ctx := context.Background()
@@ -130,12 +138,21 @@ func (f *fleet) newMember(i int) *member {
 	if f.alone {
 		store = nil
 	}
-	for k := range f.providers {
-		l, err := throttle.New(f.policy(k), store)
+	open := func(p throttle.Policy) *throttle.Limiter {
+		l, err := throttle.New(p, store)
 		if err != nil {
 			panic(err) // a mistake in the scenario
 		}
-		m.limiters = append(m.limiters, l)
+		return l
+	}
+	for k := range f.providers {
+		m.limiters = append(m.limiters, open(f.policy(k)))
+	}
+	if f.around != nil {
+		outer := open(throttle.Policy{Name: "around", Tiers: f.around, Guard: f.guard})
+		for k, l := range m.limiters {
+			m.limiters[k] = l.Within(outer)
+		}
 	}
 	return m
 }
@@ -212,7 +229,7 @@ func (m *member) runCaller(w int) {
 		time.Sleep(f.delay(random))
 		accepted := false
 		for range cost {
-			if f.providers[key].accepts() {
+			if f.accepts(key) {
 				accepted = true
 				m.recordArrival()
 			}
@@ -261,6 +278,13 @@ func (m *member) recordError(err error) {
 	if m.err == nil {
 		m.err = err
 	}
+}
+
+// accepts reports whether the provider accepts a request of a key. It counts the request in both
+// quotas, also if one of them refuses it.
+func (f *fleet) accepts(key int) bool {
+	accepted := f.outer == nil || f.outer.accepts()
+	return f.providers[key].accepts() && accepted
 }
 
 func (p *provider) accepts() bool {

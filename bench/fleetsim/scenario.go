@@ -27,6 +27,8 @@ type scenario struct {
 	// keys is the number of keys, each with a quota of its own. The callers take them by turns. If
 	// zero, 1.
 	keys int
+	// around are the tiers of one quota around those of all keys. If nil, there is none.
+	around []throttle.Tier
 	// rest is how long a caller pauses after a response.
 	rest time.Duration
 	// requests is the number of requests of each caller. If zero, callers send until the end.
@@ -187,7 +189,11 @@ func (f *fleet) result() result {
 		m.mu.Unlock()
 	}
 	r.Mean /= float64(max(1, lived))
-	for _, p := range f.providers {
+	providers := f.providers
+	if f.outer != nil {
+		providers = append(slices.Clip(providers), f.outer)
+	}
+	for _, p := range providers {
 		p.mu.Lock()
 		r.Refused += p.refused
 		p.mu.Unlock()

@@ -43,6 +43,7 @@ func scenarios() []scenario {
 	all = append(all, keys()...)
 	all = append(all, atOnce()...)
 	all = append(all, batches()...)
+	all = append(all, nested()...)
 	return append(all, faults()...)
 }
 
@@ -330,4 +331,27 @@ func batches() []scenario {
 	s.batch = func(i int) bool { return i%10 > 0 }
 	s.bounds = bounds{goodput: 0.95, calls: 5}
 	return append(all, s)
+}
+
+// nested returns scenarios in which each caller of a process has a key of its own, with a limit of
+// its own, inside one quota. The keys together admit less than that quota, about as much, or more.
+// The calls for each admission must not grow with the number of processes.
+func nested() []scenario {
+	const limit, waiters = 50, 8
+	var all []scenario
+	for _, n := range []int{10, 100, 300, 1000} {
+		for _, inner := range []int64{5, 7, 16} {
+			s := perSecond(fmt.Sprintf("nested/%dx%d/%d-in-%d", n, waiters, inner, limit), "eight keys inside one quota", n, waiters, limit)
+			s.keys, s.tiers, s.around = waiters, []throttle.Tier{throttle.PerSecond(inner)}, s.tiers
+			s.full = min(s.full, waiters*rolling(inner, 0))
+			// A caller asks for a turn, at its turn, and a few times between.
+			s.bounds = bounds{goodput: 0.9, calls: 8}
+			s.large = n > 100
+			if n == 1000 {
+				s.bounds.goodput = 0.8 // 8,000 callers ask at the start, and some are told too late
+			}
+			all = append(all, s.measured(10*second, 20*cycle(0)))
+		}
+	}
+	return all
 }

@@ -239,6 +239,9 @@ func (s *server) script(how string, args []string) (any, time.Duration) {
 		if numbers, ok := reply.([]any); ok {
 			took += s.service.Request * time.Duration((len(numbers)-8)/3) // of runs of equal requests
 		}
+	case "bundle":
+		s.tally.Reserves++
+		took += s.service.Call * time.Duration(n-1) // of each quota around
 	case "cancel", "refund":
 		s.tally.Returns++
 	default:
