@@ -596,6 +596,12 @@ func goneWithFallback(t *testing.T, p throttle.Policy, capacity int) {
 	s := redistest.Start(t)
 	options := distributed.Options{Fallback: distributed.Fallback{Workers: 3}}
 	f := startFleet(t, crew{policy: p, options: options}, s.Client)
+	for _, l := range f.limiters { // a process that has only been admitted by its fallback would not notice the loss
+		waitUntil(t, "Redis has answered all processes", func() bool {
+			_, err := l.Status(context.Background())
+			return err == nil
+		})
+	}
 	s.Kill()
 	began := time.Now()
 	// Each caller is also admitted with its reservation from before.
@@ -774,31 +780,29 @@ func patientClient(t *testing.T, p *redistest.Proxy) *redis.Client {
 }
 
 // A cost that is settled while Redis is unavailable reaches it later, even if no further request is
-// made.
+// made. On a real server a report could come after the lease has ended, and then count beside the
+// estimate.
 func settledWhileUnavailable(t *testing.T) {
-	s := redistest.Start(t)
-	proxy := redistest.NewProxy(t, s.Addr())
-	p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{{Limit: 1000, Window: time.Hour, Unit: "tokens", Estimated: true}}}
-	// A report after the lease has ended counts beside the estimate, and one whose reply is late
-	// counts twice.
-	rdb, asked := patientClient(t, proxy), new(calls.Counter)
-	rdb.AddHook(asked)
-	l := limiter(t, p, distributed.New(rdb, distributed.Options{Lease: 2 * slow, Timeout: slow}))
-	permit, err := l.Acquire(context.Background(), throttle.Cost{"tokens": 100})
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy.Refuse(true)
-	proxy.Cut()
-	before := asked.Count()
-	if err := permit.Settle(throttle.Cost{"tokens": 10}); err != nil {
-		t.Fatal(err)
-	}
-	waitUntil(t, "Redis was called twice without success", func() bool { return asked.Count() >= before+2 })
-	proxy.Refuse(false)
-	another := limiter(t, p, distributed.New(s.Client(), distributed.Options{}))
-	waitUntil(t, "Redis has the settled cost", func() bool {
-		status, err := another.Status(context.Background())
-		return err == nil && status.Tiers[0].Used != 100
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		p := throttle.Policy{Name: "fleet", Tiers: []throttle.Tier{{Limit: 1000, Window: time.Hour, Unit: "tokens", Estimated: true}}}
+		rdb, asked := near(t, s), new(calls.Counter)
+		rdb.AddHook(asked)
+		l := limiter(t, p, distributed.New(rdb, distributed.Options{}))
+		permit, err := l.Acquire(context.Background(), throttle.Cost{"tokens": 100})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.SetError("LOADING Redis is loading the dataset in memory")
+		before := asked.Count()
+		if err := permit.Settle(throttle.Cost{"tokens": 10}); err != nil {
+			t.Fatal(err)
+		}
+		waitUntil(t, "Redis was called twice without success", func() bool { return asked.Count() >= before+2 })
+		s.SetError("")
+		another := limiter(t, p, distributed.New(near(t, s), distributed.Options{}))
+		waitUntil(t, "Redis has the settled cost", func() bool {
+			status, err := another.Status(context.Background())
+			return err == nil && status.Tiers[0].Used == 10
+		})
 	})
 }
