@@ -371,7 +371,8 @@ func (l *Limiter) explain(rev *revision, err error) error {
 		l = l.outer
 		rev = l.revision()
 	}
-	if own.Tier >= len(rev.plan.Tiers()) || own.Reason == queue.Banned { // the policy has changed since, or no tier decides
+	// The policy has changed since, or no tier decides.
+	if own.Tier >= len(rev.plan.Tiers()) || own.Reason == queue.Banned {
 		own.Tier = -1
 	}
 	return rev.refusal(&own)

@@ -12,11 +12,12 @@ import (
 // A compiledPolicy is a policy with its plan and what decisions need of both. It is immutable, so
 // scopes can share it.
 type compiledPolicy struct {
-	policy      Policy
-	plan        *algorithms.Plan
-	oneRequest  []int64         // the cost of one request
-	batchSpec   *store.WaitSpec // of a new Batch request; nil if the policy has no Headroom
-	maxEstimate []int64         // for each unit, the highest estimate that is charged; nil if no unit is estimated
+	policy     Policy
+	plan       *algorithms.Plan
+	oneRequest []int64         // the cost of one request
+	batchSpec  *store.WaitSpec // of a new Batch request; nil if the policy has no Headroom
+	// maxEstimate is the highest estimate that is charged, for each unit; nil if none is estimated.
+	maxEstimate []int64
 
 	reserves       bool // the store's quotas reserve ahead
 	countsRequests bool // some tier counts requests

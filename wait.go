@@ -202,7 +202,8 @@ func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 		return p.start(), nil
 	}
 	e := p.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
-	if e.Ahead > 0 || decision.Tier < 0 && decision.Wait == forever { // other callers wait, here or for an outer quota
+	// Other callers wait, here or for an outer quota.
+	if e.Ahead > 0 || decision.Tier < 0 && decision.Wait == forever {
 		if f, policy, err := l.forecast(context.Background(), c); err == nil {
 			e.Policy, e.Wait, e.Tier, e.Ahead = policy, f.Wait, f.Tier, f.Ahead
 		}
