@@ -21,7 +21,7 @@ import (
 // REST points and 2,000 GraphQL points a minute, where a write is 5 points and another request 1;
 // and 80 requests a minute and 500 an hour that create content. GitHub has more secondary limits,
 // for CPU time and undisclosed ones. Every REST POST and every mutation is assumed to create
-// content.
+// content. While one of them waits for that limit, the requests that came after it wait, too.
 //
 // The primary limits are counted in units with the names of GitHub's resources: "core", "search",
 // "code_search" and "graphql". Other resources, such as the audit log, have quotas of their own
