@@ -41,23 +41,33 @@ func startTiming(e *rtt.Estimator) timing {
 	return timing{estimator: e, admitted: time.Now(), guard: e.Estimate()}
 }
 
+// learns reports whether there is an estimator. If there is none, the clock need not be read.
+func (t timing) learns() bool { return t.estimator != nil }
+
 func (t timing) add(s rtt.Sample) {
-	if t.estimator == nil {
-		return
-	}
 	t.estimator.Add(s)
 	for _, e := range t.others {
 		e.Add(s)
 	}
 }
 
-func (t timing) connected() { t.add(rtt.Sample{Connect: time.Since(t.admitted)}) }
+func (t timing) connected() {
+	if t.learns() {
+		t.add(rtt.Sample{Connect: time.Since(t.admitted)})
+	}
+}
 
 // answered reports a response, and how long the body took to be written.
 func (t timing) answered(upload time.Duration) {
-	t.add(rtt.Sample{RoundTrip: max(1, time.Since(t.admitted)), Upload: upload})
+	if t.learns() {
+		t.add(rtt.Sample{RoundTrip: max(1, time.Since(t.admitted)), Upload: upload})
+	}
 }
 
 // refused reports a refusal: the request, or one before it, may have arrived later than the
 // guard allows.
-func (t timing) refused() { t.add(rtt.Sample{AtLeast: 2 * t.guard}) }
+func (t timing) refused() {
+	if t.learns() {
+		t.add(rtt.Sample{AtLeast: 2 * t.guard})
+	}
+}
