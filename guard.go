@@ -42,23 +42,23 @@ func startTiming(e *rtt.Estimator) timing {
 }
 
 // learns reports whether there is an estimator. If there is none, the clock need not be read.
-func (t timing) learns() bool { return t.estimator != nil }
+func (t *timing) learns() bool { return t.estimator != nil }
 
-func (t timing) add(s rtt.Sample) {
+func (t *timing) add(s rtt.Sample) {
 	t.estimator.Add(s)
 	for _, e := range t.others {
 		e.Add(s)
 	}
 }
 
-func (t timing) connected() {
+func (t *timing) connected() {
 	if t.learns() {
 		t.add(rtt.Sample{Connect: time.Since(t.admitted)})
 	}
 }
 
 // answered reports a response, and how long the body took to be written.
-func (t timing) answered(upload time.Duration) {
+func (t *timing) answered(upload time.Duration) {
 	if t.learns() {
 		t.add(rtt.Sample{RoundTrip: max(1, time.Since(t.admitted)), Upload: upload})
 	}
@@ -66,7 +66,7 @@ func (t timing) answered(upload time.Duration) {
 
 // refused reports a refusal: the request, or one before it, may have arrived later than the
 // guard allows.
-func (t timing) refused() {
+func (t *timing) refused() {
 	if t.learns() {
 		t.add(rtt.Sample{AtLeast: 2 * t.guard})
 	}

@@ -16,6 +16,7 @@ import (
 type admission struct {
 	charge
 	outer  []charge
+	fast   bool // revision.fast has admitted the request, which has no outer charge
 	timing timing
 }
 
@@ -60,7 +61,11 @@ func (a *admission) announce() {
 func (c *charge) arrived() { c.revision.quota.Arrived(c.decision, c.cost) }
 
 // arrived reports that the response is in.
-func (a *admission) arrived() { a.eachCharge((*charge).arrived) }
+func (a *admission) arrived() {
+	if !a.fast || !a.revision.fast.OneArrived(a.decision.Flight) {
+		a.eachCharge((*charge).arrived)
+	}
+}
 
 // unanswered reports that the request was sent and that no response will come.
 func (a *admission) unanswered() {

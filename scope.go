@@ -35,7 +35,16 @@ type scope struct {
 type revision struct {
 	*compiledPolicy
 	quota  store.Quota
+	fast   store.FastQuota // the quota, if it can admit one request without a decision; else nil
 	closed bool
+}
+
+func newRevision(c *compiledPolicy, q store.Quota, closed bool) *revision {
+	rev := &revision{compiledPolicy: c, quota: q, closed: closed}
+	if c.fastPath && c.batchSpec == nil && c.plan.Quick() {
+		rev.fast, _ = q.(store.FastQuota)
+	}
+	return rev
 }
 
 var inProcess local.Store
@@ -56,7 +65,7 @@ func openScope(c *compiledPolicy, s Store, key string) (*scope, error) {
 		c = &own
 	}
 	scope := new(scope)
-	scope.current.Store(&revision{compiledPolicy: c, quota: q})
+	scope.current.Store(newRevision(c, q, false))
 	return scope, nil
 }
 
@@ -325,7 +334,7 @@ func (s *scope) adoptSuccessor() *revision {
 	rev := s.current.Load()
 	if q, ok := rev.quota.(store.Changer); ok {
 		if next, plan := q.Successor(); plan != rev.plan {
-			rev = &revision{compiledPolicy: rev.withPlan(plan), quota: next, closed: rev.closed}
+			rev = newRevision(rev.withPlan(plan), next, rev.closed)
 			s.current.Store(rev)
 		}
 	}
@@ -348,7 +357,7 @@ func (s *scope) setPolicy(ctx context.Context, c *compiledPolicy) error {
 	if plan != c.plan { // another handle has changed it since
 		c = c.withPlan(plan)
 	}
-	rev = &revision{compiledPolicy: c, quota: next, closed: rev.closed}
+	rev = newRevision(c, next, rev.closed)
 	s.current.Store(rev)
 	s.mu.Unlock()
 	if s.queue.q.Load() != nil {

@@ -169,8 +169,10 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 		d.sendBy = a.sendBy
 	}
 	ctx := req.Context()
-	if err = l.admit(ctx, d, &a.admission); err != nil {
-		return err
+	if d.cost != nil || !d.sendBy.IsZero() || !l.tryOne(&a.admission) {
+		if err = l.admit(ctx, d, &a.admission); err != nil {
+			return err
+		}
 	}
 	sends := false
 	defer func() {

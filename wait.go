@@ -96,6 +96,11 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	if rev == nil {
 		return l.WaitN(ctx, 1)
 	}
+	if rev.fast != nil {
+		if _, _, _, ok := rev.fast.TryOne(false); ok {
+			return nil
+		}
+	}
 	d, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest, WaitSpec: rev.initialWaitSpec(ctx)})
 	if err == nil && d.Verdict == store.Admitted {
 		return nil
@@ -119,6 +124,20 @@ func (l *Limiter) fastPath() (*scope, *revision) {
 		return nil, nil
 	}
 	return s, rev
+}
+
+// tryOne admits a held request of no other cost on the quota's credit, if it can.
+func (l *Limiter) tryOne(a *admission) bool {
+	s, rev := l.fastPath()
+	if rev == nil || rev.fast == nil {
+		return false
+	}
+	f, at, epoch, ok := rev.fast.TryOne(true)
+	if ok {
+		a.scope, a.revision, a.cost, a.fast = s, rev, rev.oneRequest, true
+		a.decision.Verdict, a.decision.Tier, a.decision.Flight, a.decision.At, a.decision.Epoch = store.Admitted, -1, f, at, epoch
+	}
+	return ok
 }
 
 // WaitN blocks until n requests may be sent at once, and charges them. If n is 0 it returns at
@@ -154,6 +173,11 @@ func (l *Limiter) Allow() bool {
 	_, rev := l.fastPath()
 	if rev == nil {
 		return l.AllowN(1)
+	}
+	if rev.fast != nil {
+		if _, _, _, ok := rev.fast.TryOne(false); ok {
+			return true
+		}
 	}
 	d, err := rev.quota.TryAcquire(context.Background(), store.Request{Cost: rev.oneRequest})
 	if d.Verdict == store.Moved {

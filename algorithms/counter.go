@@ -58,6 +58,9 @@ type counter struct {
 	// What a tier may set. A tier has a Window unless its units are released, or it has a Period.
 	burst, precision, phase, period bool
 
+	// steady: what the tier admits only grows with time, until more is charged.
+	steady bool
+
 	// aligned: the windows follow the wall clock.
 	aligned bool
 

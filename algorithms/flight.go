@@ -84,26 +84,26 @@ func (l *Ledger) lastSlot() []int64 {
 	return l.word[len(l.word)-l.plan.stride():]
 }
 
-// find returns the slot of a flight, or -1 if the flight has landed.
-func (l *Ledger) find(f Flight) int {
-	i := l.slots() - 1
-	for i >= 0 && l.plan.flight(l.slot(i)[0]) > f {
-		i--
+// find returns the slot of a flight, or nil if the flight has landed.
+func (l *Ledger) find(f Flight) []int64 {
+	stride := l.plan.stride()
+	for i := len(l.word) - stride; i >= l.plan.base; i -= stride {
+		if at := l.plan.flight(l.word[i]); at == f {
+			return l.word[i : i+stride]
+		} else if at < f {
+			return nil
+		}
 	}
-	if i >= 0 && l.plan.flight(l.slot(i)[0]) == f {
-		return i
-	}
-	return -1
+	return nil
 }
 
 // removeInFlight removes a held cost from what is in flight, and reports whether it was still
 // there.
 func (l *Ledger) removeInFlight(f Flight, cost []int64) bool {
-	i := l.find(f)
-	if i < 0 {
+	s := l.find(f)
+	if s == nil {
 		return false
 	}
-	s := l.slot(i)
 	for u, n := range cost {
 		if !l.plan.estimated[u] && s[heldOf(u)] < n {
 			return false // the slot does not hold it
@@ -137,6 +137,7 @@ func (l *Ledger) advance(now Moment) Moment {
 }
 
 func (l *Ledger) landUntil(now Moment) {
+	l.DropCredit()
 	done := 0
 	for ; done < l.slots() && l.slot(done)[0] <= now.At; done++ {
 		at := now.on(l.slot(done)[0])

@@ -7,6 +7,7 @@ var gcraCounter = counter{
 	newRule: func(t Tier, s site) rule { return newBucket(t, s) },
 	rate:    bucketRate,
 	burst:   true,
+	steady:  true,
 }
 
 // bucketRate returns the rate of a bucket. A unit of the burst is in flight for the guard and then

@@ -9,4 +9,4 @@ package algorithms
 // Source: ATM Forum, UNI 3.1 (1994), the continuous-state leaky bucket.
 //
 // Memory: two words, those of bucket.
-var leakyBucketCounter = counter{name: "leaky_bucket", newRule: gcraCounter.newRule, rate: bucketRate, burst: true}
+var leakyBucketCounter = counter{name: "leaky_bucket", newRule: gcraCounter.newRule, rate: bucketRate, burst: true, steady: true}

@@ -33,6 +33,7 @@ type Ledger struct {
 	rings    *[][]int64 // nil if no tier needs one
 	readings *[]reading // of each tier; nil before the first report
 	last     int64      // the latest instant of a call
+	credit   int64      // see GiveCredit
 	probed   bool       // see Probed
 
 	// forecasting: the ledger forecasts. Groups of stamps leave with their first stamp, and every
@@ -147,6 +148,7 @@ func (l *Ledger) Charge(now Moment, r Request) Flight {
 }
 
 func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight {
+	l.DropCredit()
 	if l.readings != nil {
 		l.probe(now, cost)
 	}
@@ -169,6 +171,7 @@ func (l *Ledger) charge(now Moment, cost []int64, guard int64, held bool) Flight
 func (l *Ledger) Count(now Moment, cost []int64) { l.count(l.advance(now), cost) }
 
 func (l *Ledger) count(now Moment, cost []int64) {
+	l.DropCredit()
 	l.start(now, cost)
 	l.landCost(now, cost, false)
 }
@@ -178,6 +181,7 @@ func (l *Ledger) count(now Moment, cost []int64) {
 // exact number of open units.
 func (l *Ledger) AssumeUsed(now Moment) {
 	now = l.advance(now.on(now.At + l.plan.guard))
+	l.DropCredit()
 	for i, r := range l.plan.rules {
 		if _, ok := r.(releaser); ok {
 			continue
@@ -247,14 +251,14 @@ func (l *Ledger) Unanswered(now Moment, f Flight, cost []int64) {
 	if !l.plan.estimates {
 		return
 	}
-	i := l.find(f)
-	if i < 0 {
+	s := l.find(f)
+	if s == nil {
 		l.settle(now, cost, cost)
 		return
 	}
 	for u, estimated := range l.plan.estimated {
 		if estimated {
-			l.slot(i)[totalOf(u)] += cost[u]
+			s[totalOf(u)] += cost[u]
 		}
 	}
 }

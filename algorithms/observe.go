@@ -84,6 +84,7 @@ type retracter interface {
 // exact, the tier then counts no more than the report and what is in flight.
 func (l *Ledger) Observe(now Moment, o Observation) {
 	now = l.advance(now)
+	l.DropCredit()
 	r, unit := l.plan.rules[o.Tier], l.plan.unit[o.Tier]
 	if _, ok := r.(releaser); ok {
 		return // the ledger itself has the exact number of open units

@@ -21,6 +21,8 @@ type Plan struct {
 	rules        []rule // of each tier
 	unit         []int  // of each tier, the index of its unit
 	estimated    []bool // of each unit
+	usual        []rule // that count one request, the usual cost; nil if ledgers give no credit
+	usualUnit    int
 	senders      []unitSender
 	calendars    []*calendar
 	anchored     []*anchoredWindow
@@ -126,6 +128,7 @@ func NewPlan(tiers []Tier, guard time.Duration) (*Plan, error) {
 			p.add(t.pace().normal(), i)
 		}
 	}
+	p.findUsual()
 	return p, nil
 }
 

@@ -9,6 +9,7 @@ var slidingLogCounter = counter{
 	name:    "sliding_log",
 	newRule: func(t Tier, s site) rule { return newSlidingLog(t, s) },
 	rate:    rollingRate,
+	steady:  true,
 }
 
 // slidingLog admits at most limit units in every half-open interval of one window, the exact

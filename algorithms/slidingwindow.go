@@ -7,6 +7,7 @@ var slidingWindowCounter = counter{
 	newRule:   func(t Tier, s site) rule { return newSlidingWindow(t, s) },
 	rate:      rollingRate,
 	precision: true,
+	steady:    true,
 }
 
 // slidingWindow admits at most limit units in every half-open interval of one window, as

@@ -8,4 +8,4 @@ package algorithms
 // directions in communications" (1986).
 //
 // Memory: two words, those of bucket.
-var tokenBucketCounter = counter{name: "token_bucket", newRule: gcraCounter.newRule, rate: bucketRate, burst: true}
+var tokenBucketCounter = counter{name: "token_bucket", newRule: gcraCounter.newRule, rate: bucketRate, burst: true, steady: true}

@@ -130,6 +130,7 @@ type watchers map[*func(store.Change, time.Duration)]struct{}
 var (
 	_ store.Quota      = (*quota)(nil)
 	_ store.Forecaster = (*quota)(nil)
+	_ store.FastQuota  = (*quota)(nil)
 	_ store.Idler      = (*quota)(nil)
 	_ store.Learner    = (*quota)(nil)
 	_ store.Aligner    = (*quota)(nil)
@@ -184,12 +185,33 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 		d.Verdict, d.At, d.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
 		if q.ledger.Probed() || q.probe {
 			q.startProbe(&d, now, r)
+		} else if q.level == 0 {
+			q.ledger.GiveCredit(now)
 		}
 		return d, nil
 	}
 	d.Wait = now.Until(at)
 	q.markExhausted(&d)
 	return d, nil
+}
+
+// TryOne admits one request on the ledger's credit. There is none during a pause and a back-off.
+func (q *quota) TryOne(held bool) (f algorithms.Flight, at, epoch int64, ok bool) {
+	at = int64(time.Since(origin) / time.Microsecond)
+	q.mu.Lock()
+	f, ok = q.ledger.TakeOne(at, held)
+	epoch = int64(q.epoch)
+	q.mu.Unlock()
+	return f, at, epoch, ok
+}
+
+// OneArrived reports that a request which TryOne has admitted has arrived.
+func (q *quota) OneArrived(f algorithms.Flight) bool {
+	at := int64(time.Since(origin) / time.Microsecond)
+	q.mu.Lock()
+	ok := q.next == nil && q.watchers == nil && q.ledger.ArriveOne(at, f)
+	q.mu.Unlock()
+	return ok
 }
 
 // startProbe makes the request a probe: others wait for its response. If no response to a held
@@ -323,6 +345,7 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	}
 	q.probe = q.probe || p.Probe || q.probing && q.until > now.At
 	q.until, q.probing = max(end, until), false
+	q.ledger.DropCredit()
 	q.epoch++
 	q.level = p.Next(q.level)
 	done := store.Paused{Applied: true, Epoch: int64(q.epoch)}
@@ -359,6 +382,7 @@ func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
 
 // convert returns the successor, with all state of the quota. The caller holds q.mu.
 func (q *quota) convert(plan *algorithms.Plan) *quota {
+	q.ledger.DropCredit()
 	q.next = &quota{
 		ledger: plan.Convert(q.ledger, q.now()),
 		until:  q.until, banned: q.banned, probe: q.probe, probing: q.probing, exact: q.exact, epoch: q.epoch, level: q.level,

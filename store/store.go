@@ -60,6 +60,17 @@ type Quota interface {
 	Close()
 }
 
+// A FastQuota is a Quota that may admit one held or unheld request without a Decision. Both methods
+// do not block. If they return false, they have changed nothing, and the caller uses TryAcquire and
+// Arrived, which can do everything.
+type FastQuota interface {
+	// TryOne admits a request of one unit of algorithms.Requests, which is not a probe. The results
+	// are the Flight, At and Epoch of its Decision.
+	TryOne(held bool) (f algorithms.Flight, at, epoch int64, ok bool)
+	// OneArrived is Arrived for a held request that TryOne has admitted.
+	OneArrived(f algorithms.Flight) bool
+}
+
 // A Reserver is a Quota that reserves future times, for many callers in one round trip. Its limiter
 // reserves for callers that wait, and calls TryAcquire for callers that don't.
 type Reserver interface {
