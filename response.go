@@ -20,12 +20,16 @@ import (
 	"github.com/apithrottle/throttle/store"
 )
 
-// An attemptTrace records what the Base reports of a request that is being sent, and ends the
-// attempt at SendBy if nothing of it was written by then.
+// An attemptTrace is the context of a request that is being sent, and records what the Base reports
+// of the request.
 type attemptTrace struct {
 	delivery.Delivery
-	std bool // the Base is net/http's own
+	*watch // nil unless a guard is learned or the request has a SendBy
+}
 
+// A watch measures the network, and ends the attempt at SendBy if nothing of the request was
+// written by then.
+type watch struct {
 	headers  atomic.Int64 // nanoseconds from the admission until the headers were written
 	uploaded atomic.Int64 // nanoseconds from then until the body was written
 
@@ -37,13 +41,14 @@ type attemptTrace struct {
 }
 
 // unsent reports whether nothing of a request that failed with err was written. It returns false
-// without a trace.
-func (tr *attemptTrace) unsent(err error) bool {
-	return tr != nil && (tr.closedConn.Load() || tr.Unsent(err) || tr.std && !tr.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
+// without a trace. std is true if the Base is net/http's own.
+func (tr *attemptTrace) unsent(err error, std bool) bool {
+	return tr != nil && (tr.watch != nil && tr.closedConn.Load() || tr.Unsent(err) ||
+		std && !tr.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
 }
 
 // late reports whether the attempt was ended because SendBy had passed.
-func (tr *attemptTrace) late() bool { return tr != nil && tr.expired.Load() }
+func (tr *attemptTrace) late() bool { return tr != nil && tr.watch != nil && tr.expired.Load() }
 
 // expire ends the attempt if nothing of it was written. An attempt that looks for a connection only
 // after SendBy ends then.
@@ -83,46 +88,70 @@ func isLoopback(c net.Conn) bool {
 
 // upload returns how long the body took to be written, or zero if that is not known.
 func (tr *attemptTrace) upload() time.Duration {
-	if tr == nil {
+	if tr == nil || tr.watch == nil {
 		return 0
 	}
 	return time.Duration(tr.uploaded.Load())
 }
 
 func (tr *attemptTrace) stopTimer() {
-	if tr.timer != nil {
+	if tr != nil && tr.watch != nil && tr.timer != nil {
 		tr.timer.Stop()
 	}
 }
 
-// trace adds httptrace hooks to an admitted request. It adds none if they would be of no use: the
-// request is not limited, or the Base is not net/http's own and nothing can end or measure the
-// attempt.
-func (a *attempt) trace(req *http.Request) (*http.Request, *attemptTrace) {
-	_, std := a.transport.base().(*http.Transport)
-	if !a.charged() || !std && req.Context().Done() == nil && a.timing.estimator == nil && a.sendBy.IsZero() {
-		return req, nil
+// trace returns the context of an attempt that records what the Base reports. It returns ctx itself
+// if a record would be of no use: the request is not limited, or the Base is not net/http's own and
+// nothing can end or measure the attempt.
+func (a *attempt) trace(ctx context.Context, req *http.Request) (context.Context, *attemptTrace) {
+	watches := a.timing.learns() || !a.sendBy.IsZero()
+	if !a.charged() || !watches && ctx.Done() == nil && !a.transport.isStd() {
+		return ctx, nil
 	}
-	tr, t := &attemptTrace{std: std}, a.timing
-	hooks := tr.Trace()
-	if t.estimator != nil {
-		tr.watchNetwork(hooks, t, req.URL.Hostname())
+	tr := new(attemptTrace)
+	tr.Context = ctx
+	if watches {
+		a.watch(tr, req.URL.Hostname())
 	}
-	ctx := req.Context()
-	if !a.sendBy.IsZero() {
-		ctx = a.boundBySendBy(ctx, tr, hooks)
-	}
-	return req.WithContext(httptrace.WithClientTrace(ctx, hooks)), tr
+	return tr, tr
 }
 
-// boundBySendBy returns a context that ends at SendBy if nothing was written by then.
-func (a *attempt) boundBySendBy(ctx context.Context, tr *attemptTrace, hooks *httptrace.ClientTrace) context.Context {
-	ctx, tr.cancel = context.WithCancel(ctx)
+// isStd reports whether the Base is net/http's own.
+func (t *Transport) isStd() bool {
+	_, std := t.base().(*http.Transport)
+	return std
+}
+
+// watch adds the hooks that measure the network and those that end the attempt at SendBy.
+func (a *attempt) watch(tr *attemptTrace, host string) {
+	tr.watch = new(watch)
+	t, bound := a.timing, !a.sendBy.IsZero()
+	if bound {
+		a.boundBySendBy(tr)
+	}
+	tr.Extend = func(hooks *httptrace.ClientTrace) {
+		if t.learns() {
+			tr.watchNetwork(hooks, t, host)
+		}
+		if bound {
+			tr.watchSendBy(hooks)
+		}
+	}
+}
+
+// boundBySendBy lets the context end at SendBy if nothing was written by then.
+func (a *attempt) boundBySendBy(tr *attemptTrace) {
+	tr.Context, tr.cancel = context.WithCancel(tr.Context)
 	if end := a.cancel; end != nil {
 		a.cancel = func() { tr.cancel(); end() }
 	} else {
 		a.cancel = tr.cancel
 	}
+	tr.timer = time.AfterFunc(time.Until(a.sendBy), tr.expire)
+}
+
+// watchSendBy adds hooks that end an attempt which gets a connection only after SendBy.
+func (tr *attemptTrace) watchSendBy(hooks *httptrace.ClientTrace) {
 	getConn := hooks.GetConn
 	hooks.GetConn = func(hostPort string) {
 		getConn(hostPort)
@@ -140,8 +169,6 @@ func (a *attempt) boundBySendBy(ctx context.Context, tr *attemptTrace, hooks *ht
 			tr.closeConn(c.Conn)
 		}
 	}
-	tr.timer = time.AfterFunc(time.Until(a.sendBy), tr.expire)
-	return ctx
 }
 
 // closeConn closes the connection of an attempt whose SendBy has passed. Canceling the context is

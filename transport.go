@@ -208,22 +208,21 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 			}
 		}
 	}()
-	sent := req
+	sent, ctx := req, req.Context()
 	if timeout := a.transport.AttemptTimeout; timeout > 0 {
-		var ctx context.Context
-		ctx, a.cancel = context.WithTimeout(req.Context(), timeout)
+		ctx, a.cancel = context.WithTimeout(ctx, timeout)
+	}
+	ctx, tr := a.trace(ctx, req)
+	if tr != nil || a.cancel != nil {
 		sent = req.WithContext(ctx)
 	}
-	traced, tr := a.trace(sent)
 	if a.profile != nil {
 		a.sent = time.Now()
 	}
 	var err error
-	resp, err = a.transport.base().RoundTrip(traced)
+	resp, err = a.transport.base().RoundTrip(sent)
 	sending = false
-	if tr != nil {
-		tr.stopTimer()
-	}
+	tr.stopTimer()
 	if err != nil {
 		handedOn = true
 		return resp, a.endFailed(err, tr)
@@ -233,7 +232,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		a.endUnanswered()
 		return nil, nil
 	}
-	if resp.Request == traced {
+	if resp.Request == sent {
 		resp.Request = req
 	}
 	a.timing.answered(tr.upload())
@@ -254,7 +253,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 // endFailed ends an attempt that failed with err. If nothing of the request was written, the
 // request is refunded.
 func (a *attempt) endFailed(err error, tr *attemptTrace) error {
-	if tr.unsent(err) {
+	if tr.unsent(err, a.transport.isStd()) {
 		if a.cancel != nil {
 			a.cancel()
 		}

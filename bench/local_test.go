@@ -51,6 +51,10 @@ func BenchmarkLocal(b *testing.B) {
 		{"failsafe/roundtrip2", failsafeRoundTrip2},
 		{"floor/roundtrip2", floorRoundTrip2},
 
+		{"throttle/roundtrip2cancel", throttleRoundTrip2Cancel},
+		{"xtime/roundtrip2cancel", xtimeRoundTrip2Cancel},
+		{"floor/roundtrip2cancel", floorRoundTrip2Cancel},
+
 		{"throttle/allow1", throttleAllow1},
 		{"xtime/allow1", xtimeAllow1},
 		{"failsafe/allow1", failsafeAllow1},
@@ -121,8 +125,12 @@ func throttleWait(b *testing.B, lim *throttle.Limiter) {
 	}
 }
 
-func throttleRoundTrip2(b *testing.B) {
-	roundTrip(b, &throttle.Transport{Base: newBase(), Limiter: newThrottle(b, throttle.GCRA, 2)})
+func throttleRoundTrip2(b *testing.B) { roundTrip(b, throttleTransport(b)) }
+
+func throttleRoundTrip2Cancel(b *testing.B) { roundTripCancel(b, throttleTransport(b)) }
+
+func throttleTransport(b *testing.B) http.RoundTripper {
+	return &throttle.Transport{Base: newBase(), Limiter: newThrottle(b, throttle.GCRA, 2)}
 }
 
 // golang.org/x/time/rate
@@ -173,14 +181,18 @@ func xtimeWait2(b *testing.B) {
 	}
 }
 
-func xtimeRoundTrip2(b *testing.B) {
+func xtimeRoundTrip2(b *testing.B) { roundTrip(b, xtimeTransport()) }
+
+func xtimeRoundTrip2Cancel(b *testing.B) { roundTripCancel(b, xtimeTransport()) }
+
+func xtimeTransport() http.RoundTripper {
 	second, hour := newXtime()
-	roundTrip(b, &waiter{newBase(), func(ctx context.Context) error {
+	return &waiter{newBase(), func(ctx context.Context) error {
 		if err := second.Wait(ctx); err != nil {
 			return err
 		}
 		return hour.Wait(ctx)
-	}})
+	}}
 }
 
 // go.uber.org/ratelimit, in which every call may wait
@@ -289,14 +301,18 @@ func floorAllow1Parallel(b *testing.B) { twoGoroutines(b, newFloor(1).allow) }
 
 func floorAllow2Parallel(b *testing.B) { twoGoroutines(b, newFloor(2).allow) }
 
-func floorRoundTrip2(b *testing.B) {
+func floorRoundTrip2(b *testing.B) { roundTrip(b, floorTransport()) }
+
+func floorRoundTrip2Cancel(b *testing.B) { roundTripCancel(b, floorTransport()) }
+
+func floorTransport() http.RoundTripper {
 	f := newFloor(2)
-	roundTrip(b, &waiter{newBase(), func(context.Context) error {
+	return &waiter{newBase(), func(context.Context) error {
 		if !f.allow() {
 			return errRefused
 		}
 		return nil
-	}})
+	}}
 }
 
 // The functions below are shared by all cases.
@@ -317,8 +333,17 @@ func twoGoroutines(b *testing.B, allow func() bool) {
 	})
 }
 
-func roundTrip(b *testing.B, rt http.RoundTripper) {
-	req, err := http.NewRequest(http.MethodGet, "http://api.example/", nil)
+func roundTrip(b *testing.B, rt http.RoundTripper) { roundTrips(b, context.Background(), rt) }
+
+// roundTripCancel sends requests with a context that can end, as http.Client does under a Timeout.
+func roundTripCancel(b *testing.B, rt http.RoundTripper) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	roundTrips(b, ctx, rt)
+}
+
+func roundTrips(b *testing.B, ctx context.Context, rt http.RoundTripper) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://api.example/", nil)
 	if err != nil {
 		b.Fatal(err)
 	}

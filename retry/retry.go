@@ -54,7 +54,6 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"net/http/httptrace"
 	"net/url"
 	"time"
 
@@ -206,7 +205,8 @@ func (a *attempts) RoundTrip(bodyless *http.Request) (*http.Response, error) {
 }
 
 func (a *attempt) RoundTrip(req *http.Request) (resp *http.Response, err error) {
-	traced := req.WithContext(httptrace.WithClientTrace(req.Context(), a.delivery.Trace()))
+	a.delivery.Context = req.Context()
+	traced := req.WithContext(&a.delivery)
 	resp, err = a.base.RoundTrip(traced)
 	a.err = err
 	return replaceRequest(resp, traced, req), err

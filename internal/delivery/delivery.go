@@ -2,22 +2,66 @@
 package delivery
 
 import (
+	"context"
 	"errors"
 	"net"
 	"net/http/httptrace"
 	"sync/atomic"
 )
 
-// A Delivery records the progress of one request. The zero value is ready to use.
-type Delivery struct{ connects, writes atomic.Bool }
+// A Delivery is the context of one request, whose progress it records. Its hooks are made when the
+// round tripper first asks for them, because some never do. Set Context before use.
+type Delivery struct {
+	context.Context
 
-// Trace returns the hooks that record the progress in d.
-func (d *Delivery) Trace() *httptrace.ClientTrace {
-	return &httptrace.ClientTrace{
+	// Extend adds hooks to those of the Delivery. If nil, it has no others.
+	Extend func(*httptrace.ClientTrace)
+
+	traced           atomic.Pointer[context.Context] // contains the hooks
+	connects, writes atomic.Bool
+}
+
+// Value returns the trace of the Delivery, composed with that of its Context, for the key of
+// package httptrace.
+func (d *Delivery) Value(key any) any {
+	if key != traceKey {
+		return d.Context.Value(key)
+	}
+	if d.traced.Load() == nil {
+		ctx := httptrace.WithClientTrace(d.Context, d.trace())
+		d.traced.CompareAndSwap(nil, &ctx)
+	}
+	return (*d.traced.Load()).Value(key)
+}
+
+func (d *Delivery) trace() *httptrace.ClientTrace {
+	hooks := &httptrace.ClientTrace{
 		GetConn:          func(string) { d.connects.Store(true) },
 		WroteHeaderField: func(string, []string) { d.writes.Store(true) },
 		WroteHeaders:     func() { d.writes.Store(true) },
 	}
+	if d.Extend != nil {
+		d.Extend(hooks)
+	}
+	return hooks
+}
+
+// traceKey is the key of a trace in a context, which package httptrace does not export.
+var traceKey = func() any {
+	var s spy
+	httptrace.ContextClientTrace(&s)
+	return s.key
+}()
+
+// A spy is a context that records which key it is asked for.
+type spy struct {
+	context.Context
+	key any
+}
+
+func (s *spy) Value(key any) any {
+	s.key = key
+	return nil
 }
 
 // Connecting reports whether the request has asked for a connection, and nothing was written.
