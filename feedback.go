@@ -92,12 +92,13 @@ func usedOf(r answers.Reading, t algorithms.Tier) (used int64, ok bool) {
 }
 
 // resetOf returns the latest time until the count of a reading ends, and by how much sooner it may
-// end. Both include a second, because the response may have cut the time to whole seconds.
+// end. They include a second on either side, because the response may have rounded the time to whole
+// seconds.
 func resetOf(r answers.Reading) (reset, slack time.Duration) {
 	if r.Has&answers.HasReset == 0 {
 		return 0, 0
 	}
-	return r.Reset + time.Second, r.Slack + time.Second
+	return r.Reset + time.Second, r.Slack + 2*time.Second
 }
 
 // align passes the end of a window to the quota. The range includes a second on either side,

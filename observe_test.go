@@ -161,3 +161,32 @@ func TestReportedReset(t *testing.T) {
 		})
 	}
 }
+
+// TestReportedResetRoundedUp checks that a window may end a second before its reported end, because
+// the provider rounded that up. A request in this second has opened the next window.
+func TestReportedResetRoundedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ms = time.Millisecond
+		profile := &answers.Profile{Quotas: []answers.Quota{{
+			Window: 10 * time.Second, Remaining: field("X-Remaining", answers.Number), Reset: field("X-Reset", answers.Seconds),
+		}}}
+		tier := throttle.Tier{Limit: 2, Window: 10 * time.Second, Algorithm: throttle.AnchoredWindow}
+		tr := &throttle.Transport{
+			Limiter: mustNew(t, throttle.Policy{Tiers: []throttle.Tier{tier}}, nil), Profile: profile,
+			Base: answering("200\nX-Remaining: 1\nX-Reset: 10", "200\nX-Remaining: 0\nX-Reset: 10", "200"),
+		}
+		start := time.Now()
+		send := func(at, want time.Duration) {
+			t.Helper()
+			time.Sleep(time.Until(start.Add(at)))
+			if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil || time.Since(start) != want {
+				t.Errorf("sent at %v, %v; want %v", time.Since(start), err, want)
+			}
+		}
+		send(0, 0)
+		send(500*ms, 500*ms) // the window ends in 9.5 s
+		send(10_200*ms, 10_200*ms)
+		send(11_100*ms, 11_100*ms)
+		send(11_200*ms, 20_200*ms)
+	})
+}
