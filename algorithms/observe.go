@@ -46,7 +46,8 @@ type Observation struct {
 // not show which of the requests in flight were counted before it. The ledger at once charges what
 // the report exceeds the caller's units by, including those in flight. The responses to the
 // requests in flight decide on the rest: a request whose response reports more was counted later,
-// and so its units explain nothing of the earlier report.
+// and so its units explain nothing of the earlier report. Until all of them have landed, no later
+// report takes its place.
 //
 // In a log, a refused request does not count as the caller's. The limit was used up when it
 // arrived, and the log still counts as much as the report: others instead of the request. This
@@ -148,8 +149,8 @@ func (l *Ledger) uncounted(now Moment, o Observation, taken int64) int64 {
 	}
 	// The provider may have counted units that have left their window since the request was sent.
 	counted := l.plan.rules[o.Tier].used(l, now.on(min(o.Since, now.At)))
-	r := &(*l.readings)[o.Tier]
-	own := min(counted, mostUsed) + r.others + l.inFlightBefore(l.plan.unit[o.Tier], o.Before, max(o.Guard, l.plan.guard))
+	r, unit, guard := &(*l.readings)[o.Tier], l.plan.unit[o.Tier], max(o.Guard, l.plan.guard)
+	own := min(counted, mostUsed) + r.others + l.inFlightBefore(unit, o.Before, guard)
 	if o.Since < r.at && (taken > 0 || o.Used > r.used) {
 		r.excess -= o.Cost // the request was counted later, or not at all
 	}
@@ -168,7 +169,7 @@ func (l *Ledger) uncounted(now Moment, o Observation, taken int64) int64 {
 		r.foundAt = now.At
 	}
 	r.excess += more
-	if o.Since >= r.at {
+	if o.Since >= r.at && !l.hasInFlight(unit, r.at+guard+1<<l.plan.resolution) {
 		r.at, r.used, r.excess = now.At, o.Used, own+more-o.Used
 	}
 	return more
@@ -233,4 +234,14 @@ func (l *Ledger) inFlightBefore(unit int, before, guard int64) int64 {
 		}
 	}
 	return n
+}
+
+// hasInFlight reports whether the first units in flight land before an instant.
+func (l *Ledger) hasInFlight(unit int, before int64) bool {
+	for i := range l.slots() {
+		if at, carried := l.landing(i, unit); carried > 0 {
+			return at < before
+		}
+	}
+	return false
 }

@@ -241,3 +241,55 @@ func playReportedResets(t *testing.T, a Algorithm, seed uint64) {
 		}
 	}
 }
+
+// TestObserveBusy checks that the use of others is known once the requests that were in flight at a
+// report have landed, although new requests leave all the time, and that none is charged if there
+// is none.
+func TestObserveBusy(t *testing.T) {
+	const guard, latency = time.Second, 200 * time.Millisecond
+	for _, a := range []Algorithm{SlidingLog, SlidingWindow, FixedWindow, AnchoredWindow, Calendar} {
+		for seed := range uint64(200) {
+			r := rand.New(rand.NewPCG(3, seed))
+			type request struct {
+				Flight
+				sent, counted, answered, used int64
+			}
+			var open []*request
+			l, one := ledger(t, guard, byCalendar(Tier{Limit: 10_000, Window: time.Hour, Algorithm: a})), []int64{1}
+			others := r.Int64N(2) * r.Int64N(1_000)
+			provider, workers, sent := others, 2+r.IntN(20), int64(0)
+			for now := int64(0); now < (4 * latency).Microseconds(); now += 1000 {
+				for i := 0; i < len(open); i++ {
+					q, m := open[i], at(time.Duration(now)*time.Microsecond)
+					if q.used == 0 && now >= q.counted {
+						provider++
+						q.used = provider
+					}
+					if now >= q.answered {
+						l.Arrived(m, q.Flight, one)
+						l.Observe(m, Observation{Used: q.used, Since: q.sent, Cost: 1})
+						open = append(open[:i], open[i+1:]...)
+						i--
+					}
+				}
+				for len(open) < workers {
+					m := at(time.Duration(now) * time.Microsecond)
+					q := &request{Flight: l.Charge(m, Request{Cost: one, Held: true}), sent: m.At, counted: now + 1000 + r.Int64N(latency.Microseconds()/2)}
+					q.answered = q.counted + r.Int64N(latency.Microseconds()/2)
+					open, sent = append(open, q), sent+1
+				}
+			}
+			got := l.Usage(at(4 * time.Second))[0].Used - sent // when no more others are expected
+			if got < others || got > others+bit(others > 0) {  // one more while others keep sending
+				t.Fatalf("%v, seed %d, %d workers: %d charged for others, want %d", a, seed, workers, got, others)
+			}
+		}
+	}
+}
+
+func bit(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -29,6 +29,15 @@ local PROBED_AT = 18 -- PROBE_AT of the probe whose response is outstanding, or 
 
 local MOST_USED = 2 ^ 50 -- more than any tier can hold
 
+-- Whether the first units in flight land before an instant.
+local function hasInFlight(unit, before)
+  for i = slots.first, slots.last do
+    local at, carried = landing(i, unit)
+    if carried > 0 then return at < before end
+  end
+  return false
+end
+
 -- The amount of a unit in flight that was sent by now, if no request is in flight for longer than
 -- that.
 local function inFlightBefore(unit, longest)
@@ -134,7 +143,9 @@ local function uncounted(i, used, since, n, longest)
     r[FOUND_AT] = frontier
   end
   r[EXCESS] = short + more
-  if since >= r[RECEIVED_AT] then r[RECEIVED_AT], r[REPORTED], r[EXCESS] = frontier, used, own + more - used end
+  if since >= r[RECEIVED_AT] and not hasInFlight(unitOf[i], r[RECEIVED_AT] + longest + resolution) then
+    r[RECEIVED_AT], r[REPORTED], r[EXCESS] = frontier, used, own + more - used
+  end
   return more
 end
 
