@@ -93,6 +93,13 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since || l.reopened(o.Tier) > o.Since {
 		return // the report is about a window that has ended
 	}
+	if l.readings == nil {
+		readings := make([]reading, len(l.plan.rules))
+		l.readings = &readings
+	}
+	if !l.turnWindow(now, o) {
+		return
+	}
 	o.Used = min(o.Used, l.plan.tiers[o.Tier].Capacity())
 	keep := o.Used
 	if l.plan.estimated[unit] {
@@ -143,12 +150,13 @@ func (l *Ledger) retractRefused(o Observation) int64 {
 // uncounted returns how many units of others the tier does not count, as far as the report proves
 // them. taken is what the tier forgot of a refused request.
 func (l *Ledger) uncounted(now Moment, o Observation, taken int64) int64 {
-	if l.readings == nil {
-		readings := make([]reading, len(l.plan.rules))
-		l.readings = &readings
-	}
 	// The provider may have counted units that have left their window since the request was sent.
-	counted := l.plan.rules[o.Tier].used(l, now.on(min(o.Since, now.At)))
+	// But a window of unknown phase has none that leave before its end.
+	at := min(o.Since, now.At)
+	if l.tellsEnd(o) {
+		at = max(at, o.endsFrom(now)-1)
+	}
+	counted := l.plan.rules[o.Tier].used(l, now.on(at))
 	r, unit, guard := &(*l.readings)[o.Tier], l.plan.unit[o.Tier], max(o.Guard, l.plan.guard)
 	own := min(counted, mostUsed) + r.others + l.inFlightBefore(unit, o.Before, guard)
 	if o.Since < r.at && (taken > 0 || o.Used > r.used) {

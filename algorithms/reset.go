@@ -115,6 +115,30 @@ func (l *Ledger) noteReset(now Moment, o Observation, others int64) {
 	case !reopens && o.Probe && (rd.probeAt == 0 || rd.probeAt > now.At):
 		rd.probeAt = earlierEnd(rd.probeAt, now, o)
 	}
+	if l.tellsEnd(o) {
+		rd.until = earlierEnd(rd.until, now, o)
+	}
+}
+
+// tellsEnd reports whether a report contains the end of a window of unknown phase.
+func (l *Ledger) tellsEnd(o Observation) bool {
+	t := l.plan.tiers[o.Tier]
+	window := Micros(t.Window)
+	return t.Phase == UnknownPhase && o.Reset > 0 && o.Reset-o.Slack <= window && 2*o.Slack < window
+}
+
+// turnWindow ends what was charged for others in a window of unknown phase with the first report of
+// a later window. It returns false if a report is about an earlier window.
+func (l *Ledger) turnWindow(now Moment, o Observation) bool {
+	rd := &(*l.readings)[o.Tier]
+	if rd.until == 0 || !l.tellsEnd(o) {
+		return true
+	}
+	window, later := Micros(l.plan.tiers[o.Tier].Window), now.At+o.Reset-rd.until
+	if 2*later > window {
+		rd.at, rd.until, rd.others = 0, 0, 0
+	}
+	return 2*later >= -window || o.Since >= rd.until-window
 }
 
 // endsFrom returns when the count ends at the earliest. The report may be as old as its request.
@@ -249,6 +273,9 @@ func (l *Ledger) applyResets(now Moment) {
 			l.reopen(i)
 			l.plan.rules[i].forget(l, now, rd.landed)
 			rd.opened, rd.landed, rd.from = rd.until, 0, 0
+		}
+		if l.plan.tiers[i].Phase == UnknownPhase {
+			rd.at = 0
 		}
 		rd.until, rd.others, rd.hasOwn = 0, 0, false
 		rd.own = [ownWords]int64{}

@@ -230,6 +230,9 @@ func sha(s string) string {
 // estimate is added to the hash of a unit with estimated amounts.
 const estimate = 1 << 32
 
+// unknownPhase is the burst of a log or a sliding window that is declared as FixedWindow.
+const unknownPhase = 1
+
 // planText returns the plan as the script's argument, see main.lua.
 func planText(p *algorithms.Plan) string {
 	words := make([]string, 0, 4+len(p.Units())+6*len(p.Tiers()))
@@ -252,6 +255,9 @@ func planText(p *algorithms.Plan) string {
 	}
 	for _, t := range p.Tiers() {
 		burst := t.Burst
+		if t.Phase == algorithms.UnknownPhase {
+			burst = unknownPhase
+		}
 		if t.Algorithm == algorithms.Calendar {
 			burst = t.Period.Longest().Microseconds()
 		}

@@ -104,7 +104,7 @@ func newTwin(plan *algorithms.Plan) *twin {
 // adopt makes a new ledger for the plan.
 func (m *twin) adopt(plan *algorithms.Plan) {
 	m.plan, m.concurrent, m.estimates = plan, plan.Concurrent(), plan.Estimates()
-	tiers := slices.Clone(plan.Tiers())
+	tiers := slices.Clone(plan.Given())
 	for i, t := range tiers {
 		if t.Algorithm == algorithms.Concurrency {
 			tiers[i].Limit = algorithms.MaxLimit
@@ -1407,6 +1407,9 @@ func (g *generator) tier(a algorithms.Algorithm) algorithms.Tier {
 		t.Precision = pick[time.Duration](g, 0, t.Window/3, t.Window/100).Truncate(time.Microsecond)
 	case a == algorithms.FixedWindow, a == algorithms.WeightedWindow:
 		t.Phase = pick[time.Duration](g, 0, t.Window/3).Truncate(time.Microsecond)
+		if a == algorithms.FixedWindow && g.IntN(3) == 0 {
+			t.Phase = algorithms.UnknownPhase
+		}
 	case a == algorithms.TokenBucket, a == algorithms.LeakyBucket, a == algorithms.GCRA:
 		t.Burst = pick[int64](g, 0, 1, t.Limit/2+1, 2*t.Limit)
 		if g.IntN(8) == 0 { // products beyond 2^53
@@ -1661,7 +1664,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		add(g.Int64N(2) * g.Int64N(500_000))
 		for range 1 + g.IntN(2) {
 			tier := g.IntN(len(g.plan.Tiers()))
-			add(int64(tier)+1, g.Int64N(g.plan.Tiers()[tier].Capacity()+2), max(0, m.now-g.Int64N(1e6)), 1+g.Int64N(3), g.Int64N(2), pick(g, 0, g.Int64N(1e6), g.Int64N(3600e6)), pick(g, 0, g.Int64N(2e6)))
+			add(int64(tier)+1, g.Int64N(g.plan.Tiers()[tier].Capacity()+2), max(0, m.now-g.Int64N(1e6)), 1+g.Int64N(3), g.Int64N(2), pick(g, 0, g.Int64N(1e6), g.Int64N(20e6), g.Int64N(3600e6)), pick(g, 0, g.Int64N(2e6)))
 		}
 	case roll == 0:
 		s.op = opStatus

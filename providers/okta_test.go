@@ -3,6 +3,7 @@ package providers_test
 import (
 	"fmt"
 	"net/http"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -74,4 +75,64 @@ func ExampleOkta() {
 	resp.Body.Close()
 	fmt.Println(resp.StatusCode)
 	// Output: 200
+}
+
+// An organization has windows of a minute and 150 requests, of which the preset doesn't know. The
+// windows begin with a request, or at a second of their own. Responses report their ends in whole
+// seconds, rounded up.
+func TestOktaWindows(t *testing.T) {
+	for name, anchored := range map[string]bool{"anchored": true, "of a phase": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				time.Sleep(1234567 * time.Microsecond)
+				org := &oktaOrg{anchored: anchored}
+				saturate(t, over(t, providers.Okta(), org), 12, 4*time.Minute, func(int) *http.Request { return get(t, "https://a.okta.com/api/v1/users") })
+				if org.refused > 0 || org.served < 4*140 {
+					t.Errorf("%d served and %d refused, want about %d and none", org.served, org.refused, 4*150)
+				}
+			})
+		})
+	}
+}
+
+// An oktaOrg has 150 requests a minute.
+type oktaOrg struct {
+	anchored        bool
+	mu              sync.Mutex
+	end             time.Time
+	left            int
+	sent            int
+	served, refused int
+}
+
+func (o *oktaOrg) RoundTrip(req *http.Request) (*http.Response, error) {
+	o.mu.Lock()
+	o.sent++
+	n := o.sent
+	o.mu.Unlock()
+	time.Sleep(time.Duration(20+n*37%180) * time.Millisecond) // on its way
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if now := time.Now(); !now.Before(o.end) {
+		o.left, o.end = 150, now.Add(time.Minute)
+		if !o.anchored {
+			o.end = now.Truncate(time.Minute).Add(17300 * time.Millisecond)
+			if !o.end.After(now) {
+				o.end = o.end.Add(time.Minute)
+			}
+		}
+	}
+	status := http.StatusOK
+	if o.left == 0 {
+		status = http.StatusTooManyRequests
+		o.refused++
+	} else {
+		o.left--
+		o.served++
+	}
+	header := http.Header{"Date": {time.Now().UTC().Format(http.TimeFormat)}}
+	header.Set("X-Rate-Limit-Limit", "150")
+	header.Set("X-Rate-Limit-Remaining", fmt.Sprint(o.left))
+	header.Set("X-Rate-Limit-Reset", fmt.Sprint(o.end.Add(time.Second-1).Unix()))
+	return &http.Response{StatusCode: status, Header: header, Body: http.NoBody, Request: req}, nil
 }

@@ -94,6 +94,7 @@ local function advance(now)
         rules[i].forget(frontier, r[LANDED])
         r[LANDED], r[OPENED_AT], r[FROM] = 0, r[UNTIL], 0
       end
+      if rules[i].unaligned then r[RECEIVED_AT] = 0 end
       r[UNTIL], r[OTHERS] = 0, 0
     end
   end

@@ -19,8 +19,8 @@
 --   plan   one text: guard, resolution (requests that land in the same 2^resolution µs land
 --          together), U units,
 --          K tiers, U hashes of the units' names, and for each tier: algorithm, unit from 0,
---          limit, window, burst (of a calendar: longer than any period), extra (precision, phase,
---          or a hash of period and zone)
+--          limit, window, burst (of a calendar: longer than any period; of windows of unknown
+--          phase: 1), extra (precision, phase, or a hash of period and zone)
 --   starts only with calendar tiers: for each, the beginnings of five periods, see calendar.lua
 --   lease  only with a concurrency tier or estimates: owner, seq, length, 1 if the caller has
 --          waiters, U amounts held now, and with estimates U amounts settled since the last call

@@ -61,6 +61,25 @@ local function hasStamps(i)
   return algorithm == LOG or algorithm == WINDOW
 end
 
+-- When a count ends at the earliest. The report may be from any instant since its request.
+local function endsFrom(since, reset, slack) return frontier + reset - slack - max(0, now - since) end
+
+-- Whether a report contains the end of a window of unknown phase.
+local function tellsEnd(i, reset, slack)
+  local window = plan[8 + units + 6 * (i - 1)]
+  return rules[i].unaligned and reset > 0 and reset - slack <= window and 2 * slack < window
+end
+
+-- Ends what was charged for others in a window of unknown phase with the first report of a later
+-- window. Returns false if the report is about an earlier window.
+local function turnWindow(i, since, reset, slack)
+  local r = readings[i]
+  if r[UNTIL] == 0 or not tellsEnd(i, reset, slack) then return true end
+  local window, later = plan[8 + units + 6 * (i - 1)], frontier + reset - r[UNTIL]
+  if 2 * later > window then r[RECEIVED_AT], r[UNTIL], r[OTHERS] = 0, 0, 0 end
+  return 2 * later >= -window or since >= r[UNTIL] - window
+end
+
 -- The instant until which tier i counts others separately.
 local function endOthers(i, reset, slack)
   local ends = frontier + plan[8 + units + 6 * (i - 1)]
@@ -109,10 +128,11 @@ end
 -- windows a request goes as a probe after the reset, unless a probe is due already.
 local function noteReset(i, since, reset, slack, others)
   local shortest = plan[5 + units + 6 * (i - 1)] == CALENDAR and 79200000000 or plan[8 + units + 6 * (i - 1)]
-  local rule, r, from = rules[i], readings[i], frontier + reset - slack - max(0, now - since) -- the report may be from any instant since its request
+  local rule, r, from = rules[i], readings[i], endsFrom(since, reset, slack)
   if reset == 0 then return end
   if not rule.reopens then
     if r[PROBE_AT] == 0 or r[PROBE_AT] > frontier then r[PROBE_AT] = earlierEnd(r[PROBE_AT], reset, slack) end
+    if tellsEnd(i, reset, slack) then r[UNTIL] = earlierEnd(r[UNTIL], reset, slack) end
   elseif from > frontier and 2 * slack < shortest then
     local ends = earlierEnd(r[UNTIL], reset, slack)
     if r[UNTIL] <= frontier then -- no reset was known
@@ -129,11 +149,13 @@ end
 
 -- The units of others that tier i does not count yet, and that the response to a request of n units
 -- proves. The request was admitted at since. No request is in flight for longer than longest.
-local function uncounted(i, used, since, n, longest)
+local function uncounted(i, used, since, n, longest, reset, slack)
   local r, window = readings[i], plan[5 + units + 6 * (i - 1) + 3]
   -- The provider may still have counted units that have left their window since the request was
-  -- sent.
-  local own = min(rules[i].used(min(since, frontier)), MOST_USED) + r[OTHERS] + inFlightBefore(unitOf[i], longest)
+  -- sent. But a window of unknown phase has none that leave before its end.
+  local at = min(since, frontier)
+  if tellsEnd(i, reset, slack) then at = max(at, endsFrom(since, reset, slack) - 1) end
+  local own = min(rules[i].used(at), MOST_USED) + r[OTHERS] + inFlightBefore(unitOf[i], longest)
   local short = r[EXCESS]
   if since < r[RECEIVED_AT] and used > r[REPORTED] then short = short - n end -- the provider counted this request after the previous report
   local more = max(0, used + (frontier < r[BUSY_UNTIL] and 1 or 0) - own)
@@ -159,9 +181,9 @@ function ops.observe()
     local r = readings[i]
     local ended = rule.opened and rule.opened(frontier) > since or r and r[OPENED_AT] > since
     used, reset = min(used, capacity[i]), max(0, reset - (frontier - now))
-    if not rule.concurrent and not ended then
+    if not rule.concurrent and not ended and turnWindow(i, since, reset, slack) then
       local keep = estimated[u] and max(0, used - inFlight[u]) or used
-      local more = uncounted(i, used, since, n, longest)
+      local more = uncounted(i, used, since, n, longest, reset, slack)
       -- The report of a request admitted when a probe was due, or later, is authoritative, except
       -- for units that landed later.
       local decides = r[PROBED_AT] > 0 and since >= r[PROBED_AT]

@@ -16,6 +16,8 @@ local CALENDAR = 9
 -- By algorithm, the numbers that a tier keeps in the state.
 local WORDS = {[0] = 3, 2, 4, 3, 4, 2, 2, 2, 0, 4}
 
+local UNKNOWN_PHASE = 1 -- the burst of a log or a window that counts in windows of unknown phase
+
 local function hasGroups(algorithm) return algorithm == WINDOW or algorithm == ANCHORED end
 local function isBucket(algorithm) return algorithm >= 5 and algorithm <= 7 end
 
@@ -27,10 +29,10 @@ local function ruleOf(p, t)
     return bucket(unit, limit, window, burst)
   elseif algorithm == LOG then
     include 'slidinglog'
-    return slidingLog(unit, limit, window)
+    return slidingLog(unit, limit, window, burst == UNKNOWN_PHASE)
   elseif algorithm == WINDOW or algorithm == ANCHORED then
     include 'slidingwindow'
-    if algorithm == WINDOW then return slidingWindow(unit, limit, window, extra) end
+    if algorithm == WINDOW then return slidingWindow(unit, limit, window, extra, burst == UNKNOWN_PHASE) end
     include 'anchoredwindow'
     return anchoredWindow(unit, limit, window, extra)
   elseif algorithm == FIXED or algorithm == WEIGHTED then

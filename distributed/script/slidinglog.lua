@@ -6,17 +6,18 @@
 -- The newest stamps, limit of them or more, are in a ring with seven bytes for each, before the
 -- body. The stamp before the newest limit ones must have left the window: a decision reads one
 -- stamp, whatever the limit. Stamps that land in this call are written when the call ends. A ring
--- begins small and doubles until it has room for the limit.
+-- begins small and doubles until it has room for the limit. unaligned is whether the provider's
+-- windows are of unknown phase.
 
 local image -- the bytes before the body, if the whole state is to be written; or nil
 
 -- ring is where the ring begins in the state, capacity its room, length the number of stamps, place
 -- the index of the next stamp, and newest the last stamp.
-local function slidingLog(unit, limit, window)
+local function slidingLog(unit, limit, window, unaligned)
   local ring, capacity, most, length, place, newest -- most: the most stamps
   local instants, upTo, added -- the stamps of this call, in runs
   local runsToSave, stampsToSave, placeToSave -- of the words that are saved
-  local rule = {}
+  local rule = {unaligned = unaligned}
 
   function rule.load(words, at, _, ringAt, stamps)
     length, place, newest = parse('>I7I7I7', words, at)

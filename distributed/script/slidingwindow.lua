@@ -3,11 +3,11 @@
 -- Uses: flight.lua, queue.lua. Gives: slidingWindow.
 --
 -- total is the sum of all groups, some of which may have left the window. A group is its last stamp
--- and its units.
+-- and its units. unaligned is whether the provider's windows are of unknown phase.
 
-local function slidingWindow(unit, limit, window, precision)
+local function slidingWindow(unit, limit, window, precision, unaligned)
   local total, groups
-  local rule = {}
+  local rule = {unaligned = unaligned}
 
   function rule.load(words, at, groupsAt)
     local n
