@@ -14,21 +14,22 @@ func (a *attempt) observe(answer *answers.Answer) {
 	if answer == nil || len(answer.Readings) == 0 {
 		return
 	}
-	others, refused := answer.Readings, answer.Kind == answers.Limited || answer.Kind == answers.Banned
-	a.eachCharge(func(c *charge) { others = c.observe(others, refused) })
-	for _, r := range others {
-		a.pauseUntilReset(r)
+	refused := answer.Kind == answers.Limited || answer.Kind == answers.Banned
+	a.eachCharge(func(c *charge) { a.observeScope(c, answer.Readings, refused) })
+	for _, r := range answer.Readings {
+		if c, _ := a.tierFor(r); c == nil {
+			a.pauseUntilReset(r)
+		}
 	}
 }
 
-// observe passes the readings of the scope's own tiers to its quota, and returns the others.
-func (c *charge) observe(readings []answers.Reading, refused bool) (others []answers.Reading) {
+// observeScope passes the readings of a scope's tiers to its quota.
+func (a *admission) observeScope(c *charge, readings []answers.Reading, refused bool) {
 	rev := c.revision
 	var seen []store.Observation
 	for _, r := range readings {
-		tier := rev.tierFor(r)
-		if tier < 0 {
-			others = append(others, r)
+		of, tier := a.tierFor(r)
+		if of != c {
 			continue
 		}
 		if rev.plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
@@ -43,7 +44,6 @@ func (c *charge) observe(readings []answers.Reading, refused bool) (others []ans
 	if o, ok := rev.quota.(store.Observer); ok && len(seen) > 0 {
 		o.Observe(c.decision, c.cost, seen)
 	}
-	return others
 }
 
 // pauseUntilReset pauses the quota until a reading's reset, if the reading is of no tier of the
@@ -56,16 +56,30 @@ func (a *admission) pauseUntilReset(r answers.Reading) {
 	_, _ = a.revision.quota.Pause(context.Background(), store.Pause{For: r.Reset, Close: r.Reset > a.revision.policy.maxPause()})
 }
 
-// tierFor returns the tier of a reading: the tier of its unit with its window or its limit, as far
-// as it reports those, or the only tier of its unit. It returns -1 if there is none.
-func (rev *revision) tierFor(r answers.Reading) int {
+// tierFor returns the tier of a reading, and the charge of its scope: the first tier with the
+// reported limit, in any scope, or else the tier of the innermost scope that has one for the reading.
+// It returns nil if there is none.
+func (a *admission) tierFor(r answers.Reading) (of *charge, tier int) {
+	matched := false
+	a.eachCharge(func(c *charge) {
+		if i, exact := c.revision.tierFor(r); i >= 0 && (of == nil || exact && !matched) {
+			of, tier, matched = c, i, exact
+		}
+	})
+	return of, tier
+}
+
+// tierFor returns the tier of a reading in the scope: the tier of its unit with its window or its
+// limit, as far as it reports those, or the only tier of its unit. It returns -1 if there is none.
+// exact reports that the tier has the reported limit.
+func (rev *revision) tierFor(r answers.Reading) (tier int, exact bool) {
 	found, tiers := -1, rev.plan.Tiers()
 	for i, tier := range tiers {
 		switch {
 		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || i > 0 && rev.plan.Declared(i) == rev.plan.Declared(i-1):
 		case r.Window != 0 && r.Window != tier.Window && r.Window != tier.FillTime():
 		case r.Limit == tier.Capacity():
-			return i
+			return i, true
 		case found < 0:
 			found = i
 		default:
@@ -73,9 +87,9 @@ func (rev *revision) tierFor(r answers.Reading) int {
 		}
 	}
 	if found == len(tiers) {
-		return -1
+		return -1, false
 	}
-	return found
+	return found, false
 }
 
 // usedOf returns how many units of a tier its provider counts.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/local"
 )
 
 func mustNew(t testing.TB, p throttle.Policy, s throttle.Store) *throttle.Limiter {
@@ -328,4 +329,35 @@ func TestWithinClasses(t *testing.T) {
 			t.Errorf("%v after %v, want no more than the next second", err, time.Since(began))
 		}
 	})
+}
+
+// TestReadingOfScopes checks that a reading is of the tier whose limit it reports, in whichever scope
+// that is, and otherwise of the only tier of its unit, in the innermost scope that has one.
+func TestReadingOfScopes(t *testing.T) {
+	for name, newStore := range map[string]func() throttle.Store{
+		"in process": func() throttle.Store { return nil }, "in a shared store": func() throttle.Store { return local.New() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for text, want := range map[string][]int64{
+				"X-Limit: 1200\nX-Remaining: 200\nX-Reset: 60": {1, 1000, 1},
+				"X-Limit: 600\nX-Remaining: 200\nX-Reset: 60":  {400, 1, 1},
+				"X-Limit: 900\nX-Remaining: 200\nX-Reset: 60":  {400, 1, 1},
+				"X-Remaining: 200\nX-Reset: 60":                {400, 1, 1},
+			} {
+				synctest.Test(t, func(t *testing.T) {
+					s := newStore()
+					endpoint := mustNew(t, throttle.Policy{Name: "endpoint", Tiers: []throttle.Tier{throttle.PerHour(600)}}, s)
+					account := mustNew(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerHour(1200), throttle.PerSecond(20)}}, s)
+					l := endpoint.Within(account)
+					tr := &throttle.Transport{Limiter: l, Profile: github, Base: answering("200\n" + text)}
+					if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
+						t.Fatal(err)
+					}
+					if got := used(t, l); !slices.Equal(got, want) {
+						t.Errorf("%q: used %v, want %v", text, got, want)
+					}
+				})
+			}
+		})
+	}
 }

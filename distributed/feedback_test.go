@@ -158,3 +158,23 @@ func TestSettledLeaseIsNotRenewed(t *testing.T) {
 		}
 	})
 }
+
+// A reading is of the tier whose limit it reports, in whichever scope that is.
+func TestFleetReadingOfOuterScope(t *testing.T) {
+	s := redistest.Start(t)
+	rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
+	t.Cleanup(func() { rdb.Close() })
+	for _, outer := range []string{"{a}/account", "{b}/account"} { // in the slot of the inner scope, and in another
+		fleet := distributed.New(rdb, distributed.Options{})
+		endpoint := limiter(t, throttle.Policy{Name: "{a}" + outer, Tiers: []throttle.Tier{throttle.PerHour(600)}}, fleet)
+		account := limiter(t, throttle.Policy{Name: outer, Tiers: []throttle.Tier{throttle.PerHour(1200)}}, fleet)
+		get(t, &http.Client{Transport: &throttle.Transport{
+			Limiter: endpoint.Within(account), Profile: remaining,
+			Base: &headerProvider{lines: []string{"200 X-Limit=1200 X-Remaining=200 X-Reset=600"}},
+		}})
+		eventually(t, "the account does not count the 1,000 used units", func() bool { return usedUnits(t, account) == 1000 })
+		if got := usedUnits(t, endpoint); got != 1 {
+			t.Errorf("%s: got %d used of the endpoint, want 1", outer, got)
+		}
+	}
+}
