@@ -6,6 +6,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/retryafter"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -49,11 +50,11 @@ func (a *admission) observeScope(c *charge, readings []answers.Reading, refused 
 // pauseUntilReset pauses the quota until a reading's reset, if the reading is of no tier of the
 // policy and nothing is left of it.
 func (a *admission) pauseUntilReset(r answers.Reading) {
-	if r.Has&answers.HasRemaining == 0 || r.Remaining > 0 || r.Has&answers.HasReset == 0 || r.Reset <= 0 || r.Full {
+	if r.Has&answers.HasRemaining == 0 || r.Remaining > 0 || r.Has&answers.HasReset == 0 || r.Reset <= 0 || r.Reset > retryafter.Longest || r.Full {
 		return
 	}
 	// If a shared store is not available, the next response pauses the quota.
-	_, _ = a.revision.quota.Pause(context.Background(), store.Pause{For: r.Reset, Close: r.Reset > a.revision.policy.maxPause()})
+	_, _ = a.revision.quota.Pause(context.Background(), a.revision.toldPause(r.Reset, r.FromBody))
 }
 
 // tierFor returns the tier of a reading, and the charge of its scope: the first tier with the

@@ -61,6 +61,9 @@ func TestRefusals(t *testing.T) {
 		{Status: 402, Kind: answers.Limited, Until: "UTC"},
 		{Status: 200, Path: "status", Text: "0", Kind: answers.Limited, Wait: 5 * time.Second},
 		{Status: 429, Path: "error.code", Text: "lock_timeout", Kind: answers.Other},
+		{Status: 403, Path: "quota", Text: "day", Kind: answers.Limited, Until: "UTC"},
+		{Status: 403, Path: "quota", Text: "month", Kind: answers.Limited, Wait: 24 * time.Hour},
+		{Status: 429, Kind: answers.Limited, Delay: []answers.Field{{Path: "wait", Format: answers.Seconds}, field("X-Reset", answers.Seconds)}},
 	}}
 	for _, tt := range []struct {
 		text   string
@@ -82,6 +85,16 @@ func TestRefusals(t *testing.T) {
 		{"200\n\n{\"status\": \"0\", \"result\": \"" + strings.Repeat("x", 20_000) + "\"}", 5 * time.Second, false},
 		{"429\n\n{\"error\": {\"code\": \"lock_timeout\"}}", 0, false},
 		{"429\nRetry-After: 9\n\n{\"error\": {\"code\": \"other\"}}", 9 * time.Second, false},
+
+		// What a body says closes the quota for at most MaxPause, and what a header says comes first.
+		{"429\n\n{\"wait\": 60}", time.Minute, false},
+		{"429\n\n{\"wait\": 3600}", 15 * time.Minute, true},
+		{"429\nX-Reset: 7200\n\n{\"wait\": 3600}", 2 * time.Hour, true},
+		{"429\nX-Reset: 7\n\n{\"wait\": 3600}", 7 * time.Second, false},
+		{"429\nRetry-After: 7200\n\n{\"wait\": 3600}", 2 * time.Hour, true},
+		{"403\n\n{\"quota\": \"day\"}", 15 * time.Minute, true},
+		{"403\n\n{\"quota\": \"month\"}", 15 * time.Minute, true},
+		{"403\nRetry-After: 7200\n\n{\"quota\": \"day\"}", 2 * time.Hour, true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
@@ -111,6 +124,45 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestWaitInBody checks that one request is sent after a close for a wait that a body named, and that
+// its refusal closes the quota again.
+func TestWaitInBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sent := 0
+		refusal := answering("429\n\n{\"wait\": 2592000}")
+		tr := &throttle.Transport{
+			Limiter: mustNew(t, throttle.Policy{MaxPause: time.Minute, Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil),
+			Profile: &answers.Profile{RetryAfter: []answers.Field{{Path: "wait", Format: answers.Seconds}}},
+			Base: roundTripper(func(req *http.Request) (*http.Response, error) {
+				sent++
+				time.Sleep(time.Second)
+				return refusal.RoundTrip(req)
+			}),
+		}
+		for want := 1; want < 5; want++ {
+			var wg sync.WaitGroup
+			for range 4 {
+				wg.Go(func() {
+					if resp, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err == nil {
+						resp.Body.Close()
+					} else if !errors.Is(err, throttle.ErrBanned) {
+						t.Error(err)
+					}
+				})
+				synctest.Wait()
+				if want == 1 {
+					wg.Wait() // there is no probe yet
+				}
+			}
+			wg.Wait()
+			if s, _ := tr.Limiter.Status(t.Context()); sent != want || s.Closed != time.Minute {
+				t.Errorf("%d sent, closed for %v; want %d and 1m", sent, s.Closed, want)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
 }
 
 // TestPeekOfABrokenBody checks that a body that fails while its beginning is read ahead fails at
@@ -281,6 +333,7 @@ func TestRemainingOfNoTier(t *testing.T) {
 		}{
 			{"200\nX-Limit: 100\nX-Remaining: 1\nX-Reset: 60", 0},
 			{"200\nX-Limit: 100\nX-Remaining: 0\nX-Reset: 60", time.Minute},
+			{"200\nX-Limit: 100\nX-Remaining: 0\nX-Reset: 3000000", 0}, // more than 31 days
 		} {
 			tr := &throttle.Transport{Limiter: lim, Profile: github, Base: answering(tt.text)}
 			if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
@@ -291,6 +344,30 @@ func TestRemainingOfNoTier(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestResetInBody checks that a reset in a body pauses the quota for at most MaxPause.
+func TestResetInBody(t *testing.T) {
+	profile := &answers.Profile{Quotas: []answers.Quota{{
+		Window: time.Hour, Remaining: answers.Field{Path: "left"}, Reset: answers.Field{Path: "reset", Format: answers.Seconds},
+	}}}
+	for reset, want := range map[string]throttle.Status{
+		"60":    {Paused: time.Minute},
+		"86400": {Closed: 15 * time.Minute},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			tr := &throttle.Transport{
+				Limiter: mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(10)}}, nil),
+				Profile: profile, Base: answering("200\n\n{\"left\": 0, \"reset\": " + reset + "}"),
+			}
+			if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
+				t.Fatal(err)
+			}
+			if s, _ := tr.Limiter.Status(t.Context()); s.Paused != want.Paused || s.Closed != want.Closed {
+				t.Errorf("reset %s: paused %v, closed %v; want %v, %v", reset, s.Paused, s.Closed, want.Paused, want.Closed)
+			}
+		})
+	}
 }
 
 // TestProbe checks that one request is sent when a pause ends, and the others only after its

@@ -67,7 +67,9 @@ type Policy struct {
 	// MaxQueue refuses a caller when so many already wait. If zero, any number may wait.
 	MaxQueue int
 
-	// MaxPause is the longest pause that a response may impose. If zero, 15 minutes.
+	// MaxPause is the longest pause that callers wait for. A longer one, from a header, closes the
+	// quota: callers get ErrBanned until it ends. A longer one from a body closes the quota for
+	// MaxPause. If zero, 15 minutes.
 	MaxPause time.Duration
 
 	// AssumeUsed starts a new quota in this process with all of its tiers used up. Then an

@@ -315,6 +315,18 @@ func (p *peekedBody) readAhead(b []byte) (n int, err error, ok bool) {
 
 const firstPause = time.Second
 
+// toldPause returns the pause for a wait that a response names. A wait of more than MaxPause closes
+// the quota. If the wait is from the body, which others may have written, it closes the quota for
+// MaxPause only, and one request is sent as a probe after that.
+func (rev *revision) toldPause(wait time.Duration, fromBody bool) store.Pause {
+	most := rev.policy.maxPause()
+	p := store.Pause{For: wait, Close: wait > most}
+	if fromBody && p.Close {
+		p.For, p.Probe = most, true
+	}
+	return p
+}
+
 // pauseAfterRefusal pauses the quota for all callers after a refusal. It closes the quota if the
 // provider has banned the caller or asks for a longer pause than MaxPause.
 //
@@ -322,11 +334,12 @@ const firstPause = time.Second
 // The first pause for a time of zero takes no time. Any other pause lasts one second, doubled with
 // each further refusal, times a random factor from 1 to 2, which keeps fleets out of step.
 func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal) error {
-	most := c.revision.policy.maxPause()
-	p := store.Pause{For: r.Delay, Close: r.Kind == answers.Banned || r.Delay > most, Probe: true}
+	most, banned := c.revision.policy.maxPause(), r.Kind == answers.Banned
+	p := c.revision.toldPause(r.Delay, r.FromBody && !banned)
+	p.Close, p.Probe = p.Close || banned, true
 	switch {
 	case r.Known && r.Delay > 0:
-	case r.Kind == answers.Banned:
+	case banned:
 		p.For = most
 	default:
 		// Refusals of requests that were admitted before the last pause are one event.

@@ -23,7 +23,9 @@ import (
 // doubled with each further pause until a request succeeds, times a random factor from 1 to 2.
 // After the pause one request is sent as a probe, and the others follow when its response is in. A
 // pause longer than Policy.MaxPause, or a ban, closes the quota: callers get ErrBanned until it
-// ends. RoundTrip returns the response unchanged; package retry sends refused requests again.
+// ends. A pause that the Profile reads from the body closes the quota for MaxPause at most, because
+// others may have written the body. RoundTrip returns the response unchanged; package retry sends
+// refused requests again.
 //
 // An admitted request is in flight until its response comes, and on a policy with Concurrency or
 // Estimated tiers until the end of the response's body. Read the body to EOF or close it. A request

@@ -31,7 +31,9 @@
 // Reading is a pure function. It uses no clock and keeps no state, and its only I/O is to look up
 // the time zone of [Rule.Until]. Values come from outside, so they are bounded: a count to
 // 0 … 999,999,999,999,999, and a remaining count to its limit. A reset more than 366 days from now,
-// before or after, is ignored, and so is a wait of more than 31 days.
+// before or after, is ignored, and so is a wait of more than 31 days. Headers are the provider's own
+// word, but a body may hold what others wrote. A wait from a body is marked ([Refusal.FromBody]), and
+// closes a throttle.Transport's quota for at most Policy.MaxPause, unless the rule says [Banned].
 //
 // Package ietf reads the structured fields of the IETF drafts, with a parser that is not in the
 // standard library.
@@ -58,8 +60,8 @@ type Profile struct {
 	// a 503 with Retry-After, is a refusal.
 	Rules []Rule
 
-	// RetryAfter are the places of the wait after a refusal. The first usable value counts.
-	// If nil, the header Retry-After.
+	// RetryAfter are the places of the wait after a refusal. The first usable value counts, and
+	// headers come before the body. If nil, the header Retry-After.
 	RetryAfter []Field
 
 	// Reasons are headers that name the reason of a refusal. The first one present counts.
@@ -246,6 +248,10 @@ type Reading struct {
 
 	// Full and Authoritative come from the Quota, or from Quota.Read.
 	Full, Authoritative bool
+
+	// FromBody is true if a Field of the Quota is in the body, or if Quota.Read set it; see
+	// Refusal.FromBody.
+	FromBody bool
 }
 
 // Read returns the content of r, as described by the profile. It never fails: missing, malformed

@@ -24,6 +24,9 @@ func (q *Quota) fields() [7]*Field {
 // read appends the readings of q.
 func (q *Quota) read(e *event, to []Reading) []Reading {
 	base := Reading{Name: q.Name, Unit: unitOrRequests(q.Unit), Window: q.Window, Full: q.Full, Authoritative: q.Authoritative}
+	for _, f := range q.fields() {
+		base.FromBody = base.FromBody || f.inBody()
+	}
 	if q.NameIn != "" {
 		base.Name = cmp.Or(e.Header.Get(q.NameIn), q.Name)
 	}
@@ -66,7 +69,7 @@ func (r Reading) bounded(base Reading, e *event) Reading {
 		r.Reset, r.Slack = 0, 0
 	}
 	r.Reset = retryafter.Micros(r.Reset)
-	r.Full, r.Authoritative = r.Full || base.Full, r.Authoritative || base.Authoritative
+	r.Full, r.Authoritative, r.FromBody = r.Full || base.Full, r.Authoritative || base.Authoritative, r.FromBody || base.FromBody
 	return r
 }
 

@@ -34,6 +34,11 @@ type Refusal struct {
 	// Known is true if Delay comes from the response or from the rule.
 	Known bool
 
+	// FromBody is true if Delay is Known and depends on the body: it was read there, or a text in
+	// the body chose the rule. Others may have written the body, so a throttle.Transport then pauses
+	// the quota for at most Policy.MaxPause.
+	FromBody bool
+
 	// Wide is Rule.Wide.
 	Wide bool
 
@@ -75,7 +80,7 @@ type Rule struct {
 	Wide bool
 
 	// Delay are the places of the wait, if it is in none of Profile.RetryAfter. The first
-	// usable value counts.
+	// usable value counts, and headers come before the body.
 	Delay []Field
 
 	// Asked is the number of units requested. If no wait is known yet, the wait lasts until the
@@ -105,12 +110,13 @@ func (p *Profile) refusal(e *event, known []Reading) Refusal {
 	if !refused {
 		return Refusal{}
 	}
+	limited := Refusal{Kind: Limited, Delay: r.Delay, Known: r.Known, Reason: p.reason(e)}
 	if p.RetryAfter != nil {
-		if r.Delay, r.Known = first(p.RetryAfter, e); e.Status == http.StatusServiceUnavailable {
-			r.Delay = min(r.Delay, retryafter.LongestOutage)
+		if limited.readDelay(e, p.RetryAfter); e.Status == http.StatusServiceUnavailable {
+			limited.Delay = min(limited.Delay, retryafter.LongestOutage)
 		}
 	}
-	return Refusal{Kind: Limited, Delay: r.Delay, Known: r.Known, Reason: p.reason(e)}
+	return limited
 }
 
 // refusalBy returns the refusal of a rule that matches.
@@ -124,10 +130,10 @@ func (p *Profile) refusalBy(rule *Rule, e *event, known []Reading) Refusal {
 	if after == nil {
 		after = []Field{{Header: "Retry-After", Format: RetryAfter}}
 	}
-	if r.Delay, r.Known = first(after, e); !r.Known {
-		r.Delay, r.Known = first(rule.Delay, e)
+	if r.readDelay(e, after, rule.Delay); r.Known {
+		return r
 	}
-	if asked, ok := rule.Asked.count(e, up); ok && !r.Known {
+	if asked, ok := rule.Asked.count(e, up); ok {
 		r.Delay, r.Known = refillTime(asked, known)
 	}
 	if !r.Known {
@@ -136,6 +142,7 @@ func (p *Profile) refusalBy(rule *Rule, e *event, known []Reading) Refusal {
 	if !r.Known {
 		r.Delay, r.Known = rule.Wait, rule.Wait > 0
 	}
+	r.FromBody = r.Known && (rule.Text != "" || rule.Asked != Field{})
 	return r
 }
 
@@ -155,18 +162,24 @@ func refillTime(asked int64, known []Reading) (time.Duration, bool) {
 	return 0, false
 }
 
-// maxWait is the longest usable wait, as in Retry-After: no limit has a longer period.
-const maxWait = 31 * 24 * time.Hour
-
-// first returns the first usable wait. A wait of zero, a date in the past, and a wait beyond maxWait
-// are not usable.
-func first(fields []Field, e *event) (time.Duration, bool) {
-	for i := range fields {
-		if d, ok := fields[i].wait(e); ok && d > 0 && d <= maxWait {
-			return d, true
+// readDelay sets Delay, Known and FromBody to the first usable wait. Places in headers come before
+// places in the body. A wait of zero, a date in the past, and a wait beyond retryafter.Longest are not
+// usable.
+func (r *Refusal) readDelay(e *event, places ...[]Field) {
+	r.Delay, r.Known, r.FromBody = 0, false, false
+	for _, inBody := range [...]bool{false, true} {
+		for _, fields := range places {
+			for i := range fields {
+				if fields[i].inBody() != inBody {
+					continue
+				}
+				if d, ok := fields[i].wait(e); ok && d > 0 && d <= retryafter.Longest {
+					r.Delay, r.Known, r.FromBody = d, true, inBody
+					return
+				}
+			}
 		}
 	}
-	return 0, false
 }
 
 // midnight returns the time until the end of the day in the rule's zone.

@@ -36,7 +36,8 @@ import (
 //
 // A client that continues after a 429 is banned for 2 minutes to 3 days. Therefore a 429 for weight
 // pauses all requests of the address. After a ban, callers get throttle.ErrBanned with the time
-// when the ban ends, and after the last order of a day, until midnight UTC.
+// when the ban ends. After the last order of a day they get it, too, and one order tries after each
+// Policy.MaxPause.
 //
 // The test networks and api.binance.us have quotas of their own. For testnet.binance.vision, set
 // Name and Hosts. For api.binance.us there is BinanceUS, and for futures BinanceFutures.

@@ -14,7 +14,8 @@ import (
 // windows roll.
 //
 // A refusal has status 200 and names no wait. When the day is used up, callers get
-// throttle.ErrBanned until midnight UTC, or wait if the scope's Policy.MaxPause allows it.
+// throttle.ErrBanned and one request tries after each Policy.MaxPause, or they wait for midnight
+// UTC if the scope's Policy.MaxPause allows it.
 func Etherscan() Provider {
 	return Provider{
 		Name: "etherscan",

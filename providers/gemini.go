@@ -23,10 +23,10 @@ import (
 // beginning is read, and of a body without GetBody only the length is known: four bytes count as
 // one token.
 //
-// A refusal pauses its model for the time in its message. A refusal for the day closes the model
-// with throttle.ErrBanned until midnight, unless Policy.MaxPause allows such a wait, because the
-// delay that it asks for is too short. A refusal for lack of credit pauses nothing, because waiting
-// doesn't help.
+// A refusal pauses its model for the time in its message. After a refusal for the day, whose delay
+// is too short, requests wait for midnight if Policy.MaxPause allows it. If not, the model is closed
+// with throttle.ErrBanned, and one request tries after each MaxPause. A refusal for lack of credit
+// pauses nothing, because waiting doesn't help.
 func Gemini(requests, inputTokens, requestsPerDay int64) Provider {
 	const page, zone = "https://ai.google.dev/gemini-api/docs/rate-limits", "America/Los_Angeles"
 	tokens := minute(inputTokens, "tokens")

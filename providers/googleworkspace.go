@@ -28,9 +28,9 @@ import (
 // Each part of a batch counts. Other APIs are not limited.
 //
 // A refusal has status 403 or 429 and pauses the user. One that names the project's minute pauses
-// the project. Only Gmail names a wait. When a day is used up, the quota is closed with
-// throttle.ErrBanned until midnight Pacific Time, unless MaxPause allows such a wait. A full
-// storage pauses nothing.
+// the project. Only Gmail names a wait. When a day is used up, requests wait for midnight Pacific
+// Time if MaxPause allows it. If not, the quota is closed with throttle.ErrBanned, and one request
+// tries after each MaxPause. A full storage pauses nothing.
 func GoogleWorkspace(user func(*http.Request) string) Provider {
 	const sheets, gmail = "https://developers.google.com/workspace/sheets/api/limits", "https://developers.google.com/workspace/gmail/api/reference/quota"
 	const drive, calendar = "https://developers.google.com/workspace/drive/api/guides/limits", "https://developers.google.com/workspace/calendar/api/guides/quota"

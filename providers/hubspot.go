@@ -21,8 +21,8 @@ import (
 // OAuth, has 110 and no daily limit: remove the scope "account", which is the last.
 //
 // Responses report the daily use of the account's other apps. When the day is used up, requests
-// wait for midnight. A refusal closes the quota until midnight with throttle.ErrBanned, unless the
-// Policy.MaxPause of each scope allows such a wait.
+// wait for midnight. After a refusal they do, too, if the Policy.MaxPause of each scope allows it.
+// If not, the quota is closed with throttle.ErrBanned, and one request tries after each MaxPause.
 func HubSpot(zone string) Provider {
 	zone = cmp.Or(zone, "UTC")
 	searches := func(req *http.Request) bool { return strings.HasSuffix(req.URL.Path, "/search") }

@@ -24,8 +24,9 @@ import (
 //
 // Responses report no limits. When the day's credits are used up, requests wait for midnight UTC. A
 // refusal for them closes the account until then with throttle.ErrBanned, unless the
-// Policy.MaxPause of the scope "account" allows such a wait. A refusal for the second's credits
-// pauses the account for a second if it names no wait.
+// Policy.MaxPause of the scope "account" allows such a wait. After a refusal for the day of a key,
+// one request tries after each MaxPause. A refusal for the second's credits pauses the account for a
+// second if it names no wait.
 func Infura(second, day int64) Provider {
 	const page, ipfs = "https://docs.metamask.io/services/get-started/pricing.md", "https://docs.metamask.io/services/how-to/use-ipfs/request-rate-limits.md"
 	const spent, throttled = http.StatusPaymentRequired, http.StatusTooManyRequests

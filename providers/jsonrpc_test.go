@@ -107,7 +107,7 @@ func TestAlchemyMetadata(t *testing.T) {
 
 func TestJSONRPCRefusals(t *testing.T) {
 	free := func() providers.Provider { return providers.Infura(500, 3_000_000) }
-	midnight := time.Date(2000, 1, 2, 0, 0, 0, 0, time.UTC)
+	midnight, trial := time.Date(2000, 1, 2, 0, 0, 0, 0, time.UTC), time.Date(2000, 1, 1, 0, 15, 0, 0, time.UTC)
 	for _, test := range []struct {
 		name   string
 		preset func() providers.Provider
@@ -123,7 +123,7 @@ func TestJSONRPCRefusals(t *testing.T) {
 		{"Alchemy, a contract's text", providers.Alchemy, 200, `{"error":{"code":3,"message":"execution reverted: Your app has exceeded 429","data":"0x429"}}`, 0, time.Time{}},
 		{"Infura", free, 429, `{"error":{"code":429,"event":-33200,"message":"Too Many Requests"}}`, time.Second, time.Time{}},
 		{"Infura, the day", free, 402, `{"error":{"code":402,"event":-33000,"message":"Payment Required"}}`, 0, midnight},
-		{"Infura, a key's day", free, 429, `{"error":{"code":429,"event":-33400,"message":"Too Many Requests"}}`, 0, midnight},
+		{"Infura, a key's day", free, 429, `{"error":{"code":429,"event":-33400,"message":"Too Many Requests"}}`, 0, trial},
 		{"Infura, a wait", free, 429, `{"error":{"code":-32005,"message":"daily request count exceeded, request rate limited","data":{"rate":{"backoff_seconds":30}}}}`, 30 * time.Second, time.Time{}},
 		{"Infura, no wait", free, 429, `{"error":{"code":-32005,"message":"project ID request rate exceeded","data":{"rate":{"backoff_seconds":0}}}}`, time.Second, time.Time{}},
 		{"Infura, status 200", free, 200, `{"error":{"code":-32005,"message":"project ID request rate exceeded","data":{"rate":{"backoff_seconds":2}}}}`, 2 * time.Second, time.Time{}},

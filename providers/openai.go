@@ -40,7 +40,8 @@ import (
 // Of a body above 16 MB only the beginning is read, and of a body without GetBody only the length
 // is known. A 429 for lack of credit, or for a request above the limit, pauses nothing, because
 // waiting doesn't help. Other refusals pause the model. A daily limit may ask for more than
-// Policy.MaxPause, which closes the model's quota with throttle.ErrBanned.
+// Policy.MaxPause, which closes the model's quota with throttle.ErrBanned. If only the message asks
+// for it, one request tries after each MaxPause.
 func OpenAI(requests, tokens int64) Provider {
 	const page = "https://developers.openai.com/api/docs/guides/rate-limits"
 	bodies := new(prompts)

@@ -10,11 +10,11 @@ import (
 )
 
 const (
-	longest       = 100 * 365 * 24 * time.Hour // the longest number of seconds
-	month         = 31 * 24 * time.Hour        // the longest delay: no limit has a longer period
+	mostSeconds   = 100 * 365 * 24 * time.Hour // the largest number of seconds
 	year          = 366 * 24 * time.Hour
 	maxItems      = 32
-	LongestOutage = time.Minute // the longest delay of a 503, which describes the server's health and not the quota
+	Longest       = 31 * 24 * time.Hour // the longest delay: no limit has a longer period
+	LongestOutage = time.Minute         // the longest delay of a 503, which describes the server's health and not the quota
 )
 
 // A Refusal contains how long the provider asks the client to wait. The zero value is a refusal
@@ -69,7 +69,7 @@ func Delay(v string, now time.Time) (delay time.Duration) {
 	} else if d, err := time.ParseDuration(v); err == nil && strings.Trim(v[:1], "0123456789") == "" {
 		delay = d
 	}
-	if delay <= 0 || delay > month {
+	if delay <= 0 || delay > Longest {
 		return 0
 	}
 	return Micros(delay)
@@ -121,8 +121,8 @@ func Seconds(v string) (d time.Duration, ok bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(whole, 10, 64)
-	if err != nil || n >= int64(longest/time.Second) { // ParseInt fails if the number exceeds an int64
-		return longest, true
+	if err != nil || n >= int64(mostSeconds/time.Second) { // ParseInt fails if the number exceeds an int64
+		return mostSeconds, true
 	}
 	micros, _ := strconv.ParseInt((fraction + "000000")[:6], 10, 64) // six digits
 	if len(fraction) > 6 && strings.Trim(fraction[6:], "0") != "" {
