@@ -46,7 +46,7 @@ func Discord() Provider {
 				{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Scope", Kind: answers.Limited},
 				{Status: http.StatusTooManyRequests, Path: "message", Text: "You are being blocked*", Kind: answers.Banned, Wait: discordBan, Wide: true, Reason: "blocked"},
 				{Status: http.StatusTooManyRequests, Path: "retry_after", Text: "*", Kind: answers.Limited},
-				{Status: http.StatusTooManyRequests, Text: "*1015*", Kind: answers.Banned, Wait: discordBan, Wide: true, Reason: "blocked"},
+				{Status: http.StatusTooManyRequests, Header: "Content-Type", Value: "text/*", Text: "*1015*", Kind: answers.Banned, Wait: discordBan, Wide: true, Reason: "blocked"},
 			},
 		},
 		Hosts: []string{"discord.com", "discordapp.com", "canary.discord.com", "ptb.discord.com"},

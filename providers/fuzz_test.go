@@ -2,17 +2,23 @@ package providers_test
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -232,3 +238,195 @@ func FuzzHosts(f *testing.F) {
 		}
 	})
 }
+
+// A subject is the profile of a preset, or answers.Common.
+type subject struct {
+	name    string
+	profile answers.Profile
+	headers []string // the canonical names of the headers that the profile reads; a last * stands for any text
+}
+
+// subjects returns all of them.
+func subjects() (all []subject) {
+	all = []subject{{name: "answers.Common", profile: answers.Common()}, {name: "AWSProfile", profile: providers.AWSProfile(false)}}
+	for _, preset := range presets {
+		p := preset()
+		all = append(all, subject{name: p.Name, profile: p.Profile})
+	}
+	for i := range all {
+		s, p := &all[i], all[i].profile
+		add := func(names ...string) {
+			for _, name := range names {
+				if name != "" {
+					s.headers = append(s.headers, http.CanonicalHeaderKey(name))
+				}
+			}
+		}
+		add("Retry-After")
+		fields := slices.Clone(p.RetryAfter)
+		for _, q := range p.Quotas {
+			add(q.NameIn, q.UnitIn)
+			fields = append(fields, q.Limit, q.Remaining, q.Used, q.Share, q.Rate, q.Length, q.Reset, q.Combined)
+		}
+		for _, c := range p.Charges {
+			fields = append(fields, c.Field, c.Or)
+		}
+		for _, r := range p.Rules {
+			add(r.Header)
+			fields = append(append(fields, r.Delay...), r.Asked)
+		}
+		add(p.Reasons...)
+		for _, f := range fields {
+			add(f.Header)
+		}
+	}
+	return all
+}
+
+// reads reports whether the profile reads a header.
+func (s *subject) reads(header string) bool {
+	return slices.ContainsFunc(s.headers, func(name string) bool {
+		prefix, any := strings.CutSuffix(name, "*")
+		return name == header || any && strings.HasPrefix(header, prefix)
+	})
+}
+
+// hostile returns a body that has the text of a rule, and a value wherever the profile reads one.
+func (s *subject) hostile(r answers.Rule, value string) []byte {
+	root := map[string]any{}
+	place := func(path, v string) {
+		at, steps := root, strings.Split(path, ".")
+		for i, step := range steps {
+			if step == "*" {
+				step = "a"
+			}
+			if i == len(steps)-1 {
+				at[step] = v
+				return
+			}
+			next, ok := at[step].(map[string]any)
+			if !ok {
+				next = map[string]any{}
+				at[step] = next
+			}
+			at = next
+		}
+	}
+	fields := append(slices.Clone(s.profile.RetryAfter), r.Asked)
+	for _, q := range s.profile.Quotas {
+		fields = append(fields, q.Limit, q.Remaining, q.Used, q.Rate, q.Length, q.Reset)
+	}
+	for _, f := range append(fields, r.Delay...) {
+		if f.Header == "" && f.Path != "" {
+			place(f.Path, f.After+value)
+		}
+	}
+	text := strings.Trim(r.Text, "*")
+	if r.Path != "" {
+		for _, f := range r.Delay {
+			if f.Path == r.Path {
+				text += " " + f.After + value
+			}
+		}
+		place(r.Path, text)
+		text = ""
+	}
+	body, err := json.Marshal(root)
+	if err != nil {
+		panic(err)
+	}
+	return append(body, text...)
+}
+
+// FuzzResponses answers a request with a hostile response. A body, and headers that the profile does
+// not read, close no quota for longer than MaxPause, unless the profile takes the response for a ban,
+// or the status alone for the end of a day's quota. Headers that the profile reads close it for at
+// most 31 days.
+func FuzzResponses(f *testing.F) {
+	all := subjects()
+	var headers []string // of all
+	for _, s := range all {
+		headers = append(headers, s.headers...)
+	}
+	const date = "Mon, 04 May 2026 12:00:00 GMT"
+	soon := time.Now().Add(10 * 24 * time.Hour)
+	values := []string{
+		"86400", "2055-01-01T00:00:00Z", "86400000", "719h", "1e300", "-1", "4102444800",
+		strconv.FormatInt(soon.Unix(), 10), strconv.FormatInt(soon.UnixMilli(), 10), soon.UTC().Format(time.RFC3339),
+	}
+	for i, s := range all {
+		f.Add(uint16(i), uint8(0), false, 429, "X-Reset", date, "", []byte(strings.Repeat(`{"a":[`, 500)))
+		for j, r := range s.profile.Rules {
+			for _, value := range values {
+				f.Add(uint16(i), uint8(j), false, r.Status, "X-Reset", date, value, []byte(nil))
+				f.Add(uint16(i), uint8(j), true, r.Status, "X-Reset", date, value, []byte(nil))
+			}
+		}
+	}
+	for _, body := range []string{`{"retry_after":1e300,"error":{"message":"try again in 1e300h"}}`, `[{"error":{"code":429}},[],{}]`, `{"parameters":{"retry_after":99999999999999999999}}`} {
+		for i := range all {
+			f.Add(uint16(i), uint8(0), false, 429, "Date", "Fri, 01 Jan 2055 00:00:00 GMT", "7200", []byte(body))
+		}
+	}
+	f.Fuzz(func(t *testing.T, n uint16, rule uint8, named bool, status int, header, other, value string, body []byte) {
+		s := all[int(n)%len(all)]
+		if status == 0 {
+			status = http.StatusTooManyRequests
+		}
+		h := http.Header{"Content-Type": {"application/json"}}
+		for _, name := range append(headers, http.CanonicalHeaderKey(header)) {
+			if !s.reads(name) && name != "Content-Encoding" && name != "Content-Type" {
+				h.Set(strings.TrimSuffix(name, "*"), other)
+			}
+		}
+		var r answers.Rule
+		if rules := s.profile.Rules; len(rules) > 0 {
+			if r = rules[int(rule)%len(rules)]; r.Header != "" {
+				h.Set(r.Header, cmp.Or(strings.Trim(r.Value, "*"), "0"))
+			}
+		}
+		if named {
+			for _, name := range s.headers {
+				if h.Get(name) == "" {
+					h.Set(strings.Replace(name, "*", "1m", 1), value)
+				}
+			}
+		}
+		if len(body) == 0 {
+			body = s.hostile(r, value)
+		}
+		method := cmp.Or(r.Method, http.MethodPost)
+		bare := http.Header{"Content-Type": h["Content-Type"]}
+		if r.Header != "" {
+			bare.Set(r.Header, h.Get(r.Header))
+		}
+		alone := s.profile.Read(answers.Response{Method: method, Status: status, Header: bare, Got: time.Now()})
+		answer := s.profile.Read(answers.Response{Method: method, Status: status, Header: h, Body: body[:min(len(body), 16<<10)], Got: time.Now()})
+		limiter, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		transport := &throttle.Transport{Limiter: limiter, Profile: &s.profile, Base: answering(func(req *http.Request) *http.Response {
+			return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(bytes.NewReader(body)), Request: req}
+		})}
+		resp, err := transport.RoundTrip(httptest.NewRequest(method, "https://api.example.com", nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		most := 15 * time.Minute
+		if named || answer.Kind == answers.Banned {
+			most = 31 * 24 * time.Hour
+		} else if alone.Known {
+			most = 25 * time.Hour // a day may have an hour more
+		}
+		if is, err := limiter.Status(t.Context()); err != nil || is.Closed > most || is.Paused > most {
+			t.Errorf("%s: %d %v %.200q: closed for %v, paused for %v, %v; read as %+v", s.name, status, h, body, is.Closed, is.Paused, err, answer)
+		}
+	})
+}
+
+// answering makes a server of a function.
+type answering func(*http.Request) *http.Response
+
+func (f answering) RoundTrip(req *http.Request) (*http.Response, error) { return f(req), nil }

@@ -84,7 +84,10 @@ func googleProfile() (p answers.Profile) {
 	const pacific = "America/Los_Angeles"
 	const reason, message = "error.errors.*.reason", "error.message"
 	retry := []answers.Field{{Path: message, After: "Retry after ", Format: answers.Timestamp}}
-	p.Rules = []answers.Rule{{Status: http.StatusTooManyRequests, Text: "*may be sending automated queries*", Kind: answers.Banned, Wide: true, Reason: "automated queries"}}
+	p.Rules = []answers.Rule{{ // a page, because errors in JSON may repeat a name
+		Status: http.StatusTooManyRequests, Header: "Content-Type", Value: "text/*", Text: "*may be sending automated queries*",
+		Kind: answers.Banned, Wide: true, Reason: "automated queries",
+	}}
 	for _, status := range []int{http.StatusForbidden, http.StatusTooManyRequests} {
 		p.Rules = append(p.Rules,
 			answers.Rule{Status: status, Path: message, Text: "*per day' of service*", Kind: answers.Limited, Until: pacific, Reason: "day"},

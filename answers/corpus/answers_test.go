@@ -202,7 +202,10 @@ func TestRefusals(t *testing.T) {
 		{name: "Etherscan", profile: of("Etherscan"), status: 200, body: `{"status":"0","message":"NOTOK","result":"Max rate limit reached, please use API Key for higher rate limit"}`, want: `limited for 5s "Max rate limit reached, please use API Key"`},
 		{name: "Infura: 402", profile: of("Infura"), status: 402, want: `limited for 12h0m0s "the day's credit is spent"`},
 		{name: "Alchemy", profile: of("Alchemy"), status: 200, body: `{"jsonrpc":"2.0","error":{"code":429}}`, want: `limited "429"`},
-		{name: "CoinGecko: CDN", profile: of("CoinGecko"), status: 403, body: "error code: 1020", want: `banned "1020"`},
+		{name: "CoinGecko: CDN", profile: of("CoinGecko"), status: 403, lines: []string{"Content-Type: text/plain"}, body: "error code: 1020", want: `banned "1020"`},
+		{name: "CoinGecko: an id", profile: of("CoinGecko"), status: 403, body: `{"error":"no access to coin-1020"}`, want: "nothing"},
+		{name: "Discord: a page of Cloudflare", profile: of("Discord"), status: 429, lines: []string{"Content-Type: text/html"}, body: "<html>error 1015</html>", want: `banned wide "blocked"`},
+		{name: "Discord: an id", profile: of("Discord"), status: 429, body: `{"code":31015}`, want: "limited"},
 		{name: "AWS", profile: of("AWS"), status: 400, body: `{"__type":"com.amazon#ThrottlingException","message":"Rate exceeded"}`, want: `limited "Throttl"`},
 		{name: "Airtable: 30 s", profile: of("Airtable"), status: 429, want: "limited for 30s"},
 		{name: "Notion: 529", profile: of("Notion"), status: 529, lines: []string{"Retry-After: 42"}, want: `limited for 42s "service_overload"`},
@@ -216,7 +219,48 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// Slack is the time by which the response may be late.
+// TestFromBody checks which waits depend on the body, and that a wait in a header comes before one in
+// the body, wherever the profile lists it.
+func TestFromBody(t *testing.T) {
+	after := []Field{in("after", Seconds), at("Retry-After", RetryAfter)}
+	delay := []Field{in("delay", Seconds), at("X-Delay", Seconds)}
+	of := func(r Rule) Profile { return Profile{RetryAfter: after, Rules: []Rule{r}} }
+	body := quota(in("reset", Seconds))
+	for _, tt := range []struct {
+		name    string
+		profile Profile
+		lines   []string
+		want    time.Duration
+		is      bool
+	}{
+		{"no rule, a header", Profile{RetryAfter: after}, []string{"Retry-After: 9"}, 9 * time.Second, false},
+		{"no rule", Profile{RetryAfter: after}, nil, time.Second, true},
+		{"a rule, the standard header", of(Rule{Kind: Limited, Delay: delay}), []string{"Retry-After: 9", "X-Delay: 8"}, 9 * time.Second, false},
+		{"a rule, its own header", of(Rule{Kind: Limited, Delay: delay}), []string{"X-Delay: 8"}, 8 * time.Second, false},
+		{"a rule", of(Rule{Kind: Limited, Delay: delay}), nil, time.Second, true},
+		{"a rule, an absurd header", of(Rule{Kind: Limited, Delay: delay}), []string{"X-Delay: 9999999"}, time.Second, true},
+		{"a rule's wait", Profile{Rules: []Rule{{Status: 429, Kind: Limited, Wait: 7 * time.Second}}}, nil, 7 * time.Second, false},
+		{"the wait of a text's rule", Profile{Rules: []Rule{{Path: "code", Text: "day", Kind: Limited, Wait: 7 * time.Second}}}, nil, 7 * time.Second, true},
+		{"a text's rule, a header", Profile{Rules: []Rule{{Path: "code", Text: "day", Kind: Limited, Wait: 7 * time.Second}}}, []string{"Retry-After: 9"}, 9 * time.Second, false},
+		{"midnight", until("UTC"), nil, 12 * time.Hour, false},
+		{"a text's midnight", Profile{Rules: []Rule{{Text: "*day*", Kind: Banned, Until: "UTC"}}}, nil, 12 * time.Hour, true},
+		{"no wait", Profile{Rules: []Rule{{Text: "*day*", Kind: Limited}}}, nil, 0, false},
+		{"units asked for", Profile{Quotas: []Quota{{Limit: num("L"), Remaining: num("R"), Rate: num("Rate")}}, Rules: []Rule{{Kind: Limited, Asked: in("after", Number)}}},
+			[]string{"L: 5", "R: 0", "Rate: 1"}, time.Second, true},
+	} {
+		r := response(429, `{"code":"day","after":1,"delay":2}`, tt.lines...)
+		if got := tt.profile.Read(r).Refusal; got.Delay != tt.want || got.FromBody != tt.is {
+			t.Errorf("%s: %+v, want %v, from the body %v", tt.name, got, tt.want, tt.is)
+		}
+	}
+	if got := body.Read(response(200, `{"reset":7}`)).Readings; len(got) != 1 || !got[0].FromBody {
+		t.Errorf("a reading of the body: %+v", got)
+	}
+	if got := quota(at("R", Seconds)).Read(response(200, `{"reset":7}`, "R: 7")).Readings; len(got) != 1 || got[0].FromBody {
+		t.Errorf("a reading of a header: %+v", got)
+	}
+}
+
 // TestMethod checks that a rule with a Method matches no other method, and reads the same body.
 func TestMethod(t *testing.T) {
 	p := Profile{Rules: []Rule{
@@ -243,6 +287,7 @@ func TestMethod(t *testing.T) {
 	}
 }
 
+// Slack is the time by which the response may be late.
 func TestSlack(t *testing.T) {
 	r := response(200, "", "R: 41", "E: 1777896041")
 	r.Sent = r.Got.Add(-300 * time.Millisecond)
@@ -268,7 +313,8 @@ func TestReadNothing(t *testing.T) {
 	}
 }
 
-// FuzzRead reads hostile values with every profile, in every header of the profile.
+// FuzzRead reads hostile values with every profile, in every header of the profile. Without these
+// headers, a wait that doesn't depend on the body is the same without the body.
 func FuzzRead(f *testing.F) {
 	for _, p := range providers(f) {
 		for _, h := range p.Headers {
@@ -281,6 +327,13 @@ func FuzzRead(f *testing.F) {
 	f.Add(304, "", "1", "2", `{"tokens":-7}`)
 	f.Add(500, "", "1", "2", `{"tokens":400000000000000}`)
 	f.Add(429, "", "-1", "9223372036854775808", shopify)
+	for _, body := range []string{
+		strings.Replace(gemini, "%s", "Day", 1), strings.Replace(gemini, "%s", "Minute", 1), `{"retry-seconds":60}`, `{"result":"Max rate limit reached"}`,
+		`{"error":["EService: Throttled: 1777896041"]}`, `{"errors":[{"message":"rate limiter budget depleted"}],"ratelimit":512.2,"parameters":{"retry_after":9}}`,
+	} {
+		f.Add(200, "", "", "", body)
+		f.Add(429, "", "", "", body)
+	}
 	f.Add(200, "", `"a";r=1;t=2`, `limit=1`, gemini)
 	headers := map[string][]string{}
 	for _, p := range providers(f) {
@@ -300,6 +353,12 @@ func FuzzRead(f *testing.F) {
 			checkAnswer(t, name, read(p, r))
 			if !bytes.Equal(before, r.Body) {
 				t.Fatalf("%s: the body was changed", name)
+			}
+			r.Header = http.Header{"Date": {date}, "Content-Type": {"application/json"}}
+			with := read(p, r)
+			r.Body = nil
+			if alone := read(p, r); with.Kind == Limited && with.Known && !with.FromBody && (with.Kind != alone.Kind || with.Delay != alone.Delay) {
+				t.Fatalf("%s: %+v, and without the body %+v", name, with.Refusal, alone.Refusal)
 			}
 		}
 	})

@@ -164,7 +164,7 @@ func all() map[string]Entry {
 				{Status: 429, Header: "X-Ratelimit-Scope", Kind: answers.Limited},
 				{Status: 429, Path: "message", Text: "You are being blocked*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
 				{Status: 429, Path: "retry_after", Text: "*", Kind: answers.Limited},
-				{Status: 429, Text: "*1015*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
+				{Status: 429, Header: "Content-Type", Value: "text/*", Text: "*1015*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
 			},
 		}},
 		"Notion": {"https://developers.notion.com/reference/request-limits", read, answers.Profile{Rules: []answers.Rule{{Status: 529, Kind: answers.Limited, Reason: "service_overload"}}}},
@@ -285,7 +285,7 @@ func all() map[string]Entry {
 			{Status: 200, Path: "Note", Text: "*call frequency*", Kind: answers.Limited},
 			{Status: 200, Path: "Information", Text: "*rate limit*", Kind: answers.Limited},
 		}}},
-		"CoinGecko": {"https://docs.coingecko.com/docs/errors-and-rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 403, Text: "*1020*", Kind: answers.Banned}}}},
+		"CoinGecko": {"https://docs.coingecko.com/docs/errors-and-rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 403, Header: "Content-Type", Value: "text/*", Text: "*1020*", Kind: answers.Banned}}}},
 		"Etherscan": {"https://docs.etherscan.io/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{
 			{Status: 200, Path: "result", Text: "*daily rate limit reached*", Kind: answers.Limited},
 			{Status: 200, Path: "result", Text: "Too many invalid api key*", Kind: answers.Banned, Wait: 30 * time.Second},
