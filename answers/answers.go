@@ -64,8 +64,9 @@ type Profile struct {
 	// headers come before the body. If nil, the header Retry-After.
 	RetryAfter []Field
 
-	// Reasons are headers that name the reason of a refusal. The first one present counts.
-	Reasons []string
+	// Reasons are the places of the reason of a refusal. The first usable value counts: at most 100
+	// bytes that can be printed, without control characters.
+	Reasons []Field
 }
 
 // A Quota describes where a response reports the state of one quota or, if Combined, of several. Set

@@ -51,9 +51,11 @@ func (p *Profile) queries(status int, h http.Header) (qs []jsonpath.Query, whole
 			qs = append(qs, jsonpath.Query{Path: rule.Path, Pattern: rule.Text})
 		}
 	}
-	for i := range p.RetryAfter {
-		if refused {
-			qs = p.RetryAfter[i].addQuery(qs, false)
+	for _, fields := range [...][]Field{p.RetryAfter, p.Reasons} {
+		for i := range fields {
+			if refused {
+				qs = fields[i].addQuery(qs, false)
+			}
 		}
 	}
 	return qs, whole

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/apithrottle/throttle/internal/jsonpath"
 	"github.com/apithrottle/throttle/internal/retryafter"
@@ -94,8 +96,8 @@ type Rule struct {
 	// Wait is the wait if none is known from the other fields. If zero, unknown.
 	Wait time.Duration
 
-	// Reason is the reason of the Refusal. If empty, the value of a header in Profile.Reasons,
-	// or else Text.
+	// Reason is the reason of the Refusal. If empty, the value at one of Profile.Reasons, or else
+	// Text.
 	Reason string
 }
 
@@ -208,13 +210,18 @@ func location(zone string) (*time.Location, error) {
 var errNoZone = errors.New("not an IANA time zone")
 
 func (p *Profile) reason(e *event) string {
-	for _, name := range p.Reasons {
-		if v := e.Header.Get(name); v != "" {
+	for i := range p.Reasons {
+		if v := p.Reasons[i].text(e); len(v) <= maxReason && utf8.ValidString(v) && strings.IndexFunc(v, unprintable) < 0 && v != "" {
 			return v
 		}
 	}
 	return ""
 }
+
+const maxReason = 100 // bytes
+
+// unprintable reports whether r is a control character or of no glyph.
+func unprintable(r rune) bool { return !unicode.IsPrint(r) }
 
 func (r *Rule) matches(e *event) bool {
 	switch {

@@ -35,6 +35,9 @@ func (p Profile) Validate() error {
 	for i := range p.RetryAfter {
 		v.in("RetryAfter[%d]", i).field("", &p.RetryAfter[i], waits)
 	}
+	for i := range p.Reasons {
+		v.in("Reasons[%d]", i).reason(&p.Reasons[i])
+	}
 	if len(v.errs) == 0 {
 		return nil
 	}
@@ -136,6 +139,16 @@ func (v *validator) rule(r *Rule) {
 	v.field("Asked", &r.Asked, counts)
 }
 
+func (v *validator) reason(f *Field) {
+	if *f == (Field{}) {
+		v.add("", "has neither a Header nor a Path: set one")
+	}
+	if f.After != "" {
+		v.add("", "has an After: clear it, because the whole value is the reason")
+	}
+	v.field("", f, texts)
+}
+
 func (v *validator) pattern(field, text string) {
 	if strings.Contains(strings.TrimSuffix(strings.TrimPrefix(text, "*"), "*"), "*") {
 		v.add(field, "is %q: a * may only begin or end it", text)
@@ -152,6 +165,7 @@ var (
 	counts       = purpose{Number, Number, "clear it, because this field is a Number"}
 	shares       = purpose{Number, Percent, "set Percent, or clear it for a fraction"}
 	waits        = purpose{Seconds, RetryAfter, "set a format of times, such as Seconds or EpochSeconds"}
+	texts        = purpose{Number, Number, "clear it, because a reason is text"}
 	combinations = purpose{UsedOfLimit, Pairs, "set a format of combined values, such as Pairs"}
 )
 

@@ -52,7 +52,7 @@ func Atlassian() Provider {
 		Cost: atlassianCost,
 		Profile: answers.Profile{
 			Quotas:  []answers.Quota{points},
-			Reasons: []string{reason},
+			Reasons: []answers.Field{{Header: reason}},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Header: reason, Value: "*global-based", Kind: answers.Limited, Delay: reset, Wide: true},
 				{Status: http.StatusTooManyRequests, Header: reason, Value: "*tenant-based", Kind: answers.Limited, Delay: reset, Wide: true},

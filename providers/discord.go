@@ -39,7 +39,7 @@ func Discord() Provider {
 				Remaining: answers.Field{Header: "X-Ratelimit-Remaining"},
 				Reset:     answers.Field{Header: "X-Ratelimit-Reset-After", Format: answers.Seconds},
 			}},
-			Reasons: []string{"X-Ratelimit-Scope"},
+			Reasons: []answers.Field{{Header: "X-Ratelimit-Scope"}},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Global", Kind: answers.Limited, Wide: true},
 				{Status: http.StatusTooManyRequests, Header: "X-Ratelimit-Bucket", Kind: answers.Limited},

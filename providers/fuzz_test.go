@@ -263,7 +263,7 @@ func subjects() (all []subject) {
 			}
 		}
 		add("Retry-After")
-		fields := slices.Clone(p.RetryAfter)
+		fields := slices.Concat(p.RetryAfter, p.Reasons)
 		for _, q := range p.Quotas {
 			add(q.NameIn, q.UnitIn)
 			fields = append(fields, q.Limit, q.Remaining, q.Used, q.Share, q.Rate, q.Length, q.Reset, q.Combined)
@@ -275,7 +275,6 @@ func subjects() (all []subject) {
 			add(r.Header)
 			fields = append(append(fields, r.Delay...), r.Asked)
 		}
-		add(p.Reasons...)
 		for _, f := range fields {
 			add(f.Header)
 		}

@@ -63,7 +63,7 @@ func MicrosoftGraph() Provider {
 				{Unit: "identity", NameIn: "X-Ms-Throttle-Scope", Share: answers.Field{Header: "X-Ms-Throttle-Limit-Percentage"}},
 			},
 			Charges: []answers.Charge{{Unit: "identity", Field: answers.Field{Header: "X-Ms-Resource-Unit"}}},
-			Reasons: []string{"X-Ms-Throttle-Information"},
+			Reasons: []answers.Field{{Header: "X-Ms-Throttle-Information"}},
 			Rules:   []answers.Rule{{Status: http.StatusServiceUnavailable, Header: "Retry-After", Kind: answers.Limited, Reason: "busy"}},
 		},
 		Hosts: []string{"graph.microsoft.com", "graph.microsoft.us", "dod-graph.microsoft.us", "microsoftgraph.chinacloudapi.cn", "*.sharepoint.com"},

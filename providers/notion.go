@@ -15,9 +15,12 @@ import (
 // A 529 asks for a wait like a 429.
 func Notion() Provider {
 	return Provider{
-		Name:    "notion",
-		Scopes:  []Scope{every("connection", "https://developers.notion.com/reference/request-limits", throttle.PerMinute(180))},
-		Profile: answers.Profile{Rules: []answers.Rule{{Status: 529, Kind: answers.Limited, Reason: "service_overload"}}},
-		Hosts:   []string{"api.notion.com"},
+		Name:   "notion",
+		Scopes: []Scope{every("connection", "https://developers.notion.com/reference/request-limits", throttle.PerMinute(180))},
+		Profile: answers.Profile{
+			Reasons: []answers.Field{{Path: "additional_data.rate_limit_reason"}},
+			Rules:   []answers.Rule{{Status: 529, Kind: answers.Limited, Reason: "service_overload"}},
+		},
+		Hosts: []string{"api.notion.com"},
 	}
 }

@@ -3,6 +3,7 @@ package providers_test
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,6 +41,22 @@ func TestNotionRefusals(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A refusal names its reason in the body.
+func TestNotionReason(t *testing.T) {
+	for _, f := range readPage(t, "notion").Responses {
+		want := ""
+		if strings.Contains(fmt.Sprint(f.Body), "rate_limit_reason") {
+			want = "REASON"
+		} else if f.Status == 529 {
+			want = "service_overload"
+		}
+		p := providers.Notion().Profile
+		if r := f.response(); f.Status != 200 && !p.Peeks(r.Status, r.Header) || p.Read(r).Reason != want {
+			t.Errorf("%s: %+v, want the reason %q", f.Name, p.Read(r).Refusal, want)
+		}
 	}
 }
 

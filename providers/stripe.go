@@ -44,7 +44,7 @@ func Stripe() Provider {
 			some("account", page, when(func(req *http.Request) bool { return !stripeSandbox(req) && !stripeMeter(req) && !stripeStream(req) }), throttle.PerSecond(100)),
 		},
 		Profile: answers.Profile{
-			Reasons: []string{"Stripe-Rate-Limited-Reason"},
+			Reasons: []answers.Field{{Header: "Stripe-Rate-Limited-Reason"}},
 			Rules: []answers.Rule{
 				{Status: http.StatusTooManyRequests, Header: "Stripe-Rate-Limited-Reason", Value: "global-*", Kind: answers.Limited, Wide: true},
 				{Status: http.StatusTooManyRequests, Header: "Stripe-Rate-Limited-Reason", Value: "resource-specific", Kind: answers.Other},

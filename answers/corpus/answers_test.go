@@ -261,6 +261,41 @@ func TestFromBody(t *testing.T) {
 	}
 }
 
+// TestReasons checks which values may be reasons, and that bodies are read for them only after a
+// refusal.
+func TestReasons(t *testing.T) {
+	p := Profile{Reasons: []Field{in("additional_data.reason", Number), num("X-Reason"), in("list.*", Number)}}
+	long := strings.Repeat("a", 101)
+	for _, tt := range []struct {
+		status       int
+		header, body string
+		want         string
+	}{
+		{429, "", `{"additional_data":{"reason":"workspace"}}`, "workspace"},
+		{429, "shared", `{"additional_data":{"reason":"workspace"}}`, "workspace"},
+		{429, "shared", `{}`, "shared"},
+		{429, "", `{"list":["a b","c"]}`, "a b"},
+		{429, "", `{"list":[7]}`, "7"},
+		{429, "shared", `{"additional_data":{"reason":"line\nline"}}`, "shared"},
+		{429, "shared", `{"additional_data":{"reason":"\u001b[31mred"}}`, "shared"},
+		{429, "shared", `{"additional_data":{"reason":"\u202egnihton"}}`, "shared"},
+		{429, "\xff", `{}`, ""},
+		{429, "shared", `{"additional_data":{"reason":"` + long + `"}}`, "shared"},
+		{429, long, `{"additional_data":{"reason":"` + long[1:] + `"}}`, long[1:]},
+		{429, long, `{}`, ""},
+		{429, "", `{"additional_data":{"reason":{"a":1}}}`, ""},
+		{200, "shared", `{"additional_data":{"reason":"workspace"}}`, ""},
+	} {
+		r := response(tt.status, tt.body, "X-Reason: "+tt.header)
+		if refused := tt.status == 429; p.Peeks(r.Status, r.Header) != refused {
+			t.Errorf("%d: the body is read: %v", tt.status, !refused)
+		}
+		if got := p.Read(r).Reason; got != tt.want {
+			t.Errorf("%d %q %q: %q, want %q", tt.status, tt.header, tt.body, got, tt.want)
+		}
+	}
+}
+
 // TestMethod checks that a rule with a Method matches no other method, and reads the same body.
 func TestMethod(t *testing.T) {
 	p := Profile{Rules: []Rule{

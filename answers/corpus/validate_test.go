@@ -57,6 +57,10 @@ func TestValidate(t *testing.T) {
 			"Charges[0].ByStatus charges -1 for status 200: it must be from 0 to 999999999999999"},
 		{Profile{RetryAfter: []Field{num("R"), in(".a", Seconds)}}, "RetryAfter[0] has the Format Number: set a format of times, such as Seconds or EpochSeconds\n" +
 			`RetryAfter[1].Path is ".a": it must be keys with points between them, and * for the elements of an array or the values of an object, as in "errors.*.code"`},
+		{Profile{Reasons: []Field{num("R"), in("a.*", Number)}}, ""},
+		{Profile{Reasons: []Field{{}, at("R", Seconds), {Path: "a", After: "b"}}}, "Reasons[0] has neither a Header nor a Path: set one\n" +
+			"Reasons[1] has the Format Seconds: clear it, because a reason is text\n" +
+			"Reasons[2] has an After: clear it, because the whole value is the reason"},
 		{rules(Rule{Status: 42}, Rule{Status: 1000}), "Rules[0].Status is 42: it must be from 100 to 999, or 0 for any\nRules[1].Status is 1000: it must be from 100 to 999, or 0 for any"},
 		{rules(Rule{Value: "v"}), "Rules[0].Header is empty: set the header that has the Value, or clear Value"},
 		{rules(Rule{Path: "a"}), `Rules[0].Text is empty: set the text that the value at Path must match, or "*" for any`},

@@ -144,7 +144,7 @@ func all() map[string]Entry {
 			}},
 		}},
 		"Stripe": {"https://docs.stripe.com/rate-limits", read, answers.Profile{
-			Reasons: []string{"Stripe-Rate-Limited-Reason"},
+			Reasons: []answers.Field{{Header: "Stripe-Rate-Limited-Reason"}},
 			Rules: []answers.Rule{
 				{Status: 429, Header: "Stripe-Rate-Limited-Reason", Kind: answers.Limited},
 				{Status: 429, Path: "error.code", Text: "lock_timeout", Kind: answers.Other},
@@ -157,7 +157,7 @@ func all() map[string]Entry {
 		"Slack":    {"https://docs.slack.dev/apis/web-api/rate-limits.md", read, answers.Profile{Rules: []answers.Rule{{Status: 200, Path: "error", Text: "ratelimited", Kind: answers.Limited}}}},
 		"Discord": {"https://github.com/discord/discord-api-docs/blob/c98d64b/developers/topics/rate-limits.mdx", read, answers.Profile{
 			Quotas:  []answers.Quota{nameIn(family("", "X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset-After", answers.Seconds), "X-Ratelimit-Bucket")},
-			Reasons: []string{"X-Ratelimit-Scope"},
+			Reasons: []answers.Field{{Header: "X-Ratelimit-Scope"}},
 			Rules: []answers.Rule{
 				{Status: 429, Header: "X-Ratelimit-Global", Value: "true", Kind: answers.Limited, Wide: true},
 				{Status: 429, Header: "X-Ratelimit-Scope", Value: "global", Kind: answers.Limited, Wide: true},
@@ -167,7 +167,7 @@ func all() map[string]Entry {
 				{Status: 429, Header: "Content-Type", Value: "text/*", Text: "*1015*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
 			},
 		}},
-		"Notion": {"https://developers.notion.com/reference/request-limits", read, answers.Profile{Rules: []answers.Rule{{Status: 529, Kind: answers.Limited, Reason: "service_overload"}}}},
+		"Notion": {"https://developers.notion.com/reference/request-limits", read, answers.Profile{Reasons: []answers.Field{in("additional_data.rate_limit_reason", answers.Number)}, Rules: []answers.Rule{{Status: 529, Kind: answers.Limited, Reason: "service_overload"}}}},
 		"Airtable": {"https://support.airtable.com/docs/managing-api-call-limits-in-airtable.md", read, answers.Profile{Rules: []answers.Rule{
 			{Status: 429, Path: "errors.*.error", Text: "PUBLIC_API_BILLING_LIMIT_EXCEEDED", Kind: answers.Other},
 			{Status: 429, Kind: answers.Limited, Wait: 30 * time.Second},
@@ -198,7 +198,7 @@ func all() map[string]Entry {
 				family("", "X-Ratelimit-Limit", "X-Ratelimit-Remaining", "X-Ratelimit-Reset", answers.Timestamp),
 				withUnit(ietf.Quota("Beta-Ratelimit"), "points"),
 			},
-			Reasons: []string{"Ratelimit-Reason"},
+			Reasons: []answers.Field{{Header: "Ratelimit-Reason"}},
 			Rules:   []answers.Rule{{Status: 503, Header: "Retry-After", Kind: answers.Limited}},
 		}},
 		"X": {"https://docs.x.com/fundamentals/rate-limits", read, answers.Profile{
@@ -249,7 +249,7 @@ func all() map[string]Entry {
 		"Microsoft Graph": {"https://github.com/microsoftgraph/microsoft-graph-docs-contrib/blob/0135174/concepts/throttling-limits.md", read, answers.Profile{
 			Quotas:  []answers.Quota{{NameIn: "X-Ms-Throttle-Scope", Unit: "resource units", Share: num("X-Ms-Throttle-Limit-Percentage")}},
 			Charges: []answers.Charge{{Unit: "resource units", Field: num("X-Ms-Resource-Unit")}},
-			Reasons: []string{"X-Ms-Throttle-Information"},
+			Reasons: []answers.Field{{Header: "X-Ms-Throttle-Information"}},
 			Rules:   []answers.Rule{{Status: 503, Header: "Retry-After", Kind: answers.Limited}}, // kept whole: it may be minutes
 		}},
 		"Okta": {"https://github.com/okta/okta-developer-docs/blob/10e4405/packages/@okta/vuepress-site/docs/reference/rl-best-practices/index.md", read, answers.Profile{
