@@ -140,6 +140,7 @@ var githubResources = []struct {
 	{"POST", "/repos/", "/dependency-graph/snapshots", 5, "dependency_snapshots"},
 	{"", "", "/audit-log", 3, "audit_log"},
 	{"", "/repos/", "/dependency-graph/sbom", 5, "dependency_sbom"},
+	{"POST", "/actions/runner-registration", "", 2, "actions_runner_registration"}, // https://github.com/actions/runner/issues/1339
 }
 
 // githubCounts returns the Key of the primary limit of a resource.

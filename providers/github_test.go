@@ -215,6 +215,8 @@ func TestGitHubResources(t *testing.T) {
 		{"POST", github + "/repos/a/b/dependency-graph/snapshots", "dependency_snapshots"},
 		{"GET", github + "/orgs/a/audit-log", "audit_log"},
 		{"GET", github + "/repos/a/b/dependency-graph/sbom", "dependency_sbom"},
+		{"POST", github + "/actions/runner-registration", "actions_runner_registration"},
+		{"POST", github + "/orgs/a/actions/runners/registration-token", "core"}, // https://github.com/actions/runner/issues/1386
 		{"GET", "https://ghe.example.com/api/v3/search/code", "code_search"},
 		{"POST", "https://ghe.example.com/api/graphql", "graphql"},
 		{"GET", "https://api.acme.ghe.com/search/issues", "search"},
