@@ -126,6 +126,41 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestRefusedScope checks which of three nested scopes a refusal pauses.
+func TestRefusedScope(t *testing.T) {
+	limiter := func(name string, unit string) *throttle.Limiter {
+		tier := throttle.PerHour(100)
+		tier.Unit = unit
+		return mustNew(t, throttle.Policy{Name: name, Tiers: []throttle.Tier{tier}}, nil)
+	}
+	for _, tt := range []struct {
+		name string
+		rule answers.Rule
+		want []bool // whether the route, the account and the address pause
+	}{
+		{"the route", answers.Rule{}, []bool{true, false, false}},
+		{"wide", answers.Rule{Wide: true}, []bool{false, false, true}},
+		{"requests", answers.Rule{Unit: "requests"}, []bool{false, true, false}},
+		{"invalid requests", answers.Rule{Unit: "invalid"}, []bool{false, false, true}},
+		{"a unit that no scope counts", answers.Rule{Unit: "points"}, []bool{true, false, false}},
+	} {
+		scopes := []*throttle.Limiter{limiter("route", ""), limiter("account", ""), limiter("address", "invalid")}
+		tt.rule.Kind, tt.rule.Wait = answers.Limited, time.Minute
+		tr := &throttle.Transport{
+			Limiter: scopes[0].Within(scopes[1].Within(scopes[2])),
+			Profile: &answers.Profile{Rules: []answers.Rule{tt.rule}}, Base: answering("429"),
+		}
+		if _, err := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); err != nil {
+			t.Fatal(err)
+		}
+		for i, l := range scopes {
+			if s, _ := l.Status(t.Context()); s.Paused > 0 != tt.want[i] {
+				t.Errorf("%s: scope %d paused for %v, want %v", tt.name, i, s.Paused, tt.want[i])
+			}
+		}
+	}
+}
+
 // TestWaitInBody checks that one request is sent after a close for a wait that a body named, and that
 // its refusal closes the quota again.
 func TestWaitInBody(t *testing.T) {

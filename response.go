@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -196,12 +197,8 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response) *answer
 		a.endBackoff()
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.timing.refused()
-		c := &a.charge
-		if answer.Wide && len(a.outer) > 0 {
-			c = &a.outer[len(a.outer)-1]
-		}
 		// If a shared store is not available, the next refusal pauses the quota.
-		_ = c.pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal)
+		_ = a.refusedBy(answer.Refusal).pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
 		a.endBackoff()
 	}
@@ -209,6 +206,17 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response) *answer
 		outcome.Tell(req.Context(), answer.Refusal)
 	}
 	return answer
+}
+
+// refusedBy returns the charge in the scope that a refusal pauses.
+func (a *attempt) refusedBy(r answers.Refusal) *charge {
+	c := &a.charge
+	for i := range a.outer {
+		if outer := &a.outer[i]; r.Wide || r.Unit != "" && slices.Contains(outer.revision.plan.Units(), r.Unit) {
+			c = outer
+		}
+	}
+	return c
 }
 
 // defaultProfile is the Profile of a Transport without one.

@@ -40,7 +40,9 @@
 package answers
 
 import (
+	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle/internal/jsonpath"
@@ -183,8 +185,9 @@ type Answer struct {
 	// positive Age, has none.
 	Readings []Reading
 
-	// Charged are the costs in the header, in the order of Profile.Charges; a Meter reads the
-	// costs in the body. Costs of one unit are added up. A response from a cache has none.
+	// Charged are the costs in the status and the header, in the order of Profile.Charges, and then
+	// those of Rule.Cost. A Meter reads the costs in the body. Costs of one unit are added up. A
+	// response from a cache has none.
 	Charged []Amount
 
 	// Refusal has the Kind Passed if the request was not refused.
@@ -270,10 +273,11 @@ func (p Profile) Read(r Response) Answer {
 		e.body.Scan(r.Body)
 	}
 	var a Answer
+	rule := p.match(&e)
 	if !cached(r.Header) {
-		a.Readings, a.Charged = p.readings(&e), p.charged(&e)
+		a.Readings, a.Charged = p.readings(&e), p.charged(rule, &e)
 	}
-	a.Refusal = p.refusal(&e, a.Readings)
+	a.Refusal = p.refusal(rule, &e, a.Readings)
 	return a
 }
 
@@ -287,14 +291,31 @@ func (p *Profile) readings(e *event) (rs []Reading) {
 	return rs
 }
 
-func (p *Profile) charged(e *event) (as []Amount) {
+// charged returns the charges in the status and the header. Those of the rule that matches, if it is
+// not nil, come last.
+func (p *Profile) charged(rule *Rule, e *event) (as []Amount) {
 	for i := range p.Charges {
 		c := &p.Charges[i]
-		if n, ok := c.inHead(e); ok {
+		if n, ok := c.inHead(e); ok && !rule.costs(c.Unit) {
 			as = addCharge(as, c, n)
 		}
 	}
+	if rule != nil && len(rule.Cost) > 0 {
+		for _, unit := range slices.Sorted(maps.Keys(rule.Cost)) {
+			as = append(as, Amount{unitOrRequests(unit), min(max(rule.Cost[unit], 0), maxCount)})
+		}
+	}
 	return as
+}
+
+// costs reports whether the rule has the cost of a unit.
+func (r *Rule) costs(unit string) (has bool) {
+	if r != nil && len(r.Cost) > 0 {
+		for name := range r.Cost {
+			has = has || unitOrRequests(name) == unitOrRequests(unit)
+		}
+	}
+	return has
 }
 
 // inHead returns the charge in the status and the header, if there is one.

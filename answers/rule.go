@@ -41,8 +41,9 @@ type Refusal struct {
 	// the quota for at most Policy.MaxPause.
 	FromBody bool
 
-	// Wide is Rule.Wide.
+	// Wide and Unit are Rule.Wide and Rule.Unit.
 	Wide bool
+	Unit string
 
 	// Reason comes from the rule or the response, and may be empty.
 	Reason string
@@ -77,9 +78,17 @@ type Rule struct {
 	// later rules don't apply to it.
 	Kind Kind
 
-	// Wide is true if the refusal has a wider scope than the limit of the request's own route,
-	// such as the whole account.
+	// Wide is true if the outermost scope pauses, such as the whole account, and not the scope of
+	// the request's own route.
 	Wide bool
+
+	// Unit is what the quota counts that refused. The outermost scope that counts it pauses, such as
+	// the account's inside the address's. If empty, or if no scope counts it, as Wide says.
+	Unit string
+
+	// Cost is what such a request costs, by unit. It replaces what the Charges read of these units
+	// in the status and the header. If nil, the Charges count.
+	Cost map[string]int64
 
 	// Delay are the places of the wait, if it is in none of Profile.RetryAfter. The first
 	// usable value counts, and headers come before the body.
@@ -101,12 +110,20 @@ type Rule struct {
 	Reason string
 }
 
-// refusal returns the refusal of the first rule that matches, or of the standards if none does.
-func (p *Profile) refusal(e *event, known []Reading) Refusal {
+// match returns the first rule that matches, or nil if none does.
+func (p *Profile) match(e *event) *Rule {
 	for i := range p.Rules {
-		if rule := &p.Rules[i]; rule.matches(e) {
-			return p.refusalBy(rule, e, known)
+		if p.Rules[i].matches(e) {
+			return &p.Rules[i]
 		}
+	}
+	return nil
+}
+
+// refusal returns the refusal of the rule that matches, or of the standards if that is nil.
+func (p *Profile) refusal(rule *Rule, e *event, known []Reading) Refusal {
+	if rule != nil {
+		return p.refusalBy(rule, e, known)
 	}
 	r, refused := retryafter.Read(&http.Response{StatusCode: e.Status, Header: e.Header}, e.now)
 	if !refused {
@@ -127,7 +144,7 @@ func (p *Profile) refusalBy(rule *Rule, e *event, known []Reading) Refusal {
 	if r.Kind == Passed {
 		return r
 	}
-	r.Wide = rule.Wide
+	r.Wide, r.Unit = rule.Wide, rule.Unit
 	after := p.RetryAfter
 	if after == nil {
 		after = []Field{{Header: "Retry-After", Format: RetryAfter}}

@@ -127,6 +127,14 @@ func (v *validator) rule(r *Rule) {
 	if _, err := location(r.Until); err != nil && r.Until != "" {
 		v.add("Until", `is %q: it must be an IANA time zone, such as "UTC" (%w)`, r.Until, err)
 	}
+	if r.Wide && r.Unit != "" {
+		v.add("Unit", "is set together with Wide: clear one, because each names the scope that pauses")
+	}
+	for _, unit := range slices.Sorted(maps.Keys(r.Cost)) {
+		if n := r.Cost[unit]; n < 0 || n > maxCount {
+			v.add("Cost", "is %d %s: it must be from 0 to %d", n, unitOrRequests(unit), int64(maxCount))
+		}
+	}
 	if r.Wait < 0 {
 		v.add("Wait", "is %v: it must be at least 0", r.Wait)
 	}

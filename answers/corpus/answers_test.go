@@ -179,6 +179,7 @@ func TestRefusals(t *testing.T) {
 		{name: "the zone of this machine", profile: until("Local"), status: 429, want: "limited for 7s"},
 		{name: "until midnight, with a shorter Retry-After", profile: until("UTC"), status: 429, lines: []string{"Retry-After: 3"}, want: "limited for 3s"},
 		{name: "Discord: global", profile: of("Discord"), status: 429, lines: []string{"Retry-After: 65", "X-RateLimit-Global: true"}, want: "limited wide for 1m5s"},
+		{name: "the quota of a unit", profile: Profile{Rules: []Rule{{Status: 429, Kind: Limited, Unit: "points"}}}, status: 429, want: "limited of points"},
 		{name: "Discord: a route", profile: of("Discord"), status: 429, lines: []string{"Retry-After: 65", "X-RateLimit-Scope: user"}, want: `limited for 1m5s "user"`},
 		{name: "the wait in the body", profile: Profile{RetryAfter: []Field{in("retry_after", Seconds)}}, status: 429, body: `{"retry_after":1336.57}`, want: "limited for 22m16.57s"},
 		{name: "the wait in the body of a success", profile: Profile{RetryAfter: []Field{in("retry_after", Seconds)}}, status: 200, body: `{"retry_after":1336.57}`, want: "nothing"},
@@ -294,6 +295,24 @@ func TestReasons(t *testing.T) {
 			t.Errorf("%d %q %q: %q, want %q", tt.status, tt.header, tt.body, got, tt.want)
 		}
 	}
+}
+
+// TestRuleCost checks that the Cost of a rule replaces the charges of its units, and no others.
+func TestRuleCost(t *testing.T) {
+	p := Profile{
+		Charges: []Charge{{Unit: "invalid", ByStatus: map[int]int64{429: 1, 0: 0}}, {Field: num("X-Cost")}, {Unit: "tokens", Field: num("X-Tokens")}},
+		Rules: []Rule{
+			{Status: 429, Header: "X-Scope", Value: "shared", Kind: Limited, Cost: map[string]int64{"invalid": 0}},
+			{Status: 202, Cost: map[string]int64{"": 7, "tokens": 1e18, "invalid": -1}},
+		},
+	}
+	run(t, []readTest{
+		{name: "another rule", profile: p, status: 429, lines: []string{"X-Cost: 5"}, want: "charged 1 invalid charged 5 requests limited"},
+		{name: "the rule", profile: p, status: 429, lines: []string{"X-Cost: 5", "X-Scope: shared"}, want: "charged 5 requests charged 0 invalid limited"},
+		{name: "not refused", profile: p, status: 202, lines: []string{"X-Cost: 5"}, want: "charged 7 requests charged 0 invalid charged 999999999999999 tokens"},
+		{name: "no rule", profile: p, status: 200, lines: []string{"X-Cost: 5", "X-Scope: shared"}, want: "charged 0 invalid charged 5 requests"},
+		{name: "from a cache", profile: p, status: 202, lines: []string{"Age: 5"}, want: "nothing"},
+	})
 }
 
 // TestMethod checks that a rule with a Method matches no other method, and reads the same body.
@@ -419,7 +438,7 @@ func checkAnswer(t *testing.T, name string, a Answer) {
 			t.Fatalf("%s: charge out of range: %+v", name, c)
 		}
 	}
-	if a.Wide && a.Kind == Passed || a.Delay < 0 || a.Delay%time.Microsecond != 0 || a.Known != (a.Delay > 0) || a.Known && a.Kind == Passed {
+	if (a.Wide || a.Unit != "") && a.Kind == Passed || a.Delay < 0 || a.Delay%time.Microsecond != 0 || a.Known != (a.Delay > 0) || a.Known && a.Kind == Passed {
 		t.Fatalf("%s: %+v", name, a.Refusal)
 	}
 }

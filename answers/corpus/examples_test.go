@@ -60,6 +60,9 @@ func format(a Answer) string {
 	if a.Wide {
 		add("wide")
 	}
+	if a.Unit != "" {
+		add("of %s", a.Unit)
+	}
 	if a.Known {
 		add("for %v", a.Delay)
 	}

@@ -65,6 +65,9 @@ func TestValidate(t *testing.T) {
 		{rules(Rule{Value: "v"}), "Rules[0].Header is empty: set the header that has the Value, or clear Value"},
 		{rules(Rule{Path: "a"}), `Rules[0].Text is empty: set the text that the value at Path must match, or "*" for any`},
 		{rules(Rule{Kind: 9, Wait: -time.Second}), "Rules[0].Kind is 9: it must be Passed, Limited, Banned or Other\nRules[0].Wait is -1s: it must be at least 0"},
+		{rules(Rule{Wide: true, Unit: "a"}), "Rules[0].Unit is set together with Wide: clear one, because each names the scope that pauses"},
+		{rules(Rule{Cost: map[string]int64{"a": 1, "b": -1, "c": 1e15}}), "Rules[0].Cost is -1 b: it must be from 0 to 999999999999999\n" +
+			"Rules[0].Cost is 1000000000000000 c: it must be from 0 to 999999999999999"},
 		{rules(Rule{Until: "Local"}), `Rules[0].Until is "Local": it must be an IANA time zone, such as "UTC" (not an IANA time zone)`},
 		{rules(Rule{Until: "PST8PST"}), `Rules[0].Until is "PST8PST": it must be an IANA time zone, such as "UTC" (unknown time zone PST8PST)`},
 		{rules(Rule{Header: "H", Value: "a*b", Text: "*a*b*"}), `Rules[0].Value is "a*b": a * may only begin or end it` + "\n" + `Rules[0].Text is "*a*b*": a * may only begin or end it`},
