@@ -90,6 +90,121 @@ func TestDiscordRefusals(t *testing.T) {
 	})
 }
 
+// interactionToken is a token of an interaction, whose routes the global limit leaves alone.
+const interactionToken = "aW50ZXJhY3Rpb246MTo" // interaction:1:
+
+// TestDiscordInteractions checks that neither the bot's 50 requests a second nor a global 429 delay an
+// interaction, and that a block of the address does.
+func TestDiscordInteractions(t *testing.T) {
+	followUp := discord + "/webhooks/1/" + interactionToken
+	for url, own := range map[string]bool{
+		discord + "/interactions/7/" + interactionToken + "/callback": true,
+		followUp:                            true,
+		followUp + "/messages/@original":    true,
+		followUp + "/messages/7":            true,
+		discord + "/webhooks/1/" + "secret": false,
+		discord + "/webhooks/1":             false,
+		discord + "/channels/1/messages":    false,
+	} {
+		t.Run(url, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := &scripted{}
+				rt := over(t, providers.Discord(), api)
+				want := func(when string, bound time.Duration) {
+					t.Helper()
+					if own {
+						bound = 0
+					}
+					if _, _, took := send(t, rt, get(t, url)); took != bound {
+						t.Errorf("%s: waited %v, want %v", when, took, bound)
+					}
+				}
+				for i := range 50 {
+					send(t, rt, get(t, fmt.Sprintf("%s/guilds/%d", discord, i)))
+				}
+				want("the bot's second", time.Second)
+				api.next = append(api.next, fixture{Status: 429, Headers: map[string]any{"Retry-After": "65", "X-RateLimit-Global": "true", "X-RateLimit-Scope": "global"}})
+				time.Sleep(time.Minute)
+				send(t, rt, get(t, discord+"/guilds/1"))
+				want("a global 429", 65*time.Second)
+				time.Sleep(2 * time.Minute)
+				api.refuse(429, `{"code":0,"message":"You are being blocked from accessing our API temporarily"}`)
+				send(t, rt, get(t, discord+"/guilds/1"))
+				if _, err := rt.RoundTrip(get(t, url)); !errors.Is(err, throttle.ErrBanned) {
+					t.Errorf("the address is blocked: %v, want ErrBanned", err)
+				}
+			})
+		})
+	}
+}
+
+// TestDiscordInvalid checks which responses count as invalid requests.
+func TestDiscordInvalid(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		status int
+		scope  string
+		want   int64
+	}{
+		{"served", 200, "", 0}, {"not found", 404, "", 0}, {"a failure", 500, "", 0},
+		{"not authorized", 401, "", 1}, {"forbidden", 403, "", 1},
+		{"a refusal", 429, "user", 1}, {"a refusal of all", 429, "global", 1}, {"a refusal without a scope", 429, "", 1},
+		{"a refusal that others caused", 429, "shared", 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := &scripted{}
+				transport, err := providers.Discord().Transport(nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				transport.Base = api
+				f := fixture{Status: test.status, Headers: map[string]any{"Retry-After": "1"}, Body: "{}"}
+				if test.scope != "" {
+					f.Headers["X-RateLimit-Scope"] = test.scope
+				}
+				api.next = append(api.next, f)
+				send(t, transport, get(t, discord+"/channels/1/messages"))
+				status, err := transport.Route(get(t, discord+"/interactions/7/"+interactionToken+"/callback")).Status(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				address := status.Tiers[len(status.Tiers)-1]
+				if address.Tier.Unit != "invalid" || address.Used != test.want {
+					t.Errorf("%d %s requests, want %d invalid", address.Used, address.Tier.Unit, test.want)
+				}
+			})
+		})
+	}
+}
+
+// TestDiscordInvalidLimit checks that at most 10,000 requests are invalid in 10 minutes, that requests
+// then wait until the window allows more, and that valid requests are not held back before.
+func TestDiscordInvalidLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &scripted{}
+		rt := over(t, providers.Discord(), api)
+		interaction := func() *http.Request {
+			return get(t, discord+"/interactions/7/"+interactionToken+"/callback")
+		}
+		start := time.Now()
+		for range 10_000 {
+			send(t, rt, interaction()) // valid
+			api.refuse(403, "{}")
+			send(t, rt, interaction())
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("10,000 invalid and 10,000 valid requests took %v", took)
+		}
+		for _, url := range []string{discord + "/interactions/7/" + interactionToken + "/callback", discord + "/channels/1/messages"} {
+			send(t, rt, get(t, url))
+			if took := time.Since(start); took < 10*time.Minute || took > 10*time.Minute+time.Second {
+				t.Errorf("%s was sent after %v, want 10m", url, took)
+			}
+		}
+	})
+}
+
 func TestDiscordRoutes(t *testing.T) {
 	key := providers.Discord().Scope("route").Key
 	of := func(path string) string {

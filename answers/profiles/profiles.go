@@ -164,7 +164,7 @@ func all() map[string]Entry {
 				{Status: 429, Header: "X-Ratelimit-Scope", Kind: answers.Limited},
 				{Status: 429, Path: "message", Text: "You are being blocked*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
 				{Status: 429, Path: "retry_after", Text: "*", Kind: answers.Limited},
-				{Status: 429, Header: "Content-Type", Value: "text/*", Text: "*1015*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
+				{Status: 429, Header: "Content-Type", Value: "text/*", Kind: answers.Banned, Wide: true, Reason: "blocked"},
 			},
 		}},
 		"Notion": {"https://developers.notion.com/reference/request-limits", read, answers.Profile{Reasons: []answers.Field{in("additional_data.rate_limit_reason", answers.Number)}, Rules: []answers.Rule{{Status: 529, Kind: answers.Limited, Reason: "service_overload"}}}},
