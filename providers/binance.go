@@ -42,6 +42,7 @@ import (
 // The test networks and api.binance.us have quotas of their own. For testnet.binance.vision, set
 // Name and Hosts. For api.binance.us there is BinanceUS, and for futures BinanceFutures.
 func Binance() Provider {
+	cost := binanceCost(binanceWeights)
 	return Provider{
 		Name: "binance",
 		Scopes: []Scope{
@@ -49,12 +50,12 @@ func Binance() Provider {
 				fixed(100, 10*time.Second, "orders"), fixed(200_000, 24*time.Hour, "orders")),
 			some("sapi", "https://developers.binance.com/docs/margin_trading/general-info", binanceSAPI,
 				fixed(12_000, time.Minute, "sapi-ip"), fixed(180_000, time.Minute, "sapi-uid")),
-			some("weight", binancePage, when(func(req *http.Request) bool { return binanceCost(req)["weight"] > 0 && !binanceTrades(req) }),
+			some("weight", binancePage, when(func(req *http.Request) bool { return cost(req)["weight"] > 0 && !binanceTrades(req) }),
 				fixed(6_000, time.Minute, "weight")),
 			every("address", binancePage, fixed(300_000, 5*time.Minute, "")),
 		},
 		Cost: func(req *http.Request) throttle.Cost {
-			c := binanceCost(req)
+			c := cost(req)
 			if binanceTrades(req) {
 				delete(c, "weight")
 			}
@@ -72,15 +73,14 @@ func Binance() Provider {
 // BinanceUS is the REST API of Binance.US, with the limits of one IP address and one account. It is
 // an exchange of its own. An IP address has a weight of 1,200 a minute and 6,100 requests in 5
 // minutes; an account has 100 orders in 10 seconds and 200,000 a day. These are the limits that its
-// GET /api/v3/exchangeInfo has reported; a request is assumed to weigh what it weighs at Binance,
-// but placing or canceling an order weighs 1.
-// For everything else, see Binance.
+// GET /api/v3/exchangeInfo has reported. Most queries weigh half or less of what they weigh at
+// Binance; placing or canceling an order weighs 1. For everything else, see Binance.
 func BinanceUS() Provider {
-	const page = "https://docs.binance.us/"
+	const page = "https://github.com/binance-us/binance-us-api-docs/blob/6b62304/rest-api.md"
 	p := Binance()
-	p.Name, p.Hosts, p.Cost = "binance-us", []string{"api.binance.us"}, binanceCost
+	p.Name, p.Hosts, p.Cost = "binance-us", []string{"api.binance.us"}, binanceCost(binanceUSWeights)
 	p.Scope("weight").Policy.Tiers = []throttle.Tier{fixed(1_200, time.Minute, "weight")}
-	p.Scope("weight").Key = when(func(req *http.Request) bool { return binanceCost(req)["weight"] > 0 })
+	p.Scope("weight").Key = when(func(req *http.Request) bool { return p.Cost(req)["weight"] > 0 })
 	p.Scope("address").Policy.Tiers = []throttle.Tier{fixed(6_100, 5*time.Minute, "")}
 	for i := range p.Scopes {
 		p.Scopes[i].Page = page
@@ -118,20 +118,23 @@ func fixed(limit int64, window time.Duration, unit string) throttle.Tier {
 	return throttle.Tier{Limit: limit, Window: window, Unit: unit, Algorithm: throttle.FixedWindow, Phase: throttle.UnknownPhase}
 }
 
-// binanceCost returns the cost of a request. A request below /sapi has no weight elsewhere.
-func binanceCost(req *http.Request) throttle.Cost {
-	if endpoint, sapi := binanceSAPI(req); sapi {
-		c := throttle.Cost{"sapi-ip": 1, "sapi-uid": 1}
-		if n := binanceSAPIWeights[endpoint]; n > 0 {
-			c["sapi-uid"] = int64(n)
+// binanceCost returns the costs of requests with these weights. A request below /sapi has no weight
+// elsewhere.
+func binanceCost(weights map[string]weight) func(*http.Request) throttle.Cost {
+	return func(req *http.Request) throttle.Cost {
+		if endpoint, sapi := binanceSAPI(req); sapi {
+			c := throttle.Cost{"sapi-ip": 1, "sapi-uid": 1}
+			if n := binanceSAPIWeights[endpoint]; n > 0 {
+				c["sapi-uid"] = int64(n)
+			}
+			return c
+		}
+		c := throttle.Cost{"weight": binanceWeight(req, weights)}
+		if n := binanceOrders(req); n > 0 {
+			c["orders"] = n
 		}
 		return c
 	}
-	c := throttle.Cost{"weight": binanceWeight(req)}
-	if n := binanceOrders(req); n > 0 {
-		c["orders"] = n
-	}
-	return c
 }
 
 // binanceSAPI returns the endpoint of a request below /sapi, without its version.
@@ -193,11 +196,23 @@ var binanceWeights = map[string]weight{
 	"myAllocations": always(20), "myPreventedMatches": always(20), "myFilters": always(40),
 }
 
+// binanceUSWeights are the weights of GET requests to Binance.US by path, from its documentation.
+var binanceUSWeights = map[string]weight{
+	"ping": always(1), "time": always(1), "exchangeInfo": always(10),
+	"depth":  byNumber(limitOr(100), 100, 1, 500, 5, 1000, 10, 50),
+	"trades": always(1), "historicalTrades": always(5), "aggTrades": always(1), "klines": always(1), "avgPrice": always(1),
+	"ticker/24hr":  byNumber(symbols(101), 20, 1, 100, 20, 40),
+	"ticker/price": with("symbol", 1, 2), "ticker/bookTicker": with("symbol", 1, 2), "ticker": each(2, symbols(1), 100),
+	"order": always(2), "openOrders": with("symbol", 3, 40), "allOrders": always(10),
+	"orderList": always(2), "openOrderList": always(3), "allOrderList": always(10),
+	"account": always(10), "rateLimit/order": always(20), "myTrades": always(10), "myPreventedMatches": always(10),
+}
+
 // binanceWeight returns the weight of a request.
-func binanceWeight(req *http.Request) int64 {
+func binanceWeight(req *http.Request, weights map[string]weight) int64 {
 	const unknown = 20
 	path, spot := strings.CutPrefix(req.URL.Path, "/api/v3/")
-	of, known := binanceWeights[path]
+	of, known := weights[path]
 	switch {
 	case !spot || req.Method == http.MethodGet && !known:
 		return unknown

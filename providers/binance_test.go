@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"sync"
@@ -278,17 +279,34 @@ func TestBinanceWeights(t *testing.T) {
 	}
 }
 
+// Binance.US has weights of its own.
+func TestBinanceUSWeights(t *testing.T) {
+	for request, want := range map[string]throttle.Cost{
+		"GET ping": {"weight": 1}, "GET exchangeInfo": {"weight": 10}, "GET account": {"weight": 10},
+		"GET depth": {"weight": 1}, "GET depth?limit=500": {"weight": 5}, "GET depth?limit=1000": {"weight": 10}, "GET depth?limit=5000": {"weight": 50},
+		"GET ticker/24hr": {"weight": 40}, "GET ticker/24hr?symbol=BTCUSD": {"weight": 1}, "GET ticker/price": {"weight": 2},
+		"GET openOrders": {"weight": 40}, "GET openOrders?symbol=BTCUSD": {"weight": 3}, "GET rateLimit/order": {"weight": 20},
+		"POST order": {"weight": 1, "orders": 1}, "DELETE order?orderId=7": {"weight": 1}, "POST order/cancelReplace": {"weight": 1, "orders": 1},
+		"GET madeUpYesterday": {"weight": 20},
+	} {
+		method, path, _ := strings.Cut(request, " ")
+		req := get(t, "https://api.binance.us/api/v3/"+path)
+		req.Method = method
+		if c := providers.BinanceUS().Cost(req); !maps.Equal(c, want) {
+			t.Errorf("%s costs %v, want %v", request, c, want)
+		}
+	}
+}
+
 // Orders have no weight, so they do not wait for it. Those of Binance.US do.
 func TestBinanceOrdersPassWeight(t *testing.T) {
-	for host, waits := range map[string]bool{"api.binance.com": false, "api.binance.us": true} {
+	for _, p := range []providers.Provider{providers.Binance(), providers.BinanceUS()} {
 		synctest.Test(t, func(t *testing.T) {
-			p := providers.Binance()
-			if waits {
-				p = providers.BinanceUS()
-			}
-			p.Scope("weight").Policy.Tiers[0].Limit = 250
+			host, waits := p.Hosts[0], p.Name == "binance-us"
+			deep := get(t, "https://"+host+"/api/v3/depth?limit=5000")
+			p.Scope("weight").Policy.Tiers[0].Limit = p.Cost(deep)["weight"]
 			rt := over(t, p, accepting{})
-			send(t, rt, get(t, "https://"+host+"/api/v3/depth?limit=5000"))
+			send(t, rt, deep)
 			cancel := get(t, "https://"+host+"/api/v3/order?orderId=7")
 			cancel.Method = http.MethodDelete
 			for _, req := range []*http.Request{post(t, "https://"+host+"/api/v3/order"), cancel} {
@@ -326,8 +344,8 @@ func TestBinanceQuotas(t *testing.T) {
 	}
 	t.Run("US", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			if n := atOnce(t, providers.BinanceUS(), 100, func() *http.Request { return get(t, "https://api.binance.us/api/v3/depth?limit=1000") }); n != 24 {
-				t.Errorf("%d at once, want 24", n)
+			if n := atOnce(t, providers.BinanceUS(), 121, func() *http.Request { return get(t, "https://api.binance.us/api/v3/depth?limit=1000") }); n != 120 {
+				t.Errorf("%d at once, want 120", n)
 			}
 		})
 	})

@@ -47,6 +47,7 @@ var saturations = []saturation{
 	{rules: "discord", preset: providers.Discord, workers: 24, length: time.Minute, floor: 0.9},
 	{rules: "kraken", preset: providers.Kraken, workers: 40, length: 2 * time.Minute, floor: 0.9},
 	{rules: "binance", preset: providers.Binance, workers: 64, length: 130 * time.Second, floor: 0.9},
+	{rules: "binanceus", preset: providers.BinanceUS, workers: 40, length: 130 * time.Second, floor: 0.9},
 	{rules: "stripe", preset: providers.Stripe, workers: 60, length: 5 * time.Second, floor: 0.9},
 	{rules: "hubspot", preset: func() providers.Provider { return providers.HubSpot("UTC") }, workers: 48, length: 40 * time.Second, floor: 0.9},
 	{rules: "shopifyrest", preset: providers.ShopifyREST, workers: 24, length: 3 * time.Minute, floor: 0.9},
