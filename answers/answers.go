@@ -6,8 +6,8 @@
 // several meanings: RateLimit-Reset is 41 seconds in the IETF drafts and at Zendesk, and 1609844400
 // at GitLab. Package answers therefore infers nothing from a name or a value. A [Profile] lists, as
 // data, which header holds what in which [Format]. A value that doesn't fit its format is ignored.
-// Package profiles has the profiles of fifty APIs, and [Common] reads what has one meaning, whoever
-// sends it. The page docs/unlisted.md writes a profile from an API's documentation, step by step.
+// Package profiles has the profiles of fifty APIs, and [Common] reads fields that mean the same at
+// every API. The page docs/unlisted.md writes a profile from an API's documentation, step by step.
 //
 //	github := answers.Profile{Quotas: []answers.Quota{{
 //		NameIn:    "X-RateLimit-Resource",

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Common returns a Profile for APIs without a description. It reads only what has one meaning,
-// whoever sends it:
+// Common returns a Profile for APIs without a description. It reads only fields
+// that mean the same at every API:
 //
 //   - The header retry-after-ms.
 //   - Waits in the bodies of 429s: Google's retryDelay, OpenAI's "try again in 1.2s", Telegram's

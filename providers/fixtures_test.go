@@ -157,7 +157,7 @@ func TestPresetsReadFixtures(t *testing.T) {
 		}},
 		{page: "binance", preset: providers.Binance(), except: map[string]answers.Kind{
 			// One order of two was placed: a client that paused would not see it.
-			"cancel-replace: cancelled, new order refused for its count": answers.Passed,
+			"cancel-replace: canceled, new order refused for its count": answers.Passed,
 		}},
 		{page: "binancefutures", preset: providers.BinanceFutures()},
 		{page: "bybit", preset: providers.Bybit()},

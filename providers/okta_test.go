@@ -24,7 +24,7 @@ func TestOkta(t *testing.T) {
 	}
 	checkAtOnce(t, providers.Okta, []atOnceTest{
 		{"an endpoint", 600, []func() *http.Request{users}},
-		{"an endpoint, whoever", 600, []func() *http.Request{to(t, "GET", org+"/api/v1/users/00ub0oNGTSWTBKOLGLNR"), to(t, "GET", org+"/api/v1/users/a@example.com")}},
+		{"an endpoint, of several users", 600, []func() *http.Request{to(t, "GET", org+"/api/v1/users/00ub0oNGTSWTBKOLGLNR"), to(t, "GET", org+"/api/v1/users/a@example.com")}},
 		{"the log", 120, []func() *http.Request{to(t, "GET", org+"/api/v1/logs?q=x")}},
 		{"authorize", 1_200, []func() *http.Request{to(t, "GET", org+"/oauth2/v1/authorize")}},
 		{"keys", 2_500, []func() *http.Request{to(t, "GET", org+"/oauth2/v1/keys"), to(t, "GET", org+"/.well-known/openid-configuration")}},

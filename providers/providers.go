@@ -12,10 +12,9 @@
 //	p.Scope("account").Policy.Tiers = []throttle.Tier{throttle.PerSecond(500)}
 //	client, err := p.Client(store)
 //
-// A program that talks to many APIs uses [Auto], which recognizes each by its host. [Lookup] returns the
-// presets of a host.
+// A program that talks to many APIs uses [Auto], which recognizes an API by the host of a request.
+// [Lookup] returns the presets of a host.
 //
-// [Auto] recognizes an API by the host of a request, and [Lookup] returns the presets of a host.
 // With [Provider.Account] each account has quotas of its own. [Provider.Tokens] may be a tokenizer,
 // for exact counts where a language model's API limits tokens.
 //
