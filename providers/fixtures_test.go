@@ -1,10 +1,7 @@
 package providers_test
 
 import (
-	"encoding/json"
-	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -12,42 +9,11 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/fixtures"
 	"github.com/apithrottle/throttle/providers"
 )
 
-// A fixture is a response as a provider sends it, from its documentation or from a capture.
-type fixture struct {
-	Name, Source string
-	// Sure is how well the response is known: "documented", "captured", "sdk" or "reported".
-	Sure    string
-	Request struct {
-		Method, Host, Path string
-		Headers            map[string]any
-		Body               any
-	}
-	Status  int
-	Headers map[string]any // a string, or a list of strings
-	Body    any            // text, or JSON
-	Means   struct {
-		Refused any
-		Of      string
-		Wait    any
-		Kind    string
-	}
-}
-
-// A page is what is known of a provider. It was written without a look at its preset.
-type page struct {
-	Provider, Read string
-	Sources        map[string]string
-	Hosts          []string
-	Limits         []struct {
-		Name, Match string
-		Limit       any // a number, or text
-		Burst       float64
-	}
-	Responses []fixture
-}
+type fixture = fixtures.Response
 
 // TestFixtures checks that each page of testdata/fixtures names its sources and the day on which
 // they were read, and that each response could have been sent.
@@ -80,43 +46,13 @@ func TestFixtures(t *testing.T) {
 }
 
 // readPage reads a page of testdata/fixtures.
-func readPage(t *testing.T, name string) (p page) {
+func readPage(t *testing.T, name string) fixtures.Page {
 	t.Helper()
-	text, err := os.ReadFile("testdata/fixtures/" + name + ".json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(text, &p); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
-	return p
-}
-
-// response returns the fixture as a Profile reads it.
-func (f fixture) response() answers.Response {
-	r := answers.Response{Status: f.Status, Header: make(http.Header), Got: time.Now()}
-	for name, value := range f.Headers {
-		if lines, ok := value.([]any); ok {
-			for _, line := range lines {
-				r.Header.Add(name, fmt.Sprint(line))
-			}
-		} else {
-			r.Header.Set(name, fmt.Sprint(value))
-		}
-	}
-	if at, err := http.ParseTime(r.Header.Get("Date")); err == nil {
-		r.Got = at
-	}
-	if text, ok := f.Body.(string); ok {
-		r.Body = []byte(text)
-	} else if f.Body != nil {
-		r.Body, _ = json.Marshal(f.Body)
-	}
-	return r
+	return fixtures.Read(t, "testdata/fixtures/"+name+".json")
 }
 
 // kinds returns what a profile may take the response for, by what the fixture says of it.
-func (f fixture) kinds() []answers.Kind {
+func kinds(f fixture) []answers.Kind {
 	means := f.Means
 	switch {
 	case means.Refused != true:
@@ -239,11 +175,11 @@ func TestPresetsReadFixtures(t *testing.T) {
 				continue
 			}
 			read++
-			want := f.kinds()
+			want := kinds(f)
 			if kind, ok := test.except[f.Name]; ok {
 				want = []answers.Kind{kind}
 			}
-			if got := test.preset.Profile.Read(f.response()).Refusal; !slices.Contains(want, got.Kind) {
+			if got := test.preset.Profile.Read(f.Answer(time.Now())).Refusal; !slices.Contains(want, got.Kind) {
 				t.Errorf("%s: %q, status %d, refused %v of %s (%s): read as %+v, want %v", test.page, f.Name, f.Status, f.Means.Refused, f.Means.Of, f.Means.Kind, got, want)
 			}
 		}

@@ -56,7 +56,7 @@ func (s *scripted) RoundTrip(req *http.Request) (*http.Response, error) {
 	if len(s.next) > 0 {
 		f := s.next[0]
 		s.next = s.next[1:]
-		r := f.response()
+		r := f.Answer(time.Now())
 		r.Header.Set("Content-Type", "application/json")
 		resp.StatusCode, resp.Header, resp.Body = r.Status, r.Header, io.NopCloser(bytes.NewReader(r.Body))
 	}

@@ -1,10 +1,8 @@
 package corpus_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -12,60 +10,13 @@ import (
 	"time"
 
 	. "github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/fixtures"
 )
 
-// A fixture is a response of providers/testdata/fixtures, and what it means.
-type fixture struct {
-	Name    string
-	Status  int
-	Headers map[string]any // a string, or a list of strings
-	Body    any            // text, or JSON
-	Means   struct {
-		Refused        any
-		Of, Wait, Kind any
-	}
-}
-
-func (f fixture) response() Response {
-	r := Response{Status: f.Status, Header: http.Header{}, Got: monday}
-	for name, value := range f.Headers {
-		lines, ok := value.([]any)
-		if !ok {
-			lines = []any{value}
-		}
-		for _, line := range lines {
-			r.Header.Add(name, fmt.Sprint(line))
-		}
-	}
-	if at, err := http.ParseTime(r.Header.Get("Date")); err == nil {
-		r.Got = at
-	}
-	if text, ok := f.Body.(string); ok {
-		r.Body = []byte(text)
-	} else if f.Body != nil {
-		r.Body, _ = json.Marshal(f.Body)
-	}
-	return r
-}
-
-// rate reports whether the fixture is a refusal for lack of quota, which a wait of its own mends.
-func (f fixture) rate() bool {
+// isRate reports whether the fixture is a refusal for lack of quota, which a wait of its own mends.
+func isRate(f fixtures.Response) bool {
 	m := f.Means
 	return m.Refused == true && m.Kind != "outage" && m.Kind != "poison" && m.Kind != "spend" && m.Kind != "lockout" && m.Of != "nothing" && m.Of != "object"
-}
-
-// readFixtures reads a page of fixtures.
-func readFixtures(t *testing.T, file string) []fixture {
-	t.Helper()
-	var page struct{ Responses []fixture }
-	b, err := os.ReadFile(file)
-	if err == nil {
-		err = json.Unmarshal(b, &page)
-	}
-	if err != nil {
-		t.Fatal(file, err)
-	}
-	return page.Responses
 }
 
 func TestCommonFixtures(t *testing.T) {
@@ -75,9 +26,9 @@ func TestCommonFixtures(t *testing.T) {
 	}
 	n := 0
 	for _, file := range files {
-		for _, f := range readFixtures(t, file) {
+		for _, f := range fixtures.Read(t, file).Responses {
 			n++
-			got, zero := Common().Read(f.response()), Profile{}.Read(f.response())
+			got, zero := Common().Read(f.Answer(monday)), Profile{}.Read(f.Answer(monday))
 			why := contradicts(got, zero, f)
 			if len(got.Readings)+len(got.Charged) > 0 {
 				why = "which reads more than refusals"
@@ -91,13 +42,13 @@ func TestCommonFixtures(t *testing.T) {
 }
 
 // contradicts returns how an answer contradicts the fixture beyond what the standards say, or "".
-func contradicts(got, zero Answer, f fixture) string {
+func contradicts(got, zero Answer, f fixtures.Response) string {
 	switch {
-	case got.Kind == Limited && !f.rate() && f.Means.Of != "object" && zero.Kind != Limited:
+	case got.Kind == Limited && !isRate(f) && f.Means.Of != "object" && zero.Kind != Limited:
 		return "which is no refusal for lack of quota"
-	case got.Kind != Limited && got.Kind != Passed && f.rate():
+	case got.Kind != Limited && got.Kind != Passed && isRate(f):
 		return "which is a refusal for lack of quota"
-	case got.Kind != Limited && zero.Kind == Limited && f.rate():
+	case got.Kind != Limited && zero.Kind == Limited && isRate(f):
 		return "which the standards read as a refusal"
 	case !got.Known || got.Delay == zero.Delay:
 		return ""
@@ -106,17 +57,17 @@ func contradicts(got, zero Answer, f fixture) string {
 	want, err := time.ParseDuration(durations.FindString(text))
 	if text == "until midnight Pacific" {
 		la, _ := time.LoadLocation("America/Los_Angeles")
-		now := f.response().Got.In(la)
+		now := f.Answer(monday).Got.In(la)
 		want, err = time.Date(now.Year(), now.Month(), now.Day()+1, 0, 0, 0, 0, la).Sub(now), nil
 	}
 	if _, iso, found := strings.Cut(text, "until 20"); found {
 		var at time.Time
 		if at, err = time.Parse(time.RFC3339, "20"+strings.Fields(iso)[0]); err == nil {
-			want = at.Sub(f.response().Got)
+			want = at.Sub(f.Answer(monday).Got)
 		}
 	}
 	if text == "until 00:00 UTC" {
-		want, err = f.response().Got.Truncate(24*time.Hour).Add(24*time.Hour).Sub(f.response().Got), nil
+		want, err = f.Answer(monday).Got.Truncate(24*time.Hour).Add(24*time.Hour).Sub(f.Answer(monday).Got), nil
 	}
 	if slack := time.Second + want/10; err != nil || got.Delay < want-slack || got.Delay > want+slack {
 		return "whose wait is another"

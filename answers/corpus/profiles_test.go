@@ -11,6 +11,7 @@ import (
 	. "github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/answers/ietf"
 	shipped "github.com/apithrottle/throttle/answers/profiles"
+	"github.com/apithrottle/throttle/internal/fixtures"
 )
 
 func at(header string, f Format) Field { return Field{Header: header, Format: f} }
@@ -111,17 +112,17 @@ var except = map[string]bool{
 // TestProfilesFixtures checks the profiles against what is known of the providers' responses.
 func TestProfilesFixtures(t *testing.T) {
 	for name, page := range fixturesOf {
-		for _, f := range readFixtures(t, "../../providers/testdata/fixtures/"+page[0]+".json") {
+		for _, f := range fixtures.Read(t, "../../providers/testdata/fixtures/"+page[0]+".json").Responses {
 			if !strings.HasPrefix(f.Name, page[1]) {
 				continue
 			}
-			got := read(profiles[name], f.response())
-			why := contradicts(got, Profile{}.Read(f.response()), f)
+			got := read(profiles[name], f.Answer(monday))
+			why := contradicts(got, Profile{}.Read(f.Answer(monday)), f)
 			switch {
 			case why != "" || f.Means.Of == "object":
-			case got.Kind == Passed && f.rate():
+			case got.Kind == Passed && isRate(f):
 				why = "which is a refusal"
-			case got.Kind == Limited && !f.rate():
+			case got.Kind == Limited && !isRate(f):
 				why = "which is no refusal for lack of quota"
 			}
 			if except[name+": "+f.Name] {
