@@ -136,9 +136,9 @@ func kinds(t *testing.T) []kind {
 		{"Hindi", hindi, other},
 		{"Thai", thai, other},
 		{"emoji", "😀 🎉 👍 🚀 ❤️ 🔥 😂 🙏 ✅ 🌍 👩‍💻 🇩🇪 ⭐ 🎂 🐍 📈", other},
-		{"JavaScript, minified", script, other},
-		{"SQL", sql, other},
-		{"HTML", html, other},
+		{"JavaScript, minified", script, main},
+		{"SQL", sql, main},
+		{"HTML", html, main},
 		{"hexadecimal", fmt.Sprintf("%x", data), other},
 		{"base64", base64.StdEncoding.EncodeToString(data), other},
 	}

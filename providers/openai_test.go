@@ -124,7 +124,7 @@ func TestOpenAICost(t *testing.T) {
 	}{
 		{"a chat", `{"model":"m","messages":[{"role":"user","content":"four, four"}]}`, "m", 11},
 		{"a chat with a maximum", `{"model":"m","messages":[{"role":"user","content":"four, four"}],"max_completion_tokens":100}`, "m", 100},
-		{"a maximum below the prompt", `{"max_output_tokens":7,"input":"four four four four","model":"m"}`, "m", 12},
+		{"a maximum below the prompt", `{"max_output_tokens":7,"input":"four four four four","model":"m"}`, "m", 11},
 		{"choices", `{"model":"m","prompt":"","max_tokens":10,"n":3}`, "m", 30},
 		{"a model after a long prompt", `{"input":"` + long + `","model":"m"}`, "m", 80_003},
 		{"a model below the top level", `{"input":{"model":"x"}}`, "", 3},

@@ -18,6 +18,8 @@ func TestTokens(t *testing.T) {
 		{"Say hello.", 3},
 		{"the reading room", 4}, // "reading" is one letter longer than a short word
 		{"1234567", 3},
+		{"o.id, c.created_at", 8}, // a point or an underscore before a letter is half a token
+		{"a._b c_1", 6},
 		{`{"id":12345,"ok":true}`, 10},
 		{"a\n\n    b", 3},
 		{"a 12", 3}, // a space doesn't belong to a number
