@@ -56,6 +56,8 @@ func Dial(server *miniredis.Miniredis, delay func() time.Duration) *redis.Client
 	return redis.NewClient(&redis.Options{
 		Addr:     "127.0.0.1:6379", // an IP address, because a name would be looked up
 		PoolSize: 256,              // large enough to avoid a wait for a connection, whose timer would outlive the bubble
+		// The race detector marks each byte of new buffers, and those of go-redis have 64 KiB in all.
+		ReadBufferSize: 4 << 10, WriteBufferSize: 4 << 10,
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			conn, err := server.Dial()
 			if err != nil {
