@@ -54,7 +54,7 @@ func TestNotionReason(t *testing.T) {
 			want = "service_overload"
 		}
 		p := providers.Notion().Profile
-		if r := f.response(); f.Status != 200 && !p.Peeks(r.Status, r.Header) || p.Read(r).Reason != want {
+		if r := f.Answer(time.Now()); f.Status != 200 && !p.Peeks(r.Status, r.Header) || p.Read(r).Reason != want {
 			t.Errorf("%s: %+v, want the reason %q", f.Name, p.Read(r).Refusal, want)
 		}
 	}
