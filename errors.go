@@ -29,7 +29,8 @@ var (
 	// ErrQueueFull: Policy.MaxQueue callers already wait.
 	ErrQueueFull = errors.New("throttle: queue is full")
 
-	// ErrBanned: the provider closed the quota for longer than Policy.MaxPause.
+	// ErrBanned: the provider has banned the caller, or asked for a longer pause than
+	// Policy.MaxPause.
 	ErrBanned = errors.New("throttle: the provider closed the quota")
 
 	// ErrNeedsPermit: the policy limits concurrency, so every admission must be released.

@@ -19,10 +19,9 @@ import (
 // routes: each route uses only its own responses.
 //
 // Discord bans an IP address after 10,000 invalid requests in 10 minutes. A request is invalid if its
-// response is a 401, a 403, or a 429 that others have not caused. Then all requests wait until the
-// window allows more. A program that fails this often should look for the reason: the scope
-// "address" reports how many were invalid. Bots of one address that have separate stores, or other
-// names, each count their own.
+// response is a 401, a 403, or a 429 that others have not caused. One that gets no response counts as
+// invalid. After 10,000 all requests wait until the window allows more. The limiter counts only what
+// passes through it: bots of one address need a shared store and one Name to count together.
 //
 // A 429 of a resource's own limit, which others may have used up, reports a longer wait than the
 // bucket does. The longer wait counts. A block of the IP address, which names no wait, closes all

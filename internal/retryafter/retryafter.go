@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	mostSeconds   = 100 * 365 * 24 * time.Hour // the largest number of seconds
+	century       = 100 * 365 * 24 * time.Hour // the largest number of seconds
 	year          = 366 * 24 * time.Hour
 	maxItems      = 32
 	Longest       = 31 * 24 * time.Hour // the longest delay: no limit has a longer period
@@ -121,8 +121,8 @@ func Seconds(v string) (d time.Duration, ok bool) {
 		return 0, false
 	}
 	n, err := strconv.ParseInt(whole, 10, 64)
-	if err != nil || n >= int64(mostSeconds/time.Second) { // ParseInt fails if the number exceeds an int64
-		return mostSeconds, true
+	if err != nil || n >= int64(century/time.Second) { // ParseInt fails if the number exceeds an int64
+		return century, true
 	}
 	micros, _ := strconv.ParseInt((fraction + "000000")[:6], 10, 64) // six digits
 	if len(fraction) > 6 && strings.Trim(fraction[6:], "0") != "" {
