@@ -90,6 +90,29 @@ func TestAnthropicPools(t *testing.T) {
 	}
 }
 
+// Requests are spread over the minute, because Anthropic may enforce 60 a minute as 1 a second. Fast
+// mode has headers of its own.
+func TestAnthropicPaceAndFastMode(t *testing.T) {
+	checkBurst(t, func() providers.Provider { return providers.Anthropic(600, 1e9, 1e9) }, "messages", 10,
+		func() *http.Request { return message(t, "claude-opus-4-8", 10, 10, false) })
+	for _, unit := range []string{"Input", "Output"} {
+		synctest.Test(t, func(t *testing.T) {
+			rt := over(t, providers.Anthropic(60_000, 60_000, 60_000), &scripted{header: http.Header{
+				"Anthropic-Fast-" + unit + "-Tokens-Limit":     {"60000"},
+				"Anthropic-Fast-" + unit + "-Tokens-Remaining": {"0"},
+				"Anthropic-Fast-" + unit + "-Tokens-Reset":     {time.Now().Add(time.Minute).Format(time.RFC3339)},
+			}})
+			fast := func() *http.Request {
+				return postJSON(t, "https://api.anthropic.com/v1/messages", `{"model":"claude-opus-4-8","speed":"fast","max_tokens":2000,"messages":[{"role":"user","content":"`+strings.Repeat("one ", 2_000)+`"}]}`)
+			}
+			send(t, rt, fast())
+			if _, _, took := send(t, rt, fast()); took < time.Second || took > 5*time.Second {
+				t.Errorf("with no %s tokens left, 2,000 waited %v, want about two seconds", unit, took)
+			}
+		})
+	}
+}
+
 // Batches have a limit of their own, and what has no documented limit is not limited.
 func TestAnthropicEndpoints(t *testing.T) {
 	const host = "https://api.anthropic.com"

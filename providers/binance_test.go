@@ -343,26 +343,32 @@ func TestBinanceQuotas(t *testing.T) {
 		})
 	}
 	t.Run("US", func(t *testing.T) {
+		checkBurst(t, func() providers.Provider {
+			p := providers.BinanceUS()
+			p.Scope("weight").Policy.Tiers[0].Limit = 1_000_000
+			return p
+		}, "requests of an address", 6_100, to(t, "GET", "https://api.binance.us/api/v3/ping"))
 		synctest.Test(t, func(t *testing.T) {
 			if n := atOnce(t, providers.BinanceUS(), 121, func() *http.Request { return get(t, "https://api.binance.us/api/v3/depth?limit=1000") }); n != 120 {
 				t.Errorf("%d at once, want 120", n)
 			}
 		})
 	})
-	t.Run("sapi's weight is read", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			api := &scripted{}
-			rt := over(t, providers.Binance(), api)
-			api.header = http.Header{"X-Sapi-Used-Ip-Weight-1m": {"12000"}}
-			send(t, rt, get(t, sapi+"accountSnapshot"))
-			if _, _, took := send(t, rt, get(t, sapi+"margin/order")); took > 0 {
-				t.Errorf("another endpoint waited %v", took)
-			}
-			if _, _, took := send(t, rt, get(t, sapi+"accountSnapshot")); took < 30*time.Second {
-				t.Errorf("the used up endpoint waited %v", took)
-			}
+	for header, used := range map[string]string{"X-Sapi-Used-Ip-Weight-1m": "12000", "X-Sapi-Used-Uid-Weight-1m": "180000"} {
+		t.Run("sapi's weight is read: "+header, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := &scripted{header: http.Header{header: {used}}}
+				rt := over(t, providers.Binance(), api)
+				send(t, rt, get(t, sapi+"accountSnapshot"))
+				if _, _, took := send(t, rt, get(t, sapi+"margin/order")); took > 0 {
+					t.Errorf("another endpoint waited %v", took)
+				}
+				if _, _, took := send(t, rt, get(t, sapi+"accountSnapshot")); took < 30*time.Second {
+					t.Errorf("the used up endpoint waited %v", took)
+				}
+			})
 		})
-	})
+	}
 }
 
 // A refusal of an endpoint below /sapi pauses that endpoint, and an order too many of a day closes

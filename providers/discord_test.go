@@ -77,6 +77,30 @@ func TestDiscordRefusals(t *testing.T) {
 			})
 		})
 	}
+	for name, body := range map[string]string{
+		"a block closes every route":               `{"message":"You are being blocked from accessing our API temporarily due to exceeding our rate limits frequently."}`,
+		"a block by Cloudflare closes every route": `<html><title>Access denied</title><body>error code: 1015</body></html>`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := fakeapi.Discord()
+				rt := over(t, providers.Discord(), api)
+				api.Trap(fakeapi.Reply{Status: 429, Body: body})
+				send(t, rt, get(t, one))
+				for _, url := range []string{one, two} {
+					_, err := rt.RoundTrip(get(t, url))
+					var e *throttle.WaitError
+					if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || time.Until(e.Until) != time.Hour {
+						t.Errorf("%s: %v, want ErrBanned for an hour", url, err)
+					}
+				}
+				time.Sleep(time.Hour)
+				if status, _, took := send(t, rt, get(t, two)); status != 200 || took != 0 {
+					t.Errorf("an hour later: %d after %v", status, took)
+				}
+			})
+		})
+	}
 	t.Run("a shared 429 of 22 minutes closes the route", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			api := fakeapi.Discord()
@@ -225,6 +249,13 @@ func TestDiscordRoutes(t *testing.T) {
 	}
 	if a, b := of("/api/v10/webhooks/1/tokenA"), of("/api/v10/webhooks/1/tokenB"); a == b || strings.Contains(a, "tokenA") {
 		t.Errorf("webhooks with different tokens: %q, %q", a, b)
+	}
+}
+
+// The hosts of the test clients have the bot's limit, too.
+func TestDiscordHosts(t *testing.T) {
+	for _, host := range []string{"discord.com", "discordapp.com", "canary.discord.com", "ptb.discord.com"} {
+		checkBurst(t, providers.Discord, host, 50, to(t, "GET", "https://"+host+"/api/v10/users/@me"))
 	}
 }
 

@@ -103,6 +103,13 @@ func TestHubSpotRefusals(t *testing.T) {
 	}
 }
 
+// Each host of the API has the app's limit.
+func TestHubSpotHosts(t *testing.T) {
+	for _, host := range []string{"api.hubapi.com", "api-eu1.hubapi.com", "api.hubspot.com"} {
+		checkBurst(t, func() providers.Provider { return providers.HubSpot("") }, host, 100, to(t, "GET", "https://"+host+"/crm/v3/objects/contacts"))
+	}
+}
+
 func ExampleHubSpot() {
 	client, err := providers.HubSpot("America/New_York").Client(nil)
 	if err != nil {

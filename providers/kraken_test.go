@@ -1,6 +1,7 @@
 package providers_test
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -76,6 +78,7 @@ func TestKrakenRefusals(t *testing.T) {
 		{"EAPI with status 200", "Balance", `{"error":["EAPI:Rate limit exceeded"]}`, "Balance", time.Second, 2 * time.Second},
 		{"EOrder with status 200", "AddOrder", `{"error":["EOrder:Rate limit exceeded"]}`, "AddOrder", time.Second, 2 * time.Second},
 		{"EOrder leaves the other calls alone", "AddOrder", `{"error":["EOrder:Rate limit exceeded"]}`, "Balance", 0, 0},
+		{"EGeneral, too many requests", "Balance", `{"error":["EGeneral:Too many requests"]}`, "Balance", time.Second, 2 * time.Second},
 		{"another error is not a refusal", "AddOrder", `{"error":["EOrder:Insufficient funds"]}`, "AddOrder", 0, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -92,6 +95,30 @@ func TestKrakenRefusals(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A lockout closes the key's calls for 15 minutes, and public calls go on.
+func TestKrakenLockout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := fakeapi.Kraken()
+		rt := over(t, providers.Kraken(), api)
+		api.Trap(fakeapi.Reply{Body: `{"error":["EGeneral:Temporary lockout"]}`})
+		send(t, rt, kraken(t, "EditOrder", "pair=XBTUSD"))
+		for _, next := range []*http.Request{kraken(t, "Balance", ""), kraken(t, "EditOrder", "pair=ETHUSD")} {
+			_, err := rt.RoundTrip(next)
+			var e *throttle.WaitError
+			if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || time.Until(e.Until) != 15*time.Minute {
+				t.Errorf("%s: %v, want ErrBanned for 15 minutes", next.URL.Path, err)
+			}
+		}
+		if _, _, took := send(t, rt, get(t, "https://api.kraken.com/0/public/Ticker?pair=XBTUSD")); took != 0 {
+			t.Errorf("a public call waited %v", took)
+		}
+		time.Sleep(15 * time.Minute)
+		if status, _, took := send(t, rt, kraken(t, "Balance", "")); status != 200 || took != 0 {
+			t.Errorf("15 minutes later: %d after %v", status, took)
+		}
+	})
 }
 
 func ExampleKraken() {

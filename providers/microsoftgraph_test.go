@@ -54,21 +54,9 @@ func TestMicrosoftGraphMailbox(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				held := &holding{until: make(chan struct{})}
-				rt := over(t, providers.MicrosoftGraph(), held)
-				for range 10 {
-					req := test.next().WithContext(t.Context())
-					go func() {
-						if resp, err := rt.RoundTrip(req); err == nil {
-							resp.Body.Close()
-						}
-					}()
-				}
-				synctest.Wait()
-				if n := held.sent.Load(); int(n) != test.want {
+				if n := atATime(t, providers.MicrosoftGraph(), 10, test.next); n != test.want {
 					t.Errorf("%d at once, want %d", n, test.want)
 				}
-				close(held.until)
 			})
 		})
 	}

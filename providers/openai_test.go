@@ -49,6 +49,12 @@ func TestOpenAI(t *testing.T) {
 	}
 }
 
+// Requests are spread over the minute, because OpenAI may apply a limit to a second.
+func TestOpenAIPace(t *testing.T) {
+	checkBurst(t, func() providers.Provider { return providers.OpenAI(600, 1e9) }, "chats", 10,
+		func() *http.Request { return chat(t, "gpt-4o", 10, 10) })
+}
+
 const limitReached = `{"error":{"type":"tokens","code":"rate_limit_exceeded","message":"Rate limit reached for gpt-4o in organization org-x on tokens per min (TPM): Limit 30000, Used 28039, Requested 3906. `
 
 func TestOpenAIRefusals(t *testing.T) {

@@ -152,6 +152,24 @@ func checkUnlimited(t *testing.T, p func() providers.Provider, name string, next
 	})
 }
 
+// atATime returns how many of n requests the preset has in flight, if none is answered.
+func atATime(t *testing.T, p providers.Provider, n int, next func() *http.Request) int {
+	t.Helper()
+	held := &holding{until: make(chan struct{})}
+	defer close(held.until)
+	rt := over(t, p, held)
+	for range n {
+		req := next().WithContext(t.Context())
+		go func() {
+			if resp, err := rt.RoundTrip(req); err == nil {
+				resp.Body.Close()
+			}
+		}()
+	}
+	synctest.Wait()
+	return int(held.sent.Load())
+}
+
 // holding is a server that answers requests only after until is closed.
 type holding struct {
 	sent  atomic.Int64

@@ -88,7 +88,8 @@ func TestShopifyGraphQL(t *testing.T) {
 		fraction          float64
 	}{
 		{"unknown cost", providers.ShopifyGraphQL(), 252, 52, 0, 0.85}, // one at a time
-		{"known cost", asking(252), 252, 52, 2_000 - 252, 0.97},
+		// A response may count the 200 points that each of 7 others has not yet got back.
+		{"known cost", asking(252), 252, 52, 2_000 - 252 - 7*200, 0.99},
 		{"actual cost equals requested cost", asking(50), 50, 50, 2_000, 0.97},
 	} {
 		t.Run(load.name, func(t *testing.T) {

@@ -87,12 +87,34 @@ func TestSlackMethods(t *testing.T) {
 		"https://slack.com/api/views.open": 100, "https://slack.com/api/chat.appendStream": 100, "https://slack.com/api/reactions.add": 50,
 		"https://slack.com/api/auth.test": 600, "https://slack.com/api/apps.connections.open": 1, "https://slack.com/api/users.list": 20,
 		"https://hooks.slack.com/services/T0/B0/x": 1, "https://slack.com/oauth/v2/authorize": 1000,
+		"https://slack-gov.com/api/views.open": 100, "https://hooks.slack-gov.com/services/T0/B0/x": 1,
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			if n := atOnce(t, providers.Slack(), 1_000, func() *http.Request { return get(t, url) }); n != want {
 				t.Errorf("%s: %d at once, want %d", url, n, want)
 			}
 		})
+	}
+}
+
+// The limits of the methods that most apps call, as Slack's Java SDK lists them.
+func TestSlackTiers(t *testing.T) {
+	for want, methods := range map[int]string{
+		1: `apps.connections.open rtm.connect apps.manifest.create apps.manifest.update apps.manifest.delete admin.teams.create
+			conversations.acceptSharedInvite conversations.approveSharedInvite conversations.declineSharedInvite`,
+		20: `users.list conversations.list conversations.create search.messages usergroups.list pins.add reminders.add`,
+		50: `reactions.add reactions.get conversations.open conversations.join conversations.invite conversations.kick
+			conversations.leave conversations.mark conversations.history conversations.replies conversations.info chat.update
+			chat.delete chat.scheduleMessage chat.unfurl chat.meMessage users.lookupByEmail users.getPresence users.profile.set
+			bots.info bookmarks.list canvases.edit functions.completeSuccess functions.completeError assistant.threads.setTitle files.list`,
+		100: `views.open views.push views.update views.publish chat.postEphemeral chat.appendStream dialog.open users.info
+			users.profile.get files.info files.getUploadURLExternal files.completeUploadExternal oauth.v2.access im.open api.test
+			conversations.members`,
+		600: `auth.test chat.getPermalink blocks.validate`,
+	} {
+		for method := range strings.FieldsSeq(methods) {
+			checkBurst(t, providers.Slack, method, want, to(t, "POST", slack+method))
+		}
 	}
 }
 

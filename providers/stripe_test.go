@@ -133,6 +133,19 @@ func TestStripeQuotas(t *testing.T) {
 	}
 }
 
+// Payouts have 15 creations a second, and 30 at once.
+func TestStripePayouts(t *testing.T) {
+	payout := func() *http.Request { return stripe(t, "POST", "payouts", live) }
+	checkBurst(t, providers.Stripe, "payouts", 15, payout)
+	synctest.Test(t, func(t *testing.T) {
+		p := providers.Stripe()
+		p.Scope("payouts").Policy.Tiers[0].Limit, p.Scope("endpoint").Policy.Tiers[0].Limit = 100, 100
+		if n := atATime(t, p, 40, payout); n != 30 {
+			t.Errorf("%d at once, want 30", n)
+		}
+	})
+}
+
 func ExampleStripe() {
 	p := providers.Stripe()
 	p.Scope("account").Policy.Tiers[0].Limit = 500 // Stripe raises limits on request
