@@ -1,12 +1,14 @@
 package providers_test
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -47,6 +49,27 @@ func TestEtherscan(t *testing.T) {
 				t.Errorf("waited %v", took)
 			}
 		})
+	})
+}
+
+// When the day is used up, requests fail until midnight UTC, instead of one a second being refused.
+func TestEtherscanDay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // begins at midnight UTC
+		time.Sleep(20 * time.Hour)
+		api := &scripted{}
+		rt := over(t, providers.Etherscan(), api)
+		const balance = "https://api.etherscan.io/v2/api?chainid=1&module=account&action=balance"
+		api.refuse(200, `{"status":"0","message":"NOTOK","result":"Max daily rate limit reached. 110000 (100%) of 100000 day/limit"}`)
+		send(t, rt, get(t, balance))
+		_, err := rt.RoundTrip(get(t, balance))
+		var e *throttle.WaitError
+		if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || time.Until(e.Until) != 4*time.Hour {
+			t.Errorf("%v, want ErrBanned until midnight", err)
+		}
+		time.Sleep(4 * time.Hour)
+		if status, _, took := send(t, rt, get(t, balance)); status != 200 || took != 0 {
+			t.Errorf("after midnight: %d after %v", status, took)
+		}
 	})
 }
 
