@@ -12,6 +12,9 @@ PURE = ./algorithms ./internal/fakeapi/rules
 GORACE ?= atexit_sleep_ms=50
 export GORACE
 
+# The collector of garbage runs less often than by default, which saves a tenth of the tests' time.
+test soak: export GOGC ?= 400
+
 # How many admissions "make laws" checks, and how long each fuzz test runs: a
 # duration, or a number of runs such as 20000x.
 LAWS     ?= 2000000
