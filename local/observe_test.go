@@ -267,7 +267,7 @@ func TestSharedWithOthers(t *testing.T) {
 }
 
 func shareWithOthers(t *testing.T, others, n int, spread int64, seed uint64) {
-	const minutes = 16
+	const minutes = 6
 	tier := algorithms.PerMinute(100)
 	tier.PaceBurst = spread
 	q := newQueue(open(t, local.New(), "", plan(t, 50*ms, tier)))

@@ -101,7 +101,7 @@ func TestReportedReset(t *testing.T) {
 }
 
 func sendAfterReset(t *testing.T, tier algorithms.Tier, others, workers int) {
-	const windows = 11
+	const windows = 5
 	q := open(t, local.New(), "", plan(t, 50*ms, tier))
 	began := time.Now()
 	p := &windowAPI{limit: 100, window: time.Minute, ends: began.Add(33*time.Second + 500*ms)}
