@@ -78,7 +78,7 @@ func (l *Limiter) join(ctx context.Context, s *scope, rev *revision, d demand, a
 		if err != nil {
 			return err
 		}
-		if d.refundable { // the caller holds another time, and waits itself
+		if d.pairing != nil { // the caller holds another time, and waits itself
 			*a = got
 			return nil
 		}
@@ -90,7 +90,9 @@ func (l *Limiter) join(ctx context.Context, s *scope, rev *revision, d demand, a
 			if !d.held {
 				got.expectNoReport()
 			}
-			got.landUnguarded()
+			if !d.refundable {
+				got.landUnguarded()
+			}
 			*a = got
 			return nil
 		}
