@@ -103,29 +103,43 @@ var origin = epoch(time.Now())
 func epoch(now time.Time) time.Time { return now.Add(-time.Duration(now.UnixNano())) }
 
 type quota struct {
-	mu     sync.Mutex // guards all below but ledger.Plan
-	ledger algorithms.Ledger
-	// until is the instant at which the longest pause ends.
-	until int64
-	// banned is the instant at which the longest ban ends. A ban is a pause too.
-	banned int64
+	mu sync.Mutex // guards all below but ledger.Plan
+	// epoch counts pauses and bans.
+	epoch uint32
+	// level is the number of consecutive back-offs.
+	level uint8
 	// probe reports that the first request after the pause is a probe.
 	probe bool
 	// probing reports that the probe is in flight. The pause then lasts until its response.
 	probing bool
+	ledger  algorithms.Ledger
+	*rare   // read-only until own is called
+}
+
+// rare is the state that few quotas have.
+type rare struct {
+	// until is the instant at which the longest pause ends.
+	until int64
+	// banned is the instant at which the longest ban ends. A ban is a pause too.
+	banned int64
 	// exact is when the last request with an authoritative reading was admitted.
 	exact int64
-	// epoch counts pauses and bans.
-	epoch uint32
-	// level is the number of consecutive back-offs.
-	level    uint8
-	watchers *watchers
+	// watchers are the functions to call on a change. If nil, there are none.
+	watchers map[*func(store.Change, time.Duration)]struct{}
 	// next is the quota under the plan that replaced the ledger's. If nil, none did.
 	next *quota
 }
 
-// watchers are the functions to call on a change. They are nil while there are none.
-type watchers map[*func(store.Change, time.Duration)]struct{}
+// common is what quotas without a rare state share.
+var common rare
+
+// own returns the rare state of this quota alone, to be changed. The caller holds q.mu.
+func (q *quota) own() *rare {
+	if q.rare == &common {
+		q.rare = new(rare)
+	}
+	return q.rare
+}
 
 var (
 	_ store.Quota      = (*quota)(nil)
@@ -140,7 +154,7 @@ var (
 )
 
 func newQuota(plan *algorithms.Plan) *quota {
-	q := &quota{ledger: plan.NewLedger()}
+	q := &quota{ledger: plan.NewLedger(), rare: &common}
 	if start := plan.Start(); !start.IsZero() {
 		q.ledger.AssumeUsed(moment(start))
 		if q.ledger.Fresh(q.now()) {
@@ -222,7 +236,7 @@ func (q *quota) startProbe(d *store.Decision, now algorithms.Moment, r store.Req
 	if r.Held {
 		alone = store.ProbeTimeout + max(r.Guard, q.ledger.Plan().Guard())
 	}
-	q.until = now.At + algorithms.Micros(alone)
+	q.own().until = now.At + algorithms.Micros(alone)
 }
 
 // dryRun decides when the request would be admitted.
@@ -264,7 +278,7 @@ func (q *quota) markExhausted(d *store.Decision) {
 // endProbe ends the wait for the response to a probe, if the decision admitted that probe.
 func (q *quota) endProbe(d store.Decision) (ended bool) {
 	if ended = d.Probe && q.probing && d.Epoch == int64(q.epoch); ended {
-		q.until, q.probing, q.probe = 0, false, false
+		q.own().until, q.probing, q.probe = 0, false, false
 	}
 	return ended
 }
@@ -344,13 +358,13 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 		return store.Paused{Epoch: int64(q.epoch)}, nil
 	}
 	q.probe = q.probe || p.Probe || q.probing && q.until > now.At
-	q.until, q.probing = max(end, until), false
+	q.own().until, q.probing = max(end, until), false
 	q.ledger.DropCredit()
 	q.epoch++
 	q.level = p.Next(q.level)
 	done := store.Paused{Applied: true, Epoch: int64(q.epoch)}
 	if p.Close {
-		q.banned = max(q.banned, end)
+		q.own().banned = max(q.banned, end)
 		q.unlockAndNotify(store.Shut, now.Until(q.banned))
 	} else {
 		q.unlockAndNotify(store.Slowed, now.Until(end))
@@ -368,7 +382,8 @@ func (q *quota) Passed(d store.Decision) {
 
 func (q *quota) Resume(context.Context) error {
 	q, _ = q.lock(store.Decision{})
-	q.until, q.banned, q.probe, q.probing, q.level = 0, 0, false, false, 0
+	r := q.own()
+	r.until, r.banned, q.probe, q.probing, q.level = 0, 0, false, false, 0
 	q.unlockAndNotify(store.Eased, 0)
 	return nil
 }
@@ -383,11 +398,15 @@ func (q *quota) Change(_ context.Context, plan *algorithms.Plan) error {
 // convert returns the successor, with all state of the quota. The caller holds q.mu.
 func (q *quota) convert(plan *algorithms.Plan) *quota {
 	q.ledger.DropCredit()
-	q.next = &quota{
+	next := &quota{
 		ledger: plan.Convert(q.ledger, q.now()),
-		until:  q.until, banned: q.banned, probe: q.probe, probing: q.probing, exact: q.exact, epoch: q.epoch, level: q.level,
+		epoch:  q.epoch, level: q.level, probe: q.probe, probing: q.probing, rare: &common,
 	}
-	return q.next
+	if q.rare != &common {
+		*next.own() = rare{until: q.until, banned: q.banned, exact: q.exact}
+	}
+	q.own().next = next
+	return next
 }
 
 func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
@@ -408,7 +427,7 @@ func (q *quota) Observe(d store.Decision, cost []int64, seen []store.Observation
 		q.mu.Unlock()
 		return
 	}
-	q.exact = store.Observe(&q.ledger, q.now(), d.At, cost, q.exact, seen)
+	q.own().exact = store.Observe(&q.ledger, q.now(), d.At, cost, q.exact, seen)
 	q.unlockAndNotify(store.Eased, 0) // or charges became more, which waiting requests see when they ask again
 }
 
@@ -427,15 +446,16 @@ func (q *quota) Status(context.Context) (store.Status, error) {
 func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.watchers == nil {
-		q.watchers = &watchers{}
+	r := q.own()
+	if r.watchers == nil {
+		r.watchers = make(map[*func(store.Change, time.Duration)]struct{})
 	}
-	(*q.watchers)[&changed] = struct{}{}
+	r.watchers[&changed] = struct{}{}
 	return func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()
-		if delete(*q.watchers, &changed); len(*q.watchers) == 0 {
-			q.watchers = nil
+		if delete(r.watchers, &changed); len(r.watchers) == 0 {
+			r.watchers = nil
 		}
 	}
 }
@@ -446,8 +466,8 @@ func (q *quota) unlockAndNotify(c store.Change, left time.Duration) {
 		q.mu.Unlock()
 		return
 	}
-	funcs := make([]func(store.Change, time.Duration), 0, len(*q.watchers))
-	for w := range *q.watchers {
+	funcs := make([]func(store.Change, time.Duration), 0, len(q.watchers))
+	for w := range q.watchers {
 		funcs = append(funcs, *w)
 	}
 	q.mu.Unlock()
