@@ -282,7 +282,7 @@ func (c chainedQuota) Watch(changed func(store.Change, time.Duration)) (stop fun
 // outerChanged handles a change of an outer quota: a pause refuses the callers that it makes late,
 // a ban refuses all, and a new plan configures the queue again.
 func (l *Limiter) outerChanged(own *waitQueue, config func(*revision) queue.Config, rev *revision, change store.Change, left time.Duration) {
-	q := own.q.Load()
+	q := own.made.Load()
 	switch {
 	case q == nil:
 	case change == store.Shut:

@@ -49,7 +49,7 @@ const (
 )
 
 // dropped is added to the number of calls that use a scope when the scope is dropped.
-const dropped = math.MinInt64 / 2
+const dropped = math.MinInt32 / 2
 
 // NewGroup returns a Group of the policy. If s is nil, the group keeps its quotas in this process,
 // for itself. A shared store keeps them under the policy's name and the key, so the policy must

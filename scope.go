@@ -23,8 +23,8 @@ type scope struct {
 	current atomic.Pointer[revision]      // the policy in force
 	queue   waitQueue                     // of callers that wait for this quota alone
 	learned atomic.Pointer[rtt.Estimator] // the estimator of the guard; nil until a guard is learned
+	uses    atomic.Int32                  // calls in progress; negative once the Group has dropped the scope
 	grouped bool                          // a Group keeps the scope
-	uses    atomic.Int64                  // calls in progress; negative once the Group has dropped the scope
 
 	mu           sync.Mutex              // guards all below
 	nestedQueues map[*waitQueue]struct{} // the queues of nested Limiters whose callers wait for this quota
@@ -198,48 +198,54 @@ func (s *scope) giveUpAt(rev *revision, d *demand) (at time.Time, err error) {
 
 // A waitQueue is a queue for the quota of a scope, which is made when the first caller waits. Each
 // scope has one, and so has each Limiter inside others.
-type waitQueue struct {
-	q        atomic.Pointer[queue.Queue]
+type waitQueue struct{ made atomic.Pointer[configuredQueue] }
+
+// A configuredQueue is the queue of a waitQueue and its configuration.
+type configuredQueue struct {
+	queue.Queue
 	mu       sync.Mutex // guards all below
 	revision *revision  // that the queue is configured for
 	version  int        // the version of the queue's configuration
 }
 
 func (wq *waitQueue) len() int {
-	if q := wq.q.Load(); q != nil {
+	if q := wq.made.Load(); q != nil {
 		return q.Len()
 	}
 	return 0
 }
 
+// lock returns the queue, configured for the revision in force. The caller unlocks it.
+func (wq *waitQueue) lock(s *scope, config func(*revision) queue.Config) *configuredQueue {
+	if wq.made.Load() == nil {
+		wq.made.CompareAndSwap(nil, new(configuredQueue))
+	}
+	q := wq.made.Load()
+	q.mu.Lock()
+	rev := s.current.Load()
+	if q.revision != rev && (q.version == 0 || !rev.closed) {
+		q.version = q.Replace(config(rev))
+	}
+	q.revision = rev
+	return q
+}
+
 // configure configures the queue for the revision in force. It returns the queue, the revision and
 // the version of the configuration.
 func (wq *waitQueue) configure(s *scope, config func(*revision) queue.Config) (*queue.Queue, *revision, int) {
-	wq.mu.Lock()
-	defer wq.mu.Unlock()
-	return wq.configureLocked(s, config)
-}
-
-// configureLocked is like configure but needs wq.mu locked.
-func (wq *waitQueue) configureLocked(s *scope, config func(*revision) queue.Config) (*queue.Queue, *revision, int) {
-	q, rev := wq.q.Load(), s.current.Load()
-	switch {
-	case q == nil:
-		q = queue.New(config(rev))
-		wq.q.Store(q)
-	case wq.revision != rev && !rev.closed:
-		wq.version = q.Replace(config(rev))
-	}
-	wq.revision = rev
-	return q, rev, wq.version
+	q := wq.lock(s, config)
+	defer q.mu.Unlock()
+	return &q.Queue, q.revision, q.version
 }
 
 // reconfigure configures the queue again, because something else than the revision has changed. Its
 // callers keep their places.
 func (wq *waitQueue) reconfigure(s *scope, config func(*revision) queue.Config) {
-	wq.mu.Lock()
-	wq.revision = nil
-	wq.mu.Unlock()
+	if q := wq.made.Load(); q != nil {
+		q.mu.Lock()
+		q.revision = nil
+		q.mu.Unlock()
+	}
 	wq.configure(s, config)
 }
 
@@ -360,7 +366,7 @@ func (s *scope) setPolicy(ctx context.Context, c *compiledPolicy) error {
 	rev = newRevision(c, next, rev.closed)
 	s.current.Store(rev)
 	s.mu.Unlock()
-	if s.queue.q.Load() != nil {
+	if s.queue.made.Load() != nil {
 		s.queue.configure(s, s.queueConfig)
 	}
 	return nil
@@ -382,7 +388,7 @@ func (s *scope) close() {
 	}
 	s.queue.close()
 	for _, wq := range nested {
-		wq.q.Load().Pause(time.Now(), true, rev.refuse(ErrClosed, -1, 0))
+		wq.made.Load().Pause(time.Now(), true, rev.refuse(ErrClosed, -1, 0))
 	}
 	rev.quota.Close()
 }
@@ -404,9 +410,9 @@ func (s *scope) track(wq *waitQueue) (untrack func()) {
 }
 
 func (wq *waitQueue) close() {
-	wq.mu.Lock()
-	defer wq.mu.Unlock()
-	if q := wq.q.Load(); q != nil {
+	if q := wq.made.Load(); q != nil {
+		q.mu.Lock()
+		defer q.mu.Unlock()
 		q.Close()
 	}
 }
@@ -493,9 +499,9 @@ func (s *scope) tryDry(ctx context.Context, d *demand, spec store.WaitSpec) (*re
 
 // lateRefusal returns the refusal of a request that arrives now and has no time to wait.
 func (s *scope) lateRefusal(ctx context.Context, d *demand) (*WaitError, error) {
-	s.queue.mu.Lock() // keeps the policy the same for the cost and the forecast
-	defer s.queue.mu.Unlock()
-	q, rev, _ := s.queue.configureLocked(s, s.queueConfig)
+	q := s.queue.lock(s, s.queueConfig) // keeps the policy the same for the cost and the forecast
+	defer q.mu.Unlock()
+	rev := q.revision
 	cost, err := rev.costOf(d)
 	if err != nil {
 		return nil, err
