@@ -35,7 +35,7 @@ func (l *Limiter) Within(outer *Limiter) *Limiter {
 	for in := l; in != nil; in = in.outer {
 		for out := outer; out != nil; out = out.outer {
 			if in.isSameQuota(out) {
-				return &Limiter{err: in.revision().errorf("Within: the quota would lie inside itself: name another outer Limiter")}
+				return refusing(in.revision().errorf("Within: the quota would lie inside itself: name another outer Limiter"))
 			}
 		}
 	}
@@ -55,7 +55,7 @@ func (l *Limiter) isSameQuota(o *Limiter) bool {
 
 // newHandle returns another Limiter of the same quota.
 func (l *Limiter) newHandle() *Limiter {
-	h := &Limiter{group: l.group, key: l.key}
+	h := &Limiter{nesting: &nesting{group: l.group}, key: l.key}
 	h.scope.Store(l.scope.Load())
 	return h
 }

@@ -24,7 +24,8 @@ type Group struct {
 	// before the first For. If zero, there is no bound.
 	MaxKeys int
 
-	store Store
+	store   Store
+	nesting nesting // of the Limiters of the keys
 
 	mu       sync.Mutex // guards all below
 	compiled *compiledPolicy
@@ -35,8 +36,7 @@ type Group struct {
 
 // An entry is the quota of a key, and its place in the ring.
 type entry struct {
-	key        string
-	limiter    *Limiter
+	limiter    Limiter
 	nested     *Limiter // the last Limiter of the key inside another
 	prev, next *entry
 }
@@ -63,6 +63,7 @@ func NewGroup(p Policy, s Store) (*Group, error) {
 		return nil, errors.New("throttle: policy \"\": Name is empty: a shared store keeps quotas by name, so give it one")
 	}
 	g := &Group{compiled: c, store: s, entries: make(map[string]*entry)}
+	g.nesting.group = g
 	g.recent.prev, g.recent.next = &g.recent, &g.recent
 	return g, nil
 }
@@ -74,9 +75,9 @@ func (g *Group) For(key string) *Limiter {
 	defer g.mu.Unlock()
 	e, err := g.entry(key)
 	if err != nil {
-		return &Limiter{err: err}
+		return refusing(err)
 	}
-	return e.limiter
+	return &e.limiter
 }
 
 // Within returns a Limiter of the key inside outer; see Limiter.Within. All calls for a key should
@@ -87,7 +88,7 @@ func (g *Group) Within(key string, outer *Limiter) *Limiter {
 	defer g.mu.Unlock()
 	e, err := g.entry(key)
 	if err != nil {
-		return &Limiter{err: err}
+		return refusing(err)
 	}
 	if e.nested == nil || e.nested.outer != outer {
 		e.nested = e.limiter.Within(outer)
@@ -112,7 +113,7 @@ func (g *Group) limiters() map[string]*Limiter {
 	defer g.mu.Unlock()
 	all := make(map[string]*Limiter, len(g.entries))
 	for key, e := range g.entries {
-		all[key] = e.limiter
+		all[key] = &e.limiter
 	}
 	return all
 }
@@ -183,7 +184,7 @@ func (g *Group) entry(key string) (*entry, error) {
 		return nil, err
 	}
 	s.grouped = true
-	e := &entry{key: key, limiter: &Limiter{group: g, key: key}}
+	e := &entry{limiter: Limiter{nesting: &g.nesting, key: key}}
 	e.limiter.scope.Store(s)
 	g.entries[key] = e
 	g.link(e)
@@ -247,7 +248,7 @@ func (g *Group) unlink(e *entry) { e.prev.next, e.next.prev = e.next, e.prev }
 
 func (g *Group) remove(e *entry) {
 	g.unlink(e)
-	delete(g.entries, e.key)
+	delete(g.entries, e.limiter.key)
 }
 
 // drop closes the scope if no call uses it and it decides as a new one would. It reports whether it

@@ -41,9 +41,15 @@ const forever = store.Forever
 // Every refusal is a [*WaitError]. A context's own error is returned as it is. New, Group.For and
 // Within return Limiters. A Limiter need not be closed and is safe for concurrent use.
 type Limiter struct {
-	scope    atomic.Pointer[scope]
+	scope atomic.Pointer[scope]
+	*nesting
+	key string // in the group
+}
+
+// A nesting is what surrounds the scope of a Limiter. All Limiters of a Group share one, but for
+// those inside others.
+type nesting struct {
 	group    *Group // keeps the scope; nil if New made the Limiter
-	key      string // in the group
 	outer    *Limiter
 	ownQueue waitQueue // the queue of this Limiter's callers, if it lies inside others
 	shift    shift     // where those callers wait; see Limiter.pair
@@ -51,6 +57,12 @@ type Limiter struct {
 	bundle   atomic.Pointer[bundledQuota]
 	err      error // the error of every call; nil if the Limiter works
 }
+
+// alone is the nesting of the Limiters that New returns.
+var alone nesting
+
+// refusing returns a Limiter that fails every call with an error.
+func refusing(err error) *Limiter { return &Limiter{nesting: &nesting{err: err}} }
 
 // New returns a Limiter of the policy. If s is nil, the Limiter keeps a quota of its own in this
 // process. Limiters with the same policy name on the same store share one quota; such a policy must
@@ -67,7 +79,7 @@ func New(p Policy, s Store) (*Limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := new(Limiter)
+	l := &Limiter{nesting: &alone}
 	l.scope.Store(scope)
 	return l, nil
 }
@@ -115,10 +127,10 @@ func (l *Limiter) Wait(ctx context.Context) error {
 // fastPath returns the scope and its revision if the next request needs only the quota's own
 // decision, as most do. Otherwise the revision is nil.
 func (l *Limiter) fastPath() (*scope, *revision) {
-	s := l.scope.Load()
-	if l.outer != nil || s == nil || s.grouped {
+	if l.nesting != &alone {
 		return nil, nil
 	}
+	s := l.scope.Load()
 	rev := s.current.Load()
 	if !rev.fastPath || rev.closed || s.waiting() > 0 {
 		return nil, nil
