@@ -474,8 +474,11 @@ func (q *Queue) quit(w *waiter, err error) (store.Decision, error) {
 	if q.storeErr != nil {
 		err = q.unavailable(err)
 	}
-	q.remove(w)
-	q.reconcile(time.Now(), nil)
+	wasFirst := w == q.waiters.first()
+	q.detach(w)
+	if wasFirst || len(q.reserved) > 0 { // else it changes nothing for the waiters that are awake or asked for
+		q.reconcile(time.Now(), nil)
+	}
 	return store.Decision{}, err
 }
 
@@ -494,13 +497,18 @@ func (q *Queue) admit(w *waiter, d store.Decision) {
 	q.remove(w)
 }
 
-// remove removes a waiter from the queue. Its caller then returns the decision or the refusal. The
-// count is updated first, because an admitted caller must not count as waiting.
+// remove removes a waiter from the queue. Its caller then returns the decision or the refusal.
 func (q *Queue) remove(w *waiter) {
+	q.detach(w)
+	w.wakeUp()
+}
+
+// detach is remove for the waiter's own caller, which is awake. The count is updated first, because
+// an admitted caller must not count as waiting.
+func (q *Queue) detach(w *waiter) {
 	q.unlink(w)
 	q.waiting.Add(-1)
 	w.out.Store(true)
-	w.wakeUp()
 }
 
 // unlink removes a waiter from the tree.

@@ -373,3 +373,33 @@ func (r *blockingCallers) check(t *testing.T) {
 		t.Fatalf("%d in the queue, Len is %d, %d are moving, the call can be canceled: %v", q.waiters.len(), q.Len(), q.moving, q.cancel != nil)
 	}
 }
+
+// TestLeavingWakesNobody checks that a caller that leaves wakes another only if that is then first.
+func TestLeavingWakesNobody(t *testing.T) {
+	q := New(Config{Quota: later(time.Hour)})
+	var all []*waiter
+	for range 3 {
+		w, _, err := q.enter(context.Background(), ticket(), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, w)
+	}
+	for _, c := range []struct{ leaves, wakes int }{{1, 0}, {0, 1}} {
+		for _, w := range all {
+			for len(w.wake) > 0 {
+				<-w.wake
+			}
+		}
+		if _, err := q.quit(all[c.leaves], context.Canceled); err != context.Canceled {
+			t.Fatal(err)
+		}
+		woken := 0
+		for _, w := range all {
+			woken += len(w.wake)
+		}
+		if woken != c.wakes {
+			t.Errorf("caller %d has left: %d are woken, want %d", c.leaves, woken, c.wakes)
+		}
+	}
+}

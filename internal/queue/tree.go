@@ -14,19 +14,22 @@ type tree struct {
 	last uint64 // number of the last waiter that joined
 }
 
-// A node is a waiter's node of the tree.
+// A node is a waiter's node of the tree. What leaving needs of the nodes above lies side by side,
+// because in a long queue most of them are not in the processor's cache.
 type node struct {
 	left, right, parent *waiter
-	priority            uint32
-	// number is the waiter's number in the order of joining.
-	number uint64
-	size   int
+	size                int
 	// sum is the cost of the subtree, by unit.
 	sum []int64
 	// mixed reports that the waiters of the subtree have different costs.
-	mixed bool
+	mixed    bool
+	priority uint32
+	// few is the memory of sum, if that fits.
+	few [2]int64
 	// soonest is the soonest deadline in the subtree. If zero, there is none.
 	soonest time.Time
+	// number is the waiter's number in the order of joining.
+	number uint64
 }
 
 func (t *tree) len() int { return t.root.count() }
@@ -144,7 +147,8 @@ func (t *tree) insert(w *waiter) {
 		t.last++
 		number = t.last
 	}
-	w.node = node{priority: rand.Uint32(), number: number, size: 1, soonest: w.deadline, sum: append(w.sum[:0], w.request.Cost...)}
+	w.node = node{priority: rand.Uint32(), number: number, size: 1, soonest: w.deadline}
+	w.sum = append(w.few[:0], w.request.Cost...)
 	at := &t.root
 	for *at != nil {
 		parent := *at
@@ -167,18 +171,36 @@ func (t *tree) insert(w *waiter) {
 
 // remove removes w.
 func (t *tree) remove(w *waiter) {
-	for w.left != nil || w.right != nil {
+	for w.left != nil && w.right != nil {
 		child := w.left
-		if child == nil || w.right != nil && w.right.priority > child.priority {
+		if w.right.priority > child.priority {
 			child = w.right
 		}
 		t.rotate(child)
 	}
-	*t.link(w) = nil
-	for at := w.parent; at != nil; at = at.parent {
-		at.update()
+	child := w.left
+	if child == nil {
+		child = w.right
 	}
-	w.parent = nil
+	*t.link(w) = child
+	child.setParent(w.parent)
+	for at := w.parent; at != nil; child, at = at, at.parent {
+		at.subtract(w, child)
+	}
+	w.left, w.right, w.parent = nil, nil, nil
+}
+
+// subtract updates the fields of w after a waiter has left the subtree of a child. It reads the
+// children only where they decide.
+func (w *waiter) subtract(left, child *waiter) {
+	w.size--
+	for u, n := range left.request.Cost {
+		w.sum[u] -= n
+	}
+	w.mixed = w.mixed && (w.differs(child) || w.differs(w.left) || w.differs(w.right))
+	if !left.deadline.IsZero() && w.soonest.Equal(left.deadline) {
+		w.updateSoonest()
+	}
 }
 
 // setCost changes the cost of w.
@@ -230,6 +252,10 @@ func (w *waiter) update() {
 	w.left.addTo(w.sum)
 	w.right.addTo(w.sum)
 	w.mixed = w.differs(w.left) || w.differs(w.right)
+	w.updateSoonest()
+}
+
+func (w *waiter) updateSoonest() {
 	w.soonest = w.deadline
 	if w.left != nil {
 		w.soonest = sooner(w.soonest, w.left.soonest)
