@@ -39,10 +39,7 @@ func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 			n.do(add...)
 		}
 	}
-	for _, n := range c.Nodes[1:] {
-		c.Nodes[0].do("CLUSTER", "MEET", host, n.port)
-	}
-	c.untilAll("cluster_known_nodes", strconv.Itoa(len(c.Nodes)))
+	c.introduce()
 	for i, n := range c.Nodes[masters:] {
 		n.do("CLUSTER", "REPLICATE", c.ids[c.Nodes[i%masters]])
 	}
@@ -51,6 +48,24 @@ func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 		n.untilSynced()
 	}
 	return c
+}
+
+// introduce lets all nodes meet. On a busy machine an introduction may time out, so they meet again
+// after a while.
+func (c *Cluster) introduce() {
+	c.t.Helper()
+	var met time.Time
+	for _, n := range c.Nodes {
+		until(c.t, n.Addr()+" knows all nodes", func() bool {
+			if time.Since(met) > 5*time.Second {
+				met = time.Now()
+				for _, other := range c.Nodes[1:] {
+					c.Nodes[0].do("CLUSTER", "MEET", host, other.port)
+				}
+			}
+			return field(n.do("CLUSTER", "INFO").(string), "cluster_known_nodes") == strconv.Itoa(len(c.Nodes))
+		})
+	}
 }
 
 // untilAll waits until a field of CLUSTER INFO has the value at all nodes.
