@@ -77,15 +77,17 @@ func TestDiscordRefusals(t *testing.T) {
 			})
 		})
 	}
-	for name, body := range map[string]string{
-		"a block closes every route":               `{"message":"You are being blocked from accessing our API temporarily due to exceeding our rate limits frequently."}`,
-		"a block by Cloudflare closes every route": `<html><title>Access denied</title><body>error code: 1015</body></html>`,
+	for name, reply := range map[string]fakeapi.Reply{
+		"a block closes every route": {Body: `{"message":"You are being blocked from accessing our API temporarily due to exceeding our rate limits frequently."}`},
+		"a block by Cloudflare closes every route": {Header: map[string]string{"Content-Type": "text/html; charset=UTF-8"},
+			Body: `<html><title>Access denied</title><body>error code: 1015</body></html>`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := fakeapi.Discord()
 				rt := over(t, providers.Discord(), api)
-				api.Trap(fakeapi.Reply{Status: 429, Body: body})
+				reply.Status = 429
+				api.Trap(reply)
 				send(t, rt, get(t, one))
 				for _, url := range []string{one, two} {
 					_, err := rt.RoundTrip(get(t, url))
