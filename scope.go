@@ -198,7 +198,9 @@ func (s *scope) giveUpAt(rev *revision, d *demand) (at time.Time, err error) {
 
 // A waitQueue is a queue for the quota of a scope, which is made when the first caller waits. Each
 // scope has one, and so has each Limiter inside others.
-type waitQueue struct{ made atomic.Pointer[configuredQueue] }
+type waitQueue struct {
+	made atomic.Pointer[configuredQueue]
+}
 
 // A configuredQueue is the queue of a waitQueue and its configuration.
 type configuredQueue struct {

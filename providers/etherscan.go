@@ -22,7 +22,7 @@ func Etherscan() Provider {
 		Scopes: []Scope{every("account", "https://docs.etherscan.io/rate-limits.md",
 			throttle.PerSecond(3), throttle.PerDay(100_000))},
 		Profile: answers.Profile{Rules: []answers.Rule{
-			{Status: http.StatusOK, Path: "result", Text: "*daily rate limit reached*", Kind: answers.Limited, Until: "UTC"},
+			{Status: http.StatusOK, Path: "result", Text: "Max daily rate limit reached*", Kind: answers.Limited, Until: "UTC"},
 			{Status: http.StatusOK, Path: "result", Text: "Too many invalid api key*", Kind: answers.Banned, Wait: 30 * time.Second},
 			{Status: http.StatusOK, Path: "result", Text: "*rate limit reached*", Kind: answers.Limited, Wait: time.Second},
 		}},

@@ -52,7 +52,8 @@ func TestEtherscan(t *testing.T) {
 	})
 }
 
-// When the day is used up, requests fail until midnight UTC, instead of one a second being refused.
+// When the day is used up, requests wait for midnight UTC if MaxPause allows it. If not, they fail,
+// and one tries after each MaxPause, instead of one a second.
 func TestEtherscanDay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // begins at midnight UTC
 		time.Sleep(20 * time.Hour)
@@ -63,12 +64,20 @@ func TestEtherscanDay(t *testing.T) {
 		send(t, rt, get(t, balance))
 		_, err := rt.RoundTrip(get(t, balance))
 		var e *throttle.WaitError
-		if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || time.Until(e.Until) != 4*time.Hour {
-			t.Errorf("%v, want ErrBanned until midnight", err)
+		if !errors.Is(err, throttle.ErrBanned) || !errors.As(err, &e) || time.Until(e.Until) != 15*time.Minute {
+			t.Errorf("%v, want ErrBanned for 15 minutes", err)
 		}
 		time.Sleep(4 * time.Hour)
 		if status, _, took := send(t, rt, get(t, balance)); status != 200 || took != 0 {
 			t.Errorf("after midnight: %d after %v", status, took)
+		}
+		p := providers.Etherscan()
+		p.Scope("account").Policy.MaxPause = 24 * time.Hour
+		rt = over(t, p, api)
+		api.refuse(200, `{"status":"0","message":"NOTOK","result":"Max daily rate limit reached. 110000 (100%) of 100000 day/limit"}`)
+		send(t, rt, get(t, balance))
+		if _, _, took := send(t, rt, get(t, balance)); took < 23*time.Hour || time.Now().UTC().Hour() != 0 {
+			t.Errorf("waited %v, until %v; want midnight", took, time.Now().UTC())
 		}
 	})
 }
