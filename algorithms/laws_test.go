@@ -140,7 +140,7 @@ func (g *game) addTier(a Algorithm, window float64, limit int64) {
 	case TokenBucket, LeakyBucket, GCRA:
 		t.Burst = g.rand.Int64N(limit + 1)
 	case FixedWindow, WeightedWindow:
-		t.Phase = time.Duration(g.rand.Float64()*window) * time.Microsecond
+		t.Phase = time.Duration(g.rand.Float64()*float64(t.Window/time.Microsecond)) * time.Microsecond
 		if a == FixedWindow && g.rand.IntN(3) == 0 {
 			t.Phase = UnknownPhase
 		}
