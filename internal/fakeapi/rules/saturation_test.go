@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path/filepath"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/fakeapi/rules"
+	"github.com/apithrottle/throttle/internal/fixtures"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -61,6 +63,8 @@ var saturations = []saturation{
 	{rules: "groq", preset: func() providers.Provider { return providers.OpenAICompatible("api.groq.com", 30, 8000) }, workers: 16, length: 3 * time.Minute, floor: 0.8},
 	{rules: "mistral", preset: func() providers.Provider { return providers.OpenAICompatible("api.mistral.ai", 50, 50_000) }, workers: 16, length: 3 * time.Minute, floor: 0.8},
 	{rules: "openrouter", preset: func() providers.Provider { return providers.OpenAICompatible("openrouter.ai", 20, 1_000_000) }, workers: 8, length: 125 * time.Second, floor: 0.9},
+	{rules: "xai", preset: func() providers.Provider { return providers.OpenAICompatible("api.x.ai", 540, 10_000_000) }, workers: 16, length: 125 * time.Second, floor: 0.9},
+	{rules: "deepseek", preset: func() providers.Provider { return providers.OpenAICompatible("api.deepseek.com", 0, 0) }, workers: 600, length: 3 * time.Second, floor: 0.9},
 	{rules: "telegram", preset: providers.Telegram, workers: 32, length: 15 * time.Second, floor: 0.9},
 	{rules: "gitlab", preset: providers.GitLab, workers: 24, length: 121 * time.Second, floor: 0.9},
 	{rules: "jira", preset: providers.Atlassian, workers: 45, length: 7 * time.Second, floor: 0.9},
@@ -263,6 +267,47 @@ func TestEveryRuleFileIsRun(t *testing.T) {
 	for _, name := range names(t) {
 		if !slices.ContainsFunc(saturations, func(s saturation) bool { return s.rules == name }) {
 			t.Errorf("%s has no saturation", name)
+		}
+	}
+}
+
+// withoutRules are the hosts with a preset that no rule file plays, and why.
+var withoutRules = map[string]string{
+	"api.cerebras.ai":   "its recorded responses have no bodies",
+	"api.together.ai":   "it publishes no limits",
+	"api.together.xyz":  "it publishes no limits",
+	"api.eu.mistral.ai": "it is played at api.mistral.ai",
+}
+
+// Every preset of a host with a fixture is played by a rule file, or withoutRules says why not.
+func TestEveryPresetIsPlayed(t *testing.T) {
+	preset := func(p providers.Preset, host string) string {
+		if strings.HasPrefix(p.String(), "OpenAICompatible(") {
+			return host
+		}
+		return p.String()
+	}
+	played := map[string]bool{}
+	for _, name := range names(t) {
+		for _, kind := range load(t, name).Traffic {
+			_, url, _ := strings.Cut(kind.Request, "https://")
+			host, _, _ := strings.Cut(url, "/")
+			for _, p := range providers.Lookup(host) {
+				played[preset(p, host)] = true
+			}
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(testdata, "fixtures", "*.json"))
+	if err != nil || len(files) < 40 {
+		t.Fatal(len(files), err)
+	}
+	for _, file := range files {
+		for _, host := range fixtures.Read(t, file).Hosts {
+			for _, p := range providers.Lookup(strings.Replace(host, "*", "acme", 1)) {
+				if name := preset(p, host); !played[name] && withoutRules[name] == "" {
+					t.Errorf("no rule file plays %s at %s", name, host)
+				}
+			}
 		}
 	}
 }
