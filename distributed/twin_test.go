@@ -1228,8 +1228,8 @@ func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
 func TestTwins(t *testing.T) {
 	t.Parallel()
 	t.Run("miniredis", func(t *testing.T) { playRandom(t, miniSubject(t), soak.Times(4_000)) })
-	t.Run("redis", func(t *testing.T) { playRandom(t, realSubject(t), soak.Times(20_000)) })
-	t.Run("function", func(t *testing.T) { playRandom(t, functionSubject(t), soak.Times(100_000)) })
+	t.Run("redis", func(t *testing.T) { playRandom(t, realSubject(t), soak.Times(10_000)) })
+	t.Run("function", func(t *testing.T) { playRandom(t, functionSubject(t), soak.Times(50_000)) })
 }
 
 var update = flag.Bool("update", false, "write the twin's answers into the traces in testdata")
