@@ -3,8 +3,8 @@
 # runs while its server is locked and would take half the time of the tests.
 RACE ?= -race -gcflags=github.com/yuin/gopher-lua/...=-race=false
 
-# PURE tests arithmetic in one goroutine, and presets whose races are tested in ./providers: "make
-# test" runs it without the race detector, which would take six times as long.
+# PURE tests arithmetic in one goroutine, and how much of their limits presets use: "make test" runs
+# it without the race detector, which takes six times as long, and "make soak" with it.
 PURE = ./algorithms ./internal/fakeapi/rules
 
 # A program with the race detector sleeps before it exits, by default for a second: that is a
@@ -60,14 +60,14 @@ valkey:
 # soak plays the random storms of the tests SOAK times as long as test does.
 SOAK   ?= 10
 STORMS = TestTwins|TestConvertTwins|TestFleetLaws|TestFleetClocks|TestFleetOfProcesses|TestDefinition|TestProcesses|$\
-	TestManyLeases|TestFleetToldReset|TestNestedFleets|TestSteppedServerNeverStalls|$\
+	TestManyLeases|TestBundleLaw|TestFleetToldReset|TestNestedFleets|TestSteppedServerNeverStalls|$\
 	TestReleasesSideBySide|TestLaws|TestExtremes|TestForecastIsNeverLate|TestRecall|TestReserverCancelsOnce|$\
 	TestStormOfEverything|TestCancelStorm|TestCloseRaces|TestQueueOfMixedCosts|TestSetPolicyNested|$\
 	TestClassesByRank|TestClassesDeadlinesByRank|TestClassesStormAtAFarStore
 soak: redis
 	THROTTLE_SOAK=$(SOAK) go test $(RACE) -count=1 -timeout 60m \
 		-run '^($(STORMS))$$' . ./algorithms ./distributed ./host ./internal/queue ./store ./throttletest
-	THROTTLE_SOAK=$(SOAK) go test $(RACE) -count=1 -timeout 60m ./providers ./examples/coinbase
+	THROTTLE_SOAK=$(SOAK) go test $(RACE) -count=1 -timeout 60m ./providers ./internal/fakeapi/rules ./examples/coinbase
 
 # stress runs the tests of PACKAGES RUNS times beside 8 busy goroutines. All runs must pass.
 PACKAGES ?= ./...
