@@ -171,7 +171,7 @@ func callAnyhow(g *rand.Rand, l *throttle.Limiter, ctx context.Context) (sent bo
 // caller that gave up.
 func TestBundleLaw(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(soak.Times(5)) {
+	for seed := range uint64(soak.Times(10)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			g := rand.New(rand.NewPCG(seed, 7))
 			tiers := func(most int64) (tiers []throttle.Tier) {
