@@ -54,7 +54,8 @@ func (a *admission) pauseUntilReset(r answers.Reading) {
 		return
 	}
 	// If a shared store is not available, the next response pauses the quota.
-	_, _ = a.revision.quota.Pause(context.Background(), a.revision.toldPause(r.Reset, r.FromBody))
+	rev := a.own().revision
+	_, _ = rev.quota.Pause(context.Background(), rev.toldPause(r.Reset, r.FromBody))
 }
 
 // tierFor returns the tier of a reading, and the charge of its scope: the first tier with the

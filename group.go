@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"maps"
 	"math"
 	"sync"
 
@@ -24,6 +25,12 @@ type Group struct {
 	// before the first For. If zero, there is no bound.
 	MaxKeys int
 
+	// Shared reports that a quota lies inside several others, as a limit of all writes lies inside
+	// the limits of two APIs. Callers inside one of them then do not wait for callers inside
+	// another. A refusal that is not wide pauses the quota around the shared one. Set Shared before
+	// the first For. If false, all calls for a key should pass the same outer Limiter to Within.
+	Shared bool
+
 	store   Store
 	nesting nesting // of the Limiters of the keys
 
@@ -37,7 +44,8 @@ type Group struct {
 // An entry is the quota of a key, and its place in the ring.
 type entry struct {
 	limiter    Limiter
-	nested     *Limiter // the last Limiter of the key inside another
+	nested     *Limiter              // the last Limiter of the key inside another
+	others     map[*Limiter]*Limiter // all Limiters of the key inside others, by the outer one; nil before the second
 	prev, next *entry
 }
 
@@ -80,9 +88,8 @@ func (g *Group) For(key string) *Limiter {
 	return &e.limiter
 }
 
-// Within returns a Limiter of the key inside outer; see Limiter.Within. All calls for a key should
-// pass the same outer Limiter, because callers inside different ones wait in different queues. It
-// does not block.
+// Within returns a Limiter of the key inside outer; see Limiter.Within. Callers inside different
+// outer Limiters wait in different queues; see Shared. It does not block.
 func (g *Group) Within(key string, outer *Limiter) *Limiter {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -90,10 +97,35 @@ func (g *Group) Within(key string, outer *Limiter) *Limiter {
 	if err != nil {
 		return refusing(err)
 	}
-	if e.nested == nil || e.nested.outer != outer {
-		e.nested = e.limiter.Within(outer)
+	if e.nested != nil && e.nested.outer == outer {
+		return e.nested
 	}
-	return e.nested
+	l := e.others[outer]
+	if l == nil {
+		if l = e.limiter.Within(outer); l.err != nil {
+			return l
+		}
+		if g.Shared && e.nested != nil {
+			e.keep(l)
+		}
+	}
+	e.nested = l
+	return l
+}
+
+// idleHandles is how many Limiters without waiting callers the key of a shared quota may keep.
+const idleHandles = 16
+
+// keep keeps a second or further Limiter of the key inside another. It forgets those that nobody
+// waits for when their number reaches a power of two.
+func (e *entry) keep(l *Limiter) {
+	if e.others == nil {
+		e.others = map[*Limiter]*Limiter{e.nested.outer: e.nested}
+	}
+	if n := len(e.others); n >= idleHandles && n&(n-1) == 0 {
+		maps.DeleteFunc(e.others, func(_, l *Limiter) bool { return l.waiting() == 0 })
+	}
+	e.others[l.outer] = l
 }
 
 // All returns an iterator over the keys that the group keeps and their Limiters, in no particular
@@ -183,7 +215,7 @@ func (g *Group) entry(key string) (*entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.grouped = true
+	s.grouped, s.shared = true, g.Shared
 	e := &entry{limiter: Limiter{nesting: &g.nesting, key: key}}
 	e.limiter.scope.Store(s)
 	g.entries[key] = e

@@ -13,10 +13,11 @@ import (
 )
 
 // joins reports whether the quotas of this scope and of all around it reserve times that
-// can be held together.
+// can be held together. A time in a shared quota is not held: if an outer quota is full for an hour,
+// the time would be in an hour, and callers inside other outer quotas would have to wait behind it.
 func (l *Limiter) joins() bool {
 	for ; l != nil; l = l.outer {
-		if _, ok := l.revision().quota.(store.Joiner); !ok {
+		if _, ok := l.revision().quota.(store.Joiner); !ok || l.scope.Load().shared {
 			return false
 		}
 	}

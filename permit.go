@@ -220,15 +220,15 @@ func (p *Permit) Passed() {
 // Refused reports that the response is in and that the provider refused the request for lack of
 // quota. It is like Arrived, and also pauses the quota for all callers, as a [Transport] does after a
 // 429: for as long as the provider asked, or, if wait is zero or negative, for the time of the
-// back-off. In nested limits the inner quota pauses. With a shared store Refused blocks for one round
-// trip. After an error the pause may hold for this process only.
+// back-off. In nested limits the innermost quota pauses that is not Shared. With a shared store
+// Refused blocks for one round trip. After an error the pause may hold for this process only.
 func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 	if !p.markOnce(arrived) {
 		return nil
 	}
 	p.timing.answered(0)
 	p.timing.refused()
-	err := p.pauseAfterRefusal(ctx, answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0})
+	err := p.own().pauseAfterRefusal(ctx, answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0})
 	p.admission.arrived()
 	return err
 }

@@ -210,13 +210,25 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response) *answer
 
 // refusedBy returns the charge in the scope that a refusal pauses.
 func (a *attempt) refusedBy(r answers.Refusal) *charge {
-	c := &a.charge
+	c := a.own()
 	for i := range a.outer {
 		if outer := &a.outer[i]; r.Wide || r.Unit != "" && slices.Contains(outer.revision.plan.Units(), r.Unit) {
 			c = outer
 		}
 	}
 	return c
+}
+
+// own returns the charge in the innermost scope that is not shared. A refusal says nothing about the
+// other requests that a shared scope counts.
+func (a *admission) own() *charge {
+	if !a.scope.shared {
+		return &a.charge
+	}
+	if i := slices.IndexFunc(a.outer, func(c charge) bool { return !c.scope.shared }); i >= 0 {
+		return &a.outer[i]
+	}
+	return &a.charge
 }
 
 // defaultProfile is the Profile of a Transport without one.

@@ -25,6 +25,7 @@ type scope struct {
 	learned atomic.Pointer[rtt.Estimator] // the estimator of the guard; nil until a guard is learned
 	uses    atomic.Int32                  // calls in progress; negative once the Group has dropped the scope
 	grouped bool                          // a Group keeps the scope
+	shared  bool                          // Group.Shared
 
 	mu           sync.Mutex              // guards all below
 	nestedQueues map[*waitQueue]struct{} // the queues of nested Limiters whose callers wait for this quota
