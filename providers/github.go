@@ -21,7 +21,7 @@ import (
 // REST points and 2,000 GraphQL points a minute, where a write is 5 points and another request 1;
 // and 80 requests a minute and 500 an hour that create content. GitHub has more secondary limits,
 // for CPU time and undisclosed ones. Every REST POST and every mutation is assumed to create
-// content. While one of them waits for that limit, the requests that came after it wait, too.
+// content. Those that wait for that limit don't delay other requests.
 //
 // The primary limits are counted in units with the names of GitHub's resources: "core", "search",
 // "code_search" and "graphql". Other resources, such as the audit log, have quotas of their own
@@ -43,19 +43,20 @@ func GitHub() Provider {
 	p := Provider{
 		Name: "github",
 		Scopes: []Scope{
+			some("content", secondary, when(githubCreates), throttle.PerMinute(80), throttle.PerHour(500)),
 			some("resource", rest, githubOther, throttle.PerMinute(900)),
 			some("core", rest, githubCounts("core"), githubHour("core")),
 			some("search", search, githubCounts("search"), fixed(30, time.Minute, "search")),
 			some("code_search", search, githubCounts("code_search"), fixed(9, time.Minute, "code_search")),
 			some("rest", secondary, when(func(req *http.Request) bool { return !githubGraphQL(req) }), minute(900, "points")),
 			some("graphql", graphql, when(githubGraphQL), githubHour("graphql"), minute(2_000, "points")),
-			every("user", secondary, throttle.Tier{Limit: 100, Algorithm: throttle.Concurrency},
-				minute(80, "content"), throttle.Tier{Limit: 500, Window: time.Hour, Unit: "content"}),
+			every("user", secondary, throttle.Tier{Limit: 100, Algorithm: throttle.Concurrency}),
 		},
 		Cost:    githubCost,
 		Profile: githubProfile(),
 		Hosts:   []string{"api.github.com", "uploads.github.com", "*.ghe.com"},
 	}
+	p.Scope("content").Shared = true // by REST and GraphQL
 	for i := range p.Scopes {
 		p.Scopes[i].Policy.MaxPause = time.Hour + time.Minute // until the window ends
 	}
@@ -157,24 +158,25 @@ func githubOther(req *http.Request) (resource string, counts bool) {
 	return resource, true
 }
 
+// githubCreates reports whether a request is assumed to create content.
+func githubCreates(req *http.Request) bool {
+	if !githubGraphQL(req) {
+		return req.Method == http.MethodPost
+	}
+	var query struct{ Query string }
+	return decode(req, &query) && strings.HasPrefix(strings.TrimSpace(query.Query), "mutation")
+}
+
 // githubCost returns the cost of a request in secondary limits and, for GraphQL, in primary points.
 func githubCost(req *http.Request) throttle.Cost {
-	writes, creates := req.Method != http.MethodGet && req.Method != http.MethodHead && req.Method != http.MethodOptions, req.Method == http.MethodPost
-	c := throttle.Cost{"points": 1, "content": 0}
+	c := throttle.Cost{"points": 1}
 	switch resource := githubResource(req); resource {
-	case "core", "search", "code_search":
+	case "core", "search", "code_search", "graphql":
 		c[resource] = 1
 	}
-	if githubGraphQL(req) {
-		var query struct{ Query string }
-		writes = decode(req, &query) && strings.HasPrefix(strings.TrimSpace(query.Query), "mutation")
-		creates, c["graphql"] = writes, 1
-	}
-	if writes {
+	reads := githubGraphQL(req) || req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == http.MethodOptions
+	if !reads || githubCreates(req) {
 		c["points"] = 5
-	}
-	if creates {
-		c["content"] = 1
 	}
 	return c
 }

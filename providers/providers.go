@@ -83,8 +83,8 @@ type Provider struct {
 
 // A Scope is one quota, or one quota for each key. Scopes nest: a key has a separate quota inside
 // each quota of the outer scopes. The channel "general" of one team is not "general" of another.
-// Two limits of which neither contains the other, such as the limits of an object and of an
-// endpoint, can't both be Scopes.
+// If neither of two limits contains the other, such as a limit of all writes and the limit of one of
+// two APIs, the inner Scope is Shared.
 type Scope struct {
 	// Name names the quota, after the provider's name.
 	Name string
@@ -96,6 +96,12 @@ type Scope struct {
 	// shop, a channel or a model. Don't use a credential as it is. If nil, every request counts,
 	// in one quota.
 	Key func(*http.Request) (key string, counts bool)
+
+	// Shared reports that a key has one quota inside all quotas of the outer scopes: one limit of
+	// all writes over two APIs, for example. A request that waits for one outer quota does not delay
+	// requests of another. A refusal that is not wide pauses the scope around. If false, a key has a
+	// separate quota inside each outer quota.
+	Shared bool
 
 	// Page is the address of the provider's documentation.
 	Page string
@@ -129,14 +135,19 @@ func (p Provider) Client(s throttle.Store) (*http.Client, error) {
 func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 	r := router{hosts: p.Hosts, account: p.Account, tokens: p.Tokens}
 	var errs []error
-	for _, scope := range p.Scopes {
+	for i, scope := range p.Scopes {
+		if scope.Shared && i == len(p.Scopes)-1 {
+			errs = append(errs, fmt.Errorf("providers: %s: scope %q: Shared is true, but no scope is around it: list it before those that it lies in", p.Name, scope.Name))
+		}
 		if scope.Policy.Name == "" {
 			scope.Policy.Name = p.Name + "/" + scope.Name
 		}
 		g, err := throttle.NewGroup(scope.Policy, s)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("providers: %s: scope %q: %w", p.Name, scope.Name, err))
+			continue
 		}
+		g.Shared = scope.Shared
 		r.scopes = append(r.scopes, routedScope{scope.Name, g, scope.Key})
 	}
 	if len(errs) > 0 {
@@ -178,16 +189,17 @@ type routedScope struct {
 // route returns the limiter of the innermost scope in which the request counts. It is inside the
 // limiters of the outer scopes. If the request counts in no scope, route returns nil. An inner
 // quota belongs to one outer quota, so its key begins with the account and the keys of the outer
-// scopes.
+// scopes. The key of a shared quota begins with the account alone.
 func (r *router) route(req *http.Request) (l *throttle.Limiter) {
 	if !r.serves(hostOf(req)) {
 		return nil
 	}
 	req = withTokens(req, r.tokens)
-	names := ""
+	account := ""
 	if r.account != nil {
-		names = fmt.Sprintf("account=%q ", r.account(req))
+		account = fmt.Sprintf("account=%q ", r.account(req))
 	}
+	names := account
 	for i := len(r.scopes) - 1; i >= 0; i-- {
 		scope, key := &r.scopes[i], ""
 		if scope.key != nil {
@@ -196,11 +208,15 @@ func (r *router) route(req *http.Request) (l *throttle.Limiter) {
 				continue
 			}
 		}
-		names += fmt.Sprintf("%s=%q ", scope.name, key)
+		name := fmt.Sprintf("%s=%q ", scope.name, key)
+		names += name
+		if key = names; scope.group.Shared {
+			key = account + name
+		}
 		if l == nil {
-			l = scope.group.For(names)
+			l = scope.group.For(key)
 		} else {
-			l = scope.group.Within(names, l)
+			l = scope.group.Within(key, l)
 		}
 	}
 	return l

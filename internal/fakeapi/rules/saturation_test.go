@@ -39,11 +39,7 @@ type saturation struct {
 var saturations = []saturation{
 	{rules: "anthropic", preset: func() providers.Provider { return providers.Anthropic(1000, 100_000, 20_000) }, workers: 24, length: 3 * time.Minute, floor: 0.8},
 	{rules: "openai", preset: func() providers.Provider { return providers.OpenAI(60, 150_000) }, workers: 24, length: 3 * time.Minute, floor: 0.8},
-	{rules: "github", preset: providers.GitHub, workers: 40, length: 130 * time.Second, floor: 0.9,
-		fails: map[string]string{
-			"points":        "GET /repos/*: when the 80 content requests of a minute are used, waiting POSTs stop all other requests until the minute ends",
-			"graphqlpoints": "POST /graphql: as points; GraphQL doesn't use the content limit at all",
-		}},
+	{rules: "github", preset: providers.GitHub, workers: 40, length: 130 * time.Second, floor: 0.9},
 	{rules: "slack", preset: providers.Slack, workers: 42, length: 121 * time.Second, floor: 0.9},
 	{rules: "twilio", preset: func() providers.Provider { return providers.Twilio(10) }, workers: 20, length: 4 * time.Second, floor: 0.9},
 	{rules: "discord", preset: providers.Discord, workers: 24, length: time.Minute, floor: 0.9},
