@@ -126,22 +126,16 @@ func (b *bundledQuota) Forecast() store.Forecast {
 // joinAtOnce admits a request in all scopes at once. It returns store.ErrApart if the quotas have to
 // be asked one after the other.
 func (l *Limiter) joinAtOnce(ctx context.Context, s *scope, d demand, giveUp time.Time, a *admission) error {
-	var scopes []*scope
+	around, err := l.enterOuter()
+	if err != nil {
+		return err
+	}
 	done := false
 	defer func() {
-		for _, s := range scopes {
-			if !done {
-				s.leave()
-			}
+		if !done {
+			leaveAll(around)
 		}
 	}()
-	for o := l.outer; o != nil; o = o.outer {
-		s, err := o.enter()
-		if err != nil {
-			return err
-		}
-		scopes = append(scopes, s)
-	}
 	var b *bundledQuota
 	if b = l.bundled(s); b.bundle == nil {
 		return store.ErrApart

@@ -80,6 +80,11 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 	if err := l.outer.refuseIfLate(ctx, &d, giveUp); err != nil {
 		return err
 	}
+	around, err := l.enterOuter() // whose changes concern the caller while it waits
+	if err != nil {
+		return err
+	}
+	defer leaveAll(around)
 	var outer []charge
 	a.charge, err = l.ownQueue.wait(ctx, s, waitRequest{
 		demand: d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain,
@@ -93,6 +98,26 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 	})
 	a.outer = outer
 	return err
+}
+
+// enterOuter returns the scopes around the Limiter's own, which a Group keeps until leaveAll is
+// called.
+func (l *Limiter) enterOuter() (around []*scope, err error) {
+	for o := l.outer; o != nil; o = o.outer {
+		s, err := o.enter()
+		if err != nil {
+			leaveAll(around)
+			return nil, err
+		}
+		around = append(around, s)
+	}
+	return around, nil
+}
+
+func leaveAll(scopes []*scope) {
+	for _, s := range scopes {
+		s.leave()
+	}
 }
 
 // tryThrough asks for an admission without waiting in any scope. If the request is not admitted

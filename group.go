@@ -15,9 +15,9 @@ import (
 // its For in the Route of a Transport.
 //
 // A Group drops a quota when it needs room or when new keys come, without a goroutine. It drops
-// only quotas that are unused: no call uses them, and they decide as new ones would. Therefore
-// dropping changes nothing; a Limiter of a dropped key opens its quota again. A Group is safe for
-// concurrent use.
+// only quotas that are unused: no call and no Permit uses them, and they decide as new ones would.
+// Therefore dropping changes nothing; a Limiter of a dropped key opens its quota again. A Group is
+// safe for concurrent use.
 type Group struct {
 	// MaxKeys is how many quotas the group keeps. Beyond it a new key takes the place of one whose
 	// quota is unused. If none is found, For returns a Limiter that refuses every call with

@@ -227,6 +227,61 @@ func TestGroupKeepsInFlight(t *testing.T) {
 	})
 }
 
+// TestGroupKeepsPermits checks that a quota is kept until its permits are released, so that a late
+// refusal still pauses it.
+func TestGroupKeepsPermits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, groupPerSecond(5), 1)
+		permit := acquire(t, g.For("key"), nil)
+		time.Sleep(10 * time.Second)
+		if g.For("other").Allow() {
+			t.Error("the quota was dropped while it has a permit")
+		}
+		if err := permit.Refused(t.Context(), time.Minute); err != nil {
+			t.Error(err)
+		}
+		permit.Release()
+		if s := status(t, g.For("key")); s.Paused != time.Minute {
+			t.Errorf("paused for %v, want 1m", s.Paused)
+		}
+		time.Sleep(2 * time.Minute)
+		if err := g.For("key").Resume(t.Context()); err != nil { // nothing probes
+			t.Error(err)
+		}
+		if !g.For("other").Allow() {
+			t.Error("the quota is kept although its permit was released")
+		}
+	})
+}
+
+// TestGroupKeepsOuterQuotas checks that a quota is kept while callers wait inside it, so that they
+// are refused when it is closed.
+func TestGroupKeepsOuterQuotas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := groupOf(t, groupPerSecond(5), 0)
+		inner := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1)}}, nil)
+		l := inner.Within(g.For("outer"))
+		l.Allow()
+		refused := make(chan error, 1)
+		go func() { refused <- l.Wait(t.Context()) }()
+		time.Sleep(10 * time.Second)
+		for i := range 100 {
+			g.For(fmt.Sprint(i)).Allow()
+		}
+		g.For("outer").Close()
+		synctest.Wait()
+		select {
+		case err := <-refused:
+			if !errors.Is(err, throttle.ErrClosed) {
+				t.Errorf("the waiting caller: %v, want ErrClosed", err)
+			}
+		default:
+			t.Error("the caller still waits although the outer quota is closed")
+			l.Close()
+		}
+	})
+}
+
 func TestGroupTooManyKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := groupOf(t, groupPerSecond(5), 2)

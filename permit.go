@@ -35,6 +35,9 @@ func (a *admission) eachCharge(f func(*charge)) {
 
 // leaveScopes ends the use of the scopes. A Group drops only scopes that are not in use.
 func (a *admission) leaveScopes() {
+	if !a.charged() {
+		return
+	}
 	a.scope.leave()
 	for i := range a.outer {
 		a.outer[i].scope.leave()
@@ -188,7 +191,6 @@ const (
 
 // start begins the use of a Permit that was charged.
 func (p *Permit) start() *Permit {
-	p.leaveScopes()
 	p.startTiming()
 	return p
 }
@@ -273,6 +275,7 @@ func (p *Permit) Release() {
 	if !p.markOnce(released) {
 		return
 	}
+	defer p.leaveScopes()
 	switch {
 	case p.markOnce(arrived):
 		if p.markOnce(settled) {
@@ -293,6 +296,7 @@ func (p *Permit) Cancel(ctx context.Context) error {
 	if p == nil || !p.charged() || !p.state.CompareAndSwap(0, arrived|released|settled) {
 		return nil
 	}
+	defer p.leaveScopes()
 	return p.refundCharges(ctx)
 }
 

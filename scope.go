@@ -23,7 +23,7 @@ type scope struct {
 	current atomic.Pointer[revision]      // the policy in force
 	queue   waitQueue                     // of callers that wait for this quota alone
 	learned atomic.Pointer[rtt.Estimator] // the estimator of the guard; nil until a guard is learned
-	uses    atomic.Int32                  // calls in progress; negative once the Group has dropped the scope
+	uses    atomic.Int32                  // calls and permits in progress; negative once the Group has dropped the scope
 	grouped bool                          // a Group keeps the scope
 	shared  bool                          // Group.Shared
 

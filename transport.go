@@ -106,7 +106,6 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		if err := a.admit(l, req); err != nil {
 			return nil, err
 		}
-		defer a.leaveScopes()
 	} else if t.AttemptTimeout <= 0 {
 		sending = true
 		return t.base().RoundTrip(req)
@@ -256,6 +255,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 // request is refunded.
 func (a *attempt) endFailed(err error, tr *attemptTrace) error {
 	if tr.unsent(err, a.transport.isStd()) {
+		defer a.leaveScopes()
 		if a.cancel != nil {
 			a.cancel()
 		}
@@ -271,6 +271,7 @@ func (a *attempt) endFailed(err error, tr *attemptTrace) error {
 
 // endUnanswered ends an attempt that may have been sent and gets no response.
 func (a *attempt) endUnanswered() {
+	defer a.leaveScopes()
 	if a.cancel != nil {
 		defer a.cancel()
 	}
@@ -284,6 +285,7 @@ func (a *attempt) needsBody() bool { return a.cancel != nil || a.concurrent() ||
 // finish ends the attempt. If m is not nil, it reports the actual cost. If m panics, the estimate
 // becomes the cost, and the attempt ends as usual.
 func (a *attempt) finish(m Meter) {
+	defer a.leaveScopes()
 	if a.cancel != nil {
 		defer a.cancel()
 	}
