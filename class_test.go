@@ -152,7 +152,7 @@ func TestClassesDeadlinesByRank(t *testing.T) {
 		t.Run(a.String(), func(t *testing.T) {
 			t.Parallel()
 			refused := 0
-			for seed := range uint64(soak.Times(4)) {
+			for seed := range uint64(soak.Times(8)) {
 				r := rand.New(rand.NewPCG(seed, 7+uint64(a)))
 				p, random := randomCallers(r, a, 105)
 				slot := p.Tiers[0].Window / time.Duration(p.Tiers[0].Limit)
