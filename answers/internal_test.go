@@ -59,6 +59,9 @@ func FuzzMeter(f *testing.F) {
 	} {
 		f.Add(body, uint8(1))
 	}
+	for n := range 40 { // a line that ends where Write pauses its search
+		f.Add(`data: {"a":"`+strings.Repeat("a", maxPart-30+n)+"\"}\r\n\r\n"+`data: {"usage":{"total_tokens":8}}`+"\r\n\r\n", uint8(31))
+	}
 	p := Profile{Charges: []Charge{{Unit: "tokens", Field: Field{Path: "usage.total_tokens"}}}}
 	f.Fuzz(func(t *testing.T, body string, n uint8) {
 		for _, kind := range []string{"text/event-stream", "application/json", amazonStream} {

@@ -68,17 +68,30 @@ func (m *Meter) Write(p []byte) (int, error) {
 			m.afterCR, rest = false, rest[1:]
 			continue
 		}
-		end := bytes.IndexAny(rest, "\r\n")
-		m.afterCR = end >= 0 && rest[end] == '\r'
-		if end < 0 {
-			m.line(rest)
-			break
+		part := rest[:min(len(rest), maxPart)]
+		end := lineEnd(part)
+		m.line(part[:end])
+		rest = rest[end:]
+		if m.afterCR = end < len(part) && part[end] == '\r'; end < len(part) {
+			m.endLine()
+			rest = rest[1:]
 		}
-		m.line(rest[:end])
-		m.endLine()
-		rest = rest[end+1:]
 	}
 	return len(p), nil
+}
+
+// maxPart is how far a Meter searches for the end of a line at once. Without a bound, a stream of
+// lines that end in CR would be searched to its next LF for each of them.
+const maxPart = 1024
+
+// lineEnd returns the index of the first CR or LF, or len(p) if there is none.
+func lineEnd(p []byte) int {
+	for _, c := range []byte{'\n', '\r'} {
+		if end := bytes.IndexByte(p, c); end >= 0 {
+			p = p[:end]
+		}
+	}
+	return len(p)
 }
 
 // line reads a part of a line of an event stream.

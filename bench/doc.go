@@ -23,6 +23,11 @@
 // If a library has no limiter of two tiers, the benchmark calls two limiters in a row, as
 // the library's users must.
 //
+// BenchmarkWakeLateness, BenchmarkWakeSchedule and BenchmarkWakeBurst show how late a waiting caller
+// returns, what that costs of a limit, and how long many callers take that are admitted together.
+//
+// BenchmarkBody compares a streamed body with the same one without a limiter. Both are read in turn.
+//
 // BenchmarkRedis has these cases, each with 1, 16, 64 or 256 concurrent callers that share
 // one client and one key. None of them ever waits. This benchmark, and every other one that
 // uses Redis, is skipped if PATH has no redis-server.
