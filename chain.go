@@ -56,7 +56,13 @@ func (l *Limiter) isSameQuota(o *Limiter) bool {
 // newHandle returns another Limiter of the same quota.
 func (l *Limiter) newHandle() *Limiter {
 	h := &Limiter{nesting: &nesting{group: l.group}, key: l.key}
-	h.scope.Store(l.scope.Load())
+	s, err := l.enter()
+	if err != nil { // h has the same error until there is room
+		s = l.scope.Load()
+	} else {
+		defer s.leave()
+	}
+	s.handOut(h)
 	return h
 }
 

@@ -82,6 +82,16 @@ func (c *compiledPolicy) withPlan(plan *algorithms.Plan) *compiledPolicy {
 	return next
 }
 
+// forStore returns the policy for a store whose quotas reserve ahead, or do not.
+func (c *compiledPolicy) forStore(reserves bool) *compiledPolicy {
+	if reserves == c.reserves {
+		return c
+	}
+	own := *c
+	own.reserves, own.fastPath = reserves, c.fastPath && !reserves
+	return &own
+}
+
 // countsUnit reports whether a tier counts the unit.
 func (c *compiledPolicy) countsUnit(unit string) bool { return slices.Contains(c.plan.Units(), unit) }
 

@@ -16,8 +16,11 @@ import (
 //
 // A Group drops a quota when it needs room or when new keys come, without a goroutine. It drops
 // only quotas that are unused: no call and no Permit uses them, and they decide as new ones would.
-// Therefore dropping changes nothing; a Limiter of a dropped key opens its quota again. A Group is
-// safe for concurrent use.
+// Therefore dropping changes nothing; a Limiter of a dropped key opens its quota again.
+//
+// In this process a quota that still counts something, and that nothing has used while many new
+// keys came, is kept as a few bytes until its next use. A million idle quotas of two GCRA tiers
+// take less than 250 bytes each, with their keys. A Group is safe for concurrent use.
 type Group struct {
 	// MaxKeys is how many quotas the group keeps. Beyond it a new key takes the place of one whose
 	// quota is unused. If none is found, For returns a Limiter that refuses every call with
@@ -37,6 +40,7 @@ type Group struct {
 
 	mu       sync.Mutex // guards all below
 	compiled *compiledPolicy
+	parking  *scope // of the Limiters whose quotas are parked under the policy; it counts as dropped
 	entries  map[string]*entry
 	recent   entry // the ring of entries, the least recently used one first
 	credit   int   // how many entries a full group may look at to find one to drop
@@ -45,15 +49,21 @@ type Group struct {
 // An entry is the quota of a key, and its place in the ring.
 type entry struct {
 	limiter    Limiter
-	nested     *Limiter              // the last Limiter of the key inside another
-	others     map[*Limiter]*Limiter // all Limiters of the key inside others, by the outer one; nil before the second
+	parked     *string // the state of the quota while it is parked; nil while it is open
+	nested     *nested // nil before the first Within
 	prev, next *entry
+}
+
+// A nested has the Limiters of a key inside others.
+type nested struct {
+	last *Limiter
+	all  map[*Limiter]*Limiter // by the outer Limiter; nil before the second of a shared quota
 }
 
 // How many entries a group looks at to find one to drop: a few whenever a new key comes, more when
 // the group is full.
 const (
-	sweepOne  = 2
+	sweepOne  = 3
 	sweepFull = 64
 )
 
@@ -71,8 +81,9 @@ func NewGroup(p Policy, s Store) (*Group, error) {
 	if s != nil && p.Name == "" {
 		return nil, errors.New("throttle: policy \"\": Name is empty: a shared store keeps quotas by name, so give it one")
 	}
-	g := &Group{compiled: c, store: s, entries: make(map[string]*entry)}
+	g := &Group{store: s, entries: make(map[string]*entry)}
 	g.nesting.group = g
+	g.setCompiled(c)
 	g.recent.prev, g.recent.next = &g.recent, &g.recent
 	return g, nil
 }
@@ -86,6 +97,7 @@ func (g *Group) For(key string) *Limiter {
 	if err != nil {
 		return refusing(err)
 	}
+	g.touch(e)
 	return &e.limiter
 }
 
@@ -95,22 +107,30 @@ func (g *Group) Within(key string, outer *Limiter) *Limiter {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	e, err := g.entry(key)
+	if err == nil {
+		_, err = g.open(e)
+	}
 	if err != nil {
 		return refusing(err)
 	}
-	if e.nested != nil && e.nested.outer == outer {
-		return e.nested
+	g.touch(e)
+	if e.nested == nil {
+		e.nested = new(nested)
 	}
-	l := e.others[outer]
+	n := e.nested
+	if n.last != nil && n.last.outer == outer {
+		return n.last
+	}
+	l := n.all[outer]
 	if l == nil {
 		if l = e.limiter.Within(outer); l.err != nil {
 			return l
 		}
-		if g.Shared && e.nested != nil {
-			e.keep(l)
+		if g.Shared && n.last != nil {
+			n.keep(l)
 		}
 	}
-	e.nested = l
+	n.last = l
 	return l
 }
 
@@ -119,14 +139,14 @@ const idleHandles = 16
 
 // keep keeps a second or further Limiter of the key inside another. It forgets those that nobody
 // waits for when their number reaches a power of two.
-func (e *entry) keep(l *Limiter) {
-	if e.others == nil {
-		e.others = map[*Limiter]*Limiter{e.nested.outer: e.nested}
+func (n *nested) keep(l *Limiter) {
+	if n.all == nil {
+		n.all = map[*Limiter]*Limiter{n.last.outer: n.last}
 	}
-	if n := len(e.others); n >= idleHandles && n&(n-1) == 0 {
-		maps.DeleteFunc(e.others, func(_, l *Limiter) bool { return l.waiting() == 0 })
+	if kept := len(n.all); kept >= idleHandles && kept&(kept-1) == 0 {
+		maps.DeleteFunc(n.all, func(_, l *Limiter) bool { return l.waiting() == 0 })
 	}
-	e.others[l.outer] = l
+	n.all[l.outer] = l
 }
 
 // All returns an iterator over the keys that the group keeps and their Limiters, in no particular
@@ -155,13 +175,14 @@ func (g *Group) limiters() map[string]*Limiter {
 // opens a new quota, which in this process is unused. Delete of an unknown key does nothing.
 func (g *Group) Delete(key string) {
 	g.mu.Lock()
-	e := g.entries[key]
-	if e != nil {
+	var s *scope
+	if e := g.entries[key]; e != nil {
+		s, _ = g.open(e)
 		g.remove(e)
 	}
 	g.mu.Unlock()
-	if e != nil {
-		e.limiter.scope.Load().close()
+	if s != nil {
+		s.close()
 	}
 }
 
@@ -171,7 +192,7 @@ func (g *Group) SetPolicy(ctx context.Context, p Policy) error {
 	g.mu.Lock()
 	c, err := g.compiled.replacement(p)
 	if err == nil {
-		g.compiled = c
+		g.setCompiled(c)
 	}
 	g.mu.Unlock()
 	if err != nil {
@@ -180,9 +201,7 @@ func (g *Group) SetPolicy(ctx context.Context, p Policy) error {
 	var errs []error
 	for _, l := range g.limiters() {
 		if s, err := l.enter(); err == nil {
-			own := *c
-			own.reserves = s.current.Load().reserves
-			errs = append(errs, s.setPolicy(ctx, &own))
+			errs = append(errs, s.setPolicy(ctx, c.forStore(s.current.Load().reserves)))
 			s.leave()
 		}
 	}
@@ -199,7 +218,6 @@ func (g *Group) Len() int {
 // entry returns the entry of a key. It makes the entry if there is none.
 func (g *Group) entry(key string) (*entry, error) {
 	if e := g.entries[key]; e != nil {
-		g.touch(e)
 		return e, nil
 	}
 	g.sweep(sweepOne, false)
@@ -212,11 +230,10 @@ func (g *Group) entry(key string) (*entry, error) {
 			return nil, g.compiled.refuse(ErrTooManyKeys, -1, 0)
 		}
 	}
-	s, err := openScope(g.compiled, g.store, g.compiled.policy.Name+"\x00"+key)
+	s, err := g.openScope(g.compiled, key)
 	if err != nil {
 		return nil, err
 	}
-	s.grouped, s.shared = true, g.Shared
 	e := &entry{limiter: Limiter{nesting: &g.nesting, key: key}}
 	e.limiter.scope.Store(s)
 	g.entries[key] = e
@@ -237,8 +254,12 @@ func (g *Group) enter(l *Limiter) (*scope, error) {
 	if err != nil {
 		return nil, err
 	}
-	s = e.limiter.scope.Load()
-	l.scope.Store(s)
+	if s, err = g.open(e); err != nil {
+		return nil, err
+	}
+	if l != &e.limiter {
+		s.handOut(l)
+	}
 	s.uses.Add(1)
 	return s, nil
 }
@@ -251,11 +272,12 @@ func (s *scope) leave() {
 
 // sweep looks at up to n entries, beginning with the least recently used one, and drops
 // the unused ones. With force it drops one entry at most, even if that has learned something. It
-// moves the others to the end of the ring. It returns how many entries it looked at.
+// parks the others if it can, and moves them to the end of the ring. It returns how many entries it
+// looked at.
 func (g *Group) sweep(n int, force bool) (seen int) {
 	for ; seen < n && len(g.entries) > 0; seen++ {
 		e := g.recent.next
-		if !e.limiter.scope.Load().drop(force) {
+		if !g.drop(e, force) {
 			g.touch(e)
 			continue
 		}
@@ -284,9 +306,73 @@ func (g *Group) remove(e *entry) {
 	delete(g.entries, e.limiter.key)
 }
 
-// drop closes the scope if no call uses it and it decides as a new one would. It reports whether it
-// did.
-func (s *scope) drop(force bool) bool {
+// A parker is a quota that a Group can park: the Group keeps the bytes of its state instead.
+type parker interface {
+	Park() (state []byte, ok bool)
+	Unpark(state []byte) error
+	IsIdleAs(state []byte) bool
+}
+
+func (g *Group) setCompiled(c *compiledPolicy) {
+	g.compiled = c
+	if g.store == nil {
+		g.parking, _ = g.openScope(c, "")
+		g.parking.uses.Store(dropped)
+	}
+}
+
+func (g *Group) openScope(c *compiledPolicy, key string) (*scope, error) {
+	s, err := openScope(c, g.store, c.policy.Name+"\x00"+key)
+	if err == nil {
+		s.grouped, s.shared = true, g.Shared
+	}
+	return s, err
+}
+
+// open returns the scope of an entry. If the quota is parked, open opens it again.
+func (g *Group) open(e *entry) (*scope, error) {
+	s := e.limiter.scope.Load()
+	if e.parked == nil {
+		return s, nil
+	}
+	s, err := g.openScope(s.current.Load().compiledPolicy, e.limiter.key)
+	if err == nil {
+		err = s.current.Load().quota.(parker).Unpark([]byte(*e.parked))
+	}
+	if err == nil {
+		e.parked = nil
+		e.limiter.scope.Store(s)
+	}
+	return s, err
+}
+
+// park replaces the quota of an entry, which no call uses, with the bytes of its state. It reports
+// whether it did. A quota that has learned something stays, and so does one with a policy of its
+// own or with Limiters besides the entry's, which refer to the scope.
+func (g *Group) park(e *entry, s *scope, rev *revision) bool {
+	s.mu.Lock()
+	handled := s.handled
+	s.mu.Unlock()
+	q, ok := rev.quota.(parker)
+	if !ok || handled || g.store != nil || rev.compiledPolicy != g.compiled || s.learned.Load() != nil {
+		return false
+	}
+	state, ok := q.Park()
+	if ok {
+		parked := string(state)
+		e.parked = &parked
+		e.limiter.scope.Store(g.parking)
+	}
+	return ok
+}
+
+// drop closes the quota of an entry if no call uses it and it decides as a new one would. It reports
+// whether it did. If not, it parks the quota if it can.
+func (g *Group) drop(e *entry, force bool) bool {
+	if e.parked != nil {
+		return e.limiter.revision().quota.(parker).IsIdleAs([]byte(*e.parked))
+	}
+	s := e.limiter.scope.Load()
 	if !s.uses.CompareAndSwap(0, dropped) {
 		return false
 	}
@@ -295,12 +381,14 @@ func (s *scope) drop(force bool) bool {
 		s.uses.Add(-dropped)
 		return true
 	}
-	if s.waiting() > 0 || !isIdle(rev.quota) || !force && s.hasLearned() {
-		s.uses.Add(-dropped)
-		return false
+	if s.waiting() == 0 && isIdle(rev.quota) && (force || !s.hasLearned()) {
+		rev.quota.Close()
+		return true
 	}
-	rev.quota.Close()
-	return true
+	if !g.park(e, s, rev) {
+		s.uses.Add(-dropped)
+	}
+	return false
 }
 
 func isIdle(q store.Quota) bool {

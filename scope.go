@@ -26,8 +26,9 @@ type scope struct {
 	uses    atomic.Int32                  // calls and permits in progress; negative once the Group has dropped the scope
 	grouped bool                          // a Group keeps the scope
 	shared  bool                          // Group.Shared
+	handled bool                          // Limiters other than that of its entry have the scope
 
-	mu           sync.Mutex              // guards all below
+	mu           sync.Mutex              // guards handled and all below
 	nestedQueues map[*waitQueue]struct{} // the queues of nested Limiters whose callers wait for this quota
 }
 
@@ -60,14 +61,18 @@ func openScope(c *compiledPolicy, s Store, key string) (*scope, error) {
 	if err != nil {
 		return nil, fmt.Errorf("throttle: policy %q: %w", c.policy.Name, err)
 	}
-	if _, ok := q.(store.Reserver); ok != c.reserves { // the same for all quotas of a store
-		own := *c
-		own.reserves, own.fastPath = ok, c.fastPath && !ok
-		c = &own
-	}
+	_, reserves := q.(store.Reserver) // the same for all quotas of a store
 	scope := new(scope)
-	scope.current.Store(newRevision(c, q, false))
+	scope.current.Store(newRevision(c.forStore(reserves), q, false))
 	return scope, nil
+}
+
+// handOut gives the scope to a Limiter besides that of its entry.
+func (s *scope) handOut(l *Limiter) {
+	s.mu.Lock()
+	s.handled = true
+	s.mu.Unlock()
+	l.scope.Store(s)
 }
 
 // waiting returns how many callers wait for this quota alone.

@@ -47,3 +47,45 @@ func heap() int64 {
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
+
+// BenchmarkGroupKey reports the time of For and Allow for a key of a Group: a new one, one whose
+// quota is open, and one whose quota the Group has parked since its last use.
+func BenchmarkGroupKey(b *testing.B) {
+	const keys = 100_000
+	policy := throttle.Policy{Name: "bench", Tiers: []throttle.Tier{{Limit: 5, Window: 24 * time.Hour, Algorithm: throttle.GCRA}}}
+	names := make([]string, 2*keys)
+	for i := range names {
+		names[i] = fmt.Sprintf("key-%d", i)
+	}
+	use := func(b *testing.B, g *throttle.Group, names []string) {
+		for _, name := range names {
+			if !g.For(name).Allow() {
+				b.Fatal(errRefused)
+			}
+		}
+	}
+	for _, c := range []struct {
+		name          string
+		before, timed []string
+	}{
+		{"new", names[:keys], names[keys:]},
+		{"open", names[:keys], names[keys-keys/10 : keys]},
+		{"parked", names, names[:keys]}, // the new keys had the Group look at all others
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				g, err := throttle.NewGroup(policy, nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				use(b, g, c.before)
+				runtime.GC()
+				b.StartTimer()
+				use(b, g, c.timed)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(len(c.timed)), "ns/key")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}

@@ -489,6 +489,29 @@ func (q *quota) Learned() bool {
 	return q.level > 0 || q.ledger.Learned(q.now())
 }
 
+// Park returns the state of a quota without callers and permits, from which Unpark makes a quota that
+// decides alike. It returns false if the quota pauses or has learned something.
+func (q *quota) Park() (state []byte, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := q.now()
+	if q.level > 0 || q.probe || q.probing || q.until > now.At || q.watchers != nil || q.next != nil || q.ledger.Learned(now) {
+		return nil, false
+	}
+	state, _ = q.ledger.AppendBinary(nil)
+	l := q.ledger.Plan().NewLedger()
+	return state, l.UnmarshalBinary(state) == nil
+}
+
+// Unpark gives a new quota a state that Park returned.
+func (q *quota) Unpark(state []byte) error { return q.ledger.UnmarshalBinary(state) }
+
+// IsIdleAs reports whether the quota would be idle with a state that Park returned.
+func (q *quota) IsIdleAs(state []byte) bool {
+	l := q.ledger.Plan().NewLedger()
+	return l.UnmarshalBinary(state) == nil && l.Fresh(q.now())
+}
+
 func (q *quota) Close() {}
 
 func (q *quota) Forecast() store.Forecast {
