@@ -57,6 +57,11 @@
 // is; package retry sends again what was refused. A Transport's Profile describes as data what
 // else responses report: see package answers, and package providers for well-known APIs.
 //
+// # Observation
+//
+// Policy.Observer receives what happens to requests: how long each waited and for which tier, what
+// was refused, and why a quota pauses. [Limiter.Status] returns what is used and left.
+//
 // # Cold starts and pacing
 //
 // A new limiter in this process does not know what an earlier process sent. Policy.AssumeUsed

@@ -55,7 +55,7 @@ func (a *admission) pauseUntilReset(r answers.Reading) {
 	}
 	// If a shared store is not available, the next response pauses the quota.
 	rev := a.own().revision
-	_, _ = rev.quota.Pause(context.Background(), rev.toldPause(r.Reset, r.FromBody))
+	_ = rev.pause(context.Background(), rev.toldPause(r.Reset, r.FromBody), "response")
 }
 
 // tierFor returns the tier of a reading, and the charge of its scope: the first tier with the

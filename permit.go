@@ -89,7 +89,9 @@ func (a *admission) release() {
 func (a *admission) settle(actual Cost) {
 	a.eachCharge(func(c *charge) {
 		if c.revision.estimates {
-			c.revision.quota.Settle(c.decision, c.cost, c.revision.actualCost(c.cost, actual), c.scope.alert)
+			actual := c.revision.actualCost(c.cost, actual)
+			c.revision.quota.Settle(c.decision, c.cost, actual, c.scope.alert)
+			c.revision.observeSettled(c.cost, actual)
 		}
 	})
 }
@@ -206,6 +208,7 @@ func (p *Permit) Arrived() {
 	if p.markOnce(arrived) {
 		p.timing.answered(0)
 		p.admission.arrived()
+		p.answered(context.Background(), AnsweredInfo{})
 	}
 }
 
@@ -216,6 +219,7 @@ func (p *Permit) Passed() {
 		p.timing.answered(0)
 		p.endBackoff()
 		p.admission.arrived()
+		p.answered(context.Background(), AnsweredInfo{})
 	}
 }
 
@@ -232,6 +236,7 @@ func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 	p.timing.refused()
 	err := p.own().pauseAfterRefusal(ctx, answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0})
 	p.admission.arrived()
+	p.answered(ctx, AnsweredInfo{Kind: answers.Limited})
 	return err
 }
 
@@ -281,6 +286,7 @@ func (p *Permit) Release() {
 		if p.markOnce(settled) {
 			p.unanswered()
 		}
+		defer p.answered(context.Background(), AnsweredInfo{Lost: true})
 	case p.markOnce(settled):
 		p.settle(nil)
 	}
@@ -297,6 +303,7 @@ func (p *Permit) Cancel(ctx context.Context) error {
 		return nil
 	}
 	defer p.leaveScopes()
+	defer p.answered(ctx, AnsweredInfo{Unsent: true})
 	return p.refundCharges(ctx)
 }
 

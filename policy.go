@@ -86,6 +86,9 @@ type Policy struct {
 	// Alert is called once a period for each percentage of AlertAt. It must not block.
 	Alert func(Alert) `json:"-"`
 
+	// Observer receives events of the requests under this policy. If nil, there are none.
+	Observer *Observer `json:"-"`
+
 	// Aging is how long a Normal request yields to Interactive requests that come after it,
 	// and a Batch request to Normal ones; see Class. If zero, 10 s.
 	Aging time.Duration

@@ -367,8 +367,7 @@ func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal) error
 			For: firstPause + rand.N(firstPause), Most: most, AtOnce: r.Known, Once: true, Epoch: c.decision.Epoch, Probe: true,
 		}
 	}
-	_, err := c.revision.quota.Pause(ctx, p)
-	return err
+	return c.revision.pause(ctx, p, "response")
 }
 
 // endBackoff ends the back-off, if there is one.

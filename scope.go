@@ -88,6 +88,8 @@ type demand struct {
 	sendBy     time.Time // the latest time of arrival; zero if there is none
 	since      time.Time // when the caller first asked, for its place in a queue; zero for now
 
+	observed *observation // nil if nobody observes the request
+
 	recost func() Cost // returns the cost as it is estimated now; nil if it stays the same
 
 	*pairing // of a request that needs the same time in several scopes; nil for any other
@@ -312,9 +314,13 @@ func (wq *waitQueue) wait(ctx context.Context, s *scope, w waitRequest) (charge,
 			ticket.Ask = func(ctx context.Context, r store.Request) (store.Decision, error) { return w.ask(ctx, rev, r) }
 		}
 		ticket.Version, ticket.Free = version, rev.isFree(cost)
+		w.demand.observed.join(ctx, q.Len())
 		decision, err := join(q, ctx, ticket)
 		switch reason := reasonOf(err); {
 		case err == nil:
+			if o := w.demand.observed; o != nil && decision.Tier >= 0 {
+				o.decidedBy(w.explain(rev, waitFor(decision.Tier)))
+			}
 			return charge{s, rev, decision, cost}, nil
 		case reason == queue.Moved:
 			join, rejoins = (*queue.Queue).Rejoin, true

@@ -157,21 +157,10 @@ type attempt struct {
 
 // admit waits for the limiter. A request whose context ended during the wait is refunded.
 func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
-	d := demand{n: 1, held: true}
-	a.profile = a.transport.profile(req)
-	if a.transport.Cost != nil {
-		d.cost = a.transport.Cost(req)
-		if t := a.transport; t.Settle != nil {
-			d.recost = func() Cost { return t.Cost(req) }
-		}
-	}
-	if a.transport.SendBy != nil {
-		a.sendBy = a.transport.SendBy(req)
-		d.sendBy = a.sendBy
-	}
-	ctx := req.Context()
-	if d.cost != nil || !d.sendBy.IsZero() || !l.tryOne(&a.admission) {
-		if err = l.admit(ctx, d, &a.admission); err != nil {
+	t, ctx := a.transport, req.Context()
+	a.profile = t.profile(req)
+	if t.Cost != nil || t.SendBy != nil || !l.tryOne(ctx, &a.admission) {
+		if err = l.admit(ctx, a.demand(req), &a.admission); err != nil {
 			return err
 		}
 	}
@@ -180,6 +169,7 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 		if !sends { // the context has ended, or Settle panicked
 			a.refund()
 			a.leaveScopes()
+			a.answered(ctx, AnsweredInfo{Unsent: true})
 		}
 	}()
 	if err = ctx.Err(); err != nil {
@@ -193,6 +183,22 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	return nil
 }
 
+// demand returns what the request asks for, and sets sendBy.
+func (a *attempt) demand(req *http.Request) demand {
+	t, d := a.transport, demand{n: 1, held: true}
+	if t.Cost != nil {
+		d.cost = t.Cost(req)
+		if t.Settle != nil {
+			d.recost = func() Cost { return t.Cost(req) }
+		}
+	}
+	if t.SendBy != nil {
+		a.sendBy = t.SendBy(req)
+		d.sendBy = a.sendBy
+	}
+	return d
+}
+
 // send passes the request to the Base. It reports the arrival and the end of the request to the
 // quotas, once each, also if the Base panics.
 func (a *attempt) send(req *http.Request) (*http.Response, error) {
@@ -201,7 +207,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	defer func() {
 		switch {
 		case sending: // the base panicked
-			a.endUnanswered()
+			a.endUnanswered(req.Context())
 		case !handedOn:
 			defer a.finish(nil)
 			if !returns && resp != nil && resp.Body != nil {
@@ -226,11 +232,11 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	tr.stopTimer()
 	if err != nil {
 		handedOn = true
-		return resp, a.endFailed(err, tr)
+		return resp, a.endFailed(req.Context(), err, tr)
 	}
 	if resp == nil { // the Base breaks the contract; http.Client reports that
 		handedOn = true
-		a.endUnanswered()
+		a.endUnanswered(req.Context())
 		return nil, nil
 	}
 	if resp.Request == sent {
@@ -240,6 +246,9 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	answer := a.handleResponse(req, resp)
 	a.arrived()
 	a.observe(answer)
+	if a.isObserved() {
+		a.reportAnswer(req.Context(), resp.StatusCode, answer)
+	}
 	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.needsBody() {
 		resp.Body = a.watchBody(resp.Body, m)
 		handedOn = true
@@ -253,30 +262,32 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 
 // endFailed ends an attempt that failed with err. If nothing of the request was written, the
 // request is refunded.
-func (a *attempt) endFailed(err error, tr *attemptTrace) error {
+func (a *attempt) endFailed(ctx context.Context, err error, tr *attemptTrace) error {
 	if tr.unsent(err, a.transport.isStd()) {
 		defer a.leaveScopes()
 		if a.cancel != nil {
 			a.cancel()
 		}
 		a.refund()
+		a.answered(ctx, AnsweredInfo{Unsent: true})
 		if tr.late() {
 			return a.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
 		}
 		return err
 	}
-	a.endUnanswered()
+	a.endUnanswered(ctx)
 	return err
 }
 
 // endUnanswered ends an attempt that may have been sent and gets no response.
-func (a *attempt) endUnanswered() {
+func (a *attempt) endUnanswered(ctx context.Context) {
 	defer a.leaveScopes()
 	if a.cancel != nil {
 		defer a.cancel()
 	}
 	a.unanswered()
 	a.release()
+	a.answered(ctx, AnsweredInfo{Lost: true})
 }
 
 // needsBody reports whether the attempt lasts until the end of the response's body.

@@ -110,8 +110,14 @@ func (l *Limiter) Wait(ctx context.Context) error {
 	}
 	if rev.fast != nil {
 		if _, _, _, ok := rev.fast.TryOne(false); ok {
+			if rev.policy.Observer != nil {
+				rev.admittedAtOnce(ctx, false)
+			}
 			return nil
 		}
+	}
+	if rev.policy.Observer != nil {
+		return l.WaitN(ctx, 1)
 	}
 	d, err := rev.quota.TryAcquire(ctx, store.Request{Cost: rev.oneRequest, WaitSpec: rev.initialWaitSpec(ctx)})
 	if err == nil && d.Verdict == store.Admitted {
@@ -139,7 +145,7 @@ func (l *Limiter) fastPath() (*scope, *revision) {
 }
 
 // tryOne admits a held request of no other cost on the quota's credit, if it can.
-func (l *Limiter) tryOne(a *admission) bool {
+func (l *Limiter) tryOne(ctx context.Context, a *admission) bool {
 	s, rev := l.fastPath()
 	if rev == nil || rev.fast == nil {
 		return false
@@ -148,6 +154,9 @@ func (l *Limiter) tryOne(a *admission) bool {
 	if ok {
 		a.scope, a.revision, a.cost, a.fast = s, rev, rev.oneRequest, true
 		a.decision.Verdict, a.decision.Tier, a.decision.Flight, a.decision.At, a.decision.Epoch = store.Admitted, -1, f, at, epoch
+		if rev.policy.Observer != nil {
+			rev.admittedAtOnce(ctx, true)
+		}
 	}
 	return ok
 }
@@ -188,8 +197,14 @@ func (l *Limiter) Allow() bool {
 	}
 	if rev.fast != nil {
 		if _, _, _, ok := rev.fast.TryOne(false); ok {
+			if rev.policy.Observer != nil {
+				rev.admittedAtOnce(context.Background(), false)
+			}
 			return true
 		}
+	}
+	if rev.policy.Observer != nil {
+		return l.AllowN(1)
 	}
 	d, err := rev.quota.TryAcquire(context.Background(), store.Request{Cost: rev.oneRequest})
 	if d.Verdict == store.Moved {
@@ -204,10 +219,14 @@ func (l *Limiter) AllowN(n int64) bool {
 		return !l.isClosed()
 	}
 	var a admission
-	if _, err := l.tryNow(context.Background(), demand{n: n, noWait: true}, &a); err != nil || !a.charged() {
+	d := demand{n: n, noWait: true}
+	o := l.observe(&d)
+	if _, err := l.tryNow(context.Background(), d, &a); err != nil || !a.charged() {
+		o.refused(context.Background(), &d, err)
 		return false
 	}
 	a.leaveScopes()
+	o.end(context.Background(), &d, nil)
 	return true
 }
 
@@ -229,27 +248,45 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 // ErrDeadline, and the Wait of the *WaitError is the time after which it might be admitted. With a
 // shared store TryAcquire blocks for one round trip, or for two if other callers wait.
 func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
-	p := new(Permit)
-	decision, err := l.tryNow(context.Background(), demand{cost: c, n: 1, held: true, noWait: true}, &p.admission)
-	switch {
-	case err != nil:
+	p, d := new(Permit), demand{cost: c, n: 1, held: true, noWait: true}
+	o := l.observe(&d)
+	err := l.tryAcquire(d, p)
+	if o.end(context.Background(), &d, err); err != nil {
 		return nil, err
-	case p.charged():
-		return p.start(), nil
+	}
+	return p.start(), nil
+}
+
+func (l *Limiter) tryAcquire(d demand, p *Permit) error {
+	decision, err := l.tryNow(context.Background(), d, &p.admission)
+	if err != nil || p.charged() {
+		return err
 	}
 	e := p.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
 	// Other callers wait, here or for an outer quota.
 	if e.Ahead > 0 || decision.Tier < 0 && decision.Wait == forever {
-		if f, policy, err := l.forecast(context.Background(), c); err == nil {
+		if f, policy, err := l.forecast(context.Background(), d.cost); err == nil {
 			e.Policy, e.Wait, e.Tier, e.Ahead = policy, f.Wait, f.Tier, f.Ahead
 		}
 	}
-	return nil, e
+	return e
 }
 
 // admit waits until this scope and all outer ones have admitted a demand. If it succeeds, the
 // caller must call a.leaveScopes.
 func (l *Limiter) admit(ctx context.Context, d demand, a *admission) error {
+	o := l.observe(&d)
+	if o == nil {
+		return l.admitObserved(ctx, d, a)
+	}
+	d.observed = o
+	err := l.admitObserved(ctx, d, a)
+	o.end(ctx, &d, err)
+	return err
+}
+
+// admitObserved is admit without the events of d.observed's end.
+func (l *Limiter) admitObserved(ctx context.Context, d demand, a *admission) error {
 	s, err := l.enter()
 	if err != nil {
 		return err
@@ -415,8 +452,7 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	defer s.leave()
-	_, err = s.current.Load().quota.Pause(ctx, store.Pause{For: d})
-	return err
+	return s.current.Load().pause(ctx, store.Pause{For: d}, "call")
 }
 
 // Resume ends the pause or ban in force, for all callers that share the quota: with a shared store,
@@ -538,6 +574,9 @@ func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
 		}
 	}
 	status.Waiting = l.waiting()
+	s := l.scope.Load()
+	rev := s.current.Load()
+	status.Policy, status.Guard = rev.policy.Name, max(s.guard(rev), rev.plan.Guard())
 	return status, nil
 }
 

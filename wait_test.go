@@ -1007,7 +1007,7 @@ func TestStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		requests, tokens := throttle.PerSecond(2), throttle.Tier{Limit: 100, Window: 100 * sec, Algorithm: throttle.TokenBucket, Burst: 50, Unit: "tokens"}
 		open := throttle.Tier{Limit: 3, Algorithm: throttle.Concurrency}
-		l := limiter(t, throttle.Policy{Tiers: []throttle.Tier{requests, tokens, open}}, nil)
+		l := limiter(t, throttle.Policy{Name: "status", Tiers: []throttle.Tier{requests, tokens, open}}, nil)
 		steps := []struct {
 			name string
 			do   func()
@@ -1050,6 +1050,7 @@ func TestStatus(t *testing.T) {
 			for tier, most := range []float64{2 / 1.05, 1, 0} {
 				s.want.Tiers[tier].MaxRate = most
 			}
+			s.want.Policy, s.want.Guard = "status", 50*ms
 			if got := status(t, l); !reflect.DeepEqual(got, s.want) {
 				t.Errorf("step %d (%s): the status is\n%+v, want\n%+v", i, s.name, got, s.want)
 			}

@@ -15,6 +15,7 @@
 //	wait1           one tier, in a call that may wait
 //	wait2           two tiers
 //	wait2window     two tiers that are exact rolling windows, not buckets
+//	wait2observed   wait2 with an Observer that does nothing
 //	roundtrip2      two tiers in front of an http.RoundTripper that responds immediately
 //	allow1          one tier, in a call that never waits
 //	allow1parallel  the same from two goroutines on one limiter

@@ -44,6 +44,7 @@ func BenchmarkLocal(b *testing.B) {
 		{"floor/wait2", floorWait2},
 
 		{"throttle/wait2window", throttleWait2Window},
+		{"throttle/wait2observed", throttleWait2Observed},
 
 		{"throttle/roundtrip2", throttleRoundTrip2},
 		{"xtime/roundtrip2", xtimeRoundTrip2},
@@ -115,6 +116,18 @@ func throttleWait2(b *testing.B) { throttleWait(b, newThrottle(b, throttle.GCRA,
 // throttleWait2Window waits on two tiers of the default algorithm, SlidingLog. Limits of this
 // size are counted in sliding windows.
 func throttleWait2Window(b *testing.B) { throttleWait(b, newThrottle(b, throttle.SlidingLog, 2)) }
+
+// throttleWait2Observed waits on two tiers with an Observer that does nothing.
+func throttleWait2Observed(b *testing.B) {
+	lim, err := throttle.New(throttle.Policy{Name: "bench", Tiers: []throttle.Tier{
+		{Limit: perSecond, Window: time.Second, Algorithm: throttle.GCRA},
+		{Limit: perHour, Window: time.Hour, Algorithm: throttle.GCRA},
+	}, Observer: &throttle.Observer{Admitted: func(context.Context, throttle.AdmittedInfo) {}}}, nil)
+	if err != nil {
+		b.Fatal(err)
+	}
+	throttleWait(b, lim)
+}
 
 func throttleWait(b *testing.B, lim *throttle.Limiter) {
 	ctx := context.Background()

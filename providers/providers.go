@@ -76,6 +76,10 @@ type Provider struct {
 	// Don't use a credential as it is. If nil, all requests are of one account.
 	Account func(*http.Request) string
 
+	// Observer receives the events of requests, for every scope whose Policy has no Observer. If nil,
+	// there are none.
+	Observer *throttle.Observer
+
 	// SendBy returns the latest instant at which a request is worth sending, by the clock of
 	// this machine: the end of its signature. A zero time means no limit. If nil, no limit.
 	SendBy func(*http.Request) time.Time
@@ -141,6 +145,9 @@ func (p Provider) Transport(s throttle.Store) (*throttle.Transport, error) {
 		}
 		if scope.Policy.Name == "" {
 			scope.Policy.Name = p.Name + "/" + scope.Name
+		}
+		if scope.Policy.Observer == nil {
+			scope.Policy.Observer = p.Observer
 		}
 		g, err := throttle.NewGroup(scope.Policy, s)
 		if err != nil {

@@ -406,13 +406,17 @@ const (
 
 // A Status is the state of a quota at one moment.
 type Status struct {
-	Tiers []TierStatus
+	// Policy is the name of the limiter's policy. Stores leave it empty.
+	Policy string
+	Tiers  []TierStatus
 	// Waiting is the number of callers that wait in this limiter's queue.
 	Waiting int
 	// Paused is the time until the pause ends. If zero, there is no pause.
 	Paused time.Duration
 	// Closed is the time until the provider's ban ends. If zero, there is no ban.
 	Closed time.Duration
+	// Guard is the guard interval in force, which may be learned. Stores leave it zero.
+	Guard time.Duration
 }
 
 // A TierStatus is the state of one tier. It has the fields of a redis-cell reply, in full

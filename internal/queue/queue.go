@@ -79,6 +79,8 @@ type Queue struct {
 	lastReplyAt time.Time
 	// nextAskAt is when to ask again if retryWaiter is the first waiter without a time.
 	nextAskAt time.Time
+	// decider is the tier for which a waiter has last had to wait, plus one.
+	decider int
 	// storeErr is why the last call had no reply. If nil, it had one.
 	storeErr error
 
@@ -492,6 +494,9 @@ func (q *Queue) expel(w *waiter, err error) {
 
 // admit admits a waiter.
 func (q *Queue) admit(w *waiter, d store.Decision) {
+	if d.Tier < 0 {
+		d.Tier = q.decider - 1
+	}
 	w.decision, w.reserver = d, q.reserver
 	q.forecasts.admitted(w)
 	q.remove(w)
@@ -517,7 +522,7 @@ func (q *Queue) unlink(w *waiter) {
 	if q.waiters.len() == 0 {
 		q.unwatch()
 		q.unwatch = nil
-		q.forecasts, q.overtakenFrom, q.lastRanks = forecasts{}, time.Time{}, [3]time.Time{}
+		q.forecasts, q.overtakenFrom, q.lastRanks, q.decider = forecasts{}, time.Time{}, [3]time.Time{}, 0
 	}
 }
 

@@ -1,0 +1,284 @@
+package throttle
+
+import (
+	"context"
+	"time"
+
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/queue"
+	"github.com/apithrottle/throttle/store"
+)
+
+// An Observer receives events of the requests under a policy, as an httptrace.ClientTrace receives
+// those of a connection. Set it as Policy.Observer. For each request the functions of the innermost
+// scope's Observer are called. A nil function is not called.
+//
+// The functions are called in the goroutine of the caller, unless noted otherwise, and never under a
+// lock: they may call any method of a Limiter. They must not block, because the request waits for
+// them, and may be called from several goroutines at once. Events contain neither keys of a Group nor
+// URLs.
+type Observer struct {
+	// Queued is called when a request takes a place in a queue. With a shared store nearly every
+	// request does.
+	Queued func(context.Context, QueuedInfo)
+
+	// Admitted is called when a request is admitted, at once or after it was queued.
+	Admitted func(context.Context, AdmittedInfo)
+
+	// Refused is called when a request is not admitted: a refusal, the end of its context, or a
+	// false Allow. For each request either Admitted or Refused is called, once.
+	Refused func(context.Context, RefusedInfo)
+
+	// Answered is called once for each admitted request that a Transport has sent, or that has a
+	// Permit: when its response is in, or when it is known that none will come.
+	Answered func(context.Context, AnsweredInfo)
+
+	// Settled is called when the actual cost of a request is known, for each scope and each unit
+	// that is Estimated.
+	Settled func(SettledInfo)
+
+	// Paused is called when a response or a call of Pause has paused or closed a quota in this
+	// process. A pause that changes nothing, because a longer one holds, calls nothing.
+	Paused func(PausedInfo)
+}
+
+// A QueuedInfo describes a request that has taken a place in a queue.
+type QueuedInfo struct {
+	Policy string // the name of the innermost policy
+	Class  Class
+	Ahead  int // how many callers of this process wait in the same queue
+}
+
+// An AdmittedInfo describes an admitted request.
+type AdmittedInfo struct {
+	Policy string // the name of the innermost policy
+	Class  Class
+	Cost   Cost // nil for N requests; read-only
+	N      int64
+	Held   bool // Answered will be called
+
+	// Queued reports that the request was queued, and Waited is for how long.
+	Queued bool
+	Waited time.Duration
+
+	// By and Tier are the policy and the tier that decided how long the request waited. The Tier is
+	// as ParsePolicy reads it, and empty if no tier did: for requests that did not wait, and after
+	// a pause.
+	By, Tier string
+}
+
+// A RefusedInfo describes a request that was not admitted.
+type RefusedInfo struct {
+	Policy string // the name of the innermost policy
+	Class  Class
+	Cost   Cost // nil for N requests; read-only
+	N      int64
+
+	// Queued reports that the request was queued, and Waited is for how long.
+	Queued bool
+	Waited time.Duration
+
+	// Err is the error of the call: a *WaitError, the context's own, or that of a bad argument. It is
+	// nil for a false Allow.
+	Err error
+}
+
+// An AnsweredInfo describes how an admitted request has ended.
+type AnsweredInfo struct {
+	Policy string // the name of the innermost policy
+
+	// Kind is Passed if the provider has served the request, or if no response came.
+	Kind answers.Kind
+
+	// Status is the status of the response. If zero, none came, or a Permit reported it.
+	Status int
+
+	// Reason is the reason of a refusal, as the Profile reads it. It may be empty.
+	Reason string
+
+	// Lost reports that the request was sent, as far as is known, and that no response came.
+	Lost bool
+
+	// Unsent reports that the request was not sent, and was refunded.
+	Unsent bool
+}
+
+// A SettledInfo describes the cost of a request in one unit.
+type SettledInfo struct {
+	Policy            string // the name of the policy that counts the unit
+	Unit              string
+	Estimated, Actual int64
+}
+
+// A PausedInfo describes a pause.
+type PausedInfo struct {
+	Policy string // the name of the policy that is paused
+	For    time.Duration
+	Closed bool   // callers are refused with ErrBanned
+	Cause  string // "response" or, for Limiter.Pause, "call"
+}
+
+// JoinObservers returns an Observer that calls the functions of all, in their order. A nil Observer is
+// left out. It returns nil if there is none.
+func JoinObservers(all ...*Observer) *Observer {
+	var joined *Observer
+	for _, o := range all {
+		switch {
+		case o == nil:
+		case joined == nil:
+			joined = o
+		default:
+			joined = &Observer{
+				Queued:   both2(joined.Queued, o.Queued),
+				Admitted: both2(joined.Admitted, o.Admitted),
+				Refused:  both2(joined.Refused, o.Refused),
+				Answered: both2(joined.Answered, o.Answered),
+				Settled:  both(joined.Settled, o.Settled),
+				Paused:   both(joined.Paused, o.Paused),
+			}
+		}
+	}
+	return joined
+}
+
+func both[T any](f, g func(T)) func(T) {
+	if f == nil || g == nil {
+		if f == nil {
+			return g
+		}
+		return f
+	}
+	return func(info T) { f(info); g(info) }
+}
+
+func both2[T any](f, g func(context.Context, T)) func(context.Context, T) {
+	if f == nil || g == nil {
+		if f == nil {
+			return g
+		}
+		return f
+	}
+	return func(ctx context.Context, info T) { f(ctx, info); g(ctx, info) }
+}
+
+// An observation follows one request until it is admitted or refused.
+type observation struct {
+	observer *Observer
+	policy   string
+	queued   time.Time // when the request was queued; zero if it was not
+	by, tier string    // what decided how long it waited
+}
+
+// observe returns the observation of a demand, or nil if nobody observes it.
+func (l *Limiter) observe(d *demand) *observation {
+	if d.refundable || l.err != nil { // the inner scope observes it
+		return nil
+	}
+	rev := l.revision()
+	if rev.policy.Observer == nil {
+		return nil
+	}
+	return &observation{observer: rev.policy.Observer, policy: rev.policy.Name}
+}
+
+// join reports that the request takes a place in a queue.
+func (o *observation) join(ctx context.Context, ahead int) {
+	if o == nil || !o.queued.IsZero() {
+		return
+	}
+	o.queued = time.Now()
+	if o.observer.Queued != nil {
+		o.observer.Queued(ctx, QueuedInfo{Policy: o.policy, Class: classOf(ctx), Ahead: ahead})
+	}
+}
+
+// decidedBy records which tier decided how long the request waited, by an error that would explain a
+// refusal.
+func (o *observation) decidedBy(err error) {
+	if e, ok := err.(*WaitError); ok {
+		o.by, o.tier = e.Policy, e.Tier
+	}
+}
+
+// waited returns how long the request has been queued.
+func (o *observation) waited() time.Duration {
+	if o.queued.IsZero() {
+		return 0
+	}
+	return time.Since(o.queued)
+}
+
+// end reports the end of the request: its admission if err is nil.
+func (o *observation) end(ctx context.Context, d *demand, err error) {
+	switch {
+	case o == nil:
+	case err != nil:
+		o.refused(ctx, d, err)
+	case o.observer.Admitted != nil:
+		o.observer.Admitted(ctx, AdmittedInfo{
+			Policy: o.policy, Class: classOf(ctx), Cost: d.cost, N: d.n, Held: d.held,
+			Queued: !o.queued.IsZero(), Waited: o.waited(), By: o.by, Tier: o.tier,
+		})
+	}
+}
+
+// refused reports that the request was not admitted.
+func (o *observation) refused(ctx context.Context, d *demand, err error) {
+	if o != nil && o.observer.Refused != nil {
+		o.observer.Refused(ctx, RefusedInfo{
+			Policy: o.policy, Class: classOf(ctx), Cost: d.cost, N: d.n, Queued: !o.queued.IsZero(), Waited: o.waited(), Err: err,
+		})
+	}
+}
+
+// admittedAtOnce reports a request that was admitted without a look at anything else.
+func (rev *revision) admittedAtOnce(ctx context.Context, held bool) {
+	if o := rev.policy.Observer; o.Admitted != nil {
+		o.Admitted(ctx, AdmittedInfo{Policy: rev.policy.Name, Class: classOf(ctx), N: 1, Held: held})
+	}
+}
+
+// waitFor is a refusal that would explain a wait for a tier.
+func waitFor(tier int) error { return &queue.Refusal{Reason: queue.Late, Tier: tier} }
+
+// isObserved reports whether the innermost policy has an Observer.
+func (a *admission) isObserved() bool { return a.charged() && a.revision.policy.Observer != nil }
+
+// answered reports how the request has ended.
+func (a *admission) answered(ctx context.Context, info AnsweredInfo) {
+	if a.isObserved() && a.revision.policy.Observer.Answered != nil {
+		info.Policy = a.revision.policy.Name
+		a.revision.policy.Observer.Answered(ctx, info)
+	}
+}
+
+// reportAnswer reports a response, and what it contains if answer is not nil.
+func (a *admission) reportAnswer(ctx context.Context, status int, answer *answers.Answer) {
+	info := AnsweredInfo{Status: status}
+	if answer != nil {
+		info.Kind, info.Reason = answer.Kind, answer.Reason
+	}
+	a.answered(ctx, info)
+}
+
+// observeSettled reports the actual cost in the estimated units.
+func (rev *revision) observeSettled(estimate, actual []int64) {
+	o := rev.policy.Observer
+	if o == nil || o.Settled == nil {
+		return
+	}
+	for u, unit := range rev.plan.Units() {
+		if rev.plan.Estimated(u) && estimate[u]|actual[u] != 0 {
+			o.Settled(SettledInfo{Policy: rev.policy.Name, Unit: unit, Estimated: estimate[u], Actual: actual[u]})
+		}
+	}
+}
+
+// pause pauses the quota, and reports it if that has changed anything.
+func (rev *revision) pause(ctx context.Context, p store.Pause, cause string) error {
+	done, err := rev.quota.Pause(ctx, p)
+	if o := rev.policy.Observer; o != nil && o.Paused != nil && (done.Applied || err != nil) {
+		o.Paused(PausedInfo{Policy: rev.policy.Name, For: p.For, Closed: p.Close, Cause: cause})
+	}
+	return err
+}

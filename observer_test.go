@@ -1,0 +1,162 @@
+package throttle_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+)
+
+// An eventCounts counts events and compares each wait with the stopwatch of its caller.
+type eventCounts struct {
+	mu                                               sync.Mutex
+	admitted, refused, queued, answered, held, waits int
+	errs                                             []error
+}
+
+func (c *eventCounts) observer(t *testing.T, l func() *throttle.Limiter) *throttle.Observer {
+	callBack := func() { // an Observer may call back into the limiter
+		if _, err := l().Forecast(t.Context(), nil); err != nil && !errors.As(err, new(*throttle.WaitError)) && t.Context().Err() == nil {
+			t.Error(err)
+		}
+	}
+	return &throttle.Observer{
+		Queued: func(context.Context, throttle.QueuedInfo) { c.add(&c.queued, 1); callBack() },
+		Admitted: func(ctx context.Context, a throttle.AdmittedInfo) {
+			c.add(&c.admitted, 1)
+			if a.Held {
+				c.add(&c.held, 1)
+			}
+			c.check(ctx, a.Waited, a.Queued)
+			if a.Waited > 0 && a.Tier != "" {
+				c.add(&c.waits, 1)
+			}
+			callBack()
+		},
+		Refused: func(ctx context.Context, r throttle.RefusedInfo) {
+			c.add(&c.refused, 1)
+			c.check(ctx, r.Waited, r.Queued)
+			callBack()
+		},
+		Answered: func(context.Context, throttle.AnsweredInfo) { c.add(&c.answered, 1); callBack() },
+		Settled:  func(throttle.SettledInfo) { callBack() },
+		Paused:   func(throttle.PausedInfo) { callBack() },
+	}
+}
+
+func (c *eventCounts) add(n *int, by int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	*n += by
+}
+
+type stopwatchKey struct{}
+
+// check compares the wait with the caller's own stopwatch.
+func (c *eventCounts) check(ctx context.Context, waited time.Duration, queued bool) {
+	since, ok := ctx.Value(stopwatchKey{}).(time.Time)
+	if !ok {
+		return // a call without a context
+	}
+	if own := time.Since(since); own != waited || waited > 0 && !queued {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.errs = append(c.errs, fmt.Errorf("waited %v, queued %v; the caller's stopwatch shows %v", waited, queued, own))
+	}
+}
+
+// TestObserverConservation checks that each call is admitted or refused once, and each admitted one
+// with a permit answered once, in storms of cancellations, deadlines, classes and pauses.
+func TestObserverConservation(t *testing.T) {
+	for _, nested := range []bool{false, true} {
+		t.Run(fmt.Sprintf("nested=%v", nested), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := rand.New(rand.NewPCG(1, 15))
+				var c eventCounts
+				var l *throttle.Limiter
+				observer := c.observer(t, func() *throttle.Limiter { return l })
+				l = mustNew(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(50), {Limit: 40, Algorithm: throttle.Concurrency, Unit: "open"}}, MaxQueue: 200, Observer: observer}, nil)
+				if nested {
+					outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(40)}, Guard: 10 * time.Millisecond}, nil)
+					l = l.Within(outer)
+				}
+				var calls, permits atomic.Int64
+				var wg sync.WaitGroup
+				for i := range 10_000 {
+					at, kind := time.Duration(r.Int64N(int64(100*time.Second))), r.IntN(6)
+					within, work, end := time.Duration(r.Int64N(int64(8*time.Second))), time.Duration(r.Int64N(int64(time.Second))), r.IntN(5)
+					class := throttle.Class(r.IntN(3))
+					wg.Go(func() {
+						time.Sleep(at)
+						ctx, cancel := context.WithCancel(context.WithValue(throttle.WithClass(t.Context(), class), stopwatchKey{}, time.Now()))
+						defer cancel()
+						if i%3 == 0 {
+							ctx, cancel = context.WithTimeout(ctx, within)
+							defer cancel()
+						} else if i%7 == 0 {
+							defer time.AfterFunc(within, cancel).Stop()
+						}
+						calls.Add(1)
+						var p *throttle.Permit
+						var err error
+						switch kind {
+						case 0:
+							p, err = l.TryAcquire(throttle.Cost{"open": 1})
+						case 1:
+							if !l.Allow() {
+								return
+							}
+							return
+						case 2:
+							calls.Add(1)
+							_ = l.Pause(ctx, 50*time.Millisecond)
+							calls.Add(-1)
+							fallthrough
+						default:
+							p, err = l.Acquire(ctx, throttle.Cost{"open": 1})
+						}
+						if err != nil {
+							return
+						}
+						permits.Add(1)
+						time.Sleep(work)
+						switch end {
+						case 0:
+							_ = p.Cancel(ctx)
+						case 1:
+							_ = p.Refused(ctx, time.Millisecond)
+						case 2:
+							p.Passed()
+						case 3:
+							p.Arrived()
+						}
+						p.Release()
+					})
+				}
+				wg.Wait()
+				if n := calls.Load(); int64(c.admitted+c.refused) != n {
+					t.Errorf("%d admitted and %d refused of %d calls", c.admitted, c.refused, n)
+				}
+				if n := permits.Load(); int64(c.held) != n || int64(c.answered) != n {
+					t.Errorf("%d held and %d answered of %d permits", c.held, c.answered, n)
+				}
+				if c.queued == 0 || c.waits == 0 {
+					t.Errorf("%d queued, %d waited for a tier", c.queued, c.waits)
+				}
+				for i, err := range c.errs {
+					if i == 5 {
+						t.Fatalf("and %d more", len(c.errs)-5)
+					}
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
