@@ -60,9 +60,9 @@ type Quota interface {
 	Close()
 }
 
-// A FastQuota is a Quota that may admit one held or unheld request without a Decision. Both methods
-// do not block. If they return false, they have changed nothing, and the caller uses TryAcquire and
-// Arrived, which can do everything.
+// A FastQuota is a Quota that may admit one held or unheld request without a Decision. Both methods,
+// and TryAcquire, do not block and do not call watchers. If the methods return false, they have
+// changed nothing, and the caller uses TryAcquire and Arrived, which can do everything.
 type FastQuota interface {
 	// TryOne admits a request of one unit of algorithms.Requests, which is not a probe. The results
 	// are the Flight, At and Epoch of its Decision.

@@ -51,6 +51,8 @@ type Queue struct {
 	config Config
 	// reserver is the quota if it reserves times, and nil otherwise.
 	reserver store.Reserver
+	// fast reports that the quota does not block.
+	fast bool
 	// version is the version of the configuration.
 	version int
 	// generation numbers the requests to the quota. Replies to requests of an earlier generation
@@ -100,6 +102,7 @@ type Queue struct {
 // A waiter is one caller in the queue.
 type waiter struct {
 	node
+	ctx     context.Context // of the caller
 	request store.Request
 	// try is Ticket.Ask.
 	try func(context.Context, store.Request) (store.Decision, error)
@@ -131,6 +134,7 @@ const (
 	retryStore = 250 * time.Millisecond // interval between calls to a store that does not answer
 	minBatch   = 256                    // smallest limit of waiters in one call of Reserve
 	maxBatch   = 4096                   // largest limit, if the store admits all of them at once
+	maxPass    = 1 << 14                // largest number of waiters that one pass admits, some milliseconds
 	forever    = store.Forever
 )
 
@@ -144,6 +148,7 @@ func New(c Config) *Queue {
 func (q *Queue) set(c Config) {
 	q.config = c
 	q.reserver, _ = c.Quota.(store.Reserver)
+	_, q.fast = c.Quota.(store.FastQuota)
 	q.batchSize = minBatch
 }
 
@@ -298,7 +303,7 @@ func (w *waiter) wakeUp() {
 
 // enter adds a newcomer to the queue, unless the queue is full or the wait would be too long.
 func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, action, error) {
-	w := &waiter{request: t.Request, try: t.Ask, recost: t.Recost, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
+	w := &waiter{ctx: ctx, request: t.Request, try: t.Ask, recost: t.Recost, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
 		hold: t.Hold, wake: make(chan struct{}, 1)}
 	if d, ok := ctx.Deadline(); ok && (t.GiveUp.IsZero() || d.Before(t.GiveUp)) {
 		w.deadline = d

@@ -403,3 +403,64 @@ func TestLeavingWakesNobody(t *testing.T) {
 		}
 	}
 }
+
+// TestBurstInOnePass checks that the waiters that a new window admits are released by the first one
+// that asks. A caller whose context has ended is not charged, and one with an Ask of its own is
+// woken to ask.
+func TestBurstInOnePass(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := quotaOf(t, algorithms.Tier{Limit: 10, Window: sec, Algorithm: algorithms.FixedWindow})
+		q := New(Config{Quota: quota})
+		if d, err := quota.TryAcquire(t.Context(), ticket(10).Request); err != nil || d.Verdict != store.Admitted {
+			t.Fatal(d, err)
+		}
+		canceled, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var all []*waiter
+		enter := func(ctx context.Context, t Ticket) *waiter {
+			w, do, _ := q.enter(ctx, t, false)
+			if do.ask {
+				q.ask(ctx, w, do.generation)
+			}
+			all = append(all, w)
+			return w
+		}
+		enter(t.Context(), ticket())
+		leaver := enter(canceled, ticket())
+		enter(t.Context(), ticket(2))
+		enter(t.Context(), ticket().of(Batch))
+		own := ticket(3)
+		own.Ask = quota.TryAcquire
+		asks := enter(t.Context(), own)
+		enter(t.Context(), ticket(3))
+		waits := enter(t.Context(), ticket())
+		time.Sleep(sec)
+		cancel()
+		for len(asks.wake) > 0 {
+			<-asks.wake
+		}
+		ask := func(w *waiter) {
+			do := q.step(w)
+			if !do.ask {
+				t.Fatalf("the first waiter does not ask: %+v", do)
+			}
+			q.ask(t.Context(), w, do.generation)
+		}
+		ask(all[0])
+		for i, w := range all {
+			if out := w.out.Load(); out != (i < 4) {
+				t.Errorf("waiter %d is out: %v", i, out)
+			}
+		}
+		if leaver.refusal != context.Canceled || len(asks.wake) != 1 {
+			t.Errorf("the canceled caller: %v; the one that asks itself is woken: %v", leaver.refusal, len(asks.wake) == 1)
+		}
+		ask(asks)
+		if !all[5].out.Load() || waits.out.Load() {
+			t.Errorf("the last two are out: %v, %v, want true, false", all[5].out.Load(), waits.out.Load())
+		}
+		if s, err := quota.Status(t.Context()); err != nil || s.Tiers[0].Used != 10 {
+			t.Errorf("%+v, %v, want 10 used", s, err)
+		}
+	})
+}

@@ -48,14 +48,45 @@ func (q *Queue) chooseAsking(now time.Time) bool {
 	}
 	q.asking = make([]*waiter, 0, min(batchSize, q.waiters.len()-len(q.reserved)))
 	for ; w != nil && len(q.asking) < batchSize; w = w.next() {
-		if q.config.Guard != nil {
-			w.request.Guard = q.config.Guard()
-		}
-		w.request.WaitSpec = q.spec(w, now)
+		q.specify(w, now)
 		q.asking = append(q.asking, w)
 	}
 	q.changed = false
 	return true
+}
+
+// specify sets what a waiter's request asks for now.
+func (q *Queue) specify(w *waiter, now time.Time) {
+	if q.config.Guard != nil {
+		w.request.Guard = q.config.Guard()
+	}
+	w.request.WaitSpec = q.spec(w, now)
+}
+
+// admitMore asks a quota that does not block for the waiters behind one that it has admitted, up to
+// the first that has to wait. They all return together, without a wake-up for each to ask.
+func (q *Queue) admitMore(now time.Time) {
+	for range maxPass {
+		w := q.waiters.first()
+		if w == nil || w.try != nil || w.recost != nil || q.moving > 0 {
+			return
+		}
+		if err := w.ctx.Err(); err != nil { // its caller is about to leave
+			q.expel(w, err)
+			continue
+		}
+		q.specify(w, now)
+		d, err := q.config.Quota.TryAcquire(context.Background(), w.request)
+		if err != nil {
+			return
+		}
+		if d.Verdict != store.Admitted {
+			now = time.Now() // the wait counts from the reply
+		}
+		if q.applyDecision(w, d, now); !w.out.Load() {
+			return
+		}
+	}
 }
 
 // ask asks the quota, after chooseAsking in the same generation: for the caller itself, or for all
@@ -187,6 +218,9 @@ func (q *Queue) handleReply(got []store.Decision, err error, generation int, int
 	}
 	if q.changed {
 		q.nextAskAt = time.Time{}
+	}
+	if q.fast && len(got) > 0 && got[0].Verdict == store.Admitted {
+		q.admitMore(now)
 	}
 	var self *waiter
 	if q.reserver == nil {
