@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/alarm"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -46,6 +47,9 @@ type Config struct {
 // A Queue is a waiting queue for one quota. It is safe for concurrent use.
 type Queue struct {
 	waiting atomic.Int64 // callers in the queue, or between two configurations
+	// timersLate reports that the last timer fired late, so that an alarm may be better. Timers are
+	// exact in package synctest, where a goroutine must not sleep on anything else.
+	timersLate atomic.Bool
 
 	mu     sync.Mutex // guards all below
 	config Config
@@ -122,6 +126,8 @@ type waiter struct {
 	hold     Hold
 	// wake holds one value after a wake-up.
 	wake chan struct{}
+	// alarm is what the waiter sleeps on instead. If nil, it does not.
+	alarm atomic.Pointer[alarm.Alarm]
 	// out reports that the waiter has left the queue. The fields below are then set.
 	out      atomic.Bool
 	decision store.Decision
@@ -135,6 +141,8 @@ const (
 	minBatch   = 256                    // smallest limit of waiters in one call of Reserve
 	maxBatch   = 4096                   // largest limit, if the store admits all of them at once
 	maxPass    = 1 << 14                // largest number of waiters that one pass admits, some milliseconds
+	alarmBelow = 50 * time.Millisecond  // in longer waits a late timer costs little of the quota
+	alarmLate  = time.Millisecond       // by more, a timer may be better
 	forever    = store.Forever
 )
 
@@ -233,7 +241,7 @@ func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decisio
 		if do.ask {
 			q.ask(ctx, w, do.generation)
 		} else {
-			w.sleep(ctx, do.wait)
+			q.sleep(ctx, w, do)
 		}
 		if err := ctx.Err(); err != nil && !w.out.Load() {
 			return q.quit(w, err)
@@ -275,21 +283,54 @@ type action struct {
 	// generation is the generation of the request to the quota.
 	generation int
 	wait       time.Duration
+	// asks reports that the waiter asks when it wakes. If that is late, all behind it are late too,
+	// by the sum of what each of them is late.
+	asks bool
 }
 
-// sleep is the only function that sleeps. It ends after d, when the waiter is woken, or with the
-// context.
-func (w *waiter) sleep(ctx context.Context, d time.Duration) {
+// sleep is the only function that sleeps. It ends after do.wait, when the waiter is woken, or with
+// the context.
+func (q *Queue) sleep(ctx context.Context, w *waiter, do action) {
+	if do.asks && do.wait > 0 && do.wait < alarmBelow && q.timersLate.Load() {
+		if a := alarm.Get(); a != nil {
+			q.sleepUntil(ctx, w, do.wait, a)
+			return
+		}
+	}
 	var rings <-chan time.Time
-	if d < forever {
-		t := time.NewTimer(d)
+	var start time.Time
+	if do.wait < forever {
+		start = time.Now()
+		t := time.NewTimer(do.wait)
 		defer t.Stop()
 		rings = t.C
 	}
 	select {
 	case <-rings:
+		q.timersLate.Store(time.Since(start) > max(0, do.wait))
 	case <-w.wake:
 	case <-ctx.Done():
+	}
+}
+
+// sleepUntil sleeps on an alarm, and returns it. If the alarm is not on time either, the next waiter
+// uses a timer.
+func (q *Queue) sleepUntil(ctx context.Context, w *waiter, d time.Duration, a *alarm.Alarm) {
+	defer a.Put()
+	start := time.Now()
+	a.Start()
+	w.alarm.Store(a)
+	defer w.alarm.Store(nil)
+	defer context.AfterFunc(ctx, a.Stop)()
+	if len(w.wake) == 0 && ctx.Err() == nil {
+		a.Sleep(d)
+	}
+	select {
+	case <-w.wake:
+	default:
+		if late := time.Since(start) - d; ctx.Err() == nil && (late < 0 || late > alarmLate) {
+			q.timersLate.Store(false)
+		}
 	}
 }
 
@@ -298,6 +339,9 @@ func (w *waiter) wakeUp() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
+	}
+	if a := w.alarm.Load(); a != nil {
+		a.Stop()
 	}
 }
 
@@ -428,7 +472,7 @@ func (q *Queue) next(w *waiter) action {
 	if q.headIsDue(now) {
 		q.reconcile(now, w)
 	}
-	wait := forever
+	wait, asks := forever, false
 	switch {
 	case w.out.Load() || q.reserver == nil && q.isAsked(w) && w.hasGivenUp(now):
 		return action{wait: forever} // it has been woken, or will be with the reply
@@ -441,12 +485,12 @@ func (q *Queue) next(w *waiter) action {
 	case len(q.reserved) > 0 && w == q.waiters.first():
 		wait = q.reserved[0].Reservation.Start.Sub(now) - w.hold.Lead
 	case len(q.asking) == 0 && w == q.firstUnreserved() && q.moving == 0:
-		wait = q.askTime(w).Sub(now)
+		wait, asks = q.askTime(w).Sub(now), q.reserver == nil
 	}
 	if !w.giveUpAt.IsZero() {
 		wait = min(wait, w.giveUpAt.Sub(now))
 	}
-	return action{wait: wait}
+	return action{wait: wait, asks: asks}
 }
 
 // late returns the refusal of a waiter that gives up. While the store is unavailable, that is the
