@@ -106,8 +106,9 @@ type Queue struct {
 // A waiter is one caller in the queue.
 type waiter struct {
 	node
-	ctx     context.Context // of the caller
 	request store.Request
+	// ended is closed when the caller's context ends.
+	ended <-chan struct{}
 	// try is Ticket.Ask.
 	try func(context.Context, store.Request) (store.Decision, error)
 	// recost is Ticket.Recost.
@@ -347,7 +348,7 @@ func (w *waiter) wakeUp() {
 
 // enter adds a newcomer to the queue, unless the queue is full or the wait would be too long.
 func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, action, error) {
-	w := &waiter{ctx: ctx, request: t.Request, try: t.Ask, recost: t.Recost, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
+	w := &waiter{request: t.Request, ended: ctx.Done(), try: t.Ask, recost: t.Recost, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
 		hold: t.Hold, wake: make(chan struct{}, 1)}
 	if d, ok := ctx.Deadline(); ok && (t.GiveUp.IsZero() || d.Before(t.GiveUp)) {
 		w.deadline = d

@@ -405,8 +405,8 @@ func TestLeavingWakesNobody(t *testing.T) {
 }
 
 // TestBurstInOnePass checks that the waiters that a new window admits are released by the first one
-// that asks. A caller whose context has ended is not charged, and one with an Ask of its own is
-// woken to ask.
+// that asks. A caller whose context has ended is not charged, and one with an Ask of its own is woken to
+// ask.
 func TestBurstInOnePass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := quotaOf(t, algorithms.Tier{Limit: 10, Window: sec, Algorithm: algorithms.FixedWindow})
@@ -426,14 +426,14 @@ func TestBurstInOnePass(t *testing.T) {
 			return w
 		}
 		enter(t.Context(), ticket())
+		enter(t.Context(), ticket(2).of(Batch))
+		enter(t.Context(), ticket())
 		leaver := enter(canceled, ticket())
-		enter(t.Context(), ticket(2))
-		enter(t.Context(), ticket().of(Batch))
-		own := ticket(3)
+		enter(t.Context(), ticket().of(Interactive))
+		own := ticket(5)
 		own.Ask = quota.TryAcquire
 		asks := enter(t.Context(), own)
-		enter(t.Context(), ticket(3))
-		waits := enter(t.Context(), ticket())
+		enter(t.Context(), ticket())
 		time.Sleep(sec)
 		cancel()
 		for len(asks.wake) > 0 {
@@ -446,19 +446,25 @@ func TestBurstInOnePass(t *testing.T) {
 			}
 			q.ask(t.Context(), w, do.generation)
 		}
-		ask(all[0])
-		for i, w := range all {
-			if out := w.out.Load(); out != (i < 4) {
-				t.Errorf("waiter %d is out: %v", i, out)
+		check := func(released int) {
+			for i, w := range all {
+				if out := w.out.Load(); out != (i < released) {
+					t.Errorf("waiter %d is out: %v, want the first %d", i, out, released)
+				}
 			}
 		}
-		if leaver.refusal != context.Canceled || len(asks.wake) != 1 {
-			t.Errorf("the canceled caller: %v; the one that asks itself is woken: %v", leaver.refusal, len(asks.wake) == 1)
+		ask(all[0])
+		check(3)
+		if _, err := q.quit(leaver, canceled.Err()); err != context.Canceled || len(all[4].wake) != 1 {
+			t.Errorf("the canceled caller: %v; the one behind it is woken: %v", err, len(all[4].wake) == 1)
+		}
+		ask(all[4])
+		check(5)
+		if len(asks.wake) != 1 {
+			t.Error("the caller that asks itself is not woken")
 		}
 		ask(asks)
-		if !all[5].out.Load() || waits.out.Load() {
-			t.Errorf("the last two are out: %v, %v, want true, false", all[5].out.Load(), waits.out.Load())
-		}
+		check(6)
 		if s, err := quota.Status(t.Context()); err != nil || s.Tiers[0].Used != 10 {
 			t.Errorf("%+v, %v, want 10 used", s, err)
 		}

@@ -71,9 +71,10 @@ func (q *Queue) admitMore(now time.Time) {
 		if w == nil || w.try != nil || w.recost != nil || q.moving > 0 {
 			return
 		}
-		if err := w.ctx.Err(); err != nil { // its caller is about to leave
-			q.expel(w, err)
-			continue
+		select {
+		case <-w.ended: // the caller is about to leave, and then wakes the next one
+			return
+		default:
 		}
 		q.specify(w, now)
 		d, err := q.config.Quota.TryAcquire(context.Background(), w.request)
