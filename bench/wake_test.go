@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -12,7 +13,7 @@ import (
 )
 
 const (
-	wakeInterval = 5 * time.Millisecond // 200 a second
+	wakeInterval = 5 * time.Millisecond
 	wakes        = 200
 )
 
@@ -21,7 +22,7 @@ const (
 func BenchmarkWakeLateness(b *testing.B) {
 	ctx := context.Background()
 	for b.Loop() {
-		lim := newMetronome(b)
+		lim := newMetronome(b, int64(time.Second/wakeInterval))
 		var waits, timers []time.Duration
 		for range wakes {
 			// The requests before no longer count. So this request is admitted
@@ -41,27 +42,32 @@ func BenchmarkWakeLateness(b *testing.B) {
 	}
 }
 
-// BenchmarkWakeSchedule reports the share of its limit that a caller gets if it always
-// waits. The share shows whether the lateness of wake-ups adds up.
+// BenchmarkWakeSchedule/<rate> reports the share of its limit that a caller gets if it always
+// waits, and the processor time of a wait. The share shows whether the lateness of wake-ups adds up.
 func BenchmarkWakeSchedule(b *testing.B) {
-	ctx := context.Background()
-	for b.Loop() {
-		lim := newMetronome(b)
-		wait(ctx, b, lim)
-		start := time.Now()
-		for range wakes {
-			wait(ctx, b, lim)
-		}
-		b.ReportMetric(100*float64(wakes*wakeInterval)/float64(time.Since(start)), "%limit")
+	for _, rate := range []int64{200, 300} {
+		b.Run(fmt.Sprint(rate), func(b *testing.B) {
+			ctx := context.Background()
+			for b.Loop() {
+				lim := newMetronome(b, rate)
+				wait(ctx, b, lim)
+				start, used := time.Now(), cpu.Used()
+				for range wakes {
+					wait(ctx, b, lim)
+				}
+				b.ReportMetric(100*wakes/float64(rate)/time.Since(start).Seconds(), "%limit")
+				b.ReportMetric(microseconds(cpu.Used()-used)/wakes, "cpu-µs/wait")
+			}
+		})
 	}
 }
 
-// newMetronome returns a limiter that admits one request every wakeInterval.
-func newMetronome(b *testing.B) *throttle.Limiter {
+// newMetronome returns a limiter that admits one request at a time.
+func newMetronome(b *testing.B, perSecond int64) *throttle.Limiter {
 	b.Helper()
 	lim, err := throttle.New(throttle.Policy{
 		Name:  "bench",
-		Tiers: []throttle.Tier{{Limit: int64(time.Second / wakeInterval), Window: time.Second, Algorithm: throttle.GCRA, Burst: 1}},
+		Tiers: []throttle.Tier{{Limit: perSecond, Window: time.Second, Algorithm: throttle.GCRA, Burst: 1}},
 		Guard: throttle.NoGuard,
 	}, nil)
 	if err != nil {
