@@ -63,6 +63,7 @@ func (l *Ledger) TakeOne(at int64, held bool) (f Flight, ok bool) {
 // ArriveOne is Arrived for a held request of the usual cost. It fails, and changes nothing, if the
 // ledger has more to do than to land that request.
 func (l *Ledger) ArriveOne(at int64, f Flight) bool {
+	at = max(at, l.last) // which TakeOne may have moved beyond the end of a guard
 	if !l.plan.Quick() || l.readings != nil || len(l.word) == l.plan.base || l.word[l.plan.base] <= at {
 		return false
 	}
@@ -73,9 +74,9 @@ func (l *Ledger) ArriveOne(at int64, f Flight) bool {
 	s[totalOf(u)]--
 	s[heldOf(u)]--
 	l.word[u]--
-	l.last = max(at, l.last)
+	l.last = at
 	for _, r := range l.plan.usual {
-		r.land(l, Moment{At: l.last}, 1)
+		r.land(l, Moment{At: at}, 1)
 	}
 	return true
 }

@@ -42,7 +42,7 @@ func TestCredit(t *testing.T) {
 			default:
 				clock += g.Int64N(1_000)
 			}
-			now := clock - g.Int64N(2)*g.Int64N(500) // several goroutines have read the clock
+			now := clock - g.Int64N(2)*g.Int64N(5_000) // several goroutines have read the clock
 			m := algorithms.Moment{At: now, Wall: now}
 			switch n := g.IntN(20); {
 			case n < 11:
