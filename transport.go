@@ -159,7 +159,7 @@ type attempt struct {
 func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	t, ctx := a.transport, req.Context()
 	a.profile = t.profile(req)
-	if t.Cost != nil || t.SendBy != nil || !l.tryOne(ctx, &a.admission) {
+	if t.Cost != nil || t.SendBy != nil || ctx.Err() != nil || !l.tryOne(ctx, &a.admission) {
 		if err = l.admit(ctx, a.demand(req), &a.admission); err != nil {
 			return err
 		}

@@ -536,6 +536,32 @@ func TestTransportContextEndsAtAdmission(t *testing.T) {
 	}
 }
 
+// A slowContext is a context that has ended, which takes some time to report.
+type slowContext struct{ context.Context }
+
+func (slowContext) Err() error {
+	time.Sleep(trTick)
+	return context.Canceled
+}
+
+// TestTransportEndedContext tests that a request whose context has ended is not charged, even for a
+// moment: after its guard a charge can't be refunded.
+func TestTransportEndedContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lim := trLimiter(t, throttle.Policy{Guard: time.Microsecond, Tiers: trTier(10, time.Hour)})
+		tr := &throttle.Transport{Base: trNewBase(nil), Limiter: lim}
+		trExpect(t, tr, 200)
+		for range 5 {
+			if _, err := trSend(slowContext{t.Context()}, tr); err != context.Canceled {
+				t.Fatal(err)
+			}
+			if n := trUsed(t, lim); n != 1 {
+				t.Fatalf("%d are charged, want 1", n)
+			}
+		}
+	})
+}
+
 // TestTransportRetryAfter refuses a first request after 50 ms while three more wait, and sends
 // another one during the pause.
 func TestTransportRetryAfter(t *testing.T) {
