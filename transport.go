@@ -175,7 +175,9 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	if err = ctx.Err(); err != nil {
 		return err
 	}
-	a.startTiming()
+	if !a.fast { // a learned guard is not fast
+		a.startTiming()
+	}
 	if a.transport.Settle != nil {
 		a.settler = a.transport.Settle(req)
 	}
@@ -248,6 +250,10 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	a.observe(answer)
 	if a.isObserved() {
 		a.reportAnswer(req.Context(), resp.StatusCode, answer)
+	}
+	if a.fast && a.cancel == nil { // nothing of it lasts longer than its response
+		handedOn, returns = true, true
+		return resp, nil
 	}
 	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.needsBody() {
 		resp.Body = a.watchBody(resp.Body, m)
