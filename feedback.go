@@ -34,7 +34,7 @@ func (a *admission) observeScope(c *charge, readings []answers.Reading, refused 
 			continue
 		}
 		if rev.plan.Tiers()[tier].Phase == UnknownPhase && r.Has&answers.HasReset != 0 && !r.Full {
-			rev.align(r)
+			rev.align(tier, r)
 		}
 		if used, ok := usedOf(r, rev.plan.Tiers()[tier]); ok {
 			o := store.Observation{Tier: tier, Used: used, Exact: r.Authoritative, Full: r.Full, Refused: refused}
@@ -117,11 +117,11 @@ func resetOf(r answers.Reading) (reset, slack time.Duration) {
 	return r.Reset + time.Second, r.Slack + 2*time.Second
 }
 
-// align passes the end of a window to the quota. The range includes a second on either side,
+// align passes the end of a tier's window to the quota. The range includes a second on either side,
 // because both clocks may be cut to whole seconds.
-func (rev *revision) align(r answers.Reading) {
+func (rev *revision) align(tier int, r answers.Reading) {
 	if q, ok := rev.quota.(store.Aligner); ok {
 		ends := time.Now().Add(r.Reset)
-		q.Align(ends.Add(-r.Slack-time.Second), ends.Add(time.Second))
+		q.Align(tier, ends.Add(-r.Slack-time.Second), ends.Add(time.Second))
 	}
 }

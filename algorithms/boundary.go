@@ -68,21 +68,38 @@ func (v *view) learnBoundary(l *Ledger, now Moment, from, to int64) {
 	w[0], w[1], w[2] = from, to, now.At
 }
 
-// Learned reports whether a boundary of the provider's windows is known precisely enough to be of
+// Learned reports whether a boundary of the windows of a tier is known precisely enough to be of
 // use.
 func (l *Ledger) Learned(now Moment) bool {
-	v := l.plan.unknownPhase
-	if v == nil || l.word[v.known+1] == 0 {
-		return false
+	for i := range l.plan.rules {
+		if v := l.plan.phased(i); v != nil && l.word[v.known+1] != 0 {
+			vague := l.word[v.known+1] - l.word[v.known] + 2*drift(now.At-l.word[v.known+2])
+			if vague < v.window {
+				return true
+			}
+		}
 	}
-	vague := l.word[v.known+1] - l.word[v.known] + 2*drift(now.At-l.word[v.known+2])
-	return vague < v.window
+	return false
 }
 
-// Boundary records that a window of the provider ends between two instants, for the first tier of
-// UnknownPhase. Without such a tier it changes nothing.
-func (l *Ledger) Boundary(now Moment, from, to int64) {
-	if v := l.plan.unknownPhase; v != nil {
+// phased returns the view of a tier of UnknownPhase, or nil if the tier has another phase.
+func (p *Plan) phased(tier int) *view {
+	if v, ok := p.rules[tier].(viewer); ok && v.boundaries().known > 0 {
+		return v.boundaries()
+	}
+	return nil
+}
+
+// knowsBoundary reports whether a boundary of the windows of a tier of UnknownPhase is known.
+func (l *Ledger) knowsBoundary(tier int) bool {
+	v := l.plan.phased(tier)
+	return v != nil && l.word[v.known+1] != 0
+}
+
+// Boundary records that a window of a tier of UnknownPhase ends between two instants. For another
+// tier it changes nothing.
+func (l *Ledger) Boundary(now Moment, tier int, from, to int64) {
+	if v := l.plan.phased(tier); v != nil {
 		v.learnBoundary(l, l.advance(now), from, to)
 	}
 }

@@ -241,17 +241,16 @@ func (g *game) wall(at int64, back int) int64 {
 	return at + ahead
 }
 
-// reportBoundary reports the end of a window of UnknownPhase, more or less exactly. The provider's
-// windows begin with the epoch.
+// reportBoundary reports the end of a window of each tier of UnknownPhase, more or less exactly. The
+// provider's windows begin with the epoch.
 func (g *game) reportBoundary() {
-	for _, t := range g.tiers {
+	for i, t := range g.plan.Tiers() {
 		if t.Phase == UnknownPhase {
 			window := t.Window.Microseconds()
 			at := g.now.At/window*window + g.rand.Int64N(5)*window
 			vague := int64(math.Exp(g.rand.Float64() * math.Log(float64(window))))
 			from := g.rand.Int64N(vague + 1)
-			g.l.Boundary(g.now, at-from, at+vague-from)
-			return
+			g.l.Boundary(g.now, i, at-from, at+vague-from)
 		}
 	}
 }

@@ -437,7 +437,7 @@ func TestUnknownPhase(t *testing.T) {
 	for _, limit := range []int64{10, 20_000} { // a log, and sub-buckets
 		l := ledger(t, 0, Tier{Limit: limit, Window: 10 * sec, Algorithm: FixedWindow, Phase: UnknownPhase})
 		l.Charge(at(3*sec), Request{Cost: []int64{limit}})
-		boundary := func(from, to time.Duration) { l.Boundary(at(3*sec), at(from).At, at(to).At) }
+		boundary := func(from, to time.Duration) { l.Boundary(at(3*sec), 0, at(from).At, at(to).At) }
 		steps := []struct {
 			what     string
 			from, to time.Duration

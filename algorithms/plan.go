@@ -15,28 +15,27 @@ const resolutions = 32
 // A Plan is a set of tiers, validated and ready to decide. It never changes, and any number of
 // ledgers and goroutines may share it.
 type Plan struct {
-	given        []Tier // as NewPlan received them
-	tiers        []Tier // those that decide, including the paces
-	declared     []int  // of each tier, its index in given
-	rules        []rule // of each tier
-	unit         []int  // of each tier, the index of its unit
-	estimated    []bool // of each unit
-	usual        []rule // that count one request, the usual cost; nil if ledgers give no credit
-	usualUnit    int
-	senders      []unitSender
-	calendars    []*calendar
-	anchored     []*anchoredWindow
-	units        []string
-	guard        int64     // microseconds
-	resolution   int       // a slot holds the landings of 1<<resolution microseconds
-	base         int       // the number of a ledger's words before its slots
-	rings        int       // the number of a ledger's rings
-	start        time.Time // until when the use is unknown; zero if a quota starts unused
-	unknownPhase *view     // of the first tier of UnknownPhase; nil if there is none
-	aligned      bool      // some tier follows the wall clock
-	budgets      bool      // some tier is a budget
-	concurrent   bool      // some tier counts units until they are released
-	estimates    bool      // some unit is estimated
+	given      []Tier // as NewPlan received them
+	tiers      []Tier // those that decide, including the paces
+	declared   []int  // of each tier, its index in given
+	rules      []rule // of each tier
+	unit       []int  // of each tier, the index of its unit
+	estimated  []bool // of each unit
+	usual      []rule // that count one request, the usual cost; nil if ledgers give no credit
+	usualUnit  int
+	senders    []unitSender
+	calendars  []*calendar
+	anchored   []*anchoredWindow
+	units      []string
+	guard      int64     // microseconds
+	resolution int       // a slot holds the landings of 1<<resolution microseconds
+	base       int       // the number of a ledger's words before its slots
+	rings      int       // the number of a ledger's rings
+	start      time.Time // until when the use is unknown; zero if a quota starts unused
+	aligned    bool      // some tier follows the wall clock
+	budgets    bool      // some tier is a budget
+	concurrent bool      // some tier counts units until they are released
+	estimates  bool      // some unit is estimated
 }
 
 // A rule is the counter of one tier. It never changes. The state of a quota is in the quota's
@@ -148,9 +147,6 @@ func (p *Plan) add(t Tier, declared int) {
 	p.declared = append(p.declared, declared)
 	p.rules = append(p.rules, r)
 	p.unit = append(p.unit, u)
-	if v, ok := r.(viewer); ok && t.Phase == UnknownPhase && p.unknownPhase == nil {
-		p.unknownPhase = v.boundaries()
-	}
 	if d, ok := r.(sender); ok {
 		p.senders = append(p.senders, unitSender{d, u})
 	}

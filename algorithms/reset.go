@@ -112,7 +112,7 @@ func (l *Ledger) noteReset(now Moment, o Observation, others int64) {
 		rd.until, rd.from, rd.landed = end, from, 0
 	case reopens && others > 0 && rd.until <= now.At:
 		rd.until, rd.from, rd.landed = now.At+o.Reset, 0, l.plan.rules[o.Tier].used(l, now)-others
-	case !reopens && o.Probe && (rd.probeAt == 0 || rd.probeAt > now.At):
+	case !reopens && o.Probe && !l.knowsBoundary(o.Tier) && (rd.probeAt == 0 || rd.probeAt > now.At):
 		rd.probeAt = earlierEnd(rd.probeAt, now, o)
 	}
 	if l.tellsEnd(o) {

@@ -208,8 +208,8 @@ func (g *pair) step() {
 		g.same(nil, d.twin.Return(background, d.Decision, one), d.quota.Return(background, d.Decision, one))
 	case what == 17:
 		from := time.Now().Add(g.random(sec))
-		g.twin.(store.Aligner).Align(from, from.Add(10*ms))
-		g.quota.(store.Aligner).Align(from, from.Add(10*ms))
+		g.twin.(store.Aligner).Align(0, from, from.Add(10*ms))
+		g.quota.(store.Aligner).Align(0, from, from.Add(10*ms))
 	case what == 18 && g.rand.IntN(4) == 0:
 		pause := store.Pause{For: g.random(sec) * time.Duration(g.rand.IntN(2)), Close: g.rand.IntN(2) == 0, Probe: g.rand.IntN(2) == 0}
 		pause.Once, pause.Epoch = g.rand.IntN(4) == 0, g.rand.Int64N(20)

@@ -402,11 +402,11 @@ func (q *quota) Return(ctx context.Context, d store.Decision, cost []int64) erro
 }
 
 // Align is recorded in the file with the next transaction.
-func (q *quota) Align(from, to time.Time) {
+func (q *quota) Align(tier int, from, to time.Time) {
 	wall, later := q.store.wall(), to.Add(time.Microsecond-1).UnixMicro()
 	q.enqueue(func(t *txn) {
 		if t.text == q.text { // otherwise it is about other tiers
-			t.ledger.Boundary(t.at(wall), from.UnixMicro()+t.offset, later+t.offset)
+			t.ledger.Boundary(t.at(wall), tier, from.UnixMicro()+t.offset, later+t.offset)
 		}
 	})
 	q.store.notify(q.name, store.Freed, 0)

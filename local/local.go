@@ -415,9 +415,9 @@ func (q *quota) Successor() (store.Quota, *algorithms.Plan) {
 	return q, q.ledger.Plan()
 }
 
-func (q *quota) Align(from, to time.Time) {
+func (q *quota) Align(tier int, from, to time.Time) {
 	q.mu.Lock()
-	q.ledger.Boundary(q.now(), int64(from.Sub(origin)/time.Microsecond), algorithms.Micros(to.Sub(origin)))
+	q.ledger.Boundary(q.now(), tier, int64(from.Sub(origin)/time.Microsecond), algorithms.Micros(to.Sub(origin)))
 	q.unlockAndNotify(store.Eased, 0)
 }
 

@@ -168,8 +168,9 @@ var ErrUnavailable = errors.New("throttle: store is unavailable")
 // count. It stays true if the quota applies it late, but an Observation applies to the moment of its
 // response.
 type Aligner interface {
-	// Align reports that a window of the first tier of UnknownPhase ends between two instants.
-	Align(from, to time.Time)
+	// Align reports that a window of a tier of UnknownPhase ends between two instants. Tier is its
+	// index in the plan.
+	Align(tier int, from, to time.Time)
 }
 
 // An Observer is a Quota that accepts reports of the provider's own counters.
