@@ -7,7 +7,7 @@ require (
 	github.com/dunglas/httpsfv v1.1.2
 	github.com/hashicorp/go-retryablehttp v0.7.8
 	github.com/redis/go-redis/v9 v9.22.0 // the last minor version for Go 1.25
-	github.com/yuin/gopher-lua v1.1.1 // compiles the script in tests
+	github.com/yuin/gopher-lua v1.1.1 // runs the script in tests
 	go.etcd.io/bbolt v1.4.3
 	golang.org/x/sync v0.22.0 // the last minor version for Go 1.25
 )

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/internal/redislua"
 )
 
 // A way draws how long a message takes in one direction.
@@ -104,7 +106,7 @@ func (p *process) process(ctx context.Context, cmds []redis.Cmder) error {
 		return redis.ErrClosed
 	}
 	if name := cmds[0].Name(); name == "hello" {
-		return serverError("ERR unknown command 'hello'") // the client then uses RESP2
+		return redislua.Error("ERR unknown command 'hello'") // the client then uses RESP2
 	}
 	repeat := retries
 	for _, cmd := range cmds {

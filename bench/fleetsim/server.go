@@ -13,6 +13,8 @@ import (
 	"time"
 
 	lua "github.com/yuin/gopher-lua"
+
+	"github.com/apithrottle/throttle/internal/redislua"
 )
 
 // A server is a model of Redis, with the commands that the script and its clients use. It has one
@@ -23,7 +25,7 @@ type server struct {
 	faults  []fault
 	began   time.Time
 	queue   chan *visit
-	lua     *interpreter
+	lua     *redislua.Interpreter
 	epoch   atomic.Int64                              // counts failovers
 	seen    func(now int64, args []string, reply any) // called for each command that was served, for tests
 
@@ -80,7 +82,7 @@ func newServer(s service, faults []fault) *server {
 		scripts:  make(map[string]*lua.LFunction),
 		channels: make(map[string]map[*conn]struct{}),
 	}
-	r.lua = newInterpreter(r.execute)
+	r.lua = redislua.New(r.execute)
 	for _, f := range faults {
 		switch f.kind {
 		case failover:
@@ -202,9 +204,9 @@ func (s *server) load(what, source string) (any, time.Duration) {
 	if s.scripts[sha] != nil {
 		return sha, s.service.Call // the server must hash it
 	}
-	script, err := s.lua.compile(source)
+	script, err := s.lua.Compile(source)
 	if err != nil || !strings.EqualFold(what, "load") {
-		return serverError(fmt.Sprintf("ERR SCRIPT %s: %v", what, err)), s.service.Other
+		return redislua.Error(fmt.Sprintf("ERR SCRIPT %s: %v", what, err)), s.service.Other
 	}
 	s.scripts[sha] = script
 	return sha, s.service.Compile
@@ -214,19 +216,19 @@ func (s *server) script(how string, args []string) (any, time.Duration) {
 	script := s.scripts[args[0]]
 	if how == "eval" {
 		var err error
-		if script, err = s.lua.compile(args[0]); err != nil {
-			return serverError("ERR " + err.Error()), s.service.Compile
+		if script, err = s.lua.Compile(args[0]); err != nil {
+			return redislua.Error("ERR " + err.Error()), s.service.Compile
 		}
 	}
 	if script == nil {
-		return serverError("NOSCRIPT No matching script. Please use EVAL."), s.service.Other
+		return redislua.Error("NOSCRIPT No matching script. Please use EVAL."), s.service.Other
 	}
 	n, err := strconv.Atoi(args[1])
 	if err != nil || n > len(args)-2 {
-		return serverError("ERR Number of keys can't be greater than number of args"), s.service.Other
+		return redislua.Error("ERR Number of keys can't be greater than number of args"), s.service.Other
 	}
 	keys, args := args[2:2+n], args[2+n:]
-	reply, err := s.lua.run(script, keys, args)
+	reply, err := s.lua.Run(script, keys, args)
 	took := s.service.Call
 	s.tally.Calls++
 	op := "" // empty for a script that only reads
@@ -290,7 +292,7 @@ func (s *server) execute(args []string) (any, error) {
 		}
 		from, to := number(1), min(number(2)+1, len(v.bytes))
 		if from < 0 || number(2) < 0 {
-			return nil, serverError("ERR the model of GETRANGE counts from the start only")
+			return nil, redislua.Error("ERR the model of GETRANGE counts from the start only")
 		}
 		if from >= to {
 			return "", nil
@@ -330,7 +332,7 @@ func (s *server) execute(args []string) (any, error) {
 		}
 		return int64(len(s.channels[key])), nil
 	}
-	return nil, serverError(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %.80q", name, args))
+	return nil, redislua.Error(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %.80q", name, args))
 }
 
 // subscribe adds or removes a subscription. The caller must hold mu.

@@ -77,7 +77,7 @@ func stepsAtOnce(t *testing.T, script string, asks []string, processes int) (cou
 		call("reserve", i+1, 1, 0)
 	}
 	counts = nil
-	server.lua.state.SetContext(count)
+	server.lua.State.SetContext(count)
 	call("reserve", processes+1, 1, 0)
 	call("lease", 1, 2, 0)
 	call("reserve", 1, 3, 0)

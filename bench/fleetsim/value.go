@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/apithrottle/throttle/internal/redislua"
 )
 
 // copy returns a deep copy.
@@ -51,7 +53,7 @@ func (v *value) execute(name string, args []string) (any, error) {
 	case name == "ZRANGEBYSCORE" && len(args) == 5 && args[3] == "0":
 		return v.order.between(args[0], args[1], args[4]), nil
 	}
-	return nil, serverError(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %.80q", name, args))
+	return nil, redislua.Error(fmt.Sprintf("ERR unknown command '%s', with args beginning with: %.80q", name, args))
 }
 
 // A sortedSet keeps its members in order.

@@ -1,30 +1,39 @@
-package main
+// Package redislua runs the scripts of Redis, for servers in memory.
+package redislua
 
 import (
 	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 
 	lua "github.com/yuin/gopher-lua"
 	"github.com/yuin/gopher-lua/parse"
 )
 
-// A serverError is an error that the server replies.
-type serverError string
+// An Error is an error that the server replies.
+type Error string
 
-func (e serverError) Error() string { return string(e) }
-func (serverError) RedisError()     {}
+func (e Error) Error() string { return string(e) }
 
-// An interpreter runs scripts as a server does, except that globals are not protected. call
-// implements redis.call.
-type interpreter struct {
-	state *lua.LState
+// RedisError marks an error of a server for go-redis.
+func (Error) RedisError() {}
+
+// A Status is a reply such as OK.
+type Status string
+
+// An Interpreter runs scripts as a server does, except that globals are not protected. It is not
+// safe for concurrent use.
+type Interpreter struct {
+	State *lua.LState
 	call  func(args []string) (any, error)
 }
 
-func newInterpreter(call func(args []string) (any, error)) *interpreter {
-	l := lua.NewState(lua.Options{SkipOpenLibs: true, RegistrySize: 1 << 14, RegistryMaxSize: 1 << 20})
+// New returns an interpreter. The function call implements redis.call. It returns an integer, a
+// string, a Status, a list of them, or nil.
+func New(call func(args []string) (any, error)) *Interpreter {
+	l := lua.NewState(lua.Options{SkipOpenLibs: true, RegistrySize: 1 << 10, RegistryGrowStep: 1 << 10, RegistryMaxSize: 1 << 20})
 	for name, open := range map[string]lua.LGFunction{
 		lua.BaseLibName: lua.OpenBase, lua.TabLibName: lua.OpenTable, lua.StringLibName: lua.OpenString, lua.MathLibName: lua.OpenMath,
 	} {
@@ -32,7 +41,7 @@ func newInterpreter(call func(args []string) (any, error)) *interpreter {
 		l.Push(lua.LString(name))
 		l.Call(1, 0)
 	}
-	i := &interpreter{state: l, call: call}
+	i := &Interpreter{State: l, call: call}
 	redis := l.NewTable()
 	redis.RawSetString("call", l.NewFunction(i.command(false)))
 	redis.RawSetString("pcall", l.NewFunction(i.command(true)))
@@ -48,15 +57,44 @@ func newInterpreter(call func(args []string) (any, error)) *interpreter {
 	return i
 }
 
-// compile returns a script as a function of its keys and arguments. The script that decides
-// consists of a library and a call of it. The library is defined once, as on a server that has it
-// as a function.
-func (i *interpreter) compile(source string) (*lua.LFunction, error) {
-	library, found := strings.CutSuffix(source, "return run(KEYS, ARGV)\n")
-	if found {
-		source = library + "return run\n"
+// protos contains the compiled scripts of all interpreters, by source.
+var protos sync.Map
+
+// callRun ends the script that decides. The script consists of a library and this call of it.
+const callRun = "return run(KEYS, ARGV)\n"
+
+// IsLibrary reports whether a script consists of a library and a call of it.
+func IsLibrary(source string) bool { return strings.HasSuffix(source, callRun) }
+
+// Compile returns a script as a function of its keys and arguments. A library is defined once, as
+// on a server that has it as a function.
+func (i *Interpreter) Compile(source string) (*lua.LFunction, error) {
+	library, found := strings.CutSuffix(source, callRun)
+	proto, err := compile(source, library, found)
+	if err != nil {
+		return nil, err
 	}
-	chunk, err := parse.Parse(strings.NewReader(source), "user_script")
+	script := i.State.NewFunctionFromProto(proto)
+	if found {
+		i.State.Push(script)
+		if err := i.State.PCall(0, 1, nil); err != nil {
+			return nil, err
+		}
+		script = i.State.CheckFunction(-1)
+		i.State.SetTop(0)
+	}
+	return script, nil
+}
+
+func compile(source, library string, isLibrary bool) (*lua.FunctionProto, error) {
+	if proto, found := protos.Load(source); found {
+		return proto.(*lua.FunctionProto), nil
+	}
+	text := source
+	if isLibrary {
+		text = library + "return run\n"
+	}
+	chunk, err := parse.Parse(strings.NewReader(text), "user_script")
 	if err != nil {
 		return nil, err
 	}
@@ -64,21 +102,13 @@ func (i *interpreter) compile(source string) (*lua.LFunction, error) {
 	if err != nil {
 		return nil, err
 	}
-	script := i.state.NewFunctionFromProto(proto)
-	if found {
-		i.state.Push(script)
-		if err := i.state.PCall(0, 1, nil); err != nil {
-			return nil, err
-		}
-		script = i.state.CheckFunction(-1)
-		i.state.SetTop(0)
-	}
-	return script, nil
+	protos.Store(source, proto)
+	return proto, nil
 }
 
-// run runs a script and returns its answer: an int64, a string, a list of them, or nil.
-func (i *interpreter) run(script *lua.LFunction, keys, args []string) (any, error) {
-	l := i.state
+// Run runs a script and returns its answer: an int64, a string, a list of them, or nil.
+func (i *Interpreter) Run(script *lua.LFunction, keys, args []string) (any, error) {
+	l := i.State
 	defer l.SetTop(0)
 	k, a := list(l, keys), list(l, args)
 	l.SetGlobal("KEYS", k)
@@ -88,9 +118,9 @@ func (i *interpreter) run(script *lua.LFunction, keys, args []string) (any, erro
 	l.Push(a)
 	if err := l.PCall(2, 1, nil); err != nil {
 		if api := (*lua.ApiError)(nil); errors.As(err, &api) {
-			return nil, serverError("ERR " + api.Object.String())
+			return nil, Error("ERR " + api.Object.String())
 		}
-		return nil, serverError("ERR " + err.Error())
+		return nil, Error("ERR " + err.Error())
 	}
 	return fromLua(l.Get(-1))
 }
@@ -109,7 +139,7 @@ func errorTable(l *lua.LState, text string) *lua.LTable {
 	return t
 }
 
-func (i *interpreter) command(protected bool) lua.LGFunction {
+func (i *Interpreter) command(protected bool) lua.LGFunction {
 	return func(l *lua.LState) int {
 		args := make([]string, l.GetTop())
 		for n := range args {
@@ -139,8 +169,14 @@ func toLua(l *lua.LState, value any) lua.LValue {
 	switch v := value.(type) {
 	case int64:
 		return lua.LNumber(v)
+	case int:
+		return lua.LNumber(v)
 	case string:
 		return lua.LString(v)
+	case Status:
+		t := l.NewTable()
+		t.RawSetString("ok", lua.LString(v))
+		return t
 	case []string:
 		return list(l, v)
 	case []any:
@@ -165,7 +201,7 @@ func fromLua(value lua.LValue) (any, error) {
 		}
 	case *lua.LTable:
 		if text, ok := v.RawGetString("err").(lua.LString); ok {
-			return nil, serverError(text)
+			return nil, Error(text)
 		}
 		values := make([]any, 0, v.Len())
 		for n := 1; n <= v.Len(); n++ {
