@@ -3,11 +3,14 @@
 package redismem
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha1"
 	"encoding/hex"
+	"io"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -15,39 +18,132 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
+	lua "github.com/yuin/gopher-lua"
+
+	"github.com/apithrottle/throttle/internal/redislua"
 )
 
 // New returns a server that has started. Close it in the bubble.
 //
-// Miniredis parses a script at each SCRIPT LOAD, and once more, for all servers of a program, when
-// the script first runs. This server does not parse at SCRIPT LOAD: the first EVALSHA becomes an
-// EVAL, which loads the script. If a test sets a hook of its own, SCRIPT LOAD parses again.
+// Miniredis makes an interpreter for each call of a script, and the script then defines its
+// functions. This server has one interpreter, where the script that decides is defined once, as on
+// a server that has it as a function. If a test sets a hook of its own, miniredis runs the script.
 func New() *miniredis.Miniredis {
 	m := miniredis.NewMiniRedis()
 	if c, err := m.Dial(); err == nil { // starts it
 		_ = c.Close()
 	}
-	var loaded sync.Map // by hash, the scripts that have not run yet
-	m.Server().SetPreHook(func(p *server.Peer, cmd string, args ...string) bool {
-		switch {
-		case cmd == "SCRIPT" && len(args) == 2 && strings.EqualFold(args[0], "load"):
-			sum := sha1.Sum([]byte(args[1]))
-			hash := hex.EncodeToString(sum[:])
-			loaded.Store(hash, args[1])
-			p.WriteBulk(hash)
-			return true
-		case cmd == "SCRIPT":
-			loaded.Clear() // it may be FLUSH
-		case cmd == "EVALSHA" && len(args) > 1:
-			if script, found := loaded.Load(args[0]); found {
-				m.Server().Dispatch(p, append([]string{"EVAL", script.(string)}, args[1:]...))
-				loaded.Delete(args[0])
-				return true
-			}
-		}
-		return false
-	})
+	s := &scripts{server: m, functions: make(map[string]*lua.LFunction)}
+	s.interpreter = redislua.New(s.call)
+	m.Server().SetPreHook(s.serve)
 	return m
+}
+
+// scripts runs the scripts of a server.
+type scripts struct {
+	server *miniredis.Miniredis // its lock guards all below, and is held while a script runs
+
+	interpreter *redislua.Interpreter
+	functions   map[string]*lua.LFunction // by hash
+	inside      any                       // the context of commands of scripts
+	reply       bytes.Buffer              // to the last command of a script
+}
+
+// command is a command that no server has.
+const command = "REDISMEM"
+
+// serve serves a command of a client, and reports false to leave it to miniredis.
+func (s *scripts) serve(p *server.Peer, name string, args ...string) bool {
+	switch {
+	case name == command:
+		s.inside = p.Ctx
+		p.WriteOK()
+		return true
+	case name == "SCRIPT" && len(args) == 2 && strings.EqualFold(args[0], "load") && redislua.IsLibrary(args[1]):
+		return s.load(p, args[1])
+	case name == "SCRIPT":
+		s.server.Lock()
+		defer s.server.Unlock()
+		clear(s.functions) // it may be FLUSH
+	case name == "FUNCTION":
+		p.WriteError("ERR unknown command 'FUNCTION'") // miniredis repeats all arguments
+		return true
+	case name == "EVALSHA" && len(args) > 1:
+		return s.run(p, args[0], args[1:])
+	}
+	return false
+}
+
+func (s *scripts) load(p *server.Peer, source string) bool {
+	s.server.Lock()
+	defer s.server.Unlock()
+	function, err := s.interpreter.Compile(source)
+	if err != nil {
+		return false
+	}
+	sum := sha1.Sum([]byte(source))
+	hash := hex.EncodeToString(sum[:])
+	s.functions[hash] = function
+	p.WriteBulk(hash)
+	return true
+}
+
+func (s *scripts) run(p *server.Peer, hash string, args []string) bool {
+	s.server.Lock()
+	function := s.functions[hash]
+	learn := function != nil && s.inside == nil
+	s.server.Unlock()
+	n, err := strconv.Atoi(args[0])
+	if function == nil {
+		return false
+	}
+	if err != nil || n < 0 || n >= len(args) {
+		p.WriteError("ERR Number of keys can't be greater than number of args")
+		return true
+	}
+	if learn {
+		s.server.Server().Dispatch(server.NewPeer(bufio.NewWriter(io.Discard)), []string{"EVAL", "redis.call('" + command + "')", "0"})
+	}
+	s.server.Lock()
+	reply, err := s.interpreter.Run(function, args[1:n+1], args[n+1:])
+	s.server.Unlock()
+	if err != nil {
+		p.WriteError(err.Error())
+	} else {
+		write(p, reply)
+	}
+	return true
+}
+
+// call runs a command of a script.
+func (s *scripts) call(args []string) (any, error) {
+	s.reply.Reset()
+	to := bufio.NewWriterSize(&s.reply, 16)
+	p := server.NewPeer(to)
+	p.Ctx = s.inside
+	s.server.Server().Dispatch(p, args)
+	_ = to.Flush()
+	reply, err := server.ParseReply(bufio.NewReaderSize(&s.reply, 16))
+	if status, ok := reply.(server.Simple); ok {
+		return redislua.Status(status), err
+	}
+	return reply, err
+}
+
+func write(p *server.Peer, reply any) {
+	switch reply := reply.(type) {
+	case int64:
+		p.WriteInt(int(reply))
+	case string:
+		p.WriteBulk(reply)
+	case []any:
+		p.WriteLen(len(reply))
+		for _, one := range reply {
+			write(p, one)
+		}
+	default:
+		p.WriteNull()
+	}
 }
 
 // Dial returns a client of the server. Each command takes the delay to arrive, and its reply takes
