@@ -228,6 +228,12 @@ func (q *quota) OneArrived(f algorithms.Flight) bool {
 	return ok
 }
 
+func (q *quota) Contended() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.watchers) > 1
+}
+
 // startProbe makes the request a probe: others wait for its response. If no response to a held
 // probe comes in time, another probe follows.
 func (q *quota) startProbe(d *store.Decision, now algorithms.Moment, r store.Request) {

@@ -69,6 +69,9 @@ type FastQuota interface {
 	TryOne(held bool) (f algorithms.Flight, at, epoch int64, ok bool)
 	// OneArrived is Arrived for a held request that TryOne has admitted.
 	OneArrived(f algorithms.Flight) bool
+	// Contended reports that several functions watch the quota, so that callers wait in several
+	// queues.
+	Contended() bool
 }
 
 // A Reserver is a Quota that reserves future times, for many callers in one round trip. Its limiter

@@ -55,8 +55,8 @@ type Queue struct {
 	config Config
 	// reserver is the quota if it reserves times, and nil otherwise.
 	reserver store.Reserver
-	// fast reports that the quota does not block.
-	fast bool
+	// fast is the quota if it does not block, and nil otherwise.
+	fast store.FastQuota
 	// version is the version of the configuration.
 	version int
 	// generation numbers the requests to the quota. Replies to requests of an earlier generation
@@ -157,7 +157,7 @@ func New(c Config) *Queue {
 func (q *Queue) set(c Config) {
 	q.config = c
 	q.reserver, _ = c.Quota.(store.Reserver)
-	_, q.fast = c.Quota.(store.FastQuota)
+	q.fast, _ = c.Quota.(store.FastQuota)
 	q.batchSize = minBatch
 }
 

@@ -64,7 +64,8 @@ func (q *Queue) specify(w *waiter, now time.Time) {
 }
 
 // admitMore asks a quota that does not block for the waiters behind one that it has admitted, up to
-// the first that has to wait. They all return together, without a wake-up for each to ask.
+// the first that has to wait. They all return together, without a wake-up for each to ask. Queues that
+// share a quota take turns instead.
 func (q *Queue) admitMore(now time.Time) {
 	for range maxPass {
 		w := q.waiters.first()
@@ -220,7 +221,7 @@ func (q *Queue) handleReply(got []store.Decision, err error, generation int, int
 	if q.changed {
 		q.nextAskAt = time.Time{}
 	}
-	if q.fast && len(got) > 0 && got[0].Verdict == store.Admitted {
+	if q.fast != nil && len(got) > 0 && got[0].Verdict == store.Admitted && !q.fast.Contended() {
 		q.admitMore(now)
 	}
 	var self *waiter
