@@ -210,13 +210,13 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response) *answer
 
 // refusedBy returns the charge in the scope that a refusal pauses.
 func (a *attempt) refusedBy(r answers.Refusal) *charge {
-	c := a.own()
-	for i := range a.outer {
-		if outer := &a.outer[i]; r.Wide || r.Unit != "" && slices.Contains(outer.revision.plan.Units(), r.Unit) {
-			c = outer
+	of := a.own()
+	a.eachCharge(func(c *charge) {
+		if r.Wide || r.Unit != "" && slices.Contains(c.revision.plan.Units(), r.Unit) {
+			of = c
 		}
-	}
-	return c
+	})
+	return of
 }
 
 // own returns the charge in the innermost scope that is not shared. A refusal says nothing about the

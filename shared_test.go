@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
 )
 
 // sharedIn returns Limiters of one shared quota inside each of the outer ones.
@@ -180,6 +181,27 @@ func TestSharedForgetsOuters(t *testing.T) {
 		}
 		if g.Within("key", waited) != kept {
 			t.Error("the Limiter where a caller waits was forgotten")
+		}
+	})
+}
+
+// A refusal that names a unit pauses the outermost scope that counts it, also if that is the shared
+// one.
+func TestSharedRefusalOfUnit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one, other := mustNew(t, unguarded("one", throttle.PerSecond(100)), nil), mustNew(t, unguarded("other", throttle.PerSecond(100)), nil)
+		writes := throttle.Tier{Limit: 100, Window: time.Second, Unit: "writes"}
+		nested := sharedIn(t, unguarded("shared", writes, throttle.PerSecond(100)), nil, one, other)
+		tr := &throttle.Transport{
+			Limiter: nested[0], Base: answering("429\nRetry-After: 60"),
+			Cost:    func(*http.Request) throttle.Cost { return throttle.Cost{"writes": 1, "requests": 1} },
+			Profile: &answers.Profile{Rules: []answers.Rule{{Status: 429, Kind: answers.Limited, Unit: "writes"}}},
+		}
+		if _, err := trSend(t.Context(), tr); err != nil {
+			t.Fatal(err)
+		}
+		if !one.Allow() || nested[0].Allow() || nested[1].Allow() {
+			t.Error("the shared quota is not paused, or the one around it is")
 		}
 	})
 }
