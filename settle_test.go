@@ -179,6 +179,62 @@ func TestTransportSettle(t *testing.T) {
 	}
 }
 
+// TestTransportSettleUnread checks that the function of Transport.Settle receives an empty cost, once,
+// if no response reports one.
+func TestTransportSettleUnread(t *testing.T) {
+	noDial := func(context.Context, string, string) (net.Conn, error) { return nil, io.ErrClosedPipe }
+	for name, tt := range map[string]struct {
+		base      http.RoundTripper // if nil, it answers
+		estimated bool
+		meter     func(*http.Response) throttle.Meter
+	}{
+		"unsent":      {base: &http.Transport{DialContext: noDial}, estimated: true},
+		"error":       {base: roundTripper(func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }), estimated: true},
+		"no response": {base: roundTripper(func(*http.Request) (*http.Response, error) { return nil, nil }), estimated: true},
+		"panic":       {base: roundTripper(func(*http.Request) (*http.Response, error) { panic("a test") }), estimated: true},
+		"no meter":    {estimated: true, meter: func(*http.Response) throttle.Meter { return nil }},
+		"no estimate": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{{Limit: 1000, Window: time.Hour, Unit: "tokens", Estimated: tt.estimated}}}, nil)
+			var reported []throttle.Cost
+			if tt.base == nil {
+				tt.base = roundTripper(func(*http.Request) (*http.Response, error) {
+					resp := trAnswer(200)
+					resp.Body = io.NopCloser(strings.NewReader("{}"))
+					return resp, nil
+				})
+			}
+			tr := &throttle.Transport{Limiter: lim, Base: tt.base, Meter: tt.meter,
+				Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 500} },
+				Settle: func(*http.Request) func(throttle.Cost) throttle.Cost {
+					return func(c throttle.Cost) throttle.Cost {
+						reported = append(reported, c)
+						return throttle.Cost{"tokens": 1}
+					}
+				},
+			}
+			func() {
+				defer func() { _ = recover() }()
+				if resp, _ := tr.RoundTrip(httptest.NewRequest("GET", trURL, nil)); resp != nil {
+					_, _ = io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+				}
+			}()
+			if len(reported) != 1 || reported[0] == nil || len(reported[0]) > 0 {
+				t.Errorf("received %v, want an empty cost once", reported)
+			}
+			want := int64(500)
+			if name == "unsent" {
+				want = 0
+			}
+			if got := used(t, lim)[0]; got != want {
+				t.Errorf("%d tokens are used, want %d", got, want)
+			}
+		})
+	}
+}
+
 // TestSettleChangesWaiters checks that callers that wait are charged what the first response has
 // shown that they cost, and that without Settle the cost of a caller stays.
 func TestSettleChangesWaiters(t *testing.T) {

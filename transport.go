@@ -59,10 +59,12 @@ type Transport struct {
 	Cost func(*http.Request) Cost
 
 	// Settle returns a function that is called once with the cost that the response reports, in
-	// Estimated units and in any others that the Profile names, and returns the actual cost. Use it
-	// to learn estimates from responses. Settle is called when the request is admitted. If Settle is
-	// set, Cost is called again while a request waits, before the quota is asked, unless the quota
-	// is nested or on a shared store. If Settle or the function is nil, the reported cost counts.
+	// Estimated units and in any others that the Profile names, and returns the actual cost. If
+	// there is no response, or no Meter to read it, the function receives an empty Cost, and its
+	// result has no effect. Use it to learn estimates from responses. Settle is called when the
+	// request is admitted. If Settle is set, Cost is called again while a request waits, before the
+	// quota is asked, unless the quota is nested or on a shared store. If Settle or the function is
+	// nil, the reported cost counts.
 	Settle func(*http.Request) func(reported Cost) (actual Cost)
 
 	// SendBy returns the latest time at which the request is worth sending, such as the end of its
@@ -251,7 +253,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	if a.isObserved() {
 		a.reportAnswer(req.Context(), resp.StatusCode, answer)
 	}
-	if a.fast && a.cancel == nil { // nothing of it lasts longer than its response
+	if a.fast && a.cancel == nil && a.settler == nil { // nothing of it lasts longer than its response
 		handedOn, returns = true, true
 		return resp, nil
 	}
@@ -275,6 +277,7 @@ func (a *attempt) endFailed(ctx context.Context, err error, tr *attemptTrace) er
 			a.cancel()
 		}
 		a.refund()
+		a.settleNothing()
 		a.answered(ctx, AnsweredInfo{Unsent: true})
 		if tr.late() {
 			return a.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
@@ -293,7 +296,16 @@ func (a *attempt) endUnanswered(ctx context.Context) {
 	}
 	a.unanswered()
 	a.release()
+	a.settleNothing()
 	a.answered(ctx, AnsweredInfo{Lost: true})
+}
+
+// settleNothing ends the use of the function that Transport.Settle returned, if no response reports
+// a cost to it.
+func (a *attempt) settleNothing() {
+	if a.settler != nil {
+		a.settler(Cost{})
+	}
 }
 
 // needsBody reports whether the attempt lasts until the end of the response's body.
@@ -311,6 +323,8 @@ func (a *attempt) finish(m Meter) {
 	defer func() { a.settle(actual) }()
 	if m != nil {
 		actual = m.Cost()
+	} else {
+		a.settleNothing()
 	}
 }
 
