@@ -28,8 +28,9 @@ import (
 //     one and a half times their average deviation. While few such answers are known, the model's
 //     other answers count, and while there are none, 4,000 tokens. For answers that take longer
 //     than 75 seconds, the estimate is the output of 75 seconds, because the bucket is refilled
-//     while they are written. It is never above max_tokens. If answers become ten times longer at
-//     once, a few requests may be refused before the first long answer has ended.
+//     while they are written. It is never above max_tokens. It falls only as the requests in flight
+//     end, because short answers end before long ones. If answers become ten times longer at once,
+//     a few requests may be refused before the first long answer has ended.
 //   - Input: the tokens of the text, as Provider.Tokens counts them, 1,600 for each image and one
 //     for every 50 bytes of an encoded file. Anthropic doesn't charge input that it reads from the
 //     prompt cache. So the input before a cache_control is free once a request with the same
@@ -200,6 +201,7 @@ func (a *anthropic) settle(req *http.Request) func(throttle.Cost) throttle.Cost 
 	expected, admitted := a.cached(p), time.Now()
 	a.output.sent(p.kinds()...)
 	return func(reported throttle.Cost) throttle.Cost {
+		a.output.ended(p.kinds()...)
 		if n := reported[outputTokens]; n > 0 { // an answer has at least one; a refusal has none
 			longs := max(1, time.Since(admitted).Seconds()/longAnswer.Seconds())
 			a.output.learn(int64(math.Ceil(float64(n)/longs)), p.kinds()...)

@@ -171,6 +171,7 @@ func (b *bedrock) settle(req *http.Request) func(throttle.Cost) throttle.Cost {
 	}
 	b.output.sent(kinds...)
 	return func(reported throttle.Cost) throttle.Cost {
+		b.output.ended(kinds...)
 		if n := reported[outputTokens]; n > 0 {
 			b.output.learn(n, kinds...)
 		}

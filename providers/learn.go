@@ -21,29 +21,39 @@ type learner struct {
 // A charged is the average of the latest charges of a kind, and their average distance from it. Both
 // are moved by an eighth of each new difference, as TCP moves its estimate of round trips (RFC 6298):
 // a lasting change is known after some tens of charges.
+//
+// Of requests that were sent together, those with short answers end first. So the estimate falls only
+// as those in flight end: it is at least a second average, of the estimates after the latest charges.
+// With k requests in flight, a charge moves the second average by 2/(k+2) of the difference: as far
+// as the estimate if the request was alone, and by six sevenths while all of them end.
 type charged struct {
+	inFlight         int // requests that were sent and have not ended
 	n                int // charges so far
 	mean, difference float64
+	estimates        float64 // the second average
 }
 
 const smoothing = 8
 
-// add adds a charge.
-func (c *charged) add(n int64) {
+// add adds a charge. Before the first one the estimate was the given one.
+func (c *charged) add(n, before int64) {
 	x := float64(n)
 	if c.n++; c.n == 1 {
-		c.mean, c.difference = x, x/2
-		return
+		c.mean, c.difference, c.estimates = x, x/2, float64(before)
+	} else {
+		weight := 1 / float64(min(c.n, smoothing))
+		c.difference += weight * (math.Abs(x-c.mean) - c.difference)
+		c.mean += weight * (x - c.mean)
 	}
-	weight := 1 / float64(min(c.n, smoothing))
-	c.difference += weight * (math.Abs(x-c.mean) - c.difference)
-	c.mean += weight * (x - c.mean)
+	c.estimates += 2 / float64(c.inFlight+2) * (c.latest() - c.estimates)
 }
 
-// estimate returns the average and one and a half average distances. That is as much as seven in eight
+// latest returns the average and one and a half average distances. That is as much as seven in eight
 // charges if they are exponentially distributed, and twice the average. The sum of many estimates is
 // then far above the sum of the charges.
-func (c *charged) estimate() int64 { return int64(math.Ceil(c.mean + 1.5*c.difference)) }
+func (c *charged) latest() float64 { return c.mean + 1.5*c.difference }
+
+func (c *charged) estimate() int64 { return int64(math.Ceil(max(c.latest(), c.estimates))) }
 
 // estimate returns the estimate for a request of these kinds, each narrower than the one before. An
 // estimate of few charges is at least the wider estimate, halved with each charge. While requests of
@@ -70,16 +80,29 @@ func (l *learner) sent(kinds ...uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, kind := range kinds {
-		l.charged(kind)
+		l.charged(kind).inFlight++
 	}
 }
 
-// learn adds what a request of these kinds was charged.
-func (l *learner) learn(n int64, kinds ...uint64) {
+// ended notes that a request of these kinds has ended.
+func (l *learner) ended(kinds ...uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, kind := range kinds {
-		l.charged(kind).add(n)
+		c := l.charged(kind)
+		c.inFlight = max(0, c.inFlight-1)
+	}
+}
+
+// learn adds what a request of these kinds was charged. The request has ended.
+func (l *learner) learn(n int64, kinds ...uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.first
+	for _, kind := range kinds {
+		c := l.charged(kind)
+		c.add(n, max(l.first, before))
+		before = c.estimate()
 	}
 }
 

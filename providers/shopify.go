@@ -67,6 +67,7 @@ func ShopifyGraphQL() Provider {
 			kinds := queryKinds(req)
 			requested.sent(kinds...)
 			return func(reported throttle.Cost) throttle.Cost {
+				requested.ended(kinds...)
 				if n, ok := reported["requested"]; ok {
 					requested.learn(n, kinds...)
 				}
