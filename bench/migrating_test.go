@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/failsafe-go/failsafe-go/bulkhead"
 	"github.com/failsafe-go/failsafe-go/failsafehttp"
 	"github.com/failsafe-go/failsafe-go/ratelimiter"
@@ -391,7 +390,7 @@ func sameAnswers(t *testing.T, before, after func(n int) bool) {
 
 // onRedis returns both limiters on a Redis in memory.
 func onRedis(t *testing.T, policy string) (before func(redis_rate.Limit, int) func(int) bool, after *throttle.Group) {
-	server := miniredis.NewMiniRedis()
+	server := redismem.New()
 	dial := func() *redis.Client {
 		rdb := redismem.Dial(server, func() time.Duration { return 0 })
 		t.Cleanup(func() { rdb.Close() })

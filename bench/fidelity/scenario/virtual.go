@@ -50,7 +50,7 @@ func (r Run) runInBubble() (chart.Row, error) {
 		return chart.Row{}, err
 	}
 	defer os.RemoveAll(dir)
-	env := environment{api: r.provider(), redis: miniredis.NewMiniRedis(), dir: dir}
+	env := environment{api: r.provider(), redis: redismem.New(), dir: dir}
 	defer env.redis.Close()
 	tallies := make([]Tally, 1)
 	if c.redis {
