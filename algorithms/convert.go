@@ -198,3 +198,25 @@ func (p *Plan) Translate(old *Plan, cost []int64) []int64 {
 	}
 	return translated
 }
+
+// Holds reports whether requests hold their amounts of a unit until they are settled or released:
+// the unit is estimated or has a Concurrency tier.
+func (p *Plan) Holds(unit int) bool {
+	return p.estimated[unit] || slices.ContainsFunc(p.tiers, func(t Tier) bool {
+		return t.Unit == p.units[unit] && t.counter().released
+	})
+}
+
+// TranslateHeld is Translate for the amounts that a request holds. A unit that the two plans do not
+// hold in the same way is zero: what Convert has made of it is settled and released by nobody. So
+// the request does not take from what others hold.
+func (p *Plan) TranslateHeld(old *Plan, cost []int64) []int64 {
+	translated := p.Translate(old, cost)
+	for u, unit := range p.units {
+		o := slices.Index(old.units, unit)
+		if o < 0 || !p.Holds(u) || !old.Holds(o) || p.estimated[u] != old.estimated[o] {
+			translated[u] = 0
+		}
+	}
+	return translated
+}

@@ -2,7 +2,6 @@ package distributed
 
 import (
 	"context"
-	"slices"
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/store"
@@ -62,21 +61,12 @@ func (q *quota) newestWith(costs ...*[]int64) *quota {
 	return q
 }
 
-// translateHeld translates amounts that are held under an old plan. Units that one of the plans
-// does not hold in the same way become zero.
+// translateHeld is Plan.TranslateHeld. It keeps nil.
 func translateHeld(plan, old *algorithms.Plan, cost []int64) []int64 {
 	if cost == nil || plan == old {
 		return cost
 	}
-	now, before := holds(plan), holds(old)
-	translated := plan.Translate(old, cost)
-	for u, unit := range plan.Units() {
-		o := slices.Index(old.Units(), unit)
-		if o < 0 || !now[u] || !before[o] || plan.Estimated(u) != old.Estimated(o) {
-			translated[u] = 0
-		}
-	}
-	return translated
+	return plan.TranslateHeld(old, cost)
 }
 
 // lockNewest waits for the turn to call Redis, under the newest plan. It returns an error only if

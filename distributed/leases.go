@@ -70,12 +70,10 @@ func (l *leases) keys() []string {
 // the process.
 func (l *leases) channel() string { return l.names[0] + ":" + strconv.FormatInt(l.owner, 10) }
 
-// holds reports for each unit whether it is estimated or has a Concurrency tier.
+// holds reports for each unit whether requests hold it.
 func holds(p *algorithms.Plan) (held []bool) {
-	for u, unit := range p.Units() {
-		held = append(held, p.Estimated(u) || slices.ContainsFunc(p.Tiers(), func(t algorithms.Tier) bool {
-			return t.Unit == unit && t.Algorithm == algorithms.Concurrency
-		}))
+	for u := range p.Units() {
+		held = append(held, p.Holds(u))
 	}
 	return held
 }

@@ -73,3 +73,157 @@ func TestChangeKeepsBothLimits(t *testing.T) {
 		}
 	})
 }
+
+// A policy that begins or ceases to estimate a unit never admits more than the limit. Requests may
+// be in flight across changes, and at last nothing is.
+func TestChangeEstimates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for seed := range uint64(200) {
+			g := rand.New(rand.NewPCG(seed, 1))
+			checkChangeEstimates(t, g, algorithms.Tier{
+				Limit: 1 + g.Int64N(8), Window: time.Second, Unit: "tokens", Algorithm: algorithms.Algorithm(seed % uint64(algorithms.Concurrency)),
+			})
+		}
+	})
+}
+
+func checkChangeEstimates(t *testing.T, g *rand.Rand, tier algorithms.Tier) {
+	const guard = 50 * time.Millisecond
+	var plans [2]*algorithms.Plan
+	for i := range plans {
+		tier.Estimated = i == 1
+		p, err := algorithms.NewPlan([]algorithms.Tier{tier}, guard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		plans[i] = p
+	}
+	provider := counter(t, tier)
+	first, err := local.New().Open("", plans[g.IntN(2)])
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, plan := first.(store.Changer).Successor()
+	type request struct {
+		quota     store.Quota
+		decision  store.Decision
+		estimated bool
+		latest    time.Time // of its arrival, if it is not estimated
+		arrived   bool
+	}
+	var open []*request
+	arrive := func(r *request) {
+		if r.arrived {
+			return
+		}
+		r.arrived = true
+		if !provider.Arrive(time.Now().UnixMicro(), map[string]int64{"tokens": 1}) {
+			t.Fatalf("%v: the provider refuses", tier)
+		}
+	}
+	end := func(r *request) {
+		cost := []int64{1}
+		switch g.IntN(4) {
+		case 0:
+			if !r.arrived {
+				if err := r.quota.Return(t.Context(), r.decision, cost); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			fallthrough
+		case 1:
+			arrive(r)
+			r.quota.Unanswered(r.decision, cost)
+		default:
+			arrive(r)
+			r.quota.Arrived(r.decision, cost)
+			if r.estimated {
+				r.quota.Settle(r.decision, cost, cost, nil)
+			}
+		}
+	}
+	for range 300 {
+		switch i := g.IntN(20); {
+		case i == 0:
+			next := plans[g.IntN(2)]
+			if err := q.(store.Changer).Change(t.Context(), next); err != nil {
+				t.Fatal(err)
+			}
+			q, plan = q.(store.Changer).Successor()
+			for _, r := range open {
+				if !plan.Estimated(0) && r.latest.IsZero() {
+					r.latest = time.Now().Add(guard)
+				}
+			}
+		case i < 8 && len(open) > 0:
+			n := g.IntN(len(open))
+			end(open[n])
+			open = append(open[:n], open[n+1:]...)
+		default:
+			d, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}, Held: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.Verdict == store.Admitted {
+				r := &request{quota: q, decision: d, estimated: plan.Estimated(0)}
+				if !r.estimated {
+					r.latest = time.Now().Add(guard)
+				}
+				open = append(open, r)
+			}
+		}
+		step := time.Duration(g.Int64N(60_000)) * time.Microsecond
+		for range 4 { // requests arrive meanwhile
+			time.Sleep(step / 4)
+			for _, r := range open {
+				if !r.latest.IsZero() && time.Until(r.latest) <= step/4 || g.IntN(20) == 0 {
+					arrive(r)
+				}
+			}
+		}
+	}
+	for _, r := range open {
+		end(r)
+	}
+	time.Sleep(3 * time.Second)
+	s, err := q.Status(t.Context())
+	if err != nil || s.Tiers[0].Used != 0 {
+		t.Fatalf("%v: got %+v, %v at last, want nothing used", tier, s.Tiers, err)
+	}
+}
+
+// A request that was admitted before its unit had a Concurrency tier frees no place of others.
+func TestChangeToConcurrency(t *testing.T) {
+	perHour := algorithms.Tier{Limit: 10, Window: time.Hour, Unit: "calls"}
+	before, err := algorithms.NewPlan([]algorithms.Tier{perHour}, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := algorithms.NewPlan([]algorithms.Tier{perHour, {Limit: 1, Unit: "calls", Algorithm: algorithms.Concurrency}}, time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q, err := local.New().Open("", before)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := store.Request{Cost: []int64{1}, Held: true}
+	old, err := q.TryAcquire(t.Context(), r)
+	if err != nil || old.Verdict != store.Admitted {
+		t.Fatalf("got %+v, %v, want it admitted", old, err)
+	}
+	if err := q.(store.Changer).Change(t.Context(), after); err != nil {
+		t.Fatal(err)
+	}
+	next, _ := q.(store.Changer).Successor()
+	if d, err := next.TryAcquire(t.Context(), r); err != nil || d.Verdict != store.Admitted {
+		t.Fatalf("got %+v, %v, want it admitted", d, err)
+	}
+	if err := q.Return(t.Context(), old, r.Cost); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := next.TryAcquire(t.Context(), r); err != nil || d.Verdict != store.Later {
+		t.Fatalf("got %+v, %v while the only place is taken, want Later", d, err)
+	}
+}

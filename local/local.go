@@ -290,15 +290,15 @@ func (q *quota) endProbe(d store.Decision) (ended bool) {
 }
 
 // lock locks the quota or its newest successor, for a request that was admitted under the old plan.
-// For a successor it keeps only the amounts of units that still exist, and a request in flight
-// lands with its guard.
+// For a successor it keeps only the amounts that both plans hold in the same way, and the rest of a
+// request in flight lands with its guard.
 func (q *quota) lock(d store.Decision, costs ...*[]int64) (*quota, store.Decision) {
 	q.mu.Lock()
 	for q.next != nil {
 		next := q.next
 		q.mu.Unlock()
 		for _, c := range costs {
-			*c = next.ledger.Plan().Translate(q.ledger.Plan(), *c)
+			*c = next.ledger.Plan().TranslateHeld(q.ledger.Plan(), *c)
 		}
 		d.Flight = algorithms.Landed
 		q = next
