@@ -34,8 +34,7 @@ func sharedIn(t testing.TB, p throttle.Policy, s throttle.Store, outer ...*throt
 	return nested
 }
 
-// callers admits requests with as many callers each until the context ends, and returns how many. A
-// request takes 10 ms.
+// callers admits requests with as many callers each until the context ends, and returns how many.
 func callers(ctx context.Context, n int, limiters ...*throttle.Limiter) []int {
 	admitted := make([]int, len(limiters))
 	var mu sync.Mutex
@@ -47,7 +46,6 @@ func callers(ctx context.Context, n int, limiters ...*throttle.Limiter) []int {
 					mu.Lock()
 					admitted[i]++
 					mu.Unlock()
-					time.Sleep(10 * time.Millisecond)
 				}
 			})
 		}
