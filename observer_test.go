@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/throttletest"
 )
 
 // An eventCounts counts events and compares each wait with the stopwatch of its caller.
@@ -157,6 +158,61 @@ func TestObserverConservation(t *testing.T) {
 					t.Error(err)
 				}
 			})
+		})
+	}
+}
+
+// TestObserverTier checks that the tier of an admission is the one that was full: a microsecond before
+// the admission its provider would have refused the request, and not for lack of another tier.
+func TestObserverTier(t *testing.T) {
+	for seed := range uint64(60) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 152))
+			tiers := []throttle.Tier{
+				{Limit: 1 + r.Int64N(8), Window: time.Second, Algorithm: throttle.SlidingLog},
+				{Limit: 5 + r.Int64N(20), Window: 5 * time.Second, Algorithm: throttle.Algorithm(r.IntN(2)) * throttle.GCRA},
+			}
+			counters := make([]*throttletest.Counter, len(tiers))
+			byName := make(map[string]int)
+			for i, tier := range tiers {
+				var err error
+				if counters[i], err = throttletest.NewCounter(tier); err != nil {
+					t.Fatal(err)
+				}
+				byName[tier.String()] = i
+			}
+			waited := 0
+			l := mustNew(t, throttle.Policy{Tiers: tiers, Guard: throttle.NoGuard, Observer: &throttle.Observer{
+				Admitted: func(_ context.Context, a throttle.AdmittedInfo) {
+					now := time.Now().UnixMicro()
+					if a.Waited > 0 {
+						waited++
+						tier, ok := byName[a.Tier]
+						if !ok {
+							t.Fatalf("seed %d: waited %v for tier %q", seed, a.Waited, a.Tier)
+						}
+						if counters[tier].Admits(now-1, nil) < 0 {
+							t.Fatalf("seed %d: waited %v for tier %q, which had room before", seed, a.Waited, a.Tier)
+						}
+					}
+					for i, c := range counters {
+						if !c.Arrive(now, nil) {
+							t.Fatalf("seed %d: tier %v refuses", seed, tiers[i])
+						}
+					}
+				},
+			}}, nil)
+			for range 150 {
+				if err := l.Wait(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if r.IntN(4) == 0 {
+					time.Sleep(time.Duration(r.Int64N(int64(400 * time.Millisecond))))
+				}
+			}
+			if waited == 0 {
+				t.Errorf("seed %d: no request waited", seed)
+			}
 		})
 	}
 }
