@@ -30,8 +30,9 @@ type Group struct {
 
 	// Shared reports that a quota lies inside several others, as a limit of all writes lies inside
 	// the limits of two APIs. Callers inside one of them then do not wait for callers inside
-	// another, and arrival does not decide which of them is admitted first. A refusal that is not
-	// wide pauses the quota around the shared one. Set Shared before the first For. If false, all
+	// another, and arrival does not decide which of them is admitted first: a request may wait as
+	// long as cheaper ones keep coming inside another. A refusal that is not wide, and whose unit
+	// the shared quota does not count, pauses the quota around the shared one. Set Shared before the first For. If false, all
 	// calls for a key should pass the same outer Limiter to Within.
 	Shared bool
 
