@@ -37,7 +37,7 @@ type countedWindow struct {
 func (p *windowsAPI) RoundTrip(*http.Request) (*http.Response, error) {
 	time.Sleep(p.latency())
 	p.mu.Lock()
-	status, now := 200, time.Now().Sub(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC))
+	status, now := 200, time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC))
 	for i := range p.windows {
 		w := &p.windows[i]
 		if opens := (now + w.length - w.phase).Truncate(w.length) + w.phase - w.length; opens != w.opens {
