@@ -98,6 +98,7 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 			if d.since.IsZero() { // its place in the outer queues, also when it asks again
 				d.since = time.Now()
 			}
+			d.observed.decidedBy(nil) // an outer scope decides after this one
 			decision, outer, err = l.askThrough(ctx, rev, r, d)
 			return decision, err
 		},

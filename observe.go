@@ -193,8 +193,12 @@ func (o *observation) join(ctx context.Context, ahead int) {
 }
 
 // decidedBy records which tier decided how long the request waited, by an error that would explain a
-// refusal.
+// refusal. If it is nil, none has decided yet.
 func (o *observation) decidedBy(err error) {
+	if o == nil {
+		return
+	}
+	o.by, o.tier = "", ""
 	if e, ok := err.(*WaitError); ok {
 		o.by, o.tier = e.Policy, e.Tier
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -215,4 +216,26 @@ func TestObserverTier(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestObserverNestedTier checks which tier decided a wait in nested scopes: the last one that the
+// request waited for.
+func TestObserverNestedTier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []string
+		observer := &throttle.Observer{Admitted: func(_ context.Context, a throttle.AdmittedInfo) {
+			got = append(got, fmt.Sprintf("%v for %s of %s", a.Waited, a.Tier, a.By))
+		}}
+		account := mustNew(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerMinute(2)}, Guard: throttle.NoGuard}, nil)
+		api := mustNew(t, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(1)}, Guard: throttle.NoGuard, Observer: observer}, nil).Within(account)
+		for range 4 { // at 0 s, 1 s, 60 s and 61 s
+			if err := api.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want := []string{"0s for  of ", "1s for 1/s of api", "59s for 2/m of account", "1s for 1/s of api"}
+		if !slices.Equal(got, want) {
+			t.Errorf("%q\nwant %q", got, want)
+		}
+	})
 }

@@ -318,7 +318,7 @@ func (wq *waitQueue) wait(ctx context.Context, s *scope, w waitRequest) (charge,
 		decision, err := join(q, ctx, ticket)
 		switch reason := reasonOf(err); {
 		case err == nil:
-			if o := w.demand.observed; o != nil && decision.Tier >= 0 {
+			if o := w.demand.observed; o != nil && o.tier == "" && decision.Tier >= 0 {
 				o.decidedBy(w.explain(rev, waitFor(decision.Tier)))
 			}
 			return charge{s, rev, decision, cost}, nil
