@@ -83,6 +83,23 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
+// TestWithinStatus checks that each tier has the name of its own policy.
+func TestWithinStatus(t *testing.T) {
+	account := mustNew(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(100)}}, nil)
+	l := mustNew(t, throttle.Policy{Name: "orders", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, nil).Within(account)
+	status, err := l.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, tier := range status.Tiers {
+		got = append(got, tier.Policy+" "+tier.Tier.String())
+	}
+	if want := []string{"orders 5/s", "account 5/s", "account 100/h"}; !slices.Equal(got, want) || status.Policy != "orders" {
+		t.Errorf("the tiers of policy %q are %q, want %q", status.Policy, got, want)
+	}
+}
+
 // Callers of a nested limiter are admitted in their order, and who gives up while it
 // stands in the outer line leaves nothing behind.
 func TestWithinOrderAndCancel(t *testing.T) {

@@ -557,8 +557,8 @@ func (l *Limiter) forecast(ctx context.Context, c Cost) (f Forecast, policy stri
 
 // Status returns the state of every tier, the number of waiting callers and the pause or ban in
 // force. It charges nothing. For a Limiter inside others it has the tiers of all, the inner ones
-// first. With a shared store Status blocks for one round trip for each quota. After an error it has
-// the tiers of the quotas that answered.
+// first, each with the name of its policy. With a shared store Status blocks for one round trip for
+// each quota. After an error it has the tiers of the quotas that answered.
 func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
 	for o := l; o != nil; o = o.outer {
 		s, err := o.enter()
@@ -607,7 +607,7 @@ func (c *compiledPolicy) mergePaces(deciding []TierStatus) (tiers []TierStatus) 
 			of.MaxRate = min(of.MaxRate, s.MaxRate)
 			continue
 		}
-		s.Tier = c.policy.Tiers[n]
+		s.Policy, s.Tier = c.policy.Name, c.policy.Tiers[n]
 		tiers = append(tiers, s)
 	}
 	return tiers

@@ -1048,7 +1048,7 @@ func TestStatus(t *testing.T) {
 			s.do()
 			synctest.Wait()
 			for tier, most := range []float64{2 / 1.05, 1, 0} {
-				s.want.Tiers[tier].MaxRate = most
+				s.want.Tiers[tier].Policy, s.want.Tiers[tier].MaxRate = "status", most
 			}
 			s.want.Policy, s.want.Guard = "status", 50*ms
 			if got := status(t, l); !reflect.DeepEqual(got, s.want) {

@@ -426,7 +426,9 @@ type Status struct {
 // A TierStatus is the state of one tier. It has the fields of a redis-cell reply, in full
 // resolution.
 type TierStatus struct {
-	Tier algorithms.Tier
+	// Policy is the name of the policy that has the tier. Stores leave it empty.
+	Policy string
+	Tier   algorithms.Tier
 	// Limited reports that one more unit would have to wait.
 	Limited bool
 	// Limit is the most units that the tier admits at once.
