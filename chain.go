@@ -35,7 +35,7 @@ func (l *Limiter) Within(outer *Limiter) *Limiter {
 	for in := l; in != nil; in = in.outer {
 		for out := outer; out != nil; out = out.outer {
 			if in.isSameQuota(out) {
-				return refusing(in.revision().errorf("Within: the quota would lie inside itself: name another outer Limiter"))
+				return refusing(l.revision().compiledPolicy, in.revision().errorf("Within: the quota would lie inside itself: name another outer Limiter"))
 			}
 		}
 	}

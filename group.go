@@ -96,7 +96,7 @@ func (g *Group) For(key string) *Limiter {
 	defer g.mu.Unlock()
 	e, err := g.entry(key)
 	if err != nil {
-		return refusing(err)
+		return refusing(g.compiled, err)
 	}
 	g.touch(e)
 	return &e.limiter
@@ -112,7 +112,7 @@ func (g *Group) Within(key string, outer *Limiter) *Limiter {
 		_, err = g.open(e)
 	}
 	if err != nil {
-		return refusing(err)
+		return refusing(g.compiled, err)
 	}
 	g.touch(e)
 	if e.nested == nil {

@@ -2,6 +2,7 @@ package throttle
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
@@ -171,15 +172,21 @@ type observation struct {
 
 // observe returns the observation of a demand, or nil if nobody observes it.
 func (l *Limiter) observe(d *demand) *observation {
-	if d.refundable || l.err != nil { // the inner scope observes it
+	if d.refundable { // the inner scope observes it
 		return nil
 	}
-	rev := l.revision()
-	if rev.policy.Observer == nil {
+	c := l.refuses
+	if c == nil {
+		c = l.revision().compiledPolicy
+	}
+	if c.policy.Observer == nil {
 		return nil
 	}
-	return &observation{observer: rev.policy.Observer, policy: rev.policy.Name}
+	return &observation{observer: c.policy.Observer, policy: c.policy.Name}
 }
+
+// errPanicked is the error of a request for which a function of the Policy or the Transport panicked.
+var errPanicked = errors.New("throttle: a function of the Policy or the Transport panicked")
 
 // join reports that the request takes a place in a queue.
 func (o *observation) join(ctx context.Context, ahead int) {

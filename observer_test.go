@@ -239,3 +239,61 @@ func TestObserverNestedTier(t *testing.T) {
 		}
 	})
 }
+
+// TestObserverOfRefusingLimiters checks that the refusals of a Limiter that has no quota are reported.
+func TestObserverOfRefusingLimiters(t *testing.T) {
+	var refused []error
+	observer := &throttle.Observer{Refused: func(_ context.Context, r throttle.RefusedInfo) {
+		if r.Policy != "keys" {
+			t.Errorf("policy %q", r.Policy)
+		}
+		refused = append(refused, r.Err)
+	}}
+	g, err := throttle.NewGroup(throttle.Policy{Name: "keys", Tiers: []throttle.Tier{throttle.PerHour(1)}, Observer: observer}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.MaxKeys = 1
+	if !g.For("a").Allow() {
+		t.Fatal("Allow is false")
+	}
+	l := g.For("b")
+	_ = l.Wait(t.Context())
+	_ = l.Allow()
+	_, _ = l.TryAcquire(nil)
+	_ = g.Within("b", mustNew(t, api(throttle.PerHour(9)), nil)).Wait(t.Context())
+	if len(refused) != 4 {
+		t.Fatalf("%d refusals reported, want 4", len(refused))
+	}
+	for _, err := range refused {
+		if !errors.Is(err, throttle.ErrTooManyKeys) {
+			t.Error(err)
+		}
+	}
+}
+
+// TestObserverOfPanics checks that a request is reported as refused if Policy.Alert panics, so that
+// it doesn't stay in the queue for those who count.
+func TestObserverOfPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		queued, refused := 0, 0
+		l := mustNew(t, throttle.Policy{
+			Tiers:   []throttle.Tier{throttle.PerSecond(1), throttle.Budget(10, "usd", throttle.Month)},
+			AlertAt: []int{10}, Alert: func(throttle.Alert) { panic("alert") },
+			Observer: &throttle.Observer{
+				Queued:   func(context.Context, throttle.QueuedInfo) { queued++ },
+				Refused:  func(_ context.Context, r throttle.RefusedInfo) { refused++; t.Log(r.Err) },
+				Admitted: func(_ context.Context, a throttle.AdmittedInfo) { queued += map[bool]int{true: 9}[a.Queued] },
+			},
+		}, nil)
+		if _, err := l.Acquire(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if r := recover(); r != "alert" || queued != 1 || refused != 1 {
+				t.Errorf("%v; %d queued and %d refused, want 1 and 1", r, queued, refused)
+			}
+		}()
+		_, _ = l.Acquire(t.Context(), throttle.Cost{"usd": 5})
+	})
+}

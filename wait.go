@@ -55,14 +55,17 @@ type nesting struct {
 	shift    shift     // where those callers wait; see Limiter.pair
 	joint    waitQueue // the queue of the callers that are charged in all scopes at once
 	bundle   atomic.Pointer[bundledQuota]
-	err      error // the error of every call; nil if the Limiter works
+	err      error           // the error of every call; nil if the Limiter works
+	refuses  *compiledPolicy // the policy of a Limiter with an err
 }
 
 // alone is the nesting of the Limiters that New returns.
 var alone nesting
 
-// refusing returns a Limiter that fails every call with an error.
-func refusing(err error) *Limiter { return &Limiter{nesting: &nesting{err: err}} }
+// refusing returns a Limiter of a policy that fails every call with an error.
+func refusing(c *compiledPolicy, err error) *Limiter {
+	return &Limiter{nesting: &nesting{err: err, refuses: c}}
+}
 
 // New returns a Limiter of the policy. If s is nil, the Limiter keeps a quota of its own in this
 // process. Limiters with the same policy name on the same store share one quota; such a policy must
@@ -274,15 +277,14 @@ func (l *Limiter) tryAcquire(d demand, p *Permit) error {
 
 // admit waits until this scope and all outer ones have admitted a demand. If it succeeds, the
 // caller must call a.leaveScopes.
-func (l *Limiter) admit(ctx context.Context, d demand, a *admission) error {
+func (l *Limiter) admit(ctx context.Context, d demand, a *admission) (err error) {
 	o := l.observe(&d)
 	if o == nil {
 		return l.admitObserved(ctx, d, a)
 	}
-	d.observed = o
-	err := l.admitObserved(ctx, d, a)
-	o.end(ctx, &d, err)
-	return err
+	d.observed, err = o, errPanicked
+	defer func() { o.end(ctx, &d, err) }()
+	return l.admitObserved(ctx, d, a)
 }
 
 // admitObserved is admit without the events of d.observed's end.
