@@ -445,7 +445,7 @@ func TestCellStatus(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					want.Tier = got.Tiers[0].Tier
+					want.Tier, want.Policy = got.Tiers[0].Tier, got.Tiers[0].Policy
 					if got.Tiers[0] != want {
 						t.Errorf("%d spent: got %+v, want %+v", spent, got.Tiers[0], want)
 					}
