@@ -1,0 +1,101 @@
+package observe_test
+
+import (
+	"context"
+	"expvar"
+	"fmt"
+	"log"
+	"log/slog"
+	"net/http/httptest"
+	"os"
+	"strings"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/observe"
+)
+
+func ExampleLog() {
+	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey || a.Key == "wait" || a.Key == "waited" { // they differ from run to run
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+	lim, err := throttle.New(throttle.Policy{
+		Name: "coinbase", Tiers: []throttle.Tier{throttle.PerHour(2)},
+		MaxQueue: 1, MaxWait: 1, Observer: observe.Log(logger, observe.LogOptions{}),
+	}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 3 {
+		_ = lim.Wait(context.Background())
+	}
+	// Output:
+	// level=WARN msg="throttle: request refused" policy=coinbase class=normal reason=deadline tier=2/h ahead=0
+}
+
+func ExampleStats() {
+	stats := observe.NewStats()
+	lim, err := throttle.New(throttle.Policy{
+		Name: "coinbase", Tiers: []throttle.Tier{throttle.PerSecond(5)}, Observer: stats.Observer(),
+	}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	if err := stats.Watch("coinbase", lim); err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 3 {
+		lim.Allow()
+	}
+	snap := stats.Snapshot()
+	for _, r := range snap.Policies[0].Requests {
+		if r.Count > 0 {
+			fmt.Println(r.Count, r.Class, r.Result)
+		}
+	}
+	for _, t := range snap.Limiters[0].Tiers {
+		fmt.Println(t.Used, "of", t.Limit, "used in", t.Tier)
+	}
+	// Output:
+	// 3 normal admitted
+	// 3 of 5 used in 5/s
+}
+
+func ExampleStats_Metrics() {
+	stats := observe.NewStats()
+	lim, err := throttle.New(throttle.Policy{
+		Name: "coinbase", Tiers: []throttle.Tier{throttle.PerSecond(5)}, Observer: stats.Observer(),
+	}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	lim.Allow()
+
+	w := httptest.NewRecorder() // in a program: http.Handle("/metrics", stats.Metrics())
+	stats.Metrics().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	for line := range strings.Lines(w.Body.String()) {
+		if strings.Contains(line, `result="admitted"`) {
+			fmt.Print(line)
+		}
+	}
+	// Output:
+	// throttle_requests_total{policy="coinbase",class="normal",result="admitted"} 1
+}
+
+func ExampleStats_Expvar() {
+	stats := observe.NewStats()
+	if err := stats.Expvar("throttle"); err != nil {
+		log.Println(err) // the name is in use
+	}
+	fmt.Println(strings.Contains(expvar.Get("throttle").String(), `"policies":[]`))
+	// Output:
+	// true
+}

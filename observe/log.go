@@ -1,0 +1,155 @@
+package observe
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle"
+)
+
+// LogOptions are settings of Log.
+type LogOptions struct {
+	// Wait is the shortest wait that is logged. If zero, 1 s.
+	Wait time.Duration
+}
+
+// Log returns an Observer that writes refusals and pauses at level Warn, and long waits at level Info.
+// It writes at most one line a second for each policy and level. A line after some that were left out
+// reports their number as "suppressed". A false Allow is not logged, and neither is a context that ends,
+// unless the request has waited for long. Policies beyond 200 share the name "other". If logger is nil,
+// it is slog.Default().
+//
+// A request waits while its line is written.
+func Log(logger *slog.Logger, opts LogOptions) *throttle.Observer {
+	if logger == nil {
+		logger = slog.Default()
+	}
+	l := &lines{logger: logger, wait: cmp.Or(opts.Wait, time.Second), last: make(map[string]*[2]line)}
+	return &throttle.Observer{Admitted: l.admitted, Refused: l.refused, Paused: l.paused}
+}
+
+// lines writes lines to a logger.
+type lines struct {
+	logger *slog.Logger
+	wait   time.Duration
+
+	mu   sync.Mutex          // guards all below
+	last map[string]*[2]line // by policy; at Info and at Warn
+}
+
+// A line is the last line of a policy and level.
+type line struct {
+	at         time.Time // zero if there is none
+	suppressed int       // that would have followed it
+}
+
+func (l *lines) admitted(ctx context.Context, i throttle.AdmittedInfo) {
+	if i.Waited >= l.wait {
+		l.waited(ctx, i.Policy, i.Class, admitted, i.Waited, i.By, i.Tier)
+	}
+}
+
+func (l *lines) refused(ctx context.Context, i throttle.RefusedInfo) {
+	r := resultOf(i.Err)
+	var e *throttle.WaitError
+	isRefusal := errors.As(i.Err, &e)
+	switch {
+	case r == notNow:
+		return
+	case r == canceled || r == deadline && !isRefusal: // the context has ended
+		if i.Waited >= l.wait {
+			l.waited(ctx, i.Policy, i.Class, r, i.Waited, "", "")
+		}
+		return
+	}
+	policy, suppressed, ok := l.turn(ctx, i.Policy, slog.LevelWarn)
+	if !ok {
+		return
+	}
+	attrs := append(make([]slog.Attr, 0, 10),
+		slog.String("policy", policy), slog.String("class", i.Class.String()), slog.String("reason", resultNames[r]),
+		slog.Duration("waited", i.Waited))
+	if isRefusal {
+		attrs = append(attrs, decidedBy(i.Policy, e.Policy, e.Tier)...)
+		attrs = append(attrs, slog.Duration("wait", e.Wait), slog.Int("ahead", e.Ahead))
+		if !e.Until.IsZero() {
+			attrs = append(attrs, slog.Time("until", e.Until))
+		}
+	}
+	l.write(ctx, slog.LevelWarn, "throttle: request refused", suppressed, attrs)
+}
+
+// waited logs a wait.
+func (l *lines) waited(ctx context.Context, policy string, class throttle.Class, r result, wait time.Duration, by, tier string) {
+	shown, suppressed, ok := l.turn(ctx, policy, slog.LevelInfo)
+	if !ok {
+		return
+	}
+	attrs := append(make([]slog.Attr, 0, 8),
+		slog.String("policy", shown), slog.String("class", class.String()), slog.String("result", resultNames[r]),
+		slog.Duration("waited", wait))
+	l.write(ctx, slog.LevelInfo, "throttle: request waited", suppressed, append(attrs, decidedBy(policy, by, tier)...))
+}
+
+func (l *lines) paused(i throttle.PausedInfo) {
+	ctx, message := context.Background(), "throttle: quota paused"
+	if i.Closed {
+		message = "throttle: quota closed"
+	}
+	if policy, suppressed, ok := l.turn(ctx, i.Policy, slog.LevelWarn); ok {
+		l.write(ctx, slog.LevelWarn, message, suppressed, []slog.Attr{
+			slog.String("policy", policy), slog.String("cause", causeNames[causeOf(i.Cause)]), slog.Duration("for", i.For)})
+	}
+}
+
+// decidedBy returns the tier that decided, and its policy if that is another one.
+func decidedBy(policy, by, tier string) (attrs []slog.Attr) {
+	if tier != "" {
+		attrs = append(attrs, slog.String("tier", tier))
+	}
+	if by != "" && by != policy {
+		attrs = append(attrs, slog.String("by", by))
+	}
+	return attrs
+}
+
+// turn reports whether a line may be written now, with the name of its policy and the number of lines
+// that were suppressed before it.
+func (l *lines) turn(ctx context.Context, policy string, level slog.Level) (shown string, suppressed int, ok bool) {
+	if !l.logger.Enabled(ctx, level) {
+		return "", 0, false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	both := l.last[policy]
+	if both == nil && len(l.last) >= maxPolicies {
+		policy = "other"
+		both = l.last[policy]
+	}
+	if both == nil {
+		both = new([2]line)
+		l.last[policy] = both
+	}
+	last, now := &both[0], time.Now()
+	if level == slog.LevelWarn {
+		last = &both[1]
+	}
+	if !last.at.IsZero() && now.Sub(last.at) < time.Second {
+		last.suppressed++
+		return "", 0, false
+	}
+	suppressed = last.suppressed
+	*last = line{at: now}
+	return policy, suppressed, true
+}
+
+func (l *lines) write(ctx context.Context, level slog.Level, message string, suppressed int, attrs []slog.Attr) {
+	if suppressed > 0 {
+		attrs = append(attrs, slog.Int("suppressed", suppressed))
+	}
+	l.logger.LogAttrs(ctx, level, message, attrs...)
+}

@@ -1,0 +1,161 @@
+package observe
+
+import (
+	"bytes"
+	"net/http"
+	"strconv"
+	"strings"
+)
+
+// Metrics returns a handler that serves the counts and the state of the watched limiters to
+// Prometheus, in its text format 0.0.4. A policy has at most some 3,000 series, and usually some 100.
+func (s *Stats) Metrics() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var e exposition
+		e.snapshot(s.SnapshotContext(r.Context()))
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+		_, _ = w.Write(e.Bytes())
+	})
+}
+
+// An exposition is a text in the format of Prometheus.
+type exposition struct{ bytes.Buffer }
+
+// snapshot writes the metrics of a snapshot.
+func (e *exposition) snapshot(snap Snapshot) {
+	e.policies(snap)
+	e.limiters(snap)
+}
+
+// policies writes what the policies have counted.
+func (e *exposition) policies(snap Snapshot) {
+	e.family("throttle_requests_total", "counter", "Requests that were admitted or refused.")
+	for _, p := range snap.Policies {
+		for _, r := range p.Requests {
+			e.sample("throttle_requests_total", float64(r.Count), "policy", p.Policy, "class", r.Class, "result", r.Result)
+		}
+	}
+	e.family("throttle_request_time_in_queue_seconds", "histogram", "How long requests that were queued have waited, and for which tier.")
+	for _, p := range snap.Policies {
+		for _, w := range p.Waits {
+			e.histogram("throttle_request_time_in_queue_seconds", snap.WaitBounds, w.Histogram,
+				"policy", p.Policy, "class", w.Class, "result", w.Result, "tier", w.Tier, "tier_policy", w.By)
+		}
+	}
+	e.family("throttle_queued_requests", "gauge", "Requests that wait in this process.")
+	for _, p := range snap.Policies {
+		for _, class := range []string{"normal", "interactive", "batch"} {
+			e.sample("throttle_queued_requests", float64(p.Queued[class]), "policy", p.Policy, "class", class)
+		}
+	}
+	e.family("throttle_active_requests", "gauge", "Requests that were admitted and have not ended.")
+	for _, p := range snap.Policies {
+		e.sample("throttle_active_requests", float64(p.Active), "policy", p.Policy)
+	}
+	e.family("throttle_responses_total", "counter", "Ends of admitted requests.")
+	for _, p := range snap.Policies {
+		for _, kind := range kindNames {
+			e.sample("throttle_responses_total", float64(p.Responses[kind]), "policy", p.Policy, "kind", kind)
+		}
+	}
+	e.family("throttle_pauses_total", "counter", "Pauses and bans of the quota.")
+	for _, p := range snap.Policies {
+		for _, c := range p.Pauses {
+			e.sample("throttle_pauses_total", float64(c.Count), "policy", p.Policy, "cause", c.Cause)
+		}
+	}
+	e.family("throttle_pause_time_seconds_total", "counter", "Length of the pauses and bans, as they began.")
+	for _, p := range snap.Policies {
+		for _, c := range p.Pauses {
+			e.sample("throttle_pause_time_seconds_total", c.Seconds, "policy", p.Policy, "cause", c.Cause)
+		}
+	}
+	e.family("throttle_estimate_error", "histogram", "Actual cost divided by the estimate.")
+	for _, p := range snap.Policies {
+		for _, c := range p.Estimates {
+			e.histogram("throttle_estimate_error", snap.EstimateBounds, c.Histogram, "policy", p.Policy, "unit", c.Unit)
+		}
+	}
+}
+
+// limiters writes the state of the watched limiters.
+func (e *exposition) limiters(snap Snapshot) {
+	for _, m := range []struct {
+		name, help string
+		value      func(TierSnapshot) float64
+	}{
+		{"throttle_tier_usage", "Units charged, including those in flight.", func(t TierSnapshot) float64 { return float64(t.Used) }},
+		{"throttle_tier_limit", "The most units that the tier admits at once.", func(t TierSnapshot) float64 { return float64(t.Limit) }},
+		{"throttle_tier_utilization_ratio", "Usage divided by the limit.", func(t TierSnapshot) float64 { return float64(t.Used) / float64(max(1, t.Limit)) }},
+	} {
+		e.family(m.name, "gauge", m.help)
+		for _, l := range snap.Limiters {
+			for _, t := range l.Tiers {
+				e.sample(m.name, m.value(t), "policy", l.Name, "tier", t.Tier, "unit", t.Unit)
+			}
+		}
+	}
+	for _, m := range []struct {
+		name, help string
+		value      func(LimiterSnapshot) float64
+	}{
+		{"throttle_closed", "1 while the provider's ban is in force.", func(l LimiterSnapshot) float64 { return oneIf(l.Closed > 0) }},
+		{"throttle_guard_seconds", "The guard interval in force.", func(l LimiterSnapshot) float64 { return l.Guard }},
+	} {
+		e.family(m.name, "gauge", m.help)
+		for _, l := range snap.Limiters {
+			if !l.Failed {
+				e.sample(m.name, m.value(l), "policy", l.Name)
+			}
+		}
+	}
+	e.family("throttle_status_failed", "gauge", "1 if the state of the limiter was not known in time.")
+	for _, l := range snap.Limiters {
+		e.sample("throttle_status_failed", oneIf(l.Failed), "policy", l.Name)
+	}
+}
+
+func oneIf(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// family begins a metric.
+func (e *exposition) family(name, kind, help string) {
+	e.WriteString("# HELP " + name + " " + help + "\n# TYPE " + name + " " + kind + "\n")
+}
+
+// labelEscaper escapes what the format reserves in the value of a label.
+var labelEscaper = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
+
+// sample writes one sample. Labels are names and values.
+func (e *exposition) sample(name string, value float64, labels ...string) {
+	e.WriteString(name)
+	separator := byte('{')
+	for i := 0; i < len(labels); i += 2 {
+		e.WriteByte(separator)
+		e.WriteString(labels[i] + `="` + labelEscaper.Replace(labels[i+1]) + `"`)
+		separator = ','
+	}
+	e.WriteString("} ")
+	e.Write(strconv.AppendFloat(e.AvailableBuffer(), value, 'g', -1, 64))
+	e.WriteByte('\n')
+}
+
+// histogram writes the samples of one histogram.
+func (e *exposition) histogram(name string, bounds []float64, h Histogram, labels ...string) {
+	withBound := append(labels[:len(labels):len(labels)], "le", "")
+	var below uint64
+	for i, n := range h.Buckets {
+		below += n
+		withBound[len(labels)+1] = "+Inf"
+		if i < len(bounds) {
+			withBound[len(labels)+1] = strconv.FormatFloat(bounds[i], 'g', -1, 64)
+		}
+		e.sample(name+"_bucket", float64(below), withBound...)
+	}
+	e.sample(name+"_sum", h.Sum, labels...)
+	e.sample(name+"_count", float64(h.Count), labels...)
+}

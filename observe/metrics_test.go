@@ -1,0 +1,86 @@
+package observe
+
+import (
+	"context"
+	"flag"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/answers"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// TestMetrics compares the text of all metrics with a file.
+func TestMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stats := NewStats()
+		o := stats.Observer()
+		l := limiter(t, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(1000)}, Observer: o, Guard: throttle.NoGuard})
+		if err := stats.Watch("api", l); err != nil {
+			t.Fatal(err)
+		}
+		for range 7 { // two wait for a second
+			if err := l.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = l.WaitN(t.Context(), 6)
+		ctx := throttle.WithClass(t.Context(), throttle.Batch)
+		o.Queued(ctx, throttle.QueuedInfo{Policy: "api", Class: throttle.Batch})
+		o.Admitted(ctx, throttle.AdmittedInfo{Policy: "api", Class: throttle.Batch, Held: true})
+		o.Admitted(ctx, throttle.AdmittedInfo{Policy: "api", Queued: true, Waited: 2 * time.Hour, By: "account", Tier: "9/d"})
+		o.Answered(ctx, throttle.AnsweredInfo{Policy: "hostile \"quoted\" \\n\n\xff\xfe {}", Kind: answers.Limited})
+		o.Answered(ctx, throttle.AnsweredInfo{Policy: "hostile \"quoted\" \\n\n\xfe {}"}) // the same as UTF-8
+		o.Settled(throttle.SettledInfo{Policy: "api", Unit: "tokens", Estimated: 100, Actual: 125})
+		_ = l.Pause(t.Context(), 90*time.Second)
+
+		w := httptest.NewRecorder()
+		stats.Metrics().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		if got := w.Header().Get("Content-Type"); got != "text/plain; version=0.0.4; charset=utf-8" || w.Code != http.StatusOK {
+			t.Errorf("status %d, Content-Type %q", w.Code, got)
+		}
+		compareGolden(t, "testdata/metrics.txt", w.Body.String())
+	})
+}
+
+func compareGolden(t *testing.T, file, got string) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(want), "\n")
+	for i, line := range gotLines {
+		if i >= len(wantLines) || line != wantLines[i] {
+			t.Fatalf("%s, line %d: %s\nIf the change is meant: go test ./observe -update", file, i+1, line)
+		}
+	}
+	if len(gotLines) < len(wantLines) {
+		t.Fatalf("%s: %d lines are missing", file, len(wantLines)-len(gotLines))
+	}
+}
+
+// TestMetricsEmpty checks that Stats without events have an exposition, also if the scraper has gone.
+func TestMetricsEmpty(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	w := httptest.NewRecorder()
+	NewStats().Metrics().ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", "/metrics", nil))
+	for line := range strings.Lines(w.Body.String()) {
+		if !strings.HasPrefix(line, "# HELP throttle_") && !strings.HasPrefix(line, "# TYPE throttle_") {
+			t.Errorf("line %q", line)
+		}
+	}
+}

@@ -1,0 +1,311 @@
+package observe
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"expvar"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A Snapshot is what Stats contains at one moment. Times are in seconds. It marshals to JSON.
+type Snapshot struct {
+	Time     time.Time         `json:"time"`
+	Policies []PolicySnapshot  `json:"policies"` // by name
+	Limiters []LimiterSnapshot `json:"limiters"` // by name
+
+	// WaitBounds and EstimateBounds are the upper bounds of the buckets of histograms.
+	WaitBounds     []float64 `json:"wait_bounds"`
+	EstimateBounds []float64 `json:"estimate_bounds"`
+}
+
+// A PolicySnapshot has the counts of a policy in this process.
+type PolicySnapshot struct {
+	Policy string `json:"policy"`
+
+	// Queued is how many requests wait, by class. Active is how many admitted requests have a Permit or
+	// a Transport, and have not ended.
+	Queued map[string]int64 `json:"queued"`
+	Active int64            `json:"active"`
+
+	// Requests has each result of each class that has had requests.
+	Requests []RequestCount `json:"requests"`
+
+	// Waits are of requests that were queued.
+	Waits []WaitCount `json:"waits"`
+
+	// Responses are by kind: passed, limited, banned and other refusals, lost, and unsent.
+	Responses map[string]uint64 `json:"responses"`
+
+	Pauses    []PauseCount    `json:"pauses"`
+	Estimates []EstimateCount `json:"estimates"`
+
+	// Seconds are those of the last five minutes in which something happened, the oldest first.
+	Seconds []Second `json:"seconds"`
+}
+
+// A RequestCount is a number of requests. The result is "admitted", the reason of a refusal, "canceled",
+// "not_now" for a false Allow, or "error".
+type RequestCount struct {
+	Class  string `json:"class"`
+	Result string `json:"result"`
+	Count  uint64 `json:"count"`
+}
+
+// A WaitCount has the waits of requests that a tier of the policy By decided. Both are empty for refused
+// requests.
+type WaitCount struct {
+	Class  string `json:"class"`
+	Result string `json:"result"`
+	By     string `json:"by"`
+	Tier   string `json:"tier"`
+	Histogram
+}
+
+// A PauseCount is a number of pauses, how many of them refused callers, and how long they lasted, by
+// cause: "response" or "call".
+type PauseCount struct {
+	Cause   string  `json:"cause"`
+	Count   uint64  `json:"count"`
+	Closed  uint64  `json:"closed"`
+	Seconds float64 `json:"seconds"`
+}
+
+// An EstimateCount compares estimated with actual costs in a unit. The Histogram has actual / estimate,
+// where an estimate of zero counts as one.
+type EstimateCount struct {
+	Unit      string  `json:"unit"`
+	Estimated float64 `json:"estimated"`
+	Actual    float64 `json:"actual"`
+	Histogram
+}
+
+// A Histogram counts values. A bucket counts those up to its bound and above the bound before. The last
+// bucket counts greater values.
+type Histogram struct {
+	Count   uint64   `json:"count"`
+	Sum     float64  `json:"sum"`
+	Max     float64  `json:"max"`
+	Buckets []uint64 `json:"buckets"`
+}
+
+// A Second has the counts of one second. At is its beginning in Unix time, by a clock that is not set
+// while the program runs. Counts of zero are left out.
+type Second struct {
+	At        int64             `json:"at"`
+	Requests  map[string]uint64 `json:"requests"`  // by result
+	Responses map[string]uint64 `json:"responses"` // by kind
+	Waits     Histogram         `json:"waits"`     // that ended in the second
+}
+
+// A LimiterSnapshot is the Status of a watched limiter.
+type LimiterSnapshot struct {
+	Name string `json:"name"`
+
+	// Failed reports that the Status was not known in time, or only in part.
+	Failed bool `json:"failed"`
+
+	Tiers   []TierSnapshot `json:"tiers"`
+	Waiting int            `json:"waiting"`
+	Paused  float64        `json:"paused_seconds"`
+	Closed  float64        `json:"closed_seconds"`
+	Guard   float64        `json:"guard_seconds"`
+}
+
+// A TierSnapshot is the state of a tier. If several tiers of a limiter have the same text, the later ones
+// have a number behind it.
+type TierSnapshot struct {
+	Tier      string `json:"tier"`
+	Unit      string `json:"unit"`
+	Limit     int64  `json:"limit"`
+	Used      int64  `json:"used"`
+	Remaining int64  `json:"remaining"`
+
+	// RetryAfter is the time until the tier admits one more unit. If negative, only a release helps.
+	RetryAfter float64 `json:"retry_after_seconds"`
+}
+
+// Snapshot returns what Stats contains now. It reads the Status of the watched limiters, for at most
+// Stats.Timeout.
+func (s *Stats) Snapshot() Snapshot { return s.SnapshotContext(context.Background()) }
+
+// SnapshotContext is like Snapshot. If ctx ends first, the Status of limiters may be missing.
+func (s *Stats) SnapshotContext(ctx context.Context) Snapshot {
+	snap := Snapshot{
+		Time: time.Now(), Policies: []PolicySnapshot{}, Limiters: s.limiters(ctx),
+		WaitBounds: slices.Clone(waitBounds), EstimateBounds: slices.Clone(estimateBounds),
+	}
+	now, seen := s.now(), make(map[*policyStats]bool)
+	for _, p := range *s.policies.Load() {
+		if !seen[p] {
+			seen[p] = true
+			snap.Policies = append(snap.Policies, p.snapshot(now))
+		}
+	}
+	slices.SortFunc(snap.Policies, func(a, b PolicySnapshot) int { return cmp.Compare(a.Policy, b.Policy) })
+	return snap
+}
+
+// snapshot returns the counts of a policy.
+func (p *policyStats) snapshot(now int64) PolicySnapshot {
+	c, r := p.copy()
+	snap := PolicySnapshot{
+		Policy: p.name, Active: c.active, Queued: make(map[string]int64), Responses: named(kindNames[:], c.responses[:], true),
+		Requests: []RequestCount{}, Waits: []WaitCount{}, Pauses: []PauseCount{}, Estimates: []EstimateCount{}, Seconds: []Second{},
+	}
+	for class := range classes {
+		name := throttle.Class(class).String()
+		snap.Queued[name] = c.queued[class]
+		for r, n := range c.requests[class] {
+			if c.requests[class] != [results]uint64{} {
+				snap.Requests = append(snap.Requests, RequestCount{name, resultNames[r], n})
+			}
+		}
+		for i, h := range c.admittedWaits[class] {
+			if h != nil {
+				t := nameAt(c.tiers, i, p.otherTier())
+				snap.Waits = append(snap.Waits, WaitCount{name, resultNames[admitted], t.policy, t.tier, h.export(waitBounds)})
+			}
+		}
+		for r, h := range c.refusedWaits[class] {
+			if h != nil {
+				snap.Waits = append(snap.Waits, WaitCount{name, resultNames[r], "", "", h.export(waitBounds)})
+			}
+		}
+	}
+	for i, pause := range c.pauses {
+		snap.Pauses = append(snap.Pauses, PauseCount{causeNames[i], pause.n, pause.closed, pause.seconds})
+	}
+	for i, e := range c.estimates {
+		if e != nil {
+			snap.Estimates = append(snap.Estimates, EstimateCount{nameAt(c.units, i, otherName), e.estimated, e.actual, e.ratios.export(estimateBounds)})
+		}
+	}
+	for _, b := range r.since(now) {
+		snap.Seconds = append(snap.Seconds, Second{
+			b.second, named(resultNames[:], b.requests[:], false), named(kindNames[:], b.responses[:], false), b.waits.export(waitBounds),
+		})
+	}
+	return snap
+}
+
+// copy returns copies of the counts and of the ring.
+func (p *policyStats) copy() (*counts, *ring) {
+	r := new(ring)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	*r = p.ring
+	c := p.counts
+	for class := range classes {
+		cloneAll(c.admittedWaits[class][:])
+		cloneAll(c.refusedWaits[class][:])
+	}
+	cloneAll(c.estimates[:])
+	return &c, r
+}
+
+// cloneAll replaces pointers by pointers to copies.
+func cloneAll[T any](all []*T) {
+	for i, p := range all {
+		if p != nil {
+			c := *p
+			all[i] = &c
+		}
+	}
+}
+
+// nameAt returns the name at an index, or other beyond the names.
+func nameAt[T any](names []T, i int, other T) T {
+	if i < len(names) {
+		return names[i]
+	}
+	return other
+}
+
+// named returns counts by their names, with those of zero or without.
+func named[N uint32 | uint64](names []string, counts []N, zeros bool) map[string]uint64 {
+	m := make(map[string]uint64)
+	for i, n := range counts {
+		if n > 0 || zeros {
+			m[names[i]] = uint64(n)
+		}
+	}
+	return m
+}
+
+// export returns a histogram with some bounds.
+func (h *histogram) export(bounds []float64) Histogram {
+	e := Histogram{Sum: h.sum, Max: h.max, Buckets: slices.Clone(h.counts[:len(bounds)+1])}
+	for _, n := range e.Buckets {
+		e.Count += n
+	}
+	return e
+}
+
+// limiters returns the state of the watched limiters. It reads eight at a time.
+func (s *Stats) limiters(ctx context.Context) []LimiterSnapshot {
+	s.mu.Lock()
+	watched := maps.Clone(s.watched)
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(s.Timeout, time.Second))
+	defer cancel()
+	names := slices.Sorted(maps.Keys(watched))
+	snaps := make([]LimiterSnapshot, len(names))
+	var wg sync.WaitGroup
+	turns := make(chan struct{}, 8)
+	for i, name := range names {
+		turns <- struct{}{}
+		wg.Go(func() {
+			status, err := watched[name].Status(ctx)
+			snaps[i] = limiterSnapshot(name, status, err)
+			<-turns
+		})
+	}
+	wg.Wait()
+	return snaps
+}
+
+func limiterSnapshot(name string, status throttle.Status, err error) LimiterSnapshot {
+	snap := LimiterSnapshot{
+		Name: name, Failed: err != nil, Tiers: []TierSnapshot{}, Waiting: status.Waiting,
+		Paused: status.Paused.Seconds(), Closed: status.Closed.Seconds(), Guard: status.Guard.Seconds(),
+	}
+	texts := make(map[string]int)
+	for _, t := range status.Tiers {
+		text := valid(t.Tier.String())
+		texts[text]++
+		if n := texts[text]; n > 1 {
+			text = fmt.Sprintf("%s (%d)", text, n)
+		}
+		retryAfter := t.RetryAfter.Seconds()
+		if t.RetryAfter == store.Forever {
+			retryAfter = -1
+		}
+		if len(snap.Tiers) < maxTiers {
+			snap.Tiers = append(snap.Tiers, TierSnapshot{text, valid(cmp.Or(t.Tier.Unit, "requests")), t.Limit, t.Used, t.Remaining, retryAfter})
+		}
+	}
+	return snap
+}
+
+var expvarMu sync.Mutex // lets one Expvar at a time look for a name and publish it
+
+// Expvar publishes the snapshot as an expvar variable. It returns an error if the name is in use. The
+// import of package expvar serves /debug/vars on http.DefaultServeMux, with the command line of the
+// program: serve another mux to the public.
+func (s *Stats) Expvar(name string) error {
+	expvarMu.Lock()
+	defer expvarMu.Unlock()
+	if expvar.Get(name) != nil {
+		return errors.New("observe: expvar has a variable of that name: " + name)
+	}
+	expvar.Publish(name, expvar.Func(func() any { return s.Snapshot() }))
+	return nil
+}
