@@ -16,6 +16,7 @@
 //	wait2           two tiers
 //	wait2window     two tiers that are exact rolling windows, not buckets
 //	wait2observed   wait2 with an Observer that does nothing
+//	wait2stats      wait2 with the Observer of observe.Stats
 //	roundtrip2      two tiers in front of an http.RoundTripper that responds immediately
 //	allow1          one tier, in a call that never waits
 //	allow1parallel  the same from two goroutines on one limiter

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/observe"
 	"github.com/failsafe-go/failsafe-go/ratelimiter"
 	"go.uber.org/ratelimit"
 	"golang.org/x/time/rate"
@@ -45,6 +46,7 @@ func BenchmarkLocal(b *testing.B) {
 
 		{"throttle/wait2window", throttleWait2Window},
 		{"throttle/wait2observed", throttleWait2Observed},
+		{"throttle/wait2stats", throttleWait2Stats},
 
 		{"throttle/roundtrip2", throttleRoundTrip2},
 		{"xtime/roundtrip2", xtimeRoundTrip2},
@@ -119,10 +121,17 @@ func throttleWait2Window(b *testing.B) { throttleWait(b, newThrottle(b, throttle
 
 // throttleWait2Observed waits on two tiers with an Observer that does nothing.
 func throttleWait2Observed(b *testing.B) {
+	throttleWaitObserved(b, &throttle.Observer{Admitted: func(context.Context, throttle.AdmittedInfo) {}})
+}
+
+// throttleWait2Stats waits on two tiers with an Observer that counts.
+func throttleWait2Stats(b *testing.B) { throttleWaitObserved(b, observe.NewStats().Observer()) }
+
+func throttleWaitObserved(b *testing.B, o *throttle.Observer) {
 	lim, err := throttle.New(throttle.Policy{Name: "bench", Tiers: []throttle.Tier{
 		{Limit: perSecond, Window: time.Second, Algorithm: throttle.GCRA},
 		{Limit: perHour, Window: time.Hour, Algorithm: throttle.GCRA},
-	}, Observer: &throttle.Observer{Admitted: func(context.Context, throttle.AdmittedInfo) {}}}, nil)
+	}, Observer: o}, nil)
 	if err != nil {
 		b.Fatal(err)
 	}
