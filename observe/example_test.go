@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
@@ -13,6 +14,28 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/observe"
 )
+
+// The code of docs/observe.md.
+func Example() {
+	serve := func() error {
+		stats := observe.NewStats()
+		lim, err := throttle.New(throttle.Policy{
+			Name:     "coinbase",
+			Tiers:    []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(10000)},
+			Observer: throttle.JoinObservers(stats.Observer(), observe.Log(slog.Default(), observe.LogOptions{})),
+		}, nil)
+		if err != nil {
+			return err
+		}
+		if err := stats.Watch("coinbase", lim); err != nil { // for what its tiers have used
+			return err
+		}
+		http.Handle("/metrics", stats.Metrics())
+
+		return nil
+	}
+	_ = serve // a program calls it once
+}
 
 func ExampleLog() {
 	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{

@@ -8,7 +8,7 @@ import (
 )
 
 // Metrics returns a handler that serves the counts and the state of the watched limiters to
-// Prometheus, in its text format 0.0.4. A policy has at most some 3,000 series, and usually some 100.
+// Prometheus, in its text format 0.0.4. A policy has at most some 3,400 series, and usually some 300.
 func (s *Stats) Metrics() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var e exposition

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -50,6 +51,37 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
+// TestDocs checks that docs/observe.md has the code of the example and names exactly the metrics that there
+// are.
+func TestDocs(t *testing.T) {
+	page, example := read(t, "../docs/observe.md"), read(t, "example_test.go")
+	_, code, _ := strings.Cut(page, "```go\n")
+	code, _, _ = strings.Cut(code, "```\n")
+	if code == "" || !strings.Contains(example, strings.ReplaceAll("\n"+strings.TrimSuffix(code, "\n"), "\n", "\n\t\t")+"\n") {
+		t.Errorf("the example does not have this code:\n%s", code)
+	}
+	metrics := make(map[string]bool)
+	for _, m := range regexp.MustCompile(`# TYPE (\w+)`).FindAllStringSubmatch(read(t, "testdata/metrics.txt"), -1) {
+		if metrics[m[1]] = true; !strings.Contains(page, "`"+m[1]+"`") {
+			t.Errorf("the page does not have %s", m[1])
+		}
+	}
+	for _, name := range regexp.MustCompile(`throttle_\w+`).FindAllString(page, -1) {
+		if !metrics[strings.TrimSuffix(name, "_bucket")] {
+			t.Errorf("the page has %s, which is not a metric", name)
+		}
+	}
+}
+
+func read(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 func compareGolden(t *testing.T, file, got string) {
 	t.Helper()
 	if *update {
@@ -57,11 +89,7 @@ func compareGolden(t *testing.T, file, got string) {
 			t.Fatal(err)
 		}
 	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(want), "\n")
+	gotLines, wantLines := strings.Split(got, "\n"), strings.Split(read(t, file), "\n")
 	for i, line := range gotLines {
 		if i >= len(wantLines) || line != wantLines[i] {
 			t.Fatalf("%s, line %d: %s\nIf the change is meant: go test ./observe -update", file, i+1, line)

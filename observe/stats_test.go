@@ -42,7 +42,6 @@ type ownCounts struct {
 	mu        sync.Mutex     // guards all below
 	requests  map[string]int // by class and result
 	responses map[string]int // by kind
-	pauses    int
 }
 
 // called counts the result of a call.
