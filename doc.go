@@ -60,7 +60,8 @@
 // # Observation
 //
 // Policy.Observer receives what happens to requests: how long each waited and for which tier, what
-// was refused, and why a quota pauses. [Limiter.Status] returns what is used and left.
+// was refused, and why a quota pauses. Package observe logs and counts that. [Limiter.Status] returns
+// what is used and left.
 //
 // # Cold starts and pacing
 //
