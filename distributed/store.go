@@ -38,9 +38,9 @@
 //
 // Estimated units are leased in the same way, and the next call reports their actual cost. The
 // estimates of a process that died are charged when its lease ends. A call without an answer counts
-// as not made, so a cost may count twice, but is never lost. Change a tier's Estimated only while
-// no process runs: processes under one of the two policies don't count what is open under the
-// other.
+// as not made, so a cost may count twice, but is never lost. If only one of two releases estimates a
+// unit, both count the open estimates. Those of a process that ceases to estimate the unit become
+// the cost of their requests.
 //
 // # Pauses and policy changes
 //

@@ -53,7 +53,7 @@ local function convert(words, kept)
       local i = (t - 5 - old[3]) / 6 + 1 - old.deciding
       local span = max(HOUR, min(DAY, old[t] == CALENDAR and DAY or old[t + 3]))
       local ends = i > 0 and old.ends[i] or (divMod(wall, span) + 2) * span
-      if old[t] ~= CONCURRENCY and ends > wall and #tiers < GUESTS and not has[kindOf(old, t)] then
+      if ends > wall and #tiers < GUESTS and not has[kindOf(old, t)] then
         local hash = hashOf(old, t)
         if not unit[hash] then
           hashes[#hashes + 1] = text(hash)
@@ -90,7 +90,7 @@ local function convert(words, kept)
     inFlight[unit] = parse('>I7', state, body + head + 7 * (unit - 1))
     local was = {
       algorithm = algorithm, limit = old[t + 2], window = old[t + 3], phase = old[t + 5],
-      name = nameOf(old, t), kind = kindOf(old, t), hash = hashOf(old, t), up = inFlight[unit],
+      name = nameOf(old, t), kind = kindOf(old, t), hash = hashOf(old, t), unit = unit, up = inFlight[unit],
       -- Format 1 has no word for the last landing in fixed windows; the frontier is its latest
       -- instant.
       words = sub(state, words, words + 7 * wordsOf[algorithm] - 1)
@@ -112,9 +112,12 @@ local function convert(words, kept)
   for i, r in ipairs(readRecords(state, readingsAt, lengths.readings, kept.readingNumbers)) do
     tiers[i].others = r[UNTIL] > frontier and r[OTHERS] or 0
   end
+  local sums = kept.poolNumbers == 2 and readRecords(state, leasesAt, lengths.leases, SUMS + old[3])[1] -- none in earlier formats
   local tailAt = readingsAt + 7 * kept.readingNumbers * lengths.readings
   for _, was in ipairs(tiers) do
     was.others = was.others or 0
+    local n = sums and sums[SUMS + was.unit] or 0
+    if n >= WITH_ESTIMATES then was.up = was.up + n - WITH_ESTIMATES end
     was.used = was.rule.concurrent and 0 or was.rule.used(frontier) + was.others
   end
 
@@ -271,16 +274,14 @@ local function convert(words, kept)
     return concat(parts)
   end
 
-  local same = old[3] == units
-  columns = {count = old[3]}
-  for u = 1, units do
-    for o = 1, old[3] do
-      if old[4 + o] % ESTIMATE == plan[4 + u] % ESTIMATE then columns[u] = o end
-    end
-    same = same and columns[u] == u
+  -- A plan without leases keeps the sums, if it has all units. The records stay as they are.
+  for o = 1, sums and not (plan.concurrent or estimates) and old[3] or 0 do
+    local has = sums[SUMS + o] % WITH_ESTIMATES == 0
+    for u = 1, units do has = has or old[4 + o] % ESTIMATE == plan[4 + u] % ESTIMATE end
+    if not has then lengths.leases = 0 end
   end
-  if same then columns = nil end
-  lengths.pool, lengths.leases, lengths.readings = 0, (plan.concurrent or estimates) and lengths.leases or 0, 0
+  columns = true -- the records may have been written for the units of any plan
+  lengths.pool, lengths.readings = 0, 0
   local leaseRecords, tailRuns = convertRecords(leasesAt, lengths.leases, kept.leaseNumbers), convertRecords(tailAt, lengths.tail, RUN)
   if kept.poolNumbers == 1 then
     inline, columns = readRecords(leaseRecords, 1, lengths.leases, 3 + units), nil

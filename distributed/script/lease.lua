@@ -2,8 +2,8 @@
 -- its estimates that are not settled. Units: µs. Go: leases.go.
 -- Uses: call.lua, flight.lua, need.lua, pack.lua, plan.lua, state.lua.
 -- Gives: recordsKey, orderKey, leases, lease, awaited, hadPlace, columns, inline, and in places:
--- countKept, leave, renew, queueTier, othersWait, fullFor, hold, enqueue, save.
--- Sets: cursor, open.
+-- countKept, leave, renew, keepSums, queueTier, othersWait, fullFor, hold, enqueue, save.
+-- Sets: cursor, estimates, estimating, sendFrom.
 --
 -- A process reports its amounts with every call, numbered by seq. They count for the length of its
 -- lease. When the lease of a dead process ends, its permits are free, and its estimates count as
@@ -12,9 +12,14 @@
 -- A call reads only the caller's record, and the records that are due. The state keeps the sums,
 -- and two more keys the records:
 --
---   keys[2]  a hash: the record of each owner; and m, the mark of the state that it belongs to
+--   keys[2]  a hash: the record of each owner; and m, the mark of the state that it belongs to, and
+--            the hashes of the records' units as text
 --   keys[3]  a sorted set: each owner by when its record is due, and w<owner> by its place in the
 --            queue of processes, where those that yield are behind all others
+--
+-- Other releases may estimate a unit that this plan does not. Their open estimates are in flight
+-- here, too. A plan without leases has no access to the two keys. It keeps the sums, and leaves the
+-- records as they are.
 --
 -- A process whose callers wait for a place is in the queue. If there is room for the first process,
 -- a place is kept for it for a while, and only that process receives a message, on a channel of its
@@ -57,6 +62,12 @@ local expired, due -- owners whose lease has ended; records that become due late
 local columns
 local inline -- records of an earlier format
 
+local function zeros()
+  local list = {}
+  for u = 1, units do list[u] = 0 end
+  return list
+end
+
 -- The record in some bytes, nil if there are none.
 local function recordOf(bytes)
   if not bytes then return nil end
@@ -88,21 +99,70 @@ function places.leave()
   lease[QUEUED_AT], lease[KEPT_UNTIL] = 0, 0
 end
 
+-- The hashes of the units as text.
+local function unitWords()
+  local list = {}
+  for u = 1, units do list[u] = text(plan[4 + u] % ESTIMATE) end
+  return concat(list, ' ')
+end
+
+-- By unit, the column in records that were written for the units of a text; nil if they are the
+-- same units.
+local function columnsOf(words)
+  if words == unitWords() then return nil end
+  local old = numbersIn(words)
+  local list = {count = #old}
+  for u = 1, units do
+    for o = 1, #old do
+      if old[o] == plan[4 + u] % ESTIMATE then list[u] = o end
+    end
+  end
+  return list
+end
+
+-- Lands amounts at the frontier.
+local function landAmounts(list)
+  advance(now)
+  for i = 1, #rules do
+    local n = list[unitOf[i]]
+    if n > 0 then land(i, frontier, n) end
+  end
+end
+
+-- Adds the open estimates to what is in flight, and lands those that are settled.
+local function countEstimates(settled)
+  for u = 1, units do
+    inFlight[u] = inFlight[u] + openEstimates(u)
+    estimates = estimates or openEstimates(u) + settled[u] > 0
+  end
+  if estimates then landAmounts(settled) end
+end
+
+-- Reads the open amounts from the sums of leases.
+local function readOpen(sums)
+  estimating = {}
+  for u = 1, units do
+    local n = sums[SUMS + u] or 0
+    estimating[u] = estimated[u] or n >= WITH_ESTIMATES
+    open[u] = n % WITH_ESTIMATES
+  end
+end
+
 -- Reads the sums and the caller's record. It drops those of a lost state.
 local function readLeases()
-  open, expired, due = {}, {}, {}
+  expired, due = {}, {}
   local bytes = call('HMGET', recordsKey, 'm', owner)
   local sums = not inline and leases[1] or {0}
-  isNew = bytes[1] ~= pack('>I7', sums[MARK])
+  isNew = sub(bytes[1] or '', 1, 7) ~= pack('>I7', sums[MARK])
+  columns = columns and not isNew and columnsOf(sub(bytes[1], 8))
   leases = isNew and {wall, 0, 0, NEVER, 0} or sums
   if not isNew then lease = recordOf(bytes[2]) end
-  for u = 1, units do open[u] = leases[SUMS + u] or 0 end
+  readOpen(leases)
 end
 
 -- Reads the records that are due. Returns, by unit, the amounts of owners whose lease has ended.
 local function expire()
-  local held = {}
-  for u = 1, units do held[u] = 0 end
+  local held = zeros()
   local names = isNew and {} or call('ZRANGEBYSCORE', orderKey, text(QUEUE_ENDS), text(QUEUE_ENDS + now), 'LIMIT', '0', text(MOST_DUE))
   for _, name in ipairs(names) do
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
@@ -146,23 +206,43 @@ function places.renew()
   lease = lease or {0, 0, NEVER, 0, 0, 0}
   wasQueued = lease[QUEUED_AT] > 0
   lease[SEQ], lease[EXPIRY] = seq, expiry
+  local ceased -- the caller's estimates of units that its plan has ceased to estimate
   for u = 1, units do
-    local held = u <= plan.ownUnits and argument() or 0
-    open[u], lease[6 + u], lease[6 + units + u] = open[u] + held - (lease[6 + u] or 0), held, lease[6 + units + u] or 0
+    local held, was = u <= plan.ownUnits and argument() or 0, lease[6 + u] or 0
+    if not plan.holds[u] then
+      held = 0
+      if was > 0 and estimating[u] then
+        ceased = ceased or zeros()
+        ceased[u] = was
+      end
+    end
+    open[u], lease[6 + u], lease[6 + units + u] = open[u] + held - was, held, lease[6 + units + u] or 0
   end
   leases[LAST_EXPIRY] = max(leases[LAST_EXPIRY], expiry)
   if not waits then places.leave() end
-  if estimates then
-    for u = 1, units do
-      settled[u] = (settled[u] or 0) + (u <= plan.ownUnits and argument() or 0)
-      if estimated[u] then inFlight[u] = inFlight[u] + open[u] end
-    end
-    advance(now)
-    for i = 1, #rules do
-      local u = unitOf[i]
-      if estimated[u] and settled[u] > 0 then land(i, frontier, settled[u]) end
-    end
+  for u = 1, units do
+    local n = plan.estimates and u <= plan.ownUnits and argument() or 0
+    settled[u] = (estimating[u] and not plan.limited[u] and settled[u] or 0) + (estimated[u] and n or 0)
   end
+  countEstimates(settled)
+  if ceased then
+    sendFrom = advance(now)
+    if guard > 0 then addInFlight(now, ceased, 1) else landAmounts(ceased) end
+  end
+end
+
+-- Keeps the sums of leases for a plan without leases: other releases estimate a unit. When the last
+-- lease ends, the open estimates become the cost of their requests.
+function places.keepSums()
+  local settled, ends = {}, leases[1][LAST_EXPIRY] <= now
+  leases = leases[1]
+  readOpen(leases)
+  for u = 1, units do
+    settled[u] = ends and openEstimates(u) or 0
+    if ends then open[u] = 0 end
+  end
+  if ends then leases = {} end
+  countEstimates(settled)
 end
 
 -- The tier for which requests of a cost are queued, if there is one.
@@ -200,7 +280,7 @@ end
 -- Adds grants to the caller's held amounts.
 function places.hold(cost, count)
   for u = 1, units do
-    local n = count * cost[u]
+    local n = plan.holds[u] and count * cost[u] or 0
     lease[6 + u], open[u] = lease[6 + u] + n, open[u] + n
     if estimated[u] then inFlight[u] = inFlight[u] + n end
   end
@@ -252,11 +332,13 @@ local function wake()
   end
 end
 
+local function markRecords() call('HSET', recordsKey, 'm', pack('>I7', leases[MARK]) .. unitWords()) end
+
 -- Writes the changed records, and wakes the processes that can go.
 function places.save(expiry)
   if isNew then
     call('DEL', recordsKey, orderKey)
-    call('HSET', recordsKey, 'm', pack('>I7', leases[MARK]))
+    markRecords()
     call('ZADD', orderKey, '0', 'm')
   end
   if columns then
@@ -264,6 +346,7 @@ function places.save(expiry)
     for i = 1, #all, 2 do
       if all[i] ~= 'm' then putRecord(all[i], recordOf(all[i + 1])) end
     end
+    markRecords()
     columns = nil
   end
   for i = 1, #expired do
@@ -287,7 +370,9 @@ function places.save(expiry)
   end
   wake()
   putRecord(owner, lease)
-  for u = 1, units do leases[SUMS + u] = open[u] end
+  for u = 1, units do
+    leases[SUMS + u] = open[u] + (estimating[u] and open[u] > 0 and WITH_ESTIMATES or 0)
+  end
   if leases[KEYS_EXPIRE] < now + 1000 * expiry then
     expiry = expiry + LINGER
     leases[KEYS_EXPIRE] = now + 1000 * expiry

@@ -142,6 +142,9 @@ local function turnTo(name, words)
   if not problem and (plan.concurrent or estimates) then
     if not places.renew then defineLeases() end
     problem = places.renew()
+  elseif not problem and leases[1] then
+    if not places.renew then defineLeases() end
+    places.keepSums()
   end
   if problem then return problem end
   probe, probing, notBefore, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))

@@ -169,7 +169,7 @@ function ops.reserve(op)
   end
   crossing = reserved
   if awaited then
-    places.enqueue()
+    if lease then places.enqueue() end
   elseif lease and reserved then
     places.leave()
   elseif kept > 0 then -- the call was a dry run

@@ -12,13 +12,13 @@ local function expiryOf()
     local resets = #readings > 0 and readings[i][UNTIL] > frontier
     done = max(done, rules[i].expires(resets), resets and othersUsed(i) > 0 and readings[i][UNTIL] or 0)
   end
-  if lease then done = max(done, leases[LAST_EXPIRY]) end
+  if leases[1] then done = max(done, leases[LAST_EXPIRY]) end
   if level > 0 then done = max(done, now + 2000000 * 2 ^ level) end -- without a call for this long, the back-offs are forgotten
   if estimates then -- open estimates land when a lease ends, and then count for this long at most
     local landing = done
     for i = 1, #rules do
-      local n, t = open[unitOf[i]], 5 + units + 6 * (i - 1)
-      if estimated[unitOf[i]] and n > 0 then
+      local n, t = openEstimates(unitOf[i]), 5 + units + 6 * (i - 1)
+      if n > 0 then
         done = max(done, landing + 2 * plan[t + 3] + ceilMulDiv(n, plan[t + 3], plan[t + 2]))
       end
     end
@@ -50,7 +50,7 @@ end
 local function settled()
   growRings()
   local parts = {'', ''}
-  for u = 1, units do parts[2 + u] = pack('>I7', estimated[u] and inFlight[u] - open[u] or inFlight[u]) end
+  for u = 1, units do parts[2 + u] = pack('>I7', estimates and inFlight[u] - openEstimates(u) or inFlight[u]) end
   for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
   for i = 1, #rules do
     if rules[i].groups then putQueue(parts, rules[i].groups) end
@@ -73,9 +73,9 @@ local function save()
   local parts, frontier, atFrontier, count
   if tail and tail.base then parts, frontier, atFrontier, count = spread(tail.base, 1, 4) else parts, frontier, atFrontier, count = settled() end
   parts[1], parts[2] = image or '', pack(FORMAT, now, wall, generation, frontier, atFrontier % MOST_AT_FRONTIER + (tail and MOST_AT_FRONTIER * #tail.runs or 0), pause, epoch,
-    (turns and (usedAlone and 3 or 1) or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, count, #pool, lease and 1 or 0, #readings, ban)
+    (turns and (usedAlone and 3 or 1) or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, count, #pool, leases[1] and 1 or 0, #readings, ban)
   putRecords(parts, pool, 2 + units)
-  if lease then parts[#parts + 1] = pack(sevens(SUMS + units), spread(leases, 1, SUMS + units)) end
+  if leases[1] then parts[#parts + 1] = pack(sevens(SUMS + units), spread(leases, 1, SUMS + units)) end
   putRecords(parts, readings, READING)
   if tail then putRecords(parts, tail.runs, RUN + units) end
   if turns then parts[#parts + 1] = pack('>I7I7I7I7I7', turnsEnd, delayedEnd, promised, promisedOld, oldEnd) end

@@ -3,7 +3,7 @@
 -- Uses: calendar.lua, flight.lua, lease.lua, pack.lua, plan.lua, pool.lua, queue.lua, reading.lua,
 -- rule.lua, state.lua, tail.lua.
 -- Gives: planOf, adopt, loadTiers.
--- Sets: calendars, capacity, estimated, estimates, firstLanding, guard, inFlight, knownUntil,
+-- Sets: calendars, capacity, estimated, estimates, estimating, firstLanding, guard, inFlight, knownUntil,
 -- leases, open, own, plan, planCount, plans, pool, readings, resolution, rules, slots, tail,
 -- unitOf, units.
 
@@ -16,18 +16,21 @@ local function planOf(words, list)
   p = list or numbersIn(words)
   p.ownUnits, p.deciding = p.ownUnits or p[3], p.deciding or p[4]
   p.start, p.rules, p.unitOf, p.capacity, p.estimated = 'thr4 ' .. words .. '\n', {}, {}, {}, {}
-  p.limited = {} -- by unit, whether a tier limits the open amount
+  p.limited, p.holds = {}, {} -- by unit, whether a tier limits the open amount, and whether callers hold amounts
   p.front, p.logs = sizes(p, WORDS, HEAD)
   for u = 1, p[3] do
     p.estimated[u] = p[4 + u] >= ESTIMATE
-    p.estimates = p.estimates or p.estimated[u]
+    p.estimates, p.holds[u] = p.estimates or p.estimated[u], p.estimated[u]
   end
   for t = 5 + p[3], #p, 6 do
     local i = #p.rules + 1
     p.rules[i], p.unitOf[i] = ruleOf(p, t), p[t + 1] + 1
     p.capacity[i] = isBucket(p[t]) and p[t + 4] or p[t + 2]
-    p.concurrent = p.concurrent or p[t] == CONCURRENCY
-    if p[t] == CONCURRENCY then p.limited[p[t + 1] + 1] = true end
+    if p[t] == CONCURRENCY then
+      local u = p[t + 1] + 1
+      p.limited[u] = true
+      if i <= p.deciding then p.concurrent, p.holds[u] = true, true end
+    end
   end
   if planCount == MOST_PLANS then plans, planCount = {}, 0 end
   plans[words], planCount = p, planCount + 1
@@ -38,7 +41,7 @@ end
 local function adopt(p)
   plan, guard, resolution, units = p, p[1], 2 ^ p[2], p[3]
   rules, unitOf, capacity, estimates, estimated = p.rules, p.unitOf, p.capacity, p.estimates, p.estimated
-  inFlight, open, own, calendars, knownUntil = {}, {}, {}, {}, NEVER
+  inFlight, open, own, calendars, knownUntil, estimating = {}, {}, {}, {}, NEVER, p.estimated
 end
 
 -- Reads the numbers of the tiers, and the queues. Returns the problem, if there is one.
