@@ -1,6 +1,7 @@
 package distributed_test
 
 import (
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -282,5 +283,100 @@ func TestChangeKeepsEstimates(t *testing.T) {
 			t.Errorf("got %d tokens used, want 70 + 250, less what has drained", got)
 		}
 		successor(q).Close()
+	})
+}
+
+// An estimate that is open while its unit is not estimated for a while becomes the cost of its
+// request, also if Redis never receives a call under the plan between.
+func TestChangeEstimatesBetween(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		tokens := throttle.Tier{Limit: 1000, Window: time.Minute, Unit: "tokens", Estimated: true}
+		calls := throttle.Tier{Limit: 10, Algorithm: throttle.Concurrency, Unit: "calls"}
+		with := plan(t, 50*ms, tokens, calls)
+		tokens.Estimated = false
+		without := plan(t, 50*ms, tokens, calls)
+		for _, called := range []bool{false, true} {
+			s := distributed.New(process(0, 5*ms), distributed.Options{Lease: sec})
+			first := quota(t, s, "between "+strconv.FormatBool(called), with)
+			cost := costOf(with, 0, 100, 1)
+			open := acquire(t, first, cost, store.Admitted)
+			for _, p := range []*algorithms.Plan{without, with} {
+				if err := first.(store.Changer).Change(t.Context(), p); err != nil {
+					t.Fatal(err)
+				}
+				if successor(first); called {
+					used(t, first)
+				}
+			}
+			check := func(tokens, calls int64) {
+				t.Helper()
+				if got := used(t, successor(first)); got["tokens"] != tokens || got["calls"] != calls {
+					t.Errorf("called %v: got %v used, want %d tokens and %d calls", called, got, tokens, calls)
+				}
+			}
+			check(100, 1)
+			other := acquire(t, successor(first), costOf(with, 0, 300, 1), store.Admitted)
+			first.Settle(open, cost, costOf(with, 0, 70, 0), nil)
+			first.Release(open, cost)
+			time.Sleep(5 * sec) // longer than a lease
+			check(400, 1)
+			time.Sleep(time.Minute)
+			check(300, 1) // the request in flight still counts
+			next := successor(first)
+			next.Settle(other, costOf(with, 0, 300, 1), costOf(with, 0, 200, 0), nil)
+			next.Release(other, costOf(with, 0, 300, 1))
+			time.Sleep(sec)
+			check(200, 0)
+			time.Sleep(time.Minute)
+			check(0, 0)
+			next.Close()
+		}
+	})
+}
+
+// Two releases, of which one estimates a unit, count what is in flight of both. A process that
+// ceases to estimate it counts its open estimates until they have landed.
+func TestReleasesCountEstimates(t *testing.T) {
+	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+		tokens := throttle.Tier{Limit: 1000, Window: time.Minute, Unit: "tokens"}
+		without := plan(t, 50*ms, tokens)
+		tokens.Estimated = true
+		with := plan(t, 50*ms, tokens)
+		here := quota(t, distributed.New(process(0, 5*ms), distributed.Options{Lease: sec}), "both", without)
+		there := quota(t, distributed.New(process(0, 5*ms), distributed.Options{Lease: sec}), "both", with)
+		check := func(want int64) {
+			t.Helper()
+			for _, q := range []store.Quota{here, there, here} {
+				if got := used(t, q)["tokens"]; got != want {
+					t.Errorf("got %d tokens used, want %d", got, want)
+				}
+			}
+		}
+		acquire(t, here, []int64{100}, store.Admitted)
+		first, second := acquire(t, there, []int64{300}, store.Admitted), acquire(t, there, []int64{400}, store.Admitted)
+		check(800)
+		acquire(t, here, []int64{201}, store.Later)
+		time.Sleep(70 * sec)
+		check(700)
+		there.Settle(first, []int64{300}, []int64{50}, nil)
+		time.Sleep(100 * ms)
+		check(450)
+		if err := there.(store.Changer).Change(t.Context(), without); err != nil {
+			t.Fatal(err)
+		}
+		next := successor(there)
+		there.Settle(second, []int64{400}, []int64{0}, nil)
+		if got := used(t, next)["tokens"]; got != 450 {
+			t.Errorf("got %d tokens used, want 450", got)
+		}
+		time.Sleep(50 * sec)
+		if got := used(t, next)["tokens"]; got != 450 {
+			t.Errorf("got %d tokens used, want 450", got)
+		}
+		time.Sleep(70 * sec)
+		if got := used(t, next)["tokens"]; got != 0 {
+			t.Errorf("got %d tokens used, want none", got)
+		}
+		next.Close()
 	})
 }

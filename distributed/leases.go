@@ -84,14 +84,29 @@ func (l *leases) rebase(q *quota) {
 		return
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if old := l.quota.plan; old != q.plan {
-		l.holds = holds(q.plan)
-		l.held = translateHeld(q.plan, old, l.held)
-		l.settled = translateHeld(q.plan, old, l.settled)
-		l.reporting = make([]int64, len(l.settled))
+	was := l.quota
+	l.mu.Unlock()
+	for was != q {
+		next := was.successor()
+		l.mu.Lock()
+		l.rebaseOnce(next)
+		l.mu.Unlock()
+		was = next
 	}
-	l.quota = q
+}
+
+// rebaseOnce translates the amounts to the next plan, one plan after the other as for the requests
+// that hold them. Estimates of a unit that is no longer estimated become its cost. It needs mu.
+func (l *leases) rebaseOnce(next *quota) {
+	old, plan := l.quota.plan, next.plan
+	held, all := translateHeld(plan, old, l.held), plan.Translate(old, l.held)
+	l.settled = plan.Translate(old, l.settled)
+	for u, unit := range plan.Units() {
+		if o := slices.Index(old.Units(), unit); o >= 0 && old.Estimated(o) && !plan.Estimated(u) {
+			l.settled[u] += all[u]
+		}
+	}
+	l.holds, l.held, l.reporting, l.quota = holds(plan), held, make([]int64, len(held)), next
 }
 
 // lock waits for the turn, or until the context ends.
@@ -141,9 +156,9 @@ func (l *leases) append(args []any) []any {
 	args = appendCost(append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.quota.watched())), l.held)
 	if l.quota.plan.Estimates() {
 		args = appendCost(args, l.settled)
-		copy(l.reporting, l.settled)
-		clear(l.settled)
 	}
+	copy(l.reporting, l.settled)
+	clear(l.settled)
 	return args
 }
 
