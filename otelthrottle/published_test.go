@@ -1,0 +1,9 @@
+package otelthrottle_test
+
+import (
+	"testing"
+
+	"github.com/apithrottle/throttle/internal/published"
+)
+
+func TestPublished(t *testing.T) { published.Check(t) }

@@ -1,0 +1,113 @@
+package otelthrottle
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+// A watch has the instruments of Watch.
+type watch struct {
+	limiters               []*throttle.Limiter
+	usage, limit           metric.Int64ObservableGauge
+	closed                 metric.Int64ObservableGauge
+	utilization, guardTime metric.Float64ObservableGauge
+}
+
+// Watch reads the Status of limiters at each collection of metrics, with the context of the collection:
+// of all at the same time, so that with a shared store it takes one round trip. It reports the tiers of
+// nested limiters with the names of their own policies. Calling stop ends that.
+//
+// Limiters may have tiers of the same policy and text: because they share a quota, as all limiters inside
+// one account do, or because they are keys of a Group. Such tiers are reported once, as the one that is
+// used most. Likewise throttle.closed is 1 if any limiter of the policy is closed, and throttle.guard.time
+// is the longest. So watch all limiters of a policy in one call. A limiter whose Status has an error is
+// left out, as far as its state is not known, and the collection reports the error.
+func Watch(o Options, limiters ...*throttle.Limiter) (stop func() error, err error) {
+	if i := slices.Index(limiters, nil); i >= 0 {
+		return nil, fmt.Errorf("otelthrottle: limiter %d is nil", i)
+	}
+	w := &watch{limiters: slices.Clone(limiters)}
+	m, errs := o.meter(), [5]error{}
+	w.usage, errs[0] = m.Int64ObservableGauge("throttle.tier.usage", metric.WithUnit("{unit}"),
+		metric.WithDescription("Units charged, including those in flight."))
+	w.limit, errs[1] = m.Int64ObservableGauge("throttle.tier.limit", metric.WithUnit("{unit}"),
+		metric.WithDescription("The most units that the tier admits at once."))
+	w.utilization, errs[2] = m.Float64ObservableGauge("throttle.tier.utilization", metric.WithUnit("1"),
+		metric.WithDescription("Usage divided by the limit."))
+	w.closed, errs[3] = m.Int64ObservableGauge("throttle.closed", metric.WithUnit("1"),
+		metric.WithDescription("1 while the provider's ban is in force."))
+	w.guardTime, errs[4] = m.Float64ObservableGauge("throttle.guard.time", metric.WithUnit("s"),
+		metric.WithDescription("The guard interval in force."))
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	r, err := m.RegisterCallback(w.collect, w.usage, w.limit, w.utilization, w.closed, w.guardTime)
+	if err != nil {
+		return nil, err
+	}
+	return r.Unregister, nil
+}
+
+// A watchedTier identifies the series of a tier.
+type watchedTier struct{ policy, tier, unit string }
+
+// A watchedPolicy is the state of the limiters of a policy.
+type watchedPolicy struct {
+	closed bool
+	guard  float64 // in seconds
+}
+
+// utilization returns which part of its limit a tier has used.
+func utilization(t throttle.TierStatus) float64 { return float64(t.Used) / float64(max(1, t.Limit)) }
+
+// collect observes the state of the limiters.
+func (w *watch) collect(ctx context.Context, o metric.Observer) error {
+	statuses, errs := make([]throttle.Status, len(w.limiters)), make([]error, len(w.limiters))
+	var wg sync.WaitGroup
+	for i, l := range w.limiters {
+		wg.Go(func() { statuses[i], errs[i] = l.Status(ctx) })
+	}
+	wg.Wait()
+
+	tiers, policies := make(map[watchedTier]throttle.TierStatus), make(map[string]watchedPolicy)
+	policyNames, tierNames := newNames(maxPolicies), newNames(maxTiers)
+	for i, status := range statuses {
+		for _, t := range status.Tiers {
+			key := watchedTier{policyNames.bounded(t.Policy), tierNames.bounded(t.Tier.String()), tierNames.bounded(cmp.Or(t.Tier.Unit, algorithms.Requests))}
+			if was, ok := tiers[key]; !ok || utilization(t) > utilization(was) {
+				tiers[key] = t
+			}
+		}
+		if errs[i] == nil {
+			name := policyNames.bounded(status.Policy)
+			p := policies[name]
+			policies[name] = watchedPolicy{p.closed || status.Closed > 0, max(p.guard, status.Guard.Seconds())}
+		}
+	}
+	for key, t := range tiers {
+		set := metric.WithAttributeSet(attribute.NewSet(policyKey.String(key.policy), tierKey.String(key.tier), unitKey.String(key.unit)))
+		o.ObserveInt64(w.usage, t.Used, set)
+		o.ObserveInt64(w.limit, t.Limit, set)
+		o.ObserveFloat64(w.utilization, utilization(t), set)
+	}
+	for name, p := range policies {
+		set := metric.WithAttributeSet(attribute.NewSet(policyKey.String(name)))
+		closed := int64(0)
+		if p.closed {
+			closed = 1
+		}
+		o.ObserveInt64(w.closed, closed, set)
+		o.ObserveFloat64(w.guardTime, p.guard, set)
+	}
+	return errors.Join(errs...)
+}
