@@ -241,8 +241,10 @@ func (l *Limiter) AllowN(n int64) bool {
 // counts, or a negative amount, is an error too.
 func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 	p := new(Permit)
-	if err := l.admit(ctx, demand{cost: c, n: 1, held: true}, &p.admission); err != nil {
-		return nil, err
+	if c != nil || ctx.Err() != nil || !l.tryOne(ctx, &p.admission) {
+		if err := l.admit(ctx, demand{cost: c, n: 1, held: true}, &p.admission); err != nil {
+			return nil, err
+		}
 	}
 	return p.start(), nil
 }

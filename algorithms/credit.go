@@ -1,5 +1,7 @@
 package algorithms
 
+import "math"
+
 // Credit is how many requests of the usual cost, which is one request and nothing else, the tiers are
 // sure to admit from now on. Time only adds to that number in counters that are steady, so a ledger
 // need not ask its tiers again until the credit is used up or something else was charged. What is
@@ -21,17 +23,19 @@ func (p *Plan) findUsual() {
 	}
 }
 
-// GiveCredit computes the credit anew.
-func (l *Ledger) GiveCredit(now Moment) {
+// GiveCredit computes the credit anew, and reports whether there is any.
+func (l *Ledger) GiveCredit(now Moment) bool {
 	if !l.plan.Quick() || l.readings != nil || l.lastSlot() == nil {
-		return
+		return false
 	}
-	l.credit = MaxLimit
+	credit := int64(math.MaxInt32)
 	for i, r := range l.plan.rules {
 		if u := l.plan.unit[i]; u == l.plan.usualUnit {
-			l.credit = min(l.credit, l.plan.tiers[i].Capacity()-r.used(l, now)-l.inFlight(u))
+			credit = min(credit, l.plan.tiers[i].Capacity()-r.used(l, now)-l.inFlight(u))
 		}
 	}
+	l.credit = int32(max(0, credit))
+	return credit > 0
 }
 
 // DropCredit makes TakeOne fail until GiveCredit is called.
@@ -40,7 +44,7 @@ func (l *Ledger) DropCredit() { l.credit = 0 }
 // TakeOne is Take for the usual cost. It fails, and changes nothing, if there is no credit, or if the
 // request does not share the last slot.
 func (l *Ledger) TakeOne(at int64, held bool) (f Flight, ok bool) {
-	if l.credit <= 0 {
+	if l.credit == 0 {
 		return Landed, false
 	}
 	at = max(at, l.last)

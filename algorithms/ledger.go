@@ -33,7 +33,7 @@ type Ledger struct {
 	rings    *[][]int64 // nil if no tier needs one
 	readings *[]reading // of each tier; nil before the first report
 	last     int64      // the latest instant of a call
-	credit   int64      // see GiveCredit
+	credit   int32      // see GiveCredit
 	probed   bool       // see Probed
 
 	// forecasting: the ledger forecasts. Groups of stamps leave with their first stamp, and every

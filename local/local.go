@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -112,8 +113,10 @@ type quota struct {
 	probe bool
 	// probing reports that the probe is in flight. The pause then lasts until its response.
 	probing bool
-	ledger  algorithms.Ledger
-	*rare   // read-only until own is called
+	// credit is false if the ledger has no credit. It may be read without the lock.
+	credit atomic.Bool
+	ledger algorithms.Ledger
+	*rare  // read-only until own is called
 }
 
 // rare is the state that few quotas have.
@@ -199,8 +202,10 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 		d.Verdict, d.At, d.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
 		if q.ledger.Probed() || q.probe {
 			q.startProbe(&d, now, r)
-		} else if q.level == 0 {
-			q.ledger.GiveCredit(now)
+		} else if q.level == 0 && q.ledger.GiveCredit(now) {
+			if !q.credit.Load() {
+				q.credit.Store(true)
+			}
 		}
 		return d, nil
 	}
@@ -211,9 +216,14 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 
 // TryOne admits one request on the ledger's credit. There is none during a pause and a back-off.
 func (q *quota) TryOne(held bool) (f algorithms.Flight, at, epoch int64, ok bool) {
+	if !q.credit.Load() {
+		return algorithms.Landed, 0, 0, false
+	}
 	at = int64(time.Since(origin) / time.Microsecond)
 	q.mu.Lock()
-	f, ok = q.ledger.TakeOne(at, held)
+	if f, ok = q.ledger.TakeOne(at, held); !ok {
+		q.credit.Store(false)
+	}
 	epoch = int64(q.epoch)
 	q.mu.Unlock()
 	return f, at, epoch, ok

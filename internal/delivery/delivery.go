@@ -4,6 +4,7 @@ package delivery
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http/httptrace"
 	"sync/atomic"
@@ -45,6 +46,10 @@ func (d *Delivery) trace() *httptrace.ClientTrace {
 	}
 	return hooks
 }
+
+// String returns a text for packages that print contexts, without the state of d, which other
+// goroutines may change.
+func (d *Delivery) String() string { return fmt.Sprint(d.Context) + ".WithDelivery" }
 
 // traceKey is the key of a trace in a context, which package httptrace does not export.
 var traceKey = func() any {
