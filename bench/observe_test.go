@@ -179,7 +179,7 @@ func wanted(snap observe.Snapshot) map[string]float64 {
 	}
 	for _, l := range snap.Limiters {
 		for _, tier := range l.Tiers {
-			labels := []string{"policy", l.Name, "tier", tier.Tier, "unit", tier.Unit}
+			labels := []string{"policy", l.Name, "tier", tier.Tier, "unit", tier.Unit, "tier_policy", tier.Policy}
 			want[seriesOf("throttle_tier_usage", labels...)] = float64(tier.Used)
 			want[seriesOf("throttle_tier_limit", labels...)] = float64(tier.Limit)
 			want[seriesOf("throttle_tier_utilization_ratio", labels...)] = float64(tier.Used) / float64(tier.Limit)

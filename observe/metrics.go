@@ -91,7 +91,7 @@ func (e *exposition) limiters(snap Snapshot) {
 		e.family(m.name, "gauge", m.help)
 		for _, l := range snap.Limiters {
 			for _, t := range l.Tiers {
-				e.sample(m.name, m.value(t), "policy", l.Name, "tier", t.Tier, "unit", t.Unit)
+				e.sample(m.name, m.value(t), "policy", l.Name, "tier", t.Tier, "unit", t.Unit, "tier_policy", t.Policy)
 			}
 		}
 	}

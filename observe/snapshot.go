@@ -119,9 +119,10 @@ type LimiterSnapshot struct {
 	Guard   float64        `json:"guard_seconds"`
 }
 
-// A TierSnapshot is the state of a tier. If several tiers of a limiter have the same text, the later ones
-// have a number behind it.
+// A TierSnapshot is the state of a tier of a policy. If several tiers of the policy have the same text, the
+// later ones have a number behind it.
 type TierSnapshot struct {
+	Policy    string `json:"policy"`
 	Tier      string `json:"tier"`
 	Unit      string `json:"unit"`
 	Limit     int64  `json:"limit"`
@@ -277,19 +278,20 @@ func limiterSnapshot(name string, status throttle.Status, err error) LimiterSnap
 		Name: name, Failed: err != nil, Tiers: []TierSnapshot{}, Waiting: status.Waiting,
 		Paused: status.Paused.Seconds(), Closed: status.Closed.Seconds(), Guard: status.Guard.Seconds(),
 	}
-	texts := make(map[string]int)
+	seen := make(map[tierName]int)
 	for _, t := range status.Tiers {
-		text := valid(t.Tier.String())
-		texts[text]++
-		if n := texts[text]; n > 1 {
-			text = fmt.Sprintf("%s (%d)", text, n)
+		name := tierName{valid(t.Policy), valid(t.Tier.String())}
+		seen[name]++
+		if n := seen[name]; n > 1 {
+			name.tier = fmt.Sprintf("%s (%d)", name.tier, n)
 		}
 		retryAfter := t.RetryAfter.Seconds()
 		if t.RetryAfter == store.Forever {
 			retryAfter = -1
 		}
 		if len(snap.Tiers) < maxTiers {
-			snap.Tiers = append(snap.Tiers, TierSnapshot{text, valid(cmp.Or(t.Tier.Unit, "requests")), t.Limit, t.Used, t.Remaining, retryAfter})
+			unit := valid(cmp.Or(t.Tier.Unit, "requests"))
+			snap.Tiers = append(snap.Tiers, TierSnapshot{name.policy, name.tier, unit, t.Limit, t.Used, t.Remaining, retryAfter})
 		}
 	}
 	return snap

@@ -462,7 +462,7 @@ func TestRace(t *testing.T) {
 func TestWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stats := NewStats()
-		account := limiter(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerSecond(5), {Limit: 9, Algorithm: throttle.Concurrency, Unit: "open"}}, Guard: time.Second})
+		account := limiter(t, throttle.Policy{Name: "account", Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.PerSecond(5), {Limit: 9, Algorithm: throttle.Concurrency, Unit: "open"}}, Guard: time.Second})
 		l := limiter(t, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(5)}}).Within(account)
 		if _, err := l.Acquire(t.Context(), throttle.Cost{"open": 9}); err != nil {
 			t.Fatal(err)
@@ -489,9 +489,10 @@ func TestWatch(t *testing.T) {
 		}
 		want := []LimiterSnapshot{
 			{Name: "api", Paused: 10, Guard: 0.05, Tiers: []TierSnapshot{
-				{"5/s", "requests", 5, 1, 4, 0},
-				{"5/s (2)", "requests", 5, 1, 4, 0},
-				{"9;unit=open;algo=concurrency", "open", 9, 9, 0, -1},
+				{"api", "5/s", "requests", 5, 1, 4, 0},
+				{"account", "5/s", "requests", 5, 1, 4, 0},
+				{"account", "5/s (2)", "requests", 5, 1, 4, 0},
+				{"account", "9;unit=open;algo=concurrency", "open", 9, 9, 0, -1},
 			}},
 			{Name: "stuck", Failed: true, Tiers: []TierSnapshot{}},
 		}
