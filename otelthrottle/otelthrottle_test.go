@@ -204,14 +204,15 @@ func TestScenario(t *testing.T) {
 			}
 			return p
 		}
-		for _, actual := range []int64{10, 5, 40} { // the third waits for 2/s
-			p := acquire(throttle.Cost{"tokens": 10, "requests": 1})
-			if err := p.Settle(throttle.Cost{"tokens": actual}); err != nil {
+		for _, c := range []struct{ estimate, actual int64 }{{10, 10}, {10, 5}, {0, 2}, {10, 40}} { // two wait for 2/s
+			p := acquire(throttle.Cost{"tokens": c.estimate, "requests": 1})
+			if err := p.Settle(throttle.Cost{"tokens": c.actual}); err != nil {
 				t.Fatal(err)
 			}
 			p.Release()
 		}
 		_ = acquire(nil).Cancel(ctx)
+		mail.Allow()
 		mail.Allow()
 		mail.Allow() // is false
 		_, _ = mail.Acquire(ctx, throttle.Cost{"requests": 3})
@@ -579,14 +580,14 @@ func TestOther(t *testing.T) {
 func TestWatch(t *testing.T) {
 	m := newTelemetry(t)
 	account := m.limiter(t, "account", "10/h")
-	a, b := m.limiter(t, "orders", "10/h | guard=1s"), m.limiter(t, "orders", "10/h | guard=3s")
+	a, b, c := m.limiter(t, "orders", "10/h | guard=1s"), m.limiter(t, "orders", "10/h | guard=3s"), m.limiter(t, "orders", "10/h")
 	for range 3 {
 		a.Allow()
 	}
 	for range 7 {
 		b.Within(account).Allow()
 	}
-	stop := m.watch(t, a, b.Within(account))
+	stop := m.watch(t, a, b.Within(account), c)
 	want := map[string]float64{"orders": 7, "account": 7}
 	_, points := m.collect(t)
 	if got := len(points["throttle.tier.usage"]); got != 2 {
