@@ -141,7 +141,7 @@ func TestOpenAICost(t *testing.T) {
 		{"not JSON", "--boundary", "", 0},
 		{"escapes", `{"input":"\u56fe\u4E66\n\\\"\ud83d\ude00"}`, "", 7},
 
-		{"Chinese without a space", `{"input":"` + strings.Repeat("图", 1_200) + `"}`, "", 1_041},
+		{"Chinese without a space", `{"input":"` + strings.Repeat("图", 1_200) + `"}`, "", 1_121},
 		{"identifiers", `{"input":"` + strings.Repeat(`0a1b,`, 400) + `"}`, "", 2_001},
 		{"token ids", `{"model":"m","input":[` + strings.Repeat("10234,", 999) + `7]}`, "m", 1_003},
 		{"lists of token ids", `{"input":[[12345,2],[3]],"dimensions":256}`, "", 6},

@@ -118,9 +118,9 @@ var byFirstByte = func() (parts [256]int64) {
 		case c < 0xE3: // letters of Vietnamese, punctuation, symbols
 			parts[c] = token * 2 / 3
 		case c == 0xE3: // Japanese syllables
-			parts[c] = token * 3 / 4
+			parts[c] = token * 23 / 30
 		case c < 0xEA: // Chinese
-			parts[c] = token * 13 / 15
+			parts[c] = token * 14 / 15
 		case c < 0xEE: // Korean
 			parts[c] = token * 3 / 4
 		case c < 0xF0: // wide punctuation
