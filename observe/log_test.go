@@ -47,15 +47,18 @@ func TestLog(t *testing.T) {
 		if l.Allow() {
 			t.Fatal("allowed")
 		}
-		time.Sleep(time.Second)
-		if err := l.Pause(t.Context(), 2*time.Hour); err != nil {
-			t.Fatal(err)
+		for i := range 2 { // the second line has no number
+			time.Sleep(time.Second)
+			if err := l.Pause(t.Context(), time.Duration(2+i)*time.Hour); err != nil {
+				t.Fatal(err)
+			}
 		}
 		want := `level=INFO msg="throttle: request waited" policy=api class=normal result=admitted waited=1s tier=1/s
 level=INFO msg="throttle: request waited" policy=api class=normal result=admitted waited=1s tier=1/s
 level=INFO msg="throttle: request waited" policy=api class=normal result=admitted waited=1s tier=1/s
 level=WARN msg="throttle: request refused" policy=api class=batch reason=deadline waited=0s tier=4/h wait=59m57s ahead=0
 level=WARN msg="throttle: quota paused" policy=api cause=call for=2h0m0s suppressed=2
+level=WARN msg="throttle: quota paused" policy=api cause=call for=3h0m0s
 `
 		if text.String() != want {
 			t.Errorf("%s\nwant\n%s", text.String(), want)

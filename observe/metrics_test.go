@@ -27,6 +27,13 @@ func TestMetrics(t *testing.T) {
 		if err := stats.Watch("api", l); err != nil {
 			t.Fatal(err)
 		}
+		stuck, err := throttle.New(throttle.Policy{Name: "stuck", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, stuckStore{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stats.Watch("stuck", stuck); err != nil {
+			t.Fatal(err)
+		}
 		for range 7 { // two wait for a second
 			if err := l.Wait(t.Context()); err != nil {
 				t.Fatal(err)
