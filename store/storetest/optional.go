@@ -319,3 +319,24 @@ func changeInUse(c *check) {
 		c.Errorf("%d units are charged, want the three that were sent, and no more than four", used)
 	}
 }
+
+// A request that was admitted before its unit was estimated takes nothing from estimates.
+func changeEstimates(c *check) {
+	tokens := algorithms.Tier{Limit: 100, Window: time.Hour, Unit: "tokens"}
+	inFlight, resolution := c.inFlight()
+	q := c.open("begins to estimate", c.plan(inFlight, tokens))
+	before := c.admit(q, held(60))
+	tokens.Estimated = true
+	c.changeTo(q, c.plan(inFlight, tokens))
+	next, _ := q.(store.Changer).Successor()
+	after := c.admit(next, held(30))
+	q.Unanswered(before, []int64{60})
+	q.Release(before, []int64{60})
+	c.waitLag()
+	c.refuse(next, held(11), store.Later)
+	c.eventuallyUsed(next, "without a response", 90)
+	time.Sleep(inFlight + resolution)
+	next.Settle(after, []int64{30}, []int64{10}, nil)
+	next.Release(after, []int64{30})
+	c.eventuallyUsed(next, "when the estimate is settled", 70)
+}

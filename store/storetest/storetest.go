@@ -113,6 +113,7 @@ var parts = []part{
 	{"Change", "Changer", change},
 	{"ChangePaused", "Changer", changePaused},
 	{"ChangeInUse", "Changer", changeInUse},
+	{"ChangeEstimates", "Changer and estimates", changeEstimates},
 	{"Forecast", "Forecaster", forecast},
 	{"ForecastFrees", "Forecaster", forecastFrees},
 	{"Observe", "Observer", observe},
@@ -166,6 +167,7 @@ func (c Config) features(t *testing.T) map[string]bool {
 		has["tiers that it refuses"] = c.NoEstimates || len(c.Without) > 0
 		has["virtual time"] = !c.RealTime
 		has["returns that wake, or virtual time"] = !c.ReservedStays || !c.RealTime
+		has["Changer and estimates"] = has["Changer"] && has["estimates"]
 		has["Reserver and Changer"] = has["Reserver"] && has["Changer"]
 	})
 	for _, p := range parts {

@@ -329,12 +329,19 @@ func TestFaults(t *testing.T) {
 			q.Watch(changed)
 			return func() {}
 		}}},
-		"a change of the plan forgets the charges": {"Change ChangePaused ChangeInUse", fault{successor: func(q localQuota) (store.Quota, *algorithms.Plan) {
+		"a change of the plan forgets the charges": {"Change ChangePaused ChangeInUse ChangeEstimates", fault{successor: func(q localQuota) (store.Quota, *algorithms.Plan) {
 			next, p := q.Successor()
 			if next != store.Quota(q) {
 				next, _ = local.New().Open("", p)
 			}
 			return next, p
+		}}},
+		"an earlier request takes from estimates": {"ChangeEstimates", fault{unanswered: func(q localQuota, d store.Decision, cost []int64) {
+			if next, _ := q.Successor(); next != store.Quota(q) {
+				next.Settle(d, cost, cost, nil)
+				return
+			}
+			q.Unanswered(d, cost)
 		}}},
 		"a quota with a successor still decides": {"Change", fault{try: func(q localQuota, r store.Request) store.Decision {
 			d := try(q, r)
