@@ -138,13 +138,12 @@ local function countEstimates(settled)
   if estimates then landAmounts(settled) end
 end
 
--- Reads the open amounts from the sums of leases.
-local function readOpen(sums)
+-- Reads which of the open amounts contain estimates.
+local function readEstimates()
   estimating = {}
   for u = 1, units do
-    local n = sums[SUMS + u] or 0
-    estimating[u] = estimated[u] or n >= WITH_ESTIMATES
-    open[u] = n % WITH_ESTIMATES
+    estimating[u] = estimated[u] or open[u] >= WITH_ESTIMATES
+    open[u] = open[u] % WITH_ESTIMATES
   end
 end
 
@@ -157,7 +156,12 @@ local function readLeases()
   columns = columns and not isNew and columnsOf(sub(bytes[1], 8))
   leases = isNew and {wall, 0, 0, NEVER, 0} or sums
   if not isNew then lease = recordOf(bytes[2]) end
-  readOpen(leases)
+  local mixed = plan.estimates
+  for u = 1, units do
+    open[u] = leases[SUMS + u] or 0
+    mixed = mixed or open[u] >= WITH_ESTIMATES
+  end
+  if mixed then readEstimates() end
 end
 
 -- Reads the records that are due. Returns, by unit, the amounts of owners whose lease has ended.
@@ -220,6 +224,7 @@ function places.renew()
   end
   leases[LAST_EXPIRY] = max(leases[LAST_EXPIRY], expiry)
   if not waits then places.leave() end
+  if estimating == plan.estimated then return end -- no estimates are open
   for u = 1, units do
     local n = plan.estimates and u <= plan.ownUnits and argument() or 0
     settled[u] = (estimating[u] and not plan.limited[u] and settled[u] or 0) + (estimated[u] and n or 0)
@@ -236,7 +241,8 @@ end
 function places.keepSums()
   local settled, ends = {}, leases[1][LAST_EXPIRY] <= now
   leases = leases[1]
-  readOpen(leases)
+  for u = 1, units do open[u] = leases[SUMS + u] end
+  readEstimates()
   for u = 1, units do
     settled[u] = ends and openEstimates(u) or 0
     if ends then open[u] = 0 end
