@@ -1,7 +1,7 @@
 -- anchoredwindow.lua: at most limit units in the window that opens with the first request. Units:
 -- µs.
 -- Twin: algorithms/anchoredwindow.go.
--- Uses: flight.lua, queue.lua, slidingwindow.lua.
+-- Uses: flight.lua, plan.lua, queue.lua, slidingwindow.lua.
 -- Gives: anchoredWindow.
 --
 -- The window closes at lo at the earliest, a window after its first request was admitted, and at hi
@@ -36,7 +36,7 @@ local function anchoredWindow(unit, limit, window, precision)
   end
 
   function rule.earliest(now, n)
-    if openEstimates(unit) > 0 then return rolling.earliest(now, n) end -- the landing of an estimate is unknown
+    if estimating[unit] and open[unit] > 0 then return rolling.earliest(now, n) end -- the landing of an estimate is unknown
     local last = lastLanding(unit)
     local opens = last and max(last, closes(last)) or max(now, closed(now))
     return min(opens, rolling.earliest(now, n))

@@ -1,6 +1,6 @@
 -- calendar.lua: at most limit units in every day, week or month of a time zone. Units: µs, percent.
 -- Twin: algorithms/calendar.go.
--- Uses: call.lua, fixedwindow.lua, flight.lua, state.lua.
+-- Uses: call.lua, fixedwindow.lua, flight.lua, plan.lua, state.lua.
 -- Gives: calendars, knownUntil, calendar.
 --
 -- Lua has no time zones. So each call contains, for each calendar tier, the beginnings of five
@@ -90,7 +90,7 @@ local function calendar(unit, limit, longest, decides)
   function rule.fresh(now) return rule.used(now) == 0 and now or closesAt(last, ends) end
 
   function rule.expires()
-    if openEstimates(unit) > 0 then -- it may land in the next period, or in one that is delayed
+    if estimating[unit] and open[unit] > 0 then -- it may land in the next period, or in one that is delayed
       return max(fifth - drift, min(ends - drift, frontier + 2 * longest))
     end
     local lands = lastLanding(unit)
@@ -104,7 +104,7 @@ local function calendar(unit, limit, longest, decides)
   -- percentage has not grown.
   function rule.crossed(now)
     turn(now)
-    local before, used = reported, count + inFlight[unit] - openEstimates(unit)
+    local before, used = reported, count + inFlight[unit] - (estimating[unit] and open[unit] or 0)
     local percent = min(100, (divMod(used * 100, limit)))
     if percent <= before then return 0, 0, 0, 0 end
     reported = percent

@@ -2,7 +2,7 @@
 -- Twin: algorithms/flight.go and ledger.go, for requests that are not held. Their estimates are in
 -- flight without a slot until they are settled.
 -- Uses: plan.lua, queue.lua, reading.lua.
--- Gives: the locals below, landing to lastLanding, openEstimates, land, advance, othersUsed, admits, mayProbe,
+-- Gives: the locals below, landing to lastLanding, land, advance, othersUsed, admits, mayProbe,
 -- awaitsProbe, earliest, sparing, charge.
 --
 -- A slot is the instant at which its requests land, and their amount of each unit. Requests that
@@ -46,9 +46,6 @@ local function lastLanding(unit)
     if carried > 0 then return at end
   end
 end
-
--- The estimates of a unit that are not settled.
-local function openEstimates(unit) return estimating[unit] and not plan.limited[unit] and open[unit] or 0 end
 
 -- Counts n landed units in tier i, with and without other programs.
 local function land(i, at, n)

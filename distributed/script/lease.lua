@@ -2,8 +2,8 @@
 -- its estimates that are not settled. Units: µs. Go: leases.go.
 -- Uses: call.lua, flight.lua, need.lua, pack.lua, plan.lua, state.lua.
 -- Gives: recordsKey, orderKey, leases, lease, awaited, hadPlace, columns, inline, and in places:
--- countKept, leave, renew, keepSums, queueTier, othersWait, fullFor, hold, enqueue, save.
--- Sets: cursor, estimates, estimating, sendFrom.
+-- countKept, leave, renew, queueTier, othersWait, fullFor, hold, enqueue, save.
+-- Sets: cursor, sendFrom.
 --
 -- A process reports its amounts with every call, numbered by seq. They count for the length of its
 -- lease. When the lease of a dead process ends, its permits are free, and its estimates count as
@@ -120,33 +120,6 @@ local function columnsOf(words)
   return list
 end
 
--- Lands amounts at the frontier.
-local function landAmounts(list)
-  advance(now)
-  for i = 1, #rules do
-    local n = list[unitOf[i]]
-    if n > 0 then land(i, frontier, n) end
-  end
-end
-
--- Adds the open estimates to what is in flight, and lands those that are settled.
-local function countEstimates(settled)
-  for u = 1, units do
-    inFlight[u] = inFlight[u] + openEstimates(u)
-    estimates = estimates or openEstimates(u) + settled[u] > 0
-  end
-  if estimates then landAmounts(settled) end
-end
-
--- Reads which of the open amounts contain estimates.
-local function readEstimates()
-  estimating = {}
-  for u = 1, units do
-    estimating[u] = estimated[u] or open[u] >= WITH_ESTIMATES
-    open[u] = open[u] % WITH_ESTIMATES
-  end
-end
-
 -- Reads the sums and the caller's record. It drops those of a lost state.
 local function readLeases()
   expired, due = {}, {}
@@ -161,7 +134,9 @@ local function readLeases()
     open[u] = leases[SUMS + u] or 0
     mixed = mixed or open[u] >= WITH_ESTIMATES
   end
-  if mixed then readEstimates() end
+  if not mixed then return end
+  defineEstimates()
+  places.readEstimates()
 end
 
 -- Reads the records that are due. Returns, by unit, the amounts of owners whose lease has ended.
@@ -227,28 +202,13 @@ function places.renew()
   if estimating == plan.estimated then return end -- no estimates are open
   for u = 1, units do
     local n = plan.estimates and u <= plan.ownUnits and argument() or 0
-    settled[u] = (estimating[u] and not plan.limited[u] and settled[u] or 0) + (estimated[u] and n or 0)
+    settled[u] = (estimating[u] and settled[u] or 0) + (estimated[u] and n or 0)
   end
-  countEstimates(settled)
+  places.countEstimates(settled)
   if ceased then
     sendFrom = advance(now)
-    if guard > 0 then addInFlight(now, ceased, 1) else landAmounts(ceased) end
+    if guard > 0 then addInFlight(now, ceased, 1) else places.landAmounts(ceased) end
   end
-end
-
--- Keeps the sums of leases for a plan without leases: other releases estimate a unit. When the last
--- lease ends, the open estimates become the cost of their requests.
-function places.keepSums()
-  local settled, ends = {}, leases[1][LAST_EXPIRY] <= now
-  leases = leases[1]
-  for u = 1, units do open[u] = leases[SUMS + u] end
-  readEstimates()
-  for u = 1, units do
-    settled[u] = ends and openEstimates(u) or 0
-    if ends then open[u] = 0 end
-  end
-  if ends then leases = {} end
-  countEstimates(settled)
 end
 
 -- The tier for which requests of a cost are queued, if there is one.

@@ -143,7 +143,7 @@ local function turnTo(name, words)
     if not places.renew then defineLeases() end
     problem = places.renew()
   elseif not problem and leases[1] then
-    if not places.renew then defineLeases() end
+    defineEstimates()
     places.keepSums()
   end
   if problem then return problem end

@@ -1,7 +1,7 @@
 -- need.lua: defines functions that few calls need when a call needs them. A line include 'x' stands
 -- for the part x.
 -- Uses: call.lua.
--- Gives: defineOp, places, defineLeases, defineBundle.
+-- Gives: defineOp, places, defineLeases, defineEstimates, defineBundle.
 -- Sets: crossing.
 
 -- Defines an operation other than reserve, budget and bundle.
@@ -24,6 +24,11 @@ local places = {} -- the functions of lease.lua, once a plan needs them
 
 local function defineLeases()
   include 'lease'
+end
+
+local function defineEstimates()
+  if places.keepSums then return end
+  include 'estimate'
 end
 
 local function defineBundle(turnTo)

@@ -26,7 +26,7 @@ local plan -- the list of the current plan, and the tables made of it, see tiers
 -- Of the plan; requests that land within the same resolution land together.
 local guard, resolution, units
 local estimates, estimated -- whether any unit is estimated, and for each unit whether it is
-local estimating -- by unit, whether this plan or that of another release with open estimates estimates it
+local estimating -- by unit, whether the open amount is estimates, of this plan or of another release
 
 -- The next arguments as amounts, one for each unit.
 local function amounts()

@@ -182,7 +182,7 @@ function ops.observe()
     local ended = rule.opened and rule.opened(frontier) > since or r and r[OPENED_AT] > since
     used, reset = min(used, capacity[i]), max(0, reset - (frontier - now))
     if not rule.concurrent and not ended and turnWindow(i, since, reset, slack) then
-      local keep = (estimated[u] or openEstimates(u) > 0) and max(0, used - inFlight[u]) or used
+      local keep = estimating[u] and max(0, used - inFlight[u]) or used
       local more = uncounted(i, used, since, n, longest, reset, slack)
       -- The report of a request admitted when a probe was due, or later, is authoritative, except
       -- for units that landed later.

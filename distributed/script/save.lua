@@ -17,7 +17,7 @@ local function expiryOf()
   if estimates then -- open estimates land when a lease ends, and then count for this long at most
     local landing = done
     for i = 1, #rules do
-      local n, t = openEstimates(unitOf[i]), 5 + units + 6 * (i - 1)
+      local n, t = estimating[unitOf[i]] and open[unitOf[i]] or 0, 5 + units + 6 * (i - 1)
       if n > 0 then
         done = max(done, landing + 2 * plan[t + 3] + ceilMulDiv(n, plan[t + 3], plan[t + 2]))
       end
@@ -50,7 +50,7 @@ end
 local function settled()
   growRings()
   local parts = {'', ''}
-  for u = 1, units do parts[2 + u] = pack('>I7', estimates and inFlight[u] - openEstimates(u) or inFlight[u]) end
+  for u = 1, units do parts[2 + u] = pack('>I7', estimating[u] and inFlight[u] - open[u] or inFlight[u]) end
   for i = 1, #rules do parts[#parts + 1] = rules[i].words() end
   for i = 1, #rules do
     if rules[i].groups then putQueue(parts, rules[i].groups) end
