@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -255,6 +256,34 @@ func TestScenario(t *testing.T) {
 		open.Close()
 		wg.Wait()
 	})
+}
+
+// TestDocs checks that the documentation names exactly the instruments of the scenario.
+func TestDocs(t *testing.T) {
+	scenario, err := os.ReadFile("testdata/scenario.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	instruments := names(`(?m)^(throttle\.[a-z_.]+):`, string(scenario))
+	for file, pattern := range map[string]string{"doc.go": `- .*`, "../docs/observe.md": "(?m)^\\| `throttle\\..*"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Join(regexp.MustCompile(pattern).FindAllString(string(text), -1), "\n")
+		if got := names(`(throttle\.[a-z_]+[a-z_.]*[a-z])`, lines); !slices.Equal(got, instruments) {
+			t.Errorf("%s has\n%q, want\n%q", file, got, instruments)
+		}
+	}
+}
+
+// names returns what a pattern matches, each name once, in order of the alphabet.
+func names(pattern, text string) (names []string) {
+	for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+		names = append(names, m[1])
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 // formatted returns the metrics as text.
