@@ -53,7 +53,7 @@ func TestExposition(t *testing.T) {
 		}
 	}
 	for i, name := range names[:20] {
-		lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.PerSecond(5), {Limit: 1, Window: time.Hour, Unit: "a\xffb"}}}, nil)
+		lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerDay(5), throttle.PerDay(5), {Limit: 1, Window: time.Hour, Unit: "a\xffb"}}}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
