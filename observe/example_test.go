@@ -113,11 +113,10 @@ func ExampleStats_Metrics() {
 	// throttle_requests_total{policy="coinbase",class="normal",result="admitted"} 1
 }
 
-func ExampleStats_Expvar() {
+// A snapshot is a variable of package expvar, too.
+func ExampleStats_Snapshot_expvar() {
 	stats := observe.NewStats()
-	if err := stats.Expvar("throttle"); err != nil {
-		log.Println(err) // the name is in use
-	}
+	expvar.Publish("throttle", expvar.Func(func() any { return stats.Snapshot() }))
 	fmt.Println(strings.Contains(expvar.Get("throttle").String(), `"policies":[]`))
 	// Output:
 	// true

@@ -3,8 +3,6 @@ package observe
 import (
 	"cmp"
 	"context"
-	"errors"
-	"expvar"
 	"fmt"
 	"maps"
 	"slices"
@@ -295,19 +293,4 @@ func limiterSnapshot(name string, status throttle.Status, err error) LimiterSnap
 		}
 	}
 	return snap
-}
-
-var expvarMu sync.Mutex // lets one Expvar at a time look for a name and publish it
-
-// Expvar publishes the snapshot as an expvar variable. It returns an error if the name is in use. The
-// import of package expvar serves /debug/vars on http.DefaultServeMux, with the command line of the
-// program: serve another mux to the public.
-func (s *Stats) Expvar(name string) error {
-	expvarMu.Lock()
-	defer expvarMu.Unlock()
-	if expvar.Get(name) != nil {
-		return errors.New("observe: expvar has a variable of that name: " + name)
-	}
-	expvar.Publish(name, expvar.Func(func() any { return s.Snapshot() }))
-	return nil
 }

@@ -5,7 +5,7 @@
 //	http.Handle("/metrics", stats.Metrics())
 //
 // [Log] writes refusals, pauses and long waits to a slog.Logger. [Stats] counts events, and returns
-// them as a [Snapshot], as metrics for Prometheus and through package expvar. Neither has a goroutine
+// them as a [Snapshot] and as metrics for Prometheus. Neither has a goroutine
 // or a timer, and the memory of both is bounded. Both show names of policies, tiers, units and classes.
 // They never show keys of a Group, URLs, costs or texts of errors.
 package observe

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"expvar"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -525,22 +524,6 @@ func (stuckStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 func (stuckQuota) Status(ctx context.Context) (store.Status, error) {
 	<-ctx.Done()
 	return store.Status{}, ctx.Err()
-}
-
-func TestExpvar(t *testing.T) {
-	stats := NewStats()
-	stats.Observer().Admitted(t.Context(), throttle.AdmittedInfo{Policy: "api"})
-	name := fmt.Sprintf("%p", stats) // a new one if the test runs again
-	if err := stats.Expvar(name); err != nil {
-		t.Fatal(err)
-	}
-	if err := stats.Expvar(name); err == nil {
-		t.Error("published twice")
-	}
-	var snap Snapshot
-	if err := json.Unmarshal([]byte(expvar.Get(name).String()), &snap); err != nil || snap.Policies[0].Requests[0] != (RequestCount{"normal", "admitted", 1}) {
-		t.Errorf("%v: %+v", err, snap)
-	}
 }
 
 // BenchmarkStats measures what an event costs.
