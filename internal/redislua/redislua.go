@@ -221,7 +221,7 @@ func fromLua(value lua.LValue) (any, error) {
 func packNumbers(l *lua.LState) int {
 	bytes := make([]byte, 0, 7*l.GetTop())
 	for n, width := range widths(l) {
-		x := uint64(float64(l.CheckNumber(n + 2)))
+		x := uint64(int64(l.CheckNumber(n + 2))) // which may be negative
 		for at := width - 1; at >= 0; at-- {
 			bytes = append(bytes, byte(x>>(8*at)))
 		}

@@ -133,7 +133,7 @@ func (s *scripts) call(args []string) (any, error) {
 func write(p *server.Peer, reply any) {
 	switch reply := reply.(type) {
 	case int64:
-		p.WriteInt(int(reply))
+		p.WriteRaw(":" + strconv.FormatInt(reply, 10) + "\r\n") // an int may have 32 bits
 	case string:
 		p.WriteBulk(reply)
 	case []any:
