@@ -32,12 +32,13 @@ all: lint test
 
 # test runs every test, the benchmarks' own too. THROTTLE_REQUIRE_REDIS=1 makes it
 # fail where there is no redis-server and none can be installed; without it, the
-# tests that were skipped are listed at the end.
+# tests that were skipped are listed at the end. Four packages run at once, because some wait for
+# real servers.
 test: redis
 	go test $(PURE)
-	@echo go test $(RACE) ./...; \
+	@echo go test -p 4 $(RACE) ./...; \
 	THROTTLE_SKIPPED=$$(mktemp); export THROTTLE_SKIPPED; \
-	go test $(RACE) $$(go list ./... | grep -vxF "$$(go list $(PURE))"); status=$$?; \
+	go test -p 4 $(RACE) $$(go list ./... | grep -vxF "$$(go list $(PURE))"); status=$$?; \
 	if [ -s "$$THROTTLE_SKIPPED" ]; then echo "skipped:"; sort "$$THROTTLE_SKIPPED"; fi; \
 	rm -f "$$THROTTLE_SKIPPED"; exit $$status
 	cd bench && go vet ./... && go test -parallel 8 ./...
