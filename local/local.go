@@ -202,10 +202,8 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 		d.Verdict, d.At, d.Crossed = store.Admitted, now.At, q.ledger.Crossings(now)
 		if q.ledger.Probed() || q.probe {
 			q.startProbe(&d, now, r)
-		} else if q.level == 0 && q.ledger.GiveCredit(now) {
-			if !q.credit.Load() {
-				q.credit.Store(true)
-			}
+		} else if q.level == 0 && q.watchers == nil && q.ledger.GiveCredit(now) && !q.credit.Load() { // callers that wait use none
+			q.credit.Store(true)
 		}
 		return d, nil
 	}
