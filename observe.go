@@ -143,20 +143,20 @@ func JoinObservers(all ...*Observer) *Observer {
 }
 
 func both[T any](f, g func(T)) func(T) {
-	if f == nil || g == nil {
-		if f == nil {
-			return g
-		}
+	switch {
+	case f == nil:
+		return g
+	case g == nil:
 		return f
 	}
 	return func(info T) { f(info); g(info) }
 }
 
 func both2[T any](f, g func(context.Context, T)) func(context.Context, T) {
-	if f == nil || g == nil {
-		if f == nil {
-			return g
-		}
+	switch {
+	case f == nil:
+		return g
+	case g == nil:
 		return f
 	}
 	return func(ctx context.Context, info T) { f(ctx, info); g(ctx, info) }
