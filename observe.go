@@ -80,8 +80,46 @@ type RefusedInfo struct {
 	Waited time.Duration
 
 	// Err is the error of the call: a *WaitError, the context's own, or that of a bad argument. It is
-	// nil for a false Allow.
+	// nil for a false Allow, except where Wait would fail at once too.
 	Err error
+}
+
+// Result returns one word for the reason, which suits a label of a metric: "deadline", "never" (see
+// ErrExceedsCapacity), "exhausted", "queue_full", "banned", "unavailable", "needs_permit", "closed",
+// "too_many_keys", "canceled", "not_now" for a false Allow, or "error".
+func (i RefusedInfo) Result() string {
+	err := i.Err
+	if err == nil {
+		return "not_now"
+	}
+	if e, ok := err.(*WaitError); ok {
+		err = e.Err // errors.Is on e would allocate
+	}
+	for _, r := range results {
+		if errors.Is(err, r.err) {
+			return r.result
+		}
+	}
+	return "error"
+}
+
+// results are the results of refused requests. ErrUnavailable comes before the errors of a context,
+// because it may match these too.
+var results = [...]struct {
+	err    error
+	result string
+}{
+	{ErrDeadline, "deadline"},
+	{ErrExceedsCapacity, "never"},
+	{ErrExhausted, "exhausted"},
+	{ErrQueueFull, "queue_full"},
+	{ErrBanned, "banned"},
+	{ErrUnavailable, "unavailable"},
+	{ErrNeedsPermit, "needs_permit"},
+	{ErrClosed, "closed"},
+	{ErrTooManyKeys, "too_many_keys"},
+	{context.Canceled, "canceled"},
+	{context.DeadlineExceeded, "deadline"},
 }
 
 // An AnsweredInfo describes how an admitted request has ended.
@@ -188,7 +226,21 @@ func (l *Limiter) observe(d *demand) *observation {
 // errPanicked is the error of a request for which a function of the Policy or the Transport panicked.
 var errPanicked = errors.New("throttle: a function of the Policy or the Transport panicked")
 
-// join reports that the request takes a place in a queue.
+// errNotNow is the reason of a false Allow.
+var errNotNow = errors.New("throttle: not now")
+
+// observed calls ask, and reports whether it admits a demand.
+func (l *Limiter) observed(ctx context.Context, d *demand, a *admission, ask func() error) (err error) {
+	o := l.observe(d)
+	if o == nil {
+		return ask()
+	}
+	d.observed, a.observer, err = o, o.observer, errPanicked
+	defer func() { o.end(ctx, d, err) }()
+	return ask()
+}
+
+// join reports that the request has taken a place in a queue.
 func (o *observation) join(ctx context.Context, ahead int) {
 	if o == nil || !o.queued.IsZero() {
 		return
@@ -222,20 +274,15 @@ func (o *observation) waited() time.Duration {
 // end reports the end of the request: its admission if err is nil.
 func (o *observation) end(ctx context.Context, d *demand, err error) {
 	switch {
-	case o == nil:
-	case err != nil:
-		o.refused(ctx, d, err)
-	case o.observer.Admitted != nil:
+	case err == nil && o.observer.Admitted != nil:
 		o.observer.Admitted(ctx, AdmittedInfo{
 			Policy: o.policy, Class: classOf(ctx), Cost: d.cost, N: d.n, Held: d.held,
 			Queued: !o.queued.IsZero(), Waited: o.waited(), By: o.by, Tier: o.tier,
 		})
-	}
-}
-
-// refused reports that the request was not admitted.
-func (o *observation) refused(ctx context.Context, d *demand, err error) {
-	if o != nil && o.observer.Refused != nil {
+	case err != nil && o.observer.Refused != nil:
+		if err == errNotNow {
+			err = nil
+		}
 		o.observer.Refused(ctx, RefusedInfo{
 			Policy: o.policy, Class: classOf(ctx), Cost: d.cost, N: d.n, Queued: !o.queued.IsZero(), Waited: o.waited(), Err: err,
 		})
@@ -252,14 +299,11 @@ func (rev *revision) admittedAtOnce(ctx context.Context, held bool) {
 // waitFor is a refusal that would explain a wait for a tier.
 func waitFor(tier int) error { return &queue.Refusal{Reason: queue.Late, Tier: tier} }
 
-// isObserved reports whether the innermost policy has an Observer.
-func (a *admission) isObserved() bool { return a.charged() && a.revision.policy.Observer != nil }
-
 // answered reports how the request has ended.
 func (a *admission) answered(ctx context.Context, info AnsweredInfo) {
-	if a.isObserved() && a.revision.policy.Observer.Answered != nil {
+	if a.observer != nil && a.observer.Answered != nil {
 		info.Policy = a.revision.policy.Name
-		a.revision.policy.Observer.Answered(ctx, info)
+		a.observer.Answered(ctx, info)
 	}
 }
 

@@ -297,3 +297,112 @@ func TestObserverOfPanics(t *testing.T) {
 		_, _ = l.Acquire(t.Context(), throttle.Cost{"usd": 5})
 	})
 }
+
+// TestObserverOfLateCallers checks that a request that is refused at once was not queued.
+func TestObserverOfLateCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		queued := 0
+		l := mustNew(t, throttle.Policy{
+			Tiers: []throttle.Tier{throttle.PerMinute(1)}, MaxWait: time.Second,
+			Observer: &throttle.Observer{
+				Queued: func(context.Context, throttle.QueuedInfo) { queued++ },
+				Refused: func(_ context.Context, r throttle.RefusedInfo) {
+					if r.Queued || r.Waited != 0 || r.Result() != "deadline" {
+						t.Errorf("%+v", r)
+					}
+				},
+			},
+		}, nil)
+		_ = l.Wait(t.Context())
+		if err := l.Wait(t.Context()); !errors.Is(err, throttle.ErrDeadline) {
+			t.Error(err)
+		}
+		if queued != 0 {
+			t.Errorf("%d requests were queued", queued)
+		}
+	})
+}
+
+// TestObserverStays checks that the Observer that is told of an admission is told of its end, also if
+// SetPolicy has replaced it.
+func TestObserverStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // guards events
+		var events []string
+		observer := func(name string) *throttle.Observer {
+			add := func(event string) {
+				mu.Lock()
+				defer mu.Unlock()
+				events = append(events, event+" "+name)
+			}
+			return &throttle.Observer{
+				Queued:   func(context.Context, throttle.QueuedInfo) { add("queued") },
+				Admitted: func(context.Context, throttle.AdmittedInfo) { add("admitted") },
+				Answered: func(context.Context, throttle.AnsweredInfo) { add("answered") },
+			}
+		}
+		p := throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(1)}, Observer: observer("old")}
+		l := mustNew(t, p, nil)
+		first, err := l.Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var second *throttle.Permit
+		go func() { second, _ = l.Acquire(t.Context(), nil) }()
+		synctest.Wait()
+		p.Observer = observer("new")
+		if err := l.SetPolicy(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		first.Release()
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		second.Release()
+		third, err := l.TryAcquire(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		third.Release()
+		want := []string{"admitted old", "queued old", "answered old", "admitted old", "answered old", "admitted new", "answered new"}
+		if !slices.Equal(events, want) {
+			t.Errorf("%q\nwant %q", events, want)
+		}
+	})
+}
+
+// TestObserverOfPanickingCallers checks that a panic of Queued leaves no trace in the queue, and that
+// a panic of Alert ends a request that does not wait as refused.
+func TestObserverOfPanickingCallers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := 0
+		l := mustNew(t, throttle.Policy{
+			Tiers:   []throttle.Tier{throttle.PerSecond(1), throttle.Budget(10, "usd", throttle.Month)},
+			AlertAt: []int{10}, Alert: func(throttle.Alert) { panic("alert") },
+			Observer: &throttle.Observer{
+				Queued:  func(context.Context, throttle.QueuedInfo) { panic("queued") },
+				Refused: func(context.Context, throttle.RefusedInfo) { refused++ },
+			},
+		}, nil)
+		panics := func(call func()) {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			call()
+		}
+		panics(func() { _, _ = l.TryAcquire(throttle.Cost{"usd": 5}) })
+		if err := l.Wait(t.Context()); err != nil {
+			t.Error(err)
+		}
+		panics(func() { _ = l.Wait(t.Context()) })
+		status, err := l.Status(t.Context())
+		if err != nil || status.Waiting != 0 || refused != 2 {
+			t.Errorf("%v waits, %d refused, %v", status, refused, err)
+		}
+		time.Sleep(3 * time.Second)
+		if !l.Allow() {
+			t.Error("the queue is stuck")
+		}
+	})
+}

@@ -15,9 +15,10 @@ import (
 // ones, the inner ones first. Each method acts on all of them.
 type admission struct {
 	charge
-	outer  []charge
-	fast   bool // revision.fast has admitted the request, which has no outer charge
-	timing timing
+	outer    []charge
+	observer *Observer // receives how the request ends; nil if nobody observes it
+	fast     bool      // revision.fast has admitted the request, which has no outer charge
+	timing   timing
 }
 
 func (a *admission) charged() bool { return a.scope != nil }

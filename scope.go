@@ -314,7 +314,9 @@ func (wq *waitQueue) wait(ctx context.Context, s *scope, w waitRequest) (charge,
 			ticket.Ask = func(ctx context.Context, r store.Request) (store.Decision, error) { return w.ask(ctx, rev, r) }
 		}
 		ticket.Version, ticket.Free = version, rev.isFree(cost)
-		w.demand.observed.join(ctx, q.Len())
+		if o := w.demand.observed; o != nil {
+			ticket.Joined = func(ahead int) { o.join(ctx, ahead) }
+		}
 		decision, err := join(q, ctx, ticket)
 		switch reason := reasonOf(err); {
 		case err == nil:

@@ -250,7 +250,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	answer := a.handleResponse(req, resp)
 	a.arrived()
 	a.observe(answer)
-	if a.isObserved() {
+	if a.observer != nil {
 		a.reportAnswer(req.Context(), resp.StatusCode, answer)
 	}
 	if a.fast && a.cancel == nil && a.settler == nil { // nothing of it lasts longer than its response

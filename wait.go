@@ -157,7 +157,8 @@ func (l *Limiter) tryOne(ctx context.Context, a *admission) bool {
 	if ok {
 		a.scope, a.revision, a.cost, a.fast = s, rev, rev.oneRequest, true
 		a.decision.Verdict, a.decision.Tier, a.decision.Flight, a.decision.At, a.decision.Epoch = store.Admitted, -1, f, at, epoch
-		if rev.policy.Observer != nil {
+		if o := rev.policy.Observer; o != nil {
+			a.observer = o
 			rev.admittedAtOnce(ctx, true)
 		}
 	}
@@ -223,13 +224,17 @@ func (l *Limiter) AllowN(n int64) bool {
 	}
 	var a admission
 	d := demand{n: n, noWait: true}
-	o := l.observe(&d)
-	if _, err := l.tryNow(context.Background(), d, &a); err != nil || !a.charged() {
-		o.refused(context.Background(), &d, err)
+	err := l.observed(context.Background(), &d, &a, func() error {
+		_, err := l.tryNow(context.Background(), d, &a)
+		if err == nil && !a.charged() {
+			err = errNotNow
+		}
+		return err
+	})
+	if err != nil {
 		return false
 	}
 	a.leaveScopes()
-	o.end(context.Background(), &d, nil)
 	return true
 }
 
@@ -254,9 +259,7 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 // shared store TryAcquire blocks for one round trip, or for two if other callers wait.
 func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 	p, d := new(Permit), demand{cost: c, n: 1, held: true, noWait: true}
-	o := l.observe(&d)
-	err := l.tryAcquire(d, p)
-	if o.end(context.Background(), &d, err); err != nil {
+	if err := l.observed(context.Background(), &d, &p.admission, func() error { return l.tryAcquire(d, p) }); err != nil {
 		return nil, err
 	}
 	return p.start(), nil
@@ -279,18 +282,12 @@ func (l *Limiter) tryAcquire(d demand, p *Permit) error {
 
 // admit waits until this scope and all outer ones have admitted a demand. If it succeeds, the
 // caller must call a.leaveScopes.
-func (l *Limiter) admit(ctx context.Context, d demand, a *admission) (err error) {
-	o := l.observe(&d)
-	if o == nil {
-		return l.admitObserved(ctx, d, a)
-	}
-	d.observed, err = o, errPanicked
-	defer func() { o.end(ctx, &d, err) }()
-	return l.admitObserved(ctx, d, a)
+func (l *Limiter) admit(ctx context.Context, d demand, a *admission) error {
+	return l.observed(ctx, &d, a, func() error { return l.admitUnobserved(ctx, d, a) })
 }
 
-// admitObserved is admit without the events of d.observed's end.
-func (l *Limiter) admitObserved(ctx context.Context, d demand, a *admission) error {
+// admitUnobserved is admit without a report of the result.
+func (l *Limiter) admitUnobserved(ctx context.Context, d demand, a *admission) error {
 	s, err := l.enter()
 	if err != nil {
 		return err

@@ -54,7 +54,7 @@ func (l *lines) admitted(ctx context.Context, i throttle.AdmittedInfo) {
 }
 
 func (l *lines) refused(ctx context.Context, i throttle.RefusedInfo) {
-	r := resultOf(i.Err)
+	r := resultOf(i)
 	var e *throttle.WaitError
 	isRefusal := errors.As(i.Err, &e)
 	switch {

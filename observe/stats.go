@@ -12,9 +12,9 @@ package observe
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -142,37 +142,10 @@ var resultNames = [results]string{
 	"needs_permit", "closed", "too_many_keys", "not_now", "error",
 }
 
-// reasons are the errors of results. ErrUnavailable comes before the errors of a context, because it
-// may match these too.
-var reasons = [...]struct {
-	err    error
-	result result
-}{
-	{throttle.ErrDeadline, deadline},
-	{throttle.ErrExceedsCapacity, never},
-	{throttle.ErrExhausted, exhausted},
-	{throttle.ErrQueueFull, queueFull},
-	{throttle.ErrBanned, banned},
-	{throttle.ErrUnavailable, unavailable},
-	{throttle.ErrNeedsPermit, needsPermit},
-	{throttle.ErrClosed, closed},
-	{throttle.ErrTooManyKeys, tooManyKeys},
-	{context.Canceled, canceled},
-	{context.DeadlineExceeded, deadline},
-}
-
-// resultOf returns the result of a request with a RefusedInfo.Err.
-func resultOf(err error) result {
-	if err == nil {
-		return notNow
-	}
-	if e, ok := err.(*throttle.WaitError); ok {
-		err = e.Err // errors.Is on e would allocate
-	}
-	for _, r := range reasons {
-		if errors.Is(err, r.err) {
-			return r.result
-		}
+// resultOf returns the result of a refused request.
+func resultOf(i throttle.RefusedInfo) result {
+	if r := slices.Index(resultNames[:], i.Result()); r >= 0 {
+		return result(r)
 	}
 	return failed
 }
@@ -306,7 +279,7 @@ func (s *Stats) admitted(_ context.Context, i throttle.AdmittedInfo) {
 }
 
 func (s *Stats) refused(_ context.Context, i throttle.RefusedInfo) {
-	p, now, class, r := s.policy(i.Policy), s.now(), classIndex(i.Class), resultOf(i.Err)
+	p, now, class, r := s.policy(i.Policy), s.now(), classIndex(i.Class), resultOf(i)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	b := p.ended(now, class, r, i.Queued)

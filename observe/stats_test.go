@@ -349,7 +349,7 @@ func TestResultOf(t *testing.T) {
 		{refusal(nil), "error"},
 		{errors.New("n is -1"), "error"},
 	} {
-		if got := resultNames[resultOf(tt.err)]; got != tt.want {
+		if got := resultNames[resultOf(throttle.RefusedInfo{Err: tt.err})]; got != tt.want {
 			t.Errorf("%v: %s, want %s", tt.err, got, tt.want)
 		}
 	}

@@ -104,7 +104,7 @@ func (w *observer) admit(ctx context.Context, i throttle.AdmittedInfo) {
 }
 
 func (w *observer) refuse(ctx context.Context, i throttle.RefusedInfo) {
-	class, result, tier := i.Class.String(), resultOf(i.Err), ""
+	class, result, tier := i.Class.String(), i.Result(), ""
 	w.requests.Add(ctx, 1, w.series.of(i.Policy, labels{class: class, result: result}).add...)
 	if i.Queued {
 		if e, ok := i.Err.(*throttle.WaitError); ok {
@@ -147,47 +147,8 @@ func (w *observer) pause(i throttle.PausedInfo) {
 	w.pauseTime.Add(context.Background(), i.For.Seconds(), s.add...)
 }
 
-// The results of requests that have no error to name them.
-const (
-	admitted = "admitted"
-	notNow   = "not_now" // a false Allow
-	failed   = "error"
-)
-
-// results are the results of requests by their errors. ErrUnavailable comes before the errors of a
-// context, because it may match these too.
-var results = [...]struct {
-	err    error
-	result string
-}{
-	{throttle.ErrDeadline, "deadline"},
-	{throttle.ErrExceedsCapacity, "never"},
-	{throttle.ErrExhausted, "exhausted"},
-	{throttle.ErrQueueFull, "queue_full"},
-	{throttle.ErrBanned, "banned"},
-	{throttle.ErrUnavailable, "unavailable"},
-	{throttle.ErrNeedsPermit, "needs_permit"},
-	{throttle.ErrClosed, "closed"},
-	{throttle.ErrTooManyKeys, "too_many_keys"},
-	{context.Canceled, "canceled"},
-	{context.DeadlineExceeded, "deadline"},
-}
-
-// resultOf returns the result of a request with a RefusedInfo.Err.
-func resultOf(err error) string {
-	if err == nil {
-		return notNow
-	}
-	if e, ok := err.(*throttle.WaitError); ok {
-		err = e.Err // errors.Is on e would allocate
-	}
-	for _, r := range results {
-		if errors.Is(err, r.err) {
-			return r.result
-		}
-	}
-	return failed
-}
+// admitted is the result of admitted requests. RefusedInfo.Result returns the others.
+const admitted = "admitted"
 
 // kindOf returns how a request has ended.
 func kindOf(i throttle.AnsweredInfo) string {

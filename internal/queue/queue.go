@@ -203,6 +203,9 @@ type Ticket struct {
 	// request is first, in the caller's goroutine, before the quota is asked. It must be nil if the
 	// quota reserves times. If nil, the cost stays.
 	Recost func() []int64
+	// Joined is called when the caller has joined, in its goroutine, with the number of others in the
+	// queue. If nil, nothing is called.
+	Joined func(others int)
 	// Hold is used with quotas that reserve times.
 	Hold
 	// Version is the version of the configuration for which the request was made, 0 for the
@@ -238,6 +241,9 @@ func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decisio
 	if err != nil {
 		return store.Decision{}, err
 	}
+	if t.Joined != nil {
+		q.reportJoined(w, t.Joined)
+	}
 	for {
 		if do.ask {
 			q.ask(ctx, w, do.generation)
@@ -258,6 +264,18 @@ func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decisio
 			return w.decision, w.explain()
 		}
 	}
+}
+
+// reportJoined reports that a waiter has joined. If joined panics, the waiter leaves.
+func (q *Queue) reportJoined(w *waiter, joined func(others int)) {
+	done := false
+	defer func() {
+		if !done {
+			q.quit(w, context.Canceled)
+		}
+	}()
+	joined(max(0, q.Len()-1))
+	done = true
 }
 
 // missedStart reports whether the reserved time has passed because the caller's goroutine ran too
