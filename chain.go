@@ -67,10 +67,11 @@ func (l *Limiter) newHandle() *Limiter {
 }
 
 // admitThrough admits a request in this scope and in all outer ones.
-func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d demand, a *admission) error {
+func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d demand, a *admission) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	defer func() { err = d.withBound(ctx, err) }()
 	if rev.reserves && l.joins() {
 		if cost, err := rev.costOf(&d); err == nil && !rev.isFree(cost) {
 			return l.join(ctx, s, rev, d, a)
@@ -80,6 +81,7 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 	if err != nil {
 		return err
 	}
+	d.outerBound = d.earliest(ctx)
 	if _, err = l.tryThrough(ctx, s, rev, d, a); err != nil || a.charged() {
 		return err
 	}

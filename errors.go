@@ -61,6 +61,10 @@ type WaitError struct {
 	// Ahead is how many callers of this process were ahead.
 	Ahead int
 
+	// Bound is what the wait would outlast, for ErrDeadline: "context", "MaxWait" or "SendBy". If
+	// empty, the call does not wait, as TryAcquire.
+	Bound string
+
 	// Until is when the quota opens again, for ErrBanned, or the budget has enough, for
 	// ErrExhausted. If zero, the time is not known.
 	Until time.Time
@@ -76,7 +80,7 @@ type WaitError struct {
 
 // Error returns a text such as
 //
-//	throttle: policy "mail": the wait would outlast the deadline: 12s for tier 5/s, 60 callers ahead
+//	throttle: policy "mail": the wait would outlast MaxWait: 12s for tier 5/s, 60 callers ahead
 func (e *WaitError) Error() string {
 	prefix, reason := "throttle: ", strings.TrimPrefix(e.Err.Error(), "throttle: ")
 	if e.Policy != "" {
@@ -84,6 +88,9 @@ func (e *WaitError) Error() string {
 	}
 	if e.cost != "" {
 		return prefix + "cost of " + e.cost + " exceeds the capacity of tier " + e.Tier
+	}
+	if e.Err == ErrDeadline && e.Bound != "" {
+		reason = strings.Replace(reason, "the deadline", strings.Replace(e.Bound, "context", "the context's deadline", 1), 1)
 	}
 	if !e.Until.IsZero() {
 		reason += " until " + e.Until.UTC().Format(time.RFC3339)
@@ -107,6 +114,39 @@ func (e *WaitError) Error() string {
 		reason += ": " + e.Cause.Error()
 	}
 	return prefix + reason
+}
+
+// A bound is what a wait must not outlast.
+type bound uint8
+
+const (
+	unbound bound = iota
+	byContext
+	byMaxWait
+	bySendBy
+)
+
+// bounds are the values of WaitError.Bound.
+var bounds = [...]string{"", "context", "MaxWait", "SendBy"}
+
+// earliest returns what ends first: the context, or what giveUpAt has recorded.
+func (d *demand) earliest(ctx context.Context) bound {
+	if deadline, ok := ctx.Deadline(); ok && (d.giveUp.IsZero() || deadline.Before(d.giveUp)) {
+		return max(d.outerBound, byContext)
+	}
+	return d.bound
+}
+
+// withBound returns the error that a wait ended with. A refusal for lack of time then names what
+// bounds the wait.
+func (d *demand) withBound(ctx context.Context, err error) error {
+	e, ok := err.(*WaitError)
+	if !ok || e.Err != ErrDeadline || e.Bound != "" {
+		return err
+	}
+	own := *e // other callers may have the same error
+	own.Bound = bounds[d.earliest(ctx)]
+	return &own
 }
 
 func plural(n int, noun string) string {

@@ -15,6 +15,8 @@ func TestWaitErrorText(t *testing.T) {
 	for want, e := range map[string]*throttle.WaitError{
 		`throttle: policy "mail": the wait would outlast the deadline: 12s for tier 5/s, 60 callers ahead`: {Policy: "mail", Tier: "5/s", Wait: 12 * time.Second, Ahead: 60, Err: throttle.ErrDeadline},
 		`throttle: policy "mail": the wait would outlast the deadline: 250ms, 1 caller ahead`:              {Policy: "mail", Wait: 250 * time.Millisecond, Ahead: 1, Err: throttle.ErrDeadline},
+		`throttle: the wait would outlast the context's deadline: 2s`:                                      {Wait: 2 * time.Second, Err: throttle.ErrDeadline, Bound: "context"},
+		`throttle: the wait would outlast MaxWait: 2s for tier 5/s`:                                        {Tier: "5/s", Wait: 2 * time.Second, Err: throttle.ErrDeadline, Bound: "MaxWait"},
 		`throttle: policy "usd": budget is used up until 2026-12-01T00:00:00Z: tier 100/month;budget=true`: {Policy: "usd", Tier: "100/month;budget=true", Wait: time.Hour, Until: until, Err: throttle.ErrExhausted},
 		`throttle: policy "github": the provider closed the quota until 2026-12-01T00:00:00Z`:              {Policy: "github", Wait: time.Hour, Until: until, Err: throttle.ErrBanned},
 		`throttle: queue is full: 9 callers ahead`:                                                         {Ahead: 9, Err: throttle.ErrQueueFull},

@@ -63,9 +63,9 @@ func TestWithin(t *testing.T) {
 			cost throttle.Cost
 			want string // nothing but the refusal
 		}{
-			{throttle.Cost{"orders": 2}, `throttle: policy "endpoint": the wait would outlast the deadline: 1m0s for tier 2/m;unit=orders`},
+			{throttle.Cost{"orders": 2}, `throttle: policy "endpoint": the wait would outlast the context's deadline: 1m0s for tier 2/m;unit=orders`},
 			{throttle.Cost{"weight": 60}, `throttle: policy "endpoint": cost of 60 weight exceeds the capacity of tier 50/m;unit=weight`},
-			{throttle.Cost{"requests": 4}, `throttle: policy "account": the wait would outlast the deadline: 1m0s for tier 4/m`},
+			{throttle.Cost{"requests": 4}, `throttle: policy "account": the wait would outlast the context's deadline: 1m0s for tier 4/m`},
 			{throttle.Cost{"requests": 5}, `throttle: policy "account": cost of 5 requests exceeds the capacity of tier 4/m`},
 			{throttle.Cost{"cats": 5}, `throttle: policy "endpoint": cost names the unit "cats": the policy counts orders, weight, requests`},
 		} {

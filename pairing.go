@@ -43,11 +43,13 @@ type pairing struct {
 
 // join admits a request in this scope and in all around it, whose quotas reserve. A caller
 // holds a time in one of them, and asks the others for the same time shortly before it.
-func (l *Limiter) join(ctx context.Context, s *scope, rev *revision, d demand, a *admission) error {
+func (l *Limiter) join(ctx context.Context, s *scope, rev *revision, d demand, a *admission) (err error) {
+	defer func() { err = d.withBound(ctx, err) }()
 	giveUp, err := s.giveUpAt(rev, &d)
 	if err != nil {
 		return err
 	}
+	d.outerBound = d.earliest(ctx)
 	if err := l.outer.refuseIfLate(ctx, &d, giveUp); err != nil {
 		return err
 	}

@@ -86,11 +86,15 @@ type demand struct {
 	noWait     bool      // the caller does not wait
 	refundable bool      // this charge is one of several scopes', and may be refunded
 	sendBy     time.Time // the latest time of arrival; zero if there is none
+	bound      bound     // what sets giveUp
+	outerBound bound     // in an outer scope, what sets the deadline of the context
 	since      time.Time // when the caller first asked, for its place in a queue; zero for now
 
 	observed *observation // nil if nobody observes the request
 
 	recost func() Cost // returns the cost as it is estimated now; nil if it stays the same
+
+	giveUp time.Time // when the request is no longer worth waiting for, as giveUpAt found
 
 	*pairing // of a request that needs the same time in several scopes; nil for any other
 }
@@ -139,7 +143,7 @@ func (s *scope) wait(ctx context.Context, rev *revision, d *demand, c *charge) e
 		return err
 	}
 	*c, err = s.queue.wait(ctx, s, waitRequest{demand: *d, giveUpAt: giveUp, config: s.queueConfig, explain: (*revision).explain})
-	return err
+	return d.withBound(ctx, err)
 }
 
 // tryNow admits a request without waiting. If the request would have to wait, nothing is charged.
@@ -186,22 +190,30 @@ func (c *compiledPolicy) decisionError(ctx context.Context, d store.Decision, er
 const refundable = time.Second
 
 // giveUpAt returns the time at which a request is no longer worth waiting for, zero if there is
-// none. MaxWait begins now.
-func (s *scope) giveUpAt(rev *revision, d *demand) (at time.Time, err error) {
+// none. MaxWait begins now. It records that time in the demand, and what sets it.
+func (s *scope) giveUpAt(rev *revision, d *demand) (time.Time, error) {
+	d.giveUp, d.bound = time.Time{}, unbound
 	if rev.policy.MaxWait > 0 {
-		at = time.Now().Add(rev.policy.MaxWait)
+		d.giveUp, d.bound = time.Now().Add(rev.policy.MaxWait), byMaxWait
 	}
 	if d.sendBy.IsZero() {
-		return at, nil
+		return d.giveUp, nil
 	}
 	last := d.sendBy.Add(-s.longestDelay(rev))
 	if left := time.Until(last); left < 0 {
-		return at, rev.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
+		return d.giveUp, rev.tooLate()
 	}
-	if at.IsZero() || last.Before(at) {
-		at = last
+	if d.giveUp.IsZero() || last.Before(d.giveUp) {
+		d.giveUp, d.bound = last, bySendBy
 	}
-	return at, nil
+	return d.giveUp, nil
+}
+
+// tooLate returns the refusal of a request whose SendBy is too near.
+func (c *compiledPolicy) tooLate() *WaitError {
+	e := c.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
+	e.Bound = bounds[bySendBy]
+	return e
 }
 
 // A waitQueue is a queue for the quota of a scope, which is made when the first caller waits. Each

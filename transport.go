@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/answers"
-	"github.com/apithrottle/throttle/internal/queue"
 )
 
 // A Transport is an http.RoundTripper that sends a request when the limiter admits it. The zero
@@ -280,7 +279,7 @@ func (a *attempt) endFailed(ctx context.Context, err error, tr *attemptTrace) er
 		a.settleNothing()
 		a.answered(ctx, AnsweredInfo{Unsent: true})
 		if tr.late() {
-			return a.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1})
+			return a.revision.tooLate()
 		}
 		return err
 	}
