@@ -266,7 +266,7 @@ func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) e
 	if giveUp.IsZero() {
 		return nil
 	}
-	late, err := s.lateRefusal(ctx, d)
+	late, _, err := s.lateRefusal(ctx, d)
 	if err == nil && time.Until(giveUp) < late.Wait {
 		err = late
 	}

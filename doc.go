@@ -61,7 +61,7 @@
 //
 // Policy.Observer receives what happens to requests: how long each waited and for which tier, what
 // was refused, and why a quota pauses. Package observe logs and counts that. [Limiter.Status] returns
-// what is used and left.
+// what is used and left, and [Limiter.Explain] explains why a request would wait.
 //
 // # Cold starts and pacing
 //

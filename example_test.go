@@ -303,3 +303,34 @@ func Example_assumeUsed() {
 	// Output:
 	// true
 }
+
+// Explain tells a person, or a program, why a request has to wait.
+func ExampleLimiter_Explain() {
+	lim, err := throttle.New(throttle.Policy{
+		Name:  "coinbase",
+		Tiers: []throttle.Tier{throttle.PerSecond(5), {Limit: 3, Algorithm: throttle.Concurrency}},
+	}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 3 {
+		p, err := lim.Acquire(context.Background(), nil)
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		defer p.Release()
+		p.Arrived()
+	}
+	e, err := lim.Explain(context.Background(), nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(e)
+	fmt.Println(e.Tier, e.Quotas[0].Tiers[0].Remaining)
+	// Output:
+	// The request would wait for tier 3;algo=concurrency until another request ends. 5/s has room for 2: 3 of 5 used. 3;algo=concurrency is full until a request ends: 3 of 3 used. The guard interval is 50ms.
+	// 3;algo=concurrency 2
+}

@@ -3,13 +3,20 @@ package throttle_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
+	"github.com/apithrottle/throttle/throttletest"
 )
 
 // TestErrDeadlineNamesTheBound checks that a refusal for lack of time names what the wait would
@@ -86,4 +93,380 @@ func TestErrDeadlineNamesTheBound(t *testing.T) {
 			t.Errorf("TryAcquire: %v", err)
 		}
 	})
+}
+
+// A judged limiter is one whose every admission is also counted, tier by tier, by a counter that
+// shares no arithmetic with it.
+type judged struct {
+	*throttle.Limiter
+	mu       sync.Mutex // guards all below
+	counters map[string]*throttletest.Counter
+}
+
+func judge(t *testing.T, l *throttle.Limiter, policies ...throttle.Policy) *judged {
+	j := &judged{Limiter: l, counters: make(map[string]*throttletest.Counter)}
+	for _, p := range policies {
+		for _, tier := range p.Tiers {
+			j.counters[p.Name+"/"+tier.String()] = counter(t, tier)
+		}
+	}
+	return j
+}
+
+// acquire acquires a permit, whose response comes at once. It returns how long that took.
+func (j *judged) acquire(ctx context.Context) (p *throttle.Permit, took time.Duration, err error) {
+	began := time.Now()
+	p, err = j.Acquire(ctx, nil)
+	if took = time.Since(began); err == nil {
+		p.Arrived()
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		for _, c := range j.counters {
+			c.Arrive(time.Now().UnixMicro(), nil)
+		}
+	}
+	return p, took, err
+}
+
+func (j *judged) release(p *throttle.Permit) {
+	p.Release()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, c := range j.counters {
+		c.Release(nil)
+	}
+}
+
+// TestExplainIsTrue checks 1,000 random states of quotas: an Explanation contains the Forecast, the
+// request then waits for that time where it is exact, and never less; a tier that is said to be full
+// refuses one more unit, and one that is said to have room admits it; the classes ahead add up; and
+// Acquire fails at once, with the same reason, where Err says so.
+func TestExplainIsTrue(t *testing.T) {
+	var waited, refused, paused, ahead, full, room int
+	for seed := range uint64(1000) {
+		synctest.Test(t, func(t *testing.T) {
+			rnd := rand.New(rand.NewPCG(71, seed))
+			one := func(from ...throttle.Algorithm) throttle.Algorithm { return from[rnd.IntN(len(from))] }
+			policy := func(name string, isExact bool) throttle.Policy {
+				from := []throttle.Algorithm{throttle.SlidingLog, throttle.FixedWindow, throttle.TokenBucket, throttle.AnchoredWindow, throttle.GCRA, throttle.LeakyBucket}
+				if !isExact {
+					from = append(from, throttle.WeightedWindow, throttle.SlidingWindow)
+				}
+				p := exact(
+					per(time.Duration(1+rnd.IntN(3))*sec, 2+rnd.Int64N(5), one(from...)),
+					per(time.Minute, 10+rnd.Int64N(20), one(from...)))
+				if p.Name = name; !isExact {
+					if rnd.IntN(3) == 0 {
+						p.Tiers = append(p.Tiers, throttle.Tier{Limit: 1 + rnd.Int64N(6), Algorithm: throttle.Concurrency})
+					}
+					if rnd.IntN(3) == 0 {
+						p.Tiers = append(p.Tiers, throttle.Budget(5+rnd.Int64N(40), "", throttle.Day))
+					}
+					p.Headroom, p.Aging = rnd.IntN(2)*20, time.Duration(rnd.IntN(3))*sec
+				}
+				if p.MaxWait = time.Duration(rnd.IntN(4)) * 20 * sec; rnd.IntN(4) == 0 {
+					p.MaxQueue = 1 + rnd.IntN(30)
+				}
+				return p
+			}
+			isExact := rnd.IntN(2) == 0
+			policies := []throttle.Policy{policy("inner", isExact)}
+			l := mustNew(t, policies[0], nil)
+			if !isExact && rnd.IntN(3) == 0 {
+				policies = append(policies, policy("outer", false))
+				l = l.Within(mustNew(t, policies[1], nil))
+			}
+			j := judge(t, l, policies...)
+			ctx, cancel := context.WithCancel(t.Context())
+			class := func() context.Context { return ctx }
+			if !isExact {
+				class = func() context.Context {
+					return throttle.WithClass(ctx, []throttle.Class{throttle.Normal, throttle.Interactive, throttle.Batch}[rnd.IntN(3)])
+				}
+			}
+			var callers sync.WaitGroup
+			for range rnd.IntN(40) {
+				if rnd.IntN(3) == 0 {
+					time.Sleep(time.Duration(rnd.IntN(2e6)) * time.Microsecond)
+				}
+				hold := rnd.IntN(2) * rnd.IntN(3e6)
+				ctx := class()
+				callers.Go(func() {
+					if p, _, err := j.acquire(ctx); err == nil {
+						_ = sleep(ctx, time.Duration(hold)*time.Microsecond)
+						j.release(p)
+					}
+				})
+				synctest.Wait()
+			}
+			if rnd.IntN(6) == 0 {
+				_ = l.Pause(ctx, time.Duration(rnd.IntN(5e6))*time.Microsecond)
+				synctest.Wait()
+			}
+			asks := class()
+			if rnd.IntN(4) == 0 {
+				var end context.CancelFunc
+				asks, end = context.WithTimeout(asks, time.Duration(rnd.IntN(9e6))*time.Microsecond)
+				defer end()
+			}
+			status := status(t, l)
+			e, err := l.Explain(asks, nil)
+			f, failed := l.Forecast(asks, nil)
+			if err != nil || e.Forecast != f || failed != nil && (e.Err == nil || e.Err.Error() != failed.Error()) {
+				t.Fatalf("seed %d, %v: explanation %v, %v; forecast %+v, %v", seed, policies, e, err, f, failed)
+			}
+			if e.Interactive+e.Normal+e.Batch != e.Ahead || e.Ahead > status.Waiting && len(policies) == 1 {
+				t.Errorf("seed %d: %d + %d + %d of %d are ahead, while %d wait", seed, e.Interactive, e.Normal, e.Batch, e.Ahead, status.Waiting)
+			}
+			now := time.Now().UnixMicro()
+			for _, q := range e.Quotas {
+				for _, tier := range q.Tiers {
+					admits := j.counters[q.Policy+"/"+tier.Tier.String()].Admits(now, nil) < 0
+					if admits == tier.Limited && !(admits && tier.Tier.Algorithm == throttle.SlidingWindow) { // which counts in whole parts
+						t.Errorf("seed %d: %v while the counter admits one more: %v", seed, tier, admits)
+					}
+					if tier.Limited {
+						full++
+					} else {
+						room++
+					}
+				}
+				if q.Paused > 0 {
+					if paused++; q.Cause != "call" {
+						t.Errorf("seed %d: paused by %q", seed, q.Cause)
+					}
+				}
+			}
+			p, took, err := j.acquire(asks)
+			switch {
+			case e.Err != nil:
+				refused++
+				var want, got *throttle.WaitError
+				if !errors.As(e.Err, &want) || !errors.As(err, &got) || want.Err != got.Err || want.Bound != got.Bound || took > 0 {
+					t.Errorf("seed %d, %v: Err is %v, and Acquire returned %v after %v", seed, policies, e.Err, err, took)
+				}
+			case err == nil && (took < e.Wait && e.Wait < 1<<62 || isExact && took != e.Wait):
+				t.Errorf("seed %d, %v: waited for %v, exact %v: %v", seed, policies, took, isExact, e)
+			case isExact && err != nil:
+				t.Errorf("seed %d, %v: %v after %v: %v", seed, policies, err, took, e)
+			}
+			if e.Wait > 0 {
+				waited++
+			}
+			if e.Ahead > 0 {
+				ahead++
+			}
+			if err == nil {
+				j.release(p)
+			}
+			cancel()
+			callers.Wait()
+		})
+	}
+	t.Logf("%d waited, %d behind others, %d refused, %d paused; %d tiers full, %d with room", waited, ahead, refused, paused, full, room)
+	if waited < 300 || ahead < 200 || refused < 50 || paused < 50 || full < 300 || room < 300 {
+		t.Error("too few of some kind")
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// away is a store that does not answer.
+type away struct {
+	local.Store
+	fallback int
+}
+
+type awayQuota struct {
+	store.Quota
+	fallback int
+}
+
+func (s *away) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan)
+	return awayQuota{q, s.fallback}, err
+}
+
+func (q awayQuota) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
+	if q.fallback > 0 {
+		return q.Quota.TryAcquire(ctx, r)
+	}
+	return store.Decision{}, store.ErrUnavailable
+}
+
+func (q awayQuota) Status(context.Context) (store.Status, error) {
+	return store.Status{Shared: "Redis", Fallback: q.fallback}, store.ErrUnavailable
+}
+
+// TestExplainSentences checks the texts of typical situations.
+func TestExplainSentences(t *testing.T) {
+	coinbase := []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(10)}
+	named := func(name string, tiers ...throttle.Tier) throttle.Policy {
+		p := exact(tiers...)
+		p.Name = name
+		return p
+	}
+	use := func(l *throttle.Limiter, n int) {
+		for range n {
+			l.Allow()
+		}
+	}
+	refused := func(t *testing.T, l *throttle.Limiter, profile *answers.Profile, response string) {
+		_, _ = trSend(t.Context(), &throttle.Transport{Limiter: l, Base: answering(response), Profile: profile})
+	}
+	for _, tt := range []struct {
+		name string
+		make func(t *testing.T, ctx context.Context) (*throttle.Limiter, throttle.Cost)
+		want string
+	}{
+		{"at once", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			return mustNew(t, throttle.Policy{Tiers: coinbase}, nil), nil
+		}, "The request would be sent at once. 5/s has room for 5: 0 of 5 used. 10/h has room for 10: 0 of 10 used. The guard interval is 50ms."},
+		{"a queue", func(t *testing.T, ctx context.Context) (*throttle.Limiter, throttle.Cost) {
+			l := mustNew(t, throttle.Policy{Tiers: coinbase}, nil)
+			use(l, 5)
+			time.Sleep(time.Second + 50*time.Millisecond)
+			use(l, 2)
+			for range 2 {
+				acquire(t, l, nil)
+			}
+			for i := range 7 {
+				go l.Wait(throttle.WithClass(ctx, []throttle.Class{throttle.Normal, throttle.Batch}[min(i%3, 1)]))
+				synctest.Wait()
+			}
+			return l, nil
+		}, "The request would wait 1h0m0s for tier 10/h, behind 6 callers (2 normal, 4 batch). 5/s is full until 00:00:02.1Z: 5 of 5 used, 5 of them in flight. " +
+			"10/h is full until 01:00:00.05Z: 10 of 10 used, 5 of them in flight. The guard interval is 50ms."},
+		{"the deadline", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			p := exact(coinbase...)
+			p.MaxWait = time.Minute
+			l := mustNew(t, p, nil)
+			use(l, 4)
+			return l, throttle.Cost{"requests": 5}
+		}, "The request would wait 1s for tier 5/s. 5/s has room for 1: 4 of 5 used. 10/h has room for 6: 4 of 10 used."},
+		{"MaxWait", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			p := exact(throttle.PerHour(1))
+			p.MaxWait = time.Minute
+			l := mustNew(t, p, nil)
+			use(l, 1)
+			return l, nil
+		}, `The request would be refused: policy "api": the wait would outlast MaxWait: 1h0m0s for tier 1/h. 1/h is full until 01:00:00Z: 1 of 1 used.`},
+		{"concurrency", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			l := mustNew(t, exact(throttle.Tier{Limit: 2, Algorithm: throttle.Concurrency}), nil)
+			acquire(t, l, throttle.Cost{"requests": 2})
+			return l, nil
+		}, "The request would wait for tier 2;algo=concurrency until another request ends. 2;algo=concurrency is full until a request ends: 2 of 2 used."},
+		{"a call of Pause", func(t *testing.T, ctx context.Context) (*throttle.Limiter, throttle.Cost) {
+			l := mustNew(t, exact(coinbase...), nil)
+			_ = l.Pause(ctx, 28*time.Second)
+			return l, nil
+		}, "The request would wait 28s for the end of a pause. 5/s has room for 5: 0 of 5 used. 10/h has room for 10: 0 of 10 used. The quota is paused for 28s, by a call of Pause."},
+		{"a pause by another Limiter", func(t *testing.T, ctx context.Context) (*throttle.Limiter, throttle.Cost) {
+			s := local.New()
+			l := mustNew(t, named("api", coinbase[0]), s)
+			_ = l.Pause(ctx, time.Second)
+			_ = mustNew(t, named("api", coinbase[0]), s).Pause(ctx, 28*time.Second)
+			return l, nil
+		}, "The request would wait 28s for the end of a pause. 5/s has room for 5: 0 of 5 used. The quota is paused for 28s, by another process or Limiter."},
+		{"a refusal", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			l := mustNew(t, exact(coinbase[0]), nil)
+			refused(t, l, &answers.Profile{Reasons: []answers.Field{{Header: "X-Reason"}}}, "429\nRetry-After: 30\nX-Reason: burst")
+			return l, nil
+		}, `The request would wait 30s for the end of a pause. 5/s has room for 4: 1 of 5 used. The quota is paused for 30s, after a response with status 429 ("burst").`},
+		{"a probe", func(t *testing.T, ctx context.Context) (*throttle.Limiter, throttle.Cost) {
+			l := mustNew(t, exact(coinbase[0]), nil)
+			refused(t, l, nil, "429\nRetry-After: 30")
+			_, _ = l.Acquire(ctx, nil)
+			time.Sleep(time.Second)
+			return l, nil
+		}, "The request would wait for the response to another request, at most 29s. 5/s has room for 5: 0 of 5 used. " +
+			"The first request after a pause is in flight, and the others wait for its response, at most 29s."},
+		{"a ban", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) { return banned(t), nil },
+			`The request would be refused: policy "api": the provider closed the quota until 2000-01-01T02:00:00Z. 5/s has room for 4: 1 of 5 used. ` +
+				`The provider has closed the quota for 2h0m0s, after a response with status 429. The guard interval is 50ms.`},
+		{"a budget", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			l := mustNew(t, exact(coinbase[0], throttle.Budget(3, "", throttle.Month)), nil)
+			use(l, 3)
+			return l, nil
+		}, `The request would be refused: policy "api": budget is used up until 2000-02-01T00:00:00Z: tier 3/month;budget=true. 5/s has room for 2: 3 of 5 used. ` +
+			"3/month;budget=true is used up until 2000-02-01T00:00:00Z: 3 of 3 used."},
+		{"no wait helps", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			return mustNew(t, exact(coinbase...), nil), throttle.Cost{"requests": 11}
+		}, `The request would be refused: policy "api": cost of 11 requests exceeds the capacity of tier 5/s. 5/s has room for 5: 0 of 5 used. 10/h has room for 10: 0 of 10 used.`},
+		{"a nest", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			outer := mustNew(t, named("account", coinbase[1]), nil)
+			use(outer, 10)
+			return mustNew(t, named("orders", coinbase[0]), nil).Within(outer), nil
+		}, `The request would wait 1h0m0s for tier 10/h of policy "account". Policy "orders": 5/s has room for 5: 0 of 5 used. ` +
+			`Policy "account": 10/h is full until 01:00:00Z: 10 of 10 used.`},
+		{"a learned guard", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			return mustNew(t, throttle.Policy{Tiers: coinbase[:1], Guard: throttle.AutoGuard}, nil), nil
+		}, "The request would be sent at once. 5/s has room for 5: 0 of 5 used. The guard interval is 1s, learned from responses."},
+		{"other programs", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			l := mustNew(t, exact(coinbase[1]), nil)
+			profile := &answers.Profile{Quotas: []answers.Quota{{Limit: answers.Field{Header: "L"}, Remaining: answers.Field{Header: "R"}, Reset: answers.Field{Header: "S"}}}}
+			refused(t, l, profile, "200\nL: 10\nR: 4\nS: 60")
+			return l, nil
+		}, "The request would be sent at once. 10/h has room for 4: 6 of 10 used, 5 of them by others."},
+		{"the store is away", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			return mustNew(t, named("api", coinbase...), &away{}), nil
+		}, "The request would wait until the store answers. The quota is shared through Redis. The store does not answer: callers wait for it."},
+		{"a fallback", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			return mustNew(t, named("api", coinbase...), &away{fallback: 4}), nil
+		}, "The request would be sent at once. The quota is shared through Redis. The store does not answer: this process decides on 1/4 of the quota."},
+		{"closed", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			l := mustNew(t, named("api", coinbase...), nil)
+			l.Close()
+			return l, nil
+		}, `The request would be refused: policy "api": limiter is closed.`},
+		{"a group", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			g, err := throttle.NewGroup(named("key", coinbase[0]), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			use(g.For("secret"), 5)
+			return g.For("secret"), nil
+		}, "The request would wait 1s for tier 5/s. 5/s is full until 00:00:01Z: 5 of 5 used."},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			l, cost := tt.make(t, ctx)
+			if tt.name == "a queue" {
+				ctx = throttle.WithClass(ctx, throttle.Batch)
+			}
+			e, err := l.Explain(ctx, cost)
+			if got := e.String(); err != nil || got != tt.want {
+				t.Errorf("%s: %v\n%s\nwant\n%s", tt.name, err, got, tt.want)
+			}
+		})
+	}
+}
+
+// TestExplainErrors checks that Explain fails only where there is nothing to explain, and charges
+// nothing.
+func TestExplainErrors(t *testing.T) {
+	l := mustNew(t, exact(throttle.PerHour(5)), nil)
+	for _, cost := range []throttle.Cost{{"cats": 1}, {"requests": -1}} {
+		if e, err := l.Explain(t.Context(), cost); err == nil || e.Quotas != nil {
+			t.Errorf("%v: %v, %v; want an error", cost, e, err)
+		}
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if e, err := l.Explain(ended, nil); err != context.Canceled || e.Quotas != nil {
+		t.Errorf("%v, %v; want the error of the context", e, err)
+	}
+	if used := status(t, l).Tiers[0].Used; used != 0 {
+		t.Errorf("%d used, want 0", used)
+	}
 }

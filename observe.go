@@ -330,10 +330,17 @@ func (rev *revision) observeSettled(estimate, actual []int64) {
 }
 
 // pause pauses the quota, and reports it if that has changed anything.
-func (rev *revision) pause(ctx context.Context, p store.Pause, cause string) error {
+func (s *scope) pause(ctx context.Context, rev *revision, p store.Pause, by pauseCause) error {
 	done, err := rev.quota.Pause(ctx, p)
-	if o := rev.policy.Observer; o != nil && o.Paused != nil && (done.Applied || err != nil) {
-		o.Paused(PausedInfo{Policy: rev.policy.Name, For: p.For, Closed: p.Close, Cause: cause})
+	if !done.Applied && err == nil {
+		return nil
+	}
+	by.epoch, by.known = done.Epoch, err == nil
+	s.mu.Lock()
+	s.rareState().paused = by
+	s.mu.Unlock()
+	if o := rev.policy.Observer; o != nil && o.Paused != nil {
+		o.Paused(PausedInfo{Policy: rev.policy.Name, For: p.For, Closed: p.Close, Cause: by.cause})
 	}
 	return err
 }

@@ -235,7 +235,7 @@ func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 	}
 	p.timing.answered(0)
 	p.timing.refused()
-	err := p.own().pauseAfterRefusal(ctx, answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0})
+	err := p.own().pauseAfterRefusal(ctx, answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0}, 0)
 	p.admission.arrived()
 	p.answered(ctx, AnsweredInfo{Kind: answers.Limited})
 	return err

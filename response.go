@@ -198,7 +198,7 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response) *answer
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.timing.refused()
 		// If a shared store is not available, the next refusal pauses the quota.
-		_ = a.refusedBy(answer.Refusal).pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal)
+		_ = a.refusedBy(answer.Refusal).pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
 		a.endBackoff()
 	}
@@ -353,7 +353,7 @@ func (rev *revision) toldPause(wait time.Duration, fromBody bool) store.Pause {
 // If the response names no time, or a time of zero, one request is sent as a probe after the pause.
 // The first pause for a time of zero takes no time. Any other pause lasts one second, doubled with
 // each further refusal, times a random factor from 1 to 2, which keeps fleets out of step.
-func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal) error {
+func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int) error {
 	most, banned := c.revision.policy.maxPause(), r.Kind == answers.Banned
 	p := c.revision.toldPause(r.Delay, r.FromBody && !banned)
 	p.Close, p.Probe = p.Close || banned, true
@@ -367,7 +367,7 @@ func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal) error
 			For: firstPause + rand.N(firstPause), Most: most, AtOnce: r.Known, Once: true, Epoch: c.decision.Epoch, Probe: true,
 		}
 	}
-	return c.revision.pause(ctx, p, "response")
+	return c.scope.pause(ctx, c.revision, p, pauseCause{cause: "response", status: status, reason: r.Reason})
 }
 
 // endBackoff ends the back-off, if there is one.

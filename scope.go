@@ -28,8 +28,22 @@ type scope struct {
 	shared  bool                          // Group.Shared
 	handled bool                          // Limiters other than that of its entry have the scope
 
-	mu           sync.Mutex              // guards handled and all below
+	mu   sync.Mutex // guards handled and all below
+	rare *rareState // nil until it is needed; see scope.rareState
+}
+
+// rareState is the state that few scopes have.
+type rareState struct {
 	nestedQueues map[*waitQueue]struct{} // the queues of nested Limiters whose callers wait for this quota
+	paused       pauseCause              // the last pause by this process
+}
+
+// rareState returns the rare state. The caller holds s.mu.
+func (s *scope) rareState() *rareState {
+	if s.rare == nil {
+		s.rare = &rareState{nestedQueues: make(map[*waitQueue]struct{})}
+	}
+	return s.rare
 }
 
 // A revision is a compiled policy and the quota that decides under it. It is immutable: SetPolicy
@@ -409,7 +423,7 @@ func (s *scope) close() {
 	closed.fastPath = false
 	rev.compiledPolicy, rev.closed = &closed, true
 	s.current.Store(&rev)
-	nested := slices.Collect(maps.Keys(s.nestedQueues))
+	nested := slices.Collect(maps.Keys(s.rareState().nestedQueues))
 	s.mu.Unlock()
 	if was {
 		return
@@ -426,14 +440,12 @@ func (s *scope) close() {
 func (s *scope) track(wq *waitQueue) (untrack func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.nestedQueues == nil {
-		s.nestedQueues = make(map[*waitQueue]struct{})
-	}
-	s.nestedQueues[wq] = struct{}{}
+	queues := s.rareState().nestedQueues
+	queues[wq] = struct{}{}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.nestedQueues, wq)
+		delete(queues, wq)
 	}
 }
 
@@ -476,9 +488,18 @@ func (s *scope) longestDelay(rev *revision) time.Duration {
 	return cmp.Or(s.guard(rev), rev.plan.Guard())
 }
 
+// An outlook is a Forecast of one scope.
+type outlook struct {
+	Forecast
+	ahead    [3]int         // by class
+	decision store.Decision // of the dry run
+	decided  bool           // there is one
+}
+
 // forecast returns how long a request would wait if it arrived now.
-func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) {
+func (s *scope) forecast(ctx context.Context, d demand) (f outlook, err error) {
 	rev, decision, err := s.tryDry(ctx, &d, store.WaitSpec{})
+	f.decision, f.decided = decision, err == nil
 	switch {
 	case err != nil:
 		return f, rev.explain(err)
@@ -499,11 +520,11 @@ func (s *scope) forecast(ctx context.Context, d demand) (f Forecast, err error) 
 	if s.waiting() == 0 {
 		return f, nil
 	}
-	late, err := s.lateRefusal(ctx, &d)
+	late, ahead, err := s.lateRefusal(ctx, &d)
 	if err != nil {
 		return f, err
 	}
-	if f.Ahead = late.Ahead; late.Wait > f.Wait {
+	if f.ahead = ahead; late.Wait > f.Wait {
 		f.Wait, f.Tier = late.Wait, late.Tier
 	}
 	return f, nil
@@ -525,16 +546,24 @@ func (s *scope) tryDry(ctx context.Context, d *demand, spec store.WaitSpec) (*re
 	}
 }
 
-// lateRefusal returns the refusal of a request that arrives now and has no time to wait.
-func (s *scope) lateRefusal(ctx context.Context, d *demand) (*WaitError, error) {
-	q := s.queue.lock(s, s.queueConfig) // keeps the policy the same for the cost and the forecast
+// lateRefusal returns the refusal of a request that arrives now and has no time to wait, and how
+// many callers of each class are ahead of it.
+func (s *scope) lateRefusal(ctx context.Context, d *demand) (*WaitError, [3]int, error) {
+	return s.queue.lateRefusal(ctx, s, d, s.queueConfig, (*revision).explain)
+}
+
+func (wq *waitQueue) lateRefusal(ctx context.Context, s *scope, d *demand, config func(*revision) queue.Config,
+	explain func(*revision, error) error) (late *WaitError, ahead [3]int, err error) {
+	q := wq.lock(s, config) // keeps the policy the same for the cost and the forecast
 	defer q.mu.Unlock()
 	rev := q.revision
 	cost, err := rev.costOf(d)
 	if err != nil {
-		return nil, err
+		return nil, ahead, err
 	}
 	r := store.Request{Cost: cost, Held: true, Guard: s.guard(rev)}
 	wait, tier, ahead := q.Forecast(r, queue.Class(classOf(ctx)))
-	return rev.refusal(&queue.Refusal{Reason: queue.Late, Tier: tier, Wait: wait, Ahead: ahead}), nil
+	err = explain(rev, &queue.Refusal{Reason: queue.Late, Tier: tier, Wait: wait, Ahead: ahead[0] + ahead[1] + ahead[2]})
+	errors.As(err, &late)
+	return late, ahead, nil
 }

@@ -248,7 +248,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	a.timing.answered(tr.upload())
 	answer := a.handleResponse(req, resp)
 	a.arrived()
-	a.observe(answer)
+	a.observe(answer, resp.StatusCode)
 	if a.observer != nil {
 		a.reportAnswer(req.Context(), resp.StatusCode, answer)
 	}

@@ -453,7 +453,7 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	defer s.leave()
-	return s.current.Load().pause(ctx, store.Pause{For: d}, "call")
+	return s.pause(ctx, s.current.Load(), store.Pause{For: d}, pauseCause{cause: "call"})
 }
 
 // Resume ends the pause or ban in force, for all callers that share the quota: with a shared store,
@@ -527,33 +527,11 @@ func (l *Limiter) Forecast(ctx context.Context, c Cost) (Forecast, error) {
 
 // forecast also returns the name of the policy whose tier decides.
 func (l *Limiter) forecast(ctx context.Context, c Cost) (f Forecast, policy string, err error) {
-	d := demand{cost: c, n: 1, held: true}
-	if l.err != nil {
-		return f, "", l.err
-	}
-	if _, err := l.revisionFor(l.scope.Load(), &d); err != nil {
+	var e Explanation
+	if err := l.foretell(ctx, c, &e, false); err != nil {
 		return f, "", err
 	}
-	for o := l; o != nil; o = o.outer {
-		s, err := o.enter()
-		if err != nil {
-			return f, "", err
-		}
-		one, err := s.forecast(ctx, d)
-		name := s.current.Load().policy.Name
-		s.leave()
-		if err != nil {
-			return f, "", err
-		}
-		if one.Wait > f.Wait || f.Tier == "" {
-			f.Wait, f.Tier, policy = max(f.Wait, one.Wait), one.Tier, name
-		}
-		f.Ahead += one.Ahead
-	}
-	if l.outer != nil {
-		f.Ahead += l.waiting()
-	}
-	return f, policy, nil
+	return e.Forecast, e.By, nil
 }
 
 // Status returns the state of every tier, the number of waiting callers and the pause or ban in
@@ -570,6 +548,9 @@ func (l *Limiter) Status(ctx context.Context) (status Status, err error) {
 		s.leave()
 		status.Tiers = append(status.Tiers, rev.mergePaces(one.Tiers)...)
 		status.Paused, status.Closed = max(status.Paused, one.Paused), max(status.Closed, one.Closed)
+		if o == l {
+			status.Shared, status.Fallback = one.Shared, one.Fallback
+		}
 		if err != nil {
 			return status, err
 		}

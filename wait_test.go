@@ -1019,13 +1019,13 @@ func TestStatus(t *testing.T) {
 				{Tier: open, Limit: 3, Remaining: 3},
 			}}},
 			{"one in flight", func() { acquire(t, l, throttle.Cost{"tokens": 30}) }, throttle.Status{Tiers: []throttle.TierStatus{
-				{Tier: requests, Limit: 2, Used: 1, Remaining: 1, ResetAfter: 1050 * ms},
-				{Tier: tokens, Limit: 50, Used: 30, Remaining: 20, ResetAfter: 30050 * ms},
+				{Tier: requests, Limit: 2, Used: 1, InFlight: 1, Remaining: 1, ResetAfter: 1050 * ms},
+				{Tier: tokens, Limit: 50, Used: 30, InFlight: 30, Remaining: 20, ResetAfter: 30050 * ms},
 				{Tier: open, Limit: 3, Used: 1, Remaining: 2, ResetAfter: store.Forever},
 			}}},
 			{"a second has arrived", func() { time.Sleep(10 * ms); acquire(t, l, throttle.Cost{"tokens": 20}).Arrived() }, throttle.Status{Tiers: []throttle.TierStatus{
-				{Tier: requests, Limited: true, Limit: 2, Used: 2, RetryAfter: sec, ResetAfter: 1040 * ms},
-				{Tier: tokens, Limited: true, Limit: 50, Used: 50, RetryAfter: sec, ResetAfter: 50 * sec},
+				{Tier: requests, Limited: true, Limit: 2, Used: 2, InFlight: 1, RetryAfter: sec, ResetAfter: 1040 * ms},
+				{Tier: tokens, Limited: true, Limit: 50, Used: 50, InFlight: 30, RetryAfter: sec, ResetAfter: 50 * sec},
 				{Tier: open, Limit: 3, Used: 2, Remaining: 1, ResetAfter: store.Forever},
 			}}},
 			{"both have landed, one waits", func() { time.Sleep(490 * ms); go l.Acquire(t.Context(), nil); synctest.Wait() }, throttle.Status{Waiting: 1, Tiers: []throttle.TierStatus{
@@ -1039,7 +1039,7 @@ func TestStatus(t *testing.T) {
 				{Tier: open, Limit: 3, Used: 2, Remaining: 1, ResetAfter: store.Forever},
 			}}},
 			{"all places taken", func() { time.Sleep(sec) }, throttle.Status{Tiers: []throttle.TierStatus{
-				{Tier: requests, Limit: 2, Used: 1, Remaining: 1, ResetAfter: 1050 * ms},
+				{Tier: requests, Limit: 2, Used: 1, InFlight: 1, Remaining: 1, ResetAfter: 1050 * ms},
 				{Tier: tokens, Limit: 50, Used: 48, Remaining: 2, ResetAfter: 47010 * ms},
 				{Tier: open, Limited: true, Limit: 3, Used: 3, RetryAfter: store.Forever, ResetAfter: store.Forever},
 			}}},

@@ -349,6 +349,13 @@ type Usage struct {
 	// Used is the number of units that count now, including those in flight.
 	Used int64
 
+	// InFlight is how many of them are in flight. It is zero for tiers that count units until they
+	// are released.
+	InFlight int64
+
+	// Others is how many of them only the provider's reports show.
+	Others int64
+
 	// Next is the first instant at which the tier admits one more unit.
 	Next int64
 
@@ -366,14 +373,15 @@ func (l *Ledger) Usage(now Moment) []Usage {
 	for i, r := range l.plan.rules {
 		usage[i].Used = l.used(i, now)
 		if _, ok := r.(releaser); !ok {
-			usage[i].Used += l.inFlight(l.plan.unit[i])
+			usage[i].InFlight = l.inFlight(l.plan.unit[i])
+			usage[i].Used += usage[i].InFlight
 		}
 		usage[i].Next = l.admits(i, now, 1)
 		usage[i].Fresh = now.At
 		if usage[i].Used > 0 {
 			usage[i].Fresh = max(last.At, r.fresh(&landed, last))
 		}
-		if l.othersUsed(i, now) > 0 {
+		if usage[i].Others = l.othersUsed(i, now); usage[i].Others > 0 {
 			usage[i].Fresh = max(usage[i].Fresh, (*l.readings)[i].until)
 		}
 		if landed.inFlight(l.plan.unit[i]) > 0 {

@@ -206,7 +206,7 @@ func (q *cell) Status(ctx context.Context) (store.Status, error) {
 		t.RetryAfter = max(fastest, t.ResetAfter-time.Duration(capacity-1)*q.interval())
 		t.ResetAfter = max(t.ResetAfter, t.RetryAfter)
 	}
-	s.Tiers = []store.TierStatus{t}
+	s.Tiers, s.Shared, s.At = []store.TierStatus{t}, "Redis", 0
 	return s, nil
 }
 

@@ -641,11 +641,15 @@ func (q *quota) worthReporting(seen []store.Observation) bool {
 
 // Status asks Redis, and blocks for a round trip.
 func (q *quota) Status(ctx context.Context) (store.Status, error) {
+	s := store.Status{Shared: "Redis"}
+	if q.fallback != nil {
+		s.Fallback = q.store.options.Fallback.Workers
+	}
 	q, own, h, err := q.ask(ctx, opStatus, func(_ *quota, args []any) []any { return args })
 	if err != nil {
-		return store.Status{}, err
+		return s, err
 	}
-	var s store.Status
+	s.At = h.now
 	if h.shut == isBan {
 		s.Closed = h.left()
 	} else {

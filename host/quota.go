@@ -473,6 +473,7 @@ func (q *quota) Status(ctx context.Context) (s store.Status, err error) {
 		s = t.status()
 		return false
 	})
+	s.Shared = "a file of this host"
 	return s, err
 }
 
@@ -480,7 +481,7 @@ func (t *txn) status() (s store.Status) {
 	if s.Closed = max(0, t.now.Until(t.banned)); s.Closed == 0 {
 		s.Paused = max(0, t.now.Until(t.until))
 	}
-	s.Tiers = store.Tiers(&t.ledger, t.now)
+	s.Tiers, s.At = store.Tiers(&t.ledger, t.now), t.now.At
 	return s
 }
 

@@ -453,7 +453,7 @@ func (q *quota) Status(context.Context) (store.Status, error) {
 	if s.Closed = max(0, now.Until(q.banned)); s.Closed == 0 && q.until > now.At {
 		s.Paused = now.Until(q.until)
 	}
-	s.Tiers = store.Tiers(&q.ledger, now)
+	s.Tiers, s.At = store.Tiers(&q.ledger, now), now.At
 	return s, nil
 }
 

@@ -17,6 +17,8 @@ func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 			Limited:    u.Next > now.At,
 			Limit:      t.Capacity(),
 			Used:       u.Used,
+			InFlight:   u.InFlight,
+			Others:     u.Others,
 			Remaining:  max(0, t.Capacity()-u.Used),
 			RetryAfter: now.Until(u.Next),
 			ResetAfter: now.Until(u.Fresh),

@@ -34,6 +34,9 @@ func (s Status) String() string {
 // admits one more.
 func (t TierStatus) String() string {
 	used := fmt.Sprintf("%v: %d of %d used", t.Tier, t.Used, t.Limit)
+	if t.InFlight > 0 {
+		used += fmt.Sprintf(", %d in flight", t.InFlight)
+	}
 	switch {
 	case !t.Limited:
 		return fmt.Sprintf("%s, room for %d", used, t.Remaining)

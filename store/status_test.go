@@ -24,6 +24,7 @@ func TestStatusString(t *testing.T) {
 	}{
 		{store.Status{}, ""},
 		{store.Status{Tiers: []store.TierStatus{second}}, "5/s: 3 of 5 used, room for 2."},
+		{store.Status{Tiers: []store.TierStatus{{Tier: second.Tier, Limit: 5, Used: 3, InFlight: 2, Remaining: 2}}}, "5/s: 3 of 5 used, 2 in flight, room for 2."},
 		{store.Status{Tiers: []store.TierStatus{second, hour}, Waiting: 41},
 			"5/s: 3 of 5 used, room for 2. 100/h: 103 of 100 used, one more in 12m3.4s. 41 callers wait."},
 		{store.Status{Tiers: []store.TierStatus{open}, Waiting: 1},

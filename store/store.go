@@ -421,6 +421,15 @@ type Status struct {
 	Closed time.Duration
 	// Guard is the guard interval in force, which may be learned. Stores leave it zero.
 	Guard time.Duration
+	// Shared is what shares the quota, such as "Redis". If empty, the quota is in this process. A
+	// store sets Shared and Fallback after an error too.
+	Shared string
+	// Fallback is how many equal parts the store makes of the quota while it does not answer. This
+	// process then decides on one of them. If zero, callers wait for the store.
+	Fallback int
+	// At is when the state held, by the clock of Decision.At. If zero, the store does not report it.
+	// Limiters leave it zero.
+	At int64
 }
 
 // A TierStatus is the state of one tier. It has the fields of a redis-cell reply, in full
@@ -435,6 +444,12 @@ type TierStatus struct {
 	Limit int64
 	// Used is the number of units charged, including units in flight.
 	Used int64
+	// InFlight is how many of them are charged for requests whose response is not in. If zero, none
+	// are, the tier counts units until they are released, or the store does not report it.
+	InFlight int64
+	// Others is how many of them were not charged for requests: the provider has reported them. If
+	// zero, there are none, or the store does not report it.
+	Others int64
 	// Remaining is the number of units that the tier would admit now.
 	Remaining int64
 	// RetryAfter is the time until the tier admits one unit. It is Forever where only a release can

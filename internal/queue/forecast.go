@@ -236,14 +236,22 @@ func (q *Queue) forecast(w *waiter, now time.Time) (wait time.Duration, tier, ah
 }
 
 // Forecast returns a lower bound of how long a request that came now would wait, the tier that
-// decides, and how many callers are ahead of it.
-func (q *Queue) Forecast(r store.Request, c Class) (wait time.Duration, tier, ahead int) {
+// decides, and how many callers are ahead of it, by class.
+func (q *Queue) Forecast(r store.Request, c Class) (wait time.Duration, tier int, ahead [3]int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
 	w := &waiter{request: r, class: c, joinedAt: now}
 	w.rank = q.rank(w)
-	return q.forecast(w, now)
+	wait, tier, _ = q.forecast(w, now)
+	return wait, tier, q.waiters.aheadByClass(w.rank)
+}
+
+// Ahead returns how many callers are ahead of a request that came now, by class.
+func (q *Queue) Ahead(c Class) [3]int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.waiters.aheadByClass(q.naturalRank(&waiter{class: c, joinedAt: time.Now()}))
 }
 
 // review refuses the waiters that are late because of a pause or because they were overtaken, from

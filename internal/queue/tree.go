@@ -18,7 +18,9 @@ type tree struct {
 // because in a long queue most of them are not in the processor's cache.
 type node struct {
 	left, right, parent *waiter
-	size                int
+	// size is the number of waiters of the subtree, and byClass of those of each class.
+	size    int
+	byClass [3]int32
 	// sum is the cost of the subtree, by unit.
 	sum []int64
 	// mixed reports that the waiters of the subtree have different costs.
@@ -66,6 +68,24 @@ func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int, next *w
 		}
 	}
 	return n, next
+}
+
+// aheadByClass is ahead by class.
+func (t *tree) aheadByClass(rank time.Time) (n [3]int) {
+	for at := t.root; at != nil; {
+		if !at.before(rank, t.last+1) {
+			at = at.left
+			continue
+		}
+		n[at.class]++
+		if at.left != nil {
+			for c := range n {
+				n[c] += int(at.left.byClass[c])
+			}
+		}
+		at = at.right
+	}
+	return n
 }
 
 // index returns how many waiters are ahead of w, and adds their cost to sum.
@@ -148,12 +168,14 @@ func (t *tree) insert(w *waiter) {
 		number = t.last
 	}
 	w.node = node{priority: rand.Uint32(), number: number, size: 1, soonest: w.deadline}
+	w.byClass[w.class] = 1
 	w.sum = append(w.few[:0], w.request.Cost...)
 	at := &t.root
 	for *at != nil {
 		parent := *at
 		w.parent = parent
 		parent.size++
+		parent.byClass[w.class]++
 		add(parent.sum, w.request.Cost)
 		parent.soonest = sooner(parent.soonest, w.deadline)
 		parent.mixed = parent.mixed || !equal(parent.request.Cost, w.request.Cost)
@@ -194,6 +216,7 @@ func (t *tree) remove(w *waiter) {
 // children only where they decide.
 func (w *waiter) subtract(left, child *waiter) {
 	w.size--
+	w.byClass[left.class]--
 	for u, n := range left.request.Cost {
 		w.sum[u] -= n
 	}
@@ -248,6 +271,15 @@ func (w *waiter) setParent(p *waiter) {
 // update recomputes the fields of w from its children.
 func (w *waiter) update() {
 	w.size = w.left.count() + 1 + w.right.count()
+	w.byClass = [3]int32{}
+	w.byClass[w.class] = 1
+	for _, child := range []*waiter{w.left, w.right} {
+		if child != nil {
+			for c, n := range child.byClass {
+				w.byClass[c] += n
+			}
+		}
+	}
 	copy(w.sum, w.request.Cost)
 	w.left.addTo(w.sum)
 	w.right.addTo(w.sum)

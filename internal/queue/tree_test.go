@@ -46,6 +46,13 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 	if n != want || !equal(sum, s.sum(n)) || behind != tree.at(n) {
 		t.Fatalf("%d waiters of cost %v are ahead of %v, want %d of cost %v", n, sum, rank, want, s.sum(want))
 	}
+	var classes [3]int
+	for _, w := range s[:n] {
+		classes[w.class]++
+	}
+	if got := tree.aheadByClass(rank); got != classes {
+		t.Fatalf("%v of the classes are ahead of %v, want %v", got, rank, classes)
+	}
 	for _, cost := range [][]int64{{1, 0}, {0, 3}, {2, 3}} {
 		want := !slices.ContainsFunc(s, func(w *waiter) bool { return !equal(w.request.Cost, cost) })
 		if tree.costs(cost) != want {
@@ -78,6 +85,7 @@ func randomWaiter(random *rand.Rand, kinds int) *waiter {
 	}
 	return &waiter{
 		deadline: deadline,
+		class:    Class(random.IntN(3)),
 		rank:     time.Unix(random.Int64N(20), 0),
 		request:  store.Request{Cost: [][]int64{{1, 0}, {0, 3}, {2, 3}}[random.IntN(kinds)]},
 	}

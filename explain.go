@@ -1,0 +1,399 @@
+package throttle
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/queue"
+	"github.com/apithrottle/throttle/store"
+)
+
+// An Explanation is a Forecast and what is behind it, as Limiter.Explain returns it.
+type Explanation struct {
+	// Forecast is what Limiter.Forecast returns. It is zero if that returns an error.
+	Forecast
+
+	// By is the policy of the tier that decides. If empty, no tier decides or the policy has no
+	// name.
+	By string
+
+	// Interactive, Normal and Batch are the callers ahead by Class, Ahead in all.
+	Interactive, Normal, Batch int
+
+	// Err is the error with which Acquire would fail at once, such as a *WaitError with ErrDeadline
+	// if the wait would outlast the deadline of the context. It matches ErrUnavailable if a shared
+	// store does not answer, for which Acquire would wait. If nil, the request would be admitted
+	// after Wait.
+	Err error
+
+	// At is when the state of the quotas held.
+	At time.Time
+
+	// Quotas are the states of the quotas that charge the request, the innermost first.
+	Quotas []QuotaState
+}
+
+// A QuotaState is the state of one quota in an Explanation.
+type QuotaState struct {
+	// Policy is the name of the policy.
+	Policy string
+
+	// Tiers are the states of the tiers, as in a Status.
+	Tiers []TierStatus
+
+	// Paused is the time until a pause or ban ends. If zero, there is none. Closed reports that it
+	// is a ban. Probing reports that the first request after a pause is in flight: the others wait
+	// for its response, and for Paused at most.
+	Paused          time.Duration
+	Closed, Probing bool
+
+	// Cause is why the quota is paused: "response", "call" of Limiter.Pause, or "elsewhere" if
+	// another process or another Limiter of the quota has paused it. If empty, it is not known.
+	// Status and Reason are those of the response; see AnsweredInfo.
+	Cause  string
+	Status int
+	Reason string
+
+	// Guard is the guard interval in force. GuardLearned reports that responses teach it.
+	Guard        time.Duration
+	GuardLearned bool
+
+	// Shared is what shares the quota, such as "Redis". If empty, the quota is in this process.
+	Shared string
+
+	// Unavailable is why the store does not answer. Tiers is then empty. Fallback is how many equal
+	// parts the store makes of the quota meanwhile: this process decides on one of them, or callers
+	// wait if it is zero.
+	Unavailable error
+	Fallback    int
+}
+
+// Explain returns how long a request of cost c, in the Class of ctx, would wait if it arrived now,
+// and why: its String is for people, and its fields are for programs. It charges nothing. A refusal
+// is in the Explanation, as Err. Explain itself returns an error only if there is nothing to
+// explain: the Cost is not valid, or ctx has ended.
+//
+// With a shared store Explain blocks for the round trips of Forecast and Status, two for each quota,
+// or three if a Batch request leaves Headroom.
+func (l *Limiter) Explain(ctx context.Context, c Cost) (Explanation, error) {
+	if err := ctx.Err(); err != nil {
+		return Explanation{}, err
+	}
+	e := Explanation{At: time.Now()}
+	err := l.foretell(ctx, c, &e, true)
+	var refused *WaitError
+	switch {
+	case err == nil:
+		e.Err = l.refusalOf(ctx, &e)
+	case errors.As(err, &refused) || errors.Is(err, ErrUnavailable):
+		e.Err, e.Forecast, e.By, e.Interactive, e.Normal, e.Batch = err, Forecast{}, "", 0, 0, 0
+	default:
+		return Explanation{}, err
+	}
+	return e, nil
+}
+
+// foretell sets the Forecast of an explanation and, if all is set, the states of its quotas. It
+// returns the error of the Forecast.
+func (l *Limiter) foretell(ctx context.Context, c Cost, e *Explanation, all bool) error {
+	d := demand{cost: c, n: 1, held: true}
+	if l.err != nil {
+		return l.err
+	}
+	if _, err := l.revisionFor(l.scope.Load(), &d); err != nil {
+		return err
+	}
+	var failed error
+	for o := l; o != nil && (failed == nil || all); o = o.outer {
+		s, err := o.enter()
+		if err != nil {
+			return err
+		}
+		var one outlook
+		if failed == nil {
+			one, failed = s.forecast(ctx, d)
+			if one.Wait > e.Wait || e.Tier == "" {
+				e.Wait, e.Tier, e.By = max(e.Wait, one.Wait), one.Tier, s.current.Load().policy.Name
+			}
+			e.addAhead(one.ahead)
+		}
+		if all {
+			e.Quotas = append(e.Quotas, s.explain(ctx, one))
+			e.At = time.Now()
+		}
+		s.leave()
+	}
+	if l.outer == nil || failed != nil {
+		return failed
+	}
+	e.addAhead(l.joint.ahead(ctx))
+	if l.ownQueue.len() == 0 {
+		return nil
+	}
+	late, ahead, err := l.ownQueue.lateRefusal(ctx, l.scope.Load(), &d, l.queueConfig, l.explain)
+	if err != nil {
+		return err
+	}
+	if e.addAhead(ahead); late.Wait > e.Wait {
+		e.Wait, e.Tier, e.By = late.Wait, late.Tier, late.Policy
+	}
+	return nil
+}
+
+func (e *Explanation) addAhead(n [3]int) {
+	e.Normal += n[queue.Normal]
+	e.Interactive += n[queue.Interactive]
+	e.Batch += n[queue.Batch]
+	e.Ahead = e.Interactive + e.Normal + e.Batch
+}
+
+// refusalOf returns the error with which a request fails at once that would have to wait, or nil.
+func (l *Limiter) refusalOf(ctx context.Context, e *Explanation) error {
+	rev, left := l.revision(), forever
+	if e.Wait == 0 && e.Ahead == 0 {
+		return nil
+	}
+	refused := &WaitError{Policy: e.By, Tier: e.Tier, Wait: e.Wait, Ahead: e.Ahead, Err: ErrDeadline}
+	if rev.policy.MaxWait > 0 {
+		left, refused.Bound = rev.policy.MaxWait, bounds[byMaxWait]
+	}
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < left {
+		left, refused.Bound = time.Until(deadline), bounds[byContext]
+	}
+	if e.Wait > left && e.Wait < forever && e.probing() == nil {
+		return refused
+	}
+	ahead := l.queue().ahead(ctx)
+	if n := ahead[0] + ahead[1] + ahead[2]; rev.policy.MaxQueue > 0 && n >= rev.policy.MaxQueue {
+		refused = rev.refuse(ErrQueueFull, -1, 0)
+		refused.Ahead = n
+		return refused
+	}
+	return nil
+}
+
+// probing returns a quota whose callers wait for the response to a probe, or nil.
+func (e *Explanation) probing() *QuotaState {
+	for i := range e.Quotas {
+		if q := &e.Quotas[i]; q.Probing {
+			return q
+		}
+	}
+	return nil
+}
+
+// queue returns the queue that callers of the Limiter join first.
+func (l *Limiter) queue() *waitQueue {
+	switch {
+	case l.outer == nil:
+		return &l.scope.Load().queue
+	case l.joint.len() > 0:
+		return &l.joint
+	}
+	return &l.ownQueue
+}
+
+// ahead returns how many callers are ahead of one that came now, by class.
+func (wq *waitQueue) ahead(ctx context.Context) (n [3]int) {
+	if q := wq.made.Load(); q != nil {
+		n = q.Ahead(queue.Class(classOf(ctx)))
+	}
+	return n
+}
+
+// explain returns the state of the quota.
+func (s *scope) explain(ctx context.Context, o outlook) QuotaState {
+	rev, status, err := s.status(ctx)
+	q := QuotaState{
+		Policy: rev.policy.Name, Tiers: rev.mergePaces(status.Tiers),
+		Paused: cmp.Or(status.Closed, status.Paused), Closed: status.Closed > 0,
+		Guard: max(s.guard(rev), rev.plan.Guard()), GuardLearned: rev.autoGuard,
+		Shared: status.Shared, Unavailable: err, Fallback: status.Fallback,
+	}
+	if q.Paused == 0 {
+		return q
+	}
+	if q.Probing = o.decision.Tier == store.Probing; !q.Probing && o.decided {
+		by := s.pausedBy()
+		switch {
+		case by.cause == "" || by.known && by.epoch != o.decision.Epoch:
+			q.Cause = "elsewhere"
+		case by.known:
+			q.Cause, q.Status, q.Reason = by.cause, by.status, by.reason
+		}
+	}
+	return q
+}
+
+// A pauseCause is why this process has paused a quota.
+type pauseCause struct {
+	cause  string // "response" or "call"; empty if this process has not paused it
+	status int    // of the response, as far as it is known
+	reason string
+	// epoch is that of the pause, and known reports that the store has confirmed it.
+	epoch int64
+	known bool
+}
+
+// pausedBy returns the cause of the last pause by this scope.
+func (s *scope) pausedBy() pauseCause {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rare == nil {
+		return pauseCause{}
+	}
+	return s.rare.paused
+}
+
+// String returns plain sentences, such as
+//
+//	The request would wait 1.84s for tier 10000/h, behind 41 callers (2 normal, 39 batch). 5/s has
+//	room for 2: 3 of 5 used. 10000/h is full until 14:02:07Z: 10000 of 10000 used, 3 of them in
+//	flight. The guard interval is 50ms. The quota is shared through Redis.
+//
+// Times of the day are in UTC.
+func (e Explanation) String() string {
+	sentences := []string{e.outcome() + "."}
+	for _, q := range e.Quotas {
+		own := q.sentences(e.At)
+		if len(e.Quotas) > 1 && len(own) > 0 {
+			own[0] = fmt.Sprintf("Policy %q: %s", q.Policy, own[0])
+		}
+		for _, s := range own {
+			sentences = append(sentences, s+".")
+		}
+	}
+	return strings.Join(sentences, " ")
+}
+
+// outcome returns what would become of the request.
+func (e *Explanation) outcome() string {
+	switch {
+	case errors.Is(e.Err, ErrUnavailable):
+		return "The request would wait until the store answers"
+	case e.Err != nil:
+		return "The request would be refused: " + strings.TrimPrefix(e.Err.Error(), "throttle: ")
+	case e.Wait == 0 && e.Ahead == 0:
+		return "The request would be sent at once"
+	}
+	text := "The request would wait"
+	tier := " for tier " + e.Tier
+	if len(e.Quotas) > 1 && e.By != "" {
+		tier += fmt.Sprintf(" of policy %q", e.By)
+	}
+	switch probing := e.probing(); {
+	case e.Wait == 0: // nobody knows how long
+	case e.Wait == forever:
+		text += tier + " until another request ends"
+	case e.Tier != "":
+		text += " " + short(e.Wait) + tier
+	case probing != nil:
+		text += " for the response to another request, at most " + short(e.Wait)
+	default:
+		text += " " + short(e.Wait) + " for the end of a pause"
+	}
+	if e.Ahead == 0 {
+		return text
+	}
+	var classes []string
+	for _, c := range []struct {
+		n    int
+		name Class
+	}{{e.Interactive, Interactive}, {e.Normal, Normal}, {e.Batch, Batch}} {
+		if c.n > 0 {
+			classes = append(classes, fmt.Sprintf("%d %v", c.n, c.name))
+		}
+	}
+	return fmt.Sprintf("%s, behind %s (%s)", text, plural(e.Ahead, "caller"), strings.Join(classes, ", "))
+}
+
+// sentences returns the state of the quota at a time, without the full stops.
+func (q *QuotaState) sentences(now time.Time) (all []string) {
+	for _, t := range q.Tiers {
+		all = append(all, tierSentence(t, now))
+	}
+	if q.Paused > 0 {
+		all = append(all, q.pauseSentence())
+	}
+	if q.Guard > 0 {
+		text := "The guard interval is " + short(q.Guard)
+		if q.GuardLearned {
+			text += ", learned from responses"
+		}
+		all = append(all, text)
+	}
+	if q.Shared != "" {
+		all = append(all, "The quota is shared through "+q.Shared)
+	}
+	switch {
+	case q.Unavailable == nil:
+	case q.Fallback > 0:
+		all = append(all, fmt.Sprintf("The store does not answer: this process decides on 1/%d of the quota", q.Fallback))
+	default:
+		all = append(all, "The store does not answer: callers wait for it")
+	}
+	return all
+}
+
+func (q *QuotaState) pauseSentence() string {
+	text := "The quota is paused for "
+	switch {
+	case q.Probing:
+		return "The first request after a pause is in flight, and the others wait for its response, at most " + short(q.Paused)
+	case q.Closed:
+		text = "The provider has closed the quota for "
+	}
+	text += short(q.Paused)
+	switch {
+	case q.Cause == "response" && q.Status > 0:
+		text += fmt.Sprintf(", after a response with status %d", q.Status)
+	case q.Cause == "response":
+		text += ", after a response"
+	case q.Cause == "call":
+		text += ", by a call of Pause"
+	case q.Cause == "elsewhere":
+		text += ", by another process or Limiter"
+	}
+	if q.Reason != "" {
+		text += fmt.Sprintf(" (%q)", q.Reason)
+	}
+	return text
+}
+
+func tierSentence(t TierStatus, now time.Time) string {
+	text := t.Tier.String()
+	switch {
+	case !t.Limited:
+		text += fmt.Sprintf(" has room for %d", max(1, t.Remaining))
+	case t.RetryAfter == forever:
+		text += " is full until a request ends"
+	case t.Tier.Budget:
+		text += " is used up until " + clock(now, t.RetryAfter)
+	default:
+		text += " is full until " + clock(now, t.RetryAfter)
+	}
+	text += fmt.Sprintf(": %d of %d used", t.Used, t.Limit)
+	if t.InFlight > 0 {
+		text += fmt.Sprintf(", %d of them in flight", t.InFlight)
+	}
+	if t.Others > 0 {
+		text += fmt.Sprintf(", %d of them by others", t.Others)
+	}
+	return text
+}
+
+// clock returns the time after some time, rounded up to milliseconds, with the date if that is
+// another.
+func clock(now time.Time, after time.Duration) string {
+	at := now.Add(after).Add(time.Millisecond - 1).Truncate(time.Millisecond).UTC()
+	if at.Format(time.DateOnly) == now.UTC().Format(time.DateOnly) {
+		return at.Format("15:04:05.999Z")
+	}
+	return at.Format("2006-01-02T15:04:05.999Z")
+}
+
+func short(d time.Duration) string { return d.Round(time.Microsecond).String() }
