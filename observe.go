@@ -135,6 +135,9 @@ type AnsweredInfo struct {
 	// Reason is the reason of a refusal, as the Profile reads it. It may be empty.
 	Reason string
 
+	// Report is what is known about a refusal of the Kind Limited or Banned. It is nil for any other.
+	Report *RefusalReport
+
 	// Lost reports that the request was sent, as far as is known, and that no response came.
 	Lost bool
 
@@ -308,8 +311,8 @@ func (a *admission) answered(ctx context.Context, info AnsweredInfo) {
 }
 
 // reportAnswer reports a response, and what it contains if answer is not nil.
-func (a *admission) reportAnswer(ctx context.Context, status int, answer *answers.Answer) {
-	info := AnsweredInfo{Status: status}
+func (a *admission) reportAnswer(ctx context.Context, status int, answer *answers.Answer, report *RefusalReport) {
+	info := AnsweredInfo{Status: status, Report: report}
 	if answer != nil {
 		info.Kind, info.Reason = answer.Kind, answer.Reason
 	}

@@ -235,9 +235,11 @@ func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 	}
 	p.timing.answered(0)
 	p.timing.refused()
-	err := p.own().pauseAfterRefusal(ctx, answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0}, 0)
+	answer := &answers.Answer{Refusal: answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0}}
+	err := p.own().pauseAfterRefusal(ctx, answer.Refusal, 0)
+	report := p.reportRefusal(ctx, nil, answer)
 	p.admission.arrived()
-	p.answered(ctx, AnsweredInfo{Kind: answers.Limited})
+	p.reportAnswer(ctx, 0, answer, report)
 	return err
 }
 

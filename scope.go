@@ -36,6 +36,7 @@ type scope struct {
 type rareState struct {
 	nestedQueues map[*waitQueue]struct{} // the queues of nested Limiters whose callers wait for this quota
 	paused       pauseCause              // the last pause by this process
+	reported     time.Time               // when a report last asked for the state; zero if none has
 }
 
 // rareState returns the rare state. The caller holds s.mu.

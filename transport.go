@@ -247,10 +247,11 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	}
 	a.timing.answered(tr.upload())
 	answer := a.handleResponse(req, resp)
+	report := a.reportRefusal(req.Context(), resp.Header, answer)
 	a.arrived()
 	a.observe(answer, resp.StatusCode)
 	if a.observer != nil {
-		a.reportAnswer(req.Context(), resp.StatusCode, answer)
+		a.reportAnswer(req.Context(), resp.StatusCode, answer, report)
 	}
 	if a.fast && a.cancel == nil && a.settler == nil { // nothing of it lasts longer than its response
 		handedOn, returns = true, true

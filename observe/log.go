@@ -18,7 +18,8 @@ type LogOptions struct {
 }
 
 // Log returns an Observer that writes refusals and pauses at level Warn, and long waits at level Info.
-// It writes at most one line a second for each policy and level. A line after some that were left out
+// It writes at most one line a second for each policy and level, and one for the provider's refusals,
+// with what a throttle.RefusalReport contains. A line after some that were left out
 // reports their number as "suppressed". A false Allow is not logged, and neither is a context that ends,
 // unless the request has waited for long. Policies beyond 200 share the name "other". If logger is nil,
 // it is slog.Default().
@@ -28,8 +29,8 @@ func Log(logger *slog.Logger, opts LogOptions) *throttle.Observer {
 	if logger == nil {
 		logger = slog.Default()
 	}
-	l := &lines{logger: logger, wait: cmp.Or(opts.Wait, time.Second), last: make(map[string]*[2]line)}
-	return &throttle.Observer{Admitted: l.admitted, Refused: l.refused, Paused: l.paused}
+	l := &lines{logger: logger, wait: cmp.Or(opts.Wait, time.Second), last: make(map[string]*[3]line)}
+	return &throttle.Observer{Admitted: l.admitted, Refused: l.refused, Paused: l.paused, Answered: l.answered}
 }
 
 // lines writes lines to a logger.
@@ -38,7 +39,7 @@ type lines struct {
 	wait   time.Duration
 
 	mu   sync.Mutex          // guards all below
-	last map[string]*[2]line // by policy; at Info and at Warn
+	last map[string]*[3]line // by policy: the waits, the refusals and pauses, and the provider's refusals
 }
 
 // A line is the last line of a policy and level.
@@ -66,7 +67,7 @@ func (l *lines) refused(ctx context.Context, i throttle.RefusedInfo) {
 		}
 		return
 	}
-	policy, suppressed, ok := l.turn(ctx, i.Policy, slog.LevelWarn)
+	policy, suppressed, ok := l.turn(ctx, i.Policy, slog.LevelWarn, 1)
 	if !ok {
 		return
 	}
@@ -85,7 +86,7 @@ func (l *lines) refused(ctx context.Context, i throttle.RefusedInfo) {
 
 // waited logs a wait.
 func (l *lines) waited(ctx context.Context, policy string, class throttle.Class, r result, wait time.Duration, by, tier string) {
-	shown, suppressed, ok := l.turn(ctx, policy, slog.LevelInfo)
+	shown, suppressed, ok := l.turn(ctx, policy, slog.LevelInfo, 0)
 	if !ok {
 		return
 	}
@@ -100,10 +101,43 @@ func (l *lines) paused(i throttle.PausedInfo) {
 	if i.Closed {
 		message = "throttle: quota closed"
 	}
-	if policy, suppressed, ok := l.turn(ctx, i.Policy, slog.LevelWarn); ok {
+	if policy, suppressed, ok := l.turn(ctx, i.Policy, slog.LevelWarn, 1); ok {
 		l.write(ctx, slog.LevelWarn, message, suppressed, []slog.Attr{
 			slog.String("policy", policy), slog.String("cause", causeNames[causeOf(i.Cause)]), slog.Duration("for", i.For)})
 	}
+}
+
+// answered logs what is known about a refusal by the provider.
+func (l *lines) answered(ctx context.Context, i throttle.AnsweredInfo) {
+	r := i.Report
+	if r == nil {
+		return
+	}
+	policy, suppressed, ok := l.turn(ctx, i.Policy, slog.LevelWarn, 2)
+	if !ok {
+		return
+	}
+	attrs := append(make([]slog.Attr, 0, 16), slog.String("policy", policy), slog.Int("status", i.Status))
+	if f := r.Fullest; f != nil {
+		attrs = append(attrs, decidedBy(i.Policy, f.Policy, f.Tier)...)
+		attrs = append(attrs, slog.Int64("used", f.Used), slog.Int64("limit", f.Limit))
+	}
+	if n := r.Named; n != nil {
+		attrs = append(attrs, slog.String("named", cmp.Or(n.Tier, "unknown")), slog.Int64("named_used", n.Used), slog.Int64("named_limit", n.Limit))
+	}
+	if r.Foreign > 0 {
+		attrs = append(attrs, slog.Int64("foreign", r.Foreign))
+	}
+	if r.ClockAhead != 0 {
+		attrs = append(attrs, slog.Duration("clock_ahead", r.ClockAhead))
+	}
+	if r.Took > 0 {
+		attrs = append(attrs, slog.Duration("took", r.Took), slog.Duration("guard", r.Guard))
+	}
+	if r.Backoffs > 0 {
+		attrs = append(attrs, slog.Int("backoffs", r.Backoffs))
+	}
+	l.write(ctx, slog.LevelWarn, "throttle: provider refused", suppressed, attrs)
 }
 
 // decidedBy returns the tier that decided, and its policy if that is another one.
@@ -117,9 +151,9 @@ func decidedBy(policy, by, tier string) (attrs []slog.Attr) {
 	return attrs
 }
 
-// turn reports whether a line may be written now, with the name of its policy and the number of lines
+// turn reports whether a line of a kind may be written now, with the name of its policy and the number of lines
 // that were suppressed before it.
-func (l *lines) turn(ctx context.Context, policy string, level slog.Level) (shown string, suppressed int, ok bool) {
+func (l *lines) turn(ctx context.Context, policy string, level slog.Level, kind int) (shown string, suppressed int, ok bool) {
 	if !l.logger.Enabled(ctx, level) {
 		return "", 0, false
 	}
@@ -131,13 +165,10 @@ func (l *lines) turn(ctx context.Context, policy string, level slog.Level) (show
 		both = l.last[policy]
 	}
 	if both == nil {
-		both = new([2]line)
+		both = new([3]line)
 		l.last[policy] = both
 	}
-	last, now := &both[0], time.Now()
-	if level == slog.LevelWarn {
-		last = &both[1]
-	}
+	last, now := &both[kind], time.Now()
 	if !last.at.IsZero() && now.Sub(last.at) < time.Second {
 		last.suppressed++
 		return "", 0, false

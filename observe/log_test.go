@@ -98,6 +98,20 @@ func TestLogEvents(t *testing.T) {
 		{"other error", func(o *throttle.Observer) {
 			o.Refused(ctx, throttle.RefusedInfo{Policy: "api", Err: secret, Cost: throttle.Cost{"secret": 1}})
 		}, `level=WARN msg="throttle: request refused" policy=api class=normal reason=error waited=0s`},
+		{"a success", func(o *throttle.Observer) { o.Answered(ctx, throttle.AnsweredInfo{Policy: "api", Status: 200}) }, ""},
+		{"a 429", func(o *throttle.Observer) {
+			o.Answered(ctx, throttle.AnsweredInfo{Policy: "api", Status: 429, Reason: "secret", Report: &throttle.RefusalReport{}})
+		}, `level=WARN msg="throttle: provider refused" policy=api status=429`},
+		{"a report", func(o *throttle.Observer) {
+			o.Answered(ctx, throttle.AnsweredInfo{Policy: "api", Status: 429, Report: &throttle.RefusalReport{
+				Fullest: &throttle.TierCount{Policy: "account", Tier: "5/s", Unit: "secret", Used: 2, Limit: 5},
+				Named:   &throttle.TierCount{Policy: "api", Tier: "9/m", Used: 9, Limit: 9},
+				Foreign: 3, ClockAhead: -3 * time.Second, Took: time.Second, Guard: time.Millisecond, Backoffs: 2,
+			}})
+		}, `level=WARN msg="throttle: provider refused" policy=api status=429 tier=5/s by=account used=2 limit=5 named=9/m named_used=9 named_limit=9 foreign=3 clock_ahead=-3s took=1s guard=1ms backoffs=2`},
+		{"an unknown limit", func(o *throttle.Observer) {
+			o.Answered(ctx, throttle.AnsweredInfo{Policy: "api", Report: &throttle.RefusalReport{Named: &throttle.TierCount{Unit: "secret"}}})
+		}, `level=WARN msg="throttle: provider refused" policy=api status=0 named=unknown named_used=0 named_limit=0`},
 		{"closed", func(o *throttle.Observer) {
 			o.Paused(throttle.PausedInfo{Policy: "api", For: store.Forever, Closed: true, Cause: "response"})
 		}, `level=WARN msg="throttle: quota closed" policy=api cause=response for=2562047h47m16.854775807s`},
