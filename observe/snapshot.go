@@ -3,6 +3,7 @@ package observe
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,12 +11,14 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/store"
 )
 
 // A Snapshot is what Stats contains at one moment. Times are in seconds. It marshals to JSON.
 type Snapshot struct {
 	Time     time.Time         `json:"time"`
+	Second   int64             `json:"second"`   // Time as Second.At counts it
 	Policies []PolicySnapshot  `json:"policies"` // by name
 	Limiters []LimiterSnapshot `json:"limiters"` // by name
 
@@ -107,8 +110,13 @@ type Second struct {
 type LimiterSnapshot struct {
 	Name string `json:"name"`
 
-	// Failed reports that the Status was not known in time, or only in part.
-	Failed bool `json:"failed"`
+	// Policy is the name of its policy. It is empty if Failed.
+	Policy string `json:"policy"`
+
+	// Failed reports that the Status was not known in time, or only in part. Failure is why:
+	// "unavailable" if the store did not answer, or another result of a RequestCount.
+	Failed  bool   `json:"failed"`
+	Failure string `json:"failure,omitempty"`
 
 	Tiers   []TierSnapshot `json:"tiers"`
 	Waiting int            `json:"waiting"`
@@ -129,6 +137,13 @@ type TierSnapshot struct {
 
 	// RetryAfter is the time until the tier admits one more unit. If negative, only a release helps.
 	RetryAfter float64 `json:"retry_after_seconds"`
+
+	// Budget reports that a tier that is used up refuses requests at once.
+	Budget bool `json:"budget"`
+
+	// PeriodStart and PeriodEnd bound the present period of a Calendar tier. They are nil for others.
+	PeriodStart *time.Time `json:"period_start,omitempty"`
+	PeriodEnd   *time.Time `json:"period_end,omitempty"`
 }
 
 // Snapshot returns what Stats contains now. It reads the Status of the watched limiters, for at most
@@ -142,6 +157,7 @@ func (s *Stats) SnapshotContext(ctx context.Context) Snapshot {
 		WaitBounds: slices.Clone(waitBounds), EstimateBounds: slices.Clone(estimateBounds),
 	}
 	now, seen := s.now(), make(map[*policyStats]bool)
+	snap.Second = now
 	for _, p := range *s.policies.Load() {
 		if !seen[p] {
 			seen[p] = true
@@ -273,7 +289,7 @@ func (s *Stats) limiters(ctx context.Context) []LimiterSnapshot {
 
 func limiterSnapshot(name string, status throttle.Status, err error) LimiterSnapshot {
 	snap := LimiterSnapshot{
-		Name: name, Failed: err != nil, Tiers: []TierSnapshot{}, Waiting: status.Waiting,
+		Name: name, Policy: valid(status.Policy), Failed: err != nil, Failure: failureOf(err), Tiers: []TierSnapshot{}, Waiting: status.Waiting,
 		Paused: status.Paused.Seconds(), Closed: status.Closed.Seconds(), Guard: status.Guard.Seconds(),
 	}
 	seen := make(map[tierName]int)
@@ -289,8 +305,36 @@ func limiterSnapshot(name string, status throttle.Status, err error) LimiterSnap
 		}
 		if len(snap.Tiers) < maxTiers {
 			unit := valid(cmp.Or(t.Tier.Unit, "requests"))
-			snap.Tiers = append(snap.Tiers, TierSnapshot{name.policy, name.tier, unit, t.Limit, t.Used, t.Remaining, retryAfter})
+			start, end := period(t.Tier)
+			snap.Tiers = append(snap.Tiers, TierSnapshot{
+				name.policy, name.tier, unit, t.Limit, t.Used, t.Remaining, retryAfter, t.Tier.Budget, start, end,
+			})
 		}
 	}
 	return snap
+}
+
+// failureOf returns why the Status of a limiter is not known, or nothing if err is nil.
+func failureOf(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return resultNames[unavailable]
+	}
+	return resultNames[resultOf(err)]
+}
+
+// period returns the bounds of the present period of a Calendar tier, and nil for others.
+func period(t throttle.Tier) (start, end *time.Time) {
+	if t.Algorithm != throttle.Calendar {
+		return nil, nil
+	}
+	plan, err := algorithms.NewPlan([]throttle.Tier{t}, 0)
+	if err != nil {
+		return nil, nil
+	}
+	starts := plan.PeriodStarts(time.Now().UnixMicro())
+	own, next := time.UnixMicro(starts[1]).UTC(), time.UnixMicro(starts[2]).UTC()
+	return &own, &next
 }

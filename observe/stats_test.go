@@ -492,13 +492,13 @@ func TestWatch(t *testing.T) {
 			t.Errorf("took %v, want the Timeout", took)
 		}
 		want := []LimiterSnapshot{
-			{Name: "api", Paused: 10, Guard: 0.05, Tiers: []TierSnapshot{
-				{"api", "5/s", "requests", 5, 1, 4, 0},
-				{"account", "5/s", "requests", 5, 1, 4, 0},
-				{"account", "5/s (2)", "requests", 5, 1, 4, 0},
-				{"account", "9;unit=open;algo=concurrency", "open", 9, 9, 0, -1},
+			{Name: "api", Policy: "api", Paused: 10, Guard: 0.05, Tiers: []TierSnapshot{
+				{Policy: "api", Tier: "5/s", Unit: "requests", Limit: 5, Used: 1, Remaining: 4},
+				{Policy: "account", Tier: "5/s", Unit: "requests", Limit: 5, Used: 1, Remaining: 4},
+				{Policy: "account", Tier: "5/s (2)", Unit: "requests", Limit: 5, Used: 1, Remaining: 4},
+				{Policy: "account", Tier: "9;unit=open;algo=concurrency", Unit: "open", Limit: 9, Used: 9, Remaining: 0, RetryAfter: -1},
 			}},
-			{Name: "stuck", Failed: true, Tiers: []TierSnapshot{}},
+			{Name: "stuck", Failed: true, Failure: "unavailable", Tiers: []TierSnapshot{}},
 		}
 		if fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("%+v\nwant %+v", got, want)
@@ -507,6 +507,42 @@ func TestWatch(t *testing.T) {
 			if err := stats.Watch(fmt.Sprint(i), l); (err == nil) != (i < maxPolicies-2) {
 				t.Fatalf("limiter %d: %v", i, err)
 			}
+		}
+	})
+}
+
+// TestWatchBudget checks the period of a budget, and why the state of a limiter is not known.
+func TestWatchBudget(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // at midnight UTC of 1 January 2000, which is 31 December in New York
+		stats := NewStats()
+		l := limiter(t, throttle.Policy{Name: "api", Tiers: []throttle.Tier{
+			throttle.PerSecond(5), {Limit: 100, Algorithm: throttle.Calendar, Period: throttle.Month, Zone: "America/New_York", Budget: true},
+		}})
+		if err := stats.Watch("api", l); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(90 * time.Second)
+		snap := stats.Snapshot()
+		if snap.Second != snap.Time.Unix() {
+			t.Errorf("second %d at %v", snap.Second, snap.Time)
+		}
+		for i, want := range []string{"false <nil> <nil>", "true 1999-12-01 05:00:00 +0000 UTC 2000-01-01 05:00:00 +0000 UTC"} {
+			tier := snap.Limiters[0].Tiers[i]
+			if got := fmt.Sprint(tier.Budget, tier.PeriodStart, tier.PeriodEnd); got != want {
+				t.Errorf("%s: %s, want %s", tier.Tier, got, want)
+			}
+		}
+		g, err := throttle.NewGroup(throttle.Policy{Name: "keys", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.MaxKeys = 1
+		g.For("held").Allow()
+		if err := stats.Watch("api", g.For("refused")); err != nil {
+			t.Fatal(err)
+		}
+		if got := stats.Snapshot().Limiters[0]; !got.Failed || got.Failure != "too_many_keys" {
+			t.Errorf("refused key: %+v", got)
 		}
 	})
 }

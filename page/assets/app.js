@@ -1,0 +1,447 @@
+'use strict';
+
+// The page of package page. Names of policies and tiers come from elsewhere: they become text, never HTML.
+
+const SECONDS = 300; // of the history
+const ROW = 10; // seconds in a row of a table
+const $ = id => document.getElementById(id);
+const cards = new Map(); // by the name of the policy
+let last = null; // the state without histories
+
+/* Words */
+
+const number = n => n.toLocaleString('en');
+const rate = n => n === 0 ? '0' : n < 0.1 ? '<0.1' : n < 10 ? n.toFixed(1) : number(Math.round(n));
+const plural = (n, word) => number(n) + ' ' + word + (n === 1 ? '' : 's');
+const short = s => s.length > 120 ? s.slice(0, 100) + '…' : s;
+const title = s => s === '' ? '(no name)' : short(s);
+
+// duration returns a time in seconds, rounded up.
+function duration(s) {
+  if (s < 0.001) return s > 0 ? '<1 ms' : '0 s';
+  if (s < 0.1) return Math.ceil(s * 1000) + ' ms';
+  if (s < 9.95) return (Math.ceil(s * 10) / 10).toFixed(1) + ' s';
+  s = Math.ceil(s);
+  const units = [[86400, 'd'], [3600, 'h'], [60, 'min'], [1, 's']];
+  const i = units.findIndex(u => s >= u[0]);
+  const big = Math.floor(s / units[i][0]);
+  const small = i < 3 ? Math.floor(s % units[i][0] / units[i + 1][0]) : 0;
+  return big + ' ' + units[i][1] + (small ? ' ' + small + ' ' + units[i + 1][1] : '');
+}
+
+// clock returns a time of day, with the date if it is another day.
+function clock(ms, seconds = true) {
+  const d = new Date(ms), now = new Date(last.time);
+  const time = d.toLocaleTimeString('en-GB', seconds ? {} : {hour: '2-digit', minute: '2-digit'});
+  if (d.toDateString() === now.toDateString()) return time;
+  const far = d.getFullYear() !== now.getFullYear();
+  return d.toLocaleDateString('en-GB', {day: 'numeric', month: 'short', year: far ? 'numeric' : undefined}) + ', ' + time;
+}
+
+const endless = s => s > 3e8; // ten years
+const until = (s, seconds) => endless(s) ? 'without end' : 'until ' + clock(Date.parse(last.time) + s * 1000, seconds);
+
+/* DOM */
+
+function el(tag, cls, text) {
+  const e = document.createElement(tag);
+  if (cls) e.className = cls;
+  if (text !== undefined) e.textContent = text;
+  return e;
+}
+
+function add(parent, ...children) {
+  parent.append(...children);
+  return parent;
+}
+
+function put(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function shape(name, attributes) {
+  const e = document.createElementNS('http://www.w3.org/2000/svg', name);
+  for (const k in attributes) e.setAttribute(k, attributes[k]);
+  return e;
+}
+
+// fit makes a list have n children.
+function fit(list, n, make) {
+  while (list.children.length > n) list.lastChild.remove();
+  while (list.children.length < n) list.append(make());
+}
+
+let ids = 0;
+const newID = () => 'n' + ++ids;
+
+// meterRow is a name, a text and a meter.
+function meterRow(cls) {
+  const name = el('b'), more = el('span', 'small'), of = el('span'), meter = el('meter'), note = el('p', 'small');
+  name.id = newID();
+  of.id = newID();
+  meter.setAttribute('aria-labelledby', name.id + ' ' + of.id);
+  const li = add(el('li', cls), add(el('div', 'row'), add(el('span'), name, more), of), meter, note);
+  li.parts = {name, more, of, meter, note};
+  return li;
+}
+
+// tierName writes "10,000/h" and, smaller, the options and the policy behind it.
+function tierName(parts, tier, policy, own) {
+  const cut = tier.search(/[; ]/);
+  const head = cut < 0 ? tier : tier.slice(0, cut);
+  let rest = cut < 0 ? '' : tier.slice(cut).replace(/^;/, '').replaceAll(';', ', ')
+    .replace(/^ *unit=[^,]*(, )?/, '').replace(/algo=|zone=|=true/g, '').replaceAll('_', ' ');
+  if (policy !== own) rest += (rest ? ', ' : '') + 'of ' + title(policy);
+  put(parts.name, short(head.replace(/^\d+/, n => number(Number(n))).replace(/\/m$/, '/min')));
+  put(parts.more, rest ? ' ' + short(rest) : '');
+}
+
+/* A policy */
+
+function newCard(name) {
+  const c = {name, past: {admitted: [], refused: [], limited: []}, end: 0};
+  c.node = el('article', 'card');
+  c.node.id = newID();
+  const h2 = el('h2');
+  h2.id = newID();
+  add(h2, el('bdi', '', title(name)));
+  if (name.length > 120) h2.title = name.slice(0, 1000);
+  c.node.setAttribute('aria-labelledby', h2.id);
+  c.badge = el('p', 'badge');
+  c.tiers = el('ul');
+  c.facts = el('dl', 'facts');
+  c.fact = {};
+  add(c.node, add(el('header', 'head'), h2, c.badge), c.tiers, c.facts);
+  c.chart = newChart(c);
+  c.decidedTitle = el('h3', '', 'What requests waited for');
+  c.decided = el('ul');
+  c.foot = el('p', 'small foot');
+  add(c.node, c.decidedTitle, c.decided, c.foot);
+  return c;
+}
+
+function showCard(c, p) {
+  c.policy = p;
+  showBadge(c, p);
+  fit(c.tiers, p.tiers.length, () => meterRow('tier'));
+  p.tiers.forEach((t, i) => showTier(c.tiers.children[i].parts, t, p));
+  showFacts(c, p);
+  const waits = p.decided.filter(d => d.seconds > 0);
+  c.decidedTitle.hidden = waits.length === 0;
+  fit(c.decided, waits.length, () => meterRow('share'));
+  waits.forEach((d, i) => {
+    const parts = c.decided.children[i].parts;
+    if (d.tier) tierName(parts, d.tier, d.policy, p.name);
+    else put(parts.name, 'no tier (a pause, for instance)');
+    put(parts.of, Math.round(d.share * 100) + ' % of the time');
+    parts.meter.value = d.share;
+    put(parts.note, plural(d.waits, 'wait') + ', ' + duration(d.seconds) + ' in all');
+  });
+}
+
+function showBadge(c, p) {
+  let text = '● Open', cls = '';
+  if (p.failure) [text, cls] = ['✕ ' + (p.failure === 'unavailable' ? 'The store does not answer' : 'State not known: ' + p.failure), 'hot'];
+  else if (p.closed_seconds > 0) [text, cls] = ['⊘ Banned ' + until(p.closed_seconds) + left(p.closed_seconds), 'hot'];
+  else if (p.paused_seconds > 0) [text, cls] = ['❙❙ Paused ' + until(p.paused_seconds) + left(p.paused_seconds), 'warm'];
+  else if (!p.watched) [text, cls] = ['Tiers are not watched', 'soft'];
+  put(c.badge, text);
+  c.badge.className = 'badge ' + cls;
+}
+
+const left = s => endless(s) ? '' : ', ' + duration(s);
+
+function showTier(parts, t, p) {
+  tierName(parts, t.tier, t.policy, p.name);
+  const unit = t.unit === 'requests' ? '' : ' ' + short(t.unit);
+  const percent = Math.floor(t.used / t.limit * 100);
+  put(parts.of, number(t.used) + ' of ' + number(t.limit) + unit + ' used' + (t.budget ? ', ' + percent + ' %' : ''));
+  parts.meter.max = t.limit;
+  parts.meter.value = Math.min(t.used, t.limit);
+  parts.meter.className = t.retry_after_seconds >= 1 || t.budget && percent >= 90 ? 'full' : '';
+  const [note, warm] = t.budget ? budgetNote(t) : [tierNote(t), false];
+  put(parts.note, note);
+  parts.note.className = warm ? 'small warm' : 'small';
+}
+
+function tierNote(t) {
+  if (t.retry_after_seconds < 0) return 'one more when one of them ends';
+  if (t.retry_after_seconds > 0) return 'one more in ' + duration(t.retry_after_seconds);
+  return 'room for ' + number(t.remaining);
+}
+
+function budgetNote(t) {
+  const end = t.period_end ? clock(Date.parse(t.period_end), false) : '';
+  if (t.remaining <= 0) return ['▲ spent; ' + (end ? 'the next period begins ' + end : tierNote(t)), true];
+  const room = number(t.remaining) + ' left' + (end ? ' until ' + end : '');
+  if (!t.projection) return [room, false];
+  const over = t.projection.over_seconds;
+  const since = over > 4000 ? 'At the rate of the period so far' : 'At the rate of the last ' + Math.floor(over / 60) + ' min';
+  if (!t.projection.spent_at) return [room + '. ' + since + ' it lasts the period', false];
+  return ['▲ ' + room + '. ' + since + ' it is spent ' + clock(Date.parse(t.projection.spent_at), false), true];
+}
+
+// showFact shows a number under its name, or removes it if the value is empty.
+function showFact(c, name, value, detail) {
+  let f = c.fact[name];
+  if (!value) {
+    if (f) f.node.remove();
+    delete c.fact[name];
+    return;
+  }
+  if (!f) {
+    f = c.fact[name] = {node: el('div'), value: el('dd'), detail: el('dd')};
+    add(c.facts, add(f.node, el('dt', '', name), f.value, f.detail));
+  }
+  put(f.value, value);
+  put(f.detail, detail);
+  f.detail.hidden = !detail;
+}
+
+function showFacts(c, p) {
+  const classes = ['interactive', 'normal', 'batch'].filter(k => p.counted && p.queued[k] > 0);
+  const queued = p.counted ? classes.reduce((n, k) => n + p.queued[k], 0) : p.waiting;
+  showFact(c, 'Queue', number(queued), classes.map(k => number(p.queued[k]) + ' ' + k).join(', '));
+  showFact(c, 'In flight', p.counted ? number(p.active) : '', '');
+  showFact(c, 'Longest wait', p.counted ? duration(p.longest_wait_seconds) : '', 'of the last minute');
+  put(c.foot, p.watched && !p.failure ? 'Guard interval ' + duration(p.guard_seconds) : '');
+  c.facts.hidden = Object.keys(c.fact).length === 0;
+}
+
+/* The last five minutes */
+
+const series = ['admitted', 'refused', 'limited'];
+const seriesNames = ['admitted', 'refused here', '429 from the provider'];
+
+function newChart(c) {
+  const t = {svg: shape('svg', {role: 'img'}), figure: el('figure')};
+  const key = el('figcaption', 'key');
+  t.keys = series.map((s, i) => add(key, el('span', 'k' + i)).lastChild);
+  t.grid = add(t.svg, shape('path', {class: 'grid'})).lastChild;
+  t.up = add(t.svg, shape('path', {class: 'up'})).lastChild;
+  t.down = add(t.svg, shape('path', {class: 'down'})).lastChild;
+  t.axis = add(t.svg, shape('path', {class: 'axis'})).lastChild;
+  t.mark = add(t.svg, shape('path', {class: 'mark'})).lastChild;
+  t.top = add(t.svg, shape('text', {x: 0, y: 8})).lastChild;
+  t.from = add(t.svg, shape('text', {x: 0, y: 102})).lastChild;
+  t.to = add(t.svg, shape('text', {y: 102, 'text-anchor': 'end'})).lastChild;
+  t.from.textContent = '5 min ago';
+  t.to.textContent = 'now';
+  t.details = el('details');
+  t.body = el('tbody');
+  const head = el('tr');
+  for (const h of ['Time', 'Admitted', 'Refused', '429']) add(head, el('th', '', h)).lastChild.scope = 'col';
+  const table = add(el('table'), el('caption', '', 'Requests in each ' + ROW + ' seconds'), add(el('thead'), head), t.body);
+  add(t.details, el('summary', '', 'As a table'), table);
+  t.details.addEventListener('toggle', () => showTable(c));
+  add(t.figure, t.svg, key);
+  t.title = el('h3', '', 'Requests per second, last five minutes');
+  add(c.node, t.title, t.figure, t.details);
+  return t;
+}
+
+// learn adds the history of an event, which may be a part, and moves the rest on to the second end.
+function learn(c, history, end) {
+  for (const s of series) {
+    const old = c.past[s], next = new Array(SECONDS).fill(0);
+    for (let i = 0; i < old.length; i++) {
+      const at = c.end - old.length + 1 + i - (end - SECONDS + 1);
+      if (at >= 0 && at < SECONDS) next[at] = old[i];
+    }
+    if (history) history[s].forEach((n, i) => {
+      const at = history.start + i - (end - SECONDS + 1);
+      if (at >= 0 && at < SECONDS) next[at] = n;
+    });
+    c.past[s] = next;
+  }
+  c.end = end;
+}
+
+// nice returns the top of an axis: 1, 2 or 5 times a power of ten.
+function nice(n) {
+  let top = 1;
+  for (let i = 0; top < n; i++) top *= i % 3 === 1 ? 2.5 : 2;
+  return top;
+}
+
+// steps returns the area of counts as a path. Each is a column of its own height above or below y.
+function steps(counts, x, y, scale) {
+  if (!counts.some(n => n > 0)) return '';
+  let d = 'M0 ' + y, level = 0;
+  counts.forEach((n, i) => {
+    if (n === level) return;
+    d += 'H' + x(i) + 'V' + (y - n * scale).toFixed(1);
+    level = n;
+  });
+  return d + 'H' + x(counts.length) + 'V' + y + 'Z';
+}
+
+// smooth returns the means of five seconds, so that the shape is calm.
+function smooth(counts) {
+  const means = [];
+  for (let i = 0; i < counts.length; i += 3) means.push((counts[i] + counts[i + 1] + counts[i + 2]) / 3);
+  return means;
+}
+
+function showChart(c) {
+  const t = c.chart, none = !c.policy.counted;
+  t.title.hidden = t.figure.hidden = t.details.hidden = none;
+  if (none) return;
+  const {admitted, refused, limited} = c.past;
+  const sums = [admitted, refused, limited].map(a => a.reduce((n, m) => n + m, 0));
+  const now = series.map(s => c.past[s].slice(-11, -1).reduce((n, m) => n + m, 0) / 10);
+  t.keys.forEach((k, i) => put(k, seriesNames[i] + ' ' + rate(now[i]) + '/s'));
+  t.svg.setAttribute('aria-label', 'Last five minutes: ' + number(sums[0]) + ' admitted, ' + number(sums[1]) + ' refused here, ' +
+    number(sums[2]) + ' refused by the provider');
+  const width = Math.round(t.svg.clientWidth);
+  if (!width) return; // not on the screen
+  const up = smooth(admitted), down = smooth(refused), marks = smooth(limited);
+  const most = Math.max(...up), least = Math.max(...down);
+  const height = 88, ruler = nice(Math.max(most, 0.5)), low = Math.min(least, ruler * 2);
+  const y = Math.round(12 + (height - 12) * ruler / (ruler + low));
+  const scale = (y - 12) / ruler, deep = low > 0 ? (height - y) / least : 0;
+  const x = i => (i * width / up.length).toFixed(1);
+  t.svg.setAttribute('viewBox', '0 0 ' + width + ' 104');
+  t.grid.setAttribute('d', 'M0 12H' + width);
+  put(t.top, number(ruler) + '/s');
+  t.up.setAttribute('d', steps(up, x, y, scale));
+  t.down.setAttribute('d', steps(down, x, y, -deep));
+  t.axis.setAttribute('d', 'M0 ' + y + 'H' + width);
+  let d = '';
+  marks.forEach((n, i) => {
+    if (n > 0) d += 'M' + ((i + .5) * width / up.length).toFixed(1) + ' ' + (y - 5) + 'l5 5l-5 5l-5 -5z';
+  });
+  t.mark.setAttribute('d', d);
+  t.to.setAttribute('x', width);
+}
+
+// showTable fills the table if it is open: a row for each ten seconds, the latest first.
+function showTable(c) {
+  const t = c.chart;
+  if (!t.details.open) return;
+  const end = c.end - c.end % ROW; // the end of the latest row that is complete
+  if (t.body.end === end) return;
+  t.body.end = end;
+  const rows = [];
+  for (let at = end - ROW; at > c.end - SECONDS; at -= ROW) {
+    const row = el('tr'), time = add(row, el('th', '', clock(at * 1000))).lastChild;
+    time.scope = 'row';
+    const from = at - (c.end - SECONDS + 1);
+    for (const s of series) add(row, el('td', '', number(c.past[s].slice(from, from + ROW).reduce((n, m) => n + m, 0))));
+    rows.push(row);
+  }
+  t.body.replaceChildren(...rows);
+}
+
+/* Pauses and bans */
+
+const alerts = new Map(); // by policy: when it ends, and the node
+
+// showAlerts changes only what has changed, because screen readers read each change.
+function showAlerts() {
+  const seen = new Set();
+  for (const c of cards.values()) {
+    const p = c.policy, hot = p.closed_seconds > 0, s = hot ? p.closed_seconds : p.paused_seconds;
+    if (!(s > 0)) continue;
+    seen.add(c.name);
+    const end = endless(s) ? Infinity : Date.parse(last.time) + s * 1000, old = alerts.get(c.name);
+    if (old && old.hot === hot && (old.end === end || Math.abs(old.end - end) < 1500)) continue;
+    const a = old || {node: $('alerts').appendChild(el('li')), link: el('a')};
+    a.link.href = '#' + c.node.id;
+    put(a.link, title(c.name));
+    a.node.replaceChildren(hot ? '⊘ Banned: ' : '❙❙ Paused: ', add(el('bdi'), a.link), ' ' + until(s));
+    a.node.className = hot ? 'hot' : '';
+    alerts.set(c.name, Object.assign(a, {end, hot}));
+  }
+  for (const [name, a] of alerts) if (!seen.has(name)) {
+    a.node.remove();
+    alerts.delete(name);
+  }
+  document.title = (seen.size ? '(' + seen.size + ') ' : '') + last.title;
+}
+
+/* States */
+
+// show shows a state. One that is not full has only the policies that have changed.
+function show(state, full) {
+  last = state;
+  const changed = new Map(state.policies.map(p => [p.name, p]));
+  if (full) {
+    for (const [name, c] of cards) if (!changed.has(name)) {
+      c.node.remove();
+      cards.delete(name);
+    }
+    let before = null;
+    for (const p of state.policies) {
+      if (!cards.has(p.name)) cards.set(p.name, newCard(p.name));
+      const node = cards.get(p.name).node, place = before ? before.nextSibling : $('policies').firstChild;
+      if (node !== place) $('policies').insertBefore(node, place);
+      before = node;
+    }
+  }
+  for (const [name, c] of cards) {
+    const p = changed.get(name);
+    if (p) showCard(c, p);
+    learn(c, p && p.history, state.second);
+    showChart(c);
+    showTable(c);
+  }
+  showAlerts();
+  $('empty').hidden = cards.size > 0;
+}
+
+/* The connection: events, and polling where there are none */
+
+let events = null, eventAt = 0, late = 0, hiddenAt = 0;
+
+function connect() {
+  if (events) events.close();
+  events = new EventSource('./events');
+  for (const kind of ['state', 'tick']) events.addEventListener(kind, e => {
+    if (kind === 'tick' && !last) return;
+    show(JSON.parse(e.data), kind === 'state');
+    say('Live');
+    eventAt = performance.now();
+    late = 0;
+  });
+  events.onerror = () => say('Connecting again…');
+}
+
+function say(text) {
+  $('live').hidden = false;
+  $('live').className = text === 'Live' ? '' : 'late';
+  put($('live'), text === 'Live' ? 'Live, ' + clock(Date.parse(last.time)) : text);
+}
+
+async function poll() {
+  try {
+    const response = await fetch('./state.json', {cache: 'no-store'});
+    if (!response.ok) throw new Error(response.status);
+    show(await response.json(), true);
+    put($('live'), 'Polling, ' + clock(Date.parse(last.time)));
+  } catch {
+    say(last ? 'No connection since ' + clock(Date.parse(last.time)) : 'No connection');
+  }
+}
+
+// watch asks for the state if no event has come for some seconds, and for events again after half a minute.
+function watch() {
+  if (document.hidden) {
+    hiddenAt = hiddenAt || performance.now();
+    if (events && performance.now() - hiddenAt > 60e3) { // nobody looks
+      events.close();
+      events = null;
+    }
+    return;
+  }
+  hiddenAt = 0;
+  if (!events) return connect();
+  if (performance.now() - eventAt < 4000) return;
+  if (late++ % 2 === 0) poll();
+  if (late % 15 === 0 || events.readyState === EventSource.CLOSED && late % 5 === 0) connect();
+}
+
+connect();
+setInterval(watch, 1000);
+document.addEventListener('visibilitychange', watch);
+addEventListener('resize', () => { for (const c of cards.values()) if (c.policy) showChart(c); });

@@ -1,0 +1,375 @@
+package page
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/apithrottle/throttle/observe"
+)
+
+// A State is what the page shows, and the body of state.json. Times that end in seconds are relative to
+// Time.
+type State struct {
+	Title    string    `json:"title"`
+	Time     time.Time `json:"time"`
+	Second   int64     `json:"second"` // Time as a History counts it, which may differ if the clock was set
+	Health   Health    `json:"health"`
+	Policies []Policy  `json:"policies"` // by name
+}
+
+// A Health is whether requests can be sent, and the body of health.
+type Health struct {
+	// OK reports that there is no problem. Watched is how many limiters were asked.
+	OK      bool `json:"ok"`
+	Watched int  `json:"watched"`
+
+	Problems []Problem `json:"problems"`
+}
+
+// A Problem is why a watched limiter admits nothing. A pause and a spent budget are none.
+type Problem struct {
+	Policy string `json:"policy"`
+
+	// Problem is "banned", or why the state of the limiter is not known, as observe.LimiterSnapshot
+	// has it: "unavailable" if the store did not answer in time, for instance.
+	Problem string `json:"problem"`
+
+	// Seconds is the time until the ban ends.
+	Seconds float64 `json:"seconds,omitempty"`
+}
+
+// A Policy is the state of a policy, of a limiter watched by Stats.Watch, or of both. The counts of a
+// policy are shown with the limiter of its name, or with the only watched limiter that has it.
+type Policy struct {
+	Name string `json:"name"`
+
+	// Watched reports that a limiter is watched. Without one there are counts only. Failure is why
+	// the limiter's state is not known; see Problem.
+	Watched bool   `json:"watched"`
+	Failure string `json:"failure,omitempty"`
+
+	Tiers []Tier `json:"tiers"`
+
+	// Counted reports that the policy has had requests and that Stats is its Observer. Queued is how many
+	// requests wait, by class. Active is how many admitted requests have a Permit or a Transport,
+	// and have not ended. Waiting is what the limiter itself reports.
+	Counted bool             `json:"counted"`
+	Queued  map[string]int64 `json:"queued,omitempty"`
+	Active  int64            `json:"active"`
+	Waiting int              `json:"waiting"`
+
+	// LongestWait is the longest wait that ended in the last minute.
+	LongestWait float64 `json:"longest_wait_seconds"`
+
+	Paused float64 `json:"paused_seconds"`
+	Closed float64 `json:"closed_seconds"`
+	Guard  float64 `json:"guard_seconds"`
+
+	// Decided has the tiers that decided how long requests waited since the program started, the one
+	// that cost most time first.
+	Decided []Decided `json:"decided"`
+
+	History History `json:"history"`
+}
+
+// A Tier is the state of a tier.
+type Tier struct {
+	observe.TierSnapshot
+
+	// Projection is when a budget will be spent. It is nil for other tiers, and if it is not known.
+	Projection *Projection `json:"projection,omitempty"`
+}
+
+// A Projection is when a budget will be spent if as much is spent as in the time before.
+type Projection struct {
+	// SpentAt is when the budget will be spent. If nil, it lasts until the end of the period.
+	SpentAt *time.Time `json:"spent_at"`
+
+	// Over is the time in which the rate was measured.
+	Over float64 `json:"over_seconds"`
+}
+
+// Decided is how long requests have waited because of one tier. The Tier is empty for waits that no tier
+// decided: pauses, for instance.
+type Decided struct {
+	Policy  string  `json:"policy"`
+	Tier    string  `json:"tier"`
+	Waits   uint64  `json:"waits"`
+	Seconds float64 `json:"seconds"`
+	Share   float64 `json:"share"` // of the Seconds of all
+}
+
+// A History has the counts of consecutive seconds, the last of which has not ended.
+type History struct {
+	Start    int64    `json:"start"` // the first second, in Unix time
+	Admitted []uint64 `json:"admitted"`
+	Refused  []uint64 `json:"refused"` // by the limiter; requests whose context was canceled are none
+	Limited  []uint64 `json:"limited"` // responses that refused for lack of quota, such as 429s
+}
+
+const (
+	historySeconds = 300
+	maxAge         = time.Second // of the state that a request receives
+)
+
+// last returns the history of the last n seconds.
+func (h History) last(n int) History {
+	skip := max(0, len(h.Admitted)-n)
+	return History{h.Start + int64(skip), h.Admitted[skip:], h.Refused[skip:], h.Limited[skip:]}
+}
+
+// quiet reports whether nothing happened.
+func (h History) quiet() bool {
+	happened := func(n uint64) bool { return n > 0 }
+	return !slices.ContainsFunc(slices.Concat(h.Admitted, h.Refused, h.Limited), happened)
+}
+
+// A source makes states, one at a time, and keeps the latest.
+type source struct {
+	stats *observe.Stats
+	title string
+
+	mu      sync.Mutex // guards all below
+	latest  *State
+	madeAt  time.Time
+	making  chan struct{}           // closed when the state is made that somebody makes; nil if nobody does
+	budgets map[budgetKey]*spending // only touched by the one who makes a state
+	names   map[string]string       // policies by limiter; likewise
+}
+
+// state returns a state that is no older than age. A caller whose context ends receives its error. The
+// state itself is made without the context, because others may wait for it.
+func (s *source) state(ctx context.Context, age time.Duration) (*State, error) {
+	for {
+		s.mu.Lock()
+		if s.latest != nil && time.Since(s.madeAt) < age {
+			defer s.mu.Unlock()
+			return s.latest, nil
+		}
+		making := s.making
+		if making == nil {
+			s.making = make(chan struct{})
+			s.mu.Unlock()
+			return s.renew(), nil
+		}
+		s.mu.Unlock()
+		select {
+		case <-making:
+			age = max(age, maxAge) // what was made while we waited is new enough
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// renew makes a state. The caller has set s.making.
+func (s *source) renew() (made *State) {
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if made != nil {
+			s.latest, s.madeAt = made, time.Now()
+		}
+		close(s.making)
+		s.making = nil
+	}()
+	return s.read(s.stats.Snapshot())
+}
+
+// read returns the state of a snapshot.
+func (s *source) read(snap observe.Snapshot) *State {
+	state := &State{
+		Title: s.title, Time: snap.Time.UTC(), Second: snap.Second, Policies: []Policy{},
+		Health: Health{Watched: len(snap.Limiters), Problems: []Problem{}},
+	}
+	limiterOf := s.limiterOf(snap)
+	counts := make(map[string]observe.PolicySnapshot) // by the name they are shown under
+	for _, p := range snap.Policies {
+		counts[cmp.Or(limiterOf[p.Policy], p.Policy)] = p
+	}
+	for _, l := range snap.Limiters {
+		p := newPolicy(l.Name, snap.Second)
+		s.watch(&p, l, snap.Time)
+		state.Health.add(p)
+		if c, ok := counts[l.Name]; ok {
+			p.count(c, snap.Second)
+			delete(counts, l.Name)
+		}
+		state.Policies = append(state.Policies, p)
+	}
+	for name, c := range counts {
+		p := newPolicy(name, snap.Second)
+		p.count(c, snap.Second)
+		state.Policies = append(state.Policies, p)
+	}
+	slices.SortFunc(state.Policies, func(a, b Policy) int { return cmp.Compare(a.Name, b.Name) })
+	state.Health.OK = len(state.Health.Problems) == 0
+	s.forget(snap.Time)
+	return state
+}
+
+// limiterOf returns the limiter that is shown with each policy's counts: the one of the same name, or
+// the only one of the policy.
+func (s *source) limiterOf(snap observe.Snapshot) map[string]string {
+	names := make(map[string]string) // of policies, by limiter; while a store is away, as before
+	for _, l := range snap.Limiters {
+		names[l.Name] = l.Policy
+		if l.Failed {
+			names[l.Name] = s.names[l.Name]
+		}
+	}
+	s.names = names
+	of := make(map[string]string)
+	for limiter, policy := range names {
+		switch _, several := of[policy]; {
+		case policy == "": // it was never known
+		case several:
+			of[policy] = ""
+		default:
+			of[policy] = limiter
+		}
+	}
+	for limiter := range names {
+		of[limiter] = limiter
+	}
+	return of
+}
+
+func newPolicy(name string, second int64) Policy {
+	return Policy{Name: name, Tiers: []Tier{}, Decided: []Decided{}, History: History{
+		second - historySeconds + 1, make([]uint64, historySeconds), make([]uint64, historySeconds), make([]uint64, historySeconds),
+	}}
+}
+
+// watch adds the state of a limiter.
+func (s *source) watch(p *Policy, l observe.LimiterSnapshot, now time.Time) {
+	p.Watched, p.Failure, p.Waiting = true, l.Failure, l.Waiting
+	p.Paused, p.Closed, p.Guard = l.Paused, l.Closed, l.Guard
+	for _, t := range l.Tiers {
+		p.Tiers = append(p.Tiers, Tier{t, s.project(l.Name, t, now)})
+	}
+}
+
+// count adds the counts of a policy.
+func (p *Policy) count(c observe.PolicySnapshot, second int64) {
+	p.Counted, p.Queued, p.Active = true, c.Queued, c.Active
+	for _, b := range c.Seconds {
+		i := b.At - p.History.Start
+		if i < 0 || i >= historySeconds {
+			continue
+		}
+		for result, n := range b.Requests {
+			switch result {
+			case "admitted":
+				p.History.Admitted[i] += n
+			case "canceled":
+			default:
+				p.History.Refused[i] += n
+			}
+		}
+		p.History.Limited[i] = b.Responses["limited"] + b.Responses["banned"]
+		if b.At > second-60 {
+			p.LongestWait = max(p.LongestWait, b.Waits.Max)
+		}
+	}
+	p.Decided = decided(c.Waits)
+}
+
+// decided returns which tiers decided the waits of admitted requests.
+func decided(waits []observe.WaitCount) []Decided {
+	type key struct{ policy, tier string }
+	sums, total := make(map[key]Decided), 0.0
+	for _, w := range waits {
+		if w.Result == "admitted" {
+			d := sums[key{w.By, w.Tier}]
+			sums[key{w.By, w.Tier}] = Decided{Policy: w.By, Tier: w.Tier, Waits: d.Waits + w.Count, Seconds: d.Seconds + w.Sum}
+			total += w.Sum
+		}
+	}
+	all := slices.SortedFunc(maps.Values(sums), func(a, b Decided) int {
+		return cmp.Or(cmp.Compare(b.Seconds, a.Seconds), cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Tier, b.Tier))
+	})
+	for i := range all {
+		all[i].Share = all[i].Seconds / max(total, math.SmallestNonzeroFloat64)
+	}
+	if all == nil {
+		return []Decided{}
+	}
+	return all
+}
+
+// add adds the problem of a policy, if it has one.
+func (h *Health) add(p Policy) {
+	switch {
+	case p.Failure != "":
+		h.Problems = append(h.Problems, Problem{Policy: p.Name, Problem: p.Failure})
+	case p.Closed > 0:
+		h.Problems = append(h.Problems, Problem{Policy: p.Name, Problem: "banned", Seconds: p.Closed})
+	}
+}
+
+// A budgetKey names a budget of a watched limiter.
+type budgetKey struct{ limiter, policy, tier string }
+
+// A spending is what was spent of a budget in its present period, at most once a minute.
+type spending struct {
+	start   time.Time // of the period
+	samples []sample
+}
+
+type sample struct {
+	at   time.Time
+	used int64
+}
+
+const (
+	sampleEvery = time.Minute
+	sampleFor   = time.Hour
+)
+
+// project returns when a budget will be spent, at the rate since the oldest sample of the last hour, or
+// since the start of the period if that sample is younger than a minute.
+func (s *source) project(limiter string, t observe.TierSnapshot, now time.Time) *Projection {
+	if !t.Budget || t.PeriodStart == nil || t.Remaining <= 0 {
+		return nil
+	}
+	key := budgetKey{limiter, t.Policy, t.Tier}
+	b := s.budgets[key]
+	if b == nil || !b.start.Equal(*t.PeriodStart) {
+		b = &spending{start: *t.PeriodStart}
+		s.budgets[key] = b
+	}
+	if n := len(b.samples); n == 0 || now.Sub(b.samples[n-1].at) >= sampleEvery {
+		b.samples = append(b.samples, sample{now, t.Used})
+	}
+	for len(b.samples) > 1 && now.Sub(b.samples[1].at) >= sampleFor {
+		b.samples = b.samples[1:]
+	}
+	from := b.samples[0]
+	if now.Sub(from.at) < sampleEvery {
+		from = sample{b.start, 0}
+	}
+	over := now.Sub(from.at)
+	if over < sampleEvery {
+		return nil
+	}
+	p := &Projection{Over: over.Seconds()}
+	left := float64(t.Remaining) / float64(max(0, t.Used-from.used)) * over.Seconds()
+	if left < t.PeriodEnd.Sub(now).Seconds() {
+		at := now.Add(time.Duration(left * float64(time.Second))).UTC()
+		p.SpentAt = &at
+	}
+	return p
+}
+
+// forget drops budgets that were not seen for an hour.
+func (s *source) forget(now time.Time) {
+	maps.DeleteFunc(s.budgets, func(_ budgetKey, b *spending) bool {
+		return now.Sub(b.samples[len(b.samples)-1].at) > sampleFor
+	})
+}
