@@ -70,7 +70,7 @@ type Options struct {
 //go:embed assets
 var assets embed.FS
 
-var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{"word": word}).ParseFS(assets, "assets/page.html"))
+var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{"word": word, "short": short}).ParseFS(assets, "assets/page.html"))
 
 // word returns the state of a policy for browsers without JavaScript.
 func word(p Policy) string {
@@ -85,6 +85,14 @@ func word(p Policy) string {
 		return "not watched"
 	}
 	return "open"
+}
+
+// short returns the beginning of a long name.
+func short(name string) string {
+	if runes := []rune(name); len(runes) > 120 {
+		return string(runes[:100]) + "…"
+	}
+	return name
 }
 
 // contentSecurityPolicy allows what the page loads from its own address, and nothing else.

@@ -4,6 +4,7 @@
 
 const SECONDS = 300; // of the history
 const ROW = 10; // seconds in a row of a table
+const COLUMN = 3; // seconds in a column of a chart
 const $ = id => document.getElementById(id);
 const cards = new Map(); // by the name of the policy
 let last = null; // the state without histories
@@ -85,6 +86,14 @@ function meterRow(cls) {
   return li;
 }
 
+function fill(meter, value, max) {
+  value = Math.min(value, max);
+  meter.max = max;
+  meter.value = value;
+  const part = value / max * 100;
+  meter.style.setProperty('--part', (value > 0 ? Math.max(part, 1) : 0).toFixed(2) + '%');
+}
+
 // tierName writes "10,000/h" and, smaller, the options and the policy behind it.
 function tierName(parts, tier, policy, own) {
   const cut = tier.search(/[; ]/);
@@ -134,7 +143,7 @@ function showCard(c, p) {
     if (d.tier) tierName(parts, d.tier, d.policy, p.name);
     else put(parts.name, 'no tier (a pause, for instance)');
     put(parts.of, Math.round(d.share * 100) + ' % of the time');
-    parts.meter.value = d.share;
+    fill(parts.meter, d.share, 1);
     put(parts.note, plural(d.waits, 'wait') + ', ' + duration(d.seconds) + ' in all');
   });
 }
@@ -156,10 +165,9 @@ function showTier(parts, t, p) {
   const unit = t.unit === 'requests' ? '' : ' ' + short(t.unit);
   const percent = Math.floor(t.used / t.limit * 100);
   put(parts.of, number(t.used) + ' of ' + number(t.limit) + unit + ' used' + (t.budget ? ', ' + percent + ' %' : ''));
-  parts.meter.max = t.limit;
-  parts.meter.value = Math.min(t.used, t.limit);
+  fill(parts.meter, t.used, t.limit);
   parts.meter.className = t.retry_after_seconds >= 1 || t.budget && percent >= 90 ? 'full' : '';
-  const [note, warm] = t.budget ? budgetNote(t) : [tierNote(t), false];
+  const [note, warm] = t.budget ? budgetNote(t) : [tierNote(t) + after(p), false];
   put(parts.note, note);
   parts.note.className = warm ? 'small warm' : 'small';
 }
@@ -169,6 +177,9 @@ function tierNote(t) {
   if (t.retry_after_seconds > 0) return 'one more in ' + duration(t.retry_after_seconds);
   return 'room for ' + number(t.remaining);
 }
+
+// after says that nothing is admitted before the end of a pause or ban.
+const after = p => p.closed_seconds > 0 ? ', after the ban' : p.paused_seconds > 0 ? ', after the pause' : '';
 
 function budgetNote(t) {
   const end = t.period_end ? clock(Date.parse(t.period_end), false) : '';
@@ -203,7 +214,7 @@ function showFacts(c, p) {
   const queued = p.counted ? classes.reduce((n, k) => n + p.queued[k], 0) : p.waiting;
   showFact(c, 'Queue', number(queued), classes.map(k => number(p.queued[k]) + ' ' + k).join(', '));
   showFact(c, 'In flight', p.counted ? number(p.active) : '', '');
-  showFact(c, 'Longest wait', p.counted ? duration(p.longest_wait_seconds) : '', 'of the last minute');
+  showFact(c, 'Longest wait', p.counted ? duration(p.longest_wait_seconds) : '', 'last minute');
   put(c.foot, p.watched && !p.failure ? 'Guard interval ' + duration(p.guard_seconds) : '');
   c.facts.hidden = Object.keys(c.fact).length === 0;
 }
@@ -211,7 +222,7 @@ function showFacts(c, p) {
 /* The last five minutes */
 
 const series = ['admitted', 'refused', 'limited'];
-const seriesNames = ['admitted', 'refused here', '429 from the provider'];
+const seriesNames = ['admitted', 'refused', '429'];
 
 function newChart(c) {
   const t = {svg: shape('svg', {role: 'img'}), figure: el('figure')};
@@ -264,23 +275,29 @@ function nice(n) {
   return top;
 }
 
-// steps returns the area of counts as a path. Each is a column of its own height above or below y.
-function steps(counts, x, y, scale) {
-  if (!counts.some(n => n > 0)) return '';
-  let d = 'M0 ' + y, level = 0;
-  counts.forEach((n, i) => {
-    if (n === level) return;
-    d += 'H' + x(i) + 'V' + (y - n * scale).toFixed(1);
-    level = n;
-  });
-  return d + 'H' + x(counts.length) + 'V' + y + 'Z';
+// columns returns the seconds of the chart's columns, from and to. Columns begin at multiples of COLUMN
+// seconds, so that they keep their shape while they move. The last second has not ended and is left out.
+function columns(end) {
+  const all = [];
+  for (let i = 0; i < SECONDS - 1; i++) {
+    if (i === 0 || (end - SECONDS + 1 + i) % COLUMN === 0) all.push({from: i, to: i});
+    all.at(-1).to++;
+  }
+  return all;
 }
 
-// smooth returns the means of five seconds, so that the shape is calm.
-function smooth(counts) {
-  const means = [];
-  for (let i = 0; i < counts.length; i += 3) means.push((counts[i] + counts[i + 1] + counts[i + 2]) / 3);
-  return means;
+const sum = counts => counts.reduce((n, m) => n + m, 0);
+const means = (counts, cols) => cols.map(k => sum(counts.slice(k.from, k.to)) / (k.to - k.from));
+
+// steps returns the area between y and columns of some heights as a path.
+function steps(heights, cols, x, y) {
+  if (heights.every(h => h === 0)) return '';
+  let d = 'M0 ' + y, level = 0;
+  heights.forEach((h, i) => {
+    if (h !== level) d += 'H' + x(cols[i].from) + 'V' + (y - h).toFixed(1);
+    level = h;
+  });
+  return d + 'H' + x(SECONDS - 1) + 'V' + y + 'Z';
 }
 
 function showChart(c) {
@@ -288,28 +305,28 @@ function showChart(c) {
   t.title.hidden = t.figure.hidden = t.details.hidden = none;
   if (none) return;
   const {admitted, refused, limited} = c.past;
-  const sums = [admitted, refused, limited].map(a => a.reduce((n, m) => n + m, 0));
-  const now = series.map(s => c.past[s].slice(-11, -1).reduce((n, m) => n + m, 0) / 10);
+  const sums = series.map(s => sum(c.past[s]));
+  const now = series.map(s => sum(c.past[s].slice(-11, -1)) / 10);
   t.keys.forEach((k, i) => put(k, seriesNames[i] + ' ' + rate(now[i]) + '/s'));
   t.svg.setAttribute('aria-label', 'Last five minutes: ' + number(sums[0]) + ' admitted, ' + number(sums[1]) + ' refused here, ' +
     number(sums[2]) + ' refused by the provider');
   const width = Math.round(t.svg.clientWidth);
   if (!width) return; // not on the screen
-  const up = smooth(admitted), down = smooth(refused), marks = smooth(limited);
+  const cols = columns(c.end), up = means(admitted, cols), down = means(refused, cols);
   const most = Math.max(...up), least = Math.max(...down);
   const height = 88, ruler = nice(Math.max(most, 0.5)), low = Math.min(least, ruler * 2);
   const y = Math.round(12 + (height - 12) * ruler / (ruler + low));
   const scale = (y - 12) / ruler, deep = low > 0 ? (height - y) / least : 0;
-  const x = i => (i * width / up.length).toFixed(1);
+  const x = second => (second * width / (SECONDS - 1)).toFixed(1);
   t.svg.setAttribute('viewBox', '0 0 ' + width + ' 104');
   t.grid.setAttribute('d', 'M0 12H' + width);
   put(t.top, number(ruler) + '/s');
-  t.up.setAttribute('d', steps(up, x, y, scale));
-  t.down.setAttribute('d', steps(down, x, y, -deep));
+  t.up.setAttribute('d', steps(up.map(n => n * scale), cols, x, y));
+  t.down.setAttribute('d', steps(down.map(n => -n * deep), cols, x, y));
   t.axis.setAttribute('d', 'M0 ' + y + 'H' + width);
   let d = '';
-  marks.forEach((n, i) => {
-    if (n > 0) d += 'M' + ((i + .5) * width / up.length).toFixed(1) + ' ' + (y - 5) + 'l5 5l-5 5l-5 -5z';
+  means(limited, cols).forEach((n, i) => {
+    if (n > 0) d += 'M' + x((cols[i].from + cols[i].to) / 2) + ' ' + (y - 5) + 'l5 5l-5 5l-5 -5z';
   });
   t.mark.setAttribute('d', d);
   t.to.setAttribute('x', width);
@@ -327,7 +344,7 @@ function showTable(c) {
     const row = el('tr'), time = add(row, el('th', '', clock(at * 1000))).lastChild;
     time.scope = 'row';
     const from = at - (c.end - SECONDS + 1);
-    for (const s of series) add(row, el('td', '', number(c.past[s].slice(from, from + ROW).reduce((n, m) => n + m, 0))));
+    for (const s of series) add(row, el('td', '', number(sum(c.past[s].slice(from, from + ROW)))));
     rows.push(row);
   }
   t.body.replaceChildren(...rows);
