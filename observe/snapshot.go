@@ -322,7 +322,7 @@ func failureOf(err error) string {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return resultNames[unavailable]
 	}
-	return resultNames[resultOf(err)]
+	return throttle.RefusedInfo{Err: err}.Result()
 }
 
 // period returns the bounds of the present period of a Calendar tier, and nil for others.

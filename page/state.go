@@ -332,8 +332,9 @@ const (
 	sampleFor   = time.Hour
 )
 
-// project returns when a budget will be spent, at the rate since the oldest sample of the last hour, or
-// since the start of the period if that sample is younger than a minute.
+// project returns when a budget will be spent, at the rate since the latest sample that is an hour old.
+// If there is none, the rate is since the oldest sample, or since the start of the period if that sample
+// is younger than a minute.
 func (s *source) project(limiter string, t observe.TierSnapshot, now time.Time) *Projection {
 	if !t.Budget || t.PeriodStart == nil || t.Remaining <= 0 {
 		return nil

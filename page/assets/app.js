@@ -187,7 +187,8 @@ function budgetNote(t) {
   const room = number(t.remaining) + ' left' + (end ? ' until ' + end : '');
   if (!t.projection) return [room, false];
   const over = t.projection.over_seconds;
-  const since = over > 4000 ? 'At the rate of the period so far' : 'At the rate of the last ' + Math.floor(over / 60) + ' min';
+  const all = Math.abs(Date.parse(last.time) - Date.parse(t.period_start) - over * 1000) < 1000;
+  const since = 'At the rate of the ' + (all ? 'period so far' : 'last ' + duration(over));
   if (!t.projection.spent_at) return [room + '. ' + since + ' it lasts the period', false];
   return ['▲ ' + room + '. ' + since + ' it is spent ' + clock(Date.parse(t.projection.spent_at), false), true];
 }

@@ -1,0 +1,308 @@
+package page_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/observe"
+	"github.com/apithrottle/throttle/page"
+	"github.com/apithrottle/throttle/store"
+)
+
+// A countingStore counts the calls of Status. While away, its quotas do not answer.
+type countingStore struct {
+	local.Store
+	status atomic.Int64
+	away   atomic.Bool
+}
+
+type countingQuota struct {
+	store.Quota
+	store *countingStore
+}
+
+func (s *countingStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan)
+	return countingQuota{q, s}, err
+}
+
+func (q countingQuota) Status(ctx context.Context) (store.Status, error) {
+	q.store.status.Add(1)
+	if q.store.away.Load() {
+		<-ctx.Done()
+		return store.Status{}, ctx.Err()
+	}
+	return q.Quota.Status(ctx)
+}
+
+// stateOf returns the body of state.json.
+func stateOf(t *testing.T, h http.Handler) page.State {
+	t.Helper()
+	return decode[page.State](t, get(h, "GET", "/state.json").Body.String())
+}
+
+// TestHealth checks what health reports, and that probes don't reach the store more than once a second.
+func TestHealth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stats, s := observe.NewStats(), new(countingStore)
+		l := watched(t, stats, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, s)
+		h := page.New(page.Options{Stats: stats})
+		expect := func(when string, status int, body string) {
+			t.Helper()
+			time.Sleep(time.Second)
+			if w := get(h, "GET", "/health"); w.Code != status || strings.TrimSpace(w.Body.String()) != body {
+				t.Errorf("%s: %d %s, want %d %s", when, w.Code, w.Body, status, body)
+			}
+		}
+		const open = `{"ok":true,"watched":1,"problems":[]}`
+		expect("open", 200, open)
+		if err := l.Pause(t.Context(), 10*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		expect("paused", 200, open)
+		time.Sleep(10 * time.Second)
+		p, err := l.Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Refused(t.Context(), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		p.Release()
+		expect("banned", 503, `{"ok":false,"watched":1,"problems":[{"policy":"api","problem":"banned","seconds":3599}]}`)
+		time.Sleep(time.Hour)
+		expect("open again", 200, open)
+		s.away.Store(true)
+		expect("away", 503, `{"ok":false,"watched":1,"problems":[{"policy":"api","problem":"unavailable"}]}`)
+		s.away.Store(false)
+		expect("back", 200, open)
+
+		time.Sleep(time.Second)
+		before := s.status.Load()
+		s.away.Store(true) // the slowest case
+		var probes sync.WaitGroup
+		for range 1000 {
+			probes.Go(func() {
+				if w := get(h, "GET", "/health"); w.Code != 503 {
+					t.Errorf("while away: %d", w.Code)
+				}
+			})
+		}
+		probes.Wait()
+		if n := s.status.Load() - before; n != 1 {
+			t.Errorf("1000 probes made %d calls", n)
+		}
+	})
+}
+
+// TestProbeGoesAway checks that a client that leaves while a state is made neither waits nor spoils it
+// for others.
+func TestProbeGoesAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stats, s := observe.NewStats(), new(countingStore)
+		watched(t, stats, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, s)
+		s.away.Store(true)
+		h := page.New(page.Options{Stats: stats})
+		var wg sync.WaitGroup
+		for i := range 2 {
+			ctx, cancel := context.WithCancel(t.Context())
+			wg.Go(func() {
+				began := time.Now()
+				w := newRecorder()
+				h.ServeHTTP(w, request(ctx, "/health"))
+				if took := time.Since(began); i == 1 && (took != time.Millisecond || w.body() != "") {
+					t.Errorf("the client that left had %q after %v", w.body(), took)
+				}
+			})
+			synctest.Wait()
+			if i == 1 {
+				time.AfterFunc(time.Millisecond, cancel)
+			}
+			defer cancel()
+		}
+		wg.Wait()
+		if got := stateOf(t, h); !slices.Equal(got.Health.Problems, []page.Problem{{Policy: "api", Problem: "unavailable"}}) {
+			t.Errorf("%+v", got.Health)
+		}
+	})
+}
+
+// TestState checks what state.json contains after some traffic.
+func TestState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stats := observe.NewStats()
+		l := watched(t, stats, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(2), throttle.PerHour(100)}, MaxQueue: 3}, nil)
+		h := page.New(page.Options{Stats: stats, Title: "My limits"})
+		time.Sleep(time.Minute)
+		var callers sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		for i := range 6 { // two go, three wait, one is refused
+			callers.Go(func() {
+				class := []throttle.Class{throttle.Normal, throttle.Interactive, throttle.Batch}[i%3]
+				if p, err := l.Acquire(throttle.WithClass(ctx, class), nil); err == nil {
+					defer p.Release()
+					<-ctx.Done()
+				}
+			})
+			synctest.Wait()
+		}
+		state := stateOf(t, h)
+		if state.Title != "My limits" || !state.Time.Equal(time.Now()) || state.Second != time.Now().Unix() || len(state.Policies) != 1 {
+			t.Fatalf("%+v", state)
+		}
+		p := state.Policies[0]
+		if !p.Watched || !p.Counted || p.Active != 2 || p.Waiting != 3 || fmt.Sprint(p.Queued) != "map[batch:1 interactive:1 normal:1]" || p.Guard != .05 {
+			t.Errorf("%+v", p)
+		}
+		if len(p.Tiers) != 2 || p.Tiers[0].Used != 2 || p.Tiers[0].Remaining != 0 || p.Tiers[0].RetryAfter <= 0 || p.Tiers[1].Remaining != 98 {
+			t.Errorf("%+v", p.Tiers)
+		}
+		time.Sleep(2500 * time.Millisecond) // all have gone
+		cancel()
+		callers.Wait()
+		stats.Observer().Answered(t.Context(), throttle.AnsweredInfo{Policy: "api", Kind: answers.Limited, Status: 429})
+		stats.Observer().Refused(t.Context(), throttle.RefusedInfo{Policy: "api", Err: context.Canceled})
+		stats.Observer().Admitted(t.Context(), throttle.AdmittedInfo{Policy: "other", Queued: true, Waited: time.Second}) // after a pause
+		time.Sleep(time.Second)
+		state = stateOf(t, h)
+		p = state.Policies[0]
+		n := len(p.History.Admitted)
+		if n != 300 || p.History.Start+int64(n)-1 != state.Second {
+			t.Errorf("%d seconds from %d at %d", n, p.History.Start, state.Second)
+		}
+		if got := fmt.Sprint(p.History.Admitted[n-4:], p.History.Refused[n-4:], p.History.Limited[n-4:]); got != "[2 2 1 0] [1 0 0 0] [0 0 1 0]" &&
+			got != "[0 2 2 1] [0 1 0 0] [0 0 0 1]" {
+			t.Errorf("history %s", got)
+		}
+		if len(p.Decided) != 1 || p.Decided[0].Tier != "2/s" || p.Decided[0].Waits != 3 || p.Decided[0].Share != 1 || p.LongestWait < 2 {
+			t.Errorf("%+v, longest %v", p.Decided, p.LongestWait)
+		}
+		if other := state.Policies[1]; other.Name != "other" || other.Watched || other.Decided[0].Tier != "" || len(state.Health.Problems) != 0 {
+			t.Errorf("%+v", other)
+		}
+	})
+}
+
+// TestNames checks under which name counts are shown.
+func TestNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stats, s := observe.NewStats(), new(countingStore)
+		for _, test := range []struct{ policy, name string }{
+			{"same", "same"}, {"one", "renamed"}, {"two", "two a"}, {"two", "two b"},
+		} {
+			p := throttle.Policy{Name: test.policy, Tiers: []throttle.Tier{throttle.PerSecond(5)}, Observer: stats.Observer()}
+			l, err := throttle.New(p, s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := stats.Watch(test.name, l); err != nil {
+				t.Fatal(err)
+			}
+			l.Allow()
+		}
+		h := page.New(page.Options{Stats: stats})
+		for _, away := range []bool{false, true} {
+			s.away.Store(away)
+			time.Sleep(2 * time.Second)
+			var got []string
+			for _, p := range stateOf(t, h).Policies {
+				got = append(got, fmt.Sprintf("%s: %v %v %s", p.Name, p.Watched, p.Counted, p.Failure))
+			}
+			failure := map[bool]string{true: " unavailable", false: " "}[away]
+			want := []string{"renamed: true true" + failure, "same: true true" + failure, "two: false true ", "two a: true false" + failure, "two b: true false" + failure}
+			if strings.Join(got, "|") != strings.Join(want, "|") {
+				t.Errorf("away %v: %q, want %q", away, got, want)
+			}
+		}
+	})
+}
+
+// TestProjection checks when a budget will be spent.
+func TestProjection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // from midnight UTC of 1 January 2000
+		stats := observe.NewStats()
+		l := watched(t, stats, throttle.Policy{Name: "llm", Tiers: []throttle.Tier{throttle.Budget(2400, "usd", throttle.Day)}}, nil)
+		h := page.New(page.Options{Stats: stats})
+		spend := func(n int64) {
+			t.Helper()
+			if _, err := l.TryAcquire(throttle.Cost{"usd": n}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		expect := func(when, want string) {
+			t.Helper()
+			p, got := stateOf(t, h).Policies[0].Tiers[0].Projection, "unknown"
+			if p != nil {
+				got = fmt.Sprint("lasts, ", p.Over)
+				if p.SpentAt != nil {
+					got = p.SpentAt.Format("15:04:05") + fmt.Sprint(", ", p.Over)
+				}
+			}
+			if got != want {
+				t.Errorf("%s: %s, want %s", when, got, want)
+			}
+		}
+		expect("at the beginning", "unknown")
+		time.Sleep(30 * time.Second)
+		spend(10)
+		expect("half a minute later", "unknown")
+		time.Sleep(30*time.Second + time.Hour - time.Minute)
+		spend(190)
+		expect("200 in the first hour", "12:00:00, 3600")
+		time.Sleep(time.Minute)
+		expect("while nothing is spent", "12:12:00, 3660")
+		time.Sleep(2 * time.Hour)
+		expect("first look after hours", "lasts, 7200")
+		for range 150 { // somebody looks all the time
+			time.Sleep(time.Minute)
+			stateOf(t, h)
+		}
+		spend(100)
+		time.Sleep(time.Minute)
+		expect("100 in the last hour", "lasts, 3600")
+		spend(100)
+		time.Sleep(time.Second)
+		expect("200 in the last hour", "15:32:11, 3601")
+		time.Sleep(time.Minute)
+		spend(2000)
+		expect("spent", "unknown")
+		time.Sleep(20 * time.Hour)
+		expect("the next day", "lasts, 240")
+	})
+}
+
+// TestManyPolicies checks 200 policies, and that a budget or a tier of each is no burden.
+func TestManyPolicies(t *testing.T) {
+	stats := observe.NewStats()
+	for i := range 250 {
+		name := fmt.Sprintf("policy %03d", i)
+		l, err := throttle.New(throttle.Policy{Name: name, Tiers: []throttle.Tier{throttle.PerSecond(5)}, Observer: stats.Observer()}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stats.Watch(name, l); (err == nil) != (i < 200) {
+			t.Fatal(i, err)
+		}
+		l.Allow()
+	}
+	h := page.New(page.Options{Stats: stats})
+	state := stateOf(t, h)
+	if n := len(state.Policies); n != 201 || !state.Policies[17].Counted || !state.Policies[17].Watched || state.Policies[0].Name != "_OTHER" {
+		t.Errorf("%d policies, %+v", n, state.Policies[0].Name)
+	}
+	if body := get(h, "GET", "/").Body.String(); strings.Count(body, "5/s") != 200 {
+		t.Errorf("%d tiers in the page", strings.Count(body, "5/s"))
+	}
+}
