@@ -279,7 +279,7 @@ func TestProjection(t *testing.T) {
 		spend(2000)
 		expect("spent", "unknown")
 		time.Sleep(20 * time.Hour)
-		expect("the next day", "lasts, 240")
+		expect("the next day", "lasts, 5581")
 	})
 }
 
