@@ -108,7 +108,8 @@ function tierName(parts, tier, policy, own) {
 /* A policy */
 
 function newCard(name) {
-  const c = {name, past: {admitted: [], refused: [], limited: []}, end: 0};
+  const c = {name, past: {}, end: 0};
+  for (const s of series) c.past[s] = new Array(SECONDS).fill(0);
   c.node = el('article', 'card');
   c.node.id = newID();
   const h2 = el('h2');
@@ -225,6 +226,15 @@ function showFacts(c, p) {
 const series = ['admitted', 'refused', 'limited'];
 const seriesNames = ['admitted', 'refused', '429'];
 
+// widths learns how wide charts are. To ask for it while the page changes would be slow.
+const widths = new ResizeObserver(entries => {
+  for (const e of entries) {
+    const c = e.target.card;
+    c.chart.width = Math.round(e.contentRect.width);
+    showChart(c);
+  }
+});
+
 function newChart(c) {
   const t = {svg: shape('svg', {role: 'img'}), figure: el('figure')};
   const key = el('figcaption', 'key');
@@ -247,24 +257,24 @@ function newChart(c) {
   add(t.details, el('summary', '', 'As a table'), table);
   t.details.addEventListener('toggle', () => showTable(c));
   add(t.figure, t.svg, key);
+  t.svg.card = c;
+  widths.observe(t.svg);
   t.title = el('h3', '', 'Requests per second, last five minutes');
   add(c.node, t.title, t.figure, t.details);
   return t;
 }
 
-// learn adds the history of an event, which may be a part, and moves the rest on to the second end.
+// learn moves the history on to the second end, and adds that of an event, which may be a part.
 function learn(c, history, end) {
+  const by = Math.min(SECONDS, Math.max(0, end - c.end));
   for (const s of series) {
-    const old = c.past[s], next = new Array(SECONDS).fill(0);
-    for (let i = 0; i < old.length; i++) {
-      const at = c.end - old.length + 1 + i - (end - SECONDS + 1);
-      if (at >= 0 && at < SECONDS) next[at] = old[i];
-    }
+    const past = c.past[s];
+    past.splice(0, by);
+    past.push(...new Array(by).fill(0));
     if (history) history[s].forEach((n, i) => {
       const at = history.start + i - (end - SECONDS + 1);
-      if (at >= 0 && at < SECONDS) next[at] = n;
+      if (at >= 0 && at < SECONDS) past[at] = n;
     });
-    c.past[s] = next;
   }
   c.end = end;
 }
@@ -311,8 +321,8 @@ function showChart(c) {
   t.keys.forEach((k, i) => put(k, seriesNames[i] + ' ' + rate(now[i]) + '/s'));
   t.svg.setAttribute('aria-label', 'Last five minutes: ' + number(sums[0]) + ' admitted, ' + number(sums[1]) + ' refused here, ' +
     number(sums[2]) + ' refused by the provider');
-  const width = Math.round(t.svg.clientWidth);
-  if (!width) return; // not on the screen
+  const width = t.width;
+  if (!width) return; // not known yet
   const cols = columns(c.end), up = means(admitted, cols), down = means(refused, cols);
   const most = Math.max(...up), least = Math.max(...down);
   const height = 88, ruler = nice(Math.max(most, 0.5)), low = Math.min(least, ruler * 2);
@@ -386,6 +396,7 @@ function show(state, full) {
   const changed = new Map(state.policies.map(p => [p.name, p]));
   if (full) {
     for (const [name, c] of cards) if (!changed.has(name)) {
+      widths.unobserve(c.chart.svg);
       c.node.remove();
       cards.delete(name);
     }
@@ -462,4 +473,3 @@ function watch() {
 connect();
 setInterval(watch, 1000);
 document.addEventListener('visibilitychange', watch);
-addEventListener('resize', () => { for (const c of cards.values()) if (c.policy) showChart(c); });
