@@ -220,9 +220,9 @@ func (s *scope) explain(ctx context.Context, o outlook) QuotaState {
 	if q.Probing = o.decision.Tier == store.Probing; !q.Probing && o.decided {
 		by := s.pausedBy()
 		switch {
-		case by.cause == "" || by.known && by.epoch != o.decision.Epoch:
+		case by.cause == "" || by.known && by.epoch < o.decision.Epoch:
 			q.Cause = "elsewhere"
-		case by.known:
+		case by.known && by.epoch == o.decision.Epoch:
 			q.Cause, q.Status, q.Reason = by.cause, by.status, by.reason
 		}
 	}

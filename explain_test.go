@@ -101,6 +101,7 @@ type judged struct {
 	*throttle.Limiter
 	mu       sync.Mutex // guards all below
 	counters map[string]*throttletest.Counter
+	refused  int // by a counter
 }
 
 func judge(t *testing.T, l *throttle.Limiter, policies ...throttle.Policy) *judged {
@@ -122,19 +123,21 @@ func (j *judged) acquire(ctx context.Context) (p *throttle.Permit, took time.Dur
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		for _, c := range j.counters {
-			c.Arrive(time.Now().UnixMicro(), nil)
+			if !c.Arrive(time.Now().UnixMicro(), nil) {
+				j.refused++
+			}
 		}
 	}
 	return p, took, err
 }
 
 func (j *judged) release(p *throttle.Permit) {
-	p.Release()
 	j.mu.Lock()
-	defer j.mu.Unlock()
-	for _, c := range j.counters {
+	for _, c := range j.counters { // before the next request is admitted in its place
 		c.Release(nil)
 	}
+	j.mu.Unlock()
+	p.Release()
 }
 
 // TestExplainIsTrue checks 1,000 random states of quotas: an Explanation contains the Forecast, the
@@ -260,7 +263,9 @@ func TestExplainIsTrue(t *testing.T) {
 				j.release(p)
 			}
 			cancel()
-			callers.Wait()
+			if callers.Wait(); j.refused > 0 {
+				t.Errorf("seed %d, %v: the counters refuse %d", seed, policies, j.refused)
+			}
 		})
 	}
 	t.Logf("%d waited, %d behind others, %d refused, %d paused; %d tiers full, %d with room", waited, ahead, refused, paused, full, room)

@@ -494,13 +494,13 @@ type outlook struct {
 	Forecast
 	ahead    [3]int         // by class
 	decision store.Decision // of the dry run
-	decided  bool           // there is one
+	decided  bool           // it refuses, or makes the request wait
 }
 
 // forecast returns how long a request would wait if it arrived now.
 func (s *scope) forecast(ctx context.Context, d demand) (f outlook, err error) {
 	rev, decision, err := s.tryDry(ctx, &d, store.WaitSpec{})
-	f.decision, f.decided = decision, err == nil
+	f.decision, f.decided = decision, err == nil && decision.Verdict != store.Ready
 	switch {
 	case err != nil:
 		return f, rev.explain(err)
