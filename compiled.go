@@ -18,6 +18,7 @@ type compiledPolicy struct {
 	batchSpec  *store.WaitSpec // of a new Batch request; nil if the policy has no Headroom
 	// maxEstimate is the highest estimate that is charged, for each unit; nil if none is estimated.
 	maxEstimate []int64
+	called      func(store.Call) // reports to Observer.Called; nil if that is
 
 	reserves       bool // the store's quotas reserve ahead
 	countsRequests bool // some tier counts requests
@@ -40,6 +41,7 @@ func compile(p Policy) (*compiledPolicy, error) {
 	if c.estimates {
 		c.maxEstimate = plan.MaxCost()
 	}
+	c.called = p.Observer.reportCalls(p.Name)
 	c.oneRequest = c.requestCost(1)
 	c.fastPath = c.countsRequests && !c.concurrent && !c.autoGuard && p.Alert == nil
 	if p.Headroom > 0 {

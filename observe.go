@@ -41,6 +41,17 @@ type Observer struct {
 	// Paused is called when a response or a call of Pause has paused or closed a quota in this
 	// process. A pause that changes nothing, because a longer one holds, calls nothing.
 	Paused func(PausedInfo)
+
+	// Called is called after each call of a shared store, such as a run of a script in Redis, for the
+	// quota of the policy itself, not that of the innermost scope only. It is also called for a call
+	// that was not made because the store is away. It is called in a goroutine of its own, so no
+	// request waits for it.
+	//
+	// Some calls decide nothing, such as those that return reservations or read the Status. A Called
+	// that makes such calls itself is called for them, too. Limiters that were opened apart report
+	// their own calls, each to the Observer of its policy when the call was begun, also after Close.
+	// A call for several quotas at once is reported once: by the innermost policy for nested limits.
+	Called func(CalledInfo)
 }
 
 // A QueuedInfo describes a request that has taken a place in a queue.
@@ -160,6 +171,43 @@ type PausedInfo struct {
 	Cause  string // "response" or, for Limiter.Pause, "call"
 }
 
+// A CalledInfo describes a call of a shared store.
+type CalledInfo struct {
+	Policy string // the name of the policy whose quota made the call
+
+	// Duration is how long the call took, or the caller of the store waited until it gave up. Calls that
+	// share a round trip have the same Duration.
+	Duration time.Duration
+
+	// Requests is how many requests the call decided: it admitted them, reserved times for them, or
+	// made them wait. It is zero for a failed call.
+	Requests int
+
+	// Unsent reports that no call was made, because the store has not answered recently. Duration is
+	// then zero.
+	Unsent bool
+
+	// Err is the error of the call, nil if it succeeded. It matches ErrUnavailable if a later call may
+	// succeed. Its text may contain the address of the store.
+	Err error
+}
+
+// Outcome returns one word for what became of the call, which suits a label of a metric: "ok", "timeout",
+// "unavailable", "unsent", or "error" for one that somebody must act on.
+func (i CalledInfo) Outcome() string {
+	switch {
+	case i.Unsent:
+		return "unsent"
+	case i.Err == nil:
+		return "ok"
+	case errors.Is(i.Err, context.DeadlineExceeded):
+		return "timeout"
+	case errors.Is(i.Err, ErrUnavailable):
+		return "unavailable"
+	}
+	return "error"
+}
+
 // JoinObservers returns an Observer that calls the functions of all, in their order. A nil Observer is
 // left out. It returns nil if there is none.
 func JoinObservers(all ...*Observer) *Observer {
@@ -177,6 +225,7 @@ func JoinObservers(all ...*Observer) *Observer {
 				Answered: both2(joined.Answered, o.Answered),
 				Settled:  both(joined.Settled, o.Settled),
 				Paused:   both(joined.Paused, o.Paused),
+				Called:   both(joined.Called, o.Called),
 			}
 		}
 	}
@@ -201,6 +250,17 @@ func both2[T any](f, g func(context.Context, T)) func(context.Context, T) {
 		return f
 	}
 	return func(ctx context.Context, info T) { f(ctx, info); g(ctx, info) }
+}
+
+// reportCalls returns what a store reports the calls of a policy to, or nil if nobody observes them. A
+// store may report while it decides, so each report is a goroutine.
+func (o *Observer) reportCalls(policy string) func(store.Call) {
+	if o == nil || o.Called == nil {
+		return nil
+	}
+	return func(c store.Call) {
+		go o.Called(CalledInfo{Policy: policy, Duration: c.Duration, Requests: c.Requests, Unsent: c.Unsent, Err: c.Err})
+	}
 }
 
 // An observation follows one request until it is admitted or refused.

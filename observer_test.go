@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -403,6 +406,55 @@ func TestObserverOfPanickingCallers(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		if !l.Allow() {
 			t.Error("the queue is stuck")
+		}
+	})
+}
+
+// A reportingStore is a store whose quotas report one call for each TryAcquire.
+type reportingStore struct{ throttle.Store }
+
+type reportingQuota struct {
+	store.Quota
+	report func(store.Call)
+}
+
+func (s reportingStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan)
+	return &reportingQuota{Quota: q}, err
+}
+
+func (q *reportingQuota) Report(report func(store.Call)) { q.report = report }
+
+func (q *reportingQuota) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
+	if q.report != nil {
+		q.report(store.Call{Duration: time.Second, Requests: 2, Unsent: true, Err: errCall})
+	}
+	return q.Quota.TryAcquire(ctx, r)
+}
+
+var errCall = errors.New("call failed")
+
+// TestObserverCalled checks what Called receives, also joined, and that a quota does not report if
+// there is none.
+func TestObserverCalled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told atomic.Int64
+		called := &throttle.Observer{Called: func(i throttle.CalledInfo) {
+			told.Add(1)
+			if want := (throttle.CalledInfo{Policy: "api", Duration: time.Second, Requests: 2, Unsent: true, Err: errCall}); i != want {
+				t.Errorf("%+v, want %+v", i, want)
+			}
+		}}
+		for want, o := range []*throttle.Observer{
+			throttle.JoinObservers(&throttle.Observer{}), throttle.JoinObservers(called, &throttle.Observer{}), throttle.JoinObservers(called, nil, called),
+		} {
+			told.Store(0)
+			l := mustNew(t, throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(5)}, Observer: o}, reportingStore{local.New()})
+			l.Allow()
+			synctest.Wait()
+			if n := int(told.Load()); n != want {
+				t.Errorf("told %d times, want %d", n, want)
+			}
 		}
 	})
 }

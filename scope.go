@@ -61,6 +61,9 @@ func newRevision(c *compiledPolicy, q store.Quota, closed bool) *revision {
 	if c.fastPath && c.batchSpec == nil && c.plan.Quick() {
 		rev.fast, _ = q.(store.FastQuota)
 	}
+	if r, ok := q.(store.Reporter); ok {
+		r.Report(c.called)
+	}
 	return rev
 }
 

@@ -130,7 +130,7 @@ func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip
 	}
 	t, parts = new(trip), make([]trip, len(b.quotas))
 	args := q.begin(opBundle, 9+4*len(guards)+len(requests)*(2+len(requests[0].Cost)))
-	at, c := len(args), &call{key: q.key}
+	at, c := len(args), &call{quota: q, key: q.key}
 	args = append(args, nil, nil, nil, b.headroom[0])
 	ahead := q.ahead
 	for i, o := range b.quotas[1:] {
@@ -208,6 +208,7 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 	if !ok || len(decided) == 0 {
 		return nil, b.garbled(t)
 	}
+	t.calls[0].requests = len(decided) / 2
 	if slices.Min(decided) >= -1 && promised < 0 {
 		return nil, store.ErrApart
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/reporter"
 	"github.com/apithrottle/throttle/local"
 	"github.com/apithrottle/throttle/store"
 )
@@ -113,6 +114,7 @@ func (s *CellStore) validate(key string, plan *algorithms.Plan) error {
 // local quota that is never charged. Its forecast assumes that the rest of the fleet sends nothing.
 type cell struct {
 	pauses
+	reporter.Calls
 	rdb     redis.UniversalClient
 	key     string // its name on the server
 	tier    algorithms.Tier
@@ -129,6 +131,7 @@ var (
 	_ store.Quota      = (*cell)(nil)
 	_ store.Forecaster = (*cell)(nil)
 	_ store.Idler      = (*cell)(nil)
+	_ store.Reporter   = (*cell)(nil)
 )
 
 // TryAcquire asks the server once.
@@ -237,13 +240,16 @@ func (q *cell) throttle(ctx context.Context, cost int64) (throttled, error) {
 		return throttled{}, err
 	}
 	if err := q.circuit.allow(); err != nil {
+		q.Made(store.Call{Unsent: true, Err: err})
 		return throttled{}, err
 	}
 	done := make(chan throttled, 1)
 	go func() {
+		began := q.Begin()
 		got := q.send(cost)
 		q.circuit.report(got.err)
 		done <- got
+		q.End(began, int(min(cost, 1)), got.err) // perhaps long after the timeout
 	}()
 	late := time.NewTimer(defaultTimeout)
 	defer late.Stop()

@@ -40,6 +40,7 @@ func (q *quota) successor() *quota {
 		plan, version := q.line.Newest()
 		next := q.store.newQuota(q.key, plan, q.line, version)
 		next.state, next.clock, next.fallback = q.state, q.clock, next.fallback.adopt(q.fallback)
+		next.Adopt(&q.Calls)
 		if next.leases = newLeases(next); next.leases != nil && q.leases != nil {
 			next.leases = q.leases // with amounts of the previous plan until the first call
 		}

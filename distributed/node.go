@@ -52,15 +52,18 @@ type lane struct {
 
 // A call is one run of the script.
 type call struct {
+	quota *quota // that reports the call
 	key   string
 	more  []string // further keys in the same slot
 	args  []any
 	reply []int64
 	err   error
+
+	requests int // that the reply decides
 }
 
 func (q *quota) newCall(args []any) *call {
-	return &call{key: q.key, more: q.leases.keys(), args: args}
+	return &call{quota: q, key: q.key, more: q.leases.keys(), args: args}
 }
 
 // keys returns the beginning of a command, with all of its keys.
@@ -119,6 +122,7 @@ func (n *node) make(t *trip) {
 func (n *node) enter(t *trip) {
 	if err := n.circuit.open(); err != nil {
 		t.done(err)
+		t.report(store.Call{Unsent: true}, err)
 		return
 	}
 	n.mu.Lock()
@@ -146,6 +150,9 @@ func (n *node) run() {
 // call makes a trip of one call and waits until it ends or the context does.
 func (q *quota) call(ctx context.Context, t *trip, args []any) ([]int64, error) {
 	c := q.newCall(args)
+	if t.onSend != nil {
+		c.requests = 1
+	}
 	t.calls = []*call{c}
 	done := make(chan error, 1)
 	t.done = func(err error) { done <- err }
@@ -231,7 +238,7 @@ func count(batch []*trip) (calls int) {
 func (n *node) makeTogether(batch []*trip) {
 	open := n.circuit.allow()
 	var over atomic.Bool
-	finish := func(why func(*trip) error) (first bool) {
+	finish := func(why func(*trip) error, made store.Call) (first bool) {
 		if !over.CompareAndSwap(false, true) {
 			return false
 		}
@@ -253,26 +260,41 @@ func (n *node) makeTogether(batch []*trip) {
 		for i, t := range batch {
 			t.done(errs[i])
 		}
+		for i, t := range batch {
+			t.report(made, errs[i])
+		}
 		return true
 	}
 	if open != nil {
-		finish(func(*trip) error { return open })
+		finish(func(*trip) error { return open }, store.Call{Unsent: true})
 		return
 	}
 	timeout := time.AfterFunc(n.timeout, func() {
-		if finish(func(*trip) error { return &unavailableError{errTimeout} }) {
+		if finish(func(*trip) error { return &unavailableError{errTimeout} }, store.Call{Duration: n.timeout}) {
 			n.run()
 		}
 	})
 	n.send(batch)
 	timeout.Stop()
-	if finish((*trip).err) {
+	if finish((*trip).err, store.Call{Duration: batch[0].got.Sub(batch[0].sent)}) {
 		return
 	}
 	for _, t := range batch {
 		if t.err() == nil && t.late != nil {
 			t.late()
 		}
+	}
+}
+
+// report reports the calls of a trip that has ended. If one of them failed, all count as failed:
+// their decisions are lost.
+func (t *trip) report(made store.Call, err error) {
+	made.Err = err
+	for _, c := range t.calls {
+		if err == nil {
+			made.Requests = c.requests
+		}
+		c.quota.Made(made)
 	}
 }
 

@@ -34,9 +34,14 @@ func (s *Store) peek(asked []*peeked) {
 	t.got = time.Now()
 	for i, p := range asked {
 		reply, err := cmds[i].answer()
+		made := store.Call{Duration: t.got.Sub(t.sent)}
+		if err != nil {
+			made.Err = explain(p.key, err)
+		}
+		p.quotas[0].newest().Made(made)
 		if err != nil {
 			p.closed = errors.Is(err, redis.ErrClosed)
-			p.lost = errors.Is(explain(p.key, err), store.ErrUnavailable) || redis.HasErrorPrefix(err, "NOSCRIPT")
+			p.lost = errors.Is(made.Err, store.ErrUnavailable) || redis.HasErrorPrefix(err, "NOSCRIPT")
 			continue
 		}
 		if reply[1] == 0 {

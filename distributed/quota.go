@@ -14,6 +14,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/lineage"
+	"github.com/apithrottle/throttle/internal/reporter"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -42,6 +43,7 @@ const (
 
 // A quota is the quota of one limiter. The fleet treats each quota as a process of its own.
 type quota struct {
+	reporter.Calls
 	store    *Store
 	key      string // its name in Redis
 	plan     *algorithms.Plan
@@ -102,6 +104,7 @@ var (
 	_ store.Observer   = (*quota)(nil)
 	_ store.Idler      = (*quota)(nil)
 	_ store.Changer    = (*quota)(nil)
+	_ store.Reporter   = (*quota)(nil)
 )
 
 func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
@@ -534,6 +537,9 @@ func (q *quota) read(t *trip, requests []store.Request) (got []store.Decision, e
 		decided, ok := eachOf(runs, n, len(q.plan.Tiers()))
 		if !ok || len(decided) == 0 {
 			return got, &unavailableError{fmt.Errorf("the server replied to %d requests with %d, which the script does not", n, c.reply)}
+		}
+		if c.requests == 0 { // else the caller of q.call knows it
+			c.requests = len(decided) / 2
 		}
 		ahead := make([]store.Reservation, len(decided)/2)
 		for i := range ahead {

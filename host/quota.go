@@ -8,6 +8,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/lineage"
+	"github.com/apithrottle/throttle/internal/reporter"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -17,6 +18,7 @@ const recheckInterval = 500 * time.Millisecond
 
 // A quota is one limiter's quota of a key.
 type quota struct {
+	reporter.Calls
 	store *Store
 	name  []byte
 	plan  *algorithms.Plan
@@ -52,6 +54,7 @@ var (
 	_ store.Observer   = (*quota)(nil)
 	_ store.Changer    = (*quota)(nil)
 	_ store.Learner    = (*quota)(nil)
+	_ store.Reporter   = (*quota)(nil)
 )
 
 func newQuota(s *Store, name []byte, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
@@ -74,6 +77,7 @@ func (q *quota) successor() *quota {
 	if q.next == nil {
 		plan, version := q.line.Newest()
 		q.next = newQuota(q.store, q.name, plan, q.line, version)
+		q.next.Adopt(&q.Calls)
 		q.next.seen, q.next.level = q.seen, q.level
 		q.next.seen.ledger = plan.Convert(q.seen.ledger, q.seen.now)
 	}
@@ -112,6 +116,13 @@ func fresh(p *algorithms.Plan) algorithms.Ledger {
 // transact runs a transaction. decide receives the file's quota, and reports whether it has changed
 // it.
 func (q *quota) transact(ctx context.Context, decide func(t *txn) (changed bool)) error {
+	return q.call(ctx, 0, decide)
+}
+
+// call runs and reports a transaction that decides a number of requests.
+func (q *quota) call(ctx context.Context, requests int, decide func(t *txn) (changed bool)) (err error) {
+	began := q.Begin()
+	defer func() { q.End(began, requests, err) }()
 	limited, leave, err := q.store.enter(ctx)
 	if err != nil {
 		return err
@@ -228,7 +239,7 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 	if !q.line.IsNewest(q.version) {
 		return store.Decision{Verdict: store.Moved, Tier: -1}, nil
 	}
-	err = q.transact(ctx, func(t *txn) bool {
+	err = q.call(ctx, 1, func(t *txn) bool {
 		d = t.tryAcquire(r)
 		return d.Verdict == store.Admitted
 	})

@@ -162,6 +162,27 @@ type Changer interface {
 	Successor() (Quota, *algorithms.Plan)
 }
 
+// A Reporter is a Quota of a shared store that reports its calls of the store.
+type Reporter interface {
+	// Report makes the quota call report once for each call that it has made, and for each that it
+	// could not make, until Report is called again. If nil, it reports no more. The successor of the
+	// quota reports as the quota does. report does not block. A call for several quotas is reported
+	// by one of them; that of a Bundle by the first.
+	Report(report func(Call))
+}
+
+// A Call is what a Quota reports of a call of a shared store.
+type Call struct {
+	// Duration is how long the call took, or how long the quota waited for it.
+	Duration time.Duration
+	// Requests is the number of requests that the call decided.
+	Requests int
+	// Unsent reports that no call was made, because the store is away. Duration is then zero.
+	Unsent bool
+	// Err is the error of the call.
+	Err error
+}
+
 // ErrUnavailable reports that a shared store did not answer. A later call may succeed.
 var ErrUnavailable = errors.New("throttle: store is unavailable")
 
