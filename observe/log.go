@@ -17,7 +17,8 @@ type LogOptions struct {
 	Wait time.Duration
 }
 
-// Log returns an Observer that writes refusals and pauses at level Warn, and long waits at level Info.
+// Log returns an Observer that writes refusals, pauses and failed calls of a shared store at
+// level Warn, and long waits at level Info.
 // It writes at most one line a second for each policy and level, and one for the provider's refusals,
 // with what a throttle.RefusalReport contains. A line after some that were left out
 // reports their number as "suppressed". A false Allow is not logged, and neither is a context that ends,
@@ -30,7 +31,7 @@ func Log(logger *slog.Logger, opts LogOptions) *throttle.Observer {
 		logger = slog.Default()
 	}
 	l := &lines{logger: logger, wait: cmp.Or(opts.Wait, time.Second), last: make(map[string]*[3]line)}
-	return &throttle.Observer{Admitted: l.admitted, Refused: l.refused, Paused: l.paused, Answered: l.answered}
+	return &throttle.Observer{Admitted: l.admitted, Refused: l.refused, Paused: l.paused, Answered: l.answered, Called: l.called}
 }
 
 // lines writes lines to a logger.
@@ -138,6 +139,17 @@ func (l *lines) answered(ctx context.Context, i throttle.AnsweredInfo) {
 		attrs = append(attrs, slog.Int("backoffs", r.Backoffs))
 	}
 	l.write(ctx, slog.LevelWarn, "throttle: provider refused", suppressed, attrs)
+}
+
+func (l *lines) called(i throttle.CalledInfo) {
+	ctx, o := context.Background(), outcomeOf(i)
+	if o == callOK {
+		return
+	}
+	if policy, suppressed, ok := l.turn(ctx, i.Policy, slog.LevelWarn, 1); ok {
+		l.write(ctx, slog.LevelWarn, "throttle: call of the store failed", suppressed, []slog.Attr{
+			slog.String("policy", policy), slog.String("outcome", outcomeNames[o]), slog.Duration("took", i.Duration)})
+	}
 }
 
 // decidedBy returns the tier that decided, and its policy if that is another one.

@@ -115,6 +115,13 @@ func TestLogEvents(t *testing.T) {
 		{"closed", func(o *throttle.Observer) {
 			o.Paused(throttle.PausedInfo{Policy: "api", For: store.Forever, Closed: true, Cause: "response"})
 		}, `level=WARN msg="throttle: quota closed" policy=api cause=response for=2562047h47m16.854775807s`},
+		{"call", func(o *throttle.Observer) { o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Minute}) }, ""},
+		{"failed call", func(o *throttle.Observer) {
+			o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Second, Err: fmt.Errorf("%w: %w: %w", throttle.ErrUnavailable, context.DeadlineExceeded, secret)})
+		}, `level=WARN msg="throttle: call of the store failed" policy=api outcome=timeout took=1s`},
+		{"unsent call", func(o *throttle.Observer) {
+			o.Called(throttle.CalledInfo{Policy: "api", Unsent: true, Err: fmt.Errorf("%w: %w", throttle.ErrUnavailable, secret)})
+		}, `level=WARN msg="throttle: call of the store failed" policy=api outcome=unsent took=0s`},
 		{"hostile name", func(o *throttle.Observer) {
 			o.Paused(throttle.PausedInfo{Policy: "a\nlevel=ERROR \xff\"", Cause: "secret"})
 		}, `level=WARN msg="throttle: quota paused" policy="a\nlevel=ERROR \xff\"" cause=other for=0s`},

@@ -8,7 +8,7 @@ import (
 )
 
 // Metrics returns a handler that serves the counts and the state of the watched limiters to
-// Prometheus, in its text format 0.0.4. A policy has at most some 3,400 series, and usually some 300.
+// Prometheus, in its text format 0.0.4. A policy has at most some 3,500 series, and usually some 300.
 func (s *Stats) Metrics() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var e exposition
@@ -24,6 +24,7 @@ type exposition struct{ bytes.Buffer }
 // snapshot writes the metrics of a snapshot.
 func (e *exposition) snapshot(snap Snapshot) {
 	e.policies(snap)
+	e.calls(snap)
 	e.limiters(snap)
 }
 
@@ -74,6 +75,30 @@ func (e *exposition) policies(snap Snapshot) {
 	for _, p := range snap.Policies {
 		for _, c := range p.Estimates {
 			e.histogram("throttle_estimate_error", snap.EstimateBounds, c.Histogram, "policy", p.Policy, "unit", c.Unit)
+		}
+	}
+}
+
+// calls writes the calls of shared stores.
+func (e *exposition) calls(snap Snapshot) {
+	e.family("throttle_store_calls_total", "counter", "Calls of a shared store, and those that were not made because it is away.")
+	for _, p := range snap.Policies {
+		for _, c := range p.Calls {
+			e.sample("throttle_store_calls_total", float64(c.Count), "policy", p.Policy, "outcome", c.Outcome)
+		}
+	}
+	e.family("throttle_store_call_duration_seconds", "histogram", "How long calls of a shared store took.")
+	for _, p := range snap.Policies {
+		for _, c := range p.Calls {
+			if c.Time.Count > 0 {
+				e.histogram("throttle_store_call_duration_seconds", snap.CallBounds, c.Time, "policy", p.Policy, "outcome", c.Outcome)
+			}
+		}
+	}
+	e.family("throttle_store_decisions_total", "counter", "Requests that calls of a shared store decided.")
+	for _, p := range snap.Policies {
+		if len(p.Calls) > 0 {
+			e.sample("throttle_store_decisions_total", float64(p.Decided), "policy", p.Policy)
 		}
 	}
 }

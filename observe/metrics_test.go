@@ -47,6 +47,9 @@ func TestMetrics(t *testing.T) {
 		o.Answered(ctx, throttle.AnsweredInfo{Policy: "hostile \"quoted\" \\n\n\xff\xfe {}", Kind: answers.Limited})
 		o.Answered(ctx, throttle.AnsweredInfo{Policy: "hostile \"quoted\" \\n\n\xfe {}"}) // the same as UTF-8
 		o.Settled(throttle.SettledInfo{Policy: "api", Unit: "tokens", Estimated: 100, Actual: 125})
+		o.Called(throttle.CalledInfo{Policy: "api", Duration: 400 * time.Microsecond, Requests: 3})
+		o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Second, Err: throttle.ErrUnavailable})
+		o.Called(throttle.CalledInfo{Policy: "api", Unsent: true, Err: throttle.ErrUnavailable})
 		_ = l.Pause(t.Context(), 90*time.Second)
 
 		w := httptest.NewRecorder()

@@ -20,6 +20,9 @@ type bucket struct {
 	requests  [results]uint32
 	responses [kinds]uint32
 	waits     histogram
+	calls     [outcomes]uint32
+	// callTime is the time of the calls that were made, in seconds, and callMax the longest of them.
+	callTime, callMax float64
 }
 
 // at returns the bucket of a second. A second that the ring no longer has counts as its oldest.
@@ -51,10 +54,11 @@ func (b *bucket) waited(h *histogram, wait time.Duration) {
 	b.waits.add(waitBounds, seconds)
 }
 
-// The upper bounds of the buckets of histograms. Waits are in seconds. An estimate is compared with the
+// The upper bounds of the buckets of histograms. Waits and calls are in seconds. An estimate is compared with the
 // actual cost, as actual / estimate.
 var (
 	waitBounds     = []float64{0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 3600}
+	callBounds     = []float64{0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5}
 	estimateBounds = []float64{0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10}
 )
 

@@ -22,8 +22,9 @@ type Snapshot struct {
 	Policies []PolicySnapshot  `json:"policies"` // by name
 	Limiters []LimiterSnapshot `json:"limiters"` // by name
 
-	// WaitBounds and EstimateBounds are the upper bounds of the buckets of histograms.
+	// WaitBounds, CallBounds and EstimateBounds are the upper bounds of the buckets of histograms.
 	WaitBounds     []float64 `json:"wait_bounds"`
+	CallBounds     []float64 `json:"call_bounds"`
 	EstimateBounds []float64 `json:"estimate_bounds"`
 }
 
@@ -47,6 +48,11 @@ type PolicySnapshot struct {
 
 	Pauses    []PauseCount    `json:"pauses"`
 	Estimates []EstimateCount `json:"estimates"`
+
+	// Calls are those of the shared store, with each outcome if there have been any. Decided is how many
+	// requests they decided.
+	Calls   []CallCount `json:"calls"`
+	Decided uint64      `json:"decided"`
 
 	// Seconds are those of the last five minutes in which something happened, the oldest first.
 	Seconds []Second `json:"seconds"`
@@ -79,6 +85,14 @@ type PauseCount struct {
 	Seconds float64 `json:"seconds"`
 }
 
+// A CallCount is a number of calls of a shared store. The outcome is "ok", "timeout", "unavailable",
+// "error" or "unsent". Time is how long the calls took, in seconds. It counts no calls that were unsent.
+type CallCount struct {
+	Outcome string    `json:"outcome"`
+	Count   uint64    `json:"count"`
+	Time    Histogram `json:"time"`
+}
+
 // An EstimateCount compares estimated with actual costs in a unit. The Histogram has actual / estimate,
 // where an estimate of zero counts as one.
 type EstimateCount struct {
@@ -104,6 +118,11 @@ type Second struct {
 	Requests  map[string]uint64 `json:"requests"`  // by result
 	Responses map[string]uint64 `json:"responses"` // by kind
 	Waits     Histogram         `json:"waits"`     // that ended in the second
+	Calls     map[string]uint64 `json:"calls"`     // of the shared store that ended in the second, by outcome
+
+	// CallTime is how long these calls took in all, and CallMax the longest of them.
+	CallTime float64 `json:"call_seconds"`
+	CallMax  float64 `json:"call_seconds_max"`
 }
 
 // A LimiterSnapshot is the Status of a watched limiter.
@@ -154,7 +173,7 @@ func (s *Stats) Snapshot() Snapshot { return s.SnapshotContext(context.Backgroun
 func (s *Stats) SnapshotContext(ctx context.Context) Snapshot {
 	snap := Snapshot{
 		Time: time.Now(), Policies: []PolicySnapshot{}, Limiters: s.limiters(ctx),
-		WaitBounds: slices.Clone(waitBounds), EstimateBounds: slices.Clone(estimateBounds),
+		WaitBounds: slices.Clone(waitBounds), CallBounds: slices.Clone(callBounds), EstimateBounds: slices.Clone(estimateBounds),
 	}
 	now, seen := s.now(), make(map[*policyStats]bool)
 	snap.Second = now
@@ -173,7 +192,8 @@ func (p *policyStats) snapshot(now int64) PolicySnapshot {
 	c, r := p.copy()
 	snap := PolicySnapshot{
 		Policy: p.name, Active: c.active, Queued: make(map[string]int64), Responses: named(kindNames[:], c.responses[:], true),
-		Requests: []RequestCount{}, Waits: []WaitCount{}, Pauses: []PauseCount{}, Estimates: []EstimateCount{}, Seconds: []Second{},
+		Requests: []RequestCount{}, Waits: []WaitCount{}, Pauses: []PauseCount{}, Estimates: []EstimateCount{},
+		Calls: []CallCount{}, Decided: c.decided, Seconds: []Second{},
 	}
 	for class := range classes {
 		name := throttle.Class(class).String()
@@ -203,9 +223,15 @@ func (p *policyStats) snapshot(now int64) PolicySnapshot {
 			snap.Estimates = append(snap.Estimates, EstimateCount{nameAt(c.units, i, otherName), e.estimated, e.actual, e.ratios.export(estimateBounds)})
 		}
 	}
+	for o, n := range c.calls {
+		if c.calls != [outcomes]uint64{} {
+			snap.Calls = append(snap.Calls, CallCount{outcomeNames[o], n, cmp.Or(c.callTime[o], new(histogram)).export(callBounds)})
+		}
+	}
 	for _, b := range r.since(now) {
 		snap.Seconds = append(snap.Seconds, Second{
 			b.second, named(resultNames[:], b.requests[:], false), named(kindNames[:], b.responses[:], false), b.waits.export(waitBounds),
+			named(outcomeNames[:], b.calls[:], false), b.callTime, b.callMax,
 		})
 	}
 	return snap
@@ -222,6 +248,7 @@ func (p *policyStats) copy() (*counts, *ring) {
 		cloneAll(c.admittedWaits[class][:])
 		cloneAll(c.refusedWaits[class][:])
 	}
+	cloneAll(c.callTime[:])
 	cloneAll(c.estimates[:])
 	return &c, r
 }

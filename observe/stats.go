@@ -4,7 +4,7 @@
 //	policy.Observer = throttle.JoinObservers(stats.Observer(), observe.Log(slog.Default(), observe.LogOptions{}))
 //	http.Handle("/metrics", stats.Metrics())
 //
-// [Log] writes refusals, pauses and long waits to a slog.Logger. [Stats] counts events, and returns
+// [Log] writes refusals, pauses, long waits and failed calls of a shared store to a slog.Logger. [Stats] counts events, and returns
 // them as a [Snapshot] and as metrics for Prometheus. Neither has a goroutine
 // or a timer, and the memory of both is bounded. Both show names of policies, tiers, units and classes.
 // They never show keys of a Group, URLs, costs or texts of errors.
@@ -30,7 +30,7 @@ const (
 )
 
 // Stats counts the events of policies. It counts 200 policies apart, and 32 tiers and 32 units of each
-// policy; the rest counts as "_OTHER". A policy takes about 80 KB. An event allocates nothing, except the
+// policy; the rest counts as "_OTHER". A policy takes about 90 KB. An event allocates nothing, except the
 // first of its kind. Stats is safe for concurrent use. NewStats makes one.
 type Stats struct {
 	// Timeout is how long a snapshot waits for the watched limiters. If zero, 1 s.
@@ -54,7 +54,7 @@ func NewStats() *Stats {
 func (s *Stats) Observer() *throttle.Observer {
 	return &throttle.Observer{
 		Queued: s.queued, Admitted: s.admitted, Refused: s.refused,
-		Answered: s.answered, Settled: s.settled, Paused: s.paused,
+		Answered: s.answered, Settled: s.settled, Paused: s.paused, Called: s.called,
 	}
 }
 
@@ -193,6 +193,28 @@ func causeOf(cause string) int {
 	return 2
 }
 
+// An outcome is what became of a call of a shared store.
+type outcome uint8
+
+const (
+	callOK outcome = iota
+	callTimeout
+	callUnavailable
+	callFailed
+	callUnsent
+	outcomes
+)
+
+var outcomeNames = [outcomes]string{"ok", "timeout", "unavailable", "error", "unsent"}
+
+// outcomeOf returns the outcome of a call.
+func outcomeOf(i throttle.CalledInfo) outcome {
+	if o := slices.Index(outcomeNames[:], i.Outcome()); o >= 0 {
+		return outcome(o)
+	}
+	return callFailed
+}
+
 // policyStats are the counts of one policy.
 type policyStats struct {
 	name string
@@ -213,6 +235,10 @@ type counts struct {
 	tiers         []tierName // that have decided waits
 	admittedWaits [classes][maxTiers + 1]*histogram
 	refusedWaits  [classes][results]*histogram
+
+	calls    [outcomes]uint64     // of the shared store
+	callTime [outcomes]*histogram // of calls that were made
+	decided  uint64               // requests, by these calls
 
 	units     []string // that were settled
 	estimates [maxTiers + 1]*estimateCount
@@ -329,5 +355,21 @@ func (s *Stats) paused(i throttle.PausedInfo) {
 	c.seconds += i.For.Seconds()
 	if i.Closed {
 		c.closed++
+	}
+}
+
+func (s *Stats) called(i throttle.CalledInfo) {
+	p, now, o := s.policy(i.Policy), s.now(), outcomeOf(i)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls[o]++
+	p.decided += uint64(max(0, i.Requests))
+	b := p.ring.at(now)
+	b.calls[o]++
+	if !i.Unsent {
+		seconds := max(0, i.Duration).Seconds()
+		made(&p.callTime[o]).add(callBounds, seconds)
+		b.callTime += seconds
+		b.callMax = max(b.callMax, seconds)
 	}
 }

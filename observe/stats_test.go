@@ -355,6 +355,45 @@ func TestResultOf(t *testing.T) {
 	}
 }
 
+// TestCalled checks the counts of calls of the store, by outcome.
+func TestCalled(t *testing.T) {
+	stats := NewStats()
+	o := stats.Observer()
+	away := fmt.Errorf("%w: refused", throttle.ErrUnavailable)
+	for _, c := range []throttle.CalledInfo{
+		{Duration: time.Millisecond, Requests: 3},
+		{Duration: 2 * time.Millisecond},
+		{Duration: time.Second, Err: fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded)},
+		{Duration: 4 * time.Millisecond, Err: away},
+		{Unsent: true, Err: away},
+		{Unsent: true, Err: away},
+		{Duration: -time.Second, Requests: -1, Err: errors.New("NOPERM")},
+	} {
+		c.Policy = "api"
+		o.Called(c)
+	}
+	p := stats.Snapshot().Policies[0]
+	got := fmt.Sprint(p.Decided)
+	for _, c := range p.Calls {
+		got += fmt.Sprintf(", %s %d of %d, %.3f s", c.Outcome, c.Time.Count, c.Count, c.Time.Sum)
+	}
+	if want := "3, ok 2 of 2, 0.003 s, timeout 1 of 1, 1.000 s, unavailable 1 of 1, 0.004 s, error 1 of 1, 0.000 s, unsent 0 of 2, 0.000 s"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	var calls, longest = make(map[string]uint64), 0.0
+	var took time.Duration
+	for _, s := range p.Seconds {
+		for outcome, n := range s.Calls {
+			calls[outcome] += n
+		}
+		took += time.Duration(s.CallTime * float64(time.Second)).Round(time.Microsecond)
+		longest = max(longest, s.CallMax)
+	}
+	if want := (map[string]uint64{"ok": 2, "timeout": 1, "unavailable": 1, "error": 1, "unsent": 2}); !reflect.DeepEqual(calls, want) || took != 1007*time.Millisecond || longest != 1 {
+		t.Errorf("the seconds have %v in %v, the longest %v, want %v", calls, took, longest, want)
+	}
+}
+
 // TestBounds checks that a great number of policies, tiers and units, and values that do not exist,
 // take bounded memory.
 func TestBounds(t *testing.T) {
@@ -420,6 +459,7 @@ func TestNoAllocations(t *testing.T) {
 		"answered": func() { o.Answered(t.Context(), throttle.AnsweredInfo{Policy: "api"}) },
 		"settled":  func() { o.Settled(throttle.SettledInfo{Policy: "api", Unit: "tokens", Estimated: 2, Actual: 3}) },
 		"paused":   func() { o.Paused(throttle.PausedInfo{Policy: "api", Cause: "call"}) },
+		"called":   func() { o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Millisecond, Requests: 2}) },
 	} {
 		event()
 		if n := testing.AllocsPerRun(1000, event); n > 0 {
@@ -442,6 +482,7 @@ func TestRace(t *testing.T) {
 				o.Admitted(t.Context(), throttle.AdmittedInfo{Policy: name, Queued: true, By: name, Tier: fmt.Sprint(i % 40), Held: true})
 				o.Answered(t.Context(), throttle.AnsweredInfo{Policy: name})
 				o.Settled(throttle.SettledInfo{Policy: name, Unit: fmt.Sprint(i % 40)})
+				o.Called(throttle.CalledInfo{Policy: name, Duration: time.Millisecond})
 				if i%500 == g {
 					stats.Snapshot()
 				}

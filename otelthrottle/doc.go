@@ -20,6 +20,9 @@
 //   - throttle.responses, by policy and kind: how those requests ended
 //   - throttle.pauses and throttle.pause.time, in seconds, by policy and cause
 //   - throttle.estimate.error, by policy and unit: the actual cost divided by the estimate
+//   - throttle.store.calls and throttle.store.call.duration, in seconds, by policy and outcome: calls of
+//     a shared store
+//   - throttle.store.decisions, by policy: how many requests these calls decided
 //
 // [Watch] reads the state of limiters at each collection:
 //
@@ -27,12 +30,14 @@
 //   - throttle.closed and throttle.guard.time, by policy
 //
 // The attributes are throttle.policy, throttle.class, throttle.result, throttle.tier, throttle.unit,
-// throttle.kind and throttle.cause. The policy is that of the innermost limit. The tier is the one that
+// throttle.kind, throttle.cause and throttle.outcome. The policy is that of the innermost limit. The tier is the one that
 // decided how long the request waited, in this limit or an outer one, as ParsePolicy reads it; it is
 // missing if none did, such as after a pause. A result is "admitted", the reason of a refusal ("deadline", "never", "exhausted",
 // "queue_full", "banned", "unavailable", "needs_permit", "closed", "too_many_keys"), "canceled",
 // "not_now" for a false Allow, or "error". A kind is "passed", "limited", "banned", "other" for another
 // refusal, "lost" if no response came, or "unsent". A cause is "response" or "call".
+// An outcome is "ok", "timeout", "unavailable", "error", or "unsent" for a call that was not made because
+// the store is away.
 //
 // No attribute contains a key of a Group, a host, a URL or the text of an error. Beyond 200 policies,
 // and 1,000 tiers and units, the attribute is "_OTHER". So the number of series follows from the

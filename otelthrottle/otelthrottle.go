@@ -54,6 +54,9 @@ type observer struct {
 	queued, active              metric.Int64UpDownCounter
 	pauseTime                   metric.Float64Counter
 	timeInQueue, estimateError  metric.Float64Histogram
+
+	calls, decisions metric.Int64Counter
+	callDuration     metric.Float64Histogram
 }
 
 // New returns an Observer, for Policy.Observer, that counts events in instruments and makes spans of
@@ -61,7 +64,7 @@ type observer struct {
 // series. New returns an error if the MeterProvider cannot make an instrument.
 func New(o Options) (*throttle.Observer, error) {
 	w := &observer{tracer: o.tracer(), minWait: cmp.Or(o.MinWait, time.Millisecond)}
-	m, errs := o.meter(), [8]error{}
+	m, errs := o.meter(), [11]error{}
 	w.requests, errs[0] = m.Int64Counter("throttle.requests", metric.WithUnit("{request}"),
 		metric.WithDescription("Requests that were admitted or refused."))
 	w.timeInQueue, errs[1] = m.Float64Histogram("throttle.request.time_in_queue", metric.WithUnit("s"),
@@ -80,11 +83,18 @@ func New(o Options) (*throttle.Observer, error) {
 	w.estimateError, errs[7] = m.Float64Histogram("throttle.estimate.error", metric.WithUnit("1"),
 		metric.WithDescription("Actual cost divided by the estimate."),
 		metric.WithExplicitBucketBoundaries(0.1, 0.25, 0.5, 0.75, 0.9, 1, 1.1, 1.25, 1.5, 2, 4, 10))
+	w.calls, errs[8] = m.Int64Counter("throttle.store.calls", metric.WithUnit("{call}"),
+		metric.WithDescription("Calls of a shared store, and those that were not made because it is away."))
+	w.callDuration, errs[9] = m.Float64Histogram("throttle.store.call.duration", metric.WithUnit("s"),
+		metric.WithDescription("How long calls of a shared store took."),
+		metric.WithExplicitBucketBoundaries(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5))
+	w.decisions, errs[10] = m.Int64Counter("throttle.store.decisions", metric.WithUnit("{request}"),
+		metric.WithDescription("Requests that calls of a shared store decided."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
 	return &throttle.Observer{
-		Queued: w.queue, Admitted: w.admit, Refused: w.refuse, Answered: w.answer, Settled: w.settle, Paused: w.pause,
+		Queued: w.queue, Admitted: w.admit, Refused: w.refuse, Answered: w.answer, Settled: w.settle, Paused: w.pause, Called: w.call,
 	}, nil
 }
 
@@ -145,6 +155,17 @@ func (w *observer) pause(i throttle.PausedInfo) {
 	s := w.series.of(i.Policy, labels{key: causeKey, value: i.Cause})
 	w.pauses.Add(context.Background(), 1, s.add...)
 	w.pauseTime.Add(context.Background(), i.For.Seconds(), s.add...)
+}
+
+func (w *observer) call(i throttle.CalledInfo) {
+	ctx, s := context.Background(), w.series.of(i.Policy, labels{key: outcomeKey, value: i.Outcome()})
+	w.calls.Add(ctx, 1, s.add...)
+	if !i.Unsent {
+		w.callDuration.Record(ctx, i.Duration.Seconds(), s.record...)
+	}
+	if i.Requests > 0 {
+		w.decisions.Add(ctx, int64(i.Requests), w.series.of(i.Policy, labels{}).add...)
+	}
 }
 
 // admitted is the result of admitted requests. RefusedInfo.Result returns the others.

@@ -241,6 +241,13 @@ func TestScenario(t *testing.T) {
 		_ = get(t, ctx, tr)
 		_ = mail.Pause(ctx, 2*time.Hour)
 
+		m.observer.Called(throttle.CalledInfo{Policy: "mail", Duration: time.Millisecond, Requests: 3})
+		m.observer.Called(throttle.CalledInfo{Policy: "mail", Duration: 2 * time.Millisecond})
+		for _, err := range []error{throttle.ErrUnavailable, fmt.Errorf("%w: %w", throttle.ErrUnavailable, context.DeadlineExceeded), errors.New("key-1")} {
+			m.observer.Called(throttle.CalledInfo{Policy: "mail", Duration: time.Second, Err: err})
+		}
+		m.observer.Called(throttle.CalledInfo{Policy: "mail", Unsent: true, Err: throttle.ErrUnavailable})
+
 		_ = open.Wait(ctx) // needs a permit
 		if _, err := open.Acquire(ctx, throttle.Cost{"usd": 1}); err != nil {
 			t.Fatal(err)

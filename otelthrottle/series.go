@@ -18,6 +18,8 @@ const (
 	unitKey   = attribute.Key("throttle.unit")
 	kindKey   = attribute.Key("throttle.kind")
 	causeKey  = attribute.Key("throttle.cause")
+
+	outcomeKey = attribute.Key("throttle.outcome")
 )
 
 // How many names are told apart, of policies and of tiers and units. The rest are otherName.
