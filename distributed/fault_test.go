@@ -22,6 +22,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/calls"
+	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
@@ -535,7 +536,7 @@ func miniredisClock(t *testing.T, d time.Duration, most int) {
 		if err := rdb.Ping(t.Context()).Err(); err != nil {
 			t.Fatal(err)
 		}
-		s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+		redismem.Hook(s, func(c *server.Peer, cmd string, _ ...string) bool {
 			if cmd != "TIME" {
 				return false
 			}
@@ -564,7 +565,7 @@ func pausedMessageLost(t *testing.T) {
 		if err := near(t, s).Ping(t.Context()).Err(); err != nil { // starts the server
 			t.Fatal(err)
 		}
-		s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+		redismem.Hook(s, func(c *server.Peer, cmd string, _ ...string) bool {
 			if cmd != "SUBSCRIBE" {
 				return false
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -73,7 +74,7 @@ func TestPauseReachesRedisLater(t *testing.T) {
 			t.Fatal(err)
 		}
 		var away atomic.Bool
-		s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+		redismem.Hook(s, func(c *server.Peer, cmd string, _ ...string) bool {
 			if away.Load() {
 				c.WriteError("LOADING Redis is loading the dataset in memory")
 			}
@@ -101,7 +102,7 @@ func TestEndOfPauseWithoutSubscription(t *testing.T) {
 		if err := near(t, s).Ping(t.Context()).Err(); err != nil { // starts the server
 			t.Fatal(err)
 		}
-		s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+		redismem.Hook(s, func(c *server.Peer, cmd string, _ ...string) bool {
 			if cmd == "SUBSCRIBE" {
 				c.WriteError("NOPERM No permissions to access a channel")
 			}

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -370,10 +369,7 @@ func TestLeasesChange(t *testing.T) {
 // TestLeasesLive checks that the keys of leases live as long as the state, and two minutes longer
 // at most.
 func TestLeasesLive(t *testing.T) {
-	m := miniredis.RunT(t)
-	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
-	defer rdb.Close()
-	s := newSubject(t, rdb, scriptSource(), m.SetTime)
+	s, m := miniServer(t)
 	s.begin(planOf(t, 0, "10;algo=concurrency", "5/m"))
 	at := int64(1_700_000_000_000_000)
 	for seq := range int64(500) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
@@ -119,7 +120,7 @@ func newSteps(t *testing.T, s *miniredis.Miniredis) *steps {
 	if err := rdb.Ping(t.Context()).Err(); err != nil { // starts the server
 		t.Fatal(err)
 	}
-	s.Server().SetPreHook(func(p *server.Peer, cmd string, _ ...string) bool {
+	redismem.Hook(s, func(p *server.Peer, cmd string, _ ...string) bool {
 		if cmd != "TIME" {
 			return false
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/store"
@@ -1095,10 +1096,19 @@ var clockedScript = strings.NewReplacer(
 ).Replace(joinScript())
 
 func miniSubject(t testing.TB) *subject {
-	m := miniredis.RunT(t)
-	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
-	t.Cleanup(func() { rdb.Close() })
-	return newSubject(t, rdb, scriptSource(), m.SetTime)
+	s, _ := miniServer(t)
+	return s
+}
+
+// miniServer returns a subject on a server in memory, and the server.
+func miniServer(t testing.TB) (*subject, *miniredis.Miniredis) {
+	m := redismem.New()
+	rdb := redismem.Dial(m, nil)
+	t.Cleanup(func() {
+		_ = rdb.Close()
+		m.Close()
+	})
+	return newSubject(t, rdb, scriptSource(), m.SetTime), m
 }
 
 func realSubject(t testing.TB) *subject {

@@ -62,7 +62,7 @@ func (k *cable) deliver() {
 
 func (k *cable) receive() {
 	defer close(k.back)
-	for b := make([]byte, 1<<16); ; {
+	for b := make([]byte, 1<<12); ; {
 		n, err := k.Conn.Read(b)
 		if err != nil {
 			return

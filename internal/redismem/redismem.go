@@ -27,16 +27,24 @@ import (
 //
 // Miniredis makes an interpreter for each call of a script, and the script then defines its
 // functions. This server has one interpreter, where the script that decides is defined once, as on
-// a server that has it as a function. If a test sets a hook of its own, miniredis runs the script.
+// a server that has it as a function. A test that wants a hook of its own passes it to [Hook].
 func New() *miniredis.Miniredis {
 	m := miniredis.NewMiniRedis()
 	if c, err := m.Dial(); err == nil { // starts it
 		_ = c.Close()
 	}
+	Hook(m, func(*server.Peer, string, ...string) bool { return false })
+	return m
+}
+
+// Hook sets a hook that sees each command first, those of scripts too. It replaces the hook before
+// it. The server forgets which scripts were loaded.
+func Hook(m *miniredis.Miniredis, hook server.Hook) {
 	s := &scripts{server: m, functions: make(map[string]*lua.LFunction)}
 	s.interpreter = redislua.New(s.call)
-	m.Server().SetPreHook(s.serve)
-	return m
+	m.Server().SetPreHook(func(p *server.Peer, name string, args ...string) bool {
+		return hook(p, name, args...) || s.serve(p, name, args...)
+	})
 }
 
 // scripts runs the scripts of a server.
@@ -147,7 +155,8 @@ func write(p *server.Peer, reply any) {
 }
 
 // Dial returns a client of the server. Each command takes the delay to arrive, and its reply takes
-// no time. Close the client and the server in the bubble.
+// no time. If delay is nil, a command takes no time either, and the client works outside of a bubble too.
+// Close the client and the server in the bubble.
 func Dial(server *miniredis.Miniredis, delay func() time.Duration) *redis.Client {
 	return redis.NewClient(&redis.Options{
 		Addr:     "127.0.0.1:6379", // an IP address, because a name would be looked up
@@ -158,6 +167,9 @@ func Dial(server *miniredis.Miniredis, delay func() time.Duration) *redis.Client
 			conn, err := server.Dial()
 			if err != nil {
 				return nil, err
+			}
+			if delay == nil {
+				return conn, nil
 			}
 			return newConn(conn, delay), nil
 		},
