@@ -17,6 +17,7 @@ import (
 // Many processes send a provider that refuses everything about as many requests as one process
 // does.
 func TestFleetIsRefusedAsOneProcess(t *testing.T) {
+	t.Parallel()
 	countRefusals := func(processes int) (n int) {
 		virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
 			base := &refuser{}

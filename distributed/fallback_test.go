@@ -27,6 +27,7 @@ func failCommands(s *miniredis.Miniredis) {
 // If there are more processes than units in the limit, each process gets one unit in a longer
 // window, and the processes spread their requests over it.
 func TestFallbackIsSpread(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		const processes, limit = 50, 5
 		p := throttle.Policy{Name: "spread", Tiers: []throttle.Tier{per(sec, limit, throttle.SlidingLog)}}
@@ -68,6 +69,7 @@ func TestFallbackIsSpread(t *testing.T) {
 
 // A Group remembers what the process has sent without Redis.
 func TestGroupKeepsFallback(t *testing.T) {
+	t.Parallel()
 	for _, workers := range []int{1, 4} {
 		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 			rdb := near(t, s)
@@ -100,6 +102,7 @@ func TestGroupKeepsFallback(t *testing.T) {
 // Refusals by the provider pause a process that sends without Redis, as often as they pause one
 // with Redis.
 func TestFallbackIsPaused(t *testing.T) {
+	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 		base := &refuser{}
 		l := limiter(t, tenASecond, distributed.New(near(t, s), distributed.Options{Fallback: distributed.Fallback{Workers: 1}}))

@@ -107,6 +107,7 @@ func TestFunctionRefused(t *testing.T) {
 
 // Each node of a Cluster supports functions or not, and stores its own.
 func TestFunctionCluster(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	serverWithFunctions(t)
 	c := redistest.StartCluster(t, 3, 0)

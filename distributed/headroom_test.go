@@ -36,6 +36,7 @@ func openHeadroom(t *testing.T, s *miniredis.Miniredis, how string, aging time.D
 
 // Batch callers in nested quotas are admitted as in a flat one, with a few calls an admission.
 func TestHeadroomFlood(t *testing.T) {
+	t.Parallel()
 	for _, how := range headrooms {
 		t.Run(how, func(t *testing.T) {
 			for _, n := range []struct{ processes, callers int }{{1, 1}, {1, 200}, {3, 10}} {
@@ -123,6 +124,7 @@ func openEach(t *testing.T, s *miniredis.Miniredis, how, leaves string) *throttl
 // Batch requests in nested quotas leave in each the headroom of its own policy, and use the rest. They
 // are not refused for another headroom either.
 func TestHeadroomOfEach(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"local", "together", "apart"} {
 		for _, leaves := range []string{"inner", "outer"} {
 			t.Run(how+", the "+leaves+" leaves some", func(t *testing.T) {

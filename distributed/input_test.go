@@ -165,6 +165,7 @@ func TestInputScriptErrors(t *testing.T) {
 // Replies that the script never gives count as unavailability: callers wait until they get valid
 // ones.
 func TestInputReplies(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(6) {
 		bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
 			rdb := near(t, s)
@@ -369,6 +370,7 @@ func TestInputRightsOfLeases(t *testing.T) {
 var greetingCommands = map[any]bool{"client|setinfo": true, "client|maint_notifications": true, "client": true}
 
 func TestInputRights(t *testing.T) {
+	t.Parallel()
 	s := redistest.Start(t)
 	ctx := context.Background()
 	for _, without := range []string{"", "+evalsha", "+time", "+get", "+set"} {

@@ -369,6 +369,7 @@ func TestLeasesChange(t *testing.T) {
 // TestLeasesLive checks that the keys of leases live as long as the state, and two minutes longer
 // at most.
 func TestLeasesLive(t *testing.T) {
+	t.Parallel()
 	s, m := miniServer(t)
 	s.begin(planOf(t, 0, "10;algo=concurrency", "5/m"))
 	at := int64(1_700_000_000_000_000)

@@ -16,6 +16,7 @@ import (
 // Processes that use one quota inside two others use all of it, and no more, while one of the outer
 // quotas is full for an hour, or slow, and callers give up.
 func TestSharedInAFleet(t *testing.T) {
+	t.Parallel()
 	limit := per(20*sec, 60, throttle.SlidingLog)
 	full := per(hour, 5, throttle.SlidingLog)
 	for _, test := range []struct {

@@ -228,6 +228,7 @@ func TestFleetProbeUnsent(t *testing.T) {
 // Nothing else is sent before the response to a probe, however slow it is. If the process of the
 // probe dies, the others wait two seconds at most.
 func TestFleetProbeSlow(t *testing.T) {
+	t.Parallel()
 	for name, dies := range map[string]bool{"the response takes 20 s": false, "its process dies": true} {
 		t.Run(name, func(t *testing.T) {
 			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {

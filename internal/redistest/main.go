@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	atOnce    = "8" // parallel tests; most of them wait
+	atOnce    = "16" // parallel tests; most of them wait
 	keptLines = 30
 )
 
 // Run runs the tests of a package for its TestMain and returns the exit code of leaktest.Run.
 // Clients of go-redis log each connection that a test breaks, and Run prints this log only if a
-// test fails. Without -parallel, 8 tests run in parallel on any number of processors, because they
+// test fails. Without -parallel, 16 tests run in parallel on any number of processors, because they
 // mostly wait for servers.
 func Run(m *testing.M) int {
 	flag.Parse()
