@@ -3,9 +3,12 @@
 # runs while its server is locked and would take half the time of the tests.
 RACE ?= -race -gcflags=github.com/yuin/gopher-lua/...=-race=false
 
-# PURE tests arithmetic in one goroutine, and how much of their limits presets use: "make test" runs
-# it without the race detector, which takes six times as long, and "make soak" with it.
-PURE = ./algorithms ./internal/fakeapi/rules
+# PURE tests arithmetic in one goroutine, and presets, which hold no lock but those of what they have
+# learned: "make test" runs it without the race detector, which takes six times as long, and "make
+# soak" with it. So do the tests of ALONE, which have one goroutine each, beside that of a server.
+PURE  = ./algorithms ./internal/fakeapi/rules ./providers
+ALONE = TestTwins|TestConvertTwins|TestTraces|TestNumbers|TestForeignValues|TestBundleLaw|$\
+	TestReleasesEstimate|TestReleasesSideBySide|TestReleaseThatEnds|TestGroupParkingChangesNothing
 
 # A program with the race detector sleeps before it exits, by default for a second: that is a
 # second for each package, and for each process that a test starts.
@@ -38,7 +41,8 @@ test: redis
 	go test $(PURE)
 	@echo go test -p 4 $(RACE) ./...; \
 	THROTTLE_SKIPPED=$$(mktemp); export THROTTLE_SKIPPED; \
-	go test -p 4 $(RACE) $$(go list ./... | grep -vxF "$$(go list $(PURE))"); status=$$?; \
+	go test -run '^($(ALONE))$$' . ./distributed && \
+	go test -p 4 $(RACE) -skip '^($(ALONE))$$' $$(go list ./... | grep -vxF "$$(go list $(PURE))"); status=$$?; \
 	if [ -s "$$THROTTLE_SKIPPED" ]; then echo "skipped:"; sort "$$THROTTLE_SKIPPED"; fi; \
 	rm -f "$$THROTTLE_SKIPPED"; exit $$status
 	cd bench && go vet ./... && go test -parallel 8 ./...
@@ -60,9 +64,8 @@ valkey:
 
 # soak plays the random storms of the tests SOAK times as long as test does.
 SOAK   ?= 10
-STORMS = TestTwins|TestConvertTwins|TestFleetLaws|TestFleetClocks|TestFleetOfProcesses|TestDefinition|TestProcesses|$\
-	TestManyLeases|TestBundleLaw|TestFleetToldReset|TestNestedFleets|TestSteppedServerNeverStalls|$\
-	TestReleasesSideBySide|TestLaws|TestExtremes|TestForecastIsNeverLate|TestRecall|TestReserverCancelsOnce|$\
+STORMS = $(ALONE)|TestFleetLaws|TestFleetClocks|TestFleetOfProcesses|TestDefinition|TestProcesses|$\
+	TestManyLeases|TestFleetToldReset|TestNestedFleets|TestSteppedServerNeverStalls|TestLaws|TestExtremes|TestForecastIsNeverLate|TestRecall|TestReserverCancelsOnce|$\
 	TestStormOfEverything|TestCancelStorm|TestCloseRaces|TestQueueOfMixedCosts|TestSetPolicyNested|$\
 	TestClassesByRank|TestClassesDeadlinesByRank|TestClassesStormAtAFarStore
 soak: redis
