@@ -31,6 +31,8 @@ func (l *Limiter) Within(outer *Limiter) *Limiter {
 		return l
 	case outer.err != nil:
 		return outer
+	case l.revision().policy.Shadow || outer.revision().policy.Shadow:
+		return refusing(l.revision().compiledPolicy, l.revision().errorf("Within: Shadow is true: a shadow lies in no other quota, and none in it: set Shadow to false in both"))
 	}
 	for in := l; in != nil; in = in.outer {
 		for out := outer; out != nil; out = out.outer {

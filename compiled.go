@@ -33,6 +33,9 @@ func compile(p Policy) (*compiledPolicy, error) {
 	if err != nil {
 		return nil, err
 	}
+	if p.Shadow {
+		p = p.inShadow()
+	}
 	p.Tiers, p.AlertAt = slices.Clone(p.Tiers), slices.Clone(p.AlertAt)
 	c := &compiledPolicy{
 		policy: p, plan: plan, countsRequests: slices.Contains(plan.Units(), algorithms.Requests),
@@ -43,7 +46,7 @@ func compile(p Policy) (*compiledPolicy, error) {
 	}
 	c.called = p.Observer.reportCalls(p.Name)
 	c.oneRequest = c.requestCost(1)
-	c.fastPath = c.countsRequests && !c.concurrent && !c.autoGuard && p.Alert == nil
+	c.fastPath = c.countsRequests && !c.concurrent && !c.autoGuard && p.Alert == nil && !p.Shadow
 	if p.Headroom > 0 {
 		c.batchSpec = &store.WaitSpec{YieldFor: p.aging(), Headroom: int64(p.Headroom)}
 	}
@@ -52,6 +55,12 @@ func compile(p Policy) (*compiledPolicy, error) {
 
 // replacement compiles a policy that replaces c for the same quota.
 func (c *compiledPolicy) replacement(p Policy) (*compiledPolicy, error) {
+	if p.Shadow != c.policy.Shadow {
+		return nil, c.errorf("SetPolicy: Shadow is %v: it must stay %v, or make another Limiter", p.Shadow, c.policy.Shadow)
+	}
+	if p.Shadow {
+		p = p.inShadow()
+	}
 	if p.Name != c.policy.Name {
 		return nil, c.errorf("SetPolicy: Name is %q: it must stay %q, or make another Limiter", p.Name, c.policy.Name)
 	}

@@ -61,7 +61,8 @@
 //
 // Policy.Observer receives what happens to requests: how long each waited and for which tier, what
 // was refused, and why a quota pauses. Package observe logs and counts that. [Limiter.Status] returns
-// what is used and left, and [Limiter.Explain] explains why a request would wait.
+// what is used and left, and [Limiter.Explain] explains why a request would wait. Policy.Shadow tells
+// what a policy would do to a program's requests, without delaying them.
 //
 // # Cold starts and pacing
 //

@@ -334,3 +334,27 @@ func ExampleLimiter_Explain() {
 	// The request would wait for tier 3;algo=concurrency until another request ends. 5/s has room for 2: 3 of 5 used. 3;algo=concurrency is full until a request ends: 3 of 3 used. The guard interval is 50ms.
 	// 3;algo=concurrency 2
 }
+
+// A policy is tried on the program's traffic before it is enforced: the second report is not refused,
+// but the Observer is told that it would have been.
+func Example_shadow() {
+	lim, err := throttle.New(throttle.Policy{
+		Name: "reports", Tiers: []throttle.Tier{throttle.PerHour(1)}, MaxWait: time.Minute, Shadow: true,
+		Observer: &throttle.Observer{
+			Admitted: func(_ context.Context, i throttle.AdmittedInfo) { fmt.Println("would wait", i.Waited) },
+			Refused:  func(_ context.Context, i throttle.RefusedInfo) { fmt.Println(errors.Is(i.Err, throttle.ErrDeadline)) },
+		},
+	}, nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 2 {
+		fmt.Println(lim.Wait(context.Background()))
+	}
+	// Output:
+	// would wait 0s
+	// <nil>
+	// true
+	// <nil>
+}

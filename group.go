@@ -79,8 +79,8 @@ func NewGroup(p Policy, s Store) (*Group, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s != nil && p.Name == "" {
-		return nil, errors.New("throttle: policy \"\": Name is empty: a shared store keeps quotas by name, so give it one")
+	if err := checkStore(p, s); err != nil {
+		return nil, err
 	}
 	g := &Group{store: s, entries: make(map[string]*entry)}
 	g.nesting.group = g
@@ -263,6 +263,13 @@ func (g *Group) enter(l *Limiter) (*scope, error) {
 	}
 	s.uses.Add(1)
 	return s, nil
+}
+
+// use uses a scope that is already in use, until leave is called.
+func (s *scope) use() {
+	if s.grouped {
+		s.uses.Add(1)
+	}
 }
 
 func (s *scope) leave() {

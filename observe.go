@@ -15,9 +15,9 @@ import (
 // scope's Observer are called. A nil function is not called.
 //
 // The functions are called in the goroutine of the caller, unless noted otherwise, and never under a
-// lock: they may call any method of a Limiter. They must not block, because the request waits for
-// them, and may be called from several goroutines at once. Events contain neither keys of a Group nor
-// URLs.
+// lock: they may call any method of a Limiter. Under a policy with Shadow they may be called in another
+// goroutine. They must not block, because the request waits for them, and may be called from several
+// goroutines at once. Events contain neither keys of a Group nor URLs.
 type Observer struct {
 	// Queued is called when a request takes a place in a queue. With a shared store nearly every
 	// request does.
@@ -77,6 +77,10 @@ type AdmittedInfo struct {
 	// as ParsePolicy reads it, and empty if no tier did: for requests that did not wait, and after
 	// a pause.
 	By, Tier string
+
+	// Shadow reports that the policy has Shadow: the request went at once, and would have been
+	// admitted now.
+	Shadow bool
 }
 
 // A RefusedInfo describes a request that was not admitted.
@@ -93,6 +97,11 @@ type RefusedInfo struct {
 	// Err is the error of the call: a *WaitError, the context's own, or that of a bad argument. It is
 	// nil for a false Allow, except where Wait would fail at once too.
 	Err error
+
+	// Shadow reports that the policy has Shadow: the request went at once, and would have been
+	// refused now. A call with bad arguments, on a closed Limiter or with a context that has ended
+	// returns Err nevertheless.
+	Shadow bool
 }
 
 // Result returns one word for the reason, which suits a label of a metric: "deadline", "never" (see
@@ -267,8 +276,10 @@ func (o *Observer) reportCalls(policy string) func(store.Call) {
 type observation struct {
 	observer *Observer
 	policy   string
+	shadow   bool      // the request is sent at once, in shadow mode
 	queued   time.Time // when the request was queued; zero if it was not
 	by, tier string    // what decided how long it waited
+	joined   func()    // is called when a shadow has joined a queue; nil for any other request
 }
 
 // observe returns the observation of a demand, or nil if nobody observes it.
@@ -283,7 +294,7 @@ func (l *Limiter) observe(d *demand) *observation {
 	if c.policy.Observer == nil {
 		return nil
 	}
-	return &observation{observer: c.policy.Observer, policy: c.policy.Name}
+	return &observation{observer: c.policy.Observer, policy: c.policy.Name, shadow: c.policy.Shadow}
 }
 
 // errPanicked is the error of a request for which a function of the Policy or the Transport panicked.
@@ -299,6 +310,9 @@ func (l *Limiter) observed(ctx context.Context, d *demand, a *admission, ask fun
 		return ask()
 	}
 	d.observed, a.observer, err = o, o.observer, errPanicked
+	if o.shadow {
+		return l.admitInShadow(ctx, d, a, ask)
+	}
 	defer func() { o.end(ctx, d, err) }()
 	return ask()
 }
@@ -309,6 +323,9 @@ func (o *observation) join(ctx context.Context, ahead int) {
 		return
 	}
 	o.queued = time.Now()
+	if o.joined != nil {
+		o.joined()
+	}
 	if o.observer.Queued != nil {
 		o.observer.Queued(ctx, QueuedInfo{Policy: o.policy, Class: classOf(ctx), Ahead: ahead})
 	}
@@ -340,14 +357,14 @@ func (o *observation) end(ctx context.Context, d *demand, err error) {
 	case err == nil && o.observer.Admitted != nil:
 		o.observer.Admitted(ctx, AdmittedInfo{
 			Policy: o.policy, Class: classOf(ctx), Cost: d.cost, N: d.n, Held: d.held,
-			Queued: !o.queued.IsZero(), Waited: o.waited(), By: o.by, Tier: o.tier,
+			Queued: !o.queued.IsZero(), Waited: o.waited(), By: o.by, Tier: o.tier, Shadow: o.shadow,
 		})
 	case err != nil && o.observer.Refused != nil:
 		if err == errNotNow {
 			err = nil
 		}
 		o.observer.Refused(ctx, RefusedInfo{
-			Policy: o.policy, Class: classOf(ctx), Cost: d.cost, N: d.n, Queued: !o.queued.IsZero(), Waited: o.waited(), Err: err,
+			Policy: o.policy, Class: classOf(ctx), Cost: d.cost, N: d.n, Queued: !o.queued.IsZero(), Waited: o.waited(), Err: err, Shadow: o.shadow,
 		})
 	}
 }
@@ -365,8 +382,13 @@ func waitFor(tier int) error { return &queue.Refusal{Reason: queue.Late, Tier: t
 // answered reports how the request has ended.
 func (a *admission) answered(ctx context.Context, info AnsweredInfo) {
 	if a.observer != nil && a.observer.Answered != nil {
+		answered := a.observer.Answered
 		info.Policy = a.revision.policy.Name
-		a.observer.Answered(ctx, info)
+		if r, ok := a.revision.quota.(*shadow); ok {
+			r.report(func(*admission) { answered(ctx, info) })
+			return
+		}
+		answered(ctx, info)
 	}
 }
 

@@ -163,7 +163,9 @@ func (a *admission) startTiming() {
 		switch {
 		case !c.revision.autoGuard:
 		case a.timing.estimator == nil:
-			a.timing = startTiming(c.scope.estimator())
+			if a.timing = startTiming(c.scope.estimator()); c.revision.policy.Shadow {
+				a.timing.guard = 0 // a refusal does not make it longer
+			}
 		default:
 			a.timing.others = append(a.timing.others, c.scope.estimator())
 		}

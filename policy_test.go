@@ -41,7 +41,7 @@ func TestParsePolicy(t *testing.T) {
 		}
 	}
 	for _, spec := range []string{
-		"5/s | aging=30s;headroom=20", "5/s | guard=none", "5/s | guard=auto", "5/s | assume_used=true",
+		"5/s | aging=30s;headroom=20", "5/s | guard=none", "5/s | guard=auto", "5/s | assume_used=true", "5/s | assume_used=true;shadow=true",
 		"60/m;algo=fixed_window;phase=unknown", "10000/h;unit=tokens;algo=token_bucket;burst=500;pace_burst=20",
 		"100000000/month;unit=usd;zone=Europe/Berlin;budget=true | alert_at=50,80,100", "7/week + 1/day | guard=none",
 	} {
@@ -88,7 +88,7 @@ func TestParsePolicyRefuses(t *testing.T) {
 func FuzzParsePolicy(f *testing.F) {
 	for _, spec := range []string{
 		"5/s + 10000/h", "100000/m;unit=tokens;algo=token_bucket;burst=20000", "10;algo=concurrency", "1/30d",
-		"5/s | guard=none;max_wait=1h;assume_used=true", "5/s | aging=1m;headroom=90", "9/h;algo=fixed_window;phase=unknown;pace_burst=3", "9/h;algo=sliding_window;precision=10s",
+		"5/s | guard=none;max_wait=1h;assume_used=true", "5/s | shadow=true", "5/s | aging=1m;headroom=90", "9/h;algo=fixed_window;phase=unknown;pace_burst=3", "9/h;algo=sliding_window;precision=10s",
 		"9/month;zone=Asia/Beirut;budget=true + 5/day + 1/week | alert_at=50,80", "1/s;unit=usd;estimated=true", "5/x", "5//s", "+", "|", ";", "",
 	} {
 		f.Add(spec)

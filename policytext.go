@@ -15,12 +15,12 @@ import (
 //
 //	5/s + 10000/h
 //	100000/min;unit=tokens;algo=token_bucket;burst=20000
-//	20;algo=concurrency + 60/20s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m;assume_used=true
+//	20;algo=concurrency + 60/20s | guard=100ms;max_wait=30s;max_queue=1000;max_pause=10m;assume_used=true;shadow=true
 //
 // A window is s, sec, m, min, h, hour, d, or a length such as 20s or 30d. The options of a tier
 // are unit, algo, burst, precision, phase, pace_burst, zone, budget and estimated. The options of
 // the policy are guard (a length, none or auto), max_wait, max_queue, max_pause, assume_used,
-// aging, headroom and alert_at. ParsePolicy returns an error if the policy is not valid.
+// shadow, aging, headroom and alert_at. ParsePolicy returns an error if the policy is not valid.
 //
 // The windows day, week and month are those of the calendar, in a zone, and may be a budget:
 //
@@ -68,6 +68,8 @@ func (p *Policy) setOption(name, value string) (err error) {
 		p.MaxPause, err = algorithms.ParseDuration(value)
 	case "assume_used":
 		p.AssumeUsed, err = algorithms.ParseBool(value)
+	case "shadow":
+		p.Shadow, err = algorithms.ParseBool(value)
 	case "alert_at":
 		p.AlertAt, err = parseAlertAt(value)
 	case "aging":
@@ -75,7 +77,7 @@ func (p *Policy) setOption(name, value string) (err error) {
 	case "headroom":
 		p.Headroom, err = strconv.Atoi(value)
 	default:
-		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause, assume_used, aging, headroom or alert_at")
+		err = errors.New("is not an option of a policy: use guard, max_wait, max_queue, max_pause, assume_used, shadow, aging, headroom or alert_at")
 	}
 	return err
 }
@@ -106,6 +108,9 @@ func (p Policy) String() string {
 	length("max_pause", p.MaxPause)
 	if p.AssumeUsed {
 		options = append(options, "assume_used=true")
+	}
+	if p.Shadow {
+		options = append(options, "shadow=true")
 	}
 	length("aging", p.Aging)
 	if p.Headroom != 0 {

@@ -126,7 +126,7 @@ func (t *Transport) isStd() bool {
 // watch adds the hooks that measure the network and those that end the attempt at SendBy.
 func (a *attempt) watch(tr *attemptTrace, host string) {
 	tr.watch = new(watch)
-	t, bound := a.timing, !a.sendBy.IsZero()
+	t, bound := a.timing, !a.sendBy.IsZero() && !a.revision.policy.Shadow
 	if bound {
 		a.boundBySendBy(tr)
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -37,6 +38,8 @@ const forever = store.Forever
 // charged, in all tiers or in none, and a canceled caller leaves no trace in the queue. A later
 // request never overtakes an earlier one, however large the cost of the earlier one is, unless its
 // [Class] goes first.
+//
+// Under a policy with Shadow nothing waits and nothing is refused; see [Policy].
 //
 // Every refusal is a [*WaitError]. A context's own error is returned as it is. New, Group.For and
 // Within return Limiters. A Limiter need not be closed and is safe for concurrent use.
@@ -75,8 +78,8 @@ func New(p Policy, s Store) (*Limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s != nil && p.Name == "" {
-		return nil, errors.New("throttle: policy \"\": Name is empty: a shared store keeps quotas by name, so give it one")
+	if err := checkStore(p, s); err != nil {
+		return nil, err
 	}
 	scope, err := openScope(c, s, p.Name)
 	if err != nil {
@@ -85,6 +88,18 @@ func New(p Policy, s Store) (*Limiter, error) {
 	l := &Limiter{nesting: &alone}
 	l.scope.Store(scope)
 	return l, nil
+}
+
+// checkStore returns an error for a policy that a store cannot keep.
+func checkStore(p Policy, s Store) error {
+	switch {
+	case s == nil:
+	case p.Name == "":
+		return errors.New("throttle: policy \"\": Name is empty: a shared store keeps quotas by name, so give it one")
+	case p.Shadow:
+		return fmt.Errorf("throttle: policy %q: Shadow is true: a shadow has no store: pass a nil Store, or set Shadow to false", p.Name)
+	}
+	return nil
 }
 
 // enter returns the Limiter's scope. A Group keeps the scope until leave is called.

@@ -1,11 +1,13 @@
 package observe
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -624,4 +626,43 @@ func BenchmarkStats(b *testing.B) {
 			}
 		})
 	}
+}
+
+// TestShadowMode checks that the requests of a policy in shadow mode are counted apart, and that all of
+// them end.
+func TestShadowMode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		stats := NewStats()
+		p := throttle.Policy{
+			Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(1)}, Guard: throttle.NoGuard, MaxWait: 2 * time.Second,
+			Observer: throttle.JoinObservers(stats.Observer(), Log(newLogger(&text, slog.LevelInfo), LogOptions{})),
+		}
+		limiter(t, p)
+		p.Shadow = true
+		l := limiter(t, p)
+		for range 4 {
+			permit, err := l.Acquire(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			permit.Passed()
+			permit.Release()
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		const policy = "api (shadow)"
+		s := *stats.policy(policy)
+		if len(*stats.policies.Load()) != 1 || s.active != 0 || s.counts.queued[0] != 0 || s.requests[0][admitted] != 3 || s.requests[0][deadline] != 1 || s.responses[0] != 3 {
+			t.Errorf("%+v, want 3 admitted, 1 late, 3 responses and nothing else", s.counts)
+		}
+		for _, want := range []string{
+			`level=WARN msg="throttle: request refused" policy="api (shadow)" class=normal reason=deadline waited=0s tier=1/s wait=3s ahead=2`,
+			`level=INFO msg="throttle: request waited" policy="api (shadow)" class=normal result=admitted waited=1s tier=1/s`,
+		} {
+			if !strings.Contains(text.String(), want) {
+				t.Errorf("the log lacks %q:\n%s", want, &text)
+			}
+		}
+	})
 }
