@@ -1,0 +1,2 @@
+package config
+import _ "github.com/goccy/go-yaml"

@@ -1,0 +1,18 @@
+module github.com/apithrottle/throttle/cmd/throttle
+
+go 1.25.0
+
+require (
+	github.com/apithrottle/throttle v0.1.0
+	github.com/goccy/go-yaml v1.19.2
+	github.com/rogpeppe/go-internal v1.16.0
+	github.com/spf13/cobra v1.10.2
+	github.com/spf13/pflag v1.0.9
+	golang.org/x/term v0.43.0
+)
+
+require (
+	github.com/inconshreveable/mousetrap v1.1.0 // indirect
+	golang.org/x/sys v0.44.0 // indirect
+	golang.org/x/tools v0.26.0 // indirect
+)
