@@ -15,7 +15,7 @@ const number = n => n.toLocaleString('en');
 const rate = n => n === 0 ? '0' : n < 0.1 ? '<0.1' : n < 10 ? n.toFixed(1) : number(Math.round(n));
 const plural = (n, word) => number(n) + ' ' + word + (n === 1 ? '' : 's');
 const short = s => s.length > 120 ? s.slice(0, 100) + '…' : s;
-const title = s => s === '' ? '(no name)' : short(s);
+const title = s => s.trim() === '' ? '(no name)' : short(s);
 
 // duration returns a time in seconds, rounded up.
 function duration(s) {
@@ -433,7 +433,10 @@ function connect() {
     eventAt = performance.now();
     late = 0;
   });
-  events.onerror = () => say('Connecting again…');
+  events.onerror = e => {
+    say('Connecting again…');
+    if (e.target.readyState === EventSource.CLOSED) poll(); // refused
+  };
 }
 
 function say(text) {
@@ -453,11 +456,11 @@ async function poll() {
   }
 }
 
-// watch asks for the state if no event has come for some seconds, and for events again after half a minute.
+// watch asks for the state if no event has come for some seconds, and for events again after a quarter of a minute.
 function watch() {
   if (document.hidden) {
     hiddenAt = hiddenAt || performance.now();
-    if (events && performance.now() - hiddenAt > 60e3) { // nobody looks
+    if (events && performance.now() - hiddenAt > 15e3) { // nobody looks
       events.close();
       events = null;
     }
@@ -465,9 +468,9 @@ function watch() {
   }
   hiddenAt = 0;
   if (!events) return connect();
-  if (performance.now() - eventAt < 4000) return;
+  if (performance.now() - eventAt < 4000 && events.readyState !== EventSource.CLOSED) return;
   if (late++ % 2 === 0) poll();
-  if (late % 15 === 0 || events.readyState === EventSource.CLOSED && late % 5 === 0) connect();
+  if (late % 15 === 0) connect();
 }
 
 connect();
