@@ -66,6 +66,9 @@ type Policy struct {
 	// LongestWait is the longest wait that ended in the last minute.
 	LongestWait float64 `json:"longest_wait_seconds"`
 
+	// Store has the calls of a shared store. It is nil if there were none in the last minute.
+	Store *Calls `json:"store,omitempty"`
+
 	Paused float64 `json:"paused_seconds"`
 	Closed float64 `json:"closed_seconds"`
 	Guard  float64 `json:"guard_seconds"`
@@ -102,6 +105,15 @@ type Decided struct {
 	Waits   uint64  `json:"waits"`
 	Seconds float64 `json:"seconds"`
 	Share   float64 `json:"share"` // of the Seconds of all
+}
+
+// Calls are the calls of a shared store that ended in the last minute. Failed is how many of them failed,
+// or were not made because the store is away. The times are of those that were made.
+type Calls struct {
+	Count  uint64  `json:"count"`
+	Failed uint64  `json:"failed"`
+	Mean   float64 `json:"mean_seconds"`
+	Max    float64 `json:"max_seconds"`
 }
 
 // A History has the counts of consecutive seconds, the last of which has not ended.
@@ -277,7 +289,34 @@ func (p *Policy) count(c observe.PolicySnapshot, second int64) {
 			p.LongestWait = max(p.LongestWait, b.Waits.Max)
 		}
 	}
+	p.Store = calls(c.Seconds, second-60)
 	p.Decided = decided(c.Waits)
+}
+
+// calls returns the calls of a shared store that ended after a second, or nil if there were none.
+func calls(seconds []observe.Second, after int64) *Calls {
+	var c Calls
+	var took float64
+	var unsent uint64
+	for _, b := range seconds {
+		if b.At <= after {
+			continue
+		}
+		for outcome, n := range b.Calls {
+			c.Count += n
+			if outcome != "ok" {
+				c.Failed += n
+			}
+		}
+		unsent += b.Calls["unsent"]
+		took += b.CallTime
+		c.Max = max(c.Max, b.CallMax)
+	}
+	if c.Count == 0 {
+		return nil
+	}
+	c.Mean = took / float64(max(1, c.Count-unsent))
+	return &c
 }
 
 // decided returns which tiers decided the waits of admitted requests.

@@ -195,6 +195,26 @@ func TestState(t *testing.T) {
 	})
 }
 
+// TestStoreCalls checks what is shown of the calls of a shared store.
+func TestStoreCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stats := observe.NewStats()
+		called, h := stats.Observer().Called, page.New(page.Options{Stats: stats})
+		called(throttle.CalledInfo{Policy: "api", Duration: time.Hour})
+		time.Sleep(time.Minute)
+		if got := stateOf(t, h).Policies[0].Store; got != nil {
+			t.Errorf("no call in a minute: %+v", *got)
+		}
+		called(throttle.CalledInfo{Policy: "api", Duration: time.Second})
+		called(throttle.CalledInfo{Policy: "api", Duration: 3 * time.Second, Err: throttle.ErrUnavailable})
+		called(throttle.CalledInfo{Policy: "api", Unsent: true, Err: throttle.ErrUnavailable})
+		time.Sleep(time.Second)
+		if got, want := stateOf(t, h).Policies[0].Store, (page.Calls{Count: 3, Failed: 2, Mean: 2, Max: 3}); got == nil || *got != want {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	})
+}
+
 // TestNames checks under which name counts are shown.
 func TestNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -217,7 +217,12 @@ function showFacts(c, p) {
   showFact(c, 'Queue', number(queued), classes.map(k => number(p.queued[k]) + ' ' + k).join(', '));
   showFact(c, 'In flight', p.counted ? number(p.active) : '', '');
   showFact(c, 'Longest wait', p.counted ? duration(p.longest_wait_seconds) : '', 'last minute');
-  put(c.foot, p.watched && !p.failure ? 'Guard interval ' + duration(p.guard_seconds) : '');
+  const foot = p.watched && !p.failure ? ['Guard interval ' + duration(p.guard_seconds)] : [];
+  if (p.store) {
+    foot.push('store ' + duration(p.store.mean_seconds) + ' on average, ' + duration(p.store.max_seconds) + ' at most');
+    foot.push(number(p.store.failed) + ' of ' + plural(p.store.count, 'call') + ' failed in the last minute');
+  }
+  put(c.foot, foot.join('; '));
   c.facts.hidden = Object.keys(c.fact).length === 0;
 }
 
