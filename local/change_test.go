@@ -227,3 +227,61 @@ func TestChangeToConcurrency(t *testing.T) {
 		t.Fatalf("got %+v, %v while the only place is taken, want Later", d, err)
 	}
 }
+
+// A Store with Replan lets the next opener of a key bring another plan, for all openers. What is
+// charged stays charged.
+func TestReplan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plan := func(limit int64) *algorithms.Plan {
+			p, err := algorithms.NewPlan([]algorithms.Tier{algorithms.PerHour(limit)}, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p
+		}
+		admitted := func(q store.Quota) (n int) {
+			for ; ; n++ {
+				d, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d.Verdict != store.Admitted {
+					return n
+				}
+			}
+		}
+		quotas := &local.Store{Replan: true}
+		first, err := quotas.Open("key", plan(5))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := admitted(first); n != 5 {
+			t.Errorf("%d of 5 admitted", n)
+		}
+		var changes []store.Change
+		defer first.Watch(func(c store.Change, _ time.Duration) {
+			first.(store.Changer).Successor() // as a limiter does: no lock is held
+			changes = append(changes, c)
+		})()
+		second, err := quotas.Open("key", plan(8))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(changes) != 1 || changes[0] != store.Replanned {
+			t.Errorf("the first opener's watcher received %v", changes)
+		}
+		if n := admitted(second); n != 3 {
+			t.Errorf("%d admitted after the change from 5 to 8, want 3", n)
+		}
+		if newest, p := first.(store.Changer).Successor(); newest != second || !p.Equal(plan(8)) {
+			t.Error("the first opener's successor is not the second's quota")
+		}
+		third, err := quotas.Open("key", plan(6))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := admitted(third); n != 0 {
+			t.Errorf("%d admitted after the change from 8 to 6, want none", n)
+		}
+	})
+}

@@ -20,6 +20,11 @@ import (
 // A Store shares quotas by key within one process. The zero Store is ready for use. Its methods do
 // not block and are safe for concurrent use.
 type Store struct {
+	// Replan makes Open change the tiers and the guard of a key that is open with others, for all
+	// of its openers. What is charged stays charged where a tier of the same unit remains. Set it
+	// before the first Open. If false, such an Open fails.
+	Replan bool
+
 	mu     sync.Mutex // guards all below
 	quotas map[string]*shared
 }
@@ -30,13 +35,13 @@ var _ store.Store = (*Store)(nil)
 func New() *Store { return new(Store) }
 
 // Open returns the quota of a key. All openers of a key share its quota. An empty key has a new
-// quota for each opener. Open fails if the key is open with other tiers or another guard.
+// quota for each opener. Open fails if the key is open with other tiers or another guard, unless
+// Replan is set.
 func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 	if key == "" {
 		return newQuota(plan), nil
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	q, ok := s.quotas[key]
 	if !ok || q.openers == 0 && q.Idle() {
 		if s.quotas == nil {
@@ -45,11 +50,20 @@ func (s *Store) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
 		q = &shared{quota: newQuota(plan), store: s, key: key}
 		s.quotas[key] = q
 	}
+	var replaced *shared
 	if open := q.ledger.Plan(); !open.Equal(plan) {
-		return nil, fmt.Errorf("local: quota %q is open as %v: a store keeps one set of tiers and one guard per name: use another name for %v",
-			key, open.Tiers(), plan.Tiers())
+		if !s.Replan {
+			s.mu.Unlock()
+			return nil, fmt.Errorf("local: quota %q is open as %v: a store keeps one set of tiers and one guard per name: use another name for %v",
+				key, open.Tiers(), plan.Tiers())
+		}
+		replaced, q = q, q.replace(plan)
 	}
 	q.openers++
+	s.mu.Unlock()
+	if replaced != nil {
+		replaced.unlockAndNotify(store.Replanned, 0)
+	}
 	return q, nil
 }
 
@@ -82,12 +96,19 @@ func (q *shared) newest() *shared {
 func (q *shared) Change(_ context.Context, plan *algorithms.Plan) error {
 	q.store.mu.Lock()
 	old := q.newest()
-	old.mu.Lock()
-	old.next = &shared{quota: old.convert(plan), store: q.store, key: q.key, openers: old.openers}
-	q.store.quotas[q.key] = old.next
+	old.replace(plan)
 	q.store.mu.Unlock()
 	old.unlockAndNotify(store.Replanned, 0)
 	return nil
+}
+
+// replace makes a quota under another plan the successor of q, which is the newest. The caller holds
+// store.mu, and unlocks q.mu.
+func (q *shared) replace(plan *algorithms.Plan) *shared {
+	q.mu.Lock()
+	q.next = &shared{quota: q.convert(plan), store: q.store, key: q.key, openers: q.openers}
+	q.store.quotas[q.key] = q.next
+	return q.next
 }
 
 func (q *shared) Successor() (store.Quota, *algorithms.Plan) {
