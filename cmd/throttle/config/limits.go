@@ -1,0 +1,150 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/providers"
+)
+
+// Limits are what an API allows: a policy, or a preset with its arguments. [ParseLimits] and
+// [Route.Limits] return them.
+type Limits struct {
+	policy   throttle.Policy // without tiers for a preset
+	preset   Preset
+	args     arguments
+	name     string // of the provider; if empty, the provider's own
+	maxWait  time.Duration
+	maxQueue int
+	host     string // the only host of the provider; if empty, the provider's own hosts
+}
+
+// ParseLimits reads a policy as throttle.ParsePolicy does, or the name of a preset and its
+// parameters:
+//
+//	5/s + 10000/h | guard=auto
+//	github
+//	openai:requests=500,tokens=30000
+//
+// A policy begins with a digit, and a name with a letter. The name names the quota of a policy. If
+// it is empty, a policy has none, and a preset has its own. The error reports all problems, and
+// suggests names that are alike.
+func ParseLimits(name, text string) (Limits, error) {
+	text = strings.TrimSpace(text)
+	if !isName(text) {
+		p, err := throttle.ParsePolicy(name, text)
+		return Limits{policy: p}, err
+	}
+	presetName, rest, hasArguments := strings.Cut(text, ":")
+	p, err := FindPreset(presetName)
+	if err != nil {
+		return Limits{}, err
+	}
+	given, err := parseArguments(p, rest, hasArguments)
+	if err != nil {
+		return Limits{}, err
+	}
+	args, bad := p.arguments(given)
+	var errs []error
+	for _, b := range bad {
+		errs = append(errs, fmt.Errorf("preset %s: %s %s", p.Name, b.name, strings.ReplaceAll(b.message, " preset "+p.Name, " it")))
+	}
+	if len(errs) > 0 {
+		return Limits{}, errors.Join(errs...)
+	}
+	return Limits{preset: p, args: args, name: name}, nil
+}
+
+// isName reports whether a text begins as the name of a preset does.
+func isName(text string) bool {
+	if text == "" {
+		return false
+	}
+	first := text[0] | 0x20
+	return 'a' <= first && first <= 'z'
+}
+
+func parseArguments(p Preset, text string, any bool) (map[string]string, error) {
+	given := map[string]string{}
+	if !any {
+		return given, nil
+	}
+	for _, part := range strings.Split(text, ",") {
+		key, value, ok := strings.Cut(part, "=")
+		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
+		if !ok || key == "" || value == "" {
+			return nil, fmt.Errorf("preset %s: %q is not a parameter with a value: write %s", p.Name, strings.TrimSpace(part), p.Example())
+		}
+		if _, twice := given[key]; twice {
+			return nil, fmt.Errorf("preset %s: %s is there twice: remove one", p.Name, key)
+		}
+		given[key] = value
+	}
+	return given, nil
+}
+
+// String returns the limits as ParseLimits reads them: in normal form, without the name.
+func (l Limits) String() string {
+	if l.IsPreset() {
+		return l.preset.text(l.args)
+	}
+	return l.policy.String()
+}
+
+// IsPreset reports whether the limits are those of a preset.
+func (l Limits) IsPreset() bool { return l.preset.Name != "" }
+
+// Preset returns the preset, or a Preset without a Name for a policy.
+func (l Limits) Preset() Preset { return l.preset }
+
+// Provider returns a new Provider of the preset, which the caller may change. Its Name is the name
+// of the quota. A policy has none.
+func (l Limits) Provider() (p providers.Provider, ok bool) {
+	if !l.IsPreset() {
+		return p, false
+	}
+	p = l.preset.build(l.args)
+	if l.name != "" {
+		p.Name = l.name
+	}
+	if l.host != "" {
+		p.Hosts = []string{l.host}
+	}
+	for i := range p.Scopes {
+		l.apply(&p.Scopes[i].Policy)
+	}
+	return p, true
+}
+
+// apply sets how long callers wait.
+func (l Limits) apply(p *throttle.Policy) {
+	if l.maxWait != 0 {
+		p.MaxWait = l.maxWait
+	}
+	if l.maxQueue != 0 {
+		p.MaxQueue = l.maxQueue
+	}
+}
+
+// Policies returns the policy, or those of the preset's scopes, inner ones first. The name of a
+// preset's is that of the Provider and the scope, such as "openai/model". A request to a preset may
+// count in some of them only.
+func (l Limits) Policies() []throttle.Policy {
+	p, ok := l.Provider()
+	if !ok {
+		policy := l.policy
+		l.apply(&policy)
+		return []throttle.Policy{policy}
+	}
+	var all []throttle.Policy
+	for _, s := range p.Scopes {
+		if s.Policy.Name == "" {
+			s.Policy.Name = p.Name + "/" + s.Name
+		}
+		all = append(all, s.Policy)
+	}
+	return all
+}

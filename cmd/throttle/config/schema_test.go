@@ -1,0 +1,3 @@
+package config_test
+
+import _ "github.com/google/jsonschema-go/jsonschema"
