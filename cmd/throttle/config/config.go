@@ -255,8 +255,8 @@ type Loader struct {
 	// ReadFile returns the contents of a file that a ${file:PATH} refers to. If nil, os.ReadFile.
 	ReadFile func(path string) ([]byte, error)
 
-	// WithoutSecrets reads no environment and no files: the references stay, and Secrets have no
-	// values. Use it to check a file on a machine that lacks the secrets.
+	// WithoutSecrets reads no environment and no files: Secrets keep their references. Use it to
+	// check a file on a machine that lacks the secrets.
 	WithoutSecrets bool
 }
 
@@ -274,15 +274,13 @@ func (l Loader) Parse(text []byte, name string) (*Config, error) {
 // "/openai/v1/models" at the prefix "/openai". The longest prefix counts. It returns nil if no route
 // has the path.
 func (c *Config) RouteFor(path string) (r *Route, rest string) {
-	for prefix := strings.TrimSuffix(path, "/"); ; {
+	for prefix := strings.TrimSuffix(path, "/"); len(prefix) > 1; prefix = prefix[:strings.LastIndexByte(prefix, '/')] {
 		if r = c.Routes[prefix]; r != nil {
 			return r, path[len(prefix):]
 		}
-		slash := strings.LastIndexByte(prefix, '/')
-		if slash < 0 {
+		if !strings.Contains(prefix, "/") {
 			break
 		}
-		prefix = prefix[:slash]
 	}
 	if r = c.Routes["/"]; r != nil {
 		return r, path

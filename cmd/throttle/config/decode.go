@@ -29,6 +29,7 @@ type decoder struct {
 	problems []Problem
 	public   map[place]bool          // the tokens that may be shown
 	places   map[string]*token.Token // of the values, by field
+	failed   map[string]bool         // the fields whose values have another type
 	broken   bool                    // the text is not YAML
 }
 
@@ -42,6 +43,7 @@ const (
 func (d *decoder) config(text []byte) *Config {
 	d.public = make(map[place]bool)
 	d.places = make(map[string]*token.Token)
+	d.failed = make(map[string]bool)
 	c := new(Config)
 	if len(text) > mostBytes {
 		d.report(nil, "", "the file has %d bytes: it must have at most %d", len(text), mostBytes)
@@ -57,7 +59,9 @@ func (d *decoder) config(text []byte) *Config {
 	}
 	d.places[""] = root.GetToken()
 	d.value(root, reflect.ValueOf(c).Elem(), "")
-	d.validate(c)
+	if !d.failed[""] {
+		d.validate(c)
+	}
 	return c
 }
 
@@ -199,7 +203,7 @@ func (d *decoder) value(n ast.Node, v reflect.Value, field string) {
 		if text, ok := d.plain(n, field, "a whole number", isNumber); ok {
 			number, err := parseNumber(text)
 			if err != nil || v.OverflowInt(number) {
-				d.report(n.GetToken(), field, "is %q: it must be a whole number from %d to %d", text, 0, int64(math.MaxInt32))
+				d.report(n.GetToken(), field, "is %q: it must be a whole number", text)
 			}
 			v.SetInt(number)
 		}
@@ -259,6 +263,7 @@ func (d *decoder) plain(n ast.Node, field, want string, is func(ast.Node) bool) 
 
 // wrongType reports a node of another type. The value may be a misplaced secret, so it is not shown.
 func (d *decoder) wrongType(n ast.Node, field, want string) {
+	d.failed[field] = true
 	if field == "" {
 		field = "the file"
 	}

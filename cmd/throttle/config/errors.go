@@ -92,7 +92,7 @@ type place struct{ line, column int }
 func placeOf(t *token.Token) place { return place{t.Position.Line, t.Position.Column} }
 
 // widest is how long a line of an excerpt may be.
-const widest = 76
+const widest = 72
 
 // excerpt writes the line of a problem anew from its tokens. A token that is not known to be public
 // becomes …, and comments are left out. So nothing of a Secret can show, wherever it stands.

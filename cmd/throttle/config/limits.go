@@ -41,6 +41,9 @@ func ParseLimits(name, text string) (Limits, error) {
 	presetName, rest, hasArguments := strings.Cut(text, ":")
 	p, err := FindPreset(presetName)
 	if err != nil {
+		if strings.ContainsAny(text, "/;|") {
+			err = fmt.Errorf("%q is neither a policy, which begins with a number as 5/s does, nor a preset such as openai:requests=500,tokens=30000", text)
+		}
 		return Limits{}, err
 	}
 	given, err := parseArguments(p, rest, hasArguments)
@@ -50,7 +53,7 @@ func ParseLimits(name, text string) (Limits, error) {
 	args, bad := p.arguments(given)
 	var errs []error
 	for _, b := range bad {
-		errs = append(errs, fmt.Errorf("preset %s: %s %s", p.Name, b.name, strings.ReplaceAll(b.message, " preset "+p.Name, " it")))
+		errs = append(errs, fmt.Errorf("preset %s: %s %s", p.Name, b.name, b.message))
 	}
 	if len(errs) > 0 {
 		return Limits{}, errors.Join(errs...)

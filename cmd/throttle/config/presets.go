@@ -207,18 +207,26 @@ func fold(name string) string {
 
 // FindPreset returns the preset of a name. The error suggests names that are alike.
 func FindPreset(name string) (Preset, error) {
+	p, fix := findPreset(name)
+	if fix != "" {
+		return Preset{}, fmt.Errorf("no preset has the name %q: %s", name, fix)
+	}
+	return p, nil
+}
+
+// findPreset returns the preset of a name, or what to do.
+func findPreset(name string) (p Preset, fix string) {
 	var names []string
 	for _, p := range Presets() {
 		if fold(p.Name) == fold(name) {
-			return p, nil
+			return p, ""
 		}
 		names = append(names, p.Name)
 	}
-	fix := "throttle providers lists all presets"
 	if near := nearest(name, names); near != "" {
-		fix = "did you mean " + near + "? " + fix
+		return Preset{}, "did you mean " + near + "?"
 	}
-	return Preset{}, fmt.Errorf("no preset has the name %q: %s", name, fix)
+	return Preset{}, "throttle providers lists all presets"
 }
 
 // Example returns a text of ParseLimits for a usual account.
@@ -265,7 +273,7 @@ func (p Preset) arguments(given map[string]string) (args arguments, bad []badArg
 		value, ok := given[param.Name]
 		if !ok {
 			if param.Required() {
-				bad = append(bad, badArgument{param.Name, fmt.Sprintf("is missing: preset %s needs the %s, such as %s", p.Name, param.About, param.Example)})
+				bad = append(bad, badArgument{param.Name, fmt.Sprintf("is missing: give the %s, such as %s", param.About, param.Example)})
 			}
 			value = param.Default
 		} else if message := param.wrong(value); message != "" {
@@ -286,7 +294,7 @@ func (p Preset) arguments(given map[string]string) (args arguments, bad []badArg
 		} else if len(names) > 0 {
 			fix = "it has " + list(names, "and")
 		}
-		bad = append(bad, badArgument{name, fmt.Sprintf("is not a parameter of preset %s: %s", p.Name, fix)})
+		bad = append(bad, badArgument{name, fmt.Sprintf("is not a parameter of %s: %s", p.Name, fix)})
 	}
 	return args, bad
 }

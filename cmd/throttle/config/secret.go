@@ -1,7 +1,9 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"regexp"
@@ -114,7 +116,7 @@ func reason(err error) string {
 	case os.IsPermission(err):
 		return "permission is denied"
 	}
-	return "reading fails"
+	return "it is no file of at most 64KB"
 }
 
 func (l Loader) lookupEnv(name string) (string, bool) {
@@ -128,5 +130,17 @@ func (l Loader) readFile(path string) ([]byte, error) {
 	if l.ReadFile != nil {
 		return l.ReadFile(path)
 	}
-	return os.ReadFile(path)
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, mostSecret+1))
+	if len(text) > mostSecret {
+		return nil, errors.New("too long")
+	}
+	return text, err
 }
+
+// mostSecret is how many bytes a file of a secret has at most.
+const mostSecret = 64 << 10

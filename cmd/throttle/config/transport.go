@@ -55,8 +55,9 @@ func (c closer) Close() error { return c() }
 
 // Transport returns a transport that keeps to the limits of a route: those of its preset or policy,
 // its budget, and the budget of the client of a request. The route is named by its prefix, such as
-// "/openai". The transport takes requests to the API itself; it neither sets headers nor removes
-// them. Its Base is nil, and its AttemptTimeout is the route's Timeout.
+// "/openai". The transport takes requests to the API itself. It neither sets headers nor removes
+// them: do so before, because some presets read the account of a request from its headers. Its Base
+// is nil, and its AttemptTimeout is the route's Timeout.
 //
 // With a nil store, the transport has quotas of its own. Then a budget of a client counts the
 // requests of this transport alone.
@@ -76,15 +77,7 @@ func (c *Config) transport(r *Route, s throttle.Store) (*throttle.Transport, err
 	if s == nil {
 		s = local.New()
 	}
-	estimated := make(map[string]bool)
-	for _, p := range r.limits.Policies() {
-		for _, tier := range p.Tiers {
-			if tier.Estimated {
-				estimated[tier.Unit] = true
-			}
-		}
-	}
-	budget := c.hooked(r.budget, estimated)
+	budget := c.hooked(r.budget, r.estimated())
 	t := &throttle.Transport{}
 	counts := func(*http.Request) bool { return true }
 	if p, ok := r.limits.Provider(); ok {
@@ -112,6 +105,10 @@ func (c *Config) transport(r *Route, s throttle.Store) (*throttle.Transport, err
 		t.Route = func(*http.Request) *throttle.Limiter { return l }
 	}
 	t.AttemptTimeout = r.Timeout
+	estimated := make(map[string]bool) // by any route, because all routes share the budgets of clients
+	for _, r := range c.Routes {
+		maps.Copy(estimated, r.estimated())
+	}
 	budgets := make(map[string]*throttle.Group)
 	clientUnits := make(map[string]map[string]bool)
 	for name, client := range c.Clients {
@@ -141,6 +138,19 @@ func (c *Config) transport(r *Route, s throttle.Store) (*throttle.Transport, err
 	}
 	t.Cost = r.costs(t.Cost, counts, clientUnits)
 	return t, nil
+}
+
+// estimated returns the units that the limits of the route estimate.
+func (r *Route) estimated() map[string]bool {
+	all := make(map[string]bool)
+	for _, p := range r.limits.Policies() {
+		for _, t := range p.Tiers {
+			if t.Estimated {
+				all[t.Unit] = true
+			}
+		}
+	}
+	return all
 }
 
 // hooked returns a policy with the Alert and the Observer of the Config. Units that a preset
@@ -190,11 +200,11 @@ func (r *Route) costs(preset func(*http.Request) throttle.Cost, counts func(*htt
 		}
 		client := clients[ClientOf(req.Context())]
 		for unit, n := range r.Cost {
+			if _, named := cost[unit]; unit == algorithms.Requests && !named {
+				cost[unit] = 1
+			}
 			if counted[unit] || client[unit] {
 				cost[unit] += n
-				if unit == algorithms.Requests && cost[unit] == n {
-					cost[unit] = 1 + n
-				}
 			}
 		}
 		return cost

@@ -24,21 +24,22 @@ func (d *decoder) validate(c *Config) {
 	c.Version = Version
 	d.listen(c)
 	d.store(&c.Store)
-	if len(c.Clients) > 0 || d.places["clients"] == nil {
-		d.clients(c)
-	} else {
+	if d.clients(c); len(c.Clients) == 0 && d.filled("clients") {
 		d.bad("clients", "is empty: name a client, or remove the field")
 	}
-	if len(c.Routes) == 0 {
+	if len(c.Routes) == 0 && !d.failed["routes"] {
 		d.bad("routes", `is missing: add a route such as /github: {to: "https://api.github.com", preset: github}`)
 	}
 	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
 		r := c.Routes[prefix]
 		r.prefix = prefix
-		d.route(c, r, "routes."+prefix)
+		if !d.failed["routes."+prefix] {
+			d.route(c, r, "routes."+prefix)
+		}
 	}
 	d.names(c)
 	d.counted(c)
+	d.kept(c)
 	setDefault(&c.Timeouts.Connect, DefaultConnect)
 	setDefault(&c.Timeouts.Shutdown, DefaultShutdown)
 	setDefault(&c.MaxBody, DefaultMaxBody)
@@ -100,7 +101,7 @@ func (d *decoder) store(s *Store) {
 	if s.Prefix != "" && s.Redis.IsZero() {
 		d.bad("store.prefix", "is %q, but only redis has a prefix: remove it, or add redis", s.Prefix)
 	}
-	if d.places["store.file"] != nil && s.File == "" {
+	if d.filled("store.file") && s.File == "" {
 		d.bad("store.file", "is empty: name a file, or remove the field")
 	}
 	if s.Redis.IsZero() || d.loader.WithoutSecrets && strings.Contains(s.Redis.Reveal(), "${") || d.hasProblem("store.redis") {
@@ -110,6 +111,9 @@ func (d *decoder) store(s *Store) {
 		d.bad("store.redis", "is not the URL of a Redis server: use redis://HOST:PORT/DB, rediss:// with TLS, or unix:///PATH")
 	}
 }
+
+// filled reports whether a field is in the file, with a value of its type.
+func (d *decoder) filled(field string) bool { return d.places[field] != nil && !d.failed[field] }
 
 // hasProblem reports whether a problem of a field has been reported.
 func (d *decoder) hasProblem(field string) bool {
@@ -141,6 +145,8 @@ func (d *decoder) clients(c *Config) {
 		switch {
 		case d.hasProblem(field + ".token"):
 			continue
+		case d.failed[field]:
+			continue
 		case client.Token.IsZero():
 			d.bad(field, `lacks its token: add token: "${env:NAME}"`)
 			continue
@@ -157,6 +163,9 @@ func (d *decoder) clients(c *Config) {
 	}
 }
 
+// budgetSuffix ends the name of a route's budget.
+const budgetSuffix = ":budget"
+
 // route checks a route and prepares what its methods return.
 func (d *decoder) route(c *Config, r *Route, field string) {
 	d.prefix(field, r.prefix)
@@ -164,12 +173,12 @@ func (d *decoder) route(c *Config, r *Route, field string) {
 	setDefault(&r.Name, strings.TrimPrefix(r.prefix, "/"))
 	if r.Name == "" {
 		d.bad(field, "lacks a name: the route of / needs name: NAME, the name of its quota")
-	} else if strings.ContainsFunc(r.Name, func(c rune) bool { return c < ' ' }) || len(r.Name) > 200 {
-		d.bad(field+".name", "is %q: it must have at most 200 characters and no control characters", r.Name)
+	} else if strings.ContainsFunc(r.Name, func(c rune) bool { return c < ' ' }) || len(r.Name) > 200 || strings.HasSuffix(r.Name, budgetSuffix) {
+		d.bad(field+".name", "is %q: it must have at most 200 characters, no control characters, and no %s at its end", r.Name, budgetSuffix)
 	}
 	d.limits(field, r)
 	r.budget = d.budget(field+".budget", r.Budget)
-	r.budget.Name = r.Name + "/budget"
+	r.budget.Name = r.Name + budgetSuffix
 	r.class = d.class(field+".class", r.Class)
 	for i, name := range r.Clients {
 		if c.Clients[name] == nil {
@@ -212,7 +221,11 @@ func (d *decoder) prefix(field, prefix string) {
 // only without these.
 func (d *decoder) upstream(field string, r *Route) {
 	if r.To == "" {
-		d.bad(strings.TrimSuffix(field, ".to"), "lacks its address: add to: https://HOST")
+		if d.filled(field) {
+			d.bad(field, "is empty: write https://HOST")
+		} else if !d.failed[field] {
+			d.bad(strings.TrimSuffix(field, ".to"), "lacks its address: add to: https://HOST")
+		}
 		return
 	}
 	u, err := url.Parse(r.To)
@@ -258,6 +271,7 @@ func isClean(p string) bool {
 // limits checks a route's preset or policy.
 func (d *decoder) limits(field string, r *Route) {
 	switch {
+	case d.failed[field+".preset"], d.failed[field+".policy"]:
 	case r.Preset == "" && r.Policy == "":
 		d.bad(field, `lacks its limits: add preset: NAME, or a policy such as policy: "5/s + 10000/h"`)
 	case r.Preset != "" && r.Policy != "":
@@ -294,9 +308,9 @@ func policyProblem(name string, err error) string {
 
 // preset checks a route's preset, its parameters and its host.
 func (d *decoder) preset(field string, r *Route) {
-	p, err := FindPreset(r.Preset)
-	if err != nil {
-		d.bad(field+".preset", "is %q: %v", r.Preset, err)
+	p, fix := findPreset(r.Preset)
+	if fix != "" {
+		d.bad(field+".preset", "is %q: no preset has this name: %s", r.Preset, fix)
 		return
 	}
 	r.Preset = p.Name
@@ -317,7 +331,11 @@ func (d *decoder) preset(field string, r *Route) {
 		return is && err == nil
 	}) {
 		if !r.AnyHost {
-			d.bad(field+".to", "is %q: preset %s is for %s: use one of its hosts, or set any_host: true to apply it to this host", r.To, p.Name, list(provider.Hosts, "and"))
+			hosts := provider.Hosts
+			if len(hosts) > 4 {
+				hosts = append(slices.Clone(hosts[:4]), "others")
+			}
+			d.bad(field+".to", "is %q: preset %s is for %s: use such a host, or set any_host: true to apply it to this one", r.To, p.Name, list(hosts, "and"))
 		}
 		r.limits.host = r.upstream.Hostname()
 	}
@@ -331,7 +349,7 @@ func (d *decoder) preset(field string, r *Route) {
 // budget checks a policy of budgets.
 func (d *decoder) budget(field, text string) (p throttle.Policy) {
 	if text == "" {
-		if d.places[field] != nil && !d.hasProblem(field) {
+		if d.filled(field) {
 			d.bad(field, "is empty: write a budget such as 1000/day;budget=true, or remove the field")
 		}
 		return p
@@ -391,11 +409,16 @@ func isHeaderValue(text string) bool {
 	return !strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f })
 }
 
-// names checks that routes with the same name have the same limits.
+// names checks that prefixes differ not by case alone, and that routes with the same name have the
+// same limits.
 func (d *decoder) names(c *Config) {
-	first := make(map[string]*Route)
+	first, folded := make(map[string]*Route), make(map[string]string)
 	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
 		r := c.Routes[prefix]
+		if other, taken := folded[strings.ToLower(prefix)]; taken {
+			d.bad("routes."+prefix, "differs from %s by case alone: use another prefix", other)
+		}
+		folded[strings.ToLower(prefix)] = prefix
 		other := first[r.Name]
 		if other == nil {
 			first[r.Name] = r
@@ -410,10 +433,12 @@ func (d *decoder) names(c *Config) {
 // counted checks that every unit is both limited and charged.
 func (d *decoder) counted(c *Config) {
 	charged := make(map[string]bool) // by any route
+	whole := true
 	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
 		r, field := c.Routes[prefix], "routes."+prefix
 		if !r.limits.IsPreset() && len(r.limits.policy.Tiers) == 0 || r.limits.IsPreset() && d.hasProblemWithin(field+".with") {
-			return // its problems are reported
+			whole = false
+			continue // its problems are reported
 		}
 		costs := r.charges()
 		for unit := range costs {
@@ -440,7 +465,27 @@ func (d *decoder) counted(c *Config) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
 		client := c.Clients[name]
+		if !whole {
+			break
+		}
 		d.uncharged("clients."+name+".budget", client.Budget, units(client.budget.Tiers), charged)
+	}
+}
+
+// kept checks that a file keeps the tiers of all routes.
+func (d *decoder) kept(c *Config) {
+	if c.Store.File == "" {
+		return
+	}
+	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
+		r := c.Routes[prefix]
+		for _, p := range r.limits.Policies() {
+			i := slices.IndexFunc(p.Tiers, func(t throttle.Tier) bool { return t.Estimated || t.Algorithm == throttle.Concurrency })
+			if i >= 0 {
+				d.bad("routes."+prefix, "has the tier %s, which a file does not keep: use store: {redis: URL}, or no store", p.Tiers[i])
+				break
+			}
+		}
 	}
 }
 

@@ -91,7 +91,7 @@ func (c *command) root() *cobra.Command {
 	root.SetErr(c.Stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.PersistentFlags().BoolVar(&c.json, "json", false, "write JSON")
-	root.AddCommand(c.version())
+	root.AddCommand(c.providers(), c.validate(), c.version())
 	return root
 }
 

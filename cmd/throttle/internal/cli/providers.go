@@ -1,0 +1,235 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/spf13/cobra"
+)
+
+// A presetResult is a preset, as the verb providers shows it.
+type presetResult struct {
+	Name        string            `json:"name"`
+	Constructor string            `json:"constructor"` // in package providers
+	Example     string            `json:"example"`     // the limits below are those of the example
+	Parameters  []parameterResult `json:"parameters"`
+	Scopes      []scopeResult     `json:"scopes"`
+	Hosts       []string          `json:"hosts"`
+}
+
+type parameterResult struct {
+	Name     string `json:"name"`
+	About    string `json:"about"`
+	Required bool   `json:"required"`
+	Default  string `json:"default,omitempty"`
+	Example  string `json:"example"`
+	Min      *int64 `json:"min,omitempty"` // of a number
+	Max      *int64 `json:"max,omitempty"`
+}
+
+type scopeResult struct {
+	Name  string   `json:"name"`
+	Tiers []string `json:"tiers"` // empty if no limit is known: requests wait after refusals only
+	Page  string   `json:"page"`
+	Read  string   `json:"read"` // the day, as 2006-01-02
+}
+
+func (c *command) providers() *cobra.Command {
+	return &cobra.Command{
+		Use:   "providers [NAME...]",
+		Short: "List the APIs whose limits are known",
+		Long: `List the APIs whose limits are known, or show the limits of some: each scope
+with its tiers, the parameters, and the pages of the API's documentation with
+the days when they were read.`,
+		Example: `  throttle providers
+  throttle providers github openai
+  throttle providers --json`,
+		ValidArgsFunction: func(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
+			for _, p := range config.Presets() {
+				names = append(names, p.Name)
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			presets := config.Presets()
+			if len(args) > 0 {
+				presets = nil
+			}
+			for _, name := range args {
+				p, err := config.FindPreset(name)
+				if err != nil {
+					return usagef("%w", err)
+				}
+				presets = append(presets, p)
+			}
+			results := make([]presetResult, len(presets))
+			for i, p := range presets {
+				results[i] = resultOf(p)
+			}
+			return c.print(map[string]any{"presets": results}, func(w io.Writer) error {
+				if len(args) == 0 {
+					return writePresets(w, results)
+				}
+				for i, r := range results {
+					if i > 0 {
+						fmt.Fprintln(w)
+					}
+					if err := r.write(w); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}
+}
+
+func resultOf(p config.Preset) presetResult {
+	provider := p.Provider()
+	r := presetResult{Name: p.Name, Constructor: p.Constructor, Example: p.Example(), Hosts: provider.Hosts, Parameters: []parameterResult{}}
+	if r.Hosts == nil {
+		r.Hosts = []string{}
+	}
+	for _, param := range p.Parameters {
+		result := parameterResult{Name: param.Name, About: param.About, Required: param.Required(), Default: param.Default, Example: param.Example}
+		if !param.Text {
+			result.Min, result.Max = &param.Min, &param.Max
+		}
+		r.Parameters = append(r.Parameters, result)
+	}
+	for _, s := range provider.Scopes {
+		r.Scopes = append(r.Scopes, scopeResult{s.Name, tierTexts(s.Policy), s.Page, s.Read})
+	}
+	return r
+}
+
+// tierTexts returns the tiers of a policy, but not the one that stands for no limit.
+func tierTexts(p throttle.Policy) []string {
+	texts := []string{}
+	for _, t := range p.Tiers {
+		if t.Unit != "nothing" {
+			texts = append(texts, t.String())
+		}
+	}
+	return texts
+}
+
+// width is how wide a line of text is at most.
+const width = 80
+
+// writePresets writes a line for each preset.
+func writePresets(w io.Writer, results []presetResult) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	rows := [][3]string{{"PRESET", "PARAMETERS", "SCOPES"}}
+	var longest [2]int
+	for _, r := range results {
+		var params, scopes []string
+		for _, p := range r.Parameters {
+			if p.Required {
+				params = append(params, p.Name)
+			} else {
+				params = append(params, "["+p.Name+"]")
+			}
+		}
+		for _, s := range r.Scopes {
+			scopes = append(scopes, s.Name)
+		}
+		row := [3]string{r.Name, strings.Join(params, ","), strings.Join(scopes, ", ")}
+		longest[0], longest[1] = max(longest[0], len(row[0])), max(longest[1], len(row[1]))
+		rows = append(rows, row)
+	}
+	for _, row := range rows {
+		fmt.Fprintf(t, "%s\t%s\t%s\n", row[0], row[1], clip(row[2], width-longest[0]-longest[1]-4))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, "\nthrottle providers NAME shows the limits. [Parameters] have defaults.")
+	return err
+}
+
+// clip cuts a text off.
+func clip(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.TrimRight(text[:most-1], ", ") + "…"
+}
+
+// write writes all about a preset.
+func (r presetResult) write(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s\n\n", r.Example)
+	longest := 0
+	for _, s := range r.Scopes {
+		longest = max(longest, len(s.Name))
+	}
+	longest = min(longest, 24)
+	for _, s := range r.Scopes {
+		text := strings.Join(s.Tiers, " + ")
+		if text == "" {
+			text = "no known limit: requests wait after refusals"
+		}
+		wrap(&b, fmt.Sprintf("  %-*s  ", longest, s.Name), text)
+	}
+	if len(r.Parameters) > 0 {
+		b.WriteString("\nParameters\n")
+	}
+	for _, p := range r.Parameters {
+		text := p.About + "; required"
+		if !p.Required {
+			text = p.About + "; default " + p.Default
+		}
+		wrap(&b, fmt.Sprintf("  %-16s  ", p.Name), text)
+	}
+	if len(r.Hosts) > 0 {
+		b.WriteString("\nHosts\n")
+		wrap(&b, "  ", strings.Join(r.Hosts, ", "))
+	}
+	pages := make(map[string][]string)
+	for _, s := range r.Scopes {
+		if !slices.Contains(pages[s.Read], s.Page) {
+			pages[s.Read] = append(pages[s.Read], s.Page)
+		}
+	}
+	for _, day := range slices.Sorted(maps.Keys(pages)) {
+		fmt.Fprintf(&b, "\nRead on %s\n", day)
+		for _, page := range pages[day] {
+			fmt.Fprintf(&b, "  %s\n", page)
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// wrap writes a text after a head. Further lines are indented as far as the head.
+func wrap(b *strings.Builder, head, text string) {
+	indent := min(len(head), 26)
+	n := len(head)
+	b.WriteString(head)
+	if n > indent {
+		n = 0
+		b.WriteString("\n")
+		b.WriteString(strings.Repeat(" ", indent))
+		n = indent
+	}
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i > 0 && n+1+len(word) > width:
+			b.WriteString("\n" + strings.Repeat(" ", indent))
+			n = indent
+		case i > 0:
+			b.WriteByte(' ')
+			n++
+		}
+		b.WriteString(word)
+		n += len(word)
+	}
+	b.WriteByte('\n')
+}

@@ -1,0 +1,194 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/spf13/cobra"
+)
+
+// A validateResult is the result of the verb validate.
+type validateResult struct {
+	OK      bool        `json:"ok"`
+	Results []validated `json:"results"`
+}
+
+// A validated is one argument of the verb validate: a file or limits.
+type validated struct {
+	Input    string    `json:"input"`
+	OK       bool      `json:"ok"`
+	Limits   string    `json:"limits,omitempty"` // in normal form
+	Policies []policy  `json:"policies,omitempty"`
+	Routes   int       `json:"routes,omitempty"`
+	Clients  int       `json:"clients,omitempty"`
+	Store    string    `json:"store,omitempty"` // redis, file or process
+	Problems []problem `json:"problems,omitempty"`
+
+	err error
+}
+
+// A policy is a policy with its name.
+type policy struct {
+	Name   string `json:"name"`
+	Policy string `json:"policy"`
+}
+
+// A problem is a problem of an argument.
+type problem struct {
+	Line    int    `json:"line,omitempty"`
+	Column  int    `json:"column,omitempty"`
+	Field   string `json:"field,omitempty"`
+	Message string `json:"message"`
+}
+
+func (c *command) validate() *cobra.Command {
+	var withoutSecrets bool
+	cmd := &cobra.Command{
+		Use:   "validate FILE|LIMITS...",
+		Short: "Check configuration files and policies",
+		Long: `Check configuration files, policies and presets.
+
+An argument is a file if it ends in .yaml, .yml or .json, or if there is a file
+of that name; - is a file from the standard input. All other arguments are
+policies such as '5/s + 10000/h', or presets with their parameters. Of these,
+validate writes the normal form.
+
+Problems go to the standard error, each with its line, its column and what to
+do, and validate exits with 78. No secret is shown.`,
+		Example: `  throttle validate throttle.yaml
+  throttle validate --without-secrets throttle.yaml   # where they are not set
+  throttle validate '5/sec + 10000/hour' openai:requests=500,tokens=30000`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usagef("validate needs a file, a policy or a preset, such as throttle.yaml or '5/s + 10000/h'")
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			result := validateResult{OK: true}
+			var errs []error
+			for _, arg := range args {
+				v := c.validateOne(arg, withoutSecrets)
+				v.OK = v.err == nil
+				result.OK = result.OK && v.OK
+				result.Results = append(result.Results, v)
+				errs = append(errs, v.err)
+			}
+			if err := c.print(result, result.text); err != nil {
+				return err
+			}
+			switch {
+			case result.OK:
+				return nil
+			case c.json:
+				return &exitError{exitConfig}
+			}
+			return &configError{errors.Join(errs...)}
+		},
+	}
+	cmd.Flags().BoolVar(&withoutSecrets, "without-secrets", false, "don't read the variables and files that secrets refer to")
+	return cmd
+}
+
+// text writes what is valid: a line for each argument.
+func (r validateResult) text(w io.Writer) error {
+	for _, v := range r.Results {
+		line := v.Limits
+		if v.Limits == "" {
+			line = fmt.Sprintf("%s: ok: %s, %s, quotas in %s", v.Input, count(v.Routes, "route"), count(v.Clients, "client"),
+				map[string]string{"redis": "Redis", "file": "a file", "process": "this process"}[v.Store])
+		}
+		if !v.OK {
+			continue
+		}
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// count returns a number with a noun: "1 route", "2 routes".
+func count(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
+// validateOne checks a file or limits.
+func (c *command) validateOne(arg string, withoutSecrets bool) validated {
+	if !isFile(arg) {
+		return validateLimits(arg)
+	}
+	v := validated{Input: arg}
+	loaded, err := c.loadConfig(arg, withoutSecrets)
+	var bad *config.Error
+	switch {
+	case errors.As(err, &bad):
+		for _, p := range bad.Problems {
+			v.Problems = append(v.Problems, problem{p.Line, p.Column, p.Field, p.Message})
+		}
+	case err != nil:
+		v.Problems = []problem{{Message: err.Error()}}
+	default:
+		v.Routes, v.Clients, v.Store = len(loaded.Routes), len(loaded.Clients), "process"
+		if !loaded.Store.Redis.IsZero() {
+			v.Store = "redis"
+		} else if loaded.Store.File != "" {
+			v.Store = "file"
+		}
+	}
+	v.err = err
+	return v
+}
+
+// loadConfig reads a configuration file, or the standard input if path is "-".
+func (c *command) loadConfig(path string, withoutSecrets bool) (*config.Config, error) {
+	var text []byte
+	var err error
+	if path == "-" {
+		text, err = io.ReadAll(io.LimitReader(c.Stdin, 2<<20))
+	} else {
+		text, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return config.Loader{
+		LookupEnv:      func(name string) (string, bool) { v := c.Getenv(name); return v, v != "" },
+		WithoutSecrets: withoutSecrets,
+	}.Parse(text, path)
+}
+
+func validateLimits(text string) validated {
+	v := validated{Input: text}
+	l, err := config.ParseLimits("", text)
+	if err != nil {
+		v.err = fmt.Errorf("%q: %s", text, strings.TrimPrefix(err.Error(), `throttle: policy "": `))
+		v.Problems = []problem{{Message: v.err.Error()}}
+		return v
+	}
+	v.Limits = l.String()
+	if l.IsPreset() {
+		for _, p := range l.Policies() {
+			v.Policies = append(v.Policies, policy{p.Name, p.String()})
+		}
+	}
+	return v
+}
+
+// isFile reports whether an argument is the name of a file rather than limits.
+func isFile(arg string) bool {
+	switch filepath.Ext(arg) {
+	case ".yaml", ".yml", ".json":
+		return true
+	}
+	info, err := os.Stat(arg)
+	return arg == "-" || err == nil && !info.IsDir()
+}
