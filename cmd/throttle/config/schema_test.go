@@ -1,3 +1,237 @@
 package config_test
 
-import _ "github.com/google/jsonschema-go/jsonschema"
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/goccy/go-yaml"
+	"github.com/google/jsonschema-go/jsonschema"
+)
+
+var update = flag.Bool("update", false, "write throttle.schema.json")
+
+const schemaFile = "throttle.schema.json"
+
+// TestSchema compares throttle.schema.json with the types of the package and their comments.
+func TestSchema(t *testing.T) {
+	var want bytes.Buffer
+	e := json.NewEncoder(&want)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(schema(t)); err != nil {
+		t.Fatal(err)
+	}
+	if *update {
+		if err := os.WriteFile(schemaFile, want.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(schemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want.Bytes()) {
+		t.Errorf("%s does not have the types as they are: go test ./config -run TestSchema -update", schemaFile)
+	}
+}
+
+// schema returns the schema of a file.
+func schema(t *testing.T) *jsonschema.Schema {
+	of := func(text string) *jsonschema.Schema {
+		s := new(jsonschema.Schema)
+		if err := json.Unmarshal([]byte(text), s); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	root, err := jsonschema.For[config.Config](&jsonschema.ForOptions{TypeSchemas: map[reflect.Type]*jsonschema.Schema{
+		reflect.TypeFor[config.Secret]():     of(`{"type": "string", "minLength": 1}`),
+		reflect.TypeFor[time.Duration]():     of(`{"type": "string", "pattern": "^[0-9.]+[a-zµ]", "examples": ["30s", "5m"]}`),
+		reflect.TypeFor[config.Size]():       of(`{"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9_]+ *([KkMmGg][Bb])?$"}], "examples": ["64KB"]}`),
+		reflect.TypeFor[map[string]string](): of(`{"type": "object", "additionalProperties": {"type": ["string", "number"]}}`),
+		reflect.TypeFor[map[string]int64]():  of(`{"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}`),
+		reflect.TypeFor[*bool]():             of(`{"type": "boolean"}`),
+		reflect.TypeFor[[]string]():          of(`{"type": "array", "items": {"type": "string"}}`),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	comments := fieldComments(t)
+	describe(root, reflect.TypeFor[config.Config](), comments)
+	enum := func(s *jsonschema.Schema, values ...string) {
+		s.Enum = nil
+		for _, v := range values {
+			s.Enum = append(s.Enum, v)
+		}
+	}
+	root.Schema, root.Title = "https://json-schema.org/draft/2020-12/schema", "throttle.yaml"
+	root.Properties["version"].Enum = []any{config.Version}
+	enum(root.Properties["observability"].Properties["log"], "debug", "info", "warn", "error", "off")
+	client, route := root.Properties["clients"].AdditionalProperties, root.Properties["routes"].AdditionalProperties
+	enum(client.Properties["class"], "interactive", "normal", "batch")
+	enum(route.Properties["class"], "interactive", "normal", "batch")
+	one := 1
+	root.Properties["clients"].MinProperties, root.Properties["routes"].MinProperties = &one, &one
+	root.Properties["routes"].PropertyNames = of(`{"pattern": "^/([A-Za-z0-9_.~-]+(/[A-Za-z0-9_.~-]+)*)?$"}`)
+	root.Properties["store"].Not = of(`{"required": ["redis", "file"]}`)
+	route.Properties["to"].Pattern = "^https?://[^/@?#]+[^@?#]*$"
+	route.OneOf = []*jsonschema.Schema{of(`{"required": ["preset"]}`), of(`{"required": ["policy"], "properties": {"with": false, "any_host": false}}`)}
+	var names []string
+	for _, p := range config.Presets() {
+		names = append(names, p.Name)
+		with := of(`{"type": "object", "additionalProperties": false, "properties": {}}`)
+		for _, param := range p.Parameters {
+			s := &jsonschema.Schema{Type: "string", Description: param.About}
+			if !param.Text {
+				least, most := float64(param.Min), float64(param.Max)
+				s.Type, s.Minimum, s.Maximum = "integer", &least, &most
+			}
+			with.Properties[param.Name] = s
+			if param.Required() {
+				with.Required = append(with.Required, param.Name)
+			}
+		}
+		then := &jsonschema.Schema{Properties: map[string]*jsonschema.Schema{"with": with}}
+		if len(with.Required) > 0 {
+			then.Required = []string{"with"}
+		}
+		var name any = p.Name
+		route.AllOf = append(route.AllOf, &jsonschema.Schema{
+			If:   &jsonschema.Schema{Properties: map[string]*jsonschema.Schema{"preset": {Const: &name}}, Required: []string{"preset"}},
+			Then: then,
+		})
+	}
+	enum(route.Properties["preset"], names...)
+	return root
+}
+
+// describe adds the comments of fields, and allows no null.
+func describe(s *jsonschema.Schema, t reflect.Type, comments map[string]string) {
+	if i := slices.Index(s.Types, "null"); i >= 0 && len(s.Types) == 2 {
+		s.Type, s.Types = s.Types[1-i], nil
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		describe(s, t.Elem(), comments)
+	case reflect.Map:
+		describe(s.AdditionalProperties, t.Elem(), comments)
+	case reflect.Struct:
+		for i := range t.NumField() {
+			name, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+			if p := s.Properties[name]; p != nil {
+				describe(p, t.Field(i).Type, comments)
+				p.Description = comments[t.Name()+"."+t.Field(i).Name]
+			}
+		}
+	}
+}
+
+// fieldComments returns the comments of the fields of config.go, by type and field.
+func fieldComments(t *testing.T) map[string]string {
+	file, err := parser.ParseFile(token.NewFileSet(), "config.go", nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	comments := make(map[string]string)
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.TypeSpec)
+		if !ok {
+			return true
+		}
+		if s, ok := spec.Type.(*ast.StructType); ok {
+			for _, f := range s.Fields.List {
+				for _, name := range f.Names {
+					comments[spec.Name.Name+"."+name.Name] = strings.Join(strings.Fields(f.Doc.Text()), " ")
+				}
+			}
+		}
+		return true
+	})
+	return comments
+}
+
+// TestSchemaAgrees checks that the schema accepts what Parse accepts, and refuses what Parse refuses
+// for its structure.
+func TestSchemaAgrees(t *testing.T) {
+	resolved, err := schema(t).Resolve(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	route := func(settings string) string {
+		return "routes: {/x: {to: https://api.example.com, " + settings + "}}"
+	}
+	for _, c := range []struct {
+		text string
+		ok   bool
+	}{
+		{string(readExample(t)), true},
+		{route("policy: 5/s"), true},
+		{route("preset: github, any_host: true"), true},
+		{route("preset: infura, any_host: true"), true},
+		{route("preset: openai, any_host: true, with: {requests: 1, tokens: 2}"), true},
+		{route("preset: hubspot, any_host: true, with: {zone: Europe/Berlin}"), true},
+		{route("policy: 5/s, max_body: 1MB, timeout: 1m30s, max_wait: 500ms"), true},
+		{route("policy: 5/s, max_body: 1000"), true},
+		{route("policy: 5/s, cost: {requests: 2}"), true},
+		{"store: {file: q.db}\n" + route("policy: 5/s"), true},
+
+		{"{}", false},
+		{"routes: {}", false},
+		{"version: 2\n" + route("policy: 5/s"), false},
+		{"colour: red\n" + route("policy: 5/s"), false},
+		{"store: redis://x\n" + route("policy: 5/s"), false},
+		{"store: {redis: redis://x, file: y}\n" + route("policy: 5/s"), false},
+		{"clients: {}\n" + route("policy: 5/s"), false},
+		{"clients: {a: {class: batch}}\n" + route("policy: 5/s"), false},
+		{"observability: {log: loud}\n" + route("policy: 5/s"), false},
+		{"observability: {page: 1}\n" + route("policy: 5/s"), false},
+		{"timeouts: {connect: 10}\n" + route("policy: 5/s"), false},
+		{"routes: {/x: {policy: 5/s}}", false},
+		{"routes: {/x: {to: ftp://a, policy: 5/s}}", false},
+		{"routes: {/x: {to: https://u:p@a, policy: 5/s}}", false},
+		{"routes: {/x: {to: https://a?b=c, policy: 5/s}}", false},
+		{"routes: {x: {to: https://a, policy: 5/s}}", false},
+		{"routes: {/x/: {to: https://a, policy: 5/s}}", false},
+		{"routes: {/x: null}", false},
+		{route("class: batch"), false},
+		{route("policy: 5/s, preset: github"), false},
+		{route("policy: 5"), false},
+		{route("policy: 5/s, with: {requests: 1}"), false},
+		{route("policy: 5/s, class: slow"), false},
+		{route("policy: 5/s, max_wait: 30"), false},
+		{route("policy: 5/s, max_body: 1XB"), false},
+		{route("policy: 5/s, max_queue: many"), false},
+		{route("policy: 5/s, set: [a]"), false},
+		{route("policy: 5/s, remove: a"), false},
+		{route("policy: 5/s, cost: {requests: -1}"), false},
+		{route("preset: opnai, any_host: true"), false},
+		{route("preset: openai, any_host: true"), false},
+		{route("preset: openai, any_host: true, with: {requests: 1}"), false},
+		{route("preset: openai, any_host: true, with: {requests: 0, tokens: 1}"), false},
+		{route("preset: github, any_host: true, with: {requests: 1}"), false},
+	} {
+		var doc any
+		if text, err := yaml.YAMLToJSON([]byte(c.text)); err != nil {
+			t.Fatal(err)
+		} else if err := json.Unmarshal(text, &doc); err != nil {
+			t.Fatal(err)
+		}
+		if err := resolved.Validate(doc); (err == nil) != c.ok {
+			t.Errorf("the schema: %v, want valid %v:\n%s", err, c.ok, c.text)
+		}
+		if _, err := loader().Parse([]byte(c.text), "t.yaml"); (err == nil) != c.ok {
+			t.Errorf("Parse: %v, want valid %v:\n%s", err, c.ok, c.text)
+		}
+	}
+}
