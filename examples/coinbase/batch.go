@@ -21,17 +21,17 @@ func run(ctx context.Context, c config, api target, stdout, stderr io.Writer) er
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(stderr, "%s; %v; workers: %d; for %v\n", api.name, c.policy, c.workers, c.duration)
+	fmt.Fprintf(stderr, "%s; %v; %s\n", api.name, c.policy, c.extent())
 
 	start := time.Now()
-	count := newTally(start)
-	stop := showProgress(stderr, func() string { return count.line(c.duration) })
+	count := newTally(start, c.requests)
+	stop := showProgress(stderr, progressOf(ctx, c, client.Transport.(*throttle.Transport).Limiter, count))
 	err = send(ctx, c, client, api, count)
 	stop()
 	return writeReport(ctx, c, api, start, count.report(), err, stdout)
 }
 
-// send runs the workers, from the start of the tally until the end of the run.
+// send sends the requests, from the start of the tally until the end of the run.
 func send(ctx context.Context, c config, client *http.Client, api target, count *tally) error {
 	end := count.start.Add(c.duration)
 	during, cancel := context.WithDeadline(ctx, end)
@@ -40,11 +40,39 @@ func send(ctx context.Context, c config, client *http.Client, api target, count 
 	defer cancel()
 
 	instrument(client, c.policy, &meteredBase{base: api.base, end: end, after: after, count: count})
+	if c.requests > 0 {
+		return sendAll(during, c.requests, client, api.url, count)
+	}
 	workers, working := errgroup.WithContext(during)
 	for range c.workers {
 		workers.Go(func() error { return work(working, client, api.url, count) })
 	}
 	return workers.Wait()
+}
+
+// sendAll sends n requests. All but the last wait in the limiter's queue from the beginning, and the
+// last when the others have left. Until then the limiter's Forecast, of a request that arrives now, is
+// about the last.
+func sendAll(ctx context.Context, n int64, client *http.Client, url string, count *tally) error {
+	requests, ctx := errgroup.WithContext(ctx)
+	one := func() error {
+		if err := sendOne(ctx, client, url, count); !errors.Is(err, errEnded) {
+			return err
+		}
+		return nil
+	}
+	for i := range n - 1 {
+		if i%100 == 99 { // to start thousands at once would delay the first by more than the guard
+			time.Sleep(10 * time.Millisecond)
+		}
+		requests.Go(one)
+	}
+	select {
+	case <-count.oneLeft:
+		requests.Go(one)
+	case <-ctx.Done():
+	}
+	return requests.Wait()
 }
 
 // instrument sends the client's requests through base, and charges one unit of each kind that the
@@ -59,7 +87,7 @@ func instrument(client *http.Client, p throttle.Policy, base http.RoundTripper) 
 // writeReport writes the report of a run that began at start and has just ended with err.
 func writeReport(ctx context.Context, c config, api target, start time.Time, r report, err error, stdout io.Writer) error {
 	seconds := c.duration
-	if err != nil || ctx.Err() != nil { // the run ended early
+	if c.requests > 0 || err != nil || ctx.Err() != nil { // the run ended when it was done, or early
 		seconds = min(seconds, max(time.Since(start), time.Microsecond))
 	}
 	if api.summary != nil {
@@ -75,21 +103,30 @@ func writeReport(ctx context.Context, c config, api target, start time.Time, r r
 // work sends one request after another until the run ends.
 func work(ctx context.Context, client *http.Client, url string, count *tally) error {
 	for ctx.Err() == nil {
-		status, err := call(ctx, client, url)
-		var refusal *throttle.WaitError
-		switch {
-		case errors.Is(err, throttle.ErrDeadline), errors.Is(err, errEnded):
-			return nil // the next request can't start before the end of the run
-		case errors.As(err, &refusal):
-			return refusal // the provider closed the quota, or Redis is unavailable
-		case err != nil && ctx.Err() != nil:
-			return nil // interrupted while waiting, or no response within the grace period
-		}
-		if err := count.addResult(status, err); err != nil {
+		switch err := sendOne(ctx, client, url, count); {
+		case errors.Is(err, errEnded):
+			return nil
+		case err != nil:
 			return err
 		}
 	}
 	return nil
+}
+
+// sendOne sends one request and counts its result. It returns errEnded if the run has ended, and
+// another error if the batch can't go on.
+func sendOne(ctx context.Context, client *http.Client, url string, count *tally) error {
+	status, err := call(ctx, client, url)
+	var refusal *throttle.WaitError
+	switch {
+	case errors.Is(err, throttle.ErrDeadline), errors.Is(err, errEnded):
+		return errEnded // the next request can't start before the end of the run
+	case errors.As(err, &refusal):
+		return refusal // the provider closed the quota, or Redis is unavailable
+	case err != nil && ctx.Err() != nil:
+		return errEnded // interrupted while waiting, or no response within the grace period
+	}
+	return count.addResult(status, err)
 }
 
 // call sends one request and reads the whole body. net/http can then reuse the connection, and a

@@ -151,6 +151,21 @@ func TestGivesUp(t *testing.T) {
 	}
 }
 
+// A batch of requests that never reach the provider ends too.
+func TestRequestsGiveUp(t *testing.T) {
+	for _, n := range []int64{1, 5, 30} {
+		synctest.Test(t, func(t *testing.T) {
+			p := parsed(t, "5/s")
+			c := config{duration: always, requests: n, workers: 4, policy: p}
+			var out strings.Builder
+			err := run(t.Context(), c, target{url: "http://api.example.com", base: responder(func() (*http.Response, error) { return nil, errors.New("no route") })}, &out, io.Discard)
+			if err == nil || !strings.Contains(out.String(), "no route") {
+				t.Errorf("%d requests: %v\n%s", n, err, &out)
+			}
+		})
+	}
+}
+
 // Failures with successes in between do not end the batch.
 func TestContinues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -15,9 +15,16 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 )
 
+// always is the duration of a batch that ends with its last request.
+const always = 1000 * time.Hour
+
+// maxRequests is the most requests that wait in the queue, each with a goroutine.
+const maxRequests = 50_000
+
 // A config is the command line.
 type config struct {
 	duration time.Duration
+	requests int64 // if 0, as many as the duration allows
 	workers  int
 	policy   throttle.Policy
 	url      string // a real endpoint; if empty, the stand-in
@@ -62,6 +69,7 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 	flags := flag.NewFlagSet("coinbase", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.DurationVar(&c.duration, "duration", 15*time.Second, "how `long` to send requests")
+	flags.Int64Var(&c.requests, "requests", 0, "send so `many` requests instead, at most 50000, and foretell when the last one is sent;\nall wait in the limiter's queue, so -workers means nothing")
 	flags.IntVar(&c.workers, "workers", 4, "how `many` goroutines send requests, in each process")
 	spec := flags.String("policy", policy.String(), "the `limits`, in the syntax of ParsePolicy; the stand-in has the same tiers.\nA batch waits as long as it must, so max_wait and max_queue are ignored")
 	flags.StringVar(&c.url, "url", "", "a real `endpoint` to GET, instead of the stand-in")
@@ -70,6 +78,11 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 	flags.StringVar(&c.redis, "redis", "", "the `address` of a Redis for the fleet, such as redis://localhost:6379/0, instead\nof a stand-in in this process; without -fleet, for a fleet of one")
 	if err := flags.Parse(args); err != nil {
 		return c, flags, err
+	}
+	timed := false
+	flags.Visit(func(f *flag.Flag) { timed = timed || f.Name == "duration" })
+	if c.requests > 0 && !timed {
+		c.duration = always
 	}
 	if c.redis != "" && c.fleet == 0 {
 		c.fleet = 1
@@ -84,6 +97,12 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 		err = fmt.Errorf("%q is not a flag: see -h", flags.Arg(0))
 	case c.duration <= 0:
 		err = fmt.Errorf("-duration is %v: it must be above 0", c.duration)
+	case c.requests > 0 && timed:
+		err = errors.New("-duration can't be set with -requests: the batch ends with its last request")
+	case c.requests < 0 || c.requests > maxRequests:
+		err = fmt.Errorf("-requests is %d: it must be from 1 to %d, or 0 for none", c.requests, maxRequests)
+	case c.requests > 0 && c.fleet > 0:
+		err = errors.New("-requests can't be set with a fleet: its queue is in several processes")
 	case c.workers <= 0:
 		err = fmt.Errorf("-workers is %d: it must be at least 1", c.workers)
 	case c.fleet < 0 || c.fleet > maxProcesses:
@@ -96,6 +115,14 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 		err = checkURL(c.url)
 	}
 	return c, flags, err
+}
+
+// extent returns how long the batch is, in words.
+func (c config) extent() string {
+	if c.requests > 0 {
+		return fmt.Sprintf("requests: %d", c.requests)
+	}
+	return fmt.Sprintf("workers: %d; for %v", c.workers, c.duration)
 }
 
 func checkRedis(text string) error {

@@ -15,6 +15,10 @@ func TestBadCommandLines(t *testing.T) {
 		{"-workers many", "many"},
 		{"-duration -1s", "-duration is -1s: it must be above 0"},
 		{"-duration 15", "15"},
+		{"-requests -1", "-requests is -1: it must be from 1 to 50000"},
+		{"-requests 50001", "-requests is 50001: it must be from 1 to 50000"},
+		{"-requests 5 -duration 15s", "-duration can't be set with -requests"},
+		{"-requests 5 -fleet 2", "-requests can't be set with a fleet"},
 		{"-url localhost:80", "-url"},
 		{"-url ftp://example.com", "-url"},
 		{"-speed 5", "-speed"},
@@ -40,7 +44,7 @@ func TestHelp(t *testing.T) {
 	if code := command(t.Context(), []string{"-h"}, &out, &errs); code != 0 || errs.Len() > 0 {
 		t.Errorf("code %d, stderr %q", code, &errs)
 	}
-	for _, name := range []string{"-duration", "-workers", "-policy", "-url", "-json", "-fleet", "-redis"} {
+	for _, name := range []string{"-duration", "-requests", "-workers", "-policy", "-url", "-json", "-fleet", "-redis"} {
 		if !strings.Contains(out.String(), "\n  "+name) {
 			t.Errorf("%s is missing in\n%s", name, &out)
 		}
@@ -62,6 +66,17 @@ utilization  100.0 % of 2 possible requests
 `
 	if out.String() != want {
 		t.Errorf("got\n%swant\n%s", &out, want)
+	}
+}
+
+// The batch ends with its last request. Nothing is refused.
+func TestRequests(t *testing.T) {
+	var out, errs strings.Builder
+	if code := command(t.Context(), []string{"-policy", "50/s|guard=10s", "-requests", "60"}, &out, &errs); code != 0 {
+		t.Errorf("code %d, stderr %q", code, &errs)
+	}
+	if !strings.HasPrefix(out.String(), "sent         60 in ") || !strings.Contains(out.String(), "accepted     60\nrefused      0\n") {
+		t.Errorf("got\n%s", &out)
 	}
 }
 

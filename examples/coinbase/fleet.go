@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
@@ -45,9 +46,12 @@ func runFleet(ctx context.Context, c config, api target, stdout, stderr io.Write
 		return cmp.Or(context.Cause(ctx), err)
 	}
 	start := time.Now()
-	stop := showProgress(stderr, func() string {
+	possible := sync.OnceValue(func() int64 { return upperBound(c.policy, start, c.duration) })
+	stop := showProgress(stderr, func() progress {
 		s := api.summary()
-		return report{Sent: s.Sent, Accepted: s.Accepted, Rejected: s.Refused}.line(time.Since(start), c.duration)
+		p := progress{Elapsed: time.Since(start), Sent: s.Sent, Accepted: s.Accepted, Rejected: s.Refused, InFlight: -1}
+		p.until(c.duration, possible)
+		return p
 	})
 	err = f.each((*process).work)
 	stop()

@@ -22,13 +22,34 @@ type tally struct {
 	mu       sync.Mutex // guards the fields below
 	r        report
 	sends    *throttletest.Counter // without tiers, as a record of send times
+	ended    int64                 // requests with a result
 	failures int                   // consecutive failures
 	failure  error                 // the last failure
+
+	requests int64         // of the batch; 0 if it sends for a duration
+	oneLeft  chan struct{} // closed when at most one request of the batch was not sent
+	once     sync.Once     // closes oneLeft
 }
 
-func newTally(start time.Time) *tally {
+func newTally(start time.Time, requests int64) *tally {
 	sends, _ := throttletest.NewCounter() // never fails without tiers
-	return &tally{start: start, sends: sends}
+	t := &tally{start: start, sends: sends, requests: requests, oneLeft: make(chan struct{})}
+	t.checkOneLeft()
+	return t
+}
+
+// checkOneLeft closes oneLeft if it is time. A request that failed before it was sent counts too.
+func (t *tally) checkOneLeft() {
+	if max(t.r.Sent, t.ended) >= t.requests-1 {
+		t.once.Do(func() { close(t.oneLeft) })
+	}
+}
+
+// allJoined reports whether, with some requests in the queue, all but the last have joined it.
+func (t *tally) allJoined(queued int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.r.Sent+int64(queued) >= t.requests-1
 }
 
 // addSent counts a request that is sent now.
@@ -37,6 +58,7 @@ func (t *tally) addSent() {
 	defer t.mu.Unlock()
 	t.r.Sent++
 	t.sends.Arrive(time.Since(t.start).Microseconds(), nil)
+	t.checkOneLeft()
 }
 
 // addResult counts the result of a request. After ten consecutive failures it returns an error, and
@@ -44,6 +66,8 @@ func (t *tally) addSent() {
 func (t *tally) addResult(status int, err error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.ended++
+	t.checkOneLeft()
 	switch {
 	case err == nil && status < http.StatusBadRequest:
 		t.r.Accepted++
@@ -75,15 +99,18 @@ func (t *tally) report() report {
 	return r
 }
 
-// line returns the progress of the batch.
-func (t *tally) line(duration time.Duration) string {
+// progress returns how far the batch is.
+func (t *tally) progress() progress {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.r.line(time.Since(t.start), duration)
-	if t.failures > 0 {
-		s += fmt.Sprintf(", failing: %v", t.failure)
+	p := progress{
+		Elapsed: time.Since(t.start), Sent: t.r.Sent, Accepted: t.r.Accepted, Rejected: t.r.Rejected,
+		Total: t.requests, InFlight: max(0, t.r.Sent-t.ended), Left: -1,
 	}
-	return s
+	if t.failures > 0 {
+		p.Failure = t.failure
+	}
+	return p
 }
 
 // A report is the result of a run. With -json it is written as a JSON object.
@@ -110,12 +137,6 @@ type report struct {
 	upperBound int64  // see upperBound
 	observer   string // the program that measured the worst second
 	failure    error  // the last error of a request that was neither accepted nor refused
-}
-
-// line returns the progress of the batch.
-func (r report) line(elapsed, duration time.Duration) string {
-	return fmt.Sprintf("%v of %v: sent %d, accepted %d, refused %d, %.1f/s", elapsed.Round(time.Second), duration,
-		r.Sent, r.Accepted, r.Rejected, float64(r.Accepted)/elapsed.Seconds())
 }
 
 // setRates computes the rates of a run of length d.

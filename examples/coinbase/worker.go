@@ -89,7 +89,7 @@ func runJob(ctx context.Context, input *json.Decoder, ready func() error) (res r
 		_ = input.Decode(new(any)) // blocks until the input ends
 		stop()
 	}()
-	count := newTally(time.Now())
+	count := newTally(time.Now(), 0)
 	c := config{duration: j.Duration, workers: j.Workers, policy: j.Policy}
 	err = send(ctx, c, client, endpoint(j.URL, j.Workers), count)
 	r := count.report()
