@@ -17,15 +17,22 @@ import (
 // report. It returns an error if no request was accepted, or if the batch gave up. It writes the
 // report in either case.
 func run(ctx context.Context, c config, api target, stdout, stderr io.Writer) error {
+	stats := c.watched()
 	client, err := newClient(c.policy, nil)
 	if err != nil {
 		return err
 	}
+	limiter := client.Transport.(*throttle.Transport).Limiter
+	closePage, err := servePage(c.page, stats, limiter, stderr)
+	if err != nil {
+		return err
+	}
+	defer closePage()
 	fmt.Fprintf(stderr, "%s; %v; %s\n", api.name, c.policy, c.extent())
 
 	start := time.Now()
 	count := newTally(start, c.requests)
-	stop := showProgress(stderr, progressOf(ctx, c, client.Transport.(*throttle.Transport).Limiter, count))
+	stop := showProgress(stderr, progressOf(ctx, c, limiter, count))
 	err = send(ctx, c, client, api, count)
 	stop()
 	return writeReport(ctx, c, api, start, count.report(), err, stdout)

@@ -29,6 +29,7 @@ type config struct {
 	policy   throttle.Policy
 	url      string // a real endpoint; if empty, the stand-in
 	json     bool
+	page     string // where the live page listens; if empty, there is none
 	fleet    int    // processes that share the quota; if 0, this process has its own quota
 	redis    string // the address of the fleet's Redis; if empty, a stand-in
 }
@@ -74,6 +75,7 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 	spec := flags.String("policy", policy.String(), "the `limits`, in the syntax of ParsePolicy; the stand-in has the same tiers.\nA batch waits as long as it must, so max_wait and max_queue are ignored")
 	flags.StringVar(&c.url, "url", "", "a real `endpoint` to GET, instead of the stand-in")
 	flags.BoolVar(&c.json, "json", false, "write one JSON object as the last line")
+	flags.StringVar(&c.page, "page", "", "serve a live page at an `address` such as :8080 while the batch runs, to this machine\nunless the address names a host; /metrics is for Prometheus")
 	flags.IntVar(&c.fleet, "fleet", 0, "how `many` processes share one quota in Redis, at most 64")
 	flags.StringVar(&c.redis, "redis", "", "the `address` of a Redis for the fleet, such as redis://localhost:6379/0, instead\nof a stand-in in this process; without -fleet, for a fleet of one")
 	if err := flags.Parse(args); err != nil {
@@ -107,6 +109,8 @@ func parse(args []string) (config, *flag.FlagSet, error) {
 		err = fmt.Errorf("-workers is %d: it must be at least 1", c.workers)
 	case c.fleet < 0 || c.fleet > maxProcesses:
 		err = fmt.Errorf("-fleet is %d: it must be from 1 to %d, or 0 for none", c.fleet, maxProcesses)
+	case c.fleet > 0 && c.page != "":
+		err = errors.New("-page can't be set with a fleet: the limiters are in the other processes")
 	case c.fleet > 0 && c.url != "":
 		err = errors.New("-url can't be set with a fleet: only the stand-in counts the requests of all processes")
 	case c.redis != "":

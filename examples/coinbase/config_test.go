@@ -27,6 +27,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"-fleet 65", "-fleet is 65: it must be from 1 to 64"},
 		{"-fleet 2 -url http://localhost", "-url can't be set with a fleet"},
 		{"-redis redis://localhost -url http://localhost", "-url can't be set with a fleet"},
+		{"-page :8080 -fleet 2", "-page can't be set with a fleet"},
 		{"-redis localhost:6379", "-redis: "},
 		{"-redis http://localhost:6379 -fleet 2", "-redis: "},
 		{"-redis redis://localhost/none", "-redis: "},
@@ -44,7 +45,7 @@ func TestHelp(t *testing.T) {
 	if code := command(t.Context(), []string{"-h"}, &out, &errs); code != 0 || errs.Len() > 0 {
 		t.Errorf("code %d, stderr %q", code, &errs)
 	}
-	for _, name := range []string{"-duration", "-requests", "-workers", "-policy", "-url", "-json", "-fleet", "-redis"} {
+	for _, name := range []string{"-duration", "-requests", "-workers", "-policy", "-url", "-json", "-fleet", "-redis", "-page"} {
 		if !strings.Contains(out.String(), "\n  "+name) {
 			t.Errorf("%s is missing in\n%s", name, &out)
 		}

@@ -5,6 +5,7 @@
 //	go run ./examples/coinbase                       # sends to a strict stand-in on this machine
 //	go run ./examples/coinbase -duration 1m -json    # with a last line of JSON
 //	go run ./examples/coinbase -requests 10001       # the last one takes half an hour: 10,000 an hour
+//	go run ./examples/coinbase -duration 1h -page :8080      # with a live page
 //	go run ./examples/coinbase -policy '20;algo=concurrency + 60/20s'
 //	go run ./examples/coinbase -policy '5/s | guard=none'    # what happens without the guard
 //	go run ./examples/coinbase -fleet 4                      # four processes with one quota
