@@ -147,6 +147,7 @@ func served(t *testing.T) schema {
 	o.Answered(ctx, throttle.AnsweredInfo{Policy: "api"})
 	o.Settled(throttle.SettledInfo{Policy: "api", Unit: "tokens", Estimated: 2, Actual: 1})
 	o.Paused(throttle.PausedInfo{Policy: "api", For: time.Second, Cause: "call"})
+	o.Called(throttle.CalledInfo{Policy: "api", Duration: time.Millisecond, Requests: 1})
 	lim, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.Budget(100, "usd", throttle.Month)}}, nil)
 	if err != nil {
 		t.Fatal(err)
