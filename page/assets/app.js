@@ -11,7 +11,7 @@ let last = null; // the state without histories
 
 /* Words */
 
-const number = n => n.toLocaleString('en');
+const number = new Intl.NumberFormat('en').format;
 const rate = n => n === 0 ? '0' : n < 0.1 ? '<0.1' : n < 10 ? n.toFixed(1) : number(Math.round(n));
 const plural = (n, word) => number(n) + ' ' + word + (n === 1 ? '' : 's');
 const short = s => s.length > 120 ? s.slice(0, 100) + '…' : s;
@@ -57,7 +57,9 @@ function add(parent, ...children) {
 }
 
 function put(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  const t = node.firstChild;
+  if (!t) node.textContent = text;
+  else if (t.data !== text) t.data = text;
 }
 
 function shape(name, attributes) {
