@@ -29,7 +29,7 @@ STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 # tree, where -modfile can't be used, so lint runs staticcheck by its path.
 BESIDE = awsthrottle grpcthrottle otelthrottle
 
-.PHONY: all test test32 valkey soak stress redis lint bench fidelity laws fuzz example suites
+.PHONY: all test test32 valkey soak stress redis lint bench fidelity laws fuzz example suites page
 
 all: lint test
 
@@ -91,6 +91,7 @@ lint:
 	$(STATICCHECK) ./...
 	cd bench && go vet ./... && $(STATICCHECK) ./...
 	cd sdktest && go vet ./... && $(STATICCHECK) ./...
+	cd page/pagetest && go vet ./... && $(STATICCHECK) ./...
 	check=$$($(STATICCHECK:staticcheck=-n staticcheck)) || exit 1; \
 	for module in $(BESIDE); do (cd $$module && go vet ./... && "$$check" ./...) || exit 1; done
 
@@ -124,6 +125,17 @@ fuzz:
 SUITES ?= all
 suites:
 	cd suites && go vet ./... && go test -v -count=1 -timeout 30m . -args -suites=$(SUITES)
+
+# page looks at the live page with a real browser. THROTTLE_REQUIRE_CHROMIUM=1 makes it fail where there
+# is no chromium or no npm, and none can be installed; without it, the tests that were skipped are listed
+# at the end. PAGEFLAGS="-screenshots /tmp/page" writes what the page looks like.
+page:
+	@sh tools/chromium.sh
+	@cd page/pagetest && go vet ./... || exit 1; \
+	THROTTLE_SKIPPED=$$(mktemp); export THROTTLE_SKIPPED; \
+	go test -count=1 -parallel 8 . -args $(PAGEFLAGS); status=$$?; \
+	if [ -s "$$THROTTLE_SKIPPED" ]; then echo "skipped:"; sort "$$THROTTLE_SKIPPED"; fi; \
+	rm -f "$$THROTTLE_SKIPPED"; exit $$status
 
 # example sends a batch to a copy of a provider that runs in the same process.
 example:
