@@ -561,6 +561,9 @@ func (wq *waitQueue) lateRefusal(ctx context.Context, s *scope, d *demand, confi
 	q := wq.lock(s, config) // keeps the policy the same for the cost and the forecast
 	defer q.mu.Unlock()
 	rev := q.revision
+	if rev.closed { // the queue may be configured for an earlier revision
+		return nil, ahead, rev.refuse(ErrClosed, -1, 0)
+	}
 	cost, err := rev.costOf(d)
 	if err != nil {
 		return nil, ahead, err
