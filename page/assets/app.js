@@ -233,11 +233,12 @@ function showFacts(c, p) {
 const series = ['admitted', 'refused', 'limited'];
 const seriesNames = ['admitted', 'refused', '429'];
 
-// widths learns how wide charts are. To ask for it while the page changes would be slow.
+// widths learns how wide charts are, in units of which the height has 104: charts grow with the text. To
+// ask for it while the page changes would be slow.
 const widths = new ResizeObserver(entries => {
   for (const e of entries) {
     const c = e.target.card;
-    c.chart.width = Math.round(e.contentRect.width);
+    c.chart.width = Math.round(e.contentRect.width / e.contentRect.height * 104);
     showChart(c);
   }
 });

@@ -8,5 +8,5 @@
 // THROTTLE_REQUIRE_CHROMIUM is 1.
 //
 //	go test ./...                                  # from this directory
-//	go test -run Accessible . -args -screenshots /tmp/page   # writes what the page looks like
+//	go test -run States . -args -screenshots /tmp/page   # writes what the page looks like
 package pagetest

@@ -146,7 +146,7 @@ func (w *tab) picture(name string) {
 	if *screenshots == "" {
 		return
 	}
-	png, err := chromedp.Run(w.ctx, chromedp.FullScreenshot(100))
+	png, err := chromedp.Run(w.ctx, chromedp.CaptureScreenshot())
 	if err != nil {
 		w.t.Fatal(err)
 	}
