@@ -270,8 +270,8 @@ func TestMany(t *testing.T) {
 	more, most := w.work()
 	each := (more - spent) / time.Duration(s.sent()-sent)
 	t.Logf("an update of 200 policies takes %v of the tab's main thread; %d elements and texts, then %d", each, nodes, most)
-	if each > 100*time.Millisecond {
-		t.Errorf("an update takes %v, want less than 100 ms", each)
+	if each > time.Second/2 { // some 40 ms on a machine of 2023
+		t.Errorf("an update takes %v of each second", each)
 	}
 	if most > nodes*2 {
 		t.Errorf("the page has grown from %d to %d elements and texts", nodes, most)
