@@ -57,8 +57,8 @@ func (d *decoder) config(text []byte) *Config {
 		d.report(nil, "", `the file is empty: it needs routes, such as routes: {/github: {to: "https://api.github.com", preset: github}}`)
 		return nil
 	}
-	d.places[""] = root.GetToken()
 	d.value(root, reflect.ValueOf(c).Elem(), "")
+	d.places[""] = nil // the beginning
 	if !d.failed[""] {
 		d.validate(c)
 	}
@@ -256,6 +256,8 @@ func (d *decoder) plain(n ast.Node, field, want string, is func(ast.Node) bool) 
 		d.public[placeOf(n.GetToken())] = true
 		if strings.Contains(text, "${") {
 			d.report(n.GetToken(), field, "refers to a variable or a file: only token, store.redis and the values of set may")
+			d.failed[field] = true
+			return "", false
 		}
 	}
 	return text, ok
@@ -349,6 +351,7 @@ func (d *decoder) structure(n ast.Node, v reflect.Value, field string) {
 		key, _ := keyOf(pair)
 		if i, ok := fields[key]; ok {
 			d.value(pair.Value, v.Field(i), join(field, key))
+			d.placeAtKey(pair, join(field, key))
 			continue
 		}
 		fix := "the fields are " + list(names, "and")
@@ -356,6 +359,14 @@ func (d *decoder) structure(n ast.Node, v reflect.Value, field string) {
 			fix = "did you mean " + near + "?"
 		}
 		d.report(pair.Key.GetToken(), join(field, key), "is not a field: %s", fix)
+	}
+}
+
+// placeAtKey makes the key the place of a mapping.
+func (d *decoder) placeAtKey(pair *ast.MappingValueNode, field string) {
+	switch pair.Value.(type) {
+	case *ast.MappingNode, *ast.MappingValueNode:
+		d.places[field] = pair.Key.GetToken()
 	}
 }
 
@@ -394,6 +405,7 @@ func (d *decoder) mapping(n ast.Node, v reflect.Value, field string) {
 			d.places[to] = pair.Value.GetToken()
 		} else {
 			d.value(pair.Value, element, to)
+			d.placeAtKey(pair, to)
 		}
 		v.SetMapIndex(reflect.ValueOf(key), element)
 	}

@@ -195,9 +195,9 @@ func (d *decoder) route(c *Config, r *Route, field string) {
 		}
 	}
 	d.headers(field, r)
+	d.body(field+".max_body", r.MaxBody)
 	setDefault(&r.MaxBody, c.MaxBody)
 	setDefault(&r.MaxBody, DefaultMaxBody)
-	d.body(field+".max_body", r.MaxBody)
 }
 
 // prefix checks a route's prefix.
@@ -316,7 +316,9 @@ func (d *decoder) preset(field string, r *Route) {
 	r.Preset = p.Name
 	args, bad := p.arguments(r.With)
 	for _, b := range bad {
-		d.bad(join(field+".with", b.name), "%s", b.message)
+		if to := join(field+".with", b.name); !d.failed[to] {
+			d.bad(to, "%s", b.message)
+		}
 	}
 	if len(bad) > 0 {
 		return
