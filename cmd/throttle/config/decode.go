@@ -306,6 +306,9 @@ func (d *decoder) pairs(n ast.Node, field, want string) (all []*ast.MappingValue
 	for _, pair := range values {
 		key, ok := keyOf(pair)
 		at := pair.Key.GetToken()
+		if _, null := pair.Value.(*ast.NullNode); null && !isField(key) && !strings.HasPrefix(key, "/") {
+			ok = false // the rest of a secret behind a comma looks like this
+		}
 		if !ok || pair.Value == nil {
 			d.report(at, field, "has a key that is not a name, or a key without a value: write name: value")
 			continue

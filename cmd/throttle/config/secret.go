@@ -16,7 +16,8 @@ import (
 //	token: "${env:WEB_TOKEN}"
 //	set: {Authorization: "Bearer ${file:/run/secrets/openai}"}
 //
-// The spaces and line ends around a file's contents are removed. $${ stands for ${.
+// The spaces and line ends around a file's contents, and line ends behind the whole, are removed.
+// $${ stands for ${.
 type Secret struct {
 	value *string // package fmt does not follow a pointer in a struct
 }
@@ -105,7 +106,7 @@ func (l Loader) expand(text string) (s Secret, errs []string) {
 		errs = append(errs, problem)
 		return ""
 	})
-	return NewSecret(value), errs
+	return NewSecret(strings.TrimRight(value, "\r\n")), errs
 }
 
 // reason returns why a file cannot be read, without its path.
