@@ -1,9 +1,11 @@
 package config_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/apithrottle/throttle/cmd/throttle/config"
@@ -46,13 +48,35 @@ func TestExample(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	bad := "listen: 0.0.0.0:80\nroutes:\n  /x: {to: ftp://a, preset: opnai, set: {Authorization: canary}, polcy: canary}\n  /x: {}\nclients: {web: {token: canary}}\nstore: redis://canary\n"
-	_, err = loader().Parse([]byte(bad), "t.yaml")
-	var e *config.Error
-	if !errors.As(err, &e) {
-		t.Fatal(err)
+}
+
+// The example has every field.
+func TestExampleIsWhole(t *testing.T) {
+	text := string(readExample(t))
+	for _, v := range []any{config.Config{}, config.Store{}, config.Route{}, config.Client{}, config.Timeouts{}, config.Observability{}} {
+		for i := range reflect.TypeOf(v).NumField() {
+			name, _, _ := strings.Cut(reflect.TypeOf(v).Field(i).Tag.Get("json"), ",")
+			if name != "" && name != "-" && !regexp.MustCompile(`\b`+name+`:`).MatchString(text) {
+				t.Errorf("the example lacks %s", name)
+			}
+		}
 	}
-	t.Log("\n" + err.Error())
-	_, err = loader().Parse([]byte("routes:\n  /x: {to: a\n  token: canary: x"), "t.yaml")
-	t.Log("\n" + err.Error())
+}
+
+// JSON is read, too, with tabs and with the line ends of Windows.
+func TestJSON(t *testing.T) {
+	for _, text := range []string{
+		`{"routes":{"/x":{"to":"https://a.b","policy":"5/s","set":{"A":"b\u0041\/\"c"},"remove":[],"max_queue":5}}}`,
+		"{\n\t\"routes\": {\n\t\t\"/x\": {\n\t\t\t\"to\": \"https://a.b\",\n\t\t\t\"policy\": \"5/s\",\n\t\t\t\"set\": {\"A\": \"bA/\\\"c\"}\n\t\t}\n\t}\n}\n",
+		"routes:\r\n  /x:\r\n    to: https://a.b\r\n    policy: 5/s\r\n    set: {A: 'bA/\"c'}\r\n",
+	} {
+		c, err := config.Parse([]byte(text), "t.json")
+		if err != nil {
+			t.Errorf("%s\n%v", text, err)
+			continue
+		}
+		if r := c.Routes["/x"]; r.To != "https://a.b" || r.Set["A"].Reveal() != `bA/"c` || r.Limits().String() != "5/s" {
+			t.Errorf("%s is read as %+v with %q", text, r, r.Set["A"].Reveal())
+		}
+	}
 }

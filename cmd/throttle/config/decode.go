@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -385,14 +386,15 @@ func fieldsOf(t reflect.Type) map[string]int {
 }
 
 // isField reports whether a text is the name of any field.
-func isField(text string) bool {
-	for _, t := range []any{Config{}, Store{}, Route{}, Client{}, Timeouts{}, Observability{}} {
-		if _, ok := fieldsOf(reflect.TypeOf(t))[text]; ok {
-			return true
-		}
+func isField(text string) bool { _, ok := allFields()[text]; return ok }
+
+var allFields = sync.OnceValue(func() map[string]int {
+	all := make(map[string]int)
+	for _, v := range []any{Config{}, Store{}, Route{}, Client{}, Timeouts{}, Observability{}} {
+		maps.Copy(all, fieldsOf(reflect.TypeOf(v)))
 	}
-	return false
-}
+	return all
+})
 
 // mapping reads a mapping of any keys.
 func (d *decoder) mapping(n ast.Node, v reflect.Value, field string) {

@@ -108,7 +108,7 @@ func TestSecretsStaySecret(t *testing.T) {
 		if t.Failed() {
 			break
 		}
-		for _, insert := range []string{" ", "\n", "\t", ":", ": ", ",", ", ", "{", "}", "[", "]", "\"", "'", "#", " #", "- ", "|", "\\", "\x00", "\xff"} {
+		for _, insert := range []string{"\n", "\t", ": ", ", ", "{", "]", "\"", "'", " #", "- ", "\\", "\xff"} {
 			try(planted[:i] + insert + planted[i:])
 		}
 	}

@@ -234,6 +234,47 @@ func reload(t *testing.T, text string) {
 	}
 }
 
+// A request that waits under the limits of before is admitted as soon as those of the new file allow.
+func TestReloadWakes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		first := parse(t, "routes: {/a: {to: https://a.example, policy: 1/h}}")
+		store, closer, err := first.OpenStore()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer closer.Close()
+		begin := time.Now()
+		done := make(chan time.Duration)
+		get := func(c *config.Config) {
+			rt, err := c.Transport("/a", store)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			rt.Base = new(api)
+			req, _ := http.NewRequestWithContext(t.Context(), "GET", "https://a.example/", nil)
+			resp, err := rt.RoundTrip(req)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			resp.Body.Close()
+			done <- time.Since(begin)
+		}
+		go get(first)
+		<-done
+		go get(first)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		go get(parse(t, "routes: {/a: {to: https://a.example, policy: 3/h}}"))
+		for range 2 {
+			if after := <-done; after != time.Minute {
+				t.Errorf("admitted after %v, want one minute", after)
+			}
+		}
+	})
+}
+
 func TestSince(t *testing.T) {
 	const base = `
 store: {redis: "redis://localhost"}
