@@ -161,7 +161,7 @@ function showBadge(c, p) {
   c.badge.className = 'badge ' + cls;
 }
 
-const left = s => endless(s) ? '' : ', ' + duration(s);
+const left = s => endless(s) ? '' : ', ' + duration(s) + ' left';
 
 function showTier(parts, t, p) {
   tierName(parts, t.tier, t.policy, p.name);
@@ -218,7 +218,7 @@ function showFacts(c, p) {
   const queued = p.counted ? classes.reduce((n, k) => n + p.queued[k], 0) : p.waiting;
   showFact(c, 'Queue', number(queued), classes.map(k => number(p.queued[k]) + ' ' + k).join(', '));
   showFact(c, 'In flight', p.counted ? number(p.active) : '', '');
-  showFact(c, 'Longest wait', p.counted ? duration(p.longest_wait_seconds) : '', 'last minute');
+  showFact(c, 'Longest wait', p.counted ? duration(p.longest_wait_seconds) : '', 'ended in the last minute');
   const foot = p.watched && !p.failure ? ['Guard interval ' + duration(p.guard_seconds)] : [];
   if (p.store) {
     foot.push('store ' + duration(p.store.mean_seconds) + ' on average, ' + duration(p.store.max_seconds) + ' at most');
