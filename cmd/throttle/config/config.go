@@ -17,6 +17,8 @@
 package config
 
 import (
+	"crypto/sha256"
+	"crypto/subtle"
 	"net/url"
 	"os"
 	"strings"
@@ -268,6 +270,17 @@ func (l Loader) Parse(text []byte, name string) (*Config, error) {
 		return nil, &Error{File: name, Problems: d.sorted()}
 	}
 	return c, nil
+}
+
+// ClientFor returns the name of the client with a token. It compares in constant time.
+func (c *Config) ClientFor(token string) (name string, ok bool) {
+	given := sha256.Sum256([]byte(token))
+	for n, client := range c.Clients {
+		if has := sha256.Sum256([]byte(client.Token.Reveal())); subtle.ConstantTimeCompare(given[:], has[:]) == 1 && !client.Token.IsZero() {
+			name, ok = n, true
+		}
+	}
+	return name, ok
 }
 
 // RouteFor returns the route of a path in the proxy, and the path that remains: "/v1/models" for

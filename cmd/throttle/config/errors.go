@@ -68,7 +68,7 @@ func (d *decoder) report(at *token.Token, field, format string, args ...any) {
 	d.problems = append(d.problems, p)
 }
 
-// mostProblems is how many problems an Error has.
+// mostProblems is how many problems an Error has. The last one may count the others.
 const mostProblems = 50
 
 // sorted returns the problems in the order of the file, with their excerpts.
@@ -77,11 +77,13 @@ func (d *decoder) sorted() []Problem {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column), cmp.Compare(a.Field, b.Field))
 	})
 	d.problems = slices.Compact(d.problems)
-	if len(d.problems) > mostProblems {
-		d.problems = d.problems[:mostProblems]
-	}
+	more := len(d.problems) - mostProblems
+	d.problems = d.problems[:min(len(d.problems), mostProblems)]
 	for i, p := range d.problems {
 		d.problems[i].Excerpt = d.excerpt(p)
+	}
+	if last := len(d.problems) - 1; more > 0 {
+		d.problems[last] = Problem{Line: d.problems[last].Line, Column: d.problems[last].Column, Message: fmt.Sprintf("this is one of %d more problems", more+1)}
 	}
 	return d.problems
 }

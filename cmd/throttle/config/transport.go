@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"slices"
 	"time"
@@ -57,7 +58,7 @@ func (c closer) Close() error { return c() }
 // its budget, and the budget of the client of a request. The route is named by its prefix, such as
 // "/openai". The transport takes requests to the API itself. It neither sets headers nor removes
 // them: do so before, because some presets read the account of a request from its headers. Its Base
-// is nil, and its AttemptTimeout is the route's Timeout.
+// is nil, which Base may fill, and its AttemptTimeout is the route's Timeout.
 //
 // With a nil store, the transport has quotas of its own. Then a budget of a client counts the
 // requests of this transport alone.
@@ -209,6 +210,16 @@ func (r *Route) costs(preset func(*http.Request) throttle.Cost, counts func(*htt
 		}
 		return cost
 	}
+}
+
+// Base returns a new http.Transport with the Timeouts, for the Base of transports.
+func (c *Config) Base() *http.Transport {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	dialer := &net.Dialer{Timeout: c.Timeouts.Connect, KeepAlive: 30 * time.Second}
+	t.DialContext = dialer.DialContext
+	t.TLSHandshakeTimeout = c.Timeouts.Connect
+	t.ResponseHeaderTimeout = c.Timeouts.ResponseHeader
+	return t
 }
 
 type clientKey struct{}

@@ -190,11 +190,7 @@ func TestReload(t *testing.T) {
 			if kind == "file" {
 				file = "store: {file: " + filepath.Join(t.TempDir(), "q.db") + "}\n"
 			}
-			text := file + `
-routes:
-  /a: {to: https://a.example, policy: "%d/h | max_wait=1ms"}
-  /github: {to: https://api.etherscan.io, preset: etherscan, budget: %d/day;budget=true}
-`
+			text := file + reloaded
 			if kind == "file" {
 				reload(t, text)
 			} else {
@@ -203,6 +199,13 @@ routes:
 		})
 	}
 }
+
+// reloaded is a file for reload, which fills in the limits.
+const reloaded = `
+routes:
+  /a: {to: https://a.example, policy: "%d/h | max_wait=10m"}
+  /b: {to: https://graph.facebook.com, preset: meta, with: {per_hour: %d}, max_wait: 10m}
+`
 
 func reload(t *testing.T, text string) {
 	first := parse(t, text, 5, 2)
@@ -221,7 +224,7 @@ func reload(t *testing.T, text string) {
 		return n
 	}
 	both := func(c *config.Config) [2]int {
-		return [2]int{count(c, "/a", "https://a.example/"), count(c, "/github", "https://api.etherscan.io/v2/api")}
+		return [2]int{count(c, "/a", "https://a.example/"), count(c, "/b", "https://graph.facebook.com/v21.0/me")}
 	}
 	if got, want := both(first), [2]int{5, 2}; got != want {
 		t.Errorf("%v sent at first, want %v", got, want)

@@ -232,6 +232,30 @@ func TestRouteFor(t *testing.T) {
 	}
 }
 
+func TestClientFor(t *testing.T) {
+	c, err := config.Parse([]byte("clients: {a: {token: 0123456789abcdef}, b: {token: 0123456789abcdeg}}\n"+minimal), "t.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for token, want := range map[string]string{"0123456789abcdef": "a", "0123456789abcdeg": "b", "": "", "0123456789abcde": ""} {
+		if name, ok := c.ClientFor(token); name != want || ok != (want != "") {
+			t.Errorf("%q is of %q, %v", token, name, ok)
+		}
+	}
+}
+
+// A file with very many problems reports the first ones, and how many more there are.
+func TestManyProblems(t *testing.T) {
+	var b strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&b, "wish%d: 1\n", i)
+	}
+	got := problems(t, b.String()+minimal)
+	if len(got) != 50 || !strings.HasSuffix(got[49], "this is one of 51 more problems") {
+		t.Errorf("%d problems: %q", len(got), got[len(got)-1])
+	}
+}
+
 func TestSize(t *testing.T) {
 	for text, want := range map[string]config.Size{"0": 0, "65536": 64 << 10, "64KB": 64 << 10, "64 kb": 64 << 10, "1MB": 1 << 20, "2GB": 2 << 30, "1_000": 1000} {
 		got, err := config.ParseSize(text)
