@@ -45,6 +45,9 @@ const ReservedPrefix = "/_throttle"
 // A Config is what a file says. [Load] and [Parse] return only valid ones, with the defaults filled
 // in. Don't change it.
 type Config struct {
+	// Schema is the address of the JSON schema, for editors. It is not read.
+	Schema string `json:"$schema,omitempty"`
+
 	// Version is the version of the format: 1. If zero, 1.
 	Version int `json:"version,omitempty"`
 

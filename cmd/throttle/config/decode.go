@@ -326,7 +326,7 @@ func (d *decoder) pairs(n ast.Node, field, want string) (all []*ast.MappingValue
 }
 
 // keyName matches the keys of a file: names of fields, clients, headers and units, and prefixes.
-var keyName = regexp.MustCompile(`^[A-Za-z0-9/_.~-]{1,100}$`)
+var keyName = regexp.MustCompile(`^\$?[A-Za-z0-9/_.~-]{1,100}$`)
 
 // keyOf returns the key of a pair. A key that is not a name may be a misplaced secret, so it is not
 // shown.
@@ -350,7 +350,7 @@ func join(field, key string) string {
 // structure reads a mapping into a struct. A key that is no field is a problem.
 func (d *decoder) structure(n ast.Node, v reflect.Value, field string) {
 	fields := fieldsOf(v.Type())
-	names := slices.Sorted(maps.Keys(fields))
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(fields)), func(name string) bool { return name[0] == '$' })
 	for _, pair := range d.pairs(n, field, "a mapping of "+list(names, "and")) {
 		key, _ := keyOf(pair)
 		if i, ok := fields[key]; ok {

@@ -88,10 +88,14 @@ func (d *decoder) sorted() []Problem {
 	return d.problems
 }
 
-// A place is where a token begins. The parser copies tokens, so their addresses don't identify them.
-type place struct{ line, column int }
+// A place is where a token begins, and its value. The parser copies tokens, so their addresses don't
+// identify them.
+type place struct {
+	line, column int
+	value        string
+}
 
-func placeOf(t *token.Token) place { return place{t.Position.Line, t.Position.Column} }
+func placeOf(t *token.Token) place { return place{t.Position.Line, t.Position.Column, t.Value} }
 
 // widest is how long a line of an excerpt may be.
 const widest = 72
@@ -129,7 +133,7 @@ func (d *decoder) excerpt(p Problem) string {
 	}
 	line = line[from:]
 	if len(line) > widest {
-		line = append(line[:widest-1], '…')
+		line = append([]rune(strings.TrimRight(string(line[:widest-1]), "…")), '…')
 	}
 	head := fmt.Sprintf("%5d | ", p.Line)
 	text := head + strings.TrimRight(string(line), " ")

@@ -30,13 +30,16 @@ type Limits struct {
 //	openai:requests=500,tokens=30000
 //
 // A policy begins with a digit, and a name with a letter. The name names the quota of a policy. If
-// it is empty, a policy has none, and a preset has its own. The error reports all problems, and
-// suggests names that are alike.
+// it is empty, a policy has none, and a preset has its own. The error reports all problems with the
+// text, and suggests names that are alike.
 func ParseLimits(name, text string) (Limits, error) {
 	text = strings.TrimSpace(text)
 	if !isName(text) {
 		p, err := throttle.ParsePolicy(name, text)
-		return Limits{policy: p}, err
+		if err != nil {
+			return Limits{}, fmt.Errorf("%q: %s", text, policyProblem(name, err))
+		}
+		return Limits{policy: p}, nil
 	}
 	presetName, rest, hasArguments := strings.Cut(text, ":")
 	p, err := FindPreset(presetName)

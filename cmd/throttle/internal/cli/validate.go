@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/spf13/cobra"
@@ -170,8 +169,8 @@ func validateLimits(text string) validated {
 	v := validated{Input: text}
 	l, err := config.ParseLimits("", text)
 	if err != nil {
-		v.err = fmt.Errorf("%q: %s", text, strings.TrimPrefix(err.Error(), `throttle: policy "": `))
-		v.Problems = []problem{{Message: v.err.Error()}}
+		v.err = err
+		v.Problems = []problem{{Message: err.Error()}}
 		return v
 	}
 	v.Limits = l.String()
