@@ -92,7 +92,7 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 		d.broken = true
 		var syntax yaml.Error
 		if errors.As(err, &syntax) {
-			d.report(syntax.GetToken(), "", "is not YAML: %s", d.masked(syntax.GetMessage()))
+			d.report(syntax.GetToken(), "", "this is not YAML: %s", d.masked(syntax.GetMessage()))
 		} else {
 			d.report(nil, "", "the file cannot be read as YAML")
 		}
