@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"errors"
 	"path/filepath"
 	"testing"
 	"time"
@@ -38,5 +39,33 @@ func TestExplain(t *testing.T) {
 		if q := e.Quotas[0]; q.Cause != want || q.Shared != "a file of this host" || q.Tiers[0].Used != 1 || e.Wait <= 0 {
 			t.Errorf("%+v; want the cause %q", e, want)
 		}
+	}
+}
+
+// TestForecast checks that what is said of a wait is the whole wait, although a process that waits
+// looks at the file every half second.
+func TestForecast(t *testing.T) {
+	quotas, err := host.Open(filepath.Join(t.TempDir(), "quotas.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer quotas.Close()
+	lim, err := throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(1)}}, quotas)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lim.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const least = 50 * time.Minute
+	if f, err := lim.Forecast(t.Context(), nil); err != nil || f.Wait < least {
+		t.Errorf("Forecast: %v, %v", f.Wait, err)
+	}
+	if e, err := lim.Explain(t.Context(), nil); err != nil || e.Wait < least {
+		t.Errorf("Explain: %v, %v", e, err)
+	}
+	var refused *throttle.WaitError
+	if _, err := lim.TryAcquire(nil); !errors.As(err, &refused) || refused.Wait < least {
+		t.Errorf("TryAcquire: %v", err)
 	}
 }

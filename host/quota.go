@@ -55,6 +55,7 @@ var (
 	_ store.Changer    = (*quota)(nil)
 	_ store.Learner    = (*quota)(nil)
 	_ store.Reporter   = (*quota)(nil)
+	_ store.Rechecker  = (*quota)(nil)
 )
 
 func newQuota(s *Store, name []byte, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
@@ -246,14 +247,13 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 	if err != nil {
 		return store.Decision{}, err
 	}
-	if d.Verdict == store.Later {
-		d.Wait = min(d.Wait, recheckInterval)
-	}
 	q.mu.Lock()
 	d.Level = q.level
 	q.mu.Unlock()
 	return d, nil
 }
+
+func (q *quota) Recheck() time.Duration { return recheckInterval }
 
 func (t *txn) tryAcquire(r store.Request) store.Decision {
 	d := store.Decision{Tier: -1, Epoch: t.epoch}

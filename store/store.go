@@ -251,6 +251,12 @@ type Idler interface {
 	Idle() bool
 }
 
+// A Rechecker is a Quota that others may change without a call of the watchers. A queue asks it
+// again after Recheck, even if the last decision names a longer wait.
+type Rechecker interface {
+	Recheck() time.Duration
+}
+
 // A Learner is a Quota that reports whether forgetting it would lose what it has learned from
 // responses.
 type Learner interface {

@@ -55,6 +55,8 @@ type Queue struct {
 	config Config
 	// reserver is the quota if it reserves times, and nil otherwise.
 	reserver store.Reserver
+	// recheck is the longest time until the quota is asked again.
+	recheck time.Duration
 	// fast is the quota if it does not block, and nil otherwise.
 	fast store.FastQuota
 	// version is the version of the configuration.
@@ -158,6 +160,10 @@ func (q *Queue) set(c Config) {
 	q.config = c
 	q.reserver, _ = c.Quota.(store.Reserver)
 	q.fast, _ = c.Quota.(store.FastQuota)
+	q.recheck = forever
+	if r, ok := c.Quota.(store.Rechecker); ok {
+		q.recheck = r.Recheck()
+	}
 	q.batchSize = minBatch
 }
 
