@@ -293,6 +293,14 @@ type chainedQuota struct {
 	limiter *Limiter
 }
 
+// Recheck returns when to ask the inner quota again. The queues of the outer quotas ask those.
+func (c chainedQuota) Recheck() time.Duration {
+	if q, ok := c.Quota.(store.Rechecker); ok {
+		return q.Recheck()
+	}
+	return forever
+}
+
 // A joinedQuota is a chainedQuota that reserves ahead; see Limiter.join.
 type joinedQuota struct {
 	chainedQuota

@@ -3,6 +3,7 @@ package host_test
 import (
 	"errors"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -67,5 +68,46 @@ func TestForecast(t *testing.T) {
 	var refused *throttle.WaitError
 	if _, err := lim.TryAcquire(nil); !errors.As(err, &refused) || refused.Wait < least {
 		t.Errorf("TryAcquire: %v", err)
+	}
+}
+
+// TestNestedRecheck checks that callers of a nested limiter see what another process gives back.
+func TestNestedRecheck(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "quotas.db")
+	open := func() *throttle.Limiter {
+		quotas, err := host.Open(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { quotas.Close() })
+		lim, err := throttle.New(throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(1)}, Guard: time.Minute}, quotas)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return lim
+	}
+	address, err := throttle.New(throttle.Policy{Tiers: []throttle.Tier{throttle.PerSecond(100)}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, nested := open(), open().Within(address)
+	held, err := other.Acquire(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admitted := make(chan error)
+	go func() {
+		p, err := nested.Acquire(t.Context(), nil)
+		p.Release()
+		admitted <- err
+	}()
+	for status, err := nested.Status(t.Context()); err == nil && status.Waiting == 0; status, err = nested.Status(t.Context()) {
+		runtime.Gosched()
+	}
+	if err := held.Cancel(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-admitted; err != nil {
+		t.Error(err)
 	}
 }
