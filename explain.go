@@ -17,8 +17,8 @@ type Explanation struct {
 	// Forecast is what Limiter.Forecast returns. It is zero if that returns an error.
 	Forecast
 
-	// By is the policy of the tier that decides. If empty, no tier decides or the policy has no
-	// name.
+	// By is the policy of the tier or the pause that decides. It is that of the Limiter if the
+	// request would not wait.
 	By string
 
 	// Interactive, Normal and Batch are the callers ahead by Class, Ahead in all.
@@ -116,8 +116,8 @@ func (l *Limiter) foretell(ctx context.Context, c Cost, e *Explanation, all bool
 		var one outlook
 		if failed == nil {
 			one, failed = s.forecast(ctx, d)
-			if one.Wait > e.Wait || e.Tier == "" {
-				e.Wait, e.Tier, e.By = max(e.Wait, one.Wait), one.Tier, s.current.Load().policy.Name
+			if one.Wait > e.Wait || one.Wait == e.Wait && e.Tier == "" {
+				e.Wait, e.Tier, e.By = one.Wait, one.Tier, s.current.Load().policy.Name
 			}
 			e.addAhead(one.ahead)
 		}

@@ -464,6 +464,31 @@ func TestExplainSentences(t *testing.T) {
 	}
 }
 
+// TestExplainLongestWait checks that the quota decides for which the request would wait longest, also if
+// that is paused and another quota is full.
+func TestExplainLongestWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := mustNew(t, throttle.Policy{Name: "inner", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, nil)
+		outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, nil)
+		l := inner.Within(outer)
+		if err := l.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []struct {
+			pause    time.Duration
+			by, tier string
+		}{{0, "outer", "1/s"}, {500 * ms, "outer", "1/s"}, {5 * time.Second, "inner", ""}} {
+			if err := inner.Pause(t.Context(), step.pause); err != nil {
+				t.Fatal(err)
+			}
+			e, err := l.Explain(t.Context(), nil)
+			if err != nil || e.By != step.by || e.Tier != step.tier {
+				t.Errorf("paused for %v: decided by %q of %q, %v; want %q of %q", step.pause, e.Tier, e.By, err, step.tier, step.by)
+			}
+		}
+	})
+}
+
 // TestExplainErrors checks that Explain fails only where there is nothing to explain, and charges
 // nothing.
 func TestExplainErrors(t *testing.T) {
