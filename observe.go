@@ -174,10 +174,10 @@ type SettledInfo struct {
 
 // A PausedInfo describes a pause.
 type PausedInfo struct {
-	Policy string // the name of the policy that is paused
-	For    time.Duration
-	Closed bool   // callers are refused with ErrBanned
-	Cause  string // "response" or, for Limiter.Pause, "call"
+	Policy string        // the name of the policy that is paused
+	For    time.Duration // how long it is paused now
+	Closed bool          // callers are refused with ErrBanned
+	Cause  string        // "response" or, for Limiter.Pause, "call"
 }
 
 // A CalledInfo describes a call of a shared store.
@@ -425,7 +425,7 @@ func (s *scope) pause(ctx context.Context, rev *revision, p store.Pause, by paus
 	s.rareState().paused = by
 	s.mu.Unlock()
 	if o := rev.policy.Observer; o != nil && o.Paused != nil {
-		o.Paused(PausedInfo{Policy: rev.policy.Name, For: p.For, Closed: p.Close, Cause: by.cause})
+		o.Paused(PausedInfo{Policy: rev.policy.Name, For: done.For, Closed: p.Close, Cause: by.cause})
 	}
 	return err
 }

@@ -410,6 +410,28 @@ func TestObserverOfPanickingCallers(t *testing.T) {
 	})
 }
 
+// TestPausedFor checks that Paused receives how long the quota is paused, which doubles with each
+// refusal that names no time.
+func TestPausedFor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told time.Duration
+		l := mustNew(t, throttle.Policy{
+			Tiers: []throttle.Tier{throttle.PerSecond(100)}, Observer: &throttle.Observer{Paused: func(i throttle.PausedInfo) { told = i.For }},
+		}, nil)
+		for i := range 5 {
+			p, err := l.Acquire(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = p.Refused(t.Context(), 0)
+			p.Release()
+			if paused := status(t, l).Paused; told != paused || told < time.Second<<i {
+				t.Errorf("pause %d: told of %v, paused for %v", i, told, paused)
+			}
+		}
+	})
+}
+
 // A reportingStore is a store whose quotas report one call for each TryAcquire.
 type reportingStore struct{ throttle.Store }
 

@@ -106,7 +106,7 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) 
 	if err != nil {
 		return q.pauseLocally(p), err
 	}
-	return store.Paused{Applied: own[0] == 1, Epoch: h.epoch}, nil
+	return store.Paused{Applied: own[0] == 1, For: h.left(), Epoch: h.epoch}, nil
 }
 
 // bit returns the script's argument for a boolean.
@@ -244,7 +244,7 @@ func (q *quota) pauseLocally(p store.Pause) store.Paused {
 	if restore {
 		time.AfterFunc(firstRestore, func() { q.restore(firstRestore) })
 	}
-	return store.Paused{Applied: true, Epoch: p.Epoch}
+	return store.Paused{Applied: true, For: p.For, Epoch: p.Epoch}
 }
 
 func (s *state) change() store.Change {

@@ -431,9 +431,10 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, er
 	q.mu.Unlock()
 	p.For = p.Length(level)
 	end := time.Now().Add(p.For)
+	done.For = p.For // if the file is not available
 	err = q.transact(ctx, func(t *txn) bool {
 		done.Applied = t.pause(p)
-		done.Epoch = t.epoch
+		done.For, done.Epoch = max(0, t.now.Until(t.until)), t.epoch
 		return done.Applied
 	})
 	switch {

@@ -397,7 +397,7 @@ func (q *quota) Pause(_ context.Context, p store.Pause) (store.Paused, error) {
 	q.ledger.DropCredit()
 	q.epoch++
 	q.level = p.Next(q.level)
-	done := store.Paused{Applied: true, Epoch: int64(q.epoch)}
+	done := store.Paused{Applied: true, For: now.Until(q.until), Epoch: int64(q.epoch)}
 	if p.Close {
 		q.own().banned = max(q.banned, end)
 		q.unlockAndNotify(store.Shut, now.Until(q.banned))

@@ -256,22 +256,22 @@ func TestPause(t *testing.T) {
 			paused time.Duration // what Status reports after the call
 			closed time.Duration
 		}{
-			{"the first", 0, store.Pause{For: time.Second}, store.Paused{Applied: true, Epoch: 1}, time.Second, 0},
+			{"the first", 0, store.Pause{For: time.Second}, store.Paused{Applied: true, For: time.Second, Epoch: 1}, time.Second, 0},
 			{"shorter", 100 * ms, store.Pause{For: 899 * ms}, store.Paused{Epoch: 1}, 900 * ms, 0},
 			{"as long", 100 * ms, store.Pause{For: 900 * ms}, store.Paused{Epoch: 1}, 900 * ms, 0},
-			{"longer", 100 * ms, store.Pause{For: 901 * ms}, store.Paused{Applied: true, Epoch: 2}, 901 * ms, 0},
+			{"longer", 100 * ms, store.Pause{For: 901 * ms}, store.Paused{Applied: true, For: 901 * ms, Epoch: 2}, 901 * ms, 0},
 			{"once, of an earlier epoch", 200 * ms, once(time.Hour, 1), store.Paused{Epoch: 2}, 801 * ms, 0},
 			{"once, of this epoch, shorter", 200 * ms, once(ms, 2), store.Paused{Epoch: 2}, 801 * ms, 0},
-			{"once, of this epoch", 200 * ms, once(2*time.Second, 2), store.Paused{Applied: true, Epoch: 3}, 2 * time.Second, 0},
+			{"once, of this epoch", 200 * ms, once(2*time.Second, 2), store.Paused{Applied: true, For: 2 * time.Second, Epoch: 3}, 2 * time.Second, 0},
 			{"once more, of the same epoch", 200 * ms, once(3*time.Second, 2), store.Paused{Epoch: 3}, 2 * time.Second, 0},
 			{"none", 300 * ms, store.Pause{}, store.Paused{Epoch: 3}, 1900 * ms, 0},
 			{"less than none", 300 * ms, store.Pause{For: -time.Hour}, store.Paused{Epoch: 3}, 1900 * ms, 0},
 			{"a shorter ban", 300 * ms, store.Pause{For: time.Second, Close: true}, store.Paused{Epoch: 3}, 1900 * ms, 0},
-			{"a ban", 300 * ms, store.Pause{For: 3 * time.Second, Close: true}, store.Paused{Applied: true, Epoch: 4}, 0, 3 * time.Second},
+			{"a ban", 300 * ms, store.Pause{For: 3 * time.Second, Close: true}, store.Paused{Applied: true, For: 3 * time.Second, Epoch: 4}, 0, 3 * time.Second},
 			{"a pause shorter than the ban", 400 * ms, store.Pause{For: 2 * time.Second}, store.Paused{Epoch: 4}, 0, 2900 * ms},
-			{"a pause longer than the ban", 400 * ms, store.Pause{For: 4 * time.Second}, store.Paused{Applied: true, Epoch: 5}, 0, 2900 * ms}, // the ban remains until it ends
+			{"a pause longer than the ban", 400 * ms, store.Pause{For: 4 * time.Second}, store.Paused{Applied: true, For: 4 * time.Second, Epoch: 5}, 0, 2900 * ms}, // the ban remains until it ends
 			{"after the ban, inside the pause", 3500 * ms, once(ms, 5), store.Paused{Epoch: 5}, 900 * ms, 0},
-			{"long after", time.Hour, once(time.Nanosecond, 5), store.Paused{Applied: true, Epoch: 6}, time.Microsecond, 0},
+			{"long after", time.Hour, once(time.Nanosecond, 5), store.Paused{Applied: true, For: time.Microsecond, Epoch: 6}, time.Microsecond, 0},
 		}
 		start := time.Now()
 		for i, step := range steps {

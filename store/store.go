@@ -417,6 +417,8 @@ func (p Pause) Next(level uint8) uint8 {
 type Paused struct {
 	// Applied is false if the pause was void, or shorter than the one in force.
 	Applied bool
+	// For is how long the quota is paused, if Applied. For a back-off it contains the doublings.
+	For time.Duration
 	// Epoch numbers the last event. Events are pauses and the early ends of pauses, and each
 	// increases the number.
 	Epoch int64
