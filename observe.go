@@ -313,8 +313,26 @@ func (l *Limiter) observed(ctx context.Context, d *demand, a *admission, ask fun
 	if o.shadow {
 		return l.admitInShadow(ctx, d, a, ask)
 	}
-	defer func() { o.end(ctx, d, err) }()
+	defer func() { a.tell(ctx, d, err) }()
 	return ask()
+}
+
+// tell reports the end of a request that may be admitted. If the Observer panics, an admitted request
+// is not sent.
+func (a *admission) tell(ctx context.Context, d *demand, err error) {
+	told := false
+	defer func() {
+		if told || err != nil {
+			return
+		}
+		defer a.leaveScopes()
+		if d.held {
+			defer a.answered(ctx, AnsweredInfo{Unsent: true})
+			a.refund()
+		}
+	}()
+	d.observed.end(ctx, d, err)
+	told = true
 }
 
 // join reports that the request has taken a place in a queue.

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -408,6 +410,69 @@ func TestObserverOfPanickingCallers(t *testing.T) {
 			t.Error("the queue is stuck")
 		}
 	})
+}
+
+// TestObserverOfPanickingAdmissions checks that a request whose Admitted panics is not sent: it occupies
+// nothing, and a Group can drop its quota.
+func TestObserverOfPanickingAdmissions(t *testing.T) {
+	for _, shadow := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var panics bool
+			var admitted, unsent int
+			count := &throttle.Observer{
+				Admitted: func(context.Context, throttle.AdmittedInfo) { admitted++ },
+				Answered: func(_ context.Context, i throttle.AnsweredInfo) {
+					if i.Unsent {
+						unsent++
+					}
+				},
+			}
+			g, err := throttle.NewGroup(throttle.Policy{
+				Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}}, Shadow: shadow,
+				Observer: throttle.JoinObservers(count, &throttle.Observer{Admitted: func(context.Context, throttle.AdmittedInfo) {
+					if panics {
+						panic("admitted")
+					}
+				}}),
+			}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g.MaxKeys = 1
+			l := g.For("a")
+			transport := &throttle.Transport{Limiter: l, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+				t.Error("the request was sent")
+				return nil, errors.New("no response")
+			})}
+			panics = true
+			for _, call := range []func(){
+				func() { _, _ = l.Acquire(t.Context(), nil) },
+				func() { _, _ = l.TryAcquire(nil) },
+				func() { _, _ = transport.RoundTrip(httptest.NewRequest("GET", "/", http.NoBody)) },
+			} {
+				func() {
+					defer func() {
+						if recover() == nil {
+							t.Error("no panic")
+						}
+					}()
+					call()
+				}()
+			}
+			panics = false
+			for _, key := range []string{"a", "b"} {
+				p, err := g.For(key).TryAcquire(nil)
+				if err != nil {
+					t.Error(err)
+				}
+				p.Release()
+				time.Sleep(time.Hour)
+			}
+			if admitted != 5 || unsent != 3 {
+				t.Errorf("%d admitted, %d unsent; want 5 and 3", admitted, unsent)
+			}
+		})
+	}
 }
 
 // TestPausedFor checks that Paused receives how long the quota is paused, which doubles with each

@@ -72,9 +72,9 @@ func (l *Limiter) admitInShadow(ctx context.Context, d *demand, a *admission, as
 		if err = ask(); err == nil {
 			a.castShadow(a.charge)
 		}
-		d.observed.end(ctx, d, err)
+		a.tell(ctx, d, err)
 	} else if err = l.enterShadow(ctx, *d, a); err != nil {
-		d.observed.end(ctx, d, err)
+		a.tell(ctx, d, err)
 	}
 	if !a.charged() {
 		a.observer = nil
@@ -116,8 +116,8 @@ func (l *Limiter) beginShadow(ctx context.Context, s *scope, d demand, a *admiss
 		return err
 	}
 	if c.scope != nil {
-		d.observed.end(ctx, &d, nil)
 		a.castShadow(c)
+		a.tell(ctx, &d, nil)
 		return nil
 	}
 	r := newShadow(rev)
