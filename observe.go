@@ -16,8 +16,9 @@ import (
 //
 // The functions are called in the goroutine of the caller, unless noted otherwise, and never under a
 // lock: they may call any method of a Limiter. Under a policy with Shadow they may be called in another
-// goroutine. They must not block, because the request waits for them, and may be called from several
-// goroutines at once. Events contain neither keys of a Group nor URLs.
+// goroutine. They must not block, because the request waits for them: a Wait in Queued, for instance,
+// would wait for the request that is queued. They may be called from several goroutines at once. If
+// Admitted panics, the request is not sent. Events contain neither keys of a Group nor URLs.
 type Observer struct {
 	// Queued is called when a request takes a place in a queue. With a shared store nearly every
 	// request does.

@@ -497,6 +497,111 @@ func TestPausedFor(t *testing.T) {
 	})
 }
 
+// TestObserverCallsBack checks that an Observer may call every method of its Limiter from every event,
+// in storms too, and that no caller is lost.
+func TestObserverCallsBack(t *testing.T) {
+	limiters := map[string]func(t *testing.T, p throttle.Policy) *throttle.Limiter{
+		"alone":  func(t *testing.T, p throttle.Policy) *throttle.Limiter { return mustNew(t, p, nil) },
+		"shadow": func(t *testing.T, p throttle.Policy) *throttle.Limiter { p.Shadow = true; return mustNew(t, p, nil) },
+		"group": func(t *testing.T, p throttle.Policy) *throttle.Limiter {
+			g, err := throttle.NewGroup(p, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return g.For("key")
+		},
+		"nested": func(t *testing.T, p throttle.Policy) *throttle.Limiter {
+			outer := p
+			outer.Name = "outer"
+			return mustNew(t, p, nil).Within(mustNew(t, outer, nil))
+		},
+	}
+	for name, limiter := range limiters {
+		t.Run(name, func(t *testing.T) {
+			for event := range 6 {
+				for method := range 10 {
+					synctest.Test(t, func(t *testing.T) { callsBack(t, limiter, event, method) })
+				}
+			}
+		})
+	}
+}
+
+// callsBack calls a method of a Limiter from an event, in a storm of requests.
+func callsBack(t *testing.T, limiter func(*testing.T, throttle.Policy) *throttle.Limiter, event, method int) {
+	var l *throttle.Limiter
+	var told, ended atomic.Int64
+	p := throttle.Policy{Name: "api", MaxQueue: 30, Headroom: 20, Tiers: []throttle.Tier{
+		throttle.PerSecond(20), {Limit: 5, Algorithm: throttle.Concurrency}, {Limit: 1000, Window: time.Second, Unit: "tokens", Estimated: true},
+	}}
+	cost, short := throttle.Cost{"requests": 1, "tokens": 10}, func() context.Context {
+		ctx, cancel := context.WithTimeout(context.Background(), ms)
+		t.Cleanup(cancel)
+		return ctx
+	}
+	methods := []func(n int64){
+		func(int64) { _, _ = l.Status(t.Context()); l.Allow(); _ = l.Within(mustNew(t, p, nil)) },
+		func(int64) { _, _ = l.Explain(t.Context(), cost) },
+		func(int64) { _, _ = l.Forecast(t.Context(), cost) },
+		func(int64) { p, _ := l.TryAcquire(cost); p.Release() },
+		func(int64) { p, _ := l.TryAcquire(cost); _ = p.Cancel(t.Context()) },
+		func(int64) { p, _ := l.Acquire(short(), cost); _ = p.Refused(t.Context(), ms); p.Release() },
+		func(n int64) {
+			next := p
+			next.Tiers = slices.Clone(p.Tiers)
+			next.Tiers[0].Limit = 10 + n%10
+			_ = l.SetPolicy(t.Context(), next)
+		},
+		func(int64) { _ = l.Pause(t.Context(), 10*ms) },
+		func(int64) { _ = l.Pause(t.Context(), 10*ms); _ = l.Resume(t.Context()) },
+		func(n int64) {
+			if n >= 20 {
+				l.Close()
+			}
+		},
+	}
+	callBack := func(of int) {
+		if n := told.Add(1); of == event && n <= 300 { // a method is told of, too
+			methods[method](n)
+		}
+	}
+	end := func(context.Context) { ended.Add(1) }
+	p.Observer = &throttle.Observer{
+		Queued:   func(context.Context, throttle.QueuedInfo) { callBack(0) },
+		Admitted: func(ctx context.Context, _ throttle.AdmittedInfo) { end(ctx); callBack(1) },
+		Refused:  func(ctx context.Context, _ throttle.RefusedInfo) { end(ctx); callBack(2) },
+		Answered: func(context.Context, throttle.AnsweredInfo) { callBack(3) },
+		Settled:  func(throttle.SettledInfo) { callBack(4) },
+		Paused:   func(throttle.PausedInfo) { callBack(5) },
+	}
+	l = limiter(t, p)
+	var wg sync.WaitGroup
+	for i := range 60 {
+		wg.Go(func() {
+			time.Sleep(time.Duration(i) * 10 * ms)
+			ctx, cancel := context.WithTimeout(throttle.WithClass(t.Context(), throttle.Class(i%3)), time.Second)
+			defer cancel()
+			p, err := l.Acquire(ctx, cost)
+			if err != nil {
+				return
+			}
+			time.Sleep(50 * ms)
+			if i%8 == 0 {
+				_ = p.Refused(ctx, 10*ms)
+			}
+			_ = p.Settle(throttle.Cost{"tokens": 5})
+			p.Release()
+		})
+	}
+	wg.Wait()
+	time.Sleep(time.Hour)
+	synctest.Wait()
+	if s, err := l.Status(t.Context()); ended.Load() < 60 || err == nil && s.Waiting > 0 {
+		t.Errorf("event %d, method %d: %d ended, %v, %v", event, method, ended.Load(), s, err)
+	}
+	l.Close()
+}
+
 // A reportingStore is a store whose quotas report one call for each TryAcquire.
 type reportingStore struct{ throttle.Store }
 

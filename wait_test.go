@@ -34,21 +34,23 @@ const (
 
 func TestMain(m *testing.M) { os.Exit(leaktest.Run(m)) }
 
-// TestRootLinksNoThirdParty checks that the root package links only the standard library and this
-// module.
+// TestRootLinksNoThirdParty checks that the root package and those that observe it link only the
+// standard library and this module.
 func TestRootLinksNoThirdParty(t *testing.T) {
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").CombinedOutput()
+	out, err := exec.Command("go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".", "./observe", "./page").CombinedOutput()
 	if err != nil {
 		t.Fatalf("go list: %v\n%s", err, out)
 	}
 	const module = "github.com/apithrottle/throttle"
 	packages := strings.Fields(string(out))
-	if !slices.Contains(packages, module) {
-		t.Fatalf("go list does not show the package itself:\n%s", out)
+	for _, p := range []string{module, module + "/observe", module + "/page"} {
+		if !slices.Contains(packages, p) {
+			t.Fatalf("go list does not show %s:\n%s", p, out)
+		}
 	}
 	for _, p := range packages {
 		if p != module && !strings.HasPrefix(p, module+"/") {
-			t.Errorf("the root package links %s", p)
+			t.Errorf("%s is linked", p)
 		}
 	}
 }
