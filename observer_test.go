@@ -412,6 +412,30 @@ func TestObserverOfPanickingCallers(t *testing.T) {
 	})
 }
 
+// TestObserverOfEndedContexts checks that calls whose context has ended before are refused ones, too.
+func TestObserverOfEndedContexts(t *testing.T) {
+	for _, shadow := range []bool{false, true} {
+		var told []string
+		l := mustNew(t, throttle.Policy{
+			Tiers: []throttle.Tier{throttle.PerSecond(10)}, Shadow: shadow,
+			Observer: &throttle.Observer{Refused: func(_ context.Context, i throttle.RefusedInfo) { told = append(told, i.Result()) }},
+		}, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, acquired := l.Acquire(ctx, nil)
+		transport := &throttle.Transport{Limiter: l}
+		_, sent := transport.RoundTrip(httptest.NewRequest("GET", "/", http.NoBody).WithContext(ctx))
+		for i, err := range []error{acquired, sent, l.Wait(ctx), l.WaitN(ctx, 1)} {
+			if err != context.Canceled {
+				t.Errorf("call %d: %v", i, err)
+			}
+		}
+		if want := []string{"canceled", "canceled", "canceled", "canceled"}; !slices.Equal(told, want) {
+			t.Errorf("shadow %v: told of %v, want %v", shadow, told, want)
+		}
+	}
+}
+
 // TestObserverOfPanickingAdmissions checks that a request whose Admitted panics is not sent: it occupies
 // nothing, and a Group can drop its quota.
 func TestObserverOfPanickingAdmissions(t *testing.T) {

@@ -119,11 +119,8 @@ func (l *Limiter) revision() *revision { return l.scope.Load().current.Load() }
 // Wait blocks until one request may be sent, and charges it. Its errors are those of WaitN for one
 // request.
 func (l *Limiter) Wait(ctx context.Context) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	s, rev := l.fastPath()
-	if rev == nil {
+	if rev == nil || ctx.Err() != nil {
 		return l.WaitN(ctx, 1)
 	}
 	if rev.fast != nil {
