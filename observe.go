@@ -310,7 +310,7 @@ func (l *Limiter) observed(ctx context.Context, d *demand, a *admission, ask fun
 	if o == nil {
 		return ask()
 	}
-	d.observed, a.observer, err = o, o.observer, errPanicked
+	d.observed, err = o, errPanicked
 	if o.shadow {
 		return l.admitInShadow(ctx, d, a, ask)
 	}
@@ -318,9 +318,12 @@ func (l *Limiter) observed(ctx context.Context, d *demand, a *admission, ask fun
 	return ask()
 }
 
-// tell reports the end of a request that may be admitted. If the Observer panics, an admitted request
-// is not sent.
+// tell reports that a request is admitted, or refused with an error. If the Observer panics, an admitted
+// request is not sent.
 func (a *admission) tell(ctx context.Context, d *demand, err error) {
+	if err == nil {
+		a.observer = d.observed.observer
+	}
 	told := false
 	defer func() {
 		if told || err != nil {

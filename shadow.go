@@ -76,8 +76,8 @@ func (l *Limiter) admitInShadow(ctx context.Context, d *demand, a *admission, as
 	} else if err = l.enterShadow(ctx, *d, a); err != nil {
 		a.tell(ctx, d, err)
 	}
-	if !a.charged() {
-		a.observer = nil
+	if a.charged() {
+		a.observer = d.observed.observer
 	}
 	if onlyTold(err) {
 		return nil
