@@ -164,7 +164,15 @@ func (l *Limiter) refusalOf(ctx context.Context, e *Explanation) error {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < left {
 		left, refused.Bound = time.Until(deadline), bounds[byContext]
 	}
-	if e.Wait > left && e.Wait < forever && e.probing() == nil {
+	if e.Wait == forever { // the release of another request may end it, but not before the end of a pause
+		refused.Wait, refused.Tier = 0, ""
+		for _, q := range e.Quotas {
+			if q.Paused > refused.Wait {
+				refused.Policy, refused.Wait = q.Policy, q.Paused
+			}
+		}
+	}
+	if refused.Wait > left && e.probing() == nil {
 		return refused
 	}
 	ahead := l.queue().ahead(ctx)

@@ -489,6 +489,40 @@ func TestExplainLongestWait(t *testing.T) {
 	})
 }
 
+// TestExplainPauseOfAFullTier checks that a request that waits for the release of another is refused if a
+// pause outlasts its deadline, as Acquire refuses it.
+func TestExplainPauseOfAFullTier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		open := throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}
+		l := mustNew(t, throttle.Policy{Name: "api", Tiers: []throttle.Tier{open}, MaxWait: time.Minute}, nil)
+		for name, l := range map[string]*throttle.Limiter{
+			"alone": l, "nested": l.Within(mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(1)}}, nil)),
+		} {
+			p, err := l.Acquire(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, pause := range []time.Duration{0, 30 * time.Second, time.Hour} {
+				if err := l.Pause(t.Context(), pause); err != nil {
+					t.Fatal(err)
+				}
+				e, err := l.Explain(t.Context(), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				began := time.Now()
+				_, err = l.Acquire(t.Context(), nil)
+				if atOnce := time.Since(began) == 0; atOnce != (e.Err != nil) || atOnce && e.Err.Error() != err.Error() {
+					t.Errorf("%s, paused for %v: explained %v; acquired %v after %v", name, pause, e.Err, err, time.Since(began))
+				}
+			}
+			_ = l.Resume(t.Context())
+			p.Release()
+			time.Sleep(time.Second)
+		}
+	})
+}
+
 // TestExplainErrors checks that Explain fails only where there is nothing to explain, and charges
 // nothing.
 func TestExplainErrors(t *testing.T) {
