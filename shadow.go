@@ -216,11 +216,18 @@ func (r *shadow) passReports() {
 			return
 		}
 		r.reports = r.reports[1:]
-		r.mu.Unlock()
-		next.pass(&r.admission)
+		r.passReport(next)
+	}
+}
+
+// passReport passes a report on without r.mu, which it locks again also if the Observer panics.
+func (r *shadow) passReport(next report) {
+	r.mu.Unlock()
+	defer func() {
 		r.mu.Lock()
 		r.passing = false
-	}
+	}()
+	next.pass(&r.admission)
 }
 
 func (r *shadow) continuePassing() {

@@ -721,3 +721,40 @@ func TestShadowStorm(t *testing.T) {
 		}
 	}
 }
+
+// TestShadowOfPanickingObserver checks that a caller can recover a panic of its Observer, and that the
+// shadow then receives the reports that follow.
+func TestShadowOfPanickingObserver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := mustNew(t, throttle.Policy{
+			Name: "api", Shadow: true, Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}},
+			Observer: &throttle.Observer{Answered: func(_ context.Context, i throttle.AnsweredInfo) {
+				if !i.Lost {
+					panic("answered")
+				}
+			}},
+		}, nil)
+		first, err := l.Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := l.Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first.Release()
+		synctest.Wait() // the second is admitted, and has waited for no time
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+			}()
+			second.Passed()
+		}()
+		second.Release()
+		if used := status(t, l).Tiers[0].Used; used != 0 {
+			t.Errorf("%d in use", used)
+		}
+	})
+}
