@@ -49,10 +49,11 @@ test: redis
 	cd sdktest && go vet ./... && go test -parallel 16 ./...
 	for module in $(BESIDE); do (cd $$module && go vet ./... && go test ./...) || exit 1; done
 
-# test32 runs the tests that need no Redis where int has 32 bits.
+# test32 runs the tests where int has 32 bits, and of package distributed those with the most numbers.
 test32:
 	CGO_ENABLED=0 GOARCH=386 go vet ./...
 	CGO_ENABLED=0 GOARCH=386 go test $$(go list ./... | grep -Ev '/(distributed|internal/redistest)$$')
+	CGO_ENABLED=0 GOARCH=386 go test -run '^Test(Twins|Traces|Numbers|Store|Peek.*|NestedFleets|Bundle(Law|Fleets|Accounts)|CalledOnce)$$' ./distributed
 
 # valkey runs what servers may differ in on a valkey-server, if there is one or apt-get
 # has one: the faults, the contract of a store, scripts and functions, rights, and nested quotas.

@@ -7,10 +7,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/providers"
 	"github.com/apithrottle/throttle/retry"
 )
@@ -19,7 +18,7 @@ import (
 // heeds: a quota, a refusal by a preset, and a refusal by a host that has none.
 func TestAutoInAFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		server := miniredis.NewMiniRedis()
+		server := redismem.New()
 		t.Cleanup(server.Close)
 		refuse := false
 		base := roundTripper(func(req *http.Request) (*http.Response, error) {

@@ -12,11 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
-
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -123,7 +122,7 @@ func TestEstimatesTwiceTooHigh(t *testing.T) {
 // In a fleet, estimates are leased and settled with later calls.
 func TestEstimatesOfAFleet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		server := miniredis.NewMiniRedis()
+		server := redismem.New()
 		t.Cleanup(server.Close)
 		tier := throttle.Tier{Limit: 20_000, Window: time.Second, Algorithm: throttle.TokenBucket, Unit: "tokens"}
 		m := newModel(tier, uniform(20*time.Millisecond, 60*time.Millisecond))

@@ -40,7 +40,7 @@ func TestTenants(t *testing.T) {
 	})
 	t.Run("fleet", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			server := miniredis.NewMiniRedis()
+			server := redismem.New()
 			t.Cleanup(server.Close)
 			testTenants(t, own, shared, distributed.New(nearClient(t, server), distributed.Options{}), 17)
 		})

@@ -49,6 +49,10 @@ func New(call func(args []string) (any, error)) *Interpreter {
 		l.Push(errorTable(l, l.CheckString(1)))
 		return 1
 	}))
+	redis.RawSetString("replicate_commands", l.NewFunction(func(l *lua.LState) int { // does nothing since Redis 5
+		l.Push(lua.LTrue)
+		return 1
+	}))
 	l.SetGlobal("redis", redis)
 	structs := l.NewTable()
 	structs.RawSetString("pack", l.NewFunction(packNumbers))
@@ -62,9 +66,6 @@ var protos sync.Map
 
 // callRun ends the script that decides. The script consists of a library and this call of it.
 const callRun = "return run(KEYS, ARGV)\n"
-
-// IsLibrary reports whether a script consists of a library and a call of it.
-func IsLibrary(source string) bool { return strings.HasSuffix(source, callRun) }
 
 // Compile returns a script as a function of its keys and arguments. A library is defined once, as
 // on a server that has it as a function.

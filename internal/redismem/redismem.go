@@ -9,6 +9,7 @@ import (
 	"crypto/sha1"
 	"encoding/hex"
 	"io"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -27,7 +28,9 @@ import (
 //
 // Miniredis makes an interpreter for each call of a script, and the script then defines its
 // functions. This server has one interpreter, where the script that decides is defined once, as on
-// a server that has it as a function. A test that wants a hook of its own passes it to [Hook].
+// a server that has it as a function. Numbers in its replies have 64 bits everywhere. A test that
+// wants a hook of its own passes it to [Hook], because [miniredis.Miniredis.SetError] replaces the
+// server's.
 func New() *miniredis.Miniredis {
 	m := miniredis.NewMiniRedis()
 	if c, err := m.Dial(); err == nil { // starts it
@@ -57,8 +60,11 @@ type scripts struct {
 	reply       bytes.Buffer              // to the last command of a script
 }
 
-// command is a command that no server has.
-const command = "REDISMEM"
+// command is a command that no server has, and caller the script that calls it.
+const (
+	command = "REDISMEM"
+	caller  = "redis.call('" + command + "')"
+)
 
 // serve serves a command of a client, and reports false to leave it to miniredis.
 func (s *scripts) serve(p *server.Peer, name string, args ...string) bool {
@@ -67,8 +73,12 @@ func (s *scripts) serve(p *server.Peer, name string, args ...string) bool {
 		s.inside = p.Ctx
 		p.WriteOK()
 		return true
-	case name == "SCRIPT" && len(args) == 2 && strings.EqualFold(args[0], "load") && redislua.IsLibrary(args[1]):
-		return s.load(p, args[1])
+	case name == "SCRIPT" && len(args) == 2 && strings.EqualFold(args[0], "load"):
+		hash := s.load(args[1])
+		if hash != "" {
+			p.WriteBulk(hash)
+		}
+		return hash != ""
 	case name == "SCRIPT":
 		s.server.Lock()
 		defer s.server.Unlock()
@@ -76,24 +86,29 @@ func (s *scripts) serve(p *server.Peer, name string, args ...string) bool {
 	case name == "FUNCTION":
 		p.WriteError("ERR unknown command 'FUNCTION'") // miniredis repeats all arguments
 		return true
+	case name == "EVAL" && len(args) > 1 && args[0] != caller:
+		return s.run(p, s.load(args[0]), args[1:])
 	case name == "EVALSHA" && len(args) > 1:
 		return s.run(p, args[0], args[1:])
 	}
 	return false
 }
 
-func (s *scripts) load(p *server.Peer, source string) bool {
+// load returns the hash of a script, or "" if it doesn't compile: miniredis then says why.
+func (s *scripts) load(source string) (hash string) {
 	s.server.Lock()
 	defer s.server.Unlock()
+	sum := sha1.Sum([]byte(source))
+	hash = hex.EncodeToString(sum[:])
+	if s.functions[hash] != nil {
+		return hash
+	}
 	function, err := s.interpreter.Compile(source)
 	if err != nil {
-		return false
+		return ""
 	}
-	sum := sha1.Sum([]byte(source))
-	hash := hex.EncodeToString(sum[:])
 	s.functions[hash] = function
-	p.WriteBulk(hash)
-	return true
+	return hash
 }
 
 func (s *scripts) run(p *server.Peer, hash string, args []string) bool {
@@ -110,7 +125,7 @@ func (s *scripts) run(p *server.Peer, hash string, args []string) bool {
 		return true
 	}
 	if learn {
-		s.server.Server().Dispatch(server.NewPeer(bufio.NewWriter(io.Discard)), []string{"EVAL", "redis.call('" + command + "')", "0"})
+		s.server.Server().Dispatch(server.NewPeer(bufio.NewWriter(io.Discard)), []string{"EVAL", caller, "0"})
 	}
 	s.server.Lock()
 	reply, err := s.interpreter.Run(function, args[1:n+1], args[n+1:])
@@ -125,6 +140,11 @@ func (s *scripts) run(p *server.Peer, hash string, args []string) bool {
 
 // call runs a command of a script.
 func (s *scripts) call(args []string) (any, error) {
+	if last := len(args) - 1; args[0] == "PEXPIRE" || args[0] == "SET" && last > 2 {
+		if n, err := strconv.ParseInt(args[last], 10, 64); err == nil && int64(int(n)) != n {
+			args[last] = strconv.Itoa(math.MaxInt) // miniredis reads the expiry as an int
+		}
+	}
 	s.reply.Reset()
 	to := bufio.NewWriterSize(&s.reply, 16)
 	p := server.NewPeer(to)

@@ -80,3 +80,29 @@ return run(KEYS, ARGV)
 	load()
 	call(nil, "TIME")
 }
+
+// TestWideNumbers checks that numbers have 64 bits where an int has 32: in the replies of all scripts,
+// and in the expiries of keys.
+func TestWideNumbers(t *testing.T) {
+	m := redismem.New()
+	defer m.Close()
+	rdb := redismem.Dial(m, nil)
+	defer rdb.Close()
+	const script = "redis.call('SET', KEYS[1], 'v', 'PX', ARGV[1]) redis.call('PEXPIRE', KEYS[1], ARGV[1]) return ARGV[1] + 0"
+	const month, key = int64(30 * 24 * 3600 * 1000), "k" // month in ms
+	sha, err := rdb.ScriptLoad(t.Context(), script).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, cmd := range map[string]*redis.Cmd{
+		"EVAL":    rdb.Eval(t.Context(), script, []string{key}, month),
+		"EVALSHA": rdb.EvalSha(t.Context(), sha, []string{key}, month),
+	} {
+		if got, err := cmd.Int64(); got != month || err != nil {
+			t.Errorf("%s: got %d, %v, want %d", what, got, err, month)
+		}
+	}
+	if left := m.TTL(key); left < 20*24*time.Hour {
+		t.Errorf("the key expires in %v, want weeks", left)
+	}
+}
