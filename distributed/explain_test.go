@@ -52,7 +52,7 @@ func TestExplain(t *testing.T) {
 			other.Allow()
 		}
 		explain("used", 59*sec, 61*sec, " for tier 5/m. 5/m is full until 00:01:0", ": 5 of 5 used. The quota is shared through Redis.")
-		failCommands(s)
+		breakable(s)(loading)
 		e, err := l.Explain(t.Context(), nil)
 		if err != nil || len(e.Quotas) != 1 || !errors.Is(e.Quotas[0].Unavailable, throttle.ErrUnavailable) || e.Quotas[0].Fallback != 4 || e.Quotas[0].Shared != "Redis" {
 			t.Errorf("without Redis: %+v, %v", e, err)

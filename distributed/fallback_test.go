@@ -9,20 +9,11 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/alicebob/miniredis/v2/server"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/store"
 )
-
-// failCommands makes a server answer every command with an error until the end of the test.
-func failCommands(s *miniredis.Miniredis) {
-	s.Server().SetPreHook(func(c *server.Peer, _ string, _ ...string) bool {
-		c.WriteError("LOADING Redis is loading the dataset in memory")
-		return true
-	})
-}
 
 // If there are more processes than units in the limit, each process gets one unit in a longer
 // window, and the processes spread their requests over it.
@@ -34,7 +25,7 @@ func TestFallbackIsSpread(t *testing.T) {
 		if err := near(t, s).Ping(t.Context()).Err(); err != nil { // starts the server
 			t.Fatal(err)
 		}
-		failCommands(s)
+		breakable(s)(loading)
 		ctx, cancel := context.WithCancel(t.Context())
 		began := time.Now()
 		var mu sync.Mutex
@@ -76,7 +67,7 @@ func TestGroupKeepsFallback(t *testing.T) {
 			if err := rdb.Ping(t.Context()).Err(); err != nil { // starts the server
 				t.Fatal(err)
 			}
-			failCommands(s)
+			breakable(s)(loading)
 			g, err := throttle.NewGroup(throttle.Policy{Name: "each", Tiers: []throttle.Tier{throttle.PerHour(2)}},
 				distributed.New(rdb, distributed.Options{Fallback: distributed.Fallback{Workers: workers}}))
 			if err != nil {
@@ -110,7 +101,8 @@ func TestFallbackIsPaused(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * sec)
-		failCommands(s)
+		reply := breakable(s)
+		reply(loading)
 		client := &http.Client{Transport: &throttle.Transport{Base: base, Limiter: l}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -124,7 +116,7 @@ func TestFallbackIsPaused(t *testing.T) {
 		if n := base.n.Load(); n > 8 {
 			t.Errorf("got %d refusals in a minute, want 8 at most", n)
 		}
-		s.Server().SetPreHook(nil)
+		reply("")
 		time.Sleep(3 * time.Minute) // the process stays subscribed until the pause is over
 	})
 }
@@ -137,7 +129,8 @@ func TestFallbackKeepsPauses(t *testing.T) {
 			if _, err := q.Pause(t.Context(), store.Pause{For: time.Minute, Close: closes}); err != nil {
 				t.Fatal(err)
 			}
-			failCommands(s)
+			reply := breakable(s)
+			reply(loading)
 			for range 50 {
 				time.Sleep(sec)
 				d, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}})
@@ -149,7 +142,7 @@ func TestFallbackKeepsPauses(t *testing.T) {
 			if d, err := q.TryAcquire(t.Context(), store.Request{Cost: []int64{1}}); err != nil || d.Verdict != store.Admitted {
 				t.Errorf("after the pause: got %+v, %v, want Admitted", d, err)
 			}
-			s.Server().SetPreHook(nil)
+			reply("")
 		})
 	}
 }

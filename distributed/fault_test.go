@@ -793,13 +793,14 @@ func settledWhileUnavailable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.SetError("LOADING Redis is loading the dataset in memory")
+		reply := breakable(s)
+		reply(loading)
 		before := asked.Count()
 		if err := permit.Settle(throttle.Cost{"tokens": 10}); err != nil {
 			t.Fatal(err)
 		}
 		waitUntil(t, "Redis was called twice without success", func() bool { return asked.Count() >= before+2 })
-		s.SetError("")
+		reply("")
 		another := limiter(t, p, distributed.New(near(t, s), distributed.Options{}))
 		waitUntil(t, "Redis has the settled cost", func() bool {
 			status, err := another.Status(context.Background())

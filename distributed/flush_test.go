@@ -133,22 +133,24 @@ func TestFlushSettles(t *testing.T) {
 			r, open := pl(t)
 			q := open(s)
 			b := admit(t, q, r)
-			m.SetError("LOADING the dataset")
+			reply := breakable(m)
+			reply(loading)
 			q.Settle(b, r.Cost, halve(r.Cost), nil)
 			q.Release(b, r.Cost)
 			if err := s.Flush(t.Context()); !errors.Is(err, throttle.ErrUnavailable) {
 				t.Errorf("got %v, want ErrUnavailable", err)
 			}
-			m.SetError("")
+			reply("")
 			time.Sleep(sec) // until the circuit closes, but not until the lease is renewed
 		}, func(t *testing.T, s *distributed.Store) { check(t, s, 50) })
 	})
 	t.Run("sent without Redis", func(t *testing.T) {
 		p := plan(t, sec, per(hour, 100, throttle.SlidingLog))
 		flushAndReopen(t, distributed.Options{Fallback: distributed.Fallback{Workers: 2}}, func(t *testing.T, s *distributed.Store, m *miniredis.Miniredis) {
-			m.SetError("LOADING the dataset")
+			reply := breakable(m)
+			reply(loading)
 			admit(t, quota(t, s, "alone", p), store.Request{Cost: []int64{7}})
-			m.SetError("")
+			reply("")
 			time.Sleep(sec)
 		}, func(t *testing.T, s *distributed.Store) {
 			if status, err := quota(t, s, "alone", p).Status(t.Context()); err != nil || status.Tiers[0].Used != 7 {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
+	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
@@ -144,7 +145,7 @@ func TestInputScriptErrors(t *testing.T) {
 				if err := rdb.Ping(t.Context()).Err(); err != nil { // starts the server
 					t.Fatal(err)
 				}
-				s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
+				redismem.Hook(s, func(c *server.Peer, cmd string, _ ...string) bool {
 					if cmd == "EVALSHA" {
 						c.WriteError(text)
 					}
@@ -188,7 +189,7 @@ func TestInputReplies(t *testing.T) {
 				}
 				return numbers
 			}
-			s.Server().SetPreHook(func(c *server.Peer, cmd string, args ...string) bool {
+			redismem.Hook(s, func(c *server.Peer, cmd string, args ...string) bool {
 				if cmd != "EVALSHA" {
 					return false
 				}

@@ -62,13 +62,14 @@ func TestLatePlaceThenFallback(t *testing.T) {
 			back.Store(int64(3 * sec))
 			time.AfterFunc(sec, func() { back.Store(int64(ms)) })
 		}
-		s.SetError("LOADING Redis is loading the dataset in memory")
+		reply := breakable(s)
+		reply(loading)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*sec)
 		defer cancel()
 		if permit, err := l.Acquire(ctx, nil); err == nil {
 			permit.Release()
 			t.Error("got 3 places held, want 2 at most")
 		}
-		s.SetError("")
+		reply("")
 	})
 }

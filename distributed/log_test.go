@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/alicebob/miniredis/v2/server"
 
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redistest"
@@ -77,12 +76,10 @@ func TestLog(t *testing.T) {
 			delay.Store(int64(ms))
 		})
 		checkTwice("is away", func() {
-			s.Server().SetPreHook(func(c *server.Peer, cmd string, _ ...string) bool {
-				c.WriteError("LOADING Redis is loading the dataset in memory")
-				return true
-			})
+			reply := breakable(s)
+			reply(loading)
 			ask()
-			s.Server().SetPreHook(nil)
+			reply("")
 			time.Sleep(sec)
 			ask()
 		})

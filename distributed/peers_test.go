@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
@@ -36,6 +37,24 @@ func bubble(t *testing.T, test func(*testing.T, *miniredis.Miniredis)) {
 		t.Cleanup(s.Close)
 		test(t, s)
 	})
+}
+
+// loading is the error of a server that is not ready yet.
+const loading = "LOADING Redis is loading the dataset in memory"
+
+// breakable returns a function that lets a server reply an error to every command, until its text is
+// empty. The server keeps its scripts meanwhile, but not those from before.
+func breakable(s *miniredis.Miniredis) (reply func(text string)) {
+	var broken atomic.Value
+	broken.Store("")
+	redismem.Hook(s, func(c *server.Peer, _ string, _ ...string) bool {
+		text := broken.Load().(string)
+		if text != "" {
+			c.WriteError(text)
+		}
+		return text != ""
+	})
+	return func(text string) { broken.Store(text) }
 }
 
 // near returns a client of the server in a bubble, half a millisecond away.
