@@ -66,8 +66,11 @@ func (p peaks) with(o peaks) peaks {
 }
 
 // New returns an Estimator without samples. Its estimate is Most.
-func New() *Estimator {
-	e := &Estimator{began: time.Now()}
+func New() *Estimator { return NewAt(time.Now()) }
+
+// NewAt is New at an instant of another clock, for which AddAt must be used.
+func NewAt(now time.Time) *Estimator {
+	e := &Estimator{began: now}
 	e.estimate.Store(int64(Most))
 	return e
 }
@@ -83,11 +86,14 @@ func (e *Estimator) Fresh() bool {
 }
 
 // Add adds a sample.
-func (e *Estimator) Add(s Sample) {
+func (e *Estimator) Add(s Sample) { e.AddAt(time.Now(), s) }
+
+// AddAt adds a sample at an instant.
+func (e *Estimator) AddAt(now time.Time, s Sample) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if age := time.Since(e.began); age > period {
-		e.last, e.current, e.began = e.current, peaks{}, time.Now()
+	if age := now.Sub(e.began); age > period {
+		e.last, e.current, e.began = e.current, peaks{}, now
 		if age > 2*period {
 			e.last = peaks{}
 		}

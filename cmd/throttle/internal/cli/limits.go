@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/apithrottle/throttle/providers"
+)
+
+// A played is a policy to play, and the cost of a request under it.
+type played struct {
+	text   string // as the user wrote it
+	policy throttle.Policy
+	cost   throttle.Cost
+}
+
+// parsePlayed reads a policy or a preset. A preset has several quotas: a request counts in those that
+// the preset names for it, as GET https://api.github.com/repos/o/r, and has the cost that the preset
+// gives it. All of them admit it, as one policy.
+func parsePlayed(text, request string, cost throttle.Cost) (played, error) {
+	l, err := config.ParseLimits("", text)
+	if err != nil {
+		return played{}, &configError{fmt.Errorf("%q: %s", text, strings.TrimPrefix(err.Error(), `throttle: policy "": `))}
+	}
+	p := played{text: strings.TrimSpace(text), cost: cost}
+	if !l.IsPreset() {
+		p.policy, p.text = l.Policies()[0], l.String()
+		return p, nil
+	}
+	return p, p.readPreset(l, request)
+}
+
+func (p *played) readPreset(l config.Limits, request string) error {
+	provider, _ := l.Provider()
+	var r *http.Request
+	if request != "" {
+		method, url, ok := strings.Cut(request, " ")
+		if !ok {
+			method, url = http.MethodGet, request
+		}
+		var err error
+		if r, err = http.NewRequest(method, url, nil); err != nil || r.URL.Host == "" {
+			return usagef("--request is %q: write a method and an address, such as 'GET https://api.github.com/repos/o/r'", request)
+		}
+		if provider.Cost != nil && p.cost == nil {
+			p.cost = provider.Cost(r)
+		}
+	}
+	var names []string
+	for _, s := range provider.Scopes {
+		names = append(names, s.Name)
+		if s.Key != nil && r != nil {
+			if _, counts := s.Key(r); !counts {
+				continue
+			}
+		}
+		p.policy.Tiers = append(p.policy.Tiers, s.Policy.Tiers...)
+		p.policy.Guard = s.Policy.Guard
+		p.policy.MaxWait = cmp.Or(p.policy.MaxWait, s.Policy.MaxWait)
+	}
+	keyed := func(s providers.Scope) bool { return s.Key != nil }
+	switch {
+	case r == nil && len(provider.Scopes) > 1 && slices.ContainsFunc(provider.Scopes, keyed):
+		return usagef("%s has several quotas, %s: name a request with --request, such as 'GET https://%s/', for those that count it",
+			p.text, strings.Join(names, ", "), strings.TrimPrefix(provider.Hosts[0], "*."))
+	case len(p.policy.Tiers) == 0:
+		return usagef("no quota of %s counts the request %s: it has %s", p.text, request, strings.Join(names, ", "))
+	}
+	return nil
+}

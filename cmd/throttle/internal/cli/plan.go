@@ -1,0 +1,253 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/cmd/throttle/internal/simulate"
+	"github.com/spf13/cobra"
+)
+
+// mostRequests is the largest number of requests that can be planned.
+const mostRequests = 1_000_000_000_000
+
+func (c *command) plan() *cobra.Command {
+	var f planFlags
+	cmd := &cobra.Command{
+		Use:   "plan POLICY [POLICY...] COUNT",
+		Short: "Tell how long a batch takes, and which limit binds",
+		Long: `Tell how long a batch of COUNT requests takes, which limit binds when, and how
+many requests go in an hour. Nothing is sent: plan plays the limiter itself, in
+virtual time.
+
+A policy is one or more limits, such as '5/s + 10000/h', or the preset of an API.
+Several policies are compared.`,
+		Example: `  throttle plan '5/s + 10000/h' 40000
+  throttle plan '5/s + 10000/h' '5/s + 20000/h' 40000 --workers 8 --answers 300ms
+  throttle plan openai:requests=500,tokens=30000 2000 --cost tokens=800
+  throttle plan github 20000 --request 'GET https://api.github.com/repos/o/r'`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) < 2 {
+				return usagef("plan needs a policy and a number of requests, such as '5/s + 10000/h' 40000")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			result, err := f.play(cmd.Context(), args[:len(args)-1], args[len(args)-1])
+			if err != nil {
+				return err
+			}
+			return c.print(result, func(w io.Writer) error {
+				_, err := io.WriteString(w, result.text(c.width()))
+				return err
+			})
+		},
+	}
+	flags := cmd.Flags()
+	flags.Int64Var(&f.workers, "workers", 0, "send at most so many requests at the same time (default as many as the policy admits)")
+	flags.DurationVar(&f.answers, "answers", 100*time.Millisecond, "how long a response takes")
+	flags.StringArrayVar(&f.costs, "cost", nil, "what a request costs, as unit=n; repeat it for several units")
+	flags.StringVar(&f.start, "start", "", "when the batch begins, as 2006-01-02T15:04:05Z (default now)")
+	flags.StringVar(&f.request, "request", "", "the request to play, for a preset with several quotas, as 'GET https://host/path'")
+	return cmd
+}
+
+type planFlags struct {
+	workers        int64
+	answers        time.Duration
+	costs          []string
+	start, request string
+}
+
+// A planResult is the result of the verb plan.
+type planResult struct {
+	Requests int64     `json:"requests"`
+	Workers  int64     `json:"workers,omitempty"` // if none, any number
+	Answers  float64   `json:"answers_seconds"`
+	Start    time.Time `json:"start"`
+	Plans    []*plan   `json:"plans"`
+}
+
+// A plan is how the batch goes under one policy.
+type plan struct {
+	Policy   string       `json:"policy"`
+	Limits   string       `json:"limits,omitempty"` // of a preset
+	Admitted int64        `json:"admitted"`
+	Seconds  float64      `json:"duration_seconds"`
+	End      time.Time    `json:"end"`
+	Average  float64      `json:"requests_per_second"`
+	Bound    []bound      `json:"bound"`
+	Segments []segment    `json:"segments"`
+	Every    float64      `json:"interval_seconds"` // of Counts
+	Counts   []int64      `json:"requests_per_interval"`
+	Enough   int64        `json:"enough_workers,omitempty"` // if the workers bind
+	Fastest  float64      `json:"enough_workers_duration_seconds,omitempty"`
+	Refused  *planRefusal `json:"refused,omitempty"`
+
+	run *simulate.Run
+}
+
+// A bound is how long a reason makes requests wait, if that is a thousandth of the time at least.
+type bound struct {
+	By      string  `json:"by"`
+	Seconds float64 `json:"seconds"`
+	Share   float64 `json:"share"`
+}
+
+// A segment is a time in which one reason binds.
+type segment struct {
+	From     float64 `json:"from_seconds"`
+	To       float64 `json:"to_seconds"`
+	By       string  `json:"by"`
+	Requests int64   `json:"requests"`
+}
+
+// A planRefusal is the request that a budget refuses.
+type planRefusal struct {
+	Request int64     `json:"request"`
+	After   float64   `json:"after_seconds"`
+	Tier    string    `json:"tier"`
+	Until   time.Time `json:"until"`
+}
+
+func (f *planFlags) play(ctx context.Context, policies []string, count string) (*planResult, error) {
+	n, err := strconv.ParseInt(strings.NewReplacer(",", "", "_", "").Replace(count), 10, 64)
+	if err != nil || n < 0 || n > mostRequests {
+		return nil, usagef("the number of requests is %q: it must be a whole number from 0 to %d, after the policies", count, int64(mostRequests))
+	}
+	if f.workers < 0 {
+		return nil, usagef("--workers is %d: it must be at least 1, or 0 for as many as the policy admits", f.workers)
+	}
+	if f.answers < 0 {
+		return nil, usagef("--answers is %v: it must be at least 0", f.answers)
+	}
+	start, err := parseStart(f.start)
+	if err != nil {
+		return nil, err
+	}
+	cost, err := parseCosts(f.costs)
+	if err != nil {
+		return nil, err
+	}
+	result := &planResult{Requests: n, Workers: f.workers, Answers: f.answers.Seconds(), Start: start}
+	for _, text := range policies {
+		p, err := parsePlayed(text, f.request, cost)
+		if err != nil {
+			return nil, err
+		}
+		b := simulate.Batch{Policy: p.policy, Count: n, Cost: p.cost, Workers: f.workers, Answers: f.answers, Start: start}
+		one, err := playOne(ctx, b, p)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", p.text, err)
+		}
+		result.Plans = append(result.Plans, one)
+	}
+	return result, nil
+}
+
+// parseStart parses an instant. If empty, it is now.
+func parseStart(text string) (time.Time, error) {
+	if text == "" {
+		return time.Now().Truncate(time.Second), nil
+	}
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02T15:04", "2006-01-02 15:04:05", "2006-01-02 15:04", "2006-01-02"} {
+		if at, err := time.ParseInLocation(layout, text, time.Local); err == nil {
+			return at, nil
+		}
+	}
+	return time.Time{}, usagef("--start is %q: write it as 2006-01-02, 2006-01-02T15:04 or 2006-01-02T15:04:05Z", text)
+}
+
+// parseCosts parses amounts, each as unit=n.
+func parseCosts(costs []string) (throttle.Cost, error) {
+	var cost throttle.Cost
+	for _, text := range costs {
+		unit, amount, ok := strings.Cut(text, "=")
+		n, err := strconv.ParseInt(amount, 10, 64)
+		if !ok || err != nil || n < 0 {
+			return nil, usagef("--cost is %q: write a unit and a whole number, such as tokens=800", text)
+		}
+		if _, twice := cost[unit]; twice {
+			return nil, usagef("--cost names %s twice", unit)
+		}
+		if cost == nil {
+			cost = throttle.Cost{}
+		}
+		cost[unit] = n
+	}
+	return cost, nil
+}
+
+func playOne(ctx context.Context, b simulate.Batch, p played) (*plan, error) {
+	run, err := b.Play(ctx)
+	if err != nil {
+		var never *simulate.NeverError
+		if errors.As(err, &never) {
+			err = &usageError{err}
+		}
+		return nil, err
+	}
+	one := &plan{
+		Policy: p.text, Admitted: run.Total(), Seconds: run.Length().Seconds(), End: run.End(),
+		run: run, Bound: []bound{}, Segments: []segment{}, Counts: []int64{},
+	}
+	if limits := p.policy.String(); limits != p.text {
+		one.Limits = limits
+	}
+	if one.Seconds > 0 {
+		one.Average = float64(one.Admitted) / one.Seconds
+	}
+	for i, waited := range run.Waited(0, run.Length()) {
+		if waited > run.Length()/1000 {
+			one.Bound = append(one.Bound, bound{reason(run, i-1), waited.Seconds(), waited.Seconds() / one.Seconds})
+		}
+	}
+	for _, s := range run.Segments() {
+		by := s.By
+		if by == simulate.Workers {
+			by = -1
+		}
+		one.Segments = append(one.Segments, segment{s.From.Seconds(), s.To.Seconds(), reason(run, by), s.Requests})
+	}
+	every := interval(run.Length())
+	one.Every = every.Seconds()
+	for at, done := time.Duration(0), int64(0); at < run.Length(); at += every {
+		n := run.Admitted(min(at+every-1, run.Length()))
+		one.Counts, done = append(one.Counts, n-done), n
+	}
+	if r := run.Refused; r != nil {
+		one.Refused = &planRefusal{r.Request, r.At.Seconds(), run.Tier(r.Tier), r.Until}
+	}
+	if waited := run.Waited(0, run.Length())[0]; waited > run.Length()/200 && b.Workers > 0 {
+		if n, length := b.Enough(ctx, run); n > 0 {
+			one.Enough, one.Fastest = n, length.Seconds()
+		}
+	}
+	return one, nil
+}
+
+// reason returns what requests wait for: the workers, which are -1, or a tier.
+func reason(run *simulate.Run, by int) string {
+	if by < 0 {
+		return "workers"
+	}
+	return run.Tier(by)
+}
+
+// interval returns the time for which requests are counted: a second, minute, hour or day, of which
+// there are a few at least and not too many.
+func interval(length time.Duration) time.Duration {
+	const day = 24 * time.Hour
+	for _, every := range []time.Duration{day, time.Hour, time.Minute} {
+		if length > 2*every {
+			return every
+		}
+	}
+	return time.Second
+}

@@ -1,0 +1,210 @@
+package simulate
+
+import (
+	"context"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+)
+
+// A Batch is a number of equal requests that workers send one after the other, as soon as the policy
+// admits them.
+type Batch struct {
+	Policy throttle.Policy
+
+	// Count is the number of requests.
+	Count int64
+
+	// Cost is the cost of each request. If nil, one request. Units that the policy does not count
+	// are left out.
+	Cost throttle.Cost
+
+	// Workers is how many requests are sent at the same time at most. If zero, any number.
+	Workers int64
+
+	// Answers is how long the response to a request takes.
+	Answers time.Duration
+
+	// Start is when the batch begins.
+	Start time.Time
+}
+
+// The reasons for which requests wait, beside the tiers of a policy.
+const (
+	Done    = -1 // nothing: the batch has ended
+	Workers = -2 // all workers wait for responses
+)
+
+// A group are requests that were admitted together.
+type group struct {
+	at     int64
+	flight algorithms.Flight
+	n      int64
+}
+
+// A batch is a Batch that is being played.
+type batch struct {
+	*quota
+	Batch
+	cost     []int64
+	capacity int64 // the most requests that the tiers can admit at once
+	now      int64
+	free     int64
+	pending  []group // responses that are to come, the first one first
+	total    int64
+	run      *Run
+}
+
+// Play plays the batch until its end, or until a budget refuses a request. It returns the error of a
+// policy or a cost that is not valid, or that of the context.
+func (b Batch) Play(ctx context.Context) (*Run, error) {
+	q, err := newQuota(b.Policy, b.Start)
+	if err != nil {
+		return nil, err
+	}
+	cost, err := q.cost(b.Cost)
+	if err != nil {
+		return nil, err
+	}
+	if b.Workers == 0 {
+		b.Workers = max(1, b.Count)
+	}
+	p := &batch{quota: q, Batch: b, cost: cost, capacity: b.Count, now: b.Start.UnixNano(), free: b.Workers, run: &Run{batch: b, quota: q}}
+	for u, most := range q.plan.MaxCost() {
+		if cost[u] > 0 {
+			p.capacity = min(p.capacity, most/cost[u])
+		}
+	}
+	return p.run, p.play(ctx)
+}
+
+func (p *batch) play(ctx context.Context) error {
+	start := p.now
+	for turn := 0; p.total < p.Count; turn++ {
+		if turn%(1<<14) == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		again, by := p.admit()
+		if by >= 0 && p.plan.Exhausted(by) {
+			p.run.Refused = &Refusal{Request: p.total + 1, Tier: p.plan.Declared(by), At: time.Duration(p.now - start), Until: time.Unix(0, again).In(p.Start.Location())}
+			break
+		}
+		if p.total == p.Count {
+			break
+		}
+		p.run.note(p.now-start, p.total, by)
+		next := again
+		if len(p.pending) > 0 {
+			next = min(next, p.pending[0].at+int64(p.Answers))
+		}
+		if next == never {
+			return errStuck
+		}
+		p.now = next
+		p.answer()
+	}
+	p.run.note(p.now-start, p.total, Done)
+	p.run.length = p.now - start
+	if n := len(p.pending); n > 0 {
+		p.run.length = p.pending[n-1].at + int64(p.Answers) - start
+	}
+	return nil
+}
+
+// admit admits as many requests as the tiers and the workers allow now. It returns when to ask
+// again, and what the next request waits for.
+func (p *batch) admit() (again int64, by int) {
+	for {
+		if p.total == p.Count {
+			return never, Done
+		}
+		again, by = p.earliest(p.now, p.cost)
+		switch {
+		case by >= 0 && p.free == 0 && !p.plan.Exhausted(by):
+			return never, by // a worker would not help
+		case by >= 0:
+			return again, by
+		case p.free == 0:
+			return never, Workers
+		}
+		n := p.most(min(p.free, p.Count-p.total, p.capacity))
+		f, _, _ := p.take(p.now, times(p.cost, n))
+		p.free -= n
+		p.total += n
+		p.pending = append(p.pending, group{p.now, f, n})
+	}
+}
+
+// most returns how many requests the tiers admit now, from 1 to limit.
+func (p *batch) most(limit int64) int64 {
+	fits := func(n int64) bool {
+		_, by := p.earliest(p.now, times(p.cost, n))
+		return by < 0
+	}
+	low, high := int64(1), limit+1 // low fits, high does not
+	for n := int64(2); n < high; n *= 2 {
+		if !fits(n) {
+			high = n
+			break
+		}
+		low = n
+	}
+	for high-low > 1 {
+		if mid := low + (high-low)/2; fits(mid) {
+			low = mid
+		} else {
+			high = mid
+		}
+	}
+	return low
+}
+
+// answer reports the responses that are in.
+func (p *batch) answer() {
+	done := 0
+	for ; done < len(p.pending) && p.pending[done].at+int64(p.Answers) <= p.now; done++ {
+		g := p.pending[done]
+		p.answered(p.now, g.at, g.flight, p.cost, g.n)
+		p.free += g.n
+	}
+	p.pending = p.pending[done:]
+}
+
+// Enough returns the least number of workers with which the batch ends as early as with any number,
+// to within one in a thousand, and how long it then takes. It returns 0 if more workers do not help,
+// or if the context ends before the number is known.
+func (b Batch) Enough(ctx context.Context, run *Run) (workers int64, length time.Duration) {
+	ends := func(n int64) time.Duration {
+		b.Workers = n
+		if r, err := b.Play(ctx); err == nil {
+			return r.Length()
+		}
+		return -1
+	}
+	few := b.Workers
+	best := ends(0)
+	good := best + best/1000
+	if best < 0 || run.Length() <= good {
+		return 0, 0
+	}
+	many := 2 * few
+	for ; many < b.Count; many *= 2 {
+		if length = ends(many); length <= good {
+			break
+		}
+		few = many
+	}
+	many = min(many, b.Count)
+	for many-few > 1 {
+		if mid := few + (many-few)/2; ends(mid) <= good {
+			many = mid
+		} else {
+			few = mid
+		}
+	}
+	if length = ends(many); length < 0 {
+		return 0, 0
+	}
+	return many, length
+}

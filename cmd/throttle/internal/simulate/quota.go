@@ -1,0 +1,165 @@
+// Package simulate plays a policy in virtual time: a batch of requests by some workers, or the
+// traffic of a log. It decides with the ledger that a throttle.Limiter decides with, in the order of
+// its queue, and so it says what a program with that Limiter would do.
+package simulate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/rtt"
+)
+
+// never is an instant after all others.
+const never = int64(1<<63 - 1)
+
+// A quota is the quota of a policy in virtual time. Its clock shows nanoseconds since the Unix epoch.
+// As in package local, decisions use whole microseconds, and a wait counts from the exact instant.
+type quota struct {
+	plan   *algorithms.Plan
+	ledger algorithms.Ledger
+	guard  *rtt.Estimator // learns the guard; nil if the policy sets it
+}
+
+func newQuota(p throttle.Policy, start time.Time) (*quota, error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	l, err := throttle.New(throttle.Policy{Tiers: p.Tiers, Guard: p.Guard}, nil)
+	if err != nil {
+		return nil, err
+	}
+	status, err := l.Status(context.Background()) // for the guard by default
+	if err != nil {
+		return nil, err
+	}
+	plan, err := algorithms.NewPlan(p.Tiers, status.Guard)
+	if err != nil {
+		return nil, err
+	}
+	q := &quota{plan: plan, ledger: plan.NewLedger()}
+	if p.Guard == throttle.AutoGuard {
+		q.guard = rtt.NewAt(start)
+	}
+	if p.AssumeUsed {
+		q.ledger.AssumeUsed(moment(start.UnixNano()))
+	}
+	return q, nil
+}
+
+func moment(now int64) algorithms.Moment {
+	return algorithms.Moment{At: floorMicro(now), Wall: floorMicro(now)}
+}
+
+func floorMicro(ns int64) int64 {
+	us := ns / 1000
+	if ns%1000 < 0 {
+		us--
+	}
+	return us
+}
+
+// cost returns the amounts of a cost in the units of the plan. Units that it does not count are left
+// out. The error is that of a cost which no tier ever admits, or that no tier counts.
+func (q *quota) cost(c throttle.Cost) ([]int64, error) {
+	cost := make([]int64, len(q.plan.Units()))
+	if i := slices.Index(q.plan.Units(), algorithms.Requests); i >= 0 {
+		cost[i] = 1
+	}
+	for unit, n := range c {
+		if i := slices.Index(q.plan.Units(), cmp.Or(unit, algorithms.Requests)); i >= 0 {
+			cost[i] = n
+		}
+	}
+	for u, most := range q.plan.MaxCost() {
+		if q.plan.Estimated(u) {
+			cost[u] = min(cost[u], most)
+		}
+	}
+	if tier := q.plan.TooLarge(cost); tier >= 0 {
+		unit := q.plan.Units()[q.plan.UnitOf(tier)]
+		return nil, &NeverError{fmt.Sprintf("a request of %d %s never passes: it exceeds the capacity of %s", cost[q.plan.UnitOf(tier)], unit, q.tier(tier))}
+	}
+	if !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 }) {
+		return nil, &NeverError{fmt.Sprintf("the policy counts no request, but %s: name its cost", strings.Join(q.plan.Units(), ", "))}
+	}
+	return cost, nil
+}
+
+// A NeverError is the error of a cost that no policy could play.
+type NeverError struct{ message string }
+
+func (e *NeverError) Error() string { return e.message }
+
+// tier returns the text of a tier as the policy declares it.
+func (q *quota) tier(i int) string { return q.plan.Given()[q.plan.Declared(i)].String() }
+
+func (q *quota) request(cost []int64) algorithms.Request {
+	r := algorithms.Request{Cost: cost, Held: true}
+	if q.guard != nil {
+		r.Guard = algorithms.Micros(q.guard.Estimate())
+	}
+	return r
+}
+
+// take charges a request if all tiers admit it. Otherwise it returns when to ask again, and the tier
+// that decides.
+func (q *quota) take(now int64, cost []int64) (f algorithms.Flight, again int64, tier int) {
+	m := moment(now)
+	f, at, tier := q.ledger.Take(m, q.request(cost))
+	return f, wake(now, m, at), tier
+}
+
+// earliest is like take, but charges nothing.
+func (q *quota) earliest(now int64, cost []int64) (again int64, tier int) {
+	m := moment(now)
+	at, tier := q.ledger.Earliest(m, q.request(cost))
+	return wake(now, m, at), tier
+}
+
+// wake returns when a wait ends that a quota has asked for.
+func wake(now int64, m algorithms.Moment, at int64) int64 {
+	wait := m.Until(at)
+	if int64(wait) > never-now {
+		return never
+	}
+	return now + int64(wait)
+}
+
+// answered reports the responses to n requests that were admitted together, at their end.
+func (q *quota) answered(now, admitted int64, f algorithms.Flight, cost []int64, n int64) {
+	m := moment(now)
+	if q.guard != nil {
+		for range n {
+			q.guard.AddAt(time.Unix(0, now), rtt.Sample{RoundTrip: max(1, time.Duration(now-admitted))})
+		}
+	}
+	if n > 1 {
+		cost = times(cost, n)
+	}
+	q.ledger.Arrived(m, f, cost)
+	if q.plan.Estimates() {
+		q.ledger.Settle(m, cost, cost)
+	}
+	if q.plan.Concurrent() {
+		q.ledger.Release(cost)
+	}
+}
+
+// times returns n times a cost.
+func times(cost []int64, n int64) []int64 {
+	all := make([]int64, len(cost))
+	for u, c := range cost {
+		all[u] = c * n
+	}
+	return all
+}
+
+var errStuck = errors.New("the policy admits nothing more, whatever the time")
