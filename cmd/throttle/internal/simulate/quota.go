@@ -25,7 +25,8 @@ const never = int64(1<<63 - 1)
 type quota struct {
 	plan   *algorithms.Plan
 	ledger algorithms.Ledger
-	guard  *rtt.Estimator // learns the guard; nil if the policy sets it
+	auto   bool
+	guard  *rtt.Estimator // learns the guard from the first request on, if auto is set
 }
 
 func newQuota(p throttle.Policy, start time.Time) (*quota, error) {
@@ -44,10 +45,7 @@ func newQuota(p throttle.Policy, start time.Time) (*quota, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &quota{plan: plan, ledger: plan.NewLedger()}
-	if p.Guard == throttle.AutoGuard {
-		q.guard = rtt.NewAt(start)
-	}
+	q := &quota{plan: plan, ledger: plan.NewLedger(), auto: p.Guard == throttle.AutoGuard}
 	if p.AssumeUsed {
 		q.ledger.AssumeUsed(moment(start.UnixNano()))
 	}
@@ -101,9 +99,12 @@ func (e *NeverError) Error() string { return e.message }
 // tier returns the text of a tier as the policy declares it.
 func (q *quota) tier(i int) string { return q.plan.Given()[q.plan.Declared(i)].String() }
 
-func (q *quota) request(cost []int64) algorithms.Request {
+func (q *quota) request(now int64, cost []int64) algorithms.Request {
 	r := algorithms.Request{Cost: cost, Held: true}
-	if q.guard != nil {
+	if q.auto {
+		if q.guard == nil {
+			q.guard = rtt.NewAt(time.Unix(0, now))
+		}
 		r.Guard = algorithms.Micros(q.guard.Estimate())
 	}
 	return r
@@ -113,14 +114,14 @@ func (q *quota) request(cost []int64) algorithms.Request {
 // that decides.
 func (q *quota) take(now int64, cost []int64) (f algorithms.Flight, again int64, tier int) {
 	m := moment(now)
-	f, at, tier := q.ledger.Take(m, q.request(cost))
+	f, at, tier := q.ledger.Take(m, q.request(now, cost))
 	return f, wake(now, m, at), tier
 }
 
 // earliest is like take, but charges nothing.
 func (q *quota) earliest(now int64, cost []int64) (again int64, tier int) {
 	m := moment(now)
-	at, tier := q.ledger.Earliest(m, q.request(cost))
+	at, tier := q.ledger.Earliest(m, q.request(now, cost))
 	return wake(now, m, at), tier
 }
 
@@ -136,7 +137,7 @@ func wake(now int64, m algorithms.Moment, at int64) int64 {
 // answered reports the responses to n requests that were admitted together, at their end.
 func (q *quota) answered(now, admitted int64, f algorithms.Flight, cost []int64, n int64) {
 	m := moment(now)
-	if q.guard != nil {
+	if q.auto {
 		for range n {
 			q.guard.AddAt(time.Unix(0, now), rtt.Sample{RoundTrip: max(1, time.Duration(now-admitted))})
 		}
