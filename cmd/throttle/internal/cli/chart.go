@@ -25,7 +25,7 @@ func (c *command) width() int {
 // text returns the result for people, in lines of a width.
 func (r *planResult) text(width int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s requests", thousands(r.Requests))
+	b.WriteString(plural(r.Requests, "request"))
 	if r.Workers > 0 {
 		fmt.Fprintf(&b, ", %s", plural(r.Workers, "worker"))
 	}

@@ -92,7 +92,7 @@ func (c *command) root() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.PersistentFlags().BoolVar(&c.json, "json", false, "write JSON")
 	root.AddCommand(c.providers(), c.validate(), c.version())
-	root.AddCommand(c.plan())
+	root.AddCommand(c.plan(), c.replay())
 	return root
 }
 

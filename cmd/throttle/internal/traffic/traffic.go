@@ -5,6 +5,7 @@ package traffic
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"container/heap"
 	"encoding/json"
@@ -253,7 +254,7 @@ func parseTime(value json.RawMessage) (int64, error) {
 		}
 	}
 	if err != nil || n < 0 {
-		return 0, fmt.Errorf("%s is no time: write RFC 3339, as 2006-01-02T15:04:05Z, or Unix time", shortened(string(value)))
+		return 0, fmt.Errorf("%s is no time: write RFC 3339, as 2006-01-02T15:04:05Z, or Unix time", shortened(s))
 	}
 	unit := int64(time.Second)
 	for _, u := range []int64{1e11, 1e14, 1e17} {
@@ -266,7 +267,7 @@ func parseTime(value json.RawMessage) (int64, error) {
 	}
 	part, err := strconv.ParseFloat("0."+fraction, 64)
 	if err != nil {
-		return 0, fmt.Errorf("%s is no time", shortened(string(value)))
+		return 0, fmt.Errorf("%s is no time", shortened(s))
 	}
 	return n*unit + int64(math.Round(part*float64(unit))), nil
 }
@@ -327,19 +328,14 @@ func (a *accessLine) parse(line []byte) (r Request, err error) {
 	}
 	// nginx writes $request_time in seconds with a point, and the line when the request ends. Apache's
 	// %D and %T have none, and its line has the time of the start.
-	if len(fields) > 2 {
-		last := string(bytes.Trim(fields[len(fields)-1], `"`))
-		if strings.Contains(last, ".") || a.unit != 0 {
-			unit := a.unit
-			if unit == 0 {
-				unit = time.Second
-			}
-			if took, err := parseDuration(last, unit); err == nil {
-				r.Took = took
-				if strings.Contains(last, ".") {
-					r.At -= int64(took)
-				}
-			}
+	last := string(fields[len(fields)-1])
+	if inner, ok := strings.CutPrefix(last, `"`); ok {
+		last = strings.TrimSuffix(inner, `"`)
+	}
+	seconds := strings.Contains(last, ".")
+	if took, err := parseDuration(last, cmp.Or(a.unit, time.Second)); err == nil && len(fields) > 2 && (seconds || a.unit != 0) {
+		if r.Took = took; seconds {
+			r.At -= int64(took)
 		}
 	}
 	return r, nil
@@ -426,6 +422,7 @@ type Sorter struct {
 	each    func(Request) error
 	places  int
 	waiting byTime
+	number  int64
 	last    int64
 	// Moved is how many requests were further out of order. They were moved to the time of the request
 	// that was already behind them.
@@ -439,7 +436,8 @@ func NewSorter(places int, each func(Request) error) *Sorter {
 
 // Add adds a request.
 func (s *Sorter) Add(r Request) error {
-	heap.Push(&s.waiting, r)
+	s.number++
+	heap.Push(&s.waiting, numbered{r, s.number})
 	if len(s.waiting) <= s.places {
 		return nil
 	}
@@ -447,7 +445,7 @@ func (s *Sorter) Add(r Request) error {
 }
 
 func (s *Sorter) next() error {
-	r := heap.Pop(&s.waiting).(Request)
+	r := heap.Pop(&s.waiting).(numbered).Request
 	if r.At < s.last {
 		r.At = s.last
 		s.Moved++
@@ -466,12 +464,20 @@ func (s *Sorter) Flush() error {
 	return nil
 }
 
-type byTime []Request
+// A numbered is a request with its number in the log.
+type numbered struct {
+	Request
+	number int64
+}
 
-func (b byTime) Len() int           { return len(b) }
-func (b byTime) Less(i, j int) bool { return b[i].At < b[j].At }
-func (b byTime) Swap(i, j int)      { b[i], b[j] = b[j], b[i] }
-func (b *byTime) Push(x any)        { *b = append(*b, x.(Request)) }
+type byTime []numbered
+
+func (b byTime) Len() int      { return len(b) }
+func (b byTime) Swap(i, j int) { b[i], b[j] = b[j], b[i] }
+func (b byTime) Less(i, j int) bool {
+	return b[i].At < b[j].At || b[i].At == b[j].At && b[i].number < b[j].number
+}
+func (b *byTime) Push(x any) { *b = append(*b, x.(numbered)) }
 func (b *byTime) Pop() any {
 	n := len(*b) - 1
 	last := (*b)[n]
