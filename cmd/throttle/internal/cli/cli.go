@@ -93,6 +93,7 @@ func (c *command) root() *cobra.Command {
 	root.PersistentFlags().BoolVar(&c.json, "json", false, "write JSON")
 	root.AddCommand(c.providers(), c.validate(), c.version())
 	root.AddCommand(c.plan(), c.replay())
+	root.AddCommand(c.exec(), c.wait())
 	return root
 }
 
