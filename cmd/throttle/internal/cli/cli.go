@@ -94,6 +94,7 @@ func (c *command) root() *cobra.Command {
 	root.AddCommand(c.providers(), c.validate(), c.version())
 	root.AddCommand(c.plan(), c.replay())
 	root.AddCommand(c.exec(), c.wait())
+	root.AddCommand(c.providers(), c.proxy(), c.validate(), c.version())
 	return root
 }
 
