@@ -96,12 +96,16 @@ func (h *Handler) serveError(w http.ResponseWriter, out *http.Request, err error
 	t := tripOf(out.Context())
 	p := h.problemOf(t, err)
 	if p == nil {
-		panic(http.ErrAbortHandler) // the client has gone
+		t.status = statusGone
+		panic(http.ErrAbortHandler)
 	}
 	p.trip = t
 	t.status = p.Status
 	p.write(w)
 }
+
+// statusGone is the status in the access log of a request whose client has gone.
+const statusGone = 499
 
 // problemOf returns the problem of an error of a transport, nil if the client has gone.
 func (h *Handler) problemOf(t *trip, err error) *problem {

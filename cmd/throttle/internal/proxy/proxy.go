@@ -457,6 +457,8 @@ func (h *Handler) modifyResponse(resp *http.Response) error {
 	t := tripOf(resp.Request.Context())
 	t.status = resp.StatusCode
 	t.describe(resp.Header)
+	resp.Header.Del("Alt-Svc") // of the upstream, not of the proxy
+	t.leadBack(resp.Header)
 	return nil
 }
 
@@ -480,7 +482,12 @@ func (h *Handler) servePages(w http.ResponseWriter, r *http.Request) *problem {
 	if !h.opts.PublicPages && !isLocal(r.RemoteAddr) {
 		return badRequest(http.StatusForbidden, "pages", "The proxy shows its pages to its own host alone.")
 	}
-	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.EscapedPath(), PagesPrefix), "/")
+	name, slash := strings.CutPrefix(strings.TrimPrefix(r.URL.EscapedPath(), PagesPrefix), "/")
+	if !slash {
+		w.Header().Set("Location", "."+PagesPrefix+"/")
+		w.WriteHeader(http.StatusTemporaryRedirect)
+		return nil
+	}
 	handler := h.pages[name]
 	if handler == nil {
 		return badRequest(http.StatusNotFound, "route", "The proxy has no such page.")

@@ -249,3 +249,12 @@ func TestQueues(t *testing.T) {
 		}
 	}
 }
+
+func parseURL(t testing.TB, text string) *url.URL {
+	t.Helper()
+	u, err := url.Parse(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
+}

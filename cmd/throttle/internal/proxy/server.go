@@ -56,12 +56,13 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	base, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	server := &http.Server{
-		Handler:           s.Handler,
-		ReadHeaderTimeout: readHeaderTimeout,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeaderBytes,
-		BaseContext:       func(net.Listener) context.Context { return base },
-		ErrorLog:          slog.NewLogLogger(connections{logger.Handler()}, slog.LevelWarn),
+		Handler:                      s.Handler,
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            readHeaderTimeout,
+		IdleTimeout:                  idleTimeout,
+		MaxHeaderBytes:               maxHeaderBytes,
+		BaseContext:                  func(net.Listener) context.Context { return base },
+		ErrorLog:                     slog.NewLogLogger(connections{logger.Handler()}, slog.LevelWarn),
 	}
 	server.Protocols = new(http.Protocols)
 	server.Protocols.SetHTTP1(true)

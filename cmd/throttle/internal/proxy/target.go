@@ -62,7 +62,7 @@ func isSafe(path string) bool {
 
 // checkRest refuses what follows a prefix if an upstream could take it for the address of a host.
 func checkRest(rest string) *problem {
-	if len(rest) > 1 && (rest[1] == '/' || rest[1] == '\\') {
+	if path, err := url.PathUnescape(rest); err != nil || len(path) > 1 && (path[1] == '/' || path[1] == '\\') {
 		return badRequest(http.StatusBadRequest, "path", "The path has an empty part behind the prefix of the route: remove a slash from the base URL of the client.")
 	}
 	return nil
@@ -103,4 +103,26 @@ func isLocal(addr string) bool {
 		return ip.Addr().Unmap().IsLoopback()
 	}
 	return addr == "" || addr[0] == '@' || addr[0] == '/'
+}
+
+// leadBack makes the links of a response lead to the proxy, if they lead to the upstream: those of
+// redirects and of further pages. Otherwise the client would leave the proxy by following them.
+func (t *trip) leadBack(h http.Header) {
+	up := t.route.Upstream
+	from, base := up.Scheme+"://"+up.Host, up.EscapedPath()
+	prefix := strings.TrimSuffix(t.route.Prefix, "/")
+	to := "http://" + t.incoming.Host + prefix
+	if location := h.Get("Location"); location != "" {
+		path, absolute := strings.CutPrefix(location, from)
+		if absolute {
+			prefix = to
+		}
+		rest, below := strings.CutPrefix(path, base)
+		if below && (absolute && rest == "" || strings.HasPrefix(rest, "/") && !strings.HasPrefix(rest, "//") || absolute && strings.HasPrefix(rest, "?")) {
+			h.Set("Location", prefix+rest)
+		}
+	}
+	for i, value := range h["Link"] {
+		h["Link"][i] = strings.ReplaceAll(value, "<"+from+base+"/", "<"+to+"/")
+	}
 }

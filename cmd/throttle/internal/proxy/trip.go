@@ -137,8 +137,12 @@ const (
 	maxWaitHeader = "X-Throttle-Max-Wait"
 )
 
-// mostWait bounds what a client may ask for, so that no sum overflows.
-const mostWait = 366 * 24 * time.Hour
+// leastWait and mostWait bound what a client may ask for. A request whose deadline is now would be
+// refused also if there is room.
+const (
+	leastWait = 100 * time.Millisecond
+	mostWait  = 366 * 24 * time.Hour
+)
 
 // wishes returns the class of a request, and how long it may wait, below zero for no bound.
 func (r *route) wishes(h http.Header, c *Client) (class throttle.Class, maxWait time.Duration, p *problem) {
@@ -186,5 +190,5 @@ func parseWait(text string) (time.Duration, bool) {
 		}
 		d = time.Duration(n * float64(time.Second))
 	}
-	return min(d, mostWait), d >= 0
+	return min(max(d, leastWait), mostWait), d >= 0
 }
