@@ -27,7 +27,7 @@ STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 
 # The modules that are published beside the library. Each has a workspace with the library of this
 # tree, where -modfile can't be used, so lint runs staticcheck by its path.
-BESIDE = awsthrottle grpcthrottle otelthrottle
+BESIDE = awsthrottle cmd/throttle grpcthrottle otelthrottle
 
 .PHONY: all test test32 valkey soak stress redis lint bench fidelity laws fuzz example suites page
 

@@ -4,11 +4,12 @@ package published
 
 import (
 	"archive/zip"
+	"bytes"
+	"cmp"
 	"io/fs"
 	"net/url"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -22,48 +23,72 @@ const throttle = "github.com/apithrottle/throttle"
 // modules from the module cache.
 func Check(t *testing.T) {
 	t.Helper()
-	mod, err := os.ReadFile("go.mod")
-	if err != nil {
+	u := NewUser(t, "")
+	if err := os.CopyFS(u.Dir, os.DirFS(".")); err != nil {
 		t.Fatal(err)
 	}
-	_, after, found := strings.Cut(string(mod), throttle+" ")
-	version, _, _ := strings.Cut(after, "\n")
-	if !found || strings.Contains(string(mod), "replace") {
-		t.Fatalf("go.mod must require a version of throttle, and must not replace it:\n%s", mod)
-	}
-	root, err := filepath.Abs("..")
-	if err != nil {
+	if err := os.Remove(filepath.Join(u.Dir, "go.work")); err != nil {
 		t.Fatal(err)
 	}
-	proxy, user, cache := t.TempDir(), t.TempDir(), t.TempDir()
-	publish(t, proxy, root, version)
-	if err := os.CopyFS(user, os.DirFS(".")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(user, "go.work")); err != nil {
-		t.Fatal(err)
-	}
-	downloads := run(t, ".", nil, "env", "GOMODCACHE") + "/cache/download"
-	run(t, user, []string{
-		"GOPROXY=" + fileURL(proxy) + "," + fileURL(downloads), "GOMODCACHE=" + cache,
-		"GOWORK=off", "GOSUMDB=off", "GOTOOLCHAIN=local", "GOFLAGS=-mod=mod -modcacherw",
-	}, "list", "-deps", "-test", "./...")
+	u.Go("list", "-deps", "-test", "./...")
 
-	had, has := readFile(t, "go.sum"), readFile(t, filepath.Join(user, "go.sum"))
+	had, has := readFile(t, "go.sum"), readFile(t, filepath.Join(u.Dir, "go.sum"))
 	for line := range strings.Lines(has) {
 		if !strings.HasPrefix(line, throttle+" ") && !strings.Contains(had, line) {
 			t.Errorf("go.sum lacks %s", line)
 		}
 	}
-	if got := readFile(t, filepath.Join(user, "go.mod")); got != string(mod) {
+	if mod, got := readFile(t, "go.mod"), readFile(t, filepath.Join(u.Dir, "go.mod")); got != mod {
 		t.Errorf("go.mod is not tidy. It becomes\n%s", got)
 	}
 }
 
-// publish writes a version of the module in root to a proxy.
-func publish(t *testing.T, proxy, root, version string) {
+// A User has the go command and no clone of this repository.
+type User struct {
+	Dir string // where the user works: empty at first
+	Bin string // where "go install" writes
+
+	t   *testing.T
+	env []string
+}
+
+// NewUser returns a User whose module proxy has the throttle of this repository, in the version that
+// the module in the current directory requires, and that module itself in a version, if that is not
+// "". All other modules come from the module cache.
+func NewUser(t *testing.T, version string) *User {
 	t.Helper()
-	dir := filepath.Join(proxy, filepath.FromSlash(throttle), "@v")
+	mod := readFile(t, "go.mod")
+	path, _, _ := strings.Cut(strings.TrimPrefix(mod, "module "), "\n")
+	_, after, found := strings.Cut(mod, throttle+" v")
+	required, _, _ := strings.Cut(after, "\n")
+	if !found || strings.Contains(mod, "replace") {
+		t.Fatalf("go.mod must require a version of throttle, and must not replace it:\n%s", mod)
+	}
+	proxy := t.TempDir()
+	publish(t, proxy, throttle, run(t, ".", nil, "list", "-m", "-f", "{{.Dir}}", throttle), "v"+required)
+	if version != "" {
+		publish(t, proxy, path, ".", version)
+	}
+	u := &User{Dir: t.TempDir(), Bin: t.TempDir(), t: t}
+	downloads := run(t, ".", nil, "env", "GOMODCACHE") + "/cache/download"
+	u.env = []string{
+		"GOPROXY=" + fileURL(proxy) + "," + fileURL(downloads), "GOMODCACHE=" + t.TempDir(), "GOBIN=" + u.Bin,
+		// With -trimpath, what a test compiled is in the build cache for the next one.
+		"GOWORK=off", "GOSUMDB=off", "GOTOOLCHAIN=local", "GOFLAGS=-mod=mod -modcacherw -trimpath",
+	}
+	return u
+}
+
+// Go runs the go command and returns what it writes to its standard output.
+func (u *User) Go(args ...string) string {
+	u.t.Helper()
+	return run(u.t, u.Dir, u.env, args...)
+}
+
+// publish writes a version of the module in a directory to a proxy.
+func publish(t *testing.T, proxy, module, root, version string) {
+	t.Helper()
+	dir := filepath.Join(proxy, filepath.FromSlash(module), "@v")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -86,14 +111,14 @@ func publish(t *testing.T, proxy, root, version string) {
 			return err
 		case d.IsDir():
 			_, err := os.Stat(filepath.Join(root, name, "go.mod"))
-			if name != "." && (strings.HasPrefix(d.Name(), ".") || err == nil) {
-				return fs.SkipDir // another module
+			if name != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata" || err == nil) {
+				return fs.SkipDir // no package that a user builds, or another module
 			}
 			return nil
-		case path.Ext(name) != ".go" && path.Ext(name) != ".lua" && name != "go.mod":
+		case !d.Type().IsRegular() || strings.HasPrefix(name, "go.work"):
 			return nil
 		}
-		w, err := archive.Create(throttle + "@" + version + "/" + name)
+		w, err := archive.Create(module + "@" + version + "/" + name)
 		if err != nil {
 			return err
 		}
@@ -104,10 +129,7 @@ func publish(t *testing.T, proxy, root, version string) {
 		_, err = w.Write(text)
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := archive.Close(); err != nil {
+	if err := cmp.Or(err, archive.Close()); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -125,9 +147,11 @@ func run(t *testing.T, dir string, env []string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("go", args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
-	out, err := cmd.CombinedOutput()
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+		t.Fatalf("go %s: %v\n%s%s", strings.Join(args, " "), err, out, &stderr)
 	}
 	return strings.TrimSpace(string(out))
 }
