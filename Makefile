@@ -29,7 +29,7 @@ STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 # tree, where -modfile can't be used, so lint runs staticcheck by its path.
 BESIDE = awsthrottle cmd/throttle grpcthrottle otelthrottle
 
-.PHONY: all test test32 valkey soak stress redis lint bench fidelity laws fuzz example suites page
+.PHONY: all test test32 valkey soak stress redis lint dist dist-check bench fidelity laws fuzz example suites page
 
 all: lint test
 
@@ -95,6 +95,16 @@ lint:
 	cd page/pagetest && go vet ./... && $(STATICCHECK) ./...
 	check=$$($(STATICCHECK:staticcheck=-n staticcheck)) || exit 1; \
 	for module in $(BESIDE); do (cd $$module && go vet ./... && "$$check" ./...) || exit 1; done
+
+# dist builds the command for six platforms into DIST, with SHA-256 sums. Use one Go version for a
+# release: the programs are then the same on every machine. dist-check builds the last commit in two
+# directories and compares.
+DIST ?= dist
+dist:
+	@sh tools/dist.sh "$(DIST)"
+
+dist-check:
+	@sh tools/dist.sh -check
 
 # bench prints the tables of the README: what the calls of this library and of
 # others take, and the ratios. BENCHFLAGS="-count 10" is slower and steadier.
