@@ -106,7 +106,10 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (store.Paused, error) 
 	if err != nil {
 		return q.pauseLocally(p), err
 	}
-	return store.Paused{Applied: own[0] == 1, For: h.left(), Epoch: h.epoch}, nil
+	if own[0] == 0 {
+		return store.Paused{Epoch: h.epoch}, nil
+	}
+	return store.Paused{Applied: true, For: h.left(), Epoch: h.epoch}, nil
 }
 
 // bit returns the script's argument for a boolean.

@@ -433,8 +433,9 @@ func (q *quota) Pause(ctx context.Context, p store.Pause) (done store.Paused, er
 	end := time.Now().Add(p.For)
 	done.For = p.For // if the file is not available
 	err = q.transact(ctx, func(t *txn) bool {
-		done.Applied = t.pause(p)
-		done.For, done.Epoch = max(0, t.now.Until(t.until)), t.epoch
+		if done.Applied, done.For, done.Epoch = t.pause(p), 0, t.epoch; done.Applied {
+			done.For = max(0, t.now.Until(t.until))
+		}
 		return done.Applied
 	})
 	switch {
