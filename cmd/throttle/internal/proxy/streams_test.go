@@ -273,8 +273,7 @@ func TestShortBody(t *testing.T) {
 }
 
 func TestResponses(t *testing.T) {
-	var b *bench
-	b = start(t, func(w http.ResponseWriter, r *http.Request) {
+	b := start(t, func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		switch r.URL.Path {
 		case "/head":
