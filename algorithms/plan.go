@@ -57,6 +57,8 @@ type rule interface {
 	fresh(l *Ledger, now Moment) int64
 	// forget reduces the landed units that count to keep at most.
 	forget(l *Ledger, now Moment, keep int64)
+	// recurs reports whether the rule's state in l is that in o, but later by so many microseconds.
+	recurs(l, o *Ledger, by int64) bool
 	// sound reports whether the rule may rely on its state, which was decoded.
 	sound(l *Ledger) bool
 }
