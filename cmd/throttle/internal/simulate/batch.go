@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -54,11 +55,31 @@ type batch struct {
 	pending  []group // responses that are to come, the first one first
 	total    int64
 	run      *Run
+
+	// What recurs is not played again, if skip is set. The ledger does not see the time that is skipped,
+	// since it would decide alike.
+	skip     bool
+	skipped  int64
+	saved    *saved
+	turns    int // since saved
+	patience int // turns after which another state is saved
+}
+
+// A saved is an earlier state of a batch.
+type saved struct {
+	ledger  algorithms.Ledger
+	pending []group
+	now     int64
+	total   int64
+	step    int // the next one
 }
 
 // Play plays the batch until its end, or until a budget refuses a request. It returns the error of a
 // policy or a cost that is not valid, or that of the context.
-func (b Batch) Play(ctx context.Context) (*Run, error) {
+func (b Batch) Play(ctx context.Context) (*Run, error) { return b.play(ctx, true) }
+
+// play is Play. If skip is false, it plays every request.
+func (b Batch) play(ctx context.Context, skip bool) (*Run, error) {
 	q, err := newQuota(b.Policy, b.Start)
 	if err != nil {
 		return nil, err
@@ -70,7 +91,7 @@ func (b Batch) Play(ctx context.Context) (*Run, error) {
 	if b.Workers == 0 {
 		b.Workers = max(1, b.Count)
 	}
-	p := &batch{quota: q, Batch: b, cost: cost, capacity: b.Count, now: b.Start.UnixNano(), free: b.Workers, run: &Run{batch: b, quota: q}}
+	p := &batch{quota: q, Batch: b, cost: cost, capacity: b.Count, now: b.Start.UnixNano(), free: b.Workers, run: &Run{batch: b, quota: q}, skip: skip && !q.auto}
 	for u, most := range q.plan.MaxCost() {
 		if cost[u] > 0 {
 			p.capacity = min(p.capacity, most/cost[u])
@@ -81,19 +102,25 @@ func (b Batch) Play(ctx context.Context) (*Run, error) {
 
 func (p *batch) play(ctx context.Context) error {
 	start := p.now
+	elapsed := func() int64 { return p.now - start + p.skipped }
 	for turn := 0; p.total < p.Count; turn++ {
 		if turn%(1<<14) == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
+		before := p.total
 		again, by := p.admit()
 		if by >= 0 && p.plan.Exhausted(by) {
-			p.run.Refused = &Refusal{Request: p.total + 1, Tier: p.plan.Declared(by), At: time.Duration(p.now - start), Until: time.Unix(0, again).In(p.Start.Location())}
+			until := time.Unix(0, again).In(p.Start.Location()).Add(time.Duration(p.skipped))
+			p.run.Refused = &Refusal{Request: p.total + 1, Tier: p.plan.Declared(by), At: time.Duration(elapsed()), Until: until}
 			break
 		}
 		if p.total == p.Count {
 			break
 		}
-		p.run.note(p.now-start, p.total, by)
+		if p.skip && p.total > before { // then the present step is a new one
+			p.recur()
+		}
+		p.run.note(elapsed(), p.total, by)
 		next := again
 		if len(p.pending) > 0 {
 			next = min(next, p.pending[0].at+int64(p.Answers))
@@ -104,12 +131,45 @@ func (p *batch) play(ctx context.Context) error {
 		p.now = next
 		p.answer()
 	}
-	p.run.note(p.now-start, p.total, Done)
-	p.run.length = p.now - start
+	p.run.note(elapsed(), p.total, Done)
+	p.run.length = elapsed()
 	if n := len(p.pending); n > 0 {
-		p.run.length = p.pending[n-1].at + int64(p.Answers) - start
+		p.run.length = p.pending[n-1].at + int64(p.Answers) - start + p.skipped
 	}
 	return nil
+}
+
+// recur looks for an earlier state that is the present one but for the time. If there is one, all that
+// has happened since then will happen again and again, and recur skips it, up to the last time. It
+// compares with one state, which it replaces after 1, 2, 4 and so on turns (Brent's algorithm).
+func (p *batch) recur() {
+	if s := p.saved; s != nil && p.recurs(s) {
+		count, period := p.total-s.total, p.now-s.now
+		if times := min((p.Count-p.total-1)/count, (never-p.now)/2/period); times > 0 {
+			p.run.repeat = repeat{first: s.step, next: len(p.run.steps), times: times, period: period, count: count}
+			p.skipped, p.total = times*period, p.total+times*count
+		}
+		p.skip, p.saved = false, nil
+		return
+	}
+	if p.turns++; p.turns > p.patience {
+		p.saved = &saved{p.ledger.Clone(), slices.Clone(p.pending), p.now, p.total, len(p.run.steps)}
+		p.turns, p.patience = 0, max(1, 2*p.patience)
+	}
+}
+
+// recurs reports whether the present state is an earlier one, but for the time.
+func (p *batch) recurs(s *saved) bool {
+	by := p.now - s.now
+	if by%1000 != 0 || p.total == s.total || len(p.pending) != len(s.pending) {
+		return false
+	}
+	for i, g := range p.pending {
+		if before := s.pending[i]; g.n != before.n || g.at-before.at != by {
+			return false
+		}
+	}
+	return p.ledger.Recurs(&s.ledger, by/1000)
 }
 
 // admit admits as many requests as the tiers and the workers allow now. It returns when to ask

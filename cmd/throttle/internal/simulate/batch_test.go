@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -173,7 +174,7 @@ func BenchmarkPlay(b *testing.B) {
 				b.Fatal(err)
 			}
 			for range b.N {
-				r, err := simulate.Batch{Policy: p, Count: 1_000_000, Answers: 100 * time.Millisecond, Start: epoch}.Play(context.Background())
+				r, err := simulate.Batch{Policy: p, Count: 10_000_000, Answers: 100 * time.Millisecond, Start: epoch}.Play(context.Background())
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -181,4 +182,48 @@ func BenchmarkPlay(b *testing.B) {
 			}
 		})
 	}
+}
+
+// TestSkip compares runs that skip what recurs with runs that don't.
+func TestSkip(t *testing.T) {
+	skipped := 0
+	for seed := range uint64(200) {
+		b := randomBatch(rand.New(rand.NewPCG(seed, 19)))
+		b.Count *= 20
+		b.Answers = b.Answers.Truncate(time.Millisecond)
+		got, err := b.Play(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := b.PlayAll(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Skipped() {
+			skipped++
+		}
+		about := fmt.Sprintf("%v, %d requests, %d workers, answers after %v", b.Policy, b.Count, b.Workers, b.Answers)
+		if got.Length() != want.Length() || got.Total() != want.Total() {
+			t.Errorf("%s: %d requests in %v, without skipping %d in %v", about, got.Total(), got.Length(), want.Total(), want.Length())
+		}
+		for part := range time.Duration(101) {
+			at := want.Length() * part / 100
+			if n, all := got.Admitted(at), want.Admitted(at); n != all {
+				t.Fatalf("%s: after %v %d requests, without skipping %d", about, at, n, all)
+			}
+			if w, all := got.Waited(0, at), want.Waited(0, at); !slices.Equal(w, all) {
+				t.Fatalf("%s: until %v the waits are %v, without skipping %v", about, at, w, all)
+			}
+			if n := want.Total() * int64(part) / 100; n > 0 && got.At(n) != want.At(n) {
+				t.Fatalf("%s: request %d goes at %v, without skipping at %v", about, n, got.At(n), want.At(n))
+			}
+		}
+		if g, w := got.Segments(), want.Segments(); !slices.Equal(g, w) {
+			t.Errorf("%s: segments %v, without skipping %v", about, g, w)
+		}
+	}
+	if skipped < 40 {
+		t.Errorf("%d of 200 runs skipped what recurs", skipped)
+	}
+	t.Log(skipped)
 }
