@@ -49,7 +49,9 @@ type batch struct {
 	*quota
 	Batch
 	cost     []int64
-	capacity int64 // the most requests that the tiers can admit at once
+	many     []int64 // the cost of many requests
+	capacity int64   // the most requests that the tiers can admit at once
+	burst    int64   // requests that were admitted at the last instant
 	now      int64
 	free     int64
 	pending  []group // responses that are to come, the first one first
@@ -91,7 +93,7 @@ func (b Batch) play(ctx context.Context, skip bool) (*Run, error) {
 	if b.Workers == 0 {
 		b.Workers = max(1, b.Count)
 	}
-	p := &batch{quota: q, Batch: b, cost: cost, capacity: b.Count, now: b.Start.UnixNano(), free: b.Workers, run: &Run{batch: b, quota: q}, skip: skip && !q.auto}
+	p := &batch{quota: q, Batch: b, cost: cost, many: slices.Clone(cost), capacity: b.Count, now: b.Start.UnixNano(), free: b.Workers, run: &Run{batch: b, quota: q}, skip: skip && !q.auto}
 	for u, most := range q.plan.MaxCost() {
 		if cost[u] > 0 {
 			p.capacity = min(p.capacity, most/cost[u])
@@ -146,14 +148,14 @@ func (p *batch) recur() {
 	if s := p.saved; s != nil && p.recurs(s) {
 		count, period := p.total-s.total, p.now-s.now
 		if times := min((p.Count-p.total-1)/count, (never-p.now)/2/period); times > 0 {
-			p.run.repeat = repeat{first: s.step, next: len(p.run.steps), times: times, period: period, count: count}
+			p.run.repeat = repeat{first: s.step, next: p.run.steps.n, times: times, period: period, count: count}
 			p.skipped, p.total = times*period, p.total+times*count
 		}
 		p.skip, p.saved = false, nil
 		return
 	}
 	if p.turns++; p.turns > p.patience {
-		p.saved = &saved{p.ledger.Clone(), slices.Clone(p.pending), p.now, p.total, len(p.run.steps)}
+		p.saved = &saved{p.ledger.Clone(), slices.Clone(p.pending), p.now, p.total, p.run.steps.n}
 		p.turns, p.patience = 0, max(1, 2*p.patience)
 	}
 }
@@ -175,6 +177,11 @@ func (p *batch) recurs(s *saved) bool {
 // admit admits as many requests as the tiers and the workers allow now. It returns when to ask
 // again, and what the next request waits for.
 func (p *batch) admit() (again int64, by int) {
+	if n := min(p.burst, p.free, p.Count-p.total); n > 0 && p.charge(n) { // as many as the last time
+		p.burst = n
+	} else {
+		p.burst = 0
+	}
 	for {
 		if p.total == p.Count {
 			return never, Done
@@ -189,17 +196,39 @@ func (p *batch) admit() (again int64, by int) {
 			return never, Workers
 		}
 		n := p.most(min(p.free, p.Count-p.total, p.capacity))
-		f, _, _ := p.take(p.now, times(p.cost, n))
-		p.free -= n
-		p.total += n
+		p.charge(n)
+		p.burst += n
+	}
+}
+
+// charge admits n requests together, if the tiers do.
+func (p *batch) charge(n int64) bool {
+	f, _, by := p.take(p.now, p.times(n))
+	if by >= 0 {
+		return false
+	}
+	p.free -= n
+	p.total += n
+	if last := len(p.pending) - 1; last >= 0 && p.pending[last].at == p.now && p.pending[last].flight == f {
+		p.pending[last].n += n
+	} else {
 		p.pending = append(p.pending, group{p.now, f, n})
 	}
+	return true
+}
+
+// times returns the cost of n requests, until the next call.
+func (p *batch) times(n int64) []int64 {
+	for u, c := range p.cost {
+		p.many[u] = c * n
+	}
+	return p.many
 }
 
 // most returns how many requests the tiers admit now, from 1 to limit.
 func (p *batch) most(limit int64) int64 {
 	fits := func(n int64) bool {
-		_, by := p.earliest(p.now, times(p.cost, n))
+		_, by := p.earliest(p.now, p.times(n))
 		return by < 0
 	}
 	low, high := int64(1), limit+1 // low fits, high does not
@@ -225,7 +254,7 @@ func (p *batch) answer() {
 	done := 0
 	for ; done < len(p.pending) && p.pending[done].at+int64(p.Answers) <= p.now; done++ {
 		g := p.pending[done]
-		p.answered(p.now, g.at, g.flight, p.cost, g.n)
+		p.answered(p.now, g.at, g.flight, p.times(g.n), g.n)
 		p.free += g.n
 	}
 	p.pending = p.pending[done:]

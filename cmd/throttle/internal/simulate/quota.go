@@ -134,16 +134,14 @@ func wake(now int64, m algorithms.Moment, at int64) int64 {
 	return now + int64(wait)
 }
 
-// answered reports the responses to n requests that were admitted together, at their end.
+// answered reports the responses to n requests that were admitted together, at their end. The cost is
+// that of all.
 func (q *quota) answered(now, admitted int64, f algorithms.Flight, cost []int64, n int64) {
 	m := moment(now)
 	if q.auto {
 		for range n {
 			q.guard.AddAt(time.Unix(0, now), rtt.Sample{RoundTrip: max(1, time.Duration(now-admitted))})
 		}
-	}
-	if n > 1 {
-		cost = times(cost, n)
 	}
 	q.ledger.Arrived(m, f, cost)
 	if q.plan.Estimates() {
@@ -152,15 +150,6 @@ func (q *quota) answered(now, admitted int64, f algorithms.Flight, cost []int64,
 	if q.plan.Concurrent() {
 		q.ledger.Release(cost)
 	}
-}
-
-// times returns n times a cost.
-func times(cost []int64, n int64) []int64 {
-	all := make([]int64, len(cost))
-	for u, c := range cost {
-		all[u] = c * n
-	}
-	return all
 }
 
 var errStuck = errors.New("the policy admits nothing more, whatever the time")

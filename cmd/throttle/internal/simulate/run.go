@@ -10,7 +10,7 @@ import (
 type Run struct {
 	batch  Batch
 	quota  *quota
-	steps  []step
+	steps  steps
 	repeat repeat
 	marks  [][]int64 // of every markEvery-th step, the time that was waited for each reason until then
 	length int64
@@ -27,10 +27,29 @@ type step struct {
 	by    int   // what the next request waits for from then on: a tier, Workers or Done
 }
 
+// steps are a list of steps, in parts that are not moved when it grows.
+type steps struct {
+	parts [][]step
+	n     int
+}
+
+const stepsOfPart = 1 << 12
+
+func (l *steps) at(i int) *step { return &l.parts[i/stepsOfPart][i%stepsOfPart] }
+
+func (l *steps) add(s step) {
+	if l.n%stepsOfPart == 0 {
+		l.parts = append(l.parts, make([]step, 0, stepsOfPart))
+	}
+	last := &l.parts[len(l.parts)-1]
+	*last = append(*last, s)
+	l.n++
+}
+
 // A repeat is a block of steps that happens again and again. The steps behind it have the times after
 // that.
 type repeat struct {
-	first, next int   // the block is steps[first:next]
+	first, next int   // the block is the steps from first to next, without that
 	times       int64 // that it happens again
 	period      int64 // ns
 	count       int64 // requests in a period
@@ -47,14 +66,14 @@ type Refusal struct {
 // note records what the next request waits for from an instant on. The last tier to decide is the one
 // that the request has waited for.
 func (r *Run) note(at, total int64, by int) {
-	if n := len(r.steps); n > r.repeat.next && r.steps[n-1].total == total {
-		last := &r.steps[n-1]
+	if n := r.steps.n; n > r.repeat.next && r.steps.at(n-1).total == total {
+		last := r.steps.at(n - 1)
 		if by == last.by || by >= 0 && last.by >= 0 || at == last.at {
 			last.by = by
 			return
 		}
 	}
-	r.steps = append(r.steps, step{at, total, by})
+	r.steps.add(step{at, total, by})
 }
 
 // Length returns the time until the last response is in.
@@ -64,7 +83,7 @@ func (r *Run) Length() time.Duration { return time.Duration(r.length) }
 func (r *Run) End() time.Time { return r.batch.Start.Add(r.Length()) }
 
 // Total returns how many requests were admitted.
-func (r *Run) Total() int64 { return r.steps[len(r.steps)-1].total }
+func (r *Run) Total() int64 { return r.steps.at(r.steps.n - 1).total }
 
 // Tiers returns how many tiers there are.
 func (r *Run) Tiers() int { return len(r.quota.plan.Given()) }
@@ -81,7 +100,7 @@ func (r *Run) blocks() (one, all int64) {
 // len returns the number of steps with their repetitions.
 func (r *Run) len() int {
 	_, repeated := r.blocks()
-	return len(r.steps) + int(repeated)
+	return r.steps.n + int(repeated)
 }
 
 // step returns the i-th step.
@@ -89,12 +108,12 @@ func (r *Run) step(i int) step {
 	one, repeated := r.blocks()
 	switch j := int64(i - r.repeat.next); {
 	case j < 0:
-		return r.steps[i]
+		return *r.steps.at(i)
 	case j < repeated:
-		s, k := r.steps[r.repeat.first+int(j%one)], j/one+1
+		s, k := r.steps.at(r.repeat.first+int(j%one)), j/one+1
 		return step{s.at + k*r.repeat.period, s.total + k*r.repeat.count, s.by}
 	}
-	return r.steps[i-int(repeated)]
+	return *r.steps.at(i - int(repeated))
 }
 
 // last returns the number of the last step until an instant, or -1.
@@ -129,13 +148,13 @@ func (r *Run) index(by int) int {
 
 // addStep adds the time that was waited from the i-th of the recorded steps on.
 func (r *Run) addStep(waited []int64, i int) {
-	s := r.steps[i]
+	s := r.steps.at(i)
 	switch {
 	case s.by == Done:
 	case i == r.repeat.next-1:
-		waited[r.index(s.by)] += r.steps[r.repeat.first].at + r.repeat.period - s.at
-	case i+1 < len(r.steps):
-		waited[r.index(s.by)] += r.steps[i+1].at - s.at
+		waited[r.index(s.by)] += r.steps.at(r.repeat.first).at + r.repeat.period - s.at
+	case i+1 < r.steps.n:
+		waited[r.index(s.by)] += r.steps.at(i+1).at - s.at
 	}
 }
 
@@ -143,7 +162,7 @@ func (r *Run) addStep(waited []int64, i int) {
 func (r *Run) recorded(i int) []int64 {
 	if r.marks == nil {
 		sum := make([]int64, 1+r.Tiers())
-		for i := range r.steps {
+		for i := range r.steps.n {
 			if i%markEvery == 0 {
 				r.marks = append(r.marks, slices.Clone(sum))
 			}
@@ -215,7 +234,7 @@ const slicesOfRun = 240
 // Segments returns which tier, or the workers, binds when: what requests wait for most of the time.
 // A segment begins where that changes, to within 1/240 of the run if the reasons alternate quickly.
 func (r *Run) Segments() (all []Segment) {
-	end := r.steps[len(r.steps)-1].at // of the admissions
+	end := r.steps.at(r.steps.n - 1).at // of the admissions
 	slice := func(i int64) int64 { return end/slicesOfRun*i + end%slicesOfRun*i/slicesOfRun }
 	before := r.waited(0)
 	for i := range int64(slicesOfRun) {
