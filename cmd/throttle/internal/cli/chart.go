@@ -35,7 +35,7 @@ func (r *planResult) text(width int) string {
 		scale = max(scale, p.run.Length())
 	}
 	if len(r.Plans) > 1 {
-		b.WriteString("\n" + r.table())
+		b.WriteString("\n" + r.table(width))
 	}
 	for _, p := range r.Plans {
 		b.WriteString("\n" + p.text(width, scale, len(r.Plans) > 1))
@@ -44,7 +44,7 @@ func (r *planResult) text(width int) string {
 }
 
 // table returns the policies side by side.
-func (r *planResult) table() string {
+func (r *planResult) table(width int) string {
 	rows := [][]string{{"policy", "takes", "ends", "binds most"}}
 	for _, p := range r.Plans {
 		takes, ends := length(p.run.Length()), clock(p.End)
@@ -53,7 +53,7 @@ func (r *planResult) table() string {
 		}
 		rows = append(rows, []string{p.Policy, takes, ends, p.most()})
 	}
-	return aligned(rows)
+	return fitted(rows, 0, width)
 }
 
 // most returns what binds for most of the time.
@@ -67,7 +67,33 @@ func (p *plan) most() string {
 	if best.Share == 0 {
 		return best.By
 	}
-	return fmt.Sprintf("%s, %.0f %%", best.By, 100*best.Share)
+	return p.short(best.By) + ", " + percent(best.Share)
+}
+
+// short returns a short name of a reason.
+func (p *plan) short(by string) string {
+	var tiers []string
+	for i := range p.run.Tiers() {
+		tiers = append(tiers, p.run.Tier(i))
+	}
+	return shortTier(by, tiers)
+}
+
+// fitted is aligned with the texts of a column shortened to fit into a width.
+func fitted(rows [][]string, column, width int) string {
+	over := widest(rows) - width
+	if over > 0 {
+		longest := 0
+		for _, row := range rows {
+			longest = max(longest, len([]rune(row[column])))
+		}
+		for _, row := range rows {
+			if cell := []rune(row[column]); len(cell) > max(8, longest-over) {
+				row[column] = string(cell[:max(8, longest-over)-1]) + "…"
+			}
+		}
+	}
+	return aligned(rows)
 }
 
 // aligned returns rows with their columns below each other.
@@ -91,7 +117,7 @@ func aligned(rows [][]string) string {
 
 func (p *plan) text(width int, scale time.Duration, several bool) string {
 	var b strings.Builder
-	b.WriteString(p.Policy + "\n")
+	b.WriteString(strings.Join(wrapped(p.Policy, width), "\n    ") + "\n")
 	if p.Limits != "" {
 		for _, line := range wrapped(p.Limits, width-4) {
 			b.WriteString("    " + line + "\n")
@@ -99,8 +125,8 @@ func (p *plan) text(width int, scale time.Duration, several bool) string {
 	}
 	switch {
 	case p.Refused != nil:
-		fmt.Fprintf(&b, "\n  refused: request %s, after %s, by the budget %s,\n  until %s\n", thousands(p.Refused.Request),
-			length(seconds(p.Refused.After)), p.Refused.Tier, clock(p.Refused.Until))
+		fmt.Fprintf(&b, "\n  refused: request %s, after %s, by %s\n  until %s\n", thousands(p.Refused.Request),
+			length(seconds(p.Refused.After)), p.short(p.Refused.Tier), clock(p.Refused.Until))
 	case p.Admitted == 0:
 		b.WriteString("\n  nothing to do\n")
 		return b.String()
@@ -108,7 +134,7 @@ func (p *plan) text(width int, scale time.Duration, several bool) string {
 		fmt.Fprintf(&b, "\n  takes %s, until %s: %s on average\n", length(p.run.Length()), clock(p.End), rate(p.Average))
 	}
 	if p.run.Length() > 0 && len(p.Bound) > 0 {
-		b.WriteString("\n" + p.chart(width, scale) + "\n" + p.legend())
+		b.WriteString("\n" + p.chart(width, scale) + "\n" + p.legend(width))
 	}
 	if s := p.counts(width); s != "" {
 		b.WriteString("\n" + s)
@@ -132,8 +158,9 @@ func (p *plan) chart(width int, scale time.Duration) string {
 	strip := make([]rune, columns)
 	top := 0.0
 	at := func(i int) time.Duration { return time.Duration(float64(scale) * float64(i) / float64(columns)) }
-	done := int64(0)
-	used := 0
+	// A column of less than a second is part of a burst, or lies between two: then a sum says more.
+	sums := scale < time.Duration(columns)*time.Second
+	done, used := int64(0), 0
 	for i := range columns {
 		from, to := at(i), at(i+1)
 		strip[i] = ' '
@@ -145,12 +172,17 @@ func (p *plan) chart(width int, scale time.Duration) string {
 		if i == columns-1 {
 			n = p.Admitted
 		}
-		counts[i] = float64(n-done) / (to - from).Seconds()
+		if counts[i] = float64(n); !sums {
+			counts[i] = float64(n-done) / (to - from).Seconds()
+		}
 		done = n
 		top = max(top, counts[i])
 		strip[i] = p.letter(p.run.Waited(from, min(to, p.run.Length())))
 	}
 	unit, name := rateUnit(top)
+	if sums {
+		unit, name = 1, "requests"
+	}
 	var b strings.Builder
 	for row := chartRows; row > 0; row-- {
 		label := ""
@@ -166,7 +198,7 @@ func (p *plan) chart(width int, scale time.Duration) string {
 		}
 		for i := range used {
 			eighths := int(math.Ceil(counts[i] / top * chartRows * 8))
-			if counts[i] > 0.95*top { // columns differ by the requests at their ends
+			if counts[i] > 0.95*top && !sums { // columns differ by the requests at their ends
 				eighths = chartRows * 8
 			}
 			line += string(blocks[min(8, max(0, eighths-8*(row-1)))])
@@ -205,7 +237,7 @@ func (p *plan) letterOf(by string) rune {
 }
 
 // legend lists what binds, for how long and when.
-func (p *plan) legend() string {
+func (p *plan) legend(width int) string {
 	rows := [][]string{}
 	for i, b := range p.Bound {
 		var when []string
@@ -219,7 +251,7 @@ func (p *plan) legend() string {
 		if len(when) > shown {
 			text = fmt.Sprintf("%s and %d more", strings.Join(when[:shown], ", "), len(when)-shown)
 		}
-		name, binds := b.By, "binds"
+		name, binds := p.short(b.By), "binds"
 		if name == "workers" {
 			name, binds = "the workers", "bind"
 		}
@@ -229,7 +261,12 @@ func (p *plan) legend() string {
 		}
 		rows = append(rows, row)
 	}
-	return aligned(rows)
+	if widest(rows) > width { // the names of the tiers are long
+		for i := range rows {
+			rows[i] = rows[i][:len(rows[i])-1]
+		}
+	}
+	return fitted(rows, len(rows[0])-3, width)
 }
 
 // counts returns the requests in each second, minute, hour or day.
@@ -375,7 +412,7 @@ func length(d time.Duration) string {
 	return d.String()
 }
 
-func clock(t time.Time) string { return t.Format("Mon 2006-01-02 15:04:05 MST") }
+func clock(t time.Time) string { return t.Round(time.Second).Format("Mon 2006-01-02 15:04:05 MST") }
 
 func seconds(s float64) time.Duration { return time.Duration(math.Round(s * 1e9)) }
 

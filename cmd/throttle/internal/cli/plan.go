@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/simulate"
 	"github.com/spf13/cobra"
 )
@@ -97,7 +99,7 @@ type plan struct {
 type bound struct {
 	By      string  `json:"by"`
 	Seconds float64 `json:"seconds"`
-	Share   float64 `json:"share"`
+	Share   float64 `json:"share"` // of the time until the last request goes
 }
 
 // A segment is a time in which one reason binds.
@@ -135,11 +137,16 @@ func (f *planFlags) play(ctx context.Context, policies []string, count string) (
 	if err != nil {
 		return nil, err
 	}
+	counted := map[string]bool{}
 	result := &planResult{Requests: n, Workers: f.workers, Answers: f.answers.Seconds(), Start: start}
 	for _, text := range policies {
 		p, err := parsePlayed(text, f.request, cost)
 		if err != nil {
 			return nil, err
+		}
+		counted[algorithms.Requests] = true
+		for _, t := range p.policy.Tiers {
+			counted[cmp.Or(t.Unit, algorithms.Requests)] = true
 		}
 		b := simulate.Batch{Policy: p.policy, Count: n, Cost: p.cost, Workers: f.workers, Answers: f.answers, Start: start}
 		one, err := playOne(ctx, b, p)
@@ -147,6 +154,11 @@ func (f *planFlags) play(ctx context.Context, policies []string, count string) (
 			return nil, fmt.Errorf("%s: %w", p.text, err)
 		}
 		result.Plans = append(result.Plans, one)
+	}
+	for unit := range cost {
+		if !counted[unit] {
+			return nil, usagef("no policy counts %s, which --cost names", unit)
+		}
 	}
 	return result, nil
 }
@@ -203,9 +215,13 @@ func playOne(ctx context.Context, b simulate.Batch, p played) (*plan, error) {
 	if one.Seconds > 0 {
 		one.Average = float64(one.Admitted) / one.Seconds
 	}
-	for i, waited := range run.Waited(0, run.Length()) {
-		if waited > run.Length()/1000 {
-			one.Bound = append(one.Bound, bound{reason(run, i-1), waited.Seconds(), waited.Seconds() / one.Seconds})
+	all, waits := time.Duration(0), run.Waited(0, run.Length())
+	for _, waited := range waits {
+		all += waited
+	}
+	for i, waited := range waits {
+		if waited > all/1000 {
+			one.Bound = append(one.Bound, bound{reason(run, i-1), waited.Seconds(), float64(waited) / float64(all)})
 		}
 	}
 	for _, s := range run.Segments() {
@@ -224,7 +240,7 @@ func playOne(ctx context.Context, b simulate.Batch, p played) (*plan, error) {
 	if r := run.Refused; r != nil {
 		one.Refused = &planRefusal{r.Request, r.At.Seconds(), run.Tier(r.Tier), r.Until}
 	}
-	if waited := run.Waited(0, run.Length())[0]; waited > run.Length()/200 && b.Workers > 0 {
+	if waits[0] > all/200 && b.Workers > 0 {
 		if n, length := b.Enough(ctx, run); n > 0 {
 			one.Enough, one.Fastest = n, length.Seconds()
 		}

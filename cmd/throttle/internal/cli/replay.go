@@ -385,6 +385,15 @@ func (r *replayResult) table(policies []*replayed) [][]string {
 	return append(rows, tierRows(policies, "  by ", func(p *replayed) []tierCount { return p.Provider.By })...)
 }
 
+// short returns a short name of a tier.
+func (p *replayed) short(tier string) string {
+	var tiers []string
+	for _, c := range p.Bound {
+		tiers = append(tiers, c.Tier)
+	}
+	return shortTier(tier, tiers)
+}
+
 // tierRows returns a row for each tier of the policies, if a policy has several.
 func tierRows(policies []*replayed, lead string, counts func(*replayed) []tierCount) (rows [][]string) {
 	var tiers []string
@@ -392,8 +401,8 @@ func tierRows(policies []*replayed, lead string, counts func(*replayed) []tierCo
 	for _, p := range policies {
 		several = several || len(counts(p)) > 1
 		for _, c := range counts(p) {
-			if !slices.Contains(tiers, c.Tier) {
-				tiers = append(tiers, c.Tier)
+			if name := p.short(c.Tier); !slices.Contains(tiers, name) {
+				tiers = append(tiers, name)
 			}
 		}
 	}
@@ -405,7 +414,7 @@ func tierRows(policies []*replayed, lead string, counts func(*replayed) []tierCo
 		for _, p := range policies {
 			cell := ""
 			for _, c := range counts(p) {
-				if c.Tier == tier {
+				if p.short(c.Tier) == tier {
 					cell = thousands(c.Requests)
 				}
 			}
