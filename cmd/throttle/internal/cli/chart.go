@@ -239,6 +239,9 @@ func (p *plan) letterOf(by string) rune {
 // legend lists what binds, for how long and when.
 func (p *plan) legend(width int) string {
 	rows := [][]string{}
+	inTurns := slices.ContainsFunc(p.Bound, func(b bound) bool {
+		return b.Share > 0.05 && !slices.ContainsFunc(p.Segments, func(s segment) bool { return s.By == b.By })
+	})
 	for i, b := range p.Bound {
 		var when []string
 		for _, s := range p.Segments {
@@ -250,6 +253,9 @@ func (p *plan) legend(width int) string {
 		text := strings.Join(when, ", ")
 		if len(when) > shown {
 			text = fmt.Sprintf("%s and %d more", strings.Join(when[:shown], ", "), len(when)-shown)
+		}
+		if inTurns { // too quickly for segments
+			text = "in turns"
 		}
 		name, binds := p.short(b.By), "binds"
 		if name == "workers" {

@@ -233,8 +233,8 @@ func playOne(ctx context.Context, b simulate.Batch, p played) (*plan, error) {
 	}
 	every := interval(run.Length())
 	one.Every = every.Seconds()
-	for at, done := time.Duration(0), int64(0); at < run.Length(); at += every {
-		n := run.Admitted(min(at+every-1, run.Length()))
+	for at, done := time.Duration(0), int64(0); done < run.Total(); at += every {
+		n := run.Admitted(at + every - 1)
 		one.Counts, done = append(one.Counts, n-done), n
 	}
 	if r := run.Refused; r != nil {

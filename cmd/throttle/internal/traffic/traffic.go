@@ -241,35 +241,35 @@ func (j *jsonLine) unit(name string) time.Duration {
 func parseTime(value json.RawMessage) (int64, error) {
 	s := text(value)
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04:05Z07:00", "2006-01-02T15:04:05Z0700"} {
-		if t, err := time.Parse(layout, s); err == nil {
+		if t, err := time.Parse(layout, s); err == nil && t.Year() >= 1970 && t.Year() < 2200 {
 			return t.UnixNano(), nil
+		}
+	}
+	if n, ok := parseUnix(s); ok {
+		return n, nil
+	}
+	return 0, fmt.Errorf("%s is no time: write RFC 3339, as 2006-01-02T15:04:05Z, or Unix time", shortened(s))
+}
+
+// parseUnix parses Unix time, in nanoseconds.
+func parseUnix(s string) (ns int64, ok bool) {
+	x, err := strconv.ParseFloat(s, 64)
+	if err != nil || !(x >= 0 && x < 7e18) {
+		return 0, false
+	}
+	unit := int64(time.Second)
+	for _, u := range []float64{1e11, 1e14, 1e17} {
+		if x >= u {
+			unit /= 1000
 		}
 	}
 	whole, fraction, _ := strings.Cut(s, ".")
 	n, err := strconv.ParseInt(whole, 10, 64)
-	if x, e := strconv.ParseFloat(s, 64); err != nil && e == nil && math.Abs(x) < 1e18 { // such as 1.7e9
-		n, err, fraction = int64(x), nil, ""
-		if x < 1e11 {
-			return int64(math.Round(x*1e6)) * 1000, nil
-		}
+	part, partErr := strconv.ParseFloat("0."+fraction+"0", 64)
+	if err != nil || partErr != nil || part >= 1 || strings.ContainsAny(fraction, "eE") { // such as 1.7e9
+		return int64(math.Round(x*float64(unit)/1000)) * 1000, true
 	}
-	if err != nil || n < 0 {
-		return 0, fmt.Errorf("%s is no time: write RFC 3339, as 2006-01-02T15:04:05Z, or Unix time", shortened(s))
-	}
-	unit := int64(time.Second)
-	for _, u := range []int64{1e11, 1e14, 1e17} {
-		if n >= u {
-			unit /= 1000
-		}
-	}
-	if fraction == "" {
-		return n * unit, nil
-	}
-	part, err := strconv.ParseFloat("0."+fraction, 64)
-	if err != nil {
-		return 0, fmt.Errorf("%s is no time", shortened(s))
-	}
-	return n*unit + int64(math.Round(part*float64(unit))), nil
+	return n*unit + int64(math.Round(part*float64(unit))), true
 }
 
 // parseDuration parses a number of units, or a length such as 12ms.
