@@ -228,8 +228,9 @@ func (p *batch) times(n int64) []int64 {
 // most returns how many requests the tiers admit now, from 1 to limit.
 func (p *batch) most(limit int64) int64 {
 	fits := func(n int64) bool {
-		_, by := p.earliest(p.now, p.times(n))
-		return by < 0
+		cost := p.times(n)
+		_, by := p.earliest(p.now, cost)
+		return by < 0 && p.plan.TooLarge(cost) < 0
 	}
 	low, high := int64(1), limit+1 // low fits, high does not
 	for n := int64(2); n < high; n *= 2 {
@@ -251,49 +252,19 @@ func (p *batch) most(limit int64) int64 {
 
 // answer reports the responses that are in.
 func (p *batch) answer() {
-	done := 0
-	for ; done < len(p.pending) && p.pending[done].at+int64(p.Answers) <= p.now; done++ {
-		g := p.pending[done]
-		p.answered(p.now, g.at, g.flight, p.times(g.n), g.n)
-		p.free += g.n
-	}
-	p.pending = p.pending[done:]
-}
-
-// Enough returns the least number of workers with which the batch ends as early as with any number,
-// to within one in a thousand, and how long it then takes. It returns 0 if more workers do not help,
-// or if the context ends before the number is known.
-func (b Batch) Enough(ctx context.Context, run *Run) (workers int64, length time.Duration) {
-	ends := func(n int64) time.Duration {
-		b.Workers = n
-		if r, err := b.Play(ctx); err == nil {
-			return r.Length()
+	for len(p.pending) > 0 && p.pending[0].at+int64(p.Answers) <= p.now {
+		g := p.pending[0]
+		p.pending = p.pending[1:]
+		if !p.auto {
+			p.answered(p.now, g.at, g.flight, p.times(g.n), g.n)
+			p.free += g.n
+			continue
 		}
-		return -1
-	}
-	few := b.Workers
-	best := ends(0)
-	good := best + best/1000
-	if best < 0 || run.Length() <= good {
-		return 0, 0
-	}
-	many := 2 * few
-	for ; many < b.Count; many *= 2 {
-		if length = ends(many); length <= good {
-			break
-		}
-		few = many
-	}
-	many = min(many, b.Count)
-	for many-few > 1 {
-		if mid := few + (many-few)/2; ends(mid) <= good {
-			many = mid
-		} else {
-			few = mid
+		for range g.n { // a worker goes on before the guard learns from the next response
+			p.answered(p.now, g.at, g.flight, p.cost, 1)
+			if p.free++; p.free == 1 {
+				p.admit()
+			}
 		}
 	}
-	if length = ends(many); length < 0 {
-		return 0, 0
-	}
-	return many, length
 }
