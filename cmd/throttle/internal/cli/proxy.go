@@ -246,7 +246,7 @@ func (s *sidecar) apply(cfg *config.Config) error {
 	var table proxy.Table
 	for _, prefix := range slices.Sorted(maps.Keys(cfg.Routes)) {
 		t := s.transports[prefix]
-		if t == nil || slices.Contains(changes.Limits, prefix) {
+		if t == nil || slices.Contains(changes.Limits, prefix) && !s.setPolicy(cfg, prefix, t) {
 			var err error
 			if t, err = cfg.Transport(prefix, s.store); err != nil {
 				return err
@@ -265,6 +265,23 @@ func (s *sidecar) apply(cfg *config.Config) error {
 	}
 	s.config, s.base, s.transports = cfg, base, transports
 	return nil
+}
+
+// setPolicy changes the policy of a route's transport, so that requests which wait keep their place in
+// the queue. It reports false if more than the policy differs: the route then needs another transport.
+func (s *sidecar) setPolicy(cfg *config.Config, prefix string, t *throttle.Transport) bool {
+	old, r := s.config.Routes[prefix], cfg.Routes[prefix]
+	charges := func(c *config.Client) bool { return c.Budget != "" }
+	if old.Limits().IsPreset() || r.Limits().IsPreset() || old.Name != r.Name || old.Timeout != r.Timeout ||
+		old.Budget != r.Budget || r.Budget != "" || len(old.Cost)+len(r.Cost) > 0 ||
+		slices.ContainsFunc(slices.Collect(maps.Values(s.config.Clients)), charges) || slices.ContainsFunc(slices.Collect(maps.Values(cfg.Clients)), charges) {
+		return false
+	}
+	p := r.Limits().Policies()[0]
+	p.Observer, p.Alert = cfg.Observer, cfg.Alert
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return t.Route(new(http.Request)).SetPolicy(ctx, p) == nil
 }
 
 // proxyRoute returns a route of the proxy.
@@ -288,8 +305,8 @@ func (s *sidecar) reload() {
 		changes := cfg.Since(s.config)
 		if err = s.apply(cfg); err == nil {
 			s.log.Info("the file was read again", "changes", changes.String())
-			if changes.Listen {
-				s.log.Warn("another address needs a new start")
+			if changes.Listen || changes.Observability {
+				s.log.Warn("another address, log level or set of pages needs a new start")
 			}
 			return
 		}

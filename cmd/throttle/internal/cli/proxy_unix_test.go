@@ -218,6 +218,60 @@ func TestProxyReloadsRoutes(t *testing.T) {
 	}
 }
 
+// TestProxyReloadKeepsOrder checks that requests which wait during a reload go before those that come
+// after it.
+func TestProxyReloadKeepsOrder(t *testing.T) {
+	api := throttletest.NewProvider(throttle.PerHour(100))
+	defer api.Close()
+	file := func(limit int) string {
+		return fmt.Sprintf("routes: {/api: {to: %q, policy: %d/h}}\n", api.URL, limit)
+	}
+	p := startProxy(t, file(1))
+	answered := make(chan string, 100)
+	var wg sync.WaitGroup
+	send := func(name string, waiting int) {
+		wg.Go(func() {
+			resp, err := http.Get(p.url + "/api/" + name)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			resp.Body.Close()
+			if resp.StatusCode == 200 {
+				answered <- name
+			}
+		})
+		for waiting > 0 && !t.Failed() {
+			resp, err := http.Get(p.url + "/_throttle/metrics")
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if strings.Contains(string(body), fmt.Sprintf("throttle_queued_requests{policy=\"api\",class=\"normal\"} %d\n", waiting)) {
+				return
+			}
+		}
+	}
+	send("0", 0)
+	if got := <-answered; got != "0" {
+		t.Fatal(got)
+	}
+	send("1", 1)
+	send("2", 2)
+	send("3", 3)
+	for i := 1; i <= 3; i++ {
+		p.write(file(1 + i))
+		p.reload(i)
+		if got := <-answered; got != fmt.Sprint(i) {
+			t.Errorf("request %s went after reload %d", got, i)
+		}
+		send(fmt.Sprint(3+i), 3)
+	}
+	p.stop() // refuses the others
+	wg.Wait()
+}
+
 // TestProxyTerminates checks SIGTERM as main receives it.
 func TestProxyTerminates(t *testing.T) {
 	p := startProxy(t, "routes: {/a: {to: \"https://api.example\", policy: 5/s}}\n")

@@ -82,13 +82,12 @@ func (p *problem) write(w http.ResponseWriter) {
 	_, _ = w.Write(append(body, '\n'))
 }
 
-// longRetry is the longest wait for which SDKs try again when it is over. After a longer one they try
-// sooner.
+// longRetry is the wait from which on SDKs ignore Retry-After, and try again sooner.
 const longRetry = time.Minute
 
 // pointless reports whether a retry within the next minute is refused, too.
 func (p *problem) pointless() bool {
-	return p.Status == http.StatusUnprocessableEntity || p.Status == http.StatusTooManyRequests && p.retryAfter > longRetry
+	return p.Status == http.StatusUnprocessableEntity || p.Status == http.StatusTooManyRequests && p.retryAfter >= longRetry
 }
 
 // serveError writes the response to a request that got none from its upstream.
