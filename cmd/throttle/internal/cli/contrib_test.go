@@ -1,0 +1,165 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/goccy/go-yaml"
+)
+
+// root is the root of the repository.
+const rootDir = "../../../.."
+
+func readRoot(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(rootDir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// parsed fails unless the command accepts arguments, and returns the flags that they set.
+func parsed(t *testing.T, args []string) map[string]string {
+	t.Helper()
+	c := &command{System: System{Stdout: io.Discard, Stderr: io.Discard, Getenv: func(string) string { return "" }}}
+	cmd, rest, err := c.root().Find(args)
+	if err == nil && !cmd.HasParent() {
+		err = errors.New("no verb")
+	}
+	if err == nil {
+		err = cmd.ParseFlags(rest)
+	}
+	if err == nil {
+		err = cmd.ValidateArgs(cmd.Flags().Args())
+	}
+	if err != nil {
+		t.Fatalf("throttle %s: %v", strings.Join(args, " "), err)
+	}
+	set := make(map[string]string)
+	for _, name := range []string{"config", "page"} {
+		if f := cmd.Flags().Lookup(name); f != nil {
+			set[name] = f.Value.String()
+		}
+	}
+	return set
+}
+
+// loaded returns a configuration whose secrets are those variables and files alone.
+func loaded(t *testing.T, name, text string, env, files []string) *config.Config {
+	t.Helper()
+	c, err := config.Loader{
+		LookupEnv: func(name string) (string, bool) { return "0123456789abcdef", slices.Contains(env, name) },
+		ReadFile: func(path string) ([]byte, error) {
+			if slices.Contains(files, path) {
+				return []byte("0123456789abcdef"), nil
+			}
+			return nil, fs.ErrNotExist
+		},
+	}.Parse([]byte(text), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for prefix := range c.Routes {
+		if _, err := c.Transport(prefix, nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	return c
+}
+
+// A unit is a file of systemd: the values of each setting of a section.
+type unit map[string][]string
+
+func readUnit(text string) unit {
+	u, section := unit{}, ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "[") {
+			section = strings.Trim(line, "[]")
+		}
+		if key, value, ok := strings.Cut(line, "="); ok && !strings.HasPrefix(line, "#") {
+			u[section+"."+key] = append(u[section+"."+key], value)
+		}
+	}
+	return u
+}
+
+// The unit of systemd runs the proxy with the file beside it, which refers to the secrets that the
+// unit has, and gives it the time to end.
+func TestSystemd(t *testing.T) {
+	text := readRoot(t, "contrib/systemd/throttle-proxy.service")
+	u := readUnit(text)
+	start := strings.Fields(u["Service.ExecStart"][0])
+	if got := parsed(t, start[1:])["config"]; got != "/etc/throttle/throttle.yaml" {
+		t.Errorf("the proxy reads %s", got)
+	}
+	var secrets []string
+	for _, credential := range u["Service.LoadCredential"] {
+		name, _, _ := strings.Cut(credential, ":")
+		secrets = append(secrets, "/run/credentials/throttle-proxy.service/"+name)
+	}
+	c := loaded(t, "throttle.yaml", readRoot(t, "contrib/systemd/throttle.yaml"), nil, secrets)
+	if state := "/var/lib/" + u["Service.StateDirectory"][0]; filepath.ToSlash(filepath.Dir(c.Store.File)) != state {
+		t.Errorf("the store is %s, outside of %s", c.Store.File, state)
+	}
+	if s, err := strconv.Atoi(u["Service.TimeoutStopSec"][0]); err != nil || time.Duration(s)*time.Second <= c.Timeouts.Shutdown {
+		t.Errorf("TimeoutStopSec is %d, %v; want more than %v", s, err, c.Timeouts.Shutdown)
+	}
+	for _, code := range []int{exitUsage, exitConfig} {
+		if !slices.Contains(strings.Fields(u["Service.RestartPreventExitStatus"][0]), strconv.Itoa(code)) {
+			t.Errorf("systemd restarts the proxy after exit code %d", code)
+		}
+	}
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("no systemd-analyze")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "throttle-proxy.service")
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(text, start[0], self)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command(analyze, "verify", "--man=no", file).CombinedOutput()
+	if bytes.Contains(out, []byte("throttle-proxy")) {
+		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
+	}
+}
+
+// The image has no root and no shell, and runs the proxy.
+func TestContainerfile(t *testing.T) {
+	_, last, ok := strings.Cut(readRoot(t, "contrib/Containerfile"), "\nFROM scratch\n")
+	if !ok || strings.Contains(last, "\nRUN ") {
+		t.Error("the image has more than it needs")
+	}
+	var user, cmd string
+	for line := range strings.Lines(last) {
+		switch word, rest, _ := strings.Cut(strings.TrimSpace(line), " "); word {
+		case "USER":
+			user = rest
+		case "CMD":
+			cmd = rest
+		}
+	}
+	var args []string
+	if err := yaml.Unmarshal([]byte(cmd), &args); err != nil {
+		t.Fatal(err)
+	}
+	if parsed(t, args)["config"] != "/etc/throttle/throttle.yaml" || user == "" || strings.HasPrefix(user, "0") {
+		t.Errorf("user %q runs %q", user, args)
+	}
+}
