@@ -46,8 +46,13 @@ test: redis
 	if [ -s "$$THROTTLE_SKIPPED" ]; then echo "skipped:"; sort "$$THROTTLE_SKIPPED"; fi; \
 	rm -f "$$THROTTLE_SKIPPED"; exit $$status
 	cd bench && go vet ./... && go test -parallel 8 ./...
-	cd sdktest && go vet ./... && go test -parallel 16 ./...
-	for module in $(BESIDE); do (cd $$module && go vet ./... && go test ./...) || exit 1; done
+	$(MAKE) --no-print-directory -j 4 $(MODULES)
+
+# MODULES test a module each, such as test/cmd/throttle. Their tests wait much, so they run side by side.
+MODULES = $(addprefix test/,sdktest $(BESIDE))
+.PHONY: $(MODULES)
+$(MODULES): test/%:
+	cd $* && go vet ./... && go test -parallel 16 ./...
 
 # test32 runs the tests where int has 32 bits, and of package distributed those with the most numbers.
 test32:
