@@ -268,3 +268,41 @@ func (p *batch) answer() {
 		}
 	}
 }
+
+// Enough returns the least number of workers with which the batch ends as early as with any number,
+// to within one in a thousand, and how long it then takes. It returns 0 if more workers do not help,
+// or if the context ends before the number is known.
+func (b Batch) Enough(ctx context.Context, run *Run) (workers int64, length time.Duration) {
+	ends := func(n int64) time.Duration {
+		b.Workers = n
+		if r, err := b.Play(ctx); err == nil {
+			return r.Length()
+		}
+		return -1
+	}
+	few := b.Workers
+	best := ends(0)
+	good := best + best/1000
+	if best < 0 || run.Length() <= good {
+		return 0, 0
+	}
+	many := 2 * few
+	for ; many < b.Count; many *= 2 {
+		if length = ends(many); length <= good {
+			break
+		}
+		few = many
+	}
+	many = min(many, b.Count)
+	for many-few > 1 {
+		if mid := few + (many-few)/2; ends(mid) <= good {
+			many = mid
+		} else {
+			few = mid
+		}
+	}
+	if length = ends(many); length < 0 {
+		return 0, 0
+	}
+	return many, length
+}
