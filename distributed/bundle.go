@@ -144,16 +144,15 @@ func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip
 	c.args = appendBundled(args, requests)
 	t.calls = []*call{c}
 	t.onSend = func(calls int) {
-		t.good, t.reply = store.Forever, store.Forever
+		most := store.Forever // of the reply, by the bounds of the quotas
 		for i, q := range b.quotas {
 			good, reply := q.terms(ways[i], calls)
-			t.good, t.reply = min(t.good, good), min(t.reply, reply)
-		}
-		c.args[at] = micros(t.reply)
-		for i, q := range b.quotas {
-			parts[i].guard = q.guard(ways[i], t.good)
+			parts[i].good, parts[i].guard = good, q.guard(ways[i], good)
 			c.args[at+1+4*i], c.args[at+2+4*i] = micros(parts[i].guard), q.clock.shows(time.Now())
+			t.reply, most = max(t.reply, reply), min(most, max(0, q.bound-good))
 		}
+		t.reply = min(t.reply, most)
+		c.args[at] = micros(t.reply)
 	}
 	return t, parts
 }
@@ -191,7 +190,7 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 		if i > 0 {
 			numbers = reply[2+i*headerLen:]
 		}
-		parts[i].good, parts[i].reply, parts[i].sent, parts[i].got = t.good, t.reply, t.sent, t.got
+		parts[i].reply, parts[i].sent, parts[i].got = t.reply, t.sent, t.got
 		headers[i] = parseHeader(numbers)
 		h := &headers[i]
 		h.state, known[i] = q.recordReply(*h, t)

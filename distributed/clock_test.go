@@ -4,6 +4,11 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/store"
 )
 
 // The bounds of the clock hold however long replies take. They are as narrow as the quickest recent
@@ -60,5 +65,45 @@ func TestClockOfAServer(t *testing.T) {
 	third := &clock{server: server}
 	if width := learn(third, now(), -5000, 20*time.Millisecond, 20*time.Millisecond); width != 40*time.Millisecond {
 		t.Errorf("clock set back, new quota: got bounds %v apart, want 40ms", width)
+	}
+}
+
+// TestBundleKnowsClocks checks that a reservation for now in several quotas can be used if the reply
+// takes as long as those before it, however well the process knows the clock of each quota.
+func TestBundleKnowsClocks(t *testing.T) {
+	const took, offset = 100 * time.Millisecond, 5_000_000
+	rdb := redis.NewClient(&redis.Options{})
+	defer rdb.Close()
+	plan, err := algorithms.NewPlan([]algorithms.Tier{{Limit: 5, Window: time.Second, Algorithm: algorithms.SlidingLog}}, 50*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, known := range [][2]time.Duration{{took, took}, {took, time.Millisecond}, {time.Millisecond, took}, {time.Millisecond, time.Millisecond}, {30 * time.Millisecond, 60 * time.Millisecond}} {
+		for _, there := range []time.Duration{0, took / 2, took} {
+			s, now := New(rdb, Options{}), time.Now()
+			var quotas []store.Quota
+			for i, name := range []string{"inner", "outer"} {
+				q := s.newQuota(name, plan, nil, 0)
+				q.clock = new(clock)
+				q.clock.update(header{generation: 1, now: offset + micros(now.Sub(beginning))}, now.Add(-known[i]/2), now.Add(known[i]/2))
+				q.node.trip.add(took)
+				quotas = append(quotas, q)
+			}
+			b := quotas[0].(*quota).Bundle(quotas[1:], []int{0, 0}).(*bundle)
+			requests := []store.Request{{Cost: []int64{1, 1}, WaitSpec: &store.WaitSpec{MaxWait: store.Forever}}}
+			trip, parts := b.trip([]time.Duration{0}, requests)
+			trip.onSend(1)
+			trip.sent, trip.got = now, now.Add(took)
+			at := offset + micros(now.Add(there).Sub(beginning))
+			head := []int64{at, 1, 1000, 0, 0, 0, at, 0}
+			trip.calls[0].reply = append(append(append(append([]int64(nil), head...), -1, 0), head...), -2, at, 1)
+			got, err := b.read(trip, parts, requests)
+			if err != nil || len(got) != 1 || got[0].Verdict != store.Admitted {
+				t.Fatalf("got %+v, %v", got, err)
+			}
+			if left := got[0].Reservation.End.Sub(trip.got); left < 0 {
+				t.Errorf("clocks known within %v, %v on the way there: it ended %v before the reply", known, there, -left)
+			}
+		}
 	}
 }
