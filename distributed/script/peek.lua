@@ -2,8 +2,8 @@
 -- of its own, and not part of the library. It decides nothing and writes nothing. Units: µs. Go:
 -- peek.go. The layout is in state.lua.
 --
--- KEYS[1]  the quota Reply    the header of main.lua's, without an expiry; zeros if there is no
--- state of format 3 or 4,
+-- KEYS[1]  the quota
+-- Reply    the header of main.lua's, without an expiry; zeros if there is no state of format 3 or 4,
 --          which begin alike
 
 local raw = redis.call('GETRANGE', KEYS[1], '0', '8191')
