@@ -269,9 +269,12 @@ func (p *batch) answer() {
 	}
 }
 
+// mostSteps is the largest number of recorded steps of a run that Enough repeats with other workers.
+const mostSteps = 300_000
+
 // Enough returns the least number of workers with which the batch ends as early as with any number,
-// to within one in a thousand, and how long it then takes. It returns 0 if more workers do not help,
-// or if the context ends before the number is known.
+// to within one in a thousand, and how long it then takes. It returns 0 if more workers do not help, if
+// the run is so long that a search would take seconds, or if the context ends.
 func (b Batch) Enough(ctx context.Context, run *Run) (workers int64, length time.Duration) {
 	ends := func(n int64) time.Duration {
 		b.Workers = n
@@ -279,6 +282,9 @@ func (b Batch) Enough(ctx context.Context, run *Run) (workers int64, length time
 			return r.Length()
 		}
 		return -1
+	}
+	if run.steps.n > mostSteps {
+		return 0, 0
 	}
 	few := b.Workers
 	best := ends(0)

@@ -238,3 +238,42 @@ func TestSkip(t *testing.T) {
 	}
 	t.Log(skipped)
 }
+
+// TestEnough compares the number of workers that are enough with one less.
+func TestEnough(t *testing.T) {
+	found := 0
+	for seed := range uint64(100) {
+		b := randomBatch(rand.New(rand.NewPCG(seed, 20)))
+		b.Workers = 1 + int64(seed%4)
+		length := func(workers int64) time.Duration {
+			b := b
+			b.Workers = workers
+			r, err := b.Play(context.Background())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r.Length()
+		}
+		r, err := b.Play(context.Background())
+		if err != nil {
+			t.Fatal(err)
+		}
+		best := length(0)
+		enough, took := b.Enough(context.Background(), r)
+		switch {
+		case enough == 0:
+			if r.Length() > best+best/1000 {
+				t.Errorf("seed %d: more workers help: %v instead of %v", seed, best, r.Length())
+			}
+			continue
+		case took != length(enough) || took > best+best/1000:
+			t.Errorf("seed %d: %d workers take %v, any number %v", seed, enough, took, best)
+		case enough <= b.Workers || length(enough-1) <= best+best/1000:
+			t.Errorf("seed %d: %d workers are enough, too", seed, enough-1)
+		}
+		found++
+	}
+	if found < 20 {
+		t.Errorf("more workers help in %d of 100 batches", found)
+	}
+}
