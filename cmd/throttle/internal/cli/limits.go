@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -47,8 +48,13 @@ func (p *played) readPreset(l config.Limits, request string) error {
 		if r, err = http.NewRequest(method, url, nil); err != nil || r.URL.Host == "" {
 			return usagef("--request is %q: write a method and an address, such as 'GET https://api.github.com/repos/o/r'", request)
 		}
-		if provider.Cost != nil && p.cost == nil {
-			p.cost = provider.Cost(r)
+		if provider.Cost != nil {
+			cost := maps.Clone(provider.Cost(r))
+			if cost == nil {
+				cost = throttle.Cost{}
+			}
+			maps.Copy(cost, p.cost)
+			p.cost = cost
 		}
 	}
 	var names []string

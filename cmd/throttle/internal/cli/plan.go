@@ -32,7 +32,9 @@ A policy is one or more limits, such as '5/s + 10000/h', or the preset of an API
 Several policies are compared.`,
 		Example: `  throttle plan '5/s + 10000/h' 40000
   throttle plan '5/s + 10000/h' '5/s + 20000/h' 40000 --workers 8 --answers 300ms
-  throttle plan openai:requests=500,tokens=30000 2000 --cost tokens=800
+  throttle plan etherscan 100000
+  throttle plan openai:requests=500,tokens=30000 2000 --cost tokens=800 \
+    --request 'POST https://api.openai.com/v1/responses'
   throttle plan github 20000 --request 'GET https://api.github.com/repos/o/r'`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) < 2 {

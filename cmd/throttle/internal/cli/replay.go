@@ -47,8 +47,9 @@ be read, or with --strict the first one can't, replay exits with 1. Requests may
 be out of order by 65,536 places. Those which are further out of order are counted.`,
 		Example: `  throttle replay requests.jsonl --policy '5/s + 10000/h'
   throttle replay access.log.1.gz --policy 10/s --policy '20/s;algo=token_bucket;burst=60'
-  jq -c 'select(.host == "api.openai.com")' calls.jsonl |
-    throttle replay - --policy openai:requests=500,tokens=30000 --cost-field tokens=usage.total_tokens`,
+  jq -c 'select(.model == "large")' calls.jsonl | throttle replay - \
+    --policy '500/m + 30000/m;unit=tokens' --cost-field tokens=usage.total_tokens
+  throttle replay calls.har --policy github --request 'GET https://api.github.com/repos/o/r'`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return usagef("replay needs one log, such as access.log, or - for the standard input: got %d", len(args))
@@ -251,7 +252,7 @@ func (r *replayResult) arrive(q traffic.Request, units []string, answers time.Du
 	}
 	for _, p := range r.Policies {
 		if p.traffic == nil {
-			t, err := simulate.NewTraffic(p.played.policy, r.From, units, nil)
+			t, err := simulate.NewTraffic(p.played.policy, p.played.cost, r.From, units, nil)
 			if err != nil {
 				return playError(p.Policy, err)
 			}

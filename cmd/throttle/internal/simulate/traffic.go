@@ -109,10 +109,10 @@ func (e *ends) Pop() any {
 	return last
 }
 
-// NewTraffic returns the traffic of a policy from an instant on. The units are those of the costs of
-// arrivals; each request counts as one request besides. If told is not nil, it receives what becomes
+// NewTraffic returns the traffic of a policy from an instant on. Each request has a cost; if nil, one
+// request. The units are those of the costs of arrivals, which replace its amounts. If told is not nil, it receives what becomes
 // of each request, in the order in which that is decided.
-func NewTraffic(p throttle.Policy, start time.Time, units []string, told func(arrived int64, f Fate, wait time.Duration)) (*Traffic, error) {
+func NewTraffic(p throttle.Policy, cost throttle.Cost, start time.Time, units []string, told func(arrived int64, f Fate, wait time.Duration)) (*Traffic, error) {
 	q, err := newQuota(p, start)
 	if err != nil {
 		return nil, err
@@ -127,11 +127,21 @@ func NewTraffic(p throttle.Policy, start time.Time, units []string, told func(ar
 		now:      start.UnixNano(),
 		provider: provider, ByTier: make([]int64, len(p.Tiers)), Provider: make([]int64, len(p.Tiers)),
 	}
-	if i := slices.Index(q.plan.Units(), algorithms.Requests); i >= 0 {
-		t.usual[i] = 1
-	}
-	if len(units) > 0 {
+	if len(cost) > 0 || len(units) > 0 {
 		t.arriving = map[string]int64{}
+	}
+	for unit, n := range cost {
+		t.arriving[cmp.Or(unit, algorithms.Requests)] = n
+	}
+	for u, unit := range q.plan.Units() {
+		n, ok := t.arriving[unit]
+		if !ok && unit == algorithms.Requests {
+			n = 1
+		}
+		t.usual[u] = n
+		if q.plan.Estimated(u) {
+			t.usual[u] = min(n, t.mostCost[u])
+		}
 	}
 	return t, nil
 }

@@ -70,7 +70,7 @@ func replay(t *testing.T, p throttle.Policy, trace []simulate.Arrival, units []s
 		number[a.At] = i
 	}
 	all = make([]fate, len(trace))
-	traffic, err := simulate.NewTraffic(p, epoch, units, func(arrived int64, f simulate.Fate, wait time.Duration) { all[number[arrived]] = fate{f, wait} })
+	traffic, err := simulate.NewTraffic(p, nil, epoch, units, func(arrived int64, f simulate.Fate, wait time.Duration) { all[number[arrived]] = fate{f, wait} })
 	if err != nil {
 		t.Fatal(err)
 	}
