@@ -1,0 +1,148 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/redistest"
+	"github.com/apithrottle/throttle/observe"
+	"github.com/apithrottle/throttle/page"
+)
+
+// run runs the command in this process.
+func run(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	var out, talk bytes.Buffer
+	code = Main(t.Context(), System{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &talk, Getenv: func(string) string { return "" }}, args)
+	return out.String(), talk.String(), code
+}
+
+// TestStatusOfPage reads the live page of a program.
+func TestStatusOfPage(t *testing.T) {
+	stats := observe.NewStats()
+	policy := throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(5), {Limit: 2, Algorithm: throttle.Concurrency}}, Observer: stats.Observer()}
+	l, err := throttle.New(policy, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := l.Acquire(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := l.Pause(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if err := stats.Watch("api", l); err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/_throttle/", page.New(page.Options{Stats: stats}))
+	mux.HandleFunc("/other/", func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("hello")) })
+	server := httptest.NewServer(mux)
+	defer server.Close()
+	for _, path := range []string{"/_throttle/", "/_throttle", "/_throttle/state.json"} {
+		out, talk, code := run(t, "", "status", "--json", "--page", server.URL+path)
+		var r statusResult
+		if err := json.Unmarshal([]byte(out), &r); err != nil || code != 0 || talk != "" {
+			t.Fatalf("%s: %q, %q, %d", path, out, talk, code)
+		}
+		if len(r.Quotas) != 1 || r.Quotas[0].Name != "api" || len(r.Quotas[0].Tiers) != 2 {
+			t.Fatalf("%s: %+v", path, r)
+		}
+		q := r.Quotas[0]
+		if q.Tiers[0].Used != 2 || q.Tiers[0].Remaining != 3 || q.Tiers[1].RetryAfter != nil || q.Paused < 3000 || q.Admitted == nil {
+			t.Errorf("%+v", q)
+		}
+		if !strings.HasPrefix(q.Text, "5/h: 2 of 5 used, room for 3. 2;algo=concurrency: 2 of 2 used, one more when something is released. Paused for ") {
+			t.Errorf("%q", q.Text)
+		}
+	}
+	if out, _, _ := run(t, "", "status", "--page", server.URL+"/_throttle/", "wish"); strings.Contains(out, "api") {
+		t.Errorf("%q", out)
+	}
+	for _, path := range []string{"/other/", "/none/"} {
+		if out, talk, code := run(t, "", "status", "--page", server.URL+path); code != exitUnavailable || out != "" || talk == "" {
+			t.Errorf("%s: %q, %q, %d", path, out, talk, code)
+		}
+	}
+}
+
+// TestStatusLeavesNothing reads quotas that are not in Redis. What it writes there ends by itself.
+func TestStatusLeavesNothing(t *testing.T) {
+	server := redistest.Start(t)
+	for _, args := range [][]string{{"--explain"}, {"--key", "a"}} {
+		args = append([]string{"status", "--redis", "redis://" + server.Addr(), "--policy", "5/h + 2;algo=concurrency", "w"}, args...)
+		if out, talk, code := run(t, "", args...); code != 0 || !strings.Contains(out, "0 of 5 used") {
+			t.Errorf("%q, %q, %d", out, talk, code)
+		}
+	}
+	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
+	defer rdb.Close()
+	keys, err := rdb.Keys(context.Background(), "*").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys {
+		if left := rdb.PTTL(context.Background(), key).Val(); left == -1 || left > time.Minute {
+			t.Errorf("%s ends in %v", key, left)
+		}
+	}
+}
+
+// TestFrame draws states, some of them with hostile names, on screens of all sizes. No line is wider
+// than the screen, there are no more lines than it has, and no name can control the terminal.
+func TestFrame(t *testing.T) {
+	long, later, now := 86400.0, 1.5, 0.0
+	states := []statusResult{
+		{},
+		{Time: time.Unix(1e9, 0).UTC(), Quotas: []quotaResult{
+			{Name: "api", Paused: 3, Waiting: 12, Tiers: []tierResult{
+				{Tier: "5/s", Limit: 5, Used: 5, RetryAfter: &later}, {Tier: "10000/h", Limit: 10000, Used: 10000, RetryAfter: &long},
+				{Tier: "9223372036854775807/30d;unit=tokens", Limit: 1<<63 - 1, Used: 1<<63 - 1, Remaining: 1<<63 - 1, RetryAfter: &now},
+				{Tier: "2;algo=concurrency", Limit: 2, Used: 3}, {Tier: "0", Used: -1, RetryAfter: &now},
+			}},
+			{Name: "\x1b[2J\x1b]0;title\a\u202eevil" + strings.Repeat("ü", 200), Failure: "\r\n\x1b[31m"},
+		}},
+	}
+	escapes := regexp.MustCompile("\x1b\\[[0-9;?]*[A-Za-z]")
+	known := regexp.MustCompile("^\x1b\\[(H|J|K|0m|1m|3[1-3]m)$")
+	for _, r := range states {
+		for width := 1; width < 140; width++ {
+			for _, height := range []int{1, 2, 5, 24} {
+				for _, err := range []error{nil, errors.New("page \x1b[2J is away")} {
+					text := string(frame(r, err, width, height, width%2 == 0))
+					for _, e := range escapes.FindAllString(text, -1) {
+						if !known.MatchString(e) {
+							t.Fatalf("%d×%d: escape %q in %q", width, height, e, text)
+						}
+					}
+					lines := strings.Split(escapes.ReplaceAllString(text, ""), "\r\n")
+					if len(lines) > height {
+						t.Fatalf("%d×%d: %d lines", width, height, len(lines))
+					}
+					for _, line := range lines {
+						if n := utf8.RuneCountInString(line); n > width || strings.ContainsAny(line, "\x1b\a\r\n\u202e") {
+							t.Fatalf("%d×%d: %d columns: %q", width, height, n, line)
+						}
+					}
+				}
+			}
+		}
+	}
+	if wide := string(frame(states[1], nil, 80, 24, false)); !strings.Contains(wide, "5/s") || !strings.Contains(wide, "paused for 3s, 12 waiting") {
+		t.Errorf("%q", wide)
+	}
+}
