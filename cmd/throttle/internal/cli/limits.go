@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -26,7 +25,7 @@ type played struct {
 func parsePlayed(text, request string, cost throttle.Cost) (played, error) {
 	l, err := config.ParseLimits("", text)
 	if err != nil {
-		return played{}, &configError{fmt.Errorf("%q: %s", text, strings.TrimPrefix(err.Error(), `throttle: policy "": `))}
+		return played{}, &configError{err}
 	}
 	p := played{text: strings.TrimSpace(text), cost: cost}
 	if !l.IsPreset() {
