@@ -91,7 +91,7 @@ func (c *command) root() *cobra.Command {
 	root.SetErr(c.Stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.PersistentFlags().BoolVar(&c.json, "json", false, "write JSON")
-	root.AddCommand(c.exec(), c.plan(), c.providers(), c.proxy(), c.replay(), c.status(), c.top(), c.validate(), c.version(), c.wait())
+	root.AddCommand(c.exec(), c.inspect(), c.plan(), c.providers(), c.proxy(), c.replay(), c.status(), c.top(), c.validate(), c.version(), c.wait())
 	return root
 }
 
