@@ -20,7 +20,7 @@ import (
 )
 
 // BenchmarkProxy compares the requests a second through the proxy with those through a ReverseProxy
-// that has the same transport. The runs alternate, so that a change of the machine's speed affects both.
+// that has the same transport and a pool of buffers. The runs alternate, so that a change of the machine's speed affects both.
 // The client and the upstream are in the same process: cpu-ratio has their time, too.
 func BenchmarkProxy(b *testing.B) {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -59,7 +59,7 @@ var answer = strings.Repeat("a", 500)
 func plainProxy(b *testing.B, to string) http.Handler {
 	u := parseURL(b, to)
 	return &httputil.ReverseProxy{
-		Transport: proxy.NewBase(10*time.Second, 0), FlushInterval: -1, BufferPool: new(buffers),
+		Transport: proxy.NewBase(10*time.Second, 0), BufferPool: new(buffers),
 		Rewrite: func(pr *httputil.ProxyRequest) { pr.SetURL(u) },
 	}
 }

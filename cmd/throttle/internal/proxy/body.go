@@ -16,11 +16,10 @@ const bodyTimeout = 30 * time.Second
 // buffer reads the body of a request if it has at most limit bytes, and sets GetBody. Of a longer body
 // it keeps what it has read, and the rest is read when the request is sent.
 func buffer(w http.ResponseWriter, r *http.Request, limit int64) *problem {
-	expects := strings.EqualFold(r.Header.Get("Expect"), "100-continue")
 	switch {
 	case r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0:
 		return nil
-	case limit == 0, r.ContentLength > limit, r.ContentLength < 0 && expects:
+	case limit == 0, r.ContentLength > limit, r.ContentLength < 0 && expects(r.Header):
 		return nil // the first read would ask the client to send a body that is not kept
 	}
 	control := http.NewResponseController(w)
@@ -50,19 +49,21 @@ func buffer(w http.ResponseWriter, r *http.Request, limit int64) *problem {
 	return nil
 }
 
+func expects(h http.Header) bool { return strings.EqualFold(first(h, "Expect"), "100-continue") }
+
 // read reads a body of n bytes, or if n is negative, at most one byte more than limit.
 func read(body io.Reader, n, limit int64) ([]byte, error) {
 	if n < 0 {
 		return io.ReadAll(io.LimitReader(body, limit+1))
 	}
-	data := make([]byte, n)
-	if _, err := io.ReadFull(body, data); err != nil {
+	data := make([]byte, n+1)
+	if _, err := io.ReadFull(body, data[:n]); err != nil {
 		return nil, err
 	}
 	// The server notices a client that hangs up once the end was read.
-	_, err := body.Read(make([]byte, 1))
+	_, err := body.Read(data[n:])
 	if err == io.EOF {
 		err = nil
 	}
-	return data, err
+	return data[:n], err
 }

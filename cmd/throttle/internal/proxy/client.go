@@ -71,10 +71,10 @@ func removeToken(h http.Header, token string) {
 
 // fromElsewhere reports whether a browser sends the request for a web page of another host.
 func fromElsewhere(h http.Header) bool {
-	if h.Get("Sec-Fetch-Site") == "cross-site" {
+	if first(h, "Sec-Fetch-Site") == "cross-site" {
 		return true
 	}
-	origin := h.Get("Origin")
+	origin := first(h, "Origin")
 	if origin == "" {
 		return false
 	}

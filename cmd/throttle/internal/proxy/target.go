@@ -108,11 +108,14 @@ func isLocal(addr string) bool {
 // leadBack makes the links of a response lead to the proxy, if they lead to the upstream: those of
 // redirects and of further pages. Otherwise the client would leave the proxy by following them.
 func (t *trip) leadBack(h http.Header) {
+	if len(h["Location"])+len(h["Link"]) == 0 {
+		return
+	}
 	up := t.route.Upstream
 	from, base := up.Scheme+"://"+up.Host, up.EscapedPath()
 	prefix := strings.TrimSuffix(t.route.Prefix, "/")
 	to := "http://" + t.incoming.Host + prefix
-	if location := h.Get("Location"); location != "" {
+	if location := first(h, "Location"); location != "" {
 		path, absolute := strings.CutPrefix(location, from)
 		if absolute {
 			prefix = to

@@ -115,17 +115,31 @@ func (t *trip) prefix() string {
 
 // describe adds to a header how long the request has waited, and for what.
 func (t *trip) describe(h http.Header) {
-	h.Set("X-Throttle-Waited", seconds(t.waited))
+	h["X-Throttle-Waited"] = notWaited
+	if t.waited != 0 {
+		h["X-Throttle-Waited"] = []string{seconds(t.waited)}
+	}
 	setOrDelete(h, "X-Throttle-Policy", t.policy)
 	setOrDelete(h, "X-Throttle-Tier", t.tier)
 }
 
+var notWaited = []string{seconds(0)}
+
+// setOrDelete sets a header whose name has its canonical form. An empty value deletes it.
 func setOrDelete(h http.Header, name, value string) {
 	if value == "" {
-		h.Del(name)
+		delete(h, name)
 		return
 	}
-	h.Set(name, value)
+	h[name] = []string{value}
+}
+
+// first returns the first value of a header whose name has its canonical form.
+func first(h http.Header, name string) string {
+	if values := h[name]; len(values) > 0 {
+		return values[0]
+	}
+	return ""
 }
 
 // seconds returns a length of time in seconds with three decimals.
@@ -150,7 +164,7 @@ func (r *route) wishes(h http.Header, c *Client) (class throttle.Class, maxWait 
 	if c != nil && c.HasClass {
 		class = c.Class
 	}
-	if asked := h.Get(classHeader); asked != "" {
+	if asked := first(h, classHeader); asked != "" {
 		wish, ok := classes[asked]
 		if !ok {
 			return 0, 0, badRequest(http.StatusBadRequest, "class", classHeader+" must be interactive, normal or batch.")
@@ -159,7 +173,7 @@ func (r *route) wishes(h http.Header, c *Client) (class throttle.Class, maxWait 
 			class = wish
 		}
 	}
-	if asked := h.Get(maxWaitHeader); asked != "" {
+	if asked := first(h, maxWaitHeader); asked != "" {
 		var ok bool
 		if maxWait, ok = parseWait(asked); !ok {
 			return 0, 0, badRequest(http.StatusBadRequest, "max_wait", maxWaitHeader+" must be a length of time such as 5s or 1m30s, or a number of seconds.")
