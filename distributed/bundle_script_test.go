@@ -149,6 +149,43 @@ func TestBundleReservesNothingInABan(t *testing.T) {
 	}
 }
 
+// TestBundleTakesReturnedTimes checks that a request takes a time that was returned to the outer quota
+// only if the inner quota has room then, or the same time was returned to it too.
+func TestBundleTakesReturnedTimes(t *testing.T) {
+	eachNest(t, "2/s;algo=sliding_log", func(n *nest) {
+		var times []time.Duration
+		for range 6 {
+			what, in := n.ask(0)
+			if what >= -1 {
+				t.Fatalf("got %d, want a reservation", what)
+			}
+			times = append(times, in)
+		}
+		second := times[2]
+		giveBack := func(key string) {
+			t.Helper()
+			h := parseHeader(n.call([]string{key}, opStatus))
+			if reply := n.call([]string{key}, opCancel, h.generation, h.setBack(), 0, h.now+micros(second), 1); reply[headerLen] != 1 {
+				t.Fatalf("got %v, want one canceled", reply)
+			}
+		}
+		for _, first := range []string{n.outer, n.inner, n.outer} {
+			giveBack(first)
+			if _, in := n.ask(0); in <= times[5] {
+				t.Errorf("got %v of %v, which was returned to one quota, want a later time", in, times)
+			}
+			if first == n.outer {
+				giveBack(n.inner)
+			} else {
+				giveBack(n.outer)
+			}
+			if _, in := n.ask(0); in != second {
+				t.Errorf("got %v of %v, want %v, which was returned to both quotas", in, times, second)
+			}
+		}
+	})
+}
+
 // TestTurnsOfALostState checks that nobody waits for a turn that another state gave, whose clock was
 // ahead: the key may expire again before that turn comes, and so on forever.
 func TestTurnsOfALostState(t *testing.T) {
