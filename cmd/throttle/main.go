@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	_ "time/tzdata" // for machines and images without time zones, which daily limits of some APIs need
 
 	"github.com/apithrottle/throttle/cmd/throttle/internal/cli"
 )

@@ -24,3 +24,12 @@ func TestWithoutClone(t *testing.T) {
 		t.Errorf("version prints %q, %v", out, err)
 	}
 }
+
+// TestTimeZones checks that the command has time zones of its own, which an image from scratch lacks.
+func TestTimeZones(t *testing.T) {
+	list := exec.Command("go", "list", "-deps", ".")
+	out, err := list.Output()
+	if err != nil || !strings.Contains(string(out), "\ntime/tzdata\n") {
+		t.Errorf("the command does not link time/tzdata: %v", err)
+	}
+}
