@@ -140,6 +140,117 @@ func TestSystemd(t *testing.T) {
 	}
 }
 
+// The fields of Kubernetes that the manifest uses, so that others are errors.
+type (
+	object struct {
+		APIVersion string `yaml:"apiVersion"`
+		Kind       string
+		Metadata   struct{ Name string }
+		Data       map[string]string
+		StringData map[string]string `yaml:"stringData"`
+		Spec       struct {
+			Replicas int
+			Selector struct {
+				MatchLabels map[string]string `yaml:"matchLabels"`
+			}
+			Template struct {
+				Metadata struct{ Labels map[string]string }
+				Spec     pod
+			}
+		}
+	}
+	pod struct {
+		TerminationGracePeriodSeconds int         `yaml:"terminationGracePeriodSeconds"`
+		InitContainers                []container `yaml:"initContainers"`
+		Containers                    []container
+		Volumes                       []struct {
+			Name      string
+			ConfigMap struct{ Name string } `yaml:"configMap"`
+		}
+	}
+	container struct {
+		Name, Image   string
+		RestartPolicy string `yaml:"restartPolicy"`
+		Args          []string
+		EnvFrom       []struct {
+			SecretRef struct{ Name string } `yaml:"secretRef"`
+		} `yaml:"envFrom"`
+		Env             []struct{ Name, Value string }
+		StartupProbe    probe `yaml:"startupProbe"`
+		LivenessProbe   probe `yaml:"livenessProbe"`
+		Resources       struct{ Requests, Limits map[string]string }
+		SecurityContext struct {
+			RunAsNonRoot             bool  `yaml:"runAsNonRoot"`
+			RunAsUser                int   `yaml:"runAsUser"`
+			RunAsGroup               int   `yaml:"runAsGroup"`
+			ReadOnlyRootFilesystem   bool  `yaml:"readOnlyRootFilesystem"`
+			AllowPrivilegeEscalation *bool `yaml:"allowPrivilegeEscalation"`
+			Capabilities             struct{ Drop []string }
+			SeccompProfile           struct{ Type string } `yaml:"seccompProfile"`
+		} `yaml:"securityContext"`
+		VolumeMounts []struct {
+			Name      string
+			MountPath string `yaml:"mountPath"`
+			ReadOnly  bool   `yaml:"readOnly"`
+		} `yaml:"volumeMounts"`
+		Lifecycle struct {
+			PreStop struct{ Sleep struct{ Seconds int } } `yaml:"preStop"`
+		}
+	}
+	probe struct {
+		Exec             struct{ Command []string }
+		PeriodSeconds    int `yaml:"periodSeconds"`
+		TimeoutSeconds   int `yaml:"timeoutSeconds"`
+		FailureThreshold int `yaml:"failureThreshold"`
+	}
+)
+
+// The sidecar's arguments and file are those of the proxy, and its parts fit together.
+func TestSidecar(t *testing.T) {
+	objects := make(map[string]object)
+	for d := yaml.NewDecoder(strings.NewReader(readRoot(t, "contrib/kubernetes/sidecar.yaml")), yaml.Strict()); ; {
+		var o object
+		if err := d.Decode(&o); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		objects[o.Kind] = o
+	}
+	spec := objects["Deployment"].Spec.Template.Spec
+	proxy, app := spec.InitContainers[0], spec.Containers[0]
+	secret := objects["Secret"]
+	if proxy.RestartPolicy != "Always" || proxy.EnvFrom[0].SecretRef.Name != secret.Metadata.Name ||
+		proxy.VolumeMounts[0].Name != spec.Volumes[0].Name || spec.Volumes[0].ConfigMap.Name != objects["ConfigMap"].Metadata.Name {
+		t.Errorf("the parts do not fit: %+v", proxy)
+	}
+	var env []string
+	for name := range secret.StringData {
+		env = append(env, name)
+	}
+	dir, name := filepath.Split(parsed(t, proxy.Args)["config"])
+	if filepath.Clean(dir) != filepath.Clean(proxy.VolumeMounts[0].MountPath) {
+		t.Errorf("the file is in %s, and the volume at %s", dir, proxy.VolumeMounts[0].MountPath)
+	}
+	text := strings.ReplaceAll(objects["ConfigMap"].Data[name], "${env:REDIS_URL}", secret.StringData["REDIS_URL"])
+	c := loaded(t, "sidecar.yaml", text, env, nil)
+	if time.Duration(spec.TerminationGracePeriodSeconds)*time.Second <= c.Timeouts.Shutdown+time.Duration(app.Lifecycle.PreStop.Sleep.Seconds)*time.Second {
+		t.Errorf("the pod ends after %d seconds, too soon for the proxy", spec.TerminationGracePeriodSeconds)
+	}
+	if base := app.Env[0].Value; c.Routes[strings.TrimPrefix(base, "http://"+c.Listen)] == nil {
+		t.Errorf("no route is at %s", base)
+	}
+	// A probe must not end a proxy whose API has closed the quota.
+	for _, p := range []probe{proxy.StartupProbe, proxy.LivenessProbe} {
+		if page := parsed(t, p.Exec.Command[1:])["page"]; page != "http://"+c.Listen+config.ReservedPrefix+"/" || p.Exec.Command[0] != "/throttle" {
+			t.Errorf("a probe runs %q", p.Exec.Command)
+		}
+	}
+	if s := proxy.SecurityContext; !s.RunAsNonRoot || s.RunAsUser == 0 || !s.ReadOnlyRootFilesystem || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation {
+		t.Errorf("the proxy may do too much: %+v", s)
+	}
+}
+
 // The image has no root and no shell, and runs the proxy.
 func TestContainerfile(t *testing.T) {
 	_, last, ok := strings.Cut(readRoot(t, "contrib/Containerfile"), "\nFROM scratch\n")
