@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"maps"
 	"net"
@@ -20,6 +21,7 @@ import (
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/proxy"
 	"github.com/apithrottle/throttle/observe"
+	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
 )
 
@@ -109,6 +111,10 @@ func (c *command) runProxy(ctx context.Context, f proxyFlags) error {
 		return err
 	}
 	defer listener.Close()
+	// These loggers know no level. net/http writes to the first what an upstream sends between two
+	// responses, and go-redis to the second each dial that fails.
+	log.SetOutput(io.Discard)
+	redis.SetLogger(noLog{})
 	store, closer, err := cfg.OpenStore()
 	if err != nil {
 		return err
