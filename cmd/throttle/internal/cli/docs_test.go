@@ -163,3 +163,31 @@ func TestDocsProblems(t *testing.T) {
 		t.Error("the proxy has no problems")
 	}
 }
+
+// provenBy has the functions of sdktest that call an API as the clients of docs/proxy.md do.
+var provenBy = map[string]string{
+	"openai-go": "viaOpenAI", "anthropic-sdk-go": "viaAnthropic", "stripe-go": "viaStripe", "go-github": "viaGitHub",
+	"slack-go": "viaSlack", "genai": "viaGemini", "Python's urllib": "viaPython", "Node's fetch": "viaNode", "curl": "viaCurl",
+}
+
+// TestDocsBaseURLs checks that TestProxyBaseURLs of sdktest has each client of the table of base URLs,
+// with the setting that the table names.
+func TestDocsBaseURLs(t *testing.T) {
+	source := readRoot(t, "sdktest/proxytraffic_test.go")
+	_, test, _ := strings.Cut(source, "\nfunc TestProxyBaseURLs(")
+	test, _, _ = strings.Cut(test, "\n}\n")
+	_, table, _ := strings.Cut(readRoot(t, "docs/proxy.md"), "## Base URLs\n\n| client | setting |\n|---|---|\n")
+	table, _, _ = strings.Cut(table, "\n\n")
+	for line := range strings.Lines(table) {
+		cells := strings.Split(line, "|")
+		for client := range strings.SplitSeq(cells[1], ",") {
+			if call := provenBy[strings.TrimSpace(client)]; call == "" || !strings.Contains(test, "{"+call+"(") {
+				t.Errorf("no test proves the line of %s", client)
+			}
+		}
+		setting := strings.Split(cells[2], "`")[1]
+		if name := strings.FieldsFunc(setting, func(c rune) bool { return strings.ContainsRune("({:", c) })[0]; name != "http" && !strings.Contains(source, name) {
+			t.Errorf("no test has the setting %s", name)
+		}
+	}
+}
