@@ -42,10 +42,8 @@ func buffer(w http.ResponseWriter, r *http.Request, limit int64) *problem {
 	}
 	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil }
 	r.Body, _ = r.GetBody()
-	if len(r.Trailer) == 0 {
-		r.ContentLength = int64(len(data))
-		r.TransferEncoding = nil
-	}
+	r.ContentLength = int64(len(data))
+	r.TransferEncoding = nil
 	return nil
 }
 

@@ -433,9 +433,7 @@ func rewrite(pr *httputil.ProxyRequest) {
 	out, to := pr.Out, t.route.Upstream
 	out.URL = t.route.url(t.rest, pr.In.URL.RawQuery, pr.In.URL.ForceQuery)
 	out.Host = to.Host
-	if len(pr.In.Trailer) > 0 {
-		out.Trailer = pr.In.Trailer // net/http fills it at the end of the body
-	}
+	out.Trailer = nil // it could say what the headers must not
 	for name := range out.Header {
 		if strings.HasPrefix(name, "X-Throttle-") || strings.HasPrefix(name, "X-Forwarded-") {
 			delete(out.Header, name)

@@ -230,7 +230,7 @@ func TestBodies(t *testing.T) {
 	}{
 		{0, false, false, 0, -1}, {1, false, false, 1, 1}, {1000, false, false, 1000, 1000}, {1001, false, false, 1001, -1},
 		{0, true, false, 0, 0}, {1, true, false, 1, 1}, {1000, true, false, 1000, 1000}, {1001, true, false, -1, -1}, {1 << 20, true, false, -1, -1},
-		{10, true, true, -1, 10}, {1 << 20, true, true, -1, -1},
+		{10, true, true, 10, 10}, {1 << 20, true, true, -1, -1},
 	} {
 		var body io.Reader = strings.NewReader(strings.Repeat("x", test.n))
 		if test.chunked {
@@ -242,8 +242,7 @@ func TestBodies(t *testing.T) {
 		}
 		want := fmt.Sprintf("%d %d map[]", test.n, test.length)
 		if test.trailer {
-			req.Trailer = http.Header{"X-Sum": {"1"}}
-			want = fmt.Sprintf("%d %d map[X-Sum:[1]]", test.n, test.length)
+			req.Trailer = http.Header{"X-Sum": {"1"}} // which does not reach the upstream
 		}
 		resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
 		if err != nil {
