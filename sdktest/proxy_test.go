@@ -563,7 +563,8 @@ func TestProxyStoreAway(t *testing.T) {
 // end nobody waits and nothing is in flight.
 func TestProxyHangUpsUnderLoad(t *testing.T) {
 	t.Parallel()
-	api := throttletest.NewProvider(throttle.PerSecond(50), throttle.Tier{Limit: 5, Algorithm: throttle.Concurrency})
+	// The API has no Concurrency: it may notice later than the proxy that a client has gone.
+	api := throttletest.NewProvider(throttle.PerSecond(50))
 	defer api.Close()
 	api.Hold = func() time.Duration { return time.Duration(rand.IntN(20)) * time.Millisecond }
 	p := startProxy(t, fmt.Sprintf("routes: {/api: {to: %s, policy: 50/s + 4;algo=concurrency | guard=5s}}", api.URL))
@@ -592,11 +593,8 @@ func TestProxyHangUpsUnderLoad(t *testing.T) {
 	}
 	s := api.Summary()
 	t.Logf("%d answered, %d hung up, %d received by the API, %d refused", answered.Load(), gone.Load(), s.Sent, s.Refused)
-	for _, a := range api.Arrivals() {
-		if a.Tier == 0 { // a place in flight may be free at the client before it is at the API
-			t.Errorf("the API refused a request by 50/s")
-			break
-		}
+	if s.Refused > 0 {
+		t.Errorf("the API refused %d of %d requests", s.Refused, s.Sent)
 	}
 	if s.Sent < answered.Load() {
 		t.Errorf("the API received %d requests, and %d were answered", s.Sent, answered.Load())
