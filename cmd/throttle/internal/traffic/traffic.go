@@ -66,8 +66,18 @@ type LineError struct {
 func (e *LineError) Error() string { return fmt.Sprintf("line %d: %v", e.Line, e.Err) }
 func (e *LineError) Unwrap() error { return e.Err }
 
-// mostLine is the longest line.
-const mostLine = 16 << 20
+// mostLine is the longest line, and mostEntry the longest entry of a HAR, which may have the bodies of
+// a request and its response.
+const (
+	mostLine  = 16 << 20
+	mostEntry = 64 << 20
+)
+
+// mostTook is the longest duration.
+const mostTook = 100 * 365 * 24 * time.Hour
+
+// isTime reports whether a time is one of a log, so that sums of it and durations are in range.
+func isTime(t time.Time) bool { return t.Year() >= 1970 && t.Year() < 2100 }
 
 // Read calls each with the requests of a log, and bad with each line that can't be read. It returns
 // the format, and the first error of these functions or of the reader.
@@ -177,7 +187,7 @@ func (j *jsonLine) parse(line []byte) (r Request, err error) {
 	for _, field := range j.Amounts {
 		_, value := first(object, []string{field})
 		n, err := strconv.ParseFloat(text(value), 64)
-		if value == nil || err != nil || n < 0 || n > 1e15 {
+		if value == nil || err != nil || !(n >= 0 && n <= 1e15) {
 			return r, fmt.Errorf("field %s is %s: it must be a number of at least 0", field, orNone(value))
 		}
 		r.Amount = append(r.Amount, int64(math.Ceil(n)))
@@ -241,11 +251,11 @@ func (j *jsonLine) unit(name string) time.Duration {
 func parseTime(value json.RawMessage) (int64, error) {
 	s := text(value)
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02 15:04:05Z07:00", "2006-01-02T15:04:05Z0700"} {
-		if t, err := time.Parse(layout, s); err == nil && t.Year() >= 1970 && t.Year() < 2200 {
+		if t, err := time.Parse(layout, s); err == nil && isTime(t) {
 			return t.UnixNano(), nil
 		}
 	}
-	if n, ok := parseUnix(s); ok {
+	if n, ok := parseUnix(s); ok && isTime(time.Unix(0, n)) {
 		return n, nil
 	}
 	return 0, fmt.Errorf("%s is no time: write RFC 3339, as 2006-01-02T15:04:05Z, or Unix time", shortened(s))
@@ -274,13 +284,13 @@ func parseUnix(s string) (ns int64, ok bool) {
 
 // parseDuration parses a number of units, or a length such as 12ms.
 func parseDuration(s string, unit time.Duration) (time.Duration, error) {
-	if n, err := strconv.ParseFloat(s, 64); err == nil && n >= 0 && n*float64(unit) < math.MaxInt64/2 {
+	if n, err := strconv.ParseFloat(s, 64); err == nil && n >= 0 && n*float64(unit) <= float64(mostTook) {
 		return time.Duration(math.Round(n * float64(unit))), nil
 	}
-	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
+	if d, err := time.ParseDuration(s); err == nil && d >= 0 && d <= mostTook {
 		return d, nil
 	}
-	return 0, fmt.Errorf("%s is no duration: write a number of at least 0, or a length such as 12ms", shortened(s))
+	return 0, fmt.Errorf("%s is no duration: write a number of at least 0, or a length such as 12ms, of at most 100 years", shortened(s))
 }
 
 // shortened returns a value for an error.
@@ -312,7 +322,7 @@ func (a *accessLine) parse(line []byte) (r Request, err error) {
 	stamp, rest := line[open+1:open+length], line[open+length+1:]
 	if !bytes.Equal(stamp, a.second) {
 		t, err := time.Parse("02/Jan/2006:15:04:05 -0700", string(stamp))
-		if err != nil {
+		if err != nil || !isTime(t) {
 			return r, fmt.Errorf("%s is no time: it must be as 02/Jan/2006:15:04:05 -0700", shortened(string(stamp)))
 		}
 		a.second, a.at = append(a.second[:0], stamp...), t.UnixNano()
@@ -337,6 +347,9 @@ func (a *accessLine) parse(line []byte) (r Request, err error) {
 		if r.Took = took; seconds {
 			r.At -= int64(took)
 		}
+		if r.At < 0 {
+			return r, fmt.Errorf("its duration %s begins before 1970", shortened(last))
+		}
 	}
 	return r, nil
 }
@@ -359,7 +372,8 @@ func skipQuoted(b []byte) (rest []byte, ok bool) {
 
 // readHAR reads the entries of a HAR one by one.
 func readHAR(b *bufio.Reader, each func(Request) error, bad func(*LineError) error) error {
-	d := json.NewDecoder(b)
+	bound := &bounded{b, mostEntry}
+	d := json.NewDecoder(bound)
 	if err := enter(d, "log"); err != nil {
 		return err
 	}
@@ -370,12 +384,16 @@ func readHAR(b *bufio.Reader, each func(Request) error, bad func(*LineError) err
 		return errors.New("the HAR has no list log.entries")
 	}
 	for n := 1; d.More(); n++ {
+		bound.left = mostEntry
 		var entry struct {
 			StartedDateTime json.RawMessage `json:"startedDateTime"`
 			Time            float64         `json:"time"` // milliseconds
 		}
 		var raw json.RawMessage
-		if err := d.Decode(&raw); err != nil {
+		switch err := d.Decode(&raw); {
+		case errors.Is(err, errLongEntry):
+			return &LineError{n, err}
+		case err != nil:
 			return &LineError{n, fmt.Errorf("the entry is not JSON: %w", err)}
 		}
 		var r Request
@@ -383,8 +401,10 @@ func readHAR(b *bufio.Reader, each func(Request) error, bad func(*LineError) err
 		if err == nil {
 			r.At, err = parseTime(entry.StartedDateTime)
 		}
+		if r.Took = -1; err == nil && entry.Time >= 0 {
+			r.Took, err = parseDuration(strconv.FormatFloat(entry.Time, 'g', -1, 64), time.Millisecond)
+		}
 		if err == nil {
-			r.Took = time.Duration(math.Max(0, entry.Time) * float64(time.Millisecond))
 			err = each(r)
 		} else {
 			err = bad(&LineError{n, err})
@@ -394,6 +414,23 @@ func readHAR(b *bufio.Reader, each func(Request) error, bad func(*LineError) err
 		}
 	}
 	return nil
+}
+
+// A bounded is a reader of a limited number of bytes, which is set anew for each entry.
+type bounded struct {
+	io.Reader
+	left int64
+}
+
+var errLongEntry = fmt.Errorf("it is longer than %d MB", mostEntry>>20)
+
+func (b *bounded) Read(p []byte) (int, error) {
+	if b.left <= 0 {
+		return 0, errLongEntry
+	}
+	n, err := b.Reader.Read(p[:min(int64(len(p)), b.left)])
+	b.left -= int64(n)
+	return n, err
 }
 
 // enter reads an object up to the value of a key.

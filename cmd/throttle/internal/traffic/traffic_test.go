@@ -88,6 +88,82 @@ func TestDurations(t *testing.T) {
 	}
 }
 
+// TestHostileNumbers leaves out times, durations and amounts that no later sum could hold.
+func TestHostileNumbers(t *testing.T) {
+	clf := func(stamp, end string) string {
+		return `1.1.1.1 - - [` + stamp + `] "GET / HTTP/1.1" 200 5` + end
+	}
+	har := func(entry string) string { return `{"log":{"entries":[{` + entry + `}]}}` }
+	for _, log := range []string{
+		clf("02/Jan/0000:15:04:05 -0700", ""),
+		clf("02/Jan/1969:15:04:05 -0700", ""),
+		clf("02/Jan/9999:15:04:05 -0700", ""),
+		clf("02/Jan/1970:15:04:05 +0000", " 100000.5"),
+		`{"time":1,"duration":"2500000h"}`,
+		`{"time":1,"duration":4e9}`,
+		`{"time":1,"duration":1,"n":"NaN"}`,
+		`{"time":1,"duration":1,"n":"Inf"}`,
+		`{"time":1,"duration":1,"n":-1}`,
+		har(`"startedDateTime":"2026-01-01T00:00:00Z","time":1e308`),
+		har(`"startedDateTime":"2026-01-01T00:00:00Z","time":4e15`),
+		har(`"startedDateTime":"9999-01-01T00:00:00Z","time":1`),
+	} {
+		o := traffic.Options{}
+		if strings.Contains(log, `"n"`) {
+			o.Amounts = []string{"n"}
+		}
+		if _, all, bad := read(t, strings.NewReader(log), o); len(all) > 0 || len(bad) != 1 {
+			t.Errorf("%s: %v, bad %v", log, all, bad)
+		}
+	}
+	if _, all, bad := read(t, strings.NewReader(har(`"startedDateTime":"2026-01-01T00:00:00Z","time":-1`)), traffic.Options{}); len(bad) > 0 || len(all) != 1 || all[0].Took != -1 {
+		t.Errorf("a HAR without a known duration: %v, bad %v", all, bad)
+	}
+}
+
+// TestLongEntry stops at an entry of a HAR that is longer than a line may be, without reading all of it.
+func TestLongEntry(t *testing.T) {
+	const begins = `{"log":{"entries":[{"startedDateTime":"2026-01-01T00:00:00Z","time":1},{"text":"`
+	endless := &counted{Reader: io.MultiReader(strings.NewReader(begins), repeated('a'))}
+	_, err := traffic.Read(endless, traffic.Options{}, func(traffic.Request) error { return nil }, nil)
+	var bad *traffic.LineError
+	if !errors.As(err, &bad) || bad.Line != 2 || !strings.Contains(err.Error(), "longer than") {
+		t.Errorf("%v", err)
+	}
+	if endless.n > 200<<20 {
+		t.Errorf("%d bytes were read", endless.n)
+	}
+	endless = &counted{Reader: io.MultiReader(strings.NewReader(`{"log":{"pages":"`), repeated('a'))}
+	if _, err := traffic.Read(endless, traffic.Options{}, nil, nil); err == nil || endless.n > 200<<20 {
+		t.Errorf("%v after %d bytes", err, endless.n)
+	}
+}
+
+// A repeated is a reader without an end.
+type repeated byte
+
+func (r repeated) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = byte(r)
+	}
+	return len(p), nil
+}
+
+// A counted counts the bytes that were read, and fails after 1 GB.
+type counted struct {
+	io.Reader
+	n int
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	if c.n > 1<<30 {
+		return 0, errors.New("too much was read")
+	}
+	n, err := c.Reader.Read(p)
+	c.n += n
+	return n, err
+}
+
 // TestCompressed reads what was compressed in two parts, as gzip -c appends them, after a byte order
 // mark, and with the line ends of Windows.
 func TestCompressed(t *testing.T) {
