@@ -128,8 +128,8 @@ func (f *planFlags) play(ctx context.Context, policies []string, count string) (
 	if f.workers < 0 {
 		return nil, usagef("--workers is %d: it must be at least 1, or 0 for as many as the policy admits", f.workers)
 	}
-	if f.answers < 0 {
-		return nil, usagef("--answers is %v: it must be at least 0", f.answers)
+	if err := checkAnswers(f.answers); err != nil {
+		return nil, err
 	}
 	start, err := parseStart(f.start)
 	if err != nil {
@@ -172,10 +172,24 @@ func parseStart(text string) (time.Time, error) {
 	}
 	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05", "2006-01-02T15:04", "2006-01-02 15:04:05", "2006-01-02 15:04", "2006-01-02"} {
 		if at, err := time.ParseInLocation(layout, text, time.Local); err == nil {
+			if at.Year() < 1970 || at.Year() > 2099 {
+				return at, usagef("--start is %q: it must be in the years from 1970 to 2099", text)
+			}
 			return at, nil
 		}
 	}
 	return time.Time{}, usagef("--start is %q: write it as 2006-01-02, 2006-01-02T15:04 or 2006-01-02T15:04:05Z", text)
+}
+
+// mostAnswers is the longest time that a response can take.
+const mostAnswers = 10_000 * time.Hour
+
+// checkAnswers returns an error for a time that no response can take.
+func checkAnswers(d time.Duration) error {
+	if d < 0 || d > mostAnswers {
+		return usagef("--answers is %v: it must be at least 0s and at most %.0fh", d, mostAnswers.Hours())
+	}
+	return nil
 }
 
 // parseCosts parses amounts, each as unit=n.

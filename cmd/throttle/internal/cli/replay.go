@@ -221,12 +221,13 @@ func (f *replayFlags) options() (o traffic.Options, units []string, err error) {
 		return o, nil, usagef("--format is %q: it must be jsonl, clf or har", f.format)
 	case !ok:
 		return o, nil, usagef("--duration-unit is %q: it must be s, ms, us or ns", f.unit)
-	case f.answers < 0:
-		return o, nil, usagef("--answers is %v: it must be at least 0", f.answers)
 	case f.maxWait < 0:
 		return o, nil, usagef("--max-wait is %v: it must be at least 0", f.maxWait)
 	default:
 		o = traffic.Options{Format: traffic.Format(f.format), Time: f.time, Duration: f.duration, Unit: unit}
+	}
+	if err := checkAnswers(f.answers); err != nil {
+		return o, nil, err
 	}
 	for _, text := range f.costs {
 		unit, field, ok := strings.Cut(text, "=")

@@ -125,10 +125,13 @@ func (p *batch) play(ctx context.Context) error {
 		p.run.note(elapsed(), p.total, by)
 		next := again
 		if len(p.pending) > 0 {
-			next = min(next, p.pending[0].at+int64(p.Answers))
+			next = min(next, later(p.pending[0].at, p.Answers))
 		}
 		if next == never {
 			return errStuck
+		}
+		if next-p.now > int64(mostLength)-elapsed() {
+			return errLong
 		}
 		p.now = next
 		p.answer()

@@ -91,7 +91,7 @@ func (q *quota) cost(c throttle.Cost) ([]int64, error) {
 	return cost, nil
 }
 
-// A NeverError is the error of a cost that no policy could play.
+// A NeverError is the error of a cost that no policy admits, or of a batch that is too long to play.
 type NeverError struct{ message string }
 
 func (e *NeverError) Error() string { return e.message }
@@ -151,5 +151,18 @@ func (q *quota) answered(now, admitted int64, f algorithms.Flight, cost []int64,
 		q.ledger.Release(cost)
 	}
 }
+
+// later returns the instant a while after another one.
+func later(at int64, d time.Duration) int64 {
+	if int64(d) > never-at {
+		return never
+	}
+	return at + int64(d)
+}
+
+// mostLength bounds a batch: nanoseconds since 1970 are in range until 2262.
+const mostLength = 80 * 365 * 24 * time.Hour
+
+var errLong = &NeverError{"the batch takes longer than 80 years"}
 
 var errStuck = errors.New("the policy admits nothing more, whatever the time")

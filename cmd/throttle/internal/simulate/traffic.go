@@ -196,7 +196,7 @@ func (t *Traffic) admit(a Arrival, cost []int64) (Fate, error) {
 		f, again, by := t.take(t.now, cost)
 		switch {
 		case by < 0:
-			heap.Push(&t.pending, response{t.now + int64(a.Answers), t.now, f, cost})
+			heap.Push(&t.pending, response{later(t.now, a.Answers), t.now, f, cost})
 			return Admitted, nil
 		case t.plan.Exhausted(by):
 			return Exhausted, nil
@@ -235,7 +235,7 @@ func (t *Traffic) settle(a Arrival, at int64, f Fate) {
 			t.Waits = append(t.Waits, wait)
 			t.ByTier[t.plan.Declared(max(0, t.by))]++
 		}
-		if e := time.Unix(0, at+int64(a.Answers)); e.After(t.End) {
+		if e := time.Unix(0, later(at, a.Answers)); e.After(t.End) {
 			t.End = e
 		}
 	}
@@ -280,6 +280,6 @@ func (t *Traffic) arriveUnlimited(a Arrival) {
 		for unit, n := range t.arriving {
 			accepted[unit] = n
 		}
-		heap.Push(&t.open, end{a.At + int64(a.Answers), accepted})
+		heap.Push(&t.open, end{later(a.At, a.Answers), accepted})
 	}
 }
