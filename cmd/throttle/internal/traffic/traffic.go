@@ -401,8 +401,8 @@ func readHAR(b *bufio.Reader, each func(Request) error, bad func(*LineError) err
 		if err == nil {
 			r.At, err = parseTime(entry.StartedDateTime)
 		}
-		if r.Took = -1; err == nil && entry.Time >= 0 {
-			r.Took, err = parseDuration(strconv.FormatFloat(entry.Time, 'g', -1, 64), time.Millisecond)
+		if err == nil {
+			r.Took, err = parseDuration(strconv.FormatFloat(max(0, entry.Time), 'g', -1, 64), time.Millisecond)
 		}
 		if err == nil {
 			err = each(r)
