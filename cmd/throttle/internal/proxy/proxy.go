@@ -439,6 +439,10 @@ func rewrite(pr *httputil.ProxyRequest) {
 			delete(out.Header, name)
 		}
 	}
+	if tunnelsHTTP(out.Header) {
+		delete(out.Header, "Connection")
+		delete(out.Header, "Upgrade")
+	}
 	if pr.In.GetBody != nil {
 		delete(out.Header, "Expect") // the body is here
 	}
@@ -483,7 +487,7 @@ var methods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS
 
 // servePages serves a page of the proxy.
 func (h *Handler) servePages(w http.ResponseWriter, r *http.Request) *problem {
-	if !h.opts.PublicPages && !isLocal(r.RemoteAddr) {
+	if !h.opts.PublicPages && (!isLocal(r.RemoteAddr) || !isLocalHost(r.Host) || isForwarded(r.Header)) {
 		return badRequest(http.StatusForbidden, "pages", "The proxy shows its pages to its own host alone.")
 	}
 	name, slash := strings.CutPrefix(strings.TrimPrefix(r.URL.EscapedPath(), PagesPrefix), "/")

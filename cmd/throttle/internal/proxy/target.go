@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"strconv"
 	"strings"
 )
 
@@ -51,11 +52,43 @@ func isSafe(path string) bool {
 		if !strings.Contains(path, "%") {
 			return true
 		}
-		again, err := url.PathUnescape(path)
-		if err != nil || again == path {
+		again := unescape(path)
+		if again == path {
 			return true
 		}
 		path = again
+	}
+	return false
+}
+
+// unescape decodes a path once. Like a lenient decoder it leaves a % as it is that no two hexadecimal
+// digits follow.
+func unescape(path string) string {
+	var b strings.Builder
+	for {
+		before, after, found := strings.Cut(path, "%")
+		b.WriteString(before)
+		if !found {
+			return b.String()
+		}
+		if code, err := strconv.ParseUint(after[:min(2, len(after))], 16, 8); err == nil && len(after) >= 2 {
+			b.WriteByte(byte(code))
+			path = after[2:]
+		} else {
+			b.WriteByte('%')
+			path = after
+		}
+	}
+}
+
+// tunnelsHTTP reports whether a request asks for a tunnel through which HTTP passes, such as h2c. The
+// proxy could not see the requests inside.
+func tunnelsHTTP(h http.Header) bool {
+	for part := range strings.SplitSeq(strings.ToLower(first(h, "Upgrade")), ",") {
+		name, _, _ := strings.Cut(strings.TrimSpace(part), "/")
+		if name == "h2c" || name == "h2" || name == "http" || name == "tls" {
+			return true
+		}
 	}
 	return false
 }
@@ -103,6 +136,16 @@ func isLocal(addr string) bool {
 		return ip.Addr().Unmap().IsLoopback()
 	}
 	return addr == "" || addr[0] == '@' || addr[0] == '/'
+}
+
+// isForwarded reports whether another proxy, which may be on this host, has passed a request on.
+func isForwarded(h http.Header) bool {
+	for _, name := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-Ip", "Via"} {
+		if len(h[name]) > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // leadBack makes the links of a response lead to the proxy, if they lead to the upstream: those of
