@@ -19,6 +19,7 @@ package config
 import (
 	"crypto/sha256"
 	"crypto/subtle"
+	"io"
 	"net/url"
 	"os"
 	"strings"
@@ -242,7 +243,12 @@ type Size int64
 // Load reads a file. It reads the environment and the files that the file refers to. The error is an
 // [*Error] if the file has problems.
 func Load(path string) (*Config, error) {
-	text, err := os.ReadFile(path)
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, mostBytes+1))
 	if err != nil {
 		return nil, err
 	}

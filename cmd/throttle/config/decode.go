@@ -47,7 +47,7 @@ func (d *decoder) config(text []byte) *Config {
 	d.failed = make(map[string]bool)
 	c := new(Config)
 	if len(text) > mostBytes {
-		d.report(nil, "", "the file has %d bytes: it must have at most %d", len(text), mostBytes)
+		d.report(nil, "", "the file is too large: it must have at most %d bytes", mostBytes)
 		return nil
 	}
 	root := d.parse(text)

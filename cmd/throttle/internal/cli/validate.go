@@ -149,13 +149,16 @@ func (c *command) validateOne(arg string, withoutSecrets bool) validated {
 
 // loadConfig reads a configuration file, or the standard input if path is "-".
 func (c *command) loadConfig(path string, withoutSecrets bool) (*config.Config, error) {
-	var text []byte
-	var err error
-	if path == "-" {
-		text, err = io.ReadAll(io.LimitReader(c.Stdin, 2<<20))
-	} else {
-		text, err = os.ReadFile(path)
+	in := c.Stdin
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		in = f
 	}
+	text, err := io.ReadAll(io.LimitReader(in, 2<<20)) // more than a file may have
 	if err != nil {
 		return nil, err
 	}
