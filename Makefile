@@ -45,11 +45,10 @@ test: redis
 	go test -p 4 $(RACE) -skip '^($(ALONE))$$' $$(go list ./... | grep -vxF "$$(go list $(PURE))"); status=$$?; \
 	if [ -s "$$THROTTLE_SKIPPED" ]; then echo "skipped:"; sort "$$THROTTLE_SKIPPED"; fi; \
 	rm -f "$$THROTTLE_SKIPPED"; exit $$status
-	cd bench && go vet ./... && go test -parallel 8 ./...
 	$(MAKE) --no-print-directory -j 4 $(MODULES)
 
 # MODULES test a module each, such as test/cmd/throttle. Their tests wait much, so they run side by side.
-MODULES = $(addprefix test/,sdktest $(BESIDE))
+MODULES = $(addprefix test/,bench sdktest $(BESIDE))
 .PHONY: $(MODULES)
 $(MODULES): test/%:
 	cd $* && go vet ./... && go test -parallel 16 ./...

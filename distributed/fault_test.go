@@ -387,7 +387,9 @@ func gone(t *testing.T) {
 	n, most := spy.dials.Load()-before, int64(4+15*time.Since(began).Seconds())
 	cancel()
 	for range 1000 {
-		if err := <-errs; !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.Canceled) || !errors.Is(err, syscall.ECONNREFUSED) {
+		// On a slow machine Options.Timeout passes before the last attempt to connect is refused.
+		if err := <-errs; !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.Canceled) ||
+			!errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("canceled caller: got %v, want ErrUnavailable and the cause", err)
 		}
 	}
