@@ -17,24 +17,11 @@ fi
 command -v npm >/dev/null 2>&1 || missing="$missing npm"
 [ -z "$missing" ] && exit 0
 
-as_root=
-if ! command -v apt-get >/dev/null 2>&1; then
-	cannot="this system has no apt-get to install it"
-elif [ "$(id -u)" = 0 ]; then
-	cannot=
-elif command -v sudo >/dev/null 2>&1 && sudo -n true >/dev/null 2>&1; then
-	cannot=
-	as_root="sudo -n"
-else
-	cannot="apt-get needs root to install it"
-fi
+. "$(dirname "$0")/apt.sh"
 if [ -z "$cannot" ]; then
 	echo "not installed:$missing: installing it with apt-get" >&2
 	# shellcheck disable=SC2086
-	if $as_root apt-get update -qq >&2 &&
-		$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing >&2; then
-		exit 0
-	fi
+	install $missing >&2 && exit 0
 	cannot="apt-get could not install it"
 fi
 if [ "${THROTTLE_REQUIRE_CHROMIUM:-}" = 1 ]; then
