@@ -336,7 +336,7 @@ func ExampleLimiter_Explain() {
 }
 
 // A policy is tried on the program's traffic before it is enforced: the second report is not refused,
-// but the Observer is told that it would have been.
+// but the Observer receives that it would have been.
 func Example_shadow() {
 	lim, err := throttle.New(throttle.Policy{
 		Name: "reports", Tiers: []throttle.Tier{throttle.PerHour(1)}, MaxWait: time.Minute, Shadow: true,

@@ -294,7 +294,7 @@ func (e *Explanation) outcome() string {
 		tier += fmt.Sprintf(" of policy %q", e.By)
 	}
 	switch probing := e.probing(); {
-	case e.Wait == 0: // nobody knows how long
+	case e.Wait == 0: // it is not known how long
 	case e.Wait == forever:
 		text += tier + " until another request ends"
 	case e.Tier != "":

@@ -81,7 +81,7 @@ type Policy struct {
 
 	// Shadow tries the policy on the traffic of a program without a change of that traffic: no
 	// request waits and none is refused. For each request a shadow is queued, admitted or refused,
-	// and the Observer is told of that, when it happens: usually after the call has returned. The
+	// and the Observer receives that event when it happens: usually after the call has returned. The
 	// response is counted later by as long as the shadow has waited. The waits are therefore those
 	// of a limiter, if each request takes as long from its own start, in all classes.
 	//

@@ -58,9 +58,9 @@ type report struct {
 	pass func(*admission)
 }
 
-// onlyTold reports whether a request in shadow mode is sent despite an error: a refusal, of which only
-// the Observer is told.
-func onlyTold(err error) bool {
+// isOnlyReported reports whether a request in shadow mode is sent despite an error: a refusal, which
+// only the Observer receives.
+func isOnlyReported(err error) bool {
 	e, ok := err.(*WaitError)
 	return err == errNotNow || ok && e.Err != ErrClosed
 }
@@ -79,7 +79,7 @@ func (l *Limiter) admitInShadow(ctx context.Context, d *demand, a *admission, as
 	if a.charged() {
 		a.observer = d.observed.observer
 	}
-	if onlyTold(err) {
+	if isOnlyReported(err) {
 		return nil
 	}
 	return err

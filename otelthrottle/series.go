@@ -22,7 +22,7 @@ const (
 	outcomeKey = attribute.Key("throttle.outcome")
 )
 
-// How many names are told apart, of policies and of tiers and units. The rest are otherName.
+// How many names of policies, and of tiers and units, have series of their own. The rest are otherName.
 const (
 	maxPolicies = 200
 	maxTiers    = 1000
