@@ -46,10 +46,12 @@ func (l *Limiter) jointConfig(rev *revision) queue.Config {
 	}
 	l.bundle.Store(b)
 	c := s.queueConfig(rev)
-	c.Quota = b
+	c.Owner, c.Quota = b, b
 	c.Headroom = slices.Max(leaves) // each quota knows its own
 	return c
 }
+
+func (b *bundledQuota) innermost() *revision { return b.revisions[0] }
 
 // isCurrent reports whether the outer scopes still have the same policies.
 func (b *bundledQuota) isCurrent() bool {
@@ -136,24 +138,20 @@ func (l *Limiter) joinAtOnce(ctx context.Context, s *scope, d demand, giveUp tim
 			leaveAll(around)
 		}
 	}()
-	var b *bundledQuota
-	if b = l.bundled(s); b.bundle == nil {
-		return store.ErrApart
-	}
-	request := waitRequest{demand: d, giveUpAt: giveUp, config: l.jointConfig, explain: l.explain, costOf: func(*revision) ([]int64, error) {
-		b = l.bundled(s)
-		return b.costOf(&d)
-	}}
+	request := waitRequest{demand: d, giveUpAt: giveUp, config: l.jointConfig, explain: l.explain}
 	for {
-		c, err := l.joint.wait(ctx, s, request)
+		if b := l.bundled(s); b.bundle == nil {
+			return store.ErrApart
+		}
+		r, err := l.joint.wait(ctx, s, &request)
 		if errors.Is(err, store.ErrApart) {
 			return store.ErrApart
 		}
 		if err != nil {
 			return err
 		}
-		got, cost := admission{}, c.cost
-		for i, decision := range c.decision.Reservation.Parts {
+		b, got, cost := r.Owner.(*bundledQuota), admission{}, r.Cost
+		for i, decision := range r.Reservation.Parts {
 			n := len(b.revisions[i].plan.Units())
 			part := charge{b.scopes[i], b.revisions[i], decision, cost[:n:n]}
 			if cost = cost[n:]; i == 0 {

@@ -95,20 +95,60 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 		return err
 	}
 	defer leaveAll(around)
+	if d.since.IsZero() { // its place in the outer queues, also when it asks again
+		d.since = time.Now()
+	}
 	var outer []charge
-	a.charge, err = l.ownQueue.wait(ctx, s, waitRequest{
+	overtaken := false
+	r, err := l.ownQueue.wait(ctx, s, &waitRequest{
 		demand: d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain,
-		ask: func(ctx context.Context, rev *revision, r store.Request) (decision store.Decision, err error) {
-			if d.since.IsZero() { // its place in the outer queues, also when it asks again
-				d.since = time.Now()
-			}
+		ask: func(ctx context.Context, rev *revision, r store.Request, aside func()) (decision store.Decision, err error) {
 			d.observed.decidedBy(nil) // an outer scope decides after this one
+			around := outerWait{aside: aside}
+			if overtaken {
+				around.patience = time.Since(d.since)
+			}
+			defer around.end()
+			d.queued = around.begin
 			decision, outer, err = l.askThrough(ctx, rev, r, d)
+			overtaken = overtaken || around.began && err == nil && decision.Verdict != store.Admitted
 			return decision, err
 		},
 	})
-	a.outer = outer
-	return err
+	if err != nil {
+		return err
+	}
+	a.charge, a.outer = s.charged(r), outer
+	return nil
+}
+
+// An outerWait is the wait of the first caller of a nested Limiter in the queue of an outer quota.
+// Meanwhile callers in other queues of the inner quota go ahead, because they may lie inside other
+// outer quotas, or in none. If they overtake the caller, so that the inner quota has no room for it
+// when the outer one has, the caller keeps its place in the inner quota the next time, for as long
+// as it has waited by then: else smaller requests could overtake it forever.
+type outerWait struct {
+	aside    func() // see queue.Ticket
+	patience time.Duration
+	began    bool
+	timer    *time.Timer
+}
+
+func (w *outerWait) begin() {
+	switch {
+	case w.began:
+	case w.patience == 0:
+		w.aside()
+	default:
+		w.timer = time.AfterFunc(w.patience, w.aside)
+	}
+	w.began = true
+}
+
+func (w *outerWait) end() {
+	if w.timer != nil {
+		w.timer.Stop()
+	}
 }
 
 // enterOuter returns the scopes around the Limiter's own, which a Group keeps until leaveAll is

@@ -233,19 +233,3 @@ func (c *compiledPolicy) explain(err error) error {
 	}
 	return fmt.Errorf("throttle: policy %q: %w", c.policy.Name, err)
 }
-
-// placeOf returns the place of a caller that has moved.
-func placeOf(err error) queue.Place {
-	var r *queue.Refusal
-	errors.As(err, &r)
-	return r.Place
-}
-
-// reasonOf returns why a queue refused, and a reason of its own for any other error.
-func reasonOf(err error) queue.Reason {
-	var r *queue.Refusal
-	if errors.As(err, &r) {
-		return r.Reason
-	}
-	return queue.Reason(255)
-}

@@ -250,7 +250,10 @@ func (l *Limiter) reserveWith(ctx context.Context, s *scope, hold *admission, d 
 // reserve asks for a time in this scope, or in all those around it.
 func (l *Limiter) reserve(ctx context.Context, s *scope, d demand, giveUp time.Time, outer bool) (a admission, err error) {
 	if !outer {
-		a.charge, err = l.ownQueue.wait(ctx, s, waitRequest{demand: d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain})
+		r, err := l.ownQueue.wait(ctx, s, &waitRequest{demand: d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain})
+		if err == nil {
+			a.charge = s.charged(r)
+		}
 		return a, err
 	}
 	limited, cancel := ctx, func() {}
@@ -273,22 +276,30 @@ const farTrip = 5 * time.Millisecond
 // So that scope is the slower of two that are equal, and the other has room at its times.
 const margin = 5 * time.Millisecond
 
-// hold sets how a request waits that is to be charged in several scopes at one time.
-func (d *demand) hold(rev *revision, ticket *queue.Ticket) {
+// hold returns how a request waits that is to be charged in several scopes at one time.
+func (d *demand) hold() (h queue.Hold) {
 	if d.pairing == nil {
-		return
+		return h
 	}
-	ticket.Lead = 2*d.trip + companions
-	if !d.notBefore.IsZero() {
-		ticket.NotBefore, ticket.AskAt = d.notBefore, d.notBefore.Add(-2*d.trip)
-		return
+	h.Lead = 2*d.trip + companions
+	switch {
+	case !d.notBefore.IsZero():
+		h.NotBefore, h.AskAt = d.notBefore, d.notBefore.Add(-2*d.trip)
+	case d.trip > farTrip:
+		h.Ahead = 2*d.trip + companions
 	}
-	if d.trip > farTrip {
-		ticket.Ahead = 2*d.trip + companions
+	return h
+}
+
+// holdGuard returns the guard of a request, which is longer for one that holds a time.
+func (d *demand) holdGuard(guard time.Duration, rev *revision) time.Duration {
+	if d.pairing == nil || !d.notBefore.IsZero() {
+		return guard
 	}
-	if guard := cmp.Or(ticket.Guard, rev.plan.Guard()); guard > 0 {
-		ticket.Guard = guard + margin
+	if guard = cmp.Or(guard, rev.plan.Guard()); guard > 0 {
+		guard += margin
 	}
+	return guard
 }
 
 // window returns from when until when the request may be sent in all scopes that charge it.

@@ -36,6 +36,7 @@ type scope struct {
 type rareState struct {
 	nestedQueues map[*waitQueue]struct{} // the queues of nested Limiters whose callers wait for this quota
 	paused       pauseCause              // the last pause by this process
+	replacement  *compiledPolicy         // the last policy that setPolicy has set; nil if none
 	reported     time.Time               // when a report last asked for the state; zero if none has
 }
 
@@ -111,6 +112,7 @@ type demand struct {
 	observed *observation // nil if nobody observes the request
 
 	recost func() Cost // returns the cost as it is estimated now; nil if it stays the same
+	queued func()      // in an outer scope, is called when the demand waits there; nil in the innermost
 
 	giveUp time.Time // when the request is no longer worth waiting for, as giveUpAt found
 
@@ -160,8 +162,17 @@ func (s *scope) wait(ctx context.Context, rev *revision, d *demand, c *charge) e
 	if err != nil {
 		return err
 	}
-	*c, err = s.queue.wait(ctx, s, waitRequest{demand: *d, giveUpAt: giveUp, config: s.queueConfig, explain: (*revision).explain})
-	return d.withBound(ctx, err)
+	r, err := s.queue.wait(ctx, s, &waitRequest{demand: *d, giveUpAt: giveUp, config: s.queueConfig, explain: (*revision).explain})
+	if err != nil {
+		return d.withBound(ctx, err)
+	}
+	*c = s.charged(r)
+	return nil
+}
+
+// charged returns the charge of a request that was admitted through a queue.
+func (s *scope) charged(r queue.Result) charge {
+	return charge{s, r.Owner.(*revision), r.Decision, r.Cost}
 }
 
 // tryNow admits a request without waiting. If the request would have to wait, nothing is charged.
@@ -243,9 +254,9 @@ type waitQueue struct {
 // A configuredQueue is the queue of a waitQueue and its configuration.
 type configuredQueue struct {
 	queue.Queue
-	mu       sync.Mutex // guards all below
-	revision *revision  // that the queue is configured for
-	version  int        // the version of the queue's configuration
+	mu         sync.Mutex // guards all below
+	revision   *revision  // that the queue is configured for; nil to configure it again
+	configured bool
 }
 
 func (wq *waitQueue) len() int {
@@ -263,19 +274,24 @@ func (wq *waitQueue) lock(s *scope, config func(*revision) queue.Config) *config
 	q := wq.made.Load()
 	q.mu.Lock()
 	rev := s.current.Load()
-	if q.revision != rev && (q.version == 0 || !rev.closed) {
-		q.version = q.Replace(config(rev))
+	if q.revision != rev && (!q.configured || !rev.closed) {
+		c := config(rev)
+		c.Replanned = func() {
+			s.adoptSuccessor()
+			wq.configure(s, config)
+		}
+		q.Replace(c)
+		q.configured = true
 	}
 	q.revision = rev
 	return q
 }
 
-// configure configures the queue for the revision in force. It returns the queue, the revision and
-// the version of the configuration.
-func (wq *waitQueue) configure(s *scope, config func(*revision) queue.Config) (*queue.Queue, *revision, int) {
+// configure configures the queue for the revision in force, and returns both.
+func (wq *waitQueue) configure(s *scope, config func(*revision) queue.Config) (*queue.Queue, *revision) {
 	q := wq.lock(s, config)
 	defer q.mu.Unlock()
-	return &q.Queue, q.revision, q.version
+	return &q.Queue, q.revision
 }
 
 // reconfigure configures the queue again, because something else than the revision has changed. Its
@@ -289,6 +305,15 @@ func (wq *waitQueue) reconfigure(s *scope, config func(*revision) queue.Config) 
 	wq.configure(s, config)
 }
 
+// A payer is what a queue is configured for, and charges in one scope or in several at once: a
+// revision or a bundledQuota.
+type payer interface {
+	costOf(*demand) ([]int64, error)
+	innermost() *revision
+}
+
+func (rev *revision) innermost() *revision { return rev }
+
 // A waitRequest is a demand that waits in a queue, with the functions that depend on its Limiter.
 type waitRequest struct {
 	demand   demand
@@ -296,77 +321,84 @@ type waitRequest struct {
 	config   func(*revision) queue.Config
 	// explain returns the caller's error for an error of the queue.
 	explain func(*revision, error) error
-	// costOf returns the cost of the request. If nil, its cost under the revision.
-	costOf func(*revision) ([]int64, error)
-	// ask asks for the request under the revision that its cost was computed for. If nil, the
-	// revision's quota.TryAcquire is used.
-	ask func(context.Context, *revision, store.Request) (store.Decision, error)
+	// ask asks for the request under the revision that its cost was computed for; see queue.Ticket.
+	// If nil, the revision's quota.TryAcquire is used.
+	ask func(ctx context.Context, rev *revision, r store.Request, aside func()) (store.Decision, error)
 }
 
-// wait waits in the queue until the demand is admitted. If the policy changes, it queues again in
-// the same place.
-func (wq *waitQueue) wait(ctx context.Context, s *scope, w waitRequest) (charge, error) {
-	ticket := queue.Ticket{Class: queue.Class(classOf(ctx)), GiveUp: w.giveUpAt}
-	ticket.Place.Since = w.demand.since
-	join, rejoins := (*queue.Queue).Wait, false
-	for {
-		q, rev, version := wq.configure(s, w.config)
-		var cost []int64
-		var err error
-		if w.costOf != nil {
-			cost, err = w.costOf(rev)
-		} else {
-			cost, err = rev.costOf(&w.demand)
-		}
-		if rev.closed {
-			err = rev.refuse(ErrClosed, -1, 0)
-		} else if rev.concurrent && !w.demand.held {
-			err = rev.refuse(ErrNeedsPermit, -1, 0)
-		}
-		if err != nil {
-			if rejoins {
-				q.Leave()
-			}
-			return charge{}, err
-		}
-		ticket.Request = store.Request{Cost: cost, Held: w.demand.held, Guard: s.guardFor(&w.demand, rev)}
-		w.demand.hold(rev, &ticket)
-		if ticket.Recost = nil; w.demand.recost != nil && w.ask == nil && rev.estimates && !rev.reserves {
-			ticket.Recost = func() []int64 {
-				now := demand{n: 1, cost: w.demand.recost()}
-				if c, err := rev.costOf(&now); err == nil && slices.Min(c) >= 0 {
-					cost = c
-				}
-				return cost
-			}
-		}
-		if w.ask != nil {
-			ticket.Ask = func(ctx context.Context, r store.Request) (store.Decision, error) { return w.ask(ctx, rev, r) }
-		}
-		ticket.Version, ticket.Free = version, rev.isFree(cost)
-		if o := w.demand.observed; o != nil {
-			ticket.Joined = func(ahead int) { o.join(ctx, ahead) }
-		}
-		decision, err := join(q, ctx, ticket)
-		switch reason := reasonOf(err); {
-		case err == nil:
-			if o := w.demand.observed; o != nil && o.tier == "" && decision.Tier >= 0 {
-				o.decidedBy(w.explain(rev, waitFor(decision.Tier)))
-			}
-			return charge{s, rev, decision, cost}, nil
-		case reason == queue.Moved:
-			join, rejoins = (*queue.Queue).Rejoin, true
-			ticket.Place = placeOf(err)
-			s.adoptSuccessor()
-		case reason != queue.Stale:
-			return charge{}, w.explain(rev, err)
+// wait waits in the queue until the demand is admitted. If the policy changes meanwhile, the demand
+// keeps its place.
+func (wq *waitQueue) wait(ctx context.Context, s *scope, w *waitRequest) (queue.Result, error) {
+	q, rev := wq.configure(s, w.config)
+	if rev.closed {
+		return queue.Result{}, rev.refuse(ErrClosed, -1, 0)
+	}
+	d := &w.demand
+	t := queue.Ticket{
+		Class: queue.Class(classOf(ctx)), GiveUp: w.giveUpAt, Since: d.since, Hold: d.hold(),
+		Renew: func(owner any) (store.Request, bool, error) { return s.renew(owner.(payer), d) },
+	}
+	if d.recost != nil && w.ask == nil && !rev.reserves {
+		t.Recost = func(owner any) []int64 { return owner.(*revision).recost(d) }
+	}
+	if w.ask != nil {
+		t.Ask = func(ctx context.Context, owner any, r store.Request, aside func()) (store.Decision, error) {
+			return w.ask(ctx, owner.(*revision), r, aside)
 		}
 	}
+	if d.observed != nil || d.queued != nil {
+		t.Joined = func(others int) { d.joined(ctx, others) }
+	}
+	r, err := q.Wait(ctx, t)
+	rev = r.Owner.(payer).innermost()
+	if err != nil {
+		return r, w.explain(rev, err)
+	}
+	if o := d.observed; o != nil && o.tier == "" && r.Tier >= 0 {
+		o.decidedBy(w.explain(rev, waitFor(r.Tier)))
+	}
+	return r, nil
+}
+
+// joined reports that the demand has taken a place in a queue.
+func (d *demand) joined(ctx context.Context, ahead int) {
+	if d.queued != nil {
+		d.queued()
+	}
+	d.observed.join(ctx, ahead)
+}
+
+// recostFor returns the cost of the demand as it is estimated now, or nil if it stays the same.
+func (c *compiledPolicy) recost(d *demand) []int64 {
+	if !c.estimates {
+		return nil
+	}
+	now := demand{n: 1, cost: d.recost()}
+	cost, err := c.costOf(&now)
+	if err != nil || slices.Min(cost) < 0 {
+		return nil
+	}
+	return cost
+}
+
+// renew returns what the queue asks for under the policies of a payer.
+func (s *scope) renew(p payer, d *demand) (r store.Request, free bool, err error) {
+	rev := p.innermost()
+	if rev.concurrent && !d.held {
+		return r, false, &queue.Final{Err: rev.refuse(ErrNeedsPermit, -1, 0)}
+	}
+	cost, err := p.costOf(d)
+	if err != nil {
+		return r, false, &queue.Final{Err: err}
+	}
+	r = store.Request{Cost: cost, Held: d.held, Guard: d.holdGuard(s.guardFor(d, rev), rev)}
+	return r, !rev.reserves && rev.isFree(cost), nil
 }
 
 // queueConfig returns the configuration of the queue for this scope alone.
 func (s *scope) queueConfig(rev *revision) queue.Config {
 	c := queue.Config{
+		Owner:    rev,
 		Quota:    rev.quota,
 		MaxQueue: rev.policy.MaxQueue,
 		Aging:    rev.policy.aging(),
@@ -380,13 +412,23 @@ func (s *scope) queueConfig(rev *revision) queue.Config {
 
 // adoptSuccessor returns the revision in force. It first replaces the revision if another handle on
 // the quota has changed the plan.
-func (s *scope) adoptSuccessor() *revision {
+func (s *scope) adoptSuccessor() *revision { return s.adopt(nil) }
+
+// adopt is adoptSuccessor with the policy to use if no other handle has changed the plan since. If
+// nil, it is the policy that setPolicy is setting.
+func (s *scope) adopt(c *compiledPolicy) *revision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if c == nil && s.rare != nil {
+		c = s.rare.replacement
+	}
 	rev := s.current.Load()
 	if q, ok := rev.quota.(store.Changer); ok {
 		if next, plan := q.Successor(); plan != rev.plan {
-			rev = newRevision(rev.withPlan(plan), next, rev.closed)
+			if c == nil || c.plan != plan { // another handle has changed it
+				c = rev.withPlan(plan)
+			}
+			rev = newRevision(c, next, rev.closed)
 			s.current.Store(rev)
 		}
 	}
@@ -400,18 +442,15 @@ func (s *scope) setPolicy(ctx context.Context, c *compiledPolicy) error {
 	if !ok {
 		return old.errorf("SetPolicy: the store cannot change the policy of a %T: make another Limiter", old.quota)
 	}
+	if s.queue.made.Load() != nil { // its callers adopt the successor as soon as there is one
+		s.mu.Lock()
+		s.rareState().replacement = c
+		s.mu.Unlock()
+	}
 	if err := changer.Change(ctx, c.plan); err != nil {
 		return old.errorf("SetPolicy: %w", err)
 	}
-	s.mu.Lock()
-	rev := s.current.Load()
-	next, plan := rev.quota.(store.Changer).Successor()
-	if plan != c.plan { // another handle has changed it since
-		c = c.withPlan(plan)
-	}
-	rev = newRevision(c, next, rev.closed)
-	s.current.Store(rev)
-	s.mu.Unlock()
+	s.adopt(c)
 	if s.queue.made.Load() != nil {
 		s.queue.configure(s, s.queueConfig)
 	}
@@ -542,7 +581,7 @@ func (s *scope) tryDry(ctx context.Context, d *demand, spec store.WaitSpec) (*re
 		if err != nil {
 			return rev, store.Decision{}, &queue.Final{Err: err}
 		}
-		dry := store.Request{Cost: cost, Held: true, Guard: s.guard(rev), WaitSpec: &spec}
+		dry := store.Request{Cost: cost, Held: true, Queued: true, Guard: s.guard(rev), WaitSpec: &spec}
 		decision, err := rev.quota.TryAcquire(ctx, dry)
 		if err != nil || decision.Verdict != store.Moved {
 			return rev, decision, err

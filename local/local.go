@@ -9,11 +9,13 @@ package local
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/order"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -152,6 +154,8 @@ type rare struct {
 	watchers map[*func(store.Change, time.Duration)]struct{}
 	// next is the quota under the plan that replaced the ledger's. If nil, none did.
 	next *quota
+	// order is the order of the queues of the quota. If nil, none have been made.
+	order *order.Order
 }
 
 // common is what quotas without a rare state share.
@@ -175,6 +179,7 @@ var (
 	_ store.Observer   = (*quota)(nil)
 	_ store.Changer    = (*quota)(nil)
 	_ store.Changer    = (*shared)(nil)
+	_ order.Ordered    = (*quota)(nil)
 )
 
 func newQuota(plan *algorithms.Plan) *quota {
@@ -214,7 +219,11 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 		q.refuse(&d, now, r)
 		return d, nil
 	}
-	if r.IsDryRun() {
+	switch {
+	case q.isBehind(r):
+		d.Wait = store.Forever
+		return d, nil
+	case r.IsDryRun():
 		q.dryRun(&d, now, r)
 		return d, nil
 	}
@@ -257,10 +266,19 @@ func (q *quota) OneArrived(f algorithms.Flight) bool {
 	return ok
 }
 
-func (q *quota) Contended() bool {
-	q.mu.Lock()
+func (q *quota) Order() *order.Order {
+	q, _ = q.lock(store.Decision{})
 	defer q.mu.Unlock()
-	return len(q.watchers) > 1
+	r := q.own()
+	if r.order == nil {
+		r.order = new(order.Order)
+	}
+	return r.order
+}
+
+// isBehind reports whether a request must not be admitted before callers that are queued.
+func (q *quota) isBehind(r store.Request) bool {
+	return q.order != nil && !r.Queued && q.order.Len() > 0 && slices.ContainsFunc(r.Cost, func(n int64) bool { return n != 0 })
 }
 
 // startProbe makes the request a probe: others wait for its response. If no response to a held
@@ -438,7 +456,7 @@ func (q *quota) convert(plan *algorithms.Plan) *quota {
 		epoch:  q.epoch, level: q.level, probe: q.probe, probing: q.probing, rare: &common,
 	}
 	if q.rare != &common {
-		*next.own() = rare{until: q.until, banned: q.banned, exact: q.exact}
+		*next.own() = rare{until: q.until, banned: q.banned, exact: q.exact, order: q.order}
 	}
 	q.own().next = next
 	return next
@@ -486,6 +504,8 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 		r.watchers = make(map[*func(store.Change, time.Duration)]struct{})
 	}
 	r.watchers[&changed] = struct{}{}
+	q.credit.Store(false) // or requests on credit would overtake callers that wait
+	q.ledger.DropCredit()
 	return func() {
 		q.mu.Lock()
 		defer q.mu.Unlock()

@@ -60,8 +60,8 @@ type Quota interface {
 	Close()
 }
 
-// A FastQuota is a Quota that may admit one held or unheld request without a Decision. Both methods,
-// and TryAcquire, do not block and do not call watchers. If the methods return false, they have
+// A FastQuota is a Quota that may admit one held or unheld request without a Decision, while no
+// callers are queued. Both methods, and TryAcquire, do not block and do not call watchers. If the methods return false, they have
 // changed nothing, and the caller uses TryAcquire and Arrived, which can do everything.
 type FastQuota interface {
 	// TryOne admits a request of one unit of algorithms.Requests, which is not a probe. The results
@@ -69,9 +69,6 @@ type FastQuota interface {
 	TryOne(held bool) (f algorithms.Flight, at, epoch int64, ok bool)
 	// OneArrived is Arrived for a held request that TryOne has admitted.
 	OneArrived(f algorithms.Flight) bool
-	// Contended reports that several functions watch the quota, so that callers wait in several
-	// queues.
-	Contended() bool
 }
 
 // A Reserver is a Quota that reserves future times, for many callers in one round trip. Its limiter
@@ -270,6 +267,9 @@ type Request struct {
 	// Held reports that a call of Arrived, Unanswered, Release or Return will report the outcome of
 	// the request.
 	Held bool
+	// Queued reports that the request is the first in the queues of this process. A quota may make
+	// other requests wait while callers are queued, so that they do not overtake those.
+	Queued bool
 	// Guard is the longest time that the request is in flight. If zero, the plan's guard.
 	Guard time.Duration
 	// WaitSpec describes how the request waits. It is read-only. Requests to a Reserver have one.

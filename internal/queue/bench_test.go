@@ -62,7 +62,8 @@ func (h *benchQueue) ticket() Ticket {
 }
 
 func (h *benchQueue) join(b testing.TB) {
-	w, do, err := h.enter(context.Background(), h.ticket(), false)
+	t := h.ticket()
+	w, do, err := h.enter(context.Background(), &t)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -88,7 +89,7 @@ func (h *benchQueue) leave(b testing.TB) {
 func (h *benchQueue) refuse(b testing.TB) {
 	t := h.ticket()
 	t.GiveUp = time.Now().Add(ms)
-	w, _, err := h.enter(context.Background(), t, false)
+	w, _, err := h.enter(context.Background(), &t)
 	if err == nil {
 		_, err = h.quit(w, context.Canceled)
 	}

@@ -181,23 +181,23 @@ func (f *reserver) at(q question, starts ...time.Duration) (ds []store.Decision)
 
 // A caller is one call of Wait and its result.
 type caller struct {
-	cancel   context.CancelFunc
-	done     chan struct{}
-	decision store.Decision
-	err      error
-	end      time.Time
+	cancel context.CancelFunc
+	done   chan struct{}
+	result Result
+	err    error
+	end    time.Time
 }
 
 // join starts a caller in a goroutine of its own, and returns when the caller waits or has ended.
-func join(q *Queue, t Ticket) *caller { return joinCtx(context.Background(), q, t, false) }
+func join(q *Queue, t Ticket) *caller { return joinCtx(context.Background(), q, t) }
 
-func joinCtx(ctx context.Context, q *Queue, t Ticket, rejoins bool) *caller {
+func joinCtx(ctx context.Context, q *Queue, t Ticket) *caller {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &caller{cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(c.done)
 		defer cancel()
-		c.decision, c.err = q.wait(ctx, t, rejoins)
+		c.result, c.err = q.Wait(ctx, t)
 		c.end = time.Now()
 	}()
 	synctest.Wait()

@@ -51,7 +51,7 @@ func TestForecastAfterOtherCost(t *testing.T) {
 		synctest.Wait() // until the next waiter has asked the quota
 		for at, refused := range map[time.Duration]bool{4900 * ms: true, 5 * sec: false} {
 			ctx, cancel := context.WithCancel(context.Background())
-			c := joinCtx(ctx, q, ticket(1).until(begin.Add(at)), false)
+			c := joinCtx(ctx, q, ticket(1).until(begin.Add(at)))
 			if c.isRefused(Late) != refused {
 				t.Errorf("by %v: refused at once: %v, want %v", at, !refused, refused)
 			}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/internal/alarm"
+	"github.com/apithrottle/throttle/internal/order"
 	"github.com/apithrottle/throttle/store"
 )
 
@@ -29,6 +30,12 @@ const (
 
 // A Config configures a Queue. It must not be changed.
 type Config struct {
+	// Owner is what the owner of the queue knows the configuration by. The queue passes it to the
+	// functions of a Ticket, and a Result contains the Owner of the deciding configuration.
+	Owner any
+	// Replanned is called, without a lock, when the quota has a successor. It calls Replace with a
+	// configuration of the successor. If nil, nothing is called.
+	Replanned func()
 	// Quota decides. The queue watches it while callers wait.
 	Quota store.Quota
 	// MaxQueue is the largest number of waiting callers. If zero, any number.
@@ -46,7 +53,7 @@ type Config struct {
 
 // A Queue is a waiting queue for one quota. It is safe for concurrent use.
 type Queue struct {
-	waiting atomic.Int64 // callers in the queue, or between two configurations
+	waiting atomic.Int64 // callers in the queue
 	// timersLate reports that the last timer fired late, so that an alarm may be better. Timers are
 	// exact in package synctest, where a goroutine must not sleep on anything else.
 	timersLate atomic.Bool
@@ -59,15 +66,18 @@ type Queue struct {
 	recheck time.Duration
 	// fast is the quota if it does not block, and nil otherwise.
 	fast store.FastQuota
-	// version is the version of the configuration.
-	version int
+	// order is the order of this queue and others of the same quota. If nil, the quota has none.
+	order *order.Order
+	// place is the place of the queue in the order, which it has for the waiter ahead.
+	place order.Place
+	ahead *waiter
+	// aside reports that the first waiter is waiting for another quota. It has no place in the order.
+	aside bool
 	// generation numbers the requests to the quota. Replies to requests of an earlier generation
 	// are void.
 	generation int
 	waiters    tree
-	// moving is the number of callers that were refused with Moved and have not come back.
-	moving int
-	closed bool // the queue refuses all callers
+	closed     bool // the queue refuses all callers
 
 	// reserved are the times that are reserved for the first waiters, in order.
 	reserved []store.Decision
@@ -109,15 +119,18 @@ type Queue struct {
 type waiter struct {
 	node
 	request store.Request
+	// owner is the Owner of the configuration that request was made for.
+	owner any
 	// ended is closed when the caller's context ends.
 	ended <-chan struct{}
-	// try is Ticket.Ask.
-	try func(context.Context, store.Request) (store.Decision, error)
-	// recost is Ticket.Recost.
-	recost func() []int64
+	// ticket is what the caller joined with. Its Request is not used.
+	ticket *Ticket
 	class  Class
-	// free is Ticket.Free.
-	free     bool
+	// free reports that the request costs nothing: see Ticket.Renew.
+	free bool
+	// joining reports that Ticket.Joined has not returned. The waiter must not be admitted before
+	// that, because Joined may panic.
+	joining  bool
 	joinedAt time.Time
 	// rank orders waiters. It is when an Interactive request in the same position would have
 	// joined.
@@ -160,6 +173,7 @@ func (q *Queue) set(c Config) {
 	q.config = c
 	q.reserver, _ = c.Quota.(store.Reserver)
 	q.fast, _ = c.Quota.(store.FastQuota)
+	q.setOrder()
 	q.recheck = forever
 	if r, ok := c.Quota.(store.Rechecker); ok {
 		q.recheck = r.Recheck()
@@ -170,54 +184,82 @@ func (q *Queue) set(c Config) {
 // Len returns how many callers wait.
 func (q *Queue) Len() int { return int(q.waiting.Load()) }
 
+// A Result is how a wait has ended.
+type Result struct {
+	// Decision is the admission. After an error it is zero.
+	store.Decision
+	// Cost is what the quota has charged.
+	Cost []int64
+	// Owner is the Owner of the configuration that has decided, also after an error.
+	Owner any
+}
+
 // Wait blocks until the request is admitted, the context ends, or it is known that the request will
 // be late: past t.GiveUp or the context's deadline. It returns the context's own error, a
-// [*Refusal], or an error of t.Ask.
-func (q *Queue) Wait(ctx context.Context, t Ticket) (store.Decision, error) {
-	return q.wait(ctx, t, false)
-}
-
-// Rejoin is like Wait, for a caller that was refused with Moved. t.Place is the Place of that
-// Refusal.
-func (q *Queue) Rejoin(ctx context.Context, t Ticket) (store.Decision, error) {
-	return q.wait(ctx, t, true)
-}
-
-// A Place is when a caller joined, and its number among callers that joined at the same instant.
-type Place struct {
-	Since  time.Time
-	number uint64
+// [*Refusal], or an error of t.Renew or t.Ask.
+func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
+	w, do, err := q.enter(ctx, &t)
+	if err != nil {
+		return Result{Owner: w.owner}, err
+	}
+	if w.joining {
+		do = q.reportJoined(w)
+	}
+	for {
+		if do.ask {
+			q.ask(ctx, w, do.generation)
+		} else {
+			q.sleep(ctx, w, do)
+		}
+		if err := ctx.Err(); err != nil && !w.out.Load() {
+			return q.quit(w, err)
+		}
+		switch {
+		case !w.out.Load():
+			do = q.step(w)
+		case w.missedStart():
+			w.reserver.Cancel([]store.Decision{w.decision})
+			t.Since, t.number, t.missedStart = w.joinedAt, w.number, true
+			return q.Wait(ctx, t)
+		default:
+			return w.result()
+		}
+	}
 }
 
 // A Ticket describes a caller that joins.
 type Ticket struct {
+	// Request is the request, if Renew is nil.
 	store.Request
+	// Renew returns the request under the configuration of an owner, and whether the request is
+	// free: it costs nothing, and waits only for a pause, not for the callers ahead. A quota that
+	// reserves times has no free requests. After an error the caller is refused with that error.
+	// The queue calls Renew when the caller joins and when the configuration is replaced, from any
+	// goroutine and with a lock. If nil, the request stays as it is.
+	Renew func(owner any) (r store.Request, free bool, err error)
 	Class Class
 	// GiveUp is when the caller gives up. If zero, never.
 	GiveUp time.Time
-	// Free reports that the request costs nothing. It waits only for a pause, and not for the
-	// callers ahead. Free is ignored if the quota reserves times.
-	Free bool
-	// Place is the caller's place in another queue or configuration. If zero, the caller joins now.
-	Place Place
+	// Since is when the caller joined, for its place among the others. If zero, it joins now.
+	Since time.Time
 	// Ask asks for the request when it is first, in the caller's goroutine. It may block until its
 	// context ends. The queue cancels that context when the order changes or the quota is paused,
-	// and then asks again. The queue does not use Ask for a store.Reserver. If nil, Config.Quota's
-	// TryAcquire.
-	Ask func(context.Context, store.Request) (store.Decision, error)
-	// Recost returns the cost of the request, which may change while it waits. It is called when the
-	// request is first, in the caller's goroutine, before the quota is asked. It must be nil if the
-	// quota reserves times. If nil, the cost stays.
-	Recost func() []int64
+	// and then asks again. While the caller waits for another quota, Ask may call aside: until Ask
+	// returns, callers in other queues of this quota then go ahead. The queue does not use Ask for a
+	// store.Reserver. If nil, Config.Quota's TryAcquire.
+	Ask func(ctx context.Context, owner any, r store.Request, aside func()) (store.Decision, error)
+	// Recost returns the cost of the request, which may change while it waits, or nil if it has not
+	// changed. It is called when the request is first, in the caller's goroutine, before the quota is
+	// asked. It must be nil if the quota reserves times. If nil, the cost stays.
+	Recost func(owner any) []int64
 	// Joined is called when the caller has joined, in its goroutine, with the number of others in the
 	// queue. If nil, nothing is called.
 	Joined func(others int)
 	// Hold is used with quotas that reserve times.
 	Hold
-	// Version is the version of the configuration for which the request was made, 0 for the
-	// configuration of New. Under another version the request is refused with Stale.
-	Version int
 
+	// number is the caller's number in the order of joining. If zero, it joins now.
+	number uint64
 	// missedStart reports that the caller missed its reserved time, and goes to the head.
 	missedStart bool
 }
@@ -235,53 +277,21 @@ type Hold struct {
 	AskAt time.Time
 }
 
-// Leave reports that a caller that was refused with Moved does not rejoin.
-func (q *Queue) Leave() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.countRejoined()
-}
-
-func (q *Queue) wait(ctx context.Context, t Ticket, rejoins bool) (store.Decision, error) {
-	w, do, err := q.enter(ctx, t, rejoins)
-	if err != nil {
-		return store.Decision{}, err
-	}
-	if t.Joined != nil {
-		q.reportJoined(w, t.Joined)
-	}
-	for {
-		if do.ask {
-			q.ask(ctx, w, do.generation)
-		} else {
-			q.sleep(ctx, w, do)
-		}
-		if err := ctx.Err(); err != nil && !w.out.Load() {
-			return q.quit(w, err)
-		}
-		switch {
-		case !w.out.Load():
-			do = q.step(w)
-		case w.missedStart():
-			w.reserver.Cancel([]store.Decision{w.decision})
-			t.Place, t.missedStart = Place{w.joinedAt, w.number}, true
-			return q.wait(ctx, t, false)
-		default:
-			return w.decision, w.explain()
-		}
-	}
-}
-
-// reportJoined reports that a waiter has joined. If joined panics, the waiter leaves.
-func (q *Queue) reportJoined(w *waiter, joined func(others int)) {
+// reportJoined calls Ticket.Joined, and returns what the waiter does next. If Joined panics, the
+// waiter leaves.
+func (q *Queue) reportJoined(w *waiter) action {
 	done := false
 	defer func() {
 		if !done {
-			q.quit(w, context.Canceled)
+			_, _ = q.quit(w, context.Canceled)
 		}
 	}()
-	joined(max(0, q.Len()-1))
+	w.ticket.Joined(max(0, q.Len()-1))
 	done = true
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	w.joining = false
+	return q.next(w)
 }
 
 // missedStart reports whether the reserved time has passed because the caller's goroutine ran too
@@ -291,15 +301,12 @@ func (w *waiter) missedStart() bool {
 	return w.reserver != nil && a != nil && a.Expired(time.Now())
 }
 
-// explain returns why the waiter was refused, or nil if it was not. With Moved it includes the
-// caller's place.
-func (w *waiter) explain() error {
-	if r, ok := w.refusal.(*Refusal); ok && r.Reason == Moved {
-		own := *r
-		own.Place = Place{w.joinedAt, w.number}
-		return &own
+// result returns how the wait has ended.
+func (w *waiter) result() (Result, error) {
+	if w.refusal != nil {
+		return Result{Owner: w.owner}, w.refusal
 	}
-	return w.refusal
+	return Result{w.decision, w.request.Cost, w.owner}, nil
 }
 
 // An action is what a waiter does next: ask the quota, or sleep.
@@ -370,33 +377,32 @@ func (w *waiter) wakeUp() {
 	}
 }
 
-// enter adds a newcomer to the queue, unless the queue is full or the wait would be too long.
-func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, action, error) {
-	w := &waiter{request: t.Request, ended: ctx.Done(), try: t.Ask, recost: t.Recost, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
+// enter adds a newcomer to the queue, unless the queue is full or the wait would be too long. It
+// returns what the newcomer does next if that is not joining.
+func (q *Queue) enter(ctx context.Context, t *Ticket) (*waiter, action, error) {
+	w := &waiter{ended: ctx.Done(), ticket: t, class: t.Class, joining: t.Joined != nil, giveUpAt: t.GiveUp, deadline: t.GiveUp,
 		hold: t.Hold, wake: make(chan struct{}, 1)}
 	if d, ok := ctx.Deadline(); ok && (t.GiveUp.IsZero() || d.Before(t.GiveUp)) {
 		w.deadline = d
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if t.Version != q.version && !q.closed {
-		return nil, action{}, &Refusal{Reason: Stale, Tier: -1}
-	}
-	if rejoins {
-		defer q.countRejoined() // after the newcomer has joined: it must not be overtaken in between
-	}
+	err := w.renew(q.config.Owner)
 	if q.closed {
-		return nil, action{}, &Refusal{Reason: Closed, Tier: -1}
+		err = &Refusal{Reason: Closed, Tier: -1}
+	}
+	if err != nil {
+		return w, action{}, err
 	}
 	now := time.Now()
-	if w.joinedAt, w.number = t.Place.Since, t.Place.number; w.joinedAt.IsZero() {
+	if w.joinedAt, w.number = t.Since, t.number; w.joinedAt.IsZero() {
 		w.joinedAt = now
 	}
 	if w.rank = q.naturalRank(w); !t.missedStart {
 		w.rank = q.rank(w)
 	}
 	if err := q.refuseIfLate(w, now); err != nil {
-		return nil, action{}, err
+		return w, action{}, err
 	}
 	q.add(w)
 	q.noteOvertaken(w)
@@ -409,7 +415,21 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 	if q.cancel != nil && q.waiters.first() == w {
 		q.cancel()
 	}
+	if w.joining {
+		return w, action{}, nil
+	}
 	return w, q.next(w), nil
+}
+
+// renew makes the waiter's request for the configuration of an owner.
+func (w *waiter) renew(owner any) (err error) {
+	w.owner = owner
+	if w.ticket.Renew == nil {
+		w.request = w.ticket.Request
+		return nil
+	}
+	w.request, w.free, err = w.ticket.Renew(owner)
+	return err
 }
 
 // rank returns the rank of a newcomer. Reserved times match the costs of the first waiters, in
@@ -448,7 +468,11 @@ func (q *Queue) naturalRank(w *waiter) time.Time {
 }
 
 func (q *Queue) add(w *waiter) {
+	if w.number == 0 {
+		w.number = q.nextNumber()
+	}
 	q.waiters.insert(w)
+	q.takePlace()
 	if w.rank.After(q.naturalRank(w)) {
 		q.lastRanks[w.class] = w.rank
 	}
@@ -509,7 +533,7 @@ func (q *Queue) next(w *waiter) action {
 		return action{wait: forever}
 	case len(q.reserved) > 0 && w == q.waiters.first():
 		wait = q.reserved[0].Reservation.Start.Sub(now) - w.hold.Lead
-	case len(q.asking) == 0 && w == q.firstUnreserved() && q.moving == 0:
+	case len(q.asking) == 0 && w == q.firstUnreserved() && q.isOurTurn():
 		wait, asks = q.askTime(w).Sub(now), q.reserver == nil
 	}
 	if !w.giveUpAt.IsZero() {
@@ -541,11 +565,11 @@ func (q *Queue) isAsked(w *waiter) bool {
 
 // quit removes a waiter whose context has ended. The waiter is charged nothing, and its reserved
 // time goes to the waiters behind.
-func (q *Queue) quit(w *waiter, err error) (store.Decision, error) {
+func (q *Queue) quit(w *waiter, err error) (Result, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if w.out.Load() {
-		return w.decision, w.explain()
+		return w.result()
 	}
 	if q.storeErr != nil {
 		err = q.unavailable(err)
@@ -555,7 +579,7 @@ func (q *Queue) quit(w *waiter, err error) (store.Decision, error) {
 	if wasFirst || len(q.reserved) > 0 { // else it changes nothing for the waiters that are awake or asked for
 		q.reconcile(time.Now(), nil)
 	}
-	return store.Decision{}, err
+	return Result{Owner: w.owner}, err
 }
 
 // expel refuses a waiter if it is still in the queue.
@@ -593,11 +617,17 @@ func (q *Queue) detach(w *waiter) {
 // unlink removes a waiter from the tree.
 func (q *Queue) unlink(w *waiter) {
 	q.waiters.remove(w)
+	q.takePlace()
 	if q.waiters.len() == 0 {
-		q.unwatch()
-		q.unwatch = nil
-		q.forecasts, q.overtakenFrom, q.lastRanks, q.decider = forecasts{}, time.Time{}, [3]time.Time{}, 0
+		q.stopWatching()
 	}
+}
+
+// stopWatching forgets what is known of the quota only while the queue watches it.
+func (q *Queue) stopWatching() {
+	q.unwatch()
+	q.unwatch = nil
+	q.forecasts, q.overtakenFrom, q.lastRanks, q.decider = forecasts{}, time.Time{}, [3]time.Time{}, 0
 }
 
 // reconcile updates the queue after a change. It matches the reserved times with the waiters,
@@ -630,7 +660,7 @@ func (q *Queue) reconcile(now time.Time, self *waiter) {
 // headIsDue reports whether the reserved time of the first waiter has come.
 func (q *Queue) headIsDue(now time.Time) bool {
 	first := q.waiters.first()
-	return first != nil && len(q.reserved) > 0 && !q.reserved[0].Reservation.Start.After(now.Add(first.hold.Lead))
+	return first != nil && !first.joining && len(q.reserved) > 0 && !q.reserved[0].Reservation.Start.After(now.Add(first.hold.Lead))
 }
 
 // isFull reports whether the last waiter has to leave. All may stay while a store has not answered,
@@ -645,6 +675,15 @@ func (q *Queue) isFull(now time.Time) bool {
 
 // onChange receives the quota's changes.
 func (q *Queue) onChange(c store.Change, left time.Duration) {
+	if c == store.Replanned {
+		q.mu.Lock()
+		replanned := q.config.Replanned
+		q.mu.Unlock()
+		if replanned != nil {
+			replanned()
+		}
+		return
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.waiters.len() == 0 {
@@ -666,8 +705,6 @@ func (q *Queue) onChange(c store.Change, left time.Duration) {
 		q.review(now, mostSteps)
 	case store.Shut:
 		q.expelAll(&Refusal{Reason: Banned, Tier: -1, Wait: left})
-	case store.Replanned:
-		q.moveAll()
 	}
 	q.reconcile(now, nil)
 }
@@ -719,55 +756,51 @@ func (q *Queue) Close() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed = true
-	q.refuseAll(&Refusal{Reason: Closed, Tier: -1})
+	q.interrupt()
+	q.expelAll(&Refusal{Reason: Closed, Tier: -1})
 }
 
-// refuseAll refuses all waiters and cancels their reservations. It ignores the replies to calls
-// that are under way. A caller that is asking for itself is refused when it has the reply.
-func (q *Queue) refuseAll(refusal *Refusal) {
+// interrupt cancels all reservations and voids the calls that are under way.
+func (q *Queue) interrupt() {
 	if q.cancel != nil {
 		q.cancel()
 	}
-	if q.reserver == nil {
-		for _, w := range q.asking {
-			q.unlink(w)
-			q.moving++
-		}
-	}
 	q.generation++
-	q.asking, q.cancel = nil, nil
+	q.asking, q.cancel, q.aside = nil, nil, false
 	q.cancelReservations()
-	q.expelAll(refusal)
 }
 
-// moveAll refuses all waiters with Moved. They count as waiting until they have come back.
-func (q *Queue) moveAll() {
-	n := q.waiting.Load()
-	q.refuseAll(&Refusal{Reason: Moved, Tier: -1})
-	n -= q.waiting.Swap(n)
-	q.moving += int(n)
-}
-
-// Replace changes the queue's configuration and returns its version. It refuses the waiting callers
-// with Moved, each of which then calls Rejoin or Leave. No caller is admitted until all of them
-// have done so.
-func (q *Queue) Replace(c Config) int {
+// Replace replaces the queue's configuration. The waiting callers stay in their order, with their
+// requests made anew. It refuses those for which Ticket.Renew returns an error.
+func (q *Queue) Replace(c Config) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.moveAll()
-	q.set(c)
-	q.storeErr, q.nextAskAt = nil, time.Time{}
-	q.version++
-	return q.version
-}
-
-// countRejoined counts the return of a caller that was refused with Moved.
-func (q *Queue) countRejoined() {
-	q.moving--
-	q.waiting.Add(-1)
-	if q.moving == 0 && q.waiters.len() > 0 {
-		now := time.Now()
-		q.review(now, q.steps(now)) // callers may have come back before others ahead of them
-		q.reconcile(now, nil)
+	q.interrupt()
+	waiters := q.waiters.all()
+	if len(waiters) > 0 {
+		q.stopWatching()
 	}
+	q.set(c)
+	q.storeErr, q.nextAskAt, q.retryWaiter = nil, time.Time{}, nil
+	kept := waiters[:0]
+	for _, w := range waiters {
+		if err := w.renew(c.Owner); err != nil {
+			w.refusal = err
+			q.waiting.Add(-1)
+			w.out.Store(true)
+			w.wakeUp()
+			continue
+		}
+		w.rank = q.naturalRank(w)
+		kept = append(kept, w)
+	}
+	q.waiters.build(kept)
+	q.takePlace()
+	if len(kept) == 0 {
+		return
+	}
+	q.unwatch = q.config.Quota.Watch(q.onChange)
+	now := time.Now()
+	q.review(now, q.steps(now))
+	q.reconcile(now, nil)
 }

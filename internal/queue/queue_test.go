@@ -20,7 +20,8 @@ func TestNewcomerTakesReservedTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
 		q := New(Config{Quota: quota, Aging: time.Hour})
-		batch, do, err := q.enter(context.Background(), ticket().of(Batch), false)
+		last := ticket().of(Batch)
+		batch, do, err := q.enter(context.Background(), &last)
 		if err != nil || !do.ask {
 			t.Fatalf("%+v, %v", do, err)
 		}
@@ -29,8 +30,8 @@ func TestNewcomerTakesReservedTime(t *testing.T) {
 		question.done(quota.at(question, sec), nil)
 		time.Sleep(sec)
 		user := join(q, ticket().of(Interactive))
-		if <-user.done; user.err != nil || user.decision.Reservation == nil {
-			t.Errorf("the newcomer: %+v, %v", user.decision, user.err)
+		if <-user.done; user.err != nil || user.result.Reservation == nil {
+			t.Errorf("the newcomer: %+v, %v", user.result, user.err)
 		}
 		if batch.out.Load() || q.Len() != 1 {
 			t.Errorf("the Batch caller is out: %v; %d callers wait", batch.out.Load(), q.Len())
@@ -48,7 +49,7 @@ func TestRecost(t *testing.T) {
 		price.Store(10)
 		priced := func() Ticket {
 			t := ticket(10)
-			t.Recost = func() []int64 { return cost(price.Load()) }
+			t.Recost = func(any) []int64 { return cost(price.Load()) }
 			return t
 		}
 		first, second, fixed := join(q, priced()), join(q, priced()), join(q, ticket(10))
@@ -62,7 +63,7 @@ func TestRecost(t *testing.T) {
 			t.Error("the third waits for what the others no longer cost")
 		}
 		broken := ticket(10)
-		broken.Recost = func() []int64 { panic("recost") }
+		broken.Recost = func(any) []int64 { panic("recost") }
 		ended := make(chan any)
 		go func() {
 			defer func() { ended <- recover() }()
@@ -159,7 +160,7 @@ func TestGiveUpWithContext(t *testing.T) {
 				end := time.Now().Add(sec)
 				ctx, cancel := context.WithDeadline(context.Background(), end)
 				defer cancel()
-				c := joinCtx(ctx, q, ticket().until(end), false)
+				c := joinCtx(ctx, q, ticket().until(end))
 				if name == "freed" {
 					time.AfterFunc(sec, func() { quota.notify(store.Freed, 0) })
 				}
@@ -219,7 +220,7 @@ func TestCloseRefusesAll(t *testing.T) {
 		q := New(Config{Quota: later(sec)})
 		all := []*caller{join(q, blocks(&calls)), join(q, ticket()), join(q, ticket())}
 		q.Close()
-		for i, c := range append(all, join(q, ticket()), joinCtx(context.Background(), q, ticket(), false)) {
+		for i, c := range append(all, join(q, ticket()), joinCtx(context.Background(), q, ticket())) {
 			if !c.isRefused(Closed) {
 				t.Errorf("caller %d: ended %v, %v", i, c.ended(), c.err)
 			}
@@ -324,7 +325,7 @@ func (r *blockingCallers) join() {
 	r.cancels = append(r.cancels, cancel)
 	me := len(r.cancels)
 	ticket := ticket().of(Class(r.random.IntN(3)))
-	ticket.Ask = func(ctx context.Context, _ store.Request) (store.Decision, error) {
+	ticket.Ask = func(ctx context.Context, _ any, _ store.Request, _ func()) (store.Decision, error) {
 		admitted := make(chan struct{})
 		r.mu.Lock()
 		if r.asking == nil {
@@ -369,8 +370,8 @@ func (r *blockingCallers) check(t *testing.T) {
 	if len(r.asking) != want || len(q.asking) != want || want == 1 && q.asking[0] != q.waiters.first() {
 		t.Fatalf("of %d waiters %d ask, want only the first", q.waiters.len(), len(r.asking))
 	}
-	if (q.cancel != nil) != (want == 1) || q.moving != 0 || q.Len() != q.waiters.len() {
-		t.Fatalf("%d in the queue, Len is %d, %d are moving, the call can be canceled: %v", q.waiters.len(), q.Len(), q.moving, q.cancel != nil)
+	if (q.cancel != nil) != (want == 1) || q.Len() != q.waiters.len() {
+		t.Fatalf("%d in the queue, Len is %d, the call can be canceled: %v", q.waiters.len(), q.Len(), q.cancel != nil)
 	}
 }
 
@@ -379,7 +380,8 @@ func TestLeavingWakesNobody(t *testing.T) {
 	q := New(Config{Quota: later(time.Hour)})
 	var all []*waiter
 	for range 3 {
-		w, _, err := q.enter(context.Background(), ticket(), false)
+		t1 := ticket()
+		w, _, err := q.enter(context.Background(), &t1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -418,7 +420,7 @@ func TestBurstInOnePass(t *testing.T) {
 		defer cancel()
 		var all []*waiter
 		enter := func(ctx context.Context, t Ticket) *waiter {
-			w, do, _ := q.enter(ctx, t, false)
+			w, do, _ := q.enter(ctx, &t)
 			if do.ask {
 				q.ask(ctx, w, do.generation)
 			}
@@ -431,7 +433,9 @@ func TestBurstInOnePass(t *testing.T) {
 		leaver := enter(canceled, ticket())
 		enter(t.Context(), ticket().of(Interactive))
 		own := ticket(5)
-		own.Ask = quota.TryAcquire
+		own.Ask = func(ctx context.Context, _ any, r store.Request, _ func()) (store.Decision, error) {
+			return quota.TryAcquire(ctx, r)
+		}
 		asks := enter(t.Context(), own)
 		enter(t.Context(), ticket())
 		time.Sleep(sec)
@@ -482,7 +486,8 @@ func TestQueuesTakeTurns(t *testing.T) {
 		queues := []*Queue{New(Config{Quota: quota}), New(Config{Quota: quota})}
 		for range 2 {
 			for _, q := range queues {
-				w, do, _ := q.enter(t.Context(), ticket(), false)
+				next := ticket()
+				w, do, _ := q.enter(t.Context(), &next)
 				if do.ask {
 					q.ask(t.Context(), w, do.generation)
 				}

@@ -18,11 +18,9 @@ const (
 	Exhausted                 // a budget can't admit the request for Wait
 	Unavailable               // the store did not answer: see Cause
 	Closed                    // the queue is closed
-	Moved                     // the quota has a successor: see Queue.Replace
-	Stale                     // the request was made for another configuration: see Ticket.Version
 )
 
-var reasons = [...]string{"late", "queue is full", "banned", "exhausted", "unavailable", "closed", "moved", "stale"}
+var reasons = [...]string{"late", "queue is full", "banned", "exhausted", "unavailable", "closed"}
 
 // A Refusal reports that a request was not admitted and nothing was charged.
 type Refusal struct {
@@ -35,8 +33,6 @@ type Refusal struct {
 	Ahead int
 	// Cause is the cause of Unavailable.
 	Cause error
-	// Place is the place of a caller that was refused with Moved.
-	Place Place
 
 	// Crossed are the crossings of the decision.
 	Crossed []algorithms.Crossing

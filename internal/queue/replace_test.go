@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,62 +14,64 @@ import (
 func TestPreparedThenReplaced(t *testing.T) {
 	for name, ask := range map[string]bool{"quota": false, "ask": true} {
 		t.Run(name, func(t *testing.T) {
-			old, successor := later(sec), later(sec)
+			old, successor := later(sec), every(sec)
 			q := New(Config{Quota: old})
 			ticket, asked := ticket(), 0
 			if ask {
-				ticket.Ask = func(context.Context, store.Request) (store.Decision, error) {
+				ticket.Ask = func(context.Context, any, store.Request, func()) (store.Decision, error) {
 					asked++
 					return store.Decision{Verdict: store.Admitted}, nil
 				}
 			}
-			w, do, err := q.enter(context.Background(), ticket, false)
+			w, do, err := q.enter(context.Background(), &ticket)
 			if err != nil || !do.ask {
 				t.Fatalf("%+v, %v", do, err)
 			}
 			q.Replace(Config{Quota: successor})
 			q.ask(context.Background(), w, do.generation)
-			if old.asked+successor.asked+asked > 0 {
+			if old.asked+successor.asked+asked > 0 || w.out.Load() {
 				t.Errorf("a request for the old plan is sent: %d to the old quota, %d to the new one, %d by Ask", old.asked, successor.asked, asked)
 			}
-			if !w.out.Load() || !isRefusal(w.refusal, Moved) {
-				t.Errorf("out %v, %v, want moved", w.out.Load(), w.refusal)
+			if do = q.step(w); !do.ask {
+				t.Fatalf("%+v, want to ask the new quota", do)
 			}
-			if q.Leave(); q.Len() != 0 || q.moving != 0 {
-				t.Errorf("%d callers wait, %d are moving", q.Len(), q.moving)
+			if q.ask(context.Background(), w, do.generation); !w.out.Load() || w.refusal != nil || q.Len() != 0 {
+				t.Errorf("out %v, %v, %d callers wait", w.out.Load(), w.refusal, q.Len())
 			}
 		})
 	}
 }
 
 // TestPreparedThenReplacedReserver does the same with a reserver. A caller that has not yet asked
-// must not ask for a caller that has rejoined.
+// must not ask a second time for the others.
 func TestPreparedThenReplacedReserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := new(reserver)
 		q := New(Config{Quota: quota})
-		first, do, err := q.enter(context.Background(), ticket(), false)
-		if err != nil || !do.ask {
-			t.Fatalf("%+v, %v", do, err)
+		one, two := ticket(), ticket()
+		first, late, err := q.enter(context.Background(), &one)
+		if err != nil || !late.ask {
+			t.Fatalf("%+v, %v", late, err)
 		}
-		again := ticket()
-		again.Version = q.Replace(Config{Quota: quota})
-		second, _, err := q.enter(context.Background(), again, true)
-		late, do := do, q.step(second)
+		q.Replace(Config{Quota: quota})
+		second, _, err := q.enter(context.Background(), &two)
+		do := q.step(first)
 		if err != nil || !do.ask {
 			t.Fatalf("%+v, %v", do, err)
 		}
 		q.ask(context.Background(), first, late.generation)
-		q.ask(context.Background(), second, do.generation)
+		q.ask(context.Background(), first, do.generation)
 		if quota.total != 1 {
 			t.Errorf("Reserve was called %d times, want 1", quota.total)
 		}
 		for range quota.total {
 			question := quota.next(t)
-			question.done(quota.at(question, 0), nil)
+			question.done(quota.at(question, 0, 0), nil)
 		}
-		if !second.out.Load() || second.refusal != nil {
-			t.Errorf("out %v, %v", second.out.Load(), second.refusal)
+		for _, w := range []*waiter{first, second} {
+			if !w.out.Load() || w.refusal != nil {
+				t.Errorf("out %v, %v", w.out.Load(), w.refusal)
+			}
 		}
 	})
 }
@@ -76,7 +79,7 @@ func TestPreparedThenReplacedReserver(t *testing.T) {
 // blocks returns a ticket whose Ask blocks until its context ends, and counts its calls.
 func blocks(calls *int, n ...int64) Ticket {
 	t := ticket(n...)
-	t.Ask = func(ctx context.Context, r store.Request) (store.Decision, error) {
+	t.Ask = func(ctx context.Context, _ any, r store.Request, _ func()) (store.Decision, error) {
 		*calls++
 		<-ctx.Done()
 		return store.Decision{}, ctx.Err()
@@ -84,42 +87,98 @@ func blocks(calls *int, n ...int64) Ticket {
 	return t
 }
 
-// TestReplaceUnits changes to a plan with one more unit while the queue is asking the quota.
+// units returns a ticket that costs one unit of each unit of the configuration, whose Owner is their
+// number.
+func units() Ticket {
+	return Ticket{Renew: func(owner any) (r store.Request, free bool, err error) {
+		for range owner.(int) {
+			r.Cost = append(r.Cost, 1)
+		}
+		if len(r.Cost) == 0 {
+			err = errNoUnits
+		}
+		return r, false, err
+	}}
+}
+
+var errNoUnits = errors.New("no units")
+
+// TestReplaceUnits changes the number of units while callers wait and the first one is asking.
 func TestReplaceUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		q := New(Config{Quota: later(sec)})
+		q := New(Config{Owner: 1, Quota: later(sec)})
 		reply := make(chan struct{})
-		slow := ticket()
-		slow.Ask = func(context.Context, store.Request) (store.Decision, error) {
-			<-reply
-			return store.Decision{}, context.Canceled
+		var asked []int
+		slow := units()
+		slow.Ask = func(_ context.Context, owner any, r store.Request, _ func()) (store.Decision, error) {
+			if asked = append(asked, len(r.Cost)); owner == 1 {
+				<-reply
+				return store.Decision{}, context.Canceled
+			}
+			return store.Decision{Verdict: store.Admitted}, nil
 		}
-		asked := join(q, slow)
-		behind := join(q, ticket())
-		version := q.Replace(Config{Quota: every(sec)})
-		if !behind.isRefused(Moved) {
-			t.Fatalf("%v", behind.err)
-		}
-		again := ticket(1, 100)
-		again.Version = version
-		back := joinCtx(context.Background(), q, again, true)
-		if back.ended() {
-			t.Fatal("admitted before all callers have come back")
+		first := join(q, slow)
+		second := join(q, units())
+		q.Replace(Config{Owner: 3, Quota: every(sec)})
+		third := join(q, units())
+		if first.ended() || second.ended() || third.ended() {
+			t.Fatal("a caller ended before the first one had its reply")
 		}
 		close(reply)
-		if !asked.isRefused(Moved) {
-			t.Fatalf("%v", asked.err)
+		for i, c := range []*caller{first, second, third} {
+			<-c.done
+			if c.err != nil || len(c.result.Cost) != 3 || c.result.Owner != 3 {
+				t.Errorf("caller %d: %+v, %v", i+1, c.result, c.err)
+			}
 		}
-		if q.Len() != 2 {
-			t.Errorf("%d callers wait, want 2: one in the queue and one moving", q.Len())
+		if !second.end.Before(third.end) || len(asked) != 2 || asked[1] != 3 {
+			t.Errorf("the second caller was admitted at %v, the third at %v; the first asked for %v units", second.end, third.end, asked)
 		}
-		if q.Leave(); !back.ended() || back.err != nil {
-			t.Errorf("%v", back.err)
+	})
+}
+
+// TestReplaceRefuses tests that Replace refuses the callers that the new configuration cannot count,
+// and only those.
+func TestReplaceRefuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := New(Config{Owner: 1, Quota: later(sec)})
+		all := []*caller{join(q, units()), join(q, ticket()), join(q, units())}
+		q.Replace(Config{Owner: 0, Quota: every(sec)})
+		for i, want := range []error{errNoUnits, nil, errNoUnits} {
+			if <-all[i].done; all[i].err != want {
+				t.Errorf("caller %d: %v, want %v", i+1, all[i].err, want)
+			}
 		}
-		if q.Len() != 0 {
+		if q.Len() != 0 || q.waiters.len() != 0 {
 			t.Errorf("%d callers wait", q.Len())
 		}
 	})
+}
+
+// TestReplaceWhileAdmitted tests that a caller that the old quota has admitted meanwhile returns with
+// that admission, and that nobody else has it.
+func TestReplaceWhileAdmitted(t *testing.T) {
+	for name, replace := range map[string]func(*Queue){
+		"replaced": func(q *Queue) { q.Replace(Config{Owner: 2, Quota: later(sec)}) },
+		"closed":   func(q *Queue) { q.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				q := New(Config{Owner: 1, Quota: later(sec)})
+				slow := units()
+				slow.Ask = func(context.Context, any, store.Request, func()) (store.Decision, error) {
+					time.Sleep(sec)
+					return store.Decision{Verdict: store.Admitted, At: 7}, nil
+				}
+				c := join(q, slow)
+				replace(q)
+				<-c.done
+				if c.err != nil || c.result.At != 7 || len(c.result.Cost) != 1 || c.result.Owner != 1 || q.Len() != 0 {
+					t.Errorf("%+v, %v; %d callers wait", c.result, c.err, q.Len())
+				}
+			})
+		})
+	}
 }
 
 // TestAskPanics tests that other callers go on if an Ask panics.
@@ -127,7 +186,7 @@ func TestAskPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(Config{Quota: every(sec)})
 		panics := ticket()
-		panics.Ask = func(context.Context, store.Request) (store.Decision, error) {
+		panics.Ask = func(context.Context, any, store.Request, func()) (store.Decision, error) {
 			time.Sleep(sec)
 			panic("in an alert")
 		}
@@ -148,64 +207,103 @@ func TestAskPanics(t *testing.T) {
 	})
 }
 
-// TestRejoinOrderReserver tests that callers that rejoin in any order are served in their original
-// order, and a newcomer behind them.
-func TestRejoinOrderReserver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		quota := new(reserver)
-		q := New(Config{Quota: quota})
-		begin := time.Now()
-		join(q, ticket())
-		join(q, ticket())
-		version := q.Replace(Config{Quota: quota})
-		time.Sleep(sec)
-		again := func(since time.Duration, rejoins bool) *caller {
-			ticket := ticket()
-			if ticket.Version = version; rejoins {
-				ticket.Place.Since = begin.Add(since)
-			}
-			return joinCtx(context.Background(), q, ticket, rejoins)
-		}
-		third, second, first := again(0, false), again(2*ms, true), again(1*ms, true)
-		quota.next(t) // from before Replace
-		question := quota.next(t)
-		question.done(quota.at(question, sec, 2*sec, 3*sec), nil)
-		for i, c := range []*caller{first, second, third} {
-			<-c.done
-			if at := c.end.Sub(begin); c.err != nil || at != time.Duration(i+2)*sec {
-				t.Errorf("caller %d: %v after %v", i+1, c.err, at)
-			}
-		}
-	})
-}
-
-// TestRejoinInTime tests that a caller that rejoins is ahead of callers that joined behind it at
-// the same instant, also in the forecast.
-func TestRejoinInTime(t *testing.T) {
+// TestReplaceOrder tests that callers keep their order and their deadlines, also with another Aging,
+// which ranks their classes anew.
+func TestReplaceOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := quotaOf(t, bucket(1, 1))
 		q := New(Config{Quota: quota})
 		end := time.Now().Add(sec)
 		<-join(q, ticket()).done
-		first, second := join(q, ticket().until(end)), join(q, ticket())
-		version := q.Replace(Config{Quota: quota})
-		var again []*caller
-		for _, c := range []*caller{second, first} {
+		var want []*caller
+		for i := range 20 {
+			next := ticket()
+			if i == 0 {
+				next.GiveUp = end
+			}
+			if i%2 == 1 {
+				next.Class = Batch
+			}
+			want = append(want, join(q, next))
+		}
+		q.Replace(Config{Quota: quota})
+		for i, c := range want[:10] {
 			<-c.done
-			back := ticket()
-			back.Version, back.Place = version, c.err.(*Refusal).Place
-			if c == first {
-				back.GiveUp = end
+			if at := end.Add(time.Duration(i) * sec); c.err != nil || !c.end.Equal(at) {
+				t.Errorf("caller %d: %v at %v, want %v", i, c.err, c.end, at)
 			}
-			again = append(again, joinCtx(context.Background(), q, back, true))
 		}
-		for i, c := range again {
+		q.Replace(Config{Quota: quota, Aging: time.Minute})
+		for i, n := range []int{10, 12, 14, 16, 18, 11, 13, 15, 17, 19} {
+			<-want[n].done
+			if at := end.Add(time.Duration(i+10) * sec); want[n].err != nil || !want[n].end.Equal(at) {
+				t.Errorf("caller %d: %v at %v, want %v", n, want[n].err, want[n].end, at)
+			}
+		}
+	})
+}
+
+// panicsInJoined starts a caller whose Joined panics after a second.
+func panicsInJoined(q *Queue) (recovered chan any) {
+	panics := ticket()
+	panics.Joined = func(int) {
+		time.Sleep(sec)
+		panic("in an observer")
+	}
+	recovered = make(chan any, 1)
+	go func() {
+		defer func() { recovered <- recover() }()
+		_, _ = q.Wait(context.Background(), panics)
+	}()
+	synctest.Wait()
+	return recovered
+}
+
+// TestJoinedPanics tests that a caller whose Joined panics leaves as if it had been canceled, also
+// while the configuration is replaced.
+func TestJoinedPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := every(sec)
+		q := New(Config{Quota: quota})
+		recovered := panicsInJoined(q)
+		behind := join(q, ticket())
+		q.Replace(Config{Quota: quota})
+		last := join(q, ticket())
+		if behind.ended() || last.ended() {
+			t.Error("a caller has overtaken the first")
+		}
+		if got := <-recovered; got != "in an observer" {
+			t.Errorf("recovered %v", got)
+		}
+		for _, c := range []*caller{behind, last} {
 			if <-c.done; c.err != nil {
-				t.Errorf("caller %d: %v", 2-i, c.err)
+				t.Error(c.err)
 			}
 		}
-		if !again[1].end.Equal(end) {
-			t.Errorf("the first caller was admitted at %v, want %v", again[1].end, end)
+		if q.Len() != 0 || q.waiters.len() != 0 || len(q.asking) > 0 {
+			t.Errorf("%d callers wait, asking for %d", q.Len(), len(q.asking))
+		}
+	})
+}
+
+// TestJoinedPanicsReserver tests that the reserved time of such a caller goes to the one behind.
+func TestJoinedPanicsReserver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quota := new(reserver)
+		q := New(Config{Quota: quota})
+		first := join(q, ticket())
+		recovered := panicsInJoined(q)
+		behind := join(q, ticket())
+		question := quota.next(t)
+		question.done(quota.at(question, 0), nil)
+		question = quota.next(t)
+		question.done(quota.at(question, sec, sec), nil)
+		if !first.ended() || behind.ended() {
+			t.Errorf("the first caller has ended: %v, the one behind: %v", first.ended(), behind.ended())
+		}
+		<-recovered
+		if <-behind.done; behind.err != nil || q.Len() != 0 || len(q.reserved) > 0 || len(quota.canceled) != 1 {
+			t.Errorf("%v; %d callers wait, %d times are reserved, %d were returned", behind.err, q.Len(), len(q.reserved), len(quota.canceled))
 		}
 	})
 }

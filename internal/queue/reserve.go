@@ -39,7 +39,7 @@ func (q *Queue) askTime(w *waiter) time.Time {
 // any.
 func (q *Queue) chooseAsking(now time.Time) bool {
 	w := q.firstUnreserved()
-	if w == nil || q.moving > 0 || q.askTime(w).After(now) && !w.hasGivenUp(now) {
+	if w == nil || !q.isOurTurn() || q.askTime(w).After(now) && !w.hasGivenUp(now) {
 		return false
 	}
 	batchSize := 1
@@ -60,16 +60,15 @@ func (q *Queue) specify(w *waiter, now time.Time) {
 	if q.config.Guard != nil {
 		w.request.Guard = q.config.Guard()
 	}
-	w.request.WaitSpec = q.spec(w, now)
+	w.request.WaitSpec, w.request.Queued = q.spec(w, now), true
 }
 
 // admitMore asks a quota that does not block for the waiters behind one that it has admitted, up to
-// the first that has to wait. They all return together, without a wake-up for each to ask. Queues that
-// share a quota take turns instead.
+// the first that has to wait. They all return together, without a wake-up for each to ask.
 func (q *Queue) admitMore(now time.Time) {
 	for range maxPass {
 		w := q.waiters.first()
-		if w == nil || w.try != nil || w.recost != nil || q.moving > 0 {
+		if w == nil || w.joining || w.ticket.Ask != nil || w.ticket.Recost != nil || !q.isOurTurn() {
 			return
 		}
 		select {
@@ -97,7 +96,6 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 	q.mu.Lock()
 	if generation != q.generation { // the queue was closed or replaced in the meantime
 		q.mu.Unlock()
-		q.finishStale(self, store.Decision{}, nil)
 		return
 	}
 	if reserver := q.reserver; reserver != nil {
@@ -112,34 +110,38 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		q.mu.Unlock()
 		return
 	}
-	try, asking := self.try, ctx
-	if try == nil {
-		try = q.config.Quota.TryAcquire
-	} else {
+	owner, request := self.owner, self.request
+	try, asking := q.config.Quota.TryAcquire, ctx
+	if ask := self.ticket.Ask; ask != nil {
+		try = func(ctx context.Context, r store.Request) (store.Decision, error) {
+			return ask(ctx, owner, r, func() { q.stepAside(self) })
+		}
 		asking, q.cancel = context.WithCancel(ctx)
 		defer q.cancel()
 	}
-	request := self.request
 	q.mu.Unlock()
 	d, err := store.Decision{}, errPanic
 	defer func() {
 		interrupted := err != errPanic && asking.Err() != nil && ctx.Err() == nil
 		if !q.handleReply([]store.Decision{d}, err, generation, interrupted) {
-			q.finishStale(self, d, err)
+			q.finishStale(self, owner, request, d, err, interrupted)
 		}
 	}()
-	if self.recost != nil {
-		request.Cost = self.recost()
-		q.setCost(self, request.Cost)
+	if self.ticket.Recost != nil {
+		if cost := self.ticket.Recost(owner); cost != nil {
+			request.Cost = cost
+			q.setCost(self, cost, generation)
+		}
 	}
 	d, err = try(asking, request)
 }
 
-// setCost changes the cost of a waiter, which may have left.
-func (q *Queue) setCost(w *waiter, cost []int64) {
+// setCost changes the cost of a waiter, which may have left. It does nothing if the generation has
+// changed.
+func (q *Queue) setCost(w *waiter, cost []int64, generation int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !equal(w.request.Cost, cost) {
+	if generation == q.generation && !equal(w.request.Cost, cost) {
 		w.setCost(cost)
 		q.forecasts.drop()
 	}
@@ -148,26 +150,23 @@ func (q *Queue) setCost(w *waiter, cost []int64) {
 // errPanic ends the wait of a caller whose Ask or Recost does not return.
 var errPanic error = &Final{errors.New("queue: the caller's Ask or Recost panicked")}
 
-// finishStale ends the wait of a caller that was asking the quota of an earlier configuration. If
-// that quota has admitted it, the caller returns with the admission. Otherwise it is refused.
-func (q *Queue) finishStale(w *waiter, d store.Decision, err error) {
+// finishStale applies the reply to a request that was made for an owner's configuration, which has
+// been replaced, or whose queue was closed. If that quota has admitted the caller, the caller
+// returns with the admission, even if the queue has refused it meanwhile. A reply that is not final
+// is void, and a caller that is still in the queue asks again.
+func (q *Queue) finishStale(w *waiter, owner any, request store.Request, d store.Decision, err error, interrupted bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
-	case w.out.Load(): // it was refused with the others
-		return
 	case err == nil && d.Verdict == store.Admitted:
-		w.decision = d
-		q.countRejoined()
-	case q.closed:
-		w.refusal = &Refusal{Reason: Closed, Tier: -1}
-		q.countRejoined()
-	case err == errPanic:
-		q.countRejoined()
-	default:
-		w.refusal = &Refusal{Reason: Moved, Tier: -1}
+		if !w.out.Load() {
+			q.detach(w)
+		}
+		w.owner, w.request, w.decision, w.refusal = owner, request, d, nil
+	case errors.As(err, new(*Final)) && !interrupted:
+		q.expel(w, err)
 	}
-	w.out.Store(true)
+	q.reconcile(time.Now(), w)
 }
 
 // question returns the arguments of a call of Reserve.
@@ -190,14 +189,27 @@ func (q *Queue) question() (behind *store.Reservation, requests []store.Request,
 // handleReply applies the quota's decisions on the first waiters in asking. It returns false if the
 // generation has changed: the reply is then void. The queue repeats a call that was interrupted.
 func (q *Queue) handleReply(got []store.Decision, err error, generation int, interrupted bool) bool {
+	more, ok := q.applyReply(got, err, generation, interrupted)
+	if more != nil {
+		more()
+	}
+	return ok
+}
+
+// applyReply is handleReply with the lock. It also returns what to call without the lock, or nil.
+func (q *Queue) applyReply(got []store.Decision, err error, generation int, interrupted bool) (more func(), ok bool) {
 	q.mu.Lock()
+	defer q.mu.Unlock()
 	if generation != q.generation {
-		q.mu.Unlock()
-		return false
+		return nil, false
 	}
 	now := time.Now()
 	asked := q.asking
 	q.asking, q.cancel, q.lastReplyAt, q.nextAskAt, q.storeErr = nil, nil, now, time.Time{}, nil
+	if q.aside {
+		q.aside = false
+		q.takePlace()
+	}
 	switch {
 	case err != nil && interrupted:
 		got = nil
@@ -221,7 +233,7 @@ func (q *Queue) handleReply(got []store.Decision, err error, generation int, int
 	if q.changed {
 		q.nextAskAt = time.Time{}
 	}
-	if q.fast != nil && len(got) > 0 && got[0].Verdict == store.Admitted && !q.fast.Contended() {
+	if q.fast != nil && len(got) > 0 && got[0].Verdict == store.Admitted {
 		q.admitMore(now)
 	}
 	var self *waiter
@@ -229,22 +241,20 @@ func (q *Queue) handleReply(got []store.Decision, err error, generation int, int
 		self = asked[0]
 	}
 	q.reconcile(now, self)
+	if slices.ContainsFunc(got, func(d store.Decision) bool { return d.Verdict == store.Moved }) {
+		return q.config.Replanned, true
+	}
 	// If no waiter has a reserved time, callers wait for the store's replies. So ask for more at
 	// once.
 	if q.batchSize = minBatch; len(q.reserved) == 0 {
 		q.batchSize = min(maxBatch, max(q.batchSize, 2*len(got)))
 	}
-	var more func()
 	if q.reserver != nil && q.chooseAsking(now) {
 		behind, requests, done := q.question()
 		reserver := q.reserver
 		more = func() { reserver.Reserve(behind, requests, done) }
 	}
-	q.mu.Unlock()
-	if more != nil {
-		more()
-	}
-	return true
+	return more, true
 }
 
 // applyDecision applies the decision on one waiter, which may have left.
@@ -256,8 +266,7 @@ func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 		q.reserver.Cancel([]store.Decision{d})
 	case d.Verdict == store.Admitted:
 		q.admit(w, d)
-	case d.Verdict == store.Moved:
-		q.refuseMoved(w)
+	case d.Verdict == store.Moved: // it asks the successor
 	case d.Verdict == store.Closed:
 		q.refuse(w, Banned, d)
 	case d.Verdict == store.Exhausted:
@@ -273,16 +282,6 @@ func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 			d.Wait = forever // its context is ending
 		}
 		q.retryWaiter, q.nextAskAt, q.decider = w, now.Add(min(d.Wait, q.recheck)), max(0, d.Tier+1)
-	}
-}
-
-// refuseMoved refuses a waiter whose quota has a successor. It counts as waiting until it has come
-// back.
-func (q *Queue) refuseMoved(w *waiter) {
-	if !w.out.Load() {
-		q.expel(w, &Refusal{Reason: Moved, Tier: -1})
-		q.moving++
-		q.waiting.Add(1)
 	}
 }
 

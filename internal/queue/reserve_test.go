@@ -304,7 +304,7 @@ func TestReserverMissedStart(t *testing.T) {
 		join(q, ticket()) // makes the queue ask for the others in one call
 		var late atomic.Int64
 		late.Store(int64(sec))
-		var decision store.Decision
+		var decision Result
 		done := make(chan error)
 		go func() {
 			d, err := q.Wait(slowContext{t.Context(), &late}, ticket())

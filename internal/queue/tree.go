@@ -1,7 +1,9 @@
 package queue
 
 import (
+	"cmp"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -11,7 +13,7 @@ import (
 // joining and leaving do.
 type tree struct {
 	root *waiter
-	last uint64 // number of the last waiter that joined
+	last uint64 // the highest number of a waiter that joined
 }
 
 // A node is a waiter's node of the tree. What leaving needs of the nodes above lies side by side,
@@ -160,14 +162,10 @@ func add(sum, cost []int64) {
 	}
 }
 
-// insert adds w behind the waiters of its rank.
+// insert adds w, which has a number, behind the waiters of its rank with lower numbers.
 func (t *tree) insert(w *waiter) {
-	number := w.number // a waiter that comes back has a number
-	if number == 0 {
-		t.last++
-		number = t.last
-	}
-	w.node = node{priority: rand.Uint32(), number: number, size: 1, soonest: w.deadline}
+	t.last = max(t.last, w.number)
+	w.node = node{priority: rand.Uint32(), number: w.number, size: 1, soonest: w.deadline}
 	w.byClass[w.class] = 1
 	w.sum = append(w.few[:0], w.request.Cost...)
 	at := &t.root
@@ -210,6 +208,45 @@ func (t *tree) remove(w *waiter) {
 		at.subtract(w, child)
 	}
 	w.left, w.right, w.parent = nil, nil, nil
+}
+
+// all returns all waiters in their order.
+func (t *tree) all() []*waiter {
+	all := make([]*waiter, 0, t.len())
+	for w := t.first(); w != nil; w = w.next() {
+		all = append(all, w)
+	}
+	return all
+}
+
+// build makes a tree of waiters that were in a tree. It sorts them if their ranks have changed.
+func (t *tree) build(waiters []*waiter) {
+	byPlace := func(a, b *waiter) int {
+		return cmp.Or(a.rank.Compare(b.rank), cmp.Compare(a.number, b.number))
+	}
+	if !slices.IsSortedFunc(waiters, byPlace) {
+		slices.SortFunc(waiters, byPlace)
+	}
+	t.root = nil
+	var spine []*waiter // from the root to the last waiter, each the right child of the one before
+	for _, w := range waiters {
+		w.sum = append(w.few[:0], w.request.Cost...)
+		w.left, w.right, w.parent = nil, nil, nil
+		for n := len(spine); n > 0 && spine[n-1].priority < w.priority; n-- {
+			w.left, spine = spine[n-1], spine[:n-1]
+			w.left.update()
+		}
+		w.left.setParent(w)
+		if n := len(spine); n > 0 {
+			spine[n-1].right, w.parent = w, spine[n-1]
+		} else {
+			t.root = w
+		}
+		spine = append(spine, w)
+	}
+	for _, w := range slices.Backward(spine) {
+		w.update()
+	}
 }
 
 // subtract updates the fields of w after a waiter has left the subtree of a child. It reads the

@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"cmp"
 	"math/bits"
 	"math/rand/v2"
 	"slices"
@@ -102,6 +103,7 @@ func TestTree(t *testing.T) {
 			} else if len(model) == 0 || len(model) < size && random.IntN(2) == 0 {
 				w := randomWaiter(random, kinds)
 				i := model.place(w.rank)
+				w.number = tree.last + 1
 				tree.insert(w)
 				model = slices.Insert(model, i, w)
 			} else {
@@ -113,6 +115,10 @@ func TestTree(t *testing.T) {
 			if random.IntN(50) == 0 {
 				checkNodes(t, tree.root, nil)
 			}
+			if random.IntN(100) == 0 {
+				tree.rebuild(random, model)
+				checkNodes(t, tree.root, nil)
+			}
 		}
 		for len(model) > 0 {
 			tree.remove(model[0])
@@ -120,6 +126,20 @@ func TestTree(t *testing.T) {
 		}
 		model.check(t, tree, random)
 	}
+}
+
+// rebuild builds the tree anew, with other ranks and costs in half of the cases.
+func (t *tree) rebuild(random *rand.Rand, model sorted) {
+	all := t.all()
+	if random.IntN(2) == 0 {
+		for _, w := range model {
+			w.rank, w.request.Cost = time.Unix(random.Int64N(20), 0), []int64{random.Int64N(3), random.Int64N(3)}
+		}
+		slices.SortFunc(model, func(a, b *waiter) int {
+			return cmp.Or(a.rank.Compare(b.rank), cmp.Compare(a.number, b.number))
+		})
+	}
+	t.build(all)
 }
 
 // checkNodes checks every node of a subtree.
@@ -163,7 +183,9 @@ func TestTreeDepth(t *testing.T) {
 	for name, rank := range orders {
 		tree := new(tree)
 		for i := range n {
-			tree.insert(&waiter{rank: time.Unix(rank(i), 0), request: store.Request{Cost: cost(1)}})
+			w := &waiter{rank: time.Unix(rank(i), 0), request: store.Request{Cost: cost(1)}}
+			w.number = uint64(i + 1)
+			tree.insert(w)
 		}
 		if d := depth(tree.root); d > 5*bits.Len(n) { // exceeded with a probability below 10^-9
 			t.Errorf("%s: %d waiters are %d levels deep", name, n, d)
