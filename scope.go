@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/apithrottle/throttle/internal/order"
 	"github.com/apithrottle/throttle/internal/queue"
 	"github.com/apithrottle/throttle/internal/rtt"
 	"github.com/apithrottle/throttle/local"
@@ -403,6 +404,9 @@ func (s *scope) queueConfig(rev *revision) queue.Config {
 		MaxQueue: rev.policy.MaxQueue,
 		Aging:    rev.policy.aging(),
 		Headroom: rev.policy.Headroom,
+	}
+	if o, ok := rev.quota.(order.Ordered); ok {
+		c.Order = o.Order()
 	}
 	if rev.autoGuard {
 		c.Guard = func() time.Duration { return s.guard(rev) }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/lineage"
+	"github.com/apithrottle/throttle/internal/order"
 	"github.com/apithrottle/throttle/internal/reporter"
 	"github.com/apithrottle/throttle/store"
 )
@@ -56,6 +57,7 @@ var (
 	_ store.Learner    = (*quota)(nil)
 	_ store.Reporter   = (*quota)(nil)
 	_ store.Rechecker  = (*quota)(nil)
+	_ order.Ordered    = (*quota)(nil)
 )
 
 func newQuota(s *Store, name []byte, plan *algorithms.Plan, line *lineage.Line, version int64) *quota {
@@ -240,6 +242,9 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 	if !q.line.IsNewest(q.version) {
 		return store.Decision{Verdict: store.Moved, Tier: -1}, nil
 	}
+	if q.Order().IsBehind(r) {
+		return store.Decision{Tier: -1, Wait: store.Forever}, nil
+	}
 	err = q.call(ctx, 1, func(t *txn) bool {
 		d = t.tryAcquire(r)
 		return d.Verdict == store.Admitted
@@ -254,6 +259,8 @@ func (q *quota) TryAcquire(ctx context.Context, r store.Request) (d store.Decisi
 }
 
 func (q *quota) Recheck() time.Duration { return recheckInterval }
+
+func (q *quota) Order() *order.Order { return q.line.Order() }
 
 func (t *txn) tryAcquire(r store.Request) store.Decision {
 	d := store.Decision{Tier: -1, Epoch: t.epoch}

@@ -9,7 +9,6 @@ package local
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -220,7 +219,7 @@ func (q *quota) TryAcquire(_ context.Context, r store.Request) (store.Decision, 
 		return d, nil
 	}
 	switch {
-	case q.isBehind(r):
+	case q.order.IsBehind(r):
 		d.Wait = store.Forever
 		return d, nil
 	case r.IsDryRun():
@@ -274,11 +273,6 @@ func (q *quota) Order() *order.Order {
 		r.order = new(order.Order)
 	}
 	return r.order
-}
-
-// isBehind reports whether a request must not be admitted before callers that are queued.
-func (q *quota) isBehind(r store.Request) bool {
-	return q.order != nil && !r.Queued && q.order.Len() > 0 && slices.ContainsFunc(r.Cost, func(n int64) bool { return n != 0 })
 }
 
 // startProbe makes the request a probe: others wait for its response. If no response to a held

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/order"
 )
 
 // Lines contains the lines of a store, by key. The zero value is ready for use. Its methods and the
@@ -22,6 +23,7 @@ type Line struct {
 	key     string
 	openers int // guarded by lines.mu
 	version atomic.Int64
+	order   order.Order
 	// plan is the plan of the version. If nil, the first plan has not been replaced. It is guarded
 	// by lines.mu.
 	plan     *algorithms.Plan
@@ -68,6 +70,9 @@ func (n *Line) Change(plan *algorithms.Plan) {
 		f()
 	}
 }
+
+// Order returns the order of the queues of the key.
+func (n *Line) Order() *order.Order { return &n.order }
 
 // IsNewest reports whether the plan of a version has not been replaced.
 func (n *Line) IsNewest(version int64) bool { return n.version.Load() == version }

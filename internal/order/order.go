@@ -4,9 +4,12 @@ package order
 
 import (
 	"container/heap"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/apithrottle/throttle/store"
 )
 
 // An Ordered is a quota whose callers may wait in several queues.
@@ -18,7 +21,7 @@ type Ordered interface {
 // An Order is the order of the queues of one quota. The zero Order is ready for use. Its methods do
 // not block and are safe for concurrent use, but for the methods of one Place.
 type Order struct {
-	size atomic.Int32
+	size atomic.Int32 // how many queues have a place
 	last atomic.Uint64
 
 	mu     sync.Mutex // guards all below, and the fields of the places
@@ -34,8 +37,11 @@ type Place struct {
 	index int
 }
 
-// Len returns how many queues have a place.
-func (o *Order) Len() int { return int(o.size.Load()) }
+// IsBehind reports whether a request must not be admitted before callers that are queued. Requests
+// that cost nothing wait for no others. A nil Order has no callers.
+func (o *Order) IsBehind(r store.Request) bool {
+	return o != nil && o.size.Load() > 0 && !r.Queued && slices.ContainsFunc(r.Cost, func(n int64) bool { return n != 0 })
+}
 
 // Next returns a number that is higher than those it returned before.
 func (o *Order) Next() uint64 { return o.last.Add(1) }

@@ -38,6 +38,9 @@ type Config struct {
 	Replanned func()
 	// Quota decides. The queue watches it while callers wait.
 	Quota store.Quota
+	// Order is the order of this queue and others of the same quota. If nil, the quota has no other
+	// queues, or it reserves times.
+	Order *order.Order
 	// MaxQueue is the largest number of waiting callers. If zero, any number.
 	MaxQueue int
 	// Aging is how much later a Normal request counts than an Interactive one, and a Batch request
@@ -66,9 +69,7 @@ type Queue struct {
 	recheck time.Duration
 	// fast is the quota if it does not block, and nil otherwise.
 	fast store.FastQuota
-	// order is the order of this queue and others of the same quota. If nil, the quota has none.
-	order *order.Order
-	// place is the place of the queue in the order, which it has for the waiter ahead.
+	// place is the place of the queue in Config.Order. It is the place of the waiter ahead.
 	place order.Place
 	ahead *waiter
 	// aside reports that the first waiter is waiting for another quota. It has no place in the order.
@@ -170,10 +171,13 @@ func New(c Config) *Queue {
 }
 
 func (q *Queue) set(c Config) {
+	if was := q.config.Order; was != nil && was != c.Order {
+		was.Leave(&q.place)
+		q.ahead = nil
+	}
 	q.config = c
 	q.reserver, _ = c.Quota.(store.Reserver)
 	q.fast, _ = c.Quota.(store.FastQuota)
-	q.setOrder()
 	q.recheck = forever
 	if r, ok := c.Quota.(store.Rechecker); ok {
 		q.recheck = r.Recheck()

@@ -474,30 +474,3 @@ func TestBurstInOnePass(t *testing.T) {
 		}
 	})
 }
-
-// TestQueuesTakeTurns checks that a queue releases one waiter at a time while another queue waits for
-// the same quota.
-func TestQueuesTakeTurns(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		quota := quotaOf(t, algorithms.Tier{Limit: 4, Window: sec, Algorithm: algorithms.FixedWindow})
-		if d, err := quota.TryAcquire(t.Context(), ticket(4).Request); err != nil || d.Verdict != store.Admitted {
-			t.Fatal(d, err)
-		}
-		queues := []*Queue{New(Config{Quota: quota}), New(Config{Quota: quota})}
-		for range 2 {
-			for _, q := range queues {
-				next := ticket()
-				w, do, _ := q.enter(t.Context(), &next)
-				if do.ask {
-					q.ask(t.Context(), w, do.generation)
-				}
-			}
-		}
-		time.Sleep(sec)
-		w := queues[0].waiters.first()
-		queues[0].ask(t.Context(), w, queues[0].step(w).generation)
-		if queues[0].Len() != 1 || queues[1].Len() != 2 {
-			t.Errorf("%d and %d wait, want 1 and 2", queues[0].Len(), queues[1].Len())
-		}
-	})
-}
