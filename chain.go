@@ -17,10 +17,13 @@ import (
 //
 // Callers that wait for the inner quota do not take places in the queue of the outer one: only the
 // first of them joins it, when the inner quota has room. Therefore a tenant that has used up its
-// own quota does not delay others while the shared quota is idle. The callers of the returned
-// Limiter are admitted in their order. Each returned Limiter has a queue of its own, so call Within
-// once and keep the result. Its Status has the tiers of all quotas, the inner ones first. Its
-// Pause, Resume and SetPolicy act on the inner quota only.
+// own quota does not delay others while the shared quota is idle. Callers that wait for the inner
+// quota are admitted in the order of their classes and arrival, whichever Limiter of it they use;
+// callers that wait for an outer quota do not hold up the others. On a store that reserves times, as
+// package distributed does, that order holds for each Limiter alone. Forecasts, Status.Waiting and
+// MaxQueue count the callers of one Limiter, so call Within once and keep the result. Its Status has
+// the tiers of all quotas, the inner ones first. Its Pause, Resume and SetPolicy act on the inner
+// quota only.
 //
 // Quotas of one distributed.Store that are in one slot are charged in one round trip. With other
 // stores on a server an admission takes two or more round trips, one after the other. If an

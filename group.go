@@ -29,10 +29,9 @@ type Group struct {
 	MaxKeys int
 
 	// Shared reports that a quota lies inside several others, as a limit of all writes lies inside
-	// the limits of two APIs. Callers inside one of them then do not wait for callers inside
-	// another, and arrival does not decide which of them is admitted first: a request may wait as
-	// long as cheaper ones keep coming inside another. A refusal that is not wide, and whose unit
-	// the shared quota does not count, pauses the quota around the shared one. Set Shared before the first For. If false, all
+	// the limits of two APIs. A caller that waits for one of the outer quotas then does not hold up
+	// callers inside another. A refusal that is not wide, and whose unit the shared quota does not
+	// count, pauses the quota around the shared one. Set Shared before the first For. If false, all
 	// calls for a key should pass the same outer Limiter to Within.
 	Shared bool
 
@@ -102,8 +101,7 @@ func (g *Group) For(key string) *Limiter {
 	return &e.limiter
 }
 
-// Within returns a Limiter of the key inside outer; see Limiter.Within. Callers inside different
-// outer Limiters wait in different queues; see Shared. It does not block.
+// Within returns a Limiter of the key inside outer; see Limiter.Within and Shared. It does not block.
 func (g *Group) Within(key string, outer *Limiter) *Limiter {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -132,6 +132,23 @@ func BenchmarkScaling(b *testing.B) {
 	}
 }
 
+// BenchmarkReplace measures for how long a new configuration stops admissions while n callers wait.
+func BenchmarkReplace(b *testing.B) {
+	for _, m := range mixes {
+		for n := 1000; n <= 1_000_000; n *= 10 {
+			b.Run(fmt.Sprintf("%s/%d", m.name, n), func(b *testing.B) {
+				h := newBenchQueue(b, m, n)
+				runtime.GC()
+				b.ResetTimer()
+				for range b.N {
+					h.Replace(h.config)
+				}
+				b.ReportMetric(float64(b.Elapsed())/float64(b.N)/float64(n), "ns/waiter")
+			})
+		}
+	}
+}
+
 const batch = 500
 
 // timed returns the average time of one call of a batch, in nanoseconds.
