@@ -98,16 +98,22 @@ func playSeed(t *testing.T, seed uint64, play func(s *storm)) []string {
 	return s.problems
 }
 
-// waitingForLocks returns the stacks of goroutines in the limiter that wait for a lock, three at most.
+var seenWaiting sync.Map // goroutines of earlier seeds that wait for a lock
+
+// waitingForLocks returns the stacks of goroutines that wait for a lock of the limiter.
 func waitingForLocks() string {
 	buf := make([]byte, 1<<22)
 	var stacks []string
 	for _, stack := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-		if len(stacks) < 3 && strings.Contains(stack, "sync.(*Mutex).Lock") && strings.Contains(stack, "apithrottle/throttle.") {
+		if !strings.Contains(stack, "sync.(*Mutex).Lock") || !strings.Contains(stack, "apithrottle/throttle.") {
+			continue
+		}
+		goroutine, _, _ := strings.Cut(stack, "[")
+		if _, seen := seenWaiting.LoadOrStore(goroutine, true); !seen {
 			stacks = append(stacks, stack)
 		}
 	}
-	return strings.Join(stacks, "\n")
+	return strings.Join(stacks[:min(2, len(stacks))], "\n")
 }
 
 // shortStack returns where in this module the goroutine panics.
@@ -136,11 +142,11 @@ type storm struct {
 func (s *storm) fail(format string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	at := time.Duration(0)
-	if !s.start.IsZero() {
-		at = time.Since(s.start)
+	problem := fmt.Sprintf(format, args...)
+	if at := time.Since(s.start); at < 1000*24*hour { // virtual time
+		problem = fmt.Sprintf("at %v: %s", at, problem)
 	}
-	s.problems = append(s.problems, fmt.Sprintf("at %v: ", at)+fmt.Sprintf(format, args...))
+	s.problems = append(s.problems, problem)
 }
 
 // random returns a source of random values for one goroutine.
