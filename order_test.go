@@ -298,10 +298,11 @@ func TestSharedOrder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				want := playOrder(p, []*throttle.Limiter{mustNew(t, p, nil)}, alone)
-				full := mustNew(t, unguarded("full", throttle.PerHour(10)), nil)
+				time.Sleep(hour)
+				full := mustNew(t, unguarded("full", throttle.Tier{Limit: 3, Window: opens}), nil)
 				idle := mustNew(t, unguarded("idle", throttle.PerHour(1_000_000)), nil)
-				if err := full.Pause(t.Context(), opens); err != nil {
-					t.Fatal(err)
+				if !full.AllowN(3) {
+					t.Fatal("an unused quota refuses")
 				}
 				nested := sharedIn(t, p, nil, full, idle)
 				first := orderEvent{by: 0, n: n}
@@ -329,7 +330,7 @@ func TestStormOfOrder(t *testing.T) {
 		p, events := randomOrder(s.Rand)
 		way := pick(s.Rand, ways...)
 		want := playOrder(p, []*throttle.Limiter{mustNew(s.t, p, nil)}, events)
-		time.Sleep(hour)
+		time.Sleep(hour - time.Since(s.start)) // windows of the clock begin as before
 		s.start = time.Now()
 		l := way.limiters(s.t, p)
 		got := playOrder(p, l, events)
