@@ -23,10 +23,10 @@ type changingProvider struct {
 	all  []*sentRequest
 }
 
-// An era is the time for which tiers are in force.
+// An era is the time for which tiers are in force: surely after a call of SetPolicy has returned.
 type era struct {
-	from  time.Time
-	tiers []throttle.Tier
+	from, surely time.Time
+	tiers        []throttle.Tier
 }
 
 // A sentRequest is a request on its way to the provider.
@@ -60,11 +60,17 @@ func (r *sentRequest) settle(unit string, actual int64) {
 	r.cost[unit] = min(r.cost[unit], actual)
 }
 
-// change replaces the tiers from now on.
-func (p *changingProvider) change(tiers []throttle.Tier) {
+// change replaces the tiers, surely when the returned function is called.
+func (p *changingProvider) change(tiers []throttle.Tier) (changed func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.eras = append(p.eras, era{time.Now(), tiers})
+	i, now := len(p.eras), time.Now()
+	p.eras = append(p.eras, era{now, now.Add(100 * hour), tiers})
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.eras[i].surely = time.Now()
+	}
 }
 
 // now returns the tiers that are in force.
@@ -112,7 +118,7 @@ func (p *changingProvider) verdict() string {
 			}
 		}
 		for k, tiers := range now {
-			lives[k] = append(lives[k], era{p.eras[i].from, tiers})
+			lives[k] = append(lives[k], era{p.eras[i].from, p.eras[i].surely, tiers})
 		}
 	}
 	return ""
@@ -129,7 +135,7 @@ func (p *changingProvider) judgeLife(life []era, end time.Time) string {
 	g := newGauge(life[0].tiers)
 	now := 0
 	for _, r := range p.all {
-		if r.admitted.Before(life[0].from) || !r.admitted.Before(end) {
+		if !r.admitted.After(life[0].surely) || !r.admitted.Before(end) {
 			continue
 		}
 		for ; now < at(r.arrived); now++ {
@@ -137,7 +143,7 @@ func (p *changingProvider) judgeLife(life []era, end time.Time) string {
 		}
 		t, n := r.arrived.UnixMicro(), r.cost[unitOf(life[0].tiers[0])]
 		g.count(t, r.released, n)
-		if at(r.admitted) != now || !r.arrived.Before(end) {
+		if at(r.admitted) != now || !r.admitted.After(life[now].surely) || !r.arrived.Before(end) {
 			continue // a request that was on its way during a change counts, and may be too much
 		}
 		if tier, used := g.exceeded(); tier != nil && n > 0 {

@@ -234,10 +234,10 @@ type stormQuota struct {
 	unobserved bool            // a policy had no Observer
 }
 
-// set records that a policy is in force from now on.
-func (q *stormQuota) set(p throttle.Policy) {
-	q.change(p.Tiers)
+// set records that a policy comes into force, surely when the returned function is called.
+func (q *stormQuota) set(p throttle.Policy) (done func()) {
 	q.unobserved = q.unobserved || p.Observer == nil
+	return q.change(p.Tiers)
 }
 
 // A stormHandle is a Limiter by which callers come, and the quotas that it charges.
@@ -254,7 +254,7 @@ func newPanicWorld(s *storm) *panicWorld {
 	for i := range 1 + w.IntN(3) {
 		q := &stormQuota{policy: w.newPolicy(w.Rand, fmt.Sprint("quota", i), pick(w.Rand, 0, 5*ms, throttle.NoGuard))}
 		q.Limiter = mustNew(s.t, q.policy, store)
-		q.set(q.policy)
+		q.set(q.policy)()
 		w.quotas = append(w.quotas, q)
 		w.handles = append(w.handles, stormHandle{Limiter: q.Limiter, quotas: []*stormQuota{q}})
 	}
@@ -287,7 +287,7 @@ func (w *panicWorld) addGroup(store throttle.Store) {
 		return
 	}
 	q := &stormQuota{policy: p, Limiter: g.For("key")}
-	q.set(p)
+	q.set(p)()
 	outer := w.quotas[0]
 	w.quotas = append(w.quotas, q)
 	w.handles = append(w.handles, stormHandle{Limiter: q.Limiter, quotas: []*stormQuota{q}},
@@ -456,10 +456,11 @@ func (w *panicWorld) disturb(r *rand.Rand) {
 			h.Close()
 		}
 	default:
-		q.set(p)
+		done := q.set(p)
 		if err := q.SetPolicy(w.ctx, p); err != nil {
 			w.fail("SetPolicy: %v", err)
 		}
+		done()
 	}
 }
 
