@@ -44,7 +44,7 @@ func playSeeds(t *testing.T, full, short int, play func(s *storm)) {
 		t.Run(fmt.Sprint("part", shard), func(t *testing.T) {
 			t.Parallel()
 			for i := shard; i < n; i += shards {
-				if testing.Verbose() && n < 1000 {
+				if testing.Verbose() {
 					t.Log("seed", first+uint64(i)) // a panic in another goroutine ends the program
 				}
 				problems := playSeed(t, first+uint64(i), play)
