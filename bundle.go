@@ -113,6 +113,22 @@ func (b *bundledQuota) Watch(changed func(store.Change, time.Duration)) (stop fu
 	}
 }
 
+// Soonest makes the assumptions of Forecast.
+func (b *bundledQuota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier int) {
+	tier = -1
+	first := 0
+	for _, rev := range b.revisions {
+		n := len(rev.plan.Units())
+		if e, decides := soonestOf(rev.quota, cost[:n], min(headroom, int64(rev.policy.Headroom))); e > wait {
+			if wait, tier = e, -1; decides >= 0 {
+				tier = first + decides
+			}
+		}
+		cost, first = cost[n:], first+len(rev.plan.Tiers())
+	}
+	return wait, tier
+}
+
 // Forecast returns a forecast over all scopes, like that of a chainedQuota.
 func (b *bundledQuota) Forecast() store.Forecast {
 	f, from := new(chainForecast), 0

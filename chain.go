@@ -275,9 +275,7 @@ func (d demand) asRefundable() demand {
 // refuseIfLate returns the refusal of a request that no wait in the outer scopes admits in time, or
 // nil.
 func (l *Limiter) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) error {
-	if deadline, ok := ctx.Deadline(); ok && (giveUp.IsZero() || deadline.Before(giveUp)) {
-		giveUp = deadline
-	}
+	giveUp = earlierDeadline(ctx, giveUp)
 	for ; l != nil; l = l.outer {
 		s, err := l.enter()
 		if err != nil {
@@ -290,6 +288,15 @@ func (l *Limiter) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time)
 		}
 	}
 	return nil
+}
+
+// earlierDeadline returns the earlier of the context's deadline and a time, of which none is if it is
+// zero.
+func earlierDeadline(ctx context.Context, at time.Time) time.Time {
+	if deadline, ok := ctx.Deadline(); ok && (at.IsZero() || deadline.Before(at)) {
+		return deadline
+	}
+	return at
 }
 
 func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) error {
@@ -311,11 +318,21 @@ func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) e
 	if giveUp.IsZero() {
 		return nil
 	}
-	late, _, err := s.lateRefusal(ctx, d)
-	if err == nil && time.Until(giveUp) < late.Wait {
-		err = late
+	_, late, err := s.lateIn(ctx, d, giveUp)
+	if late != nil {
+		return late
 	}
 	return err
+}
+
+// lateIn returns what a request would meet in the queue of this scope, in which another request will
+// wait for it, and its refusal if no wait admits it in time.
+func (s *scope) lateIn(ctx context.Context, d *demand, giveUp time.Time) (o outlook, late, err error) {
+	o, refusal, err := s.forecast(ctx, d, giveUp)
+	if refusal != nil && refusal.Reason == queue.Late {
+		late = o.revision.explain(refusal)
+	}
+	return o, late, err
 }
 
 // queueConfig returns the configuration of the queue of a nested Limiter.
@@ -376,6 +393,8 @@ func (l *Limiter) outerChanged(own *waitQueue, config func(*revision) queue.Conf
 		q.Pause(time.Now().Add(left), true, rev.refusal(&queue.Refusal{Reason: queue.Banned, Tier: -1, Wait: left}))
 	case change == store.Replanned:
 		own.reconfigure(l.scope.Load(), config)
+	case change == store.Eased:
+		q.DropForecast()
 	case change == store.Slowed:
 		q.Pause(time.Now().Add(left), false, rev.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1, Wait: left}))
 	}
@@ -397,6 +416,30 @@ func (c chainedQuota) Forecast() store.Forecast {
 	return f
 }
 
+// Soonest makes the assumptions of Forecast.
+func (c chainedQuota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier int) {
+	l, rev, first := c.limiter, c.limiter.revision(), 0
+	wait, tier = soonestOf(c.Quota, cost, min(headroom, int64(rev.policy.Headroom)))
+	for first += len(c.plan.Tiers()); l.outer != nil; first += len(rev.plan.Tiers()) {
+		l = l.outer
+		rev = l.revision()
+		if e, decides := soonestOf(rev.quota, rev.plan.Translate(c.plan, cost), 0); e > wait {
+			if wait, tier = e, -1; decides >= 0 {
+				tier = first + decides
+			}
+		}
+	}
+	return wait, tier
+}
+
+// soonestOf returns the quota's Soonest if it has one, and else no wait.
+func soonestOf(q store.Quota, cost []int64, headroom int64) (wait time.Duration, tier int) {
+	if q, ok := q.(store.Forecaster); ok {
+		return q.Soonest(cost, headroom)
+	}
+	return 0, -1
+}
+
 // A chainForecast combines the forecasts of several scopes. It translates costs to the outer scopes
 // by the names of their units, and leaves out units that only outer scopes count.
 type chainForecast struct {
@@ -413,7 +456,9 @@ type scopeForecast struct {
 
 func (f *chainForecast) add(q store.Quota, plan *algorithms.Plan, headroom int, costOf func([]int64) []int64) {
 	if q, ok := q.(store.Forecaster); ok {
-		f.scopes = append(f.scopes, scopeForecast{q.Forecast(), costOf, int64(headroom), f.tiers})
+		if own := q.Forecast(); own != nil {
+			f.scopes = append(f.scopes, scopeForecast{own, costOf, int64(headroom), f.tiers})
+		}
 	}
 	f.tiers += len(plan.Tiers())
 }
@@ -453,14 +498,23 @@ func (l *Limiter) explain(rev *revision, err error) error {
 		return rev.explain(err)
 	}
 	own := *r
-	for l.outer != nil && own.Tier >= len(rev.plan.Tiers()) {
-		own.Tier -= len(rev.plan.Tiers())
-		l = l.outer
-		rev = l.revision()
-	}
-	// The policy has changed since, or no tier decides.
-	if own.Tier >= len(rev.plan.Tiers()) || own.Reason == queue.Banned {
+	rev, own.Tier = l.decider(rev, r.Tier)
+	if own.Reason == queue.Banned {
 		own.Tier = -1
 	}
 	return rev.refusal(&own)
+}
+
+// decider returns the revision whose tier decides, of those of all scopes that a chainForecast numbers,
+// and its index there. The index is -1 if no tier decides, or if the policy has changed since.
+func (l *Limiter) decider(rev *revision, tier int) (*revision, int) {
+	for l.outer != nil && tier >= len(rev.plan.Tiers()) {
+		tier -= len(rev.plan.Tiers())
+		l = l.outer
+		rev = l.revision()
+	}
+	if tier >= len(rev.plan.Tiers()) {
+		tier = -1
+	}
+	return rev, tier
 }

@@ -88,7 +88,6 @@ func (l *Limiter) Explain(ctx context.Context, c Cost) (Explanation, error) {
 	var refused *WaitError
 	switch {
 	case err == nil:
-		e.Err = l.refusalOf(ctx, &e)
 	case errors.As(err, &refused) || errors.Is(err, ErrUnavailable):
 		e.Err, e.Forecast, e.By, e.Interactive, e.Normal, e.Batch = err, Forecast{}, "", 0, 0, 0
 	default:
@@ -97,51 +96,127 @@ func (l *Limiter) Explain(ctx context.Context, c Cost) (Explanation, error) {
 	return e, nil
 }
 
-// foretell sets the Forecast of an explanation and, if all is set, the states of its quotas. It
-// returns the error of the Forecast.
+// foretell sets the Forecast of an explanation and, if all is set, the states of its quotas. It sets
+// Err if the queue would refuse the request at once, and returns the error of a quota that would.
 func (l *Limiter) foretell(ctx context.Context, c Cost, e *Explanation, all bool) error {
 	d := demand{cost: c, n: 1, held: true}
-	if l.err != nil {
-		return l.err
-	}
-	if _, err := l.revisionFor(l.scope.Load(), &d); err != nil {
-		return err
-	}
-	var failed error
-	for o := l; o != nil && (failed == nil || all); o = o.outer {
-		s, err := o.enter()
-		if err != nil {
-			return err
-		}
-		var one outlook
-		if failed == nil {
-			one, failed = s.forecast(ctx, d)
-			if one.Wait > e.Wait || one.Wait == e.Wait && e.Tier == "" {
-				e.Wait, e.Tier, e.By = one.Wait, one.Tier, s.current.Load().policy.Name
-			}
-			e.addAhead(one.ahead)
-		}
-		if all {
-			e.Quotas = append(e.Quotas, s.explain(ctx, one))
-			e.At = time.Now()
-		}
-		s.leave()
-	}
-	if l.outer == nil || failed != nil {
-		return failed
-	}
-	e.addAhead(l.joint.ahead(ctx))
-	if l.ownQueue.len() == 0 {
-		return nil
-	}
-	late, ahead, err := l.ownQueue.lateRefusal(ctx, l.scope.Load(), &d, l.queueConfig, l.explain)
+	s, err := l.enter()
 	if err != nil {
 		return err
 	}
-	if e.addAhead(ahead); late.Wait > e.Wait {
-		e.Wait, e.Tier, e.By = late.Wait, late.Tier, late.Policy
+	defer s.leave()
+	if _, err := l.revisionFor(s, &d); err != nil {
+		return err
 	}
-	return nil
+	around, err := l.enterOuter()
+	if err != nil {
+		return err
+	}
+	defer leaveAll(around)
+	var failed error
+	asked := make([]outlook, 0, 1+len(around))
+	for i, s := range append([]*scope{s}, around...) {
+		one := outlook{tier: -1}
+		if failed == nil {
+			one, failed = s.ask(ctx, &d)
+			if i == 0 && one.decision.Verdict == store.Exhausted && !l.asksAtOnce(one.revision, &d) {
+				failed = nil // the queue asks the budget in the request's turn
+			}
+			if e.By == "" {
+				e.By = one.revision.policy.Name
+			}
+			e.add(one)
+		}
+		if asked = append(asked, one); all {
+			e.Quotas = append(e.Quotas, s.explain(ctx, one))
+			e.At = time.Now()
+		}
+	}
+	if failed != nil {
+		return failed
+	}
+	e.Err, err = l.meet(ctx, d, asked, e)
+	if e.Wait == 0 && e.Tier == "" { // a response or a release is all that the request may wait for
+		for _, o := range asked {
+			if o.decided && e.Tier == "" && o.decision.Tier >= 0 {
+				e.By, e.Tier = o.revision.policy.Name, o.revision.tierName(o.decision.Tier)
+			}
+		}
+	}
+	if e.Err == nil && err == nil && !asked[0].revision.foresees {
+		e.Err = l.refusalOf(ctx, e)
+	}
+	return err
+}
+
+// asksAtOnce reports whether a request that came now would ask the quota before it joined a queue.
+func (l *Limiter) asksAtOnce(rev *revision, d *demand) bool {
+	cost, err := rev.costOf(d)
+	if l.outer == nil {
+		s := l.scope.Load()
+		return err == nil && s.skipsQueue(rev, &s.queue, cost, false)
+	}
+	return err == nil && (l.waiting() == 0 || rev.isFree(cost))
+}
+
+// meet adds to an explanation what a request would meet in the queues of this scope and of those
+// around it, whose quotas have been asked. It returns the refusal that the request would get at once.
+func (l *Limiter) meet(ctx context.Context, d demand, asked []outlook, e *Explanation) (refused, err error) {
+	s, rev := l.scope.Load(), asked[0].revision
+	giveUp, err := s.giveUpAt(rev, &d)
+	if err != nil {
+		return nil, err
+	}
+	giveUp = earlierDeadline(ctx, giveUp)
+	asksAtOnce := l.asksAtOnce(rev, &d)
+	if l.outer == nil {
+		if asksAtOnce && !asked[0].decided {
+			return nil, nil
+		}
+		o, refusal, err := s.forecast(ctx, &d, giveUp)
+		if e.add(o); refusal != nil {
+			refused = d.withBound(ctx, o.revision.explain(refusal))
+		}
+		return refused, err
+	}
+	d.outerBound = d.earliest(ctx)
+	for o := l.outer; o != nil; o = o.outer {
+		one, late, err := o.scope.Load().lateIn(ctx, &d, giveUp)
+		if err != nil {
+			return nil, err
+		}
+		if e.add(one); refused == nil {
+			refused = late
+		}
+	}
+	e.addAhead(l.joint.ahead(ctx))
+	if rev.foresees || l.ownQueue.len() > 0 {
+		o, refusal, err := l.ownQueue.forecast(ctx, s, &d, giveUp, l.queueConfig)
+		if err != nil {
+			return nil, err
+		}
+		if refusal != nil && refused == nil {
+			refused = l.explain(o.revision, refusal)
+		}
+		o.revision, o.tier = l.decider(o.revision, o.tier)
+		e.add(o)
+	}
+	if refused == nil && asksAtOnce && !asked[0].decided { // it would go on to the outer scope at once
+		limited, cancel := context.WithDeadline(ctx, cmp.Or(giveUp, time.Now().Add(forever)))
+		defer cancel()
+		if refused, err = l.outer.meet(limited, d.asRefundable(), asked[1:], new(Explanation)); err != nil {
+			return nil, err
+		}
+	}
+	return d.withBound(ctx, refused), nil
+}
+
+// add adds what a request would meet in a scope.
+func (e *Explanation) add(o outlook) {
+	e.addAhead(o.ahead)
+	if o.wait > e.Wait || o.wait == e.Wait && e.Wait > 0 && e.Tier == "" {
+		e.Wait, e.Tier, e.By = o.wait, o.revision.tierName(o.tier), o.revision.policy.Name
+	}
 }
 
 func (e *Explanation) addAhead(n [3]int) {
@@ -151,7 +226,8 @@ func (e *Explanation) addAhead(n [3]int) {
 	e.Ahead = e.Interactive + e.Normal + e.Batch
 }
 
-// refusalOf returns the error with which a request fails at once that would have to wait, or nil.
+// refusalOf returns the error with which a request fails at once if it has to wait as long as the
+// store says, or nil.
 func (l *Limiter) refusalOf(ctx context.Context, e *Explanation) error {
 	rev, left := l.revision(), forever
 	if e.Wait == 0 && e.Ahead == 0 {
@@ -164,15 +240,7 @@ func (l *Limiter) refusalOf(ctx context.Context, e *Explanation) error {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < left {
 		left, refused.Bound = time.Until(deadline), bounds[byContext]
 	}
-	if e.Wait == forever { // the release of another request may end it, but not before the end of a pause
-		refused.Wait, refused.Tier = 0, ""
-		for _, q := range e.Quotas {
-			if q.Paused > refused.Wait {
-				refused.Policy, refused.Wait = q.Policy, q.Paused
-			}
-		}
-	}
-	if refused.Wait > left && e.probing() == nil {
+	if refused.Wait > left {
 		return refused
 	}
 	ahead := l.queue().ahead(ctx)
@@ -285,7 +353,7 @@ func (e *Explanation) outcome() string {
 		return "The request would wait until the store answers"
 	case e.Err != nil:
 		return "The request would be refused: " + strings.TrimPrefix(e.Err.Error(), "throttle: ")
-	case e.Wait == 0 && e.Ahead == 0:
+	case e.Wait == 0 && e.Ahead == 0 && e.Tier == "" && e.probing() == nil:
 		return "The request would be sent at once"
 	}
 	text := "The request would wait"
@@ -294,13 +362,13 @@ func (e *Explanation) outcome() string {
 		tier += fmt.Sprintf(" of policy %q", e.By)
 	}
 	switch probing := e.probing(); {
-	case e.Wait == 0: // it is not known how long
-	case e.Wait == forever:
-		text += tier + " until another request ends"
-	case e.Tier != "":
+	case e.Wait > 0 && e.Tier != "":
 		text += " " + short(e.Wait) + tier
+	case e.Wait == 0 && e.Tier != "":
+		text += tier + " until another request ends"
 	case probing != nil:
-		text += " for the response to another request, at most " + short(e.Wait)
+		text += " for the response to another request, at most " + short(probing.Paused)
+	case e.Wait == 0: // it is not known how long
 	default:
 		text += " " + short(e.Wait) + " for the end of a pause"
 	}

@@ -56,6 +56,9 @@ type revision struct {
 	quota  store.Quota
 	fast   store.FastQuota // the quota, if it can admit one request without a decision; else nil
 	closed bool
+	// foresees reports that the quota's Soonest knows its state. If not, the wait that a dry run names
+	// is the best forecast.
+	foresees bool
 }
 
 func newRevision(c *compiledPolicy, q store.Quota, closed bool) *revision {
@@ -66,6 +69,9 @@ func newRevision(c *compiledPolicy, q store.Quota, closed bool) *revision {
 	if r, ok := q.(store.Reporter); ok {
 		r.Report(c.called)
 	}
+	_, inProcess := q.(store.FastQuota)
+	_, onHost := q.(store.Rechecker)
+	rev.foresees = inProcess || onHost
 	return rev
 }
 
@@ -535,46 +541,44 @@ func (s *scope) longestDelay(rev *revision) time.Duration {
 	return cmp.Or(s.guard(rev), rev.plan.Guard())
 }
 
-// An outlook is a Forecast of one scope.
+// An outlook is what a request would meet that came now.
 type outlook struct {
-	Forecast
+	wait     time.Duration  // a lower bound
+	revision *revision      // of the tier that decides
+	tier     int            // that decides; -1 if none does
 	ahead    [3]int         // by class
 	decision store.Decision // of the dry run
 	decided  bool           // it refuses, or makes the request wait
 }
 
-// forecast returns how long a request would wait if it arrived now.
-func (s *scope) forecast(ctx context.Context, d demand) (f outlook, err error) {
-	rev, decision, err := s.tryDry(ctx, &d, store.WaitSpec{})
-	f.decision, f.decided = decision, err == nil && decision.Verdict != store.Ready
+// ask asks the quota what a request would meet. The error is that of a quota that refuses it.
+func (s *scope) ask(ctx context.Context, d *demand) (o outlook, err error) {
+	rev, spec := s.current.Load(), store.WaitSpec{}
+	yields := rev.initialWaitSpec(ctx) // a Batch request leaves headroom until it has aged
+	if yields != nil && rev.foresees {
+		spec = *yields
+	}
+	rev, decision, err := s.tryDry(ctx, d, spec)
+	o = outlook{revision: rev, tier: -1, decision: decision, decided: err == nil && decision.Verdict != store.Ready}
 	switch {
 	case err != nil:
-		return f, rev.explain(err)
+		return o, rev.explain(err)
 	case decision.Verdict == store.Closed || decision.Verdict == store.Exhausted:
-		return f, rev.refused(decision)
-	case decision.Verdict != store.Ready:
-		f.Wait, f.Tier = decision.Wait, rev.tierName(decision.Tier)
+		return o, rev.refused(decision)
+	case rev.foresees || decision.Verdict == store.Ready:
+	case decision.Wait < forever && decision.Tier != store.Probing:
+		o.wait, o.tier = decision.Wait, decision.Tier
 	}
-	if spec := rev.initialWaitSpec(ctx); spec != nil { // a Batch request leaves headroom until it has aged
-		rev, decision, err := s.tryDry(ctx, &d, *spec)
+	if yields != nil && !rev.foresees {
+		rev, decision, err := s.tryDry(ctx, d, *yields)
 		if err != nil {
-			return f, rev.explain(err)
+			return o, rev.explain(err)
 		}
-		if wait := min(decision.Wait, spec.YieldFor); wait > f.Wait {
-			f.Wait, f.Tier = wait, rev.tierName(decision.Tier)
+		if wait := min(decision.Wait, yields.YieldFor); wait > o.wait {
+			o.wait, o.tier, o.revision = wait, decision.Tier, rev
 		}
 	}
-	if s.waiting() == 0 {
-		return f, nil
-	}
-	late, ahead, err := s.lateRefusal(ctx, &d)
-	if err != nil {
-		return f, err
-	}
-	if f.ahead = ahead; late.Wait > f.Wait {
-		f.Wait, f.Tier = late.Wait, late.Tier
-	}
-	return f, nil
+	return o, nil
 }
 
 // tryDry asks the quota, under the newest plan, whether it would admit a request.
@@ -593,27 +597,28 @@ func (s *scope) tryDry(ctx context.Context, d *demand, spec store.WaitSpec) (*re
 	}
 }
 
-// lateRefusal returns the refusal of a request that arrives now and has no time to wait, and how
-// many callers of each class are ahead of it.
-func (s *scope) lateRefusal(ctx context.Context, d *demand) (*WaitError, [3]int, error) {
-	return s.queue.lateRefusal(ctx, s, d, s.queueConfig, (*revision).explain)
+// forecast returns what a request would meet in the queue of this scope alone. The refusal is nil if
+// it would join.
+func (s *scope) forecast(ctx context.Context, d *demand, giveUp time.Time) (outlook, *queue.Refusal, error) {
+	return s.queue.forecast(ctx, s, d, giveUp, s.queueConfig)
 }
 
-func (wq *waitQueue) lateRefusal(ctx context.Context, s *scope, d *demand, config func(*revision) queue.Config,
-	explain func(*revision, error) error) (late *WaitError, ahead [3]int, err error) {
+// forecast returns what a request would meet in the queue if it gave up at a time, or never if that is
+// zero. The refusal is nil if it would join.
+func (wq *waitQueue) forecast(ctx context.Context, s *scope, d *demand, giveUp time.Time, config func(*revision) queue.Config) (o outlook, refusal *queue.Refusal, err error) {
 	q := wq.lock(s, config) // keeps the policy the same for the cost and the forecast
 	defer q.mu.Unlock()
 	rev := q.revision
 	if rev.closed { // the queue may be configured for an earlier revision
-		return nil, ahead, rev.refuse(ErrClosed, -1, 0)
+		return o, nil, rev.refuse(ErrClosed, -1, 0)
 	}
 	cost, err := rev.costOf(d)
 	if err != nil {
-		return nil, ahead, err
+		return o, nil, err
 	}
-	r := store.Request{Cost: cost, Held: true, Guard: s.guard(rev)}
-	wait, tier, ahead := q.Forecast(r, queue.Class(classOf(ctx)))
-	err = explain(rev, &queue.Refusal{Reason: queue.Late, Tier: tier, Wait: wait, Ahead: ahead[0] + ahead[1] + ahead[2]})
-	errors.As(err, &late)
-	return late, ahead, nil
+	got := q.Forecast(queue.Ticket{
+		Request: store.Request{Cost: cost, Held: true, Guard: s.guard(rev)},
+		Class:   queue.Class(classOf(ctx)), GiveUp: giveUp, Free: !rev.isOneRequest(cost) && rev.isFree(cost),
+	})
+	return outlook{wait: got.Wait, revision: rev, tier: got.Tier, ahead: got.Ahead}, got.Refusal, nil
 }

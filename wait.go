@@ -283,10 +283,11 @@ func (l *Limiter) tryAcquire(d demand, p *Permit) error {
 		return err
 	}
 	e := p.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
-	// Other callers wait, here or for an outer quota.
-	if e.Ahead > 0 || decision.Tier < 0 && decision.Wait == forever {
-		if f, policy, err := l.forecast(context.Background(), d.cost); err == nil {
-			e.Policy, e.Wait, e.Tier, e.Ahead = policy, f.Wait, f.Tier, f.Ahead
+	// Other callers wait, here or for an outer quota, or responses may shorten the wait.
+	if e.Ahead > 0 || decision.Tier < 0 && decision.Wait == forever || p.revision.foresees {
+		var f Explanation
+		if err := l.foretell(context.Background(), d.cost, &f, false); err == nil {
+			e.Policy, e.Wait, e.Tier, e.Ahead = f.By, f.Wait, f.Tier, f.Ahead
 		}
 	}
 	return e
@@ -533,17 +534,11 @@ type Forecast struct {
 // It charges nothing. If Acquire would fail at once, Forecast returns the same error. With a shared
 // store it blocks for one round trip, or for two if a Batch request leaves Headroom.
 func (l *Limiter) Forecast(ctx context.Context, c Cost) (Forecast, error) {
-	f, _, err := l.forecast(ctx, c)
-	return f, err
-}
-
-// forecast also returns the name of the policy whose tier decides.
-func (l *Limiter) forecast(ctx context.Context, c Cost) (f Forecast, policy string, err error) {
 	var e Explanation
 	if err := l.foretell(ctx, c, &e, false); err != nil {
-		return f, "", err
+		return Forecast{}, err
 	}
-	return e.Forecast, e.By, nil
+	return e.Forecast, e.Err
 }
 
 // Status returns the state of every tier, the number of waiting callers and the pause or ban in

@@ -1126,6 +1126,10 @@ func (q hookedQuota) TryAcquire(ctx context.Context, r store.Request) (store.Dec
 
 func (q hookedQuota) Forecast() store.Forecast { return q.Quota.(store.Forecaster).Forecast() }
 
+func (q hookedQuota) Soonest(cost []int64, headroom int64) (time.Duration, int) {
+	return q.Quota.(store.Forecaster).Soonest(cost, headroom)
+}
+
 // The quotas of a plain store have no forecasts.
 type plain struct{ local.Store }
 
@@ -1418,6 +1422,10 @@ func (s *countingForecasts) Open(key string, plan *algorithms.Plan) (store.Quota
 func (q countingForecastsQuota) Forecast() store.Forecast {
 	q.s.made.Add(1)
 	return q.Quota.(store.Forecaster).Forecast()
+}
+
+func (q countingForecastsQuota) Soonest(cost []int64, headroom int64) (time.Duration, int) {
+	return q.Quota.(store.Forecaster).Soonest(cost, headroom)
 }
 
 // TestManyDeadlines checks that a thousand callers with deadlines, half of which are late, share a

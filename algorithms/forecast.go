@@ -1,5 +1,31 @@
 package algorithms
 
+import "sync"
+
+// views are ledgers whose memory Soonest uses.
+var views = sync.Pool{New: func() any { return new(Ledger) }}
+
+// Soonest returns a lower bound of the instant at which the tiers admit a cost with a headroom, and
+// the tier that decides, or -1 if that instant is now. It is what Earliest would return if the
+// responses to all held requests came now and every place were free. A request does not wait for a
+// budget, so an exhausted budget does not decide. Soonest changes nothing but the ledger's clock,
+// and copies only the words of the ledger, into memory that it keeps.
+func (l *Ledger) Soonest(now Moment, cost []int64, headroom int64) (at int64, tier int) {
+	now = l.advance(now)
+	v := views.Get().(*Ledger)
+	word := append(v.word[:0], l.word...)
+	*v = *l
+	v.word = word
+	v.assumeAnswered(now)
+	at, tier = v.earliest(now, cost, headroom)
+	*v = Ledger{word: v.word}
+	views.Put(v)
+	if l.plan.Exhausted(tier) {
+		return now.At, -1
+	}
+	return at, tier
+}
+
 // EarliestTotal returns a lower bound of the instant at which the tiers admit a cost with a
 // headroom, behind an amount of other requests. It also returns the tier that decides, or -1 if
 // that instant is now. The amount ahead may be far above the capacity of every tier. The bound is

@@ -307,24 +307,37 @@ func (l *Ledger) Release(cost []int64) {
 // units that land within one precision of a SlidingWindow leave with the first of them, because
 // their grouping depends on when the responses come.
 func (l *Ledger) LandHeld(now Moment) {
-	now, l.forecasting = l.advance(now), true
-	held := make([]int64, len(l.plan.units))
-	for i := range l.slots() {
-		s := l.slot(i)
-		for u := range held {
-			n := s[heldOf(u)]
-			held[u] += n
-			s[totalOf(u)] -= n
-			s[heldOf(u)] = 0
-			l.word[u] -= n
+	now = l.advance(now)
+	l.assumeAnswered(now)
+	l.advance(now)
+}
+
+// assumeAnswered moves all held requests to a slot that lands now, settles all estimates at zero,
+// and frees all places in concurrency tiers. The rings stay as they are.
+func (l *Ledger) assumeAnswered(now Moment) {
+	l.forecasting = true
+	stride, base := l.plan.stride(), l.plan.base
+	if l.slots() > 0 {
+		l.word = append(l.word, make([]int64, stride)...)
+		copy(l.word[base+stride:], l.word[base:])
+		answered := l.slot(0)
+		clear(answered)
+		answered[0] = now.At
+		for i := 1; i < l.slots(); i++ {
+			s := l.slot(i)
+			for u := range l.plan.units {
+				n := s[heldOf(u)]
+				answered[totalOf(u)] += n
+				s[totalOf(u)] -= n
+				s[heldOf(u)] = 0
+			}
 		}
 	}
-	l.landCost(now, held, true)
 	for _, r := range l.plan.anchored { // a response may still prove that the first request opened the window
 		r.proveOpen(l, now.At, 0)
 	}
-	for u := range held {
-		if l.plan.estimated[u] {
+	for u, estimated := range l.plan.estimated {
+		if estimated {
 			l.word[u] -= l.estimatesInFlight(u)
 		}
 	}

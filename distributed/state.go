@@ -684,7 +684,26 @@ func (h header) after(at int64) time.Duration {
 
 // Forecast returns a forecast that assumes no other requests in the fleet and no charges.
 func (q *quota) Forecast() store.Forecast {
-	q = q.newest()
+	if idle := q.idle(); idle != nil {
+		return idle.Forecast()
+	}
+	return nil
+}
+
+// Soonest makes the assumptions of Forecast.
+func (q *quota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier int) {
+	if idle := q.idle(); idle != nil {
+		return idle.Soonest(cost, headroom)
+	}
+	return 0, -1
+}
+
+// idle returns a quota without charges and with the pause of this one, or nil if this one has a
+// successor.
+func (q *quota) idle() store.Forecaster {
+	if !q.isNewest() {
+		return nil
+	}
 	idle, _ := local.New().Open("", q.plan) // a new store has no key yet
 	q.mu.Lock()
 	left := time.Until(q.state.until)
@@ -693,7 +712,7 @@ func (q *quota) Forecast() store.Forecast {
 	}
 	q.mu.Unlock()
 	_, _ = idle.Pause(context.Background(), store.Pause{For: left})
-	return idle.(store.Forecaster).Forecast()
+	return idle.(store.Forecaster)
 }
 
 // Idle reports whether the quota can be forgotten without a loss: no pause is in force, which Redis

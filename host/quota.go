@@ -521,17 +521,37 @@ func (q *quota) Close() {
 
 // Forecast works on the result of the last transaction.
 func (q *quota) Forecast() store.Forecast {
-	q = q.newest()
+	if !q.line.IsNewest(q.version) {
+		return nil
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	seen := q.seen
-	from := seen.until
-	// During a ban the quota refuses callers. While a probe is in flight the wait is not known.
-	if now, _ := seen.state.now(q.store.wall(), seen.now.At); seen.banned > now.At || seen.flags&probing > 0 {
-		from = 0
+	return store.Foretell(&seen.ledger, func() algorithms.Moment { return seen.current(q.store) }, seen.opens(q.store))
+}
+
+// Soonest works on the result of the last transaction.
+func (q *quota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier int) {
+	if !q.line.IsNewest(q.version) {
+		return 0, -1
 	}
-	return store.Foretell(&seen.ledger, func() algorithms.Moment {
-		now, _ := seen.state.now(q.store.wall(), seen.now.At)
-		return now
-	}, from)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return store.Soonest(&q.seen.ledger, q.seen.current(q.store), q.seen.opens(q.store), cost, headroom)
+}
+
+// current returns the present moment by the clock of the transaction.
+func (t *txn) current(s *Store) algorithms.Moment {
+	known := t.state
+	now, _ := known.now(s.wall(), t.now.At)
+	return now
+}
+
+// opens returns the instant at which a pause ends, as forecasts use it. During a ban the quota
+// refuses callers. While a probe is in flight the wait is not known.
+func (t *txn) opens(s *Store) int64 {
+	if t.banned > t.current(s).At || t.flags&probing > 0 {
+		return 0
+	}
+	return t.until
 }

@@ -566,10 +566,27 @@ func (q *quota) Close() {}
 func (q *quota) Forecast() store.Forecast {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	from := q.until
-	// During a ban the quota refuses callers. While a probe is in flight the wait is not known.
-	if q.banned > q.now().At || q.probing {
-		from = 0
+	if q.next != nil {
+		return nil
 	}
-	return store.Foretell(&q.ledger, q.now, from)
+	return store.Foretell(&q.ledger, q.now, q.opens(q.now()))
+}
+
+func (q *quota) Soonest(cost []int64, headroom int64) (wait time.Duration, tier int) {
+	now := q.now()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.next != nil {
+		return 0, -1
+	}
+	return store.Soonest(&q.ledger, now, q.opens(now), cost, headroom)
+}
+
+// opens returns the instant at which a pause ends, as forecasts use it. During a ban the quota
+// refuses callers. While a probe is in flight the wait is not known.
+func (q *quota) opens(now algorithms.Moment) int64 {
+	if q.banned > now.At || q.probing {
+		return 0
+	}
+	return q.until
 }

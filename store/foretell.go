@@ -28,24 +28,37 @@ func Tiers(l *algorithms.Ledger, now algorithms.Moment) []TierStatus {
 	return tiers
 }
 
+// Soonest returns the result of a Forecaster's Soonest for a quota that keeps a ledger and admits
+// nothing before the instant from.
+func Soonest(l *algorithms.Ledger, now algorithms.Moment, from int64, cost []int64, headroom int64) (wait time.Duration, tier int) {
+	at, tier := l.Soonest(now, cost, headroom)
+	switch {
+	case at >= algorithms.Latest:
+		return Forever, tier
+	case at <= from:
+		at, tier = from, -1
+	}
+	return max(0, now.Until(at)), tier
+}
+
 // Foretell returns a forecast that works on a copy of a ledger. It begins at the present time of
 // clock and admits nothing before the instant from.
 func Foretell(l *algorithms.Ledger, clock func() algorithms.Moment, from int64) Forecast {
-	f := &forecast{next: l.Clone(), start: clock(), loose: isLoose(l.Plan())}
-	f.next.LandHeld(f.start)
-	f.total = f.next.Clone()
+	f := &forecast{total: l.Clone(), start: clock(), loose: isLoose(l.Plan())}
+	f.total.LandHeld(f.start)
 	f.from = f.start.Later(from)
-	f.last = f.from
 	return f
 }
 
 type forecast struct {
 	// Next returns no bound: see isLoose.
-	loose       bool
-	next, total algorithms.Ledger
-	start       algorithms.Moment
+	loose bool
+	total algorithms.Ledger
+	start algorithms.Moment
 	// from is the instant before which the forecast admits nothing.
 	from algorithms.Moment
+	// next is the copy to which Next adds requests. If nil, it has added none.
+	next *algorithms.Ledger
 	// last is when the last request that Next added is admitted.
 	last algorithms.Moment
 }
@@ -61,6 +74,10 @@ func isLoose(p *algorithms.Plan) bool {
 func (f *forecast) Next(r Request) (at time.Duration, tier int) {
 	if f.loose {
 		return 0, -1
+	}
+	if f.next == nil {
+		next := f.total.Clone()
+		f.next, f.last = &next, f.from
 	}
 	instant, tier := f.next.Earliest(f.last, algorithms.Request{Cost: r.Cost})
 	if f.next.Plan().Exhausted(tier) {

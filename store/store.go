@@ -223,9 +223,16 @@ type Observation struct {
 	Refused bool
 }
 
-// A Forecaster is a Quota that can forecast how long a queue will take.
+// A Forecaster is a Quota that can forecast how long callers will wait. Its methods do not block.
 type Forecaster interface {
+	// Forecast returns a forecast of a queue that begins now. It is nil if the quota has a
+	// successor, because costs and tiers may be others there.
 	Forecast() Forecast
+	// Soonest returns a lower bound of the wait of a request that came now and found no queue, and
+	// the tier that decides, or -1 if none does. The request leaves headroom percent of each tier's
+	// capacity. Like a Forecast, the bound assumes the best case, but only for the present state of
+	// the quota. It is zero if the quota has a successor, and Forever if only a release could help.
+	Soonest(cost []int64, headroom int64) (wait time.Duration, tier int)
 }
 
 // A Forecast predicts the admissions of a quota in the best case: every response comes at once,

@@ -1,12 +1,15 @@
 package queue
 
 import (
+	"math"
 	"time"
 
 	"github.com/apithrottle/throttle/store"
 )
 
-// forecasts are used to refuse newcomers whose deadline is too near.
+// forecasts are used to refuse newcomers whose deadline is too near. They are kept while callers
+// wait, because only then the queue watches the quota. A caller that finds no queue needs none: see
+// Queue.soonest.
 //
 // A forecast is a lower bound and remains one while callers join and leave, because it depends on
 // the quota and not on the callers. How long a total cost takes, in requests of any size, is a sum
@@ -100,13 +103,10 @@ func (f *forecast) noteCost(cost []int64) bool {
 	return !f.mixed
 }
 
-// forecastNow returns the forecast to use, or nil. It simulates up to steps more admissions. A new
-// forecast replaces the old one when it covers reach admissions.
+// forecastNow returns the forecast to use while callers wait, or nil. It simulates up to steps more
+// admissions. A new forecast replaces the old one when it covers reach admissions.
 func (q *Queue) forecastNow(cost []int64, reach, steps int, now time.Time) *forecast {
 	f := &q.forecasts
-	if q.unwatch == nil { // while no callers waited, the quota may have changed in any way
-		f.drop()
-	}
 	uniform := q.waiters.costs(cost)
 	if f.next != nil && uniform && !f.next.noteCost(cost) {
 		f.next = nil
@@ -154,12 +154,37 @@ func (q *Queue) steps(now time.Time) int {
 // expected returns a lower bound of a request's wait behind ahead waiters of the total cost sum,
 // and the tier that decides.
 func (q *Queue) expected(w *waiter, ahead int, sum []int64, steps int, now time.Time) (wait time.Duration, tier int) {
+	if q.unwatch == nil {
+		return q.soonest(w, now)
+	}
 	f := q.forecastNow(w.request.Cost, ahead, steps, now)
 	if f == nil {
 		return 0, -1
 	}
 	return q.expectedBy(f, w, ahead, sum, now)
 }
+
+// soonest returns a lower bound of the wait of a request that finds no queue, and the tier that
+// decides. The queue does not watch the quota then, so the bound is never kept.
+func (q *Queue) soonest(w *waiter, now time.Time) (wait time.Duration, tier int) {
+	quota, ok := q.config.Quota.(store.Forecaster)
+	if !ok {
+		return 0, -1
+	}
+	wait, tier = quota.Soonest(w.request.Cost, 0)
+	if old := w.joinedAt.Add(q.config.Aging).Sub(now); q.yields(w) && wait < old {
+		if leaving, decides := quota.Soonest(w.request.Cost, int64(q.config.Headroom)); leaving > wait {
+			wait, tier = min(leaving, old), decides
+		}
+	}
+	if wait == forever {
+		return 0, tier // only a release helps, which may come at once
+	}
+	return wait, tier
+}
+
+// yields reports whether a request leaves headroom until it has aged.
+func (q *Queue) yields(w *waiter) bool { return w.class == Batch && q.config.Headroom > 0 }
 
 // behind returns the total cost ahead of a request behind waiters of the total cost sum, counted
 // from made.
@@ -178,7 +203,7 @@ func (q *Queue) expectedBy(f *forecast, w *waiter, ahead int, sum []int64, now t
 	if n := ahead + f.admitted; n >= 0 && n < len(f.at) && !f.mixed && q.waiters.costs(cost) && f.at[n] > at {
 		at, tier = f.at[n], int(f.tier[n])
 	}
-	if old := w.joinedAt.Add(q.config.Aging).Sub(f.made); w.class == Batch && q.config.Headroom > 0 && at < old {
+	if old := w.joinedAt.Add(q.config.Aging).Sub(f.made); q.yields(w) && at < old {
 		if leaving, decides := f.Total(before, cost, int64(q.config.Headroom)); leaving > at {
 			at, tier = min(leaving, old), decides
 		}
@@ -195,14 +220,23 @@ func (q *Queue) refuseIfLate(w *waiter, now time.Time) error {
 	if w.deadline.IsZero() {
 		return nil
 	}
-	wait, tier, ahead := q.forecast(w, now)
-	if wait > w.timeLeft(now) && q.mayBeOvertaken(w.rank) && q.review(now, q.steps(now)) {
-		wait, tier, ahead = q.forecast(w, now)
+	if late := q.outlook(w, now).Refusal; late != nil {
+		return late
 	}
-	if wait <= w.timeLeft(now) || q.mayBeOvertaken(w.rank) {
-		return nil
+	return nil
+}
+
+// outlook returns what a newcomer would meet, without MaxQueue.
+func (q *Queue) outlook(w *waiter, now time.Time) (o Outlook) {
+	var ahead int
+	o.Wait, o.Tier, ahead = q.forecast(w, now)
+	if o.Wait > w.timeLeft(now) && q.mayBeOvertaken(w.rank) && q.review(now, q.steps(now)) {
+		o.Wait, o.Tier, ahead = q.forecast(w, now)
 	}
-	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
+	if o.Wait > w.timeLeft(now) && !q.mayBeOvertaken(w.rank) {
+		o.Refusal = &Refusal{Reason: Late, Tier: o.Tier, Wait: o.Wait, Ahead: ahead}
+	}
+	return o
 }
 
 // mayBeOvertaken reports whether waiters up to a rank have been overtaken and may be late.
@@ -235,16 +269,48 @@ func (q *Queue) forecast(w *waiter, now time.Time) (wait time.Duration, tier, ah
 	return wait, tier, ahead
 }
 
-// Forecast returns a lower bound of how long a request that came now would wait, the tier that
-// decides, and how many callers are ahead of it, by class.
-func (q *Queue) Forecast(r store.Request, c Class) (wait time.Duration, tier int, ahead [3]int) {
+// An Outlook is what a caller would meet that joined now.
+type Outlook struct {
+	// Wait is a lower bound of the wait.
+	Wait time.Duration
+	// Tier is the tier that decides, or -1 if none does.
+	Tier int
+	// Ahead is how many callers are ahead, by class. It leaves out a caller that is asking with
+	// Ticket.Ask, and so waits elsewhere.
+	Ahead [3]int
+	// Refusal is the refusal that the caller would get at once. If nil, it would join.
+	Refusal *Refusal
+}
+
+// Forecast returns the outlook of a caller whose deadline is t.GiveUp. It uses the Request, Class,
+// GiveUp and Free of t.
+func (q *Queue) Forecast(t Ticket) Outlook {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	w := &waiter{request: r, class: c, joinedAt: now}
+	w := &waiter{request: t.Request, class: t.Class, free: t.Free, joinedAt: now, deadline: t.GiveUp}
 	w.rank = q.rank(w)
-	wait, tier, _ = q.forecast(w, now)
-	return wait, tier, q.waiters.aheadByClass(w.rank)
+	o := q.outlook(w, now)
+	if n := q.waiters.len(); o.Refusal == nil && q.isLimited(n+1, now) {
+		if ahead, _ := q.waiters.ahead(w.rank, w.number, make([]int64, len(w.request.Cost))); ahead == n {
+			o.Refusal = &Refusal{Reason: Full, Tier: -1, Ahead: n}
+		}
+	}
+	o.Ahead = q.waiters.aheadByClass(w.rank)
+	for _, asked := range q.asking {
+		if asked.try != nil && !asked.out.Load() && asked.before(w.rank, math.MaxUint64) {
+			o.Ahead[asked.class]--
+		}
+	}
+	return o
+}
+
+// DropForecast makes the queue forget what it expects, after a change of another quota that admits its
+// callers sooner.
+func (q *Queue) DropForecast() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.forecasts.drop()
 }
 
 // Ahead returns how many callers are ahead of a request that came now, by class.

@@ -71,8 +71,8 @@ func TestForecastWithoutWaiters(t *testing.T) {
 		if _, err := quota.Pause(context.Background(), store.Pause{For: time.Hour}); err != nil {
 			t.Fatal(err)
 		}
-		if wait, _, _ := q.Forecast(ticket(10).Request, Normal); wait != time.Hour {
-			t.Errorf("in a pause: %v", wait)
+		if o := q.Forecast(ticket(10)); o.Wait != time.Hour {
+			t.Errorf("in a pause: %+v", o)
 		}
 		if err := quota.Resume(context.Background()); err != nil {
 			t.Fatal(err)
@@ -82,8 +82,8 @@ func TestForecastWithoutWaiters(t *testing.T) {
 		if <-c.done; c.err != nil {
 			t.Errorf("after the pause: %v", c.err)
 		}
-		if wait, _, _ := q.Forecast(ticket(10).Request, Normal); wait != sec {
-			t.Errorf("10: %v", wait)
+		if o := q.Forecast(ticket(10)); o.Wait != sec {
+			t.Errorf("10: %+v", o)
 		}
 		c = join(q, ticket(1).until(now.Add(100*ms)))
 		if <-c.done; c.err != nil {
@@ -95,7 +95,7 @@ func TestForecastWithoutWaiters(t *testing.T) {
 // A counting quota counts the calls of its forecasts.
 type counting struct {
 	store.Quota
-	made, next, total int
+	made, next, total, soonest int
 }
 
 type countingForecast struct {
@@ -106,6 +106,11 @@ type countingForecast struct {
 func (c *counting) Forecast() store.Forecast {
 	c.made++
 	return countingForecast{c.Quota.(store.Forecaster).Forecast(), c}
+}
+
+func (c *counting) Soonest(cost []int64, headroom int64) (time.Duration, int) {
+	c.soonest++
+	return c.Quota.(store.Forecaster).Soonest(cost, headroom)
 }
 
 func (f countingForecast) Next(r store.Request) (time.Duration, int) {

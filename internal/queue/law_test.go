@@ -178,6 +178,10 @@ type noisy struct {
 
 func (n *noisy) Forecast() store.Forecast { return n.Quota.(store.Forecaster).Forecast() }
 
+func (n *noisy) Soonest(cost []int64, headroom int64) (time.Duration, int) {
+	return n.Quota.(store.Forecaster).Soonest(cost, headroom)
+}
+
 func (n *noisy) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
 	n.mu.Lock()
 	n.asked++

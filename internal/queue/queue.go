@@ -176,6 +176,7 @@ func (q *Queue) set(c Config) {
 		q.ahead = nil
 	}
 	q.config = c
+	q.forecasts.drop()
 	q.reserver, _ = c.Quota.(store.Reserver)
 	q.fast, _ = c.Quota.(store.FastQuota)
 	q.recheck = forever
@@ -672,9 +673,13 @@ func (q *Queue) headIsDue(now time.Time) bool {
 // may have charged them.
 func (q *Queue) isFull(now time.Time) bool {
 	n := q.waiters.len()
-	return q.config.MaxQueue > 0 && n > q.config.MaxQueue && n > len(q.asking) &&
-		(q.reserver == nil || len(q.reserved) > 0 || q.nextAskAt.After(now)) &&
-		!q.isAsked(q.waiters.end())
+	return q.isLimited(n, now) && n > len(q.asking) && !q.isAsked(q.waiters.end())
+}
+
+// isLimited reports whether n waiters are too many.
+func (q *Queue) isLimited(n int, now time.Time) bool {
+	return q.config.MaxQueue > 0 && n > q.config.MaxQueue &&
+		(q.reserver == nil || len(q.reserved) > 0 || q.nextAskAt.After(now))
 }
 
 // onChange receives the quota's changes.
