@@ -247,6 +247,14 @@ func (r *calendar) startPeriod(l *Ledger, m Moment) {
 	}
 }
 
+// correct makes the units count in the period that the wall clock now shows for the last landing, if
+// the recorded period would end later than any period that begins then: the date was wrong.
+func (r *calendar) correct(l *Ledger, now Moment) {
+	if w := l.word[r.word:]; w[0]-now.Wall+now.At > w[3]+r.longest {
+		w[0] = r.periodStart(now.on(w[3]).Wall, 1)
+	}
+}
+
 func (r *calendar) land(l *Ledger, at Moment, n int64) {
 	r.startPeriod(l, at)
 	w := l.word[r.word:]

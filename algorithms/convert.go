@@ -5,10 +5,13 @@ import "slices"
 // Convert returns the state of a ledger of another plan as a ledger of this plan. A changed policy
 // thereby keeps what callers have spent.
 //
-// A tier takes over the state of the first old tier with its algorithm, unit, and window and phase
-// or period and zone. Without such a tier, it starts with the largest use of an old tier of its
-// unit. It keeps the stamps if both tiers have some, and else charges the use now, even if that
+// A tier takes over the state of the old tier with its algorithm, unit, and window and phase or
+// period and zone. If there are several, it takes over from the most used one: of buckets, from the
+// most used one of its rate. Without such a tier, it starts with the largest use of an old tier of
+// its unit. It keeps the stamps if both tiers have some, and else charges the use now, even if that
 // exceeds its capacity, because the old policy may come back. What is in flight stays in flight.
+//
+// The new ledger shares only the plan with others, and its tiers share nothing.
 func (p *Plan) Convert(old Ledger, now Moment) Ledger {
 	l := p.NewLedger()
 	old = old.Clone()
@@ -43,7 +46,7 @@ func (l *Ledger) takeOver(i int, old *Ledger, now Moment) {
 		return
 	}
 	_, isBucket := r.(*bucket)
-	charged := old.used(j, now)
+	charged := old.charged(j, now)
 	if like && !isBucket {
 		l.inherit(i, j, old)
 	}
@@ -56,25 +59,33 @@ func (l *Ledger) takeOver(i int, old *Ledger, now Moment) {
 }
 
 // predecessor returns the tier whose state a new tier takes over, and whether it continues that
-// tier. If it continues none, predecessor returns the tier of its unit with the largest use, or -1.
+// tier. If it may continue several, predecessor returns one of the same rate, if these are buckets,
+// and the one with the largest use. If it continues none, predecessor returns the tier of its unit
+// with the largest use, or -1.
 func (l *Ledger) predecessor(t Tier, now Moment) (tier int, like bool) {
 	tier = -1
-	var most int64
+	var closest, most int64
 	for j, was := range l.plan.tiers {
 		if was.Unit != t.Unit {
 			continue
 		}
-		if was.continues(t) {
-			return j, true
+		likeness, used := bit(was.continues(t)), l.charged(j, now)
+		if likeness > 0 && t.counter().burst {
+			likeness += bit(was.Limit == t.Limit)
 		}
-		if was.Algorithm == Concurrency {
-			continue
-		}
-		if used := l.used(j, now); used > most {
-			tier, most = j, used
+		if tier < 0 || likeness > closest || likeness == closest && used > most {
+			tier, closest, most = j, likeness, used
 		}
 	}
-	return tier, false
+	return tier, closest > 0
+}
+
+// charged returns how many units of a tier a tier of another kind takes over.
+func (l *Ledger) charged(tier int, now Moment) int64 {
+	if l.plan.tiers[tier].counter().released {
+		return 0
+	}
+	return l.used(tier, now)
 }
 
 // mostStamps is how many stamps a log takes over at most from another algorithm, unless its limit
@@ -95,6 +106,7 @@ func (l *Ledger) copyStamps(i, j int, old *Ledger, now Moment) bool {
 			stamps = from.stamps(old)
 		case *slidingWindow:
 			stamps = from.stamps(old, max(r.limit, mostStamps))
+		case *concurrency: // what is in flight needs room
 		default:
 			used := min(from.used(old, now), max(r.limit, mostStamps))
 			stamps = slices.Repeat([]int64{now.At}, int(used))
@@ -148,7 +160,7 @@ func (l *Ledger) inherit(i, like int, old *Ledger) {
 	from, _, _ := old.plan.site(like)
 	copy(l.word[to.word:to.word+words], old.word[from.word:])
 	if rings > 0 {
-		*l.ring(to) = *old.ring(from)
+		*l.ring(to) = slices.Clone(*old.ring(from)) // another tier may continue that tier, too
 	}
 }
 
@@ -183,7 +195,7 @@ func (l *Ledger) carryEstimates(old *Ledger, now Moment) {
 		}
 	}
 	if slices.ContainsFunc(landing, func(n int64) bool { return n > 0 }) {
-		l.charge(now, landing, 0, false)
+		l.addInFlight(now.At, l.plan.guard, landing, false) // of no concurrency tier: it would never be released
 	}
 }
 

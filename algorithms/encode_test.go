@@ -201,3 +201,28 @@ func TestConvertInFlight(t *testing.T) {
 		t.Errorf("five more may go after %d µs, want 1010000", at-now.At)
 	}
 }
+
+// TestConvertEstimates checks that estimates of a unit that is no longer estimated land with the
+// guard: a log keeps them all, whatever its limit, and they take no place for ever.
+func TestConvertEstimates(t *testing.T) {
+	tokens := func(limit int64, a Algorithm) Tier {
+		return Tier{Limit: limit, Window: time.Minute, Unit: "tokens", Algorithm: a}
+	}
+	estimated := tokens(100, WeightedWindow)
+	estimated.Estimated = true
+	for _, rest := range []Tier{tokens(5, SlidingLog), {Limit: 50, Unit: "tokens", Algorithm: Concurrency}} {
+		old := ledger(t, time.Second, estimated)
+		old.Charge(at(0), Request{Cost: []int64{40}, Held: true})
+		l := ledger(t, time.Second, rest).Plan().Convert(*old, at(0))
+		if l.Advance(at(2 * time.Second)); rest.Algorithm == Concurrency {
+			if !l.Fresh(at(time.Hour)) {
+				t.Errorf("%v: the ledger is never fresh after estimates", rest)
+			}
+			continue
+		}
+		l = ledger(t, time.Second, tokens(100, SlidingLog)).Plan().Convert(l, at(2*time.Second))
+		if used := l.Usage(at(2 * time.Second))[0].Used; used != 40 {
+			t.Errorf("%v: %d used when the limit is larger again, want 40", rest, used)
+		}
+	}
+}

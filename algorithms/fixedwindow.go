@@ -5,7 +5,8 @@ import "math"
 // aligned divides wall time into windows that begin at phase after the Unix epoch.
 //
 // A wall clock that steps back does not reopen a window. But a landed unit counts for at most one
-// window, by the clock that never steps. Then the windows are those of the wall clock again.
+// window, by the clock that never steps. Then the windows are those of the wall clock again. If it
+// steps back by more than a window, the date was wrong, see dated.
 type aligned struct {
 	limit, window, phase int64
 }
@@ -14,6 +15,17 @@ func newAligned(t Tier) aligned { return aligned{t.Limit, Micros(t.Window), Micr
 
 // number returns the number of the window that the wall clock shows.
 func (a aligned) number(m Moment) int64 { return floorDiv(m.Wall-a.phase, a.window) }
+
+// dated returns the number of the window of the last landing, which was at last, in the window
+// numbered landed. If the wall clock has since stepped back to before the window before that one, it
+// is the window that the clock now shows for last. Otherwise the units of all windows until the
+// wrong date would count as those of one window.
+func (a aligned) dated(m Moment, landed, last int64) int64 {
+	if n := a.number(m.on(last)); n < landed-1 {
+		return n
+	}
+	return landed
+}
 
 // ended reports whether the window numbered landed, of a landing at last, has ended.
 func (a aligned) ended(m Moment, landed, last int64) bool {
@@ -115,6 +127,11 @@ func (r *fixedWindow) used(l *Ledger, now Moment) int64 {
 		return 0
 	}
 	return w[1]
+}
+
+func (r *fixedWindow) correct(l *Ledger, now Moment) {
+	w := l.word[r.word:]
+	w[0] = r.dated(now, w[0], w[2])
 }
 
 func (r *fixedWindow) opened(_ *Ledger, now Moment) int64 { return r.start(now, r.number(now)) }

@@ -127,6 +127,9 @@ func (l *Ledger) advance(now Moment) Moment {
 		now = now.on(l.last)
 	}
 	l.last = now.At
+	if l.plan.aligned {
+		l.correctDates(now)
+	}
 	if len(l.word) > l.plan.base && l.word[l.plan.base] <= now.At {
 		l.landUntil(now)
 	}
@@ -134,6 +137,18 @@ func (l *Ledger) advance(now Moment) Moment {
 		l.applyResets(now)
 	}
 	return now
+}
+
+// correctDates corrects the state of the tiers that count by the wall clock, if its date was wrong.
+func (l *Ledger) correctDates(now Moment) {
+	for i, r := range l.plan.rules {
+		if c, ok := r.(corrector); ok {
+			c.correct(l, now)
+			if l.readings != nil && (*l.readings)[i].hasOwn {
+				l.withoutOthers(i, func() { c.correct(l, now) })
+			}
+		}
+	}
 }
 
 func (l *Ledger) landUntil(now Moment) {

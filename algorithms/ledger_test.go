@@ -131,8 +131,9 @@ func TestRatesAreExact(t *testing.T) {
 	}
 }
 
-// TestWallClockSteps checks that windows of the clock follow wall time, are never reopened, and
-// end at most one window after the last landing. Other tiers ignore the wall clock.
+// TestWallClockSteps checks that windows of the clock follow wall time, are not reopened, and end at
+// most one window after the last landing. A larger step back corrects a wrong date: the units then
+// count in the window that the clock shows for them. Other tiers ignore the wall clock.
 func TestWallClockSteps(t *testing.T) {
 	minute := Tier{Limit: 2, Window: time.Minute}
 	two := []int64{2}
@@ -144,7 +145,8 @@ func TestWallClockSteps(t *testing.T) {
 	}{
 		{FixedWindow, 0, time.Second, 39 * time.Second},
 		{FixedWindow, -8 * time.Second, time.Second, 47 * time.Second},
-		{FixedWindow, -time.Hour, time.Second, 59 * time.Second},
+		{FixedWindow, -40 * time.Second, time.Second, 59 * time.Second},
+		{FixedWindow, -time.Hour, time.Second, 39 * time.Second},
 		{WeightedWindow, -time.Hour, time.Second, 99 * time.Second},
 		{FixedWindow, 30 * time.Second, time.Second, 9 * time.Second},
 		{FixedWindow, time.Hour, time.Second, 0},
@@ -155,7 +157,8 @@ func TestWallClockSteps(t *testing.T) {
 		{AnchoredWindow, -time.Hour, time.Second, 59 * time.Second},
 		{Calendar, 0, time.Second, 106*time.Minute + 39*time.Second},
 		{Calendar, -8 * time.Second, time.Second, 106*time.Minute + 47*time.Second},
-		{Calendar, -31 * 24 * time.Hour, time.Second, 48*time.Hour - time.Second},
+		{Calendar, -24 * time.Hour, time.Second, 25*time.Hour + 46*time.Minute + 39*time.Second},
+		{Calendar, -31 * 24 * time.Hour, time.Second, 106*time.Minute + 39*time.Second},
 		{Calendar, 2 * time.Hour, time.Second, 0},
 		{GCRA, time.Hour, time.Second, 59 * time.Second},
 	} {

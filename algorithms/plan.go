@@ -69,6 +69,13 @@ type sender interface {
 	send(l *Ledger, now Moment, n int64)
 }
 
+// A corrector is a rule that counts by the wall clock. correct changes the rule's state if the date of
+// the last landing was wrong: the wall clock has since stepped back by more than clocks ordinarily
+// do. The units then count in the window that the clock now shows for that landing.
+type corrector interface {
+	correct(l *Ledger, now Moment)
+}
+
 // A unitSender is a sender and the index of its unit.
 type unitSender struct {
 	sender

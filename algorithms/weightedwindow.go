@@ -62,6 +62,15 @@ func (r *weightedWindow) set(l *Ledger, c counts) {
 	copy(l.word[r.word:], []int64{c.index, c.current, c.previous, c.last})
 }
 
+// correct counts the previous units as current ones, too, because a wrong date tells nothing about
+// them.
+func (r *weightedWindow) correct(l *Ledger, now Moment) {
+	w := l.word[r.word:]
+	if n := r.dated(now, w[0], w[3]); n != w[0] {
+		r.set(l, counts{n, w[1] + w[2], 0, w[3]})
+	}
+}
+
 func (r *weightedWindow) earliest(l *Ledger, now Moment, n int64) int64 {
 	c, inFlight := r.counts(l, now), l.inFlight(r.unit)
 	for slot := 0; ; {

@@ -171,8 +171,17 @@ func checkConvertTwins(t *testing.T, s *subject, seeds int) {
 			}
 		}
 		guard := time.Duration(g.IntN(2)) * 50 * time.Millisecond
+		first := tier()
+		again := func() algorithms.Tier { // another limit of the first tier, which occurs twice or is split or merged
+			t := first
+			t.Limit = 1 + g.Int64N(20)
+			return t
+		}
 		plan := func() *algorithms.Plan {
 			tiers := []algorithms.Tier{tier(), tier()}
+			if g.IntN(2) == 0 {
+				tiers = []algorithms.Tier{again(), again()}
+			}
 			p, err := algorithms.NewPlan(tiers[g.IntN(2):], guard)
 			if err != nil {
 				t.Fatal(err)

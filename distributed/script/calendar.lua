@@ -30,7 +30,7 @@ local function calendar(unit, limit, longest, decides)
   -- The end of the period at an instant by the wall clock.
   local function endOf(at)
     at = at + drift
-    return at < second and second or at < third and third or at < fourth and fourth or at < fifth and fifth or NEVER
+    return at < first and first or at < second and second or at < third and third or at < fourth and fourth or at < fifth and fifth or NEVER
   end
 
   -- Returns a problem if the clocks of the caller and the server differ too much.
@@ -41,7 +41,9 @@ local function calendar(unit, limit, longest, decides)
     if wall < first or wall >= fourth then return 'clocks of the client and the server are more than a period apart' end
     knownUntil = min(knownUntil, (wall < second and third or wall < third and fourth or fifth) - drift)
     calendars[#calendars + 1] = rule
-    if ends == NEVER then ends = endOf(last) end
+    -- Unknown, or of a wrong date: the wall clock has since stepped back to before any period with
+    -- that end.
+    if ends - drift > last + longest then ends = endOf(last) end
   end
 
   -- The instant from which on a landing in a period does not count.

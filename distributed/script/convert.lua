@@ -5,9 +5,9 @@
 -- Gives: convert.
 -- Sets: body, capacities, columns, cursor, image, inline, state.
 --
--- A tier takes over from the first old tier of its algorithm, window (for a calendar: period and
--- zone) and unit. Any other tier starts with the largest use of an old tier of its unit: with the
--- stamps if both tiers keep stamps, and otherwise charged at the frontier.
+-- A tier takes over from the old tier of its algorithm, window (for a calendar: period and zone) and
+-- unit; of several, from the most used one. Any other tier starts with the largest use of an old
+-- tier of its unit: with the stamps if both tiers keep stamps, and otherwise charged at the frontier.
 --
 -- While a fleet changes its policy, releases call by turns. So the tiers of other releases are kept
 -- as guest tiers, and charged, until a window, at least an hour and at most a day, or twice that,
@@ -121,19 +121,17 @@ local function convert(words, kept)
     was.used = was.rule.concurrent and 0 or was.rule.used(frontier) + was.others
   end
 
-  -- The old tier that a tier takes over from, and whether both keep the same numbers. It is the
-  -- first old tier of the same kind, or else of the same name, or else the old tier of the unit
-  -- with the largest use, if any is used.
+  -- The old tier that a tier takes over from, and whether both keep the same numbers. It is the old
+  -- tier of the unit with the largest use: of those of the same kind if there are any, or else of
+  -- those of the same name.
   local function predecessor(t)
-    local name, kind, hash, most = nameOf(plan, t), kindOf(plan, t), hashOf(plan, t), nil
+    local name, kind, hash, found, closest = nameOf(plan, t), kindOf(plan, t), hashOf(plan, t), nil, 0
     for _, was in ipairs(tiers) do
-      if was.kind == kind then return was, true end
+      local likeness = was.kind == kind and 3 or was.name == name and 2 or was.hash == hash and 1 or 0
+      if likeness > closest or likeness > 0 and likeness == closest and was.used > found.used then found, closest = was, likeness end
     end
-    for _, was in ipairs(tiers) do
-      if was.name == name then return was, not isBucket(was.algorithm) end
-      if was.hash == hash and was.used > (most and most.used or 0) then most = was end
-    end
-    return plan[t] ~= CONCURRENCY and most or nil, false
+    if closest == 1 and plan[t] == CONCURRENCY then return nil, false end
+    return found, closest == 3 or closest == 2 and not isBucket(found.algorithm)
   end
 
   -- The stamps of an old tier, oldest first, as bytes; nil if its algorithm keeps none.

@@ -1,11 +1,18 @@
 -- fixedwindow.lua: at most limit units in every window of the clock. Units: µs.
 -- Twin: algorithms/fixedwindow.go.
--- Uses: flight.lua. Gives: drift, numberOf, isOver, startOf, closesAt, fixedWindow.
+-- Uses: flight.lua. Gives: drift, numberOf, dated, isOver, startOf, closesAt, fixedWindow.
 
 local drift -- Unix time less the virtual clock, which never runs backwards
 
 -- The number of the window at an instant by the wall clock.
 local function numberOf(at, window, phase) return (divMod(at + drift - phase, window)) end
+
+-- The number of the window of the last landing. It is the window that the wall clock now shows for
+-- last, if the clock has stepped back since, to before the window before: the date was wrong.
+local function dated(landed, last, window, phase)
+  local n = numberOf(last, window, phase)
+  return n < landed - 1 and n or landed
+end
 
 -- Whether the window of a landing has ended by an instant. A wall clock that steps back does not
 -- reopen a window, and a window ends at most one window after the landing.
@@ -27,7 +34,10 @@ local function fixedWindow(unit, limit, window, phase)
   local index, count, last
   local rule = {reopens = true}
 
-  function rule.load(words, at) index, count, last = parse('>I7I7I7', words, at) end
+  function rule.load(words, at)
+    index, count, last = parse('>I7I7I7', words, at)
+    index = dated(index, last, window, phase)
+  end
 
   -- The number of the window of an instant, after a landing in another one.
   local function indexOf(at, landed, last)

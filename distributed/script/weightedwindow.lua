@@ -9,7 +9,11 @@ local function weightedWindow(unit, limit, window, phase)
   local index, current, previous, last
   local rule = {}
 
-  function rule.load(words, at) index, current, previous, last = parse('>I7I7I7I7', words, at) end
+  function rule.load(words, at)
+    index, current, previous, last = parse('>I7I7I7I7', words, at)
+    local n = dated(index, last, window, phase)
+    if n < index then index, current, previous = n, current + previous, 0 end
+  end
 
   -- The counts at an instant.
   local function roll(at, index, current, previous, last)
