@@ -617,8 +617,10 @@ func (wq *waitQueue) forecast(ctx context.Context, s *scope, d *demand, giveUp t
 		return o, nil, err
 	}
 	got := q.Forecast(queue.Ticket{
-		Request: store.Request{Cost: cost, Held: true, Guard: s.guard(rev)},
-		Class:   queue.Class(classOf(ctx)), GiveUp: giveUp, Free: !rev.isOneRequest(cost) && rev.isFree(cost),
+		Class: queue.Class(classOf(ctx)), GiveUp: giveUp,
+		Renew: func(any) (store.Request, bool, error) {
+			return store.Request{Cost: cost, Held: true, Guard: s.guard(rev)}, !rev.reserves && rev.isFree(cost), nil
+		},
 	})
 	return outlook{wait: got.Wait, revision: rev, tier: got.Tier, ahead: got.Ahead}, got.Refusal, nil
 }

@@ -282,13 +282,14 @@ type Outlook struct {
 	Refusal *Refusal
 }
 
-// Forecast returns the outlook of a caller whose deadline is t.GiveUp. It uses the Request, Class,
-// GiveUp and Free of t.
+// Forecast returns the outlook of a caller whose deadline is t.GiveUp. It uses the request, the Class
+// and the GiveUp of t, whose Renew returns no error.
 func (q *Queue) Forecast(t Ticket) Outlook {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	w := &waiter{request: t.Request, class: t.Class, free: t.Free, joinedAt: now, deadline: t.GiveUp}
+	w := &waiter{ticket: &t, class: t.Class, joinedAt: now, deadline: t.GiveUp}
+	_ = w.renew(q.config.Owner)
 	w.rank = q.rank(w)
 	o := q.outlook(w, now)
 	if n := q.waiters.len(); o.Refusal == nil && q.isLimited(n+1, now) {
@@ -298,7 +299,7 @@ func (q *Queue) Forecast(t Ticket) Outlook {
 	}
 	o.Ahead = q.waiters.aheadByClass(w.rank)
 	for _, asked := range q.asking {
-		if asked.try != nil && !asked.out.Load() && asked.before(w.rank, math.MaxUint64) {
+		if asked.ticket.Ask != nil && !asked.out.Load() && asked.before(w.rank, math.MaxUint64) {
 			o.Ahead[asked.class]--
 		}
 	}
