@@ -3,6 +3,7 @@ package throttle
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -105,17 +106,17 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 	overtaken := false
 	r, err := l.ownQueue.wait(ctx, s, &waitRequest{
 		demand: d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain,
-		ask: func(ctx context.Context, rev *revision, r store.Request, aside func()) (decision store.Decision, err error) {
+		ask: func(ctx context.Context, t queue.Turn) (r queue.Result, err error) {
 			d.observed.decidedBy(nil) // an outer scope decides after this one
-			around := outerWait{aside: aside}
+			around := outerWait{aside: t.StepAside}
 			if overtaken {
 				around.patience = time.Since(d.since)
 			}
 			defer around.end()
 			d.queued = around.begin
-			decision, outer, err = l.askThrough(ctx, rev, r, d)
-			overtaken = overtaken || around.began && err == nil && decision.Verdict != store.Admitted
-			return decision, err
+			r, outer, err = l.askThrough(ctx, t, d)
+			overtaken = overtaken || around.began && err == nil && r.Verdict != store.Admitted
+			return r, err
 		},
 	})
 	if err != nil {
@@ -125,13 +126,13 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 	return nil
 }
 
-// An outerWait is the wait of the first caller of a nested Limiter in the queue of an outer quota.
-// Meanwhile callers in other queues of the inner quota go ahead, because they may lie inside other
-// outer quotas, or in none. If they overtake the caller, so that the inner quota has no room for it
-// when the outer one has, the caller keeps its place in the inner quota the next time, for as long
-// as it has waited by then: else smaller requests could overtake it forever.
+// An outerWait is the wait of a caller of a nested Limiter in the queue of an outer quota, in the order
+// of that quota. Meanwhile other callers of the inner quota go ahead if that has room for them too, so
+// that they take their places in the outer quotas. If they overtake the caller, so that the inner
+// quota has no room for it when the outer one has, the caller keeps its place in the inner quota the
+// next time, for as long as it has waited by then: else smaller requests could overtake it forever.
 type outerWait struct {
-	aside    func() // see queue.Ticket
+	aside    func() // see queue.Turn
 	patience time.Duration
 	began    bool
 	timer    *time.Timer
@@ -184,78 +185,87 @@ func (l *Limiter) tryThrough(ctx context.Context, s *scope, rev *revision, d dem
 	}
 	r := store.Request{Cost: cost, Held: d.held, Guard: s.guardFor(&d, rev), WaitSpec: rev.initialWaitSpec(ctx)}
 	var reason *store.Decision
-	decision, charges, err := l.chargeThrough(ctx, rev, r, d, func(outer *admission) error {
-		got, err := l.outer.tryNow(ctx, d.asRefundable(), outer)
+	got, charges, err := l.chargeThrough(ctx, queue.Turn{Request: r, Owner: rev}, d, func(outer *admission) error {
+		decision, err := l.outer.tryNow(ctx, d.asRefundable(), outer)
 		if err == nil && !outer.charged() {
-			reason, a.revision = &got, outer.revision
+			reason, a.revision = &decision, outer.revision
 		}
 		return err
 	})
 	if reason != nil {
 		return *reason, nil
 	}
-	if err == nil && decision.Verdict == store.Admitted {
-		a.charge, a.outer = charge{s, rev, decision, cost}, charges
-		return decision, nil
+	if err == nil && got.Verdict == store.Admitted {
+		a.charge, a.outer = s.charged(got), charges
+		return got.Decision, nil
 	}
-	return decision, rev.decisionError(ctx, decision, err, d.noWait)
+	return got.Decision, rev.decisionError(ctx, got.Decision, err, d.noWait)
 }
 
 // askThrough asks for the first caller in the queue of a nested Limiter, under the revision of its
 // request. It waits in the queues of the outer scopes, but not past the caller's deadline.
-func (l *Limiter) askThrough(ctx context.Context, rev *revision, r store.Request, d demand) (store.Decision, []charge, error) {
+func (l *Limiter) askThrough(ctx context.Context, t queue.Turn, d demand) (queue.Result, []charge, error) {
 	for o := l; o != nil; o = o.outer {
 		if outer := o.revision(); outer.closed {
-			return store.Decision{}, nil, &queue.Final{Err: outer.refuse(ErrClosed, -1, 0)}
+			return queue.Result{}, nil, &queue.Final{Err: outer.refuse(ErrClosed, -1, 0)}
 		}
 	}
 	limited, cancel := ctx, func() {}
-	if r.MaxWait < forever {
-		limited, cancel = context.WithTimeout(ctx, r.MaxWait)
+	if t.MaxWait < forever {
+		limited, cancel = context.WithTimeout(ctx, t.MaxWait)
 	}
 	defer cancel()
-	decision, outer, err := l.chargeThrough(limited, rev, r, d, func(outer *admission) error {
+	r, outer, err := l.chargeThrough(limited, t, d, func(outer *admission) error {
 		return l.outer.admit(limited, d.asRefundable(), outer)
 	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		return store.Decision{Tier: -1}, nil, nil // the queue then refuses the caller as late
+		return notYet, nil, nil // the queue then refuses the caller as late
 	}
-	return decision, outer, err
+	return r, outer, err
 }
 
-// chargeThrough asks whether this scope is ready, charges the outer scopes with chargeOuter, and
-// then charges this scope. If another caller was faster here, the outer charges are refunded.
-func (l *Limiter) chargeThrough(ctx context.Context, rev *revision, r store.Request, d demand, chargeOuter func(*admission) error) (store.Decision, []charge, error) {
-	dry := r
+// notYet is the result of a request that no passing of time alone admits.
+var notYet = queue.Result{Decision: store.Decision{Tier: -1, Wait: forever}}
+
+// chargeThrough asks whether this scope is ready for the request and for those that are away, charges
+// the outer scopes with chargeOuter, and then charges this scope. If another caller was faster here,
+// the outer charges are refunded.
+func (l *Limiter) chargeThrough(ctx context.Context, t queue.Turn, d demand, chargeOuter func(*admission) error) (queue.Result, []charge, error) {
+	rev, dry := t.Owner.(*revision), t.Request
+	if t.Away != nil {
+		if dry.Cost = sum(t.Cost, t.Away); rev.plan.TooLarge(dry.Cost) >= 0 {
+			return notYet, nil, nil // until one of them comes back
+		}
+	}
 	dry.WaitSpec = &store.WaitSpec{DryRun: true}
-	if r.WaitSpec != nil {
-		dry.YieldFor, dry.Headroom = r.YieldFor, r.Headroom
+	if t.WaitSpec != nil {
+		dry.YieldFor, dry.Headroom = t.YieldFor, t.Headroom
 	}
 	decision, err := rev.quota.TryAcquire(ctx, dry)
 	if err != nil || decision.Verdict != store.Ready {
-		return decision, nil, err
+		return queue.Result{Decision: decision}, nil, err
 	}
 	var outer admission
 	if err := chargeOuter(&outer); err != nil {
-		return store.Decision{}, nil, &queue.Final{Err: err}
+		return queue.Result{}, nil, &queue.Final{Err: err}
 	}
 	if !outer.charged() {
-		return store.Decision{Tier: -1, Wait: forever}, nil, nil
+		return notYet, nil, nil
 	}
 	if !d.held && outer.concurrent() { // an outer policy has changed since the check
 		outer.refund()
 		outer.leaveScopes()
-		return store.Decision{}, nil, &queue.Final{Err: outer.revision.refuse(ErrNeedsPermit, -1, 0)}
+		return queue.Result{}, nil, &queue.Final{Err: outer.revision.refuse(ErrNeedsPermit, -1, 0)}
 	}
-	decision, err = rev.quota.TryAcquire(ctx, r)
-	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || outer.expired() {
+	r, err := l.scope.Load().chargeNewest(ctx, rev, t.Request, &d)
+	if admitted := err == nil && r.Verdict == store.Admitted; !admitted || outer.expired() {
 		outer.refund()
 		outer.leaveScopes()
 		if admitted { // the outer reservations have ended
-			_ = rev.quota.Return(context.WithoutCancel(ctx), decision, r.Cost)
-			decision = store.Decision{Tier: -1}
+			_ = r.Owner.(*revision).quota.Return(context.WithoutCancel(ctx), r.Decision, r.Cost)
+			r.Decision = store.Decision{Tier: -1}
 		}
-		return decision, nil, err
+		return r, nil, err
 	}
 	if !d.held {
 		outer.expectNoReport()
@@ -263,7 +273,36 @@ func (l *Limiter) chargeThrough(ctx context.Context, rev *revision, r store.Requ
 	if !d.refundable {
 		outer.landUnguarded()
 	}
-	return decision, append([]charge{outer.charge}, outer.outer...), nil
+	return r, append([]charge{outer.charge}, outer.outer...), nil
+}
+
+// chargeNewest charges the request of a demand that was made under a revision, or the request that the
+// newest revision makes of the demand if that revision has been replaced.
+func (s *scope) chargeNewest(ctx context.Context, rev *revision, r store.Request, d *demand) (queue.Result, error) {
+	for {
+		decision, err := rev.quota.TryAcquire(ctx, r)
+		next := rev
+		if err == nil && decision.Verdict == store.Moved {
+			next = s.adoptSuccessor()
+		}
+		if next == rev {
+			return queue.Result{Decision: decision, Cost: r.Cost, Owner: rev}, err
+		}
+		rev = next
+		renewed, _, err := s.renew(rev, d)
+		if err != nil {
+			return queue.Result{Owner: rev}, err
+		}
+		r.Cost, r.Guard = renewed.Cost, renewed.Guard
+	}
+}
+
+func sum(a, b []int64) []int64 {
+	total := slices.Clone(a)
+	for i, n := range b {
+		total[i] += n
+	}
+	return total
 }
 
 // asRefundable returns the demand as one whose charge can be refunded.

@@ -328,9 +328,8 @@ type waitRequest struct {
 	config   func(*revision) queue.Config
 	// explain returns the caller's error for an error of the queue.
 	explain func(*revision, error) error
-	// ask asks for the request under the revision that its cost was computed for; see queue.Ticket.
-	// If nil, the revision's quota.TryAcquire is used.
-	ask func(ctx context.Context, rev *revision, r store.Request, aside func()) (store.Decision, error)
+	// ask asks for the request; see queue.Ticket. If nil, the revision's quota.TryAcquire is used.
+	ask func(context.Context, queue.Turn) (queue.Result, error)
 }
 
 // wait waits in the queue until the demand is admitted. If the policy changes meanwhile, the demand
@@ -342,16 +341,11 @@ func (wq *waitQueue) wait(ctx context.Context, s *scope, w *waitRequest) (queue.
 	}
 	d := &w.demand
 	t := queue.Ticket{
-		Class: queue.Class(classOf(ctx)), GiveUp: w.giveUpAt, Since: d.since, Hold: d.hold(),
+		Class: queue.Class(classOf(ctx)), GiveUp: w.giveUpAt, Since: d.since, Hold: d.hold(), Ask: w.ask,
 		Renew: func(owner any) (store.Request, bool, error) { return s.renew(owner.(payer), d) },
 	}
 	if d.recost != nil && w.ask == nil && !rev.reserves {
 		t.Recost = func(owner any) []int64 { return owner.(*revision).recost(d) }
-	}
-	if w.ask != nil {
-		t.Ask = func(ctx context.Context, owner any, r store.Request, aside func()) (store.Decision, error) {
-			return w.ask(ctx, owner.(*revision), r, aside)
-		}
 	}
 	if d.observed != nil || d.queued != nil {
 		t.Joined = func(others int) { d.joined(ctx, others) }

@@ -214,6 +214,14 @@ func (c *caller) ended() bool {
 	}
 }
 
+// asks returns a Ticket.Ask of a function that returns a decision.
+func asks(ask func(context.Context, Turn) (store.Decision, error)) func(context.Context, Turn) (Result, error) {
+	return func(ctx context.Context, t Turn) (Result, error) {
+		d, err := ask(ctx, t)
+		return Result{d, t.Cost, t.Owner}, err
+	}
+}
+
 func ticket(n ...int64) Ticket {
 	if len(n) == 0 {
 		n = cost(1)

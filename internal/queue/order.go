@@ -8,15 +8,12 @@ func (q *Queue) nextNumber() uint64 {
 	return q.waiters.last + 1
 }
 
-// takePlace gives the queue the place of its first waiter, unless that waits for another quota.
+// takePlace gives the queue the place of its first waiter.
 func (q *Queue) takePlace() {
 	if q.config.Order == nil {
 		return
 	}
 	first := q.waiters.first()
-	if q.aside {
-		first = nil
-	}
 	switch {
 	case first == q.ahead:
 		return
@@ -30,13 +27,3 @@ func (q *Queue) takePlace() {
 
 // isOurTurn reports whether no other queue of the quota is ahead of this one.
 func (q *Queue) isOurTurn() bool { return q.config.Order == nil || q.config.Order.IsFirst(&q.place) }
-
-// stepAside lets other queues go ahead while a waiter that is asking waits for another quota.
-func (q *Queue) stepAside(w *waiter) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.isAsked(w) {
-		q.aside = true
-		q.takePlace()
-	}
-}

@@ -78,17 +78,17 @@ func TestQueueAside(t *testing.T) {
 		<-join(all[0], ticket()).done
 		chained := ticket()
 		for _, wait := range []time.Duration{3 * sec, 0} {
-			chained.Ask = func(ctx context.Context, _ any, r store.Request, aside func()) (store.Decision, error) {
-				d, err := all[0].config.Quota.TryAcquire(ctx, store.Request{Cost: r.Cost, WaitSpec: &store.WaitSpec{DryRun: true}, Queued: true})
+			chained.Ask = asks(func(ctx context.Context, turn Turn) (store.Decision, error) {
+				d, err := all[0].config.Quota.TryAcquire(ctx, store.Request{Cost: turn.Cost, WaitSpec: &store.WaitSpec{DryRun: true}, Queued: true})
 				if err != nil || d.Verdict != store.Ready {
 					return d, err
 				}
 				if wait > 0 {
-					aside()
+					turn.StepAside()
 					time.Sleep(wait)
 				}
-				return all[0].config.Quota.TryAcquire(ctx, r)
-			}
+				return all[0].config.Quota.TryAcquire(ctx, turn.Request)
+			})
 			begin := time.Now()
 			first := join(all[0], chained)
 			time.Sleep(ms)

@@ -72,8 +72,11 @@ type Queue struct {
 	// place is the place of the queue in Config.Order. It is the place of the waiter ahead.
 	place order.Place
 	ahead *waiter
-	// aside reports that the first waiter is waiting for another quota. It has no place in the order.
-	aside bool
+	// away are the waiters that wait for another quota: see Turn.StepAside. They are not in the tree.
+	// Each function cancels the call of Ticket.Ask.
+	away map[*waiter]context.CancelFunc
+	// awayCost is the cost of those waiters, by unit. If nil, there are none.
+	awayCost []int64
 	// generation numbers the requests to the quota. Replies to requests of an earlier generation
 	// are void.
 	generation int
@@ -249,10 +252,9 @@ type Ticket struct {
 	Since time.Time
 	// Ask asks for the request when it is first, in the caller's goroutine. It may block until its
 	// context ends. The queue cancels that context when the order changes or the quota is paused,
-	// and then asks again. While the caller waits for another quota, Ask may call aside: until Ask
-	// returns, callers in other queues of this quota then go ahead. The queue does not use Ask for a
-	// store.Reserver. If nil, Config.Quota's TryAcquire.
-	Ask func(ctx context.Context, owner any, r store.Request, aside func()) (store.Decision, error)
+	// and then asks again. The queue does not use Ask for a store.Reserver. If nil, Config.Quota's
+	// TryAcquire.
+	Ask func(context.Context, Turn) (Result, error)
 	// Recost returns the cost of the request, which may change while it waits, or nil if it has not
 	// changed. It is called when the request is first, in the caller's goroutine, before the quota is
 	// asked. It must be nil if the quota reserves times. If nil, the cost stays.
@@ -267,6 +269,18 @@ type Ticket struct {
 	number uint64
 	// missedStart reports that the caller missed its reserved time, and goes to the head.
 	missedStart bool
+}
+
+// A Turn is the turn of a caller that asks for itself.
+type Turn struct {
+	store.Request
+	// Owner is the Owner of the configuration that the Request was made for.
+	Owner any
+	// Away is the cost of the callers that have stepped aside. If nil, there are none.
+	Away []int64
+	// StepAside lets the callers behind, and those in other queues of the quota, go ahead until Ask
+	// returns. Ask calls it when the caller waits for another quota.
+	StepAside func()
 }
 
 // A Hold describes how a caller waits that needs the same time of several quotas.
@@ -623,10 +637,17 @@ func (q *Queue) detach(w *waiter) {
 func (q *Queue) unlink(w *waiter) {
 	q.waiters.remove(w)
 	q.takePlace()
-	if q.waiters.len() == 0 {
+	q.stopIfEmpty()
+}
+
+// stopIfEmpty stops watching the quota if nobody waits.
+func (q *Queue) stopIfEmpty() {
+	if q.isEmpty() && q.unwatch != nil {
 		q.stopWatching()
 	}
 }
+
+func (q *Queue) isEmpty() bool { return q.waiters.len()+len(q.away) == 0 }
 
 // stopWatching forgets what is known of the quota only while the queue watches it.
 func (q *Queue) stopWatching() {
@@ -673,7 +694,7 @@ func (q *Queue) headIsDue(now time.Time) bool {
 // may have charged them.
 func (q *Queue) isFull(now time.Time) bool {
 	n := q.waiters.len()
-	return q.isLimited(n, now) && n > len(q.asking) && !q.isAsked(q.waiters.end())
+	return q.isLimited(n+len(q.away), now) && n > len(q.asking) && !q.isAsked(q.waiters.end())
 }
 
 // isLimited reports whether n waiters are too many.
@@ -695,13 +716,13 @@ func (q *Queue) onChange(c store.Change, left time.Duration) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.waiters.len() == 0 {
+	if q.isEmpty() {
 		return
 	}
 	now := time.Now()
 	q.changed, q.nextAskAt = true, time.Time{}
-	if q.cancel != nil && c != store.Freed && c != store.Eased {
-		q.cancel()
+	if c != store.Freed && c != store.Eased {
+		q.cancelAsks()
 	}
 	if c != store.Freed {
 		q.forecasts.drop()
@@ -726,8 +747,19 @@ func (q *Queue) cancelReservations() {
 	}
 }
 
+// cancelAsks cancels all calls of Ticket.Ask.
+func (q *Queue) cancelAsks() {
+	if q.cancel != nil {
+		q.cancel()
+	}
+	for _, cancel := range q.away {
+		cancel()
+	}
+}
+
 // expelAll expels all waiters except those that may already be charged.
 func (q *Queue) expelAll(err error) {
+	q.expelAway(err)
 	for w := q.waiters.first(); w != nil; {
 		next := w.next()
 		if !q.isAsked(w) {
@@ -742,13 +774,16 @@ func (q *Queue) expelAll(err error) {
 func (q *Queue) Pause(end time.Time, all bool, refusal error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.waiters.len() == 0 {
+	if q.isEmpty() {
 		return
 	}
 	now := time.Now()
 	q.changed, q.nextAskAt = true, time.Time{}
 	if q.cancel != nil {
 		q.cancel()
+	}
+	if all {
+		q.expelAway(refusal)
 	}
 	for w := q.waiters.first(); w != nil; {
 		next := w.next()
@@ -775,18 +810,19 @@ func (q *Queue) interrupt() {
 		q.cancel()
 	}
 	q.generation++
-	q.asking, q.cancel, q.aside = nil, nil, false
+	q.asking, q.cancel = nil, nil
 	q.cancelReservations()
 }
 
 // Replace replaces the queue's configuration. The waiting callers stay in their order, with their
-// requests made anew. It refuses those for which Ticket.Renew returns an error.
+// requests made anew. It refuses those for which Ticket.Renew returns an error. Callers that have
+// stepped aside go on waiting for the other quota.
 func (q *Queue) Replace(c Config) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.interrupt()
 	waiters := q.waiters.all()
-	if len(waiters) > 0 {
+	if !q.isEmpty() {
 		q.stopWatching()
 	}
 	q.set(c)
@@ -804,8 +840,9 @@ func (q *Queue) Replace(c Config) {
 		kept = append(kept, w)
 	}
 	q.waiters.build(kept)
+	q.renewAway()
 	q.takePlace()
-	if len(kept) == 0 {
+	if q.isEmpty() {
 		return
 	}
 	q.unwatch = q.config.Quota.Watch(q.onChange)

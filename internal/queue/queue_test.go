@@ -325,7 +325,7 @@ func (r *blockingCallers) join() {
 	r.cancels = append(r.cancels, cancel)
 	me := len(r.cancels)
 	ticket := ticket().of(Class(r.random.IntN(3)))
-	ticket.Ask = func(ctx context.Context, _ any, _ store.Request, _ func()) (store.Decision, error) {
+	ticket.Ask = asks(func(ctx context.Context, _ Turn) (store.Decision, error) {
 		admitted := make(chan struct{})
 		r.mu.Lock()
 		if r.asking == nil {
@@ -345,7 +345,7 @@ func (r *blockingCallers) join() {
 		case <-ctx.Done():
 			return store.Decision{}, ctx.Err()
 		}
-	}
+	})
 	r.waited++
 	go func() { _, _ = r.queue.Wait(ctx, ticket) }()
 }
@@ -433,9 +433,9 @@ func TestBurstInOnePass(t *testing.T) {
 		leaver := enter(canceled, ticket())
 		enter(t.Context(), ticket().of(Interactive))
 		own := ticket(5)
-		own.Ask = func(ctx context.Context, _ any, r store.Request, _ func()) (store.Decision, error) {
-			return quota.TryAcquire(ctx, r)
-		}
+		own.Ask = asks(func(ctx context.Context, turn Turn) (store.Decision, error) {
+			return quota.TryAcquire(ctx, turn.Request)
+		})
 		asks := enter(t.Context(), own)
 		enter(t.Context(), ticket())
 		time.Sleep(sec)

@@ -18,10 +18,10 @@ func TestPreparedThenReplaced(t *testing.T) {
 			q := New(Config{Quota: old})
 			ticket, asked := ticket(), 0
 			if ask {
-				ticket.Ask = func(context.Context, any, store.Request, func()) (store.Decision, error) {
+				ticket.Ask = asks(func(_ context.Context, _ Turn) (store.Decision, error) {
 					asked++
 					return store.Decision{Verdict: store.Admitted}, nil
-				}
+				})
 			}
 			w, do, err := q.enter(context.Background(), &ticket)
 			if err != nil || !do.ask {
@@ -79,11 +79,11 @@ func TestPreparedThenReplacedReserver(t *testing.T) {
 // blocks returns a ticket whose Ask blocks until its context ends, and counts its calls.
 func blocks(calls *int, n ...int64) Ticket {
 	t := ticket(n...)
-	t.Ask = func(ctx context.Context, _ any, r store.Request, _ func()) (store.Decision, error) {
+	t.Ask = asks(func(ctx context.Context, turn Turn) (store.Decision, error) {
 		*calls++
 		<-ctx.Done()
 		return store.Decision{}, ctx.Err()
-	}
+	})
 	return t
 }
 
@@ -110,13 +110,13 @@ func TestReplaceUnits(t *testing.T) {
 		reply := make(chan struct{})
 		var asked []int
 		slow := units()
-		slow.Ask = func(_ context.Context, owner any, r store.Request, _ func()) (store.Decision, error) {
-			if asked = append(asked, len(r.Cost)); owner == 1 {
+		slow.Ask = asks(func(_ context.Context, turn Turn) (store.Decision, error) {
+			if asked = append(asked, len(turn.Cost)); turn.Owner == 1 {
 				<-reply
 				return store.Decision{}, context.Canceled
 			}
 			return store.Decision{Verdict: store.Admitted}, nil
-		}
+		})
 		first := join(q, slow)
 		second := join(q, units())
 		q.Replace(Config{Owner: 3, Quota: every(sec)})
@@ -166,10 +166,10 @@ func TestReplaceWhileAdmitted(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				q := New(Config{Owner: 1, Quota: later(sec)})
 				slow := units()
-				slow.Ask = func(context.Context, any, store.Request, func()) (store.Decision, error) {
+				slow.Ask = asks(func(_ context.Context, _ Turn) (store.Decision, error) {
 					time.Sleep(sec)
 					return store.Decision{Verdict: store.Admitted, At: 7}, nil
-				}
+				})
 				c := join(q, slow)
 				replace(q)
 				<-c.done
@@ -186,10 +186,10 @@ func TestAskPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New(Config{Quota: every(sec)})
 		panics := ticket()
-		panics.Ask = func(context.Context, any, store.Request, func()) (store.Decision, error) {
+		panics.Ask = asks(func(_ context.Context, _ Turn) (store.Decision, error) {
 			time.Sleep(sec)
 			panic("in an alert")
-		}
+		})
 		recovered := make(chan any)
 		go func() {
 			defer func() { recovered <- recover() }()

@@ -110,30 +110,34 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		q.mu.Unlock()
 		return
 	}
-	owner, request := self.owner, self.request
-	try, asking := q.config.Quota.TryAcquire, ctx
-	if ask := self.ticket.Ask; ask != nil {
-		try = func(ctx context.Context, r store.Request) (store.Decision, error) {
-			return ask(ctx, owner, r, func() { q.stepAside(self) })
-		}
-		asking, q.cancel = context.WithCancel(ctx)
-		defer q.cancel()
+	turn, asking, ask, quota := Turn{Request: self.request, Owner: self.owner}, ctx, self.ticket.Ask, q.config.Quota
+	if ask != nil {
+		turn.Away, turn.StepAside = slices.Clone(q.awayCost), func() { q.stepAside(self) }
+		var cancel func()
+		asking, cancel = context.WithCancel(ctx)
+		q.cancel = cancel
+		defer cancel()
 	}
 	q.mu.Unlock()
-	d, err := store.Decision{}, errPanic
+	r, err := Result{}, errPanic
 	defer func() {
 		interrupted := err != errPanic && asking.Err() != nil && ctx.Err() == nil
-		if !q.handleReply([]store.Decision{d}, err, generation, interrupted) {
-			q.finishStale(self, owner, request, d, err, interrupted)
+		if !q.comeBack(self, r, err, interrupted) && !q.handleReply([]store.Decision{r.Decision}, err, generation, interrupted) {
+			q.finishStale(self, r, err, interrupted)
 		}
 	}()
 	if self.ticket.Recost != nil {
-		if cost := self.ticket.Recost(owner); cost != nil {
-			request.Cost = cost
+		if cost := self.ticket.Recost(turn.Owner); cost != nil {
+			turn.Cost = cost
 			q.setCost(self, cost, generation)
 		}
 	}
-	d, err = try(asking, request)
+	if ask != nil {
+		r, err = ask(asking, turn)
+		return
+	}
+	r.Cost, r.Owner = turn.Cost, turn.Owner
+	r.Decision, err = quota.TryAcquire(asking, turn.Request)
 }
 
 // setCost changes the cost of a waiter, which may have left. It does nothing if the generation has
@@ -150,19 +154,19 @@ func (q *Queue) setCost(w *waiter, cost []int64, generation int) {
 // errPanic ends the wait of a caller whose Ask or Recost does not return.
 var errPanic error = &Final{errors.New("queue: the caller's Ask or Recost panicked")}
 
-// finishStale applies the reply to a request that was made for an owner's configuration, which has
-// been replaced, or whose queue was closed. If that quota has admitted the caller, the caller
-// returns with the admission, even if the queue has refused it meanwhile. A reply that is not final
-// is void, and a caller that is still in the queue asks again.
-func (q *Queue) finishStale(w *waiter, owner any, request store.Request, d store.Decision, err error, interrupted bool) {
+// finishStale applies the reply to a request that was made for a configuration that has been
+// replaced, or for a queue that was closed. If the quota has admitted the caller, the caller returns
+// with the admission, even if the queue has refused it meanwhile. A reply that is not final is void,
+// and a caller that is still in the queue asks again.
+func (q *Queue) finishStale(w *waiter, r Result, err error, interrupted bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
-	case err == nil && d.Verdict == store.Admitted:
+	case err == nil && r.Verdict == store.Admitted:
 		if !w.out.Load() {
 			q.detach(w)
 		}
-		w.owner, w.request, w.decision, w.refusal = owner, request, d, nil
+		w.owner, w.request.Cost, w.decision, w.refusal = r.Owner, r.Cost, r.Decision, nil
 	case errors.As(err, new(*Final)) && !interrupted:
 		q.expel(w, err)
 	}
@@ -206,10 +210,6 @@ func (q *Queue) applyReply(got []store.Decision, err error, generation int, inte
 	now := time.Now()
 	asked := q.asking
 	q.asking, q.cancel, q.lastReplyAt, q.nextAskAt, q.storeErr = nil, nil, now, time.Time{}, nil
-	if q.aside {
-		q.aside = false
-		q.takePlace()
-	}
 	switch {
 	case err != nil && interrupted:
 		got = nil
