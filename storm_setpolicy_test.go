@@ -226,6 +226,9 @@ func (w *policyWorld) change(r *rand.Rand) {
 	q.mu.Unlock()
 	done := q.changingProvider.change(next.Tiers)
 	defer func() {
+		if w.kind == "redis" {
+			time.Sleep(2 * ms) // calls on their way are decided under the policy before
+		}
 		done()
 		q.mu.Lock()
 		defer q.mu.Unlock()
