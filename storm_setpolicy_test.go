@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -404,4 +405,43 @@ func capacity(quotas []*changingQuota) throttle.Cost {
 		}
 	}
 	return c
+}
+
+// TestOuterCountsInRedis checks that a request by a nested Limiter is charged in the quota around it,
+// whichever units the inner policy counts.
+func TestOuterCountsInRedis(t *testing.T) {
+	jobs := throttle.Tier{Limit: 100, Window: sec, Unit: "jobs"}
+	for name, tiers := range map[string][]throttle.Tier{
+		"the same unit": {throttle.PerSecond(100)}, "another unit": {jobs}, "both": {jobs, throttle.PerSecond(100)},
+		"concurrency": {{Limit: 100, Algorithm: throttle.Concurrency}}, "concurrency of another unit": {{Limit: 100, Algorithm: throttle.Concurrency, Unit: "jobs"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				server := redismem.New()
+				rdb := redismem.Dial(server, func() time.Duration { return ms / 2 })
+				defer func() {
+					time.Sleep(6 * sec) // a subscription stays open for five seconds
+					rdb.Close()
+					server.Close()
+					time.Sleep(time.Minute)
+				}()
+				s := distributed.New(rdb, distributed.Options{})
+				outer := mustNew(t, throttle.Policy{Name: "outer", Tiers: []throttle.Tier{throttle.PerSecond(5)}}, s)
+				nested := mustNew(t, throttle.Policy{Name: "inner", Tiers: tiers}, s).Within(outer)
+				ctx, cancel := context.WithTimeout(t.Context(), 500*ms)
+				defer cancel()
+				admitted := 0
+				for range 20 {
+					p, err := nested.Acquire(ctx, throttle.Cost{"requests": 1})
+					if err == nil {
+						admitted++
+					}
+					defer p.Release()
+				}
+				if admitted != 5 {
+					t.Errorf("%d admitted within half a second, want the 5 of the quota around", admitted)
+				}
+			})
+		})
+	}
 }
