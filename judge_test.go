@@ -142,13 +142,13 @@ func (p *changingProvider) judgeLife(life []era, end time.Time) string {
 			g.change(life[now+1].from.UnixMicro(), life[now+1].tiers)
 		}
 		t, n := r.arrived.UnixMicro(), r.cost[unitOf(life[0].tiers[0])]
-		g.count(t, r.released, n)
+		g.count(t, r.admitted, r.released, n)
 		if at(r.admitted) != now || !r.admitted.After(life[now].surely) || !r.arrived.Before(end) {
 			continue // a request that was on its way during a change counts, and may be too much
 		}
 		if tier, used := g.exceeded(); tier != nil && n > 0 {
-			return fmt.Sprintf("the provider refuses the request of %v at %v: %s of %v used, %d policies before",
-				r.cost, r.arrived.UTC().Format("15:04:05.000000"), used, tier, now)
+			return fmt.Sprintf("the provider refuses the request of %v, admitted at %v, that arrives at %v: %s of %v used, %d policies before%s",
+				r.cost, r.admitted.Sub(bubbleStart), r.arrived.Sub(bubbleStart), used, tier, now, g.recent())
 		}
 	}
 	return ""
@@ -167,8 +167,8 @@ type gauge struct {
 }
 
 type gaugeArrival struct {
-	at, n    int64
-	released time.Time
+	at, n              int64
+	admitted, released time.Time
 }
 
 func newGauge(tiers []throttle.Tier) *gauge {
@@ -189,7 +189,7 @@ func (g *gauge) drain(at int64) {
 }
 
 // count counts n units that arrive.
-func (g *gauge) count(at int64, released time.Time, n int64) {
+func (g *gauge) count(at int64, admitted, released time.Time, n int64) {
 	if n == 0 {
 		return
 	}
@@ -200,7 +200,7 @@ func (g *gauge) count(at int64, released time.Time, n int64) {
 	if at >= g.opened+g.tiers[0].Window.Microseconds() {
 		g.opened = at
 	}
-	g.arrivals = append(g.arrivals, gaugeArrival{at, n, released})
+	g.arrivals = append(g.arrivals, gaugeArrival{at, n, admitted, released})
 }
 
 // exceeded returns a tier that has counted too much, after the last request, and how much.
@@ -211,6 +211,14 @@ func (g *gauge) exceeded() (*throttle.Tier, string) {
 		}
 	}
 	return nil, ""
+}
+
+// recent describes the requests that arrived before the last one.
+func (g *gauge) recent() (text string) {
+	for _, a := range g.arrivals[max(0, len(g.arrivals)-8) : len(g.arrivals)-1] {
+		text += fmt.Sprintf("; %d at %v, admitted at %v", a.n, time.UnixMicro(a.at).Sub(bubbleStart), a.admitted.Sub(bubbleStart))
+	}
+	return text
 }
 
 // used returns how much a tier counts after the last request, times a scale.
@@ -271,7 +279,7 @@ func TestGauge(t *testing.T) {
 			cost := throttle.Cost{"requests": 1 + r.Int64N(2)}
 			g2 := *g
 			g2.levels, g2.arrivals = slices.Clone(g.levels), slices.Clone(g.arrivals)
-			g2.count(at, time.Time{}, cost["requests"])
+			g2.count(at, time.Time{}, time.Time{}, cost["requests"])
 			over, used := g2.exceeded()
 			if got := strict.Arrive(at, cost); got != (over == nil) {
 				t.Fatalf("seed %d: %v at %d: accepted %v by throttletest, but the gauge counts %s", seed, tier, at, got, used)

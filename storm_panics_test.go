@@ -80,6 +80,11 @@ func playSeed(t *testing.T, seed uint64, play func(s *storm)) []string {
 		}()
 		synctest.Test(t, func(t *testing.T) {
 			s.start, s.t = time.Now(), t
+			defer func() {
+				if r := recover(); r != nil {
+					s.fail("panic: %v\n%s", r, shortStack())
+				}
+			}()
 			play(s)
 		})
 	}()
@@ -272,7 +277,7 @@ func newPanicWorld(s *storm) *panicWorld {
 	if w.IntN(3) == 0 {
 		w.addGroup(store)
 	}
-	for i := range 3 + w.IntN(10) {
+	for i := range 5 + w.IntN(40) {
 		w.calls = append(w.calls, w.newCaller(i))
 	}
 	return w
@@ -422,7 +427,7 @@ func (w *panicWorld) play() {
 			w.request(c)
 		})
 	}
-	for range w.IntN(5) {
+	for range w.IntN(8) {
 		r, at := w.random(), upTo(w.Rand, 100*ms)
 		w.wg.Go(func() {
 			defer func() {
