@@ -3,6 +3,7 @@ package throttle
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -184,19 +185,20 @@ func (l *Limiter) askThrough(ctx context.Context, rev *revision, r store.Request
 // then charges this scope. If another caller was faster here, the outer charges are refunded.
 func (l *Limiter) chargeThrough(ctx context.Context, rev *revision, r store.Request, d demand, chargeOuter func(*admission) error) (store.Decision, []charge, error) {
 	dry := r
-	dry.WaitSpec = &store.WaitSpec{DryRun: true}
-	if r.WaitSpec != nil {
-		dry.YieldFor, dry.Headroom = r.YieldFor, r.Headroom
+	if dry.WaitSpec = &dryRun; r.Leaves() > 0 {
+		dry.WaitSpec = &store.WaitSpec{DryRun: true, YieldFor: r.YieldFor, Headroom: r.Headroom}
 	}
 	decision, err := rev.quota.TryAcquire(ctx, dry)
 	if err != nil || decision.Verdict != store.Ready {
 		return decision, nil, err
 	}
-	var outer admission
-	if err := chargeOuter(&outer); err != nil {
+	outer := outerAdmissions.Get().(*admission)
+	if err := chargeOuter(outer); err != nil {
+		outer.recycle()
 		return store.Decision{}, nil, &queue.Final{Err: err}
 	}
 	if !outer.charged() {
+		outer.recycle()
 		return store.Decision{Tier: -1, Wait: forever}, nil, nil
 	}
 	if !d.held && outer.concurrent() { // an outer policy has changed since the check
@@ -221,6 +223,14 @@ func (l *Limiter) chargeThrough(ctx context.Context, rev *revision, r store.Requ
 		outer.landUnguarded()
 	}
 	return decision, append([]charge{outer.charge}, outer.outer...), nil
+}
+
+// outerAdmissions are admissions that were not charged, so that a refusal needs no memory.
+var outerAdmissions = sync.Pool{New: func() any { return new(admission) }}
+
+func (a *admission) recycle() {
+	*a = admission{}
+	outerAdmissions.Put(a)
 }
 
 // asRefundable returns the demand as one whose charge can be refunded.
@@ -264,7 +274,7 @@ func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) e
 			return err
 		}
 	} else {
-		rev, decision, err = s.tryDry(ctx, d, store.WaitSpec{})
+		rev, decision, err = s.tryDry(ctx, d, &dryRun)
 	}
 	if errors.As(err, &refused) {
 		return refused.Err
@@ -276,8 +286,9 @@ func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) e
 		return nil
 	}
 	_, late, err := s.lateIn(ctx, d, giveUp)
-	if late != nil {
-		return late
+	if e, ok := late.(*WaitError); ok {
+		e.Bound = bounds[d.earliest(ctx)]
+		return e
 	}
 	return err
 }

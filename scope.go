@@ -500,25 +500,31 @@ func (s *scope) longestDelay(rev *revision) time.Duration {
 
 // An outlook is what a request would meet that came now.
 type outlook struct {
-	wait     time.Duration  // a lower bound
-	revision *revision      // of the tier that decides
-	tier     int            // that decides; -1 if none does
-	ahead    [3]int         // by class
-	decision store.Decision // of the dry run
-	decided  bool           // it refuses, or makes the request wait
+	wait     time.Duration // a lower bound
+	revision *revision     // of the tier that decides
+	tier     int           // that decides; -1 if none does
+	ahead    [3]int        // by class
+	// limiting is the tier that the dry run named, and epoch its pause.
+	limiting int
+	epoch    int64
+	verdict  store.Verdict // of the dry run; Ready if the quota would admit the request now
 }
 
 // ask asks the quota what a request would meet. The error is that of a quota that refuses it.
 func (s *scope) ask(ctx context.Context, d *demand) (o outlook, err error) {
-	rev, spec := s.current.Load(), store.WaitSpec{}
+	rev, spec := s.current.Load(), &dryRun
 	yields := rev.initialWaitSpec(ctx) // a Batch request leaves headroom until it has aged
+	if yields != nil {
+		yields = &store.WaitSpec{DryRun: true, YieldFor: yields.YieldFor, Headroom: yields.Headroom}
+	}
 	if yields != nil && rev.foresees {
-		spec = *yields
+		spec = yields
 	}
 	rev, decision, err := s.tryDry(ctx, d, spec)
-	o = outlook{revision: rev, tier: -1, decision: decision, decided: err == nil && decision.Verdict != store.Ready}
+	o = outlook{revision: rev, tier: -1, limiting: decision.Tier, epoch: decision.Epoch, verdict: decision.Verdict}
 	switch {
 	case err != nil:
+		o.verdict = store.Ready
 		return o, rev.explain(err)
 	case decision.Verdict == store.Closed || decision.Verdict == store.Exhausted:
 		return o, rev.refused(decision)
@@ -527,7 +533,7 @@ func (s *scope) ask(ctx context.Context, d *demand) (o outlook, err error) {
 		o.wait, o.tier = decision.Wait, decision.Tier
 	}
 	if yields != nil && !rev.foresees {
-		rev, decision, err := s.tryDry(ctx, d, *yields)
+		rev, decision, err := s.tryDry(ctx, d, yields)
 		if err != nil {
 			return o, rev.explain(err)
 		}
@@ -538,15 +544,17 @@ func (s *scope) ask(ctx context.Context, d *demand) (o outlook, err error) {
 	return o, nil
 }
 
+// dryRun is the WaitSpec of a dry run.
+var dryRun = store.WaitSpec{DryRun: true}
+
 // tryDry asks the quota, under the newest plan, whether it would admit a request.
-func (s *scope) tryDry(ctx context.Context, d *demand, spec store.WaitSpec) (*revision, store.Decision, error) {
-	spec.DryRun = true
+func (s *scope) tryDry(ctx context.Context, d *demand, spec *store.WaitSpec) (*revision, store.Decision, error) {
 	for rev := s.current.Load(); ; rev = s.adoptSuccessor() {
 		cost, err := rev.costOf(d)
 		if err != nil {
 			return rev, store.Decision{}, &queue.Final{Err: err}
 		}
-		dry := store.Request{Cost: cost, Held: true, Guard: s.guard(rev), WaitSpec: &spec}
+		dry := store.Request{Cost: cost, Held: true, Guard: s.guard(rev), WaitSpec: spec}
 		decision, err := rev.quota.TryAcquire(ctx, dry)
 		if err != nil || decision.Verdict != store.Moved {
 			return rev, decision, err

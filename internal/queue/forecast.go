@@ -2,6 +2,7 @@ package queue
 
 import (
 	"math"
+	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle/store"
@@ -214,6 +215,15 @@ func (q *Queue) expectedBy(f *forecast, w *waiter, ahead int, sum []int64, now t
 	return max(0, at-now.Sub(f.made)), tier
 }
 
+// newcomers are waiters that did not join, so that a refusal needs no memory.
+var newcomers = sync.Pool{New: func() any { return new(waiter) }}
+
+// recycle ends the use of a newcomer that has not joined.
+func (w *waiter) recycle() {
+	*w = waiter{}
+	newcomers.Put(w)
+}
+
 // refuseIfLate refuses a newcomer that is known to be late. Overtaken waiters ahead of it may be
 // late too. They must not lengthen its wait: a review refuses them first, or the newcomer joins.
 func (q *Queue) refuseIfLate(w *waiter, now time.Time) error {
@@ -288,7 +298,9 @@ func (q *Queue) Forecast(t Ticket) Outlook {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	w := &waiter{request: t.Request, class: t.Class, free: t.Free, joinedAt: now, deadline: t.GiveUp}
+	w := newcomers.Get().(*waiter)
+	defer w.recycle()
+	*w = waiter{request: t.Request, class: t.Class, free: t.Free, joinedAt: now, deadline: t.GiveUp}
 	w.rank = q.rank(w)
 	o := q.outlook(w, now)
 	if n := q.waiters.len(); o.Refusal == nil && q.isLimited(n+1, now) {

@@ -373,8 +373,9 @@ func (w *waiter) wakeUp() {
 
 // enter adds a newcomer to the queue, unless the queue is full or the wait would be too long.
 func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, action, error) {
-	w := &waiter{request: t.Request, ended: ctx.Done(), try: t.Ask, recost: t.Recost, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
-		hold: t.Hold, wake: make(chan struct{}, 1)}
+	w := newcomers.Get().(*waiter)
+	*w = waiter{request: t.Request, ended: ctx.Done(), try: t.Ask, recost: t.Recost, free: t.Free, class: t.Class, giveUpAt: t.GiveUp, deadline: t.GiveUp,
+		hold: t.Hold}
 	if d, ok := ctx.Deadline(); ok && (t.GiveUp.IsZero() || d.Before(t.GiveUp)) {
 		w.deadline = d
 	}
@@ -397,8 +398,10 @@ func (q *Queue) enter(ctx context.Context, t Ticket, rejoins bool) (*waiter, act
 		w.rank = q.rank(w)
 	}
 	if err := q.refuseIfLate(w, now); err != nil {
+		w.recycle()
 		return nil, action{}, err
 	}
+	w.wake = make(chan struct{}, 1)
 	q.add(w)
 	q.noteOvertaken(w)
 	if w.next() != nil || q.isFull(now) {
