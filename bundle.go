@@ -154,7 +154,7 @@ func (l *Limiter) joinAtOnce(ctx context.Context, s *scope, d demand, giveUp tim
 			leaveAll(around)
 		}
 	}()
-	request := waitRequest{demand: d, giveUpAt: giveUp, config: l.jointConfig, explain: l.explain}
+	request := waitRequest{demand: &d, giveUpAt: giveUp, config: l.jointConfig, explain: l.explain}
 	for {
 		if b := l.bundled(s); b.bundle == nil {
 			return store.ErrApart

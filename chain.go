@@ -105,7 +105,7 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 	var outer []charge
 	overtaken := false
 	r, err := l.ownQueue.wait(ctx, s, &waitRequest{
-		demand: d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain,
+		demand: &d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain,
 		ask: func(ctx context.Context, t queue.Turn) (r queue.Result, err error) {
 			d.observed.decidedBy(nil) // an outer scope decides after this one
 			around := outerWait{aside: t.StepAside}
@@ -237,9 +237,8 @@ func (l *Limiter) chargeThrough(ctx context.Context, t queue.Turn, d demand, cha
 			return notYet, nil, nil // until one of them comes back
 		}
 	}
-	dry.WaitSpec = &store.WaitSpec{DryRun: true}
-	if t.WaitSpec != nil {
-		dry.YieldFor, dry.Headroom = t.YieldFor, t.Headroom
+	if dry.WaitSpec = &dryRun; t.Leaves() > 0 {
+		dry.WaitSpec = &store.WaitSpec{DryRun: true, YieldFor: t.YieldFor, Headroom: t.Headroom}
 	}
 	decision, err := rev.quota.TryAcquire(ctx, dry)
 	if err != nil || decision.Verdict != store.Ready {
@@ -346,7 +345,7 @@ func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) e
 			return err
 		}
 	} else {
-		rev, decision, err = s.tryDry(ctx, d, store.WaitSpec{})
+		rev, decision, err = s.tryDry(ctx, d, &dryRun)
 	}
 	if errors.As(err, &refused) {
 		return refused.Err
@@ -358,8 +357,9 @@ func (s *scope) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time) e
 		return nil
 	}
 	_, late, err := s.lateIn(ctx, d, giveUp)
-	if late != nil {
-		return late
+	if e, ok := late.(*WaitError); ok {
+		e.Bound = bounds[d.earliest(ctx)]
+		return e
 	}
 	return err
 }
@@ -429,13 +429,13 @@ func (l *Limiter) outerChanged(own *waitQueue, config func(*revision) queue.Conf
 	switch {
 	case q == nil:
 	case change == store.Shut:
-		q.Pause(time.Now().Add(left), true, rev.refusal(&queue.Refusal{Reason: queue.Banned, Tier: -1, Wait: left}))
+		q.Pause(time.Now().Add(left), true, &queue.Final{Err: rev.refusal(&queue.Refusal{Reason: queue.Banned, Tier: -1, Wait: left})})
 	case change == store.Replanned:
 		own.reconfigure(l.scope.Load(), config)
 	case change == store.Eased:
 		q.DropForecast()
 	case change == store.Slowed:
-		q.Pause(time.Now().Add(left), false, rev.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1, Wait: left}))
+		q.Pause(time.Now().Add(left), false, &queue.Final{Err: rev.refusal(&queue.Refusal{Reason: queue.Late, Tier: -1, Wait: left})})
 	}
 }
 

@@ -140,13 +140,10 @@ func (d *demand) earliest(ctx context.Context) bound {
 // withBound returns the error that a wait ended with. A refusal for lack of time then names what
 // bounds the wait.
 func (d *demand) withBound(ctx context.Context, err error) error {
-	e, ok := err.(*WaitError)
-	if !ok || e.Err != ErrDeadline || e.Bound != "" {
-		return err
+	if e, ok := err.(*WaitError); ok && e.Err == ErrDeadline && e.Bound == "" {
+		e.Bound = bounds[d.earliest(ctx)]
 	}
-	own := *e // other callers may have the same error
-	own.Bound = bounds[d.earliest(ctx)]
-	return &own
+	return err
 }
 
 func plural(n int, noun string) string {
@@ -224,8 +221,12 @@ func (c *compiledPolicy) explain(err error) error {
 	var refusal *queue.Refusal
 	var outer *queue.Final
 	switch {
-	case errors.As(err, &outer):
-		return outer.Err // of another scope
+	case errors.As(err, &outer): // of another scope
+		if e, ok := outer.Err.(*WaitError); ok {
+			own := *e // other callers may have the same error
+			return &own
+		}
+		return outer.Err
 	case errors.As(err, &refusal):
 		return c.refusal(refusal)
 	case err == context.Canceled || err == context.DeadlineExceeded:

@@ -84,7 +84,7 @@ func (l *Limiter) Explain(ctx context.Context, c Cost) (Explanation, error) {
 		return Explanation{}, err
 	}
 	e := Explanation{At: time.Now()}
-	err := l.foretell(ctx, c, &e, true)
+	err := l.foretell(ctx, demand{cost: c, n: 1, held: true}, &e, true)
 	var refused *WaitError
 	switch {
 	case err == nil:
@@ -98,8 +98,7 @@ func (l *Limiter) Explain(ctx context.Context, c Cost) (Explanation, error) {
 
 // foretell sets the Forecast of an explanation and, if all is set, the states of its quotas. It sets
 // Err if the queue would refuse the request at once, and returns the error of a quota that would.
-func (l *Limiter) foretell(ctx context.Context, c Cost, e *Explanation, all bool) error {
-	d := demand{cost: c, n: 1, held: true}
+func (l *Limiter) foretell(ctx context.Context, d demand, e *Explanation, all bool) error {
 	s, err := l.enter()
 	if err != nil {
 		return err
@@ -116,10 +115,10 @@ func (l *Limiter) foretell(ctx context.Context, c Cost, e *Explanation, all bool
 	var failed error
 	asked := make([]outlook, 0, 1+len(around))
 	for i, s := range append([]*scope{s}, around...) {
-		one := outlook{tier: -1}
+		one := outlook{tier: -1, verdict: store.Ready}
 		if failed == nil {
 			one, failed = s.ask(ctx, &d)
-			if i == 0 && one.decision.Verdict == store.Exhausted && !l.asksAtOnce(one.revision, &d) {
+			if i == 0 && one.verdict == store.Exhausted && !l.asksAtOnce(one.revision, &d) {
 				failed = nil // the queue asks the budget in the request's turn
 			}
 			if e.By == "" {
@@ -138,8 +137,8 @@ func (l *Limiter) foretell(ctx context.Context, c Cost, e *Explanation, all bool
 	e.Err, err = l.meet(ctx, d, asked, e)
 	if e.Wait == 0 && e.Tier == "" { // a response or a release is all that the request may wait for
 		for _, o := range asked {
-			if o.decided && e.Tier == "" && o.decision.Tier >= 0 {
-				e.By, e.Tier = o.revision.policy.Name, o.revision.tierName(o.decision.Tier)
+			if o.verdict != store.Ready && e.Tier == "" && o.limiting >= 0 {
+				e.By, e.Tier = o.revision.policy.Name, o.revision.tierName(o.limiting)
 			}
 		}
 	}
@@ -167,10 +166,12 @@ func (l *Limiter) meet(ctx context.Context, d demand, asked []outlook, e *Explan
 	if err != nil {
 		return nil, err
 	}
-	giveUp = earlierDeadline(ctx, giveUp)
+	if giveUp = earlierDeadline(ctx, giveUp); d.noWait {
+		giveUp = time.Time{}
+	}
 	asksAtOnce := l.asksAtOnce(rev, &d)
 	if l.outer == nil {
-		if asksAtOnce && !asked[0].decided {
+		if asksAtOnce && asked[0].verdict == store.Ready {
 			return nil, nil
 		}
 		o, refusal, err := s.forecast(ctx, &d, giveUp)
@@ -201,7 +202,7 @@ func (l *Limiter) meet(ctx context.Context, d demand, asked []outlook, e *Explan
 		o.revision, o.tier = l.decider(o.revision, o.tier)
 		e.add(o)
 	}
-	if refused == nil && asksAtOnce && !asked[0].decided { // it would go on to the outer scope at once
+	if refused == nil && asksAtOnce && asked[0].verdict == store.Ready && !d.noWait { // it would go on to the outer scope at once
 		limited, cancel := context.WithDeadline(ctx, cmp.Or(giveUp, time.Now().Add(forever)))
 		defer cancel()
 		if refused, err = l.outer.meet(limited, d.asRefundable(), asked[1:], new(Explanation)); err != nil {
@@ -293,12 +294,12 @@ func (s *scope) explain(ctx context.Context, o outlook) QuotaState {
 	if q.Paused == 0 {
 		return q
 	}
-	if q.Probing = o.decision.Tier == store.Probing; !q.Probing && o.decided {
+	if q.Probing = o.limiting == store.Probing; !q.Probing && o.verdict != store.Ready {
 		by := s.pausedBy()
 		switch {
-		case by.cause == "" || by.known && by.epoch < o.decision.Epoch:
+		case by.cause == "" || by.known && by.epoch < o.epoch:
 			q.Cause = "elsewhere"
-		case by.known && by.epoch == o.decision.Epoch:
+		case by.known && by.epoch == o.epoch:
 			q.Cause, q.Status, q.Reason = by.cause, by.status, by.reason
 		}
 	}

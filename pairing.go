@@ -250,7 +250,7 @@ func (l *Limiter) reserveWith(ctx context.Context, s *scope, hold *admission, d 
 // reserve asks for a time in this scope, or in all those around it.
 func (l *Limiter) reserve(ctx context.Context, s *scope, d demand, giveUp time.Time, outer bool) (a admission, err error) {
 	if !outer {
-		r, err := l.ownQueue.wait(ctx, s, &waitRequest{demand: d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain})
+		r, err := l.ownQueue.wait(ctx, s, &waitRequest{demand: &d, giveUpAt: giveUp, config: l.queueConfig, explain: l.explain})
 		if err == nil {
 			a.charge = s.charged(r)
 		}

@@ -169,7 +169,7 @@ func (s *scope) wait(ctx context.Context, rev *revision, d *demand, c *charge) e
 	if err != nil {
 		return err
 	}
-	r, err := s.queue.wait(ctx, s, &waitRequest{demand: *d, giveUpAt: giveUp, config: s.queueConfig, explain: (*revision).explain})
+	r, err := s.queue.wait(ctx, s, &waitRequest{demand: d, giveUpAt: giveUp, explain: (*revision).explain})
 	if err != nil {
 		return d.withBound(ctx, err)
 	}
@@ -273,7 +273,8 @@ func (wq *waitQueue) len() int {
 	return 0
 }
 
-// lock returns the queue, configured for the revision in force. The caller unlocks it.
+// lock returns the queue, configured for the revision in force. The caller unlocks it. If config is
+// nil, scope.queueConfig is used.
 func (wq *waitQueue) lock(s *scope, config func(*revision) queue.Config) *configuredQueue {
 	if wq.made.Load() == nil {
 		wq.made.CompareAndSwap(nil, new(configuredQueue))
@@ -282,6 +283,9 @@ func (wq *waitQueue) lock(s *scope, config func(*revision) queue.Config) *config
 	q.mu.Lock()
 	rev := s.current.Load()
 	if q.revision != rev && (!q.configured || !rev.closed) {
+		if config == nil {
+			config = s.queueConfig
+		}
 		c := config(rev)
 		c.Replanned = func() {
 			s.adoptSuccessor()
@@ -323,9 +327,10 @@ func (rev *revision) innermost() *revision { return rev }
 
 // A waitRequest is a demand that waits in a queue, with the functions that depend on its Limiter.
 type waitRequest struct {
-	demand   demand
+	demand   *demand
 	giveUpAt time.Time
-	config   func(*revision) queue.Config
+	// config returns the configuration of the queue. If nil, scope.queueConfig is used.
+	config func(*revision) queue.Config
 	// explain returns the caller's error for an error of the queue.
 	explain func(*revision, error) error
 	// ask asks for the request; see queue.Ticket. If nil, the revision's quota.TryAcquire is used.
@@ -339,7 +344,7 @@ func (wq *waitQueue) wait(ctx context.Context, s *scope, w *waitRequest) (queue.
 	if rev.closed {
 		return queue.Result{}, rev.refuse(ErrClosed, -1, 0)
 	}
-	d := &w.demand
+	d := w.demand
 	t := queue.Ticket{
 		Class: queue.Class(classOf(ctx)), GiveUp: w.giveUpAt, Since: d.since, Hold: d.hold(), Ask: w.ask,
 		Renew: func(owner any) (store.Request, bool, error) { return s.renew(owner.(payer), d) },
@@ -456,7 +461,7 @@ func (s *scope) setPolicy(ctx context.Context, c *compiledPolicy) error {
 	}
 	s.adopt(c)
 	if s.queue.made.Load() != nil {
-		s.queue.configure(s, s.queueConfig)
+		s.queue.configure(s, nil)
 	}
 	return nil
 }
@@ -477,7 +482,7 @@ func (s *scope) close() {
 	}
 	s.queue.close()
 	for _, wq := range nested {
-		wq.made.Load().Pause(time.Now(), true, rev.refuse(ErrClosed, -1, 0))
+		wq.made.Load().Pause(time.Now(), true, &queue.Final{Err: rev.refuse(ErrClosed, -1, 0)})
 	}
 	rev.quota.Close()
 }
@@ -537,25 +542,31 @@ func (s *scope) longestDelay(rev *revision) time.Duration {
 
 // An outlook is what a request would meet that came now.
 type outlook struct {
-	wait     time.Duration  // a lower bound
-	revision *revision      // of the tier that decides
-	tier     int            // that decides; -1 if none does
-	ahead    [3]int         // by class
-	decision store.Decision // of the dry run
-	decided  bool           // it refuses, or makes the request wait
+	wait     time.Duration // a lower bound
+	revision *revision     // of the tier that decides
+	tier     int           // that decides; -1 if none does
+	ahead    [3]int        // by class
+	// limiting is the tier that the dry run named, and epoch its pause.
+	limiting int
+	epoch    int64
+	verdict  store.Verdict // of the dry run; Ready if the quota would admit the request now
 }
 
 // ask asks the quota what a request would meet. The error is that of a quota that refuses it.
 func (s *scope) ask(ctx context.Context, d *demand) (o outlook, err error) {
-	rev, spec := s.current.Load(), store.WaitSpec{}
+	rev, spec := s.current.Load(), &dryRun
 	yields := rev.initialWaitSpec(ctx) // a Batch request leaves headroom until it has aged
+	if yields != nil {
+		yields = &store.WaitSpec{DryRun: true, YieldFor: yields.YieldFor, Headroom: yields.Headroom}
+	}
 	if yields != nil && rev.foresees {
-		spec = *yields
+		spec = yields
 	}
 	rev, decision, err := s.tryDry(ctx, d, spec)
-	o = outlook{revision: rev, tier: -1, decision: decision, decided: err == nil && decision.Verdict != store.Ready}
+	o = outlook{revision: rev, tier: -1, limiting: decision.Tier, epoch: decision.Epoch, verdict: decision.Verdict}
 	switch {
 	case err != nil:
+		o.verdict = store.Ready
 		return o, rev.explain(err)
 	case decision.Verdict == store.Closed || decision.Verdict == store.Exhausted:
 		return o, rev.refused(decision)
@@ -564,7 +575,7 @@ func (s *scope) ask(ctx context.Context, d *demand) (o outlook, err error) {
 		o.wait, o.tier = decision.Wait, decision.Tier
 	}
 	if yields != nil && !rev.foresees {
-		rev, decision, err := s.tryDry(ctx, d, *yields)
+		rev, decision, err := s.tryDry(ctx, d, yields)
 		if err != nil {
 			return o, rev.explain(err)
 		}
@@ -575,15 +586,17 @@ func (s *scope) ask(ctx context.Context, d *demand) (o outlook, err error) {
 	return o, nil
 }
 
+// dryRun is the WaitSpec of a dry run.
+var dryRun = store.WaitSpec{DryRun: true}
+
 // tryDry asks the quota, under the newest plan, whether it would admit a request.
-func (s *scope) tryDry(ctx context.Context, d *demand, spec store.WaitSpec) (*revision, store.Decision, error) {
-	spec.DryRun = true
+func (s *scope) tryDry(ctx context.Context, d *demand, spec *store.WaitSpec) (*revision, store.Decision, error) {
 	for rev := s.current.Load(); ; rev = s.adoptSuccessor() {
 		cost, err := rev.costOf(d)
 		if err != nil {
 			return rev, store.Decision{}, &queue.Final{Err: err}
 		}
-		dry := store.Request{Cost: cost, Held: true, Queued: true, Guard: s.guard(rev), WaitSpec: &spec}
+		dry := store.Request{Cost: cost, Held: true, Queued: true, Guard: s.guard(rev), WaitSpec: spec}
 		decision, err := rev.quota.TryAcquire(ctx, dry)
 		if err != nil || decision.Verdict != store.Moved {
 			return rev, decision, err
@@ -594,7 +607,7 @@ func (s *scope) tryDry(ctx context.Context, d *demand, spec store.WaitSpec) (*re
 // forecast returns what a request would meet in the queue of this scope alone. The refusal is nil if
 // it would join.
 func (s *scope) forecast(ctx context.Context, d *demand, giveUp time.Time) (outlook, *queue.Refusal, error) {
-	return s.queue.forecast(ctx, s, d, giveUp, s.queueConfig)
+	return s.queue.forecast(ctx, s, d, giveUp, nil)
 }
 
 // forecast returns what a request would meet in the queue if it gave up at a time, or never if that is

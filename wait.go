@@ -282,15 +282,15 @@ func (l *Limiter) tryAcquire(d demand, p *Permit) error {
 	if err != nil || p.charged() {
 		return err
 	}
-	e := p.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: l.waiting()})
+	ahead := l.waiting()
 	// Other callers wait, here or for an outer quota, or responses may shorten the wait.
-	if e.Ahead > 0 || decision.Tier < 0 && decision.Wait == forever || p.revision.foresees {
+	if ahead > 0 || decision.Tier < 0 && decision.Wait == forever || p.revision.foresees {
 		var f Explanation
-		if err := l.foretell(context.Background(), d.cost, &f, false); err == nil {
-			e.Policy, e.Wait, e.Tier, e.Ahead = f.By, f.Wait, f.Tier, f.Ahead
+		if err := l.foretell(context.Background(), d, &f, false); err == nil {
+			return &WaitError{Policy: f.By, Tier: f.Tier, Wait: f.Wait, Ahead: f.Ahead, Err: ErrDeadline}
 		}
 	}
-	return e
+	return p.revision.refusal(&queue.Refusal{Reason: queue.Late, Tier: decision.Tier, Wait: decision.Wait, Ahead: ahead})
 }
 
 // admit waits until this scope and all outer ones have admitted a demand. If it succeeds, the
@@ -535,7 +535,7 @@ type Forecast struct {
 // store it blocks for one round trip, or for two if a Batch request leaves Headroom.
 func (l *Limiter) Forecast(ctx context.Context, c Cost) (Forecast, error) {
 	var e Explanation
-	if err := l.foretell(ctx, c, &e, false); err != nil {
+	if err := l.foretell(ctx, demand{cost: c, n: 1, held: true}, &e, false); err != nil {
 		return Forecast{}, err
 	}
 	return e.Forecast, e.Err

@@ -29,9 +29,9 @@ func (q *Queue) stepAside(w *waiter) {
 // addAway adds the cost of a waiter to the cost of those that are away.
 func (q *Queue) addAway(w *waiter) {
 	if q.awayCost == nil {
-		q.awayCost = make([]int64, len(w.request.Cost))
+		q.awayCost = make([]int64, len(w.Request.Cost))
 	}
-	add(q.awayCost, w.request.Cost)
+	add(q.awayCost, w.Request.Cost)
 }
 
 // comeBack applies the reply to a waiter that is away. If the waiter is neither admitted nor refused,
@@ -83,7 +83,7 @@ func (q *Queue) rejoin(w *waiter, d store.Decision, err error, interrupted bool,
 		q.review(now, q.steps(now))
 	case err != nil:
 		q.storeErr, q.nextAskAt, q.retryWaiter, q.lastReplyAt = err, now.Add(retryStore), w, now
-	case w.request.WaitSpec != nil: // else the configuration has been replaced, and it asks again
+	case w.Request.WaitSpec != nil: // else the configuration has been replaced, and it asks again
 		q.lastReplyAt = now
 		q.applyDecision(w, d, now)
 	}
@@ -98,7 +98,7 @@ func (q *Queue) forgetAway(w *waiter) {
 	if len(q.away) == 0 {
 		q.awayCost = nil
 	} else if !w.out.Load() {
-		for u, n := range w.request.Cost {
+		for u, n := range w.Request.Cost {
 			q.awayCost[u] -= n
 		}
 	}
@@ -106,7 +106,7 @@ func (q *Queue) forgetAway(w *waiter) {
 
 // admitAway admits a waiter that was away, even if the queue has refused it meanwhile.
 func (q *Queue) admitAway(w *waiter, r Result) {
-	w.owner, w.request.Cost, w.decision, w.refusal = r.Owner, r.Cost, r.Decision, nil
+	w.owner, w.Request.Cost, w.decision, w.refusal = r.Owner, r.Cost, r.Decision, nil
 	if !w.out.Load() {
 		if r.Owner == q.config.Owner {
 			q.forecasts.admitted(w)
@@ -148,7 +148,7 @@ func (q *Queue) renewAway() {
 			cancel()
 			continue
 		}
-		w.rank = q.naturalRank(w)
+		w.rank = q.naturalRank(&w.newcomer)
 		q.addAway(w)
 	}
 }

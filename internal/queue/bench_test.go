@@ -63,7 +63,7 @@ func (h *benchQueue) ticket() Ticket {
 
 func (h *benchQueue) join(b testing.TB) {
 	t := h.ticket()
-	w, do, err := h.enter(context.Background(), &t)
+	w, do, _, err := h.enter(context.Background(), t)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func (h *benchQueue) leave(b testing.TB) {
 func (h *benchQueue) refuse(b testing.TB) {
 	t := h.ticket()
 	t.GiveUp = time.Now().Add(ms)
-	w, _, err := h.enter(context.Background(), &t)
+	w, _, _, err := h.enter(context.Background(), t)
 	if err == nil {
 		_, err = h.quit(w, context.Canceled)
 	}

@@ -63,8 +63,8 @@ func (f *forecasts) admitted(w *waiter) {
 	for _, known := range []*forecast{f.current, f.next} {
 		if known != nil {
 			known.admitted++
-			add(known.cost, w.request.Cost)
-			known.noteCost(w.request.Cost)
+			add(known.cost, w.Request.Cost)
+			known.noteCost(w.Request.Cost)
 		}
 	}
 }
@@ -85,10 +85,10 @@ func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
 		return nil
 	}
 	for _, w := range q.asking {
-		for u, n := range w.request.Cost {
+		for u, n := range w.Request.Cost {
 			f.cost[u] -= n
 		}
-		f.noteCost(w.request.Cost)
+		f.noteCost(w.Request.Cost)
 	}
 	return f
 }
@@ -153,11 +153,11 @@ func (q *Queue) steps(now time.Time) int {
 
 // expected returns a lower bound of a request's wait behind ahead waiters of the total cost sum,
 // and the tier that decides.
-func (q *Queue) expected(w *waiter, ahead int, sum []int64, steps int, now time.Time) (wait time.Duration, tier int) {
+func (q *Queue) expected(w *newcomer, ahead int, sum []int64, steps int, now time.Time) (wait time.Duration, tier int) {
 	if q.unwatch == nil {
 		return q.soonest(w, now)
 	}
-	f := q.forecastNow(w.request.Cost, ahead, steps, now)
+	f := q.forecastNow(w.Request.Cost, ahead, steps, now)
 	if f == nil {
 		return 0, -1
 	}
@@ -166,14 +166,14 @@ func (q *Queue) expected(w *waiter, ahead int, sum []int64, steps int, now time.
 
 // soonest returns a lower bound of the wait of a request that finds no queue, and the tier that
 // decides. The queue does not watch the quota then, so the bound is never kept.
-func (q *Queue) soonest(w *waiter, now time.Time) (wait time.Duration, tier int) {
+func (q *Queue) soonest(w *newcomer, now time.Time) (wait time.Duration, tier int) {
 	quota, ok := q.config.Quota.(store.Forecaster)
 	if !ok {
 		return 0, -1
 	}
-	wait, tier = quota.Soonest(w.request.Cost, 0)
-	if old := w.joinedAt.Add(q.config.Aging).Sub(now); q.yields(w) && wait < old {
-		if leaving, decides := quota.Soonest(w.request.Cost, int64(q.config.Headroom)); leaving > wait {
+	wait, tier = quota.Soonest(w.Request.Cost, 0)
+	if old := w.Since.Add(q.config.Aging).Sub(now); q.yields(w) && wait < old {
+		if leaving, decides := quota.Soonest(w.Request.Cost, int64(q.config.Headroom)); leaving > wait {
 			wait, tier = min(leaving, old), decides
 		}
 	}
@@ -184,7 +184,7 @@ func (q *Queue) soonest(w *waiter, now time.Time) (wait time.Duration, tier int)
 }
 
 // yields reports whether a request leaves headroom until it has aged.
-func (q *Queue) yields(w *waiter) bool { return w.class == Batch && q.config.Headroom > 0 }
+func (q *Queue) yields(w *newcomer) bool { return w.Class == Batch && q.config.Headroom > 0 }
 
 // behind returns the total cost ahead of a request behind waiters of the total cost sum, counted
 // from made.
@@ -197,13 +197,13 @@ func (f *forecast) behind(sum []int64) []int64 {
 }
 
 // expectedBy is expected with a given forecast.
-func (q *Queue) expectedBy(f *forecast, w *waiter, ahead int, sum []int64, now time.Time) (wait time.Duration, tier int) {
-	cost, before := w.request.Cost, f.behind(sum)
+func (q *Queue) expectedBy(f *forecast, w *newcomer, ahead int, sum []int64, now time.Time) (wait time.Duration, tier int) {
+	cost, before := w.Request.Cost, f.behind(sum)
 	at, tier := f.Total(before, cost, 0)
 	if n := ahead + f.admitted; n >= 0 && n < len(f.at) && !f.mixed && q.waiters.costs(cost) && f.at[n] > at {
 		at, tier = f.at[n], int(f.tier[n])
 	}
-	if old := w.joinedAt.Add(q.config.Aging).Sub(f.made); q.yields(w) && at < old {
+	if old := w.Since.Add(q.config.Aging).Sub(f.made); q.yields(w) && at < old {
 		if leaving, decides := f.Total(before, cost, int64(q.config.Headroom)); leaving > at {
 			at, tier = min(leaving, old), decides
 		}
@@ -216,7 +216,7 @@ func (q *Queue) expectedBy(f *forecast, w *waiter, ahead int, sum []int64, now t
 
 // refuseIfLate refuses a newcomer that is known to be late. Overtaken waiters ahead of it may be
 // late too. They must not lengthen its wait: a review refuses them first, or the newcomer joins.
-func (q *Queue) refuseIfLate(w *waiter, now time.Time) error {
+func (q *Queue) refuseIfLate(w *newcomer, now time.Time) error {
 	if w.deadline.IsZero() {
 		return nil
 	}
@@ -227,7 +227,7 @@ func (q *Queue) refuseIfLate(w *waiter, now time.Time) error {
 }
 
 // outlook returns what a newcomer would meet, without MaxQueue.
-func (q *Queue) outlook(w *waiter, now time.Time) (o Outlook) {
+func (q *Queue) outlook(w *newcomer, now time.Time) (o Outlook) {
 	var ahead int
 	o.Wait, o.Tier, ahead = q.forecast(w, now)
 	if o.Wait > w.timeLeft(now) && q.mayBeOvertaken(w.rank) && q.review(now, q.steps(now)) {
@@ -252,8 +252,8 @@ func (q *Queue) noteOvertaken(w *waiter) {
 }
 
 // forecast returns a lower bound of a newcomer's wait.
-func (q *Queue) forecast(w *waiter, now time.Time) (wait time.Duration, tier, ahead int) {
-	sum := make([]int64, len(w.request.Cost))
+func (q *Queue) forecast(w *newcomer, now time.Time) (wait time.Duration, tier, ahead int) {
+	sum := make([]int64, len(w.Request.Cost))
 	ahead, _ = q.waiters.ahead(w.rank, w.number, sum)
 	tier = -1
 	if n := len(q.reserved); n > 0 {
@@ -288,19 +288,20 @@ func (q *Queue) Forecast(t Ticket) Outlook {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	w := &waiter{ticket: &t, class: t.Class, joinedAt: now, deadline: t.GiveUp}
+	w := &newcomer{Ticket: t, deadline: t.GiveUp}
+	w.Since = now
 	_ = w.renew(q.config.Owner)
 	w.rank = q.rank(w)
 	o := q.outlook(w, now)
 	if n := q.waiters.len(); o.Refusal == nil && q.isLimited(n+1, now) {
-		if ahead, _ := q.waiters.ahead(w.rank, w.number, make([]int64, len(w.request.Cost))); ahead == n {
+		if ahead, _ := q.waiters.ahead(w.rank, w.number, make([]int64, len(w.Request.Cost))); ahead == n {
 			o.Refusal = &Refusal{Reason: Full, Tier: -1, Ahead: n}
 		}
 	}
 	o.Ahead = q.waiters.aheadByClass(w.rank)
 	for _, asked := range q.asking {
-		if asked.ticket.Ask != nil && !asked.out.Load() && asked.before(w.rank, math.MaxUint64) {
-			o.Ahead[asked.class]--
+		if asked.Ask != nil && !asked.out.Load() && asked.before(w.rank, math.MaxUint64) {
+			o.Ahead[asked.Class]--
 		}
 	}
 	return o
@@ -318,7 +319,7 @@ func (q *Queue) DropForecast() {
 func (q *Queue) Ahead(c Class) [3]int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.waiters.aheadByClass(q.naturalRank(&waiter{class: c, joinedAt: time.Now()}))
+	return q.waiters.aheadByClass(q.naturalRank(&newcomer{Ticket: Ticket{Class: c, Since: time.Now()}}))
 }
 
 // review refuses the waiters that are late because of a pause or because they were overtaken, from
@@ -333,11 +334,11 @@ func (q *Queue) review(now time.Time, steps int) bool {
 	if root == nil {
 		return true
 	}
-	r := reviewer{queue: q, now: now, forecast: q.forecastNow(root.request.Cost, q.waiters.len(), steps, now)}
+	r := reviewer{queue: q, now: now, forecast: q.forecastNow(root.Request.Cost, q.waiters.len(), steps, now)}
 	if r.forecast == nil {
 		return true
 	}
-	none := make([]int64, len(root.request.Cost))
+	none := make([]int64, len(root.Request.Cost))
 	for w := r.late(root, 0, none); w != nil; w = r.late(q.waiters.root, 0, none) {
 		q.expel(w, r.refusal)
 	}
@@ -382,7 +383,7 @@ func (r *reviewer) late(at *waiter, ahead int, sum []int64) *waiter {
 			return at
 		}
 	}
-	add(sum, at.request.Cost)
+	add(sum, at.Request.Cost)
 	return r.late(at.right, ahead+1, sum)
 }
 
@@ -390,7 +391,7 @@ func (r *reviewer) isLate(w *waiter, ahead int, sum []int64) bool {
 	if w.deadline.IsZero() || r.queue.isAsked(w) {
 		return false
 	}
-	wait, tier := r.queue.expectedBy(r.forecast, w, ahead, sum, r.now)
+	wait, tier := r.queue.expectedBy(r.forecast, &w.newcomer, ahead, sum, r.now)
 	r.refusal = &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
 	return wait > w.timeLeft(r.now)
 }

@@ -119,31 +119,33 @@ type Queue struct {
 	unwatch func()
 }
 
-// A waiter is one caller in the queue.
-type waiter struct {
-	node
-	request store.Request
-	// owner is the Owner of the configuration that request was made for.
+// A newcomer is a caller that may join. It is not a waiter yet, so that a refusal needs little memory.
+type newcomer struct {
+	// Ticket is what the caller joins with. Its Request is made anew for each configuration, and its
+	// Since is set.
+	Ticket
+	// owner is the Owner of the configuration that the Request was made for.
 	owner any
-	// ended is closed when the caller's context ends.
-	ended <-chan struct{}
-	// ticket is what the caller joined with. Its Request is not used.
-	ticket *Ticket
-	class  Class
 	// free reports that the request costs nothing: see Ticket.Renew.
 	free bool
-	// joining reports that Ticket.Joined has not returned. The waiter must not be admitted before
-	// that, because Joined may panic.
-	joining  bool
-	joinedAt time.Time
 	// rank orders waiters. It is when an Interactive request in the same position would have
 	// joined.
 	rank time.Time
-	// giveUpAt is when the caller gives up. If zero, never.
-	giveUpAt time.Time
-	// deadline is the earlier of giveUpAt and the context's deadline. If zero, there is none.
+	// number is the caller's number in the order of joining. If zero, it has not joined.
+	number uint64
+	// deadline is the earlier of GiveUp and the context's deadline. If zero, there is none.
 	deadline time.Time
-	hold     Hold
+}
+
+// A waiter is one caller in the queue.
+type waiter struct {
+	node
+	newcomer
+	// ended is closed when the caller's context ends.
+	ended <-chan struct{}
+	// joining reports that Ticket.Joined has not returned. The waiter must not be admitted before
+	// that, because Joined may panic.
+	joining bool
 	// wake holds one value after a wake-up.
 	wake chan struct{}
 	// alarm is what the waiter sleeps on instead. If nil, it does not.
@@ -206,9 +208,9 @@ type Result struct {
 // be late: past t.GiveUp or the context's deadline. It returns the context's own error, a
 // [*Refusal], or an error of t.Renew or t.Ask.
 func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
-	w, do, err := q.enter(ctx, &t)
+	w, do, owner, err := q.enter(ctx, t)
 	if err != nil {
-		return Result{Owner: w.owner}, err
+		return Result{Owner: owner}, err
 	}
 	if w.joining {
 		do = q.reportJoined(w)
@@ -227,7 +229,7 @@ func (q *Queue) Wait(ctx context.Context, t Ticket) (Result, error) {
 			do = q.step(w)
 		case w.missedStart():
 			w.reserver.Cancel([]store.Decision{w.decision})
-			t.Since, t.number, t.missedStart = w.joinedAt, w.number, true
+			t.Since, t.place, t.missedStart = w.Since, w.number, true
 			return q.Wait(ctx, t)
 		default:
 			return w.result()
@@ -265,8 +267,8 @@ type Ticket struct {
 	// Hold is used with quotas that reserve times.
 	Hold
 
-	// number is the caller's number in the order of joining. If zero, it joins now.
-	number uint64
+	// place is the caller's number in the order of joining. If zero, it joins now.
+	place uint64
 	// missedStart reports that the caller missed its reserved time, and goes to the head.
 	missedStart bool
 }
@@ -305,7 +307,7 @@ func (q *Queue) reportJoined(w *waiter) action {
 			_, _ = q.quit(w, context.Canceled)
 		}
 	}()
-	w.ticket.Joined(max(0, q.Len()-1))
+	w.Joined(max(0, q.Len()-1))
 	done = true
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -325,7 +327,7 @@ func (w *waiter) result() (Result, error) {
 	if w.refusal != nil {
 		return Result{Owner: w.owner}, w.refusal
 	}
-	return Result{w.decision, w.request.Cost, w.owner}, nil
+	return Result{w.decision, w.Request.Cost, w.owner}, nil
 }
 
 // An action is what a waiter does next: ask the quota, or sleep.
@@ -397,69 +399,67 @@ func (w *waiter) wakeUp() {
 }
 
 // enter adds a newcomer to the queue, unless the queue is full or the wait would be too long. It
-// returns what the newcomer does next if that is not joining.
-func (q *Queue) enter(ctx context.Context, t *Ticket) (*waiter, action, error) {
-	w := &waiter{ended: ctx.Done(), ticket: t, class: t.Class, joining: t.Joined != nil, giveUpAt: t.GiveUp, deadline: t.GiveUp,
-		hold: t.Hold, wake: make(chan struct{}, 1)}
+// returns what the newcomer does next if that is not joining, and the Owner of the configuration.
+func (q *Queue) enter(ctx context.Context, t Ticket) (*waiter, action, any, error) {
+	n := newcomer{Ticket: t, number: t.place, deadline: t.GiveUp}
 	if d, ok := ctx.Deadline(); ok && (t.GiveUp.IsZero() || d.Before(t.GiveUp)) {
-		w.deadline = d
+		n.deadline = d
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	err := w.renew(q.config.Owner)
+	err := n.renew(q.config.Owner)
 	if q.closed {
 		err = &Refusal{Reason: Closed, Tier: -1}
 	}
-	if err != nil {
-		return w, action{}, err
-	}
 	now := time.Now()
-	if w.joinedAt, w.number = t.Since, t.number; w.joinedAt.IsZero() {
-		w.joinedAt = now
+	if n.Since.IsZero() {
+		n.Since = now
 	}
-	if w.rank = q.naturalRank(w); !t.missedStart {
-		w.rank = q.rank(w)
+	if err == nil {
+		if n.rank = q.naturalRank(&n); !t.missedStart {
+			n.rank = q.rank(&n)
+		}
+		err = q.refuseIfLate(&n, now)
 	}
-	if err := q.refuseIfLate(w, now); err != nil {
-		return w, action{}, err
+	if err != nil {
+		return nil, action{}, n.owner, err
 	}
+	w := &waiter{newcomer: n, ended: ctx.Done(), joining: t.Joined != nil, wake: make(chan struct{}, 1)}
 	q.add(w)
 	q.noteOvertaken(w)
 	if w.next() != nil || q.isFull(now) {
 		q.reconcile(now, w) // waiters behind it move back, or the last one is expelled
 	}
 	if w.out.Load() { // refused, or a reserved time has begun
-		return w, action{wait: forever}, w.refusal
+		return w, action{wait: forever}, w.owner, w.refusal
 	}
 	if q.cancel != nil && q.waiters.first() == w {
 		q.cancel()
 	}
 	if w.joining {
-		return w, action{}, nil
+		return w, action{}, w.owner, nil
 	}
-	return w, q.next(w), nil
+	return w, q.next(w), w.owner, nil
 }
 
 // renew makes the waiter's request for the configuration of an owner.
-func (w *waiter) renew(owner any) (err error) {
+func (w *newcomer) renew(owner any) (err error) {
 	w.owner = owner
-	if w.ticket.Renew == nil {
-		w.request = w.ticket.Request
-		return nil
+	if w.Renew != nil {
+		w.Request, w.free, err = w.Renew(owner)
 	}
-	w.request, w.free, err = w.ticket.Renew(owner)
 	return err
 }
 
 // rank returns the rank of a newcomer. Reserved times match the costs of the first waiters, in
 // their order. A newcomer that would overtake one of these waiters is placed behind all of them if
 // it has another cost or a NotBefore, because it could not use their times.
-func (q *Queue) rank(w *waiter) time.Time {
+func (q *Queue) rank(w *newcomer) time.Time {
 	rank := q.naturalRank(w)
 	if q.reserver == nil {
 		return rank
 	}
-	if last := q.lastRanks[w.class]; last.After(rank) {
+	if last := q.lastRanks[w.Class]; last.After(rank) {
 		rank = last
 	}
 	timed := q.waiters.first()
@@ -467,7 +467,7 @@ func (q *Queue) rank(w *waiter) time.Time {
 		return rank // the newcomer is behind all of them
 	}
 	for n := len(q.reserved) + len(q.asking); n > 0 && timed != nil; n-- {
-		if !timed.before(rank, math.MaxUint64) && (!w.hold.NotBefore.IsZero() || !equal(timed.request.Cost, w.request.Cost)) {
+		if !timed.before(rank, math.MaxUint64) && (!w.Hold.NotBefore.IsZero() || !equal(timed.Request.Cost, w.Request.Cost)) {
 			if last := q.waiters.at(len(q.reserved) + len(q.asking) - 1); last != nil {
 				return last.rank
 			}
@@ -479,11 +479,11 @@ func (q *Queue) rank(w *waiter) time.Time {
 }
 
 // naturalRank returns the rank of a waiter without regard to reserved times.
-func (q *Queue) naturalRank(w *waiter) time.Time {
+func (q *Queue) naturalRank(w *newcomer) time.Time {
 	if w.free && q.reserver == nil {
 		return time.Time{}
 	}
-	return w.joinedAt.Add(q.config.Aging * time.Duration([...]int{Interactive: 0, Normal: 1, Batch: 2}[w.class]))
+	return w.Since.Add(q.config.Aging * time.Duration([...]int{Interactive: 0, Normal: 1, Batch: 2}[w.Class]))
 }
 
 func (q *Queue) add(w *waiter) {
@@ -492,8 +492,8 @@ func (q *Queue) add(w *waiter) {
 	}
 	q.waiters.insert(w)
 	q.takePlace()
-	if w.rank.After(q.naturalRank(w)) {
-		q.lastRanks[w.class] = w.rank
+	if w.rank.After(q.naturalRank(&w.newcomer)) {
+		q.lastRanks[w.Class] = w.rank
 	}
 	q.waiting.Add(1)
 	if q.unwatch == nil {
@@ -504,28 +504,28 @@ func (q *Queue) add(w *waiter) {
 // spec returns how a waiter's request waits from now on. A Batch request yields until it has waited
 // for Aging.
 func (q *Queue) spec(w *waiter, now time.Time) *store.WaitSpec {
-	s := &store.WaitSpec{MaxWait: max(0, w.timeLeft(now)), NotBefore: w.hold.NotBefore}
-	if w.hold.Ahead > 0 {
-		s.NotBefore = now.Add(w.hold.Ahead)
+	s := &store.WaitSpec{MaxWait: max(0, w.timeLeft(now)), NotBefore: w.Hold.NotBefore}
+	if w.Hold.Ahead > 0 {
+		s.NotBefore = now.Add(w.Hold.Ahead)
 	}
-	if old := w.joinedAt.Add(q.config.Aging); w.class == Batch && old.After(now) {
+	if old := w.Since.Add(q.config.Aging); w.Class == Batch && old.After(now) {
 		s.YieldFor, s.Headroom = old.Sub(now), int64(q.config.Headroom)
 	}
 	return s
 }
 
 // timeLeft returns the time until the deadline.
-func (w *waiter) timeLeft(now time.Time) time.Duration {
+func (w *newcomer) timeLeft(now time.Time) time.Duration {
 	if w.deadline.IsZero() {
 		return forever
 	}
 	return w.deadline.Sub(now)
 }
 
-func (w *waiter) isLate(at time.Time) bool { return !w.deadline.IsZero() && at.After(w.deadline) }
+func (w *newcomer) isLate(at time.Time) bool { return !w.deadline.IsZero() && at.After(w.deadline) }
 
-func (w *waiter) hasGivenUp(now time.Time) bool {
-	return !w.giveUpAt.IsZero() && !w.giveUpAt.After(now)
+func (w *newcomer) hasGivenUp(now time.Time) bool {
+	return !w.GiveUp.IsZero() && !w.GiveUp.After(now)
 }
 
 // step returns what a waiter that has woken does next.
@@ -551,12 +551,12 @@ func (q *Queue) next(w *waiter) action {
 		q.reconcile(now, nil)
 		return action{wait: forever}
 	case len(q.reserved) > 0 && w == q.waiters.first():
-		wait = q.reserved[0].Reservation.Start.Sub(now) - w.hold.Lead
+		wait = q.reserved[0].Reservation.Start.Sub(now) - w.Hold.Lead
 	case len(q.asking) == 0 && w == q.firstUnreserved() && q.isOurTurn():
 		wait, asks = q.askTime(w).Sub(now), q.reserver == nil
 	}
-	if !w.giveUpAt.IsZero() {
-		wait = min(wait, w.giveUpAt.Sub(now))
+	if !w.GiveUp.IsZero() {
+		wait = min(wait, w.GiveUp.Sub(now))
 	}
 	return action{wait: wait, asks: asks}
 }
@@ -567,9 +567,9 @@ func (q *Queue) late(w *waiter, now time.Time) *Refusal {
 	if q.storeErr != nil {
 		return q.unavailable(context.DeadlineExceeded)
 	}
-	sum := make([]int64, len(w.request.Cost))
+	sum := make([]int64, len(w.Request.Cost))
 	ahead := q.waiters.index(w, sum)
-	wait, tier := q.expected(w, ahead, sum, 0, now)
+	wait, tier := q.expected(&w.newcomer, ahead, sum, 0, now)
 	return &Refusal{Reason: Late, Tier: tier, Wait: wait, Ahead: ahead}
 }
 
@@ -686,7 +686,7 @@ func (q *Queue) reconcile(now time.Time, self *waiter) {
 // headIsDue reports whether the reserved time of the first waiter has come.
 func (q *Queue) headIsDue(now time.Time) bool {
 	first := q.waiters.first()
-	return first != nil && !first.joining && len(q.reserved) > 0 && !q.reserved[0].Reservation.Start.After(now.Add(first.hold.Lead))
+	return first != nil && !first.joining && len(q.reserved) > 0 && !q.reserved[0].Reservation.Start.After(now.Add(first.Hold.Lead))
 }
 
 // isFull reports whether the last waiter has to leave. All may stay while a store has not answered,
@@ -836,7 +836,7 @@ func (q *Queue) Replace(c Config) {
 			w.wakeUp()
 			continue
 		}
-		w.rank = q.naturalRank(w)
+		w.rank = q.naturalRank(&w.newcomer)
 		kept = append(kept, w)
 	}
 	q.waiters.build(kept)

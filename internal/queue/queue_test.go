@@ -21,7 +21,7 @@ func TestNewcomerTakesReservedTime(t *testing.T) {
 		quota := new(reserver)
 		q := New(Config{Quota: quota, Aging: time.Hour})
 		last := ticket().of(Batch)
-		batch, do, err := q.enter(context.Background(), &last)
+		batch, do, _, err := q.enter(context.Background(), last)
 		if err != nil || !do.ask {
 			t.Fatalf("%+v, %v", do, err)
 		}
@@ -381,7 +381,7 @@ func TestLeavingWakesNobody(t *testing.T) {
 	var all []*waiter
 	for range 3 {
 		t1 := ticket()
-		w, _, err := q.enter(context.Background(), &t1)
+		w, _, _, err := q.enter(context.Background(), t1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -420,7 +420,7 @@ func TestBurstInOnePass(t *testing.T) {
 		defer cancel()
 		var all []*waiter
 		enter := func(ctx context.Context, t Ticket) *waiter {
-			w, do, _ := q.enter(ctx, &t)
+			w, do, _, _ := q.enter(ctx, t)
 			if do.ask {
 				q.ask(ctx, w, do.generation)
 			}

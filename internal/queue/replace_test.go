@@ -23,7 +23,7 @@ func TestPreparedThenReplaced(t *testing.T) {
 					return store.Decision{Verdict: store.Admitted}, nil
 				})
 			}
-			w, do, err := q.enter(context.Background(), &ticket)
+			w, do, _, err := q.enter(context.Background(), ticket)
 			if err != nil || !do.ask {
 				t.Fatalf("%+v, %v", do, err)
 			}
@@ -49,12 +49,12 @@ func TestPreparedThenReplacedReserver(t *testing.T) {
 		quota := new(reserver)
 		q := New(Config{Quota: quota})
 		one, two := ticket(), ticket()
-		first, late, err := q.enter(context.Background(), &one)
+		first, late, _, err := q.enter(context.Background(), one)
 		if err != nil || !late.ask {
 			t.Fatalf("%+v, %v", late, err)
 		}
 		q.Replace(Config{Quota: quota})
-		second, _, err := q.enter(context.Background(), &two)
+		second, _, _, err := q.enter(context.Background(), two)
 		do := q.step(first)
 		if err != nil || !do.ask {
 			t.Fatalf("%+v, %v", do, err)

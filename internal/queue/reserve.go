@@ -29,8 +29,8 @@ func (q *Queue) askTime(w *waiter) time.Time {
 	if (w == q.retryWaiter || q.storeErr != nil) && !q.lastReplyAt.Before(at) { // already asked since, and refused
 		return q.nextAskAt
 	}
-	if w.hold.AskAt.After(at) {
-		at = w.hold.AskAt
+	if w.Hold.AskAt.After(at) {
+		at = w.Hold.AskAt
 	}
 	return at
 }
@@ -58,9 +58,9 @@ func (q *Queue) chooseAsking(now time.Time) bool {
 // specify sets what a waiter's request asks for now.
 func (q *Queue) specify(w *waiter, now time.Time) {
 	if q.config.Guard != nil {
-		w.request.Guard = q.config.Guard()
+		w.Request.Guard = q.config.Guard()
 	}
-	w.request.WaitSpec, w.request.Queued = q.spec(w, now), true
+	w.Request.WaitSpec, w.Request.Queued = q.spec(w, now), true
 }
 
 // admitMore asks a quota that does not block for the waiters behind one that it has admitted, up to
@@ -68,7 +68,7 @@ func (q *Queue) specify(w *waiter, now time.Time) {
 func (q *Queue) admitMore(now time.Time) {
 	for range maxPass {
 		w := q.waiters.first()
-		if w == nil || w.joining || w.ticket.Ask != nil || w.ticket.Recost != nil || !q.isOurTurn() {
+		if w == nil || w.joining || w.Ask != nil || w.Recost != nil || !q.isOurTurn() {
 			return
 		}
 		select {
@@ -77,7 +77,7 @@ func (q *Queue) admitMore(now time.Time) {
 		default:
 		}
 		q.specify(w, now)
-		d, err := q.config.Quota.TryAcquire(context.Background(), w.request)
+		d, err := q.config.Quota.TryAcquire(context.Background(), w.Request)
 		if err != nil {
 			return
 		}
@@ -110,7 +110,7 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 		q.mu.Unlock()
 		return
 	}
-	turn, asking, ask, quota := Turn{Request: self.request, Owner: self.owner}, ctx, self.ticket.Ask, q.config.Quota
+	turn, asking, ask, quota := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask, q.config.Quota
 	if ask != nil {
 		turn.Away, turn.StepAside = slices.Clone(q.awayCost), func() { q.stepAside(self) }
 		var cancel func()
@@ -126,8 +126,8 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 			q.finishStale(self, r, err, interrupted)
 		}
 	}()
-	if self.ticket.Recost != nil {
-		if cost := self.ticket.Recost(turn.Owner); cost != nil {
+	if self.Recost != nil {
+		if cost := self.Recost(turn.Owner); cost != nil {
 			turn.Cost = cost
 			q.setCost(self, cost, generation)
 		}
@@ -145,7 +145,7 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 func (q *Queue) setCost(w *waiter, cost []int64, generation int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if generation == q.generation && !equal(w.request.Cost, cost) {
+	if generation == q.generation && !equal(w.Request.Cost, cost) {
 		w.setCost(cost)
 		q.forecasts.drop()
 	}
@@ -166,7 +166,7 @@ func (q *Queue) finishStale(w *waiter, r Result, err error, interrupted bool) {
 		if !w.out.Load() {
 			q.detach(w)
 		}
-		w.owner, w.request.Cost, w.decision, w.refusal = r.Owner, r.Cost, r.Decision, nil
+		w.owner, w.Request.Cost, w.decision, w.refusal = r.Owner, r.Cost, r.Decision, nil
 	case errors.As(err, new(*Final)) && !interrupted:
 		q.expel(w, err)
 	}
@@ -180,7 +180,7 @@ func (q *Queue) question() (behind *store.Reservation, requests []store.Request,
 	}
 	requests = make([]store.Request, len(q.asking))
 	for i, w := range q.asking {
-		requests[i] = w.request
+		requests[i] = w.Request
 	}
 	generation, reserver := q.generation, q.reserver
 	return behind, requests, func(got []store.Decision, err error) {
@@ -226,7 +226,7 @@ func (q *Queue) applyReply(got []store.Decision, err error, generation int, inte
 		q.applyDecision(asked[i], d, now)
 	}
 	for _, w := range asked {
-		if !w.out.Load() && w.hasGivenUp(now) && q.waiters.index(w, make([]int64, len(w.request.Cost))) >= len(q.reserved) {
+		if !w.out.Load() && w.hasGivenUp(now) && q.waiters.index(w, make([]int64, len(w.Request.Cost))) >= len(q.reserved) {
 			q.expel(w, q.late(w, now))
 		}
 	}
@@ -275,8 +275,8 @@ func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 		d.Tier == -1 && w.timeLeft(now) < d.Wait: // a pause makes the waiter late
 		q.refuse(w, Late, d)
 	default:
-		if w.request.YieldFor > 0 { // then the quota may admit it
-			d.Wait = min(d.Wait, w.request.YieldFor)
+		if w.Request.YieldFor > 0 { // then the quota may admit it
+			d.Wait = min(d.Wait, w.Request.YieldFor)
 		}
 		if w.timeLeft(now) <= 0 {
 			d.Wait = forever // its context is ending
@@ -288,7 +288,7 @@ func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 // refuse expels a waiter because of the quota's decision.
 func (q *Queue) refuse(w *waiter, reason Reason, d store.Decision) {
 	if !w.out.Load() {
-		ahead := q.waiters.index(w, make([]int64, len(w.request.Cost)))
+		ahead := q.waiters.index(w, make([]int64, len(w.Request.Cost)))
 		q.expel(w, &Refusal{Reason: reason, Tier: d.Tier, Wait: d.Wait, Ahead: ahead, Crossed: d.Crossed})
 	}
 }
@@ -298,7 +298,7 @@ func (q *Queue) unavailable(ended error) *Refusal {
 }
 
 // endsTooEarly reports whether a reservation ends before the waiter can use it.
-func (w *waiter) endsTooEarly(r *store.Reservation) bool { return !w.hold.NotBefore.Before(r.End) }
+func (w *waiter) endsTooEarly(r *store.Reservation) bool { return !w.Hold.NotBefore.Before(r.End) }
 
 // match assigns the reserved times to waiters: each to the first waiter behind the last one
 // matched, if the costs are equal. It refuses waiters that this makes late, and returns the times
@@ -315,7 +315,7 @@ func (q *Queue) match(now time.Time) (unused []store.Decision) {
 			w = w.next()
 			q.expel(late, &Refusal{Reason: Late, Tier: d.Tier, Wait: d.Reservation.Start.Sub(now), Ahead: len(kept)})
 		}
-		if w == nil || d.Reservation.Expired(now) || !equal(d.Reservation.Cost, w.request.Cost) || w.endsTooEarly(d.Reservation) {
+		if w == nil || d.Reservation.Expired(now) || !equal(d.Reservation.Cost, w.Request.Cost) || w.endsTooEarly(d.Reservation) {
 			unused = append(unused, d)
 			continue
 		}

@@ -32,8 +32,6 @@ type node struct {
 	few [2]int64
 	// soonest is the soonest deadline in the subtree. If zero, there is none.
 	soonest time.Time
-	// number is the waiter's number in the order of joining.
-	number uint64
 }
 
 func (t *tree) len() int { return t.root.count() }
@@ -63,7 +61,7 @@ func (t *tree) ahead(rank time.Time, number uint64, sum []int64) (n int, next *w
 		if at.before(rank, number) {
 			n += at.left.count() + 1
 			at.left.addTo(sum)
-			add(sum, at.request.Cost)
+			add(sum, at.Request.Cost)
 			at = at.right
 		} else {
 			next, at = at, at.left
@@ -79,7 +77,7 @@ func (t *tree) aheadByClass(rank time.Time) (n [3]int) {
 			at = at.left
 			continue
 		}
-		n[at.class]++
+		n[at.Class]++
 		if at.left != nil {
 			for c := range n {
 				n[c] += int(at.left.byClass[c])
@@ -98,7 +96,7 @@ func (t *tree) index(w *waiter, sum []int64) int {
 		if p := at.parent; at == p.right {
 			n += p.left.count() + 1
 			p.left.addTo(sum)
-			add(sum, p.request.Cost)
+			add(sum, p.Request.Cost)
 		}
 	}
 	return n
@@ -165,18 +163,18 @@ func add(sum, cost []int64) {
 // insert adds w, which has a number, behind the waiters of its rank with lower numbers.
 func (t *tree) insert(w *waiter) {
 	t.last = max(t.last, w.number)
-	w.node = node{priority: rand.Uint32(), number: w.number, size: 1, soonest: w.deadline}
-	w.byClass[w.class] = 1
-	w.sum = append(w.few[:0], w.request.Cost...)
+	w.node = node{priority: rand.Uint32(), size: 1, soonest: w.deadline}
+	w.byClass[w.Class] = 1
+	w.sum = append(w.few[:0], w.Request.Cost...)
 	at := &t.root
 	for *at != nil {
 		parent := *at
 		w.parent = parent
 		parent.size++
-		parent.byClass[w.class]++
-		add(parent.sum, w.request.Cost)
+		parent.byClass[w.Class]++
+		add(parent.sum, w.Request.Cost)
 		parent.soonest = sooner(parent.soonest, w.deadline)
-		parent.mixed = parent.mixed || !equal(parent.request.Cost, w.request.Cost)
+		parent.mixed = parent.mixed || !equal(parent.Request.Cost, w.Request.Cost)
 		if parent.before(w.rank, w.number) {
 			at = &parent.right
 		} else {
@@ -230,7 +228,7 @@ func (t *tree) build(waiters []*waiter) {
 	t.root = nil
 	var spine []*waiter // from the root to the last waiter, each the right child of the one before
 	for _, w := range waiters {
-		w.sum = append(w.few[:0], w.request.Cost...)
+		w.sum = append(w.few[:0], w.Request.Cost...)
 		w.left, w.right, w.parent = nil, nil, nil
 		for n := len(spine); n > 0 && spine[n-1].priority < w.priority; n-- {
 			w.left, spine = spine[n-1], spine[:n-1]
@@ -253,8 +251,8 @@ func (t *tree) build(waiters []*waiter) {
 // children only where they decide.
 func (w *waiter) subtract(left, child *waiter) {
 	w.size--
-	w.byClass[left.class]--
-	for u, n := range left.request.Cost {
+	w.byClass[left.Class]--
+	for u, n := range left.Request.Cost {
 		w.sum[u] -= n
 	}
 	w.mixed = w.mixed && (w.differs(child) || w.differs(w.left) || w.differs(w.right))
@@ -265,7 +263,7 @@ func (w *waiter) subtract(left, child *waiter) {
 
 // setCost changes the cost of w.
 func (w *waiter) setCost(cost []int64) {
-	w.request.Cost = cost
+	w.Request.Cost = cost
 	for at := w; at != nil; at = at.parent {
 		at.update()
 	}
@@ -309,7 +307,7 @@ func (w *waiter) setParent(p *waiter) {
 func (w *waiter) update() {
 	w.size = w.left.count() + 1 + w.right.count()
 	w.byClass = [3]int32{}
-	w.byClass[w.class] = 1
+	w.byClass[w.Class] = 1
 	for _, child := range []*waiter{w.left, w.right} {
 		if child != nil {
 			for c, n := range child.byClass {
@@ -317,7 +315,7 @@ func (w *waiter) update() {
 			}
 		}
 	}
-	copy(w.sum, w.request.Cost)
+	copy(w.sum, w.Request.Cost)
 	w.left.addTo(w.sum)
 	w.right.addTo(w.sum)
 	w.mixed = w.differs(w.left) || w.differs(w.right)
@@ -344,10 +342,10 @@ func sooner(a, b time.Time) time.Time {
 
 // differs reports whether a waiter in the subtree of a child has another cost than w.
 func (w *waiter) differs(child *waiter) bool {
-	return child != nil && (child.mixed || !equal(child.request.Cost, w.request.Cost))
+	return child != nil && (child.mixed || !equal(child.Request.Cost, w.Request.Cost))
 }
 
 // costs reports whether all waiters have that cost.
 func (t *tree) costs(cost []int64) bool {
-	return t.root == nil || !t.root.mixed && equal(t.root.request.Cost, cost)
+	return t.root == nil || !t.root.mixed && equal(t.root.Request.Cost, cost)
 }

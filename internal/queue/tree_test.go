@@ -7,8 +7,6 @@ import (
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/apithrottle/throttle/store"
 )
 
 // sorted is a slice that models a tree.
@@ -17,7 +15,7 @@ type sorted []*waiter
 func (s sorted) sum(to int) []int64 {
 	sum := make([]int64, 2)
 	for _, w := range s[:to] {
-		add(sum, w.request.Cost)
+		add(sum, w.Request.Cost)
 	}
 	return sum
 }
@@ -49,13 +47,13 @@ func (s sorted) check(t *testing.T, tree *tree, random *rand.Rand) {
 	}
 	var classes [3]int
 	for _, w := range s[:n] {
-		classes[w.class]++
+		classes[w.Class]++
 	}
 	if got := tree.aheadByClass(rank); got != classes {
 		t.Fatalf("%v of the classes are ahead of %v, want %v", got, rank, classes)
 	}
 	for _, cost := range [][]int64{{1, 0}, {0, 3}, {2, 3}} {
-		want := !slices.ContainsFunc(s, func(w *waiter) bool { return !equal(w.request.Cost, cost) })
+		want := !slices.ContainsFunc(s, func(w *waiter) bool { return !equal(w.Request.Cost, cost) })
 		if tree.costs(cost) != want {
 			t.Fatalf("all of %d waiters cost %v: %v, want %v", len(s), cost, !want, want)
 		}
@@ -85,10 +83,7 @@ func randomWaiter(random *rand.Rand, kinds int) *waiter {
 		deadline = time.Unix(random.Int64N(1000), 0)
 	}
 	return &waiter{
-		deadline: deadline,
-		class:    Class(random.IntN(3)),
-		rank:     time.Unix(random.Int64N(20), 0),
-		request:  store.Request{Cost: [][]int64{{1, 0}, {0, 3}, {2, 3}}[random.IntN(kinds)]},
+		newcomer: newcomer{deadline: deadline, rank: time.Unix(random.Int64N(20), 0), Ticket: ticket([][]int64{{1, 0}, {0, 3}, {2, 3}}[random.IntN(kinds)]...).of(Class(random.IntN(3)))},
 	}
 }
 
@@ -99,7 +94,7 @@ func TestTree(t *testing.T) {
 		size, kinds := 1+random.IntN(200), 1+random.IntN(3)
 		for range 600 {
 			if len(model) > 0 && random.IntN(8) == 0 {
-				model[random.IntN(len(model))].setCost(randomWaiter(random, kinds).request.Cost)
+				model[random.IntN(len(model))].setCost(randomWaiter(random, kinds).Request.Cost)
 			} else if len(model) == 0 || len(model) < size && random.IntN(2) == 0 {
 				w := randomWaiter(random, kinds)
 				i := model.place(w.rank)
@@ -133,7 +128,7 @@ func (t *tree) rebuild(random *rand.Rand, model sorted) {
 	all := t.all()
 	if random.IntN(2) == 0 {
 		for _, w := range model {
-			w.rank, w.request.Cost = time.Unix(random.Int64N(20), 0), []int64{random.Int64N(3), random.Int64N(3)}
+			w.rank, w.Request.Cost = time.Unix(random.Int64N(20), 0), []int64{random.Int64N(3), random.Int64N(3)}
 		}
 		slices.SortFunc(model, func(a, b *waiter) int {
 			return cmp.Or(a.rank.Compare(b.rank), cmp.Compare(a.number, b.number))
@@ -153,7 +148,7 @@ func checkNodes(t *testing.T, w, parent *waiter) (size int, sum []int64) {
 	left, leftSum := checkNodes(t, w.left, w)
 	right, rightSum := checkNodes(t, w.right, w)
 	size = left + 1 + right
-	add(sum, w.request.Cost)
+	add(sum, w.Request.Cost)
 	add(sum, leftSum)
 	add(sum, rightSum)
 	soonest := w.deadline
@@ -183,7 +178,7 @@ func TestTreeDepth(t *testing.T) {
 	for name, rank := range orders {
 		tree := new(tree)
 		for i := range n {
-			w := &waiter{rank: time.Unix(rank(i), 0), request: store.Request{Cost: cost(1)}}
+			w := &waiter{newcomer: newcomer{rank: time.Unix(rank(i), 0), Ticket: ticket(1)}}
 			w.number = uint64(i + 1)
 			tree.insert(w)
 		}
