@@ -14,7 +14,7 @@ import (
 
 // An Explanation is a Forecast and what is behind it, as Limiter.Explain returns it.
 type Explanation struct {
-	// Forecast is what Limiter.Forecast returns. It is zero if that returns an error.
+	// Forecast is what Limiter.Forecast returns.
 	Forecast
 
 	// By is the policy of the tier or the pause that decides. It is that of the Limiter if the

@@ -1,6 +1,7 @@
 package host_test
 
 import (
+	"context"
 	"errors"
 	"path/filepath"
 	"runtime"
@@ -109,5 +110,34 @@ func TestNestedRecheck(t *testing.T) {
 	}
 	if err := <-admitted; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestChangedByAnotherLimiter checks that a caller with a deadline waits under a policy with other units
+// that another Limiter of the quota has set.
+func TestChangedByAnotherLimiter(t *testing.T) {
+	quotas, err := host.Open(filepath.Join(t.TempDir(), "quotas.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { quotas.Close() })
+	p := throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerHour(1)}}
+	var limiters [2]*throttle.Limiter
+	for i := range limiters {
+		if limiters[i], err = throttle.New(p, quotas); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := limiters[0].Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	p.Tiers = []throttle.Tier{{Limit: 10, Window: time.Hour, Unit: "tokens"}, throttle.PerHour(5)}
+	if err := limiters[1].SetPolicy(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := limiters[0].Wait(ctx); err != nil {
+		t.Errorf("under %v, which another Limiter has set: %v", p.Tiers, err)
 	}
 }

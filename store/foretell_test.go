@@ -74,6 +74,7 @@ func (q *queue) deliver() {
 // A forecast is never later than the admission. A caller that was refused because of its forecast
 // would have been late.
 func TestForecastIsNeverLate(t *testing.T) {
+	waited := 0
 	for seed := range uint64(soak.Times(5000)) {
 		r := rand.New(rand.NewPCG(5, seed))
 		plan := randomPlan(r)
@@ -92,16 +93,26 @@ func TestForecastIsNeverLate(t *testing.T) {
 		var costs [][]int64
 		ahead := make([]int64, 1)
 		var forecast []int64
+		var soonest time.Duration
 		for range 30 {
 			costs = append(costs, cost())
 			own := costs[len(costs)-1]
+			if len(costs) == 1 {
+				if soonest, _ = store.Soonest(&q.ledger, began, 0, own, 0); soonest > 0 {
+					waited++
+				}
+			}
 			earliest, _ := f.Total(ahead, own, 0)
 			wait, _ := f.Next(store.Request{Cost: own, Held: true})
 			forecast = append(forecast, began.At+max(wait, earliest).Microseconds())
 			ahead[0] += own[0]
 		}
 		for i, cost := range costs {
-			if q.admit(cost); q.now.At < forecast[i] {
+			if q.admit(cost); i == 0 && q.now.At < began.At+soonest.Microseconds() {
+				t.Fatalf("seed %d: %v, guard %v: a request of %v was admitted %d µs after its soonest time, %v",
+					seed, plan.Tiers(), plan.Guard(), cost, q.now.At-began.At, soonest)
+			}
+			if q.now.At < forecast[i] {
 				t.Fatalf("seed %d: %v, guard %v: request %d of %v was admitted %d µs before its forecast",
 					seed, plan.Tiers(), plan.Guard(), i, cost, forecast[i]-q.now.At)
 			}
@@ -109,5 +120,8 @@ func TestForecastIsNeverLate(t *testing.T) {
 				q.deliver()
 			}
 		}
+	}
+	if waited < 1000 {
+		t.Errorf("only %d of the requests had to wait", waited)
 	}
 }

@@ -63,7 +63,7 @@ func (f *forecast) left(ctx context.Context, count *tally) (time.Duration, strin
 		switch {
 		case err != nil:
 			f.at = time.Time{}
-		case next.Wait < always && count.allJoined(next.Ahead): // a full tier of Concurrency lasts for ever
+		case (next.Wait > 0 || next.Tier == "") && count.allJoined(next.Ahead): // it is not known when a full tier of Concurrency has room
 			f.at, f.tier = time.Now().Add(next.Wait), next.Tier
 		}
 	}

@@ -168,6 +168,7 @@ func (c *check) checkForecast(q store.Quota, r *rand.Rand) {
 	times := make([]time.Duration, len(queue))
 	began := time.Now()
 	f := q.(store.Forecaster).Forecast()
+	soonest, _ := q.(store.Forecaster).Soonest([]int64{1}, 0)
 	ahead := []int64{0}
 	for i := range queue {
 		queue[i] = held(1 + r.Int64N(3))
@@ -186,6 +187,9 @@ func (c *check) checkForecast(q store.Quota, r *rand.Rand) {
 		took := time.Since(began)
 		if c.RealTime {
 			took += took / 100
+		}
+		if i == 0 && soonest > took+c.Lag {
+			c.Errorf("request 0 was admitted after %v, and Soonest returned %v", took, soonest)
 		}
 		if times[i] > took+c.Lag {
 			c.Errorf("request %d was admitted after %v, the forecast was %v", i, took, times[i])

@@ -90,6 +90,7 @@ func (s *faulty) Open(key string, p *algorithms.Plan) (store.Quota, error) {
 // A fault is a quota with some methods replaced.
 type fault struct {
 	localQuota
+	soonest    time.Duration
 	try        func(q localQuota, r store.Request) store.Decision
 	pause      func(q localQuota, p store.Pause) store.Paused
 	resume     func(q localQuota)
@@ -185,6 +186,11 @@ func (f *fault) Successor() (store.Quota, *algorithms.Plan) {
 		return f, p
 	}
 	return q, p
+}
+
+func (f *fault) Soonest(cost []int64, headroom int64) (time.Duration, int) {
+	at, tier := f.localQuota.Soonest(cost, headroom)
+	return at + f.soonest, tier
 }
 
 func (f *fault) Forecast() store.Forecast {
@@ -352,6 +358,7 @@ func TestFaults(t *testing.T) {
 			return d
 		}}},
 		"a forecast is too late": {"Forecast ForecastFrees", fault{forecast: func(q localQuota) store.Forecast { return lateForecast{q.Forecast()} }}},
+		"Soonest is too late":    {"Forecast", fault{soonest: time.Hour}},
 		"a bound is too late":    {"Forecast", fault{forecast: func(q localQuota) store.Forecast { return lateBound{q.Forecast()} }}},
 		"reports are ignored":    {"Observe", fault{observe: func(localQuota, store.Decision, []int64, []store.Observation) {}}},
 		"every report is exact": {"Observe", fault{observe: func(q localQuota, d store.Decision, cost []int64, seen []store.Observation) {
