@@ -114,6 +114,15 @@ func (r *anchoredWindow) reopen(l *Ledger) {
 	*lo, *hi = Never, opening
 }
 
+// opened returns the earliest instant at which the window that is open now may have opened.
+func (r *anchoredWindow) opened(l *Ledger, now Moment) int64 {
+	since := now.At - r.window + 1
+	if lo, _ := r.lohi(l); *lo != Never {
+		since = max(since, *lo-r.window)
+	}
+	return since
+}
+
 func (r *anchoredWindow) used(l *Ledger, now Moment) int64 {
 	if r.closed(l, now) <= now.At && l.inFlight(r.unit) == 0 {
 		return 0

@@ -46,8 +46,9 @@ type Observation struct {
 // not show which of the requests in flight were counted before it. The ledger at once charges what
 // the report exceeds the caller's units by, including those in flight. The responses to the
 // requests in flight decide on the rest: a request whose response reports more was counted later,
-// and so its units explain nothing of the earlier report. Until all of them have landed, no later
-// report takes its place.
+// and so its units explain nothing of the earlier report. If units leave one by one, as they leave a
+// log, it must report more by all that may have left meanwhile: an earlier count may be larger, too.
+// Until all of them have landed, no later report takes its place.
 //
 // In a log, a refused request does not count as the caller's. The limit was used up when it
 // arrived, and the log still counts as much as the report: others instead of the request. This
@@ -70,7 +71,7 @@ type reading struct {
 	reset // as reported
 }
 
-// A windowed rule counts in windows. opened returns when the current one opened.
+// A windowed rule counts in windows. opened returns when the current one opened at the earliest.
 type windowed interface {
 	opened(l *Ledger, now Moment) int64
 }
@@ -90,12 +91,12 @@ func (l *Ledger) Observe(now Moment, o Observation) {
 	if _, ok := r.(releaser); ok {
 		return // the ledger itself has the exact number of open units
 	}
-	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since || l.reopened(o.Tier) > o.Since {
-		return // the report is about a window that has ended
-	}
 	if l.readings == nil {
 		readings := make([]reading, len(l.plan.rules))
 		l.readings = &readings
+	}
+	if w, ok := r.(windowed); ok && w.opened(l, now) > o.Since || l.reopened(o.Tier) > o.Since {
+		return // the report is about a window that has ended
 	}
 	if !l.turnWindow(now, o) {
 		return
@@ -159,7 +160,7 @@ func (l *Ledger) uncounted(now Moment, o Observation, taken int64) int64 {
 	counted := l.plan.rules[o.Tier].used(l, now.on(at))
 	r, unit, guard := &(*l.readings)[o.Tier], l.plan.unit[o.Tier], max(o.Guard, l.plan.guard)
 	own := min(counted, mostUsed) + r.others + l.inFlightBefore(unit, o.Before, guard)
-	if o.Since < r.at && (taken > 0 || o.Used > r.used) {
+	if o.Since < r.at && (taken > 0 || o.Used > r.used && o.Used-l.mayHaveLeft(o, counted, now.on(r.at+guard)) > r.used) {
 		r.excess -= o.Cost // the request was counted later, or not at all
 	}
 	more := max(0, o.Used+r.spare(now)-own)
@@ -181,6 +182,23 @@ func (l *Ledger) uncounted(now Moment, o Observation, taken int64) int64 {
 		r.at, r.used, r.excess = now.At, o.Used, own+more-o.Used
 	}
 	return more
+}
+
+// mayHaveLeft returns how many units of the caller may have left the tier, one by one, between the
+// request of a report and an instant. The tier counted that many at the request. A response may
+// report so many units more than the response to a later request.
+func (l *Ledger) mayHaveLeft(o Observation, counted int64, until Moment) int64 {
+	if l.reopens(o.Tier) {
+		return 0
+	}
+	r, tier := l.plan.rules[o.Tier], l.plan.tiers[o.Tier]
+	until.At += Micros(tier.Precision)
+	n := counted - r.used(l, until)
+	if log, ok := r.(*slidingLog); ok && counted >= log.limit {
+		// Stamps of the window before the request may have been overwritten, by those since then.
+		n += r.used(l, until.on(o.Since+log.window))
+	}
+	return n
 }
 
 // spare is one unit while others keep sending.

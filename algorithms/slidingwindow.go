@@ -19,7 +19,8 @@ var slidingWindowCounter = counter{
 // Source: Figma, "An alternative approach to rate limiting" (2017). Its counters are aligned to
 // the clock; a group here opens with its first stamp.
 //
-// Memory: 16 bytes a group, whatever the limit: 1 KB for the usual 61 groups.
+// Memory: 16 bytes a group, whatever the limit: 1 KB for the usual 61 groups. If the provider reports
+// what it counts, groups stay for up to ten seconds after they have left: 2 KB at most.
 type slidingWindow struct {
 	site
 	view
@@ -53,11 +54,18 @@ func (r *slidingWindow) earliestTotal(l *Ledger, now Moment, n int64) int64 {
 	return after(r.earliest(l, now, rest), full, r.least(l))
 }
 
+// lateReport is how late a report may be, in microseconds, if it is to be compared exactly.
+const lateReport = 10_000_000
+
 func (r *slidingWindow) land(l *Ledger, at Moment, n int64) {
 	groups, total := l.ring(r.site), &l.word[r.word]
-	gone := 0
-	// The last group that has left stays, because a report of the provider may still count it.
-	for ; gone+2 < len(*groups) && r.leaves(l, (*groups)[gone+2]) <= at.At; gone += 2 {
+	// Groups that have left stay while a late report of the provider may count them, or the last one
+	// if the provider has reported nothing yet.
+	gone, left := 0, at.At
+	if l.readings != nil {
+		left -= min(r.window, lateReport)
+	}
+	for ; gone+2 < len(*groups) && r.leaves(l, (*groups)[gone+2]) <= left; gone += 2 {
 		*total -= (*groups)[gone+1]
 	}
 	*groups = append((*groups)[:0], (*groups)[gone:]...)

@@ -59,6 +59,9 @@ local function anchoredWindow(unit, limit, window, precision)
   -- may open it, and so may those that landed since the report of that end.
   function rule.reopen() lo, hi = NEVER, OPENING end
 
+  -- The earliest instant at which the window that is open now may have opened.
+  function rule.opened(now) return max(now - window + 1, lo < NEVER and lo - window or 0) end
+
   function rule.used(now)
     if closed(now) <= now and inFlight[unit] == 0 then return 0 end
     return rolling.used(now)

@@ -147,6 +147,18 @@ local function noteReset(i, since, reset, slack, others)
   end
 end
 
+-- How many own units may have left tier i one by one, between the request of a report, when the tier
+-- counted that many, and an instant.
+local function mayHaveLeft(i, counted, since, untilThen)
+  local rule, t = rules[i], 5 + units + 6 * (i - 1)
+  if rule.reopens then return 0 end
+  if hasStamps(i) then untilThen = untilThen + plan[t + 5] end
+  local n = counted - rule.used(untilThen)
+  -- Stamps of the window before the request may have been overwritten, by those since then.
+  if plan[t] == LOG and counted >= capacity[i] then n = n + rule.used(since + plan[t + 3]) end
+  return n
+end
+
 -- The units of others that tier i does not count yet, and that the response to a request of n units
 -- proves. The request was admitted at since. No request is in flight for longer than longest.
 local function uncounted(i, used, since, n, longest, reset, slack)
@@ -155,9 +167,12 @@ local function uncounted(i, used, since, n, longest, reset, slack)
   -- sent. But a window of unknown phase has none that leave before its end.
   local at = min(since, frontier)
   if tellsEnd(i, reset, slack) then at = max(at, endsFrom(since, reset, slack) - 1) end
-  local own = min(rules[i].used(at), MOST_USED) + r[OTHERS] + inFlightBefore(unitOf[i], longest)
+  local counted = rules[i].used(at)
+  local own = min(counted, MOST_USED) + r[OTHERS] + inFlightBefore(unitOf[i], longest)
   local short = r[EXCESS]
-  if since < r[RECEIVED_AT] and used > r[REPORTED] then short = short - n end -- the provider counted this request after the previous report
+  if since < r[RECEIVED_AT] and used > r[REPORTED] and used - mayHaveLeft(i, counted, since, r[RECEIVED_AT] + longest) > r[REPORTED] then
+    short = short - n -- the provider counted this request after the previous report
+  end
   local more = max(0, used + (frontier < r[BUSY_UNTIL] and 1 or 0) - own)
   if r[RECEIVED_AT] > 0 then more = max(more, -short) end
   if more > 0 then

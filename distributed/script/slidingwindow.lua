@@ -5,6 +5,8 @@
 -- total is the sum of all groups, some of which may have left the window. A group is its last stamp
 -- and its units. unaligned is whether the provider's windows are of unknown phase.
 
+local LATE_REPORT = 10000000 -- how late a report may be that is compared exactly
+
 local function slidingWindow(unit, limit, window, precision, unaligned)
   local total, groups
   local rule = {unaligned = unaligned}
@@ -28,10 +30,12 @@ local function slidingWindow(unit, limit, window, precision, unaligned)
   end
 
   function rule.land(at, n)
-    -- The last group that has left stays, because the provider may still report it.
+    -- Groups that have left stay while a late report of the provider may count them, or the last one
+    -- if the provider has reported nothing yet.
+    local left = #readings > 0 and at - min(window, LATE_REPORT) or at
     while groups.first < groups.last do
       local second = record(groups, groups.first + 1)
-      if groups[second + 1] + window > at then break end
+      if groups[second + 1] + window > left then break end
       total = total - groups[record(groups, groups.first) + 2]
       groups.first = groups.first + 1
     end

@@ -41,7 +41,7 @@ end
 local function adopt(p)
   plan, guard, resolution, units = p, p[1], 2 ^ p[2], p[3]
   rules, unitOf, capacity, estimates, estimated = p.rules, p.unitOf, p.capacity, p.estimates, p.estimated
-  inFlight, open, own, calendars, knownUntil, estimating = {}, {}, {}, {}, NEVER, p.estimated
+  inFlight, open, own, readings, calendars, knownUntil, estimating = {}, {}, {}, {}, {}, NEVER, p.estimated
 end
 
 -- Reads the numbers of the tiers, and the queues. Returns the problem, if there is one.
