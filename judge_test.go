@@ -65,6 +65,10 @@ func (p *changingProvider) change(tiers []throttle.Tier) (changed func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	i, now := len(p.eras), time.Now()
+	if i == 0 {
+		p.eras = append(p.eras, era{now.Add(-1), now.Add(-1), tiers}) // so that it holds from now on
+		return func() {}
+	}
 	p.eras = append(p.eras, era{now, now.Add(100 * hour), tiers})
 	return func() {
 		p.mu.Lock()

@@ -277,7 +277,7 @@ func newPanicWorld(s *storm) *panicWorld {
 	if w.IntN(3) == 0 {
 		w.addGroup(store)
 	}
-	for i := range 5 + w.IntN(40) {
+	for i := range 5 + w.IntN(100) {
 		w.calls = append(w.calls, w.newCaller(i))
 	}
 	return w
@@ -392,7 +392,6 @@ type stormCaller struct {
 	gone    time.Duration // when its context is canceled, after its arrival. If zero, never
 
 	admitted, refused int // calls of the Observer, in the goroutine of the caller
-	returned          bool
 	ended             bool
 }
 
