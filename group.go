@@ -36,7 +36,6 @@ type Group struct {
 	// calls for a key should pass the same outer Limiter to Within.
 	Shared bool
 
-	store   Store
 	nesting nesting // of the Limiters of the keys
 
 	mu       sync.Mutex // guards all below
@@ -75,14 +74,11 @@ const dropped = math.MinInt32 / 2
 // for itself. A shared store keeps them under the policy's name and the key, so the policy must
 // have a Name. NewGroup returns an error if the policy is not valid.
 func NewGroup(p Policy, s Store) (*Group, error) {
-	c, err := compile(p)
+	c, err := compile(p, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkStore(p, s); err != nil {
-		return nil, err
-	}
-	g := &Group{store: s, entries: make(map[string]*entry)}
+	g := &Group{entries: make(map[string]*entry)}
 	g.nesting.group = g
 	g.setCompiled(c)
 	g.recent.prev, g.recent.next = &g.recent, &g.recent
@@ -323,14 +319,14 @@ type parker interface {
 
 func (g *Group) setCompiled(c *compiledPolicy) {
 	g.compiled = c
-	if g.store == nil {
+	if c.store == nil {
 		g.parking, _ = g.openScope(c, "")
 		g.parking.uses.Store(dropped)
 	}
 }
 
 func (g *Group) openScope(c *compiledPolicy, key string) (*scope, error) {
-	s, err := openScope(c, g.store, c.policy.Name+"\x00"+key)
+	s, err := openScope(c, c.policy.Name+"\x00"+key)
 	if err == nil {
 		s.grouped, s.shared = true, g.Shared
 	}
@@ -362,7 +358,7 @@ func (g *Group) park(e *entry, s *scope, rev *revision) bool {
 	handled := s.handled
 	s.mu.Unlock()
 	q, ok := rev.quota.(parker)
-	if !ok || handled || g.store != nil || rev.compiledPolicy != g.compiled || s.learned.Load() != nil {
+	if !ok || handled || g.compiled.store != nil || rev.compiledPolicy != g.compiled || s.learned.Load() != nil {
 		return false
 	}
 	state, ok := q.Park()

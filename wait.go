@@ -74,14 +74,11 @@ func refusing(c *compiledPolicy, err error) *Limiter {
 // process. Limiters with the same policy name on the same store share one quota; such a policy must
 // have a Name. New returns an error if the policy is not valid or the store cannot keep it.
 func New(p Policy, s Store) (*Limiter, error) {
-	c, err := compile(p)
+	c, err := compile(p, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkStore(p, s); err != nil {
-		return nil, err
-	}
-	scope, err := openScope(c, s, p.Name)
+	scope, err := openScope(c, p.Name)
 	if err != nil {
 		return nil, err
 	}
