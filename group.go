@@ -19,8 +19,9 @@ import (
 // Therefore dropping changes nothing; a Limiter of a dropped key opens its quota again.
 //
 // In this process a quota that still counts something, and that nothing has used while many new
-// keys came, is kept as a few bytes until its next use. A million idle quotas of two GCRA tiers
-// take less than 250 bytes each, with their keys. A Group is safe for concurrent use.
+// keys came, is kept as a few bytes until its next use. SetPolicy, and calls in a loop over All,
+// leave it so. A million idle quotas of two GCRA tiers take less than 250 bytes each, with their
+// keys. A Group is safe for concurrent use.
 type Group struct {
 	// MaxKeys is how many quotas the group keeps. Beyond it a new key takes the place of one whose
 	// quota is unused. If none is found, For returns a Limiter that refuses every call with
@@ -151,7 +152,12 @@ func (n *nested) keep(l *Limiter) {
 func (g *Group) All() iter.Seq2[string, *Limiter] {
 	return func(yield func(string, *Limiter) bool) {
 		for key, l := range g.limiters() {
-			if !yield(key, l) {
+			parked := l.scope.Load().uses.Load() < 0
+			more := yield(key, l)
+			if parked { // the caller may have opened the quota, to read its Status for instance
+				g.parkAgain(l)
+			}
+			if !more {
 				return
 			}
 		}
@@ -196,7 +202,7 @@ func (g *Group) SetPolicy(ctx context.Context, p Policy) error {
 		return err
 	}
 	var errs []error
-	for _, l := range g.limiters() {
+	for _, l := range g.All() {
 		if s, err := l.enter(); err == nil {
 			errs = append(errs, s.setPolicy(ctx, c.forStore(s.current.Load().reserves)))
 			s.leave()
@@ -348,6 +354,19 @@ func (g *Group) open(e *entry) (*scope, error) {
 		e.limiter.scope.Store(s)
 	}
 	return s, err
+}
+
+// parkAgain parks the quota of a Limiter's key if it can and no call uses the quota.
+func (g *Group) parkAgain(l *Limiter) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e, s := g.entries[l.key], l.scope.Load()
+	if e == nil || l != &e.limiter || !s.uses.CompareAndSwap(0, dropped) {
+		return
+	}
+	if !g.park(e, s, s.current.Load()) {
+		s.uses.Add(-dropped)
+	}
 }
 
 // park replaces the quota of an entry, which no call uses, with the bytes of its state. It reports
