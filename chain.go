@@ -3,6 +3,7 @@ package throttle
 import (
 	"context"
 	"errors"
+	"reflect"
 	"slices"
 	"time"
 
@@ -52,11 +53,22 @@ func (l *Limiter) Within(outer *Limiter) *Limiter {
 	return nested
 }
 
+// isSameQuota reports whether two Limiters are known to charge one quota: one of this process, or one
+// that their store keeps under the same name and key.
 func (l *Limiter) isSameQuota(o *Limiter) bool {
-	if l.group != nil || o.group != nil {
-		return l.group == o.group && l.key == o.key
+	if (l.group == nil) != (o.group == nil) || l.key != o.key {
+		return false
 	}
-	return l.scope.Load() == o.scope.Load()
+	if l.group == o.group && (l.group != nil || l.scope.Load() == o.scope.Load()) {
+		return true
+	}
+	a, b := l.revision(), o.revision()
+	return a.policy.Name == b.policy.Name && isSameStore(a.store, b.store)
+}
+
+// isSameStore reports whether two stores are equal. Those that cannot be compared are not.
+func isSameStore(a, b Store) bool {
+	return a != nil && reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
 }
 
 // newHandle returns another Limiter of the same quota.

@@ -16,6 +16,9 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -142,6 +145,77 @@ func TestWithinItself(t *testing.T) {
 		cancel()
 	}
 	if got := used(t, a.Within(b).Within(c)); !slices.Equal(got, []int64{0, 0, 0}) {
+		t.Errorf("%v charged, want nothing", got)
+	}
+}
+
+// A freshStore returns another Quota of a key for each opener, as a store that adds something to the
+// quotas of another may do. It cannot be compared.
+type freshStore struct {
+	throttle.Store
+	_ []int
+}
+
+type freshQuota struct{ store.Quota }
+
+func (s freshStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan)
+	return &freshQuota{q}, err
+}
+
+// TestWithinItselfOfOneStore checks that two Limiters are known as one quota by their store and the
+// name in it, also after a change of the policy, and that Limiters of other quotas are not.
+func TestWithinItselfOfOneStore(t *testing.T) {
+	policy := func(name string) throttle.Policy {
+		return throttle.Policy{Name: name, Tiers: []throttle.Tier{throttle.PerSecond(1)}}
+	}
+	group := func(name string, s throttle.Store) *throttle.Group {
+		g, err := throttle.NewGroup(policy(name), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return g
+	}
+	one, other := local.New(), local.New()
+	wrapped := &freshStore{Store: local.New()}
+	a, again := mustNew(t, policy("a"), one), mustNew(t, policy("a"), one)
+	changed := mustNew(t, policy("changed"), one)
+	later := policy("changed")
+	later.Tiers = []throttle.Tier{throttle.PerMinute(1)}
+	stale := mustNew(t, policy("changed"), one)
+	if err := changed.SetPolicy(t.Context(), later); err != nil {
+		t.Fatal(err)
+	}
+	g, h := group("g", one), group("g", one)
+	uncomparable := freshStore{Store: local.New()}
+	for name, tt := range map[string]struct {
+		l    *throttle.Limiter
+		same bool
+	}{
+		"New twice":                       {a.Within(again), true},
+		"New twice, in another":           {a.Within(mustNew(t, policy("b"), one).Within(again)), true},
+		"New twice, before SetPolicy":     {changed.Within(stale), true},
+		"New twice, after SetPolicy":      {stale.Within(changed), true},
+		"two groups":                      {g.For("k").Within(h.For("k")), true},
+		"two groups, Group.Within":        {g.Within("k", h.For("k")), true},
+		"a store that wraps another":      {mustNew(t, policy("w"), wrapped).Within(mustNew(t, policy("w"), wrapped)), true},
+		"two names":                       {a.Within(mustNew(t, policy("b"), one)), false},
+		"two stores":                      {a.Within(mustNew(t, policy("a"), other)), false},
+		"an empty key and New":            {g.For("").Within(mustNew(t, policy("g"), one)), false},
+		"two keys":                        {g.For("k").Within(h.For("l")), false},
+		"two groups without a store":      {group("g", nil).For("k").Within(group("g", nil).For("k")), false},
+		"New twice without a store":       {mustNew(t, policy("a"), nil).Within(mustNew(t, policy("a"), nil)), false},
+		"a store that cannot be compared": {mustNew(t, policy("u"), uncomparable).Within(mustNew(t, policy("v"), uncomparable)), false},
+	} {
+		p, err := tt.l.TryAcquire(nil)
+		if refused := err != nil && strings.Contains(err.Error(), "the quota would lie inside itself"); refused != tt.same {
+			t.Errorf("%s: error is %v", name, err)
+		}
+		if err == nil {
+			_ = p.Cancel(t.Context())
+		}
+	}
+	if got := used(t, a); !slices.Equal(got, []int64{0}) {
 		t.Errorf("%v charged, want nothing", got)
 	}
 }

@@ -14,6 +14,7 @@ import (
 type compiledPolicy struct {
 	policy     Policy
 	plan       *algorithms.Plan
+	store      Store           // of the quotas; nil if each is in this process and has one scope
 	oneRequest []int64         // the cost of one request
 	batchSpec  *store.WaitSpec // of a new Batch request; nil if the policy has no Headroom
 	// maxEstimate is the highest estimate that is charged, for each unit; nil if none is estimated.
@@ -28,9 +29,14 @@ type compiledPolicy struct {
 	fastPath       bool // one request may ask the quota directly; see Limiter.fastPath
 }
 
-func compile(p Policy) (*compiledPolicy, error) {
+// compile compiles a policy of quotas in a store, or in this process if s is nil. It returns an error
+// if the policy is not valid or the store cannot keep it.
+func compile(p Policy, s Store) (*compiledPolicy, error) {
 	plan, err := p.plan()
 	if err != nil {
+		return nil, err
+	}
+	if err := checkStore(p, s); err != nil {
 		return nil, err
 	}
 	if p.Shadow {
@@ -38,7 +44,7 @@ func compile(p Policy) (*compiledPolicy, error) {
 	}
 	p.Tiers, p.AlertAt = slices.Clone(p.Tiers), slices.Clone(p.AlertAt)
 	c := &compiledPolicy{
-		policy: p, plan: plan, countsRequests: slices.Contains(plan.Units(), algorithms.Requests),
+		policy: p, plan: plan, store: s, countsRequests: slices.Contains(plan.Units(), algorithms.Requests),
 		estimates: plan.Estimates(), concurrent: plan.Concurrent(), autoGuard: p.Guard == AutoGuard,
 	}
 	if c.estimates {
@@ -65,7 +71,7 @@ func (c *compiledPolicy) replacement(p Policy) (*compiledPolicy, error) {
 		return nil, c.errorf("SetPolicy: Name is %q: it must stay %q, or make another Limiter", p.Name, c.policy.Name)
 	}
 	p.AssumeUsed = false
-	next, err := compile(p)
+	next, err := compile(p, c.store)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +91,7 @@ func (c *compiledPolicy) withPlan(plan *algorithms.Plan) *compiledPolicy {
 	if !slices.ContainsFunc(p.Tiers, hasAlerts) {
 		p.AlertAt = nil
 	}
-	next, err := compile(p)
+	next, err := compile(p, c.store)
 	if err != nil {
 		return c // cannot happen: the plan is valid
 	}

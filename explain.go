@@ -450,6 +450,8 @@ func tierSentence(t TierStatus, now time.Time) string {
 		text += " is full until a request ends"
 	case t.Tier.Budget:
 		text += " is used up until " + clock(now, t.RetryAfter)
+	case t.Used < t.Limit: // the pace decides
+		text += " admits one more at " + clock(now, t.RetryAfter)
 	default:
 		text += " is full until " + clock(now, t.RetryAfter)
 	}

@@ -448,6 +448,13 @@ func TestExplainSentences(t *testing.T) {
 			use(g.For("secret"), 5)
 			return g.For("secret"), nil
 		}, "The request would wait 1s for tier 5/s. 5/s is full until 00:00:01Z: 5 of 5 used."},
+		{"a pace", func(t *testing.T, _ context.Context) (*throttle.Limiter, throttle.Cost) {
+			l := mustNew(t, exact(throttle.Tier{Limit: 60, Window: time.Minute, PaceBurst: 2}), nil)
+			use(l, 2)
+			time.Sleep(time.Second)
+			use(l, 1)
+			return l, nil
+		}, "The request would wait 1s for tier 60/m;pace_burst=2. 60/m;pace_burst=2 admits one more at 00:00:02Z: 3 of 60 used."},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())

@@ -78,7 +78,7 @@ func (rev *revision) tierFor(r answers.Reading) (tier int, exact bool) {
 	found, tiers := -1, rev.plan.Tiers()
 	for i, tier := range tiers {
 		switch {
-		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || i > 0 && rev.plan.Declared(i) == rev.plan.Declared(i-1):
+		case tier.Unit != r.Unit || tier.Algorithm == Concurrency || rev.plan.IsPace(i):
 		case r.Window != 0 && r.Window != tier.Window && r.Window != tier.FillTime():
 		case r.Limit == tier.Capacity():
 			return i, true

@@ -19,8 +19,9 @@ import (
 // Therefore dropping changes nothing; a Limiter of a dropped key opens its quota again.
 //
 // In this process a quota that still counts something, and that nothing has used while many new
-// keys came, is kept as a few bytes until its next use. A million idle quotas of two GCRA tiers
-// take less than 250 bytes each, with their keys. A Group is safe for concurrent use.
+// keys came, is kept as a few bytes until its next use. SetPolicy, and calls in a loop over All,
+// leave it so. A million idle quotas of two GCRA tiers take less than 250 bytes each, with their
+// keys. A Group is safe for concurrent use.
 type Group struct {
 	// MaxKeys is how many quotas the group keeps. Beyond it a new key takes the place of one whose
 	// quota is unused. If none is found, For returns a Limiter that refuses every call with
@@ -35,7 +36,6 @@ type Group struct {
 	// calls for a key should pass the same outer Limiter to Within.
 	Shared bool
 
-	store   Store
 	nesting nesting // of the Limiters of the keys
 
 	mu       sync.Mutex // guards all below
@@ -74,14 +74,11 @@ const dropped = math.MinInt32 / 2
 // for itself. A shared store keeps them under the policy's name and the key, so the policy must
 // have a Name. NewGroup returns an error if the policy is not valid.
 func NewGroup(p Policy, s Store) (*Group, error) {
-	c, err := compile(p)
+	c, err := compile(p, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkStore(p, s); err != nil {
-		return nil, err
-	}
-	g := &Group{store: s, entries: make(map[string]*entry)}
+	g := &Group{entries: make(map[string]*entry)}
 	g.nesting.group = g
 	g.setCompiled(c)
 	g.recent.prev, g.recent.next = &g.recent, &g.recent
@@ -153,7 +150,12 @@ func (n *nested) keep(l *Limiter) {
 func (g *Group) All() iter.Seq2[string, *Limiter] {
 	return func(yield func(string, *Limiter) bool) {
 		for key, l := range g.limiters() {
-			if !yield(key, l) {
+			parked := l.scope.Load().uses.Load() < 0
+			more := yield(key, l)
+			if parked { // the caller may have opened the quota, to read its Status for instance
+				g.parkAgain(l)
+			}
+			if !more {
 				return
 			}
 		}
@@ -198,7 +200,7 @@ func (g *Group) SetPolicy(ctx context.Context, p Policy) error {
 		return err
 	}
 	var errs []error
-	for _, l := range g.limiters() {
+	for _, l := range g.All() {
 		if s, err := l.enter(); err == nil {
 			errs = append(errs, s.setPolicy(ctx, c.forStore(s.current.Load().reserves)))
 			s.leave()
@@ -321,14 +323,14 @@ type parker interface {
 
 func (g *Group) setCompiled(c *compiledPolicy) {
 	g.compiled = c
-	if g.store == nil {
+	if c.store == nil {
 		g.parking, _ = g.openScope(c, "")
 		g.parking.uses.Store(dropped)
 	}
 }
 
 func (g *Group) openScope(c *compiledPolicy, key string) (*scope, error) {
-	s, err := openScope(c, g.store, c.policy.Name+"\x00"+key)
+	s, err := openScope(c, c.policy.Name+"\x00"+key)
 	if err == nil {
 		s.grouped, s.shared = true, g.Shared
 	}
@@ -352,6 +354,19 @@ func (g *Group) open(e *entry) (*scope, error) {
 	return s, err
 }
 
+// parkAgain parks the quota of a Limiter's key if it can and no call uses the quota.
+func (g *Group) parkAgain(l *Limiter) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	e, s := g.entries[l.key], l.scope.Load()
+	if e == nil || l != &e.limiter || !s.uses.CompareAndSwap(0, dropped) {
+		return
+	}
+	if !g.park(e, s, s.current.Load()) {
+		s.uses.Add(-dropped)
+	}
+}
+
 // park replaces the quota of an entry, which no call uses, with the bytes of its state. It reports
 // whether it did. A quota that has learned something stays, and so does one with a policy of its
 // own or with Limiters besides the entry's, which refer to the scope.
@@ -360,7 +375,7 @@ func (g *Group) park(e *entry, s *scope, rev *revision) bool {
 	handled := s.handled
 	s.mu.Unlock()
 	q, ok := rev.quota.(parker)
-	if !ok || handled || g.store != nil || rev.compiledPolicy != g.compiled || s.learned.Load() != nil {
+	if !ok || handled || g.compiled.store != nil || rev.compiledPolicy != g.compiled || s.learned.Load() != nil {
 		return false
 	}
 	state, ok := q.Park()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -72,6 +73,72 @@ func TestGroupParkingChangesNothing(t *testing.T) {
 	if parked < 1000 {
 		t.Errorf("%d quotas were parked, want at least 1000", parked)
 	}
+}
+
+// TestGroupParksAgain checks that idle keys take no more memory after a walk over all of them than
+// before.
+func TestGroupParksAgain(t *testing.T) {
+	const keys = 20_000
+	policy := func(n int64) throttle.Policy {
+		return throttle.Policy{Tiers: []throttle.Tier{
+			{Limit: 5, Window: time.Second, Algorithm: throttle.GCRA},
+			{Limit: n, Window: 24 * time.Hour, Algorithm: throttle.GCRA}, // one request counts for hours
+		}}
+	}
+	for _, tt := range []struct {
+		name string
+		walk func(g *throttle.Group) error
+	}{
+		{"SetPolicy", func(g *throttle.Group) error { return g.SetPolicy(t.Context(), policy(9)) }},
+		{"Status", func(g *throttle.Group) (err error) {
+			for _, l := range g.All() {
+				if _, e := l.Status(t.Context()); e != nil {
+					err = e
+				}
+			}
+			return err
+		}},
+		{"one Status", func(g *throttle.Group) (err error) {
+			for _, l := range g.All() {
+				_, err = l.Status(t.Context())
+				break
+			}
+			return err
+		}},
+	} {
+		g := groupOf(t, policy(10), 0)
+		for i := range 2 * keys { // each new key has the Group look at some others
+			if !g.For(fmt.Sprint("key", i%keys, i/keys)).Allow() {
+				t.Fatal("a new key is refused")
+			}
+		}
+		parked, before := g.Parked(), heapInUse()
+		if err := tt.walk(g); err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		if n := g.Parked(); n != parked || n < keys || g.Len() != 2*keys {
+			t.Errorf("%s: %d of %d quotas are parked, want %d", tt.name, n, g.Len(), parked)
+		}
+		if more := (heapInUse() - before) / (2 * keys); more > 8 {
+			t.Errorf("%s: each key takes %d bytes more", tt.name, more)
+		}
+		for i := range keys {
+			if l := g.For(fmt.Sprint("key", i, 0)); used(t, l)[1] != 1 {
+				t.Fatalf("%s: %v are used of key %d, want 1", tt.name, used(t, l), i)
+			}
+		}
+		runtime.KeepAlive(g)
+	}
+}
+
+// heapInUse returns the bytes in use. The second collection frees what finalizers and pools still held
+// during the first.
+func heapInUse() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // groupTiers returns the tiers of a random policy.

@@ -91,7 +91,7 @@ func TestStatusOfAPacedTier(t *testing.T) {
 			t.Fatalf("%+v, %v", s, err)
 		}
 		want := throttle.TierStatus{
-			Tier: hour, Limited: true, Limit: 4, Used: 4, Remaining: 0, RetryAfter: time.Second, ResetAfter: time.Hour, MaxRate: 1,
+			Tier: hour, Limited: true, Limit: 3600, Used: 4, Remaining: 0, RetryAfter: time.Second, ResetAfter: time.Hour, MaxRate: 1,
 		}
 		if s.Tiers[0] != want {
 			t.Errorf("%+v, want %+v", s.Tiers[0], want)

@@ -124,7 +124,9 @@ func (r *RefusalReport) compare(a *admission, c *charge, tiers []TierStatus, ans
 		return &TierCount{c.revision.policy.Name, c.revision.tierName(tier), c.revision.plan.Tiers()[tier].Unit, used, limit}
 	}
 	for i, t := range tiers {
-		if f := r.Fullest; f == nil || float64(t.Used)*float64(f.Limit) > float64(f.Used)*float64(t.Limit) {
+		f := r.Fullest
+		fuller := f == nil || float64(t.Used)*float64(f.Limit) > float64(f.Used)*float64(t.Limit)
+		if fuller && !c.revision.plan.IsPace(i) {
 			r.Fullest = count(i, t.Used, t.Limit)
 		}
 	}

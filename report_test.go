@@ -73,11 +73,17 @@ func TestRefusalReport(t *testing.T) {
 			text: "The response names 5/s: 5 of 5 used. The fullest tier here is 5/s: 2 of 5 used. The response came 812ms after the admission, which is longer than the guard interval of 50ms: the request may have arrived in a later window."},
 		{name: "in time", slow: 50 * ms, answer: func(h http.Header) { h.Del("L"); h.Del("R") }, want: throttle.RefusalReport{Fullest: fullest},
 			text: "The fullest tier here is 5/s: 2 of 5 used."},
+		{name: "a paced tier", answer: func(h http.Header) { h.Del("L"); h.Del("R") },
+			edit: func(p *throttle.Policy) { p.Tiers[1].PaceBurst = 2 }, want: throttle.RefusalReport{Fullest: fullest},
+			text: "The fullest tier here is 5/s: 2 of 5 used."},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			provider := throttletest.New(throttle.Tier{Limit: 5, Window: time.Second, Algorithm: throttle.SlidingLog})
 			observer, last := reports()
 			p := throttle.Policy{Name: "api", Tiers: []throttle.Tier{throttle.PerSecond(5), throttle.PerHour(1000)}, Observer: observer}
+			if tt.edit != nil {
+				tt.edit(&p)
+			}
 			field := func(name string) answers.Field { return answers.Field{Header: name} }
 			profile := &answers.Profile{Quotas: []answers.Quota{{Limit: field("L"), Remaining: field("R"), UnitIn: "U"}}}
 			calls := 0

@@ -77,9 +77,10 @@ func newRevision(c *compiledPolicy, q store.Quota, closed bool) *revision {
 
 var inProcess local.Store
 
-// openScope opens the quota of a key. If s is nil, the quota is in this process and belongs to the
+// openScope opens the quota of a key. Without a store the quota is in this process and belongs to the
 // scope alone.
-func openScope(c *compiledPolicy, s Store, key string) (*scope, error) {
+func openScope(c *compiledPolicy, key string) (*scope, error) {
+	s := c.store
 	if s == nil {
 		s, key = &inProcess, ""
 	}

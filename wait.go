@@ -74,14 +74,11 @@ func refusing(c *compiledPolicy, err error) *Limiter {
 // process. Limiters with the same policy name on the same store share one quota; such a policy must
 // have a Name. New returns an error if the policy is not valid or the store cannot keep it.
 func New(p Policy, s Store) (*Limiter, error) {
-	c, err := compile(p)
+	c, err := compile(p, s)
 	if err != nil {
 		return nil, err
 	}
-	if err := checkStore(p, s); err != nil {
-		return nil, err
-	}
-	scope, err := openScope(c, s, p.Name)
+	scope, err := openScope(c, p.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -585,22 +582,18 @@ func (s *scope) status(ctx context.Context) (rev *revision, status Status, err e
 	}
 }
 
-// mergePaces returns the state of the tiers as the policy declares them: the state of a tier's
-// pace, if it has one, is merged into the state of the tier.
+// mergePaces returns the state of the tiers as the policy declares them. The counts are those of the
+// tiers themselves. The pace of a tier, if it has one, only restricts what may go now.
 func (c *compiledPolicy) mergePaces(deciding []TierStatus) (tiers []TierStatus) {
 	for i, s := range deciding {
-		n := c.plan.Declared(i)
-		if n < len(tiers) { // the pace of the tier before
-			of := &tiers[n]
+		if c.plan.IsPace(i) {
+			of := &tiers[len(tiers)-1]
 			of.Limited = of.Limited || s.Limited
-			of.Limit = min(of.Limit, s.Limit)
 			of.Remaining = min(of.Remaining, s.Remaining)
 			of.RetryAfter = max(of.RetryAfter, s.RetryAfter)
-			of.ResetAfter = max(of.ResetAfter, s.ResetAfter)
-			of.MaxRate = min(of.MaxRate, s.MaxRate)
 			continue
 		}
-		s.Policy, s.Tier = c.policy.Name, c.policy.Tiers[n]
+		s.Policy, s.Tier = c.policy.Name, c.policy.Tiers[c.plan.Declared(i)]
 		tiers = append(tiers, s)
 	}
 	return tiers

@@ -176,6 +176,9 @@ func (p *Plan) Given() []Tier { return p.given }
 // Declared returns the index in Given of a tier, or of the tier whose pace it is.
 func (p *Plan) Declared(tier int) int { return p.declared[tier] }
 
+// IsPace reports whether a tier is the pace of the tier before it.
+func (p *Plan) IsPace(tier int) bool { return tier > 0 && p.declared[tier] == p.declared[tier-1] }
+
 // Units returns the names of the units that the tiers count. The i-th amount of a cost is in the
 // i-th unit.
 func (p *Plan) Units() []string { return p.units }

@@ -12,7 +12,7 @@ func (p *Plan) MaxRates() []float64 {
 		if rate := t.counter().rate; rate != nil {
 			rates[i] = 1e6 * rate(float64(t.Limit), float64(Micros(t.Window)), float64(t.Burst), float64(p.guard))
 		}
-		if i > 0 && p.declared[i] == p.declared[i-1] { // this tier is the pace of the one before
+		if p.IsPace(i) {
 			rates[i-1] = min(rates[i-1], rates[i])
 		}
 	}

@@ -110,7 +110,7 @@ func (e *exposition) limiters(snap Snapshot) {
 		value      func(TierSnapshot) float64
 	}{
 		{"throttle_tier_usage", "Units charged, including those in flight.", func(t TierSnapshot) float64 { return float64(t.Used) }},
-		{"throttle_tier_limit", "The most units that the tier admits at once.", func(t TierSnapshot) float64 { return float64(t.Limit) }},
+		{"throttle_tier_limit", "The capacity of the tier, in units.", func(t TierSnapshot) float64 { return float64(t.Limit) }},
 		{"throttle_tier_utilization_ratio", "Usage divided by the limit.", func(t TierSnapshot) float64 { return float64(t.Used) / float64(max(1, t.Limit)) }},
 	} {
 		e.family(m.name, "gauge", m.help)

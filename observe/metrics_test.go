@@ -84,6 +84,32 @@ func TestDocs(t *testing.T) {
 	}
 }
 
+// TestUtilizationOfPacedTiers checks that the metrics of a tier with a pace are those of the whole tier:
+// the documented alert on a used-up quota stays silent.
+func TestUtilizationOfPacedTiers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stats := NewStats()
+		tier := throttle.Tier{Limit: 500, Window: time.Minute, PaceBurst: 5}
+		l := limiter(t, throttle.Policy{Name: "paced", Tiers: []throttle.Tier{tier}, Guard: throttle.NoGuard})
+		if err := stats.Watch("paced", l); err != nil {
+			t.Fatal(err)
+		}
+		for range 250 {
+			if err := l.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w := httptest.NewRecorder()
+		stats.Metrics().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		labels := `{policy="paced",tier="500/m;pace_burst=5",unit="requests",tier_policy="paced"} `
+		for _, want := range []string{"throttle_tier_usage" + labels + "250", "throttle_tier_limit" + labels + "500", "throttle_tier_utilization_ratio" + labels + "0.5"} {
+			if !strings.Contains(w.Body.String(), want+"\n") {
+				t.Errorf("the metrics do not have %s:\n%s", want, w.Body)
+			}
+		}
+	})
+}
+
 func read(t *testing.T, file string) string {
 	t.Helper()
 	text, err := os.ReadFile(file)

@@ -41,7 +41,7 @@ func Watch(o Options, limiters ...*throttle.Limiter) (stop func() error, err err
 	w.usage, errs[0] = m.Int64ObservableGauge("throttle.tier.usage", metric.WithUnit("{unit}"),
 		metric.WithDescription("Units charged, including those in flight."))
 	w.limit, errs[1] = m.Int64ObservableGauge("throttle.tier.limit", metric.WithUnit("{unit}"),
-		metric.WithDescription("The most units that the tier admits at once."))
+		metric.WithDescription("The capacity of the tier, in units."))
 	w.utilization, errs[2] = m.Float64ObservableGauge("throttle.tier.utilization", metric.WithUnit("1"),
 		metric.WithDescription("Usage divided by the limit."))
 	w.closed, errs[3] = m.Int64ObservableGauge("throttle.closed", metric.WithUnit("1"),

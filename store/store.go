@@ -476,7 +476,8 @@ type TierStatus struct {
 	Tier   algorithms.Tier
 	// Limited reports that one more unit would have to wait.
 	Limited bool
-	// Limit is the most units that the tier admits at once.
+	// Limit is the capacity of the tier: Burst for the buckets and Limit for others. A PaceBurst
+	// does not reduce it.
 	Limit int64
 	// Used is the number of units charged, including units in flight.
 	Used int64
@@ -486,10 +487,11 @@ type TierStatus struct {
 	// Others is how many of them were not charged for requests: the provider has reported them. If
 	// zero, there are none, or the store does not report it.
 	Others int64
-	// Remaining is the number of units that the tier would admit now.
+	// Remaining is the number of units that the tier would admit now. With a PaceBurst it may be less
+	// than Limit-Used.
 	Remaining int64
-	// RetryAfter is the time until the tier admits one unit. It is Forever where only a release can
-	// help.
+	// RetryAfter is the time until the tier, with its pace, admits one unit. It is Forever where only
+	// a release can help.
 	RetryAfter time.Duration
 	// ResetAfter is the time until no units are used. It is Forever while units are held.
 	ResetAfter time.Duration
