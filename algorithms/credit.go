@@ -55,12 +55,13 @@ func (l *Ledger) TakeOne(at int64, held bool) (f Flight, ok bool) {
 	u := l.plan.usualUnit
 	s[0] = max(s[0], lands)
 	s[totalOf(u)]++
-	if held {
-		s[heldOf(u)]++
-	}
 	l.word[u]++
 	l.last = at
 	l.credit--
+	if !held {
+		return f.unheld(), true
+	}
+	s[heldOf(u)]++
 	return f, true
 }
 

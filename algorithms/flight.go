@@ -1,11 +1,14 @@
 package algorithms
 
-// A Flight identifies the slot of a held request. It is the latest instant at which the request
-// lands, in units of the plan's resolution.
+// A Flight identifies the slot of a request. For a held request it is the latest instant at which the
+// request lands, in units of the plan's resolution. For any other it is below Landed.
 type Flight int64
 
 // Landed is the Flight of a request that landed the instant it was admitted.
 const Landed Flight = -1
+
+// unheld turns the Flight of a held request into that of another request in the same slot, and back.
+func (f Flight) unheld() Flight { return Landed - 1 - f }
 
 // A slot is a range of the ledger's words: the instant at which its requests land, then for each
 // unit how much they cost and how much of that is held. Requests that would land within one
@@ -74,6 +77,9 @@ func (l *Ledger) addInFlight(at, guard int64, cost []int64, held bool) Flight {
 		}
 		l.word[u] += n
 	}
+	if !held {
+		return f.unheld()
+	}
 	return f
 }
 
@@ -97,24 +103,29 @@ func (l *Ledger) find(f Flight) []int64 {
 	return nil
 }
 
-// removeInFlight removes a held cost from what is in flight, and reports whether it was still
-// there.
+// removeInFlight removes a cost from what is in flight, and reports whether it was still there.
 func (l *Ledger) removeInFlight(f Flight, cost []int64) bool {
+	held := f > Landed
+	if !held {
+		f = f.unheld()
+	}
 	s := l.find(f)
 	if s == nil {
 		return false
 	}
 	for u, n := range cost {
-		if !l.plan.estimated[u] && s[heldOf(u)] < n {
-			return false // the slot does not hold it
+		if held && !l.plan.estimated[u] && s[heldOf(u)] < n || !held && s[totalOf(u)]-s[heldOf(u)] < n {
+			return false // the slot does not contain it
 		}
 	}
 	for u, n := range cost {
-		if l.plan.estimated[u] {
+		if held && l.plan.estimated[u] {
 			continue
 		}
 		s[totalOf(u)] -= n
-		s[heldOf(u)] -= n
+		if held {
+			s[heldOf(u)] -= n
+		}
 		l.word[u] -= n
 	}
 	return true

@@ -289,7 +289,9 @@ func (l *Ledger) Arrived(now Moment, f Flight, cost []int64) {
 func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	l.advance(now)
 	inTime = l.removeInFlight(f, cost)
-	l.addEstimates(cost, -1)
+	if f >= Landed {
+		l.addEstimates(cost, -1)
+	}
 	l.Release(cost)
 	return inTime
 }
