@@ -228,7 +228,11 @@ func (l *Limiter) askThrough(ctx context.Context, t queue.Turn, d demand) (queue
 	}
 	defer cancel()
 	r, outer, err := l.chargeThrough(limited, t, d, func(outer *admission) error {
-		return l.outer.admit(limited, d.asRefundable(), outer)
+		err := l.outer.admit(limited, d.asRefundable(), outer)
+		if t.Away != nil && errors.Is(err, ErrQueueFull) {
+			return nil // it waits here until one of those has left the outer queue
+		}
+		return err
 	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
 		return notYet, nil, nil // the queue then refuses the caller as late
@@ -268,15 +272,17 @@ func (l *Limiter) chargeThrough(ctx context.Context, t queue.Turn, d demand, cha
 		outer.leaveScopes()
 		return queue.Result{}, nil, &queue.Final{Err: outer.revision.refuse(ErrNeedsPermit, -1, 0)}
 	}
-	r, err := l.scope.Load().chargeNewest(ctx, rev, t.Request, &d)
-	if admitted := err == nil && r.Verdict == store.Admitted; !admitted || outer.expired() {
+	if err = ctx.Err(); err == nil { // else the queue has recalled the caller
+		decision, err = rev.quota.TryAcquire(ctx, t.Request)
+	}
+	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || outer.expired() {
 		outer.refund()
 		outer.leaveScopes()
 		if admitted { // the outer reservations have ended
-			_ = r.Owner.(*revision).quota.Return(context.WithoutCancel(ctx), r.Decision, r.Cost)
-			r.Decision = store.Decision{Tier: -1}
+			_ = rev.quota.Return(context.WithoutCancel(ctx), decision, t.Cost)
+			decision = store.Decision{Tier: -1}
 		}
-		return r, nil, err
+		return queue.Result{Decision: decision}, nil, err
 	}
 	if !d.held {
 		outer.expectNoReport()
@@ -284,28 +290,7 @@ func (l *Limiter) chargeThrough(ctx context.Context, t queue.Turn, d demand, cha
 	if !d.refundable {
 		outer.landUnguarded()
 	}
-	return r, append([]charge{outer.charge}, outer.outer...), nil
-}
-
-// chargeNewest charges the request of a demand that was made under a revision, or the request that the
-// newest revision makes of the demand if that revision has been replaced.
-func (s *scope) chargeNewest(ctx context.Context, rev *revision, r store.Request, d *demand) (queue.Result, error) {
-	for {
-		decision, err := rev.quota.TryAcquire(ctx, r)
-		next := rev
-		if err == nil && decision.Verdict == store.Moved {
-			next = s.adoptSuccessor()
-		}
-		if next == rev {
-			return queue.Result{Decision: decision, Cost: r.Cost, Owner: rev}, err
-		}
-		rev = next
-		renewed, _, err := s.renew(rev, d)
-		if err != nil {
-			return queue.Result{Owner: rev}, err
-		}
-		r.Cost, r.Guard = renewed.Cost, renewed.Guard
-	}
+	return queue.Result{Decision: decision, Cost: t.Cost, Owner: rev}, append([]charge{outer.charge}, outer.outer...), nil
 }
 
 func sum(a, b []int64) []int64 {

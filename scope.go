@@ -170,7 +170,8 @@ func (s *scope) wait(ctx context.Context, rev *revision, d *demand, c *charge) e
 	if err != nil {
 		return err
 	}
-	r, err := s.queue.wait(ctx, s, &waitRequest{demand: d, giveUpAt: giveUp, explain: (*revision).explain})
+	own := *d // d itself stays on the stack of calls that don't wait
+	r, err := s.queue.wait(ctx, s, &waitRequest{demand: &own, giveUpAt: giveUp, explain: (*revision).explain})
 	if err != nil {
 		return d.withBound(ctx, err)
 	}

@@ -12,9 +12,15 @@ import (
 func (q *Queue) stepAside(w *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if !q.isAsked(w) {
-		return
+	if q.isAsked(w) {
+		q.goAway(w)
+		q.takePlace()
+		q.reconcile(time.Now(), nil)
 	}
+}
+
+// goAway takes the waiter that is asking by Ticket.Ask out of the tree.
+func (q *Queue) goAway(w *waiter) {
 	if q.away == nil {
 		q.away = make(map[*waiter]context.CancelFunc)
 	}
@@ -22,8 +28,6 @@ func (q *Queue) stepAside(w *waiter) {
 	q.addAway(w)
 	q.asking, q.cancel, q.nextAskAt = nil, nil, time.Time{}
 	q.waiters.remove(w)
-	q.takePlace()
-	q.reconcile(time.Now(), nil)
 }
 
 // addAway adds the cost of a waiter to the cost of those that are away.
@@ -92,9 +96,24 @@ func (q *Queue) rejoin(w *waiter, d store.Decision, err error, interrupted bool,
 	}
 }
 
+// recall makes all waiters come back that are away.
+func (q *Queue) recall() {
+	for w, cancel := range q.away {
+		if !w.recalled {
+			w.recalled = true
+			q.recalled++
+		}
+		cancel()
+	}
+}
+
 // forgetAway ends the absence of a waiter.
 func (q *Queue) forgetAway(w *waiter) {
 	delete(q.away, w)
+	if w.recalled {
+		w.recalled = false
+		q.recalled--
+	}
 	if len(q.away) == 0 {
 		q.awayCost = nil
 	} else if !w.out.Load() {

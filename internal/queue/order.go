@@ -25,5 +25,8 @@ func (q *Queue) takePlace() {
 	q.ahead = first
 }
 
-// isOurTurn reports whether no other queue of the quota is ahead of this one.
-func (q *Queue) isOurTurn() bool { return q.config.Order == nil || q.config.Order.IsFirst(&q.place) }
+// isOurTurn reports whether no other queue of the quota is ahead of this one, and no waiter of this
+// queue is coming back.
+func (q *Queue) isOurTurn() bool {
+	return q.recalled == 0 && (q.config.Order == nil || q.config.Order.IsFirst(&q.place))
+}

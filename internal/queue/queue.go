@@ -77,6 +77,8 @@ type Queue struct {
 	away map[*waiter]context.CancelFunc
 	// awayCost is the cost of those waiters, by unit. If nil, there are none.
 	awayCost []int64
+	// recalled is the number of those waiters that must come back before any waiter may ask.
+	recalled int
 	// generation numbers the requests to the quota. Replies to requests of an earlier generation
 	// are void.
 	generation int
@@ -146,6 +148,8 @@ type waiter struct {
 	// joining reports that Ticket.Joined has not returned. The waiter must not be admitted before
 	// that, because Joined may panic.
 	joining bool
+	// recalled reports that the waiter is away and must come back.
+	recalled bool
 	// wake holds one value after a wake-up.
 	wake chan struct{}
 	// alarm is what the waiter sleeps on instead. If nil, it does not.
@@ -815,11 +819,17 @@ func (q *Queue) interrupt() {
 }
 
 // Replace replaces the queue's configuration. The waiting callers stay in their order, with their
-// requests made anew. It refuses those for which Ticket.Renew returns an error. Callers that have
-// stepped aside go on waiting for the other quota.
+// requests made anew. It refuses those for which Ticket.Renew returns an error. Under another Owner the
+// quota may have less room: callers that have stepped aside then come back before any caller may ask.
 func (q *Queue) Replace(c Config) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if q.cancel != nil { // the caller may have a place in another quota, which it keeps
+		q.goAway(q.asking[0])
+	}
+	if c.Owner != q.config.Owner {
+		q.recall()
+	}
 	q.interrupt()
 	waiters := q.waiters.all()
 	if !q.isEmpty() {
