@@ -101,10 +101,12 @@ func (l *Limiter) Explain(ctx context.Context, c Cost) (Explanation, error) {
 // returns the error of the Forecast.
 func (l *Limiter) foretell(ctx context.Context, c Cost, e *Explanation, all bool) error {
 	d := demand{cost: c, n: 1, held: true}
-	if l.err != nil {
-		return l.err
+	s, err := l.enter()
+	if err != nil {
+		return err
 	}
-	if _, err := l.revisionFor(l.scope.Load(), &d); err != nil {
+	_, err = l.revisionFor(s, &d)
+	if s.leave(); err != nil {
 		return err
 	}
 	var failed error
@@ -116,7 +118,7 @@ func (l *Limiter) foretell(ctx context.Context, c Cost, e *Explanation, all bool
 		var one outlook
 		if failed == nil {
 			one, failed = s.forecast(ctx, d)
-			if one.Wait > e.Wait || one.Wait == e.Wait && e.Tier == "" {
+			if o == l || one.Wait > e.Wait || one.Wait == e.Wait && e.Tier == "" && one.Tier != "" {
 				e.Wait, e.Tier, e.By = one.Wait, one.Tier, s.current.Load().policy.Name
 			}
 			e.addAhead(one.ahead)
