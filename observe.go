@@ -290,6 +290,11 @@ func (l *Limiter) observe(d *demand) *observation {
 	}
 	c := l.refuses
 	if c == nil {
+		if l.group != nil && l.scope.Load().uses.Load() < 0 { // the policy may have changed since the Group dropped it
+			if s, err := l.enter(); err == nil {
+				defer s.leave()
+			}
+		}
 		c = l.revision().compiledPolicy
 	}
 	if c.policy.Observer == nil {

@@ -2,6 +2,7 @@ package throttle_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -384,6 +385,14 @@ func TestGroupParkingChurn(t *testing.T) {
 					g.For(fmt.Sprint(w, ".", i, "b")).Allow()
 					if i%100 == 0 {
 						parked.Add(int64(g.Parked()))
+						for _, l := range g.All() { // in random order
+							if _, err := l.Status(t.Context()); err != nil && !errors.Is(err, throttle.ErrClosed) {
+								t.Error(err)
+							}
+							if r.IntN(20) == 0 {
+								break
+							}
+						}
 					}
 				}
 			}

@@ -354,17 +354,21 @@ func (l *Limiter) tryNow(ctx context.Context, d demand, a *admission) (decision 
 	return decision, err
 }
 
-// revisionFor returns the revision that can count a demand. If the revision in force cannot,
-// another handle may just have changed the policy, so revisionFor tries its successor.
+// revisionFor returns the revision that can count a demand. If the revisions in force cannot, another
+// handle may just have changed a policy, so revisionFor tries their successors.
 func (l *Limiter) revisionFor(s *scope, d *demand) (*revision, error) {
 	rev := s.current.Load()
-	err := l.checkDemand(rev, d)
-	if err != nil {
-		if next := s.adoptSuccessor(); next != rev {
-			return next, l.checkDemand(next, d)
+	if l.checkDemand(rev, d) == nil {
+		return rev, nil
+	}
+	for o := l.outer; o != nil; o = o.outer {
+		if s, err := o.enter(); err == nil {
+			s.adoptSuccessor()
+			s.leave()
 		}
 	}
-	return rev, err
+	rev = s.adoptSuccessor()
+	return rev, l.checkDemand(rev, d)
 }
 
 // checkDemand returns an error for a demand that this scope and the outer ones cannot count.

@@ -189,7 +189,7 @@ func (q *cell) interval() time.Duration {
 func (q *cell) Status(ctx context.Context) (store.Status, error) {
 	got, err := q.throttle(ctx, 0)
 	if err != nil {
-		return store.Status{}, err
+		return store.Status{Shared: "Redis"}, err
 	}
 	s, err := q.pauses.Status(ctx)
 	if err != nil {

@@ -550,6 +550,9 @@ func TestCellUnavailable(t *testing.T) {
 		if err := lim.Wait(ctx); !errors.Is(err, throttle.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 3*time.Second {
 			t.Errorf("got %v after %v, want ErrUnavailable after 3s", err, time.Since(start))
 		}
+		if st, err := lim.Status(t.Context()); !errors.Is(err, throttle.ErrUnavailable) || st.Shared != "Redis" {
+			t.Errorf("Status: shared through %q, error %v, want Redis and ErrUnavailable", st.Shared, err)
+		}
 		if err := lim.Wait(t.Context()); err != nil || time.Since(start) < 10*time.Second {
 			t.Errorf("got %v after %v, want no error, once the server is back", err, time.Since(start))
 		}

@@ -102,6 +102,19 @@ func TestStatusLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestTierStyle checks that a tier is yellow from four fifths of its limit on, however small that is.
+func TestTierStyle(t *testing.T) {
+	now := 0.0
+	for _, tt := range []struct {
+		used, limit int64
+		want        string
+	}{{0, 1, "32"}, {0, 4, "32"}, {3, 4, "32"}, {4, 5, "33"}, {7, 9, "32"}, {8, 9, "33"}, {799, 1000, "32"}, {800, 1000, "33"}} {
+		if _, _, style := (tierResult{Used: tt.used, Limit: tt.limit, Remaining: tt.limit - tt.used, RetryAfter: &now}).texts(); style != tt.want {
+			t.Errorf("%d of %d used: style %s, want %s", tt.used, tt.limit, style, tt.want)
+		}
+	}
+}
+
 // TestFrame draws states, some of them with hostile names, on screens of all sizes. No line is wider
 // than the screen, there are no more lines than it has, and no name can control the terminal.
 func TestFrame(t *testing.T) {

@@ -261,7 +261,7 @@ func (t tierResult) texts() (count, next, style string) {
 		style, next = "31", "more at an end"
 	case *t.RetryAfter > 0:
 		style, next = "31", "more in "+t.next()
-	case t.Used >= t.Limit/5*4:
+	case t.Limit-t.Used <= t.Limit/5:
 		style = "33"
 	}
 	return count, next, style
