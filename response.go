@@ -41,11 +41,14 @@ type watch struct {
 	cancel       context.CancelFunc // ends the attempt
 }
 
-// unsent reports whether nothing of a request that failed with err was written. It returns false
-// without a trace. std is true if the Base is net/http's own.
-func (tr *attemptTrace) unsent(err error, std bool) bool {
-	return tr != nil && (tr.watch != nil && tr.closedConn.Load() || tr.Unsent(err) ||
-		std && !tr.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
+// unsent reports whether nothing of a request that failed with err was written. Without a trace, only
+// the error of a dial tells.
+func (tr *attemptTrace) unsent(err error) bool {
+	if tr == nil {
+		return delivery.IsDial(err)
+	}
+	return tr.watch != nil && tr.closedConn.Load() || tr.Unsent(err) ||
+		tr.Asked() && !tr.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme")
 }
 
 // late reports whether the attempt was ended because SendBy had passed.
@@ -102,11 +105,11 @@ func (tr *attemptTrace) stopTimer() {
 }
 
 // trace returns the context of an attempt that records what the Base reports. It returns ctx itself
-// if a record would be of no use: the request is not limited, or the Base is not net/http's own and
-// nothing can end or measure the attempt.
+// if a record would be of no use: the request is not limited, or nothing can end or measure the attempt
+// and the Base asks for no trace.
 func (a *attempt) trace(ctx context.Context, req *http.Request) (context.Context, *attemptTrace) {
 	watches := a.timing.learns() || !a.sendBy.IsZero()
-	if !a.charged() || !watches && ctx.Done() == nil && !a.transport.isStd() {
+	if !a.charged() || !watches && ctx.Done() == nil && atomic.LoadInt32(&a.transport.silent) >= manySilent {
 		return ctx, nil
 	}
 	tr := new(attemptTrace)
@@ -117,10 +120,25 @@ func (a *attempt) trace(ctx context.Context, req *http.Request) (context.Context
 	return tr, tr
 }
 
-// isStd reports whether the Base is net/http's own.
-func (t *Transport) isStd() bool {
-	_, std := t.base().(*http.Transport)
-	return std
+// A Transport counts how many responses in a row its Base has returned without asking for a trace.
+const (
+	asksForTraces = -1 // it has asked for one
+	manySilent    = 8  // so many that further requests have none
+)
+
+// learnFrom records whether the Base asked for the trace of a request. If a Base has not, such as that
+// of a test, its requests have a trace again once one of them fails. Once it has asked, they always have
+// one, because a cache may not ask each time.
+func (t *Transport) learnFrom(tr *attemptTrace, failed bool) {
+	switch n := atomic.LoadInt32(&t.silent); {
+	case n == asksForTraces:
+	case tr != nil && tr.Asked():
+		atomic.StoreInt32(&t.silent, asksForTraces)
+	case failed:
+		atomic.CompareAndSwapInt32(&t.silent, n, 0)
+	case tr != nil && n < manySilent:
+		atomic.CompareAndSwapInt32(&t.silent, n, n+1)
+	}
 }
 
 // watch adds the hooks that measure the network and those that end the attempt at SendBy.

@@ -30,7 +30,7 @@ import (
 // Estimated tiers until the end of the response's body. Read the body to EOF or close it. A request
 // that ends in an error may still arrive, so it stays in flight until Policy.Guard has passed. A
 // request that never reached the wire is refunded, provided that Base supports httptrace, as
-// net/http does.
+// net/http does, or wraps a Base that does and passes the request's context on.
 //
 // The limiter does not see requests that net/http's own Transport repeats: it sends a request again
 // if a kept-alive connection turns out to be closed before the first byte of a response, and the
@@ -88,6 +88,8 @@ type Transport struct {
 	// AttemptTimeout bounds the time from the admission to the end of the response's body. Unlike
 	// http.Client.Timeout, it does not include the wait. If zero, there is no bound.
 	AttemptTimeout time.Duration
+
+	silent int32 // see learnFrom; accessed atomically, so that a Transport can be copied
 }
 
 // RoundTrip waits until the limiter admits the request, sends it through the Base and returns the
@@ -233,6 +235,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	resp, err = a.transport.base().RoundTrip(sent)
 	sending = false
 	tr.stopTimer()
+	a.transport.learnFrom(tr, err != nil)
 	if err != nil {
 		handedOn = true
 		return resp, a.endFailed(req.Context(), err, tr)
@@ -271,7 +274,7 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 // endFailed ends an attempt that failed with err. If nothing of the request was written, the
 // request is refunded.
 func (a *attempt) endFailed(ctx context.Context, err error, tr *attemptTrace) error {
-	if tr.unsent(err, a.transport.isStd()) {
+	if tr.unsent(err) {
 		defer a.leaveScopes()
 		if a.cancel != nil {
 			a.cancel()
