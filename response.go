@@ -302,6 +302,7 @@ type peekedBody struct {
 	read   int        // bytes read ahead in all
 	err    error      // the error that ended the reading ahead
 	enough bool       // the goroutine must not read again
+	closed bool       // nothing that was read ahead is handed on
 	panics any        // the value that the body's Read panicked with; nil if it did not
 }
 
@@ -336,10 +337,21 @@ func (p *peekedBody) Read(b []byte) (int, error) {
 	return p.ReadCloser.Read(b)
 }
 
+// Close closes the body. What was read ahead is lost, so that a later Read gets the body's own error.
+func (p *peekedBody) Close() error {
+	p.mu.Lock()
+	p.enough, p.closed = true, true
+	p.mu.Unlock()
+	return p.ReadCloser.Close()
+}
+
 // readAhead returns bytes that were read ahead, or the error that ended the reading.
 func (p *peekedBody) readAhead(b []byte) (n int, err error, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.closed {
+		return 0, nil, false
+	}
 	if len(p.buffer) > 0 {
 		n = copy(b, p.buffer)
 		p.buffer = p.buffer[n:]
