@@ -261,7 +261,10 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 		return resp, nil
 	}
 	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.needsBody() {
-		resp.Body = a.watchBody(resp.Body, m)
+		if resp.StatusCode == http.StatusSwitchingProtocols {
+			ctx = nil // net/http keeps the connection open
+		}
+		resp.Body = a.watchBody(ctx, resp.Body, m)
 		handedOn = true
 	} else if m != nil {
 		handedOn = true
@@ -337,10 +340,10 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// watchBody returns a body that ends the attempt once: at EOF, at another error, or when it is
-// closed. The body of a 101 response keeps its further methods: those of a writer, of a half-closer
-// or of a connection.
-func (a *attempt) watchBody(b io.ReadCloser, m Meter) io.ReadCloser {
+// watchBody returns a body that ends the attempt once: at EOF, at another error, when it is closed, or
+// when ctx ends. A nil ctx does not end. The body of a 101 response keeps its further methods: those of
+// a writer, of a half-closer or of a connection.
+func (a *attempt) watchBody(ctx context.Context, b io.ReadCloser, m Meter) io.ReadCloser {
 	type halfCloser interface{ CloseWrite() error }
 	type conn interface {
 		io.Writer
@@ -351,6 +354,7 @@ func (a *attempt) watchBody(b io.ReadCloser, m Meter) io.ReadCloser {
 		SetWriteDeadline(time.Time) error
 	}
 	watched := &watchedBody{ReadCloser: b, attempt: *a, meter: m}
+	watched.endWith(ctx)
 	half, halves := b.(halfCloser)
 	switch w := b.(type) {
 	case conn:
