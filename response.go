@@ -205,7 +205,7 @@ func (tr *attemptTrace) closeConn(c net.Conn) {
 // handleResponse reads the response. It pauses the quota after a refusal, ends the back-off after a
 // success, and does neither after a failure of the server. It returns nil if there was nothing to
 // read.
-func (a *attempt) handleResponse(req *http.Request, resp *http.Response) *answers.Answer {
+func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *callbacks) *answers.Answer {
 	if !a.charged() {
 		return nil
 	}
@@ -216,7 +216,7 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response) *answer
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.timing.refused()
 		// If a shared store is not available, the next refusal pauses the quota.
-		_ = a.refusedBy(answer.Refusal).pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode)
+		_ = a.refusedBy(answer.Refusal).pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode, after)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
 		a.endBackoff()
 	}
@@ -383,7 +383,7 @@ func (rev *revision) toldPause(wait time.Duration, fromBody bool) store.Pause {
 // If the response names no time, or a time of zero, one request is sent as a probe after the pause.
 // The first pause for a time of zero takes no time. Any other pause lasts one second, doubled with
 // each further refusal, times a random factor from 1 to 2, which keeps fleets out of step.
-func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int) error {
+func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int, after *callbacks) error {
 	most, banned := c.revision.policy.maxPause(), r.Kind == answers.Banned
 	p := c.revision.toldPause(r.Delay, r.FromBody && !banned)
 	p.Close, p.Probe = p.Close || banned, true
@@ -397,7 +397,7 @@ func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal, statu
 			For: firstPause + rand.N(firstPause), Most: most, AtOnce: r.Known, Once: true, Epoch: c.decision.Epoch, Probe: true,
 		}
 	}
-	return c.scope.pause(ctx, c.revision, p, pauseCause{cause: "response", status: status, reason: r.Reason})
+	return c.scope.pause(ctx, c.revision, p, pauseCause{cause: "response", status: status, reason: r.Reason}, after)
 }
 
 // endBackoff ends the back-off, if there is one.
