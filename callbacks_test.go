@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,16 +19,16 @@ import (
 
 // A bomb stops the goroutine in which a callback runs, while it is armed.
 type bomb struct {
-	armed bool
 	exits bool // by runtime.Goexit, and not by a panic
-	calls int  // while armed
+	armed atomic.Bool
+	calls atomic.Int32 // while armed
 }
 
 func (b *bomb) explode() {
-	if !b.armed {
+	if !b.armed.Load() {
 		return
 	}
-	b.calls++
+	b.calls.Add(1)
 	if b.exits {
 		runtime.Goexit()
 	}
@@ -259,12 +260,12 @@ func (c callbackCase) run(t *testing.T, unsent bool) (calls int) {
 		cost = throttle.Cost{"tokens": 5}
 	}
 	for range 3 {
-		b.armed = true
+		b.armed.Store(true)
 		before := used(t, l)
-		called := b.calls
+		called := b.calls.Load()
 		survive(func() { doors[c.door](l, tr, cost) })
-		b.armed = false
-		if after := used(t, l); unsent && b.calls > called && !slices.Equal(after, before) {
+		b.armed.Store(false)
+		if after := used(t, l); unsent && b.calls.Load() > called && !slices.Equal(after, before) {
 			t.Errorf("%v: %v used after a request that was not sent, %v before it", c, after, before)
 		}
 		if err := l.Resume(context.Background()); err != nil {
@@ -291,7 +292,7 @@ func (c callbackCase) run(t *testing.T, unsent bool) (calls int) {
 			t.Errorf("%v: %d %s are in flight", c, tier.InFlight, tier.Tier)
 		}
 	}
-	return b.calls
+	return int(b.calls.Load())
 }
 
 // TestRecostThatPanics checks that a panic or a runtime.Goexit of Transport.Cost during the wait leaves
@@ -311,12 +312,12 @@ func TestRecostThatPanics(t *testing.T) {
 			roundTripTo(tr, "/")
 			go survive(func() { roundTripTo(tr, "/") })
 			synctest.Wait()
-			b.armed = true
+			b.armed.Store(true)
 			time.Sleep(5 * time.Second)
-			b.armed = false
+			b.armed.Store(false)
 			synctest.Wait()
-			if s := status(t, l); b.calls == 0 || s.Waiting != 0 || s.Tiers[1].InFlight != 0 {
-				t.Errorf("Goexit %v: after %d calls of Cost: %v", exits, b.calls, s)
+			if s := status(t, l); b.calls.Load() == 0 || s.Waiting != 0 || s.Tiers[1].InFlight != 0 {
+				t.Errorf("Goexit %v: after %d calls of Cost: %v", exits, b.calls.Load(), s)
 			}
 			if _, err := l.TryAcquire(throttle.Cost{"tokens": 5}); err != nil {
 				t.Errorf("Goexit %v: %v", exits, err)
