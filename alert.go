@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
@@ -99,9 +100,38 @@ func formatAlertAt(at []int) string {
 	return strings.Join(words, ",")
 }
 
-// alert announces the thresholds that a settlement crossed. The policy may have changed since the
-// request was admitted.
-func (s *scope) alert(crossed []algorithms.Crossing) { s.adoptSuccessor().alert(crossed) }
+// A settlement keeps the thresholds that it crossed until all quotas have received it. The store
+// reports them at once, or later from another goroutine.
+type settlement struct {
+	scope *scope
+
+	mu      sync.Mutex // guards all below
+	done    bool
+	crossed []algorithms.Crossing // before it was done
+}
+
+// alert announces thresholds. The policy may have changed since the request was admitted.
+func (s *settlement) alert(crossed []algorithms.Crossing) {
+	s.mu.Lock()
+	done := s.done
+	if !done {
+		s.crossed = append(s.crossed, crossed...)
+	}
+	s.mu.Unlock()
+	if done {
+		s.scope.adoptSuccessor().alert(crossed)
+	}
+}
+
+// end announces the thresholds that were kept, and those that follow at once.
+func (s *settlement) end() {
+	s.mu.Lock()
+	s.done = true
+	s.mu.Unlock()
+	if s.crossed != nil {
+		s.scope.adoptSuccessor().alert(s.crossed)
+	}
+}
 
 // alert calls Policy.Alert for each percentage of AlertAt that was crossed.
 func (c *compiledPolicy) alert(crossed []algorithms.Crossing) {

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -259,3 +260,199 @@ func TestCostOfTheEmptyUnit(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestBodyOfEndedContext checks that a body that nobody closes ends its attempt when the context of the
+// request or AttemptTimeout ends, once, and that an upgraded connection lasts until it is closed.
+func TestBodyOfEndedContext(t *testing.T) {
+	const step = 100 * time.Millisecond
+	for _, c := range []struct {
+		name    string
+		timeout time.Duration // AttemptTimeout
+		ends    time.Duration // of the context
+		client  time.Duration // Timeout of an http.Client
+		status  int
+		reads   bool
+		want    time.Duration // when the place is free; zero for never
+	}{
+		{name: "the context ends", ends: time.Second, status: 200, want: time.Second},
+		{name: "AttemptTimeout", timeout: time.Second, status: 200, want: time.Second},
+		{name: "both", timeout: 2 * time.Second, ends: time.Second, status: 200, want: time.Second},
+		{name: "Client.Timeout", client: time.Second, status: 200, want: time.Second},
+		{name: "neither", status: 200},
+		{name: "an upgrade", timeout: time.Second, ends: time.Second, status: 101},
+		{name: "a body that was read", ends: time.Second, status: 200, reads: true, want: step},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var settled []throttle.SettledInfo
+			l := mustNew(t, throttle.Policy{
+				Tiers: []throttle.Tier{
+					{Limit: 1, Algorithm: throttle.Concurrency},
+					{Limit: 100, Window: time.Hour, Unit: "tokens", Estimated: true},
+				},
+				Observer: &throttle.Observer{Settled: func(i throttle.SettledInfo) { settled = append(settled, i) }},
+			}, nil)
+			base := roundTripper(func(*http.Request) (*http.Response, error) { return trAnswer(c.status), nil })
+			tr := &throttle.Transport{
+				Base: base, Limiter: l, AttemptTimeout: c.timeout,
+				Cost: func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 5} },
+			}
+			ctx := context.Background()
+			if c.ends > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, c.ends)
+				defer cancel()
+			}
+			req, _ := http.NewRequestWithContext(ctx, "GET", trURL, nil)
+			resp, err := (&http.Client{Transport: tr, Timeout: c.client}).Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c.reads {
+				_, _ = io.Copy(io.Discard, resp.Body)
+			}
+			began, free := time.Now(), time.Duration(0)
+			for free == 0 && time.Since(began) < 10*time.Minute {
+				time.Sleep(step)
+				synctest.Wait()
+				if s := status(t, l); s.Tiers[0].Used == 0 && s.Tiers[1].InFlight == 0 {
+					free = time.Since(began)
+				}
+			}
+			if free != c.want {
+				t.Errorf("%s: the place and the estimate were held for %v, want %v", c.name, free, c.want)
+			}
+			resp.Body.Close()
+			if s := status(t, l); s.Tiers[0].Used != 0 || s.Tiers[1].Used != 5 || len(settled) != 1 {
+				t.Errorf("%s: after Close: %v, settled %v; want the estimate settled once", c.name, s, settled)
+			}
+		})
+	}
+}
+
+// TestUpgradeOutlivesContext checks that a connection that net/http has upgraded works, and occupies its
+// place, until it is closed, although the context of its request has ended.
+func TestUpgradeOutlivesContext(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+		_, _ = io.Copy(conn, conn)
+	}))
+	defer server.Close()
+	l := mustNew(t, trAtOnce(1), nil)
+	base := new(http.Transport)
+	defer base.CloseIdleConnections()
+	ctx, cancel := context.WithCancel(context.Background())
+	req, _ := http.NewRequestWithContext(ctx, "GET", server.URL, nil)
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "echo")
+	resp, err := (&throttle.Transport{Base: base, Limiter: l, AttemptTimeout: time.Hour}).RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	for range 5 {
+		b := make([]byte, 5)
+		if _, err := resp.Body.(io.Writer).Write([]byte("hello")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(resp.Body, b); err != nil || string(b) != "hello" {
+			t.Fatalf("read %q, %v", b, err)
+		}
+		if got := used(t, l); !slices.Equal(got, []int64{1}) {
+			t.Errorf("%v used while the connection is open, want 1", got)
+		}
+	}
+	resp.Body.Close()
+	if got := used(t, l); !slices.Equal(got, []int64{0}) {
+		t.Errorf("%v used after Close, want 0", got)
+	}
+}
+
+// TestBodyEndsOnce checks that the end of a context, a Read and a Close at one moment end the attempt
+// once, and that no callback is called under a lock: each closes the body itself.
+func TestBodyEndsOnce(t *testing.T) {
+	for range 200 {
+		synctest.Test(t, func(t *testing.T) {
+			var resp *http.Response
+			settled, costs := make(chan struct{}, 9), make(chan struct{}, 9)
+			l := mustNew(t, throttle.Policy{
+				Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}, {Limit: 100, Window: time.Hour, Unit: "tokens", Estimated: true}},
+				Observer: &throttle.Observer{Settled: func(throttle.SettledInfo) {
+					resp.Body.Close()
+					settled <- struct{}{}
+				}},
+			}, nil)
+			tr := &throttle.Transport{
+				Base: trNewBase(nil), Limiter: l,
+				Cost:  func(*http.Request) throttle.Cost { return throttle.Cost{"tokens": 5} },
+				Meter: func(*http.Response) throttle.Meter { return new(length) },
+				Settle: func(*http.Request) func(throttle.Cost) throttle.Cost {
+					return func(c throttle.Cost) throttle.Cost {
+						resp.Body.Close()
+						costs <- struct{}{}
+						return c
+					}
+				},
+			}
+			ctx, cancel := context.WithCancel(context.Background())
+			req, _ := http.NewRequestWithContext(ctx, "GET", trURL, nil)
+			var err error
+			if resp, err = tr.RoundTrip(req); err != nil {
+				t.Fatal(err)
+			}
+			go cancel()
+			go func() { _, _ = io.Copy(io.Discard, resp.Body) }()
+			go resp.Body.Close()
+			synctest.Wait()
+			if s := status(t, l); s.Tiers[0].Used != 0 || s.Tiers[1].InFlight != 0 || len(settled) != 1 || len(costs) != 1 {
+				t.Errorf("%v, %d settlements, %d costs", s, len(settled), len(costs))
+			}
+		})
+	}
+}
+
+// TestPeekedBodyAfterClose checks that a body whose beginning was read ahead has no more data once it is
+// closed.
+func TestPeekedBodyAfterClose(t *testing.T) {
+	tr := &throttle.Transport{Limiter: mustNew(t, trAtOnce(1), nil), Profile: readsBodies,
+		Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			resp := trAnswer(200, "Content-Type", "application/json")
+			resp.Body = &closableBody{Reader: strings.NewReader("answer")}
+			return resp, nil
+		})}
+	req, _ := http.NewRequest("GET", trURL, nil)
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 2)
+	if n, err := resp.Body.Read(b); n != 2 || err != nil {
+		t.Fatalf("Read: %d, %v", n, err)
+	}
+	resp.Body.Close()
+	if n, err := resp.Body.Read(b); n != 0 || err != errBodyClosed {
+		t.Errorf("Read after Close: %d bytes, %v; want %v", n, err, errBodyClosed)
+	}
+}
+
+var errBodyClosed = errors.New("the body is closed")
+
+// A closableBody fails once it is closed.
+type closableBody struct {
+	io.Reader
+	closed bool
+}
+
+func (b *closableBody) Read(p []byte) (int, error) {
+	if b.closed {
+		return 0, errBodyClosed
+	}
+	return b.Reader.Read(p)
+}
+
+func (b *closableBody) Close() error { b.closed = true; return nil }

@@ -11,7 +11,7 @@ import (
 )
 
 // observe passes the counts that the provider reports to the quotas.
-func (a *attempt) observe(answer *answers.Answer, status int) {
+func (a *attempt) observe(answer *answers.Answer, status int, after *callbacks) {
 	if answer == nil || len(answer.Readings) == 0 {
 		return
 	}
@@ -19,7 +19,7 @@ func (a *attempt) observe(answer *answers.Answer, status int) {
 	a.eachCharge(func(c *charge) { a.observeScope(c, answer.Readings, refused) })
 	for _, r := range answer.Readings {
 		if c, _ := a.tierFor(r); c == nil {
-			a.pauseUntilReset(r, status)
+			a.pauseUntilReset(r, status, after)
 		}
 	}
 }
@@ -49,13 +49,13 @@ func (a *admission) observeScope(c *charge, readings []answers.Reading, refused 
 
 // pauseUntilReset pauses the quota until a reading's reset, if the reading is of no tier of the
 // policy and nothing is left of it.
-func (a *admission) pauseUntilReset(r answers.Reading, status int) {
+func (a *admission) pauseUntilReset(r answers.Reading, status int, after *callbacks) {
 	if r.Has&answers.HasRemaining == 0 || r.Remaining > 0 || r.Has&answers.HasReset == 0 || r.Reset <= 0 || r.Reset > retryafter.Longest || r.Full {
 		return
 	}
 	// If a shared store is not available, the next response pauses the quota.
 	c := a.own()
-	_ = c.scope.pause(context.Background(), c.revision, c.revision.toldPause(r.Reset, r.FromBody), pauseCause{cause: "response", status: status})
+	_ = c.scope.pause(context.Background(), c.revision, c.revision.toldPause(r.Reset, r.FromBody), pauseCause{cause: "response", status: status}, after)
 }
 
 // tierFor returns the tier of a reading, and the charge of its scope: the first tier with the

@@ -33,7 +33,7 @@ type proxied struct{ net.Conn }
 func (proxied) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 3128} }
 
 func (p path) RoundTrip(req *http.Request) (*http.Response, error) {
-	if trace := httptrace.ContextClientTrace(req.Context()); trace != nil && p.dial > 0 {
+	if trace := httptrace.ContextClientTrace(req.Context()); trace != nil && trace.GotConn != nil && p.dial > 0 {
 		if !p.reused {
 			time.Sleep(p.dial)
 		}

@@ -1,6 +1,7 @@
 package throttle
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"sync"
@@ -9,9 +10,10 @@ import (
 )
 
 // A Meter reads the actual cost of a request from its response. The Transport writes the response's
-// body to it as the caller reads the body, and calls Cost once, at EOF or when the body is closed.
-// A Cost that does not name an Estimated unit leaves the estimate of that unit. The calls are not
-// concurrent, and they must not block, because Read and Close of the body wait for them.
+// body to it as the caller reads the body, and calls Cost once, at EOF, when the body is closed, or, in
+// a goroutine of its own, when the request's context or AttemptTimeout ends. A Cost that does not name
+// an Estimated unit leaves the estimate of that unit. The calls are not concurrent, and they must not
+// block, because Read and Close of the body wait for them.
 type Meter interface {
 	io.Writer
 	Cost() Cost
@@ -82,18 +84,31 @@ func (a *attempt) profileMeter(resp *http.Response, answer *answers.Answer) Mete
 	return m
 }
 
-// A watchedBody ends its attempt once, when the body ends.
+// A watchedBody ends its attempt once, when the body or the context of the request ends. Either may come
+// while the body is read.
 type watchedBody struct {
 	io.ReadCloser
 	attempt attempt
-	meter   Meter
-	mu      sync.Mutex // guards the meter: a body may be closed while it is read
-	once    sync.Once
+
+	mu        sync.Mutex  // guards all below, and calls of Meter.Write
+	meter     Meter       // nil if there is none, or if the attempt has ended
+	ended     bool        // the attempt has ended
+	stopWatch func() bool // the end of the context no longer concerns the body; nil if it never does
+}
+
+// endWith lets the attempt end with ctx, unless that is nil.
+func (b *watchedBody) endWith(ctx context.Context) {
+	if ctx == nil || ctx.Done() == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stopWatch = context.AfterFunc(ctx, b.end)
 }
 
 func (b *watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if b.meter != nil && n > 0 {
+	if n > 0 {
 		b.writeMeter(p[:n])
 	}
 	if err != nil {
@@ -106,7 +121,9 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 func (b *watchedBody) writeMeter(p []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	_, _ = b.meter.Write(p) // a failed Write leaves that part uncounted
+	if b.meter != nil {
+		_, _ = b.meter.Write(p) // a failed Write leaves that part uncounted
+	}
 }
 
 func (b *watchedBody) Close() error {
@@ -115,11 +132,17 @@ func (b *watchedBody) Close() error {
 }
 
 func (b *watchedBody) end() {
-	b.once.Do(func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.attempt.finish(b.meter)
-	})
+	b.mu.Lock()
+	m, ended, stop := b.meter, b.ended, b.stopWatch
+	b.meter, b.ended = nil, true
+	b.mu.Unlock()
+	if ended {
+		return
+	}
+	if stop != nil {
+		stop()
+	}
+	b.attempt.finish(m)
 }
 
 // zeroEstimate returns a Cost of zero in every estimated unit.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/internal/queue"
 	"github.com/apithrottle/throttle/store"
@@ -17,8 +18,12 @@ import (
 // The functions are called in the goroutine of the caller, unless noted otherwise, and never under a
 // lock: they may call any method of a Limiter. Under a policy with Shadow they may be called in another
 // goroutine. They must not block, because the request waits for them: a Wait in Queued, for instance,
-// would wait for the request that is queued. They may be called from several goroutines at once. If
-// Admitted panics, the request is not sent. Events contain neither keys of a Group nor URLs.
+// would wait for the request that is queued. They may be called from several goroutines at once. Events
+// contain neither keys of a Group nor URLs.
+//
+// A panic or a runtime.Goexit of a function ends the call that the function belongs to, and leaves no
+// place, estimate or waiter behind. If Admitted panics, the request is not sent, and is refunded as
+// Permit.Cancel refunds it.
 type Observer struct {
 	// Queued is called when a request takes a place in a queue. With a shared store nearly every
 	// request does.
@@ -32,11 +37,14 @@ type Observer struct {
 	Refused func(context.Context, RefusedInfo)
 
 	// Answered is called once for each admitted request that a Transport has sent, or that has a
-	// Permit: when its response is in, or when it is known that none will come.
+	// Permit: when its response is in, or when it is known that none will come. Its context is that of
+	// the request, or of Refused or Cancel. For any other end of a Permit it has the values of the
+	// context of Acquire, and does not end.
 	Answered func(context.Context, AnsweredInfo)
 
 	// Settled is called when the actual cost of a request is known, for each scope and each unit
-	// that is Estimated.
+	// that is Estimated. If the context of a Transport's request ends before the response's body
+	// does, it is called in a goroutine of its own.
 	Settled func(SettledInfo)
 
 	// Paused is called when a response or a call of Pause has paused or closed a quota in this
@@ -323,6 +331,20 @@ func (l *Limiter) observed(ctx context.Context, d *demand, a *admission, ask fun
 	return ask()
 }
 
+// callbacks are functions of the user that are called for one event. They wait until all quotas have
+// received the event, so that a panic or a runtime.Goexit of one of them leaves nothing half done.
+type callbacks []func()
+
+func (c *callbacks) add(f func()) { *c = append(*c, f) }
+
+// run calls them in their order, those after one that panics, too.
+func (c callbacks) run() {
+	if len(c) > 0 {
+		defer c[1:].run()
+		c[0]()
+	}
+}
+
 // tell reports that a request is admitted, or refused with an error. If the Observer panics, an admitted
 // request is not sent.
 func (a *admission) tell(ctx context.Context, d *demand, err error) {
@@ -335,9 +357,9 @@ func (a *admission) tell(ctx context.Context, d *demand, err error) {
 			return
 		}
 		defer a.leaveScopes()
+		a.refund()
 		if d.held {
-			defer a.answered(ctx, AnsweredInfo{Unsent: true})
-			a.refund()
+			a.answered(ctx, AnsweredInfo{Unsent: true})
 		}
 	}()
 	d.observed.end(ctx, d, err)
@@ -396,11 +418,24 @@ func (o *observation) end(ctx context.Context, d *demand, err error) {
 	}
 }
 
-// admittedAtOnce reports a request that was admitted without a look at anything else.
-func (rev *revision) admittedAtOnce(ctx context.Context, held bool) {
-	if o := rev.policy.Observer; o.Admitted != nil {
-		o.Admitted(ctx, AdmittedInfo{Policy: rev.policy.Name, Class: classOf(ctx), N: 1, Held: held})
+// admittedAtOnce reports a request that TryOne has admitted. If the Observer panics, the request is not
+// sent, and is refunded.
+func (rev *revision) admittedAtOnce(ctx context.Context, f algorithms.Flight, held bool) {
+	o, told := rev.policy.Observer, false
+	if o.Admitted == nil {
+		return
 	}
+	defer func() {
+		if told {
+			return
+		}
+		_ = rev.quota.Return(context.Background(), store.Decision{Flight: f}, rev.oneRequest)
+		if held && o.Answered != nil {
+			o.Answered(ctx, AnsweredInfo{Policy: rev.policy.Name, Unsent: true})
+		}
+	}()
+	o.Admitted(ctx, AdmittedInfo{Policy: rev.policy.Name, Class: classOf(ctx), N: 1, Held: held})
+	told = true
 }
 
 // waitFor is a refusal that would explain a wait for a tier.
@@ -419,30 +454,32 @@ func (a *admission) answered(ctx context.Context, info AnsweredInfo) {
 	}
 }
 
-// reportAnswer reports a response, and what it contains if answer is not nil.
-func (a *admission) reportAnswer(ctx context.Context, status int, answer *answers.Answer, report *RefusalReport) {
+// reportAnswer reports a response, and what it contains if answer is not nil, after other callbacks.
+func (a *admission) reportAnswer(ctx context.Context, status int, answer *answers.Answer, report *RefusalReport, others callbacks) {
 	info := AnsweredInfo{Status: status, Report: report}
 	if answer != nil {
 		info.Kind, info.Reason = answer.Kind, answer.Reason
 	}
-	a.answered(ctx, info)
+	defer a.answered(ctx, info)
+	others.run()
 }
 
-// observeSettled reports the actual cost in the estimated units.
-func (rev *revision) observeSettled(estimate, actual []int64) {
+// observeSettled reports the actual cost in the estimated units, after the event.
+func (rev *revision) observeSettled(estimate, actual []int64, after *callbacks) {
 	o := rev.policy.Observer
 	if o == nil || o.Settled == nil {
 		return
 	}
 	for u, unit := range rev.plan.Units() {
 		if rev.plan.Estimated(u) && estimate[u]|actual[u] != 0 {
-			o.Settled(SettledInfo{Policy: rev.policy.Name, Unit: unit, Estimated: estimate[u], Actual: actual[u]})
+			info := SettledInfo{Policy: rev.policy.Name, Unit: unit, Estimated: estimate[u], Actual: actual[u]}
+			after.add(func() { o.Settled(info) })
 		}
 	}
 }
 
-// pause pauses the quota, and reports it if that has changed anything.
-func (s *scope) pause(ctx context.Context, rev *revision, p store.Pause, by pauseCause) error {
+// pause pauses the quota, and reports it after the event if that has changed anything.
+func (s *scope) pause(ctx context.Context, rev *revision, p store.Pause, by pauseCause, after *callbacks) error {
 	done, err := rev.quota.Pause(ctx, p)
 	if !done.Applied && err == nil {
 		return nil
@@ -452,7 +489,8 @@ func (s *scope) pause(ctx context.Context, rev *revision, p store.Pause, by paus
 	s.rareState().paused = by
 	s.mu.Unlock()
 	if o := rev.policy.Observer; o != nil && o.Paused != nil {
-		o.Paused(PausedInfo{Policy: rev.policy.Name, For: done.For, Closed: p.Close, Cause: by.cause})
+		info := PausedInfo{Policy: rev.policy.Name, For: done.For, Closed: p.Close, Cause: by.cause}
+		after.add(func() { o.Paused(info) })
 	}
 	return err
 }

@@ -674,3 +674,40 @@ func TestObserverCalled(t *testing.T) {
 		}
 	})
 }
+
+// TestAnsweredOfPermit checks that Answered receives the values of the context that the Permit was
+// acquired with, and not its end.
+func TestAnsweredOfPermit(t *testing.T) {
+	type key struct{}
+	var got context.Context
+	l := mustNew(t, throttle.Policy{
+		Tiers:    []throttle.Tier{throttle.PerSecond(100)},
+		Observer: &throttle.Observer{Answered: func(ctx context.Context, _ throttle.AnsweredInfo) { got = ctx }},
+	}, nil)
+	for range 3 { // the first is not admitted on the fast path
+		for name, end := range map[string]func(*throttle.Permit){
+			"Arrived": (*throttle.Permit).Arrived, "Passed": (*throttle.Permit).Passed, "Release": (*throttle.Permit).Release,
+			"Settle": func(p *throttle.Permit) { _ = p.Settle(nil) },
+		} {
+			ctx, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, name))
+			p, err := l.Acquire(ctx, nil)
+			cancel()
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = nil
+			end(p)
+			if got == nil || got.Value(key{}) != name || got.Err() != nil {
+				t.Errorf("%s: Answered received %v", name, got)
+			}
+			p.Release()
+		}
+	}
+	p, err := l.TryAcquire(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Release(); got == nil || got.Err() != nil {
+		t.Errorf("TryAcquire: Answered received %v", got)
+	}
+}

@@ -87,12 +87,13 @@ func (a *admission) release() {
 
 // settle reports the actual cost of the request in the estimated units. A unit that actual does not
 // name cost its estimate. It is called after arrived.
-func (a *admission) settle(actual Cost) {
+func (a *admission) settle(actual Cost, after *callbacks) {
 	a.eachCharge(func(c *charge) {
 		if c.revision.estimates {
-			actual := c.revision.actualCost(c.cost, actual)
-			c.revision.quota.Settle(c.decision, c.cost, actual, c.scope.alert)
-			c.revision.observeSettled(c.cost, actual)
+			actual, s := c.revision.actualCost(c.cost, actual), &settlement{scope: c.scope}
+			c.revision.quota.Settle(c.decision, c.cost, actual, s.alert)
+			after.add(s.end)
+			c.revision.observeSettled(c.cost, actual, after)
 		}
 	})
 }
@@ -185,6 +186,7 @@ func (a *admission) startTiming() {
 // Refused. The methods of a nil Permit have none. A Permit is safe for concurrent use.
 type Permit struct {
 	admission
+	ctx   context.Context // of Acquire, for Answered; nil if nobody receives it
 	state atomic.Uint32
 }
 
@@ -195,9 +197,19 @@ const (
 )
 
 // start begins the use of a Permit that was charged.
-func (p *Permit) start() *Permit {
+func (p *Permit) start(ctx context.Context) *Permit {
 	p.startTiming()
+	if p.observer != nil && p.observer.Answered != nil {
+		p.ctx = ctx
+	}
 	return p
+}
+
+// answered reports how the request has ended, with the values of the context of Acquire.
+func (p *Permit) answered(info AnsweredInfo) {
+	if p.ctx != nil {
+		p.admission.answered(context.WithoutCancel(p.ctx), info)
+	}
 }
 
 // markOnce sets a mark and reports whether the mark was not set before.
@@ -209,20 +221,23 @@ func (p *Permit) markOnce(mark uint32) bool {
 // window runs from the call. Arrived does not block.
 func (p *Permit) Arrived() {
 	if p.markOnce(arrived) {
-		p.timing.answered(0)
-		p.admission.arrived()
-		p.answered(context.Background(), AnsweredInfo{})
+		p.arrived()
+		p.answered(AnsweredInfo{})
 	}
+}
+
+func (p *Permit) arrived() {
+	p.timing.answered(0)
+	p.admission.arrived()
 }
 
 // Passed reports that the response is in and that the provider served the request. It is like
 // Arrived, and also ends the back-off that refusals have begun. It does not block.
 func (p *Permit) Passed() {
 	if p.markOnce(arrived) {
-		p.timing.answered(0)
 		p.endBackoff()
-		p.admission.arrived()
-		p.answered(context.Background(), AnsweredInfo{})
+		p.arrived()
+		p.answered(AnsweredInfo{})
 	}
 }
 
@@ -238,10 +253,11 @@ func (p *Permit) Refused(ctx context.Context, wait time.Duration) error {
 	p.timing.answered(0)
 	p.timing.refused()
 	answer := &answers.Answer{Refusal: answers.Refusal{Kind: answers.Limited, Delay: max(0, wait), Known: wait > 0}}
-	err := p.own().pauseAfterRefusal(ctx, answer.Refusal, 0)
+	var after callbacks
+	err := p.own().pauseAfterRefusal(ctx, answer.Refusal, 0, &after)
 	report := p.reportRefusal(ctx, nil, answer)
 	p.admission.arrived()
-	p.reportAnswer(ctx, 0, answer, report)
+	p.reportAnswer(ctx, 0, answer, report, after)
 	return err
 }
 
@@ -255,9 +271,17 @@ func (p *Permit) Settle(actual Cost) error {
 	if err := p.checkActual(actual); err != nil {
 		return err
 	}
-	p.Arrived()
+	var after callbacks
+	arrives := p.markOnce(arrived)
+	if arrives {
+		p.arrived()
+	}
 	if p.markOnce(settled) {
-		p.settle(actual)
+		p.settle(actual, &after)
+	}
+	defer after.run()
+	if arrives {
+		p.answered(AnsweredInfo{})
 	}
 	return nil
 }
@@ -286,16 +310,19 @@ func (p *Permit) Release() {
 		return
 	}
 	defer p.leaveScopes()
-	switch {
-	case p.markOnce(arrived):
-		if p.markOnce(settled) {
-			p.unanswered()
-		}
-		defer p.answered(context.Background(), AnsweredInfo{Lost: true})
-	case p.markOnce(settled):
-		p.settle(nil)
+	var after callbacks
+	lost := p.markOnce(arrived)
+	switch first := p.markOnce(settled); {
+	case first && lost:
+		p.unanswered()
+	case first:
+		p.settle(nil, &after)
 	}
 	p.release()
+	if lost {
+		p.answered(AnsweredInfo{Lost: true})
+	}
+	after.run()
 }
 
 // Cancel reports that the request was not sent, and refunds it. After Policy.Guard has passed,
@@ -308,8 +335,9 @@ func (p *Permit) Cancel(ctx context.Context) error {
 		return nil
 	}
 	defer p.leaveScopes()
-	defer p.answered(ctx, AnsweredInfo{Unsent: true})
-	return p.refundCharges(ctx)
+	err := p.refundCharges(ctx)
+	p.admission.answered(ctx, AnsweredInfo{Unsent: true})
+	return err
 }
 
 // actualCost returns the cost of a request: the reported amounts, or else the estimates.

@@ -41,11 +41,14 @@ type watch struct {
 	cancel       context.CancelFunc // ends the attempt
 }
 
-// unsent reports whether nothing of a request that failed with err was written. It returns false
-// without a trace. std is true if the Base is net/http's own.
-func (tr *attemptTrace) unsent(err error, std bool) bool {
-	return tr != nil && (tr.watch != nil && tr.closedConn.Load() || tr.Unsent(err) ||
-		std && !tr.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme"))
+// unsent reports whether nothing of a request that failed with err was written. Without a trace, only
+// the error of a dial tells.
+func (tr *attemptTrace) unsent(err error) bool {
+	if tr == nil {
+		return delivery.IsDial(err)
+	}
+	return tr.watch != nil && tr.closedConn.Load() || tr.Unsent(err) ||
+		tr.Asked() && !tr.Connected() && strings.Contains(err.Error(), "unsupported protocol scheme")
 }
 
 // late reports whether the attempt was ended because SendBy had passed.
@@ -102,11 +105,11 @@ func (tr *attemptTrace) stopTimer() {
 }
 
 // trace returns the context of an attempt that records what the Base reports. It returns ctx itself
-// if a record would be of no use: the request is not limited, or the Base is not net/http's own and
-// nothing can end or measure the attempt.
+// if a record would be of no use: the request is not limited, or nothing can end or measure the attempt
+// and the Base asks for no trace.
 func (a *attempt) trace(ctx context.Context, req *http.Request) (context.Context, *attemptTrace) {
 	watches := a.timing.learns() || !a.sendBy.IsZero()
-	if !a.charged() || !watches && ctx.Done() == nil && !a.transport.isStd() {
+	if !a.charged() || !watches && ctx.Done() == nil && atomic.LoadInt32(&a.transport.silent) >= manySilent {
 		return ctx, nil
 	}
 	tr := new(attemptTrace)
@@ -117,10 +120,25 @@ func (a *attempt) trace(ctx context.Context, req *http.Request) (context.Context
 	return tr, tr
 }
 
-// isStd reports whether the Base is net/http's own.
-func (t *Transport) isStd() bool {
-	_, std := t.base().(*http.Transport)
-	return std
+// A Transport counts how many responses in a row its Base has returned without asking for a trace.
+const (
+	asksForTraces = -1 // it has asked for one
+	manySilent    = 8  // so many that further requests have none
+)
+
+// learnFrom records whether the Base asked for the trace of a request. If a Base has not, such as that
+// of a test, its requests have a trace again once one of them fails. Once it has asked, they always have
+// one, because a cache may not ask each time.
+func (t *Transport) learnFrom(tr *attemptTrace, failed bool) {
+	switch n := atomic.LoadInt32(&t.silent); {
+	case n == asksForTraces:
+	case tr != nil && tr.Asked():
+		atomic.StoreInt32(&t.silent, asksForTraces)
+	case failed:
+		atomic.CompareAndSwapInt32(&t.silent, n, 0)
+	case tr != nil && n < manySilent:
+		atomic.CompareAndSwapInt32(&t.silent, n, n+1)
+	}
 }
 
 // watch adds the hooks that measure the network and those that end the attempt at SendBy.
@@ -187,7 +205,7 @@ func (tr *attemptTrace) closeConn(c net.Conn) {
 // handleResponse reads the response. It pauses the quota after a refusal, ends the back-off after a
 // success, and does neither after a failure of the server. It returns nil if there was nothing to
 // read.
-func (a *attempt) handleResponse(req *http.Request, resp *http.Response) *answers.Answer {
+func (a *attempt) handleResponse(req *http.Request, resp *http.Response, after *callbacks) *answers.Answer {
 	if !a.charged() {
 		return nil
 	}
@@ -198,7 +216,7 @@ func (a *attempt) handleResponse(req *http.Request, resp *http.Response) *answer
 	case answer.Kind == answers.Limited || answer.Kind == answers.Banned:
 		a.timing.refused()
 		// If a shared store is not available, the next refusal pauses the quota.
-		_ = a.refusedBy(answer.Refusal).pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode)
+		_ = a.refusedBy(answer.Refusal).pauseAfterRefusal(context.WithoutCancel(req.Context()), answer.Refusal, resp.StatusCode, after)
 	case answer.Kind == answers.Passed && resp.StatusCode < 500:
 		a.endBackoff()
 	}
@@ -284,6 +302,7 @@ type peekedBody struct {
 	read   int        // bytes read ahead in all
 	err    error      // the error that ended the reading ahead
 	enough bool       // the goroutine must not read again
+	closed bool       // nothing that was read ahead is handed on
 	panics any        // the value that the body's Read panicked with; nil if it did not
 }
 
@@ -318,10 +337,21 @@ func (p *peekedBody) Read(b []byte) (int, error) {
 	return p.ReadCloser.Read(b)
 }
 
+// Close closes the body. What was read ahead is lost, so that a later Read gets the body's own error.
+func (p *peekedBody) Close() error {
+	p.mu.Lock()
+	p.enough, p.closed = true, true
+	p.mu.Unlock()
+	return p.ReadCloser.Close()
+}
+
 // readAhead returns bytes that were read ahead, or the error that ended the reading.
 func (p *peekedBody) readAhead(b []byte) (n int, err error, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.closed {
+		return 0, nil, false
+	}
 	if len(p.buffer) > 0 {
 		n = copy(b, p.buffer)
 		p.buffer = p.buffer[n:]
@@ -353,7 +383,7 @@ func (rev *revision) toldPause(wait time.Duration, fromBody bool) store.Pause {
 // If the response names no time, or a time of zero, one request is sent as a probe after the pause.
 // The first pause for a time of zero takes no time. Any other pause lasts one second, doubled with
 // each further refusal, times a random factor from 1 to 2, which keeps fleets out of step.
-func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int) error {
+func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal, status int, after *callbacks) error {
 	most, banned := c.revision.policy.maxPause(), r.Kind == answers.Banned
 	p := c.revision.toldPause(r.Delay, r.FromBody && !banned)
 	p.Close, p.Probe = p.Close || banned, true
@@ -367,7 +397,7 @@ func (c *charge) pauseAfterRefusal(ctx context.Context, r answers.Refusal, statu
 			For: firstPause + rand.N(firstPause), Most: most, AtOnce: r.Known, Once: true, Epoch: c.decision.Epoch, Probe: true,
 		}
 	}
-	return c.scope.pause(ctx, c.revision, p, pauseCause{cause: "response", status: status, reason: r.Reason})
+	return c.scope.pause(ctx, c.revision, p, pauseCause{cause: "response", status: status, reason: r.Reason}, after)
 }
 
 // endBackoff ends the back-off, if there is one.

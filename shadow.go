@@ -169,9 +169,10 @@ func (r *shadow) wait(ctx context.Context, s *scope, d demand) {
 		defer cancel()
 		defer r.stopWatch()
 		defer d.observed.joined()
-		err := s.wait(ctx, r.sent, &d, &r.admission.charge)
+		err := errPanicked
+		defer func() { r.decided(err) }() // also if the Observer calls runtime.Goexit
+		err = s.wait(ctx, r.sent, &d, &r.admission.charge)
 		d.observed.end(ctx, &d, err)
-		r.decided(err)
 	}()
 	<-joined
 }
@@ -205,27 +206,25 @@ func (r *shadow) report(pass func(*admission)) {
 }
 
 // passReports passes the reports on in their order, each when its time has come. The scope is in use
-// until then. The caller holds r.mu, which is unlocked meanwhile.
+// until then. The caller holds r.mu, which is unlocked meanwhile. Those after a report whose Observer
+// panics are passed on, too.
 func (r *shadow) passReports() {
-	for r.admitted && !r.passing && len(r.reports) > 0 {
-		next := r.reports[0]
-		r.passing = true
-		if wait := time.Until(next.at.Add(r.waited)); wait > 0 {
-			r.admission.scope.use()
-			time.AfterFunc(wait, r.continuePassing)
-			return
-		}
-		r.reports = r.reports[1:]
-		r.passReport(next)
+	if !r.admitted || r.passing || len(r.reports) == 0 {
+		return
 	}
-}
-
-// passReport passes a report on without r.mu, which it locks again also if the Observer panics.
-func (r *shadow) passReport(next report) {
+	next := r.reports[0]
+	r.passing = true
+	if wait := time.Until(next.at.Add(r.waited)); wait > 0 {
+		r.admission.scope.use()
+		time.AfterFunc(wait, r.continuePassing)
+		return
+	}
+	r.reports = r.reports[1:]
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
 		r.passing = false
+		r.passReports()
 	}()
 	next.pass(&r.admission)
 }

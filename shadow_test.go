@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -719,6 +720,53 @@ func TestShadowStorm(t *testing.T) {
 		if queued.Load() != 0 || held.Load() != answered.Load() || ended.Load() == 0 || status(t, l).Waiting != 0 {
 			t.Errorf("%d are still queued, %d were admitted and %d answered, status %+v", queued.Load(), held.Load(), answered.Load(), status(t, l))
 		}
+	}
+}
+
+// TestShadowOfExitingObserver checks that runtime.Goexit of an Observer in the goroutine of a shadow
+// leaves no place and no estimate behind: the reports that follow are passed on.
+func TestShadowOfExitingObserver(t *testing.T) {
+	for _, callback := range []string{"Queued", "Admitted", "Answered"} {
+		synctest.Test(t, func(t *testing.T) {
+			var calls atomic.Int32
+			var armed atomic.Bool
+			exit := func(name string) {
+				if armed.Load() && name == callback {
+					calls.Add(1)
+					runtime.Goexit()
+				}
+			}
+			l := mustNew(t, throttle.Policy{
+				Name: "api", Shadow: true, Tiers: []throttle.Tier{
+					{Limit: 1, Algorithm: throttle.Concurrency},
+					{Limit: 100, Window: time.Hour, Unit: "tokens", Estimated: true},
+				},
+				Observer: &throttle.Observer{
+					Queued:   func(context.Context, throttle.QueuedInfo) { exit("Queued") },
+					Admitted: func(context.Context, throttle.AdmittedInfo) { exit("Admitted") },
+					Answered: func(context.Context, throttle.AnsweredInfo) { exit("Answered") },
+				},
+			}, nil)
+			cost := throttle.Cost{"tokens": 5}
+			first, err := l.Acquire(t.Context(), cost)
+			if err != nil {
+				t.Fatal(err)
+			}
+			armed.Store(true)
+			second, err := l.Acquire(t.Context(), cost)
+			if err != nil {
+				t.Fatal(err)
+			}
+			second.Passed()
+			second.Release()
+			survive(first.Release)
+			synctest.Wait()
+			armed.Store(false)
+			time.Sleep(time.Second)
+			if s := status(t, l); calls.Load() == 0 || s.Waiting != 0 || s.Tiers[0].Used != 0 || s.Tiers[1].InFlight != 0 {
+				t.Errorf("%s: %d calls, %v", callback, calls.Load(), s)
+			}
+		})
 	}
 }
 

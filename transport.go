@@ -27,10 +27,13 @@ import (
 // refused requests again.
 //
 // An admitted request is in flight until its response comes, and on a policy with Concurrency or
-// Estimated tiers until the end of the response's body. Read the body to EOF or close it. A request
-// that ends in an error may still arrive, so it stays in flight until Policy.Guard has passed. A
-// request that never reached the wire is refunded, provided that Base supports httptrace, as
-// net/http does.
+// Estimated tiers until the end of the response's body: until that is read to EOF or closed, or until
+// the request's context or AttemptTimeout ends. A body that nobody closes holds its place for ever if
+// neither ends. An upgraded connection, the body of a 101 response, lasts until it is closed, because
+// net/http keeps it open when the context ends. A request that ends in an error may still arrive, so it
+// stays in flight until Policy.Guard has passed. A request that never reached the wire is refunded,
+// provided that Base supports httptrace, as net/http does, or wraps a Base that does and passes the
+// request's context on.
 //
 // The limiter does not see requests that net/http's own Transport repeats: it sends a request again
 // if a kept-alive connection turns out to be closed before the first byte of a response, and the
@@ -62,8 +65,9 @@ type Transport struct {
 	// there is no response, or no Meter to read it, the function receives an empty Cost, and its
 	// result has no effect. Use it to learn estimates from responses. Settle is called when the
 	// request is admitted. If Settle is set, Cost is called again while a request waits, before the
-	// quota is asked, unless the quota is nested or on a shared store. If Settle or the function is
-	// nil, the reported cost counts.
+	// quota is asked, unless the quota is nested or on a shared store. If the request's context ends
+	// before the body does, the function is called in a goroutine of its own. If Settle or the
+	// function is nil, the reported cost counts.
 	Settle func(*http.Request) func(reported Cost) (actual Cost)
 
 	// SendBy returns the latest time at which the request is worth sending, such as the end of its
@@ -88,6 +92,8 @@ type Transport struct {
 	// AttemptTimeout bounds the time from the admission to the end of the response's body. Unlike
 	// http.Client.Timeout, it does not include the wait. If zero, there is no bound.
 	AttemptTimeout time.Duration
+
+	silent int32 // see learnFrom; accessed atomically, so that a Transport can be copied
 }
 
 // RoundTrip waits until the limiter admits the request, sends it through the Base and returns the
@@ -168,9 +174,7 @@ func (a *attempt) admit(l *Limiter, req *http.Request) (err error) {
 	sends := false
 	defer func() {
 		if !sends { // the context has ended, or Settle panicked
-			a.refund()
-			a.leaveScopes()
-			a.answered(ctx, AnsweredInfo{Unsent: true})
+			a.endUnanswered(ctx, true)
 		}
 	}()
 	if err = ctx.Err(); err != nil {
@@ -205,14 +209,17 @@ func (a *attempt) demand(req *http.Request) demand {
 // send passes the request to the Base. It reports the arrival and the end of the request to the
 // quotas, once each, also if the Base panics.
 func (a *attempt) send(req *http.Request) (*http.Response, error) {
-	sending, handedOn, returns := true, false, false
+	sending, reading, handedOn, returns := true, true, false, false
 	var resp *http.Response
 	defer func() {
 		switch {
 		case sending: // the base panicked
-			a.endUnanswered(req.Context())
+			a.endUnanswered(req.Context(), false)
 		case !handedOn:
 			defer a.finish(nil)
+			if reading { // the Profile or the body panicked
+				a.arrived()
+			}
 			if !returns && resp != nil && resp.Body != nil {
 				resp.Body.Close()
 			}
@@ -233,32 +240,38 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 	resp, err = a.transport.base().RoundTrip(sent)
 	sending = false
 	tr.stopTimer()
+	a.transport.learnFrom(tr, err != nil)
 	if err != nil {
 		handedOn = true
 		return resp, a.endFailed(req.Context(), err, tr)
 	}
 	if resp == nil { // the Base breaks the contract; http.Client reports that
 		handedOn = true
-		a.endUnanswered(req.Context())
+		a.endUnanswered(req.Context(), false)
 		return nil, nil
 	}
 	if resp.Request == sent {
 		resp.Request = req
 	}
 	a.timing.answered(tr.upload())
-	answer := a.handleResponse(req, resp)
+	var after callbacks
+	answer := a.handleResponse(req, resp, &after)
 	report := a.reportRefusal(req.Context(), resp.Header, answer)
+	reading = false
 	a.arrived()
-	a.observe(answer, resp.StatusCode)
-	if a.observer != nil {
-		a.reportAnswer(req.Context(), resp.StatusCode, answer, report)
+	a.observe(answer, resp.StatusCode, &after)
+	if a.observer != nil || after != nil {
+		a.reportAnswer(req.Context(), resp.StatusCode, answer, report, after)
 	}
 	if a.fast && a.cancel == nil && a.settler == nil { // nothing of it lasts longer than its response
 		handedOn, returns = true, true
 		return resp, nil
 	}
 	if m := a.meter(resp, answer); resp.Body != nil && resp.Body != http.NoBody && a.needsBody() {
-		resp.Body = a.watchBody(resp.Body, m)
+		if resp.StatusCode == http.StatusSwitchingProtocols {
+			ctx = nil // net/http keeps the connection open
+		}
+		resp.Body = a.watchBody(ctx, resp.Body, m)
 		handedOn = true
 	} else if m != nil {
 		handedOn = true
@@ -271,33 +284,28 @@ func (a *attempt) send(req *http.Request) (*http.Response, error) {
 // endFailed ends an attempt that failed with err. If nothing of the request was written, the
 // request is refunded.
 func (a *attempt) endFailed(ctx context.Context, err error, tr *attemptTrace) error {
-	if tr.unsent(err, a.transport.isStd()) {
-		defer a.leaveScopes()
-		if a.cancel != nil {
-			a.cancel()
-		}
-		a.refund()
-		a.settleNothing()
-		a.answered(ctx, AnsweredInfo{Unsent: true})
-		if tr.late() {
-			return a.revision.tooLate()
-		}
-		return err
+	unsent := tr.unsent(err)
+	a.endUnanswered(ctx, unsent)
+	if unsent && tr.late() {
+		return a.revision.tooLate()
 	}
-	a.endUnanswered(ctx)
 	return err
 }
 
-// endUnanswered ends an attempt that may have been sent and gets no response.
-func (a *attempt) endUnanswered(ctx context.Context) {
+// endUnanswered ends an attempt that gets no response. It refunds a request that was not sent.
+func (a *attempt) endUnanswered(ctx context.Context, unsent bool) {
 	defer a.leaveScopes()
 	if a.cancel != nil {
 		defer a.cancel()
 	}
-	a.unanswered()
-	a.release()
+	if unsent {
+		a.refund()
+	} else {
+		a.unanswered()
+		a.release()
+	}
+	defer a.answered(ctx, AnsweredInfo{Unsent: unsent, Lost: !unsent})
 	a.settleNothing()
-	a.answered(ctx, AnsweredInfo{Lost: true})
 }
 
 // settleNothing ends the use of the function that Transport.Settle returned, if no response reports
@@ -318,9 +326,13 @@ func (a *attempt) finish(m Meter) {
 	if a.cancel != nil {
 		defer a.cancel()
 	}
-	defer a.release()
 	var actual Cost
-	defer func() { a.settle(actual) }()
+	defer func() {
+		var after callbacks
+		a.settle(actual, &after)
+		a.release()
+		after.run()
+	}()
 	if m != nil {
 		actual = m.Cost()
 	} else {
@@ -334,10 +346,10 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// watchBody returns a body that ends the attempt once: at EOF, at another error, or when it is
-// closed. The body of a 101 response keeps its further methods: those of a writer, of a half-closer
-// or of a connection.
-func (a *attempt) watchBody(b io.ReadCloser, m Meter) io.ReadCloser {
+// watchBody returns a body that ends the attempt once: at EOF, at another error, when it is closed, or
+// when ctx ends. A nil ctx does not end. The body of a 101 response keeps its further methods: those of
+// a writer, of a half-closer or of a connection.
+func (a *attempt) watchBody(ctx context.Context, b io.ReadCloser, m Meter) io.ReadCloser {
 	type halfCloser interface{ CloseWrite() error }
 	type conn interface {
 		io.Writer
@@ -348,6 +360,7 @@ func (a *attempt) watchBody(b io.ReadCloser, m Meter) io.ReadCloser {
 		SetWriteDeadline(time.Time) error
 	}
 	watched := &watchedBody{ReadCloser: b, attempt: *a, meter: m}
+	watched.endWith(ctx)
 	half, halves := b.(halfCloser)
 	switch w := b.(type) {
 	case conn:

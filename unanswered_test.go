@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -172,8 +173,17 @@ func TestUnansweredProbe(t *testing.T) {
 
 // TestUnansweredRepeat checks that a request stays charged if net/http repeats it, because its
 // kept-alive connection was closed, and the dial of the repetition fails. The provider may have
-// counted the first request.
+// counted the first request. The Base may wrap that of net/http.
 func TestUnansweredRepeat(t *testing.T) {
+	for _, wrap := range []func(http.RoundTripper) http.RoundTripper{
+		func(base http.RoundTripper) http.RoundTripper { return base }, signer,
+	} {
+		unansweredRepeat(t, wrap)
+	}
+}
+
+func unansweredRepeat(t *testing.T, wrap func(http.RoundTripper) http.RoundTripper) {
+	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -205,7 +215,7 @@ func TestUnansweredRepeat(t *testing.T) {
 	lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: time.Minute}, nil)
 	base := new(http.Transport)
 	defer base.CloseIdleConnections()
-	tr := &throttle.Transport{Base: base, Limiter: lim}
+	tr := &throttle.Transport{Base: wrap(base), Limiter: lim}
 	for i := range 2 {
 		req, _ := http.NewRequest("GET", "http://"+ln.Addr().String()+"/", nil)
 		resp, err := tr.RoundTrip(req)
@@ -221,8 +231,46 @@ func TestUnansweredRepeat(t *testing.T) {
 	}
 }
 
+// A signer is a Base that changes a copy of the request, as an oauth2.Transport does.
+func signer(base http.RoundTripper) http.RoundTripper {
+	return roundTripper(func(r *http.Request) (*http.Response, error) {
+		r = r.Clone(r.Context())
+		r.Header.Set("Authorization", "Bearer token")
+		resp, err := base.RoundTrip(r)
+		if err != nil {
+			err = fmt.Errorf("signed: %w", err)
+		}
+		return resp, err
+	})
+}
+
+// TestUnansweredBySilentBase checks that requests of a Base that has not asked for a trace, because it
+// answered from a cache, are refunded nevertheless once one of them has failed.
+func TestUnansweredBySilentBase(t *testing.T) {
+	nowhere, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nowhere.Close()
+	base, hits := new(http.Transport), 100
+	lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(1000)}, Guard: time.Minute}, nil)
+	tr := &throttle.Transport{Limiter: lim, Base: roundTripper(func(r *http.Request) (*http.Response, error) {
+		if hits--; hits >= 0 {
+			return trAnswer(200), nil
+		}
+		return base.RoundTrip(r)
+	})}
+	for range 110 {
+		req, _ := http.NewRequest("GET", "http://"+nowhere.Addr().String()+"/", nil)
+		_, _ = tr.RoundTrip(req)
+	}
+	if got := used(t, lim)[0]; got != 100 {
+		t.Errorf("%d used, want 100", got)
+	}
+}
+
 // TestUnansweredBeforeTheWrite checks that a request that fails before anything is written is
-// refunded, whether or not its context can end.
+// refunded, whether or not its context can end, also if the Base wraps that of net/http.
 func TestUnansweredBeforeTheWrite(t *testing.T) {
 	plain, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -244,11 +292,13 @@ func TestUnansweredBeforeTheWrite(t *testing.T) {
 		t.Fatal(err)
 	}
 	nowhere.Close()
-	for _, canEnd := range []bool{false, true} {
+	for i := range 4 {
+		canEnd, wraps := i&1 != 0, i&2 != 0
 		for name, target := range map[string]string{
 			"TLS handshake": "https://" + plain.Addr().String() + "/",
 			"scheme":        "gopher://provider.test/",
 			"proxy":         "http://provider.test/",
+			"refused":       "http://" + nowhere.Addr().String() + "/",
 		} {
 			ctx, cancel := context.Background(), func() {}
 			if canEnd {
@@ -260,11 +310,15 @@ func TestUnansweredBeforeTheWrite(t *testing.T) {
 				base.Proxy = http.ProxyURL(&url.URL{Scheme: "http", Host: nowhere.Addr().String()})
 			}
 			lim := mustNew(t, throttle.Policy{Tiers: []throttle.Tier{throttle.PerHour(10)}, Guard: time.Minute}, nil)
-			if _, err := (&throttle.Transport{Base: base, Limiter: lim}).RoundTrip(req); err == nil {
+			tr := &throttle.Transport{Base: base, Limiter: lim}
+			if wraps {
+				tr.Base = signer(base)
+			}
+			if _, err := tr.RoundTrip(req); err == nil {
 				t.Errorf("%s: no error, want one", name)
 			}
 			if got := used(t, lim); !slices.Equal(got, []int64{0}) {
-				t.Errorf("%s, a context that can end: %v: %v used, want nothing", name, canEnd, got)
+				t.Errorf("%s, a context that can end: %v, a Base that wraps: %v: %v used, want nothing", name, canEnd, wraps, got)
 			}
 			cancel()
 		}

@@ -121,9 +121,9 @@ func (l *Limiter) Wait(ctx context.Context) error {
 		return l.WaitN(ctx, 1)
 	}
 	if rev.fast != nil {
-		if _, _, _, ok := rev.fast.TryOne(false); ok {
+		if f, _, _, ok := rev.fast.TryOne(false); ok {
 			if rev.policy.Observer != nil {
-				rev.admittedAtOnce(ctx, false)
+				rev.admittedAtOnce(ctx, f, false)
 			}
 			return nil
 		}
@@ -168,7 +168,7 @@ func (l *Limiter) tryOne(ctx context.Context, a *admission) bool {
 		a.decision.Verdict, a.decision.Tier, a.decision.Flight, a.decision.At, a.decision.Epoch = store.Admitted, -1, f, at, epoch
 		if o := rev.policy.Observer; o != nil {
 			a.observer = o
-			rev.admittedAtOnce(ctx, true)
+			rev.admittedAtOnce(ctx, f, true)
 		}
 	}
 	return ok
@@ -209,9 +209,9 @@ func (l *Limiter) Allow() bool {
 		return l.AllowN(1)
 	}
 	if rev.fast != nil {
-		if _, _, _, ok := rev.fast.TryOne(false); ok {
+		if f, _, _, ok := rev.fast.TryOne(false); ok {
 			if rev.policy.Observer != nil {
-				rev.admittedAtOnce(context.Background(), false)
+				rev.admittedAtOnce(context.Background(), f, false)
 			}
 			return true
 		}
@@ -260,7 +260,7 @@ func (l *Limiter) Acquire(ctx context.Context, c Cost) (*Permit, error) {
 			return nil, err
 		}
 	}
-	return p.start(), nil
+	return p.start(ctx), nil
 }
 
 // TryAcquire is like Acquire but does not wait. A request that would have to wait fails with
@@ -271,7 +271,7 @@ func (l *Limiter) TryAcquire(c Cost) (*Permit, error) {
 	if err := l.observed(context.Background(), &d, &p.admission, func() error { return l.tryAcquire(d, p) }); err != nil {
 		return nil, err
 	}
-	return p.start(), nil
+	return p.start(context.Background()), nil
 }
 
 func (l *Limiter) tryAcquire(d demand, p *Permit) error {
@@ -467,7 +467,10 @@ func (l *Limiter) Pause(ctx context.Context, d time.Duration) error {
 		return err
 	}
 	defer s.leave()
-	return s.pause(ctx, s.current.Load(), store.Pause{For: d}, pauseCause{cause: "call"})
+	var after callbacks
+	err = s.pause(ctx, s.current.Load(), store.Pause{For: d}, pauseCause{cause: "call"}, &after)
+	after.run()
+	return err
 }
 
 // Resume ends the pause or ban in force, for all callers that share the quota: with a shared store,

@@ -72,6 +72,9 @@ func (s *spy) Value(key any) any {
 // Connecting reports whether the request has asked for a connection, and nothing was written.
 func (d *Delivery) Connecting() bool { return d.connects.Load() && !d.writes.Load() }
 
+// Asked reports whether the round tripper has asked for the trace.
+func (d *Delivery) Asked() bool { return d.traced.Load() != nil }
+
 // Connected reports whether the request has asked for a connection.
 func (d *Delivery) Connected() bool { return d.connects.Load() }
 
@@ -82,6 +85,11 @@ func (d *Delivery) Unsent(err error) bool {
 	if d.connects.Load() {
 		return !d.writes.Load()
 	}
+	return IsDial(err)
+}
+
+// IsDial reports whether err is the error of a dial.
+func IsDial(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial"
 }
