@@ -235,13 +235,13 @@ func (l *Limiter) askThrough(ctx context.Context, t queue.Turn, d demand) (queue
 		return err
 	})
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		return notYet, nil, nil // the queue then refuses the caller as late
+		return queue.Result{Decision: store.Decision{Tier: -1}}, nil, nil // the queue then refuses the caller as late
 	}
 	return r, outer, err
 }
 
-// notYet is the result of a request that no passing of time alone admits.
-var notYet = queue.Result{Decision: store.Decision{Tier: -1, Wait: forever}}
+// notYet is the result of a request that waits until another caller comes back, as for a probe.
+var notYet = queue.Result{Decision: store.Decision{Tier: store.Probing, Wait: forever}}
 
 // chargeThrough asks whether this scope is ready for the request and for those that are away, charges
 // the outer scopes with chargeOuter, and then charges this scope. If another caller was faster here,
@@ -257,6 +257,11 @@ func (l *Limiter) chargeThrough(ctx context.Context, t queue.Turn, d demand, cha
 		dry.WaitSpec = &store.WaitSpec{DryRun: true, YieldFor: t.YieldFor, Headroom: t.Headroom}
 	}
 	decision, err := rev.quota.TryAcquire(ctx, dry)
+	if err == nil && decision.Verdict == store.Exhausted && t.Away != nil { // unless those that are away leave
+		if dry.Cost = t.Cost; rev.isReady(ctx, dry) {
+			return notYet, nil, nil
+		}
+	}
 	if err != nil || decision.Verdict != store.Ready {
 		return queue.Result{Decision: decision}, nil, err
 	}
@@ -293,6 +298,12 @@ func (l *Limiter) chargeThrough(ctx context.Context, t queue.Turn, d demand, cha
 	return queue.Result{Decision: decision, Cost: t.Cost, Owner: rev}, append([]charge{outer.charge}, outer.outer...), nil
 }
 
+// isReady reports whether the quota would admit the request of a dry run.
+func (rev *revision) isReady(ctx context.Context, dry store.Request) bool {
+	d, err := rev.quota.TryAcquire(ctx, dry)
+	return err == nil && d.Verdict == store.Ready
+}
+
 func sum(a, b []int64) []int64 {
 	total := slices.Clone(a)
 	for i, n := range b {
@@ -317,12 +328,32 @@ func (l *Limiter) refuseIfLate(ctx context.Context, d *demand, giveUp time.Time)
 			return err
 		}
 		err = s.refuseIfLate(ctx, d, giveUp)
+		if err == nil && !giveUp.IsZero() && l.outer != nil && l.ownQueue.len() > 0 {
+			var late error
+			_, late, err = l.lateInOwnQueue(ctx, s, d, giveUp)
+			if e, ok := late.(*WaitError); ok {
+				e.Bound = bounds[d.earliest(ctx)]
+				err = e
+			}
+		}
 		s.leave()
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// lateInOwnQueue is lateIn for the queue of this Limiter's callers, which lies inside others.
+func (l *Limiter) lateInOwnQueue(ctx context.Context, s *scope, d *demand, giveUp time.Time) (o outlook, late, err error) {
+	o, refusal, err := l.ownQueue.forecast(ctx, s, d, giveUp, l.queueConfig)
+	if refusal != nil && refusal.Reason == queue.Late {
+		late = l.explain(o.revision, refusal)
+	}
+	if err == nil {
+		o.revision, o.tier = l.decider(o.revision, o.tier)
+	}
+	return o, late, err
 }
 
 // earlierDeadline returns the earlier of the context's deadline and a time, of which none is if it is

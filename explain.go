@@ -189,6 +189,15 @@ func (l *Limiter) meet(ctx context.Context, d demand, asked []outlook, e *Explan
 		if e.add(one); refused == nil {
 			refused = late
 		}
+		if o.outer == nil || o.ownQueue.len() == 0 {
+			continue
+		}
+		if one, late, err = o.lateInOwnQueue(ctx, o.scope.Load(), &d, giveUp); err != nil {
+			return nil, err
+		}
+		if e.add(one); refused == nil {
+			refused = late
+		}
 	}
 	e.addAhead(l.joint.ahead(ctx))
 	if rev.foresees || l.ownQueue.len() > 0 {

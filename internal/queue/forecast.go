@@ -293,9 +293,9 @@ func (q *Queue) Forecast(t Ticket) Outlook {
 	_ = w.renew(q.config.Owner)
 	w.rank = q.rank(w)
 	o := q.outlook(w, now)
-	if n := q.waiters.len(); o.Refusal == nil && q.isLimited(n+1, now) {
+	if n := q.waiters.len(); o.Refusal == nil && q.isLimited(n+len(q.away)+1, now) {
 		if ahead, _ := q.waiters.ahead(w.rank, w.number, make([]int64, len(w.Request.Cost))); ahead == n {
-			o.Refusal = &Refusal{Reason: Full, Tier: -1, Ahead: n}
+			o.Refusal = &Refusal{Reason: Full, Tier: -1, Ahead: n + len(q.away)}
 		}
 	}
 	o.Ahead = q.waiters.aheadByClass(w.rank)

@@ -672,7 +672,7 @@ func (q *Queue) reconcile(now time.Time, self *waiter) {
 	}
 	for q.isFull(now) {
 		last := q.waiters.end()
-		q.expel(last, &Refusal{Reason: Full, Tier: -1, Ahead: q.waiters.len() - 1})
+		q.expel(last, &Refusal{Reason: Full, Tier: -1, Ahead: q.waiters.len() + len(q.away) - 1})
 	}
 	if len(q.reserved) > q.waiters.len() {
 		unused = append(unused, q.match(now)...)
