@@ -18,15 +18,6 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-func mustNew(t testing.TB, p throttle.Policy, s throttle.Store) *throttle.Limiter {
-	t.Helper()
-	l, err := throttle.New(p, s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
-}
-
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }

@@ -1,4 +1,4 @@
-package throttle_test
+package integration_test
 
 import (
 	"cmp"

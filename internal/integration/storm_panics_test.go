@@ -1,4 +1,4 @@
-package throttle_test
+package integration_test
 
 import (
 	"context"
@@ -629,7 +629,7 @@ func (w *panicWorld) answer(c *stormCaller, req *http.Request) (*http.Response, 
 	if c.IntN(6) == 0 {
 		status = 429
 	}
-	resp := trAnswer(status)
+	resp := answer(status)
 	resp.Request, resp.Body = req, &releasingBody{strings.NewReader("hello"), r}
 	return resp, nil
 }

@@ -1,4 +1,4 @@
-package throttle_test
+package integration_test
 
 import (
 	"context"
@@ -147,11 +147,11 @@ var ways = []struct {
 		return []*throttle.Limiter{mustNew(t, p, s), mustNew(t, p, s)}
 	}},
 	{"For and Within of a key", func(t *testing.T, p throttle.Policy) []*throttle.Limiter {
-		g := groupOf(t, p, 0)
+		g := mustGroup(t, p)
 		return []*throttle.Limiter{g.For("key"), g.Within("key", roomy(t, "outer"))}
 	}},
 	{"Shared", func(t *testing.T, p throttle.Policy) []*throttle.Limiter {
-		return sharedIn(t, p, nil, roomy(t, "outer"), roomy(t, "other"))
+		return sharedIn(t, p, roomy(t, "outer"), roomy(t, "other"))
 	}},
 	{"three levels", func(t *testing.T, p throttle.Policy) []*throttle.Limiter {
 		inner, account := mustNew(t, p, nil), roomy(t, "account").Within(roomy(t, "address"))
@@ -308,7 +308,7 @@ func TestSharedOrder(t *testing.T) {
 				if !full.AllowN(3) {
 					t.Fatal("an unused quota refuses")
 				}
-				nested := sharedIn(t, p, nil, full, idle)
+				nested := sharedIn(t, p, full, idle)
 				first := orderEvent{by: 0, n: n}
 				got := playOrder(p, nested, append([]orderEvent{first}, alone...))
 				var next time.Duration // the first admission of others after the outer quota has room
