@@ -91,9 +91,7 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 	}
 	defer func() { err = d.withBound(ctx, err) }()
 	if rev.reserves && l.joins() {
-		if cost, err := rev.costOf(&d); err == nil && !rev.isFree(cost) {
-			return l.join(ctx, s, rev, d, a)
-		}
+		return l.join(ctx, s, rev, d, a)
 	}
 	giveUp, err := s.giveUpAt(rev, &d)
 	if err != nil {

@@ -57,9 +57,14 @@ func (l *Limiter) join(ctx context.Context, s *scope, rev *revision, d demand, a
 	if part.since.IsZero() {
 		part.since = time.Now()
 	}
+	cost, err := rev.costOf(&d)
+	if err != nil {
+		return err
+	}
 	// The others in these scopes charge all of them at once, and would go ahead of a caller that holds a
-	// time in a part of them.
-	if d.pairing == nil || d.notBefore.IsZero() {
+	// time in a part of them. A caller that costs nothing in this scope takes no time there, which the
+	// callers of this scope alone would have to wait for.
+	if !rev.isFree(cost) && (d.pairing == nil || d.notBefore.IsZero()) {
 		switch err := l.joinAtOnce(ctx, s, part, giveUp, a); {
 		case err == nil && !d.refundable:
 			if !d.held {
@@ -89,7 +94,7 @@ func (l *Limiter) join(ctx context.Context, s *scope, rev *revision, d demand, a
 		if err == nil && !d.held && got.concurrent() { // a policy has changed since
 			err = rev.refuse(ErrNeedsPermit, -1, 0)
 		}
-		if err == nil && !got.expired() && !got.void() {
+		if err == nil && !got.passed() && !got.void() {
 			if !d.held {
 				got.expectNoReport()
 			}
@@ -152,10 +157,14 @@ func (l *Limiter) tryPair(ctx context.Context, s *scope, d demand, giveUp time.T
 		return admission{}, 0, err
 	}
 	start, end := hold.window()
-	if start.After(d.notBefore) {
+	bound, free := end.Add(-leastOverlap), end.IsZero()
+	if free { // at any time of the other
+		_ = hold.sleep(ctx) // it was paused
+		d.pairing, bound = nil, giveUp
+	} else if start.After(d.notBefore) {
 		d.pairing = &pairing{d.trip, start}
 	}
-	next, err := l.reserveWith(ctx, s, &hold, d, end.Add(-leastOverlap), !around)
+	next, err := l.reserveWith(ctx, s, &hold, d, bound, !around)
 	switch {
 	case err == nil:
 		l.shift.note(around, false)
@@ -163,7 +172,9 @@ func (l *Limiter) tryPair(ctx context.Context, s *scope, d demand, giveUp time.T
 			hold, next = next, hold
 		}
 		return admission{charge: hold.charge, outer: append([]charge{next.charge}, next.outer...)}, 0, nil
-	case ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
+	case free && err == context.DeadlineExceeded && ctx.Err() == nil:
+		return admission{}, 0, s.current.Load().refuse(ErrDeadline, -1, 0) // MaxWait, in the other
+	case free || ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
 		return admission{}, 0, err
 	}
 	var refused *WaitError
@@ -302,21 +313,28 @@ func (d *demand) holdGuard(guard time.Duration, rev *revision) time.Duration {
 	return guard
 }
 
-// window returns from when until when the request may be sent in all scopes that charge it.
+// window returns from when the request may be sent, and until when in all scopes that charge it. If
+// none does, end is zero.
 func (a *admission) window() (start, end time.Time) {
 	a.eachCharge(func(c *charge) {
 		r := c.decision.Reservation
-		if c.revision.isFree(c.cost) {
-			return
-		}
 		if r.Start.After(start) {
 			start = r.Start
 		}
-		if end.IsZero() || r.End.Before(end) {
+		if !c.revision.isFree(c.cost) && (end.IsZero() || r.End.Before(end)) {
 			end = r.End
 		}
 	})
 	return start, end
+}
+
+// passed reports whether it is too late to send the request, for a scope that charges it.
+func (a *admission) passed() (any bool) {
+	now := time.Now()
+	a.eachCharge(func(c *charge) {
+		any = any || !c.revision.isFree(c.cost) && c.decision.Reservation.Expired(now)
+	})
+	return any
 }
 
 // leastOverlap is for how long two reservations have to be good together, so that the caller

@@ -157,6 +157,9 @@ func (s *scope) admit(ctx context.Context, rev *revision, d *demand, c *charge) 
 		return err
 	}
 	if d.pairing == nil {
+		if rev.reserves && d.since.IsZero() { // the policy may change while the store is asked
+			d.since = time.Now()
+		}
 		if _, err := s.tryNow(ctx, rev, d, c); err != nil || c.scope != nil {
 			return err
 		}

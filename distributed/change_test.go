@@ -1,11 +1,14 @@
 package distributed_test
 
 import (
+	"slices"
 	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
@@ -378,5 +381,36 @@ func TestReleasesCountEstimates(t *testing.T) {
 			t.Errorf("got %d tokens used, want none", got)
 		}
 		next.Close()
+	})
+}
+
+// A caller that asks Redis while the policy changes keeps its place before those who come later.
+func TestChangeBeforeTheReply(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		jobs := throttle.Policy{Name: "changed", Tiers: []throttle.Tier{{Limit: 1, Window: sec, Unit: "jobs"}}}
+		l := limiter(t, jobs, distributed.New(near(t, s), distributed.Options{}))
+		var admitted []int
+		var wg sync.WaitGroup
+		for i := range 2 {
+			wg.Go(func() { // the first costs nothing yet, so it asks by itself
+				p, err := l.Acquire(t.Context(), throttle.Cost{"requests": 1})
+				if err != nil {
+					t.Error(err)
+				}
+				p.Release()
+				admitted = append(admitted, i)
+			})
+			if time.Sleep(time.Microsecond); i == 0 {
+				requests := jobs
+				requests.Tiers = append(requests.Tiers[:1:1], per(sec, 1, throttle.SlidingLog))
+				if err := l.SetPolicy(t.Context(), requests); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		wg.Wait()
+		if !slices.Equal(admitted, []int{0, 1}) {
+			t.Errorf("admitted in the order %v, want 0 and 1", admitted)
+		}
 	})
 }

@@ -497,7 +497,7 @@ func (q *quota) cancel(reserved []store.Decision, lends bool) {
 			q.endProbe(b, unsent)
 		}
 	}
-	if q.leases == nil {
+	if q.newest().leases == nil { // the newest quota makes the call
 		q.refund(reserved, lends) // before the next call
 	} else {
 		q.store.background(func() error { // calls take turns

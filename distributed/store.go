@@ -15,7 +15,9 @@
 //
 // A reservation is valid for as long as coordination takes: the uncertainty about Redis's clock
 // plus the delay with which callers wake up, both measured recently. A request counts for that much
-// longer than Policy.Guard, so a Redis that is 80 ms away costs 8 % of a limit per second.
+// longer than Policy.Guard, so a Redis that is 80 ms away costs 8 % of a limit per second. With
+// NoGuard it counts at its start time alone. As it may be sent later, up to the end of the
+// reservation, 50 ms at least, the provider may count more than a limit.
 //
 // Lost reservations stay charged and are never admitted twice. A process that dies loses the times
 // it has reserved: no more than its callers wait for, and at most 256, or 64 for each millisecond

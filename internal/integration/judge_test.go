@@ -84,6 +84,21 @@ func (p *changingProvider) now() []throttle.Tier {
 	return p.eras[len(p.eras)-1].tiers
 }
 
+// wasFree reports whether no tier counted a cost at some time between two.
+func (p *changingProvider) wasFree(c throttle.Cost, from, to time.Time) bool {
+	cost := newSentRequest(from, 0, c).cost
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i, e := range p.eras {
+		over := i+1 < len(p.eras) && !p.eras[i+1].surely.After(from)
+		counts := func(t throttle.Tier) bool { return cost[unitOf(t)] > 0 }
+		if !over && !e.from.After(to) && !slices.ContainsFunc(e.tiers, counts) {
+			return true
+		}
+	}
+	return false
+}
+
 func (p *changingProvider) send(r *sentRequest) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 	lua "github.com/yuin/gopher-lua"
 
 	"github.com/apithrottle/throttle/internal/redislua"
@@ -183,6 +184,9 @@ func Dial(server *miniredis.Miniredis, delay func() time.Duration) *redis.Client
 		PoolSize: 256,              // large enough to avoid a wait for a connection, whose timer would outlive the bubble
 		// The race detector marks each byte of new buffers, and those of go-redis have 64 KiB in all.
 		ReadBufferSize: 4 << 10, WriteBufferSize: 4 << 10,
+		// To ask for notifications go-redis waits for a reply with a lock, and virtual time does not
+		// advance while another connection waits for that lock.
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		Dialer: func(context.Context, string, string) (net.Conn, error) {
 			conn, err := server.Dial()
 			if err != nil {
