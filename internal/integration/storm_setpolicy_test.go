@@ -382,14 +382,14 @@ func (w *policyWorld) patience() time.Duration {
 	return hour
 }
 
-// checkOrder checks that no caller overtook another one that came by the same Limiter before it. It
-// leaves out costs in units that a policy may not count. Over Redis a request that costs nothing in
-// the quota asks by itself, and callers that wait for an outer quota don't hold up the others.
+// checkOrder checks that no caller overtook another one that came by the same Limiter before it. A
+// request that costs nothing in the quota waits only for a pause, and over Redis callers that wait for
+// an outer quota don't hold up the others.
 func (w *policyWorld) checkOrder() {
 	byArrival := slices.SortedFunc(slices.Values(w.callers), func(a, b *policyCaller) int { return int(a.arrives - b.arrives) })
 	byArrival = slices.DeleteFunc(byArrival, func(c *policyCaller) bool {
-		return c.admitted.IsZero() || c.method > 3 && c.cost != nil && c.cost["requests"] == 0 || w.kind == "redis" &&
-			(len(c.handle.quotas) > 1 || c.handle.quotas[0].wasFree(c.cost, w.start.Add(c.arrives), c.admitted))
+		return c.admitted.IsZero() || w.kind == "redis" && len(c.handle.quotas) > 1 ||
+			c.handle.quotas[0].wasFree(c.cost, w.start.Add(c.arrives), c.admitted)
 	})
 	for i, a := range byArrival {
 		for _, b := range byArrival[i+1:] {
