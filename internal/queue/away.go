@@ -70,7 +70,8 @@ func (q *Queue) takeBack(w *waiter, r Result, err error, interrupted bool) (back
 		q.refuseAway(w, err)
 	}
 	q.stopIfEmpty()
-	if q.waiters.first() != w && q.storeErr == nil { // there may be room for it now
+	q.changed = true
+	if (q.waiters.first() != w || len(q.away) == 0) && q.storeErr == nil { // there may be room now
 		q.nextAskAt = time.Time{}
 	}
 	q.reconcile(now, w)

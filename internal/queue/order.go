@@ -15,14 +15,16 @@ func (q *Queue) takePlace() {
 	}
 	first := q.waiters.first()
 	switch {
-	case first == q.ahead:
+	case first == q.ahead && (first == nil || first.rank.Equal(q.aheadRank)):
 		return
 	case first == nil:
 		q.config.Order.Leave(&q.place)
 	default:
 		q.config.Order.Take(&q.place, first.rank, first.number, first.wakeUp)
 	}
-	q.ahead = first
+	if q.ahead = first; first != nil {
+		q.aheadRank = first.rank
+	}
 }
 
 // isOurTurn reports whether no other queue of the quota is ahead of this one, and no waiter of this

@@ -69,9 +69,11 @@ type Queue struct {
 	recheck time.Duration
 	// fast is the quota if it does not block, and nil otherwise.
 	fast store.FastQuota
-	// place is the place of the queue in Config.Order. It is the place of the waiter ahead.
-	place order.Place
-	ahead *waiter
+	// place is the place of the queue in Config.Order. It is the place of the waiter ahead, which had
+	// the rank aheadRank.
+	place     order.Place
+	ahead     *waiter
+	aheadRank time.Time
 	// away are the waiters that wait for another quota: see Turn.StepAside. They are not in the tree.
 	// Each function cancels the call of Ticket.Ask.
 	away map[*waiter]context.CancelFunc
