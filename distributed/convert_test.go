@@ -158,7 +158,7 @@ func TestReleasesLoseNothing(t *testing.T) {
 func TestConvertTwins(t *testing.T) {
 	t.Parallel()
 	t.Run("miniredis", func(t *testing.T) { checkConvertTwins(t, miniSubject(t), soak.Times(40)) })
-	t.Run("redis", func(t *testing.T) { checkConvertTwins(t, realSubject(t), soak.Times(300)) })
+	t.Run("redis", func(t *testing.T) { checkConvertTwins(t, serverSubject(t), soak.Times(300)) })
 }
 
 func checkConvertTwins(t *testing.T, s *subject, seeds int) {

@@ -11,7 +11,6 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redismem"
-	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/storetest"
 )
@@ -25,7 +24,7 @@ func TestStore(t *testing.T) {
 	})
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
-		server := redistest.Start(t)
+		server := startForSeconds(t)
 		storetest.Run(t, storetest.Config{
 			Open: func(t testing.TB) store.Store {
 				return distributed.New(server.Client(), distributed.Options{Prefix: t.Name(), Timeout: 20 * sec})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -39,6 +40,9 @@ func TestFleet(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name == "silent" {
+				soak.Long(t, "waits for the timeout")
+			}
 			var out, errs strings.Builder
 			if code := command(t.Context(), strings.Fields(test.args+" -policy 9/h|guard=10s -duration 1m -json"), &out, &errs); code != 0 {
 				t.Fatalf("code %d, stderr %q", code, &errs)
