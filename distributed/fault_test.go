@@ -234,7 +234,7 @@ func startForSeconds(t *testing.T) *redistest.Server {
 	return redistest.Start(t)
 }
 
-func TestFaults(t *testing.T) {
+func TestServerFaults(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name string

@@ -394,7 +394,7 @@ func TestLeasesLive(t *testing.T) {
 // bytes can count. The places of processes that die become free.
 func TestManyLeases(t *testing.T) {
 	const at, most = 1_700_000_000_000_000, 512
-	processes := int64(soak.Times(2000))
+	processes := int64(max(1000, soak.Times(2000)))
 	if processes > 2000 {
 		processes = 70_000
 	}

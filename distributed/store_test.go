@@ -16,7 +16,7 @@ import (
 )
 
 // The store keeps the contract of package store, in virtual time and with a real server.
-func TestStore(t *testing.T) {
+func TestServerKeepsContract(t *testing.T) {
 	t.Parallel()
 	t.Run("virtual", func(t *testing.T) {
 		t.Parallel()
