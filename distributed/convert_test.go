@@ -107,7 +107,7 @@ func TestReleasesByTurns(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tc.specs), func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(4) {
+			for seed := range uint64(soak.Times(4)) {
 				g := rand.New(rand.NewPCG(seed, 1))
 				r := newReleases(t, 0, tc.specs[:]...)
 				for turn := range 60 {

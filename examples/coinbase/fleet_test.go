@@ -40,9 +40,6 @@ func TestFleet(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if name == "silent" {
-				soak.Long(t, "waits for the timeout")
-			}
 			var out, errs strings.Builder
 			if code := command(t.Context(), strings.Fields(test.args+" -policy 9/h|guard=10s -duration 1m -json"), &out, &errs); code != 0 {
 				t.Fatalf("code %d, stderr %q", code, &errs)
@@ -125,6 +122,9 @@ func TestFleetWithoutRedis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			if name == "silent" {
+				soak.Long(t, "waits ten seconds for the timeout")
+			}
 			var out, errs strings.Builder
 			code := command(t.Context(), []string{"-fleet", "3", "-duration", "1h", "-redis", "redis://" + test.addr}, &out, &errs)
 			if code != 1 || out.Len() > 0 || !strings.Contains(errs.String(), "Redis at "+test.addr) || !strings.Contains(errs.String(), test.want) {

@@ -14,6 +14,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 const throttle = "github.com/apithrottle/throttle"
@@ -57,6 +59,7 @@ type User struct {
 // "". All other modules come from the module cache.
 func NewUser(t *testing.T, version string) *User {
 	t.Helper()
+	soak.Long(t, "compiles everything anew, from a module proxy")
 	mod := readFile(t, "go.mod")
 	path, _, _ := strings.Cut(strings.TrimPrefix(mod, "module "), "\n")
 	_, after, found := strings.Cut(mod, throttle+" v")
