@@ -88,6 +88,12 @@ func (u *User) Go(args ...string) string {
 	return run(u.t, u.Dir, u.env, args...)
 }
 
+// Shell runs a command line and returns what it writes to its standard output.
+func (u *User) Shell(command string) string {
+	u.t.Helper()
+	return runCommand(u.t, u.Dir, u.env, "sh", "-c", command)
+}
+
 // publish writes a version of the module in a directory to a proxy.
 func publish(t *testing.T, proxy, module, root, version string) {
 	t.Helper()
@@ -148,13 +154,18 @@ func readFile(t *testing.T, name string) string {
 
 func run(t *testing.T, dir string, env []string, args ...string) string {
 	t.Helper()
-	cmd := exec.Command("go", args...)
+	return runCommand(t, dir, env, "go", args...)
+}
+
+func runCommand(t *testing.T, dir string, env []string, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("go %s: %v\n%s%s", strings.Join(args, " "), err, out, &stderr)
+		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, out, &stderr)
 	}
 	return strings.TrimSpace(string(out))
 }
