@@ -1,14 +1,7 @@
-# The race detector needs a C compiler on Linux and Windows; "make test RACE=" does
+# The race detector needs a C compiler on Linux and Windows; "make check RACE=" does
 # without both. It leaves out gopher-lua, the interpreter of the Redis servers in memory, which
 # runs while its server is locked and would take half the time of the tests.
 RACE ?= -race -gcflags=github.com/yuin/gopher-lua/...=-race=false
-
-# PURE tests arithmetic in one goroutine, and presets, which hold no lock but those of what they have
-# learned: "make test" runs it without the race detector, which takes six times as long, and "make
-# soak" with it. So do the tests of ALONE, which have one goroutine each, beside that of a server.
-PURE  = ./algorithms ./internal/fakeapi/rules ./providers
-ALONE = TestTwins|TestConvertTwins|TestTraces|TestNumbers|TestForeignValues|TestBundleLaw|$\
-	TestReleasesEstimate|TestReleasesSideBySide|TestReleaseThatEnds|TestGroupParkingChangesNothing
 
 # A program with the race detector sleeps before it exits, by default for a second: that is a
 # second for each package, and for each process that a test starts.
@@ -16,7 +9,7 @@ GORACE ?= atexit_sleep_ms=50
 export GORACE
 
 # The collector of garbage runs less often than by default, which saves a tenth of the tests' time.
-test soak: export GOGC ?= 400
+test race soak test32: export GOGC ?= 400
 
 # How many admissions "make laws" checks, and how long each fuzz test runs: a
 # duration, or a number of runs such as 20000x.
@@ -29,54 +22,73 @@ STATICCHECK = go tool "-modfile=$(CURDIR)/tools/go.mod" staticcheck
 # tree, where -modfile can't be used, so lint runs staticcheck by its path.
 BESIDE = awsthrottle cmd/throttle grpcthrottle otelthrottle
 
-.PHONY: all test test32 valkey soak stress redis lint dist dist-check bench fidelity laws fuzz example suites page
+# The other modules, except suites and page/pagetest, which have targets of their own.
+MODULES = $(BESIDE) sdktest bench
+
+.PHONY: all test check race soak valkey modules test32 stress redis lint dist dist-check bench fidelity laws fuzz example suites page
 
 all: lint test
 
-# test runs every test, the benchmarks' own too. THROTTLE_REQUIRE_REDIS=1 makes it
-# fail where there is no redis-server and none can be installed; without it, the
-# tests that were skipped are listed at the end. Four packages run at once, because some wait for
-# real servers.
-test: redis
-	go test $(PURE)
-	@echo go test -p 4 $(RACE) ./...; \
-	THROTTLE_SKIPPED=$$(mktemp); export THROTTLE_SKIPPED; \
-	go test -run '^($(ALONE))$$' . ./distributed && \
-	go test -p 4 $(RACE) -skip '^($(ALONE))$$' $$(go list ./... | grep -vxF "$$(go list $(PURE))"); status=$$?; \
+# skips runs a command, and at its end lists the tests that it skipped for lack of a server. Tests that
+# -short leaves out are none of them: check runs those.
+skips = @THROTTLE_SKIPPED=$$(mktemp); export THROTTLE_SKIPPED; ($(1)); status=$$?; \
 	if [ -s "$$THROTTLE_SKIPPED" ]; then echo "skipped:"; sort "$$THROTTLE_SKIPPED"; fi; \
 	rm -f "$$THROTTLE_SKIPPED"; exit $$status
-	$(MAKE) --no-print-directory -j 4 $(MODULES)
 
-# MODULES test a module each, such as test/cmd/throttle. Their tests wait much, so they run side by side.
-MODULES = $(addprefix test/,bench sdktest $(BESIDE))
-.PHONY: $(MODULES)
-$(MODULES): test/%:
-	cd $* && go vet ./... && go test -parallel 16 ./...
+# test is for each edit: the tests of the library and of the command, without the race detector, with
+# few seeds, and with one redis-server at most. Package internal/soak decides what -short leaves out;
+# check runs all of it. THROTTLE_REQUIRE_REDIS=1 makes the tests fail where there is no redis-server
+# and none can be installed; without it, the tests that were skipped are listed at the end. Four
+# packages run at once, because some wait for real servers.
+SHORT = go vet ./... && go test -vet=off -short
+test: redis
+	$(call skips,$(SHORT) -p 4 ./... && cd cmd/throttle && $(SHORT) ./...)
 
-# test32 runs the tests where int has 32 bits, and of package distributed those with the most numbers.
-test32:
-	CGO_ENABLED=0 GOARCH=386 go vet ./...
-	CGO_ENABLED=0 GOARCH=386 go test $$(go list ./... | grep -Ev '/(distributed|internal/redistest)$$')
-	CGO_ENABLED=0 GOARCH=386 go test -run '^Test(Twins|Traces|Numbers|Store|Peek.*|NestedFleets|Bundle(Law|Fleets|Accounts)|CalledOnce)$$' ./distributed
+# check runs everything else that must hold before a change lands, one after the other, and each module
+# in itself. It takes a quarter of an hour on two processors.
+check: lint
+	$(MAKE) --no-print-directory race
+	$(MAKE) --no-print-directory soak SOAK=2
+	$(MAKE) --no-print-directory valkey
+	$(MAKE) --no-print-directory modules
+	$(MAKE) --no-print-directory suites SUITES=quick
+	$(MAKE) --no-print-directory page
+	$(MAKE) --no-print-directory test32
+	$(MAKE) --no-print-directory dist-check
+	$(MAKE) --no-print-directory fuzz FUZZTIME=5000x
 
-# valkey runs what servers may differ in on a valkey-server, if there is one or apt-get
-# has one: the faults, the contract of a store, scripts and functions, rights, and nested quotas.
+# race runs every test of the library with the race detector, and without -short. Random tests play as
+# few seeds as under -short, because the race detector takes six times as long.
+race: redis
+	$(call skips,go test -vet=off $(RACE) -p 4 ./...)
+
+# soak runs every test of the library without the race detector and without -short, and plays its random
+# storms SOAK times: 1 is their full number.
+SOAK ?= 10
+soak: redis
+	$(call skips,THROTTLE_SOAK=$(SOAK) go test -vet=off -count=1 -timeout 60m -p 4 ./...)
+
+# valkey runs what servers may differ in on a valkey-server, if there is one or apt-get has one: the
+# tests whose names begin with TestServer, which have the faults, the contract of a store, scripts and
+# functions, rights, and nested quotas.
 valkey:
 	@sh tools/redis.sh valkey-server
 	@if ! command -v valkey-server; then echo "no valkey-server: nothing runs on it"; exit 0; fi; \
 	valkey-server --version && THROTTLE_REDIS_SERVER=valkey-server \
-		go test $(RACE) -count=1 -run '^Test(Faults|Store|Function|Input|BundleServers)' ./distributed
+		go test -vet=off $(RACE) -count=1 -run '^TestServer' ./distributed
 
-# soak plays the random storms of the tests SOAK times as long as test does.
-SOAK   ?= 10
-STORMS = $(ALONE)|TestFleetLaws|TestFleetClocks|TestFleetOfProcesses|TestDefinition|TestProcesses|$\
-	TestManyLeases|TestFleetToldReset|TestNestedFleets|TestSteppedServerNeverStalls|TestLaws|TestExtremes|TestForecastIsNeverLate|TestRecall|TestReserverCancelsOnce|$\
-	TestStormOfEverything|TestCancelStorm|TestCloseRaces|TestQueueOfMixedCosts|TestSetPolicyNested|$\
-	TestClassesByRank|TestClassesDeadlinesByRank|TestClassesStormAtAFarStore
-soak: redis
-	THROTTLE_SOAK=$(SOAK) go test $(RACE) -count=1 -timeout 60m \
-		-run '^($(STORMS))$$' . ./algorithms ./distributed ./host ./internal/queue ./store ./throttletest
-	THROTTLE_SOAK=$(SOAK) go test $(RACE) -count=1 -timeout 60m ./providers ./internal/fakeapi/rules ./examples/coinbase
+# modules tests the other modules, one after the other. Their tests wait much, so many run side by side,
+# except those of bench, which compute. "make modules MODULES=sdktest" tests one.
+modules: redis
+	$(call skips,for module in $(MODULES); do \
+		many=16; [ $$module != bench ] || many=2; \
+		echo "$$module"; (cd $$module && go test -vet=off -parallel $$many ./...) || exit 1; \
+	done)
+
+# test32 runs the tests of "make test" where int has 32 bits.
+test32:
+	CGO_ENABLED=0 GOARCH=386 go vet ./...
+	CGO_ENABLED=0 GOARCH=386 go test -vet=off -short ./...
 
 # stress runs the tests of PACKAGES RUNS times beside 8 busy goroutines. All runs must pass.
 PACKAGES ?= ./...
@@ -97,6 +109,7 @@ lint:
 	cd bench && go vet ./... && $(STATICCHECK) ./...
 	cd sdktest && go vet ./... && $(STATICCHECK) ./...
 	cd page/pagetest && go vet ./... && $(STATICCHECK) ./...
+	cd suites && go vet ./...
 	check=$$($(STATICCHECK:staticcheck=-n staticcheck)) || exit 1; \
 	for module in $(BESIDE); do (cd $$module && go vet ./... && "$$check" ./...) || exit 1; done
 
@@ -139,18 +152,14 @@ fuzz:
 # take a minute, "all", or names such as httputil,connect.
 SUITES ?= all
 suites:
-	cd suites && go vet ./... && go test -v -count=1 -timeout 30m . -args -suites=$(SUITES)
+	cd suites && go test -v -count=1 -timeout 30m . -args -suites=$(SUITES)
 
 # page looks at the live page with a real browser. THROTTLE_REQUIRE_CHROMIUM=1 makes it fail where there
 # is no chromium or no npm, and none can be installed; without it, the tests that were skipped are listed
 # at the end. PAGEFLAGS="-screenshots /tmp/page" writes what the page looks like.
 page:
 	@sh tools/chromium.sh
-	@cd page/pagetest && go vet ./... || exit 1; \
-	THROTTLE_SKIPPED=$$(mktemp); export THROTTLE_SKIPPED; \
-	go test -count=1 -parallel 8 . -args $(PAGEFLAGS); status=$$?; \
-	if [ -s "$$THROTTLE_SKIPPED" ]; then echo "skipped:"; sort "$$THROTTLE_SKIPPED"; fi; \
-	rm -f "$$THROTTLE_SKIPPED"; exit $$status
+	$(call skips,cd page/pagetest && go test -vet=off -count=1 -parallel 8 . -args $(PAGEFLAGS))
 
 # example sends a batch to a copy of a provider that runs in the same process.
 example:

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // TestGroupFullFindsRoomAtOnce checks that a full Group drops an unused quota for a new key without
@@ -243,7 +244,8 @@ func TestGroupSetPolicy(t *testing.T) {
 // TestGroupChurn adds, uses, lists and deletes keys while Limiters are held and used. No held key
 // may admit more than its limit, and MaxKeys must hold.
 func TestGroupChurn(t *testing.T) {
-	const workers, keys, limit = 64, 20_000, 3
+	const workers, limit = 64, 3
+	keys := soak.Times(20_000)
 	g := groupOf(t, throttle.Policy{Name: "churn", Tiers: []throttle.Tier{throttle.PerDay(limit)}, Guard: throttle.NoGuard}, 500)
 	var held [8]*throttle.Limiter
 	var used [len(held)]atomic.Int64

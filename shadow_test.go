@@ -17,6 +17,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
 )
 
@@ -256,8 +257,8 @@ func checkTrace(t *testing.T, p throttle.Policy, trace []tracedRequest) (waited,
 // TestShadowTellsTheWaits checks that the waits and refusals that are told in shadow mode are those of
 // a limiter, if each response comes after the same time from its own start.
 func TestShadowTellsTheWaits(t *testing.T) {
-	waited, refused := 0, 0
-	for seed := range uint64(1000) {
+	waited, refused, seeds := 0, 0, soak.Times(1000)
+	for seed := range uint64(seeds) {
 		synctest.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 1))
 			p, trace := randomTrace(r)
@@ -266,8 +267,8 @@ func TestShadowTellsTheWaits(t *testing.T) {
 			waited, refused = waited+w, refused+n
 		})
 	}
-	if waited < 5000 || refused < 5000 {
-		t.Errorf("%d waited and %d were refused, want at least 5,000 of each", waited, refused)
+	if waited < 5*seeds || refused < 5*seeds {
+		t.Errorf("%d waited and %d were refused, want at least %d of each", waited, refused, 5*seeds)
 	}
 }
 
@@ -275,7 +276,7 @@ func TestShadowTellsTheWaits(t *testing.T) {
 // before the response is in. When a caller is refused that others have overtaken depends on the order
 // in which callers wake, so the traces have no deadlines.
 func TestShadowOfClassesAndCancellations(t *testing.T) {
-	for seed := range uint64(200) {
+	for seed := range uint64(soak.Times(200)) {
 		synctest.Test(t, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 2))
 			p, trace := randomTrace(r)

@@ -15,18 +15,19 @@ import (
 	"github.com/apithrottle/throttle/throttletest"
 )
 
-var laws = flag.Int("laws", soak.Times(150_000), "admissions to check in TestLaws, over all algorithms")
+var laws = flag.Int("laws", 0, "admissions to check in TestLaws, over all algorithms. If 0, 150,000, fewer or more as in package soak")
 
 var all = Algorithms()
 
 // TestLaws plays random policies, costs, arrivals and cancellations. The counters of the strict
 // provider, which share no code with the ledger, judge every admission.
 func TestLaws(t *testing.T) {
+	admissions := cmp.Or(*laws, soak.Times(150_000))
 	for _, a := range all {
 		t.Run(a.String(), func(t *testing.T) {
 			t.Parallel()
 			done, waited := 0, 0
-			for seed := uint64(1); done < *laws/len(all); seed++ {
+			for seed := uint64(1); done < admissions/len(all); seed++ {
 				g := newGame(t, rand.New(rand.NewPCG(uint64(a), seed)), a)
 				g.name = fmt.Sprintf("%v, seed %d", a, seed)
 				g.play(100 + g.rand.IntN(200))

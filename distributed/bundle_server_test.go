@@ -14,9 +14,9 @@ import (
 	"github.com/apithrottle/throttle/internal/redistest"
 )
 
-// TestBundleServers checks that one call admits a caller in nested quotas if these are in one slot, on
+// TestServerBundles checks that one call admits a caller in nested quotas if these are in one slot, on
 // servers with functions and without, and that each quota is called if they are not.
-func TestBundleServers(t *testing.T) {
+func TestServerBundles(t *testing.T) {
 	t.Parallel()
 	const requests = 20
 	run := func(t *testing.T, rdb redis.UniversalClient, o distributed.Options, together bool) {

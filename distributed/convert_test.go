@@ -107,7 +107,7 @@ func TestReleasesByTurns(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tc.specs), func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(4) {
+			for seed := range uint64(soak.Times(4)) {
 				g := rand.New(rand.NewPCG(seed, 1))
 				r := newReleases(t, 0, tc.specs[:]...)
 				for turn := range 60 {
@@ -158,7 +158,7 @@ func TestReleasesLoseNothing(t *testing.T) {
 func TestConvertTwins(t *testing.T) {
 	t.Parallel()
 	t.Run("miniredis", func(t *testing.T) { checkConvertTwins(t, miniSubject(t), soak.Times(40)) })
-	t.Run("redis", func(t *testing.T) { checkConvertTwins(t, realSubject(t), soak.Times(300)) })
+	t.Run("redis", func(t *testing.T) { checkConvertTwins(t, serverSubject(t), soak.Times(300)) })
 }
 
 func checkConvertTwins(t *testing.T, s *subject, seeds int) {

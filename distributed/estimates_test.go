@@ -16,8 +16,8 @@ import (
 // larger limit, and at last nothing is in flight.
 func TestReleasesEstimate(t *testing.T) {
 	t.Parallel()
-	t.Run("miniredis", func(t *testing.T) { checkReleasesEstimate(t, miniSubject(t), soak.Times(3)) })
-	t.Run("redis", func(t *testing.T) { checkReleasesEstimate(t, realSubject(t), soak.Times(40)) })
+	t.Run("miniredis", func(t *testing.T) { checkReleasesEstimate(t, miniSubject(t), soak.Times(15)) })
+	t.Run("redis", func(t *testing.T) { checkReleasesEstimate(t, serverSubject(t), soak.Times(40)) })
 }
 
 const (

@@ -24,6 +24,7 @@ import (
 	"github.com/apithrottle/throttle/internal/calls"
 	"github.com/apithrottle/throttle/internal/redismem"
 	"github.com/apithrottle/throttle/internal/redistest"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // The tests here break something between a fleet and its Redis, or in Redis, while the fleet is at
@@ -224,7 +225,16 @@ func (s *spy) DialHook(next redis.DialHook) redis.DialHook {
 	}
 }
 
-func TestFaults(t *testing.T) {
+// realSeconds is why -short leaves out what waits for a real server.
+const realSeconds = "takes many seconds of real time"
+
+func startForSeconds(t *testing.T) *redistest.Server {
+	t.Helper()
+	soak.Long(t, realSeconds)
+	return redistest.Start(t)
+}
+
+func TestServerFaults(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name string
@@ -272,7 +282,7 @@ func TestFaults(t *testing.T) {
 // A server that restarts has lost everything. One capacity may be admitted again, and the
 // reservations from before.
 func killed(t *testing.T, p throttle.Policy, capacity int) {
-	s := redistest.Start(t)
+	s := startForSeconds(t)
 	f := startFleet(t, crew{policy: p}, s.Client)
 	s.Restart()
 	over := time.Now()
@@ -284,7 +294,7 @@ func killed(t *testing.T, p throttle.Policy, capacity int) {
 }
 
 func scriptsFlushed(t *testing.T) {
-	s := redistest.Start(t)
+	s := startForSeconds(t)
 	f := startFleet(t, crew{policy: inWindows}, s.Client)
 	began, admin := time.Now(), s.Client()
 	for range 20 {
@@ -299,7 +309,7 @@ func scriptsFlushed(t *testing.T) {
 // A call whose reply is lost is not repeated, because it may have reserved times. Such reservations
 // are lost.
 func repliesLost(t *testing.T) {
-	s := redistest.Start(t)
+	s := startForSeconds(t)
 	var spies []*spy
 	f := startFleet(t, crew{policy: inWindows}, func() *redis.Client {
 		proxy := redistest.NewProxy(t, s.Addr())
@@ -334,7 +344,7 @@ func far(t *testing.T) {
 
 // While Redis does not answer, Allow calls it only now and then, and otherwise returns at once.
 func halfOpen(t *testing.T) {
-	proxy := redistest.NewProxy(t, redistest.Start(t).Addr())
+	proxy := redistest.NewProxy(t, startForSeconds(t).Addr())
 	options := distributed.Options{Timeout: 500 * ms} // less than the client's
 	f := startFleet(t, crew{policy: inWindows, options: options}, proxy.Client)
 	rdb, asked := proxy.Client(), new(calls.Counter)
@@ -357,7 +367,7 @@ func halfOpen(t *testing.T) {
 }
 
 func stopped(t *testing.T) {
-	s := redistest.Start(t)
+	s := startForSeconds(t)
 	f := startFleet(t, crew{policy: inWindows}, s.Client)
 	s.Stop()
 	time.Sleep(2 * sec)
@@ -367,7 +377,7 @@ func stopped(t *testing.T) {
 
 // A Redis that is gone is dialed now and then only, however many callers wait for it.
 func gone(t *testing.T) {
-	proxy := redistest.NewProxy(t, redistest.Start(t).Addr())
+	proxy := redistest.NewProxy(t, startForSeconds(t).Addr())
 	spy := new(spy)
 	f := startFleet(t, crew{members: 1, policy: inWindows}, func() *redis.Client {
 		client := proxy.Client()
@@ -420,15 +430,15 @@ func refusesWrites(t *testing.T, s *redistest.Server, fault, cause string, begin
 
 func outOfMemory(t *testing.T) {
 	limit := []any{"CONFIG", "SET", "maxmemory"}
-	refusesWrites(t, redistest.Start(t), "maxmemory reached, noeviction", "OOM", append(limit, "1"), append(limit, "0"))
+	refusesWrites(t, startForSeconds(t), "maxmemory reached, noeviction", "OOM", append(limit, "1"), append(limit, "0"))
 }
 
 func demoted(t *testing.T) {
-	refusesWrites(t, redistest.Start(t), "the server is a replica for a while", "READONLY", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"})
+	refusesWrites(t, startForSeconds(t), "the server is a replica for a while", "READONLY", []any{"REPLICAOF", "127.0.0.1", "1"}, []any{"REPLICAOF", "NO", "ONE"})
 }
 
 func noReplicas(t *testing.T) {
-	s := redistest.Start(t)
+	s := startForSeconds(t)
 	if v := s.Info("server", "redis_version"); strings.HasPrefix(v, "5.") || strings.HasPrefix(v, "6.0.") {
 		t.Skip("Redis before 6.2 lets scripts write then")
 	}
@@ -438,7 +448,7 @@ func noReplicas(t *testing.T) {
 
 // The server cannot save, because its directory is gone.
 func notSaved(t *testing.T) {
-	s := redistest.Start(t)
+	s := startForSeconds(t)
 	admin := s.Client()
 	dir, err := admin.ConfigGet(t.Context(), "dir").Result()
 	if err != nil {
@@ -525,6 +535,7 @@ func keyIn(t *testing.T, c *redistest.Cluster) (key string) {
 
 // A step forward looks like idleness, so one capacity may be admitted again.
 func clock(t *testing.T, d time.Duration, p throttle.Policy, most int) {
+	soak.Long(t, realSeconds)
 	s, step := redistest.StartWithClock(t)
 	f := startFleet(t, crew{policy: p}, s.Client)
 	step(d)

@@ -56,7 +56,7 @@ func checkCharges(t *testing.T, l *throttle.Limiter, requests int) {
 }
 
 // On a server that has functions no script runs, also after the server has lost the function.
-func TestFunction(t *testing.T) {
+func TestServerFunction(t *testing.T) {
 	ctx := context.Background()
 	s := serverWithFunctions(t)
 	admin := s.Client()
@@ -83,7 +83,7 @@ func TestFunction(t *testing.T) {
 }
 
 // A server that refuses functions runs the script instead. Not every call tries a function first.
-func TestFunctionRefused(t *testing.T) {
+func TestServerFunctionRefused(t *testing.T) {
 	for _, rights := range [][]string{{}, {"+fcall"}, {"+function|load"}, {"+fcall", "+function|load"}} {
 		s := serverWithFunctions(t)
 		grant(t, s, "", rights...)
@@ -106,7 +106,7 @@ func TestFunctionRefused(t *testing.T) {
 }
 
 // Each node of a Cluster supports functions or not, and stores its own.
-func TestFunctionCluster(t *testing.T) {
+func TestServerFunctionCluster(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	serverWithFunctions(t)

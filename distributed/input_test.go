@@ -306,7 +306,7 @@ func (c *restricted) checkLog(t *testing.T) {
 
 // The documented rights suffice on a Cluster, too: to find a key's master, to continue while its
 // slot moves, and to subscribe.
-func TestInputRightsOnCluster(t *testing.T) {
+func TestServerRightsOnCluster(t *testing.T) {
 	t.Parallel()
 	c := startRestricted(t)
 	ctx := context.Background()
@@ -332,7 +332,7 @@ func TestInputRightsOnCluster(t *testing.T) {
 
 // With the rights that are documented for Concurrency, processes on a Cluster share places, receive
 // the message that a place is free, and continue while the slot of all their keys moves.
-func TestInputRightsOfLeases(t *testing.T) {
+func TestServerRightsOfLeases(t *testing.T) {
 	t.Parallel()
 	c := startRestricted(t, "+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+zadd", "+zrem", "+zrangebyscore", "+del")
 	ctx := context.Background()
@@ -370,7 +370,7 @@ func TestInputRightsOfLeases(t *testing.T) {
 // right to run them.
 var greetingCommands = map[any]bool{"client|setinfo": true, "client|maint_notifications": true, "client": true}
 
-func TestInputRights(t *testing.T) {
+func TestServerRights(t *testing.T) {
 	t.Parallel()
 	s := redistest.Start(t)
 	ctx := context.Background()
@@ -420,7 +420,7 @@ func TestInputRights(t *testing.T) {
 
 // The error names the cause if a server requires a password, runs no scripts, is too old, or the
 // client is closed.
-func TestInputServer(t *testing.T) {
+func TestServerInput(t *testing.T) {
 	plan := named(throttle.PerSecond(5))
 	t.Run("password", func(t *testing.T) {
 		s := miniredis.RunT(t)
@@ -466,7 +466,7 @@ func onlyKey(t *testing.T, rdb *redis.Client) string {
 
 // If the value under the key is not a state, is cut off, or is of a later release, nothing is
 // admitted and the value stays as it is.
-func TestInputStoredValue(t *testing.T) {
+func TestServerStoredValue(t *testing.T) {
 	s, ctx := redistest.Start(t), context.Background()
 	rdb := s.Client()
 	for _, tier := range []throttle.Tier{per(hour, 50, throttle.TokenBucket), per(hour, 50, throttle.SlidingLog), per(hour, 50, throttle.SlidingWindow)} {
@@ -513,7 +513,7 @@ func TestInputStoredValue(t *testing.T) {
 }
 
 // Keys in Redis are hashes, because a policy's name and a Group's keys may be secret.
-func TestInputKeysAreHashed(t *testing.T) {
+func TestServerKeysAreHashed(t *testing.T) {
 	s, ctx := redistest.Start(t), context.Background()
 	rdb := s.Client()
 	store := distributed.New(rdb, distributed.Options{Prefix: "limits:"})

@@ -214,6 +214,7 @@ func startMembers(t *testing.T, s *miniredis.Miniredis, delays ...time.Duration)
 // startWorkers starts n workers, which wait for their tasks.
 func startWorkers(t *testing.T, n int) []*worker {
 	t.Helper()
+	soak.Long(t, "needs several processes")
 	workers := make([]*worker, n)
 	for i := range workers {
 		w := &worker{t: t, number: i, cmd: exec.Command(os.Args[0]), ended: make(chan struct{})}

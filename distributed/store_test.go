@@ -11,13 +11,12 @@ import (
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redismem"
-	"github.com/apithrottle/throttle/internal/redistest"
 	"github.com/apithrottle/throttle/store"
 	"github.com/apithrottle/throttle/store/storetest"
 )
 
 // The store keeps the contract of package store, in virtual time and with a real server.
-func TestStore(t *testing.T) {
+func TestServerKeepsContract(t *testing.T) {
 	t.Parallel()
 	t.Run("virtual", func(t *testing.T) {
 		t.Parallel()
@@ -25,7 +24,7 @@ func TestStore(t *testing.T) {
 	})
 	t.Run("redis", func(t *testing.T) {
 		t.Parallel()
-		server := redistest.Start(t)
+		server := startForSeconds(t)
 		storetest.Run(t, storetest.Config{
 			Open: func(t testing.TB) store.Store {
 				return distributed.New(server.Client(), distributed.Options{Prefix: t.Name(), Timeout: 20 * sec})

@@ -1111,6 +1111,16 @@ func miniServer(t testing.TB) (*subject, *miniredis.Miniredis) {
 	return newSubject(t, rdb, scriptSource(), m.SetTime), m
 }
 
+// serverSubject returns a subject on a real server, for what miniSubject plays too.
+func serverSubject(t testing.TB) *subject {
+	t.Helper()
+	soak.Long(t, inMemoryToo)
+	return realSubject(t)
+}
+
+// inMemoryToo is why -short leaves out what is played on a real server, as well as on miniredis.
+const inMemoryToo = "plays on a server what is played in memory"
+
 func realSubject(t testing.TB) *subject {
 	return newSubject(t, redistest.Start(t).PatientClient(), asScript(clockedScript), nil)
 }
@@ -1238,8 +1248,11 @@ func compare(t testing.TB, s *subject, m *twin, at int64, st step) []int64 {
 func TestTwins(t *testing.T) {
 	t.Parallel()
 	t.Run("miniredis", func(t *testing.T) { playRandom(t, miniSubject(t), soak.Times(4_000)) })
-	t.Run("redis", func(t *testing.T) { playRandom(t, realSubject(t), soak.Times(10_000)) })
-	t.Run("function", func(t *testing.T) { playRandom(t, functionSubject(t), soak.Times(50_000)) })
+	t.Run("redis", func(t *testing.T) { playRandom(t, serverSubject(t), soak.Times(10_000)) })
+	t.Run("function", func(t *testing.T) {
+		soak.Long(t, inMemoryToo)
+		playRandom(t, functionSubject(t), soak.Times(50_000))
+	})
 }
 
 var update = flag.Bool("update", false, "write the twin's answers into the traces in testdata")

@@ -89,6 +89,7 @@ type fleet struct {
 
 // start starts a worker. kill kills it with SIGKILL.
 func (f *fleet) start() (kill func()) {
+	soak.Long(f.t, "needs several processes")
 	f.t.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), asWorker+"="+f.path+"\n"+f.spec)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/host"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 func init() { stopInside = stopAndGo }
@@ -46,6 +47,7 @@ func stopAndGo(path string) {
 // error names the stopped process. When that process continues, the others do too, and no charge is
 // lost.
 func TestStoppedProcess(t *testing.T) {
+	soak.Long(t, "stops a process for seconds")
 	for _, tc := range []struct {
 		name   string
 		signal syscall.Signal

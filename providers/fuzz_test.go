@@ -19,6 +19,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/providers"
 )
 
@@ -356,7 +357,8 @@ func FuzzResponses(f *testing.F) {
 	for i, s := range all {
 		f.Add(uint16(i), uint8(0), false, 429, "X-Reset", date, "", []byte(strings.Repeat(`{"a":[`, 500)))
 		for j, r := range s.profile.Rules {
-			for _, value := range values {
+			for k := range min(len(values), soak.Times(len(values))) {
+				value := values[(i+j+k)%len(values)]
 				f.Add(uint16(i), uint8(j), false, r.Status, "X-Reset", date, value, []byte(nil))
 				f.Add(uint16(i), uint8(j), true, r.Status, "X-Reset", date, value, []byte(nil))
 			}

@@ -14,6 +14,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 const throttle = "github.com/apithrottle/throttle"
@@ -57,6 +59,7 @@ type User struct {
 // "". All other modules come from the module cache.
 func NewUser(t *testing.T, version string) *User {
 	t.Helper()
+	soak.Long(t, "compiles everything anew, from a module proxy")
 	mod := readFile(t, "go.mod")
 	path, _, _ := strings.Cut(strings.TrimPrefix(mod, "module "), "\n")
 	_, after, found := strings.Cut(mod, throttle+" v")
@@ -83,6 +86,12 @@ func NewUser(t *testing.T, version string) *User {
 func (u *User) Go(args ...string) string {
 	u.t.Helper()
 	return run(u.t, u.Dir, u.env, args...)
+}
+
+// Shell runs a command line and returns what it writes to its standard output.
+func (u *User) Shell(command string) string {
+	u.t.Helper()
+	return runCommand(u.t, u.Dir, u.env, "sh", "-c", command)
 }
 
 // publish writes a version of the module in a directory to a proxy.
@@ -145,13 +154,18 @@ func readFile(t *testing.T, name string) string {
 
 func run(t *testing.T, dir string, env []string, args ...string) string {
 	t.Helper()
-	cmd := exec.Command("go", args...)
+	return runCommand(t, dir, env, "go", args...)
+}
+
+func runCommand(t *testing.T, dir string, env []string, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("go %s: %v\n%s%s", strings.Join(args, " "), err, out, &stderr)
+		t.Fatalf("%s %s: %v\n%s%s", name, strings.Join(args, " "), err, out, &stderr)
 	}
 	return strings.TrimSpace(string(out))
 }

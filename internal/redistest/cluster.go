@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // A Cluster is a Redis Cluster with its slots evenly distributed over its masters.
@@ -23,6 +25,7 @@ type Cluster struct {
 // masters and a replica each, a lost master is replaced within seconds.
 func StartCluster(t testing.TB, masters, replicas int) *Cluster {
 	t.Helper()
+	soak.Long(t, "needs several servers")
 	const slots = 16384
 	c := &Cluster{t: t, ids: make(map[*Server]string)}
 	for i := range masters * (1 + replicas) {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 const masterName = "throttle"
@@ -25,6 +27,7 @@ type Sentinel struct {
 // which takes two or three seconds.
 func StartSentinel(t testing.TB) *Sentinel {
 	t.Helper()
+	soak.Long(t, "needs several servers")
 	s := &Sentinel{t: t, Master: Start(t)}
 	s.Replica = Start(t, "--replicaof", host, strconv.Itoa(s.Master.port))
 	s.Replica.untilSynced()

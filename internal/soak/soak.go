@@ -1,16 +1,35 @@
-// Package soak scales the random tests, which are short in "make test" and long in "make soak".
+// Package soak scales the random tests: they are short in "make test", full in "make check" and long
+// in "make soak".
 package soak
 
 import (
 	"os"
 	"strconv"
+	"testing"
 )
 
-// Times returns n times the factor in $THROTTLE_SOAK, or n if that is not a number above 1.
+// fewer divides what a test plays under -short, and with the race detector, which takes six times as
+// long and finds nothing in another thousand seeds.
+const fewer = 5
+
+// Times returns n times the factor in $THROTTLE_SOAK. If that is not a number above 0, it returns n, or
+// a fifth of it, but 1 at least, under -short or with the race detector.
 func Times(n int) int {
 	factor, err := strconv.Atoi(os.Getenv("THROTTLE_SOAK"))
-	if err != nil || factor < 1 {
-		return n
+	switch {
+	case err == nil && factor > 0:
+		return n * factor
+	case testing.Short() || race:
+		return max(1, n/fewer)
 	}
-	return n * factor
+	return n
+}
+
+// Long skips a test under -short, with the reason. It is for tests that need several servers, several
+// processes or many seconds, and for models that another test plays in memory. "make check" runs them.
+func Long(t testing.TB, why string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("left out by -short: " + why)
+	}
 }

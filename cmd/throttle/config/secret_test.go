@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/goccy/go-yaml"
 )
 
@@ -102,7 +103,8 @@ func TestSecretsStaySecret(t *testing.T) {
 			t.Errorf("a secret is shown: %s\n%v", text, err)
 		}
 	}
-	for i := range planted {
+	step := len(planted) / soak.Times(len(planted)) // 1, or more to leave some out
+	for i := 0; i < len(planted); i += max(1, step) {
 		try(planted[:i])
 		try(planted[:i] + planted[i+1:])
 		if t.Failed() {

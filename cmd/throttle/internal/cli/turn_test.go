@@ -19,6 +19,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/host"
 	"github.com/apithrottle/throttle/internal/redistest"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/throttletest"
 )
 
@@ -41,6 +42,7 @@ func TestExecInTurn(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("date has no nanoseconds here")
 	}
+	soak.Long(t, "runs many processes")
 	t.Parallel()
 	for name, flags := range map[string][]string{
 		"file":  {"--file", filepath.Join(t.TempDir(), "quotas.db")},

@@ -16,6 +16,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/simulate"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // played is how a batch goes with a throttle.Limiter.
@@ -158,7 +159,7 @@ func randomBatch(r *rand.Rand) simulate.Batch {
 // TestLikeALimiter plays random policies with a Limiter, too. Each request is admitted at the same
 // nanosecond.
 func TestLikeALimiter(t *testing.T) {
-	for seed := range uint64(200) {
+	for seed := range uint64(soak.Times(200)) {
 		b := randomBatch(rand.New(rand.NewPCG(seed, 16)))
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			began := time.Now()
@@ -197,8 +198,8 @@ func BenchmarkPlay(b *testing.B) {
 
 // TestSkip compares runs that skip what recurs with runs that don't.
 func TestSkip(t *testing.T) {
-	skipped := 0
-	for seed := range uint64(200) {
+	skipped, seeds := 0, soak.Times(200)
+	for seed := range uint64(seeds) {
 		b := randomBatch(rand.New(rand.NewPCG(seed, 19)))
 		b.Count *= 20
 		b.Answers = b.Answers.Truncate(time.Millisecond)
@@ -233,16 +234,16 @@ func TestSkip(t *testing.T) {
 			t.Errorf("%s: segments %v, without skipping %v", about, g, w)
 		}
 	}
-	if skipped < 40 {
-		t.Errorf("%d of 200 runs skipped what recurs", skipped)
+	if skipped < seeds/5 {
+		t.Errorf("%d of %d runs skipped what recurs", skipped, seeds)
 	}
 	t.Log(skipped)
 }
 
 // TestEnough compares the number of workers that are enough with one less.
 func TestEnough(t *testing.T) {
-	found := 0
-	for seed := range uint64(100) {
+	found, seeds := 0, soak.Times(100)
+	for seed := range uint64(seeds) {
 		b := randomBatch(rand.New(rand.NewPCG(seed, 20)))
 		b.Workers = 1 + int64(seed%4)
 		length := func(workers int64) time.Duration {
@@ -273,7 +274,7 @@ func TestEnough(t *testing.T) {
 		}
 		found++
 	}
-	if found < 20 {
-		t.Errorf("more workers help in %d of 100 batches", found)
+	if found < seeds/5 {
+		t.Errorf("more workers help in %d of %d batches", found, seeds)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/simulate"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // A fate is what became of a request.
@@ -107,7 +108,7 @@ func randomTrace(r *rand.Rand, mean time.Duration, units int) (trace []simulate.
 // TestTrafficLikeALimiter compares what becomes of each request of random traces with what a Limiter
 // does, to the microsecond.
 func TestTrafficLikeALimiter(t *testing.T) {
-	for seed := range uint64(200) {
+	for seed := range uint64(soak.Times(200)) {
 		r := rand.New(rand.NewPCG(seed, 17))
 		b := randomBatch(r)
 		var units []string
@@ -141,7 +142,7 @@ func TestTrafficLikeALimiter(t *testing.T) {
 // Traffic knows how long each waits. A Limiter knows it at the end of the wait only, if a late response
 // is the reason, and may have counted that request for those behind it until then.
 func TestTrafficMaxWait(t *testing.T) {
-	for seed := range uint64(200) {
+	for seed := range uint64(soak.Times(200)) {
 		r := rand.New(rand.NewPCG(seed, 18))
 		b := randomBatch(r)
 		delete(b.Cost, "tokens")

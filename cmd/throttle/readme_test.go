@@ -1,0 +1,178 @@
+package main_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/apithrottle/throttle/internal/published"
+	"github.com/apithrottle/throttle/internal/soak"
+)
+
+// root is the directory of the library.
+const root = "../.."
+
+// TestReadme runs each command of README.md as a reader of it does: those for a clone in a copy of the
+// tree, those for users of a published version with a module proxy that has this tree, and those of the
+// command as the README installs it. They have no network: modules come from the module cache. It runs
+// no "make test", of which it is a part.
+func TestReadme(t *testing.T) {
+	soak.Long(t, "compiles everything anew, and runs a batch")
+	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	commands := commandsOf(string(text))
+	r := &reader{T: t, clone: copyOfTree(t), bin: t.TempDir(), state: t.TempDir(), user: published.NewUser(t, "v0.1.1")}
+	r.user.Go("mod", "init", "example.com/user")
+	for _, c := range commands {
+		r.run(c)
+	}
+	if len(commands) < 7 {
+		t.Errorf("README.md has only the commands %q", commands)
+	}
+}
+
+var (
+	commandBlock = regexp.MustCompile("(?ms)^```(sh|console)\n(.*?)^```$")
+	commandText  = regexp.MustCompile("`(go (?:get|run|install) [^`]+)`")
+)
+
+// commandsOf returns the commands in a page: the lines of its sh blocks, the lines of its console blocks
+// that begin with a dollar, and those of the go command in its text.
+func commandsOf(page string) (commands []string) {
+	for _, b := range commandBlock.FindAllStringSubmatch(page, -1) {
+		for line := range strings.Lines(b[2]) {
+			command, found := strings.CutPrefix(line, "$ ")
+			if found || b[1] == "sh" {
+				command, _, _ = strings.Cut(command, " #")
+				commands = append(commands, strings.TrimSpace(command))
+			}
+		}
+	}
+	for _, m := range commandText.FindAllStringSubmatch(page, -1) {
+		commands = append(commands, m[1])
+	}
+	return commands
+}
+
+// A reader types the commands of the README.
+type reader struct {
+	*testing.T
+	clone, bin, state string
+	user              *published.User
+}
+
+// shows has what some commands must print.
+var shows = map[string]string{"go run ./examples/coinbase": "refused      0\n", "throttle exec": "turn came\n"}
+
+func (r *reader) run(command string) {
+	r.Helper()
+	var out string
+	switch {
+	case command == "make test":
+		return
+	case strings.Contains(command, " github.com/apithrottle/"): // once published
+		out = r.user.Shell(command)
+	case strings.HasPrefix(command, "throttle proxy "):
+		r.proxy(command)
+		return
+	default:
+		out = r.shell(strings.Replace(command, "curl …", "echo turn came", 1))
+	}
+	for prefix, want := range shows {
+		if strings.HasPrefix(command, prefix) && !strings.Contains(out, want) {
+			r.Errorf("%s prints\n%s\nwant %q in it", command, out, want)
+		}
+	}
+}
+
+// command returns a command in the clone, which installs to r.bin.
+func (r *reader) command(ctx context.Context, command string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "sh", "-c", "exec "+command)
+	cmd.Dir = r.clone
+	cmd.Env = append(os.Environ(), "GOPROXY=off", "GOWORK=", "GOBIN="+r.bin, "XDG_STATE_HOME="+r.state,
+		"PATH="+r.bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	return cmd
+}
+
+func (r *reader) shell(command string) string {
+	r.Helper()
+	var stderr bytes.Buffer
+	cmd := r.command(r.Context(), command)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		r.Fatalf("%s: %v\n%s%s", command, err, out, &stderr)
+	}
+	return string(out)
+}
+
+// proxy runs the proxy with the file of docs/proxy.md until it listens.
+func (r *reader) proxy(command string) {
+	r.Helper()
+	page, err := os.ReadFile(filepath.Join(root, "docs", "proxy.md"))
+	if err != nil {
+		r.Fatal(err)
+	}
+	_, file, _ := strings.Cut(string(page), "```yaml throttle.yaml\n")
+	file, _, _ = strings.Cut(file, "```\n")
+	if err := os.WriteFile(filepath.Join(r.clone, "throttle.yaml"), []byte(file), 0o600); err != nil {
+		r.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := r.command(ctx, command+" --listen 127.0.0.1:0")
+	log, err := cmd.StderrPipe()
+	if err != nil {
+		r.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		r.Fatal(err)
+	}
+	var lines []string
+	for s := bufio.NewScanner(log); s.Scan(); {
+		if lines = append(lines, s.Text()); strings.Contains(s.Text(), "the proxy listens") {
+			cancel()
+			_ = cmd.Wait() // killed
+			return
+		}
+	}
+	r.Errorf("%s ends: %v\n%s", command, cmd.Wait(), strings.Join(lines, "\n"))
+}
+
+// copyOfTree returns a copy of the files that a clone has, as they are now.
+func copyOfTree(t *testing.T) string {
+	t.Helper()
+	list := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	list.Dir = root
+	names, err := list.Output()
+	if err != nil {
+		t.Fatalf("the tree is no clone: %v", err)
+	}
+	dir := t.TempDir()
+	for _, name := range strings.Split(strings.TrimSuffix(string(names), "\x00"), "\x00") {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if os.IsNotExist(err) {
+			continue // deleted since the last commit
+		}
+		to := filepath.Join(dir, name)
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(to), 0o755)
+		}
+		if err == nil {
+			err = os.WriteFile(to, text, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
