@@ -275,7 +275,11 @@ func (l *Limiter) chargeThrough(ctx context.Context, t queue.Turn, d demand, cha
 		outer.leaveScopes()
 		return queue.Result{}, nil, &queue.Final{Err: outer.revision.refuse(ErrNeedsPermit, -1, 0)}
 	}
-	if err = ctx.Err(); err == nil { // else the queue has recalled the caller
+	switch err = ctx.Err(); {
+	case err != nil: // the queue has recalled the caller
+	case t.Overtakes != nil && t.Overtakes():
+		decision = notYet.Decision
+	default:
 		decision, err = rev.quota.TryAcquire(ctx, t.Request)
 	}
 	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || outer.expired() {

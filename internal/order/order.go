@@ -84,11 +84,26 @@ func (o *Order) IsFirst(p *Place) bool {
 	return o.first() == p
 }
 
+// IsAhead reports whether some place is ahead of a caller of a rank and a number.
+func (o *Order) IsAhead(rank time.Time, number uint64) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	first := o.first()
+	return first != nil && first.before(&Place{rank: rank, number: number})
+}
+
 func (o *Order) first() *Place {
 	if len(o.places) == 0 {
 		return nil
 	}
 	return o.places[0]
+}
+
+func (p *Place) before(o *Place) bool {
+	if !p.rank.Equal(o.rank) {
+		return p.rank.Before(o.rank)
+	}
+	return p.number < o.number
 }
 
 // wakeFirst wakes the first place if it was not the first before a change of p.
@@ -103,12 +118,7 @@ type places []*Place
 
 func (s places) Len() int { return len(s) }
 
-func (s places) Less(i, j int) bool {
-	if !s[i].rank.Equal(s[j].rank) {
-		return s[i].rank.Before(s[j].rank)
-	}
-	return s[i].number < s[j].number
-}
+func (s places) Less(i, j int) bool { return s[i].before(s[j]) }
 
 func (s places) Swap(i, j int) {
 	s[i], s[j] = s[j], s[i]

@@ -30,6 +30,20 @@ func (q *Queue) goAway(w *waiter) {
 	q.waiters.remove(w)
 }
 
+// overtakes reports whether a caller ahead of a waiter that is away waits for the quota.
+func (q *Queue) overtakes(w *waiter) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if _, away := q.away[w]; !away {
+		return false
+	}
+	if q.config.Order != nil {
+		return q.config.Order.IsAhead(w.rank, w.number)
+	}
+	first := q.waiters.first()
+	return first != nil && first.before(w.rank, w.number)
+}
+
 // addAway adds the cost of a waiter to the cost of those that are away.
 func (q *Queue) addAway(w *waiter) {
 	if q.awayCost == nil {

@@ -289,6 +289,9 @@ type Turn struct {
 	// StepAside lets the callers behind, and those in other queues of the quota, go ahead until Ask
 	// returns. Ask calls it when the caller waits for another quota.
 	StepAside func()
+	// Overtakes reports whether the caller has stepped aside and a caller ahead of it waits for this
+	// quota now. Ask then leaves the quota to that caller.
+	Overtakes func() bool
 }
 
 // A Hold describes how a caller waits that needs the same time of several quotas.

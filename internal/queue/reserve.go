@@ -112,7 +112,8 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 	}
 	turn, asking, ask, quota := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask, q.config.Quota
 	if ask != nil {
-		turn.Away, turn.StepAside = slices.Clone(q.awayCost), func() { q.stepAside(self) }
+		turn.Away = slices.Clone(q.awayCost)
+		turn.StepAside, turn.Overtakes = func() { q.stepAside(self) }, func() bool { return q.overtakes(self) }
 		var cancel func()
 		asking, cancel = context.WithCancel(ctx)
 		q.cancel = cancel
