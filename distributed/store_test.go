@@ -27,7 +27,7 @@ func TestServerKeepsContract(t *testing.T) {
 		server := startForSeconds(t)
 		storetest.Run(t, storetest.Config{
 			Open: func(t testing.TB) store.Store {
-				return distributed.New(server.Client(), distributed.Options{Prefix: t.Name(), Timeout: 20 * sec})
+				return distributed.New(server.PatientClient(), distributed.Options{Prefix: t.Name(), Timeout: 20 * sec})
 			},
 			RealTime:       true,
 			Lag:            sec,
