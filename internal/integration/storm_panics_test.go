@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -236,12 +237,14 @@ type stormQuota struct {
 	*throttle.Limiter
 	changingProvider
 	policy     throttle.Policy // the first
-	unobserved bool            // a policy had no Observer
+	unobserved atomic.Bool     // a policy had no Observer
 }
 
 // set records that a policy comes into force, surely when the returned function is called.
 func (q *stormQuota) set(p throttle.Policy) (done func()) {
-	q.unobserved = q.unobserved || p.Observer == nil
+	if p.Observer == nil {
+		q.unobserved.Store(true)
+	}
 	return q.change(p.Tiers)
 }
 
@@ -516,7 +519,7 @@ func (w *panicWorld) request(c *stormCaller) {
 }
 
 // observed reports whether the innermost policy of the caller has had an Observer all the time.
-func (c *stormCaller) observed() bool { return !c.handle.quotas[0].unobserved }
+func (c *stormCaller) observed() bool { return !c.handle.quotas[0].unobserved.Load() }
 
 // sent tells the provider of a request that arrives within the guard.
 func (w *panicWorld) sent(c *stormCaller, cost throttle.Cost) *sentRequest {
