@@ -252,7 +252,6 @@ func (q *stormQuota) set(p throttle.Policy) (done func()) {
 type stormHandle struct {
 	*throttle.Limiter
 	quotas []*stormQuota
-	closed bool
 }
 
 func newPanicWorld(s *storm) *panicWorld {
@@ -459,7 +458,6 @@ func (w *panicWorld) disturb(r *rand.Rand) {
 	case 2:
 		h := &w.handles[r.IntN(len(w.handles))]
 		if h.Limiter != q.Limiter && len(h.quotas) > 1 {
-			h.closed = true
 			h.Close()
 		}
 	default:
@@ -685,7 +683,7 @@ func (w *panicWorld) check() {
 		}
 	}
 	for i, h := range w.handles {
-		if h.closed || h.isClosed() {
+		if h.isClosed() {
 			continue
 		}
 		if problem := leftOver(h.Limiter); problem != "" {
@@ -694,7 +692,7 @@ func (w *panicWorld) check() {
 		}
 	}
 	for i, h := range w.handles {
-		if h.closed || h.isClosed() {
+		if h.isClosed() {
 			continue
 		}
 		p, err := h.TryAcquire(h.capacity())
