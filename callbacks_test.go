@@ -116,6 +116,9 @@ func (c callbackCase) transport(l *throttle.Limiter, at func(string) func(), met
 		Meter: func(*http.Response) throttle.Meter { at("Meter")(); return meter },
 		Base: roundTripper(func(r *http.Request) (*http.Response, error) {
 			at("Base")()
+			if err := r.Context().Err(); err != nil { // a panic after the context's end would be in no caller's goroutine
+				return nil, err
+			}
 			switch r.URL.Path {
 			case "/refused":
 				return trAnswer(http.StatusTooManyRequests, "Retry-After", "60"), nil
