@@ -45,7 +45,7 @@ test: redis
 	$(call skips,$(SHORT) -p 4 ./... && cd cmd/throttle && $(SHORT) ./...)
 
 # check runs everything else that must hold before a change lands, one after the other, and each module
-# in itself. It takes a quarter of an hour on two processors.
+# in itself. The commands of README.md, and so the example, run in the tests of cmd/throttle.
 check: lint
 	$(MAKE) --no-print-directory race
 	$(MAKE) --no-print-directory soak SOAK=2

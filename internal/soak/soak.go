@@ -1,5 +1,5 @@
-// Package soak scales the random tests: they are short in "make test", full in "make check" and long
-// in "make soak".
+// Package soak scales the random tests: they are short in "make test" and "make race", and long
+// in "make soak", which "make check" runs.
 package soak
 
 import (
