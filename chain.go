@@ -17,8 +17,8 @@ import (
 // quotas, or charged in none. If a quota would lie inside itself, every call of the returned
 // Limiter returns an error. Within does not block and is safe for concurrent use.
 //
-// Callers that wait for the inner quota do not take places in the queue of the outer one: only the
-// first of them joins it, when the inner quota has room. Therefore a tenant that has used up its
+// Callers that wait for the inner quota do not take places in the queue of the outer one: they join
+// it in their order when the inner quota has room for them. Therefore a tenant that has used up its
 // own quota does not delay others while the shared quota is idle. Callers that wait for the inner
 // quota are admitted in the order of their classes and arrival, whichever Limiter of it they use;
 // callers that wait for an outer quota do not hold up the others. On a store that reserves times, as

@@ -379,7 +379,7 @@ func (d *demand) joined(ctx context.Context, ahead int) {
 	d.observed.join(ctx, ahead)
 }
 
-// recostFor returns the cost of the demand as it is estimated now, or nil if it stays the same.
+// recost returns the cost of the demand as it is estimated now, or nil if it stays the same.
 func (c *compiledPolicy) recost(d *demand) []int64 {
 	if !c.estimates {
 		return nil
