@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/internal/soak"
 )
 
 // full are policies under which a request has to wait for minutes or longer, or is not admitted at all,
@@ -117,6 +118,7 @@ func waitingFor(t testing.TB, l *throttle.Limiter) int {
 // TestRefusalAllocs checks that a refusal allocates at most 1 KB for each scope, under any policy, with and without
 // other callers that wait.
 func TestRefusalAllocs(t *testing.T) {
+	soak.NoRace(t, "it empties pools at random")
 	for name, p := range full() {
 		for _, c := range []crowd{
 			{p, false, false, 0}, {p, false, true, 0}, {p, false, true, 1}, {p, false, false, 1000},

@@ -390,6 +390,7 @@ func TestChangeBeforeTheReply(t *testing.T) {
 		jobs := throttle.Policy{Name: "changed", Tiers: []throttle.Tier{{Limit: 1, Window: sec, Unit: "jobs"}}}
 		l := limiter(t, jobs, distributed.New(near(t, s), distributed.Options{}))
 		var admitted []int
+		var mu sync.Mutex
 		var wg sync.WaitGroup
 		for i := range 2 {
 			wg.Go(func() { // the first costs nothing yet, so it asks by itself
@@ -398,6 +399,8 @@ func TestChangeBeforeTheReply(t *testing.T) {
 					t.Error(err)
 				}
 				p.Release()
+				mu.Lock()
+				defer mu.Unlock()
 				admitted = append(admitted, i)
 			})
 			if time.Sleep(time.Microsecond); i == 0 {

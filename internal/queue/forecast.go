@@ -20,6 +20,9 @@ type forecasts struct {
 	current    *forecast // nil if there is none
 	next       *forecast // replaces current when it reaches as far; nil if there is none
 	extendedAt time.Time
+	// early reports that a forecast was made while a quota that does not reserve was asked. It then
+	// takes the request for charged, which it may not have been.
+	early bool
 }
 
 // A forecast is a forecast of one copy of the quota.
@@ -84,6 +87,7 @@ func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
 	if f.Forecast == nil {
 		return nil
 	}
+	q.forecasts.early = q.forecasts.early || len(q.asking) > 0 && q.reserver == nil
 	for _, w := range q.asking {
 		for u, n := range w.Request.Cost {
 			f.cost[u] -= n

@@ -237,6 +237,10 @@ func (q *Queue) applyReply(got []store.Decision, err error, generation int, inte
 	if q.fast != nil && len(got) > 0 && got[0].Verdict == store.Admitted {
 		q.admitMore(now)
 	}
+	if q.forecasts.early { // a newcomer may have joined that is late
+		q.forecasts = forecasts{}
+		q.review(now, q.steps(now))
+	}
 	var self *waiter
 	if q.reserver == nil {
 		self = asked[0]

@@ -25,6 +25,15 @@ func Times(n int) int {
 	return n
 }
 
+// NoRace skips a test with the race detector, with the reason. It is for tests of memory. "make test" and
+// "make soak" run them.
+func NoRace(t testing.TB, why string) {
+	t.Helper()
+	if race {
+		t.Skip("left out by the race detector: " + why)
+	}
+}
+
 // Long skips a test under -short, with the reason. It is for tests that need several servers, several
 // processes or many seconds, and for models that another test plays in memory. "make check" runs them.
 func Long(t testing.TB, why string) {
