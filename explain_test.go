@@ -257,7 +257,8 @@ func TestExplainIsTrue(t *testing.T) {
 				if !errors.As(e.Err, &want) || !errors.As(err, &got) || want.Err != got.Err || want.Bound != got.Bound || took > 0 {
 					t.Errorf("seed %d, %v: Err is %v, and Acquire returned %v after %v", seed, policies, e.Err, err, took)
 				}
-			case err == nil && (took < e.Wait && e.Wait < 1<<62 || isExact && took != e.Wait):
+			// Callers of nested limits that wait ahead may return what an outer quota has charged them.
+			case err == nil && (took < e.Wait && e.Wait < 1<<62 && (len(policies) == 1 || e.Ahead == 0) || isExact && took != e.Wait):
 				t.Errorf("seed %d, %v: waited for %v, exact %v: %v", seed, policies, took, isExact, e)
 			case isExact && err != nil:
 				t.Errorf("seed %d, %v: %v after %v: %v", seed, policies, err, took, e)
