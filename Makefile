@@ -48,7 +48,7 @@ test: redis
 # in itself. The commands of README.md, and so the example, run in the tests of cmd/throttle.
 check: lint
 	$(MAKE) --no-print-directory race
-	$(MAKE) --no-print-directory soak SOAK=2
+	$(MAKE) --no-print-directory soak SOAK=1
 	$(MAKE) --no-print-directory valkey
 	$(MAKE) --no-print-directory modules
 	$(MAKE) --no-print-directory suites SUITES=quick
