@@ -205,6 +205,11 @@ func checkConvertTwins(t *testing.T, s *subject, seeds int) {
 			compare(t, s, m, at, step{op: opStatus})
 		}
 		play()
+		if g.IntN(2) == 0 { // what is due by then lands under the plan before
+			gap := g.Int64N(20_000_000)
+			at, m.now, m.wall = at+gap, m.now+gap, m.wall+gap
+			m.advance(m.now)
+		}
 		ledger := after.Convert(*m.ledger, m.moment(m.frontier))
 		m.adopt(after)
 		m.ledger, m.changed = &ledger, true
@@ -221,4 +226,25 @@ func roundsRefills(before, after *algorithms.Plan) bool {
 		return slices.ContainsFunc(p.Tiers(), func(t algorithms.Tier) bool { return t.Algorithm >= algorithms.TokenBucket })
 	}
 	return has(before) && has(after)
+}
+
+// A bucket drains at its old rate until the change, also if nobody has called since it was used.
+func TestNewRateBeginsWithChange(t *testing.T) {
+	t.Parallel()
+	for _, algorithm := range []string{"token_bucket", "leaky_bucket", "gcra"} {
+		for _, guard := range []time.Duration{0, time.Second} {
+			r := &releases{T: t, subject: realSubject(t), at: 1_700_000_000_000_000}
+			for _, limit := range []string{"10/m", "60/m"} {
+				r.plans = append(r.plans, planOf(t, guard, limit+";burst=10;algo="+algorithm))
+			}
+			r.subject.begin(r.plans[0])
+			if got := r.reserveUnits(0, 10, 1); got != 10 {
+				t.Fatalf("%s: got %d admitted, want 10", algorithm, got)
+			}
+			r.at += (30*time.Second + guard).Microseconds()
+			if got := r.reserveUnits(1, 10, 1); got != 5 {
+				t.Errorf("%s, guard %v: got %d admitted after 30 s at 10 in a minute, want 5", algorithm, guard, got)
+			}
+		}
+	}
 }

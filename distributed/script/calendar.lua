@@ -19,7 +19,7 @@ local knownUntil -- nothing is reserved from this instant on
 -- units that landed in it, reported the last reported percentage of the limit, and last the instant
 -- of that landing.
 local function calendar(unit, limit, longest, decides)
-  local first, second, third, fourth, fifth = 0, 0, 0, 0, 0 -- periods begin
+  local first, second, third, fourth, fifth -- periods begin
   local ends, count, reported, last
   local rule = {reopens = true}
 
@@ -34,9 +34,10 @@ local function calendar(unit, limit, longest, decides)
   end
 
   -- Returns a problem if the clocks of the caller and the server differ too much.
-  function rule.load(words, at)
+  function rule.load(words, at, _, _, _, foreign)
     ends, count, reported, last = parse('>I7I7I7I7', words, at)
-    if not decides then return end
+    first, second, third, fourth, fifth = 0, 0, 0, 0, 0
+    if foreign or not decides then return end
     first, second, third, fourth, fifth = argument(), argument(), argument(), argument(), argument()
     if wall < first or wall >= fourth then return 'clocks of the client and the server are more than a period apart' end
     knownUntil = min(knownUntil, (wall < second and third or wall < third and fourth or fifth) - drift)

@@ -1,9 +1,9 @@
 -- convert.lua: converts the charges of a state to a changed policy. Units: µs.
 -- Twin: algorithms/convert.go.
 -- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, pack.lua, plan.lua,
--- queue.lua, reading.lua, rule.lua, slidinglog.lua, state.lua, tiers.lua.
+-- pause.lua, queue.lua, reading.lua, rule.lua, save.lua, slidinglog.lua, state.lua, tail.lua, tiers.lua.
 -- Gives: convert.
--- Sets: body, capacities, columns, cursor, image, inline, state.
+-- Sets: body, capacities, columns, cursor, image, inline, probe, ringsAt, state.
 --
 -- A tier takes over from the old tier of its algorithm, window (for a calendar: period and zone) and
 -- unit; of several, from the most used one. Any other tier starts with the largest use of an old
@@ -15,6 +15,9 @@
 -- the plan with its guest tiers. If tiers share what they keep, it may exceed the capacity of one
 -- of them, and a log has room for all stamps in view.
 --
+-- What has passed until now has passed under the old plan: requests that have landed since the last
+-- call land in the old tiers, and its buckets have drained at their rate.
+--
 -- Requests in flight stay in flight. Clock, frontier, pause and generation do not depend on the
 -- policy. The pool is dropped: its reservations are charged in the old tiers, but maybe not in the
 -- new ones. The readings are dropped too, and the units that they charged for others until a reset
@@ -24,9 +27,44 @@ local MOST_STAMPS = 2 ^ 16 -- the most stamps that a log keeps beyond its limit
 local HOUR = 3600000000
 local DAY = 86400000000
 
+-- Lands what is due in the state of another plan, and advances its frontier to now. kept is as for
+-- convert.
+local function catchUp(kept)
+  adopt(planOf(kept.words, kept.plan))
+  image, ringsAt, probe = state, kept.rings - 1, flags % 8 >= 4
+  if loadTiers(true) then return end -- a tier of the new plan has the same problem
+  if tail then tail.commit(false) end
+  advance(now)
+  growRings()
+  local parts, rings, from = {rep('\0', HEAD)}, {}, ringsAt + 1
+  for u = 1, units do parts[1 + u] = pack('>I7', inFlight[u]) end
+  for i = 1, #rules do
+    local rule = rules[i]
+    parts[#parts + 1] = rule.words()
+    if rule.ringWith then
+      local n = #rings + 1
+      rings[n] = rule.ringWith(sub(image, from, from + 7 * capacities[n] - 1))
+      from = from + 7 * capacities[n]
+    end
+  end
+  for i = 1, #rules do
+    if rules[i].groups then putQueue(parts, rules[i].groups) end
+  end
+  putQueue(parts, slots)
+  putRecords(parts, leases, SUMS + units)
+  putRecords(parts, readings, READING)
+  if tail then putRecords(parts, tail.runs, RUN + units) end
+  lengths.slots, lengths.pool, lengths.tail = slots.last - slots.first + 1, 0, tail and #tail.runs or 0
+  setImage(rings)
+  state, body, kept.rings = image .. concat(parts), #image + 1, ringsAt + 1
+end
+
 -- Converts the state of another plan to the plan of a text, with guest tiers, and makes that the
 -- current plan.
 local function convert(words, kept)
+  local present = plan
+  if kept.current then catchUp(kept) end
+  adopt(present)
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
   local unused = rep('\0', 7 * 4)
 

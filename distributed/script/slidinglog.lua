@@ -95,18 +95,31 @@ local function slidingLog(unit, limit, window, unaligned)
     return pack('>I7I7I7', length, place, newest)
   end
 
-  function rule.save()
-    if stampsToSave == 0 then return end
+  -- The bytes of the stamps to save, up to the end of the ring and from its beginning, and where the
+  -- first ones are in the ring.
+  local function toSave()
     local runs, before = {}, 0
     for i = 1, runsToSave do
       runs[i] = rep(pack('>I7', instants[i]), upTo[i] - before)
       before = upTo[i]
     end
     local stamps = sub(concat(runs), -7 * capacity)
-    local first = (placeToSave - #stamps / 7) % capacity
-    local fits = 7 * (capacity - first)
-    call('SETRANGE', key, text(ring + 7 * first), sub(stamps, 1, fits))
-    if #stamps > fits then call('SETRANGE', key, text(ring), sub(stamps, fits + 1)) end
+    local first = 7 * ((placeToSave - #stamps / 7) % capacity)
+    return sub(stamps, 1, 7 * capacity - first), sub(stamps, 7 * capacity - first + 1), first
+  end
+
+  function rule.save()
+    if stampsToSave == 0 then return end
+    local last, wrapped, at = toSave()
+    call('SETRANGE', key, text(ring + at), last)
+    if #wrapped > 0 then call('SETRANGE', key, text(ring), wrapped) end
+  end
+
+  -- The bytes of the ring with the stamps to save.
+  function rule.ringWith(bytes)
+    if stampsToSave == 0 then return bytes end
+    local last, wrapped, at = toSave()
+    return wrapped .. sub(bytes, #wrapped + 1, at) .. last .. sub(bytes, at + #last + 1)
   end
 
   return rule

@@ -44,15 +44,16 @@ local function adopt(p)
   inFlight, open, own, readings, calendars, knownUntil, estimating = {}, {}, {}, {}, {}, NEVER, p.estimated
 end
 
--- Reads the numbers of the tiers, and the queues. Returns the problem, if there is one.
-local function loadTiers()
+-- Reads the numbers of the tiers, and the queues. Returns the problem, if there is one. For a state
+-- to be converted, foreign is true: the call has no periods for its calendar tiers.
+local function loadTiers(foreign)
   local place, queues = body + HEAD + 7 * units, body + plan.front
   local ring, log = ringsAt, 0
   for u = 1, units do inFlight[u] = parse('>I7', state, body + HEAD + 7 * (u - 1)) end
   for i = 1, #rules do
     local algorithm, rule = plan[5 + units + 6 * (i - 1)], rules[i]
     if algorithm == LOG then log = log + 1 end
-    local problem = rule.load(state, place, queues, ring, capacities[log])
+    local problem = rule.load(state, place, queues, ring, capacities[log], foreign)
     if problem then return problem end
     if algorithm == LOG then ring = ring + 7 * capacities[log] end
     if rule.groups then queues = queues + 14 * rule.groups.last end

@@ -18,10 +18,6 @@ import (
 // limit is, if its algorithm, window and unit are the same. Any other tier counts the requests that
 // were admitted since it is there.
 type changingProvider struct {
-	// idleAtNewRate reports that a bucket that was idle before a change of its rate has drained since its
-	// last call at the new rate, as in Redis. Its rate is then judged until the first change.
-	idleAtNewRate bool
-
 	mu   sync.Mutex // guards all below
 	eras []era
 	all  []*sentRequest
@@ -160,12 +156,6 @@ func (p *changingProvider) judgeLife(life []era, end time.Time) string {
 	// And the actual cost of a request may exceed its estimate, which is charged although the tier is full.
 	if t := life[0].tiers[0]; t.Algorithm == throttle.AnchoredWindow || t.Estimated {
 		return ""
-	}
-	switch life[0].tiers[0].Algorithm {
-	case throttle.TokenBucket, throttle.LeakyBucket, throttle.GCRA:
-		if p.idleAtNewRate && len(life) > 1 {
-			life, end = life[:1], life[1].from
-		}
 	}
 	g := newGauge(life[0].tiers)
 	now := 0

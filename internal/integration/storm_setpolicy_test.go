@@ -102,7 +102,6 @@ func (w *policyWorld) open() (closeStore func()) {
 	for i := range 1 + w.IntN(2) {
 		p := throttle.Policy{Name: fmt.Sprint("quota", i), Tiers: []throttle.Tier{w.newTier(w.Rand)}, Guard: w.newGuard(w.Rand)}
 		q := &changingQuota{policy: p, guards: []time.Duration{p.Guard}, noGuard: p.Guard == throttle.NoGuard}
-		q.idleAtNewRate = w.kind == "redis"
 		for range 2 {
 			l := mustNew(w.t, p, w.store)
 			q.setters = append(q.setters, l)
