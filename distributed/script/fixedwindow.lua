@@ -34,10 +34,9 @@ local function fixedWindow(unit, limit, window, phase)
   local index, count, last
   local rule = {reopens = true}
 
-  function rule.load(words, at)
-    index, count, last = parse('>I7I7I7', words, at)
-    index = dated(index, last, window, phase)
-  end
+  function rule.load(words, at) index, count, last = parse('>I7I7I7', words, at) end
+
+  function rule.correct() index = dated(index, last, window, phase) end
 
   -- The number of the window of an instant, after a landing in another one.
   local function indexOf(at, landed, last)

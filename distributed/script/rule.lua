@@ -4,7 +4,8 @@
 --
 -- A rule is functions over the numbers that its tier keeps. Its load(words, place, groups, ring,
 -- capacity) reads them from a state: words contains the tier's numbers from place on, groups is
--- where its groups begin, and ring where its stamps begin, with room for capacity of them.
+-- where its groups begin, and ring where its stamps begin, with room for capacity of them. A rule with
+-- correct is corrected after the clock was set back.
 
 local LOG = 0 -- as in algorithms/counter.go
 local WINDOW = 1

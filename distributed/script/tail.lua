@@ -46,7 +46,7 @@ local function newTail(runs)
   -- since, the runs count in the windows of the clock at their decision.
   function self.commit(all)
     local runs, later, presentDrift = self.runs, {}, drift
-    drift, all = lengths.drift, all or drift ~= lengths.drift or not self.isPossible()
+    drift, all = lengths.drift, all or not self.isPossible()
     for i = 1, #runs do
       if all or runs[i][1] <= now then replay(runs[i]) else later[#later + 1] = runs[i] end
     end

@@ -1,6 +1,6 @@
 -- tiers.lua: the rules of the plan's tiers, and the queues of the state.
 -- Twin: algorithms/plan.go.
--- Uses: calendar.lua, flight.lua, lease.lua, pack.lua, plan.lua, pool.lua, queue.lua, reading.lua,
+-- Uses: calendar.lua, fixedwindow.lua, flight.lua, lease.lua, pack.lua, plan.lua, pool.lua, queue.lua, reading.lua,
 -- rule.lua, state.lua, tail.lua.
 -- Gives: planOf, adopt, loadTiers.
 -- Sets: calendars, capacity, estimated, estimates, estimating, firstLanding, guard, inFlight, knownUntil,
@@ -74,5 +74,11 @@ local function loadTiers(foreign)
       own[i] = ruleOf(plan, 5 + units + 6 * (i - 1))
       own[i].load(pack('>I7I7I7I7', spread(readings[i], 11, 14)), 1)
     end
+  end
+  if drift == lengths.drift then return end
+  if tail then tail.commit(true) end
+  for i = 1, #rules do
+    if rules[i].correct then rules[i].correct() end
+    if own[i] and own[i].correct then own[i].correct() end
   end
 end

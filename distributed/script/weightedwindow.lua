@@ -9,8 +9,9 @@ local function weightedWindow(unit, limit, window, phase)
   local index, current, previous, last
   local rule = {}
 
-  function rule.load(words, at)
-    index, current, previous, last = parse('>I7I7I7I7', words, at)
+  function rule.load(words, at) index, current, previous, last = parse('>I7I7I7I7', words, at) end
+
+  function rule.correct()
     local n = dated(index, last, window, phase)
     if n < index then index, current, previous = n, current + previous, 0 end
   end
