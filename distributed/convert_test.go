@@ -100,7 +100,8 @@ func TestReleasesByTurns(t *testing.T) {
 		{[2]string{"10000/h", "10001/h"}, false, 10_001, time.Hour},
 		{[2]string{"50/m", "30000/h"}, true, 30_000, time.Minute},
 		{[2]string{"20000/h", "11000/m"}, false, 20_000, time.Minute},
-		{[2]string{"50/h;algo=fixed_window", "60/h;algo=anchored_window"}, false, 120, time.Hour}, // as the anchored window alone admits
+		// A full anchored window, then a fixed one that begins in it, and then the next anchored one.
+		{[2]string{"50/h;algo=fixed_window", "60/h;algo=anchored_window"}, false, 170, time.Hour},
 		{[2]string{"50/m;algo=weighted_window", "100/2m;algo=token_bucket"}, false, 150, time.Minute},
 		{[2]string{"50/m;algo=gcra", "10/m;algo=gcra"}, false, 100, time.Minute},
 		{[2]string{"1000/24h;algo=sliding_log", "10/m;algo=leaky_bucket"}, false, 1010, time.Minute}, // and what drains meanwhile

@@ -362,6 +362,9 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	var own []int64
 	m.closed = false
 	m.commitTail(stepped || !slices.Contains([]string{opReserve, opBudget, opStatus, opCancel}, s.op) || !m.mayTrail())
+	if stepped { // each call corrects the windows of a wrong date, also one that decides nothing
+		m.advance(m.frontier)
+	}
 	switch s.op {
 	case opReserve:
 		own = m.reserve(args{s.args})
