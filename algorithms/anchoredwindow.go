@@ -97,6 +97,13 @@ func (r *anchoredWindow) proveOpen(l *Ledger, since, by int64) {
 	}
 }
 
+// doubtOpen records that it is unknown whether the window is open. The next request that lands proves
+// it again.
+func (r *anchoredWindow) doubtOpen(l *Ledger) {
+	_, hi := r.lohi(l)
+	*hi = opening
+}
+
 // proveLanded is proveOpen for a request that landed between two instants.
 func (r *anchoredWindow) proveLanded(l *Ledger, first, last int64) {
 	for groups := *l.ring(r.site); len(groups) > 0; groups = groups[2:] {

@@ -289,6 +289,13 @@ func (l *Ledger) Arrived(now Moment, f Flight, cost []int64) {
 func (l *Ledger) Cancel(now Moment, f Flight, cost []int64) (inTime bool) {
 	l.advance(now)
 	inTime = l.removeInFlight(f, cost)
+	if f == Landed && l.plan.guard == 0 { // its arrival was assumed
+		for _, r := range l.plan.anchored {
+			if cost[r.unit] > 0 {
+				r.doubtOpen(l)
+			}
+		}
+	}
 	if f >= Landed {
 		l.addEstimates(cost, -1)
 	}

@@ -348,6 +348,19 @@ func TestAnchoredWindowLateResponse(t *testing.T) {
 	}
 }
 
+// TestAnchoredWindowUnsentOpener checks that a request without a guard that was not sent opens no
+// window: the window lasts until one after the next request that was sent.
+func TestAnchoredWindowUnsentOpener(t *testing.T) {
+	const sec = time.Second
+	l := ledger(t, 0, Tier{Limit: 3, Window: 10 * sec, Algorithm: AnchoredWindow})
+	f := l.Charge(at(0), Request{Cost: []int64{1}})
+	l.Cancel(at(0), f, []int64{1})
+	l.Charge(at(9*sec), Request{Cost: []int64{2}})
+	if got := earliest(l, 10*sec, 3); got != 19*sec {
+		t.Errorf("a window that opened at 9s: 3 more are admitted at %v, want 19s", got)
+	}
+}
+
 // TestUsage checks the usage of each tier.
 func TestUsage(t *testing.T) {
 	for _, tc := range []struct {

@@ -55,6 +55,9 @@ local function anchoredWindow(unit, limit, window, precision)
     if since >= lo - window then hi = min(hi, max(lo, by + window)) end
   end
 
+  -- It is unknown whether the window is open. The next request that lands proves it again.
+  function rule.doubtOpen() hi = OPENING end
+
   -- The provider's window has ended, and it is unknown when the next one opens: requests in flight
   -- may open it, and so may those that landed since the report of that end.
   function rule.reopen() lo, hi = NEVER, OPENING end

@@ -60,6 +60,9 @@ function ops.cancel(op)
     elseif at < notBefore or at == now or setBackBy ~= generation - drift or probe or estimates or op == 'refund' then -- the pool has no amounts for estimates
       advance(now)
       if removeInFlight(at + guard, cost) then canceled = canceled + 1 end
+      for i = 1, guard == 0 and #rules or 0 do -- the arrival was assumed
+        if cost[unitOf[i]] > 0 and rules[i].doubtOpen then rules[i].doubtOpen() end
+      end
     elseif tail and tail.withdraw(at, cost) or addToPool(at, cost) then
       canceled = canceled + 1
     end

@@ -151,10 +151,8 @@ func (p *changingProvider) judgeLife(life []era, end time.Time) string {
 		}
 		return i
 	}
-	// Two kinds are judged elsewhere. Without a guard a request arrives when it is admitted: if a panic then
-	// keeps it from being sent, it has opened an anchored window of the limiter, and none of the provider.
-	// And the actual cost of a request may exceed its estimate, which is charged although the tier is full.
-	if t := life[0].tiers[0]; t.Algorithm == throttle.AnchoredWindow || t.Estimated {
+	// The actual cost of a request may exceed its estimate, which is charged although the tier is full.
+	if life[0].tiers[0].Estimated {
 		return ""
 	}
 	g := newGauge(life[0].tiers)
