@@ -151,14 +151,13 @@ func (p *changingProvider) judgeLife(life []era, end time.Time) string {
 		}
 		return i
 	}
-	// The actual cost of a request may exceed its estimate, which is charged although the tier is full.
-	if life[0].tiers[0].Estimated {
-		return ""
-	}
 	g := newGauge(life[0].tiers)
 	now := 0
 	for _, r := range p.all {
 		if !r.admitted.After(life[0].surely) || !r.admitted.Before(end) {
+			if life[0].tiers[0].Algorithm == throttle.AnchoredWindow && !r.arrived.Before(life[0].from) && r.admitted.Before(end) {
+				return "" // a request that was admitted during the change may have opened the first window
+			}
 			continue
 		}
 		for ; now < at(r.arrived); now++ {

@@ -629,6 +629,7 @@ func (w *panicWorld) answer(c *stormCaller, req *http.Request) (*http.Response, 
 	status := 200
 	if c.IntN(6) == 0 {
 		status = 429
+		r.settle("tokens", 0) // a refused request costs nothing
 	}
 	resp := answer(status)
 	resp.Request, resp.Body = req, &releasingBody{strings.NewReader("hello"), r}
