@@ -524,11 +524,12 @@ func (l *Limiter) Close() {
 type Forecast struct {
 	// Wait is a lower bound of the wait while no caller ahead leaves. Late responses and requests of
 	// a higher Class make the wait longer; a caller ahead that is canceled, gives up at its deadline
-	// or MaxWait, or is refused by a budget makes it shorter. In one quota Wait is exact if all costs
-	// are equal and responses come at once, except for an AnchoredWindow beside other tiers with a
-	// guard. With a shared store it assumes that the rest of the fleet sends only what is already
-	// reserved. If zero, the request may be sent at once, or it is not known how long callers ahead,
-	// or the response or the release that Tier waits for, will take.
+	// or MaxWait, or is refused by a budget makes it shorter, and so may the callers of nested Limiters
+	// whose policies differ in Aging: they are in a different order in each quota. In one quota Wait is
+	// exact if all costs are equal and responses come at once, except for an AnchoredWindow beside other
+	// tiers with a guard. With a shared store it assumes that the rest of the fleet sends only what is
+	// already reserved. If zero, the request may be sent at once, or it is not known how long callers
+	// ahead, or the response or the release that Tier waits for, will take.
 	Wait time.Duration
 
 	// Tier is the tier that decides, as ParsePolicy reads it. If empty, no tier does.
@@ -540,7 +541,8 @@ type Forecast struct {
 
 // Forecast returns how long a request of cost c, in the Class of ctx, would wait if it arrived now.
 // It charges nothing. If Acquire would fail at once, Forecast returns the same error, and the
-// Forecast too if that is ErrDeadline or ErrQueueFull. With a shared store it blocks for one round trip, or for two if a Batch request leaves Headroom.
+// Forecast too if that is ErrDeadline or ErrQueueFull. With a shared store it blocks for one round trip,
+// or for two if a Batch request leaves Headroom.
 func (l *Limiter) Forecast(ctx context.Context, c Cost) (Forecast, error) {
 	var e Explanation
 	if err := l.foretell(ctx, demand{cost: c, n: 1, held: true}, &e, false); err != nil {
