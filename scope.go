@@ -428,23 +428,30 @@ func (s *scope) queueConfig(rev *revision) queue.Config {
 // the quota has changed the plan.
 func (s *scope) adoptSuccessor() *revision { return s.adopt(nil) }
 
-// adopt is adoptSuccessor with the policy to use if no other handle has changed the plan since. If
-// nil, it is the policy that setPolicy is setting.
+// adopt is adoptSuccessor with the policy that setPolicy has set. If nil, it is the one that setPolicy is
+// setting, or else the policy in force.
 func (s *scope) adopt(c *compiledPolicy) *revision {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	rev := s.current.Load()
+	q, ok := rev.quota.(store.Changer)
+	if !ok {
+		return rev
+	}
 	if c == nil && s.rare != nil {
 		c = s.rare.replacement
 	}
-	rev := s.current.Load()
-	if q, ok := rev.quota.(store.Changer); ok {
-		if next, plan := q.Successor(); plan != rev.plan {
-			if c == nil || c.plan != plan { // another handle has changed it
-				c = rev.withPlan(plan)
-			}
-			rev = newRevision(c, next, rev.closed)
-			s.current.Store(rev)
-		}
+	next, plan := q.Successor()
+	switch {
+	case c != nil && c.plan == plan:
+	case plan == rev.plan:
+		c = rev.compiledPolicy
+	default: // another handle has changed the plan
+		c = rev.withPlan(plan)
+	}
+	if next != rev.quota || c != rev.compiledPolicy {
+		rev = newRevision(c, next, rev.closed)
+		s.current.Store(rev)
 	}
 	return rev
 }

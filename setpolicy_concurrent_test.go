@@ -2,6 +2,8 @@ package throttle_test
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -9,7 +11,10 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/internal/soak"
 	"github.com/apithrottle/throttle/local"
+	"github.com/apithrottle/throttle/store"
 )
 
 // api returns a policy with the tiers.
@@ -213,5 +218,92 @@ func TestAlertOfOuterPanics(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestSetPolicyOfNewKeys checks that keys of a Group which are opened while SetPolicy begins, and so have
+// the new policy already, decide.
+func TestSetPolicyOfNewKeys(t *testing.T) {
+	for range soak.Times(50) {
+		g, err := throttle.NewGroup(exact(throttle.PerSecond(5)), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var callers sync.WaitGroup
+		for i := range 8 {
+			callers.Go(func() {
+				for k := range 100 {
+					g.For(fmt.Sprint(i, " ", k)).Allow()
+				}
+			})
+		}
+		for i := range 20 {
+			if err := g.SetPolicy(t.Context(), exact(throttle.PerSecond(int64(5+i)))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		callers.Go(func() {
+			for _, l := range g.All() {
+				l.Allow()
+			}
+		})
+		decided := make(chan struct{})
+		go func() { callers.Wait(); close(decided) }()
+		select {
+		case <-decided:
+		case <-time.After(time.Minute):
+			t.Fatal("a key does not decide")
+		}
+	}
+}
+
+// changedStore is a store whose quotas call hook when their plan has changed.
+type changedStore struct {
+	local.Store
+	hook func()
+}
+
+type changedQuota struct {
+	store.Quota
+	store.Changer
+	hook *func()
+}
+
+func (s *changedStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan)
+	return changedQuota{q, q.(store.Changer), &s.hook}, err
+}
+
+func (q changedQuota) Change(ctx context.Context, plan *algorithms.Plan) error {
+	err := q.Changer.Change(ctx, plan)
+	(*q.hook)()
+	return err
+}
+
+func (q changedQuota) Successor() (store.Quota, *algorithms.Plan) {
+	next, plan := q.Changer.Successor()
+	if next == q.Quota {
+		return q, plan
+	}
+	return changedQuota{next, next.(store.Changer), q.hook}, plan
+}
+
+// TestSetPolicyBesideCallers checks that a caller which finds the new tiers before SetPolicy returns
+// does not keep the rest of the old policy.
+func TestSetPolicyBesideCallers(t *testing.T) {
+	s := new(changedStore)
+	p := exact(throttle.PerMinute(1))
+	p.Name = "q"
+	l := mustNew(t, p, s)
+	s.hook = func() { l.Allow() }
+	p.Tiers, p.MaxWait = []throttle.Tier{throttle.PerMinute(2)}, time.Second
+	if err := l.SetPolicy(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		l.Allow()
+	}
+	if f, err := l.Forecast(t.Context(), nil); !errors.Is(err, throttle.ErrDeadline) {
+		t.Errorf("Forecast = %v, %v, want ErrDeadline by MaxWait", f, err)
 	}
 }
