@@ -87,19 +87,36 @@ func (q *quota) lockNewest(ctx context.Context) (*quota, error) {
 }
 
 // ask calls Redis under the newest plan and records the header of the reply. own appends the
-// arguments of the operation. ask returns the quota that called and the operation's own reply.
+// arguments of the operation. ask returns the quota that called and the operation's own reply. If the
+// context ends, ask returns at once. The call still ends its turn itself: else a later one might come
+// before it, and report the same amounts.
 func (q *quota) ask(ctx context.Context, op string, own func(q *quota, args []any) []any) (*quota, []int64, header, error) {
 	q, err := q.lockNewest(ctx)
 	if err != nil {
 		return q, nil, header{}, err
 	}
-	t := new(trip)
-	reply, err := q.call(ctx, t, own(q, q.begin(op, 8)))
-	q.leases.unlock(err)
-	if err != nil {
-		return q, nil, header{}, err
+	args := own(q, q.begin(op, 8))
+	type answer struct {
+		reply []int64
+		header
+		err error
 	}
-	h := parseHeader(reply)
-	q.recordReply(h, t)
-	return q, reply[headerLen:], h, nil
+	done := make(chan answer, 1)
+	go func() {
+		var a answer
+		t := new(trip)
+		a.reply, a.err = q.call(t, args)
+		q.leases.unlock(a.err)
+		if a.err == nil {
+			a.header, a.reply = parseHeader(a.reply), a.reply[headerLen:]
+			q.recordReply(a.header, t)
+		}
+		done <- a
+	}()
+	select {
+	case a := <-done:
+		return q, a.reply, a.header, a.err
+	case <-ctx.Done():
+		return q, nil, header{}, ctx.Err()
+	}
 }

@@ -300,7 +300,7 @@ func (l *leases) lockNewest() *quota {
 // sync makes a call that only reports. The caller must have the turn.
 func (l *leases) sync(q *quota) error {
 	t := new(trip)
-	reply, err := q.call(context.Background(), t, q.begin(opLease, 0))
+	reply, err := q.call(t, q.begin(opLease, 0))
 	if err != nil {
 		return err
 	}

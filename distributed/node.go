@@ -147,8 +147,8 @@ func (n *node) run() {
 	}
 }
 
-// call makes a trip of one call and waits until it ends or the context does.
-func (q *quota) call(ctx context.Context, t *trip, args []any) ([]int64, error) {
+// call makes a trip of one call and waits until it ends.
+func (q *quota) call(t *trip, args []any) ([]int64, error) {
 	c := q.newCall(args)
 	if t.onSend != nil {
 		c.requests = 1
@@ -157,16 +157,11 @@ func (q *quota) call(ctx context.Context, t *trip, args []any) ([]int64, error) 
 	done := make(chan error, 1)
 	t.done = func(err error) { done <- err }
 	t.late = func() { q.recordReply(parseHeader(c.reply), t) }
-	go q.node.make(t)
-	select {
-	case err := <-done:
-		if err != nil {
-			return nil, err
-		}
-		return c.reply, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	go q.node.make(t) // which may block for longer than the trip
+	if err := <-done; err != nil {
+		return nil, err
 	}
+	return c.reply, nil
 }
 
 // next returns the trips to send together: one of each key and the refunds before it. It returns
