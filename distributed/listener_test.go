@@ -252,8 +252,8 @@ func TestForgedMessages(t *testing.T) {
 			s.Publish(key, "resume 4000000003")
 			time.Sleep(100 * ms)
 		}
-		if n, _ := w.trips(); n > 25 {
-			t.Errorf("got %d trips for 100 messages in 10 s, want 25 at most", n)
+		if n, _ := w.trips(); n > 40 { // 18 on average, after random delays
+			t.Errorf("got %d trips for 100 messages in 10 s, want 40 at most", n)
 		}
 		wg.Wait()
 		if took := time.Since(began); took < 20*sec {
