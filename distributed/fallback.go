@@ -147,7 +147,8 @@ func (f *fallback) begin(now time.Time) int64 {
 	return moment(f.from).At
 }
 
-// charge charges the requests that Redis admitted, and ends the fallback.
+// charge charges the requests that Redis admitted, and ends the fallback. It leaves out those whose
+// answer came too late: they are returned.
 func (f *fallback) charge(got []store.Decision) {
 	if f == nil {
 		return
@@ -156,11 +157,14 @@ func (f *fallback) charge(got []store.Decision) {
 	defer f.mu.Unlock()
 	f.from = time.Time{}
 	for _, b := range got {
-		if b.Verdict == store.Admitted {
+		if b.Verdict == store.Admitted && !wasLate(b) {
 			f.ledger.Charge(moment(b.Reservation.Start), algorithms.Request{Cost: b.Reservation.Cost})
 		}
 	}
 }
+
+// wasLate reports whether a reservation had expired when its answer came.
+func wasLate(b store.Decision) bool { return b.Reservation.Expired(b.Reservation.Told) }
 
 // cancel refunds a request that was not sent.
 func (f *fallback) cancel(b store.Decision, cost []int64) {

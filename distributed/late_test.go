@@ -73,3 +73,35 @@ func TestLatePlaceThenFallback(t *testing.T) {
 		reply("")
 	})
 }
+
+// A request whose answer came too late, and which was made again, counts once when the process
+// continues without Redis.
+func TestLateAnswerThenFallback(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		w := &world{dice: &dice{src: rand.New(rand.NewPCG(1, 1))}, server: s, began: time.Now(), rate: 1}
+		var back atomic.Int64
+		back.Store(int64(ms))
+		rdb := w.process(t, func() time.Duration { return ms }, func() time.Duration { return time.Duration(back.Load()) })
+		l := limiter(t, throttle.Policy{Name: "late", Tiers: []throttle.Tier{throttle.PerHour(10)}},
+			distributed.New(rdb, distributed.Options{Timeout: 20 * sec, Fallback: distributed.Fallback{Workers: 1}}))
+		for range 2 {
+			if !l.Allow() {
+				t.Fatal("got Allow = false within the limit, want true")
+			}
+			back.Store(int64(3 * sec))
+			time.AfterFunc(sec, func() { back.Store(int64(ms)) })
+		}
+		reply := breakable(s)
+		reply(loading)
+		alone := 0
+		for range 10 {
+			if l.Allow() {
+				alone++
+			}
+		}
+		if alone != 8 {
+			t.Errorf("got %d admitted without Redis after it admitted 2 of 10, want 8", alone)
+		}
+		reply("")
+	})
+}

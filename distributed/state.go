@@ -490,7 +490,7 @@ func (q *quota) cancel(reserved []store.Decision, lends bool) {
 				q.unreported = append(q.unreported, b.Crossed...)
 				q.mu.Unlock()
 			}
-			if a := b.Reservation; a.State != inFallback && a.End.After(a.Told) && a.Expired(now) {
+			if a := b.Reservation; a.State != inFallback && !wasLate(b) && a.Expired(now) {
 				q.node.wake.add(min(q.bound, latestWake, now.Sub(latest(a.Start, a.Told))))
 			}
 			q.releaseUnsent(b, b.Reservation.Cost)
@@ -519,7 +519,7 @@ func (q *quota) releaseUnsent(b store.Decision, cost []int64) {
 	q = q.newestWith(&cost)
 	if b.Reservation.State == inFallback {
 		q.fallback.cancel(b, cost)
-	} else {
+	} else if !wasLate(b) {
 		q.fallback.release(cost)
 	}
 	q.leases.release(q.plan, cost)
