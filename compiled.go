@@ -99,6 +99,17 @@ func (c *compiledPolicy) withPlan(plan *algorithms.Plan) *compiledPolicy {
 	return next
 }
 
+// keeping returns the policy with a plan in force if that is equal to its own, so that nothing has to be
+// converted: requests in flight then stay so.
+func (c *compiledPolicy) keeping(plan *algorithms.Plan) *compiledPolicy {
+	if c.plan == plan || !c.plan.Equal(plan) || !slices.Equal(c.plan.Given(), plan.Given()) {
+		return c
+	}
+	own := *c
+	own.plan = plan
+	return &own
+}
+
 // forStore returns the policy for a store whose quotas reserve ahead, or do not.
 func (c *compiledPolicy) forStore(reserves bool) *compiledPolicy {
 	if reserves == c.reserves {

@@ -193,6 +193,7 @@ func (g *Group) SetPolicy(ctx context.Context, p Policy) error {
 	g.mu.Lock()
 	c, err := g.compiled.replacement(p)
 	if err == nil {
+		c = c.keeping(g.compiled.plan)
 		g.setCompiled(c)
 	}
 	g.mu.Unlock()

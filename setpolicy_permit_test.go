@@ -27,3 +27,28 @@ func TestSetPolicyAddsConcurrency(t *testing.T) {
 		}
 	})
 }
+
+// TestSetPolicyOfEqualTiers checks that a policy with the same tiers leaves requests in flight as they
+// are: a permit that is canceled then is refunded.
+func TestSetPolicyOfEqualTiers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := throttle.Policy{Name: "x", Tiers: []throttle.Tier{throttle.PerHour(3)}, Guard: sec}
+		l := mustNew(t, p, nil)
+		var permits []*throttle.Permit
+		for range 3 {
+			permits = append(permits, acquire(t, l, nil))
+		}
+		p.MaxQueue++
+		if err := l.SetPolicy(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		for _, permit := range permits {
+			if err := permit.Cancel(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		if time.Sleep(2 * sec); used(t, l)[0] != 0 {
+			t.Errorf("got %d used, want 0", used(t, l)[0])
+		}
+	})
+}
