@@ -21,11 +21,11 @@ import (
 // it in their order when the inner quota has room for them. Therefore a tenant that has used up its
 // own quota does not delay others while the shared quota is idle. Callers that wait for the inner
 // quota are admitted in the order of their classes and arrival, whichever Limiter of it they use;
-// callers that wait for an outer quota do not hold up the others. On a store that reserves times, as
-// package distributed does, that order holds for each Limiter alone. Forecasts, Status.Waiting and
-// MaxQueue count the callers of one Limiter, so call Within once and keep the result. Its Status has
-// the tiers of all quotas, the inner ones first. Its Pause, Resume and SetPolicy act on the inner
-// quota only.
+// callers that wait for an outer quota do not hold up those behind them while the inner quota has room
+// for all of them. On a store that reserves times, as package distributed does, that order holds for
+// each Limiter alone. Forecasts, Status.Waiting and MaxQueue count the callers of one Limiter, so call
+// Within once and keep the result. Its Status has the tiers of all quotas, the inner ones first. Its
+// Pause, Resume and SetPolicy act on the inner quota only.
 //
 // Quotas of one distributed.Store that are in one slot are charged in one round trip. With other
 // stores on a server an admission takes two or more round trips, one after the other. If an
@@ -111,6 +111,9 @@ func (l *Limiter) admitThrough(ctx context.Context, s *scope, rev *revision, d d
 	defer leaveAll(around)
 	if d.since.IsZero() { // its place in the outer queues, also when it asks again
 		d.since = time.Now()
+	}
+	if d.waited == nil {
+		d.waited = make(map[*scope]time.Duration)
 	}
 	var outer []charge
 	overtaken := false
@@ -241,6 +244,9 @@ func (l *Limiter) askThrough(ctx context.Context, t queue.Turn, d demand) (queue
 // notYet is the result of a request that waits until another caller comes back, as for a probe.
 var notYet = queue.Result{Decision: store.Decision{Tier: store.Probing, Wait: forever}}
 
+// overtaken is the decision on a request that another caller has overtaken. It asks again in its turn.
+var overtaken = store.Decision{Tier: store.Probing}
+
 // chargeThrough asks whether this scope is ready for the request and for those that are away, charges
 // the outer scopes with chargeOuter, and then charges this scope. If another caller was faster here,
 // the outer charges are refunded.
@@ -278,7 +284,7 @@ func (l *Limiter) chargeThrough(ctx context.Context, t queue.Turn, d demand, cha
 	switch err = ctx.Err(); {
 	case err != nil: // the queue has recalled the caller
 	case t.Overtakes != nil && t.Overtakes():
-		decision = notYet.Decision
+		decision = overtaken
 	default:
 		decision, err = rev.quota.TryAcquire(ctx, t.Request)
 	}
@@ -314,9 +320,10 @@ func sum(a, b []int64) []int64 {
 	return total
 }
 
-// asRefundable returns the demand as one whose charge can be refunded.
+// asRefundable returns the demand as one whose charge can be refunded. Its cost stays the same: all scopes
+// charge the same estimate.
 func (d demand) asRefundable() demand {
-	d.held, d.refundable = true, true
+	d.held, d.refundable, d.recost = true, true, nil
 	return d
 }
 

@@ -119,8 +119,9 @@ type demand struct {
 
 	observed *observation // nil if nobody observes the request
 
-	recost func() Cost // returns the cost as it is estimated now; nil if it stays the same
-	queued func()      // in an outer scope, is called when the demand waits there; nil in the innermost
+	recost func() Cost              // returns the cost as it is estimated now; nil if it stays the same
+	queued func()                   // in an outer scope, is called when the demand waits there; nil in the innermost
+	waited map[*scope]time.Duration // in outer scopes so far, of a demand that may ask them again; nil if it is in none
 
 	giveUp time.Time // when the request is no longer worth waiting for, as giveUpAt found
 
@@ -231,11 +232,12 @@ func (c *compiledPolicy) decisionError(ctx context.Context, d store.Decision, er
 const refundable = time.Second
 
 // giveUpAt returns the time at which a request is no longer worth waiting for, zero if there is
-// none. MaxWait begins now. It records that time in the demand, and what sets it.
+// none. MaxWait begins now, but for the time that the demand has waited in this scope before. It
+// records that time in the demand, and what sets it.
 func (s *scope) giveUpAt(rev *revision, d *demand) (time.Time, error) {
 	d.giveUp, d.bound = time.Time{}, unbound
 	if rev.policy.MaxWait > 0 {
-		d.giveUp, d.bound = time.Now().Add(rev.policy.MaxWait), byMaxWait
+		d.giveUp, d.bound = time.Now().Add(rev.policy.MaxWait-d.waited[s]), byMaxWait
 	}
 	if d.sendBy.IsZero() {
 		return d.giveUp, nil
@@ -360,7 +362,11 @@ func (wq *waitQueue) wait(ctx context.Context, s *scope, w *waitRequest) (queue.
 	if d.observed != nil || d.queued != nil {
 		t.Joined = func(others int) { d.joined(ctx, others) }
 	}
+	start := time.Now()
 	r, err := q.Wait(ctx, t)
+	if d.waited != nil {
+		d.waited[s] += time.Since(start)
+	}
 	rev = r.Owner.(payer).innermost()
 	if err != nil {
 		return r, w.explain(rev, err)
@@ -463,13 +469,17 @@ func (s *scope) setPolicy(ctx context.Context, c *compiledPolicy) error {
 	if !ok {
 		return old.errorf("SetPolicy: the store cannot change the policy of a %T: make another Limiter", old.quota)
 	}
+	_, plan := changer.Successor()
+	c = c.keeping(plan)
 	if s.queue.made.Load() != nil { // its callers adopt the successor as soon as there is one
 		s.mu.Lock()
 		s.rareState().replacement = c
 		s.mu.Unlock()
 	}
-	if err := changer.Change(ctx, c.plan); err != nil {
-		return old.errorf("SetPolicy: %w", err)
+	if c.plan != plan {
+		if err := changer.Change(ctx, c.plan); err != nil {
+			return old.errorf("SetPolicy: %w", err)
+		}
 	}
 	s.adopt(c)
 	if s.queue.made.Load() != nil {

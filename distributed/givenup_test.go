@@ -2,6 +2,7 @@ package distributed_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,11 +17,12 @@ import (
 func TestReportOfCallThatIsGivenUp(t *testing.T) {
 	t.Parallel()
 	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
-		way := 80 * ms
+		var way atomic.Int64
+		way.Store(int64(80 * ms))
 		var log callLog
 		l := limiter(t, throttle.Policy{Name: "q", Observer: log.observer(), Tiers: []throttle.Tier{
 			{Limit: 10_000, Window: time.Hour, Unit: "tokens", Estimated: true},
-		}}, distributed.New(distant(t, s, func() time.Duration { return way }), distributed.Options{}))
+		}}, distributed.New(distant(t, s, func() time.Duration { return time.Duration(way.Load()) }), distributed.Options{}))
 		for range 5 {
 			p, err := l.Acquire(t.Context(), throttle.Cost{"tokens": 500})
 			if err != nil {
@@ -31,7 +33,7 @@ func TestReportOfCallThatIsGivenUp(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 100*ms)
 				_, _ = l.Status(ctx)
 				cancel()
-				way = 20*ms + way%(100*ms)
+				way.Store(int64(20*ms) + way.Load()%int64(100*ms))
 			}
 			p.Release()
 		}

@@ -1,7 +1,6 @@
 package queue
 
 import (
-	"context"
 	"errors"
 	"time"
 
@@ -19,22 +18,19 @@ func (q *Queue) stepAside(w *waiter) {
 	}
 }
 
-// goAway takes the waiter that is asking by Ticket.Ask out of the tree.
+// goAway takes the waiter that is asking by Ticket.Ask out of the order of those that may ask.
 func (q *Queue) goAway(w *waiter) {
-	if q.away == nil {
-		q.away = make(map[*waiter]context.CancelFunc)
-	}
-	q.away[w] = q.cancel
-	q.addAway(w)
+	w.recall = q.cancel
 	q.asking, q.cancel, q.nextAskAt = nil, nil, time.Time{}
 	q.waiters.remove(w)
+	q.away.insert(w)
 }
 
 // overtakes reports whether a caller ahead of a waiter that is away waits for the quota.
 func (q *Queue) overtakes(w *waiter) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if _, away := q.away[w]; !away {
+	if w.recall == nil {
 		return false
 	}
 	if q.config.Order != nil {
@@ -44,12 +40,13 @@ func (q *Queue) overtakes(w *waiter) bool {
 	return first != nil && first.before(w.rank, w.number)
 }
 
-// addAway adds the cost of a waiter to the cost of those that are away.
-func (q *Queue) addAway(w *waiter) {
-	if q.awayCost == nil {
-		q.awayCost = make([]int64, len(w.Request.Cost))
+// awayAhead returns the cost of the waiters that are away and ahead of a waiter, nil if none is.
+func (q *Queue) awayAhead(w *waiter) (sum []int64) {
+	sum = make([]int64, len(w.Request.Cost))
+	if n, _ := q.away.ahead(w.rank, w.number, sum); n == 0 {
+		return nil
 	}
-	add(q.awayCost, w.Request.Cost)
+	return sum
 }
 
 // comeBack applies the reply to a waiter that is away. If the waiter is neither admitted nor refused,
@@ -66,7 +63,7 @@ func (q *Queue) comeBack(w *waiter, r Result, err error, interrupted bool) bool 
 func (q *Queue) takeBack(w *waiter, r Result, err error, interrupted bool) (back bool, replanned func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if _, back = q.away[w]; !back {
+	if w.recall == nil {
 		return false, nil
 	}
 	q.forgetAway(w)
@@ -85,7 +82,7 @@ func (q *Queue) takeBack(w *waiter, r Result, err error, interrupted bool) (back
 	}
 	q.stopIfEmpty()
 	q.changed = true
-	if (q.waiters.first() != w || len(q.away) == 0) && q.storeErr == nil { // there may be room now
+	if (q.waiters.first() != w || q.away.len() == 0) && q.storeErr == nil { // there may be room now
 		q.nextAskAt = time.Time{}
 	}
 	q.reconcile(now, w)
@@ -97,6 +94,9 @@ func (q *Queue) rejoin(w *waiter, d store.Decision, err error, interrupted bool,
 	q.waiters.insert(w)
 	q.takePlace()
 	q.noteOvertaken(w)
+	if q.cancel != nil && q.waiters.first() == w { // as for a newcomer
+		q.cancel()
+	}
 	switch {
 	case interrupted:
 		q.review(now, q.steps(now))
@@ -113,28 +113,23 @@ func (q *Queue) rejoin(w *waiter, d store.Decision, err error, interrupted bool,
 
 // recall makes all waiters come back that are away.
 func (q *Queue) recall() {
-	for w, cancel := range q.away {
+	for _, w := range q.away.all() {
 		if !w.recalled {
 			w.recalled = true
 			q.recalled++
 		}
-		cancel()
+		w.recall()
 	}
 }
 
 // forgetAway ends the absence of a waiter.
 func (q *Queue) forgetAway(w *waiter) {
-	delete(q.away, w)
-	if w.recalled {
+	if w.recall = nil; w.recalled {
 		w.recalled = false
 		q.recalled--
 	}
-	if len(q.away) == 0 {
-		q.awayCost = nil
-	} else if !w.out.Load() {
-		for u, n := range w.Request.Cost {
-			q.awayCost[u] -= n
-		}
+	if !w.out.Load() {
+		q.away.remove(w)
 	}
 }
 
@@ -142,47 +137,48 @@ func (q *Queue) forgetAway(w *waiter) {
 func (q *Queue) admitAway(w *waiter, r Result) {
 	w.owner, w.Request.Cost, w.decision, w.refusal = r.Owner, r.Cost, r.Decision, nil
 	if !w.out.Load() {
-		if r.Owner == q.config.Owner {
-			q.forecasts.admitted(w)
-		} else {
-			q.forecasts.drop()
-		}
+		q.forecasts.drop() // they may contain its charge, or be of another configuration
 		q.waiting.Add(-1)
 		w.out.Store(true)
 	}
 }
 
-// refuseAway refuses a waiter that is or was away.
+// refuseAway refuses a waiter that is away, and makes it come back, or that was away.
 func (q *Queue) refuseAway(w *waiter, err error) {
-	if !w.out.Load() {
-		w.refusal = err
-		q.waiting.Add(-1)
-		w.out.Store(true)
+	if w.out.Load() {
+		return
 	}
+	if w.recall != nil {
+		q.away.remove(w)
+		w.recall()
+	}
+	w.refusal = err
+	q.waiting.Add(-1)
+	w.out.Store(true)
 }
 
 // expelAway refuses all waiters that are away, unless they have been admitted meanwhile.
 func (q *Queue) expelAway(err error) {
-	for w, cancel := range q.away {
+	for _, w := range q.away.all() {
 		q.refuseAway(w, err)
-		cancel()
 	}
-	clear(q.awayCost)
 }
 
 // renewAway makes the requests of the waiters that are away anew.
 func (q *Queue) renewAway() {
-	q.awayCost = nil
-	for w, cancel := range q.away {
-		if w.out.Load() {
-			continue
-		}
+	all := q.away.all()
+	kept := all[:0]
+	q.away.build(nil)
+	for _, w := range all {
 		if err := w.renew(q.config.Owner); err != nil {
-			q.refuseAway(w, err)
-			cancel()
+			w.refusal = err
+			q.waiting.Add(-1)
+			w.out.Store(true)
+			w.recall()
 			continue
 		}
 		w.rank = q.naturalRank(&w.newcomer)
-		q.addAway(w)
+		kept = append(kept, w)
 	}
+	q.away.build(kept)
 }

@@ -77,22 +77,28 @@ func (f *forecasts) admitted(w *waiter) {
 func (f *forecasts) drop() { f.current, f.next = nil, nil }
 
 // makeForecast returns a new forecast for newcomers of a cost, or nil if the quota has none. It
-// counts waiters in asking as already charged.
+// counts waiters that are asked for as already charged.
 func (q *Queue) makeForecast(cost []int64, now time.Time) *forecast {
 	quota, ok := q.config.Quota.(store.Forecaster)
 	if !ok {
 		return nil
 	}
-	f := &forecast{Forecast: quota.Forecast(), made: now, admitted: -len(q.asking), cost: make([]int64, len(cost))}
+	f := &forecast{Forecast: quota.Forecast(), made: now, admitted: -len(q.asking) - len(q.stale), cost: make([]int64, len(cost))}
 	if f.Forecast == nil {
 		return nil
 	}
-	q.forecasts.early = q.forecasts.early || len(q.asking) > 0 && q.reserver == nil
-	for _, w := range q.asking {
-		for u, n := range w.Request.Cost {
-			f.cost[u] -= n
+	q.forecasts.early = q.forecasts.early || len(q.asking) > 0 && q.reserver == nil || len(q.stale) > 0
+	for _, asked := range [][]*waiter{q.asking, q.stale} {
+		for _, w := range asked {
+			if w.out.Load() { // its cost may have other units
+				f.admitted++
+				continue
+			}
+			for u, n := range w.Request.Cost {
+				f.cost[u] -= n
+			}
+			f.noteCost(w.Request.Cost)
 		}
-		f.noteCost(w.Request.Cost)
 	}
 	return f
 }
@@ -297,9 +303,11 @@ func (q *Queue) Forecast(t Ticket) Outlook {
 	_ = w.renew(q.config.Owner)
 	w.rank = q.rank(w)
 	o := q.outlook(w, now)
-	if n := q.waiters.len(); o.Refusal == nil && q.isLimited(n+len(q.away)+1, now) {
-		if ahead, _ := q.waiters.ahead(w.rank, w.number, make([]int64, len(w.Request.Cost))); ahead == n {
-			o.Refusal = &Refusal{Reason: Full, Tier: -1, Ahead: n + len(q.away)}
+	if n := q.waiters.len() + q.away.len(); o.Refusal == nil && q.isLimited(n+1, now) {
+		none := make([]int64, len(w.Request.Cost))
+		ahead, _ := q.waiters.ahead(w.rank, w.number, none)
+		if away, _ := q.away.ahead(w.rank, math.MaxUint64, none); ahead+away == n {
+			o.Refusal = &Refusal{Reason: Full, Tier: -1, Ahead: n}
 		}
 	}
 	o.Ahead = q.waiters.aheadByClass(w.rank)

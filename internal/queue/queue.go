@@ -74,11 +74,8 @@ type Queue struct {
 	place     order.Place
 	ahead     *waiter
 	aheadRank time.Time
-	// away are the waiters that wait for another quota: see Turn.StepAside. They are not in the tree.
-	// Each function cancels the call of Ticket.Ask.
-	away map[*waiter]context.CancelFunc
-	// awayCost is the cost of those waiters, by unit. If nil, there are none.
-	awayCost []int64
+	// away are the waiters that wait for another quota: see Turn.StepAside. They are not in waiters.
+	away tree
 	// recalled is the number of those waiters that must come back before any waiter may ask.
 	recalled int
 	// generation numbers the requests to the quota. Replies to requests of an earlier generation
@@ -94,6 +91,9 @@ type Queue struct {
 	// asking are the waiters for which the queue is asking the quota. The quota may already have
 	// charged them.
 	asking []*waiter
+	// stale are waiters for which the queue was asking when it was replaced, until the reply comes. A
+	// quota that reserves has none.
+	stale []*waiter
 	// cancel cancels the call to the quota, if that may block. Otherwise it is nil.
 	cancel func()
 	// changed reports that the quota has changed since the queue last asked.
@@ -150,6 +150,8 @@ type waiter struct {
 	// joining reports that Ticket.Joined has not returned. The waiter must not be admitted before
 	// that, because Joined may panic.
 	joining bool
+	// recall makes a waiter that is away come back. If nil, it is not away.
+	recall context.CancelFunc
 	// recalled reports that the waiter is away and must come back.
 	recalled bool
 	// wake holds one value after a wake-up.
@@ -656,7 +658,7 @@ func (q *Queue) stopIfEmpty() {
 	}
 }
 
-func (q *Queue) isEmpty() bool { return q.waiters.len()+len(q.away) == 0 }
+func (q *Queue) isEmpty() bool { return q.waiters.len()+q.away.len() == 0 }
 
 // stopWatching forgets what is known of the quota only while the queue watches it.
 func (q *Queue) stopWatching() {
@@ -676,8 +678,12 @@ func (q *Queue) reconcile(now time.Time, self *waiter) {
 		q.admit(q.waiters.first(), d)
 	}
 	for q.isFull(now) {
-		last := q.waiters.end()
-		q.expel(last, &Refusal{Reason: Full, Tier: -1, Ahead: q.waiters.len() + len(q.away) - 1})
+		full := &Refusal{Reason: Full, Tier: -1, Ahead: q.waiters.len() + q.away.len() - 1}
+		if last := q.last(); last.recall != nil {
+			q.refuseAway(last, full)
+		} else {
+			q.expel(last, full)
+		}
 	}
 	if len(q.reserved) > q.waiters.len() {
 		unused = append(unused, q.match(now)...)
@@ -702,8 +708,16 @@ func (q *Queue) headIsDue(now time.Time) bool {
 // because it is not known that they have to wait. Waiters in asking may stay too, because the quota
 // may have charged them.
 func (q *Queue) isFull(now time.Time) bool {
-	n := q.waiters.len()
-	return q.isLimited(n+len(q.away), now) && n > len(q.asking) && !q.isAsked(q.waiters.end())
+	return q.isLimited(q.waiters.len()+q.away.len(), now) && q.last() != nil
+}
+
+// last returns the last waiter that may be expelled, nil if there is none.
+func (q *Queue) last() *waiter {
+	away, last := q.away.end(), q.waiters.end()
+	if q.waiters.len() <= len(q.asking) || q.isAsked(last) || away != nil && last.before(away.rank, away.number) {
+		return away
+	}
+	return last
 }
 
 // isLimited reports whether n waiters are too many.
@@ -761,8 +775,8 @@ func (q *Queue) cancelAsks() {
 	if q.cancel != nil {
 		q.cancel()
 	}
-	for _, cancel := range q.away {
-		cancel()
+	for _, w := range q.away.all() {
+		w.recall()
 	}
 }
 
@@ -819,6 +833,9 @@ func (q *Queue) interrupt() {
 		q.cancel()
 	}
 	q.generation++
+	if q.reserver == nil {
+		q.stale = append(q.stale, q.asking...)
+	}
 	q.asking, q.cancel = nil, nil
 	q.cancelReservations()
 }

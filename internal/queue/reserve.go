@@ -95,6 +95,7 @@ func (q *Queue) admitMore(now time.Time) {
 func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 	q.mu.Lock()
 	if generation != q.generation { // the queue was closed or replaced in the meantime
+		q.dropStale(self)
 		q.mu.Unlock()
 		return
 	}
@@ -112,7 +113,7 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 	}
 	turn, asking, ask, quota := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask, q.config.Quota
 	if ask != nil {
-		turn.Away = slices.Clone(q.awayCost)
+		turn.Away = q.awayAhead(self)
 		turn.StepAside, turn.Overtakes = func() { q.stepAside(self) }, func() bool { return q.overtakes(self) }
 		var cancel func()
 		asking, cancel = context.WithCancel(ctx)
@@ -162,6 +163,7 @@ var errPanic error = &Final{errors.New("queue: the caller's Ask or Recost panick
 func (q *Queue) finishStale(w *waiter, r Result, err error, interrupted bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.dropStale(w)
 	switch {
 	case err == nil && r.Verdict == store.Admitted:
 		if !w.out.Load() {
@@ -171,7 +173,22 @@ func (q *Queue) finishStale(w *waiter, r Result, err error, interrupted bool) {
 	case errors.As(err, new(*Final)) && !interrupted:
 		q.expel(w, err)
 	}
-	q.reconcile(time.Now(), w)
+	now := time.Now()
+	q.reviewEarly(now)
+	q.reconcile(now, w)
+}
+
+func (q *Queue) dropStale(w *waiter) {
+	q.stale = slices.DeleteFunc(q.stale, func(asked *waiter) bool { return asked == w })
+}
+
+// reviewEarly reviews the waiters after the reply to a request that a forecast took for charged: a
+// newcomer may have joined that is late.
+func (q *Queue) reviewEarly(now time.Time) {
+	if q.forecasts.early {
+		q.forecasts = forecasts{}
+		q.review(now, q.steps(now))
+	}
 }
 
 // question returns the arguments of a call of Reserve.
@@ -237,10 +254,7 @@ func (q *Queue) applyReply(got []store.Decision, err error, generation int, inte
 	if q.fast != nil && len(got) > 0 && got[0].Verdict == store.Admitted {
 		q.admitMore(now)
 	}
-	if q.forecasts.early { // a newcomer may have joined that is late
-		q.forecasts = forecasts{}
-		q.review(now, q.steps(now))
-	}
+	q.reviewEarly(now)
 	var self *waiter
 	if q.reserver == nil {
 		self = asked[0]
