@@ -243,6 +243,7 @@ func TestSetPolicyCountsHeadOnce(t *testing.T) {
 		c.waitN(l, "first", throttle.Normal, 1, 0)
 		c.waitN(l, "w1", throttle.Normal, 1, 10*sec)
 		c.within(l, "w2", throttle.Normal, nil, 25*sec, 20*sec)
+		synctest.Wait()
 		st.admitted = func() { _ = l.SetPolicy(t.Context(), p) }
 		c.Wait()
 	})
