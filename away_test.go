@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -205,7 +206,7 @@ func TestMaxQueueOfAway(t *testing.T) {
 
 type admittingStore struct {
 	local.Store
-	admitted func() // called once, after an admission
+	admitted atomic.Pointer[func()] // called once, after an admission
 }
 
 type admittingQuota struct {
@@ -227,9 +228,10 @@ func (q admittingQuota) Order() *order.Order { return q.Quota.(order.Ordered).Or
 
 func (q admittingQuota) TryAcquire(ctx context.Context, r store.Request) (store.Decision, error) {
 	d, err := q.Quota.TryAcquire(ctx, r)
-	if f := q.s.admitted; f != nil && d.Verdict == store.Admitted && !r.IsDryRun() {
-		q.s.admitted = nil
-		f()
+	if d.Verdict == store.Admitted && !r.IsDryRun() {
+		if f := q.s.admitted.Swap(nil); f != nil {
+			(*f)()
+		}
 	}
 	return d, err
 }
@@ -244,7 +246,8 @@ func TestSetPolicyCountsHeadOnce(t *testing.T) {
 		c.waitN(l, "w1", throttle.Normal, 1, 10*sec)
 		c.within(l, "w2", throttle.Normal, nil, 25*sec, 20*sec)
 		synctest.Wait()
-		st.admitted = func() { _ = l.SetPolicy(t.Context(), p) }
+		change := func() { _ = l.SetPolicy(t.Context(), p) }
+		st.admitted.Store(&change)
 		c.Wait()
 	})
 }
