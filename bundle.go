@@ -65,6 +65,13 @@ func (b *bundledQuota) isCurrent() bool {
 	return true
 }
 
+// ReservesAs reports whether another quota reserves in the same quotas, so that its reservations hold.
+func (b *bundledQuota) ReservesAs(q store.Quota) bool {
+	old, ok := q.(*bundledQuota)
+	return ok && b.bundle != nil && old.bundle != nil &&
+		slices.EqualFunc(b.revisions, old.revisions, func(x, y *revision) bool { return x.quota == y.quota })
+}
+
 // costOf returns the costs of a request in all scopes.
 func (b *bundledQuota) costOf(d *demand) (cost []int64, err error) {
 	for _, rev := range b.revisions {

@@ -283,7 +283,7 @@ func (l *Limiter) chargeThrough(ctx context.Context, t queue.Turn, d demand, cha
 	}
 	switch err = ctx.Err(); {
 	case err != nil: // the queue has recalled the caller
-	case t.Overtakes != nil && t.Overtakes():
+	case t.StepBack != nil && t.StepBack():
 		decision = overtaken
 	default:
 		decision, err = rev.quota.TryAcquire(ctx, t.Request)

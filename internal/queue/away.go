@@ -26,18 +26,37 @@ func (q *Queue) goAway(w *waiter) {
 	q.away.insert(w)
 }
 
-// overtakes reports whether a caller ahead of a waiter that is away waits for the quota.
-func (q *Queue) overtakes(w *waiter) bool {
+// stepBack puts a waiter that is away in its place again, while it asks this quota. It reports
+// whether a caller ahead of it waits for the quota.
+func (q *Queue) stepBack(w *waiter) (overtaken bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if w.recall == nil {
+	if w.recall == nil || w.out.Load() {
 		return false
 	}
-	if q.config.Order != nil {
-		return q.config.Order.IsAhead(w.rank, w.number)
+	q.forgetAway(w)
+	q.putBack(w)
+	q.stale = append(q.stale, w)
+	q.letAskAgain()
+	q.reconcile(time.Now(), nil)
+	return q.waiters.first() != w || !q.isOurTurn()
+}
+
+// putBack inserts a waiter that was away.
+func (q *Queue) putBack(w *waiter) {
+	q.waiters.insert(w)
+	q.takePlace()
+	q.noteOvertaken(w)
+	if q.cancel != nil && q.waiters.first() == w { // as for a newcomer
+		q.cancel()
 	}
-	first := q.waiters.first()
-	return first != nil && first.before(w.rank, w.number)
+}
+
+// letAskAgain lets the first waiter ask: a waiter that was away may have left room.
+func (q *Queue) letAskAgain() {
+	if q.changed = true; q.storeErr == nil {
+		q.nextAskAt = time.Time{}
+	}
 }
 
 // awayAhead returns the cost of the waiters that are away and ahead of a waiter, nil if none is.
@@ -81,9 +100,8 @@ func (q *Queue) takeBack(w *waiter, r Result, err error, interrupted bool) (back
 		q.refuseAway(w, err)
 	}
 	q.stopIfEmpty()
-	q.changed = true
-	if (q.waiters.first() != w || q.away.len() == 0) && q.storeErr == nil { // there may be room now
-		q.nextAskAt = time.Time{}
+	if q.changed = true; q.waiters.first() != w || q.away.len() == 0 {
+		q.letAskAgain()
 	}
 	q.reconcile(now, w)
 	return true, replanned
@@ -91,12 +109,7 @@ func (q *Queue) takeBack(w *waiter, r Result, err error, interrupted bool) (back
 
 // rejoin puts a waiter that was away in its place again.
 func (q *Queue) rejoin(w *waiter, d store.Decision, err error, interrupted bool, now time.Time) {
-	q.waiters.insert(w)
-	q.takePlace()
-	q.noteOvertaken(w)
-	if q.cancel != nil && q.waiters.first() == w { // as for a newcomer
-		q.cancel()
-	}
+	q.putBack(w)
 	switch {
 	case interrupted:
 		q.review(now, q.steps(now))

@@ -9,6 +9,7 @@ package queue
 import (
 	"context"
 	"math"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,12 @@ type Config struct {
 	Guard func() time.Duration
 }
 
+// Same is implemented by a quota that may reserve in the same quotas as another one.
+type Same interface {
+	// ReservesAs reports whether reservations of the other quota are as good as its own.
+	ReservesAs(store.Quota) bool
+}
+
 // A Queue is a waiting queue for one quota. It is safe for concurrent use.
 type Queue struct {
 	waiting atomic.Int64 // callers in the queue
@@ -91,8 +98,8 @@ type Queue struct {
 	// asking are the waiters for which the queue is asking the quota. The quota may already have
 	// charged them.
 	asking []*waiter
-	// stale are waiters for which the queue was asking when it was replaced, until the reply comes. A
-	// quota that reserves has none.
+	// stale are waiters whose requests are under way but not in asking, because the queue was replaced
+	// or they have stepped back. A quota that reserves has none.
 	stale []*waiter
 	// cancel cancels the call to the quota, if that may block. Otherwise it is nil.
 	cancel func()
@@ -291,9 +298,9 @@ type Turn struct {
 	// StepAside lets the callers behind, and those in other queues of the quota, go ahead until Ask
 	// returns. Ask calls it when the caller waits for another quota.
 	StepAside func()
-	// Overtakes reports whether the caller has stepped aside and a caller ahead of it waits for this
-	// quota now. Ask then leaves the quota to that caller.
-	Overtakes func() bool
+	// StepBack ends what StepAside began, and reports whether a caller ahead waits for this quota now.
+	// Ask calls it before it asks the quota, and then leaves the quota to that caller.
+	StepBack func() (overtaken bool)
 }
 
 // A Hold describes how a caller waits that needs the same time of several quotas.
@@ -840,8 +847,17 @@ func (q *Queue) interrupt() {
 	q.cancelReservations()
 }
 
+// reservesAs reports whether the times that the queue has reserved hold under a configuration, too.
+func (q *Queue) reservesAs(c Config) bool {
+	if q.reserver == nil {
+		return false
+	}
+	same, ok := c.Quota.(Same)
+	return ok && same.ReservesAs(q.config.Quota) || reflect.ValueOf(c.Quota).Comparable() && c.Quota == q.config.Quota
+}
+
 // Replace replaces the queue's configuration. The waiting callers stay in their order, with their
-// requests made anew. It refuses those for which Ticket.Renew returns an error. Under another Owner the
+// requests made anew, and keep the times that the same quota has reserved. It refuses those for which Ticket.Renew returns an error. Under another Owner the
 // quota may have less room: callers that have stepped aside then come back before any caller may ask.
 func (q *Queue) Replace(c Config) {
 	q.mu.Lock()
@@ -852,7 +868,9 @@ func (q *Queue) Replace(c Config) {
 	if c.Owner != q.config.Owner {
 		q.recall()
 	}
-	q.interrupt()
+	if !q.reservesAs(c) {
+		q.interrupt()
+	}
 	waiters := q.waiters.all()
 	if !q.isEmpty() {
 		q.stopWatching()
@@ -879,6 +897,9 @@ func (q *Queue) Replace(c Config) {
 	}
 	q.unwatch = q.config.Quota.Watch(q.onChange)
 	now := time.Now()
+	for _, w := range q.asking {
+		q.specify(w, now)
+	}
 	q.review(now, q.steps(now))
 	q.reconcile(now, nil)
 }

@@ -46,14 +46,14 @@ func TestPreparedThenReplaced(t *testing.T) {
 // must not ask a second time for the others.
 func TestPreparedThenReplacedReserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		quota := new(reserver)
+		quota, next := new(reserver), new(reserver)
 		q := New(Config{Quota: quota})
 		one, two := ticket(), ticket()
 		first, late, _, err := q.enter(context.Background(), one)
 		if err != nil || !late.ask {
 			t.Fatalf("%+v, %v", late, err)
 		}
-		q.Replace(Config{Quota: quota})
+		q.Replace(Config{Quota: next})
 		second, _, _, err := q.enter(context.Background(), two)
 		do := q.step(first)
 		if err != nil || !do.ask {
@@ -61,12 +61,12 @@ func TestPreparedThenReplacedReserver(t *testing.T) {
 		}
 		q.ask(context.Background(), first, late.generation)
 		q.ask(context.Background(), first, do.generation)
-		if quota.total != 1 {
-			t.Errorf("Reserve was called %d times, want 1", quota.total)
+		if quota.total != 0 || next.total != 1 {
+			t.Errorf("Reserve was called %d times for the old quota and %d times for the new one, want 0 and 1", quota.total, next.total)
 		}
-		for range quota.total {
-			question := quota.next(t)
-			question.done(quota.at(question, 0, 0), nil)
+		for range next.total {
+			question := next.next(t)
+			question.done(next.at(question, 0, 0), nil)
 		}
 		for _, w := range []*waiter{first, second} {
 			if !w.out.Load() || w.refusal != nil {
@@ -306,4 +306,46 @@ func TestJoinedPanicsReserver(t *testing.T) {
 			t.Errorf("%v; %d callers wait, %d times are reserved, %d were returned", behind.err, q.Len(), len(q.reserved), len(quota.canceled))
 		}
 	})
+}
+
+// TestReplaceKeepsTimes checks that callers keep the times that the same quota has reserved, or is about
+// to reserve, for them.
+func TestReplaceKeepsTimes(t *testing.T) {
+	for name, same := range map[string]bool{"same quota": true, "another quota": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				quota := new(reserver)
+				next := quota
+				if !same {
+					next = new(reserver)
+				}
+				q, start := New(Config{Owner: 1, Quota: quota}), time.Now()
+				first := join(q, units().until(start.Add(time.Hour)))
+				question := quota.next(t)
+				question.done(quota.at(question, sec), nil)
+				second := join(q, units().until(start.Add(time.Hour)))
+				question = quota.next(t)
+				q.Replace(Config{Owner: 1, Quota: next, MaxQueue: 5})
+				if same {
+					question.done([]store.Decision{{Verdict: store.Later, Wait: sec}}, nil)
+					time.Sleep(sec)
+					question = quota.next(t)
+				}
+				question.done(quota.at(question, sec), nil)
+				if same {
+					time.Sleep(2 * sec)
+					if !first.ended() || !second.ended() || first.end.Sub(start) != sec || second.end.Sub(start) != 2*sec || quota.total != 3 || len(quota.canceled) > 0 {
+						t.Errorf("admitted after %v and %v, asked %d times, canceled %d", first.end.Sub(start), second.end.Sub(start), quota.total, len(quota.canceled))
+					}
+					return
+				}
+				if len(quota.canceled) != 2 || next.unanswered() != 1 {
+					t.Errorf("%d reservations are canceled, want 2; %d questions, want 1", len(quota.canceled), next.unanswered())
+				}
+				first.cancel()
+				second.cancel()
+				next.next(t).done(nil, nil)
+			})
+		})
+	}
 }

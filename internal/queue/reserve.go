@@ -114,7 +114,7 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 	turn, asking, ask, quota := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask, q.config.Quota
 	if ask != nil {
 		turn.Away = q.awayAhead(self)
-		turn.StepAside, turn.Overtakes = func() { q.stepAside(self) }, func() bool { return q.overtakes(self) }
+		turn.StepAside, turn.StepBack = func() { q.stepAside(self) }, func() bool { return q.stepBack(self) }
 		var cancel func()
 		asking, cancel = context.WithCancel(ctx)
 		q.cancel = cancel
@@ -124,7 +124,7 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 	r, err := Result{}, errPanic
 	defer func() {
 		interrupted := err != errPanic && asking.Err() != nil && ctx.Err() == nil
-		if !q.comeBack(self, r, err, interrupted) && !q.handleReply([]store.Decision{r.Decision}, err, generation, interrupted) {
+		if !q.comeBack(self, r, err, interrupted) && !q.handleReply(self, []store.Decision{r.Decision}, err, generation, interrupted) {
 			q.finishStale(self, r, err, interrupted)
 		}
 	}()
@@ -156,8 +156,8 @@ func (q *Queue) setCost(w *waiter, cost []int64, generation int) {
 // errPanic ends the wait of a caller whose Ask or Recost does not return.
 var errPanic error = &Final{errors.New("queue: the caller's Ask or Recost panicked")}
 
-// finishStale applies the reply to a request that was made for a configuration that has been
-// replaced, or for a queue that was closed. If the quota has admitted the caller, the caller returns
+// finishStale applies the reply to a request of a waiter that has stepped back, or that was made for a
+// configuration that has been replaced, or for a queue that was closed. If the quota has admitted the caller, the caller returns
 // with the admission, even if the queue has refused it meanwhile. A reply that is not final is void,
 // and a caller that is still in the queue asks again.
 func (q *Queue) finishStale(w *waiter, r Result, err error, interrupted bool) {
@@ -202,16 +202,17 @@ func (q *Queue) question() (behind *store.Reservation, requests []store.Request,
 	}
 	generation, reserver := q.generation, q.reserver
 	return behind, requests, func(got []store.Decision, err error) {
-		if !q.handleReply(got, err, generation, false) {
+		if !q.handleReply(nil, got, err, generation, false) {
 			reserver.Cancel(slices.DeleteFunc(got, func(d store.Decision) bool { return d.Verdict != store.Admitted }))
 		}
 	}
 }
 
-// handleReply applies the quota's decisions on the first waiters in asking. It returns false if the
-// generation has changed: the reply is then void. The queue repeats a call that was interrupted.
-func (q *Queue) handleReply(got []store.Decision, err error, generation int, interrupted bool) bool {
-	more, ok := q.applyReply(got, err, generation, interrupted)
+// handleReply applies the quota's decisions on the first waiters in asking, or on self. It returns false
+// if the queue is not asking for them any more: the reply is then void. The queue repeats a call that
+// was interrupted.
+func (q *Queue) handleReply(self *waiter, got []store.Decision, err error, generation int, interrupted bool) bool {
+	more, ok := q.applyReply(self, got, err, generation, interrupted)
 	if more != nil {
 		more()
 	}
@@ -219,10 +220,10 @@ func (q *Queue) handleReply(got []store.Decision, err error, generation int, int
 }
 
 // applyReply is handleReply with the lock. It also returns what to call without the lock, or nil.
-func (q *Queue) applyReply(got []store.Decision, err error, generation int, interrupted bool) (more func(), ok bool) {
+func (q *Queue) applyReply(self *waiter, got []store.Decision, err error, generation int, interrupted bool) (more func(), ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if generation != q.generation {
+	if generation != q.generation || self != nil && !q.isAsked(self) {
 		return nil, false
 	}
 	now := time.Now()
@@ -255,10 +256,6 @@ func (q *Queue) applyReply(got []store.Decision, err error, generation int, inte
 		q.admitMore(now)
 	}
 	q.reviewEarly(now)
-	var self *waiter
-	if q.reserver == nil {
-		self = asked[0]
-	}
 	q.reconcile(now, self)
 	if slices.ContainsFunc(got, func(d store.Decision) bool { return d.Verdict == store.Moved }) {
 		return q.config.Replanned, true
