@@ -18,7 +18,6 @@ import (
 type bundle struct {
 	quotas   []*quota // the outermost last
 	headroom []int    // the percentages that requests which yield leave in them
-	share    int      // the most requests that one turn is for
 
 	mu       sync.Mutex // guards all below
 	turn     int64      // the instant of the last turn, by the clock of the first quota; or 0
@@ -30,7 +29,7 @@ type bundle struct {
 // Bundle returns nil if a quota is of another store or in another slot, goes on without Redis, or has
 // concurrency, estimates, budgets or calendars.
 func (q *quota) Bundle(around []store.Quota, headroom []int) store.Bundle {
-	b := &bundle{quotas: []*quota{q}, headroom: headroom, share: q.ahead}
+	b := &bundle{quotas: []*quota{q}, headroom: headroom}
 	for _, o := range around {
 		o, ok := o.(*quota)
 		if !ok || o.store != q.store || len(q.store.nodes) > 1 && slot(o.key) != slot(q.key) {
@@ -129,17 +128,15 @@ func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip
 		ways[0] = max(ways[0], cmp.Or(r.Guard, q.plan.Guard()))
 	}
 	t, parts = new(trip), make([]trip, len(b.quotas))
-	args := q.begin(opBundle, 9+4*len(guards)+len(requests)*(2+len(requests[0].Cost)))
+	args := q.begin(opBundle, 8+4*len(guards)+len(requests)*(2+len(requests[0].Cost)))
 	at, c := len(args), &call{quota: q, key: q.key}
 	args = append(args, nil, nil, nil, b.headroom[0])
-	ahead := q.ahead
 	for i, o := range b.quotas[1:] {
 		args = append(args, o.text, nil, nil, b.headroom[1+i])
 		c.more = append(c.more, o.key)
-		ahead = max(ahead, o.ahead)
 	}
 	b.mu.Lock()
-	args = append(args, min(ahead, mostACall), micros(q.soon()), min(b.share, mostACall), b.turn, b.promised)
+	args = append(args, micros(q.store.options.Horizon), micros(q.soon()), b.turn, b.promised)
 	b.mu.Unlock()
 	c.args = appendBundled(args, requests)
 	t.calls = []*call{c}

@@ -240,7 +240,7 @@ func TestBundleFleets(t *testing.T) {
 						t.Errorf("of %d sent, quota %d refuses %d, and %v are charged and not sent", got.all, i, got.refused[i], waste)
 					}
 				}
-				if calls, each := float64(got.calls)/float64(got.all), float64(flat.calls)/float64(flat.all); calls > 2.5*each+0.2 {
+				if calls, each := float64(got.calls)/float64(got.all), float64(flat.calls)/float64(flat.all); calls > 2.5*max(each, 0.55)+0.2 {
 					t.Errorf("%.2f calls an admission, %.2f of a flat quota", calls, each)
 				}
 				t.Logf("%+v, flat %+v", got, flat)

@@ -49,7 +49,6 @@ type quota struct {
 	plan     *algorithms.Plan
 	text     string // of the plan, for the script
 	budgets  []any  // the numbers of its budget tiers, from 1
-	ahead    int    // the most reservations of a trip for later times
 	node     *node
 	clock    *clock        // shared with the successor
 	spare    time.Duration // the validity that a reservation may have at no noticeable cost
@@ -116,7 +115,6 @@ func (s *Store) newQuota(name string, plan *algorithms.Plan, line *lineage.Line,
 		line:     line,
 		version:  version,
 		text:     planText(plan),
-		ahead:    reservedAhead(plan, s.options.Horizon),
 		node:     s.node(name),
 		clock:    &clock{server: s.clock},
 		spare:    spareOf(shortest),
@@ -369,19 +367,6 @@ func (q *quota) notifyAgain() {
 	}
 }
 
-// reservedAhead returns how many requests the fastest tier admits within the horizon. A limit by
-// count is fair between processes. A limit by time is not: all requests of a burst have the same
-// time, and the first process to ask would get all of them.
-func reservedAhead(p *algorithms.Plan, horizon time.Duration) int {
-	ahead := 1.0
-	for _, t := range p.Tiers() {
-		if t.Window > 0 {
-			ahead = max(ahead, math.Floor(float64(t.Limit)*float64(horizon)/float64(t.Window)))
-		}
-	}
-	return int(min(ahead, mostACall*mostCalls))
-}
-
 // callsATrip returns how many calls may share a round trip without making it much longer.
 func (q *quota) callsATrip() int {
 	if q.leases != nil {
@@ -401,18 +386,18 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 		floor = behind.At
 	}
 	t := new(trip)
-	within, ahead := store.Forever, min(q.ahead, mostACall*calls)
-	for i := 0; i < calls && len(requests) > 0; i++ {
+	within := store.Forever
+	for i, before := 0, 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
 		if i > 0 {
 			// Only the first request of the trip may be reserved any time ahead. Those of later
 			// calls get no returned times, which might be before those of the earlier calls.
 			within, floor = q.store.options.Horizon, lastInstant
 		}
-		args := append(q.beginReserve(4+n*(4+len(q.plan.Units()))), max(0, ahead), floor)
+		args := append(q.beginReserve(5+n*(4+len(q.plan.Units()))), micros(q.store.options.Horizon), before, floor)
 		args = t.withTerms(args, func(calls int) { q.setTerms(t, way, calls) })
 		t.calls = append(t.calls, q.newCall(q.appendRequests(t, args, requests[:n], within)))
-		requests, ahead = requests[n:], ahead-n
+		requests, before = requests[n:], before+n
 	}
 	return t
 }

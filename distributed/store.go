@@ -124,8 +124,9 @@ type Options struct {
 	// It begins when the trip is sent. If zero, 1 s.
 	Timeout time.Duration
 
-	// Horizon limits how many times a process reserves at once: as many as the fastest tier admits
-	// in a Horizon, at least one and at most 4,096. At 50/s, 500 ms are 25 times; at 1/s, one. If
+	// Horizon is how long the turn of a process is: it reserves the times within a Horizon behind the
+	// first one, at least one and at most 4,096. Of times that are one instant, it reserves as many
+	// as the tier that decides admits in a Horizon. At 50/s, 500 ms are 25 times; at 1/s, one. If
 	// zero, 500 ms.
 	Horizon time.Duration
 

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"testing"
@@ -567,7 +568,7 @@ func (m *twin) dropExpired() {
 }
 
 func (m *twin) reserve(a args) (out []int64) {
-	ahead, floor, guard, replyAt, shownAt := a.next(), a.next(), a.next(), a.next(), a.next()
+	turnLength, before, floor, guard, replyAt, shownAt := a.next(), a.next(), a.next(), a.next(), a.next(), a.next()
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
 	}
@@ -593,6 +594,7 @@ func (m *twin) reserve(a args) (out []int64) {
 		m.advance(max(m.now, m.until))
 	}
 	reserved, refused := false, false
+	ofTurn := &turnLeft{twin: m, length: turnLength, before: before}
 	if l := m.ownLease(); l != nil {
 		kept := l.keptUntil
 		m.first, l.keptUntil = kept > 0, 0
@@ -679,12 +681,11 @@ func (m *twin) reserve(a args) (out []int64) {
 					leaving = min(leaving, m.now+within)
 				}
 				return append(out, int64(held), leaving)
-			case !yields && reserved && at > m.now && ahead <= 0:
+			case !yields && at > m.now && !ofTurn.admits(at, tier, cost, lent >= 0, reserved):
 				return append(out, int64(tier), at)
 			}
-			at = leaving
-			if at > m.now {
-				ahead--
+			if at = leaving; at > m.now && !yields {
+				ofTurn.take(cost)
 			}
 			if lent >= 0 {
 				m.lend(lent, cost)
@@ -713,6 +714,97 @@ func (m *twin) reserve(a args) (out []int64) {
 		}
 	}
 	return out
+}
+
+// A turnLeft is what is left of the turn in which a process reserves times to come. It begins with the
+// first of them. At one instant, and behind its end, the process gets what the tier that decides admits
+// in a turn.
+type turnLeft struct {
+	*twin
+	length, before int64
+	first, instant int64
+	taken, shared  []int64 // by unit, in the turn and at the instant
+	isOver         bool    // the turn has ended before the instant
+}
+
+// admits reports whether a request may be reserved for an instant to come.
+func (l *turnLeft) admits(at int64, tier int, cost []int64, pooled, reserved bool) bool {
+	if l.first == 0 {
+		l.first, l.taken = at, make([]int64, len(cost))
+	}
+	switch {
+	case at == l.instant && pooled:
+		return true
+	case at == l.instant && l.isOver:
+		return l.roomAtInstant(cost, l.taken) > 0
+	case at == l.instant:
+		return l.roomAtInstant(cost, l.shared) > 0
+	case at-l.first < l.length:
+		l.instant, l.shared, l.isOver = at, make([]int64, len(cost)), false
+		return true
+	case !reserved:
+		return true
+	}
+	l.instant, l.isOver = at, true
+	return tier > 0 && l.room(tier-1, cost, l.taken) > 0
+}
+
+func (l *turnLeft) take(cost []int64) {
+	for u, n := range cost {
+		l.taken[u] += n
+		if l.shared != nil {
+			l.shared[u] += n
+		}
+	}
+}
+
+// room returns how many more requests the tier admits in a turn.
+func (l *turnLeft) room(tier int, cost, beside []int64) int64 {
+	if tier < 0 || l.plan.Tiers()[tier].Algorithm == algorithms.Concurrency {
+		return math.MaxInt64
+	}
+	t, u := l.plan.Tiers()[tier], l.plan.UnitOf(tier)
+	if t.Algorithm == algorithms.Calendar {
+		t.Window = t.Period.Longest()
+	}
+	share := new(big.Int).Mul(big.NewInt(t.Limit), big.NewInt(l.length))
+	share.Div(share, big.NewInt(t.Window.Microseconds()))
+	if !share.IsInt64() {
+		return math.MaxInt64
+	}
+	return max(0, share.Int64()-beside[u])/cost[u] - l.before
+}
+
+// roomAtInstant returns how many more requests the tiers admit in a turn that refuse longest if one
+// more comes than all tiers admit at the frontier.
+func (l *turnLeft) roomAtInstant(cost, beside []int64) int64 {
+	most := int64(1 << 52)
+	for i, t := range l.plan.Tiers() {
+		if n := cost[l.plan.UnitOf(i)]; n > 0 {
+			most = min(most, t.Capacity()/n)
+		}
+	}
+	times := func(k int64) (all []int64) {
+		for _, n := range cost {
+			all = append(all, k*n)
+		}
+		return all
+	}
+	fit := max(1, int64(sort.Search(int(most), func(k int) bool {
+		at, _ := l.earliest(times(int64(k)+1), 0)
+		return at > l.frontier
+	})))
+	if fit < most {
+		_, tier := l.earliest(times(fit+1), 0)
+		return l.room(tier-1, cost, beside)
+	}
+	room := int64(math.MaxInt64)
+	for i, t := range l.plan.Tiers() {
+		if u := l.plan.UnitOf(i); cost[u] > 0 && (fit+1)*cost[u] > t.Capacity() {
+			room = min(room, l.room(i, cost, beside))
+		}
+	}
+	return room
 }
 
 // planTurn returns how many of the requests that yield may be reserved now, and a function that
@@ -1321,10 +1413,11 @@ func playFile(t *testing.T, s *subject, file string) {
 			own, lease, _ := strings.Cut(rest, "lease")
 			st := step{op: word, args: integers(t, own), lease: integers(t, lease)}
 			switch word { // replies take no time
-			case opReserve:
-				st.args = slices.Insert(st.args, 3, 0, 0)
+			case opReserve: // in one call
+				st.args = slices.Insert(slices.Insert(st.args, 3, 0, 0), 1, 0)
 			case opBudget:
-				st.args = slices.Insert(st.args, int(4+st.args[0]), 0, 0)
+				n := int(1 + st.args[0])
+				st.args = slices.Insert(slices.Insert(st.args, n+3, 0, 0), n+1, 0)
 			case opCancel, opRefund: // the clock does not step
 				st.args = slices.Insert(st.args, 1, 0)
 			}
@@ -1517,8 +1610,8 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		}
 		budgets := budgetsOf(g.plan)
 		head := st.args[len(budgets):]
-		guard, replyAt := cmp.Or(head[2], g.plan.Guard().Microseconds()), got[0]+head[3]
-		costs := costsOf(head[5:], len(g.plan.Units()))
+		guard, replyAt := cmp.Or(head[3], g.plan.Guard().Microseconds()), got[0]+head[4]
+		costs := costsOf(head[6:], len(g.plan.Units()))
 		for i := 6; i < len(got)-len(m.crossings(false)); i += 2 {
 			decisions++
 			if got[i] >= -1 {
@@ -1547,7 +1640,7 @@ func (g *generator) tryErrors(t *testing.T, s *subject, at int64) {
 		lease = append([]int64{1, 1, 1e6, 1}, make([]int64, units)...)
 	}
 	for _, st := range []step{
-		{op: opReserve, args: []int64{5, 0, 0, 0, 0, 3, -1}}, // without costs
+		{op: opReserve, args: []int64{5, 0, 0, 0, 0, 0, 3, -1}}, // without costs
 		{op: opPause, args: []int64{1000, 1}},
 		{op: opObserve, args: []int64{1, 3, 0}},
 		{op: opCancel, args: []int64{at}},
@@ -1735,7 +1828,11 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 			s.op = opBudget
 			add(list...)
 		}
-		add(pick[int64](g, 0, 1, 3, 64, 1000), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)), pick(g, 0, 0, 0, m.now+g.Int64N(100)))
+		length := pick[int64](g, 0, 1000, 500_000, 500_000, 30_000_000, 3600_000_000)
+		if s.op == opBudget || m.leased() { // the twin does not tell which of several tiers decides
+			length = pick[int64](g, 0, 1e15)
+		}
+		add(length, pick[int64](g, 0, 0, 0, 1, 64), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)), pick(g, 0, 0, 0, m.now+g.Int64N(100)))
 		for range 1 + g.IntN(3) {
 			if count := pick[int64](g, 1, 2, 5, 30, 64); g.IntN(3) == 0 {
 				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)), pick(g, 0, max(0, m.turnsEnd-g.Int64N(2_000_000)), m.now+g.Int64N(1_000_000)))

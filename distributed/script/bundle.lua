@@ -58,19 +58,28 @@ local function newBundle(turnTo)
     return at <= LATEST and at - now or NEVER, tier
   end
 
-  -- A lower bound of how long until count requests are admitted one behind the other.
-  local function readyFor(cost, count)
-    local at = frontier
+  -- How many requests a tier admits in a turn, at least one.
+  local function shareOf(i, cost, turnLength) return max(1, leftOfTurn(i, cost, turnLength, {}, 0)) end
+
+  -- A lower bound of how long until count requests are admitted one behind the other, and how many the
+  -- tier that decides admits in a turn.
+  local function readyFor(cost, count, turnLength)
+    local at, share = frontier, 1
     for i = 1, plan.deciding do
       local n, t = cost[unitOf[i]], 5 + units + 6 * (i - 1)
       if n > 0 then
         local most = max(1, (divMod(capacity[i], n)))
         local rounds, rest = divMod(count - 1, most)
         local round = isBucket(plan[t]) and ceilMulDiv(most * n, plan[t + 3], plan[t + 2]) or plan[t + 3] + guard
-        at = max(at, min(LATEST, admits(i, (rest + 1) * n) + rounds * round))
+        local ready = min(LATEST, admits(i, (rest + 1) * n) + rounds * round)
+        if turnLength and ready >= at then
+          local own = shareOf(i, cost, turnLength)
+          if ready > at or own > share then share = own end
+        end
+        at = max(at, ready)
       end
     end
-    return at - now
+    return at - now, share
   end
 
   -- Adds count requests to those that are promised for an instant. count may be negative.
@@ -88,6 +97,12 @@ local function newBundle(turnTo)
       if readyFor(cost, before + middle) <= soon then few = middle else many = middle end
     end
     return few
+  end
+
+  -- How many more requests a process may reserve for an instant to come, see roomFor, and how many the
+  -- quota admits there.
+  local function roomBeside(cost, yields, turnLength, shared)
+    return roomFor(cost, sparing(cost, yields and headroom or 0), turnLength, shared, 0)
   end
 
   -- How many requests, up to most, are admitted at the instant of the last one.
@@ -166,13 +181,15 @@ local function newBundle(turnTo)
   end
 
   function ops.bundle()
-    local ahead, soon, share, turn, turnCount = argument(), argument(), argument(), argument(), argument()
+    local turnLength, soon, turn, turnCount = argument(), argument(), argument(), argument()
     reply[9], reply[10] = -1, 0
     for i = 1, 8 * #around do reply[10 + i] = 0 end
     local left = 0 -- how many promised requests the caller may still take
     if turn + MISSED < now or turn > max(now, turnsEnd) then turn, turnCount = 0, 0 end -- or of a lost state
     if oldEnd + MISSED < now then promised, promisedOld, oldEnd = 0, promised, turnsEnd end
     local n, reserved, more = #reply, false, true
+    local first, instant -- how long until the first and the last future request
+    local taken, shared = 0, nil -- how many future requests are reserved, and by quota what is reserved for the last instant
     while more and cursor <= #arguments do
       local count, within = argument(), argument()
       local yields = count < 0
@@ -184,25 +201,27 @@ local function newBundle(turnTo)
       end
       local last -- how long until the previous request of the group
       while more and count > 0 do
-        local at, what, run, idle = blocked, -1, 1, 0 -- at: how long until the request; idle: how long until the outermost quota alone admits it
+        -- at: how long until the request; by and decides: the quota and its tier that decide; idle: how long
+        -- until the outermost quota alone admits it
+        local at, what, run, idle, by, decides = blocked, -1, 1, 0, 0, -1
         local pooled = at == 0 and not yields and takePooledTime(cost, costs, outermost, within < 0 and LATEST or within)
         if pooled then
           at, what = pooled, -2
         elseif at == 0 then
           local tiers = plan.deciding
           at, what = readyIn(cost, yields)
+          decides = what
           for i = 1, #around do
             if costs[i] then
-              local e, decides = around[i].readyIn(costs[i], yields)
+              local e, tier = around[i].readyIn(costs[i], yields)
               if i == outermost then idle = e end
-              if e > at then at, what = e, decides > 0 and tiers + decides or -1 end
+              if e > at then at, what, by, decides = e, tier > 0 and tiers + tier or -1, i, tier end
             end
             tiers = tiers + around[i].tiers()
           end
         end
         if pooled then
           reserved = true
-          if at > 0 then ahead = ahead - 1 end
         elseif blocked > 0 or at == NEVER then
           more = false
         elseif within >= 0 and at > within then
@@ -215,12 +234,34 @@ local function newBundle(turnTo)
             promise(turn, -turnCount)
             left, turn, lost = turnCount, 0, usedAlone
           end
+          local _, share = readyFor(cost, promised + promisedOld + 1, turnLength)
           local may = turn > 0 and 0 or max(left, unpromised(cost, promised + promisedOld > 0 and min(count, share) or count, late))
           local near = may > 0 and at <= (yields and soon or late)
-          more = near and (at <= 0 or ahead > 0 or not reserved)
+          more = near
+          local room = min(count, may)
+          if near and at > 0 then
+            first = first or at
+            if at ~= instant and at - first >= turnLength and reserved then
+              local all = decides < 0 and 0 or by > 0 and around[by].shareOf(decides, costs[by], turnLength) or shareOf(decides, cost, turnLength)
+              room = min(room, all - taken)
+            elseif at ~= instant then
+              instant, shared = at, {[0] = {}}
+              for i = 1, #around do shared[i] = {} end
+            else
+              local left, fewest = roomBeside(cost, yields, turnLength, shared[0])
+              for i = 1, #around do
+                if costs[i] then
+                  local other, fit = around[i].roomBeside(costs[i], yields, turnLength, shared[i])
+                  if fit < fewest then left, fewest = other, fit end
+                end
+              end
+              room = min(room, left)
+            end
+            more = room > 0
+          end
           if more then
             if at == last then
-              run = fittingBeside(cost, yields, at > 0 and max(1, min(count, may, ahead)) or min(count, may))
+              run = fittingBeside(cost, yields, room)
               for i = 1, #around do
                 if costs[i] then run = min(run, around[i].fitting(costs[i], yields, run)) end
               end
@@ -230,7 +271,13 @@ local function newBundle(turnTo)
               if costs[i] then blocked = max(blocked, around[i].chargeIn(at, costs[i], run)) end
             end
             what, left, reserved, last = run - 2 - atFrontier, max(0, left - run), true, at
-            if at > 0 then ahead = ahead - run end
+            if at > 0 then
+              taken = taken + run
+              if at == instant then addTo(shared[0], cost, run) end
+              for i = 1, #around do
+                if costs[i] and at == instant then around[i].addTo(shared[i], costs[i], run) end
+              end
+            end
           elseif not near then
             if lost or frontier > max(notBefore, now + late) then -- processes that use the quota alone reserve further ahead
               reply[10], usedAlone = -1, false
@@ -280,6 +327,6 @@ local function newBundle(turnTo)
 
   return {
     begin = begin, finish = finish, enter = enter, leave = leave, readyIn = readyIn, fitting = fittingBeside, chargeIn = chargeIn,
-    pooledIn = pooledIn, takePooled = takePooled, amounts = amountsOrNone, tiers = function() return plan.deciding end,
+    pooledIn = pooledIn, takePooled = takePooled, roomBeside = roomBeside, shareOf = shareOf, addTo = addTo, amounts = amountsOrNone, tiers = function() return plan.deciding end,
   }
 end

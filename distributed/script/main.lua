@@ -39,9 +39,9 @@
 --   count      charges what the provider has counted already
 --
 -- The arguments of each operation, where a cost is U amounts:
---   reserve     ahead, floor, the guard of these requests (0: the plan's), how long the reply takes,
---               the earliest time that the clock may show by the caller's estimate, and then groups
---               of: count, within (-1: no bound, -2: dry run), cost; or of -count, within,
+--   reserve     how long a turn is, how many requests the calls before it in the round trip reserve,
+--               floor, the guard of these requests (0: the plan's), how long the reply takes, the
+--               earliest time that the clock may show by the caller's estimate, and then groups of: count, within (-1: no bound, -2: dry run), cost; or of -count, within,
 --               headroom, soon, turn, cost for requests that yield. These leave headroom percent
 --               of every tier's capacity free, and are reserved at most soon ahead; turn is the
 --               instant at which to ask for them in the last reply, or 0, see turn.lua. A 0 and an
@@ -55,8 +55,9 @@
 --               is i > 0, tier i would be ready at t, or never if t is -1. If what is -1, earlier
 --               reservations or a pause decide.
 --               A request that would wait for longer than within is not reserved. The first
---               request that has to wait is reserved any time ahead, and together with it at most
---               ahead requests. The next request ends the call. So do a full concurrency tier, and
+--               request that has to wait is reserved any time ahead, and with it those that come
+--               within a turn behind it: of one instant as many as the tier that decides admits in a
+--               turn. The next request ends the call. So do a full concurrency tier, and
 --               a request that yields and can't go soon. Returned reservations are used first, but
 --               not before floor, the caller's own last reservation, not for requests that yield,
 --               and not for requests with a longer guard.
@@ -71,9 +72,9 @@
 --               exceeds budgets is not reserved, and i is the first of these budgets.
 --   bundle      how long the reply takes; the guard of these requests (0: the plan's), the earliest
 --               time that the clock may show, and the headroom of requests that yield; for each quota
---               around, from the inside outward, the plan and again these three; ahead and soon as above;
---               the number of requests that a turn is for, the instant of the caller's last turn or
---               0, and the number of requests it was for; and then groups of: count, or -count for
+--               around, from the inside outward, the plan and again these three; how long a turn is, and
+--               soon as above; the instant of the caller's last turn or 0, and the number of requests
+--               it was for; and then groups of: count, or -count for
 --               requests that yield, within, cost, and the cost in each quota around. No
 --               quota may have leases, budgets or calendars.
 --               Replies how long until the outermost quota alone admits the request, if the reply

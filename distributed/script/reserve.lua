@@ -2,8 +2,8 @@
 -- before it. Units: µs.
 -- Twin: algorithms/ledger.go, Earliest and Charge.
 -- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, need.lua, pace.lua,
--- pause.lua, plan.lua, pool.lua, state.lua, tail.lua.
--- Gives: ops.reserve, ops.budget, fitting, checkClock, the constants below.
+-- pause.lua, plan.lua, pool.lua, rule.lua, state.lua, tail.lua.
+-- Gives: ops.reserve, ops.budget, addTo, checkClock, fitting, roomFor, the constants below.
 -- Sets: awaited, crossing, drift, guard, hadPlace, isProbe, notBefore, now, pause, pool, probe,
 -- probing, sendFrom, usedAlone.
 
@@ -14,9 +14,9 @@ local UNGUARDED = 50000 -- how late a probe without a guard may be sent
 local MOST_AHEAD = 1000000
 local SOON = 250000 -- how long before the end of a pause requests are reserved behind it
 
--- How many requests like the last one, up to most, every tier admits behind it at the frontier,
--- with its spare amount.
-local function fitting(cost, spare, most)
+-- How many requests, up to most, every tier admits at the frontier, with its spare amount, if one is
+-- admitted there.
+local function together(cost, spare, most)
   local function fits(count)
     for i = 1, plan.deciding do
       local n = cost[unitOf[i]]
@@ -24,7 +24,6 @@ local function fitting(cost, spare, most)
     end
     return true
   end
-  if mayProbe(cost) then return 1 end
   if fits(most) then return most end
   local few, many = 1, 2 -- few fit, and many may not
   while many < most and fits(many) do few, many = many, 2 * many end
@@ -34,6 +33,48 @@ local function fitting(cost, spare, most)
     if fits(middle) then few = middle else many = middle end
   end
   return few
+end
+
+-- How many requests like the last one, up to most, every tier admits behind it at the frontier,
+-- with its spare amount.
+local function fitting(cost, spare, most)
+  return mayProbe(cost) and 1 or together(cost, spare, most)
+end
+
+-- How many more requests tier i admits in a turn, beside the amounts shared already and before requests.
+-- Places have no turns.
+local function leftOfTurn(i, cost, turnLength, shared, before)
+  local t, n = 5 + units + 6 * (i - 1), cost[unitOf[i]]
+  if plan[t] == CONCURRENCY then return LATEST end
+  local share = mulDiv(plan[t + 2], turnLength, plan[t] == CALENDAR and plan[t + 4] or plan[t + 3])
+  return divMod(max(0, share - (shared[unitOf[i]] or 0)), n) - before
+end
+
+-- How many more requests a process may reserve for the frontier, an instant to come for which it has
+-- reserved the amounts shared already, and before requests in other calls: as many as the tier that
+-- ends the instant admits in a turn. Also returns how many the quota admits there.
+local function roomFor(cost, spare, turnLength, shared, before)
+  local most, latest, room = LATEST, -1, LATEST
+  for i = 1, plan.deciding do
+    local n = cost[unitOf[i]]
+    if n > 0 then most = min(most, (divMod(capacity[i] - spare[i], n))) end
+  end
+  local fit = most > 1 and together(cost, spare, most) or most
+  for i = 1, plan.deciding do
+    local n = cost[unitOf[i]]
+    local left = n > 0 and leftOfTurn(i, cost, turnLength, shared, before) or LATEST
+    if left < LATEST then
+      local all = (fit + 1) * n + spare[i]
+      local at = all > capacity[i] and NEVER or admits(i, all)
+      if at > latest or at == latest and left < room then latest, room = at, left end
+    end
+  end
+  return room, fit
+end
+
+-- Adds the cost of requests to amounts.
+local function addTo(amounts, cost, count)
+  for u = 1, units do amounts[u] = (amounts[u] or 0) + count * cost[u] end
 end
 
 -- Corrects the clock with the earliest time that it may show by the caller's estimate. If that is
@@ -50,7 +91,9 @@ function ops.reserve(op)
   local n = #reply
   local budgets = op == 'budget' and {}
   for i = 1, budgets and argument() or 0 do budgets[i] = argument() end
-  local ahead, floor, ownGuard, replyTime = argument(), argument(), argument(), argument()
+  -- A process reserves for one turn, from the first future request on, so that others have theirs. before
+  -- is how many requests the other calls of the round trip reserve, before this one.
+  local turnLength, before, floor, ownGuard, replyTime = argument(), argument(), argument(), argument(), argument()
   checkClock(argument())
   local least = max(notBefore, floor)
   local replyAt = now + replyTime -- when the reply arrives
@@ -58,6 +101,8 @@ function ops.reserve(op)
   local beforeEnd = probing and awaitsProbe() and 0 or SOON -- the report of its response decides when the next request goes
   if ownGuard > 0 then guard = max(ownGuard, resolution) end
   local reserved, more = false, notBefore < knownUntil
+  local first, instant -- of the first and the last future request
+  local taken, shared = {}, nil -- what is reserved of the turn, and what counts for the last instant
   local kept = lease and lease[KEPT_UNTIL] or 0 -- the instant until which a place is kept for the caller
   if kept > 0 then
     places.countKept(lease, -1)
@@ -120,19 +165,32 @@ function ops.reserve(op)
           if at > LATEST then at = NEVER end
         elseif within == -1 or at - now <= within then
           if headroom > 0 then at, what = earliest(cost, spare) end
-          more = at <= now or ahead > 0 or not reserved
-          if yields then more = at <= now + soon and mayGo > 0 end
+          local room = count
+          if yields then
+            room = min(count, mayGo)
+            more = at <= now + soon and mayGo > 0
+          elseif at > now then
+            first = first or at
+            if at == instant then
+              if not pooled then room = min(count, (roomFor(cost, spare, turnLength, shared, before))) end
+            elseif at - first < turnLength then
+              instant, shared = at, {}
+            elseif reserved then
+              instant, shared = at, taken
+              room = what > 0 and min(count, leftOfTurn(what, cost, turnLength, taken, before)) or 0
+            end
+            more = room > 0
+          end
           if more then
             run = 1
             if pooled then
               takePooled(pooled, cost)
               what = -2
             else
-              local most = yields and min(count, mayGo) or at > now and min(count, ahead) or count
               if at == last then
-                run = fitting(cost, spare, most)
-              elseif last and most > 2 and not yields and not probe and at <= frontier + guard then
-                paced = chargeEvenly(cost, what, most, min(within == -1 and LATEST or now + within, knownUntil - 1, LATEST))
+                run = fitting(cost, spare, room)
+              elseif last and room > 2 and not yields and not probe and at <= frontier + guard then
+                paced, first = chargeEvenly(cost, what, room, min(within == -1 and LATEST or now + within, knownUntil - 1, LATEST), first, turnLength)
               end
               if paced > 0 then
                 run = paced
@@ -146,7 +204,14 @@ function ops.reserve(op)
             end
             if lease then places.hold(cost, run) end
             if yields then mayGo, someWent = mayGo - run, true end
-            if at > now then ahead = ahead - run end
+            if paced > 0 and frontier > now then
+              instant, shared = frontier, {}
+              addTo(shared, cost, atFrontier)
+              addTo(taken, cost, run)
+            elseif at > now and not yields then
+              addTo(taken, cost, run)
+              if shared and shared ~= taken then addTo(shared, cost, run) end
+            end
             reserved, hadPlace, usedAlone = true, false, usedAlone or promised + promisedOld > 0
             probe = probe or probed and not pooled
             if probe then
