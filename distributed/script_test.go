@@ -667,4 +667,6 @@ func TestSpeed(t *testing.T) {
 }
 
 // reserveStep returns a step that reserves n requests of one unit.
-func reserveStep(n int64) step { return step{op: opReserve, args: []int64{3600_000_000, 0, 0, 0, 0, 0, n, -1, 1}} }
+func reserveStep(n int64) step {
+	return step{op: opReserve, args: []int64{3600_000_000, 0, 0, 0, 0, 0, n, -1, 1}}
+}
