@@ -90,6 +90,9 @@ func TestInputOptions(t *testing.T) {
 		{"Lease", rdb, distributed.Options{Lease: -ms}, []string{"Options.Lease is -1ms", "from 1ms"}},
 		{"a lease that is too long", rdb, distributed.Options{Lease: 2 * hour}, []string{"Options.Lease is 2h", "to 1h"}},
 		{"Workers", rdb, distributed.Options{Fallback: distributed.Fallback{Workers: -1}}, []string{"Options.Fallback.Workers is -1"}},
+		{"an open tag", rdb, distributed.Options{Prefix: "a{b:"}, []string{`Options.Prefix is "a{b:"`, `"{team}:"`}},
+		{"an empty tag", rdb, distributed.Options{Prefix: "{}:"}, []string{`Options.Prefix is "{}:"`}},
+		{"a lone brace", rdb, distributed.Options{Prefix: "a}b:"}, []string{`Options.Prefix is "a}b:"`}},
 		{"several fields", nil, distributed.Options{Timeout: -1, Lease: -1}, []string{"client is nil", "Options.Timeout", "Options.Lease"}},
 	} {
 		_, err := throttle.New(named(throttle.PerSecond(5)), distributed.New(test.rdb, test.o))

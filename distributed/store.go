@@ -102,6 +102,8 @@ import (
 	"encoding/base64"
 	"errors"
 	"log/slog"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -256,6 +258,9 @@ func (s *Store) validate() error {
 		if f.value < time.Millisecond || f.value > time.Hour {
 			errs = append(errs, fieldError(f.name, f.value, "from 1ms to 1h, or zero for the default"))
 		}
+	}
+	if strings.ContainsAny(o.Prefix, "{}") && slot(o.Prefix+"a") != slot(o.Prefix+"b") { // a tag would make them equal
+		errs = append(errs, fieldError("Prefix", strconv.Quote(o.Prefix), `without braces, or with a tag, as in "{team}:"`))
 	}
 	if o.Fallback.Workers < 0 {
 		errs = append(errs, fieldError("Fallback.Workers", o.Fallback.Workers, "the number of processes, or zero to wait for Redis"))
