@@ -51,6 +51,15 @@ type topic struct {
 	subscribed bool                 // the command to subscribe was sent, or is about to be
 	messageAt  time.Time            // when the last message came about which is still to be asked; zero if none
 	idle       int                  // questions in a row that brought no news
+	wakes      wakes
+}
+
+// Wakes are what the messages of a release brought.
+type wakes struct {
+	last     time.Time // when the first waiters were last woken
+	pending  bool      // they are woken soon
+	admitted int64     // how often callers had been admitted by then
+	idle     int       // wakes in a row after which nobody was admitted
 }
 
 // An inquiry is a list of keys to ask about.
@@ -62,6 +71,9 @@ type inquiry struct {
 // listen subscribes to the messages of a quota if a caller has to wait for long enough.
 func (q *quota) listen(got []store.Decision) {
 	for _, b := range got {
+		if b.Verdict == store.Admitted {
+			q.admissions.Add(1)
+		}
 		if b.Wait >= worthWaking {
 			q.store.listener.want(q)
 			return
@@ -192,13 +204,8 @@ func (l *listener) run(ps *redis.PubSub) {
 func (l *listener) receive(m any) {
 	switch m := m.(type) {
 	case *redis.Message:
-		if m.Payload == "freed" { // the first waiter then asks
-			quotas, own := l.quotas(m.Channel)
-			for _, q := range quotas {
-				if q.notifyFreed(); own {
-					q.leave()
-				}
-			}
+		if m.Payload == "freed" {
+			l.freed(m.Channel)
 			return
 		}
 		if strings.HasPrefix(m.Payload, "pause ") || strings.HasPrefix(m.Payload, "resume ") {
@@ -217,6 +224,54 @@ func (l *listener) receive(m any) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			l.ask(&l.begun, m.Channel)
+		}
+	}
+}
+
+// freed wakes the first waiters of the quotas of a channel, which then ask, because of a message. While
+// nobody is admitted after that, the time to the next wake doubles, up to about a second.
+func (l *listener) freed(channel string) {
+	l.mu.Lock()
+	t := l.topics[channel]
+	if t == nil || t.wakes.pending {
+		l.mu.Unlock()
+		return
+	}
+	t.wakes.pending = true
+	var wait time.Duration
+	if t.wakes.count(t.quotas); t.wakes.idle > 0 {
+		wait = time.Until(t.wakes.last.Add(askWithin<<t.wakes.idle))
+	}
+	l.mu.Unlock()
+	if wait > 0 {
+		time.AfterFunc(wait, func() { l.wake(channel) })
+	} else {
+		l.wake(channel)
+	}
+}
+
+// count counts a wake that is about to follow the last one.
+func (w *wakes) count(quotas map[*quota]time.Time) {
+	var admitted int64
+	for q := range quotas {
+		admitted += q.admissions.Load()
+	}
+	if w.idle = min(w.idle+1, mostDoubled); w.last.IsZero() || admitted != w.admitted {
+		w.idle = 0
+	}
+	w.admitted = admitted
+}
+
+func (l *listener) wake(channel string) {
+	l.mu.Lock()
+	if t := l.topics[channel]; t != nil {
+		t.wakes.last, t.wakes.pending = time.Now(), false
+	}
+	l.mu.Unlock()
+	quotas, own := l.quotas(channel)
+	for _, q := range quotas {
+		if q.notifyFreed(); own {
+			q.leave()
 		}
 	}
 }

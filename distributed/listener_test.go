@@ -194,6 +194,55 @@ func startSleepers(t *testing.T, rdb redis.UniversalClient, keys int) (stop func
 	}
 }
 
+// TestForgedReleases checks that messages of a release that admit nobody make a process ask about once
+// a second, and that a release then admits a caller without that delay if some admitted one before.
+func TestForgedReleases(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		const processes = 20
+		rdb := near(t, s)
+		p := throttle.Policy{Name: "forged", Tiers: []throttle.Tier{{Limit: 1, Algorithm: throttle.Concurrency}, throttle.PerHour(100_000)}}
+		holder := limiter(t, p, distributed.New(rdb, distributed.Options{}))
+		held, err := holder.Acquire(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := new(wire)
+		var wg sync.WaitGroup
+		for range processes {
+			own := near(t, s)
+			own.AddHook(w)
+			l := limiter(t, p, distributed.New(own, distributed.Options{}))
+			wg.Go(func() {
+				permit, err := l.Acquire(t.Context(), nil)
+				if err != nil {
+					t.Error(err)
+				}
+				permit.Release()
+			})
+		}
+		time.Sleep(3 * sec)
+		var channels []string
+		for _, c := range s.PubSubChannels("*") {
+			channels = append(channels, c)
+		}
+		w.trips()
+		for range 500 {
+			for _, c := range channels {
+				s.Publish(c, "freed")
+			}
+			time.Sleep(10 * ms)
+		}
+		if n, _ := w.trips(); n > processes*20 { // for each of two channels, 8 while the delay grows to 1.3 s
+			t.Errorf("got %d trips of %d processes in 5 s, want %d at most", n, processes, processes*20)
+		}
+		began := time.Now()
+		held.Release()
+		if wg.Wait(); time.Since(began) > 3*sec {
+			t.Errorf("got all admitted %v after the release, want 3s at most", time.Since(began))
+		}
+	})
+}
+
 // After its connection broke, a process asks again for all keys on which callers sleep. It takes
 // few round trips, one after the other.
 func TestReconnectAsksInFewTrips(t *testing.T) {

@@ -56,9 +56,10 @@ type quota struct {
 	leases   *leases       // nil without Concurrency tiers and estimated units; shared with the successor
 	fallback *fallback     // nil if Options.Fallback is zero
 
-	line    *lineage.Line
-	version int64        // of the plan, in the line
-	turn    atomic.Int64 // the instant by Redis's clock that the last reply set for asking for requests that yield; or 0
+	line       *lineage.Line
+	version    int64        // of the plan, in the line
+	admissions atomic.Int64 // for callers that wait
+	turn       atomic.Int64 // the instant by Redis's clock that the last reply set for asking for requests that yield; or 0
 
 	mu         sync.Mutex // guards all below
 	next       *quota     // under the plan that replaced this one; nil until it is needed
