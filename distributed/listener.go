@@ -240,7 +240,7 @@ func (l *listener) freed(channel string) {
 	t.wakes.pending = true
 	var wait time.Duration
 	if t.wakes.count(t.quotas); t.wakes.idle > 0 {
-		wait = time.Until(t.wakes.last.Add(askWithin<<t.wakes.idle))
+		wait = time.Until(t.wakes.last.Add(askWithin << t.wakes.idle))
 	}
 	l.mu.Unlock()
 	if wait > 0 {
