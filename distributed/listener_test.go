@@ -222,9 +222,7 @@ func TestForgedReleases(t *testing.T) {
 		}
 		time.Sleep(3 * sec)
 		var channels []string
-		for _, c := range s.PubSubChannels("*") {
-			channels = append(channels, c)
-		}
+		channels = append(channels, s.PubSubChannels("*")...)
 		w.trips()
 		for range 500 {
 			for _, c := range channels {
