@@ -283,12 +283,15 @@ func (l *Limiter) chargeThrough(ctx context.Context, t queue.Turn, d demand, cha
 	}
 	switch err = ctx.Err(); {
 	case err != nil: // the queue has recalled the caller
-	case t.StepBack != nil && t.StepBack():
+	case t.Overtakes != nil && t.Overtakes():
 		decision = overtaken
 	default:
 		decision, err = rev.quota.TryAcquire(ctx, t.Request)
 	}
 	if admitted := err == nil && decision.Verdict == store.Admitted; !admitted || outer.expired() {
+		if t.StepBack != nil {
+			t.StepBack()
+		}
 		outer.refund()
 		outer.leaveScopes()
 		if admitted { // the outer reservations have ended

@@ -84,6 +84,14 @@ func (o *Order) IsFirst(p *Place) bool {
 	return o.first() == p
 }
 
+// IsAhead reports whether some place is ahead of a caller of a rank and a number.
+func (o *Order) IsAhead(rank time.Time, number uint64) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	first := o.first()
+	return first != nil && first.before(&Place{rank: rank, number: number})
+}
+
 func (o *Order) first() *Place {
 	if len(o.places) == 0 {
 		return nil

@@ -26,28 +26,45 @@ func (q *Queue) goAway(w *waiter) {
 	q.away.insert(w)
 }
 
-// stepBack puts a waiter that is away in its place again, while it asks this quota. It reports
-// whether a caller ahead of it waits for the quota.
-func (q *Queue) stepBack(w *waiter) (overtaken bool) {
+// overtakes reports whether a caller ahead of a waiter that is away waits for the quota.
+func (q *Queue) overtakes(w *waiter) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if w.recall == nil {
+		return false
+	}
+	if q.config.Order != nil {
+		return q.config.Order.IsAhead(w.rank, w.number)
+	}
+	first := q.waiters.first()
+	return first != nil && first.before(w.rank, w.number)
+}
+
+// stepBack puts a waiter that is away in its place again, before its Ask returns.
+func (q *Queue) stepBack(w *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if w.recall == nil || w.out.Load() {
-		return false
+		return
 	}
 	q.forgetAway(w)
-	q.putBack(w)
+	q.insert(w)
 	q.stale = append(q.stale, w)
 	q.letAskAgain()
+	q.cancelBehind(w)
 	q.reconcile(time.Now(), nil)
-	return q.waiters.first() != w || !q.isOurTurn()
 }
 
-// putBack inserts a waiter that was away.
-func (q *Queue) putBack(w *waiter) {
+// insert inserts a waiter that was away.
+func (q *Queue) insert(w *waiter) {
 	q.waiters.insert(w)
 	q.takePlace()
 	q.noteOvertaken(w)
-	if q.cancel != nil && q.waiters.first() == w { // as for a newcomer
+}
+
+// cancelBehind makes the caller that is asking ask again behind a waiter that is now first.
+func (q *Queue) cancelBehind(w *waiter) {
+	if q.cancel != nil && q.waiters.first() == w {
 		q.cancel()
 	}
 }
@@ -109,7 +126,8 @@ func (q *Queue) takeBack(w *waiter, r Result, err error, interrupted bool) (back
 
 // rejoin puts a waiter that was away in its place again.
 func (q *Queue) rejoin(w *waiter, d store.Decision, err error, interrupted bool, now time.Time) {
-	q.putBack(w)
+	q.insert(w)
+	q.cancelBehind(w)
 	switch {
 	case interrupted:
 		q.review(now, q.steps(now))

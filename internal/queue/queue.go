@@ -298,9 +298,12 @@ type Turn struct {
 	// StepAside lets the callers behind, and those in other queues of the quota, go ahead until Ask
 	// returns. Ask calls it when the caller waits for another quota.
 	StepAside func()
-	// StepBack ends what StepAside began, and reports whether a caller ahead waits for this quota now.
-	// Ask calls it before it asks the quota, and then leaves the quota to that caller.
-	StepBack func() (overtaken bool)
+	// Overtakes reports whether the caller has stepped aside and a caller ahead of it waits for this
+	// quota now. Ask then leaves the quota to that caller.
+	Overtakes func() bool
+	// StepBack ends what StepAside began. Ask calls it when this quota does not admit the caller, before
+	// it gives back what another quota has admitted: others may take that at once.
+	StepBack func()
 }
 
 // A Hold describes how a caller waits that needs the same time of several quotas.
@@ -451,9 +454,7 @@ func (q *Queue) enter(ctx context.Context, t Ticket) (*waiter, action, any, erro
 	if w.out.Load() { // refused, or a reserved time has begun
 		return w, action{wait: forever}, w.owner, w.refusal
 	}
-	if q.cancel != nil && q.waiters.first() == w {
-		q.cancel()
-	}
+	q.cancelBehind(w)
 	if w.joining {
 		return w, action{}, w.owner, nil
 	}

@@ -114,7 +114,8 @@ func (q *Queue) ask(ctx context.Context, self *waiter, generation int) {
 	turn, asking, ask, quota := Turn{Request: self.Request, Owner: self.owner}, ctx, self.Ask, q.config.Quota
 	if ask != nil {
 		turn.Away = q.awayAhead(self)
-		turn.StepAside, turn.StepBack = func() { q.stepAside(self) }, func() bool { return q.stepBack(self) }
+		turn.StepAside, turn.StepBack = func() { q.stepAside(self) }, func() { q.stepBack(self) }
+		turn.Overtakes = func() bool { return q.overtakes(self) }
 		var cancel func()
 		asking, cancel = context.WithCancel(ctx)
 		q.cancel = cancel
