@@ -46,7 +46,7 @@ func (n *nest) call(keys []string, op string, args ...any) []int64 {
 // instant. It returns the decision and how long until the request.
 func (n *nest) ask(shows int64) (what int64, in time.Duration) {
 	n.t.Helper()
-	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, shows, 0, n.text, 0, shows, 0, 3600_000_000, 1_000_000, 0, 0, 1, -1, 1, 1)
+	reply := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, shows, 0, n.text, 0, shows, 0, 1800_000_000, 1_000_000, 0, 0, 1, -1, 1, 1)
 	own := reply[headerLen+2+headerLen:]
 	return own[0], microseconds(own[1] - reply[0])
 }
@@ -106,7 +106,7 @@ func TestBundleLosesTurns(t *testing.T) {
 				turn := n.take(round{}, false)
 				n.take(first, false)
 				if alone {
-					n.call([]string{n.inner}, opReserve, 3600_000_000, 0, 0, 0, 0, 0, 4, -1, 1)
+					n.call([]string{n.inner}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, 4, -1, 1)
 				}
 				next := n.take(turn, !alone)
 				if next.charged > 0 || alone != (next.promised < 0) {
@@ -123,7 +123,7 @@ func TestBundleChargesTail(t *testing.T) {
 	for _, back := range []int64{0, 1000} {
 		eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {
 			for _, key := range []string{n.inner, n.outer} {
-				n.call([]string{key}, opReserve, 3600_000_000, 0, 0, 0, 0, 0, 4, -1, 1)
+				n.call([]string{key}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, 4, -1, 1)
 			}
 			n.at += 1000
 			if _, in := n.ask(1000 + back); in < 39*time.Second {
@@ -191,8 +191,8 @@ func TestBundleTakesReturnedTimes(t *testing.T) {
 func TestTurnsOfALostState(t *testing.T) {
 	eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {
 		const turn = 6_000_000
-		bundled := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 0, n.text, 0, 0, 0, 3600_000_000, 10_000, turn, 1, 1, -1, 1, 1)[2*headerLen+2:]
-		batch := n.call([]string{n.inner + ":batch"}, opReserve, 3600_000_000, 0, 0, 0, 0, 0, -1, -1, 0, 10_000, turn, 1)[headerLen:]
+		bundled := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 0, n.text, 0, 0, 0, 1800_000_000, 10_000, turn, 1, 1, -1, 1, 1)[2*headerLen+2:]
+		batch := n.call([]string{n.inner + ":batch"}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, -1, -1, 0, 10_000, turn, 1)[headerLen:]
 		if bundled[0] >= -1 || batch[0] >= -1 {
 			n.t.Errorf("got %v and %v, want both requests admitted", bundled, batch)
 		}
