@@ -20,6 +20,7 @@ type bundle struct {
 	headroom []int    // the percentages that requests which yield leave in them
 
 	mu       sync.Mutex // guards all below
+	waiting  bool       // callers wait
 	turn     int64      // the instant of the last turn, by the clock of the first quota; or 0
 	promised int64      // the requests that turn is for
 	asked    time.Time  // when the process last asked for that turn; zero if it has not
@@ -50,6 +51,9 @@ func (q *quota) Bundle(around []store.Quota, headroom []int) store.Bundle {
 
 // Reserve asks Redis, in a goroutine that ends with the call.
 func (b *bundle) Reserve(guards []time.Duration, requests []store.Request, done func([]store.Decision, error)) {
+	b.mu.Lock()
+	b.waiting = true
+	b.mu.Unlock()
 	p := b.quotas[0].store.reports.begin()
 	go b.reserve(guards, requests, func(got []store.Decision, err error) {
 		done(got, err)
@@ -265,6 +269,23 @@ func (b *bundle) setTurn(at, promised int64) {
 	if at == 0 || promised != 0 {
 		b.turn, b.promised, b.asked = at, max(0, promised), time.Time{}
 	}
+	b.leaveIfIdle()
+}
+
+// Leave gives back the turn.
+func (b *bundle) Leave() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.waiting = false
+	b.leaveIfIdle()
+}
+
+func (b *bundle) leaveIfIdle() {
+	if b.waiting || b.promised == 0 {
+		return
+	}
+	b.quotas[0].giveBack(b.turn, b.promised)
+	b.turn, b.promised, b.asked = 0, 0, time.Time{}
 }
 
 func (b *bundle) garbled(t *trip) error {

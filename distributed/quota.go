@@ -193,7 +193,7 @@ func (q *quota) guard(way, good time.Duration) time.Duration {
 
 // roundUp rounds up to one of few durations, so that returned reservations land with others.
 func roundUp(d time.Duration) time.Duration {
-	step := time.Duration(1) << max(0, bits.Len64(uint64(d))-6)
+	step := time.Duration(1) << max(0, bits.Len64(uint64(d))-4)
 	return (d + step - 1) / step * step
 }
 
@@ -280,6 +280,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 			q.trackProbes(got, requests)
 			q.listen(got)
 			done(got, err)
+			q.Leave()             // the callers may have left before they had a turn
 			if q.overtaken(got) { // the watchers were called before they had these decisions
 				q.notifyAgain()
 			}
@@ -403,6 +404,25 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 	return t
 }
 
+// Leave gives back the turn of requests that yield if nobody waits.
+func (q *quota) Leave() {
+	if q.turn.Load() == 0 || q.watched() {
+		return
+	}
+	if turn := q.turn.Swap(0); turn > 0 {
+		q.giveBack(turn, 0)
+	}
+}
+
+// giveBack gives back a turn for a number of requests, or for requests that yield if that is 0. A turn
+// that is not given back ends by itself.
+func (q *quota) giveBack(turn, requests int64) {
+	q.store.background(func() error {
+		_, _, _, _ = q.ask(context.Background(), opLeave, func(_ *quota, args []any) []any { return append(args, turn, requests) })
+		return nil
+	})
+}
+
 // soon returns how far ahead a request that yields is reserved. It is short enough not to delay
 // others, and long enough to ask for the next one in time.
 func (q *quota) soon() time.Duration { return 2*q.trip() + yieldAhead }
@@ -433,7 +453,10 @@ func (q *quota) notBefore(r store.Request) int64 {
 
 // appendRequests appends requests as groups of equal ones.
 func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, most time.Duration) []any {
-	last := int64(0)
+	last, turn := int64(0), q.turn.Load()
+	if t.toldTurn {
+		turn = -turn
+	}
 	for i := 0; i < len(requests); {
 		r, n := requests[i], 1
 		within := min(r.MaxWait, most)
@@ -467,7 +490,10 @@ func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, mo
 			args = append(args, micros(within))
 		}
 		if yields {
-			args = append(args, r.Headroom, micros(q.soon()), q.turn.Load())
+			args = append(args, r.Headroom, micros(q.soon()), turn)
+			if within != dryRun && turn > 0 {
+				t.toldTurn, turn = true, -turn
+			}
 		}
 		args = appendCost(args, r.Cost)
 		i += n

@@ -670,3 +670,36 @@ func TestSpeed(t *testing.T) {
 func reserveStep(n int64) step {
 	return step{op: opReserve, args: []int64{3600_000_000, 0, 0, 0, 0, 0, n, -1, 1}}
 }
+
+// TestPoolIsBounded checks that the state stays small when many reservations are returned that no bucket
+// spaces, and that those at the pace of a bucket take little room.
+func TestPoolIsBounded(t *testing.T) {
+	const at = 1_700_000_000_000_000
+	for _, test := range []struct {
+		tier string
+		pace int64
+		want int64
+	}{{"1/h", 7_000_001, 250}, {"7/s;algo=gcra", 0, 700}} {
+		s := miniSubject(t)
+		s.begin(planOf(t, 50*time.Millisecond, test.tier))
+		if _, err := s.answer(at, reserveStep(1)); err != nil {
+			t.Fatal(err)
+		}
+		var got, step7 int64
+		for i := range int64(700) {
+			step7 = i * 1_000_000
+			after := 10_000_000 + (step7+6)/7
+			if test.pace > 0 {
+				after = 10_000_000 + i*test.pace
+			}
+			reply, err := s.answer(at, step{op: opCancel, args: []int64{at, 0, 0, after, 1}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got += reply[len(reply)-1]
+		}
+		if size := s.rdb.StrLen(context.Background(), s.key).Val(); got != test.want || size > 20_000 || test.pace == 0 && size > 500 {
+			t.Errorf("%s: got %d of 700 in the pool and a state of %d bytes, want %d", test.tier, got, size, test.want)
+		}
+	}
+}

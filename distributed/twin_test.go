@@ -54,6 +54,7 @@ type twin struct {
 	caller                   int64 // owner of this call's lease
 	waits, first             bool  // the caller has callers that wait; a place was kept for it
 	turnsEnd, delayedEnd     int64 // of requests that yield
+	openTurns                int64
 	latest                   int64 // when the last lease ends
 	flights                  []algorithms.Flight
 	history                  []chargeRecord // all charges, which are charged again under another plan
@@ -201,7 +202,7 @@ func (m *twin) reserveAt(at, guard, good int64, cost []int64) {
 		for _, c := range m.tail {
 			runs[c.run] = true
 		}
-		if len(runs) > 8 {
+		if len(runs) > 64 {
 			m.tail, m.base, m.closed = nil, nil, true
 		}
 	case n > 0:
@@ -362,7 +363,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	}
 	var own []int64
 	m.closed = false
-	m.commitTail(stepped || !slices.Contains([]string{opReserve, opBudget, opStatus, opCancel}, s.op) || !m.mayTrail())
+	m.commitTail(stepped || !slices.Contains([]string{opReserve, opBudget, opStatus, opCancel, opLeave}, s.op) || !m.mayTrail())
 	if stepped { // each call corrects the windows of a wrong date, also one that decides nothing
 		m.advance(m.frontier)
 	}
@@ -385,10 +386,12 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		own = m.crossings(true)
 	case opObserve:
 		m.observe(args{s.args})
+	case opLeave:
+		m.leave(s.args[0])
 	}
 	m.keepPlaces()
 	if m.turnsEnd <= m.now && m.delayedEnd <= m.now { // the turns are over
-		m.turnsEnd, m.delayedEnd = 0, 0
+		m.turnsEnd, m.delayedEnd, m.openTurns = 0, 0, 0
 	}
 	head := []int64{m.now, m.gen, m.ttl(), m.epoch, 0, 0}
 	switch {
@@ -611,7 +614,10 @@ func (m *twin) reserve(a args) (out []int64) {
 	defer func() { out = append(out, m.crossings(reserved)...) }()
 	for len(a.rest) > 0 {
 		count, within, yields, headroom, nearby, turn, cost := a.group(len(m.plan.Units()))
-		may, nextTurn := m.planTurn(turn, count, nearby, max(guard, m.resolution()), cost)
+		if yields && turn > 0 && within != -2 {
+			m.openTurns = max(0, m.openTurns-1)
+		}
+		may, nextTurn := m.planTurn(max(turn, -turn), count, nearby, max(guard, m.resolution()), cost)
 		for left := count; left > 0; left-- {
 			if i := m.plan.TooLarge(cost); i >= 0 {
 				out = append(out, int64(i+1), -1)
@@ -631,7 +637,8 @@ func (m *twin) reserve(a args) (out []int64) {
 			}
 			lent := -1
 			for i, p := range m.pool {
-				if !m.probe && !yields && !m.estimates && p.at >= max(floor, replyAt) && p.guard >= max(guard, m.resolution()) && covers(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
+				if !m.probe && !yields && !m.estimates && p.at >= max(floor, replyAt) && p.guard >= max(guard, m.resolution()) && covers(p.cost, cost) &&
+					(lent < 0 || p.at < m.pool[lent].at || p.at == m.pool[lent].at && p.guard < m.pool[lent].guard) {
 					lent = i
 				}
 			}
@@ -807,6 +814,16 @@ func (l *turnLeft) roomAtInstant(cost, beside []int64) int64 {
 	return room
 }
 
+// leave ends a turn. When the last one has ended, no request waits behind turns.
+func (m *twin) leave(turn int64) {
+	if turn > m.turnsEnd {
+		return
+	}
+	if m.openTurns = max(0, m.openTurns-1); m.openTurns == 0 {
+		m.turnsEnd, m.delayedEnd = 0, 0
+	}
+}
+
 // planTurn returns how many of the requests that yield may be reserved now, and a function that
 // returns when to ask for the rest: at their pace, behind the turns that others have got.
 func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64, next func(at, left int64) int64) {
@@ -836,13 +853,17 @@ func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64
 	may = count
 	switch {
 	case hasTurn && turn > m.now+soon:
-		return 0, func(at, _ int64) int64 { return max(at, turn) }
+		return 0, func(at, _ int64) int64 {
+			m.openTurns++
+			return max(at, turn)
+		}
 	case hasTurn && m.turnsEnd > turn+length(together):
 		may = together
 	case !hasTurn && m.turnsEnd > m.now+soon:
 		may = 0
 	}
 	return min(may, count), func(at, left int64) int64 {
+		m.openTurns++
 		length := length(min(left, together))
 		if hasTurn && left == count {
 			at = max(at, m.delayedEnd)
@@ -917,8 +938,6 @@ func (m *twin) addToPool(at, guard int64, cost []int64) bool {
 	switch {
 	case i >= 0:
 		m.pool[i].cost = plus(m.pool[i].cost, cost, 1)
-	case len(m.pool) == 64:
-		return false
 	default:
 		m.pool = append(m.pool, chargeRecord{at: at, cost: cost, guard: guard})
 	}
@@ -1804,6 +1823,9 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		}
 	case roll == 3 && m.leased():
 		s.op = opLease
+	case roll == 3:
+		s.op = opLeave
+		add(pick(g, 0, m.turnsEnd, m.turnsEnd+1, max(0, m.turnsEnd-g.Int64N(2_000_000))), 0)
 	case roll <= 6 && len(g.reserved) > 0:
 		s.op = pick(g, opCancel, opRefund)
 		add(m.gen-g.Int64N(10)/9, pick(g, m.setBack(), m.setBack(), m.setBack(), 0), g.reserved[len(g.reserved)-1].guard)
@@ -1835,7 +1857,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		add(length, pick[int64](g, 0, 0, 0, 1, 64), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)), pick(g, 0, 0, 0, m.now+g.Int64N(100)))
 		for range 1 + g.IntN(3) {
 			if count := pick[int64](g, 1, 2, 5, 30, 64); g.IntN(3) == 0 {
-				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)), pick(g, 0, max(0, m.turnsEnd-g.Int64N(2_000_000)), m.now+g.Int64N(1_000_000)))
+				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)), g.turn(m))
 			} else {
 				add(count, g.within())
 			}
@@ -1843,4 +1865,10 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		}
 	}
 	return s, owner
+}
+
+// turn returns the turn of a process, which is negative if an earlier group of the round trip has it.
+func (g *generator) turn(m *twin) int64 {
+	turn := pick(g, 0, max(0, m.turnsEnd-g.Int64N(2_000_000)), m.now+g.Int64N(1_000_000))
+	return pick(g, turn, turn, -turn)
 }

@@ -74,11 +74,11 @@ local function save()
   if tail and tail.base then parts, frontier, atFrontier, count = spread(tail.base, 1, 4) else parts, frontier, atFrontier, count = settled() end
   parts[1], parts[2] = image or '', pack(FORMAT, now, wall, generation, frontier, atFrontier % MOST_AT_FRONTIER + (tail and MOST_AT_FRONTIER * #tail.runs or 0), pause, epoch,
     (turns and (usedAlone and 3 or 1) or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, count, #pool, leases[1] and 1 or 0, #readings, ban)
-  putRecords(parts, pool, 2 + units)
+  putRecords(parts, pool, POOLED + units)
   if leases[1] then parts[#parts + 1] = pack(sevens(SUMS + units), spread(leases, 1, SUMS + units)) end
   putRecords(parts, readings, READING)
   if tail then putRecords(parts, tail.runs, RUN + units) end
-  if turns then parts[#parts + 1] = pack('>I7I7I7I7I7', turnsEnd, delayedEnd, promised, promisedOld, oldEnd) end
+  if turns then parts[#parts + 1] = pack(sevens(TURNS), turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd) end
   if image then
     local reserve = divMod(#image - ringsAt, 8)
     parts[#parts + 1] = rep('\0', min(8192, reserve))

@@ -62,8 +62,8 @@ local function loadTiers(foreign)
   slots = queue(queues, lengths.slots, 1 + units)
   firstLanding = lengths.slots > 0 and parse('>I7', state, queues) or NEVER
   queues = queues + 7 * (1 + units) * lengths.slots
-  pool = readRecords(state, queues, lengths.pool, 2 + units)
-  queues = queues + 7 * (2 + units) * lengths.pool
+  pool = readRecords(state, queues, lengths.pool, POOLED + units)
+  queues = queues + 7 * (POOLED + units) * lengths.pool
   leases = readRecords(state, queues, lengths.leases, SUMS + units)
   queues = queues + 7 * (SUMS + units) * lengths.leases
   readings = readRecords(state, queues, lengths.readings, READING)
