@@ -144,7 +144,7 @@ func snapshot(s *miniredis.Miniredis) (restore func()) {
 
 // eachOutage runs a test in a bubble for each kind and length of an outage.
 func eachOutage(t *testing.T, test func(t *testing.T, o *outage, length time.Duration)) {
-	for _, length := range []time.Duration{5 * sec, 9 * sec, 12 * sec, 30 * sec} {
+	for _, length := range []time.Duration{5 * sec, 9 * sec, 12 * sec, 30 * sec, 100 * sec} {
 		for _, kind := range kindsOfOutages {
 			t.Run(fmt.Sprint(kind, " ", length), func(t *testing.T) {
 				t.Parallel()
@@ -266,6 +266,30 @@ func TestNewStateAdmitsAtOnce(t *testing.T) {
 			}
 			permit.Release()
 			time.Sleep(100 * ms)
+		}
+	})
+}
+
+// A state that was lost is reported once, also if the next one has expired since.
+func TestLossIsReportedOnce(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		var lost atomic.Int64
+		o := distributed.Options{OnLost: func(string) { lost.Add(1) }}
+		l := limiter(t, named(throttle.PerHour(5)), distributed.New(near(t, s), o))
+		if err := l.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		s.FlushAll()
+		for range 2 {
+			if _, err := l.Status(t.Context()); err != nil { // begins an empty state, which lives for a second
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+			s.FastForward(time.Minute)
+		}
+		if n := lost.Load(); n != 1 {
+			t.Errorf("got %d losses reported, want 1", n)
 		}
 	})
 }
