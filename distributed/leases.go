@@ -355,7 +355,7 @@ func (l *leases) renewLater(err error) {
 	length := l.quota.store.options.Lease
 	again := length / 4
 	if err != nil {
-		again = min(again, max(length/16, firstTry))
+		again = min(again, max(length/32, firstTry))
 	}
 	switch {
 	case l.closed || l.idle():

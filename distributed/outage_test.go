@@ -30,7 +30,7 @@ type outage struct {
 	end    func()                        // what happens to the state at the end
 }
 
-var kindsOfOutages = []string{"refused", "loading", "stopped", "restarts empty", "loses the leases", "fails over to an older state"}
+var kindsOfOutages = []string{"refused", "loading", "stopped", "restarts empty", "loses the leases", "comes back for an instant", "fails over to an older state"}
 
 func newOutage(s *miniredis.Miniredis, kind string) *outage {
 	o := &outage{server: s, kind: kind, end: func() {}}
@@ -102,13 +102,21 @@ func (o *outage) refused() error {
 
 // last makes the server unusable for a time. Its keys get older meanwhile.
 func (o *outage) last(length time.Duration) {
-	over := make(chan struct{})
-	o.over.Store(&over)
-	time.Sleep(length)
-	o.server.FastForward(length)
-	o.end()
-	o.over.Store(nil)
-	close(over)
+	times := 1
+	if o.kind == "comes back for an instant" {
+		times = 2
+	}
+	for i := range times {
+		time.Sleep(time.Duration(i) * 300 * ms)
+		over := make(chan struct{})
+		o.over.Store(&over)
+		part := length / time.Duration(times)
+		time.Sleep(part)
+		o.server.FastForward(part)
+		o.end()
+		o.over.Store(nil)
+		close(over)
+	}
 }
 
 // snapshot returns a function that returns a server to the state that it has a second from now.
