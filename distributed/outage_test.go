@@ -152,7 +152,7 @@ func snapshot(s *miniredis.Miniredis) (restore func()) {
 
 // eachOutage runs a test in a bubble for each kind and length of an outage.
 func eachOutage(t *testing.T, test func(t *testing.T, o *outage, length time.Duration)) {
-	for _, length := range []time.Duration{5 * sec, 9 * sec, 12 * sec, 30 * sec, 100 * sec} {
+	for _, length := range []time.Duration{0, 5 * sec, 9 * sec, 12 * sec, 30 * sec, 100 * sec} {
 		for _, kind := range kindsOfOutages {
 			t.Run(fmt.Sprint(kind, " ", length), func(t *testing.T) {
 				t.Parallel()
@@ -188,22 +188,28 @@ func TestOutageKeepsPlaces(t *testing.T) {
 			limiters = append(limiters, limiter(t, named(tier), distributed.New(o.client(t), distributed.Options{})))
 		}
 		for i := range limit { // of two processes without waiters, one after the other
-			go work(limiters[i%2], length+20*sec)
+			go work(limiters[i/2], length+20*sec)
 			time.Sleep(700 * ms)
 		}
 		for i := range 6 { // of processes that hold nothing
 			go work(limiters[2+i%2], sec)
 		}
 		time.Sleep(200 * ms)
+		for _, key := range o.server.Keys() {
+			if ttl := o.server.TTL(key); ttl < 2*time.Minute {
+				t.Errorf("got %s to live for %v, want two minutes at least", key, ttl)
+			}
+		}
 		o.last(length)
+		go work(limiters[2], sec) // which asks at once
 		time.Sleep(15 * sec)
 		if n := most.Load(); n > limit {
 			t.Errorf("got %d requests in flight, want %d at most", n, limit)
 		}
 		time.Sleep(15 * sec)
 		synctest.Wait()
-		if n := served.Load(); n != limit+6 {
-			t.Errorf("got %d requests served, want %d", n, limit+6)
+		if n := served.Load(); n != limit+7 {
+			t.Errorf("got %d requests served, want %d", n, limit+7)
 		}
 	})
 }
