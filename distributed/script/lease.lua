@@ -34,7 +34,7 @@
 -- own.
 
 local MOST_DUE = 512 -- the most records that a call reads besides the caller's
-local LINGER = 10000 -- how many ms later than the state the keys of leases expire, at most
+local LINGER = 10000 -- how many ms later than the longest expiry of the state the keys of leases expire, at most
 local AWAY = 12 -- how many leases without a call the records are kept
 local KEPT = 1000000 -- how long a place is kept for a process
 local YIELDING = 2 ^ 50 -- added to the place in the queue of processes that yield
