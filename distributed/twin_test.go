@@ -56,6 +56,8 @@ type twin struct {
 	turnsEnd, delayedEnd     int64 // of requests that yield
 	openTurns                int64
 	latest                   int64 // when the last lease ends
+	length                   int64 // of the last caller's lease
+	grantsFrom               int64 // no places are granted before
 	flights                  []algorithms.Flight
 	history                  []chargeRecord // all charges, which are charged again under another plan
 
@@ -264,9 +266,10 @@ func (m *twin) ownLease() *lease {
 	return nil
 }
 
-// othersWait reports whether other leases are before the caller in the queue.
+// othersWait reports whether other leases are before the caller in the queue, or nobody is granted a
+// place.
 func (m *twin) othersWait(yields bool) bool {
-	return !m.first && slices.ContainsFunc(m.leases, func(l lease) bool { return l.owner != m.caller && l.queuedAt > 0 && (yields || !l.yields) })
+	return m.grantsFrom > m.now || !m.first && slices.ContainsFunc(m.leases, func(l lease) bool { return l.owner != m.caller && l.queuedAt > 0 && (yields || !l.yields) })
 }
 
 // queueTier returns the first tier for which a request of this cost queues, -1 if there is none.
@@ -307,7 +310,7 @@ func (m *twin) keepPlaces() {
 				first = l
 			}
 		}
-		if first == nil || m.fullTier(first.want, first.headroom) >= 0 {
+		if first == nil || m.grantsFrom > m.now || m.fullTier(first.want, first.headroom) >= 0 {
 			return
 		}
 		if at, _ := m.earliest(first.want, 0); m.estimates && at > 1<<52 {
@@ -346,6 +349,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		m.adopt(plan)
 	}
 	before := *m
+	m.keepLeases(max(0, time-m.wall))
 	stepped := time < m.wall
 	if stepped {
 		m.pool = nil
@@ -357,7 +361,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	if known < math.MaxInt64 {
 		m.knownUntil -= m.wall - m.now
 	}
-	if m.leased() && !m.updateLease(s.lease) {
+	if m.leased() && !m.updateLease(s.lease, before.now) {
 		*m = before
 		return nil, errStale
 	}
@@ -429,12 +433,30 @@ func (a *args) group(units int) (count, within int64, yields bool, headroom, soo
 	return count, within, yields, headroom, soon, turn, a.cost(units)
 }
 
-func (m *twin) updateLease(report []int64) bool {
+// keepLeases makes all leases longer after a time without a call. A third of a lease may pass without
+// one, and after twelve leases they end.
+func (m *twin) keepLeases(gap int64) {
+	longer := gap - m.length/3
+	if longer <= 0 || gap >= 12*m.length {
+		return
+	}
+	m.leases, m.latest = slices.Clone(m.leases), m.latest+longer
+	for i := range m.leases {
+		l := &m.leases[i]
+		l.expiry += longer
+		if l.keptUntil > 0 {
+			l.keptUntil += longer
+		}
+	}
+}
+
+// updateLease updates the lease of the caller. The state was written before.
+func (m *twin) updateLease(report []int64, before int64) bool {
 	units := len(m.plan.Units())
-	owner, seq, length, held := report[0], report[1], report[2], slices.Clone(report[4:4+units])
+	owner, seq, length, held := report[0], report[1], report[2], slices.Clone(report[5:5+units])
 	m.caller, m.waits, m.first = owner, report[3] == 1, false
 	open, settled := m.openEstimates(), make([]int64, units)
-	copy(settled, report[4+units:])
+	copy(settled, report[5+units:])
 	for _, l := range m.leases {
 		for u := range units {
 			if l.expiry <= m.now {
@@ -452,7 +474,13 @@ func (m *twin) updateLease(report []int64) bool {
 	}
 	l := &m.leases[i]
 	l.seq, l.expiry, l.held = seq, m.now+length, held
-	m.latest = max(m.latest, l.expiry)
+	m.latest, m.length = max(m.latest, l.expiry), length
+	switch known := report[4]; {
+	case known > m.gen+before:
+		m.grantsFrom = m.now + length/3
+	case known > 0 && known < m.gen:
+		m.grantsFrom = max(m.grantsFrom, length/3)
+	}
 	if !m.waits {
 		l.queuedAt, l.keptUntil = 0, 0
 	}
@@ -633,6 +661,9 @@ func (m *twin) reserve(a args) (out []int64) {
 			if i >= 0 { // the request must wait for a release
 				refused = true
 				m.enterQueue(yields, headroom, cost)
+				if m.grantsFrom > m.now {
+					return append(out, int64(i+1), m.grantsFrom)
+				}
 				return append(out, int64(i+1), -1)
 			}
 			lent := -1
@@ -1389,7 +1420,7 @@ func TestTraces(t *testing.T) {
 //	plan 50ms 5/s + 10000/h    the guard and the tiers from here on
 //	@1700000000000000          the time, in microseconds; @+1000 is later, @-1000 earlier
 //	reserve 0 0 0 3 -1 1       a step: arguments as in script/main.lua;
-//	status lease 7 1 1000000 2 with a lease, if the plan needs one
+//	status lease 7 1 1000000 0 0 2 with a lease, if the plan needs one
 //	= 0 17 1000 0 0 0          its answer, or an error's first word
 func playFile(t *testing.T, s *subject, file string) {
 	text, err := os.ReadFile(file)
@@ -1654,9 +1685,9 @@ func (g *generator) tryErrors(t *testing.T, s *subject, at int64) {
 	m := newTwin(other.plan)
 	var lease []int64
 	if units := len(other.plan.Units()); m.estimates {
-		lease = append([]int64{1, 1, 1e6, 1}, make([]int64, 2*units)...)
+		lease = append([]int64{1, 1, 1e6, 1, 0}, make([]int64, 2*units)...)
 	} else if m.concurrent {
-		lease = append([]int64{1, 1, 1e6, 1}, make([]int64, units)...)
+		lease = append([]int64{1, 1, 1e6, 1, 0}, make([]int64, units)...)
 	}
 	for _, st := range []step{
 		{op: opReserve, args: []int64{5, 0, 0, 0, 0, 0, 3, -1}}, // without costs
@@ -1773,7 +1804,9 @@ func (g *generator) lease(m *twin, at int64, s *step) (owner int) {
 		g.seqs[owner] -= g.Int64N(2)
 	}
 	now := m.now + max(0, at-m.wall)
-	for _, l := range m.leases { // the end of its lease has settled its estimates
+	then := *m
+	then.keepLeases(max(0, at-m.wall))
+	for _, l := range then.leases { // the end of its lease has settled its estimates
 		if l.owner == int64(owner)+1<<47 && l.expiry <= now && m.estimates {
 			for u := range g.held[owner] {
 				if g.plan.Estimated(u) {
@@ -1782,7 +1815,10 @@ func (g *generator) lease(m *twin, at int64, s *step) (owner int) {
 			}
 		}
 	}
-	s.lease = append([]int64{int64(owner) + 1<<47, g.seqs[owner], pick[int64](g, 1, 100_000, 30_000_000), min(1, g.Int64N(4))}, g.held[owner]...)
+	s.lease = append([]int64{int64(owner) + 1<<47, g.seqs[owner], pick[int64](g, 1, 100_000, 30_000_000), min(1, g.Int64N(4)), 0}, g.held[owner]...)
+	if m.exists && g.IntN(4) == 0 { // most of them know this state
+		s.lease[4] = max(0, m.gen+m.now+pick[int64](g, -1e13, -1, 0, 0, 0, 1))
+	}
 	if m.estimates {
 		s.lease = append(s.lease, g.settled[owner]...)
 		clear(g.settled[owner])

@@ -23,7 +23,7 @@
 --          phase: 1), extra (precision, phase, or a hash of period and zone)
 --   starts only with calendar tiers: for each, the beginnings of five periods, see calendar.lua
 --   lease  only with a concurrency tier or estimates: owner, seq, length, 1 if the caller has
---          waiters, U amounts held now, and with estimates U amounts settled since the last call
+--          waiters, until when it knows the state, as generation + now, or 0, U amounts held now, and with estimates U amounts settled since the last call
 --
 -- The operations:
 --   reserve    reserves requests, each behind the decisions before it
@@ -119,7 +119,7 @@
 --               unused; -1: never.
 --   count       for each tier, the amount.
 --   leave       the turn, and the number of requests it is for, or 0 for requests that yield.
--- Reply    now, generation, expiry of the key in ms, epoch, end of the ban, or otherwise of the
+-- Reply    now, generation, the least expiry of the key in ms, epoch, end of the ban, or otherwise of the
 --          pause (0: none), the sum of 1 for a ban, 2 if the call has reserved the probe, and 4 for
 --          each back-off in a row, TIME, now when this state was written before (0: never), and
 --          then the operation's own numbers

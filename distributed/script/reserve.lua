@@ -142,7 +142,7 @@ function ops.reserve(op)
       if more and queueTier and not tooLarge then
         local fullTier = places.fullFor(cost, spare) or places.othersWait(yields) and queueTier
         if fullTier then -- only a release can help
-          what, awaited, more = fullTier, {cost = cost, headroom = headroom, yields = yields}, false
+          what, at, awaited, more = fullTier, places.grantsFrom(), {cost = cost, headroom = headroom, yields = yields}, false
         end
       end
       if more and not tooLarge then

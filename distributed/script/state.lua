@@ -19,7 +19,7 @@ local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontie
 -- atFrontier, slots and the words of tiers exclude the tail.
 local HEAD = 63 -- the bytes of the head
 local MOST_AT_FRONTIER = 2 ^ 16 -- atFrontier is saved modulo this
-local SUMS = 5 -- numbers of the sums of leases before the amounts, see lease.lua
+local SUMS = 8 -- numbers of the sums of leases before the amounts, see lease.lua
 local WITH_ESTIMATES = 2 ^ 52 -- added to the sum of an amount that contains estimates
 local TURNS = 6 -- numbers about turns
 local RUN = 4 -- numbers of a run of the tail before the cost, see tail.lua
