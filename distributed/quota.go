@@ -391,6 +391,9 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 	within := store.Forever
 	for i, before := 0, 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
+		if i > 0 && requests[0].YieldFor > 0 { // each call would give the process another turn
+			break
+		}
 		if i > 0 {
 			// Only the first request of the trip may be reserved any time ahead. Those of later
 			// calls get no returned times, which might be before those of the earlier calls.

@@ -845,6 +845,13 @@ func (l *turnLeft) roomAtInstant(cost, beside []int64) int64 {
 	return room
 }
 
+func latestOf(a, b *big.Int) *big.Int {
+	if a.Cmp(b) < 0 {
+		return b
+	}
+	return a
+}
+
 // leave ends a turn. When the last one has ended, no request waits behind turns.
 func (m *twin) leave(turn int64) {
 	if turn > m.turnsEnd {
@@ -864,14 +871,16 @@ func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64
 		if n == 0 || window == 0 {
 			continue
 		}
+		ceil := func(a, b *big.Int) *big.Int { return a.Add(a, b).Sub(a, big.NewInt(1)).Div(a, b) }
+		limit := big.NewInt(t.Limit)
 		if t.Algorithm < algorithms.TokenBucket || t.Algorithm > algorithms.GCRA {
-			window += guard
+			pace = latestOf(pace, ceil(new(big.Int).Mul(big.NewInt(n), big.NewInt(window+guard)), limit))
+			continue
 		}
-		p := new(big.Int).Mul(big.NewInt(n), big.NewInt(window))
-		p.Add(p, big.NewInt(t.Limit-1)).Div(p, big.NewInt(t.Limit))
-		if p.Cmp(pace) > 0 {
-			pace = p
-		}
+		own := ceil(new(big.Int).Mul(big.NewInt(n), big.NewInt(window)), limit)
+		held := big.NewInt(max(1, t.Capacity()/n))
+		pace = latestOf(pace, own)
+		pace = latestOf(pace, ceil(new(big.Int).Add(own, big.NewInt(guard)), held))
 	}
 	length := func(n int64) int64 {
 		if l := new(big.Int).Mul(pace, big.NewInt(n)); l.BitLen() <= 52 {

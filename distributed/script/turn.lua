@@ -24,7 +24,12 @@ local function turnOf(turn, count, cost, soon)
     local t = 5 + units + 6 * (i - 1)
     local n, window = cost[unitOf[i]], plan[t + 3]
     if n > 0 and window > 0 then
-      pace = max(pace, ceilMulDiv(n, window + (isBucket(plan[t]) and 0 or guard), plan[t + 2]))
+      if isBucket(plan[t]) then -- which holds so many requests, and drains when they have landed
+        local own = ceilMulDiv(n, window, plan[t + 2])
+        pace = max(pace, own, ceilMulDiv(own + guard, 1, max(1, (divMod(capacity[i], n)))))
+      else
+        pace = max(pace, ceilMulDiv(n, window + guard, plan[t + 2]))
+      end
     end
   end
   local together = max(1, (divMod(soon, pace))) -- in one turn
