@@ -269,23 +269,34 @@ func (b *bundle) setTurn(at, promised int64) {
 	if at == 0 || promised != 0 {
 		b.turn, b.promised, b.asked = at, max(0, promised), time.Time{}
 	}
-	b.leaveIfIdle()
+	if !b.waiting {
+		b.leave()
+	}
 }
 
-// Leave gives back the turn.
+// Leave gives back the turn, unless somebody waits soon.
 func (b *bundle) Leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.waiting = false
-	b.leaveIfIdle()
+	b.leave()
 }
 
-func (b *bundle) leaveIfIdle() {
-	if b.waiting || b.promised == 0 {
+// leave is Leave without the lock.
+func (b *bundle) leave() {
+	if b.promised == 0 {
 		return
 	}
-	b.quotas[0].giveBack(b.turn, b.promised)
-	b.turn, b.promised, b.asked = 0, 0, time.Time{}
+	b.quotas[0].giveBack(func() (turn, promised int64) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.waiting {
+			return 0, 0
+		}
+		turn, promised = b.turn, b.promised
+		b.turn, b.promised, b.asked = 0, 0, time.Time{}
+		return turn, promised
+	})
 }
 
 func (b *bundle) garbled(t *trip) error {

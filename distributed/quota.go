@@ -31,6 +31,7 @@ const (
 	latestWake   = time.Second            // a longer delay means that the process was stopped
 	observeEvery = 100 * time.Millisecond // the shortest time between two reports of the provider's counts
 	yieldAhead   = 10 * time.Millisecond  // how far ahead a request that yields is reserved, beyond two round trips
+	leaveDelay   = 500 * time.Millisecond // how long a process without callers keeps its turn, since others may come at once
 	refundDelay  = time.Millisecond       // how long a refund waits for a trip of its key
 	mostAhead    = time.Second            // how long after a call the earliest sending of a request may be, at most; the script's MOST_AHEAD
 	worthWaking  = 5 * time.Millisecond   // callers that sleep for less receive no messages
@@ -407,22 +408,27 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 	return t
 }
 
-// Leave gives back the turn of requests that yield if nobody waits.
+// Leave gives back the turn of requests that yield, unless somebody waits soon.
 func (q *quota) Leave() {
-	if q.turn.Load() == 0 || q.watched() {
-		return
-	}
-	if turn := q.turn.Swap(0); turn > 0 {
-		q.giveBack(turn, 0)
+	if q.turn.Load() > 0 && !q.watched() {
+		q.giveBack(func() (turn, requests int64) {
+			if q.watched() {
+				return 0, 0
+			}
+			return q.turn.Swap(0), 0
+		})
 	}
 }
 
-// giveBack gives back a turn for a number of requests, or for requests that yield if that is 0. A turn
-// that is not given back ends by itself.
-func (q *quota) giveBack(turn, requests int64) {
-	q.store.background(func() error {
-		_, _, _, _ = q.ask(context.Background(), opLeave, func(_ *quota, args []any) []any { return append(args, turn, requests) })
-		return nil
+// giveBack gives back the turn that the function returns later, for a number of requests, or for
+// requests that yield if that is 0. Without a call, the turn ends by itself.
+func (q *quota) giveBack(of func() (turn, requests int64)) {
+	p := q.store.reports.begin()
+	time.AfterFunc(leaveDelay, func() {
+		if turn, requests := of(); turn > 0 {
+			_, _, _, _ = q.ask(context.Background(), opLeave, func(_ *quota, args []any) []any { return append(args, turn, requests) })
+		}
+		p.end(nil)
 	})
 }
 
