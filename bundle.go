@@ -100,6 +100,9 @@ func (b *bundledQuota) Reserve(_ *store.Reservation, requests []store.Request, d
 // Cancel returns reservations to all quotas.
 func (b *bundledQuota) Cancel(reserved []store.Decision) { b.bundle.Cancel(reserved) }
 
+// Leave gives back what the quotas keep for callers that have no reservation.
+func (b *bundledQuota) Leave() { leave(b.bundle) }
+
 // Watch watches all quotas. A change that voids reservations in one of them voids them in all.
 func (b *bundledQuota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	l := b.limiter

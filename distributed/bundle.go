@@ -20,6 +20,7 @@ type bundle struct {
 	headroom []int    // the percentages that requests which yield leave in them
 
 	mu       sync.Mutex // guards all below
+	waiting  bool       // callers wait
 	turn     int64      // the instant of the last turn, by the clock of the first quota; or 0
 	promised int64      // the requests that turn is for
 	asked    time.Time  // when the process last asked for that turn; zero if it has not
@@ -50,6 +51,9 @@ func (q *quota) Bundle(around []store.Quota, headroom []int) store.Bundle {
 
 // Reserve asks Redis, in a goroutine that ends with the call.
 func (b *bundle) Reserve(guards []time.Duration, requests []store.Request, done func([]store.Decision, error)) {
+	b.mu.Lock()
+	b.waiting = true
+	b.mu.Unlock()
 	p := b.quotas[0].store.reports.begin()
 	go b.reserve(guards, requests, func(got []store.Decision, err error) {
 		done(got, err)
@@ -265,6 +269,34 @@ func (b *bundle) setTurn(at, promised int64) {
 	if at == 0 || promised != 0 {
 		b.turn, b.promised, b.asked = at, max(0, promised), time.Time{}
 	}
+	if !b.waiting {
+		b.leave()
+	}
+}
+
+// Leave gives back the turn, unless somebody waits soon.
+func (b *bundle) Leave() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.waiting = false
+	b.leave()
+}
+
+// leave is Leave without the lock.
+func (b *bundle) leave() {
+	if b.promised == 0 {
+		return
+	}
+	b.quotas[0].giveBack(func() (turn, promised int64) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.waiting {
+			return 0, 0
+		}
+		turn, promised = b.turn, b.promised
+		b.turn, b.promised, b.asked = 0, 0, time.Time{}
+		return turn, promised
+	})
 }
 
 func (b *bundle) garbled(t *trip) error {

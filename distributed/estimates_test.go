@@ -124,7 +124,7 @@ func (f *estimateFleet) call(m *estimateMember, op string, args ...int64) []int6
 	st := step{op: op, args: args}
 	if m.plan.Concurrent() || m.plan.Estimates() {
 		m.seq++
-		st.lease = []int64{m.owner, m.seq, estimatesLease, 0}
+		st.lease = []int64{m.owner, m.seq, estimatesLease, 0, 0}
 		for _, u := range m.plan.Units() {
 			st.lease = append(st.lease, m.held[u])
 		}
@@ -278,9 +278,11 @@ func (f *estimateFleet) play() {
 			f.call(m, opLease)
 		}
 	}
-	f.elapse(estimatesLease + 1)
-	for i := range f.members {
-		f.call(f.members[(i+int(f.seed))%4], opStatus) // charges what was open when the leases ended
+	for range 3 { // in between, the server would seem to be away
+		f.elapse(estimatesLease/3 + 1)
+		for i := range f.members {
+			f.call(f.members[(i+int(f.seed))%4], opStatus) // charges what was open when the leases ended
+		}
 	}
 	f.elapse(3_000_000)
 	for _, m := range f.members {

@@ -28,6 +28,8 @@ type leases struct {
 	quota      *quota                      // that made the last call; its plan has the units of all amounts
 	holds      []bool                      // by unit, whether it is estimated or has a Concurrency tier
 	number     int64                       // of the last call
+	calls      bool                        // the turn is that of a call
+	failed     bool                        // the last call had no answer
 	held       []int64                     // by unit
 	settled    []int64                     // by unit, since the last call
 	reporting  []int64                     // by unit, the settled amounts that the current call reports
@@ -142,7 +144,10 @@ func (l *leases) unlock(err error) {
 	case err != nil:
 		l.unreported = true
 	}
-	l.renewLater()
+	if l.calls {
+		l.calls, l.failed = false, err != nil
+	}
+	l.renewLater(err)
 	l.mu.Unlock()
 	<-l.turn
 }
@@ -152,8 +157,9 @@ func (l *leases) append(args []any) []any {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.number++
-	l.unreported = false
-	args = appendCost(append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.quota.watched())), l.held)
+	l.unreported, l.calls = false, true
+	args = append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.quota.watched()), l.quota.knownUntil(l.failed))
+	args = appendCost(args, l.held)
 	if l.quota.plan.Estimates() {
 		args = appendCost(args, l.settled)
 	}
@@ -247,7 +253,7 @@ func (q *quota) leave() {
 // askAgain returns when a process in the queue asks again. It must not lose its place
 // when its lease ends, and a message may be lost.
 func (l *leases) askAgain() time.Duration {
-	again := min(longestInQueue, l.quota.store.options.Lease/2)
+	again := min(longestInQueue, l.quota.store.options.Lease/3)
 	return again - rand.N(again/4+1)
 }
 
@@ -293,7 +299,7 @@ func (l *leases) lockNewest() *quota {
 	defer l.mu.Unlock()
 	clear(l.held)
 	l.unreported, l.reports, l.closed = false, false, true
-	l.renewLater()
+	l.renewLater(nil)
 	return nil
 }
 
@@ -328,9 +334,29 @@ func (l *leases) idle() bool {
 	return !l.unreported && !slices.ContainsFunc(l.held, func(n int64) bool { return n != 0 })
 }
 
-// renewLater starts the timer that renews the lease, or stops it if the leases are idle. It needs
-// mu.
-func (l *leases) renewLater() {
+// knownUntil returns until when this process knows the state, for the script, and zero if Redis need
+// not have that state any more. After calls that failed, any new state counts as a loss of another
+// one.
+func (q *quota) knownUntil(failed bool) int64 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := &q.state
+	if !failed && !time.Now().Before(s.expires) {
+		return 0
+	}
+	return max(1, s.generation+s.written)
+}
+
+// renewLater starts the timer that renews the lease, or stops it if the leases are idle. A lease is
+// renewed once in a quarter of its length. Redis waits for a third, after a call or a loss of its
+// state. After an error the next call follows soon, so that Redis hears of it when it is back. It
+// needs mu.
+func (l *leases) renewLater(err error) {
+	length := l.quota.store.options.Lease
+	again := length / 4
+	if err != nil {
+		again = min(again, max(length/32, firstTry))
+	}
 	switch {
 	case l.closed || l.idle():
 		if l.renewal != nil {
@@ -340,7 +366,7 @@ func (l *leases) renewLater() {
 		l.quota.store.lessees.Delete(l)
 	case l.renewal == nil:
 		var renewal *time.Timer
-		renewal = time.AfterFunc(l.quota.store.options.Lease/3, func() {
+		renewal = time.AfterFunc(again, func() {
 			q := l.lockNewest()
 			if q == nil {
 				return

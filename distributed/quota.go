@@ -31,6 +31,7 @@ const (
 	latestWake   = time.Second            // a longer delay means that the process was stopped
 	observeEvery = 100 * time.Millisecond // the shortest time between two reports of the provider's counts
 	yieldAhead   = 10 * time.Millisecond  // how far ahead a request that yields is reserved, beyond two round trips
+	leaveDelay   = 500 * time.Millisecond // how long a process without callers keeps its turn, since others may come at once
 	refundDelay  = time.Millisecond       // how long a refund waits for a trip of its key
 	mostAhead    = time.Second            // how long after a call the earliest sending of a request may be, at most; the script's MOST_AHEAD
 	worthWaking  = 5 * time.Millisecond   // callers that sleep for less receive no messages
@@ -193,7 +194,7 @@ func (q *quota) guard(way, good time.Duration) time.Duration {
 
 // roundUp rounds up to one of few durations, so that returned reservations land with others.
 func roundUp(d time.Duration) time.Duration {
-	step := time.Duration(1) << max(0, bits.Len64(uint64(d))-6)
+	step := time.Duration(1) << max(0, bits.Len64(uint64(d))-4)
 	return (d + step - 1) / step * step
 }
 
@@ -280,6 +281,7 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 			q.trackProbes(got, requests)
 			q.listen(got)
 			done(got, err)
+			q.Leave()             // the callers may have left before they had a turn
 			if q.overtaken(got) { // the watchers were called before they had these decisions
 				q.notifyAgain()
 			}
@@ -390,6 +392,9 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 	within := store.Forever
 	for i, before := 0, 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
+		if i > 0 && requests[0].YieldFor > 0 { // each call would give the process another turn
+			break
+		}
 		if i > 0 {
 			// Only the first request of the trip may be reserved any time ahead. Those of later
 			// calls get no returned times, which might be before those of the earlier calls.
@@ -401,6 +406,30 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 		requests, before = requests[n:], before+n
 	}
 	return t
+}
+
+// Leave gives back the turn of requests that yield, unless somebody waits soon.
+func (q *quota) Leave() {
+	if q.turn.Load() > 0 && !q.watched() {
+		q.giveBack(func() (turn, requests int64) {
+			if q.watched() {
+				return 0, 0
+			}
+			return q.turn.Swap(0), 0
+		})
+	}
+}
+
+// giveBack gives back the turn that the function returns later, for a number of requests, or for
+// requests that yield if that is 0. Without a call, the turn ends by itself.
+func (q *quota) giveBack(of func() (turn, requests int64)) {
+	p := q.store.reports.begin()
+	time.AfterFunc(leaveDelay, func() {
+		if turn, requests := of(); turn > 0 {
+			_, _, _, _ = q.ask(context.Background(), opLeave, func(_ *quota, args []any) []any { return append(args, turn, requests) })
+		}
+		p.end(nil)
+	})
 }
 
 // soon returns how far ahead a request that yields is reserved. It is short enough not to delay
@@ -433,7 +462,10 @@ func (q *quota) notBefore(r store.Request) int64 {
 
 // appendRequests appends requests as groups of equal ones.
 func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, most time.Duration) []any {
-	last := int64(0)
+	last, turn := int64(0), q.turn.Load()
+	if t.toldTurn {
+		turn = -turn
+	}
 	for i := 0; i < len(requests); {
 		r, n := requests[i], 1
 		within := min(r.MaxWait, most)
@@ -467,7 +499,10 @@ func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, mo
 			args = append(args, micros(within))
 		}
 		if yields {
-			args = append(args, r.Headroom, micros(q.soon()), q.turn.Load())
+			args = append(args, r.Headroom, micros(q.soon()), turn)
+			if within != dryRun && turn > 0 {
+				t.toldTurn, turn = true, -turn
+			}
 		}
 		args = appendCost(args, r.Cost)
 		i += n

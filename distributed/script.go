@@ -40,6 +40,7 @@ const (
 	opObserve  = "observe"   // compares the counts that a response reports with the quota's own
 	opStatus   = "status"    // reports the use of each tier
 	opCount    = "count"     // charges what the provider has counted already
+	opLeave    = "leave"     // gives back a turn
 )
 
 // The library of the parts, its name as a script, and its name as a function, which no other

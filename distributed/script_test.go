@@ -359,15 +359,15 @@ func TestLeasesChange(t *testing.T) {
 			t.Errorf("%v: got %v, %v, want %v", st, got, err, want)
 		}
 	}
-	ask(step{op: opReserve, lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
+	ask(step{op: opReserve, lease: []int64{7, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
 	s.change(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
-	ask(step{op: opReserve, lease: []int64{5, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
-	ask(step{op: opReserve, lease: []int64{7, 2, 1e6, 1, 0, 1}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // queued behind 5
-	ask(step{op: opReserve, lease: []int64{5, 2, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
+	ask(step{op: opReserve, lease: []int64{5, 1, 1e6, 1, 0, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
+	ask(step{op: opReserve, lease: []int64{7, 2, 1e6, 1, 0, 0, 1}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // queued behind 5
+	ask(step{op: opReserve, lease: []int64{5, 2, 1e6, 1, 0, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
 }
 
-// TestLeasesLive checks that the keys of leases live as long as the state, and two minutes longer
-// at most.
+// TestLeasesLive checks that the keys of leases live as long as the state, and at most twelve leases
+// and two minutes longer.
 func TestLeasesLive(t *testing.T) {
 	t.Parallel()
 	s, m := miniServer(t)
@@ -375,13 +375,13 @@ func TestLeasesLive(t *testing.T) {
 	at := int64(1_700_000_000_000_000)
 	for seq := range int64(500) {
 		length := []int64{1e6, 5e6, 30e6}[rand.IntN(3)]
-		if _, err := s.answer(at, step{op: opReserve, lease: []int64{rand.Int64N(3), 1 + seq, length, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}}); err != nil {
+		if _, err := s.answer(at, step{op: opReserve, lease: []int64{rand.Int64N(3), 1 + seq, length, 0, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}}); err != nil {
 			t.Fatal(err)
 		}
 		state := m.TTL(s.key)
 		for _, key := range s.keys()[1:] {
-			if ttl := m.TTL(key); ttl < state || ttl > state+2*time.Minute {
-				t.Fatalf("after call %d: got %s to live for %v, want as long as the state's %v or up to 2m more", seq, key, ttl, state)
+			if ttl := m.TTL(key); ttl < state || ttl > state+8*time.Minute {
+				t.Fatalf("after call %d: got %s to live for %v, want as long as the state's %v or up to 8m more", seq, key, ttl, state)
 			}
 		}
 		elapses := []time.Duration{time.Millisecond, time.Second, 9 * time.Second, 12 * time.Second}[rand.IntN(4)]
@@ -404,7 +404,7 @@ func TestManyLeases(t *testing.T) {
 	for first := range processes / 1000 {
 		pipe := s.rdb.Pipeline()
 		for i := range 1000 {
-			pipe.FCall(ctx, "clocked", s.keys(), opReserve, s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
+			pipe.FCall(ctx, "clocked", s.keys(), opReserve, s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			t.Fatal(err)
@@ -412,7 +412,7 @@ func TestManyLeases(t *testing.T) {
 	}
 	used := func(at int64, owner, seq int64) int64 {
 		t.Helper()
-		got, err := s.answer(at, step{op: opStatus, lease: []int64{owner, seq, 1e6, 0, 0}})
+		got, err := s.answer(at, step{op: opStatus, lease: []int64{owner, seq, 1e6, 0, 0, 0}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -426,8 +426,11 @@ func TestManyLeases(t *testing.T) {
 	if n := used(at, processes-1, 2); n != processes-1 {
 		t.Errorf("after one place was returned: got %d used, want %d", n, processes-1)
 	}
+	for i := range int64(3) { // without calls the leases would last longer
+		used(at+300_000*(1+i), 80_000, 2+i)
+	}
 	calls := int64(0)
-	for used(at+1e6, 80_000, 2+calls) > 0 {
+	for used(at+1e6, 80_000, 5+calls) > 0 {
 		if calls++; calls > processes/most+1 {
 			t.Fatalf("got places used after %d calls, want none", calls)
 		}
@@ -554,9 +557,9 @@ func TestMessages(t *testing.T) {
 		step
 		want string
 	}{
-		{step{op: opPause, lease: []int64{7, 1, 1e6, 1, 0}, args: []int64{2000, 0, 0, 0, 0}}, "pause 2000 0 1700000000"},
-		{step{op: opPause, lease: []int64{7, 2, 1e6, 1, 0}, args: []int64{1000, 1, 0, 0, 0}}, ""},
-		{step{op: opPause, lease: []int64{7, 3, 1e6, 1, 0}, args: []int64{3000, 1, 1, 1_700_000_000, 0}}, "pause 3000 1 1700000001"},
+		{step{op: opPause, lease: []int64{7, 1, 1e6, 1, 0, 0}, args: []int64{2000, 0, 0, 0, 0}}, "pause 2000 0 1700000000"},
+		{step{op: opPause, lease: []int64{7, 2, 1e6, 1, 0, 0}, args: []int64{1000, 1, 0, 0, 0}}, ""},
+		{step{op: opPause, lease: []int64{7, 3, 1e6, 1, 0, 0}, args: []int64{3000, 1, 1, 1_700_000_000, 0}}, "pause 3000 1 1700000001"},
 	} {
 		if _, err := s.answer(at, c.step); err != nil {
 			t.Fatal(err)
@@ -567,11 +570,11 @@ func TestMessages(t *testing.T) {
 	}
 	// 9 takes the place, 7 is refused, 9 releases it.
 	for i, st := range []step{
-		{op: opReserve, lease: []int64{9, 4, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}},
-		{op: opLease, lease: []int64{9, 5, 1e6, 1, 0}}, // no process waits
-		{op: opReserve, lease: []int64{9, 6, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}},
-		{op: opReserve, lease: []int64{7, 7, 1e6, 1, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}},
-		{op: opLease, lease: []int64{9, 8, 1e6, 1, 0}},
+		{op: opReserve, lease: []int64{9, 4, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}},
+		{op: opLease, lease: []int64{9, 5, 1e6, 1, 0, 0}}, // no process waits
+		{op: opReserve, lease: []int64{9, 6, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}},
+		{op: opReserve, lease: []int64{7, 7, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}},
+		{op: opLease, lease: []int64{9, 8, 1e6, 1, 0, 0}},
 	} {
 		if _, err := s.answer(at+4000, st); err != nil {
 			t.Fatal(err)
@@ -635,7 +638,7 @@ func TestSpeed(t *testing.T) {
 			st := reserveStep(n)
 			if clocked.plan.Concurrent() {
 				seq++
-				st.lease = []int64{7, seq, 3600e6, 0, 0}
+				st.lease = []int64{7, seq, 3600e6, 0, 0, 0}
 			}
 			return st
 		}
@@ -669,4 +672,37 @@ func TestSpeed(t *testing.T) {
 // reserveStep returns a step that reserves n requests of one unit.
 func reserveStep(n int64) step {
 	return step{op: opReserve, args: []int64{3600_000_000, 0, 0, 0, 0, 0, n, -1, 1}}
+}
+
+// TestPoolIsBounded checks that the state stays small when many reservations are returned that no bucket
+// spaces, and that those at the pace of a bucket take little room.
+func TestPoolIsBounded(t *testing.T) {
+	const at = 1_700_000_000_000_000
+	for _, test := range []struct {
+		tier string
+		pace int64
+		want int64
+	}{{"1/h", 7_000_001, 250}, {"7/s;algo=gcra", 0, 700}} {
+		s := miniSubject(t)
+		s.begin(planOf(t, 50*time.Millisecond, test.tier))
+		if _, err := s.answer(at, reserveStep(1)); err != nil {
+			t.Fatal(err)
+		}
+		var got, step7 int64
+		for i := range int64(700) {
+			step7 = i * 1_000_000
+			after := 10_000_000 + (step7+6)/7
+			if test.pace > 0 {
+				after = 10_000_000 + i*test.pace
+			}
+			reply, err := s.answer(at, step{op: opCancel, args: []int64{at, 0, 0, after, 1}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got += reply[len(reply)-1]
+		}
+		if size := s.rdb.StrLen(context.Background(), s.key).Val(); got != test.want || size > 20_000 || test.pace == 0 && size > 500 {
+			t.Errorf("%s: got %d of 700 in the pool and a state of %d bytes, want %d", test.tier, got, size, test.want)
+		}
+	}
 }

@@ -301,7 +301,7 @@ func (q *quota) recordReply(h header, t *trip) (int64, bounds) {
 			defer q.reportLoss()
 		}
 		changed = true
-		s.generation, s.written = h.generation, 0
+		s.generation, s.written, s.expires = h.generation, 0, time.Time{}
 	case h.written < s.written && !overtaken: // a replica took over that had not received all writes
 		s.setbacks++
 		s.written = 0

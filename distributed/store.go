@@ -38,6 +38,10 @@
 // is stopped for longer than its lease may exceed the limit with requests that are still open when
 // it resumes.
 //
+// No lease ends because Redis is away, for up to twelve leases. After a loss of the state no place
+// and no estimate is granted for a third of a lease, in which each process reports what it holds. But
+// a process that has just started may be granted some before another one reports the loss.
+//
 // Estimated units are leased in the same way, and the next call reports their actual cost. The
 // estimates of a process that died are charged when its lease ends. A call without an answer counts
 // as not made, so a cost may count twice, but is never lost. If only one of two releases estimates a
@@ -132,8 +136,8 @@ type Options struct {
 	// zero, 500 ms.
 	Horizon time.Duration
 
-	// Lease is how long a process holds permits of a Concurrency tier after its last call. If zero,
-	// 10 s.
+	// Lease is how long a process holds permits of a Concurrency tier, and estimates, after its last
+	// call. It should be the same in all processes. If zero, 10 s.
 	Lease time.Duration
 
 	// Fallback is what limiters do while Redis is away. If zero, callers wait for Redis until their

@@ -54,7 +54,10 @@ type twin struct {
 	caller                   int64 // owner of this call's lease
 	waits, first             bool  // the caller has callers that wait; a place was kept for it
 	turnsEnd, delayedEnd     int64 // of requests that yield
+	openTurns                int64
 	latest                   int64 // when the last lease ends
+	length                   int64 // of the last caller's lease
+	grantsFrom               int64 // no places are granted before
 	flights                  []algorithms.Flight
 	history                  []chargeRecord // all charges, which are charged again under another plan
 
@@ -201,7 +204,7 @@ func (m *twin) reserveAt(at, guard, good int64, cost []int64) {
 		for _, c := range m.tail {
 			runs[c.run] = true
 		}
-		if len(runs) > 8 {
+		if len(runs) > 64 {
 			m.tail, m.base, m.closed = nil, nil, true
 		}
 	case n > 0:
@@ -263,9 +266,10 @@ func (m *twin) ownLease() *lease {
 	return nil
 }
 
-// othersWait reports whether other leases are before the caller in the queue.
+// othersWait reports whether other leases are before the caller in the queue, or nobody is granted a
+// place.
 func (m *twin) othersWait(yields bool) bool {
-	return !m.first && slices.ContainsFunc(m.leases, func(l lease) bool { return l.owner != m.caller && l.queuedAt > 0 && (yields || !l.yields) })
+	return m.grantsFrom > m.now || !m.first && slices.ContainsFunc(m.leases, func(l lease) bool { return l.owner != m.caller && l.queuedAt > 0 && (yields || !l.yields) })
 }
 
 // queueTier returns the first tier for which a request of this cost queues, -1 if there is none.
@@ -306,7 +310,7 @@ func (m *twin) keepPlaces() {
 				first = l
 			}
 		}
-		if first == nil || m.fullTier(first.want, first.headroom) >= 0 {
+		if first == nil || m.grantsFrom > m.now || m.fullTier(first.want, first.headroom) >= 0 {
 			return
 		}
 		if at, _ := m.earliest(first.want, 0); m.estimates && at > 1<<52 {
@@ -345,6 +349,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		m.adopt(plan)
 	}
 	before := *m
+	m.keepLeases(max(0, time-m.wall))
 	stepped := time < m.wall
 	if stepped {
 		m.pool = nil
@@ -356,13 +361,13 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	if known < math.MaxInt64 {
 		m.knownUntil -= m.wall - m.now
 	}
-	if m.leased() && !m.updateLease(s.lease) {
+	if m.leased() && !m.updateLease(s.lease, before.now) {
 		*m = before
 		return nil, errStale
 	}
 	var own []int64
 	m.closed = false
-	m.commitTail(stepped || !slices.Contains([]string{opReserve, opBudget, opStatus, opCancel}, s.op) || !m.mayTrail())
+	m.commitTail(stepped || !slices.Contains([]string{opReserve, opBudget, opStatus, opCancel, opLeave}, s.op) || !m.mayTrail())
 	if stepped { // each call corrects the windows of a wrong date, also one that decides nothing
 		m.advance(m.frontier)
 	}
@@ -385,10 +390,12 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		own = m.crossings(true)
 	case opObserve:
 		m.observe(args{s.args})
+	case opLeave:
+		m.leave(s.args[0])
 	}
 	m.keepPlaces()
 	if m.turnsEnd <= m.now && m.delayedEnd <= m.now { // the turns are over
-		m.turnsEnd, m.delayedEnd = 0, 0
+		m.turnsEnd, m.delayedEnd, m.openTurns = 0, 0, 0
 	}
 	head := []int64{m.now, m.gen, m.ttl(), m.epoch, 0, 0}
 	switch {
@@ -426,12 +433,30 @@ func (a *args) group(units int) (count, within int64, yields bool, headroom, soo
 	return count, within, yields, headroom, soon, turn, a.cost(units)
 }
 
-func (m *twin) updateLease(report []int64) bool {
+// keepLeases makes all leases longer after a time without a call. A third of a lease may pass without
+// one, and after twelve leases they end.
+func (m *twin) keepLeases(gap int64) {
+	longer := gap - m.length/3
+	if longer <= 0 || gap >= 12*m.length {
+		return
+	}
+	m.leases, m.latest = slices.Clone(m.leases), m.latest+longer
+	for i := range m.leases {
+		l := &m.leases[i]
+		l.expiry += longer
+		if l.keptUntil > 0 {
+			l.keptUntil += longer
+		}
+	}
+}
+
+// updateLease updates the lease of the caller. The state was written before.
+func (m *twin) updateLease(report []int64, before int64) bool {
 	units := len(m.plan.Units())
-	owner, seq, length, held := report[0], report[1], report[2], slices.Clone(report[4:4+units])
+	owner, seq, length, held := report[0], report[1], report[2], slices.Clone(report[5:5+units])
 	m.caller, m.waits, m.first = owner, report[3] == 1, false
 	open, settled := m.openEstimates(), make([]int64, units)
-	copy(settled, report[4+units:])
+	copy(settled, report[5+units:])
 	for _, l := range m.leases {
 		for u := range units {
 			if l.expiry <= m.now {
@@ -449,7 +474,13 @@ func (m *twin) updateLease(report []int64) bool {
 	}
 	l := &m.leases[i]
 	l.seq, l.expiry, l.held = seq, m.now+length, held
-	m.latest = max(m.latest, l.expiry)
+	m.latest, m.length = max(m.latest, l.expiry), length
+	switch known := report[4]; {
+	case known > m.gen+before:
+		m.grantsFrom = m.now + length/3
+	case known > 0 && known < m.gen:
+		m.grantsFrom = max(m.grantsFrom, length/3)
+	}
 	if !m.waits {
 		l.queuedAt, l.keptUntil = 0, 0
 	}
@@ -611,7 +642,10 @@ func (m *twin) reserve(a args) (out []int64) {
 	defer func() { out = append(out, m.crossings(reserved)...) }()
 	for len(a.rest) > 0 {
 		count, within, yields, headroom, nearby, turn, cost := a.group(len(m.plan.Units()))
-		may, nextTurn := m.planTurn(turn, count, nearby, max(guard, m.resolution()), cost)
+		if yields && turn > 0 && within != -2 {
+			m.openTurns = max(0, m.openTurns-1)
+		}
+		may, nextTurn := m.planTurn(max(turn, -turn), count, nearby, max(guard, m.resolution()), cost)
 		for left := count; left > 0; left-- {
 			if i := m.plan.TooLarge(cost); i >= 0 {
 				out = append(out, int64(i+1), -1)
@@ -627,11 +661,15 @@ func (m *twin) reserve(a args) (out []int64) {
 			if i >= 0 { // the request must wait for a release
 				refused = true
 				m.enterQueue(yields, headroom, cost)
+				if m.grantsFrom > m.now {
+					return append(out, int64(i+1), m.grantsFrom)
+				}
 				return append(out, int64(i+1), -1)
 			}
 			lent := -1
 			for i, p := range m.pool {
-				if !m.probe && !yields && !m.estimates && p.at >= max(floor, replyAt) && p.guard >= max(guard, m.resolution()) && covers(p.cost, cost) && (lent < 0 || p.at < m.pool[lent].at) {
+				if !m.probe && !yields && !m.estimates && p.at >= max(floor, replyAt) && p.guard >= max(guard, m.resolution()) && covers(p.cost, cost) &&
+					(lent < 0 || p.at < m.pool[lent].at || p.at == m.pool[lent].at && p.guard < m.pool[lent].guard) {
 					lent = i
 				}
 			}
@@ -807,6 +845,23 @@ func (l *turnLeft) roomAtInstant(cost, beside []int64) int64 {
 	return room
 }
 
+func latestOf(a, b *big.Int) *big.Int {
+	if a.Cmp(b) < 0 {
+		return b
+	}
+	return a
+}
+
+// leave ends a turn. When the last one has ended, no request waits behind turns.
+func (m *twin) leave(turn int64) {
+	if turn > m.turnsEnd {
+		return
+	}
+	if m.openTurns = max(0, m.openTurns-1); m.openTurns == 0 {
+		m.turnsEnd, m.delayedEnd = 0, 0
+	}
+}
+
 // planTurn returns how many of the requests that yield may be reserved now, and a function that
 // returns when to ask for the rest: at their pace, behind the turns that others have got.
 func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64, next func(at, left int64) int64) {
@@ -816,14 +871,16 @@ func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64
 		if n == 0 || window == 0 {
 			continue
 		}
+		ceil := func(a, b *big.Int) *big.Int { return a.Add(a, b).Sub(a, big.NewInt(1)).Div(a, b) }
+		limit := big.NewInt(t.Limit)
 		if t.Algorithm < algorithms.TokenBucket || t.Algorithm > algorithms.GCRA {
-			window += guard
+			pace = latestOf(pace, ceil(new(big.Int).Mul(big.NewInt(n), big.NewInt(window+guard)), limit))
+			continue
 		}
-		p := new(big.Int).Mul(big.NewInt(n), big.NewInt(window))
-		p.Add(p, big.NewInt(t.Limit-1)).Div(p, big.NewInt(t.Limit))
-		if p.Cmp(pace) > 0 {
-			pace = p
-		}
+		own := ceil(new(big.Int).Mul(big.NewInt(n), big.NewInt(window)), limit)
+		held := big.NewInt(max(1, t.Capacity()/n))
+		pace = latestOf(pace, own)
+		pace = latestOf(pace, ceil(new(big.Int).Add(own, big.NewInt(guard)), held))
 	}
 	length := func(n int64) int64 {
 		if l := new(big.Int).Mul(pace, big.NewInt(n)); l.BitLen() <= 52 {
@@ -836,13 +893,17 @@ func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64
 	may = count
 	switch {
 	case hasTurn && turn > m.now+soon:
-		return 0, func(at, _ int64) int64 { return max(at, turn) }
+		return 0, func(at, _ int64) int64 {
+			m.openTurns++
+			return max(at, turn)
+		}
 	case hasTurn && m.turnsEnd > turn+length(together):
 		may = together
 	case !hasTurn && m.turnsEnd > m.now+soon:
 		may = 0
 	}
 	return min(may, count), func(at, left int64) int64 {
+		m.openTurns++
 		length := length(min(left, together))
 		if hasTurn && left == count {
 			at = max(at, m.delayedEnd)
@@ -917,8 +978,6 @@ func (m *twin) addToPool(at, guard int64, cost []int64) bool {
 	switch {
 	case i >= 0:
 		m.pool[i].cost = plus(m.pool[i].cost, cost, 1)
-	case len(m.pool) == 64:
-		return false
 	default:
 		m.pool = append(m.pool, chargeRecord{at: at, cost: cost, guard: guard})
 	}
@@ -1370,7 +1429,7 @@ func TestTraces(t *testing.T) {
 //	plan 50ms 5/s + 10000/h    the guard and the tiers from here on
 //	@1700000000000000          the time, in microseconds; @+1000 is later, @-1000 earlier
 //	reserve 0 0 0 3 -1 1       a step: arguments as in script/main.lua;
-//	status lease 7 1 1000000 2 with a lease, if the plan needs one
+//	status lease 7 1 1000000 0 0 2 with a lease, if the plan needs one
 //	= 0 17 1000 0 0 0          its answer, or an error's first word
 func playFile(t *testing.T, s *subject, file string) {
 	text, err := os.ReadFile(file)
@@ -1635,9 +1694,9 @@ func (g *generator) tryErrors(t *testing.T, s *subject, at int64) {
 	m := newTwin(other.plan)
 	var lease []int64
 	if units := len(other.plan.Units()); m.estimates {
-		lease = append([]int64{1, 1, 1e6, 1}, make([]int64, 2*units)...)
+		lease = append([]int64{1, 1, 1e6, 1, 0}, make([]int64, 2*units)...)
 	} else if m.concurrent {
-		lease = append([]int64{1, 1, 1e6, 1}, make([]int64, units)...)
+		lease = append([]int64{1, 1, 1e6, 1, 0}, make([]int64, units)...)
 	}
 	for _, st := range []step{
 		{op: opReserve, args: []int64{5, 0, 0, 0, 0, 0, 3, -1}}, // without costs
@@ -1754,7 +1813,9 @@ func (g *generator) lease(m *twin, at int64, s *step) (owner int) {
 		g.seqs[owner] -= g.Int64N(2)
 	}
 	now := m.now + max(0, at-m.wall)
-	for _, l := range m.leases { // the end of its lease has settled its estimates
+	then := *m
+	then.keepLeases(max(0, at-m.wall))
+	for _, l := range then.leases { // the end of its lease has settled its estimates
 		if l.owner == int64(owner)+1<<47 && l.expiry <= now && m.estimates {
 			for u := range g.held[owner] {
 				if g.plan.Estimated(u) {
@@ -1763,7 +1824,10 @@ func (g *generator) lease(m *twin, at int64, s *step) (owner int) {
 			}
 		}
 	}
-	s.lease = append([]int64{int64(owner) + 1<<47, g.seqs[owner], pick[int64](g, 1, 100_000, 30_000_000), min(1, g.Int64N(4))}, g.held[owner]...)
+	s.lease = append([]int64{int64(owner) + 1<<47, g.seqs[owner], pick[int64](g, 1, 100_000, 30_000_000), min(1, g.Int64N(4)), 0}, g.held[owner]...)
+	if m.exists && g.IntN(4) == 0 { // most of them know this state
+		s.lease[4] = max(0, m.gen+m.now+pick[int64](g, -1e13, -1, 0, 0, 0, 1))
+	}
 	if m.estimates {
 		s.lease = append(s.lease, g.settled[owner]...)
 		clear(g.settled[owner])
@@ -1804,6 +1868,9 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		}
 	case roll == 3 && m.leased():
 		s.op = opLease
+	case roll == 3:
+		s.op = opLeave
+		add(pick(g, 0, m.turnsEnd, m.turnsEnd+1, max(0, m.turnsEnd-g.Int64N(2_000_000))), 0)
 	case roll <= 6 && len(g.reserved) > 0:
 		s.op = pick(g, opCancel, opRefund)
 		add(m.gen-g.Int64N(10)/9, pick(g, m.setBack(), m.setBack(), m.setBack(), 0), g.reserved[len(g.reserved)-1].guard)
@@ -1835,7 +1902,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		add(length, pick[int64](g, 0, 0, 0, 1, 64), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)), pick(g, 0, 0, 0, m.now+g.Int64N(100)))
 		for range 1 + g.IntN(3) {
 			if count := pick[int64](g, 1, 2, 5, 30, 64); g.IntN(3) == 0 {
-				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)), pick(g, 0, max(0, m.turnsEnd-g.Int64N(2_000_000)), m.now+g.Int64N(1_000_000)))
+				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)), g.turn(m))
 			} else {
 				add(count, g.within())
 			}
@@ -1843,4 +1910,10 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		}
 	}
 	return s, owner
+}
+
+// turn returns the turn of a process, which is negative if an earlier group of the round trip has it.
+func (g *generator) turn(m *twin) int64 {
+	turn := pick(g, 0, max(0, m.turnsEnd-g.Int64N(2_000_000)), m.now+g.Int64N(1_000_000))
+	return pick(g, turn, turn, -turn)
 }

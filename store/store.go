@@ -255,6 +255,12 @@ type Idler interface {
 	Idle() bool
 }
 
+// A Leaver is a Quota, or a Bundle, that keeps places for a queue whose callers have no reservation.
+type Leaver interface {
+	// Leave reports that no caller waits any more. It does not block.
+	Leave()
+}
+
 // A Rechecker is a Quota that others may change without a call of the watchers. A queue asks it
 // again after Recheck, even if the last decision names a longer wait.
 type Rechecker interface {

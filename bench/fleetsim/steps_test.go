@@ -56,7 +56,7 @@ func steps(t *testing.T, limit int64, processes int) (counts []int) {
 }
 
 func stepsAtOnce(t *testing.T, script string, asks []string, processes int) (counts []int) {
-	const op, owner, seq, lease, held = 6, 8, 9, 10, 12
+	const op, owner, seq, lease, held = 6, 8, 9, 10, 13
 	server := newServer(service{}, nil)
 	server.load("load", script)
 	count := &counter{Context: context.Background()}

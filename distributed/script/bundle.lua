@@ -122,14 +122,12 @@ local function newBundle(turnTo)
   -- or the one that comes exactly then, and its index in the pool.
   local function pooledIn(cost, later, exactly)
     if probe then return nil end
-    for i = 1, #pool do
-      local p = pool[i]
-      local wait, fits = p[1] - now, p[1] >= sendFrom and p[2] >= guard
-      if exactly then fits = fits and wait == exactly else fits = fits and wait > later end
-      for u = 1, units do fits = fits and p[2 + u] >= cost[u] end
-      if fits then return wait, i end
-    end
+    local from = max(sendFrom, now + (exactly or later + 1))
+    local i, at = findPooled(from, cost, guard, exactly and now + exactly)
+    if i then return at - now, i end
   end
+
+  local function takeIn(entry, wait, cost) takePooled(entry, now + wait, cost) end
 
   -- Takes a returned reservation of the outermost quota, if each other quota has one for the same
   -- time, or room. Returns how long until that time.
@@ -148,15 +146,15 @@ local function newBundle(turnTo)
         end
       end
       if fits then
-        outer.takePooled(place, costs[outermost])
+        outer.takeIn(place, wait, costs[outermost])
         for i = 1, outermost - 1 do
           if places[i] then
-            around[i].takePooled(places[i], costs[i])
+            around[i].takeIn(places[i], wait, costs[i])
           elseif costs[i] then
             blocked = max(blocked, around[i].chargeIn(wait, costs[i], 1))
           end
         end
-        if own then takePooled(own, cost) else blocked = max(blocked, chargeIn(wait, cost, 1)) end
+        if own then takeIn(own, wait, cost) else blocked = max(blocked, chargeIn(wait, cost, 1)) end
         return wait
       end
     end
@@ -327,6 +325,6 @@ local function newBundle(turnTo)
 
   return {
     begin = begin, finish = finish, enter = enter, leave = leave, readyIn = readyIn, fitting = fittingBeside, chargeIn = chargeIn,
-    pooledIn = pooledIn, takePooled = takePooled, roomBeside = roomBeside, shareOf = shareOf, addTo = addTo, amounts = amountsOrNone, tiers = function() return plan.deciding end,
+    pooledIn = pooledIn, takeIn = takeIn, roomBeside = roomBeside, shareOf = shareOf, addTo = addTo, amounts = amountsOrNone, tiers = function() return plan.deciding end,
   }
 end

@@ -32,24 +32,6 @@ local function removeInFlight(lands, cost)
   return true
 end
 
--- Adds a reservation to the pool. Returns false if the pool is full.
-local function addToPool(at, cost)
-  local i = #pool
-  while i > 0 and pool[i][1] > at do i = i - 1 end
-  local same = i
-  while same > 0 and pool[same][1] == at do
-    local p = pool[same]
-    if p[2] == guard then
-      for u = 1, units do p[2 + u] = p[2 + u] + cost[u] end
-      return true
-    end
-    same = same - 1
-  end
-  if #pool == POOL then return false end
-  table.insert(pool, i + 1, {at, guard, spread(cost, 1, units)})
-  return true
-end
-
 function ops.cancel(op)
   local ofGeneration, setBackBy, ownGuard, canceled = argument(), argument(), argument(), 0
   if ownGuard > 0 then guard = max(ownGuard, resolution) end

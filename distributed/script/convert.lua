@@ -150,7 +150,7 @@ local function convert(words, kept)
   for i, r in ipairs(readRecords(state, readingsAt, lengths.readings, kept.readingNumbers)) do
     tiers[i].others = r[UNTIL] > frontier and r[OTHERS] or 0
   end
-  local sums = kept.poolNumbers == 2 and readRecords(state, leasesAt, lengths.leases, SUMS + old[3])[1] -- none in earlier formats
+  local sums = kept.poolNumbers > 1 and readRecords(state, leasesAt, lengths.leases, SUMS + old[3])[1] -- none in earlier formats
   local tailAt = readingsAt + 7 * kept.readingNumbers * lengths.readings
   for _, was in ipairs(tiers) do
     was.others = was.others or 0

@@ -35,7 +35,7 @@ end
 -- Keeps the sums of leases for a plan without leases: other releases estimate a unit. When the last
 -- lease ends, the open estimates become the cost of their requests.
 function places.keepSums()
-  local settled, ends = {}, leases[1][LAST_EXPIRY] <= now
+  local settled, ends = {}, leases[1][LAST_EXPIRY] + leases[1][BEHIND] <= now
   leases = leases[1]
   for u = 1, units do open[u] = leases[SUMS + u] end
   places.readEstimates()

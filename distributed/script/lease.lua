@@ -9,6 +9,14 @@
 -- lease. When the lease of a dead process ends, its permits are free, and its estimates count as
 -- the cost of its requests.
 --
+-- Nobody can renew a lease while nobody can reach the server. So leases end by a clock that advances
+-- by a third of a lease at most from one call to the next: a process that lives has called by then.
+-- After AWAY leases without a call they end by the time.
+--
+-- A caller tells how far it knows the state, while the server should still have it. If the state is
+-- a later or an older one, or the records are lost, some amounts are unknown. Then no places are
+-- granted for a third of a lease, in which each process that lives reports.
+--
 -- A call reads only the caller's record, and the records that are due. The state keeps the sums,
 -- and two more keys the records:
 --
@@ -26,7 +34,8 @@
 -- own.
 
 local MOST_DUE = 512 -- the most records that a call reads besides the caller's
-local LINGER = 10000 -- how many ms later than the state the keys of leases expire, at most
+local LINGER = 10000 -- how many ms later than the longest expiry of the state the keys of leases expire, at most
+local AWAY = 12 -- how many leases without a call the records are kept
 local KEPT = 1000000 -- how long a place is kept for a process
 local YIELDING = 2 ^ 50 -- added to the place in the queue of processes that yield
 local QUEUE_ENDS = 2 ^ 51 -- added to instants in keys[3]
@@ -45,11 +54,15 @@ local QUEUED = 2 -- the number of processes in the queue
 local LAST_EXPIRY = 3 -- when the last lease ends
 local FIRST_DUE = 4 -- an instant no later than the first due record
 local KEYS_EXPIRE = 5 -- when the two keys expire
+local BEHIND = 6 -- by how much the clock of leases is behind
+local LENGTH = 7 -- the length of the lease of the last call
+local GRANTS_FROM = 8 -- no places are granted before
 
 local recordsKey, orderKey
 local leases -- the sums; until readLeases, a list of them or an empty one
 local owner -- the caller, as text
 local lease -- the caller's record
+local clock -- the clock of leases; the instants of records, and LAST_EXPIRY and FIRST_DUE, are by it
 local waits -- whether the caller has waiters
 local awaited -- the cost that found no place, its headroom and whether it yields
 local hadPlace -- whether a place was kept for the caller
@@ -127,7 +140,8 @@ local function readLeases()
   local sums = not inline and leases[1] or {0}
   isNew = sub(bytes[1] or '', 1, 7) ~= pack('>I7', sums[MARK])
   columns = columns and not isNew and columnsOf(sub(bytes[1], 8))
-  leases = isNew and {wall, 0, 0, NEVER, 0} or sums
+  leases = isNew and {wall, 0, 0, NEVER, 0, 0, 0, sums[BEHIND] and NEVER or 0} or sums
+  clock = now - leases[BEHIND]
   if not isNew then lease = recordOf(bytes[2]) end
   local mixed = plan.estimates
   for u = 1, units do
@@ -142,14 +156,14 @@ end
 -- Reads the records that are due. Returns, by unit, the amounts of owners whose lease has ended.
 local function expire()
   local held = zeros()
-  local names = isNew and {} or call('ZRANGEBYSCORE', orderKey, text(QUEUE_ENDS), text(QUEUE_ENDS + now), 'LIMIT', '0', text(MOST_DUE))
+  local names = isNew and {} or call('ZRANGEBYSCORE', orderKey, text(QUEUE_ENDS), text(QUEUE_ENDS + clock), 'LIMIT', '0', text(MOST_DUE))
   for _, name in ipairs(names) do
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
-    if l[KEPT_UNTIL] > 0 and (l[KEPT_UNTIL] <= now or l[EXPIRY] <= now) then
+    if l[KEPT_UNTIL] > 0 and (l[KEPT_UNTIL] <= clock or l[EXPIRY] <= clock) then
       places.countKept(l, -1)
       l[KEPT_UNTIL] = 0
     end
-    if l[EXPIRY] > now then
+    if l[EXPIRY] > clock then
       l[DUE] = l[KEPT_UNTIL] > 0 and min(l[KEPT_UNTIL], l[EXPIRY]) or l[EXPIRY]
       due[name] = l
     else
@@ -174,13 +188,24 @@ local function expire()
   return held
 end
 
+-- Grants no places for a while if amounts may be unknown. known is until when the caller knows the
+-- state, as TIME at its beginning plus the virtual clock, or 0.
+local function keepUntilReported(known, length)
+  if leases[GRANTS_FROM] == NEVER or known > generation + written then
+    leases[GRANTS_FROM] = now + length
+  elseif known > 0 and known < generation then -- this state began after it
+    leases[GRANTS_FROM] = max(leases[GRANTS_FROM], length)
+  end
+end
+
 -- Records the caller's amounts. Returns the problem, if there is one.
 function places.renew()
   owner, cursor = arguments[cursor], cursor + 1
-  local seq, expiry = argument(), now + argument()
+  local seq, length = argument(), argument()
   waits, awaited, hadPlace, othersQueued, lease = argument() == 1, nil, false, {}, nil
   readLeases()
-  local settled = (leases[FIRST_DUE] <= now or inline) and expire() or {} -- by unit, the reported and the expired amounts
+  keepUntilReported(argument(), (divMod(length, 3)))
+  local expiry, settled = clock + length, (leases[FIRST_DUE] <= clock or inline) and expire() or {} -- by unit, the reported and the expired amounts
   if lease and seq <= lease[SEQ] then return 'stale call: a later one has come before it' end
   lease = lease or {0, 0, NEVER, 0, 0, 0}
   wasQueued = lease[QUEUED_AT] > 0
@@ -197,7 +222,7 @@ function places.renew()
     end
     open[u], lease[6 + u], lease[6 + units + u] = open[u] + held - was, held, lease[6 + units + u] or 0
   end
-  leases[LAST_EXPIRY] = max(leases[LAST_EXPIRY], expiry)
+  leases[LAST_EXPIRY], leases[LENGTH] = max(leases[LAST_EXPIRY], expiry), length
   if not waits then places.leave() end
   if estimating == plan.estimated then return end -- no estimates are open
   for u = 1, units do
@@ -219,8 +244,12 @@ function places.queueTier(cost)
   end
 end
 
--- Whether other processes are in the queue before the caller.
+-- When a place may be granted again after the state was lost, NEVER if only a release can help.
+function places.grantsFrom() return leases[GRANTS_FROM] > now and leases[GRANTS_FROM] or NEVER end
+
+-- Whether other processes are in the queue before the caller, or places are not granted yet.
 function places.othersWait(yields)
+  if leases[GRANTS_FROM] > now then return true end
   if hadPlace or leases[QUEUED] == (lease[QUEUED_AT] > 0 and 1 or 0) then return false end
   local k = yields and 1 or 2
   if othersQueued[k] == nil then
@@ -277,7 +306,7 @@ end
 
 -- Keeps free places for the first processes in the queue, and sends them a message.
 local function wake()
-  while leases[QUEUED] > 0 do
+  while leases[QUEUED] > 0 and leases[GRANTS_FROM] <= now do
     local queued = call('ZRANGEBYSCORE', orderKey, '0', '(' .. text(QUEUE_ENDS), 'LIMIT', '0', '2')
     local first = queued[2]
     if queued[1] ~= 'm' or not first then -- the key is lost, so leases begin anew with the next call
@@ -288,7 +317,7 @@ local function wake()
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
     local cost = {spread(l, 7 + units, 6 + 2 * units)}
     if places.fullFor(cost, sparing(cost, max(0, l[YIELDS] - 1))) or estimates and earliest(cost) > LATEST then return end
-    l[QUEUED_AT], l[KEPT_UNTIL], leases[QUEUED] = 0, now + KEPT, leases[QUEUED] - 1
+    l[QUEUED_AT], l[KEPT_UNTIL], leases[QUEUED] = 0, clock + KEPT, leases[QUEUED] - 1
     local kept = places.countKept(l, 1)
     call('ZREM', orderKey, first)
     setDue(name, l, l[KEPT_UNTIL])
@@ -323,7 +352,7 @@ function places.save(expiry)
     call('ZADD', orderKey, text(QUEUE_ENDS + l[DUE]), name)
     if l ~= lease then putRecord(name, l) end
   end
-  if leases[FIRST_DUE] <= now or inline then
+  if leases[FIRST_DUE] <= clock or inline then
     local name = call('ZRANGEBYSCORE', orderKey, text(QUEUE_ENDS), text(2 * QUEUE_ENDS), 'LIMIT', '0', '1')[1]
     local first = name and (due[name] or name == owner and lease or recordOf(call('HGET', recordsKey, name)))
     leases[FIRST_DUE] = first and first[DUE] or NEVER

@@ -4,7 +4,7 @@
 -- plan.lua, pool.lua, queue.lua, save.lua, state.lua, status.lua, tail.lua, tiers.lua.
 -- Gives: run, and bundled for bundle.lua.
 -- Sets: arguments, awaited, columns, crossing, cursor, inline, isProbe, key, lease, level, news,
--- notBefore, orderKey, probe, probing, recordsKey, reply, sendFrom, wall.
+-- notBefore, orderKey, pool, probe, probing, recordsKey, reply, sendFrom, wall.
 --
 -- A reservation is Earliest, and then Charge at the instant that Earliest returned. The next
 -- reservation is behind it: first in, first out.
@@ -23,7 +23,7 @@
 --          phase: 1), extra (precision, phase, or a hash of period and zone)
 --   starts only with calendar tiers: for each, the beginnings of five periods, see calendar.lua
 --   lease  only with a concurrency tier or estimates: owner, seq, length, 1 if the caller has
---          waiters, U amounts held now, and with estimates U amounts settled since the last call
+--          waiters, until when it knows the state, as generation + now, or 0, U amounts held now, and with estimates U amounts settled since the last call
 --
 -- The operations:
 --   reserve    reserves requests, each behind the decisions before it
@@ -37,6 +37,7 @@
 --   observe    compares the counts that a response reports with the quota's own
 --   status     reports the use of each tier
 --   count      charges what the provider has counted already
+--   leave      gives back a turn
 --
 -- The arguments of each operation, where a cost is U amounts:
 --   reserve     how long a turn is, how many requests the calls before it in the round trip reserve,
@@ -44,7 +45,8 @@
 --               earliest time that the clock may show by the caller's estimate, and then groups of: count, within (-1: no bound, -2: dry run), cost; or of -count, within,
 --               headroom, soon, turn, cost for requests that yield. These leave headroom percent
 --               of every tier's capacity free, and are reserved at most soon ahead; turn is the
---               instant at which to ask for them in the last reply, or 0, see turn.lua. A 0 and an
+--               instant at which to ask for them in the last reply, or 0, see turn.lua, and
+--               negative if an earlier group of the round trip has it too. A 0 and an
 --               instant, up to MOST_AHEAD from now, may stand before a group: this group and the
 --               following ones are not sent before the instant, and land so much later.
 --               Replies runs of what, t and count. If what is less than -1, count requests are
@@ -116,7 +118,8 @@
 --   status      no arguments. Replies for each tier: used, instant of the next unit, instant when
 --               unused; -1: never.
 --   count       for each tier, the amount.
--- Reply    now, generation, expiry of the key in ms, epoch, end of the ban, or otherwise of the
+--   leave       the turn, and the number of requests it is for, or 0 for requests that yield.
+-- Reply    now, generation, the least expiry of the key in ms, epoch, end of the ban, or otherwise of the
 --          pause (0: none), the sum of 1 for a ban, 2 if the call has reserved the probe, and 4 for
 --          each back-off in a row, TIME, now when this state was written before (0: never), and
 --          then the operation's own numbers
@@ -150,13 +153,14 @@ local function turnTo(name, words)
   if problem then return problem end
   probe, probing, notBefore, news, level = flags % 8 >= 4, flags % 16 >= 8 and pause > now, max(now, pause), nil, (divMod(flags, 16))
   -- After TIME was set back, the instants of returned reservations have another meaning.
-  while pool[1] and (setBack or pool[1][1] < notBefore) do table.remove(pool, 1) end
+  if setBack then pool = {} end
+  if pool[1] then dropPooled(notBefore) end
   reply, crossing, isProbe, sendFrom = {now, generation, 0, 0, 0, 0, wall, written}, nil, false, now
 end
 
 -- Runs an operation on the key.
 local function decide(op)
-  if tail then tail.commit(op ~= 'reserve' and op ~= 'budget' and op ~= 'status' and op ~= 'cancel') end
+  if tail then tail.commit(op ~= 'reserve' and op ~= 'budget' and op ~= 'status' and op ~= 'cancel' and op ~= 'leave') end
   if tail and op ~= 'cancel' then tail.chargeRuns() end
   if not ops[op] then defineOp(op) end
   ops[op](op)

@@ -15,6 +15,8 @@ local function defineOp(op)
     include 'status'
   elseif op == 'count' then
     include 'count'
+  elseif op == 'leave' then
+    include 'leave'
   elseif op == 'lease' then
     function ops.lease() crossing = true end
   end

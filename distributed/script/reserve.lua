@@ -4,8 +4,8 @@
 -- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, need.lua, pace.lua,
 -- pause.lua, plan.lua, pool.lua, rule.lua, state.lua, tail.lua.
 -- Gives: ops.reserve, ops.budget, addTo, checkClock, fitting, roomFor, the constants below.
--- Sets: awaited, crossing, drift, guard, hadPlace, isProbe, notBefore, now, pause, pool, probe,
--- probing, sendFrom, usedAlone.
+-- Sets: awaited, crossing, drift, guard, hadPlace, isProbe, notBefore, now, openTurns, pause, pool,
+-- probe, probing, sendFrom, usedAlone.
 
 -- How long other requests wait for a probe without another call of its process.
 local PROBE = 1000000
@@ -130,23 +130,24 @@ function ops.reserve(op)
     local mayGo, nextTurn, someWent
     if yields then
       include 'turn'
-      mayGo, nextTurn = turnOf(turn, count, cost, soon)
+      if turn > 0 and within ~= -2 then openTurns = max(0, openTurns - 1) end -- nextTurn counts the next one
+      mayGo, nextTurn = turnOf(turn < 0 and -turn or turn, count, cost, soon)
     end
     for i = 1, budgets and #budgets or 0 do spare[budgets[i]] = 0 end -- see Ledger.leaving
     local last -- the instant of the previous charge of the group
     while more and count > 0 do
-      local what, at, pooled = tooLarge or -1, NEVER, nil
+      local what, at, pooled, pooledAt = tooLarge or -1, NEVER, nil, nil
       local run, paced = count, 0 -- run: how many requests have the same answer, as all refused ones have
       if notBefore > now + beforeEnd and not tooLarge then at, more = notBefore, false end
       if more and queueTier and not tooLarge then
         local fullTier = places.fullFor(cost, spare) or places.othersWait(yields) and queueTier
         if fullTier then -- only a release can help
-          what, awaited, more = fullTier, {cost = cost, headroom = headroom, yields = yields}, false
+          what, at, awaited, more = fullTier, places.grantsFrom(), {cost = cost, headroom = headroom, yields = yields}, false
         end
       end
       if more and not tooLarge then
-        pooled = not probe and not yields and pool[1] and findPooled(max(least, sendFrom), cost)
-        if pooled then at = pool[pooled][1] else at, what = earliest(cost) end
+        if not probe and not yields and pool[1] then pooled, pooledAt = findPooled(max(least, sendFrom), cost, guard) end
+        if pooled then at = pooledAt else at, what = earliest(cost) end
         local exhausted = false
         for i = budgets and #budgets or 0, 1, -1 do
           local b = budgets[i]
@@ -184,7 +185,7 @@ function ops.reserve(op)
           if more then
             run = 1
             if pooled then
-              takePooled(pooled, cost)
+              takePooled(pooled, at, cost)
               what = -2
             else
               if at == last then

@@ -4,7 +4,8 @@
 -- Gives: growRings, settled, save.
 
 -- The expiry of the key in ms: a second, or a guard, after everything in it has ceased to matter.
--- So nothing is lost with the key.
+-- So nothing is lost with the key. While something is open, the key lives longer, in case the server
+-- is away. The second value is without that, because a release may shorten it.
 local function expiryOf()
   local done = max(now, frontier, pause)
   if slots.first <= slots.last then done = max(done, (landing(slots.last, 0))) end
@@ -12,7 +13,7 @@ local function expiryOf()
     local resets = #readings > 0 and readings[i][UNTIL] > frontier
     done = max(done, rules[i].expires(resets), resets and othersUsed(i) > 0 and readings[i][UNTIL] or 0)
   end
-  if leases[1] then done = max(done, leases[LAST_EXPIRY]) end
+  if leases[1] then done = max(done, leases[LAST_EXPIRY] + leases[BEHIND]) end
   if level > 0 then done = max(done, now + 2000000 * 2 ^ level) end -- without a call for this long, the back-offs are forgotten
   if estimates then -- open estimates land when a lease ends, and then count for this long at most
     local landing = done
@@ -23,7 +24,10 @@ local function expiryOf()
       end
     end
   end
-  return 1000 + (divMod(done - now + 999, 1000))
+  local least, away = 1000 + (divMod(done - now + 999, 1000)), leases[1] and leases[QUEUED] or 0
+  for u = 1, leases[1] and units or 0 do away = away + open[u] end
+  if away > 0 then away = AWAY * leases[LENGTH] end
+  return least + (divMod(away, 1000)), least
 end
 
 -- Makes save write the whole state if a ring is too small for the landed stamps.
@@ -61,7 +65,7 @@ end
 
 -- Writes the state, publishes news, and completes the header of the reply.
 local function save()
-  local expiry = expiryOf()
+  local expiry, least = expiryOf()
   if lease then places.save(expiry) end
   for i = 1, #readings do
     local words, r = own[i] and own[i].words() or '', readings[i]
@@ -74,11 +78,11 @@ local function save()
   if tail and tail.base then parts, frontier, atFrontier, count = spread(tail.base, 1, 4) else parts, frontier, atFrontier, count = settled() end
   parts[1], parts[2] = image or '', pack(FORMAT, now, wall, generation, frontier, atFrontier % MOST_AT_FRONTIER + (tail and MOST_AT_FRONTIER * #tail.runs or 0), pause, epoch,
     (turns and (usedAlone and 3 or 1) or 0) + (probe and 4 or 0) + (probing and 8 or 0) + 16 * level, exact, count, #pool, leases[1] and 1 or 0, #readings, ban)
-  putRecords(parts, pool, 2 + units)
+  putRecords(parts, pool, POOLED + units)
   if leases[1] then parts[#parts + 1] = pack(sevens(SUMS + units), spread(leases, 1, SUMS + units)) end
   putRecords(parts, readings, READING)
   if tail then putRecords(parts, tail.runs, RUN + units) end
-  if turns then parts[#parts + 1] = pack('>I7I7I7I7I7', turnsEnd, delayedEnd, promised, promisedOld, oldEnd) end
+  if turns then parts[#parts + 1] = pack(sevens(TURNS), turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd) end
   if image then
     local reserve = divMod(#image - ringsAt, 8)
     parts[#parts + 1] = rep('\0', min(8192, reserve))
@@ -92,7 +96,7 @@ local function save()
   end
   if news then redis.pcall('PUBLISH', key, news) end -- pcall: a user without the right to publish must not fail
 
-  reply[3], reply[4] = expiry, epoch
+  reply[3], reply[4] = least, epoch
   if pause > now then reply[5], reply[6] = pause, isProbe and 2 or 0 end
   if ban > now then reply[5], reply[6] = ban, 1 end
   reply[6] = reply[6] + 4 * level

@@ -1,8 +1,8 @@
 -- state.lua: the layout of a state, and how a call reads it. Units: µs.
--- Uses: fixedwindow.lua, flight.lua, pack.lua, plan.lua, queue.lua, rule.lua, slidinglog.lua,
--- turn.lua.
+-- Uses: fixedwindow.lua, flight.lua, pack.lua, plan.lua, pool.lua, queue.lua, rule.lua,
+-- slidinglog.lua, turn.lua.
 -- Gives: the locals below, sizes, ringFor, setImage, readState.
--- Sets: atFrontier, delayedEnd, drift, frontier, image, oldEnd, promised, promisedOld, state,
+-- Sets: atFrontier, delayedEnd, drift, frontier, image, oldEnd, openTurns, promised, promisedOld, state,
 -- turnsEnd, usedAlone.
 --
 --   "thr4 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
@@ -18,9 +18,10 @@ local FORMAT = '>I7I7I7I7I3I7I4I1I7I2I1I2I1I7' -- now, wall, generation, frontie
 -- their sums, one or none) and of readings: one for each tier or none; and ban. Frontier,
 -- atFrontier, slots and the words of tiers exclude the tail.
 local HEAD = 63 -- the bytes of the head
-local MOST_AT_FRONTIER = 2 ^ 20 -- atFrontier is saved modulo this
-local SUMS = 5 -- numbers of the sums of leases before the amounts, see lease.lua
+local MOST_AT_FRONTIER = 2 ^ 16 -- atFrontier is saved modulo this
+local SUMS = 8 -- numbers of the sums of leases before the amounts, see lease.lua
 local WITH_ESTIMATES = 2 ^ 52 -- added to the sum of an amount that contains estimates
+local TURNS = 6 -- numbers about turns
 local RUN = 4 -- numbers of a run of the tail before the cost, see tail.lua
 local READING = 18 -- numbers of a reading, see reading.lua
 local RING = 32 -- stamps of a new ring
@@ -107,7 +108,7 @@ local function oldIn(raw)
   if not words then return nil, 'corrupt state: it ends too soon' end
   local p = listOf(words)
   if not p then return nil, 'corrupt plan in the state' end
-  local old = {words = words, current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], poolNumbers = version < '4' and 1 or 2,
+  local old = {words = words, current = version == '4', plan = p, wordsOf = version == '1' and FIRST or WORDS, head = HEADS[version], poolNumbers = version < '4' and 1 or POOLED,
     leaseNumbers = version < '4' and 3 or SUMS, readingNumbers = version < '3' and 14 or version == '3' and 16 or READING}
   old.front, old.logs = sizes(p, old.wordsOf, old.head)
   old.rings = after + 7 * #old.logs
@@ -163,7 +164,7 @@ local function readState()
   if head < HEAD then ban = flags % 2 == 1 and pause or 0 end
   local turns = (not old or old.current) and flags % 2 == 1 -- the ends of turns are the last numbers
 
-  local poolNumbers, leaseNumbers = old and old.poolNumbers or 2, old and old.leaseNumbers or SUMS
+  local poolNumbers, leaseNumbers = old and old.poolNumbers or POOLED, old and old.leaseNumbers or SUMS
   local numbers = (1 + kept[3]) * lengths.slots + (poolNumbers + kept[3]) * lengths.pool + (leaseNumbers + kept[3]) * lengths.leases
     + (old and old.readingNumbers or READING) * lengths.readings + (RUN + kept[3]) * lengths.tail
   local place, log = body + head + 7 * kept[3], 0 -- where the words of the next tier are
@@ -177,7 +178,7 @@ local function readState()
     end
     place = place + 7 * wordsOf[kept[t]]
   end
-  if turns then numbers = numbers + 5 end
+  if turns then numbers = numbers + TURNS end
   local expected = (old or plan).front + 7 * numbers
   if have < expected and not image and not old and expected < NEVER then
     state = call('GETRANGE', key, text(bodyAt), text(bodyAt + expected - 1))
@@ -185,8 +186,8 @@ local function readState()
   end
   if have < expected or have > expected and size == 0 then return 'corrupt state: its size is not what it says' end
   if head < HEAD then lengths.readings = 0 end -- readings of earlier formats are dropped
-  turnsEnd, delayedEnd, promised, promisedOld, oldEnd, usedAlone = 0, 0, 0, 0, 0, turns and flags % 4 >= 2
-  if turns then turnsEnd, delayedEnd, promised, promisedOld, oldEnd = parse('>I7I7I7I7I7', state, body + expected - 35) end
+  turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, usedAlone = 0, 0, 0, 0, 0, 0, turns and flags % 4 >= 2
+  if turns then turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd = parse(sevens(TURNS), state, body + expected - 7 * TURNS) end
 
   -- The virtual clock advances with TIME, and stands still when TIME steps back.
   written, setBack = now, wall < before

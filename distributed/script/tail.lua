@@ -13,7 +13,7 @@
 -- cost of each. If runs come so close that the end matters little, all are charged permanently, and
 -- a call costs no more than without a tail.
 
-local TAIL = 8 -- the most runs
+local TAIL = 64 -- the most runs
 
 local tail -- the functions below, and the runs of the tail; nil if this call has no tail
 
@@ -107,14 +107,11 @@ local function newTail(runs)
     if not takeLast(at, guard, cost) then return false end
     local runs = self.runs
     while runs[1] do
-      local r, pooled = runs[#runs], nil
+      local r = runs[#runs]
       local own = {spread(r, RUN + 1, RUN + units)}
-      for i = #pool, 1, -1 do
-        local p = pool[i]
-        if p[1] == r[1] and p[2] == r[3] and fits(p, 2, own) then pooled = i end
-      end
-      if not pooled then return true end
-      takePooled(pooled, own)
+      local pooled = findPooled(r[1], own, r[3], r[1])
+      if not pooled or pool[pooled][2] ~= r[3] then return true end
+      takePooled(pooled, r[1], own)
       takeLast(r[1], r[3], own)
     end
     return true

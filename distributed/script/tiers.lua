@@ -62,10 +62,14 @@ local function loadTiers(foreign)
   slots = queue(queues, lengths.slots, 1 + units)
   firstLanding = lengths.slots > 0 and parse('>I7', state, queues) or NEVER
   queues = queues + 7 * (1 + units) * lengths.slots
-  pool = readRecords(state, queues, lengths.pool, 2 + units)
-  queues = queues + 7 * (2 + units) * lengths.pool
+  pool = readRecords(state, queues, lengths.pool, POOLED + units)
+  queues = queues + 7 * (POOLED + units) * lengths.pool
   leases = readRecords(state, queues, lengths.leases, SUMS + units)
   queues = queues + 7 * (SUMS + units) * lengths.leases
+  local sums, gap = leases[1], now - written
+  if sums and not foreign and 3 * gap > sums[LENGTH] and gap < AWAY * sums[LENGTH] then
+    sums[BEHIND] = sums[BEHIND] + gap - (divMod(sums[LENGTH], 3))
+  end
   readings = readRecords(state, queues, lengths.readings, READING)
   tail = nil
   if lengths.tail > 0 then newTail(readRecords(state, queues + 7 * READING * lengths.readings, lengths.tail, RUN + units)) end

@@ -1,6 +1,6 @@
 -- turn.lua: turns of requests that yield, which are reserved at most soon ahead. Units: µs.
 -- Uses: flight.lua, plan.lua, rule.lua, state.lua.
--- Gives: turnOf, turnsEnd, delayedEnd, promised, promisedOld, oldEnd, usedAlone.
+-- Gives: turnOf, turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, usedAlone.
 --
 -- Each process receives a turn: the instant at which to ask again, after the turns before it, at
 -- the pace of the slowest tier. So the processes do not ask for the same instant. A turn charges
@@ -9,6 +9,7 @@
 local PASSED = 1000000 -- how long an unused turn counts
 
 local turnsEnd -- the end of the last turn
+local openTurns -- how many processes have a turn
 local delayedEnd -- the end of the last turn of a process that asked in its turn and could not go
 -- Of a bundle: how many requests are promised for instants after oldEnd, and until then; see
 -- bundle.lua.
@@ -23,20 +24,29 @@ local function turnOf(turn, count, cost, soon)
     local t = 5 + units + 6 * (i - 1)
     local n, window = cost[unitOf[i]], plan[t + 3]
     if n > 0 and window > 0 then
-      pace = max(pace, ceilMulDiv(n, window + (isBucket(plan[t]) and 0 or guard), plan[t + 2]))
+      if isBucket(plan[t]) then -- which holds so many requests, and drains when they have landed
+        local own = ceilMulDiv(n, window, plan[t + 2])
+        pace = max(pace, own, ceilMulDiv(own + guard, 1, max(1, (divMod(capacity[i], n)))))
+      else
+        pace = max(pace, ceilMulDiv(n, window + guard, plan[t + 2]))
+      end
     end
   end
   local together = max(1, (divMod(soon, pace))) -- in one turn
   local length = min(LATEST, pace * together)
   local hasTurn, may = turn > 0 and turn + PASSED >= now and turn <= max(now, turnsEnd), count -- a later one is of a lost state
   if hasTurn and turn > now + soon then
-    return 0, function(at) return max(at, turn) end
+    return 0, function(at)
+      openTurns = openTurns + 1
+      return max(at, turn)
+    end
   elseif hasTurn then
     if turnsEnd > turn + length then may = together end
   elseif turnsEnd > now + soon then
     may = 0
   end
   return may, function(at, left, someWent)
+    openTurns = openTurns + 1
     length = min(LATEST, pace * min(left, together))
     if hasTurn and not someWent then
       at = max(at, delayedEnd)

@@ -663,6 +663,9 @@ func (q *Queue) unlink(w *waiter) {
 func (q *Queue) stopIfEmpty() {
 	if q.isEmpty() && q.unwatch != nil {
 		q.stopWatching()
+		if l, ok := q.config.Quota.(store.Leaver); ok {
+			l.Leave()
+		}
 	}
 }
 
