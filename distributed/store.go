@@ -90,7 +90,7 @@
 //	    +script|load +time +get +set +getrange +setrange +pexpire +publish +subscribe
 //	    +unsubscribe +ping
 //
-// For Concurrency or Estimated tiers add +hget +hmget +hgetall +hset +hdel +zadd +zrem
+// For Concurrency or Estimated tiers add +hget +hmget +hset +hdel +zadd +zrem
 // +zrangebyscore +del; for functions +fcall +function|load; on a Cluster +cluster|slots +command
 // +asking, and +readonly if the client may read from replicas; for the check of the
 // maxmemory-policy by Options.Log +info. Redis 6.0 has no rights to channels: leave out

@@ -3,7 +3,7 @@
 -- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, pack.lua, plan.lua,
 -- pause.lua, queue.lua, reading.lua, rule.lua, save.lua, slidinglog.lua, state.lua, tail.lua, tiers.lua.
 -- Gives: convert.
--- Sets: body, capacities, columns, cursor, image, inline, probe, ringsAt, state.
+-- Sets: body, capacities, cursor, image, inline, leases, probe, ringsAt, state.
 --
 -- A tier takes over from the old tier of its algorithm, window (for a calendar: period and zone) and
 -- unit; of several, from the most used one. Any other tier starts with the largest use of an old
@@ -11,7 +11,8 @@
 --
 -- While a fleet changes its policy, releases call by turns. So the tiers of other releases are kept
 -- as guest tiers, and charged, until a window, at least an hour and at most a day, or twice that,
--- has passed since the last call of a release that has the tier. From then on the state is that of
+-- has passed since the last call of a release that has the tier, and while leases contain amounts of
+-- its unit. From then on the state is that of
 -- the plan with its guest tiers. If tiers share what they keep, it may exceed the capacity of one
 -- of them, and a log has room for all stamps in view.
 --
@@ -31,7 +32,7 @@ local DAY = 86400000000
 -- convert.
 local function catchUp(kept)
   adopt(planOf(kept.words, kept.plan))
-  image, ringsAt, probe = state, kept.rings - 1, flags % 8 >= 4
+  image, ringsAt, probe, leases = state, kept.rings - 1, flags % 8 >= 4, {}
   if loadTiers(true) then return end -- a tier of the new plan has the same problem
   if tail then tail.commit(false) end
   advance(now)
@@ -65,6 +66,7 @@ local function convert(words, kept)
   local present = plan
   if kept.current then catchUp(kept) end
   adopt(present)
+  local sums = kept.current and leases[1]
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
   local unused = rep('\0', 7 * 4)
 
@@ -90,8 +92,9 @@ local function convert(words, kept)
     for t = 5 + old[3], kept.current and #old or 0, 6 do
       local i = (t - 5 - old[3]) / 6 + 1 - old.deciding
       local span = max(HOUR, min(DAY, old[t] == CALENDAR and DAY or old[t + 3]))
-      local ends = i > 0 and old.ends[i] or (divMod(wall, span) + 2) * span
-      if ends > wall and #tiers < GUESTS and not has[kindOf(old, t)] then
+      local held = sums and sums[SUMS + 1 + old[t + 1]] > 0
+      local ends = i > 0 and not held and old.ends[i] or (divMod(wall, span) + 2) * span
+      if (held or ends > wall and #tiers < GUESTS) and not has[kindOf(old, t)] then
         local hash = hashOf(old, t)
         if not unit[hash] then
           hashes[#hashes + 1] = text(hash)
@@ -150,7 +153,6 @@ local function convert(words, kept)
   for i, r in ipairs(readRecords(state, readingsAt, lengths.readings, kept.readingNumbers)) do
     tiers[i].others = r[UNTIL] > frontier and r[OTHERS] or 0
   end
-  local sums = kept.poolNumbers == 2 and readRecords(state, leasesAt, lengths.leases, SUMS + old[3])[1] -- none in earlier formats
   local tailAt = readingsAt + 7 * kept.readingNumbers * lengths.readings
   for _, was in ipairs(tiers) do
     was.others = was.others or 0
@@ -310,17 +312,10 @@ local function convert(words, kept)
     return concat(parts)
   end
 
-  -- A plan without leases keeps the sums, if it has all units. The records stay as they are.
-  for o = 1, sums and not (plan.concurrent or estimates) and old[3] or 0 do
-    local has = sums[SUMS + o] % WITH_ESTIMATES == 0
-    for u = 1, units do has = has or old[4 + o] % ESTIMATE == plan[4 + u] % ESTIMATE end
-    if not has then lengths.leases = 0 end
-  end
-  columns = true -- the records may have been written for the units of any plan
   lengths.pool, lengths.readings = 0, 0
   local leaseRecords, tailRuns = convertRecords(leasesAt, lengths.leases, kept.leaseNumbers), convertRecords(tailAt, lengths.tail, RUN)
   if kept.poolNumbers == 1 then
-    inline, columns = readRecords(leaseRecords, 1, lengths.leases, 3 + units), nil
+    inline = readRecords(leaseRecords, 1, lengths.leases, 3 + units)
     lengths.leases, leaseRecords = 0, ''
   end
   state = rep('\0', HEAD) .. convertRecords(body + head, 1, 0)
