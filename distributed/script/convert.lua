@@ -60,6 +60,22 @@ local function catchUp(kept)
   state, body, kept.rings = image .. concat(parts), #image + 1, ringsAt + 1
 end
 
+local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
+
+-- The names and the kinds of a plan's tiers, by their index. Tiers of a kind keep the same numbers,
+-- whatever their limits.
+local function namesOf(p)
+  if p.names then return p.names, p.kinds end
+  p.names, p.kinds = {}, {}
+  for t = 5 + p[3], #p, 6 do
+    local algorithm = p[t]
+    local name = concat({algorithm, p[t + 3], hashOf(p, t), algorithm == CALENDAR and text(p[t + 5]) or nil}, ' ')
+    local more = isBucket(algorithm) and p[t + 2] or (algorithm == FIXED or algorithm == WEIGHTED) and p[t + 5]
+    p.names[t], p.kinds[t] = name, more and name .. ' ' .. text(more) or name
+  end
+  return p.names, p.kinds
+end
+
 -- Converts the state of another plan to the plan of a text, with guest tiers, and makes that the
 -- current plan.
 local function convert(words, kept)
@@ -69,32 +85,20 @@ local function convert(words, kept)
   local sums = kept.current and leases[1]
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
   local unused = rep('\0', 7 * 4)
-
-  local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
-
-  local function nameOf(p, t)
-    return concat({p[t], p[t + 3], hashOf(p, t), p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
-  end
-
-  -- The kind of a tier. Tiers of a kind keep the same numbers, whatever their limits.
-  local function kindOf(p, t)
-    local algorithm, name = p[t], nameOf(p, t)
-    if isBucket(algorithm) then return name .. ' ' .. text(p[t + 2]) end
-    if algorithm == FIXED or algorithm == WEIGHTED then return name .. ' ' .. text(p[t + 5]) end
-    return name
-  end
+  local oldNames, oldKinds = namesOf(old)
 
   -- The text of the plan with its guest tiers, and the list of that text.
   local function withKept()
     local hashes, tiers, unit, has = {}, {}, {}, {}
+    local _, kinds = namesOf(plan)
     for u = 1, units do unit[plan[4 + u] % ESTIMATE] = u - 1 end
-    for t = 5 + units, #plan, 6 do has[kindOf(plan, t)] = true end
+    for t = 5 + units, #plan, 6 do has[kinds[t]] = true end
     for t = 5 + old[3], kept.current and #old or 0, 6 do
       local i = (t - 5 - old[3]) / 6 + 1 - old.deciding
       local span = max(HOUR, min(DAY, old[t] == CALENDAR and DAY or old[t + 3]))
       local held = sums and sums[SUMS + 1 + old[t + 1]] > 0
       local ends = i > 0 and not held and old.ends[i] or (divMod(wall, span) + 2) * span
-      if (held or ends > wall and #tiers < GUESTS) and not has[kindOf(old, t)] then
+      if (held or ends > wall and #tiers < GUESTS) and not has[oldKinds[t]] then
         local hash = hashOf(old, t)
         if not unit[hash] then
           hashes[#hashes + 1] = text(hash)
@@ -106,7 +110,7 @@ local function convert(words, kept)
     end
     if #tiers == 0 then return words end
     words = words .. '+' .. #hashes .. ' ' .. #tiers .. ' ' .. concat(hashes, ' ') .. ' ' .. concat(tiers, ' ')
-    return words, listOf(words)
+    return words, not plans[words] and listOf(words)
   end
   adopt(planOf(withKept()))
 
@@ -131,7 +135,7 @@ local function convert(words, kept)
     inFlight[unit] = parse('>I7', state, body + head + 7 * (unit - 1))
     local was = {
       algorithm = algorithm, limit = old[t + 2], window = old[t + 3], phase = old[t + 5],
-      name = nameOf(old, t), kind = kindOf(old, t), hash = hashOf(old, t), unit = unit, up = inFlight[unit],
+      name = oldNames[t], kind = oldKinds[t], hash = hashOf(old, t), unit = unit, up = inFlight[unit],
       -- Format 1 has no word for the last landing in fixed windows; the frontier is its latest
       -- instant.
       words = sub(state, words, words + 7 * wordsOf[algorithm] - 1)
@@ -142,7 +146,7 @@ local function convert(words, kept)
     if algorithm == CALENDAR then
       was.rule = oldCalendar(old[t + 4], was.words)
     else
-      was.rule = ruleOf(old, t)
+      was.rule = old.rules and old.rules[#tiers + 1] or ruleOf(old, t)
       was.rule.load(was.words, 1, groups, ring - 1, size)
     end
     tiers[#tiers + 1] = was
@@ -164,8 +168,9 @@ local function convert(words, kept)
   -- The old tier that a tier takes over from, and whether both keep the same numbers. It is the old
   -- tier of the unit with the largest use: of those of the same kind if there are any, or else of
   -- those of the same name.
+  local names, kinds = namesOf(plan)
   local function predecessor(t)
-    local name, kind, hash, found, closest = nameOf(plan, t), kindOf(plan, t), hashOf(plan, t), nil, 0
+    local name, kind, hash, found, closest = names[t], kinds[t], hashOf(plan, t), nil, 0
     for _, was in ipairs(tiers) do
       local likeness = was.kind == kind and 3 or was.name == name and 2 or was.hash == hash and 1 or 0
       if likeness > closest or likeness > 0 and likeness == closest and was.used > found.used then found, closest = was, likeness end
@@ -258,7 +263,7 @@ local function convert(words, kept)
     elseif like then
       words = was.words
     end
-    local rule = ruleOf(plan, t)
+    local rule = plan.rules[(t + 1 - units) / 6]
     if rule.load(words, 1, like and was.groups or 1) then return nil end -- loadTiers returns the problem
     if not was then return rule end
     local charged = was.used
