@@ -337,7 +337,7 @@ func TestServerRightsOnCluster(t *testing.T) {
 // the message that a place is free, and continue while the slot of all their keys moves.
 func TestServerRightsOfLeases(t *testing.T) {
 	t.Parallel()
-	c := startRestricted(t, "+hget", "+hmget", "+hgetall", "+hset", "+hdel", "+zadd", "+zrem", "+zrangebyscore", "+del")
+	c := startRestricted(t, "+hget", "+hmget", "+hset", "+hdel", "+zadd", "+zrem", "+zrangebyscore", "+del")
 	ctx := context.Background()
 	p, o := named(throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}), distributed.Options{Lease: time.Hour}
 	first, second := c.limiter(t, p, o), c.limiter(t, p, o)

@@ -31,6 +31,10 @@
 // period of a Calendar tier it is. If the clock of a process differs from it by more than a period,
 // the calls of the process fail.
 //
+// A window ends by Redis's clock. If that clock is faster than the provider's, a window ends too
+// early by the difference of their rates times the window: 360 ms for an hour at 100 ppm. A
+// Policy.Guard that is longer by as much covers it.
+//
 // # Concurrency and estimates
 //
 // A process leases its units of a Concurrency tier for Options.Lease, and renews the lease while it
@@ -94,7 +98,7 @@
 //	    +script|load +time +get +set +getrange +setrange +pexpire +publish +subscribe
 //	    +unsubscribe +ping
 //
-// For Concurrency or Estimated tiers add +hget +hmget +hgetall +hset +hdel +zadd +zrem
+// For Concurrency or Estimated tiers add +hget +hmget +hset +hdel +zadd +zrem
 // +zrangebyscore +del; for functions +fcall +function|load; on a Cluster +cluster|slots +command
 // +asking, and +readonly if the client may read from replicas; for the check of the
 // maxmemory-policy by Options.Log +info. Redis 6.0 has no rights to channels: leave out
@@ -127,7 +131,9 @@ type Options struct {
 	Prefix string
 
 	// Timeout is the longest time that a round trip may take before the Store treats Redis as away.
-	// It begins when the trip is sent. If zero, 1 s.
+	// It begins when the trip is sent. The first trip to a server that does not have the script yet
+	// is two commands with functions, and four or five without, besides what the client sends on a
+	// new connection: Timeout must be longer than all of them take. If zero, 1 s.
 	Timeout time.Duration
 
 	// Horizon is how long the turn of a process is: it reserves the times within a Horizon behind the

@@ -3,7 +3,7 @@
 -- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, pack.lua, plan.lua,
 -- pause.lua, queue.lua, reading.lua, rule.lua, save.lua, slidinglog.lua, state.lua, tail.lua, tiers.lua.
 -- Gives: convert.
--- Sets: body, capacities, columns, cursor, image, inline, probe, ringsAt, state.
+-- Sets: body, capacities, cursor, image, inline, leases, probe, ringsAt, state.
 --
 -- A tier takes over from the old tier of its algorithm, window (for a calendar: period and zone) and
 -- unit; of several, from the most used one. Any other tier starts with the largest use of an old
@@ -11,7 +11,8 @@
 --
 -- While a fleet changes its policy, releases call by turns. So the tiers of other releases are kept
 -- as guest tiers, and charged, until a window, at least an hour and at most a day, or twice that,
--- has passed since the last call of a release that has the tier. From then on the state is that of
+-- has passed since the last call of a release that has the tier, and while leases contain amounts of
+-- its unit. From then on the state is that of
 -- the plan with its guest tiers. If tiers share what they keep, it may exceed the capacity of one
 -- of them, and a log has room for all stamps in view.
 --
@@ -31,7 +32,7 @@ local DAY = 86400000000
 -- convert.
 local function catchUp(kept)
   adopt(planOf(kept.words, kept.plan))
-  image, ringsAt, probe = state, kept.rings - 1, flags % 8 >= 4
+  image, ringsAt, probe, leases = state, kept.rings - 1, flags % 8 >= 4, {}
   if loadTiers(true) then return end -- a tier of the new plan has the same problem
   if tail then tail.commit(false) end
   advance(now)
@@ -59,39 +60,45 @@ local function catchUp(kept)
   state, body, kept.rings = image .. concat(parts), #image + 1, ringsAt + 1
 end
 
+local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
+
+-- The names and the kinds of a plan's tiers, by their index. Tiers of a kind keep the same numbers,
+-- whatever their limits.
+local function namesOf(p)
+  if p.names then return p.names, p.kinds end
+  p.names, p.kinds = {}, {}
+  for t = 5 + p[3], #p, 6 do
+    local algorithm = p[t]
+    local name = concat({algorithm, p[t + 3], hashOf(p, t), algorithm == CALENDAR and text(p[t + 5]) or nil}, ' ')
+    local more = isBucket(algorithm) and p[t + 2] or (algorithm == FIXED or algorithm == WEIGHTED) and p[t + 5]
+    p.names[t], p.kinds[t] = name, more and name .. ' ' .. text(more) or name
+  end
+  return p.names, p.kinds
+end
+
 -- Converts the state of another plan to the plan of a text, with guest tiers, and makes that the
 -- current plan.
 local function convert(words, kept)
   local present = plan
   if kept.current then catchUp(kept) end
   adopt(present)
+  local sums = kept.current and leases[1]
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
   local unused = rep('\0', 7 * 4)
-
-  local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
-
-  local function nameOf(p, t)
-    return concat({p[t], p[t + 3], hashOf(p, t), p[t] == CALENDAR and text(p[t + 5]) or nil}, ' ')
-  end
-
-  -- The kind of a tier. Tiers of a kind keep the same numbers, whatever their limits.
-  local function kindOf(p, t)
-    local algorithm, name = p[t], nameOf(p, t)
-    if isBucket(algorithm) then return name .. ' ' .. text(p[t + 2]) end
-    if algorithm == FIXED or algorithm == WEIGHTED then return name .. ' ' .. text(p[t + 5]) end
-    return name
-  end
+  local oldNames, oldKinds = namesOf(old)
 
   -- The text of the plan with its guest tiers, and the list of that text.
   local function withKept()
     local hashes, tiers, unit, has = {}, {}, {}, {}
+    local _, kinds = namesOf(plan)
     for u = 1, units do unit[plan[4 + u] % ESTIMATE] = u - 1 end
-    for t = 5 + units, #plan, 6 do has[kindOf(plan, t)] = true end
+    for t = 5 + units, #plan, 6 do has[kinds[t]] = true end
     for t = 5 + old[3], kept.current and #old or 0, 6 do
       local i = (t - 5 - old[3]) / 6 + 1 - old.deciding
       local span = max(HOUR, min(DAY, old[t] == CALENDAR and DAY or old[t + 3]))
-      local ends = i > 0 and old.ends[i] or (divMod(wall, span) + 2) * span
-      if ends > wall and #tiers < GUESTS and not has[kindOf(old, t)] then
+      local held = sums and sums[SUMS + 1 + old[t + 1]] > 0
+      local ends = i > 0 and not held and old.ends[i] or (divMod(wall, span) + 2) * span
+      if (held or ends > wall and #tiers < GUESTS) and not has[oldKinds[t]] then
         local hash = hashOf(old, t)
         if not unit[hash] then
           hashes[#hashes + 1] = text(hash)
@@ -103,7 +110,7 @@ local function convert(words, kept)
     end
     if #tiers == 0 then return words end
     words = words .. '+' .. #hashes .. ' ' .. #tiers .. ' ' .. concat(hashes, ' ') .. ' ' .. concat(tiers, ' ')
-    return words, listOf(words)
+    return words, not plans[words] and listOf(words)
   end
   adopt(planOf(withKept()))
 
@@ -128,7 +135,7 @@ local function convert(words, kept)
     inFlight[unit] = parse('>I7', state, body + head + 7 * (unit - 1))
     local was = {
       algorithm = algorithm, limit = old[t + 2], window = old[t + 3], phase = old[t + 5],
-      name = nameOf(old, t), kind = kindOf(old, t), hash = hashOf(old, t), unit = unit, up = inFlight[unit],
+      name = oldNames[t], kind = oldKinds[t], hash = hashOf(old, t), unit = unit, up = inFlight[unit],
       -- Format 1 has no word for the last landing in fixed windows; the frontier is its latest
       -- instant.
       words = sub(state, words, words + 7 * wordsOf[algorithm] - 1)
@@ -139,7 +146,7 @@ local function convert(words, kept)
     if algorithm == CALENDAR then
       was.rule = oldCalendar(old[t + 4], was.words)
     else
-      was.rule = ruleOf(old, t)
+      was.rule = old.rules and old.rules[#tiers + 1] or ruleOf(old, t)
       was.rule.load(was.words, 1, groups, ring - 1, size)
     end
     tiers[#tiers + 1] = was
@@ -150,7 +157,6 @@ local function convert(words, kept)
   for i, r in ipairs(readRecords(state, readingsAt, lengths.readings, kept.readingNumbers)) do
     tiers[i].others = r[UNTIL] > frontier and r[OTHERS] or 0
   end
-  local sums = kept.poolNumbers > 1 and readRecords(state, leasesAt, lengths.leases, SUMS + old[3])[1] -- none in earlier formats
   local tailAt = readingsAt + 7 * kept.readingNumbers * lengths.readings
   for _, was in ipairs(tiers) do
     was.others = was.others or 0
@@ -162,8 +168,9 @@ local function convert(words, kept)
   -- The old tier that a tier takes over from, and whether both keep the same numbers. It is the old
   -- tier of the unit with the largest use: of those of the same kind if there are any, or else of
   -- those of the same name.
+  local names, kinds = namesOf(plan)
   local function predecessor(t)
-    local name, kind, hash, found, closest = nameOf(plan, t), kindOf(plan, t), hashOf(plan, t), nil, 0
+    local name, kind, hash, found, closest = names[t], kinds[t], hashOf(plan, t), nil, 0
     for _, was in ipairs(tiers) do
       local likeness = was.kind == kind and 3 or was.name == name and 2 or was.hash == hash and 1 or 0
       if likeness > closest or likeness > 0 and likeness == closest and was.used > found.used then found, closest = was, likeness end
@@ -256,7 +263,7 @@ local function convert(words, kept)
     elseif like then
       words = was.words
     end
-    local rule = ruleOf(plan, t)
+    local rule = plan.rules[(t + 1 - units) / 6]
     if rule.load(words, 1, like and was.groups or 1) then return nil end -- loadTiers returns the problem
     if not was then return rule end
     local charged = was.used
@@ -310,17 +317,10 @@ local function convert(words, kept)
     return concat(parts)
   end
 
-  -- A plan without leases keeps the sums, if it has all units. The records stay as they are.
-  for o = 1, sums and not (plan.concurrent or estimates) and old[3] or 0 do
-    local has = sums[SUMS + o] % WITH_ESTIMATES == 0
-    for u = 1, units do has = has or old[4 + o] % ESTIMATE == plan[4 + u] % ESTIMATE end
-    if not has then lengths.leases = 0 end
-  end
-  columns = true -- the records may have been written for the units of any plan
   lengths.pool, lengths.readings = 0, 0
   local leaseRecords, tailRuns = convertRecords(leasesAt, lengths.leases, kept.leaseNumbers), convertRecords(tailAt, lengths.tail, RUN)
   if kept.poolNumbers == 1 then
-    inline, columns = readRecords(leaseRecords, 1, lengths.leases, 3 + units), nil
+    inline = readRecords(leaseRecords, 1, lengths.leases, 3 + units)
     lengths.leases, leaseRecords = 0, ''
   end
   state = rep('\0', HEAD) .. convertRecords(body + head, 1, 0)

@@ -1,7 +1,7 @@
 -- lease.lua: the leases of each process (owner): the units that it holds of concurrency tiers, and
 -- its estimates that are not settled. Units: µs. Go: leases.go.
 -- Uses: call.lua, flight.lua, need.lua, pack.lua, plan.lua, state.lua.
--- Gives: recordsKey, orderKey, leases, lease, awaited, hadPlace, columns, inline, and in places:
+-- Gives: recordsKey, orderKey, leases, lease, awaited, hadPlace, inline, and in places:
 -- countKept, leave, renew, queueTier, othersWait, fullFor, hold, enqueue, save.
 -- Sets: cursor, sendFrom.
 --
@@ -20,14 +20,16 @@
 -- A call reads only the caller's record, and the records that are due. The state keeps the sums,
 -- and two more keys the records:
 --
---   keys[2]  a hash: the record of each owner; and m, the mark of the state that it belongs to, and
---            the hashes of the records' units as text
+--   keys[2]  a hash: the record of each owner; and m, the mark of the state that it belongs to
 --   keys[3]  a sorted set: each owner by when its record is due, and w<owner> by its place in the
 --            queue of processes, where those that yield are behind all others
 --
 -- Other releases may estimate a unit that this plan does not. Their open estimates are in flight
 -- here, too. A plan without leases has no access to the two keys. It keeps the sums, and leaves the
 -- records as they are.
+--
+-- Records name their units. So releases with other units, or another order of units, read each
+-- other's records and need not rewrite them.
 --
 -- A process whose callers wait for a place is in the queue. If there is room for the first process,
 -- a place is kept for it for a while, and only that process receives a message, on a channel of its
@@ -40,7 +42,8 @@ local KEPT = 1000000 -- how long a place is kept for a process
 local YIELDING = 2 ^ 50 -- added to the place in the queue of processes that yield
 local QUEUE_ENDS = 2 ^ 51 -- added to instants in keys[3]
 
--- A record is these numbers, and by unit the held amounts and the awaited ones:
+-- A record is these numbers, and by unit the held amounts and the awaited ones. Its bytes are these
+-- numbers, and for each unit with an amount the hash of its name and the two amounts.
 local SEQ = 1
 local EXPIRY = 2 -- when the lease ends
 local DUE = 3 -- when the record is due
@@ -71,8 +74,6 @@ local wasQueued -- whether the caller was in the queue
 local othersQueued
 local isNew -- whether the written leases belong to an earlier state
 local expired, due -- owners whose lease has ended; records that become due later, by owner
--- For a state of another plan, by unit the column in the records; nil if the columns stay.
-local columns
 local inline -- records of an earlier format
 
 local function zeros()
@@ -84,14 +85,15 @@ end
 -- The record in some bytes, nil if there are none.
 local function recordOf(bytes)
   if not bytes then return nil end
-  if not columns then return {parse(sevens(6 + 2 * units), bytes, 1)} end
-  local old = {parse(sevens(6 + 2 * columns.count), bytes, 1)}
-  local new = {spread(old, 1, 6)}
-  for u = 1, units do
-    local o = columns[u]
-    new[6 + u], new[6 + units + u] = o and old[6 + o] or 0, o and old[6 + columns.count + o] or 0
+  local l = {parse('>I7I7I7I7I7I7', bytes, 1)}
+  for i = 7, 6 + 2 * units do l[i] = 0 end
+  for at = 43, #bytes, 21 do
+    local hash, held, awaits = parse('>I7I7I7', bytes, at)
+    for u = 1, units do
+      if plan[4 + u] % ESTIMATE == hash then l[6 + u], l[6 + units + u] = held, awaits end
+    end
   end
-  return new
+  return l
 end
 
 -- Adds the place that is kept for a process to the open amounts, or subtracts it. Returns the sum
@@ -112,34 +114,12 @@ function places.leave()
   lease[QUEUED_AT], lease[KEPT_UNTIL] = 0, 0
 end
 
--- The hashes of the units as text.
-local function unitWords()
-  local list = {}
-  for u = 1, units do list[u] = text(plan[4 + u] % ESTIMATE) end
-  return concat(list, ' ')
-end
-
--- By unit, the column in records that were written for the units of a text; nil if they are the
--- same units.
-local function columnsOf(words)
-  if words == unitWords() then return nil end
-  local old = numbersIn(words)
-  local list = {count = #old}
-  for u = 1, units do
-    for o = 1, #old do
-      if old[o] == plan[4 + u] % ESTIMATE then list[u] = o end
-    end
-  end
-  return list
-end
-
 -- Reads the sums and the caller's record. It drops those of a lost state.
 local function readLeases()
   expired, due = {}, {}
   local bytes = call('HMGET', recordsKey, 'm', owner)
   local sums = not inline and leases[1] or {0}
-  isNew = sub(bytes[1] or '', 1, 7) ~= pack('>I7', sums[MARK])
-  columns = columns and not isNew and columnsOf(sub(bytes[1], 8))
+  isNew = bytes[1] ~= pack('>I7', sums[MARK])
   leases = isNew and {wall, 0, 0, NEVER, 0, 0, 0, sums[BEHIND] and NEVER or 0} or sums
   clock = now - leases[BEHIND]
   if not isNew then lease = recordOf(bytes[2]) end
@@ -293,7 +273,14 @@ end
 
 -- Writes a record.
 local function putRecord(name, l)
-  call('HSET', recordsKey, name, pack(sevens(6 + 2 * units), spread(l, 1, 6 + 2 * units)))
+  local list, n = {spread(l, 1, 6)}, 6
+  for u = 1, units do
+    local held, awaits = l[6 + u], l[6 + units + u]
+    if held > 0 or awaits > 0 then
+      list[n + 1], list[n + 2], list[n + 3], n = plan[4 + u] % ESTIMATE, held, awaits, n + 3
+    end
+  end
+  call('HSET', recordsKey, name, pack(sevens(n), spread(list, 1, n)))
 end
 
 -- Makes a record due at an instant, unless it is due earlier.
@@ -327,22 +314,12 @@ local function wake()
   end
 end
 
-local function markRecords() call('HSET', recordsKey, 'm', pack('>I7', leases[MARK]) .. unitWords()) end
-
 -- Writes the changed records, and wakes the processes that can go.
 function places.save(expiry)
   if isNew then
     call('DEL', recordsKey, orderKey)
-    markRecords()
+    call('HSET', recordsKey, 'm', pack('>I7', leases[MARK]))
     call('ZADD', orderKey, '0', 'm')
-  end
-  if columns then
-    local all = call('HGETALL', recordsKey)
-    for i = 1, #all, 2 do
-      if all[i] ~= 'm' then putRecord(all[i], recordOf(all[i + 1])) end
-    end
-    markRecords()
-    columns = nil
   end
   for i = 1, #expired do
     call('HDEL', recordsKey, expired[i])

@@ -3,8 +3,8 @@
 -- Uses: calendar.lua, call.lua, convert.lua, flight.lua, lease.lua, need.lua, pack.lua, pause.lua,
 -- plan.lua, pool.lua, queue.lua, save.lua, state.lua, status.lua, tail.lua, tiers.lua.
 -- Gives: run, and bundled for bundle.lua.
--- Sets: arguments, awaited, columns, crossing, cursor, inline, isProbe, key, lease, level, news,
--- notBefore, orderKey, pool, probe, probing, recordsKey, reply, sendFrom, wall.
+-- Sets: arguments, awaited, crossing, cursor, inline, isProbe, key, lease, level, news, notBefore,
+-- orderKey, pool, probe, probing, recordsKey, reply, sendFrom, wall.
 --
 -- A reservation is Earliest, and then Charge at the instant that Earliest returned. The next
 -- reservation is behind it: first in, first out.
@@ -140,7 +140,7 @@ local function turnTo(name, words)
     problem, old = readState()
   end
   if problem then return problem end
-  lease, awaited, columns, inline = nil, nil, nil, nil
+  lease, awaited, inline = nil, nil, nil
   if old then convert(words, old) end
   problem = loadTiers()
   if not problem and (plan.concurrent or estimates) then

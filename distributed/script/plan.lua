@@ -19,7 +19,7 @@
 
 local ESTIMATE = 2 ^ 32 -- added to the hash of a unit with estimated amounts
 local MOST_PLANS = 64 -- the most plans that are kept
-local GUESTS = 8 -- the most guest tiers
+local GUESTS = 8 -- the most guest tiers of units without leases
 
 local plans, planCount = {}, 0 -- by their text
 local plan -- the list of the current plan, and the tables made of it, see tiers.lua
