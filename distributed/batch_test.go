@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ func TestBatchTurnsAreEqual(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%d/s, %d callers, aging %v, %v away", test.limit, test.callers, test.aging, test.way), func(t *testing.T) {
 			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
-				var admitted [3]int
+				var admitted [3]atomic.Int64
 				ctx, cancel := context.WithCancel(throttle.WithClass(t.Context(), throttle.Batch))
 				time.AfterFunc(time.Minute, cancel)
 				p := throttle.Policy{Name: "q", Guard: 50 * ms, Aging: test.aging, Tiers: []throttle.Tier{{Limit: test.limit, Window: sec, Algorithm: throttle.GCRA}}}
@@ -43,19 +44,17 @@ func TestBatchTurnsAreEqual(t *testing.T) {
 					for range test.callers {
 						all.Go(func() {
 							for l.Wait(ctx) == nil {
-								admitted[i]++
+								admitted[i].Add(1)
 							}
 						})
 					}
 				}
 				all.Wait()
-				least, most, sum := slices.Min(admitted[:]), slices.Max(admitted[:]), 0
-				for _, n := range admitted {
-					sum += n
-				}
+				got := []int64{admitted[0].Load(), admitted[1].Load(), admitted[2].Load()}
+				least, most, sum := slices.Min(got), slices.Max(got), got[0]+got[1]+got[2]
 				full := float64(time.Minute) / float64(sec/time.Duration(test.limit)+50*ms) // one at a time is in flight
 				if float64(least) < 0.8*float64(most) || float64(sum) < 0.8*full {
-					t.Errorf("got %v admitted, want equal shares of %.0f", admitted, full)
+					t.Errorf("got %v admitted, want equal shares of %.0f", got, full)
 				}
 			})
 		})

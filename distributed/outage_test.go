@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -121,8 +122,11 @@ func (o *outage) last(length time.Duration) {
 
 // snapshot returns a function that returns a server to the state that it has a second from now.
 func snapshot(s *miniredis.Miniredis) (restore func()) {
+	var mu sync.Mutex
 	var restores []func()
 	time.AfterFunc(sec, func() {
+		mu.Lock()
+		defer mu.Unlock()
 		for _, key := range s.Keys() {
 			switch s.Type(key) {
 			case "string":
@@ -135,14 +139,17 @@ func snapshot(s *miniredis.Miniredis) (restore func()) {
 					restores = append(restores, func() { s.HSet(key, f, value) })
 				}
 			case "zset":
-				members, _ := s.SortedSet(key)
-				for m, score := range members {
+				members, _ := s.ZMembers(key)
+				for _, m := range members {
+					score, _ := s.ZScore(key, m)
 					restores = append(restores, func() { _, _ = s.ZAdd(key, score, m) })
 				}
 			}
 		}
 	})
 	return func() {
+		mu.Lock()
+		defer mu.Unlock()
 		s.FlushAll()
 		for _, restore := range restores {
 			restore()
