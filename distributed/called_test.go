@@ -193,6 +193,56 @@ func TestCalledOnceByServer(t *testing.T) {
 	}
 }
 
+// TestCalledOfForgetfulServer is TestCalledOnce beside messages while the server forgets each script at once.
+func TestCalledOfForgetfulServer(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		var log callLog
+		rdb := near(t, s)
+		rdb.AddHook(forgetful{near(t, s)})
+		l := limiter(t, throttle.Policy{Name: "told", Tiers: []throttle.Tier{throttle.PerSecond(5)}, Observer: log.observer()}, distributed.New(rdb, distributed.Options{}))
+		if err := l.Pause(t.Context(), 5*sec); err != nil {
+			t.Fatal(err)
+		}
+		var all sync.WaitGroup
+		all.Go(func() {
+			if err := l.Wait(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+		time.Sleep(sec)
+		log.take()
+		s.Publish(onlyKey(t, rdb), "resume 4000000000")
+		time.Sleep(2 * sec)
+		told := log.take()
+		if len(told) == 0 {
+			t.Error("got no call after a message")
+		}
+		for _, i := range told {
+			if i.Err != nil {
+				t.Errorf("%+v", i)
+			}
+		}
+		all.Wait()
+	})
+}
+
+// forgetful makes the server forget all scripts before each pipeline.
+type forgetful struct{ rdb *redis.Client }
+
+func (forgetful) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (forgetful) ProcessHook(next redis.ProcessHook) redis.ProcessHook { return next }
+
+func (f forgetful) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		if err := f.rdb.ScriptFlush(ctx).Err(); err != nil {
+			return err
+		}
+		return next(ctx, cmds)
+	}
+}
+
 // TestCalledFailures checks the duration of calls, and what is told while Redis fails, is away, or
 // answers too late.
 func TestCalledFailures(t *testing.T) {

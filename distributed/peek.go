@@ -41,7 +41,7 @@ func (s *Store) peek(asked []*peeked) {
 		p.quotas[0].newest().Made(made)
 		if err != nil {
 			p.closed = errors.Is(err, redis.ErrClosed)
-			p.lost = errors.Is(made.Err, store.ErrUnavailable) || redis.HasErrorPrefix(err, "NOSCRIPT")
+			p.lost = errors.Is(made.Err, store.ErrUnavailable)
 			continue
 		}
 		if reply[1] == 0 {
@@ -58,21 +58,23 @@ func (s *Store) peek(asked []*peeked) {
 	}
 }
 
-func (s *Store) sendPeek(ctx context.Context, asked []*peeked) (cmds []once) {
-	for range 2 {
-		cmds = cmds[:0]
+func (s *Store) sendPeek(ctx context.Context, asked []*peeked) []once {
+	send := func(command, script string) (cmds []once, err error) {
 		for _, p := range asked {
-			command, script := "evalsha", peekSHA
-			if s.peeked.CompareAndSwap(false, true) { // the server may not have the script, and keeps it from now on
-				command, script = "eval", peekSource
-			}
 			cmd := once{redis.NewIntSliceCmd(ctx, command, script, 1, p.key)}
 			cmd.SetFirstKeyPos(3)
 			cmds = append(cmds, cmd)
 		}
-		if err := pipelined(ctx, s.rdb, cmds); !redis.HasErrorPrefix(err, "NOSCRIPT") || s.rdb.ScriptLoad(ctx, peekSource).Err() != nil {
-			break
-		}
+		return cmds, pipelined(ctx, s.rdb, cmds)
+	}
+	if s.peeked.CompareAndSwap(false, true) {
+		cmds, _ := send("eval", peekSource) // the server keeps the script from now on
+		return cmds
+	}
+	cmds, err := send("evalsha", peekSHA)
+	if redis.HasErrorPrefix(err, "NOSCRIPT") {
+		s.rdb.ScriptLoad(ctx, peekSource)
+		cmds, _ = send("eval", peekSource) // which also runs if the server forgets the script at once
 	}
 	return cmds
 }
