@@ -65,6 +65,7 @@ type quota struct {
 	mu         sync.Mutex // guards all below
 	next       *quota     // under the plan that replaced this one; nil until it is needed
 	state      state
+	returned   time.Time             // when a reservation of a time to come was last returned
 	observed   time.Time             // of the last report of the provider's counts
 	unreported []algorithms.Crossing // of callers that were not admitted after all; the next caller receives them
 	watchers   map[*watcher]struct{}
@@ -388,7 +389,7 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 	if behind != nil {
 		floor = behind.At
 	}
-	t := new(trip)
+	t, turn := new(trip), micros(q.turnLength(requests))
 	within := store.Forever
 	for i, before := 0, 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
@@ -400,12 +401,26 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 			// calls get no returned times, which might be before those of the earlier calls.
 			within, floor = q.store.options.Horizon, lastInstant
 		}
-		args := append(q.beginReserve(5+n*(4+len(q.plan.Units()))), micros(q.store.options.Horizon), before, floor)
+		args := append(q.beginReserve(5+n*(4+len(q.plan.Units()))), turn, before, floor)
 		args = t.withTerms(args, func(calls int) { q.setTerms(t, way, calls) })
 		t.calls = append(t.calls, q.newCall(q.appendRequests(t, args, requests[:n], within)))
 		requests, before = requests[n:], before+n
 	}
 	return t
+}
+
+// turnLength returns for how long behind the first time to come a process reserves. A returned time
+// is lost to a request that costs more. So a process reserves for a short time if its requests have
+// unlike costs and a caller gave up within the last minute.
+func (q *quota) turnLength(requests []store.Request) time.Duration {
+	length := q.store.options.Horizon
+	unlike := func(r store.Request) bool { return !slices.Equal(r.Cost, requests[0].Cost) }
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if time.Since(q.returned) < time.Minute && slices.ContainsFunc(requests, unlike) {
+		return length / 10
+	}
+	return length
 }
 
 // Leave gives back the turn of requests that yield, unless somebody waits soon.

@@ -541,12 +541,18 @@ func (q *quota) refund(reserved []store.Decision, lends bool) {
 		guard time.Duration
 		clock int64
 	}
-	back := make(map[alike][]*store.Reservation)
+	back, future := make(map[alike][]*store.Reservation), false
 	for _, b := range reserved {
 		if a := b.Reservation; a != nil && a.State == state && a.Start.Add(a.Guard).After(now) {
 			of := alike{a.Guard, a.Clock}
 			back[of] = append(back[of], a)
+			future = future || a.Start.After(now)
 		}
+	}
+	if future {
+		newest.mu.Lock()
+		newest.returned = now
+		newest.mu.Unlock()
 	}
 	for of, all := range back {
 		for some := range slices.Chunk(all, mostACall) {
