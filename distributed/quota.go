@@ -195,7 +195,7 @@ func (q *quota) guard(way, good time.Duration) time.Duration {
 
 // roundUp rounds up to one of few durations, so that returned reservations land with others.
 func roundUp(d time.Duration) time.Duration {
-	step := time.Duration(1) << max(0, bits.Len64(uint64(d))-4)
+	step := time.Duration(1) << max(22, bits.Len64(uint64(d))-4) // 4 ms at least
 	return (d + step - 1) / step * step
 }
 
