@@ -2,6 +2,7 @@ package distributed_test
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
@@ -38,6 +39,7 @@ func TestCanceledCallersLeaveNothing(t *testing.T) {
 		{"a minute", []throttle.Tier{minute}, nil, throttle.Normal, 20, 75 * sec, 10},
 		{"a minute of many", []throttle.Tier{minute}, nil, throttle.Normal, 100, 75 * sec, 10},
 		{"a slow bucket of many", []throttle.Tier{bucket}, nil, throttle.Normal, 100, 2 * sec, 9},
+		{"places", []throttle.Tier{{Limit: 5, Algorithm: throttle.Concurrency}, throttle.PerSecond(50)}, nil, throttle.Normal, 100, 2 * sec, 150},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
@@ -55,7 +57,11 @@ func TestCanceledCallersLeaveNothing(t *testing.T) {
 					for range n {
 						all.Go(func() {
 							for ctx.Err() == nil {
-								p, err := l.Acquire(throttle.WithClass(ctx, test.class), nil)
+								var cost throttle.Cost
+								if test.name == "places" { // unlike costs
+									cost = throttle.Cost{"requests": 1 + rand.Int64N(4)}
+								}
+								p, err := l.Acquire(throttle.WithClass(ctx, test.class), cost)
 								if err != nil {
 									<-ctx.Done()
 									return

@@ -29,6 +29,7 @@ type leases struct {
 	holds      []bool                      // by unit, whether it is estimated or has a Concurrency tier
 	number     int64                       // of the last call
 	calls      bool                        // the turn is that of a call
+	waits      bool                        // the last call reported that callers wait, so this process may be in the queue
 	failed     bool                        // the last call had no answer
 	held       []int64                     // by unit
 	settled    []int64                     // by unit, since the last call
@@ -157,8 +158,8 @@ func (l *leases) append(args []any) []any {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.number++
-	l.unreported, l.calls = false, true
-	args = append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.quota.watched()), l.quota.knownUntil(l.failed))
+	l.unreported, l.calls, l.waits = false, true, l.quota.watched()
+	args = append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.waits), l.quota.knownUntil(l.failed))
 	args = appendCost(args, l.held)
 	if l.quota.plan.Estimates() {
 		args = appendCost(args, l.settled)
@@ -239,15 +240,25 @@ func (l *leases) startReport() {
 	}
 }
 
-// leave gives up the place that is kept for this process, if none of its callers waits any more.
-// The next call reports it.
+// leave gives up the place of this process in the queue, or the one that is kept for it, if none of
+// its callers waits any more. The next call reports it.
 func (q *quota) leave() {
-	if l := q.leases; !q.watched() {
+	if l := q.leases; l.queued() && !q.watched() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		l.unreported = true
 		l.startReport()
 	}
+}
+
+// queued reports whether this process may be in the queue.
+func (l *leases) queued() bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waits
 }
 
 // askAgain returns when a process in the queue asks again. It must not lose its place

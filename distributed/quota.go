@@ -423,15 +423,22 @@ func (q *quota) turnLength(requests []store.Request) time.Duration {
 	return length
 }
 
-// Leave gives back the turn of requests that yield, unless somebody waits soon.
+// Leave gives back the turn of requests that yield, and the place in the queue for a permit, unless
+// somebody waits soon.
 func (q *quota) Leave() {
-	if q.turn.Load() > 0 && !q.watched() {
+	if q.watched() {
+		return
+	}
+	if q.turn.Load() > 0 {
 		q.giveBack(func() (turn, requests int64) {
 			if q.watched() {
 				return 0, 0
 			}
 			return q.turn.Swap(0), 0
 		})
+	}
+	if q.leases.queued() {
+		time.AfterFunc(leaveDelay, q.leave)
 	}
 }
 
