@@ -18,6 +18,7 @@ const (
 	redisLate
 	stateLost
 	mayEvict
+	replicatesWrites
 	clockStepped
 	incidents
 )
@@ -27,6 +28,7 @@ var incidentText = [incidents]string{
 	"distributed: Redis answers too late",
 	"distributed: the state of a quota was lost, or is an older one",
 	"distributed: Redis may evict quotas: set maxmemory-policy to noeviction",
+	"distributed: Redis seems to accept writes in several regions: each of them admits the whole quota",
 	"distributed: the clock of Redis stepped",
 }
 
@@ -42,7 +44,7 @@ type journal struct {
 
 	mu       sync.Mutex // guards all below
 	reported [incidents]time.Time
-	asked    bool // whether the maxmemory-policy was asked for
+	asked    bool // whether the server was asked for its properties
 }
 
 func (j *journal) report(i incident, args ...any) {
@@ -62,20 +64,20 @@ func (j *journal) report(i incident, args ...any) {
 }
 
 // trips logs trips that failed. After the first that succeeded it asks whether Redis may evict
-// keys.
+// keys, or replicates between regions.
 func (j *journal) trips(errs []error) {
 	for _, err := range errs {
 		if _, away := err.(*unavailableError); away {
 			j.report(redisAway, "error", err)
 		} else if err == nil {
-			j.askEviction()
+			j.askServer()
 		}
 	}
 }
 
-// askEviction asks for the maxmemory-policy once, in a goroutine that ends with the call. It
-// ignores errors, for example of a user without the right to INFO.
-func (j *journal) askEviction() {
+// askServer asks once, in a goroutine that ends with the calls, for the maxmemory-policy, and for a
+// module of replicated data types. It ignores errors, for example of a user without the right to INFO.
+func (j *journal) askServer() {
 	j.mu.Lock()
 	asked := j.asked || j.to == nil
 	j.asked = true
@@ -88,6 +90,12 @@ func (j *journal) askEviction() {
 		policy := infoField(info, "maxmemory_policy")
 		if err == nil && policy != "" && policy != "noeviction" && infoField(info, "maxmemory") != "0" {
 			j.report(mayEvict, "maxmemory-policy", policy)
+		}
+		info, _ = j.rdb.Info(context.Background(), "modules").Result()
+		for line := range strings.Lines(info) {
+			if strings.HasPrefix(line, "module:name=crdt") {
+				j.report(replicatesWrites, "module", strings.TrimSpace(line))
+			}
 		}
 	}()
 }

@@ -2,6 +2,7 @@ package distributed_test
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"strings"
 	"sync"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle/distributed"
 	"github.com/apithrottle/throttle/internal/redistest"
@@ -124,4 +126,46 @@ func TestLogEviction(t *testing.T) {
 	if n := quiet.count("maxmemory-policy"); n != 0 {
 		t.Errorf("got %d log lines, want none: %s", n, quiet.text.String())
 	}
+}
+
+// A server that replicates writes between regions is logged once.
+func TestLogRegions(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		for modules, want := range map[string]int{
+			"# Modules\r\nmodule:name=ReJSON,ver=20811,api=1\r\nmodule:name=crdt,ver=10018,api=1\r\n": 1,
+			"# Modules\r\nmodule:name=ReJSON,ver=20811,api=1\r\n":                                     0,
+		} {
+			rdb, log := near(t, s), new(logBuffer)
+			rdb.AddHook(withModules(modules))
+			l := limiter(t, tenASecond, distributed.New(rdb, log.options()))
+			for range 2 {
+				if err := l.Wait(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			time.Sleep(sec)
+			if n := log.count("several regions"); n != want || n != log.count("module:name=crdt,ver=10018") {
+				t.Errorf("got %d warnings, want %d: %s", n, want, log.text.String())
+			}
+		}
+	})
+}
+
+// withModules answers INFO as a server that lists modules.
+type withModules string
+
+func (withModules) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (m withModules) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if info, ok := cmd.(*redis.StringCmd); ok && cmd.Name() == "info" && cmd.Args()[1] == "modules" {
+			info.SetVal(string(m))
+			return nil
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (withModules) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }

@@ -84,8 +84,15 @@
 // The server needs maxmemory-policy noeviction, best on an instance of its own. A quota whose key
 // is evicted starts anew, which may admit as much as a step of the clock; Options.OnLost reports
 // it. Replication is asynchronous, so a failover may forget the last admissions and admit them once
-// more. The value of a key has a version. A release that finds a newer version, or another value,
-// does not touch it.
+// more.
+//
+// A database whose regions all accept writes (Redis Active-Active, CRDB) resolves strings by
+// the last write, so each region would admit the whole quota: connect all processes to one region,
+// or divide the quota between regions. Options.Log warns of one whose server has a module with a
+// name that begins with crdt; Redis documents no way to tell, so no warning proves nothing.
+//
+// The value of a key has a version. A release that finds a newer version, or another value, does not
+// touch it.
 //
 // If the server has functions (Redis 7, Valkey), the script is loaded as one, because a call then
 // costs the server less than half. Its name contains a hash of the script, so releases don't
@@ -100,8 +107,8 @@
 //
 // For Concurrency or Estimated tiers add +hget +hmget +hset +hdel +zadd +zrem
 // +zrangebyscore +del; for functions +fcall +function|load; on a Cluster +cluster|slots +command
-// +asking, and +readonly if the client may read from replicas; for the check of the
-// maxmemory-policy by Options.Log +info. Redis 6.0 has no rights to channels: leave out
+// +asking, and +readonly if the client may read from replicas; for the checks of the server by
+// Options.Log +info. Redis 6.0 has no rights to channels: leave out
 // resetchannels and &throttle:* there.
 package distributed
 
@@ -157,9 +164,9 @@ type Options struct {
 	OnLost func(key string)
 
 	// Log receives warnings for an operator: Redis is away or answers too late, the state of a
-	// quota was lost or is an older one, Redis's clock stepped, or its maxmemory-policy may evict
-	// quotas. The store asks for the policy once, if the user may run INFO. It logs each kind of
-	// warning at most once a minute. If nil, nothing is logged.
+	// quota was lost or is an older one, Redis's clock stepped, its maxmemory-policy may evict
+	// quotas, or several regions may accept writes. The store asks for the last two once, if the
+	// user may run INFO. It logs each kind of warning at most once a minute. If nil, nothing is logged.
 	Log *slog.Logger
 }
 
