@@ -66,3 +66,38 @@ func TestFleetLeaseQueue(t *testing.T) {
 		})
 	}
 }
+
+// A place of a process that died becomes free also if Redis has lost the order of leases, and no caller
+// is in the queue.
+func TestLeaseEndsWithoutOrder(t *testing.T) {
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		first, tier := near(t, s), throttle.Tier{Limit: 1, Algorithm: throttle.Concurrency}
+		dies := limiter(t, named(tier), distributed.New(first, distributed.Options{}))
+		lives := limiter(t, named(tier), distributed.New(near(t, s), distributed.Options{}))
+		if _, err := dies.Acquire(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range s.Keys() {
+			if s.Type(key) == "zset" {
+				s.Del(key)
+			}
+		}
+		tryUntil := func(end time.Time) (admitted bool) {
+			for !admitted && time.Now().Before(end) {
+				permit, err := lives.TryAcquire(nil)
+				if admitted = err == nil; admitted {
+					permit.Release()
+				}
+				time.Sleep(sec)
+			}
+			return admitted
+		}
+		if tryUntil(time.Now().Add(30 * sec)) {
+			t.Error("got the place while it is held, want it later")
+		}
+		first.Close()
+		if !tryUntil(time.Now().Add(15 * sec)) {
+			t.Error("got no place 15s after its process died, want it after a lease of 10s")
+		}
+	})
+}

@@ -706,3 +706,29 @@ func TestPoolIsBounded(t *testing.T) {
 		}
 	}
 }
+
+// TestPartsTakenKeepPoolBounded checks that the state stays whole when many requests take over parts of
+// returned reservations.
+func TestPartsTakenKeepPoolBounded(t *testing.T) {
+	const at = 1_700_000_000_000_000
+	s := miniSubject(t)
+	s.begin(planOf(t, 50*time.Millisecond, "1000/s;algo=gcra"))
+	if _, err := s.answer(at, reserveStep(1)); err != nil {
+		t.Fatal(err)
+	}
+	for i := range int64(600) {
+		if _, err := s.answer(at, step{op: opCancel, args: []int64{at, 0, 0, 10_000_000 + i*5000, 5}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range int64(12) { // the last ones ask for times in the middle of what is left
+		after := max(0, i-8) * 100_000
+		got, err := s.answer(at, step{op: opReserve, args: []int64{3600_000_000, 0, 10_000_000 + after, 0, 0, 0, 50, -1, 3}})
+		if err != nil {
+			t.Fatalf("call %d: %v", i, err)
+		}
+		if first, last := got[6:][1], got[len(got)-1]; last-first != 49*5000 {
+			t.Errorf("call %d: got times from %d to %d, want 50 returned ones in a row", i, first, last)
+		}
+	}
+}

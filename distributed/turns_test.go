@@ -3,10 +3,12 @@ package distributed_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/distributed"
@@ -78,6 +80,53 @@ func TestTurnsAreEqualInTime(t *testing.T) {
 				if cancel(); longest > test.want {
 					t.Errorf("got %v behind a process with 300 callers, want %v at most", longest, test.want)
 				}
+				callers.Wait()
+			})
+		})
+	}
+}
+
+// TestTurnsEndWithPolicy checks that callers follow a faster policy at once, and wait for no turns that
+// were given under the one before.
+func TestTurnsEndWithPolicy(t *testing.T) {
+	t.Parallel()
+	policy := func(limit int64) throttle.Policy {
+		return throttle.Policy{Name: "{q}", Guard: 50 * ms, Aging: time.Hour, Tiers: []throttle.Tier{{Limit: limit, Window: sec, Algorithm: throttle.GCRA}}}
+	}
+	for name, class := range map[string]throttle.Class{"Batch": throttle.Batch, "in an account": throttle.Normal} {
+		t.Run(name, func(t *testing.T) {
+			virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
+				ctx, cancel := context.WithCancel(throttle.WithClass(t.Context(), class))
+				var callers sync.WaitGroup
+				var admitted atomic.Int64
+				var limiters []*throttle.Limiter
+				for range 60 {
+					redis := distributed.New(process(ms/2, ms/2), distributed.Options{})
+					l := limiter(t, policy(1), redis)
+					limiters = append(limiters, l)
+					if class == throttle.Normal {
+						l = l.Within(limiter(t, throttle.Policy{Name: "{q}outer", Tiers: []throttle.Tier{throttle.PerSecond(1000)}, Guard: 50 * ms}, redis))
+					}
+					for range 5 {
+						callers.Go(func() {
+							for l.Wait(ctx) == nil {
+								admitted.Add(1)
+							}
+						})
+					}
+				}
+				time.Sleep(10 * sec)
+				for _, l := range limiters {
+					if err := l.SetPolicy(ctx, policy(20)); err != nil {
+						t.Fatal(err)
+					}
+				}
+				was := admitted.Load()
+				time.Sleep(30 * sec)
+				if got := admitted.Load() - was; got < 500 {
+					t.Errorf("got %d admitted in 30 s under a policy of 20/s, want 500 at least", got)
+				}
+				cancel()
 				callers.Wait()
 			})
 		})

@@ -129,6 +129,7 @@ func (m *twin) change(plan *algorithms.Plan) {
 	m.removeTail()
 	m.adopt(plan)
 	m.pool, m.changed, m.observed = nil, true, false
+	m.turnsEnd, m.delayedEnd, m.openTurns = 0, 0, 0
 	for _, c := range m.history {
 		m.chargeLedger(c)
 	}

@@ -1,9 +1,11 @@
 -- convert.lua: converts the charges of a state to a changed policy. Units: µs.
 -- Twin: algorithms/convert.go.
 -- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, pack.lua, plan.lua,
--- pause.lua, queue.lua, reading.lua, rule.lua, save.lua, slidinglog.lua, state.lua, tail.lua, tiers.lua.
+-- pause.lua, queue.lua, reading.lua, rule.lua, save.lua, slidinglog.lua, state.lua, tail.lua, tiers.lua,
+-- turn.lua.
 -- Gives: convert.
--- Sets: body, capacities, cursor, image, inline, leases, probe, ringsAt, state.
+-- Sets: body, capacities, cursor, delayedEnd, image, inline, leases, oldEnd, openTurns, probe, promised,
+-- promisedOld, ringsAt, state, turnsEnd.
 --
 -- A tier takes over from the old tier of its algorithm, window (for a calendar: period and zone) and
 -- unit; of several, from the most used one. Any other tier starts with the largest use of an old
@@ -21,8 +23,8 @@
 --
 -- Requests in flight stay in flight. Clock, frontier, pause and generation do not depend on the
 -- policy. The pool is dropped: its reservations are charged in the old tiers, but maybe not in the
--- new ones. The readings are dropped too, and the units that they charged for others until a reset
--- are charged now.
+-- new ones. Turns end, because their length depends on the tiers. The readings are dropped, and the
+-- units that they charged for others until a reset are charged now.
 
 local MOST_STAMPS = 2 ^ 16 -- the most stamps that a log keeps beyond its limit
 local HOUR = 3600000000
@@ -318,6 +320,7 @@ local function convert(words, kept)
   end
 
   lengths.pool, lengths.readings = 0, 0
+  turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd = 0, 0, 0, 0, 0, 0
   local leaseRecords, tailRuns = convertRecords(leasesAt, lengths.leases, kept.leaseNumbers), convertRecords(tailAt, lengths.tail, RUN)
   if kept.poolNumbers == 1 then
     inline = readRecords(leaseRecords, 1, lengths.leases, 3 + units)

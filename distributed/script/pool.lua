@@ -137,14 +137,17 @@ local function findPooled(from, cost, longest, to)
   return found, at
 end
 
--- Takes a cost out of the instant of entry n.
+-- Takes a cost out of the instant of entry n. A full pool loses what is before the instant, and the
+-- rest of the cost.
 local function takePooled(n, at, cost)
-  local p, left = isolate(n, firstFrom(pool[n], at)), 0
+  local i = firstFrom(pool[n], at)
+  if i > 0 and #pool >= POOL then pool[n], i = restOf(pool[n], i), 0 end
+  local p, left = isolate(n, i), 0
   for u = 1, units do
     p[POOLED + u] = p[POOLED + u] - cost[u]
     left = left + p[POOLED + u]
   end
-  if left > 0 then return end
+  if left > 0 and #pool <= POOL then return end
   for i = #pool, 1, -1 do
     if pool[i] == p then return table.remove(pool, i) end
   end
