@@ -732,3 +732,29 @@ func TestPartsTakenKeepPoolBounded(t *testing.T) {
 		}
 	}
 }
+
+// A process whose requests are refused as too late keeps its turn, and the others keep theirs when it
+// leaves.
+func TestRefusedKeepTheirTurn(t *testing.T) {
+	const now = 1_700_000_000_000_000
+	s := miniSubject(t)
+	s.begin(planOf(t, 50*time.Millisecond, "1/s;algo=gcra"))
+	ask := func(turn, within int64) (at int64) {
+		got, err := s.answer(now, step{op: opReserve, args: []int64{500_000, 0, 0, 0, 0, 0, -1, within, 0, 12_000, turn, 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got[6:][1]
+	}
+	ask(0, -1)
+	_, second, third := ask(0, -1), ask(0, -1), ask(0, -1)
+	for range 3 {
+		ask(third, 0)
+	}
+	if _, err := s.answer(now, step{op: opLeave, args: []int64{third, 0}}); err != nil {
+		t.Fatal(err)
+	}
+	if newcomer := ask(0, -1); newcomer <= second {
+		t.Errorf("got a turn at %d for a newcomer, want one behind %d", newcomer, second)
+	}
+}

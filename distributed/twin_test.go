@@ -641,11 +641,15 @@ func (m *twin) reserve(a args) (out []int64) {
 		}()
 	}
 	defer func() { out = append(out, m.crossings(reserved)...) }()
+	hasTurn := false
+	endTurn := func() {
+		if hasTurn {
+			hasTurn, m.openTurns = false, max(0, m.openTurns-1)
+		}
+	}
 	for len(a.rest) > 0 {
 		count, within, yields, headroom, nearby, turn, cost := a.group(len(m.plan.Units()))
-		if yields && turn > 0 && within != -2 {
-			m.openTurns = max(0, m.openTurns-1)
-		}
+		hasTurn = hasTurn || yields && turn > 0 && within != -2
 		may, nextTurn := m.planTurn(max(turn, -turn), count, nearby, max(guard, m.resolution()), cost)
 		for left := count; left > 0; left-- {
 			if i := m.plan.TooLarge(cost); i >= 0 {
@@ -716,6 +720,7 @@ func (m *twin) reserve(a args) (out []int64) {
 				}
 				return append(out, int64(held), leaving)
 			case yields && (leaving > m.now+nearby || may == count-left):
+				endTurn()
 				if leaving = nextTurn(min(leaving, 1<<52), left); within > 0 {
 					leaving = min(leaving, m.now+within)
 				}
@@ -725,6 +730,9 @@ func (m *twin) reserve(a args) (out []int64) {
 			}
 			if at = leaving; at > m.now && !yields {
 				ofTurn.take(cost)
+			}
+			if yields {
+				endTurn()
 			}
 			if lent >= 0 {
 				m.lend(lent, cost)

@@ -108,6 +108,10 @@ function ops.reserve(op)
     places.countKept(lease, -1)
     lease[KEPT_UNTIL], hadPlace = 0, true
   end
+  local hasTurn = false -- whether the caller has a turn, which ends when a request goes, or receives the next one
+  local function endTurn()
+    if hasTurn then openTurns, hasTurn = max(0, openTurns - 1), false end
+  end
   if not more then
     reply[n + 1], reply[n + 2], reply[n + 3], n = -1, notBefore, 1, n + 3
   elseif notBefore <= now + beforeEnd then
@@ -130,7 +134,7 @@ function ops.reserve(op)
     local mayGo, nextTurn, someWent
     if yields then
       include 'turn'
-      if turn > 0 and within ~= -2 then openTurns = max(0, openTurns - 1) end -- nextTurn counts the next one
+      hasTurn = hasTurn or turn > 0 and within ~= -2
       mayGo, nextTurn = turnOf(turn < 0 and -turn or turn, count, cost, soon)
     end
     for i = 1, budgets and #budgets or 0 do spare[budgets[i]] = 0 end -- see Ledger.leaving
@@ -204,7 +208,10 @@ function ops.reserve(op)
               last = frontier
             end
             if lease then places.hold(cost, run) end
-            if yields then mayGo, someWent = mayGo - run, true end
+            if yields then
+              mayGo, someWent = mayGo - run, true
+              endTurn()
+            end
             if paced > 0 and frontier > now then
               instant, shared = frontier, {}
               addTo(shared, cost, atFrontier)
@@ -220,6 +227,7 @@ function ops.reserve(op)
               notBefore = pause
             end
           elseif yields and (within < 0 or at - now <= within) then
+            endTurn()
             at = min(nextTurn(min(at, LATEST), count, someWent), within > 0 and now + within or LATEST) -- a turn does not make the request late
           end
         end
