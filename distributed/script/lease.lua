@@ -137,7 +137,7 @@ end
 local function expire()
   local held = zeros()
   local names = isNew and {} or call('ZRANGEBYSCORE', orderKey, text(QUEUE_ENDS), text(QUEUE_ENDS + clock), 'LIMIT', '0', text(MOST_DUE))
-  if not isNew and call('ZRANGEBYSCORE', orderKey, '0', '0')[1] ~= 'm' then leases[MARK] = 0 end -- the key is lost, so leases begin anew with the next call
+  if not isNew and call('ZRANGEBYSCORE', orderKey, '0', '0', 'LIMIT', '0', '1')[1] ~= 'm' then leases[MARK] = 0 end -- the key is lost, so leases begin anew with the next call
   for _, name in ipairs(names) do
     local l = name == owner and lease or recordOf(call('HGET', recordsKey, name))
     if l[KEPT_UNTIL] > 0 and (l[KEPT_UNTIL] <= clock or l[EXPIRY] <= clock) then
