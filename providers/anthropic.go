@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/answers"
 )
 
@@ -202,7 +203,7 @@ func (a *anthropic) settle(req *http.Request) func(throttle.Cost) throttle.Cost 
 	a.output.sent(p.kinds()...)
 	return func(reported throttle.Cost) throttle.Cost {
 		a.output.ended(p.kinds()...)
-		if n := reported[outputTokens]; n > 0 { // an answer has at least one; a refusal has none
+		if n := min(reported[outputTokens], algorithms.MaxLimit); n > 0 { // an answer has at least one; a refusal has none
 			longs := max(1, time.Since(admitted).Seconds()/longAnswer.Seconds())
 			a.output.learn(int64(math.Ceil(float64(n)/longs)), p.kinds()...)
 		}

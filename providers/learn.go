@@ -5,6 +5,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/apithrottle/throttle/algorithms"
 )
 
 // A learner estimates what a request costs from what earlier requests of its kind were charged. A
@@ -53,7 +55,10 @@ func (c *charged) add(n, before int64) {
 // then far above the sum of the charges.
 func (c *charged) latest() float64 { return c.mean + 1.5*c.difference }
 
-func (c *charged) estimate() int64 { return int64(math.Ceil(max(c.latest(), c.estimates))) }
+// estimate returns at most the largest cost of a request: a response may report any number.
+func (c *charged) estimate() int64 {
+	return int64(math.Ceil(min(max(c.latest(), c.estimates), algorithms.MaxLimit)))
+}
 
 // estimate returns the estimate for a request of these kinds, each narrower than the one before. An
 // estimate of few charges is at least the wider estimate, halved with each charge. While requests of

@@ -16,6 +16,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/internal/fakeapi"
 	"github.com/apithrottle/throttle/providers"
 )
@@ -613,4 +615,20 @@ func TestLearningIsBounded(t *testing.T) {
 			t.Errorf("the known kind is forgotten: %v", got)
 		}
 	})
+}
+
+// A response may report any number of tokens. The next request then costs no more than a request may.
+func TestLearnsNoImpossibleCost(t *testing.T) {
+	p := providers.Anthropic(1e6, 1e9, 1e9)
+	transport, err := p.Transport(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		req := postJSON(t, "https://api.anthropic.com/v1/messages", `{"model":"claude-opus-4-8"}`)
+		transport.Settle(req)(throttle.Cost{"output-tokens": math.MaxInt64})
+		if got := transport.Cost(req)["output-tokens"]; got != algorithms.MaxLimit {
+			t.Errorf("got an estimate of %d output tokens, want %d", got, int64(algorithms.MaxLimit))
+		}
+	}
 }
