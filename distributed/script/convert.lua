@@ -15,7 +15,8 @@
 -- as guest tiers, and charged, until a window, at least an hour and at most a day, or twice that,
 -- has passed since the last call of a release that has the tier, and while leases contain amounts of
 -- its unit. From then on the state is that of
--- the plan with its guest tiers. If tiers share what they keep, it may exceed the capacity of one
+-- the plan with its guest tiers: those of the other release, in another order, so that a call only
+-- moves their numbers. If tiers share what they keep, it may exceed the capacity of one
 -- of them, and a log has room for all stamps in view.
 --
 -- What has passed until now has passed under the old plan: requests that have landed since the last
@@ -64,16 +65,17 @@ end
 
 local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
 
--- The names and the kinds of a plan's tiers, by their index. Tiers of a kind keep the same numbers,
--- whatever their limits.
+-- The names and the kinds of a plan's tiers, by where they are in its list. Tiers of a kind keep the
+-- same numbers, whatever their limits. byKind is the index of the only tier of a kind.
 local function namesOf(p)
   if p.names then return p.names, p.kinds end
-  p.names, p.kinds = {}, {}
+  p.names, p.kinds, p.byKind = {}, {}, {}
   for t = 5 + p[3], #p, 6 do
     local algorithm = p[t]
     local name = concat({algorithm, p[t + 3], hashOf(p, t), algorithm == CALENDAR and text(p[t + 5]) or nil}, ' ')
     local more = isBucket(algorithm) and p[t + 2] or (algorithm == FIXED or algorithm == WEIGHTED) and p[t + 5]
-    p.names[t], p.kinds[t] = name, more and name .. ' ' .. text(more) or name
+    local kind = more and name .. ' ' .. text(more) or name
+    p.names[t], p.kinds[t], p.byKind[kind] = name, kind, p.byKind[kind] == nil and (t + 1 - p[3]) / 6
   end
   return p.names, p.kinds
 end
@@ -81,17 +83,14 @@ end
 -- Converts the state of another plan to the plan of a text, with guest tiers, and makes that the
 -- current plan.
 local function convert(words, kept)
-  local present = plan
-  if kept.current then catchUp(kept) end
-  adopt(present)
-  local sums = kept.current and leases[1]
+  local present, sums = plan, nil
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
   local unused = rep('\0', 7 * 4)
   local oldNames, oldKinds = namesOf(old)
 
   -- The text of the plan with its guest tiers, and the list of that text.
   local function withKept()
-    local hashes, tiers, unit, has = {}, {}, {}, {}
+    local words, hashes, tiers, unit, has = words, {}, {}, {}, {}
     local _, kinds = namesOf(plan)
     for u = 1, units do unit[plan[4 + u] % ESTIMATE] = u - 1 end
     for t = 5 + units, #plan, 6 do has[kinds[t]] = true end
@@ -116,6 +115,39 @@ local function convert(words, kept)
   end
   adopt(planOf(withKept()))
 
+  -- Whether the plan has the tiers of the old one, which keep the same numbers: releases call by turns.
+  local function hasSameTiers()
+    if not kept.current or #plan ~= #old or units ~= old[3] or lengths.readings > 0 then return false end
+    local isOld = {}
+    for u = 1, units do isOld[old[4 + u]] = true end
+    for u = 1, units do
+      if not isOld[plan[4 + u]] then return false end
+    end
+    local _, kinds = namesOf(plan)
+    for t = 5 + units, #plan, 6 do
+      if not old.byKind[kinds[t]] or not plan.byKind[kinds[t]] then return false end
+    end
+    local words, log = body + head + 7 * units, 0
+    for t = 5 + units, #old, 6 do
+      if old[t] == LOG then
+        log = log + 1
+        local room, limit = capacities[log], plan[6 * plan.byKind[oldKinds[t]] + units + 1]
+        local most = parse('>I7', state, words) + parse('>I7', state, body + head + 7 * old[t + 1])
+        if min(most, max(room, old[t + 2])) > max(room, limit) then return false end -- stamps would be lost
+        if room > 2 * limit or room < limit and room ~= ringFor(room, limit) then return false end
+      end
+      words = words + 7 * wordsOf[old[t]]
+    end
+    return true
+  end
+  local same = hasSameTiers()
+  if kept.current and not same then
+    catchUp(kept)
+    adopt(present)
+    sums = leases[1]
+    adopt(planOf(withKept()))
+  end
+
   -- The rule of an old calendar tier, without the periods, which this call does not contain.
   local function oldCalendar(longest, words)
     local ends, count, _, last = parse('>I7I7I7I7', words, 1)
@@ -128,7 +160,7 @@ local function convert(words, kept)
   image = state -- logs read the old stamps from it
   for t = 5 + old[3], #old, 6 do
     local algorithm, unit = old[t], old[t + 1] + 1
-    local n = hasGroups(algorithm) and parse('>I7', state, words + 7) or 0
+    local n = hasGroups(algorithm) and 14 * parse('>I7', state, words + 7) or 0
     local size = 0
     if algorithm == LOG then
       log = log + 1
@@ -142,17 +174,19 @@ local function convert(words, kept)
       -- instant.
       words = sub(state, words, words + 7 * wordsOf[algorithm] - 1)
         .. rep(pack('>I7', frontier), WORDS[algorithm] - wordsOf[algorithm]),
-      groups = groups,
+      groups = groups, groupsEnd = groups + n,
       ring = sub(state, ring, ring + 7 * size - 1),
     }
-    if algorithm == CALENDAR then
+    if same then
+      was.used = 0
+    elseif algorithm == CALENDAR then
       was.rule = oldCalendar(old[t + 4], was.words)
     else
       was.rule = old.rules and old.rules[#tiers + 1] or ruleOf(old, t)
       was.rule.load(was.words, 1, groups, ring - 1, size)
     end
     tiers[#tiers + 1] = was
-    words, groups, ring = words + 7 * wordsOf[algorithm], groups + 14 * n, ring + 7 * size
+    words, groups, ring = words + 7 * wordsOf[algorithm], groups + n, ring + 7 * size
   end
   local leasesAt = groups + 7 * ((1 + old[3]) * lengths.slots + (kept.poolNumbers + old[3]) * lengths.pool)
   local readingsAt = leasesAt + 7 * (kept.leaseNumbers + old[3]) * lengths.leases
@@ -160,7 +194,7 @@ local function convert(words, kept)
     tiers[i].others = r[UNTIL] > frontier and r[OTHERS] or 0
   end
   local tailAt = readingsAt + 7 * kept.readingNumbers * lengths.readings
-  for _, was in ipairs(tiers) do
+  for _, was in ipairs(same and {} or tiers) do
     was.others = was.others or 0
     local n = sums and sums[SUMS + was.unit] or 0
     if n >= WITH_ESTIMATES then was.up = was.up + n - WITH_ESTIMATES end
@@ -283,9 +317,19 @@ local function convert(words, kept)
   local first = cursor -- loadTiers reads the periods again
   for t = 5 + units, #plan, 6 do
     local algorithm, limit, window = plan[t], plan[t + 2], plan[t + 3]
-    local was, like = predecessor(t)
-    local words, ring
-    if algorithm == LOG then
+    local was, like, words, ring
+    if same then
+      was = tiers[old.byKind[kinds[t]]]
+    else
+      was, like = predecessor(t)
+    end
+    if same then
+      words = was.words
+      tierGroups[#tierGroups + 1] = sub(state, was.groups, was.groupsEnd - 1)
+      if algorithm == LOG then
+        tierRings[#tierRings + 1], sizesOfRings[#sizesOfRings + 1] = was.ring, #was.ring / 7
+      end
+    elseif algorithm == LOG then
       words, ring = sub(unused, 1, 21), rep('\0', 7 * ringFor(0, limit))
       if was then words, ring = newLog(was, like, limit, window) end
       tierRings[#tierRings + 1] = ring
@@ -301,8 +345,12 @@ local function convert(words, kept)
   cursor = first
   for i = #calendars, 1, -1 do calendars[i] = nil end
 
+  local sameUnits = units == old[3]
+  for u = 1, units do sameUnits = sameUnits and old[4 + u] % ESTIMATE == plan[4 + u] % ESTIMATE end
+
   -- Converts n records of some fixed numbers and the amounts of the old units.
   local function convertRecords(at, n, fixed)
+    if sameUnits then return sub(state, at, at + 7 * n * (fixed + units) - 1) end
     local records = readRecords(state, at, n, fixed + old[3])
     for i, r in ipairs(records) do
       local new = {spread(r, 1, fixed)}
