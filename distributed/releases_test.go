@@ -144,3 +144,33 @@ func TestReleasesKeepHeldPlaces(t *testing.T) {
 		}
 	}
 }
+
+// TestManyReleasesKeepStateSmall checks that the state does not grow while releases call by turns, of
+// which each has another window and all together have more than the state keeps tiers for.
+func TestManyReleasesKeepStateSmall(t *testing.T) {
+	const releases = 10
+	s := miniSubject(t)
+	var plans []*algorithms.Plan
+	for i := range releases {
+		plans = append(plans, planOf(t, 50*time.Millisecond, fmt.Sprintf("%d/%dms", 90+9*i, 1000+100*i)))
+	}
+	s.begin(plans[0])
+	before := 0
+	for i := range 600 {
+		s.change(plans[i%releases])
+		at := 1_700_000_000_000_000 + 12_000*int64(i)
+		if _, err := s.answer(at, step{op: opReserve, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}}); err != nil {
+			t.Fatal(err)
+		}
+		state, err := s.rdb.Get(t.Context(), s.key).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 299 {
+			before = len(state)
+		}
+		if i > 300 && len(state) > before+before/4 {
+			t.Fatalf("the state has %d bytes after %d calls, and had %d after 300", len(state), i+1, before)
+		}
+	}
+}

@@ -252,6 +252,7 @@ local function convert(words, kept)
     if like then
       room = max(limit, count - stampsBefore(stamps, 0, frontier - window + 1) + was.up, plan.deciding < #rules and #was.ring / 7 or 0)
     else
+      count = count - stampsBefore(stamps, 0, frontier - window + 1) -- what this tier never counts
       room = max(limit, min(room, max(count + was.up, #was.ring / 7, kept and was.limit or 0)))
     end
     local length = min(count, room)
