@@ -125,7 +125,7 @@ func TestChange(t *testing.T) {
 // A reservation that is held, or in flight to Redis, when the plan changes is returned.
 func TestChangeVoidsReservations(t *testing.T) {
 	virtual(t, func(t *testing.T, process func(least, most time.Duration) *redis.Client) {
-		tier := throttle.Tier{Limit: 10, Window: time.Minute}
+		tier := throttle.Tier{Limit: 10, Window: 30 * sec}
 		s := distributed.New(process(20*ms, 20*ms), distributed.Options{})
 		q := quota(t, s, "changed", plan(t, 100*ms, tier))
 		r := store.Request{Cost: []int64{1}, WaitSpec: &store.WaitSpec{MaxWait: hour}}
@@ -156,7 +156,7 @@ func TestChangeVoidsReservations(t *testing.T) {
 		q = successor(q)
 		acquire(t, q, []int64{5}, store.Admitted)
 		answers = nil
-		reserve() // for the next minute
+		reserve() // for the next window
 		time.Sleep(100 * ms)
 		synctest.Wait()
 		if len(answers) == 0 || answers[0].Verdict != store.Admitted || answers[0].Reservation == nil {
@@ -166,7 +166,7 @@ func TestChangeVoidsReservations(t *testing.T) {
 		if err := q.(store.Changer).Change(t.Context(), plan(t, 100*ms, tier)); err != nil {
 			t.Fatal(err)
 		}
-		if got := used(t, successor(q)); got["requests"] == 0 { // at the reserved time, in a minute
+		if got := used(t, successor(q)); got["requests"] == 0 { // at the reserved time, in the next window
 			t.Error("got no requests charged, want the reserved ones")
 		}
 		q.(store.Reserver).Cancel(answers)

@@ -36,6 +36,7 @@ const (
 	mostAhead    = time.Second            // how long after a call the earliest sending of a request may be, at most; the script's MOST_AHEAD
 	worthWaking  = 5 * time.Millisecond   // callers that sleep for less receive no messages
 	askBeforeEnd = 125 * time.Millisecond // how long before the end of a pause callers ask again at most; less than the script's SOON
+	mostApart    = time.Minute            // how far behind all others a request is reserved at least; the script's MOST_APART
 	never        = -1                     // an instant in a reply, a bound in a call
 	dryRun       = time.Duration(-1)      // the bound of a request that is not to be charged
 	dryRunArg    = -2                     // the same in a call
@@ -739,6 +740,8 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 			b.Wait = min(b.Wait, longestInQueue)
 		case at == never && q.leases != nil:
 			b.Wait = q.leases.askAgain() // a message may be lost
+		case at != never && b.Wait > mostApart: // it is reserved as soon as it may be, and not by all processes at once
+			b.Wait -= mostApart/2 + rand.N(mostApart/2)
 		default:
 			b.Wait = min(b.Wait, q.store.options.Horizon)
 		}

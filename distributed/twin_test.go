@@ -725,7 +725,8 @@ func (m *twin) reserve(a args) (out []int64) {
 					leaving = min(leaving, m.now+within)
 				}
 				return append(out, int64(held), leaving)
-			case !yields && at > m.now && !ofTurn.admits(at, tier, cost, lent >= 0, reserved):
+			case !yields && at > m.now && !ofTurn.admits(at, tier, cost, lent >= 0, reserved),
+				!yields && lent < 0 && at > max(m.now, m.frontier)+m.mostApart(cost):
 				return append(out, int64(tier), at)
 			}
 			if at = leaving; at > m.now && !yields {
@@ -761,6 +762,23 @@ func (m *twin) reserve(a args) (out []int64) {
 		}
 	}
 	return out
+}
+
+// mostApart returns how far behind all reservations a request is reserved: a minute, or the time in which
+// the slowest tier admits two such requests.
+func (m *twin) mostApart(cost []int64) int64 {
+	most := time.Minute.Microseconds()
+	for i, t := range m.plan.Tiers() {
+		if t.Algorithm == algorithms.Calendar {
+			t.Window = t.Period.Longest()
+		}
+		each := new(big.Int).Mul(big.NewInt(cost[m.plan.UnitOf(i)]), big.NewInt(t.Window.Microseconds()))
+		each.Add(each, big.NewInt(t.Limit-1))
+		if each.Div(each, big.NewInt(t.Limit)); each.IsInt64() {
+			most = max(most, 2*each.Int64())
+		}
+	}
+	return most
 }
 
 // A turnLeft is what is left of the turn in which a process reserves times to come. It begins with the

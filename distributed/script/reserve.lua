@@ -13,6 +13,9 @@ local UNGUARDED = 50000 -- how late a probe without a guard may be sent
 -- How long after the call the earliest sending of a request may be, at most.
 local MOST_AHEAD = 1000000
 local SOON = 250000 -- how long before the end of a pause requests are reserved behind it
+-- The longest time between two reservations without any, but for a tier that admits less than two
+-- requests in it. Whatever is reserved delays the requests of releases with higher limits, too.
+local MOST_APART = 60000000
 
 -- How many requests, up to most, every tier admits at the frontier, with its spare amount, if one is
 -- admitted there.
@@ -70,6 +73,16 @@ local function roomFor(cost, spare, turnLength, shared, before)
     end
   end
   return room, fit
+end
+
+-- Whether an instant is too far behind the last reservation to reserve a request for it.
+local function isApart(at, cost)
+  local most = MOST_APART
+  for i = 1, at > max(now, frontier) + most and plan.deciding or 0 do
+    local t, n = 5 + units + 6 * (i - 1), cost[unitOf[i]]
+    most = max(most, 2 * ceilMulDiv(n, plan[t] == CALENDAR and plan[t + 4] or plan[t + 3], plan[t + 2]))
+  end
+  return at > max(now, frontier) + most
 end
 
 -- Adds the cost of requests to amounts.
@@ -184,7 +197,7 @@ function ops.reserve(op)
               instant, shared = at, taken
               room = what > 0 and min(count, leftOfTurn(what, cost, turnLength, taken, before)) or 0
             end
-            more = room > 0
+            more = room > 0 and (pooled or not isApart(at, cost))
           end
           if more then
             run = 1
