@@ -223,7 +223,11 @@ func (b *bundle) read(t *trip, parts []trip, requests []store.Request) (got []st
 			continue
 		}
 		d := b.refused(what, at, until, headers[0], known[0], t, r)
-		if stopped = d.Verdict == store.Later; stopped && lead >= 0 && at != never {
+		switch stopped = d.Verdict == store.Later; {
+		case !stopped || at == never || at == until:
+		case lead < 0:
+			d.Ready, d.Wait = d.Wait, untilReserved(d.Wait)
+		default:
 			b.setTurn(at, promised)
 			d.Wait = b.wait(d.Wait, microseconds(lead), t.got)
 			if i > 0 && got[i-1].Verdict == store.Admitted {

@@ -97,7 +97,9 @@ type trip struct {
 	// notBefore contains the earliest time of sending, by the quota's clock, of requests that are
 	// not for now.
 	notBefore map[*store.WaitSpec]int64
-	// toldTurn reports that a call of the trip has the turn of requests that yield.
+	// mixed reports that all requests of the trip have turns, not only those that yield.
+	mixed bool
+	// toldTurn reports that a call of the trip has the process's turn.
 	toldTurn  bool
 	sent, got time.Time
 	// done is called once: when the trip has ended, or after Options.Timeout with an error.

@@ -86,6 +86,7 @@ func (q *quota) recordNews(h header, t *trip) bool {
 	q.mu.Lock()
 	epoch, generation := q.state.epoch, q.state.generation
 	q.mu.Unlock()
+	h.mixed = q.mixed.Load()
 	q.recordReply(h, t)
 	return h.epoch != epoch || h.generation != generation
 }

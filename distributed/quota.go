@@ -61,7 +61,8 @@ type quota struct {
 	line       *lineage.Line
 	version    int64        // of the plan, in the line
 	admissions atomic.Int64 // for callers that wait
-	turn       atomic.Int64 // the instant by Redis's clock that the last reply set for asking for requests that yield; or 0
+	turn       atomic.Int64 // the instant by Redis's clock that the last reply set for asking for requests that have turns; or 0
+	mixed      atomic.Bool  // by the last reply, releases with other plans call, too
 
 	mu         sync.Mutex // guards all below
 	next       *quota     // under the plan that replaced this one; nil until it is needed
@@ -390,11 +391,11 @@ func (q *quota) reserveTrip(behind *store.Reservation, requests []store.Request)
 	if behind != nil {
 		floor = behind.At
 	}
-	t, turn := new(trip), micros(q.turnLength(requests))
+	t, turn := &trip{mixed: q.mixed.Load()}, micros(q.turnLength(requests))
 	within := store.Forever
 	for i, before := 0, 0; i < calls && len(requests) > 0; i++ {
 		n := min(mostACall, len(requests))
-		if i > 0 && requests[0].YieldFor > 0 { // each call would give the process another turn
+		if i > 0 && t.hasTurns(requests[0]) { // each call would give the process another turn
 			break
 		}
 		if i > 0 {
@@ -483,6 +484,10 @@ func (q *quota) notBefore(r store.Request) int64 {
 	return q.clock.shows(r.NotBefore)
 }
 
+// hasTurns reports whether a trip reserves a request in a turn of this process: one that yields, or any
+// while releases with other plans call, too, since what one of them reserves ahead delays the others.
+func (t *trip) hasTurns(r store.Request) bool { return r.YieldFor > 0 || t.mixed }
+
 // appendRequests appends requests as groups of equal ones.
 func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, most time.Duration) []any {
 	last, turn := int64(0), q.turn.Load()
@@ -492,7 +497,7 @@ func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, mo
 	for i := 0; i < len(requests); {
 		r, n := requests[i], 1
 		within := min(r.MaxWait, most)
-		yields := r.YieldFor > 0
+		yields, hasTurns := r.YieldFor > 0, t.hasTurns(r)
 		for i+n < len(requests) && requests[i+n].NotBefore.Equal(r.NotBefore) &&
 			min(requests[i+n].MaxWait, most) == within && (requests[i+n].YieldFor > 0) == yields && slices.Equal(requests[i+n].Cost, r.Cost) {
 			n++
@@ -508,7 +513,7 @@ func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, mo
 				t.notBefore[r.WaitSpec] = last
 			}
 		}
-		if yields {
+		if hasTurns {
 			args = append(args, -n)
 		} else {
 			args = append(args, n)
@@ -521,8 +526,12 @@ func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, mo
 		default:
 			args = append(args, micros(within))
 		}
-		if yields {
-			args = append(args, r.Headroom, micros(q.soon()), turn)
+		if hasTurns {
+			soon := micros(q.soon())
+			if !yields {
+				soon = -soon
+			}
+			args = append(args, r.Headroom, soon, turn)
 			if within != dryRun && turn > 0 {
 				t.toldTurn, turn = true, -turn
 			}
@@ -537,6 +546,7 @@ func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, mo
 type header struct {
 	now, generation, ttl, epoch, until, shut, wall, written int64
 
+	mixed bool  // releases with other plans call, too
 	level uint8 // back-offs in a row
 	saved int64 // when this call wrote the state; the next reply has it in written
 	state int64 // identifies the state of the reply's reservations
@@ -553,7 +563,7 @@ const headerLen = 8
 
 func parseHeader(reply []int64) header {
 	return header{
-		now: reply[0], generation: reply[1], ttl: reply[2], epoch: reply[3], until: reply[4], shut: reply[5] % 4, level: uint8(reply[5] / 4),
+		now: reply[0], generation: reply[1], ttl: reply[2], epoch: reply[3], until: reply[4], shut: reply[5] % 4, mixed: reply[5]/4%2 == 1, level: uint8(reply[5] / 8),
 		wall: reply[6], written: reply[7], saved: reply[0],
 	}
 }
@@ -688,6 +698,15 @@ func (q *quota) lead(waited time.Duration, nth int64) time.Duration {
 	return answer + turn + turn/8*time.Duration(max(0, 8-nth))
 }
 
+// untilReserved returns after which part of a wait a request is near enough to be reserved. It is random,
+// so that processes do not ask at once.
+func untilReserved(wait time.Duration) time.Duration {
+	if wait > mostApart {
+		wait -= mostApart/2 + rand.N(mostApart/2)
+	}
+	return wait
+}
+
 // isLate reports whether a wait is too long for a request. A request that soon yields no more asks
 // again then.
 func isLate(r store.Request, wait time.Duration) bool {
@@ -718,7 +737,7 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 		}
 		a.Again = a.Start.Add(-q.lead(b.Wait, -1-what))
 		b.Verdict, b.Flight, b.At, b.Reservation = store.Admitted, algorithms.Flight(at), at, a
-		if r.YieldFor > 0 {
+		if t.hasTurns(r) {
 			q.turn.Store(0) // the turn was taken
 		}
 		b.Probe = h.shut == isProbe // a probe is the only reservation of its call
@@ -730,7 +749,7 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 		b.Wait -= min(q.lead(b.Wait, 8), askBeforeEnd, b.Wait/2)
 	default:
 		switch soon := q.soon(); {
-		case r.YieldFor > 0 && at != never:
+		case t.hasTurns(r) && at != never:
 			if at-h.now <= micros(r.MaxWait) { // else it has no turn
 				q.turn.Store(at)
 			}
@@ -740,8 +759,8 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 			b.Wait = min(b.Wait, longestInQueue)
 		case at == never && q.leases != nil:
 			b.Wait = q.leases.askAgain() // a message may be lost
-		case at != never && b.Wait > mostApart: // it is reserved as soon as it may be, and not by all processes at once
-			b.Wait -= mostApart/2 + rand.N(mostApart/2)
+		case at != never && b.Wait > mostApart:
+			b.Ready, b.Wait = b.Wait, untilReserved(b.Wait)
 		default:
 			b.Wait = min(b.Wait, q.store.options.Horizon)
 		}

@@ -284,6 +284,7 @@ func (q *quota) paused() (store.Decision, bool) {
 // the bounds of the quota's clock.
 func (q *quota) recordReply(h header, t *trip) (int64, bounds) {
 	known, step := q.clock.update(h, t.sent, t.got)
+	q.mixed.Store(h.mixed)
 	if step > stepped {
 		q.store.journal.report(clockStepped, "by", step.Round(time.Millisecond))
 	}

@@ -55,9 +55,11 @@ type twin struct {
 	waits, first             bool  // the caller has callers that wait; a place was kept for it
 	turnsEnd, delayedEnd     int64 // of requests that yield
 	openTurns                int64
-	latest                   int64 // when the last lease ends
-	length                   int64 // of the last caller's lease
-	grantsFrom               int64 // no places are granted before
+	mixedUntil, mixedPace    int64            // of turns while releases call by turns
+	called                   *algorithms.Plan // of the last call
+	latest                   int64            // when the last lease ends
+	length                   int64            // of the last caller's lease
+	grantsFrom               int64            // no places are granted before
 	flights                  []algorithms.Flight
 	history                  []chargeRecord // all charges, which are charged again under another plan
 
@@ -129,7 +131,6 @@ func (m *twin) change(plan *algorithms.Plan) {
 	m.removeTail()
 	m.adopt(plan)
 	m.pool, m.changed, m.observed = nil, true, false
-	m.turnsEnd, m.delayedEnd, m.openTurns = 0, 0, 0
 	for _, c := range m.history {
 		m.chargeLedger(c)
 	}
@@ -350,6 +351,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 		m.adopt(plan)
 	}
 	before := *m
+	defer func() { m.called = m.plan }()
 	m.keepLeases(max(0, time-m.wall))
 	stepped := time < m.wall
 	if stepped {
@@ -357,6 +359,9 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	}
 	m.now += max(0, time-m.wall)
 	m.wall = time
+	if m.called != nil && limitsOf(m.called) != limitsOf(m.plan) {
+		m.mix(paceOf(m.called), paceOf(m.plan))
+	}
 	m.probing = m.probing && m.until > m.now
 	m.knownUntil, m.isProbe = known, false
 	if known < math.MaxInt64 {
@@ -405,7 +410,7 @@ func (m *twin) answer(time int64, s step) ([]int64, error) {
 	case m.until > m.now:
 		head[4], head[5] = m.until, 2*int64(bit(m.isProbe))
 	}
-	head[5] += 4 * m.level
+	head[5] += 4*int64(bit(m.mixedUntil > m.now)) + 8*m.level
 	return append(head, own...), nil
 }
 
@@ -726,6 +731,7 @@ func (m *twin) reserve(a args) (out []int64) {
 				}
 				return append(out, int64(held), leaving)
 			case !yields && at > m.now && !ofTurn.admits(at, tier, cost, lent >= 0, reserved),
+				!yields && lent < 0 && at > m.now && m.mixedUntil > m.now && at > max(m.now, replyAt),
 				!yields && lent < 0 && at > max(m.now, m.frontier)+m.mostApart(cost):
 				return append(out, int64(tier), at)
 			}
@@ -889,10 +895,35 @@ func (m *twin) leave(turn int64) {
 	}
 }
 
+// mix notes that a release has called whose plan is not that of the last call.
+func (m *twin) mix(last, own int64) {
+	if m.mixedUntil <= m.now {
+		m.mixedPace, m.turnsEnd, m.delayedEnd, m.openTurns = last, 0, 0, 0
+	}
+	m.mixedUntil, m.mixedPace = m.now+10_000_000, min(m.mixedPace, own)
+}
+
+// limitsOf returns the text of a plan without its guard and its resolution.
+func limitsOf(p *algorithms.Plan) string { return strings.SplitN(planText(p), " ", 3)[2] }
+
+// paceOf returns for how long the fastest tier of a plan spaces requests that cost one unit.
+func paceOf(p *algorithms.Plan) int64 {
+	pace := int64(math.MaxInt64)
+	for _, t := range p.Tiers() {
+		if t.Window > 0 {
+			pace = min(pace, (t.Window.Microseconds()+t.Limit-1)/t.Limit)
+		}
+	}
+	if pace == math.MaxInt64 {
+		return 1
+	}
+	return pace
+}
+
 // planTurn returns how many of the requests that yield may be reserved now, and a function that
 // returns when to ask for the rest: at their pace, behind the turns that others have got.
 func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64, next func(at, left int64) int64) {
-	pace := new(big.Int).SetInt64(1)
+	pace, fastest := big.NewInt(1), big.NewInt(1<<52)
 	for i, t := range m.plan.Tiers() {
 		n, window := cost[m.plan.UnitOf(i)], t.Window.Microseconds()
 		if n == 0 || window == 0 {
@@ -900,14 +931,22 @@ func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64
 		}
 		ceil := func(a, b *big.Int) *big.Int { return a.Add(a, b).Sub(a, big.NewInt(1)).Div(a, b) }
 		limit := big.NewInt(t.Limit)
+		own := ceil(new(big.Int).Mul(big.NewInt(n), big.NewInt(window)), limit)
+		if own.Cmp(fastest) < 0 {
+			fastest = own
+		}
 		if t.Algorithm < algorithms.TokenBucket || t.Algorithm > algorithms.GCRA {
 			pace = latestOf(pace, ceil(new(big.Int).Mul(big.NewInt(n), big.NewInt(window+guard)), limit))
 			continue
 		}
-		own := ceil(new(big.Int).Mul(big.NewInt(n), big.NewInt(window)), limit)
 		held := big.NewInt(max(1, t.Capacity()/n))
 		pace = latestOf(pace, own)
 		pace = latestOf(pace, ceil(new(big.Int).Add(own, big.NewInt(guard)), held))
+	}
+	if m.mixedUntil > m.now {
+		pace = new(big.Int).Mul(fastest, big.NewInt(m.mixedPace))
+		pace.Div(pace, big.NewInt(2*paceOf(m.plan)))
+		pace = latestOf(pace, big.NewInt(1))
 	}
 	length := func(n int64) int64 {
 		if l := new(big.Int).Mul(pace, big.NewInt(n)); l.BitLen() <= 52 {
@@ -932,6 +971,11 @@ func (m *twin) planTurn(turn, count, soon, guard int64, cost []int64) (may int64
 	return min(may, count), func(at, left int64) int64 {
 		m.openTurns++
 		length := length(min(left, together))
+		if m.mixedUntil > m.now {
+			begins := max(m.now, m.turnsEnd)
+			m.turnsEnd = min(1<<52, begins+length)
+			return max(at, begins)
+		}
 		if hasTurn && left == count {
 			at = max(at, m.delayedEnd)
 			m.delayedEnd = min(1<<52, at+length)

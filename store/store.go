@@ -348,6 +348,9 @@ type Decision struct {
 	Tier int
 	// Wait is the time until the caller may ask again. It is Forever where only a release can help.
 	Wait time.Duration
+	// Ready is a lower bound of the time until the quota admits a request that asks again before. If
+	// zero, it is not known.
+	Ready time.Duration
 	// Flight identifies a held request to the store.
 	Flight algorithms.Flight
 	// Epoch numbers the last event that was known at the decision. Events are pauses and the early

@@ -85,6 +85,9 @@ func (s scenario) run(seed uint64) result {
 	}
 	most := f.watch()
 	r := f.result()
+	if s.finished != nil {
+		s.finished(f)
+	}
 	r.Goroutines = most
 	if s.drain > 0 { // callers use their reservations, so the other charges are lost
 		f.ended.Store(true)
@@ -146,7 +149,11 @@ func (f *fleet) newMember(i int) *member {
 		return l
 	}
 	for k := range f.providers {
-		m.limiters = append(m.limiters, open(f.policy(k)))
+		p := f.policy(k)
+		if f.tiersOf != nil {
+			p.Tiers = f.tiersOf(i)
+		}
+		m.limiters = append(m.limiters, open(p))
 	}
 	if f.around != nil {
 		outer := open(throttle.Policy{Name: "around", Tiers: f.around, Guard: f.guard})

@@ -14,6 +14,8 @@ type scenario struct {
 	// processes is the number of processes, waiters the number of callers of each.
 	processes, waiters int
 	tiers              []throttle.Tier
+	// tiersOf returns the tiers of process i, for releases side by side. If nil, tiers.
+	tiersOf func(i int) []throttle.Tier
 	// provided are the tiers that the provider enforces. If nil, tiers.
 	provided []throttle.Tier
 	// guard is the guard of the policy.
@@ -56,6 +58,8 @@ type scenario struct {
 	bounds bounds
 	// seen, if not nil, is called for each command that the server has run.
 	seen func(now int64, args []string, reply any)
+	// finished, if not nil, is called at the end of the run.
+	finished func(*fleet)
 	// large marks a scenario that takes long. TestScenarios plays it only with -large.
 	large bool
 }

@@ -105,6 +105,8 @@ local function newBundle(turnTo)
     return roomFor(cost, sparing(cost, yields and headroom or 0), turnLength, shared, 0)
   end
 
+  local function isApartIn(wait, cost) return isApart(now + wait, cost) end
+
   -- How many requests, up to most, are admitted at the instant of the last one.
   local function fittingBeside(cost, yields, most) return fitting(cost, sparing(cost, yields and headroom or 0), most) end
 
@@ -224,6 +226,8 @@ local function newBundle(turnTo)
           more = false
         elseif within >= 0 and at > within then
           run = count
+        elseif isApartIn(at, cost) or outermost > 0 and around[outermost].isApartIn(at, costs[outermost]) then
+          more = false
         else
           local late, lost = soon + idle, false -- lost: the caller has a turn, which a process that uses the quota alone may have taken
           if turn > now + late then
@@ -325,6 +329,6 @@ local function newBundle(turnTo)
 
   return {
     begin = begin, finish = finish, enter = enter, leave = leave, readyIn = readyIn, fitting = fittingBeside, chargeIn = chargeIn,
-    pooledIn = pooledIn, takeIn = takeIn, roomBeside = roomBeside, shareOf = shareOf, addTo = addTo, amounts = amountsOrNone, tiers = function() return plan.deciding end,
+    pooledIn = pooledIn, takeIn = takeIn, roomBeside = roomBeside, isApartIn = isApartIn, shareOf = shareOf, addTo = addTo, amounts = amountsOrNone, tiers = function() return plan.deciding end,
   }
 end

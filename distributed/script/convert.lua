@@ -3,7 +3,7 @@
 -- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, pack.lua, plan.lua,
 -- pause.lua, queue.lua, reading.lua, rule.lua, save.lua, slidinglog.lua, state.lua, tail.lua, tiers.lua,
 -- turn.lua.
--- Gives: convert.
+-- Gives: convert, paceOfTurns, mixedUntil, mixedPace.
 -- Sets: body, capacities, cursor, delayedEnd, image, inline, leases, oldEnd, openTurns, probe, promised,
 -- promisedOld, ringsAt, state, turnsEnd.
 --
@@ -24,12 +24,25 @@
 --
 -- Requests in flight stay in flight. Clock, frontier, pause and generation do not depend on the
 -- policy. The pool is dropped: its reservations are charged in the old tiers, but maybe not in the
--- new ones. Turns end, because their length depends on the tiers. The readings are dropped, and the
+-- new ones. Turns end when another release first calls, because their length depends on the tiers. The readings are dropped, and the
 -- units that they charged for others until a reset are charged now.
 
 local MOST_STAMPS = 2 ^ 16 -- the most stamps that a log keeps beyond its limit
+local MIXED = 10000000 -- how long after a call of another release both are expected to call
 local HOUR = 3600000000
 local DAY = 86400000000
+
+-- Until when releases with other plans are expected to call, and for how long the fastest of their tiers
+-- spaces requests that cost one unit.
+local mixedUntil, mixedPace
+
+-- For how long turns are spaced that the slowest and the fastest tier space for the given times, and
+-- whether releases with other plans call, too. Then it is half as long as in the fastest tier of any
+-- of them, because a release whose tiers are full does not use its turns.
+local function paceOfTurns(slowest, fastest)
+  if mixedUntil <= now then return slowest, false end
+  return max(1, (divMod((mulDiv(fastest, mixedPace, paceOf(plan))), 2))), true
+end
 
 -- Lands what is due in the state of another plan, and advances its frontier to now. kept is as for
 -- convert.
@@ -63,6 +76,9 @@ local function catchUp(kept)
   state, body, kept.rings = image .. concat(parts), #image + 1, ringsAt + 1
 end
 
+-- The part of a plan's text about its own units and tiers.
+local function limitsOf(words) return string.match(words, '^%d+ %d+ ([%d ]*)') end
+
 local function hashOf(p, t) return p[5 + p[t + 1]] % ESTIMATE end
 
 -- The names and the kinds of a plan's tiers, by where they are in its list. Tiers of a kind keep the
@@ -83,7 +99,7 @@ end
 -- Converts the state of another plan to the plan of a text, with guest tiers, and makes that the
 -- current plan.
 local function convert(words, kept)
-  local present, sums = plan, nil
+  local present, mixed, sums = plan, kept.current and limitsOf(words) ~= limitsOf(kept.words), nil
   local old, wordsOf, head = kept.plan, kept.wordsOf, kept.head
   local unused = rep('\0', 7 * 4)
   local oldNames, oldKinds = namesOf(old)
@@ -369,7 +385,11 @@ local function convert(words, kept)
   end
 
   lengths.pool, lengths.readings = 0, 0
-  turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd = 0, 0, 0, 0, 0, 0
+  promised, promisedOld, oldEnd = 0, 0, 0
+  if mixed then
+    if mixedUntil <= now then mixedPace, turnsEnd, delayedEnd, openTurns = paceOf(old), 0, 0, 0 end
+    mixedUntil, mixedPace = now + MIXED, min(mixedPace, paceOf(plan))
+  end
   local leaseRecords, tailRuns = convertRecords(leasesAt, lengths.leases, kept.leaseNumbers), convertRecords(tailAt, lengths.tail, RUN)
   if kept.poolNumbers == 1 then
     inline = readRecords(leaseRecords, 1, lengths.leases, 3 + units)

@@ -63,7 +63,9 @@
 --               turn. The next request ends the call. So do a full concurrency tier, and
 --               a request that yields and can't go soon. Returned reservations are used first, but
 --               not before floor, the caller's own last reservation, not for requests that yield,
---               and not for requests with a longer guard.
+--               and not for requests with a longer guard. While releases with other plans call, too,
+--               requests are reserved only if they go when the reply arrives. Then requests that do
+--               not yield have turns, too: their group is -count, within, headroom, -soon, turn, cost.
 --               With calendar tiers, four more numbers follow for each: the percentages from and
 --               to which it has come, or zeros, the units used, and its end as Unix time; and t
 --               may be the end of the known periods instead of a later instant.
@@ -121,8 +123,8 @@
 --   count       for each tier, the amount.
 --   leave       the turn, and the number of requests it is for, or 0 for requests that yield.
 -- Reply    now, generation, the least expiry of the key in ms, epoch, end of the ban, or otherwise of the
---          pause (0: none), the sum of 1 for a ban, 2 if the call has reserved the probe, and 4 for
---          each back-off in a row, TIME, now when this state was written before (0: never), and
+--          pause (0: none), the sum of 1 for a ban, 2 if the call has reserved the probe, 4 if releases
+--          with other plans call, too, and 8 for each back-off in a row, TIME, now when this state was written before (0: never), and
 --          then the operation's own numbers
 --
 -- The epoch grows with every pause and every early end of one. It is no less than the seconds

@@ -3,7 +3,7 @@
 -- peek.go. The layout is in state.lua.
 --
 -- KEYS[1]  the quota
--- Reply    the header of main.lua's, without an expiry; zeros if there is no state of format 3 or 4,
+-- Reply    the header of main.lua's, without an expiry and the 4 for several releases; zeros if there is no state of format 3 or 4,
 --          which begin alike
 
 local raw = redis.call('GETRANGE', KEYS[1], '0', '8191')
@@ -40,7 +40,7 @@ local now = written + math.max(0, wall - before)
 local reply = {now, generation, 0, epoch, 0, 0, wall, written}
 if pause > now then reply[5] = pause end
 if ban > now then reply[5], reply[6] = ban, 1 end
-reply[6] = reply[6] + 4 * math.floor(number(head, 43, 1) / 16)
+reply[6] = reply[6] + 8 * math.floor(number(head, 43, 1) / 16)
 if math.tointeger then -- servers with Lua 5.4 would reply 3.0 for 3
   for i = 1, #reply do reply[i] = math.tointeger(reply[i]) end
 end

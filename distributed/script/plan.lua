@@ -1,7 +1,7 @@
 -- plan.lua: the policy of the caller. Units: windows, precision and phase in µs.
 -- Twin: algorithms/plan.go.
 -- Uses: call.lua, rule.lua.
--- Gives: plans, plan and its fields, amounts, numbersIn, listOf.
+-- Gives: plans, plan and its fields, paceOf, amounts, numbersIn, listOf.
 --
 -- A plan is a list of numbers: guard, the resolution as a power of two, number of units, number of
 -- tiers, the units' hashes, and from 5 + number of units on, six numbers for each tier. The state
@@ -27,6 +27,16 @@ local plan -- the list of the current plan, and the tables made of it, see tiers
 local guard, resolution, units
 local estimates, estimated -- whether any unit is estimated, and for each unit whether it is
 local estimating -- by unit, whether the open amount is estimates, of this plan or of another release
+
+-- For how long the fastest tier of a plan spaces requests that cost one unit.
+local function paceOf(p)
+  if p.pace then return p.pace end
+  for t = 5 + p[3], 4 + p[3] + 6 * p.deciding, 6 do
+    if p[t + 3] > 0 then p.pace = min(p.pace or NEVER, ceilMulDiv(1, p[t + 3], p[t + 2])) end
+  end
+  p.pace = p.pace or 1
+  return p.pace
+end
 
 -- The next arguments as amounts, one for each unit.
 local function amounts()

@@ -1,9 +1,9 @@
 -- reserve.lua: the operations reserve and budget, which reserve requests, each behind the decisions
 -- before it. Units: µs.
 -- Twin: algorithms/ledger.go, Earliest and Charge.
--- Uses: calendar.lua, call.lua, fixedwindow.lua, flight.lua, lease.lua, need.lua, pace.lua,
+-- Uses: calendar.lua, call.lua, convert.lua, fixedwindow.lua, flight.lua, lease.lua, need.lua, pace.lua,
 -- pause.lua, plan.lua, pool.lua, rule.lua, state.lua, tail.lua.
--- Gives: ops.reserve, ops.budget, addTo, checkClock, fitting, roomFor, the constants below.
+-- Gives: ops.reserve, ops.budget, addTo, checkClock, fitting, isApart, roomFor, the constants below.
 -- Sets: awaited, crossing, drift, guard, hadPlace, isProbe, notBefore, now, openTurns, pause, pool,
 -- probe, probing, sendFrom, usedAlone.
 
@@ -85,6 +85,12 @@ local function isApart(at, cost)
   return at > max(now, frontier) + most
 end
 
+-- Whether an instant is too late to reserve a request for it.
+local function isTooLate(at, cost)
+  if mixedUntil > now then return at > sendFrom end -- it would delay releases that admit more
+  return isApart(at, cost)
+end
+
 -- Adds the cost of requests to amounts.
 local function addTo(amounts, cost, count)
   for u = 1, units do amounts[u] = (amounts[u] or 0) + count * cost[u] end
@@ -138,6 +144,8 @@ function ops.reserve(op)
     end
     local yields, headroom, soon, turn = count < 0, 0, 0, 0
     if yields then count, headroom, soon, turn = -count, argument(), argument(), argument() end
+    local hasTurns = yields -- a turn for each process, see turn.lua
+    if soon < 0 then soon, yields = -soon, false end
     local cost = amounts()
     local spare, tooLarge = sparing(cost, headroom), nil
     for i = plan.deciding, 1, -1 do
@@ -145,7 +153,7 @@ function ops.reserve(op)
     end
     local queueTier = lease and places.queueTier(cost)
     local mayGo, nextTurn, someWent
-    if yields then
+    if hasTurns then
       include 'turn'
       hasTurn = hasTurn or turn > 0 and within ~= -2
       mayGo, nextTurn = turnOf(turn < 0 and -turn or turn, count, cost, soon)
@@ -163,7 +171,7 @@ function ops.reserve(op)
         end
       end
       if more and not tooLarge then
-        if not probe and not yields and pool[1] then pooled, pooledAt = findPooled(max(least, sendFrom), cost, guard) end
+        if not probe and not hasTurns and pool[1] then pooled, pooledAt = findPooled(max(least, sendFrom), cost, guard) end
         if pooled then at = pooledAt else at, what = earliest(cost) end
         local exhausted = false
         for i = budgets and #budgets or 0, 1, -1 do
@@ -184,7 +192,7 @@ function ops.reserve(op)
         elseif within == -1 or at - now <= within then
           if headroom > 0 then at, what = earliest(cost, spare) end
           local room = count
-          if yields then
+          if hasTurns then
             room = min(count, mayGo)
             more = at <= now + soon and mayGo > 0
           elseif at > now then
@@ -197,7 +205,7 @@ function ops.reserve(op)
               instant, shared = at, taken
               room = what > 0 and min(count, leftOfTurn(what, cost, turnLength, taken, before)) or 0
             end
-            more = room > 0 and (pooled or not isApart(at, cost))
+            more = room > 0 and (pooled or not isTooLate(at, cost))
           end
           if more then
             run = 1
@@ -207,7 +215,7 @@ function ops.reserve(op)
             else
               if at == last then
                 run = fitting(cost, spare, room)
-              elseif last and room > 2 and not yields and not probe and at <= frontier + guard then
+              elseif last and room > 2 and not hasTurns and not probe and at <= frontier + guard then
                 paced, first = chargeEvenly(cost, what, room, min(within == -1 and LATEST or now + within, knownUntil - 1, LATEST), first, turnLength)
               end
               if paced > 0 then
@@ -221,7 +229,7 @@ function ops.reserve(op)
               last = frontier
             end
             if lease then places.hold(cost, run) end
-            if yields then
+            if hasTurns then
               mayGo, someWent = mayGo - run, true
               endTurn()
             end
@@ -229,7 +237,7 @@ function ops.reserve(op)
               instant, shared = frontier, {}
               addTo(shared, cost, atFrontier)
               addTo(taken, cost, run)
-            elseif at > now and not yields then
+            elseif at > now and not hasTurns then
               addTo(taken, cost, run)
               if shared and shared ~= taken then addTo(shared, cost, run) end
             end
@@ -239,7 +247,7 @@ function ops.reserve(op)
               isProbe, probing, pause = true, true, max(at, sendFrom) + PROBE + (guard > 0 and guard or UNGUARDED)
               notBefore = pause
             end
-          elseif yields and (within < 0 or at - now <= within) then
+          elseif hasTurns and (within < 0 or at - now <= within) then
             endTurn()
             at = min(nextTurn(min(at, LATEST), count, someWent), within > 0 and now + within or LATEST) -- a turn does not make the request late
           end

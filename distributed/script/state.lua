@@ -1,9 +1,9 @@
 -- state.lua: the layout of a state, and how a call reads it. Units: µs.
--- Uses: fixedwindow.lua, flight.lua, pack.lua, plan.lua, pool.lua, queue.lua, rule.lua,
+-- Uses: convert.lua, fixedwindow.lua, flight.lua, pack.lua, plan.lua, pool.lua, queue.lua, rule.lua,
 -- slidinglog.lua, turn.lua.
 -- Gives: the locals below, sizes, ringFor, setImage, readState.
--- Sets: atFrontier, delayedEnd, drift, frontier, image, oldEnd, openTurns, promised, promisedOld, state,
--- turnsEnd, usedAlone.
+-- Sets: atFrontier, delayedEnd, drift, frontier, image, mixedPace, mixedUntil, oldEnd, openTurns, promised,
+-- promisedOld, state, turnsEnd, usedAlone.
 --
 --   "thr4 ", the plan as text, "\n" | the capacity of each ring | the rings of logs | body
 --
@@ -21,7 +21,7 @@ local HEAD = 63 -- the bytes of the head
 local MOST_AT_FRONTIER = 2 ^ 16 -- atFrontier is saved modulo this
 local SUMS = 8 -- numbers of the sums of leases before the amounts, see lease.lua
 local WITH_ESTIMATES = 2 ^ 52 -- added to the sum of an amount that contains estimates
-local TURNS = 6 -- numbers about turns
+local TURNS = 8 -- numbers about turns, and about several releases
 local RUN = 4 -- numbers of a run of the tail before the cost, see tail.lua
 local READING = 18 -- numbers of a reading, see reading.lua
 local RING = 32 -- stamps of a new ring
@@ -35,7 +35,7 @@ local written -- the virtual clock at the previous call that wrote the state
 local generation -- TIME at which this state began
 local pause, epoch -- the end of the longest pause or ban, and the number of the last event
 local ban -- the end of the longest ban, no later than pause
-local flags -- 1: in formats 1 and 2, the pause is a ban; in format 4, the ends of turns follow. 2: usedAlone. 4: one request goes first after the pause,
+local flags -- 1: in formats 1 and 2, the pause is a ban; in format 4, the numbers about turns follow. 2: usedAlone. 4: one request goes first after the pause,
 -- 8: that request has gone, and the pause lasts until its response, 16 for each back-off in a row
 local exact -- when the request with the last authoritative reading was admitted
 local lengths -- of the queues; and drift at the previous call, which differs if TIME has stepped back since
@@ -186,8 +186,10 @@ local function readState()
   end
   if have < expected or have > expected and size == 0 then return 'corrupt state: its size is not what it says' end
   if head < HEAD then lengths.readings = 0 end -- readings of earlier formats are dropped
-  turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, usedAlone = 0, 0, 0, 0, 0, 0, turns and flags % 4 >= 2
-  if turns then turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd = parse(sevens(TURNS), state, body + expected - 7 * TURNS) end
+  turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, mixedUntil, mixedPace, usedAlone = 0, 0, 0, 0, 0, 0, 0, 0, turns and flags % 4 >= 2
+  if turns then
+    turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, mixedUntil, mixedPace = parse(sevens(TURNS), state, body + expected - 7 * TURNS)
+  end
 
   -- The virtual clock advances with TIME, and stands still when TIME steps back.
   written, setBack = now, wall < before

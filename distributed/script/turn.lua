@@ -1,10 +1,13 @@
 -- turn.lua: turns of requests that yield, which are reserved at most soon ahead. Units: µs.
--- Uses: flight.lua, plan.lua, rule.lua, state.lua.
+-- Uses: convert.lua, flight.lua, plan.lua, rule.lua, state.lua.
 -- Gives: turnOf, turnsEnd, delayedEnd, openTurns, promised, promisedOld, oldEnd, usedAlone.
 --
 -- Each process receives a turn: the instant at which to ask again, after the turns before it, at
 -- the pace of the slowest tier. So the processes do not ask for the same instant. A turn charges
 -- nothing: other requests go ahead of all of them.
+--
+-- While releases with other plans call by turns, a tier does not delay the turns: each release goes on
+-- at its own pace.
 
 local PASSED = 1000000 -- how long an unused turn counts
 
@@ -19,19 +22,21 @@ local usedAlone -- whether a request was reserved in this quota alone while othe
 -- How many of a group of requests may go now if the tiers admit them, given the caller's turn, or
 -- 0. Also returns a function that returns the caller's next turn, no sooner than an instant.
 local function turnOf(turn, count, cost, soon)
-  local pace = 1
+  local pace, fastest, mixed = 1, LATEST, false
   for i = 1, plan.deciding do
     local t = 5 + units + 6 * (i - 1)
     local n, window = cost[unitOf[i]], plan[t + 3]
     if n > 0 and window > 0 then
+      local own = ceilMulDiv(n, window, plan[t + 2])
+      fastest = min(fastest, own)
       if isBucket(plan[t]) then -- which holds so many requests, and drains when they have landed
-        local own = ceilMulDiv(n, window, plan[t + 2])
         pace = max(pace, own, ceilMulDiv(own + guard, 1, max(1, (divMod(capacity[i], n)))))
       else
         pace = max(pace, ceilMulDiv(n, window + guard, plan[t + 2]))
       end
     end
   end
+  pace, mixed = paceOfTurns(pace, fastest)
   local together = max(1, (divMod(soon, pace))) -- in one turn
   local length = min(LATEST, pace * together)
   local hasTurn, may = turn > 0 and turn + PASSED >= now and turn <= max(now, turnsEnd), count -- a later one is of a lost state
@@ -48,13 +53,13 @@ local function turnOf(turn, count, cost, soon)
   return may, function(at, left, someWent)
     openTurns = openTurns + 1
     length = min(LATEST, pace * min(left, together))
-    if hasTurn and not someWent then
+    if hasTurn and not someWent and not mixed then
       at = max(at, delayedEnd)
       delayedEnd = min(LATEST, at + length)
       turnsEnd = max(turnsEnd, delayedEnd)
     else
-      at = max(at, turnsEnd)
-      turnsEnd = min(LATEST, at + length)
+      local begins = mixed and max(now, turnsEnd) or max(at, turnsEnd)
+      at, turnsEnd = max(at, begins), min(LATEST, begins + length)
     end
     return at
   end

@@ -273,6 +273,11 @@ func (q *Queue) forecast(w *newcomer, now time.Time) (wait time.Duration, tier, 
 			return max(0, wait), tier, ahead
 		}
 	}
+	if ahead > len(q.reserved) && q.retryWaiter == q.firstUnreserved() && q.nextAskAt.After(now) {
+		if ready := q.readyAt.Sub(now); ready > wait {
+			wait, tier = ready, q.decider-1
+		}
+	}
 	if least, decides := q.expected(w, ahead, sum, q.steps(now), now); least > wait {
 		wait, tier = least, decides
 	}

@@ -110,8 +110,9 @@ type Queue struct {
 	retryWaiter *waiter
 	// lastReplyAt is when the quota last replied.
 	lastReplyAt time.Time
-	// nextAskAt is when to ask again if retryWaiter is the first waiter without a time.
-	nextAskAt time.Time
+	// nextAskAt is when to ask again if retryWaiter is the first waiter without a time, and readyAt
+	// when the quota admits it at the soonest.
+	nextAskAt, readyAt time.Time
 	// decider is the tier for which a waiter has last had to wait, plus one.
 	decider int
 	// storeErr is why the last call had no reply. If nil, it had one.

@@ -298,7 +298,7 @@ func (q *Queue) applyDecision(w *waiter, d store.Decision, now time.Time) {
 		if w.timeLeft(now) <= 0 {
 			d.Wait = forever // its context is ending
 		}
-		q.retryWaiter, q.nextAskAt, q.decider = w, now.Add(min(d.Wait, q.recheck)), max(0, d.Tier+1)
+		q.retryWaiter, q.nextAskAt, q.readyAt, q.decider = w, now.Add(min(d.Wait, q.recheck)), now.Add(d.Ready), max(0, d.Tier+1)
 	}
 }
 
