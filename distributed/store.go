@@ -60,9 +60,9 @@
 // dies.
 //
 // A policy can change while it is in use, and processes with different policies, such as two
-// releases, work side by side. Each admits exactly what its own policy allows beside the charges of
-// both. Concurrency tiers, and units that only one of two releases limits, count for that release
-// alone.
+// releases, work side by side. Each admits no more than its own policy allows beside the charges of
+// both, and waits for no limit that only the other has, but for what was reserved before. Concurrency
+// tiers, and units that only one of two releases limits, count for that release alone.
 //
 // # Shutdown
 //

@@ -85,9 +85,6 @@ func (s scenario) run(seed uint64) result {
 	}
 	most := f.watch()
 	r := f.result()
-	if s.finished != nil {
-		s.finished(f)
-	}
 	r.Goroutines = most
 	if s.drain > 0 { // callers use their reservations, so the other charges are lost
 		f.ended.Store(true)

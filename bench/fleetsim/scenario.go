@@ -58,8 +58,6 @@ type scenario struct {
 	bounds bounds
 	// seen, if not nil, is called for each command that the server has run.
 	seen func(now int64, args []string, reply any)
-	// finished, if not nil, is called at the end of the run.
-	finished func(*fleet)
 	// large marks a scenario that takes long. TestScenarios plays it only with -large.
 	large bool
 }

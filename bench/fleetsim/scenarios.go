@@ -44,6 +44,7 @@ func scenarios() []scenario {
 	all = append(all, atOnce()...)
 	all = append(all, batches()...)
 	all = append(all, nested()...)
+	all = append(all, releases()...)
 	return append(all, faults()...)
 }
 
@@ -331,6 +332,33 @@ func batches() []scenario {
 	s.batch = func(i int) bool { return i%10 > 0 }
 	s.bounds = bounds{goodput: 0.95, calls: 5}
 	return append(all, s)
+}
+
+// releases returns scenarios in which processes of two releases ask, which know different limits.
+func releases() []scenario {
+	var all []scenario
+	for _, c := range []struct {
+		name   string
+		former throttle.Tier
+		of     int // processes of the former release
+		least  float64
+	}{
+		{"one-of-50", throttle.PerSecond(50), 1, 0.9},
+		{"half-of-50", throttle.PerSecond(50), 100, 0.65},
+		{"one-of-10-a-minute", throttle.PerMinute(10), 1, 0.9},
+		{"half-of-10-a-minute", throttle.PerMinute(10), 100, 0.6},
+	} {
+		s := perSecond("releases/"+c.name, "the others know 100 a second", 200, 4, 100)
+		s.tiersOf = func(i int) []throttle.Tier {
+			if i < c.of {
+				return []throttle.Tier{c.former}
+			}
+			return s.tiers
+		}
+		s.bounds = bounds{goodput: c.least, calls: 2}
+		all = append(all, s)
+	}
+	return all
 }
 
 // nested returns scenarios in which each caller of a process has a key of its own, with a limit of
