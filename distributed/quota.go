@@ -36,7 +36,7 @@ const (
 	mostAhead    = time.Second            // how long after a call the earliest sending of a request may be, at most; the script's MOST_AHEAD
 	worthWaking  = 5 * time.Millisecond   // callers that sleep for less receive no messages
 	askBeforeEnd = 125 * time.Millisecond // how long before the end of a pause callers ask again at most; less than the script's SOON
-	mostApart    = time.Minute            // how far behind all others a request is reserved at least; the script's MOST_APART
+	mostApart    = 90 * time.Second       // how far behind all others a request is reserved at least; the script's MOST_APART
 	never        = -1                     // an instant in a reply, a bound in a call
 	dryRun       = time.Duration(-1)      // the bound of a request that is not to be charged
 	dryRunArg    = -2                     // the same in a call

@@ -770,10 +770,10 @@ func (m *twin) reserve(a args) (out []int64) {
 	return out
 }
 
-// mostApart returns how far behind all reservations a request is reserved: a minute, or the time in which
+// mostApart returns how far behind all reservations a request is reserved: 90 s, or the time in which
 // the slowest tier admits two such requests.
 func (m *twin) mostApart(cost []int64) int64 {
-	most := time.Minute.Microseconds()
+	most := (90 * time.Second).Microseconds()
 	for i, t := range m.plan.Tiers() {
 		if t.Algorithm == algorithms.Calendar {
 			t.Window = t.Period.Longest()

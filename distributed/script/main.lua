@@ -57,7 +57,7 @@
 --               is i > 0, tier i would be ready at t, or never if t is -1. If what is -1, earlier
 --               reservations or a pause decide.
 --               A request that would wait for longer than within is not reserved. The first
---               request that has to wait is reserved, up to a minute behind all others or two
+--               request that has to wait is reserved, up to 90 s behind all others or two
 --               requests of the slowest tier, and with it those that come
 --               within a turn behind it: of one instant as many as the tier that decides admits in a
 --               turn. The next request ends the call. So do a full concurrency tier, and

@@ -15,7 +15,7 @@ local MOST_AHEAD = 1000000
 local SOON = 250000 -- how long before the end of a pause requests are reserved behind it
 -- The longest time between two reservations without any, but for a tier that admits less than two
 -- requests in it. Whatever is reserved delays the requests of releases with higher limits, too.
-local MOST_APART = 60000000
+local MOST_APART = 90000000
 
 -- How many requests, up to most, every tier admits at the frontier, with its spare amount, if one is
 -- admitted there.
