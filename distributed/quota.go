@@ -485,8 +485,9 @@ func (q *quota) notBefore(r store.Request) int64 {
 }
 
 // hasTurns reports whether a trip reserves a request in a turn of this process: one that yields, or any
-// while releases with other plans call, too, since what one of them reserves ahead delays the others.
-func (t *trip) hasTurns(r store.Request) bool { return r.YieldFor > 0 || t.mixed }
+// that waits while releases with other plans call, too, since what one of them reserves ahead delays
+// the others.
+func (t *trip) hasTurns(r store.Request) bool { return r.YieldFor > 0 || t.mixed && r.MaxWait > 0 }
 
 // appendRequests appends requests as groups of equal ones.
 func (q *quota) appendRequests(t *trip, args []any, requests []store.Request, most time.Duration) []any {
