@@ -147,7 +147,7 @@ func (b *bundle) trip(guards []time.Duration, requests []store.Request) (t *trip
 	t.onSend = func(calls int) {
 		most := store.Forever // of the reply, by the bounds of the quotas
 		for i, q := range b.quotas {
-			good, reply := q.terms(ways[i], calls)
+			good, reply, _ := q.terms(ways[i], calls)
 			parts[i].good, parts[i].guard = good, q.guard(ways[i], good)
 			c.args[at+1+4*i], c.args[at+2+4*i] = micros(parts[i].guard), q.clock.shows(time.Now())
 			t.reply, most = max(t.reply, reply), min(most, max(0, q.bound-good))

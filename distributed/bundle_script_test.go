@@ -106,7 +106,7 @@ func TestBundleLosesTurns(t *testing.T) {
 				turn := n.take(round{}, false)
 				n.take(first, false)
 				if alone {
-					n.call([]string{n.inner}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, 4, -1, 1)
+					n.call([]string{n.inner}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, 0, 4, -1, 1)
 				}
 				next := n.take(turn, !alone)
 				if next.charged > 0 || alone != (next.promised < 0) {
@@ -123,7 +123,7 @@ func TestBundleChargesTail(t *testing.T) {
 	for _, back := range []int64{0, 1000} {
 		eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {
 			for _, key := range []string{n.inner, n.outer} {
-				n.call([]string{key}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, 4, -1, 1)
+				n.call([]string{key}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, 0, 4, -1, 1)
 			}
 			n.at += 1000
 			if _, in := n.ask(1000 + back); in < 39*time.Second {
@@ -192,7 +192,7 @@ func TestTurnsOfALostState(t *testing.T) {
 	eachNest(t, "1/10s;algo=sliding_log", func(n *nest) {
 		const turn = 6_000_000
 		bundled := n.call([]string{n.inner, n.outer}, opBundle, 0, 0, 0, 0, n.text, 0, 0, 0, 1800_000_000, 10_000, turn, 1, 1, -1, 1, 1)[2*headerLen+2:]
-		batch := n.call([]string{n.inner + ":batch"}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, -1, -1, 0, 10_000, turn, 1)[headerLen:]
+		batch := n.call([]string{n.inner + ":batch"}, opReserve, 1800_000_000, 0, 0, 0, 0, 0, 0, -1, -1, 0, 10_000, turn, 1)[headerLen:]
 		if bundled[0] >= -1 || batch[0] >= -1 {
 			n.t.Errorf("got %v and %v, want both requests admitted", bundled, batch)
 		}

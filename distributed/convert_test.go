@@ -55,7 +55,7 @@ func (r *releases) reserveUnits(release int, units, cost int64) int64 {
 func (r *releases) reserve(release int, requests int64, cost map[string]int64) (n int64) {
 	r.Helper()
 	r.subject.change(r.plans[release])
-	args := []int64{0, 0, 0, 0, 0, 0, requests, 0}
+	args := []int64{0, 0, 0, 0, 0, 0, 0, requests, 0}
 	for _, u := range r.plans[release].Units() {
 		args = append(args, cost[u])
 	}
@@ -201,7 +201,7 @@ func checkConvertTwins(t *testing.T, s *subject, seeds int) {
 		play := func() {
 			for range 6 {
 				at += g.Int64N([]int64{100_000, 2_000_000, 20_000_000}[g.IntN(3)])
-				compare(t, s, m, at, step{op: opReserve, args: []int64{0, 0, 0, 0, 0, 0, 1 + g.Int64N(8), 0, 1 + g.Int64N(2)}})
+				compare(t, s, m, at, step{op: opReserve, args: []int64{0, 0, 0, 0, 0, 0, 0, 1 + g.Int64N(8), 0, 1 + g.Int64N(2)}})
 			}
 			compare(t, s, m, at, step{op: opStatus})
 		}

@@ -149,7 +149,7 @@ func (f *estimateFleet) call(m *estimateMember, op string, args ...int64) []int6
 // admit asks for a request.
 func (f *estimateFleet) admit(m *estimateMember) {
 	f.Helper()
-	args := []int64{0, 0, 0, 0, 0, 0, 1, 0}
+	args := []int64{0, 0, 0, 0, 0, 0, 0, 1, 0}
 	for range m.plan.Units() {
 		args = append(args, 1)
 	}

@@ -109,10 +109,10 @@ type trip struct {
 	late func()
 }
 
-// withTerms appends three arguments that onSend will set.
+// withTerms appends four arguments that onSend will set.
 func (t *trip) withTerms(args []any, onSend func(calls int)) []any {
 	t.at, t.onSend = len(args), onSend
-	return append(args, nil, nil, nil)
+	return append(args, nil, nil, nil, nil)
 }
 
 // make makes the trip, and then trips of other keys in turn. It blocks for as long as the client

@@ -27,6 +27,7 @@ const (
 	takesTurn    = 50 * time.Microsecond  // the server's time for a call, while others wait behind it
 	unguarded    = 50 * time.Millisecond  // the shortest validity of a reservation with NoGuard
 	wakeUp       = 10 * time.Millisecond  // the shortest assumed delay of a process that wakes up at its time
+	leastWake    = time.Millisecond       // the same with a returned reservation that is valid for a shorter time
 	mostSpare    = 250 * time.Millisecond // see spareOf
 	latestWake   = time.Second            // a longer delay means that the process was stopped
 	observeEvery = 100 * time.Millisecond // the shortest time between two reports of the provider's counts
@@ -41,6 +42,7 @@ const (
 	dryRun       = time.Duration(-1)      // the bound of a request that is not to be charged
 	dryRunArg    = -2                     // the same in a call
 	lastInstant  = 1<<53 - 1              // the last instant that a script can tell from the next
+	lent         = -1 << 32               // in a reply, before how much less a returned reservation is valid; the script's -LENT
 )
 
 // A quota is the quota of one limiter. The fleet treats each quota as a process of its own.
@@ -163,28 +165,31 @@ func (q *quota) trip() time.Duration {
 // be sent, with a number of calls in flight. A request is sent at the latest when its start time
 // has certainly come, given the uncertainty about the clock, or when the reply is in, given recent
 // replies, and the caller has woken up. It counts until then and for its time in flight to the
-// provider.
+// provider. The trip takes over returned reservations that are valid for less by slack.
 func (q *quota) setTerms(t *trip, way time.Duration, calls int) {
-	t.good, t.reply = q.terms(way, calls)
+	var slack time.Duration
+	t.good, t.reply, slack = q.terms(way, calls)
 	t.guard = q.guard(way, t.good)
 	shows := q.clock.shows(time.Now())
 	for _, c := range t.calls {
-		c.args[t.at], c.args[t.at+1], c.args[t.at+2] = micros(t.guard), micros(t.reply), shows
+		copy(c.args[t.at:], []any{micros(t.guard), micros(t.reply), shows, micros(slack)})
 	}
 }
 
-// terms returns how long reservations are valid, and how long the reply takes.
-func (q *quota) terms(way time.Duration, calls int) (good, reply time.Duration) {
+// terms returns how long reservations are valid, how long the reply takes, and by how much less a
+// usable reservation may be valid.
+func (q *quota) terms(way time.Duration, calls int) (good, reply, slack time.Duration) {
 	usual, worst := q.node.trip.get()
 	_, late := q.node.wake.get()
 	takes := cmp.Or(max(usual, worst), firstTrip) + time.Duration(calls)*takesTurn
 	width := q.clock.width(takes)
 	good = min(q.bound, roundUp(width+max(wakeUp, late, q.spare)))
 	reply = min(q.bound-good, roundUp(takes-width))
+	slack = max(0, good-width-max(leastWake, late))
 	if cmp.Or(way, q.plan.Guard()) == 0 {
-		good = max(good, unguarded)
+		good, slack = max(good, unguarded), 0
 	}
-	return good, reply
+	return good, reply, slack
 }
 
 // guard returns how long a request counts whose reservation is valid for good; zero with NoGuard.
@@ -718,6 +723,10 @@ func isLate(r store.Request, wait time.Duration) bool {
 // decided, and at is the time.
 func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store.Request, a *store.Reservation) store.Decision {
 	b := store.Decision{Tier: -1, Wait: store.Forever, Epoch: h.epoch, Level: h.level}
+	shorter := microseconds(max(0, lent-what)) // by which a returned reservation is
+	if shorter > 0 {
+		what = -2
+	}
 	var from, to time.Time // the instant, by this process's clock
 	if at != never {
 		from, to = known.when(at, t.got)
@@ -728,7 +737,7 @@ func (q *quota) decided(what, at int64, h header, known bounds, t *trip, r store
 	}
 	switch {
 	case what < -1:
-		*a = store.Reservation{Told: t.got, Start: to, End: from.Add(t.good), At: at, Clock: h.setBack(), Cost: r.Cost, Guard: t.guard, State: h.state}
+		*a = store.Reservation{Told: t.got, Start: to, End: from.Add(t.good - shorter), At: at, Clock: h.setBack(), Cost: r.Cost, Guard: t.guard - shorter, State: h.state}
 		before := min(t.notBefore[r.WaitSpec], h.now+micros(mostAhead))
 		if early := max(h.now+micros(t.reply), before) - at; early > 0 {
 			a.End = a.End.Add(microseconds(early))

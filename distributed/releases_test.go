@@ -49,7 +49,7 @@ func TestReleasesLeaveRecords(t *testing.T) {
 				t.Helper()
 				s.change(plan)
 				lease := append([]int64{owner, seq, 3600e6, 0, 0}, heldBy(plan, held[owner])...)
-				args := append([]int64{0, 0, 0, 0, 0, 0, 1, -1}, heldBy(plan, 1)...)
+				args := append([]int64{0, 0, 0, 0, 0, 0, 0, 1, -1}, heldBy(plan, 1)...)
 				if got, err := s.answer(at+1000*seq, step{op: opReserve, lease: lease, args: args}); err != nil || got[6] > -2 {
 					t.Fatalf("process %d: got %v, %v, want a place", owner, got, err)
 				}
@@ -128,7 +128,7 @@ func TestReleasesKeepHeldPlaces(t *testing.T) {
 			}
 			return got[6:]
 		}
-		ask(step{op: opReserve, lease: append([]int64{7, 1, 1e6, 0, 0}, heldBy(old, 0)...), args: append([]int64{0, 0, 0, 0, 0, 0, 3, -1}, heldBy(old, 1)...)})
+		ask(step{op: opReserve, lease: append([]int64{7, 1, 1e6, 0, 0}, heldBy(old, 0)...), args: append([]int64{0, 0, 0, 0, 0, 0, 0, 3, -1}, heldBy(old, 1)...)})
 		s.change(other)
 		for seq := range int64(2) {
 			st := step{op: opStatus}
@@ -159,7 +159,7 @@ func TestManyReleasesKeepStateSmall(t *testing.T) {
 	for i := range 600 {
 		s.change(plans[i%releases])
 		at := 1_700_000_000_000_000 + 12_000*int64(i)
-		if _, err := s.answer(at, step{op: opReserve, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}}); err != nil {
+		if _, err := s.answer(at, step{op: opReserve, args: []int64{0, 0, 0, 0, 0, 0, 0, 1, -1, 1}}); err != nil {
 			t.Fatal(err)
 		}
 		state, err := s.rdb.Get(t.Context(), s.key).Result()

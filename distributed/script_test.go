@@ -359,11 +359,11 @@ func TestLeasesChange(t *testing.T) {
 			t.Errorf("%v: got %v, %v, want %v", st, got, err, want)
 		}
 	}
-	ask(step{op: opReserve, lease: []int64{7, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
+	ask(step{op: opReserve, lease: []int64{7, 1, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 0, 2, -1, 1}}, -2, 0, -3, 0)
 	s.change(planOf(t, 0, "90/m;unit=tokens;algo=gcra", "2;algo=concurrency"))
-	ask(step{op: opReserve, lease: []int64{5, 1, 1e6, 1, 0, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
-	ask(step{op: opReserve, lease: []int64{7, 2, 1e6, 1, 0, 0, 1}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // queued behind 5
-	ask(step{op: opReserve, lease: []int64{5, 2, 1e6, 1, 0, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
+	ask(step{op: opReserve, lease: []int64{5, 1, 1e6, 1, 0, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1)
+	ask(step{op: opReserve, lease: []int64{7, 2, 1e6, 1, 0, 0, 1}, args: []int64{0, 0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, 2, -1) // queued behind 5
+	ask(step{op: opReserve, lease: []int64{5, 2, 1e6, 1, 0, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 0, 1, -1, 0, 1}}, -4, 0)
 }
 
 // TestLeasesLive checks that the keys of leases live as long as the state, and at most twelve leases
@@ -375,7 +375,7 @@ func TestLeasesLive(t *testing.T) {
 	at := int64(1_700_000_000_000_000)
 	for seq := range int64(500) {
 		length := []int64{1e6, 5e6, 30e6}[rand.IntN(3)]
-		if _, err := s.answer(at, step{op: opReserve, lease: []int64{rand.Int64N(3), 1 + seq, length, 0, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}}); err != nil {
+		if _, err := s.answer(at, step{op: opReserve, lease: []int64{rand.Int64N(3), 1 + seq, length, 0, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 0, 1, -1, 1}}); err != nil {
 			t.Fatal(err)
 		}
 		state := m.TTL(s.key)
@@ -404,7 +404,7 @@ func TestManyLeases(t *testing.T) {
 	for first := range processes / 1000 {
 		pipe := s.rdb.Pipeline()
 		for i := range 1000 {
-			pipe.FCall(ctx, "clocked", s.keys(), opReserve, s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
+			pipe.FCall(ctx, "clocked", s.keys(), opReserve, s.text, 1+1000*first+int64(i), 1, 1e6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, -1, 1, int64(at))
 		}
 		if _, err := pipe.Exec(ctx); err != nil {
 			t.Fatal(err)
@@ -570,10 +570,10 @@ func TestMessages(t *testing.T) {
 	}
 	// 9 takes the place, 7 is refused, 9 releases it.
 	for i, st := range []step{
-		{op: opReserve, lease: []int64{9, 4, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}},
+		{op: opReserve, lease: []int64{9, 4, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 0, 1, -1, 1}},
 		{op: opLease, lease: []int64{9, 5, 1e6, 1, 0, 0}}, // no process waits
-		{op: opReserve, lease: []int64{9, 6, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}},
-		{op: opReserve, lease: []int64{7, 7, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 1, -1, 1}},
+		{op: opReserve, lease: []int64{9, 6, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 0, 1, -1, 1}},
+		{op: opReserve, lease: []int64{7, 7, 1e6, 1, 0, 0}, args: []int64{0, 0, 0, 0, 0, 0, 0, 1, -1, 1}},
 		{op: opLease, lease: []int64{9, 8, 1e6, 1, 0, 0}},
 	} {
 		if _, err := s.answer(at+4000, st); err != nil {
@@ -671,7 +671,7 @@ func TestSpeed(t *testing.T) {
 
 // reserveStep returns a step that reserves n requests of one unit.
 func reserveStep(n int64) step {
-	return step{op: opReserve, args: []int64{3600_000_000, 0, 0, 0, 0, 0, n, -1, 1}}
+	return step{op: opReserve, args: []int64{3600_000_000, 0, 0, 0, 0, 0, 0, n, -1, 1}}
 }
 
 // TestPoolIsBounded checks that the state stays small when many reservations are returned that no bucket
@@ -723,7 +723,7 @@ func TestPartsTakenKeepPoolBounded(t *testing.T) {
 	}
 	for i := range int64(12) { // the last ones ask for times in the middle of what is left
 		after := max(0, i-8) * 100_000
-		got, err := s.answer(at, step{op: opReserve, args: []int64{3600_000_000, 0, 10_000_000 + after, 0, 0, 0, 50, -1, 3}})
+		got, err := s.answer(at, step{op: opReserve, args: []int64{3600_000_000, 0, 10_000_000 + after, 0, 0, 0, 0, 50, -1, 3}})
 		if err != nil {
 			t.Fatalf("call %d: %v", i, err)
 		}
@@ -740,7 +740,7 @@ func TestRefusedKeepTheirTurn(t *testing.T) {
 	s := miniSubject(t)
 	s.begin(planOf(t, 50*time.Millisecond, "1/s;algo=gcra"))
 	ask := func(turn, within int64) (at int64) {
-		got, err := s.answer(now, step{op: opReserve, args: []int64{500_000, 0, 0, 0, 0, 0, -1, within, 0, 12_000, turn, 1}})
+		got, err := s.answer(now, step{op: opReserve, args: []int64{500_000, 0, 0, 0, 0, 0, 0, -1, within, 0, 12_000, turn, 1}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -62,7 +62,7 @@ func (q *quota) tryAcquire(ctx context.Context, r store.Request, tries int) (sto
 	}
 	q.leases.rebase(q)
 	t := new(trip)
-	args := t.withTerms(append(q.beginReserve(8), 0, 0, 0), func(calls int) { q.setTerms(t, r.Guard, calls) })
+	args := t.withTerms(append(q.beginReserve(9), 0, 0, 0), func(calls int) { q.setTerms(t, r.Guard, calls) })
 	_, err := q.call(t, q.appendRequests(t, args, requests, 0))
 	got, lost, err := q.conclude(t, requests, err)
 	switch {

@@ -605,7 +605,7 @@ func (m *twin) dropExpired() {
 }
 
 func (m *twin) reserve(a args) (out []int64) {
-	turnLength, before, floor, guard, replyAt, shownAt := a.next(), a.next(), a.next(), a.next(), a.next(), a.next()
+	turnLength, before, floor, guard, replyAt, shownAt, slack := a.next(), a.next(), a.next(), a.next(), a.next(), a.next(), a.next()
 	if guard == 0 {
 		guard = m.plan.Guard().Microseconds()
 	}
@@ -676,12 +676,9 @@ func (m *twin) reserve(a args) (out []int64) {
 				}
 				return append(out, int64(i+1), -1)
 			}
-			lent := -1
-			for i, p := range m.pool {
-				if !m.probe && !yields && !m.estimates && p.at >= max(floor, replyAt) && p.guard >= max(guard, m.resolution()) && covers(p.cost, cost) &&
-					(lent < 0 || p.at < m.pool[lent].at || p.at == m.pool[lent].at && p.guard < m.pool[lent].guard) {
-					lent = i
-				}
+			lent, shorter := -1, int64(0)
+			if !m.probe && !yields && !m.estimates {
+				lent, shorter = m.findPooled(max(floor, replyAt), max(guard, m.resolution()), slack, cost)
 			}
 			at, tier := int64(0), -1
 			if lent >= 0 {
@@ -756,7 +753,11 @@ func (m *twin) reserve(a args) (out []int64) {
 			if lent >= 0 {
 				nth = 1
 			}
-			out = append(out, -1-nth, at)
+			if shorter > 0 {
+				out = append(out, -1<<32-shorter, at)
+			} else {
+				out = append(out, -1-nth, at)
+			}
 			m.probe = m.ledger.Probed() || m.probe
 			if m.probe {
 				good := int64(50_000)
@@ -1055,6 +1056,35 @@ func (m *twin) addToPool(at, guard int64, cost []int64) bool {
 	return true
 }
 
+// findPooled returns the first entry of the pool that a request may take over, -1 if there is none, and by
+// how much its guard is shorter than the request's. Of one instant, it prefers a guard that is not shorter,
+// and then the most similar one.
+func (m *twin) findPooled(from, guard, slack int64, cost []int64) (found int, shorter int64) {
+	found = -1
+	for i, p := range m.pool {
+		shorter := max(0, guard-p.guard)
+		drift := min(p.at-m.now, 5_000_000) // a thousandth of it is lost
+		switch {
+		case p.at < from, !covers(p.cost, cost), shorter > 0 && 1000*(slack-shorter) < drift:
+			continue
+		case found >= 0:
+			f := m.pool[found]
+			longer := func(p chargeRecord) bool { return p.guard >= guard }
+			switch {
+			case p.at > f.at, p.at == f.at && longer(f) && !longer(p):
+				continue
+			case p.at == f.at && longer(f) == longer(p) && max(p.guard-guard, guard-p.guard) > max(f.guard-guard, guard-f.guard):
+				continue
+			}
+		}
+		found = i
+	}
+	if found < 0 {
+		return -1, 0
+	}
+	return found, max(0, guard-m.pool[found].guard)
+}
+
 // lend takes a cost out of an entry of the pool.
 func (m *twin) lend(i int, cost []int64) {
 	if m.pool[i].cost = plus(m.pool[i].cost, cost, -1); slices.Max(m.pool[i].cost) == 0 {
@@ -1306,7 +1336,7 @@ type subject struct {
 	set  func(time.Time)
 	eval func(keys []string, args ...any) *redis.Cmd
 
-	even, together int64 // how many were reserved evenly, and at one instant
+	even, together, shorter int64 // how many were reserved evenly, at one instant, and with a shorter guard
 }
 
 const theClock = "call('TIME')"
@@ -1480,6 +1510,54 @@ func TestTwins(t *testing.T) {
 	})
 }
 
+// TestTwinsLend plays random traces to the script and its twin in which requests of several guards are
+// returned and taken over.
+func TestTwinsLend(t *testing.T) {
+	t.Parallel()
+	s := miniSubject(t)
+	shorter := 0
+	for n := range soak.Times(30) {
+		g := &generator{Rand: rand.New(rand.NewPCG(uint64(n), 2))}
+		g.plan = planOf(t, 50*time.Millisecond, pick(g, "30/s;algo=gcra", "10/s", "10/100ms;algo=sliding_log", "20/s;burst=5;algo=token_bucket"))
+		m := newTwin(g.plan)
+		s.begin(g.plan)
+		at := int64(1_700_000_000_000_000)
+		returnable := make(map[int64][]int64) // the instants of reservations, by guard
+		for range 60 {
+			at += g.Int64N(30_000)
+			guard := pick[int64](g, 40_000, 50_000, 60_000, 80_000)
+			st := step{op: opCancel, args: []int64{m.gen, m.setBack(), guard}}
+			var kept []int64
+			for _, instant := range returnable[guard] {
+				if g.IntN(3) > 0 {
+					st.args = append(st.args, instant, 1)
+				} else {
+					kept = append(kept, instant)
+				}
+			}
+			if g.IntN(2) == 0 && len(st.args) > 3 {
+				returnable[guard] = kept
+				compare(t, s, m, at, st)
+				continue
+			}
+			cost := pick[int64](g, 1, 1, 2)
+			got := compare(t, s, m, at, step{op: opReserve, args: []int64{1_000_000, 0, 0, guard, 0, 0, pick(g, 0, g.Int64N(50_000)), 1 + g.Int64N(8), -1, cost}})
+			for i := 6; i < len(got); i += 2 {
+				if got[i] < -1<<32 {
+					shorter++
+				}
+				if got[i] < -1 && got[i+1] > m.now && cost == 1 {
+					own := guard - max(0, -1<<32-got[i])
+					returnable[own] = append(returnable[own], got[i+1])
+				}
+			}
+		}
+	}
+	if shorter < 50 {
+		t.Errorf("got %d requests that took over times of a shorter guard, want 50 at least", shorter)
+	}
+}
+
 var update = flag.Bool("update", false, "write the twin's answers into the traces in testdata")
 
 // TestTraces plays the traces in testdata to the twin and the script.
@@ -1544,10 +1622,10 @@ func playFile(t *testing.T, s *subject, file string) {
 			st := step{op: word, args: integers(t, own), lease: integers(t, lease)}
 			switch word { // replies take no time
 			case opReserve: // in one call
-				st.args = slices.Insert(slices.Insert(st.args, 3, 0, 0), 1, 0)
+				st.args = slices.Insert(slices.Insert(st.args, 3, 0, 0, 0), 1, 0)
 			case opBudget:
 				n := int(1 + st.args[0])
-				st.args = slices.Insert(slices.Insert(st.args, n+3, 0, 0), n+1, 0)
+				st.args = slices.Insert(slices.Insert(st.args, n+3, 0, 0, 0), n+1, 0)
 			case opCancel, opRefund: // the clock does not step
 				st.args = slices.Insert(st.args, 1, 0)
 			}
@@ -1604,7 +1682,7 @@ func playRandom(t *testing.T, s *subject, decisions int) {
 	done := 0
 	n := first
 	defer func() {
-		t.Logf("%d decisions, %d of them reserved evenly and %d at one instant; the last trace is that of -seed=%d", done, s.even, s.together, n)
+		t.Logf("%d decisions, %d of them reserved evenly, %d at one instant and %d with a shorter guard; the last trace is that of -seed=%d", done, s.even, s.together, s.shorter, n)
 	}()
 	for ; done < decisions; n++ {
 		g := &generator{Rand: rand.New(rand.NewPCG(n, 1))}
@@ -1741,14 +1819,18 @@ func (g *generator) trace(t *testing.T, s *subject) (decisions int) {
 		budgets := budgetsOf(g.plan)
 		head := st.args[len(budgets):]
 		guard, replyAt := cmp.Or(head[3], g.plan.Guard().Microseconds()), got[0]+head[4]
-		costs := costsOf(head[6:], len(g.plan.Units()))
+		costs := costsOf(head[7:], len(g.plan.Units()))
 		for i := 6; i < len(got)-len(m.crossings(false)); i += 2 {
 			decisions++
 			if got[i] >= -1 {
 				continue
 			}
 			cost := costs[(i-6)/2]
-			g.reserved = append(g.reserved, chargeRecord{at: got[i+1], cost: cost, guard: inFlightFor(got[i+1], guard, replyAt, g.plan)})
+			shorter := max(0, -1<<32-got[i])
+			if shorter > 0 {
+				s.shorter++
+			}
+			g.reserved = append(g.reserved, chargeRecord{at: got[i+1], cost: cost, guard: inFlightFor(got[i+1], guard, replyAt, g.plan) - shorter})
 			for u, n := range cost {
 				g.held[owner][u] += n
 			}
@@ -1770,7 +1852,7 @@ func (g *generator) tryErrors(t *testing.T, s *subject, at int64) {
 		lease = append([]int64{1, 1, 1e6, 1, 0}, make([]int64, units)...)
 	}
 	for _, st := range []step{
-		{op: opReserve, args: []int64{5, 0, 0, 0, 0, 0, 3, -1}}, // without costs
+		{op: opReserve, args: []int64{5, 0, 0, 0, 0, 0, 0, 3, -1}}, // without costs
 		{op: opPause, args: []int64{1000, 1}},
 		{op: opObserve, args: []int64{1, 3, 0}},
 		{op: opCancel, args: []int64{at}},
@@ -1970,7 +2052,7 @@ func (g *generator) step(m *twin, at int64) (s step, owner int) {
 		if s.op == opBudget || m.leased() { // the twin does not tell which of several tiers decides
 			length = pick[int64](g, 0, 1e15)
 		}
-		add(length, pick[int64](g, 0, 0, 0, 1, 64), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)), pick(g, 0, 0, 0, m.now+g.Int64N(100)))
+		add(length, pick[int64](g, 0, 0, 0, 1, 64), pick[int64](g, 0, 0, m.frontier), g.guard(), pick(g, 0, g.Int64N(2_000_000)), pick(g, 0, 0, 0, m.now+g.Int64N(100)), g.guard())
 		for range 1 + g.IntN(3) {
 			if count := pick[int64](g, 1, 2, 5, 30, 64); g.IntN(3) == 0 {
 				add(-count, g.within(), pick(g, 0, g.Int64N(91)), pick(g, 0, g.Int64N(1_000_000)), g.turn(m))

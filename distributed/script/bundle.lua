@@ -125,7 +125,7 @@ local function newBundle(turnTo)
   local function pooledIn(cost, later, exactly)
     if probe then return nil end
     local from = max(sendFrom, now + (exactly or later + 1))
-    local i, at = findPooled(from, cost, guard, exactly and now + exactly)
+    local i, at = findPooled(from, cost, guard, 0, exactly and now + exactly)
     if i then return at - now, i end
   end
 

@@ -42,7 +42,7 @@
 -- The arguments of each operation, where a cost is U amounts:
 --   reserve     how long a turn is, how many requests the calls before it in the round trip reserve,
 --               floor, the guard of these requests (0: the plan's), how long the reply takes, the
---               earliest time that the clock may show by the caller's estimate, and then groups of: count, within (-1: no bound, -2: dry run), cost; or of -count, within,
+--               earliest time that the clock may show by the caller's estimate, slack, and then groups of: count, within (-1: no bound, -2: dry run), cost; or of -count, within,
 --               headroom, soon, turn, cost for requests that yield. These leave headroom percent
 --               of every tier's capacity free, and are reserved at most soon ahead; turn is the
 --               instant at which to ask for them in the last reply, or 0, see turn.lua, and
@@ -52,6 +52,8 @@
 --               Replies runs of what, t and count. If what is less than -1, count requests are
 --               reserved at t: the first is the n-th request of that instant if what is -1-n (a
 --               returned reservation counts as the first), the next one the n+1-th, and so on. If
+--               what is less than -2^32, one request takes over a returned reservation at t, whose
+--               guard is shorter by -2^32-what: the request must be sent so much sooner. If
 --               what is 0, the run is t, count, part, limit, step, rest: count requests are
 --               reserved evenly, see pace.lua. Otherwise count requests are not reserved. If what
 --               is i > 0, tier i would be ready at t, or never if t is -1. If what is -1, earlier
@@ -63,7 +65,8 @@
 --               turn. The next request ends the call. So do a full concurrency tier, and
 --               a request that yields and can't go soon. Returned reservations are used first, but
 --               not before floor, the caller's own last reservation, not for requests that yield,
---               and not for requests with a longer guard. While releases with other plans call, too,
+--               and not for requests with a guard that is longer by more than slack, or less of it
+--               for a time to come, see pool.lua. While releases with other plans call, too,
 --               requests are reserved only if they go when the reply arrives. Then requests that do
 --               not yield have turns, too: their group is -count, within, headroom, -soon, turn, cost.
 --               With calendar tiers, four more numbers follow for each: the percentages from and

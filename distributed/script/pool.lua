@@ -1,12 +1,13 @@
 -- pool.lua: returned reservations. Units: µs.
--- Uses: flight.lua, plan.lua, rule.lua.
--- Gives: POOLED, pool, addToPool, dropPooled, findPooled, takePooled.
+-- Uses: flight.lua, plan.lua, rule.lua, state.lua.
+-- Gives: LENT, POOLED, pool, addToPool, dropPooled, findPooled, takePooled.
 --
 -- Returned reservations stay charged in every tier. So the next request of no larger cost may take
 -- one over, or a part of it, which is exact for any mix of algorithms as long as the request is in
--- flight for no longer. An entry is one instant, a guard and the sum of the costs of all returned
--- reservations with these two; or a run of instants at the pace of a bucket, each with the same cost.
--- So all that a crowd of callers had reserved in a bucket is one run once they have left.
+-- flight for no longer. A request with a longer guard must be sent so much sooner, see LENT. An entry
+-- is one instant, a guard and the sum of the costs of all returned reservations with these two; or a
+-- run of instants at the pace of a bucket, each with the same cost. So all that a crowd of callers had
+-- reserved in a bucket is one run once they have left.
 --
 -- The instants of a run are first + i × step + (part + i × rest) ÷ limit, rounded up, for i from 0 to
 -- count - 1. part is any number from least to most, which are in (-limit, 0]. An entry contains them
@@ -14,6 +15,8 @@
 
 local POOL = 250 -- the most entries, of which the state keeps the number in a byte; further ones are lost
 local POOLED = 8 -- numbers of an entry before the cost: first, guard, count, step, rest, limit, -most, -least
+local LENT = 2 ^ 32 -- in a reply, before by how much the guard of a returned reservation is shorter than the request's
+local MOST_PARTED = 5000000 -- the longest time ahead for which a caller adds the drift of its clock, see quota.go
 local MOST_PACED = 2 ^ 20 -- the most instants of a run
 local MOST_PARTS = 2 ^ 30 -- the largest limit of a bucket whose reservations form runs
 
@@ -122,19 +125,25 @@ local function dropPooled(before)
   end
 end
 
--- The earliest entry with room, from an instant on, for a cost and a guard no shorter than the
--- request's, and that instant. If to is set, the instant is no later.
-local function findPooled(from, cost, longest, to)
-  local found, at
+-- The earliest entry with room, from an instant on, for a cost and a guard that is shorter than the
+-- request's by slack at most, or by less for a time to come, until which the caller's clock drifts.
+-- Also returns the instant, and by how much the guard is shorter. If to is set, the instant is no
+-- later. Of one instant, the shortest guard that is not shorter is taken, or else the longest one.
+local function findPooled(from, cost, longest, slack, to)
+  local found, at, order
   for n = 1, #pool do
     local p = pool[n]
-    local fits = p[2] >= longest
+    local spare = p[2] - longest + slack
+    local fits = spare >= 0
     for u = 1, units do fits = fits and p[POOLED + u] >= cost[u] end
     local i = fits and firstFrom(p, from)
     local instant = i and pooledAt(p, i)
-    if i and instant <= (to or NEVER) and (not found or instant < at or instant == at and p[2] < pool[found][2]) then found, at = n, instant end
+    if i and instant <= (to or NEVER) and (p[2] >= longest or 1000 * spare >= min(instant - now, MOST_PARTED)) then
+      local place = p[2] >= longest and p[2] or NEVER - p[2]
+      if not found or instant < at or instant == at and place < order then found, at, order = n, instant, place end
+    end
   end
-  return found, at
+  return found, at, found and max(0, longest - pool[found][2])
 end
 
 -- Takes a cost out of the instant of entry n. A full pool loses what is before the instant, and the

@@ -114,6 +114,7 @@ function ops.reserve(op)
   -- is how many requests the other calls of the round trip reserve, before this one.
   local turnLength, before, floor, ownGuard, replyTime = argument(), argument(), argument(), argument(), argument()
   checkClock(argument())
+  local slack = argument()
   local least = max(notBefore, floor)
   local replyAt = now + replyTime -- when the reply arrives
   sendFrom = replyAt
@@ -161,7 +162,7 @@ function ops.reserve(op)
     for i = 1, budgets and #budgets or 0 do spare[budgets[i]] = 0 end -- see Ledger.leaving
     local last -- the instant of the previous charge of the group
     while more and count > 0 do
-      local what, at, pooled, pooledAt = tooLarge or -1, NEVER, nil, nil
+      local what, at, pooled, pooledAt, shorter = tooLarge or -1, NEVER, nil, nil, nil
       local run, paced = count, 0 -- run: how many requests have the same answer, as all refused ones have
       if notBefore > now + beforeEnd and not tooLarge then at, more = notBefore, false end
       if more and queueTier and not tooLarge then
@@ -171,7 +172,7 @@ function ops.reserve(op)
         end
       end
       if more and not tooLarge then
-        if not probe and not hasTurns and pool[1] then pooled, pooledAt = findPooled(max(least, sendFrom), cost, guard) end
+        if not probe and not hasTurns and pool[1] then pooled, pooledAt, shorter = findPooled(max(least, sendFrom), cost, guard, slack) end
         if pooled then at = pooledAt else at, what = earliest(cost) end
         local exhausted = false
         for i = budgets and #budgets or 0, 1, -1 do
@@ -211,7 +212,7 @@ function ops.reserve(op)
             run = 1
             if pooled then
               takePooled(pooled, at, cost)
-              what = -2
+              what = shorter > 0 and -LENT - shorter or -2
             else
               if at == last then
                 run = fitting(cost, spare, room)

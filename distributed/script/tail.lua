@@ -109,7 +109,7 @@ local function newTail(runs)
     while runs[1] do
       local r = runs[#runs]
       local own = {spread(r, RUN + 1, RUN + units)}
-      local pooled = findPooled(r[1], own, r[3], r[1])
+      local pooled = findPooled(r[1], own, r[3], 0, r[1])
       if not pooled or pool[pooled][2] ~= r[3] then return true end
       takePooled(pooled, r[1], own)
       takeLast(r[1], r[3], own)
