@@ -128,8 +128,9 @@ func (f *estimateFleet) call(m *estimateMember, op string, args ...int64) []int6
 		for _, u := range m.plan.Units() {
 			st.lease = append(st.lease, m.held[u])
 		}
-		for _, u := range m.plan.Units() {
-			if m.plan.Estimates() {
+		if m.plan.Estimates() {
+			st.lease = append(st.lease, 1, m.seq)
+			for _, u := range m.plan.Units() {
 				n := int64(0)
 				if u == "tokens" {
 					n = m.settled

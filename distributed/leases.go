@@ -33,7 +33,7 @@ type leases struct {
 	failed     bool                        // the last call had no answer
 	held       []int64                     // by unit
 	settled    []int64                     // by unit, since the last call
-	reporting  []int64                     // by unit, the settled amounts that the current call reports
+	unanswered []settlement                // of the last call, and of those before it that had no answer
 	crossed    func([]algorithms.Crossing) // receives the percentages that calendar tiers have reached
 	unreported bool                        // held has become less since the last call
 	reports    bool                        // a goroutine is about to report
@@ -56,9 +56,14 @@ func newLeases(q *quota) *leases {
 		turn:  make(chan struct{}, 1),
 		held:  make([]int64, len(q.plan.Units())),
 
-		settled:   make([]int64, len(q.plan.Units())),
-		reporting: make([]int64, len(q.plan.Units())),
+		settled: make([]int64, len(q.plan.Units())),
 	}
+}
+
+// A settlement is what a call reported as settled.
+type settlement struct {
+	number  int64   // of the call
+	settled []int64 // by unit
 }
 
 // keys returns the names of the keys in Redis besides the quota's.
@@ -109,7 +114,10 @@ func (l *leases) rebaseOnce(next *quota) {
 			l.settled[u] += all[u]
 		}
 	}
-	l.holds, l.held, l.reporting, l.quota = holds(plan), held, make([]int64, len(held)), next
+	for i := range l.unanswered {
+		l.unanswered[i].settled = plan.Translate(old, l.unanswered[i].settled)
+	}
+	l.holds, l.held, l.quota = holds(plan), held, next
 }
 
 // lock waits for the turn, or until the context ends.
@@ -126,18 +134,15 @@ func (l *leases) lock(ctx context.Context) error {
 }
 
 // unlock ends the turn. After an error it is unknown whether the call was made, so the next call
-// reports the settled amounts again: they may count twice, but are not lost. If no other call
-// follows, the renewal reports them, unless the client is closed.
+// reports its settled amounts again, with its number, and the script charges those of calls that it
+// has not seen. If no other call follows, the renewal reports them, unless the client is closed.
 func (l *leases) unlock(err error) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
-	for u, n := range l.reporting {
-		if err != nil {
-			l.settled[u] += n
-		}
-		l.reporting[u] = 0
+	if err == nil {
+		l.unanswered = nil
 	}
 	switch {
 	case errors.Is(err, redis.ErrClosed):
@@ -161,10 +166,17 @@ func (l *leases) append(args []any) []any {
 	l.unreported, l.calls, l.waits = false, true, l.quota.watched()
 	args = append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.waits), l.quota.knownUntil(l.failed))
 	args = appendCost(args, l.held)
-	if l.quota.plan.Estimates() {
-		args = appendCost(args, l.settled)
+	if !l.quota.plan.Estimates() {
+		l.unanswered = nil
+	} else {
+		if slices.Max(l.settled) > 0 {
+			l.unanswered = append(l.unanswered, settlement{l.number, slices.Clone(l.settled)})
+		}
+		args = append(args, len(l.unanswered))
+		for _, s := range l.unanswered {
+			args = appendCost(append(args, s.number), s.settled)
+		}
 	}
-	copy(l.reporting, l.settled)
 	clear(l.settled)
 	return args
 }

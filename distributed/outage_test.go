@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -416,5 +417,71 @@ func TestServerOutageKeepsPlaces(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestLostRepliesChargeEstimatesOnce checks that a server that runs calls, but whose replies are lost,
+// so that their callers report again, charges what each request has cost once.
+func TestLostRepliesChargeEstimatesOnce(t *testing.T) {
+	t.Parallel()
+	bubble(t, func(t *testing.T, s *miniredis.Miniredis) {
+		const requests, estimate, actual = 20, 8000, 500
+		rdb, lost := near(t, s), new(loses)
+		rdb.AddHook(lost)
+		tier := throttle.Tier{Limit: 200_000, Window: time.Hour, Unit: "tokens", Estimated: true}
+		l := limiter(t, named(tier), distributed.New(rdb, distributed.Options{}))
+		var permits []*throttle.Permit
+		for range requests {
+			permit, err := l.Acquire(t.Context(), throttle.Cost{"tokens": estimate})
+			if err != nil {
+				t.Fatal(err)
+			}
+			permits = append(permits, permit)
+		}
+		for i, p := range permits {
+			lost.on.Store(i%5 > 1)
+			if err := p.Settle(throttle.Cost{"tokens": actual}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(500 * ms)
+		}
+		lost.on.Store(false)
+		time.Sleep(20 * sec)
+		status, err := l.Status(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := status.Tiers[0].Used; n != requests*actual {
+			t.Errorf("got %d tokens used, want %d", n, requests*actual)
+		}
+	})
+}
+
+// A loses is a hook that loses the replies to commands.
+type loses struct{ on atomic.Bool }
+
+func (l *loses) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (l *loses) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if l.on.Load() {
+			err = os.ErrDeadlineExceeded
+			cmd.SetErr(err)
+		}
+		return err
+	}
+}
+
+func (l *loses) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		if l.on.Load() {
+			err = os.ErrDeadlineExceeded
+			for _, cmd := range cmds {
+				cmd.SetErr(err)
+			}
+		}
+		return err
 	}
 }

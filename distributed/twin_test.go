@@ -462,7 +462,6 @@ func (m *twin) updateLease(report []int64, before int64) bool {
 	owner, seq, length, held := report[0], report[1], report[2], slices.Clone(report[5:5+units])
 	m.caller, m.waits, m.first = owner, report[3] == 1, false
 	open, settled := m.openEstimates(), make([]int64, units)
-	copy(settled, report[5+units:])
 	for _, l := range m.leases {
 		for u := range units {
 			if l.expiry <= m.now {
@@ -472,8 +471,21 @@ func (m *twin) updateLease(report []int64, before int64) bool {
 	}
 	m.leases = slices.DeleteFunc(slices.Clone(m.leases), func(l lease) bool { return l.expiry <= m.now })
 	i := slices.IndexFunc(m.leases, func(l lease) bool { return l.owner == owner })
-	if i >= 0 && seq <= m.leases[i].seq {
+	seen := int64(0)
+	if i >= 0 {
+		seen = m.leases[i].seq
+	}
+	if seq <= seen {
 		return false
+	}
+	if m.estimates {
+		for list := report[6+units:]; len(list) > 0; list = list[1+units:] {
+			for u, n := range list[1 : 1+units] {
+				if list[0] > seen && m.plan.Estimated(u) {
+					settled[u] += n
+				}
+			}
+		}
 	}
 	if i < 0 {
 		m.leases, i = append(m.leases, lease{owner: owner, want: make([]int64, units)}), len(m.leases)
@@ -1699,6 +1711,8 @@ type generator struct {
 	seqs     [3]int64
 	held     [3][]int64
 	settled  [3][]int64 // and not reported yet
+
+	unanswered [3][][]int64 // the settlements of calls without an answer
 }
 
 func pick[T any](g *generator, list ...T) T { return list[g.IntN(len(list))] }
@@ -1982,8 +1996,13 @@ func (g *generator) lease(m *twin, at int64, s *step) (owner int) {
 		s.lease[4] = max(0, m.gen+m.now+pick[int64](g, -1e13, -1, 0, 0, 0, 1))
 	}
 	if m.estimates {
-		s.lease = append(s.lease, g.settled[owner]...)
+		g.unanswered[owner] = append(g.unanswered[owner], append([]int64{g.seqs[owner]}, g.settled[owner]...))
+		s.lease = append(s.lease, int64(len(g.unanswered[owner])))
+		s.lease = append(s.lease, slices.Concat(g.unanswered[owner]...)...)
 		clear(g.settled[owner])
+		if g.IntN(4) > 0 || len(g.unanswered[owner]) > 3 { // otherwise the answer is lost
+			g.unanswered[owner] = nil
+		}
 	}
 	return owner
 }

@@ -190,6 +190,7 @@ function places.renew()
   if lease and seq <= lease[SEQ] then return 'stale call: a later one has come before it' end
   lease = lease or {0, 0, NEVER, 0, 0, 0}
   wasQueued = lease[QUEUED_AT] > 0
+  local seen = lease[SEQ]
   lease[SEQ], lease[EXPIRY] = seq, expiry
   local ceased -- the caller's estimates of units that its plan has ceased to estimate
   for u = 1, units do
@@ -206,9 +207,13 @@ function places.renew()
   leases[LAST_EXPIRY], leases[LENGTH] = max(leases[LAST_EXPIRY], expiry), length
   if not waits then places.leave() end
   if estimating == plan.estimated then return end -- no estimates are open
-  for u = 1, units do
-    local n = plan.estimates and u <= plan.ownUnits and argument() or 0
-    settled[u] = (estimating[u] and settled[u] or 0) + (estimated[u] and n or 0)
+  for u = 1, units do settled[u] = estimating[u] and settled[u] or 0 end
+  for _ = 1, plan.estimates and argument() or 0 do
+    local isNews = argument() > seen
+    for u = 1, plan.ownUnits do
+      local n = argument()
+      if isNews and estimated[u] then settled[u] = settled[u] + n end
+    end
   end
   places.countEstimates(settled)
   if ceased then

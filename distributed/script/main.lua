@@ -23,7 +23,9 @@
 --          phase: 1), extra (precision, phase, or a hash of period and zone)
 --   starts only with calendar tiers: for each, the beginnings of five periods, see calendar.lua
 --   lease  only with a concurrency tier or estimates: owner, seq, length, 1 if the caller has
---          waiters, until when it knows the state, as generation + now, or 0, U amounts held now, and with estimates U amounts settled since the last call
+--          waiters, until when it knows the state, as generation + now, or 0, U amounts held now, and with estimates a number
+--          of settlements, and for each the seq of the first call that contained it, and U amounts: those
+--          of calls that the state has seen change nothing
 --
 -- The operations:
 --   reserve    reserves requests, each behind the decisions before it
