@@ -242,10 +242,13 @@ func (l *leases) startReport() {
 
 // leave gives up the place of this process in the queue, or the one that is kept for it, if none of
 // its callers waits any more. The next call reports it.
-func (q *quota) leave() {
-	if l := q.leases; l.queued() && !q.watched() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
+func (l *leases) leave() {
+	if !l.queued() {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.quota.watched() {
 		l.unreported = true
 		l.startReport()
 	}

@@ -271,7 +271,7 @@ func (l *listener) wake(channel string) {
 	quotas, own := l.quotas(channel)
 	for _, q := range quotas {
 		if q.notifyFreed(); own {
-			q.leave()
+			q.leave(0)
 		}
 	}
 }
