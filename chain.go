@@ -440,9 +440,6 @@ func (c chainedQuota) Recheck() time.Duration {
 	return forever
 }
 
-// Leave gives back what the inner quota keeps for callers that have no reservation.
-func (c chainedQuota) Leave() { leave(c.Quota) }
-
 func leave(from any) {
 	if l, ok := from.(store.Leaver); ok {
 		l.Leave()

@@ -291,15 +291,17 @@ func (b *bundle) leave() {
 	if b.promised == 0 {
 		return
 	}
-	b.quotas[0].giveBack(func() (turn, promised int64) {
+	q := b.quotas[0]
+	q.store.reports.later(leaveDelay, func() {
 		b.mu.Lock()
-		defer b.mu.Unlock()
+		turn, promised := b.turn, b.promised
 		if b.waiting {
-			return 0, 0
+			turn = 0
+		} else {
+			b.turn, b.promised, b.asked = 0, 0, time.Time{}
 		}
-		turn, promised = b.turn, b.promised
-		b.turn, b.promised, b.asked = 0, 0, time.Time{}
-		return turn, promised
+		b.mu.Unlock()
+		q.giveBack(turn, promised)
 	})
 }
 

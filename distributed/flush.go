@@ -5,12 +5,14 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 )
 
 // Flush sends Redis everything that this process still has to report, and returns when that is
-// done: it returns unused reservations and released permits, settles estimates, repeats reports
-// that failed, and charges requests that were sent in a fallback. It returns the context's error,
-// or the error of the first call that failed, which is throttle.ErrUnavailable if Redis was away.
+// done: it returns unused reservations and released permits, gives up the turns and the places in
+// queues that no caller needs any more, settles estimates, repeats reports that failed, and charges
+// requests that were sent in a fallback. It returns the context's error, or the error of the first
+// call that failed, which is throttle.ErrUnavailable if Redis was away.
 //
 // A program calls Flush at shutdown, when its callers have returned and its responses are read, and
 // before it closes the client. Flush blocks for some round trips, for Options.Timeout if Redis does
@@ -53,9 +55,10 @@ type reports struct {
 }
 
 type report struct {
-	of   *reports
-	done chan struct{} // closed when the report ends; nil while no Flush waits for it
-	err  error         // set when the report ends
+	of    *reports
+	timer *time.Timer   // makes the report after a delay; nil if it has none or waits for other reasons
+	done  chan struct{} // closed when the report ends; nil while no Flush waits for it
+	err   error         // set when the report ends
 }
 
 // begin begins a report. The caller must end it.
@@ -80,6 +83,17 @@ func (p *report) end(err error) {
 	}
 }
 
+// later makes a report after a delay, or at once if a Flush waits for it.
+func (r *reports) later(delay time.Duration, report func()) {
+	p := r.begin()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p.timer = time.AfterFunc(delay, func() {
+		report()
+		p.end(nil)
+	})
+}
+
 // wait waits for the open reports and returns the first error.
 func (r *reports) wait(ctx context.Context) (failed error) {
 	r.mu.Lock()
@@ -87,6 +101,9 @@ func (r *reports) wait(ctx context.Context) (failed error) {
 	for _, p := range open {
 		if p.done == nil {
 			p.done = make(chan struct{})
+		}
+		if p.timer != nil && p.timer.Stop() {
+			p.timer.Reset(0)
 		}
 	}
 	r.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,7 +28,9 @@ type leases struct {
 	mu         sync.Mutex                  // guards all below
 	quota      *quota                      // that made the last call; its plan has the units of all amounts
 	holds      []bool                      // by unit, whether it is estimated or has a Concurrency tier
-	number     int64                       // of the last call
+	number     int64                       // of the last call; it grows by a random number, which others can't guess
+	before     int64                       // of the call before the last one
+	told       int64                       // of the call that the last message about a permit named
 	calls      bool                        // the turn is that of a call
 	waits      bool                        // the last call reported that callers wait, so this process may be in the queue
 	failed     bool                        // the last call had no answer
@@ -40,6 +43,9 @@ type leases struct {
 	closed     bool                        // the client is closed, and nothing can be reported
 	renewal    *time.Timer                 // nil while nothing is held and nothing unreported
 }
+
+// mostSkipped is the most numbers between two calls of a process.
+const mostSkipped = 1 << 16
 
 // longestInQueue is the longest time between two calls of a process in the queue.
 const longestInQueue = 5 * time.Second
@@ -162,7 +168,7 @@ func (l *leases) unlock(err error) {
 func (l *leases) append(args []any) []any {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.number++
+	l.before, l.number = l.number, l.number+1+rand.Int64N(mostSkipped)
 	l.unreported, l.calls, l.waits = false, true, l.quota.watched()
 	args = append(args, l.owner, l.number, micros(l.quota.store.options.Lease), bit(l.waits), l.quota.knownUntil(l.failed))
 	args = appendCost(args, l.held)
@@ -254,10 +260,13 @@ func (l *leases) startReport() {
 
 // leave gives up the place of this process in the queue, or the one that is kept for it, if none of
 // its callers waits any more. The next call reports it.
-func (q *quota) leave() {
-	if l := q.leases; l.queued() && !q.watched() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
+func (l *leases) leave() {
+	if !l.queued() {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.quota.watched() {
 		l.unreported = true
 		l.startReport()
 	}
@@ -271,6 +280,20 @@ func (l *leases) queued() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.waits
+}
+
+// isKept reports whether a message is the script's, about a permit that it keeps for this process. Such
+// a message names the last call that the script has seen, and the last call may still be on its way.
+// Each number counts once, because any client that may subscribe can repeat the message.
+func (l *leases) isKept(message string) bool {
+	number, err := strconv.ParseInt(strings.TrimPrefix(message, "freed "), 10, 64)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil || number <= l.told || number != l.number && number != l.before {
+		return false
+	}
+	l.told = number
+	return true
 }
 
 // askAgain returns when a process in the queue asks again. It must not lose its place

@@ -204,8 +204,8 @@ func (l *listener) run(ps *redis.PubSub) {
 func (l *listener) receive(m any) {
 	switch m := m.(type) {
 	case *redis.Message:
-		if m.Payload == "freed" {
-			l.freed(m.Channel)
+		if strings.HasPrefix(m.Payload, "freed") {
+			l.freed(m.Channel, m.Payload)
 			return
 		}
 		if strings.HasPrefix(m.Payload, "pause ") || strings.HasPrefix(m.Payload, "resume ") {
@@ -228,9 +228,15 @@ func (l *listener) receive(m any) {
 	}
 }
 
-// freed wakes the first waiters of the quotas of a channel, which then ask, because of a message. While
-// nobody is admitted after that, the time to the next wake doubles, up to about a second.
-func (l *listener) freed(channel string) {
+// freed wakes the first waiters of the quotas of a channel, which then ask, because of a message. It
+// wakes them at once if the message can only be the script's. While nobody is admitted after other
+// messages, the time to the next wake doubles, up to about a second.
+func (l *listener) freed(channel, message string) {
+	quotas, own := l.quotas(channel)
+	if own && slices.ContainsFunc(quotas, func(q *quota) bool { return q.leases.isKept(message) }) {
+		l.wake(channel)
+		return
+	}
 	l.mu.Lock()
 	t := l.topics[channel]
 	if t == nil || t.wakes.pending {
@@ -271,7 +277,7 @@ func (l *listener) wake(channel string) {
 	quotas, own := l.quotas(channel)
 	for _, q := range quotas {
 		if q.notifyFreed(); own {
-			q.leave()
+			q.leave(0)
 		}
 	}
 }

@@ -250,6 +250,7 @@ func appendCost(args []any, cost []int64) []any {
 func (q *quota) Reserve(behind *store.Reservation, requests []store.Request, done func([]store.Decision, error)) {
 	p := q.store.reports.begin()
 	go q.reserve(behind, requests, func(got []store.Decision, err error) {
+		q.leave(leaveDelay) // the callers may have left before they had a turn or a place in the queue
 		done(got, err)
 		p.end(nil)
 	}, 0)
@@ -289,7 +290,6 @@ func (q *quota) reserve(behind *store.Reservation, requests []store.Request, don
 			q.trackProbes(got, requests)
 			q.listen(got)
 			done(got, err)
-			q.Leave()             // the callers may have left before they had a turn
 			if q.overtaken(got) { // the watchers were called before they had these decisions
 				q.notifyAgain()
 			}
@@ -430,35 +430,27 @@ func (q *quota) turnLength(requests []store.Request) time.Duration {
 	return length
 }
 
-// Leave gives back the turn of requests that yield, and the place in the queue for a permit, unless
-// somebody waits soon.
-func (q *quota) Leave() {
-	if q.watched() {
+// leave gives back what Redis keeps for the waiting callers of this process: the turn of requests that
+// yield, and the place in the queue for permits or the permit that is kept. It does so after a delay,
+// or in Flush, unless a caller waits by then.
+func (q *quota) leave(delay time.Duration) {
+	if q.watched() || q.turn.Load() == 0 && !q.leases.queued() {
 		return
 	}
-	if q.turn.Load() > 0 {
-		q.giveBack(func() (turn, requests int64) {
-			if q.watched() {
-				return 0, 0
-			}
-			return q.turn.Swap(0), 0
-		})
-	}
-	if q.leases.queued() {
-		time.AfterFunc(leaveDelay, q.leave)
-	}
+	q.store.reports.later(delay, func() {
+		if !q.watched() {
+			q.giveBack(q.turn.Swap(0), 0)
+			q.leases.leave()
+		}
+	})
 }
 
-// giveBack gives back the turn that the function returns later, for a number of requests, or for
-// requests that yield if that is 0. Without a call, the turn ends by itself.
-func (q *quota) giveBack(of func() (turn, requests int64)) {
-	p := q.store.reports.begin()
-	time.AfterFunc(leaveDelay, func() {
-		if turn, requests := of(); turn > 0 {
-			_, _, _, _ = q.ask(context.Background(), opLeave, func(_ *quota, args []any) []any { return append(args, turn, requests) })
-		}
-		p.end(nil)
-	})
+// giveBack gives back a turn if it is not 0, for a number of requests, or for requests that yield if
+// that is 0. Without a call, the turn ends by itself.
+func (q *quota) giveBack(turn, requests int64) {
+	if turn > 0 {
+		_, _, _, _ = q.ask(context.Background(), opLeave, func(_ *quota, args []any) []any { return append(args, turn, requests) })
+	}
 }
 
 // soon returns how far ahead a request that yields is reserved. It is short enough not to delay

@@ -581,7 +581,7 @@ func TestMessages(t *testing.T) {
 		}
 		want := ""
 		if i == 4 {
-			want = ":leases:7freed"
+			want = ":leases:7freed 7"
 		}
 		if got := messages(); got != want {
 			t.Errorf("step %d: got message %q, want %q", i, got, want)

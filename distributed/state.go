@@ -454,8 +454,9 @@ func (q *quota) Watch(changed func(store.Change, time.Duration)) (stop func()) {
 	return func() {
 		stopLine()
 		q.mu.Lock()
-		defer q.mu.Unlock()
 		delete(q.watchers, w)
+		q.mu.Unlock()
+		q.leave(leaveDelay)
 	}
 }
 
@@ -732,9 +733,10 @@ func (q *quota) Idle() bool {
 	return !paused && q.leases.isIdle() && q.fallback.isIdle()
 }
 
-// Close ends the quota's subscription. The units of requests in flight stay leased until the
-// requests end.
+// Close ends the quota's subscription, and gives back what Redis keeps for waiting callers. The units of
+// requests in flight stay leased until the requests end.
 func (q *quota) Close() {
+	q.leave(0)
 	q.store.listener.forget(q)
 	q.line.Close()
 }

@@ -33,7 +33,7 @@
 --
 -- A process whose callers wait for a place is in the queue. If there is room for the first process,
 -- a place is kept for it for a while, and only that process receives a message, on a channel of its
--- own.
+-- own: "freed " and the seq of its last call.
 
 local MOST_DUE = 512 -- the most records that a call reads besides the caller's
 local LINGER = 10000 -- how many ms later than the longest expiry of the state the keys of leases expire, at most
@@ -315,7 +315,7 @@ local function wake()
     call('ZREM', orderKey, first)
     setDue(name, l, l[KEPT_UNTIL])
     if name ~= owner then putRecord(name, l) end
-    redis.pcall('PUBLISH', recordsKey .. ':' .. name, 'freed') -- pcall: a user without the right to publish must not fail
+    redis.pcall('PUBLISH', recordsKey .. ':' .. name, 'freed ' .. text(l[SEQ])) -- pcall: a user without the right to publish must not fail
     if kept == 0 then return end -- the next process follows when this one has asked
   end
 end
