@@ -47,10 +47,11 @@
 // a process that has just started may be granted some before another one reports the loss.
 //
 // Estimated units are leased in the same way, and the next call reports their actual cost. The
-// estimates of a process that died are charged when its lease ends. A call without an answer counts
-// as not made, so a cost may count twice, but is never lost. If only one of two releases estimates a
-// unit, both count the open estimates. Those of a process that ceases to estimate the unit become
-// the cost of their requests.
+// estimates of a process that died are charged when its lease ends. After a call without an answer
+// the next one reports its costs again, and Redis charges those that it has not seen from this
+// process. So a cost counts twice only if the lease or the state was lost in between. If only one of
+// two releases estimates a unit, both count the open estimates. Those of a process that ceases to
+// estimate the unit become the cost of their requests.
 //
 // # Pauses and policy changes
 //

@@ -475,7 +475,7 @@ func (m *twin) updateLease(report []int64, before int64) bool {
 	if i >= 0 {
 		seen = m.leases[i].seq
 	}
-	if seq <= seen {
+	if i >= 0 && seq <= seen {
 		return false
 	}
 	if m.estimates {
