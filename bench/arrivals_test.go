@@ -81,8 +81,8 @@ type recordingStore struct {
 	process int
 }
 
-func (s *recordingStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
+func (s *recordingStore) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
 	if err != nil {
 		return nil, err
 	}

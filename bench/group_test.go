@@ -20,11 +20,10 @@ func BenchmarkGroupIdle(b *testing.B) {
 	}}
 	for b.Loop() {
 		before := heap()
-		g, err := throttle.NewGroup(policy, nil)
+		g, err := throttle.NewGroup(policy, nil, throttle.GroupOptions{MaxKeys: quotas})
 		if err != nil {
 			b.Fatal(err)
 		}
-		g.MaxKeys = quotas
 		for i := range quotas {
 			if !g.For(fmt.Sprintf("key-%d", i)).Allow() {
 				b.Fatal(errRefused)
@@ -75,7 +74,7 @@ func BenchmarkGroupKey(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()
-				g, err := throttle.NewGroup(policy, nil)
+				g, err := throttle.NewGroup(policy, nil, throttle.GroupOptions{})
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -183,7 +183,7 @@ var migrations = map[string]func(t *testing.T){
 		before, after := bulkhead.New[any](10), limited(t, "10;algo=concurrency")
 		var permits []*throttle.Permit
 		for i := range 12 {
-			p, err := after.TryAcquire(nil)
+			p, err := after.TryAcquire(t.Context(), nil)
 			if was := before.TryAcquirePermit(); was != (err == nil) || was != (i < 10) {
 				t.Errorf("place %d: %t, %v", i, was, err)
 			}
@@ -191,7 +191,7 @@ var migrations = map[string]func(t *testing.T){
 		}
 		before.ReleasePermit()
 		permits[0].Release()
-		if p, err := after.TryAcquire(nil); err != nil || !before.TryAcquirePermit() {
+		if p, err := after.TryAcquire(t.Context(), nil); err != nil || !before.TryAcquirePermit() {
 			t.Errorf("after a release: %v, %v", p, err)
 		}
 	},
@@ -401,7 +401,7 @@ func onRedis(t *testing.T, policy string) (before func(redis_rate.Limit, int) fu
 	if err != nil {
 		t.Fatal(err)
 	}
-	after, err = throttle.NewGroup(p, distributed.New(dial(), distributed.Options{}))
+	after, err = throttle.NewGroup(p, distributed.New(dial(), distributed.Options{}), throttle.GroupOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

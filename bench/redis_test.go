@@ -245,7 +245,7 @@ func BenchmarkRedisScript(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			quota, err := distributed.New(rdb, distributed.Options{}).Open("script", plan)
+			quota, err := distributed.New(rdb, distributed.Options{}).Open("script", plan, nil)
 			if err != nil {
 				b.Fatal(err)
 			}

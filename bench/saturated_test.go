@@ -126,18 +126,17 @@ type countingStore struct {
 	useful *atomic.Int64
 }
 
-func (s *countingStore) Open(key string, plan *algorithms.Plan) (store.Quota, error) {
-	q, err := s.Store.Open(key, plan)
+func (s *countingStore) Open(key string, plan *algorithms.Plan, report func(store.Call)) (store.Quota, error) {
+	q, err := s.Store.Open(key, plan, report)
 	if err != nil {
 		return nil, err
 	}
-	return &countingQuota{q, q.(store.Reserver), q.(store.Forecaster), s.useful}, nil
+	return &countingQuota{q, q.(store.Reserver), s.useful}, nil
 }
 
 type countingQuota struct {
 	store.Quota
 	store.Reserver
-	store.Forecaster
 	useful *atomic.Int64
 }
 

@@ -1,36 +1,159 @@
-// Fidelity measures how well this library and others keep a provider's limit, and how
-// much of the limit they use.
+// Fidelity measures how well a rate limiter keeps the limits of a provider, and how much of them it
+// uses. This library and others run in the same scenarios.
 //
 //	go run ./fidelity -quick              # tables, in less than 3 minutes
 //	go run ./fidelity -json -svg charts   # every run in full length
 //	go run ./fidelity -run 'virtual/(throttle|xtime-1)/rolling/'
 //
-// Package scenario describes what is measured and how the clients are configured.
+// A scenario is a provider, a policy and a delay, and a [Run] is one client in one scenario.
+// docs/fidelity.md describes them. The client is saturated: each of its workers waits for admission,
+// sends a request, reads the response to its end, and starts again. A refused request is not
+// repeated. This library's transport waits for the time in Retry-After. The other libraries leave
+// Retry-After to their users, and here they ignore it.
+//
+// Utilization is what the provider accepted, divided by the upper bound ([Run.UpperBound]), over
+// whole windows after the run has settled. Before that it depends on whether the client has the
+// phase and the earlier requests, which the restart clients measure. Clients with tokens send the
+// same sequence of requests, except that the order depends on the workers and that each process of a
+// fleet has its own. The next request may not fit into what is left of a window, so utilization can
+// be a percent too high by chance.
 package main
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
-	"os"
+	"io"
+	"os/exec"
+	"os/signal"
+	"regexp"
+	"syscall"
 	"testing"
+	"time"
 
-	"github.com/apithrottle/throttle/bench/fidelity/scenario"
+	"github.com/alicebob/miniredis/v2"
+
+	"github.com/apithrottle/throttle/bench/rig"
+	"github.com/apithrottle/throttle/internal/redistest"
 )
 
 func main() {
-	if scenario.IsChild() {
-		if err := scenario.RunChild(os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
+	rig.Work(work)
+	rig.Run("fidelity", command)
+}
+
+// A config has the flags.
+type config struct {
+	quick, json bool
+	svg, redis  string
+	seed        uint64
+	match       regexp.Regexp
+	stderr      io.Writer
+}
+
+// command makes the runs that its arguments select, and writes the results. It returns the exit
+// code.
+func command(t *testing.T, args []string, stdout, stderr io.Writer) int {
+	c := config{stderr: stderr}
+	f := flag.NewFlagSet("fidelity", flag.ContinueOnError)
+	f.SetOutput(stderr)
+	f.BoolVar(&c.quick, "quick", false, "shorter runs in virtual time: less than 3 minutes in all")
+	f.BoolVar(&c.json, "json", false, "write an array of rows in JSON instead of tables")
+	f.StringVar(&c.svg, "svg", "", "write charts into this `directory`")
+	f.StringVar(&c.redis, "redis", "", "`URL` of the Redis server for runs in real time. If empty, the program starts a redis-server or, without one, a miniredis in this process")
+	f.Uint64Var(&c.seed, "seed", 1, "seed of all random numbers")
+	f.TextVar(&c.match, "run", regexp.MustCompile(""), "make only runs whose clock/client/provider/delay/policy matches this `regexp`")
+	if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+		return 0
+	} else if err != nil {
+		return 2
 	}
-	// Virtual time comes from testing/synctest, which requires a *testing.T. This program
-	// therefore runs as a test, with flags of its own.
-	testing.Init()
-	_ = flag.CommandLine.Parse(nil)
-	matchAll := func(string, string) (bool, error) { return true, nil }
-	testing.Main(matchAll, []testing.InternalTest{{Name: "fidelity", F: func(t *testing.T) {
-		os.Exit(scenario.Command(t, os.Args[1:], os.Stdout, os.Stderr))
-	}}}, nil, nil)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program immediately
+	rows, err := c.run(ctx, t)
+	if rows != nil {
+		err = errors.Join(err, c.write(stdout, rows))
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// run makes the runs in real time first. No other run shares the machine with them.
+func (c *config) run(ctx context.Context, t *testing.T) (rows []Row, err error) {
+	rows = []Row{} // JSON has an array even if it is empty
+	if runs := c.filter("real", RealRuns(c.seed)); len(runs) > 0 {
+		fmt.Fprintf(c.stderr, "%d runs of %v in real time; ", len(runs), realLength)
+		maxLateness := measureLateness(ctx)
+		t.Run("real", func(t *testing.T) {
+			rows, err = Real(ctx, runs, c.redisURL(t))
+		})
+		fmt.Fprintf(c.stderr, "this machine was up to %v late\n", maxLateness().Round(time.Millisecond))
+	}
+	virtual := c.filter("virtual", VirtualRuns(c.quick, c.seed))
+	fmt.Fprintf(c.stderr, "%d runs in virtual time\n", len(virtual))
+	more, errVirtual := inParallel(ctx, t, virtual)
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	return append(rows, more...), errors.Join(err, errVirtual)
+}
+
+// filter returns the runs that match -run.
+func (c *config) filter(clock string, all []Run) (runs []Run) {
+	for _, r := range all {
+		if c.match.MatchString(clock + "/" + r.String()) {
+			runs = append(runs, r)
+		}
+	}
+	return runs
+}
+
+// redisURL returns the URL of a Redis server. If the server is not the user's, it ends with t.
+func (c *config) redisURL(t *testing.T) string {
+	if c.redis != "" {
+		return c.redis
+	}
+	if _, err := exec.LookPath("redis-server"); err == nil {
+		return "redis://" + redistest.Start(t).Addr()
+	}
+	return "redis://" + miniredis.RunT(t).Addr()
+}
+
+// inParallel makes runs in virtual time, one on each processor at a time.
+func inParallel(ctx context.Context, t *testing.T, runs []Run) ([]Row, error) {
+	rows, errs := make([]Row, len(runs)), make([]error, len(runs))
+	t.Run("virtual", func(t *testing.T) {
+		for i, r := range runs {
+			t.Run(r.String(), func(t *testing.T) {
+				t.Parallel()
+				if errs[i] = context.Cause(ctx); errs[i] == nil {
+					rows[i], errs[i] = r.Virtual(t)
+				}
+			})
+		}
+	})
+	return rows, errors.Join(errs...)
+}
+
+func (c *config) write(w io.Writer, rows []Row) error {
+	if c.svg != "" {
+		paths, err := writeCharts(c.svg, rows)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(c.stderr, paths)
+	}
+	if !c.json {
+		writeTables(w, rows)
+		return nil
+	}
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(rows)
 }

@@ -44,6 +44,9 @@ func TestScenarios(t *testing.T) {
 	debug.SetGCPercent(400)
 	names := make(map[string]bool)
 	for _, s := range scenarios() {
+		if s.real {
+			continue
+		}
 		if names[s.name] {
 			t.Errorf("got two scenarios named %s, want one", s.name)
 		}
@@ -57,13 +60,13 @@ func TestScenarios(t *testing.T) {
 			}
 			fails := slices.Contains(failing, s.name)
 			for seed := uint64(1); seed <= *seeds; seed++ {
-				r := s.runVirtually(t, seed)
+				r := played(t, s, seed)
 				wrong := strings.Join(s.check(r), "; ")
 				switch {
 				case wrong == "" && fails:
 					t.Errorf("seed %d: all bounds hold, want a failure: remove %q from failing", seed, s.name)
 				case wrong != "" && !fails:
-					t.Errorf("seed %d: %s\n%s\n%s\n%s", seed, wrong, heading, r.row(nil), r.details())
+					t.Errorf("seed %d: %s\n%q\n%q\n%s", seed, wrong, headings, r.row(nil), r.details())
 				}
 			}
 		})
@@ -75,13 +78,23 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
+// played returns the result of a scenario.
+func played(t *testing.T, s scenario, seed uint64) result {
+	t.Helper()
+	r, err := s.play(t, seed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 // TestRefusals checks that the provider refuses requests of a fleet whose policy allows more than
 // the provider does, and that such a run violates its bounds.
 func TestRefusals(t *testing.T) {
 	s := perSecond("refused", "", 4, 4, 50)
 	s.provided = []throttle.Tier{throttle.PerSecond(45)}
 	s = s.measured(0, 5*time.Second)
-	r := s.runVirtually(t, 1)
+	r := played(t, s, 1)
 	if wrong := s.check(r); r.Refused == 0 || len(wrong) != 1 || !strings.Contains(wrong[0], "refused") {
 		t.Errorf("got %d refused and violations %q, want refusals and one violation that reports them", r.Refused, wrong)
 	}
@@ -95,19 +108,19 @@ func TestServer(t *testing.T) {
 		args  []string
 		reply any
 	}
-	var played []command
+	var commands []command
 	s := perSecond("played", "", 4, 4, 50)
 	s.tiers = append(s.tiers, throttle.Tier{Limit: 100, Window: time.Minute, Algorithm: throttle.SlidingWindow},
 		throttle.Tier{Limit: 1000, Window: time.Minute, Algorithm: throttle.TokenBucket})
 	s = s.measured(0, 3*time.Second)
-	s.seen = func(now int64, args []string, reply any) { played = append(played, command{now, args, reply}) }
-	s.runVirtually(t, 1)
+	s.seen = func(now int64, args []string, reply any) { commands = append(commands, command{now, args, reply}) }
+	played(t, s, 1)
 
 	m := miniredis.RunT(t)
 	rdb := redis.NewClient(&redis.Options{Addr: m.Addr()})
 	defer rdb.Close()
 	calls := 0
-	for i, c := range played {
+	for i, c := range commands {
 		if name := c.args[0]; name != "evalsha" && name != "script" {
 			continue
 		}
@@ -217,7 +230,7 @@ func TestDead(t *testing.T) {
 	s := perSecond("killed", "", 2, 4, 50)
 	s.faults = []fault{{kind: kill, at: 3 * time.Second, affects: oneIn(2)}}
 	s = s.measured(0, 10*time.Second)
-	r := s.runVirtually(t, 1)
+	r := played(t, s, 1)
 	if r.Most < 200 || r.Admitted-r.Most > 150 {
 		t.Errorf("got %d admitted by the process killed after 3 s and %d by the other, want 150 at most and 200 at least", r.Admitted-r.Most, r.Most)
 	}
@@ -252,7 +265,11 @@ func TestCommand(t *testing.T) {
 	if code := command(t, []string{"-run", "^crowd/10x8/50$", "-v"}, &out, &errs); code != 0 || !strings.Contains(out.String(), "goroutines") {
 		t.Errorf("got code %d, want 0\n%s\n%s", code, &out, &errs)
 	}
-	for _, args := range [][]string{{"-run", "("}, {"-sed"}, {"-run", "none such"}} {
+	out.Reset()
+	if code := command(t, []string{"-real", "-list", "-run", "^far"}, &out, &errs); code != 0 || strings.Count(out.String(), "\n") != 15 {
+		t.Errorf("-real -list: got code %d, want 0 and 15 scenarios\n%s\n%s", code, &out, &errs)
+	}
+	for _, args := range [][]string{{"-real"}, {"-run", "("}, {"-sed"}, {"-run", "none such"}} {
 		if code := command(t, args, &out, &errs); code != 2 {
 			t.Errorf("%q: got code %d, want 2", args, code)
 		}

@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"io"
-	"math"
 	"math/rand/v2"
 	"net"
 	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,22 +15,6 @@ import (
 
 	"github.com/apithrottle/throttle/internal/redislua"
 )
-
-// A way draws how long a message takes in one direction.
-type way func(*rand.Rand) time.Duration
-
-func constant(d time.Duration) way { return func(*rand.Rand) time.Duration { return d } }
-
-func uniform(least, most time.Duration) way {
-	return func(r *rand.Rand) time.Duration { return least + time.Duration(r.Int64N(int64(most-least)+1)) }
-}
-
-// pareto has a heavy tail: half of all messages take less than 2^(1/shape) times the least.
-func pareto(least time.Duration, shape float64, most time.Duration) way {
-	return func(r *rand.Rand) time.Duration {
-		return min(most, time.Duration(float64(least)/math.Pow(1-r.Float64(), 1/shape)))
-	}
-}
 
 // The defaults of go-redis.
 const (
@@ -83,6 +65,16 @@ func newProcess(index int, s *server, w way, seed uint64) *process {
 	p.rdb.AddHook(p)
 	return p
 }
+
+// kill makes the process send nothing more.
+func (p *process) kill() { p.killed.Store(true) }
+
+func (p *process) close() {
+	p.closed.Store(true)
+	_ = p.rdb.Close()
+}
+
+func (p *process) redis() *redis.Client { return p.rdb }
 
 // DialHook implements redis.Hook.
 func (p *process) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -142,40 +134,38 @@ func setReplies(cmds []redis.Cmder, replies []any) (first error) {
 }
 
 func setReply(cmd redis.Cmder, reply any) error {
-	if err, ok := reply.(error); ok {
-		return err
-	}
-	if reply == nil {
+	switch r := reply.(type) {
+	case error:
+		return r
+	case nil:
 		return redis.Nil
 	}
+	ok := true
 	switch c := cmd.(type) {
 	case interface{ SetVal([]int64) }:
-		list, ok := reply.([]any)
+		list, isList := reply.([]any)
 		numbers := make([]int64, len(list))
+		ok = isList
 		for i, v := range list {
 			n, isNumber := v.(int64)
 			numbers[i], ok = n, ok && isNumber
 		}
-		if !ok {
-			return errors.New("fleetsim: got a reply that is not a list of numbers")
-		}
 		c.SetVal(numbers)
 	case interface{ SetVal(string) }:
-		text, ok := reply.(string)
-		if !ok {
-			return errors.New("fleetsim: got a reply that is not a string")
-		}
+		var text string
+		text, ok = reply.(string)
 		c.SetVal(text)
 	case interface{ SetVal([]any) }:
-		list, ok := reply.([]any)
-		if !ok {
-			return errors.New("fleetsim: got a reply that is not a list")
-		}
+		var list []any
+		list, ok = reply.([]any)
 		c.SetVal(list)
 	case interface{ SetVal(any) }:
 		c.SetVal(reply)
 	default:
-		return errors.New("fleetsim: the model does not implement the result type of " + cmd.Name())
+		ok = false
+	}
+	if !ok {
+		return fmt.Errorf("fleetsim: the model has no reply %T for %T", reply, cmd)
 	}
 	return nil
 }
@@ -198,7 +188,9 @@ func (p *process) trip(ctx context.Context, cmds []redis.Cmder) ([]any, error) {
 	}
 	commands := make([][]string, len(cmds))
 	for i, cmd := range cmds {
-		commands[i] = texts(cmd.Args())
+		for _, arg := range cmd.Args() {
+			commands[i] = append(commands[i], fmt.Sprint(arg))
+		}
 	}
 	replies, err := p.sendCommands(commands)
 	if err == nil {
@@ -278,7 +270,7 @@ func (p *process) sendCommands(commands [][]string) ([]any, error) {
 // drawDelay draws how long a message takes now.
 func (p *process) drawDelay() time.Duration {
 	p.mu.Lock()
-	d := p.way(p.random)
+	d := p.way.draw(p.random)
 	p.mu.Unlock()
 	for _, f := range p.server.faults {
 		if f.kind == slow && f.isOn(p.server.age()) && f.hits(p.index) {
@@ -310,22 +302,4 @@ func (p *process) losesReply() bool {
 		}
 	}
 	return false
-}
-
-// texts returns the words of a command as they are sent.
-func texts(args []any) []string {
-	words := make([]string, len(args))
-	for i, arg := range args {
-		switch v := arg.(type) {
-		case string:
-			words[i] = v
-		case int:
-			words[i] = strconv.Itoa(v)
-		case int64:
-			words[i] = strconv.FormatInt(v, 10)
-		default:
-			panic("fleetsim: the model does not implement arguments of this type")
-		}
-	}
-	return words
 }

@@ -2,7 +2,8 @@ package main
 
 import (
 	"fmt"
-	"slices"
+	"math"
+	"math/rand/v2"
 	"time"
 
 	"github.com/apithrottle/throttle"
@@ -13,16 +14,20 @@ type scenario struct {
 	name, about string
 	// processes is the number of processes, waiters the number of callers of each.
 	processes, waiters int
-	tiers              []throttle.Tier
+	// real plays the scenario in real time on a redis-server. If separate is set too, the processes
+	// are processes of the operating system.
+	real, separate bool
+	tiers          []throttle.Tier
 	// tiersOf returns the tiers of process i, for releases side by side. If nil, tiers.
 	tiersOf func(i int) []throttle.Tier
 	// provided are the tiers that the provider enforces. If nil, tiers.
 	provided []throttle.Tier
 	// guard is the guard of the policy.
 	guard time.Duration
-	// ways are the delays to the server. The processes take them by turns.
+	// ways are the delays to the server. The processes take them by turns. If empty, there is none.
 	ways []way
-	// delay is the delay to the provider, and of its response.
+	// delay is the delay to the provider, and of its response. If zero, a request arrives at a random
+	// time within the guard, and its caller does not wait for a response.
 	delay way
 	// batch reports whether the requests of process i yield. If nil, none do.
 	batch func(i int) bool
@@ -31,10 +36,18 @@ type scenario struct {
 	keys int
 	// around are the tiers of one quota around those of all keys. If nil, there is none.
 	around []throttle.Tier
-	// rest is how long a caller pauses after a response.
+	// rest is how long a caller pauses after a response. If delay is zero, it is the interval between
+	// the requests of a caller.
 	rest time.Duration
 	// requests is the number of requests of each caller. If zero, callers send until the end.
 	requests int
+	// newcomers is the number of callers that arrive each second besides, with one request each. One
+	// in 20 is urgent: it has a deadline of 1 ms.
+	newcomers int
+	// deadline is the deadline of the other requests. If zero, they have none.
+	deadline time.Duration
+	// classes gives each request a random class.
+	classes bool
 	// costs are the costs of requests, of which each draws one. If empty, 1.
 	costs []int64
 	// cancels is the share of requests that are canceled if they still wait.
@@ -96,6 +109,13 @@ func (s scenario) service() service {
 	}
 }
 
+func (s scenario) way(i int) way {
+	if i >= s.processes || len(s.ways) == 0 {
+		return way{}
+	}
+	return s.ways[i%len(s.ways)]
+}
+
 func (s scenario) counted() []throttle.Tier {
 	if s.provided != nil {
 		return s.provided
@@ -117,158 +137,57 @@ func (s scenario) calm() (at time.Duration) {
 	return at
 }
 
-// A result contains the figures of a run.
-type result struct {
-	scenario   string
-	Goodput    float64 // accepted requests a second
-	Ratio      float64 // of full
-	Admitted   int
-	Steady     int // admitted after the warm-up
-	Refused    int
-	Least      int // admissions of a process that lived from the start to the end
-	Most       int
-	Mean       float64
-	Ways       []int         // admissions by the distance of the processes
-	Longest    time.Duration // longest wait, including callers that still wait
-	Tally      tally         // of the server
-	Warm       tally         // of the server after the warm-up
-	Load       float64       // share of the time in which the server was busy
-	Recovery   time.Duration // from the end of the last fault; -1: not before the end of the run
-	Charged    int           // units in the last tier, if drain is set
-	Sent       int           // requests admitted, if drain is set
-	Errors     int           // that callers got
-	Err        error         // the first error
-	Seconds    []int         // accepted requests in each second
-	Goroutines int
-	CPU, Real  time.Duration // real
-	Length     time.Duration // virtual
+// A way draws how long a message takes in one direction: from least to most, evenly, or with a heavy
+// tail if shape is set. Half of all messages then take less than 2^(1/shape) times the least.
+type way struct {
+	least, most time.Duration
+	shape       float64
 }
 
-// result returns the figures of the run so far.
-func (f *fleet) result() result {
-	r := result{scenario: f.name, Tally: f.server.counted(), Warm: f.warmed, Length: f.length, Ways: make([]int, len(f.ways)), Seconds: make([]int, int((f.length+time.Second-1)/time.Second))}
-	r.Load = float64(r.Tally.Busy) / float64(f.length)
-	r.Least = -1
-	calm, lived := f.calm(), 0
-	after := make([]int, max(0, int((f.length-calm)/tenth)))
-	for _, m := range f.members {
-		m.mu.Lock()
-		n := len(m.admitted)
-		r.Admitted += n
-		for _, at := range m.admitted {
-			if at.Sub(f.began) >= f.warm {
-				r.Steady++
-			}
-		}
-		r.Ways[m.index%len(f.ways)] += n
-		if m.livedThrough() {
-			lived++
-			r.Mean += float64(n)
-			r.Most = max(r.Most, n)
-			if r.Least < 0 || n < r.Least {
-				r.Least = n
-			}
-		}
-		r.Longest = max(r.Longest, m.longest)
-		for _, since := range m.waiting {
-			if !m.killed.Load() {
-				r.Longest = max(r.Longest, time.Since(since))
-			}
-		}
-		for _, at := range m.arrived {
-			r.Seconds[min(int(at/time.Second), len(r.Seconds)-1)]++
-			if at >= f.warm {
-				r.Goodput++
-			}
-			if i := int((at - calm) / tenth); at >= calm && i < len(after) {
-				after[i]++
-			}
-		}
-		r.Errors += m.errors
-		if r.Err == nil {
-			r.Err = m.err
-		}
-		m.mu.Unlock()
-	}
-	r.Mean /= float64(max(1, lived))
-	providers := f.providers
-	if f.outer != nil {
-		providers = append(slices.Clip(providers), f.outer)
-	}
-	for _, p := range providers {
-		p.mu.Lock()
-		r.Refused += p.refused
-		p.mu.Unlock()
-	}
-	r.Goodput /= (f.length - f.warm).Seconds()
-	r.Ratio = r.Goodput / f.full
-	r.Recovery = recovery(after, f.full)
-	return r
+func constant(d time.Duration) way          { return way{least: d, most: d} }
+func uniform(least, most time.Duration) way { return way{least: least, most: most} }
+func pareto(least time.Duration, shape float64, most time.Duration) way {
+	return way{least, most, shape}
 }
+
+func (w way) draw(r *rand.Rand) time.Duration {
+	switch {
+	case w.shape > 0:
+		return min(w.most, time.Duration(float64(w.least)/math.Pow(1-r.Float64(), 1/w.shape)))
+	case w.least == w.most:
+		return w.least
+	}
+	return w.least + time.Duration(r.Int64N(int64(w.most-w.least)+1))
+}
+
+// A kind is a kind of fault.
+type kind int
 
 const (
-	tenth = 100 * time.Millisecond
-	// enough is the share of the full rate that counts as the full rate: windows and seconds do not
-	// begin together.
-	enough = 0.85
+	stall     kind = iota // the server answers no command
+	slow                  // every message takes longer by fault.by in each direction
+	partition             // messages from and to the processes are lost; connections stay open
+	lose                  // replies are lost with probability fault.share; the script runs
+	failover              // another server takes over with the state of fault.by before, or with none
+	step                  // the server's clock steps by fault.by
+	rate                  // the server's clock gains fault.by a second, for the whole run
+	flush                 // the server loses its scripts
+	kill                  // processes end and never return what their callers reserve or hold
+	start                 // processes start at fault.at and do nothing before
 )
 
-// recovery returns when the first second begins that has the full rate. The counts are those of
-// tenths of a second.
-func recovery(counts []int, full float64) time.Duration {
-	for i := 0; i+10 <= len(counts); i++ {
-		n := 0
-		for _, c := range counts[i : i+10] {
-			n += c
-		}
-		if float64(n) >= enough*full {
-			return time.Duration(i) * tenth
-		}
-	}
-	return -1
+// A fault goes wrong at a time since the start.
+type fault struct {
+	kind      kind
+	at, lasts time.Duration
+	by        time.Duration
+	share     float64          // of the replies
+	affects   func(i int) bool // reports whether process i is affected. If nil, all are
 }
 
-func (m *member) livedThrough() bool {
-	for _, f := range m.fleet.faults {
-		if (f.kind == kill || f.kind == start) && f.hits(m.index) {
-			return false
-		}
-	}
-	return true
-}
+func (f fault) isOn(age time.Duration) bool { return f.at <= age && age < f.at+f.lasts }
 
-// CallsEach returns the calls of the script for each admission after the warm-up.
-func (r result) CallsEach() float64 {
-	return float64(r.Tally.Calls-r.Warm.Calls) / float64(max(1, r.Steady))
-}
+func (f fault) hits(i int) bool { return f.affects == nil || f.affects(i) }
 
-// ReturnsEach returns the calls for each admission that return times.
-func (r result) ReturnsEach() float64 {
-	return float64(r.Tally.Returns-r.Warm.Returns) / float64(max(1, r.Steady))
-}
-
-// check returns the bounds that do not hold.
-func (s scenario) check(r result) (wrong []string) {
-	b := s.bounds
-	fails := func(failed bool, format string, args ...any) {
-		if failed {
-			wrong = append(wrong, fmt.Sprintf(format, args...))
-		}
-	}
-	fails(r.Refused > b.refused, "%d refused (%d)", r.Refused, b.refused)
-	fails(r.Ratio < b.goodput, "goodput %.3f of full (%.3f)", r.Ratio, b.goodput)
-	fails(b.calls > 0 && r.CallsEach() > b.calls, "%.2f calls an admission (%.2f)", r.CallsEach(), b.calls)
-	fails(b.recovery > 0 && r.Recovery < 0, "full rate never reached again (%v)", b.recovery)
-	fails(b.recovery > 0 && r.Recovery > b.recovery, "full rate after %v (%v)", r.Recovery, b.recovery)
-	fails(float64(slices.Min(r.Ways)) < b.fair*float64(slices.Max(r.Ways)), "by distance %v (%.2f)", r.Ways, b.fair)
-	fails(float64(r.Least) < b.even*float64(r.Most), "least %d and most %d (%.2f)", r.Least, r.Most, b.even)
-	messages := float64(r.Tally.Published-r.Warm.Published) / float64(max(1, r.Steady))
-	fails(b.messages > 0 && messages > b.messages, "%.2f messages an admission (%.2f)", messages, b.messages)
-	fails(b.longest > 0 && r.Longest > b.longest, "longest wait %v (%v)", r.Longest.Round(time.Millisecond), b.longest)
-	if b.lost > 0 {
-		limit := float64(s.tiers[len(s.tiers)-1].Limit)
-		lost := float64(r.Charged-r.Sent) / limit
-		fails(lost > b.lost, "%d charged, %d admitted: %.1f %% lost (%.1f %%)", r.Charged, r.Sent, 100*lost, 100*b.lost)
-	}
-	return wrong
-}
+// oneIn returns a function that selects the processes 0, n, 2n and so on.
+func oneIn(n int) func(int) bool { return func(i int) bool { return i%n == 0 } }

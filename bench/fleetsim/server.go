@@ -48,10 +48,11 @@ type service struct {
 
 // A tally counts what the server has done.
 type tally struct {
-	Calls, Reserves, Returns, Others int // calls of the script
-	Connections, Commands            int // opened, other commands
-	Published                        int // messages, one for each subscriber
-	Busy                             time.Duration
+	Calls, Reserves, Returns, Others int           // calls of the script
+	Connections, Commands            int           // opened, other commands
+	Published                        int           // messages, one for each subscriber
+	Lost                             int           // replies to calls of the script
+	Busy, Used                       time.Duration // by the server; by the clients, in real time
 	Longest                          time.Duration // wait of a command for earlier commands
 }
 
@@ -70,6 +71,30 @@ type visit struct {
 	arrived  time.Time
 	conn     *conn // if not nil, a connection for messages
 	done     func(replies []any)
+}
+
+// A model is the backend of a scenario in virtual time.
+type model struct {
+	*server
+	scenario scenario
+	seed     uint64
+}
+
+func (m *model) connect(i int) client { return newProcess(i, m.server, m.scenario.way(i), m.seed) }
+
+func (m *model) counted() (tally, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.tally, nil
+}
+
+func (m *model) close(all []client) {
+	time.Sleep(10 * time.Second) // canceled reservations are returned
+	for _, c := range all {
+		c.close()
+	}
+	time.Sleep(time.Minute) // goroutines of go-redis end by themselves
+	m.queue <- nil
 }
 
 func newServer(s service, faults []fault) *server {
@@ -396,10 +421,4 @@ func (s *server) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.scripts)
-}
-
-func (s *server) counted() tally {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.tally
 }

@@ -50,7 +50,7 @@ func steps(t *testing.T, limit int64, processes int) (counts []int) {
 			asks = args
 		}
 	}
-	s.measured(0, time.Second).runVirtually(t, 1)
+	played(t, s.measured(0, time.Second), 1)
 	synctest.Test(t, func(t *testing.T) { counts = stepsAtOnce(t, script[2], asks, processes) }) // no time passes
 	return counts
 }
