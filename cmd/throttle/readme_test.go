@@ -21,8 +21,8 @@ const root = "../.."
 
 // TestReadme runs each command of README.md as a reader of it does: those for a clone in a copy of the
 // tree, those for users of a published version with a module proxy that has this tree, and those of the
-// command as the README installs it. They have no network: modules come from the module cache. It runs
-// no "make test", of which it is a part.
+// command as the README installs it. They have no network: modules come from the module cache, and it
+// sends no request through the proxy. It runs no "make test", of which it is a part.
 func TestReadme(t *testing.T) {
 	soak.Long(t, "compiles everything anew, and runs a batch")
 	text, err := os.ReadFile(filepath.Join(root, "README.md"))
@@ -70,14 +70,21 @@ type reader struct {
 	user              *published.User
 }
 
-// shows has what some commands must print.
-var shows = map[string]string{"go run ./examples/coinbase": "refused      0\n", "throttle exec": "turn came\n"}
+// shows has what some commands must print. On a busy machine a request may reach the example's stand-in
+// later than the guard, and be refused: that it is not is tested in virtual time.
+var shows = map[string]string{
+	"go run ./examples/coinbase": "utilization  ",
+	"throttle plan":              "takes 34m 59s, ",
+	"seq 10":                     "10\n",
+}
 
 func (r *reader) run(command string) {
 	r.Helper()
 	var out string
 	switch {
-	case command == "make test":
+	case command == "make test", command == "kill $!", strings.HasPrefix(command, "curl "):
+		return
+	case command == `export PATH="$PATH:$(go env GOPATH)/bin"`: // r.bin is in it
 		return
 	case strings.Contains(command, " github.com/apithrottle/"): // once published
 		out = r.user.Shell(command)
@@ -85,7 +92,7 @@ func (r *reader) run(command string) {
 		r.proxy(command)
 		return
 	default:
-		out = r.shell(strings.Replace(command, "curl …", "echo turn came", 1))
+		out = r.shell(command)
 	}
 	for prefix, want := range shows {
 		if strings.HasPrefix(command, prefix) && !strings.Contains(out, want) {
@@ -115,21 +122,12 @@ func (r *reader) shell(command string) string {
 	return string(out)
 }
 
-// proxy runs the proxy with the file of docs/proxy.md until it listens.
+// proxy runs the proxy until it listens, with the file that a command has written.
 func (r *reader) proxy(command string) {
 	r.Helper()
-	page, err := os.ReadFile(filepath.Join(root, "docs", "proxy.md"))
-	if err != nil {
-		r.Fatal(err)
-	}
-	_, file, _ := strings.Cut(string(page), "```yaml throttle.yaml\n")
-	file, _, _ = strings.Cut(file, "```\n")
-	if err := os.WriteFile(filepath.Join(r.clone, "throttle.yaml"), []byte(file), 0o600); err != nil {
-		r.Fatal(err)
-	}
 	ctx, cancel := context.WithTimeout(r.Context(), 2*time.Minute)
 	defer cancel()
-	cmd := r.command(ctx, command+" --listen 127.0.0.1:0")
+	cmd := r.command(ctx, strings.TrimSuffix(command, " &")+" --listen 127.0.0.1:0")
 	log, err := cmd.StderrPipe()
 	if err != nil {
 		r.Fatal(err)

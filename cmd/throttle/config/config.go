@@ -20,8 +20,10 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"io"
+	"log/slog"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,12 +54,17 @@ type Config struct {
 	// Version is the version of the format: 1. If zero, 1.
 	Version int `json:"version,omitempty"`
 
-	// Listen is the address of the proxy, HOST:PORT or unix:PATH. If empty, 127.0.0.1:7411.
+	// Listen is the address of the proxy, HOST:PORT or unix:PATH. SetListen replaces it. If empty,
+	// 127.0.0.1:7411.
 	Listen string `json:"listen,omitempty"`
 
 	// AllowPublic allows a Listen that other machines can reach. If false, Listen must be a loopback
 	// address or a socket.
 	AllowPublic bool `json:"allow_public,omitempty"`
+
+	// PublicURL is the address at which clients reach the proxy, such as https://throttle.example. The
+	// links of responses lead to it. If empty, they lead to http:// and the Host of the request.
+	PublicURL string `json:"public_url,omitempty"`
 
 	// Store is where quotas are kept. If empty, in this process.
 	Store Store `json:"store,omitzero"`
@@ -83,7 +90,16 @@ type Config struct {
 	// before the first Transport. If nil, there are none.
 	Observer *throttle.Observer   `json:"-"`
 	Alert    func(throttle.Alert) `json:"-"`
+
+	// Log receives what the store of OpenStore reports to an operator: Redis is away, or has lost a
+	// quota. If nil, nothing is logged.
+	Log *slog.Logger `json:"-"`
+
+	public *url.URL
 }
+
+// Public returns PublicURL, parsed, nil if it is empty.
+func (c *Config) Public() *url.URL { return c.public }
 
 // A Store is where quotas are kept: in Redis, in a file, or if both are empty, in this process.
 type Store struct {
@@ -94,17 +110,32 @@ type Store struct {
 	// Prefix begins the names of the keys in Redis. If empty, "throttle:".
 	Prefix string `json:"prefix,omitempty"`
 
+	// Timeout is how long a call of Redis may take before Redis counts as away. If zero, 1s.
+	Timeout time.Duration `json:"timeout,omitempty"`
+
+	// Fallback is what happens while Redis is away. If empty, requests wait for Redis.
+	Fallback Fallback `json:"fallback,omitzero"`
+
 	// File is the path of a file for the processes of one host. A file keeps neither Concurrency nor
 	// estimates.
 	File string `json:"file,omitempty"`
 }
 
+// A Fallback lets each process go on by itself while Redis is away, with its part of every limit.
+type Fallback struct {
+	// Workers is the largest number of processes that share the quotas. Each of them has a limit of
+	// Limit / Workers. If zero, requests wait for Redis.
+	Workers int `json:"workers,omitempty"`
+}
+
 // A Route leads from a prefix of the proxy to an API. It has a Preset or a Policy.
 type Route struct {
-	// To is the address of the API, such as https://api.openai.com/v1, without a / at its end.
+	// To is the address of the API, such as https://api.openai.com/v1, without a / at its end. Its path
+	// may have references as those of a Secret: https://api.telegram.org/bot${env:TOKEN}. They stay
+	// references here.
 	To string `json:"to"`
 
-	// Preset is the name of a preset, such as "openai". See [Presets].
+	// Preset is the name of a preset, such as "openai": throttle providers lists all.
 	Preset string `json:"preset,omitempty"`
 
 	// With are the parameters of the preset.
@@ -122,10 +153,16 @@ type Route struct {
 	// empty, the prefix without its first slash.
 	Name string `json:"name,omitempty"`
 
-	// MaxWait refuses requests that would wait longer. If zero, the client alone limits a wait.
+	// Key makes an account of each value of a header, with the limits of Preset or Policy for itself.
+	// If empty, all requests of the route share them.
+	Key Key `json:"key,omitzero"`
+
+	// MaxWait refuses requests that would wait longer, for whatever limits. If zero, the client alone
+	// limits a wait.
 	MaxWait time.Duration `json:"max_wait,omitempty"`
 
-	// MaxQueue refuses a request when so many already wait. If zero, any number may wait.
+	// MaxQueue refuses a request when so many already wait. A client with limits of its own, and each
+	// account of Key, has a queue of its own. If zero, any number may wait.
 	MaxQueue int `json:"max_queue,omitempty"`
 
 	// Budget is a policy of budgets that all requests of the route share, such as
@@ -147,6 +184,10 @@ type Route struct {
 	// Set sets headers of requests to the API, such as {Authorization: "Bearer ${env:OPENAI_API_KEY}"}.
 	Set map[string]Secret `json:"set,omitempty"`
 
+	// Query sets parameters in the query of requests to the API, such as {apikey: "${env:API_KEY}"}.
+	// Those that a client sends under the same names are removed.
+	Query map[string]Secret `json:"query,omitempty"`
+
 	// Remove are headers that are removed from requests to the API.
 	Remove []string `json:"remove,omitempty"`
 
@@ -158,7 +199,8 @@ type Route struct {
 	Timeout time.Duration `json:"timeout,omitempty"`
 
 	prefix   string
-	upstream *url.URL
+	upstream *url.URL // with the values of references
+	secrets  []Secret // in upstream and Query
 	limits   Limits
 	budget   throttle.Policy // without tiers if there is none
 	class    throttle.Class
@@ -167,11 +209,15 @@ type Route struct {
 // Prefix returns the prefix of the route's paths in the proxy, such as "/openai".
 func (r *Route) Prefix() string { return r.prefix }
 
-// Upstream returns a copy of To, parsed.
+// Upstream returns a copy of To, parsed, with the values of its references: show its Host alone.
 func (r *Route) Upstream() *url.URL {
 	u := *r.upstream
 	return &u
 }
+
+// Secrets returns the values of references in To, and those of Query, of at least eight bytes, each as
+// it is and as it is in an address. What a program shows of responses must not contain them.
+func (r *Route) Secrets() []Secret { return slices.Clone(r.secrets) }
 
 // Limits returns the limits of the route, with Name, MaxWait and MaxQueue applied.
 func (r *Route) Limits() Limits { return r.limits }
@@ -181,15 +227,21 @@ func (r *Route) DefaultClass() throttle.Class { return r.class }
 
 // Allows reports whether a client may use the route.
 func (r *Route) Allows(client string) bool {
-	if len(r.Clients) == 0 {
-		return true
-	}
-	for _, name := range r.Clients {
-		if name == client {
-			return true
-		}
-	}
-	return false
+	return len(r.Clients) == 0 || slices.Contains(r.Clients, client)
+}
+
+// DefaultMaxKeys is how many accounts a Key keeps at most.
+const DefaultMaxKeys = 10_000
+
+// A Key makes an account of each value of a header.
+type Key struct {
+	// Header is the name of the header, such as Authorization. Only a hash of its value is kept.
+	// Requests without the header are one account.
+	Header string `json:"header"`
+
+	// MaxKeys is how many accounts have a quota at the same time. A further one takes the place of an
+	// account of which nothing is used, or its requests are refused. If zero, 10000.
+	MaxKeys int `json:"max_keys,omitempty"`
 }
 
 // A Client is a program that may use the proxy.
@@ -201,13 +253,33 @@ type Client struct {
 	// the route.
 	Class string `json:"class,omitempty"`
 
+	// Policy is the limits of all requests of the client, over all routes, as throttle.ParsePolicy reads
+	// them, such as "5/s". The limits of the routes hold besides. If empty, only those and Budget.
+	Policy string `json:"policy,omitempty"`
+
 	// Budget is a policy of budgets for all requests of the client, over all routes, such as
 	// "1000/day;budget=true". If empty, there is none.
 	Budget string `json:"budget,omitempty"`
 
-	class  throttle.Class
-	budget throttle.Policy // without tiers if there is none
+	// MaxWait refuses requests of the client that would wait longer, for whatever limits. It needs a
+	// Policy or a Budget. If zero, MaxWait of the route alone.
+	MaxWait time.Duration `json:"max_wait,omitempty"`
+
+	// MaxQueue refuses a request of the client when so many of its requests already wait on the
+	// route. It needs a Policy or a Budget. If zero, MaxQueue of the route alone.
+	MaxQueue int `json:"max_queue,omitempty"`
+
+	class throttle.Class
+	own   throttle.Policy // Policy and Budget, MaxWait and MaxQueue; without tiers if there is neither
 }
+
+// clientPrefix begins the name of a client's own limits, in errors, logs and metrics: "client:web".
+const clientPrefix = "client:"
+
+// Limits returns the client's own limits, Policy and Budget in one. Their name is "client:" and that of
+// the client. They are those of a throttle.Group, whose key is the name of the client. It returns false
+// if the client has none.
+func (c *Client) Limits() (p throttle.Policy, ok bool) { return c.own, len(c.own.Tiers) > 0 }
 
 // DefaultClass returns Class, parsed, and whether the client has one.
 func (c *Client) DefaultClass() (class throttle.Class, ok bool) { return c.class, c.Class != "" }
@@ -227,6 +299,15 @@ type Timeouts struct {
 
 // Observability is what the proxy shows of itself, under /_throttle/.
 type Observability struct {
+	// Listen is an address for the page, the metrics and the health alone, HOST:PORT, such as
+	// 0.0.0.0:9411, which Prometheus and the kubelet can reach. The proxy's own address then has none
+	// of them. If empty, it has all.
+	Listen string `json:"listen,omitempty"`
+
+	// ControlToken is the token of requests to /_throttle/pause and /_throttle/resume, at least 16
+	// bytes. If empty, the proxy refuses them.
+	ControlToken Secret `json:"control_token,omitzero"`
+
 	// Metrics serves metrics for Prometheus at /_throttle/metrics. If nil, true.
 	Metrics *bool `json:"metrics,omitempty"`
 
@@ -243,16 +324,21 @@ type Size int64
 // Load reads a file. It reads the environment and the files that the file refers to. The error is an
 // [*Error] if the file has problems.
 func Load(path string) (*Config, error) {
+	text, err := readAtMost(path, mostBytes+1)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(text, path)
+}
+
+// readAtMost reads the beginning of a file.
+func readAtMost(path string, bytes int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, mostBytes+1))
-	if err != nil {
-		return nil, err
-	}
-	return Parse(text, path)
+	return io.ReadAll(io.LimitReader(f, bytes))
 }
 
 // Parse is like Load for the text of a file. Name names the file in errors.
@@ -269,11 +355,20 @@ type Loader struct {
 	// WithoutSecrets reads no environment and no files: Secrets keep their references. Use it to
 	// check a file on a machine that lacks the secrets.
 	WithoutSecrets bool
+
+	each func(value string) string // returns what replaces a reference, from its value
 }
 
 // Parse reads the text of a file. Name names the file in errors.
 func (l Loader) Parse(text []byte, name string) (*Config, error) {
-	d := decoder{loader: l, file: name}
+	if l.LookupEnv == nil {
+		l.LookupEnv = os.LookupEnv
+	}
+	if l.ReadFile == nil {
+		l.ReadFile = readSecret
+	}
+	l.each = func(value string) string { return value }
+	d := decoder{loader: l}
 	c := d.config(text)
 	if len(d.problems) > 0 {
 		return nil, &Error{File: name, Problems: d.sorted()}
@@ -296,12 +391,9 @@ func (c *Config) ClientFor(token string) (name string, ok bool) {
 // "/openai/v1/models" at the prefix "/openai". The longest prefix counts. It returns nil if no route
 // has the path.
 func (c *Config) RouteFor(path string) (r *Route, rest string) {
-	for prefix := strings.TrimSuffix(path, "/"); len(prefix) > 1; prefix = prefix[:strings.LastIndexByte(prefix, '/')] {
+	for prefix := strings.TrimSuffix(path, "/"); len(prefix) > 1; prefix = prefix[:max(0, strings.LastIndexByte(prefix, '/'))] {
 		if r = c.Routes[prefix]; r != nil {
 			return r, path[len(prefix):]
-		}
-		if !strings.Contains(prefix, "/") {
-			break
 		}
 	}
 	if r = c.Routes["/"]; r != nil {

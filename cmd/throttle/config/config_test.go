@@ -15,8 +15,13 @@ import (
 func loader() config.Loader {
 	return config.Loader{
 		LookupEnv: func(name string) (string, bool) {
-			if name == "REDIS_URL" {
+			switch name {
+			case "REDIS_URL":
 				return "redis://:hunter2@127.0.0.1:1/0", true
+			case "BROKEN":
+				return "a\nb", true
+			case "DOTS":
+				return "..", true
 			}
 			return "value-of-" + name + "-0123456789", true
 		},
@@ -40,8 +45,8 @@ func TestExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := len(c.Routes); got != 4 {
-		t.Errorf("%d routes, want 4", got)
+	if got := len(c.Routes); got != 7 {
+		t.Errorf("%d routes, want 7", got)
 	}
 	for prefix := range c.Routes {
 		if _, err := c.Transport(prefix, nil); err != nil {
@@ -53,7 +58,7 @@ func TestExample(t *testing.T) {
 // The example has every field.
 func TestExampleIsWhole(t *testing.T) {
 	text := string(readExample(t))
-	for _, v := range []any{config.Config{}, config.Store{}, config.Route{}, config.Client{}, config.Timeouts{}, config.Observability{}} {
+	for _, v := range []any{config.Config{}, config.Store{}, config.Fallback{}, config.Route{}, config.Key{}, config.Client{}, config.Timeouts{}, config.Observability{}} {
 		for i := range reflect.TypeOf(v).NumField() {
 			name, _, _ := strings.Cut(reflect.TypeOf(v).Field(i).Tag.Get("json"), ",")
 			name = regexp.QuoteMeta(strings.TrimPrefix(name, "$"))

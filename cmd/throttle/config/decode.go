@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/cmd/throttle/internal/alike"
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/lexer"
@@ -21,11 +23,10 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// A decoder reads one file. Package yaml parses it. Its own decoder would end at the first problem
-// and quote lines with secrets, so the decoder walks over the nodes itself.
+// A decoder reads one file. Package yaml parses it. Its own strict decoder would end at the first
+// problem and quote lines with secrets, so the decoder reads the nodes into the Config itself.
 type decoder struct {
 	loader   Loader
-	file     string
 	tokens   token.Tokens
 	problems []Problem
 	public   map[place]bool          // the tokens that may be shown
@@ -42,23 +43,20 @@ const (
 
 // config reads the text of a file.
 func (d *decoder) config(text []byte) *Config {
-	d.public = make(map[place]bool)
-	d.places = make(map[string]*token.Token)
-	d.failed = make(map[string]bool)
-	c := new(Config)
+	d.public, d.places, d.failed = make(map[place]bool), make(map[string]*token.Token), make(map[string]bool)
 	if len(text) > mostBytes {
 		d.report(nil, "", "the file is too large: it must have at most %d bytes", mostBytes)
 		return nil
 	}
 	root := d.parse(text)
-	if len(d.problems) > 0 {
+	if root == nil || len(d.problems) > 0 {
+		if len(d.problems) == 0 {
+			d.report(nil, "", `the file is empty: it needs routes, such as routes: {/github: {to: "https://api.github.com", preset: github}}`)
+		}
 		return nil
 	}
-	if root == nil {
-		d.report(nil, "", `the file is empty: it needs routes, such as routes: {/github: {to: "https://api.github.com", preset: github}}`)
-		return nil
-	}
-	d.value(root, reflect.ValueOf(c).Elem(), "")
+	c := new(Config)
+	d.value(root, nil, reflect.ValueOf(c).Elem(), "")
 	d.places[""] = nil // the beginning
 	if !d.failed[""] {
 		d.validate(c)
@@ -75,50 +73,41 @@ func (d *decoder) parse(text []byte) (root ast.Node) {
 		}
 	}()
 	d.tokens = lexer.Tokenize(string(text))
-	for _, t := range d.tokens {
-		switch t.Type {
-		case token.AnchorType, token.AliasType, token.MergeKeyType, token.TagType, token.DirectiveType, token.MappingKeyType:
-			d.report(t, "", "anchors, aliases, merge keys, tags, directives and keys with ? are not supported: write the value out")
-		}
-	}
-	if t := tooDeep(d.tokens); t != nil {
-		d.report(t, "", "the file has more than %d levels", mostDepth)
-	}
+	d.checkTokens()
 	if len(d.problems) > 0 {
 		return nil
 	}
 	file, err := parser.Parse(d.tokens, 0, parser.AllowDuplicateMapKey())
-	if err != nil {
+	var syntax yaml.Error
+	switch {
+	case errors.As(err, &syntax):
 		d.broken = true
-		var syntax yaml.Error
-		if errors.As(err, &syntax) {
-			d.report(syntax.GetToken(), "", "this is not YAML: %s", d.masked(syntax.GetMessage()))
-		} else {
-			d.report(nil, "", "the file cannot be read as YAML")
-		}
+		d.report(syntax.GetToken(), "", "this is not YAML: %s", d.masked(syntax.GetMessage()))
 		return nil
+	case err != nil:
+		panic(err) // see above
 	}
-	var bodies []ast.Node
 	for _, doc := range file.Docs {
-		if doc != nil && doc.Body != nil {
-			bodies = append(bodies, doc.Body)
+		switch {
+		case doc == nil || doc.Body == nil:
+		case root != nil:
+			d.report(doc.Body.GetToken(), "", "a second document begins here: a file has one")
+			return nil
+		default:
+			root = doc.Body
 		}
 	}
-	if len(bodies) > 1 {
-		d.report(bodies[1].GetToken(), "", "a second document begins here: a file has one")
-	}
-	if len(bodies) == 0 {
-		return nil
-	}
-	return bodies[0]
+	return root
 }
 
-// tooDeep returns the token at which brackets, or the dashes of one line, have too many levels. It
-// returns nil if there is none.
-func tooDeep(tokens token.Tokens) *token.Token {
+// checkTokens reports tokens of what a file must not have: what is not supported, and brackets, or
+// dashes in one line, of too many levels.
+func (d *decoder) checkTokens() {
 	brackets, dashes, line := 0, 0, 0
-	for _, t := range tokens {
+	for _, t := range d.tokens {
 		switch t.Type {
+		case token.AnchorType, token.AliasType, token.MergeKeyType, token.TagType, token.DirectiveType, token.MappingKeyType:
+			d.report(t, "", "anchors, aliases, merge keys, tags, directives and keys with ? are not supported: write the value out")
 		case token.MappingStartType, token.SequenceStartType:
 			brackets++
 		case token.MappingEndType, token.SequenceEndType:
@@ -130,10 +119,10 @@ func tooDeep(tokens token.Tokens) *token.Token {
 			dashes++
 		}
 		if max(brackets, dashes) > mostDepth {
-			return t
+			d.report(t, "", "the file has more than %d levels", mostDepth)
+			return
 		}
 	}
-	return nil
 }
 
 // masked returns a message of package yaml without the values of the file.
@@ -148,151 +137,148 @@ func (d *decoder) masked(message string) string {
 	return message
 }
 
-// value reads a node into a value of the Config.
-func (d *decoder) value(n ast.Node, v reflect.Value, field string) {
-	if t := n.GetToken(); t != nil {
-		d.places[field] = t
+// An argument is a value of Route.With: a text, or another scalar.
+type argument string
+
+// A kind is a type of scalars: what the file may have for it, and how a text becomes its value.
+type kind struct {
+	want  string
+	nodes []ast.NodeType
+	set   func(v reflect.Value, text string) error // nil for a Secret
+}
+
+var (
+	texts   = []ast.NodeType{ast.StringType, ast.LiteralType}
+	scalars = []ast.NodeType{ast.StringType, ast.LiteralType, ast.IntegerType, ast.FloatType, ast.BoolType}
+	whole   = kind{"a whole number", []ast.NodeType{ast.IntegerType}, setNumber}
+)
+
+var kinds = map[reflect.Type]kind{
+	reflect.TypeFor[Secret]():        {"a text", texts, nil},
+	reflect.TypeFor[string]():        {"a text", texts, setText},
+	reflect.TypeFor[argument]():      {"a number or a text", scalars, setText},
+	reflect.TypeFor[bool]():          {"true or false", []ast.NodeType{ast.BoolType}, setBool},
+	reflect.TypeFor[int]():           whole,
+	reflect.TypeFor[int64]():         whole,
+	reflect.TypeFor[Size]():          {"a size such as 64KB or 1MB", scalars, setSize},
+	reflect.TypeFor[time.Duration](): {"a length of time such as 30s or 5m", texts, setDuration},
+}
+
+func setText(v reflect.Value, text string) error { v.SetString(text); return nil }
+
+func setBool(v reflect.Value, text string) error { v.SetBool(text == "true"); return nil }
+
+func setNumber(v reflect.Value, text string) error {
+	number, err := parseNumber(text)
+	if err != nil || v.OverflowInt(number) {
+		return fmt.Errorf("is %q: it must be a whole number", text)
 	}
-	switch v.Interface().(type) {
-	case Secret:
-		if text, ok := d.scalar(n, field, "a text", isText); ok {
-			secret, errs := d.loader.expand(text)
-			for _, e := range errs {
-				d.report(n.GetToken(), field, "%s", e)
-			}
-			v.Set(reflect.ValueOf(secret))
-		}
-		return
-	case time.Duration:
-		if text, ok := d.plain(n, field, "a length of time such as 30s or 5m", isText); ok {
-			length, err := algorithms.ParseDuration(text)
-			if err != nil || length <= 0 {
-				d.report(n.GetToken(), field, "is %q: it must be a length of time above zero, such as 30s or 5m", text)
-			}
-			v.SetInt(int64(length))
-		}
-		return
-	case Size:
-		if text, ok := d.plain(n, field, "a size such as 64KB or 1MB", isScalar); ok {
-			size, err := ParseSize(text)
-			if err != nil {
-				d.report(n.GetToken(), field, "%v", err)
-			}
-			v.SetInt(int64(size))
-		}
+	v.SetInt(number)
+	return nil
+}
+
+func setSize(v reflect.Value, text string) error {
+	size, err := ParseSize(text)
+	v.SetInt(int64(size))
+	return err
+}
+
+func setDuration(v reflect.Value, text string) error {
+	length, err := algorithms.ParseDuration(text)
+	if err != nil || length <= 0 {
+		return fmt.Errorf("is %q: it must be a length of time above zero, such as 30s or 5m", text)
+	}
+	v.SetInt(int64(length))
+	return nil
+}
+
+// value reads a node into a value of the Config. If the node has a key and is a mapping, its place is
+// that of the key.
+func (d *decoder) value(n ast.Node, key *token.Token, v reflect.Value, field string) {
+	if d.places[field] = n.GetToken(); key != nil && typeNames[n.Type()] == "a mapping" {
+		d.places[field] = key
+	}
+	if k, ok := kinds[v.Type()]; ok {
+		d.scalar(n, k, v, field)
 		return
 	}
 	switch v.Kind() {
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
-		d.value(n, v.Elem(), field)
+		d.value(n, key, v.Elem(), field)
 	case reflect.Struct:
 		d.structure(n, v, field)
 	case reflect.Map:
 		d.mapping(n, v, field)
 	case reflect.Slice:
 		d.sequence(n, v, field)
-	case reflect.String:
-		if text, ok := d.plain(n, field, "a text", isText); ok {
-			v.SetString(text)
-		}
-	case reflect.Bool:
-		if text, ok := d.plain(n, field, "true or false", isBool); ok {
-			v.SetBool(text == "true")
-		}
-	case reflect.Int, reflect.Int64:
-		if text, ok := d.plain(n, field, "a whole number", isNumber); ok {
-			number, err := parseNumber(text)
-			if err != nil || v.OverflowInt(number) {
-				d.report(n.GetToken(), field, "is %q: it must be a whole number", text)
-			}
-			v.SetInt(number)
-		}
 	default:
 		panic("config: no decoder of " + v.Type().String())
 	}
 }
 
-func isText(n ast.Node) bool {
-	switch n.(type) {
-	case *ast.StringNode, *ast.LiteralNode:
-		return true
+// scalar reads a text, a number or a boolean. A value that cannot be secret is shown in excerpts.
+func (d *decoder) scalar(n ast.Node, k kind, v reflect.Value, field string) {
+	if !slices.Contains(k.nodes, n.Type()) {
+		d.wrongType(n, field, k.want)
+		return
 	}
-	return false
-}
-
-func isBool(n ast.Node) bool { _, ok := n.(*ast.BoolNode); return ok }
-
-func isNumber(n ast.Node) bool { _, ok := n.(*ast.IntegerNode); return ok }
-
-func isScalar(n ast.Node) bool {
-	switch n.(type) {
-	case *ast.FloatNode:
-		return true
-	}
-	return isText(n) || isNumber(n) || isBool(n)
-}
-
-// scalar returns the text of a node, if it is of a kind.
-func (d *decoder) scalar(n ast.Node, field, want string, is func(ast.Node) bool) (text string, ok bool) {
-	if !is(n) {
-		d.wrongType(n, field, want)
-		return "", false
-	}
+	text := n.GetToken().Value
 	switch n := n.(type) {
 	case *ast.StringNode:
-		return n.Value, true
+		text = n.Value
 	case *ast.LiteralNode:
-		return n.Value.Value, true
+		text = n.Value.Value
 	case *ast.BoolNode:
-		return strconv.FormatBool(n.Value), true
+		text = strconv.FormatBool(n.Value)
 	}
-	return n.GetToken().Value, true
-}
-
-// plain is like scalar for a value that is not secret. It is shown in excerpts.
-func (d *decoder) plain(n ast.Node, field, want string, is func(ast.Node) bool) (text string, ok bool) {
-	text, ok = d.scalar(n, field, want, is)
-	if ok {
+	if k.set == nil {
+		v.Set(reflect.ValueOf(d.expand(d.loader, field, text)))
+		return
+	}
+	refers := strings.Contains(text, "${")
+	if address := strings.HasPrefix(field, "routes.") && strings.HasSuffix(field, ".to"); !refers || !address {
 		d.public[placeOf(n.GetToken())] = true
-		if strings.Contains(text, "${") {
-			d.report(n.GetToken(), field, "refers to a variable or a file: only token, store.redis and the values of set may")
+		if refers {
 			d.failed[field] = true
-			return "", false
+			d.bad(field, "refers to a variable or a file: only to, token, control_token, store.redis and the values of set and query may")
+			return
 		}
 	}
-	return text, ok
+	if err := k.set(v, text); err != nil {
+		d.bad(field, "%v", err)
+	}
+}
+
+// expand returns a text with its references replaced, and reports what is wrong with them.
+func (d *decoder) expand(l Loader, field, text string) Secret {
+	secret, errs := l.expand(text)
+	for _, e := range errs {
+		d.bad(field, "%s", e)
+	}
+	return secret
 }
 
 // wrongType reports a node of another type. The value may be a misplaced secret, so it is not shown.
 func (d *decoder) wrongType(n ast.Node, field, want string) {
 	d.failed[field] = true
-	if field == "" {
-		field = "the file"
-	}
-	d.report(n.GetToken(), field, "is %s: it must be %s", typeName(n), want)
+	name := cmp.Or(typeNames[n.Type()], "of an unknown type")
+	d.report(n.GetToken(), cmp.Or(field, "the file"), "is %s: it must be %s", name, want)
 }
 
-func typeName(n ast.Node) string {
-	switch n.(type) {
-	case *ast.StringNode, *ast.LiteralNode:
-		return "a text"
-	case *ast.IntegerNode, *ast.FloatNode, *ast.InfinityNode, *ast.NanNode:
-		return "a number"
-	case *ast.BoolNode:
-		return "true or false"
-	case *ast.NullNode:
-		return "empty"
-	case *ast.SequenceNode:
-		return "a list"
-	case *ast.MappingNode, *ast.MappingValueNode:
-		return "a mapping"
-	}
-	return "of an unknown type"
+var typeNames = map[ast.NodeType]string{
+	ast.StringType: "a text", ast.LiteralType: "a text",
+	ast.IntegerType: "a number", ast.FloatType: "a number", ast.InfinityType: "a number", ast.NanType: "a number",
+	ast.BoolType: "true or false", ast.NullType: "empty", ast.SequenceType: "a list",
+	ast.MappingType: "a mapping", ast.MappingValueType: "a mapping",
 }
 
-// pairs returns the keys and values of a mapping, without those that are there twice.
-func (d *decoder) pairs(n ast.Node, field, want string) (all []*ast.MappingValueNode) {
+// keyName matches the keys of a file: names of fields, clients, headers and units, and prefixes. A key
+// that is not a name may be a misplaced secret, so it is not shown.
+var keyName = regexp.MustCompile(`^\$?[A-Za-z0-9/_.~-]{1,100}$`)
+
+// pairs calls read with the keys and values of a mapping, but for those that are there twice.
+func (d *decoder) pairs(n ast.Node, field, want string, read func(key string, at *token.Token, value ast.Node)) {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
 	case *ast.MappingNode:
@@ -301,43 +287,30 @@ func (d *decoder) pairs(n ast.Node, field, want string) (all []*ast.MappingValue
 		values = []*ast.MappingValueNode{n}
 	default:
 		d.wrongType(n, field, want)
-		return nil
 	}
 	lines := make(map[string]int)
 	for _, pair := range values {
-		key, ok := keyOf(pair)
-		at := pair.Key.GetToken()
-		if _, null := pair.Value.(*ast.NullNode); null && !isField(key) && !strings.HasPrefix(key, "/") {
-			ok = false // the rest of a secret behind a comma looks like this
+		at, key := pair.Key.GetToken(), ""
+		switch k := pair.Key.(type) {
+		case *ast.StringNode:
+			key = k.Value
+		case *ast.IntegerNode, *ast.BoolNode, *ast.FloatNode:
+			key = at.Value
 		}
-		if !ok || pair.Value == nil {
+		_, null := pair.Value.(*ast.NullNode)
+		// The rest of a secret behind a comma looks like a key without a value.
+		switch rest := null && !isField(key) && !strings.HasPrefix(key, "/"); {
+		case rest || pair.Value == nil || !keyName.MatchString(key):
 			d.report(at, field, "has a key that is not a name, or a key without a value: write name: value")
 			continue
+		case lines[key] > 0:
+			d.report(at, join(field, key), "is there twice, first in line %d: remove one", lines[key])
+		default:
+			lines[key] = at.Position.Line
+			read(key, at, pair.Value)
 		}
 		d.public[placeOf(at)] = true
-		if line, twice := lines[key]; twice {
-			d.report(at, join(field, key), "is there twice, first in line %d: remove one", line)
-			continue
-		}
-		lines[key] = at.Position.Line
-		all = append(all, pair)
 	}
-	return all
-}
-
-// keyName matches the keys of a file: names of fields, clients, headers and units, and prefixes.
-var keyName = regexp.MustCompile(`^\$?[A-Za-z0-9/_.~-]{1,100}$`)
-
-// keyOf returns the key of a pair. A key that is not a name may be a misplaced secret, so it is not
-// shown.
-func keyOf(pair *ast.MappingValueNode) (key string, ok bool) {
-	switch k := pair.Key.(type) {
-	case *ast.StringNode:
-		key = k.Value
-	case *ast.IntegerNode, *ast.BoolNode, *ast.FloatNode:
-		key = k.GetToken().Value
-	}
-	return key, keyName.MatchString(key)
 }
 
 func join(field, key string) string {
@@ -351,27 +324,27 @@ func join(field, key string) string {
 func (d *decoder) structure(n ast.Node, v reflect.Value, field string) {
 	fields := fieldsOf(v.Type())
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(fields)), func(name string) bool { return name[0] == '$' })
-	for _, pair := range d.pairs(n, field, "a mapping of "+list(names, "and")) {
-		key, _ := keyOf(pair)
+	d.pairs(n, field, "a mapping of "+list(names, "and"), func(key string, at *token.Token, value ast.Node) {
 		if i, ok := fields[key]; ok {
-			d.value(pair.Value, v.Field(i), join(field, key))
-			d.placeAtKey(pair, join(field, key))
-			continue
+			d.value(value, at, v.Field(i), join(field, key))
+			if fix := empty[v.Type().Name()+"."+key]; fix != "" && v.Field(i).Len() == 0 && !d.failed[join(field, key)] {
+				d.bad(join(field, key), "is empty: %s, or remove the field", fix)
+			}
+			return
 		}
-		fix := "the fields are " + list(names, "and")
-		if near := nearest(key, names); near != "" {
-			fix = "did you mean " + near + "?"
-		}
-		d.report(pair.Key.GetToken(), join(field, key), "is not a field: %s", fix)
-	}
+		d.report(at, join(field, key), "is not a field: %s", alike.Suggest(key, names, "the fields are "+list(names, "and")))
+	})
 }
 
-// placeAtKey makes the key the place of a mapping.
-func (d *decoder) placeAtKey(pair *ast.MappingValueNode, field string) {
-	switch pair.Value.(type) {
-	case *ast.MappingNode, *ast.MappingValueNode:
-		d.places[field] = pair.Key.GetToken()
-	}
+// empty says what to do about fields that are there and empty.
+var empty = map[string]string{
+	"Config.public_url": "write https://HOST",
+	"Config.clients":    "name a client",
+	"Store.file":        "name a file",
+	"Route.budget":      "write a budget such as 1000/day;budget=true",
+	"Route.query":       "write {NAME: VALUE}",
+	"Client.policy":     "write a policy such as 5/s",
+	"Client.budget":     "write a budget such as 1000/day;budget=true",
 }
 
 // fieldsOf returns the indices of a struct's fields by their names in the file.
@@ -390,7 +363,7 @@ func isField(text string) bool { _, ok := allFields()[text]; return ok }
 
 var allFields = sync.OnceValue(func() map[string]int {
 	all := make(map[string]int)
-	for _, v := range []any{Config{}, Store{}, Route{}, Client{}, Timeouts{}, Observability{}} {
+	for _, v := range []any{Config{}, Store{}, Fallback{}, Route{}, Key{}, Client{}, Timeouts{}, Observability{}} {
 		maps.Copy(all, fieldsOf(reflect.TypeOf(v)))
 	}
 	return all
@@ -399,21 +372,15 @@ var allFields = sync.OnceValue(func() map[string]int {
 // mapping reads a mapping of any keys.
 func (d *decoder) mapping(n ast.Node, v reflect.Value, field string) {
 	v.Set(reflect.MakeMap(v.Type()))
-	for _, pair := range d.pairs(n, field, "a mapping") {
-		key, _ := keyOf(pair)
-		to := join(field, key)
-		element := reflect.New(v.Type().Elem()).Elem()
-		if v.Type() == reflect.TypeFor[map[string]string]() { // parameters of presets
-			if text, ok := d.plain(pair.Value, to, "a number or a text", isScalar); ok {
-				element.SetString(text)
-			}
-			d.places[to] = pair.Value.GetToken()
-		} else {
-			d.value(pair.Value, element, to)
-			d.placeAtKey(pair, to)
-		}
-		v.SetMapIndex(reflect.ValueOf(key), element)
+	of := v.Type().Elem()
+	if of.Kind() == reflect.String {
+		of = reflect.TypeFor[argument]()
 	}
+	d.pairs(n, field, "a mapping", func(key string, at *token.Token, value ast.Node) {
+		element := reflect.New(of).Elem()
+		d.value(value, at, element, join(field, key))
+		v.SetMapIndex(reflect.ValueOf(key), element.Convert(v.Type().Elem()))
+	})
 }
 
 // sequence reads a list.
@@ -425,7 +392,7 @@ func (d *decoder) sequence(n ast.Node, v reflect.Value, field string) {
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(list.Values), len(list.Values)))
 	for i, element := range list.Values {
-		d.value(element, v.Index(i), fmt.Sprintf("%s[%d]", field, i))
+		d.value(element, nil, v.Index(i), fmt.Sprintf("%s[%d]", field, i))
 	}
 }
 
@@ -433,18 +400,19 @@ func (d *decoder) sequence(n ast.Node, v reflect.Value, field string) {
 func (d *decoder) bad(field, format string, args ...any) {
 	at, around := d.places[field], field
 	for at == nil && around != "" {
-		cut := max(0, strings.LastIndexAny(around, ".["))
-		around = around[:cut]
+		around = around[:max(0, strings.LastIndexAny(around, ".["))]
 		at = d.places[around]
 	}
 	d.report(at, field, format, args...)
 }
 
+// sizes are the units of a Size, each 1024 times the one before.
+var sizes = []string{"KB", "MB", "GB"}
+
 // ParseSize reads a number of bytes: 65536, "64KB", "1MB". KB is 1024 bytes.
 func ParseSize(text string) (Size, error) {
-	digits := strings.TrimSpace(text)
-	factor := int64(1)
-	for i, unit := range []string{"KB", "MB", "GB"} {
+	digits, factor := strings.TrimSpace(text), int64(1)
+	for i, unit := range sizes {
 		if n := len(digits) - len(unit); n >= 0 && strings.EqualFold(digits[n:], unit) {
 			digits, factor = strings.TrimSpace(digits[:n]), int64(1)<<(10*(i+1))
 			break
@@ -459,12 +427,9 @@ func ParseSize(text string) (Size, error) {
 
 // String returns the size as ParseSize reads it.
 func (s Size) String() string {
-	for _, unit := range []struct {
-		name  string
-		bytes Size
-	}{{"GB", 1 << 30}, {"MB", 1 << 20}, {"KB", 1 << 10}} {
-		if s >= unit.bytes && s%unit.bytes == 0 {
-			return strconv.FormatInt(int64(s/unit.bytes), 10) + unit.name
+	for i, unit := range slices.Backward(sizes) {
+		if bytes := Size(1) << (10 * (i + 1)); s >= bytes && s%bytes == 0 {
+			return strconv.FormatInt(int64(s/bytes), 10) + unit
 		}
 	}
 	return strconv.FormatInt(int64(s), 10)

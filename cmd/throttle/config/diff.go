@@ -15,8 +15,8 @@ type Changes struct {
 	Added, Removed []string
 
 	// Limits are the prefixes of routes in both, whose transports differ: by their limits, their
-	// budget, their timeout, or the budgets of clients. Replace their transports by those of the new Config, on the store of
-	// the old one: what is charged stays charged.
+	// budget, their timeout, or the limits of clients. Replace their transports by those of the new
+	// Config, on the store of the old one: what is charged stays charged. [Transports.Reload] does so.
 	Limits []string
 
 	// Settings are the prefixes of the other routes that differ: by their address, their headers or
@@ -28,6 +28,9 @@ type Changes struct {
 
 	// Listen reports that Listen or AllowPublic differs.
 	Listen bool
+
+	// PublicURL reports that PublicURL differs.
+	PublicURL bool
 
 	// Store reports that the store differs. Quotas do not move to the other store: end the program
 	// and start it again.
@@ -55,7 +58,7 @@ func (c Changes) String() string {
 	for _, f := range []struct {
 		name    string
 		differs bool
-	}{{"clients", c.Clients}, {"listen", c.Listen}, {"store", c.Store}, {"timeouts", c.Timeouts}, {"observability", c.Observability}} {
+	}{{"clients", c.Clients}, {"listen", c.Listen}, {"public_url", c.PublicURL}, {"store", c.Store}, {"timeouts", c.Timeouts}, {"observability", c.Observability}} {
 		if f.differs {
 			parts = append(parts, "other "+f.name)
 		}
@@ -71,6 +74,7 @@ func (c *Config) Since(old *Config) Changes {
 	ch := Changes{
 		Clients:       !reflect.DeepEqual(c.Clients, old.Clients),
 		Listen:        c.Listen != old.Listen || c.AllowPublic != old.AllowPublic,
+		PublicURL:     c.PublicURL != old.PublicURL,
 		Store:         !reflect.DeepEqual(c.Store, old.Store),
 		Timeouts:      c.Timeouts != old.Timeouts,
 		Observability: !reflect.DeepEqual(c.Observability, old.Observability),
@@ -96,18 +100,18 @@ func (c *Config) Since(old *Config) Changes {
 
 // quotas returns what the transport of a route is made of.
 func (c *Config) quotas(r *Route) []any {
-	all := []any{r.Name, r.limits.String(), r.limits.host, r.MaxWait, r.MaxQueue, r.budget.String(), r.Cost, r.Timeout}
+	all := []any{r.Name, r.limits.String(), r.limits.host, r.MaxWait, r.MaxQueue, r.Key, r.budget.String(), r.Cost, r.Timeout}
 	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
-		if budget := c.Clients[name].budget; len(budget.Tiers) > 0 && r.Allows(name) {
-			all = append(all, name, budget.String())
+		if own := c.Clients[name].own; len(own.Tiers) > 0 && r.Allows(name) {
+			all = append(all, name, own.String())
 		}
 	}
 	return all
 }
 
-// settings returns what the file says about a route.
+// settings returns what the file says about a route, and the values of its references.
 func (r *Route) settings() Route {
 	s := *r
-	s.upstream, s.limits, s.budget = nil, Limits{}, throttle.Policy{}
+	s.limits, s.budget = Limits{}, throttle.Policy{}
 	return s
 }

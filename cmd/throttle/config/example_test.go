@@ -44,7 +44,7 @@ func ExampleParse() {
 	// throttle.yaml:2:49: routes./openai.preset is "opnai": no preset has this name: did you mean openai?
 	//     2 |   /openai: {to: https://api.openai.com, preset: opnai}
 	//       |                                                 ^
-	// throttle.yaml:3:49: routes./acme.policy is "5/fortnight": tier 0 "5/fortnight": window: "fortnight" is not a length of time: use s, min, h, d, or a length such as 500ms, 20s, 1h30m or 30d
+	// throttle.yaml:3:49: routes./acme.policy is "5/fortnight": window: "fortnight" is not a length of time: use s, min, h, d, or a length such as 500ms, 20s, 1h30m or 30d
 	//     3 |   /acme: {to: https://api.acme.example, policy: 5/fortnight, set: {Auth…
 	//       |                                                 ^
 }

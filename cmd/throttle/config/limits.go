@@ -14,9 +14,9 @@ import (
 // [Route.Limits] return them.
 type Limits struct {
 	policy   throttle.Policy // without tiers for a preset
-	preset   Preset
-	args     arguments
-	name     string // of the provider; if empty, the provider's own
+	preset   providers.Preset
+	args     map[string]string // of the preset
+	name     string            // of the provider; if empty, the provider's own
 	maxWait  time.Duration
 	maxQueue int
 	host     string // the only host of the provider; if empty, the provider's own hosts
@@ -37,7 +37,7 @@ func ParseLimits(name, text string) (Limits, error) {
 	if !isName(text) {
 		p, err := throttle.ParsePolicy(name, text)
 		if err != nil {
-			return Limits{}, fmt.Errorf("%q: %s", text, policyProblem(name, err))
+			return Limits{}, fmt.Errorf("%q: %s", text, policyProblem(name, text, err))
 		}
 		return Limits{policy: p}, nil
 	}
@@ -53,7 +53,7 @@ func ParseLimits(name, text string) (Limits, error) {
 	if err != nil {
 		return Limits{}, err
 	}
-	args, bad := p.arguments(given)
+	args, bad := presetArguments(p, given)
 	var errs []error
 	for _, b := range bad {
 		errs = append(errs, fmt.Errorf("preset %s: %s %s", p.Name, b.name, b.message))
@@ -73,7 +73,7 @@ func isName(text string) bool {
 	return 'a' <= first && first <= 'z'
 }
 
-func parseArguments(p Preset, text string, any bool) (map[string]string, error) {
+func parseArguments(p providers.Preset, text string, any bool) (map[string]string, error) {
 	given := map[string]string{}
 	if !any {
 		return given, nil
@@ -82,7 +82,7 @@ func parseArguments(p Preset, text string, any bool) (map[string]string, error) 
 		key, value, ok := strings.Cut(part, "=")
 		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
 		if !ok || key == "" || value == "" {
-			return nil, fmt.Errorf("preset %s: %q is not a parameter with a value: write %s", p.Name, strings.TrimSpace(part), p.Example())
+			return nil, fmt.Errorf("preset %s: %q is not a parameter with a value: write %s", p.Name, strings.TrimSpace(part), PresetText(p, p.Example()))
 		}
 		if _, twice := given[key]; twice {
 			return nil, fmt.Errorf("preset %s: %s is there twice: remove one", p.Name, key)
@@ -95,7 +95,7 @@ func parseArguments(p Preset, text string, any bool) (map[string]string, error) 
 // String returns the limits as ParseLimits reads them: in normal form, without the name.
 func (l Limits) String() string {
 	if l.IsPreset() {
-		return l.preset.text(l.args)
+		return PresetText(l.preset, l.args)
 	}
 	return l.policy.String()
 }
@@ -104,7 +104,7 @@ func (l Limits) String() string {
 func (l Limits) IsPreset() bool { return l.preset.Name != "" }
 
 // Preset returns the preset, or a Preset without a Name for a policy.
-func (l Limits) Preset() Preset { return l.preset }
+func (l Limits) Preset() providers.Preset { return l.preset }
 
 // Provider returns a new Provider of the preset, which the caller may change. Its Name is the name
 // of the quota. A policy has none.
@@ -112,7 +112,7 @@ func (l Limits) Provider() (p providers.Provider, ok bool) {
 	if !l.IsPreset() {
 		return p, false
 	}
-	p = l.preset.build(l.args)
+	p = l.preset.Provider(l.args)
 	if l.name != "" {
 		p.Name = l.name
 	}

@@ -14,7 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/apithrottle/throttle/providers"
 	"github.com/goccy/go-yaml"
 	"github.com/google/jsonschema-go/jsonschema"
 )
@@ -81,20 +83,26 @@ func schema(t *testing.T) *jsonschema.Schema {
 	client, route := root.Properties["clients"].AdditionalProperties, root.Properties["routes"].AdditionalProperties
 	enum(client.Properties["class"], "interactive", "normal", "batch")
 	enum(route.Properties["class"], "interactive", "normal", "batch")
-	one := 1
+	one, least, most := 1, 1.0, 1e6
+	workers := root.Properties["store"].Properties["fallback"]
+	workers.Required, workers.Properties["workers"].Minimum = []string{"workers"}, &least
+	key := route.Properties["key"].Properties["max_keys"]
+	key.Minimum, key.Maximum = &least, &most
+	client.Properties["max_queue"].Minimum, route.Properties["max_queue"].Minimum = &least, &least
+	route.Properties["query"].MinProperties = &one
 	root.Properties["clients"].MinProperties, root.Properties["routes"].MinProperties = &one, &one
 	root.Properties["routes"].PropertyNames = of(`{"pattern": "^/([A-Za-z0-9_.~-]+(/[A-Za-z0-9_.~-]+)*)?$"}`)
 	root.Properties["store"].Not = of(`{"required": ["redis", "file"]}`)
-	route.Properties["to"].Pattern = "^https?://[^/@?#]+[^@?#]*$"
+	route.Properties["to"].Pattern = "^https?://[^/@?#$]+(/[^@?#]*)?$"
 	route.OneOf = []*jsonschema.Schema{of(`{"required": ["preset"]}`), of(`{"required": ["policy"], "properties": {"with": false, "any_host": false}}`)}
 	var names []string
-	for _, p := range config.Presets() {
+	for _, p := range providers.Presets() {
 		names = append(names, p.Name)
 		with := of(`{"type": "object", "additionalProperties": false, "properties": {}}`)
 		for _, param := range p.Parameters {
 			s := &jsonschema.Schema{Type: "string", Description: param.About}
 			if !param.Text {
-				least, most := float64(param.Min), float64(param.Max)
+				least, most := float64(param.Min), float64(algorithms.MaxLimit)
 				s.Type, s.Minimum, s.Maximum = "integer", &least, &most
 			}
 			with.Properties[param.Name] = s
@@ -185,6 +193,11 @@ func TestSchemaAgrees(t *testing.T) {
 		{route("policy: 5/s, max_body: 1000"), true},
 		{route("policy: 5/s, cost: {requests: 2}"), true},
 		{"store: {file: q.db}\n" + route("policy: 5/s"), true},
+		{"store: {redis: redis://x, timeout: 2s, fallback: {workers: 8}}\n" + route("policy: 5/s"), true},
+		{"clients: {a: {token: 0123456789abcdef, policy: 5/s, budget: 9/day;budget=true, max_wait: 1s, max_queue: 5}}\n" + route("policy: 5/s"), true},
+		{route("policy: 5/s, key: {header: Authorization}"), true},
+		{route("policy: 5/s, key: {header: Authorization, max_keys: 5}, query: {a: b}"), true},
+		{"routes: {/x: {to: \"https://a.b/bot${env:A}\", policy: 5/s}}", true},
 
 		{"{}", false},
 		{"routes: {}", false},
@@ -194,6 +207,17 @@ func TestSchemaAgrees(t *testing.T) {
 		{"store: {redis: redis://x, file: y}\n" + route("policy: 5/s"), false},
 		{"clients: {}\n" + route("policy: 5/s"), false},
 		{"clients: {a: {class: batch}}\n" + route("policy: 5/s"), false},
+		{"store: {fallback: 8}\n" + route("policy: 5/s"), false},
+		{"store: {redis: redis://x, fallback: {}}\n" + route("policy: 5/s"), false},
+		{"store: {redis: redis://x, fallback: {workers: 0}}\n" + route("policy: 5/s"), false},
+		{route("policy: 5/s, key: {}"), false},
+		{route("policy: 5/s, key: {header: A, max_keys: 0}"), false},
+		{route("policy: 5/s, key: Authorization"), false},
+		{route("policy: 5/s, query: {a: 5}"), false},
+		{route("policy: 5/s, query: {}"), false},
+		{route("policy: 5/s, max_queue: 0"), false},
+		{"routes: {/x: {to: \"https://${env:A}/x\", policy: 5/s}}", false},
+		{"clients: {a: {token: 0123456789abcdef, policy: 5}}\n" + route("policy: 5/s"), false},
 		{"observability: {log: loud}\n" + route("policy: 5/s"), false},
 		{"observability: {page: 1}\n" + route("policy: 5/s"), false},
 		{"timeouts: {connect: 10}\n" + route("policy: 5/s"), false},

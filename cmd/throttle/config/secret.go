@@ -3,7 +3,6 @@ package config
 import (
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"regexp"
@@ -87,16 +86,16 @@ func (l Loader) expand(text string) (s Secret, errs []string) {
 		case kind != "env" && kind != "file":
 			problem = "has a ${…} of neither env: nor file: write ${env:NAME} or ${file:PATH}, or $${ for the characters themselves"
 		case l.WithoutSecrets:
-			return match
+			return l.each(match)
 		case kind == "env":
-			if v, ok := l.lookupEnv(name); ok && v != "" {
-				return v
+			if v, ok := l.LookupEnv(name); ok && v != "" {
+				return l.each(v)
 			}
 			problem = fmt.Sprintf("needs the variable %s of the environment, which is not set: set it", name)
 		default:
-			content, err := l.readFile(name)
+			content, err := l.ReadFile(name)
 			if v := strings.TrimSpace(string(content)); err == nil && v != "" {
-				return v
+				return l.each(v)
 			}
 			problem = fmt.Sprintf("needs the file %s, which is empty", name)
 			if err != nil {
@@ -120,23 +119,9 @@ func reason(err error) string {
 	return "it is no file of at most 64KB"
 }
 
-func (l Loader) lookupEnv(name string) (string, bool) {
-	if l.LookupEnv != nil {
-		return l.LookupEnv(name)
-	}
-	return os.LookupEnv(name)
-}
-
-func (l Loader) readFile(path string) ([]byte, error) {
-	if l.ReadFile != nil {
-		return l.ReadFile(path)
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, mostSecret+1))
+// readSecret reads the file of a secret.
+func readSecret(path string) ([]byte, error) {
+	text, err := readAtMost(path, mostSecret+1)
 	if len(text) > mostSecret {
 		return nil, errors.New("too long")
 	}

@@ -40,6 +40,10 @@ routes:
       X-Key: |
         CANARYCANARYCANARY
     remove: [Cookie, X-Other]
+  /z:
+    to: "https://api.example.com/bot${env:CANARY}/x"
+    policy: 5/s
+    query: {key: CANARYCANARYCANARY, other: "${env:CANARY}"}
 `
 
 func plantedLoader() config.Loader {
@@ -66,6 +70,7 @@ func everything(c *config.Config, err error) string {
 	fmt.Fprintf(&b, "%v %+v %#v", c, *c, *c)
 	for _, r := range c.Routes {
 		fmt.Fprintf(&b, "%v %+v %#v", *r, *r, *r)
+		fmt.Fprintf(&b, "%v %+v %#v %s", r.Secrets(), r.Secrets(), r.Secrets(), r.To)
 		for _, s := range r.Set {
 			fmt.Fprintf(&b, "%v %+v %#v %s %q %x %d", s, s, s, s, s, s, s)
 			log.Info("secret", "value", s)
@@ -94,6 +99,9 @@ func TestSecretsStaySecret(t *testing.T) {
 	}
 	if text := everything(c, err); leaks(text) {
 		t.Errorf("the Config shows a secret: %s", text)
+	}
+	if got := c.Routes["/z"].Upstream().String(); got != "https://api.example.com/bot"+canary+"env/x" {
+		t.Errorf("the address is %q", got)
 	}
 	if got := c.Clients["web"].Token.Reveal(); got != canary {
 		t.Errorf("the token is %q", got)
@@ -147,6 +155,17 @@ func TestMisplacedSecretsStaySecret(t *testing.T) {
 		"routes: {/x: {to: https://a.b, policy: 5/s, set: {A: \"${" + canary + "\"}}}",
 		"routes: {/x: {to: https://a.b, policy: 5/s, set: {A: \"${" + canary + "}\"}}}",
 		"routes: {/x: {to: https://a.b, policy: 5/s, set: {A: \"${env:" + canary + "-}\"}}}",
+		"routes: {/x: {to: \"https://a.b/${" + canary + "}\", policy: 5/s}}",
+		"routes: {/x: {to: \"https://a.b/${env:" + canary + "-}\", policy: 5/s}}",
+		"routes: {/x: {to: \"https://${env:CANARY}/x\", policy: 5/s}}",
+		"routes: {/x: {to: \"ftp://a.b/${env:CANARY}\", policy: 5/s}}",
+		"routes: {/x: {to: \"https://a.b//${env:CANARY}\", policy: 5/s}}",
+		"routes: {/x: {to: \"https://a.b/${env:CANARY}?x\", policy: 5/s}}",
+		"routes: {/x: {to: \"https://a.b/${env:CANARY}\", preset: github}}",
+		"routes: {/x: {to: https://a.b, policy: 5/s, query: {a: [" + canary + "]}}}",
+		"routes: {/x: {to: https://a.b, policy: 5/s, query: " + canary + "}}",
+		"routes: {/x: {to: https://a.b, policy: 5/s, query: {a: \"${" + canary + "}\"}}}",
+		"routes: {/x: {to: https://a.b, policy: 5/s, key: {header: [" + canary + "]}}}",
 		"routes: {/x: {to: [" + canary + "], policy: {a: " + canary + "}}}",
 	} {
 		c, err := plantedLoader().Parse([]byte(text), "t.yaml")

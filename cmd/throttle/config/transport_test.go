@@ -302,6 +302,7 @@ routes:
 		{"0123456789abcdeg", "0123456789abcdeh", config.Changes{Clients: true}, ""},
 		{"redis://localhost", "redis://elsewhere", config.Changes{Store: true}, ""},
 		{"routes:", "listen: 127.0.0.1:1\nroutes:", config.Changes{Listen: true}, ""},
+		{"routes:", "public_url: https://gw.example\nroutes:", config.Changes{PublicURL: true}, "other public_url"},
 		{"routes:", "timeouts: {connect: 1s}\nroutes:", config.Changes{Timeouts: true}, ""},
 		{"routes:", "observability: {log: warn}\nroutes:", config.Changes{Observability: true}, ""},
 		{"routes:", "max_body: 1MB\nroutes:", config.Changes{Settings: []string{"/a", "/b"}}, ""},

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -10,9 +12,11 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/cmd/throttle/internal/alike"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -22,11 +26,13 @@ func (d *decoder) validate(c *Config) {
 		d.bad("version", "is %d: this release reads version %d", c.Version, Version)
 	}
 	c.Version = Version
-	d.listen(c)
-	d.store(&c.Store)
-	if d.clients(c); len(c.Clients) == 0 && d.filled("clients") {
-		d.bad("clients", "is empty: name a client, or remove the field")
+	setDefault(&c.Listen, DefaultListen)
+	if wrong := c.wrongListen(c.Listen); wrong != "" {
+		d.bad("listen", "%s", wrong)
 	}
+	d.publicURL(c)
+	d.store(&c.Store)
+	d.clients(c)
 	if len(c.Routes) == 0 && !d.failed["routes"] {
 		d.bad("routes", `is missing: add a route such as /github: {to: "https://api.github.com", preset: github}`)
 	}
@@ -44,13 +50,7 @@ func (d *decoder) validate(c *Config) {
 	setDefault(&c.Timeouts.Shutdown, DefaultShutdown)
 	setDefault(&c.MaxBody, DefaultMaxBody)
 	d.body("max_body", c.MaxBody)
-	on := true
-	setDefault(&c.Observability.Metrics, &on)
-	setDefault(&c.Observability.Page, &on)
-	setDefault(&c.Observability.Log, DefaultLog)
-	if levels := []string{"debug", "info", "warn", "error", "off"}; !slices.Contains(levels, c.Observability.Log) {
-		d.bad("observability.log", "is %q: it must be %s", c.Observability.Log, list(levels, "or"))
-	}
+	d.observability(c)
 }
 
 func setDefault[T comparable](field *T, value T) {
@@ -69,23 +69,38 @@ func (d *decoder) body(field string, n Size) {
 	}
 }
 
-// listen checks the address of the proxy.
-func (d *decoder) listen(c *Config) {
-	setDefault(&c.Listen, DefaultListen)
-	if socket, ok := strings.CutPrefix(c.Listen, "unix:"); ok {
+// wrongListen returns what is wrong with an address to listen on, or "".
+func (c *Config) wrongListen(address string) string {
+	if socket, ok := strings.CutPrefix(address, "unix:"); ok {
 		if !path.IsAbs(socket) {
-			d.bad("listen", "is %q: the path of a socket must begin with /, such as unix:/run/throttle.sock", c.Listen)
+			return fmt.Sprintf("is %q: the path of a socket must begin with /, such as unix:/run/throttle.sock", address)
 		}
-		return
+		return ""
 	}
-	host, port, err := net.SplitHostPort(c.Listen)
-	if number, e := parseNumber(port); err != nil || e != nil || number < 0 || number > 65535 {
-		d.bad("listen", "is %q: it must be HOST:PORT such as %s, or unix:/PATH", c.Listen, DefaultListen)
-		return
+	switch host, port, ok := splitAddress(address); {
+	case !ok:
+		return fmt.Sprintf("is %q: it must be HOST:PORT such as %s, or unix:/PATH", address, DefaultListen)
+	case !isLoopback(host) && !c.AllowPublic:
+		return fmt.Sprintf("is %q, which other machines can reach: use 127.0.0.1:%s, or set allow_public: true", address, port)
 	}
-	if !isLoopback(host) && !c.AllowPublic {
-		d.bad("listen", "is %q, which other machines can reach: use 127.0.0.1:%s, or set allow_public: true", c.Listen, port)
+	return ""
+}
+
+// splitAddress returns the host and the port of an address to listen on, and whether it has both.
+func splitAddress(address string) (host, port string, ok bool) {
+	host, port, err := net.SplitHostPort(address)
+	number, e := parseNumber(port)
+	return host, port, err == nil && e == nil && number >= 0 && number <= 65535
+}
+
+// SetListen replaces Listen, as the flag --listen of the proxy does. After an error, which begins with
+// "listen is", nothing has changed: the address must be one that the file may have.
+func (c *Config) SetListen(address string) error {
+	if wrong := c.wrongListen(address); wrong != "" {
+		return errors.New("listen " + wrong)
 	}
+	c.Listen = address
+	return nil
 }
 
 func isLoopback(host string) bool {
@@ -101,10 +116,18 @@ func (d *decoder) store(s *Store) {
 	if s.Prefix != "" && s.Redis.IsZero() {
 		d.bad("store.prefix", "is %q, but only redis has a prefix: remove it, or add redis", s.Prefix)
 	}
-	if d.filled("store.file") && s.File == "" {
-		d.bad("store.file", "is empty: name a file, or remove the field")
+	for field, there := range map[string]bool{"timeout": s.Timeout != 0, "fallback": d.filled("store.fallback")} {
+		if there && !d.filled("store.redis") {
+			d.bad("store."+field, "is there, but only redis has one: remove it, or add redis")
+		}
 	}
-	if s.Redis.IsZero() || d.loader.WithoutSecrets && strings.Contains(s.Redis.Reveal(), "${") || d.hasProblem("store.redis") {
+	if d.filled("store.fallback") && !d.filled("store.fallback.workers") && !d.failed["store.fallback.workers"] {
+		d.bad("store.fallback", "lacks workers: add workers: N, the largest number of processes that share the quotas")
+	}
+	if n := s.Fallback.Workers; d.filled("store.fallback.workers") && n < 1 {
+		d.bad("store.fallback.workers", "is %d: it must be at least 1, the largest number of processes that share the quotas", n)
+	}
+	if s.Redis.IsZero() || d.unread(s.Redis) || d.hasProblem("store.redis") {
 		return
 	}
 	if _, err := redis.ParseURL(s.Redis.Reveal()); err != nil { // the error has the URL, and so the password
@@ -138,28 +161,107 @@ func (d *decoder) clients(c *Config) {
 	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
 		client, field := c.Clients[name], "clients."+name
 		client.class = d.class(field+".class", client.Class)
-		client.budget = d.budget(field+".budget", client.Budget)
-		client.budget.Name = "clients"
+		d.ownLimits(field, name, client)
 		token := client.Token.Reveal()
-		other, taken := owners[token]
 		switch {
-		case d.hasProblem(field + ".token"):
-			continue
 		case d.failed[field]:
-			continue
-		case client.Token.IsZero():
+		case client.Token.IsZero() && !d.hasProblem(field+".token"):
 			d.bad(field, `lacks its token: add token: "${env:NAME}"`)
-			continue
-		case d.loader.WithoutSecrets && strings.Contains(token, "${"):
-			continue
-		case len(token) < shortestToken:
-			d.bad(field+".token", "has fewer than %d bytes: use a longer one, such as the output of: openssl rand -hex 16", shortestToken)
-		case !isHeaderValue(token) || strings.Contains(token, " "):
-			d.bad(field+".token", "has a space, or a character that no header may have: remove it")
-		case taken:
-			d.bad(field+".token", "is the token of client %s, too: give each client its own", other)
+		case !d.token(field+".token", client.Token):
+		case owners[token] != "":
+			d.bad(field+".token", "is the token of client %s, too: give each client its own", owners[token])
+		default:
+			owners[token] = name
 		}
-		owners[token] = name
+	}
+}
+
+// token checks a token. It returns false if there is none, or a bad one.
+func (d *decoder) token(field string, s Secret) bool {
+	token := s.Reveal()
+	switch {
+	case s.IsZero(), d.unread(s), d.hasProblem(field):
+		return false
+	case len(token) < shortestToken:
+		d.bad(field, "has fewer than %d bytes: use a longer one, such as the output of: openssl rand -hex 16", shortestToken)
+	case !isHeaderValue(token) || strings.Contains(token, " "):
+		d.bad(field, "has a space, or a character that no header may have: remove it")
+	}
+	return !d.hasProblem(field)
+}
+
+// unread reports whether a Secret keeps its references, because the file is checked without them.
+func (d *decoder) unread(s Secret) bool {
+	return d.loader.WithoutSecrets && strings.Contains(s.Reveal(), "${")
+}
+
+// ownLimits checks the limits of a client, and makes one policy of them.
+func (d *decoder) ownLimits(field, name string, client *Client) {
+	budget := d.budget(field+".budget", client.Budget)
+	p := throttle.Policy{}
+	if client.Policy != "" {
+		p = d.policy(field+".policy", clientPrefix+name, client.Policy)
+	}
+	if len(p.Tiers) == 0 {
+		p = budget
+	}
+	d.once(field, p, client.MaxWait, client.MaxQueue)
+	if client.Policy != "" && len(budget.Tiers) > 0 {
+		alone := budget
+		alone.Name, alone.Tiers, alone.AlertAt = "", nil, nil
+		switch {
+		case alone.String() != "":
+			d.bad(field+".budget", "is %q: of the options only alert_at belongs to a budget beside a policy: write the others behind the policy", client.Budget)
+		case len(p.AlertAt) > 0 && len(budget.AlertAt) > 0:
+			d.bad(field+".budget", "is %q: alert_at is in the policy, too: remove one", client.Budget)
+		case len(p.AlertAt) == 0:
+			p.AlertAt = budget.AlertAt
+		}
+		p.Tiers = slices.Concat(p.Tiers, budget.Tiers)
+		if err := p.Validate(); err != nil {
+			d.bad(field+".budget", "is not possible beside the policy: %s", policyProblem(p.Name, "", err))
+		}
+	}
+	for name, there := range map[string]bool{"max_wait": client.MaxWait != 0, "max_queue": client.MaxQueue != 0} {
+		if there && client.Policy == "" && client.Budget == "" {
+			d.bad(field+"."+name, "needs limits of the client: add a policy such as 5/s or a budget, or set it for the routes")
+		}
+	}
+	if p.Name = clientPrefix + name; client.MaxWait != 0 {
+		p.MaxWait = client.MaxWait
+	}
+	if d.maxQueue(field, client.MaxQueue); client.MaxQueue != 0 {
+		p.MaxQueue = client.MaxQueue
+	}
+	client.own = p
+}
+
+// policy reads a policy.
+func (d *decoder) policy(field, name, text string) throttle.Policy {
+	p, err := throttle.ParsePolicy(name, text)
+	switch {
+	case err != nil:
+		d.bad(field, "is %q: %s", text, policyProblem(name, text, err))
+	case p.Shadow:
+		d.bad(field, "is %q: shadow is for a Limiter in a program, not for a file: remove shadow=true", text)
+		p.Shadow = false
+	}
+	return p
+}
+
+// once reports what is both in a policy and beside it.
+func (d *decoder) once(field string, p throttle.Policy, maxWait time.Duration, maxQueue int) {
+	for name, both := range map[string]bool{"max_wait": p.MaxWait != 0 && maxWait != 0, "max_queue": p.MaxQueue != 0 && maxQueue != 0} {
+		if both {
+			d.bad(field+"."+name, "is in the policy, too: remove one")
+		}
+	}
+}
+
+// maxQueue checks a max_queue.
+func (d *decoder) maxQueue(field string, n int) {
+	if n < 0 || n == 0 && d.filled(field+".max_queue") {
+		d.bad(field+".max_queue", "is %d: it must be at least 1", n)
 	}
 }
 
@@ -173,20 +275,20 @@ func (d *decoder) route(c *Config, r *Route, field string) {
 	setDefault(&r.Name, strings.TrimPrefix(r.prefix, "/"))
 	if r.Name == "" {
 		d.bad(field, "lacks a name: the route of / needs name: NAME, the name of its quota")
-	} else if strings.ContainsFunc(r.Name, func(c rune) bool { return c < ' ' }) || len(r.Name) > 200 || strings.HasSuffix(r.Name, budgetSuffix) {
-		d.bad(field+".name", "is %q: it must have at most 200 characters, no control characters, and no %s at its end", r.Name, budgetSuffix)
+	} else if strings.ContainsFunc(r.Name, func(c rune) bool { return c < ' ' }) || len(r.Name) > 200 ||
+		strings.HasSuffix(r.Name, budgetSuffix) || strings.HasPrefix(r.Name, clientPrefix) {
+		d.bad(field+".name", "is %q: it must have at most 200 characters, no control characters, no %s at its end, and no %s at its beginning",
+			r.Name, budgetSuffix, clientPrefix)
 	}
 	d.limits(field, r)
+	d.key(field+".key", r)
 	r.budget = d.budget(field+".budget", r.Budget)
 	r.budget.Name = r.Name + budgetSuffix
 	r.class = d.class(field+".class", r.Class)
 	for i, name := range r.Clients {
 		if c.Clients[name] == nil {
-			fix := "add it to clients"
-			if near := nearest(name, slices.Sorted(maps.Keys(c.Clients))); near != "" {
-				fix = "did you mean " + near + "?"
-			}
-			d.bad(fmt.Sprintf("%s.clients[%d]", field, i), "is %q: no client has this name: %s", name, fix)
+			d.bad(fmt.Sprintf("%s.clients[%d]", field, i), "is %q: no client has this name: %s", name,
+				alike.Suggest(name, slices.Sorted(maps.Keys(c.Clients)), "add it to clients"))
 		}
 	}
 	for unit, n := range r.Cost {
@@ -195,6 +297,7 @@ func (d *decoder) route(c *Config, r *Route, field string) {
 		}
 	}
 	d.headers(field, r)
+	r.hideQuery()
 	d.body(field+".max_body", r.MaxBody)
 	setDefault(&r.MaxBody, c.MaxBody)
 	setDefault(&r.MaxBody, DefaultMaxBody)
@@ -228,37 +331,119 @@ func (d *decoder) upstream(field string, r *Route) {
 		}
 		return
 	}
-	u, err := url.Parse(r.To)
-	if err != nil || u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || u.Opaque != "" || strings.Contains(r.To, "@") {
+	to, secrets := d.expanded(field, r.To)
+	if to == "" {
+		return
+	}
+	u := d.address(field, r.To, to)
+	if u == nil {
+		return
+	}
+	r.upstream, r.secrets = u, secrets
+	if r.To = strings.TrimSuffix(r.To, "/"); !strings.Contains(r.To, "${") {
+		r.To = u.String()
+	}
+}
+
+// publicURL checks the address at which clients reach the proxy.
+func (d *decoder) publicURL(c *Config) {
+	if c.PublicURL == "" {
+		return
+	}
+	if u := d.address(publicField, c.PublicURL, c.PublicURL); u != nil {
+		c.public, c.PublicURL = u, u.String()
+	}
+}
+
+const publicField = "public_url"
+
+// address returns the address of a field, without a slash at its end, nil if it is bad. The field has the
+// text as it was written, and to is the text with the values of its references.
+func (d *decoder) address(field, text, to string) *url.URL {
+	u, err := url.Parse(to)
+	if err != nil || u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || u.Opaque != "" || strings.Contains(text, "@") {
 		if at := d.places[field]; at != nil {
 			delete(d.public, placeOf(at))
 		}
+		insteadOfUser := ` and set a header instead, such as set: {Authorization: "Basic ${env:NAME}"}`
+		insteadOfQuery := ": the client's request brings its own, and query: {NAME: VALUE} sets parameters"
+		if field == publicField {
+			insteadOfUser, insteadOfQuery = "", ""
+		}
 		switch {
-		case err == nil && (u.User != nil || strings.Contains(r.To, "@")):
-			d.bad(field, `has a user or a password: remove it and set a header instead, such as set: {Authorization: "Basic ${env:NAME}"}`)
+		case err == nil && (u.User != nil || strings.Contains(text, "@")):
+			d.bad(field, "has a user or a password: remove it%s", insteadOfUser)
 		case err == nil && (u.RawQuery != "" || u.ForceQuery || u.Fragment != ""):
-			d.bad(field, "has a query or a fragment: remove it, the client's request brings its own")
+			d.bad(field, "has a query or a fragment: remove it%s", insteadOfQuery)
 		default:
 			d.bad(field, "is not a URL: write https://HOST or https://HOST/PATH")
 		}
-		return
+		return nil
 	}
+	if wrong := wrongAddress(u); wrong != "" {
+		d.bad(field, "is %q: %s", text, wrong)
+		return nil
+	}
+	u.Path, u.RawPath = strings.TrimSuffix(u.Path, "/"), strings.TrimSuffix(u.RawPath, "/")
+	u.Host = strings.ToLower(u.Host)
+	return u
+}
+
+// wrongAddress returns what is wrong with the parts of an address, or "".
+func wrongAddress(u *url.URL) string {
 	port := u.Port()
 	number, err := parseNumber(port)
 	switch {
 	case u.Scheme != "https" && u.Scheme != "http":
-		d.bad(field, "is %q: it must begin with https:// or http://", r.To)
+		return "it must begin with https:// or http://"
 	case u.Hostname() == "":
-		d.bad(field, "is %q: it lacks a host: write https://HOST", r.To)
+		return "it lacks a host: write https://HOST"
 	case port != "" && (err != nil || number < 1 || number > 65535), strings.HasSuffix(u.Host, ":"):
-		d.bad(field, "is %q: its port must be from 1 to 65535", r.To)
+		return "its port must be from 1 to 65535"
 	case !isClean(u.Path):
-		d.bad(field, "is %q: its path must have no empty parts and no dots alone", r.To)
-	default:
-		u.Path, u.RawPath = strings.TrimSuffix(u.Path, "/"), strings.TrimSuffix(u.RawPath, "/")
-		u.Host = strings.ToLower(u.Host)
-		r.upstream, r.To = u, u.String()
+		return "its path must have no empty parts and no dots alone"
 	}
+	return ""
+}
+
+// expanded returns an address with the values of its references, which are escaped, and these values. It
+// returns "" after a problem.
+func (d *decoder) expanded(field, text string) (to string, secrets []Secret) {
+	if !strings.Contains(text, "${") {
+		return text, nil
+	}
+	_, rest, _ := strings.Cut(text, "://")
+	if host, _, _ := strings.Cut(rest, "/"); strings.Contains(host, "${") {
+		d.bad(field, "has a ${ in its host: only the path may refer to a variable or a file")
+		return "", nil
+	}
+	l := d.loader
+	l.each = func(value string) string {
+		escaped := url.PathEscape(value)
+		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+			d.bad(field, "has a value with a control character, such as a line end: remove it")
+		}
+		secrets = append(secrets, NewSecret(value), NewSecret(escaped), NewSecret(url.QueryEscape(value)))
+		return escaped
+	}
+	expanded := d.expand(l, field, text)
+	if d.hasProblem(field) {
+		return "", nil
+	}
+	return expanded.Reveal(), longEnough(secrets)
+}
+
+// shortestHidden is how many bytes a secret has at least that is looked for in responses. Shorter ones
+// may be any words.
+const shortestHidden = 8
+
+// longEnough returns the secrets that may be looked for in texts, the longest first.
+func longEnough(secrets []Secret) []Secret {
+	secrets = slices.DeleteFunc(secrets, func(s Secret) bool { return len(s.Reveal()) < shortestHidden })
+	slices.SortFunc(secrets, func(a, b Secret) int {
+		return cmp.Or(cmp.Compare(len(b.Reveal()), len(a.Reveal())), cmp.Compare(a.Reveal(), b.Reveal()))
+	})
+	return slices.CompactFunc(secrets, Secret.Equal)
 }
 
 // isClean reports whether a path is empty, or has no empty parts and no dots alone, but for a / at
@@ -284,26 +469,20 @@ func (d *decoder) limits(field string, r *Route) {
 				d.bad(field+"."+name, "belongs to a preset: remove it, or use preset instead of policy")
 			}
 		}
-		p, err := throttle.ParsePolicy(r.Name, r.Policy)
-		if err != nil {
-			d.bad(field+".policy", "is %q: %s", r.Policy, policyProblem(r.Name, err))
-		}
-		for name, both := range map[string]bool{"max_wait": p.MaxWait != 0 && r.MaxWait != 0, "max_queue": p.MaxQueue != 0 && r.MaxQueue != 0} {
-			if both {
-				d.bad(field+"."+name, "is in the policy, too: remove one")
-			}
-		}
+		p := d.policy(field+".policy", r.Name, r.Policy)
+		d.once(field, p, r.MaxWait, r.MaxQueue)
 		r.limits = Limits{policy: p}
 	}
-	if r.MaxQueue < 0 {
-		d.bad(field+".max_queue", "is %d: it must be at least 1", r.MaxQueue)
-	}
+	d.maxQueue(field, r.MaxQueue)
 	r.limits.maxWait, r.limits.maxQueue = r.MaxWait, r.MaxQueue
 }
 
-// policyProblem returns the problem of a policy without the beginning that the field has said.
-func policyProblem(name string, err error) string {
-	return strings.ReplaceAll(strings.TrimPrefix(err.Error(), fmt.Sprintf("throttle: policy %q: ", name)), "\n", "; ")
+// policyProblem returns the problem of a policy without the beginning that the field has said: the name
+// and, of a policy with one tier, the text.
+func policyProblem(name, text string, err error) string {
+	problem := strings.TrimPrefix(err.Error(), fmt.Sprintf("throttle: policy %q: ", name))
+	problem = strings.TrimPrefix(problem, fmt.Sprintf("tier %q: ", text))
+	return strings.ReplaceAll(problem, "\n", "; ")
 }
 
 // preset checks a route's preset, its parameters and its host.
@@ -314,7 +493,7 @@ func (d *decoder) preset(field string, r *Route) {
 		return
 	}
 	r.Preset = p.Name
-	args, bad := p.arguments(r.With)
+	args, bad := presetArguments(p, r.With)
 	for _, b := range bad {
 		if to := join(field+".with", b.name); !d.failed[to] {
 			d.bad(to, "%s", b.message)
@@ -327,7 +506,7 @@ func (d *decoder) preset(field string, r *Route) {
 	if r.upstream == nil {
 		return
 	}
-	provider := p.build(args)
+	provider := p.Provider(args)
 	if len(provider.Hosts) > 0 && !slices.ContainsFunc(provider.Hosts, func(pattern string) bool {
 		is, err := path.Match(strings.ToLower(pattern), r.upstream.Hostname())
 		return is && err == nil
@@ -343,7 +522,7 @@ func (d *decoder) preset(field string, r *Route) {
 	}
 	for _, policy := range r.limits.Policies() {
 		if err := policy.Validate(); err != nil {
-			d.bad(field+".with", "is not possible: %s", policyProblem(policy.Name, err))
+			d.bad(field+".with", "is not possible: %s", policyProblem(policy.Name, "", err))
 		}
 	}
 }
@@ -351,22 +530,56 @@ func (d *decoder) preset(field string, r *Route) {
 // budget checks a policy of budgets.
 func (d *decoder) budget(field, text string) (p throttle.Policy) {
 	if text == "" {
-		if d.filled(field) {
-			d.bad(field, "is empty: write a budget such as 1000/day;budget=true, or remove the field")
-		}
 		return p
 	}
-	p, err := throttle.ParsePolicy("budget", text)
-	if err != nil {
-		d.bad(field, "is %q: %s", text, policyProblem("budget", err))
-		return throttle.Policy{}
-	}
+	p = d.policy(field, "budget", text)
 	for _, t := range p.Tiers {
 		if !t.Budget {
 			d.bad(field, "is %q: tier %s is not a budget: add ;budget=true to it, as in 1000/day;budget=true", text, t)
 		}
 	}
 	return p
+}
+
+// key checks the header whose values are accounts.
+func (d *decoder) key(field string, r *Route) {
+	header := http.CanonicalHeaderKey(r.Key.Header)
+	if !d.filled(field) {
+		return
+	}
+	same := func(name string) bool { return http.CanonicalHeaderKey(name) == header }
+	switch at := field + ".header"; {
+	case d.failed[at]:
+	case header == "":
+		d.bad(field, "lacks its header: add header: NAME, such as Authorization")
+	case !isHeaderName(header):
+		d.bad(at, "is %q, which is not the name of a header: use letters, digits and hyphens", r.Key.Header)
+	case slices.Contains(hopByHop, header) || strings.HasPrefix(header, "X-Throttle-") || strings.HasPrefix(header, "X-Forwarded-") || header == "Forwarded":
+		d.bad(at, "is %q, which does not reach the API: name the header that tells the API's accounts apart", r.Key.Header)
+	case slices.ContainsFunc(slices.Collect(maps.Keys(r.Set)), same):
+		d.bad(at, "is %q, which set gives one value, so that there is one account: remove key, or the header from set", r.Key.Header)
+	case slices.ContainsFunc(r.Remove, same):
+		d.bad(at, "is %q, which remove removes: remove key, or the header from remove", r.Key.Header)
+	}
+	if n := r.Key.MaxKeys; n < 0 || n > mostKeys || n == 0 && d.filled(field+".max_keys") {
+		d.bad(field+".max_keys", "is %d: it must be from 1 to %d", n, mostKeys)
+	}
+	if r.limits.IsPreset() && r.limits.preset.Provider(r.limits.args).Account != nil {
+		d.bad(field, "is there beside preset %s, which reads the account of a request itself: remove key", r.Preset)
+	}
+	r.Key.Header = header
+	setDefault(&r.Key.MaxKeys, DefaultMaxKeys)
+}
+
+// mostKeys is the largest max_keys.
+const mostKeys = 1_000_000
+
+// hideQuery adds the parameters that a route sets to its secrets.
+func (r *Route) hideQuery() {
+	for _, value := range r.Query {
+		r.secrets = append(r.secrets, value, NewSecret(url.QueryEscape(value.Reveal())))
+	}
+	r.secrets = longEnough(r.secrets)
 }
 
 // headers checks the headers that a route sets and removes.
@@ -426,8 +639,8 @@ func (d *decoder) names(c *Config) {
 			first[r.Name] = r
 			continue
 		}
-		if r.limits.String() != other.limits.String() || r.limits.host != other.limits.host || r.budget.String() != other.budget.String() {
-			d.bad("routes."+prefix+".name", "is %q, the quota of routes.%s, which has other limits: give each its own name, or both the same limits and the same budget", r.Name, other.prefix)
+		if r.limits.String() != other.limits.String() || r.limits.host != other.limits.host || r.budget.String() != other.budget.String() || r.Key != other.Key {
+			d.bad("routes."+prefix+".name", "is %q, the quota of routes.%s, which has other limits: give each its own name, or both the same limits, key and budget", r.Name, other.prefix)
 		}
 	}
 }
@@ -443,18 +656,14 @@ func (d *decoder) counted(c *Config) {
 			continue // its problems are reported
 		}
 		costs := r.charges()
-		for unit := range costs {
-			charged[unit] = true
+		maps.Copy(charged, costs)
+		if !r.limits.IsPreset() {
+			d.uncharged(field+".policy", r.Policy, units(r.limits.policy.Tiers), costs)
 		}
 		limited := units(r.budget.Tiers)
-		if !r.limits.IsPreset() {
-			own := units(r.limits.policy.Tiers)
-			d.uncharged(field+".policy", r.Policy, own, costs)
-			maps.Copy(limited, own)
-		}
-		d.uncharged(field+".budget", r.Budget, units(r.budget.Tiers), costs)
+		d.uncharged(field+".budget", r.Budget, limited, costs)
 		for _, client := range c.Clients {
-			maps.Copy(limited, units(client.budget.Tiers))
+			maps.Copy(limited, units(client.own.Tiers))
 		}
 		for _, p := range r.limits.Policies() {
 			maps.Copy(limited, units(p.Tiers))
@@ -465,29 +674,34 @@ func (d *decoder) counted(c *Config) {
 			}
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
-		client := c.Clients[name]
-		if !whole {
-			break
+	for name, client := range c.Clients {
+		for field, text := range map[string]string{"budget": client.Budget, "policy": client.Policy} {
+			if p, err := throttle.ParsePolicy("", text); whole && err == nil {
+				d.uncharged("clients."+name+"."+field, text, units(p.Tiers), charged)
+			}
 		}
-		d.uncharged("clients."+name+".budget", client.Budget, units(client.budget.Tiers), charged)
 	}
 }
 
-// kept checks that a file keeps the tiers of all routes.
+// kept checks that a file keeps the tiers of all routes and clients.
 func (d *decoder) kept(c *Config) {
 	if c.Store.File == "" {
 		return
 	}
-	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
-		r := c.Routes[prefix]
-		for _, p := range r.limits.Policies() {
+	check := func(field string, policies ...throttle.Policy) {
+		for _, p := range policies {
 			i := slices.IndexFunc(p.Tiers, func(t throttle.Tier) bool { return t.Estimated || t.Algorithm == throttle.Concurrency })
 			if i >= 0 {
-				d.bad("routes."+prefix, "has the tier %s, which a file does not keep: use store: {redis: URL}, or no store", p.Tiers[i])
-				break
+				d.bad(field, "has the tier %s, which a file does not keep: use store: {redis: URL}, or no store", p.Tiers[i])
+				return
 			}
 		}
+	}
+	for _, prefix := range slices.Sorted(maps.Keys(c.Routes)) {
+		check("routes."+prefix, append(c.Routes[prefix].limits.Policies(), c.Routes[prefix].budget)...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Clients)) {
+		check("clients."+name, c.Clients[name].own)
 	}
 }
 
@@ -523,11 +737,7 @@ func (r *Route) charges() map[string]bool {
 func units(tiers []throttle.Tier) map[string]bool {
 	all := make(map[string]bool)
 	for _, t := range tiers {
-		unit := t.Unit
-		if unit == "" {
-			unit = algorithms.Requests
-		}
-		all[unit] = true
+		all[cmp.Or(t.Unit, algorithms.Requests)] = true
 	}
 	return all
 }

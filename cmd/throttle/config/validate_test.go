@@ -33,6 +33,85 @@ func problems(t *testing.T, text string) (all []string) {
 	return all
 }
 
+// TestProblemsOfLimitsAndSecrets checks the problems of the limits of clients, of keys, of references in
+// addresses, of queries and of what happens while Redis is away.
+func TestProblemsOfLimitsAndSecrets(t *testing.T) {
+	client := func(settings string) string {
+		return "clients: {a: {token: 0123456789abcdef, " + settings + "}}\n" + minimal
+	}
+	route := func(settings string) string {
+		return "routes: {/x: {to: https://api.example.com, " + settings + "}}\n"
+	}
+	to := func(address string) string { return "routes: {/x: {to: \"" + address + "\", policy: 5/s}}\n" }
+	redis := func(settings string) string { return "store: {redis: \"redis://x\", " + settings + "}\n" + minimal }
+	for _, c := range []struct{ text, want string }{
+		{client(`policy: ""`), "clients.a.policy is empty: write a policy such as 5/s, or remove the field"},
+		{client("policy: 5"), "clients.a.policy is a number: it must be a text"},
+		{client("policy: 5/x"), `clients.a.policy is "5/x": window: "x" is not a length of time`},
+		{client("policy: 5/s | shadow=true"), `clients.a.policy is "5/s | shadow=true": shadow is for a Limiter in a program, not for a file: remove shadow=true`},
+		{client("policy: 5/s;unit=tokens"), "clients.a.policy is \"5/s;unit=tokens\": no request costs tokens"},
+		{client("policy: 5/s, max_queue: 0"), "clients.a.max_queue is 0: it must be at least 1"},
+		{client("policy: 5/s, max_queue: -3"), "clients.a.max_queue is -3: it must be at least 1"},
+		{client("policy: 5/s, max_wait: 10"), "clients.a.max_wait is a number: it must be a length of time such as 30s or 5m"},
+		{client("policy: 5/s | max_wait=1s, max_wait: 2s"), "clients.a.max_wait is in the policy, too: remove one"},
+		{client("policy: 5/s | max_queue=1, max_queue: 2"), "clients.a.max_queue is in the policy, too: remove one"},
+		{client("max_wait: 2s"), "clients.a.max_wait needs limits of the client: add a policy such as 5/s or a budget, or set it for the routes"},
+		{client("max_queue: 2"), "clients.a.max_queue needs limits of the client"},
+		{client("policy: 5/s, budget: 9/day"), `clients.a.budget is "9/day": tier 9/day is not a budget: add ;budget=true`},
+		{client(`policy: 5/s, budget: "9/day;budget=true | guard=1s"`), "of the options only alert_at belongs to a budget beside a policy: write the others behind the policy"},
+		{client(`policy: "5/s + 9/day;budget=true | alert_at=50", budget: "8/day;budget=true | alert_at=80"`), "alert_at is in the policy, too: remove one"},
+		{client("polcy: 5/s"), "clients.a.polcy is not a field: did you mean policy?"},
+		{route("policy: 5/s | shadow=true"), "routes./x.policy is \"5/s | shadow=true\": shadow is for a Limiter in a program"},
+		{route("policy: 5/s, max_queue: 0"), "routes./x.max_queue is 0: it must be at least 1"},
+		{route(`policy: 5/s, name: "client:a"`), `routes./x.name is "client:a": it must have at most 200 characters, no control characters, no :budget at its end, and no client: at its beginning`},
+
+		{route("policy: 5/s, key: Authorization"), "routes./x.key is a text: it must be a mapping of header and max_keys"},
+		{route("policy: 5/s, key: {}"), "routes./x.key lacks its header: add header: NAME, such as Authorization"},
+		{route(`policy: 5/s, key: {header: ""}`), "routes./x.key lacks its header"},
+		{route("policy: 5/s, key: {header: a/b}"), `routes./x.key.header is "a/b", which is not the name of a header`},
+		{route("policy: 5/s, key: {header: Host}"), `routes./x.key.header is "Host", which does not reach the API`},
+		{route("policy: 5/s, key: {header: x-throttle-token}"), `routes./x.key.header is "x-throttle-token", which does not reach the API`},
+		{route("policy: 5/s, key: {header: a}, set: {A: b}"), `routes./x.key.header is "a", which set gives one value, so that there is one account: remove key, or the header from set`},
+		{route("policy: 5/s, key: {header: a}, remove: [A]"), `routes./x.key.header is "a", which remove removes: remove key, or the header from remove`},
+		{route("policy: 5/s, key: {header: a, max_keys: 0}"), "routes./x.key.max_keys is 0: it must be from 1 to 1000000"},
+		{route("policy: 5/s, key: {header: a, max_keys: many}"), "routes./x.key.max_keys is a text: it must be a whole number"},
+		{route("policy: 5/s, key: {query: a}"), "routes./x.key.query is not a field: the fields are header and max_keys"},
+		{"routes: {/x: {to: https://a.b, policy: 5/s, name: x}, /y: {to: https://a.b, policy: 5/s, name: x, key: {header: a}}}", `routes./y.name is "x", the quota of routes./x, which has other limits`},
+
+		{to("https://${env:HOST}/x"), "routes./x.to has a ${ in its host: only the path may refer to a variable or a file"},
+		{to("https://a.b/${env:}"), "routes./x.to refers to a variable whose name is not made of letters, digits and _"},
+		{to("https://a.b/${env:A"), "routes./x.to has a ${ without a }: write ${env:NAME} or ${file:PATH}"},
+		{to("https://a.b/${vault:A}"), "routes./x.to has a ${…} of neither env: nor file:"},
+		{to("https://a.b/${env:BROKEN}"), "routes./x.to has a value with a control character, such as a line end: remove it"},
+		{to("https://a.b/${env:DOTS}/x"), `routes./x.to is "https://a.b/${env:DOTS}/x": its path must have no empty parts and no dots alone`},
+		{to("https://a.b/x?key=${env:A}"), "routes./x.to has a query or a fragment: remove it: the client's request brings its own, and query: {NAME: VALUE} sets parameters"},
+		{route("policy: 5/s, query: {}"), "routes./x.query is empty: write {NAME: VALUE}, or remove the field"},
+		{route("policy: 5/s, query: a=b"), "routes./x.query is a text: it must be a mapping"},
+		{route("policy: 5/s, query: {a: 5}"), "routes./x.query.a is a number: it must be a text"},
+		{route(`policy: 5/s, query: {a: "${env:}"}`), "routes./x.query.a refers to a variable whose name"},
+		{route(`policy: "${env:A}"`), "routes./x.policy refers to a variable or a file: only to, token, control_token, store.redis and the values of set and query may"},
+
+		{redis("fallback: {}"), "store.fallback lacks workers: add workers: N, the largest number of processes that share the quotas"},
+		{redis("fallback: {workers: 0}"), "store.fallback.workers is 0: it must be at least 1"},
+		{redis("fallback: {workers: -1}"), "store.fallback.workers is -1: it must be at least 1"},
+		{redis("fallback: 8"), "store.fallback is a number: it must be a mapping of workers"},
+		{redis("fallback: {worker: 8}"), "store.fallback.worker is not a field: did you mean workers?"},
+		{redis("timeout: 0s"), `store.timeout is "0s": it must be a length of time above zero`},
+		{"store: {file: q.db, fallback: {workers: 8}}\n" + minimal, "store.fallback is there, but only redis has one: remove it, or add redis"},
+		{"store: {file: q.db, timeout: 1s}\n" + minimal, "store.timeout is there, but only redis has one: remove it, or add redis"},
+		{"store: {file: q.db}\n" + client("policy: 5;algo=concurrency"), "clients.a has the tier 5;algo=concurrency, which a file does not keep"},
+	} {
+		got := problems(t, c.text)
+		found := false
+		for _, g := range got {
+			found = found || strings.Contains(g, c.want)
+		}
+		if !found {
+			t.Errorf("%s\nhas  %q\nwant %q", c.text, got, c.want)
+		}
+	}
+}
+
 // TestProblems checks that each problem is reported alone, with its position, its field and the fix.
 func TestProblems(t *testing.T) {
 	route := func(settings string) string {
@@ -59,14 +138,14 @@ func TestProblems(t *testing.T) {
 		{"listen: :7411\n" + minimal, `1:9 listen is ":7411", which other machines can reach: use 127.0.0.1:7411, or set allow_public: true`},
 		{"listen: 10.0.0.1:80\n" + minimal, "which other machines can reach"},
 		{"listen: unix:throttle.sock\n" + minimal, "the path of a socket must begin with /"},
-		{"listen: ${env:LISTEN}\n" + minimal, "1:9 listen refers to a variable or a file: only token, store.redis and the values of set may"},
+		{"listen: ${env:LISTEN}\n" + minimal, "1:9 listen refers to a variable or a file: only to, token, control_token, store.redis and the values of set and query may"},
 
 		{"store: {redis: redis://x, file: y}\n" + minimal, "1:1 store has both redis and file: remove one"},
 		{"store: {prefix: a}\n" + minimal, `1:17 store.prefix is "a", but only redis has a prefix`},
 		{"store: {file: \"\"}\n" + minimal, "1:15 store.file is empty"},
 		{"store: {redis: \"http://x\"}\n" + minimal, "1:16 store.redis is not the URL of a Redis server: use redis://HOST:PORT/DB"},
 		{"store: {redis: 5}\n" + minimal, "1:16 store.redis is a number: it must be a text"},
-		{"store:\n" + minimal, "store is empty: it must be a mapping of file, prefix and redis"},
+		{"store:\n" + minimal, "store is empty: it must be a mapping of fallback, file, prefix, redis and timeout"},
 
 		{"clients: {}\n" + minimal, "1:1 clients is empty: name a client, or remove the field"},
 		{"clients: {a: {}}\n" + minimal, `1:11 clients.a lacks its token: add token: "${env:NAME}"`},
@@ -99,6 +178,11 @@ func TestProblems(t *testing.T) {
 		{"routes: {/x: {to: https://a/b//c, policy: 5/s}}", "its path must have no empty parts and no dots alone"},
 		{"routes: {/x: {to: https://a/../c, policy: 5/s}}", "its path must have no empty parts and no dots alone"},
 		{"routes: {/x: {to: https://u@a, policy: 5/s}}", "routes./x.to has a user or a password: remove it"},
+		{"public_url: gw.example\nroutes: {/x: {to: https://a, policy: 5/s}}", `public_url is "gw.example": it must begin with https:// or http://`},
+		{"public_url: \"\"\nroutes: {/x: {to: https://a, policy: 5/s}}", "public_url is empty: write https://HOST, or remove the field"},
+		{"public_url: https://u:p@a\nroutes: {/x: {to: https://a, policy: 5/s}}", "public_url has a user or a password: remove it"},
+		{"public_url: https://a?b\nroutes: {/x: {to: https://a, policy: 5/s}}", "public_url has a query or a fragment: remove it"},
+		{"public_url: https://a/../b\nroutes: {/x: {to: https://a, policy: 5/s}}", "public_url is \"https://a/../b\": its path must have no empty parts"},
 		{"routes: {/x: {to: https://a?b, policy: 5/s}}", "routes./x.to has a query or a fragment: remove it"},
 		{"routes: {/x: {to: \"https://a#b\", policy: 5/s}}", "routes./x.to has a query or a fragment: remove it"},
 
@@ -106,7 +190,7 @@ func TestProblems(t *testing.T) {
 		{route("policy: \"\""), "routes./x lacks its limits"},
 		{route("preset: github; policy: 5/s"), "5:13 routes./x.policy is there beside preset: remove one"},
 		{route("policy: 5"), "4:13 routes./x.policy is a number: it must be a text"},
-		{route("policy: 5/x"), `4:13 routes./x.policy is "5/x": tier 0 "5/x": window: "x" is not a length of time`},
+		{route("policy: 5/x"), `4:13 routes./x.policy is "5/x": window: "x" is not a length of time`},
 		{route("policy: 5/s;burst=9"), "Burst is 9"},
 		{route("policy: 5/s; with: {a: b}"), "5:5 routes./x.with belongs to a preset: remove it"},
 		{route("policy: 5/s; any_host: true"), "5:15 routes./x.any_host belongs to a preset: remove it"},
@@ -146,6 +230,14 @@ func TestProblems(t *testing.T) {
 		{"store: {file: q.db}\nroutes:\n  /x: {to: https://api.anthropic.com, preset: anthropic, with: {requests: 1, input: 1, output: 1}}", "3:3 routes./x has the tier"},
 		{"observability: {log: loud}\n" + minimal, `1:22 observability.log is "loud": it must be debug, info, warn, error or off`},
 		{"observability: {page: 1}\n" + minimal, "1:23 observability.page is a number: it must be true or false"},
+		{"observability: {listen: \":9411\"}\n" + minimal, `1:25 observability.listen is ":9411", without a host: write 127.0.0.1:9411 for this machine alone, or 0.0.0.0:9411 if other`},
+		{"observability: {listen: \"9411\"}\n" + minimal, `1:25 observability.listen is "9411": it must be HOST:PORT, such as 127.0.0.1:9411`},
+		{"observability: {listen: \"\"}\n" + minimal, `1:25 observability.listen is "": it must be HOST:PORT`},
+		{"observability: {listen: \"pod:9411\"}\n" + minimal, `1:25 observability.listen is "pod:9411": its host must be an IP address or localhost`},
+		{"observability: {listen: \"127.0.0.1:7411\"}\n" + minimal, `1:25 observability.listen is "127.0.0.1:7411", the address of the proxy: use another port`},
+		{"observability: {control_token: canary}\n" + minimal, "1:32 observability.control_token has fewer than 16 bytes: use a longer one"},
+		{"observability: {control_token: \"canary canary canary\"}\n" + minimal, "1:32 observability.control_token has a space"},
+		{"observability: {control_token: canary-canary-canary}\nclients: {a: {token: canary-canary-canary}}\n" + minimal, "1:32 observability.control_token is the token of client a, too"},
 	} {
 		got := problems(t, c.text)
 		if len(got) != 1 || !strings.Contains(got[0], c.want) {

@@ -1,12 +1,14 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"golang.org/x/term"
@@ -29,7 +31,7 @@ func (r *planResult) text(width int) string {
 	if r.Workers > 0 {
 		fmt.Fprintf(&b, ", %s", plural(r.Workers, "worker"))
 	}
-	fmt.Fprintf(&b, ", answers after %v, from %s\n", seconds(r.Answers), clock(r.Start))
+	fmt.Fprintf(&b, ", answers after %v, from %s\n", ofSeconds(r.Answers), clock(r.Start))
 	scale := time.Duration(0)
 	for _, p := range r.Plans {
 		scale = max(scale, p.run.Length())
@@ -71,13 +73,7 @@ func (p *plan) most() string {
 }
 
 // short returns a short name of a reason.
-func (p *plan) short(by string) string {
-	var tiers []string
-	for i := range p.run.Tiers() {
-		tiers = append(tiers, p.run.Tier(i))
-	}
-	return shortTier(by, tiers)
-}
+func (p *plan) short(by string) string { return shortTier(by, p.run.Tiers()) }
 
 // fitted is aligned with the texts of a column shortened to fit into a width.
 func fitted(rows [][]string, column, width int) string {
@@ -88,9 +84,7 @@ func fitted(rows [][]string, column, width int) string {
 			longest = max(longest, len([]rune(row[column])))
 		}
 		for _, row := range rows {
-			if cell := []rune(row[column]); len(cell) > max(8, longest-over) {
-				row[column] = string(cell[:max(8, longest-over)-1]) + "…"
-			}
+			row[column] = cut(row[column], max(8, longest-over))
 		}
 	}
 	return aligned(rows)
@@ -98,21 +92,17 @@ func fitted(rows [][]string, column, width int) string {
 
 // aligned returns rows with their columns below each other.
 func aligned(rows [][]string) string {
-	widths := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], len([]rune(cell)))
-		}
-	}
 	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
-		line := ""
-		for i, cell := range row {
-			line += "  " + cell + strings.Repeat(" ", widths[i]-len([]rune(cell)))
-		}
-		b.WriteString(strings.TrimRight(line, " ") + "\n")
+		fmt.Fprintln(t, "  "+strings.Join(row, "\t"))
 	}
-	return b.String()
+	t.Flush()
+	lines := strings.Split(b.String(), "\n")
+	for i, line := range lines {
+		lines[i] = strings.TrimRight(line, " ")
+	}
+	return strings.Join(lines, "\n")
 }
 
 func (p *plan) text(width int, scale time.Duration, several bool) string {
@@ -126,7 +116,7 @@ func (p *plan) text(width int, scale time.Duration, several bool) string {
 	switch {
 	case p.Refused != nil:
 		fmt.Fprintf(&b, "\n  refused: request %s, after %s, by %s\n  until %s\n", thousands(p.Refused.Request),
-			length(seconds(p.Refused.After)), p.short(p.Refused.Tier), clock(p.Refused.Until))
+			length(ofSeconds(p.Refused.After)), p.short(p.Refused.Tier), clock(p.Refused.Until))
 	case p.Admitted == 0:
 		b.WriteString("\n  nothing to do\n")
 		return b.String()
@@ -140,7 +130,7 @@ func (p *plan) text(width int, scale time.Duration, several bool) string {
 		b.WriteString("\n" + s)
 	}
 	if p.Enough > 0 {
-		fmt.Fprintf(&b, "\n  The workers bind: %s would be enough, and take %s.\n", thousands(p.Enough), length(seconds(p.Fastest)))
+		fmt.Fprintf(&b, "\n  The workers bind: %s would be enough, and take %s.\n", thousands(p.Enough), length(ofSeconds(p.Fastest)))
 	}
 	return b.String()
 }
@@ -154,86 +144,70 @@ var blocks = []rune(" ▁▂▃▄▅▆▇█")
 func (p *plan) chart(width int, scale time.Duration) string {
 	const margin = 10
 	columns := width - margin - 2
-	counts := make([]float64, columns)
-	strip := make([]rune, columns)
-	top := 0.0
-	at := func(i int) time.Duration { return time.Duration(float64(scale) * float64(i) / float64(columns)) }
 	// A column of less than a second is part of a burst, or lies between two: then a sum says more.
 	sums := scale < time.Duration(columns)*time.Second
-	done, used := int64(0), 0
-	for i := range columns {
-		from, to := at(i), at(i+1)
-		strip[i] = ' '
-		if from >= p.run.Length() {
-			continue
-		}
-		used = i + 1
-		n := p.run.Admitted(min(to-1, p.run.Length()))
-		if i == columns-1 {
-			n = p.Admitted
-		}
-		if counts[i] = float64(n); !sums {
-			counts[i] = float64(n-done) / (to - from).Seconds()
-		}
-		done = n
-		top = max(top, counts[i])
-		strip[i] = p.letter(p.run.Waited(from, min(to, p.run.Length())))
-	}
+	counts, strip := p.columns(columns, scale, sums)
+	top := slices.Max(counts)
 	unit, name := rateUnit(top)
 	if sums {
 		unit, name = 1, "requests"
 	}
+	labels := map[int]string{chartRows: number(top*unit) + " ┤", chartRows - 1: name + " │"}
 	var b strings.Builder
 	for row := chartRows; row > 0; row-- {
-		label := ""
-		switch row {
-		case chartRows:
-			label = number(top * unit)
-		case chartRows - 1:
-			label = name
-		}
-		line := fmt.Sprintf("%*s ┤", margin-1, label)
-		if label == "" || label == name {
-			line = fmt.Sprintf("%*s │", margin-1, label)
-		}
-		for i := range used {
-			eighths := int(math.Ceil(counts[i] / top * chartRows * 8))
-			if counts[i] > 0.95*top && !sums { // columns differ by the requests at their ends
+		line := fmt.Sprintf("%*s", margin+1, cmp.Or(labels[row], "│"))
+		for _, n := range counts {
+			eighths := int(math.Ceil(n / top * chartRows * 8))
+			if n > 0.95*top && !sums { // columns differ by the requests at their ends
 				eighths = chartRows * 8
 			}
 			line += string(blocks[min(8, max(0, eighths-8*(row-1)))])
 		}
 		b.WriteString(strings.TrimRight(line, " ") + "\n")
 	}
-	ticks, labels := axis(scale, columns)
-	fmt.Fprintf(&b, "%*s └%s\n%*s  %s\n", margin-1, "0", ticks, margin-1, "", strings.TrimRight(labels, " "))
-	if p.letters() > 1 {
-		fmt.Fprintf(&b, "%*s  %s\n", margin-1, "binds", strings.TrimRight(string(strip), " "))
+	ticks, times := axis(scale, columns)
+	fmt.Fprintf(&b, "%*s └%s\n%*s  %s\n", margin-1, "0", ticks, margin-1, "", strings.TrimRight(times, " "))
+	if len(p.Bound) > 1 {
+		fmt.Fprintf(&b, "%*s  %s\n", margin-1, "binds", strings.TrimRight(strip, " "))
 	}
 	return b.String()
 }
 
-// letters returns how many reasons there are.
-func (p *plan) letters() int { return len(p.Bound) }
+// columns returns for each of n columns, as far as the run goes, the requests a second, or with sums
+// those until its end, and the letter of what binds.
+func (p *plan) columns(n int, scale time.Duration, sums bool) (counts []float64, strip string) {
+	at := func(i int) time.Duration { return time.Duration(float64(scale) * float64(i) / float64(n)) }
+	done := int64(0)
+	for i := 0; i < n && at(i) < p.run.Length(); i++ {
+		from, to := at(i), at(i+1)
+		total := p.run.Admitted(min(to-1, p.run.Length()))
+		if i == n-1 {
+			total = p.Admitted
+		}
+		count := float64(total)
+		if !sums {
+			count = float64(total-done) / (to - from).Seconds()
+		}
+		done = total
+		counts = append(counts, count)
+		strip += p.letter(p.run.Waited(from, min(to, p.run.Length())))
+	}
+	return counts, strip
+}
 
 // letter returns the letter of the reason that was waited for most.
-func (p *plan) letter(waited []time.Duration) rune {
-	best, letter := time.Duration(0), ' '
+func (p *plan) letter(waited []time.Duration) string {
+	best, letter := time.Duration(0), " "
 	for i, w := range waited {
 		if w > best {
-			best, letter = w, p.letterOf(reason(p.run, i-1))
+			by := reason(p.run, i-1)
+			best, letter = w, " "
+			if n := slices.IndexFunc(p.Bound, func(b bound) bool { return b.By == by }); n >= 0 {
+				letter = string(rune('a' + n))
+			}
 		}
 	}
 	return letter
-}
-
-func (p *plan) letterOf(by string) rune {
-	for i, b := range p.Bound {
-		if b.By == by {
-			return rune('a' + i)
-		}
-	}
-	return ' '
 }
 
 // legend lists what binds, for how long and when.
@@ -262,7 +236,7 @@ func (p *plan) legend(width int) string {
 			name, binds = "the workers", "bind"
 		}
 		row := []string{string(rune('a' + i)), name, binds, percent(b.Share), text}
-		if p.letters() == 1 {
+		if len(p.Bound) == 1 {
 			row = row[1:]
 		}
 		rows = append(rows, row)
@@ -306,12 +280,7 @@ func (p *plan) counts(width int) string {
 	name := map[float64]string{1: "second", 60: "minute", 3600: "hour", 86400: "day"}[p.Every]
 	lead := "  each " + name + ": "
 	var b strings.Builder
-	for i, line := range wrapped(text, width-len(lead)) {
-		if i > 0 {
-			lead = strings.Repeat(" ", len(lead))
-		}
-		b.WriteString(lead + line + "\n")
-	}
+	wrap(&b, width, lead, text)
 	return b.String()
 }
 
@@ -366,20 +335,24 @@ func tick(d time.Duration) string {
 	case d > day:
 		return fmt.Sprintf("%dd%dh", d/day, d%day/time.Hour)
 	}
+	return withoutZeros(d)
+}
+
+// withoutZeros returns a length of time without the units at its end that are zero: 1h30m.
+func withoutZeros(d time.Duration) string {
 	text := d.String()
-	text = strings.TrimSuffix(text, "0s")
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
+	if d%time.Minute == 0 {
+		text = strings.TrimSuffix(text, "0s")
 	}
-	if text == "" || text[len(text)-1] >= '0' && text[len(text)-1] <= '9' {
-		return d.String()
+	if d%time.Hour == 0 {
+		text = strings.TrimSuffix(text, "0m")
 	}
 	return text
 }
 
 // stamp returns a time of the run: 0:34:59, 4d 03:00:00 or 1.2s.
 func stamp(at float64) string {
-	d := seconds(at)
+	d := ofSeconds(at)
 	if d == 0 {
 		return "0"
 	}
@@ -419,8 +392,6 @@ func length(d time.Duration) string {
 }
 
 func clock(t time.Time) string { return t.Round(time.Second).Format("Mon 2006-01-02 15:04:05 MST") }
-
-func seconds(s float64) time.Duration { return time.Duration(math.Round(s * 1e9)) }
 
 // rateUnit returns in which unit a rate reads well: a second, a minute, an hour or a day.
 func rateUnit(perSecond float64) (factor float64, name string) {

@@ -10,16 +10,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"os/signal"
+	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/cmd/throttle/internal/alike"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"golang.org/x/term"
 )
 
-// The exit codes, those of sysexits.h.
+// The exit codes, those of sysexits.h: a command that exec runs has its own below them.
 const (
 	exitOK          = 0
 	exitFailure     = 1
@@ -34,10 +38,11 @@ type System struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Getenv         func(string) string
+	Environ        func() []string // each as name=value
 }
 
 // OS returns the System of this process.
-func OS() System { return System{os.Stdin, os.Stdout, os.Stderr, os.Getenv} }
+func OS() System { return System{os.Stdin, os.Stdout, os.Stderr, os.Getenv, os.Environ} }
 
 // isTerminal reports whether a writer is a terminal.
 func isTerminal(w io.Writer) bool {
@@ -54,14 +59,16 @@ func (s System) colors(w io.Writer) bool {
 type command struct {
 	System
 	json bool
+	stop func() // of the signals of a verb in tidy
 }
 
 // Main runs the command and returns its exit code.
 func Main(ctx context.Context, s System, args []string) int {
-	c := &command{System: s}
+	c := &command{System: s, stop: func() {}}
 	root := c.root()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
+	c.stop()
 	code := exitCode(err)
 	var exited *exitError
 	if err != nil && !errors.As(err, &exited) {
@@ -70,54 +77,193 @@ func Main(ctx context.Context, s System, args []string) int {
 	return code
 }
 
+// A group is a part of the list of verbs.
+type group struct {
+	title string
+	verbs []*cobra.Command
+}
+
+// groups returns the verbs.
+func (c *command) groups() []group {
+	return []group{
+		{"Send requests in turn:", []*cobra.Command{c.exec(), c.wait(), c.lines(), c.proxy()}},
+		{"See and control quotas:", []*cobra.Command{c.status(), c.top(), c.pause(), c.resume()}},
+		{"Plan and check limits:", []*cobra.Command{c.plan(), c.replay(), c.providers(), c.inspect(), c.validate()}},
+		{"Other verbs:", []*cobra.Command{c.help(), c.version()}},
+	}
+}
+
 // root returns the command with all of its verbs.
 func (c *command) root() *cobra.Command {
+	var version bool
 	root := &cobra.Command{
-		Use:           "throttle",
-		Short:         "Keep to the limits of APIs",
-		SilenceUsage:  true,
-		SilenceErrors: true,
+		Use:   "throttle VERB [FLAG...] [ARGUMENT...]",
+		Short: "Keep requests within the limits of APIs",
+		Long: `Throttle keeps the requests of scripts and programs within the limits of APIs. A
+request waits for its turn, so the API does not refuse it.
+
+Limits are a text such as '5/s + 10000/h', or the name of an API, such as github.`,
+		Example: `  throttle plan '5/s + 10000/h' 40000
+  throttle exec --policy '5/s + 10000/h' --name coinbase -- curl -fsS https://…
+  throttle status --policy '5/s + 10000/h' coinbase`,
+		DisableFlagsInUseLine: true,
+		SilenceUsage:          true,
+		SilenceErrors:         true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usagef("unknown verb %q: see throttle --help", args[0])
+				return unknownVerb(cmd, args[0])
 			}
 			return nil
 		},
-		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error { return c.readEnvironment(cmd.Flags()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if version {
+				return c.printVersion()
+			}
+			return cmd.Help()
+		},
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			if slices.Contains(tidy, cmd.Name()) {
+				c.catchSignals(cmd)
+			}
+			return c.readEnvironment(cmd)
+		},
 	}
 	root.SetIn(c.Stdin)
 	root.SetOut(c.Stdout)
 	root.SetErr(c.Stderr)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.PersistentFlags().BoolVar(&c.json, "json", false, "write JSON")
-	root.AddCommand(c.exec(), c.inspect(), c.plan(), c.providers(), c.proxy(), c.replay(), c.status(), c.top(), c.validate(), c.version(), c.wait())
+	root.SetUsageTemplate(usageTemplate)
+	root.SetFlagErrorFunc(flagError)
+	root.PersistentFlags().BoolVar(&c.json, "json", false, "write the result as JSON")
+	root.Flags().BoolVar(&version, "version", false, "print the version")
+	c.addVerbs(root)
 	return root
 }
 
-// readEnvironment sets the flags that the command line does not set from the environment.
-func (c *command) readEnvironment(flags *pflag.FlagSet) (err error) {
-	flags.VisitAll(func(f *pflag.Flag) {
-		name := "THROTTLE_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
-		value := c.Getenv(name)
-		if f.Changed || value == "" || err != nil {
-			return
+// addVerbs adds the verbs in their groups, and the completion of their flags.
+func (c *command) addVerbs(root *cobra.Command) {
+	for _, g := range c.groups() {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, verb := range g.verbs {
+			verb.GroupID, verb.DisableFlagsInUseLine = g.title, true
+			root.AddCommand(verb)
+			if verb.Name() == "help" {
+				root.SetHelpCommand(verb)
+				root.SetCompletionCommandGroupID(g.title)
+			}
 		}
-		if e := flags.Set(f.Name, value); e != nil {
-			err = usagef("%s is %q: %w", name, value, e)
+	}
+	root.InitDefaultCompletionCmd()
+	for _, verb := range root.Commands() {
+		if verb.Name() == "completion" {
+			verb.Use, verb.Short = "completion SHELL", "Write the completion script of a shell"
+			verb.Long = `Write the script that makes a shell complete verbs, flags and their values.
+"throttle help completion bash" shows how to load it; so do the others.`
+			verb.DisableFlagsInUseLine = true
+			verb.Args, verb.RunE = cobra.ArbitraryArgs, completionOfNoShell
 		}
-	})
+		c.completeFlags(verb)
+	}
+}
+
+// tidy are verbs whose context a signal ends, so that they end what they have begun. Verbs that wait for
+// a turn catch signals while they wait. A signal ends all others at once, as it ends most programs.
+var tidy = []string{"proxy", "top"}
+
+// catchSignals makes a signal end the context of a verb. A second signal ends the program at once.
+func (c *command) catchSignals(cmd *cobra.Command) {
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	c.stop = stop
+	cmd.SetContext(ctx)
+}
+
+const usageTemplate = `Usage:
+  {{.UseLine}}{{if .HasExample}}
+
+Examples:
+{{.Example}}{{end}}{{$cmds := .Commands}}{{range $group := .Groups}}
+
+{{.Title}}{{range $cmds}}{{if and (eq .GroupID $group.ID) (or .IsAvailableCommand (eq .Name "help"))}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}{{end}}{{if and .HasAvailableSubCommands (not .Groups)}}
+
+Shells:{{range $cmds}}
+  {{rpad .Name .NamePadding}} {{.Short}}{{end}}{{end}}
+
+Flags:
+{{.LocalFlags.FlagUsages | trimTrailingWhitespaces}}{{if .HasAvailableInheritedFlags}}
+{{.InheritedFlags.FlagUsages | trimTrailingWhitespaces}}{{end}}{{if .Groups}}
+
+"throttle help VERB" shows the flags of a verb, with examples.{{end}}
+`
+
+// unknownVerb returns the error of a verb that does not exist.
+func unknownVerb(root *cobra.Command, name string) error {
+	names := make(map[string]string) // of verbs, by what may stand for them
+	for _, verb := range root.Commands() {
+		names[verb.Name()] = verb.Name()
+		for _, other := range verb.SuggestFor {
+			names[other] = verb.Name()
+		}
+	}
+	if near := alike.Nearest(name, slices.Sorted(maps.Keys(names))); near != "" {
+		return usagef("unknown verb %q: did you mean %s?", name, names[near])
+	}
+	return usagef("unknown verb %q: throttle --help lists all verbs", name)
+}
+
+// completionOfNoShell is the verb completion without a shell that it knows.
+func completionOfNoShell(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return cmd.Help()
+	}
+	return usagef("completion knows no shell %q: use bash, zsh, fish or powershell", args[0])
+}
+
+func (c *command) help() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [VERB]",
+		Short: "Show the help of a verb",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) (verbs []string, _ cobra.ShellCompDirective) {
+			for _, verb := range cmd.Root().Commands() {
+				if len(args) == 0 && !verb.Hidden {
+					verbs = append(verbs, cobra.CompletionWithDesc(verb.Name(), verb.Short))
+				}
+			}
+			return verbs, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			verb, rest, err := cmd.Root().Find(args)
+			if err != nil || verb == cmd.Root() && len(rest) > 0 {
+				return unknownVerb(cmd.Root(), args[0])
+			}
+			verb.InitDefaultHelpFlag()
+			return verb.Help()
+		},
+	}
+}
+
+// print writes a result: v as JSON with --json, or else the text.
+func (c *command) print(v any, text func() string) error {
+	if c.json {
+		return writeJSON(c.Stdout, v)
+	}
+	_, err := io.WriteString(c.Stdout, text())
 	return err
 }
 
-// print writes a result: v as JSON with --json, or else what text writes.
-func (c *command) print(v any, text func(io.Writer) error) error {
-	if !c.json {
-		return text(c.Stdout)
-	}
-	e := json.NewEncoder(c.Stdout)
+// writeJSON writes a value in a line.
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
 	return e.Encode(v)
+}
+
+// open opens a file, or the standard input for "-".
+func (c *command) open(path string) (io.ReadCloser, error) {
+	if path == "-" {
+		return io.NopCloser(c.Stdin), nil
+	}
+	return os.Open(path)
 }
 
 // A usageError is the error of a bad flag or argument.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -154,7 +155,7 @@ type (
 				MatchLabels map[string]string `yaml:"matchLabels"`
 			}
 			Template struct {
-				Metadata struct{ Labels map[string]string }
+				Metadata struct{ Labels, Annotations map[string]string }
 				Spec     pod
 			}
 		}
@@ -175,7 +176,11 @@ type (
 		EnvFrom       []struct {
 			SecretRef struct{ Name string } `yaml:"secretRef"`
 		} `yaml:"envFrom"`
-		Env             []struct{ Name, Value string }
+		Env   []struct{ Name, Value string }
+		Ports []struct {
+			Name          string
+			ContainerPort int `yaml:"containerPort"`
+		}
 		StartupProbe    probe `yaml:"startupProbe"`
 		LivenessProbe   probe `yaml:"livenessProbe"`
 		Resources       struct{ Requests, Limits map[string]string }
@@ -198,10 +203,10 @@ type (
 		}
 	}
 	probe struct {
-		Exec             struct{ Command []string }
-		PeriodSeconds    int `yaml:"periodSeconds"`
-		TimeoutSeconds   int `yaml:"timeoutSeconds"`
-		FailureThreshold int `yaml:"failureThreshold"`
+		HTTPGet          struct{ Path, Port string } `yaml:"httpGet"`
+		PeriodSeconds    int                         `yaml:"periodSeconds"`
+		TimeoutSeconds   int                         `yaml:"timeoutSeconds"`
+		FailureThreshold int                         `yaml:"failureThreshold"`
 	}
 )
 
@@ -240,11 +245,19 @@ func TestSidecar(t *testing.T) {
 	if base := app.Env[0].Value; c.Routes[strings.TrimPrefix(base, "http://"+c.Listen)] == nil {
 		t.Errorf("no route is at %s", base)
 	}
-	// A probe must not end a proxy whose API has closed the quota.
+	// A probe must not end a proxy whose API has closed the quota. The kubelet and Prometheus are not on
+	// the loopback interface of the pod.
+	host, port, err := net.SplitHostPort(c.Observability.Listen)
+	if err != nil || net.ParseIP(host).IsLoopback() || strconv.Itoa(proxy.Ports[0].ContainerPort) != port {
+		t.Errorf("the pages are at %s, and the port is %+v: %v", c.Observability.Listen, proxy.Ports, err)
+	}
 	for _, p := range []probe{proxy.StartupProbe, proxy.LivenessProbe} {
-		if page := parsed(t, p.Exec.Command[1:])["page"]; page != "http://"+c.Listen+config.ReservedPrefix+"/" || p.Exec.Command[0] != "/throttle" {
-			t.Errorf("a probe runs %q", p.Exec.Command)
+		if p.HTTPGet.Path != config.ReservedPrefix+"/live" || p.HTTPGet.Port != proxy.Ports[0].Name {
+			t.Errorf("a probe asks %+v", p.HTTPGet)
 		}
+	}
+	if a := objects["Deployment"].Spec.Template.Metadata.Annotations; a["prometheus.io/port"] != port || a["prometheus.io/path"] != config.ReservedPrefix+"/metrics" || !*c.Observability.Metrics {
+		t.Errorf("Prometheus scrapes %v", a)
 	}
 	if s := proxy.SecurityContext; !s.RunAsNonRoot || s.RunAsUser == 0 || !s.ReadOnlyRootFilesystem || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation {
 		t.Errorf("the proxy may do too much: %+v", s)

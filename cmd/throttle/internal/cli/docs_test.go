@@ -45,10 +45,10 @@ func TestDocs(t *testing.T) {
 			Cmds: map[string]func(*testscript.TestScript, bool, []string){
 				"shows": func(ts *testscript.TestScript, _ bool, args []string) {
 					got, want := ts.ReadFile("stdout"), ts.ReadFile(args[0])
-					if *update && !alike(got, want) {
+					if *update && !isAlike(got, want) {
 						head := ts.ReadFile(args[2])
 						texts[args[1]] = strings.Replace(texts[args[1]], head+want, head+got, 1)
-					} else if !alike(got, want) {
+					} else if !isAlike(got, want) {
 						ts.Fatalf("%s shows\n%s\nbut the command prints\n%s", args[1], want, got)
 					}
 				},
@@ -64,8 +64,8 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-// alike reports whether a text is another in which … stands for a text in a line, or for lines.
-func alike(got, want string) bool {
+// isAlike reports whether a text is another in which … stands for a text in a line, or for lines.
+func isAlike(got, want string) bool {
 	pattern := strings.ReplaceAll(regexp.QuoteMeta(want), "\n…\n", "\n(?s:.*\n)?")
 	pattern = strings.ReplaceAll(pattern, "…", ".*")
 	return regexp.MustCompile(`^` + pattern + `$`).MatchString(got)

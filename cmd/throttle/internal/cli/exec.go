@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -23,68 +22,71 @@ const (
 func (c *command) exec() *cobra.Command {
 	var f turnFlags
 	cmd := &cobra.Command{
-		Use:   "exec --policy LIMITS --name NAME -- COMMAND [ARG...]",
-		Short: "Wait for a turn in a quota, and run a command",
-		Long: `Wait for a turn in a quota, charge it, and run a command in place of throttle.
+		Use:   "exec --policy LIMITS --name NAME [FLAG...] -- COMMAND [ARG...]",
+		Short: "Run a command when its turn has come",
+		Long: `Wait for a turn in a quota, charge the turn, and run a command in place of throttle.
 
-` + turnHelp + ` 126 and 127 mean that the command cannot be run or is not there. Any other code is
-the command's own, and 128 + n that signal n ended it.
+` + turnHelp + `
 
 The command gets the standard input, output and error as they are. After a second
-throttle says on the standard error that it waits.
+throttle reports on the standard error that it waits.
 
 A policy that counts until the end of a request, such as '20;algo=concurrency',
 needs --redis. Then throttle stays, passes signals on, and reports the end of the
 command. If throttle itself is killed, its place is free after ten seconds.
 
-With --json a refusal is JSON, on the standard error.`,
+With --json a refusal is JSON, on the standard error.
+
+` + exitHelp + ` 126 the
+command cannot be run, 127 there is no such command. Any other code is that of the
+command.`,
 		Example: `  throttle exec --policy '5/s + 10000/h' --name coinbase -- curl -fsS https://…
-  seq 60 | xargs -P8 -I{} throttle exec --policy 5/s --name t -- ./send {}
+  seq 60 | xargs -P8 -I{} throttle exec --policy 5/s --name coinbase -- ./send {}
   throttle exec --redis redis://ci-redis:6379 --policy '4;algo=concurrency' --name deploys -- make deploy`,
+		SuggestFor: []string{"run"},
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usagef("exec needs a command: throttle exec --policy 5/s --name coinbase -- curl …")
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			path, err := c.find(args[0])
-			if err != nil {
-				return err
-			}
-			t, err := c.turn(cmd, &f)
-			if err != nil {
-				return err
-			}
-			began := time.Now()
-			permit, err := t.wait(cmd.Context())
-			if err != nil {
-				t.close()
-				if r, ok := t.refusal(err, time.Since(began)); ok && c.json {
-					_ = json.NewEncoder(c.Stderr).Encode(r)
-					return &exitError{exitRefused}
-				}
-				return err
-			}
-			if canReplace && !t.holds() {
-				permit.Release()
-				t.close()
-				return c.cannotRun(args[0], replace(path, args))
-			}
-			defer t.close()
-			code, err := c.run(path, args)
-			if err != nil {
-				permit.Cancel(context.Background())
-				return c.cannotRun(args[0], err)
-			}
-			permit.Arrived()
-			permit.Release()
-			return &exitError{code}
-		},
+		RunE: func(cmd *cobra.Command, args []string) error { return c.waitAndRun(cmd, &f, args) },
 	}
 	cmd.Flags().SetInterspersed(false)
 	f.register(cmd)
 	return cmd
+}
+
+// waitAndRun runs a command when its turn has come.
+func (c *command) waitAndRun(cmd *cobra.Command, f *turnFlags, args []string) error {
+	path, err := c.find(args[0])
+	if err != nil {
+		return err
+	}
+	t, err := c.turn(cmd, f)
+	if err != nil {
+		return err
+	}
+	began := time.Now()
+	permit, err := t.wait(cmd.Context())
+	if err != nil {
+		t.close()
+		return t.refusedOn(c.Stderr, err, began)
+	}
+	if canReplace && !t.holds() {
+		permit.Release()
+		t.close()
+		return c.cannotRun(args[0], replace(path, args))
+	}
+	defer t.close()
+	code, err := c.run(path, args)
+	if err != nil {
+		permit.Cancel(context.Background())
+		return c.cannotRun(args[0], err)
+	}
+	permit.Arrived()
+	permit.Release()
+	return &exitError{code}
 }
 
 // find returns the path of a command.

@@ -7,9 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/textproto"
-	"os"
 	"path"
 	"regexp"
 	"slices"
@@ -24,7 +24,7 @@ import (
 	"github.com/apithrottle/throttle/answers"
 	"github.com/apithrottle/throttle/answers/ietf"
 	"github.com/apithrottle/throttle/answers/profiles"
-	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/apithrottle/throttle/providers"
 )
 
 // An inspectResult is what the last response of an input implies.
@@ -59,16 +59,18 @@ type readingResult struct {
 func (c *command) inspect() *cobra.Command {
 	var host string
 	cmd := &cobra.Command{
-		Use:   "inspect [FILE]",
-		Short: "Show what the headers of a response imply about limits",
-		Long: `Show what the headers of a response imply about limits: what is left, when it
-resets, and the policy. The input is what curl -i or curl -I writes, or a HAR, in
-a file or on the standard input; of several responses the last one counts. inspect
-itself sends nothing.
+		Use:   "inspect [FILE] [--host HOST]",
+		Short: "Show which limits the headers of a response report",
+		Long: `Show which limits the headers of a response report: how much is left, when it
+resets, and the policy. The input is the output of curl -i or curl -I, or a HAR, in
+a file or on the standard input. Of several responses inspect reads the last one.
+inspect sends nothing.
 
-With --host the preset of the API reads the headers. Without it, the fields of the
-IETF drafts have one meaning; for others, inspect lists the APIs that have such
-headers, each with its own meaning.`,
+With --host the preset of that API reads the headers. Without it, inspect reads the
+headers of the IETF drafts, which have one meaning. For other headers it lists the
+APIs that have them, each with its own meaning.
+
+Exit codes: 64 bad usage, or an input without a response.`,
 		Example: `  curl -sI https://api.github.com/rate_limit | throttle inspect --host api.github.com
   throttle inspect session.har --json`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -78,28 +80,33 @@ headers, each with its own meaning.`,
 			return nil
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			in := c.Stdin
-			if len(args) > 0 && args[0] != "-" {
-				f, err := os.Open(args[0])
-				if err != nil {
-					return usagef("%w", err)
-				}
-				defer f.Close()
-				in = f
+			path := "-"
+			if len(args) > 0 {
+				path = args[0]
 			}
-			text, err := io.ReadAll(io.LimitReader(in, mostInput+1))
-			if err != nil {
-				return err
-			}
-			r, err := inspectText(text, host)
-			if err != nil {
-				return usagef("%w", err)
-			}
-			return c.print(r, r.write)
+			return c.inspectFile(path, host)
 		},
 	}
 	cmd.Flags().StringVar(&host, "host", "", "the `host` of the API, such as api.github.com")
 	return cmd
+}
+
+// inspectFile writes what a file implies.
+func (c *command) inspectFile(path, host string) error {
+	f, err := c.open(path)
+	if err != nil {
+		return usagef("%w", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, mostInput+1))
+	if err != nil {
+		return usagef("%w", err)
+	}
+	r, err := inspectText(text, host)
+	if err != nil {
+		return usagef("%w", err)
+	}
+	return c.print(r, r.text)
 }
 
 // mostInput is how many bytes an input has at most.
@@ -186,8 +193,8 @@ func inspectResponse(resp answers.Response, host string) inspectResult {
 	standard.Quotas = ietf.Profile().Quotas
 	answer := standard.Read(resp)
 	r.add("IETF draft", false, answer.Readings)
-	for _, p := range config.Presets() {
-		provider := p.Provider()
+	for _, p := range providers.Presets() {
+		provider := p.Provider(p.Example())
 		matches := func(pattern string) bool {
 			is, err := path.Match(pattern, strings.ToLower(host))
 			return is && err == nil
@@ -217,15 +224,20 @@ func inspectResponse(resp answers.Response, host string) inspectResult {
 		}
 	}
 	if len(r.Readings) == 0 {
-		for name := range resp.Header {
-			lower := strings.ToLower(name)
-			if strings.Contains(lower, "ratelimit") || strings.Contains(lower, "rate-limit") || strings.Contains(lower, "quota") {
-				r.Unread = append(r.Unread, name)
-			}
-		}
-		slices.Sort(r.Unread)
+		r.Unread = append(r.Unread, limitHeaders(resp.Header)...)
 	}
 	return r
+}
+
+// limitHeaders returns the names of headers that look like limits.
+func limitHeaders(h http.Header) (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(h)) {
+		lower := strings.ToLower(name)
+		if strings.Contains(lower, "ratelimit") || strings.Contains(lower, "rate-limit") || strings.Contains(lower, "quota") {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func (r *inspectResult) add(source string, ambiguous bool, readings []answers.Reading) {
@@ -251,7 +263,7 @@ func (r *inspectResult) add(source string, ambiguous bool, readings []answers.Re
 	}
 }
 
-func (r inspectResult) write(w io.Writer) error {
+func (r inspectResult) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "status %d\n", r.Status)
 	if r.Refused {
@@ -265,27 +277,7 @@ func (r inspectResult) write(w io.Writer) error {
 		fmt.Fprintf(&b, "presets of %s: %s\n", plain(r.Host), strings.Join(r.Presets, ", "))
 	}
 	for _, q := range r.Readings {
-		parts := []string{q.Source + ":"}
-		if q.Name != "" {
-			parts = append(parts, strconv.Quote(q.Name))
-		}
-		if q.Remaining != nil && q.Limit > 0 {
-			parts = append(parts, fmt.Sprintf("%d of %d left", *q.Remaining, q.Limit))
-		} else if q.Remaining != nil {
-			parts = append(parts, fmt.Sprintf("%d left", *q.Remaining))
-		} else if q.Limit > 0 {
-			parts = append(parts, fmt.Sprintf("limit %d", q.Limit))
-		}
-		if q.Unit != "" {
-			parts = append(parts, "("+plain(q.Unit)+")")
-		}
-		if q.Reset != nil {
-			parts = append(parts, "resets in "+ofSeconds(*q.Reset).String())
-		}
-		if q.Policy != "" {
-			parts = append(parts, "--policy '"+plain(q.Policy)+"'")
-		}
-		b.WriteString(strings.Join(parts, " ") + "\n")
+		b.WriteString(q.text() + "\n")
 	}
 	switch {
 	case len(r.Unread) > 0:
@@ -295,6 +287,31 @@ func (r inspectResult) write(w io.Writer) error {
 	case r.Readings[0].Ambiguous:
 		b.WriteString("ambiguous: these APIs have such headers, each with its own meaning; name yours with --host\n")
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.String()
+}
+
+// text returns the reading in a line.
+func (q readingResult) text() string {
+	parts := []string{q.Source + ":"}
+	if q.Name != "" {
+		parts = append(parts, strconv.Quote(q.Name))
+	}
+	switch {
+	case q.Remaining != nil && q.Limit > 0:
+		parts = append(parts, fmt.Sprintf("%d of %d left", *q.Remaining, q.Limit))
+	case q.Remaining != nil:
+		parts = append(parts, fmt.Sprintf("%d left", *q.Remaining))
+	case q.Limit > 0:
+		parts = append(parts, fmt.Sprintf("limit %d", q.Limit))
+	}
+	if q.Unit != "" {
+		parts = append(parts, "("+plain(q.Unit)+")")
+	}
+	if q.Reset != nil {
+		parts = append(parts, "resets in "+ofSeconds(*q.Reset).String())
+	}
+	if q.Policy != "" {
+		parts = append(parts, "--policy '"+plain(q.Policy)+"'")
+	}
+	return strings.Join(parts, " ")
 }

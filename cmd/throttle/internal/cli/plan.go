@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -22,14 +21,17 @@ const mostRequests = 1_000_000_000_000
 func (c *command) plan() *cobra.Command {
 	var f planFlags
 	cmd := &cobra.Command{
-		Use:   "plan POLICY [POLICY...] COUNT",
-		Short: "Tell how long a batch takes, and which limit binds",
-		Long: `Tell how long a batch of COUNT requests takes, which limit binds when, and how
-many requests go in an hour. Nothing is sent: plan plays the limiter itself, in
-virtual time.
+		Use:        "plan LIMITS... COUNT [FLAG...]",
+		Short:      "Compute how long a batch takes, and which limit decides",
+		SuggestFor: []string{"simulate", "estimate"},
+		Long: `Compute how long a batch of COUNT requests takes, which limit decides when, and how
+many requests go in an hour. plan sends nothing: it plays the limiter in virtual
+time.
 
-A policy is one or more limits, such as '5/s + 10000/h', or the preset of an API.
-Several policies are compared.`,
+LIMITS is a text such as '5/s + 10000/h', or a preset such as github. plan compares
+several of them.
+
+Exit codes: 64 bad usage, 78 a bad policy.`,
 		Example: `  throttle plan '5/s + 10000/h' 40000
   throttle plan '5/s + 10000/h' '5/s + 20000/h' 40000 --workers 8 --answers 300ms
   throttle plan etherscan 100000
@@ -47,18 +49,15 @@ Several policies are compared.`,
 			if err != nil {
 				return err
 			}
-			return c.print(result, func(w io.Writer) error {
-				_, err := io.WriteString(w, result.text(c.width()))
-				return err
-			})
+			return c.print(result, func() string { return result.text(c.width()) })
 		},
 	}
 	flags := cmd.Flags()
-	flags.Int64Var(&f.workers, "workers", 0, "send at most so many requests at the same time (default as many as the policy admits)")
-	flags.DurationVar(&f.answers, "answers", 100*time.Millisecond, "how long a response takes")
-	flags.StringArrayVar(&f.costs, "cost", nil, "what a request costs, as unit=n; repeat it for several units")
-	flags.StringVar(&f.start, "start", "", "when the batch begins, as 2006-01-02T15:04:05Z (default now)")
-	flags.StringVar(&f.request, "request", "", "the request to play, for a preset with several quotas, as 'GET https://host/path'")
+	flags.Int64Var(&f.workers, "workers", 0, "the largest `number` of requests at the same time (default as many as the policy admits)")
+	flags.DurationVar(&f.answers, "answers", 100*time.Millisecond, "the `time` that a response takes")
+	flags.StringSliceVar(&f.costs, "cost", nil, "what a request costs, as `unit=n`, with commas between several")
+	flags.StringVar(&f.start, "start", "", "the `time` at which the batch begins, as 2006-01-02T15:04:05Z (default now)")
+	flags.StringVar(&f.request, "request", "", "the `request` to play, for a preset with several quotas, as 'GET https://host/path'")
 	return cmd
 }
 
@@ -231,21 +230,9 @@ func playOne(ctx context.Context, b simulate.Batch, p played) (*plan, error) {
 	if one.Seconds > 0 {
 		one.Average = float64(one.Admitted) / one.Seconds
 	}
-	all, waits := time.Duration(0), run.Waited(0, run.Length())
-	for _, waited := range waits {
-		all += waited
-	}
-	for i, waited := range waits {
-		if waited > all/1000 {
-			one.Bound = append(one.Bound, bound{reason(run, i-1), waited.Seconds(), float64(waited) / float64(all)})
-		}
-	}
+	workers := one.bounds()
 	for _, s := range run.Segments() {
-		by := s.By
-		if by == simulate.Workers {
-			by = -1
-		}
-		one.Segments = append(one.Segments, segment{s.From.Seconds(), s.To.Seconds(), reason(run, by), s.Requests})
+		one.Segments = append(one.Segments, segment{s.From.Seconds(), s.To.Seconds(), reason(run, s.By), s.Requests})
 	}
 	every := interval(run.Length())
 	one.Every = every.Seconds()
@@ -254,9 +241,9 @@ func playOne(ctx context.Context, b simulate.Batch, p played) (*plan, error) {
 		one.Counts, done = append(one.Counts, n-done), n
 	}
 	if r := run.Refused; r != nil {
-		one.Refused = &planRefusal{r.Request, r.At.Seconds(), run.Tier(r.Tier), r.Until}
+		one.Refused = &planRefusal{r.Request, r.At.Seconds(), run.Tiers()[r.Tier], r.Until}
 	}
-	if waits[0] > all/200 && b.Workers > 0 {
+	if workers > 1.0/200 && b.Workers > 0 {
 		if n, length := b.Enough(ctx, run); n > 0 {
 			one.Enough, one.Fastest = n, length.Seconds()
 		}
@@ -264,12 +251,26 @@ func playOne(ctx context.Context, b simulate.Batch, p played) (*plan, error) {
 	return one, nil
 }
 
-// reason returns what requests wait for: the workers, which are -1, or a tier.
+// bounds fills in what requests wait for, and returns the share of the workers.
+func (p *plan) bounds() (workers float64) {
+	all, waits := time.Duration(0), p.run.Waited(0, p.run.Length())
+	for _, waited := range waits {
+		all += waited
+	}
+	for i, waited := range waits {
+		if waited > all/1000 {
+			p.Bound = append(p.Bound, bound{reason(p.run, i-1), waited.Seconds(), float64(waited) / float64(all)})
+		}
+	}
+	return float64(waits[0]) / float64(max(1, all))
+}
+
+// reason returns what requests wait for: the workers, which are below zero, or a tier.
 func reason(run *simulate.Run, by int) string {
 	if by < 0 {
 		return "workers"
 	}
-	return run.Tier(by)
+	return run.Tiers()[by]
 }
 
 // interval returns the time for which requests are counted: a second, minute, hour or day, of which

@@ -2,14 +2,15 @@ package cli
 
 import (
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/apithrottle/throttle"
+	"github.com/apithrottle/throttle/algorithms"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/apithrottle/throttle/providers"
 	"github.com/spf13/cobra"
 )
 
@@ -42,22 +43,19 @@ type scopeResult struct {
 
 func (c *command) providers() *cobra.Command {
 	return &cobra.Command{
-		Use:   "providers [NAME...]",
-		Short: "List the APIs whose limits are known",
-		Long: `List the APIs whose limits are known, or show the limits of some: each scope
-with its tiers, the parameters, and the pages of the API's documentation with
-the days when they were read.`,
+		Use:        "providers [NAME...]",
+		Short:      "List the APIs whose limits are known",
+		SuggestFor: []string{"presets", "list", "apis"},
+		Long: `List the presets, which are the APIs whose limits are known, or show the limits of
+some presets: each scope with its tiers, the parameters, and the pages of the API's
+documentation with the days on which they were read.
+
+Exit codes: 64 there is no such preset.`,
 		Example: `  throttle providers
   throttle providers github openai
   throttle providers --json`,
-		ValidArgsFunction: func(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
-			for _, p := range config.Presets() {
-				names = append(names, p.Name)
-			}
-			return names, cobra.ShellCompDirectiveNoFileComp
-		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			presets := config.Presets()
+			presets := providers.Presets()
 			if len(args) > 0 {
 				presets = nil
 			}
@@ -72,34 +70,37 @@ the days when they were read.`,
 			for i, p := range presets {
 				results[i] = resultOf(p)
 			}
-			return c.print(map[string]any{"presets": results}, func(w io.Writer) error {
+			return c.print(map[string]any{"presets": results}, func() string {
 				if len(args) == 0 {
-					return writePresets(w, results)
+					return listPresets(results)
 				}
-				for i, r := range results {
-					if i > 0 {
-						fmt.Fprintln(w)
-					}
-					if err := r.write(w); err != nil {
-						return err
-					}
+				var texts []string
+				for _, r := range results {
+					texts = append(texts, r.text())
 				}
-				return nil
+				return strings.Join(texts, "\n")
 			})
 		},
 	}
 }
 
-func resultOf(p config.Preset) presetResult {
-	provider := p.Provider()
-	r := presetResult{Name: p.Name, Constructor: p.Constructor, Example: p.Example(), Hosts: provider.Hosts, Parameters: []parameterResult{}}
+// constructorOf returns the name of a preset's constructor.
+func constructorOf(p providers.Preset) string {
+	name, _, _ := strings.Cut(p.Constructor, "(")
+	return name
+}
+
+func resultOf(p providers.Preset) presetResult {
+	provider := p.Provider(p.Example())
+	r := presetResult{Name: p.Name, Constructor: constructorOf(p), Example: config.PresetText(p, p.Example()), Hosts: provider.Hosts, Parameters: []parameterResult{}}
 	if r.Hosts == nil {
 		r.Hosts = []string{}
 	}
 	for _, param := range p.Parameters {
 		result := parameterResult{Name: param.Name, About: param.About, Required: param.Required(), Default: param.Default, Example: param.Example}
 		if !param.Text {
-			result.Min, result.Max = &param.Min, &param.Max
+			most := int64(algorithms.MaxLimit)
+			result.Min, result.Max = &param.Min, &most
 		}
 		r.Parameters = append(r.Parameters, result)
 	}
@@ -123,9 +124,10 @@ func tierTexts(p throttle.Policy) []string {
 // width is how wide a line of text is at most.
 const width = 80
 
-// writePresets writes a line for each preset.
-func writePresets(w io.Writer, results []presetResult) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+// listPresets returns a line for each preset.
+func listPresets(results []presetResult) string {
+	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	rows := [][3]string{{"PRESET", "PARAMETERS", "SCOPES"}}
 	var longest [2]int
 	for _, r := range results {
@@ -147,11 +149,9 @@ func writePresets(w io.Writer, results []presetResult) error {
 	for _, row := range rows {
 		fmt.Fprintf(t, "%s\t%s\t%s\n", row[0], row[1], clip(row[2], width-longest[0]-longest[1]-4))
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintln(w, "\nthrottle providers NAME shows the limits. [Parameters] have defaults.")
-	return err
+	t.Flush()
+	b.WriteString("\nthrottle providers NAME shows the limits. [Parameters] have defaults.\n")
+	return b.String()
 }
 
 // clip cuts a text off.
@@ -162,8 +162,8 @@ func clip(text string, most int) string {
 	return strings.TrimRight(text[:most-1], ", ") + "…"
 }
 
-// write writes all about a preset.
-func (r presetResult) write(w io.Writer) error {
+// text returns all about a preset.
+func (r presetResult) text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s\n\n", r.Example)
 	longest := 0
@@ -176,7 +176,7 @@ func (r presetResult) write(w io.Writer) error {
 		if text == "" {
 			text = "no known limit: requests wait after refusals"
 		}
-		wrap(&b, fmt.Sprintf("  %-*s  ", longest, s.Name), text)
+		wrap(&b, width, fmt.Sprintf("  %-*s  ", longest, s.Name), text)
 	}
 	if len(r.Parameters) > 0 {
 		b.WriteString("\nParameters\n")
@@ -186,11 +186,11 @@ func (r presetResult) write(w io.Writer) error {
 		if !p.Required {
 			text = p.About + "; default " + p.Default
 		}
-		wrap(&b, fmt.Sprintf("  %-16s  ", p.Name), text)
+		wrap(&b, width, fmt.Sprintf("  %-16s  ", p.Name), text)
 	}
 	if len(r.Hosts) > 0 {
 		b.WriteString("\nHosts\n")
-		wrap(&b, "  ", strings.Join(r.Hosts, ", "))
+		wrap(&b, width, "  ", strings.Join(r.Hosts, ", "))
 	}
 	pages := make(map[string][]string)
 	for _, s := range r.Scopes {
@@ -204,32 +204,16 @@ func (r presetResult) write(w io.Writer) error {
 			fmt.Fprintf(&b, "  %s\n", page)
 		}
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.String()
 }
 
-// wrap writes a text after a head. Further lines are indented as far as the head.
-func wrap(b *strings.Builder, head, text string) {
+// wrap writes a text after a head, in lines of a width. Further lines are indented as far as the head.
+func wrap(b *strings.Builder, width int, head, text string) {
 	indent := min(len(head), 26)
-	n := len(head)
-	b.WriteString(head)
-	if n > indent {
-		n = 0
-		b.WriteString("\n")
-		b.WriteString(strings.Repeat(" ", indent))
-		n = indent
+	margin := "\n" + strings.Repeat(" ", indent)
+	if len(head) > indent {
+		head += margin
 	}
-	for i, word := range strings.Fields(text) {
-		switch {
-		case i > 0 && n+1+len(word) > width:
-			b.WriteString("\n" + strings.Repeat(" ", indent))
-			n = indent
-		case i > 0:
-			b.WriteByte(' ')
-			n++
-		}
-		b.WriteString(word)
-		n += len(word)
-	}
-	b.WriteByte('\n')
+	lines := wrapped(strings.Join(strings.Fields(text), " "), width-indent)
+	b.WriteString(head + strings.Join(lines, margin) + "\n")
 }

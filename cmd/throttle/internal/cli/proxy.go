@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -50,7 +52,11 @@ page at /_throttle/, metrics at /_throttle/metrics, and its health at
 /_throttle/health and /_throttle/live.
 
 Logs go to the standard error, with --json as JSON. They have no paths, queries,
-headers, bodies and tokens. See docs/proxy.md.`,
+headers, bodies and tokens. See docs/proxy.md.
+
+Exit codes: 64 bad usage, 69 the file of the quotas cannot be used, 78 a bad
+configuration file, 1 an address that cannot be listened on, or requests that had
+not ended when the time to end was over.`,
 		Example: `  throttle proxy --config throttle.yaml
   throttle proxy --config throttle.yaml --check
   curl http://127.0.0.1:7411/github/zen`,
@@ -66,7 +72,7 @@ headers, bodies and tokens. See docs/proxy.md.`,
 	flags.StringVar(&f.config, "config", "", "the configuration file; - is the standard input")
 	flags.StringVar(&f.listen, "listen", "", "the address, HOST:PORT or unix:PATH, instead of the file's")
 	flags.DurationVar(&f.shutdown, "shutdown", 0, "how long admitted requests may take when the proxy ends, instead of the file's time")
-	flags.BoolVar(&f.accessLog, "access-log", false, "log each request: method, route, status, wait and duration")
+	flags.BoolVar(&f.accessLog, "access-log", false, "log each request: method, route, client, status, wait and duration")
 	flags.BoolVar(&f.publicPages, "public-pages", false, "serve the page and the metrics to other hosts, too")
 	flags.BoolVar(&f.check, "check", false, "check the file, and end")
 	return cmd
@@ -80,55 +86,81 @@ type sidecar struct {
 	stats   *observe.Stats
 	handler *proxy.Handler
 
+	observer *throttle.Observer
+	store    throttle.Store
+
 	// The fields below change when the file is read again.
 	config     *config.Config
-	store      throttle.Store
 	base       *http.Transport
-	transports map[string]*throttle.Transport // by prefix
+	transports *config.Transports
 }
 
 func (c *command) runProxy(ctx context.Context, f proxyFlags) error {
 	cfg, err := c.loadProxyConfig(f)
-	if err != nil {
-		return &configError{err}
-	}
-	if f.check {
-		for prefix := range cfg.Routes {
-			if _, err := cfg.Transport(prefix, nil); err != nil {
-				return &configError{err}
-			}
-		}
-		return c.print(map[string]any{"ok": true, "routes": len(cfg.Routes), "clients": len(cfg.Clients)}, func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "%s: ok: %s, %s\n", f.config, count(len(cfg.Routes), "route"), count(len(cfg.Clients), "client"))
-			return err
-		})
+	switch {
+	case err != nil:
+		return err
+	case f.check:
+		return c.checkProxy(f, cfg)
 	}
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
-	listener, err := listen(cfg)
+	listener, pages, err := listenAll(cfg)
 	if err != nil {
 		return err
 	}
 	defer listener.Close()
+	if pages != nil {
+		defer pages.Close()
+	}
 	// These loggers know no level. net/http writes to the first what an upstream sends between two
 	// responses, and go-redis to the second each dial that fails.
 	log.SetOutput(io.Discard)
 	redis.SetLogger(noLog{})
+	cfg.Log = c.proxyLog(cfg)
 	store, closer, err := cfg.OpenStore()
+	if err != nil {
+		return &storeError{storeName(cfg), cmp.Or(errors.Unwrap(err), err)} // without the field of the configuration file
+	}
+	defer closer.Close()
+	s, err := c.newSidecar(f, cfg, store, listener.Addr())
 	if err != nil {
 		return err
 	}
-	defer closer.Close()
-	s := c.newSidecar(f, cfg, store, listener.Addr())
 	if err := s.apply(cfg); err != nil {
 		return &configError{err}
 	}
+	return s.serve(ctx, listener, pages, hangups)
+}
+
+// checkProxy writes that a file can be used.
+func (c *command) checkProxy(f proxyFlags, cfg *config.Config) error {
+	if _, err := cfg.Transports(nil); err != nil {
+		return &configError{err}
+	}
+	return c.print(map[string]any{"ok": true, "routes": len(cfg.Routes), "clients": len(cfg.Clients)}, func() string {
+		return fmt.Sprintf("%s: ok: %s, %s\n", f.config, plural(int64(len(cfg.Routes)), "route"), plural(int64(len(cfg.Clients)), "client"))
+	})
+}
+
+// serve serves until the context ends. A value from hangups makes it read the file again.
+func (s *sidecar) serve(ctx context.Context, listener, pages net.Listener, hangups <-chan os.Signal) error {
+	s.log.Info("the proxy listens", "address", listener.Addr().String(), "routes", s.routes(), "clients", len(s.config.Clients))
+	if pages != nil {
+		s.log.Info("the pages listen", "address", pages.Addr().String())
+	}
+	if s.config.AllowPublic && len(s.config.Clients) == 0 {
+		s.log.Warn("every program that reaches the address may use the proxy: add clients with tokens")
+	}
+	server := &proxy.Server{Handler: s.handler, Pages: pages, Shutdown: s.config.Timeouts.Shutdown, Log: s.log}
+	if s.flags.shutdown > 0 {
+		server.Shutdown = s.flags.shutdown
+	}
 	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	reloads := make(chan struct{})
-	go func() {
-		defer close(reloads)
+	var reloads sync.WaitGroup
+	defer func() { stop(); reloads.Wait() }()
+	reloads.Go(func() {
 		for {
 			select {
 			case <-hangups:
@@ -137,18 +169,8 @@ func (c *command) runProxy(ctx context.Context, f proxyFlags) error {
 				return
 			}
 		}
-	}()
-	defer func() { stop(); <-reloads }()
-	s.log.Info("the proxy listens", "address", listener.Addr().String(), "routes", s.routes(), "clients", len(cfg.Clients))
-	if cfg.AllowPublic && len(cfg.Clients) == 0 {
-		s.log.Warn("every program that reaches the address may use the proxy: add clients with tokens")
-	}
-	shutdown := cfg.Timeouts.Shutdown
-	if f.shutdown > 0 {
-		shutdown = f.shutdown
-	}
-	server := &proxy.Server{Handler: s.handler, Shutdown: shutdown, Log: s.log}
-	err = server.Serve(ctx, listener)
+	})
+	err := server.Serve(ctx, listener)
 	s.log.Info("the proxy has ended")
 	return err
 }
@@ -156,20 +178,30 @@ func (c *command) runProxy(ctx context.Context, f proxyFlags) error {
 // loadProxyConfig reads the file, and checks the address of --listen as that of the file.
 func (c *command) loadProxyConfig(f proxyFlags) (*config.Config, error) {
 	cfg, err := c.loadConfig(f.config, false)
-	if err == nil && f.listen != "" {
-		cfg.Listen = f.listen
+	if err != nil {
+		return nil, &configError{err}
 	}
-	return cfg, err
+	if f.listen != "" {
+		if err := cfg.SetListen(f.listen); err != nil {
+			return nil, usagef("--%w", err)
+		}
+	}
+	return cfg, nil
 }
 
 // newSidecar returns a sidecar without routes.
-func (c *command) newSidecar(f proxyFlags, cfg *config.Config, store throttle.Store, addr net.Addr) *sidecar {
-	s := &sidecar{command: c, flags: f, log: c.proxyLog(cfg), stats: observe.NewStats(), store: store}
-	s.handler = proxy.New(proxy.Options{
+func (c *command) newSidecar(f proxyFlags, cfg *config.Config, store throttle.Store, addr net.Addr) (*sidecar, error) {
+	s := &sidecar{command: c, flags: f, log: cfg.Log, stats: observe.NewStats(), store: store}
+	opts := proxy.Options{
 		Stats: s.stats, Page: *cfg.Observability.Page, Metrics: *cfg.Observability.Metrics, PublicPages: f.publicPages,
 		LocalHosts: isLoopbackTCP(addr), Log: s.log, AccessLog: f.accessLog,
-	})
-	return s
+	}
+	if err := describePages(&opts, cfg, store, addr); err != nil {
+		return nil, err
+	}
+	s.handler = proxy.New(opts)
+	s.observer = throttle.JoinObservers(s.handler.Observer(), s.stats.Observer(), observe.Log(s.log, observe.LogOptions{}))
+	return s, nil
 }
 
 // listen listens on the address of the file. An address that others can reach must be meant.
@@ -177,13 +209,13 @@ func listen(cfg *config.Config) (net.Listener, error) {
 	if path, ok := strings.CutPrefix(cfg.Listen, "unix:"); ok {
 		return listenUnix(path)
 	}
-	l, err := net.Listen("tcp", cfg.Listen)
+	l, err := listenTCP(cfg.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", cfg.Listen, err)
+		return nil, err
 	}
-	if !isLoopbackTCP(l.Addr()) && !cfg.AllowPublic && len(cfg.Clients) == 0 {
+	if !isLoopbackTCP(l.Addr()) && !cfg.AllowPublic { // localhost may be any address
 		l.Close()
-		return nil, &configError{fmt.Errorf("other machines can reach %s: listen on 127.0.0.1, add clients with tokens, or set allow_public: true", cfg.Listen)}
+		return nil, &configError{fmt.Errorf("other machines can reach %s: use 127.0.0.1, or set allow_public: true", cfg.Listen)}
 	}
 	return l, nil
 }
@@ -231,40 +263,31 @@ func (c *command) proxyLog(cfg *config.Config) *slog.Logger {
 	return slog.New(slog.NewTextHandler(c.Stderr, opts))
 }
 
-// apply makes the routes and clients of a file those of the proxy. A route whose limits are the same
-// keeps its transport, and with it its queue. The others continue with what is charged.
+// mostReload bounds how long a reload waits for a shared store.
+const mostReload = 5 * time.Second
+
+// apply makes the routes and clients of a file those of the proxy. After an error, the proxy has those of
+// before.
 func (s *sidecar) apply(cfg *config.Config) error {
-	cfg.Observer = throttle.JoinObservers(s.handler.Observer(), s.stats.Observer(), observe.Log(s.log, observe.LogOptions{}))
+	cfg.Observer = s.observer
 	cfg.Alert = func(a throttle.Alert) {
 		s.log.Warn("a budget is used", "policy", a.Policy, "tier", a.Tier, "percent", a.Percent, "used", a.Used, "limit", a.Limit)
 	}
-	var changes config.Changes
-	if s.config != nil {
-		if changes = cfg.Since(s.config); changes.Store {
-			return errors.New("another store needs a new start: quotas do not move")
-		}
+	transports, err := s.reloaded(cfg)
+	if err != nil {
+		return err
 	}
 	base := s.base
-	if base == nil || changes.Timeouts {
+	if base == nil || s.config.Timeouts != cfg.Timeouts {
 		base = proxy.NewBase(cfg.Timeouts.Connect, cfg.Timeouts.ResponseHeader)
 	}
-	transports := make(map[string]*throttle.Transport)
-	var table proxy.Table
+	table := proxy.Table{PublicURL: cfg.Public()}
 	for _, prefix := range slices.Sorted(maps.Keys(cfg.Routes)) {
-		t := s.transports[prefix]
-		if t == nil || slices.Contains(changes.Limits, prefix) && !s.setPolicy(cfg, prefix, t) {
-			var err error
-			if t, err = cfg.Transport(prefix, s.store); err != nil {
-				return err
-			}
-		}
-		transports[prefix] = t
-		table.Routes = append(table.Routes, proxyRoute(cfg.Routes[prefix], t, base))
+		r := proxyRoute(cfg.Routes[prefix], transports.Of(prefix), base)
+		r.Known, r.Whole = transports.Known(prefix)
+		table.Routes = append(table.Routes, r)
 	}
-	for name, client := range cfg.Clients {
-		class, has := client.DefaultClass()
-		table.Clients = append(table.Clients, proxy.Client{Name: name, Token: client.Token.Reveal(), Class: class, HasClass: has})
-	}
+	table.Clients = proxyClients(cfg, transports.Clients())
 	s.handler.SetTable(table)
 	if s.base != nil && s.base != base {
 		s.base.CloseIdleConnections()
@@ -273,35 +296,47 @@ func (s *sidecar) apply(cfg *config.Config) error {
 	return nil
 }
 
-// setPolicy changes the policy of a route's transport, so that requests which wait keep their place in
-// the queue. It reports false if more than the policy differs: the route then needs another transport.
-func (s *sidecar) setPolicy(cfg *config.Config, prefix string, t *throttle.Transport) bool {
-	old, r := s.config.Routes[prefix], cfg.Routes[prefix]
-	charges := func(c *config.Client) bool { return c.Budget != "" }
-	if old.Limits().IsPreset() || r.Limits().IsPreset() || old.Name != r.Name || old.Timeout != r.Timeout ||
-		old.Budget != r.Budget || r.Budget != "" || len(old.Cost)+len(r.Cost) > 0 ||
-		slices.ContainsFunc(slices.Collect(maps.Values(s.config.Clients)), charges) || slices.ContainsFunc(slices.Collect(maps.Values(cfg.Clients)), charges) {
-		return false
+// reloaded returns the transports of a file.
+func (s *sidecar) reloaded(cfg *config.Config) (*config.Transports, error) {
+	if s.transports == nil {
+		return cfg.Transports(s.store)
 	}
-	p := r.Limits().Policies()[0]
-	p.Observer, p.Alert = cfg.Observer, cfg.Alert
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), mostReload)
 	defer cancel()
-	return t.Route(new(http.Request)).SetPolicy(ctx, p) == nil
+	return s.transports.Reload(ctx, cfg)
 }
 
 // proxyRoute returns a route of the proxy.
 func proxyRoute(r *config.Route, t *throttle.Transport, base *http.Transport) proxy.Route {
 	sending := *t
 	sending.Base = base
-	set := make(map[string]string)
-	for name, value := range r.Set {
-		set[name] = value.Reveal()
+	var secrets []string
+	for _, secret := range r.Secrets() {
+		secrets = append(secrets, secret.Reveal())
 	}
 	return proxy.Route{
-		Prefix: r.Prefix(), Upstream: r.Upstream(), Transport: &sending, Class: r.DefaultClass(), Set: set, Remove: r.Remove,
+		Prefix: r.Prefix(), Name: r.Name, Upstream: r.Upstream(), Transport: &sending, Class: r.DefaultClass(), Set: revealed(r.Set), Remove: r.Remove,
+		Query: revealed(r.Query), Secrets: secrets, Key: r.Key.Header,
 		MaxBody: int64(r.MaxBody), ReadsResponses: r.Limits().IsPreset(), Allows: r.Allows,
 	}
+}
+
+// proxyClients returns the clients of a file. Quotas are their own limits, by the names of the policies.
+func proxyClients(cfg *config.Config, quotas map[string]*throttle.Limiter) (all []proxy.Client) {
+	for name, client := range cfg.Clients {
+		class, has := client.DefaultClass()
+		own, _ := client.Limits()
+		all = append(all, proxy.Client{Name: name, Token: client.Token.Reveal(), Class: class, HasClass: has, Quota: quotas[own.Name]})
+	}
+	return all
+}
+
+func revealed(secrets map[string]config.Secret) map[string]string {
+	values := make(map[string]string)
+	for name, value := range secrets {
+		values[name] = value.Reveal()
+	}
+	return values
 }
 
 // reload reads the file again. If it has a problem, everything stays as it is.

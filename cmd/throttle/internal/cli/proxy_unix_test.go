@@ -75,8 +75,8 @@ func startProxy(t *testing.T, file string, args ...string) *process {
 	p.write(file)
 	ctx, stop := context.WithCancel(context.Background())
 	p.stop = stop
-	system := System{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: p.log, Getenv: func(name string) string {
-		return map[string]string{"TOKEN": "canary-canary-canary"}[name]
+	system := System{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: p.log, Environ: os.Environ, Getenv: func(name string) string {
+		return map[string]string{"TOKEN": "canary-canary-canary", "BOT_TOKEN": "123456:canary/bot", "API_KEY": "canary+key&canary"}[name]
 	}}
 	go func() {
 		p.code <- Main(ctx, system, append([]string{"proxy", "--config", p.file, "--listen", "127.0.0.1:0"}, args...))
@@ -133,11 +133,14 @@ func TestProxyReloads(t *testing.T) {
 	p := startProxy(t, file(0))
 	var done atomic.Bool
 	sent := make(chan struct{}, 100_000)
+	failed, fail := context.WithCancel(t.Context())
+	defer fail()
 	var wg sync.WaitGroup
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}
 	defer client.CloseIdleConnections()
 	for range 64 {
 		wg.Go(func() {
+			defer fail() // a client ends early only after an error
 			for !done.Load() {
 				resp, err := client.Post(p.url+"/api/x", "text/plain", strings.NewReader("body"))
 				if err != nil {
@@ -156,7 +159,13 @@ func TestProxyReloads(t *testing.T) {
 	}
 	for i := 1; i <= 40; i++ {
 		for range 10 { // requests end under each file
-			<-sent
+			select {
+			case <-sent:
+			case <-failed.Done():
+				done.Store(true)
+				wg.Wait()
+				t.FailNow()
+			}
 		}
 		p.write(file(i))
 		p.reload(i)

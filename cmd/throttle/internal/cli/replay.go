@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -13,22 +12,17 @@ import (
 	"github.com/apithrottle/throttle/cmd/throttle/internal/simulate"
 	"github.com/apithrottle/throttle/cmd/throttle/internal/traffic"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // sorted is how many requests of a log are kept to put them in order. An access log is in the order
 // in which requests end.
 const sorted = 1 << 16
 
-func (c *command) replay() *cobra.Command {
-	var f replayFlags
-	cmd := &cobra.Command{
-		Use:   "replay FILE --policy POLICY [--policy POLICY...]",
-		Short: "Tell what policies would have done to the requests of a log",
-		Long: `Tell what each policy would have done to the requests of a log: how long they
-would have waited, for which limit, and how many a strict provider would have
-refused without throttle. Nothing is sent: replay plays the limiter itself, in
-virtual time. Each request arrives when the log says, whatever became of those
-before it.
+const replayHelp = `Compute what each policy would have done to the requests of a log: how long they
+would have waited, for which limit, and how many a strict API would have refused
+without throttle. replay sends nothing: it plays the limiter in virtual time. Each
+request arrives at the time in the log, whatever happened to those before it.
 
 FILE is one of these, plain or compressed by gzip; - is the standard input:
 
@@ -44,7 +38,16 @@ whole seconds, so waits of up to a second may come from the log.
 
 Lines that can't be read are left out, and the first five are named. If none can
 be read, or with --strict the first one can't, replay exits with 1. Requests may
-be out of order by 65,536 places. Those which are further out of order are counted.`,
+be out of order by 65,536 places. replay counts those that are further out of order.
+
+Exit codes: 64 bad usage, 78 a bad policy, 1 a log that cannot be read.`
+
+func (c *command) replay() *cobra.Command {
+	var f replayFlags
+	cmd := &cobra.Command{
+		Use:   "replay FILE --policy LIMITS... [FLAG...]",
+		Short: "Compute how long the requests of a log would have waited",
+		Long:  replayHelp,
 		Example: `  throttle replay requests.jsonl --policy '5/s + 10000/h'
   throttle replay access.log.1.gz --policy 10/s --policy '20/s;algo=token_bucket;burst=60'
   jq -c 'select(.model == "large")' calls.jsonl | throttle replay - \
@@ -61,13 +64,21 @@ be out of order by 65,536 places. Those which are further out of order are count
 			if err != nil {
 				return err
 			}
-			return c.print(result, func(w io.Writer) error {
-				_, err := io.WriteString(w, result.text(c.width()))
-				return err
-			})
+			return c.print(result, func() string { return result.text(c.width()) })
 		},
 	}
-	flags := cmd.Flags()
+	f.register(cmd.Flags())
+	return cmd
+}
+
+type replayFlags struct {
+	policies, costs                       []string
+	format, time, duration, unit, request string
+	answers, maxWait                      time.Duration
+	strict                                bool
+}
+
+func (f *replayFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.policies, "policy", nil, "a policy or a preset to play; repeat it to compare")
 	flags.StringVar(&f.format, "format", "", "the format of the log: jsonl, clf or har (default found by the first line)")
 	flags.StringVar(&f.time, "time-field", "", "the JSON field with the time, such as request.started_at (default one of the usual names)")
@@ -78,14 +89,6 @@ be out of order by 65,536 places. Those which are further out of order are count
 	flags.DurationVar(&f.maxWait, "max-wait", 0, "refuse requests that would wait for longer (default what the policy says)")
 	flags.StringVar(&f.request, "request", "", "the request to play, for a preset with several quotas, as 'GET https://host/path'")
 	flags.BoolVar(&f.strict, "strict", false, "stop at the first line that can't be read")
-	return cmd
-}
-
-type replayFlags struct {
-	policies, costs                       []string
-	format, time, duration, unit, request string
-	answers, maxWait                      time.Duration
-	strict                                bool
 }
 
 // A replayResult is the result of the verb replay.
@@ -164,50 +167,55 @@ func (f *replayFlags) play(ctx context.Context, c *command, path string) (*repla
 		}
 		result.Policies = append(result.Policies, &replayed{Policy: p.text, played: p})
 	}
-	file := io.NopCloser(c.Stdin)
-	if path != "-" {
-		if file, err = os.Open(path); err != nil {
-			return nil, err
-		}
+	file, err := c.open(path)
+	if err != nil {
+		return nil, err
 	}
 	defer file.Close()
-
 	sorter := traffic.NewSorter(sorted, func(r traffic.Request) error { return result.arrive(r, units, f.answers) })
-	format, err := traffic.Read(file, o, func(r traffic.Request) error {
-		if result.Requests++; result.Requests%(1<<12) == 0 && ctx.Err() != nil {
-			return ctx.Err()
-		}
-		return sorter.Add(r)
-	}, func(bad *traffic.LineError) error {
-		if f.strict {
-			return bad
-		}
-		if result.BadLines++; result.BadLines <= 5 {
-			result.Bad = append(result.Bad, bad.Error())
-			fmt.Fprintf(c.Stderr, "throttle: %s: %v\n", path, bad)
-		}
-		return nil
-	})
-	result.Format = string(format)
-	if err == nil {
-		err = sorter.Flush()
-	}
-	if err != nil {
+	if err := result.read(ctx, file, o, sorter, c.Stderr, f.strict); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	if result.BadLines > 5 {
+	if result.BadLines > mostNamed {
 		fmt.Fprintf(c.Stderr, "throttle: %s: %d lines can't be read\n", path, result.BadLines)
 	}
 	if result.Moved = sorter.Moved; result.Moved > 0 {
 		fmt.Fprintf(c.Stderr, "throttle: %s: %d requests are out of order by more than %d places: they arrive with those before them\n", path, result.Moved, sorted)
 	}
 	if result.Requests == 0 {
-		return nil, fmt.Errorf("%s: no request in it, read as %s: choose another --format, or see --time-field", path, format)
+		return nil, fmt.Errorf("%s: no request in it, read as %s: choose another --format, or see --time-field", path, result.Format)
 	}
 	for _, p := range result.Policies {
 		p.finish()
 	}
 	return result, nil
+}
+
+// mostNamed is how many of the lines that can't be read are named.
+const mostNamed = 5
+
+// read reads a log into a sorter. It names the first lines that can't be read, or with strict ends at one.
+func (r *replayResult) read(ctx context.Context, file io.Reader, o traffic.Options, sorter *traffic.Sorter, stderr io.Writer, strict bool) error {
+	format, err := traffic.Read(file, o, func(q traffic.Request) error {
+		if r.Requests++; r.Requests%(1<<12) == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return sorter.Add(q)
+	}, func(bad *traffic.LineError) error {
+		if strict {
+			return bad
+		}
+		if r.BadLines++; r.BadLines <= mostNamed {
+			r.Bad = append(r.Bad, bad.Error())
+			fmt.Fprintf(stderr, "throttle: %s: %v\n", r.File, bad)
+		}
+		return nil
+	})
+	r.Format = string(format)
+	if err != nil {
+		return err
+	}
+	return sorter.Flush()
 }
 
 var durationUnits = map[string]time.Duration{"": 0, "s": time.Second, "ms": time.Millisecond, "us": time.Microsecond, "µs": time.Microsecond, "ns": time.Nanosecond}
@@ -301,13 +309,14 @@ func (p *replayed) finish() {
 	if p.Queue = t.Longest; p.Queue > 0 {
 		p.QueueAt = &t.LongestAt
 	}
+	tiers := t.Tiers()
 	p.Bound, p.Provider.By = []tierCount{}, []tierCount{}
 	for i, n := range t.ByTier {
-		p.Bound = append(p.Bound, tierCount{t.Tier(i), n})
+		p.Bound = append(p.Bound, tierCount{tiers[i], n})
 	}
 	for i, n := range t.Provider {
 		p.Provider.Refused += n
-		p.Provider.By = append(p.Provider.By, tierCount{t.Tier(i), n})
+		p.Provider.By = append(p.Provider.By, tierCount{tiers[i], n})
 	}
 	p.Refused = refusals{t.Fates[simulate.Late], t.Fates[simulate.Full], t.Fates[simulate.Exhausted], t.Fates[simulate.TooLarge]}
 	p.End = t.End
@@ -362,11 +371,11 @@ func (r *replayResult) table(policies []*replayed) [][]string {
 	}
 	rows = append(rows, tierRows(policies, "  for ", func(p *replayed) []tierCount { return p.Bound })...)
 	rows = append(rows,
-		row("half waited up to", func(p *replayed) string { return length(seconds(p.Wait.P50)) }),
-		row("95 % waited up to", func(p *replayed) string { return length(seconds(p.Wait.P95)) }),
-		row("99 % waited up to", func(p *replayed) string { return length(seconds(p.Wait.P99)) }),
-		row("longest wait", func(p *replayed) string { return length(seconds(p.Wait.Max)) }),
-		row("all waits together", func(p *replayed) string { return length(seconds(p.Wait.Total)) }),
+		row("half waited up to", func(p *replayed) string { return length(ofSeconds(p.Wait.P50)) }),
+		row("95 % waited up to", func(p *replayed) string { return length(ofSeconds(p.Wait.P95)) }),
+		row("99 % waited up to", func(p *replayed) string { return length(ofSeconds(p.Wait.P99)) }),
+		row("longest wait", func(p *replayed) string { return length(ofSeconds(p.Wait.Max)) }),
+		row("all waits together", func(p *replayed) string { return length(ofSeconds(p.Wait.Total)) }),
 		row("longest queue", func(p *replayed) string { return thousands(int64(p.Queue)) }),
 	)
 	for _, f := range []struct {
@@ -388,13 +397,7 @@ func (r *replayResult) table(policies []*replayed) [][]string {
 }
 
 // short returns a short name of a tier.
-func (p *replayed) short(tier string) string {
-	var tiers []string
-	for _, c := range p.Bound {
-		tiers = append(tiers, c.Tier)
-	}
-	return shortTier(tier, tiers)
-}
+func (p *replayed) short(tier string) string { return shortTier(tier, p.traffic.Tiers()) }
 
 // tierRows returns a row for each tier of the policies, if a policy has several.
 func tierRows(policies []*replayed, lead string, counts func(*replayed) []tierCount) (rows [][]string) {

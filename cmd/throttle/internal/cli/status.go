@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -21,6 +22,8 @@ import (
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
+	"github.com/apithrottle/throttle/cmd/throttle/config"
+	"github.com/apithrottle/throttle/cmd/throttle/internal/alike"
 	"github.com/apithrottle/throttle/page"
 )
 
@@ -73,27 +76,28 @@ type statusFlags struct {
 
 func (f *statusFlags) register(cmd *cobra.Command) {
 	f.quotaFlags.register(cmd.Flags())
-	cmd.Flags().StringVar(&f.config, "config", "", "all quotas of this configuration `file`")
-	cmd.Flags().StringVar(&f.page, "page", "", "all quotas of the live page at this `URL`")
+	cmd.Flags().StringVar(&f.config, "config", "", "the quotas of this configuration `file`")
+	cmd.Flags().StringVar(&f.page, "page", "", "the quotas of the live page at this `URL`")
 }
 
-const statusHelp = `A quota is one of a file or a Redis, as exec and wait use it: its limits are
---policy, and its names the arguments. Or all quotas of a configuration file are
-shown, or those of the live page of a proxy or program. Quotas of presets are
-counted for each account, so only a page shows them. Nothing is charged and no
-file is made. Redis keeps a quota that was not there for a minute at most.`
+const statusHelp = `There are three ways to name quotas. --policy and the names of quotas, in the file
+or the Redis that exec and wait use. --config FILE: all quotas of a configuration
+file, or those whose names are arguments. --page URL: the quotas on the live page of
+a proxy or a program. Presets, and routes with a key, have a quota for each account,
+so only a page shows them. This verb charges nothing and makes no file. A quota that
+did not exist stays in Redis for a minute at most.`
 
 func (c *command) status() *cobra.Command {
 	var f statusFlags
 	cmd := &cobra.Command{
-		Use:   "status [NAME...]",
-		Short: "Show how much of quotas is used",
-		Long: `Show how much of quotas is used, when there is more, and what is paused.
+		Use:   "status NAME... --policy LIMITS [FLAG...]",
+		Short: "Show how much of a quota is used",
+		Long: `Show how much of a quota is used, when more is available, and whether it is paused.
 
 ` + statusHelp + `
 
 Exit codes: 64 bad usage, 69 the file, Redis or page does not answer, 78 a bad
-policy or configuration.`,
+policy or configuration file.`,
 		Example: `  throttle status --policy '5/s + 10000/h' coinbase
   throttle status --policy '5/s + 10000/h' coinbase --explain
   throttle status --redis redis://localhost:6379 --policy 100/min mail sms
@@ -109,19 +113,19 @@ policy or configuration.`,
 			if err != nil {
 				return err
 			}
-			if err := c.print(r, r.write); err != nil {
+			if err := c.print(r, r.text); err != nil {
 				return err
 			}
 			for _, q := range r.Quotas {
 				if q.err != nil {
-					return &storeError{q.Name, q.err}
+					return q.err
 				}
 			}
 			return nil
 		},
 	}
 	f.register(cmd)
-	cmd.Flags().BoolVar(&f.explain, "explain", false, "explain what a request would wait for")
+	cmd.Flags().BoolVar(&f.explain, "explain", false, "explain what the next request would wait for")
 	return cmd
 }
 
@@ -133,26 +137,70 @@ func (c *command) statusReader(verb string, f statusFlags, names []string) (read
 	if f.name != "" {
 		names = append([]string{f.name}, names...)
 	}
-	places := 0
-	for _, place := range []string{f.policy, f.config, f.page} {
-		if place != "" {
-			places++
-		}
-	}
-	switch {
-	case places != 1:
-		return nil, nil, usagef("%s needs one of --policy, --config and --page", verb)
-	case f.page != "" && f.explain:
+	switch place, err := f.place(verb); {
+	case err != nil:
+		return nil, nil, err
+	case place == "page" && f.explain:
 		return nil, nil, usagef("--explain needs --policy or --config: a page has no forecasts")
-	case f.page != "":
+	case place == "page":
 		return f.pageReader(names)
-	case f.config != "":
-		return c.configReader(f, names)
 	}
-	if err := f.store.check(); err != nil {
+	quotas, err := c.quotasOf(verb, f, names)
+	if err != nil {
 		return nil, nil, err
 	}
-	var policies []throttle.Policy
+	opened, closer, err := c.openQuotas(quotas)
+	if err != nil {
+		return nil, nil, err
+	}
+	return func(ctx context.Context) (statusResult, error) {
+		r := statusResult{Time: time.Now().UTC(), Quotas: []quotaResult{}}
+		for _, q := range opened {
+			r.Quotas = append(r.Quotas, q.read(ctx, f.explain))
+		}
+		return r, nil
+	}, closer, nil
+}
+
+// place returns where the quotas are: policy, config or page.
+func (f *statusFlags) place(verb string) (place string, err error) {
+	given := map[string]string{"policy": f.policy, "config": f.config, "page": f.page}
+	for _, name := range []string{"policy", "config", "page"} {
+		switch {
+		case given[name] == "":
+		case place != "":
+			return "", usagef("--%s and --%s are two places: %s needs one of --policy, --config and --page", place, name, verb)
+		default:
+			place = name
+		}
+	}
+	if place == "" {
+		return "", usagef("%s needs one of --policy, --config and --page", verb)
+	}
+	return place, nil
+}
+
+// quotas are some quotas of a store.
+type quotas struct {
+	store storeFlags
+	all   []keyed
+}
+
+// A keyed is the policy of a quota, and the key of a quota of a Group.
+type keyed struct {
+	throttle.Policy
+	key string
+}
+
+// quotasOf returns the quotas that --policy or --config name.
+func (c *command) quotasOf(verb string, f statusFlags, names []string) (quotas, error) {
+	if f.config != "" {
+		return c.configQuotas(f, names)
+	}
+	q := quotas{store: f.store}
+	if err := f.store.check(); err != nil {
+		return q, err
+	}
 	if len(names) == 0 {
 		names = []string{""} // a preset has a name
 	}
@@ -160,17 +208,25 @@ func (c *command) statusReader(verb string, f statusFlags, names []string) (read
 		f.name = name
 		p, err := f.resolve(verb)
 		if err != nil {
-			return nil, nil, err
+			return q, err
 		}
-		policies = append(policies, p)
+		q.all = append(q.all, keyed{p, f.key})
 	}
-	return c.storeReader(f, policies, nil)
+	return q, nil
 }
 
-// storeReader returns what reads policies in a store. A policy of a Group has a key.
-func (c *command) storeReader(f statusFlags, policies []throttle.Policy, keys []string) (read statusReader, closer func(), err error) {
-	if f.store.redis == "" {
-		path, err := c.path(f.store)
+// An openQuota is a quota with its name.
+type openQuota struct {
+	label string
+	store *storeFlags
+	*throttle.Limiter
+	one throttle.Cost // of what the policy counts
+}
+
+// openQuotas opens quotas in their store. It makes no file.
+func (c *command) openQuotas(q quotas) (opened []openQuota, closer func(), err error) {
+	if q.store.redis == "" {
+		path, err := c.path(q.store)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -179,76 +235,98 @@ func (c *command) storeReader(f statusFlags, policies []throttle.Policy, keys []
 			return nil, nil, &storeError{path, errors.New("there is no such file: nothing has used a quota yet")}
 		}
 	}
-	s, closing, err := c.openStore(f.store)
+	s, closing, err := c.openStore(q.store)
 	if err != nil {
 		return nil, nil, err
 	}
 	closer = func() { closing.Close() }
-	type named struct {
-		label string
-		*throttle.Limiter
-		one throttle.Cost // of what the policy counts
-	}
-	var limiters []named
-	for i, p := range policies {
-		f, label := f.quotaFlags, p.Name
-		if keys != nil {
-			if f.key = keys[i]; f.key != "" {
-				label += "/" + f.key
-			}
+	for _, p := range q.all {
+		label := p.Name
+		if p.key != "" && !strings.HasSuffix(label, ":"+p.key) { // the name of a client's limits ends with it
+			label += "/" + p.key
 		}
-		l, err := f.limiter(p, s)
+		l, err := q.store.limiter(p.Policy, p.key, s)
 		if err != nil {
 			closer()
 			return nil, nil, err
 		}
 		var one throttle.Cost
-		if units := countedUnits(p); !slices.Contains(units, algorithms.Requests) {
+		if units := countedUnits(p.Policy); !slices.Contains(units, algorithms.Requests) {
 			one = throttle.Cost{units[0]: 1}
 		}
-		limiters = append(limiters, named{label, l, one})
+		opened = append(opened, openQuota{label, &q.store, l, one})
 	}
-	return func(ctx context.Context) (statusResult, error) {
-		r := statusResult{Time: time.Now().UTC(), Quotas: []quotaResult{}}
-		for _, l := range limiters {
-			status, err := l.Status(ctx)
-			q := newQuotaResult(l.label, status)
-			if f.explain && err == nil {
-				var e throttle.Explanation
-				if e, err = l.Explain(ctx, l.one); err == nil {
-					q.Text = e.String()
-				}
-			}
-			if err != nil {
-				q.err, q.Failure, q.Text = err, strings.TrimPrefix(err.Error(), "throttle: "), ""
-			}
-			r.Quotas = append(r.Quotas, q)
-		}
-		return r, nil
-	}, closer, nil
+	return opened, closer, nil
 }
 
-// configReader returns what reads the quotas of a configuration file.
-func (c *command) configReader(f statusFlags, names []string) (read statusReader, closer func(), err error) {
+// read returns the state of the quota.
+func (q openQuota) read(ctx context.Context, explain bool) quotaResult {
+	var r quotaResult
+	r.err = q.store.patiently(func() error {
+		status, err := q.Status(ctx)
+		r = newQuotaResult(q.label, status)
+		if explain && err == nil {
+			var e throttle.Explanation
+			e, err = q.Explain(ctx, q.one)
+			r.Text = e.String()
+		}
+		return err
+	})
+	if r.err != nil {
+		r.Failure, r.Text = r.err.Error(), ""
+	}
+	return r
+}
+
+// configQuotas returns the quotas of a configuration file, or those that names and --key name.
+func (c *command) configQuotas(f statusFlags, names []string) (q quotas, err error) {
 	loaded, err := c.loadConfig(f.config, false)
 	if err != nil {
-		return nil, nil, &configError{err}
+		return q, &configError{err}
 	}
-	f.store = storeFlags{redis: loaded.Store.Redis.Reveal(), prefix: loaded.Store.Prefix, file: loaded.Store.File}
-	if f.store.redis == "" && f.store.file == "" {
-		return nil, nil, &configError{fmt.Errorf("%s has no store: its quotas are in the proxy, so read its page with --page", f.config)}
+	q.store = storeFlags{redis: loaded.Store.Redis.Reveal(), prefix: loaded.Store.Prefix, file: loaded.Store.File}
+	if q.store.redis == "" && q.store.file == "" {
+		return q, &configError{fmt.Errorf("%s has no store: its quotas are in the proxy, so use its page, with --page", f.config)}
 	}
-	var policies []throttle.Policy
-	var keys []string
+	var known []string
+	for _, p := range quotasIn(loaded) {
+		known = append(known, p.Name)
+		if (len(names) == 0 || slices.Contains(names, p.Name)) && (f.key == "" || f.key == p.key) {
+			q.all = append(q.all, p)
+		}
+	}
+	for _, name := range names {
+		if slices.Contains(known, name) {
+			continue
+		}
+		if near := alike.Nearest(name, known); near != "" {
+			return q, usagef("%s has no quota %q: did you mean %s?", f.config, name, near)
+		}
+		return q, usagef("%s has no quota %q outside presets, whose quotas are on the page of the proxy, with --page: it has %s", f.config, name, strings.Join(known, ", "))
+	}
+	switch {
+	case len(q.all) == 0 && f.key != "":
+		return q, usagef("%s has no such quota with the key %q", f.config, f.key)
+	case len(q.all) == 0:
+		return q, usagef("%s has no quotas outside presets: use the page of the proxy, with --page", f.config)
+	}
+	return q, nil
+}
+
+// quotasIn returns the quotas of a configuration file outside of presets, each once. The accounts of a key
+// are not known.
+func quotasIn(loaded *config.Config) (all []keyed) {
 	add := func(p throttle.Policy, key string) {
-		known := func(o throttle.Policy) bool { return o.Name == p.Name }
-		if (len(names) == 0 || slices.Contains(names, p.Name)) && (key != "" || !slices.ContainsFunc(policies, known)) {
-			policies, keys = append(policies, p), append(keys, key)
+		if !slices.ContainsFunc(all, func(other keyed) bool { return other.Name == p.Name }) {
+			all = append(all, keyed{p, key})
 		}
 	}
 	for _, prefix := range slices.Sorted(maps.Keys(loaded.Routes)) {
 		r := loaded.Routes[prefix]
-		if !r.Limits().IsPreset() {
+		if r.Limits().IsPreset() {
+			continue // its budget is among its own quotas
+		}
+		if r.Key.Header == "" {
 			add(r.Limits().Policies()[0], "")
 		}
 		if p, err := throttle.ParsePolicy(r.Name+":budget", r.Budget); r.Budget != "" && err == nil {
@@ -256,14 +334,11 @@ func (c *command) configReader(f statusFlags, names []string) (read statusReader
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(loaded.Clients)) {
-		if p, err := throttle.ParsePolicy("clients", loaded.Clients[name].Budget); err == nil {
+		if p, ok := loaded.Clients[name].Limits(); ok {
 			add(p, name)
 		}
 	}
-	if len(policies) == 0 {
-		return nil, nil, usagef("%s has no such quotas outside presets: read the page of the proxy with --page", f.config)
-	}
-	return c.storeReader(f, policies, keys)
+	return all
 }
 
 // mostPage is how many bytes the state of a page has at most.
@@ -271,9 +346,9 @@ const mostPage = 16 << 20
 
 // pageReader returns what reads the state of a live page.
 func (f *statusFlags) pageReader(names []string) (statusReader, func(), error) {
-	u, err := url.Parse(f.page)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return nil, nil, usagef("--page is no URL such as http://127.0.0.1:7411/_throttle/")
+	u, err := parsePage(f.page)
+	if err != nil {
+		return nil, nil, err
 	}
 	if !strings.HasSuffix(u.Path, "/state.json") {
 		u = u.JoinPath("state.json")
@@ -294,6 +369,28 @@ func (f *statusFlags) pageReader(names []string) (statusReader, func(), error) {
 	}, client.CloseIdleConnections, nil
 }
 
+// parsePage returns the address of a live page. The error has no password.
+func parsePage(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, usagef("--page is no URL of a live page: write it as http://127.0.0.1:7411/_throttle/")
+	}
+	if err := checkPort("--page", u); err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// checkPort returns an error for a port that does not exist.
+func checkPort(flag string, u *url.URL) error {
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return usagef("%s has the port %s: it must be from 1 to 65535", flag, port)
+		}
+	}
+	return nil
+}
+
 func get(ctx context.Context, client *http.Client, u *url.URL, s *page.State) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
@@ -301,10 +398,7 @@ func get(ctx context.Context, client *http.Client, u *url.URL, s *page.State) er
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		if inner := errors.Unwrap(err); inner != nil {
-			err = inner // without the URL
-		}
-		return err
+		return withoutURL(err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
@@ -314,6 +408,14 @@ func get(ctx context.Context, client *http.Client, u *url.URL, s *page.State) er
 		return fmt.Errorf("this is no live page: %w", err)
 	}
 	return nil
+}
+
+// withoutURL returns the error of a client without the URL, which may have a password.
+func withoutURL(err error) error {
+	if inner := errors.Unwrap(err); inner != nil {
+		return inner
+	}
+	return err
 }
 
 func newQuotaResult(name string, s throttle.Status) quotaResult {
@@ -337,67 +439,49 @@ func newQuotaResult(name string, s throttle.Status) quotaResult {
 
 // pageResult returns the state of a policy on a page.
 func pageResult(p page.Policy) quotaResult {
-	q := quotaResult{
-		Name: p.Name, Tiers: []tierResult{}, Waiting: p.Waiting, Failure: p.Failure,
-		Paused: p.Paused, Closed: p.Closed, Guard: p.Guard,
+	s := throttle.Status{Waiting: p.Waiting, Paused: ofSeconds(p.Paused), Closed: ofSeconds(p.Closed), Guard: ofSeconds(p.Guard)}
+	for _, t := range p.Tiers {
+		state := throttle.TierStatus{Limit: t.Limit, Used: t.Used, Remaining: t.Remaining, Limited: t.RetryAfter != 0, RetryAfter: math.MaxInt64}
+		if t.RetryAfter >= 0 {
+			state.RetryAfter = ofSeconds(t.RetryAfter)
+		}
+		state.Tier, _ = algorithms.ParseTier(t.Tier)
+		s.Tiers = append(s.Tiers, state)
+	}
+	q := newQuotaResult(p.Name, s)
+	for i, t := range p.Tiers {
+		q.Tiers[i].Tier, q.Tiers[i].Unit = t.Tier, t.Unit
 	}
 	if n := len(p.History.Admitted); n > 1 { // the last second has not ended
 		q.Admitted = &p.History.Admitted[n-2]
 	}
-	var s throttle.Status
-	for _, t := range p.Tiers {
-		r := tierResult{Tier: t.Tier, Unit: t.Unit, Limit: t.Limit, Used: t.Used, Remaining: t.Remaining}
-		state := throttle.TierStatus{Limit: t.Limit, Used: t.Used, Remaining: t.Remaining, Limited: t.RetryAfter != 0, RetryAfter: math.MaxInt64}
-		if t.RetryAfter >= 0 {
-			r.RetryAfter, state.RetryAfter = &t.RetryAfter, ofSeconds(t.RetryAfter)
-		}
-		state.Tier, _ = parseTier(t.Tier)
-		q.Tiers, s.Tiers = append(q.Tiers, r), append(s.Tiers, state)
-	}
-	s.Waiting, s.Paused, s.Closed = p.Waiting, ofSeconds(p.Paused), ofSeconds(p.Closed)
-	q.Text = s.String()
+	q.Failure = p.Failure
 	return q
 }
 
-// parseTier reads a tier.
-func parseTier(text string) (t throttle.Tier, err error) {
-	p, err := throttle.ParsePolicy("", text)
-	if err == nil {
-		t = p.Tiers[0]
-	}
-	return t, err
-}
-
-// ofSeconds returns a time of some seconds.
+// ofSeconds returns a time of some seconds, at least zero.
 func ofSeconds(s float64) time.Duration {
-	switch d := s * float64(time.Second); {
-	case d > math.MaxInt64/2:
-		return math.MaxInt64 / 2
-	case d > 0:
-		return time.Duration(d)
-	}
-	return 0
+	return time.Duration(math.Round(min(max(s, 0)*1e9, math.MaxInt64/2)))
 }
 
-// write writes a table of the tiers, and below it the quotas in sentences.
-func (r statusResult) write(w io.Writer) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "QUOTA\tTIER\tUSED\tLIMIT\tLEFT\tNEXT")
+// text returns a table of the tiers, and below it the quotas in sentences.
+func (r statusResult) text() string {
+	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	if slices.ContainsFunc(r.Quotas, func(q quotaResult) bool { return len(q.Tiers) > 0 }) {
+		fmt.Fprintln(t, "QUOTA\tTIER\tUSED\tLIMIT\tLEFT\tNEXT")
+	}
 	for _, q := range r.Quotas {
 		for _, tier := range q.Tiers {
-			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%s\n", plain(q.Name), plain(tier.Tier), tier.Used, tier.Limit, tier.Remaining, tier.next())
+			fmt.Fprintf(t, "%s\t%s\t%d\t%d\t%d\t%s\n", plain(q.Name), plain(tier.Tier), tier.Used, tier.Limit, tier.Remaining, q.next(tier))
 		}
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	var b strings.Builder
+	t.Flush()
 	for _, q := range r.Quotas {
 		b.WriteByte('\n')
-		wrap(&b, plain(q.Name)+": ", plain(q.text()))
+		wrap(&b, width, plain(q.Name)+": ", plain(q.text()))
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return b.String()
 }
 
 // text returns the quota in sentences.
@@ -411,7 +495,15 @@ func (q quotaResult) text() string {
 	return q.Text
 }
 
-// next returns when the tier admits one more unit.
+// next returns when the quota admits one more unit of a tier.
+func (q quotaResult) next(t tierResult) string {
+	if t.RetryAfter != nil && max(q.Paused, q.Closed) > *t.RetryAfter {
+		return shortTime(ofSeconds(max(q.Paused, q.Closed)))
+	}
+	return t.next()
+}
+
+// next returns when the tier itself admits one more unit.
 func (t tierResult) next() string {
 	switch {
 	case t.RetryAfter == nil:
@@ -433,11 +525,11 @@ func shortTime(d time.Duration) string {
 	case d >= time.Second:
 		unit = 10 * time.Millisecond
 	}
-	text := ((d + unit - 1) / unit * unit).String()
+	d = (d + unit - 1) / unit * unit
 	if unit == time.Minute {
-		text = strings.TrimSuffix(text, "0s")
+		return withoutZeros(d)
 	}
-	return text
+	return d.String()
 }
 
 // plain returns a text without control characters, which others may have chosen.

@@ -1,10 +1,10 @@
 package cli
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -24,9 +24,7 @@ import (
 // run runs the command in this process.
 func run(t *testing.T, stdin string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
-	var out, talk bytes.Buffer
-	code = Main(t.Context(), System{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &talk, Getenv: func(string) string { return "" }}, args)
-	return out.String(), talk.String(), code
+	return runWith(t, stdin, nil, args...)
 }
 
 // TestStatusOfPage reads the live page of a program.
@@ -98,6 +96,37 @@ func TestStatusLeavesNothing(t *testing.T) {
 	for _, key := range keys {
 		if left := rdb.PTTL(context.Background(), key).Val(); left == -1 || left > time.Minute {
 			t.Errorf("%s ends in %v", key, left)
+		}
+	}
+}
+
+// TestSlowRedis calls a Redis that answers, but not in time: the command tries again. One that refuses is
+// away at once.
+func TestSlowRedis(t *testing.T) {
+	slow := fmt.Errorf("throttle: %w: %w", throttle.ErrUnavailable, context.DeadlineExceeded)
+	for _, tt := range []struct {
+		addr    string
+		fails   int
+		calls   int
+		message string
+	}{
+		{redistest.Start(t).Addr(), 3, 4, ""},
+		{redistest.Start(t).Addr(), 100, 5, "cannot be used: it is slow: it did not answer in time"},
+		{"127.0.0.1:1", 100, 1, "Redis at 127.0.0.1:1 cannot be used: dial tcp 127.0.0.1:1: connect: connection refused"},
+	} {
+		f := storeFlags{redis: "redis://" + tt.addr}
+		calls := 0
+		err := f.patiently(func() error {
+			if calls++; calls <= tt.fails {
+				return slow
+			}
+			return nil
+		})
+		if calls != tt.calls || (err == nil) != (tt.message == "") || err != nil && !strings.Contains(err.Error(), tt.message) {
+			t.Errorf("%d calls, %v; want %d, %q", calls, err, tt.calls, tt.message)
+		}
+		if err != nil && exitCode(err) != exitUnavailable {
+			t.Errorf("%v has exit code %d", err, exitCode(err))
 		}
 	}
 }

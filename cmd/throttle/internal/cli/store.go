@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -26,12 +27,31 @@ func (f *storeFlags) register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.prefix, "prefix", "", "what keys in Redis begin with (default \"throttle:\")")
 }
 
-// check returns an error for flags that exclude each other.
+// check returns an error for flags that exclude each other, and for a bad URL. The error has no part of
+// the URL but the port, because the URL may have a password.
 func (f *storeFlags) check() error {
-	if f.redis != "" && f.file != "" {
+	if f.redis == "" {
+		if f.prefix != "" {
+			return usagef("--prefix is of --redis: leave it out, or add --redis")
+		}
+		return nil
+	}
+	if f.file != "" {
 		return usagef("--redis and --file are two places: leave one out, or set it to nothing with --redis= or --file=")
 	}
-	return nil
+	u, err := url.Parse(f.redis)
+	switch {
+	case err != nil || u.Scheme != "redis" && u.Scheme != "rediss" && u.Scheme != "unix":
+		return usagef("--redis is not the URL of a Redis server: write it as redis://localhost:6379/0, or rediss:// with TLS")
+	case u.Scheme != "unix":
+		if err := checkPort("--redis", u); err != nil {
+			return err
+		}
+	}
+	if _, err := redis.ParseURL(f.redis); err != nil {
+		return usagef("--redis is not the URL of a Redis server: behind the host and the port it may have the number of a database, as in redis://localhost:6379/0")
+	}
+	return checkText("prefix", f.prefix)
 }
 
 // path returns the path of the file.
@@ -64,6 +84,11 @@ func (c *command) openStore(f storeFlags) (throttle.Store, io.Closer, error) {
 		}
 		f.file = path
 	}
+	if f.file != "" {
+		if err := checkLink(f.file); err != nil {
+			return nil, nil, err
+		}
+	}
 	redis.SetLogger(noLog{}) // the errors say what is wrong
 	where := config.Store{Prefix: f.prefix, File: f.file}
 	if f.redis != "" {
@@ -76,7 +101,7 @@ func (c *command) openStore(f storeFlags) (throttle.Store, io.Closer, error) {
 	case errors.Is(err, throttle.ErrUnavailable):
 		return nil, nil, f.error(err)
 	case f.redis != "":
-		return nil, nil, usagef("--redis is not the URL of a Redis server, such as redis://localhost:6379/0")
+		return nil, nil, usagef("--redis is not the URL of a Redis server: write it as redis://localhost:6379/0, or rediss:// with TLS")
 	}
 	return nil, nil, &configError{fmt.Errorf("no file for quotas: %s", strings.TrimPrefix(errors.Unwrap(err).Error(), "host: "))}
 }
@@ -97,10 +122,51 @@ func report(l *throttle.Limiter, closer io.Closer) {
 // is a store that cannot be used.
 func (f *storeFlags) error(err error) error {
 	var refused *throttle.WaitError
-	if err == nil || errors.As(err, &refused) && !errors.Is(err, throttle.ErrUnavailable) {
+	var known *storeError
+	if err == nil || errors.As(err, &known) || errors.As(err, &refused) && !errors.Is(err, throttle.ErrUnavailable) {
 		return err
 	}
+	if f.redis != "" {
+		err = f.diagnose(err)
+	}
 	return &storeError{f.where(), err}
+}
+
+// diagnose returns why a Redis cannot be used. The store tries again for as long as it may, and then
+// knows only that it had no answer. One more try has the cause: a refused connection, a name without
+// an address, or a wrong password. The result has neither a user nor a password.
+func (f *storeFlags) diagnose(err error) error {
+	o, bad := redis.ParseURL(f.redis)
+	if bad != nil || !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	o.DialerRetries, o.MaxRetries, o.DialTimeout = 1, -1, 2*time.Second
+	rdb := redis.NewClient(o)
+	defer rdb.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	switch cause := rdb.Ping(ctx).Err(); {
+	case cause == nil:
+		return errSlow
+	case errors.Is(cause, context.DeadlineExceeded):
+		return errors.New("it does not answer")
+	default:
+		return cause
+	}
+}
+
+// errSlow is the cause of a Redis that answers, but not in time.
+var errSlow = errors.New("it is slow: it did not answer in time")
+
+// patiently makes a call that charges nothing, and makes it again while Redis is slow. The error is that
+// of f.error.
+func (f *storeFlags) patiently(call func() error) (err error) {
+	for range 5 {
+		if err = f.error(call()); !errors.Is(err, errSlow) {
+			break
+		}
+	}
+	return err
 }
 
 // where names the store, without the password of a Redis.
@@ -127,6 +193,9 @@ func (e *storeError) Unwrap() []error { return []error{throttle.ErrUnavailable, 
 type quotaFlags struct {
 	policy, scope, name, key string
 	store                    storeFlags
+
+	// private reports that the quota is of this process alone, and needs no name.
+	private bool
 }
 
 func (f *quotaFlags) register(flags *pflag.FlagSet) {
@@ -142,6 +211,11 @@ func (f *quotaFlags) resolve(verb string) (throttle.Policy, error) {
 	if f.policy == "" {
 		return throttle.Policy{}, usagef("%s needs --policy: limits such as '5/s + 10000/h'", verb)
 	}
+	for flag, text := range map[string]string{"name": f.name, "key": f.key} {
+		if err := checkText(flag, text); err != nil {
+			return throttle.Policy{}, err
+		}
+	}
 	limits, err := config.ParseLimits(f.name, f.policy)
 	if err != nil {
 		return throttle.Policy{}, &configError{err}
@@ -151,7 +225,7 @@ func (f *quotaFlags) resolve(verb string) (throttle.Policy, error) {
 		switch {
 		case f.scope != "":
 			return throttle.Policy{}, usagef("--scope is of a preset: leave it out")
-		case f.name == "":
+		case f.name == "" && !f.private:
 			return throttle.Policy{}, usagef("%s needs --name: programs that give the same name share the quota", verb)
 		}
 		return all[0], nil
@@ -164,27 +238,27 @@ func (f *quotaFlags) resolve(verb string) (throttle.Policy, error) {
 		}
 	}
 	if f.scope == "" {
-		return throttle.Policy{}, usagef("%s has several limits: choose one with --scope: %q", f.policy, scopes)
+		return throttle.Policy{}, usagef("%s has several limits: choose one with --scope: %s", f.policy, strings.Join(scopes, ", "))
 	}
-	return throttle.Policy{}, usagef("%s has no limit %q: it has %q", f.policy, f.scope, scopes)
+	return throttle.Policy{}, usagef("%s has no limit %q: it has %s", f.policy, f.scope, strings.Join(scopes, ", "))
 }
 
-// limiter returns the limiter of a policy in a store.
-func (f *quotaFlags) limiter(p throttle.Policy, s throttle.Store) (*throttle.Limiter, error) {
+// limiter returns the limiter of a policy in a store, of an account if the key is not empty.
+func (f *storeFlags) limiter(p throttle.Policy, key string, s throttle.Store) (*throttle.Limiter, error) {
 	for _, t := range p.Tiers {
-		if f.store.redis == "" && (t.Algorithm == throttle.Concurrency || t.Estimated) {
+		if f.redis == "" && (t.Algorithm == throttle.Concurrency || t.Estimated) {
 			return nil, &configError{fmt.Errorf("policy %q: tier %v: a file does not keep what a command holds until its end: use --redis", p.Name, t)}
 		}
 	}
 	l, err := throttle.New(p, s)
-	if err != nil || f.key == "" {
+	if err != nil || key == "" {
 		return l, asConfigError(err)
 	}
-	g, err := throttle.NewGroup(p, s)
+	g, err := throttle.NewGroup(p, s, throttle.GroupOptions{})
 	if err != nil {
 		return nil, &configError{err}
 	}
-	return g.For(f.key), nil
+	return g.For(key), nil
 }
 
 func asConfigError(err error) error {

@@ -3,7 +3,6 @@ package cli
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -19,14 +18,16 @@ func (c *command) top() *cobra.Command {
 	var count int
 	var interval time.Duration
 	cmd := &cobra.Command{
-		Use:   "top [NAME...]",
-		Short: "Watch how much of quotas is used",
-		Long: `Watch how much of quotas is used: each second anew, until q or Ctrl-C. Without a
-terminal, or with --json, top writes a line each second.
+		Use:        "top NAME... --policy LIMITS [FLAG...]",
+		Short:      "Show the same each second, until q is pressed",
+		SuggestFor: []string{"watch", "monitor"},
+		Long: `Show how much of a quota is used, anew each second, until q or Ctrl-C is pressed.
+Without a terminal, or with --json, top writes a line each second.
 
 ` + statusHelp + `
 
-Exit codes: as for status.`,
+Exit codes: 64 bad usage, 69 the file, Redis or page does not answer at the last
+reading, 78 a bad policy or configuration file.`,
 		Example: `  throttle top --policy '5/s + 10000/h' coinbase
   throttle top --page http://127.0.0.1:7411/_throttle/
   throttle top --page http://127.0.0.1:7411/_throttle/ --count 60 --json`,
@@ -51,8 +52,8 @@ Exit codes: as for status.`,
 		},
 	}
 	f.register(cmd)
-	cmd.Flags().IntVar(&count, "count", 0, "end after so many times (default: never)")
-	cmd.Flags().DurationVar(&interval, "interval", time.Second, "the time between two times")
+	cmd.Flags().IntVar(&count, "count", 0, "end after so many times; 0 is never")
+	cmd.Flags().DurationVar(&interval, "interval", time.Second, "the time from one reading to the next")
 	return cmd
 }
 
@@ -97,15 +98,13 @@ func (w *watch) each(ctx context.Context, redraw <-chan os.Signal, show func(sta
 
 // lines writes a line for each state.
 func (w *watch) lines(ctx context.Context) error {
-	e := json.NewEncoder(w.Stdout)
-	e.SetEscapeHTML(false)
 	return w.each(ctx, nil, func(r statusResult, err error) error {
 		switch {
 		case err != nil:
 			fmt.Fprintln(w.Stderr, "throttle:", plain(err.Error()))
 			return nil
 		case w.json:
-			return e.Encode(r)
+			return writeJSON(w.Stdout, r)
 		}
 		var quotas []string
 		for _, q := range r.Quotas {

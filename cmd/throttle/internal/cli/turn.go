@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/algorithms"
@@ -27,7 +28,7 @@ const commandGuard = 100 * time.Millisecond
 // turnFlags are the flags of exec and wait, which wait for their turn in a quota.
 type turnFlags struct {
 	quotaFlags
-	cost    map[string]int64
+	cost    []string
 	class   string
 	maxWait time.Duration
 	guard   time.Duration
@@ -37,33 +38,34 @@ type turnFlags struct {
 func (f *turnFlags) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	f.quotaFlags.register(flags)
-	flags.StringToInt64Var(&f.cost, "cost", nil, "what the request costs, as `unit=n`; units are requests unless the policy names others")
-	flags.StringVar(&f.class, "class", "", "interactive, normal or batch; batch leaves the policy's headroom (default normal)")
-	flags.DurationVar(&f.maxWait, "max-wait", 0, "the longest wait; 0s does not wait (default: any time)")
-	flags.DurationVar(&f.guard, "guard", 0, "how long the request may take to reach the provider (default 100ms, or the policy's)")
-	flags.BoolVar(&f.quiet, "quiet", false, "say nothing while waiting")
+	flags.StringSliceVar(&f.cost, "cost", nil, "what a request costs, as `unit=n`, with commas between several; the unit is requests unless the policy names others")
+	flags.StringVar(&f.class, "class", "", "the `class`: interactive, normal or batch; batch leaves the policy's headroom (default normal)")
+	flags.DurationVar(&f.maxWait, "max-wait", 0, "the longest `time` to wait; 0s does not wait (default no limit)")
+	flags.DurationVar(&f.guard, "guard", 0, "the longest `time` that the request takes to reach the API (default 100ms, or the policy's)")
+	flags.BoolVar(&f.quiet, "quiet", false, "report nothing while waiting")
 }
 
 // turnHelp is what the help of exec and wait says about quotas.
 const turnHelp = `Commands that give the same --name, and the same --key if they give one, share a
 quota: through a file for the commands of one user on one machine, or through
-Redis. The quota of a Go program with package host or distributed is the same if
-its policy has that name.
+Redis. A Go program with package host or distributed shares it, too, if its policy
+has that name.
 
-They should give the same policy, too. If they don't, tiers with the same
-algorithm, window and unit keep what is charged, and each command admits what its
-own policy allows beside that. In a file a tier that one policy lacks is
-forgotten when that policy is used.
+They should give the same policy. If they don't, tiers with the same algorithm,
+window and unit keep what is charged, and each command admits what its own policy
+allows beside that. A file forgets a tier that a policy lacks when that policy is
+used.
 
-A request counts from the moment of its turn until the provider cannot receive it
-later any more: --guard. Make it longer if the command takes longer than 100ms
-until its request arrives, by more than it usually does.
+A request counts from its turn until --guard later, when the API has received it at
+the latest. Make --guard longer if the time that the command needs until its
+request arrives varies by more than 100ms.
 
 A command that is killed while it waits leaves nothing behind in a file. In Redis
-the time that it had reserved stays unused.
+the time that it had reserved stays unused.`
 
-Exit codes: 64 bad usage, 69 the file or Redis cannot be used, 75 refused for
-now, such as by --max-wait, 78 a bad policy.`
+// exitHelp lists the exit codes of exec, wait and lines.
+const exitHelp = `Exit codes: 64 bad usage, 69 the file or Redis cannot be used, 75 refused for now,
+such as by --max-wait, 78 a bad policy, 128 + n ended by signal n.`
 
 // A turn waits in a quota.
 type turn struct {
@@ -74,6 +76,9 @@ type turn struct {
 	class  throttle.Class
 	quiet  bool
 	atOnce bool // or not at all
+
+	// asked reports that the quota has answered before.
+	asked bool
 
 	limiter *throttle.Limiter
 	closer  io.Closer
@@ -92,15 +97,44 @@ func (c *command) turn(cmd *cobra.Command, f *turnFlags) (*turn, error) {
 	if t.class, err = parseClass(f.class); err != nil {
 		return nil, err
 	}
-	switch flags := cmd.Flags(); {
+	if err := t.setTimes(cmd.Flags(), f); err != nil {
+		return nil, err
+	}
+	if t.cost, err = parseCosts(f.cost); err != nil {
+		return nil, err
+	}
+	if err := t.checkCost(); err != nil {
+		return nil, err
+	}
+	if f.private {
+		t.policy.Name = cmp.Or(t.policy.Name, cmd.Name())
+		t.closer = io.NopCloser(nil)
+		t.limiter, err = throttle.New(t.policy, nil)
+		return t, asConfigError(err)
+	}
+	s, closer, err := c.openStore(f.store)
+	if err != nil {
+		return nil, err
+	}
+	t.closer = closer
+	if t.limiter, err = f.store.limiter(t.policy, f.key, s); err != nil {
+		closer.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// setTimes sets how long the policy waits and its guard, as flags name them.
+func (t *turn) setTimes(flags *pflag.FlagSet, f *turnFlags) error {
+	switch {
 	case f.maxWait < 0:
-		return nil, usagef("--max-wait is %v: it must be at least 0s", f.maxWait)
+		return usagef("--max-wait is %v: it must be at least 0s", f.maxWait)
 	case f.guard < 0:
-		return nil, usagef("--guard is %v: it must be at least 0s", f.guard)
+		return usagef("--guard is %v: it must be at least 0s", f.guard)
 	case flags.Changed("max-wait"):
 		t.policy.MaxWait, t.atOnce = f.maxWait, f.maxWait == 0
 	}
-	switch flags := cmd.Flags(); {
+	switch {
 	case f.guard > 0:
 		t.policy.Guard = f.guard
 	case flags.Changed("guard"):
@@ -108,22 +142,7 @@ func (c *command) turn(cmd *cobra.Command, f *turnFlags) (*turn, error) {
 	case t.policy.Guard == 0:
 		t.policy.Guard = commandGuard
 	}
-	if len(f.cost) > 0 {
-		t.cost = f.cost
-	}
-	if err := t.checkCost(); err != nil {
-		return nil, err
-	}
-	s, closer, err := c.openStore(f.store)
-	if err != nil {
-		return nil, err
-	}
-	t.closer = closer
-	if t.limiter, err = f.limiter(t.policy, s); err != nil {
-		closer.Close()
-		return nil, err
-	}
-	return t, nil
+	return nil
 }
 
 // checkCost returns an error for a cost that no wait admits.
@@ -170,10 +189,16 @@ func (t *turn) close() { report(t.limiter, t.closer) }
 
 // wait waits for the turn. A signal ends the wait with the exit code of a process that it killed.
 func (t *turn) wait(ctx context.Context) (*throttle.Permit, error) {
-	ctx, stop := untilSignal(throttle.WithClass(ctx, t.class))
+	ctx, stop := untilSignal(ctx)
 	defer stop()
-	permit, err := t.admit(ctx)
+	return t.waitIn(ctx)
+}
+
+// waitIn waits for the turn in a context of untilSignal.
+func (t *turn) waitIn(ctx context.Context) (*throttle.Permit, error) {
+	permit, err := t.admit(throttle.WithClass(ctx, t.class))
 	if err == nil {
+		t.asked = true
 		return permit, nil
 	}
 	if killed, ok := context.Cause(ctx).(*exitError); ok {
@@ -183,14 +208,20 @@ func (t *turn) wait(ctx context.Context) (*throttle.Permit, error) {
 }
 
 func (t *turn) admit(ctx context.Context) (*throttle.Permit, error) {
-	f, err := t.limiter.Forecast(ctx, t.cost) // the store answers, and does not refuse at once
-	switch {
-	case err != nil:
-		return nil, err
-	case t.atOnce && f.Wait > 0:
-		return nil, &throttle.WaitError{Policy: t.policy.Name, Tier: f.Tier, Wait: f.Wait, Err: throttle.ErrDeadline}
-	case t.atOnce:
-		return t.limiter.TryAcquire(t.cost)
+	if t.atOnce || !t.asked {
+		var f throttle.Forecast
+		err := t.store.patiently(func() (err error) { // the store answers, and does not refuse at once
+			f, err = t.limiter.Forecast(ctx, t.cost)
+			return err
+		})
+		switch {
+		case err != nil:
+			return nil, err
+		case t.atOnce && f.Wait > 0:
+			return nil, &throttle.WaitError{Policy: t.policy.Name, Tier: f.Tier, Wait: f.Wait, Err: throttle.ErrDeadline}
+		case t.atOnce:
+			return t.limiter.TryAcquire(ctx, t.cost)
+		}
 	}
 	defer t.announce(ctx)()
 	return t.limiter.Acquire(ctx, t.cost)
@@ -220,7 +251,7 @@ func untilSignal(ctx context.Context) (_ context.Context, stop func()) {
 }
 
 // announce says on the standard error that the command waits, once it has waited for a second: in a
-// line, or on a terminal in a countdown. It ends when stop returns.
+// line, and of all its waits only the first, or on a terminal in a countdown. It ends when stop returns.
 func (t *turn) announce(ctx context.Context) (stop func()) {
 	if t.quiet {
 		return func() {}
@@ -252,6 +283,7 @@ func (t *turn) announce(ctx context.Context) (stop func()) {
 				fmt.Fprintf(t.Stderr, "\r%s\x1b[K", text)
 			default:
 				fmt.Fprintln(t.Stderr, text)
+				t.quiet = true
 			}
 			shown = true
 		}
@@ -308,7 +340,7 @@ func (t *turn) refusal(err error, waited time.Duration) (r waitResult, ok bool) 
 	}
 	r = waitResult{
 		Waited: waited.Seconds(), Name: t.policy.Name, Tier: refused.Tier,
-		Reason: throttle.RefusedInfo{Err: err}.Result(), Error: err.Error(),
+		Reason: throttle.RefusedInfo{Err: err}.Outcome(), Error: err.Error(),
 	}
 	wait := refused.Wait
 	if !refused.Until.IsZero() {
@@ -319,4 +351,16 @@ func (t *turn) refusal(err error, waited time.Duration) (r waitResult, ok bool) 
 		r.Wait = &s
 	}
 	return r, true
+}
+
+// refusedOn returns the error of a wait that began at some time. With --json, a refusal is written instead.
+func (t *turn) refusedOn(w io.Writer, err error, began time.Time) error {
+	r, ok := t.refusal(err, time.Since(began))
+	if !ok || !t.json {
+		return err
+	}
+	if err := writeJSON(w, r); err != nil {
+		return err
+	}
+	return &exitError{exitRefused}
 }

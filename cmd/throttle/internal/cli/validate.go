@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/spf13/cobra"
@@ -48,17 +49,20 @@ type problem struct {
 func (c *command) validate() *cobra.Command {
 	var withoutSecrets bool
 	cmd := &cobra.Command{
-		Use:   "validate FILE|LIMITS...",
-		Short: "Check configuration files and policies",
+		Use:        "validate FILE|LIMITS...",
+		Short:      "Check limits and configuration files",
+		SuggestFor: []string{"check", "lint", "test"},
 		Long: `Check configuration files, policies and presets.
 
 An argument is a file if it ends in .yaml, .yml or .json, or if there is a file
-of that name; - is a file from the standard input. All other arguments are
-policies such as '5/s + 10000/h', or presets with their parameters. Of these,
-validate writes the normal form.
+of that name; - is the standard input. All other arguments are policies such as
+'5/s + 10000/h', or presets with their parameters. validate writes their normal
+form.
 
-Problems go to the standard error, each with its line, its column and what to
-do, and validate exits with 78. No secret is shown.`,
+validate writes problems to the standard error, each with its line, its column and
+the fix. It shows no secret.
+
+Exit codes: 64 bad usage, 78 a file or limits with a problem.`,
 		Example: `  throttle validate throttle.yaml
   throttle validate --without-secrets throttle.yaml   # where they are not set
   throttle validate '5/sec + 10000/hour' openai:requests=500,tokens=30000`,
@@ -68,64 +72,61 @@ do, and validate exits with 78. No secret is shown.`,
 			}
 			return nil
 		},
-		RunE: func(_ *cobra.Command, args []string) error {
-			result := validateResult{OK: true}
-			var errs []error
-			for _, arg := range args {
-				v := c.validateOne(arg, withoutSecrets)
-				v.OK = v.err == nil
-				result.OK = result.OK && v.OK
-				result.Results = append(result.Results, v)
-				errs = append(errs, v.err)
-			}
-			if err := c.print(result, result.text); err != nil {
-				return err
-			}
-			switch {
-			case result.OK:
-				return nil
-			case c.json:
-				return &exitError{exitConfig}
-			}
-			return &configError{errors.Join(errs...)}
-		},
+		RunE: func(_ *cobra.Command, args []string) error { return c.validateAll(args, withoutSecrets) },
 	}
 	cmd.Flags().BoolVar(&withoutSecrets, "without-secrets", false, "don't read the variables and files that secrets refer to")
 	return cmd
 }
 
-// text writes what is valid: a line for each argument.
-func (r validateResult) text(w io.Writer) error {
-	for _, v := range r.Results {
-		line := v.Limits
-		if v.Limits == "" {
-			line = fmt.Sprintf("%s: ok: %s, %s, quotas in %s", v.Input, count(v.Routes, "route"), count(v.Clients, "client"),
-				map[string]string{"redis": "Redis", "file": "a file", "process": "this process"}[v.Store])
-		}
-		if !v.OK {
-			continue
-		}
-		if _, err := fmt.Fprintln(w, line); err != nil {
-			return err
-		}
+// validateAll checks files and limits.
+func (c *command) validateAll(args []string, withoutSecrets bool) error {
+	result := validateResult{OK: true}
+	var errs []error
+	for _, arg := range args {
+		v := c.validateOne(arg, withoutSecrets)
+		v.OK = v.err == nil
+		result.OK = result.OK && v.OK
+		result.Results = append(result.Results, v)
+		errs = append(errs, v.err)
 	}
-	return nil
+	err := c.print(result, result.text)
+	switch {
+	case err != nil || result.OK:
+		return err
+	case c.json:
+		return &exitError{exitConfig}
+	}
+	return &configError{errors.Join(errs...)}
 }
 
-// count returns a number with a noun: "1 route", "2 routes".
-func count(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
+// text returns a line for each argument that is valid.
+func (r validateResult) text() string {
+	var b strings.Builder
+	for _, v := range r.Results {
+		switch {
+		case !v.OK:
+		case v.Limits != "":
+			b.WriteString(v.Limits + "\n")
+		default:
+			fmt.Fprintf(&b, "%s: ok: %s, %s, quotas in %s\n", v.Input, plural(int64(v.Routes), "route"), plural(int64(v.Clients), "client"),
+				map[string]string{"redis": "Redis", "file": "a file", "process": "this process"}[v.Store])
+		}
 	}
-	return fmt.Sprintf("%d %ss", n, noun)
+	return b.String()
 }
 
 // validateOne checks a file or limits.
 func (c *command) validateOne(arg string, withoutSecrets bool) validated {
+	v := validated{Input: arg}
 	if !isFile(arg) {
+		_, unknown := config.FindPreset(arg)
+		if info, err := os.Stat(arg); err == nil && info.IsDir() && unknown != nil {
+			v.err = fmt.Errorf("%s is a directory: name a file", arg)
+			v.Problems = []problem{{Message: v.err.Error()}}
+			return v
+		}
 		return validateLimits(arg)
 	}
-	v := validated{Input: arg}
 	loaded, err := c.loadConfig(arg, withoutSecrets)
 	var bad *config.Error
 	switch {
@@ -149,16 +150,12 @@ func (c *command) validateOne(arg string, withoutSecrets bool) validated {
 
 // loadConfig reads a configuration file, or the standard input if path is "-".
 func (c *command) loadConfig(path string, withoutSecrets bool) (*config.Config, error) {
-	in := c.Stdin
-	if path != "-" {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, err
-		}
-		defer f.Close()
-		in = f
+	f, err := c.open(path)
+	if err != nil {
+		return nil, err
 	}
-	text, err := io.ReadAll(io.LimitReader(in, 2<<20)) // more than a file may have
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, 2<<20)) // more than a file may have
 	if err != nil {
 		return nil, err
 	}

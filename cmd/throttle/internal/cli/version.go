@@ -1,8 +1,6 @@
 package cli
 
 import (
-	"fmt"
-	"io"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -21,14 +19,13 @@ func (c *command) version() *cobra.Command {
 		Use:   "version",
 		Short: "Print the version",
 		Args:  noArgs,
-		RunE: func(*cobra.Command, []string) error {
-			v := readVersion()
-			return c.print(v, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "throttle %s, %s\n", v.Version, v.Go)
-				return err
-			})
-		},
+		RunE:  func(*cobra.Command, []string) error { return c.printVersion() },
 	}
+}
+
+func (c *command) printVersion() error {
+	v := readVersion()
+	return c.print(v, func() string { return "throttle " + v.Version + ", " + v.Go + "\n" })
 }
 
 // readVersion returns the version that the Go command has built into the program.
@@ -51,8 +48,13 @@ func readVersion() versionResult {
 
 // noArgs refuses arguments.
 func noArgs(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return usagef("%s takes no arguments: got %q", cmd.CommandPath(), args[0])
+	if len(args) == 0 {
+		return nil
 	}
-	return nil
+	for _, flag := range []string{"name", "config"} {
+		if f := cmd.Flag(flag); f != nil && !f.Changed {
+			return usagef("%s takes no arguments: got %q: did you mean --%s %s?", cmd.CommandPath(), args[0], flag, args[0])
+		}
+	}
+	return usagef("%s takes no arguments: got %q", cmd.CommandPath(), args[0])
 }

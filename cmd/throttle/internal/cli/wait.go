@@ -1,9 +1,7 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,11 +12,14 @@ import (
 func (c *command) wait() *cobra.Command {
 	var f turnFlags
 	cmd := &cobra.Command{
-		Use:   "wait --policy LIMITS --name NAME",
-		Short: "Wait for a turn in a quota",
-		Long: `Wait for a turn in a quota, and charge it. The script sends its request then.
+		Use:        "wait --policy LIMITS --name NAME [FLAG...]",
+		Short:      "Wait for a turn, before a step of a script",
+		SuggestFor: []string{"sleep", "acquire"},
+		Long: `Wait for a turn in a quota, and charge the turn. Then the script sends its request.
 
 ` + turnHelp + `
+
+` + exitHelp + `
 
 With --json, wait writes {"admitted": true, "waited_seconds": …}, or for a
 refusal {"admitted": false, "wait_seconds": …} with the time after which a
@@ -34,26 +35,25 @@ request might be admitted.`,
 			}
 			defer t.close()
 			if t.holds() {
-				return &configError{fmt.Errorf("policy %q counts until the end of a request: use exec, which knows it", t.policy.Name)}
+				return t.errHolds()
 			}
 			began := time.Now()
 			permit, err := t.wait(cmd.Context())
-			if r, ok := t.refusal(err, time.Since(began)); ok && c.json {
-				if err := json.NewEncoder(c.Stdout).Encode(r); err != nil {
-					return err
-				}
-				return &exitError{exitRefused}
-			}
 			if err != nil {
-				return err
+				return t.refusedOn(c.Stdout, err, began)
 			}
 			permit.Release()
 			r := waitResult{Admitted: true, Waited: time.Since(began).Seconds(), Name: t.policy.Name}
-			return c.print(r, func(io.Writer) error { return nil })
+			return c.print(r, func() string { return "" })
 		},
 	}
 	f.register(cmd)
 	return cmd
+}
+
+// errHolds returns the error of a verb that does not know when the request ends.
+func (t *turn) errHolds() error {
+	return &configError{fmt.Errorf("policy %q counts until the end of a request: use exec, which knows it", t.policy.Name)}
 }
 
 // holds reports whether a request counts until its end, which somebody must report.

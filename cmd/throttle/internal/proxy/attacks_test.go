@@ -228,6 +228,15 @@ func TestClients(t *testing.T) {
 		{"/api/x", []string{"X-Throttle-Token: " + webToken, "X-Else: a " + webToken + " b", basic("a", webToken)}, 200, ""},
 		{"/api/x?key=" + webToken, []string{"Authorization: Bearer " + webToken}, 400, ""},
 		{"/api/" + webToken, []string{"Authorization: Bearer " + webToken}, 400, ""},
+		{"/api/x?key=web%2Dcanary-0123456789", []string{"Authorization: Bearer " + webToken}, 400, ""},
+		{"/api/web%2dcanary-0123456789/x", []string{"Authorization: Bearer " + webToken}, 400, ""},
+		{"/api/x?key=web%252Dcanary-0123456789", []string{"Authorization: Bearer " + webToken}, 400, ""},
+		{"/api/web%25252Dcanary-0123456789", []string{"Authorization: Bearer " + webToken}, 400, ""},
+		{"/api/x?a=" + nightlyToken, []string{"Authorization: Bearer " + webToken}, 400, ""}, // of another client
+		{"/api/x?a=" + webToken[1:], []string{"Authorization: Bearer " + webToken}, 200, ""},
+		{"/api/x", []string{"Authorization: Bearer " + webToken, "X-Else: " + nightlyToken, "Cookie: a=1; b=" + nightlyToken, "X-Auth: Basic " + base64.RawURLEncoding.EncodeToString([]byte("?>:"+nightlyToken))}, 200, ""},
+		{"/api/x", []string{"X-Api-Key: " + webToken, basic("user", nightlyToken), "Referer: http://x/?t=nightly%2Dcanary-0123456789"}, 200, ""},
+		{"/api/x", []string{"X-Api-Key: " + webToken, "X-Own: " + nightlyToken[1:]}, 200, "X-Own"},
 		{"/closed/x", []string{"Authorization: Bearer " + webToken}, 200, ""},
 		{"/closed/x", []string{"Authorization: Bearer " + nightlyToken}, 403, ""},
 		{"/api/x", []string{"Authorization: Bearer " + webToken, "Origin: https://app.example"}, 200, "https://app.example"},
@@ -240,7 +249,7 @@ func TestClients(t *testing.T) {
 		if (resp.Header.Get("WWW-Authenticate") != "") != (test.status == 401) {
 			t.Errorf("%s %v: WWW-Authenticate is %q", test.path, test.headers, resp.Header.Get("WWW-Authenticate"))
 		}
-		if strings.Contains(body, "canary") || strings.Contains(body, "Basic") || !strings.Contains(body, test.keeps) {
+		if strings.Contains(body, webToken) || strings.Contains(body, nightlyToken) || strings.Contains(body, "Referer") || strings.Contains(body, "Basic") || !strings.Contains(body, test.keeps) {
 			t.Errorf("%s %v: the upstream received %s, want it without the token, with %q", test.path, test.headers, body, test.keeps)
 		}
 	}

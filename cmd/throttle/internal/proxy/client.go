@@ -27,8 +27,8 @@ func (tab *table) identify(r *http.Request) (*Client, *problem) {
 		for _, value := range r.Header[name] {
 			for _, token := range credentials(value) {
 				if c := tab.clients[hash(token)]; c != nil {
-					if strings.Contains(r.URL.RawQuery, c.Token) || strings.Contains(r.URL.Path, c.Token) {
-						return nil, badRequest(http.StatusBadRequest, "token", "The address has the token of the client: send it in a header alone.")
+					if tab.tokens.inEncoded(r.URL.EscapedPath()) || tab.tokens.inEncoded(r.URL.RawQuery) {
+						return nil, badRequest(http.StatusBadRequest, "token", "The address has the token of a client: send it in a header alone.")
 					}
 					return c, nil
 				}
@@ -43,31 +43,33 @@ func (tab *table) identify(r *http.Request) (*Client, *problem) {
 // credentials returns what may be a token in the value of a header: the value, what follows its scheme,
 // and the user and password of Basic.
 func credentials(value string) []string {
-	scheme, rest, ok := strings.Cut(value, " ")
+	_, rest, ok := strings.Cut(value, " ")
 	if !ok {
 		return []string{value}
 	}
-	rest = strings.TrimSpace(rest)
-	if strings.EqualFold(scheme, "basic") {
-		if text, err := base64.StdEncoding.DecodeString(rest); err == nil {
-			user, password, _ := strings.Cut(string(text), ":")
-			return []string{user, password}
-		}
+	if text := basic(value); text != "" {
+		user, password, _ := strings.Cut(text, ":")
+		return []string{user, password}
 	}
-	return []string{rest}
+	return []string{strings.TrimSpace(rest)}
 }
 
-// removeToken removes every header that has the token of a client.
-func removeToken(h http.Header, token string) {
-	for name, values := range h {
-		for _, value := range values {
-			if strings.Contains(value, token) || strings.Contains(strings.Join(credentials(value), "\n"), token) {
-				delete(h, name)
-				break
-			}
-		}
+// basic returns the user and the password of Basic credentials, decoded as leniently as some APIs do. It
+// returns "" for other values.
+func basic(value string) string {
+	scheme, rest, _ := strings.Cut(value, " ")
+	if !strings.EqualFold(scheme, "basic") {
+		return ""
 	}
+	rest = strings.TrimRight(strings.TrimSpace(rest), "=")
+	text, err := base64.RawStdEncoding.DecodeString(urlAlphabet.Replace(rest))
+	if err != nil {
+		return ""
+	}
+	return string(text)
 }
+
+var urlAlphabet = strings.NewReplacer("-", "+", "_", "/")
 
 // fromElsewhere reports whether a browser sends the request for a web page of another host.
 func fromElsewhere(h http.Header) bool {

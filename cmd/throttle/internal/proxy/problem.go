@@ -32,6 +32,7 @@ type problem struct {
 	retryAfter          time.Duration // rounded up; zero for no header
 	allow, authenticate string        // headers
 	trip                *trip         // nil if the request was not for an upstream
+	closes              bool          // the connection closes
 }
 
 // typePrefix begins the Type of problems: the page that explains them.
@@ -71,6 +72,9 @@ func (p *problem) write(w http.ResponseWriter) {
 		h.Set("X-Should-Retry", "false")      // for the SDKs of OpenAI and Anthropic
 		h.Set("Stripe-Should-Retry", "false") // for those of Stripe
 	}
+	if p.closes {
+		h.Set("Connection", "close")
+	}
 	setOrDelete(h, "Allow", p.allow)
 	setOrDelete(h, "WWW-Authenticate", p.authenticate)
 	body, err := json.Marshal(p)
@@ -90,17 +94,16 @@ func (p *problem) pointless() bool {
 	return p.Status == http.StatusUnprocessableEntity || p.Status == http.StatusTooManyRequests && p.retryAfter >= longRetry
 }
 
-// serveError writes the response to a request that got none from its upstream.
-func (h *Handler) serveError(w http.ResponseWriter, out *http.Request, err error) {
-	t := tripOf(out.Context())
+// serveFailure writes the response to a request that got none from its upstream.
+func (h *Handler) serveFailure(w http.ResponseWriter, t *trip, err error) {
+	t.countFailure()
 	p := h.problemOf(t, err)
 	if p == nil {
 		t.status = statusGone
 		panic(http.ErrAbortHandler)
 	}
 	p.trip = t
-	t.status = p.Status
-	p.write(w)
+	h.answer(w, t, p)
 }
 
 // statusGone is the status in the access log of a request whose client has gone.
@@ -112,10 +115,12 @@ func (h *Handler) problemOf(t *trip, err error) *problem {
 	switch {
 	case t.stopped.Load() == stoppedDraining:
 		return draining()
+	case t.body != nil && t.body.stop():
+		return lateBody()
 	case errors.As(err, &refused):
 		return refusal(refused)
 	case t.stopped.Load() == stoppedLate:
-		return refusal(&throttle.WaitError{Policy: t.policy, Err: throttle.ErrDeadline, Bound: "context"})
+		return refusal(&throttle.WaitError{Policy: t.policy, Err: throttle.ErrDeadline, Bound: throttle.BoundContext})
 	case t.incoming.Context().Err() != nil:
 		return nil
 	}
@@ -136,7 +141,7 @@ func refusal(e *throttle.WaitError) *problem {
 	p := &problem{
 		Type: typePrefix + "refusals", Title: "Too many requests", Status: http.StatusTooManyRequests,
 		Detail: strings.TrimPrefix(e.Error(), "throttle: "), Policy: e.Policy, Tier: e.Tier,
-		Reason: throttle.RefusedInfo{Err: e}.Result(), Wait: e.Wait.Seconds(), retryAfter: max(e.Wait, time.Second),
+		Reason: throttle.RefusedInfo{Err: e}.Outcome(), Wait: e.Wait.Seconds(), retryAfter: max(e.Wait, time.Second),
 	}
 	if !e.Until.IsZero() {
 		p.Until = e.Until.UTC().Format(time.RFC3339)
@@ -152,7 +157,10 @@ func refusal(e *throttle.WaitError) *problem {
 	case errors.Is(e.Err, throttle.ErrUnavailable): // the text of the error has the address of the store
 		p.Title, p.Status, p.retryAfter = "The store of the quotas does not answer", http.StatusServiceUnavailable, 5*time.Second
 		p.Detail = fmt.Sprintf("policy %q: the store of the quotas does not answer", e.Policy)
-	case errors.Is(e.Err, throttle.ErrClosed), errors.Is(e.Err, throttle.ErrTooManyKeys):
+	case errors.Is(e.Err, throttle.ErrTooManyKeys):
+		p.Title, p.Status = "Too many accounts use the route", http.StatusServiceUnavailable
+		p.Detail = fmt.Sprintf("policy %q: requests of as many accounts as the route keeps are under way: raise max_keys of its key, or try again", e.Policy)
+	case errors.Is(e.Err, throttle.ErrClosed):
 		p.Title, p.Status = "The quota cannot be used", http.StatusServiceUnavailable
 	}
 	return p

@@ -2,8 +2,8 @@
 // queue of a quota instead of being refused.
 //
 // A [Handler] has routes. A route leads from a prefix of the path to an API, through a
-// throttle.Transport. Everything else is net/http/httputil's ReverseProxy. A [Server] serves the
-// Handler and ends without losing an admitted request.
+// throttle.Transport. It forwards as net/http/httputil's ReverseProxy does, which itself passes
+// upgraded connections on. A [Server] serves the Handler and ends without losing an admitted request.
 //
 // # What a request may reach
 //
@@ -15,25 +15,25 @@
 //
 // A body of at most Route.MaxBody is read before the request joins the queue. Presets estimate its
 // cost, and net/http notices a client that hangs up only after the body. A longer body, and one of
-// unknown length whose client expects 100-continue, is not read before the admission.
+// unknown length whose client expects 100-continue, is not read before the admission. A body of which
+// no byte comes for 30 s ends its request, and a response to a request whose body was not read closes
+// the connection.
 //
 // # What is written to logs
 //
-// Logs have the prefix of the route, the method, the status and times. They never have paths,
+// Logs have the prefix of the route, the name of the client, the method, the status and times. They never have paths,
 // queries, bodies, headers or tokens, nor texts that a client or an upstream has sent.
 //
 // # Speed
 //
-// The throughput is compared with that of a ReverseProxy with the same transport by
+// The command speed compares the throughput with that of a ReverseProxy with the same transport:
 //
-//	go test -run NONE -bench Proxy -benchtime 100000x ./internal/proxy
+//	go run ./internal/proxy/speed
 package proxy
 
 import (
 	"cmp"
 	"context"
-	"io"
-	"log"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
@@ -48,12 +48,7 @@ import (
 	"github.com/apithrottle/throttle"
 	"github.com/apithrottle/throttle/cmd/throttle/config"
 	"github.com/apithrottle/throttle/observe"
-	"github.com/apithrottle/throttle/page"
 )
-
-// flushInterval is how long a part of a response of known length may wait for more. ReverseProxy
-// writes streams at once. Below zero, it would write each header in a goroutine of its own.
-const flushInterval = 5 * time.Millisecond
 
 // PagesPrefix is the prefix of the proxy's own pages.
 const PagesPrefix = "/_throttle"
@@ -66,8 +61,18 @@ type Options struct {
 	// Page and Metrics serve the live page at /_throttle/ and metrics at /_throttle/metrics.
 	Page, Metrics bool
 
+	// Title, Subtitle and Store are those of the page, and Check asks the store; see package page.
+	Title, Subtitle, Store string
+	Check                  func(context.Context) error
+
 	// PublicPages serves the pages to every address. If false, only to this host.
 	PublicPages bool
+
+	// PagesElsewhere serves the pages by Handler.Pages alone.
+	PagesElsewhere bool
+
+	// ControlToken is what requests that pause or resume a route must send. If empty, there are none.
+	ControlToken string
 
 	// LocalHosts refuses requests whose Host is not a name or an address of this host, as a web page
 	// sends them whose name leads to 127.0.0.1. Set it if the proxy listens on a loopback address.
@@ -85,6 +90,18 @@ type Route struct {
 	// Prefix is the prefix of the paths, such as "/github", or "/" for all others.
 	Prefix string
 
+	// Name names the quota of the route on pages and in metrics. If empty, the prefix without its
+	// first slash.
+	Name string
+
+	// Known is a limiter in whose quotas every request of the route counts. Pages show it before the
+	// first request, and a pause of the route pauses it. If nil, there is none.
+	Known *throttle.Limiter
+
+	// Whole reports that requests count in no quotas but those of Known and of clients. If false, the
+	// pages show the limiter of the first request.
+	Whole bool
+
 	// Upstream is the address of the API. Its path precedes what follows the prefix.
 	Upstream *url.URL
 
@@ -98,6 +115,17 @@ type Route struct {
 	// Set are headers of the requests to the API, and Remove names headers that do not reach it.
 	Set    map[string]string
 	Remove []string
+
+	// Query are parameters of the requests to the API. Those that a client sends under the same names are
+	// removed.
+	Query map[string]string
+
+	// Secrets are texts that headers of responses must not show.
+	Secrets []string
+
+	// Key is the header whose values are accounts. Of a header that a request has twice, the first value
+	// alone reaches the API. If empty, there is none.
+	Key string
 
 	// MaxBody is how many bytes of a body are read before the request is admitted. If zero, none.
 	MaxBody int64
@@ -117,6 +145,9 @@ type Client struct {
 	// Class is the class of the client's requests, if HasClass. A request may ask for a lower one.
 	Class    throttle.Class
 	HasClass bool
+
+	// Quota is the limiter of the client's own limits, which pages show. If nil, there is none.
+	Quota *throttle.Limiter
 }
 
 // A Table has what a reload changes.
@@ -125,15 +156,25 @@ type Table struct {
 
 	// Clients may use the proxy. If empty, everyone may, without a token.
 	Clients []Client
+
+	// PublicURL is the address at which clients reach the proxy, without a slash at its end. The links
+	// of responses lead to it. If nil, to http and the Host of the request.
+	PublicURL *url.URL
 }
 
 // A Handler is the proxy. New makes one. Its methods are safe for concurrent use.
 type Handler struct {
 	opts    Options
-	reverse *httputil.ReverseProxy
+	upgrade *httputil.ReverseProxy // for requests that ask for an upgrade
 	pages   map[string]http.Handler
 	table   atomic.Pointer[table]
 	access  *slog.Logger // nil without an access log
+
+	upstreams upstreams
+	reasons   reasons // of pauses
+	flushes   sweep
+
+	idle, drain time.Duration // bodyIdle and bodyDrain, except in tests
 
 	open     atomic.Int64 // requests to upstreams that have not ended
 	ending   context.Context
@@ -148,18 +189,11 @@ func New(opts Options) *Handler {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	h := &Handler{opts: opts, pages: make(map[string]http.Handler), waiting: make(map[*trip]struct{})}
+	h := &Handler{opts: opts, idle: bodyIdle, drain: bodyDrain, pages: make(map[string]http.Handler), waiting: make(map[*trip]struct{})}
 	h.ending, h.end = context.WithCancel(context.Background())
 	h.table.Store(new(table))
-	h.reverse = &httputil.ReverseProxy{
-		Rewrite:        rewrite,
-		Transport:      roundTripper{},
-		FlushInterval:  flushInterval,
-		BufferPool:     new(bufferPool),
-		ModifyResponse: h.modifyResponse,
-		ErrorHandler:   h.serveError,
-		ErrorLog:       log.New(io.Discard, "", 0), // its lines have texts of upstreams
-	}
+	h.flushes.flushers.New = func() any { return new(flusher) }
+	h.upgrade = h.upgrades()
 	if opts.AccessLog {
 		h.access = opts.Log
 	}
@@ -167,73 +201,54 @@ func New(opts Options) *Handler {
 	return h
 }
 
-// addPages adds the proxy's own pages.
-func (h *Handler) addPages() {
-	h.pages["live"] = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		_, _ = io.WriteString(w, "ok\n")
-	})
-	if h.opts.Stats == nil {
-		h.pages["health"] = h.pages["live"]
-		return
-	}
-	live := page.New(page.Options{Stats: h.opts.Stats})
-	h.pages["health"] = live
-	if h.opts.Metrics {
-		h.pages["metrics"] = h.opts.Stats.Metrics()
-	}
-	if h.opts.Page {
-		for _, name := range []string{"", "events", "state.json", "app.js", "style.css"} {
-			h.pages[name] = live
-		}
-	}
-}
-
 // A table is a Table that requests are looked up in.
 type table struct {
 	routes  map[string]*route // by prefix
 	longest int               // prefix, in bytes
 	clients map[[32]byte]*Client
+	tokens  *tokens  // of the clients; nil if there are none
+	public  *url.URL // nil if it is the Host of a request
+	watched []string // the names on pages
+
+	mu        sync.Mutex // guards unwatched
+	unwatched []string   // the names that have no tiers, because too many have
 }
 
 // A route is a Route with what requests need.
 type route struct {
 	Route
-	set     http.Header
-	watched atomic.Bool
-	logged  atomic.Int64 // the second of the last line about the upstream
+	set    http.Header
+	query  string       // Query, encoded
+	used   atomic.Bool  // a request has had a limiter
+	logged atomic.Int64 // the second of the last line about the upstream
+	counts *upstream
 }
 
 // SetTable replaces the routes and clients. Requests that have begun keep theirs.
 func (h *Handler) SetTable(t Table) {
-	next := &table{routes: make(map[string]*route), clients: make(map[[32]byte]*Client)}
+	next := &table{routes: make(map[string]*route), clients: make(map[[32]byte]*Client), tokens: newTokens(t.Clients), public: t.PublicURL}
 	for _, r := range t.Routes {
-		own := &route{Route: r, set: make(http.Header)}
+		own := &route{Route: r, set: make(http.Header), query: encode(r.Query)}
 		for name, value := range r.Set {
 			own.set.Set(name, value)
 		}
-		own.Transport = h.watched(own, r.Transport)
+		own.Transport, own.counts = h.tracked(own, r.Transport), h.upstreams.of(r.Prefix)
+		own.used.Store(r.Whole)
 		next.routes[r.Prefix] = own
 		next.longest = max(next.longest, len(r.Prefix))
 	}
 	for _, c := range t.Clients {
 		next.clients[hash(c.Token)] = &c
 	}
-	old := h.table.Swap(next)
-	if h.opts.Stats == nil {
-		return
-	}
-	for prefix := range old.routes {
-		if next.routes[prefix] == nil {
-			_ = h.opts.Stats.Watch(watchName(prefix), nil)
-		}
-	}
+	next.watched = t.names()
+	h.watch(h.table.Swap(next), next, t)
 }
 
-// watched returns a copy of a transport that tells the trip of a request when nothing limits it, and
-// the Stats of the first limiter.
-func (h *Handler) watched(r *route, t *throttle.Transport) *throttle.Transport {
+// tracked returns a copy of a transport that tells the trip of a request when nothing limits it, and
+// the pages of the first limiter.
+func (h *Handler) tracked(r *route, t *throttle.Transport) *throttle.Transport {
 	copied := *t
+	copied.Base = hinted{cmp.Or(t.Base, http.DefaultTransport)}
 	limiter := t.Route
 	if limiter == nil {
 		limiter = func(*http.Request) *throttle.Limiter { return t.Limiter }
@@ -242,16 +257,16 @@ func (h *Handler) watched(r *route, t *throttle.Transport) *throttle.Transport {
 		l := limiter(req)
 		if l == nil {
 			tripOf(req.Context()).admit()
-		} else if h.opts.Stats != nil && !r.watched.Load() && r.watched.CompareAndSwap(false, true) {
-			_ = h.opts.Stats.Watch(watchName(r.Prefix), l) // fails beyond 200
+		} else if !r.used.Load() {
+			own := limiter(req.WithContext(config.WithClient(req.Context(), ""))) // without the client's own limits
+			if own != nil && r.used.CompareAndSwap(false, true) {
+				h.use(r, own)
+			}
 		}
 		return l
 	}
 	return &copied
 }
-
-// watchName returns the name of a route on the page.
-func watchName(prefix string) string { return cmp.Or(strings.TrimPrefix(prefix, "/"), "/") }
 
 // Observer returns the Observer that the policies of all routes need.
 func (h *Handler) Observer() *throttle.Observer {
@@ -321,20 +336,30 @@ func (h *Handler) Open() int { return int(h.open.Load()) }
 
 // ServeHTTP serves a request to an upstream, or a page of the proxy.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	t := &trip{handler: h}
-	defer h.recover(w, t)
+	t := &trip{handler: h, body: newIncoming(w, r, h.idle)}
+	defer h.recover(t)
 	if h.access != nil {
 		begin := time.Now()
 		defer func() { h.logAccess(r, t, time.Since(begin)) }()
 	}
 	if p := h.serve(w, r, t); p != nil {
-		t.status = p.Status
-		p.write(w)
+		h.answer(w, t, p)
 	}
 }
 
-// recover ends a request whose handling panicked.
-func (h *Handler) recover(w http.ResponseWriter, t *trip) {
+// answer answers a request by a problem. If the body was not read, net/http would read it before it
+// writes the header, unless the connection closes.
+func (h *Handler) answer(w http.ResponseWriter, t *trip, p *problem) {
+	t.status = p.Status
+	p.closes = t.body.unread()
+	p.write(w)
+}
+
+// recover ends a request whose handling panicked, and bounds the time for what remains of its body.
+func (h *Handler) recover(t *trip) {
+	if t.body != nil {
+		t.body.finish(h.drain)
+	}
 	switch p := recover(); p {
 	case nil:
 	case http.ErrAbortHandler:
@@ -356,13 +381,17 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, t *trip) *proble
 	path := r.URL.EscapedPath()
 	if rest, own := strings.CutPrefix(path, PagesPrefix); own && (rest == "" || rest[0] == '/') {
 		t.page = true
-		return h.servePages(w, r)
+		if t.body.unread() {
+			w.Header().Set("Connection", "close")
+		}
+		return h.servePages(w, r, rest)
 	}
 	tab := h.table.Load()
 	client, p := tab.identify(r)
 	if p != nil {
 		return p
 	}
+	t.client = client
 	route, rest := tab.find(path)
 	if route == nil {
 		return badRequest(http.StatusNotFound, "route", "No route of this proxy has this path. A path begins with the prefix of a route, such as /github/user at the prefix /github.")
@@ -373,7 +402,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, t *trip) *proble
 	if client != nil && route.Allows != nil && !route.Allows(client.Name) {
 		return badRequest(http.StatusForbidden, "client", "This client may not use this route.")
 	}
-	return h.serveRoute(w, r, t, route, rest, client)
+	t.table, t.route, t.rest = tab, route, rest
+	return h.serveRoute(w, r, t)
 }
 
 // find returns the route with the longest prefix of a path, and what follows the prefix.
@@ -391,8 +421,8 @@ func (tab *table) find(path string) (r *route, rest string) {
 }
 
 // serveRoute sends a request to the upstream of a route.
-func (h *Handler) serveRoute(w http.ResponseWriter, r *http.Request, t *trip, route *route, rest string, client *Client) *problem {
-	class, maxWait, p := route.wishes(r.Header, client)
+func (h *Handler) serveRoute(w http.ResponseWriter, r *http.Request, t *trip) *problem {
+	class, maxWait, p := t.route.wishes(r.Header, t.client)
 	if p != nil {
 		return p
 	}
@@ -401,72 +431,25 @@ func (h *Handler) serveRoute(w http.ResponseWriter, r *http.Request, t *trip, ro
 	if h.isDraining() {
 		return draining()
 	}
-	t.route, t.client, t.rest = route, client, rest
 	parent := r.Context()
 	if class != throttle.Normal {
 		parent = throttle.WithClass(parent, class)
 	}
-	if client != nil {
-		parent = config.WithClient(parent, client.Name)
+	if t.client != nil {
+		parent = config.WithClient(parent, t.client.Name)
 	}
 	t.begin(parent, maxWait)
 	defer t.finish()
 	req := r.WithContext(t)
-	if p := buffer(w, req, route.MaxBody); p != nil {
+	if p := buffer(req, t.body, t.route.MaxBody); p != nil {
 		return p
 	}
 	t.incoming = r
-	h.reverse.ServeHTTP(w, req)
-	return nil
-}
-
-// roundTripper sends each request through the transport of its route.
-type roundTripper struct{}
-
-func (roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
-	return tripOf(req.Context()).route.Transport.RoundTrip(req)
-}
-
-// rewrite makes the request to the upstream.
-func rewrite(pr *httputil.ProxyRequest) {
-	t := tripOf(pr.In.Context())
-	out, to := pr.Out, t.route.Upstream
-	out.URL = t.route.url(t.rest, pr.In.URL.RawQuery, pr.In.URL.ForceQuery)
-	out.Host = to.Host
-	out.Trailer = nil // it could say what the headers must not
-	for name := range out.Header {
-		if strings.HasPrefix(name, "X-Throttle-") || strings.HasPrefix(name, "X-Forwarded-") {
-			delete(out.Header, name)
-		}
+	if len(r.Header["Upgrade"]) > 0 && !tunnelsHTTP(r.Header) {
+		h.upgrade.ServeHTTP(w, req)
+	} else {
+		h.forward(w, req, t)
 	}
-	if tunnelsHTTP(out.Header) {
-		delete(out.Header, "Connection")
-		delete(out.Header, "Upgrade")
-	}
-	if pr.In.GetBody != nil {
-		delete(out.Header, "Expect") // the body is here
-	}
-	if t.client != nil {
-		removeToken(out.Header, t.client.Token)
-	}
-	if t.route.ReadsResponses {
-		out.Header.Set("Accept-Encoding", "identity")
-	}
-	for _, name := range t.route.Remove {
-		out.Header.Del(name)
-	}
-	for name, values := range t.route.set {
-		out.Header[name] = values
-	}
-}
-
-// modifyResponse adds the proxy's own headers to a response of an upstream.
-func (h *Handler) modifyResponse(resp *http.Response) error {
-	t := tripOf(resp.Request.Context())
-	t.status = resp.StatusCode
-	t.describe(resp.Header)
-	delete(resp.Header, "Alt-Svc") // of the upstream, not of the proxy
-	t.leadBack(resp.Header)
 	return nil
 }
 
@@ -479,47 +462,11 @@ func (h *Handler) logAccess(r *http.Request, t *trip, took time.Duration) {
 	if !slices.Contains(methods, method) {
 		method = "OTHER" // a method may be any word
 	}
-	h.access.Info("request", "method", method, "route", t.prefix(), "status", t.status,
-		"waited", seconds(t.waited), "duration", seconds(took))
+	attrs := []any{"method", method, "route", t.prefix()}
+	if len(h.table.Load().clients) > 0 {
+		attrs = append(attrs, "client", t.clientName())
+	}
+	h.access.Info("request", append(attrs, "status", t.status, "waited", seconds(t.waited), "duration", seconds(took))...)
 }
 
 var methods = []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"}
-
-// servePages serves a page of the proxy.
-func (h *Handler) servePages(w http.ResponseWriter, r *http.Request) *problem {
-	if !h.opts.PublicPages && (!isLocal(r.RemoteAddr) || !isLocalHost(r.Host) || isForwarded(r.Header)) {
-		return badRequest(http.StatusForbidden, "pages", "The proxy shows its pages to its own host alone.")
-	}
-	name, slash := strings.CutPrefix(strings.TrimPrefix(r.URL.EscapedPath(), PagesPrefix), "/")
-	if !slash {
-		w.Header().Set("Location", "."+PagesPrefix+"/")
-		w.WriteHeader(http.StatusTemporaryRedirect)
-		return nil
-	}
-	handler := h.pages[name]
-	if handler == nil {
-		return badRequest(http.StatusNotFound, "route", "The proxy has no such page.")
-	}
-	if name == "health" && h.isDraining() {
-		return draining()
-	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	defer context.AfterFunc(h.ending, cancel)()
-	handler.ServeHTTP(w, r.WithContext(ctx))
-	return nil
-}
-
-// A bufferPool has the buffers through which bodies are copied.
-type bufferPool struct{ pool sync.Pool }
-
-const bufferSize = 32 << 10
-
-func (p *bufferPool) Get() []byte {
-	if b, ok := p.pool.Get().(*[bufferSize]byte); ok {
-		return b[:]
-	}
-	return make([]byte, bufferSize)
-}
-
-func (p *bufferPool) Put(b []byte) { p.pool.Put((*[bufferSize]byte)(b)) }

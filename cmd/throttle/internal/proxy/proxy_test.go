@@ -258,3 +258,18 @@ func parseURL(t testing.TB, text string) *url.URL {
 	}
 	return u
 }
+
+// TestUserAgent checks that the proxy adds no User-Agent of its own.
+func TestUserAgent(t *testing.T) {
+	b := start(t, echo, proxy.Options{}, func(b *bench) proxy.Table {
+		plain, removing := b.route(plenty), b.route(plenty)
+		removing.Prefix, removing.Remove = "/removing", []string{"user-agent"}
+		return proxy.Table{Routes: []proxy.Route{plain, removing}}
+	})
+	for _, path := range []string{"/api/x", "/removing/x"} {
+		resp := b.raw("GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + map[string]string{"/removing/x": "User-Agent: ua\r\n"}[path] + "\r\n")
+		if got := text(t, resp); strings.Contains(got, "User-Agent") {
+			t.Errorf("%s: the upstream received %s", path, got)
+		}
+	}
+}

@@ -36,7 +36,7 @@ func TestRefusals(t *testing.T) {
 		{"max_wait", "1/h | max_wait=1s", 1, nil, 1, 429, "deadline", "1/h", 59 * time.Minute, time.Hour + time.Second, true},
 		{"X-Throttle-Max-Wait", "1/30s", 1, []string{"X-Throttle-Max-Wait: 1s"}, 1, 429, "deadline", "1/30s", 20 * time.Second, 31 * time.Second, false},
 		{"no wait", "1/30s", 1, []string{"X-Throttle-Max-Wait: 0"}, 1, 429, "deadline", "1/30s", 20 * time.Second, 31 * time.Second, false},
-		{"never", "3/h", 0, nil, 4, 422, "never", "3/h", 0, 0, true},
+		{"exceeds_capacity", "3/h", 0, nil, 4, 422, "exceeds_capacity", "3/h", 0, 0, true},
 		{"budget", "1/month;budget=true", 1, nil, 1, 429, "exhausted", "1/month;budget=true", time.Second, 32 * 24 * time.Hour, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {

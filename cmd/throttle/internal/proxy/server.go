@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -32,6 +33,9 @@ func NewBase(connect, responseHeader time.Duration) *http.Transport {
 type Server struct {
 	Handler *Handler
 
+	// Pages is where the pages alone are served, until the server has ended. If nil, nowhere.
+	Pages net.Listener
+
 	// Shutdown is how long admitted requests may take once the server ends. If zero, 30 s.
 	Shutdown time.Duration
 
@@ -55,17 +59,9 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	}
 	base, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	server := &http.Server{
-		Handler:                      s.Handler,
-		DisableGeneralOptionsHandler: true,
-		ReadHeaderTimeout:            readHeaderTimeout,
-		IdleTimeout:                  idleTimeout,
-		MaxHeaderBytes:               maxHeaderBytes,
-		BaseContext:                  func(net.Listener) context.Context { return base },
-		ErrorLog:                     slog.NewLogLogger(connections{logger.Handler()}, slog.LevelWarn),
-	}
-	server.Protocols = new(http.Protocols)
-	server.Protocols.SetHTTP1(true)
+	server := newServer(s.Handler, base, logger)
+	server.ReadTimeout = s.Handler.idle // of what the Handler does not read itself
+	defer s.servePages(base, logger)()
 	ended := make(chan error, len(listeners))
 	for _, l := range listeners {
 		go func() { ended <- server.Serve(l) }()
@@ -76,11 +72,7 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 		return err
 	case <-ctx.Done():
 	}
-	bound := s.Shutdown
-	if bound <= 0 {
-		bound = 30 * time.Second
-	}
-	limit, stop := context.WithTimeout(context.Background(), bound)
+	limit, stop := context.WithTimeout(context.Background(), cmp.Or(max(0, s.Shutdown), 30*time.Second))
 	defer stop()
 	s.Handler.Drain()
 	err := server.Shutdown(limit)
@@ -93,6 +85,40 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 		return errors.New("requests had not ended when the time to end was over")
 	}
 	return nil
+}
+
+// newServer returns a server of HTTP/1. Its log has no texts of clients.
+func newServer(h http.Handler, base context.Context, logger *slog.Logger) *http.Server {
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	return &http.Server{
+		Handler:                      h,
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            readHeaderTimeout,
+		IdleTimeout:                  idleTimeout,
+		MaxHeaderBytes:               maxHeaderBytes,
+		BaseContext:                  func(net.Listener) context.Context { return base },
+		ErrorLog:                     slog.NewLogLogger(connections{logger.Handler()}, slog.LevelWarn),
+		Protocols:                    protocols,
+	}
+}
+
+// servePages serves the pages at an address of their own. The
+// function that it returns ends that.
+func (s *Server) servePages(base context.Context, logger *slog.Logger) (end func()) {
+	if s.Pages == nil {
+		return func() {}
+	}
+	tcp, ok := s.Pages.Addr().(*net.TCPAddr)
+	server := newServer(s.Handler.Pages(ok && tcp.IP.IsLoopback()), base, logger)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := server.Serve(s.Pages); !errors.Is(err, http.ErrServerClosed) {
+			logger.Error("the address of the pages has failed", "error", err.Error())
+		}
+	}()
+	return func() { server.Close(); <-done }
 }
 
 // wait waits until no request is open.

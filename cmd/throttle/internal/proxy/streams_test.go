@@ -317,7 +317,7 @@ func TestResponses(t *testing.T) {
 		hints = fmt.Sprintf("%d %s", code, h.Get("Link"))
 		return nil
 	}})
-	if resp, err := b.try(ctx, "GET", "/api/hints", nil); err != nil || resp.StatusCode != 204 || hints != "103 </style.css>; rel=preload" {
+	if resp, err := b.try(ctx, "GET", "/api/hints", nil); err != nil || resp.StatusCode != 204 || hints != "103 </api/style.css>; rel=preload" {
 		t.Errorf("%v, %v, hints %q", resp, err, hints)
 	}
 	resp = b.do("GET", "/api/alt", nil)

@@ -39,6 +39,9 @@ const allowed = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 // isSafe reports whether a path, decoded once, has neither control characters nor parts of dots alone,
 // also if an upstream decodes it again, takes \ for / or removes what follows a semicolon.
 func isSafe(path string) bool {
+	if isPlain(path) {
+		return true
+	}
 	for range 4 {
 		for _, part := range strings.FieldsFunc(path, func(c rune) bool { return c == '/' || c == '\\' }) {
 			part, _, _ = strings.Cut(part, ";")
@@ -59,6 +62,20 @@ func isSafe(path string) bool {
 		path = again
 	}
 	return false
+}
+
+// isPlain reports whether a path has nothing that isSafe must look at: dots at the begin of a part, or
+// what an upstream may decode.
+func isPlain(path string) bool {
+	begin := true
+	for i := range len(path) {
+		c := path[i]
+		if c <= ' ' || c == 0x7f || c == '%' || c == '\\' || c == ';' || c >= 0x80 || begin && c == '.' {
+			return false
+		}
+		begin = c == '/'
+	}
+	return true
 }
 
 // unescape decodes a path once. Like a lenient decoder it leaves a % as it is that no two hexadecimal
@@ -146,29 +163,4 @@ func isForwarded(h http.Header) bool {
 		}
 	}
 	return false
-}
-
-// leadBack makes the links of a response lead to the proxy, if they lead to the upstream: those of
-// redirects and of further pages. Otherwise the client would leave the proxy by following them.
-func (t *trip) leadBack(h http.Header) {
-	if len(h["Location"])+len(h["Link"]) == 0 {
-		return
-	}
-	up := t.route.Upstream
-	from, base := up.Scheme+"://"+up.Host, up.EscapedPath()
-	prefix := strings.TrimSuffix(t.route.Prefix, "/")
-	to := "http://" + t.incoming.Host + prefix
-	if location := first(h, "Location"); location != "" {
-		path, absolute := strings.CutPrefix(location, from)
-		if absolute {
-			prefix = to
-		}
-		rest, below := strings.CutPrefix(path, base)
-		if below && (absolute && rest == "" || strings.HasPrefix(rest, "/") && !strings.HasPrefix(rest, "//") || absolute && strings.HasPrefix(rest, "?")) {
-			h.Set("Location", prefix+rest)
-		}
-	}
-	for i, value := range h["Link"] {
-		h["Link"][i] = strings.ReplaceAll(value, "<"+from+base+"/", "<"+to+"/")
-	}
 }

@@ -3,6 +3,8 @@ package proxy
 import (
 	"context"
 	"net/http"
+	"net/url"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -13,18 +15,23 @@ import (
 // A trip is one request to an upstream, and the context of that request. Its deadline bounds the
 // wait alone: it ends with the admission.
 type trip struct {
-	context.Context // of the client's request, canceled by stop and finish
+	context.Context // of the client's request
 
 	handler  *Handler
+	table    *table
 	route    *route
-	client   *Client // nil if the proxy has no clients
-	rest     string  // of the escaped path, behind the prefix
+	client   *Client   // nil if the proxy has no clients, or does not know it
+	body     *incoming // nil if the request has none
+	rest     string    // of the escaped path, behind the prefix
 	incoming *http.Request
+	sent     *url.URL // of the request to the upstream
+	hints    hints
 
-	cancel   context.CancelFunc
-	deadline time.Time   // zero if the wait has no bound
-	timer    *time.Timer // at the deadline
+	own      atomic.Pointer[ending] // of the request alone; nil if it has not waited
+	deadline time.Time              // zero if the wait has no bound
+	timer    *time.Timer            // at the deadline
 	admitted atomic.Bool
+	begun    atomic.Int64 // when it was admitted, as sinceStart counts; zero before
 	stopped  atomic.Int32 // why the proxy has canceled it
 
 	// The fields below belong to the goroutine of the request.
@@ -48,9 +55,15 @@ func tripOf(ctx context.Context) *trip {
 	return t
 }
 
+// An ending is a context that stop ends.
+type ending struct {
+	context.Context
+	cancel context.CancelFunc
+}
+
 // begin prepares the trip to be the context of its request. A maxWait below zero is no bound.
 func (t *trip) begin(parent context.Context, maxWait time.Duration) {
-	t.Context, t.cancel = context.WithCancel(parent)
+	t.Context = parent
 	if maxWait >= 0 {
 		t.deadline = time.Now().Add(maxWait)
 		t.timer = time.AfterFunc(maxWait, func() { t.stop(stoppedLate) })
@@ -62,11 +75,42 @@ func (t *trip) finish() {
 	if t.timer != nil {
 		t.timer.Stop()
 	}
-	t.cancel()
+	if own := t.own.Load(); own != nil {
+		own.cancel()
+	}
+}
+
+// canceled returns the context that stop ends. It is made when the request waits: most are admitted at
+// once.
+func (t *trip) canceled() *ending {
+	if t.own.Load() == nil {
+		ctx, cancel := context.WithCancel(t.Context)
+		if !t.own.CompareAndSwap(nil, &ending{ctx, cancel}) {
+			cancel()
+		}
+	}
+	return t.own.Load()
+}
+
+// current returns the context that the request has by now.
+func (t *trip) current() context.Context {
+	if own := t.own.Load(); own != nil {
+		return own
+	}
+	return t.Context
+}
+
+// Done is called before the admission by what waits for it, and afterwards by what sends the request.
+func (t *trip) Done() <-chan struct{} {
+	if !t.admitted.Load() {
+		return t.canceled().Done()
+	}
+	return t.current().Done()
 }
 
 // admit ends the deadline.
 func (t *trip) admit() {
+	t.begun.Store(int64(sinceStart()))
 	t.admitted.Store(true)
 	if t.timer != nil {
 		t.timer.Stop()
@@ -76,7 +120,7 @@ func (t *trip) admit() {
 // stop cancels the request if it has not been admitted.
 func (t *trip) stop(why int32) {
 	if !t.admitted.Load() && t.stopped.CompareAndSwap(0, why) {
-		t.cancel()
+		t.canceled().cancel()
 	}
 }
 
@@ -85,20 +129,20 @@ func (t *trip) Value(key any) any {
 	if key == (tripKey{}) {
 		return t
 	}
-	return t.Context.Value(key)
+	return t.current().Value(key)
 }
 
 // Deadline returns the end of the wait.
 func (t *trip) Deadline() (time.Time, bool) {
 	if t.deadline.IsZero() || t.admitted.Load() {
-		return t.Context.Deadline()
+		return t.current().Deadline()
 	}
 	return t.deadline, true
 }
 
 // Err returns DeadlineExceeded if the wait has outlasted the deadline.
 func (t *trip) Err() error {
-	err := t.Context.Err()
+	err := t.current().Err()
 	if err != nil && t.stopped.Load() == stoppedLate {
 		return context.DeadlineExceeded
 	}
@@ -111,6 +155,14 @@ func (t *trip) prefix() string {
 		return ""
 	}
 	return t.route.Prefix
+}
+
+// clientName returns the name of the trip's client, or "" if it has none.
+func (t *trip) clientName() string {
+	if t.client == nil {
+		return ""
+	}
+	return t.client.Name
 }
 
 // describe adds to a header how long the request has waited, and for what.
@@ -165,12 +217,12 @@ func (r *route) wishes(h http.Header, c *Client) (class throttle.Class, maxWait 
 		class = c.Class
 	}
 	if asked := first(h, classHeader); asked != "" {
-		wish, ok := classes[asked]
-		if !ok {
+		wish := slices.IndexFunc(classes, func(c throttle.Class) bool { return c.String() == asked })
+		if wish < 0 {
 			return 0, 0, badRequest(http.StatusBadRequest, "class", classHeader+" must be interactive, normal or batch.")
 		}
-		if c == nil || !c.HasClass || rank(wish) > rank(class) {
-			class = wish
+		if c == nil || !c.HasClass || wish > slices.Index(classes, class) {
+			class = classes[wish]
 		}
 	}
 	if asked := first(h, maxWaitHeader); asked != "" {
@@ -182,18 +234,8 @@ func (r *route) wishes(h http.Header, c *Client) (class throttle.Class, maxWait 
 	return class, maxWait, nil
 }
 
-var classes = map[string]throttle.Class{"interactive": throttle.Interactive, "normal": throttle.Normal, "batch": throttle.Batch}
-
-// rank returns the place of a class: later ones wait longer.
-func rank(c throttle.Class) int {
-	switch c {
-	case throttle.Interactive:
-		return 0
-	case throttle.Batch:
-		return 2
-	}
-	return 1
-}
+// classes are all classes. Later ones wait longer.
+var classes = []throttle.Class{throttle.Interactive, throttle.Normal, throttle.Batch}
 
 func parseWait(text string) (time.Duration, bool) {
 	d, err := time.ParseDuration(text)

@@ -48,7 +48,12 @@ func slowly(d time.Duration) http.RoundTripper {
 
 func serve(t *testing.T, h http.Handler, headers ...string) *httptest.ResponseRecorder {
 	t.Helper()
-	r := httptest.NewRequestWithContext(t.Context(), "GET", "/api/x", nil)
+	return serveAt(t, h, "/api/x", headers...)
+}
+
+func serveAt(t *testing.T, h http.Handler, path string, headers ...string) *httptest.ResponseRecorder {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), "GET", path, nil)
 	r.Host = "localhost"
 	for _, line := range headers {
 		name, value, _ := strings.Cut(line, ": ")

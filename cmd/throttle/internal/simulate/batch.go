@@ -94,7 +94,7 @@ func (b Batch) play(ctx context.Context, skip bool) (*Run, error) {
 		b.Workers = max(1, b.Count)
 	}
 	p := &batch{quota: q, Batch: b, cost: cost, many: slices.Clone(cost), capacity: b.Count, now: b.Start.UnixNano(), free: b.Workers, run: &Run{batch: b, quota: q}, skip: skip && !q.auto}
-	for u, most := range q.plan.MaxCost() {
+	for u, most := range q.most {
 		if cost[u] > 0 {
 			p.capacity = min(p.capacity, most/cost[u])
 		}
@@ -151,14 +151,14 @@ func (p *batch) recur() {
 	if s := p.saved; s != nil && p.recurs(s) {
 		count, period := p.total-s.total, p.now-s.now
 		if times := min((p.Count-p.total-1)/count, (never-p.now)/2/period); times > 0 {
-			p.run.repeat = repeat{first: s.step, next: p.run.steps.n, times: times, period: period, count: count}
+			p.run.repeat = repeat{first: s.step, next: len(p.run.steps), times: times, period: period, count: count}
 			p.skipped, p.total = times*period, p.total+times*count
 		}
 		p.skip, p.saved = false, nil
 		return
 	}
 	if p.turns++; p.turns > p.patience {
-		p.saved = &saved{p.ledger.Clone(), slices.Clone(p.pending), p.now, p.total, p.run.steps.n}
+		p.saved = &saved{p.ledger.Clone(), slices.Clone(p.pending), p.now, p.total, len(p.run.steps)}
 		p.turns, p.patience = 0, max(1, 2*p.patience)
 	}
 }
@@ -286,7 +286,7 @@ func (b Batch) Enough(ctx context.Context, run *Run) (workers int64, length time
 		}
 		return -1
 	}
-	if run.steps.n > mostSteps {
+	if len(run.steps) > mostSteps {
 		return 0, 0
 	}
 	few := b.Workers

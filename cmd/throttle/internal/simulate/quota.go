@@ -25,6 +25,7 @@ const never = int64(1<<63 - 1)
 type quota struct {
 	plan   *algorithms.Plan
 	ledger algorithms.Ledger
+	most   []int64 // the largest cost of each unit that the tiers ever admit
 	auto   bool
 	guard  *rtt.Estimator // learns the guard from the first request on, if auto is set
 }
@@ -45,7 +46,7 @@ func newQuota(p throttle.Policy, start time.Time) (*quota, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := &quota{plan: plan, ledger: plan.NewLedger(), auto: p.Guard == throttle.AutoGuard}
+	q := &quota{plan: plan, ledger: plan.NewLedger(), most: plan.MaxCost(), auto: p.Guard == throttle.AutoGuard}
 	if p.AssumeUsed {
 		q.ledger.AssumeUsed(moment(start.UnixNano()))
 	}
@@ -64,26 +65,37 @@ func floorMicro(ns int64) int64 {
 	return us
 }
 
-// cost returns the amounts of a cost in the units of the plan. Units that it does not count are left
-// out. The error is that of a cost which no tier ever admits, or that no tier counts.
+// amounts returns a cost in the units of the plan. Units that it does not count are left out.
+func (q *quota) amounts(c throttle.Cost) []int64 {
+	amounts := make([]int64, len(q.plan.Units()))
+	for u, unit := range q.plan.Units() {
+		if unit == algorithms.Requests {
+			amounts[u] = 1
+		}
+		for name, n := range c {
+			if cmp.Or(name, algorithms.Requests) == unit {
+				amounts[u] = n
+			}
+		}
+		amounts[u] = q.estimated(u, amounts[u])
+	}
+	return amounts
+}
+
+// estimated returns an amount of a unit. An estimate is at most what the tiers ever admit.
+func (q *quota) estimated(u int, n int64) int64 {
+	if q.plan.Estimated(u) {
+		return min(n, q.most[u])
+	}
+	return n
+}
+
+// cost is like amounts. The error is that of a cost which no tier ever admits, or that no tier counts.
 func (q *quota) cost(c throttle.Cost) ([]int64, error) {
-	cost := make([]int64, len(q.plan.Units()))
-	if i := slices.Index(q.plan.Units(), algorithms.Requests); i >= 0 {
-		cost[i] = 1
-	}
-	for unit, n := range c {
-		if i := slices.Index(q.plan.Units(), cmp.Or(unit, algorithms.Requests)); i >= 0 {
-			cost[i] = n
-		}
-	}
-	for u, most := range q.plan.MaxCost() {
-		if q.plan.Estimated(u) {
-			cost[u] = min(cost[u], most)
-		}
-	}
+	cost := q.amounts(c)
 	if tier := q.plan.TooLarge(cost); tier >= 0 {
 		unit := q.plan.Units()[q.plan.UnitOf(tier)]
-		return nil, &NeverError{fmt.Sprintf("a request of %d %s never passes: it exceeds the capacity of %s", cost[q.plan.UnitOf(tier)], unit, q.tier(tier))}
+		return nil, &NeverError{fmt.Sprintf("a request of %d %s never passes: it exceeds the capacity of %s", cost[q.plan.UnitOf(tier)], unit, q.Tiers()[q.plan.Declared(tier)])}
 	}
 	if !slices.ContainsFunc(cost, func(n int64) bool { return n != 0 }) {
 		return nil, &NeverError{fmt.Sprintf("the policy counts no request, but %s: name its cost", strings.Join(q.plan.Units(), ", "))}
@@ -96,8 +108,13 @@ type NeverError struct{ message string }
 
 func (e *NeverError) Error() string { return e.message }
 
-// tier returns the text of a tier as the policy declares it.
-func (q *quota) tier(i int) string { return q.plan.Given()[q.plan.Declared(i)].String() }
+// Tiers returns the texts of the tiers as the policy declares them.
+func (q *quota) Tiers() (texts []string) {
+	for _, t := range q.plan.Given() {
+		texts = append(texts, t.String())
+	}
+	return texts
+}
 
 func (q *quota) request(now int64, cost []int64) algorithms.Request {
 	r := algorithms.Request{Cost: cost, Held: true}
@@ -126,13 +143,7 @@ func (q *quota) earliest(now int64, cost []int64) (again int64, tier int) {
 }
 
 // wake returns when a wait ends that a quota has asked for.
-func wake(now int64, m algorithms.Moment, at int64) int64 {
-	wait := m.Until(at)
-	if int64(wait) > never-now {
-		return never
-	}
-	return now + int64(wait)
-}
+func wake(now int64, m algorithms.Moment, at int64) int64 { return later(now, m.Until(at)) }
 
 // answered reports the responses to n requests that were admitted together, at their end. The cost is
 // that of all.

@@ -10,7 +10,7 @@ import (
 type Run struct {
 	batch  Batch
 	quota  *quota
-	steps  steps
+	steps  []step
 	repeat repeat
 	marks  [][]int64 // of every markEvery-th step, the time that was waited for each reason until then
 	length int64
@@ -25,25 +25,6 @@ type step struct {
 	at    int64 // ns since the start
 	total int64 // requests admitted until then, and then
 	by    int   // what the next request waits for from then on: a tier, Workers or Done
-}
-
-// steps are a list of steps, in parts that are not moved when it grows.
-type steps struct {
-	parts [][]step
-	n     int
-}
-
-const stepsOfPart = 1 << 12
-
-func (l *steps) at(i int) *step { return &l.parts[i/stepsOfPart][i%stepsOfPart] }
-
-func (l *steps) add(s step) {
-	if l.n%stepsOfPart == 0 {
-		l.parts = append(l.parts, make([]step, 0, stepsOfPart))
-	}
-	last := &l.parts[len(l.parts)-1]
-	*last = append(*last, s)
-	l.n++
 }
 
 // A repeat is a block of steps that happens again and again. The steps behind it have the times after
@@ -66,14 +47,14 @@ type Refusal struct {
 // note records what the next request waits for from an instant on. The last tier to decide is the one
 // that the request has waited for.
 func (r *Run) note(at, total int64, by int) {
-	if n := r.steps.n; n > r.repeat.next && r.steps.at(n-1).total == total {
-		last := r.steps.at(n - 1)
+	if n := len(r.steps); n > r.repeat.next && r.steps[n-1].total == total {
+		last := &r.steps[n-1]
 		if by == last.by || by >= 0 && last.by >= 0 || at == last.at {
 			last.by = by
 			return
 		}
 	}
-	r.steps.add(step{at, total, by})
+	r.steps = append(r.steps, step{at, total, by})
 }
 
 // Length returns the time until the last response is in.
@@ -83,37 +64,35 @@ func (r *Run) Length() time.Duration { return time.Duration(r.length) }
 func (r *Run) End() time.Time { return r.batch.Start.Add(r.Length()) }
 
 // Total returns how many requests were admitted.
-func (r *Run) Total() int64 { return r.steps.at(r.steps.n - 1).total }
+func (r *Run) Total() int64 { return r.steps[len(r.steps)-1].total }
 
-// Tiers returns how many tiers there are.
-func (r *Run) Tiers() int { return len(r.quota.plan.Given()) }
-
-// Tier returns the text of a tier.
-func (r *Run) Tier(i int) string { return r.quota.plan.Given()[i].String() }
-
-// blocks returns the number of steps in a block, and in all of its repetitions.
-func (r *Run) blocks() (one, all int64) {
-	one = int64(r.repeat.next - r.repeat.first)
-	return one, one * r.repeat.times
-}
+// Tiers returns the texts of the tiers.
+func (r *Run) Tiers() []string { return r.quota.Tiers() }
 
 // len returns the number of steps with their repetitions.
-func (r *Run) len() int {
-	_, repeated := r.blocks()
-	return r.steps.n + int(repeated)
+func (r *Run) len() int { return len(r.steps) + (r.repeat.next-r.repeat.first)*int(r.repeat.times) }
+
+// find returns which of the recorded steps the i-th step is, and how often the block has happened again
+// until then.
+func (r *Run) find(i int) (recorded int, again int64) {
+	one := r.repeat.next - r.repeat.first
+	switch j := i - r.repeat.next; {
+	case j < 0:
+		return i, 0
+	case j < one*int(r.repeat.times):
+		return r.repeat.first + j%one, int64(j/one) + 1
+	}
+	return i - one*int(r.repeat.times), r.repeat.times
 }
 
 // step returns the i-th step.
 func (r *Run) step(i int) step {
-	one, repeated := r.blocks()
-	switch j := int64(i - r.repeat.next); {
-	case j < 0:
-		return *r.steps.at(i)
-	case j < repeated:
-		s, k := r.steps.at(r.repeat.first+int(j%one)), j/one+1
-		return step{s.at + k*r.repeat.period, s.total + k*r.repeat.count, s.by}
+	n, again := r.find(i)
+	s := r.steps[n]
+	if n < r.repeat.next {
+		s.at, s.total = s.at+again*r.repeat.period, s.total+again*r.repeat.count
 	}
-	return *r.steps.at(i - int(repeated))
+	return s
 }
 
 // last returns the number of the last step until an instant, or -1.
@@ -148,21 +127,21 @@ func (r *Run) index(by int) int {
 
 // addStep adds the time that was waited from the i-th of the recorded steps on.
 func (r *Run) addStep(waited []int64, i int) {
-	s := r.steps.at(i)
+	s := r.steps[i]
 	switch {
 	case s.by == Done:
 	case i == r.repeat.next-1:
-		waited[r.index(s.by)] += r.steps.at(r.repeat.first).at + r.repeat.period - s.at
-	case i+1 < r.steps.n:
-		waited[r.index(s.by)] += r.steps.at(i+1).at - s.at
+		waited[r.index(s.by)] += r.steps[r.repeat.first].at + r.repeat.period - s.at
+	case i+1 < len(r.steps):
+		waited[r.index(s.by)] += r.steps[i+1].at - s.at
 	}
 }
 
 // recorded returns the time that was waited before the i-th of the recorded steps.
 func (r *Run) recorded(i int) []int64 {
 	if r.marks == nil {
-		sum := make([]int64, 1+r.Tiers())
-		for i := range r.steps.n {
+		sum := make([]int64, 1+len(r.quota.plan.Given()))
+		for i := range r.steps {
 			if i%markEvery == 0 {
 				r.marks = append(r.marks, slices.Clone(sum))
 			}
@@ -180,22 +159,12 @@ func (r *Run) recorded(i int) []int64 {
 func (r *Run) waited(until int64) []int64 {
 	i := r.last(until)
 	if i < 0 {
-		return make([]int64, 1+r.Tiers())
+		return make([]int64, 1+len(r.quota.plan.Given()))
 	}
-	one, repeated := r.blocks()
-	var waited []int64
-	switch j := int64(i - r.repeat.next); {
-	case j < 0:
-		waited = r.recorded(i)
-	case j < repeated:
-		waited = add(r.recorded(r.repeat.first+int(j%one)), r.recorded(r.repeat.first), -1)
-		add(waited, r.recorded(r.repeat.next), 1)
-		add(waited, add(r.recorded(r.repeat.next), r.recorded(r.repeat.first), -1), j/one)
-	default:
-		waited = r.recorded(i - int(repeated))
-		if repeated > 0 {
-			add(waited, add(r.recorded(r.repeat.next), r.recorded(r.repeat.first), -1), r.repeat.times)
-		}
+	n, again := r.find(i)
+	waited := r.recorded(n)
+	if again > 0 {
+		add(waited, add(r.recorded(r.repeat.next), r.recorded(r.repeat.first), -1), again)
 	}
 	if s := r.step(i); s.by != Done {
 		waited[r.index(s.by)] += until - s.at
@@ -234,7 +203,7 @@ const slicesOfRun = 240
 // Segments returns which tier, or the workers, binds when: what requests wait for most of the time.
 // A segment begins where that changes, to within 1/240 of the run if the reasons alternate quickly.
 func (r *Run) Segments() (all []Segment) {
-	end := r.steps.at(r.steps.n - 1).at // of the admissions
+	end := r.steps[len(r.steps)-1].at // of the admissions
 	slice := func(i int64) int64 { return end/slicesOfRun*i + end%slicesOfRun*i/slicesOfRun }
 	before := r.waited(0)
 	for i := range int64(slicesOfRun) {

@@ -3,6 +3,7 @@ package simulate
 import (
 	"cmp"
 	"container/heap"
+	"maps"
 	"slices"
 	"time"
 
@@ -40,7 +41,6 @@ type Traffic struct {
 	*quota
 	units             []string
 	usual             []int64 // the cost of one request
-	mostCost          []int64
 	maxWait, maxQueue int64
 	told              func(arrived int64, f Fate, wait time.Duration)
 
@@ -48,11 +48,11 @@ type Traffic struct {
 	leave   []int64 // when the requests that wait leave the queue, from first on
 	first   int
 	by      int // the tier that a request has last waited for
-	pending responses
+	pending agenda[response]
 
 	provider *throttletest.Counter
 	arriving map[string]int64
-	open     ends // of the requests that the provider has accepted
+	open     agenda[map[string]int64] // the ends of the requests that the provider has accepted
 
 	// Fates is how many requests had which fate.
 	Fates [fates]int64
@@ -70,42 +70,29 @@ type Traffic struct {
 	End time.Time
 }
 
-// A response is a response that is to come.
+// A response is the response to an admitted request, and what the request was charged.
 type response struct {
-	at, admitted int64
-	flight       algorithms.Flight
-	cost         []int64
+	admitted int64
+	flight   algorithms.Flight
+	cost     []int64
 }
 
-type responses []response
+// An agenda is a heap of what is to come, the first one first.
+type agenda[T any] []timed[T]
 
-func (r responses) Len() int           { return len(r) }
-func (r responses) Less(i, j int) bool { return r[i].at < r[j].at }
-func (r responses) Swap(i, j int)      { r[i], r[j] = r[j], r[i] }
-func (r *responses) Push(x any)        { *r = append(*r, x.(response)) }
-func (r *responses) Pop() any {
-	n := len(*r) - 1
-	last := (*r)[n]
-	*r = (*r)[:n]
-	return last
-}
-
-// An end is when a request ends at the provider.
-type end struct {
+type timed[T any] struct {
 	at   int64
-	cost map[string]int64
+	what T
 }
 
-type ends []end
-
-func (e ends) Len() int           { return len(e) }
-func (e ends) Less(i, j int) bool { return e[i].at < e[j].at }
-func (e ends) Swap(i, j int)      { e[i], e[j] = e[j], e[i] }
-func (e *ends) Push(x any)        { *e = append(*e, x.(end)) }
-func (e *ends) Pop() any {
-	n := len(*e) - 1
-	last := (*e)[n]
-	*e = (*e)[:n]
+func (a agenda[T]) Len() int           { return len(a) }
+func (a agenda[T]) Less(i, j int) bool { return a[i].at < a[j].at }
+func (a agenda[T]) Swap(i, j int)      { a[i], a[j] = a[j], a[i] }
+func (a *agenda[T]) Push(x any)        { *a = append(*a, x.(timed[T])) }
+func (a *agenda[T]) Pop() any {
+	n := len(*a) - 1
+	last := (*a)[n]
+	*a = (*a)[:n]
 	return last
 }
 
@@ -122,7 +109,7 @@ func NewTraffic(p throttle.Policy, cost throttle.Cost, start time.Time, units []
 		return nil, err
 	}
 	t := &Traffic{
-		quota: q, units: units, usual: make([]int64, len(q.plan.Units())), mostCost: q.plan.MaxCost(),
+		quota: q, units: units, usual: q.amounts(cost),
 		maxWait: int64(p.MaxWait), maxQueue: int64(p.MaxQueue), told: told,
 		now:      start.UnixNano(),
 		provider: provider, ByTier: make([]int64, len(p.Tiers)), Provider: make([]int64, len(p.Tiers)),
@@ -133,21 +120,8 @@ func NewTraffic(p throttle.Policy, cost throttle.Cost, start time.Time, units []
 	for unit, n := range cost {
 		t.arriving[cmp.Or(unit, algorithms.Requests)] = n
 	}
-	for u, unit := range q.plan.Units() {
-		n, ok := t.arriving[unit]
-		if !ok && unit == algorithms.Requests {
-			n = 1
-		}
-		t.usual[u] = n
-		if q.plan.Estimated(u) {
-			t.usual[u] = min(n, t.mostCost[u])
-		}
-	}
 	return t, nil
 }
-
-// Tier returns the text of a declared tier.
-func (t *Traffic) Tier(i int) string { return t.plan.Given()[i].String() }
 
 // Arrive plays an arrival. Arrivals are in the order of time. The error is that of a policy that will
 // never admit the request, although its cost is not too large.
@@ -196,7 +170,7 @@ func (t *Traffic) admit(a Arrival, cost []int64) (Fate, error) {
 		f, again, by := t.take(t.now, cost)
 		switch {
 		case by < 0:
-			heap.Push(&t.pending, response{later(t.now, a.Answers), t.now, f, cost})
+			heap.Push(&t.pending, timed[response]{later(t.now, a.Answers), response{t.now, f, cost}})
 			return Admitted, nil
 		case t.plan.Exhausted(by):
 			return Exhausted, nil
@@ -221,8 +195,8 @@ func (t *Traffic) admit(a Arrival, cost []int64) (Fate, error) {
 func (t *Traffic) playUntil(until int64) {
 	t.now = max(t.now, until)
 	for len(t.pending) > 0 && t.pending[0].at <= t.now {
-		r := heap.Pop(&t.pending).(response)
-		t.answered(r.at, r.admitted, r.flight, r.cost, 1)
+		r := heap.Pop(&t.pending).(timed[response])
+		t.answered(r.at, r.what.admitted, r.what.flight, r.what.cost, 1)
 	}
 }
 
@@ -254,9 +228,7 @@ func (t *Traffic) costOf(a Arrival) []int64 {
 		if i := slices.Index(t.units, unit); i >= 0 {
 			cost[u] = a.Cost[i]
 		}
-		if t.plan.Estimated(u) {
-			cost[u] = min(cost[u], t.mostCost[u])
-		}
+		cost[u] = t.estimated(u, cost[u])
 	}
 	return cost
 }
@@ -264,7 +236,7 @@ func (t *Traffic) costOf(a Arrival) []int64 {
 // arriveUnlimited lets the request arrive at the strict provider as it is.
 func (t *Traffic) arriveUnlimited(a Arrival) {
 	for len(t.open) > 0 && t.open[0].at <= a.At {
-		t.provider.Release(heap.Pop(&t.open).(end).cost)
+		t.provider.Release(heap.Pop(&t.open).(timed[map[string]int64]).what)
 	}
 	for i, unit := range t.units {
 		t.arriving[cmp.Or(unit, algorithms.Requests)] = a.Cost[i]
@@ -276,10 +248,6 @@ func (t *Traffic) arriveUnlimited(a Arrival) {
 	}
 	t.provider.Arrive(at, t.arriving)
 	if t.plan.Concurrent() {
-		accepted := make(map[string]int64, len(t.arriving))
-		for unit, n := range t.arriving {
-			accepted[unit] = n
-		}
-		heap.Push(&t.open, end{later(a.At, a.Answers), accepted})
+		heap.Push(&t.open, timed[map[string]int64]{later(a.At, a.Answers), maps.Clone(t.arriving)})
 	}
 }
